@@ -1,0 +1,85 @@
+package workload
+
+// BytesPerToken is how much text stands for a token: about what English takes in
+// current vocabularies, and what the emulated engine counts.
+const BytesPerToken = 4
+
+// Role says in which message of a chat a segment stands.
+type Role uint8
+
+const (
+	System Role = iota
+	User
+	Assistant
+)
+
+func (r Role) String() string {
+	switch r {
+	case System:
+		return "system"
+	case User:
+		return "user"
+	default:
+		return "assistant"
+	}
+}
+
+// Segment is one message of a prompt, in order of the conversation.
+type Segment struct {
+	Role   Role
+	Tokens int
+	// ReplyOf is the turn of this session whose actual reply stands here; 0 for
+	// text that [Request.AppendText] makes. Whoever runs live keeps the replies:
+	// an engine has cached what it said, not what it was expected to say.
+	ReplyOf int
+
+	key    uint64
+	blocks bool // the text of the request's keys and tail, rather than of key
+}
+
+// Segments returns the prompt as messages: for a generated session the shared
+// prefix (system), then the user's texts and the replies in turn; for a trace one
+// user message. The slice is shared; it must not be written to.
+func (r *Request) Segments() []Segment { return r.segments }
+
+// AppendText appends the text of one of r's segments: BytesPerToken bytes a
+// token, the same for the same key always, so that prompts with equal leading
+// keys have equal leading text. A reply appends nothing.
+func (r *Request) AppendText(dst []byte, s Segment) []byte {
+	if s.ReplyOf > 0 {
+		return dst
+	}
+	if !s.blocks {
+		return Text(dst, s.key, s.Tokens)
+	}
+	for _, k := range r.Keys {
+		dst = Text(dst, k, r.KeyTokens)
+	}
+	return Text(dst, r.tail, r.PromptTokens-len(r.Keys)*r.KeyTokens)
+}
+
+const (
+	consonants = "bcdfghjklmnprstv" // 16
+	vowels     = "aeio"             // 4
+)
+
+// Text appends the pseudo-text named key, BytesPerToken * tokens bytes of ASCII:
+// three-letter words, a line feed now and then, nothing else that JSON escapes.
+// The text of fewer tokens is a prefix of the text of more. The words carry 10 bits
+// each, so that two keys' texts differ within the first few.
+func Text(dst []byte, key uint64, tokens int) []byte {
+	var bits uint64
+	for i := range tokens {
+		if i%4 == 0 {
+			bits = mix(key, uint64(i))
+		}
+		w := bits & 0xffff
+		bits >>= 16
+		end := byte(' ')
+		if w>>10 == 63 { // one word in 64 ends a line
+			end = '\n'
+		}
+		dst = append(dst, consonants[w&15], vowels[w>>4&3], consonants[w>>6&15], end)
+	}
+	return dst
+}

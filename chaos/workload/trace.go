@@ -1,0 +1,251 @@
+package workload
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+const (
+	// MaxLine bounds one line of a trace, in bytes: 400 thousand block ids of ten
+	// digits, over ten times the longest prompt known.
+	MaxLine = 4 << 20
+	// MaxTraceRequests bounds a trace; one line costs about 100 bytes of memory.
+	MaxTraceRequests = 20_000_000
+	// maxTokens bounds the lengths in a line.
+	maxTokens = 100_000_000
+	// maxTimestamp bounds time stamps, in milliseconds: about 30 years.
+	maxTimestamp = 1e12
+	defaultBlock = 512
+)
+
+// ErrTrace is wrapped by every error about a trace's content; the text names
+// file and line.
+var ErrTrace = errors.New("trace")
+
+// span is a run of consecutive block ids.
+type span struct {
+	id uint64
+	n  uint32
+}
+
+// line is one request as recorded.
+type line struct {
+	at       float64 // ms
+	no       int     // in the file, from 1
+	input    int
+	output   int
+	blocks   int
+	session  int
+	turn     int
+	from, to int // its spans
+}
+
+// Trace is a recorded workload, held in memory run-length encoded.
+type Trace struct {
+	name        string
+	path        string
+	lines       []line
+	spans       []span
+	sessions    map[string]int
+	blockTokens int
+	coarse      bool
+}
+
+// record is the form of one line of a file.
+type record struct {
+	Timestamp    *float64        `json:"timestamp"`
+	InputLength  *int            `json:"input_length"`
+	OutputLength *int            `json:"output_length"`
+	Session      json.RawMessage `json:"session"`
+	Turn         int             `json:"turn"`
+	BlockTokens  *int            `json:"block_tokens"`
+	HashIDs      []uint64        `json:"hash_ids"`
+	HashRuns     []uint64        `json:"hash_runs"`
+}
+
+// Open reads a trace: JSON Lines, plain or gzip (told by its first bytes), in the
+// format that Mooncake published (timestamp in ms, input_length and output_length
+// in tokens, hash_ids), with hash_runs (start, count, ...) in place of hash_ids if
+// need be, and optional session, turn and block_tokens. Other fields are ignored.
+//
+// Block ids say what is equal, not what is there. They are chained on reading,
+// so a file may number blocks by content or by whole prefix. Where block_tokens is
+// absent it is inferred: the block size, of 16 to 1024, at which the most lines
+// have as many ids as blocks, rounded up or down; 512 if several fit. The id
+// of a last block that is not full is kept for the text and given no key.
+//
+// Errors wrap [ErrTrace] and name the file, the line and what to do.
+func Open(path string) (*Trace, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrTrace, err)
+	}
+	defer f.Close()
+	t, err := Read(f, path)
+	if err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+// Read is [Open] for what is not a file; name stands for the path.
+func Read(r io.Reader, name string) (*Trace, error) {
+	t := &Trace{path: name, sessions: make(map[string]int)}
+	base, _, _ := strings.Cut(filepath.Base(name), ".")
+	t.name = base
+	br := bufio.NewReaderSize(r, 64<<10)
+	if magic, _ := br.Peek(2); bytes.Equal(magic, []byte{0x1f, 0x8b}) {
+		z, err := gzip.NewReader(br)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %s: not a gzip file after all: %w", ErrTrace, name, err)
+		}
+		defer z.Close()
+		br = bufio.NewReaderSize(z, 64<<10)
+	}
+	if err := t.scan(br); err != nil {
+		return nil, err
+	}
+	if len(t.lines) == 0 {
+		return nil, fmt.Errorf("%w: %s: no requests in it: one JSON object a line is expected", ErrTrace, name)
+	}
+	if err := t.settleBlocks(); err != nil {
+		return nil, err
+	}
+	t.order()
+	return t, nil
+}
+
+func (t *Trace) errorf(no int, format string, args ...any) error {
+	return fmt.Errorf("%w: %s:%d: %w", ErrTrace, t.path, no, fmt.Errorf(format, args...))
+}
+
+func (t *Trace) scan(r io.Reader) error {
+	sc := bufio.NewScanner(r)
+	sc.Buffer(make([]byte, 0, 64<<10), MaxLine)
+	no := 0
+	for sc.Scan() {
+		no++
+		b := bytes.TrimSpace(sc.Bytes())
+		if len(b) == 0 {
+			continue
+		}
+		if len(t.lines) == MaxTraceRequests {
+			return t.errorf(no, "more than %d requests: cut the file", MaxTraceRequests)
+		}
+		var rec record
+		if err := json.Unmarshal(b, &rec); err != nil {
+			return t.errorf(no, "not a request: %w: one JSON object a line is expected", err)
+		}
+		if err := t.add(no, &rec); err != nil {
+			return err
+		}
+	}
+	switch err := sc.Err(); {
+	case errors.Is(err, bufio.ErrTooLong):
+		return t.errorf(no+1, "the line is longer than %d MiB: write long id lists as hash_runs (start, count, ...)", MaxLine>>20)
+	case err != nil:
+		return t.errorf(no+1, "cannot read on: %w: the file may be cut short", err)
+	}
+	return nil
+}
+
+func (t *Trace) add(no int, rec *record) error {
+	switch {
+	case rec.Timestamp == nil || rec.InputLength == nil || rec.OutputLength == nil:
+		return t.errorf(no, "timestamp (ms), input_length and output_length (tokens) are all needed")
+	case !(*rec.Timestamp >= 0 && *rec.Timestamp <= maxTimestamp):
+		return t.errorf(no, "timestamp is %v, want milliseconds from the start of the trace, 0 to %g", *rec.Timestamp, float64(maxTimestamp))
+	case *rec.InputLength < 1 || *rec.InputLength > maxTokens:
+		return t.errorf(no, "input_length is %d, want 1 to %d tokens", *rec.InputLength, maxTokens)
+	case *rec.OutputLength < 0 || *rec.OutputLength > maxTokens:
+		return t.errorf(no, "output_length is %d, want 0 to %d tokens", *rec.OutputLength, maxTokens)
+	case rec.HashIDs != nil && rec.HashRuns != nil:
+		return t.errorf(no, "both hash_ids and hash_runs are given: keep one")
+	case len(rec.HashRuns)%2 != 0:
+		return t.errorf(no, "hash_runs has %d numbers, want pairs of start and count", len(rec.HashRuns))
+	case rec.Turn < 0:
+		return t.errorf(no, "turn is %d, want 1 or more", rec.Turn)
+	}
+	l := line{at: *rec.Timestamp, no: no, input: *rec.InputLength, output: max(1, *rec.OutputLength),
+		session: t.session(rec.Session), turn: rec.Turn, from: len(t.spans)}
+	if l.turn == 0 && l.session >= 0 {
+		return t.errorf(no, "a session without a turn: add \"turn\", counted from 1")
+	}
+	for _, id := range rec.HashIDs {
+		t.push(&l, id, 1)
+	}
+	for i := 0; i < len(rec.HashRuns); i += 2 {
+		id, n := rec.HashRuns[i], rec.HashRuns[i+1]
+		if n < 1 || n > uint64(l.input) || id > math.MaxUint64-n {
+			return t.errorf(no, "hash_runs has a run of %d blocks in a prompt of %d tokens: runs are start, count", n, l.input)
+		}
+		t.push(&l, id, uint32(n))
+		if l.blocks > l.input {
+			return t.errorf(no, "hash_runs names %d blocks in a prompt of %d tokens", l.blocks, l.input)
+		}
+	}
+	l.to = len(t.spans)
+	if rec.BlockTokens != nil {
+		if *rec.BlockTokens < 1 || *rec.BlockTokens > maxTokens {
+			return t.errorf(no, "block_tokens is %d, want the tokens of one block", *rec.BlockTokens)
+		}
+		if t.blockTokens != 0 && t.blockTokens != *rec.BlockTokens {
+			return t.errorf(no, "block_tokens is %d here and %d above: one file has one block size", *rec.BlockTokens, t.blockTokens)
+		}
+		t.blockTokens = *rec.BlockTokens
+	}
+	t.lines = append(t.lines, l)
+	return nil
+}
+
+// push appends n blocks to l, joining them to the run before where they continue it.
+func (t *Trace) push(l *line, id uint64, n uint32) {
+	l.blocks += int(n)
+	if last := len(t.spans) - 1; last >= l.from && t.spans[last].id+uint64(t.spans[last].n) == id {
+		t.spans[last].n += n
+		return
+	}
+	t.spans = append(t.spans, span{id: id, n: n})
+}
+
+// session numbers the sessions densely in order of appearance, whatever they are
+// called in the file.
+func (t *Trace) session(raw json.RawMessage) int {
+	if len(raw) == 0 || string(raw) == "null" {
+		return -1
+	}
+	n, ok := t.sessions[string(raw)]
+	if !ok {
+		n = len(t.sessions)
+		t.sessions[string(raw)] = n
+	}
+	return n
+}
+
+// Name returns the file's name without directory and extensions.
+func (t *Trace) Name() string { return t.name }
+
+// KeyTokens returns the size of a block in tokens.
+func (t *Trace) KeyTokens() int { return t.blockTokens }
+
+// Len returns the number of requests.
+func (t *Trace) Len() int { return len(t.lines) }
+
+// Recorded returns the time from the first to the last request, as recorded.
+func (t *Trace) Recorded() time.Duration {
+	return milliseconds(t.lines[len(t.lines)-1].at - t.lines[0].at)
+}
+
+func milliseconds(ms float64) time.Duration {
+	return time.Duration(ms * float64(time.Millisecond))
+}
