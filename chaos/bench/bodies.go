@@ -1,0 +1,83 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+)
+
+// chatMessage is one message of a chat request.
+type chatMessage struct {
+	Role    string `json:"role"`
+	Content string `json:"content"`
+}
+
+// chatBodies makes n chat requests of exactly size bytes each. A quarter of every body is a system prompt that all share; the rest is
+// a conversation of its own, with the escapes, quotes and non-ASCII text of real ones. The same seed gives the same bodies.
+func chatBodies(n, size int, stream bool, seed uint64) ([][]byte, error) {
+	system := proseBytes(rand.New(rand.NewPCG(seed, 0)), size/4)
+	bodies := make([][]byte, n)
+	for i := range bodies {
+		b, err := chatBody(rand.New(rand.NewPCG(seed, uint64(i)+1)), system, size, stream)
+		if err != nil {
+			return nil, err
+		}
+		bodies[i] = b
+	}
+	return bodies, nil
+}
+
+// chatBody grows a conversation until it nearly fills size and pads the last message to the byte.
+func chatBody(rng *rand.Rand, system string, size int, stream bool) ([]byte, error) {
+	messages := []chatMessage{{"system", system}, {"user", proseBytes(rng, min(200, size/8))}}
+	turn := max(120, size/16)
+	for {
+		raw, err := encodeChat(messages, stream)
+		if err != nil {
+			return nil, err
+		}
+		room := size - len(raw)
+		if room < 0 {
+			return nil, fmt.Errorf("a chat body of %d bytes does not fit a conversation", size)
+		}
+		if room < 2*turn+200 {
+			messages[len(messages)-1].Content += strings.Repeat("x", room)
+			return encodeChat(messages, stream)
+		}
+		messages = append(messages,
+			chatMessage{"assistant", proseBytes(rng, turn*3/4)},
+			chatMessage{"user", proseBytes(rng, turn/4)})
+	}
+}
+
+func encodeChat(messages []chatMessage, stream bool) ([]byte, error) {
+	var buf bytes.Buffer
+	enc := json.NewEncoder(&buf)
+	enc.SetEscapeHTML(false)
+	err := enc.Encode(struct {
+		Model       string        `json:"model"`
+		Messages    []chatMessage `json:"messages"`
+		MaxTokens   int           `json:"max_tokens"`
+		Temperature float64       `json:"temperature"`
+		Stream      bool          `json:"stream"`
+	}{"bench", messages, 256, 0.7, stream})
+	return bytes.TrimRight(buf.Bytes(), "\n"), err
+}
+
+// proseBytes is about n bytes of text, a line break every dozen words, now and then a quoted or accented word.
+func proseBytes(rng *rand.Rand, n int) string {
+	words := [...]string{"the", "request", "router", "prefix", "cache", "token", "engine", "holds", "a", "of", "and", "returns",
+		"function", "value", "block", "when", "latency", "is", "measured", "from", "to", "with", "\"quoted\"", "naïve", "if err != nil {", "→"}
+	var b strings.Builder
+	for i := 0; b.Len() < n-10; i++ {
+		b.WriteString(words[rng.IntN(len(words))])
+		if i%12 == 11 {
+			b.WriteByte('\n')
+		} else {
+			b.WriteByte(' ')
+		}
+	}
+	return b.String()
+}

@@ -1,0 +1,269 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// contender is one thing in front of the same backends: a proxy, or nothing at all.
+type contender struct {
+	Name    string `json:"name"`
+	Version string `json:"version"`
+	// Config is the whole configuration, so that a figure can be judged and repeated.
+	Config string `json:"config"`
+
+	addr       string // for requests that are answered at once
+	streamAddr string // for streams; nginx needs buffering off for those
+	proc       *process
+}
+
+// pid of the proxy's first process; 0 for direct access.
+func (c *contender) pid() int {
+	if c.proc == nil {
+		return 0
+	}
+	return c.proc.cmd.Process.Pid
+}
+
+// process is a started program. Its end is awaited by one goroutine; stop ends it by pid.
+type process struct {
+	name   string
+	cmd    *exec.Cmd
+	exited chan struct{}
+	output *tail
+}
+
+// tail keeps the last bytes written to it, for the message when a program ends early.
+type tail struct{ b []byte }
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.b = append(t.b, p...)
+	if len(t.b) > 8<<10 {
+		t.b = t.b[len(t.b)-4<<10:]
+	}
+	return len(p), nil
+}
+
+func startProcess(name string, argv ...string) (*process, error) {
+	p := &process{name: name, cmd: exec.Command(argv[0], argv[1:]...), exited: make(chan struct{}), output: &tail{}}
+	p.cmd.Stdout, p.cmd.Stderr = p.output, p.output
+	// A bench that is killed outright must not leave servers behind.
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+	if err := p.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	go func() { p.cmd.Wait(); close(p.exited) }()
+	return p, nil
+}
+
+// stop asks the process to end and kills it after a few seconds. Idempotent.
+func (p *process) stop() {
+	if p == nil {
+		return
+	}
+	p.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-p.exited:
+	case <-time.After(5 * time.Second):
+		p.cmd.Process.Kill()
+		<-p.exited
+	}
+}
+
+// await polls until a request through addr is answered with 200, or the process ends, or ten seconds are over.
+func (p *process) await(ctx context.Context, addr string) error {
+	client := &http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	deadline := time.Now().Add(10 * time.Second)
+	body := `{"model":"bench","messages":[{"role":"user","content":"hello"}]}`
+	for {
+		resp, err := client.Post("http://"+addr+"/v1/chat/completions", "application/json", strings.NewReader(body))
+		if err == nil {
+			io.Copy(io.Discard, resp.Body)
+			resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				return nil
+			}
+			err = errors.New(resp.Status)
+		}
+		select {
+		case <-p.exited:
+			return fmt.Errorf("%s ended at once: %s", p.name, p.output.b)
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(50 * time.Millisecond):
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%s does not answer on %s: %w", p.name, addr, err)
+		}
+	}
+}
+
+// freeAddrs picks n loopback ports that were free a moment ago: the programs under test are told their ports beforehand.
+func freeAddrs(n int) ([]string, error) {
+	addrs := make([]string, n)
+	for i := range addrs {
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		defer ln.Close() // only after all are picked, so that none is picked twice
+		addrs[i] = ln.Addr().String()
+	}
+	return addrs, nil
+}
+
+func startNginx(dir string, backends []string) (*contender, error) {
+	addrs, err := freeAddrs(2)
+	if err != nil {
+		return nil, err
+	}
+	var servers strings.Builder
+	for _, b := range backends {
+		fmt.Fprintf(&servers, "    server %s;\n", b)
+	}
+	user := ""
+	if os.Geteuid() == 0 {
+		user = "user root;\n" // else the workers could not enter the directory for their temporary files
+	}
+	// Bodies are kept in memory (client_body_buffer_size), which is kinder to nginx than its default of a file beyond 16 KiB.
+	location := "    location / {\n      proxy_pass http://engines;\n      proxy_http_version 1.1;\n      proxy_set_header Connection \"\";\n      proxy_read_timeout 600s;\n"
+	conf := fmt.Sprintf(`%sworker_processes 2;
+daemon off;
+pid %s/nginx.pid;
+error_log %s/nginx.err warn;
+events { worker_connections 8192; }
+http {
+  access_log off;
+  tcp_nodelay on;
+  client_max_body_size 64m;
+  client_body_buffer_size 256k;
+  client_body_temp_path %s/nginx-body;
+  proxy_temp_path %s/nginx-proxy;
+  fastcgi_temp_path %s/nginx-fastcgi;
+  uwsgi_temp_path %s/nginx-uwsgi;
+  scgi_temp_path %s/nginx-scgi;
+  keepalive_timeout 600s;
+  keepalive_requests 1000000000;
+  upstream engines {
+%s    keepalive 1024;
+    keepalive_requests 1000000000;
+  }
+  server {
+    listen %s backlog=4096;
+%s    }
+  }
+  server {
+    listen %s backlog=4096;
+%s      proxy_buffering off;
+    }
+  }
+}
+`, user, dir, dir, dir, dir, dir, dir, dir, servers.String(), addrs[0], location, addrs[1], location)
+	path := filepath.Join(dir, "nginx.conf")
+	if err := os.WriteFile(path, []byte(conf), 0o644); err != nil {
+		return nil, err
+	}
+	p, err := startProcess("nginx", "nginx", "-c", path, "-e", filepath.Join(dir, "nginx.err"))
+	if err != nil {
+		return nil, err
+	}
+	return &contender{Name: "nginx", Version: programVersion("nginx", "-v"), Config: conf, addr: addrs[0], streamAddr: addrs[1], proc: p}, nil
+}
+
+func startHAProxy(dir string, backends []string) (*contender, error) {
+	addrs, err := freeAddrs(1)
+	if err != nil {
+		return nil, err
+	}
+	var servers strings.Builder
+	for i, b := range backends {
+		fmt.Fprintf(&servers, "  server e%d %s\n", i, b)
+	}
+	conf := fmt.Sprintf(`global
+  nbthread 2
+  maxconn 8000
+defaults
+  mode http
+  option http-keep-alive
+  http-reuse always
+  timeout connect 5s
+  timeout client 600s
+  timeout server 600s
+  timeout http-keep-alive 600s
+frontend in
+  bind %s backlog 4096
+  default_backend engines
+backend engines
+  balance roundrobin
+%s`, addrs[0], servers.String())
+	path := filepath.Join(dir, "haproxy.cfg")
+	if err := os.WriteFile(path, []byte(conf), 0o644); err != nil {
+		return nil, err
+	}
+	p, err := startProcess("haproxy", "haproxy", "-db", "-f", path)
+	if err != nil {
+		return nil, err
+	}
+	return &contender{Name: "haproxy", Version: programVersion("haproxy", "-v"), Config: conf, addr: addrs[0], streamAddr: addrs[0], proc: p}, nil
+}
+
+// startGrapevine runs the binary as a user would: default strategy, every prompt parsed, matched and recorded.
+func startGrapevine(binary string, backends, extra []string) (*contender, error) {
+	addrs, err := freeAddrs(2)
+	if err != nil {
+		return nil, err
+	}
+	argv := []string{binary, "serve", "--listen", addrs[0], "--admin", addrs[1], "--log-level", "warn", "--pprof"}
+	for _, b := range backends {
+		argv = append(argv, "--backend", "http://"+b)
+	}
+	argv = append(argv, extra...)
+	p, err := startProcess("grapevine", argv...)
+	if err != nil {
+		return nil, err
+	}
+	return &contender{Name: "grapevine", Version: programVersion(binary, "version"), Config: strings.Join(argv, " "),
+		addr: addrs[0], streamAddr: addrs[0], proc: p}, nil
+}
+
+// programVersion is the first line a program prints about its version.
+func programVersion(argv ...string) string {
+	out, _ := exec.Command(argv[0], argv[1:]...).CombinedOutput() // wrk and others exit 1 after printing it
+	line, _, _ := bytes.Cut(bytes.TrimSpace(out), []byte("\n"))
+	return string(line)
+}
+
+// install makes sure that the programs are there, from the distribution if not.
+func install(ctx context.Context, log io.Writer, programs ...string) error {
+	var missing []string
+	for _, p := range programs {
+		if _, err := exec.LookPath(p); err != nil {
+			missing = append(missing, p)
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	argv := append([]string{"apt-get", "install", "-y", "--no-install-recommends"}, missing...)
+	if os.Geteuid() != 0 {
+		argv = append([]string{"sudo", "-n"}, argv...)
+	}
+	fmt.Fprintf(log, "installing %s\n", strings.Join(missing, ", "))
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("%s: %w (install %s by hand)", strings.Join(argv, " "), err, strings.Join(missing, ", "))
+	}
+	return nil
+}

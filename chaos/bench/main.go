@@ -1,0 +1,320 @@
+// Command bench puts grapevine, nginx and HAProxy in front of the same backends, loads them with the same client in interleaved
+// rounds, and prints requests per second, CPU per request, latency and the cost of many slow streams side by side.
+//
+// It starts every server itself on loopback ports, takes nginx, HAProxy and wrk from the distribution (installing them with apt if
+// missing), and ends them by process id. Everything runs on one machine, so the client and the backends take their share of the
+// same cores: figures compare contenders with each other, they are not capacities. It does not test correctness beyond counting
+// errors.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// options are the command line.
+type options struct {
+	binary   string
+	extra    []string
+	rounds   int
+	duration time.Duration
+	conns    int
+	streams  streamLoad
+	seed     uint64
+	jsonPath string
+	only     string
+	phases   string
+	strict   bool
+}
+
+// bodySize is one row of the throughput test: how large bodies are, how many different ones, and the fixed rate at which latency
+// is measured: well below what one core can do, so that it shows added work and not a queue.
+type bodySize struct{ bytes, distinct, rate int }
+
+var bodySizes = []bodySize{{1 << 10, 512, 1000}, {128 << 10, 64, 300}}
+
+// backendCount is how many backends stand behind every proxy, so that choosing one is part of the work.
+const backendCount = 4
+
+func cpuCount() int { return runtime.NumCPU() }
+
+func main() {
+	if len(os.Args) > 1 && os.Args[1] == "backend" {
+		exit(serveBackend(os.Args[2:]))
+	}
+	var o options
+	var extra string
+	flag.StringVar(&o.binary, "grapevine", "bin/grapevine", "the binary under test")
+	flag.StringVar(&extra, "serve-flags", "", "more flags for grapevine serve, separated by blanks")
+	flag.IntVar(&o.rounds, "rounds", 5, "interleaved rounds; medians are reported")
+	flag.DurationVar(&o.duration, "duration", 3*time.Second, "length of one measurement, whole seconds")
+	flag.IntVar(&o.conns, "conns", 64, "client connections")
+	flag.IntVar(&o.streams.count, "streams", 1000, "concurrent slow streams")
+	flag.IntVar(&o.streams.chunks, "chunks", 50, "chunks per stream")
+	flag.DurationVar(&o.streams.period, "period", 200*time.Millisecond, "time between two chunks of a stream")
+	flag.Uint64Var(&o.seed, "seed", 1, "seed of the request bodies")
+	flag.StringVar(&o.jsonPath, "json", "", "write the results as JSON to this file, or to stdout (-) instead of the tables")
+	flag.StringVar(&o.only, "only", "", "contenders to run, separated by commas, of direct,nginx,haproxy,grapevine")
+	flag.StringVar(&o.phases, "phases", "throughput,latency,streams", "measurements to make")
+	flag.BoolVar(&o.strict, "strict", false, "exit 1 if a bar is missed")
+	flag.Parse()
+	if flag.NArg() > 0 || o.rounds < 1 || o.duration < time.Second || o.conns < 2 || o.streams.count < 1 || o.streams.chunks < 1 {
+		flag.Usage()
+		os.Exit(2)
+	}
+	o.extra = strings.Fields(extra)
+	// Debian keeps nginx and haproxy where only root looks.
+	os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin")
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	exit(bench(ctx, o))
+}
+
+func exit(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// bench sets the stage, measures, reports, and takes everything down again.
+func bench(ctx context.Context, o options) error {
+	if err := install(ctx, os.Stderr, "nginx", "haproxy", "wrk"); err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "grapevine-bench-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	field, closeField, err := setStage(ctx, o, dir)
+	defer closeField()
+	if err != nil {
+		return err
+	}
+	res := newResults(o, field)
+	if err := measure(ctx, o, dir, field, res); err != nil {
+		return err
+	}
+	res.judge()
+	if err := publish(o, res); err != nil {
+		return err
+	}
+	if o.strict && !res.passed() {
+		return fmt.Errorf("a bar was missed")
+	}
+	return nil
+}
+
+// setStage starts the backends and the contenders and waits until each answers. close is never nil.
+func setStage(ctx context.Context, o options, dir string) (field []*contender, closeField func(), err error) {
+	var started []*process
+	closeField = func() {
+		for i := len(started) - 1; i >= 0; i-- {
+			started[i].stop()
+		}
+	}
+	backends, err := freeAddrs(backendCount)
+	if err != nil {
+		return nil, closeField, err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, closeField, err
+	}
+	backend, err := startProcess("backend", append([]string{self, "backend"}, backends...)...)
+	if err != nil {
+		return nil, closeField, err
+	}
+	started = append(started, backend)
+	if err := backend.await(ctx, backends[0]); err != nil {
+		return nil, closeField, err
+	}
+	field = []*contender{{Name: "direct", Version: "no proxy, one of the backends", addr: backends[0], streamAddr: backends[0]}}
+	starters := []struct {
+		name  string
+		start func() (*contender, error)
+	}{
+		{"nginx", func() (*contender, error) { return startNginx(dir, backends) }},
+		{"haproxy", func() (*contender, error) { return startHAProxy(dir, backends) }},
+		{"grapevine", func() (*contender, error) { return startGrapevine(o.binary, backends, o.extra) }},
+	}
+	for _, s := range starters {
+		if o.only != "" && !strings.Contains(","+o.only+",", ","+s.name+",") {
+			continue
+		}
+		c, err := s.start()
+		if err != nil {
+			return nil, closeField, err
+		}
+		started = append(started, c.proc)
+		if err := c.proc.await(ctx, c.addr); err != nil {
+			return nil, closeField, err
+		}
+		field = append(field, c)
+	}
+	return field, closeField, nil
+}
+
+// measure runs the phases. Within a phase rounds are the outer loop, so that a disturbance hits all contenders alike.
+func measure(ctx context.Context, o options, dir string, field []*contender, res *results) error {
+	for _, phase := range strings.Split(o.phases, ",") {
+		var err error
+		switch phase {
+		case "throughput":
+			err = measureThroughput(ctx, o, dir, field, res)
+		case "latency":
+			err = measureLatency(ctx, o, field, res)
+		case "streams":
+			err = measureStreams(ctx, o, field, res)
+		default:
+			err = fmt.Errorf("no phase %q", phase)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func measureThroughput(ctx context.Context, o options, dir string, field []*contender, res *results) error {
+	for _, s := range bodySizes {
+		bodies, err := chatBodies(s.distinct, s.bytes, false, o.seed)
+		if err != nil {
+			return err
+		}
+		c, err := writeCorpus(dir, bodies, s.bytes)
+		if err != nil {
+			return err
+		}
+		res.Command = append(res.Command, strings.Join(wrkCommand(c, "ADDR", o.conns, o.duration), " "))
+		for _, x := range field { // fill connection pools, heaps and the router's tree, unmeasured
+			note("%d B, warming up %s", s.bytes, x.Name)
+			if _, err := runWrk(ctx, c, x.addr, o.conns, time.Second); err != nil {
+				return fmt.Errorf("%s: %w", x.Name, err)
+			}
+		}
+		for round := range o.rounds {
+			for i := range field {
+				x := field[(i+round)%len(field)] // whoever follows a heavy one changes from round to round
+				note("%d B, round %d/%d: %s", s.bytes, round+1, o.rounds, x.Name)
+				before, err := usageOf(x.pid())
+				if err != nil {
+					return err
+				}
+				r, err := runWrk(ctx, c, x.addr, o.conns, o.duration)
+				if err != nil {
+					return fmt.Errorf("%s: %w", x.Name, err)
+				}
+				after, err := usageOf(x.pid())
+				if err != nil {
+					return err
+				}
+				res.addThroughput(x.Name, s.bytes, r, after.cpu-before.cpu)
+			}
+		}
+	}
+	return nil
+}
+
+func measureLatency(ctx context.Context, o options, field []*contender, res *results) error {
+	for _, s := range bodySizes {
+		bodies, err := chatBodies(s.distinct, s.bytes, false, o.seed)
+		if err != nil {
+			return err
+		}
+		for _, x := range field {
+			note("%d B at %d/s, warming up %s", s.bytes, s.rate, x.Name)
+			if _, err := runPaced(ctx, bodies, x.addr, o.conns, s.rate, time.Second); err != nil {
+				return fmt.Errorf("%s: %w", x.Name, err)
+			}
+		}
+		for round := range o.rounds {
+			for i := range field {
+				x := field[(i+round)%len(field)]
+				note("%d B at %d/s, round %d/%d: %s", s.bytes, s.rate, round+1, o.rounds, x.Name)
+				r, err := runPaced(ctx, bodies, x.addr, o.conns, s.rate, o.duration)
+				if err != nil {
+					return fmt.Errorf("%s: %w", x.Name, err)
+				}
+				res.addLatency(x.Name, s, r)
+			}
+		}
+	}
+	return nil
+}
+
+func measureStreams(ctx context.Context, o options, field []*contender, res *results) error {
+	bodies, err := chatBodies(1, 4<<10, true, o.seed)
+	if err != nil {
+		return err
+	}
+	rounds := (o.rounds + 1) / 2 // each takes three times as long as the others' rounds
+	for round := range rounds {
+		for i := range field {
+			x := field[(i+round)%len(field)]
+			note("%d streams, round %d/%d: %s", o.streams.count, round+1, rounds, x.Name)
+			r, err := runStreams(ctx, o.streams, bodies[0], x.streamAddr, x.pid())
+			if err != nil {
+				return fmt.Errorf("%s: %w", x.Name, err)
+			}
+			res.addStreams(x.Name, o.streams, r)
+		}
+	}
+	return nil
+}
+
+// note tells a waiting person what is being measured: one line that changes on a terminal, a line each in a log.
+func note(format string, args ...any) {
+	if onTerminal() {
+		fmt.Fprintf(os.Stderr, "\r\x1b[K"+format, args...)
+		return
+	}
+	fmt.Fprintf(os.Stderr, format+"\n", args...)
+}
+
+func clearNote() {
+	if onTerminal() {
+		fmt.Fprint(os.Stderr, "\r\x1b[K")
+	}
+}
+
+func onTerminal() bool {
+	fi, err := os.Stderr.Stat()
+	return err == nil && fi.Mode()&os.ModeCharDevice != 0
+}
+
+// publish prints the tables, or the JSON if that was asked for on stdout, and writes the file.
+func publish(o options, res *results) error {
+	clearNote()
+	raw, err := json.MarshalIndent(res, "", "  ")
+	if err != nil {
+		return err
+	}
+	raw = append(raw, '\n')
+	if o.jsonPath == "-" {
+		_, err := os.Stdout.Write(raw)
+		return err
+	}
+	if _, err := io.WriteString(os.Stdout, res.tables()); err != nil {
+		return err
+	}
+	if o.jsonPath == "" {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(o.jsonPath), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(o.jsonPath, raw, 0o644)
+}

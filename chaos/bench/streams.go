@@ -1,0 +1,156 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// streamLoad is many slow streams at once: count streams of chunks chunks, one each period.
+type streamLoad struct {
+	count, chunks int
+	period        time.Duration
+}
+
+// streamResult is what the clients of all streams saw together.
+type streamResult struct {
+	delays    []time.Duration // from the backend's write to the client's read, per chunk, sorted
+	errors    int             // streams that failed or came short
+	surplus   int             // usage chunks nobody had asked for
+	firstErr  error
+	peakBytes int64 // resident memory of the proxy, largest sample
+	cpu       time.Duration
+}
+
+// runStreams opens every stream within one period, so that chunks are spread evenly, and reads them to the end. pid is the
+// proxy's process, 0 for none. Clocks: backend and client are on one machine, so a chunk's stamp and its arrival compare.
+func runStreams(ctx context.Context, load streamLoad, body []byte, addr string, pid int) (streamResult, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(load.chunks)*load.period+30*time.Second)
+	defer cancel()
+	before, err := usageOf(pid)
+	if err != nil {
+		return streamResult{}, err
+	}
+	var mu sync.Mutex
+	var all streamResult
+	var wg sync.WaitGroup
+	start := time.Now()
+	for i := range load.count {
+		wg.Go(func() {
+			sleepUntil(ctx, start.Add(load.period*time.Duration(i)/time.Duration(load.count)))
+			delays, surplus, err := readStream(ctx, load, body, addr)
+			mu.Lock()
+			defer mu.Unlock()
+			all.delays = append(all.delays, delays...)
+			all.surplus += surplus
+			if err != nil {
+				all.errors++
+				if all.firstErr == nil {
+					all.firstErr = err
+				}
+			}
+		})
+	}
+	finished := make(chan struct{})
+	go func() { wg.Wait(); close(finished) }()
+	tick := time.NewTicker(500 * time.Millisecond)
+	defer tick.Stop()
+	for running := true; running; {
+		select {
+		case <-finished:
+			running = false
+		case <-tick.C:
+			if u, err := usageOf(pid); err == nil {
+				all.peakBytes = max(all.peakBytes, u.rss)
+			}
+		}
+	}
+	after, err := usageOf(pid)
+	all.cpu = after.cpu - before.cpu
+	slices.Sort(all.delays)
+	return all, err
+}
+
+func usageOf(pid int) (usage, error) {
+	if pid == 0 {
+		return usage{}, nil
+	}
+	return processUsage(pid)
+}
+
+func sleepUntil(ctx context.Context, t time.Time) {
+	timer := time.NewTimer(time.Until(t))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// readStream runs one stream and returns the delay of each of its chunks.
+func readStream(ctx context.Context, load streamLoad, body []byte, addr string) (delays []time.Duration, surplus int, err error) {
+	c, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer c.Close()
+	stop := context.AfterFunc(ctx, func() { c.Close() })
+	defer stop()
+	req := fmt.Appendf(nil, "POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\n%s: %d\r\n%s: %s\r\nContent-Length: %d\r\n\r\n",
+		addr, headerMode, load.chunks, headerPeriod, load.period, len(body))
+	if _, err := c.Write(append(req, body...)); err != nil {
+		return nil, 0, err
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return nil, 0, fmt.Errorf("status %s", resp.Status)
+	}
+	delays = make([]time.Duration, 0, load.chunks)
+	done := false
+	lines := bufio.NewScanner(resp.Body)
+	for lines.Scan() {
+		line := lines.Bytes()
+		switch {
+		case bytes.Equal(line, []byte("data: [DONE]")):
+			done = true
+		case bytes.Contains(line, []byte(`"usage":{`)):
+			surplus++
+		default:
+			if sent, ok := stampOf(line); ok {
+				delays = append(delays, time.Duration(time.Now().UnixNano()-sent))
+			}
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return delays, surplus, err
+	}
+	if !done || len(delays) != load.chunks {
+		return delays, surplus, fmt.Errorf("stream ended after %d of %d chunks, done %v", len(delays), load.chunks, done)
+	}
+	return delays, surplus, nil
+}
+
+// stampOf finds the time a chunk was written at, in nanoseconds since the epoch.
+func stampOf(line []byte) (int64, bool) {
+	_, rest, ok := bytes.Cut(line, []byte(stampKey))
+	if !ok {
+		return 0, false
+	}
+	digits, _, ok := bytes.Cut(rest, []byte(`"`))
+	if !ok {
+		return 0, false
+	}
+	ns, err := strconv.ParseInt(string(digits), 10, 64)
+	return ns, err == nil
+}
