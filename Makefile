@@ -1,9 +1,71 @@
-GO      ?= go
-BIN     := bin/grapevine
+# Every target works on a fresh machine with Go and make. The two that need more
+# (test-clients, bench-proxy) install it by name from the distribution and say so.
 
-.PHONY: build test
-build:
-	CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN) ./cmd/grapevine
+GO       ?= go
+BIN      := bin/grapevine
+VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+PKGS     ?= ./...
+FUZZTIME ?= 30s
+COUNT    ?= 10
+BENCH    ?= .
+CPU      ?= 1,2,4
 
-test:
-	$(GO) test -race -shuffle=on ./...
+BENCHSTAT   := golang.org/x/perf/cmd/benchstat@v0.0.0-20260908200009-22c9c6c9d4da
+GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.6.1
+
+.DEFAULT_GOAL := help
+.PHONY: help build test race fuzz bench bench-proxy test-clients lint sim demo check
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
+
+build: ## bin/grapevine, static
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN) ./cmd/grapevine
+
+# The race detector needs cgo, and so a C compiler. Where there is none the
+# tests still run, and say that they ran without it.
+HAVE_CC := $(shell command -v $(firstword $(shell $(GO) env CC)) 2>/dev/null)
+RACE    := $(if $(HAVE_CC),-race,)
+
+test: ## all tests, with the race detector and in random order (under 10 minutes on 2 cores)
+	@$(if $(RACE),true,echo "no C compiler: testing without the race detector" >&2)
+	$(GO) test $(RACE) -shuffle=on -timeout 9m $(PKGS)
+
+race: ## the same, several times over, to find what happens rarely
+	$(GO) test -race -shuffle=on -count=3 -timeout 30m $(PKGS)
+
+fuzz: ## every fuzz target for FUZZTIME each (their seeds run in test already)
+	@for pkg in $$($(GO) list $(PKGS)); do \
+		for f in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz'); do \
+			echo "$$pkg $$f"; \
+			$(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) $$pkg || exit 1; \
+		done; \
+	done
+
+bench: ## benchmarks, COUNT times at CPU cores, into out/bench.txt and through benchstat
+	@mkdir -p out
+	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) -cpu $(CPU) -timeout 60m $(PKGS) | tee out/bench.txt
+	$(GO) run $(BENCHSTAT) out/bench.txt
+
+bench-proxy: build ## side by side with nginx and HAProxy (installs nginx, haproxy and wrk with apt)
+	@command -v nginx >/dev/null && command -v haproxy >/dev/null && command -v wrk >/dev/null || \
+		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends nginx-light haproxy wrk; }
+	$(GO) run ./chaos/bench
+
+test-clients: build ## the official openai and anthropic clients through a running router (installs them with pip)
+	GRAPEVINE=$(CURDIR)/$(BIN) bash chaos/clients/run.sh
+
+lint: ## gofmt, vet, staticcheck, golangci-lint
+	@out=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$out" || { echo "gofmt would change:"; echo "$$out"; exit 1; }
+	$(GO) vet $(PKGS)
+	$(GO) run $(STATICCHECK) $(PKGS)
+	$(GO) run $(GOLANGCI) run $(PKGS)
+
+sim: build ## policies side by side in virtual time on a generated workload
+	$(BIN) simulate --workload agentic --policy prefix,prefix-hash,least-request,session,round-robin --seed 1
+
+demo: build ## the whole thing on this machine, in under two minutes
+	$(BIN) demo
+
+check: lint test ## what every commit passes

@@ -1,0 +1,185 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Backend is one engine of the static list. In YAML it is a mapping, or a URL
+// alone; on the command line and in the environment it is the text form that
+// UnmarshalText reads.
+type Backend struct {
+	URL      string   // http://host:port[/base] or https://...; the port defaults to the scheme's
+	Name     string   // unique; shown to clients in x-grapevine-backend. Default: host:port and base
+	Models   []string // what it serves; nil: it is asked
+	Weight   float64  // share of traffic against the others; 0 is 1
+	KVTokens int      // capacity of its KV cache in tokens; 0: unknown, learned
+	APIKey   string   // sent as "Authorization: Bearer"; replaces what the client sent
+	CAFile   string   // PEM roots for https; default: the system's
+}
+
+// Rule gives the requests it matches a strategy of their own. Fields left
+// empty match everything; all given ones must match.
+type Rule struct {
+	Model       string
+	Path        string // prefix of the request path
+	Header      string // name; matches when present with HeaderValue, or with any value if that is empty
+	HeaderValue string
+	Strategy    string
+}
+
+// fields of a backend under their keys, for YAML.
+func (b *Backend) fields() []field {
+	return []field{
+		{"url", "text", &b.URL}, {"name", "text", &b.Name}, {"models", "list of texts", &b.Models},
+		{"weight", "number", &b.Weight}, {"kv_tokens", "whole number", &b.KVTokens},
+		{"api_key", "text", &b.APIKey}, {"ca_file", "text", &b.CAFile},
+	}
+}
+
+// fields of a rule under their keys, for YAML.
+func (r *Rule) fields() []field {
+	return []field{
+		{"model", "text", &r.Model}, {"path", "text", &r.Path}, {"header", "text", &r.Header},
+		{"value", "text", &r.HeaderValue}, {"strategy", "text", &r.Strategy},
+	}
+}
+
+func decodeBackend(n *yaml.Node, key string) (b Backend, errs []error) {
+	if n.Kind == yaml.ScalarNode {
+		b.URL = n.Value
+	} else {
+		errs = decodeMapping(n, key, b.fields(), nil)
+	}
+	if len(errs) == 0 {
+		if err := b.check(); err != nil {
+			errs = append(errs, &ConfigError{Line: n.Line, Key: key, Reason: err.Error()})
+		}
+	}
+	return b, errs
+}
+
+func decodeRule(n *yaml.Node, key string) (r Rule, errs []error) {
+	errs = decodeMapping(n, key, r.fields(), nil)
+	if len(errs) == 0 && r.Strategy == "" {
+		errs = append(errs, &ConfigError{Line: n.Line, Key: key, Reason: "names no strategy", Remedy: "add strategy: NAME"})
+	}
+	return r, errs
+}
+
+// UnmarshalText reads URL[,key=value...], the form of --backend.
+func (b *Backend) UnmarshalText(text []byte) error {
+	*b = Backend{}
+	parts := strings.Split(string(text), ",")
+	b.URL = strings.TrimSpace(parts[0])
+	for _, p := range parts[1:] {
+		k, v, _ := strings.Cut(p, "=")
+		var err error
+		switch strings.TrimSpace(k) {
+		case "name":
+			b.Name = v
+		case "models":
+			b.Models = strings.Split(v, "|")
+		case "weight":
+			b.Weight, err = strconv.ParseFloat(v, 64)
+		case "kv_tokens":
+			b.KVTokens, err = strconv.Atoi(v)
+		case "api_key":
+			b.APIKey = v
+		case "ca_file":
+			b.CAFile = v
+		default:
+			return fmt.Errorf("backend %s: unknown attribute %q: name, models, weight, kv_tokens, api_key and ca_file are known", b.URL, k)
+		}
+		if err != nil {
+			return fmt.Errorf("backend %s: %s %q is not a number", b.URL, k, v)
+		}
+	}
+	return b.check()
+}
+
+// UnmarshalText reads key=value[,key=value...], the form of --rule.
+func (r *Rule) UnmarshalText(text []byte) error {
+	*r = Rule{}
+	for _, p := range strings.Split(string(text), ",") {
+		k, v, _ := strings.Cut(p, "=")
+		switch strings.TrimSpace(k) {
+		case "model":
+			r.Model = v
+		case "path":
+			r.Path = v
+		case "header":
+			r.Header, r.HeaderValue, _ = strings.Cut(v, ":")
+		case "strategy":
+			r.Strategy = v
+		default:
+			return fmt.Errorf("rule %q: unknown attribute %q: model, path, header and strategy are known", text, k)
+		}
+	}
+	if r.Strategy == "" {
+		return fmt.Errorf("rule %q names no strategy: add strategy=NAME", text)
+	}
+	return nil
+}
+
+// check normalises the entry and says what is wrong with it.
+func (b *Backend) check() error {
+	u, err := url.Parse(b.URL)
+	switch {
+	case err != nil:
+		return fmt.Errorf("url %q does not parse: write http://host:port", b.URL)
+	case u.Scheme != "http" && u.Scheme != "https", u.Host == "", u.Hostname() == "":
+		return fmt.Errorf("url %q is not one of an engine: write http://host:port", b.URL)
+	case u.User != nil, u.RawQuery != "", u.Fragment != "":
+		return errors.New("url must not hold a user, a query or a fragment: use api_key for a credential")
+	case b.Weight < 0:
+		return fmt.Errorf("weight %v is negative", b.Weight)
+	case b.KVTokens < 0:
+		return fmt.Errorf("kv_tokens %d is negative", b.KVTokens)
+	case b.CAFile != "" && u.Scheme != "https":
+		return errors.New("ca_file without https")
+	}
+	if strings.ContainsAny(b.Name, " \t\r\n,") {
+		return fmt.Errorf("name %q holds white space or a comma: it goes into a response header", b.Name)
+	}
+	if strings.ContainsAny(b.APIKey, "\r\n") {
+		return errors.New("api_key holds a line break")
+	}
+	u.Path = strings.TrimSuffix(u.Path, "/")
+	// Engines document their URL with /v1 as clients want it; requests arrive
+	// with /v1 in their own path.
+	u.Path = strings.TrimSuffix(u.Path, "/v1")
+	b.URL = u.String()
+	if b.Name == "" {
+		b.Name = u.Host + u.Path
+	}
+	if b.Weight == 0 {
+		b.Weight = 1
+	}
+	return nil
+}
+
+// address splits the URL into what a dialer and a Host header need.
+func (b *Backend) address() (addr, host, base string, tls bool) {
+	u, err := url.Parse(b.URL)
+	if err != nil {
+		panic("node: address of an unchecked backend: " + err.Error())
+	}
+	port, tls := u.Port(), u.Scheme == "https"
+	if port == "" {
+		port = "80"
+		if tls {
+			port = "443"
+		}
+	}
+	h := u.Hostname()
+	if strings.Contains(h, ":") {
+		h = "[" + h + "]"
+	}
+	return h + ":" + port, u.Host, u.Path, tls
+}

@@ -1,0 +1,61 @@
+package node
+
+import (
+	"time"
+
+	"github.com/rs/zerolog"
+)
+
+// Config is everything that can be said about one router. The struct tags are
+// the single source of the YAML keys, the command-line flags, the environment
+// variables, the defaults and the help text: the file reader walks them, the
+// command line embeds the struct, and the reference in docs/operate.md is
+// generated from them (see Settings).
+//
+// The zero value is not usable; start from Default. New copies what it needs,
+// so a caller may change or reuse its Config afterwards.
+type Config struct {
+	// Log receives everything the node says. It is not a setting of its own:
+	// whoever builds the node decides where its log goes (see NewLogger).
+	Log zerolog.Logger `yaml:"-" kong:"-"`
+
+	Listen        string `yaml:"listen" name:"listen" env:"GRAPEVINE_LISTEN" default:":8080" placeholder:"ADDR" group:"serving" help:"Address clients connect to."`
+	Admin         string `yaml:"admin" name:"admin" env:"GRAPEVINE_ADMIN" default:"127.0.0.1:8081" placeholder:"ADDR" group:"serving" help:"Address of the admin API (health, metrics, receipts). It has no authentication: keep it on loopback or a management network."`
+	NodeName      string `yaml:"node_name" name:"node-name" env:"GRAPEVINE_NODE_NAME" placeholder:"NAME" group:"serving" help:"Name of this node in x-grapevine-node, logs and status; the host name if empty."`
+	TLSCert       string `yaml:"tls_cert" name:"tls-cert" env:"GRAPEVINE_TLS_CERT" placeholder:"FILE" group:"serving" help:"PEM certificate chain; with --tls-key the data port speaks TLS."`
+	TLSKey        string `yaml:"tls_key" name:"tls-key" env:"GRAPEVINE_TLS_KEY" placeholder:"FILE" group:"serving" help:"PEM private key of --tls-cert."`
+	ProxyProtocol bool   `yaml:"proxy_protocol" name:"proxy-protocol" env:"GRAPEVINE_PROXY_PROTOCOL" default:"false" group:"serving" help:"Require a PROXY protocol v1 or v2 header on every data connection, health checks of the balancer included."`
+
+	Backends       []Backend     `yaml:"backends" name:"backend" env:"GRAPEVINE_BACKENDS" sep:" " placeholder:"URL" group:"backends" help:"An engine: URL[,name=N][,models=A|B][,weight=W][,kv_tokens=T][,api_key=K][,ca_file=F]. Repeatable."`
+	ModelsInterval time.Duration `yaml:"models_interval" name:"models-interval" env:"GRAPEVINE_MODELS_INTERVAL" default:"30s" placeholder:"DURATION" group:"backends" help:"How often each engine is asked for its /v1/models. 0 asks never: every engine without a models list then serves any model."`
+
+	Strategy   string             `yaml:"strategy" name:"strategy" env:"GRAPEVINE_STRATEGY" default:"prefix" placeholder:"NAME" group:"routing" help:"Strategy of requests no rule matches: prefix, prefix-hash, least-request, session, round-robin, random or weighted."`
+	Rules      []Rule             `yaml:"rules" name:"rule" env:"GRAPEVINE_RULES" sep:" " placeholder:"RULE" group:"routing" help:"Strategy for some requests: strategy=NAME[,model=M][,path=PREFIX][,header=NAME[:VALUE]]. Repeatable; the first match wins."`
+	WorkWeight float64            `yaml:"work_weight" name:"work-weight" env:"GRAPEVINE_WORK_WEIGHT" default:"4" placeholder:"W" group:"routing" help:"What a prompt token to be computed costs against one already queued. 1 ignores that a second copy of a prefix evicts another one."`
+	Epsilon    float64            `yaml:"epsilon" name:"epsilon" env:"GRAPEVINE_EPSILON" default:"0.25" placeholder:"E" group:"routing" help:"Slack of the bounded-load test: a backend is a hash candidate while its queue is at most (1+E) times the mean."`
+	Weights    map[string]float64 `yaml:"weights" name:"weight" env:"GRAPEVINE_WEIGHTS" mapsep:"," placeholder:"SCORER=W" group:"routing" help:"Scorers of the weighted strategy."`
+	HashBlocks int                `yaml:"hash_blocks" name:"hash-blocks" env:"GRAPEVINE_HASH_BLOCKS" default:"4" placeholder:"N" group:"routing" help:"Leading blocks that the prefix-hash strategy hashes."`
+	BlockBytes int                `yaml:"block_bytes" name:"block-bytes" env:"GRAPEVINE_BLOCK_BYTES" default:"512" placeholder:"BYTES" group:"routing" help:"Prompt bytes per block. Must be equal on every node of a fleet."`
+	Secret     string             `yaml:"secret" name:"secret" env:"GRAPEVINE_SECRET" placeholder:"TEXT" group:"routing" help:"Key of the prompt hashes, at least 16 bytes, equal on every node of a fleet. Random if neither it nor --secret-file is given. Prefer --secret-file: a flag is visible in the process list."`
+	SecretFile string             `yaml:"secret_file" name:"secret-file" env:"GRAPEVINE_SECRET_FILE" placeholder:"FILE" group:"routing" help:"File that holds the secret."`
+	TreeBudget Bytes              `yaml:"tree_budget" name:"tree-budget" env:"GRAPEVINE_TREE_BUDGET" default:"256MiB" placeholder:"BYTES" group:"routing" help:"Memory for what is known about the engines' caches. Held."`
+	Horizon    time.Duration      `yaml:"horizon" name:"horizon" env:"GRAPEVINE_HORIZON" default:"10m" placeholder:"DURATION" group:"routing" help:"Age at which an untouched prefix is first believed evicted; learned per engine from then on."`
+
+	MaxBody        Bytes `yaml:"max_body" name:"max-body" env:"GRAPEVINE_MAX_BODY" default:"64MiB" placeholder:"BYTES" group:"limits" help:"Largest request body; more is answered 413."`
+	MaxHeader      Bytes `yaml:"max_header" name:"max-header" env:"GRAPEVINE_MAX_HEADER" default:"64KiB" placeholder:"BYTES" group:"limits" help:"Largest request header block; more is answered 431."`
+	MaxConnections int   `yaml:"max_connections" name:"max-connections" env:"GRAPEVINE_MAX_CONNECTIONS" default:"65536" placeholder:"N" group:"limits" help:"Client connections at once."`
+	MaxAttempts    int   `yaml:"max_attempts" name:"max-attempts" env:"GRAPEVINE_MAX_ATTEMPTS" default:"3" placeholder:"N" group:"limits" help:"Engines tried for one request before its first byte has gone to the client."`
+
+	ConnectTimeout   time.Duration `yaml:"connect_timeout" name:"connect-timeout" env:"GRAPEVINE_CONNECT_TIMEOUT" default:"2s" placeholder:"DURATION" group:"timeouts" help:"To open a connection to an engine."`
+	FirstByteTimeout time.Duration `yaml:"first_byte_timeout" name:"first-byte-timeout" env:"GRAPEVINE_FIRST_BYTE_TIMEOUT" default:"10m" placeholder:"DURATION" group:"timeouts" help:"From the end of the request to the first byte of the engine's answer: queueing and prefill, and for an answer that is not streamed the whole generation."`
+	IdleTimeout      time.Duration `yaml:"idle_timeout" name:"idle-timeout" env:"GRAPEVINE_IDLE_TIMEOUT" default:"5m" placeholder:"DURATION" group:"timeouts" help:"Longest silence inside an answer that has begun. A stream that keeps talking is never cut."`
+	ReadTimeout      time.Duration `yaml:"read_timeout" name:"read-timeout" env:"GRAPEVINE_READ_TIMEOUT" default:"60s" placeholder:"DURATION" group:"timeouts" help:"To receive a whole request from a client."`
+	KeepAlive        time.Duration `yaml:"keep_alive" name:"keep-alive" env:"GRAPEVINE_KEEP_ALIVE" default:"120s" placeholder:"DURATION" group:"timeouts" help:"How long an idle client connection is kept."`
+	UpstreamIdle     time.Duration `yaml:"upstream_idle" name:"upstream-idle" env:"GRAPEVINE_UPSTREAM_IDLE" default:"4s" placeholder:"DURATION" group:"timeouts" help:"How long an idle connection to an engine is kept: below the engine's own limit (vLLM: 5 s)."`
+	DrainGrace       time.Duration `yaml:"drain_grace" name:"drain-grace" env:"GRAPEVINE_DRAIN_GRACE" default:"5s" placeholder:"DURATION" group:"timeouts" help:"After SIGTERM: how long /readyz answers 503 while requests are still accepted, so that the balancer can notice. SIGINT skips it."`
+	DrainTimeout     time.Duration `yaml:"drain_timeout" name:"drain-timeout" env:"GRAPEVINE_DRAIN_TIMEOUT" default:"5m" placeholder:"DURATION" group:"timeouts" help:"How long running requests may then take to finish before they are cut."`
+
+	LogLevel  string `yaml:"log_level" name:"log-level" env:"GRAPEVINE_LOG_LEVEL" default:"info" placeholder:"LEVEL" group:"watching" help:"debug, info, warn or error."`
+	LogFormat string `yaml:"log_format" name:"log-format" env:"GRAPEVINE_LOG_FORMAT" default:"auto" placeholder:"FORMAT" group:"watching" help:"json, console, or auto: console on a terminal, else json."`
+	Pprof     bool   `yaml:"pprof" name:"pprof" env:"GRAPEVINE_PPROF" default:"false" group:"watching" help:"Serve /debug/pprof on the admin API."`
+}

@@ -1,0 +1,240 @@
+package node
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"reflect"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// maxConfigFile bounds what is read as a configuration: thousands of backends
+// fit ten times over, a mistaken path (a model file, a device) does not.
+const maxConfigFile = 4 << 20
+
+// ConfigError is one thing wrong with a configuration: where it is, what is
+// wrong, and what to write instead.
+type ConfigError struct {
+	File   string // "" when it did not come from a file
+	Line   int    // 1-based; 0 unknown
+	Key    string // the setting, "" for the file as a whole
+	Reason string
+	Remedy string
+}
+
+// Error prints FILE:LINE: key: reason (remedy), leaving out what is unknown.
+func (e *ConfigError) Error() string {
+	var b strings.Builder
+	if e.File != "" {
+		b.WriteString(e.File)
+		if e.Line > 0 {
+			fmt.Fprintf(&b, ":%d", e.Line)
+		}
+		b.WriteString(": ")
+	}
+	if e.Key != "" {
+		b.WriteString(e.Key + ": ")
+	}
+	b.WriteString(e.Reason)
+	if e.Remedy != "" {
+		b.WriteString(": " + e.Remedy)
+	}
+	return b.String()
+}
+
+// Load reads a YAML file over the defaults. Unknown and repeated keys are
+// errors. The result is not validated yet, since flags may still be laid over
+// it; lines maps each key found to its line, for Validate's errors. Every
+// mistake is reported, not only the first: the error is a join of *ConfigError.
+func Load(path string) (cfg Config, lines map[string]int, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return Config{}, nil, fmt.Errorf("config: %w", err)
+	}
+	defer func() { _ = f.Close() }()
+	text, err := io.ReadAll(io.LimitReader(f, maxConfigFile+1))
+	if err != nil {
+		return Config{}, nil, fmt.Errorf("config: %w", err)
+	}
+	if len(text) > maxConfigFile {
+		return Config{}, nil, &ConfigError{File: path, Reason: fmt.Sprintf("larger than %s", Bytes(maxConfigFile)), Remedy: "is this a configuration file?"}
+	}
+	return Parse(path, text)
+}
+
+// Parse is Load for text already read; name stands for the file in errors.
+func Parse(name string, text []byte) (cfg Config, lines map[string]int, err error) {
+	cfg, lines = Default(), make(map[string]int)
+	var doc yaml.Node
+	dec := yaml.NewDecoder(bytes.NewReader(text))
+	switch err := dec.Decode(&doc); {
+	case errors.Is(err, io.EOF):
+		return cfg, lines, nil // an empty file says nothing, and that is allowed
+	case err != nil:
+		return Config{}, nil, &ConfigError{File: name, Reason: err.Error()}
+	}
+	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return Config{}, nil, &ConfigError{File: name, Reason: "more than one YAML document", Remedy: "keep the first and remove the ---"}
+	}
+	fields := make([]field, 0, 48)
+	v := reflect.ValueOf(&cfg).Elem()
+	for _, s := range Settings() {
+		fields = append(fields, field{s.Key, s.Kind, v.Field(s.field).Addr().Interface()})
+	}
+	errs := decodeMapping(doc.Content[0], "", fields, lines)
+	for _, e := range errs {
+		var c *ConfigError
+		if errors.As(e, &c) {
+			c.File = name
+		}
+	}
+	return cfg, lines, errors.Join(errs...)
+}
+
+// field is one key a mapping may have, and where its value goes.
+type field struct {
+	key  string
+	kind string
+	dst  any // pointer
+}
+
+// decodeMapping reads a mapping strictly: known keys only, each once. lines,
+// if not nil, receives the line of each key. It walks the nodes itself rather
+// than use the decoder's strictness because that neither reaches into types
+// with their own decoding nor says what to write instead.
+func decodeMapping(n *yaml.Node, path string, fields []field, lines map[string]int) []error {
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	if n.Kind == yaml.ScalarNode && n.Tag == "!!null" {
+		return nil // a file, or an entry, of comments only
+	}
+	if n.Kind != yaml.MappingNode {
+		return []error{&ConfigError{Line: n.Line, Key: path, Reason: "not a mapping", Remedy: "write KEY: VALUE lines"}}
+	}
+	var errs []error
+	seen := make(map[string]int, len(n.Content)/2)
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		k, v := n.Content[i], n.Content[i+1]
+		key := join(path, k.Value)
+		if first, ok := seen[k.Value]; ok {
+			errs = append(errs, &ConfigError{Line: k.Line, Key: key, Reason: fmt.Sprintf("given twice, first in line %d", first), Remedy: "keep one"})
+			continue
+		}
+		seen[k.Value] = k.Line
+		f, ok := findField(fields, k.Value)
+		if !ok {
+			errs = append(errs, &ConfigError{Line: k.Line, Key: key, Reason: "unknown key", Remedy: remedyUnknown(k.Value, fields)})
+			continue
+		}
+		if lines != nil {
+			lines[k.Value] = k.Line
+		}
+		errs = append(errs, decodeValue(v, key, f)...)
+	}
+	return errs
+}
+
+// decodeValue reads one value into a field.
+func decodeValue(v *yaml.Node, key string, f field) []error {
+	if v.Kind == yaml.AliasNode {
+		v = v.Alias
+	}
+	switch dst := f.dst.(type) {
+	case *[]Backend:
+		return decodeList(v, key, f, func(n *yaml.Node, key string) []error {
+			b, errs := decodeBackend(n, key)
+			*dst = append(*dst, b)
+			return errs
+		})
+	case *[]Rule:
+		return decodeList(v, key, f, func(n *yaml.Node, key string) []error {
+			r, errs := decodeRule(n, key)
+			*dst = append(*dst, r)
+			return errs
+		})
+	}
+	if v.Kind == yaml.ScalarNode && v.Tag == "!!null" {
+		return []error{&ConfigError{Line: v.Line, Key: key, Reason: "has no value", Remedy: "write " + example(f.kind) + ", or remove the key"}}
+	}
+	if err := v.Decode(f.dst); err != nil {
+		reason := "not a " + f.kind
+		if v.Kind == yaml.ScalarNode {
+			reason = fmt.Sprintf("%q is not a %s", v.Value, f.kind)
+		}
+		return []error{&ConfigError{Line: v.Line, Key: key, Reason: reason, Remedy: "write " + example(f.kind)}}
+	}
+	return nil
+}
+
+func decodeList(v *yaml.Node, key string, f field, each func(*yaml.Node, string) []error) []error {
+	if v.Kind != yaml.SequenceNode {
+		return []error{&ConfigError{Line: v.Line, Key: key, Reason: "not a list", Remedy: "write " + example(f.kind)}}
+	}
+	var errs []error
+	for i, n := range v.Content {
+		if n.Kind == yaml.AliasNode {
+			n = n.Alias
+		}
+		errs = append(errs, each(n, fmt.Sprintf("%s[%d]", key, i))...)
+	}
+	return errs
+}
+
+func findField(fields []field, key string) (field, bool) {
+	for _, f := range fields {
+		if f.key == key {
+			return f, true
+		}
+	}
+	return field{}, false
+}
+
+func join(path, key string) string {
+	if path == "" {
+		return key
+	}
+	return path + "." + key
+}
+
+// remedyUnknown names the nearest known key, if one is near, else all of them.
+func remedyUnknown(key string, fields []field) string {
+	norm := strings.ReplaceAll(strings.ToLower(key), "-", "_")
+	best, bestDist := "", len(norm)/3+1
+	names := make([]string, len(fields))
+	for i, f := range fields {
+		names[i] = f.key
+		if d := editDistance(norm, f.key); d < bestDist {
+			best, bestDist = f.key, d
+		}
+	}
+	if best != "" {
+		return fmt.Sprintf("did you mean %s?", best)
+	}
+	return "known keys are " + strings.Join(names, ", ")
+}
+
+// editDistance is the Levenshtein distance of two short strings.
+func editDistance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		diagonal := row[0]
+		row[0] = i
+		for j := 1; j <= len(b); j++ {
+			cost := 1
+			if a[i-1] == b[j-1] {
+				cost = 0
+			}
+			next := min(row[j]+1, row[j-1]+1, diagonal+cost)
+			diagonal, row[j] = row[j], next
+		}
+	}
+	return row[len(b)]
+}

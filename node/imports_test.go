@@ -1,0 +1,211 @@
+package node
+
+import (
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// module is the path of the module in go.mod.
+const module = "grapevine"
+
+// mayImport is the house (docs/design.md, section 3): for each package, which
+// packages of this module it may import. A name ending in /... stands for
+// everything below it. A package that is not listed is an error too: whoever
+// adds one decides here what it may know.
+var mayImport = map[string][]string{
+	"prefixtree":   {},
+	"gossip":       {},
+	"raftstore":    {},
+	"proxy/engine": {},
+	"proxy/prompt": {"prefixtree"},
+	"proxy/policy": {"prefixtree"},
+	"proxy":        {"prefixtree", "proxy/..."},
+	"node":         {"prefixtree", "gossip", "raftstore", "proxy", "proxy/..."},
+
+	"chaos/engine":   {},
+	"chaos/workload": {},
+	"chaos/report":   {},
+	"chaos/replay":   {"chaos/report", "chaos/workload", "prefixtree", "proxy", "proxy/..."},
+	"chaos/fleetsim": {"chaos/engine", "chaos/report", "chaos/workload", "prefixtree", "proxy/policy", "proxy/prompt"},
+	"chaos/bench":    {"chaos/...", "node", "prefixtree", "proxy", "proxy/..."},
+	"chaos/clients":  {"chaos/...", "node", "prefixtree", "proxy", "proxy/..."},
+
+	"cmd/grapevine": {"node", "chaos/...", "prefixtree", "proxy", "proxy/..."},
+}
+
+// outside restricts what the pure packages import from beyond the module: no
+// network, no logger, no metrics; nil is the standard library alone.
+var outside = map[string][]string{
+	"prefixtree":   {"github.com/zeebo/xxh3"},
+	"proxy/policy": {"github.com/zeebo/xxh3"},
+	"proxy/prompt": nil,
+	"proxy/engine": nil,
+}
+
+// impure are standard packages that the pure ones do without.
+var impure = map[string][]string{
+	"prefixtree":   {"net", "net/http", "log", "log/slog", "os", "context"},
+	"proxy/policy": {"net", "net/http", "log", "log/slog", "os", "context"},
+	"proxy/prompt": {"net", "net/http", "log", "log/slog", "os", "context"},
+	"proxy/engine": {"log", "log/slog", "os"},
+}
+
+// topLevel is what may stand at the top of the repository, apart from dot files.
+var topLevel = []string{
+	"cmd", "node", "proxy", "prefixtree", "gossip", "raftstore", "chaos", "deploy", "docs",
+	"go.mod", "go.sum", "Makefile", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md",
+	// Outputs that git ignores.
+	"bin", "out", "node_modules",
+}
+
+// imports reads the import graph of the module: directory -> imported paths,
+// without test files. It reads the sources rather than ask `go list`, because
+// the test cache notices files that a test opened itself and would go on
+// saying "ok" after a change that only a subprocess has seen. Build tags are
+// not applied, which errs on the strict side.
+func imports(t *testing.T) map[string][]string {
+	t.Helper()
+	graph := make(map[string][]string)
+	fset := token.NewFileSet()
+	err := filepath.WalkDir("..", func(name string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		base := d.Name()
+		if d.IsDir() {
+			if name != ".." && (strings.HasPrefix(base, ".") || base == "testdata" || base == "bin" || base == "out" || base == "node_modules") {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		if !strings.HasSuffix(base, ".go") || strings.HasSuffix(base, "_test.go") {
+			return nil
+		}
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		f, err := parser.ParseFile(fset, name, text, parser.ImportsOnly)
+		if err != nil {
+			return err
+		}
+		dir := filepath.ToSlash(filepath.Dir(name))
+		dir = strings.TrimPrefix(dir, "../")
+		if _, ok := graph[dir]; !ok {
+			graph[dir] = nil
+		}
+		for _, s := range f.Imports {
+			p, err := strconv.Unquote(s.Path.Value)
+			if err != nil {
+				return err
+			}
+			if !slices.Contains(graph[dir], p) {
+				graph[dir] = append(graph[dir], p)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return graph
+}
+
+func TestImports(t *testing.T) {
+	graph := imports(t)
+	if len(graph["node"]) == 0 {
+		t.Fatal("the walk did not even find this package")
+	}
+	for pkg, paths := range graph {
+		allowed, ok := mayImport[pkg]
+		if !ok {
+			t.Errorf("%s is not in the table: say in mayImport what it may import", pkg)
+			continue
+		}
+		external, restricted := outside[pkg]
+		for _, p := range paths {
+			inner, own := strings.CutPrefix(p, module+"/")
+			switch {
+			case own && !matches(allowed, inner):
+				t.Errorf("%s imports %s; it may import %v", pkg, inner, allowed)
+			case !own && restricted && strings.Contains(strings.Split(p, "/")[0], ".") && !slices.Contains(external, p):
+				t.Errorf("%s imports %s; from outside the module it may import %v", pkg, p, external)
+			case slices.Contains(impure[pkg], p):
+				t.Errorf("%s imports %s; it is pure", pkg, p)
+			}
+		}
+	}
+}
+
+// TestServeNeverImportsChaos follows the graph from node: nothing that a
+// production router links may reach the test machinery.
+func TestServeNeverImportsChaos(t *testing.T) {
+	graph := imports(t)
+	seen := map[string]bool{}
+	var visit func(pkg string, via []string)
+	visit = func(pkg string, via []string) {
+		if seen[pkg] {
+			return
+		}
+		seen[pkg] = true
+		if pkg == "chaos" || strings.HasPrefix(pkg, "chaos/") {
+			t.Errorf("node reaches %s by %v", pkg, via)
+		}
+		for _, p := range graph[pkg] {
+			if inner, ok := strings.CutPrefix(p, module+"/"); ok {
+				visit(inner, append(via[:len(via):len(via)], inner))
+			}
+		}
+	}
+	visit("node", []string{"node"})
+}
+
+func TestTopLevel(t *testing.T) {
+	entries, err := os.ReadDir("..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), ".") && !slices.Contains(topLevel, e.Name()) {
+			t.Errorf("%s stands at the top level; the layout is %v", e.Name(), topLevel)
+		}
+	}
+}
+
+// TestNoGrabBags holds the naming rule: a package or file is named after a concept.
+func TestNoGrabBags(t *testing.T) {
+	bad := []string{"util", "utils", "common", "helpers", "helper", "types", "models", "misc"}
+	err := filepath.WalkDir("..", func(name string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && name != ".." && (strings.HasPrefix(d.Name(), ".") || d.Name() == "node_modules") {
+			return filepath.SkipDir
+		}
+		concept := strings.TrimSuffix(strings.TrimSuffix(d.Name(), ".go"), "_test")
+		if (d.IsDir() || path.Ext(d.Name()) == ".go") && slices.Contains(bad, concept) {
+			t.Errorf("%s: name it after what it holds", name)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func matches(allowed []string, pkg string) bool {
+	return slices.ContainsFunc(allowed, func(a string) bool {
+		if tree, ok := strings.CutSuffix(a, "/..."); ok {
+			return strings.HasPrefix(pkg, tree+"/")
+		}
+		return a == pkg
+	})
+}

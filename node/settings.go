@@ -1,0 +1,144 @@
+package node
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Setting is one row of the configuration table: a field of Config under the
+// three names by which it can be set.
+type Setting struct {
+	Key     string // in the YAML file
+	Flag    string // on the command line, without the dashes
+	Env     string // in the environment
+	Default string // as text; "" is the field's zero value
+	Help    string
+	Group   string // heading it is listed under
+	Kind    string // what a value looks like, for people: "duration", "bytes", ...
+
+	field int // index in Config
+}
+
+// Settings lists every setting in the order of the struct, which is the order
+// of the help text and of the reference in docs/operate.md.
+func Settings() []Setting {
+	t := reflect.TypeFor[Config]()
+	out := make([]Setting, 0, t.NumField())
+	for i := range t.NumField() {
+		f := t.Field(i)
+		key := f.Tag.Get("yaml")
+		if key == "" || key == "-" {
+			continue
+		}
+		out = append(out, Setting{
+			Key: key, Flag: f.Tag.Get("name"), Env: f.Tag.Get("env"),
+			Default: f.Tag.Get("default"), Help: f.Tag.Get("help"), Group: f.Tag.Get("group"),
+			Kind: kindName(f.Type), field: i,
+		})
+	}
+	return out
+}
+
+// Default is the configuration of a router that was told nothing. It serves
+// no backend yet.
+func Default() Config {
+	var c Config
+	v := reflect.ValueOf(&c).Elem()
+	for _, s := range Settings() {
+		if s.Default == "" {
+			continue
+		}
+		// A scalar of YAML and a default of the table are the same text, so
+		// the one decoder reads both.
+		if err := yaml.Unmarshal([]byte(quoteText(v.Field(s.field), s.Default)), v.Field(s.field).Addr().Interface()); err != nil {
+			panic(fmt.Sprintf("node: default of %s: %v", s.Key, err))
+		}
+	}
+	return c
+}
+
+// quoteText quotes a text default so that YAML does not read ":8080" or "4s"
+// as anything but a string.
+func quoteText(v reflect.Value, text string) string {
+	if v.Kind() == reflect.String {
+		return fmt.Sprintf("%q", text)
+	}
+	return text
+}
+
+// Overlay copies the settings named by key from another configuration: what
+// was given on the command line or in the environment stands above the file.
+// A name that is no key panics: keys come from Settings.
+func (c *Config) Overlay(from Config, keys ...string) {
+	dst, src := reflect.ValueOf(c).Elem(), reflect.ValueOf(&from).Elem()
+	byKey := make(map[string]int)
+	for _, s := range Settings() {
+		byKey[s.Key] = s.field
+	}
+	for _, k := range keys {
+		i, ok := byKey[k]
+		if !ok {
+			panic("node: no setting " + k)
+		}
+		dst.Field(i).Set(src.Field(i))
+	}
+}
+
+// kindName says what a value of a setting looks like, in the words of the
+// reference and of error messages.
+func kindName(t reflect.Type) string {
+	switch t {
+	case reflect.TypeFor[time.Duration]():
+		return "duration"
+	case reflect.TypeFor[Bytes]():
+		return "bytes"
+	case reflect.TypeFor[[]Backend]():
+		return "list of backends"
+	case reflect.TypeFor[[]Rule]():
+		return "list of rules"
+	case reflect.TypeFor[map[string]float64]():
+		return "map of numbers"
+	}
+	switch t.Kind() {
+	case reflect.Bool:
+		return "boolean"
+	case reflect.Int, reflect.Int64:
+		return "whole number"
+	case reflect.Float64:
+		return "number"
+	case reflect.Slice:
+		return "list of " + strings.TrimPrefix(kindName(t.Elem()), "list of ") + "s"
+	default:
+		return "text"
+	}
+}
+
+// example shows a value of a kind, for the remedy of an error message.
+func example(kind string) string {
+	switch kind {
+	case "duration":
+		return "30s, 5m or 1h30m"
+	case "bytes":
+		return "65536, 64KiB or 1GiB"
+	case "boolean":
+		return "true or false"
+	case "whole number":
+		return "3"
+	case "number":
+		return "0.25"
+	case "map of numbers":
+		return "{prefix: 2, load: 1}"
+	case "list of backends":
+		return "a list of URLs, or of mappings with the key url"
+	case "list of rules":
+		return "a list of mappings with the key strategy"
+	case "list of texts":
+		return "[a, b]"
+	default:
+		return `"text"`
+	}
+}

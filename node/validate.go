@@ -1,0 +1,153 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+)
+
+// minSecret is the shortest hash key taken from a configuration: 128 bits if
+// it is random, as anything shorter could be searched for.
+const minSecret = 16
+
+// maxSecretFile bounds what is read as a secret.
+const maxSecretFile = 4096
+
+// Validate says everything that is wrong with a configuration, as joined
+// *ConfigError. file and lines, as returned by Load, place the errors; both
+// may be empty. The backends are normalised on the way (names and weights
+// filled in), which is why the receiver is a pointer.
+func (c *Config) Validate(file string, lines map[string]int) error {
+	var errs []error
+	bad := func(key, remedy, format string, args ...any) {
+		e := &ConfigError{Key: key, Reason: fmt.Sprintf(format, args...), Remedy: remedy}
+		if n, ok := lines[key]; ok {
+			e.File, e.Line = file, n
+		}
+		errs = append(errs, e)
+	}
+	c.checkServing(bad)
+	c.checkBackends(bad)
+	c.checkRouting(bad)
+	c.checkAmounts(bad)
+	if _, err := parseLevel(c.LogLevel); err != nil {
+		bad("log_level", "want debug, info, warn or error", "%q is no level", c.LogLevel)
+	}
+	switch c.LogFormat {
+	case "json", "console", "auto":
+	default:
+		bad("log_format", "want json, console or auto", "%q is no format", c.LogFormat)
+	}
+	return errors.Join(errs...)
+}
+
+type complain func(key, remedy, format string, args ...any)
+
+func (c *Config) checkServing(bad complain) {
+	if c.Listen == "" {
+		bad("listen", "write :8080", "is empty")
+	}
+	if c.Admin == "" {
+		bad("admin", "write 127.0.0.1:8081", "is empty")
+	}
+	if (c.TLSCert == "") != (c.TLSKey == "") {
+		bad("tls_cert", "give both or neither", "tls_cert and tls_key belong together")
+	}
+	if strings.ContainsAny(c.NodeName, " \t\r\n,") {
+		bad("node_name", "write one word", "%q holds white space or a comma", c.NodeName)
+	}
+}
+
+func (c *Config) checkBackends(bad complain) {
+	names := make(map[string]string, len(c.Backends))
+	for i := range c.Backends {
+		b := &c.Backends[i]
+		if err := b.check(); err != nil {
+			bad("backends", "", "%v", err)
+			continue
+		}
+		if other, ok := names[b.Name]; ok {
+			bad("backends", "name them apart with name", "two backends are called %s (%s and %s)", b.Name, other, b.URL)
+		}
+		names[b.Name] = b.URL
+	}
+}
+
+func (c *Config) checkRouting(bad complain) {
+	if !knownStrategy(c.Strategy) {
+		bad("strategy", "known are "+strings.Join(strategies, ", "), "%q is unknown", c.Strategy)
+	}
+	for i, r := range c.Rules {
+		if !knownStrategy(r.Strategy) {
+			bad("rules", "known are "+strings.Join(strategies, ", "), "rule %d: strategy %q is unknown", i, r.Strategy)
+		}
+	}
+	if c.WorkWeight <= 0 {
+		bad("work_weight", "4 is the default", "%v is not positive", c.WorkWeight)
+	}
+	if c.Epsilon < 0 {
+		bad("epsilon", "0.25 is the default", "%v is negative", c.Epsilon)
+	}
+	if c.HashBlocks <= 0 {
+		bad("hash_blocks", "4 is the default", "%d is not positive", c.HashBlocks)
+	}
+	if c.BlockBytes < 64 || c.BlockBytes > 1<<16 {
+		bad("block_bytes", "512 is the default", "%d is not between 64 and 65536", c.BlockBytes)
+	}
+	if c.Secret != "" && c.SecretFile != "" {
+		bad("secret", "keep one", "secret and secret_file are both given")
+	}
+	if c.Secret != "" && len(c.Secret) < minSecret {
+		bad("secret", "generate one with: openssl rand -hex 32", "is shorter than %d bytes", minSecret)
+	}
+	for name, w := range c.Weights {
+		if w < 0 {
+			bad("weights", "", "%s: %v is negative", name, w)
+		}
+	}
+}
+
+func (c *Config) checkAmounts(bad complain) {
+	for _, d := range []struct {
+		key   string
+		value time.Duration
+		least time.Duration
+	}{
+		{"models_interval", c.ModelsInterval, 0}, {"drain_grace", c.DrainGrace, 0}, {"drain_timeout", c.DrainTimeout, 0},
+		{"connect_timeout", c.ConnectTimeout, 1}, {"first_byte_timeout", c.FirstByteTimeout, 1}, {"idle_timeout", c.IdleTimeout, 1},
+		{"read_timeout", c.ReadTimeout, 1}, {"keep_alive", c.KeepAlive, 1}, {"upstream_idle", c.UpstreamIdle, 1}, {"horizon", c.Horizon, 1},
+	} {
+		if d.value < d.least {
+			bad(d.key, "write a duration such as 30s", "%v is too short", d.value)
+		}
+	}
+	for _, n := range []struct {
+		key   string
+		value int64
+	}{
+		{"max_body", int64(c.MaxBody)}, {"max_header", int64(c.MaxHeader)}, {"max_connections", int64(c.MaxConnections)},
+		{"max_attempts", int64(c.MaxAttempts)}, {"tree_budget", int64(c.TreeBudget)},
+	} {
+		if n.value <= 0 {
+			bad(n.key, "write 1 or more", "%d is not positive", n.value)
+		}
+	}
+}
+
+// secret returns the hash key: what the configuration says, else nil.
+func (c *Config) secret() ([]byte, error) {
+	if c.SecretFile == "" {
+		return []byte(c.Secret), nil
+	}
+	text, err := os.ReadFile(c.SecretFile)
+	if err != nil {
+		return nil, fmt.Errorf("secret_file: %w", err)
+	}
+	key := strings.TrimSpace(string(text))
+	if len(key) < minSecret || len(text) > maxSecretFile {
+		return nil, fmt.Errorf("secret_file %s: want %d to %d bytes, got %d", c.SecretFile, minSecret, maxSecretFile, len(key))
+	}
+	return []byte(key), nil
+}
