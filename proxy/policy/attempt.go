@@ -1,0 +1,148 @@
+package policy
+
+import (
+	"grapevine/prefixtree"
+)
+
+// Outcome is what became of an attempt. Token counts are the engine's own; -1 means it did not say, which is not zero.
+type Outcome struct {
+	PromptTokens, CachedTokens, OutputTokens int
+	Failed                                   Failure
+}
+
+type stage uint8
+
+const (
+	idle stage = iota
+	picked
+	dispatched
+	answering
+	ended
+)
+
+// Attempt is one try of one request at one backend. It owns that try's share of the load ledger: Pick books it, End gives
+// it back, once, whatever happened between. The zero value is ready; it may be reused after End, must not be copied while
+// in use, and is for one goroutine at a time.
+type Attempt struct {
+	router   *Router
+	slot     *slot
+	model    *modelStat
+	decision Decision
+	trail    prefixtree.Trail
+	hashes   []prefixtree.Hash // the caller's
+	bytes    int               // prompt bytes
+	charged  int64             // prefill tokens
+	resident int64             // prompt and expected output tokens
+	adapter  uint64
+	interval float64 // seconds of engine time the prefill took; 0 unknown
+	at       struct{ picked, dispatched prefixtree.Time }
+	stage    stage
+	trial    bool
+
+	next, prev *Attempt // the slot's line, under its lock
+	inLine     bool
+}
+
+// Decision returns the choice and its receipt, valid until the next Pick with this attempt.
+func (a *Attempt) Decision() *Decision { return &a.decision }
+
+// Dispatched says that the request is on its way to the backend: only now is the placement recorded, since a request that
+// was shed or moved elsewhere must not advertise a holder. Calls after the first do nothing.
+func (a *Attempt) Dispatched(now prefixtree.Time) {
+	if a.stage != picked {
+		return
+	}
+	a.stage = dispatched
+	a.at.dispatched = now
+	a.slot.started(a, now)
+	if len(a.hashes) > 0 {
+		a.router.tree.Record(a.slot.id, a.hashes, now, &a.trail)
+	}
+	if a.adapter != 0 {
+		a.slot.mu.Lock()
+		a.slot.adapters.add(a.adapter)
+		a.slot.mu.Unlock()
+	}
+}
+
+// FirstToken says that the prefill is done: its charge is released and its duration noted. Calls after the first, or
+// before Dispatched, do nothing.
+func (a *Attempt) FirstToken(now prefixtree.Time) {
+	if a.stage != dispatched {
+		return
+	}
+	a.stage = answering
+	a.slot.prefilled(a, now)
+	a.slot.mu.Lock()
+	// Engines prefill in order of arrival, so this prefill ran since the later of its dispatch and the last first token.
+	since := max(a.at.dispatched, a.slot.lastFirst)
+	a.slot.lastFirst = max(a.slot.lastFirst, now)
+	a.slot.mu.Unlock()
+	a.interval = float64(now-since) / 1000
+	a.slot.answered(a.at.picked)
+}
+
+// End releases everything the attempt still holds and learns from the outcome. It must be called exactly once per
+// successful Pick; a second call is ignored and counted (Stats.DoubleEnds), and panics under the race and invariants
+// build tags.
+func (a *Attempt) End(o Outcome, now prefixtree.Time) {
+	if a.stage == idle || a.stage == ended {
+		a.misused()
+		return
+	}
+	before := a.stage
+	a.stage = ended
+	a.slot.prefilled(a, now)
+	a.slot.release(a)
+	switch {
+	case o.Failed.blames():
+		a.slot.failed(a.at.picked, now)
+	case o.Failed != ClientGone && before != picked:
+		a.slot.answered(a.at.picked)
+	}
+	if a.trial {
+		a.slot.trial.Store(false)
+	}
+	a.router.outcomes[min(int(o.Failed), len(a.router.outcomes)-1)].Add(1)
+	if before == dispatched && o.Failed.blames() && a.router.drop != nil && len(a.hashes) > 0 {
+		// The prompt was sent and never prefilled: take back what Record advertised beyond what was believed before.
+		a.router.drop.Drop(a.slot.id, a.hashes, int(a.trail.Expected()))
+	}
+	if before != picked && !o.Failed.blames() {
+		a.learn(o, now)
+	}
+	a.hashes = nil
+}
+
+// learn corrects the estimators and the tree with the engine's own counts.
+func (a *Attempt) learn(o Outcome, now prefixtree.Time) {
+	if o.PromptTokens > 0 {
+		a.model.learn(a.bytes, o.PromptTokens)
+	}
+	uncached := float64(a.decision.UncachedTokens)
+	if o.PromptTokens > 0 && o.CachedTokens >= 0 {
+		uncached = float64(max(o.PromptTokens-o.CachedTokens, 0))
+	}
+	if a.interval > 0 {
+		a.slot.learnRate(a.router.rate, uncached, a.interval)
+	}
+	if o.CachedTokens < 0 || len(a.hashes) == 0 {
+		return
+	}
+	perToken := a.model.bytesPerToken()
+	if o.PromptTokens > 0 && a.bytes > 0 {
+		perToken = float64(a.bytes) / float64(o.PromptTokens)
+	}
+	// Half a block of rounding: the template's own tokens stand in no prompt byte.
+	blocks := int(float64(o.CachedTokens)*perToken/float64(a.router.cfg.BlockBytes) + 0.5)
+	a.router.tree.Learn(a.slot.id, a.hashes, &a.trail, min(blocks, len(a.hashes)), now)
+}
+
+func (a *Attempt) misused() {
+	if invariants {
+		panic("policy: Attempt.End without a Pick, or a second time")
+	}
+	if a.router != nil {
+		a.router.doubleEnds.Add(1)
+	}
+}

@@ -1,0 +1,80 @@
+package policy
+
+import "math"
+
+// leastRequest takes the backend with the fewest active requests for its weight; ties go round.
+type leastRequest struct{}
+
+func (leastRequest) Choose(s *Scene) (int, Rung) {
+	least := math.Inf(1)
+	equal := true
+	for i := range s.Candidates {
+		c := &s.Candidates[i]
+		c.Cost = float64(c.Active) / c.Weight
+		if i > 0 && c.Cost != s.Candidates[0].Cost {
+			equal = false
+		}
+		least = min(least, c.Cost)
+	}
+	if equal {
+		return rotate(s), Rotate
+	}
+	n := 0
+	for i := range s.Candidates {
+		if s.Candidates[i].Cost == least {
+			n++
+		}
+	}
+	nth := int(s.Turn() % uint64(n))
+	for i := range s.Candidates {
+		if s.Candidates[i].Cost != least {
+			continue
+		}
+		if nth == 0 {
+			return i, Load
+		}
+		nth--
+	}
+	return 0, Load
+}
+
+// roundRobin takes the backends in turn, in proportion to their weights.
+type roundRobin struct{}
+
+func (roundRobin) Choose(s *Scene) (int, Rung) { return rotate(s), Rotate }
+
+// rotate returns the next candidate in turn. With unequal weights the turns walk the golden ratio's low-discrepancy
+// sequence over the cumulated weights: every stretch of turns has nearly the right shares, and no state is kept but the turn.
+func rotate(s *Scene) int {
+	turn := s.Turn()
+	if !s.weighted {
+		return int(turn % uint64(len(s.Candidates)))
+	}
+	_, frac := math.Modf(float64(turn%(1<<40)) * 0.6180339887498949)
+	return byWeight(s, frac)
+}
+
+// random takes any backend, in proportion to the weights.
+type random struct{}
+
+func (random) Choose(s *Scene) (int, Rung) {
+	if !s.weighted {
+		return int(s.Rand() % uint64(len(s.Candidates))), Rotate
+	}
+	return byWeight(s, float64(s.Rand()>>11)/(1<<53)), Rotate
+}
+
+// byWeight maps a fraction in [0,1) to the candidate at that place of the cumulated weights.
+func byWeight(s *Scene, fraction float64) int {
+	var sum float64
+	for i := range s.Candidates {
+		sum += s.Candidates[i].Weight
+	}
+	at := fraction * sum
+	for i := range s.Candidates {
+		if at -= s.Candidates[i].Weight; at < 0 {
+			return i
+		}
+	}
+	return len(s.Candidates) - 1
+}

@@ -1,0 +1,122 @@
+package policy
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"grapevine/prefixtree"
+)
+
+// MaxConsidered bounds the candidates a receipt lists.
+const MaxConsidered = 8
+
+// Decision is the outcome of a Pick and its receipt. It is a view into the Attempt, valid until the Attempt is reused;
+// Clone it to keep it.
+type Decision struct {
+	Backend         prefixtree.Backend `json:"backend"`
+	Generation      uint32             `json:"generation"`
+	Name            string             `json:"name"`
+	Strategy        string             `json:"strategy"`
+	Rung            Rung               `json:"rung"`
+	PromptTokens    int                `json:"prompt_tokens"`    // estimated
+	MatchedBlocks   int                `json:"matched_blocks"`   // leading blocks with a known placement on the backend
+	PredictedTokens int                `json:"predicted_tokens"` // tokens expected in its cache
+	UncachedTokens  int                `json:"uncached_tokens"`  // tokens charged: prompt less predicted, at least 1
+	Age             time.Duration      `json:"age_ns"`           // of the knowledge used; 0 without a match
+	Branch          prefixtree.Hash    `json:"branch"`
+	Eligible        int                `json:"eligible"` // backends there were to choose from
+	Trial           bool               `json:"trial"`    // the one request given to a backend that failed lately
+	LastResort      bool               `json:"last_resort"`
+	// Candidates are the chosen backend and then the cheapest others, at most MaxConsidered.
+	Candidates []Considered `json:"candidates"`
+}
+
+// Considered is one line of a receipt.
+type Considered struct {
+	Backend       prefixtree.Backend `json:"backend"`
+	Name          string             `json:"name"`
+	MatchedBlocks int                `json:"matched_blocks"`
+	HeldTokens    float64            `json:"held_tokens"`
+	QueuedTokens  float64            `json:"queued_tokens"`
+	Active        int64              `json:"active"`
+	Rate          float64            `json:"rate"` // prefill tokens/s
+	Age           time.Duration      `json:"age_ns"`
+	Cost          float64            `json:"cost"` // in the strategy's unit
+}
+
+// Clone returns a copy that shares nothing with the attempt.
+func (d *Decision) Clone() Decision {
+	c := *d
+	c.Candidates = slices.Clone(d.Candidates)
+	return c
+}
+
+// JSON returns the receipt as one JSON object.
+func (d *Decision) JSON() ([]byte, error) { return json.Marshal(d) }
+
+// String returns the receipt for people: a headline and one line per candidate, the chosen one first.
+func (d *Decision) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s by %s/%s: %d of %d prompt tokens expected cached", d.Name, d.Strategy, d.Rung, d.PredictedTokens, d.PromptTokens)
+	if d.Trial {
+		b.WriteString(", trial after a failure")
+	}
+	if d.LastResort {
+		b.WriteString(", all backends are failing")
+	}
+	for i := range d.Candidates {
+		c := &d.Candidates[i]
+		fmt.Fprintf(&b, "\n  %-24s match %4d blocks %7.0f tokens  queued %7.0f  active %3d  rate %6.0f  age %s  cost %.3f",
+			c.Name, c.MatchedBlocks, c.HeldTokens, c.QueuedTokens, c.Active, c.Rate, c.Age.Round(time.Millisecond), c.Cost)
+	}
+	return b.String()
+}
+
+// fill writes the receipt of the chosen candidate. It reuses the slice of the last one.
+func (d *Decision) fill(s *Scene, chosen int, rung Rung, strategy *named, lastResort bool) {
+	c := &s.Candidates[chosen]
+	*d = Decision{
+		Backend: c.Backend, Generation: c.slot.gen, Name: s.pool.name(c.Backend), Strategy: strategy.name, Rung: rung,
+		PromptTokens: s.PromptTokens, MatchedBlocks: int(c.HeldBlocks), PredictedTokens: int(c.Held),
+		UncachedTokens: int(math.Ceil(c.Uncached)), Age: time.Duration(c.Age) * time.Millisecond, Branch: s.Branch,
+		Eligible: len(s.Candidates), Trial: c.half, LastResort: lastResort,
+		Candidates: d.Candidates[:0],
+	}
+	if cap(d.Candidates) < MaxConsidered {
+		d.Candidates = make([]Considered, 0, MaxConsidered)
+	}
+	var low [MaxConsidered - 1]int32
+	n := 0
+	for i := range s.Candidates {
+		cost := s.Candidates[i].Cost
+		if i == chosen || math.IsInf(cost, 1) || n == len(low) && cost >= s.Candidates[low[n-1]].Cost {
+			continue
+		}
+		j := min(n, len(low)-1)
+		for ; j > 0 && s.Candidates[low[j-1]].Cost > cost; j-- {
+			low[j] = low[j-1]
+		}
+		low[j] = int32(i)
+		n = min(n+1, len(low))
+	}
+	d.Candidates = append(d.Candidates, s.considered(chosen))
+	for _, i := range low[:n] {
+		d.Candidates = append(d.Candidates, s.considered(int(i)))
+	}
+}
+
+func (s *Scene) considered(i int) Considered {
+	c := &s.Candidates[i]
+	cost := c.Cost
+	if math.IsInf(cost, 0) || math.IsNaN(cost) {
+		cost = math.MaxFloat64 // JSON knows no infinity
+	}
+	return Considered{
+		Backend: c.Backend, Name: s.pool.name(c.Backend), MatchedBlocks: int(c.HeldBlocks), HeldTokens: c.Held,
+		QueuedTokens: c.Queued, Active: c.Active, Rate: c.Rate, Age: time.Duration(c.Age) * time.Millisecond, Cost: cost,
+	}
+}

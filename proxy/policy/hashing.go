@@ -1,0 +1,67 @@
+package policy
+
+import (
+	"math"
+)
+
+// mix is splitmix64's finaliser: a bijection whose output bits all depend on all input bits.
+func mix(x uint64) uint64 {
+	x ^= x >> 30
+	x *= 0xbf58476d1ce4e5b9
+	x ^= x >> 27
+	x *= 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// rendezvous returns the rank of a backend for a key; the highest wins. With equal weights the hash itself orders the
+// backends, without a logarithm each; with unequal ones -w/ln(u) gives every backend its share (Schindelhauer and
+// Schomaker, SPAA 2005). Both are monotone in the same hash, so that weights that become equal move no key.
+func rendezvous(key, backend uint64, weight float64, weighted bool) float64 {
+	h := mix(key ^ backend)
+	u := (float64(h>>11) + 0.5) / (1 << 53)
+	if !weighted {
+		return u
+	}
+	return -weight / math.Log(u)
+}
+
+// prefixHash is bounded-load rendezvous hashing of the first blocks: the key's first choice, unless it is saturated, then
+// the next in its order (Mirrokni, Thorup, Zadimoghaddam, SODA 2018, on a rendezvous order in place of a ring).
+type prefixHash struct {
+	blocks int
+	bound  float64
+}
+
+func (p *prefixHash) Choose(s *Scene) (int, Rung) {
+	if len(s.Request.Hashes) == 0 {
+		return leastRequest{}.Choose(s)
+	}
+	key := uint64(s.Request.Hashes[min(p.blocks, len(s.Request.Hashes))-1])
+	var active int64
+	var weights float64
+	for i := range s.Candidates {
+		active += s.Candidates[i].Active
+		weights += s.Candidates[i].Weight
+	}
+	best, rank := -1, math.Inf(-1)
+	for i := range s.Candidates {
+		c := &s.Candidates[i]
+		limit := math.Ceil(p.bound * float64(active+1) * c.Weight / weights)
+		c.Cost = float64(c.Active)
+		if float64(c.Active+1) > limit {
+			continue
+		}
+		if r := s.Rendezvous(key, i); r > rank {
+			best, rank = i, r
+		}
+	}
+	return best, Hash // never empty: the least loaded of them all is below the mean
+}
+
+// keyOf names a backend in rendezvous orders: by its name, which outlives ids, else by its id.
+func keyOf(b *Backend) uint64 {
+	if b.Name == "" {
+		return mix(uint64(b.ID) + 0x9e3779b97f4a7c15)
+	}
+	return hashBytes(b.Name)
+}

@@ -1,0 +1,193 @@
+package policy
+
+import (
+	"math"
+	"sync"
+	"sync/atomic"
+
+	"grapevine/prefixtree"
+)
+
+// slot is the own load and the learned manner of one backend generation. A Pick reads the first cache line of every
+// candidate, so what it reads stands together and every slot is a multiple of 64 bytes (held by a test).
+//
+// The counters are exact: what Pick adds, the same Attempt takes back. mu guards the line of prefills, the rate sums and
+// the failure state; readers use the atomics only and may see one change before the other, which is harmless for a score.
+type slot struct {
+	charged    atomic.Int64  // prefill tokens of own requests that have had no first token
+	active     atomic.Int64  // own requests that have not ended
+	headTokens atomic.Int64  // charge of the request whose prefill is believed to run now; 0 for none
+	headSince  atomic.Int64  // when that prefill is believed to have begun, ms
+	rate       atomic.Uint64 // learned prefill rate, tokens/s as float64 bits; 0 until learned
+	retryAt    atomic.Int64  // ms; 0 healthy, else the backend is avoided until then and half-open after
+	peerTokens atomic.Int64  // prefill tokens outstanding as other nodes report them, summed over origins
+	peerActive atomic.Int64  // the same for active requests
+
+	resident  atomic.Int64 // prompt and output tokens of own active requests: the KV memory they pin
+	trial     atomic.Bool  // the one half-open request is under way
+	telemetry atomic.Pointer[Telemetry]
+	id        prefixtree.Backend
+	gen       uint32
+
+	mu          sync.Mutex
+	first, last *Attempt // own requests waiting for their first token, oldest first (engines admit in order)
+	lastFirst   prefixtree.Time
+	rates       rateSums
+	lastFailure prefixtree.Time
+	failures    int32 // consecutive
+	adapters    adapterSet
+}
+
+// queued returns the prefill tokens still to be computed before a request that arrived now: all that is outstanding, less
+// what the running prefill must have done since it began. Without that part a 100k-token prefill that is nearly done
+// looks like a full queue (DESIGN.md, "Load" has the measurement).
+func (s *slot) queued(now prefixtree.Time, rate float64) float64 {
+	q := float64(s.charged.Load() + s.peerTokens.Load())
+	if head := s.headTokens.Load(); head > 0 {
+		if ran := int64(now) - s.headSince.Load(); ran > 0 {
+			q -= min(float64(head), float64(ran)*rate/1000)
+		}
+	}
+	return max(q, 0)
+}
+
+// charge books a picked attempt: one active request, its uncached tokens, and a place in the line.
+func (s *slot) charge(a *Attempt, now prefixtree.Time) {
+	s.active.Add(1)
+	s.charged.Add(a.charged)
+	s.resident.Add(a.resident)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a.prev, a.next = s.last, nil
+	if s.last != nil {
+		s.last.next = a
+	} else {
+		s.first = a
+		s.headTokens.Store(a.charged)
+		s.headSince.Store(int64(now))
+	}
+	s.last = a
+	a.inLine = true
+}
+
+// started moves the beginning of the head's prefill to its dispatch.
+func (s *slot) started(a *Attempt, now prefixtree.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.first == a {
+		s.headSince.Store(int64(now))
+	}
+}
+
+// prefilled takes the attempt out of the line and gives its prefill charge back. Calling it again does nothing.
+func (s *slot) prefilled(a *Attempt, now prefixtree.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !a.inLine {
+		return
+	}
+	a.inLine = false
+	wasHead := s.first == a
+	if a.prev != nil {
+		a.prev.next = a.next
+	} else {
+		s.first = a.next
+	}
+	if a.next != nil {
+		a.next.prev = a.prev
+	} else {
+		s.last = a.prev
+	}
+	a.prev, a.next = nil, nil
+	s.charged.Add(-a.charged)
+	if !wasHead {
+		return
+	}
+	if s.first == nil {
+		s.headTokens.Store(0)
+		return
+	}
+	s.headTokens.Store(s.first.charged)
+	s.headSince.Store(int64(now))
+}
+
+// release ends the attempt's claim on the backend; prefilled must have been called.
+func (s *slot) release(a *Attempt) {
+	s.active.Add(-1)
+	s.resident.Add(-a.resident)
+}
+
+func (s *slot) rateOr(prior float64) float64 {
+	if r := math.Float64frombits(s.rate.Load()); r > 0 {
+		return r
+	}
+	return prior
+}
+
+// Telemetry is what an engine says of itself (its metrics), as far as the weighted scorers use it. Zero values mean idle.
+type Telemetry struct {
+	Running, Waiting int
+	KVUsage          float64 // share of the KV cache in use, 0 to 1
+}
+
+// ledger holds the slots of every backend id ever seen, by id; copied on growth so that readers need no lock.
+type ledger struct {
+	mu    sync.Mutex
+	slots map[slotKey]*slot
+}
+
+type slotKey struct {
+	id  prefixtree.Backend
+	gen uint32
+}
+
+// slot returns the slot of that backend generation, made if new. Slots of generations that are no longer in any view and
+// hold no request are dropped by prune.
+func (l *ledger) slot(id prefixtree.Backend, gen uint32) *slot {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	k := slotKey{id, gen}
+	s := l.slots[k]
+	if s == nil {
+		s = &slot{id: id, gen: gen}
+		l.slots[k] = s
+	}
+	return s
+}
+
+// prune forgets the slots that keep rejects. Attempts hold their own pointer, so a running request still ends cleanly.
+func (l *ledger) prune(keep func(slotKey) bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for k := range l.slots {
+		if !keep(k) {
+			delete(l.slots, k)
+		}
+	}
+}
+
+// adapterSet remembers the last few LoRA adapters sent to a backend: an engine keeps a few loaded and drops the oldest.
+type adapterSet struct {
+	names [adapterSlots]uint64
+	next  int
+}
+
+// adapterSlots is vLLM's usual ceiling for adapters resident at once (max_loras is rarely above 8).
+const adapterSlots = 8
+
+func (s *adapterSet) has(name uint64) bool {
+	for _, n := range s.names {
+		if n == name {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *adapterSet) add(name uint64) {
+	if s.has(name) {
+		return
+	}
+	s.names[s.next] = name
+	s.next = (s.next + 1) % adapterSlots
+}

@@ -1,0 +1,162 @@
+package policy
+
+import (
+	"math"
+	"sync"
+	"sync/atomic"
+)
+
+const (
+	// defaultPrefillRate is the prior for a fleet nobody has measured: about one current GPU serving a mid-size model, tokens/s.
+	// Only ratios between backends matter to a choice, so a wrong prior costs nothing once it is common to all.
+	defaultPrefillRate = 10_000
+	// rateWindow bounds the memory of a rate to this many seconds of prefill; older samples fade by halves.
+	rateWindow = 30
+	// ratePrior is the weight of the fleet's rate in a backend's own, in seconds of prefill: one sample does not decide.
+	ratePrior = 1
+	// rateMinTokens excludes tiny prefills: their time is one engine step whatever their length.
+	rateMinTokens = 256
+	// rateOutlier bounds how far one sample may stand below the present estimate: a single hang must not condemn a backend,
+	// a lasting slowdown still shows within a few samples.
+	rateOutlier = 16
+)
+
+// rateSums estimates tokens/s as a ratio of decayed sums, which weighs a sample by its duration: long prefills say most.
+type rateSums struct {
+	tokens, seconds float64
+}
+
+func (r *rateSums) add(tokens, seconds, present float64) {
+	if present > 0 {
+		seconds = min(seconds, rateOutlier*tokens/present)
+	}
+	r.tokens += tokens
+	r.seconds += seconds
+	if r.seconds > rateWindow {
+		r.tokens /= 2
+		r.seconds /= 2
+	}
+}
+
+func (r *rateSums) estimate(prior float64) float64 {
+	return (r.tokens + prior*ratePrior) / (r.seconds + ratePrior)
+}
+
+// fleetRate is the prior for backends without samples of their own, learned over all of them.
+type fleetRate struct {
+	mu   sync.Mutex
+	sums rateSums
+	bits atomic.Uint64
+}
+
+func newFleetRate(initial float64) *fleetRate {
+	f := &fleetRate{}
+	f.bits.Store(math.Float64bits(initial))
+	return f
+}
+
+func (f *fleetRate) load() float64 { return math.Float64frombits(f.bits.Load()) }
+
+func (f *fleetRate) add(tokens, seconds float64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.sums.add(tokens, seconds, f.load())
+	f.bits.Store(math.Float64bits(f.sums.estimate(f.load())))
+}
+
+// learnRate books one prefill of the slot: tokens computed in seconds of the engine's own time for it.
+func (s *slot) learnRate(f *fleetRate, tokens, seconds float64) {
+	if tokens < rateMinTokens || seconds <= 0 {
+		return
+	}
+	f.add(tokens, seconds)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.rates.add(tokens, seconds, math.Float64frombits(s.rate.Load()))
+	s.rate.Store(math.Float64bits(s.rates.estimate(f.load())))
+}
+
+const (
+	// defaultBytesPerToken is what byte-pair vocabularies give for English and code.
+	defaultBytesPerToken = 4.0
+	// maxModels bounds the per-model estimates; the models beyond share one.
+	maxModels = 256
+	// bytesWindow is the memory of an estimate in tokens: a few dozen long prompts.
+	bytesWindow = 1 << 20
+	// bytesPrior is the weight of the prior in tokens.
+	bytesPrior = 1 << 11
+	// The bounds of a believable estimate: below 1 the counts are not of this prompt, above 16 likewise (images by hash).
+	minBytesPerToken, maxBytesPerToken = 1.0, 16.0
+)
+
+// modelStat is the learned bytes per token of one model's prompts.
+type modelStat struct {
+	bits          atomic.Uint64
+	mu            sync.Mutex
+	bytes, tokens float64
+}
+
+func newModelStat() *modelStat {
+	m := &modelStat{bytes: bytesPrior * defaultBytesPerToken, tokens: bytesPrior}
+	m.bits.Store(math.Float64bits(defaultBytesPerToken))
+	return m
+}
+
+func (m *modelStat) bytesPerToken() float64 { return math.Float64frombits(m.bits.Load()) }
+
+func (m *modelStat) learn(promptBytes, promptTokens int) {
+	if promptBytes <= 0 || promptTokens <= 0 {
+		return
+	}
+	if r := float64(promptBytes) / float64(promptTokens); r < minBytesPerToken || r > maxBytesPerToken {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.bytes += float64(promptBytes)
+	m.tokens += float64(promptTokens)
+	if m.tokens > bytesWindow {
+		m.bytes /= 2
+		m.tokens /= 2
+	}
+	m.bits.Store(math.Float64bits(m.bytes / m.tokens))
+}
+
+// modelStats maps model names to their estimates: copy on write, so that the lookup of a Pick neither locks nor allocates.
+type modelStats struct {
+	mu     sync.Mutex
+	byName atomic.Pointer[map[string]*modelStat]
+	shared *modelStat
+}
+
+func newModelStats() *modelStats {
+	m := &modelStats{shared: newModelStat()}
+	m.byName.Store(&map[string]*modelStat{})
+	return m
+}
+
+func (m *modelStats) of(name []byte) *modelStat {
+	if s := (*m.byName.Load())[string(name)]; s != nil {
+		return s
+	}
+	if len(name) == 0 {
+		return m.shared
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	old := *m.byName.Load()
+	if s := old[string(name)]; s != nil {
+		return s
+	}
+	if len(old) >= maxModels {
+		return m.shared
+	}
+	next := make(map[string]*modelStat, len(old)+1)
+	for k, v := range old {
+		next[k] = v
+	}
+	s := newModelStat()
+	next[string(name)] = s
+	m.byName.Store(&next)
+	return s
+}

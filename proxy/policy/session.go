@@ -1,0 +1,31 @@
+package policy
+
+import (
+	"math"
+
+	"github.com/zeebo/xxh3"
+)
+
+// session pins a session key to the first backend of its weighted rendezvous order: the pin survives every change of the
+// fleet but the loss of its own backend. Requests without a key go round.
+type session struct{}
+
+func (session) Choose(s *Scene) (int, Rung) {
+	if len(s.Request.Session) == 0 {
+		return rotate(s), Rotate
+	}
+	return pinned(s, xxh3.Hash(s.Request.Session)), Hash
+}
+
+// pinned returns the candidate that comes first for the key.
+func pinned(s *Scene, key uint64) int {
+	best, rank := 0, math.Inf(-1)
+	for i := range s.Candidates {
+		if r := s.Rendezvous(key, i); r > rank {
+			best, rank = i, r
+		}
+	}
+	return best
+}
+
+func hashBytes(name string) uint64 { return xxh3.HashString(name) }

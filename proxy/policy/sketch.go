@@ -1,0 +1,152 @@
+package policy
+
+import (
+	"math"
+	"sync"
+
+	"grapevine/prefixtree"
+)
+
+const (
+	// sketchHalfLife is the time in which a count fades to half, milliseconds: long against the gap between requests, short
+	// against the life of a system prompt (facts on heavy hitters use 30 s).
+	sketchHalfLife = 30_000
+	// sketchSupport is the least number of (decayed) sightings that make an anchor common: without it the first request
+	// after a start would be its own fleet-wide prompt.
+	sketchSupport = 4
+	// sketchDense anchors are looked at block by block (2k tokens of 128); beyond, every sketchStride-th. The same spacing as
+	// the anchors of the tree.
+	sketchDense, sketchStride = 16, 4
+	// sketchDepth bounds the walk in blocks: 32k tokens of 128. A common prefix longer than that is cut here.
+	sketchDepth = 256
+	// The least and greatest number of counters. Every anchor above 1/n of the traffic is present with n counters, and the
+	// question asked is 1/(2B): n = 4 x 2B leaves an error of a quarter of the threshold.
+	sketchMin, sketchMax = 1024, 16384
+)
+
+// sketch finds the anchors that are common property: SpaceSaving (Metwally, Agrawal, El Abbadi, ICDT 2005) with exponential
+// decay by the time parameter (forward decay, so that old counts need no touching). Bounded memory. An anchor is
+// counted only when the one before it is common, so that a request costs one or two updates, not its depth.
+type sketch struct {
+	mu      sync.Mutex
+	index   map[prefixtree.Hash]int32 // anchor -> place in heap
+	heap    []heavy                   // min-heap by count
+	limit   int
+	total   float64
+	origin  prefixtree.Time // the time at which an increment weighs 1
+	started bool
+}
+
+type heavy struct {
+	hash  prefixtree.Hash
+	count float64
+}
+
+func newSketch() *sketch {
+	return &sketch{index: make(map[prefixtree.Hash]int32, 2*sketchMin), limit: sketchMin}
+}
+
+// resize follows the number of backends.
+func (s *sketch) resize(backends int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.limit = min(max(8*backends, s.limit), sketchMax)
+}
+
+// branch counts the request and returns its branch key: the first anchor whose share of recent traffic is at most share,
+// or the deepest one looked at. hashes must not be empty.
+func (s *sketch) branch(hashes []prefixtree.Hash, share float64, now prefixtree.Time) prefixtree.Hash {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w := s.weight(now)
+	threshold := max(share*s.total, sketchSupport*w)
+	s.total += w
+	last := min(len(hashes), sketchDepth) - 1
+	for i := 0; ; {
+		if s.count(hashes[i], w) <= threshold || i == last {
+			return hashes[i]
+		}
+		if i++; i >= sketchDense {
+			i = min((i+sketchStride-1)/sketchStride*sketchStride+sketchStride-1, last)
+		}
+		i = min(i, last)
+	}
+}
+
+// weight returns what a sighting now counts, rescaling everything when the numbers grow large.
+func (s *sketch) weight(now prefixtree.Time) float64 {
+	if !s.started {
+		s.started = true
+		s.origin = now
+	}
+	w := math.Exp2(float64(now-s.origin) / sketchHalfLife)
+	if w > 1<<20 {
+		for i := range s.heap {
+			s.heap[i].count /= w
+		}
+		s.total /= w
+		s.origin = now
+		w = 1
+	}
+	return w
+}
+
+// count adds w to the anchor and returns its count before.
+func (s *sketch) count(h prefixtree.Hash, w float64) float64 {
+	at, ok := s.index[h]
+	if !ok {
+		if len(s.heap) < s.limit {
+			at = int32(len(s.heap))
+			s.heap = append(s.heap, heavy{hash: h, count: w})
+			s.index[h] = at
+			s.up(at)
+			return 0
+		}
+		// The newcomer takes over the least counter with its count: the error SpaceSaving is known for. It is not taken for
+		// evidence: the count returned is 0.
+		delete(s.index, s.heap[0].hash)
+		s.heap[0] = heavy{hash: h, count: s.heap[0].count + w}
+		s.index[h] = 0
+		s.down(0)
+		return 0
+	}
+	before := s.heap[at].count
+	s.heap[at].count += w
+	s.down(at)
+	return before
+}
+
+func (s *sketch) up(i int32) {
+	for i > 0 {
+		p := (i - 1) / 2
+		if s.heap[p].count <= s.heap[i].count {
+			return
+		}
+		s.swap(i, p)
+		i = p
+	}
+}
+
+func (s *sketch) down(i int32) {
+	n := int32(len(s.heap))
+	for {
+		c := 2*i + 1
+		if c >= n {
+			return
+		}
+		if c+1 < n && s.heap[c+1].count < s.heap[c].count {
+			c++
+		}
+		if s.heap[i].count <= s.heap[c].count {
+			return
+		}
+		s.swap(i, c)
+		i = c
+	}
+}
+
+func (s *sketch) swap(i, j int32) {
+	s.heap[i], s.heap[j] = s.heap[j], s.heap[i]
+	s.index[s.heap[i].hash] = i
+	s.index[s.heap[j].hash] = j
+}

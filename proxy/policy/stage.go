@@ -1,0 +1,231 @@
+package policy
+
+import (
+	"math"
+	"sync/atomic"
+
+	"grapevine/prefixtree"
+)
+
+// table is a view joined with the router's own state: what a Pick reads, swapped atomically.
+type table struct {
+	view    *View
+	slots   []*slot // by position in the view
+	rules   ruleSet
+	byModel map[string]*pool
+	general *pool // backends that serve any model; nil if none does
+	all     *pool
+}
+
+// pool is the active backends that may serve one model.
+type pool struct {
+	view     *View
+	entries  []entry
+	byID     []int32        // backend id -> entry, -1 for none
+	turn     *atomic.Uint64 // rotation; outlives views
+	weighted bool           // entries differ in weight
+}
+
+type entry struct {
+	slot   *slot
+	key    uint64
+	weight float64
+	kv     int
+	id     prefixtree.Backend
+}
+
+func (p *pool) name(b prefixtree.Backend) string {
+	e, _ := p.view.Backend(b)
+	return e.Name
+}
+
+func (t *table) slot(b prefixtree.Backend) *slot {
+	if int(b) >= len(t.view.byID) || t.view.byID[b] < 0 {
+		return nil
+	}
+	return t.slots[t.view.byID[b]]
+}
+
+// pool returns the backends for a model; nil if no backend serves it.
+func (t *table) pool(model []byte) *pool {
+	if len(model) == 0 {
+		return t.all
+	}
+	if p := t.byModel[string(model)]; p != nil {
+		return p
+	}
+	return t.general
+}
+
+// View returns the view in use.
+func (r *Router) View() *View { return r.table.Load().view }
+
+// SetView swaps the view. Requests in flight keep their books; a backend that stays keeps its load, rate and failures.
+// The view must come from NewView with this router's extra strategies: a rule that names a strategy the router does not have
+// is a wiring error, and panics.
+func (r *Router) SetView(v *View) {
+	r.viewMu.Lock()
+	defer r.viewMu.Unlock()
+	old := r.table.Load()
+	t := &table{view: v, byModel: make(map[string]*pool, len(v.byModel)), rules: ruleSet{fallback: r.fallback}}
+	present := make(map[slotKey]bool, len(v.Backends))
+	for i := range v.Backends {
+		b := &v.Backends[i]
+		t.slots = append(t.slots, r.ledger.slot(b.ID, b.Generation))
+		present[slotKey{b.ID, b.Generation}] = true
+	}
+	r.ledger.prune(func(k slotKey) bool { return present[k] })
+	for _, rule := range v.Rules {
+		rr := resolvedRule{Rule: rule, strategy: r.strategies[rule.Strategy]}
+		if rr.strategy == nil {
+			panic("policy: view with a rule for strategy " + rule.Strategy + ", which this router does not have")
+		}
+		if n := len(rule.Model); n > 0 && rule.Model[n-1] == '*' {
+			rr.Model, rr.modelPrefix = rule.Model[:n-1], true
+		}
+		t.rules.rules = append(t.rules.rules, rr)
+	}
+	t.all = t.newPool(v.all, turnOf(old, func(o *table) *pool { return o.all }))
+	if len(v.general) > 0 {
+		t.general = t.newPool(v.general, turnOf(old, func(o *table) *pool { return o.general }))
+	}
+	for m, at := range v.byModel {
+		t.byModel[m] = t.newPool(at, turnOf(old, func(o *table) *pool { return o.byModel[m] }))
+	}
+	r.sketch.resize(len(v.Backends))
+	r.table.Store(t)
+}
+
+// turnOf carries a pool's rotation over to the next view: views may change often, and a rotation that restarts with each
+// would favour the first backends.
+func turnOf(old *table, of func(*table) *pool) *atomic.Uint64 {
+	if old != nil {
+		if p := of(old); p != nil {
+			return p.turn
+		}
+	}
+	return new(atomic.Uint64)
+}
+
+func (t *table) newPool(positions []int32, turn *atomic.Uint64) *pool {
+	p := &pool{view: t.view, turn: turn, byID: make([]int32, len(t.view.byID))}
+	for i := range p.byID {
+		p.byID[i] = -1
+	}
+	for _, at := range positions {
+		b := &t.view.Backends[at]
+		if b.State != Active {
+			continue
+		}
+		p.byID[b.ID] = int32(len(p.entries))
+		p.entries = append(p.entries, entry{slot: t.slots[at], key: keyOf(b), weight: b.Weight, kv: b.KVTokens, id: b.ID})
+		p.weighted = p.weighted || b.Weight != p.entries[0].weight
+	}
+	return p
+}
+
+// stage sets the scene: the eligible backends with their load. It reports whether every one of them is being avoided, in
+// which case the least bad are put forward.
+func (r *Router) stage(s *Scene, q *Request, p *pool, now prefixtree.Time) (lastResort bool) {
+	s.Request, s.pool, s.Now, s.weighted = q, p, now, p.weighted
+	s.Nodes, s.Staleness = int(r.nodes.Load()), r.staleness.Load()
+	s.rand = mix(r.cfg.Seed) + mix(r.seq.Add(1))
+	s.Branch = 0
+	if cap(s.where) < len(p.entries) {
+		s.where = make([]int32, len(p.entries))
+		s.Candidates = make([]Candidate, 0, len(p.entries))
+	}
+	s.where = s.where[:len(p.entries)]
+	s.Candidates = s.Candidates[:0]
+	prior := r.rate.load()
+	for i := range p.entries {
+		e := &p.entries[i]
+		s.where[i] = -1
+		h := e.slot.health(now)
+		if h == avoided || excluded(q.Exclude, e.id) {
+			continue
+		}
+		s.add(i, e, prior, h == halfOpen)
+	}
+	if len(s.Candidates) > 0 {
+		return false
+	}
+	r.stageLeastBad(s, q, p, prior)
+	return true
+}
+
+// stageLeastBad puts forward the avoided backends with the fewest failures in a row.
+func (r *Router) stageLeastBad(s *Scene, q *Request, p *pool, prior float64) {
+	fewest := int32(math.MaxInt32)
+	for i := range p.entries {
+		if e := &p.entries[i]; !excluded(q.Exclude, e.id) {
+			fewest = min(fewest, e.slot.consecutive())
+		}
+	}
+	for i := range p.entries {
+		e := &p.entries[i]
+		if !excluded(q.Exclude, e.id) && e.slot.consecutive() <= fewest {
+			s.add(i, e, prior, false)
+		}
+	}
+}
+
+func (s *Scene) add(at int, e *entry, prior float64, half bool) {
+	s.where[at] = int32(len(s.Candidates))
+	rate := e.slot.rateOr(prior)
+	own := e.slot.active.Load()
+	s.Candidates = append(s.Candidates, Candidate{
+		Backend: e.id, Weight: e.weight, Rate: rate,
+		Queued:      e.slot.queued(s.Now, rate),
+		Outstanding: e.slot.charged.Load() + e.slot.peerTokens.Load(),
+		Active:      own + e.slot.peerActive.Load(), OwnActive: own,
+		Resident: e.slot.resident.Load(), KVTokens: e.kv,
+		Cost: math.Inf(1),
+		slot: e.slot, key: e.key, half: half,
+	})
+}
+
+func excluded(list []prefixtree.Backend, b prefixtree.Backend) bool {
+	for _, x := range list {
+		if x == b {
+			return true
+		}
+	}
+	return false
+}
+
+// match adds what the tree believes of every candidate, and the branch key.
+func (r *Router) match(s *Scene, model *modelStat) {
+	q := s.Request
+	perToken := model.bytesPerToken()
+	s.TokensPerBlock = float64(r.cfg.BlockBytes) / perToken
+	s.PromptTokens = max(int(float64(s.promptBytes(r.cfg.BlockBytes))/perToken+0.5), 1)
+	n := float64(s.PromptTokens)
+	for i := range s.Candidates {
+		s.Candidates[i].Uncached = n
+	}
+	if len(q.Hashes) == 0 {
+		return
+	}
+	s.Branch = r.sketch.branch(q.Hashes, 1/(2*float64(max(len(s.pool.entries), 1))), s.Now)
+	r.tree.Match(&s.matches, q.Hashes, s.Now)
+	for _, h := range s.matches.Holders() {
+		if int(h.Backend) >= len(s.pool.byID) {
+			continue
+		}
+		at := s.pool.byID[h.Backend]
+		if at < 0 || s.where[at] < 0 {
+			continue
+		}
+		c := &s.Candidates[s.where[at]]
+		c.HeldBlocks = h.Blocks
+		c.Held = min(float64(h.Expected)*s.TokensPerBlock, n)
+		c.Uncached = max(n-c.Held, 1)
+		c.Age = h.Age.Milliseconds()
+	}
+}
+
+// promptBytes returns the prompt's length, from the hashes if the caller gave none.
+func (s *Scene) promptBytes(blockBytes int) int {
+	return max(s.Request.PromptBytes, len(s.Request.Hashes)*blockBytes)
+}

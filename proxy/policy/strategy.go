@@ -1,0 +1,163 @@
+package policy
+
+import (
+	"math"
+
+	"grapevine/prefixtree"
+)
+
+// Names of the built-in strategies.
+const (
+	Prefix       = "prefix"
+	PrefixHash   = "prefix-hash"
+	LeastRequest = "least-request"
+	Session      = "session"
+	RoundRobin   = "round-robin"
+	Random       = "random"
+	Weighted     = "weighted"
+)
+
+var builtin = []string{Prefix, PrefixHash, LeastRequest, Session, RoundRobin, Random, Weighted}
+
+// Strategy chooses among the eligible backends of one request. Choose is called by many goroutines at once, must not keep
+// the scene, block or allocate, and returns an index into s.Candidates (never empty) and the rung that decided. It
+// should set the Cost of every candidate it weighed (any unit, lower is better), which the receipt shows.
+type Strategy interface {
+	Choose(s *Scene) (int, Rung)
+}
+
+// Rung is the step of the degradation ladder that made a decision.
+type Rung uint8
+
+// The ladder, best first.
+const (
+	Cache  Rung = iota // knowledge of what a backend holds
+	Hot                // agreed replica set of a hot prefix
+	Hash               // rendezvous of the prompt or the session
+	Load               // least loaded
+	Rotate             // nothing known: in turn
+	rungs
+)
+
+var rungNames = [rungs]string{"cache", "hot", "hash", "load", "rotate"}
+
+// String returns the rung's name as receipts, headers and metrics show it.
+func (r Rung) String() string {
+	if r < rungs {
+		return rungNames[r]
+	}
+	return "unknown"
+}
+
+// MarshalText makes receipts show the name.
+func (r Rung) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
+// Candidate is one eligible backend as a strategy sees it. Loads are those at the time of the Pick; tokens are estimates.
+type Candidate struct {
+	Backend     prefixtree.Backend
+	HeldBlocks  int32   // leading blocks with a known placement
+	Weight      float64 // above 0
+	Rate        float64 // prefill tokens/s, learned or the fleet's prior; above 0
+	Queued      float64 // prefill tokens to be computed before a new request, all nodes; see slot.queued
+	Outstanding int64   // prefill tokens charged and not released, all nodes
+	Active      int64   // requests that have not ended, all nodes
+	OwnActive   int64   // of these, this node's
+	Resident    int64   // prompt and output tokens of own active requests
+	KVTokens    int     // capacity of the KV cache; 0 unknown
+	Held        float64 // tokens of the prompt expected in its cache
+	Uncached    float64 // tokens of the prompt it would have to compute; at least 1
+	Age         int64   // milliseconds since the deepest held block was touched
+	Cost        float64 // set by the strategy; +Inf for a backend it did not consider
+
+	slot *slot
+	key  uint64
+	half bool // may only be given a trial request
+}
+
+// KVUsage returns the share of the KV cache in use, 0 to 1: by the engine's own report, else by the own active
+// requests, 0 if neither is known.
+func (c *Candidate) KVUsage() float64 {
+	if t := c.slot.telemetry.Load(); t != nil {
+		return min(max(t.KVUsage, 0), 1)
+	}
+	if c.KVTokens > 0 {
+		return min(float64(c.Resident)/float64(c.KVTokens), 1)
+	}
+	return 0
+}
+
+func (c *Candidate) holdsAdapter(name uint64) bool {
+	c.slot.mu.Lock()
+	defer c.slot.mu.Unlock()
+	return c.slot.adapters.has(name)
+}
+
+// Scene is everything one decision may depend on. It belongs to the Pick; a strategy may write the candidates' Cost only.
+type Scene struct {
+	Request        *Request
+	Now            prefixtree.Time
+	Candidates     []Candidate // in view order, without the excluded and the avoided; never empty
+	PromptTokens   int         // estimated; at least 1
+	TokensPerBlock float64
+	Branch         prefixtree.Hash // branch key; 0 without hashes
+	Nodes          int             // routers in the fleet, at least 1
+	Staleness      int64           // milliseconds by which what other nodes did is known late
+
+	matches  prefixtree.Matches
+	where    []int32 // pool entry -> candidate index, -1 for none
+	pool     *pool
+	weighted bool // candidates differ in weight
+	rand     uint64
+}
+
+// Rand returns the next number of this decision's own deterministic sequence.
+func (s *Scene) Rand() uint64 {
+	s.rand += 0x9e3779b97f4a7c15
+	return mix(s.rand)
+}
+
+// Turn returns the next turn of the model's rotation.
+func (s *Scene) Turn() uint64 { return s.pool.turn.Add(1) - 1 }
+
+// Rendezvous returns candidate i's rank for key; the highest comes first. All nodes agree on it.
+func (s *Scene) Rendezvous(key uint64, i int) float64 {
+	c := &s.Candidates[i]
+	return rendezvous(key, c.key, c.Weight, s.pool.weighted)
+}
+
+// firstAmong returns, of the candidates with that cost, the first in rendezvous order of the branch key, or the next in
+// turn for a request without one; and whether there were several.
+func (s *Scene) firstAmong(cost float64) (int, bool) {
+	best, rank, n := 0, math.Inf(-1), 0
+	for i := range s.Candidates {
+		if s.Candidates[i].Cost != cost {
+			continue
+		}
+		if n++; n == 1 {
+			best = i
+			continue
+		}
+		if s.Branch == 0 {
+			continue
+		}
+		if n == 2 {
+			rank = s.Rendezvous(uint64(s.Branch), best)
+		}
+		if r := s.Rendezvous(uint64(s.Branch), i); r > rank {
+			best, rank = i, r
+		}
+	}
+	if n < 2 || s.Branch != 0 {
+		return best, n > 1
+	}
+	nth := int(s.Turn() % uint64(n))
+	for i := range s.Candidates {
+		if s.Candidates[i].Cost == cost {
+			if nth == 0 {
+				return i, true
+			}
+			nth--
+		}
+	}
+	return best, true
+}

@@ -1,0 +1,179 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	"grapevine/prefixtree"
+)
+
+// State says whether a backend may be given new work.
+type State uint8
+
+// The states of a backend. Only Active ones are eligible for new work; requests already running elsewhere are not touched.
+const (
+	Active State = iota
+	Draining
+	Down
+)
+
+// String returns the lower-case name used in configuration and in the admin API.
+func (s State) String() string {
+	switch s {
+	case Active:
+		return "active"
+	case Draining:
+		return "draining"
+	case Down:
+		return "down"
+	}
+	return fmt.Sprintf("state(%d)", uint8(s))
+}
+
+// Backend is one entry of a View: an engine endpoint as the policy sees it.
+type Backend struct {
+	ID         prefixtree.Backend
+	Generation uint32   // a new generation starts with an empty ledger: the process that held the old requests is gone
+	Name       string   // stable across restarts (its URL): rendezvous order hangs on it, so that nodes agree
+	Models     []string // nil or empty: serves any model
+	Weight     float64  // share of work relative to the others; 0 means 1
+	State      State
+	KVTokens   int // capacity of the engine's KV cache in tokens; 0 means unknown
+}
+
+// Rule chooses the strategy of the requests it fits. Empty fields fit everything; the first rule that fits wins.
+type Rule struct {
+	Model       string // exact, or a prefix when it ends in "*"
+	PathPrefix  string // of the request path
+	Header      string // header that must be present
+	HeaderValue string // its exact value; empty means any non-empty value
+	Strategy    string // a strategy name; required
+}
+
+// View is the immutable snapshot a node routes by: the backends and the rules. Safe for concurrent use; never written
+// after NewView.
+type View struct {
+	Backends []Backend
+	Rules    []Rule
+
+	byID    []int32            // backend id -> position in Backends, -1 for none
+	byModel map[string][]int32 // declared model -> positions that may serve it, in order
+	general []int32            // positions that serve any model
+	all     []int32            // every position, for requests that name no model
+}
+
+// ErrView is wrapped by every error of NewView.
+var ErrView = errors.New("invalid view")
+
+// NewView validates and copies backends and rules. extra names strategies known to the router beyond the built-in ones
+// (Config.Extra). The error names the entry at fault and how to mend it.
+func NewView(backends []Backend, rules []Rule, extra ...string) (*View, error) {
+	v := &View{
+		Backends: slices.Clone(backends),
+		Rules:    slices.Clone(rules),
+		byModel:  map[string][]int32{},
+	}
+	if err := v.indexBackends(); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrView, err)
+	}
+	for i, r := range v.Rules {
+		if r.Strategy == "" {
+			return nil, fmt.Errorf("%w: rules[%d]: no strategy: name one of %v", ErrView, i, strategyNames(extra))
+		}
+		if !slices.Contains(builtin, r.Strategy) && !slices.Contains(extra, r.Strategy) {
+			return nil, fmt.Errorf("%w: rules[%d]: unknown strategy %q: use one of %v", ErrView, i, r.Strategy, strategyNames(extra))
+		}
+		if r.HeaderValue != "" && r.Header == "" {
+			return nil, fmt.Errorf("%w: rules[%d]: header value %q without a header: name the header it belongs to", ErrView, i, r.HeaderValue)
+		}
+	}
+	v.indexModels()
+	return v, nil
+}
+
+func (v *View) indexBackends() error {
+	names := make(map[string]int, len(v.Backends))
+	top := 0
+	for _, b := range v.Backends {
+		top = max(top, int(b.ID)+1)
+	}
+	v.byID = make([]int32, top)
+	for i := range v.byID {
+		v.byID[i] = -1
+	}
+	for i := range v.Backends {
+		b := &v.Backends[i]
+		b.Models = slices.Clone(b.Models)
+		if j := v.byID[b.ID]; j >= 0 {
+			return fmt.Errorf("backends[%d]: id %d is already that of backends[%d]: give every backend an id of its own", i, b.ID, j)
+		}
+		v.byID[b.ID] = int32(i)
+		if j, ok := names[b.Name]; ok && b.Name != "" {
+			return fmt.Errorf("backends[%d]: name %q is already that of backends[%d]: list every backend once", i, b.Name, j)
+		}
+		names[b.Name] = i
+		if b.Weight < 0 || math.IsNaN(b.Weight) || math.IsInf(b.Weight, 0) {
+			return fmt.Errorf("backends[%d] (%s): weight %v: use a number above 0, or leave it out for 1", i, b.Name, b.Weight)
+		}
+		if b.Weight == 0 {
+			b.Weight = 1
+		}
+		if b.KVTokens < 0 {
+			return fmt.Errorf("backends[%d] (%s): kv tokens %d: use the engine's cache capacity in tokens, or 0 if unknown", i, b.Name, b.KVTokens)
+		}
+		if b.State > Down {
+			return fmt.Errorf("backends[%d] (%s): state %d: use active, draining or down", i, b.Name, b.State)
+		}
+		if slices.Contains(b.Models, "") {
+			return fmt.Errorf("backends[%d] (%s): empty model name: remove it, or list no models to serve any", i, b.Name)
+		}
+	}
+	return nil
+}
+
+func (v *View) indexModels() {
+	for i := range v.Backends {
+		v.all = append(v.all, int32(i))
+		for _, m := range v.Backends[i].Models {
+			v.byModel[m] = nil
+		}
+	}
+	for i := range v.Backends {
+		if len(v.Backends[i].Models) == 0 {
+			v.general = append(v.general, int32(i))
+		}
+	}
+	for m := range v.byModel {
+		var at []int32
+		for i := range v.Backends {
+			if b := &v.Backends[i]; len(b.Models) == 0 || slices.Contains(b.Models, m) {
+				at = append(at, int32(i))
+			}
+		}
+		v.byModel[m] = at
+	}
+}
+
+// Backend returns the entry with that id, or false. The entry belongs to the view and must not be changed.
+func (v *View) Backend(id prefixtree.Backend) (*Backend, bool) {
+	if int(id) >= len(v.byID) || v.byID[id] < 0 {
+		return nil, false
+	}
+	return &v.Backends[v.byID[id]], true
+}
+
+// Models returns the declared model names, sorted; a backend that serves any model declares none.
+func (v *View) Models() []string {
+	names := make([]string, 0, len(v.byModel))
+	for m := range v.byModel {
+		names = append(names, m)
+	}
+	slices.Sort(names)
+	return names
+}
+
+func strategyNames(extra []string) []string {
+	return append(slices.Clone(builtin), extra...)
+}

@@ -1,0 +1,120 @@
+package policy
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+
+	"github.com/zeebo/xxh3"
+)
+
+// scorer indexes the scorers of the weighted strategy.
+type scorer uint8
+
+const (
+	scorePrefix scorer = iota
+	scoreLoad
+	scoreKV
+	scoreQueue
+	scoreSession
+	scoreLoRA
+	scorers
+)
+
+// scorerNames in configuration, and their weights where none are configured: those platform teams know from llm-d.
+var (
+	scorerNames   = [scorers]string{"prefix", "load", "kv-usage", "queue", "session", "lora"}
+	scorerDefault = [scorers]float64{scorePrefix: 2, scoreLoad: 1}
+)
+
+// weighted adds up scores between 0 and 1 and takes the highest; ties go to the first in rendezvous order of the branch
+// key, or round.
+//
+//	prefix    share of the prompt believed held
+//	load      (max - x) / (max - min) over active requests per weight
+//	queue     the same over prefill tokens outstanding
+//	kv-usage  1 - the engine's own report, else 1 - tokens of active requests / capacity, else 1
+//	session   1 for the session's pin
+//	lora      1 where the adapter was sent lately
+type weighted struct {
+	w [scorers]float64
+}
+
+func newWeighted(weights map[string]float64) (*weighted, error) {
+	if len(weights) == 0 {
+		return &weighted{w: scorerDefault}, nil
+	}
+	s := &weighted{}
+	for _, name := range slices.Sorted(maps.Keys(weights)) {
+		w := weights[name]
+		i := slices.Index(scorerNames[:], name)
+		if i < 0 {
+			return nil, fmt.Errorf("weights: unknown scorer %q: use some of %v", name, scorerNames)
+		}
+		if w < 0 || math.IsNaN(w) || math.IsInf(w, 0) {
+			return nil, fmt.Errorf("weights: %s: weight %v: use a number of at least 0", name, w)
+		}
+		s.w[i] = w
+	}
+	return s, nil
+}
+
+func (w *weighted) Choose(s *Scene) (int, Rung) {
+	minA, maxA := math.Inf(1), math.Inf(-1)
+	minQ, maxQ := math.Inf(1), math.Inf(-1)
+	minHeld := math.Inf(1)
+	for i := range s.Candidates {
+		c := &s.Candidates[i]
+		a := float64(c.Active) / c.Weight
+		minA, maxA = min(minA, a), max(maxA, a)
+		q := c.Queued / c.Weight
+		minQ, maxQ = min(minQ, q), max(maxQ, q)
+		minHeld = min(minHeld, c.Held)
+	}
+	pin := -1
+	if w.w[scoreSession] > 0 && len(s.Request.Session) > 0 {
+		pin = pinned(s, xxh3.Hash(s.Request.Session))
+	}
+	var adapter uint64
+	if w.w[scoreLoRA] > 0 && len(s.Request.LoRA) > 0 {
+		adapter = xxh3.Hash(s.Request.LoRA)
+	}
+	best := math.Inf(-1)
+	for i := range s.Candidates {
+		c := &s.Candidates[i]
+		score := w.w[scorePrefix]*c.Held/float64(max(s.PromptTokens, 1)) +
+			w.w[scoreLoad]*least(float64(c.Active)/c.Weight, minA, maxA) +
+			w.w[scoreQueue]*least(c.Queued/c.Weight, minQ, maxQ)
+		if w.w[scoreKV] > 0 {
+			score += w.w[scoreKV] * (1 - c.KVUsage())
+		}
+		if i == pin {
+			score += w.w[scoreSession]
+		}
+		if adapter != 0 && c.holdsAdapter(adapter) {
+			score += w.w[scoreLoRA]
+		}
+		c.Cost = -score
+		best = max(best, score)
+	}
+	i, tied := s.firstAmong(-best)
+	c := &s.Candidates[i]
+	switch {
+	case w.w[scorePrefix] > 0 && c.Held > minHeld:
+		return i, Cache
+	case tied && len(s.Request.Hashes) > 0, i == pin:
+		return i, Hash
+	case minA == maxA && minQ == maxQ:
+		return i, Rotate
+	}
+	return i, Load
+}
+
+// least maps x to 1 at the smallest and 0 at the largest of the candidates.
+func least(x, lo, hi float64) float64 {
+	if hi <= lo {
+		return 1
+	}
+	return (hi - x) / (hi - lo)
+}
