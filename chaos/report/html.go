@@ -1,0 +1,108 @@
+package report
+
+import (
+	"bytes"
+	"fmt"
+	"html/template"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+var page = template.Must(template.New("report").Parse(`<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>{{.Title}}</title>
+<style>
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #1b1b1b; background: #fff }
+table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto }
+th, td { padding: .25rem .7rem; text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
+th { border-bottom: 2px solid #888 } td { border-bottom: 1px solid #ddd }
+th:first-child, td:first-child { text-align: left }
+svg { width: 100%; height: auto }
+.note { color: #555 }
+</style>
+<h1>{{.Title}}</h1>
+<table><tr>{{range .Head}}<th>{{.}}</th>{{end}}</tr>
+{{range .Rows}}<tr>{{range .}}<td>{{.}}</td>{{end}}</tr>
+{{end}}</table>
+{{.Picture}}
+<p class="note">Hit: prompt tokens the engines served from their cache. Follow-up: second and later turns of a
+conversation. Load spread: standard deviation of requests per engine over their mean. Busy: share of time in which an
+engine had prompt tokens to compute. Prediction error: difference between the cached tokens the router expected and
+those the engine reported, over prompt tokens.{{.Notes}}</p>
+</html>
+`))
+
+// WriteHTML writes one page with the table and the pictures, which needs nothing
+// else to be shown.
+func WriteHTML(w io.Writer, runs ...Report) error {
+	var svg bytes.Buffer
+	if err := WriteSVG(&svg, runs...); err != nil {
+		return err
+	}
+	data := struct {
+		Title   string
+		Head    []string
+		Rows    [][]string
+		Picture template.HTML
+		Notes   string
+	}{Title: "grapevine: " + title(runs)}
+	cols := visible(runs)
+	for _, c := range cols {
+		data.Head = append(data.Head, c.head)
+	}
+	for i := range runs {
+		var row []string
+		for _, c := range cols {
+			row = append(row, c.cell(&runs[i]))
+		}
+		data.Rows = append(data.Rows, row)
+	}
+	// The XML declaration has no place inside a page.
+	picture := svg.String()
+	if i := strings.Index(picture, "<svg"); i > 0 {
+		picture = picture[i:]
+	}
+	data.Picture = template.HTML(picture) //nolint:gosec // drawn above; vgsvg escapes text
+	r := &runs[0]
+	data.Notes = fmt.Sprintf(" Seed %d; the first %g s are left out of the table.", r.Seed, r.WarmupS)
+	return page.Execute(w, data)
+}
+
+// WritePlot writes the runs to a file, as .svg or .html by the path's ending.
+// The file is whole or not there.
+func WritePlot(path string, runs ...Report) error {
+	var write func(io.Writer, ...Report) error
+	switch ext := strings.ToLower(filepath.Ext(path)); ext {
+	case ".svg":
+		write = WriteSVG
+	case ".html", ".htm":
+		write = WriteHTML
+	default:
+		return fmt.Errorf("%w: cannot tell the format of %q: end it in .svg or .html", ErrPlot, path)
+	}
+	var b bytes.Buffer
+	if err := write(&b, runs...); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), ".plot-*")
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrPlot, err)
+	}
+	defer os.Remove(f.Name()) // after the rename there is nothing to remove
+	_, err = f.Write(b.Bytes())
+	if e := f.Chmod(0o644); err == nil {
+		err = e
+	}
+	if e := f.Close(); err == nil {
+		err = e
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrPlot, err)
+	}
+	return nil
+}

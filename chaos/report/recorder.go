@@ -1,0 +1,296 @@
+package report
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Sample is one request that ended.
+type Sample struct {
+	At      time.Duration // when it was due, since the start of the run
+	End     time.Duration // when it ended
+	Session int           // -1: none
+	Turn    int           // from 1; 0: none
+	Backend int           // dense from 0; -1: unknown
+
+	// Tokens as the engine reported them; -1: it did not. Absent is not zero.
+	PromptTokens int
+	CachedTokens int
+	OutputTokens int
+	// Predicted is how many prompt tokens the router believed cached on Backend;
+	// -1: it did not say.
+	Predicted int
+
+	TTFT     time.Duration // from At to the first token; negative: none came
+	Overhead time.Duration // spent in the router; negative: not measured
+	Rung     string        // "": unknown
+	Failed   bool
+}
+
+// Recorder gathers the samples of one run. It keeps them all (about 130 bytes
+// each), so that every quantile is exact. Safe for concurrent use. The zero value
+// is ready.
+type Recorder struct {
+	mu      sync.Mutex
+	samples []Sample
+}
+
+// Add records one request.
+func (r *Recorder) Add(s Sample) {
+	r.mu.Lock()
+	r.samples = append(r.samples, s)
+	r.mu.Unlock()
+}
+
+// Len returns the number of samples.
+func (r *Recorder) Len() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.samples)
+}
+
+// Setting is what a report must know beside the samples.
+type Setting struct {
+	Policy, Workload, Label string
+	Nodes                   int
+	Backends                int // how many there are, busy or not
+	Seed                    uint64
+	Speed                   float64
+	// Warmup leaves out what was due before. WarmPrediction is the same for
+	// prediction errors alone, if later: a cold cache is easily predicted empty.
+	Warmup, WarmPrediction time.Duration
+	// Busy is each backend's share of time with prompt tokens to compute; may be nil.
+	Busy []float64
+}
+
+// buckets is the resolution of Series.
+const buckets = 60
+
+// Report sums up. The samples stay; the order in which they were added does not
+// matter.
+func (r *Recorder) Report(set Setting) Report {
+	r.mu.Lock()
+	all := slices.Clone(r.samples)
+	r.mu.Unlock()
+	slices.SortFunc(all, func(a, b Sample) int {
+		return cmp.Or(cmp.Compare(a.At, b.At), cmp.Compare(a.Session, b.Session), cmp.Compare(a.Turn, b.Turn),
+			cmp.Compare(a.End, b.End), cmp.Compare(a.Backend, b.Backend))
+	})
+	warm, _ := slices.BinarySearchFunc(all, set.Warmup, func(s Sample, at time.Duration) int { return cmp.Compare(s.At, at) })
+	rep := Report{
+		Policy: set.Policy, Workload: set.Workload, Label: set.Label, Nodes: set.Nodes, Seed: set.Seed,
+		Speed: set.Speed, WarmupS: set.Warmup.Seconds(), WarmupRequests: warm, Rungs: make(map[string]int),
+	}
+	measured := all[warm:]
+	rep.Requests = len(measured)
+	rep.count(measured, set)
+	rep.follow(all, set.Warmup)
+	rep.latencies(measured)
+	rep.predictions(measured, set.WarmPrediction)
+	rep.series(all)
+	return rep
+}
+
+// count fills in the sums, per backend and overall.
+func (rep *Report) count(measured []Sample, set Setting) {
+	rep.Backends = make([]Backend, set.Backends)
+	for i := range rep.Backends {
+		rep.Backends[i].ID = i
+		if i < len(set.Busy) {
+			rep.Backends[i].Utilization = round(set.Busy[i])
+			rep.Utilization += set.Busy[i] / float64(len(set.Busy))
+		}
+	}
+	rep.Utilization = round(rep.Utilization)
+	from, to := set.Warmup, time.Duration(0)
+	if len(measured) > 0 && from == 0 {
+		from = measured[0].At
+	}
+	for i := range measured {
+		s := &measured[i]
+		to = max(to, s.End)
+		if s.Rung != "" {
+			rep.Rungs[s.Rung]++
+		}
+		if s.Failed {
+			rep.Errors++
+		}
+		var b *Backend
+		if s.Backend >= 0 && s.Backend < len(rep.Backends) {
+			b = &rep.Backends[s.Backend]
+			b.Requests++
+		}
+		if !s.counted() {
+			continue
+		}
+		rep.PromptTokens += int64(s.PromptTokens)
+		rep.CachedTokens += int64(max(0, s.CachedTokens))
+		rep.OutputTokens += int64(max(0, s.OutputTokens))
+		if b != nil {
+			b.PromptTokens += int64(s.PromptTokens)
+			b.CachedTokens += int64(max(0, s.CachedTokens))
+		}
+	}
+	rep.HitRate = ratio(float64(rep.CachedTokens), float64(rep.PromptTokens))
+	rep.DurationS = round(max(0, to-from).Seconds())
+	rep.LoadCov = loadCov(rep.Backends)
+}
+
+// counted says whether the engine's token counts of the request enter the sums.
+func (s *Sample) counted() bool { return !s.Failed && s.PromptTokens >= 0 }
+
+func loadCov(bs []Backend) float64 {
+	if len(bs) == 0 {
+		return 0
+	}
+	var sum, square float64
+	for _, b := range bs {
+		sum += float64(b.Requests)
+	}
+	mean := sum / float64(len(bs))
+	for _, b := range bs {
+		d := float64(b.Requests) - mean
+		square += d * d
+	}
+	return ratio(math.Sqrt(square/float64(len(bs))), mean)
+}
+
+// follow measures what became of second and later turns. The turn before may lie
+// in the warm-up.
+func (rep *Report) follow(all []Sample, warmup time.Duration) {
+	type place struct{ session, turn int }
+	backend := make(map[place]int)
+	for i := range all {
+		if s := &all[i]; s.Session >= 0 && s.Backend >= 0 {
+			backend[place{s.Session, s.Turn}] = s.Backend
+		}
+	}
+	var cached, prompt float64
+	var same, known int
+	for i := range all {
+		s := &all[i]
+		if s.At < warmup || s.Turn < 2 {
+			continue
+		}
+		rep.FollowupRequests++
+		if s.counted() {
+			prompt += float64(s.PromptTokens)
+			cached += float64(max(0, s.CachedTokens))
+		}
+		if s.Session < 0 || s.Backend < 0 {
+			continue
+		}
+		if before, ok := backend[place{s.Session, s.Turn - 1}]; ok {
+			known++
+			if before == s.Backend {
+				same++
+			}
+		}
+	}
+	rep.FollowupCached = ratio(cached, prompt)
+	rep.FollowupSameBackend = ratio(float64(same), float64(known))
+}
+
+func (rep *Report) latencies(measured []Sample) {
+	var ttft, e2e, overhead []float64
+	for i := range measured {
+		s := &measured[i]
+		if s.Overhead >= 0 {
+			overhead = append(overhead, float64(s.Overhead)/float64(time.Microsecond))
+		}
+		if s.Failed {
+			continue
+		}
+		if s.TTFT >= 0 {
+			ttft = append(ttft, milliseconds(s.TTFT))
+		}
+		e2e = append(e2e, milliseconds(s.End-s.At))
+	}
+	rep.TTFT, rep.E2E, rep.RouterOverhead = quantiles(ttft), quantiles(e2e), quantiles(overhead)
+}
+
+func (rep *Report) predictions(measured []Sample, warm time.Duration) {
+	var miss []float64
+	var prompt, sum, bias float64
+	for i := range measured {
+		s := &measured[i]
+		if s.At < warm || !s.counted() || s.Predicted < 0 || s.CachedTokens < 0 {
+			continue
+		}
+		d := float64(s.Predicted - s.CachedTokens)
+		miss = append(miss, math.Abs(d))
+		sum += math.Abs(d)
+		bias += d
+		prompt += float64(s.PromptTokens)
+	}
+	if len(miss) == 0 {
+		return
+	}
+	slices.Sort(miss)
+	rep.Prediction = PredictionSummary{
+		Mean: round(sum / float64(len(miss))), P95: round(rank(miss, 0.95)),
+		Share: ratio(sum, prompt), Bias: ratio(bias, prompt), Requests: len(miss),
+	}
+}
+
+// series cuts the run, warm-up included, into slices of time.
+func (rep *Report) series(all []Sample) {
+	if len(all) == 0 {
+		return
+	}
+	width := (all[len(all)-1].At.Seconds() + 1e-9) / buckets
+	rep.Series = make([]Bucket, buckets)
+	i := 0
+	for n := range rep.Series {
+		b := &rep.Series[n]
+		b.From, b.To = float64(n)*width, float64(n+1)*width
+		var ttft []float64
+		var prompt, cached float64
+		for ; i < len(all) && (all[i].At.Seconds() < b.To || n == buckets-1); i++ {
+			s := &all[i]
+			b.Requests++
+			if s.counted() {
+				prompt += float64(s.PromptTokens)
+				cached += float64(max(0, s.CachedTokens))
+			}
+			if !s.Failed && s.TTFT >= 0 {
+				ttft = append(ttft, milliseconds(s.TTFT))
+			}
+		}
+		b.HitRate, b.TTFT = ratio(cached, prompt), quantiles(ttft)
+	}
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// quantiles sorts v and sums it up.
+func quantiles(v []float64) Quantiles {
+	if len(v) == 0 {
+		return Quantiles{}
+	}
+	slices.Sort(v)
+	var sum float64
+	for _, x := range v {
+		sum += x
+	}
+	return Quantiles{Mean: round(sum / float64(len(v))), P50: round(rank(v, 0.5)), P90: round(rank(v, 0.9)), P99: round(rank(v, 0.99))}
+}
+
+// rank returns the q-quantile of sorted v: the least value that a share q of all
+// does not exceed.
+func rank(v []float64, q float64) float64 {
+	return v[max(0, int(math.Ceil(q*float64(len(v))))-1)]
+}
+
+func ratio(a, b float64) float64 {
+	if b == 0 {
+		return 0
+	}
+	return round(a / b)
+}
+
+// round keeps six decimals: more is noise in the JSON.
+func round(x float64) float64 { return math.Round(x*1e6) / 1e6 }

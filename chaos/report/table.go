@@ -1,0 +1,121 @@
+package report
+
+import (
+	"fmt"
+	"io"
+	"strings"
+)
+
+// column is one of a table; absent returns whether a run has nothing to show.
+type column struct {
+	head string
+	cell func(*Report) string
+	// shown limits the column to tables in which some run has it.
+	shown func(*Report) bool
+}
+
+func always(*Report) bool { return true }
+
+var columns = []column{
+	{"policy", func(r *Report) string {
+		if r.Label != "" {
+			return r.Label
+		}
+		return r.Policy
+	}, always},
+	{"nodes", func(r *Report) string { return fmt.Sprint(r.Nodes) }, func(r *Report) bool { return r.Nodes > 1 }},
+	{"requests", func(r *Report) string { return fmt.Sprint(r.Requests) }, always},
+	{"errors", func(r *Report) string { return fmt.Sprint(r.Errors) }, func(r *Report) bool { return r.Errors > 0 }},
+	{"hit %", func(r *Report) string { return percent(r.HitRate) }, always},
+	{"follow-up hit %", func(r *Report) string { return percent(r.FollowupCached) }, hasFollowups},
+	{"same engine %", func(r *Report) string { return percent(r.FollowupSameBackend) }, hasFollowups},
+	{"first token mean", func(r *Report) string { return span(r.TTFT.Mean) }, always},
+	{"p50", func(r *Report) string { return span(r.TTFT.P50) }, always},
+	{"p99", func(r *Report) string { return span(r.TTFT.P99) }, always},
+	{"total p50", func(r *Report) string { return span(r.E2E.P50) }, always},
+	{"p99", func(r *Report) string { return span(r.E2E.P99) }, always},
+	{"load spread", func(r *Report) string { return fmt.Sprintf("%.2f", r.LoadCov) }, always},
+	{"busy %", func(r *Report) string { return percent(r.Utilization) }, func(r *Report) bool { return r.Utilization > 0 }},
+	{"router p99", func(r *Report) string { return fmt.Sprintf("%.0f us", r.RouterOverhead.P99) },
+		func(r *Report) bool { return r.RouterOverhead.P99 > 0 }},
+	{"predict. error %", func(r *Report) string {
+		if r.Prediction.Requests == 0 {
+			return "-"
+		}
+		return percent(r.Prediction.Share)
+	}, func(r *Report) bool { return r.Prediction.Requests > 0 }},
+}
+
+func hasFollowups(r *Report) bool { return r.FollowupRequests > 0 }
+
+// visible returns the columns in which some run has something to show.
+func visible(runs []Report) []column {
+	var out []column
+	for _, c := range columns {
+		for i := range runs {
+			if c.shown(&runs[i]) {
+				out = append(out, c)
+				break
+			}
+		}
+	}
+	return out
+}
+
+// WriteTable writes the runs below each other as aligned text, the first column
+// flush left and the numbers flush right.
+func WriteTable(w io.Writer, runs ...Report) error {
+	cols := visible(runs)
+	rows := make([][]string, len(runs)+1)
+	width := make([]int, len(cols))
+	for c, col := range cols {
+		for i := range rows {
+			cell := col.head
+			if i > 0 {
+				cell = col.cell(&runs[i-1])
+			}
+			rows[i] = append(rows[i], cell)
+			width[c] = max(width[c], len(cell))
+		}
+	}
+	var b strings.Builder
+	for i, row := range rows {
+		for c, cell := range row {
+			if c == 0 {
+				fmt.Fprintf(&b, "%-*s", width[c], cell)
+				continue
+			}
+			fmt.Fprintf(&b, "  %*s", width[c], cell)
+		}
+		b.WriteByte('\n')
+		if i == 0 {
+			for c := range row {
+				b.WriteString(strings.Repeat("-", width[c]))
+				if c < len(row)-1 {
+					b.WriteString("  ")
+				}
+			}
+			b.WriteByte('\n')
+		}
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func percent(share float64) string { return fmt.Sprintf("%.1f", 100*share) }
+
+// span writes milliseconds as people read them, to three figures.
+func span(ms float64) string {
+	switch {
+	case ms < 1:
+		return fmt.Sprintf("%.2f ms", ms)
+	case ms < 100:
+		return fmt.Sprintf("%.1f ms", ms)
+	case ms < 10_000:
+		return fmt.Sprintf("%.0f ms", ms)
+	case ms < 100_000:
+		return fmt.Sprintf("%.1f s", ms/1000)
+	default:
+		return fmt.Sprintf("%.0f s", ms/1000)
+	}
+}
