@@ -1,0 +1,452 @@
+package engine
+
+import (
+	"math"
+	"time"
+)
+
+// never is a step number that is not reached.
+const never = math.MaxInt64
+
+type jobState uint8
+
+const (
+	stateNone jobState = iota // not in the model
+	stateRefused
+	stateWaiting
+	statePrefill
+	stateReady // prefill ends with the present step
+	stateDecode
+)
+
+// sequence is what the model keeps of a job. Token counts.
+type sequence struct {
+	state     jobState
+	unshared  bool  // a key did not fit below its predecessor: publish no more
+	generated int   // output up to the last admission; while decoding, up to the first decode step
+	context   int   // to prefill: the prompt, and after a preemption what was generated before it
+	done      int   // of context: cached or computed
+	base      int   // held through the cache since admission
+	moved     int   // allocated by the job, now held through the cache
+	held      int   // keys held through the cache
+	node      *node // end of what is held
+	start     int64 // first decode step
+	end       int64 // decode steps begun when the last one is over
+	phase     int   // step mod BlockTokens that needs another block
+}
+
+// stretch is a run of equal steps during which nothing is decided: one step, or many in which sequences only decode. Memory
+// is charged for a step when it begins; settle does so for all that began until some time, at once and with the same result.
+type stretch struct {
+	start   time.Duration
+	dur     time.Duration // of one step
+	steps   int64         // 0: idle since start
+	settled int64         // steps charged
+}
+
+func (s *stretch) end() time.Duration { return s.start + time.Duration(s.steps)*s.dur }
+
+// schedule begins a stretch at time t, as vLLM's scheduler does: memory for the running sequences first (preempting the
+// youngest if there is none), then prefill by first come, first served while the step has tokens left. Jobs submitted after
+// the time until are not there yet: between two steps that is just before t, as the next step starts when the last one ends.
+func (m *Model) schedule(t, until time.Duration, emit func(Event)) {
+	preempted := false
+	for m.decoding > 0 && m.growth(1) > m.free()+m.cache.evictable {
+		j := m.preempt()
+		emit(Event{Kind: Preempted, Job: j, At: t})
+		preempted = true
+	}
+	m.step = stretch{start: t}
+	decoding := m.decoding
+	if decoding > 0 {
+		m.charge(1)
+	}
+	budget := m.cfg.ChunkTokens
+	for budget > 0 && len(m.prefill) > 0 {
+		m.compute(m.prefill[0], &budget)
+	}
+	for budget > 0 && !preempted && m.admissible(until) {
+		j := m.waiting.front()
+		if !m.admit(j) {
+			m.blocked = true
+			break
+		}
+		if j.seq.generated == 0 {
+			j.Admitted = t
+		}
+		emit(Event{Kind: Admitted, Job: j, At: t, Tokens: j.seq.done})
+		m.compute(j, &budget)
+	}
+	prefilled := m.cfg.ChunkTokens - budget
+	if decoding == 0 && prefilled == 0 {
+		return // idle: whatever waits was not submitted yet
+	}
+	m.step.steps, m.step.settled = 1, 1
+	m.step.dur = m.stepTime(decoding, prefilled)
+	if prefilled == 0 && !preempted && m.watched == 0 {
+		m.step.steps = m.decodeSteps(t)
+	}
+}
+
+// admissible reports whether the head of the queue may be tried, if it was submitted by the time until.
+func (m *Model) admissible(until time.Duration) bool {
+	return !m.blocked && len(m.running) < m.cfg.MaxRunning && m.waiting.len() > 0 && m.waiting.front().Submitted <= until
+}
+
+// stepTime is the length of a step that decodes that many sequences and computes that many prompt tokens beside them.
+func (m *Model) stepTime(decoding, prefilled int) time.Duration {
+	var d float64
+	if decoding > 0 {
+		d = float64(m.cfg.DecodeStep) * (1 + m.cfg.DecodeGrowth*float64(decoding)/float64(m.cfg.MaxRunning))
+	}
+	d = max(d, float64(prefilled)/m.cfg.PrefillRate*float64(time.Second))
+	return max(time.Duration(math.Round(d*m.slow)), 1)
+}
+
+// decodeSteps returns how many steps from the present one on are alike: until a sequence ends, memory gets short or a job
+// that could be admitted arrives.
+func (m *Model) decodeSteps(t time.Duration) int64 {
+	k := m.nextEnd - m.begun + 1 // the present step is begun
+	if m.admissible(never) {
+		k = min(k, max(int64((m.waiting.front().Submitted-t)/m.step.dur)+1, 1))
+	}
+	room := m.free() + m.cache.evictable
+	if m.growth(k-1) <= room {
+		return k
+	}
+	block := int64(m.cfg.BlockTokens)
+	cycles := int64(room) / (block * int64(m.decoding)) // of one block for each sequence
+	room -= int(cycles*block) * m.decoding
+	k = 1 + cycles*block
+	for at := m.begun % block; ; at = (at + 1) % block {
+		if room -= int(m.phase[at]) * int(block); room < 0 {
+			return k
+		}
+		k++
+	}
+}
+
+// growth returns the tokens of memory that the next n decode steps allocate.
+func (m *Model) growth(n int64) int {
+	block := int64(m.cfg.BlockTokens)
+	blocks := n / block * int64(m.decoding)
+	at := m.begun % block
+	for range n % block {
+		blocks += int64(m.phase[at])
+		if at++; at == block {
+			at = 0
+		}
+	}
+	return int(blocks * block)
+}
+
+// charge begins n decode steps: allocates their memory, evicting what it must. The room is there.
+func (m *Model) charge(n int64) {
+	m.private += m.growth(n)
+	m.begun += n
+	m.makeRoom()
+}
+
+func (m *Model) makeRoom() {
+	if over := -m.free(); over > 0 {
+		m.cache.evict(over)
+	}
+}
+
+// settle brings the present stretch to time t: the steps that have begun are charged, the ones that are over counted. The last
+// one is left to finishStep. It changes no decision, so anybody may call it to look.
+func (m *Model) settle(t time.Duration) {
+	s := &m.step
+	if s.steps == 0 || t < s.start {
+		return
+	}
+	over := int64((t - s.start) / s.dur)
+	if n := min(over+1, s.steps) - s.settled; n > 0 {
+		s.settled += n
+		m.charge(n)
+	}
+	if n := min(over, s.steps-1); n > 0 {
+		m.count(n)
+		s.start += time.Duration(n) * s.dur
+		s.steps -= n
+		s.settled -= n
+	}
+}
+
+// count adds n finished steps of the present stretch to the totals.
+func (m *Model) count(n int64) {
+	m.stats.Steps += n
+	m.stats.Busy += time.Duration(n) * m.step.dur
+	m.stats.OutputTokens += n * int64(m.decoding)
+}
+
+// cut ends the present stretch with the step that is under way at time t, because the next one may differ.
+func (m *Model) cut(t time.Duration) {
+	m.settle(t)
+	m.step.steps = m.step.settled
+}
+
+// finishStep ends the present stretch: tokens appear, sequences end, finished prefills begin to decode.
+func (m *Model) finishStep(emit func(Event)) {
+	at := m.step.end()
+	m.settle(at)
+	m.count(1)
+	m.step = stretch{start: at}
+	if m.decoding > 0 && (m.watched > 0 || m.begun >= m.nextEnd) {
+		m.nextEnd = never
+		kept := m.running[:0]
+		for _, j := range m.running {
+			if j.seq.state == stateDecode && m.token(j, at, emit) {
+				continue
+			}
+			kept = append(kept, j)
+		}
+		clear(m.running[len(kept):])
+		m.running = kept
+	}
+	ready := m.ready
+	m.ready = m.ready[:0]
+	for i, j := range ready {
+		ready[i] = nil
+		m.prefilled(j, at, emit)
+	}
+}
+
+// token tells a decoding job of its newest token, and reports whether that was its last one.
+func (m *Model) token(j *Job, at time.Duration, emit func(Event)) (ended bool) {
+	if j.Watch {
+		emit(Event{Kind: Tokens, Job: j, At: at, Tokens: 1})
+	}
+	if j.seq.end > m.begun {
+		m.nextEnd = min(m.nextEnd, j.seq.end)
+		return false
+	}
+	m.finish(j, at, emit)
+	return true
+}
+
+// finish releases a job that has all its output. The caller takes it out of running.
+func (m *Model) finish(j *Job, at time.Duration, emit func(Event)) {
+	m.release(j)
+	j.seq = sequence{}
+	j.Finished = at
+	m.stats.Finished++
+	emit(Event{Kind: Finished, Job: j, At: at})
+}
+
+// prefilled gives a job the token that its finished prefill yields and lets it decode the rest.
+func (m *Model) prefilled(j *Job, at time.Duration, emit func(Event)) {
+	s := &j.seq
+	switch {
+	case j.OutputTokens == 0:
+		j.FirstToken = at
+	case s.generated == 0:
+		j.FirstToken = at
+		emit(Event{Kind: FirstToken, Job: j, At: at, Tokens: 1})
+	case j.Watch:
+		emit(Event{Kind: Tokens, Job: j, At: at, Tokens: 1})
+	}
+	if j.OutputTokens > 0 {
+		s.generated++
+		m.stats.OutputTokens++
+	}
+	if s.generated >= j.OutputTokens {
+		m.running = remove(m.running, j)
+		m.finish(j, at, emit)
+		return
+	}
+	s.state = stateDecode
+	s.start = m.begun
+	s.end = m.begun + int64(j.OutputTokens-s.generated)
+	// Decode step number b writes token context+b-start; it opens a block when that is a multiple of the block past base.
+	block := int64(m.cfg.BlockTokens)
+	s.phase = int(((s.start+int64(s.base)-int64(s.context))%block + block) % block)
+	m.phase[s.phase]++
+	m.decoding++
+	if j.Watch {
+		m.watched++
+	}
+	m.nextEnd = min(m.nextEnd, s.end)
+}
+
+// admit looks j, the head of the queue, up in the cache and gives it memory for its whole context; false if there is none.
+func (m *Model) admit(j *Job) bool {
+	for _, r := range m.running {
+		if r.seq.state == stateDecode {
+			m.publish(r, m.computed(r))
+		}
+	}
+	s := &j.seq
+	s.context = j.PromptTokens + s.generated
+	n, within, total, unlocked := m.cache.match(m.keys(j, s.context), j.KeyTokens)
+	base := total * j.KeyTokens
+	need := m.roundUp(s.context - base)
+	if need > m.free()+m.cache.evictable-unlocked {
+		return false
+	}
+	m.waiting.popFront()
+	s.node, s.held, s.base, s.moved = m.cache.acquire(n, within), total, base, 0
+	m.private += need
+	m.makeRoom()
+	s.done = m.usable(base, s.context)
+	if s.generated == 0 {
+		j.Cached = s.done
+		m.stats.PromptTokens += int64(j.PromptTokens)
+		m.stats.CachedTokens += int64(j.Cached)
+	}
+	s.state = statePrefill
+	m.running = append(m.running, j)
+	m.prefill = append(m.prefill, j)
+	return true
+}
+
+// compute spends budget on the oldest prefill. Blocks can be shared from the step that computes them on, so that a job
+// admitted in the same step finds them.
+func (m *Model) compute(j *Job, budget *int) {
+	s := &j.seq
+	n := min(*budget, s.context-s.done)
+	*budget -= n
+	s.done += n
+	m.stats.PrefillTokens += int64(n)
+	m.publish(j, s.done)
+	if s.done == s.context {
+		s.state = stateReady
+		m.prefill = remove(m.prefill, j)
+		m.ready = append(m.ready, j)
+	}
+}
+
+// computed returns the tokens of j that have KV memory written, the step under way included.
+func (m *Model) computed(j *Job) int {
+	if j.seq.state == stateDecode {
+		return j.seq.context + int(m.begun-j.seq.start)
+	}
+	return j.seq.done
+}
+
+// generatedNow returns the output tokens of j at the end of the last finished step.
+func (m *Model) generatedNow(j *Job) int {
+	if j.seq.state != stateDecode {
+		return j.seq.generated
+	}
+	n := int(m.begun - j.seq.start)
+	if m.step.steps > 0 && n > 0 {
+		n-- // the step under way
+	}
+	return j.seq.generated + n
+}
+
+// allocated returns the tokens of the blocks that j took beyond base.
+func (m *Model) allocated(j *Job) int {
+	tokens := j.seq.context
+	if j.seq.state == stateDecode {
+		tokens = m.computed(j)
+	}
+	return m.roundUp(tokens - j.seq.base)
+}
+
+// outKeys returns the keys of j's output that can be used.
+func outKeys(j *Job) []uint64 {
+	if j.KeyTokens < 1 || len(j.Keys) != j.PromptTokens/j.KeyTokens {
+		return nil
+	}
+	return j.OutKeys
+}
+
+// keys returns the keys of the full blocks in the first tokens of j, prompt and output; a view, valid until the next call.
+func (m *Model) keys(j *Job, tokens int) []uint64 {
+	if j.KeyTokens < 1 {
+		return nil
+	}
+	n := tokens / j.KeyTokens
+	out := outKeys(j)
+	if prompt := min(len(j.Keys), j.PromptTokens/j.KeyTokens); n <= prompt || len(out) == 0 {
+		return j.Keys[:min(n, prompt)]
+	}
+	m.scratch = append(append(m.scratch[:0], j.Keys...), out[:min(n-len(j.Keys), len(out))]...)
+	return m.scratch
+}
+
+// publish makes the full blocks in the first tokens of j findable. A block that the cache got meanwhile from another job is
+// adopted, and the own copy freed.
+func (m *Model) publish(j *Job, tokens int) {
+	s := &j.seq
+	if j.KeyTokens < 1 || s.unshared {
+		return
+	}
+	out := outKeys(j)
+	prompt := min(len(j.Keys), j.PromptTokens/j.KeyTokens)
+	n := min(tokens/j.KeyTokens, prompt+len(out))
+	for s.held < n {
+		var run []uint64
+		if s.held < prompt {
+			run = j.Keys[s.held:min(n, prompt)]
+		} else {
+			run = out[s.held-prompt : n-prompt]
+		}
+		end, total, _ := m.cache.extend(s.node, run, j.KeyTokens)
+		if total == 0 {
+			s.unshared = true
+			return
+		}
+		s.node = end
+		s.held += total
+		s.moved += total * j.KeyTokens
+		m.private -= total * j.KeyTokens
+	}
+}
+
+// unpublished returns how many of keys[from:] name blocks that j has generated but not published yet, which it does only
+// when somebody looks.
+func (m *Model) unpublished(j *Job, keys []uint64, keyTokens, from int) int {
+	s := &j.seq
+	if s.state != stateDecode || s.unshared || j.KeyTokens != keyTokens {
+		return 0
+	}
+	n := 0
+	own := outKeys(j)
+	own = own[:max(min(len(own), m.computed(j)/keyTokens-len(j.Keys)), 0)]
+	for at := from - len(j.Keys); at >= 0 && at < len(own) && from+n < len(keys) && own[at] == keys[from+n]; at++ {
+		n++
+	}
+	return n
+}
+
+// release takes from a running job all it holds, publishing first what it has computed. The caller takes it out of running.
+func (m *Model) release(j *Job) {
+	m.publish(j, m.computed(j))
+	s := &j.seq
+	m.private -= m.allocated(j) - s.moved
+	m.cache.release(s.node)
+	s.node = nil
+	m.blocked = false
+	switch s.state {
+	case statePrefill:
+		m.prefill = remove(m.prefill, j)
+	case stateReady:
+		m.ready = remove(m.ready, j)
+	case stateDecode:
+		m.phase[s.phase]--
+		m.decoding--
+		if j.Watch {
+			m.watched--
+		}
+		if m.decoding == 0 {
+			m.nextEnd = never
+		}
+	}
+}
+
+// preempt takes the memory of the youngest running job and puts the job at the head of the queue.
+func (m *Model) preempt() *Job {
+	last := len(m.running) - 1
+	j := m.running[last]
+	m.running[last] = nil
+	m.running = m.running[:last]
+	generated := m.generatedNow(j)
+	m.release(j)
+	j.seq = sequence{state: stateWaiting, generated: generated}
+	m.waiting.pushFront(j)
+	m.stats.Preempted++
+	return j
+}
