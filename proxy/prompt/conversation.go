@@ -1,0 +1,349 @@
+package prompt
+
+// Markers. Canonical text is escaped as in a JSON string and valid UTF-8, so a control character cannot occur in
+// it: no text can forge a marker, and a marker ends the text before it.
+const (
+	markSetting     = 0x01 // a member that changes the template
+	markTail        = 0x02 // the same, behind the messages
+	markTool        = 0x03
+	markFunction    = 0x04 // an entry of the older functions member
+	markType        = 0x05
+	markDescription = 0x06
+	markSchema      = 0x07
+	markOther       = 0x08 // canonical JSON follows, of a value whose shape we do not know
+	markMessage     = 0x0e // a role follows
+	markText        = 0x0f // a text part
+	markRefusal     = 0x10
+	markReasoning   = 0x11
+	markMedia       = 0x12 // a part's type, a colon and the hash of the rest follow
+	markNested      = 0x13 // the next part belongs to the part before
+	markCall        = 0x14
+	markID          = 0x15
+	markName        = 0x16
+	markArguments   = 0x17
+	markResult      = 0x18
+	markFailed      = 0x19
+	markAudio       = 0x1a
+	markPrompt      = 0x1b // a plain text prompt
+	markTokens      = 0x1c // a prompt of token ids
+	markSecond      = 0x1d // the second of a pair
+)
+
+// field reads a member that should be a string, behind a marker (0 = none). Null means not given.
+func (p *Parser) field(mark byte) bool {
+	switch p.peek() {
+	case 'n':
+		_, ok := p.literal()
+		return ok
+	case '"':
+		if mark != 0 {
+			p.tape.addByte(mark)
+		}
+		return p.text(true)
+	}
+	if mark != 0 {
+		p.tape.addByte(mark)
+	}
+	return p.other()
+}
+
+// arguments reads a call's arguments: JSON in a string (OpenAI) or as a value (Anthropic), which keeps its order.
+func (p *Parser) arguments() bool {
+	if c := p.peek(); c == 'n' || c == '"' {
+		return p.field(markArguments)
+	}
+	p.tape.addByte(markArguments)
+	p.tape.addByte(markOther)
+	return p.json(false)
+}
+
+// system reads a system prompt given outside the messages: one message, if it is not empty.
+func (p *Parser) system() bool {
+	from := p.tape.mark()
+	p.tape.addByte(markMessage)
+	p.tape.addString("system")
+	at := p.tape.mark()
+	p.inSystem = true
+	ok := p.content()
+	p.inSystem = false
+	if len(p.tape.ops) == at {
+		p.tape.cut(from)
+	}
+	return ok
+}
+
+// message reads one message: role, name, tool_call_id, reasoning, content, calls, in this order.
+func (p *Parser) message() bool {
+	start := p.tape.mark()
+	p.tape.addByte(markMessage)
+	if p.peek() != '{' {
+		return p.other()
+	}
+	const (
+		role = iota + 1
+		name
+		callID
+		reasoning
+		reasoningContent
+		content
+		refusal
+		audio
+		calls
+		call
+		count
+	)
+	f := [count]span{p.tape.since(start)}
+	if !p.open() {
+		return false
+	}
+	for first := true; ; first = false {
+		key, more, ok := p.member(first)
+		if !ok {
+			return false
+		}
+		if !more {
+			break
+		}
+		from, at := p.tape.mark(), 0
+		switch string(p.tape.bytes(key)) {
+		case "role":
+			at, ok = role, p.field(0)
+		case "content":
+			at, ok = content, p.content()
+		case "name":
+			at, ok = name, p.field(markName)
+		case "tool_call_id":
+			at, ok = callID, p.field(markID)
+		case "tool_calls":
+			at, ok = calls, p.list((*Parser).call)
+		case "function_call":
+			at, ok = call, p.call()
+		case "reasoning":
+			at, ok = reasoning, p.field(markReasoning)
+		case "reasoning_content":
+			at, ok = reasoningContent, p.field(markReasoning)
+		case "refusal":
+			at, ok = refusal, p.field(markRefusal)
+		case "audio":
+			at, ok = audio, p.field(markAudio)
+		default:
+			if !p.skip() {
+				return false
+			}
+			continue
+		}
+		if !ok {
+			return false
+		}
+		f[at] = p.tape.since(from)
+	}
+	if f[reasoning].from != f[reasoning].to {
+		f[reasoningContent] = span{}
+	}
+	p.tape.arrange(start, f[:])
+	return true
+}
+
+// call reads a tool call: {id, function: {name, arguments}}, or the older {name, arguments}.
+func (p *Parser) call() bool {
+	start := p.tape.mark()
+	switch p.peek() {
+	case 'n':
+		_, ok := p.literal()
+		return ok
+	case '{':
+		p.tape.addByte(markCall)
+		return p.callBody(start)
+	}
+	p.tape.addByte(markCall)
+	return p.other()
+}
+
+// callBody reads the object at p.pos behind what is on the tape after start.
+func (p *Parser) callBody(start int) bool {
+	const (
+		id = iota + 1
+		name
+		args
+		inner
+		count
+	)
+	f := [count]span{p.tape.since(start)}
+	if !p.open() {
+		return false
+	}
+	for first := true; ; first = false {
+		key, more, ok := p.member(first)
+		if !ok {
+			return false
+		}
+		if !more {
+			break
+		}
+		from, at := p.tape.mark(), 0
+		switch string(p.tape.bytes(key)) {
+		case "id":
+			at, ok = id, p.field(markID)
+		case "name":
+			at, ok = name, p.field(markName)
+		case "arguments", "input":
+			at, ok = args, p.arguments()
+		case "function", "custom":
+			at = inner
+			if p.peek() == '{' {
+				ok = p.callBody(from)
+			} else {
+				ok = p.field(0)
+			}
+		default:
+			if !p.skip() {
+				return false
+			}
+			continue
+		}
+		if !ok {
+			return false
+		}
+		f[at] = p.tape.since(from)
+	}
+	p.tape.arrange(start, f[:])
+	return true
+}
+
+// tool reads a tool in any of its shapes: {type, function: {...}} (chat), {name, description, input_schema}
+// (Anthropic) or {type, name, description, parameters} (Responses).
+func (p *Parser) tool() bool { return p.toolAfter(markTool) }
+
+// function reads an entry of functions.
+func (p *Parser) function() bool { return p.toolAfter(markFunction) }
+
+func (p *Parser) toolAfter(mark byte) bool {
+	start := p.tape.mark()
+	p.tape.addByte(mark)
+	if p.peek() != '{' {
+		return p.other()
+	}
+	return p.toolBody(start)
+}
+
+// toolBody reads the object at p.pos behind what is on the tape after start. The engines read a tool into a
+// record before they print it, so the order of its own members is lost; that of its schema's is kept.
+func (p *Parser) toolBody(start int) bool {
+	const (
+		kind = iota + 1
+		name
+		description
+		schema
+		inner
+		count
+	)
+	f := [count]span{p.tape.since(start)}
+	if !p.open() {
+		return false
+	}
+	base := len(p.members)
+	for first := true; ; first = false {
+		key, more, ok := p.member(first)
+		if !ok {
+			return false
+		}
+		if !more {
+			break
+		}
+		from, at := p.tape.mark(), 0
+		switch string(p.tape.bytes(key)) {
+		case "type":
+			at, ok = kind, p.toolType()
+		case "name":
+			at, ok = name, p.field(markName)
+		case "description":
+			at, ok = description, p.field(markDescription)
+		case "parameters", "input_schema":
+			at, ok = schema, p.schema()
+		case "function":
+			at = inner
+			if p.peek() == '{' {
+				ok = p.toolBody(from)
+			} else {
+				ok = p.field(0)
+			}
+		case "cache_control":
+			ok = p.skip()
+		default:
+			ok = p.extra(key)
+		}
+		if !ok {
+			return false
+		}
+		if at != 0 {
+			f[at] = p.tape.since(from)
+		}
+	}
+	if !p.settle(base, true) {
+		return false
+	}
+	p.arrangeMembers(start, base, f[:]...)
+	return true
+}
+
+// toolType reads a tool's type; "function" is what a tool is when it does not say.
+func (p *Parser) toolType() bool {
+	from := p.tape.mark()
+	p.tape.addByte(markType)
+	at := p.tape.mark()
+	if !p.field(0) {
+		return false
+	}
+	if n := len(p.tape.ops); n == at || n == at+1 && string(p.tape.bytes(p.tape.ops[at])) == "function" {
+		p.tape.cut(from)
+	}
+	return true
+}
+
+func (p *Parser) schema() bool {
+	from := p.tape.mark()
+	p.tape.addByte(markSchema)
+	at := p.tape.mark()
+	if !p.json(false) {
+		return false
+	}
+	if p.isEmpty(at) && string(p.tape.bytes(p.tape.ops[at])) == "null" {
+		p.tape.cut(from)
+	}
+	return true
+}
+
+// extra reads a member we have no place for; null means not given, also as the last of several.
+func (p *Parser) extra(key op) bool {
+	from := p.tape.mark()
+	p.memberName(key)
+	at := p.tape.mark()
+	if !p.json(true) {
+		return false
+	}
+	null := p.isEmpty(at) && string(p.tape.bytes(p.tape.ops[at])) == "null"
+	p.remember(key, from)
+	if null {
+		p.tape.cut(from)
+		p.members[len(p.members)-1].at = span{}
+	}
+	return true
+}
+
+// digest feeds a span to the media hash.
+func (p *Parser) digest(s span) {
+	for _, o := range p.tape.ops[s.from:s.to] {
+		p.media.Write(p.tape.bytes(o))
+	}
+}
+
+// addDigest puts the media hash on the tape as 32 hex digits.
+func (p *Parser) addDigest() {
+	const hex = "0123456789abcdef"
+	sum := p.media.Sum128().Bytes()
+	var out [2 * len(sum)]byte
+	for i, c := range sum {
+		out[2*i], out[2*i+1] = hex[c>>4], hex[c&15]
+	}
+	p.tape.add(out[:])
+}

@@ -1,0 +1,379 @@
+package prompt
+
+// Which members of a body's object matter, per kind, and where they stand in the prompt. Everything not named
+// here (sampling parameters, response_format and other constraints on the output, identifiers, metadata) leaves
+// the prompt as it is.
+
+// slot is a place in the prompt; the order is the template's.
+type slot uint8
+
+const (
+	slotTemplate slot = iota
+	slotTemplateArgs
+	slotDocuments
+	slotReasoning
+	slotEffort
+	slotMediaArgs
+	slotTruncate
+	slotSpecial
+	slotPrevious
+	slotStored
+	slotChoice
+	slotImages
+	slotAudio
+	slotVideo
+	slotTools
+	slotFunctions
+	slotSystem
+	slotMessages
+	slotFirst
+	slotPrompt
+	slotEmbeds
+	slotSecond
+	slotSuffix
+	slotContinue
+	slotGeneration
+
+	slotCount
+)
+
+// The root strings. They decide about every block, and stand outside the prompt bytes.
+const (
+	rootModel = iota
+	rootLoRA
+	rootSalt
+	rootExtra
+
+	rootCount
+)
+
+// how is the way a member is read.
+type how uint8
+
+const (
+	asSetting how = iota // a value that changes the template: marker, name, JSON
+	asSorted             // the same with members sorted: keyword arguments
+	asMedia              // the same with the value's hash in place of the value
+	asTail               // a setting that acts behind the messages
+	asChoice             // tool_choice
+	asTools
+	asFunctions
+	asSystem // one system message
+	asMessages
+	asItems // Responses input
+	asPrompt
+	asSecond // the second of a pair of prompts
+	asRoot   // into the root; slot is the index there
+
+	asStream
+	asMaxTokens // slot is the index in controls.max
+	asSession   // slot is the index in controls.session
+	asSessionObject
+	asOptions  // stream_options
+	asSampling // sampling_params
+)
+
+// field says what to do with a member.
+type field struct {
+	slot slot
+	how  how
+	dflt string // a literal that means the same as leaving the member out
+}
+
+// common holds for every kind.
+var common = map[string]field{
+	"model":      {rootModel, asRoot, ""},
+	"lora_path":  {rootLoRA, asRoot, ""},
+	"cache_salt": {rootSalt, asRoot, ""},
+	"extra_key":  {rootExtra, asRoot, ""},
+
+	"stream":                {0, asStream, ""},
+	"stream_options":        {0, asOptions, ""},
+	"max_completion_tokens": {0, asMaxTokens, ""},
+	"max_output_tokens":     {1, asMaxTokens, ""},
+	"max_tokens":            {2, asMaxTokens, ""},
+	"sampling_params":       {3, asSampling, ""},
+
+	"session_id":       {0, asSession, ""},
+	"user":             {1, asSession, ""},
+	"user_id":          {2, asSession, ""},
+	"session_params":   {3, asSessionObject, ""},
+	"metadata":         {4, asSessionObject, ""},
+	"prompt_cache_key": {5, asSession, ""},
+
+	"truncate_prompt_tokens": {slotTruncate, asSetting, ""},
+	"mm_processor_kwargs":    {slotMediaArgs, asSorted, ""},
+}
+
+// chat is the OpenAI conversation and what vLLM and SGLang add to it.
+var chat = map[string]field{
+	"messages":               {slotMessages, asMessages, ""},
+	"tools":                  {slotTools, asTools, ""},
+	"functions":              {slotFunctions, asFunctions, ""},
+	"tool_choice":            {slotChoice, asChoice, ""},
+	"documents":              {slotDocuments, asSetting, ""},
+	"chat_template":          {slotTemplate, asSetting, ""},
+	"chat_template_kwargs":   {slotTemplateArgs, asSorted, ""},
+	"reasoning":              {slotReasoning, asSorted, ""},
+	"reasoning_effort":       {slotEffort, asSetting, ""},
+	"add_special_tokens":     {slotSpecial, asSetting, "false"},
+	"continue_final_message": {slotContinue, asTail, "false"},
+	"add_generation_prompt":  {slotGeneration, asTail, "true"},
+}
+
+var messages = map[string]field{
+	"messages":    {slotMessages, asMessages, ""},
+	"system":      {slotSystem, asSystem, ""},
+	"tools":       {slotTools, asTools, ""},
+	"tool_choice": {slotChoice, asChoice, ""},
+	"thinking":    {slotReasoning, asSorted, ""},
+
+	"chat_template_kwargs": {slotTemplateArgs, asSorted, ""},
+}
+
+var responses = map[string]field{
+	"input":                {slotMessages, asItems, ""},
+	"instructions":         {slotSystem, asSystem, ""},
+	"tools":                {slotTools, asTools, ""},
+	"tool_choice":          {slotChoice, asChoice, ""},
+	"reasoning":            {slotReasoning, asSorted, ""},
+	"previous_response_id": {slotPrevious, asSetting, ""},
+	"prompt":               {slotStored, asSorted, ""},
+	"chat_template_kwargs": {slotTemplateArgs, asSorted, ""},
+}
+
+// perKind is indexed by Kind. A kind whose body may be a conversation or a plain text has both.
+var perKind = [kinds]map[string]field{
+	Chat: chat,
+	Completion: {
+		"prompt":             {slotPrompt, asPrompt, ""},
+		"prompt_embeds":      {slotEmbeds, asMedia, ""},
+		"suffix":             {slotSuffix, asTail, ""},
+		"add_special_tokens": {slotSpecial, asSetting, "true"},
+	},
+	Responses:   responses,
+	Embeddings:  with(chat, map[string]field{"input": {slotPrompt, asPrompt, ""}}),
+	Messages:    messages,
+	CountTokens: messages,
+	Generate: {
+		"text":         {slotPrompt, asPrompt, ""},
+		"input_ids":    {slotPrompt, asPrompt, ""},
+		"input_embeds": {slotEmbeds, asMedia, ""},
+		"image_data":   {slotImages, asMedia, ""},
+		"audio_data":   {slotAudio, asMedia, ""},
+		"video_data":   {slotVideo, asMedia, ""},
+	},
+	Tokenize:   with(chat, map[string]field{"prompt": {slotPrompt, asPrompt, ""}}),
+	Detokenize: {"tokens": {slotPrompt, asPrompt, ""}},
+	Score: {
+		"text_1":    {slotFirst, asPrompt, ""},
+		"queries":   {slotFirst, asPrompt, ""},
+		"query":     {slotFirst, asPrompt, ""},
+		"data_1":    {slotFirst, asPrompt, ""},
+		"text_2":    {slotSecond, asSecond, ""},
+		"documents": {slotSecond, asSecond, ""},
+		"items":     {slotSecond, asSecond, ""},
+		"data_2":    {slotSecond, asSecond, ""},
+	},
+	Rerank: {
+		"query":     {slotFirst, asPrompt, ""},
+		"documents": {slotSecond, asSecond, ""},
+	},
+	Pooling: with(chat, map[string]field{
+		"input": {slotPrompt, asPrompt, ""},
+		"data":  {slotSecond, asSecond, ""},
+	}),
+}
+
+func with(base, more map[string]field) map[string]field {
+	m := make(map[string]field, len(base)+len(more))
+	for k, f := range base {
+		m[k] = f
+	}
+	for k, f := range more {
+		m[k] = f
+	}
+	return m
+}
+
+// top scans the body's object.
+func (p *Parser) top() bool {
+	if !p.open() {
+		return false
+	}
+	inside, empty := p.pos, true
+	for first := true; ; first = false {
+		key, more, ok := p.member(first)
+		if !ok {
+			return false
+		}
+		if !more {
+			break
+		}
+		empty = false
+		name := p.tape.bytes(key)
+		f, known := perKind[p.kind][string(name)]
+		if !known {
+			f, known = common[string(name)]
+		}
+		switch {
+		case !known:
+			ok = p.skip()
+		case f.how >= asRoot:
+			ok = p.control(f)
+		default:
+			ok = p.promptMember(key, f)
+		}
+		if !ok {
+			return false
+		}
+	}
+	p.ctl.finish(p.kind, inside, empty)
+	return true
+}
+
+// promptMember reads a member that is part of the prompt into its slot. The last of several wins.
+func (p *Parser) promptMember(key op, f field) bool {
+	from := p.tape.mark()
+	ok := false
+	switch f.how {
+	case asSetting:
+		ok = p.setting(key, markSetting, false)
+	case asSorted:
+		ok = p.setting(key, markSetting, true)
+	case asTail:
+		ok = p.setting(key, markTail, false)
+	case asMedia:
+		ok = p.mediaSetting(key)
+	case asChoice:
+		ok = p.choice(key)
+	case asTools:
+		ok = p.list((*Parser).tool)
+	case asFunctions:
+		ok = p.list((*Parser).function)
+	case asSystem:
+		ok = p.system()
+	case asMessages:
+		ok = p.list((*Parser).message)
+	case asItems:
+		ok = p.items()
+	case asPrompt:
+		ok = p.prompts()
+	case asSecond:
+		p.tape.addByte(markSecond)
+		ok = p.prompts()
+	}
+	if !ok {
+		return false
+	}
+	s := p.tape.since(from)
+	if f.dflt != "" && p.isSetting(key, s, f.dflt) {
+		s = span{}
+	}
+	p.slots[f.slot] = s
+	return true
+}
+
+// isSetting says whether s is the member key with the literal value v.
+func (p *Parser) isSetting(key op, s span, v string) bool {
+	if s.to != s.from+1 {
+		return false
+	}
+	b := p.tape.bytes(p.tape.ops[s.from])
+	n := len(b) - len(v)
+	return n == int(key.n)+4 && string(b[n:]) == v
+}
+
+// setting reads a member as marker, "name":, JSON. Null and empty mean not given.
+func (p *Parser) setting(key op, mark byte, sorted bool) bool {
+	from := p.tape.mark()
+	p.tape.addByte(mark)
+	p.memberName(key)
+	at := p.tape.mark()
+	if !p.json(sorted) {
+		return false
+	}
+	if p.isEmpty(at) {
+		p.tape.cut(from)
+		return true
+	}
+	p.tape.coalesce(from)
+	return true
+}
+
+// isEmpty says whether the JSON after a mark is null, {} or [].
+func (p *Parser) isEmpty(at int) bool {
+	if len(p.tape.ops) != at+1 {
+		return false
+	}
+	switch string(p.tape.bytes(p.tape.ops[at])) {
+	case "null", "{}", "[]":
+		return true
+	}
+	return false
+}
+
+// mediaSetting is setting with the hash of the value in its place.
+func (p *Parser) mediaSetting(key op) bool {
+	from := p.tape.mark()
+	p.tape.addByte(markSetting)
+	p.memberName(key)
+	at := p.tape.mark()
+	if !p.json(true) {
+		return false
+	}
+	if p.isEmpty(at) {
+		p.tape.cut(from)
+		return true
+	}
+	p.media.Reset()
+	p.digest(p.tape.since(at))
+	p.tape.cut(at)
+	p.addDigest()
+	return true
+}
+
+// choice reads tool_choice. Naming a tool or "none" changes which tools the template is given (SGLang always,
+// vLLM by option); the other values constrain the output only.
+func (p *Parser) choice(key op) bool {
+	from := p.tape.mark()
+	if !p.setting(key, markSetting, true) {
+		return false
+	}
+	if p.isSetting(key, p.tape.since(from), `"auto"`) || p.isSetting(key, p.tape.since(from), `"required"`) ||
+		p.isSetting(key, p.tape.since(from), `"any"`) {
+		p.tape.cut(from)
+	}
+	return true
+}
+
+// list reads an array, each element by each. Null is empty; anything else is not understood and taken as JSON.
+func (p *Parser) list(each func(*Parser) bool) bool {
+	switch p.peek() {
+	case '[':
+	case 'n':
+		_, ok := p.literal()
+		return ok
+	default:
+		return p.other()
+	}
+	if !p.open() {
+		return false
+	}
+	for first := true; ; first = false {
+		more, ok := p.next(']', first)
+		if !more || !ok {
+			return ok
+		}
+		p.tape.mark()
+		if !each(p) {
+			return false
+		}
+	}
+}
+
+// other reads a value of unexpected shape.
+func (p *Parser) other() bool {
+	p.tape.addByte(markOther)
+	return p.json(true)
+}

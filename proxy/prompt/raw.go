@@ -1,0 +1,86 @@
+package prompt
+
+// Prompts without a conversation: texts and token ids, one or a batch.
+
+// prompts reads a string, an array of strings, an array of token ids or an array of such arrays. One prompt means
+// the same alone and as an array of one.
+func (p *Parser) prompts() bool {
+	switch p.peek() {
+	case 'n':
+		_, ok := p.literal()
+		return ok
+	case '"':
+		return p.field(markPrompt)
+	case '[':
+		return p.promptArray(true)
+	}
+	return p.other()
+}
+
+// promptArray reads an array of prompts, or the token ids of one.
+func (p *Parser) promptArray(batch bool) bool {
+	if !p.open() {
+		return false
+	}
+	if !batch {
+		p.tape.addByte(markTokens)
+	}
+	ids := !batch // whether markTokens stands before the next id
+	for first := true; ; first = false {
+		more, ok := p.next(']', first)
+		if !more || !ok {
+			return ok
+		}
+		c := p.peek()
+		if c == '-' || c >= '0' && c <= '9' {
+			if !ids {
+				p.tape.addByte(markTokens)
+				ids = true
+			}
+			ok = p.token()
+		} else {
+			ids = !batch
+			switch {
+			case c == '"':
+				ok = p.field(markPrompt)
+			case c == '[' && batch:
+				ok = p.promptArray(false)
+			default:
+				ok = p.other()
+			}
+		}
+		if !ok {
+			return false
+		}
+	}
+}
+
+// token puts a token id on the tape: 28 bits in four bytes above 0x7f, so that an id is about as long as its
+// text, ids need no separator, and none looks like a marker. Anything else is JSON behind a marker.
+func (p *Parser) token() bool {
+	at := p.pos
+	raw, whole, ok := p.number()
+	if !ok {
+		return false
+	}
+	if whole && raw[0] != '-' && len(raw) <= 9 {
+		id := uint32(0)
+		for _, c := range raw {
+			id = 10*id + uint32(c-'0')
+		}
+		if id < 1<<28 {
+			t := &p.tape
+			off := len(t.arena)
+			t.arena = append(t.arena, byte(0x80|id>>21), byte(0x80|id>>14), byte(0x80|id>>7), byte(0x80|id))
+			t.grown(off)
+			return true
+		}
+	}
+	p.pos = at
+	p.tape.addByte(markOther)
+	if !p.jsonNumber() {
+		return false
+	}
+	p.tape.addByte(',')
+	return true
+}

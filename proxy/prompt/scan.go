@@ -1,0 +1,349 @@
+package prompt
+
+import (
+	"encoding/binary"
+	"math/bits"
+	"unicode/utf8"
+)
+
+// The JSON scanner: RFC 8259, strict (no NaN, no trailing commas, no comments), valid UTF-8 and no lone
+// surrogates. Methods move p.pos and return false after having set p.bad.
+
+// fail records the first thing wrong.
+func (p *Parser) fail(at int, reason string) bool {
+	p.bad = Error{Offset: at, Reason: reason}
+	return false
+}
+
+// peek skips white space and returns the next byte, 0 at the end of the body.
+func (p *Parser) peek() byte {
+	b := p.body
+	for p.pos < len(b) {
+		c := b[p.pos]
+		if c > ' ' || (c != ' ' && c != '\n' && c != '\r' && c != '\t') {
+			return c
+		}
+		p.pos++
+	}
+	return 0
+}
+
+// plain returns the index of the first byte at or after i that is not ordinary ASCII text: a quote, a
+// backslash, a control character, or the start of a non-ASCII sequence. Eight bytes at a time: x^2 < 0x21 holds
+// for the control characters and the quote only. A borrow can flag a byte wrongly, but only above a byte that is
+// flagged rightly, and the lowest flag is taken.
+func plain(b []byte, i int) int {
+	const ones, highs = 0x0101010101010101, 0x8080808080808080
+	for i+8 <= len(b) {
+		x := binary.LittleEndian.Uint64(b[i:])
+		m := (((x ^ 0x02*ones) - 0x21*ones) | ((x ^ '\\'*ones) - ones) | x) & highs
+		if m != 0 {
+			return i + bits.TrailingZeros64(m)>>3
+		}
+		i += 8
+	}
+	for i < len(b) && b[i] >= ' ' && b[i] != '"' && b[i] != '\\' && b[i] < utf8.RuneSelf {
+		i++
+	}
+	return i
+}
+
+// text scans a string whose opening quote is at p.pos and, if emit is set, puts its canonical text on the tape
+// (without quotes). Escapes that are canonical as written stay in their run.
+func (p *Parser) text(emit bool) bool {
+	b := p.body
+	i := p.pos + 1
+	from := i
+	for {
+		i = plain(b, i)
+		if i >= len(b) {
+			return p.fail(i, "string does not end")
+		}
+		c := b[i]
+		switch {
+		case c == '"':
+			if emit {
+				p.tape.run(from, i)
+			}
+			p.pos = i + 1
+			return true
+		case c == '\\':
+			if i+1 >= len(b) {
+				return p.fail(i, "string does not end")
+			}
+			switch b[i+1] {
+			case '"', '\\', 'n', 't', 'r', 'b', 'f':
+				i += 2
+			case '/':
+				if emit {
+					p.tape.run(from, i)
+				}
+				from = i + 1
+				i += 2
+			case 'u':
+				r, n := escaped(b[i:])
+				if n == 0 {
+					return p.fail(i, "bad \\u escape or lone surrogate")
+				}
+				if emit {
+					p.tape.run(from, i)
+					p.rune(r)
+				}
+				i += n
+				from = i
+			default:
+				return p.fail(i, "bad escape")
+			}
+		case c < ' ':
+			return p.fail(i, "control character in string")
+		default:
+			if i = sequences(b, i); i < 0 {
+				return p.fail(^i, "invalid UTF-8")
+			}
+		}
+	}
+}
+
+// sequences skips the run of non-ASCII characters at i and returns the index after it, or the complement of the
+// index of an invalid one.
+func sequences(b []byte, i int) int {
+	for i < len(b) && b[i] >= utf8.RuneSelf {
+		// Most of the non-ASCII text there is (CJK and much of the rest of the BMP) is three bytes long.
+		if c := b[i]; c >= 0xE1 && c <= 0xEC && i+2 < len(b) && b[i+1]&0xC0 == 0x80 && b[i+2]&0xC0 == 0x80 {
+			i += 3
+			continue
+		}
+		r, n := utf8.DecodeRune(b[i:])
+		if r == utf8.RuneError && n == 1 {
+			return ^i
+		}
+		i += n
+	}
+	return i
+}
+
+// escaped decodes the \u escape (or pair of them) at the start of b; n is 0 if it is none.
+func escaped(b []byte) (r rune, n int) {
+	hi := hex4(b)
+	switch {
+	case hi < 0:
+		return 0, 0
+	case hi < 0xD800 || hi > 0xDFFF:
+		return hi, 6
+	case hi > 0xDBFF:
+		return 0, 0
+	}
+	lo := hex4(b[6:])
+	if lo < 0xDC00 || lo > 0xDFFF {
+		return 0, 0
+	}
+	return (hi-0xD800)<<10 + (lo - 0xDC00) + 0x10000, 12
+}
+
+// hex4 is the value of the escape \uXXXX at the start of b, or -1.
+func hex4(b []byte) rune {
+	if len(b) < 6 || b[0] != '\\' || b[1] != 'u' {
+		return -1
+	}
+	var r rune
+	for _, c := range b[2:6] {
+		switch {
+		case c >= '0' && c <= '9':
+			c -= '0'
+		case c >= 'a' && c <= 'f':
+			c -= 'a' - 10
+		case c >= 'A' && c <= 'F':
+			c -= 'A' - 10
+		default:
+			return -1
+		}
+		r = r<<4 | rune(c)
+	}
+	return r
+}
+
+// rune puts the canonical form of r on the tape: as in a JSON string, with the shortest escape where one is
+// needed, lower-case hex, and UTF-8 for everything else.
+func (p *Parser) rune(r rune) {
+	const hex = "0123456789abcdef"
+	t := &p.tape
+	off := len(t.arena)
+	switch {
+	case r == '"' || r == '\\':
+		t.arena = append(t.arena, '\\', byte(r))
+	case r >= ' ':
+		t.arena = utf8.AppendRune(t.arena, r)
+	case r == '\n':
+		t.arena = append(t.arena, '\\', 'n')
+	case r == '\t':
+		t.arena = append(t.arena, '\\', 't')
+	case r == '\r':
+		t.arena = append(t.arena, '\\', 'r')
+	case r == '\b':
+		t.arena = append(t.arena, '\\', 'b')
+	case r == '\f':
+		t.arena = append(t.arena, '\\', 'f')
+	default:
+		t.arena = append(t.arena, '\\', 'u', '0', '0', hex[r>>4], hex[r&15])
+	}
+	t.grown(off)
+}
+
+// word scans a string and returns its canonical text in one piece, not on the tape.
+func (p *Parser) word() (op, bool) {
+	from := p.pos + 1
+	if i := plain(p.body, from); i < len(p.body) && p.body[i] == '"' {
+		p.pos = i + 1
+		return op{uint32(from), uint32(i - from)}, true
+	}
+	at := p.tape.mark()
+	if !p.text(true) {
+		return op{}, false
+	}
+	return p.tape.flatten(at), true
+}
+
+// open enters an object or array whose bracket is at p.pos.
+func (p *Parser) open() bool {
+	if p.depth++; p.depth > MaxDepth {
+		return p.fail(p.pos, "nested too deeply")
+	}
+	p.pos++
+	return true
+}
+
+// next moves to the next element of an array or object (closed by end), or past its end. It is called once per
+// element with first set for the first. ok is false on a syntax error.
+func (p *Parser) next(end byte, first bool) (more, ok bool) {
+	c := p.peek()
+	if c == end {
+		p.pos++
+		p.depth--
+		return false, true
+	}
+	if first {
+		return true, true
+	}
+	if c != ',' {
+		return false, p.fail(p.pos, "expected a comma or the end of an array or object")
+	}
+	p.pos++
+	return true, true
+}
+
+// member moves to the next member of an object: its name in one piece, p.pos at its value.
+func (p *Parser) member(first bool) (key op, more, ok bool) {
+	if more, ok = p.next('}', first); !more || !ok {
+		return key, false, ok
+	}
+	if p.peek() != '"' {
+		return key, false, p.fail(p.pos, "expected a member name")
+	}
+	if key, ok = p.word(); !ok {
+		return key, false, false
+	}
+	if p.peek() != ':' {
+		return key, false, p.fail(p.pos, "expected a colon")
+	}
+	p.pos++
+	p.peek()
+	return key, true, true
+}
+
+// literal scans true, false or null.
+func (p *Parser) literal() (string, bool) {
+	want := "null"
+	switch p.body[p.pos] {
+	case 't':
+		want = "true"
+	case 'f':
+		want = "false"
+	}
+	end := p.pos + len(want)
+	if end > len(p.body) || string(p.body[p.pos:end]) != want {
+		return "", p.fail(p.pos, "expected a value")
+	}
+	p.pos = end
+	return want, true
+}
+
+// number scans a number; whole says that it has neither fraction nor exponent.
+func (p *Parser) number() (raw []byte, whole, ok bool) {
+	b, i := p.body, p.pos
+	if i < len(b) && b[i] == '-' {
+		i++
+	}
+	first := i
+	i = digits(b, i)
+	if i == first {
+		return nil, false, p.fail(p.pos, "expected a value")
+	}
+	if b[first] == '0' && i > first+1 {
+		return nil, false, p.fail(p.pos, "number with a leading zero")
+	}
+	whole = true
+	if i < len(b) && b[i] == '.' {
+		whole = false
+		from := i + 1
+		if i = digits(b, from); i == from {
+			return nil, false, p.fail(i, "expected a digit")
+		}
+	}
+	if i < len(b) && b[i]|0x20 == 'e' {
+		whole = false
+		from := i + 1
+		if from < len(b) && (b[from] == '+' || b[from] == '-') {
+			from++
+		}
+		if i = digits(b, from); i == from {
+			return nil, false, p.fail(i, "expected a digit")
+		}
+	}
+	raw = b[p.pos:i]
+	p.pos = i
+	return raw, whole, true
+}
+
+func digits(b []byte, i int) int {
+	for i < len(b) && b[i] >= '0' && b[i] <= '9' {
+		i++
+	}
+	return i
+}
+
+// skip scans a value and forgets it.
+func (p *Parser) skip() bool {
+	switch p.peek() {
+	case '"':
+		return p.text(false)
+	case '{':
+		if !p.open() {
+			return false
+		}
+		for first := true; ; first = false {
+			if _, more, ok := p.member(first); !more || !ok {
+				return ok
+			}
+			if !p.skip() {
+				return false
+			}
+		}
+	case '[':
+		if !p.open() {
+			return false
+		}
+		for first := true; ; first = false {
+			if more, ok := p.next(']', first); !more || !ok {
+				return ok
+			}
+			if !p.skip() {
+				return false
+			}
+		}
+	case 't', 'f', 'n':
+		_, ok := p.literal()
+		return ok
+	}
+	_, _, ok := p.number()
+	return ok
+}
