@@ -228,6 +228,7 @@ func measureThroughput(ctx context.Context, o options, dir string, field []*cont
 	return nil
 }
 
+// measureLatency takes as long per contender as measureThroughput, in windows of a second.
 func measureLatency(ctx context.Context, o options, field []*contender, res *results) error {
 	for _, s := range bodySizes {
 		bodies, err := chatBodies(s.distinct, s.bytes, false, o.seed)
@@ -240,11 +241,13 @@ func measureLatency(ctx context.Context, o options, field []*contender, res *res
 				return fmt.Errorf("%s: %w", x.Name, err)
 			}
 		}
-		for round := range o.rounds {
+		// Many short windows: a busy neighbour's pause of 50 ms then spoils the p99 of one window, and the median leaves it out.
+		windows := o.rounds * int(o.duration.Seconds())
+		for w := range windows {
 			for i := range field {
-				x := field[(i+round)%len(field)]
-				note("%d B at %d/s, round %d/%d: %s", s.bytes, s.rate, round+1, o.rounds, x.Name)
-				r, err := runPaced(ctx, bodies, x.addr, o.conns, s.rate, o.duration)
+				x := field[(i+w)%len(field)]
+				note("%d B at %d/s, window %d/%d: %s", s.bytes, s.rate, w+1, windows, x.Name)
+				r, err := runPaced(ctx, bodies, x.addr, o.conns, s.rate, time.Second)
 				if err != nil {
 					return fmt.Errorf("%s: %w", x.Name, err)
 				}

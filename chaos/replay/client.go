@@ -1,0 +1,216 @@
+package replay
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"grapevine/chaos/workload"
+)
+
+// client sends streaming chat requests. Safe for concurrent use.
+type client struct {
+	http *http.Client
+	cfg  *Config
+}
+
+// job is one request to send. It belongs to the goroutine that sends it.
+type job struct {
+	req     *workload.Request
+	target  string
+	replies []string // texts of the segments that are replies, in order
+	start   time.Time
+}
+
+// maxErrorBody bounds what is read of an error answer, maxEvent one line of a stream.
+const (
+	maxErrorBody = 4 << 10
+	maxEvent     = 4 << 20
+)
+
+// send runs one request to its end. It never panics and always fills in req, sent and end.
+func (c *client) send(run context.Context, j job) outcome {
+	o := outcome{req: j.req, firstToken: -1, prompt: -1, cached: -1, output: -1, predicted: -1}
+	ctx, cancel := context.WithDeadline(run, j.start.Add(j.req.At+c.cfg.Timeout))
+	defer cancel()
+	if err := c.exchange(ctx, j, &o); err != nil {
+		o.err = classify(run, err)
+	}
+	o.end = time.Since(j.start)
+	return o
+}
+
+func (c *client) exchange(ctx context.Context, j job, o *outcome) error {
+	body := appendBody(nil, c.cfg.Model, j)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, j.target+"/v1/chat/completions", bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Accept", "text/event-stream")
+	if c.cfg.APIKey != "" {
+		req.Header.Set("Authorization", "Bearer "+c.cfg.APIKey)
+	}
+	if j.req.Session >= 0 {
+		// As agents do. Only the session strategy reads it; without it that one would be measured as round robin.
+		req.Header.Set("X-Session-Id", fmt.Sprintf("replay-%d-%d", c.cfg.Seed, j.req.Session))
+	}
+	o.sent = time.Since(j.start)
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	o.backend = resp.Header.Get("X-Grapevine-Backend")
+	o.rung, o.predicted = parseRoute(resp.Header.Get("X-Grapevine-Route"))
+	if resp.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody)) // a body cut short still tells the most
+		return &Error{statusClass(resp.StatusCode), errors.New(strings.TrimSpace(string(text)))}
+	}
+	if t := resp.Header.Get("Content-Type"); !strings.HasPrefix(t, "text/event-stream") {
+		return &Error{Malformed, fmt.Errorf("content type %q, want text/event-stream", t)}
+	}
+	return readStream(resp.Body, j.start, o)
+}
+
+// chunk is what is read of one event of a chat stream.
+type chunk struct {
+	Choices []struct {
+		Delta struct {
+			Content          string `json:"content"`
+			ReasoningContent string `json:"reasoning_content"`
+		} `json:"delta"`
+	} `json:"choices"`
+	Usage *struct {
+		PromptTokens     int `json:"prompt_tokens"`
+		CompletionTokens int `json:"completion_tokens"`
+		Details          *struct {
+			CachedTokens *int `json:"cached_tokens"`
+		} `json:"prompt_tokens_details"`
+	} `json:"usage"`
+	Error *struct {
+		Message string `json:"message"`
+	} `json:"error"`
+}
+
+// readStream reads server-sent events to the end of the body, so that the connection can be used again, and fills in o.
+func readStream(body io.Reader, start time.Time, o *outcome) error {
+	var text strings.Builder
+	done := false
+	lines := bufio.NewScanner(body)
+	lines.Buffer(make([]byte, 0, 4<<10), maxEvent)
+	for lines.Scan() {
+		data, ok := bytes.CutPrefix(lines.Bytes(), []byte("data:"))
+		if !ok || done {
+			continue // event names, comments (heartbeats), blank lines
+		}
+		data = bytes.TrimSpace(data)
+		if string(data) == "[DONE]" {
+			done = true
+			continue
+		}
+		var ch chunk
+		if err := json.Unmarshal(data, &ch); err != nil {
+			return &Error{Malformed, fmt.Errorf("event %q: %w", data[:min(len(data), 80)], err)}
+		}
+		if ch.Error != nil {
+			return &Error{InStream, errors.New(ch.Error.Message)}
+		}
+		for i := range ch.Choices {
+			d := &ch.Choices[i].Delta
+			if o.firstToken < 0 && (d.Content != "" || d.ReasoningContent != "") {
+				o.firstToken = time.Since(start)
+			}
+			text.WriteString(d.Content)
+		}
+		if u := ch.Usage; u != nil {
+			o.prompt, o.output = u.PromptTokens, u.CompletionTokens
+			if u.Details != nil && u.Details.CachedTokens != nil {
+				o.cached = *u.Details.CachedTokens
+			}
+		}
+	}
+	o.text = text.String()
+	if err := lines.Err(); err != nil {
+		return err
+	}
+	if !done {
+		return &Error{Truncated, errors.New("the stream ended without [DONE]")}
+	}
+	return nil
+}
+
+// parseRoute reads x-grapevine-route: the rung and how many prompt tokens were believed cached. A missing header is "" and -1.
+func parseRoute(h string) (rung string, tokens int) {
+	rung, rest, _ := strings.Cut(h, ";")
+	tokens = -1
+	for field := range strings.SplitSeq(rest, ";") {
+		name, value, _ := strings.Cut(strings.TrimSpace(field), "=")
+		if name != "tokens" {
+			continue
+		}
+		if n, err := strconv.Atoi(value); err == nil && n >= 0 {
+			tokens = n
+		}
+	}
+	return strings.TrimSpace(rung), tokens
+}
+
+// appendBody renders a request as a streaming chat. ignore_eos makes vLLM and SGLang produce exactly the trace's output length.
+func appendBody(dst []byte, model string, j job) []byte {
+	dst = append(dst, `{"model":`...)
+	dst = appendString(dst, []byte(model))
+	dst = append(dst, `,"messages":[`...)
+	var text []byte
+	reply := 0
+	for i, s := range j.req.Segments() {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = append(dst, `{"role":"`...)
+		dst = append(dst, s.Role.String()...)
+		dst = append(dst, `","content":`...)
+		if s.ReplyOf > 0 {
+			text = append(text[:0], j.replies[reply]...)
+			reply++
+		} else {
+			text = j.req.AppendText(text[:0], s)
+		}
+		dst = appendString(dst, text)
+		dst = append(dst, '}')
+	}
+	dst = append(dst, `],"max_tokens":`...)
+	dst = strconv.AppendInt(dst, int64(j.req.OutputTokens), 10)
+	return append(dst, `,"ignore_eos":true,"stream":true,"stream_options":{"include_usage":true}}`...)
+}
+
+// appendString appends s as a JSON string. Bytes beyond ASCII are copied: s came from JSON or is ASCII.
+func appendString(dst, s []byte) []byte {
+	const hex = "0123456789abcdef"
+	dst = append(dst, '"')
+	from := 0
+	for i, b := range s {
+		if b >= 0x20 && b != '"' && b != '\\' {
+			continue
+		}
+		dst = append(dst, s[from:i]...)
+		from = i + 1
+		switch b {
+		case '"', '\\':
+			dst = append(dst, '\\', b)
+		case '\n':
+			dst = append(dst, '\\', 'n')
+		default:
+			dst = append(dst, '\\', 'u', '0', '0', hex[b>>4], hex[b&15])
+		}
+	}
+	return append(append(dst, s[from:]...), '"')
+}

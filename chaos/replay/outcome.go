@@ -1,0 +1,96 @@
+package replay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"slices"
+	"strconv"
+	"time"
+
+	"grapevine/chaos/report"
+	"grapevine/chaos/workload"
+)
+
+// outcome is how one request ended. Times are since the start of the run.
+type outcome struct {
+	req        *workload.Request
+	sent       time.Duration // when it was handed to the connection pool
+	firstToken time.Duration // negative: none came
+	end        time.Duration
+
+	// As the answer's usage and headers tell; -1 or empty: not told.
+	prompt, cached, output int
+	predicted              int
+	rung, backend          string
+
+	text string // the reply
+	err  *Error // nil: complete
+}
+
+// Class groups failures by what a person would do about them. Classes beyond the constants are http_ and a status.
+type Class string
+
+const (
+	Connect   Class = "connect"   // no connection
+	Timeout   Class = "timeout"   // not done by Config.Timeout
+	Reset     Class = "reset"     // the connection broke before the answer was complete
+	Truncated Class = "truncated" // the stream ended in order but without its end mark
+	InStream  Class = "in_stream" // an error event inside a stream that had begun
+	Malformed Class = "malformed" // not the expected protocol
+	Overflow  Class = "overflow"  // never sent: too many were under way
+	Cancelled Class = "cancelled" // the run was called off
+)
+
+func statusClass(status int) Class { return Class("http_" + strconv.Itoa(status)) }
+
+// Error is a failed request.
+type Error struct {
+	Class Class
+	Err   error
+}
+
+func (e *Error) Error() string { return fmt.Sprintf("%s: %v", e.Class, e.Err) }
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// classify names what err, of sending or of reading, means. run is the context of the whole run, its end a cancellation; a deadline
+// is that of the request.
+func classify(run context.Context, err error) *Error {
+	var own *Error
+	var op *net.OpError
+	switch {
+	case run.Err() != nil:
+		return &Error{Cancelled, err}
+	case errors.As(err, &own):
+		return own
+	case errors.Is(err, context.DeadlineExceeded):
+		return &Error{Timeout, err}
+	case errors.As(err, &op) && op.Op == "dial":
+		return &Error{Connect, err}
+	case errors.As(err, &op), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
+		return &Error{Reset, err}
+	default:
+		return &Error{Malformed, err}
+	}
+}
+
+// quantiles sums up durations in milliseconds; v is sorted.
+func quantiles(v []time.Duration) report.Quantiles {
+	if len(v) == 0 {
+		return report.Quantiles{}
+	}
+	slices.Sort(v)
+	var sum time.Duration
+	for _, d := range v {
+		sum += d
+	}
+	rank := func(q float64) float64 { return milliseconds(v[max(0, int(math.Ceil(q*float64(len(v))))-1)]) }
+	return report.Quantiles{Mean: milliseconds(sum / time.Duration(len(v))), P50: rank(0.5), P90: rank(0.9), P99: rank(0.99)}
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1e3 }

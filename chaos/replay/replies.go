@@ -1,0 +1,56 @@
+package replay
+
+import "container/list"
+
+// maxReplyBytes bounds the answers kept for follow-up turns: some minutes of a large fleet's output.
+const maxReplyBytes = 256 << 20
+
+// replies keeps what engines said, so that the next turn of a conversation holds it word for word: an engine has cached what it
+// said, not what it was expected to say. Whether a conversation goes on is only known when its next turn comes, so the ones
+// longest silent are dropped when the bound is reached. Not safe for concurrent use.
+type replies struct {
+	limit, held int
+	byID        map[int]*list.Element
+	order       *list.List // of *conversation, the longest silent first
+}
+
+type conversation struct {
+	id    int
+	bytes int
+	turns map[int]string
+}
+
+func newReplies(limit int) *replies {
+	return &replies{limit: limit, byID: make(map[int]*list.Element), order: list.New()}
+}
+
+// put keeps the reply of a turn. One that alone exceeds the bound is not kept.
+func (r *replies) put(session, turn int, text string) {
+	e, ok := r.byID[session]
+	if !ok {
+		e = r.order.PushBack(&conversation{id: session, turns: make(map[int]string)})
+		r.byID[session] = e
+	}
+	r.order.MoveToBack(e)
+	c := e.Value.(*conversation)
+	r.held += len(text) - len(c.turns[turn])
+	c.bytes += len(text) - len(c.turns[turn])
+	c.turns[turn] = text
+	for r.held > r.limit {
+		oldest := r.order.Front()
+		c := oldest.Value.(*conversation)
+		r.held -= c.bytes
+		delete(r.byID, c.id)
+		r.order.Remove(oldest)
+	}
+}
+
+// get returns the reply of a turn if it is still kept.
+func (r *replies) get(session, turn int) (string, bool) {
+	e, ok := r.byID[session]
+	if !ok {
+		return "", false
+	}
+	text, ok := e.Value.(*conversation).turns[turn]
+	return text, ok
+}
