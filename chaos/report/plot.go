@@ -1,6 +1,7 @@
 package report
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"image/color"
@@ -23,7 +24,7 @@ var ErrPlot = errors.New("plot")
 const (
 	plotWidth   = 960
 	panelHeight = 230
-	titleHeight = 34
+	titleHeight = 40
 	legendWidth = 130
 	// maxBarred is the number of bars up to which load is drawn engine by engine.
 	maxBarred = 64
@@ -59,32 +60,56 @@ func WriteSVG(w io.Writer, runs ...Report) error {
 	height := vg.Length(titleHeight + panelHeight*len(panels))
 	canvas := vgsvg.New(plotWidth, height)
 	all := draw.New(canvas)
-	background := draw.New(canvas)
-	background.SetColor(color.White)
-	background.Fill(background.Rectangle.Path())
+	all.SetColor(color.White)
+	all.Fill(all.Rectangle.Path())
 
 	style := panels[0].plot.Title.TextStyle
 	style.Font.Size = 15
-	all.FillText(style, vg.Point{X: plotWidth / 2, Y: height - titleHeight*0.75}, title(runs))
-	body := draw.Crop(all, 6, -legendWidth-6, 4, -titleHeight)
-	rows := make([][]*plot.Plot, len(panels))
-	for i, p := range panels {
-		rows[i] = []*plot.Plot{p.plot}
-	}
-	cells := plot.Align(rows, draw.Tiles{Rows: len(rows), Cols: 1, PadY: 14}, body)
-	for i := range rows {
-		rows[i][0].Draw(cells[i][0])
-	}
+	all.FillText(style, vg.Point{X: plotWidth / 2, Y: height - 7}, title(runs))
+	stack(panels, draw.Crop(all, 8, -legendWidth-12, 4, -titleHeight))
 	legend := plot.NewLegend()
 	legend.Top, legend.Left = true, true
-	legend.TextStyle.Font.Size = 11
+	legend.TextStyle.Font = sans(legend.TextStyle.Font, 11)
 	legend.ThumbnailWidth, legend.Padding = 22, 3
 	for i := range runs {
 		legend.Add(name(runs, i), panels[0].lines[i])
 	}
-	legend.Draw(draw.Crop(all, plotWidth-legendWidth, 0, 0, -titleHeight-24))
-	_, err = canvas.WriteTo(w)
+	legend.Draw(draw.Crop(all, plotWidth-legendWidth, 0, 0, -titleHeight-20))
+	var svg bytes.Buffer
+	if _, err := canvas.WriteTo(&svg); err != nil {
+		return fmt.Errorf("%w: %w", ErrPlot, err)
+	}
+	// The text is laid out by the metrics of Liberation Sans, which Arial and
+	// Helvetica share; name them for machines that lack it.
+	out := bytes.ReplaceAll(svg.Bytes(), []byte("font-family:Liberation Sans;"), []byte("font-family:'Liberation Sans',Arial,Helvetica,sans-serif;"))
+	_, err = w.Write(out)
 	return err
+}
+
+// stack draws the panels below each other, their axes aligned.
+func stack(panels []panel, c draw.Canvas) {
+	step := (c.Max.Y - c.Min.Y) / vg.Length(len(panels))
+	cell := func(i int) draw.Canvas {
+		cell := c
+		cell.Max.Y = c.Max.Y - vg.Length(i)*step
+		cell.Min.Y = cell.Max.Y - step + 12
+		return cell
+	}
+	var left, right vg.Length // of the axis within a cell, at most
+	for i, p := range panels {
+		data := p.plot.DataCanvas(cell(i))
+		left, right = max(left, data.Min.X-c.Min.X), max(right, c.Max.X-data.Max.X)
+	}
+	for i, p := range panels {
+		data := p.plot.DataCanvas(cell(i))
+		p.plot.Draw(draw.Crop(cell(i), left-(data.Min.X-c.Min.X), (c.Max.X-data.Max.X)-right, 0, 0))
+	}
+}
+
+// sans returns the font in the sans-serif variant.
+func sans(f font.Font, size font.Length) font.Font {
+	f.Variant, f.Size = "Sans", size
+	return f
 }
 
 func title(runs []Report) string {
@@ -120,7 +145,7 @@ type panel struct {
 }
 
 func drawPanels(runs []Report) ([]panel, error) {
-	hit, err := course(runs, "prompt tokens served from cache (%)", func(b *Bucket) float64 { return 100 * b.HitRate })
+	hit, err := course(runs, "cached / prompt tokens (%)", func(b *Bucket) float64 { return 100 * b.HitRate })
 	if err != nil {
 		return nil, err
 	}
@@ -131,10 +156,11 @@ func drawPanels(runs []Report) ([]panel, error) {
 		title string
 		pick  func(*Bucket) float64
 	}{
-		{"Time to first token, median", func(b *Bucket) float64 { return b.TTFT.P50 / 1000 }},
-		{"Time to first token, 99th percentile", func(b *Bucket) float64 { return b.TTFT.P99 / 1000 }},
+		{"Time to first token, median (log scale)", func(b *Bucket) float64 { return b.TTFT.P50 / 1000 }},
+		{"Time to first token, 99th percentile (log scale)", func(b *Bucket) float64 { return b.TTFT.P99 / 1000 }},
 	} {
-		p, err := course(runs, "time to first token (log)", q.pick)
+		// No label: gonum makes room for one on a log axis where it does not stand.
+		p, err := course(runs, "", q.pick)
 		if err != nil {
 			return nil, err
 		}
@@ -152,11 +178,12 @@ func drawPanels(runs []Report) ([]panel, error) {
 // newPlot returns an empty plot in the common dress.
 func newPlot() *plot.Plot {
 	p := plot.New()
-	p.Title.TextStyle.Font.Size = 12
-	p.Title.Padding = 4
+	p.BackgroundColor = nil
+	p.Title.TextStyle.Font = sans(p.Title.TextStyle.Font, 12)
+	p.Title.Padding = 6
 	for _, a := range []*plot.Axis{&p.X, &p.Y} {
-		a.Label.TextStyle.Font.Size = 10
-		a.Tick.Label.Font.Size = 9
+		a.Label.TextStyle.Font = sans(a.Label.TextStyle.Font, 10)
+		a.Tick.Label.Font = sans(a.Tick.Label.Font, 9)
 		a.Label.Padding = 3
 	}
 	grid := plotter.NewGrid()
@@ -315,6 +342,8 @@ func bars(p *plot.Plot, runs []Report) error {
 		ids[i] = strconv.Itoa(i)
 	}
 	p.NominalX(ids...)
+	p.X.Min, p.X.Max = -0.5, float64(most)-0.5
 	p.Y.Min = 0
+	p.Y.Max *= 1.05
 	return nil
 }
