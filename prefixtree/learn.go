@@ -1,0 +1,163 @@
+package prefixtree
+
+const (
+	// Steps of the horizon towards an age at which a block was found evicted, or alive. Asymmetric, since believing too
+	// little costs far more hits than believing too much.
+	shrinkRate = 0.1
+	growRate   = 0.3
+
+	// countSlack: a reported count that falls short of the match by less than a block plus this share of the match
+	// is no evidence of eviction. Engines never serve the last block from cache, count in their own block size, and the
+	// caller converts tokens to blocks by a learned ratio.
+	countSlack = 1.0 / 16
+
+	// surpriseLimit is how many responses in a row without any cached block, where a young match was predicted, mean that
+	// the engine has lost its cache; young is below a quarter of the horizon.
+	surpriseLimit   = 3
+	youngPerHorizon = 4
+)
+
+// Lesson is what one Learn concluded.
+type Lesson struct {
+	Predicted int  // leading blocks for which a fact was retained, before the request
+	Cached    int  // leading blocks the engine had, as reported, at most the chain; -1 if unknown
+	Retracted int  // facts removed because the count contradicts them
+	Amnesia   bool // the third surprise in a row: the backend has been cleared
+}
+
+// Learn corrects by what the engine says after a request has completed. chain and tr are those of its Record; cached is how
+// many leading blocks the engine reports it had in its cache when the request came, -1 if it does not say.
+//
+// The completed request has put its whole prompt into the cache, so its own placement stands and is touched again (a
+// running request pins its blocks; they age from its end). What the count contradicts is what was believed before:
+// the horizon moves, and facts on [cached:] older than the placement are removed. A fact is never created.
+//
+// With tr nil there was no placement: cached is a truth about the cache now, and every fact on [cached:] goes.
+//
+// After three surprises in a row every fact older than the first of them is dead. Safe for concurrent use.
+func (t *Tree) Learn(b Backend, chain []Hash, tr *Trail, cached int, now Time) Lesson {
+	if int(b) >= len(t.limits) {
+		t.refused.Add(1)
+		return Lesson{Cached: -1}
+	}
+	now = clampTime(now)
+	t.advance(now)
+	lesson := Lesson{Cached: max(-1, min(cached, len(chain)))}
+	if tr == nil {
+		lesson.Predicted, lesson.Retracted = t.correct(b, chain, lesson.Cached, now+1, now)
+		return lesson
+	}
+	if tr.recorded == 0 {
+		return lesson
+	}
+	lesson.Predicted = tr.depth()
+	_, lesson.Retracted = t.correct(b, chain, lesson.Cached, tr.recorded, now)
+	if lesson.Cached >= 0 {
+		lesson.Amnesia = t.learnAges(b, tr, lesson.Cached, now)
+	}
+	return lesson
+}
+
+// correct goes over the chain's facts on b: those at [cached:] older than placed are removed, those as new as placed are
+// touched. held is the depth of the deepest live fact found.
+func (t *Tree) correct(b Backend, chain []Hash, cached int, placed, now Time) (held, retracted int) {
+	for i, h := range chain {
+		removed := t.edit(b, uint64(h), func(e entry) (entry, bool) {
+			if !t.dead(e, now) {
+				held = i + 1
+			}
+			switch at := entryTime(e); {
+			case at >= placed && at < now && !t.dead(e, now):
+				return makeEntry(b, now, e&entryAnchor != 0), false
+			case at < placed && cached >= 0 && i >= cached:
+				return 0, true
+			}
+			return e, false
+		})
+		if removed {
+			retracted++
+		}
+	}
+	if retracted < len(chain) {
+		raise(&t.newest[b], int64(now))
+	}
+	return held, retracted
+}
+
+// learnAges moves the horizon by the ages of what was found and of what was missing, and counts surprises.
+func (t *Tree) learnAges(b Backend, tr *Trail, cached int, now Time) (amnesia bool) {
+	predicted := tr.depth()
+	if predicted == 0 {
+		return false
+	}
+	l := &t.ledgers[b]
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	horizon := t.limits[b].horizon.Load()
+	// A block touched only a short while before this request may not have been computed by then, because the request that
+	// touched it was queued or running as well. Younger than this request's own stay, a miss proves nothing.
+	unsettled := int64(now - tr.recorded)
+
+	if found := min(cached, predicted); found > 0 {
+		if age := int64(tr.recorded - tr.at(found)); age > horizon {
+			t.setHorizon(b, horizon+int64(growRate*float64(age-horizon)))
+			l.learned = true
+		}
+	}
+	short := float64(predicted-cached) > 1+countSlack*float64(predicted) || cached == 0
+	if short && cached < predicted {
+		age := int64(tr.recorded - tr.at(cached+1))
+		switch {
+		case age >= horizon || age < unsettled:
+		case !l.learned:
+			t.setHorizon(b, age)
+			l.learned = true
+		default:
+			t.setHorizon(b, horizon+int64(shrinkRate*float64(age-horizon)))
+		}
+	}
+	return t.countSurpriseLocked(b, l, tr, cached, horizon, unsettled, now)
+}
+
+// countSurpriseLocked keeps the streak of responses with nothing cached where a settled, young match was predicted, and
+// clears the backend at the third. The surprised requests themselves were computed by the restarted engine, so the fence
+// lies just before the first of them. Their misses were no evictions, so the horizon goes back to where the streak began;
+// but only once per horizon, or an engine with a far smaller cache than believed would never be learned.
+func (t *Tree) countSurpriseLocked(b Backend, l *ledger, tr *Trail, cached int, horizon, unsettled int64, now Time) bool {
+	if cached > 0 {
+		l.surprises = 0
+		return false
+	}
+	if l.surprises == 0 {
+		l.surpriseFrom = horizon
+	}
+	if !tr.hasAge(unsettled, l.surpriseFrom/youngPerHorizon) {
+		return false
+	}
+	if l.surprises == 0 || tr.recorded < l.surpriseFirst {
+		l.surpriseFirst = tr.recorded
+	}
+	l.surprises++
+	t.surprises.Add(1)
+	if l.surprises < surpriseLimit {
+		return false
+	}
+	l.surprises = 0
+	t.amnesias.Add(1)
+	t.limits[b].raiseFloor(l.surpriseFirst - 1)
+	if l.restored == 0 || int64(now-l.restored) > l.surpriseFrom {
+		l.restored = now
+		t.setHorizon(b, l.surpriseFrom)
+	}
+	return true
+}
+
+// hasAge says whether some block's age was in [from, below).
+func (tr *Trail) hasAge(from, below int64) bool {
+	for i := range tr.n {
+		if age := int64(tr.recorded - tr.steps[i].at); age >= from && age < below {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,248 @@
+package prefixtree
+
+import (
+	"math/bits"
+	"time"
+)
+
+// Holder says what one backend is believed to hold of a prompt.
+type Holder struct {
+	Backend  Backend
+	Blocks   int32         // leading blocks down to the deepest with a retained fact
+	Fresh    int32         // leading blocks down to the deepest touched within the backend's horizon
+	Expected float32       // blocks expected resident: Fresh + (Blocks-Fresh) * P(resident at Age)
+	Age      time.Duration // since the deepest block was last touched
+}
+
+// Matches is the result of one Match together with its scratch memory. The zero value is ready; it allocates only while
+// it grows. Not safe for concurrent use.
+type Matches struct {
+	holders []Holder
+	found   []finding // by backend; zero outside of Match
+	seen    []uint64  // set of backends found anywhere
+	levels  []uint64  // pairs of sets, one pair for each probe in progress
+	words   int       // words of one set
+	entries []entry
+}
+
+// finding is the deepest that is known so far of one backend.
+type finding struct {
+	at            Time // of the deepest block
+	blocks, fresh int32
+}
+
+// Holders returns the backends found, in no order. It is a view, valid until the next Match.
+func (m *Matches) Holders() []Holder { return m.holders }
+
+// Match finds, for every backend, how many leading blocks of the chain (root first) it is believed to hold. It takes no
+// lock and, once m is warm, allocates nothing. Safe for concurrent use with different m.
+//
+// Presence is monotone in depth but for lost facts, because whoever holds a block was sent its whole prefix. So Match
+// probes ever deeper anchors until nobody is left, then bisects, for the set of backends that drop out between two probes,
+// where they do; between two neighbouring anchors it looks at every block, so that prompts known locally or ending
+// there match exactly. A backend found at a depth counts as holding everything above. One whose facts have a hole
+// may be reported with as little as the part above the hole.
+func (t *Tree) Match(m *Matches, chain []Hash, now Time) {
+	m.holders = m.holders[:0]
+	if len(chain) == 0 {
+		return
+	}
+	s := search{t: t, m: m, chain: chain, now: clampTime(now)}
+	if !s.gallop() {
+		return
+	}
+	s.collect()
+}
+
+// search is one Match under way.
+type search struct {
+	t     *Tree
+	m     *Matches
+	chain []Hash
+	now   Time
+}
+
+// sets is the pair of backend sets at one depth: those present, and those of them within their horizon.
+type sets struct{ present, fresh []uint64 }
+
+// level returns the k-th pair of sets.
+func (m *Matches) level(k int) sets {
+	lo, w := 2*k*m.words, m.words
+	return sets{m.levels[lo : lo+w : lo+w], m.levels[lo+w : lo+2*w : lo+2*w]}
+}
+
+func (m *Matches) prepare(words, levels int) {
+	m.words = words
+	if need := 2 * words * levels; cap(m.levels) < need {
+		m.levels = make([]uint64, need)
+	} else {
+		m.levels = m.levels[:need]
+	}
+	if len(m.found) < 64*words {
+		m.found = make([]finding, 64*words)
+	}
+	if cap(m.seen) < words {
+		m.seen = make([]uint64, words)
+	}
+	m.seen = m.seen[:words]
+	clear(m.seen)
+}
+
+// gallop probes depths 1, 8, 16, 32 and so on to the last block, until a probe finds nobody, then resolves the intervals
+// from the deepest up. It reports whether anybody was found at all.
+func (s *search) gallop() bool {
+	total := len(s.chain)
+	highest := int(s.t.highest.Load())
+	if highest < 0 {
+		return false
+	}
+	// At most one level for each doubling on the way down, and one for each halving of one interval.
+	s.m.prepare(highest/64+1, 2*bits.Len(uint(total))+4)
+	depths := [66]int{}
+	n := 0
+	for depth := 1; ; depth = nextGallop(depth, total) {
+		depths[n] = depth
+		n++
+		if !s.probe(depth, s.m.level(n-1)) || depth == total {
+			break
+		}
+	}
+	if n == 1 && isEmpty(s.m.level(0).present) {
+		return false
+	}
+	for i := n - 2; i >= 0; i-- {
+		hi, lo := s.m.level(i+1), s.m.level(i)
+		union(lo, hi)
+		s.resolve(depths[i], depths[i+1], lo, hi, n)
+	}
+	return true
+}
+
+func nextGallop(depth, total int) int {
+	if depth == 1 {
+		return min(denseDepth/2, total)
+	}
+	return min(2*depth, total)
+}
+
+// resolve finds where the backends of lo that are not in hi (at those depths) end; free is the first unused level.
+func (s *search) resolve(loDepth, hiDepth int, lo, hi sets, free int) {
+	if !differ(lo, hi) {
+		return
+	}
+	total := len(s.chain)
+	loAnchor, hiAnchor := anchorIndex(loDepth, total), anchorIndex(hiDepth, total)
+	if hiAnchor-loAnchor <= 1 {
+		s.refine(loDepth, hiDepth, lo, hi, free)
+		return
+	}
+	midDepth := anchorDepth((loAnchor+hiAnchor)/2, total)
+	mid := s.m.level(free)
+	s.probe(midDepth, mid)
+	union(mid, hi)
+	s.resolve(midDepth, hiDepth, mid, hi, free+1)
+	union(lo, mid)
+	s.resolve(loDepth, midDepth, lo, mid, free+1)
+}
+
+// refine looks at the blocks between two neighbouring anchors, deepest first, until everybody who drops out here is found.
+func (s *search) refine(loDepth, hiDepth int, lo, hi sets, free int) {
+	acc := s.m.level(free)
+	copy(acc.present, hi.present)
+	copy(acc.fresh, hi.fresh)
+	one := s.m.level(free + 1)
+	for depth := hiDepth - 1; depth > loDepth && differ(lo, acc); depth-- {
+		s.probe(depth, one)
+		union(acc, one)
+	}
+}
+
+// probe reads the facts at depth into out and into the findings, and reports whether anybody was there.
+func (s *search) probe(depth int, out sets) bool {
+	m := s.m
+	clear(out.present)
+	clear(out.fresh)
+	key := uint64(s.chain[depth-1])
+	if key == 0 {
+		return false
+	}
+	m.entries = s.t.shard(key).read(key, m.entries)
+	any := false
+	for _, e := range m.entries {
+		b := uint(entryBackend(e))
+		if b >= uint(64*m.words) { // newer than this Match's sets
+			continue
+		}
+		at := entryTime(e)
+		lim := &s.t.limits[b]
+		age, horizon := int64(s.now-at), lim.horizon.Load()
+		if int64(at) <= lim.floor.Load() || age > retention*horizon {
+			continue
+		}
+		any = true
+		bit := uint64(1) << (b % 64)
+		out.present[b/64] |= bit
+		f := &m.found[b]
+		if int32(depth) > f.blocks {
+			f.blocks, f.at = int32(depth), at
+		}
+		if age <= horizon {
+			out.fresh[b/64] |= bit
+			f.fresh = max(f.fresh, int32(depth))
+		}
+	}
+	if any {
+		for i, w := range out.present {
+			m.seen[i] |= w
+		}
+	}
+	return any
+}
+
+// collect turns the findings into holders and clears them for the next Match.
+func (s *search) collect() {
+	m := s.m
+	for i, w := range m.seen {
+		for ; w != 0; w &= w - 1 {
+			b := 64*i + bits.TrailingZeros64(w)
+			f := &m.found[b]
+			age := max(0, int64(s.now-f.at))
+			p := residency(age, s.t.limits[b].horizon.Load())
+			m.holders = append(m.holders, Holder{
+				Backend:  Backend(b),
+				Blocks:   f.blocks,
+				Fresh:    f.fresh,
+				Expected: float32(f.fresh) + float32(f.blocks-f.fresh)*p,
+				Age:      time.Duration(age) * time.Millisecond,
+			})
+			*f = finding{}
+		}
+	}
+}
+
+// union adds from's members to into.
+func union(into, from sets) {
+	for i := range into.present {
+		into.present[i] |= from.present[i]
+		into.fresh[i] |= from.fresh[i]
+	}
+}
+
+// differ says whether lo has a member that hi has not.
+func differ(lo, hi sets) bool {
+	for i := range lo.present {
+		if lo.present[i]&^hi.present[i]|lo.fresh[i]&^hi.fresh[i] != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func isEmpty(set []uint64) bool {
+	for _, w := range set {
+		if w != 0 {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,221 @@
+package prefixtree
+
+import "slices"
+
+const (
+	// A table is full at 25/32 (0.78) of its slots and grows by a fifth. So a fact with one holder takes between
+	// 16/0.78 = 20.5 and 16/0.65 = 24.6 bytes plus what the allocator rounds up, below 32 at every fill; a miss in a
+	// full table walks about 11 slots (three cache lines), a hit three.
+	loadNumerator, loadDenominator = 25, 32
+	headroom                       = 1.2
+
+	minSlots = 16
+
+	// evictShare: at the budget a rebuild drops at least this share of the facts, oldest first, so that rebuilding is
+	// paid once per so many insertions.
+	evictShare = 1.0 / 16
+
+	// spareWords is the least arena headroom of a rebuild, plus a word for every 32 keys: without it a shard whose first
+	// blocks become shared would rebuild at each of them.
+	spareWords = 8
+
+	// cutSamples facts are looked at to find the time below which that share lies.
+	cutSamples = 1024
+)
+
+// maxKeys is how many slots of n may be occupied.
+func maxKeys(n uint64) uint64 { return n * loadNumerator / loadDenominator }
+
+// slotsFor is the inverse of maxKeys.
+func slotsFor(keys int) int { return keys*loadDenominator/loadNumerator + 2 }
+
+// survey is what a pass over a table finds to keep.
+type survey struct {
+	keys, facts int
+	words       int // arena words, in whole blocks
+	dead        int // dropped because dead
+	cut         int // dropped because older than the cut
+}
+
+func (v survey) bytes() int64 { return int64(slotsFor(v.keys))*16 + int64(v.words)*8 }
+
+// sieve decides what a rebuild keeps: not the dead, not what is older than before, and of the facts just at before only
+// those beyond the first ties. Eviction is by time alone; since a chain's blocks are touched together from the root on, no
+// ancestor is older than its descendant and tails go first.
+type sieve struct {
+	t      *Tree
+	now    Time
+	before Time
+	ties   int
+}
+
+// keep appends the surviving entries of the slot's value to dst.
+func (f *sieve) keep(tb *table, v uint64, dst []entry, sv *survey) []entry {
+	if v == 0 {
+		return dst
+	}
+	n, off := 1, 0
+	if v&spanTag != 0 {
+		n, off = spanCount(v), spanOffset(v)
+	}
+	for i := range n {
+		e := v
+		if v&spanTag != 0 {
+			e = tb.entry(off, i)
+		}
+		at := entryTime(e)
+		switch {
+		case f.t.dead(e, f.now):
+			sv.dead++
+		case at < f.before:
+			sv.cut++
+		case at == f.before && f.ties > 0:
+			f.ties--
+			sv.cut++
+		default:
+			dst = append(dst, e)
+		}
+	}
+	if kept := len(dst); kept > 0 {
+		sv.keys++
+		sv.facts += kept
+		if kept > 1 {
+			sv.words += classSizes[classFor(kept)]
+		}
+	}
+	return dst
+}
+
+// workspace is the memory of one rebuild, pooled by the tree.
+type workspace struct{ kept, sample []uint64 }
+
+// survey counts what the sieve (a copy) would keep.
+func (w *workspace) survey(tb *table, f sieve) (sv survey) {
+	for i := range tb.cap {
+		w.kept = f.keep(tb, tb.value(i), w.kept[:0], &sv)
+	}
+	return sv
+}
+
+// rebuildLocked replaces the shard's table by a compacted one with room for at least the given further keys and one
+// arena block for the given number of entries, within the shard's share of the budget; the dead go, and if the share does
+// not suffice, the oldest. Readers go on in the old table meanwhile.
+func (t *Tree) rebuildLocked(s *shard, moreKeys, moreEntries int, now Time) {
+	f := sieve{t: t, now: now}
+	moreWords := 0
+	if moreEntries > 1 {
+		moreWords = classSizes[classFor(moreEntries)]
+	}
+	need := func(sv survey) int64 {
+		sv.keys += moreKeys
+		sv.words += moreWords
+		return sv.bytes()
+	}
+	w := t.workspaces.Get().(*workspace)
+	defer t.workspaces.Put(w)
+	from := s.tab.Load()
+	sv := w.survey(from, f)
+	limit := float64(t.share) / (1 + evictShare)
+	if float64(need(sv)) > limit {
+		for share := evictShare; ; share *= 2 {
+			f.before, f.ties = w.cut(from, sieve{t: t, now: now}, sv.facts, share)
+			if after := w.survey(from, f); float64(need(after)) <= limit || after.facts == 0 {
+				sv = after
+				break
+			}
+		}
+	}
+	grow := min(headroom, float64(t.share)/float64(need(sv)))
+	slots := max(minSlots, int(float64(slotsFor(sv.keys+moreKeys))*grow))
+	words := 0
+	if sv.words+moreWords > 0 {
+		words = int(float64(sv.words+moreWords) * grow)
+		if grow == headroom {
+			words = max(words, sv.words+moreWords+spareWords+sv.keys/32)
+		}
+	}
+	s.replaceLocked(w, f, newTable(slots, words))
+}
+
+// cut finds the time below which about share of the facts that f keeps lie: the sieve's before, and how many of the
+// facts exactly at it must go too (facts recorded by one call carry one time).
+func (w *workspace) cut(tb *table, f sieve, facts int, share float64) (before Time, ties int) {
+	if share >= 1 {
+		return maxTime + 1, 0
+	}
+	stride := max(1, facts/cutSamples)
+	w.sample = w.sample[:0]
+	var sv survey
+	n := 0
+	for i := range tb.cap {
+		w.kept = f.keep(tb, tb.value(i), w.kept[:0], &sv)
+		for _, e := range w.kept {
+			if n++; n%stride == 0 {
+				w.sample = append(w.sample, uint64(entryTime(e)))
+			}
+		}
+	}
+	if len(w.sample) == 0 {
+		return 0, 0
+	}
+	slices.Sort(w.sample)
+	rank := int(share * float64(len(w.sample)))
+	at := w.sample[rank]
+	older, _ := slices.BinarySearch(w.sample, at)
+	return Time(at), (rank - older + 1) * stride
+}
+
+// replaceLocked fills a new table with what the sieve keeps and publishes it. A horizon that has grown since the survey
+// lets the sieve keep more than was surveyed; what then finds no room counts as evicted.
+func (s *shard) replaceLocked(w *workspace, f sieve, to *table) {
+	from := s.tab.Load()
+	var sv survey
+	keys, facts, top := 0, 0, 0
+	for i := range from.cap {
+		w.kept = f.keep(from, from.value(i), w.kept[:0], &sv)
+		kept := w.kept
+		if len(kept) == 0 {
+			continue
+		}
+		room := uint64(keys) < maxKeys(to.cap)
+		if len(kept) > 1 {
+			room = room && top+classSizes[classFor(len(kept))] <= len(to.arena)
+		}
+		if !room {
+			sv.cut += len(kept)
+			continue
+		}
+		keys++
+		facts += len(kept)
+		v := kept[0]
+		if len(kept) > 1 {
+			class := classFor(len(kept))
+			for j, e := range kept {
+				to.arena[top+j] = e // not yet published: plain stores
+			}
+			v = makeSpan(uint32(top), len(kept), class)
+			top += classSizes[class]
+		}
+		key := from.key(i)
+		slot, _ := to.locate(key)
+		to.slots[2*slot], to.slots[2*slot+1] = key, v
+	}
+	s.keys, s.facts, s.top = keys, facts, top
+	s.hand = 0
+	s.free = [classCount]uint32{}
+	s.counts.expired.Add(uint64(sv.dead))
+	s.counts.evicted.Add(uint64(sv.cut))
+	s.counts.rebuilds.Add(1)
+	s.counts.bytes.Store(to.bytes())
+	s.tab.Store(to)
+}
+
+// shrinkLocked gives memory back once a table is less than a third full: called once per turn of the sweep.
+func (t *Tree) shrinkLocked(s *shard, now Time) bool {
+	tb := s.tab.Load()
+	if tb.cap <= 4*minSlots || uint64(s.keys) > maxKeys(tb.cap)/3 {
+		return false
+	}
+	t.rebuildLocked(s, 0, 0, now)
+	return true
+}

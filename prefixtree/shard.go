@@ -1,0 +1,277 @@
+package prefixtree
+
+import (
+	"runtime"
+	"sync"
+	"sync/atomic"
+)
+
+// sweepSlots is how many slots every write looks at on the side for dead facts: with two, a full turn of the sweep takes
+// half as many writes as there are slots, so dead facts outlive their retention by little where traffic flows.
+const sweepSlots = 2
+
+// readSpins bounds the optimistic reads before a reader queues for the shard's lock: only a writer that lost its CPU in
+// the middle of a move makes so many fail.
+const readSpins = 256
+
+// shard is one part of the tree: a published table and, under mu, what its writer needs. Lock order: a ledger's lock, then
+// a shard's; never two shards.
+type shard struct {
+	tab atomic.Pointer[table]
+
+	mu    sync.Mutex
+	keys  int // occupied slots
+	facts int // entries, dead ones not yet swept included
+	top   int // arena words handed out so far; blocks below it are live or on a free list
+	hand  uint64
+	free  [classCount]uint32 // first free arena block of each class, offset + 1; chained through its first word
+
+	counts counters
+	_      [64]byte // keeps a neighbour's lock off this shard's last line
+}
+
+// counters are written under the shard's lock and read by Stats at any time.
+type counters struct {
+	facts, bytes                atomic.Int64
+	evicted, expired, retracted atomic.Uint64
+	refused, rebuilds           atomic.Uint64
+}
+
+// read returns a consistent snapshot of the entries under key, at most those in dst's storage where it suffices; nil if
+// there are none. It takes no lock unless a writer stalls in the middle of a move.
+func (s *shard) read(key uint64, dst []entry) []entry {
+	for try := range readSpins {
+		tb := s.tab.Load()
+		seq := tb.seq.Load()
+		if seq&1 != 0 {
+			if try > readSpins/2 {
+				runtime.Gosched()
+			}
+			continue
+		}
+		out, ok := tb.copyEntries(key, dst[:0])
+		if ok && tb.seq.Load() == seq {
+			return out
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out, _ := s.tab.Load().copyEntries(key, dst[:0])
+	return out
+}
+
+// copyEntries appends the entries under key. It reports false if it met a span that cannot be: a torn read.
+func (tb *table) copyEntries(key uint64, dst []entry) ([]entry, bool) {
+	v := tb.find(key)
+	if v&spanTag == 0 {
+		if v == 0 {
+			return dst, true
+		}
+		return append(dst, v), true
+	}
+	off, n := spanOffset(v), spanCount(v)
+	if off+n > len(tb.arena) {
+		return dst, false
+	}
+	if cap(dst) < n {
+		dst = make([]entry, 0, n+n/2)
+	}
+	dst = dst[:n]
+	block := tb.arena[off : off+n]
+	for i := range block {
+		dst[i] = atomic.LoadUint64(&block[i])
+	}
+	return dst, true
+}
+
+// putLocked merges e into the facts under key. It returns the entry of that backend it found, 0 if none. hint is the
+// place of the backend in the previous block's entries and is moved on. A fact for which there is no room even after
+// eviction is refused and counted.
+func (t *Tree) putLocked(s *shard, key uint64, e entry, now Time, hint *int) (prior entry) {
+	for range 2 {
+		prior, done := t.tryPutLocked(s, key, e, now, hint)
+		if done {
+			return prior
+		}
+		switch v := s.tab.Load().find(key); {
+		case v == 0:
+			t.rebuildLocked(s, 1, 0, now)
+		case v&spanTag == 0:
+			t.rebuildLocked(s, 0, 2, now)
+		default:
+			t.rebuildLocked(s, 0, spanCount(v)+1, now)
+		}
+	}
+	s.counts.refused.Add(1)
+	return 0
+}
+
+// tryPutLocked is putLocked without making room: done is false when table or arena are full.
+func (t *Tree) tryPutLocked(s *shard, key uint64, e entry, now Time, hint *int) (prior entry, done bool) {
+	tb := s.tab.Load()
+	slot, found := tb.locate(key)
+	if !found {
+		if uint64(s.keys+1) > maxKeys(tb.cap) {
+			return 0, false
+		}
+		tb.setSlot(slot, key, e)
+		s.keys++
+		s.facts++
+		return 0, true
+	}
+	v := tb.value(slot)
+	if v&spanTag != 0 {
+		return t.putSpanLocked(s, slot, v, e, now, hint)
+	}
+	if entryBackend(v) == entryBackend(e) {
+		if m := mergeEntries(v, e); m != v {
+			tb.setValue(slot, m)
+		}
+		return v, true
+	}
+	if t.dead(v, now) { // take its place
+		tb.setValue(slot, e)
+		s.counts.expired.Add(1)
+		return 0, true
+	}
+	class := classFor(2)
+	off, ok := s.allocLocked(tb, class)
+	if !ok {
+		return 0, false
+	}
+	tb.beginMove() // the block may have been somebody else's
+	tb.setEntry(off, 0, v)
+	tb.setEntry(off, 1, e)
+	tb.setValue(slot, makeSpan(uint32(off), 2, class))
+	tb.endMove()
+	s.facts++
+	*hint = 1
+	return 0, true
+}
+
+func (t *Tree) putSpanLocked(s *shard, slot uint64, v span, e entry, now Time, hint *int) (prior entry, done bool) {
+	tb := s.tab.Load()
+	off, n, class := spanOffset(v), spanCount(v), spanClass(v)
+	if i := tb.indexOf(v, entryBackend(e), *hint); i >= 0 {
+		prior = tb.entry(off, i)
+		if m := mergeEntries(prior, e); m != prior {
+			tb.setEntry(off, i, m)
+		}
+		*hint = i
+		return prior, true
+	}
+	if n == classSizes[class] {
+		to, ok := s.allocLocked(tb, class+1)
+		if !ok {
+			return 0, false
+		}
+		tb.beginMove()
+		for i := range n {
+			tb.setEntry(to, i, tb.entry(off, i))
+		}
+		tb.setEntry(to, n, e)
+		tb.setValue(slot, makeSpan(uint32(to), n+1, class+1))
+		s.freeLocked(tb, off, class)
+		tb.endMove()
+	} else {
+		tb.setEntry(off, n, e)
+		tb.setValue(slot, makeSpan(uint32(off), n+1, class))
+	}
+	s.facts++
+	*hint = n
+	return 0, true
+}
+
+// allocLocked takes an arena block of a class, from its free list or from the unused end.
+func (s *shard) allocLocked(tb *table, class int) (offset int, ok bool) {
+	if f := s.free[class]; f != 0 {
+		offset = int(f - 1)
+		s.free[class] = uint32(tb.entry(offset, 0))
+		return offset, true
+	}
+	if s.top+classSizes[class] > len(tb.arena) {
+		return 0, false
+	}
+	offset = s.top
+	s.top += classSizes[class]
+	return offset, true
+}
+
+// freeLocked puts an arena block on its free list; between beginMove and endMove, since it writes the block.
+func (s *shard) freeLocked(tb *table, offset, class int) {
+	tb.setEntry(offset, 0, uint64(s.free[class]))
+	s.free[class] = uint32(offset + 1)
+}
+
+// removeLocked takes entry i out of the facts in slot. It reports whether the slot is now empty and hence deleted, in
+// which case another slot may have moved into its place.
+func (s *shard) removeLocked(slot uint64, i int) (slotGone bool) {
+	tb := s.tab.Load()
+	s.facts--
+	v := tb.value(slot)
+	if v&spanTag == 0 {
+		tb.deleteSlot(slot)
+		s.keys--
+		return true
+	}
+	off, n, class := spanOffset(v), spanCount(v), spanClass(v)
+	tb.beginMove()
+	defer tb.endMove()
+	tb.setEntry(off, i, tb.entry(off, n-1))
+	if n > 2 {
+		tb.setValue(slot, makeSpan(uint32(off), n-1, class))
+		return false
+	}
+	tb.setValue(slot, tb.entry(off, 0)) // one holder left: back into the slot
+	s.freeLocked(tb, off, class)
+	return false
+}
+
+// sweepLocked looks at the next few slots and removes what is dead.
+func (t *Tree) sweepLocked(s *shard, now Time) {
+	tb := s.tab.Load()
+	for range sweepSlots {
+		if s.hand >= tb.cap {
+			s.hand = 0
+			if t.shrinkLocked(s, now) {
+				return
+			}
+		}
+		if t.sweepSlotLocked(s, tb, s.hand, now) {
+			continue // another slot may have moved here
+		}
+		s.hand++
+	}
+}
+
+// sweepSlotLocked removes the dead facts of one slot and reports whether the slot itself went.
+func (t *Tree) sweepSlotLocked(s *shard, tb *table, slot uint64, now Time) (slotGone bool) {
+	v := tb.value(slot)
+	if v&spanTag == 0 {
+		if v == 0 || !t.dead(v, now) {
+			return false
+		}
+		s.counts.expired.Add(1)
+		return s.removeLocked(slot, 0)
+	}
+	for i := spanCount(v) - 1; i >= 0; i-- {
+		v = tb.value(slot)
+		var e entry
+		if v&spanTag == 0 {
+			e = v
+		} else {
+			e = tb.entry(spanOffset(v), i)
+		}
+		if !t.dead(e, now) {
+			continue
+		}
+		s.counts.expired.Add(1)
+		if s.removeLocked(slot, i) {
+			return true
+		}
+	}
+	return false
+}
+
+// publishCountsLocked makes the shard's size visible to Stats.
+func (s *shard) publishCountsLocked() { s.counts.facts.Store(int64(s.facts)) }

@@ -1,0 +1,298 @@
+// Package prefixtree is the approximate radix tree of a grapevine node: which backend was lately sent which prompt
+// prefix, and how much of it that backend probably still holds in its KV cache.
+//
+// A prompt is a chain of blocks (Chain) in which every block's Hash names the whole prefix up to it. The tree keeps facts
+// (hash, backend, time of last touch) in flat hash tables; the radix structure is implicit, so a fact is usable without
+// its ancestors and facts from other nodes merge by maximum time in any order. Match gives, per backend, the leading
+// blocks it is believed to hold; Record notes a placement; Learn corrects by what engines report.
+//
+// The package reads no clock, starts no goroutine, logs nothing and touches no network. It does not choose backends
+// and does not know what a prompt is. See DESIGN.md for invariants, layout and costs.
+package prefixtree
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	defaultBudget      = 256 << 20
+	defaultHorizon     = 10 * time.Minute
+	defaultMaxBackends = 4096
+
+	// maxMaxBackends: a span counts its holders in 16 bits.
+	maxMaxBackends = 1<<16 - 1
+
+	// A shard's share of the budget is at least this, and large enough for a few blocks held by every backend. Smaller
+	// shards mean shorter rebuilds: at 256 KiB about 10k facts, a tenth of a millisecond.
+	minShardBytes         = 64 << 10
+	shardBytesPerBackend  = 64
+	maxShards             = 4096
+	allocatorRounding     = 16 << 10 // slots and arena are each rounded up by less than a page
+	minBudgetShards       = 1
+	millisecondsPerSecond = 1000
+)
+
+// ErrConfig is wrapped by every error of New.
+var ErrConfig = errors.New("prefixtree: invalid config")
+
+// Config of a Tree. The zero value is usable: each zero field stands for its default.
+type Config struct {
+	// Budget bounds the bytes of the fact tables; default 256 MiB, about 10 million facts. At the budget the oldest
+	// facts are evicted. While one shard is rebuilt, its old table exists beside the new one: the excess is one shard
+	// (256 KiB at the defaults) per concurrent writer.
+	Budget int64
+	// Horizon is each backend's age of probable eviction until something better is known; default 10 minutes.
+	Horizon time.Duration
+	// MaxBackends bounds the backend ids: they are below it. Default 4096, at most 65535.
+	MaxBackends int
+}
+
+func (c Config) withDefaults() (Config, error) {
+	if c.Budget == 0 {
+		c.Budget = defaultBudget
+	}
+	if c.Horizon == 0 {
+		c.Horizon = defaultHorizon
+	}
+	if c.MaxBackends == 0 {
+		c.MaxBackends = defaultMaxBackends
+	}
+	switch {
+	case c.MaxBackends < 0 || c.MaxBackends > maxMaxBackends:
+		return c, fmt.Errorf("%w: max backends %d not in [1, %d]", ErrConfig, c.MaxBackends, maxMaxBackends)
+	case c.Horizon < minHorizon || c.Horizon > maxHorizon:
+		return c, fmt.Errorf("%w: horizon %v not in [%v, %v]", ErrConfig, c.Horizon, minHorizon, maxHorizon)
+	case c.Budget < c.minShare():
+		return c, fmt.Errorf("%w: budget of %d bytes below %d", ErrConfig, c.Budget, c.minShare())
+	}
+	return c, nil
+}
+
+// minShare is the least size of a shard.
+func (c Config) minShare() int64 {
+	return max(minShardBytes, shardBytesPerBackend*int64(c.MaxBackends))
+}
+
+// Tree is the index. Safe for concurrent use; matching takes no lock. See New.
+type Tree struct {
+	share   int64 // bytes of one shard's table and arena
+	mask    uint64
+	shards  []shard
+	limits  []limits
+	ledgers []ledger
+	newest  []atomic.Int64 // time of the latest fact per backend
+
+	clock      atomic.Int64 // latest time heard of, for callers of Apply, who give none
+	highest    atomic.Int64 // highest backend id with a fact, sizes the bit sets of Match
+	workspaces sync.Pool
+
+	surprises, amnesias, refused atomic.Uint64
+}
+
+// New returns an empty tree. It starts nothing and needs no Close.
+func New(cfg Config) (*Tree, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	shards := min(maxShards, 1<<(bits.Len64(uint64(cfg.Budget/cfg.minShare()))-1))
+	t := &Tree{
+		share:   cfg.Budget/int64(shards) - allocatorRounding,
+		mask:    uint64(shards - 1),
+		shards:  make([]shard, shards),
+		limits:  make([]limits, cfg.MaxBackends),
+		ledgers: make([]ledger, cfg.MaxBackends),
+		newest:  make([]atomic.Int64, cfg.MaxBackends),
+	}
+	t.highest.Store(-1)
+	t.workspaces.New = func() any { return new(workspace) }
+	for i := range t.shards {
+		tb := newTable(minSlots, 0)
+		t.shards[i].tab.Store(tb)
+		t.shards[i].counts.bytes.Store(tb.bytes())
+	}
+	for i := range t.limits {
+		t.limits[i].horizon.Store(cfg.Horizon.Milliseconds())
+	}
+	return t, nil
+}
+
+func (t *Tree) shard(key uint64) *shard { return &t.shards[key&t.mask] }
+
+func (t *Tree) dead(e entry, now Time) bool {
+	return t.limits[entryBackend(e)].dead(entryTime(e), now)
+}
+
+// advance moves the tree's notion of the present; callers' clocks may differ by a little and it never goes back.
+func (t *Tree) advance(now Time) { raise(&t.clock, int64(now)) }
+
+func raise(v *atomic.Int64, to int64) {
+	for old := v.Load(); to > old; old = v.Load() {
+		if v.CompareAndSwap(old, to) {
+			return
+		}
+	}
+}
+
+// noteBackend keeps the per-backend marks that facts at time at move.
+func (t *Tree) noteBackend(b Backend, at Time) {
+	raise(&t.newest[b], int64(at))
+	raise(&t.highest, int64(b))
+}
+
+// Record notes a placement: b has been sent the prompt of this chain now. Every block is touched, merged by maximum time.
+// tr, if not nil, receives what was believed of the chain on b just before, for Learn. Ids out of range are refused and
+// counted. Safe for concurrent use.
+func (t *Tree) Record(b Backend, chain []Hash, now Time, tr *Trail) {
+	if tr == nil {
+		tr = new(Trail)
+	}
+	tr.reset()
+	if int(b) >= len(t.limits) {
+		t.refused.Add(1)
+		return
+	}
+	now = clampTime(now)
+	t.advance(now)
+	lim := &t.limits[b]
+	if now == Time(lim.floor.Load()) && now < maxTime {
+		now++ // called after the fence, if in the same millisecond
+	}
+	t.noteBackend(b, now)
+	tr.recorded = now
+	hint := 0
+	for i, h := range chain {
+		if h == 0 {
+			continue
+		}
+		e := makeEntry(b, now, IsAnchor(i+1, len(chain)))
+		prior := t.put(e, uint64(h), now, &hint)
+		if prior != 0 && !lim.dead(entryTime(prior), now) {
+			tr.push(i+1, entryTime(prior))
+		}
+	}
+	tr.finish(now, lim.horizon.Load())
+	t.noteNewBlocks(b, len(chain)-tr.depth(), now)
+}
+
+// put merges one fact and does a little of the sweep.
+func (t *Tree) put(e entry, key uint64, now Time, hint *int) (prior entry) {
+	s := t.shard(key)
+	s.mu.Lock()
+	prior = t.putLocked(s, key, e, now, hint)
+	t.sweepLocked(s, now)
+	s.publishCountsLocked()
+	s.mu.Unlock()
+	return prior
+}
+
+// Drop retracts the blocks [from:] of the chain on b: the request that was recorded there failed before the engine
+// computed it, or an event said so. Blocks that other requests placed there too go with them; see Revert for the exact
+// inverse of one Record. Safe for concurrent use.
+func (t *Tree) Drop(b Backend, chain []Hash, from int) {
+	for i := max(0, from); i < len(chain); i++ {
+		t.edit(b, uint64(chain[i]), func(entry) (entry, bool) { return 0, true })
+	}
+}
+
+// Revert undoes the Record that filled tr, for a request that failed before the engine computed it: a block nobody has
+// touched since gets its earlier time back, or goes if it had none. It returns the number of blocks that went. Safe for
+// concurrent use.
+func (t *Tree) Revert(b Backend, chain []Hash, tr *Trail) (retracted int) {
+	if tr.recorded == 0 {
+		return 0
+	}
+	for i, h := range chain {
+		before := tr.at(i + 1)
+		went := t.edit(b, uint64(h), func(e entry) (entry, bool) {
+			if entryTime(e) != tr.recorded {
+				return e, false
+			}
+			if before == 0 {
+				return 0, true
+			}
+			return makeEntry(b, before, e&entryAnchor != 0), false
+		})
+		if went {
+			retracted++
+		}
+	}
+	return retracted
+}
+
+// edit lets change replace the fact (key, b), if there is one, or remove it. It reports whether it was removed.
+func (t *Tree) edit(b Backend, key uint64, change func(entry) (to entry, remove bool)) (removed bool) {
+	s := t.shard(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	tb := s.tab.Load()
+	slot, found := tb.locate(key)
+	if !found || key == 0 {
+		return false
+	}
+	v, i := tb.value(slot), 0
+	e := v
+	if v&spanTag != 0 {
+		if i = tb.indexOf(v, b, 0); i < 0 {
+			return false
+		}
+		e = tb.entry(spanOffset(v), i)
+	} else if entryBackend(v) != b {
+		return false
+	}
+	to, remove := change(e)
+	switch {
+	case remove:
+		s.removeLocked(slot, i)
+		s.counts.retracted.Add(1)
+		s.publishCountsLocked()
+		return true
+	case to == e:
+	case v&spanTag != 0:
+		tb.setEntry(spanOffset(v), i, to)
+	default:
+		tb.setValue(slot, to)
+	}
+	return false
+}
+
+// Stats is a snapshot of the tree's size and history. Counts are totals since New.
+type Stats struct {
+	Facts     int64  // retained, those dead but not yet swept included
+	Bytes     int64  // of the tables that hold them
+	Budget    int64  // bytes Bytes may reach
+	Evicted   uint64 // facts dropped at the budget, oldest first
+	Expired   uint64 // facts removed as older than their retention or behind a fence
+	Retracted uint64 // facts removed by Drop, Revert and Learn
+	Refused   uint64 // facts not taken: backend id out of range, or no room even after eviction
+	Rebuilds  uint64 // tables replaced to grow, compact, shrink or evict
+	Surprises uint64 // responses without any cached block where a young match was predicted
+	Amnesias  uint64 // backends cleared after three surprises in a row
+}
+
+// Stats returns the current figures. It takes no lock; the figures of different shards may be from slightly different
+// moments.
+func (t *Tree) Stats() Stats {
+	st := Stats{
+		Budget:    t.share * int64(len(t.shards)),
+		Refused:   t.refused.Load(),
+		Surprises: t.surprises.Load(),
+		Amnesias:  t.amnesias.Load(),
+	}
+	for i := range t.shards {
+		c := &t.shards[i].counts
+		st.Facts += c.facts.Load()
+		st.Bytes += c.bytes.Load()
+		st.Evicted += c.evicted.Load()
+		st.Expired += c.expired.Load()
+		st.Retracted += c.retracted.Load()
+		st.Refused += c.refused.Load()
+		st.Rebuilds += c.rebuilds.Load()
+	}
+	return st
+}

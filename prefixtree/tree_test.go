@@ -1,0 +1,205 @@
+package prefixtree
+
+import (
+	"errors"
+	"testing"
+	"time"
+)
+
+const start Time = 1_700_000_000_000
+
+func newTree(t testing.TB, cfg Config) *Tree {
+	t.Helper()
+	tree, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tree
+}
+
+func newHasher(t testing.TB) *Hasher {
+	t.Helper()
+	h, err := NewHasher([]byte("test secret"), DefaultBlockBytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// chainOf returns a chain of n blocks named by seed; chains with one seed are prefixes of each other.
+func chainOf(t testing.TB, seed uint64, n int) []Hash {
+	keys := make([]uint64, n)
+	for i := range keys {
+		keys[i] = seed<<32 | uint64(i)
+	}
+	return FromKeys(nil, newHasher(t), nil, keys)
+}
+
+// holderOf returns what Match says of b, and whether it says anything.
+func holderOf(tree *Tree, b Backend, chain []Hash, now Time) (Holder, bool) {
+	var m Matches
+	tree.Match(&m, chain, now)
+	for _, h := range m.Holders() {
+		if h.Backend == b {
+			return h, true
+		}
+	}
+	return Holder{Backend: b}, false
+}
+
+func TestMatchDepths(t *testing.T) {
+	for _, total := range []int{1, 2, 7, 8, 9, 16, 17, 19, 20, 21, 63, 64, 255, 256, 257, 1000} {
+		tree := newTree(t, Config{})
+		chain := chainOf(t, 1, total)
+		depths := map[Backend]int{}
+		for depth := 1; depth <= total; depth += max(1, total/60) {
+			b := Backend(len(depths))
+			depths[b] = depth
+			tree.Record(b, chain[:depth], start, nil)
+		}
+		var m Matches
+		tree.Match(&m, chain, start+1)
+		if len(m.Holders()) != len(depths) {
+			t.Fatalf("total %d: %d holders, want %d", total, len(m.Holders()), len(depths))
+		}
+		for _, h := range m.Holders() {
+			want := depths[h.Backend]
+			if int(h.Blocks) != want || int(h.Fresh) != want || h.Expected != float32(want) || h.Age != time.Millisecond {
+				t.Errorf("total %d backend %d: %+v, want %d blocks", total, h.Backend, h, want)
+			}
+		}
+	}
+}
+
+func TestMatchAnchorsOnly(t *testing.T) {
+	for depth := 1; depth <= 70; depth++ {
+		local, remote := newTree(t, Config{}), newTree(t, Config{})
+		chain := chainOf(t, 1, 80)
+		for _, f := range local.AppendFacts(nil, 5, chain[:depth], start) {
+			if !remote.Apply(f) || remote.Apply(f) {
+				t.Fatal("a new fact must change the tree once")
+			}
+		}
+		if h, _ := holderOf(remote, 5, chain, start); int(h.Blocks) != depth {
+			t.Errorf("terminal anchor at %d: matched %d blocks", depth, h.Blocks)
+		}
+	}
+}
+
+func TestHorizonWeighsExpected(t *testing.T) {
+	tree := newTree(t, Config{Horizon: 10 * time.Second})
+	chain := chainOf(t, 1, 100)
+	tree.Record(3, chain, start, nil)
+	tree.Record(3, chain[:40], start+10_000, nil)
+	for _, c := range []struct {
+		after    Time
+		blocks   int32
+		fresh    int32
+		expected float32
+	}{
+		{10_000, 100, 100, 100},
+		{15_000, 100, 40, 40 + 60*.5},
+		{20_000, 100, 40, 40},
+		{30_000, 100, 0, 0},
+		{30_001, 40, 0, 0},
+	} {
+		h, _ := holderOf(tree, 3, chain, start+c.after)
+		if c.after == 30_000 { // the first 40 are at twice the horizon exactly
+			c.fresh = 0
+		}
+		if h.Blocks != c.blocks || h.Fresh > c.fresh || h.Fresh < c.fresh-3 {
+			t.Errorf("after %d ms: %+v, want %+v", c.after, h, c)
+		}
+	}
+	if _, ok := holderOf(tree, 3, chain, start+40_001); ok {
+		t.Error("matched past retention")
+	}
+}
+
+func TestGenerationAndForgetFence(t *testing.T) {
+	tree := newTree(t, Config{})
+	chain := chainOf(t, 1, 30)
+	tree.SetGeneration(1, 1, start)
+	tree.Record(1, chain, start, nil)
+	if _, ok := holderOf(tree, 1, chain, start); !ok {
+		t.Fatal("the first generation must not fence a placement of the same millisecond")
+	}
+	facts := tree.AppendFacts(nil, 1, chain, start+5)
+	tree.SetGeneration(1, 2, start+10)
+	if _, ok := holderOf(tree, 1, chain, start+10); ok {
+		t.Error("a new generation keeps old facts")
+	}
+	for _, f := range facts {
+		if tree.Apply(f) {
+			t.Fatal("took a fact of an old generation")
+		}
+	}
+	tree.Record(1, chain[:10], start+10, nil)
+	tree.SetGeneration(1, 1, start+20)
+	tree.SetGeneration(1, 2, start+20)
+	if h, _ := holderOf(tree, 1, chain, start+20); h.Blocks != 10 {
+		t.Errorf("old or equal generation fenced: %+v", h)
+	}
+	tree.Forget(1, start+30)
+	if _, ok := holderOf(tree, 1, chain, start+30); ok {
+		t.Error("Forget keeps facts")
+	}
+	if tree.Apply(Fact{Hash: chain[0], Backend: 1, Generation: 2, Time: start + 29}) {
+		t.Error("a late fact came back from behind the fence")
+	}
+	tree.Record(1, chain[:5], start+30, nil)
+	if h, _ := holderOf(tree, 1, chain, start+30); h.Blocks != 5 {
+		t.Errorf("a placement after the fence, in its millisecond, is lost: %+v", h)
+	}
+}
+
+func TestDropAndRevert(t *testing.T) {
+	tree := newTree(t, Config{})
+	chain := chainOf(t, 1, 50)
+	tree.Record(1, chain[:20], start, nil)
+	tree.Record(2, chain, start, nil)
+	var tr Trail
+	tree.Record(1, chain, start+1000, &tr)
+	if tr.Blocks() != 20 || tr.Fresh() != 20 || tr.Expected() != 20 {
+		t.Fatalf("trail %+v", tr)
+	}
+	if n := tree.Revert(1, chain, &tr); n != 30 {
+		t.Errorf("reverted %d blocks", n)
+	}
+	if h, _ := holderOf(tree, 1, chain, start+1000); h.Blocks != 20 || h.Age != time.Second {
+		t.Errorf("after revert: %+v", h)
+	}
+	tree.Drop(1, chain, 7)
+	if h, _ := holderOf(tree, 1, chain, start+1000); h.Blocks != 7 {
+		t.Errorf("after drop: %+v", h)
+	}
+	if h, _ := holderOf(tree, 2, chain, start+1000); h.Blocks != 50 {
+		t.Errorf("another backend was dropped: %+v", h)
+	}
+	if st := tree.Stats(); st.Facts != 57 || st.Retracted != 43 {
+		t.Errorf("stats %+v", st)
+	}
+}
+
+func TestOutOfRangeIsRefused(t *testing.T) {
+	tree := newTree(t, Config{MaxBackends: 4})
+	chain := chainOf(t, 1, 3)
+	var tr Trail
+	tree.Record(4, chain, start, &tr)
+	tree.Learn(4, chain, &tr, 1, start)
+	tree.Drop(4, chain, 0)
+	tree.Forget(4, start)
+	tree.SetGeneration(4, 1, start)
+	tree.SetCapacity(4, 1)
+	if tree.Apply(Fact{Hash: 1, Backend: 4, Time: start}) || tree.Apply(Fact{Backend: 1, Time: start}) {
+		t.Error("took a fact that names nothing")
+	}
+	if st := tree.Stats(); st.Facts != 0 || st.Refused != 4 {
+		t.Errorf("stats %+v", st)
+	}
+	for _, cfg := range []Config{{MaxBackends: 70_000}, {Budget: 1000}, {Horizon: time.Millisecond}, {Budget: -1}} {
+		if _, err := New(cfg); !errors.Is(err, ErrConfig) {
+			t.Errorf("New(%+v): %v", cfg, err)
+		}
+	}
+}
