@@ -1,0 +1,80 @@
+package fleetsim
+
+import (
+	"math"
+	"time"
+
+	"grapevine/chaos/engine"
+)
+
+// never is when an idle engine does something next.
+const never = time.Duration(math.MaxInt64)
+
+// engines are the backends, and which of them does something next. A binary heap
+// of backend ids with their positions, so that one engine's change costs O(log n).
+type engines struct {
+	models []*engine.Model
+	due    []time.Duration // by id
+	heap   []int           // ids, the earliest first, ties by id
+	at     []int           // by id: its place in heap
+}
+
+func newEngines(n int, cfg engine.Config) (*engines, error) {
+	e := &engines{}
+	for id := range n {
+		m, err := engine.NewModel(cfg)
+		if err != nil {
+			return nil, err
+		}
+		e.models = append(e.models, m)
+		e.due = append(e.due, never)
+		e.heap = append(e.heap, id)
+		e.at = append(e.at, id)
+	}
+	return e, nil
+}
+
+// earliest returns the engine that does something next and when; never if none
+// will.
+func (e *engines) earliest() (id int, at time.Duration) {
+	id = e.heap[0]
+	return id, e.due[id]
+}
+
+// update asks the engine anew what it does next. To be called after anything was
+// done to it.
+func (e *engines) update(id int) {
+	due, ok := e.models[id].Next()
+	if !ok {
+		due = never
+	}
+	e.due[id] = due
+	i := e.at[id]
+	for i > 0 && e.less(i, (i-1)/2) {
+		e.swap(i, (i-1)/2)
+		i = (i - 1) / 2
+	}
+	for {
+		least := i
+		for c := 2*i + 1; c <= 2*i+2 && c < len(e.heap); c++ {
+			if e.less(c, least) {
+				least = c
+			}
+		}
+		if least == i {
+			return
+		}
+		e.swap(i, least)
+		i = least
+	}
+}
+
+func (e *engines) less(i, j int) bool {
+	a, b := e.heap[i], e.heap[j]
+	return e.due[a] < e.due[b] || e.due[a] == e.due[b] && a < b
+}
+
+func (e *engines) swap(i, j int) {
+	e.heap[i], e.heap[j] = e.heap[j], e.heap[i]
+	e.at[e.heap[i]], e.at[e.heap[j]] = i, j
+}

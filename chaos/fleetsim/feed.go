@@ -1,0 +1,124 @@
+package fleetsim
+
+import (
+	"fmt"
+	"time"
+
+	"grapevine/chaos/workload"
+	"grapevine/prefixtree"
+)
+
+// treeBlockTokens is the least size of a tree block here: what live routers use
+// (prefixtree.DefaultBlockBytes at workload.BytesPerToken). Keys for fewer tokens
+// are taken several to a block; keys for more make larger blocks, since what is
+// inside one is not known.
+const treeBlockTokens = prefixtree.DefaultBlockBytes / workload.BytesPerToken
+
+// chainer turns a request's keys into the tree's block hashes. Immutable, safe
+// for concurrent use.
+type chainer struct {
+	hasher *prefixtree.Hasher
+	keys   int // to a block
+}
+
+func newChainer(keyTokens int, seed uint64) (*chainer, error) {
+	if keyTokens < 1 {
+		return nil, fmt.Errorf("%w: the workload has keys of %d tokens", ErrConfig, keyTokens)
+	}
+	c := &chainer{keys: max(1, (treeBlockTokens+keyTokens-1)/keyTokens)}
+	var err error
+	c.hasher, err = prefixtree.NewHasher(fmt.Appendf(nil, "fleetsim %d", seed), c.keys*keyTokens*workload.BytesPerToken)
+	if err != nil {
+		return nil, fmt.Errorf("%w: blocks of %d tokens: %w", ErrConfig, c.keys*keyTokens, err)
+	}
+	return c, nil
+}
+
+// hashes appends the hashes of r's full blocks. A key names all before it, so the
+// last of a block stands for the block. scratch is working memory.
+func (c *chainer) hashes(dst []prefixtree.Hash, scratch *[]uint64, r *workload.Request) []prefixtree.Hash {
+	keys := r.Keys
+	if c.keys > 1 {
+		s := (*scratch)[:0]
+		for i := c.keys - 1; i < len(r.Keys); i += c.keys {
+			s = append(s, r.Keys[i])
+		}
+		*scratch, keys = s, s
+	}
+	return prefixtree.FromKeys(dst, c.hasher, nil, keys)
+}
+
+// feed is a source whose requests come with their hashes. Closed when Next's
+// requests are shared between runs and must not be written to.
+type feed interface {
+	Peek() (time.Duration, bool)
+	// Next returns the next request and its block hashes. buf may be used for
+	// them; what is returned stays unchanged until Done.
+	Next(buf []prefixtree.Hash) (*workload.Request, []prefixtree.Hash)
+	Done(r *workload.Request, at time.Duration)
+}
+
+// tape is a workload that does not depend on how the fleet does, drawn once for
+// all runs. Immutable.
+type tape struct {
+	requests []*workload.Request
+	hashes   [][]prefixtree.Hash
+}
+
+// newTape draws the whole source. A turn that continues an earlier one of its session
+// shares the memory of its hashes: real sessions repeat 96 % of their tokens.
+func newTape(src workload.Source, c *chainer) *tape {
+	t := &tape{}
+	latest := make(map[int][]prefixtree.Hash)
+	var scratch []uint64
+	var all []prefixtree.Hash
+	for r := src.Next(); r != nil; r = src.Next() {
+		all = c.hashes(all[:0], &scratch, r)
+		var own []prefixtree.Hash
+		before := latest[r.Session]
+		switch n := len(before); {
+		case r.Session >= 0 && n > 0 && n <= len(all) && before[n-1] == all[n-1]:
+			own = append(before, all[n:]...) // behind what the earlier turns see
+		default:
+			own = append([]prefixtree.Hash(nil), all...)
+		}
+		if r.Session >= 0 && len(own) >= len(before) {
+			latest[r.Session] = own
+		}
+		t.requests = append(t.requests, r)
+		t.hashes = append(t.hashes, own[:len(own):len(own)])
+	}
+	return t
+}
+
+// reel is one run through a tape.
+type reel struct {
+	*tape
+	next int
+}
+
+func (r *reel) Peek() (time.Duration, bool) {
+	if r.next == len(r.requests) {
+		return 0, false
+	}
+	return r.requests[r.next].At, true
+}
+
+func (r *reel) Next([]prefixtree.Hash) (*workload.Request, []prefixtree.Hash) {
+	r.next++
+	return r.requests[r.next-1], r.hashes[r.next-1]
+}
+
+func (*reel) Done(*workload.Request, time.Duration) {}
+
+// live is a source whose later requests depend on the run.
+type live struct {
+	workload.Source
+	chainer *chainer
+	scratch []uint64
+}
+
+func (l *live) Next(buf []prefixtree.Hash) (*workload.Request, []prefixtree.Hash) {
+	r := l.Source.Next()
+	return r, l.chainer.hashes(buf[:0], &l.scratch, r)
+}

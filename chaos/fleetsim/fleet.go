@@ -1,0 +1,266 @@
+package fleetsim
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"time"
+
+	"grapevine/chaos/engine"
+	"grapevine/chaos/report"
+	"grapevine/chaos/workload"
+	"grapevine/prefixtree"
+	"grapevine/proxy/policy"
+)
+
+// epoch is the routers' clock at the start of a run, in ms: their times are never
+// negative and an unset time is long ago.
+const epoch = prefixtree.Time(1_700_000_000_000)
+
+func clock(at time.Duration) prefixtree.Time { return epoch + prefixtree.Time(at.Milliseconds()) }
+
+// isolated is how stale nodes that exchange nothing must take their knowledge of
+// each other to be.
+const isolated = time.Hour
+
+// node is one router: what it knows is its own. Whatever nodes come to exchange
+// enters a node's tree and router from the outside, as one more kind of event in
+// fleet.run, and nowhere else.
+type node struct {
+	router *policy.Router
+	tree   *prefixtree.Tree
+}
+
+// flight is one request between arrival and end. Reused.
+type flight struct {
+	job       engine.Job
+	attempt   policy.Attempt
+	query     policy.Request
+	request   *workload.Request
+	hashes    []prefixtree.Hash // memory for the feed
+	session   []byte
+	predicted int
+	rung      policy.Rung
+	backend   int
+}
+
+// fleet is one run: one policy, so many nodes, all engines. One goroutine.
+type fleet struct {
+	cfg     *Config
+	policy  string
+	nodes   []node
+	engines *engines
+	feed    feed
+	ingress *rand.Rand
+	rec     report.Recorder
+	free    []*flight
+	open    int // flights
+	started int
+	ended   int
+	now     time.Duration
+	err     error
+
+	span       time.Duration // of arrivals
+	atWarm     []time.Duration
+	atSpan     []time.Duration
+	warmedAt   time.Duration
+	onProgress func(ended int, at time.Duration)
+}
+
+func newFleet(cfg *Config, name string, nodes int, c *chainer) (*fleet, error) {
+	f := &fleet{cfg: cfg, policy: name}
+	f.ingress = rand.New(rand.NewPCG(cfg.Options.Seed, 0x16e55))
+	var err error
+	if f.engines, err = newEngines(cfg.Backends, cfg.Engine); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	kv := f.engines.models[0].Config().KVTokens
+	if cfg.HideCapacity {
+		kv = 0
+	}
+	backends := make([]policy.Backend, cfg.Backends)
+	for i := range backends {
+		backends[i] = policy.Backend{ID: prefixtree.Backend(i), Generation: 1, Name: fmt.Sprintf("engine-%d", i), KVTokens: kv}
+	}
+	view, err := policy.NewView(backends, nil)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	for i := range nodes {
+		n, err := newNode(cfg, name, i, nodes, c)
+		if err != nil {
+			return nil, err
+		}
+		n.router.SetView(view)
+		for b := range backends {
+			n.tree.SetGeneration(prefixtree.Backend(b), 1, epoch)
+			if kv > 0 {
+				n.tree.SetCapacity(prefixtree.Backend(b), kv*workload.BytesPerToken/c.hasher.BlockBytes())
+			}
+		}
+		f.nodes = append(f.nodes, n)
+	}
+	return f, nil
+}
+
+func newNode(cfg *Config, name string, index, of int, c *chainer) (node, error) {
+	treeCfg := cfg.Tree
+	treeCfg.MaxBackends = max(treeCfg.MaxBackends, cfg.Backends)
+	tree, err := prefixtree.New(treeCfg)
+	if err != nil {
+		return node{}, fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	p := cfg.Policy
+	p.Strategy, p.BlockBytes, p.Extra = name, c.hasher.BlockBytes(), cfg.Extra()
+	p.Seed = cfg.Options.Seed*uint64(MaxNodes) + uint64(index)
+	p.Nodes, p.Staleness = of, 0
+	if of > 1 {
+		p.Staleness = isolated
+	}
+	router, err := policy.NewRouter(p, tree)
+	if err != nil {
+		return node{}, fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	return node{router: router, tree: tree}, nil
+}
+
+// run plays the feed to its end and until the last request has ended. What
+// happens at the same instant happens in a fixed order: engines by id, then
+// arrivals.
+func (f *fleet) run(ctx context.Context) error {
+	for turn := 0; ; turn++ {
+		if turn&0xfff == 0 && ctx.Err() != nil {
+			return ctx.Err()
+		}
+		arrival, more := f.feed.Peek()
+		id, due := f.engines.earliest()
+		switch {
+		case due != never && (!more || due <= arrival):
+			f.pass(due)
+			f.engines.models[id].Advance(due, func(e engine.Event) { f.event(e) })
+			f.engines.update(id)
+		case more:
+			f.pass(arrival)
+			f.arrive()
+		default:
+			f.pass(max(f.now, f.span))
+			if f.err == nil && f.open != 0 {
+				f.err = fmt.Errorf("fleetsim: %d of %d requests never ended", f.open, f.started)
+			}
+			return f.err
+		}
+		if f.err != nil {
+			return f.err
+		}
+	}
+}
+
+// pass moves the clock, reading the engines' busy time where measurement begins
+// and where arrivals end.
+func (f *fleet) pass(now time.Duration) {
+	if f.atWarm == nil && now >= f.cfg.Warmup {
+		f.atWarm, f.warmedAt = f.busy(), now
+	}
+	if f.atSpan == nil && now > f.span {
+		f.atSpan = f.busy()
+	}
+	f.now = now
+}
+
+// busy returns the time each engine has computed prompt tokens for so far.
+func (f *fleet) busy() []time.Duration {
+	out := make([]time.Duration, len(f.engines.models))
+	for i, m := range f.engines.models {
+		out[i] = m.Stats().PrefillBusy
+	}
+	return out
+}
+
+func (f *fleet) arrive() {
+	fl := f.take()
+	r, hashes := f.feed.Next(fl.hashes)
+	if _, shared := f.feed.(*reel); !shared {
+		fl.hashes = hashes // keep the memory for the next one
+	}
+	f.started++
+	f.open++
+	n := &f.nodes[f.enter(r)]
+	fl.request = r
+	fl.query = policy.Request{Hashes: hashes, PromptBytes: r.PromptTokens * workload.BytesPerToken}
+	if r.Session >= 0 {
+		fl.session = strconv.AppendInt(fl.session[:0], int64(r.Session), 10)
+		fl.query.Session = fl.session
+	}
+	now := clock(r.At)
+	if err := n.router.Pick(&fl.query, now, &fl.attempt); err != nil {
+		f.err = fmt.Errorf("fleetsim: request %d: %w", r.Index, err)
+		return
+	}
+	d := fl.attempt.Decision()
+	fl.predicted, fl.rung, fl.backend = d.PredictedTokens, d.Rung, int(d.Backend)
+	fl.attempt.Dispatched(now)
+	fl.job = engine.Job{
+		Keys: r.Keys, OutKeys: r.OutKeys, KeyTokens: r.KeyTokens,
+		PromptTokens: r.PromptTokens, OutputTokens: r.OutputTokens, User: fl,
+	}
+	f.engines.models[fl.backend].Submit(&fl.job, r.At)
+	f.engines.update(fl.backend)
+}
+
+// enter returns the node by which a request comes in.
+func (f *fleet) enter(r *workload.Request) int {
+	if len(f.nodes) == 1 {
+		return 0
+	}
+	if f.cfg.Ingress == Sticky && r.Session >= 0 {
+		return rand.New(rand.NewPCG(f.cfg.Options.Seed, uint64(r.Session))).IntN(len(f.nodes))
+	}
+	return f.ingress.IntN(len(f.nodes))
+}
+
+func (f *fleet) event(e engine.Event) {
+	fl := e.Job.User.(*flight)
+	switch e.Kind {
+	case engine.FirstToken:
+		fl.attempt.FirstToken(clock(e.At))
+	case engine.Finished:
+		f.end(fl, e.At, policy.None)
+	case engine.Refused:
+		f.end(fl, e.At, policy.Client4xx)
+	}
+}
+
+// end closes the books of a request.
+func (f *fleet) end(fl *flight, at time.Duration, failed policy.Failure) {
+	r, j := fl.request, &fl.job
+	s := report.Sample{
+		At: r.At, End: at, Session: r.Session, Turn: r.Turn, Backend: fl.backend,
+		PromptTokens: r.PromptTokens, CachedTokens: j.Cached, OutputTokens: r.OutputTokens, Predicted: fl.predicted,
+		TTFT: j.FirstToken - r.At, Overhead: -1, Rung: fl.rung.String(), Failed: failed != policy.None,
+	}
+	o := policy.Outcome{PromptTokens: r.PromptTokens, CachedTokens: j.Cached, OutputTokens: r.OutputTokens, Failed: failed}
+	if s.Failed {
+		s.PromptTokens, s.CachedTokens, s.OutputTokens, s.TTFT = -1, -1, -1, -1
+		o.PromptTokens, o.CachedTokens, o.OutputTokens = -1, -1, -1
+	}
+	f.rec.Add(s)
+	fl.attempt.End(o, clock(at))
+	f.feed.Done(r, at)
+	f.open--
+	f.ended++
+	if f.onProgress != nil && f.ended&0xff == 0 {
+		f.onProgress(f.ended, at)
+	}
+	fl.request = nil
+	f.free = append(f.free, fl)
+}
+
+func (f *fleet) take() *flight {
+	if n := len(f.free); n > 0 {
+		fl := f.free[n-1]
+		f.free = f.free[:n-1]
+		return fl
+	}
+	return new(flight)
+}

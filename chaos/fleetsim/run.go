@@ -1,0 +1,157 @@
+package fleetsim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"grapevine/chaos/report"
+	"grapevine/chaos/workload"
+)
+
+// Run plays the workload against every policy with every number of nodes and
+// returns a report each: the node counts of the first policy, then of the next. It
+// blocks until all are done or one fails; cancelling ctx ends it soon with ctx's
+// error.
+func Run(ctx context.Context, cfg Config) ([]report.Report, error) {
+	cfg, err := cfg.completed()
+	if err != nil {
+		return nil, err
+	}
+	c, err := newChainer(cfg.Workload.KeyTokens(), cfg.Options.Seed)
+	if err != nil {
+		return nil, err
+	}
+	b := &batch{cfg: &cfg, chainer: c}
+	if err := b.prepare(); err != nil {
+		return nil, err
+	}
+	return b.play(ctx)
+}
+
+// batch is all the runs of one Config.
+type batch struct {
+	cfg     *Config
+	chainer *chainer
+	tape    *tape // nil for workloads that react
+	span    time.Duration
+	total   int
+	mu      sync.Mutex // serialises Progress
+}
+
+// prepare draws what all runs share, and makes every fleet once, so that a wrong
+// setting is told before hours of virtual time have passed.
+func (b *batch) prepare() error {
+	src, err := b.cfg.Workload.Source(b.cfg.Options)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	b.span, b.total = src.Span(), src.Total()
+	if b.cfg.Warmup >= b.span && b.cfg.Warmup > 0 {
+		return fmt.Errorf("%w: warm-up of %v leaves nothing of a run of %v", ErrConfig, b.cfg.Warmup, b.span)
+	}
+	if _, ok := b.cfg.Workload.(*workload.Trace); ok {
+		b.tape = newTape(src, b.chainer)
+	}
+	for _, p := range b.cfg.Policies {
+		if _, err := newFleet(b.cfg, p, 1, b.chainer); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *batch) play(ctx context.Context) ([]report.Report, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	runs := len(b.cfg.Policies) * len(b.cfg.Nodes)
+	reports, errs := make([]report.Report, runs), make([]error, runs)
+	workers := b.cfg.Parallel
+	if workers == 0 {
+		workers = runtime.GOMAXPROCS(0)
+	}
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range min(workers, runs) {
+		wg.Go(func() {
+			for i := int(next.Add(1)) - 1; i < runs; i = int(next.Add(1)) - 1 {
+				if reports[i], errs[i] = b.one(ctx, i, runs); errs[i] != nil {
+					cancel()
+				}
+			}
+		})
+	}
+	wg.Wait()
+	// The error that made the others stop, not theirs of having been stopped.
+	for _, err := range errs {
+		if err != nil && !errors.Is(err, context.Canceled) {
+			return nil, err
+		}
+	}
+	for _, err := range errs {
+		if err != nil {
+			return nil, err
+		}
+	}
+	return reports, nil
+}
+
+// one plays run i.
+func (b *batch) one(ctx context.Context, i, runs int) (report.Report, error) {
+	name, nodes := b.cfg.Policies[i/len(b.cfg.Nodes)], b.cfg.Nodes[i%len(b.cfg.Nodes)]
+	f, err := newFleet(b.cfg, name, nodes, b.chainer)
+	if err != nil {
+		return report.Report{}, err
+	}
+	f.span = b.span
+	if b.tape != nil {
+		f.feed = &reel{tape: b.tape}
+	} else {
+		src, err := b.cfg.Workload.Source(b.cfg.Options)
+		if err != nil {
+			return report.Report{}, fmt.Errorf("%w: %w", ErrConfig, err)
+		}
+		f.feed = &live{Source: src, chainer: b.chainer}
+	}
+	tell := func(ended int, at time.Duration, done bool) {
+		if b.cfg.Progress == nil {
+			return
+		}
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.cfg.Progress(Progress{Policy: name, Nodes: nodes, Run: i, Runs: runs, Ended: ended, Total: b.total, At: at, Span: b.span, Done: done})
+	}
+	f.onProgress = func(ended int, at time.Duration) { tell(ended, at, false) }
+	if err := f.run(ctx); err != nil {
+		return report.Report{}, err
+	}
+	tell(f.ended, f.now, true)
+	return f.report(), nil
+}
+
+// warmShare is the part of the arrivals' time after which predictions are judged:
+// before it most caches are empty, and easily predicted so.
+const warmShare = 0.1
+
+func (f *fleet) report() report.Report {
+	speed := f.cfg.Options.Speed
+	if speed == 0 {
+		speed = 1
+	}
+	busy := make([]float64, len(f.engines.models))
+	if d := f.span - f.warmedAt; d > 0 && f.atSpan != nil {
+		for i := range busy {
+			busy[i] = float64(f.atSpan[i]-f.atWarm[i]) / float64(d)
+		}
+	}
+	return f.rec.Report(report.Setting{
+		Policy: f.policy, Workload: f.cfg.Workload.Name(), Nodes: len(f.nodes), Backends: f.cfg.Backends,
+		Seed: f.cfg.Options.Seed, Speed: speed, Warmup: f.cfg.Warmup,
+		WarmPrediction: max(f.cfg.Warmup, time.Duration(warmShare*float64(f.span))),
+		Busy:           busy,
+	})
+}
