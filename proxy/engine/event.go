@@ -1,0 +1,172 @@
+package engine
+
+import "bytes"
+
+var (
+	dataField = []byte("data:")
+	doneData  = []byte("[DONE]")
+)
+
+// look reads one event and says whether it brings the usage and nothing else.
+func (s *Stream) look(event []byte, seen *Seen) (usageOnly bool) {
+	data := s.dataOf(event)
+	if len(data) == 0 {
+		return false
+	}
+	if bytes.Equal(data, doneData) {
+		seen.Done = true
+		return false
+	}
+	if s.tokens && !mayMatter(data) {
+		return false
+	}
+	return s.read(data, seen)
+}
+
+// dataOf returns the event's data: a view into it or, if it has several lines, the stream's buffer.
+func (s *Stream) dataOf(event []byte) []byte {
+	var data []byte
+	for lines := 0; len(event) > 0; {
+		line := event
+		if n := bytes.IndexByte(event, '\n'); n >= 0 {
+			line, event = event[:n], event[n+1:]
+		} else {
+			event = nil
+		}
+		if n := len(line); n > 0 && line[n-1] == '\r' {
+			line = line[:n-1]
+		}
+		if !bytes.HasPrefix(line, dataField) {
+			continue
+		}
+		line = line[len(dataField):]
+		if len(line) > 0 && line[0] == ' ' {
+			line = line[1:]
+		}
+		switch lines++; lines {
+		case 1:
+			data = line
+		case 2:
+			s.data = append(append(append(s.data[:0], data...), '\n'), line...)
+			data = s.data
+		default:
+			s.data = append(append(s.data, '\n'), line...)
+			data = s.data
+		}
+	}
+	return data
+}
+
+// mayMatter says whether an event behind the first token can still tell something. Most cannot.
+func mayMatter(data []byte) bool {
+	return bytes.Contains(data, []byte(`"usage"`)) || bytes.Contains(data, []byte(`"meta_info"`)) ||
+		bytes.Contains(data, []byte("message_stop")) || bytes.Contains(data, []byte(`"response.`))
+}
+
+// read takes what data tells.
+func (s *Stream) read(data []byte, seen *Seen) (usageOnly bool) {
+	var (
+		choices, kind, text                       []byte
+		noChoices, usage, meta, failed, something bool
+	)
+	for m := membersOf(data); m.next(); {
+		something = true
+		switch string(m.key) {
+		case "choices":
+			choices = m.value
+			noChoices = isEmptyArray(m.value)
+		case "usage":
+			if usage = m.value[0] == '{'; usage {
+				s.counts.merge(m.value)
+			}
+		case "meta_info":
+			if meta = m.value[0] == '{'; meta {
+				s.counts.merge(m.value)
+			}
+		case "type":
+			kind = m.value
+		case "response", "message":
+			for n := membersOf(m.value); n.next(); {
+				if string(n.key) == "usage" {
+					s.counts.merge(n.value)
+				}
+			}
+		case "text", "output_ids":
+			if !isBlank(m.value) {
+				text = m.value
+			}
+		case "error":
+			failed = !isBlank(m.value)
+		}
+	}
+	first, done := kindTells(kind)
+	switch {
+	case choices != nil:
+		first = first || choicesTell(choices)
+	case kind == nil && meta:
+		first = text != nil
+	case kind == nil && something && !failed && !usage:
+		first = true // a shape we do not know
+	}
+	if first && !s.tokens {
+		s.tokens, seen.FirstToken = true, true
+	}
+	seen.Done = seen.Done || done
+	return noChoices && usage
+}
+
+// kindTells judges by the type of an Anthropic or Responses event (in its quotes).
+func kindTells(kind []byte) (first, done bool) {
+	switch string(kind) {
+	case `"content_block_delta"`, `"message_delta"`:
+		return true, false
+	case `"message_stop"`:
+		return true, true
+	case `"response.completed"`, `"response.incomplete"`:
+		return true, true
+	case `"response.failed"`:
+		return false, true
+	}
+	return bytes.HasSuffix(kind, []byte(`.delta"`)), false
+}
+
+// choicesTell says whether a choice carries output: text, reasoning, a refusal, a call, or its end. The first chunk
+// of a chat has but a role.
+func choicesTell(choices []byte) bool {
+	for e := elementsOf(choices); e.next(); {
+		for m := membersOf(e.value); m.next(); {
+			switch string(m.key) {
+			case "text", "finish_reason":
+				if !isBlank(m.value) {
+					return true
+				}
+			case "delta":
+				for d := membersOf(m.value); d.next(); {
+					if string(d.key) != "role" && !isBlank(d.value) {
+						return true
+					}
+				}
+			}
+		}
+	}
+	return false
+}
+
+// isBlank says whether a value says nothing: null, or an empty string, array or object.
+func isBlank(value []byte) bool {
+	if isEmptyArray(value) {
+		return true
+	}
+	switch string(value) {
+	case "null", `""`, "{}":
+		return true
+	}
+	return false
+}
+
+func isEmptyArray(value []byte) bool {
+	if len(value) < 2 || value[0] != '[' {
+		return false
+	}
+	return value[skipSpace(value, 1)] == ']'
+}

@@ -1,0 +1,196 @@
+package engine
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"math"
+	"strconv"
+)
+
+// Metrics is the state of one engine endpoint as its /metrics page tells it, added up over its data-parallel
+// engines. -1 (for KVUsage too) is not told.
+type Metrics struct {
+	Running int     // requests being computed
+	Waiting int     // requests queued
+	KVUsage float64 // part of the KV cache in use, 0 to 1; the mean over engines
+	// KVTokens is the size of the KV cache in tokens, if the page tells its geometry.
+	KVTokens int64
+	// QueriedTokens and HitTokens count, since the engine's start, the prompt tokens looked up in the prefix
+	// cache and those found.
+	QueriedTokens, HitTokens int64
+}
+
+// maxLine bounds a line of a metrics page, in bytes. Label values with model paths reach a few hundred.
+const maxLine = 64 << 10
+
+// sample names what a metric counts.
+type sample uint8
+
+const (
+	running sample = iota
+	waiting
+	usage
+	queries
+	hits
+	geometry // labels carry the values
+	capacity
+
+	samples
+)
+
+// metricNames gives the names in use; among several names for one thing the one with the lowest rank that is
+// present counts, since engines show the old and the new one side by side for a while.
+var metricNames = map[string]struct {
+	what sample
+	rank int
+}{
+	"vllm:num_requests_running":       {running, 0},
+	"sglang:num_running_reqs":         {running, 0},
+	"vllm:num_requests_waiting":       {waiting, 0},
+	"sglang:num_queue_reqs":           {waiting, 0},
+	"vllm:kv_cache_usage_perc":        {usage, 0},
+	"vllm:gpu_cache_usage_perc":       {usage, 1},
+	"sglang:token_usage":              {usage, 0},
+	"vllm:prefix_cache_queries_total": {queries, 0},
+	"vllm:prefix_cache_queries":       {queries, 1},
+
+	"vllm:gpu_prefix_cache_queries_total": {queries, 2},
+	"vllm:gpu_prefix_cache_queries":       {queries, 3},
+	"vllm:prefix_cache_hits_total":        {hits, 0},
+	"vllm:prefix_cache_hits":              {hits, 1},
+	"vllm:gpu_prefix_cache_hits_total":    {hits, 2},
+	"vllm:gpu_prefix_cache_hits":          {hits, 3},
+	"sglang:prompt_tokens_total":          {queries, 0},
+	"sglang:prompt_tokens":                {queries, 1},
+	"sglang:cached_tokens_total":          {hits, 0},
+	"sglang:cached_tokens":                {hits, 1},
+	"vllm:cache_config_info":              {geometry, 0},
+	"sglang:cache_config_info":            {geometry, 0},
+	"sglang:max_total_num_tokens":         {capacity, 0},
+}
+
+// ranks is one more than the highest rank in metricNames.
+const ranks = 4
+
+// ParseMetrics reads a page in Prometheus' text format. It fails only if reading r does or a line is absurdly long;
+// lines it does not understand are passed over, as are all it does not need.
+func ParseMetrics(r io.Reader) (Metrics, error) {
+	var sums [samples][ranks]struct {
+		total float64
+		n     int
+	}
+	in := bufio.NewScanner(r)
+	in.Buffer(make([]byte, 0, 4<<10), maxLine)
+	for in.Scan() {
+		line := in.Bytes()
+		name, labels, rest := splitSample(line)
+		m, ok := metricNames[string(name)]
+		if !ok {
+			continue
+		}
+		var v float64
+		if m.what == geometry {
+			v, ok = tokensOf(labels)
+		} else {
+			v, ok = number(rest)
+		}
+		if ok {
+			s := &sums[m.what][m.rank]
+			s.total += v
+			s.n++
+		}
+	}
+	if err := in.Err(); err != nil {
+		return Metrics{-1, -1, -1, -1, -1, -1}, fmt.Errorf("engine metrics: %w", err)
+	}
+	sum := func(what sample) (float64, int) {
+		for _, s := range sums[what] {
+			if s.n > 0 {
+				return s.total, s.n
+			}
+		}
+		return -1, 1
+	}
+	whole := func(what sample) int64 {
+		v, _ := sum(what)
+		return int64(math.Min(v, 1<<62))
+	}
+	out := Metrics{
+		Running:       int(whole(running)),
+		Waiting:       int(whole(waiting)),
+		KVTokens:      whole(geometry),
+		QueriedTokens: whole(queries),
+		HitTokens:     whole(hits),
+	}
+	if out.KVTokens < 0 {
+		out.KVTokens = whole(capacity)
+	}
+	total, n := sum(usage)
+	out.KVUsage = total / float64(n)
+	return out, nil
+}
+
+// splitSample cuts a line into name, labels (without braces) and what follows. Comments have no name.
+func splitSample(line []byte) (name, labels, rest []byte) {
+	i := bytes.IndexAny(line, "{ \t")
+	if i <= 0 || line[0] == '#' {
+		return nil, nil, nil
+	}
+	if line[i] != '{' {
+		return line[:i], nil, line[i:]
+	}
+	for j := i + 1; j < len(line); j++ {
+		switch line[j] {
+		case '"':
+			if j = skipString(line, j); j < 0 {
+				return nil, nil, nil
+			}
+			j--
+		case '}':
+			return line[:i], line[i+1 : j], line[j+1:]
+		}
+	}
+	return nil, nil, nil
+}
+
+// number reads the value at the start of rest, before a timestamp or exemplar if any. Values that are no amount
+// (NaN, infinite, negative) count as not told.
+func number(rest []byte) (float64, bool) {
+	rest = bytes.TrimLeft(rest, " \t")
+	if i := bytes.IndexAny(rest, " \t\r"); i >= 0 {
+		rest = rest[:i]
+	}
+	v, err := strconv.ParseFloat(string(rest), 64)
+	if err != nil || math.IsNaN(v) || math.IsInf(v, 0) || v < 0 {
+		return 0, false
+	}
+	return v, true
+}
+
+// tokensOf reads the size of the KV cache from the labels of cache_config_info.
+func tokensOf(labels []byte) (float64, bool) {
+	size, count := 0.0, 0.0
+	for len(labels) > 0 {
+		eq := bytes.IndexByte(labels, '=')
+		if eq < 0 || eq+1 >= len(labels) || labels[eq+1] != '"' {
+			break
+		}
+		end := skipString(labels, eq+1)
+		if end < 0 {
+			break
+		}
+		v, ok := number(labels[eq+2 : end-1])
+		if ok {
+			switch string(bytes.Trim(labels[:eq], ", ")) {
+			case "block_size", "page_size":
+				size = v
+			case "num_gpu_blocks", "num_pages":
+				count = v
+			}
+		}
+		labels = labels[end:]
+	}
+	return size * count, size > 0 && count > 0
+}
