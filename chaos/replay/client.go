@@ -154,7 +154,7 @@ func parseRoute(h string) (rung string, tokens int) {
 	tokens = -1
 	for field := range strings.SplitSeq(rest, ";") {
 		name, value, _ := strings.Cut(strings.TrimSpace(field), "=")
-		if name != "tokens" {
+		if name != "matched" {
 			continue
 		}
 		if n, err := strconv.Atoi(value); err == nil && n >= 0 {

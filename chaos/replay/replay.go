@@ -57,6 +57,8 @@ type Config struct {
 	// Backends are the names of all engines behind the targets, so that one without a request counts in the load's spread. Names seen
 	// in answers are added behind them. May be nil.
 	Backends []string
+	// MinBackends is for when only their number is known: as many are reported even if fewer were seen.
+	MinBackends int
 
 	// Policy, Workload, Nodes and Speed only label the report.
 	Policy, Workload string
@@ -339,7 +341,7 @@ func (p *player) result() Result {
 	}
 	return Result{
 		Report: p.recorder.Report(report.Setting{
-			Policy: p.cfg.Policy, Workload: p.cfg.Workload, Nodes: p.cfg.Nodes, Backends: len(p.names),
+			Policy: p.cfg.Policy, Workload: p.cfg.Workload, Nodes: p.cfg.Nodes, Backends: max(len(p.names), p.cfg.MinBackends),
 			Seed: p.cfg.Seed, Speed: p.cfg.Speed, Warmup: p.cfg.Warmup,
 		}),
 		Live: Live{

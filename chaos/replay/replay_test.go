@@ -103,7 +103,7 @@ func TestConversations(t *testing.T) {
 		reply := fmt.Sprintf("réponse %d to \"%s\"\n\t\\", n.Add(1), id)
 		said[id] = append(replies, reply)
 		w.Header().Set("X-Grapevine-Backend", fmt.Sprintf("engine-%d", len(replies)%2))
-		w.Header().Set("X-Grapevine-Route", "cache;tokens=90")
+		w.Header().Set("X-Grapevine-Route", "cache;matched=90")
 		answer(w, reply, 200, 100)
 	}))
 	defer server.Close()
@@ -312,12 +312,12 @@ func TestParseRoute(t *testing.T) {
 		rung   string
 		tokens int
 	}{
-		"":                       {"", -1},
-		"load":                   {"load", -1},
-		"cache;tokens=1536":      {"cache", 1536},
-		"cache; tokens=0; us=12": {"cache", 0},
-		"hash;tokens=x":          {"hash", -1},
-		"hash;tokens=-4":         {"hash", -1},
+		"":                           {"", -1},
+		"load":                       {"load", -1},
+		"cache;matched=1536":         {"cache", 1536},
+		"cache; matched=0; other=12": {"cache", 0},
+		"hash;matched=x":             {"hash", -1},
+		"hash;matched=-4":            {"hash", -1},
 	} {
 		if rung, tokens := parseRoute(in); rung != want.rung || tokens != want.tokens {
 			t.Errorf("%q is %q, %d", in, rung, tokens)
@@ -359,5 +359,25 @@ func TestRepliesAreBounded(t *testing.T) {
 	r.put(99, 1, strings.Repeat("z", 200))
 	if r.held != 0 || len(r.byID) != 0 {
 		t.Errorf("%d bytes held after one too large", r.held)
+	}
+}
+
+func TestFirstModel(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.URL.Path != "/v1/models" || r.Header.Get("Authorization") != "Bearer k":
+			http.NotFound(w, r)
+		default:
+			fmt.Fprint(w, `{"object":"list","data":[{"id":"a"},{"id":"b"}]}`)
+		}
+	}))
+	defer server.Close()
+	for _, target := range []string{server.URL, server.URL + "/v1/"} {
+		if m, err := FirstModel(context.Background(), target, "k"); err != nil || m != "a" {
+			t.Errorf("%s: %q, %v", target, m, err)
+		}
+	}
+	if _, err := FirstModel(context.Background(), server.URL, ""); err == nil {
+		t.Error("a 404 is no list of models")
 	}
 }

@@ -1,0 +1,373 @@
+"""The official OpenAI and Anthropic clients against a running grapevine, unchanged but for the base URL.
+
+Run by run.sh, which starts two emulated engines and a router and gives their addresses in the environment. Prints one line a
+test and closes with "N passed, M failed"; the exit status is 1 if any failed.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+import urllib.error
+import urllib.request
+import uuid
+
+import anthropic
+import openai
+
+ROUTER = os.environ["GRAPEVINE_URL"]
+ENGINES = os.environ["ENGINE_URLS"].split()
+MODEL = os.environ["MODEL"]
+
+# A client that retries would hide what the router did.
+oai = openai.OpenAI(base_url=ROUTER + "/v1", api_key="none", max_retries=0, timeout=30)
+ant = anthropic.Anthropic(base_url=ROUTER, api_key="none", max_retries=0, timeout=30)
+
+
+def prose(topic, words=1500):
+    """Text of its own for each topic, long enough to fill many cache blocks."""
+    return " ".join(f"{topic}-{i}" for i in range(words))
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def unique():
+    return uuid.uuid4().hex
+
+
+def stats(url):
+    with urllib.request.urlopen(url + "/emulator/stats", timeout=5) as r:
+        return json.load(r)
+
+
+def busy():
+    """Requests running or waiting on all engines."""
+    return sum(s["running"] + s["waiting"] for s in map(stats, ENGINES))
+
+
+def aborted():
+    return sum(stats(u)["aborted"] for u in ENGINES)
+
+
+def wait_until(condition, within, what):
+    deadline = time.monotonic() + within
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {within} s: {what}")
+        time.sleep(0.01)
+
+
+def raises(kind, call):
+    try:
+        call()
+    except kind as e:
+        return e
+    raise AssertionError(f"{kind.__name__} was not raised")
+
+
+# OpenAI
+
+
+def test_models():
+    ids = [m.id for m in oai.models.list()]
+    assert ids == [MODEL], f"merged over two engines with duplicates removed, want one, have {ids}"
+
+
+def test_chat():
+    r = oai.chat.completions.create(model=MODEL, messages=[user("Hello, " + unique())], max_tokens=12)
+    assert r.choices[0].message.role == "assistant" and r.choices[0].message.content
+    assert r.usage.completion_tokens == 12 and r.usage.prompt_tokens > 0
+    assert r.usage.total_tokens == r.usage.prompt_tokens + r.usage.completion_tokens
+
+
+def test_chat_content_parts_tools_and_unicode():
+    r = oai.chat.completions.create(
+        model=MODEL,
+        messages=[
+            {"role": "system", "content": "Sei präzise. 日本語 \u2028 \U0001f347"},
+            {"role": "user", "content": [{"type": "text", "text": "first"}, {"type": "text", "text": "second \"quoted\" \\ \n"}]},
+        ],
+        tools=[{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}}],
+        temperature=0.1, seed=7, user="somebody", max_completion_tokens=5)
+    assert r.choices[0].message is not None and r.usage.completion_tokens <= 5
+
+
+def chat_chunks(**kw):
+    with oai.chat.completions.create(model=MODEL, messages=[user("Stream, " + unique())], max_tokens=20, stream=True, **kw) as s:
+        return list(s)
+
+
+def test_chat_stream():
+    chunks = chat_chunks()
+    text = "".join(c.choices[0].delta.content or "" for c in chunks)
+    assert text and chunks[-1].choices[0].finish_reason
+    for c in chunks:
+        assert c.choices, "a chunk without choices, and nobody asked for usage"
+        assert c.usage is None, "usage, and nobody asked for it"
+
+
+def test_chat_stream_with_usage():
+    chunks = chat_chunks(stream_options={"include_usage": True})
+    with_usage = [c for c in chunks if c.usage is not None]
+    assert len(with_usage) == 1 and with_usage[0] is chunks[-1], f"{len(with_usage)} chunks with usage of {len(chunks)}"
+    assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == 20
+
+
+def test_chat_stream_usage_declined():
+    assert all(c.usage is None and c.choices for c in chat_chunks(stream_options={"include_usage": False}))
+
+
+def test_chat_stream_arrives_in_pieces():
+    at = []
+    with oai.chat.completions.create(model=MODEL, messages=[user(unique())], max_tokens=50, stream=True) as s:
+        for _ in s:
+            at.append(time.monotonic())
+    assert at[-1] - at[0] > 0.2, f"50 tokens within {at[-1] - at[0]:.3f} s: the stream was buffered"
+
+
+def test_completions():
+    r = oai.completions.create(model=MODEL, prompt="Once upon a time " + unique(), max_tokens=9)
+    assert r.choices[0].text and r.usage.completion_tokens == 9
+
+
+def test_completions_stream():
+    with oai.completions.create(model=MODEL, prompt="Once " + unique(), max_tokens=9, stream=True) as s:
+        chunks = list(s)
+    assert "".join(c.choices[0].text for c in chunks) and all(c.usage is None for c in chunks)
+
+
+def test_embeddings():
+    r = oai.embeddings.create(model=MODEL, input=["one", "two"])  # asks for base64 and decodes it
+    assert len(r.data) == 2 and len(r.data[0].embedding) == len(r.data[1].embedding) > 0
+    r = oai.embeddings.create(model=MODEL, input="one", encoding_format="float")
+    assert isinstance(r.data[0].embedding[0], float)
+
+
+def test_responses():
+    r = oai.responses.create(model=MODEL, instructions="Be brief.", input="Hello " + unique(), max_output_tokens=10)
+    assert r.output_text and r.usage.output_tokens == 10 and r.status in ("completed", "incomplete")
+
+
+def test_responses_stream():
+    with oai.responses.create(model=MODEL, input=[user("Hello " + unique())], max_output_tokens=10, stream=True) as s:
+        events = list(s)
+    kinds = [e.type for e in events]
+    assert kinds[0] == "response.created" and kinds[-1] in ("response.completed", "response.incomplete"), kinds
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta")
+    assert events[-1].response.usage.output_tokens == 10
+
+
+def test_raw_headers():
+    mine = "test-" + unique()
+    raw = oai.chat.completions.with_raw_response.create(
+        model=MODEL, messages=[user("x")], max_tokens=1, extra_headers={"x-request-id": mine})
+    assert raw.headers["x-request-id"] == mine, "the request id is echoed"
+    for h in ("x-grapevine-node", "x-grapevine-backend", "x-grapevine-route"):
+        assert raw.headers.get(h), f"no {h}"
+    assert oai.chat.completions.create(model=MODEL, messages=[user("x")], max_tokens=1)._request_id, "a request id is minted"
+
+
+async def _many_streams(n):
+    async with openai.AsyncOpenAI(base_url=ROUTER + "/v1", api_key="none", max_retries=0, timeout=60) as c:
+        async def one(i):
+            text = ""
+            async for chunk in await c.chat.completions.create(
+                    model=MODEL, messages=[user(f"{i} {unique()}")], max_tokens=16, stream=True):
+                text += chunk.choices[0].delta.content or ""
+            return text
+        return await asyncio.gather(*(one(i) for i in range(n)))
+
+
+def test_fifty_async_streams():
+    assert all(asyncio.run(_many_streams(50)))
+
+
+# Anthropic
+
+
+def test_messages():
+    r = ant.messages.create(model=MODEL, max_tokens=11, system="Be brief.", messages=[user("Hello " + unique())])
+    assert r.type == "message" and r.role == "assistant" and r.content[0].text
+    assert r.usage.output_tokens == 11 and r.usage.input_tokens > 0 and r.stop_reason in ("max_tokens", "end_turn")
+
+
+def test_messages_stream():
+    with ant.messages.stream(model=MODEL, max_tokens=11, messages=[user("Hello " + unique())]) as s:
+        text = "".join(s.text_stream)
+        final = s.get_final_message()
+    assert text and final.content[0].text == text and final.usage.output_tokens == 11
+
+
+def test_messages_stream_events():
+    with ant.messages.create(model=MODEL, max_tokens=5, messages=[user(unique())], stream=True) as s:
+        kinds = [e.type for e in s]
+    assert kinds[0] == "message_start" and kinds[-1] == "message_stop" and "content_block_delta" in kinds, kinds
+
+
+def test_count_tokens():
+    short = ant.messages.count_tokens(model=MODEL, messages=[user("Hello")]).input_tokens
+    long = ant.messages.count_tokens(model=MODEL, system="Be brief.", messages=[user("Hello " * 400)]).input_tokens
+    assert 0 < short < long, (short, long)
+
+
+def test_messages_follow_up_is_cached():
+    messages = [user(prose(unique()))]
+    first = ant.messages.create(model=MODEL, max_tokens=8, messages=messages)
+    total = first.usage.input_tokens + (first.usage.cache_read_input_tokens or 0) + (first.usage.cache_creation_input_tokens or 0)
+    messages += [{"role": "assistant", "content": first.content[0].text}, user("And then?")]
+    second = ant.messages.create(model=MODEL, max_tokens=8, messages=messages)
+    assert second.usage.cache_read_input_tokens > 0.9 * total, second.usage
+
+
+# Errors
+
+
+def test_unknown_model():
+    e = raises(openai.NotFoundError, lambda: oai.chat.completions.create(model="no-such-model", messages=[user("x")]))
+    assert e.status_code == 404 and e.code == "model_not_found" and e.type and "no-such-model" in e.body["message"], e.body
+    assert set(e.body) >= {"message", "type", "param", "code"}, e.body
+
+
+def test_unknown_model_streaming():
+    e = raises(openai.NotFoundError, lambda: oai.chat.completions.create(model="no-such-model", messages=[user("x")], stream=True))
+    assert e.code == "model_not_found"
+
+
+def test_unknown_model_anthropic():
+    e = raises(anthropic.NotFoundError, lambda: ant.messages.create(model="no-such-model", max_tokens=1, messages=[user("x")]))
+    assert e.body["type"] == "error" and e.body["error"]["type"] == "not_found_error" and "no-such-model" in e.body["error"]["message"], e.body
+
+
+def test_bad_request_comes_from_the_engine():
+    e = raises(openai.BadRequestError, lambda: oai.chat.completions.create(model=MODEL, messages=[]))
+    assert e.status_code == 400 and e.body["message"], e.body
+
+
+def test_bad_request_anthropic():
+    e = raises(anthropic.BadRequestError, lambda: ant.messages.create(model=MODEL, max_tokens=1, messages=[]))
+    assert e.body["type"] == "error" and e.body["error"]["type"] == "invalid_request_error", e.body
+
+
+def test_body_that_is_no_json():
+    req = urllib.request.Request(ROUTER + "/v1/chat/completions", data=b'{"model": "' + MODEL.encode() + b'", "messages": [',
+                                 headers={"content-type": "application/json"})
+    try:
+        urllib.request.urlopen(req, timeout=10)
+    except urllib.error.HTTPError as e:
+        assert e.code == 400 and "message" in json.load(e)["error"]
+        return
+    raise AssertionError("half a JSON object was accepted")
+
+
+# Leaving
+
+
+def long_chat(stream):
+    return dict(model=MODEL, messages=[user("Talk for long, " + unique())], max_tokens=100_000, stream=stream)
+
+
+def test_leaving_a_stream_ends_the_work():
+    wait_until(lambda: busy() == 0, 10, "engines idle before the test")
+    before = aborted()
+    s = oai.chat.completions.create(**long_chat(True))
+    for _, _chunk in zip(range(5), s):
+        pass
+    assert busy() == 1
+    s.close()
+    wait_until(lambda: busy() == 0 and aborted() == before + 1, 1, "the engine stops after its client left mid-stream")
+
+
+async def _leave_before_the_answer():
+    async with openai.AsyncOpenAI(base_url=ROUTER + "/v1", api_key="none", max_retries=0, timeout=60) as c:
+        task = asyncio.create_task(c.chat.completions.create(**long_chat(False)))
+        deadline = time.monotonic() + 10
+        while await asyncio.to_thread(busy) == 0:
+            assert time.monotonic() < deadline, "the request never reached an engine"
+            await asyncio.sleep(0.01)
+        task.cancel()
+        try:
+            await task
+        except asyncio.CancelledError:
+            return
+        raise AssertionError("not cancelled")
+
+
+def test_leaving_before_the_answer_ends_the_work():
+    wait_until(lambda: busy() == 0, 10, "engines idle before the test")
+    before = aborted()
+    asyncio.run(_leave_before_the_answer())
+    wait_until(lambda: busy() == 0 and aborted() == before + 1, 1, "the engine stops after its client left before the answer")
+
+
+def test_leaving_an_anthropic_stream_ends_the_work():
+    wait_until(lambda: busy() == 0, 10, "engines idle before the test")
+    before = aborted()
+    with ant.messages.create(model=MODEL, max_tokens=100_000, messages=[user(unique())], stream=True) as s:
+        for _, _event in zip(range(5), s):
+            pass
+    wait_until(lambda: busy() == 0 and aborted() == before + 1, 1, "the engine stops after its client left mid-stream")
+
+
+# Affinity
+
+
+def test_follow_ups_go_where_the_conversation_is_cached():
+    used = set()
+    for n in range(6):
+        messages = [user(prose(unique()))]
+        first = oai.chat.completions.with_raw_response.create(model=MODEL, messages=messages, max_tokens=8)
+        backend, reply = first.headers["x-grapevine-backend"], first.parse()
+        used.add(backend)
+        for turn in (2, 3):
+            messages += [{"role": "assistant", "content": reply.choices[0].message.content}, user(f"And turn {turn}?")]
+            before = reply.usage.prompt_tokens
+            raw = oai.chat.completions.with_raw_response.create(model=MODEL, messages=messages, max_tokens=8)
+            reply = raw.parse()
+            assert raw.headers["x-grapevine-backend"] == backend, f"conversation {n}, turn {turn} went elsewhere"
+            assert raw.headers["x-grapevine-route"].startswith("cache"), raw.headers["x-grapevine-route"]
+            cached = reply.usage.prompt_tokens_details.cached_tokens
+            assert cached > 0.9 * before, f"{cached} tokens cached of {before} in the turn before"
+    assert len(used) == 2, f"six conversations all went to {used}"
+
+
+def test_nothing_is_left_running():
+    wait_until(lambda: busy() == 0, 5, "engines idle at the end")
+
+
+def watchdog(seconds):
+    """A test that hangs must not hang the build."""
+    def bark():
+        print(f"not done after {seconds} s", flush=True)
+        os._exit(1)
+    t = threading.Timer(seconds, bark)
+    t.daemon = True
+    t.start()
+
+
+def main():
+    watchdog(240)
+    print(f"openai {openai.__version__}, anthropic {anthropic.__version__}, Python {sys.version.split()[0]}")
+    passed = failed = 0
+    for name, test in list(globals().items()):
+        if not name.startswith("test_"):
+            continue
+        begun = time.monotonic()
+        try:
+            test()
+        except Exception:
+            failed += 1
+            print(f"FAIL {name}\n{traceback.format_exc()}", flush=True)
+        else:
+            passed += 1
+            print(f"ok   {name} ({time.monotonic() - begun:.2f} s)", flush=True)
+    print(f"{passed} passed, {failed} failed")
+    sys.exit(1 if failed or not passed else 0)
+
+
+if __name__ == "__main__":
+    main()
