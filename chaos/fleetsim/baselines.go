@@ -1,0 +1,176 @@
+package fleetsim
+
+import (
+	"math"
+	"sync/atomic"
+
+	"grapevine/proxy/policy"
+)
+
+// Baselines returns the rules from the literature and from peers that a simulation compares with, by name, for
+// policy.Config.Extra. Every router needs its own: some keep counts, as the originals do per router.
+func Baselines() map[string]policy.Strategy {
+	return map[string]policy.Strategy{
+		"argmin":     argmin{},
+		"lmetric":    lmetric{},
+		"two-choice": twoChoice{target: twoChoiceTarget},
+		"sglang":     newSGLang(),
+	}
+}
+
+// argmin takes the least queued plus uncached tokens over all backends.
+type argmin struct{}
+
+func (argmin) Choose(s *policy.Scene) (int, policy.Rung) {
+	return cheapest(s, func(c *policy.Candidate) float64 { return c.Queued + c.Uncached })
+}
+
+// lmetric takes the least product of new prefill tokens and batch size: no weight to tune (LMetric, OSDI 2026, arXiv
+// 2603.15202). New prefill tokens are those the backend would have to compute once the request is there; the batch
+// includes the request, so that an idle backend is still told apart by its cache.
+type lmetric struct{}
+
+func (lmetric) Choose(s *policy.Scene) (int, policy.Rung) {
+	return cheapest(s, func(c *policy.Candidate) float64 { return (c.Queued + c.Uncached) * float64(c.Active+1) })
+}
+
+// cheapest prices every candidate and takes the least; ties at random.
+func cheapest(s *policy.Scene, price func(*policy.Candidate) float64) (int, policy.Rung) {
+	best, ties := 0, uint64(0)
+	least := math.Inf(1)
+	for i := range s.Candidates {
+		c := &s.Candidates[i]
+		c.Cost = price(c)
+		switch {
+		case c.Cost < least:
+			best, least, ties = i, c.Cost, 1
+		case c.Cost == least:
+			if ties++; s.Rand()%ties == 0 {
+				best = i
+			}
+		}
+	}
+	return best, rungOf(s, best)
+}
+
+// rungOf says whether the chosen backend had something of the prompt that others had not.
+func rungOf(s *policy.Scene, chosen int) policy.Rung {
+	for i := range s.Candidates {
+		if s.Candidates[i].Held < s.Candidates[chosen].Held {
+			return policy.Cache
+		}
+	}
+	return policy.Load
+}
+
+// twoChoiceTarget is the first-token target in seconds: the DualMap authors' evaluations use a few seconds for prompts of
+// this length.
+const twoChoiceTarget = 5.0
+
+// twoChoice maps the prompt's branch to two backends by independent hashes and takes the one with affinity, unless it
+// would miss the first-token target; then the sooner one (DualMap, ICLR 2026, arXiv 2602.06502, without its migration of
+// queued requests). The adaptive length of the hashed prefix is the router's branch key.
+type twoChoice struct {
+	target float64
+}
+
+func (t twoChoice) Choose(s *policy.Scene) (int, policy.Rung) {
+	if s.Branch == 0 {
+		return cheapest(s, func(c *policy.Candidate) float64 { return c.Queued })
+	}
+	a := first(s, uint64(s.Branch), -1)
+	b := first(s, ^uint64(s.Branch), a)
+	for _, i := range [2]int{a, b} {
+		c := &s.Candidates[i]
+		c.Cost = (c.Queued + c.Uncached) / c.Rate
+	}
+	near, far := a, b
+	if s.Candidates[b].Held > s.Candidates[a].Held {
+		near, far = b, a
+	}
+	n, f := &s.Candidates[near], &s.Candidates[far]
+	if n.Held == f.Held {
+		if f.Cost < n.Cost {
+			return far, policy.Hash
+		}
+		return near, policy.Hash
+	}
+	if n.Cost > t.target && f.Cost < n.Cost {
+		return far, policy.Load
+	}
+	return near, policy.Cache
+}
+
+// first returns the first candidate in rendezvous order of the key, but for one.
+func first(s *policy.Scene, key uint64, except int) int {
+	best, rank := max(except, 0), math.Inf(-1)
+	for i := range s.Candidates {
+		if i == except {
+			continue
+		}
+		if r := s.Rendezvous(key, i); r > rank {
+			best, rank = i, r
+		}
+	}
+	return best
+}
+
+// The defaults of the peers' command lines (vllm-project/router and SMG, cache_aware).
+const (
+	sglangCacheThreshold = 0.3
+	sglangAbsThreshold   = 64
+	sglangRelThreshold   = 1.5
+)
+
+// sglang is the cache-aware rule of the SGLang family: over this router's own requests in flight, if their spread
+// exceeds both thresholds, the shortest queue; else, if the longest match covers more than the cache threshold, a worker
+// with that match; else the least loaded, ties to the one that has processed fewest.
+type sglang struct {
+	processed []atomic.Int64 // by backend id
+}
+
+// maxBackendID bounds the ids simulations use.
+const maxBackendID = 1 << 16
+
+func newSGLang() *sglang { return &sglang{processed: make([]atomic.Int64, maxBackendID)} }
+
+func (g *sglang) Choose(s *policy.Scene) (int, policy.Rung) {
+	i, rung := g.choose(s)
+	g.processed[s.Candidates[i].Backend].Add(1)
+	return i, rung
+}
+
+func (g *sglang) choose(s *policy.Scene) (int, policy.Rung) {
+	lo, hi := int64(math.MaxInt64), int64(0)
+	deepest := 0
+	for i := range s.Candidates {
+		c := &s.Candidates[i]
+		c.Cost = float64(c.OwnActive)
+		lo, hi = min(lo, c.OwnActive), max(hi, c.OwnActive)
+		if c.HeldBlocks > s.Candidates[deepest].HeldBlocks {
+			deepest = i
+		}
+	}
+	if hi-lo > sglangAbsThreshold && float64(hi) > sglangRelThreshold*float64(lo) {
+		return g.leastLoaded(s, lo), policy.Load
+	}
+	matched := float64(s.Candidates[deepest].HeldBlocks) * s.TokensPerBlock
+	if matched > sglangCacheThreshold*float64(s.PromptTokens) {
+		return deepest, policy.Cache
+	}
+	return g.leastLoaded(s, lo), policy.Load
+}
+
+func (g *sglang) leastLoaded(s *policy.Scene, least int64) int {
+	best, fewest := 0, int64(math.MaxInt64)
+	for i := range s.Candidates {
+		c := &s.Candidates[i]
+		if c.OwnActive != least {
+			continue
+		}
+		if n := g.processed[c.Backend].Load(); n < fewest {
+			best, fewest = i, n
+		}
+	}
+	return best
+}
