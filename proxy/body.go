@@ -1,0 +1,210 @@
+package proxy
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"io"
+)
+
+// errFraming says that a response body does not keep to its own framing.
+var errFraming = errors.New("malformed response body")
+
+const (
+	maxChunkLine = 1 << 10 // of a chunk size with its extensions
+	maxTrailer   = 8 << 10
+)
+
+// Lengths of a body that is not given in bytes, as fasthttp counts them.
+const (
+	lengthChunked = -1
+	lengthToClose = -2
+)
+
+// bodyReader takes the framing off a response body, in place: what it returns lies in the reader's own buffer, so that a
+// stream needs no buffer besides. All that has arrived is returned at once, several chunks as one piece: behind a slow
+// client, or under load, tokens then leave in fewer and larger writes.
+type bodyReader struct {
+	br      *bufio.Reader
+	length  int   // bytes, lengthChunked or lengthToClose
+	left    int64 // bytes of the body, or of the chunk
+	phase   chunkPhase
+	trailer int // bytes of trailer seen
+	done    bool
+}
+
+type chunkPhase uint8
+
+const (
+	atSize chunkPhase = iota
+	inData
+	afterData
+	inTrailer
+)
+
+func (b *bodyReader) reset(br *bufio.Reader, length int) {
+	*b = bodyReader{br: br, length: length, left: int64(max(length, 0)), done: length == 0}
+}
+
+// next returns the next bytes of the body, at least one, waiting for them if need be. They are valid until the next call
+// and may be overwritten. After the last it returns io.EOF; a body that ends too early is io.ErrUnexpectedEOF. After an
+// error that passes (a deadline) it may be called again.
+func (b *bodyReader) next() ([]byte, error) {
+	for {
+		if b.done {
+			return nil, io.EOF
+		}
+		had := b.br.Buffered()
+		if had > 0 {
+			view, err := b.take()
+			if len(view) > 0 || err != nil {
+				return view, err
+			}
+			if b.done {
+				return nil, io.EOF
+			}
+			had = b.br.Buffered()
+		}
+		if _, err := b.br.Peek(had + 1); err != nil && b.br.Buffered() == had {
+			switch {
+			case errors.Is(err, bufio.ErrBufferFull):
+				return nil, errFraming
+			case !errors.Is(err, io.EOF):
+				return nil, err
+			case b.length == lengthToClose:
+				b.done = true
+				return nil, io.EOF
+			}
+			return nil, io.ErrUnexpectedEOF
+		}
+	}
+}
+
+// take consumes what is buffered, as far as it is complete, and returns the body bytes in it.
+func (b *bodyReader) take() ([]byte, error) {
+	view, err := b.br.Peek(b.br.Buffered())
+	if err != nil {
+		return nil, err
+	}
+	used := len(view)
+	switch b.length {
+	case lengthToClose:
+	case lengthChunked:
+		if view, used, err = b.dechunk(view); err != nil {
+			return nil, err
+		}
+	default:
+		used = int(min(int64(used), b.left))
+		view = view[:used]
+		b.left -= int64(used)
+		b.done = b.left == 0
+	}
+	_, err = b.br.Discard(used)
+	return view, err
+}
+
+// dechunk moves the data of the chunks in view together and returns it with the number of bytes it consumed.
+func (b *bodyReader) dechunk(view []byte) (data []byte, used int, err error) {
+	from, to := 0, 0 // of the data in view
+	for used < len(view) && !b.done {
+		n := 0
+		rest := view[used:]
+		switch b.phase {
+		case inData:
+			n = int(min(b.left, int64(len(rest))))
+			if from == to {
+				from, to = used, used
+			}
+			if to != used {
+				copy(view[to:], rest[:n])
+			}
+			to += n
+			if b.left -= int64(n); b.left == 0 {
+				b.phase = afterData
+			}
+		case afterData:
+			n, err = b.endChunk(rest)
+		case atSize:
+			n, err = b.startChunk(rest)
+		case inTrailer:
+			n, err = b.skipTrailer(rest)
+		}
+		if err != nil {
+			return nil, 0, err
+		}
+		if n == 0 {
+			break // the rest of a line is still to come
+		}
+		used += n
+	}
+	return view[from:to], used, nil
+}
+
+func (b *bodyReader) endChunk(rest []byte) (int, error) {
+	if rest[0] != '\r' || len(rest) > 1 && rest[1] != '\n' {
+		return 0, errFraming
+	}
+	if len(rest) < 2 {
+		return 0, nil
+	}
+	b.phase = atSize
+	return 2, nil
+}
+
+// startChunk reads a chunk size and skips its extensions.
+func (b *bodyReader) startChunk(rest []byte) (int, error) {
+	end := bytes.IndexByte(rest, '\n')
+	if end < 0 && len(rest) < maxChunkLine {
+		return 0, nil
+	}
+	if end < 2 || rest[end-1] != '\r' {
+		return 0, errFraming
+	}
+	var size int64
+	digits := 0
+	for ; digits < end-1; digits++ {
+		d, ok := hexDigit(rest[digits])
+		if !ok {
+			break
+		}
+		size = size<<4 | d
+	}
+	if digits == 0 || digits > 15 {
+		return 0, errFraming
+	}
+	if c := rest[digits]; c != '\r' && c != ';' && c != ' ' && c != '\t' {
+		return 0, errFraming
+	}
+	b.left = size
+	b.phase = inData
+	if size == 0 {
+		b.phase = inTrailer
+	}
+	return end + 1, nil
+}
+
+// skipTrailer skips one line of the trailer. The client is not told of trailers.
+func (b *bodyReader) skipTrailer(rest []byte) (int, error) {
+	end := bytes.IndexByte(rest, '\n')
+	if b.trailer+end+1 > maxTrailer || end < 0 && b.trailer+len(rest) > maxTrailer {
+		return 0, errFraming
+	}
+	if end < 0 {
+		return 0, nil
+	}
+	b.trailer += end + 1
+	b.done = len(bytes.TrimSuffix(rest[:end], []byte("\r"))) == 0
+	return end + 1, nil
+}
+
+func hexDigit(c byte) (int64, bool) {
+	switch {
+	case '0' <= c && c <= '9':
+		return int64(c - '0'), true
+	case 'a' <= c && c <= 'f':
+		return int64(c-'a') + 10, true
+	case 'A' <= c && c <= 'F':
+		return int64(c-'A') + 10, true
+	}
+	return 0, false
+}

@@ -1,0 +1,192 @@
+package proxy
+
+import (
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// What a client connection is doing. The connection's goroutine moves it on; the drain takes it from idle to closing.
+const (
+	connIdle    int32 = iota // no byte of a request has come since the last response
+	connReading              // part of a request has come
+	connActive               // a request is being served
+	connClosing              // the drain is closing it
+)
+
+// reason says why the watch interrupted a wait.
+type reason uint8
+
+const (
+	undisturbed reason = iota
+	expired            // the deadline of the wait has passed
+	departed           // the client has left
+	stalled            // the client does not read
+	forced             // the drain has run out of time
+)
+
+const (
+	bodyCredit = 256 << 10        // bytes after which a request that keeps coming is given more time
+	creditTime = 16 * time.Second // how much: so a body must come at 16 KiB/s or more
+)
+
+// clientConn is one accepted connection, as fasthttp sees it: a net.Conn that notes what it is doing for the watch. The
+// net.Conn inside is what HTTP is spoken over: the socket itself, or what is left of it after the PROXY header or TLS.
+type clientConn struct {
+	net.Conn
+	proxy *Proxy
+	raw   net.Conn // the socket
+	probe *probe   // nil if the socket cannot be asked
+	index int      // in the registry
+
+	forwarded []byte // the client's address as X-Forwarded-For has it
+
+	state    atomic.Int32
+	writing  atomic.Int64 // coarse time the write in progress began, 0 without one
+	deadline atomic.Int64 // coarse time at which the wait for the backend is to be interrupted, 0 without one
+
+	// Of the connection's goroutine.
+	readDeadline time.Time // as fasthttp set it
+	credit       int       // bytes read since the deadline was last moved
+	muted        bool      // the response was written by hand: what fasthttp writes is dropped
+
+	mu  sync.Mutex // guards what follows, between the connection's goroutine and the watch
+	up  *upstreamConn
+	why reason
+}
+
+// Read implements net.Conn. Progress extends the read deadline, so that a large body may take its time and a trickle
+// may not.
+func (c *clientConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if n > 0 {
+		if c.state.Load() == connIdle {
+			c.state.CompareAndSwap(connIdle, connReading)
+		}
+		if c.credit += n; c.credit >= bodyCredit && !c.readDeadline.IsZero() {
+			c.credit -= bodyCredit
+			c.readDeadline = c.readDeadline.Add(creditTime)
+			if derr := c.Conn.SetReadDeadline(c.readDeadline); derr != nil && err == nil {
+				err = derr
+			}
+		}
+	}
+	return n, err
+}
+
+// SetReadDeadline implements net.Conn.
+func (c *clientConn) SetReadDeadline(t time.Time) error {
+	c.readDeadline, c.credit = t, 0
+	return c.Conn.SetReadDeadline(t)
+}
+
+// Write implements net.Conn.
+func (c *clientConn) Write(b []byte) (int, error) {
+	if c.muted {
+		return len(b), nil
+	}
+	c.writing.Store(c.proxy.clock.Load() + 1)
+	n, err := c.Conn.Write(b)
+	c.writing.Store(0)
+	return n, err
+}
+
+// begin marks the start of a request.
+func (c *clientConn) begin() {
+	c.state.Store(connActive)
+	c.mu.Lock()
+	if c.why != forced {
+		c.why = undisturbed
+	}
+	c.mu.Unlock()
+}
+
+// attach gives the watch the backend connection to interrupt when the client leaves or the time is up. It reports why
+// the request is not to go on, if so.
+func (c *clientConn) attach(up *upstreamConn, wait time.Duration) reason {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.why != undisturbed && c.why != expired {
+		return c.why
+	}
+	c.why = undisturbed
+	c.up = up
+	c.arm(wait)
+	return undisturbed
+}
+
+// arm moves the deadline of the wait: it is not before wait from now, whatever the age of the coarse clock.
+func (c *clientConn) arm(wait time.Duration) {
+	c.deadline.Store(c.proxy.clock.Load() + int64(wait+c.proxy.cfg.Timeouts.Watch))
+}
+
+// detach takes the backend connection back and reports whether it was interrupted meanwhile, and why. After it the
+// watch does not touch the connection.
+func (c *clientConn) detach() reason {
+	c.deadline.Store(0)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.up = nil
+	return c.why
+}
+
+// resume clears an expiry that turned out to be none, so that the attached connection can be read on.
+func (c *clientConn) resume(wait time.Duration) reason {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.why != expired {
+		return c.why
+	}
+	c.why = undisturbed
+	c.arm(wait)
+	if err := c.up.raw.SetDeadline(time.Time{}); err != nil {
+		return departed
+	}
+	return undisturbed
+}
+
+// cause returns why the wait was interrupted.
+func (c *clientConn) cause() reason {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.why
+}
+
+// overdue reports whether the wait for the backend has passed its deadline.
+func (c *clientConn) overdue() bool {
+	deadline := c.deadline.Load()
+	return deadline != 0 && c.proxy.clock.Load() > deadline
+}
+
+// interrupt ends the wait for the backend. The first reason stands, except that an expiry gives way to the rest.
+func (c *clientConn) interrupt(why reason) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.why != undisturbed && c.why != expired {
+		return
+	}
+	if why == expired && (c.up == nil || c.why == expired || !c.overdue()) {
+		return // it has gone on since the watch looked
+	}
+	c.why = why
+	if c.up != nil {
+		c.up.interrupt()
+	}
+}
+
+// registry lists the open client connections, in no order. Guarded by Proxy.mu.
+type registry struct{ list []*clientConn }
+
+func (r *registry) add(c *clientConn) {
+	c.index = len(r.list)
+	r.list = append(r.list, c)
+}
+
+func (r *registry) remove(c *clientConn) {
+	last := len(r.list) - 1
+	r.list[c.index] = r.list[last]
+	r.list[c.index].index = c.index
+	r.list[last] = nil
+	r.list = r.list[:last]
+}

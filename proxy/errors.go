@@ -1,0 +1,214 @@
+package proxy
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"strconv"
+
+	"github.com/valyala/fasthttp"
+
+	"grapevine/proxy/policy"
+)
+
+// fault is an error of the proxy's own, as a client sees it.
+type fault struct {
+	status  int
+	code    string // stable, for programs
+	message string // for people; never holds bytes of the request but the model's name
+}
+
+// dialect is whose shape an error has.
+type dialect uint8
+
+const (
+	openAI    dialect = iota
+	responses         // OpenAI's, which names the type within the events of a stream
+	anthropic
+	either // before the path is known: one object that reads as both
+)
+
+func dialectOf(path []byte) dialect {
+	switch {
+	case bytes.HasPrefix(path, []byte("/v1/messages")):
+		return anthropic
+	case bytes.HasPrefix(path, []byte("/v1/responses")):
+		return responses
+	}
+	return openAI
+}
+
+// openAIType is OpenAI's error type of a status.
+func openAIType(status int) string {
+	switch {
+	case status == fasthttp.StatusTooManyRequests:
+		return "rate_limit_error"
+	case status == fasthttp.StatusNotFound:
+		return "not_found_error"
+	case status >= 500:
+		return "server_error"
+	}
+	return "invalid_request_error"
+}
+
+// anthropicType is Anthropic's error type of a status.
+func anthropicType(status int) string {
+	switch status {
+	case fasthttp.StatusNotFound:
+		return "not_found_error"
+	case fasthttp.StatusRequestEntityTooLarge:
+		return "request_too_large"
+	case fasthttp.StatusTooManyRequests:
+		return "rate_limit_error"
+	case fasthttp.StatusServiceUnavailable:
+		return "overloaded_error"
+	case fasthttp.StatusGatewayTimeout, fasthttp.StatusRequestTimeout:
+		return "timeout_error"
+	}
+	if status >= 500 {
+		return "api_error"
+	}
+	return "invalid_request_error"
+}
+
+// OpenAI's and Anthropic's envelopes. Param is never known here, but clients expect the member.
+type (
+	envelope struct {
+		Type  string `json:"type,omitempty"`
+		Error any    `json:"error"`
+	}
+	openAIError struct {
+		Message string  `json:"message"`
+		Type    string  `json:"type"`
+		Param   *string `json:"param"`
+		Code    string  `json:"code"`
+	}
+	anthropicError struct {
+		Type    string `json:"type"`
+		Message string `json:"message"`
+	}
+	responsesEvent struct {
+		Type     string      `json:"type"`
+		Code     string      `json:"code"`
+		Message  string      `json:"message"`
+		Param    *string     `json:"param"`
+		Sequence int         `json:"sequence_number"`
+		Error    openAIError `json:"error"`
+	}
+)
+
+// body returns the error as JSON.
+func (f fault) body(d dialect) []byte {
+	inner := openAIError{Message: f.message, Type: openAIType(f.status), Code: f.code}
+	switch d {
+	case anthropic:
+		return marshal(envelope{"error", anthropicError{anthropicType(f.status), f.message}})
+	case either:
+		inner.Type = anthropicType(f.status)
+		return marshal(envelope{"error", inner})
+	}
+	return marshal(envelope{"", inner})
+}
+
+// event returns the error as the last event of a stream.
+func (f fault) event(path []byte) []byte {
+	var head string
+	var data []byte
+	switch d := dialectOf(path); d {
+	case anthropic:
+		head, data = "event: error\ndata: ", f.body(d)
+	case responses:
+		head = "event: error\ndata: "
+		data = marshal(responsesEvent{Type: "error", Code: f.code, Message: f.message,
+			Error: openAIError{Message: f.message, Type: openAIType(f.status), Code: f.code}})
+	default:
+		head, data = "data: ", f.body(d)
+	}
+	return append(append([]byte(head), data...), "\n\n"...)
+}
+
+func marshal(v any) []byte {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic("proxy: error envelope: " + err.Error()) // strings and a nil pointer always marshal
+	}
+	return b
+}
+
+// refuse answers with an error of the proxy's own, in place of whatever the response held.
+func (e *exchange) refuse(f fault) {
+	e.ctx.Response.Reset()
+	h := &e.ctx.Response.Header
+	h.SetNoDefaultContentType(true)
+	h.SetContentType("application/json")
+	e.ctx.SetStatusCode(f.status)
+	e.ctx.Response.SetBodyRaw(f.body(dialectOf(e.path)))
+	e.decorate()
+	e.rec.Status = f.status
+}
+
+// refuseExhausted turns the failure of the last backend tried into the client's error.
+//
+// Clients retry on their own, twice by default. They are told not to where that would only repeat the harm: after a
+// timeout, which has cost minutes and still occupies engines, and when several engines broke off on this very request.
+func (e *exchange) refuseExhausted() {
+	last := &e.last
+	f := fault{fasthttp.StatusBadGateway, "upstream_unreachable", "no connection to a backend"}
+	again := true
+	switch last.failed {
+	case policy.Timeout:
+		f = fault{fasthttp.StatusGatewayTimeout, "upstream_timeout", "the backend did not answer in time"}
+		again = false
+	case policy.Reset:
+		f = fault{fasthttp.StatusBadGateway, "upstream_broken", "the backend closed the connection without an answer"}
+		again = last.dispatched < 2
+	case policy.Status5xx:
+		f = fault{last.status, "upstream_unavailable", "the backend answered " + strconv.Itoa(last.status)}
+	}
+	f.message += "; backends tried: " + strconv.Itoa(e.rec.Attempts)
+	wait := string(last.retryAfter)
+	e.refuse(f)
+	if !again {
+		e.ctx.Response.Header.Set(headerRetry, "false")
+	}
+	if f.status == fasthttp.StatusServiceUnavailable {
+		if wait == "" {
+			wait = "1"
+		}
+		e.ctx.Response.Header.Set("Retry-After", wait)
+	}
+}
+
+// retryAfter asks the client to wait before it tries again.
+func (e *exchange) retryAfter(seconds int) {
+	e.ctx.Response.Header.Set("Retry-After", strconv.Itoa(seconds))
+}
+
+// quoted returns a model's name for a message, cut to a reasonable length.
+func quoted(model []byte) string {
+	const longest = 200
+	if len(model) > longest {
+		return strconv.Quote(string(model[:longest]) + "...")
+	}
+	return strconv.Quote(string(model))
+}
+
+// refuseUnread answers a request that could not be read. fasthttp closes the connection after it.
+func refuseUnread(ctx *fasthttp.RequestCtx, err error) {
+	f := fault{fasthttp.StatusBadRequest, "bad_request", "the request is malformed"}
+	var small *fasthttp.ErrSmallBuffer
+	switch {
+	case errors.Is(err, fasthttp.ErrBodyTooLarge):
+		f = fault{fasthttp.StatusRequestEntityTooLarge, "body_too_large", "the request body is larger than this router accepts"}
+	case errors.As(err, &small):
+		f = fault{fasthttp.StatusRequestHeaderFieldsTooLarge, "headers_too_large", "the request headers are larger than this router accepts"}
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		f = fault{fasthttp.StatusRequestTimeout, "request_timeout", "the request did not arrive in time"}
+	}
+	ctx.Response.Reset()
+	ctx.Response.Header.SetNoDefaultContentType(true)
+	ctx.Response.Header.SetContentType("application/json")
+	ctx.SetStatusCode(f.status)
+	ctx.Response.SetBodyRaw(f.body(either))
+}

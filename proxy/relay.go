@@ -1,0 +1,262 @@
+package proxy
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"grapevine/proxy/engine"
+	"grapevine/proxy/policy"
+)
+
+const (
+	// maxPartial bounds an event that is held back because it has not arrived whole.
+	maxPartial = 64 << 10
+	// tailWindow is how much of the end of a long response is looked at for its usage.
+	tailWindow = 8 << 10
+)
+
+// relay is the body of a response that is passed on as it comes. fasthttp writes it after the handler has returned, on
+// the same goroutine, through WriteTo: for a chunked body each Write is one chunk and one flush. Close ends the exchange.
+type relay struct{ e *exchange }
+
+var _ fasthttp.BodyWriterTo = (*relay)(nil)
+
+// Read implements io.Reader. fasthttp uses WriteTo.
+func (r *relay) Read([]byte) (int, error) { return 0, errors.New("proxy: relay is written, not read") }
+
+// SupportsBodyWriteTo implements fasthttp.BodyWriterTo.
+func (r *relay) SupportsBodyWriteTo() bool { return true }
+
+// WriteTo implements io.WriterTo.
+func (r *relay) WriteTo(w io.Writer) (int64, error) { return r.e.pump(w) }
+
+// Close implements io.Closer.
+func (r *relay) Close() error {
+	r.e.finish()
+	return nil
+}
+
+// relayToClose passes a body of unknown length on to a client that does not know chunks: its end is the end of the
+// connection. fasthttp cannot do that, so the response is written here, and what fasthttp writes is dropped.
+func (e *exchange) relayToClose() {
+	e.relaying = false
+	h := &e.ctx.Response.Header
+	h.Del("Transfer-Encoding")
+	h.SetContentLength(lengthToClose)
+	if _, err := e.conn.Write(h.Header()); err == nil {
+		_, _ = e.pump(e.conn) // either way the connection is closed
+	}
+	e.conn.muted = true
+	e.ctx.Response.Reset()
+	e.ctx.SetConnectionClose()
+}
+
+// pump copies the response to w until it ends. An error aborts the client's connection, so that what was cut short does
+// not look whole.
+func (e *exchange) pump(w io.Writer) (int64, error) {
+	view := e.first
+	e.first = nil
+	for {
+		if len(view) > 0 {
+			if err := e.deliver(w, e.inspect(view)); err != nil {
+				return e.rec.ResponseBytes, err
+			}
+		}
+		var err error
+		e.conn.arm(e.gap())
+		view, err = e.response.next()
+		e.conn.deadline.Store(0)
+		switch {
+		case err == io.EOF:
+			return e.rec.ResponseBytes, e.complete(w)
+		case err != nil:
+			return e.rec.ResponseBytes, e.breakOff(w)
+		}
+	}
+}
+
+// gap is how long the backend may be silent: as long as its first byte is owed, that is the patience for it.
+func (e *exchange) gap() time.Duration {
+	if e.rec.ResponseBytes == 0 {
+		return e.patience()
+	}
+	return e.proxy.cfg.Timeouts.Idle
+}
+
+// deliver writes to the client.
+func (e *exchange) deliver(w io.Writer, p []byte) error {
+	if len(p) == 0 {
+		return nil
+	}
+	n, err := w.Write(p)
+	e.rec.ResponseBytes += int64(n)
+	if err != nil {
+		e.rec.Broken = true
+		e.end(policy.ClientGone)
+		return errAborted
+	}
+	return nil
+}
+
+// inspect learns from body bytes and returns those to deliver. Of an event stream only whole events are delivered: half
+// of one is of no use to the client, and a broken stream can then end with an error event that parses.
+func (e *exchange) inspect(view []byte) []byte {
+	if !e.sse {
+		e.noteFirst(false)
+		if e.learn {
+			e.keepTail(view)
+		}
+		return view
+	}
+	if view = e.wholeEvents(view); len(view) == 0 {
+		return nil
+	}
+	if !e.learn {
+		e.noteFirst(false)
+		return view
+	}
+	out, seen := e.learner.Feed(view)
+	if seen.FirstToken {
+		e.noteFirst(true)
+	}
+	return out
+}
+
+// noteFirst notes the time of the first token, or of the first byte of a response that has no tokens.
+func (e *exchange) noteFirst(token bool) {
+	if e.rec.TTFT == 0 {
+		e.rec.TTFT = time.Since(e.rec.Start)
+	}
+	if token {
+		e.guard.attempt.FirstToken(e.proxy.cfg.Picker.Now())
+	}
+}
+
+// wholeEvents returns the events that are complete with view and holds the rest back.
+func (e *exchange) wholeEvents(view []byte) []byte {
+	if len(e.partial) > 0 {
+		e.partial = append(e.partial, view...)
+		end := eventsEnd(e.partial)
+		if end == 0 && len(e.partial) <= maxPartial {
+			return nil
+		}
+		if end == 0 {
+			end = len(e.partial)
+		}
+		whole := e.partial[:end]
+		e.partial = e.partial[end:]
+		return whole
+	}
+	end := eventsEnd(view)
+	if len(view)-end > maxPartial {
+		end = len(view)
+	}
+	e.partial = append(e.partial[:0], view[end:]...)
+	return view[:end]
+}
+
+// eventsEnd returns how much of p is complete events, or complete comment lines, which are sent to keep connections
+// alive.
+func eventsEnd(p []byte) int {
+	if bytes.HasSuffix(p, []byte("\n\n")) || bytes.HasSuffix(p, []byte("\r\n\r\n")) {
+		return len(p)
+	}
+	end := max(bytes.LastIndex(p, []byte("\n\n"))+2, bytes.LastIndex(p, []byte("\r\n\r\n"))+4)
+	if end < 4 { // neither was found: -1+2, -1+4
+		end = 0
+	}
+	for end < len(p) && p[end] == ':' {
+		line := bytes.IndexByte(p[end:], '\n')
+		if line < 0 {
+			break
+		}
+		end += line + 1
+	}
+	return end
+}
+
+// keepTail keeps the last bytes of the response.
+func (e *exchange) keepTail(view []byte) {
+	e.tail = append(e.tail, view...)
+	if extra := len(e.tail) - tailWindow; extra > tailWindow {
+		e.tail = e.tail[:copy(e.tail, e.tail[extra:])]
+	}
+}
+
+// complete ends a response that arrived whole.
+func (e *exchange) complete(w io.Writer) error {
+	rest := e.partial
+	if e.sse && e.learn {
+		if len(rest) > 0 {
+			rest, _ = e.learner.Feed(rest)
+		}
+		if err := e.deliver(w, rest); err != nil {
+			return err
+		}
+		rest = e.learner.Flush()
+		if u, ok := e.learner.Usage(); ok {
+			e.usage = u
+		}
+	} else if e.learn {
+		// A tail that was cut may begin with a bracket that does not open the body.
+		tail := e.tail
+		if e.rec.ResponseBytes > int64(len(tail)) {
+			tail = bytes.TrimLeft(tail, "[ \t\r\n")
+		}
+		if u, ok := engine.ParseUsage(tail); ok {
+			e.usage = u
+		}
+	}
+	if err := e.deliver(w, rest); err != nil {
+		return err
+	}
+	e.release(e.up, e.keep)
+	e.up = nil
+	e.end(outcome(e.rec.Status))
+	return nil
+}
+
+// breakOff ends a response that broke after its head was passed on: nothing can be taken back, and nobody else can go
+// on. An event stream is closed with an error event, which clients raise as an exception; anything else is cut off, which
+// they notice by its length.
+func (e *exchange) breakOff(w io.Writer) error {
+	e.rec.Broken = true
+	why := e.conn.cause()
+	f := fault{fasthttp.StatusBadGateway, "upstream_broken", "the backend broke off its response"}
+	switch why {
+	case departed, stalled:
+		e.end(policy.ClientGone)
+		return errAborted
+	case forced:
+		f = fault{fasthttp.StatusServiceUnavailable, "shutting_down", "the router is shutting down"}
+		e.end(policy.ClientGone)
+	case expired:
+		f = fault{fasthttp.StatusGatewayTimeout, "upstream_timeout", "the backend stopped sending its response"}
+		e.end(policy.Timeout)
+	default:
+		e.end(policy.Reset)
+	}
+	e.proxy.cfg.Log.Warn().Str("backend", e.rec.Backend).Bytes("id", e.rec.ID).Str("class", f.code).Msg("response broke off")
+	if !e.sse {
+		return errAborted
+	}
+	if e.learn { // tokens counted so far may still be told
+		if u, ok := e.learner.Usage(); ok {
+			e.usage = u
+		}
+	}
+	event := append(e.learner.Flush(), f.event(e.path)...)
+	if err := e.deliver(w, event); err != nil {
+		return err
+	}
+	if e.ctx.Request.Header.IsHTTP11() && e.response.length < 0 {
+		// The end of the chunks, so that no client drops the event over a missing one; by hand, since fasthttp writes it
+		// only when it goes on with the connection.
+		_, _ = e.conn.Write([]byte("0\r\n\r\n"))
+	}
+	return errAborted
+}

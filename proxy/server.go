@@ -1,0 +1,209 @@
+package proxy
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/pires/go-proxyproto"
+	"github.com/valyala/fasthttp"
+)
+
+// serverBuffer is the size of a client connection's write buffer.
+const serverBuffer = 16 << 10
+
+// clientKeepAlive is below the 350 s after which AWS's balancer forgets a silent flow, so that a prefill of any length
+// keeps its connection, without a byte added to the response.
+const clientKeepAlive = 60 * time.Second
+
+func (p *Proxy) newServer() *fasthttp.Server {
+	return &fasthttp.Server{
+		Handler:                      p.handle,
+		ErrorHandler:                 refuseUnread,
+		ConnState:                    p.connState,
+		Logger:                       silentLogger{},
+		ReadBufferSize:               p.cfg.MaxHeader,
+		WriteBufferSize:              serverBuffer,
+		ReadTimeout:                  p.cfg.Timeouts.Read,
+		IdleTimeout:                  p.cfg.Timeouts.KeepAlive,
+		MaxRequestBodySize:           p.cfg.MaxBody,
+		Concurrency:                  p.cfg.MaxConns,
+		NoDefaultServerHeader:        true,
+		NoDefaultContentType:         true,
+		SecureErrorLogMessage:        true,
+		DisablePreParseMultipartForm: true,
+	}
+}
+
+// silentLogger drops what fasthttp would log: its texts quote header bytes, keys among them. What there is to know of a
+// failed connection is logged by logBroken.
+type silentLogger struct{}
+
+func (silentLogger) Printf(string, ...any) {}
+
+// Serve accepts connections from ln until Shutdown or until ln fails for good, and closes ln. It returns nil after
+// Shutdown. It may be called for several listeners.
+//
+// The accept loop and the goroutine per connection are the proxy's own, not fasthttp's: its loop ends when the process
+// is out of file descriptors, and its worker pool outlives the server.
+func (p *Proxy) Serve(ln net.Listener) error {
+	if !p.open(ln) {
+		ln.Close()
+		return ErrClosed
+	}
+	defer p.served.Done()
+	var pause time.Duration
+	for {
+		c, err := ln.Accept()
+		if err == nil {
+			pause = 0
+			p.accept(c)
+			continue
+		}
+		if p.forget(ln) {
+			return nil
+		}
+		if !temporary(err) {
+			ln.Close()
+			return fmt.Errorf("accept: %w", err)
+		}
+		pause = min(max(2*pause, 5*time.Millisecond), time.Second)
+		p.cfg.Log.Warn().Err(err).Dur("pause", pause).Msg("cannot accept connections")
+		time.Sleep(pause)
+	}
+}
+
+// open registers a listener, and starts the watch with the first.
+func (p *Proxy) open(ln net.Listener) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return false
+	}
+	p.listeners[ln] = struct{}{}
+	p.served.Add(1)
+	if p.watchDone == nil {
+		p.watchDone = make(chan struct{})
+		go p.watch(p.watchDone)
+	}
+	return true
+}
+
+// forget removes a listener that failed to accept and reports whether that is because of Shutdown.
+func (p *Proxy) forget(ln net.Listener) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, ok := p.listeners[ln]; !ok {
+		return true // closeListeners took it
+	}
+	return false
+}
+
+// temporary reports whether accepting may work again by itself.
+func temporary(err error) bool {
+	for _, e := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED, syscall.ECONNRESET, syscall.EINTR} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return errors.Is(err, os.ErrDeadlineExceeded)
+}
+
+func (p *Proxy) accept(raw net.Conn) {
+	c := &clientConn{Conn: raw, proxy: p, raw: raw, probe: newProbe(raw)}
+	p.mu.Lock()
+	if p.closed || len(p.conns.list) >= p.cfg.MaxConns {
+		p.mu.Unlock()
+		raw.Close()
+		return
+	}
+	p.conns.add(c)
+	p.served.Add(1)
+	p.mu.Unlock()
+	go p.serveConn(c)
+}
+
+// serveConn owns a client connection from accept to close.
+func (p *Proxy) serveConn(c *clientConn) {
+	defer p.served.Done()
+	err := p.establish(c)
+	if err == nil {
+		err = p.server.ServeConn(c) // closes c
+	}
+	c.raw.Close()
+	p.mu.Lock()
+	p.conns.remove(c)
+	p.mu.Unlock()
+	if err != nil {
+		p.logBroken(c, err)
+	}
+}
+
+// establish does what comes before HTTP: socket options, the PROXY header, the TLS handshake; the latter two within the
+// time for reading a request.
+func (p *Proxy) establish(c *clientConn) error {
+	if tc, ok := c.raw.(*net.TCPConn); ok {
+		cfg := net.KeepAliveConfig{Enable: true, Idle: clientKeepAlive, Interval: 15 * time.Second, Count: 4}
+		if err := tc.SetKeepAliveConfig(cfg); err != nil {
+			return err
+		}
+	}
+	if p.cfg.ProxyProtocol {
+		conn := proxyproto.NewConn(c.Conn, proxyproto.WithPolicy(proxyproto.REQUIRE), proxyproto.SetReadHeaderTimeout(p.cfg.Timeouts.Read))
+		if conn.ProxyHeader() == nil {
+			return errNoProxyHeader
+		}
+		c.Conn = conn
+	}
+	if p.cfg.TLS != nil {
+		conn := tls.Server(c.Conn, p.cfg.TLS)
+		ctx, cancel := context.WithTimeout(context.Background(), p.cfg.Timeouts.Read)
+		defer cancel()
+		if err := conn.HandshakeContext(ctx); err != nil {
+			return errHandshake
+		}
+		c.Conn = conn
+	}
+	host, _, err := net.SplitHostPort(c.Conn.RemoteAddr().String())
+	if err == nil {
+		c.forwarded = []byte(host)
+	}
+	return nil
+}
+
+var (
+	errNoProxyHeader = errors.New("no valid PROXY header")
+	errHandshake     = errors.New("tls handshake failed")
+)
+
+// connState hears from fasthttp when a response is on the wire.
+func (p *Proxy) connState(c net.Conn, s fasthttp.ConnState) {
+	if s == fasthttp.StateIdle {
+		c.(*clientConn).state.CompareAndSwap(connActive, connIdle)
+	}
+}
+
+// logBroken logs the class of a connection's error. Never its text: fasthttp quotes the bytes it could not parse.
+func (p *Proxy) logBroken(c *clientConn, err error) {
+	class := "malformed"
+	var opErr *net.OpError
+	switch {
+	case errors.Is(err, errNoProxyHeader) || errors.Is(err, errHandshake):
+		class = err.Error()
+	case errors.Is(err, errAborted):
+		return // logged where it was aborted
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		class = "timeout"
+	case errors.As(err, &opErr) || errors.Is(err, net.ErrClosed):
+		class = "closed"
+	case strings.Contains(err.Error(), "EOF"): // fasthttp wraps some without %w
+		class = "closed"
+	}
+	p.cfg.Log.Debug().Str("peer", c.raw.RemoteAddr().String()).Str("class", class).Msg("connection ended early")
+}
