@@ -210,29 +210,15 @@ func (r *Router) Pick(q *Request, now prefixtree.Time, att *Attempt) error {
 		}
 		return ErrAttemptInUse
 	}
-	t := r.table.Load()
-	strategy := t.rules.strategy(q)
-	if q.Strategy != "" {
-		if strategy = r.strategies[q.Strategy]; strategy == nil {
-			return fmt.Errorf("%w: %q: use one of %v", ErrUnknownStrategy, q.Strategy, r.Strategies())
-		}
-	}
-	p := t.pool(q.Model)
-	if p == nil {
-		return ErrUnknownModel
-	}
 	s := r.scenes.Get().(*Scene)
 	defer r.putScene(s)
-	model := r.models.of(q.Model)
-	lastResort := r.stage(s, q, p, now)
-	if len(s.Candidates) == 0 {
-		return ErrNoBackend
+	s.peek = false
+	chosen, err := r.decide(s, q, now, &att.decision)
+	if err != nil {
+		return err
 	}
-	r.match(s, model)
-	chosen, rung := r.choose(s, strategy)
 	c := &s.Candidates[chosen]
-	att.decision.fill(s, chosen, rung, strategy, lastResort)
-	att.router, att.slot, att.model = r, c.slot, model
+	att.router, att.slot, att.model = r, c.slot, s.model
 	att.hashes, att.bytes = q.Hashes, s.promptBytes(r.cfg.BlockBytes)
 	att.charged = int64(att.decision.UncachedTokens)
 	att.resident = int64(s.PromptTokens + q.OutputHint)
@@ -243,8 +229,42 @@ func (r *Router) Pick(q *Request, now prefixtree.Time, att *Attempt) error {
 	att.at.picked = now
 	att.stage = picked
 	c.slot.charge(att, now)
-	r.rungs[rung].Add(1)
+	r.rungs[att.decision.Rung].Add(1)
 	return nil
+}
+
+// Explain fills d with the decision Pick would make now, and changes nothing: no charge, placement, turn or count. Errors
+// as Pick. d shares nothing with the router.
+func (r *Router) Explain(q *Request, now prefixtree.Time, d *Decision) error {
+	s := r.scenes.Get().(*Scene)
+	defer r.putScene(s)
+	s.peek = true
+	_, err := r.decide(s, q, now, d)
+	return err
+}
+
+// decide sets the scene, runs the strategy and writes the receipt. It returns the chosen candidate.
+func (r *Router) decide(s *Scene, q *Request, now prefixtree.Time, d *Decision) (int, error) {
+	t := r.table.Load()
+	strategy := t.rules.strategy(q)
+	if q.Strategy != "" {
+		if strategy = r.strategies[q.Strategy]; strategy == nil {
+			return 0, fmt.Errorf("%w: %q: use one of %v", ErrUnknownStrategy, q.Strategy, r.Strategies())
+		}
+	}
+	p := t.pool(q.Model)
+	if p == nil {
+		return 0, ErrUnknownModel
+	}
+	s.model = r.models.of(q.Model) // after the pool: names that nobody serves must not fill the table
+	lastResort := r.stage(s, q, p, now)
+	if len(s.Candidates) == 0 {
+		return 0, ErrNoBackend
+	}
+	r.match(s)
+	chosen, rung := r.choose(s, strategy)
+	d.fill(s, chosen, rung, strategy, lastResort)
+	return chosen, nil
 }
 
 // choose runs the strategy, again if the backend it took was half-open and another request has just become its trial.
@@ -252,7 +272,7 @@ func (r *Router) choose(s *Scene, strategy *named) (int, Rung) {
 	for {
 		i, rung := strategy.Choose(s)
 		c := &s.Candidates[i]
-		if !c.half || c.slot.trial.CompareAndSwap(false, true) {
+		if !c.half || s.peek || c.slot.trial.CompareAndSwap(false, true) {
 			return i, rung
 		}
 		if len(s.Candidates) == 1 {
@@ -264,7 +284,7 @@ func (r *Router) choose(s *Scene, strategy *named) (int, Rung) {
 }
 
 func (r *Router) putScene(s *Scene) {
-	s.Request, s.pool = nil, nil
+	s.Request, s.pool, s.model = nil, nil, nil
 	r.scenes.Put(s)
 }
 

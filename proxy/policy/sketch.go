@@ -53,24 +53,44 @@ func (s *sketch) resize(backends int) {
 	s.limit = min(max(8*backends, s.limit), sketchMax)
 }
 
-// branch counts the request and returns its branch key: the first anchor whose share of recent traffic is at most share,
-// or the deepest one looked at. hashes must not be empty.
-func (s *sketch) branch(hashes []prefixtree.Hash, share float64, now prefixtree.Time) prefixtree.Hash {
+// branch returns the request's branch key, which is the first anchor whose share of recent traffic is at most share, or
+// the deepest one looked at, and the number of blocks before it that are common property. It counts the request unless
+// it is only asked about (peek). hashes must not be empty.
+func (s *sketch) branch(hashes []prefixtree.Hash, share float64, now prefixtree.Time, peek bool) (key prefixtree.Hash, common int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w := s.weight(now)
 	threshold := max(share*s.total, sketchSupport*w)
-	s.total += w
+	if !peek {
+		s.total += w
+	}
 	last := min(len(hashes), sketchDepth) - 1
 	for i := 0; ; {
-		if s.count(hashes[i], w) <= threshold || i == last {
-			return hashes[i]
+		var before float64
+		if peek {
+			before = s.estimate(hashes[i])
+		} else {
+			before = s.count(hashes[i], w)
+		}
+		if before <= threshold {
+			return hashes[i], common
+		}
+		common = i + 1
+		if i == last {
+			return hashes[i], common
 		}
 		if i++; i >= sketchDense {
-			i = min((i+sketchStride-1)/sketchStride*sketchStride+sketchStride-1, last)
+			i += (sketchStride - 1 - i%sketchStride)
 		}
 		i = min(i, last)
 	}
+}
+
+func (s *sketch) estimate(h prefixtree.Hash) float64 {
+	if at, ok := s.index[h]; ok {
+		return s.heap[at].count
+	}
+	return 0
 }
 
 // weight returns what a sighting now counts, rescaling everything when the numbers grow large.

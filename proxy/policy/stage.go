@@ -129,8 +129,12 @@ func (t *table) newPool(positions []int32, turn *atomic.Uint64) *pool {
 func (r *Router) stage(s *Scene, q *Request, p *pool, now prefixtree.Time) (lastResort bool) {
 	s.Request, s.pool, s.Now, s.weighted = q, p, now, p.weighted
 	s.Nodes, s.Staleness = int(r.nodes.Load()), r.staleness.Load()
-	s.rand = mix(r.cfg.Seed) + mix(r.seq.Add(1))
-	s.Branch = 0
+	if s.peek {
+		s.rand = mix(r.cfg.Seed) + mix(r.seq.Load()+1)
+	} else {
+		s.rand = mix(r.cfg.Seed) + mix(r.seq.Add(1))
+	}
+	s.Branch, s.CommonTokens = 0, 0
 	if cap(s.where) < len(p.entries) {
 		s.where = make([]int32, len(p.entries))
 		s.Candidates = make([]Candidate, 0, len(p.entries))
@@ -195,9 +199,9 @@ func excluded(list []prefixtree.Backend, b prefixtree.Backend) bool {
 }
 
 // match adds what the tree believes of every candidate, and the branch key.
-func (r *Router) match(s *Scene, model *modelStat) {
+func (r *Router) match(s *Scene) {
 	q := s.Request
-	perToken := model.bytesPerToken()
+	perToken := s.model.bytesPerToken()
 	s.TokensPerBlock = float64(r.cfg.BlockBytes) / perToken
 	s.PromptTokens = max(int(float64(s.promptBytes(r.cfg.BlockBytes))/perToken+0.5), 1)
 	n := float64(s.PromptTokens)
@@ -207,7 +211,9 @@ func (r *Router) match(s *Scene, model *modelStat) {
 	if len(q.Hashes) == 0 {
 		return
 	}
-	s.Branch = r.sketch.branch(q.Hashes, 1/(2*float64(max(len(s.pool.entries), 1))), s.Now)
+	var common int
+	s.Branch, common = r.sketch.branch(q.Hashes, 1/(2*float64(max(len(s.pool.entries), 1))), s.Now, s.peek)
+	s.CommonTokens = min(float64(common)*s.TokensPerBlock, n)
 	r.tree.Match(&s.matches, q.Hashes, s.Now)
 	for _, h := range s.matches.Holders() {
 		if int(h.Backend) >= len(s.pool.byID) {

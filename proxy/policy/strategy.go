@@ -2,6 +2,7 @@ package policy
 
 import (
 	"math"
+	"slices"
 
 	"grapevine/prefixtree"
 )
@@ -16,6 +17,9 @@ const (
 	Random       = "random"
 	Weighted     = "weighted"
 )
+
+// Strategies returns the names of the built-in strategies, the default first.
+func Strategies() []string { return slices.Clone(builtin) }
 
 var builtin = []string{Prefix, PrefixHash, LeastRequest, Session, RoundRobin, Random, Weighted}
 
@@ -100,14 +104,17 @@ type Scene struct {
 	PromptTokens   int         // estimated; at least 1
 	TokensPerBlock float64
 	Branch         prefixtree.Hash // branch key; 0 without hashes
+	CommonTokens   float64         // leading tokens of the prompt that are common property of the fleet, at most PromptTokens
 	Nodes          int             // routers in the fleet, at least 1
 	Staleness      int64           // milliseconds by which what other nodes did is known late
 
 	matches  prefixtree.Matches
 	where    []int32 // pool entry -> candidate index, -1 for none
 	pool     *pool
+	model    *modelStat
 	weighted bool // candidates differ in weight
 	rand     uint64
+	peek     bool // Explain: nothing may change
 }
 
 // Rand returns the next number of this decision's own deterministic sequence.
@@ -117,7 +124,12 @@ func (s *Scene) Rand() uint64 {
 }
 
 // Turn returns the next turn of the model's rotation.
-func (s *Scene) Turn() uint64 { return s.pool.turn.Add(1) - 1 }
+func (s *Scene) Turn() uint64 {
+	if s.peek {
+		return s.pool.turn.Load()
+	}
+	return s.pool.turn.Add(1) - 1
+}
 
 // Rendezvous returns candidate i's rank for key; the highest comes first. All nodes agree on it.
 func (s *Scene) Rendezvous(key uint64, i int) float64 {
