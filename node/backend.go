@@ -183,3 +183,9 @@ func (b *Backend) address() (addr, host, base string, tls bool) {
 	}
 	return h + ":" + port, u.Host, u.Path, tls
 }
+
+// hostname cuts the port off a Host header.
+func hostname(host string) string {
+	u := url.URL{Host: host}
+	return u.Hostname()
+}

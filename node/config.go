@@ -18,6 +18,8 @@ type Config struct {
 	// Log receives everything the node says. It is not a setting of its own:
 	// whoever builds the node decides where its log goes (see NewLogger).
 	Log zerolog.Logger `yaml:"-" kong:"-"`
+	// Version is what /status and grapevine_build_info say; nor is it a setting.
+	Version string `yaml:"-" kong:"-"`
 
 	Listen        string `yaml:"listen" name:"listen" env:"GRAPEVINE_LISTEN" default:":8080" placeholder:"ADDR" group:"serving" help:"Address clients connect to."`
 	Admin         string `yaml:"admin" name:"admin" env:"GRAPEVINE_ADMIN" default:"127.0.0.1:8081" placeholder:"ADDR" group:"serving" help:"Address of the admin API (health, metrics, receipts). It has no authentication: keep it on loopback or a management network."`
@@ -34,7 +36,7 @@ type Config struct {
 	WorkWeight float64            `yaml:"work_weight" name:"work-weight" env:"GRAPEVINE_WORK_WEIGHT" default:"4" placeholder:"W" group:"routing" help:"What a prompt token to be computed costs against one already queued. 1 ignores that a second copy of a prefix evicts another one."`
 	Epsilon    float64            `yaml:"epsilon" name:"epsilon" env:"GRAPEVINE_EPSILON" default:"0.25" placeholder:"E" group:"routing" help:"Slack of the bounded-load test: a backend is a hash candidate while its queue is at most (1+E) times the mean."`
 	Weights    map[string]float64 `yaml:"weights" name:"weight" env:"GRAPEVINE_WEIGHTS" mapsep:"," placeholder:"SCORER=W" group:"routing" help:"Scorers of the weighted strategy."`
-	HashBlocks int                `yaml:"hash_blocks" name:"hash-blocks" env:"GRAPEVINE_HASH_BLOCKS" default:"4" placeholder:"N" group:"routing" help:"Leading blocks that the prefix-hash strategy hashes."`
+	HashBlocks int                `yaml:"hash_blocks" name:"hash-blocks" env:"GRAPEVINE_HASH_BLOCKS" default:"16" placeholder:"N" group:"routing" help:"Leading blocks that the prefix-hash strategy hashes: about 2k tokens."`
 	BlockBytes int                `yaml:"block_bytes" name:"block-bytes" env:"GRAPEVINE_BLOCK_BYTES" default:"512" placeholder:"BYTES" group:"routing" help:"Prompt bytes per block. Must be equal on every node of a fleet."`
 	Secret     string             `yaml:"secret" name:"secret" env:"GRAPEVINE_SECRET" placeholder:"TEXT" group:"routing" help:"Key of the prompt hashes, at least 16 bytes, equal on every node of a fleet. Random if neither it nor --secret-file is given. Prefer --secret-file: a flag is visible in the process list."`
 	SecretFile string             `yaml:"secret_file" name:"secret-file" env:"GRAPEVINE_SECRET_FILE" placeholder:"FILE" group:"routing" help:"File that holds the secret."`
@@ -42,18 +44,23 @@ type Config struct {
 	Horizon    time.Duration      `yaml:"horizon" name:"horizon" env:"GRAPEVINE_HORIZON" default:"10m" placeholder:"DURATION" group:"routing" help:"Age at which an untouched prefix is first believed evicted; learned per engine from then on."`
 
 	MaxBody        Bytes `yaml:"max_body" name:"max-body" env:"GRAPEVINE_MAX_BODY" default:"64MiB" placeholder:"BYTES" group:"limits" help:"Largest request body; more is answered 413."`
-	MaxHeader      Bytes `yaml:"max_header" name:"max-header" env:"GRAPEVINE_MAX_HEADER" default:"64KiB" placeholder:"BYTES" group:"limits" help:"Largest request header block; more is answered 431."`
-	MaxConnections int   `yaml:"max_connections" name:"max-connections" env:"GRAPEVINE_MAX_CONNECTIONS" default:"65536" placeholder:"N" group:"limits" help:"Client connections at once."`
+	MaxHeader      Bytes `yaml:"max_header" name:"max-header" env:"GRAPEVINE_MAX_HEADER" default:"16KiB" placeholder:"BYTES" group:"limits" help:"Largest request head; more is answered 431. At least 16KiB; every connection keeps a buffer of this size."`
+	MaxConnections int   `yaml:"max_connections" name:"max-connections" env:"GRAPEVINE_MAX_CONNECTIONS" default:"262144" placeholder:"N" group:"limits" help:"Client connections at once."`
+	MaxIdle        int   `yaml:"max_idle" name:"max-idle" env:"GRAPEVINE_MAX_IDLE" default:"512" placeholder:"N" group:"limits" help:"Idle connections kept to one engine."`
 	MaxAttempts    int   `yaml:"max_attempts" name:"max-attempts" env:"GRAPEVINE_MAX_ATTEMPTS" default:"3" placeholder:"N" group:"limits" help:"Engines tried for one request before its first byte has gone to the client."`
 
-	ConnectTimeout   time.Duration `yaml:"connect_timeout" name:"connect-timeout" env:"GRAPEVINE_CONNECT_TIMEOUT" default:"2s" placeholder:"DURATION" group:"timeouts" help:"To open a connection to an engine."`
-	FirstByteTimeout time.Duration `yaml:"first_byte_timeout" name:"first-byte-timeout" env:"GRAPEVINE_FIRST_BYTE_TIMEOUT" default:"10m" placeholder:"DURATION" group:"timeouts" help:"From the end of the request to the first byte of the engine's answer: queueing and prefill, and for an answer that is not streamed the whole generation."`
-	IdleTimeout      time.Duration `yaml:"idle_timeout" name:"idle-timeout" env:"GRAPEVINE_IDLE_TIMEOUT" default:"5m" placeholder:"DURATION" group:"timeouts" help:"Longest silence inside an answer that has begun. A stream that keeps talking is never cut."`
-	ReadTimeout      time.Duration `yaml:"read_timeout" name:"read-timeout" env:"GRAPEVINE_READ_TIMEOUT" default:"60s" placeholder:"DURATION" group:"timeouts" help:"To receive a whole request from a client."`
-	KeepAlive        time.Duration `yaml:"keep_alive" name:"keep-alive" env:"GRAPEVINE_KEEP_ALIVE" default:"120s" placeholder:"DURATION" group:"timeouts" help:"How long an idle client connection is kept."`
-	UpstreamIdle     time.Duration `yaml:"upstream_idle" name:"upstream-idle" env:"GRAPEVINE_UPSTREAM_IDLE" default:"4s" placeholder:"DURATION" group:"timeouts" help:"How long an idle connection to an engine is kept: below the engine's own limit (vLLM: 5 s)."`
-	DrainGrace       time.Duration `yaml:"drain_grace" name:"drain-grace" env:"GRAPEVINE_DRAIN_GRACE" default:"5s" placeholder:"DURATION" group:"timeouts" help:"After SIGTERM: how long /readyz answers 503 while requests are still accepted, so that the balancer can notice. SIGINT skips it."`
-	DrainTimeout     time.Duration `yaml:"drain_timeout" name:"drain-timeout" env:"GRAPEVINE_DRAIN_TIMEOUT" default:"5m" placeholder:"DURATION" group:"timeouts" help:"How long running requests may then take to finish before they are cut."`
+	ReadTimeout            time.Duration `yaml:"read_timeout" name:"read-timeout" env:"GRAPEVINE_READ_TIMEOUT" default:"30s" placeholder:"DURATION" group:"timeouts" help:"For a request to arrive: its head and the first 256 KiB of its body; each further 256 KiB buys another 16 s."`
+	KeepAlive              time.Duration `yaml:"keep_alive" name:"keep-alive" env:"GRAPEVINE_KEEP_ALIVE" default:"6m" placeholder:"DURATION" group:"timeouts" help:"How long an idle client connection is kept: above the balancer's own limit (NLB: 350 s), so that it is never this side that closes under a request."`
+	ConnectTimeout         time.Duration `yaml:"connect_timeout" name:"connect-timeout" env:"GRAPEVINE_CONNECT_TIMEOUT" default:"2s" placeholder:"DURATION" group:"timeouts" help:"To open a connection to an engine, TLS included."`
+	FirstByteTimeout       time.Duration `yaml:"first_byte_timeout" name:"first-byte-timeout" env:"GRAPEVINE_FIRST_BYTE_TIMEOUT" default:"10m" placeholder:"DURATION" group:"timeouts" help:"For the answer to a request that is not streamed to begin: queueing, prefill and the whole generation."`
+	StreamFirstByteTimeout time.Duration `yaml:"stream_first_byte_timeout" name:"stream-first-byte-timeout" env:"GRAPEVINE_STREAM_FIRST_BYTE_TIMEOUT" default:"5m" placeholder:"DURATION" group:"timeouts" help:"For a stream to begin: queueing and prefill."`
+	IdleTimeout            time.Duration `yaml:"idle_timeout" name:"idle-timeout" env:"GRAPEVINE_IDLE_TIMEOUT" default:"2m" placeholder:"DURATION" group:"timeouts" help:"Longest silence inside an answer that has begun. A stream that keeps talking is never cut."`
+	HeaderHold             time.Duration `yaml:"header_hold" name:"header-hold" env:"GRAPEVINE_HEADER_HOLD" default:"15s" placeholder:"DURATION" group:"timeouts" help:"How long the head of a stream waits for its first body byte: until the client has seen a byte, another engine can still take over. 0 passes it on at once."`
+	WriteTimeout           time.Duration `yaml:"write_timeout" name:"write-timeout" env:"GRAPEVINE_WRITE_TIMEOUT" default:"1m" placeholder:"DURATION" group:"timeouts" help:"For one write to a client that does not read."`
+	UpstreamIdle           time.Duration `yaml:"upstream_idle" name:"upstream-idle" env:"GRAPEVINE_UPSTREAM_IDLE" default:"4s" placeholder:"DURATION" group:"timeouts" help:"How long an idle connection to an engine is kept: below the engine's own limit (vLLM: 5 s)."`
+	DrainGrace             time.Duration `yaml:"drain_grace" name:"drain-grace" env:"GRAPEVINE_DRAIN_GRACE" default:"5s" placeholder:"DURATION" group:"timeouts" help:"After SIGTERM: how long /readyz answers 503 while everything else goes on, so that the balancer can notice. SIGINT skips it."`
+	DrainClose             time.Duration `yaml:"drain_close" name:"drain-close" env:"GRAPEVINE_DRAIN_CLOSE" default:"1s" placeholder:"DURATION" group:"timeouts" help:"How long answers then carry Connection: close before new connections are refused."`
+	DrainTimeout           time.Duration `yaml:"drain_timeout" name:"drain-timeout" env:"GRAPEVINE_DRAIN_TIMEOUT" default:"5m" placeholder:"DURATION" group:"timeouts" help:"How long running requests may then take to end before they are cut."`
 
 	LogLevel  string `yaml:"log_level" name:"log-level" env:"GRAPEVINE_LOG_LEVEL" default:"info" placeholder:"LEVEL" group:"watching" help:"debug, info, warn or error."`
 	LogFormat string `yaml:"log_format" name:"log-format" env:"GRAPEVINE_LOG_FORMAT" default:"auto" placeholder:"FORMAT" group:"watching" help:"json, console, or auto: console on a terminal, else json."`

@@ -6,6 +6,8 @@ import (
 	"os"
 	"strings"
 	"time"
+
+	"grapevine/proxy"
 )
 
 // minSecret is the shortest hash key taken from a configuration: 128 bits if
@@ -91,7 +93,7 @@ func (c *Config) checkRouting(bad complain) {
 		bad("epsilon", "0.25 is the default", "%v is negative", c.Epsilon)
 	}
 	if c.HashBlocks <= 0 {
-		bad("hash_blocks", "4 is the default", "%d is not positive", c.HashBlocks)
+		bad("hash_blocks", "16 is the default", "%d is not positive", c.HashBlocks)
 	}
 	if c.BlockBytes < 64 || c.BlockBytes > 1<<16 {
 		bad("block_bytes", "512 is the default", "%d is not between 64 and 65536", c.BlockBytes)
@@ -115,7 +117,9 @@ func (c *Config) checkAmounts(bad complain) {
 		value time.Duration
 		least time.Duration
 	}{
-		{"models_interval", c.ModelsInterval, 0}, {"drain_grace", c.DrainGrace, 0}, {"drain_timeout", c.DrainTimeout, 0},
+		{"models_interval", c.ModelsInterval, 0}, {"drain_grace", c.DrainGrace, 0}, {"drain_close", c.DrainClose, 0},
+		{"drain_timeout", c.DrainTimeout, 0}, {"header_hold", c.HeaderHold, 0}, {"write_timeout", c.WriteTimeout, 1},
+		{"stream_first_byte_timeout", c.StreamFirstByteTimeout, 1},
 		{"connect_timeout", c.ConnectTimeout, 1}, {"first_byte_timeout", c.FirstByteTimeout, 1}, {"idle_timeout", c.IdleTimeout, 1},
 		{"read_timeout", c.ReadTimeout, 1}, {"keep_alive", c.KeepAlive, 1}, {"upstream_idle", c.UpstreamIdle, 1}, {"horizon", c.Horizon, 1},
 	} {
@@ -128,13 +132,22 @@ func (c *Config) checkAmounts(bad complain) {
 		value int64
 	}{
 		{"max_body", int64(c.MaxBody)}, {"max_header", int64(c.MaxHeader)}, {"max_connections", int64(c.MaxConnections)},
-		{"max_attempts", int64(c.MaxAttempts)}, {"tree_budget", int64(c.TreeBudget)},
+		{"max_attempts", int64(c.MaxAttempts)}, {"max_idle", int64(c.MaxIdle)}, {"tree_budget", int64(c.TreeBudget)},
 	} {
 		if n.value <= 0 {
 			bad(n.key, "write 1 or more", "%d is not positive", n.value)
 		}
 	}
+	if c.MaxHeader > 0 && c.MaxHeader < proxy.DefaultMaxHeader {
+		bad("max_header", "16KiB is the default", "%s is below 16KiB, which agents' headers need", c.MaxHeader)
+	}
+	if c.MaxBody > maxBodyLimit {
+		bad("max_body", "1GiB is the most", "%s is too large: a body is held in memory", c.MaxBody)
+	}
 }
+
+// maxBodyLimit keeps one request from asking for the machine's memory.
+const maxBodyLimit = 1 << 30
 
 // secret returns the hash key: what the configuration says, else nil.
 func (c *Config) secret() ([]byte, error) {

@@ -1,0 +1,188 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"runtime"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"grapevine/prefixtree"
+	"grapevine/proxy/policy"
+)
+
+// adminReadTimeout bounds how long an admin request may take to arrive.
+const adminReadTimeout = 30 * time.Second
+
+// Status is the answer of /status: one node at one moment.
+type Status struct {
+	Node        string            `json:"node"`
+	Version     string            `json:"version"`
+	GoVersion   string            `json:"go_version"`
+	UptimeS     float64           `json:"uptime_s"`
+	Ready       bool              `json:"ready"`
+	Listen      string            `json:"listen"`
+	Admin       string            `json:"admin"`
+	Strategy    string            `json:"strategy"`
+	Backends    int               `json:"backends"`
+	InFlight    int               `json:"in_flight"`
+	Connections int               `json:"connections"`
+	BlockBytes  int               `json:"block_bytes"`
+	KeyID       string            `json:"key_id"` // of the hash secret: equal ids, equal secrets
+	Picks       uint64            `json:"picks"`
+	Rungs       map[string]uint64 `json:"rungs"`
+	Tree        TreeStatus        `json:"tree"`
+}
+
+// TreeStatus is what the tree says of itself; see prefixtree.Stats.
+type TreeStatus struct {
+	Facts     int64  `json:"facts"`
+	Bytes     int64  `json:"bytes"`
+	Budget    int64  `json:"budget"`
+	Evicted   uint64 `json:"evicted"`
+	Expired   uint64 `json:"expired"`
+	Retracted uint64 `json:"retracted"`
+	Surprises uint64 `json:"surprises"`
+	Amnesias  uint64 `json:"amnesias"`
+}
+
+// BackendList is the answer of /backends.
+type BackendList struct {
+	Backends []BackendStatus `json:"backends"`
+}
+
+// BackendStatus is what a node knows of one backend. Loads are this node's own.
+type BackendStatus struct {
+	ID            int      `json:"id"`
+	Name          string   `json:"name"`
+	URL           string   `json:"url"`
+	State         string   `json:"state"` // active, or avoided: it failed and is tried again at RetryInS
+	RetryInS      float64  `json:"retry_in_s,omitempty"`
+	Weight        float64  `json:"weight"`
+	KVTokens      int      `json:"kv_tokens,omitempty"`
+	Active        int64    `json:"active"`         // requests
+	PrefillTokens int64    `json:"prefill_tokens"` // outstanding
+	Rate          float64  `json:"rate"`           // prefill tokens/s, learned
+	HorizonS      float64  `json:"horizon_s"`
+	Models        []string `json:"models"`      // null: any
+	ModelsFrom    string   `json:"models_from"` // configured, engine or unknown
+	ModelsError   string   `json:"models_error,omitempty"`
+}
+
+// startAdmin binds the admin API and serves it until the node stops.
+func (n *Node) startAdmin(ctx context.Context) error {
+	var lc net.ListenConfig
+	ln, err := lc.Listen(ctx, "tcp", n.cfg.Admin)
+	if err != nil {
+		return fmt.Errorf("admin: %w", err)
+	}
+	n.admin.Store(ln.Addr().String())
+	server := &http.Server{Handler: n.adminHandler(), ReadTimeout: adminReadTimeout, ErrorLog: nil}
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		if err := server.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
+			n.fail(fmt.Errorf("admin: %w", err))
+		}
+	}()
+	n.cleanups.push("admin", func(ctx context.Context) error {
+		// A scrape may finish; a profile of 30 s may not.
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		if server.Shutdown(ctx) != nil {
+			_ = server.Close()
+		}
+		<-served
+		return nil
+	})
+	return nil
+}
+
+func (n *Node) adminHandler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, "ok\n")
+	})
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if !n.Ready() {
+			http.Error(w, "not ready", http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = io.WriteString(w, "ready\n")
+	})
+	mux.Handle("GET /metrics", promhttp.HandlerFor(n.metrics.registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { answer(w, n.Status()) })
+	mux.HandleFunc("GET /backends", func(w http.ResponseWriter, _ *http.Request) { answer(w, n.BackendList()) })
+	mux.HandleFunc("POST /explain", n.explain)
+	if n.cfg.Pprof {
+		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
+		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+		mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	}
+	return mux
+}
+
+// Status returns the node's state.
+func (n *Node) Status() *Status {
+	st, tree := n.router.Stats(), n.tree.Stats()
+	s := &Status{
+		Node: n.name, Version: n.cfg.Version, GoVersion: runtime.Version(), Ready: n.Ready(),
+		Listen: n.Addr(), Admin: n.AdminAddr(), Strategy: n.cfg.Strategy, Backends: len(n.cfg.Backends),
+		InFlight: n.proxy.InFlight(), Connections: n.proxy.Connections(),
+		BlockBytes: n.hasher.BlockBytes(), KeyID: fmt.Sprintf("%08x", n.hasher.KeyID()),
+		Picks: st.Picks, Rungs: make(map[string]uint64),
+		Tree: TreeStatus{
+			Facts: tree.Facts, Bytes: tree.Bytes, Budget: tree.Budget, Evicted: tree.Evicted, Expired: tree.Expired,
+			Retracted: tree.Retracted, Surprises: tree.Surprises, Amnesias: tree.Amnesias,
+		},
+	}
+	if n.Addr() != "" {
+		s.UptimeS = math.Round(time.Since(n.began).Seconds()*10) / 10
+	}
+	for r, count := range st.Rungs {
+		s.Rungs[policy.Rung(r).String()] = count
+	}
+	return s
+}
+
+// BackendList returns what the node knows of its backends, by id.
+func (n *Node) BackendList() *BackendList {
+	at := now()
+	list := &BackendList{Backends: make([]BackendStatus, len(n.cfg.Backends))}
+	for i := range n.cfg.Backends {
+		b, id := &n.cfg.Backends[i], prefixtree.Backend(i)
+		s := BackendStatus{
+			ID: i, Name: b.Name, URL: b.URL, State: policy.Active.String(), Weight: b.Weight, KVTokens: b.KVTokens,
+			Rate: math.Round(n.router.Rate(id)), HorizonS: n.tree.Horizon(id).Seconds(),
+		}
+		s.PrefillTokens, s.Active = n.router.Load(id)
+		if until, avoid := n.router.Avoided(id, at); avoid {
+			s.State, s.RetryInS = "avoided", max(float64(until-at)/1000, 0)
+		}
+		s.Models, s.ModelsFrom, s.ModelsError = n.fleet.models(i)
+		list.Backends[i] = s
+	}
+	return list
+}
+
+func answer(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	// The status line is out; a reader that left is nobody's error.
+	_ = json.NewEncoder(w).Encode(v)
+}
+
+func refuse(w http.ResponseWriter, code int, format string, args ...any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(map[string]string{"error": fmt.Sprintf(format, args...)})
+}

@@ -1,0 +1,81 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+)
+
+// Client asks the admin API of a running router. Safe for concurrent use.
+type Client struct {
+	base string
+	http *http.Client
+}
+
+// maxAdminAnswer bounds what is read of one answer: thousands of backends fit.
+const maxAdminAnswer = 64 << 20
+
+// NewClient asks the router whose admin API is at addr: host:port, or a URL.
+func NewClient(addr string) *Client {
+	if !strings.Contains(addr, "://") {
+		if strings.HasPrefix(addr, ":") {
+			addr = "127.0.0.1" + addr // as the address would be written for serve
+		}
+		addr = "http://" + addr
+	}
+	return &Client{base: strings.TrimSuffix(addr, "/"), http: &http.Client{}}
+}
+
+// Status returns the state of the router.
+func (c *Client) Status(ctx context.Context) (*Status, error) {
+	s := new(Status)
+	return s, c.ask(ctx, http.MethodGet, "/status", nil, nil, s)
+}
+
+// Backends returns the router's engines.
+func (c *Client) Backends(ctx context.Context) (*BackendList, error) {
+	l := new(BackendList)
+	return l, c.ask(ctx, http.MethodGet, "/backends", nil, nil, l)
+}
+
+// Explain returns the receipt of a request with that path, headers and body.
+// Nothing is dispatched.
+func (c *Client) Explain(ctx context.Context, path string, headers map[string]string, body []byte) (*Receipt, error) {
+	r := new(Receipt)
+	return r, c.ask(ctx, http.MethodPost, "/explain?path="+url.QueryEscape(path), headers, body, r)
+}
+
+func (c *Client) ask(ctx context.Context, method, path string, headers map[string]string, body []byte, into any) error {
+	req, err := http.NewRequestWithContext(ctx, method, c.base+path, bytes.NewReader(body))
+	if err != nil {
+		return fmt.Errorf("admin API: %w", err)
+	}
+	for k, v := range headers {
+		req.Header.Set(k, v)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return fmt.Errorf("admin API: %w (is the router running, and is this its admin address?)", err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	text, err := io.ReadAll(io.LimitReader(resp.Body, maxAdminAnswer))
+	if err != nil {
+		return fmt.Errorf("admin API: %w", err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		var e struct{ Error string }
+		if json.Unmarshal(text, &e) == nil && e.Error != "" {
+			return fmt.Errorf("admin API: %s", e.Error)
+		}
+		return fmt.Errorf("admin API: %s: %s", c.base+path, resp.Status)
+	}
+	if err := json.Unmarshal(text, into); err != nil {
+		return fmt.Errorf("admin API: %s is not the admin API of a grapevine: %w", c.base, err)
+	}
+	return nil
+}

@@ -1,0 +1,91 @@
+package node
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// fakeEngine is the least that a node can route to: it lists models, and
+// answers chat requests with what usage the test wants. For an engine that
+// behaves like one see chaos/engine.
+type fakeEngine struct {
+	*httptest.Server
+	requests atomic.Int64 // chat requests begun
+	asked    atomic.Int64 // questions for /v1/models
+
+	mu      sync.Mutex
+	models  []string
+	hold    chan struct{} // if not nil, answers wait for it to be closed
+	entered chan struct{} // receives when an answer begins to wait; capacity 16
+}
+
+func newFakeEngine(t *testing.T, models ...string) *fakeEngine {
+	t.Helper()
+	e := &fakeEngine{models: models, entered: make(chan struct{}, 16)}
+	mux := http.NewServeMux()
+	mux.HandleFunc("/v1/models", e.listModels)
+	mux.HandleFunc("/v1/chat/completions", e.chat)
+	e.Server = httptest.NewServer(mux)
+	t.Cleanup(e.Close)
+	return e
+}
+
+func (e *fakeEngine) setModels(models ...string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.models = models
+}
+
+// holdAnswers makes chat requests wait until the returned function is called.
+func (e *fakeEngine) holdAnswers() (release func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	hold := make(chan struct{})
+	e.hold = hold
+	return sync.OnceFunc(func() { close(hold) })
+}
+
+func (e *fakeEngine) listModels(w http.ResponseWriter, _ *http.Request) {
+	e.asked.Add(1)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	type model struct {
+		ID     string `json:"id"`
+		Object string `json:"object"`
+	}
+	list := struct {
+		Object string  `json:"object"`
+		Data   []model `json:"data"`
+	}{Object: "list", Data: []model{}}
+	for _, m := range e.models {
+		list.Data = append(list.Data, model{m, "model"})
+	}
+	_ = json.NewEncoder(w).Encode(list)
+}
+
+func (e *fakeEngine) chat(w http.ResponseWriter, r *http.Request) {
+	e.requests.Add(1)
+	body, _ := io.ReadAll(r.Body)
+	e.mu.Lock()
+	hold := e.hold
+	e.mu.Unlock()
+	if hold != nil {
+		e.entered <- struct{}{}
+		select {
+		case <-hold:
+		case <-r.Context().Done():
+			return
+		case <-time.After(30 * time.Second): // a test that forgot to release
+		}
+	}
+	w.Header().Set("Content-Type", "application/json")
+	fmt.Fprintf(w, `{"object":"chat.completion","model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"yes"},"finish_reason":"stop"}],`+
+		`"usage":{"prompt_tokens":%d,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":0}}}`, len(body)/4)
+}

@@ -1,0 +1,188 @@
+package node
+
+import (
+	"net/http"
+	"runtime"
+	"strconv"
+	"sync"
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"grapevine/proxy"
+	"grapevine/proxy/policy"
+)
+
+// metrics are one node's, in a registry of its own. Counters, histograms and
+// loads are this node's share and add up over nodes. Label values come from
+// bounded sets only: what clients write (models, paths) never becomes one
+// unless an engine listed it.
+type metrics struct {
+	registry *prometheus.Registry
+
+	requests   *prometheus.CounterVec   // kind, code
+	decisions  *prometheus.CounterVec   // strategy, rung
+	backend    *prometheus.CounterVec   // backend, outcome
+	retries    prometheus.Counter       //
+	resent     prometheus.Counter       //
+	unparsed   *prometheus.CounterVec   // kind
+	cancels    *prometheus.CounterVec   // stage
+	ttft       *prometheus.HistogramVec // rung
+	duration   *prometheus.HistogramVec // kind
+	overhead   prometheus.Histogram     //
+	prediction *prometheus.HistogramVec // side
+	tokens     *prometheus.CounterVec   // model, type
+
+	modelsMu sync.Mutex                              // serialises addModels
+	models   atomic.Pointer[map[string]*modelTokens] // replaced, never written
+	other    *modelTokens
+}
+
+// modelTokens are the token counters of one model, looked up once.
+type modelTokens struct{ prompt, cached, output prometheus.Counter }
+
+// otherModel is the label of a model that no engine has listed.
+const otherModel = "other"
+
+// maxModelLabels bounds the label model over the life of a node, whatever
+// engines list: adapters come and go by the thousand. Beyond it: other.
+const maxModelLabels = 200
+
+// Bucket bounds. First tokens take from one cached short prompt (10 ms) to a
+// queue of long ones (minutes); the router's own work, microseconds.
+var (
+	ttftBuckets       = []float64{.01, .025, .05, .1, .2, .4, .8, 1.6, 3.2, 6.4, 12.8, 25.6, 60, 120, 300}
+	durationBuckets   = []float64{.05, .1, .25, .5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640}
+	overheadBuckets   = []float64{10e-6, 20e-6, 40e-6, 80e-6, 160e-6, 320e-6, 640e-6, 1.28e-3, 2.56e-3, 5e-3, 10e-3, 50e-3}
+	predictionBuckets = []float64{0, 32, 128, 512, 2048, 8192, 32768, 131072}
+)
+
+func newMetrics(n *Node) *metrics {
+	m := &metrics{registry: prometheus.NewRegistry()}
+	reg := prometheus.WrapRegistererWithPrefix("grapevine_", m.registry)
+	counters := func(name, help string, labels ...string) *prometheus.CounterVec {
+		v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+		reg.MustRegister(v)
+		return v
+	}
+	histograms := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+		v := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
+		reg.MustRegister(v)
+		return v
+	}
+	m.requests = counters("requests_total", "Requests finished, by kind of endpoint and status sent (499: the client left first).", "kind", "code")
+	m.decisions = counters("decisions_total", "Requests routed, by strategy and by the rung of the ladder that decided.", "strategy", "rung")
+	m.backend = counters("backend_requests_total", "Requests by the backend that was tried last and how that ended.", "backend", "outcome")
+	m.retries = counters("retries_total", "Further backends tried because one failed before the client had seen a byte.").WithLabelValues()
+	m.resent = counters("resent_total", "Requests sent again to the same backend because a reused connection had gone stale.").WithLabelValues()
+	m.unparsed = counters("unparsed_total", "Requests whose prompt was not understood, routed by load.", "kind")
+	m.cancels = counters("cancels_total", "Requests whose client left, before or after the first byte of the answer.", "stage")
+	m.ttft = histograms("time_to_first_token_seconds", "From the arrival of a request to the first token of its stream, or to the head of an answer that is not streamed.", ttftBuckets, "rung")
+	m.duration = histograms("request_duration_seconds", "From the arrival of a request to the end of its answer.", durationBuckets, "kind")
+	m.overhead = histograms("overhead_seconds", "The router's own time before a request is on its way: parsing, matching, picking.", overheadBuckets).WithLabelValues().(prometheus.Histogram)
+	m.prediction = histograms("prediction_error_tokens", "Prompt tokens believed cached against those the engine reported: over (fewer were cached than believed) or under.", predictionBuckets, "side")
+	m.tokens = counters("tokens_total", "Tokens as the engines count them: prompt, cached (of the prompt), output.", "model", "type")
+
+	info := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "build_info", Help: "1, labelled with what runs."}, []string{"version", "goversion"})
+	info.WithLabelValues(n.cfg.Version, runtime.Version()).Set(1)
+	reg.MustRegister(info, newStateCollector(n), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+
+	m.models.Store(&map[string]*modelTokens{})
+	m.other = m.newModel(otherModel)
+	m.addModels(n.router.View().Models())
+	return m
+}
+
+func (m *metrics) newModel(name string) *modelTokens {
+	return &modelTokens{
+		prompt: m.tokens.WithLabelValues(name, "prompt"), cached: m.tokens.WithLabelValues(name, "cached"),
+		output: m.tokens.WithLabelValues(name, "output"),
+	}
+}
+
+// addModels gives names a label of their own, while there is room.
+func (m *metrics) addModels(names []string) {
+	m.modelsMu.Lock()
+	defer m.modelsMu.Unlock()
+	old := *m.models.Load()
+	next := make(map[string]*modelTokens, len(old)+len(names))
+	for name, t := range old {
+		next[name] = t
+	}
+	for _, name := range names {
+		if len(next) >= maxModelLabels {
+			break
+		}
+		if next[name] == nil {
+			next[name] = m.newModel(name)
+		}
+	}
+	m.models.Store(&next)
+}
+
+// observe counts one finished request. The proxy calls it from the request's
+// goroutine; r is valid during the call only.
+func (m *metrics) observe(r *proxy.Record) {
+	kind := r.Kind.String()
+	m.requests.WithLabelValues(kind, codeLabel(r.Status)).Inc()
+	m.duration.WithLabelValues(kind).Observe(r.Total.Seconds())
+	if r.Unparsed {
+		m.unparsed.WithLabelValues(kind).Inc()
+	}
+	if r.Attempts > 1 {
+		m.retries.Add(float64(r.Attempts - 1))
+	}
+	if r.Resent > 0 {
+		m.resent.Add(float64(r.Resent))
+	}
+	if r.Failed == policy.ClientGone {
+		stage := "before"
+		if r.TTFT > 0 {
+			stage = "after"
+		}
+		m.cancels.WithLabelValues(stage).Inc()
+	}
+	d := r.Decision
+	if d == nil {
+		return // no backend was to be had
+	}
+	rung := d.Rung.String()
+	m.decisions.WithLabelValues(d.Strategy, rung).Inc()
+	m.backend.WithLabelValues(r.Backend, r.Failed.String()).Inc()
+	m.overhead.Observe(r.Overhead.Seconds())
+	if r.TTFT > 0 {
+		m.ttft.WithLabelValues(rung).Observe(r.TTFT.Seconds())
+	}
+	m.countTokens(r, d)
+}
+
+func (m *metrics) countTokens(r *proxy.Record, d *policy.Decision) {
+	t := (*m.models.Load())[string(r.Model)]
+	if t == nil {
+		t = m.other
+	}
+	if r.PromptTokens > 0 {
+		t.prompt.Add(float64(r.PromptTokens))
+	}
+	if r.OutputTokens > 0 {
+		t.output.Add(float64(r.OutputTokens))
+	}
+	if r.CachedTokens < 0 {
+		return // the engine does not say, which is not zero
+	}
+	t.cached.Add(float64(r.CachedTokens))
+	if off := d.PredictedTokens - r.CachedTokens; off > 0 {
+		m.prediction.WithLabelValues("over").Observe(float64(off))
+	} else {
+		m.prediction.WithLabelValues("under").Observe(float64(-off))
+	}
+}
+
+// codeLabel bounds what an engine can put into the label code.
+func codeLabel(status int) string {
+	if http.StatusText(status) == "" && status != proxy.StatusClientGone {
+		return "other"
+	}
+	return strconv.Itoa(status)
+}

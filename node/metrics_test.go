@@ -1,0 +1,192 @@
+package node
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+
+	"grapevine/proxy"
+	"grapevine/proxy/policy"
+	"grapevine/proxy/prompt"
+)
+
+// everyRecord is one finished request for each thing that is counted.
+func everyRecord() []*proxy.Record {
+	decision := func(rung policy.Rung, predicted int) *policy.Decision {
+		return &policy.Decision{Strategy: policy.Prefix, Rung: rung, PredictedTokens: predicted}
+	}
+	return []*proxy.Record{
+		{
+			Kind: prompt.Chat, Model: []byte("m"), Status: 200, Attempts: 2, Resent: 1, Backend: "127.0.0.1:1", Decision: decision(policy.Cache, 80),
+			PromptTokens: 100, CachedTokens: 64, OutputTokens: 7,
+			Overhead: 30 * time.Microsecond, TTFT: 90 * time.Millisecond, Total: time.Second,
+		},
+		{
+			Kind: prompt.Messages, Status: 200, Attempts: 1, Backend: "127.0.0.1:1", Decision: decision(policy.Load, 0),
+			PromptTokens: 100, CachedTokens: -1, OutputTokens: 3, TTFT: time.Millisecond, Total: time.Second, Unparsed: true,
+		},
+		{
+			Kind: prompt.Chat, Status: proxy.StatusClientGone, Attempts: 1, Backend: "127.0.0.1:1", Decision: decision(policy.Hash, 0),
+			Failed: policy.ClientGone, PromptTokens: -1, CachedTokens: -1, OutputTokens: -1, Total: time.Second,
+		},
+		{
+			Kind: prompt.Completion, Status: 200, Attempts: 1, Backend: "127.0.0.1:1", Decision: decision(policy.Hash, 10),
+			Failed: policy.ClientGone, TTFT: 1, PromptTokens: 50, CachedTokens: 10, OutputTokens: 1, Total: time.Second,
+		},
+		{Kind: prompt.Other, Status: 503, PromptTokens: -1, CachedTokens: -1, OutputTokens: -1, Total: time.Millisecond},
+	}
+}
+
+func TestMetricsCount(t *testing.T) {
+	n, err := New(testConfig("http://127.0.0.1:1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range everyRecord() {
+		n.metrics.observe(r)
+	}
+	for series, want := range map[string]float64{
+		// Model m was listed by nobody: its tokens are other's.
+		`grapevine_tokens_total{model="other",type="cached"}`:                    74,
+		`grapevine_tokens_total{model="other",type="output"}`:                    11,
+		`grapevine_tokens_total{model="other",type="prompt"}`:                    250,
+		`grapevine_cancels_total{stage="after"}`:                                 1,
+		`grapevine_cancels_total{stage="before"}`:                                1,
+		`grapevine_retries_total`:                                                1,
+		`grapevine_resent_total`:                                                 1,
+		`grapevine_unparsed_total{kind="messages"}`:                              1,
+		`grapevine_requests_total{code="499",kind="chat"}`:                       1,
+		`grapevine_requests_total{code="503",kind="other"}`:                      1,
+		`grapevine_decisions_total{rung="hash",strategy="prefix"}`:               2,
+		`grapevine_backend_requests_total{backend="127.0.0.1:1",outcome="none"}`: 2,
+		`grapevine_time_to_first_token_seconds_count{rung="cache"}`:              1,
+		`grapevine_prediction_error_tokens_count{side="over"}`:                   1,
+		`grapevine_prediction_error_tokens_sum{side="over"}`:                     16,
+		`grapevine_prediction_error_tokens_count{side="under"}`:                  1,
+		`grapevine_backend_active_requests{backend="127.0.0.1:1"}`:               0,
+		`grapevine_ready`: 0,
+	} {
+		if got, ok := scrape(t, n)[series]; !ok || got != want {
+			t.Errorf("%s: %v (%v), want %v", series, got, ok, want)
+		}
+	}
+}
+
+// scrape returns the value of every series by its name and labels, as
+// Prometheus would read them, histogram buckets left out.
+func scrape(t *testing.T, n *Node) map[string]float64 {
+	t.Helper()
+	w := httptest.NewRecorder()
+	n.adminHandler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	series := make(map[string]float64)
+	for _, line := range strings.Split(w.Body.String(), "\n") {
+		name, value, ok := cutLast(line, " ")
+		if !ok || strings.HasPrefix(line, "#") || strings.Contains(name, "_bucket{") {
+			continue
+		}
+		v, err := strconv.ParseFloat(value, 64)
+		if err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		series[name] = v
+	}
+	return series
+}
+
+func cutLast(s, sep string) (before, after string, ok bool) {
+	i := strings.LastIndex(s, sep)
+	if i < 0 {
+		return s, "", false
+	}
+	return s[:i], s[i+len(sep):], true
+}
+
+func countSeries(t *testing.T, n *Node, prefix string) (count int) {
+	t.Helper()
+	for name := range scrape(t, n) {
+		if strings.HasPrefix(name, prefix) {
+			count++
+		}
+	}
+	return count
+}
+
+// TestMetricsBounded: nothing that a client or an engine writes makes series
+// without end.
+func TestMetricsBounded(t *testing.T) {
+	n, err := New(testConfig("http://127.0.0.1:1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	listed := make([]string, 1000)
+	for i := range listed {
+		listed[i] = fmt.Sprintf("adapter-%04d", i)
+	}
+	n.metrics.addModels(listed)
+	for i := range 2000 {
+		n.metrics.observe(&proxy.Record{
+			Kind: prompt.Chat, Model: fmt.Appendf(nil, "invented-%d", i), Status: 100 + i%2000, Attempts: 1,
+			Backend: "127.0.0.1:1", Decision: &policy.Decision{Strategy: policy.Prefix}, PromptTokens: 1,
+		})
+	}
+	if got := countSeries(t, n, "grapevine_tokens_total"); got > 3*(maxModelLabels+1) {
+		t.Errorf("%d token series", got)
+	}
+	if got := countSeries(t, n, "grapevine_requests_total"); got > 80 {
+		t.Errorf("%d request series", got)
+	}
+}
+
+func TestMetricsKeepListedModels(t *testing.T) {
+	n, err := New(testConfig("http://127.0.0.1:1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.metrics.addModels([]string{"m"})
+	r := everyRecord()[0]
+	n.metrics.observe(r)
+	n.metrics.addModels([]string{"later"})
+	n.metrics.observe(r)
+	if got := scrape(t, n)[`grapevine_tokens_total{model="m",type="prompt"}`]; got != 200 {
+		t.Errorf("%v prompt tokens of m, want 200", got)
+	}
+}
+
+func TestMetricsLint(t *testing.T) {
+	n, err := New(testConfig("http://127.0.0.1:1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range everyRecord() {
+		n.metrics.observe(r)
+	}
+	families, err := n.metrics.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	problems, err := promlint.NewWithMetricFamilies(families).Lint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+}
+
+func BenchmarkObserve(b *testing.B) {
+	n, err := New(testConfig("http://127.0.0.1:1"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	r := everyRecord()[0]
+	b.ReportAllocs()
+	for b.Loop() {
+		n.metrics.observe(r)
+	}
+}

@@ -1,0 +1,317 @@
+// Package node is one router as a value: configuration, wiring, lifecycle,
+// metrics and the admin API. New builds it and starts nothing, Start serves,
+// Stop drains and leaves nothing behind; any number of nodes live in one process.
+//
+// It decides nothing about a request: where one goes is proxy/policy, how it
+// gets there is proxy, what is known of caches is prefixtree. This package
+// joins them (wire.go) and is the only one that knows them all.
+package node
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"grapevine/prefixtree"
+	"grapevine/proxy"
+	"grapevine/proxy/policy"
+)
+
+// Errors of the lifecycle.
+var (
+	ErrStarted = errors.New("node was started before") // a node runs once
+	ErrStopped = errors.New("node is stopped")
+)
+
+// Node is one router. Its methods are safe for concurrent use.
+type Node struct {
+	cfg     Config
+	name    string
+	log     zerolog.Logger
+	hasher  *prefixtree.Hasher
+	tree    *prefixtree.Tree
+	router  *policy.Router
+	targets []proxy.Target // by backend id
+	proxy   *proxy.Proxy
+	metrics *metrics
+
+	fleet   *fleet        // what is known of the backends; makes the view
+	ready   atomic.Bool   // /readyz
+	failed  chan error    // a listener died; capacity 1
+	began   time.Time     // set by Start, before anything serves
+	addr    atomic.Value  // string: bound data address
+	admin   atomic.Value  // string: bound admin address
+	stopped chan struct{} // closed when Stop has finished
+	stopErr error         // valid once stopped is closed
+
+	mu       sync.Mutex // guards state and cleanups
+	state    lifecycle
+	cleanups cleanups
+}
+
+type lifecycle uint8
+
+const (
+	built lifecycle = iota
+	running
+	stopping
+)
+
+// New checks the configuration and builds a node that does nothing yet: no
+// listener, no goroutine. The error joins everything that is wrong.
+func New(cfg Config) (*Node, error) {
+	cfg.Backends, cfg.Rules = slices.Clone(cfg.Backends), slices.Clone(cfg.Rules)
+	if err := cfg.Validate("", nil); err != nil {
+		return nil, err
+	}
+	n := &Node{cfg: cfg, name: cfg.NodeName, failed: make(chan error, 1), stopped: make(chan struct{})}
+	if n.name == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return nil, fmt.Errorf("node_name is empty and there is no host name: %w", err)
+		}
+		n.name = host
+	}
+	n.log = cfg.Log.With().Str("node", n.name).Logger()
+	if err := n.buildRouting(); err != nil {
+		return nil, err
+	}
+	if err := n.buildProxy(); err != nil {
+		return nil, err
+	}
+	return n, nil
+}
+
+// buildRouting makes the hasher, the tree, the router and its first view.
+func (n *Node) buildRouting() error {
+	secret, err := n.cfg.secret()
+	if err != nil {
+		return err
+	}
+	if len(secret) == 0 {
+		// Alone, nobody else has to arrive at the same hashes.
+		secret = make([]byte, 32)
+		rand.Read(secret) // never fails: it ends the program instead
+	}
+	if n.hasher, err = prefixtree.NewHasher(secret, n.cfg.BlockBytes); err != nil {
+		return fmt.Errorf("hasher: %w", err)
+	}
+	n.tree, err = prefixtree.New(prefixtree.Config{
+		Budget: int64(n.cfg.TreeBudget), Horizon: n.cfg.Horizon, MaxBackends: max(len(n.cfg.Backends), 1),
+	})
+	if err != nil {
+		return fmt.Errorf("tree: %w", err)
+	}
+	n.router, err = policy.NewRouter(policy.Config{
+		Strategy: n.cfg.Strategy, WorkWeight: n.cfg.WorkWeight, Epsilon: n.cfg.Epsilon, BlockBytes: n.cfg.BlockBytes,
+		Nodes: 1, Weights: n.cfg.Weights, HashBlocks: n.cfg.HashBlocks, Seed: randomSeed(),
+	}, n.tree)
+	if err != nil {
+		return fmt.Errorf("policy: %w", err)
+	}
+	if n.targets, err = buildTargets(n.cfg.Backends); err != nil {
+		return err
+	}
+	n.fleet = newFleet(n.cfg.Backends, n.cfg.Rules)
+	view, err := n.fleet.view()
+	if err != nil {
+		return err
+	}
+	n.router.SetView(view)
+	for id, b := range n.cfg.Backends {
+		if b.KVTokens > 0 {
+			n.tree.SetCapacity(prefixtree.Backend(id), b.KVTokens*assumedBytesPerToken/n.cfg.BlockBytes)
+		}
+	}
+	n.metrics = newMetrics(n)
+	return nil
+}
+
+// assumedBytesPerToken turns a capacity in tokens into blocks before any usage
+// has been seen; English text and code have about four bytes a token. The
+// horizon that follows from it is only a first guess and is learned.
+const assumedBytesPerToken = 4
+
+func (n *Node) buildProxy() error {
+	var tlsConfig *tls.Config
+	if n.cfg.TLSCert != "" {
+		cert, err := tls.LoadX509KeyPair(n.cfg.TLSCert, n.cfg.TLSKey)
+		if err != nil {
+			return fmt.Errorf("tls_cert: %w", err)
+		}
+		tlsConfig = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
+	}
+	var err error
+	n.proxy, err = proxy.New(n.proxyConfig(tlsConfig))
+	if err != nil {
+		return fmt.Errorf("proxy: %w", err)
+	}
+	return nil
+}
+
+// Start binds the listeners and serves. When it returns nil the node takes
+// traffic; it waits for no engine. ctx bounds the start only. After an error
+// everything it began is undone, and the node is stopped.
+func (n *Node) Start(ctx context.Context) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	switch n.state {
+	case running:
+		return ErrStarted
+	case stopping:
+		return ErrStopped
+	}
+	n.state = running
+	if err := n.start(ctx); err != nil {
+		n.state = stopping
+		n.stopErr = n.cleanups.unwind(ctx)
+		close(n.stopped)
+		return errors.Join(err, n.stopErr)
+	}
+	return nil
+}
+
+// start goes in this order so that the admin API can say "starting" from the
+// first moment, and so that unwinding it in reverse keeps it until the end.
+func (n *Node) start(ctx context.Context) error {
+	n.began = time.Now()
+	if err := n.startAdmin(ctx); err != nil {
+		return err
+	}
+	var lc net.ListenConfig
+	ln, err := lc.Listen(ctx, "tcp", n.cfg.Listen)
+	if err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
+	// Serve closes the listener; until it runs this is ours to undo.
+	n.cleanups.push("listener", func(context.Context) error {
+		if err := ln.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+			return err
+		}
+		return nil
+	})
+	n.addr.Store(ln.Addr().String())
+	n.startDiscovery()
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		// ErrClosed: a Stop was faster than this goroutine.
+		if err := n.proxy.Serve(ln); err != nil && !errors.Is(err, proxy.ErrClosed) {
+			n.fail(fmt.Errorf("proxy: %w", err))
+		}
+	}()
+	n.cleanups.push("proxy", func(ctx context.Context) error {
+		err := n.proxy.Shutdown(ctx)
+		<-served
+		return err
+	})
+	n.setReady(true)
+	n.log.Info().Str("component", "node").Str("listen", n.Addr()).Str("admin", n.AdminAddr()).
+		Int("backends", len(n.cfg.Backends)).Str("strategy", n.cfg.Strategy).Msg("serving")
+	if len(n.cfg.Backends) == 0 {
+		n.log.Warn().Str("component", "node").Msg("no backends: every request will be refused")
+	}
+	return nil
+}
+
+// startDiscovery asks engines for their models until the node stops.
+func (n *Node) startDiscovery() {
+	if n.cfg.ModelsInterval == 0 {
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	d := n.newDiscovery()
+	go func() {
+		defer close(done)
+		d.run(ctx, n.cfg.ModelsInterval)
+	}()
+	n.cleanups.push("discovery", func(context.Context) error {
+		cancel()
+		<-done
+		d.close()
+		return nil
+	})
+}
+
+// Drain makes /readyz answer 503 and goes on serving for grace, or until ctx
+// ends, so that a balancer notices before anything is refused. Stop follows.
+func (n *Node) Drain(ctx context.Context, grace time.Duration) {
+	n.setReady(false)
+	if grace <= 0 {
+		return
+	}
+	timer := time.NewTimer(grace)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// Stop drains and ends the node: not ready, `Connection: close`, running
+// requests to their end or until ctx is done, then cut. It is idempotent:
+// later and concurrent calls wait for the first, or for their own ctx, and
+// return the same error. A node that was never started is stopped by it too.
+func (n *Node) Stop(ctx context.Context) error {
+	n.mu.Lock()
+	first := n.state != stopping
+	n.state = stopping
+	n.mu.Unlock()
+	if first {
+		// No Start can run any more, so the stack and the readiness are ours.
+		n.setReady(false)
+		n.stopErr = n.cleanups.unwind(ctx)
+		close(n.stopped)
+		n.log.Info().Str("component", "node").Err(n.stopErr).Msg("stopped")
+		return n.stopErr
+	}
+	select {
+	case <-n.stopped:
+		return n.stopErr
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Failed delivers the error of a listener that ended by itself. The node is
+// still to be stopped then.
+func (n *Node) Failed() <-chan error { return n.failed }
+
+func (n *Node) fail(err error) {
+	n.log.Error().Str("component", "node").Err(err).Msg("listener failed")
+	select {
+	case n.failed <- err:
+	default: // the first failure is the one that counts
+	}
+}
+
+// Name is the node's name in headers, logs and status.
+func (n *Node) Name() string { return n.name }
+
+// Addr is the bound data address, "" before Start.
+func (n *Node) Addr() string { s, _ := n.addr.Load().(string); return s }
+
+// AdminAddr is the bound admin address, "" before Start.
+func (n *Node) AdminAddr() string { s, _ := n.admin.Load().(string); return s }
+
+// Ready says whether the node asks for traffic.
+func (n *Node) Ready() bool { return n.ready.Load() }
+
+func (n *Node) setReady(ready bool) {
+	n.ready.Store(ready)
+	n.proxy.Ready(ready)
+}
+
+// now is the clock of everything that takes time as a parameter.
+func now() prefixtree.Time { return prefixtree.Time(time.Now().UnixMilli()) }

@@ -1,0 +1,116 @@
+package node
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write the generated parts of docs/operate.md")
+
+const operateFile = "../docs/operate.md"
+
+// TestOperateReference holds the tables of docs/operate.md against the code:
+// the settings against Config, the metrics against a node that has served. It
+// is also the golden test of the metrics' names, types and labels.
+func TestOperateReference(t *testing.T) {
+	text, err := os.ReadFile(operateFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := replaceSection(t, text, "settings", settingsTable())
+	want = replaceSection(t, want, "metrics", metricsTable(t))
+	if bytes.Equal(text, want) {
+		return
+	}
+	if *update {
+		if err := os.WriteFile(operateFile, want, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	for _, line := range strings.Split(string(want), "\n") {
+		if !bytes.Contains(text, []byte(line+"\n")) {
+			t.Errorf("docs/operate.md lacks:\n%s", line)
+		}
+	}
+	for _, line := range strings.Split(string(text), "\n") {
+		if !bytes.Contains(want, []byte(line+"\n")) && line != "" {
+			t.Errorf("docs/operate.md is out of date:\n%s", line)
+		}
+	}
+	t.Error("to write it: go test ./node -run TestOperateReference -update")
+}
+
+// replaceSection puts content between the markers of a section.
+func replaceSection(t *testing.T, text []byte, name, content string) []byte {
+	t.Helper()
+	open, shut := []byte("<!-- "+name+": "), []byte("<!-- /"+name+" -->")
+	from := bytes.Index(text, open)
+	to := bytes.Index(text, shut)
+	if from < 0 || to < from {
+		t.Fatalf("%s has no section %s", operateFile, name)
+	}
+	from += bytes.IndexByte(text[from:], '\n') + 1
+	return slices.Concat(text[:from], []byte(content), text[to:])
+}
+
+func settingsTable() string {
+	var b strings.Builder
+	b.WriteString("| key | flag, variable | default | what |\n|---|---|---|---|\n")
+	for _, s := range Settings() {
+		def := "`" + s.Default + "`"
+		if s.Default == "" {
+			def = "-"
+		}
+		fmt.Fprintf(&b, "| `%s` | `--%s`, `%s` | %s | %s (%s) |\n", s.Key, s.Flag, s.Env, def, strings.ReplaceAll(s.Help, "|", `\|`), s.Kind)
+	}
+	return b.String()
+}
+
+// metricsTable lists what a node exports of its own after it has seen each
+// thing it counts.
+func metricsTable(t *testing.T) string {
+	t.Helper()
+	n, err := New(testConfig("http://127.0.0.1:1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range everyRecord() {
+		n.metrics.observe(r)
+	}
+	families, err := n.metrics.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	b.WriteString("| metric | type | labels | what |\n|---|---|---|---|\n")
+	for _, f := range families {
+		name := f.GetName()
+		if !strings.HasPrefix(name, "grapevine_") {
+			t.Errorf("%s does not carry the prefix", name)
+		}
+		if strings.HasPrefix(name, "grapevine_go_") || strings.HasPrefix(name, "grapevine_process_") {
+			continue // the runtime's, under names that its version decides
+		}
+		var names []string
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				if !slices.Contains(names, l.GetName()) {
+					names = append(names, l.GetName())
+				}
+			}
+		}
+		labels := strings.Join(names, ", ")
+		if labels == "" {
+			labels = "-"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", name, strings.ToLower(f.GetType().String()), labels, f.GetHelp())
+	}
+	b.WriteString("\nThe Go runtime's and the process's own metrics follow as `grapevine_go_*` and `grapevine_process_*`.\n")
+	return b.String()
+}
