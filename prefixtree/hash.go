@@ -196,45 +196,36 @@ func newSip(k0, k1 uint64) sipState {
 }
 
 func (s *sipState) absorb(w uint64) {
-	s.v3 ^= w
-	s.round()
+	s.v0, s.v1, s.v2, s.v3 = sipRound(s.v0, s.v1, s.v2, s.v3^w)
 	s.v0 ^= w
 }
 
 // seal separates root words from block words, so that no content can pass for a root. 0xee is the constant SipHash-128
 // uses for its own domain separation.
 func (s *sipState) seal() {
-	s.v2 ^= 0xee
-	s.round()
+	s.v0, s.v1, s.v2, s.v3 = sipRound(s.v0, s.v1, s.v2^0xee, s.v3)
 }
 
-func (s sipState) sum() Hash {
-	s.v2 ^= 0xff
-	s.round()
-	s.round()
-	s.round()
-	sum := s.v0 ^ s.v1 ^ s.v2 ^ s.v3
-	if sum == 0 {
-		sum = 1 // zero marks an empty slot
+func (s *sipState) sum() Hash {
+	v0, v1, v2, v3 := sipRound(s.v0, s.v1, s.v2^0xff, s.v3)
+	v0, v1, v2, v3 = sipRound(v0, v1, v2, v3)
+	v0, v1, v2, v3 = sipRound(v0, v1, v2, v3)
+	if sum := v0 ^ v1 ^ v2 ^ v3; sum != 0 {
+		return Hash(sum)
 	}
-	return Hash(sum)
+	return 1 // zero marks an empty slot
 }
 
-func (s *sipState) round() {
-	v0, v1, v2, v3 := s.v0, s.v1, s.v2, s.v3
+// sipRound takes and returns values so that it is inlined and the state stays in registers.
+func sipRound(v0, v1, v2, v3 uint64) (uint64, uint64, uint64, uint64) {
 	v0 += v1
-	v1 = bits.RotateLeft64(v1, 13)
-	v1 ^= v0
-	v0 = bits.RotateLeft64(v0, 32)
+	v1 = bits.RotateLeft64(v1, 13) ^ v0
 	v2 += v3
-	v3 = bits.RotateLeft64(v3, 16)
-	v3 ^= v2
-	v0 += v3
-	v3 = bits.RotateLeft64(v3, 21)
-	v3 ^= v0
+	v3 = bits.RotateLeft64(v3, 16) ^ v2
+	v0 = bits.RotateLeft64(v0, 32) + v3
+	v3 = bits.RotateLeft64(v3, 21) ^ v0
 	v2 += v1
-	v1 = bits.RotateLeft64(v1, 17)
-	v1 ^= v2
+	v1 = bits.RotateLeft64(v1, 17) ^ v2
 	v2 = bits.RotateLeft64(v2, 32)
-	s.v0, s.v1, s.v2, s.v3 = v0, v1, v2, v3
+	return v0, v1, v2, v3
 }

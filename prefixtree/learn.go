@@ -61,13 +61,18 @@ func (t *Tree) Learn(b Backend, chain []Hash, tr *Trail, cached int, now Time) L
 // correct goes over the chain's facts on b: those at [cached:] older than placed are removed, those as new as placed are
 // touched. held is the depth of the deepest live fact found.
 func (t *Tree) correct(b Backend, chain []Hash, cached int, placed, now Time) (held, retracted int) {
+	touched := false
 	for i, h := range chain {
+		if i%warmRun == 0 {
+			t.warm(chain[i:min(i+warmRun, len(chain))])
+		}
 		removed := t.edit(b, uint64(h), func(e entry) (entry, bool) {
 			if !t.dead(e, now) {
 				held = i + 1
 			}
 			switch at := entryTime(e); {
 			case at >= placed && at < now && !t.dead(e, now):
+				touched = true
 				return makeEntry(b, now, e&entryAnchor != 0), false
 			case at < placed && cached >= 0 && i >= cached:
 				return 0, true
@@ -78,7 +83,7 @@ func (t *Tree) correct(b Backend, chain []Hash, cached int, placed, now Time) (h
 			retracted++
 		}
 	}
-	if retracted < len(chain) {
+	if touched {
 		raise(&t.newest[b], int64(now))
 	}
 	return held, retracted

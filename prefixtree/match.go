@@ -5,6 +5,11 @@ import (
 	"time"
 )
 
+// scanLimit bounds the entries one Match reads past its gallop: some 40 us of work. It is reached only where thousands of
+// backends hold the chain and leave it at many different depths; those that leave it early are then reported with a lower
+// bound.
+const scanLimit = 1 << 14
+
 // Holder says what one backend is believed to hold of a prompt.
 type Holder struct {
 	Backend  Backend
@@ -47,7 +52,7 @@ func (t *Tree) Match(m *Matches, chain []Hash, now Time) {
 	if len(chain) == 0 {
 		return
 	}
-	s := search{t: t, m: m, chain: chain, now: clampTime(now)}
+	s := search{t: t, m: m, chain: chain, now: clampTime(now), left: scanLimit}
 	if !s.gallop() {
 		return
 	}
@@ -60,6 +65,7 @@ type search struct {
 	m     *Matches
 	chain []Hash
 	now   Time
+	left  int // entries it may still read
 }
 
 // sets is the pair of backend sets at one depth: those present, and those of them within their horizon.
@@ -88,7 +94,7 @@ func (m *Matches) prepare(words, levels int) {
 	clear(m.seen)
 }
 
-// gallop probes depths 1, 8, 16, 32 and so on to the last block, until a probe finds nobody, then resolves the intervals
+// gallop probes depths 1, 8, 32, 128 and so on to the last block, until a probe finds nobody, then resolves the intervals
 // from the deepest up. It reports whether anybody was found at all.
 func (s *search) gallop() bool {
 	total := len(s.chain)
@@ -122,12 +128,12 @@ func nextGallop(depth, total int) int {
 	if depth == 1 {
 		return min(denseDepth/2, total)
 	}
-	return min(2*depth, total)
+	return min(4*depth, total)
 }
 
 // resolve finds where the backends of lo that are not in hi (at those depths) end; free is the first unused level.
 func (s *search) resolve(loDepth, hiDepth int, lo, hi sets, free int) {
-	if !differ(lo, hi) {
+	if s.left <= 0 || !differ(lo, hi) {
 		return
 	}
 	total := len(s.chain)
@@ -167,14 +173,15 @@ func (s *search) probe(depth int, out sets) bool {
 		return false
 	}
 	m.entries = s.t.shard(key).read(key, m.entries)
+	s.left -= len(m.entries)
+	found, all := m.found[:64*m.words], s.t.limits
 	any := false
 	for _, e := range m.entries {
 		b := uint(entryBackend(e))
-		if b >= uint(64*m.words) { // newer than this Match's sets
+		if b >= uint(len(found)) || b >= uint(len(all)) { // newer than this Match's sets
 			continue
 		}
-		at := entryTime(e)
-		lim := &s.t.limits[b]
+		at, lim := entryTime(e), &all[b]
 		age, horizon := int64(s.now-at), lim.horizon.Load()
 		if int64(at) <= lim.floor.Load() || age > retention*horizon {
 			continue
@@ -182,13 +189,15 @@ func (s *search) probe(depth int, out sets) bool {
 		any = true
 		bit := uint64(1) << (b % 64)
 		out.present[b/64] |= bit
-		f := &m.found[b]
+		f := &found[b]
 		if int32(depth) > f.blocks {
 			f.blocks, f.at = int32(depth), at
 		}
 		if age <= horizon {
 			out.fresh[b/64] |= bit
-			f.fresh = max(f.fresh, int32(depth))
+			if int32(depth) > f.fresh {
+				f.fresh = int32(depth)
+			}
 		}
 	}
 	if any {

@@ -24,10 +24,11 @@ type shard struct {
 	facts int // entries, dead ones not yet swept included
 	top   int // arena words handed out so far; blocks below it are live or on a free list
 	hand  uint64
-	free  [classCount]uint32 // first free arena block of each class, offset + 1; chained through its first word
 
-	counts counters
-	_      [64]byte // keeps a neighbour's lock off this shard's last line
+	counts counters // its first words share the line with the above
+
+	free [classCount]uint32 // first free arena block of each class, offset + 1; chained through its first word
+	_    [64]byte           // keeps a neighbour's lock off this shard's last line
 }
 
 // counters are written under the shard's lock and read by Stats at any time.
@@ -273,5 +274,9 @@ func (t *Tree) sweepSlotLocked(s *shard, tb *table, slot uint64, now Time) (slot
 	return false
 }
 
-// publishCountsLocked makes the shard's size visible to Stats.
-func (s *shard) publishCountsLocked() { s.counts.facts.Store(int64(s.facts)) }
+// publishCountsLocked makes the shard's size visible to Stats. Most writes touch a known fact and need not pay for a store.
+func (s *shard) publishCountsLocked() {
+	if n := int64(s.facts); s.counts.facts.Load() != n {
+		s.counts.facts.Store(n)
+	}
+}
