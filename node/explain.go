@@ -10,7 +10,8 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// Receipt explains one decision.
+// Receipt explains one decision: the answer of /explain. Token counts are
+// estimates; see policy.Decision.
 type Receipt struct {
 	Node        string `json:"node"`
 	Path        string `json:"path"`
@@ -19,8 +20,44 @@ type Receipt struct {
 	Blocks      int    `json:"blocks"`
 	// Note says what would be done differently than the request asks, or could
 	// not be understood; "" if nothing.
-	Note     string          `json:"note,omitempty"`
-	Decision policy.Decision `json:"decision"`
+	Note string `json:"note,omitempty"`
+
+	Backend         string `json:"backend"`
+	Strategy        string `json:"strategy"`
+	Rung            string `json:"rung"`
+	PromptTokens    int    `json:"prompt_tokens"`
+	MatchedBlocks   int    `json:"matched_blocks"`
+	PredictedTokens int    `json:"predicted_tokens"` // expected in the backend's cache
+	Eligible        int    `json:"eligible"`         // backends there were to choose from
+	Trial           bool   `json:"trial"`            // the backend failed lately
+	LastResort      bool   `json:"last_resort"`      // all of them did
+	// Candidates are the chosen backend and then the cheapest others, at most
+	// policy.MaxConsidered.
+	Candidates []Candidate `json:"candidates"`
+}
+
+// Candidate is one backend of a receipt.
+type Candidate struct {
+	Backend       string  `json:"backend"`
+	MatchedBlocks int     `json:"matched_blocks"`
+	HeldTokens    float64 `json:"held_tokens"`   // of the prompt
+	QueuedTokens  float64 `json:"queued_tokens"` // to be computed before it
+	Active        int64   `json:"active"`        // requests
+	Rate          float64 `json:"rate"`          // prefill tokens/s
+	AgeS          float64 `json:"age_s"`         // since the deepest held block was touched
+	Cost          float64 `json:"cost"`          // in the strategy's unit, lower is better
+}
+
+func (r *Receipt) take(d *policy.Decision) {
+	r.Backend, r.Strategy, r.Rung = d.Name, d.Strategy, d.Rung.String()
+	r.PromptTokens, r.MatchedBlocks, r.PredictedTokens = d.PromptTokens, d.MatchedBlocks, d.PredictedTokens
+	r.Eligible, r.Trial, r.LastResort = d.Eligible, d.Trial, d.LastResort
+	for _, c := range d.Candidates {
+		r.Candidates = append(r.Candidates, Candidate{
+			Backend: c.Name, MatchedBlocks: c.MatchedBlocks, HeldTokens: c.HeldTokens, QueuedTokens: c.QueuedTokens,
+			Active: c.Active, Rate: c.Rate, AgeS: c.Age.Seconds(), Cost: c.Cost,
+		})
+	}
 }
 
 // Explain decides where a request would go now, without sending it or leaving
@@ -33,7 +70,8 @@ func (n *Node) Explain(path string, header func(name string) []byte, body []byte
 		r.Note = fmt.Sprintf("routed by load: %v", err)
 	}
 	r.Model, r.PromptBytes, r.Blocks = string(q.Model), q.PromptBytes, len(q.Hashes)
-	decide := func() error { return n.ask(&q, &r.Decision) }
+	var d policy.Decision
+	decide := func() error { return n.router.Explain(&q, now(), &d) }
 	err := decide()
 	if errors.Is(err, policy.ErrUnknownModel) && n.fleet.open {
 		r.Note = "no engine has listed this model; one of them is asked all the same"
@@ -42,21 +80,8 @@ func (n *Node) Explain(path string, header func(name string) []byte, body []byte
 	if err != nil {
 		return nil, err
 	}
+	r.take(&d)
 	return r, nil
-}
-
-// ask decides without dispatching: the request is booked and given back at
-// once, and nothing is recorded of it. What remains is one decision in the
-// policy's counters and one turn of a rotation.
-func (n *Node) ask(q *policy.Request, d *policy.Decision) error {
-	var a policy.Attempt
-	at := now()
-	if err := n.router.Pick(q, at, &a); err != nil {
-		return err
-	}
-	*d = a.Decision().Clone()
-	a.End(policy.Outcome{PromptTokens: -1, CachedTokens: -1, OutputTokens: -1, Failed: policy.ClientGone}, at)
-	return nil
 }
 
 // explain answers POST /explain?path=PATH: where a request with this body and

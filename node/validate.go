@@ -4,10 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
 	"grapevine/proxy"
+	"grapevine/proxy/policy"
 )
 
 // minSecret is the shortest hash key taken from a configuration: 128 bits if
@@ -78,12 +80,12 @@ func (c *Config) checkBackends(bad complain) {
 }
 
 func (c *Config) checkRouting(bad complain) {
-	if !knownStrategy(c.Strategy) {
-		bad("strategy", "known are "+strings.Join(strategies, ", "), "%q is unknown", c.Strategy)
+	if !slices.Contains(policy.Strategies(), c.Strategy) {
+		bad("strategy", "known are "+strings.Join(policy.Strategies(), ", "), "%q is unknown", c.Strategy)
 	}
 	for i, r := range c.Rules {
-		if !knownStrategy(r.Strategy) {
-			bad("rules", "known are "+strings.Join(strategies, ", "), "rule %d: strategy %q is unknown", i, r.Strategy)
+		if !slices.Contains(policy.Strategies(), r.Strategy) {
+			bad("rules", "known are "+strings.Join(policy.Strategies(), ", "), "rule %d: strategy %q is unknown", i, r.Strategy)
 		}
 	}
 	if c.WorkWeight <= 0 {

@@ -1,0 +1,148 @@
+package node
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestDiscoveryRoutesByModel: engines that serve different models get the
+// requests for theirs, without a word of configuration.
+func TestDiscoveryRoutesByModel(t *testing.T) {
+	leakCheck(t)
+	a, b := newFakeEngine(t, "llama"), newFakeEngine(t, "qwen")
+	n := startNode(t, testConfig(a.URL, b.URL))
+	eventually(t, "both engines are asked", func() bool {
+		return slices.Equal(n.router.View().Models(), []string{"llama", "qwen"})
+	})
+	for range 4 {
+		chat(t, n, chatBody("qwen", "hello"))
+	}
+	if a.requests.Load() != 0 || b.requests.Load() != 4 {
+		t.Fatalf("%d and %d requests, want 0 and 4", a.requests.Load(), b.requests.Load())
+	}
+	// Nobody lists this one, but what nobody lists may have been loaded since:
+	// an engine is to judge, not the router.
+	if status, _, _ := chat(t, n, chatBody("mistral", "hello")); status != 200 {
+		t.Fatalf("a model that nobody listed: %d", status)
+	}
+	if total := a.requests.Load() + b.requests.Load(); total != 5 {
+		t.Fatalf("%d requests, want 5", total)
+	}
+}
+
+func TestDiscoveryFollowsChanges(t *testing.T) {
+	leakCheck(t)
+	e := newFakeEngine(t, "base")
+	cfg := testConfig(e.URL)
+	cfg.ModelsInterval = 20 * time.Millisecond
+	n := startNode(t, cfg)
+	eventually(t, "the first list", func() bool { return slices.Equal(n.router.View().Models(), []string{"base"}) })
+	e.setModels("base", "adapter")
+	eventually(t, "a loaded adapter", func() bool { return slices.Equal(n.router.View().Models(), []string{"adapter", "base"}) })
+	view := n.router.View()
+	asked := e.asked.Load()
+	eventually(t, "two more rounds", func() bool { return e.asked.Load() >= asked+2 })
+	if n.router.View() != view {
+		t.Error("an unchanged answer made a new view")
+	}
+	e.Close()
+	eventually(t, "the failure is known", func() bool { return n.BackendList().Backends[0].ModelsError != "" })
+	if !slices.Equal(n.router.View().Models(), []string{"adapter", "base"}) {
+		t.Error("an engine that does not answer was forgotten")
+	}
+}
+
+// TestConfiguredModels: a list in the configuration is believed, nothing is
+// asked, and with every list configured an unknown model is refused.
+func TestConfiguredModels(t *testing.T) {
+	leakCheck(t)
+	e := newFakeEngine(t, "something", "else")
+	cfg := testConfig()
+	cfg.ModelsInterval = 5 * time.Millisecond
+	cfg.Backends = []Backend{{URL: e.URL, Models: []string{"m"}}}
+	n := startNode(t, cfg)
+	if status, _, _ := chat(t, n, chatBody("m", "hello")); status != 200 {
+		t.Fatal(status)
+	}
+	if status, _, text := chat(t, n, chatBody("x", "hello")); status != 404 || !strings.Contains(text, "model") {
+		t.Fatalf("an unknown model: %d %s", status, text)
+	}
+	if e.asked.Load() != 0 {
+		t.Error("a configured engine was asked for its models")
+	}
+}
+
+func TestDiscoveryOff(t *testing.T) {
+	leakCheck(t)
+	e := newFakeEngine(t, "m")
+	cfg := testConfig(e.URL)
+	cfg.ModelsInterval = 0
+	n := startNode(t, cfg)
+	if status, _, _ := chat(t, n, chatBody("whatever", "hello")); status != 200 {
+		t.Fatal(status)
+	}
+	if e.asked.Load() != 0 {
+		t.Error("an engine was asked for its models")
+	}
+}
+
+func TestParseModels(t *testing.T) {
+	for _, tc := range []struct {
+		text string
+		want []string
+		bad  bool
+	}{
+		{`{"object":"list","data":[{"id":"b"},{"id":"a"},{"id":"b"},{"id":""}]}`, []string{"a", "b"}, false},
+		{`{"data":[]}`, nil, false},
+		{`{}`, nil, false},
+		{`not json`, nil, true},
+		{`{"data":"x"}`, nil, true},
+		{`{"data":[` + strings.Repeat(`{"id":"x"},`, maxModelNames) + `{"id":"x"}]}`, nil, true},
+	} {
+		got, err := parseModels([]byte(tc.text))
+		if (err != nil) != tc.bad || !slices.Equal(got, tc.want) {
+			t.Errorf("%.40s: %v %v", tc.text, got, err)
+		}
+	}
+}
+
+// TestDiscoverySendsTheKey and bounds what it reads.
+func TestDiscoverySendsTheKey(t *testing.T) {
+	leakCheck(t)
+	large := false
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer sesame" {
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		if large {
+			_, _ = w.Write(make([]byte, maxModelList+1))
+			return
+		}
+		fmt.Fprint(w, `{"data":[{"id":"m"}]}`)
+	}))
+	defer s.Close()
+	cfg := testConfig()
+	cfg.Backends = []Backend{{URL: s.URL, APIKey: "sesame"}, {URL: s.URL, Name: "keyless"}}
+	n, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := n.newDiscovery()
+	defer d.close()
+	if got, err := d.ask(t.Context(), 0); err != nil || !slices.Equal(got, []string{"m"}) {
+		t.Errorf("with the key: %v %v", got, err)
+	}
+	if _, err := d.ask(t.Context(), 1); err == nil || !strings.Contains(err.Error(), "401") {
+		t.Errorf("without the key: %v", err)
+	}
+	large = true
+	if _, err := d.ask(t.Context(), 0); err == nil || !strings.Contains(err.Error(), "larger than 4MiB") {
+		t.Errorf("a large answer: %v", err)
+	}
+}

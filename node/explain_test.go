@@ -1,0 +1,156 @@
+package node
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+)
+
+func explain(t *testing.T, n *Node, path string, headers map[string]string, body string) (*Receipt, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	return NewClient(n.AdminAddr()).Explain(ctx, path, headers, []byte(body))
+}
+
+const longText = "The same long beginning of a prompt, over and over. "
+
+func TestExplain(t *testing.T) {
+	leakCheck(t)
+	a, b := newFakeEngine(t, "m"), newFakeEngine(t, "m")
+	n := startNode(t, testConfig(a.URL, b.URL))
+	body := chatBody("m", strings.Repeat(longText, 100))
+
+	before, err := explain(t, n, "/v1/chat/completions", nil, body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if before.Model != "m" || before.Blocks < 9 || before.PredictedTokens != 0 || before.Eligible != 2 || before.Strategy != "prefix" {
+		t.Fatalf("before: %+v", before)
+	}
+	status, served, _ := chat(t, n, body)
+	if status != 200 {
+		t.Fatal(status)
+	}
+	eventually(t, "the request has ended", func() bool { return n.proxy.InFlight() == 0 })
+	after, err := explain(t, n, "/v1/chat/completions", nil, body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if after.Blocks != before.Blocks || len(after.Candidates) == 0 || after.Candidates[0].Backend != after.Backend {
+		t.Fatalf("after: %+v", after)
+	}
+	_ = served // the fake engine reports nothing cached, so the router may well have taken the placement back
+}
+
+// TestExplainLeavesNoTrace: neither the tree nor the load nor a counter nor a
+// backend knows afterwards that somebody asked.
+func TestExplainLeavesNoTrace(t *testing.T) {
+	leakCheck(t)
+	a, b := newFakeEngine(t, "m"), newFakeEngine(t, "m")
+	for _, strategy := range []string{"prefix", "round-robin", "least-request", "weighted"} {
+		cfg := testConfig(a.URL, b.URL)
+		cfg.Strategy = strategy
+		n := startNode(t, cfg)
+		body := chatBody("m", strings.Repeat(longText, 100))
+		stats, tree := n.router.Stats(), n.tree.Stats()
+		first, err := explain(t, n, "/v1/chat/completions", nil, body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 5 {
+			again, err := explain(t, n, "/v1/chat/completions", nil, body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if again.Backend != first.Backend {
+				t.Errorf("%s: asked twice, two answers: %s and %s", strategy, first.Backend, again.Backend)
+			}
+		}
+		if got := n.router.Stats(); !reflect.DeepEqual(got, stats) {
+			t.Errorf("%s: policy counters moved: %+v, were %+v", strategy, got, stats)
+		}
+		if got := n.tree.Stats(); got != tree {
+			t.Errorf("%s: the tree changed: %+v, was %+v", strategy, got, tree)
+		}
+	}
+	if total := a.requests.Load() + b.requests.Load(); total != 0 {
+		t.Errorf("%d requests were dispatched", total)
+	}
+}
+
+func TestExplainRulesAndHeaders(t *testing.T) {
+	leakCheck(t)
+	cfg := testConfig(newFakeEngine(t, "m").URL, newFakeEngine(t, "m").URL)
+	cfg.Rules = []Rule{
+		{Path: "/v1/embeddings", Strategy: "least-request"},
+		{Header: "x-tenant", HeaderValue: "batch", Strategy: "round-robin"},
+	}
+	n := startNode(t, cfg)
+	for _, tc := range []struct {
+		path    string
+		headers map[string]string
+		want    string
+	}{
+		{"/v1/chat/completions", nil, "prefix"},
+		{"/v1/embeddings", nil, "least-request"},
+		{"/v1/chat/completions", map[string]string{"X-Tenant": "batch"}, "round-robin"},
+		{"/v1/chat/completions", map[string]string{"X-Tenant": "other"}, "prefix"},
+	} {
+		r, err := explain(t, n, tc.path, tc.headers, chatBody("m", "hello"))
+		if err != nil || r.Strategy != tc.want {
+			t.Errorf("%s %v: %+v %v, want %s", tc.path, tc.headers, r, err, tc.want)
+		}
+	}
+}
+
+func TestExplainErrors(t *testing.T) {
+	leakCheck(t)
+	cfg := testConfig()
+	cfg.MaxBody = 4096
+	cfg.Backends = []Backend{{URL: "http://127.0.0.1:1", Models: []string{"m"}}}
+	n := startNode(t, cfg)
+	for _, tc := range []struct {
+		query, body string
+		status      int
+		want        string
+	}{
+		{"", chatBody("m", "hello"), 200, `"backend":"127.0.0.1:1"`},
+		{"", "{", 200, "routed by load"},
+		{"", chatBody("x", "hello"), 404, "model"},
+		{"?path=nonsense", chatBody("m", "hello"), 400, "does not begin with /"},
+		{"", chatBody("m", strings.Repeat("x", 5000)), 413, "max_body, 4KiB"},
+	} {
+		resp, err := http.Post("http://"+n.AdminAddr()+"/explain"+tc.query, "application/json", strings.NewReader(tc.body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil || resp.StatusCode != tc.status || !strings.Contains(string(text), tc.want) {
+			t.Errorf("%s %.30s: %d %s %v", tc.query, tc.body, resp.StatusCode, text, err)
+		}
+	}
+	if status, _ := get(t, "http://"+n.AdminAddr()+"/explain"); status != http.StatusMethodNotAllowed {
+		t.Errorf("GET /explain: %d", status)
+	}
+	none := startNode(t, testConfig())
+	if _, err := explain(t, none, "/v1/chat/completions", nil, chatBody("m", "hello")); err == nil || !strings.Contains(err.Error(), "backend") {
+		t.Errorf("without backends: %v", err)
+	}
+}
+
+func TestClientErrors(t *testing.T) {
+	leakCheck(t)
+	if _, err := NewClient("127.0.0.1:1").Status(t.Context()); err == nil || !strings.Contains(err.Error(), "is the router running") {
+		t.Errorf("nobody there: %v", err)
+	}
+	e := newFakeEngine(t)
+	if _, err := NewClient(e.URL).Status(t.Context()); err == nil || !strings.Contains(err.Error(), "404") {
+		t.Errorf("somebody else there: %v", err)
+	}
+}
