@@ -47,7 +47,7 @@ var mayImport = map[string][]string{
 var outside = map[string][]string{
 	"prefixtree":   {"github.com/zeebo/xxh3"},
 	"proxy/policy": {"github.com/zeebo/xxh3"},
-	"proxy/prompt": {"github.com/zeebo/xxh3"},
+	"proxy/prompt": {"github.com/zeebo/xxh3", "golang.org/x/sys/cpu"},
 	"proxy/engine": nil,
 }
 
