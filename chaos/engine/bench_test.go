@@ -1,0 +1,104 @@
+package engine
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+// BenchmarkDecode: simulated steps per second when full batches only decode (64 sequences of 1,000 tokens). A stretch costs
+// the same whatever its length.
+func BenchmarkDecode(b *testing.B) {
+	for _, watch := range []bool{false, true} {
+		b.Run(fmt.Sprintf("watch=%v", watch), func(b *testing.B) {
+			m := newModel(b, Config{})
+			b.ReportAllocs()
+			jobs := make([]Job, 64)
+			for range b.N {
+				now := m.now
+				for i := range jobs {
+					j := &jobs[i]
+					j.PromptTokens, j.OutputTokens, j.Watch = 100, 1000, watch
+					m.Submit(j, now)
+				}
+				for {
+					at, ok := m.Next()
+					if !ok {
+						break
+					}
+					m.Advance(at, nil)
+				}
+			}
+			b.ReportMetric(float64(m.Stats().Steps)/b.Elapsed().Seconds(), "steps/s")
+			b.ReportMetric(float64(m.Stats().Finished)/b.Elapsed().Seconds(), "jobs/s")
+		})
+	}
+}
+
+// BenchmarkJobs: jobs per second of an open loop of 500 sessions that go on from each other, with less KV memory than they
+// fill. One operation is the whole trace on a fresh engine.
+func BenchmarkJobs(b *testing.B) {
+	const tokens, count = 64, 10_000
+	for _, shape := range []struct {
+		name           string
+		blocks, output int // most new blocks of a turn, mean reply
+		gap            time.Duration
+		kv             int
+	}{
+		{"prompt=1k/output=50", 8, 50, 70 * time.Millisecond, 300_000},
+		{"prompt=8k/output=300", 32, 300, 600 * time.Millisecond, 1_000_000},
+		{"prompt=64k/output=300", 256, 300, 4 * time.Second, 8_000_000},
+	} {
+		b.Run(shape.name, func(b *testing.B) {
+			rng := rand.New(rand.NewPCG(1, 2))
+			sessions := make([][]uint64, 500)
+			trace, at := make([]Job, count), make([]time.Duration, count)
+			var now time.Duration
+			for i := range trace {
+				s := &sessions[rng.IntN(len(sessions))]
+				if len(*s) > 8*shape.blocks {
+					*s = nil
+				}
+				output := 1 + rng.IntN(2*shape.output)
+				prompt := len(*s) + 1 + rng.IntN(shape.blocks)
+				for len(*s) < prompt+output/tokens {
+					*s = append(*s, rng.Uint64())
+				}
+				trace[i] = Job{Keys: (*s)[:prompt], OutKeys: (*s)[prompt:], KeyTokens: tokens, PromptTokens: prompt*tokens + 13, OutputTokens: output}
+				now += time.Duration(rng.ExpFloat64() * float64(shape.gap))
+				at[i] = now
+			}
+			b.ReportAllocs()
+			var s Stats
+			for b.Loop() {
+				m := newModel(b, Config{KVTokens: shape.kv})
+				for i := range trace {
+					m.Advance(at[i], nil)
+					m.Submit(&trace[i], at[i])
+				}
+				for next, ok := m.Next(); ok; next, ok = m.Next() {
+					m.Advance(next, nil)
+				}
+				s = m.Stats()
+			}
+			if s.Finished != count {
+				b.Fatalf("%d jobs finished", s.Finished)
+			}
+			seconds := b.Elapsed().Seconds() / float64(b.N)
+			b.ReportMetric(count/seconds, "jobs/s")
+			b.ReportMetric(float64(s.Steps)/seconds, "steps/s")
+			b.ReportMetric(float64(s.CachedTokens)/float64(s.PromptTokens), "hit-rate")
+			b.ReportMetric(float64(s.EvictedTokens)/float64(s.PromptTokens), "evicted")
+			b.ReportMetric(s.Busy.Seconds()/lasted(now, trace), "busy")
+		})
+	}
+}
+
+// lasted returns the seconds until the last job has finished, at least until now.
+func lasted(now time.Duration, trace []Job) float64 {
+	for i := range trace {
+		now = max(now, trace[i].Finished)
+	}
+	return now.Seconds()
+}

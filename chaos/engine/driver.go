@@ -1,0 +1,212 @@
+package engine
+
+import (
+	"errors"
+	"sync"
+	"time"
+)
+
+// errStopped is returned to whoever asks a driver that has been stopped.
+var errStopped = errors.New("engine: stopped")
+
+// errBusy is returned when the waiting queue is at its bound.
+var errBusy = errors.New("engine: waiting queue is full")
+
+// errTooLarge is returned for a job that the KV memory can never hold.
+var errTooLarge = errors.New("engine: larger than the KV memory")
+
+// driver runs a Model on the wall clock. One goroutine owns the model; everybody else asks it through do.
+type driver struct {
+	model      *Model
+	maxWaiting int
+	began      time.Time
+	ops        chan func(now time.Duration)
+	quit, done chan struct{}
+	stopOnce   sync.Once
+
+	// Owned by the goroutine.
+	ttft, latency histogram
+}
+
+func newDriver(m *Model, maxWaiting int) *driver {
+	d := &driver{
+		model: m, maxWaiting: maxWaiting, began: time.Now(),
+		ops: make(chan func(time.Duration)), quit: make(chan struct{}), done: make(chan struct{}),
+		ttft: newHistogram(), latency: newHistogram(),
+	}
+	go d.run()
+	return d
+}
+
+func (d *driver) run() {
+	defer close(d.done)
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		wait := time.Hour
+		if at, ok := d.model.Next(); ok {
+			wait = max(at-time.Since(d.began), 0)
+		}
+		timer.Reset(wait)
+		select {
+		case op := <-d.ops:
+			now := time.Since(d.began)
+			d.model.Advance(now, d.emit)
+			op(now)
+		case <-timer.C:
+			d.model.Advance(time.Since(d.began), d.emit)
+		case <-d.quit:
+			for _, j := range d.model.Reset(time.Since(d.began)) {
+				j.User.(*seat).flight.fail(errStopped)
+			}
+			return
+		}
+	}
+}
+
+// stop loses all jobs and returns when the goroutine is gone. Idempotent.
+func (d *driver) stop() {
+	d.stopOnce.Do(func() { close(d.quit) })
+	<-d.done
+}
+
+// do runs op in the goroutine that owns the model, with the model advanced to now, and returns when it has run.
+func (d *driver) do(op func(now time.Duration)) error {
+	ran := make(chan struct{})
+	select {
+	case d.ops <- func(now time.Duration) { op(now); close(ran) }:
+		<-ran
+		return nil
+	case <-d.done:
+		return errStopped
+	}
+}
+
+// emit passes what happened to whoever waits for it. It never blocks.
+func (d *driver) emit(e Event) {
+	seat := e.Job.User.(*seat)
+	f := seat.flight
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	wake := false
+	switch e.Kind {
+	case Admitted:
+		seat.cached = e.Job.Cached
+	case FirstToken:
+		d.ttft.observe(e.At - e.Job.Submitted)
+		seat.tokens++
+		wake = e.Job.Watch
+	case Tokens:
+		seat.tokens += e.Tokens
+		wake = true
+	case Finished:
+		d.latency.observe(e.At - e.Job.Submitted)
+		seat.tokens = e.Job.OutputTokens
+		seat.done = true
+		f.left--
+		wake = e.Job.Watch || f.left == 0
+	case Refused:
+		f.err = errTooLarge
+		wake = true
+	}
+	if wake {
+		f.wake()
+	}
+}
+
+// flight is the jobs of one HTTP request on their way through the engine.
+type flight struct {
+	driver *driver
+	seats  []*seat
+	notify chan struct{} // capacity 1: something changed
+
+	mu   sync.Mutex // guards what follows and the progress of the seats
+	left int        // seats not done
+	err  error
+}
+
+// seat is one job of a flight.
+type seat struct {
+	flight *flight
+	job    Job
+	reply  []byte // TokenBytes for each output token
+
+	tokens int // generated so far; all at once for a job that is not watched
+	cached int
+	done   bool
+}
+
+// progress is a copy of how far a seat is.
+type progress struct {
+	tokens, cached int
+	done           bool
+}
+
+// launch submits all jobs of f, or none of them.
+func (d *driver) launch(f *flight) error {
+	f.driver, f.left, f.notify = d, len(f.seats), make(chan struct{}, 1)
+	var failed error
+	err := d.do(func(now time.Duration) {
+		if d.model.waiting.len()+len(f.seats) > d.maxWaiting {
+			failed = errBusy
+			return
+		}
+		for _, s := range f.seats {
+			if !d.model.fits(&s.job) {
+				failed = errTooLarge
+				return
+			}
+		}
+		for _, s := range f.seats {
+			s.flight = f
+			s.job.User = s
+			d.model.Submit(&s.job, now)
+		}
+	})
+	return errors.Join(err, failed)
+}
+
+// abort takes what is not finished out of the engine. Harmless when all is.
+func (f *flight) abort() {
+	f.mu.Lock()
+	over := f.left == 0 || f.err != nil
+	f.mu.Unlock()
+	if over {
+		return
+	}
+	// A stopped driver has dropped the jobs already.
+	_ = f.driver.do(func(now time.Duration) {
+		for _, s := range f.seats {
+			f.driver.model.Cancel(&s.job, now)
+		}
+	})
+}
+
+func (f *flight) fail(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.err = err
+	f.wake()
+}
+
+func (f *flight) wake() {
+	select {
+	case f.notify <- struct{}{}:
+	default:
+	}
+}
+
+// state returns how far seat i is, and what ended the flight early.
+func (f *flight) state(i int) (progress, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := f.seats[i]
+	return progress{tokens: s.tokens, cached: s.cached, done: s.done}, f.err
+}
+
+// landed reports whether all seats are done, or what ended the flight early.
+func (f *flight) landed() (bool, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.left == 0, f.err
+}

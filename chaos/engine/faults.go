@@ -1,0 +1,193 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// Fault is the body of POST /emulator/fault.
+type Fault struct {
+	// Kind is one of
+	//
+	//	slow     every step takes Factor times as long, until none
+	//	hang     requests are accepted and never answered, or not beyond AfterBytes of the body
+	//	reset    the connection is reset before the header, or after AfterBytes of the body
+	//	503      503 with Retry-After
+	//	die      stop listening and close all connections; this request is still answered
+	//	amnesia  the cache is emptied, once; what runs is computed again
+	//	none     end all faults; what hangs, hangs on until its client leaves
+	Kind string `json:"kind"`
+	// Factor is for slow.
+	Factor float64 `json:"factor"`
+	// Count ends hang, reset and 503 after so many requests; 0 is never.
+	Count int `json:"count"`
+	// AfterBytes of the answer's body go out unharmed; 0 is not even the header.
+	AfterBytes int64 `json:"after_bytes"`
+	// All strikes /health, /metrics and the rest too, not only inference. A hang does so unless it is counted or goes by bytes:
+	// what hangs is then the process.
+	All *bool `json:"all"`
+}
+
+// faults holds the one fault that requests suffer. A slow engine is the model's affair and lasts beside it.
+type faults struct {
+	mu   sync.Mutex
+	now  Fault
+	left int // of Count
+
+	suffered int64
+}
+
+// Inject starts a fault. The error says what is wrong with it.
+func (s *Server) Inject(f Fault) error {
+	switch f.Kind {
+	case "slow":
+		if !(f.Factor > 0) || f.Factor > 1e6 {
+			return badRequest("factor", "slow needs a factor above 0, at most 1000000")
+		}
+		return s.driver.do(func(now time.Duration) { s.driver.model.Slow(f.Factor, now) })
+	case "amnesia":
+		return s.driver.do(s.driver.model.Clear)
+	case "die":
+		s.die()
+		return nil
+	case "none", "hang", "reset", "503":
+	default:
+		return badRequest("kind", "unknown fault %q", f.Kind)
+	}
+	if f.Count < 0 || f.AfterBytes < 0 {
+		return badRequest("count", "count and after_bytes must not be negative")
+	}
+	s.faults.mu.Lock()
+	s.faults.now, s.faults.left = f, f.Count
+	s.faults.mu.Unlock()
+	if f.Kind == "none" {
+		return s.driver.do(func(now time.Duration) { s.driver.model.Slow(1, now) })
+	}
+	return nil
+}
+
+// take returns the fault that a request suffers, if any, and counts it.
+func (f *faults) take(inference bool) (Fault, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now := f.now
+	if now.Kind == "" || now.Kind == "none" {
+		return Fault{}, false
+	}
+	all := now.Kind == "hang" && now.Count == 0 && now.AfterBytes == 0
+	if now.All != nil {
+		all = *now.All
+	}
+	if !inference && !all {
+		return Fault{}, false
+	}
+	if now.Count > 0 {
+		if f.left--; f.left == 0 {
+			f.now = Fault{}
+		}
+	}
+	f.suffered++
+	return now, true
+}
+
+// suffer lets a request have its fault. If it is not done with that, it is to be answered through out.
+func (s *Server) suffer(w http.ResponseWriter, r *http.Request) (out http.ResponseWriter, done bool) {
+	_, inference := paths[r.URL.Path]
+	f, any := s.faults.take(inference)
+	if !any {
+		return w, false
+	}
+	if f.Kind == "503" {
+		s.writeError(w, endpointOf(r.URL.Path), &apiError{status: http.StatusServiceUnavailable, message: "The engine is overloaded, as it was told to be."})
+		return w, true
+	}
+	fw := &faultWriter{w: w, ctx: r.Context(), fault: f, left: f.AfterBytes}
+	if f.AfterBytes == 0 {
+		// Read the request first: a connection that is reset with unread data in it would look like another fault, and a
+		// client that leaves is only noticed once the body is read.
+		if _, err := s.readBody(w, r); err == nil || f.Kind == "reset" {
+			fw.strike()
+		}
+		return w, true
+	}
+	return fw, false
+}
+
+// faultWriter lets so many bytes through before it strikes.
+type faultWriter struct {
+	w     http.ResponseWriter
+	ctx   context.Context
+	fault Fault
+	left  int64
+}
+
+func (f *faultWriter) Header() http.Header         { return f.w.Header() }
+func (f *faultWriter) WriteHeader(status int)      { f.w.WriteHeader(status) }
+func (f *faultWriter) Unwrap() http.ResponseWriter { return f.w }
+
+func (f *faultWriter) Write(p []byte) (int, error) {
+	if int64(len(p)) < f.left {
+		f.left -= int64(len(p))
+		return f.w.Write(p)
+	}
+	f.w.Write(p[:f.left])
+	http.NewResponseController(f.w).Flush()
+	f.strike()
+	return 0, context.Canceled
+}
+
+// strike does not return: the handler ends when the client has left (hang) or at once (reset), without an answer.
+func (f *faultWriter) strike() {
+	if f.fault.Kind == "hang" {
+		<-f.ctx.Done()
+		panic(http.ErrAbortHandler)
+	}
+	resetConnection(f.ctx)
+	panic(http.ErrAbortHandler)
+}
+
+// resetConnection makes the close that follows send RST in place of FIN.
+func resetConnection(ctx context.Context) {
+	conn, _ := ctx.Value(connKey{}).(net.Conn)
+	if wrapped, ok := conn.(interface{ NetConn() net.Conn }); ok { // TLS: reset what is below
+		conn = wrapped.NetConn()
+	}
+	if tcp, ok := conn.(*net.TCPConn); ok {
+		tcp.SetLinger(0)
+		tcp.Close()
+	}
+}
+
+func (s *Server) faultHandler(w http.ResponseWriter, r *http.Request) {
+	body, bad := s.readBody(w, r)
+	var f Fault
+	if bad == nil {
+		if err := json.Unmarshal(body, &f); err != nil {
+			bad = parseError(err)
+		}
+	}
+	if bad != nil {
+		s.writeError(w, endpointNone, bad)
+		return
+	}
+	if f.Kind == "die" {
+		writeJSON(w, http.StatusOK, map[string]string{"fault": f.Kind})
+		http.NewResponseController(w).Flush()
+		s.die()
+		return
+	}
+	if err := s.Inject(f); err != nil {
+		bad, ok := err.(*apiError)
+		if !ok {
+			bad = launchError(err)
+		}
+		s.writeError(w, endpointNone, bad)
+		return
+	}
+	writeJSON(w, http.StatusOK, map[string]string{"fault": f.Kind, "count": strconv.Itoa(f.Count)})
+}

@@ -1,0 +1,400 @@
+package engine
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rs/zerolog"
+)
+
+// MetricsStyle says whose metric names, and whose habits about reporting cached tokens, the engine has.
+type MetricsStyle string
+
+// The styles. SGLang reports no cached_tokens, rather than 0, when nothing was cached.
+const (
+	StyleVLLM   MetricsStyle = "vllm"
+	StyleSGLang MetricsStyle = "sglang"
+)
+
+// ServerConfig configures a live engine. Zero fields take the defaults.
+type ServerConfig struct {
+	Config // of the model
+
+	Models        []string // names it is served under, all the same model; default "emulated"
+	Adapters      []string // LoRA adapters: names of their own, and a cache of their own
+	MaxModelLen   int      // tokens of prompt and reply together; default KVTokens
+	DefaultOutput int      // tokens of a reply whose length was not asked for; default 64
+
+	TokensPerChunk int          // tokens in one event of a stream; default 1
+	HideCached     bool         // leave cached tokens out of usage, as engines do unless told to report them
+	LateHeaders    bool         // answer streams with the first token; else at once, as vLLM does
+	MetricsStyle   MetricsStyle // default StyleVLLM
+	Version        string       // of /version
+
+	MaxBody      int64         // bytes of a request body; default 256 MiB
+	MaxWaiting   int           // jobs in the waiting queue, more are answered 503; default 100,000
+	IdleTimeout  time.Duration // of a kept-alive connection; default 5 s, uvicorn's
+	WriteTimeout time.Duration // for a client to take what was written; default 30 s
+
+	Log zerolog.Logger
+}
+
+func (c ServerConfig) withDefaults() (ServerConfig, error) {
+	var err error
+	if c.Config, err = c.Config.withDefaults(); err != nil {
+		return c, err
+	}
+	if len(c.Models) == 0 {
+		c.Models = []string{"emulated"}
+	}
+	if c.MaxModelLen == 0 {
+		c.MaxModelLen = c.KVTokens
+	}
+	if c.DefaultOutput == 0 {
+		c.DefaultOutput = 64
+	}
+	if c.TokensPerChunk == 0 {
+		c.TokensPerChunk = 1
+	}
+	if c.MetricsStyle == "" {
+		c.MetricsStyle = StyleVLLM
+	}
+	if c.Version == "" {
+		c.Version = "0.0.0+emulated"
+	}
+	if c.MaxBody == 0 {
+		c.MaxBody = 256 << 20
+	}
+	if c.MaxWaiting == 0 {
+		c.MaxWaiting = 100_000
+	}
+	if c.IdleTimeout == 0 {
+		c.IdleTimeout = 5 * time.Second
+	}
+	if c.WriteTimeout == 0 {
+		c.WriteTimeout = 30 * time.Second
+	}
+	switch {
+	case c.MetricsStyle != StyleVLLM && c.MetricsStyle != StyleSGLang:
+		return c, fmt.Errorf("%w: metrics style %q, want %q or %q", ErrConfig, c.MetricsStyle, StyleVLLM, StyleSGLang)
+	case c.MaxModelLen < 2 || c.MaxModelLen > c.KVTokens:
+		return c, fmt.Errorf("%w: context of %d tokens, want 2 to the KV memory's %d", ErrConfig, c.MaxModelLen, c.KVTokens)
+	case c.DefaultOutput < 1 || c.TokensPerChunk < 1 || c.MaxBody < 1 || c.MaxWaiting < 1 || c.IdleTimeout < 0 || c.WriteTimeout < 0:
+		return c, fmt.Errorf("%w: negative limit", ErrConfig)
+	}
+	return c, nil
+}
+
+// ErrDied is what Serve returns after the fault die.
+var ErrDied = errors.New("engine: died as it was told to")
+
+// Server is a live emulated engine. Safe for concurrent use.
+type Server struct {
+	cfg    ServerConfig
+	driver *driver
+	http   http.Server
+	mux    *http.ServeMux
+	faults faults
+	nonce  string
+	began  time.Time
+	ids    atomic.Int64
+
+	requests atomic.Int64 // to inference endpoints
+	aborted  atomic.Int64 // of those: the client left before the end
+
+	stop      context.CancelFunc
+	closeOnce sync.Once
+	closed    chan struct{} // when Close is through
+	died      atomic.Bool
+
+	mu      sync.Mutex // guards what follows, and additions to work
+	closing bool
+	addr    net.Addr       // of Start
+	work    sync.WaitGroup // handlers and Start's goroutines
+}
+
+// NewServer returns an engine that is running and idle, listening nowhere. Close it even if it never serves.
+func NewServer(cfg ServerConfig) (*Server, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	model, err := NewModel(cfg.Config)
+	if err != nil {
+		return nil, err
+	}
+	var nonce [6]byte
+	rand.Read(nonce[:])
+	s := &Server{cfg: cfg, nonce: hex.EncodeToString(nonce[:]), began: time.Now(), closed: make(chan struct{})}
+	s.driver = newDriver(model, cfg.MaxWaiting)
+	ctx, stop := context.WithCancel(context.Background())
+	s.stop = stop
+	s.routes()
+	s.http = http.Server{
+		Handler:           s,
+		IdleTimeout:       cfg.IdleTimeout,
+		ReadHeaderTimeout: time.Minute,
+		BaseContext:       func(net.Listener) context.Context { return ctx },
+		ConnContext:       func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
+		ErrorLog:          log.New(cfg.Log, "", 0),
+	}
+	return s, nil
+}
+
+// connKey is the context key of a request's connection, which faults reset.
+type connKey struct{}
+
+// Config returns the configuration with its defaults filled in.
+func (s *Server) Config() ServerConfig { return s.cfg }
+
+// Serve answers connections from ln until Close (nil), the fault die (ErrDied) or an error of the listener. It closes ln.
+func (s *Server) Serve(ln net.Listener) error {
+	err := s.http.Serve(ln)
+	if errors.Is(err, http.ErrServerClosed) {
+		<-s.closed
+		if err = nil; s.died.Load() {
+			err = ErrDied
+		}
+	}
+	return err
+}
+
+// Start listens on addr ("127.0.0.1:0" for any free port) and serves in the background until Close.
+func (s *Server) Start(addr string) error {
+	ln, err := net.Listen("tcp", addr)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.addr = ln.Addr()
+	s.mu.Unlock()
+	if !s.enter() {
+		ln.Close()
+		return http.ErrServerClosed
+	}
+	go func() {
+		defer s.work.Done()
+		if err := s.http.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
+			s.cfg.Log.Error().Err(err).Msg("emulated engine stopped serving")
+		}
+	}()
+	return nil
+}
+
+// Addr is the host:port that Start listens on, "" before it has.
+func (s *Server) Addr() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.addr == nil {
+		return ""
+	}
+	return s.addr.String()
+}
+
+// Close closes all listeners and connections, drops all jobs and returns when every goroutine of the server is gone.
+// Idempotent.
+func (s *Server) Close() error {
+	s.closeOnce.Do(func() {
+		s.mu.Lock()
+		s.closing = true
+		s.mu.Unlock()
+		s.stop()
+		s.http.Close()
+		s.work.Wait()
+		s.driver.stop()
+		close(s.closed)
+	})
+	<-s.closed
+	return nil
+}
+
+// die is Close from inside a handler, which must return for it to end.
+func (s *Server) die() {
+	s.died.Store(true)
+	go s.Close()
+}
+
+// enter counts a handler in, unless the server is closing.
+func (s *Server) enter() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closing {
+		return false
+	}
+	s.work.Add(1)
+	return true
+}
+
+// ServeHTTP answers one request. It is what Serve runs, and needs the connection that Serve puts into the context only for
+// the fault reset.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if !s.enter() {
+		panic(http.ErrAbortHandler)
+	}
+	defer s.work.Done()
+	if !strings.HasPrefix(r.URL.Path, "/emulator/") {
+		var done bool
+		if w, done = s.suffer(w, r); done {
+			return
+		}
+	}
+	s.mux.ServeHTTP(w, r)
+}
+
+func (s *Server) routes() {
+	s.mux = http.NewServeMux()
+	for path, e := range paths {
+		s.mux.HandleFunc("POST "+path, func(w http.ResponseWriter, r *http.Request) { s.infer(w, r, e) })
+	}
+	s.mux.HandleFunc("GET /v1/models", s.models)
+	s.mux.HandleFunc("GET /v1/models/{model...}", s.modelByName)
+	s.mux.HandleFunc("GET /health", s.health)
+	s.mux.HandleFunc("GET /ping", s.health)
+	s.mux.HandleFunc("GET /health_generate", s.healthGenerate)
+	s.mux.HandleFunc("GET /version", func(w http.ResponseWriter, r *http.Request) {
+		writeJSON(w, http.StatusOK, map[string]string{"version": s.cfg.Version})
+	})
+	s.mux.HandleFunc("GET /load", s.load)
+	s.mux.HandleFunc("GET /model_info", s.modelInfo)
+	s.mux.HandleFunc("GET /server_info", s.serverInfo)
+	s.mux.HandleFunc("GET /metrics", s.metrics)
+	s.mux.HandleFunc("POST /emulator/cached", s.cachedHandler)
+	s.mux.HandleFunc("POST /emulator/fault", s.faultHandler)
+	s.mux.HandleFunc("GET /emulator/stats", s.statsHandler)
+	s.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		if _, known := paths[r.URL.Path]; known {
+			w.Header().Set("Allow", http.MethodPost)
+			writeJSON(w, http.StatusMethodNotAllowed, map[string]string{"detail": "Method Not Allowed"})
+			return
+		}
+		writeJSON(w, http.StatusNotFound, map[string]string{"detail": "Not Found"})
+	})
+}
+
+// infer answers one inference request.
+func (s *Server) infer(w http.ResponseWriter, r *http.Request, e endpoint) {
+	s.requests.Add(1)
+	body, err := s.readBody(w, r)
+	if err != nil {
+		s.writeError(w, e, err)
+		return
+	}
+	c, err := s.parse(e, body)
+	if err != nil {
+		s.writeError(w, e, err)
+		return
+	}
+	switch e { // answered without the model
+	case endpointCountTokens:
+		writeJSON(w, http.StatusOK, map[string]int{"input_tokens": c.promptTokens()})
+		return
+	case endpointTokenize:
+		s.tokenize(w, c)
+		return
+	case endpointDetokenize:
+		writeJSON(w, http.StatusOK, map[string]string{"prompt": strings.TrimRight(string(c.prompts[0]), "\x00")})
+		return
+	}
+	f := c.flight()
+	if err := s.driver.launch(f); err != nil {
+		s.writeError(w, e, launchError(err))
+		return
+	}
+	// A client that leaves is noticed even while a write to it blocks.
+	release := context.AfterFunc(r.Context(), func() {
+		s.aborted.Add(1)
+		f.abort()
+	})
+	defer release()
+	if c.fields.Stream && c.generates() {
+		s.stream(w, r, c, f)
+		return
+	}
+	if err := f.wait(r.Context()); err != nil {
+		if r.Context().Err() != nil {
+			panic(http.ErrAbortHandler) // nobody is there, or the engine is closing: no answer, least of all an empty one
+		}
+		s.writeError(w, e, launchError(err))
+		return
+	}
+	writeJSON(w, http.StatusOK, s.answer(c, f))
+}
+
+// wait blocks until all seats are done.
+func (f *flight) wait(ctx context.Context) error {
+	for {
+		if done, err := f.landed(); done || err != nil {
+			return err
+		}
+		select {
+		case <-f.notify:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// answer is the body of a reply that is not streamed.
+func (s *Server) answer(c *call, f *flight) any {
+	switch c.endpoint {
+	case endpointChat:
+		return s.chatAnswer(c, f)
+	case endpointCompletion:
+		return s.completionAnswer(c, f)
+	case endpointResponses:
+		return s.responsesAnswer(c, f)
+	case endpointMessages:
+		return s.messagesAnswer(c, f)
+	case endpointGenerate:
+		return s.generateAnswer(c, f)
+	}
+	return s.poolingAnswer(c, f)
+}
+
+func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, *apiError) {
+	r.Body = http.MaxBytesReader(w, r.Body, s.cfg.MaxBody)
+	var body []byte
+	if n := r.ContentLength; n > 0 && n <= s.cfg.MaxBody {
+		body = make([]byte, 0, min(n, 1<<20)+1) // what is announced is believed up to a MiB
+	}
+	for {
+		if len(body) == cap(body) {
+			body = append(body, 0)[:len(body)]
+		}
+		n, err := r.Body.Read(body[len(body):cap(body)])
+		body = body[:len(body)+n]
+		var tooLarge *http.MaxBytesError
+		switch {
+		case err == io.EOF:
+			return body, nil
+		case errors.As(err, &tooLarge):
+			return nil, &apiError{status: http.StatusRequestEntityTooLarge, message: fmt.Sprintf("Request body is larger than %d bytes", s.cfg.MaxBody)}
+		case err != nil:
+			return nil, badRequest("", "There was an error reading the body: %v", err)
+		}
+	}
+}
+
+func launchError(err error) *apiError {
+	if errors.Is(err, errTooLarge) {
+		return &apiError{status: http.StatusBadRequest, code: "context_length_exceeded", message: "The request needs more KV cache than the engine has."}
+	}
+	return &apiError{status: http.StatusServiceUnavailable, message: err.Error()}
+}
+
+// id returns a new id with the given prefix.
+func (s *Server) id(prefix string) string {
+	return prefix + s.nonce + strconv.FormatInt(s.ids.Add(1), 16)
+}
