@@ -99,6 +99,7 @@ const (
 	partRefusal
 	partThinking
 	partID
+	partUseID
 	partName
 	partFailed
 	partInput
@@ -158,8 +159,10 @@ func (p *Parser) partMember(key op, s *partFields) bool {
 		at, ok = partRefusal, p.field(markRefusal)
 	case "thinking":
 		at, ok = partThinking, p.field(markReasoning)
-	case "id", "tool_use_id":
+	case "id":
 		at, ok = partID, p.field(markID)
+	case "tool_use_id":
+		at, ok = partUseID, p.field(markID)
 	case "name":
 		at, ok = partName, p.field(markName)
 	case "is_error":
@@ -253,7 +256,7 @@ func (p *Parser) renderPart(s *partFields, base int) bool {
 		p.keep(s, base, markCall, partID, partName, partInput)
 		return true
 	case "tool_result":
-		p.keep(s, base, markResult, partID, partFailed, partContent)
+		p.keep(s, base, markResult, partUseID, partFailed, partContent)
 		return true
 	}
 	p.media.Reset()

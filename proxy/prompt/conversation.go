@@ -165,7 +165,9 @@ func (p *Parser) callBody(start int) bool {
 		id = iota + 1
 		name
 		args
+		input
 		inner
+		custom
 		count
 	)
 	f := [count]span{p.tape.since(start)}
@@ -186,15 +188,14 @@ func (p *Parser) callBody(start int) bool {
 			at, ok = id, p.field(markID)
 		case "name":
 			at, ok = name, p.field(markName)
-		case "arguments", "input":
+		case "arguments":
 			at, ok = args, p.arguments()
-		case "function", "custom":
-			at = inner
-			if p.peek() == '{' {
-				ok = p.callBody(from)
-			} else {
-				ok = p.field(0)
-			}
+		case "input":
+			at, ok = input, p.arguments()
+		case "function":
+			at, ok = inner, p.callInner(from)
+		case "custom":
+			at, ok = custom, p.callInner(from)
 		default:
 			if !p.skip() {
 				return false
@@ -208,6 +209,13 @@ func (p *Parser) callBody(start int) bool {
 	}
 	p.tape.arrange(start, f[:])
 	return true
+}
+
+func (p *Parser) callInner(start int) bool {
+	if p.peek() == '{' {
+		return p.callBody(start)
+	}
+	return p.field(0)
 }
 
 // tool reads a tool in any of its shapes: {type, function: {...}} (chat), {name, description, input_schema}
@@ -233,7 +241,8 @@ func (p *Parser) toolBody(start int) bool {
 		kind = iota + 1
 		name
 		description
-		schema
+		parameters
+		inputSchema
 		inner
 		count
 	)
@@ -258,8 +267,10 @@ func (p *Parser) toolBody(start int) bool {
 			at, ok = name, p.field(markName)
 		case "description":
 			at, ok = description, p.field(markDescription)
-		case "parameters", "input_schema":
-			at, ok = schema, p.schema()
+		case "parameters":
+			at, ok = parameters, p.schema()
+		case "input_schema":
+			at, ok = inputSchema, p.schema()
 		case "function":
 			at = inner
 			if p.peek() == '{' {

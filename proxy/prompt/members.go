@@ -26,10 +26,17 @@ const (
 	slotFunctions
 	slotSystem
 	slotMessages
-	slotFirst
+	slotFirst // and the other names for the first of a pair
+	slotFirstB
+	slotFirstC
+	slotFirstD
 	slotPrompt
+	slotIDs
 	slotEmbeds
-	slotSecond
+	slotSecond // and for the second
+	slotSecondB
+	slotSecondC
+	slotSecondD
 	slotSuffix
 	slotContinue
 	slotGeneration
@@ -157,7 +164,7 @@ var perKind = [kinds]map[string]field{
 	CountTokens: messages,
 	Generate: {
 		"text":         {slotPrompt, asPrompt, ""},
-		"input_ids":    {slotPrompt, asPrompt, ""},
+		"input_ids":    {slotIDs, asPrompt, ""},
 		"input_embeds": {slotEmbeds, asMedia, ""},
 		"image_data":   {slotImages, asMedia, ""},
 		"audio_data":   {slotAudio, asMedia, ""},
@@ -167,13 +174,13 @@ var perKind = [kinds]map[string]field{
 	Detokenize: {"tokens": {slotPrompt, asPrompt, ""}},
 	Score: {
 		"text_1":    {slotFirst, asPrompt, ""},
-		"queries":   {slotFirst, asPrompt, ""},
-		"query":     {slotFirst, asPrompt, ""},
-		"data_1":    {slotFirst, asPrompt, ""},
+		"queries":   {slotFirstB, asPrompt, ""},
+		"query":     {slotFirstC, asPrompt, ""},
+		"data_1":    {slotFirstD, asPrompt, ""},
 		"text_2":    {slotSecond, asSecond, ""},
-		"documents": {slotSecond, asSecond, ""},
-		"items":     {slotSecond, asSecond, ""},
-		"data_2":    {slotSecond, asSecond, ""},
+		"documents": {slotSecondB, asSecond, ""},
+		"items":     {slotSecondC, asSecond, ""},
+		"data_2":    {slotSecondD, asSecond, ""},
 	},
 	Rerank: {
 		"query":     {slotFirst, asPrompt, ""},
@@ -261,7 +268,10 @@ func (p *Parser) promptMember(key op, f field) bool {
 		ok = p.prompts()
 	case asSecond:
 		p.tape.addByte(markSecond)
-		ok = p.prompts()
+		at := p.tape.mark()
+		if ok = p.prompts(); len(p.tape.ops) == at {
+			p.tape.cut(from)
+		}
 	}
 	if !ok {
 		return false

@@ -1,0 +1,140 @@
+package prompt
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/zeebo/xxh3"
+
+	"grapevine/prefixtree"
+)
+
+// benchBody is a chat of about size bytes in 32 messages. Its text is between code and prose: an escape about every
+// 25 bytes (Python's standard library: 27, this repository: 13, its design page: 69), mostly line breaks and tabs,
+// a quote about every 150 (118, 176, 525), now and then a backslash or a character beyond ASCII.
+func benchBody(size int) []byte {
+	rnd := rand.New(rand.NewPCG(1, 2))
+	words := []string{"the", "engine", "return", "prefix", "block", "cache", "if err != nil {", "router", "of", "and",
+		"func", "request", "token", "with", "a", "is", "not", "value", "state", "which"}
+	rare := []string{`"key": "value"`, `fmt.Println("x")`, `\d+`, "naïve"}
+	type message struct {
+		Role    string `json:"role"`
+		Content string `json:"content"`
+	}
+	var body struct {
+		Model       string    `json:"model"`
+		Stream      bool      `json:"stream"`
+		Temperature float64   `json:"temperature"`
+		Messages    []message `json:"messages"`
+	}
+	body.Model, body.Stream, body.Temperature = "meta-llama/Llama-3.3-70B-Instruct", true, 0.7
+	roles := []string{"user", "assistant"}
+	for i := range 32 {
+		var text bytes.Buffer
+		line := 0
+		for text.Len() < size/33-16 {
+			w := words[rnd.IntN(len(words))]
+			if rnd.IntN(50) == 0 {
+				w = rare[rnd.IntN(len(rare))]
+			}
+			text.WriteString(w)
+			if line += len(w) + 1; line > 30 {
+				text.WriteString("\n\t"[:1+rnd.IntN(2)])
+				line = 0
+			} else {
+				text.WriteByte(' ')
+			}
+		}
+		body.Messages = append(body.Messages, message{roles[i%2], text.String()})
+	}
+	var out bytes.Buffer
+	enc := json.NewEncoder(&out)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(body); err != nil {
+		panic(err)
+	}
+	return bytes.TrimSpace(out.Bytes())
+}
+
+var benchSizes = []int{1, 16, 128} // KiB
+
+func newTestParser(tb testing.TB) *Parser {
+	tb.Helper()
+	h, err := prefixtree.NewHasher([]byte("a secret of the fleet, 32 bytes."), prefixtree.DefaultBlockBytes)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return NewParser(h)
+}
+
+// BenchmarkParse is request bytes to block hashes.
+func BenchmarkParse(b *testing.B) {
+	for _, kib := range benchSizes {
+		b.Run(fmt.Sprintf("chat/%dKiB", kib), func(b *testing.B) {
+			body := benchBody(kib << 10)
+			p := newTestParser(b)
+			var r Request
+			b.SetBytes(int64(len(body)))
+			b.ReportAllocs()
+			for b.Loop() {
+				if err := p.Parse(Chat, body, &r); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkFloor is what Parse is measured against: one pass that looks for quotes, one that hashes.
+func BenchmarkFloor(b *testing.B) {
+	for _, kib := range benchSizes {
+		b.Run(fmt.Sprintf("%dKiB", kib), func(b *testing.B) {
+			body := benchBody(kib << 10)
+			quotes, sum := 0, uint64(0)
+			b.SetBytes(int64(len(body)))
+			b.ReportAllocs()
+			for b.Loop() {
+				for rest := body; ; quotes++ {
+					n := bytes.IndexByte(rest, '"')
+					if n < 0 {
+						break
+					}
+					rest = rest[n+1:]
+				}
+				sum += xxh3.Hash(body)
+			}
+			if quotes == 0 || sum == 0 {
+				b.Fatal("no quotes")
+			}
+		})
+	}
+}
+
+// BenchmarkNaive is the same request read with encoding/json into maps, its texts hashed in one go.
+func BenchmarkNaive(b *testing.B) {
+	for _, kib := range benchSizes {
+		b.Run(fmt.Sprintf("encoding-json/%dKiB", kib), func(b *testing.B) {
+			body := benchBody(kib << 10)
+			var h xxh3.Hasher
+			b.SetBytes(int64(len(body)))
+			b.ReportAllocs()
+			for b.Loop() {
+				var v map[string]any
+				if err := json.Unmarshal(body, &v); err != nil {
+					b.Fatal(err)
+				}
+				h.Reset()
+				for _, m := range v["messages"].([]any) {
+					h.WriteString(m.(map[string]any)["role"].(string))
+					h.WriteString(m.(map[string]any)["content"].(string))
+				}
+				if h.Sum64() == 0 {
+					b.Fatal("zero")
+				}
+			}
+		})
+	}
+}
