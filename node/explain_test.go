@@ -139,7 +139,7 @@ func TestExplainErrors(t *testing.T) {
 		t.Errorf("GET /explain: %d", status)
 	}
 	none := startNode(t, testConfig())
-	if _, err := explain(t, none, "/v1/chat/completions", nil, chatBody("m", "hello")); err == nil || !strings.Contains(err.Error(), "backend") {
+	if _, err := explain(t, none, "/v1/chat/completions", nil, chatBody("m", "hello")); err == nil || !strings.Contains(err.Error(), "no backend can take") {
 		t.Errorf("without backends: %v", err)
 	}
 }

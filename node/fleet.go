@@ -15,7 +15,7 @@ import (
 type fleet struct {
 	backends []Backend // by id; never changed
 	rules    []policy.Rule
-	open     bool // some backend's models are not configured: a model not listed may exist all the same
+	open     bool // not every model there is, is configured: one that is not listed may exist all the same
 
 	mu       sync.Mutex
 	found    [][]string // by id: models an engine listed; nil if it never answered
@@ -24,7 +24,7 @@ type fleet struct {
 
 func newFleet(backends []Backend, rules []Rule) *fleet {
 	f := &fleet{
-		backends: backends, found: make([][]string, len(backends)), failures: make([]string, len(backends)),
+		backends: backends, open: len(backends) == 0, found: make([][]string, len(backends)), failures: make([]string, len(backends)),
 	}
 	for _, b := range backends {
 		f.open = f.open || len(b.Models) == 0
