@@ -25,6 +25,7 @@ type contender struct {
 
 	addr       string // for requests that are answered at once
 	streamAddr string // for streams; nginx needs buffering off for those
+	admin      string // where a CPU profile is to be had; empty for others' programs
 	proc       *process
 }
 
@@ -234,7 +235,7 @@ func startGrapevine(binary string, backends, extra []string) (*contender, error)
 		return nil, err
 	}
 	return &contender{Name: "grapevine", Version: programVersion(binary, "version"), Config: strings.Join(argv, " "),
-		addr: addrs[0], streamAddr: addrs[0], proc: p}, nil
+		addr: addrs[0], streamAddr: addrs[0], admin: addrs[1], proc: p}, nil
 }
 
 // programVersion is the first line a program prints about its version.

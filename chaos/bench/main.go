@@ -10,6 +10,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -35,6 +36,7 @@ type options struct {
 	only     string
 	phases   string
 	strict   bool
+	profiles string
 }
 
 // bodySize is one row of the throughput test: how large bodies are, how many different ones, and the fixed rate at which latency
@@ -66,6 +68,7 @@ func main() {
 	flag.StringVar(&o.jsonPath, "json", "", "write the results as JSON to this file, or to stdout (-) instead of the tables")
 	flag.StringVar(&o.only, "only", "", "contenders to run, separated by commas, of direct,nginx,haproxy,grapevine")
 	flag.StringVar(&o.phases, "phases", "throughput,latency,streams", "measurements to make")
+	flag.StringVar(&o.profiles, "profile", "", "write CPU profiles of grapevine under load into this directory")
 	flag.BoolVar(&o.strict, "strict", false, "exit 1 if a bar is missed")
 	flag.Parse()
 	if flag.NArg() > 0 || o.rounds < 1 || o.duration < time.Second || o.conns < 2 || o.streams.count < 1 || o.streams.chunks < 1 {
@@ -213,8 +216,9 @@ func measureThroughput(ctx context.Context, o options, dir string, field []*cont
 				if err != nil {
 					return err
 				}
+				profiled := startProfile(ctx, o, x, fmt.Sprintf("%d", s.bytes))
 				r, err := runWrk(ctx, c, x.addr, o.conns, o.duration)
-				if err != nil {
+				if err := errors.Join(err, <-profiled); err != nil {
 					return fmt.Errorf("%s: %w", x.Name, err)
 				}
 				after, err := usageOf(x.pid())
@@ -268,8 +272,9 @@ func measureStreams(ctx context.Context, o options, field []*contender, res *res
 		for i := range field {
 			x := field[(i+round)%len(field)]
 			note("%d streams, round %d/%d: %s", o.streams.count, round+1, rounds, x.Name)
+			profiled := startProfile(ctx, o, x, "streams")
 			r, err := runStreams(ctx, o.streams, bodies[0], x.streamAddr, x.pid())
-			if err != nil {
+			if err := errors.Join(err, <-profiled); err != nil {
 				return fmt.Errorf("%s: %w", x.Name, err)
 			}
 			res.addStreams(x.Name, o.streams, r)

@@ -1,0 +1,47 @@
+package demo
+
+import (
+	"fmt"
+	"time"
+
+	"grapevine/chaos/engine"
+	"grapevine/chaos/workload"
+)
+
+// pace is how many times faster than a real one an engine runs, and people think: what takes ten minutes takes two.
+const pace = 5
+
+// EngineConfig is about an 8B model in 16 bits on one 32 GB card (107,000 tokens of KV at 128 KiB each beside the weights, 9,000
+// prompt tokens a second, 15 ms a decode step), at five times the speed. The memory is not scaled: neither are the prompts.
+func EngineConfig() engine.Config {
+	return engine.Config{
+		KVTokens: 100_000, BlockTokens: 16, MaxRunning: 64,
+		PrefillRate: 9_000 * pace, ChunkTokens: 512, DecodeStep: 15 * time.Millisecond / pace,
+	}
+}
+
+// Workload is conversations of up to eight turns, 4.2 on average, each with one of eight system prompts of 1,024 tokens. Thinking takes a
+// person 5 s on average here, so that a conversation's cache has to survive about as many tokens of other conversations as with longer
+// pauses on a larger card. The rate loads engines that compute three quarters of all prompt tokens to about 75 %.
+func Workload(engines int, d time.Duration) *workload.Sessions {
+	return &workload.Sessions{
+		Label: "demo", Rate: 2.75 * float64(engines), Backends: engines,
+		Continue: 0.8, MaxTurns: 8, Think: 5 * time.Second / pace,
+		SharedTokens: 1024, Pool: 8, Suffix: 256, BlockTokens: 64,
+		Prompt:   workload.CDF{{V: 1500, P: 0}, {V: 3000, P: 0.3}, {V: 6000, P: 0.9}, {V: 10000, P: 1}},
+		Output:   workload.CDF{{V: 16, P: 0}, {V: 80, P: 0.6}, {V: 200, P: 1}},
+		Duration: d, Warmup: warmup(d),
+	}
+}
+
+// warmup leaves out the first fifth: caches and conversations start empty, which favours nobody but says little.
+func warmup(d time.Duration) time.Duration { return d / 5 }
+
+// Describe says in two lines what the figures of a demo are measured on.
+func Describe(engines int, d time.Duration) string {
+	e, w := EngineConfig(), Workload(engines, d)
+	return fmt.Sprintf("%d emulated engines, each with %d tokens of KV cache, %.0f prompt tokens/s, %v a decode step: about an 8B model on a 32 GB card, %d times as fast\n"+
+		"%.0f conversations/s of up to %d turns, prompts from %.0f to %.0f tokens, %d of them one of %d shared system prompts, %v of thought between turns; %v each, the first %v not counted",
+		engines, e.KVTokens, e.PrefillRate, e.DecodeStep, pace,
+		w.Rate, w.MaxTurns, w.Prompt[0].V, w.Prompt[len(w.Prompt)-1].V, w.SharedTokens, w.Pool, w.Think, d, w.Warmup)
+}
