@@ -1,5 +1,7 @@
 package engine
 
+import "slices"
+
 // The prefix cache: a path-compressed radix tree over chained keys. A node holds the run of keys of its incoming edge. As one
 // key names a whole prefix, the first key of an edge is unique in the tree, one map finds every edge, and two runs that agree
 // at a position agree in all positions before it, so that comparing runs is a bisection.
@@ -112,29 +114,29 @@ func (c *cache) release(n *node) {
 
 // extend puts keys below n, on which the caller holds a pin, and moves that pin to their end. Keys that are there already are
 // adopted, never stored twice. It may stop early, after the adopted or the stored part, and is then to be called again with
-// the rest. total is how many keys were dealt with, stored how many of them are new. 0 means that the first key is in the tree
-// in another place, which chained keys of one size never are.
-func (c *cache) extend(n *node, keys []uint64, keyTokens int) (end *node, total, stored int) {
+// the rest. total is how many keys were dealt with; 0 means that the first key is in the tree in another place, which chained
+// keys of one size never are. room is how many keys the caller may still put here, these included.
+func (c *cache) extend(n *node, keys []uint64, keyTokens, room int) (end *node, total int) {
 	if kid := c.heads[keys[0]]; kid != nil {
 		if kid.parent != n || kid.tokens != keyTokens {
-			return n, 0, 0
+			return n, 0
 		}
 		same := common(kid.keys, keys)
 		kid = c.acquire(kid, same)
 		n.refs-- // not the last one: kid is locked
-		return kid, same, 0
+		return kid, same
 	}
 	c.tokens += len(keys) * keyTokens
 	if n != &c.root && n.kids == 0 && n.refs == 1 && n.tokens == keyTokens {
-		n.keys = append(n.keys, keys...) // the caller is alone at this leaf
-		return n, len(keys), len(keys)
+		n.keys = append(slices.Grow(n.keys, room), keys...) // the caller is alone at this leaf
+		return n, len(keys)
 	}
 	kid := c.newNode()
-	kid.keys, kid.parent, kid.tokens = append(kid.keys, keys...), n, keyTokens
+	kid.keys, kid.parent, kid.tokens = append(slices.Grow(kid.keys, room), keys...), n, keyTokens
 	kid.refs = 1 // the pin moves from n to kid, and n counts kid as locked instead
 	n.kids++
 	c.heads[keys[0]] = kid
-	return kid, len(keys), len(keys)
+	return kid, len(keys)
 }
 
 // split cuts the run of n after at keys and returns the new upper part. n stays the lower part, so that pins on it hold.

@@ -120,7 +120,7 @@ func TestCacheAgainstNaive(t *testing.T) {
 				to := rapid.IntRange(h.held, len(h.keys)).Draw(t, "to")
 				naive.hold(h.keys, h.held, to)
 				for h.held < to {
-					end, n, _ := c.extend(h.node, h.keys[h.held:to], tokens)
+					end, n := c.extend(h.node, h.keys[h.held:to], tokens, len(h.keys)-h.held)
 					if n == 0 {
 						t.Fatal("extend refused a chained key")
 					}
@@ -181,7 +181,7 @@ func TestCacheStoresSharedOnce(t *testing.T) {
 		end := c.acquire(n, within)
 		for held < len(keys) {
 			var more int
-			end, more, _ = c.extend(end, keys[held:], 16)
+			end, more = c.extend(end, keys[held:], 16, 0)
 			held += more
 		}
 		c.release(end)

@@ -45,7 +45,7 @@ type responsePart struct {
 
 type responseUsage struct {
 	InputTokens   int            `json:"input_tokens"`
-	InputDetails  *usageDetails  `json:"input_tokens_details"` // null: unknown
+	InputDetails  map[string]int `json:"input_tokens_details"` // null: unknown
 	OutputTokens  int            `json:"output_tokens"`
 	OutputDetails map[string]int `json:"output_tokens_details"`
 	TotalTokens   int            `json:"total_tokens"`
@@ -73,8 +73,11 @@ func (t *told) finished(item string) response {
 	}
 	u := t.s.usage(t.c, t.f)
 	r.Usage = &responseUsage{
-		InputTokens: u.PromptTokens, InputDetails: u.Details, OutputTokens: u.CompletionTokens,
+		InputTokens: u.PromptTokens, OutputTokens: u.CompletionTokens,
 		OutputDetails: map[string]int{"reasoning_tokens": 0}, TotalTokens: u.TotalTokens,
+	}
+	if u.Details != nil {
+		r.Usage.InputDetails = map[string]int{"cached_tokens": u.Details.CachedTokens, "cache_write_tokens": 0}
 	}
 	r.Output = append(r.Output, t.item(item, r.Status, t.part()))
 	return r

@@ -384,7 +384,7 @@ func (m *Model) publish(j *Job, tokens int) {
 		} else {
 			run = out[s.held-prompt : n-prompt]
 		}
-		end, total, _ := m.cache.extend(s.node, run, j.KeyTokens)
+		end, total := m.cache.extend(s.node, run, j.KeyTokens, prompt+len(out)-s.held)
 		if total == 0 {
 			s.unshared = true
 			return
