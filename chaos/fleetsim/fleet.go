@@ -29,7 +29,25 @@ const isolated = time.Hour
 // fleet.run, and nowhere else.
 type node struct {
 	router *policy.Router
-	tree   *prefixtree.Tree
+	tree   *prefixtree.Tree // nil for a policy that looks at no tree
+}
+
+// blind are the strategies that never ask what a backend holds. Their routers run
+// without a tree: it would change no choice, and most of a run's time goes into
+// recording placements. They predict nothing, so no prediction is reported.
+var blind = map[string]bool{
+	policy.PrefixHash: true, policy.LeastRequest: true, policy.Session: true, policy.RoundRobin: true, policy.Random: true,
+}
+
+// blank is a policy.Index that knows nothing.
+type blank struct{}
+
+func (blank) Match(*prefixtree.Matches, []prefixtree.Hash, prefixtree.Time) {}
+
+func (blank) Record(prefixtree.Backend, []prefixtree.Hash, prefixtree.Time, *prefixtree.Trail) {}
+
+func (blank) Learn(prefixtree.Backend, []prefixtree.Hash, *prefixtree.Trail, int, prefixtree.Time) prefixtree.Lesson {
+	return prefixtree.Lesson{}
 }
 
 // flight is one request between arrival and end. Reused.
@@ -93,23 +111,31 @@ func newFleet(cfg *Config, name string, nodes int, c *chainer) (*fleet, error) {
 			return nil, err
 		}
 		n.router.SetView(view)
+		f.nodes = append(f.nodes, n)
+		if n.tree == nil {
+			continue
+		}
 		for b := range backends {
 			n.tree.SetGeneration(prefixtree.Backend(b), 1, epoch)
 			if kv > 0 {
 				n.tree.SetCapacity(prefixtree.Backend(b), kv*workload.BytesPerToken/c.hasher.BlockBytes())
 			}
 		}
-		f.nodes = append(f.nodes, n)
 	}
 	return f, nil
 }
 
 func newNode(cfg *Config, name string, index, of int, c *chainer) (node, error) {
-	treeCfg := cfg.Tree
-	treeCfg.MaxBackends = max(treeCfg.MaxBackends, cfg.Backends)
-	tree, err := prefixtree.New(treeCfg)
-	if err != nil {
-		return node{}, fmt.Errorf("%w: %w", ErrConfig, err)
+	var n node
+	var tree policy.Index = blank{}
+	if !blind[name] {
+		treeCfg := cfg.Tree
+		treeCfg.MaxBackends = max(treeCfg.MaxBackends, cfg.Backends)
+		var err error
+		if n.tree, err = prefixtree.New(treeCfg); err != nil {
+			return n, fmt.Errorf("%w: %w", ErrConfig, err)
+		}
+		tree = n.tree
 	}
 	p := cfg.Policy
 	p.Strategy, p.BlockBytes, p.Extra = name, c.hasher.BlockBytes(), cfg.Extra()
@@ -118,11 +144,11 @@ func newNode(cfg *Config, name string, index, of int, c *chainer) (node, error) 
 	if of > 1 {
 		p.Staleness = isolated
 	}
-	router, err := policy.NewRouter(p, tree)
-	if err != nil {
-		return node{}, fmt.Errorf("%w: %w", ErrConfig, err)
+	var err error
+	if n.router, err = policy.NewRouter(p, tree); err != nil {
+		return n, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
-	return node{router: router, tree: tree}, nil
+	return n, nil
 }
 
 // run plays the feed to its end and until the last request has ended. What
@@ -199,6 +225,9 @@ func (f *fleet) arrive() {
 	}
 	d := fl.attempt.Decision()
 	fl.predicted, fl.rung, fl.backend = d.PredictedTokens, d.Rung, int(d.Backend)
+	if n.tree == nil {
+		fl.predicted = -1
+	}
 	fl.attempt.Dispatched(now)
 	fl.job = engine.Job{
 		Keys: r.Keys, OutKeys: r.OutKeys, KeyTokens: r.KeyTokens,
