@@ -138,7 +138,7 @@ func TestTreeAgainstModel(t *testing.T) {
 	hasher := newHasher(t)
 	rapid.Check(t, func(t *rapid.T) {
 		horizon := 100 * time.Second
-		tree, err := New(Config{Horizon: horizon, MaxBackends: backends})
+		tree, err := New(Config{Horizon: horizon, MaxBackends: backends, Budget: 1 << 20})
 		if err != nil {
 			t.Fatal(err)
 		}

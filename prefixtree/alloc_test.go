@@ -1,0 +1,42 @@
+//go:build !race
+
+package prefixtree
+
+import "testing"
+
+// TestHotPathDoesNotAllocate: everything done per request, once warm.
+func TestHotPathDoesNotAllocate(t *testing.T) {
+	tree := newTree(t, Config{})
+	hasher := newHasher(t)
+	prompt := make([]byte, promptBytes+100)
+	var c Chain
+	c.Reset(hasher)
+	c.Write(prompt)
+	chain := c.Hashes()
+	for b := range Backend(200) {
+		tree.Record(b, chain[:1+int(b)], start, nil)
+	}
+	var m Matches
+	var tr Trail
+	now := start
+	facts := tree.AppendFacts(nil, 1, chain, start)
+	for name, f := range map[string]func(){
+		"Chain": func() {
+			c.Reset(hasher)
+			c.Root(prompt[:20])
+			c.Write(prompt[:70])
+			c.Write(prompt[70:])
+		},
+		"Match":            func() { tree.Match(&m, chain, now) },
+		"Record and Learn": func() { now++; tree.Record(7, chain, now, &tr); tree.Learn(7, chain, &tr, 100, now+1) },
+		"Record and Drop":  func() { now++; tree.Record(8, chain, now, nil); tree.Drop(8, chain, 200) },
+		"Revert":           func() { now++; tree.Record(9, chain, now, &tr); tree.Revert(9, chain, &tr) },
+		"Apply":            func() { now++; facts[9].Time = now; tree.Apply(facts[9]) },
+		"AppendFacts":      func() { facts = tree.AppendFacts(facts[:0], 1, chain, now) },
+	} {
+		f()
+		if n := testing.AllocsPerRun(100, f); n != 0 {
+			t.Errorf("%s: %v allocations", name, n)
+		}
+	}
+}
