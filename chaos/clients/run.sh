@@ -66,9 +66,9 @@ await() {
 [ -x "$grapevine" ] || { echo "no $grapevine: run make build" >&2; exit 1; }
 install
 
-read -r e1 e2 data admin < <(python3 - <<'PY'
+read -r e1 e2 data admin strict strictadmin < <(python3 - <<'PY'
 import socket
-held = [socket.create_server(("127.0.0.1", 0)) for _ in range(4)]
+held = [socket.create_server(("127.0.0.1", 0)) for _ in range(6)]
 print(*(s.getsockname()[1] for s in held))
 PY
 )
@@ -78,12 +78,19 @@ for port in "$e1" "$e2"; do
 	pids+=($!)
 	await "http://127.0.0.1:$port/health" "the engine on port $port" "$!"
 done
-"$grapevine" serve --listen "127.0.0.1:$data" --admin "127.0.0.1:$admin" \
+# One router that asks engines for their models, and lets them judge a model that none has listed; one that was told, and refuses
+# it itself.
+"$grapevine" serve --listen "127.0.0.1:$data" --admin "127.0.0.1:$admin" --drain-grace 0s \
 	--backend "http://127.0.0.1:$e1" --backend "http://127.0.0.1:$e2" >"$logs/serve.log" 2>&1 &
 pids+=($!)
 await "http://127.0.0.1:$data/readyz" "the router" "$!"
+"$grapevine" serve --listen "127.0.0.1:$strict" --admin "127.0.0.1:$strictadmin" --drain-grace 0s \
+	--backend "http://127.0.0.1:$e1,models=$model" --backend "http://127.0.0.1:$e2,models=$model" >"$logs/serve-strict.log" 2>&1 &
+pids+=($!)
+await "http://127.0.0.1:$strict/readyz" "the second router" "$!"
 
-export GRAPEVINE_URL="http://127.0.0.1:$data" ENGINE_URLS="http://127.0.0.1:$e1 http://127.0.0.1:$e2" MODEL="$model"
+export GRAPEVINE_URL="http://127.0.0.1:$data" STRICT_URL="http://127.0.0.1:$strict"
+export ENGINE_URLS="http://127.0.0.1:$e1 http://127.0.0.1:$e2" MODEL="$model"
 # A proxy set for the machine must not stand between the clients and loopback.
 export NO_PROXY=127.0.0.1 no_proxy=127.0.0.1
 python "$here/test_clients.py"

@@ -19,6 +19,7 @@ import anthropic
 import openai
 
 ROUTER = os.environ["GRAPEVINE_URL"]
+STRICT = os.environ["STRICT_URL"]  # a router whose list of models is configured, so that it judges names itself
 ENGINES = os.environ["ENGINE_URLS"].split()
 MODEL = os.environ["MODEL"]
 
@@ -26,8 +27,11 @@ MODEL = os.environ["MODEL"]
 oai = openai.OpenAI(base_url=ROUTER + "/v1", api_key="none", max_retries=0, timeout=30)
 ant = anthropic.Anthropic(base_url=ROUTER, api_key="none", max_retries=0, timeout=30)
 
+strict_oai = openai.OpenAI(base_url=STRICT + "/v1", api_key="none", max_retries=0, timeout=30)
+strict_ant = anthropic.Anthropic(base_url=STRICT, api_key="none", max_retries=0, timeout=30)
 
-def prose(topic, words=1500):
+
+def prose(topic, words=600):
     """Text of its own for each topic, long enough to fill many cache blocks."""
     return " ".join(f"{topic}-{i}" for i in range(words))
 
@@ -228,19 +232,27 @@ def test_messages_follow_up_is_cached():
 
 
 def test_unknown_model():
-    e = raises(openai.NotFoundError, lambda: oai.chat.completions.create(model="no-such-model", messages=[user("x")]))
+    e = raises(openai.NotFoundError, lambda: strict_oai.chat.completions.create(model="no-such-model", messages=[user("x")]))
     assert e.status_code == 404 and e.code == "model_not_found" and e.type and "no-such-model" in e.body["message"], e.body
     assert set(e.body) >= {"message", "type", "param", "code"}, e.body
 
 
 def test_unknown_model_streaming():
-    e = raises(openai.NotFoundError, lambda: oai.chat.completions.create(model="no-such-model", messages=[user("x")], stream=True))
-    assert e.code == "model_not_found"
+    e = raises(openai.NotFoundError, lambda: strict_oai.chat.completions.create(model="no-such-model", messages=[user("x")], stream=True))
+    assert e.code == "model_not_found", e.body
+
+
+def test_unknown_model_judged_by_the_engine():
+    for stream in (False, True):
+        e = raises(openai.NotFoundError, lambda: oai.chat.completions.create(model="no-such-model", messages=[user("x")], stream=stream))
+        assert "no-such-model" in e.body["message"] and e.body["param"] == "model", e.body
 
 
 def test_unknown_model_anthropic():
-    e = raises(anthropic.NotFoundError, lambda: ant.messages.create(model="no-such-model", max_tokens=1, messages=[user("x")]))
-    assert e.body["type"] == "error" and e.body["error"]["type"] == "not_found_error" and "no-such-model" in e.body["error"]["message"], e.body
+    for client in (strict_ant, ant):
+        e = raises(anthropic.NotFoundError, lambda: client.messages.create(model="no-such-model", max_tokens=1, messages=[user("x")]))
+        assert e.body["type"] == "error" and e.body["error"]["type"] == "not_found_error", e.body
+        assert "no-such-model" in e.body["error"]["message"], e.body
 
 
 def test_bad_request_comes_from_the_engine():
