@@ -144,7 +144,11 @@ func (c Config) completed() (Config, error) {
 	}
 	c.Options.Backends = c.Backends
 	if c.Warmup == 0 && sessions != nil {
+		// A run shorter than the preset's keeps the same share for measuring.
 		c.Warmup = sessions.Warmup
+		if d := c.Options.Duration; d > 0 && d < sessions.Duration {
+			c.Warmup = time.Duration(float64(d) / float64(sessions.Duration) * float64(sessions.Warmup))
+		}
 	}
 	c.Warmup = max(0, c.Warmup)
 	c.fillEngine()

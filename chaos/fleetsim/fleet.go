@@ -155,6 +155,7 @@ func newNode(cfg *Config, name string, index, of int, c *chainer) (node, error) 
 // happens at the same instant happens in a fixed order: engines by id, then
 // arrivals.
 func (f *fleet) run(ctx context.Context) error {
+	emit := f.event
 	for turn := 0; ; turn++ {
 		if turn&0xfff == 0 && ctx.Err() != nil {
 			return ctx.Err()
@@ -164,7 +165,7 @@ func (f *fleet) run(ctx context.Context) error {
 		switch {
 		case due != never && (!more || due <= arrival):
 			f.pass(due)
-			f.engines.models[id].Advance(due, func(e engine.Event) { f.event(e) })
+			f.engines.models[id].Advance(due, emit)
 			f.engines.update(id)
 		case more:
 			f.pass(arrival)
@@ -211,6 +212,9 @@ func (f *fleet) arrive() {
 	}
 	f.started++
 	f.open++
+	if f.started == f.cfg.Options.Requests {
+		f.span = min(f.span, r.At) // this was the last one
+	}
 	n := &f.nodes[f.enter(r)]
 	fl.request = r
 	fl.query = policy.Request{Hashes: hashes, PromptBytes: r.PromptTokens * workload.BytesPerToken}
@@ -266,7 +270,7 @@ func (f *fleet) end(fl *flight, at time.Duration, failed policy.Failure) {
 	s := report.Sample{
 		At: r.At, End: at, Session: r.Session, Turn: r.Turn, Backend: fl.backend,
 		PromptTokens: r.PromptTokens, CachedTokens: j.Cached, OutputTokens: r.OutputTokens, Predicted: fl.predicted,
-		TTFT: j.FirstToken - r.At, Overhead: -1, Rung: fl.rung.String(), Failed: failed != policy.None,
+		TTFT: j.FirstToken - r.At, Queue: j.Admitted - r.At, Overhead: -1, Rung: fl.rung.String(), Failed: failed != policy.None,
 	}
 	o := policy.Outcome{PromptTokens: r.PromptTokens, CachedTokens: j.Cached, OutputTokens: r.OutputTokens, Failed: failed}
 	if s.Failed {

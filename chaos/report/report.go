@@ -44,9 +44,12 @@ type Report struct {
 
 	// Below: beyond the published shape.
 
-	Label        string `json:"label,omitempty"`
-	Workload     string `json:"workload,omitempty"`
-	OutputTokens int64  `json:"output_tokens"`
+	Label string `json:"label,omitempty"`
+	// Queue is the time from arrival until an engine begins with the prompt, the
+	// part of TTFT that is waiting; zero where nobody measures it.
+	Queue        Quantiles `json:"queue_ms"`
+	Workload     string    `json:"workload,omitempty"`
+	OutputTokens int64     `json:"output_tokens"`
 	// Utilization is the mean share of time in which a backend had prompt tokens
 	// to compute, while requests arrived; 0 where nobody measures it.
 	Utilization float64 `json:"utilization"`

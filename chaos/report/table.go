@@ -32,6 +32,7 @@ var columns = []column{
 	{"first token mean", func(r *Report) string { return span(r.TTFT.Mean) }, always},
 	{"p50", func(r *Report) string { return span(r.TTFT.P50) }, always},
 	{"p99", func(r *Report) string { return span(r.TTFT.P99) }, always},
+	{"queued p99", func(r *Report) string { return span(r.Queue.P99) }, func(r *Report) bool { return r.Queue.P99 > 0 }},
 	{"total p50", func(r *Report) string { return span(r.E2E.P50) }, always},
 	{"p99", func(r *Report) string { return span(r.E2E.P99) }, always},
 	{"load spread", func(r *Report) string { return fmt.Sprintf("%.2f", r.LoadCov) }, always},

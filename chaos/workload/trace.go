@@ -21,8 +21,10 @@ const (
 	MaxLine = 4 << 20
 	// MaxTraceRequests bounds a trace; one line costs about 100 bytes of memory.
 	MaxTraceRequests = 20_000_000
-	// maxTokens bounds the lengths in a line.
-	maxTokens = 100_000_000
+	// maxTokens bounds the lengths in a line, maxBlocks the blocks of a prompt (as
+	// keys, 8 bytes each): some 20 and 70 times the longest of any trace known.
+	maxTokens = 1 << 24
+	maxBlocks = 1 << 20
 	// maxTimestamp bounds time stamps, in milliseconds: about 30 years.
 	maxTimestamp = 1e12
 	defaultBlock = 512
@@ -186,12 +188,12 @@ func (t *Trace) add(no int, rec *record) error {
 	}
 	for i := 0; i < len(rec.HashRuns); i += 2 {
 		id, n := rec.HashRuns[i], rec.HashRuns[i+1]
-		if n < 1 || n > uint64(l.input) || id > math.MaxUint64-n {
+		if n < 1 || n > uint64(min(l.input, maxBlocks)) || id > math.MaxUint64-n {
 			return t.errorf(no, "hash_runs has a run of %d blocks in a prompt of %d tokens: runs are start, count", n, l.input)
 		}
 		t.push(&l, id, uint32(n))
-		if l.blocks > l.input {
-			return t.errorf(no, "hash_runs names %d blocks in a prompt of %d tokens", l.blocks, l.input)
+		if l.blocks > min(l.input, maxBlocks) {
+			return t.errorf(no, "hash_runs names %d blocks in a prompt of %d tokens; at most %d are read", l.blocks, l.input, maxBlocks)
 		}
 	}
 	l.to = len(t.spans)
