@@ -3,6 +3,7 @@ package engine
 import (
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 )
@@ -101,4 +102,50 @@ func lasted(now time.Duration, trace []Job) float64 {
 		now = max(now, trace[i].Finished)
 	}
 	return now.Seconds()
+}
+
+// BenchmarkParse: request body to the jobs of a flight.
+func BenchmarkParse(b *testing.B) {
+	s, err := NewServer(ServerConfig{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer s.Close()
+	for _, size := range []int{1 << 10, 128 << 10} {
+		b.Run(fmt.Sprintf("body=%dKiB", size>>10), func(b *testing.B) {
+			turns := make([]string, 0, 32)
+			for left := size - 500; left > 0; left -= 4096 {
+				turns = append(turns, string(appendReply(nil, uint64(left), min(left, 4096)/TokenBytes)))
+			}
+			body := []byte(strings.Replace(chat(`,"max_tokens":16`, turns...), `"model":"m",`, "", 1))
+			b.SetBytes(int64(len(body)))
+			b.ReportAllocs()
+			for b.Loop() {
+				c, bad := s.parse(endpointChat, body)
+				if bad != nil {
+					b.Fatal(bad)
+				}
+				c.flight()
+			}
+		})
+	}
+}
+
+// BenchmarkServer: requests over loopback, answered whole, on an engine that takes no time; client and server share the
+// processors.
+func BenchmarkServer(b *testing.B) {
+	l := startServer(b, ServerConfig{Config: Config{PrefillRate: 1e9, DecodeStep: time.Nanosecond, MaxRunning: 1024}, Models: []string{"m"}})
+	body := chat(`,"max_tokens":16`, strings.Repeat("word ", 180))
+	b.SetParallelism(16)
+	b.ReportAllocs()
+	b.ResetTimer()
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			if status, answer := l.post("/v1/chat/completions", body); status != 200 {
+				b.Errorf("%d %s", status, answer)
+				return
+			}
+		}
+	})
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "requests/s")
 }

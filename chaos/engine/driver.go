@@ -166,26 +166,33 @@ func (d *driver) launch(f *flight) error {
 	return errors.Join(err, failed)
 }
 
-// abort takes what is not finished out of the engine. Harmless when all is.
-func (f *flight) abort() {
+// errAborted ends a flight that nobody waits for any more.
+var errAborted = errors.New("engine: aborted")
+
+// abort takes what is not finished out of the engine. Reports whether there was something, to the first caller only.
+func (f *flight) abort() bool {
 	f.mu.Lock()
-	over := f.left == 0 || f.err != nil
-	f.mu.Unlock()
-	if over {
-		return
+	if f.left == 0 || f.err != nil {
+		f.mu.Unlock()
+		return false
 	}
+	f.err = errAborted
+	f.mu.Unlock()
 	// A stopped driver has dropped the jobs already.
 	_ = f.driver.do(func(now time.Duration) {
 		for _, s := range f.seats {
 			f.driver.model.Cancel(&s.job, now)
 		}
 	})
+	return true
 }
 
 func (f *flight) fail(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.err = err
+	if f.err == nil {
+		f.err = err
+	}
 	f.wake()
 }
 

@@ -312,12 +312,17 @@ func (s *Server) infer(w http.ResponseWriter, r *http.Request, e endpoint) {
 		s.writeError(w, e, launchError(err))
 		return
 	}
-	// A client that leaves is noticed even while a write to it blocks.
-	release := context.AfterFunc(r.Context(), func() {
-		s.aborted.Add(1)
-		f.abort()
-	})
-	defer release()
+	// A client that leaves is noticed even while a write to it blocks, and one that takes nothing when the write fails.
+	abort := func() {
+		if f.abort() {
+			s.aborted.Add(1)
+		}
+	}
+	release := context.AfterFunc(r.Context(), abort)
+	defer func() {
+		release()
+		abort()
+	}()
 	if c.fields.Stream && c.generates() {
 		s.stream(w, r, c, f)
 		return

@@ -398,6 +398,62 @@ func TestServerAborts(t *testing.T) {
 	eventually(t, time.Second, "departures counted", func() bool { return l.Stats().Departed == 4 })
 }
 
+// TestServerDropsClientThatDoesNotRead: a stream that nobody takes is given up, and the engine's memory with it.
+func TestServerDropsClientThatDoesNotRead(t *testing.T) {
+	cfg := fastConfig()
+	cfg.MaxModelLen, cfg.KVTokens, cfg.DecodeStep, cfg.WriteTimeout = 200_000, 200_000, time.Microsecond, 100*time.Millisecond
+	l := startServer(t, cfg)
+	conn, err := net.Dial("tcp", l.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.(*net.TCPConn).SetReadBuffer(4096)
+	body := chat(`,"max_tokens":199000,"stream":true`, "Talk.") // about 40 MB of events
+	fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+	eventually(t, 20*time.Second, "given up", func() bool { s := l.Stats(); return s.Departed == 1 && s.Running == 0 && s.KVPinned == 0 })
+}
+
+// TestServerHalfClose: a client that shuts its sending side down is taken to have left, as uvicorn does.
+func TestServerHalfClose(t *testing.T) {
+	cfg := fastConfig()
+	cfg.DecodeStep = 5 * time.Millisecond
+	l := startServer(t, cfg)
+	conn, err := net.Dial("tcp", l.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	body := chat(`,"max_tokens":9000`, "Talk.")
+	fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+	eventually(t, 5*time.Second, "running", func() bool { return l.Stats().Running == 1 })
+	conn.(*net.TCPConn).CloseWrite()
+	eventually(t, 5*time.Second, "aborted", func() bool { s := l.Stats(); return s.Aborted == 1 && s.Running == 0 })
+}
+
+func TestServerMetrics(t *testing.T) {
+	for style, names := range map[MetricsStyle][]string{
+		StyleVLLM:   {`vllm:num_requests_waiting{engine="0",model_name="m"} 0`, "vllm:kv_cache_usage_perc{", "vllm:prefix_cache_hits_total{", `block_size="16",num_gpu_blocks="2500"`, `vllm:time_to_first_token_seconds_bucket{engine="0",model_name="m",le="+Inf"} 1`, "vllm:generation_tokens_total{engine=\"0\",model_name=\"m\"} 5"},
+		StyleSGLang: {`sglang:num_running_reqs{model_name="m"} 0`, "sglang:num_queue_reqs{", "sglang:token_usage{", "sglang:cache_hit_rate{", `page_size="16",num_pages="2500"`, `sglang:e2e_request_latency_seconds_count{model_name="m"} 1`},
+	} {
+		cfg := fastConfig()
+		cfg.MetricsStyle = style
+		l := startServer(t, cfg)
+		l.post("/v1/chat/completions", chat(`,"max_tokens":5`, "Hello."))
+		resp, err := l.client.Get(l.url + "/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		for _, name := range names {
+			if !bytes.Contains(text, []byte(name)) {
+				t.Errorf("%s: no %s in\n%s", style, name, text)
+			}
+		}
+	}
+}
+
 // TestServerCloses: Close ends running requests and the listener, twice, and Serve returns nil.
 func TestServerCloses(t *testing.T) {
 	s, err := NewServer(fastConfig())

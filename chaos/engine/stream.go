@@ -60,6 +60,9 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, c *call, f *flig
 		buf = buf[:0]
 		for i := range f.seats {
 			p, err := f.state(i)
+			if r.Context().Err() != nil {
+				panic(http.ErrAbortHandler) // nobody is there, or the engine is closing
+			}
 			if err != nil {
 				write(w, out, s.cfg.WriteTimeout, how.fail(buf, launchError(err)))
 				return
