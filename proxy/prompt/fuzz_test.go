@@ -3,7 +3,10 @@ package prompt
 import (
 	"bytes"
 	"errors"
+	"slices"
 	"testing"
+
+	"grapevine/prefixtree"
 )
 
 // seedBodies hold every shape the parser knows, and things it must refuse.
@@ -56,7 +59,13 @@ func FuzzPromptBytes(f *testing.F) {
 	})
 }
 
-func checkAgainstReference(t testing.TB, p *Parser, k Kind, body []byte) {
+// failer is what *testing.T and *rapid.T share.
+type failer interface {
+	Helper()
+	Fatalf(format string, args ...any)
+}
+
+func checkAgainstReference(t failer, p *Parser, k Kind, body []byte) {
 	t.Helper()
 	got, err := p.PromptBytes(k, body)
 	want, refErr := reference(k, body)
@@ -77,8 +86,18 @@ func checkAgainstReference(t testing.TB, p *Parser, k Kind, body []byte) {
 	if err := p.Parse(k, body, &r); err != nil {
 		t.Fatalf("%v %q: PromptBytes succeeded, Parse: %v", k, body, err)
 	}
-	if n := bytes.Count(got, []byte{0}); n != rootCount {
-		t.Fatalf("%v %q: %d zero bytes", k, body, n)
+	parts := bytes.Split(got, []byte{0})
+	if len(parts) != rootCount+1 {
+		t.Fatalf("%v %q: %d zero bytes", k, body, len(parts)-1)
+	}
+	var c prefixtree.Chain
+	c.Reset(p.hasher)
+	for _, root := range parts[:rootCount] {
+		c.Root(root)
+	}
+	c.Write(parts[rootCount])
+	if !slices.Equal(c.Hashes(), r.Hashes) || c.Len() != r.PromptBytes {
+		t.Fatalf("%v %q: hashes are not those of the prompt bytes", k, body)
 	}
 }
 
