@@ -37,6 +37,7 @@ type options struct {
 	phases   string
 	strict   bool
 	profiles string
+	patience time.Duration
 }
 
 // bodySize is one row of the throughput test: how large bodies are, how many different ones, and the fixed rate at which latency
@@ -69,6 +70,7 @@ func main() {
 	flag.StringVar(&o.only, "only", "", "contenders to run, separated by commas, of direct,nginx,haproxy,grapevine")
 	flag.StringVar(&o.phases, "phases", "throughput,latency,streams", "measurements to make")
 	flag.StringVar(&o.profiles, "profile", "", "write CPU profiles of grapevine under load into this directory")
+	flag.DurationVar(&o.patience, "patience", 15*time.Second, "how long a measurement waits for others to leave the machine alone")
 	flag.BoolVar(&o.strict, "strict", false, "exit 1 if a bar is missed")
 	flag.Parse()
 	if flag.NArg() > 0 || o.rounds < 1 || o.duration < time.Second || o.conns < 2 || o.streams.count < 1 || o.streams.chunks < 1 {
@@ -212,7 +214,7 @@ func measureThroughput(ctx context.Context, o options, dir string, field []*cont
 			for i := range field {
 				x := field[(i+round)%len(field)] // whoever follows a heavy one changes from round to round
 				note("%d B, round %d/%d: %s", s.bytes, round+1, o.rounds, x.Name)
-				before, err := usageOf(x.pid())
+				q, err := beginMeasurement(ctx, o, x)
 				if err != nil {
 					return err
 				}
@@ -221,11 +223,11 @@ func measureThroughput(ctx context.Context, o options, dir string, field []*cont
 				if err := errors.Join(err, <-profiled); err != nil {
 					return fmt.Errorf("%s: %w", x.Name, err)
 				}
-				after, err := usageOf(x.pid())
+				cpu, err := q.end(res)
 				if err != nil {
 					return err
 				}
-				res.addThroughput(x.Name, s.bytes, r, after.cpu-before.cpu)
+				res.addThroughput(x.Name, s.bytes, r, cpu)
 			}
 		}
 	}
@@ -251,15 +253,53 @@ func measureLatency(ctx context.Context, o options, field []*contender, res *res
 			for i := range field {
 				x := field[(i+w)%len(field)]
 				note("%d B at %d/s, window %d/%d: %s", s.bytes, s.rate, w+1, windows, x.Name)
+				q, err := beginMeasurement(ctx, o, x)
+				if err != nil {
+					return err
+				}
 				r, err := runPaced(ctx, bodies, x.addr, o.conns, s.rate, time.Second)
 				if err != nil {
 					return fmt.Errorf("%s: %w", x.Name, err)
+				}
+				if _, err := q.end(res); err != nil {
+					return err
 				}
 				res.addLatency(x.Name, s, r)
 			}
 		}
 	}
 	return nil
+}
+
+// measurement brackets one run: what the contender and what others used of the machine meanwhile.
+type measurement struct {
+	x      *contender
+	usage  usage
+	before machineTime
+}
+
+func beginMeasurement(ctx context.Context, o options, x *contender) (measurement, error) {
+	m := measurement{x: x}
+	if err := awaitQuiet(ctx, o.patience); err != nil {
+		return m, err
+	}
+	var err error
+	if m.usage, err = usageOf(x.pid()); err != nil {
+		return m, err
+	}
+	m.before, err = readMachineTime()
+	return m, err
+}
+
+// end returns the contender's CPU time and notes the others' share.
+func (m measurement) end(res *results) (time.Duration, error) {
+	after, err := usageOf(m.x.pid())
+	if err != nil {
+		return 0, err
+	}
+	others, err := othersSince(m.before)
+	res.Others = append(res.Others, others)
+	return after.cpu - m.usage.cpu, err
 }
 
 func measureStreams(ctx context.Context, o options, field []*contender, res *results) error {
@@ -272,12 +312,20 @@ func measureStreams(ctx context.Context, o options, field []*contender, res *res
 		for i := range field {
 			x := field[(i+round)%len(field)]
 			note("%d streams, round %d/%d: %s", o.streams.count, round+1, rounds, x.Name)
+			q, err := beginMeasurement(ctx, o, x)
+			if err != nil {
+				return err
+			}
 			profiled := startProfile(ctx, o, x, "streams")
-			r, err := runStreams(ctx, o.streams, bodies[0], x.streamAddr, x.pid())
-			if err := errors.Join(err, <-profiled); err != nil {
+			r := runStreams(ctx, o.streams, bodies[0], x.streamAddr, x.pid())
+			if err := errors.Join(ctx.Err(), <-profiled); err != nil {
 				return fmt.Errorf("%s: %w", x.Name, err)
 			}
-			res.addStreams(x.Name, o.streams, r)
+			cpu, err := q.end(res)
+			if err != nil {
+				return err
+			}
+			res.addStreams(x.Name, o.streams, r, cpu)
 		}
 	}
 	return nil

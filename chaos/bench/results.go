@@ -21,7 +21,9 @@ type results struct {
 	Throughput []throughputCell `json:"throughput"`
 	Latency    []latencyCell    `json:"latency"`
 	Streams    []streamsCell    `json:"streams"`
-	Bars       []bar            `json:"bars"`
+	// Others is the share of all CPUs that processes outside the bench took, a figure per measurement.
+	Others []float64 `json:"others_share"`
+	Bars   []bar     `json:"bars"`
 }
 
 type throughputCell struct {
@@ -97,7 +99,7 @@ func (r *results) addLatency(name string, s bodySize, p pacedResult) {
 	c.Errors += p.errors
 }
 
-func (r *results) addStreams(name string, load streamLoad, s streamResult) {
+func (r *results) addStreams(name string, load streamLoad, s streamResult, cpu time.Duration) {
 	i := slices.IndexFunc(r.Streams, func(c streamsCell) bool { return c.Contender == name })
 	if i < 0 {
 		r.Streams = append(r.Streams, streamsCell{Contender: name, Streams: load.count,
@@ -107,7 +109,7 @@ func (r *results) addStreams(name string, load streamLoad, s streamResult) {
 	c := &r.Streams[i]
 	c.P50 = append(c.P50, ms(quantile(s.delays, 0.50)))
 	c.P99 = append(c.P99, ms(quantile(s.delays, 0.99)))
-	c.CPU = append(c.CPU, float64(s.cpu.Microseconds())/float64(max(1, len(s.delays))))
+	c.CPU = append(c.CPU, float64(cpu.Microseconds())/float64(max(1, len(s.delays))))
 	c.RSS = append(c.RSS, float64(s.peakBytes)/(1<<20))
 	c.Errors += s.errors
 	c.Surplus += s.surplus
@@ -245,6 +247,9 @@ func (r *results) tables() string {
 					paired(c.P50, direct.P50, minus), paired(c.P99, direct.P99, minus), cpuText(x, c.CPU), median(c.RSS), c.Errors+c.Surplus)
 			}
 		}
+	}
+	if len(r.Others) > 0 {
+		fmt.Fprintf(w, "\nothers took %.0f %% of the machine (median of measurements; worst %.0f %%)\n", 100*median(r.Others), 100*slices.Max(r.Others))
 	}
 	fmt.Fprintf(w, "\nbars\n\twanted\tmeasured\t\t\n")
 	for _, x := range r.Bars {

@@ -1,0 +1,106 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Figures from a machine that does other work at the same time are worth little, and the other work is not seen in them. So every
+// measurement waits for a quiet moment first, not for ever, and records how much of the machine others took meanwhile.
+
+// quietShare is the share of all CPUs up to which others' work passes as none.
+const quietShare = 0.1
+
+// machineTime is what the kernel has counted since it started, over all CPUs.
+type machineTime struct {
+	at   time.Time
+	busy time.Duration // somebody ran, or the hypervisor ran somebody else (steal)
+	ours time.Duration // this process, its children and theirs, ended ones included
+}
+
+func readMachineTime() (machineTime, error) {
+	m := machineTime{at: time.Now()}
+	raw, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return m, err
+	}
+	line, _, _ := strings.Cut(string(raw), "\n")
+	f := strings.Fields(line) // cpu user nice system idle iowait irq softirq steal ...
+	if len(f) < 9 || f[0] != "cpu" {
+		return m, fmt.Errorf("bad /proc/stat")
+	}
+	for _, i := range []int{1, 2, 3, 6, 7, 8} {
+		ticks, err := strconv.ParseInt(f[i], 10, 64)
+		if err != nil {
+			return m, fmt.Errorf("bad /proc/stat: %w", err)
+		}
+		m.busy += time.Duration(ticks) * clockTick
+	}
+	pids, err := family(os.Getpid())
+	if err != nil {
+		return m, err
+	}
+	for _, p := range pids {
+		if cpu, err := cpuTime(p); err == nil {
+			m.ours += cpu
+		}
+	}
+	ended, err := endedChildren(os.Getpid())
+	m.ours += ended
+	return m, err
+}
+
+// endedChildren is the CPU time of a process's children that were waited for (cutime + cstime).
+func endedChildren(pid int) (time.Duration, error) {
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	f, err := afterCommand(raw)
+	if err != nil {
+		return 0, err
+	}
+	user, err1 := strconv.ParseInt(f[13], 10, 64)
+	system, err2 := strconv.ParseInt(f[14], 10, 64)
+	if err1 != nil || err2 != nil {
+		return 0, fmt.Errorf("bad stat of process %d", pid)
+	}
+	return time.Duration(user+system) * clockTick, nil
+}
+
+// othersSince is the share of all CPUs that went to others since before.
+func othersSince(before machineTime) (float64, error) {
+	now, err := readMachineTime()
+	if err != nil {
+		return 0, err
+	}
+	all := now.at.Sub(before.at) * time.Duration(cpuCount())
+	others := (now.busy - before.busy) - (now.ours - before.ours)
+	return max(0, float64(others)/float64(all)), nil
+}
+
+// awaitQuiet returns when others have left the machine alone for a moment, or after patience.
+func awaitQuiet(ctx context.Context, patience time.Duration) error {
+	deadline := time.Now().Add(patience)
+	for {
+		before, err := readMachineTime()
+		if err != nil {
+			return err
+		}
+		timer := time.NewTimer(300 * time.Millisecond)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return ctx.Err()
+		}
+		share, err := othersSince(before)
+		if err != nil || share <= quietShare || time.Now().After(deadline) {
+			return err
+		}
+	}
+}
