@@ -1,0 +1,22 @@
+package main
+
+import (
+	"context"
+	"time"
+
+	"grapevine/node"
+)
+
+// adminFlags are shared by the commands that ask a running router.
+type adminFlags struct {
+	Admin string `name:"admin" env:"GRAPEVINE_ADMIN" default:"127.0.0.1:8081" placeholder:"ADDR" help:"Admin API of the router."`
+	JSON  bool   `name:"json" help:"Print one JSON object."`
+}
+
+// adminTimeout bounds one question: everything behind it is in memory.
+const adminTimeout = 10 * time.Second
+
+func (f *adminFlags) client() (*node.Client, context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(context.Background(), adminTimeout)
+	return node.NewClient(f.Admin), ctx, cancel
+}

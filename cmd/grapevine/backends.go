@@ -1,0 +1,34 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"text/tabwriter"
+)
+
+type backendsCmd struct {
+	adminFlags
+}
+
+func (c *backendsCmd) Run(s *streams) error {
+	client, ctx, cancel := c.client()
+	defer cancel()
+	list, err := client.Backends(ctx)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return printJSON(s.out, list)
+	}
+	w := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "ID\tNAME\tSTATE\tACTIVE\tPREFILL\tHORIZON\tMODELS\tURL")
+	for _, b := range list.Backends {
+		models := strings.Join(b.Models, ",")
+		if models == "" {
+			models = "(any)"
+		}
+		fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n",
+			b.ID, b.Name, b.State, b.Active, b.PrefillTokens, seconds(b.HorizonS), models, b.URL)
+	}
+	return w.Flush()
+}

@@ -1,0 +1,76 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+
+	"grapevine/node"
+)
+
+type explainCmd struct {
+	adminFlags
+	Body   string   `arg:"" optional:"" default:"-" placeholder:"FILE" help:"File with the request body; - is stdin."`
+	Path   string   `name:"path" default:"/v1/chat/completions" placeholder:"PATH" help:"Path the request would have."`
+	Header []string `name:"header" short:"H" sep:"none" placeholder:"NAME: VALUE" help:"Header the request would have. Repeatable."`
+}
+
+// maxExplain bounds what is read to be explained; the router has its own limit.
+const maxExplain = 256 << 20
+
+func (c *explainCmd) Run(s *streams) error {
+	in := s.in
+	if c.Body != "-" {
+		f, err := os.Open(c.Body)
+		if err != nil {
+			return usageError{err}
+		}
+		defer func() { _ = f.Close() }()
+		in = f
+	}
+	body, err := io.ReadAll(io.LimitReader(in, maxExplain+1))
+	if err != nil {
+		return err
+	}
+	if len(body) > maxExplain {
+		return errors.New("the body is larger than 256 MiB")
+	}
+	headers := make(map[string]string, len(c.Header))
+	for _, h := range c.Header {
+		name, value, ok := strings.Cut(h, ":")
+		if !ok {
+			return usagef("header %q: write NAME: VALUE", h)
+		}
+		headers[strings.TrimSpace(name)] = strings.TrimSpace(value)
+	}
+	client, ctx, cancel := c.client()
+	defer cancel()
+	receipt, err := client.Explain(ctx, c.Path, headers, body)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return printJSON(s.out, receipt)
+	}
+	return printReceipt(s.out, receipt)
+}
+
+// printReceipt shows the decision and its candidates, the chosen one first.
+func printReceipt(out io.Writer, r *node.Receipt) error {
+	fmt.Fprintf(out, "%s\n", r.Backend)
+	fmt.Fprintf(out, "  by %s, rung %s; %d of %d prompt tokens expected in its cache (%d of %d blocks)\n",
+		r.Strategy, r.Rung, r.PredictedTokens, r.PromptTokens, r.MatchedBlocks, r.Blocks)
+	if r.Note != "" {
+		fmt.Fprintf(out, "  note: %s\n", r.Note)
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "backend\tblocks\theld tokens\tqueued tokens\tactive\ttokens/s\tage\tcost\t")
+	for _, c := range r.Candidates {
+		fmt.Fprintf(w, "%s\t%d\t%.0f\t%.0f\t%d\t%.0f\t%s\t%.4g\t\n",
+			c.Backend, c.MatchedBlocks, c.HeldTokens, c.QueuedTokens, c.Active, c.Rate, seconds(c.AgeS), c.Cost)
+	}
+	return w.Flush()
+}

@@ -1,0 +1,124 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/alecthomas/kong"
+
+	"grapevine/node"
+)
+
+type serveCmd struct {
+	ConfigFile  string `name:"config" env:"GRAPEVINE_CONFIG" type:"existingfile" placeholder:"FILE" help:"YAML file. Variables stand above it, flags above both."`
+	CheckConfig bool   `name:"check-config" help:"Validate the configuration and leave."`
+
+	Settings node.Config `embed:""`
+}
+
+func (c *serveCmd) Run(s *streams, k *kong.Context) error {
+	cfg, err := c.configuration(k)
+	if err != nil {
+		return usageError{err}
+	}
+	if cfg.Log, err = node.NewLogger(s.err, isTerminal(s.err), cfg); err != nil {
+		return usageError{err}
+	}
+	cfg.Version = version
+	n, err := node.New(cfg) // starts nothing, reads keys and certificates
+	if err != nil {
+		return usageError{err}
+	}
+	if c.CheckConfig {
+		_, err := fmt.Fprintf(s.out, "configuration is valid: %d backends, strategy %s\n", len(cfg.Backends), cfg.Strategy)
+		return err
+	}
+	return runUntilSignal(n, cfg)
+}
+
+// configuration lays the three sources over each other: file, environment,
+// flags, the later ones above.
+func (c *serveCmd) configuration(k *kong.Context) (node.Config, error) {
+	cfg, lines := node.Default(), map[string]int(nil)
+	if c.ConfigFile != "" {
+		var err error
+		if cfg, lines, err = node.Load(c.ConfigFile); err != nil {
+			return cfg, err
+		}
+	}
+	given := make(map[string]bool)
+	for _, p := range k.Path {
+		if p.Flag != nil {
+			given[p.Flag.Name] = true
+		}
+	}
+	for _, setting := range node.Settings() {
+		if _, ok := os.LookupEnv(setting.Env); ok || given[setting.Flag] {
+			cfg.Overlay(c.Settings, setting.Key)
+			delete(lines, setting.Key) // a mistake in it is not the file's
+		}
+	}
+	return cfg, cfg.Validate(c.ConfigFile, lines)
+}
+
+// runUntilSignal serves until SIGTERM or SIGINT, then drains; a second signal
+// cuts what still runs.
+func runUntilSignal(n *node.Node, cfg node.Config) error {
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	defer signal.Stop(signals)
+	if err := n.Start(context.Background()); err != nil {
+		return err
+	}
+	var first os.Signal
+	select {
+	case first = <-signals:
+	case err := <-n.Failed():
+		_ = n.Stop(context.Background())
+		return err
+	}
+	grace := cfg.DrainGrace
+	if first == syscall.SIGINT {
+		grace = 0 // somebody at a terminal, not a balancer that needs time to notice
+	}
+	cfg.Log.Info().Str("signal", first.String()).Dur("grace", grace).Dur("timeout", cfg.DrainTimeout).Msg("draining")
+	ctx, cancel := context.WithTimeoutCause(context.Background(), grace+cfg.DrainClose+cfg.DrainTimeout, errDrainTimeout)
+	defer cancel()
+	ctx, force := context.WithCancelCause(ctx)
+	defer force(nil)
+	go func() {
+		select {
+		case <-signals:
+			force(errSecondSignal)
+		case <-ctx.Done():
+		}
+	}()
+	n.Drain(ctx, grace)
+	err := n.Stop(ctx)
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// What ends a drain early, and with exit code 1: somebody's request was cut.
+var (
+	errDrainTimeout = errors.New("drain_timeout has passed: what still ran was cut")
+	errSecondSignal = errors.New("second signal: what still ran was cut")
+)
+
+// isTerminal says whether w is a character device: a terminal, or something
+// that minds colours no more than /dev/null does.
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}

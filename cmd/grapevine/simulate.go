@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+
+	"grapevine/chaos/engine"
+	"grapevine/chaos/fleetsim"
+	"grapevine/chaos/report"
+	"grapevine/chaos/workload"
+)
+
+type simulateCmd struct {
+	workloadFlags `embed:""`
+	engineFlags   `embed:""`
+
+	Policy   []string       `name:"policy" default:"prefix,round-robin" placeholder:"NAME" help:"Policies to compare: the strategies of serve, and from the literature argmin, lmetric, two-choice and sglang."`
+	Nodes    []int          `name:"nodes" default:"1" placeholder:"N" help:"Routers. They share nothing yet: each knows what it has sent itself."`
+	Backends int            `name:"backends" placeholder:"N" help:"Engines; what a generated workload is made for, or 16 for a trace, if not given."`
+	Ingress  string         `name:"ingress" enum:"random,sticky" default:"random" help:"Which router a request enters by: any (random), or one per session (sticky)."`
+	Warmup   *time.Duration `name:"warmup" placeholder:"DURATION" help:"Leave out of the report what arrives before. A generated workload has its own unless given."`
+	Parallel int            `name:"parallel" placeholder:"N" help:"Runs at once; as many as there are processors if not given."`
+	JSON     bool           `name:"json" help:"Print one JSON object."`
+	Plot     string         `name:"plot" placeholder:"FILE" help:"Draw hit rate, first-token time and load per engine (.svg or .html)."`
+}
+
+// engineFlags say what one emulated engine is; engine and simulate share them.
+// 0 is the default of the workload.
+type engineFlags struct {
+	KVTokens     int           `name:"kv-tokens" placeholder:"N" group:"engine" help:"Tokens its KV memory holds. Default 1500000."`
+	BlockTokens  int           `name:"block-tokens" placeholder:"N" group:"engine" help:"Tokens of one page of KV memory. Default 16."`
+	MaxRunning   int           `name:"max-running" placeholder:"N" group:"engine" help:"Sequences it runs at once. Default 64."`
+	PrefillRate  float64       `name:"prefill-rate" placeholder:"N" group:"engine" help:"Prompt tokens it computes per second. Default 10000."`
+	ChunkTokens  int           `name:"chunk" placeholder:"N" group:"engine" help:"Prompt tokens it computes in one step. Default 512."`
+	DecodeStep   time.Duration `name:"decode-step" placeholder:"DURATION" group:"engine" help:"One step of its batch, which makes one token per sequence. Default 20ms."`
+	DecodeGrowth float64       `name:"decode-growth" placeholder:"X" group:"engine" help:"A full batch takes (1+X) times as long. Default 0."`
+}
+
+func (f *engineFlags) config() engine.Config {
+	return engine.Config{
+		KVTokens: f.KVTokens, BlockTokens: f.BlockTokens, MaxRunning: f.MaxRunning, PrefillRate: f.PrefillRate,
+		ChunkTokens: f.ChunkTokens, DecodeStep: f.DecodeStep, DecodeGrowth: f.DecodeGrowth,
+	}
+}
+
+// Help is shown below the flags.
+func (simulateCmd) Help() string {
+	return "A generated workload brings engines ten times as fast as a real one, as its load is; the flags below replace what they name. Several policies or numbers of routers print {\"runs\":[...]}."
+}
+
+func (c *simulateCmd) Run(s *streams) error {
+	w, opt, err := c.open(c.Backends)
+	if err != nil {
+		return err
+	}
+	cfg := fleetsim.Config{
+		Workload: w, Options: opt, Policies: c.Policy, Nodes: c.Nodes, Backends: c.Backends, Engine: c.config(),
+		Ingress: fleetsim.Ingress(c.Ingress), Parallel: c.Parallel,
+	}
+	if c.Warmup != nil {
+		if cfg.Warmup = *c.Warmup; cfg.Warmup == 0 {
+			cfg.Warmup = -1 // said to be none, which is not unsaid
+		}
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	bar := newSimProgress(s.err)
+	cfg.Progress = bar.update
+	runs, err := fleetsim.Run(ctx, cfg)
+	bar.finish()
+	switch {
+	case errors.Is(err, fleetsim.ErrConfig), errors.Is(err, workload.ErrOptions), errors.Is(err, engine.ErrConfig):
+		return usageError{err}
+	case errors.Is(err, context.Canceled):
+		return errors.New("called off")
+	case err != nil:
+		return err
+	}
+	if c.Plot != "" {
+		if err := report.WritePlot(c.Plot, runs...); err != nil {
+			return err
+		}
+	}
+	if c.JSON {
+		return report.WriteJSON(s.out, runs...)
+	}
+	return report.WriteTable(s.out, runs...)
+}
+
+// simProgress is a bar over the virtual time of all runs, on a terminal only.
+type simProgress struct {
+	bar  *progressbar.ProgressBar // nil: nobody is looking
+	done []float64                // share of each run
+}
+
+// simTicks is the length of a whole bar.
+const simTicks = 1000
+
+func newSimProgress(w io.Writer) *simProgress {
+	p := &simProgress{}
+	if isTerminal(w) {
+		p.bar = progressbar.NewOptions64(simTicks, progressbar.OptionSetWriter(w), progressbar.OptionSetWidth(30),
+			progressbar.OptionSetPredictTime(false), progressbar.OptionSetElapsedTime(false),
+			progressbar.OptionClearOnFinish(), progressbar.OptionThrottle(100*time.Millisecond))
+	}
+	return p
+}
+
+func (p *simProgress) update(now fleetsim.Progress) {
+	if p.bar == nil {
+		return
+	}
+	if p.done == nil {
+		p.done = make([]float64, now.Runs)
+	}
+	switch {
+	case now.Done:
+		p.done[now.Run] = 1
+	case now.Total > 0:
+		p.done[now.Run] = float64(now.Ended) / float64(now.Total)
+	case now.Span > 0:
+		p.done[now.Run] = min(float64(now.At)/float64(now.Span), 1)
+	}
+	sum := 0.0
+	for _, d := range p.done {
+		sum += d
+	}
+	p.bar.Describe(fmt.Sprintf("%s on %d: %d requests", now.Policy, now.Nodes, now.Ended))
+	_ = p.bar.Set64(int64(sum / float64(now.Runs) * simTicks)) // a terminal that is gone is no reason to stop
+}
+
+func (p *simProgress) finish() {
+	if p.bar != nil {
+		_ = p.bar.Finish()
+	}
+}

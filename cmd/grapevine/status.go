@@ -1,0 +1,55 @@
+package main
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"grapevine/node"
+)
+
+type statusCmd struct {
+	adminFlags
+}
+
+func (c *statusCmd) Run(s *streams) error {
+	client, ctx, cancel := c.client()
+	defer cancel()
+	st, err := client.Status(ctx)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return printJSON(s.out, st)
+	}
+	ready := "ready"
+	if !st.Ready {
+		ready = "not ready"
+	}
+	rungs := make([]string, 0, len(st.Rungs))
+	for _, name := range slices.Sorted(maps.Keys(st.Rungs)) {
+		if st.Rungs[name] > 0 {
+			rungs = append(rungs, fmt.Sprintf("%s %d", name, st.Rungs[name]))
+		}
+	}
+	w := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(w, "node\t%s, %s for %s\n", st.Node, ready, seconds(st.UptimeS))
+	fmt.Fprintf(w, "version\t%s (%s)\n", st.Version, st.GoVersion)
+	fmt.Fprintf(w, "listen\t%s, admin %s\n", st.Listen, st.Admin)
+	fmt.Fprintf(w, "strategy\t%s over %d backends, blocks of %d bytes, key %s\n", st.Strategy, st.Backends, st.BlockBytes, st.KeyID)
+	fmt.Fprintf(w, "requests\t%d in flight on %d connections, %d picks (%s)\n", st.InFlight, st.Connections, st.Picks, strings.Join(rungs, ", "))
+	fmt.Fprintf(w, "tree\t%d facts in %s\n", st.Tree.Facts, node.Bytes(st.Tree.Bytes))
+	return w.Flush()
+}
+
+// seconds prints a number of seconds for people: 4.2s, 12m30s, 26h3m0s.
+func seconds(s float64) string {
+	d := time.Duration(s * float64(time.Second))
+	if d < time.Minute {
+		return d.Round(100 * time.Millisecond).String()
+	}
+	return d.Round(time.Second).String()
+}
