@@ -1,6 +1,8 @@
 package proxy
 
 import (
+	"errors"
+	"io"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -49,7 +51,8 @@ type clientConn struct {
 	// Of the connection's goroutine.
 	readDeadline time.Time // as fasthttp set it
 	credit       int       // bytes read since the deadline was last moved
-	muted        bool      // the response was written by hand: what fasthttp writes is dropped
+	muted        bool      // the response was written by hand, or there is to be none: what fasthttp writes is dropped
+	whole        wholeBody
 
 	mu  sync.Mutex // guards what follows, between the connection's goroutine and the watch
 	up  *upstreamConn
@@ -91,6 +94,28 @@ func (c *clientConn) Write(b []byte) (int, error) {
 	c.writing.Store(0)
 	return n, err
 }
+
+// wholeBody is a response body that is flushed when it has been written. fasthttp by itself holds a response back while
+// the next request is already in its buffer, which for a client that pipelines may be minutes.
+type wholeBody struct{ body []byte }
+
+// Read implements io.Reader. fasthttp uses WriteTo.
+func (b *wholeBody) Read([]byte) (int, error) { return 0, errNotRead }
+
+// SupportsBodyWriteTo implements fasthttp.BodyWriterTo.
+func (b *wholeBody) SupportsBodyWriteTo() bool { return true }
+
+// WriteTo implements io.WriterTo.
+func (b *wholeBody) WriteTo(w io.Writer) (int64, error) {
+	n, err := w.Write(b.body)
+	b.body = nil
+	if f, ok := w.(interface{ Flush() error }); ok && err == nil {
+		err = f.Flush()
+	}
+	return int64(n), err
+}
+
+var errNotRead = errors.New("proxy: body is written, not read")
 
 // begin marks the start of a request.
 func (c *clientConn) begin() {

@@ -96,7 +96,9 @@ func (e *exchange) cutShort(why reason) bool {
 		e.refuse(fault{fasthttp.StatusServiceUnavailable, "shutting_down", "the router is shutting down"})
 		e.retryAfter(1)
 	} else {
+		// Nothing is sent: a client that has only closed its sending half would take an empty response for an answer.
 		e.ctx.Response.Reset()
+		e.conn.muted = true
 		e.rec.Status = StatusClientGone
 	}
 	e.ctx.SetConnectionClose()

@@ -38,7 +38,17 @@ func (e *exchange) leave() {
 		ctx.SetConnectionClose()
 	}
 	if !e.relaying {
+		e.flushWhole()
 		e.finish()
+	}
+}
+
+// flushWhole has the response, if it has a body, flushed as soon as it is written.
+func (e *exchange) flushWhole() {
+	resp := &e.ctx.Response
+	if body := resp.Body(); len(body) > 0 && !e.ctx.IsHead() {
+		e.conn.whole.body = body
+		resp.SetBodyStream(&e.conn.whole, len(body))
 	}
 }
 

@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"bytes"
-	"errors"
 	"io"
 	"time"
 
@@ -26,7 +25,7 @@ type relay struct{ e *exchange }
 var _ fasthttp.BodyWriterTo = (*relay)(nil)
 
 // Read implements io.Reader. fasthttp uses WriteTo.
-func (r *relay) Read([]byte) (int, error) { return 0, errors.New("proxy: relay is written, not read") }
+func (r *relay) Read([]byte) (int, error) { return 0, errNotRead }
 
 // SupportsBodyWriteTo implements fasthttp.BodyWriterTo.
 func (r *relay) SupportsBodyWriteTo() bool { return true }

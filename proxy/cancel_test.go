@@ -1,0 +1,155 @@
+package proxy
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"testing"
+	"time"
+
+	"grapevine/proxy/policy"
+)
+
+// TestClientLeaves: however a client goes, at whatever point, the engine sees its request end within a second. The watch
+// runs at its default period.
+func TestClientLeaves(t *testing.T) {
+	leave := map[string]func(c net.Conn){
+		"fin": func(c net.Conn) { c.Close() },
+		"rst": func(c net.Conn) { _ = socket(c).SetLinger(0); socket(c).Close() },
+		"half-close": func(c net.Conn) {
+			_ = socket(c).CloseWrite()
+		},
+		// Behind unread bytes: what a peeking read does not see.
+		"pipelined fin":        func(c net.Conn) { _, _ = io.WriteString(c, chat(false)); socket(c).Close() },
+		"pipelined half-close": func(c net.Conn) { _, _ = io.WriteString(c, chat(false)); _ = socket(c).CloseWrite() },
+	}
+	points := map[string]struct {
+		stream bool
+		begin  func(c *upstreamSide) // what the engine does before it goes silent
+		read   bool                  // the client waits for the response to begin
+	}{
+		"not streamed":               {false, func(*upstreamSide) {}, false},
+		"before the head":            {true, func(*upstreamSide) {}, false},
+		"before the first event":     {true, func(c *upstreamSide) { c.send(sseHead) }, false},
+		"mid-stream":                 {true, func(c *upstreamSide) { c.send(sseHead + chunk(event("a"))) }, true},
+		"half of an unstreamed body": {false, func(c *upstreamSide) { c.send("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf") }, false},
+	}
+	for how, go1 := range leave {
+		for when, point := range points {
+			for _, secure := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s/%s/tls=%v", how, when, secure), func(t *testing.T) {
+					t.Parallel()
+					begun, ended := make(chan bool, 8), make(chan error, 8)
+					b := newBackend(t, secure, func(c *upstreamSide, _ seenRequest) bool {
+						point.begin(c)
+						begun <- true
+						_, err := c.closedByPeer(3 * time.Second)
+						ended <- err
+						return false
+					})
+					opts := []rigOption{withTimeouts(func(t *Timeouts) { t.Watch = 0 })}
+					if secure {
+						opts = append(opts, withTLS())
+					}
+					r := newRig(t, []string{b.addr}, opts...)
+					c := r.dial()
+					_, err := io.WriteString(c, chat(point.stream))
+					must(t, err)
+					<-begun
+					if point.read {
+						resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+						must(t, err)
+						_, err = io.ReadFull(resp.Body, make([]byte, len(event("a"))))
+						must(t, err)
+					}
+					start := time.Now()
+					go1(c)
+					if err := <-ended; err != nil {
+						t.Fatalf("upstream: %v", err)
+					}
+					if d := time.Since(start); d > time.Second {
+						t.Errorf("upstream ended after %v", d)
+					}
+					rec := r.record(0)
+					if rec.Failed != policy.ClientGone {
+						t.Errorf("record %+v", rec)
+					}
+					if !point.read && rec.Status != StatusClientGone {
+						t.Errorf("status %d", rec.Status)
+					}
+				})
+			}
+		}
+	}
+}
+
+// A client that stays is not taken for one that left: bytes it sends ahead, and a close_notify alone, change nothing.
+func TestClientStays(t *testing.T) {
+	release := make(chan bool)
+	b := newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
+		<-release
+		return c.send(jsonReply(200, okBody))
+	})
+	r := newRig(t, []string{b.addr})
+	t.Cleanup(func() { close(release) })
+	c := r.dial()
+	_, err := io.WriteString(c, chat(false)+chat(false)+chat(false))
+	must(t, err)
+	br := bufio.NewReader(c)
+	for range 3 {
+		time.Sleep(100 * time.Millisecond) // several sweeps
+		release <- true
+		readReply(t, br, "POST").want(t, 200)
+	}
+}
+
+func TestClientThatDoesNotReadIsCut(t *testing.T) {
+	ended := make(chan error, 1)
+	b := newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
+		c.send(sseHead)
+		ev := chunk(event(string(make([]byte, 8<<10))))
+		for {
+			_ = c.SetWriteDeadline(time.Now().Add(10 * time.Second))
+			if _, err := io.WriteString(c, ev); err != nil {
+				ended <- nil
+				return false
+			}
+		}
+	})
+	r := newRig(t, []string{b.addr}, withTimeouts(func(t *Timeouts) { t.Write = 200 * time.Millisecond }))
+	c := r.dial()
+	_ = socket(c).SetReadBuffer(4 << 10)
+	_, err := io.WriteString(c, chat(true))
+	must(t, err)
+	<-ended
+	if rec := r.record(0); rec.Failed != policy.ClientGone {
+		t.Errorf("record %+v", rec)
+	}
+}
+
+// The wait for a connection to a backend that drops packets is not cut short, but nothing is sent after it.
+func TestClientLeavesDuringTheRetry(t *testing.T) {
+	first, second := make(chan bool, 1), make(chan bool, 1)
+	a := newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
+		first <- true
+		_, _ = c.closedByPeer(5 * time.Second)
+		return false
+	})
+	b := newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
+		second <- true
+		_, _ = c.closedByPeer(5 * time.Second)
+		return false
+	})
+	r := newRig(t, []string{a.addr, b.addr}, withTimeouts(func(t *Timeouts) { t.FirstByte = 150 * time.Millisecond }))
+	c := r.dial()
+	_, err := io.WriteString(c, chat(false))
+	must(t, err)
+	<-first
+	<-second // the first has timed out
+	c.Close()
+	if rec := r.record(0); rec.Failed != policy.ClientGone || rec.Attempts != 2 {
+		t.Errorf("record %+v", rec)
+	}
+}

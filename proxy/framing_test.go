@@ -1,0 +1,330 @@
+package proxy
+
+import (
+	"bufio"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pires/go-proxyproto"
+)
+
+// TestFraming sends what a request smuggler would. Each is refused with 400 (or what is given) in a shape clients read,
+// and the connection is closed, so that what follows cannot be taken for another request; or it is served and reaches
+// the backend in one meaning only.
+func TestFraming(t *testing.T) {
+	b := newBackend(t, false, answering)
+	r := newRig(t, []string{b.addr}, withTimeouts(func(t *Timeouts) { t.Read = 300 * time.Millisecond }))
+	const host = "Host: a\r\n"
+	smuggled := "GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"
+	post := func(headers, body string) string { return "POST /v1/x HTTP/1.1\r\n" + host + headers + "\r\n" + body }
+	for name, tc := range map[string]struct {
+		raw    string
+		status int // 0: 400
+	}{
+		"length and coding":           {post("Content-Length: 5\r\nTransfer-Encoding: chunked\r\n", "0\r\n\r\n"+smuggled), 0},
+		"coding and length":           {post("Transfer-Encoding: chunked\r\nContent-Length: 5\r\n", "0\r\n\r\n"+smuggled), 0},
+		"length and coding, big":      {post("Content-Length: 5\r\nTransfer-Encoding: chunked\r\n", chunk("hello")+chunkEnd), 0},
+		"identity and length":         {post("Transfer-Encoding: identity\r\nContent-Length: 5\r\n", "hello"), 0},
+		"identity":                    {post("Transfer-Encoding: identity\r\n", ""), 0},
+		"two lengths":                 {post("Content-Length: 5\r\nContent-Length: 6\r\n", "hello"), 0},
+		"same length twice":           {post("Content-Length: 5\r\nContent-Length: 5\r\n", "hello"), 0},
+		"list of lengths":             {post("Content-Length: 5, 5\r\n", "hello"), 0},
+		"signed length":               {post("Content-Length: +5\r\n", "hello"), 0},
+		"negative length":             {post("Content-Length: -5\r\n", "hello"), 0},
+		"hex length":                  {post("Content-Length: 0x5\r\n", "hello"), 0},
+		"length of 2^64":              {post("Content-Length: 18446744073709551616\r\n", ""), 0},
+		"unknown coding":              {post("Transfer-Encoding: xchunked\r\n", chunkEnd), 0},
+		"coding list":                 {post("Transfer-Encoding: gzip, chunked\r\n", chunkEnd), 0},
+		"two codings":                 {post("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n", chunkEnd), 0},
+		"coding with a tab":           {post("Transfer-Encoding:\tchunked\r\nContent-Length: 3\r\n", chunkEnd), 0},
+		"coding in 1.0":               {"POST /v1/x HTTP/1.0\r\n" + host + "Transfer-Encoding: chunked\r\n\r\n" + chunkEnd, 0},
+		"space before colon":          {post("Content-Length : 5\r\n", "hello"), 0},
+		"space in name":               {post("X Y: 5\r\n", ""), 0},
+		"folded line":                 {post("X-A: b\r\n c\r\n", ""), 0},
+		"folded coding":               {post("Transfer-Encoding:\r\n chunked\r\n", chunkEnd), 0},
+		"NUL in value":                {post("X-A: b\x00c\r\n", ""), 0},
+		"bare CR in value":            {post("X-A: b\rc\r\n", ""), 0},
+		"chunk size 0x2":              {post("Transfer-Encoding: chunked\r\n", "0x2\r\nab\r\n0\r\n\r\n"), 0},
+		"chunk size with bare LF":     {post("Transfer-Encoding: chunked\r\n", "2\nab\r\n0\r\n\r\n"), 0},
+		"LF in chunk extension":       {post("Transfer-Encoding: chunked\r\n", "2;a\nb\r\nab\r\n0\r\n\r\n"), 0},
+		"chunk of 2^64-1":             {post("Transfer-Encoding: chunked\r\n", "ffffffffffffffff\r\nab"), 0},
+		"chunk longer than said":      {post("Transfer-Encoding: chunked\r\n", "2\r\nabc\r\n0\r\n\r\n"), 0},
+		"forbidden trailer":           {post("Transfer-Encoding: chunked\r\nTrailer: Content-Length\r\n", chunkEnd), 0},
+		"no host":                     {"GET / HTTP/1.1\r\n\r\n", 0},
+		"two hosts":                   {"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 0},
+		"absolute form, another host": {"GET http://b/x HTTP/1.1\r\nHost: a\r\n\r\n", 0},
+		"asterisk":                    {"OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n", 0},
+		"authority form":              {"CONNECT b:443 HTTP/1.1\r\nHost: b:443\r\n\r\n", 405},
+		"trace":                       {"TRACE / HTTP/1.1\r\nHost: a\r\n\r\n", 405},
+		"HTTP/1.2":                    {"GET / HTTP/1.2\r\nHost: a\r\n\r\n", 505},
+		"HTTP/2 preface":              {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505},
+		"no version":                  {"GET /\r\n\r\n", 0},
+		"nonsense":                    {"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n", 0},
+		"bare LF lines":               {"GET / HTTP/1.1\nHost: a\n\n", 408},
+		"1.0 after 1.1":               {"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\nGET /healthz HTTP/1.0\r\nHost: a\r\n\r\n", -1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := r.dial()
+			defer c.Close()
+			_, err := io.WriteString(c, tc.raw)
+			must(t, err)
+			br := bufio.NewReader(c)
+			if tc.status == -1 {
+				readReply(t, br, "GET").want(t, 200)
+			}
+			want := tc.status
+			if want <= 0 {
+				want = 400
+			}
+			rp := readReply(t, br, "POST").want(t, want, `"error":{`, `"message"`)
+			if !rp.Close {
+				t.Error("the connection is not closed")
+			}
+			if rest, err := io.ReadAll(br); err == nil && len(rest) > 0 {
+				t.Errorf("more after the refusal: %q", rest)
+			}
+		})
+	}
+	t.Cleanup(func() {
+		for _, req := range b.requests() {
+			t.Errorf("reached the backend: %q", req.raw)
+		}
+	})
+}
+
+func TestFramingThatIsServed(t *testing.T) {
+	b := newBackend(t, false, answering)
+	r := newRig(t, []string{b.addr})
+	for name, tc := range map[string]struct{ raw, target, body string }{
+		"chunked":       {"POST /v1/x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk("he") + chunk("llo") + chunkEnd, "/v1/x", "hello"},
+		"chunked case":  {"POST /v1/x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: Chunked\r\n\r\n" + chunk("hello") + chunkEnd, "/v1/x", "hello"},
+		"body of a GET": {"GET /v1/x HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello", "/v1/x", "hello"},
+		"absolute form": {"GET http://a/v1/x?q=1 HTTP/1.1\r\nHost: a\r\n\r\n", "/v1/x?q=1", ""},
+		"dots":          {"GET /v1/../x%2f..?q=%00 HTTP/1.1\r\nHost: a\r\n\r\n", "/v1/../x%2f..?q=%00", ""},
+		"double slash":  {"GET //v1//x HTTP/1.1\r\nHost: a\r\n\r\n", "//v1//x", ""},
+		"empty chunked": {"POST /v1/x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + chunkEnd, "/v1/x", ""},
+		"expect":        {"POST /v1/x HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\nhello", "/v1/x", "hello"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := len(b.requests())
+			c := r.dial()
+			defer c.Close()
+			_, err := io.WriteString(c, tc.raw)
+			must(t, err)
+			br := bufio.NewReader(c)
+			rp := readReply(t, br, "GET")
+			if rp.StatusCode == 100 {
+				rp = readReply(t, br, "GET")
+			}
+			rp.want(t, 200)
+			got := b.requests()[before]
+			if got.RequestURI != tc.target || got.body != tc.body {
+				t.Errorf("backend got %s %q", got.RequestURI, got.body)
+			}
+			if len(got.TransferEncoding) > 0 || got.Header.Get("Expect") != "" {
+				t.Errorf("hop-by-hop headers went on: %q", got.raw)
+			}
+		})
+	}
+}
+
+func TestLimits(t *testing.T) {
+	b := newBackend(t, false, answering)
+	r := newRig(t, []string{b.addr}, withConfig(func(c *Config) { c.MaxBody = 1 << 20 }))
+	big := strings.Repeat("x", 1<<20+1)
+	head := "POST /v1/messages HTTP/1.1\r\nHost: a\r\n"
+	for name, tc := range map[string]struct {
+		raw    string
+		status int
+		code   string
+	}{
+		"body":         {head + fmt.Sprintf("Content-Length: %d\r\n\r\n", len(big)), 413, "body_too_large"},
+		"chunked body": {head + "Transfer-Encoding: chunked\r\n\r\n" + chunk(big[:1<<19]) + chunk(big[:1<<19]) + "1\r\n", 413, "body_too_large"},
+		"one header":   {head + "X-Big: " + big[:20<<10] + "\r\n\r\n", 431, "headers_too_large"},
+		"many headers": {head + strings.Repeat("X-A: b\r\n", 3000) + "\r\n", 431, "headers_too_large"},
+		"target":       {"GET /" + big[:20<<10] + " HTTP/1.1\r\nHost: a\r\n\r\n", 431, "headers_too_large"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			// The path is not known by then, so the error reads as OpenAI's and as Anthropic's.
+			rp := r.raw(tc.raw).want(t, tc.status, `"type":"error"`, `"code":"`+tc.code+`"`, `"param":null`)
+			if !rp.Close {
+				t.Error("connection is kept")
+			}
+		})
+	}
+	if n := len(b.requests()); n != 0 {
+		t.Errorf("%d requests reached the backend", n)
+	}
+	r.raw(request("POST", "/v1/messages", big[:1<<20])).want(t, 200)
+}
+
+// A 100 MiB body is refused at the head, without reading or holding it.
+func TestHugeBody(t *testing.T) {
+	r := newRig(t, []string{newBackend(t, false, answering).addr})
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	rp := r.raw("POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 104857600\r\n\r\n{").want(t, 413, "body_too_large")
+	runtime.ReadMemStats(&after)
+	if grown := after.TotalAlloc - before.TotalAlloc; grown > 8<<20 {
+		t.Errorf("%d bytes were allocated to refuse it", grown)
+	}
+	if !rp.Close {
+		t.Error("connection is kept")
+	}
+}
+
+func TestStrangeBodiesReachTheEngineUnchanged(t *testing.T) {
+	b := newBackend(t, false, answering)
+	r := newRig(t, []string{b.addr}, withStrategy("prefix"))
+	for name, body := range map[string]string{
+		"empty":           "",
+		"truncated":       `{"model":"m","messages":[{"role":"user","content":"he`,
+		"not JSON":        "hello",
+		"invalid UTF-8":   "{\"model\":\"m\",\"messages\":[{\"role\":\"user\",\"content\":\"\xff\xfe\"}]}",
+		"deep":            `{"model":"m","messages":` + strings.Repeat("[", 100_000) + strings.Repeat("]", 100_000) + `}`,
+		"deep objects":    `{"model":"m","x":` + strings.Repeat(`{"a":`, 50_000) + "1" + strings.Repeat("}", 50_000) + `}`,
+		"wrong types":     `{"model":7,"messages":"x","stream":"yes"}`,
+		"NULs":            "\x00\x00\x00",
+		"large":           `{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("long ", 400_000) + `"}]}`,
+		"duplicate names": `{"model":"a","model":"m","messages":[]}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := len(b.requests())
+			r.raw(request("POST", "/v1/chat/completions", body)).want(t, 200)
+			if got := b.requests()[before]; got.body != body {
+				t.Errorf("%d bytes reached the engine, other than the %d sent", len(got.body), len(body))
+			}
+		})
+	}
+}
+
+func TestSlowLoris(t *testing.T) {
+	r := newRig(t, []string{newBackend(t, false, answering).addr}, withTimeouts(func(t *Timeouts) { t.Read = 300 * time.Millisecond }))
+	for name, start := range map[string]string{
+		"silent":        "",
+		"request line":  "GE",
+		"headers":       "POST /v1/x HTTP/1.1\r\nHost: a\r\n",
+		"body":          "POST /v1/x HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n",
+		"chunked body":  "POST /v1/x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nfffff\r\n",
+		"after another": request("GET", "/healthz", "") + "POST /v1/x HTTP/1.1\r\nHost: a\r\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := r.dial()
+			defer c.Close()
+			_, err := io.WriteString(c, start)
+			must(t, err)
+			begun := time.Now()
+			stop := make(chan bool)
+			go func() { // a byte now and then does not help
+				defer close(stop)
+				for start != "" {
+					time.Sleep(20 * time.Millisecond)
+					if _, err := io.WriteString(c, "x"); err != nil {
+						return
+					}
+				}
+			}()
+			br := bufio.NewReader(c)
+			if strings.HasPrefix(start, "GET /healthz") {
+				readReply(t, br, "GET").want(t, 200)
+			}
+			rp := readReply(t, br, "POST").want(t, 408, "request_timeout")
+			if d := time.Since(begun); d > 3*time.Second {
+				t.Errorf("cut after %v", d)
+			}
+			if !rp.Close {
+				t.Error("connection is kept")
+			}
+			c.Close()
+			<-stop
+		})
+	}
+}
+
+// What limits a trickle does not limit a large body on a slow line, nor an idle connection, nor a long wait.
+func TestReadTimeoutSparesTheHonest(t *testing.T) {
+	b := newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
+		time.Sleep(400 * time.Millisecond)
+		return c.send(jsonReply(200, okBody))
+	})
+	r := newRig(t, []string{b.addr}, withTimeouts(func(t *Timeouts) { t.Read = 300 * time.Millisecond }))
+	c := r.dial()
+	br := bufio.NewReader(c)
+	body := strings.Repeat("x", 2<<20)
+	req := request("POST", "/v1/x", body)
+	_, err := io.WriteString(c, req[:len(req)-1<<20])
+	must(t, err)
+	time.Sleep(500 * time.Millisecond) // longer than Read, but a megabyte has bought time
+	_, err = io.WriteString(c, req[len(req)-1<<20:])
+	must(t, err)
+	readReply(t, br, "POST").want(t, 200)
+	time.Sleep(400 * time.Millisecond) // idle for longer than Read
+	_, err = io.WriteString(c, chat(false))
+	must(t, err)
+	readReply(t, br, "POST").want(t, 200)
+}
+
+func TestProxyProtocol(t *testing.T) {
+	b := newBackend(t, false, answering)
+	for _, secure := range []bool{false, true} {
+		opts := []rigOption{withConfig(func(c *Config) { c.ProxyProtocol = true }), withTimeouts(func(t *Timeouts) { t.Read = 300 * time.Millisecond })}
+		if secure {
+			opts = append(opts, withTLS())
+		}
+		r := newRig(t, []string{b.addr}, opts...)
+		for version := byte(1); version <= 2; version++ {
+			raw, err := net.Dial("tcp", r.addr)
+			must(t, err)
+			defer raw.Close()
+			header := proxyproto.HeaderProxyFromAddrs(version, &net.TCPAddr{IP: net.IPv4(203, 0, 113, 9), Port: 4711}, raw.RemoteAddr())
+			_, err = header.WriteTo(raw)
+			must(t, err)
+			c := raw
+			if secure {
+				c = tls.Client(raw, &tls.Config{RootCAs: roots, ServerName: "127.0.0.1"})
+			}
+			_, err = io.WriteString(c, request("POST", "/v1/x", "{}", "X-Forwarded-For: 198.51.100.1"))
+			must(t, err)
+			readReply(t, bufio.NewReader(c), "POST").want(t, 200)
+			seen := b.requests()
+			if got := seen[len(seen)-1].Header.Get("X-Forwarded-For"); got != "198.51.100.1, 203.0.113.9" {
+				t.Errorf("v%d: X-Forwarded-For %q", version, got)
+			}
+		}
+		// Without one, the connection is closed unanswered.
+		raw, err := net.Dial("tcp", r.addr)
+		must(t, err)
+		defer raw.Close()
+		_, _ = io.WriteString(raw, request("GET", "/healthz", ""))
+		if rest, _ := io.ReadAll(raw); len(rest) > 0 {
+			t.Errorf("answered %q", rest)
+		}
+	}
+}
+
+func TestTLSClientsGetHTTP11(t *testing.T) {
+	r := newRig(t, []string{newBackend(t, true, answering).addr}, withTLS())
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: "127.0.0.1"}, ForceAttemptHTTP2: true}}
+	defer client.CloseIdleConnections()
+	resp, err := client.Post("https://"+r.addr+"/v1/chat/completions", "application/json", strings.NewReader(`{"model":"m","messages":[]}`))
+	must(t, err)
+	defer resp.Body.Close()
+	if body, err := io.ReadAll(resp.Body); err != nil || string(body) != okBody || resp.ProtoMajor != 1 {
+		t.Errorf("%s %q %v", resp.Proto, body, err)
+	}
+	// A plain client, and half a handshake, are let go of.
+	raw, err := net.Dial("tcp", r.addr)
+	must(t, err)
+	defer raw.Close()
+	_, _ = io.WriteString(raw, request("GET", "/healthz", ""))
+	_, _ = io.ReadAll(raw)
+}
