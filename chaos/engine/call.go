@@ -391,7 +391,6 @@ func (s *Server) length(c *call) *apiError {
 		return badRequest("max_tokens", "max_tokens: Field required")
 	case limit == nil:
 		c.output = min(s.cfg.DefaultOutput, room)
-		least = min(least, c.output)
 	case c.generates() && *limit < least:
 		return badRequest(param, "%s must be at least %d, got %d.", param, least, *limit)
 	default:

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net"
 	"net/http"
 	"strconv"
@@ -135,8 +136,10 @@ func (f *faultWriter) Write(p []byte) (int, error) {
 		f.left -= int64(len(p))
 		return f.w.Write(p)
 	}
-	f.w.Write(p[:f.left])
-	http.NewResponseController(f.w).Flush()
+	if _, err := f.w.Write(p[:f.left]); err != nil {
+		return 0, err
+	}
+	_ = http.NewResponseController(f.w).Flush() // the connection is about to fail anyway
 	f.strike()
 	return 0, context.Canceled
 }
@@ -158,8 +161,8 @@ func resetConnection(ctx context.Context) {
 		conn = wrapped.NetConn()
 	}
 	if tcp, ok := conn.(*net.TCPConn); ok {
-		tcp.SetLinger(0)
-		tcp.Close()
+		_ = tcp.SetLinger(0) // fails only if the connection is closed already
+		_ = tcp.Close()
 	}
 }
 
@@ -177,13 +180,12 @@ func (s *Server) faultHandler(w http.ResponseWriter, r *http.Request) {
 	}
 	if f.Kind == "die" {
 		writeJSON(w, http.StatusOK, map[string]string{"fault": f.Kind})
-		http.NewResponseController(w).Flush()
+		_ = http.NewResponseController(w).Flush() // a client that has left need not know
 		s.die()
 		return
 	}
 	if err := s.Inject(f); err != nil {
-		bad, ok := err.(*apiError)
-		if !ok {
+		if !errors.As(err, &bad) {
 			bad = launchError(err)
 		}
 		s.writeError(w, endpointNone, bad)

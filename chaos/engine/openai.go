@@ -311,7 +311,7 @@ func writeJSON(w http.ResponseWriter, status int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(b)))
 	w.WriteHeader(status)
-	w.Write(b) // a client that has left needs no answer
+	_, _ = w.Write(b) // a client that has left needs no answer
 }
 
 // mustJSON marshals values whose types always can be.

@@ -136,7 +136,7 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 		return nil, err
 	}
 	var nonce [6]byte
-	rand.Read(nonce[:])
+	_, _ = rand.Read(nonce[:]) // never fails
 	s := &Server{cfg: cfg, nonce: hex.EncodeToString(nonce[:]), began: time.Now(), closed: make(chan struct{})}
 	s.driver = newDriver(model, cfg.MaxWaiting)
 	ctx, stop := context.WithCancel(context.Background())
@@ -173,7 +173,8 @@ func (s *Server) Serve(ln net.Listener) error {
 
 // Start listens on addr ("127.0.0.1:0" for any free port) and serves in the background until Close.
 func (s *Server) Start(addr string) error {
-	ln, err := net.Listen("tcp", addr)
+	var lc net.ListenConfig
+	ln, err := lc.Listen(context.Background(), "tcp", addr)
 	if err != nil {
 		return err
 	}
@@ -181,7 +182,7 @@ func (s *Server) Start(addr string) error {
 	s.addr = ln.Addr()
 	s.mu.Unlock()
 	if !s.enter() {
-		ln.Close()
+		_ = ln.Close()
 		return http.ErrServerClosed
 	}
 	go func() {
@@ -204,26 +205,30 @@ func (s *Server) Addr() string {
 }
 
 // Close closes all listeners and connections, drops all jobs and returns when every goroutine of the server is gone.
-// Idempotent.
+// Idempotent; the error is always nil.
 func (s *Server) Close() error {
+	s.close()
+	return nil
+}
+
+func (s *Server) close() {
 	s.closeOnce.Do(func() {
 		s.mu.Lock()
 		s.closing = true
 		s.mu.Unlock()
 		s.stop()
-		s.http.Close()
+		_ = s.http.Close() // an error of a listener that is closed changes nothing
 		s.work.Wait()
 		s.driver.stop()
 		close(s.closed)
 	})
 	<-s.closed
-	return nil
 }
 
-// die is Close from inside a handler, which must return for it to end.
+// die is close from inside a handler, which must return for it to end.
 func (s *Server) die() {
 	s.died.Store(true)
-	go s.Close()
+	go s.close()
 }
 
 // enter counts a handler in, unless the server is closing.
@@ -382,7 +387,7 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, *apiE
 		body = body[:len(body)+n]
 		var tooLarge *http.MaxBytesError
 		switch {
-		case err == io.EOF:
+		case errors.Is(err, io.EOF):
 			return body, nil
 		case errors.As(err, &tooLarge):
 			return nil, &apiError{status: http.StatusRequestEntityTooLarge, message: fmt.Sprintf("Request body is larger than %d bytes", s.cfg.MaxBody)}

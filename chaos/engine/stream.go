@@ -46,7 +46,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, c *call, f *flig
 	out := http.NewResponseController(w)
 	if !s.cfg.LateHeaders {
 		w.WriteHeader(http.StatusOK)
-		out.Flush() // a failed write shows in the next one
+		_ = out.Flush() // a failed write shows in the next one
 	}
 	sent, stopped := make([]int, len(f.seats)), make([]bool, len(f.seats))
 	var buf []byte
@@ -64,7 +64,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, c *call, f *flig
 				panic(http.ErrAbortHandler) // nobody is there, or the engine is closing
 			}
 			if err != nil {
-				write(w, out, s.cfg.WriteTimeout, how.fail(buf, launchError(err)))
+				_ = write(w, out, s.cfg.WriteTimeout, how.fail(buf, launchError(err))) // the end either way
 				return
 			}
 			if stopped[i] || (p.tokens == 0 && !p.done) {
@@ -97,7 +97,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, c *call, f *flig
 
 // write sends p at once, or fails if the client does not take it in time.
 func write(w http.ResponseWriter, out *http.ResponseController, timeout time.Duration, p []byte) error {
-	out.SetWriteDeadline(time.Now().Add(timeout)) // unsupported by test recorders, which do not block either
+	_ = out.SetWriteDeadline(time.Now().Add(timeout)) // unsupported by test recorders, which do not block either
 	if _, err := w.Write(p); err != nil {
 		return err
 	}
