@@ -66,7 +66,10 @@ func WriteHTML(w io.Writer, runs ...Report) error {
 	}
 	data.Picture = template.HTML(picture) //nolint:gosec // drawn above; vgsvg escapes text
 	r := &runs[0]
-	data.Notes = fmt.Sprintf(" Seed %d; the first %g s are left out of the table.", r.Seed, r.WarmupS)
+	data.Notes = fmt.Sprintf(" Seed %d.", r.Seed)
+	if r.WarmupS > 0 {
+		data.Notes += fmt.Sprintf(" The first %g s are left out of the table.", r.WarmupS)
+	}
 	return page.Execute(w, data)
 }
 
