@@ -259,12 +259,12 @@ func (p *Parser) renderPart(s *partFields, base int) bool {
 		p.keep(s, base, markResult, partUseID, partFailed, partContent)
 		return true
 	}
-	p.media.Reset()
+	p.media.reset()
 	for i := partMark; i < partCount; i++ {
-		p.digest(s.f[i])
+		p.feed(s.f[i])
 	}
 	for _, m := range p.members[base:] {
-		p.digest(m.at)
+		p.feed(m.at)
 	}
 	p.members = p.members[:base]
 	p.tape.cut(s.f[partNest].to)

@@ -340,21 +340,3 @@ func (p *Parser) extra(key op) bool {
 	}
 	return true
 }
-
-// digest feeds a span to the media hash.
-func (p *Parser) digest(s span) {
-	for _, o := range p.tape.ops[s.from:s.to] {
-		p.media.Write(p.tape.bytes(o))
-	}
-}
-
-// addDigest puts the media hash on the tape as 32 hex digits.
-func (p *Parser) addDigest() {
-	const hex = "0123456789abcdef"
-	sum := p.media.Sum128().Bytes()
-	var out [2 * len(sum)]byte
-	for i, c := range sum {
-		out[2*i], out[2*i+1] = hex[c>>4], hex[c&15]
-	}
-	p.tape.add(out[:])
-}

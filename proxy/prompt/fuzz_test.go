@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 
 	"grapevine/prefixtree"
@@ -19,6 +20,7 @@ var seedBodies = []struct {
 	{Chat, `{"messages":[{"role":"assistant","content":null,"tool_calls":[{"id":"c","type":"function","function":{"arguments":"{}","name":"f"}}],"reasoning_content":"r"},{"role":"tool","tool_call_id":"c","content":[]}],"tools":[{"type":"function","function":{"name":"f","description":null,"parameters":{"b":1.50,"a":[1e3,-0,true,{}],"b":2},"strict":true}}],"tool_choice":"auto"}`},
 	{Chat, `{"functions":[{"name":"f"}],"messages":[{"role":"assistant","function_call":{"name":"f","arguments":{"x":1}},"refusal":"no","audio":{"id":"a"},"name":"n"}],"chat_template_kwargs":{"b":1,"a":[]},"documents":[{"t":"x"}],"add_generation_prompt":false,"continue_final_message":true,"tool_choice":{"type":"function","function":{"name":"f"}},"cache_salt":"s","lora_path":["a","b"]}`},
 	{Chat, `{"messages":[{"role":"user","content":[{"type":"input_audio","input_audio":{"data":"QUJD","format":"wav"}},{"type":"text","text":""},{"type":"refusal","refusal":"x"},{"type":"video_url","video_url":{"fps":1,"url":"u"},"uuid":"7"},5]}],"messages":null}`},
+	{Chat, `{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"` + strings.Repeat(`data\/`, 900) + `"}}]}]}`},
 	{Completion, `{"model":"m","prompt":"once","suffix":"end","add_special_tokens":false}`},
 	{Completion, `{"prompt":["a","b"],"prompt_embeds":["AA=="]}`},
 	{Completion, `{"prompt":[1,2,300000000,-1,1.5]}`},

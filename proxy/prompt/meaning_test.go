@@ -482,8 +482,8 @@ func TestWild(t *testing.T) {
 		d.keepAll(root) // the reference does not know which orders matter to whom
 		var b bytes.Buffer
 		d.encode(&b, root, "")
-		for k := Other + 1; k < kinds; k++ {
-			checkAgainstReference(t, p, k, b.Bytes())
+		for range 3 {
+			checkAgainstReference(t, p, Kind(1+d.rnd.IntN(int(kinds)-1)), b.Bytes())
 		}
 	})
 }

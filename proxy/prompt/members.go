@@ -336,8 +336,8 @@ func (p *Parser) mediaSetting(key op) bool {
 		p.tape.cut(from)
 		return true
 	}
-	p.media.Reset()
-	p.digest(p.tape.since(at))
+	p.media.reset()
+	p.feed(p.tape.since(at))
 	p.tape.cut(at)
 	p.addDigest()
 	return true

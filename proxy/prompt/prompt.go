@@ -11,8 +11,6 @@ package prompt
 import (
 	"fmt"
 
-	"github.com/zeebo/xxh3"
-
 	"grapevine/prefixtree"
 )
 
@@ -125,7 +123,7 @@ type Request struct {
 type Parser struct {
 	hasher *prefixtree.Hasher
 	chain  prefixtree.Chain
-	media  *xxh3.Hasher
+	media  digest
 
 	body  []byte
 	pos   int
@@ -150,7 +148,7 @@ type Parser struct {
 
 // NewParser returns a parser whose hashes are h's.
 func NewParser(h *prefixtree.Hasher) *Parser {
-	return &Parser{hasher: h, media: xxh3.New()}
+	return &Parser{hasher: h}
 }
 
 // Parse scans body once and fills r. An error is an *Error; r then holds what was found before it, and no hashes.

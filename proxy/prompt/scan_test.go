@@ -55,7 +55,7 @@ func TestHop(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	// Alphabets from all bytes to little but backslashes, whose runs cross words and blocks.
 	for _, alphabet := range []string{"", `a\`, `\\\\\\\n`, `\"`, `aaaaaaaaaaaaaaaaaaaaaaaaa\n`, "abcdefghij\\\\nrtbf#]!", "a\\\x00\x1f\x20\x7f\x80\xff\"/u"} {
-		for range 300 {
+		for range 150 {
 			b := make([]byte, rnd.IntN(200))
 			for i := range b {
 				if alphabet == "" {
@@ -150,7 +150,7 @@ func TestTooLong(t *testing.T) {
 // TestScratch checks that bodies made to be expensive take scratch in proportion to their size, and that a parser
 // does not keep it: anything else would be a way to stop a node.
 func TestScratch(t *testing.T) {
-	const size = 1 << 20
+	const size = 256 << 10
 	repeat := func(head, unit, tail string) []byte {
 		n := (size - len(head) - len(tail)) / len(unit)
 		return []byte(head + strings.Repeat(unit, n) + tail)
