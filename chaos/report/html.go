@@ -15,8 +15,8 @@ var page = template.Must(template.New("report").Parse(`<!doctype html>
 <title>{{.Title}}</title>
 <style>
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #1b1b1b; background: #fff }
-table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto }
-th, td { padding: .25rem .7rem; text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
+table { border-collapse: collapse; font-size: 13px; margin: 1rem 0; display: block; overflow-x: auto }
+th, td { padding: .25rem .45rem; text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
 th { border-bottom: 2px solid #888 } td { border-bottom: 1px solid #ddd }
 th:first-child, td:first-child { text-align: left }
 svg { width: 100%; height: auto }
@@ -68,7 +68,7 @@ func WriteHTML(w io.Writer, runs ...Report) error {
 	r := &runs[0]
 	data.Notes = fmt.Sprintf(" Seed %d.", r.Seed)
 	if r.WarmupS > 0 {
-		data.Notes += fmt.Sprintf(" The first %g s are left out of the table.", r.WarmupS)
+		data.Notes += fmt.Sprintf(" The first %.3g s are left out of the table.", r.WarmupS)
 	}
 	return page.Execute(w, data)
 }
