@@ -35,7 +35,7 @@ type Attempt struct {
 	resident int64             // prompt and expected output tokens
 	adapter  uint64
 	interval float64 // seconds of engine time the prefill took; 0 unknown
-	at       struct{ picked, dispatched prefixtree.Time }
+	at       struct{ picked, dispatched, first prefixtree.Time }
 	stage    stage
 	trial    bool
 
@@ -72,6 +72,7 @@ func (a *Attempt) FirstToken(now prefixtree.Time) {
 		return
 	}
 	a.stage = answering
+	a.at.first = now
 	a.slot.prefilled(a, now)
 	a.slot.mu.Lock()
 	// Engines prefill in order of arrival, so this prefill ran since the later of its dispatch and the last first token.
@@ -118,6 +119,9 @@ func (a *Attempt) End(o Outcome, now prefixtree.Time) {
 func (a *Attempt) learn(o Outcome, now prefixtree.Time) {
 	if o.PromptTokens > 0 {
 		a.model.learn(a.bytes, o.PromptTokens)
+	}
+	if a.at.first > 0 {
+		a.router.hold.add(float64(now-a.at.first) / 1000)
 	}
 	uncached := float64(a.decision.UncachedTokens)
 	if o.PromptTokens > 0 && o.CachedTokens >= 0 {

@@ -33,8 +33,6 @@ var (
 
 // Defaults of Config.
 const (
-	DefaultWorkWeight = 4.0  // a second copy also evicts somebody else's prefix (DESIGN.md, "Cost")
-	DefaultEpsilon    = 0.25 // of the bounded-load test among many nodes
 	DefaultHashBound  = 1.25 // of prefix-hash: what consistent hashing with bounded loads is usually run with
 	defaultHashBytes  = 8192 // prefix-hash keys on about the first 2k tokens
 	defaultBlockBytes = 512
@@ -96,6 +94,7 @@ type Router struct {
 	strategies map[string]*named
 	fallback   *named
 	rate       *fleetRate
+	hold       holdTime
 	models     *modelStats
 	sketch     *sketch
 	ledger     ledger
@@ -226,7 +225,7 @@ func (r *Router) Pick(q *Request, now prefixtree.Time, att *Attempt) error {
 	if len(q.LoRA) > 0 {
 		att.adapter = xxh3.Hash(q.LoRA)
 	}
-	att.at.picked = now
+	att.at.picked, att.at.dispatched, att.at.first = now, 0, 0
 	att.stage = picked
 	c.slot.charge(att, now)
 	r.rungs[att.decision.Rung].Add(1)

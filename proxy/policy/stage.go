@@ -19,11 +19,18 @@ type table struct {
 
 // pool is the active backends that may serve one model.
 type pool struct {
-	view     *View
-	entries  []entry
-	byID     []int32        // backend id -> entry, -1 for none
-	turn     *atomic.Uint64 // rotation; outlives views
-	weighted bool           // entries differ in weight
+	view    *View
+	entries []entry
+	byID    []int32 // backend id -> entry, -1 for none
+	*history
+	weighted bool // entries differ in weight
+}
+
+// history is what a pool has learned from its own requests; it outlives views. Views may change often, and a rotation that
+// restarts with each would favour the first backends.
+type history struct {
+	turn atomic.Uint64 // rotation
+	pace pace
 }
 
 type entry struct {
@@ -85,30 +92,29 @@ func (r *Router) SetView(v *View) {
 		}
 		t.rules.rules = append(t.rules.rules, rr)
 	}
-	t.all = t.newPool(v.all, turnOf(old, func(o *table) *pool { return o.all }))
+	t.all = t.newPool(v.all, historyOf(old, func(o *table) *pool { return o.all }))
 	if len(v.general) > 0 {
-		t.general = t.newPool(v.general, turnOf(old, func(o *table) *pool { return o.general }))
+		t.general = t.newPool(v.general, historyOf(old, func(o *table) *pool { return o.general }))
 	}
 	for m, at := range v.byModel {
-		t.byModel[m] = t.newPool(at, turnOf(old, func(o *table) *pool { return o.byModel[m] }))
+		t.byModel[m] = t.newPool(at, historyOf(old, func(o *table) *pool { return o.byModel[m] }))
 	}
 	r.sketch.resize(len(v.Backends))
 	r.table.Store(t)
 }
 
-// turnOf carries a pool's rotation over to the next view: views may change often, and a rotation that restarts with each
-// would favour the first backends.
-func turnOf(old *table, of func(*table) *pool) *atomic.Uint64 {
+// historyOf carries a pool's history over to the next view.
+func historyOf(old *table, of func(*table) *pool) *history {
 	if old != nil {
 		if p := of(old); p != nil {
-			return p.turn
+			return p.history
 		}
 	}
-	return new(atomic.Uint64)
+	return new(history)
 }
 
-func (t *table) newPool(positions []int32, turn *atomic.Uint64) *pool {
-	p := &pool{view: t.view, turn: turn, byID: make([]int32, len(t.view.byID))}
+func (t *table) newPool(positions []int32, h *history) *pool {
+	p := &pool{view: t.view, history: h, byID: make([]int32, len(t.view.byID))}
 	for i := range p.byID {
 		p.byID[i] = -1
 	}
@@ -142,6 +148,7 @@ func (r *Router) stage(s *Scene, q *Request, p *pool, now prefixtree.Time) (last
 	s.where = s.where[:len(p.entries)]
 	s.Candidates = s.Candidates[:0]
 	prior := r.rate.load()
+	s.FleetRate, s.HoldSeconds = prior, r.hold.load()
 	for i := range p.entries {
 		e := &p.entries[i]
 		s.where[i] = -1

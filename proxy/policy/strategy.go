@@ -105,6 +105,8 @@ type Scene struct {
 	TokensPerBlock float64
 	Branch         prefixtree.Hash // branch key; 0 without hashes
 	CommonTokens   float64         // leading tokens of the prompt that are common property of the fleet, at most PromptTokens
+	FleetRate      float64         // prefill tokens/s over all backends; above 0
+	HoldSeconds    float64         // mean time a request keeps its memory after the first token
 	Nodes          int             // routers in the fleet, at least 1
 	Staleness      int64           // milliseconds by which what other nodes did is known late
 
