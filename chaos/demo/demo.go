@@ -81,7 +81,7 @@ func runArm(ctx context.Context, cfg Config, policy string) (res replay.Result, 
 	}
 	defer func() { err = errors.Join(err, f.stop()) }()
 	load := replay.Config{
-		Targets: []string{"http://" + f.router.Addr()}, Model: modelName, Warmup: w.Warmup, Seed: cfg.Seed,
+		Targets: []string{"http://" + f.router.Addr()}, Admins: []string{f.router.AdminAddr()}, Model: modelName, Warmup: w.Warmup, Seed: cfg.Seed,
 		Backends: f.names, Policy: policy, Workload: w.Name(), Nodes: 1, Speed: 1, Timeout: time.Minute,
 	}
 	if cfg.Progress != nil {

@@ -47,6 +47,10 @@ type Config struct {
 	Model   string   // default "default"
 	APIKey  string   // sent as a bearer token if not empty
 
+	// Admins are the admin addresses (host:port or URL) of the routers behind Targets, from whose metrics the router overhead in the report
+	// comes; warm-up included. May be nil: it is then left out.
+	Admins []string
+
 	// MaxInFlight bounds the requests under way. One that is due beyond it is not sent and not delayed: it counts as failed, with
 	// class overflow. Default DefaultMaxInFlight.
 	MaxInFlight int
@@ -164,8 +168,20 @@ func Run(ctx context.Context, cfg Config, src workload.Source) (Result, error) {
 	for _, name := range cfg.Backends {
 		p.backendID(name)
 	}
+	before, err := overheadOf(ctx, cfg.Admins)
+	if err != nil {
+		return Result{}, err
+	}
 	err = p.play(ctx)
-	return p.result(), err
+	res := p.result()
+	if err == nil && len(cfg.Admins) > 0 {
+		after, err := overheadOf(ctx, cfg.Admins)
+		if err != nil {
+			return res, err
+		}
+		res.RouterOverhead = after.since(before)
+	}
+	return res, err
 }
 
 // player runs one workload. All its fields belong to the goroutine of Run; requests talk to it through ended alone.

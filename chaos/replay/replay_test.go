@@ -381,3 +381,29 @@ func TestFirstModel(t *testing.T) {
 		t.Error("a 404 is no list of models")
 	}
 }
+
+// TestOverhead reads the routers' histograms before and after, and counts only what lies between.
+func TestOverhead(t *testing.T) {
+	var scrapes atomic.Int64
+	admin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		k := float64(scrapes.Add(1) - 1) // 0 before, 1 after
+		fmt.Fprintf(w, "# HELP %[1]s x\n# TYPE %[1]s histogram\nother 1\n"+
+			"%[1]s_bucket{le=\"0.0001\"} %[2]v\n%[1]s_bucket{le=\"0.0002\"} %[3]v\n%[1]s_bucket{le=\"+Inf\"} %[3]v\n%[1]s_sum %[4]v\n%[1]s_count %[3]v\n",
+			overheadMetric, 5+50*k, 10+100*k, 1+0.012*k)
+	}))
+	defer admin.Close()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { answer(w, "ok", 1, 0) }))
+	defer server.Close()
+	cfg := Config{Targets: []string{server.URL}, Admins: []string{strings.TrimPrefix(admin.URL, "http://")}}
+	res, err := Run(context.Background(), cfg, source(t, sessions(100, 1), workload.Options{Requests: 3}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o := res.RouterOverhead; o.Mean != 120 || o.P50 != 100 || o.P90 != 180 || o.P99 != 198 {
+		t.Errorf("overhead %+v us, want 120, 100, 180, 198", o)
+	}
+	cfg.Admins = []string{server.URL}
+	if _, err := Run(context.Background(), cfg, source(t, sessions(100, 1), workload.Options{Requests: 3})); err == nil {
+		t.Error("a page without the metric was taken for a router's")
+	}
+}

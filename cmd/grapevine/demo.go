@@ -83,6 +83,8 @@ func printDemo(w io.Writer, out demo.Outcome) error {
 	row("first token p99", func(r *report.Report) string { return fmt.Sprintf("%.0f ms", r.TTFT.P99) })
 	row("whole answer p50", func(r *report.Report) string { return fmt.Sprintf("%.0f ms", r.E2E.P50) })
 	row("load spread", func(r *report.Report) string { return fmt.Sprintf("%.2f", r.LoadCov) })
+	row("prediction error, of the prompt", func(r *report.Report) string { return fmt.Sprintf("%.1f %%", 100*r.Prediction.Share) })
+	row("router's own time, mean", func(r *report.Report) string { return fmt.Sprintf("%.0f us", r.RouterOverhead.Mean) })
 	if err := t.Flush(); err != nil {
 		return err
 	}

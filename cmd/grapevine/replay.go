@@ -23,6 +23,7 @@ type replayCmd struct {
 	workloadFlags `embed:""`
 
 	Target      []string       `name:"target" required:"" sep:"none" placeholder:"URL" help:"Router to load. Repeatable: requests are spread over all of them."`
+	Admin       []string       `name:"admin" sep:"none" placeholder:"ADDR" help:"Admin address of a router, to report its overhead from its metrics. Repeatable."`
 	Spread      string         `name:"spread" enum:"request,session" default:"request" help:"What keeps its target: each request draws one (request), or a session keeps one (session)."`
 	Model       string         `name:"model" placeholder:"NAME" help:"Model to ask for; the first one the target lists if not given."`
 	APIKey      string         `name:"api-key" env:"OPENAI_API_KEY" placeholder:"KEY" help:"Sent as a bearer token."`
@@ -47,7 +48,7 @@ func (c *replayCmd) Run(s *streams) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	cfg := replay.Config{
-		Targets: c.Target, Spread: replay.Spread(c.Spread), Model: c.Model, APIKey: c.APIKey,
+		Targets: c.Target, Admins: c.Admin, Spread: replay.Spread(c.Spread), Model: c.Model, APIKey: c.APIKey,
 		MaxInFlight: c.MaxInFlight, Timeout: c.Timeout, Warmup: c.warmup(w), Seed: c.Seed,
 		MinBackends: c.Engines, Policy: c.Policy, Workload: w.Name(), Speed: c.Speed, Nodes: len(c.Target),
 	}

@@ -1,0 +1,135 @@
+package replay
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"grapevine/chaos/report"
+)
+
+// overheadMetric is the routers' own histogram of the time they spend on a request before it is on its way, in seconds. No client can
+// see that time: it is too short against the engine's.
+const overheadMetric = "grapevine_overhead_seconds"
+
+// maxMetrics bounds what is read of a metrics page.
+const maxMetrics = 16 << 20
+
+// histogram is a cumulative Prometheus histogram: counts of observations up to each bound, summed over routers.
+type histogram struct {
+	buckets map[float64]float64
+	sum     float64
+}
+
+// overheadOf adds up the histogram over all admin addresses.
+func overheadOf(ctx context.Context, admins []string) (histogram, error) {
+	h := histogram{buckets: make(map[float64]float64)}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	for _, admin := range admins {
+		url := strings.TrimSuffix(admin, "/") + "/metrics"
+		if !strings.Contains(admin, "://") {
+			url = "http://" + url
+		}
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+		if err != nil {
+			return h, fmt.Errorf("%w: admin address %q: %w", ErrConfig, admin, err)
+		}
+		if err := h.scrape(client, req); err != nil {
+			return h, fmt.Errorf("metrics of %s: %w", admin, err)
+		}
+	}
+	return h, nil
+}
+
+func (h *histogram) scrape(client *http.Client, req *http.Request) error {
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s", resp.Status)
+	}
+	return h.read(io.LimitReader(resp.Body, maxMetrics))
+}
+
+// read adds what a page in the Prometheus text format says of the metric. It is an error if the page does not have it.
+func (h *histogram) read(r io.Reader) error {
+	found := false
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		rest, ok := strings.CutPrefix(lines.Text(), overheadMetric)
+		if !ok {
+			continue
+		}
+		head, value, ok := strings.Cut(rest, " ")
+		if !ok {
+			continue
+		}
+		v, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+		if err != nil {
+			continue // not a sample of the plain form
+		}
+		switch {
+		case strings.HasPrefix(head, "_sum"):
+			h.sum += v
+		case strings.HasPrefix(head, "_bucket"):
+			_, le, _ := strings.Cut(head, `le="`)
+			le, _, _ = strings.Cut(le, `"`)
+			bound, err := strconv.ParseFloat(le, 64) // +Inf is understood
+			if err != nil {
+				return fmt.Errorf("bucket %q", head)
+			}
+			h.buckets[bound] += v
+			found = true
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return err
+	}
+	if !found {
+		return fmt.Errorf("no %s: not a router's admin address", overheadMetric)
+	}
+	return nil
+}
+
+// since summarises what was observed between two readings, in microseconds. Quantiles are interpolated within a bucket, so they are as
+// coarse as the buckets; what lies beyond the last bound counts as the last bound.
+func (h histogram) since(before histogram) report.Quantiles {
+	type step struct{ bound, count float64 }
+	steps := make([]step, 0, len(h.buckets))
+	for bound, n := range h.buckets {
+		steps = append(steps, step{bound, n - before.buckets[bound]})
+	}
+	slices.SortFunc(steps, func(a, b step) int { return cmp.Compare(a.bound, b.bound) })
+	if len(steps) == 0 || steps[len(steps)-1].count <= 0 {
+		return report.Quantiles{}
+	}
+	total := steps[len(steps)-1].count
+	quantile := func(q float64) float64 {
+		from, below := 0.0, 0.0
+		for _, s := range steps {
+			if s.count >= q*total {
+				if math.IsInf(s.bound, 1) {
+					return from
+				}
+				return from + (s.bound-from)*(q*total-below)/(s.count-below)
+			}
+			from, below = s.bound, s.count
+		}
+		return from
+	}
+	us := func(s float64) float64 { return math.Round(s*1e9) / 1e3 }
+	return report.Quantiles{Mean: us((h.sum - before.sum) / total), P50: us(quantile(0.5)), P90: us(quantile(0.9)), P99: us(quantile(0.99))}
+}
