@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	stdlog "log"
 	"math"
 	"net"
 	"net/http"
@@ -61,20 +62,30 @@ type BackendList struct {
 
 // BackendStatus is what a node knows of one backend. Loads are this node's own.
 type BackendStatus struct {
-	ID            int      `json:"id"`
-	Name          string   `json:"name"`
-	URL           string   `json:"url"`
-	State         string   `json:"state"` // active, or avoided: it failed and is tried again at RetryInS
-	RetryInS      float64  `json:"retry_in_s,omitempty"`
-	Weight        float64  `json:"weight"`
-	KVTokens      int      `json:"kv_tokens,omitempty"`
-	Active        int64    `json:"active"`         // requests
-	PrefillTokens int64    `json:"prefill_tokens"` // outstanding
-	Rate          float64  `json:"rate"`           // prefill tokens/s, learned
-	HorizonS      float64  `json:"horizon_s"`
-	Models        []string `json:"models"`      // null: any
-	ModelsFrom    string   `json:"models_from"` // configured, engine or unknown
-	ModelsError   string   `json:"models_error,omitempty"`
+	ID            int     `json:"id"`
+	Name          string  `json:"name"`
+	URL           string  `json:"url"`
+	State         string  `json:"state"` // active, or avoided: it failed and is tried again at RetryInS
+	RetryInS      float64 `json:"retry_in_s,omitempty"`
+	Weight        float64 `json:"weight"`
+	KVTokens      int     `json:"kv_tokens,omitempty"`
+	Active        int64   `json:"active"`         // requests
+	PrefillTokens int64   `json:"prefill_tokens"` // outstanding
+	Rate          float64 `json:"rate"`           // prefill tokens/s, learned
+	HorizonS      float64 `json:"horizon_s"`
+	// Engine is what the engine says of itself; null if it never did.
+	Engine      *EngineReport `json:"engine"`
+	Models      []string      `json:"models"`      // null: any
+	ModelsFrom  string        `json:"models_from"` // configured, engine or unknown
+	ModelsError string        `json:"models_error,omitempty"`
+}
+
+// EngineReport is what an engine says of its load, all routers' together.
+type EngineReport struct {
+	AgeS    float64 `json:"age_s"`
+	Running int     `json:"running"`  // requests
+	Waiting int     `json:"waiting"`  // requests
+	KVUsage float64 `json:"kv_usage"` // 0 to 1
 }
 
 // startAdmin binds the admin API and serves it until the node stops.
@@ -85,7 +96,7 @@ func (n *Node) startAdmin(ctx context.Context) error {
 		return fmt.Errorf("admin: %w", err)
 	}
 	n.admin.Store(ln.Addr().String())
-	server := &http.Server{Handler: n.adminHandler(), ReadTimeout: adminReadTimeout, ErrorLog: nil}
+	server := &http.Server{Handler: n.adminHandler(), ReadTimeout: adminReadTimeout, ErrorLog: stdlog.New(n.log.With().Str("component", "admin").Logger(), "", 0)}
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
@@ -162,7 +173,7 @@ func (n *Node) BackendList() *BackendList {
 	for i := range n.cfg.Backends {
 		b, id := &n.cfg.Backends[i], prefixtree.Backend(i)
 		s := BackendStatus{
-			ID: i, Name: b.Name, URL: b.URL, State: policy.Active.String(), Weight: b.Weight, KVTokens: b.KVTokens,
+			ID: i, Name: b.Name, URL: b.URL, State: policy.Active.String(), Weight: b.Weight,
 			Rate: math.Round(n.router.Rate(id)), HorizonS: n.tree.Horizon(id).Seconds(),
 		}
 		s.PrefillTokens, s.Active = n.router.Load(id)
@@ -170,6 +181,10 @@ func (n *Node) BackendList() *BackendList {
 			s.State, s.RetryInS = "avoided", max(float64(until-at)/1000, 0)
 		}
 		s.Models, s.ModelsFrom, s.ModelsError = n.fleet.models(i)
+		var r report
+		if r, s.KVTokens = n.fleet.report(i); !r.at.IsZero() {
+			s.Engine = &EngineReport{AgeS: time.Since(r.at).Seconds(), Running: r.Running, Waiting: r.Waiting, KVUsage: r.KVUsage}
+		}
 		list.Backends[i] = s
 	}
 	return list

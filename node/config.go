@@ -28,8 +28,9 @@ type Config struct {
 	TLSKey        string `yaml:"tls_key" name:"tls-key" env:"GRAPEVINE_TLS_KEY" placeholder:"FILE" group:"serving" help:"PEM private key of --tls-cert."`
 	ProxyProtocol bool   `yaml:"proxy_protocol" name:"proxy-protocol" env:"GRAPEVINE_PROXY_PROTOCOL" default:"false" group:"serving" help:"Require a PROXY protocol v1 or v2 header on every data connection, health checks of the balancer included."`
 
-	Backends       []Backend     `yaml:"backends" name:"backend" env:"GRAPEVINE_BACKENDS" sep:" " placeholder:"URL" group:"backends" help:"An engine: URL[,name=N][,models=A|B][,weight=W][,kv_tokens=T][,api_key=K][,ca_file=F]. Repeatable."`
-	ModelsInterval time.Duration `yaml:"models_interval" name:"models-interval" env:"GRAPEVINE_MODELS_INTERVAL" default:"30s" placeholder:"DURATION" group:"backends" help:"How often each engine is asked for its /v1/models. 0 asks never: every engine without a models list then serves any model."`
+	Backends        []Backend     `yaml:"backends" name:"backend" env:"GRAPEVINE_BACKENDS" sep:" " placeholder:"URL" group:"backends" help:"An engine: URL[,name=N][,models=A|B][,weight=W][,kv_tokens=T][,api_key=K][,ca_file=F]. Repeatable."`
+	ModelsInterval  time.Duration `yaml:"models_interval" name:"models-interval" env:"GRAPEVINE_MODELS_INTERVAL" default:"30s" placeholder:"DURATION" group:"backends" help:"How often each engine is asked for its /v1/models. 0 asks never: every engine without a models list then serves any model."`
+	MetricsInterval time.Duration `yaml:"metrics_interval" name:"metrics-interval" env:"GRAPEVINE_METRICS_INTERVAL" default:"5s" placeholder:"DURATION" group:"backends" help:"How often each engine is asked for its /metrics: the size and the use of its KV cache, and its queue. 0 asks never."`
 
 	Strategy   string             `yaml:"strategy" name:"strategy" env:"GRAPEVINE_STRATEGY" default:"prefix" placeholder:"NAME" group:"routing" help:"Strategy of requests no rule matches: prefix, prefix-hash, least-request, session, round-robin, random or weighted."`
 	Rules      []Rule             `yaml:"rules" name:"rule" env:"GRAPEVINE_RULES" sep:" " placeholder:"RULE" group:"routing" help:"Strategy for some requests: strategy=NAME[,model=M][,path=PREFIX][,header=NAME[:VALUE]]. Repeatable; the first match wins."`

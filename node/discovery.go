@@ -1,6 +1,7 @@
 package node
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -9,36 +10,38 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"grapevine/proxy/engine"
 )
 
 const (
 	// askTimeout bounds one question to one engine: an engine busy with a long
-	// prefill still answers /v1/models from another thread well within it.
+	// prefill still answers from another thread well within it.
 	askTimeout = 5 * time.Second
-	// maxModelList bounds one answer: 4 MiB hold tens of thousands of adapters.
-	maxModelList = 4 << 20
-	// maxModelNames bounds what is kept of one engine's answer.
+	// maxModelList and maxMetricsPage bound one answer: 4 MiB hold tens of
+	// thousands of adapters, and ten times the largest metrics page seen.
+	maxModelList   = 4 << 20
+	maxMetricsPage = 4 << 20
+	// maxModelNames bounds what is kept of one engine's list.
 	maxModelNames = 10_000
 	// askers bounds how many engines are asked at once.
 	askers = 16
 )
 
-// discovery asks engines for their models. It owns no state but its clients:
-// what it learns goes to the callback.
-type discovery struct {
-	backends []Backend      // the ones to ask; index is the backend's id
-	skip     []bool         // configured models: not asked
+// asker asks engines about themselves. It keeps nothing but its clients: what
+// it hears goes to the callbacks.
+type asker struct {
+	backends []Backend      // index is the backend's id
 	clients  []*http.Client // per backend: each may have TLS roots of its own
-	learned  func(id int, models []string, err error)
 }
 
-// run asks at once and then every interval, until ctx ends. It returns when
-// no question is under way any more.
-func (d *discovery) run(ctx context.Context, interval time.Duration) {
+// rounds puts a question to every backend at once, and again every interval,
+// until ctx ends. It returns when no question is under way any more.
+func (a *asker) rounds(ctx context.Context, interval time.Duration, ask func(ctx context.Context, id int)) {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for {
-		d.round(ctx)
+		a.round(ctx, ask)
 		select {
 		case <-ctx.Done():
 			return
@@ -47,68 +50,78 @@ func (d *discovery) run(ctx context.Context, interval time.Duration) {
 	}
 }
 
+// round puts the question to every backend once, a few at a time.
+func (a *asker) round(ctx context.Context, ask func(ctx context.Context, id int)) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	slots := make(chan struct{}, askers)
+	for id := range a.backends {
+		select {
+		case slots <- struct{}{}:
+		case <-ctx.Done():
+			return
+		}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			ctx, cancel := context.WithTimeout(ctx, askTimeout)
+			defer cancel()
+			ask(ctx, id)
+		})
+	}
+}
+
 // close drops the idle connections.
-func (d *discovery) close() {
-	for _, c := range d.clients {
+func (a *asker) close() {
+	for _, c := range a.clients {
 		c.CloseIdleConnections()
 	}
 }
 
-// round asks every engine once, a few at a time.
-func (d *discovery) round(ctx context.Context) {
-	var wg sync.WaitGroup
-	slots := make(chan struct{}, askers)
-	for id := range d.backends {
-		if d.skip[id] {
-			continue
-		}
-		select {
-		case slots <- struct{}{}:
-		case <-ctx.Done():
-		}
-		if ctx.Err() != nil {
-			break
-		}
-		wg.Go(func() {
-			defer func() { <-slots }()
-			models, err := d.ask(ctx, id)
-			if ctx.Err() == nil {
-				d.learned(id, models, err)
-			}
-		})
-	}
-	wg.Wait()
-}
-
-// ask returns the ids one engine lists, sorted, without duplicates. An engine
-// that lists none serves, as far as is known, any.
-func (d *discovery) ask(ctx context.Context, id int) ([]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	b := &d.backends[id]
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, b.URL+"/v1/models", nil)
+// get asks one backend for one page of at most limit bytes.
+func (a *asker) get(ctx context.Context, id int, path string, limit int64) ([]byte, error) {
+	b := &a.backends[id]
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, b.URL+path, nil)
 	if err != nil {
 		return nil, err
 	}
 	if b.APIKey != "" {
 		req.Header.Set("Authorization", "Bearer "+b.APIKey)
 	}
-	resp, err := d.clients[id].Do(req)
+	resp, err := a.clients[id].Do(req)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("/v1/models: %s", resp.Status)
+		return nil, fmt.Errorf("%s: %s", path, resp.Status)
 	}
-	text, err := io.ReadAll(io.LimitReader(resp.Body, maxModelList+1))
+	text, err := io.ReadAll(io.LimitReader(resp.Body, limit+1))
 	if err != nil {
-		return nil, fmt.Errorf("/v1/models: %w", err)
+		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	if len(text) > maxModelList {
-		return nil, fmt.Errorf("/v1/models: answer larger than %s", Bytes(maxModelList))
+	if int64(len(text)) > limit {
+		return nil, fmt.Errorf("%s: answer larger than %s", path, Bytes(limit))
+	}
+	return text, nil
+}
+
+// models returns the ids one engine lists, sorted, without duplicates. An
+// engine that lists none serves, as far as is known, any.
+func (a *asker) models(ctx context.Context, id int) ([]string, error) {
+	text, err := a.get(ctx, id, "/v1/models", maxModelList)
+	if err != nil {
+		return nil, err
 	}
 	return parseModels(text)
+}
+
+// metrics returns what one engine says of its load, under vLLM's or SGLang's names.
+func (a *asker) metrics(ctx context.Context, id int) (engine.Metrics, error) {
+	text, err := a.get(ctx, id, "/metrics", maxMetricsPage)
+	if err != nil {
+		return engine.Metrics{}, err
+	}
+	return engine.ParseMetrics(bytes.NewReader(text))
 }
 
 // parseModels reads OpenAI's list of models.

@@ -91,6 +91,41 @@ func TestDiscoveryOff(t *testing.T) {
 	}
 }
 
+// TestEngineMetrics: what an engine says of its cache becomes known without
+// configuration, and what is configured stands.
+func TestEngineMetrics(t *testing.T) {
+	leakCheck(t)
+	e := newFakeEngine(t, "m")
+	e.setMetrics("vllm:num_requests_running{engine=\"0\"} 3\nvllm:num_requests_waiting{engine=\"0\"} 2\n" +
+		"vllm:kv_cache_usage_perc{engine=\"0\"} 0.25\nvllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"1000\"} 1\n")
+	cfg := testConfig()
+	cfg.MetricsInterval = 10 * time.Millisecond
+	cfg.Backends = []Backend{{URL: e.URL, Name: "asked"}, {URL: e.URL, Name: "told", KVTokens: 5}}
+	n := startNode(t, cfg)
+	eventually(t, "both were asked", func() bool {
+		l := n.BackendList().Backends
+		return l[0].Engine != nil && l[1].Engine != nil
+	})
+	l := n.BackendList().Backends
+	if got := *l[0].Engine; got.Running != 3 || got.Waiting != 2 || got.KVUsage != 0.25 {
+		t.Errorf("%+v", got)
+	}
+	if l[0].KVTokens != 16000 || l[1].KVTokens != 5 {
+		t.Errorf("caches of %d and %d tokens, want 16000 as the engine says and 5 as configured", l[0].KVTokens, l[1].KVTokens)
+	}
+	if b, _ := n.router.View().Backend(0); b.KVTokens != 16000 {
+		t.Errorf("the policy knows of %d", b.KVTokens)
+	}
+	for _, page := range []string{"", "vllm:num_requests_running 1\n"} { // what is not told any more stays known
+		e.setMetrics(page)
+		scraped := e.scraped.Load()
+		eventually(t, "two more rounds", func() bool { return e.scraped.Load() >= scraped+6 })
+	}
+	if got := n.BackendList().Backends[0].KVTokens; got != 16000 {
+		t.Errorf("%d tokens after an empty page", got)
+	}
+}
+
 func TestParseModels(t *testing.T) {
 	for _, tc := range []struct {
 		text string
@@ -133,16 +168,16 @@ func TestDiscoverySendsTheKey(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := n.newDiscovery()
+	d := n.newAsker()
 	defer d.close()
-	if got, err := d.ask(t.Context(), 0); err != nil || !slices.Equal(got, []string{"m"}) {
+	if got, err := d.models(t.Context(), 0); err != nil || !slices.Equal(got, []string{"m"}) {
 		t.Errorf("with the key: %v %v", got, err)
 	}
-	if _, err := d.ask(t.Context(), 1); err == nil || !strings.Contains(err.Error(), "401") {
+	if _, err := d.models(t.Context(), 1); err == nil || !strings.Contains(err.Error(), "401") {
 		t.Errorf("without the key: %v", err)
 	}
 	large = true
-	if _, err := d.ask(t.Context(), 0); err == nil || !strings.Contains(err.Error(), "larger than 4MiB") {
+	if _, err := d.models(t.Context(), 0); err == nil || !strings.Contains(err.Error(), "larger than 4MiB") {
 		t.Errorf("a large answer: %v", err)
 	}
 }

@@ -19,9 +19,11 @@ type fakeEngine struct {
 	*httptest.Server
 	requests atomic.Int64 // chat requests begun
 	asked    atomic.Int64 // questions for /v1/models
+	scraped  atomic.Int64 // questions for /metrics
 
 	mu      sync.Mutex
 	models  []string
+	metrics string        // page; "" is answered 404
 	hold    chan struct{} // if not nil, answers wait for it to be closed
 	entered chan struct{} // receives when an answer begins to wait; capacity 16
 }
@@ -31,6 +33,7 @@ func newFakeEngine(t *testing.T, models ...string) *fakeEngine {
 	e := &fakeEngine{models: models, entered: make(chan struct{}, 16)}
 	mux := http.NewServeMux()
 	mux.HandleFunc("/v1/models", e.listModels)
+	mux.HandleFunc("/metrics", e.tellMetrics)
 	mux.HandleFunc("/v1/chat/completions", e.chat)
 	e.Server = httptest.NewServer(mux)
 	t.Cleanup(e.Close)
@@ -41,6 +44,23 @@ func (e *fakeEngine) setModels(models ...string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.models = models
+}
+
+func (e *fakeEngine) setMetrics(page string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.metrics = page
+}
+
+func (e *fakeEngine) tellMetrics(w http.ResponseWriter, _ *http.Request) {
+	e.scraped.Add(1)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.metrics == "" {
+		w.WriteHeader(http.StatusNotFound)
+		return
+	}
+	_, _ = io.WriteString(w, e.metrics)
 }
 
 // holdAnswers makes chat requests wait until the returned function is called.

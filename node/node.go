@@ -130,7 +130,7 @@ func (n *Node) buildRouting() error {
 	n.router.SetView(view)
 	for id, b := range n.cfg.Backends {
 		if b.KVTokens > 0 {
-			n.tree.SetCapacity(prefixtree.Backend(id), b.KVTokens*assumedBytesPerToken/n.cfg.BlockBytes)
+			n.setCapacity(id, b.KVTokens)
 		}
 	}
 	n.metrics = newMetrics(n)
@@ -224,22 +224,21 @@ func (n *Node) start(ctx context.Context) error {
 	return nil
 }
 
-// startDiscovery asks engines for their models until the node stops.
+// startDiscovery asks engines about themselves until the node stops.
 func (n *Node) startDiscovery() {
-	if n.cfg.ModelsInterval == 0 {
-		return
-	}
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	d := n.newDiscovery()
-	go func() {
-		defer close(done)
-		d.run(ctx, n.cfg.ModelsInterval)
-	}()
+	a := n.newAsker()
+	var loops sync.WaitGroup
+	if n.cfg.ModelsInterval > 0 {
+		loops.Go(func() { a.rounds(ctx, n.cfg.ModelsInterval, n.learnModels(a)) })
+	}
+	if n.cfg.MetricsInterval > 0 {
+		loops.Go(func() { a.rounds(ctx, n.cfg.MetricsInterval, n.learnMetrics(a)) })
+	}
 	n.cleanups.push("discovery", func(context.Context) error {
 		cancel()
-		<-done
-		d.close()
+		loops.Wait()
+		a.close()
 		return nil
 	})
 }

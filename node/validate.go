@@ -119,7 +119,8 @@ func (c *Config) checkAmounts(bad complain) {
 		value time.Duration
 		least time.Duration
 	}{
-		{"models_interval", c.ModelsInterval, 0}, {"drain_grace", c.DrainGrace, 0}, {"drain_close", c.DrainClose, 0},
+		{"models_interval", c.ModelsInterval, 0}, {"metrics_interval", c.MetricsInterval, 0},
+		{"drain_grace", c.DrainGrace, 0}, {"drain_close", c.DrainClose, 0},
 		{"drain_timeout", c.DrainTimeout, 0}, {"header_hold", c.HeaderHold, 0}, {"write_timeout", c.WriteTimeout, 1},
 		{"stream_first_byte_timeout", c.StreamFirstByteTimeout, 1},
 		{"connect_timeout", c.ConnectTimeout, 1}, {"first_byte_timeout", c.FirstByteTimeout, 1}, {"idle_timeout", c.IdleTimeout, 1},
