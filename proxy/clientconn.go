@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"crypto/tls"
 	"errors"
 	"io"
 	"net"
@@ -33,6 +34,11 @@ const (
 	creditTime = 16 * time.Second // how much: so a body must come at 16 KiB/s or more
 )
 
+const (
+	lingerTime = 10 * time.Second
+	lingerIdle = 2 * time.Second
+)
+
 // clientConn is one accepted connection, as fasthttp sees it: a net.Conn that notes what it is doing for the watch. The
 // net.Conn inside is what HTTP is spoken over: the socket itself, or what is left of it after the PROXY header or TLS.
 type clientConn struct {
@@ -52,6 +58,7 @@ type clientConn struct {
 	readDeadline time.Time // as fasthttp set it
 	credit       int       // bytes read since the deadline was last moved
 	muted        bool      // the response was written by hand, or there is to be none: what fasthttp writes is dropped
+	lingering    bool      // refused before all of it was read: see Close
 	whole        wholeBody
 
 	mu  sync.Mutex // guards what follows, between the connection's goroutine and the watch
@@ -94,6 +101,39 @@ func (c *clientConn) Write(b []byte) (int, error) {
 	c.writing.Store(0)
 	return n, err
 }
+
+// Close implements net.Conn. Closing a socket with unread bytes resets it, and a reset overtakes the response: a client
+// that is still sending a body too large would never learn why. So after such a refusal the rest is read and dropped for
+// a while.
+func (c *clientConn) Close() error {
+	if tc, ok := c.raw.(*net.TCPConn); ok && c.lingering {
+		c.lingering = false
+		if secure, ok := c.Conn.(*tls.Conn); ok {
+			_ = secure.CloseWrite() // the client may have gone already
+		}
+		_ = tc.CloseWrite()
+		c.state.Store(connIdle) // a drain need not wait
+		drop(tc)
+	}
+	return c.Conn.Close()
+}
+
+// drop reads and forgets until the peer closes, is silent for lingerIdle, or lingerTime is over.
+func drop(c net.Conn) {
+	scratch := dropBuffers.Get().(*[]byte)
+	defer dropBuffers.Put(scratch)
+	for end := time.Now().Add(lingerTime); ; {
+		now := time.Now()
+		if now.After(end) || c.SetReadDeadline(now.Add(lingerIdle)) != nil {
+			return
+		}
+		if _, err := c.Read(*scratch); err != nil {
+			return
+		}
+	}
+}
+
+var dropBuffers = sync.Pool{New: func() any { b := make([]byte, 64<<10); return &b }}
 
 // wholeBody is a response body that is flushed when it has been written. fasthttp by itself holds a response back while
 // the next request is already in its buffer, which for a client that pipelines may be minutes.

@@ -206,6 +206,7 @@ func refuseUnread(ctx *fasthttp.RequestCtx, err error) {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		f = fault{fasthttp.StatusRequestTimeout, "request_timeout", "the request did not arrive in time"}
 	}
+	ctx.Conn().(*clientConn).lingering = true
 	ctx.Response.Reset()
 	ctx.Response.Header.SetNoDefaultContentType(true)
 	ctx.Response.Header.SetContentType("application/json")

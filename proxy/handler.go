@@ -70,6 +70,7 @@ func (e *exchange) serve() {
 	e.rec.Kind = kind
 	if f, bad := e.screen(); bad {
 		e.refuse(f)
+		e.conn.lingering = true
 		ctx.SetConnectionClose()
 		return
 	}

@@ -1,0 +1,277 @@
+package proxy
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+
+	"grapevine/prefixtree"
+	"grapevine/proxy/policy"
+)
+
+func TestRequestHeadersOnTheirWay(t *testing.T) {
+	b := newBackend(t, false, answering)
+	r := newRig(t, []string{b.addr})
+	req := "POST /v1/chat/completions?x=1 HTTP/1.1\r\nHost: client\r\n" +
+		"Authorization: Bearer secret\r\nuser-agent: Py/1\r\nX-Multi: a\r\nX-Multi: b\r\ncookie: c=d\r\n" +
+		"traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\ntracestate: v=1\r\n" +
+		"Connection: keep-alive, X-Gone, x-also-gone\r\nX-Gone: 1\r\nX-Also-Gone: 2\r\nKeep-Alive: timeout=5\r\n" +
+		"TE: trailers\r\nUpgrade: websocket\r\nProxy-Authorization: Basic x\r\nProxy-Connection: keep-alive\r\nAccept-Encoding: gzip\r\n" +
+		"X-Request-ID: my-id\r\nX-Empty:\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+	rp := r.raw(req).want(t, 200)
+	raw := string(b.requests()[0].raw)
+	for _, want := range []string{
+		"POST /v1/chat/completions?x=1 HTTP/1.1\r\n", "Host: " + b.addr + "\r\n", "Authorization: Bearer secret\r\n", "user-agent: Py/1\r\n",
+		"X-Multi: a\r\nX-Multi: b\r\n", "cookie: c=d\r\n", "traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\n",
+		"tracestate: v=1\r\n", "X-Request-Id: my-id\r\n", "X-Empty: \r\n", "Content-Length: 2\r\n", "X-Forwarded-For: 127.0.0.1\r\n",
+	} {
+		if !strings.Contains(raw, want) {
+			t.Errorf("lacks %q:\n%s", want, raw)
+		}
+	}
+	for _, gone := range []string{"connection", "keep-alive", "x-gone", "x-also-gone", "\nte:", "upgrade", "proxy-", "accept-encoding", "client"} {
+		if strings.Contains(strings.ToLower(raw), gone) {
+			t.Errorf("has %q:\n%s", gone, raw)
+		}
+	}
+	if got := rp.Header.Get("X-Request-Id"); got != "my-id" {
+		t.Errorf("request id %q", got)
+	}
+	if rec := r.record(0); string(rec.ID) != "my-id" || string(rec.Path) != "/v1/chat/completions" || string(rec.Method) != "POST" {
+		t.Errorf("record %+v", rec)
+	}
+}
+
+func TestRequestIDs(t *testing.T) {
+	b := newBackend(t, false, answering)
+	r := newRig(t, []string{b.addr})
+	seen := make(map[string]bool)
+	for i, given := range []string{"", strings.Repeat("a", maxRequestID+1), "two words", "q\"uote"} {
+		rp := r.raw(request("POST", "/v1/x", "{}", "X-Request-Id: "+given)).want(t, 200)
+		id := rp.Header.Get("X-Request-Id")
+		if len(id) != 32 || seen[id] {
+			t.Errorf("%q: minted %q", given, id)
+		}
+		seen[id] = true
+		if got := b.requests()[i].Header["X-Request-Id"]; len(got) != 1 || got[0] != id {
+			t.Errorf("forwarded %q, echoed %q", got, id)
+		}
+	}
+}
+
+func TestResponseHeadersOnTheirWay(t *testing.T) {
+	b := newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
+		return c.send("HTTP/1.1 200 Fine\r\nServer: uvicorn\r\nX-Multi: a\r\nX-Multi: b\r\nSet-Cookie: a=b; Path=/\r\nSet-Cookie: c=d\r\n" +
+			"Connection: X-Gone, content-length\r\nX-Gone: 1\r\nKeep-Alive: timeout=5\r\nUpgrade: h2c\r\nTrailer: X-T\r\nProxy-Authenticate: Basic\r\n" +
+			"Content-Type: application/json\r\nx-should-retry: true\r\nContent-Length: 2\r\n\r\n{}")
+	})
+	r := newRig(t, []string{b.addr})
+	c := r.dial()
+	_, err := io.WriteString(c, chat(false))
+	must(t, err)
+	rp := readReply(t, bufio.NewReader(c), "POST").want(t, 200, "{}")
+	h := rp.Header
+	if h.Get("Server") != "uvicorn" || fmt.Sprint(h["X-Multi"]) != "[a b]" || fmt.Sprint(h["Set-Cookie"]) != "[a=b; Path=/ c=d]" ||
+		h.Get("X-Should-Retry") != "true" || h.Get("Content-Type") != "application/json" || h.Get("Date") == "" {
+		t.Errorf("headers %v", h)
+	}
+	for _, gone := range []string{"Connection", "X-Gone", "Keep-Alive", "Upgrade", "Trailer", "Proxy-Authenticate"} {
+		if h.Get(gone) != "" {
+			t.Errorf("%s: %s", gone, h.Get(gone))
+		}
+	}
+	if rp.ContentLength != 2 {
+		t.Errorf("a backend took the framing away: length %d", rp.ContentLength)
+	}
+}
+
+func TestRouteHeaderAndLearning(t *testing.T) {
+	long := strings.Repeat("the same long conversation ", 400)
+	body := fmt.Sprintf(`{"model":"m","messages":[{"role":"user","content":%q}]}`, long)
+	b := newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
+		return c.send(jsonReply(200, `{"usage":{"prompt_tokens":2700,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":2600}}}`))
+	})
+	other := newBackend(t, false, b.script())
+	r := newRig(t, []string{b.addr, other.addr}, withStrategy("prefix"))
+	first := r.raw(request("POST", "/v1/chat/completions", body)).want(t, 200)
+	second := r.raw(request("POST", "/v1/chat/completions", body)).want(t, 200)
+	if rung, matched, _ := strings.Cut(second.Header.Get("X-Grapevine-Route"), ";matched="); rung != "cache" || len(matched) != 4 {
+		t.Errorf("route %q after %q", second.Header.Get("X-Grapevine-Route"), first.Header.Get("X-Grapevine-Route"))
+	}
+	if first.Header.Get("X-Grapevine-Backend") != second.Header.Get("X-Grapevine-Backend") {
+		t.Error("the second turn went elsewhere")
+	}
+	rec := r.record(1)
+	if rec.Decision.Rung != policy.Cache || rec.Decision.MatchedBlocks == 0 || rec.PromptBytes < len(long) || rec.CachedTokens != 2600 || string(rec.Model) != "m" {
+		t.Errorf("record %+v", rec)
+	}
+	if rec.Overhead <= 0 || rec.Queue < rec.Overhead/2 || rec.TTFT < rec.Queue || rec.Total < rec.TTFT {
+		t.Errorf("times %v %v %v %v", rec.Overhead, rec.Queue, rec.TTFT, rec.Total)
+	}
+}
+
+// script returns an engine that answers as b does at its first request.
+func (b *backend) script() script {
+	return func(c *upstreamSide, _ seenRequest) bool {
+		return c.send(jsonReply(200, `{"usage":{"prompt_tokens":2700,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":2600}}}`))
+	}
+}
+
+func TestSessionHeaders(t *testing.T) {
+	for _, tc := range []struct{ headers, want string }{
+		{"X-Session-Id: a\r\n", "a"},
+		{"x_session_id: a\r\n", "a"},
+		{"session_id: codex\r\nX-Session-ID: a\r\n", "a"},
+		{"session_id: codex\r\n", "codex"},
+		{"thread-id: t\r\n", "t"},
+		{"X-Claude-Code-Session-Id: c\r\nsession-id: codex\r\n", "c"},
+		{"x-session-affinity: o\r\nx-claude-code-session-id: c\r\n", "o"},
+		{"X-Session-Id:\r\nthread-id: t\r\n", "t"},
+		{"X-Other: a\r\n", ""},
+	} {
+		var h requestHead
+		h.scan([]byte(tc.headers+"\r\n"), true)
+		if string(h.session) != tc.want || h.fault != "" {
+			t.Errorf("%q: %q %s", tc.headers, h.session, h.fault)
+		}
+	}
+	// A session pins, whatever the connection.
+	var addrs []string
+	for range 4 {
+		addrs = append(addrs, newBackend(t, false, answering).addr)
+	}
+	r := newRig(t, addrs, withStrategy("session"))
+	for _, s := range []string{"one", "two", "three"} {
+		pinned := ""
+		for range 5 {
+			rp := r.raw(request("POST", "/v1/chat/completions", `{"messages":[]}`, "X-Session-Id: "+s)).want(t, 200)
+			if got := rp.Header.Get("X-Grapevine-Backend"); pinned != "" && got != pinned {
+				t.Errorf("session %s went to %s and %s", s, pinned, got)
+			} else {
+				pinned = got
+			}
+		}
+	}
+}
+
+func TestTargetHeadersReplaceTheClients(t *testing.T) {
+	b := newBackend(t, false, answering)
+	e := newExchange(&Proxy{cfg: Config{Hasher: mustHasher(t)}})
+	e.conn = &clientConn{}
+	e.head.scan([]byte("Authorization: Bearer client\r\nX-A: b\r\nConnection: X-A\r\n\r\n"), true)
+	e.head.id = []byte("id")
+	e.target = []byte("/v1/x")
+	ctx := newContext("POST", "/v1/x")
+	e.ctx = ctx
+	got := string(e.appendRequest(nil, &Target{Addr: b.addr, Host: "engine", BasePath: "/base", Header: [][2]string{{"authorization", "Bearer engine"}}}, 3))
+	want := "POST /base/v1/x HTTP/1.1\r\nHost: engine\r\nauthorization: Bearer engine\r\nX-Request-Id: id\r\nContent-Length: 3\r\n\r\n"
+	if got != want {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+}
+
+func TestDescribeReadsAsTheProxyDoes(t *testing.T) {
+	var picked policy.Request
+	b := newBackend(t, false, answering)
+	r := newRig(t, []string{b.addr})
+	inner := r.proxy.cfg.Picker
+	r.proxy.cfg.Picker = pickerFunc{inner, func(q *policy.Request) {
+		picked = *q
+		picked.Model, picked.Session = append([]byte(nil), q.Model...), append([]byte(nil), q.Session...)
+		picked.Hashes = append([]prefixtree.Hash(nil), q.Hashes...)
+	}}
+	body := fmt.Sprintf(`{"model":"m","max_tokens":7,"messages":[{"role":"user","content":%q}]}`, strings.Repeat("text ", 1000))
+	r.raw(request("POST", "/v1/chat/completions", body, "X-Session-Id: s")).want(t, 200)
+	header := http.Header{"X-Session-Id": {"s"}}
+	var q policy.Request
+	must(t, r.proxy.Describe([]byte("/v1/chat/completions"), func(n string) []byte { return []byte(header.Get(n)) }, []byte(body), &q))
+	if string(q.Model) != "m" || string(q.Session) != "s" || fmt.Sprint(q.Hashes) != fmt.Sprint(picked.Hashes) || len(q.Hashes) == 0 ||
+		q.PromptBytes != picked.PromptBytes || q.OutputHint != picked.OutputHint || string(q.Path) != "/v1/chat/completions" ||
+		string(picked.Model) != "m" || string(picked.Session) != "s" {
+		t.Errorf("described %+v\npicked %+v", q, picked)
+	}
+	if err := r.proxy.Describe([]byte("/v1/completions"), nil, []byte("{"), &q); err == nil || len(q.Hashes) != 0 {
+		t.Errorf("truncated: %v, %d hashes", err, len(q.Hashes))
+	}
+}
+
+type pickerFunc struct {
+	Picker
+	look func(q *policy.Request)
+}
+
+func (p pickerFunc) Pick(q *policy.Request, a *policy.Attempt) (Target, error) {
+	p.look(q)
+	return p.Picker.Pick(q, a)
+}
+
+// FuzzScan: whatever the lines, scanning neither fails nor lets through what belongs to this hop.
+func FuzzScan(f *testing.F) {
+	f.Add([]byte("Host: a\r\nConnection: x-a, close\r\nX-A: b\r\n\r\n"))
+	f.Add([]byte("Transfer-Encoding : chunked\r\nContent-Length:\r\n 5\r\n"))
+	f.Add([]byte(":\r\n\r\n"))
+	f.Add([]byte("\n"))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		var h requestHead
+		h.scan(raw, true)
+		if h.fault != "" {
+			return
+		}
+		for line := range strings.Lines(string(h.block)) {
+			name, _, ok := strings.Cut(line, ":")
+			if !ok || !strings.HasSuffix(line, "\r\n") {
+				t.Fatalf("line %q", line)
+			}
+			switch strings.ToLower(name) {
+			case "connection", "transfer-encoding", "content-length", "host", "upgrade", "te", "trailer", "keep-alive", "expect":
+				t.Fatalf("passed on %q", line)
+			}
+		}
+	})
+}
+
+func TestPanicCostsOneRequest(t *testing.T) {
+	b := newBackend(t, false, answering)
+	r := newRig(t, []string{b.addr})
+	fail := true
+	r.proxy.cfg.Picker = pickerFunc{r.proxy.cfg.Picker, func(*policy.Request) {
+		if fail {
+			panic("defect")
+		}
+	}}
+	r.raw(chat(false)).want(t, 500, `"code":"internal_error"`)
+	fail = false
+	r.raw(chat(false)).want(t, 200)
+}
+
+func TestConfigIsChecked(t *testing.T) {
+	good := Config{Picker: &routed{}, Hasher: mustHasher(t)}
+	for name, spoil := range map[string]func(*Config){
+		"picker":   func(c *Config) { c.Picker = nil },
+		"hasher":   func(c *Config) { c.Hasher = nil },
+		"header":   func(c *Config) { c.MaxHeader = 100 },
+		"body":     func(c *Config) { c.MaxBody = -1 },
+		"timeouts": func(c *Config) { c.Timeouts.Idle = -1 },
+	} {
+		cfg := good
+		spoil(&cfg)
+		if _, err := New(cfg); err == nil || !strings.Contains(err.Error(), ErrConfig.Error()) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := New(good); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAcceptErrors(t *testing.T) {
+	r := newRig(t, nil)
+	ln := &failingListener{errs: []error{&net.OpError{Op: "accept", Err: errTooMany}, io.ErrUnexpectedEOF}}
+	if err := r.proxy.Serve(ln); err == nil || !ln.closed || len(ln.errs) != 0 {
+		t.Errorf("Serve: %v, %d errors left", err, len(ln.errs))
+	}
+}
