@@ -12,31 +12,42 @@ import (
 
 	"grapevine/proxy"
 	"grapevine/proxy/policy"
+	"grapevine/proxy/prompt"
 )
 
 // metrics are one node's, in a registry of its own. Counters, histograms and
 // loads are this node's share and add up over nodes. Label values come from
 // bounded sets only: what clients write (models, paths) never becomes one
 // unless an engine listed it.
+//
+// The series of a request are looked up once and kept in arrays: looking them
+// up by their labels would cost more than routing the request.
 type metrics struct {
 	registry *prometheus.Registry
 
-	requests   *prometheus.CounterVec   // kind, code
-	decisions  *prometheus.CounterVec   // strategy, rung
-	backend    *prometheus.CounterVec   // backend, outcome
-	retries    prometheus.Counter       //
-	resent     prometheus.Counter       //
-	unparsed   *prometheus.CounterVec   // kind
-	cancels    *prometheus.CounterVec   // stage
-	ttft       *prometheus.HistogramVec // rung
-	duration   *prometheus.HistogramVec // kind
-	overhead   prometheus.Histogram     //
-	prediction *prometheus.HistogramVec // side
-	tokens     *prometheus.CounterVec   // model, type
+	requests *prometheus.CounterVec // kind, code
+	tokens   *prometheus.CounterVec // model, type
+
+	kinds     [prompt.Pooling + 1]kindSeries  // by prompt.Kind
+	decisions map[string][]prometheus.Counter // by strategy and rung; never written after newMetrics
+	backends  [][]prometheus.Counter          // by backend id and failure; never written after newMetrics
+	ttft      []prometheus.Observer           // by rung
+	retries   prometheus.Counter
+	resent    prometheus.Counter
+	cancels   struct{ before, after prometheus.Counter }
+	overhead  prometheus.Observer
+	error     struct{ over, under prometheus.Observer } // of predictions
 
 	modelsMu sync.Mutex                              // serialises addModels
 	models   atomic.Pointer[map[string]*modelTokens] // replaced, never written
 	other    *modelTokens
+}
+
+// kindSeries are the series of one kind of endpoint.
+type kindSeries struct {
+	codes    [600]atomic.Pointer[prometheus.Counter] // by status, made when first seen
+	duration prometheus.Observer
+	unparsed prometheus.Counter
 }
 
 // modelTokens are the token counters of one model, looked up once.
@@ -72,17 +83,38 @@ func newMetrics(n *Node) *metrics {
 		return v
 	}
 	m.requests = counters("requests_total", "Requests finished, by kind of endpoint and status sent (499: the client left first).", "kind", "code")
-	m.decisions = counters("decisions_total", "Requests routed, by strategy and by the rung of the ladder that decided.", "strategy", "rung")
-	m.backend = counters("backend_requests_total", "Requests by the backend that was tried last and how that ended.", "backend", "outcome")
+	m.tokens = counters("tokens_total", "Tokens as the engines count them: prompt, cached (of the prompt), output.", "model", "type")
 	m.retries = counters("retries_total", "Further backends tried because one failed before the client had seen a byte.").WithLabelValues()
 	m.resent = counters("resent_total", "Requests sent again to the same backend because a reused connection had gone stale.").WithLabelValues()
-	m.unparsed = counters("unparsed_total", "Requests whose prompt was not understood, routed by load.", "kind")
-	m.cancels = counters("cancels_total", "Requests whose client left, before or after the first byte of the answer.", "stage")
-	m.ttft = histograms("time_to_first_token_seconds", "From the arrival of a request to the first token of its stream, or to the head of an answer that is not streamed.", ttftBuckets, "rung")
-	m.duration = histograms("request_duration_seconds", "From the arrival of a request to the end of its answer.", durationBuckets, "kind")
-	m.overhead = histograms("overhead_seconds", "The router's own time before a request is on its way: parsing, matching, picking.", overheadBuckets).WithLabelValues().(prometheus.Histogram)
-	m.prediction = histograms("prediction_error_tokens", "Prompt tokens believed cached against those the engine reported: over (fewer were cached than believed) or under.", predictionBuckets, "side")
-	m.tokens = counters("tokens_total", "Tokens as the engines count them: prompt, cached (of the prompt), output.", "model", "type")
+	m.overhead = histograms("overhead_seconds", "The router's own time before a request is on its way: parsing, matching, picking.", overheadBuckets).WithLabelValues()
+	cancels := counters("cancels_total", "Requests whose client left, before or after the first byte of the answer.", "stage")
+	m.cancels.before, m.cancels.after = cancels.WithLabelValues("before"), cancels.WithLabelValues("after")
+	prediction := histograms("prediction_error_tokens", "Prompt tokens believed cached against those the engine reported: over (fewer were cached than believed) or under.", predictionBuckets, "side")
+	m.error.over, m.error.under = prediction.WithLabelValues("over"), prediction.WithLabelValues("under")
+
+	duration := histograms("request_duration_seconds", "From the arrival of a request to the end of its answer.", durationBuckets, "kind")
+	unparsed := counters("unparsed_total", "Requests whose prompt was not understood, routed by load.", "kind")
+	for k := range prompt.Kind(len(m.kinds)) {
+		m.kinds[k].duration, m.kinds[k].unparsed = duration.WithLabelValues(k.String()), unparsed.WithLabelValues(k.String())
+	}
+	ttft := histograms("time_to_first_token_seconds", "From the arrival of a request to the first token of its stream, or to the head of an answer that is not streamed.", ttftBuckets, "rung")
+	decisions := counters("decisions_total", "Requests routed, by strategy and by the rung of the ladder that decided.", "strategy", "rung")
+	m.decisions = make(map[string][]prometheus.Counter)
+	for r := range n.router.Stats().Rungs {
+		rung := policy.Rung(r).String()
+		m.ttft = append(m.ttft, ttft.WithLabelValues(rung))
+		for _, strategy := range policy.Strategies() {
+			m.decisions[strategy] = append(m.decisions[strategy], decisions.WithLabelValues(strategy, rung))
+		}
+	}
+	outcomes := counters("backend_requests_total", "Requests by the backend that was tried last and how that ended.", "backend", "outcome")
+	for _, b := range n.cfg.Backends {
+		var series []prometheus.Counter
+		for f := policy.None; f <= policy.Client4xx; f++ {
+			series = append(series, outcomes.WithLabelValues(b.Name, f.String()))
+		}
+		m.backends = append(m.backends, series)
+	}
 
 	info := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "build_info", Help: "1, labelled with what runs."}, []string{"version", "goversion"})
 	info.WithLabelValues(n.cfg.Version, runtime.Version()).Set(1)
@@ -124,11 +156,10 @@ func (m *metrics) addModels(names []string) {
 // observe counts one finished request. The proxy calls it from the request's
 // goroutine; r is valid during the call only.
 func (m *metrics) observe(r *proxy.Record) {
-	kind := r.Kind.String()
-	m.requests.WithLabelValues(kind, codeLabel(r.Status)).Inc()
-	m.duration.WithLabelValues(kind).Observe(r.Total.Seconds())
+	m.request(r.Kind, r.Status).Inc()
+	m.kinds[r.Kind].duration.Observe(r.Total.Seconds())
 	if r.Unparsed {
-		m.unparsed.WithLabelValues(kind).Inc()
+		m.kinds[r.Kind].unparsed.Inc()
 	}
 	if r.Attempts > 1 {
 		m.retries.Add(float64(r.Attempts - 1))
@@ -137,24 +168,37 @@ func (m *metrics) observe(r *proxy.Record) {
 		m.resent.Add(float64(r.Resent))
 	}
 	if r.Failed == policy.ClientGone {
-		stage := "before"
 		if r.TTFT > 0 {
-			stage = "after"
+			m.cancels.after.Inc()
+		} else {
+			m.cancels.before.Inc()
 		}
-		m.cancels.WithLabelValues(stage).Inc()
 	}
 	d := r.Decision
 	if d == nil {
 		return // no backend was to be had
 	}
-	rung := d.Rung.String()
-	m.decisions.WithLabelValues(d.Strategy, rung).Inc()
-	m.backend.WithLabelValues(r.Backend, r.Failed.String()).Inc()
+	m.decisions[d.Strategy][d.Rung].Inc()
+	m.backends[d.Backend][r.Failed].Inc()
 	m.overhead.Observe(r.Overhead.Seconds())
 	if r.TTFT > 0 {
-		m.ttft.WithLabelValues(rung).Observe(r.TTFT.Seconds())
+		m.ttft[d.Rung].Observe(r.TTFT.Seconds())
 	}
 	m.countTokens(r, d)
+}
+
+// request returns the counter of a kind and a status.
+func (m *metrics) request(k prompt.Kind, status int) prometheus.Counter {
+	if status < 0 || status >= len(m.kinds[k].codes) {
+		status = 0 // no status at all: other
+	}
+	known := &m.kinds[k].codes[status]
+	if c := known.Load(); c != nil {
+		return *c
+	}
+	c := m.requests.WithLabelValues(k.String(), codeLabel(status)) // the same one, whoever makes it first
+	known.Store(&c)
+	return c
 }
 
 func (m *metrics) countTokens(r *proxy.Record, d *policy.Decision) {
@@ -173,9 +217,9 @@ func (m *metrics) countTokens(r *proxy.Record, d *policy.Decision) {
 	}
 	t.cached.Add(float64(r.CachedTokens))
 	if off := d.PredictedTokens - r.CachedTokens; off > 0 {
-		m.prediction.WithLabelValues("over").Observe(float64(off))
+		m.error.over.Observe(float64(off))
 	} else {
-		m.prediction.WithLabelValues("under").Observe(float64(-off))
+		m.error.under.Observe(float64(-off))
 	}
 }
 

@@ -179,6 +179,29 @@ func TestMetricsLint(t *testing.T) {
 	}
 }
 
+// TestMetricsCoverEveryKind: Pooling is the last kind there is.
+func TestMetricsCoverEveryKind(t *testing.T) {
+	if name := (prompt.Pooling + 1).String(); !strings.HasPrefix(name, "kind(") {
+		t.Errorf("%s comes after pooling: it has no series", name)
+	}
+}
+
+// TestMetricsStatuses: whatever an engine answers, a request is counted.
+func TestMetricsStatuses(t *testing.T) {
+	n, err := New(testConfig("http://127.0.0.1:1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, status := range []int{-1, 0, 200, 200, 299, 499, 599, 600, 1000} {
+		n.metrics.observe(&proxy.Record{Kind: prompt.Chat, Status: status})
+	}
+	for code, want := range map[string]float64{"200": 2, "499": 1, "other": 6} {
+		if got := scrape(t, n)[fmt.Sprintf("grapevine_requests_total{code=%q,kind=\"chat\"}", code)]; got != want {
+			t.Errorf("%s: %v, want %v", code, got, want)
+		}
+	}
+}
+
 func BenchmarkObserve(b *testing.B) {
 	n, err := New(testConfig("http://127.0.0.1:1"))
 	if err != nil {
