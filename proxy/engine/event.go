@@ -17,7 +17,7 @@ func (s *Stream) look(event []byte, seen *Seen) (usageOnly bool) {
 		seen.Done = true
 		return false
 	}
-	if s.tokens && !mayMatter(data) {
+	if s.tokens && !s.mayMatter(data) {
 		return false
 	}
 	return s.read(data, seen)
@@ -57,10 +57,14 @@ func (s *Stream) dataOf(event []byte) []byte {
 	return data
 }
 
-// mayMatter says whether an event behind the first token can still tell something. Most cannot.
-func mayMatter(data []byte) bool {
-	return bytes.Contains(data, []byte(`"usage"`)) || bytes.Contains(data, []byte(`"meta_info"`)) ||
-		bytes.Contains(data, []byte("message_stop")) || bytes.Contains(data, []byte(`"response.`))
+// mayMatter says whether an event behind the first token can still tell something. Most cannot. The patterns begin
+// with letters that are rarer in events than quotes are, which is what the search goes by.
+func (s *Stream) mayMatter(data []byte) bool {
+	if bytes.Contains(data, []byte(`usage"`)) {
+		return true
+	}
+	return !s.choices && (bytes.Contains(data, []byte(`meta_info"`)) || bytes.Contains(data, []byte("message_stop")) ||
+		bytes.Contains(data, []byte("response.")))
 }
 
 // read takes what data tells.
@@ -102,6 +106,7 @@ func (s *Stream) read(data []byte, seen *Seen) (usageOnly bool) {
 	first, done := kindTells(kind)
 	switch {
 	case choices != nil:
+		s.choices = true
 		first = first || choicesTell(choices)
 	case kind == nil && meta:
 		first = text != nil

@@ -28,6 +28,7 @@ type Stream struct {
 	strip   bool
 	passing bool // the current event has grown too long to be held
 	tokens  bool // FirstToken was reported
+	choices bool // the events are OpenAI's chunks
 	line    lineState
 	counts  counts
 

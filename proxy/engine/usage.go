@@ -20,8 +20,8 @@ type counts struct {
 
 var noCounts = counts{-1, -1, -1, -1, -1, -1}
 
-// maxTokens bounds a believable count; what is larger is unknown.
-const maxTokens = 1 << 40
+// maxTokens bounds a believable count, a thousand times the longest context there is; what is larger is unknown.
+const maxTokens = 1 << 30
 
 // usage derives the Usage; ok is false if nothing is known.
 func (c *counts) usage() (u Usage, ok bool) {
@@ -68,15 +68,15 @@ func (c *counts) merge(object []byte) {
 
 // set takes over a whole number that is not negative.
 func set(to *int, value []byte) {
-	n := 0
+	n := int64(0)
 	for _, c := range value {
 		if c < '0' || c > '9' || n > maxTokens {
 			return
 		}
-		n = 10*n + int(c-'0')
+		n = 10*n + int64(c-'0')
 	}
 	if len(value) > 0 && n <= maxTokens {
-		*to = n
+		*to = int(n)
 	}
 }
 
