@@ -1,3 +1,5 @@
+//go:build linux
+
 package main
 
 import (
@@ -64,7 +66,10 @@ func startProcess(name string, argv ...string) (*process, error) {
 	if err := p.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	go func() { p.cmd.Wait(); close(p.exited) }()
+	go func() {
+		_ = p.cmd.Wait() // how it ended does not matter; its output tells why
+		close(p.exited)
+	}()
 	return p, nil
 }
 
@@ -73,11 +78,11 @@ func (p *process) stop() {
 	if p == nil {
 		return
 	}
-	p.cmd.Process.Signal(syscall.SIGTERM)
+	_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may have ended already
 	select {
 	case <-p.exited:
 	case <-time.After(5 * time.Second):
-		p.cmd.Process.Kill()
+		_ = p.cmd.Process.Kill()
 		<-p.exited
 	}
 }
@@ -90,7 +95,7 @@ func (p *process) await(ctx context.Context, addr string) error {
 	for {
 		resp, err := client.Post("http://"+addr+"/v1/chat/completions", "application/json", strings.NewReader(body))
 		if err == nil {
-			io.Copy(io.Discard, resp.Body)
+			_, _ = io.Copy(io.Discard, resp.Body)
 			resp.Body.Close()
 			if resp.StatusCode == http.StatusOK {
 				return nil

@@ -1,10 +1,12 @@
+//go:build linux
+
 // Command bench puts grapevine, nginx and HAProxy in front of the same backends, loads them with the same client in interleaved
 // rounds, and prints requests per second, CPU per request, latency and the cost of many slow streams side by side.
 //
 // It starts every server itself on loopback ports, takes nginx, HAProxy and wrk from the distribution (installing them with apt if
 // missing), and ends them by process id. Everything runs on one machine, so the client and the backends take their share of the
 // same cores: figures compare contenders with each other, they are not capacities. It does not test correctness beyond counting
-// errors.
+// errors. It reads /proc and runs on Linux only.
 package main
 
 import (

@@ -1,3 +1,5 @@
+//go:build linux
+
 package main
 
 import (
@@ -84,7 +86,7 @@ func pace(ctx context.Context, total int, dueTime func(int) time.Time, due chan<
 	for i := 0; i < total && ctx.Err() == nil; i++ {
 		for wait := time.Until(dueTime(i)); wait > 0; wait = time.Until(dueTime(i)) {
 			ts := syscall.NsecToTimespec(int64(wait))
-			syscall.Nanosleep(&ts, nil) // woken early by a signal: the loop sleeps the rest
+			_ = syscall.Nanosleep(&ts, nil) // woken early by a signal: the loop sleeps the rest
 		}
 		due <- i // has room for all
 	}

@@ -177,8 +177,10 @@ func TestFailureClasses(t *testing.T) {
 		want    Class
 		handler http.HandlerFunc
 	}{
-		{"refused", "http_503", func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no engine", 503) }},
-		{"unknown model", "http_404", func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no such model", 404) }},
+		{"refused", "http_503", func(w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, "no engine", http.StatusServiceUnavailable)
+		}},
+		{"unknown model", "http_404", func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no such model", http.StatusNotFound) }},
 		{"no end mark", Truncated, func(w http.ResponseWriter, _ *http.Request) {
 			stream(w)
 			event(w, `{"choices":[{"delta":{"content":"a"}}]}`)

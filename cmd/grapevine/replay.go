@@ -31,7 +31,7 @@ type replayCmd struct {
 	MaxInFlight int            `name:"max-in-flight" default:"4096" placeholder:"N" help:"Requests under way at most. What is due beyond is counted as failed, not delayed."`
 	Timeout     time.Duration  `name:"timeout" default:"10m" placeholder:"DURATION" help:"Longest a request may take from when it was due."`
 	Warmup      *time.Duration `name:"warmup" placeholder:"DURATION" help:"Leave out of the report what was due before. Generated sessions at their own length: 20s unless given."`
-	Policy      string         `name:"policy" placeholder:"NAME" help:"What the routers run; a label in the report."`
+	Policy      string         `name:"policy" default:"live" placeholder:"NAME" help:"What the routers run; a label in the report."`
 	JSON        bool           `name:"json" help:"Print one JSON object."`
 	Plot        string         `name:"plot" placeholder:"FILE" help:"Draw hit rate, first-token time and load per engine (.svg or .html)."`
 }
