@@ -1,5 +1,5 @@
 # Every target works on a fresh machine with Go and make. The two that need more
-# (test-clients, bench-proxy) install it by name from the distribution and say so.
+# (test-clients, bench-proxy) install it by name and say so.
 
 GO       ?= go
 BIN      := bin/grapevine
@@ -48,9 +48,7 @@ bench: ## benchmarks, COUNT times at CPU cores, into out/bench.txt and through b
 	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) -cpu $(CPU) -timeout 60m $(PKGS) | tee out/bench.txt
 	$(GO) run $(BENCHSTAT) out/bench.txt
 
-bench-proxy: build ## side by side with nginx and HAProxy (installs nginx, haproxy and wrk with apt)
-	@command -v nginx >/dev/null && command -v haproxy >/dev/null && command -v wrk >/dev/null || \
-		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends nginx-light haproxy wrk; }
+bench-proxy: build ## side by side with nginx and HAProxy (installs nginx, haproxy and wrk with apt if missing)
 	$(GO) run ./chaos/bench
 
 test-clients: build ## the official openai and anthropic clients through a running router (installs them with pip)
