@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 
 	"github.com/zeebo/xxh3"
@@ -81,6 +82,45 @@ func BenchmarkParse(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				if err := p.Parse(Chat, body, &r); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkShapes are bodies the scan has a harder time with: text that is not ASCII, text in \u escapes, code (an
+// escape every dozen bytes), and an agent's request with its tools, blocks and a system prompt behind the messages.
+func BenchmarkShapes(b *testing.B) {
+	const size = 128 << 10
+	chat := func(text string) []byte {
+		return []byte(`{"messages":[{"role":"user","content":"` + strings.Repeat(text, size/len(text)) + `"}]}`)
+	}
+	tool := `{"name":"read_file","description":"Reads a file.\n\nGive its path.","input_schema":{"type":"object","properties":` +
+		`{"path":{"type":"string","description":"The path of the file"},"limit":{"type":"integer","minimum":1}},"required":["path"]}}`
+	block := `{"role":"user","content":[{"type":"tool_result","tool_use_id":"toolu_01","content":[{"type":"text","text":"` +
+		strings.Repeat(`func f() {\n\treturn \"x\"\n}\n`, 100) + `"}]}]}`
+	agent := `{"model":"m","messages":[` + strings.Repeat(block+",", 30) + block + `],"tools":[` + strings.Repeat(tool+",", 30) + tool +
+		`],"system":[{"type":"text","text":"` + strings.Repeat("You are an agent. ", 500) + `","cache_control":{"type":"ephemeral"}}],"stream":true}`
+	for _, c := range []struct {
+		name string
+		kind Kind
+		body []byte
+	}{
+		{"chinese", Chat, chat("路由器把请求送到已经缓存的地方。")},
+		{"chinese-escaped", Chat, chat(`\u8def\u7531\u5668`)},
+		{"french", Chat, chat("La mémoire cache a déjà été remplie à moitié, où est le problème ? ")},
+		{"code", Chat, chat(`if err != nil {\n\t\treturn err\n\t}\n\t`)},
+		{"agent", Messages, []byte(agent)},
+		{"ids", Completion, []byte(`{"prompt":[` + strings.Repeat("12345, 678, 90123, ", size/19) + `1]}`)},
+	} {
+		b.Run(fmt.Sprintf("%s/%dKiB", c.name, len(c.body)>>10), func(b *testing.B) {
+			p := newTestParser(b)
+			var r Request
+			b.SetBytes(int64(len(c.body)))
+			b.ReportAllocs()
+			for b.Loop() {
+				if err := p.Parse(c.kind, c.body, &r); err != nil {
 					b.Fatal(err)
 				}
 			}

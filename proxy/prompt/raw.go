@@ -58,29 +58,29 @@ func (p *Parser) promptArray(batch bool) bool {
 // token puts a token id on the tape: 28 bits in four bytes above 0x7f, so that an id is about as long as its
 // text, ids need no separator, and none looks like a marker. Anything else is JSON behind a marker.
 func (p *Parser) token() bool {
-	at := p.pos
-	raw, whole, ok := p.number()
-	if !ok {
-		return false
+	b, i := p.body, p.pos
+	id := uint32(0)
+	for i < len(b) && b[i]-'0' <= 9 && i < p.pos+9 {
+		id = 10*id + uint32(b[i]-'0')
+		i++
 	}
-	if whole && raw[0] != '-' && len(raw) <= 9 {
-		id := uint32(0)
-		for _, c := range raw {
-			id = 10*id + uint32(c-'0')
-		}
-		if id < 1<<28 {
-			t := &p.tape
-			off := len(t.arena)
-			t.arena = append(t.arena, byte(0x80|id>>21), byte(0x80|id>>14), byte(0x80|id>>7), byte(0x80|id))
-			t.grown(off)
-			return true
-		}
+	if i < len(b) && i > p.pos && id < 1<<28 && endsNumber(b[i]) && (b[p.pos] != '0' || i == p.pos+1) {
+		p.pos = i
+		p.tape.add4(byte(0x80|id>>21), byte(0x80|id>>14), byte(0x80|id>>7), byte(0x80|id))
+		return true
 	}
-	p.pos = at
 	p.tape.addByte(markOther)
 	if !p.jsonNumber() {
 		return false
 	}
 	p.tape.addByte(',')
 	return true
+}
+
+func endsNumber(c byte) bool {
+	switch c {
+	case ',', ']', ' ', '\n', '\r', '\t':
+		return true
+	}
+	return false
 }

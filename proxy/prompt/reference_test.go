@@ -1,198 +1,15 @@
 package prompt
 
 import (
-	"bytes"
 	"encoding/hex"
-	"encoding/json"
-	"errors"
-	"fmt"
-	"regexp"
-	"sort"
 	"strconv"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/zeebo/xxh3"
 )
 
 // The format of DESIGN.md once more, the slow way: encoding/json's tokens into a tree, the tree into bytes. It
 // shares nothing with the package but the marker bytes, which are the format.
-
-// node is a JSON value. names and items are parallel for an object; duplicates are resolved as Python does.
-type node struct {
-	kind  byte // '{' '[' '"' '0' 't' 'f' 'n'
-	text  string
-	names []string
-	items []*node
-}
-
-var escapes16 = regexp.MustCompile(`\\(?:u([0-9a-fA-F]{4})|[^u])`)
-
-// errReference is any reason not to render.
-var errReference = errors.New("reference: not a body")
-
-// parseNode reads body strictly.
-func parseNode(body []byte) (*node, error) {
-	if !utf8.Valid(body) || !json.Valid(body) {
-		return nil, errReference
-	}
-	// In valid JSON backslashes occur in strings only.
-	pending := -1 // end of a high surrogate that awaits its low one
-	for _, m := range escapes16.FindAllSubmatchIndex(body, -1) {
-		v := 0
-		if m[2] >= 0 {
-			n, _ := strconv.ParseUint(string(body[m[2]:m[3]]), 16, 16)
-			v = int(n)
-		}
-		low := v >= 0xDC00 && v <= 0xDFFF
-		if low != (pending == m[0]) || pending >= 0 && pending != m[0] {
-			return nil, errReference
-		}
-		pending = -1
-		if v >= 0xD800 && v <= 0xDBFF {
-			pending = m[1]
-		}
-	}
-	if pending >= 0 {
-		return nil, errReference
-	}
-	dec := json.NewDecoder(bytes.NewReader(body))
-	dec.UseNumber()
-	return readNode(dec, 0)
-}
-
-func readNode(dec *json.Decoder, depth int) (*node, error) {
-	tok, err := dec.Token()
-	if err != nil {
-		return nil, err
-	}
-	switch v := tok.(type) {
-	case json.Delim:
-		if depth++; depth > MaxDepth {
-			return nil, errReference
-		}
-		n := &node{kind: byte(v)}
-		for dec.More() {
-			name := ""
-			if v == '{' {
-				tok, err := dec.Token()
-				if err != nil {
-					return nil, err
-				}
-				name = tok.(string)
-			}
-			item, err := readNode(dec, depth)
-			if err != nil {
-				return nil, err
-			}
-			n.put(name, item)
-		}
-		_, err := dec.Token()
-		return n, err
-	case string:
-		return &node{kind: '"', text: v}, nil
-	case json.Number:
-		return &node{kind: '0', text: string(v)}, nil
-	case bool:
-		return &node{kind: strconv.FormatBool(v)[0]}, nil
-	}
-	return &node{kind: 'n'}, nil
-}
-
-func (n *node) put(name string, item *node) {
-	if n.kind == '{' {
-		for i := range n.names {
-			if n.names[i] == name {
-				n.items[i] = item
-				return
-			}
-		}
-		n.names = append(n.names, name)
-	}
-	n.items = append(n.items, item)
-}
-
-// get returns a member, nil if it is absent or null.
-func (n *node) get(name string) *node {
-	for i := range n.names {
-		if n.names[i] == name && n.items[i].kind != 'n' {
-			return n.items[i]
-		}
-	}
-	return nil
-}
-
-func (n *node) is(kind byte) bool { return n != nil && n.kind == kind }
-
-func canonical(s string) string {
-	var b strings.Builder
-	for _, r := range s {
-		switch {
-		case r == '"' || r == '\\':
-			b.WriteByte('\\')
-			b.WriteRune(r)
-		case r >= ' ':
-			b.WriteRune(r)
-		default:
-			if e, ok := map[rune]string{'\n': `\n`, '\t': `\t`, '\r': `\r`, '\b': `\b`, '\f': `\f`}[r]; ok {
-				b.WriteString(e)
-			} else {
-				fmt.Fprintf(&b, `\u%04x`, r)
-			}
-		}
-	}
-	return b.String()
-}
-
-func canonicalNumber(s string) string {
-	if !strings.ContainsAny(s, ".eE") {
-		if s == "-0" {
-			return "0"
-		}
-		return s
-	}
-	f, _ := strconv.ParseFloat(s, 64)
-	return strconv.FormatFloat(f, 'e', -1, 64)
-}
-
-// order returns the member indexes, by name if sorted.
-func (n *node) order(sorted bool) []int {
-	idx := make([]int, len(n.names))
-	for i := range idx {
-		idx[i] = i
-	}
-	if sorted {
-		sort.Slice(idx, func(a, b int) bool { return canonical(n.names[idx[a]]) < canonical(n.names[idx[b]]) })
-	}
-	return idx
-}
-
-func (n *node) json(sorted bool) string {
-	switch n.kind {
-	case '"':
-		return `"` + canonical(n.text) + `"`
-	case '0':
-		return canonicalNumber(n.text)
-	case 't':
-		return "true"
-	case 'f':
-		return "false"
-	case 'n':
-		return "null"
-	}
-	var b strings.Builder
-	b.WriteByte(n.kind)
-	if n.kind == '[' {
-		for _, it := range n.items {
-			b.WriteString(it.json(sorted) + ",")
-		}
-		return b.String() + "]"
-	}
-	for _, i := range n.order(sorted) {
-		b.WriteString(`"` + canonical(n.names[i]) + `":` + n.items[i].json(sorted) + ",")
-	}
-	return b.String() + "}"
-}
 
 func mark(c byte) string { return string([]byte{c}) }
 
@@ -559,49 +376,9 @@ func reference(k Kind, body []byte) ([]byte, error) {
 	for _, name := range []string{"model", "lora_path", "cache_salt", "extra_key"} {
 		out.WriteString(n.get(name).field(0) + "\x00")
 	}
-	set := func(name string, sorted bool) { out.WriteString(setting(markSetting, name, n.get(name), sorted)) }
+	out.WriteString(referenceSettings(k, n))
 	conversation := k == Chat || k == Embeddings || k == Tokenize || k == Pooling
 	anthropic := k == Messages || k == CountTokens
-	if conversation {
-		set("chat_template", false)
-	}
-	if conversation || anthropic || k == Responses {
-		set("chat_template_kwargs", true)
-	}
-	if conversation {
-		set("documents", false)
-	}
-	switch {
-	case conversation || k == Responses:
-		set("reasoning", true)
-	case anthropic:
-		set("thinking", true)
-	}
-	if conversation {
-		set("reasoning_effort", false)
-	}
-	set("mm_processor_kwargs", true)
-	set("truncate_prompt_tokens", false)
-	switch {
-	case conversation:
-		out.WriteString(setting(markSetting, "add_special_tokens", unless('f', n.get("add_special_tokens")), false))
-	case k == Completion:
-		out.WriteString(setting(markSetting, "add_special_tokens", unless('t', n.get("add_special_tokens")), false))
-	}
-	if k == Responses {
-		set("previous_response_id", false)
-		set("prompt", true)
-	}
-	if conversation || anthropic || k == Responses {
-		if c := n.get("tool_choice"); !c.is('"') || c.text != "auto" && c.text != "required" && c.text != "any" {
-			set("tool_choice", true)
-		}
-	}
-	if k == Generate {
-		for _, name := range []string{"image_data", "audio_data", "video_data"} {
-			out.WriteString(media(name, n.get(name)))
-		}
-	}
 	if conversation || anthropic || k == Responses {
 		out.WriteString(n.get("tools").list(func(n *node) string { return n.tool(markTool) }))
 	}
@@ -672,4 +449,52 @@ func referencePrompts(k Kind, n *node) string {
 		second("text_2", "documents", "items", "data_2")
 	}
 	return out
+}
+
+func referenceSettings(k Kind, n *node) string {
+	var out strings.Builder
+	set := func(name string, sorted bool) { out.WriteString(setting(markSetting, name, n.get(name), sorted)) }
+	conversation := k == Chat || k == Embeddings || k == Tokenize || k == Pooling
+	anthropic := k == Messages || k == CountTokens
+	if conversation {
+		set("chat_template", false)
+	}
+	if conversation || anthropic || k == Responses {
+		set("chat_template_kwargs", true)
+	}
+	if conversation {
+		set("documents", false)
+	}
+	switch {
+	case conversation || k == Responses:
+		set("reasoning", true)
+	case anthropic:
+		set("thinking", true)
+	}
+	if conversation {
+		set("reasoning_effort", false)
+	}
+	set("mm_processor_kwargs", true)
+	set("truncate_prompt_tokens", false)
+	switch {
+	case conversation:
+		out.WriteString(setting(markSetting, "add_special_tokens", unless('f', n.get("add_special_tokens")), false))
+	case k == Completion:
+		out.WriteString(setting(markSetting, "add_special_tokens", unless('t', n.get("add_special_tokens")), false))
+	}
+	if k == Responses {
+		set("previous_response_id", false)
+		set("prompt", true)
+	}
+	if conversation || anthropic || k == Responses {
+		if c := n.get("tool_choice"); !c.is('"') || c.text != "auto" && c.text != "required" && c.text != "any" {
+			set("tool_choice", true)
+		}
+	}
+	if k == Generate {
+		for _, name := range []string{"image_data", "audio_data", "video_data"} {
+			out.WriteString(media(name, n.get(name)))
+		}
+	}
+	return out.String()
 }

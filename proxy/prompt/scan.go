@@ -28,16 +28,18 @@ func (p *Parser) peek() byte {
 	return 0
 }
 
-// plain returns the index of the first byte at or after i that is not ordinary ASCII text: a quote, a
-// backslash, a control character, or the start of a non-ASCII sequence. Eight bytes at a time: x^2 < 0x21 holds
-// for the control characters and the quote only. A borrow can flag a byte wrongly, but only above a byte that is
-// flagged rightly, and the lowest flag is taken.
-func plain(b []byte, i int) int {
+// special flags, by their high bits, the bytes of x that are not ordinary ASCII text: quotes, backslashes, control
+// characters, non-ASCII. y^2 < 0x21 holds for the control characters and the quote only. A borrow can flag a byte
+// wrongly, but only above a byte that is flagged rightly.
+func special(x uint64) uint64 {
 	const ones, highs = 0x0101010101010101, 0x8080808080808080
+	return (((x ^ 0x02*ones) - 0x21*ones) | ((x ^ '\\'*ones) - ones) | x) & highs
+}
+
+// plain returns the index of the first byte at or after i that is not ordinary ASCII text.
+func plain(b []byte, i int) int {
 	for i+8 <= len(b) {
-		x := binary.LittleEndian.Uint64(b[i:])
-		m := (((x ^ 0x02*ones) - 0x21*ones) | ((x ^ '\\'*ones) - ones) | x) & highs
-		if m != 0 {
+		if m := special(binary.LittleEndian.Uint64(b[i:])); m != 0 {
 			return i + bits.TrailingZeros64(m)>>3
 		}
 		i += 8
@@ -76,6 +78,20 @@ const (
 // Where the machine has AVX2, whole blocks are passed without any branch on their bytes (hop_amd64.s): at one escape
 // every 25 bytes the words' branches are what costs, and the body's 128 KiB take 9 us instead of 60.
 func hop(b []byte, i int) int {
+	// Short strings, and text with accents, stop within a few words.
+	for range 2 {
+		if i+8 > len(b) {
+			break
+		}
+		m := special(binary.LittleEndian.Uint64(b[i:]))
+		if m != 0 {
+			if at := i + bits.TrailingZeros64(m)>>3; class[b[at]]&stops != 0 {
+				return at
+			}
+			break
+		}
+		i += 8
+	}
 	i, done := hopBlocks(b, i)
 	if done {
 		return i
@@ -83,11 +99,10 @@ func hop(b []byte, i int) int {
 	return hopWords(b, i)
 }
 
+// hopWords is hop without blocks.
 func hopWords(b []byte, i int) int {
-	const ones, highs = 0x0101010101010101, 0x8080808080808080
 	for i+8 <= len(b) {
-		x := binary.LittleEndian.Uint64(b[i:])
-		m := (((x ^ 0x02*ones) - 0x21*ones) | ((x ^ '\\'*ones) - ones) | x) & highs
+		m := special(binary.LittleEndian.Uint64(b[i:]))
 		next := i + 8
 		for m != 0 {
 			k := bits.TrailingZeros64(m) &^ 7
@@ -167,9 +182,14 @@ func (p *Parser) text(emit bool) bool {
 // index of an invalid one.
 func sequences(b []byte, i int) int {
 	for i < len(b) && b[i] >= utf8.RuneSelf {
-		// Most of the non-ASCII text there is (CJK and much of the rest of the BMP) is three bytes long.
+		// Most of the non-ASCII text there is (CJK and much of the rest of the BMP) is three bytes long,
+		// most of what there is with accents two.
 		if c := b[i]; c >= 0xE1 && c <= 0xEC && i+2 < len(b) && b[i+1]&0xC0 == 0x80 && b[i+2]&0xC0 == 0x80 {
 			i += 3
+			continue
+		}
+		if c := b[i]; c >= 0xC2 && c <= 0xDF && i+1 < len(b) && b[i+1]&0xC0 == 0x80 {
+			i += 2
 			continue
 		}
 		r, n := utf8.DecodeRune(b[i:])

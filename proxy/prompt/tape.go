@@ -89,6 +89,12 @@ func (t *tape) addByte(c byte) {
 	t.grown(len(t.arena) - 1)
 }
 
+// add4 appends four bytes.
+func (t *tape) add4(a, b, c, d byte) {
+	t.arena = append(t.arena, a, b, c, d)
+	t.grown(len(t.arena) - 4)
+}
+
 // grown puts arena[off:] on the tape.
 func (t *tape) grown(off int) {
 	n := uint32(len(t.arena) - off)
