@@ -105,9 +105,9 @@ func (a *Attempt) End(o Outcome, now prefixtree.Time) {
 		a.slot.trial.Store(false)
 	}
 	a.router.outcomes[min(int(o.Failed), len(a.router.outcomes)-1)].Add(1)
-	if before == dispatched && o.Failed.blames() && a.router.drop != nil && len(a.hashes) > 0 {
-		// The prompt was sent and never prefilled: take back what Record advertised beyond what was believed before.
-		a.router.drop.Drop(a.slot.id, a.hashes, int(a.trail.Expected()))
+	if before == dispatched && o.Failed.blames() && a.router.retract != nil && len(a.hashes) > 0 {
+		// The prompt was sent and never prefilled: take back what Record advertised.
+		a.router.retract.Revert(a.slot.id, a.hashes, &a.trail)
 	}
 	if before != picked && !o.Failed.blames() {
 		a.learn(o, now)

@@ -15,11 +15,11 @@ const (
 	// all mostly does not: following it would pile everything on one backend.
 	worthwhile = 0.4
 	// patience scales the quadratic price of waiting, in mean whole prefills.
-	patience = 1.5
-	// slowShare, slowRest: a request may wait for its cache as long as its first token still comes within 0.9 of the time in
+	patience = 4.0
+	// slowShare, slowRest: a request may wait for its cache as long as its first token still comes within 0.82 of the time in
 	// which all but 1 % of recent requests could have theirs at best; beyond that mark every second costs slowPrice.
 	// The slowest prompts set that mark, not the waiting, so that following caches does not lengthen the tail.
-	slowShare, slowRest, slowPrice = 0.9, 0.01, 20.0
+	slowShare, slowRest, slowPrice = 0.82, 0.01, 100.0
 )
 
 // Candidates among several nodes.
@@ -66,32 +66,40 @@ func (p *prefix) Choose(s *Scene) (int, Rung) {
 // the mean whole prefill, slow the mark from pace. More match makes a backend never less attractive: it lowers its own T
 // and U, and where it turns W up, it is the deepest and has the least U.
 func (p *prefix) price(s *Scene) float64 {
-	soonest, deepest := math.Inf(1), 0.0
-	for i := range s.Candidates {
-		c := &s.Candidates[i]
-		if math.IsInf(c.Cost, 1) {
-			continue
-		}
-		c.Cost = (c.Queued+c.Uncached)/c.Rate + s.memoryWait(c)
-		soonest = min(soonest, c.Cost)
-		deepest = max(deepest, c.Held)
-	}
 	n := float64(s.PromptTokens)
-	mean, slow := s.pool.pace.observe(n/s.FleetRate, soonest, s.peek)
-	work := plainWork
-	if deepest >= worthwhile*n {
-		work = p.work
+	deepest := 0.0
+	for i := range s.Candidates {
+		if c := &s.Candidates[i]; !math.IsInf(c.Cost, 1) {
+			deepest = max(deepest, c.Held)
+		}
 	}
+	work, free := p.work, 0.0
+	if deepest < worthwhile*n {
+		// What all prompts share is taken for held everywhere: computing it once more is an investment, and without it a
+		// new backend would look dearer than the others for ever.
+		work, free = plainWork, s.CommonTokens
+	}
+	soonest := math.Inf(1)
+	for i := range s.Candidates {
+		if c := &s.Candidates[i]; !math.IsInf(c.Cost, 1) {
+			c.Cost = (c.Queued+c.uncached(n, free))/c.Rate + s.memoryWait(c)
+			soonest = min(soonest, c.Cost)
+		}
+	}
+	mean, slow := s.pool.pace.observe(n/s.FleetRate, soonest, s.peek)
 	best := math.Inf(1)
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
 		if t := c.Cost; !math.IsInf(t, 1) {
-			c.Cost += (work-1)*c.Uncached/s.FleetRate + t*t/(patience*mean) + slowPrice*max(0, t-max(slow, soonest))
+			c.Cost += (work-1)*c.uncached(n, free)/s.FleetRate + t*t/(patience*mean) + slowPrice*max(0, t-max(slow, soonest))
 			best = min(best, c.Cost)
 		}
 	}
 	return best
 }
+
+// uncached returns the tokens of a prompt of n that count as work on the candidate, if the first free ones do not.
+func (c *Candidate) uncached(n, free float64) float64 { return min(c.Uncached, max(n-free, 1)) }
 
 // memoryWait returns the seconds until the candidate's engine has the KV memory to admit the request: engines admit in
 // order and never more than fits, so that one long prompt can hold up all behind it. What is missing is given back at the

@@ -61,10 +61,10 @@ type Index interface {
 	Learn(b prefixtree.Backend, chain []prefixtree.Hash, tr *prefixtree.Trail, cached int, now prefixtree.Time) prefixtree.Lesson
 }
 
-// Retractor is an Index that can also take a placement back (blocks [from:] of chain on b), which is used for requests
+// Retractor is an Index that can also take back what Record added for a placement, by its trail. It is used for requests
 // that failed after they were sent. An Index without it is corrected by the next response instead.
 type Retractor interface {
-	Drop(b prefixtree.Backend, chain []prefixtree.Hash, from int)
+	Revert(b prefixtree.Backend, chain []prefixtree.Hash, tr *prefixtree.Trail) (retracted int)
 }
 
 // Request is one request as policy sees it. Byte slices are only read, and Hashes must stay unchanged until End.
@@ -90,7 +90,7 @@ type named struct {
 type Router struct {
 	cfg        Config
 	tree       Index
-	drop       Retractor // nil if the index has none
+	retract    Retractor // nil if the index has none
 	strategies map[string]*named
 	fallback   *named
 	rate       *fleetRate
@@ -126,7 +126,7 @@ func NewRouter(cfg Config, tree Index) (*Router, error) {
 		cfg: cfg, tree: tree, rate: newFleetRate(cfg.PrefillRate), models: newModelStats(), sketch: newSketch(),
 		ledger: ledger{slots: map[slotKey]*slot{}},
 	}
-	r.drop, _ = tree.(Retractor)
+	r.retract, _ = tree.(Retractor)
 	r.strategies = map[string]*named{}
 	for name, s := range map[string]Strategy{
 		Prefix:       &prefix{work: cfg.WorkWeight, epsilon: cfg.Epsilon},

@@ -1,0 +1,119 @@
+package policy
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"testing"
+
+	"grapevine/prefixtree"
+)
+
+const t0 = prefixtree.Time(1_700_000_000_000)
+
+const testBlock = 512
+
+// seedOf returns the seed of a random test: GRAPEVINE_TEST_SEED, or a new one, which is printed when the test fails.
+func seedOf(t testing.TB) uint64 {
+	seed := rand.Uint64()
+	if v := os.Getenv("GRAPEVINE_TEST_SEED"); v != "" {
+		s, err := strconv.ParseUint(v, 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seed = s
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("repeat with GRAPEVINE_TEST_SEED=%d", seed)
+		}
+	})
+	return seed
+}
+
+func newTree(t testing.TB) *prefixtree.Tree {
+	t.Helper()
+	tree, err := prefixtree.New(prefixtree.Config{Budget: 32 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tree
+}
+
+// fleetOf returns n active backends, ids and names from 0.
+func fleetOf(n int) []Backend {
+	b := make([]Backend, n)
+	for i := range b {
+		b[i] = Backend{ID: prefixtree.Backend(i), Generation: 1, Name: fmt.Sprintf("engine-%d", i)}
+	}
+	return b
+}
+
+func newRouter(t testing.TB, cfg Config, backends []Backend, rules ...Rule) (*Router, *prefixtree.Tree) {
+	t.Helper()
+	tree := newTree(t)
+	cfg.BlockBytes = testBlock
+	r, err := NewRouter(cfg, tree)
+	if err != nil {
+		t.Fatal(err)
+	}
+	setView(t, r, backends, rules...)
+	for _, b := range backends {
+		tree.SetGeneration(b.ID, b.Generation, t0-1)
+	}
+	return r, tree
+}
+
+func setView(t testing.TB, r *Router, backends []Backend, rules ...Rule) {
+	t.Helper()
+	v, err := NewView(backends, rules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.SetView(v)
+}
+
+// prompt returns the chain of a prompt of so many blocks: equal families share their first common blocks.
+func prompt(family, own uint64, common, blocks int) []prefixtree.Hash {
+	h := make([]prefixtree.Hash, blocks)
+	for i := range h {
+		k := family
+		if i >= common {
+			k = own<<20 | 1<<63
+		}
+		h[i] = prefixtree.Hash(mix(k<<12 + uint64(i) + 1))
+	}
+	return h
+}
+
+func ask(hashes []prefixtree.Hash) *Request {
+	return &Request{Hashes: hashes, PromptBytes: len(hashes) * testBlock}
+}
+
+func pick(t testing.TB, r *Router, q *Request, now prefixtree.Time) *Attempt {
+	t.Helper()
+	a := new(Attempt)
+	if err := r.Pick(q, now, a); err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// serve sends the request and lets it succeed within the same millisecond, so that only knowledge remains.
+func serve(t testing.TB, r *Router, q *Request, now prefixtree.Time) *Decision {
+	t.Helper()
+	a := pick(t, r, q, now)
+	a.Dispatched(now)
+	a.FirstToken(now)
+	a.End(unknown(), now)
+	return a.Decision()
+}
+
+func unknown() Outcome { return Outcome{PromptTokens: -1, CachedTokens: -1, OutputTokens: -1} }
+
+func failed(f Failure) Outcome {
+	o := unknown()
+	o.Failed = f
+	return o
+}
