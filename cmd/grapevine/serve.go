@@ -22,8 +22,11 @@ type serveCmd struct {
 }
 
 func (c *serveCmd) Run(s *streams, k *kong.Context) error {
-	cfg, err := c.configuration(k)
+	cfg, lines, err := c.configuration(k)
 	if err != nil {
+		return usageError{err}
+	}
+	if err := cfg.Validate(c.ConfigFile, lines); err != nil {
 		return usageError{err}
 	}
 	if cfg.Log, err = node.NewLogger(s.err, isTerminal(s.err), cfg); err != nil {
@@ -41,14 +44,14 @@ func (c *serveCmd) Run(s *streams, k *kong.Context) error {
 	return runUntilSignal(n, cfg)
 }
 
-// configuration lays the three sources over each other: file, environment,
-// flags, the later ones above.
-func (c *serveCmd) configuration(k *kong.Context) (node.Config, error) {
-	cfg, lines := node.Default(), map[string]int(nil)
+// configuration lays the three sources over each other, the later ones above:
+// file, environment, flags. It is not validated yet; lines places the errors of
+// what came from the file.
+func (c *serveCmd) configuration(k *kong.Context) (cfg node.Config, lines map[string]int, err error) {
+	cfg = node.Default()
 	if c.ConfigFile != "" {
-		var err error
 		if cfg, lines, err = node.Load(c.ConfigFile); err != nil {
-			return cfg, err
+			return cfg, nil, err
 		}
 	}
 	given := make(map[string]bool)
@@ -63,7 +66,7 @@ func (c *serveCmd) configuration(k *kong.Context) (node.Config, error) {
 			delete(lines, setting.Key) // a mistake in it is not the file's
 		}
 	}
-	return cfg, cfg.Validate(c.ConfigFile, lines)
+	return cfg, lines, nil
 }
 
 // runUntilSignal serves until SIGTERM or SIGINT, then drains; a second signal

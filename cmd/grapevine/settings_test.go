@@ -1,0 +1,92 @@
+package main
+
+import (
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/alecthomas/kong"
+
+	"grapevine/node"
+)
+
+// sample is a value of a setting as the command line and the environment write
+// it, and as the file does where that is another way.
+type sample struct{ text, yaml string }
+
+// samples has one for every setting that its kind alone does not give.
+var samples = map[string]sample{
+	"backends": {
+		"http://a:8000 https://b,name=n,models=x|y,weight=2,kv_tokens=5,api_key=k",
+		"[http://a:8000, {url: https://b, name: n, models: [x, y], weight: 2, kv_tokens: 5, api_key: k}]",
+	},
+	"rules": {
+		"strategy=session,model=m* strategy=random,path=/p,header=x-a:b",
+		"[{strategy: session, model: m*}, {strategy: random, path: /p, header: x-a, value: b}]",
+	},
+	"weights": {"prefix=3,load=0.5", "{prefix: 3, load: 0.5}"},
+}
+
+var samplesByKind = map[string]sample{
+	"text": {"some:text", `"some:text"`}, "duration": {"1m30s", "1m30s"}, "bytes": {"3MiB", "3MiB"},
+	"boolean": {"true", "true"}, "whole number": {"7", "7"}, "number": {"0.125", "0.125"},
+}
+
+// TestEverySettingThreeWays: each setting gives the same value by flag, by
+// variable and in the file.
+func TestEverySettingThreeWays(t *testing.T) {
+	for _, v := range os.Environ() {
+		if name, value, _ := strings.Cut(v, "="); strings.HasPrefix(name, "GRAPEVINE_") {
+			os.Unsetenv(name)
+			t.Cleanup(func() { os.Setenv(name, value) })
+		}
+	}
+	for _, s := range node.Settings() {
+		t.Run(s.Key, func(t *testing.T) {
+			sample, ok := samples[s.Key]
+			if !ok {
+				if sample, ok = samplesByKind[s.Kind]; !ok {
+					t.Fatalf("no sample of a %s", s.Kind)
+				}
+			}
+			file, _, err := node.Parse("f.yaml", []byte(s.Key+": "+sample.yaml+"\n"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if reflect.DeepEqual(file, node.Default()) {
+				t.Fatal("the sample is the default, and shows nothing")
+			}
+			args := []string{"serve", "--" + s.Flag, sample.text}
+			if s.Kind == "boolean" {
+				args = []string{"serve", "--" + s.Flag}
+			}
+			if flag := parseServe(t, args...); !reflect.DeepEqual(flag, file) {
+				t.Errorf("by flag %+v\nin the file %+v", flag, file)
+			}
+			t.Setenv(s.Env, sample.text)
+			if variable := parseServe(t, "serve"); !reflect.DeepEqual(variable, file) {
+				t.Errorf("by variable %+v\nin the file %+v", variable, file)
+			}
+		})
+	}
+}
+
+// parseServe returns the settings that a command line and the environment give.
+func parseServe(t *testing.T, args ...string) node.Config {
+	t.Helper()
+	var c cli
+	parser, err := kong.New(&c, kong.ExplicitGroups(groups))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, err := parser.Parse(args)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg, _, err := c.Serve.configuration(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cfg
+}
