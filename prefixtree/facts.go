@@ -50,7 +50,7 @@ func (t *Tree) Apply(f Fact) (changed bool) {
 	hint := 0
 	prior := t.put(makeEntry(f.Backend, at, true), uint64(f.Hash), max(now, 1), &hint)
 	if prior == 0 || lim.dead(entryTime(prior), now) {
-		t.noteNewBlocks(f.Backend, max(1, int(f.Span)), at)
+		t.noteNewBlocks(f.Backend, max(1, float64(f.Span)), at)
 		return true
 	}
 	return entryTime(prior) < at

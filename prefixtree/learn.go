@@ -1,9 +1,9 @@
 package prefixtree
 
 const (
-	// Steps of the horizon towards an age at which a block was found evicted, or alive. Asymmetric, since believing too
-	// little costs far more hits than believing too much.
-	shrinkRate = 0.1
+	// Steps of the reach towards the displaced volume at which a block was found evicted, or alive. Asymmetric, since
+	// believing too little costs far more hits than believing too much.
+	shrinkRate = 0.2
 	growRate   = 0.3
 
 	// countSlack: a reported count that falls short of the match by less than a block plus this share of the match
@@ -30,7 +30,7 @@ type Lesson struct {
 //
 // The completed request has put its whole prompt into the cache, so its own placement stands and is touched again (a
 // running request pins its blocks; they age from its end). What the count contradicts is what was believed before:
-// the horizon moves, and facts on [cached:] older than the placement are removed. A fact is never created.
+// the horizon moves (see clock.go), and facts on [cached:] older than the placement are removed. A fact is never created.
 //
 // With tr nil there was no placement: cached is a truth about the cache now, and every fact on [cached:] goes.
 //
@@ -92,68 +92,52 @@ func (t *Tree) correct(b Backend, chain []Hash, cached int, placed, now Time) (h
 // learnAges moves the horizon by the ages of what was found and of what was missing, and counts surprises.
 func (t *Tree) learnAges(b Backend, tr *Trail, cached int, now Time) (amnesia bool) {
 	predicted := tr.depth()
-	if predicted == 0 {
-		return false
-	}
 	l := &t.ledgers[b]
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	horizon := t.limits[b].horizon.Load()
+	horizon := t.limits[b].horizon(tr.recorded)
 	// A block touched only a short while before this request may not have been computed by then, because the request that
 	// touched it was queued or running as well. Younger than this request's own stay, a miss proves nothing.
 	unsettled := int64(now - tr.recorded)
 
 	if found := min(cached, predicted); found > 0 {
-		if age := int64(tr.recorded - tr.at(found)); age > horizon {
-			t.setHorizon(b, horizon+int64(growRate*float64(age-horizon)))
-			l.learned = true
+		l.clock.survived(tr.at(found), tr.recorded, horizon)
+	}
+	// Nothing at all where a settled match was young is rather a restart than an eviction. It is not taken for evidence
+	// unless the backend has been cleared for that within the last horizon and it goes on: an engine with a far smaller
+	// cache than believed must be learned, too.
+	surprise := cached == 0 && tr.hasAge(unsettled, horizon/youngPerHorizon)
+	short := cached == 0 || float64(predicted-cached) > 1+countSlack*float64(predicted)
+	if cleared := l.cleared != 0 && int64(now-l.cleared) <= horizon; short && cached < predicted && (!surprise || cleared) {
+		if at := tr.at(cached + 1); int64(tr.recorded-at) >= unsettled {
+			l.clock.evicted(at, tr.recorded, horizon)
 		}
 	}
-	short := float64(predicted-cached) > 1+countSlack*float64(predicted) || cached == 0
-	if short && cached < predicted {
-		age := int64(tr.recorded - tr.at(cached+1))
-		switch {
-		case age >= horizon || age < unsettled:
-		case !l.learned:
-			t.setHorizon(b, age)
-			l.learned = true
-		default:
-			t.setHorizon(b, horizon+int64(shrinkRate*float64(age-horizon)))
-		}
-	}
-	return t.countSurpriseLocked(b, l, tr, cached, horizon, unsettled, now)
-}
-
-// countSurpriseLocked keeps the streak of responses with nothing cached where a settled, young match was predicted, and
-// clears the backend at the third. The surprised requests themselves were computed by the restarted engine, so the fence
-// lies just before the first of them. Their misses were no evictions, so the horizon goes back to where the streak began;
-// but only once per horizon, or an engine with a far smaller cache than believed would never be learned.
-func (t *Tree) countSurpriseLocked(b Backend, l *ledger, tr *Trail, cached int, horizon, unsettled int64, now Time) bool {
 	if cached > 0 {
 		l.surprises = 0
-		return false
 	}
-	if l.surprises == 0 {
-		l.surpriseFrom = horizon
-	}
-	if !tr.hasAge(unsettled, l.surpriseFrom/youngPerHorizon) {
-		return false
-	}
-	if l.surprises == 0 || tr.recorded < l.surpriseFirst {
-		l.surpriseFirst = tr.recorded
+	amnesia = surprise && t.surprisedLocked(b, l, tr.recorded, now)
+	// What was counted at the placement was the expectation; the engine has computed what it lacked.
+	l.clock.advance(float64(tr.expected)-float64(cached), now)
+	t.limits[b].span.Store(l.clock.span())
+	return amnesia
+}
+
+// surprisedLocked counts one more surprise in a row, by a request recorded at the given time, and clears the backend at the
+// third. The surprised requests themselves were computed by the restarted engine, so the fence lies just before the
+// first of them.
+func (t *Tree) surprisedLocked(b Backend, l *ledger, recorded, now Time) (amnesia bool) {
+	if l.surprises == 0 || recorded < l.surpriseFirst {
+		l.surpriseFirst = recorded
 	}
 	l.surprises++
 	t.surprises.Add(1)
 	if l.surprises < surpriseLimit {
 		return false
 	}
-	l.surprises = 0
+	l.surprises, l.cleared = 0, now
 	t.amnesias.Add(1)
 	t.limits[b].raiseFloor(l.surpriseFirst - 1)
-	if l.restored == 0 || int64(now-l.restored) > l.surpriseFrom {
-		l.restored = now
-		t.setHorizon(b, l.surpriseFrom)
-	}
 	return true
 }
 

@@ -182,7 +182,7 @@ func (s *search) probe(depth int, out sets) bool {
 			continue
 		}
 		at, lim := entryTime(e), &all[b]
-		age, horizon := int64(s.now-at), lim.horizon.Load()
+		age, horizon := int64(s.now-at), lim.horizon(s.now)
 		if int64(at) <= lim.floor.Load() || age > retention*horizon {
 			continue
 		}
@@ -216,7 +216,7 @@ func (s *search) collect() {
 			b := 64*i + bits.TrailingZeros64(w)
 			f := &m.found[b]
 			age := max(0, int64(s.now-f.at))
-			p := residency(age, s.t.limits[b].horizon.Load())
+			p := residency(age, s.t.limits[b].horizon(s.now))
 			m.holders = append(m.holders, Holder{
 				Backend:  Backend(b),
 				Blocks:   f.blocks,

@@ -29,12 +29,10 @@ const (
 
 	// A shard's share of the budget is at least this, and large enough for a few blocks held by every backend. Smaller
 	// shards mean shorter rebuilds: at 256 KiB about 10k facts, a tenth of a millisecond.
-	minShardBytes         = 64 << 10
-	shardBytesPerBackend  = 64
-	maxShards             = 4096
-	allocatorRounding     = 16 << 10 // slots and arena are each rounded up by less than a page
-	minBudgetShards       = 1
-	millisecondsPerSecond = 1000
+	minShardBytes        = 64 << 10
+	shardBytesPerBackend = 64
+	maxShards            = 4096
+	allocatorRounding    = 16 << 10 // slots and arena are each rounded up by less than a page
 )
 
 // ErrConfig is wrapped by every error of New.
@@ -117,7 +115,8 @@ func New(cfg Config) (*Tree, error) {
 		t.shards[i].counts.bytes.Store(tb.bytes())
 	}
 	for i := range t.limits {
-		t.limits[i].horizon.Store(cfg.Horizon.Milliseconds())
+		t.limits[i].span.Store(cfg.Horizon.Milliseconds())
+		t.ledgers[i].clock.horizon = cfg.Horizon.Milliseconds()
 	}
 	return t, nil
 }
@@ -179,8 +178,8 @@ func (t *Tree) Record(b Backend, chain []Hash, now Time, tr *Trail) {
 			tr.push(i+1, entryTime(prior))
 		}
 	}
-	tr.finish(now, lim.horizon.Load())
-	t.noteNewBlocks(b, len(chain)-tr.depth(), now)
+	tr.finish(now, lim.horizon(now))
+	t.noteNewBlocks(b, float64(len(chain))-float64(tr.expected), now)
 }
 
 // warmRun is how many blocks ahead a writer fetches: enough for the processor to overlap their cache misses, few enough to

@@ -98,16 +98,13 @@ func TestHorizonWeighsExpected(t *testing.T) {
 		expected float32
 	}{
 		{10_000, 100, 100, 100},
-		{15_000, 100, 40, 40 + 60*.5},
-		{20_000, 100, 40, 40},
+		{11_250, 100, 40, 40 + 60*.5},
+		{12_500, 100, 40, 40},
 		{30_000, 100, 0, 0},
 		{30_001, 40, 0, 0},
 	} {
 		h, _ := holderOf(tree, 3, chain, start+c.after)
-		if c.after == 30_000 { // the first 40 are at twice the horizon exactly
-			c.fresh = 0
-		}
-		if h.Blocks != c.blocks || h.Fresh > c.fresh || h.Fresh < c.fresh-3 {
+		if h.Blocks != c.blocks || h.Fresh != c.fresh || h.Expected != c.expected {
 			t.Errorf("after %d ms: %+v, want %+v", c.after, h, c)
 		}
 	}

@@ -1,0 +1,271 @@
+package prefixtree
+
+import (
+	"container/list"
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+// visit records a request on b and learns from it after its stay.
+func visit(tree *Tree, b Backend, chain []Hash, cached int, at, stay Time) Lesson {
+	var tr Trail
+	tree.Record(b, chain, at, &tr)
+	return tree.Learn(b, chain, &tr, cached, at+stay)
+}
+
+func wantHorizon(t *testing.T, tree *Tree, b Backend, want, within time.Duration) {
+	t.Helper()
+	if got := tree.Horizon(b); got < want-within || got > want+within {
+		t.Errorf("horizon %v, want %v within %v", got, want, within)
+	}
+}
+
+// TestHorizonByAge: with next to nothing known of what came in, evidence moves an age.
+func TestHorizonByAge(t *testing.T) {
+	tree := newTree(t, Config{Horizon: 100 * time.Second})
+	chain := chainOf(t, 1, 4)
+	tree.Record(1, chain, start, nil)
+	visit(tree, 1, chain, 0, start+40_000, 0)
+	wantHorizon(t, tree, 1, 40*time.Second, 0) // the first eviction seen sets it
+	visit(tree, 1, chain, 0, start+70_000, 0)
+	wantHorizon(t, tree, 1, 38*time.Second, 0) // 0.2 of the way to 30 s
+	visit(tree, 1, chain, 4, start+178_000, 0)
+	wantHorizon(t, tree, 1, 59*time.Second, 0) // 0.3 of the way to 108 s
+	visit(tree, 1, chain, -1, start+179_000, 0)
+	visit(tree, 1, chain, 3, start+180_000, 0) // one block short is within the slack of counting
+	wantHorizon(t, tree, 1, 59*time.Second, 0)
+	wantHorizon(t, tree, 2, 100*time.Second, 0)
+}
+
+// TestHorizonByVolume: an eviction teaches how many new blocks displace one; the horizon then follows the rate of those.
+func TestHorizonByVolume(t *testing.T) {
+	tree := newTree(t, Config{Horizon: 5 * time.Minute})
+	chain := chainOf(t, 1, 4)
+	tree.Record(1, chain, start, nil)
+	now := start
+	pour := func(seconds, perSecond int) {
+		for range seconds {
+			now += 1000
+			tree.Record(1, chainOf(t, uint64(now), perSecond), now, nil)
+		}
+	}
+	pour(100, 10)
+	visit(tree, 1, chain, 0, now, 0) // gone after 1000 blocks in 100 s
+	wantHorizon(t, tree, 1, 100*time.Second, 6*time.Second)
+	pour(50, 100)
+	wantHorizon(t, tree, 1, 10*time.Second, 2*time.Second)
+	tree.advance(now + 600_000) // ten minutes without anything new displace nothing
+	wantHorizon(t, tree, 1, 610*time.Second, 2*time.Second)
+	last := chainOf(t, uint64(now), 100)
+	if h, _ := holderOf(tree, 1, last, now+600_000); h.Fresh != 100 {
+		t.Errorf("stale after an idle time: %+v", h)
+	}
+}
+
+func TestCapacityGivesTheFirstHorizon(t *testing.T) {
+	tree := newTree(t, Config{})
+	tree.SetCapacity(1, 500)
+	wantHorizon(t, tree, 1, defaultHorizon, 0)
+	for i := range 100 {
+		tree.Record(1, chainOf(t, uint64(i+1), 10), start+Time(i)*1000, nil)
+		if i == 20 { // 200 blocks so far: nothing can have been evicted, and at this rate nothing would for 30 s more
+			wantHorizon(t, tree, 1, 48*time.Second, 3*time.Second)
+		}
+	}
+	wantHorizon(t, tree, 1, 50*time.Second, 3*time.Second)
+}
+
+func TestLearnKeepsThePlacement(t *testing.T) {
+	tree := newTree(t, Config{})
+	chain := chainOf(t, 1, 50)
+	tree.Record(1, chain, start, nil)
+	lesson := visit(tree, 1, chain, 20, start+60_000, 5_000)
+	if lesson != (Lesson{Predicted: 50, Cached: 20}) {
+		t.Errorf("%+v", lesson)
+	}
+	// The request has computed what was missing, and pinned it until it ended.
+	if h, _ := holderOf(tree, 1, chain, start+65_000); h.Blocks != 50 || h.Age != 0 {
+		t.Errorf("%+v", h)
+	}
+}
+
+func TestLearnRetractsWhatATruthContradicts(t *testing.T) {
+	tree := newTree(t, Config{})
+	chain := chainOf(t, 1, 50)
+	tree.Record(1, chain, start, nil)
+	tree.Record(2, chain, start, nil)
+	lesson := tree.Learn(1, chain, nil, 20, start+10)
+	if lesson != (Lesson{Predicted: 50, Cached: 20, Retracted: 30}) {
+		t.Errorf("%+v", lesson)
+	}
+	if h, _ := holderOf(tree, 1, chain, start+10); h.Blocks != 20 {
+		t.Errorf("%+v", h)
+	}
+	if h, _ := holderOf(tree, 2, chain, start+10); h.Blocks != 50 {
+		t.Errorf("another backend lost blocks: %+v", h)
+	}
+	// What is newer than the truth stands.
+	tree.Record(1, chain, start+30, nil)
+	if lesson := tree.Learn(1, chain, nil, 0, start+20); lesson.Retracted != 0 {
+		t.Errorf("%+v", lesson)
+	}
+}
+
+func TestLearnNeverCreates(t *testing.T) {
+	tree := newTree(t, Config{})
+	chain := chainOf(t, 1, 50)
+	var none Trail
+	tree.Learn(1, chain, &none, 50, start)
+	tree.Learn(1, chain, nil, 50, start)
+	var tr Trail
+	tree.Record(2, chain, start, &tr)
+	tree.Forget(2, start+1)
+	tree.Learn(2, chain, &tr, 50, start+2)
+	for b := range Backend(3) {
+		if h, ok := holderOf(tree, b, chain, start+2); ok {
+			t.Errorf("created %+v", h)
+		}
+	}
+}
+
+// TestAmnesia: three in a row with nothing cached where a young match was predicted clear the backend, but not what the
+// restarted engine has computed since, and leave the horizon as it was.
+func TestAmnesia(t *testing.T) {
+	tree := newTree(t, Config{Horizon: 100 * time.Second})
+	var chains [][]Hash
+	for i := range 6 {
+		chains = append(chains, chainOf(t, uint64(i+1), 30))
+		tree.Record(1, chains[i], start, nil)
+		tree.Record(2, chains[i], start, nil)
+	}
+	visit(tree, 1, chains[0], 0, start+8_000, 100)
+	visit(tree, 1, chains[1], 0, start+8_500, 100)
+	visit(tree, 1, chains[0], 30, start+9_000, 100) // something was cached: not in a row
+	for i := range 3 {
+		lesson := visit(tree, 1, chains[1+i], 0, start+12_000+Time(i), 100)
+		if lesson.Amnesia != (i == 2) {
+			t.Fatalf("surprise %d: %+v", i+1, lesson)
+		}
+	}
+	now := start + 13_000
+	for i, chain := range chains {
+		h, _ := holderOf(tree, 1, chain, now)
+		if want := i >= 1 && i <= 3; (h.Blocks == 30) != want {
+			t.Errorf("chain %d: %+v", i, h)
+		}
+		if h, _ := holderOf(tree, 2, chain, now); h.Blocks != 30 {
+			t.Errorf("the other backend, chain %d: %+v", i, h)
+		}
+	}
+	if st := tree.Stats(); st.Amnesias != 1 || st.Surprises != 5 {
+		t.Errorf("%+v", st)
+	}
+	wantHorizon(t, tree, 1, 100*time.Second, 0)
+}
+
+// TestUnsettledMissProvesNothing: a burst of one new prompt finds nothing cached because the first is still running.
+func TestUnsettledMissProvesNothing(t *testing.T) {
+	tree := newTree(t, Config{})
+	chain := chainOf(t, 1, 50)
+	for i := range Time(5) {
+		if lesson := visit(tree, 1, chain, 0, start+10*i, 5_000); lesson.Amnesia {
+			t.Fatal("took a burst for a restart")
+		}
+		wantHorizon(t, tree, 1, defaultHorizon, 0)
+	}
+}
+
+func TestTrailIsBoundedAndConservative(t *testing.T) {
+	var tr Trail
+	r := rand.New(rand.NewPCG(1, 2))
+	at := Time(1_000_000)
+	truth := make([]Time, 101)
+	for depth := 1; depth <= 100; depth++ {
+		if r.IntN(2) == 0 {
+			at -= Time(r.IntN(1000))
+		}
+		truth[depth] = at
+		tr.push(depth, at)
+	}
+	if tr.n > trailSteps || tr.Blocks() != 100 || tr.at(101) != 0 {
+		t.Fatalf("%+v", tr)
+	}
+	for depth := 1; depth <= 100; depth++ {
+		if tr.at(depth) > truth[depth] {
+			t.Errorf("block %d: %d is younger than the truth %d", depth, tr.at(depth), truth[depth])
+		}
+	}
+	tr.reset()
+	tr.push(3, 50)
+	tr.push(9, 70) // a hole above: whoever had 9 had 1 to 8 by then
+	if tr.at(1) != 70 || tr.at(9) != 70 || tr.n != 1 {
+		t.Errorf("%+v", tr)
+	}
+}
+
+// lruCache is an engine's prefix cache as it is: least recently used goes, leaves before their ancestors.
+type lruCache struct {
+	capacity int
+	order    *list.List
+	blocks   map[Hash]*list.Element
+}
+
+func (c *lruCache) cached(chain []Hash) int {
+	for i, h := range chain {
+		if c.blocks[h] == nil {
+			return i
+		}
+	}
+	return len(chain)
+}
+
+func (c *lruCache) use(chain []Hash) {
+	for i := len(chain) - 1; i >= 0; i-- { // the root last, so that it is the youngest
+		if e := c.blocks[chain[i]]; e != nil {
+			c.order.MoveToFront(e)
+			continue
+		}
+		c.blocks[chain[i]] = c.order.PushFront(chain[i])
+		if c.order.Len() > c.capacity {
+			delete(c.blocks, c.order.Remove(c.order.Back()).(Hash))
+		}
+	}
+}
+
+// TestPredictsAnLRU runs conversations against an LRU that holds about half of them and compares what Record predicts with
+// what the engine then has, before and after the load triples.
+func TestPredictsAnLRU(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	tree := newTree(t, Config{})
+	engine := &lruCache{capacity: 2000, order: list.New(), blocks: map[Hash]*list.Element{}}
+	turns := make([]int, 100)
+	var deviation, blocks float64
+	for n := range 6000 {
+		gap := 200.0 // ms between requests
+		if n > 4000 {
+			gap /= 3
+		}
+		now := start + Time(float64(min(n, 4000))*200+float64(max(0, n-4000))*gap)
+		// Some conversations come often, most rarely; each ends after 20 turns of two blocks.
+		s := int(float64(len(turns)) * math.Pow(r.Float64(), 2))
+		turns[s]++
+		chain := chainOf(t, uint64(s+1)<<16|uint64(turns[s]/20), 10+2*(turns[s]%20))
+		var tr Trail
+		tree.Record(1, chain, now, &tr)
+		cached := engine.cached(chain)
+		engine.use(chain)
+		tree.Learn(1, chain, &tr, cached, now+Time(gap/2))
+		if n > 1500 {
+			deviation += math.Abs(float64(tr.Expected()) - float64(cached))
+			blocks += float64(len(chain))
+		}
+	}
+	t.Logf("mean deviation %.1f %% of the prompt, horizon %v", 100*deviation/blocks, tree.Horizon(1))
+	if deviation/blocks > .05 {
+		t.Errorf("predictions are off by %.1f %% of the prompt", 100*deviation/blocks)
+	}
+}
