@@ -36,6 +36,8 @@ type slot struct {
 	lastFailure prefixtree.Time
 	failures    int32 // consecutive
 	adapters    adapterSet
+
+	_ [24]byte // to 256 bytes, a size class whose objects begin on a cache line
 }
 
 // queued returns the prefill tokens still to be computed before a request that arrived now: all that is outstanding, less

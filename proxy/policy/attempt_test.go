@@ -1,0 +1,271 @@
+package policy
+
+import (
+	"errors"
+	"math"
+	"math/rand/v2"
+	"sync"
+	"testing"
+
+	"grapevine/prefixtree"
+
+	"pgregory.net/rapid"
+)
+
+// TestEveryCountReturnsToZero runs any mix of successes, errors, retries, aborts and view changes over several attempts.
+func TestEveryCountReturnsToZero(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		const n = 4
+		backends := fleetOf(n)
+		tree, err := prefixtree.New(prefixtree.Config{Budget: 16 << 20, MaxBackends: 64})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := NewRouter(Config{Strategy: rapid.SampledFrom(builtin).Draw(t, "strategy"), BlockBytes: testBlock}, tree)
+		if err != nil {
+			t.Fatal(err)
+		}
+		set := func() {
+			v, err := NewView(backends, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.SetView(v)
+		}
+		set()
+		now := t0
+		var open []*Attempt
+		slots := map[*slot]bool{}
+		end := func(i int, o Outcome) {
+			open[i].End(o, now)
+			open = append(open[:i], open[i+1:]...)
+		}
+		which := func(what string) int { return rapid.IntRange(0, len(open)-1).Draw(t, what) }
+		t.Repeat(map[string]func(*rapid.T){
+			"": func(t *rapid.T) { now += prefixtree.Time(rapid.IntRange(0, 3000).Draw(t, "ms")) },
+			"pick": func(t *rapid.T) {
+				q := ask(prompt(1, uint64(rapid.IntRange(0, 3).Draw(t, "own")), 4, rapid.IntRange(0, 40).Draw(t, "blocks")))
+				if rapid.Bool().Draw(t, "retry") {
+					q.Exclude = []prefixtree.Backend{prefixtree.Backend(rapid.IntRange(0, n-1).Draw(t, "not"))}
+				}
+				a := new(Attempt)
+				if err := r.Pick(q, now, a); err == nil {
+					open = append(open, a)
+					slots[a.slot] = true
+				} else if !errors.Is(err, ErrNoBackend) {
+					t.Fatal(err)
+				}
+			},
+			"dispatch": func(t *rapid.T) {
+				if len(open) > 0 {
+					open[which("which")].Dispatched(now)
+				}
+			},
+			"first": func(t *rapid.T) {
+				if len(open) > 0 {
+					open[which("which")].FirstToken(now)
+				}
+			},
+			"end": func(t *rapid.T) {
+				if len(open) > 0 {
+					prompt := rapid.IntRange(-1, 9000).Draw(t, "prompt")
+					end(which("which"), Outcome{PromptTokens: prompt, CachedTokens: rapid.IntRange(-1, max(prompt, 0)).Draw(t, "cached"),
+						OutputTokens: -1, Failed: Failure(rapid.IntRange(0, len(failureNames)-1).Draw(t, "failure"))})
+				}
+			},
+			"view": func(t *rapid.T) {
+				b := &backends[rapid.IntRange(0, n-1).Draw(t, "backend")]
+				b.State = State(rapid.IntRange(0, 2).Draw(t, "state"))
+				b.Generation += uint32(rapid.IntRange(0, 1).Draw(t, "restart"))
+				set()
+			},
+		})
+		for len(open) > 0 {
+			end(0, unknown())
+		}
+		for s := range slots {
+			if s.charged.Load() != 0 || s.active.Load() != 0 || s.resident.Load() != 0 || s.headTokens.Load() != 0 ||
+				s.first != nil || s.last != nil || s.trial.Load() {
+				t.Fatalf("backend %d generation %d keeps charged %d active %d resident %d head %d trial %v",
+					s.id, s.gen, s.charged.Load(), s.active.Load(), s.resident.Load(), s.headTokens.Load(), s.trial.Load())
+			}
+		}
+	})
+}
+
+func TestPlacementIsRecordedAtDispatch(t *testing.T) {
+	r, tree := newRouter(t, Config{}, fleetOf(2))
+	chain := prompt(1, 1, 0, 8)
+	held := func() int {
+		var m prefixtree.Matches
+		tree.Match(&m, chain, t0+10)
+		return len(m.Holders())
+	}
+	a := pick(t, r, ask(chain), t0)
+	if held() != 0 {
+		t.Fatal("recorded at selection")
+	}
+	a.End(failed(Connect), t0+1)
+	if held() != 0 {
+		t.Fatal("a request that was never sent advertises a holder")
+	}
+	a = pick(t, r, ask(chain), t0+2)
+	a.Dispatched(t0 + 2)
+	if held() != 1 {
+		t.Fatal("not recorded at dispatch")
+	}
+	a.End(failed(Reset), t0+3)
+	if held() != 0 {
+		t.Fatal("a request lost before its first token advertises a holder")
+	}
+}
+
+func TestRatesAndBytesAreLearned(t *testing.T) {
+	r, _ := newRouter(t, Config{}, fleetOf(2))
+	now := t0
+	for i := range 200 {
+		// Backend 0 prefills 20,000 tokens/s, backend 1 5,000; 2.5 bytes a token.
+		q := ask(prompt(uint64(i), 0, 64, 64))
+		q.Exclude = except(2, prefixtree.Backend(i%2))
+		a := pick(t, r, q, now)
+		a.Dispatched(now)
+		tokens := 64 * testBlock * 2 / 5
+		now += prefixtree.Time(tokens * 1000 / []int{20_000, 5_000}[i%2])
+		a.FirstToken(now)
+		a.End(Outcome{PromptTokens: tokens, CachedTokens: 0, OutputTokens: 10}, now+5)
+		now += 10
+	}
+	for b, want := range []float64{20_000, 5_000} {
+		if got := r.Rate(prefixtree.Backend(b)); math.Abs(got/want-1) > 0.1 {
+			t.Errorf("rate of backend %d: %.0f, want about %.0f", b, got, want)
+		}
+	}
+	if got := r.BytesPerToken(nil); math.Abs(got-2.5) > 0.05 {
+		t.Errorf("bytes per token %.2f, want 2.5", got)
+	}
+}
+
+func TestLearningCorrectsTheTree(t *testing.T) {
+	r, _ := newRouter(t, Config{}, fleetOf(1))
+	chain := prompt(1, 1, 0, 32)
+	serve(t, r, ask(chain), t0)
+	a := pick(t, r, ask(chain), t0+1000)
+	if a.Decision().PredictedTokens != 32*128 {
+		t.Fatalf("predicted %d", a.Decision().PredictedTokens)
+	}
+	a.Dispatched(t0 + 1000)
+	a.FirstToken(t0 + 1100)
+	a.End(Outcome{PromptTokens: 4096, CachedTokens: 1024, OutputTokens: 1}, t0+1200)
+	// What the request just computed is there; absent is not zero, and changes nothing.
+	b := pick(t, r, ask(chain), t0+2000)
+	b.Dispatched(t0 + 2000)
+	b.FirstToken(t0 + 2001)
+	b.End(Outcome{PromptTokens: 4096, CachedTokens: -1, OutputTokens: 1}, t0+2002)
+	if d := serve(t, r, ask(chain), t0+3000); d.PredictedTokens < 1024 {
+		t.Errorf("predicted %d after an engine that does not report", d.PredictedTokens)
+	}
+}
+
+func TestMisuse(t *testing.T) {
+	r, _ := newRouter(t, Config{}, fleetOf(2))
+	a := pick(t, r, &Request{}, t0)
+	if invariants {
+		mustPanic(t, func() { _ = r.Pick(&Request{}, t0, a) })
+		a.End(unknown(), t0)
+		mustPanic(t, func() { a.End(unknown(), t0) })
+		return
+	}
+	if err := r.Pick(&Request{}, t0, a); !errors.Is(err, ErrAttemptInUse) {
+		t.Errorf("second Pick: %v", err)
+	}
+	a.End(unknown(), t0)
+	a.End(unknown(), t0)
+	if _, active := r.Load(a.Decision().Backend); active != 0 || r.Stats().DoubleEnds != 1 {
+		t.Errorf("active %d, double ends %d", active, r.Stats().DoubleEnds)
+	}
+}
+
+func mustPanic(t *testing.T, f func()) {
+	t.Helper()
+	defer func() {
+		if recover() == nil {
+			t.Error("no panic")
+		}
+	}()
+	f()
+}
+
+// TestPrefillProgressCounts pins the share of a running prefill that no longer counts as queue.
+func TestPrefillProgressCounts(t *testing.T) {
+	r, _ := newRouter(t, Config{}, fleetOf(1))
+	a := pick(t, r, ask(prompt(1, 1, 0, 800)), t0) // 102,400 tokens, 10,000/s
+	a.Dispatched(t0)
+	b := pick(t, r, ask(prompt(2, 2, 0, 8)), t0+1) // 1,024
+	b.Dispatched(t0 + 1)
+	queued := func(now prefixtree.Time) float64 { return a.slot.queued(now, 10_000) }
+	for _, c := range []struct {
+		now  prefixtree.Time
+		want float64
+	}{{t0, 103_424}, {t0 + 5_000, 53_424}, {t0 + 60_000, 1_024}} {
+		if got := queued(c.now); got != c.want {
+			t.Errorf("after %d ms: %v tokens queued, want %v", c.now-t0, got, c.want)
+		}
+	}
+	a.FirstToken(t0 + 10_240)
+	if got := queued(t0 + 10_240 + 50); got != 524 {
+		t.Errorf("the second prefill began with the first token of the first: %v", got)
+	}
+	a.End(unknown(), t0+11_000)
+	b.End(unknown(), t0+11_000)
+	if got := queued(t0 + 11_000); got != 0 {
+		t.Errorf("%v left", got)
+	}
+}
+
+func TestConcurrentUse(t *testing.T) {
+	backends := fleetOf(16)
+	r, _ := newRouter(t, Config{}, backends)
+	seed := seedOf(t)
+	var wg sync.WaitGroup
+	for g := range 8 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			rng := rand.New(rand.NewPCG(seed, uint64(g)))
+			var a Attempt
+			for i := range 300 {
+				now := t0 + prefixtree.Time(i*10)
+				q := ask(prompt(1, rng.Uint64N(20), 4, 1+rng.IntN(60)))
+				q.Strategy = builtin[rng.IntN(len(builtin))]
+				q.Session, q.LoRA = []byte{byte(i)}, []byte{byte(i % 3)}
+				if err := r.Pick(q, now, &a); err != nil {
+					t.Error(err)
+					return
+				}
+				a.Dispatched(now)
+				a.FirstToken(now + 3)
+				a.End(Outcome{PromptTokens: 1000, CachedTokens: rng.IntN(1000), OutputTokens: 5, Failed: Failure(rng.IntN(7))}, now+5)
+			}
+		}()
+	}
+	for i := range 50 {
+		backends[i%16].State = State(i % 3)
+		v, err := NewView(backends, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.SetView(v)
+		r.SetTelemetry(prefixtree.Backend(i%16), Telemetry{KVUsage: 0.5})
+		var d Decision
+		if err := r.Explain(ask(prompt(1, 1, 4, 8)), t0, &d); err != nil && !errors.Is(err, ErrNoBackend) {
+			t.Error(err)
+		}
+		_ = d.String()
+	}
+	wg.Wait()
+	for _, b := range backends {
+		if tokens, active := r.Load(b.ID); tokens != 0 || active != 0 {
+			t.Errorf("backend %d keeps %d tokens, %d active", b.ID, tokens, active)
+		}
+	}
+}

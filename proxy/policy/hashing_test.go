@@ -1,0 +1,154 @@
+package policy
+
+import (
+	"math"
+	"testing"
+
+	"grapevine/prefixtree"
+
+	"pgregory.net/rapid"
+)
+
+func TestRendezvousDisruptsLeast(t *testing.T) {
+	backends := fleetOf(20)
+	for _, weighted := range []bool{false, true} {
+		if weighted {
+			for i := range backends {
+				backends[i].Weight = float64(1 + i%3)
+			}
+		}
+		r, _ := newRouter(t, Config{Strategy: PrefixHash, HashBound: 1e9}, backends)
+		home := make([]prefixtree.Backend, 2000)
+		for i := range home {
+			home[i] = serve(t, r, ask(prompt(uint64(i), 0, 16, 16)), t0).Backend
+		}
+		setView(t, r, append(backends[:7:7], backends[8:]...))
+		moved, gone := 0, 0
+		for i := range home {
+			now := serve(t, r, ask(prompt(uint64(i), 0, 16, 16)), t0).Backend
+			if home[i] == 7 {
+				gone++
+			} else if now != home[i] {
+				moved++
+			}
+		}
+		if moved != 0 || gone == 0 {
+			t.Errorf("weighted %v: %d keys of other backends moved when one of 20 left (it had %d)", weighted, moved, gone)
+		}
+	}
+}
+
+func TestPrefixHashKeepsTheBound(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(1, 12).Draw(t, "backends")
+		bound := rapid.Float64Range(1, 3).Draw(t, "bound")
+		backends := fleetOf(n)
+		var weights float64
+		for i := range backends {
+			backends[i].Weight = float64(rapid.IntRange(1, 3).Draw(t, "weight"))
+			weights += backends[i].Weight
+		}
+		tree, err := prefixtree.New(prefixtree.Config{Budget: 16 << 20, MaxBackends: 16})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := NewRouter(Config{Strategy: PrefixHash, HashBound: bound, BlockBytes: testBlock}, tree)
+		if err != nil {
+			t.Fatal(err)
+		}
+		v, err := NewView(backends, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.SetView(v)
+		total := rapid.IntRange(1, 80).Draw(t, "requests")
+		families := rapid.IntRange(1, 4).Draw(t, "families") // few: the first choice saturates
+		var open []*Attempt
+		for i := range total {
+			a := new(Attempt)
+			if err := r.Pick(ask(prompt(uint64(i%families), 0, 16, 16)), t0, a); err != nil {
+				t.Fatal(err)
+			}
+			open = append(open, a)
+			w := backends[a.Decision().Backend].Weight
+			limit := math.Ceil(bound * float64(i+1) * w / weights)
+			if _, active := r.Load(a.Decision().Backend); float64(active) > limit {
+				t.Fatalf("%d active on backend %d, bound %v of %d requests: %v", active, a.Decision().Backend, bound, i+1, limit)
+			}
+		}
+		for _, a := range open {
+			a.End(unknown(), t0)
+		}
+	})
+}
+
+func TestPrefixHashKeysOnTheStart(t *testing.T) {
+	r, _ := newRouter(t, Config{Strategy: PrefixHash, HashBlocks: 8}, fleetOf(32))
+	home := serve(t, r, ask(prompt(1, 1, 8, 9)), t0)
+	if home.Rung != Hash {
+		t.Errorf("rung %v", home.Rung)
+	}
+	for own := range uint64(50) {
+		if d := serve(t, r, ask(prompt(1, own, 8, 20)), t0); d.Backend != home.Backend {
+			t.Fatalf("equal start, other backend: %d and %d", d.Backend, home.Backend)
+		}
+	}
+}
+
+// TestBoundedLoadAmongNodes holds the candidate rule of a node that is not alone: without a match the choice passes the
+// bounded-load test, and is one of the first K in the key's order that do.
+func TestBoundedLoadAmongNodes(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(2, 24).Draw(t, "backends")
+		s := &Scene{Request: &Request{}, Nodes: 4, Branch: prefixtree.Hash(rapid.Uint64Min(1).Draw(t, "branch")),
+			PromptTokens: rapid.IntRange(1, 10_000).Draw(t, "prompt"), FleetRate: 10_000, pool: &pool{history: new(history)}}
+		var sum float64
+		for i := range n {
+			q := float64(rapid.IntRange(0, 100_000).Draw(t, "queued"))
+			sum += q
+			s.Candidates = append(s.Candidates, Candidate{Queued: q, Uncached: float64(s.PromptTokens), Rate: 10_000, Weight: 1, key: mix(uint64(i + 1))})
+		}
+		p := &prefix{work: DefaultWorkWeight, epsilon: DefaultEpsilon}
+		i, rung := p.Choose(s)
+		limit := (1+DefaultEpsilon)*sum/float64(n) + float64(s.PromptTokens)
+		if s.Candidates[i].Queued > limit || rung != Hash {
+			t.Fatalf("chose %v queued, limit %v, rung %v", s.Candidates[i].Queued, limit, rung)
+		}
+		before := 0
+		for j := range s.Candidates {
+			if s.Candidates[j].Queued <= limit && s.Rendezvous(uint64(s.Branch), j) > s.Rendezvous(uint64(s.Branch), i) {
+				before++
+			}
+		}
+		if before >= freshChoices {
+			t.Fatalf("%d fitting candidates come before the chosen one", before)
+		}
+	})
+}
+
+// TestMoreMatchNeverHurts: if a backend is chosen, it is chosen with a deeper match too.
+func TestMoreMatchNeverHurts(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(2, 12).Draw(t, "backends")
+		tokens := rapid.IntRange(100, 50_000).Draw(t, "prompt")
+		scene := &Scene{Request: &Request{}, Nodes: rapid.IntRange(1, 3).Draw(t, "nodes"), Branch: prefixtree.Hash(rapid.Uint64Min(1).Draw(t, "branch")),
+			PromptTokens: tokens, FleetRate: 10_000, pool: &pool{history: new(history)}, peek: true}
+		scene.CommonTokens = rapid.Float64Range(0, float64(tokens)).Draw(t, "common")
+		for range rapid.IntRange(0, 100).Draw(t, "seen") {
+			scene.pool.pace.observe(1, rapid.Float64Range(0.01, 5).Draw(t, "soonest"), false)
+		}
+		for i := range n {
+			held := rapid.Float64Range(0, float64(tokens)).Draw(t, "held")
+			scene.Candidates = append(scene.Candidates, Candidate{Queued: rapid.Float64Range(0, 60_000).Draw(t, "queued"),
+				Held: held, Uncached: max(float64(tokens)-held, 1), Rate: 10_000, Weight: 1, key: mix(uint64(i + 1))})
+		}
+		p := &prefix{work: DefaultWorkWeight, epsilon: DefaultEpsilon}
+		i, _ := p.Choose(scene)
+		c := &scene.Candidates[i]
+		c.Held = rapid.Float64Range(c.Held, float64(tokens)).Draw(t, "deeper")
+		c.Uncached = max(float64(tokens)-c.Held, 1)
+		if j, _ := p.Choose(scene); j != i {
+			t.Fatalf("backend %d was chosen; with a deeper match %d is", i, j)
+		}
+	})
+}

@@ -1,0 +1,98 @@
+package policy
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"grapevine/prefixtree"
+)
+
+// TestBranchSkipsCommonProperty: with a system prompt of 12 blocks common to all, requests branch at the first block of
+// their own, and each its own way.
+func TestBranchSkipsCommonProperty(t *testing.T) {
+	s := newSketch()
+	const share = 1.0 / 32
+	var common int
+	for i := range 500 {
+		_, common = s.branch(prompt(1, uint64(i), 12, 40), share, t0+prefixtree.Time(i*100), false)
+	}
+	if common != 12 {
+		t.Errorf("%d blocks are common, want 12", common)
+	}
+	a, _ := s.branch(prompt(1, 9001, 12, 40), share, t0+50_000, true)
+	b, _ := s.branch(prompt(1, 9002, 12, 40), share, t0+50_000, true)
+	if a == b || a != prompt(1, 9001, 12, 40)[12] {
+		t.Errorf("branch keys %x and %x", a, b)
+	}
+	// A prompt that is nothing but common ends at its last block.
+	if h, _ := s.branch(prompt(1, 0, 12, 12), share, t0+50_000, true); h != prompt(1, 0, 12, 12)[11] {
+		t.Errorf("all common: %x", h)
+	}
+	// Fashions pass: after ten half-lives of other traffic the old prompt is nobody's.
+	for i := range 300 {
+		s.branch(prompt(2, uint64(i), 12, 40), share, t0+50_000+prefixtree.Time(i*1000), false)
+	}
+	if _, common := s.branch(prompt(1, 1, 12, 40), share, t0+351_000, true); common != 0 {
+		t.Errorf("%d blocks of the old prompt are still common", common)
+	}
+}
+
+func TestFewRequestsMakeNothingCommon(t *testing.T) {
+	s := newSketch()
+	for i := range sketchSupport {
+		if h, common := s.branch(prompt(1, 1, 0, 16), 1.0/32, t0+prefixtree.Time(i), false); common != 0 || h != prompt(1, 1, 0, 16)[0] {
+			t.Fatalf("request %d of a session: %d blocks common", i, common)
+		}
+	}
+}
+
+// TestSketchFindsHeavyHitters compares with exact counts on a skewed stream that overflows the sketch many times.
+func TestSketchFindsHeavyHitters(t *testing.T) {
+	seed := seedOf(t)
+	zipf := rand.NewZipf(rand.New(rand.NewPCG(seed, 1)), 1.2, 1, 1<<20)
+	s := newSketch()
+	exact := map[prefixtree.Hash]float64{}
+	const n = 200_000
+	for range n {
+		h := prefixtree.Hash(mix(zipf.Uint64() + 1))
+		s.count(h, 1)
+		exact[h]++
+	}
+	if len(s.heap) > s.limit || len(s.index) != len(s.heap) {
+		t.Fatalf("%d counters, %d indexed, limit %d", len(s.heap), len(s.index), s.limit)
+	}
+	for h, c := range exact {
+		got := s.estimate(h)
+		if c > n/float64(s.limit) && got == 0 {
+			t.Errorf("an anchor seen %v times of %d is missing", c, n)
+		}
+		if got > 0 && (got < c-1e-6 || got > c+n/float64(s.limit)) {
+			t.Errorf("count %v, exact %v, error bound %v", got, c, n/s.limit)
+		}
+	}
+}
+
+func TestSketchRescales(t *testing.T) {
+	s := newSketch()
+	for i := range 40 { // 40 half-lives and more
+		s.branch(prompt(1, uint64(i), 2, 4), 1.0/8, t0+prefixtree.Time(i*sketchHalfLife), false)
+	}
+	if s.total > 4<<20 || s.total <= 0 {
+		t.Errorf("total %v", s.total)
+	}
+}
+
+func TestPaceMarksTheTail(t *testing.T) {
+	var p pace
+	for i := range 1000 {
+		whole := 0.2
+		if i%50 == 0 {
+			whole = 8
+		}
+		p.observe(whole, whole, false)
+	}
+	mean, slow := p.observe(1, 1, true)
+	if mean < 0.2 || mean > 0.8 || slow < 0.8*slowShare*8 || slow > 1.2*slowShare*8 {
+		t.Errorf("mean %v, slow mark %v", mean, slow)
+	}
+}
