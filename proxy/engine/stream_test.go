@@ -53,9 +53,12 @@ var streams = []struct {
 	{"nothing", "", "", -1, false, Usage{-1, -1, -1}},
 	{"blank lines", "\n\n\r\n\n", "", -1, false, Usage{-1, -1, -1}},
 	{"beyond what is held", longEvent(maxHold) + done, "", -1, true, Usage{9, 8, 2}},
+	{"behind one beyond what is held", longToken + chatUsage + done, longToken + done, 0, true, Usage{9, 8, 2}},
 	{"just held", longEvent(maxHold-1) + done, done, -1, true, Usage{9, 8, 2}},
 	{"beyond what is looked into", longEvent(maxLook) + done, "", -1, true, Usage{-1, -1, -1}},
 }
+
+var longToken = strings.Replace(chatToken, "Hello", strings.Repeat("Hello ", maxHold/6), 1)
 
 func crlf(s string) string { return strings.ReplaceAll(s, "\n", "\r\n") }
 
@@ -118,7 +121,7 @@ func TestStream(t *testing.T) {
 			}
 			sizes := []int{1, 2, 3, 7, 64, 1000, 1 << 20, 1 << 22}
 			if len(c.in) > 10000 {
-				sizes = []int{1000, 70000, 1 << 22}
+				sizes = []int{100, 1000, 70000, 1 << 22}
 			}
 			for _, size := range sizes {
 				for _, r := range []*rand.Rand{nil, rnd} {

@@ -33,6 +33,7 @@ func TestParseUsage(t *testing.T) {
 		{"embeddings", `{"data":` + big + `,"model":"e","object":"list","usage":{"prompt_tokens":900,"total_tokens":900}}`, Usage{900, -1, -1}, true},
 		{"large, usage first", `{"usage":{"prompt_tokens":900,"total_tokens":900},"data":` + big + `}`, Usage{900, -1, -1}, true},
 		{"large, another inside", `{"usage":{"prompt_tokens":7},"x":{"data":` + big + `,"usage":{"prompt_tokens":1}},"y":["usage",{"usage":{"prompt_tokens":2}}]}`, Usage{7, -1, -1}, true},
+		{"large, a name that ends alike", `{"usage":{"prompt_tokens":7},"data":` + big + `,"\"usage":{"prompt_tokens":3}}`, Usage{7, -1, -1}, true},
 		{"large, spaced", "{\"data\":" + big + ",\n \"usage\" : { \"prompt_tokens\" : 900 } \n}\n", Usage{900, -1, -1}, true},
 		{"large sglang", `{"text":` + big + `,"meta_info":{"prompt_tokens":9,"completion_tokens":2}}`, Usage{9, -1, 2}, true},
 		{"more cached than there is", `{"usage":{"prompt_tokens":10,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":11}}}`, Usage{10, -1, 1}, true},

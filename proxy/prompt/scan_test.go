@@ -69,6 +69,23 @@ func TestHop(t *testing.T) {
 	}
 }
 
+// TestHopBlockEnds puts runs of backslashes across every boundary of words and blocks.
+func TestHopBlockEnds(t *testing.T) {
+	for run := range 6 {
+		for at := range 140 {
+			for _, end := range []string{`"`, `n`, `u`, "\x00", "\xff"} {
+				b := []byte(strings.Repeat("a", at) + strings.Repeat(`\`, run) + end + strings.Repeat("a", 70) + `"`)
+				if got, want := hop(b, 0), hopNaive(b, 0); got != want {
+					t.Fatalf("hop(%q) = %d, want %d", b, got, want)
+				}
+				if got, want := hopWords(b, 0), hopNaive(b, 0); got != want {
+					t.Fatalf("hopWords(%q) = %d, want %d", b, got, want)
+				}
+			}
+		}
+	}
+}
+
 func FuzzHop(f *testing.F) {
 	f.Add([]byte(`plain text \n and \\ more \" text that is longer than one block of 64 bytes \\\\\\\u`))
 	f.Fuzz(func(t *testing.T, b []byte) { checkHop(t, b) })
