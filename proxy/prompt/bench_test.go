@@ -89,6 +89,23 @@ func BenchmarkParse(b *testing.B) {
 	}
 }
 
+// BenchmarkHop is the scan of the strings alone, in blocks and in words.
+func BenchmarkHop(b *testing.B) {
+	body := benchBody(128 << 10)
+	for name, hop := range map[string]func([]byte, int) int{"blocks": hop, "words": hopWords} {
+		b.Run(name+"/128KiB", func(b *testing.B) {
+			b.SetBytes(int64(len(body)))
+			for b.Loop() {
+				for i := 0; i < len(body); {
+					if i = hop(body, i); i < len(body) {
+						i++
+					}
+				}
+			}
+		})
+	}
+}
+
 // BenchmarkShapes are bodies the scan has a harder time with: text that is not ASCII, text in \u escapes, code (an
 // escape every dozen bytes), and an agent's request with its tools, blocks and a system prompt behind the messages.
 func BenchmarkShapes(b *testing.B) {
