@@ -95,6 +95,7 @@ type Router struct {
 	fallback   *named
 	rate       *fleetRate
 	hold       holdTime
+	peers      peerLoads
 	models     *modelStats
 	sketch     *sketch
 	ledger     ledger
