@@ -27,7 +27,7 @@ const (
 type limits struct {
 	floor atomic.Int64 // facts with time <= floor are dead
 	// span is the horizon: if positive, an age in ms; if negative, the negated time before which untouched blocks have been
-	// displaced, an edge that stands still while nothing new comes in. See clock.go.
+	// displaced, an edge that stands still while nothing new comes in. See usage.go.
 	span atomic.Int64
 }
 
@@ -58,13 +58,13 @@ func residency(age, horizon int64) float32 {
 	return float32(max(0, 1-over/(goneAfter-1)))
 }
 
-// ledger is what is learned about one backend; see learn.go and clock.go. Guarded by mu, except generation, which Apply
+// ledger is what is learned about one backend; see learn.go and usage.go. Guarded by mu, except generation, which Apply
 // reads.
 type ledger struct {
 	generation atomic.Uint32
 
 	mu    sync.Mutex
-	clock volumeClock
+	usage usage
 
 	surprises     int  // consecutive ones
 	surpriseFirst Time // placement of the first of them
@@ -81,7 +81,7 @@ func (t *Tree) Horizon(b Backend) time.Duration {
 }
 
 // SetCapacity tells how many blocks b's KV cache holds (0 = unknown). Until the first evidence from responses, what b is
-// believed to hold is then its latest that many new blocks. Safe for concurrent use.
+// believed to hold is then the latest that many distinct blocks placed on it. Safe for concurrent use.
 func (t *Tree) SetCapacity(b Backend, blocks int) {
 	if int(b) >= len(t.ledgers) || blocks < 0 {
 		return
@@ -89,17 +89,38 @@ func (t *Tree) SetCapacity(b Backend, blocks int) {
 	l := &t.ledgers[b]
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.clock.setCapacity(float64(blocks))
-	t.limits[b].span.Store(l.clock.span())
+	l.usage.setCapacity(float64(blocks))
+	t.limits[b].span.Store(l.usage.span())
 }
 
-// noteNewBlocks advances b's volume clock by blocks new to it.
-func (t *Tree) noteNewBlocks(b Backend, blocks float64, now Time) {
+// use counts a placement of total blocks on b, of which the trail's were known, and notes in the trail how many other
+// blocks had been touched since each of its steps.
+func (t *Tree) use(b Backend, tr *Trail, total int, now Time) {
 	l := &t.ledgers[b]
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.clock.advance(blocks, now)
-	t.limits[b].span.Store(l.clock.span())
+	for i := range tr.n {
+		tr.steps[i].displaced = l.usage.since(tr.steps[i].at)
+	}
+	above := 0
+	for _, step := range tr.steps[:tr.n] {
+		l.usage.leave(step.at, float64(step.depth-above))
+		above = step.depth
+	}
+	l.usage.touch(now, float64(total))
+	t.limits[b].span.Store(l.usage.span())
+}
+
+// useAgain moves blocks of b from one time of last touch, 0 if they were not known, to another.
+func (t *Tree) useAgain(b Backend, blocks int, from, to Time) {
+	l := &t.ledgers[b]
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if from != 0 {
+		l.usage.leave(from, float64(blocks))
+	}
+	l.usage.touch(to, float64(blocks))
+	t.limits[b].span.Store(l.usage.span())
 }
 
 // Forget clears b: every fact on it up to now is dead, in O(1). A fence merges by maximum, so facts that arrive late
@@ -111,6 +132,10 @@ func (t *Tree) Forget(b Backend, now Time) {
 	now = clampTime(now)
 	t.advance(now)
 	t.limits[b].raiseFloor(now)
+	l := &t.ledgers[b]
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.usage.clear()
 }
 
 // SetGeneration tells b's generation as the membership issued it. A newer one clears b (its engine restarted or its cache
@@ -129,6 +154,7 @@ func (t *Tree) SetGeneration(b Backend, gen uint32, now Time) {
 	}
 	l.generation.Store(gen)
 	l.surprises = 0
+	l.usage.clear()
 	// Late facts of the old generation are refused by number, so the fence need not reach past the latest one known. This
 	// keeps a backend's very first generation from fencing placements of the same millisecond.
 	t.limits[b].raiseFloor(min(now, Time(t.newest[b].Load())))

@@ -8,7 +8,7 @@ type Fact struct {
 	Generation uint32
 	Time       Time
 	// Span is how many blocks the fact stands for: itself and the non-anchors between it and the anchor above. It only
-	// counts towards the backend's rate of new blocks; 0 is taken as 1.
+	// counts towards the backend's usage, which gives the horizon; 0 is taken as 1.
 	Span uint8
 }
 
@@ -49,11 +49,15 @@ func (t *Tree) Apply(f Fact) (changed bool) {
 	t.noteBackend(f.Backend, at)
 	hint := 0
 	prior := t.put(makeEntry(f.Backend, at, true), uint64(f.Hash), max(now, 1), &hint)
-	if prior == 0 || lim.dead(entryTime(prior), now) {
-		t.noteNewBlocks(f.Backend, max(1, float64(f.Span)), at)
-		return true
+	was := Time(0)
+	if prior != 0 && !lim.dead(entryTime(prior), now) {
+		was = entryTime(prior)
 	}
-	return entryTime(prior) < at
+	if was >= at {
+		return false
+	}
+	t.useAgain(f.Backend, max(1, int(f.Span)), was, at)
+	return true
 }
 
 // Range calls yield with every live fact at an anchor, in no order, until it returns false: what a joining node asks

@@ -30,7 +30,7 @@ type Lesson struct {
 //
 // The completed request has put its whole prompt into the cache, so its own placement stands and is touched again (a
 // running request pins its blocks; they age from its end). What the count contradicts is what was believed before:
-// the horizon moves (see clock.go), and facts on [cached:] older than the placement are removed. A fact is never created.
+// the horizon moves (see usage), and facts on [cached:] older than the placement are removed. A fact is never created.
 //
 // With tr nil there was no placement: cached is a truth about the cache now, and every fact on [cached:] goes.
 //
@@ -52,6 +52,7 @@ func (t *Tree) Learn(b Backend, chain []Hash, tr *Trail, cached int, now Time) L
 	}
 	lesson.Predicted = tr.depth()
 	_, lesson.Retracted = t.correct(b, chain, lesson.Cached, tr.recorded, now)
+	t.useAgain(b, len(chain), tr.recorded, now)
 	if lesson.Cached >= 0 {
 		lesson.Amnesia = t.learnAges(b, tr, lesson.Cached, now)
 	}
@@ -101,7 +102,8 @@ func (t *Tree) learnAges(b Backend, tr *Trail, cached int, now Time) (amnesia bo
 	unsettled := int64(now - tr.recorded)
 
 	if found := min(cached, predicted); found > 0 {
-		l.clock.survived(tr.at(found), tr.recorded, horizon)
+		step := tr.step(found)
+		l.usage.survived(int64(tr.recorded-step.at), step.displaced, horizon)
 	}
 	// Nothing at all where a settled match was young is rather a restart than an eviction. It is not taken for evidence
 	// unless the backend has been cleared for that within the last horizon and it goes on: an engine with a far smaller
@@ -109,17 +111,16 @@ func (t *Tree) learnAges(b Backend, tr *Trail, cached int, now Time) (amnesia bo
 	surprise := cached == 0 && tr.hasAge(unsettled, horizon/youngPerHorizon)
 	short := cached == 0 || float64(predicted-cached) > 1+countSlack*float64(predicted)
 	if cleared := l.cleared != 0 && int64(now-l.cleared) <= horizon; short && cached < predicted && (!surprise || cleared) {
-		if at := tr.at(cached + 1); int64(tr.recorded-at) >= unsettled {
-			l.clock.evicted(at, tr.recorded, horizon)
+		step := tr.step(cached + 1)
+		if age := int64(tr.recorded - step.at); age >= unsettled {
+			l.usage.evicted(age, step.displaced, horizon)
 		}
 	}
 	if cached > 0 {
 		l.surprises = 0
 	}
 	amnesia = surprise && t.surprisedLocked(b, l, tr.recorded, now)
-	// What was counted at the placement was the expectation; the engine has computed what it lacked.
-	l.clock.advance(float64(tr.expected)-float64(cached), now)
-	t.limits[b].span.Store(l.clock.span())
+	t.limits[b].span.Store(l.usage.span())
 	return amnesia
 }
 
@@ -136,6 +137,7 @@ func (t *Tree) surprisedLocked(b Backend, l *ledger, recorded, now Time) (amnesi
 		return false
 	}
 	l.surprises, l.cleared = 0, now
+	l.usage.clear()
 	t.amnesias.Add(1)
 	t.limits[b].raiseFloor(l.surpriseFirst - 1)
 	return true

@@ -18,8 +18,9 @@ type Trail struct {
 }
 
 type trailStep struct {
-	depth int // the last block of the step; the first is one below the step before
-	at    Time
+	depth     int // the last block of the step; the first is one below the step before
+	at        Time
+	displaced float64 // distinct blocks of the backend touched since
 }
 
 func (tr *Trail) reset() {
@@ -34,7 +35,7 @@ func (tr *Trail) push(depth int, at Time) {
 	if tr.n == trailSteps {
 		tr.coarsen()
 	}
-	tr.steps[tr.n] = trailStep{depth, at}
+	tr.steps[tr.n] = trailStep{depth: depth, at: at}
 	tr.n++
 }
 
@@ -71,13 +72,16 @@ func (tr *Trail) depth() int {
 }
 
 // at returns when the block at depth was last touched, 0 if it was not known.
-func (tr *Trail) at(depth int) Time {
-	for i := range tr.n {
-		if depth <= tr.steps[i].depth {
-			return tr.steps[i].at
+func (tr *Trail) at(depth int) Time { return tr.step(depth).at }
+
+// step returns the step that the block at depth lies on, zero if there is none.
+func (tr *Trail) step(depth int) trailStep {
+	for _, step := range tr.steps[:tr.n] {
+		if depth <= step.depth {
+			return step
 		}
 	}
-	return 0
+	return trailStep{}
 }
 
 // Blocks returns the leading blocks a fact was retained for.

@@ -116,7 +116,7 @@ func New(cfg Config) (*Tree, error) {
 	}
 	for i := range t.limits {
 		t.limits[i].span.Store(cfg.Horizon.Milliseconds())
-		t.ledgers[i].clock.horizon = cfg.Horizon.Milliseconds()
+		t.ledgers[i].usage.horizon = cfg.Horizon.Milliseconds()
 	}
 	return t, nil
 }
@@ -179,7 +179,7 @@ func (t *Tree) Record(b Backend, chain []Hash, now Time, tr *Trail) {
 		}
 	}
 	tr.finish(now, lim.horizon(now))
-	t.noteNewBlocks(b, float64(len(chain))-float64(tr.expected), now)
+	t.use(b, tr, len(chain), now)
 }
 
 // warmRun is how many blocks ahead a writer fetches: enough for the processor to overlap their cache misses, few enough to
