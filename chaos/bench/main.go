@@ -72,7 +72,7 @@ func main() {
 	flag.StringVar(&o.only, "only", "", "contenders to run, separated by commas, of direct,nginx,haproxy,grapevine")
 	flag.StringVar(&o.phases, "phases", "throughput,latency,streams", "measurements to make")
 	flag.StringVar(&o.profiles, "profile", "", "write CPU profiles of grapevine under load into this directory")
-	flag.DurationVar(&o.patience, "patience", 15*time.Second, "how long a measurement waits for others to leave the machine alone")
+	flag.DurationVar(&o.patience, "patience", 2*time.Minute, "how long measurements wait, all together, for others to leave the machine alone")
 	flag.BoolVar(&o.strict, "strict", false, "exit 1 if a bar is missed")
 	flag.Parse()
 	if flag.NArg() > 0 || o.rounds < 1 || o.duration < time.Second || o.conns < 2 || o.streams.count < 1 || o.streams.chunks < 1 {
@@ -216,7 +216,7 @@ func measureThroughput(ctx context.Context, o options, dir string, field []*cont
 			for i := range field {
 				x := field[(i+round)%len(field)] // whoever follows a heavy one changes from round to round
 				note("%d B, round %d/%d: %s", s.bytes, round+1, o.rounds, x.Name)
-				q, err := beginMeasurement(ctx, o, x)
+				q, err := beginMeasurement(ctx, o, res, x)
 				if err != nil {
 					return err
 				}
@@ -255,7 +255,7 @@ func measureLatency(ctx context.Context, o options, field []*contender, res *res
 			for i := range field {
 				x := field[(i+w)%len(field)]
 				note("%d B at %d/s, window %d/%d: %s", s.bytes, s.rate, w+1, windows, x.Name)
-				q, err := beginMeasurement(ctx, o, x)
+				q, err := beginMeasurement(ctx, o, res, x)
 				if err != nil {
 					return err
 				}
@@ -280,12 +280,13 @@ type measurement struct {
 	before machineTime
 }
 
-func beginMeasurement(ctx context.Context, o options, x *contender) (measurement, error) {
+func beginMeasurement(ctx context.Context, o options, res *results, x *contender) (measurement, error) {
 	m := measurement{x: x}
-	if err := awaitQuiet(ctx, o.patience); err != nil {
+	waited, err := awaitQuiet(ctx, o.patience-res.waited)
+	res.waited += waited
+	if err != nil {
 		return m, err
 	}
-	var err error
 	if m.usage, err = usageOf(x.pid()); err != nil {
 		return m, err
 	}
@@ -314,7 +315,7 @@ func measureStreams(ctx context.Context, o options, field []*contender, res *res
 		for i := range field {
 			x := field[(i+round)%len(field)]
 			note("%d streams, round %d/%d: %s", o.streams.count, round+1, rounds, x.Name)
-			q, err := beginMeasurement(ctx, o, x)
+			q, err := beginMeasurement(ctx, o, res, x)
 			if err != nil {
 				return err
 			}

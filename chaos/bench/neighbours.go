@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Figures from a machine that does other work at the same time are worth little, and the other work is not seen in them. So every
-// measurement waits for a quiet moment first, not for ever, and records how much of the machine others took meanwhile.
+// Figures from a machine that does other work at the same time are worth little, and the other work is not seen in them. So
+// measurements wait for a quiet moment first, not for ever, and record how much of the machine others took meanwhile.
 
 // quietShare is the share of all CPUs up to which others' work passes as none.
 const quietShare = 0.1
@@ -85,24 +85,28 @@ func othersSince(before machineTime) (float64, error) {
 	return max(0, float64(others)/float64(all)), nil
 }
 
-// awaitQuiet returns when others have left the machine alone for a moment, or after patience.
-func awaitQuiet(ctx context.Context, patience time.Duration) error {
-	deadline := time.Now().Add(patience)
+// awaitQuiet returns when others have left the machine alone for a moment, or after patience, and how long it waited beyond that moment.
+func awaitQuiet(ctx context.Context, patience time.Duration) (waited time.Duration, err error) {
+	if patience <= 0 {
+		return 0, nil
+	}
+	start := time.Now()
 	for {
 		before, err := readMachineTime()
 		if err != nil {
-			return err
+			return 0, err
 		}
+		waited := time.Since(start)
 		timer := time.NewTimer(300 * time.Millisecond)
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
 			timer.Stop()
-			return ctx.Err()
+			return waited, ctx.Err()
 		}
 		share, err := othersSince(before)
-		if err != nil || share <= quietShare || time.Now().After(deadline) {
-			return err
+		if err != nil || share <= quietShare || waited >= patience {
+			return waited, err
 		}
 	}
 }

@@ -24,8 +24,9 @@ type results struct {
 	Latency    []latencyCell    `json:"latency"`
 	Streams    []streamsCell    `json:"streams"`
 	// Others is the share of all CPUs that processes outside the bench took, a figure per measurement.
-	Others []float64 `json:"others_share"`
-	Bars   []bar     `json:"bars"`
+	Others []float64     `json:"others_share"`
+	waited time.Duration // for quiet, so far
+	Bars   []bar         `json:"bars"`
 }
 
 type throughputCell struct {
