@@ -20,6 +20,11 @@ const (
 	// which all but 1 % of recent requests could have theirs at best; beyond that mark every second costs slowPrice.
 	// The slowest prompts set that mark, not the waiting, so that following caches does not lengthen the tail.
 	slowShare, slowRest, slowPrice = 0.82, 0.01, 100.0
+	// slowUncached is the uncached share of a prompt from which that price is full; below, it falls in proportion. Leaving a
+	// cache that holds nearly all of a long prompt makes more work than any wait it saves, evicts as much again, and so
+	// sends others away from theirs: at full price for all, agent traffic near its memory limit tips into a state in
+	// which everybody recomputes.
+	slowUncached = 0.25
 )
 
 // Candidates among several nodes.
@@ -60,11 +65,11 @@ func (p *prefix) Choose(s *Scene) (int, Rung) {
 
 // price sets the cost of every candidate that is not ruled out (+Inf), and returns the least. The cost is in seconds:
 //
-//	T + (W-1) U / v' + T^2 / (patience m) + slowPrice max(0, T - max(slow, T*))
+//	T + (W-1) U / v' + T^2 / (patience m) + slowPrice min(1, U / (slowUncached n)) max(0, T - max(slow, T*))
 //
-// T is the expected time to first token there, T* the least of them, U the uncached tokens, v' the fleet's prefill rate, m
-// the mean whole prefill, slow the mark from pace. More match makes a backend never less attractive: it lowers its own T
-// and U, and where it turns W up, it is the deepest and has the least U.
+// T is the expected time to first token there, T* the least of them, U the uncached of the prompt's n tokens, v' the
+// fleet's prefill rate, m the mean whole prefill, slow the mark from pace. More match makes a backend never less
+// attractive: it lowers its own T and U, and where it turns W up, it is the deepest and has the least U.
 func (p *prefix) price(s *Scene) float64 {
 	n := float64(s.PromptTokens)
 	deepest := 0.0
@@ -91,7 +96,8 @@ func (p *prefix) price(s *Scene) float64 {
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
 		if t := c.Cost; !math.IsInf(t, 1) {
-			c.Cost += (work-1)*c.uncached(n, free)/s.FleetRate + t*t/(patience*mean) + slowPrice*max(0, t-max(slow, soonest))
+			late := min(1, c.Uncached/(slowUncached*n)) * max(0, t-max(slow, soonest))
+			c.Cost += (work-1)*c.uncached(n, free)/s.FleetRate + t*t/(patience*mean) + slowPrice*late
 			best = min(best, c.Cost)
 		}
 	}
