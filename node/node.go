@@ -13,6 +13,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	mathrand "math/rand/v2"
 	"net"
 	"os"
 	"slices"
@@ -114,7 +115,7 @@ func (n *Node) buildRouting() error {
 	}
 	n.router, err = policy.NewRouter(policy.Config{
 		Strategy: n.cfg.Strategy, WorkWeight: n.cfg.WorkWeight, Epsilon: n.cfg.Epsilon, BlockBytes: n.cfg.BlockBytes,
-		Nodes: 1, Weights: n.cfg.Weights, HashBlocks: n.cfg.HashBlocks, Seed: randomSeed(),
+		Nodes: 1, Weights: n.cfg.Weights, HashBlocks: n.cfg.HashBlocks, Seed: mathrand.Uint64(),
 	}, n.tree)
 	if err != nil {
 		return fmt.Errorf("policy: %w", err)
