@@ -17,10 +17,10 @@ const (
 	// retention is how many horizons a fact is kept: survivals past the horizon must be seen for it to grow.
 	retention = 3
 
-	// goneAfter is the age, in horizons, at which a block is expected to be gone for certain. Since the horizon follows the
-	// volume that came in, an LRU's edge is sharp: on replayed traces 1.25 gives half the prediction error of 2, and the
-	// same or more hits (DESIGN.md, Learning).
-	goneAfter = 1.25
+	// goneAfter is the age, in horizons, at which a block is expected to be gone for certain. The horizon follows use, where
+	// an LRU's edge is sharp: on replayed traces 1.1 gives half the prediction error of 2 at the same or more hits
+	// (DESIGN.md, Learning).
+	goneAfter = 1.1
 )
 
 // limits is what every reader needs to know about a backend: 16 bytes, so that 64 backends are 1 KiB.

@@ -3,7 +3,7 @@ package prefixtree
 const (
 	// Steps of the reach towards the displaced volume at which a block was found evicted, or alive. Asymmetric, since
 	// believing too little costs far more hits than believing too much.
-	shrinkRate = 0.2
+	shrinkRate = 0.1
 	growRate   = 0.3
 
 	// countSlack: a reported count that falls short of the match by less than a block plus this share of the match

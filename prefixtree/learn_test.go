@@ -30,12 +30,12 @@ func TestHorizonByAge(t *testing.T) {
 	visit(tree, 1, chain, 0, start+40_000, 0)
 	wantHorizon(t, tree, 1, 40*time.Second, 0) // the first eviction seen sets it
 	visit(tree, 1, chain, 0, start+70_000, 0)
-	wantHorizon(t, tree, 1, 38*time.Second, 0) // 0.2 of the way to 30 s
+	wantHorizon(t, tree, 1, 39*time.Second, 0) // 0.1 of the way to 30 s
 	visit(tree, 1, chain, 4, start+178_000, 0)
-	wantHorizon(t, tree, 1, 59*time.Second, 0) // 0.3 of the way to 108 s
+	wantHorizon(t, tree, 1, 59_700*time.Millisecond, 0) // 0.3 of the way to 108 s
 	visit(tree, 1, chain, -1, start+179_000, 0)
 	visit(tree, 1, chain, 3, start+180_000, 0) // one block short is within the slack of counting
-	wantHorizon(t, tree, 1, 59*time.Second, 0)
+	wantHorizon(t, tree, 1, 59_700*time.Millisecond, 0)
 	wantHorizon(t, tree, 2, 100*time.Second, 0)
 }
 
