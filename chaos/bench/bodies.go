@@ -68,13 +68,19 @@ func encodeChat(messages []chatMessage, stream bool) ([]byte, error) {
 	return bytes.TrimRight(buf.Bytes(), "\n"), err
 }
 
-// proseBytes is about n bytes of text, a line break every dozen words, now and then a quoted or accented word.
+// proseBytes is about n bytes of text as in prompts about code: a line break every dozen words, a quoted word in twenty-four, so that JSON
+// escapes one byte in forty, and one word in a hundred that is not ASCII.
 func proseBytes(rng *rand.Rand, n int) string {
 	words := [...]string{"the", "request", "router", "prefix", "cache", "token", "engine", "holds", "a", "of", "and", "returns",
-		"function", "value", "block", "when", "latency", "is", "measured", "from", "to", "with", "\"quoted\"", "naïve", "if err != nil {", "→"}
+		"function", "value", "block", "when", "latency", "is", "measured", "from", "to", "with", "\"quoted\"", "if err != nil {"}
+	foreign := [...]string{"naïve", "→", "日本語"}
 	var b strings.Builder
 	for i := 0; b.Len() < n-10; i++ {
-		b.WriteString(words[rng.IntN(len(words))])
+		if rng.IntN(100) == 0 {
+			b.WriteString(foreign[rng.IntN(len(foreign))])
+		} else {
+			b.WriteString(words[rng.IntN(len(words))])
+		}
 		if i%12 == 11 {
 			b.WriteByte('\n')
 		} else {

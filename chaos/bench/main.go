@@ -57,6 +57,9 @@ func main() {
 	if len(os.Args) > 1 && os.Args[1] == "backend" {
 		exit(serveBackend(os.Args[2:]))
 	}
+	if len(os.Args) > 3 && os.Args[1] == "bare" {
+		exit(serveBare(os.Args[2], os.Args[3:]))
+	}
 	var o options
 	var extra string
 	flag.StringVar(&o.binary, "grapevine", "bin/grapevine", "the binary under test")
@@ -69,7 +72,7 @@ func main() {
 	flag.DurationVar(&o.streams.period, "period", 200*time.Millisecond, "time between two chunks of a stream")
 	flag.Uint64Var(&o.seed, "seed", 1, "seed of the request bodies")
 	flag.StringVar(&o.jsonPath, "json", "", "write the results as JSON to this file, or to stdout (-) instead of the tables")
-	flag.StringVar(&o.only, "only", "", "contenders to run, separated by commas, of direct,nginx,haproxy,grapevine")
+	flag.StringVar(&o.only, "only", "", "contenders to run, separated by commas, of nginx,haproxy,bare,grapevine; direct access always runs")
 	flag.StringVar(&o.phases, "phases", "throughput,latency,streams", "measurements to make")
 	flag.StringVar(&o.profiles, "profile", "", "write CPU profiles of grapevine under load into this directory")
 	flag.DurationVar(&o.patience, "patience", 2*time.Minute, "how long measurements wait, all together, for others to leave the machine alone")
@@ -155,6 +158,7 @@ func setStage(ctx context.Context, o options, dir string) (field []*contender, c
 	}{
 		{"nginx", func() (*contender, error) { return startNginx(dir, backends) }},
 		{"haproxy", func() (*contender, error) { return startHAProxy(dir, backends) }},
+		{"bare", func() (*contender, error) { return startBare(self, backends) }},
 		{"grapevine", func() (*contender, error) { return startGrapevine(o.binary, backends, o.extra) }},
 	}
 	for _, s := range starters {
@@ -310,6 +314,13 @@ func measureStreams(ctx context.Context, o options, field []*contender, res *res
 	if err != nil {
 		return err
 	}
+	var streaming []*contender
+	for _, x := range field {
+		if x.streamAddr != "" {
+			streaming = append(streaming, x)
+		}
+	}
+	field = streaming
 	rounds := (o.rounds + 1) / 2 // each takes three times as long as the others' rounds
 	for round := range rounds {
 		for i := range field {
