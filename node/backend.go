@@ -3,7 +3,9 @@ package node
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -137,18 +139,23 @@ func (b *Backend) check() error {
 		return fmt.Errorf("url %q is not one of an engine: write http://host:port", b.URL)
 	case u.User != nil, u.RawQuery != "", u.Fragment != "":
 		return errors.New("url must not hold a user, a query or a fragment: use api_key for a credential")
-	case b.Weight < 0:
-		return fmt.Errorf("weight %v is negative", b.Weight)
+	case !finite(b.Weight) || b.Weight < 0:
+		return fmt.Errorf("weight %v is not a number from 0 up", b.Weight)
 	case b.KVTokens < 0:
 		return fmt.Errorf("kv_tokens %d is negative", b.KVTokens)
 	case b.CAFile != "" && u.Scheme != "https":
 		return errors.New("ca_file without https")
 	}
-	if strings.ContainsAny(b.Name, " \t\r\n,") {
-		return fmt.Errorf("name %q holds white space or a comma: it goes into a response header", b.Name)
+	if p := u.Port(); p != "" {
+		if n, err := strconv.Atoi(p); err != nil || n < 1 || n > 65535 {
+			return fmt.Errorf("url %q: port %s is not from 1 to 65535", b.URL, p)
+		}
 	}
-	if strings.ContainsAny(b.APIKey, "\r\n") {
-		return errors.New("api_key holds a line break")
+	if slices.Contains(b.Models, "") {
+		return errors.New("models holds an empty name: remove it; without models the engine is asked")
+	}
+	if !headerWord(b.APIKey) {
+		return errors.New("api_key holds a character that no header may hold")
 	}
 	u.Path = strings.TrimSuffix(u.Path, "/")
 	// Engines document their URL with /v1 as clients want it; requests arrive
@@ -158,10 +165,21 @@ func (b *Backend) check() error {
 	if b.Name == "" {
 		b.Name = u.Host + u.Path
 	}
+	if !headerWord(b.Name) || strings.Contains(b.Name, ",") {
+		return fmt.Errorf("name %q holds something else than visible ASCII, or a comma: it goes into a response header", b.Name)
+	}
 	if b.Weight == 0 {
 		b.Weight = 1
 	}
 	return nil
+}
+
+// finite says whether x is a number one can reckon with.
+func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
+
+// headerWord says whether s can stand in a header as one word: visible ASCII.
+func headerWord(s string) bool {
+	return !strings.ContainsFunc(s, func(r rune) bool { return r < '!' || r > '~' })
 }
 
 // address splits the URL into what a dialer and a Host header need.

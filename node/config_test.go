@@ -105,6 +105,8 @@ func TestParseErrors(t *testing.T) {
 		{"same name", "backends:\n  - http://a:1\n  - {url: 'http://b:1', name: 'a:1'}\n", "f.yaml:1: backends: two backends are called a:1"},
 		{"short secret", "secret: hunter2\n", "f.yaml:1: secret: is shorter than 16 bytes: generate one with: openssl rand -hex 32"},
 		{"half of TLS", "tls_cert: x\n", "f.yaml:1: tls_cert: tls_cert and tls_key belong together: give both or neither"},
+		{"not a number", "epsilon: .nan\n", "f.yaml:1: epsilon: NaN is not a number from 0 up: 0.25 is the default"},
+		{"infinite", "work_weight: .inf\n", "f.yaml:1: work_weight: +Inf is not a number above 0"},
 		{"zero timeout", "idle_timeout: 0s\n", "f.yaml:1: idle_timeout: 0s is too short"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -194,9 +196,14 @@ func TestBackendTextErrors(t *testing.T) {
 		"http://u:p@h":            "must not hold a user",
 		"http://h?x=1":            "must not hold a user, a query",
 		"http://h,weight=x":       `weight "x" is not a number`,
-		"http://h,weight=-1":      "weight -1 is negative",
+		"http://h,weight=-1":      "weight -1 is not a number from 0 up",
+		"http://h,weight=NaN":     "weight NaN is not a number",
+		"http://h,models=a||b":    "models holds an empty name",
+		"http://h:99999":          "port 99999 is not from 1 to 65535",
 		"http://h,colour=red":     `unknown attribute "colour"`,
-		"http://h,name=a b":       "white space",
+		"http://h,name=a b":       "visible ASCII",
+		"http://h,name=\x00":      "visible ASCII",
+		"http://h,api_key=a\nb":   "no header may hold",
 		"http://h,ca_file=/x.pem": "ca_file without https",
 	} {
 		var b Backend

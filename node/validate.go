@@ -59,8 +59,8 @@ func (c *Config) checkServing(bad complain) {
 	if (c.TLSCert == "") != (c.TLSKey == "") {
 		bad("tls_cert", "give both or neither", "tls_cert and tls_key belong together")
 	}
-	if strings.ContainsAny(c.NodeName, " \t\r\n,") {
-		bad("node_name", "write one word", "%q holds white space or a comma", c.NodeName)
+	if !headerWord(c.NodeName) {
+		bad("node_name", "write one word of visible ASCII: it goes into a response header", "%q cannot be used", c.NodeName)
 	}
 }
 
@@ -88,11 +88,11 @@ func (c *Config) checkRouting(bad complain) {
 			bad("rules", "known are "+strings.Join(policy.Strategies(), ", "), "rule %d: strategy %q is unknown", i, r.Strategy)
 		}
 	}
-	if c.WorkWeight <= 0 {
-		bad("work_weight", "4 is the default", "%v is not positive", c.WorkWeight)
+	if !finite(c.WorkWeight) || c.WorkWeight <= 0 {
+		bad("work_weight", "4 is the default", "%v is not a number above 0", c.WorkWeight)
 	}
-	if c.Epsilon < 0 {
-		bad("epsilon", "0.25 is the default", "%v is negative", c.Epsilon)
+	if !finite(c.Epsilon) || c.Epsilon < 0 {
+		bad("epsilon", "0.25 is the default", "%v is not a number from 0 up", c.Epsilon)
 	}
 	if c.HashBlocks <= 0 {
 		bad("hash_blocks", "16 is the default", "%d is not positive", c.HashBlocks)
@@ -107,8 +107,8 @@ func (c *Config) checkRouting(bad complain) {
 		bad("secret", "generate one with: openssl rand -hex 32", "is shorter than %d bytes", minSecret)
 	}
 	for name, w := range c.Weights {
-		if w < 0 {
-			bad("weights", "", "%s: %v is negative", name, w)
+		if !finite(w) || w < 0 {
+			bad("weights", "write {prefix: 2, load: 1}", "%s: %v is not a number from 0 up", name, w)
 		}
 	}
 }

@@ -1,0 +1,54 @@
+package node
+
+import (
+	"strings"
+	"testing"
+)
+
+// FuzzParse: whatever a file holds, it is read or refused with a reason; what
+// is read and valid makes a view.
+func FuzzParse(f *testing.F) {
+	for _, seed := range []string{
+		"", "listen: ':1'", "backends: [http://a, {url: https://b, models: [x], weight: 2}]", "rules: [{path: /x, strategy: random}]",
+		"weights: {prefix: 1}", "a: &a [*a]", "backends: &b [*b]", "? [x]\n: y", "<<: {listen: x}", "backends:\n- &x {url: http://a}\n- *x",
+		"max_body: 1e9GiB", "listen: !!binary aGk=", "- \n-", "---\n---\n", "\xff", "models_interval: -1s", "work_weight: .nan", "horizon: !!int 3",
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		c, lines, err := Parse("f.yaml", text)
+		if err != nil {
+			if err.Error() == "" {
+				t.Error("an error without a reason")
+			}
+			return
+		}
+		if err := c.Validate("f.yaml", lines); err != nil {
+			return
+		}
+		if _, err := newFleet(c.Backends, c.Rules).view(); err != nil {
+			t.Errorf("valid, and no view: %v\n%s", err, text)
+		}
+		if _, err := buildTargets(c.Backends); err != nil && !strings.Contains(err.Error(), "ca_file") {
+			t.Errorf("valid, and no targets: %v\n%s", err, text)
+		}
+	})
+}
+
+// FuzzBackendText: the flag's form is read to something whole or refused.
+func FuzzBackendText(f *testing.F) {
+	for _, seed := range []string{"http://a", "http://[::1]:8000/x/v1,name=n,models=a|b,weight=1e9", "https://h:1,ca_file=f", "http://%zz", "http://a:99999", ",,,", "http://a,weight=NaN"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		var b Backend
+		if b.UnmarshalText([]byte(text)) != nil {
+			return
+		}
+		if addr, host, _, _ := b.address(); addr == "" || host == "" || b.Name == "" || !headerWord(b.Name) || !(b.Weight > 0) {
+			t.Errorf("%q was read as %+v, at %q for %q", text, b, addr, host)
+		}
+		var r Rule
+		_ = r.UnmarshalText([]byte(text))
+	})
+}
