@@ -17,13 +17,13 @@ import (
 func TestClientLeaves(t *testing.T) {
 	leave := map[string]func(c net.Conn){
 		"fin": func(c net.Conn) { c.Close() },
-		"rst": func(c net.Conn) { _ = socket(c).SetLinger(0); socket(c).Close() },
+		"rst": func(c net.Conn) { _ = tcpOf(c).SetLinger(0); tcpOf(c).Close() },
 		"half-close": func(c net.Conn) {
-			_ = socket(c).CloseWrite()
+			_ = tcpOf(c).CloseWrite()
 		},
 		// Behind unread bytes: what a peeking read does not see.
-		"pipelined fin":        func(c net.Conn) { _, _ = io.WriteString(c, chat(false)); socket(c).Close() },
-		"pipelined half-close": func(c net.Conn) { _, _ = io.WriteString(c, chat(false)); _ = socket(c).CloseWrite() },
+		"pipelined fin":        func(c net.Conn) { _, _ = io.WriteString(c, chat(false)); tcpOf(c).Close() },
+		"pipelined half-close": func(c net.Conn) { _, _ = io.WriteString(c, chat(false)); _ = tcpOf(c).CloseWrite() },
 	}
 	points := map[string]struct {
 		stream bool
@@ -120,7 +120,7 @@ func TestClientThatDoesNotReadIsCut(t *testing.T) {
 	})
 	r := newRig(t, []string{b.addr}, withTimeouts(func(t *Timeouts) { t.Write = 200 * time.Millisecond }))
 	c := r.dial()
-	_ = socket(c).SetReadBuffer(4 << 10)
+	_ = tcpOf(c).SetReadBuffer(4 << 10)
 	_, err := io.WriteString(c, chat(true))
 	must(t, err)
 	<-ended

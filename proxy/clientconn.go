@@ -54,41 +54,67 @@ type clientConn struct {
 	writing  atomic.Int64 // coarse time the write in progress began, 0 without one
 	deadline atomic.Int64 // coarse time at which the wait for the backend is to be interrupted, 0 without one
 
-	// Of the connection's goroutine.
-	readDeadline time.Time // as fasthttp set it
-	credit       int       // bytes read since the deadline was last moved
-	muted        bool      // the response was written by hand, or there is to be none: what fasthttp writes is dropped
-	lingering    bool      // refused before all of it was read: see Close
-	whole        wholeBody
+	readBy atomic.Int64 // time by which a request is to be read, in nanoseconds since the proxy's epoch, 0 without one
 
-	mu  sync.Mutex // guards what follows, between the connection's goroutine and the watch
-	up  *upstreamConn
-	why reason
+	// Of the connection's goroutine.
+	credit    int  // bytes read since readBy was last moved
+	muted     bool // the response was written by hand, or there is to be none: what fasthttp writes is dropped
+	lingering bool // refused before all of it was read: see Close
+	whole     wholeBody
+
+	mu   sync.Mutex // guards what follows, between the connection's goroutine and the watch
+	up   *upstreamConn
+	why  reason
+	late bool // reads fail because readBy has passed
 }
 
-// Read implements net.Conn. Progress extends the read deadline, so that a large body may take its time and a trickle
-// may not.
+// Read implements net.Conn. Progress moves the time by which the request is to be read, so that a large body may take
+// its time and a trickle may not.
 func (c *clientConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if n > 0 {
 		if c.state.Load() == connIdle {
 			c.state.CompareAndSwap(connIdle, connReading)
 		}
-		if c.credit += n; c.credit >= bodyCredit && !c.readDeadline.IsZero() {
+		if c.credit += n; c.credit >= bodyCredit {
 			c.credit -= bodyCredit
-			c.readDeadline = c.readDeadline.Add(creditTime)
-			if derr := c.Conn.SetReadDeadline(c.readDeadline); derr != nil && err == nil {
-				err = derr
+			if by := c.readBy.Load(); by != 0 {
+				c.readBy.Store(by + int64(creditTime))
 			}
 		}
 	}
 	return n, err
 }
 
-// SetReadDeadline implements net.Conn.
+// SetReadDeadline implements net.Conn. fasthttp sets two deadlines per request; the watch keeps them, so that they cost
+// no timers.
 func (c *clientConn) SetReadDeadline(t time.Time) error {
-	c.readDeadline, c.credit = t, 0
-	return c.Conn.SetReadDeadline(t)
+	c.credit = 0
+	var by int64
+	if !t.IsZero() {
+		by = int64(t.Sub(c.proxy.epoch))
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.readBy.Store(by)
+	if !c.late {
+		return nil
+	}
+	c.late = false
+	return c.Conn.SetReadDeadline(time.Time{})
+}
+
+// expireRead makes reading fail if the time for it has passed.
+func (c *clientConn) expireRead(now int64) {
+	if by := c.readBy.Load(); by == 0 || now <= by {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if by := c.readBy.Load(); by != 0 && now > by && !c.late {
+		c.late = true
+		_ = c.Conn.SetReadDeadline(aLongTimeAgo) // fails on a closed connection, which is as good
+	}
 }
 
 // Write implements net.Conn.

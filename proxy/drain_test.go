@@ -178,6 +178,7 @@ func TestDrainDoesNotWaitForTheSilent(t *testing.T) {
 func TestShutdownWithoutServe(t *testing.T) {
 	r := newRig(t, nil)
 	cfg := r.proxy.cfg
+	cfg.Timeouts.DrainGrace = -1
 	p, err := New(cfg)
 	must(t, err)
 	must(t, p.Shutdown(context.Background()))

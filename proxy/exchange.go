@@ -150,7 +150,9 @@ func (e *exchange) finish() {
 
 func (e *exchange) observe() {
 	r := &e.rec
-	r.Total = time.Since(r.Start)
+	if r.Total == 0 {
+		r.Total = time.Since(r.Start)
+	}
 	r.PromptTokens, r.CachedTokens, r.OutputTokens = e.usage.PromptTokens, e.usage.CachedTokens, e.usage.OutputTokens
 	if e.proxy.cfg.Observer != nil {
 		e.proxy.cfg.Observer(r)

@@ -192,6 +192,7 @@ func (e *exchange) receive(up *upstreamConn) (settled bool) {
 		}
 	}
 	e.rec.TTFT = time.Since(e.rec.Start)
+	e.rec.Total = e.rec.TTFT
 	e.rec.ResponseBytes = int64(len(e.ctx.Response.Body()))
 	e.settle(status)
 	return true

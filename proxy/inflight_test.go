@@ -33,6 +33,7 @@ func TestEveryCountReturnsToZero(t *testing.T) {
 		addrs = append(addrs, newBackend(t, i == 0, moody(seed+uint64(i))).addr)
 	}
 	r := newRig(t, addrs, withStrategy("least-request"), withTimeouts(func(t *Timeouts) {
+		t.Read = 200 * time.Millisecond
 		t.FirstByte, t.StreamFirstByte, t.Idle, t.HeaderHold, t.Connect = 80*time.Millisecond, 80*time.Millisecond, 80*time.Millisecond, 30*time.Millisecond, time.Second
 	}))
 	var wg sync.WaitGroup

@@ -48,8 +48,8 @@ type Picker interface {
 	Now() prefixtree.Time
 }
 
-// Timeouts are the ladder of DESIGN.md. A zero field takes its default. None but Connect is kept by a timer of its own:
-// they are looked at once every Watch, so they end up to one Watch late, never early.
+// Timeouts are the ladder of DESIGN.md. A zero field takes its default. Those that every request has are kept by no timer
+// of their own, but looked at once every Watch: they end up to two Watches late, never early.
 type Timeouts struct {
 	// Read bounds the arrival of a request: its headers, and then its body up to 256 KiB; each further 256 KiB buys
 	// another 16 s. Default 30 s.

@@ -116,7 +116,7 @@ func temporary(err error) bool {
 }
 
 func (p *Proxy) accept(raw net.Conn) {
-	c := &clientConn{Conn: raw, proxy: p, raw: raw, probe: newProbe(raw)}
+	c := &clientConn{Conn: fast(raw), proxy: p, raw: raw, probe: newProbe(raw)}
 	p.mu.Lock()
 	if p.closed || len(p.conns.list) >= p.cfg.MaxConns {
 		p.mu.Unlock()

@@ -138,7 +138,7 @@ func (u *upstreams) dial(ctx context.Context, t *Target) (*upstreamConn, error) 
 	if err != nil {
 		return nil, fmt.Errorf("dial: %w", err)
 	}
-	c := &upstreamConn{Conn: raw, raw: raw, probe: newProbe(raw), pool: u.pool(t)}
+	c := &upstreamConn{Conn: fast(raw), raw: raw, probe: newProbe(raw), pool: u.pool(t)}
 	if t.TLS != nil {
 		cfg := t.TLS
 		if cfg.ServerName == "" && !cfg.InsecureSkipVerify {
@@ -163,7 +163,7 @@ func (c *upstreamConn) send(body []byte) error {
 		_, err := c.Write(c.head)
 		return err
 	}
-	if _, plain := c.Conn.(*net.TCPConn); !plain {
+	if _, secure := c.Conn.(*tls.Conn); secure {
 		if _, err := c.Write(c.head); err != nil {
 			return err
 		}
@@ -172,7 +172,7 @@ func (c *upstreamConn) send(body []byte) error {
 	}
 	c.vector = [2][]byte{c.head, body}
 	c.buffers = c.vector[:]
-	_, err := c.buffers.WriteTo(c.Conn)
+	_, err := c.buffers.WriteTo(c.raw)
 	return err
 }
 

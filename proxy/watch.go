@@ -39,6 +39,7 @@ func (p *Proxy) sweep(scratch []*clientConn) []*clientConn {
 			continue
 		}
 		if c.state.Load() != connActive {
+			c.expireRead(now)
 			continue
 		}
 		if c.overdue() {
