@@ -16,10 +16,10 @@ const (
 	worthwhile = 0.4
 	// patience scales the quadratic price of waiting, in mean whole prefills.
 	patience = 4.0
-	// slowShare, slowRest: a request may wait for its cache as long as its first token still comes within 0.82 of the time in
-	// which all but 1 % of recent requests could have theirs at best; beyond that mark every second costs slowPrice.
+	// slowShare, slowRest: a request may wait for its cache as long as its first token still comes within 0.75 of the time in
+	// which all but 2 % of recent requests could have theirs at best; beyond that mark every second costs slowPrice.
 	// The slowest prompts set that mark, not the waiting, so that following caches does not lengthen the tail.
-	slowShare, slowRest, slowPrice = 0.82, 0.01, 100.0
+	slowShare, slowRest, slowPrice = 0.75, 0.02, 100.0
 	// slowUncached is the uncached share of a prompt from which that price is full; below, it falls in proportion. Leaving a
 	// cache that holds nearly all of a long prompt makes more work than any wait it saves, evicts as much again, and so
 	// sends others away from theirs: at full price for all, agent traffic near its memory limit tips into a state in
