@@ -7,6 +7,9 @@
 // missing), and ends them by process id. Everything runs on one machine, so the client and the backends take their share of the
 // same cores: figures compare contenders with each other, they are not capacities. It does not test correctness beyond counting
 // errors. It reads /proc and runs on Linux only.
+//
+// Others' work on the same machine is reported, not removed. Where it cannot be stopped, root can put the bench and all it starts before
+// it: chrt -r 5 go run ./chaos/bench (nice does nothing between sessions where the kernel groups tasks by session).
 package main
 
 import (
