@@ -307,9 +307,7 @@ type script func(c *upstreamSide, req seenRequest) (keep bool)
 // upstreamSide is a backend's end of a connection.
 type upstreamSide struct {
 	net.Conn
-	n     int           // of the connection
-	begun int           // requests on it so far, this one included
-	gone  chan struct{} // closed when the proxy closed its side
+	begun int // requests on it so far, this one included
 }
 
 func newBackend(t testing.TB, secure bool, s script) *backend {
@@ -331,10 +329,9 @@ func newBackend(t testing.TB, secure bool, s script) *backend {
 			}
 			b.mu.Lock()
 			b.conns[c] = true
-			n := b.accepted
 			b.accepted++
 			b.mu.Unlock()
-			b.closed.Go(func() { b.serve(c, n, s) })
+			b.closed.Go(func() { b.serve(c, s) })
 		}
 	})
 	t.Cleanup(b.stop)
@@ -359,7 +356,7 @@ func closeRaw(c net.Conn) {
 	c.Close()
 }
 
-func (b *backend) serve(c net.Conn, n int, s script) {
+func (b *backend) serve(c net.Conn, s script) {
 	defer func() {
 		closeRaw(c)
 		b.mu.Lock()
@@ -381,7 +378,7 @@ func (b *backend) serve(c net.Conn, n int, s script) {
 		b.mu.Lock()
 		b.seen = append(b.seen, seen)
 		b.mu.Unlock()
-		side := &upstreamSide{Conn: c, n: n, begun: begun}
+		side := &upstreamSide{Conn: c, begun: begun}
 		if !s(side, seen) {
 			return
 		}

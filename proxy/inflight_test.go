@@ -109,7 +109,6 @@ func erratic(r *rig, rng *rand.Rand) int {
 		}
 		return 0
 	}
-	_ = c.(*net.TCPConn).CloseWrite // stays open: a half-close is a departure
 	br := bufio.NewReader(c)
 	resp, err := http.ReadResponse(br, nil)
 	if err != nil {
