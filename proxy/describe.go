@@ -1,11 +1,13 @@
 package proxy
 
 import (
+	"grapevine/prefixtree"
 	"grapevine/proxy/policy"
 	"grapevine/proxy/prompt"
 )
 
-// describer is what Describe needs of an exchange.
+// describer reads prompts. It is pooled, and held no longer than that takes: its scratch grows with the prompts it has
+// seen, and a request may last for minutes after it.
 type describer struct {
 	parser *prompt.Parser
 	prompt prompt.Request
@@ -13,22 +15,39 @@ type describer struct {
 
 func newDescriber(p *Proxy) *describer { return &describer{parser: prompt.NewParser(p.cfg.Hasher)} }
 
+func (d *describer) release(p *Proxy) {
+	d.prompt = prompt.Request{}
+	p.parsers.Put(d)
+}
+
+// describe copies what a prompt says into a policy request; a session that q has already, named by a header, goes before
+// the body's. The copies are appended to names and hashes, which are returned for reuse.
+func describe(q *policy.Request, r *prompt.Request, names []byte, hashes []prefixtree.Hash) ([]byte, []prefixtree.Hash) {
+	keep := func(b []byte) []byte {
+		from := len(names)
+		names = append(names, b...)
+		return names[from:len(names):len(names)]
+	}
+	q.Model, q.LoRA = keep(r.Model), keep(r.LoRA)
+	if len(q.Session) == 0 {
+		q.Session = keep(r.Session)
+	}
+	hashes = append(hashes, r.Hashes...)
+	q.Hashes, q.PromptBytes, q.OutputHint = hashes, r.PromptBytes, r.MaxTokens
+	return names, hashes
+}
+
 // Describe fills q as the proxy would for a request, to ask the policy what it would do. header returns a request header,
 // and may be nil. The error is that of the prompt's parser: q then has no hashes, as for a request that is routed by load.
 // What q refers to is the caller's own or a copy. Safe for concurrent use.
 func (p *Proxy) Describe(path []byte, header func(name string) []byte, body []byte, q *policy.Request) error {
 	d := p.parsers.Get().(*describer)
-	defer p.parsers.Put(d)
+	defer d.release(p)
 	*q = policy.Request{Path: path, Header: header}
 	if header != nil {
 		q.Session = sessionOf(header)
 	}
 	err := d.parser.Parse(prompt.KindOf(path), body, &d.prompt)
-	describe(q, &d.prompt)
-	q.Model = append([]byte(nil), q.Model...)
-	q.LoRA = append([]byte(nil), q.LoRA...)
-	q.Session = append([]byte(nil), q.Session...)
-	q.Hashes = append(q.Hashes[:0:0], q.Hashes...)
-	d.prompt = prompt.Request{}
+	describe(q, &d.prompt, nil, nil)
 	return err
 }

@@ -6,32 +6,33 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"grapevine/prefixtree"
 	"grapevine/proxy/engine"
 	"grapevine/proxy/policy"
-	"grapevine/proxy/prompt"
 )
 
 // retainBody is the largest body buffer a connection keeps for its next request: above it, a few thousand idle
 // connections that once sent a long prompt would hold gigabytes.
 const retainBody = 256 << 10
 
-// retainScratch bounds the scratch buffers of a pooled exchange.
-const retainScratch = 64 << 10
+// retainScratch and retainHashes bound the scratch buffers of a pooled exchange.
+const (
+	retainScratch = 64 << 10
+	retainHashes  = 8 << 10 // of a prompt of 4 MiB
+)
 
 // exchange is one request on its way: everything there is to know until its record is written. It is taken from a pool
 // when the request has arrived and given back by finish, which every way out passes exactly once: at the end of the
 // handler, or, for a response that is streamed, when fasthttp closes the stream.
 type exchange struct {
-	proxy  *Proxy
-	ctx    *fasthttp.RequestCtx
-	conn   *clientConn
-	head   requestHead
-	parser *prompt.Parser
-	prompt prompt.Request
-	query  policy.Request
-	guard  guard
-	rec    Record
-	last   failure // of the last attempt that failed
+	proxy *Proxy
+	ctx   *fasthttp.RequestCtx
+	conn  *clientConn
+	head  requestHead
+	query policy.Request
+	guard guard
+	rec   Record
+	last  failure // of the last attempt that failed
 
 	path   []byte
 	target []byte // path and query
@@ -39,8 +40,11 @@ type exchange struct {
 	edited []byte // scratch: the body with include_usage
 	strip  bool   // the client did not ask for the usage that was asked for
 	id     []byte // scratch of a minted id
-	model  []byte // scratch: copy of the model's name, which outlives the body
 	route  []byte // scratch of the route header
+
+	// Scratch: what the query keeps of the prompt. Body and parser are let go long before a stream ends.
+	names  []byte
+	hashes []prefixtree.Hash
 
 	up       *upstreamConn // of a response that is being relayed
 	keep     bool          // up may be used again
@@ -64,7 +68,7 @@ type guard struct {
 }
 
 func newExchange(p *Proxy) *exchange {
-	e := &exchange{proxy: p, parser: prompt.NewParser(p.cfg.Hasher)}
+	e := &exchange{proxy: p}
 	e.relay.e = e
 	e.query.Header = e.header
 	return e
@@ -170,8 +174,10 @@ func (e *exchange) recycle() {
 	e.ctx, e.conn = nil, nil
 	e.path, e.target, e.body, e.first = nil, nil, nil, nil
 	e.head = requestHead{block: reuse(e.head.block)}
-	e.prompt = prompt.Request{}
 	e.query = policy.Request{Header: e.query.Header, Exclude: e.query.Exclude[:0]}
+	if cap(e.hashes) > retainHashes {
+		e.hashes = nil
+	}
 	e.edited, e.partial, e.tail = reuse(e.edited), reuse(e.partial), reuse(e.tail)
 	e.rec = Record{}
 	e.last = failure{}
@@ -191,10 +197,8 @@ func reuse(b []byte) []byte {
 // dropBody lets go of the request's body once it can no longer be sent again: a stream may last for minutes, and its
 // prompt be megabytes.
 func (e *exchange) dropBody() {
-	e.query.Session = nil
 	e.body = nil
 	e.edited = reuse(e.edited)
-	e.prompt = prompt.Request{}
 	e.ctx.Request.ReleaseBody(smallBody)
 }
 

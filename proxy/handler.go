@@ -174,25 +174,18 @@ func (e *exchange) read(kind prompt.Kind) {
 		e.rec.Kind, e.rec.Unparsed = kind, e.head.encoded
 		return
 	}
-	r := &e.prompt
-	err := e.parser.Parse(kind, e.body, r)
+	d := e.proxy.parsers.Get().(*describer)
+	defer d.release(e.proxy)
+	r := &d.prompt
+	err := d.parser.Parse(kind, e.body, r)
 	e.rec.Unparsed = err != nil
-	e.model = append(e.model[:0], r.Model...)
-	e.rec.Model, e.rec.Stream, e.rec.PromptBytes = e.model, r.Stream, r.PromptBytes
-	describe(q, r)
-	q.Model = e.model
+	e.rec.Stream, e.rec.PromptBytes = r.Stream, r.PromptBytes
+	e.names, e.hashes = describe(q, r, e.names[:0], e.hashes[:0])
+	e.rec.Model = q.Model
 	if err == nil && r.UsageEdited() {
 		e.edited = r.AppendWithUsage(e.edited[:0], e.body)
 		e.body = e.edited
 		e.strip = true
-	}
-}
-
-// describe copies what a prompt says into a policy request. A session named by a header goes before the body's.
-func describe(q *policy.Request, r *prompt.Request) {
-	q.Model, q.LoRA, q.Hashes, q.PromptBytes, q.OutputHint = r.Model, r.LoRA, r.Hashes, r.PromptBytes, r.MaxTokens
-	if len(q.Session) == 0 {
-		q.Session = r.Session
 	}
 }
 
