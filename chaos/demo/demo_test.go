@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 // TestEffectInVirtualTime: the settings show what they are meant to show, whatever the machine that runs the tests has to do, and
 // for any seed. Load and first-token times are as the package says too: busy, not swamped.
 func TestEffectInVirtualTime(t *testing.T) {
-	for seed := range uint64(5) {
+	for seed := range uint64(8) {
 		w := Workload(4, 20*time.Second)
 		runs, err := fleetsim.Run(context.Background(), fleetsim.Config{
 			Workload: w, Options: workload.Options{Seed: seed}, Policies: []string{"prefix", Baseline},
@@ -33,8 +33,8 @@ func TestEffectInVirtualTime(t *testing.T) {
 			t.Fatal(err)
 		}
 		a, b := runs[0], runs[1]
-		if a.HitRate < 1.7*b.HitRate || a.TTFT.P50 > b.TTFT.P50 || a.TTFT.P99 > 1.2*b.TTFT.P99 {
-			t.Errorf("seed %d: hit rate %v against %v, first token %+v against %+v", seed, a.HitRate, b.HitRate, a.TTFT, b.TTFT)
+		if a.HitRate < 1.7*b.HitRate || a.TTFT.P50 > b.TTFT.P50 || a.TTFT.P99 > b.TTFT.P99 || a.LoadCov > 0.4 {
+			t.Errorf("seed %d: hit rate %v against %v, first token %+v against %+v, load spread %v", seed, a.HitRate, b.HitRate, a.TTFT, b.TTFT, a.LoadCov)
 		}
 		if b.Utilization < 0.5 || b.Utilization > 0.9 {
 			t.Errorf("seed %d: the baseline's engines compute %v of the time", seed, b.Utilization)
