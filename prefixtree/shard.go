@@ -6,9 +6,13 @@ import (
 	"sync/atomic"
 )
 
-// sweepSlots is how many slots every write looks at on the side for dead facts: with two, a full turn of the sweep takes
-// half as many writes as there are slots, so dead facts outlive their retention by little where traffic flows.
-const sweepSlots = 2
+// The sweep for dead facts is paid by writers. Facts die as time passes and fences move, not by being touched, so a touch
+// pays nothing: every new fact looks at two slots, which balances removal with insertion, and time sends the sweep
+// round each shard once in a configured horizon, in steps of eight slots by whoever writes there next.
+const (
+	sweepSlots = 2
+	sweepStep  = 8
+)
 
 // readSpins bounds the optimistic reads before a reader queues for the shard's lock: only a writer that lost its CPU in
 // the middle of a move makes so many fail.
@@ -24,11 +28,12 @@ type shard struct {
 	facts int // entries, dead ones not yet swept included
 	top   int // arena words handed out so far; blocks below it are live or on a free list
 	hand  uint64
+	swept Time // when the sweep's next step is due
 
 	counts counters // its first words share the line with the above
 
 	free [classCount]uint32 // first free arena block of each class, offset + 1; chained through its first word
-	_    [64]byte           // keeps a neighbour's lock off this shard's last line
+	_    [80]byte           // to whole lines, with one between a neighbour's lock and what is written here
 }
 
 // counters are written under the shard's lock and read by Stats at any time.
@@ -228,10 +233,25 @@ func (s *shard) removeLocked(slot uint64, i int) (slotGone bool) {
 	return false
 }
 
-// sweepLocked looks at the next few slots and removes what is dead.
-func (t *Tree) sweepLocked(s *shard, now Time) {
+// tendLocked is the sweep's share of one write, which has changed the number of facts from before.
+func (t *Tree) tendLocked(s *shard, before int, now Time) {
+	if s.facts > before {
+		t.sweepLocked(s, sweepSlots, now)
+	}
+	if now >= s.swept {
+		interval := max(1, t.turn*sweepStep/Time(s.tab.Load().cap))
+		s.swept = max(s.swept, now-t.turn) + interval // an idle time leaves a debt of at most one turn
+		t.sweepLocked(s, sweepStep, now)
+	}
+	if s.facts != before {
+		s.counts.facts.Store(int64(s.facts))
+	}
+}
+
+// sweepLocked goes on by the given number of slots and removes what is dead.
+func (t *Tree) sweepLocked(s *shard, slots int, now Time) {
 	tb := s.tab.Load()
-	for range sweepSlots {
+	for n := 0; n < slots; {
 		if s.hand >= tb.cap {
 			s.hand = 0
 			if t.shrinkLocked(s, now) {
@@ -242,6 +262,7 @@ func (t *Tree) sweepLocked(s *shard, now Time) {
 			continue // another slot may have moved here
 		}
 		s.hand++
+		n++
 	}
 }
 
@@ -272,11 +293,4 @@ func (t *Tree) sweepSlotLocked(s *shard, tb *table, slot uint64, now Time) (slot
 		}
 	}
 	return false
-}
-
-// publishCountsLocked makes the shard's size visible to Stats. Most writes touch a known fact and need not pay for a store.
-func (s *shard) publishCountsLocked() {
-	if n := int64(s.facts); s.counts.facts.Load() != n {
-		s.counts.facts.Store(n)
-	}
 }

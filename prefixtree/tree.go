@@ -80,6 +80,7 @@ func (c Config) minShare() int64 {
 type Tree struct {
 	share   int64 // bytes of one shard's table and arena
 	mask    uint64
+	turn    Time // of the sweep, ms
 	shards  []shard
 	limits  []limits
 	ledgers []ledger
@@ -102,6 +103,7 @@ func New(cfg Config) (*Tree, error) {
 	t := &Tree{
 		share:   cfg.Budget/int64(shards) - allocatorRounding,
 		mask:    uint64(shards - 1),
+		turn:    Time(cfg.Horizon.Milliseconds()),
 		shards:  make([]shard, shards),
 		limits:  make([]limits, cfg.MaxBackends),
 		ledgers: make([]ledger, cfg.MaxBackends),
@@ -198,9 +200,9 @@ func (t *Tree) warm(chain []Hash) {
 func (t *Tree) put(e entry, key uint64, now Time, hint *int) (prior entry) {
 	s := t.shard(key)
 	s.mu.Lock()
+	before := s.facts
 	prior = t.putLocked(s, key, e, now, hint)
-	t.sweepLocked(s, now)
-	s.publishCountsLocked()
+	t.tendLocked(s, before, now)
 	s.mu.Unlock()
 	return prior
 }
@@ -264,7 +266,7 @@ func (t *Tree) edit(b Backend, key uint64, change func(entry) (to entry, remove 
 	case remove:
 		s.removeLocked(slot, i)
 		s.counts.retracted.Add(1)
-		s.publishCountsLocked()
+		s.counts.facts.Store(int64(s.facts))
 		return true
 	case to == e:
 	case v&spanTag != 0:
