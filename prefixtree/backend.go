@@ -21,6 +21,12 @@ const (
 	// an LRU's edge is sharp: on replayed traces 1.1 gives half the prediction error of 2 at the same or more hits
 	// (DESIGN.md, Learning).
 	goneAfter = 1.1
+
+	// grainsPerHorizon: a fact younger than a horizon's 64th (10 s of 10 minutes) is left as it is by a touch. So a fact's
+	// time is its last touch to within a grain, far below what residency can tell apart, and the many requests that follow
+	// another on the same prefix, as well as the end of one that did not last, write nothing. The price: an ancestor may
+	// be up to a grain older than its descendants.
+	grainsPerHorizon = 64
 )
 
 // limits is what every reader needs to know about a backend: 16 bytes, so that 64 backends are 1 KiB.
@@ -42,6 +48,11 @@ func (l *limits) horizon(now Time) int64 {
 
 // raiseFloor fences everything at or before at. Merges by maximum.
 func (l *limits) raiseFloor(at Time) { raise(&l.floor, int64(at)) }
+
+// settled returns the time after which a live fact needs no touch now.
+func (l *limits) settled(now Time) Time {
+	return max(Time(l.floor.Load()), now-Time(l.horizon(now)/grainsPerHorizon)-1)
+}
 
 // dead says whether a fact of the given time is behind the fence or past retention.
 func (l *limits) dead(at, now Time) bool {
@@ -93,8 +104,8 @@ func (t *Tree) SetCapacity(b Backend, blocks int) {
 	t.limits[b].span.Store(l.usage.span())
 }
 
-// use counts a placement of total blocks on b, of which the trail's were known, and notes in the trail how many other
-// blocks had been touched since each of its steps.
+// use counts total blocks on b as touched, of which the trail's were known and those settled stay as they are, and notes in
+// the trail how many other blocks had been touched since each of its steps.
 func (t *Tree) use(b Backend, tr *Trail, total int, now Time) {
 	l := &t.ledgers[b]
 	l.mu.Lock()
@@ -102,12 +113,18 @@ func (t *Tree) use(b Backend, tr *Trail, total int, now Time) {
 	for i := range tr.n {
 		tr.steps[i].displaced = l.usage.since(tr.steps[i].at)
 	}
-	above := 0
+	above, left := 0, 0
 	for _, step := range tr.steps[:tr.n] {
-		l.usage.leave(step.at, float64(step.depth-above))
+		if step.at > tr.settled {
+			left = step.depth
+		} else {
+			l.usage.leave(step.at, float64(step.depth-above))
+		}
 		above = step.depth
 	}
-	l.usage.touch(now, float64(total))
+	if total > left {
+		l.usage.touch(now, float64(total-left))
+	}
 	t.limits[b].span.Store(l.usage.span())
 }
 

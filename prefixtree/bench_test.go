@@ -276,40 +276,43 @@ func benchNaive(b *testing.B, r resident, all bool) {
 	l.report(b)
 }
 
+// BenchmarkRecord is Record and Learn of chains known on the backend: one of 1M facts' (cold) or always the same (hot),
+// held by one or by many. A touch is due or not, at the end of a stay too or not; see grainsPerHorizon.
 func BenchmarkRecord(b *testing.B) {
-	for _, backends := range []int{64, 2000} {
-		r := fill(b, 1_000_000, 64, 256, false)
-		hot := chainOf(b, 1<<31, 256)
-		for k := range backends {
-			r.tree.Record(Backend(k), hot, start, nil)
+	const grain = Time(defaultHorizon/time.Millisecond) / grainsPerHorizon
+	for _, c := range []struct {
+		name    string
+		holders int
+		cold    bool
+	}{{"cold/held=1", 1, true}, {"hot/held=1", 1, false}, {"hot/held=64", 64, false}, {"hot/held=2000", 2000, false}} {
+		for _, touch := range []struct {
+			name       string
+			step, stay Time // a full round of the chains takes 20 steps
+		}{{"none", 0, 0}, {"once", grain / 10, 0}, {"twice", grain / 5, 2 * grain}} {
+			r := fill(b, 1_000_000, 64, 256, false)
+			backends, round := 64, len(r.chains)
+			if !c.cold {
+				r.chains, backends, round = [][]Hash{chainOf(b, 1<<31, 256)}, c.holders, c.holders
+				for k := range backends {
+					r.tree.Record(Backend(k), r.chains[0], start, nil)
+				}
+			}
+			n := 0 // time goes on from run to run
+			b.Run(fmt.Sprintf("known/%s/touch=%s/blocks=256", c.name, touch.name), func(b *testing.B) {
+				var tr Trail
+				b.ReportAllocs()
+				for b.Loop() {
+					n++
+					now := start + 20*touch.step*Time(n)/Time(round)
+					k, chain := Backend(n%backends), r.chains[n*617%len(r.chains)]
+					if c.cold {
+						k = Backend(n * 617 % len(r.chains) % backends)
+					}
+					r.tree.Record(k, chain, now, &tr)
+					r.tree.Learn(k, chain, &tr, tr.Blocks(), now+touch.stay)
+				}
+			})
 		}
-		rnd := rand.New(rand.NewPCG(7, 8))
-		now := start
-		var tr Trail
-		b.Run(fmt.Sprintf("touch/held=one/backends=%d/blocks=256", backends), func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				now++
-				i := rnd.IntN(len(r.chains))
-				r.tree.Record(Backend(i%64), r.chains[i], now, &tr)
-			}
-		})
-		b.Run(fmt.Sprintf("touch/held=all/backends=%d/blocks=256", backends), func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				now++
-				r.tree.Record(Backend(rnd.IntN(backends)), hot, now, &tr)
-			}
-		})
-		b.Run(fmt.Sprintf("learn/held=one/backends=%d/blocks=256", backends), func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				now++
-				i := rnd.IntN(len(r.chains))
-				r.tree.Record(Backend(i%64), r.chains[i], now, &tr)
-				r.tree.Learn(Backend(i%64), r.chains[i], &tr, 256, now)
-			}
-		})
 	}
 	b.Run("new/at=budget/blocks=256", func(b *testing.B) {
 		tree := newTree(b, Config{Budget: 32 << 20})

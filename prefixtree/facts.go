@@ -47,8 +47,7 @@ func (t *Tree) Apply(f Fact) (changed bool) {
 		return false
 	}
 	t.noteBackend(f.Backend, at)
-	hint := 0
-	prior := t.put(makeEntry(f.Backend, at, true), uint64(f.Hash), max(now, 1), &hint)
+	prior := t.put(&place{shard: t.shard(uint64(f.Hash))}, uint64(f.Hash), makeEntry(f.Backend, at, true), max(now, 1))
 	was := Time(0)
 	if prior != 0 && !lim.dead(entryTime(prior), now) {
 		was = entryTime(prior)

@@ -44,50 +44,86 @@ func (t *Tree) Learn(b Backend, chain []Hash, tr *Trail, cached int, now Time) L
 	t.advance(now)
 	lesson := Lesson{Cached: max(-1, min(cached, len(chain)))}
 	if tr == nil {
-		lesson.Predicted, lesson.Retracted = t.correct(b, chain, lesson.Cached, now+1, now)
+		lesson.Predicted, lesson.Retracted = t.contradict(b, chain, lesson.Cached, now)
 		return lesson
 	}
 	if tr.recorded == 0 {
 		return lesson
 	}
 	lesson.Predicted = tr.depth()
-	_, lesson.Retracted = t.correct(b, chain, lesson.Cached, tr.recorded, now)
-	t.useAgain(b, len(chain), tr.recorded, now)
+	switch due := t.limits[b].settled(now); {
+	case lesson.Cached == 0 && lesson.Predicted > 0:
+		// What a restarted engine has computed must not stay older than the fence of surprisedLocked.
+		lesson.Retracted = t.conclude(b, chain, lesson.Cached, tr.settled, now-1, now)
+	case tr.recorded <= due || short(lesson.Cached, lesson.Predicted):
+		lesson.Retracted = t.conclude(b, chain, lesson.Cached, tr.settled, due, now)
+	default: // nothing to touch and nothing to contradict, as mostly
+	}
 	if lesson.Cached >= 0 {
 		lesson.Amnesia = t.learnAges(b, tr, lesson.Cached, now)
 	}
 	return lesson
 }
 
-// correct goes over the chain's facts on b: those at [cached:] older than placed are removed, those as new as placed are
-// touched. held is the depth of the deepest live fact found.
-func (t *Tree) correct(b Backend, chain []Hash, cached int, placed, now Time) (held, retracted int) {
-	touched := false
+// short says whether a count contradicts the match.
+func short(cached, predicted int) bool {
+	if cached <= 0 {
+		return cached == 0 && predicted > 0
+	}
+	return float64(predicted-cached) > 1+countSlack*float64(predicted)
+}
+
+// contradict removes every fact on [cached:] of the chain on b. held is the depth of the deepest live fact there was.
+func (t *Tree) contradict(b Backend, chain []Hash, cached int, now Time) (held, retracted int) {
 	for i, h := range chain {
-		if i%warmRun == 0 {
-			t.warm(chain[i:min(i+warmRun, len(chain))])
-		}
-		removed := t.edit(b, uint64(h), func(e entry) (entry, bool) {
+		removed := t.edit(&place{shard: t.shard(uint64(h))}, b, uint64(h), func(e entry) (entry, bool) {
 			if !t.dead(e, now) {
 				held = i + 1
 			}
-			switch at := entryTime(e); {
-			case at >= placed && at < now && !t.dead(e, now):
-				touched = true
-				return makeEntry(b, now, e&entryAnchor != 0), false
-			case at < placed && cached >= 0 && i >= cached:
-				return 0, true
-			}
-			return e, false
+			return e, cached >= 0 && i >= cached && entryTime(e) <= now
 		})
 		if removed {
 			retracted++
 		}
 	}
-	if touched {
-		raise(&t.newest[b], int64(now))
-	}
 	return held, retracted
+}
+
+// conclude goes over the chain's facts on b at the end of a request. It touches those up to due. Those up to placed have
+// not been touched by its placement, and go if they are on [cached:].
+func (t *Tree) conclude(b Backend, chain []Hash, cached int, placed, due, now Time) (retracted int) {
+	var again Trail // over the blocks touched, for their usage
+	again.settled = due
+	touched := 0
+	change := func(e entry, i int) (to entry, remove bool) {
+		at := entryTime(e)
+		if at <= placed {
+			return e, cached >= 0 && i >= cached
+		}
+		if at > due || t.dead(e, now) {
+			return e, false
+		}
+		touched++
+		again.push(touched, at)
+		return makeEntry(b, now, e&entryAnchor != 0), false
+	}
+	var a ahead
+	for from := 0; from < len(chain); from += lookahead {
+		for j := range a.look(t, b, chain[from:]) {
+			p, i := &a.places[j], from+j
+			if entryTime(p.entry) > due {
+				continue
+			}
+			if t.edit(p, b, uint64(chain[i]), func(e entry) (entry, bool) { return change(e, i) }) {
+				retracted++
+			}
+		}
+	}
+	if touched > 0 {
+		raise(&t.newest[b], int64(now))
+		t.use(b, &again, touched, now)
+	}
+	return retracted
 }
 
 // learnAges moves the horizon by the ages of what was found and of what was missing, and counts surprises.
@@ -109,8 +145,7 @@ func (t *Tree) learnAges(b Backend, tr *Trail, cached int, now Time) (amnesia bo
 	// unless the backend has been cleared for that within the last horizon and it goes on: an engine with a far smaller
 	// cache than believed must be learned, too.
 	surprise := cached == 0 && tr.hasAge(unsettled, horizon/youngPerHorizon)
-	short := cached == 0 || float64(predicted-cached) > 1+countSlack*float64(predicted)
-	if cleared := l.cleared != 0 && int64(now-l.cleared) <= horizon; short && cached < predicted && (!surprise || cleared) {
+	if cleared := l.cleared != 0 && int64(now-l.cleared) <= horizon; short(cached, predicted) && (!surprise || cleared) {
 		step := tr.step(cached + 1)
 		if age := int64(tr.recorded - step.at); age >= unsettled {
 			l.usage.evicted(age, step.displaced, horizon)

@@ -81,13 +81,61 @@ func TestLearnKeepsThePlacement(t *testing.T) {
 	tree := newTree(t, Config{})
 	chain := chainOf(t, 1, 50)
 	tree.Record(1, chain, start, nil)
-	lesson := visit(tree, 1, chain, 20, start+60_000, 5_000)
+	lesson := visit(tree, 1, chain, 20, start+60_000, 15_000)
 	if lesson != (Lesson{Predicted: 50, Cached: 20}) {
 		t.Errorf("%+v", lesson)
 	}
 	// The request has computed what was missing, and pinned it until it ended.
-	if h, _ := holderOf(tree, 1, chain, start+65_000); h.Blocks != 50 || h.Age != 0 {
+	if h, _ := holderOf(tree, 1, chain, start+75_000); h.Blocks != 50 || h.Age != 0 {
 		t.Errorf("%+v", h)
+	}
+}
+
+// TestGrain: what was touched a moment ago keeps its time, is counted as used once, and is touched again when the grain is
+// over; a restarted engine's first work is not lost for it.
+func TestGrain(t *testing.T) {
+	const grain = 1_000
+	tree := newTree(t, Config{Horizon: grainsPerHorizon * grain * time.Millisecond})
+	chain := chainOf(t, 1, 50)
+	age := func(blocks int, now Time) time.Duration {
+		h, _ := holderOf(tree, 1, chain[:blocks], now)
+		return h.Age
+	}
+	tree.Record(1, chain[:20], start, nil)
+	for i := Time(1); i <= grain; i++ {
+		visit(tree, 1, chain, -1, start+i, 0)
+	}
+	now := start + grain
+	if age(20, now) != grain*time.Millisecond || age(50, now) != (grain-1)*time.Millisecond {
+		t.Errorf("ages %v and %v", age(20, now), age(50, now))
+	}
+	if n := tree.ledgers[1].usage.since(start - 1); n != 50 {
+		t.Errorf("%v blocks in use", n)
+	}
+	visit(tree, 1, chain, -1, now+1, 0)
+	if age(20, now+1) != 0 || age(50, now+1) != grain*time.Millisecond {
+		t.Errorf("ages %v and %v", age(20, now+1), age(50, now+1))
+	}
+	if n := tree.ledgers[1].usage.since(start - 1); n != 50 {
+		t.Errorf("%v blocks in use", n)
+	}
+	now += 5 * grain
+	others := [surpriseLimit][]Hash{chainOf(t, 2, 50), chainOf(t, 3, 50), chainOf(t, 4, 50)}
+	for _, chain := range others {
+		tree.Record(1, chain, now, nil)
+	}
+	for i, chain := range others { // within the grain of those, restarted
+		if l := visit(tree, 1, chain, 0, now+grain/2+Time(i), grain/4); l.Amnesia != (i == surpriseLimit-1) {
+			t.Fatalf("%+v", l)
+		}
+	}
+	for i, other := range others {
+		if h, _ := holderOf(tree, 1, other, now+grain); h.Blocks != 50 {
+			t.Errorf("the fence took chain %d, which the restarted engine has computed: %+v", i, h)
+		}
+	}
+	if h, ok := holderOf(tree, 1, chain, now+grain); ok {
+		t.Errorf("the fence left %+v", h)
 	}
 }
 
@@ -107,8 +155,8 @@ func TestLearnRetractsWhatATruthContradicts(t *testing.T) {
 		t.Errorf("another backend lost blocks: %+v", h)
 	}
 	// What is newer than the truth stands.
-	tree.Record(1, chain, start+30, nil)
-	if lesson := tree.Learn(1, chain, nil, 0, start+20); lesson.Retracted != 0 {
+	tree.Record(1, chain, start+30_000, nil)
+	if lesson := tree.Learn(1, chain, nil, 0, start+20_000); lesson.Retracted != 0 {
 		t.Errorf("%+v", lesson)
 	}
 }

@@ -44,8 +44,11 @@ func (m *model) record(b Backend, chain []Hash, now Time) Time {
 		now++
 	}
 	for _, h := range chain {
-		m.put(b, h, now)
+		if at, ok := m.live(b, h, now); !ok || int64(now-at) > m.horizon.Milliseconds()/64 {
+			m.put(b, h, now)
+		}
 	}
+	m.newest[b] = max(now, m.newest[b])
 	return now
 }
 
@@ -255,7 +258,7 @@ func checkShard(s *shard) error {
 		if k == 0 {
 			continue
 		}
-		if slot, ok := tb.locate(k); !ok || slot != i {
+		if slot, ok := tb.locate(k, 0); !ok || slot != i {
 			return fmt.Errorf("key %x in slot %d is found in %d", k, i, slot)
 		}
 		keys++

@@ -197,7 +197,7 @@ func (s *shard) replaceLocked(w *workspace, f sieve, to *table) {
 			top += classSizes[class]
 		}
 		key := from.key(i)
-		slot, _ := to.locate(key)
+		slot, _ := to.locate(key, 0)
 		to.slots[2*slot], to.slots[2*slot+1] = key, v
 	}
 	s.keys, s.facts, s.top = keys, facts, top

@@ -68,7 +68,7 @@ func (s *shard) read(key uint64, dst []entry) []entry {
 
 // copyEntries appends the entries under key. It reports false if it met a span that cannot be: a torn read.
 func (tb *table) copyEntries(key uint64, dst []entry) ([]entry, bool) {
-	v := tb.find(key)
+	_, v := tb.find(key)
 	if v&spanTag == 0 {
 		if v == 0 {
 			return dst, true
@@ -90,16 +90,16 @@ func (tb *table) copyEntries(key uint64, dst []entry) ([]entry, bool) {
 	return dst, true
 }
 
-// putLocked merges e into the facts under key. It returns the entry of that backend it found, 0 if none. hint is the
-// place of the backend in the previous block's entries and is moved on. A fact for which there is no room even after
-// eviction is refused and counted.
-func (t *Tree) putLocked(s *shard, key uint64, e entry, now Time, hint *int) (prior entry) {
+// putLocked merges e into the facts under key, which was seen at p. It returns the entry of that backend it found, 0 if
+// none. A fact for which there is no room even after eviction is refused and counted.
+func (t *Tree) putLocked(p *place, key uint64, e entry, now Time) (prior entry) {
+	s := p.shard
 	for range 2 {
-		prior, done := t.tryPutLocked(s, key, e, now, hint)
+		prior, done := t.tryPutLocked(p, key, e, now)
 		if done {
 			return prior
 		}
-		switch v := s.tab.Load().find(key); {
+		switch _, v := s.tab.Load().find(key); {
 		case v == 0:
 			t.rebuildLocked(s, 1, 0, now)
 		case v&spanTag == 0:
@@ -113,9 +113,10 @@ func (t *Tree) putLocked(s *shard, key uint64, e entry, now Time, hint *int) (pr
 }
 
 // tryPutLocked is putLocked without making room: done is false when table or arena are full.
-func (t *Tree) tryPutLocked(s *shard, key uint64, e entry, now Time, hint *int) (prior entry, done bool) {
+func (t *Tree) tryPutLocked(p *place, key uint64, e entry, now Time) (prior entry, done bool) {
+	s := p.shard
 	tb := s.tab.Load()
-	slot, found := tb.locate(key)
+	slot, found := tb.locate(key, p.slot)
 	if !found {
 		if uint64(s.keys+1) > maxKeys(tb.cap) {
 			return 0, false
@@ -127,7 +128,7 @@ func (t *Tree) tryPutLocked(s *shard, key uint64, e entry, now Time, hint *int) 
 	}
 	v := tb.value(slot)
 	if v&spanTag != 0 {
-		return t.putSpanLocked(s, slot, v, e, now, hint)
+		return s.putSpanLocked(slot, v, e, p.index)
 	}
 	if entryBackend(v) == entryBackend(e) {
 		if m := mergeEntries(v, e); m != v {
@@ -151,19 +152,17 @@ func (t *Tree) tryPutLocked(s *shard, key uint64, e entry, now Time, hint *int) 
 	tb.setValue(slot, makeSpan(uint32(off), 2, class))
 	tb.endMove()
 	s.facts++
-	*hint = 1
 	return 0, true
 }
 
-func (t *Tree) putSpanLocked(s *shard, slot uint64, v span, e entry, now Time, hint *int) (prior entry, done bool) {
+func (s *shard) putSpanLocked(slot uint64, v span, e entry, index int) (prior entry, done bool) {
 	tb := s.tab.Load()
 	off, n, class := spanOffset(v), spanCount(v), spanClass(v)
-	if i := tb.indexOf(v, entryBackend(e), *hint); i >= 0 {
+	if i := tb.indexOf(v, entryBackend(e), index); i >= 0 {
 		prior = tb.entry(off, i)
 		if m := mergeEntries(prior, e); m != prior {
 			tb.setEntry(off, i, m)
 		}
-		*hint = i
 		return prior, true
 	}
 	if n == classSizes[class] {
@@ -184,7 +183,6 @@ func (t *Tree) putSpanLocked(s *shard, slot uint64, v span, e entry, now Time, h
 		tb.setValue(slot, makeSpan(uint32(off), n+1, class))
 	}
 	s.facts++
-	*hint = n
 	return 0, true
 }
 

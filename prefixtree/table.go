@@ -64,40 +64,34 @@ func (tb *table) clearSlot(i uint64) {
 func (tb *table) beginMove() { tb.seq.Add(1) }
 func (tb *table) endMove()   { tb.seq.Add(1) }
 
-// find returns the value stored under key, or 0. The bound on the walk matters only to a reader racing with deletions;
-// a table always has an empty slot.
-func (tb *table) find(key uint64) uint64 {
+// find returns the slot of key and the value in it, or the empty slot where the key would go and 0. The bound on the walk
+// matters only to a reader racing with deletions; a table always has an empty slot.
+func (tb *table) find(key uint64) (slot, v uint64) {
 	slots := tb.slots
 	i := tb.home(key)
 	for range tb.cap {
 		k := atomic.LoadUint64(&slots[2*i])
 		if k == key {
-			return atomic.LoadUint64(&slots[2*i+1])
+			return i, atomic.LoadUint64(&slots[2*i+1])
 		}
 		if k == 0 {
-			return 0
+			return i, 0
 		}
 		if i++; i == tb.cap {
 			i = 0
 		}
 	}
-	return 0
+	return 0, 0
 }
 
-// locate returns the slot of key, or the empty slot where it would go and false. Writer only.
-func (tb *table) locate(key uint64) (slot uint64, found bool) {
-	i := tb.home(key)
-	for {
-		switch tb.key(i) {
-		case key:
-			return i, true
-		case 0:
-			return i, false
-		}
-		if i++; i == tb.cap {
-			i = 0
-		}
+// locate returns the slot of key, or the empty slot where it would go and false. hint, any number, is tried first. Writer
+// only.
+func (tb *table) locate(key, hint uint64) (slot uint64, found bool) {
+	if hint < tb.cap && tb.key(hint) == key {
+		return hint, true
 	}
+	slot, _ = tb.find(key)
+	return slot, tb.key(slot) == key
 }
 
 // deleteSlot empties slot i and closes the gap by moving later members of the cluster back, so that there are no

@@ -11,6 +11,7 @@ const trailSteps = 16
 // is a trail of nothing.
 type Trail struct {
 	recorded Time
+	settled  Time // facts later than this were left as they were
 	n        int
 	steps    [trailSteps]trailStep
 	fresh    int
@@ -24,11 +25,15 @@ type trailStep struct {
 }
 
 func (tr *Trail) reset() {
-	tr.recorded, tr.n, tr.fresh, tr.expected = 0, 0, 0, 0
+	tr.recorded, tr.settled, tr.n, tr.fresh, tr.expected = 0, 0, 0, 0, 0
 }
 
 // push notes that the block at depth, deeper than all before, was last touched at the given time.
 func (tr *Trail) push(depth int, at Time) {
+	if tr.n > 0 && tr.steps[tr.n-1].at == at { // mostly
+		tr.steps[tr.n-1].depth = depth
+		return
+	}
 	for tr.n > 0 && tr.steps[tr.n-1].at <= at {
 		tr.n--
 	}

@@ -146,7 +146,8 @@ func (t *Tree) noteBackend(b Backend, at Time) {
 	raise(&t.highest, int64(b))
 }
 
-// Record notes a placement: b has been sent the prompt of this chain now. Every block is touched, merged by maximum time.
+// Record notes a placement: b has been sent the prompt of this chain now. Every block is touched, merged by maximum time, but
+// for those touched within the last grain (see grainsPerHorizon).
 // tr, if not nil, receives what was believed of the chain on b just before, for Learn. Ids out of range are refused and
 // counted. Safe for concurrent use.
 func (t *Tree) Record(b Backend, chain []Hash, now Time, tr *Trail) {
@@ -165,43 +166,37 @@ func (t *Tree) Record(b Backend, chain []Hash, now Time, tr *Trail) {
 		now++ // called after the fence, if in the same millisecond
 	}
 	t.noteBackend(b, now)
-	tr.recorded = now
-	hint := 0
-	for i, h := range chain {
-		if i%warmRun == 0 {
-			t.warm(chain[i:min(i+warmRun, len(chain))])
-		}
-		if h == 0 {
-			continue
-		}
-		e := makeEntry(b, now, IsAnchor(i+1, len(chain)))
-		prior := t.put(e, uint64(h), now, &hint)
-		if prior != 0 && !lim.dead(entryTime(prior), now) {
-			tr.push(i+1, entryTime(prior))
+	tr.recorded, tr.settled = now, lim.settled(now)
+	var a ahead
+	for from := 0; from < len(chain); from += lookahead {
+		for i := range a.look(t, b, chain[from:]) {
+			depth := from + i + 1
+			if chain[depth-1] == 0 {
+				continue
+			}
+			e := makeEntry(b, now, IsAnchor(depth, len(chain)))
+			prior := a.places[i].entry
+			if entryTime(prior) > tr.settled {
+				e = prior | e&entryAnchor
+			}
+			if e != prior {
+				prior = t.put(&a.places[i], uint64(chain[depth-1]), e, now)
+			}
+			if prior != 0 && !lim.dead(entryTime(prior), now) {
+				tr.push(depth, entryTime(prior))
+			}
 		}
 	}
 	tr.finish(now, lim.horizon(now))
 	t.use(b, tr, len(chain), now)
 }
 
-// warmRun is how many blocks ahead a writer fetches: enough for the processor to overlap their cache misses, few enough to
-// stay in its first-level cache.
-const warmRun = 32
-
-// warm reads the slots of some blocks so that they are in cache when the writer comes to them one by one: the locked
-// instructions of its edits let no two misses overlap, while these lookups do. Halves the time of a Record.
-func (t *Tree) warm(chain []Hash) {
-	for _, h := range chain {
-		t.shard(uint64(h)).tab.Load().find(uint64(h))
-	}
-}
-
-// put merges one fact and does a little of the sweep.
-func (t *Tree) put(e entry, key uint64, now Time, hint *int) (prior entry) {
-	s := t.shard(key)
+// put merges one fact about the block seen at p and does a little of the sweep.
+func (t *Tree) put(p *place, key uint64, e entry, now Time) (prior entry) {
+	s := p.shard
 	s.mu.Lock()
 	before := s.facts
-	prior = t.putLocked(s, key, e, now, hint)
+	prior = t.putLocked(p, key, e, now)
 	t.tendLocked(s, before, now)
 	s.mu.Unlock()
 	return prior
@@ -212,7 +207,7 @@ func (t *Tree) put(e entry, key uint64, now Time, hint *int) (prior entry) {
 // inverse of one Record. Safe for concurrent use.
 func (t *Tree) Drop(b Backend, chain []Hash, from int) {
 	for i := max(0, from); i < len(chain); i++ {
-		t.edit(b, uint64(chain[i]), func(entry) (entry, bool) { return 0, true })
+		t.edit(&place{shard: t.shard(uint64(chain[i]))}, b, uint64(chain[i]), func(entry) (entry, bool) { return 0, true })
 	}
 }
 
@@ -225,7 +220,7 @@ func (t *Tree) Revert(b Backend, chain []Hash, tr *Trail) (retracted int) {
 	}
 	for i, h := range chain {
 		before := tr.at(i + 1)
-		went := t.edit(b, uint64(h), func(e entry) (entry, bool) {
+		went := t.edit(&place{shard: t.shard(uint64(h))}, b, uint64(h), func(e entry) (entry, bool) {
 			if entryTime(e) != tr.recorded {
 				return e, false
 			}
@@ -241,20 +236,20 @@ func (t *Tree) Revert(b Backend, chain []Hash, tr *Trail) (retracted int) {
 	return retracted
 }
 
-// edit lets change replace the fact (key, b), if there is one, or remove it. It reports whether it was removed.
-func (t *Tree) edit(b Backend, key uint64, change func(entry) (to entry, remove bool)) (removed bool) {
-	s := t.shard(key)
+// edit lets change replace the fact (key, b) seen at p, if there is one, or remove it. It reports whether it was removed.
+func (t *Tree) edit(p *place, b Backend, key uint64, change func(entry) (to entry, remove bool)) (removed bool) {
+	s := p.shard
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	tb := s.tab.Load()
-	slot, found := tb.locate(key)
+	slot, found := tb.locate(key, p.slot)
 	if !found || key == 0 {
 		return false
 	}
 	v, i := tb.value(slot), 0
 	e := v
 	if v&spanTag != 0 {
-		if i = tb.indexOf(v, b, 0); i < 0 {
+		if i = tb.indexOf(v, b, p.index); i < 0 {
 			return false
 		}
 		e = tb.entry(spanOffset(v), i)

@@ -1,0 +1,71 @@
+package prefixtree
+
+// lookahead is how many blocks a writer looks up at once: enough for the processor to overlap their cache misses, few
+// enough to stay in its first-level cache.
+const lookahead = 32
+
+// place is where a writer found a block before taking its shard's lock.
+type place struct {
+	shard *shard
+	slot  uint64 // a hint: under the lock, believed only if the key is still there
+	index int    // of the backend among the block's holders, likewise
+	entry entry  // the backend's fact; 0 if it has none, or if it was not seen for a concurrent move
+}
+
+// ahead looks up a run of blocks without locks, for a writer that will edit them on behalf of one backend. The locked
+// instructions of edits let no two cache misses overlap, while these lookups do; and most edits turn out to be unnecessary
+// (see grainsPerHorizon), or find their slot at once.
+type ahead struct {
+	places  [lookahead]place
+	index   int    // of the backend in the last block seen, which neighbours share
+	fetched uint64 // no meaning; keeps the reads of fetch from being optimised away
+}
+
+// look fills places for the first blocks of the chain and returns how many.
+func (a *ahead) look(t *Tree, b Backend, chain []Hash) int {
+	run := chain[:min(lookahead, len(chain))]
+	a.fetch(t, run)
+	for i, h := range run {
+		s := a.places[i].shard
+		tb := s.tab.Load()
+		seq := tb.seq.Load()
+		slot, v := tb.find(uint64(h))
+		e := v
+		if v&spanTag != 0 {
+			e = tb.peek(v, b, &a.index)
+		} else if v != 0 && entryBackend(v) != b {
+			e = 0
+		}
+		if seq&1 != 0 || tb.seq.Load() != seq {
+			e = 0
+		}
+		a.places[i] = place{shard: s, slot: slot, index: a.index, entry: e}
+	}
+	return len(run)
+}
+
+// fetch brings the blocks' slots into cache. No branch depends on what is read, or a wrongly predicted one would wait for
+// its miss before the next could start.
+func (a *ahead) fetch(t *Tree, run []Hash) {
+	var any uint64
+	for i, h := range run {
+		s := t.shard(uint64(h))
+		tb := s.tab.Load()
+		any ^= tb.key(tb.home(uint64(h)))
+		a.places[i].shard = s
+	}
+	a.fetched = any
+}
+
+// peek returns b's entry in a span that may be torn, 0 if it is not there. index is tried first, and moved on.
+func (tb *table) peek(v span, b Backend, index *int) entry {
+	if spanOffset(v)+spanCount(v) > len(tb.arena) {
+		return 0
+	}
+	i := tb.indexOf(v, b, *index)
+	if i < 0 {
+		return 0
+	}
+	*index = i
+	return tb.entry(spanOffset(v), i)
+}
