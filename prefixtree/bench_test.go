@@ -63,11 +63,19 @@ type resident struct {
 	tree     *Tree
 	chains   [][]Hash
 	backends int
+	all      bool // every backend holds every chain, else one
+}
+
+func (r resident) holder(chain int, rnd *rand.Rand) Backend {
+	if r.all {
+		return Backend(rnd.IntN(r.backends))
+	}
+	return Backend(chain % r.backends)
 }
 
 // fill records chains of depth blocks until there are that many facts: each chain on one backend, or on every one.
 func fill(tb testing.TB, facts, backends, depth int, all bool) resident {
-	r := resident{tree: newTree(tb, Config{Budget: 1 << 30}), backends: backends}
+	r := resident{tree: newTree(tb, Config{Budget: 1 << 30}), backends: backends, all: all}
 	perChain := depth
 	if all {
 		perChain *= backends
@@ -191,36 +199,37 @@ func BenchmarkMatchWorst(b *testing.B) {
 	}
 }
 
-// writeInBackground records facts at 1M/s, half of them touches of what is resident and half new, until stopped; stop
-// reports the rate reached.
+// writeInBackground records blocks at 1M/s, half of them new and half of them touches of whole resident chains by one of
+// their holders, until stopped; stop reports the rate reached. Its time runs forty times as fast as ours, so that touches
+// are due.
 func writeInBackground(r resident) (stop func(b *testing.B)) {
-	const perSecond, batch = 1_000_000, 64
+	const perSecond, speed = 1_000_000, 40
 	var done atomic.Bool
-	var facts atomic.Int64
+	var written atomic.Int64
 	var wg sync.WaitGroup
-	began := time.Now()
+	began, from := time.Now(), max(start, Time(r.tree.clock.Load()))
 	wg.Go(func() {
 		rnd := rand.New(rand.NewPCG(5, 6))
-		fresh := make([]Hash, batch)
-		for n := int64(0); !done.Load(); n += batch {
+		fresh := make([]Hash, len(r.chains[0]))
+		for n := int64(0); !done.Load(); {
 			for time.Since(began) < time.Duration(n)*time.Second/perSecond && !done.Load() {
 				runtime.Gosched()
 			}
-			chain := r.chains[rnd.IntN(len(r.chains))][:batch]
-			if n/batch%2 == 0 {
-				for i := range fresh {
-					fresh[i] = Hash(rnd.Uint64() | 1)
-				}
-				chain = fresh
+			now := from + Time(n*1000*speed/perSecond)
+			for i := range fresh {
+				fresh[i] = Hash(rnd.Uint64() | 1)
 			}
-			r.tree.Record(Backend(rnd.IntN(r.backends)), chain, start+Time(n/1000), nil)
-			facts.Store(n + batch)
+			r.tree.Record(Backend(rnd.IntN(r.backends)), fresh, now, nil)
+			i := rnd.IntN(len(r.chains))
+			r.tree.Record(r.holder(i, rnd), r.chains[i], now, nil)
+			n += int64(2 * len(fresh))
+			written.Store(n)
 		}
 	})
 	return func(b *testing.B) {
 		done.Store(true)
 		wg.Wait()
-		b.ReportMetric(float64(facts.Load())/time.Since(began).Seconds(), "writes/s")
+		b.ReportMetric(float64(written.Load())/time.Since(began).Seconds(), "writes/s")
 	}
 }
 
