@@ -1,5 +1,7 @@
 package prefixtree
 
+import "sync/atomic"
+
 // lookahead is how many blocks a writer looks up at once: enough for the processor to overlap their cache misses, few
 // enough to stay in its first-level cache.
 const lookahead = 32
@@ -9,7 +11,18 @@ type place struct {
 	shard *shard
 	slot  uint64 // a hint: under the lock, believed only if the key is still there
 	index int    // of the backend among the block's holders, likewise
-	entry entry  // the backend's fact; 0 if it has none, or if it was not seen for a concurrent move
+	entry entry  // the backend's fact; 0 if it has none or torn
+	torn  bool   // something was moving, so nothing has been seen
+
+	tab  *table
+	seq  uint64
+	word *uint64 // where the entry was
+}
+
+// touch replaces the entry seen by a later one without taking the lock. It reports false if it could not be sure to have, or
+// if the shard waits for somebody to sweep: then the change is to be made under the lock.
+func (p *place) touch(to entry, now Time) bool {
+	return p.entry != 0 && int64(now) < p.shard.swept.Load() && p.tab.touch(p.word, p.seq, p.entry, to)
 }
 
 // ahead looks up a run of blocks without locks, for a writer that will edit them on behalf of one backend. The locked
@@ -30,16 +43,17 @@ func (a *ahead) look(t *Tree, b Backend, chain []Hash) int {
 		tb := s.tab.Load()
 		seq := tb.seq.Load()
 		slot, v := tb.find(uint64(h))
-		e := v
+		p := &a.places[i]
+		p.tab, p.seq, p.slot, p.entry, p.word = tb, seq, slot, v, &tb.slots[2*slot+1]
 		if v&spanTag != 0 {
-			e = tb.peek(v, b, &a.index)
-		} else if v != 0 && entryBackend(v) != b {
-			e = 0
+			p.entry, p.word = tb.peek(v, b, &a.index)
+		} else if entryBackend(v) != b {
+			p.entry = 0
 		}
-		if seq&1 != 0 || tb.seq.Load() != seq {
-			e = 0
+		p.index = a.index
+		if p.torn = seq&1 != 0 || tb.seq.Load() != seq; p.torn {
+			p.entry = 0
 		}
-		a.places[i] = place{shard: s, slot: slot, index: a.index, entry: e}
 	}
 	return len(run)
 }
@@ -57,15 +71,16 @@ func (a *ahead) fetch(t *Tree, run []Hash) {
 	a.fetched = any
 }
 
-// peek returns b's entry in a span that may be torn, 0 if it is not there. index is tried first, and moved on.
-func (tb *table) peek(v span, b Backend, index *int) entry {
+// peek returns b's entry in a span that may be torn, and its place; 0 if it is not there. index is tried first, and moved on.
+func (tb *table) peek(v span, b Backend, index *int) (entry, *uint64) {
 	if spanOffset(v)+spanCount(v) > len(tb.arena) {
-		return 0
+		return 0, nil
 	}
 	i := tb.indexOf(v, b, *index)
 	if i < 0 {
-		return 0
+		return 0, nil
 	}
 	*index = i
-	return tb.entry(spanOffset(v), i)
+	word := &tb.arena[spanOffset(v)+i]
+	return atomic.LoadUint64(word), word
 }

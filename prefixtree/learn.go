@@ -92,29 +92,42 @@ func (t *Tree) contradict(b Backend, chain []Hash, cached int, now Time) (held, 
 // conclude goes over the chain's facts on b at the end of a request. It touches those up to due. Those up to placed have
 // not been touched by its placement, and go if they are on [cached:].
 func (t *Tree) conclude(b Backend, chain []Hash, cached int, placed, due, now Time) (retracted int) {
+	verdict := func(e entry, i int) (to entry, remove bool) {
+		switch at := entryTime(e); {
+		case at <= placed:
+			return e, cached >= 0 && i >= cached
+		case at > due || t.dead(e, now):
+			return e, false
+		}
+		return makeEntry(b, now, e&entryAnchor != 0), false
+	}
 	var again Trail // over the blocks touched, for their usage
 	again.settled = due
 	touched := 0
-	change := func(e entry, i int) (to entry, remove bool) {
-		at := entryTime(e)
-		if at <= placed {
-			return e, cached >= 0 && i >= cached
+	note := func(e, to entry) {
+		if to != e {
+			touched++
+			again.push(touched, entryTime(e))
 		}
-		if at > due || t.dead(e, now) {
-			return e, false
-		}
-		touched++
-		again.push(touched, at)
-		return makeEntry(b, now, e&entryAnchor != 0), false
 	}
 	var a ahead
 	for from := 0; from < len(chain); from += lookahead {
 		for j := range a.look(t, b, chain[from:]) {
 			p, i := &a.places[j], from+j
-			if entryTime(p.entry) > due {
+			if p.entry == 0 && !p.torn {
 				continue
 			}
-			if t.edit(p, b, uint64(chain[i]), func(e entry) (entry, bool) { return change(e, i) }) {
+			to, remove := verdict(p.entry, i)
+			if !p.torn && !remove && (to == p.entry || p.touch(to, now)) {
+				note(p.entry, to)
+				continue
+			}
+			removed := t.edit(p, b, uint64(chain[i]), func(e entry) (entry, bool) {
+				to, remove := verdict(e, i)
+				note(e, to)
+				return to, remove
+			})
+			if removed {
 				retracted++
 			}
 		}

@@ -69,6 +69,63 @@ func TestReadersAndWriters(t *testing.T) {
 	checkShards(t, tree)
 }
 
+// TestNoTouchIsLost: touches take no lock, so whatever moves their words at the same time (holders that come and go, other
+// blocks deleted before them, tables that grow) must neither lose one nor keep it from being made.
+func TestNoTouchIsLost(t *testing.T) {
+	const touchers, churners, rounds, blocks = 3, 2, 150, 100
+	const step = Time(defaultHorizon/time.Millisecond)/grainsPerHorizon + 1
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	tree := newTree(t, Config{MaxBackends: 64, Budget: 1 << 20})
+	chains := make([][]Hash, touchers) // one each, and the first for all
+	for i := range chains {
+		chains[i] = chainOf(t, uint64(i+1), blocks)
+	}
+	for round := range Time(rounds) {
+		now := start + 2*round*step
+		var wg sync.WaitGroup
+		for w := range touchers {
+			wg.Go(func() {
+				b := Backend(w)
+				for _, chain := range [][]Hash{chains[0], chains[w]} {
+					var tr Trail
+					tree.Record(b, chain, now, &tr)
+					tree.Learn(b, chain, &tr, -1, now+step)
+				}
+			})
+		}
+		for w := range churners {
+			wg.Go(func() {
+				r := rand.New(rand.NewPCG(seed, uint64(round)<<8|uint64(w)))
+				b := Backend(touchers + w)
+				unique := make([]Hash, blocks)
+				for i := range unique {
+					unique[i] = Hash(r.Uint64() | 1)
+				}
+				for range 4 {
+					tree.Record(b, unique, now, nil)
+					tree.Record(b, chains[r.IntN(touchers)], now, nil)
+					tree.Drop(b, chains[r.IntN(touchers)], r.IntN(blocks))
+					tree.Drop(b, unique, r.IntN(blocks))
+				}
+			})
+		}
+		wg.Wait()
+		for w := range touchers {
+			for _, chain := range [][]Hash{chains[0], chains[w]} {
+				for i, h := range chain {
+					var a ahead
+					a.look(tree, Backend(w), []Hash{h})
+					if at := entryTime(a.places[0].entry); at != now+step {
+						t.Fatalf("round %d, backend %d, block %d: touched at %d, want %d", round, w, i, at-start, now+step-start)
+					}
+				}
+			}
+		}
+		checkShards(t, tree)
+	}
+}
+
 func writeSomething(tree *Tree, r *rand.Rand, chains [][]Hash, backends, deepest int, now Time) {
 	b := Backend(1 + r.IntN(backends-1))
 	chain := chains[r.IntN(len(chains))][:1+r.IntN(deepest)]

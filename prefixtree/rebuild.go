@@ -114,6 +114,7 @@ func (t *Tree) rebuildLocked(s *shard, moreKeys, moreEntries int, now Time) {
 	w := t.workspaces.Get().(*workspace)
 	defer t.workspaces.Put(w)
 	from := s.tab.Load()
+	from.freeze()
 	sv := w.survey(from, f)
 	limit := float64(t.share) / (1 + evictShare)
 	if float64(need(sv)) > limit {

@@ -28,7 +28,7 @@ type shard struct {
 	facts int // entries, dead ones not yet swept included
 	top   int // arena words handed out so far; blocks below it are live or on a free list
 	hand  uint64
-	swept Time // when the sweep's next step is due
+	swept atomic.Int64 // when the sweep's next step is due
 
 	counts counters // its first words share the line with the above
 
@@ -130,14 +130,12 @@ func (t *Tree) tryPutLocked(p *place, key uint64, e entry, now Time) (prior entr
 	if v&spanTag != 0 {
 		return s.putSpanLocked(slot, v, e, p.index)
 	}
-	if entryBackend(v) == entryBackend(e) {
-		if m := mergeEntries(v, e); m != v {
-			tb.setValue(slot, m)
+	for ; entryBackend(v) == entryBackend(e); v = tb.value(slot) {
+		if m := mergeEntries(v, e); m == v || tb.replaceValue(slot, v, m) {
+			return v, true
 		}
-		return v, true
 	}
-	if t.dead(v, now) { // take its place
-		tb.setValue(slot, e)
+	if t.dead(v, now) && tb.replaceValue(slot, v, e) { // take its place
 		s.counts.expired.Add(1)
 		return 0, true
 	}
@@ -147,7 +145,7 @@ func (t *Tree) tryPutLocked(p *place, key uint64, e entry, now Time) (prior entr
 		return 0, false
 	}
 	tb.beginMove() // the block may have been somebody else's
-	tb.setEntry(off, 0, v)
+	tb.setEntry(off, 0, tb.value(slot))
 	tb.setEntry(off, 1, e)
 	tb.setValue(slot, makeSpan(uint32(off), 2, class))
 	tb.endMove()
@@ -159,11 +157,12 @@ func (s *shard) putSpanLocked(slot uint64, v span, e entry, index int) (prior en
 	tb := s.tab.Load()
 	off, n, class := spanOffset(v), spanCount(v), spanClass(v)
 	if i := tb.indexOf(v, entryBackend(e), index); i >= 0 {
-		prior = tb.entry(off, i)
-		if m := mergeEntries(prior, e); m != prior {
-			tb.setEntry(off, i, m)
+		for {
+			prior = tb.entry(off, i)
+			if m := mergeEntries(prior, e); m == prior || tb.replaceEntry(off, i, prior, m) {
+				return prior, true
+			}
 		}
-		return prior, true
 	}
 	if n == classSizes[class] {
 		to, ok := s.allocLocked(tb, class+1)
@@ -201,9 +200,10 @@ func (s *shard) allocLocked(tb *table, class int) (offset int, ok bool) {
 	return offset, true
 }
 
-// freeLocked puts an arena block on its free list; between beginMove and endMove, since it writes the block.
+// freeLocked puts an arena block on its free list; between beginMove and endMove, since it writes the block. The tag
+// keeps a link from looking like an entry to a late touch.
 func (s *shard) freeLocked(tb *table, offset, class int) {
-	tb.setEntry(offset, 0, uint64(s.free[class]))
+	tb.setEntry(offset, 0, spanTag|uint64(s.free[class]))
 	s.free[class] = uint32(offset + 1)
 }
 
@@ -236,9 +236,9 @@ func (t *Tree) tendLocked(s *shard, before int, now Time) {
 	if s.facts > before {
 		t.sweepLocked(s, sweepSlots, now)
 	}
-	if now >= s.swept {
+	if due := Time(s.swept.Load()); now >= due {
 		interval := max(1, t.turn*sweepStep/Time(s.tab.Load().cap))
-		s.swept = max(s.swept, now-t.turn) + interval // an idle time leaves a debt of at most one turn
+		s.swept.Store(int64(max(due, now-t.turn) + interval)) // an idle time leaves a debt of at most one turn
 		t.sweepLocked(s, sweepStep, now)
 	}
 	if s.facts != before {

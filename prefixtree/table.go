@@ -13,10 +13,14 @@ import (
 // nothing more. A change that moves words readers may be looking at (deletion, reuse of an arena block) is bracketed by
 // two increments of seq; a reader retries if seq was odd or has moved. A table that has been replaced is never written
 // again, so a reader still on it sees a consistent, slightly old, state.
+//
+// A touch takes no lock either: it swaps one entry for a later one of the same backend, provided that nothing moves from
+// before the entry was found until after the swap (touch). Hence whoever holds the lock changes an entry in place only by
+// swap as well, and reads what it is going to move after beginMove or freeze.
 type table struct {
-	seq   atomic.Uint64
-	cap   uint64   // slots; any number, home slots come from the high half of a multiplication
-	slots []uint64 // 2*cap words: key, value; key 0 = empty
+	seq   atomic.Uint64 // odd during a move; frozenBit once the table is being replaced
+	cap   uint64        // slots; any number, home slots come from the high half of a multiplication
+	slots []uint64      // 2*cap words: key, value; key 0 = empty
 	arena []uint64
 }
 
@@ -47,6 +51,11 @@ func (tb *table) home(key uint64) uint64 {
 func (tb *table) key(i uint64) uint64   { return atomic.LoadUint64(&tb.slots[2*i]) }
 func (tb *table) value(i uint64) uint64 { return atomic.LoadUint64(&tb.slots[2*i+1]) }
 
+// replaceValue is setValue unless a touch has come in between.
+func (tb *table) replaceValue(i, old, v uint64) bool {
+	return atomic.CompareAndSwapUint64(&tb.slots[2*i+1], old, v)
+}
+
 func (tb *table) setValue(i, v uint64) { atomic.StoreUint64(&tb.slots[2*i+1], v) }
 
 // setSlot publishes a slot: the value first, for a reader trusts the value of any slot whose key it has seen.
@@ -63,6 +72,19 @@ func (tb *table) clearSlot(i uint64) {
 
 func (tb *table) beginMove() { tb.seq.Add(1) }
 func (tb *table) endMove()   { tb.seq.Add(1) }
+
+const frozenBit = 1 << 63
+
+// freeze makes touches go through the lock from now on.
+func (tb *table) freeze() { tb.seq.Or(frozenBit) }
+
+// touch swaps the entry in a word of the table for a later one of the same block and backend. seq is what it was before the
+// word was found to hold that entry. It reports false if something may have moved since; the swap may then have hit
+// an equal entry of another block, which does no harm but to make that look younger, or have been lost.
+func (tb *table) touch(word *uint64, seq uint64, from, to entry) bool {
+	return seq&(frozenBit|1) == 0 && tb.seq.Load() == seq &&
+		atomic.CompareAndSwapUint64(word, from, to) && tb.seq.Load() == seq
+}
 
 // find returns the slot of key and the value in it, or the empty slot where the key would go and 0. The bound on the walk
 // matters only to a reader racing with deletions; a table always has an empty slot.
@@ -126,6 +148,11 @@ func (tb *table) distance(from, to uint64) uint64 {
 
 func (tb *table) entry(offset, i int) entry       { return atomic.LoadUint64(&tb.arena[offset+i]) }
 func (tb *table) setEntry(offset, i int, e entry) { atomic.StoreUint64(&tb.arena[offset+i], e) }
+
+// replaceEntry is setEntry unless a touch has come in between.
+func (tb *table) replaceEntry(offset, i int, old, e entry) bool {
+	return atomic.CompareAndSwapUint64(&tb.arena[offset+i], old, e)
+}
 
 // indexOf returns the place of b among the entries of s, or -1. hint is tried first: neighbouring blocks of a chain were
 // mostly recorded by the same backends in the same order, which spares the scan of widely held blocks.

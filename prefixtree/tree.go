@@ -175,12 +175,13 @@ func (t *Tree) Record(b Backend, chain []Hash, now Time, tr *Trail) {
 				continue
 			}
 			e := makeEntry(b, now, IsAnchor(depth, len(chain)))
-			prior := a.places[i].entry
+			p := &a.places[i]
+			prior := p.entry
 			if entryTime(prior) > tr.settled {
 				e = prior | e&entryAnchor
 			}
-			if e != prior {
-				prior = t.put(&a.places[i], uint64(chain[depth-1]), e, now)
+			if e != prior && !p.touch(e, now) {
+				prior = t.put(p, uint64(chain[depth-1]), e, now)
 			}
 			if prior != 0 && !lim.dead(entryTime(prior), now) {
 				tr.push(depth, entryTime(prior))
@@ -236,7 +237,8 @@ func (t *Tree) Revert(b Backend, chain []Hash, tr *Trail) (retracted int) {
 	return retracted
 }
 
-// edit lets change replace the fact (key, b) seen at p, if there is one, or remove it. It reports whether it was removed.
+// edit lets change replace the fact (key, b) seen at p, if there is one, or remove it. It reports whether it was removed. A
+// touch that comes in between prevails over a replacement.
 func (t *Tree) edit(p *place, b Backend, key uint64, change func(entry) (to entry, remove bool)) (removed bool) {
 	s := p.shard
 	s.mu.Lock()
@@ -257,17 +259,16 @@ func (t *Tree) edit(p *place, b Backend, key uint64, change func(entry) (to entr
 		return false
 	}
 	to, remove := change(e)
-	switch {
-	case remove:
+	if remove {
 		s.removeLocked(slot, i)
 		s.counts.retracted.Add(1)
 		s.counts.facts.Store(int64(s.facts))
 		return true
-	case to == e:
-	case v&spanTag != 0:
-		tb.setEntry(spanOffset(v), i, to)
-	default:
-		tb.setValue(slot, to)
+	}
+	if v&spanTag != 0 {
+		tb.replaceEntry(spanOffset(v), i, e, to)
+	} else {
+		tb.replaceValue(slot, e, to)
 	}
 	return false
 }
