@@ -17,7 +17,8 @@ type chatMessage struct {
 }
 
 // chatBodies makes n chat requests of exactly size bytes each. A quarter of every body is a system prompt that all share; the rest is
-// a conversation of its own, with the escapes, quotes and non-ASCII text of real ones. The same seed gives the same bodies.
+// a conversation of its own, with the escapes, quotes and non-ASCII text of real ones, and ask for one token, since it is not the
+// answer that is measured. The same seed gives the same bodies.
 func chatBodies(n, size int, stream bool, seed uint64) ([][]byte, error) {
 	system := proseBytes(rand.New(rand.NewPCG(seed, 0)), size/4)
 	bodies := make([][]byte, n)
@@ -64,7 +65,7 @@ func encodeChat(messages []chatMessage, stream bool) ([]byte, error) {
 		MaxTokens   int           `json:"max_tokens"`
 		Temperature float64       `json:"temperature"`
 		Stream      bool          `json:"stream"`
-	}{"bench", messages, 256, 0.7, stream})
+	}{"bench", messages, 1, 0.7, stream})
 	return bytes.TrimRight(buf.Bytes(), "\n"), err
 }
 

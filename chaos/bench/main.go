@@ -31,6 +31,7 @@ import (
 // options are the command line.
 type options struct {
 	binary   string
+	backend  string
 	extra    []string
 	rounds   int
 	duration time.Duration
@@ -60,12 +61,16 @@ func main() {
 	if len(os.Args) > 1 && os.Args[1] == "backend" {
 		exit(serveBackend(os.Args[2:]))
 	}
+	if len(os.Args) > 1 && os.Args[1] == "engine" {
+		exit(serveEngines(os.Args[2:]))
+	}
 	if len(os.Args) > 3 && os.Args[1] == "bare" {
 		exit(serveBare(os.Args[2], os.Args[3:]))
 	}
 	var o options
 	var extra string
 	flag.StringVar(&o.binary, "grapevine", "bin/grapevine", "the binary under test")
+	flag.StringVar(&o.backend, "backend", "both", "what stands behind the proxies: engine (the emulated engine), light (the least that can answer), or both, one after the other")
 	flag.StringVar(&extra, "serve-flags", "", "more flags for grapevine serve, separated by blanks")
 	flag.IntVar(&o.rounds, "rounds", 5, "interleaved rounds; medians are reported")
 	flag.DurationVar(&o.duration, "duration", 3*time.Second, "length of one measurement, whole seconds")
@@ -76,7 +81,7 @@ func main() {
 	flag.Uint64Var(&o.seed, "seed", 1, "seed of the request bodies")
 	flag.StringVar(&o.jsonPath, "json", "", "write the results as JSON to this file, or to stdout (-) instead of the tables")
 	flag.StringVar(&o.only, "only", "", "contenders to run, separated by commas, of nginx,haproxy,bare,grapevine; direct access always runs")
-	flag.StringVar(&o.phases, "phases", "throughput,latency,streams", "measurements to make")
+	flag.StringVar(&o.phases, "phases", "throughput,latency,streams", "measurements to make; streams need the light backend, which stamps their chunks")
 	flag.StringVar(&o.profiles, "profile", "", "write CPU profiles of grapevine under load into this directory")
 	flag.DurationVar(&o.patience, "patience", 2*time.Minute, "how long measurements wait, all together, for others to leave the machine alone")
 	flag.BoolVar(&o.strict, "strict", false, "exit 1 if a bar is missed")
@@ -101,8 +106,12 @@ func exit(err error) {
 	os.Exit(0)
 }
 
-// bench sets the stage, measures, reports, and takes everything down again.
+// bench measures in front of each backend in turn, reports, and takes everything down again.
 func bench(ctx context.Context, o options) error {
+	kinds, err := kindsOf(o.backend)
+	if err != nil {
+		return err
+	}
 	if err := install(ctx, os.Stderr, "nginx", "haproxy", "wrk"); err != nil {
 		return err
 	}
@@ -111,50 +120,76 @@ func bench(ctx context.Context, o options) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	field, closeField, err := setStage(ctx, o, dir)
-	defer closeField()
-	if err != nil {
+	r := newReport()
+	for _, kind := range kinds {
+		res, err := benchOn(ctx, o, dir, kind)
+		if err != nil {
+			return fmt.Errorf("backend %s: %w", kind.name, err)
+		}
+		r.Runs = append(r.Runs, res)
+	}
+	if err := publish(o, r); err != nil {
 		return err
 	}
-	res := newResults(o, field)
-	if err := measure(ctx, o, dir, field, res); err != nil {
-		return err
-	}
-	res.judge()
-	if err := publish(o, res); err != nil {
-		return err
-	}
-	if o.strict && !res.passed() {
+	if o.strict && !r.passed() {
 		return fmt.Errorf("a bar was missed")
 	}
 	return nil
 }
 
-// setStage starts the backends and the contenders and waits until each answers. close is never nil.
-func setStage(ctx context.Context, o options, dir string) (field []*contender, closeField func(), err error) {
-	var started []*process
-	closeField = func() {
-		for i := len(started) - 1; i >= 0; i-- {
-			started[i].stop()
-		}
+// benchOn sets the stage with one kind of backend and measures every contender in front of it.
+func benchOn(ctx context.Context, o options, dir string, kind backendKind) (*results, error) {
+	st, err := setStage(ctx, o, dir, kind)
+	defer st.close()
+	if err != nil {
+		return nil, err
 	}
+	res := newResults(st)
+	if err := measure(ctx, o, dir, st, res); err != nil {
+		return nil, err
+	}
+	res.judge()
+	return res, nil
+}
+
+// stage is the backends, one process, and the contenders in front of them.
+type stage struct {
+	kind    backendKind
+	backend *process
+	field   []*contender
+	started []*process // in order
+}
+
+// close stops all that was started, the last first.
+func (st *stage) close() {
+	for i := len(st.started) - 1; i >= 0; i-- {
+		st.started[i].stop()
+	}
+}
+
+// setStage starts the backends and the contenders and waits until each answers. The stage is never nil and is to be closed even after an error.
+func setStage(ctx context.Context, o options, dir string, kind backendKind) (*stage, error) {
+	st := &stage{kind: kind}
 	backends, err := freeAddrs(backendCount)
 	if err != nil {
-		return nil, closeField, err
+		return st, err
 	}
 	self, err := os.Executable()
 	if err != nil {
-		return nil, closeField, err
+		return st, err
 	}
-	backend, err := startProcess("backend", append([]string{self, "backend"}, backends...)...)
-	if err != nil {
-		return nil, closeField, err
+	mode := "backend"
+	if kind.name == engineKind.name {
+		mode = "engine"
 	}
-	started = append(started, backend)
-	if err := backend.await(ctx, backends[0]); err != nil {
-		return nil, closeField, err
+	if st.backend, err = startProcess(mode, append([]string{self, mode}, backends...)...); err != nil {
+		return st, err
 	}
-	field = []*contender{{Name: "direct", Version: "no proxy, one of the backends", addr: backends[0], streamAddr: backends[0]}}
+	st.started = append(st.started, st.backend)
+	if err := st.backend.await(ctx, backends[0]); err != nil {
+		return st, err
+	}
+	st.field = []*contender{{Name: "direct", Version: "no proxy, one of the backends", addr: backends[0], streamAddr: backends[0]}}
 	starters := []struct {
 		name  string
 		start func() (*contender, error)
@@ -170,28 +205,31 @@ func setStage(ctx context.Context, o options, dir string) (field []*contender, c
 		}
 		c, err := s.start()
 		if err != nil {
-			return nil, closeField, err
+			return st, err
 		}
-		started = append(started, c.proc)
+		st.started = append(st.started, c.proc)
 		if err := c.proc.await(ctx, c.addr); err != nil {
-			return nil, closeField, err
+			return st, err
 		}
-		field = append(field, c)
+		st.field = append(st.field, c)
 	}
-	return field, closeField, nil
+	return st, nil
 }
 
 // measure runs the phases. Within a phase rounds are the outer loop, so that a disturbance hits all contenders alike.
-func measure(ctx context.Context, o options, dir string, field []*contender, res *results) error {
+func measure(ctx context.Context, o options, dir string, st *stage, res *results) error {
 	for _, phase := range strings.Split(o.phases, ",") {
 		var err error
 		switch phase {
 		case "throughput":
-			err = measureThroughput(ctx, o, dir, field, res)
+			err = measureThroughput(ctx, o, dir, st, res)
 		case "latency":
-			err = measureLatency(ctx, o, field, res)
+			err = measureLatency(ctx, o, st, res)
 		case "streams":
-			err = measureStreams(ctx, o, field, res)
+			if !st.kind.stamps {
+				continue
+			}
+			err = measureStreams(ctx, o, st, res)
 		default:
 			err = fmt.Errorf("no phase %q", phase)
 		}
@@ -202,7 +240,7 @@ func measure(ctx context.Context, o options, dir string, field []*contender, res
 	return nil
 }
 
-func measureThroughput(ctx context.Context, o options, dir string, field []*contender, res *results) error {
+func measureThroughput(ctx context.Context, o options, dir string, st *stage, res *results) error {
 	for _, s := range bodySizes {
 		bodies, err := chatBodies(s.distinct, s.bytes, false, o.seed)
 		if err != nil {
@@ -213,17 +251,17 @@ func measureThroughput(ctx context.Context, o options, dir string, field []*cont
 			return err
 		}
 		res.Command = append(res.Command, strings.Join(wrkCommand(c, "ADDR", o.conns, o.duration), " "))
-		for _, x := range field { // fill connection pools, heaps and the router's tree, unmeasured
+		for _, x := range st.field { // fill connection pools, heaps and the router's tree, unmeasured
 			note("%d B, warming up %s", s.bytes, x.Name)
 			if _, err := runWrk(ctx, c, x.addr, o.conns, time.Second); err != nil {
 				return fmt.Errorf("%s: %w", x.Name, err)
 			}
 		}
 		for round := range o.rounds {
-			for i := range field {
-				x := field[(i+round)%len(field)] // whoever follows a heavy one changes from round to round
+			for i := range st.field {
+				x := st.field[(i+round)%len(st.field)] // whoever follows a heavy one changes from round to round
 				note("%d B, round %d/%d: %s", s.bytes, round+1, o.rounds, x.Name)
-				q, err := beginMeasurement(ctx, o, res, x)
+				q, err := beginMeasurement(ctx, o, res, st, x)
 				if err != nil {
 					return err
 				}
@@ -244,13 +282,13 @@ func measureThroughput(ctx context.Context, o options, dir string, field []*cont
 }
 
 // measureLatency takes as long per contender as measureThroughput, in windows of a second.
-func measureLatency(ctx context.Context, o options, field []*contender, res *results) error {
+func measureLatency(ctx context.Context, o options, st *stage, res *results) error {
 	for _, s := range bodySizes {
 		bodies, err := chatBodies(s.distinct, s.bytes, false, o.seed)
 		if err != nil {
 			return err
 		}
-		for _, x := range field {
+		for _, x := range st.field {
 			note("%d B at %d/s, warming up %s", s.bytes, s.rate, x.Name)
 			if _, err := runPaced(ctx, bodies, x.addr, o.conns, s.rate, time.Second); err != nil {
 				return fmt.Errorf("%s: %w", x.Name, err)
@@ -259,10 +297,10 @@ func measureLatency(ctx context.Context, o options, field []*contender, res *res
 		// Many short windows: a busy neighbour's pause of 50 ms then spoils the p99 of one window, and the median leaves it out.
 		windows := o.rounds * int(o.duration.Seconds())
 		for w := range windows {
-			for i := range field {
-				x := field[(i+w)%len(field)]
+			for i := range st.field {
+				x := st.field[(i+w)%len(st.field)]
 				note("%d B at %d/s, window %d/%d: %s", s.bytes, s.rate, w+1, windows, x.Name)
-				q, err := beginMeasurement(ctx, o, res, x)
+				q, err := beginMeasurement(ctx, o, res, st, x)
 				if err != nil {
 					return err
 				}
@@ -280,56 +318,71 @@ func measureLatency(ctx context.Context, o options, field []*contender, res *res
 	return nil
 }
 
-// measurement brackets one run: what the contender and what others used of the machine meanwhile.
+// measurement brackets one run: what the contender, the backends and others used of the machine meanwhile.
 type measurement struct {
-	x      *contender
-	usage  usage
-	before machineTime
+	contender, backend int // process ids, 0 for none
+	atStart, atBackend usage
+	before             machineTime
 }
 
-func beginMeasurement(ctx context.Context, o options, res *results, x *contender) (measurement, error) {
-	m := measurement{x: x}
+// spent is what a measurement found.
+type spent struct {
+	proxy, backend time.Duration // CPU time
+	backendShare   float64       // of all CPUs
+}
+
+func beginMeasurement(ctx context.Context, o options, res *results, st *stage, x *contender) (measurement, error) {
+	m := measurement{contender: x.pid(), backend: st.backend.cmd.Process.Pid}
 	waited, err := awaitQuiet(ctx, o.patience-res.waited)
 	res.waited += waited
 	if err != nil {
 		return m, err
 	}
-	if m.usage, err = usageOf(x.pid()); err != nil {
+	if m.atStart, err = usageOf(m.contender); err != nil {
+		return m, err
+	}
+	if m.atBackend, err = usageOf(m.backend); err != nil {
 		return m, err
 	}
 	m.before, err = readMachineTime()
 	return m, err
 }
 
-// end returns the contender's CPU time and notes the others' share.
-func (m measurement) end(res *results) (time.Duration, error) {
-	after, err := usageOf(m.x.pid())
+// end returns what was spent since the beginning and notes the others' share.
+func (m measurement) end(res *results) (spent, error) {
+	contender, err := usageOf(m.contender)
 	if err != nil {
-		return 0, err
+		return spent{}, err
 	}
+	backend, err := usageOf(m.backend)
+	if err != nil {
+		return spent{}, err
+	}
+	s := spent{proxy: contender.cpu - m.atStart.cpu, backend: backend.cpu - m.atBackend.cpu}
+	s.backendShare = float64(s.backend) / float64(time.Since(m.before.at)*time.Duration(cpuCount()))
 	others, err := othersSince(m.before)
 	res.Others = append(res.Others, others)
-	return after.cpu - m.usage.cpu, err
+	return s, err
 }
 
-func measureStreams(ctx context.Context, o options, field []*contender, res *results) error {
+func measureStreams(ctx context.Context, o options, st *stage, res *results) error {
 	bodies, err := chatBodies(1, 4<<10, true, o.seed)
 	if err != nil {
 		return err
 	}
 	var streaming []*contender
-	for _, x := range field {
+	for _, x := range st.field {
 		if x.streamAddr != "" {
 			streaming = append(streaming, x)
 		}
 	}
-	field = streaming
+	field := streaming
 	rounds := (o.rounds + 1) / 2 // each takes three times as long as the others' rounds
 	for round := range rounds {
 		for i := range field {
 			x := field[(i+round)%len(field)]
 			note("%d streams, round %d/%d: %s", o.streams.count, round+1, rounds, x.Name)
-			q, err := beginMeasurement(ctx, o, res, x)
+			q, err := beginMeasurement(ctx, o, res, st, x)
 			if err != nil {
 				return err
 			}
@@ -369,9 +422,9 @@ func onTerminal() bool {
 }
 
 // publish prints the tables, or the JSON if that was asked for on stdout, and writes the file.
-func publish(o options, res *results) error {
+func publish(o options, r *report) error {
 	clearNote()
-	raw, err := json.MarshalIndent(res, "", "  ")
+	raw, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return err
 	}
@@ -380,7 +433,7 @@ func publish(o options, res *results) error {
 		_, err := os.Stdout.Write(raw)
 		return err
 	}
-	if _, err := io.WriteString(os.Stdout, res.tables()); err != nil {
+	if _, err := io.WriteString(os.Stdout, r.tables()); err != nil {
 		return err
 	}
 	if o.jsonPath == "" {

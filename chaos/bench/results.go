@@ -12,12 +12,20 @@ import (
 	"time"
 )
 
-// results is what the command prints as JSON. Every list of figures holds one entry a round, in order; rounds of different
-// contenders with the same index were run next to each other.
+// report is what the command prints as JSON: one run in front of each kind of backend, on the same machine one after the other.
+type report struct {
+	Date    string     `json:"date"`
+	Machine string     `json:"machine"`
+	Go      string     `json:"go"`
+	Command string     `json:"command"`
+	Runs    []*results `json:"runs"`
+}
+
+// results are one run. Every list of figures holds one entry a round, in order; rounds of different contenders with the same index
+// were run next to each other.
 type results struct {
-	Date       string           `json:"date"`
-	Machine    string           `json:"machine"`
-	Go         string           `json:"go"`
+	Backend    string           `json:"backend"`
+	Shows      string           `json:"shows"`
 	Command    []string         `json:"command"`
 	Contenders []*contender     `json:"contenders"`
 	Throughput []throughputCell `json:"throughput"`
@@ -34,9 +42,12 @@ type throughputCell struct {
 	Bytes     int       `json:"body_bytes"`
 	RPS       []float64 `json:"requests_per_s"`
 	CPU       []float64 `json:"cpu_us_per_request"`
-	P50       []float64 `json:"p50_ms"`
-	P99       []float64 `json:"p99_ms"`
-	Errors    int64     `json:"errors"`
+	// BackendCPU and BackendShare say whether it was the backend that set the pace.
+	BackendCPU   []float64 `json:"backend_cpu_us_per_request"`
+	BackendShare []float64 `json:"backend_share"`
+	P50          []float64 `json:"p50_ms"`
+	P99          []float64 `json:"p99_ms"`
+	Errors       int64     `json:"errors"`
 }
 
 type latencyCell struct {
@@ -69,14 +80,17 @@ type bar struct {
 	OK   bool    `json:"ok"`
 }
 
-func newResults(o options, field []*contender) *results {
-	return &results{Date: time.Now().UTC().Format(time.RFC3339), Machine: machine(), Go: runtime.Version(),
-		Command: []string{strings.Join(os.Args, " ")}, Contenders: field}
+func newReport() *report {
+	return &report{Date: time.Now().UTC().Format(time.RFC3339), Machine: machine(), Go: runtime.Version(), Command: strings.Join(os.Args, " ")}
+}
+
+func newResults(st *stage) *results {
+	return &results{Backend: st.kind.name, Shows: st.kind.shows, Contenders: st.field}
 }
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-func (r *results) addThroughput(name string, bytes int, w wrkResult, cpu time.Duration) {
+func (r *results) addThroughput(name string, bytes int, w wrkResult, used spent) {
 	i := slices.IndexFunc(r.Throughput, func(c throughputCell) bool { return c.Contender == name && c.Bytes == bytes })
 	if i < 0 {
 		r.Throughput = append(r.Throughput, throughputCell{Contender: name, Bytes: bytes})
@@ -84,7 +98,9 @@ func (r *results) addThroughput(name string, bytes int, w wrkResult, cpu time.Du
 	}
 	c := &r.Throughput[i]
 	c.RPS = append(c.RPS, float64(w.Requests)/(float64(w.DurationUS)/1e6))
-	c.CPU = append(c.CPU, float64(cpu.Microseconds())/float64(max(1, w.Requests)))
+	c.CPU = append(c.CPU, float64(used.proxy.Microseconds())/float64(max(1, w.Requests)))
+	c.BackendCPU = append(c.BackendCPU, float64(used.backend.Microseconds())/float64(max(1, w.Requests)))
+	c.BackendShare = append(c.BackendShare, used.backendShare)
 	c.P50 = append(c.P50, float64(w.P50US)/1e3)
 	c.P99 = append(c.P99, float64(w.P99US)/1e3)
 	c.Errors += w.errors()
@@ -102,7 +118,7 @@ func (r *results) addLatency(name string, s bodySize, p pacedResult) {
 	c.Errors += p.errors
 }
 
-func (r *results) addStreams(name string, load streamLoad, s streamResult, cpu time.Duration) {
+func (r *results) addStreams(name string, load streamLoad, s streamResult, used spent) {
 	i := slices.IndexFunc(r.Streams, func(c streamsCell) bool { return c.Contender == name })
 	if i < 0 {
 		r.Streams = append(r.Streams, streamsCell{Contender: name, Streams: load.count,
@@ -112,7 +128,7 @@ func (r *results) addStreams(name string, load streamLoad, s streamResult, cpu t
 	c := &r.Streams[i]
 	c.P50 = append(c.P50, ms(quantile(s.delays, 0.50)))
 	c.P99 = append(c.P99, ms(quantile(s.delays, 0.99)))
-	c.CPU = append(c.CPU, float64(cpu.Microseconds())/float64(max(1, len(s.delays))))
+	c.CPU = append(c.CPU, float64(used.proxy.Microseconds())/float64(max(1, len(s.delays))))
 	c.RSS = append(c.RSS, float64(s.peakBytes)/(1<<20))
 	c.Errors += s.errors
 	c.Surplus += s.surplus
@@ -186,6 +202,10 @@ func (r *results) failures(name string) int64 {
 	return n
 }
 
+func (r *report) passed() bool {
+	return !slices.ContainsFunc(r.Runs, func(res *results) bool { return !res.passed() })
+}
+
 func (r *results) passed() bool {
 	return !slices.ContainsFunc(r.Bars, func(b bar) bool { return !b.OK })
 }
@@ -220,25 +240,26 @@ func (r *results) streams(name string) *streamsCell {
 func sizeName(bytes int) string { return fmt.Sprintf("%d KiB", bytes>>10) }
 
 // tables is the report for people: medians over rounds.
-func (r *results) tables() string {
+func (r *report) tables() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n%s, %s\n", r.Machine, r.Go, r.Date)
-	for _, c := range r.Contenders {
-		fmt.Fprintf(&b, "  %-10s %s\n", c.Name, c.Version)
-	}
-	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
-	for _, s := range bodySizes {
-		if len(r.Throughput) == 0 {
-			break
-		}
-		fmt.Fprintf(w, "\n%s bodies, as fast as they are answered\n\trequests/s\tmin\tmax\tCPU us/request\tp50 ms\tp99 ms\terrors\t\n", sizeName(s.bytes))
-		for _, x := range r.Contenders {
-			if c := r.throughput(x.Name, s.bytes); c != nil {
-				fmt.Fprintf(w, "%s\t%.0f\t%.0f\t%.0f\t%s\t%.2f\t%.2f\t%d\t\n", x.Name, median(c.RPS), slices.Min(c.RPS), slices.Max(c.RPS),
-					cpuText(x, c.CPU), median(c.P50), median(c.P99), c.Errors)
-			}
+	if len(r.Runs) > 0 {
+		for _, c := range r.Runs[0].Contenders {
+			fmt.Fprintf(&b, "  %-10s %s\n", c.Name, c.Version)
 		}
 	}
+	for _, res := range r.Runs {
+		fmt.Fprintf(&b, "\n== backend %s: %s ==\n", res.Backend, res.Shows)
+		w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
+		res.tables(w)
+		w.Flush()
+	}
+	return b.String()
+}
+
+// tables writes one run's.
+func (r *results) tables(w *tabwriter.Writer) {
+	r.throughputTables(w)
 	r.latencyTables(w)
 	if len(r.Streams) > 0 {
 		fmt.Fprintf(w, "\n%d slow streams, %.0f chunks/s together\n\tdelay p50 ms\tp99 ms\tadded p50\tadded p99\tCPU us/chunk\tRSS MiB\terrors\t\n",
@@ -262,8 +283,24 @@ func (r *results) tables() string {
 		}
 		fmt.Fprintf(w, "%s\t%s\t%.3f\t%s\t\n", x.What, x.Want, x.Got, verdict)
 	}
-	w.Flush()
-	return b.String()
+}
+
+func (r *results) throughputTables(w *tabwriter.Writer) {
+	if len(r.Throughput) == 0 {
+		return
+	}
+	for _, s := range bodySizes {
+		fmt.Fprintf(w, "\n%s bodies, as fast as they are answered\n\trequests/s\tmin\tmax\tCPU us/request\tbackend's\tbackend's share\tp50 ms\tp99 ms\terrors\t\n", sizeName(s.bytes))
+		for _, x := range r.Contenders {
+			if c := r.throughput(x.Name, s.bytes); c != nil {
+				fmt.Fprintf(w, "%s\t%.0f\t%.0f\t%.0f\t%s\t%.1f\t%.0f %%\t%.2f\t%.2f\t%d\t\n", x.Name, median(c.RPS), slices.Min(c.RPS), slices.Max(c.RPS),
+					cpuText(x, c.CPU), median(c.BackendCPU), 100*median(c.BackendShare), median(c.P50), median(c.P99), c.Errors)
+			}
+		}
+		if c := r.throughput("grapevine", s.bytes); c != nil && median(c.BackendShare) > 0.5 {
+			fmt.Fprintf(w, "the backend takes more than half of all CPUs: it sets the pace here\n")
+		}
+	}
 }
 
 func (r *results) latencyTables(w *tabwriter.Writer) {
