@@ -195,20 +195,21 @@ func mustPanic(t *testing.T, f func()) {
 	f()
 }
 
-// TestPrefillProgressCounts pins the share of a running prefill that no longer counts as queue.
+// TestPrefillProgressCounts pins the share of a running prefill that no longer counts as queue, and when one is overdue.
 func TestPrefillProgressCounts(t *testing.T) {
 	r, _ := newRouter(t, Config{}, fleetOf(1))
 	a := pick(t, r, ask(prompt(1, 1, 0, 800)), t0) // 102,400 tokens, 10,000/s
 	a.Dispatched(t0)
 	b := pick(t, r, ask(prompt(2, 2, 0, 8)), t0+1) // 1,024
 	b.Dispatched(t0 + 1)
-	queued := func(now prefixtree.Time) float64 { return a.slot.queued(now, 10_000) }
+	queued := func(now prefixtree.Time) float64 { q, _ := a.slot.queued(now, 10_000); return q }
 	for _, c := range []struct {
-		now  prefixtree.Time
-		want float64
-	}{{t0, 103_424}, {t0 + 5_000, 53_424}, {t0 + 60_000, 1_024}} {
-		if got := queued(c.now); got != c.want {
-			t.Errorf("after %d ms: %v tokens queued, want %v", c.now-t0, got, c.want)
+		now           prefixtree.Time
+		want, overdue float64
+	}{{t0, 103_424, 0}, {t0 + 5_000, 53_424, 0}, {t0 + 11_000, 1_024, 0}, {t0 + 60_000, 1_024, 60 - 10.24 - overdueGrace}} {
+		got, overdue := a.slot.queued(c.now, 10_000)
+		if got != c.want || math.Abs(overdue-c.overdue) > 1e-9 {
+			t.Errorf("after %d ms: %v tokens queued, %v s overdue, want %v, %v", c.now-t0, got, overdue, c.want, c.overdue)
 		}
 	}
 	a.FirstToken(t0 + 10_240)

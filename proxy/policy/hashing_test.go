@@ -132,10 +132,11 @@ func TestMoreMatchNeverHurts(t *testing.T) {
 		n := rapid.IntRange(2, 12).Draw(t, "backends")
 		tokens := rapid.IntRange(100, 50_000).Draw(t, "prompt")
 		scene := &Scene{Request: &Request{}, Nodes: rapid.IntRange(1, 3).Draw(t, "nodes"), Branch: prefixtree.Hash(rapid.Uint64Min(1).Draw(t, "branch")),
-			PromptTokens: tokens, FleetRate: 10_000, pool: &pool{history: new(history)}, peek: true}
+			PromptTokens: tokens, FleetRate: 10_000, pool: &pool{history: new(history)}, peek: true, Now: t0}
 		scene.CommonTokens = rapid.Float64Range(0, float64(tokens)).Draw(t, "common")
 		for range rapid.IntRange(0, 100).Draw(t, "seen") {
-			scene.pool.pace.observe(1, rapid.Float64Range(0.01, 5).Draw(t, "soonest"), false)
+			whole := rapid.Float64Range(0.01, 5).Draw(t, "whole")
+			scene.pool.pace.observe(whole, rapid.Float64Range(0.01, 5).Draw(t, "soonest"), scene.Now, false)
 		}
 		for i := range n {
 			held := rapid.Float64Range(0, float64(tokens)).Draw(t, "held")

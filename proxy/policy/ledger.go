@@ -40,17 +40,24 @@ type slot struct {
 	_ [24]byte // to 256 bytes, a size class whose objects begin on a cache line
 }
 
+// overdueGrace is how many seconds a prefill may take longer than expected before that counts: steps of a busy engine are
+// tenths of a second, and rates are averages.
+const overdueGrace = 1.0
+
 // queued returns the prefill tokens still to be computed before a request that arrived now: all that is outstanding, less
 // what the running prefill must have done since it began. Without that part a 100k-token prefill that is nearly done
-// looks like a full queue (DESIGN.md, "Load" has the measurement).
-func (s *slot) queued(now prefixtree.Time, rate float64) float64 {
-	q := float64(s.charged.Load() + s.peerTokens.Load())
-	if head := s.headTokens.Load(); head > 0 {
-		if ran := int64(now) - s.headSince.Load(); ran > 0 {
-			q -= min(float64(head), float64(ran)*rate/1000)
-		}
+// looks like a full queue.
+//
+// overdue is the seconds by which the running prefill is late. Then the engine is slow or stuck, waits for memory, or
+// computes what it was believed to hold; nobody says which (DESIGN.md, "Load").
+func (s *slot) queued(now prefixtree.Time, rate float64) (tokens, overdue float64) {
+	tokens = float64(s.charged.Load() + s.peerTokens.Load())
+	if head := float64(s.headTokens.Load()); head > 0 {
+		ran := seconds(prefixtree.Time(s.headSince.Load()), now)
+		tokens -= min(head, ran*rate)
+		overdue = max(ran-head/rate-overdueGrace, 0)
 	}
-	return max(q, 0)
+	return max(tokens, 0), overdue
 }
 
 // charge books a picked attempt: one active request, its uncached tokens, and a place in the line.

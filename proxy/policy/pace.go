@@ -3,6 +3,8 @@ package policy
 import (
 	"math"
 	"sync"
+
+	"grapevine/prefixtree"
 )
 
 const (
@@ -14,31 +16,47 @@ const (
 	paceSupport = 50
 	// paceSmooth is the weight of one request in the mean.
 	paceSmooth = 0.01
+	// slowShare, slowRest: the slow mark is 0.8 of the time in which all but 1 % of recent requests could have had their first
+	// token at best. The slowest prompts set that mark, not the waiting, so that following caches does not raise it.
+	slowShare, slowRest = 0.8, 0.01
+	// demandWindow is the memory of the demand in seconds; demandStart the least time it is taken over, so that the first
+	// requests of a node do not look like a flood.
+	demandWindow, demandStart = 60.0, 5.0
 )
 
-// pace knows how long prompts of a pool take at best: the mean time of a whole prefill, and the distribution of the
-// soonest first token each request could have had. Both scale the price of waiting, so that the same constants fit
-// prompts of 0.2 s and of 10 s. Safe for concurrent use.
+// pace knows how long prompts of a pool take at best, and how much of them there is. It scales the price of waiting, so
+// that the same constants fit prompts of 0.2 s and of 10 s. Safe for concurrent use.
 type pace struct {
 	mu     sync.Mutex
 	mean   float64 // seconds; 0 before the first request
 	counts [paceBuckets]float64
 	total  float64
+
+	work  float64         // whole prefills in seconds, decayed with demandWindow
+	since prefixtree.Time // of the first request
+	last  prefixtree.Time
 }
 
-// observe returns the mean whole prefill and the slow mark (see slowMark), both in seconds, and then counts a request whose
-// whole prompt would take whole seconds and whose soonest first token is in soonest, unless peek.
-func (p *pace) observe(whole, soonest float64, peek bool) (mean, slow float64) {
+// outlook is what a pace says before a request.
+type outlook struct {
+	mean   float64 // whole prefill of a recent prompt, seconds
+	slow   float64 // the slow mark, seconds; +Inf while too little is known
+	demand float64 // prefill seconds asked for in a second if nothing were cached, this request included
+}
+
+// observe returns the outlook and then counts a request whose whole prompt would take whole seconds and whose soonest first
+// token is in soonest, unless peek.
+func (p *pace) observe(whole, soonest float64, now prefixtree.Time, peek bool) outlook {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	mean, slow = p.mean, p.slowMark()
-	if mean == 0 {
-		mean = whole
+	o := outlook{mean: p.mean, slow: p.slowMark(), demand: p.demandLocked(whole, now)}
+	if o.mean == 0 {
+		o.mean = whole
 	}
 	if peek {
-		return mean, slow
+		return o
 	}
-	p.mean = mean + paceSmooth*(whole-mean)
+	p.mean = o.mean + paceSmooth*(whole-o.mean)
 	at := int(math.Log2(max(soonest, paceLeast)/paceLeast) * paceOctave)
 	p.counts[min(at, paceBuckets-1)]++
 	if p.total++; p.total > paceWindow {
@@ -47,8 +65,32 @@ func (p *pace) observe(whole, soonest float64, peek bool) (mean, slow float64) {
 		}
 		p.total /= 2
 	}
-	return mean, slow
+	if p.since == 0 {
+		p.since = now
+	}
+	p.work = p.fadedLocked(now) + whole
+	p.last = max(p.last, now)
+	return o
 }
+
+// fadedLocked returns the work of the past as it counts now.
+func (p *pace) fadedLocked(now prefixtree.Time) float64 {
+	return p.work * math.Exp(-seconds(p.last, now)/demandWindow)
+}
+
+// demandLocked returns the prefill seconds per second, with one more request of whole seconds now.
+func (p *pace) demandLocked(whole float64, now prefixtree.Time) float64 {
+	now = max(now, p.last)
+	since := now
+	if p.since != 0 {
+		since = p.since
+	}
+	covered := demandWindow * (1 - math.Exp(-(seconds(since, now)+demandStart)/demandWindow))
+	return (p.fadedLocked(now) + whole) / covered
+}
+
+// seconds returns the time from one moment to another, 0 if the clock went back.
+func seconds(from, to prefixtree.Time) float64 { return float64(max(to-from, 0)) / 1000 }
 
 // slowMark returns slowShare times the time that all but slowRest of recent requests could have had their first token in.
 func (p *pace) slowMark() float64 {

@@ -4,27 +4,22 @@ import "math"
 
 // The price of a choice; DESIGN.md, "Cost", has the measurements that chose every number.
 const (
-	// DefaultWorkWeight is W for requests with a worthwhile match: waiting this many times what a recomputation takes is
-	// cheaper than making it, because the copy it makes also evicts somebody else's prefix. The two terms below bound the
-	// wait, so that W can be large where waits are short.
-	DefaultWorkWeight = 32.0
-	// plainWork is W for the others: no copy of theirs is worth a detour, only the tokens themselves count, and the
-	// memory they take.
-	plainWork = 2.0
+	// DefaultWorkWeight is W for requests with a worthwhile match, while the fleet lives on its caches: waiting this many times
+	// what a recomputation takes is cheaper than making it, because the copy it makes also evicts somebody else's prefix.
+	// The mark below bounds the wait, so that W can be large where waits are short.
+	DefaultWorkWeight = 100.0
+	// plainWork is W for the others: no copy of theirs is worth a detour, but the tokens and the memory they take count.
+	plainWork = 4.0
 	// worthwhile is the share of a prompt that the deepest match must cover to be worth a detour. A system prompt common to
 	// all mostly does not: following it would pile everything on one backend.
 	worthwhile = 0.4
 	// patience scales the quadratic price of waiting, in mean whole prefills.
-	patience = 4.0
-	// slowShare, slowRest: a request may wait for its cache as long as its first token still comes within 0.75 of the time in
-	// which all but 2 % of recent requests could have theirs at best; beyond that mark every second costs slowPrice.
-	// The slowest prompts set that mark, not the waiting, so that following caches does not lengthen the tail.
-	slowShare, slowRest, slowPrice = 0.75, 0.02, 100.0
-	// slowUncached is the uncached share of a prompt from which that price is full; below, it falls in proportion. Leaving a
-	// cache that holds nearly all of a long prompt makes more work than any wait it saves, evicts as much again, and so
-	// sends others away from theirs: at full price for all, agent traffic near its memory limit tips into a state in
-	// which everybody recomputes.
-	slowUncached = 0.25
+	patience = 20.0
+	// calmDemand is the demand (see outlook) below which W fades away, quadratically: a fleet that could compute three times
+	// what it is asked for gains nothing from a queue.
+	calmDemand = 0.3
+	// tightDemand is the demand from which the work of a late choice counts more than once, quadratically.
+	tightDemand = 2.0
 )
 
 // Candidates among several nodes.
@@ -63,13 +58,15 @@ func (p *prefix) Choose(s *Scene) (int, Rung) {
 	return i, p.rung(s, i, tied || few)
 }
 
-// price sets the cost of every candidate that is not ruled out (+Inf), and returns the least. The cost is in seconds:
+// price sets the cost of every candidate that is not ruled out (+Inf), and returns the least. T is the expected time to
+// first token, U the uncached tokens, v' the fleet's prefill rate, m the mean whole prefill; all costs are in seconds.
 //
-//	T + (W-1) U / v' + T^2 / (patience m) + slowPrice min(1, U / (slowUncached n)) max(0, T - max(slow, T*))
+// A candidate whose T is below the slow mark is timely: following a cache there does not lengthen the tail, since the slowest
+// prompts take as long anyway. Its cost is T + (W-1) U/v' + T^2/(patience m).
 //
-// T is the expected time to first token there, T* the least of them, U the uncached of the prompt's n tokens, v' the
-// fleet's prefill rate, m the mean whole prefill, slow the mark from pace. More match makes a backend never less
-// attractive: it lowers its own T and U, and where it turns W up, it is the deepest and has the least U.
+// A late candidate competes with the best timely one at W' instead, which grows with the demand: 1 for a fleet that could
+// nearly do without its caches, more for one in which every recomputation makes others miss. Its cost is that of the
+// best timely one plus its disadvantage in T + (W'-1) U/v'.
 func (p *prefix) price(s *Scene) float64 {
 	n := float64(s.PromptTokens)
 	deepest := 0.0
@@ -78,44 +75,75 @@ func (p *prefix) price(s *Scene) float64 {
 			deepest = max(deepest, c.Held)
 		}
 	}
-	work, free := p.work, 0.0
-	if deepest < worthwhile*n {
+	follow := deepest >= worthwhile*n
+	free := 0.0
+	if !follow {
 		// What all prompts share is taken for held everywhere: computing it once more is an investment, and without it a
 		// new backend would look dearer than the others for ever.
-		work, free = plainWork, s.CommonTokens
+		free = s.CommonTokens
 	}
 	soonest := math.Inf(1)
 	for i := range s.Candidates {
 		if c := &s.Candidates[i]; !math.IsInf(c.Cost, 1) {
-			c.Cost = (c.Queued+c.uncached(n, free))/c.Rate + s.memoryWait(c)
+			// What is overdue is expected to take as long again.
+			c.Cost = (c.Queued+c.uncached(n, free))/c.Rate + s.memoryWait(c) + c.Overdue
 			soonest = min(soonest, c.Cost)
 		}
 	}
-	mean, slow := s.pool.pace.observe(n/s.FleetRate, soonest, s.peek)
-	best := math.Inf(1)
+	o := s.pool.pace.observe(n/s.FleetRate, soonest, s.Now, s.peek)
+	mark := max(o.slow, soonest)
+	timely, late := p.weights(follow, o.demand*float64(s.Nodes)/float64(max(len(s.pool.entries), 1)))
+
+	best, reference := math.Inf(1), 0.0
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		if t := c.Cost; !math.IsInf(t, 1) {
-			late := min(1, c.Uncached/(slowUncached*n)) * max(0, t-max(slow, soonest))
-			c.Cost += (work-1)*c.uncached(n, free)/s.FleetRate + t*t/(patience*mean) + slowPrice*late
-			best = min(best, c.Cost)
+		if t := c.Cost; t <= mark {
+			u := c.uncached(n, free) / s.FleetRate
+			if cost := t + (timely-1)*u + t*t/(patience*o.mean); cost < best {
+				best, reference = cost, t+(late-1)*u
+			}
 		}
 	}
-	return best
+	least := best
+	for i := range s.Candidates {
+		c := &s.Candidates[i]
+		t, u := c.Cost, c.uncached(n, free)/s.FleetRate
+		switch {
+		case math.IsInf(t, 1):
+			continue
+		case t <= mark:
+			c.Cost = t + (timely-1)*u + t*t/(patience*o.mean)
+		default:
+			c.Cost = best + t + (late-1)*u - reference
+		}
+		least = min(least, c.Cost)
+	}
+	return least
+}
+
+// weights returns W for timely and for late candidates at a demand.
+func (p *prefix) weights(follow bool, demand float64) (timely, late float64) {
+	if !follow {
+		return plainWork, plainWork
+	}
+	busy := min(demand/calmDemand, 1)
+	timely = 1 + max(p.work-1, 0)*busy*busy
+	tight := max(demand/tightDemand, 1)
+	return timely, min(tight*tight, timely)
 }
 
 // uncached returns the tokens of a prompt of n that count as work on the candidate, if the first free ones do not.
 func (c *Candidate) uncached(n, free float64) float64 { return min(c.Uncached, max(n-free, 1)) }
 
 // memoryWait returns the seconds until the candidate's engine has the KV memory to admit the request: engines admit in
-// order and never more than fits, so that one long prompt can hold up all behind it. What is missing is given back at the
-// rate at which requests end. 0 where the capacity is not known.
+// order and never more than fits, so that one long prompt can hold up all behind it. A full engine gives its whole memory
+// back once in the time that requests keep theirs. 0 where the capacity is not known.
 func (s *Scene) memoryWait(c *Candidate) float64 {
-	if c.KVTokens == 0 || c.Resident == 0 {
+	if c.KVTokens == 0 {
 		return 0
 	}
 	missing := float64(c.Resident) + float64(s.PromptTokens) - float64(c.KVTokens)
-	return max(missing, 0) / float64(c.Resident) * s.HoldSeconds
+	return max(missing, 0) / float64(c.KVTokens) * s.HoldSeconds
 }
 
 // rung tells what made the choice: a cache that others lack, the rendezvous order, or the load.

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"math"
 	"math/rand/v2"
 	"testing"
 
@@ -89,10 +90,33 @@ func TestPaceMarksTheTail(t *testing.T) {
 		if i%20 == 0 {
 			whole = 8
 		}
-		p.observe(whole, whole, false)
+		p.observe(whole, whole, t0, false)
 	}
-	mean, slow := p.observe(1, 1, true)
-	if mean < 0.2 || mean > 2 || slow < 0.8*slowShare*8 || slow > 1.2*slowShare*8 {
-		t.Errorf("mean %v, slow mark %v", mean, slow)
+	o := p.observe(1, 1, t0, true)
+	if o.mean < 0.2 || o.mean > 2 || o.slow < 0.8*slowShare*8 || o.slow > 1.2*slowShare*8 {
+		t.Errorf("mean %v, slow mark %v", o.mean, o.slow)
+	}
+}
+
+// TestPaceMeasuresDemand: 4 prompts of half a second in each second are a demand of 2, soon after the start as well as later,
+// and it fades when they stop.
+func TestPaceMeasuresDemand(t *testing.T) {
+	var p pace
+	now := t0
+	demand := func() float64 { return p.observe(0, 1, now, true).demand }
+	for i := range 4 * 600 {
+		p.observe(0.5, 1, now, false)
+		now += 250
+		if i >= 4*30 && math.Abs(demand()-2) > 0.4 {
+			t.Fatalf("demand %v after %d prompts", demand(), i+1)
+		}
+	}
+	now += 5 * demandWindow * 1000
+	if d := demand(); d > 0.05 {
+		t.Errorf("demand %v long after the last prompt", d)
+	}
+	now = t0
+	if d := demand(); math.IsNaN(d) || d > 3 {
+		t.Errorf("demand %v when the clock goes back", d)
 	}
 }

@@ -165,19 +165,27 @@ func (r *Router) stage(s *Scene, q *Request, p *pool, now prefixtree.Time) (last
 	return true
 }
 
-// stageLeastBad puts forward the avoided backends with the fewest failures in a row.
+// stageLeastBad puts forward the avoided backends with the fewest failures in a row. Each count is read once: they grow
+// meanwhile, and at least one backend must come of it.
 func (r *Router) stageLeastBad(s *Scene, q *Request, p *pool, prior float64) {
 	fewest := int32(math.MaxInt32)
 	for i := range p.entries {
-		if e := &p.entries[i]; !excluded(q.Exclude, e.id) {
-			fewest = min(fewest, e.slot.consecutive())
-		}
-	}
-	for i := range p.entries {
 		e := &p.entries[i]
-		if !excluded(q.Exclude, e.id) && e.slot.consecutive() <= fewest {
-			s.add(i, e, prior, false)
+		if excluded(q.Exclude, e.id) {
+			continue
 		}
+		n := e.slot.consecutive()
+		if n > fewest {
+			continue
+		}
+		if n < fewest {
+			fewest = n
+			s.Candidates = s.Candidates[:0]
+			for j := range i {
+				s.where[j] = -1
+			}
+		}
+		s.add(i, e, prior, false)
 	}
 }
 
@@ -190,7 +198,7 @@ func (s *Scene) add(at int, e *entry, prior float64, half bool) {
 	c := &s.Candidates[len(s.Candidates)-1]
 	c.slot, c.key, c.half = e.slot, e.key, half
 	c.Backend, c.Weight, c.Rate = e.id, e.weight, rate
-	c.Queued = e.slot.queued(s.Now, rate)
+	c.Queued, c.Overdue = e.slot.queued(s.Now, rate)
 	c.Outstanding = e.slot.charged.Load() + e.slot.peerTokens.Load()
 	c.Active, c.OwnActive = own+e.slot.peerActive.Load(), own
 	c.Resident, c.KVTokens = e.slot.resident.Load(), e.kv

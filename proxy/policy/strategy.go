@@ -63,6 +63,7 @@ type Candidate struct {
 	Weight      float64 // above 0
 	Rate        float64 // prefill tokens/s, learned or the fleet's prior; above 0
 	Queued      float64 // prefill tokens to be computed before a new request, all nodes; see slot.queued
+	Overdue     float64 // seconds by which the running prefill is late; see slot.queued
 	Outstanding int64   // prefill tokens charged and not released, all nodes
 	Active      int64   // requests that have not ended, all nodes
 	OwnActive   int64   // of these, this node's
