@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bufio"
+	"bytes"
 	"crypto/tls"
 	"fmt"
 	"io"
@@ -323,6 +324,29 @@ func TestProxyProtocol(t *testing.T) {
 		_, _ = io.WriteString(raw, request("GET", "/healthz", ""))
 		if rest, _ := io.ReadAll(raw); len(rest) > 0 {
 			t.Errorf("answered %q", rest)
+		}
+	}
+}
+
+// A header that names a family without an address is no reason to fall over it: the request goes on without one.
+func TestProxyProtocolOfEveryFamily(t *testing.T) {
+	b := newBackend(t, false, answering)
+	r := newRig(t, []string{b.addr}, withConfig(func(c *Config) { c.ProxyProtocol = true }))
+	const local, proxied = 0x20, 0x21
+	for _, command := range []byte{local, proxied} {
+		for family := range 256 {
+			raw, err := net.Dial("tcp", r.addr)
+			must(t, err)
+			must(t, raw.SetDeadline(time.Now().Add(20*time.Second)))
+			const addresses = 216 // of the largest family, Unix
+			header := append([]byte("\r\n\r\n\x00\r\nQUIT\n"), command, byte(family), 0, addresses)
+			header = append(header, make([]byte, addresses)...)
+			_, err = raw.Write(append(header, request("GET", "/healthz", "", "Connection: close")...))
+			must(t, err)
+			if got, _ := io.ReadAll(raw); len(got) > 0 && !bytes.HasPrefix(got, []byte("HTTP/1.1 200 ")) {
+				t.Errorf("command %#x, family %#x: %q", command, family, got)
+			}
+			raw.Close()
 		}
 	}
 }

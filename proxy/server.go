@@ -170,9 +170,11 @@ func (p *Proxy) establish(c *clientConn) error {
 		}
 		c.Conn = conn
 	}
-	host, _, err := net.SplitHostPort(c.Conn.RemoteAddr().String())
-	if err == nil {
-		c.forwarded = []byte(host)
+	// A PROXY header may name a family that has no address.
+	if peer := c.Conn.RemoteAddr(); peer != nil {
+		if host, _, err := net.SplitHostPort(peer.String()); err == nil {
+			c.forwarded = []byte(host)
+		}
 	}
 	return nil
 }
