@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -232,6 +233,9 @@ func (p *Proxy) getModels(up *upstreamConn, t *Target, h *requestHead) (body []b
 	if err := up.raw.SetDeadline(time.Now().Add(p.cfg.Timeouts.Models)); err != nil {
 		return nil, 0, err
 	}
+	// A drain that is cut short does not wait for engines that hang.
+	stop := context.AfterFunc(p.base, up.interrupt)
+	defer stop()
 	if err := up.send(nil); err != nil {
 		return nil, 0, untouchedError{err}
 	}
@@ -239,7 +243,7 @@ func (p *Proxy) getModels(up *upstreamConn, t *Target, h *requestHead) (body []b
 	if err := resp.ReadLimitBody(up.br, maxModelsBody); err != nil {
 		return nil, 0, err
 	}
-	if keep := cleanResponse(&resp.Header); keep && up.br.Buffered() == 0 && up.raw.SetDeadline(time.Time{}) == nil {
+	if keep := cleanResponse(&resp.Header); keep && up.br.Buffered() == 0 && stop() && up.raw.SetDeadline(time.Time{}) == nil {
 		p.upstreams.put(up)
 		up = nil
 	}
