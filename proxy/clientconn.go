@@ -144,6 +144,14 @@ func (c *clientConn) Close() error {
 	return c.Conn.Close()
 }
 
+// abort resets the connection, whatever is spoken over it.
+func (c *clientConn) abort() {
+	if tc, ok := c.raw.(*net.TCPConn); ok {
+		_ = tc.SetLinger(0) // fails on a closed connection, which is as good
+	}
+	c.raw.Close()
+}
+
 // drop reads and forgets until the peer closes, is silent for lingerIdle, or lingerTime is over.
 func drop(c net.Conn) {
 	scratch := dropBuffers.Get().(*[]byte)

@@ -159,12 +159,22 @@ func (e *exchange) observe() {
 	}
 	r.PromptTokens, r.CachedTokens, r.OutputTokens = e.usage.PromptTokens, e.usage.CachedTokens, e.usage.OutputTokens
 	if e.proxy.cfg.Observer != nil {
-		e.proxy.cfg.Observer(r)
+		e.tell(r)
 	}
 	if ev := e.proxy.cfg.Log.Debug(); ev.Enabled() {
 		ev.Bytes("id", r.ID).Stringer("kind", r.Kind).Int("status", r.Status).Str("backend", r.Backend).
 			Int("attempt", r.Attempts).Stringer("failed", r.Failed).Dur("dur_ms", r.Total).Msg("request")
 	}
+}
+
+// tell calls the observer. Its panic is a defect too, and may not keep the request from being counted as over.
+func (e *exchange) tell(r *Record) {
+	defer func() {
+		if p := recover(); p != nil {
+			e.proxy.logPanic(p)
+		}
+	}()
+	e.proxy.cfg.Observer(r)
 }
 
 // recycle gives the exchange back to the pool without anything that belongs to the request.

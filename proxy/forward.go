@@ -171,7 +171,7 @@ func (e *exchange) receive(up *upstreamConn) (settled bool) {
 	case fasthttp.StatusBadGateway, fasthttp.StatusServiceUnavailable, fasthttp.StatusGatewayTimeout:
 		return e.passOver(up, status)
 	}
-	e.sse = isEventStream(h.ContentType())
+	e.sse = isEventStream(h.ContentType()) && len(h.ContentEncoding()) == 0
 	e.learn = e.rec.Kind != prompt.Other && status == fasthttp.StatusOK && len(h.ContentEncoding()) == 0
 	bodiless := e.ctx.IsHead() || status == fasthttp.StatusNoContent || status == fasthttp.StatusNotModified
 	if !bodiless && (length < 0 || length > bufferedBody || e.sse) {
@@ -279,7 +279,7 @@ func (e *exchange) startRelay(up *upstreamConn, length int, keep bool) bool {
 	e.relaying = true
 	e.ctx.Response.ImmediateHeaderFlush = flush
 	switch {
-	case length >= 0:
+	case length >= 0 && !e.sse: // of an event stream what is delivered may be another length: the usage is stripped, an error added
 		e.ctx.Response.SetBodyStream(&e.relay, length)
 	case e.ctx.Request.Header.IsHTTP11():
 		e.ctx.Response.SetBodyStream(&e.relay, -1)

@@ -26,7 +26,7 @@ func (p *Proxy) handle(ctx *fasthttp.RequestCtx) {
 // calls: it costs this request, not the others.
 func (e *exchange) leave() {
 	if r := recover(); r != nil {
-		e.proxy.cfg.Log.Error().Interface("panic", r).Bytes("stack", debug.Stack()).Msg("request handler panicked")
+		e.proxy.logPanic(r)
 		ctx := e.ctx
 		if e.relaying {
 			ctx.Response.Reset() // closes the relay, and with it the exchange
@@ -41,6 +41,10 @@ func (e *exchange) leave() {
 		e.flushWhole()
 		e.finish()
 	}
+}
+
+func (p *Proxy) logPanic(r any) {
+	p.cfg.Log.Error().Interface("panic", r).Bytes("stack", debug.Stack()).Msg("request handler panicked")
 }
 
 // flushWhole has the response, if it has a body, flushed as soon as it is written.

@@ -2,12 +2,17 @@ package proxy
 
 import (
 	"bufio"
+	"bytes"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+
+	"github.com/rs/zerolog"
 
 	"grapevine/prefixtree"
 	"grapevine/proxy/policy"
@@ -246,6 +251,74 @@ func TestPanicCostsOneRequest(t *testing.T) {
 	r.raw(chat(false)).want(t, 500, `"code":"internal_error"`)
 	fail = false
 	r.raw(chat(false)).want(t, 200)
+}
+
+// panicking is a Picker whose clock panics once, when armed: in the middle of a stream.
+type panicking struct {
+	Picker
+	armed atomic.Bool
+}
+
+func (p *panicking) Now() prefixtree.Time {
+	if p.armed.CompareAndSwap(true, false) {
+		panic("defect")
+	}
+	return p.Picker.Now()
+}
+
+// A panic while a response is streamed, or counted, cuts that response off at most; it is logged, and every count returns
+// to zero.
+func TestPanicAfterTheHandler(t *testing.T) {
+	for name, spoil := range map[string]func(p *Proxy, picker *panicking){
+		"stream":   func(_ *Proxy, picker *panicking) { picker.armed.Store(true) },
+		"observer": func(p *Proxy, _ *panicking) { p.cfg.Observer = func(*Record) { panic("defect") } },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var log syncBuffer
+			begun := make(chan struct{})
+			b := newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
+				c.send(sseHead + chunk(": begun\n\n"))
+				<-begun
+				return c.send(chunk(event("a")) + chunkEnd)
+			})
+			r := newRig(t, []string{b.addr}, withConfig(func(c *Config) { c.Log = zerolog.New(&log) }))
+			picker := &panicking{Picker: r.proxy.cfg.Picker}
+			r.proxy.cfg.Picker = picker
+			c := r.dial()
+			_, err := io.WriteString(c, chat(true))
+			must(t, err)
+			br := bufio.NewReader(c)
+			resp, err := http.ReadResponse(br, nil)
+			must(t, err)
+			spoil(r.proxy, picker)
+			close(begun)
+			if _, err := io.ReadAll(resp.Body); (err != nil) != (name == "stream") {
+				t.Errorf("body: %v", err)
+			}
+			r.settled()
+			if !strings.Contains(log.String(), "defect") {
+				t.Errorf("log %q", log.String())
+			}
+		})
+	}
+}
+
+// syncBuffer is a bytes.Buffer for several goroutines.
+type syncBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
 }
 
 func TestConfigIsChecked(t *testing.T) {

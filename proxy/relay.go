@@ -31,7 +31,15 @@ func (r *relay) Read([]byte) (int, error) { return 0, errNotRead }
 func (r *relay) SupportsBodyWriteTo() bool { return true }
 
 // WriteTo implements io.WriterTo.
-func (r *relay) WriteTo(w io.Writer) (int64, error) { return r.e.pump(w) }
+func (r *relay) WriteTo(w io.Writer) (n int64, err error) {
+	defer func() {
+		if p := recover(); p != nil { // fasthttp would recover too, and tell nobody
+			r.e.proxy.logPanic(p)
+			err = errAborted
+		}
+	}()
+	return r.e.pump(w)
+}
 
 // Close implements io.Closer.
 func (r *relay) Close() error {
@@ -44,10 +52,15 @@ func (r *relay) Close() error {
 func (e *exchange) relayToClose() {
 	e.relaying = false
 	h := &e.ctx.Response.Header
+	h.SetContentLength(lengthChunked) // takes a given length away, as lengthToClose does not
 	h.Del("Transfer-Encoding")
 	h.SetContentLength(lengthToClose)
-	if _, err := e.conn.Write(h.Header()); err == nil {
-		_, _ = e.pump(e.conn) // either way the connection is closed
+	_, err := e.conn.Write(h.Header())
+	if err == nil {
+		_, err = e.pump(e.conn)
+	}
+	if err != nil && !e.sse {
+		e.conn.abort() // an end like any other would pass for the end of the body
 	}
 	e.conn.muted = true
 	e.ctx.Response.Reset()
@@ -252,7 +265,7 @@ func (e *exchange) breakOff(w io.Writer) error {
 	if err := e.deliver(w, event); err != nil {
 		return err
 	}
-	if e.ctx.Request.Header.IsHTTP11() && e.response.length < 0 {
+	if e.ctx.Request.Header.IsHTTP11() {
 		// The end of the chunks, so that no client drops the event over a missing one; by hand, since fasthttp writes it
 		// only when it goes on with the connection.
 		_, _ = e.conn.Write([]byte("0\r\n\r\n"))

@@ -225,6 +225,84 @@ func TestHeaderHold(t *testing.T) {
 	}
 }
 
+// Engines, and what stands before them, may give an event stream a length. It is not the length of what is delivered:
+// the usage is stripped, or an error event added.
+func TestEventStreamOfGivenLength(t *testing.T) {
+	const usage = `data: {"choices":[],"usage":{"prompt_tokens":20,"completion_tokens":2}}` + "\n\n"
+	whole := event("a") + usage + "data: [DONE]\n\n"
+	head := fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n", len(whole))
+	for _, version := range []string{"HTTP/1.1", "HTTP/1.0"} {
+		req := strings.Replace(chat(true), "HTTP/1.1", version, 1)
+		b := newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool { return c.send(head + whole) })
+		r := newRig(t, []string{b.addr})
+		if rp := r.raw(req).want(t, 200); rp.err != nil || rp.body != event("a")+"data: [DONE]\n\n" {
+			t.Errorf("%s: %q, %v", version, rp.body, rp.err)
+		}
+		if rec := r.record(0); rec.Failed != policy.None || rec.Broken || rec.PromptTokens != 20 {
+			t.Errorf("%s: record %+v", version, rec)
+		}
+		b = newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
+			c.send(head + event("a"))
+			return false
+		})
+		r = newRig(t, []string{b.addr})
+		rp := r.raw(req).want(t, 200, event("a"), "upstream_broken")
+		if rp.err != nil || !strings.HasSuffix(rp.body, "}\n\n") {
+			t.Errorf("%s, broken: %q, %v", version, rp.body, rp.err)
+		}
+	}
+}
+
+// A compressed event stream cannot be read for events: it is passed on as it comes, not held until one is whole.
+func TestCompressedEventStreamIsNotHeld(t *testing.T) {
+	b := newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
+		c.send("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk("\x1f\x8bsqueezed"))
+		_, _ = c.closedByPeer(10 * time.Second)
+		return false
+	})
+	r := newRig(t, []string{b.addr})
+	c := r.dial()
+	_, err := io.WriteString(c, request("GET", "/events", "", "Accept-Encoding: gzip"))
+	must(t, err)
+	must(t, c.SetReadDeadline(time.Now().Add(5*time.Second)))
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	must(t, err)
+	got := make([]byte, len("\x1f\x8bsqueezed"))
+	if _, err := io.ReadFull(resp.Body, got); err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
+// A client that does not know chunks would take a connection that is closed for the end of the body, so one that was cut
+// short is reset.
+func TestHTTP10BrokenBodyIsReset(t *testing.T) {
+	for _, secure := range []bool{false, true} {
+		sent := make(chan struct{})
+		b := newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
+			c.send("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(`{"half`))
+			<-sent
+			return false
+		})
+		var opts []rigOption
+		if secure {
+			opts = append(opts, withTLS())
+		}
+		r := newRig(t, []string{b.addr}, opts...)
+		c := r.dial()
+		_, err := io.WriteString(c, "GET /x HTTP/1.0\r\nHost: a\r\n\r\n")
+		must(t, err)
+		br := bufio.NewReader(c)
+		resp, err := http.ReadResponse(br, nil)
+		must(t, err)
+		_, err = io.ReadFull(resp.Body, make([]byte, len(`{"half`)))
+		must(t, err)
+		close(sent)
+		if rest, err := io.ReadAll(resp.Body); err == nil {
+			t.Errorf("TLS %v: ends like a whole body, after %q", secure, rest)
+		}
+	}
+}
+
 func TestHTTP10StreamEndsWithTheConnection(t *testing.T) {
 	b := newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
 		return c.send(sseHead + chunk(event("a")) + chunk(event("b")) + chunkEnd)
