@@ -41,6 +41,7 @@ func (c *serveCmd) Run(s *streams, k *kong.Context) error {
 		_, err := fmt.Fprintf(s.out, "configuration is valid: %d backends, strategy %s\n", len(cfg.Backends), cfg.Strategy)
 		return err
 	}
+	raiseHeapFloor()
 	return runUntilSignal(n, cfg)
 }
 
