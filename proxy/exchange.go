@@ -46,6 +46,7 @@ type exchange struct {
 	names  []byte
 	hashes []prefixtree.Hash
 
+	sent     func()        // dispatched, made once
 	up       *upstreamConn // of a response that is being relayed
 	keep     bool          // up may be used again
 	response bodyReader
@@ -71,6 +72,7 @@ func newExchange(p *Proxy) *exchange {
 	e := &exchange{proxy: p}
 	e.relay.e = e
 	e.query.Header = e.header
+	e.sent = e.dispatched
 	return e
 }
 

@@ -108,16 +108,20 @@ func (e *exchange) cutShort(why reason) bool {
 // converse sends the request and reads the head of the final response into the client's.
 func (e *exchange) converse(up *upstreamConn, t *Target) error {
 	up.head = e.appendRequest(up.head[:0], t, len(e.body))
-	if err := up.send(e.body); err != nil {
+	if err := up.send(e.body, e.sent); err != nil {
 		if up.reused {
 			return untouchedError{err}
 		}
 		return e.converseEarly(up, err)
 	}
+	return e.readHead(up)
+}
+
+// dispatched notes that the request has been written.
+func (e *exchange) dispatched() {
 	e.guard.attempt.Dispatched(e.proxy.cfg.Picker.Now())
 	e.last.dispatched++
 	e.rec.Queue = time.Since(e.rec.Start)
-	return e.readHead(up)
 }
 
 // converseEarly looks for the response of a backend that closed its side before it had read the whole request: it may

@@ -236,7 +236,7 @@ func (p *Proxy) getModels(up *upstreamConn, t *Target, h *requestHead) (body []b
 	// A drain that is cut short does not wait for engines that hang.
 	stop := context.AfterFunc(p.base, up.interrupt)
 	defer stop()
-	if err := up.send(nil); err != nil {
+	if err := up.send(nil, func() {}); err != nil {
 		return nil, 0, untouchedError{err}
 	}
 	var resp fasthttp.Response

@@ -19,6 +19,11 @@ type socket struct {
 	conn syscall.RawConn
 	in   transfer
 	out  transfer
+
+	// Of ask; the function is made once.
+	attempt func(fd uintptr) bool
+	sent    func()
+	asked   bool
 }
 
 // transfer is the state of one direction. The function is made once: a closure per call would be garbage.
@@ -40,7 +45,7 @@ func newSocket(c net.Conn) net.Conn {
 		return c
 	}
 	s := &socket{TCPConn: tc, conn: rc}
-	s.in.try, s.out.try = s.in.read, s.out.write
+	s.in.try, s.out.try, s.attempt = s.in.read, s.out.write, s.askOnce
 	return s
 }
 
@@ -67,6 +72,40 @@ func (s *socket) Write(p []byte) (int, error) {
 		err = s.out.err
 	}
 	return s.out.n, err
+}
+
+// ask writes p, calls sent, and returns when there is an answer to read, or no more to wait for: its error is of the writing, and the next
+// Read tells of the rest. A Write and a Read would first read in vain, as no answer is there yet: what makes the poller forget that the
+// socket was ready must come before the write, or an answer could slip in between.
+func (s *socket) ask(p []byte, sent func()) error {
+	s.out.rest, s.out.n, s.out.err = p, 0, nil
+	s.sent, s.asked = sent, false
+	err := s.conn.Read(s.attempt)
+	if !s.asked {
+		if err == nil && s.out.err == nil { // the kernel did not take all of it
+			err = s.conn.Write(s.out.try)
+		}
+		if err == nil {
+			err = s.out.err
+		}
+		if err == nil {
+			sent()
+		}
+	} else {
+		err = nil
+	}
+	s.out.rest, s.sent = nil, nil
+	return err
+}
+
+// askOnce reports whether the wait is over.
+func (s *socket) askOnce(fd uintptr) bool {
+	if s.asked || !s.out.write(fd) || s.out.err != nil {
+		return true
+	}
+	s.asked = true
+	s.sent()
+	return false
 }
 
 // ReadFrom implements io.ReaderFrom, so that the embedded one, which goes past Write, is not used.

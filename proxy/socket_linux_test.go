@@ -134,3 +134,54 @@ func TestProbe(t *testing.T) {
 		})
 	}
 }
+
+// TestSocketAsks holds ask to its order: written, told so, and back when there is an answer, however large the question.
+func TestSocketAsks(t *testing.T) {
+	for _, size := range []int{1, 4 << 10, 16 << 20} {
+		s, peer := socketPair(t)
+		go func() {
+			if _, err := io.CopyN(io.Discard, peer, int64(size)); err == nil {
+				_, _ = peer.Write([]byte("answer"))
+			}
+		}()
+		sent := 0
+		must(t, s.ask(make([]byte, size), func() { sent++ }))
+		got := make([]byte, 16)
+		n, err := s.Read(got)
+		must(t, err)
+		if sent != 1 || string(got[:n]) != "answer" {
+			t.Errorf("%d bytes: told %d times, answer %q", size, sent, got[:n])
+		}
+	}
+}
+
+// TestSocketAskFails tells failures of the writing, which ask returns, from those of the waiting, which the next Read does.
+func TestSocketAskFails(t *testing.T) {
+	s, peer := socketPair(t)
+	sent := 0
+	note := func() {
+		sent++
+		must(t, s.SetDeadline(time.Unix(1, 0))) // the wait is interrupted
+	}
+	must(t, s.ask([]byte("question"), note))
+	if _, err := s.Read(make([]byte, 1)); sent != 1 || !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("told %d times, read %v", sent, err)
+	}
+	if err := s.ask([]byte("question"), note); sent != 1 || !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("interrupted before it was written: told %d times, %v", sent, err)
+	}
+	must(t, s.SetDeadline(time.Time{}))
+	must(t, peer.SetLinger(0))
+	must(t, peer.Close())
+	var err error
+	for end := time.Now().Add(10 * time.Second); err == nil && time.Now().Before(end); {
+		err = s.ask([]byte("question"), func() {})
+	}
+	if err == nil {
+		t.Error("asking a peer that has gone never failed")
+	}
+	must(t, s.Close())
+	if err := s.ask([]byte("question"), func() {}); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("asking on a closed socket: %v", err)
+	}
+}

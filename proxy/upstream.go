@@ -156,23 +156,41 @@ func (u *upstreams) dial(ctx context.Context, t *Target) (*upstreamConn, error) 
 	return c, nil
 }
 
-// send writes a request, the head of which is in c.head. body is only read.
-func (c *upstreamConn) send(body []byte) error {
+// asker is a connection that saves a system call if it is told that an answer is waited for.
+type asker interface {
+	// ask writes p, calls sent if that succeeded, and may return only when there is something to read.
+	ask(p []byte, sent func()) error
+}
+
+// send writes a request, the head of which is in c.head, and calls sent when it is written. body is only read. It may wait for the
+// beginning of the response, but its error is only of the writing.
+func (c *upstreamConn) send(body []byte, sent func()) error {
 	if len(body) <= smallBody {
 		c.head = append(c.head, body...)
+		if a, ok := c.Conn.(asker); ok {
+			return a.ask(c.head, sent)
+		}
 		_, err := c.Write(c.head)
-		return err
+		return after(err, sent)
 	}
 	if _, secure := c.Conn.(*tls.Conn); secure {
 		if _, err := c.Write(c.head); err != nil {
 			return err
 		}
 		_, err := c.Write(body)
-		return err
+		return after(err, sent)
 	}
 	c.vector = [2][]byte{c.head, body}
 	c.buffers = c.vector[:]
 	_, err := c.buffers.WriteTo(c.raw)
+	return after(err, sent)
+}
+
+// after calls sent if err is nil, and returns err.
+func after(err error, sent func()) error {
+	if err == nil {
+		sent()
+	}
 	return err
 }
 
