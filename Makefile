@@ -6,9 +6,9 @@ BIN      := bin/grapevine
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 PKGS     ?= ./...
 FUZZTIME ?= 30s
-COUNT    ?= 10
+COUNT    ?= 5
 BENCH    ?= .
-CPU      ?= 1,2,4
+CPU      ?= 2
 
 BENCHSTAT   := golang.org/x/perf/cmd/benchstat@v0.0.0-20260908200009-22c9c6c9d4da
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
@@ -43,9 +43,11 @@ fuzz: ## every fuzz target for FUZZTIME each (their seeds run in test already)
 		done; \
 	done
 
+# Half an hour or so; narrow it with BENCH=Match PKGS=./prefixtree. For how it
+# grows with cores: CPU=1,4,16.
 bench: ## benchmarks, COUNT times at CPU cores, into out/bench.txt and through benchstat
 	@mkdir -p out
-	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) -cpu $(CPU) -timeout 60m $(PKGS) | tee out/bench.txt
+	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) -cpu $(CPU) -timeout 90m $(PKGS) | tee out/bench.txt
 	$(GO) run $(BENCHSTAT) out/bench.txt
 
 bench-proxy: build ## side by side with nginx and HAProxy (installs nginx, haproxy and wrk with apt if missing)
