@@ -401,7 +401,8 @@ func TestServerAborts(t *testing.T) {
 // TestServerDropsClientThatDoesNotRead: a stream that nobody takes is given up, and the engine's memory with it.
 func TestServerDropsClientThatDoesNotRead(t *testing.T) {
 	cfg := fastConfig()
-	cfg.MaxModelLen, cfg.KVTokens, cfg.DecodeStep, cfg.WriteTimeout = 200_000, 200_000, time.Microsecond, 100*time.Millisecond
+	// Some 10 MB/s: the sockets' buffers are full long before the reply is generated, and one that is has not been given up.
+	cfg.MaxModelLen, cfg.KVTokens, cfg.DecodeStep, cfg.WriteTimeout = 200_000, 200_000, 20*time.Microsecond, 100*time.Millisecond
 	l := startServer(t, cfg)
 	conn, err := net.Dial("tcp", l.Addr())
 	if err != nil {
