@@ -57,9 +57,12 @@ type clientConn struct {
 	readBy atomic.Int64 // time by which a request is to be read, in nanoseconds since the proxy's epoch, 0 without one
 
 	// Of the connection's goroutine.
-	credit    int  // bytes read since readBy was last moved
-	muted     bool // the response was written by hand, or there is to be none: what fasthttp writes is dropped
-	lingering bool // refused before all of it was read: see Close
+	body      []byte    // of the request
+	arrived   time.Time // when the request had been read whole
+	credit    int       // bytes read since readBy was last moved
+	ended     bool      // the client sends nothing more
+	muted     bool      // the response was written by hand, or there is to be none: what fasthttp writes is dropped
+	lingering bool      // refused before all of it was read: see Close
 	whole     wholeBody
 
 	mu   sync.Mutex // guards what follows, between the connection's goroutine and the watch
@@ -72,6 +75,7 @@ type clientConn struct {
 // its time and a trickle may not.
 func (c *clientConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
+	c.ended = err == io.EOF
 	if n > 0 {
 		if c.state.Load() == connIdle {
 			c.state.CompareAndSwap(connIdle, connReading)

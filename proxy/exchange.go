@@ -89,11 +89,11 @@ func (p *Proxy) acquire(ctx *fasthttp.RequestCtx, conn *clientConn) *exchange {
 // unknown is the usage of an engine that did not tell.
 var unknown = engine.Usage{PromptTokens: -1, CachedTokens: -1, OutputTokens: -1}
 
-// startRecord begins the record. ctx.Time is when the request had been read whole.
+// startRecord begins the record.
 func (e *exchange) startRecord() {
 	e.usage = unknown
 	e.rec = Record{
-		Start:        e.ctx.Time(),
+		Start:        e.conn.arrived,
 		ID:           e.head.id,
 		Method:       e.ctx.Method(),
 		Path:         e.path,
@@ -182,7 +182,7 @@ func (e *exchange) tell(r *Record) {
 // recycle gives the exchange back to the pool without anything that belongs to the request.
 func (e *exchange) recycle() {
 	p := e.proxy
-	e.ctx.Request.ReleaseBody(retainBody)
+	e.conn.releaseBody(retainBody)
 	e.ctx, e.conn = nil, nil
 	e.path, e.target, e.body, e.first = nil, nil, nil, nil
 	e.head = requestHead{block: reuse(e.head.block)}
@@ -211,7 +211,7 @@ func reuse(b []byte) []byte {
 func (e *exchange) dropBody() {
 	e.body = nil
 	e.edited = reuse(e.edited)
-	e.ctx.Request.ReleaseBody(smallBody)
+	e.conn.releaseBody(smallBody)
 }
 
 // decorate adds the headers the client gets with every response.

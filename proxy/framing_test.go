@@ -148,7 +148,7 @@ func TestLimits(t *testing.T) {
 		code   string
 	}{
 		"body":         {head + fmt.Sprintf("Content-Length: %d\r\n\r\n", len(big)), 413, "body_too_large"},
-		"chunked body": {head + "Transfer-Encoding: chunked\r\n\r\n" + chunk(big[:1<<19]) + chunk(big[:1<<19]) + "1\r\n", 413, "body_too_large"},
+		"chunked body": {head + "Transfer-Encoding: chunked\r\n\r\n" + chunk(big[:1<<19]) + chunk(big[:1<<19]) + chunk("x"), 413, "body_too_large"},
 		"one header":   {head + "X-Big: " + big[:20<<10] + "\r\n\r\n", 431, "headers_too_large"},
 		"many headers": {head + strings.Repeat("X-A: b\r\n", 3000) + "\r\n", 431, "headers_too_large"},
 		"target":       {"GET /" + big[:20<<10] + " HTTP/1.1\r\nHost: a\r\n\r\n", 431, "headers_too_large"},
@@ -194,6 +194,98 @@ func TestHugeBody(t *testing.T) {
 		}
 		if !rp.Close {
 			t.Error("connection is kept")
+		}
+	}
+}
+
+// What a body announces costs nothing until it comes: a hundred clients that announce 64 MiB and send a byte are a
+// hundred small buffers.
+func TestAnnouncedBodiesCostLittle(t *testing.T) {
+	r := newRig(t, []string{newBackend(t, false, answering).addr})
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	const clients = 100
+	for range clients {
+		c := r.dial()
+		_, err := fmt.Fprintf(c, "POST /v1/x HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s", DefaultMaxBody, strings.Repeat("x", 10<<10))
+		must(t, err)
+	}
+	eventually(t, "bodies begun", func() bool {
+		r.proxy.mu.Lock()
+		defer r.proxy.mu.Unlock()
+		begun := 0
+		for _, c := range r.proxy.conns.list {
+			if c.state.Load() == connReading {
+				begun++
+			}
+		}
+		return begun == clients
+	})
+	runtime.ReadMemStats(&after)
+	if grown := after.TotalAlloc - before.TotalAlloc; grown > clients*2*firstPiece {
+		t.Errorf("%d bytes allocated for %d clients", grown, clients)
+	}
+}
+
+// A body that ends before its time is none: what came of it reaches no engine.
+func TestBodiesThatBreakOff(t *testing.T) {
+	b := newBackend(t, false, answering)
+	r := newRig(t, []string{b.addr})
+	const head, coded = "POST /v1/x HTTP/1.1\r\nHost: a\r\n", "Transfer-Encoding: chunked\r\n\r\n"
+	for name, raw := range map[string]string{
+		"length, nothing":     head + "Content-Length: 5\r\n\r\n",
+		"length":              head + "Content-Length: 5\r\n\r\nhel",
+		"length, large":       head + "Content-Length: 50000\r\n\r\n" + strings.Repeat("x", 40000),
+		"chunks, nothing":     head + coded,
+		"chunks, in a size":   head + coded + "5",
+		"chunks, in a chunk":  head + coded + "5\r\nhel",
+		"chunks, in its end":  head + coded + "5\r\nhello\r",
+		"chunks, after one":   head + coded + "5\r\nhello\r\n",
+		"chunks, not the end": head + coded + "5\r\nhello\r\n0",
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := r.dial()
+			defer c.Close()
+			_, err := io.WriteString(c, raw)
+			must(t, err)
+			must(t, tcpOf(c).CloseWrite())
+			readReply(t, bufio.NewReader(c), "POST").want(t, 400, "bad_request")
+		})
+	}
+	if seen := b.requests(); len(seen) > 0 {
+		t.Errorf("reached the backend: %q", seen[0].raw)
+	}
+}
+
+// Bodies around the sizes at which the buffer grows arrive whole, whatever the framing, one after the other on a
+// connection.
+func TestBodiesOfEverySize(t *testing.T) {
+	b := newBackend(t, false, answering)
+	r := newRig(t, []string{b.addr}, withConfig(func(c *Config) { c.MaxBody = 4 << 20 }))
+	c := r.dial()
+	br := bufio.NewReader(c)
+	n := 0
+	for _, size := range []int{0, 1, 8 << 10, firstChunks, firstPiece, 2 * firstPiece, 4 << 20} {
+		for _, d := range []int{-1, 0, 1} {
+			body := strings.Repeat("0123456789abcdef", (size+d+16)/16)[:max(size+d, 0)]
+			if len(body) > 4<<20 {
+				continue
+			}
+			coded := "POST /v1/x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+			for rest := body; len(rest) > 0; {
+				piece := min(len(rest), 10_000)
+				coded += chunk(rest[:piece])
+				rest = rest[piece:]
+			}
+			for _, raw := range []string{request("POST", "/v1/x", body), coded + chunkEnd} {
+				_, err := io.WriteString(c, raw)
+				must(t, err)
+				readReply(t, br, "POST").want(t, 200)
+				if got := b.requests()[n].body; got != body {
+					t.Fatalf("%d bytes became %d", len(body), len(got))
+				}
+				n++
+			}
 		}
 	}
 }

@@ -12,10 +12,15 @@ import (
 	"grapevine/proxy/prompt"
 )
 
-// handle serves one request. fasthttp calls it on the connection's goroutine when the request has been read whole, and
+// handle serves one request. fasthttp calls it on the connection's goroutine when the request's head has been read, and
 // writes the response when it returns.
 func (p *Proxy) handle(ctx *fasthttp.RequestCtx) {
 	conn := ctx.Conn().(*clientConn)
+	if err := conn.receive(ctx, p.cfg.MaxBody); err != nil {
+		refuseUnread(ctx, err)
+		ctx.SetConnectionClose()
+		return
+	}
 	conn.begin()
 	e := p.acquire(ctx, conn)
 	defer e.leave()
@@ -64,11 +69,16 @@ func (e *exchange) serve() {
 	if kind != prompt.Other && !ctx.IsPost() {
 		kind = prompt.Other
 	}
-	e.body = ctx.Request.Body()
+	e.body = e.conn.body
 	e.head.scan(ctx.Request.Header.RawHeaders(), kind != prompt.Other)
 	if len(e.head.id) == 0 {
 		e.id = mintID(e.id[:0])
 		e.head.id = e.id
+	}
+	if e.head.announced > e.proxy.cfg.MaxBody {
+		refuseUnread(ctx, fasthttp.ErrBodyTooLarge)
+		ctx.SetConnectionClose()
+		return
 	}
 	e.startRecord()
 	e.rec.Kind = kind

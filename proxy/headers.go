@@ -44,6 +44,7 @@ type requestHead struct {
 	apiKey        []byte
 	encoded       bool // Content-Encoding: the body is not to be parsed
 	lengths       int  // Content-Length lines
+	announced     int  // by the last of them
 	codings       int  // Transfer-Encoding lines
 	badCoding     bool // another coding than chunked
 	fault         string
@@ -99,6 +100,9 @@ func (h *requestHead) take(name, value []byte, plainAnswer bool) bool {
 		return false // of this hop, or written anew
 	case "content-length":
 		h.lengths++
+		if n, err := fasthttp.ParseUint(value); err == nil {
+			h.announced = n
+		}
 		return false
 	case "transfer-encoding":
 		h.codings++

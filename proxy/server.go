@@ -32,7 +32,8 @@ func (p *Proxy) newServer() *fasthttp.Server {
 		WriteBufferSize:              serverBuffer,
 		ReadTimeout:                  p.cfg.Timeouts.Read,
 		IdleTimeout:                  p.cfg.Timeouts.KeepAlive,
-		MaxRequestBodySize:           p.cfg.MaxBody,
+		StreamRequestBody:            true, // see receive
+		HeaderReceived:               p.refuseAnnounced,
 		Concurrency:                  p.cfg.MaxConns,
 		NoDefaultServerHeader:        true,
 		NoDefaultContentType:         true,
