@@ -142,7 +142,7 @@ func TestClientLeavesDuringTheRetry(t *testing.T) {
 		_, _ = c.closedByPeer(5 * time.Second)
 		return false
 	})
-	r := newRig(t, []string{a.addr, b.addr}, withTimeouts(func(t *Timeouts) { t.FirstByte = 150 * time.Millisecond }))
+	r := newRig(t, []string{a.addr, b.addr}, withTimeouts(func(t *Timeouts) { t.FirstByte = time.Second }))
 	c := r.dial()
 	_, err := io.WriteString(c, chat(false))
 	must(t, err)

@@ -186,17 +186,17 @@ func TestIdleStreamTimesOut(t *testing.T) {
 func TestSlowStreamOutlivesEveryTimeout(t *testing.T) {
 	b := newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
 		c.send(sseHead)
-		for range 8 {
+		for range 15 {
 			c.send(chunk(event("a")))
 			time.Sleep(100 * time.Millisecond)
 		}
 		return c.send(chunkEnd)
 	})
 	r := newRig(t, []string{b.addr}, withTimeouts(func(t *Timeouts) {
-		t.Read, t.KeepAlive, t.StreamFirstByte, t.FirstByte = 200*time.Millisecond, 200*time.Millisecond, 300*time.Millisecond, 300*time.Millisecond
-		t.Idle, t.Write, t.HeaderHold = 300*time.Millisecond, 300*time.Millisecond, 50*time.Millisecond
+		t.Read, t.KeepAlive, t.StreamFirstByte, t.FirstByte = time.Second, time.Second, time.Second, time.Second
+		t.Idle, t.Write, t.HeaderHold = time.Second, time.Second, 50*time.Millisecond
 	}))
-	if rp := r.raw(chat(true)).want(t, 200); rp.body != strings.Repeat(event("a"), 8) {
+	if rp := r.raw(chat(true)).want(t, 200); rp.body != strings.Repeat(event("a"), 15) {
 		t.Errorf("body %q", rp.body)
 	}
 }

@@ -76,7 +76,8 @@ func TestFailingBackendCostsNoError(t *testing.T) {
 						return c.send(jsonReply(200, okBody))
 					})
 					r := newRig(t, []string{addr, good.addr}, withTimeouts(func(t *Timeouts) {
-						t.FirstByte, t.StreamFirstByte, t.Connect = 100*time.Millisecond, 100*time.Millisecond, time.Second
+						// Long enough for the good one on a busy machine; only the hung one is waited for.
+						t.FirstByte, t.StreamFirstByte, t.Connect = 2*time.Second, 2*time.Second, 2*time.Second
 					}))
 					var failures []policy.Failure
 					for i := range 4 {
@@ -111,7 +112,7 @@ func TestConcurrentFailover(t *testing.T) {
 		}
 	}
 	a, b, good := newBackend(t, false, flaky(resetting)), newBackend(t, false, flaky(hanging)), newBackend(t, false, answering)
-	r := newRig(t, []string{a.addr, b.addr, good.addr}, withTimeouts(func(t *Timeouts) { t.FirstByte = 200 * time.Millisecond }))
+	r := newRig(t, []string{a.addr, b.addr, good.addr}, withTimeouts(func(t *Timeouts) { t.FirstByte = time.Second }))
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
@@ -160,7 +161,7 @@ func TestAllFail(t *testing.T) {
 			if tc.script != nil {
 				addrs = []string{newBackend(t, false, tc.script).addr, newBackend(t, false, tc.script).addr}
 			}
-			r := newRig(t, addrs, withTimeouts(func(t *Timeouts) { t.FirstByte = 100 * time.Millisecond }))
+			r := newRig(t, addrs, withTimeouts(func(t *Timeouts) { t.FirstByte = time.Second }))
 			rp := r.raw(chat(false)).want(t, tc.status, `"code":"`+tc.code+`"`, `"param":null`, "backends tried: 2")
 			if rp.Header.Get("X-Should-Retry") != tc.retry || rp.Header.Get("Retry-After") != tc.after {
 				t.Errorf("headers %v", rp.Header)
