@@ -303,6 +303,39 @@ func TestPanicAfterTheHandler(t *testing.T) {
 	}
 }
 
+// TestPanicOutsideARequest: a panic in what reads a connection costs that connection and is logged.
+func TestPanicOutsideARequest(t *testing.T) {
+	var log syncBuffer
+	r := newRig(t, []string{newBackend(t, false, answering).addr}, withConfig(func(c *Config) { c.Log = zerolog.New(&log) }))
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	served := make(chan error, 1)
+	go func() { served <- r.proxy.Serve(brokenListener{ln}) }()
+	c, err := net.Dial("tcp", ln.Addr().String())
+	must(t, err)
+	defer c.Close()
+	_, err = io.WriteString(c, chat(false))
+	must(t, err)
+	if n, err := c.Read(make([]byte, 1)); err == nil {
+		t.Errorf("read %d bytes from a connection that cannot be served", n)
+	}
+	eventually(t, "logged", func() bool { return strings.Contains(log.String(), "broken reader") })
+	r.raw(chat(false)).want(t, 200)
+	must(t, r.proxy.Shutdown(t.Context()))
+	must(t, <-served)
+}
+
+type brokenListener struct{ net.Listener }
+
+func (l brokenListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	return brokenConn{c}, err
+}
+
+type brokenConn struct{ net.Conn }
+
+func (brokenConn) Read([]byte) (int, error) { panic("broken reader") }
+
 // syncBuffer is a bytes.Buffer for several goroutines.
 type syncBuffer struct {
 	mu  sync.Mutex

@@ -133,10 +133,7 @@ func (p *Proxy) accept(raw net.Conn) {
 // serveConn owns a client connection from accept to close.
 func (p *Proxy) serveConn(c *clientConn) {
 	defer p.served.Done()
-	err := p.establish(c)
-	if err == nil {
-		err = p.server.ServeConn(c) // closes c
-	}
+	err := p.converse(c)
 	c.raw.Close()
 	p.mu.Lock()
 	p.conns.remove(c)
@@ -144,6 +141,21 @@ func (p *Proxy) serveConn(c *clientConn) {
 	if err != nil {
 		p.logBroken(c, err)
 	}
+}
+
+// converse serves the requests of one connection. A panic outside of a request (in a parser of the libraries) costs this
+// connection, not the others.
+func (p *Proxy) converse(c *clientConn) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			p.logPanic(r)
+			err = errAborted
+		}
+	}()
+	if err := p.establish(c); err != nil {
+		return err
+	}
+	return p.server.ServeConn(c) // closes c
 }
 
 // establish does what comes before HTTP: socket options, the PROXY header, the TLS handshake; the latter two within the
