@@ -56,24 +56,6 @@ func readMachineTime() (machineTime, error) {
 	return m, err
 }
 
-// endedChildren is the CPU time of a process's children that were waited for (cutime + cstime).
-func endedChildren(pid int) (time.Duration, error) {
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0, err
-	}
-	f, err := afterCommand(raw)
-	if err != nil {
-		return 0, err
-	}
-	user, err1 := strconv.ParseInt(f[13], 10, 64)
-	system, err2 := strconv.ParseInt(f[14], 10, 64)
-	if err1 != nil || err2 != nil {
-		return 0, fmt.Errorf("bad stat of process %d", pid)
-	}
-	return time.Duration(user+system) * clockTick, nil
-}
-
 // othersSince is the share of all CPUs that went to others since before.
 func othersSince(before machineTime) (float64, error) {
 	now, err := readMachineTime()

@@ -39,8 +39,15 @@ func processUsage(pid int) (usage, error) {
 	return u, nil
 }
 
-// cpuTime is utime + stime of one process (fields 14 and 15 of stat, counted after the command's closing bracket).
-func cpuTime(pid int) (time.Duration, error) {
+// cpuTime is utime + stime of one process.
+func cpuTime(pid int) (time.Duration, error) { return statTime(pid, 11) }
+
+// endedChildren is the CPU time of a process's children that were waited for, cutime + cstime.
+func endedChildren(pid int) (time.Duration, error) { return statTime(pid, 13) }
+
+// statTime is the sum of two neighbouring fields of a process's stat, user and system time, counted after the command's
+// closing bracket.
+func statTime(pid, at int) (time.Duration, error) {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0, err
@@ -49,8 +56,8 @@ func cpuTime(pid int) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	user, err1 := strconv.ParseInt(f[11], 10, 64)
-	system, err2 := strconv.ParseInt(f[12], 10, 64)
+	user, err1 := strconv.ParseInt(f[at], 10, 64)
+	system, err2 := strconv.ParseInt(f[at+1], 10, 64)
 	if err1 != nil || err2 != nil {
 		return 0, fmt.Errorf("bad stat of process %d", pid)
 	}
