@@ -3,7 +3,6 @@ module grapevine
 go 1.26.0
 
 require (
-	github.com/HdrHistogram/hdrhistogram-go v1.4.0
 	github.com/alecthomas/kong v1.17.0
 	github.com/pires/go-proxyproto v0.13.0
 	github.com/prometheus/client_golang v1.25.0
