@@ -329,8 +329,11 @@ def test_leaving_an_anthropic_stream_ends_the_work():
 
 
 def test_follow_ups_go_where_the_conversation_is_cached():
+    # Which of two idle engines a new conversation gets is a coin that its text throws: 40 in a row on one side are a defect.
     used = set()
-    for n in range(6):
+    for n in range(40):
+        if n >= 6 and len(used) == 2:
+            break
         messages = [user(prose(unique()))]
         first = oai.chat.completions.with_raw_response.create(model=MODEL, messages=messages, max_tokens=8)
         backend, reply = first.headers["x-grapevine-backend"], first.parse()
@@ -344,7 +347,7 @@ def test_follow_ups_go_where_the_conversation_is_cached():
             assert raw.headers["x-grapevine-route"].startswith("cache"), raw.headers["x-grapevine-route"]
             cached = reply.usage.prompt_tokens_details.cached_tokens
             assert cached > 0.9 * before, f"{cached} tokens cached of {before} in the turn before"
-    assert len(used) == 2, f"six conversations all went to {used}"
+    assert len(used) == 2, f"40 conversations all went to {used}"
 
 
 def test_nothing_is_left_running():
