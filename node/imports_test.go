@@ -21,20 +21,23 @@ const module = "grapevine"
 // everything below it. A package that is not listed is an error too: whoever
 // adds one decides here what it may know.
 var mayImport = map[string][]string{
-	"prefixtree":   {},
-	"gossip":       {},
-	"raftstore":    {},
-	"proxy/engine": {},
-	"proxy/prompt": {"prefixtree"},
-	"proxy/policy": {"prefixtree"},
-	"proxy":        {"prefixtree", "proxy/..."},
-	"node":         {"prefixtree", "gossip", "raftstore", "proxy", "proxy/..."},
+	"prefixtree":    {},
+	"gossip/member": {},
+	"gossip/wire":   {},
+	"gossip":        {"gossip/member", "gossip/wire"},
+	"raftstore":     {},
+	"proxy/engine":  {},
+	"proxy/prompt":  {"prefixtree"},
+	"proxy/policy":  {"prefixtree"},
+	"proxy":         {"prefixtree", "proxy/..."},
+	"node":          {"prefixtree", "gossip", "gossip/member", "raftstore", "proxy", "proxy/..."},
 
 	"chaos/engine":   {},
 	"chaos/workload": {},
 	"chaos/report":   {},
 	"chaos/replay":   {"chaos/report", "chaos/workload", "prefixtree", "proxy", "proxy/..."},
 	"chaos/fleetsim": {"chaos/engine", "chaos/report", "chaos/workload", "prefixtree", "proxy/policy", "proxy/prompt"},
+	"chaos/fleet":    {"chaos/...", "node", "prefixtree", "proxy", "proxy/..."},
 	"chaos/demo":     {"chaos/...", "node", "proxy", "proxy/..."},
 	"chaos/bench":    {"chaos/...", "node", "prefixtree", "proxy", "proxy/..."},
 	"chaos/clients":  {"chaos/...", "node", "prefixtree", "proxy", "proxy/..."},
@@ -49,6 +52,7 @@ var outside = map[string][]string{
 	"proxy/policy": {"github.com/zeebo/xxh3"},
 	"proxy/prompt": {"github.com/zeebo/xxh3", "golang.org/x/sys/cpu"},
 	"proxy/engine": nil,
+	"gossip/wire":  nil,
 }
 
 // impure are standard packages that the pure ones do without.
