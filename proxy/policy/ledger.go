@@ -32,12 +32,13 @@ type slot struct {
 	mu          sync.Mutex
 	first, last *Attempt // own requests waiting for their first token, oldest first (engines admit in order)
 	lastFirst   prefixtree.Time
-	rates       rateSums
+	rates       rateSums // own measurements
+	peerRates   rateSums // the other nodes'
 	lastFailure prefixtree.Time
 	failures    int32 // consecutive
 	adapters    adapterSet
 
-	_ [24]byte // to 256 bytes, a size class whose objects begin on a cache line
+	_ [8]byte // to 256 bytes, a size class whose objects begin on a cache line
 }
 
 // overdueGrace is how many seconds a prefill may take longer than expected before that counts: steps of a busy engine are

@@ -1,65 +1,119 @@
 package policy
 
 import (
+	"math"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"grapevine/prefixtree"
 )
 
-// PeerLoad is the work one other node has outstanding on one backend.
+// PeerLoad is the work one node has outstanding on one backend.
 type PeerLoad struct {
 	Backend       prefixtree.Backend
 	PrefillTokens int64 // of requests without a first token
 	Active        int64 // requests that have not ended
 }
 
+// Never is the staleness of what nodes do not tell each other at all.
+const Never = time.Duration(math.MaxInt64)
+
 // peerLoads keeps every origin's last report apart, so that reports replace each other per origin and are summed over
 // them: one origin's news never overwrites another's, and a dead origin's share can be taken out again.
 type peerLoads struct {
 	mu       sync.Mutex
 	byOrigin map[string]map[*slot]PeerLoad
+	heard    atomic.Int64 // origins with a report, idle ones included
 }
 
-// SetPeerLoad replaces what the origin reported before by loads, its whole vector (backends it does not list are idle by its
-// account). Backends outside the present view are ignored.
+// SetPeerLoad replaces what the origin reported before by loads, its whole vector: backends it does not list are idle by its
+// account, and an empty one says that all are. Of a backend listed twice the sum counts. Backends outside the present view are
+// ignored.
 func (r *Router) SetPeerLoad(origin string, loads []PeerLoad) {
+	r.peers.mu.Lock()
+	defer r.peers.mu.Unlock()
+	r.peers.idle(origin)
+	r.peers.add(r.table.Load(), origin, loads)
+}
+
+// UpdatePeerLoad replaces what the origin reported before of the listed backends, by absolute values; its other work stands.
+// Backends outside the present view are ignored.
+func (r *Router) UpdatePeerLoad(origin string, changed []PeerLoad) {
 	t := r.table.Load()
 	r.peers.mu.Lock()
 	defer r.peers.mu.Unlock()
-	r.peers.remove(origin)
-	if len(loads) == 0 {
-		return
-	}
-	held := make(map[*slot]PeerLoad, len(loads))
-	for _, l := range loads {
-		s := t.slot(l.Backend)
-		if s == nil {
-			continue
+	held := r.peers.byOrigin[origin]
+	for _, l := range changed {
+		if s := t.slot(l.Backend); s != nil {
+			takeOut(held, s)
 		}
-		l.PrefillTokens, l.Active = max(l.PrefillTokens, 0), max(l.Active, 0)
-		if was, twice := held[s]; twice {
-			l.PrefillTokens += was.PrefillTokens
-			l.Active += was.Active
-		}
-		held[s] = l
 	}
-	for s, l := range held {
-		s.peerTokens.Add(l.PrefillTokens)
-		s.peerActive.Add(l.Active)
-	}
-	if r.peers.byOrigin == nil {
-		r.peers.byOrigin = map[string]map[*slot]PeerLoad{}
-	}
-	r.peers.byOrigin[origin] = held
+	r.peers.add(t, origin, changed)
 }
 
 // DropPeer takes out what the origin reported: it has left or died.
-func (r *Router) DropPeer(origin string) { r.SetPeerLoad(origin, nil) }
+func (r *Router) DropPeer(origin string) {
+	r.peers.mu.Lock()
+	defer r.peers.mu.Unlock()
+	r.peers.idle(origin)
+	delete(r.peers.byOrigin, origin)
+	r.peers.heard.Store(int64(len(r.peers.byOrigin)))
+}
 
-func (p *peerLoads) remove(origin string) {
-	for s, l := range p.byOrigin[origin] {
-		s.peerTokens.Add(-l.PrefillTokens)
-		s.peerActive.Add(-l.Active)
+// add books loads on top of what the origin has; the lock must be held.
+func (p *peerLoads) add(t *table, origin string, loads []PeerLoad) {
+	held := p.byOrigin[origin]
+	if held == nil {
+		if p.byOrigin == nil {
+			p.byOrigin = map[string]map[*slot]PeerLoad{}
+		}
+		held = make(map[*slot]PeerLoad, len(loads))
+		p.byOrigin[origin] = held
+		p.heard.Store(int64(len(p.byOrigin)))
 	}
-	delete(p.byOrigin, origin)
+	for _, l := range loads {
+		s := t.slot(l.Backend)
+		l.PrefillTokens, l.Active = max(l.PrefillTokens, 0), max(l.Active, 0)
+		if s == nil || l.PrefillTokens == 0 && l.Active == 0 {
+			continue
+		}
+		s.peerTokens.Add(l.PrefillTokens)
+		s.peerActive.Add(l.Active)
+		was := held[s]
+		l.PrefillTokens += was.PrefillTokens
+		l.Active += was.Active
+		held[s] = l
+	}
+}
+
+// idle takes out all of the origin's work, but keeps the origin; the lock must be held.
+func (p *peerLoads) idle(origin string) {
+	held := p.byOrigin[origin]
+	for s := range held {
+		takeOut(held, s)
+	}
+}
+
+func takeOut(held map[*slot]PeerLoad, s *slot) {
+	l, ok := held[s]
+	if !ok {
+		return
+	}
+	s.peerTokens.Add(-l.PrefillTokens)
+	s.peerActive.Add(-l.Active)
+	delete(held, s)
+}
+
+// OwnLoads appends the own outstanding work to dst, by backend in view order, idle backends left out: what this node reports to
+// its peers. Work on backends that have left the view is not listed.
+func (r *Router) OwnLoads(dst []PeerLoad) []PeerLoad {
+	for _, s := range r.table.Load().slots {
+		// The books may be between two of their changes; never report less than nothing.
+		l := PeerLoad{Backend: s.id, PrefillTokens: max(s.charged.Load(), 0), Active: max(s.active.Load(), 0)}
+		if l.PrefillTokens > 0 || l.Active > 0 {
+			dst = append(dst, l)
+		}
+	}
+	return dst
 }

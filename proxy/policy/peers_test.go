@@ -1,7 +1,9 @@
 package policy
 
 import (
+	"math"
 	"testing"
+	"time"
 
 	"grapevine/prefixtree"
 )
@@ -25,11 +27,101 @@ func TestPeerLoadsAreSummedPerOrigin(t *testing.T) {
 	r.DropPeer("b")
 	r.DropPeer("b")
 	check("b died", 0, 0)
+	r.UpdatePeerLoad("d", []PeerLoad{{0, 300, 1}, {1, 30, 1}})
+	r.UpdatePeerLoad("d", []PeerLoad{{1, 40, 2}, {9, 1, 1}})
+	check("d tells of another backend", 300, 1)
+	r.UpdatePeerLoad("d", []PeerLoad{{0, 100, 1}, {0, 20, 1}})
+	check("d lists the backend twice", 120, 2)
+	r.UpdatePeerLoad("d", []PeerLoad{{0, 0, 0}, {1, -5, 0}})
+	check("d is idle there", 0, 0)
+	r.UpdatePeerLoad("d", []PeerLoad{{0, 70, 1}})
+	r.SetPeerLoad("d", nil)
+	check("d is idle everywhere", 0, 0)
 	r.SetPeerLoad("c", []PeerLoad{{0, 90_000, 30}})
 	if d := serve(t, r, ask(prompt(1, 1, 0, 8)), t0); d.Backend == 0 {
 		t.Error("sent where a peer has 9 s of work waiting")
 	}
 	if tokens, active := r.Load(prefixtree.Backend(0)); tokens != 0 || active != 0 {
 		t.Error("a peer's load counts as own")
+	}
+}
+
+func TestOwnLoadsAreWhatIsOutstanding(t *testing.T) {
+	r, _ := newRouter(t, Config{}, fleetOf(4))
+	r.SetPeerLoad("a", []PeerLoad{{0, 1000, 2}})
+	a := pick(t, r, ask(prompt(1, 1, 0, 8)), t0)
+	at := a.Decision().Backend
+	if got := r.OwnLoads(nil); len(got) != 1 || got[0] != (PeerLoad{at, 8 * 128, 1}) {
+		t.Errorf("waiting for its first token: %v", got)
+	}
+	a.Dispatched(t0)
+	a.FirstToken(t0 + 100)
+	keep := []PeerLoad{{Backend: 77}}
+	if got := r.OwnLoads(keep); len(got) != 2 || got[0].Backend != 77 || got[1] != (PeerLoad{at, 0, 1}) {
+		t.Errorf("answering: %v", got)
+	}
+	a.End(unknown(), t0+200)
+	if got := r.OwnLoads(nil); len(got) != 0 {
+		t.Errorf("idle: %v", got)
+	}
+}
+
+// TestBlindDecisionsAreCounted: blind is a node among others that none of them has told of its load, or not lately.
+func TestBlindDecisionsAreCounted(t *testing.T) {
+	r, _ := newRouter(t, Config{}, fleetOf(4))
+	check := func(what string, want uint64) {
+		t.Helper()
+		before := r.Stats().Blind
+		serve(t, r, ask(prompt(1, 1, 0, 8)), t0)
+		if got := r.Stats().Blind - before; got != want {
+			t.Errorf("%s: %d blind decisions, want %d", what, got, want)
+		}
+	}
+	check("alone", 0)
+	r.SetFleet(3, 50*time.Millisecond)
+	check("no report yet", 1)
+	r.SetPeerLoad("a", nil)
+	check("a peer is idle, as it says", 0)
+	r.SetFleet(3, time.Minute)
+	check("silent for a minute", 1)
+	r.SetKnowledge(3, 50*time.Millisecond, Never)
+	check("loads alone are told", 0)
+	r.DropPeer("a")
+	check("the only peer died", 1)
+}
+
+func TestRatesOfPeersCountByTheirWeight(t *testing.T) {
+	r, _ := newRouter(t, Config{}, fleetOf(2))
+	if rate, weight := r.OwnRate(0); rate != 0 || weight != 0 {
+		t.Fatalf("nothing measured, yet %v of weight %v", rate, weight)
+	}
+	own := r.table.Load().slots[0]
+	for range 10 {
+		own.learnRate(r.rate, 4000, 0.1) // 40k tokens/s over one second
+	}
+	if rate, weight := r.OwnRate(0); math.Abs(rate-40_000) > 1 || math.Abs(weight-1) > 1e-9 {
+		t.Fatalf("measured %v of weight %v", rate, weight)
+	}
+	before := r.Rate(0)
+	r.SetPeerRate(0, 5000, 20)
+	if got := r.Rate(0); got > 8000 || got < 5000 {
+		t.Errorf("20 s of peers' measurements of 5,000 against one own second of 40,000: %v", got)
+	}
+	if rate, weight := r.OwnRate(0); math.Abs(rate-40_000) > 1 || math.Abs(weight-1) > 1e-9 {
+		t.Errorf("what peers measured is told as own: %v of weight %v", rate, weight)
+	}
+	if got := r.Rate(1); got > 10_000 {
+		t.Errorf("a backend nobody measured is taken for %v, though the fleet has 5,000", got)
+	}
+	r.SetPeerRate(0, 0, 0)
+	own.learnRate(r.rate, 4000, 0.1)
+	if got := r.Rate(0); math.Abs(got-before)/before > 0.3 {
+		t.Errorf("without the peers: %v, before them %v", got, before)
+	}
+	r.SetPeerRate(1, math.Inf(1), 1)
+	r.SetPeerRate(1, math.NaN(), 1)
+	r.SetPeerRate(1, 5000, -1)
+	if got := r.Rate(1); got != r.rate.load() {
+		t.Errorf("nonsense was taken for a rate: %v", got)
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"math"
 	"sync"
 	"sync/atomic"
+
+	"grapevine/prefixtree"
 )
 
 const (
@@ -38,15 +40,20 @@ func (r *rateSums) add(tokens, seconds, present float64) {
 	}
 }
 
-func (r *rateSums) estimate(prior float64) float64 {
+func (r rateSums) plus(o rateSums) rateSums {
+	return rateSums{r.tokens + o.tokens, r.seconds + o.seconds}
+}
+
+func (r rateSums) estimate(prior float64) float64 {
 	return (r.tokens + prior*ratePrior) / (r.seconds + ratePrior)
 }
 
 // fleetRate is the prior for backends without samples of their own, learned over all of them.
 type fleetRate struct {
-	mu   sync.Mutex
-	sums rateSums
-	bits atomic.Uint64
+	mu    sync.Mutex
+	sums  rateSums // own measurements
+	peers rateSums // the other nodes', over all backends
+	bits  atomic.Uint64
 }
 
 func newFleetRate(initial float64) *fleetRate {
@@ -61,7 +68,59 @@ func (f *fleetRate) add(tokens, seconds float64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.sums.add(tokens, seconds, f.load())
-	f.bits.Store(math.Float64bits(f.sums.estimate(f.load())))
+	f.bits.Store(math.Float64bits(f.sums.plus(f.peers).estimate(f.load())))
+}
+
+// replace takes out what peers measured of a backend before, and takes in what they have now.
+func (f *fleetRate) replace(before, now rateSums) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.peers = rateSums{tokens: max(f.peers.tokens-before.tokens, 0) + now.tokens, seconds: max(f.peers.seconds-before.seconds, 0) + now.seconds}
+	if f.peers.seconds > 0 {
+		f.bits.Store(math.Float64bits(f.sums.plus(f.peers).estimate(f.load())))
+	}
+}
+
+// OwnRate returns what this node has measured of a backend's prefill rate, in tokens/s, and how much that is worth: the
+// seconds of prefill behind it, faded. Weight 0: nothing. For peers: the average of all nodes' rates by their weights.
+func (r *Router) OwnRate(b prefixtree.Backend) (tokensPerSecond, weight float64) {
+	s := r.table.Load().slot(b)
+	if s == nil {
+		return 0, 0
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.rates.seconds <= 0 {
+		return 0, 0
+	}
+	return s.rates.tokens / s.rates.seconds, s.rates.seconds
+}
+
+// SetPeerRate replaces what all other nodes together have measured of a backend's prefill rate: the average of their rates by
+// weight, and the sum of their weights. It is averaged with the own measurements by weight; weight 0 takes it out.
+func (r *Router) SetPeerRate(b prefixtree.Backend, tokensPerSecond, weight float64) {
+	s := r.table.Load().slot(b)
+	if s == nil {
+		return
+	}
+	var peers rateSums
+	if tokensPerSecond > 0 && weight > 0 && !math.IsInf(tokensPerSecond, 0) && !math.IsInf(weight, 0) {
+		peers = rateSums{tokens: tokensPerSecond * weight, seconds: weight}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r.rate.replace(s.peerRates, peers)
+	s.peerRates = peers
+	s.rate.Store(math.Float64bits(s.combinedRate(r.rate.load())))
+}
+
+// combinedRate returns the rate by own and others' measurements, 0 if there are none; the lock must be held.
+func (s *slot) combinedRate(prior float64) float64 {
+	all := s.rates.plus(s.peerRates)
+	if all.seconds <= 0 {
+		return 0
+	}
+	return all.estimate(prior)
 }
 
 // learnRate books one prefill of the slot: tokens computed in seconds of the engine's own time for it.
@@ -73,7 +132,7 @@ func (s *slot) learnRate(f *fleetRate, tokens, seconds float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.rates.add(tokens, seconds, math.Float64frombits(s.rate.Load()))
-	s.rate.Store(math.Float64bits(s.rates.estimate(f.load())))
+	s.rate.Store(math.Float64bits(s.combinedRate(f.load())))
 }
 
 const (

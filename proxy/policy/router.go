@@ -103,10 +103,10 @@ type Router struct {
 	viewMu     sync.Mutex // serialises SetView
 	scenes     sync.Pool
 	seq        atomic.Uint64
-	nodes      atomic.Int64
-	staleness  atomic.Int64 // ms
+	fleet      atomic.Pointer[fleetState]
 
 	rungs      [rungs]atomic.Uint64
+	blind      atomic.Uint64
 	outcomes   [len(failureNames)]atomic.Uint64
 	doubleEnds atomic.Uint64
 }
@@ -195,10 +195,22 @@ func (c *Config) complete() error {
 // Strategies returns the names this router knows, sorted.
 func (r *Router) Strategies() []string { return slices.Sorted(maps.Keys(r.strategies)) }
 
+// fleetState is what is known of the other nodes as a whole. Immutable.
+type fleetState struct {
+	nodes        int   // routers, this one included, at least 1
+	loads, facts int64 // ms by which what the others do is known late
+}
+
 // SetFleet tells how many routers there are and how late what the others did becomes known here, as measured.
 func (r *Router) SetFleet(nodes int, staleness time.Duration) {
-	r.nodes.Store(int64(max(nodes, 1)))
-	r.staleness.Store(max(staleness, 0).Milliseconds())
+	r.SetKnowledge(nodes, staleness, staleness)
+}
+
+// SetKnowledge is SetFleet for a fleet whose nodes tell each other their loads and their placements apart: how late each of
+// the two becomes known here; Never for what is not told. Loads of which no report has ever come (SetPeerLoad) count as not
+// told, whatever loads says.
+func (r *Router) SetKnowledge(nodes int, loads, facts time.Duration) {
+	r.fleet.Store(&fleetState{nodes: max(nodes, 1), loads: max(loads, 0).Milliseconds(), facts: max(facts, 0).Milliseconds()})
 }
 
 // Pick decides where the request goes and books it there at once. After a nil error att.End must be called exactly once.
@@ -230,6 +242,9 @@ func (r *Router) Pick(q *Request, now prefixtree.Time, att *Attempt) error {
 	att.stage = picked
 	c.slot.charge(att, now)
 	r.rungs[att.decision.Rung].Add(1)
+	if s.Nodes > 1 && s.Staleness > blindAfter {
+		r.blind.Add(1)
+	}
 	return nil
 }
 
@@ -317,6 +332,7 @@ func (r *Router) SetTelemetry(b prefixtree.Backend, t Telemetry) {
 // Stats are counters since the start.
 type Stats struct {
 	Picks      uint64
+	Blind      uint64        // of these, made among other nodes without knowing what they have placed in the last blindAfter
 	Rungs      [rungs]uint64 // by Rung
 	Outcomes   map[string]uint64
 	DoubleEnds uint64 // Attempts ended twice: a defect of the caller
@@ -324,7 +340,7 @@ type Stats struct {
 
 // Stats returns the counters.
 func (r *Router) Stats() Stats {
-	st := Stats{Outcomes: map[string]uint64{}, DoubleEnds: r.doubleEnds.Load()}
+	st := Stats{Outcomes: map[string]uint64{}, Blind: r.blind.Load(), DoubleEnds: r.doubleEnds.Load()}
 	for i := range r.rungs {
 		st.Rungs[i] = r.rungs[i].Load()
 		st.Picks += st.Rungs[i]

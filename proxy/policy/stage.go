@@ -134,7 +134,11 @@ func (t *table) newPool(positions []int32, h *history) *pool {
 // which case the least bad are put forward.
 func (r *Router) stage(s *Scene, q *Request, p *pool, now prefixtree.Time) (lastResort bool) {
 	s.Request, s.pool, s.Now, s.weighted = q, p, now, p.weighted
-	s.Nodes, s.Staleness = int(r.nodes.Load()), r.staleness.Load()
+	f := r.fleet.Load()
+	s.Nodes, s.Staleness, s.FactStaleness = f.nodes, f.loads, f.facts
+	if s.Nodes > 1 && r.peers.heard.Load() == 0 {
+		s.Staleness = Never.Milliseconds()
+	}
 	if s.peek {
 		s.rand = mix(r.cfg.Seed) + mix(r.seq.Load()+1)
 	} else {

@@ -109,7 +109,8 @@ type Scene struct {
 	FleetRate      float64         // prefill tokens/s over all backends; above 0
 	HoldSeconds    float64         // mean time a request keeps its memory after the first token
 	Nodes          int             // routers in the fleet, at least 1
-	Staleness      int64           // milliseconds by which what other nodes did is known late
+	Staleness      int64           // milliseconds by which other nodes' load is known late
+	FactStaleness  int64           // the same of their placements
 
 	matches  prefixtree.Matches
 	where    []int32 // pool entry -> candidate index, -1 for none
