@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"grapevine/proxy/policy"
 )
 
 func TestDefaultIsValid(t *testing.T) {
@@ -15,7 +17,7 @@ func TestDefaultIsValid(t *testing.T) {
 	if err := c.Validate("", nil); err != nil {
 		t.Fatal(err)
 	}
-	if c.Listen != ":8080" || c.UpstreamIdle != 4*time.Second || c.MaxBody != 64<<20 || c.WorkWeight != 4 {
+	if c.Listen != ":8080" || c.UpstreamIdle != 4*time.Second || c.MaxBody != 64<<20 || c.WorkWeight != policy.DefaultWorkWeight {
 		t.Fatalf("defaults were not read from the table: %+v", c)
 	}
 }

@@ -35,6 +35,7 @@ func (c *Config) Validate(file string, lines map[string]int) error {
 	c.checkServing(bad)
 	c.checkBackends(bad)
 	c.checkRouting(bad)
+	c.checkFleet(bad)
 	c.checkAmounts(bad)
 	if _, err := parseLevel(c.LogLevel); err != nil {
 		bad("log_level", "want debug, info, warn or error", "%q is no level", c.LogLevel)
@@ -89,7 +90,7 @@ func (c *Config) checkRouting(bad complain) {
 		}
 	}
 	if !finite(c.WorkWeight) || c.WorkWeight <= 0 {
-		bad("work_weight", "4 is the default", "%v is not a number above 0", c.WorkWeight)
+		bad("work_weight", "100 is the default", "%v is not a number above 0", c.WorkWeight)
 	}
 	if !finite(c.Epsilon) || c.Epsilon < 0 {
 		bad("epsilon", "0.25 is the default", "%v is not a number from 0 up", c.Epsilon)
@@ -125,6 +126,7 @@ func (c *Config) checkAmounts(bad complain) {
 		{"stream_first_byte_timeout", c.StreamFirstByteTimeout, 1},
 		{"connect_timeout", c.ConnectTimeout, 1}, {"first_byte_timeout", c.FirstByteTimeout, 1}, {"idle_timeout", c.IdleTimeout, 1},
 		{"read_timeout", c.ReadTimeout, 1}, {"keep_alive", c.KeepAlive, 1}, {"upstream_idle", c.UpstreamIdle, 1}, {"horizon", c.Horizon, 1},
+		{"warm_deadline", c.WarmDeadline, 1},
 	} {
 		if d.value < d.least {
 			bad(d.key, "write a duration such as 30s", "%v is too short", d.value)
@@ -135,7 +137,7 @@ func (c *Config) checkAmounts(bad complain) {
 		value int64
 	}{
 		{"max_body", int64(c.MaxBody)}, {"max_header", int64(c.MaxHeader)}, {"max_connections", int64(c.MaxConnections)},
-		{"max_attempts", int64(c.MaxAttempts)}, {"max_idle", int64(c.MaxIdle)}, {"tree_budget", int64(c.TreeBudget)},
+		{"max_attempts", int64(c.MaxAttempts)}, {"max_idle", int64(c.MaxIdle)}, {"tree_budget", int64(c.TreeBudget)}, {"gossip_budget", int64(c.GossipBudget)},
 	} {
 		if n.value <= 0 {
 			bad(n.key, "write 1 or more", "%d is not positive", n.value)

@@ -112,6 +112,7 @@ var groups = []kong.Group{
 	{Key: "serving", Title: "Serving:"},
 	{Key: "backends", Title: "Engines:"},
 	{Key: "routing", Title: "Routing:"},
+	{Key: "fleet", Title: "Fleet:"},
 	{Key: "limits", Title: "Limits:"},
 	{Key: "timeouts", Title: "Timeouts:"},
 	{Key: "watching", Title: "Watching:"},

@@ -1,0 +1,187 @@
+package node
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+
+	"grapevine/prefixtree"
+)
+
+// claim is what one node has found out about one engine by its own requests:
+// how far its cache reaches and how fast it computes, each with the weight of
+// what it was learned from. A weight of 0 says nothing.
+type claim struct {
+	reach, reachWeight float64 // blocks; see prefixtree.Tree.Reach
+	rate, rateWeight   float64 // prefill tokens/s; see policy.Router.OwnRate
+}
+
+// keyedClaim is a claim as it travels: under the key of the backend's name.
+type keyedClaim struct {
+	key uint32
+	claim
+}
+
+// The state blob, as other nodes get it; DESIGN.md has it byte by byte. A
+// newer node may append fields to an entry and add sections: this one skips
+// what it does not know. The version changes only if that is not enough.
+const (
+	stateVersion   = 1
+	sectionClaims  = 1
+	claimBytes     = 12        // of an entry as this version writes it
+	maxClaims      = 16_384    // backends in one blob
+	maxStateBytes  = 256 << 10 // what gossip carries
+	maxStateParts  = 16        // sections
+	smallestLog2   = -16       // of the smallest value that can be told
+	stepsPerDouble = 1024      // values differ by 0.07 %
+)
+
+var errState = errors.New("malformed state")
+
+// appendState appends the blob for the claims; claims beyond maxClaims are left out.
+func appendState(dst []byte, claims []keyedClaim) []byte {
+	claims = claims[:min(len(claims), maxClaims)]
+	dst = append(dst, stateVersion, sectionClaims)
+	dst = binary.AppendUvarint(dst, uint64(1+len(claims)*claimBytes))
+	dst = append(dst, claimBytes)
+	for _, c := range claims {
+		dst = binary.LittleEndian.AppendUint32(dst, c.key)
+		for _, v := range [4]float64{c.reach, c.reachWeight, c.rate, c.rateWeight} {
+			dst = binary.LittleEndian.AppendUint16(dst, logCode(v))
+		}
+	}
+	return dst
+}
+
+// parseState appends the claims in a blob to dst. A blob that it cannot read
+// is an error; what it does not know in a blob that it can read is skipped.
+func parseState(dst []keyedClaim, blob []byte) ([]keyedClaim, error) {
+	switch {
+	case len(blob) > maxStateBytes:
+		return dst, fmt.Errorf("%w: %d bytes", errState, len(blob))
+	case len(blob) == 0:
+		return dst, nil // a node that knows nothing yet
+	case blob[0] != stateVersion:
+		return dst, fmt.Errorf("%w: version %d, want %d", errState, blob[0], stateVersion)
+	}
+	rest := blob[1:]
+	for parts := 0; len(rest) > 0; parts++ {
+		if parts == maxStateParts {
+			return dst, fmt.Errorf("%w: more than %d sections", errState, maxStateParts)
+		}
+		kind := rest[0]
+		length, n := binary.Uvarint(rest[1:])
+		if n <= 0 || length > uint64(len(rest)-1-n) {
+			return dst, fmt.Errorf("%w: section %d is cut short", errState, kind)
+		}
+		section := rest[1+n : 1+n+int(length)]
+		rest = rest[1+n+int(length):]
+		if kind != sectionClaims {
+			continue
+		}
+		var err error
+		if dst, err = parseClaims(dst, section); err != nil {
+			return dst, err
+		}
+	}
+	return dst, nil
+}
+
+func parseClaims(dst []keyedClaim, section []byte) ([]keyedClaim, error) {
+	if len(section) == 0 || section[0] < claimBytes || (len(section)-1)%int(section[0]) != 0 {
+		return dst, fmt.Errorf("%w: claims of %d bytes", errState, len(section))
+	}
+	size := int(section[0])
+	section = section[1:]
+	if len(section)/size > maxClaims {
+		return dst, fmt.Errorf("%w: %d claims", errState, len(section)/size)
+	}
+	for ; len(section) > 0; section = section[size:] {
+		value := func(i int) float64 { return fromLogCode(binary.LittleEndian.Uint16(section[4+2*i:])) }
+		dst = append(dst, keyedClaim{binary.LittleEndian.Uint32(section), claim{value(0), value(1), value(2), value(3)}})
+	}
+	return dst, nil
+}
+
+// logCode puts a number from 2^-16 to 2^47 into 16 bits at constant relative
+// precision; 0 is nothing, and what is beyond the ends becomes them.
+func logCode(v float64) uint16 {
+	if !(v > 0) { // NaN too
+		return 0
+	}
+	code := math.Round((math.Log2(v) - smallestLog2) * stepsPerDouble)
+	return uint16(max(1, min(code+1, math.MaxUint16)))
+}
+
+func fromLogCode(code uint16) float64 {
+	if code == 0 {
+		return 0
+	}
+	return math.Exp2(float64(code-1)/stepsPerDouble + smallestLog2)
+}
+
+// evidence holds what every other node claims and keeps the weighted mean of
+// it, per backend. Safe for concurrent use.
+type evidence struct {
+	backends int
+	// told receives a new mean; called under mu, so that means arrive in order.
+	told func(b prefixtree.Backend, mean claim)
+
+	mu      sync.Mutex
+	origins []originClaims // few, in no order
+}
+
+type originClaims struct {
+	name   string
+	claims []claim // by backend id
+}
+
+func newEvidence(backends int, told func(b prefixtree.Backend, mean claim)) *evidence {
+	return &evidence{backends: backends, told: told}
+}
+
+// set replaces what an origin claimed before by claims, by backend id, which it
+// keeps; nil takes the origin out. The means that change are computed anew, not
+// corrected: rounding would add up over days.
+func (e *evidence) set(origin string, claims []claim) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	at := slices.IndexFunc(e.origins, func(o originClaims) bool { return o.name == origin })
+	before := make([]claim, e.backends)
+	if at >= 0 {
+		before = e.origins[at].claims
+		e.origins = slices.Delete(e.origins, at, at+1)
+	}
+	after := claims
+	if claims == nil {
+		after = make([]claim, e.backends)
+	} else {
+		e.origins = append(e.origins, originClaims{origin, claims})
+	}
+	for b := range e.backends {
+		if before[b] != after[b] {
+			e.told(prefixtree.Backend(b), e.meanLocked(b))
+		}
+	}
+}
+
+// meanLocked is what all origins together claim about a backend.
+func (e *evidence) meanLocked(b int) (m claim) {
+	for i := range e.origins {
+		c := &e.origins[i].claims[b]
+		m.reach += c.reach * c.reachWeight
+		m.reachWeight += c.reachWeight
+		m.rate += c.rate * c.rateWeight
+		m.rateWeight += c.rateWeight
+	}
+	if m.reachWeight > 0 {
+		m.reach /= m.reachWeight
+	}
+	if m.rateWeight > 0 {
+		m.rate /= m.rateWeight
+	}
+	return m
+}
