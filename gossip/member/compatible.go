@@ -1,0 +1,79 @@
+package member
+
+import (
+	"cmp"
+	"fmt"
+)
+
+// Field names what differs between two nodes that refuse each other.
+type Field string
+
+// What two nodes may differ in.
+const (
+	FieldCluster    Field = "cluster"
+	FieldProtocol   Field = "protocol"
+	FieldSecret     Field = "secret"
+	FieldBlockBytes Field = "block bytes"
+	FieldGossipKey  Field = "gossip key"
+	FieldName       Field = "name"
+)
+
+// MismatchError says why two nodes cannot be in one fleet, and what to do.
+type MismatchError struct {
+	Field Field
+	// Mine and Theirs are the two values, as text. Keys appear as fingerprints.
+	Mine, Theirs string
+	// Peer is the other node: its address, or its name where that is all that is known.
+	Peer string
+}
+
+func (e *MismatchError) Error() string {
+	switch e.Field {
+	case FieldCluster:
+		return fmt.Sprintf("%s belongs to another cluster (%q there, %q here): give every node the same --cluster, or take it off the --join list",
+			e.Peer, e.Theirs, e.Mine)
+	case FieldProtocol:
+		return fmt.Sprintf("%s speaks other versions of the gossip protocol (%s there, %s here): upgrade the older one, one release at a time",
+			e.Peer, e.Theirs, e.Mine)
+	case FieldSecret:
+		return fmt.Sprintf("%s hashes prompts with another secret (key id %s there, %s here): give every node the same --secret-file",
+			e.Peer, e.Theirs, e.Mine)
+	case FieldBlockBytes:
+		return fmt.Sprintf("%s cuts prompts into blocks of %s bytes, this node into %s: give every node the same --block-bytes",
+			e.Peer, e.Theirs, e.Mine)
+	case FieldGossipKey:
+		return fmt.Sprintf("%s has another gossip key (%s there, %s here): give every node the same --gossip-key-file, or install the key there with `grapevine keys install`",
+			e.Peer, e.Theirs, e.Mine)
+	case FieldName:
+		return fmt.Sprintf("the name %q is taken by the node at %s (this one is %s): give every node a name of its own; "+
+			"if the node has moved, the name is free once its old address is known to be dead", e.Peer, e.Theirs, e.Mine)
+	}
+	return fmt.Sprintf("%s: %s differs (%s there, %s here)", e.Peer, e.Field, e.Theirs, e.Mine)
+}
+
+// Compatible reports whether node a, this one, and node b can share what they
+// know: nil, or a *MismatchError for the first difference found. Symmetric
+// but for the message, so two nodes always refuse each other.
+func Compatible(a, b Info) error {
+	e := &MismatchError{Peer: cmp.Or(b.Addr, b.Name)}
+	switch {
+	case a.Cluster != b.Cluster:
+		e.Field, e.Mine, e.Theirs = FieldCluster, a.Cluster, b.Cluster
+	case a.ProtocolMin > b.ProtocolMax || b.ProtocolMin > a.ProtocolMax:
+		e.Field, e.Mine, e.Theirs = FieldProtocol, protocolRange(a), protocolRange(b)
+	case a.KeyID != b.KeyID:
+		e.Field, e.Mine, e.Theirs = FieldSecret, fmt.Sprintf("%08x", a.KeyID), fmt.Sprintf("%08x", b.KeyID)
+	case a.BlockBytes != b.BlockBytes:
+		e.Field, e.Mine, e.Theirs = FieldBlockBytes, fmt.Sprint(a.BlockBytes), fmt.Sprint(b.BlockBytes)
+	default:
+		return nil
+	}
+	return e
+}
+
+func protocolRange(i Info) string {
+	if i.ProtocolMin == i.ProtocolMax {
+		return fmt.Sprint(i.ProtocolMin)
+	}
+	return fmt.Sprintf("%d to %d", i.ProtocolMin, i.ProtocolMax)
+}

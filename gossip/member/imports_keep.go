@@ -1,0 +1,3 @@
+package member
+
+import _ "github.com/hashicorp/memberlist" // used from the next commit on

@@ -1,0 +1,261 @@
+package member
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+)
+
+// MaxInfo is the longest encoded Info, in bytes: what memberlist lets a node
+// say of itself.
+const MaxInfo = 512
+
+// infoFormat is the first byte of an encoded Info. Fields may be added without
+// a new format, because a reader skips tags it does not know.
+const infoFormat = 1
+
+// Tags of the fields of an encoded Info. A tag is never used again for
+// something else.
+const (
+	tagName        = 1
+	tagIncarnation = 2
+	tagAddr        = 3
+	tagData        = 4
+	tagAdmin       = 5
+	tagVersion     = 6
+	tagProtocol    = 7
+	tagCluster     = 8
+	tagKeyID       = 9
+	tagBlockBytes  = 10
+	// tagKeys stands in hellos only: fingerprints of the keys on the ring,
+	// the primary first.
+	tagKeys = 32
+)
+
+// Longest texts, in bytes. Together they may still exceed MaxInfo; then the
+// node refuses to start and says so.
+const (
+	maxName    = 128 // twice the longest host name Linux takes
+	maxAddr    = 255 // an address that does not fit a tag cannot be sent
+	maxVersion = 64
+	maxCluster = 64
+)
+
+// errInfo is returned, wrapped, for bytes that are no Info.
+var errInfo = errors.New("malformed node information")
+
+// Info is what a node tells of itself: it is the node's metadata in memberlist
+// and the first thing said on every stream. A plain value; copy it freely.
+type Info struct {
+	// Name is unique in the fleet: letters, digits, '.', '-' and '_'.
+	Name string
+	// Incarnation is the start of the process in Unix milliseconds. A restart
+	// is a newer one.
+	Incarnation uint64
+	// Addr is the gossip address, host:port, as others dial it.
+	Addr string
+	// Data and Admin are the addresses, host:port, of the data and admin
+	// listeners. May be empty.
+	Data, Admin string
+	// Version is the release. It is shown, never compared.
+	Version string
+	// ProtocolMin and ProtocolMax are the first and last version of the
+	// knowledge protocol that the node speaks.
+	ProtocolMin, ProtocolMax uint8
+	// Cluster separates fleets that share a network.
+	Cluster string
+	// KeyID names the secret and the version of the prompt hash.
+	KeyID uint32
+	// BlockBytes is the length of a block of prompt, in bytes.
+	BlockBytes uint32
+}
+
+// validate reports what of the Info cannot be sent to others.
+func (i *Info) validate() error {
+	if i.Name == "" {
+		return errors.New("a node needs a name")
+	}
+	if len(i.Name) > maxName || !isName(i.Name) {
+		return fmt.Errorf("node name %q: at most %d letters, digits, '.', '-' and '_'", clean(i.Name, maxName), maxName)
+	}
+	if len(i.Cluster) > maxCluster || !isName(i.Cluster) {
+		return fmt.Errorf("cluster name %q: at most %d letters, digits, '.', '-' and '_'", clean(i.Cluster, maxCluster), maxCluster)
+	}
+	if len(i.Version) > maxVersion || !isText(i.Version) {
+		return fmt.Errorf("version %q: at most %d printable characters", clean(i.Version, maxVersion), maxVersion)
+	}
+	for _, a := range []struct{ what, addr string }{{"gossip", i.Addr}, {"data", i.Data}, {"admin", i.Admin}} {
+		if a.addr == "" {
+			continue
+		}
+		if err := validAddr(a.addr); err != nil {
+			return fmt.Errorf("%s address: %w", a.what, err)
+		}
+	}
+	if i.ProtocolMin == 0 || i.ProtocolMin > i.ProtocolMax {
+		return fmt.Errorf("protocol range %d to %d", i.ProtocolMin, i.ProtocolMax)
+	}
+	return nil
+}
+
+// validAddr accepts host:port with a numeric port above zero.
+func validAddr(addr string) error {
+	if len(addr) > maxAddr || !isText(addr) {
+		return fmt.Errorf("%q: at most %d printable characters", clean(addr, maxAddr), maxAddr)
+	}
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return err
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return fmt.Errorf("%q: no port", addr)
+	}
+	if host == "" {
+		return fmt.Errorf("%q: no host", addr)
+	}
+	return nil
+}
+
+// appendInfo appends the encoded Info to dst. DESIGN.md has the bytes.
+func appendInfo(dst []byte, i *Info) ([]byte, error) {
+	if err := i.validate(); err != nil {
+		return dst, err
+	}
+	start := len(dst)
+	dst = append(dst, infoFormat)
+	text := func(tag byte, s string) {
+		if s != "" {
+			dst = append(append(dst, tag, byte(len(s))), s...)
+		}
+	}
+	text(tagName, i.Name)
+	dst = binary.BigEndian.AppendUint64(append(dst, tagIncarnation, 8), i.Incarnation)
+	text(tagAddr, i.Addr)
+	text(tagData, i.Data)
+	text(tagAdmin, i.Admin)
+	text(tagVersion, i.Version)
+	dst = append(dst, tagProtocol, 2, i.ProtocolMin, i.ProtocolMax)
+	text(tagCluster, i.Cluster)
+	dst = binary.BigEndian.AppendUint32(append(dst, tagKeyID, 4), i.KeyID)
+	dst = binary.BigEndian.AppendUint32(append(dst, tagBlockBytes, 4), i.BlockBytes)
+	if n := len(dst) - start; n > MaxInfo {
+		return dst[:start], fmt.Errorf("name, addresses, version and cluster take %d bytes, more than %d: shorten them", n, MaxInfo)
+	}
+	return dst, nil
+}
+
+// decodeInfo reads an encoded Info. It keeps nothing of b.
+func decodeInfo(b []byte) (Info, error) {
+	if len(b) > MaxInfo {
+		return Info{}, fmt.Errorf("%w: %d bytes", errInfo, len(b))
+	}
+	i, _, err := decodeFields(b)
+	return i, err
+}
+
+// decodeFields reads an encoded Info with the fields that only hellos have.
+func decodeFields(b []byte) (Info, []Fingerprint, error) {
+	var (
+		i    Info
+		keys []Fingerprint
+		seen [256]bool
+	)
+	if len(b) == 0 {
+		return i, nil, fmt.Errorf("%w: empty", errInfo)
+	}
+	if b[0] != infoFormat {
+		return i, nil, fmt.Errorf("%w: format %d, this node reads format %d: upgrade the older of both", errInfo, b[0], infoFormat)
+	}
+	for b = b[1:]; len(b) > 0; {
+		if len(b) < 2 || len(b)-2 < int(b[1]) {
+			return i, nil, fmt.Errorf("%w: cut short", errInfo)
+		}
+		tag, v := b[0], b[2:2+int(b[1])]
+		b = b[2+len(v):]
+		if seen[tag] {
+			return i, nil, fmt.Errorf("%w: field %d twice", errInfo, tag)
+		}
+		seen[tag] = true
+		ok := true
+		switch tag {
+		case tagName:
+			i.Name = string(v)
+		case tagIncarnation:
+			if ok = len(v) == 8; ok {
+				i.Incarnation = binary.BigEndian.Uint64(v)
+			}
+		case tagAddr:
+			i.Addr = string(v)
+		case tagData:
+			i.Data = string(v)
+		case tagAdmin:
+			i.Admin = string(v)
+		case tagVersion:
+			i.Version = string(v)
+		case tagProtocol:
+			if ok = len(v) == 2; ok {
+				i.ProtocolMin, i.ProtocolMax = v[0], v[1]
+			}
+		case tagCluster:
+			i.Cluster = string(v)
+		case tagKeyID:
+			if ok = len(v) == 4; ok {
+				i.KeyID = binary.BigEndian.Uint32(v)
+			}
+		case tagBlockBytes:
+			if ok = len(v) == 4; ok {
+				i.BlockBytes = binary.BigEndian.Uint32(v)
+			}
+		case tagKeys:
+			if ok = len(v)%len(Fingerprint{}) == 0 && len(v) <= maxKeys*len(Fingerprint{}); ok {
+				for ; len(v) > 0; v = v[len(Fingerprint{}):] {
+					keys = append(keys, Fingerprint(v[:len(Fingerprint{})]))
+				}
+			}
+		}
+		if !ok {
+			return i, nil, fmt.Errorf("%w: field %d is %d bytes long", errInfo, tag, len(v))
+		}
+	}
+	if err := i.validate(); err != nil {
+		return i, nil, fmt.Errorf("%w: %w", errInfo, err)
+	}
+	return i, keys, nil
+}
+
+// isName reports whether s consists of letters, digits, '.', '-' and '_', so
+// that it may stand in logs, metrics, certificates and addresses as it is.
+func isName(s string) bool {
+	for _, c := range []byte(s) {
+		switch {
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '.', c == '-', c == '_':
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// isText reports whether s is printable ASCII.
+func isText(s string) bool {
+	for _, c := range []byte(s) {
+		if c < ' ' || c > '~' {
+			return false
+		}
+	}
+	return true
+}
+
+// clean makes text from the network fit for a log line or an error: printable,
+// at most limit bytes.
+func clean(s string, limit int) string {
+	b := []byte(s[:min(len(s), limit)])
+	for i, c := range b {
+		if c < ' ' || c > '~' {
+			b[i] = '?'
+		}
+	}
+	return string(b)
+}
