@@ -37,15 +37,19 @@ const (
 	MaxNodes    = 1024
 )
 
-// Config describes the runs: every policy with every number of nodes. Only
-// Workload and Policies are required.
+// Config describes the runs: every combination of policy, number of nodes, share
+// and staleness. Only Workload and Policies are required.
 type Config struct {
 	Workload workload.Workload
 	// Options of the workload. Backends is filled in by Run.
 	Options  workload.Options
 	Policies []string
 	Nodes    []int // nil: one node
-	Backends int   // 0: what the workload is made for, else DefaultBackends
+	// Share and Staleness: what nodes tell each other, and how long after an event
+	// all others know of it. nil: both, [DefaultStaleness].
+	Share     []Share
+	Staleness []time.Duration
+	Backends  int // 0: what the workload is made for, else DefaultBackends
 	// Engine is what every backend is. Zero fields: as EngineFor the workload.
 	Engine  engine.Config
 	Ingress Ingress // "": Random
@@ -122,6 +126,9 @@ func (c Config) completed() (Config, error) {
 			return c, fmt.Errorf("%w: %d nodes: want distinct numbers from 1 to %d", ErrConfig, n, MaxNodes)
 		}
 	}
+	if err := c.fillSharing(); err != nil {
+		return c, err
+	}
 	switch c.Ingress {
 	case "":
 		c.Ingress = Random
@@ -156,6 +163,26 @@ func (c Config) completed() (Config, error) {
 		c.Extra = Baselines
 	}
 	return c, nil
+}
+
+func (c *Config) fillSharing() error {
+	if c.Share == nil {
+		c.Share = []Share{ShareBoth}
+	}
+	if c.Staleness == nil {
+		c.Staleness = []time.Duration{DefaultStaleness}
+	}
+	for i, s := range c.Share {
+		if s != ShareBoth && s != SharePrefix && s != ShareLoad && s != ShareNone || slices.Contains(c.Share[:i], s) {
+			return fmt.Errorf("%w: share is %q: want each of %s, %s, %s and %s at most once", ErrConfig, s, ShareBoth, SharePrefix, ShareLoad, ShareNone)
+		}
+	}
+	for i, d := range c.Staleness {
+		if d != Never && (d < 0 || d > MaxStaleness) || slices.Contains(c.Staleness[:i], d) {
+			return fmt.Errorf("%w: staleness %v: want distinct delays from 0 to %v, or none", ErrConfig, d, MaxStaleness)
+		}
+	}
+	return nil
 }
 
 func (c *Config) fillEngine() {

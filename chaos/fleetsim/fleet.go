@@ -20,23 +20,12 @@ const epoch = prefixtree.Time(1_700_000_000_000)
 
 func clock(at time.Duration) prefixtree.Time { return epoch + prefixtree.Time(at.Milliseconds()) }
 
-// isolated is how stale nodes that exchange nothing must take their knowledge of
-// each other to be.
-const isolated = time.Hour
-
-// node is one router: what it knows is its own. Whatever nodes come to exchange
-// enters a node's tree and router from the outside, as one more kind of event in
-// fleet.run, and nowhere else.
+// node is one router: what it knows is its own, but for what its memory and the
+// load board bring from other nodes.
 type node struct {
 	router *policy.Router
 	tree   *prefixtree.Tree // nil for a policy that looks at no tree
-}
-
-// blind are the strategies that never ask what a backend holds. Their routers run
-// without a tree: it would change no choice, and most of a run's time goes into
-// recording placements. They predict nothing, so no prediction is reported.
-var blind = map[string]bool{
-	policy.PrefixHash: true, policy.LeastRequest: true, policy.Session: true, policy.RoundRobin: true, policy.Random: true,
+	memory *memory          // nil without a tree, and where no placements are shared
 }
 
 // blank is a policy.Index that knows nothing.
@@ -61,13 +50,16 @@ type flight struct {
 	predicted int
 	rung      policy.Rung
 	backend   int
+	node      int
 }
 
 // fleet is one run: one policy, so many nodes, all engines. One goroutine.
 type fleet struct {
 	cfg     *Config
-	policy  string
+	point   point
 	nodes   []node
+	facts   *factLog   // nil: not shared
+	loads   *loadBoard // nil: not shared
 	engines *engines
 	feed    feed
 	ingress *rand.Rand
@@ -86,8 +78,16 @@ type fleet struct {
 	onProgress func(ended int, at time.Duration)
 }
 
-func newFleet(cfg *Config, name string, nodes int, c *chainer) (*fleet, error) {
-	f := &fleet{cfg: cfg, policy: name}
+func newFleet(cfg *Config, pt point, c *chainer) (*fleet, error) {
+	f := &fleet{cfg: cfg, point: pt}
+	if pt.nodes > 1 && pt.staleness != Never {
+		if pt.share.prefixes() && !blind[pt.policy] {
+			f.facts = newFactLog(pt.staleness, pt.nodes)
+		}
+		if pt.share.loads() {
+			f.loads = newLoadBoard(pt.staleness, pt.nodes, cfg.Backends)
+		}
+	}
 	f.ingress = rand.New(rand.NewPCG(cfg.Options.Seed, 0x16e55))
 	var err error
 	if f.engines, err = newEngines(cfg.Backends, cfg.Engine); err != nil {
@@ -105,13 +105,16 @@ func newFleet(cfg *Config, name string, nodes int, c *chainer) (*fleet, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
-	for i := range nodes {
-		n, err := newNode(cfg, name, i, nodes, c)
+	for i := range pt.nodes {
+		n, err := f.newNode(i, c)
 		if err != nil {
 			return nil, err
 		}
 		n.router.SetView(view)
 		f.nodes = append(f.nodes, n)
+		if f.loads != nil {
+			f.loads.routers[i] = n.router
+		}
 		if n.tree == nil {
 			continue
 		}
@@ -125,24 +128,31 @@ func newFleet(cfg *Config, name string, nodes int, c *chainer) (*fleet, error) {
 	return f, nil
 }
 
-func newNode(cfg *Config, name string, index, of int, c *chainer) (node, error) {
+func (f *fleet) newNode(index int, c *chainer) (node, error) {
 	var n node
 	var tree policy.Index = blank{}
-	if !blind[name] {
-		treeCfg := cfg.Tree
-		treeCfg.MaxBackends = max(treeCfg.MaxBackends, cfg.Backends)
+	if !blind[f.point.policy] {
+		treeCfg := f.cfg.Tree
+		treeCfg.MaxBackends = max(treeCfg.MaxBackends, f.cfg.Backends)
 		var err error
 		if n.tree, err = prefixtree.New(treeCfg); err != nil {
 			return n, fmt.Errorf("%w: %w", ErrConfig, err)
 		}
 		tree = n.tree
+		if f.facts != nil {
+			n.memory = &memory{Tree: n.tree, log: f.facts, node: index, now: &f.now}
+			f.facts.trees[index] = n.tree
+			tree = n.memory
+		}
 	}
-	p := cfg.Policy
-	p.Strategy, p.BlockBytes, p.Extra = name, c.hasher.BlockBytes(), cfg.Extra()
-	p.Seed = cfg.Options.Seed*uint64(MaxNodes) + uint64(index)
-	p.Nodes, p.Staleness = of, 0
-	if of > 1 {
-		p.Staleness = isolated
+	p := f.cfg.Policy
+	p.Strategy, p.BlockBytes, p.Extra = f.point.policy, c.hasher.BlockBytes(), f.cfg.Extra()
+	p.Seed = f.cfg.Options.Seed*uint64(MaxNodes) + uint64(index)
+	p.Nodes, p.Staleness = f.point.nodes, 0
+	if p.Nodes > 1 {
+		if p.Staleness = f.point.staleness; f.facts == nil && f.loads == nil {
+			p.Staleness = isolated
+		}
 	}
 	var err error
 	if n.router, err = policy.NewRouter(p, tree); err != nil {
@@ -215,7 +225,8 @@ func (f *fleet) arrive() {
 	if f.started == f.cfg.Options.Requests {
 		f.span = min(f.span, r.At) // this was the last one
 	}
-	n := &f.nodes[f.enter(r)]
+	fl.node = f.enter(r)
+	n := &f.nodes[fl.node]
 	fl.request = r
 	fl.query = policy.Request{Hashes: hashes, PromptBytes: r.PromptTokens * workload.BytesPerToken}
 	if r.Session >= 0 {
@@ -223,6 +234,9 @@ func (f *fleet) arrive() {
 		fl.query.Session = fl.session
 	}
 	now := clock(r.At)
+	if f.loads != nil {
+		f.loads.deliver(fl.node, f.now)
+	}
 	if err := n.router.Pick(&fl.query, now, &fl.attempt); err != nil {
 		f.err = fmt.Errorf("fleetsim: request %d: %w", r.Index, err)
 		return
@@ -233,12 +247,21 @@ func (f *fleet) arrive() {
 		fl.predicted = -1
 	}
 	fl.attempt.Dispatched(now)
+	f.worked(fl)
 	fl.job = engine.Job{
 		Keys: r.Keys, OutKeys: r.OutKeys, KeyTokens: r.KeyTokens,
 		PromptTokens: r.PromptTokens, OutputTokens: r.OutputTokens, User: fl,
 	}
 	f.engines.models[fl.backend].Submit(&fl.job, r.At)
 	f.engines.update(fl.backend)
+}
+
+// worked tells the other nodes that the work of the flight's node on its backend
+// may have changed.
+func (f *fleet) worked(fl *flight) {
+	if f.loads != nil {
+		f.loads.tell(fl.node, prefixtree.Backend(fl.backend), f.now)
+	}
 }
 
 // enter returns the node by which a request comes in.
@@ -257,6 +280,7 @@ func (f *fleet) event(e engine.Event) {
 	switch e.Kind {
 	case engine.FirstToken:
 		fl.attempt.FirstToken(clock(e.At))
+		f.worked(fl)
 	case engine.Finished:
 		f.end(fl, e.At, policy.None)
 	case engine.Refused:
@@ -279,6 +303,10 @@ func (f *fleet) end(fl *flight, at time.Duration, failed policy.Failure) {
 	}
 	f.rec.Add(s)
 	fl.attempt.End(o, clock(at))
+	f.worked(fl)
+	if n := &f.nodes[fl.node]; n.memory != nil && !s.Failed {
+		n.memory.ended(prefixtree.Backend(fl.backend), fl.query.Hashes, at-r.At, clock(at))
+	}
 	f.feed.Done(r, at)
 	f.open--
 	f.ended++

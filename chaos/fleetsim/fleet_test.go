@@ -189,7 +189,7 @@ func TestEachSampleIsPossible(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f, err := newFleet(&cfg, "prefix", 1, c)
+	f, err := newFleet(&cfg, point{policy: "prefix", nodes: 1}, c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -233,7 +233,7 @@ func TestAffinityBeatsRotation(t *testing.T) {
 // TestNodesThatShareNothingLoseHits, unless the sessions stick to them.
 func TestNodesThatShareNothingLoseHits(t *testing.T) {
 	cfg := chat(t, "argmin")
-	cfg.Nodes = []int{1, 8}
+	cfg.Nodes, cfg.Share = []int{1, 8}, []Share{ShareNone}
 	random := run(t, cfg)
 	cfg.Ingress = Sticky
 	sticky := run(t, cfg)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,10 +14,10 @@ import (
 	"grapevine/chaos/workload"
 )
 
-// Run plays the workload against every policy with every number of nodes and
-// returns a report each: the node counts of the first policy, then of the next. It
-// blocks until all are done or one fails; cancelling ctx ends it soon with ctx's
-// error.
+// Run plays the workload for every combination of policy, number of nodes, share
+// and staleness and returns a report each, in this order, the last varying fastest.
+// Combinations that cannot differ are played once. It blocks until all are done or
+// one fails; cancelling ctx ends it soon with ctx's error.
 func Run(ctx context.Context, cfg Config) ([]report.Report, error) {
 	cfg, err := cfg.completed()
 	if err != nil {
@@ -37,7 +38,9 @@ func Run(ctx context.Context, cfg Config) ([]report.Report, error) {
 type batch struct {
 	cfg     *Config
 	chainer *chainer
-	tape    *tape // nil for workloads that react
+	points  []point // to be reported
+	runs    []point // to be played: the different ones
+	tape    *tape   // nil for workloads that react
 	span    time.Duration
 	total   int
 	mu      sync.Mutex // serialises Progress
@@ -58,8 +61,14 @@ func (b *batch) prepare() error {
 		b.tape = newTape(src, b.chainer)
 	}
 	for _, p := range b.cfg.Policies {
-		if _, err := newFleet(b.cfg, p, 1, b.chainer); err != nil {
+		if _, err := newFleet(b.cfg, point{policy: p, nodes: 1}, b.chainer); err != nil {
 			return err
+		}
+	}
+	b.points = b.cfg.points()
+	for _, p := range b.points {
+		if e := p.effective(); !slices.Contains(b.runs, e) {
+			b.runs = append(b.runs, e)
 		}
 	}
 	return nil
@@ -68,7 +77,7 @@ func (b *batch) prepare() error {
 func (b *batch) play(ctx context.Context) ([]report.Report, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	runs := len(b.cfg.Policies) * len(b.cfg.Nodes)
+	runs := len(b.runs)
 	reports, errs := make([]report.Report, runs), make([]error, runs)
 	workers := b.cfg.Parallel
 	if workers == 0 {
@@ -79,7 +88,7 @@ func (b *batch) play(ctx context.Context) ([]report.Report, error) {
 	for range min(workers, runs) {
 		wg.Go(func() {
 			for i := int(next.Add(1)) - 1; i < runs; i = int(next.Add(1)) - 1 {
-				if reports[i], errs[i] = b.one(ctx, i, runs); errs[i] != nil {
+				if reports[i], errs[i] = b.one(ctx, i); errs[i] != nil {
 					cancel()
 				}
 			}
@@ -97,13 +106,28 @@ func (b *batch) play(ctx context.Context) ([]report.Report, error) {
 			return nil, err
 		}
 	}
-	return reports, nil
+	out := make([]report.Report, len(b.points))
+	for i, p := range b.points {
+		out[i] = reports[slices.Index(b.runs, p.effective())]
+		out[i].Sharing = b.sharing(p)
+	}
+	return out, nil
+}
+
+// sharing says in a report what the point's nodes told each other.
+func (b *batch) sharing(p point) *report.Sharing {
+	s := &report.Sharing{Share: string(p.share)}
+	if p.staleness != Never {
+		ms := float64(p.staleness) / float64(time.Millisecond)
+		s.StalenessMS = &ms
+	}
+	return s
 }
 
 // one plays run i.
-func (b *batch) one(ctx context.Context, i, runs int) (report.Report, error) {
-	name, nodes := b.cfg.Policies[i/len(b.cfg.Nodes)], b.cfg.Nodes[i%len(b.cfg.Nodes)]
-	f, err := newFleet(b.cfg, name, nodes, b.chainer)
+func (b *batch) one(ctx context.Context, i int) (report.Report, error) {
+	pt := b.runs[i]
+	f, err := newFleet(b.cfg, pt, b.chainer)
 	if err != nil {
 		return report.Report{}, err
 	}
@@ -123,7 +147,7 @@ func (b *batch) one(ctx context.Context, i, runs int) (report.Report, error) {
 		}
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		b.cfg.Progress(Progress{Policy: name, Nodes: nodes, Run: i, Runs: runs, Ended: ended, Total: b.total, At: at, Span: b.span, Done: done})
+		b.cfg.Progress(Progress{Policy: pt.policy, Nodes: pt.nodes, Run: i, Runs: len(b.runs), Ended: ended, Total: b.total, At: at, Span: b.span, Done: done})
 	}
 	f.onProgress = func(ended int, at time.Duration) { tell(ended, at, false) }
 	if err := f.run(ctx); err != nil {
@@ -149,7 +173,7 @@ func (f *fleet) report() report.Report {
 		}
 	}
 	return f.rec.Report(report.Setting{
-		Policy: f.policy, Workload: f.cfg.Workload.Name(), Nodes: len(f.nodes), Backends: f.cfg.Backends,
+		Policy: f.point.policy, Workload: f.cfg.Workload.Name(), Nodes: len(f.nodes), Backends: f.cfg.Backends,
 		Seed: f.cfg.Options.Seed, Speed: speed, Warmup: f.cfg.Warmup,
 		WarmPrediction: max(f.cfg.Warmup, time.Duration(warmShare*float64(f.span))),
 		Busy:           busy,

@@ -44,6 +44,8 @@ type Report struct {
 
 	// Below: beyond the published shape.
 
+	*Sharing // nil: not a simulation
+
 	Label string `json:"label,omitempty"`
 	// Queue is the time from arrival until an engine begins with the prompt, the
 	// part of TTFT that is waiting; zero where nobody measures it.
@@ -95,6 +97,14 @@ type Gossip struct {
 type Convergence struct {
 	P50 float64 `json:"p50"`
 	P99 float64 `json:"p99"`
+}
+
+// Sharing is what the nodes of a simulation told each other.
+type Sharing struct {
+	Share string `json:"share"` // both, prefix, load, none
+	// StalenessMS is the time from an event at one node until all others know of
+	// it; null: they never do.
+	StalenessMS *float64 `json:"staleness_ms"`
 }
 
 // Backend is one engine's part of a run.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 )
 
 // column is one of a table; absent returns whether a run has nothing to show.
@@ -24,6 +25,8 @@ var columns = []column{
 		return r.Policy
 	}, always},
 	{"nodes", func(r *Report) string { return fmt.Sprint(r.Nodes) }, func(r *Report) bool { return r.Nodes > 1 }},
+	{"share", func(r *Report) string { return r.share() }, shared},
+	{"staleness", func(r *Report) string { return r.staleness() }, shared},
 	{"requests", func(r *Report) string { return fmt.Sprint(r.Requests) }, always},
 	{"errors", func(r *Report) string { return fmt.Sprint(r.Errors) }, func(r *Report) bool { return r.Errors > 0 }},
 	{"hit %", func(r *Report) string { return percent(r.HitRate) }, always},
@@ -45,6 +48,26 @@ var columns = []column{
 		}
 		return percent(r.Prediction.Share)
 	}, func(r *Report) bool { return r.Prediction.Requests > 0 }},
+}
+
+// shared says whether what nodes tell each other matters to the run.
+func shared(r *Report) bool { return r.Nodes > 1 && r.Sharing != nil }
+
+func (r *Report) share() string {
+	if !shared(r) {
+		return "-"
+	}
+	return r.Share
+}
+
+func (r *Report) staleness() string {
+	switch {
+	case !shared(r):
+		return "-"
+	case r.StalenessMS == nil:
+		return "none"
+	}
+	return (time.Duration(*r.StalenessMS * float64(time.Millisecond))).String()
 }
 
 func hasFollowups(r *Report) bool { return r.FollowupRequests > 0 }

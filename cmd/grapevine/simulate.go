@@ -23,7 +23,9 @@ type simulateCmd struct {
 	engineFlags   `embed:""`
 
 	Policy   []string       `name:"policy" default:"prefix,round-robin" placeholder:"NAME" help:"Policies to compare: the strategies of serve, and from the literature argmin, lmetric, two-choice and sglang."`
-	Nodes    []int          `name:"nodes" default:"1" placeholder:"N" help:"Routers. They share nothing yet: each knows what it has sent itself."`
+	Nodes    []int          `name:"nodes" default:"1" placeholder:"N" help:"Routers in the fleet."`
+	Share    []string       `name:"share" default:"both" enum:"both,prefix,load,none" placeholder:"WHAT" help:"What routers tell each other: both placements and load, only prefix, only load, or none."`
+	Stale    []string       `name:"staleness" default:"200ms" placeholder:"DELAY" help:"How long after an event all other routers know of it; none: never."`
 	Backends int            `name:"backends" placeholder:"N" help:"Engines; what a generated workload is made for, or 16 for a trace, if not given."`
 	Ingress  string         `name:"ingress" enum:"random,sticky" default:"random" help:"Which router a request enters by: any (random), or one per session (sticky)."`
 	Warmup   *time.Duration `name:"warmup" placeholder:"DURATION" help:"Leave out of the report what arrives before. A generated workload has its own unless given."`
@@ -53,7 +55,7 @@ func (f *engineFlags) config() engine.Config {
 
 // Help is shown below the flags.
 func (simulateCmd) Help() string {
-	return "A generated workload brings engines ten times as fast as a real one, as its load is; the flags below replace what they name. Several policies or numbers of routers print {\"runs\":[...]}."
+	return "A generated workload brings engines ten times as fast as a real one, as its load is; the flags below replace what they name. Every combination of --policy, --nodes, --share and --staleness is a run; several print {\"runs\":[...]}."
 }
 
 func (c *simulateCmd) Run(s *streams) error {
@@ -64,6 +66,16 @@ func (c *simulateCmd) Run(s *streams) error {
 	cfg := fleetsim.Config{
 		Workload: w, Options: opt, Policies: c.Policy, Nodes: c.Nodes, Backends: c.Backends, Engine: c.config(),
 		Ingress: fleetsim.Ingress(c.Ingress), Parallel: c.Parallel,
+	}
+	for _, s := range c.Share {
+		cfg.Share = append(cfg.Share, fleetsim.Share(s))
+	}
+	for _, s := range c.Stale {
+		d, err := fleetsim.ParseStaleness(s)
+		if err != nil {
+			return usageError{err}
+		}
+		cfg.Staleness = append(cfg.Staleness, d)
 	}
 	if c.Warmup != nil {
 		if cfg.Warmup = *c.Warmup; cfg.Warmup == 0 {

@@ -1,0 +1,108 @@
+package fleetsim
+
+import (
+	"fmt"
+	"time"
+
+	"grapevine/proxy/policy"
+)
+
+// Share says what the nodes of a run tell each other.
+type Share string
+
+const (
+	// ShareBoth is what live nodes do: placements and outstanding work.
+	ShareBoth Share = "both"
+	// SharePrefix leaves out the work.
+	SharePrefix Share = "prefix"
+	// ShareLoad leaves out the placements.
+	ShareLoad Share = "load"
+	// ShareNone: every node knows what it has sent itself.
+	ShareNone Share = "none"
+)
+
+func (s Share) prefixes() bool { return s == ShareBoth || s == SharePrefix }
+
+func (s Share) loads() bool { return s == ShareBoth || s == ShareLoad }
+
+// Never is the staleness of nodes that do not hear of each other at all.
+const Never time.Duration = -1
+
+// DefaultStaleness is about the worst that live nodes in one place see: a flush every 50 ms, the network, and a machine
+// that is busy.
+const DefaultStaleness = 200 * time.Millisecond
+
+// MaxStaleness bounds what a mistyped flag can keep in memory.
+const MaxStaleness = time.Hour
+
+// isolated is how stale nodes that exchange nothing must take their knowledge of
+// each other to be.
+const isolated = time.Hour
+
+// ParseStaleness reads a delay, or "none" for [Never].
+func ParseStaleness(s string) (time.Duration, error) {
+	if s == "none" {
+		return Never, nil
+	}
+	d, err := time.ParseDuration(s)
+	if s == "0" {
+		d, err = 0, nil
+	}
+	if err != nil || d < 0 || d > MaxStaleness {
+		return 0, fmt.Errorf("%w: staleness %q: want a duration such as 200ms, 0 or none, at most %v", ErrConfig, s, MaxStaleness)
+	}
+	return d, nil
+}
+
+// blind are the strategies that never ask what a backend holds. Their routers run
+// without a tree: it would change no choice, and most of a run's time goes into
+// recording placements. They predict nothing, so no prediction is reported.
+var blind = map[string]bool{
+	policy.PrefixHash: true, policy.LeastRequest: true, policy.Session: true, policy.RoundRobin: true, policy.Random: true,
+}
+
+// deaf are those of the blind that do not ask for load either: nothing a node could tell another changes their choice.
+var deaf = map[string]bool{policy.Session: true, policy.RoundRobin: true, policy.Random: true}
+
+// point is one run: what is varied in a Config.
+type point struct {
+	policy    string
+	nodes     int
+	share     Share
+	staleness time.Duration
+}
+
+// effective returns the point that stands for all that cannot differ from this one, so that a grid with every combination
+// need not be played in full: what is never heard of, what nobody listens to, and fleets of one.
+func (p point) effective() point {
+	if p.nodes == 1 || p.staleness == Never || deaf[p.policy] {
+		p.share = ShareNone
+	}
+	if blind[p.policy] {
+		switch p.share {
+		case ShareBoth:
+			p.share = ShareLoad
+		case SharePrefix:
+			p.share = ShareNone
+		}
+	}
+	if p.share == ShareNone {
+		p.staleness = Never
+	}
+	return p
+}
+
+// points lists the runs of a Config in the order of their reports: by policy, then nodes, then share, then staleness.
+func (c *Config) points() []point {
+	var out []point
+	for _, policy := range c.Policies {
+		for _, nodes := range c.Nodes {
+			for _, share := range c.Share {
+				for _, staleness := range c.Staleness {
+					out = append(out, point{policy, nodes, share, staleness})
+				}
+			}
+		}
+	}
+	return out
+}
