@@ -1,0 +1,314 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/rs/zerolog"
+)
+
+// BalancerConfig says how a balancer treats its targets. Zero fields take the defaults.
+type BalancerConfig struct {
+	Seed uint64 // of the draw of a target for each connection
+
+	// A target is asked every Interval (default 250 ms) for GET /readyz on its data port and has Timeout (default 1 s) to answer 200.
+	// Unhealthy failures in a row (default 2) take it out, Healthy successes (default 2) bring it back. A network load balancer
+	// in a cloud does the same with tens of seconds in place of these.
+	Interval, Timeout  time.Duration
+	Healthy, Unhealthy int
+
+	DialTimeout time.Duration // for a connection to a target; default 3 s
+	Log         zerolog.Logger
+}
+
+func (c BalancerConfig) withDefaults() BalancerConfig {
+	if c.Interval == 0 {
+		c.Interval = 250 * time.Millisecond
+	}
+	if c.Timeout == 0 {
+		c.Timeout = time.Second
+	}
+	if c.Healthy == 0 {
+		c.Healthy = 2
+	}
+	if c.Unhealthy == 0 {
+		c.Unhealthy = 2
+	}
+	if c.DialTimeout == 0 {
+		c.DialTimeout = 3 * time.Second
+	}
+	return c
+}
+
+// Target is one node as a balancer sees it.
+type Target struct {
+	Name, Addr string
+}
+
+// Balancer is a layer-4 balancer that knows nothing of what it carries: every new connection goes to a healthy target drawn at random,
+// and stays there. What happens to a connection behind it happens to the client: an end is passed on as an end, a reset as a
+// reset; a connection that a target refuses is reset at once, as when a packet reaches a machine whose process is gone. When no
+// target is healthy all are tried, like a cloud's balancer does.
+//
+// Safe for concurrent use.
+type Balancer struct {
+	cfg  BalancerConfig
+	ln   net.Listener
+	http http.Client
+	stop context.CancelFunc
+	work sync.WaitGroup
+
+	mu      sync.Mutex // guards what follows
+	rng     *rand.Rand
+	targets []*target
+	conns   map[net.Conn]struct{} // both sides of every pair
+	closed  bool
+}
+
+// target is a Target with what became of it. Guarded by Balancer.mu.
+type target struct {
+	Target
+	healthy bool
+	streak  int // answers in a row that contradict healthy
+
+	connections, refused, broken int64
+}
+
+// TargetStats is what a balancer did with one target.
+type TargetStats struct {
+	Target
+	Healthy     bool
+	Connections int64 // established
+	Refused     int64 // the target did not take; the client was reset
+	Broken      int64 // established ones that the target reset
+}
+
+// NewBalancer listens on addr and serves in the background until Close. All targets are healthy to begin with: whoever starts a
+// balancer has waited for them.
+func NewBalancer(addr string, targets []Target, cfg BalancerConfig) (*Balancer, error) {
+	if len(targets) == 0 {
+		return nil, errors.New("fleet: a balancer needs targets")
+	}
+	cfg = cfg.withDefaults()
+	ln, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	b := &Balancer{
+		cfg: cfg, ln: ln, stop: stop, rng: rand.New(rand.NewPCG(cfg.Seed, 0xba1a)), conns: make(map[net.Conn]struct{}),
+		// A check is a connection of its own, or a process that hangs on to old ones would pass.
+		http: http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: cfg.Timeout},
+	}
+	for _, t := range targets {
+		tt := &target{Target: t, healthy: true}
+		b.targets = append(b.targets, tt)
+		b.work.Go(func() { b.watch(ctx, tt) })
+	}
+	b.work.Go(func() { b.accept(ctx) })
+	return b, nil
+}
+
+// Addr is the host:port clients connect to.
+func (b *Balancer) Addr() string { return b.ln.Addr().String() }
+
+// Close resets what is open and returns when nothing of the balancer runs. Idempotent.
+func (b *Balancer) Close() error {
+	b.stop()
+	err := b.ln.Close()
+	if errors.Is(err, net.ErrClosed) {
+		err = nil
+	}
+	b.mu.Lock()
+	b.closed = true
+	for c := range b.conns {
+		reset(c)
+	}
+	b.mu.Unlock()
+	b.work.Wait()
+	return err
+}
+
+// Stats returns a row for each target, in the order given.
+func (b *Balancer) Stats() []TargetStats {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	out := make([]TargetStats, len(b.targets))
+	for i, t := range b.targets {
+		out[i] = TargetStats{t.Target, t.healthy, t.connections, t.refused, t.broken}
+	}
+	return out
+}
+
+// WaitHealthy returns when the balancer takes the target for healthy, or for not, as asked, or when ctx ends.
+func (b *Balancer) WaitHealthy(ctx context.Context, name string, healthy bool) error {
+	err := poll(ctx, 5*time.Millisecond, func() bool {
+		for _, t := range b.Stats() {
+			if t.Name == name {
+				return t.Healthy == healthy
+			}
+		}
+		return false
+	})
+	if err != nil {
+		return fmt.Errorf("balancer: %s did not become healthy=%v: %w", name, healthy, err)
+	}
+	return nil
+}
+
+// watch asks one target for its health until ctx ends.
+func (b *Balancer) watch(ctx context.Context, t *target) {
+	ticker := time.NewTicker(b.cfg.Interval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		ok := b.ask(ctx, t.Addr)
+		if ctx.Err() != nil {
+			return
+		}
+		b.note(t, ok)
+	}
+}
+
+func (b *Balancer) ask(ctx context.Context, addr string) bool {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/readyz", nil)
+	if err != nil {
+		return false
+	}
+	resp, err := b.http.Do(req)
+	if err != nil {
+		return false
+	}
+	defer resp.Body.Close()
+	return resp.StatusCode == http.StatusOK
+}
+
+// note counts one answer.
+func (b *Balancer) note(t *target, ok bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if ok == t.healthy {
+		t.streak = 0
+		return
+	}
+	t.streak++
+	if limit := map[bool]int{true: b.cfg.Healthy, false: b.cfg.Unhealthy}[ok]; t.streak < limit {
+		return
+	}
+	t.healthy, t.streak = ok, 0
+	b.cfg.Log.Info().Str("component", "balancer").Str("node", t.Name).Bool("healthy", ok).Msg("target changed")
+}
+
+func (b *Balancer) accept(ctx context.Context) {
+	for {
+		c, err := b.ln.Accept()
+		if err != nil {
+			if ctx.Err() == nil {
+				b.cfg.Log.Error().Str("component", "balancer").Err(err).Msg("stopped accepting")
+			}
+			return
+		}
+		if !b.hold(c) {
+			return
+		}
+		// Draws follow the order of connections, so that it is the seed that decides.
+		t := b.draw()
+		b.work.Go(func() { b.carry(ctx, c, t) })
+	}
+}
+
+// draw picks a healthy target, or any if there is none.
+func (b *Balancer) draw() *target {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var up []*target
+	for _, t := range b.targets {
+		if t.healthy {
+			up = append(up, t)
+		}
+	}
+	if len(up) == 0 {
+		up = b.targets
+	}
+	return up[b.rng.IntN(len(up))]
+}
+
+// hold takes a connection into account; false and closed if the balancer is closing.
+func (b *Balancer) hold(c net.Conn) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		reset(c)
+		return false
+	}
+	b.conns[c] = struct{}{}
+	return true
+}
+
+func (b *Balancer) release(c net.Conn) {
+	_ = c.Close()
+	b.mu.Lock()
+	delete(b.conns, c)
+	b.mu.Unlock()
+}
+
+func (b *Balancer) count(n *int64) {
+	b.mu.Lock()
+	*n++
+	b.mu.Unlock()
+}
+
+// carry joins a client's connection to one of the target's until both directions have ended.
+func (b *Balancer) carry(ctx context.Context, client net.Conn, t *target) {
+	defer b.release(client)
+	d := net.Dialer{Timeout: b.cfg.DialTimeout}
+	server, err := d.DialContext(ctx, "tcp", t.Addr)
+	if err != nil {
+		b.count(&t.refused)
+		reset(client)
+		return
+	}
+	if !b.hold(server) {
+		return
+	}
+	defer b.release(server)
+	b.count(&t.connections)
+	var up sync.WaitGroup
+	up.Go(func() { _ = pass(server, client) })
+	if errors.Is(pass(client, server), syscall.ECONNRESET) {
+		b.count(&t.broken)
+	}
+	up.Wait()
+}
+
+// pass copies from one connection to the other. An end it passes on as an end; anything else ends both with a reset, so that neither
+// side takes a broken message for a whole one.
+func pass(to, from net.Conn) error {
+	_, err := io.Copy(to, from)
+	if err == nil {
+		err = to.(*net.TCPConn).CloseWrite()
+	}
+	if err != nil {
+		reset(to)
+		reset(from)
+	}
+	return err
+}
+
+// reset closes a connection in such a way that the other side sees a reset.
+func reset(c net.Conn) {
+	_ = c.(*net.TCPConn).SetLinger(0) // of a socket that is closed already: nothing is left to reset
+	_ = c.Close()
+}

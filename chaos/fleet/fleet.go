@@ -1,0 +1,359 @@
+// Package fleet is a fleet of routers as a value: real processes of the grapevine binary, emulated engines behind them and a layer-4
+// balancer in front, started together, broken by name, and gone without a trace when it is closed or when whoever made it dies.
+//
+// The nodes have addresses of their own, on loopback or (see Isolate) each in a network namespace, where the links between them can be
+// cut. It breaks nothing by itself and judges nothing: that is for whoever uses it.
+package fleet
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"grapevine/chaos/engine"
+)
+
+// Config says what a fleet consists of. Nodes is the one field without a default.
+type Config struct {
+	Binary  string   // grapevine; default: the running program
+	Env     []string // more of the environment of its processes: NAME=VALUE
+	Nodes   int      // node-0, node-1, ...
+	Engines int      // engine-0, ...; all in this process
+	Engine  engine.ServerConfig
+
+	// Alone leaves gossip out: every node knows only what it sees itself.
+	Alone bool
+	// Settings are more settings of every node, by their keys in the configuration file; they replace what is there.
+	Settings map[string]any
+
+	// Isolated gives every node a network namespace of its own, so that Partition works. Only in a process started by Isolate.
+	Isolated bool
+
+	// NoBalancer leaves out the balancer.
+	NoBalancer bool
+	Balancer   BalancerConfig // its Log and, if zero, its Seed are those of the fleet
+	Seed       uint64
+
+	Dir string // for configurations, keys and logs, kept; default: a temporary directory, removed by Close
+	Log zerolog.Logger
+}
+
+// Fleet is a running fleet. Safe for concurrent use.
+type Fleet struct {
+	cfg      Config
+	dir      string
+	temp     bool
+	addrs    addresses
+	net      *network // nil on loopback
+	threads  []*thread
+	nodes    []*Node
+	engines  []*Engine
+	balancer *Balancer
+	http     *http.Client
+
+	once     sync.Once
+	closeErr error
+}
+
+// Start starts engines and nodes, waits until all nodes ask for traffic, and starts the balancer. ctx bounds the start only. After an
+// error everything is down again, and the error shows what the nodes logged.
+func Start(ctx context.Context, cfg Config) (*Fleet, error) {
+	f := &Fleet{cfg: cfg, http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 8, IdleConnTimeout: 30 * time.Second}}}
+	if err := f.start(ctx); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+func (f *Fleet) start(ctx context.Context) error {
+	if f.cfg.Nodes < 1 || f.cfg.Engines < 0 {
+		return fmt.Errorf("fleet: %d nodes and %d engines, want one node or more", f.cfg.Nodes, f.cfg.Engines)
+	}
+	if f.cfg.Binary == "" {
+		self, err := os.Executable()
+		if err != nil {
+			return fmt.Errorf("fleet: own program: %w", err)
+		}
+		f.cfg.Binary = self
+	}
+	if err := f.makeDir(); err != nil {
+		return err
+	}
+	if err := f.makeAddresses(); err != nil {
+		return err
+	}
+	if err := f.startEngines(); err != nil {
+		return err
+	}
+	if err := f.makeNodes(); err != nil {
+		return err
+	}
+	for _, n := range f.nodes {
+		if err := n.Start(); err != nil {
+			return err
+		}
+	}
+	for _, n := range f.nodes {
+		if err := n.WaitReady(ctx); err != nil {
+			return err
+		}
+	}
+	if f.cfg.NoBalancer {
+		return nil
+	}
+	return f.startBalancer()
+}
+
+func (f *Fleet) makeDir() (err error) {
+	if f.dir = f.cfg.Dir; f.dir != "" {
+		return os.MkdirAll(f.dir, 0o700)
+	}
+	f.temp = true
+	f.dir, err = os.MkdirTemp("", "grapevine-fleet-")
+	return err
+}
+
+func (f *Fleet) makeAddresses() error {
+	members := f.cfg.Nodes + f.cfg.Engines + 1
+	if f.cfg.Isolated {
+		net, err := newNetwork(f.cfg.Nodes, members)
+		if err != nil {
+			return err
+		}
+		f.net, f.addrs = net, net
+		return nil
+	}
+	l, err := lease(members)
+	if err != nil {
+		return err
+	}
+	f.addrs = l
+	return nil
+}
+
+func (f *Fleet) startEngines() error {
+	for i := range f.cfg.Engines {
+		cfg := f.cfg.Engine
+		cfg.Log = f.cfg.Log
+		e := newEngine(fmt.Sprintf("engine-%d", i), f.addrs.of(f.cfg.Nodes+i, dataPort), cfg)
+		if err := e.Start(); err != nil {
+			return err
+		}
+		f.engines = append(f.engines, e)
+	}
+	return nil
+}
+
+// makeNodes writes everybody's files: equal ones but for names and addresses, as an operator would.
+func (f *Fleet) makeNodes() error {
+	common := map[string]any{"backends": f.backends(), "log_format": "json"}
+	if !f.cfg.Alone {
+		secret, key := filepath.Join(f.dir, "secret"), filepath.Join(f.dir, "gossip.key")
+		var random [64]byte
+		_, _ = rand.Read(random[:]) // never fails
+		if err := os.WriteFile(secret, []byte(hex.EncodeToString(random[:32])+"\n"), 0o600); err != nil {
+			return err
+		}
+		if err := os.WriteFile(key, []byte(base64.StdEncoding.EncodeToString(random[32:])+"\n"), 0o600); err != nil {
+			return err
+		}
+		join := make([]string, f.cfg.Nodes)
+		for i := range join {
+			join[i] = f.addrs.of(i, gossipPort)
+		}
+		maps.Copy(common, map[string]any{"secret_file": secret, "gossip_key_file": key, "join": join})
+	}
+	maps.Copy(common, f.cfg.Settings)
+	for i := range f.cfg.Nodes {
+		n, err := f.makeNode(i, common)
+		if err != nil {
+			return err
+		}
+		f.nodes = append(f.nodes, n)
+	}
+	return nil
+}
+
+func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
+	n := &Node{
+		name: fmt.Sprintf("node-%d", i), data: f.addrs.of(i, dataPort), admin: f.addrs.of(i, adminPort), gossip: f.addrs.of(i, gossipPort),
+		binary: f.cfg.Binary, env: f.cfg.Env, http: f.http,
+	}
+	n.files(f.dir)
+	var err error
+	switch {
+	case f.net != nil:
+		n.thread, err = f.net.attach(i)
+	case i > 0:
+		n.thread = f.threads[0] // one thread forks them all
+	default:
+		n.thread, err = newThread(nil)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !slices.Contains(f.threads, n.thread) {
+		f.threads = append(f.threads, n.thread)
+	}
+	settings := map[string]any{"listen": n.data, "admin": n.admin, "node_name": n.name}
+	if !f.cfg.Alone {
+		settings["gossip"] = n.gossip
+	}
+	maps.Copy(settings, common)
+	return n, n.writeConfig(settings)
+}
+
+func (f *Fleet) backends() []map[string]any {
+	out := []map[string]any{}
+	for _, e := range f.engines {
+		b := map[string]any{"url": e.URL(), "name": e.Name()}
+		if len(e.cfg.Models) > 0 {
+			b["models"] = e.cfg.Models
+		}
+		out = append(out, b)
+	}
+	return out
+}
+
+func (f *Fleet) startBalancer() (err error) {
+	targets := make([]Target, len(f.nodes))
+	for i, n := range f.nodes {
+		targets[i] = Target{n.Name(), n.Addr()}
+	}
+	cfg := f.cfg.Balancer
+	cfg.Log = f.cfg.Log
+	if cfg.Seed == 0 {
+		cfg.Seed = f.cfg.Seed
+	}
+	f.balancer, err = NewBalancer(f.addrs.of(f.cfg.Nodes+f.cfg.Engines, dataPort), targets, cfg)
+	return err
+}
+
+// Nodes returns all nodes, running or not. The caller may keep the slice.
+func (f *Fleet) Nodes() []*Node { return slices.Clone(f.nodes) }
+
+// Node returns a node by name, nil if there is none.
+func (f *Fleet) Node(name string) *Node {
+	for _, n := range f.nodes {
+		if n.name == name {
+			return n
+		}
+	}
+	return nil
+}
+
+// Engines returns all engines, running or not. The caller may keep the slice.
+func (f *Fleet) Engines() []*Engine { return slices.Clone(f.engines) }
+
+// EngineNames are the names of all engines, as nodes give them in x-grapevine-backend.
+func (f *Fleet) EngineNames() []string {
+	out := make([]string, len(f.engines))
+	for i, e := range f.engines {
+		out[i] = e.Name()
+	}
+	return out
+}
+
+// Balancer returns the balancer, nil without one.
+func (f *Fleet) Balancer() *Balancer { return f.balancer }
+
+// URL is the base URL that clients use: the balancer's.
+func (f *Fleet) URL() string { return "http://" + f.balancer.Addr() }
+
+// Dir is where configurations, keys and logs are until Close.
+func (f *Fleet) Dir() string { return f.dir }
+
+// SecretFile and KeyFile are what admits to the fleet; there are none if the nodes are alone.
+func (f *Fleet) SecretFile() string { return filepath.Join(f.dir, "secret") }
+
+// KeyFile holds the fleet's gossip key.
+func (f *Fleet) KeyFile() string { return filepath.Join(f.dir, "gossip.key") }
+
+// Check returns an error if a node ended although nobody here ended it.
+func (f *Fleet) Check() error {
+	var errs []error
+	for _, n := range f.nodes {
+		errs = append(errs, n.died())
+	}
+	return errors.Join(errs...)
+}
+
+// Partition cuts the network between the two groups of nodes, named, in both directions: what is sent is lost without a word. Engines,
+// balancer and admin APIs stay reachable from both. It adds to what is cut already. Only isolated fleets can.
+func (f *Fleet) Partition(a, b []string) error {
+	if f.net == nil {
+		return errors.New("fleet: only an isolated fleet can be partitioned")
+	}
+	left, err := f.members(a)
+	if err != nil {
+		return err
+	}
+	right, err := f.members(b)
+	if err != nil {
+		return err
+	}
+	return f.net.cut(left, right)
+}
+
+// Heal joins again what Partition cut.
+func (f *Fleet) Heal() error {
+	if f.net == nil {
+		return nil
+	}
+	return f.net.heal()
+}
+
+func (f *Fleet) members(names []string) ([]int, error) {
+	var out []int
+	for _, name := range names {
+		i := slices.IndexFunc(f.nodes, func(n *Node) bool { return n.name == name })
+		if i < 0 {
+			return nil, fmt.Errorf("fleet: no node is called %q", name)
+		}
+		out = append(out, i)
+	}
+	return out, nil
+}
+
+// Close ends everything: processes with SIGKILL, by their ids, then the rest. It returns when nothing is left. The error says what did
+// not go as it should, among others that a node had died before. Idempotent.
+func (f *Fleet) Close() error {
+	f.once.Do(func() { f.closeErr = f.close() })
+	return f.closeErr
+}
+
+func (f *Fleet) close() error {
+	errs := []error{f.Check()}
+	if f.balancer != nil {
+		errs = append(errs, f.balancer.Close())
+	}
+	for _, n := range f.nodes {
+		errs = append(errs, n.Kill())
+	}
+	for _, e := range f.engines {
+		errs = append(errs, e.Stop())
+	}
+	f.http.CloseIdleConnections()
+	if f.addrs != nil {
+		errs = append(errs, f.addrs.Close())
+	}
+	for _, t := range f.threads {
+		t.close()
+	}
+	if f.temp {
+		errs = append(errs, os.RemoveAll(f.dir))
+	}
+	return errors.Join(errs...)
+}

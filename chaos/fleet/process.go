@@ -1,0 +1,158 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// process is one running program: started once, waited for, ended by its id alone. Safe for concurrent use.
+type process struct {
+	cmd  *exec.Cmd
+	done chan struct{} // closed when it has been waited for
+	err  error         // of Wait; valid once done is closed
+
+	mu     sync.Mutex
+	asked  bool // somebody here ended it
+	reaped bool // its id may belong to somebody else by now
+}
+
+// startProcess starts a program on a thread, with both its outputs appended to the file at log. The environment is this process's
+// without what would configure a grapevine, and env.
+func startProcess(t *thread, log, path string, args, env []string) (*process, error) {
+	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = out.Close() }() // the child has its own by then
+	cmd := exec.Command(path, args...)
+	for _, v := range os.Environ() {
+		if !strings.HasPrefix(v, "GRAPEVINE_") {
+			cmd.Env = append(cmd.Env, v)
+		}
+	}
+	cmd.Env = append(cmd.Env, env...)
+	cmd.Stdout, cmd.Stderr = out, out
+	dieWithParent(cmd)
+	if err := t.do(cmd.Start); err != nil {
+		return nil, fmt.Errorf("start %s: %w", path, err)
+	}
+	p := &process{cmd: cmd, done: make(chan struct{})}
+	go func() {
+		err := cmd.Wait()
+		p.mu.Lock()
+		p.err, p.reaped = err, true
+		p.mu.Unlock()
+		close(p.done)
+	}()
+	return p, nil
+}
+
+// pid is the process id; it names the process only as long as running says so.
+func (p *process) pid() int { return p.cmd.Process.Pid }
+
+func (p *process) running() bool {
+	select {
+	case <-p.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// signal sends sig, unless the process has ended: then it is os.ErrProcessDone.
+func (p *process) signal(sig os.Signal) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.reaped {
+		return os.ErrProcessDone
+	}
+	if sig == syscall.SIGKILL || sig == syscall.SIGTERM || sig == syscall.SIGINT {
+		p.asked = true
+	}
+	return p.cmd.Process.Signal(sig)
+}
+
+// kill ends the process at once and returns when it is gone. One that is gone already is fine.
+func (p *process) kill() error {
+	if err := p.signal(syscall.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	<-p.done
+	return nil
+}
+
+// terminate asks the process to end and waits for it, or for ctx: then it is killed and the context's error returned. Otherwise the
+// error says how it exited, nil for code 0.
+func (p *process) terminate(ctx context.Context) error {
+	if err := p.signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	select {
+	case <-p.done:
+		return p.err
+	case <-ctx.Done():
+		return errors.Join(fmt.Errorf("still running after SIGTERM: %w", ctx.Err()), p.kill())
+	}
+}
+
+// died returns how the process ended if nobody here ended it, else nil.
+func (p *process) died() error {
+	if p.running() {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.asked {
+		return nil
+	}
+	if p.err == nil {
+		return errors.New("ended by itself")
+	}
+	return fmt.Errorf("ended by itself: %w", p.err)
+}
+
+// tail returns the last max bytes of the file, from the beginning of a line, or why it cannot be read.
+func tail(path string, max int64) string {
+	f, err := os.Open(path)
+	if err != nil {
+		return err.Error()
+	}
+	defer func() { _ = f.Close() }()
+	cut := false
+	if end, err := f.Seek(0, io.SeekEnd); err == nil {
+		cut = end > max
+		_, _ = f.Seek(-min(end, max), io.SeekEnd) // cannot lie before the beginning
+	}
+	text, err := io.ReadAll(io.LimitReader(f, max))
+	if err != nil {
+		return err.Error()
+	}
+	if _, rest, ok := strings.Cut(string(text), "\n"); cut && ok {
+		return rest
+	}
+	return string(text)
+}
+
+// poll calls ok every few milliseconds until it says true or ctx ends; then the context's error is returned.
+func poll(ctx context.Context, every time.Duration, ok func() bool) error {
+	ticker := time.NewTicker(every)
+	defer ticker.Stop()
+	for {
+		if ok() {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-ticker.C:
+		}
+	}
+}
