@@ -1,0 +1,138 @@
+package wire
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+)
+
+const (
+	// readSize is what a reader holds while frames are small: some twenty flushes of a busy node.
+	readSize = 32 << 10
+	// growStep is how much a reader grows at a time for a large frame: memory is spent on bytes that came, not on
+	// bytes that were announced.
+	growStep = 64 << 10
+)
+
+// Reader cuts a stream of bytes into frames. It reads as much as there is at once and hands out frames in place, so a
+// burst costs one system call and no allocation. Not safe for concurrent use.
+type Reader struct {
+	src     io.Reader
+	buf     []byte
+	lo, hi  int // unread bytes of buf
+	skipped uint64
+}
+
+// NewReader returns a reader of src's frames.
+func NewReader(src io.Reader) *Reader {
+	return &Reader{src: src, buf: make([]byte, readSize)}
+}
+
+// Skipped is how many frames of unknown kinds were passed over.
+func (r *Reader) Skipped() uint64 { return r.skipped }
+
+// Buffered is how many received bytes have not been handed out yet.
+func (r *Reader) Buffered() int { return r.hi - r.lo }
+
+// Next returns the next frame of a known kind and its whole length in bytes. The body is valid until the next call.
+// io.EOF means that the stream ended between two frames; any other error that it cannot be used any more.
+func (r *Reader) Next() (k Kind, body []byte, size int, err error) {
+	for {
+		k, n, head, err := r.head()
+		if err != nil {
+			return 0, nil, 0, err
+		}
+		limit, known := Limit(k)
+		if n > uint64(limit) {
+			return 0, nil, 0, fmt.Errorf("%w: %v of %d bytes, at most %d", ErrTooLarge, k, n, limit)
+		}
+		r.lo += head
+		if !known {
+			r.skipped++
+			if err := r.skip(int(n)); err != nil {
+				return 0, nil, 0, err
+			}
+			continue
+		}
+		if err := r.need(int(n)); err != nil {
+			return 0, nil, 0, err
+		}
+		body = r.buf[r.lo : r.lo+int(n) : r.lo+int(n)]
+		r.lo += int(n)
+		return k, body, head + int(n), nil
+	}
+}
+
+// head reads a frame's kind and length without consuming them; size is how many bytes they take.
+func (r *Reader) head() (k Kind, length uint64, size int, err error) {
+	for {
+		have := r.buf[r.lo:r.hi]
+		if len(have) >= 2 {
+			length, n := binary.Uvarint(have[1:])
+			if n > 0 {
+				return Kind(have[0]), length, 1 + n, nil
+			}
+			if n < 0 || len(have) > binary.MaxVarintLen64 {
+				return 0, 0, 0, fmt.Errorf("%w: length of a frame", ErrMalformed)
+			}
+		}
+		if err := r.need(len(have) + 1); err != nil {
+			if len(have) == 0 && errors.Is(err, io.ErrUnexpectedEOF) {
+				err = io.EOF
+			}
+			return 0, 0, 0, err
+		}
+	}
+}
+
+// need makes at least n unread bytes available. n is bounded by the caller.
+func (r *Reader) need(n int) error {
+	for r.hi-r.lo < n {
+		r.makeRoom(n)
+		got, err := r.src.Read(r.buf[r.hi:])
+		r.hi += got
+		if err != nil && r.hi-r.lo < n {
+			if errors.Is(err, io.EOF) {
+				return io.ErrUnexpectedEOF
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// makeRoom leaves space for at least one more byte of the n that are wanted.
+func (r *Reader) makeRoom(n int) {
+	have := r.hi - r.lo
+	switch {
+	case have == 0 && len(r.buf) > readSize && n <= readSize:
+		r.buf = make([]byte, readSize) // a large frame is through
+		r.lo, r.hi = 0, 0
+	case have == 0:
+		r.lo, r.hi = 0, 0
+	case r.lo > 0 && (r.hi == len(r.buf) || r.lo+n > len(r.buf)):
+		copy(r.buf, r.buf[r.lo:r.hi])
+		r.lo, r.hi = 0, have
+	}
+	if r.hi == len(r.buf) {
+		grown := make([]byte, min(len(r.buf)+growStep, max(n, len(r.buf)+1)))
+		copy(grown, r.buf[r.lo:r.hi])
+		r.buf, r.lo, r.hi = grown, 0, have
+	}
+}
+
+// skip passes over n bytes without holding them.
+func (r *Reader) skip(n int) error {
+	for n > 0 {
+		if r.hi == r.lo {
+			if err := r.need(1); err != nil {
+				return err
+			}
+		}
+		step := min(n, r.hi-r.lo)
+		r.lo += step
+		n -= step
+	}
+	return nil
+}
