@@ -111,9 +111,10 @@ func newFleet(cfg *Config, pt point, c *chainer) (*fleet, error) {
 			return nil, err
 		}
 		n.router.SetView(view)
+		n.router.SetKnowledge(f.point.knowledge())
 		f.nodes = append(f.nodes, n)
 		if f.loads != nil {
-			f.loads.routers[i] = n.router
+			f.loads.join(i, n.router)
 		}
 		if n.tree == nil {
 			continue
@@ -128,12 +129,23 @@ func newFleet(cfg *Config, pt point, c *chainer) (*fleet, error) {
 	return f, nil
 }
 
+// Trees of many nodes share the memory of the machine. The least budget holds some 600,000 facts, several times what is
+// alive of the real traces at anchor resolution; the most is the live default.
+const (
+	treesBudget = 4 << 30
+	leastBudget = 16 << 20
+	mostBudget  = 256 << 20
+)
+
 func (f *fleet) newNode(index int, c *chainer) (node, error) {
 	var n node
 	var tree policy.Index = blank{}
 	if !blind[f.point.policy] {
 		treeCfg := f.cfg.Tree
 		treeCfg.MaxBackends = max(treeCfg.MaxBackends, f.cfg.Backends)
+		if treeCfg.Budget == 0 {
+			treeCfg.Budget = min(max(treesBudget/int64(f.point.nodes), leastBudget), mostBudget)
+		}
 		var err error
 		if n.tree, err = prefixtree.New(treeCfg); err != nil {
 			return n, fmt.Errorf("%w: %w", ErrConfig, err)
@@ -149,11 +161,6 @@ func (f *fleet) newNode(index int, c *chainer) (node, error) {
 	p.Strategy, p.BlockBytes, p.Extra = f.point.policy, c.hasher.BlockBytes(), f.cfg.Extra()
 	p.Seed = f.cfg.Options.Seed*uint64(MaxNodes) + uint64(index)
 	p.Nodes, p.Staleness = f.point.nodes, 0
-	if p.Nodes > 1 {
-		if p.Staleness = f.point.staleness; f.facts == nil && f.loads == nil {
-			p.Staleness = isolated
-		}
-	}
 	var err error
 	if n.router, err = policy.NewRouter(p, tree); err != nil {
 		return n, fmt.Errorf("%w: %w", ErrConfig, err)

@@ -49,6 +49,12 @@ func newLoadBoard(delay time.Duration, nodes, backends int) *loadBoard {
 	}
 }
 
+// join takes up a node's router. It hears at once that nobody has anything to do, as on every new connection.
+func (l *loadBoard) join(node int, r *policy.Router) {
+	l.routers[node] = r
+	r.SetPeerLoad(others, nil)
+}
+
 // tell announces what the node has outstanding on a backend now.
 func (l *loadBoard) tell(node int, b prefixtree.Backend, now time.Duration) {
 	var is work
@@ -64,27 +70,21 @@ func (l *loadBoard) tell(node int, b prefixtree.Backend, now time.Duration) {
 // deliver tells the node's router the work of its peers as far as it has arrived by now.
 func (l *loadBoard) deliver(node int, now time.Duration) {
 	l.arrive(now)
-	row := node * l.backends
-	seen := l.seen[row : row+l.backends]
-	stale := false
-	for b, v := range l.version {
-		if seen[b] != v {
-			seen[b], stale = v, true
-		}
-	}
-	if !stale {
-		return
-	}
 	l.vector = l.vector[:0]
-	for b, s := range l.sum {
-		own := l.own[row+b]
-		if s != own {
-			l.vector = append(l.vector, policy.PeerLoad{
-				Backend: prefixtree.Backend(b), PrefillTokens: s.tokens - own.tokens, Active: s.active - own.active,
-			})
+	row := node * l.backends
+	for b, v := range l.version {
+		if l.seen[row+b] == v {
+			continue
 		}
+		l.seen[row+b] = v
+		sum, own := l.sum[b], l.own[row+b]
+		l.vector = append(l.vector, policy.PeerLoad{
+			Backend: prefixtree.Backend(b), PrefillTokens: sum.tokens - own.tokens, Active: sum.active - own.active,
+		})
 	}
-	l.routers[node].SetPeerLoad(others, l.vector)
+	if len(l.vector) > 0 {
+		l.routers[node].UpdatePeerLoad(others, l.vector)
+	}
 }
 
 // arrive adds up the changes that are old enough.

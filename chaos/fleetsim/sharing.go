@@ -35,10 +35,6 @@ const DefaultStaleness = 200 * time.Millisecond
 // MaxStaleness bounds what a mistyped flag can keep in memory.
 const MaxStaleness = time.Hour
 
-// isolated is how stale nodes that exchange nothing must take their knowledge of
-// each other to be.
-const isolated = time.Hour
-
 // ParseStaleness reads a delay, or "none" for [Never].
 func ParseStaleness(s string) (time.Duration, error) {
 	if s == "none" {
@@ -90,6 +86,22 @@ func (p point) effective() point {
 		p.staleness = Never
 	}
 	return p
+}
+
+// knowledge returns what routers are to be told of the fleet: how many they are, and how late each hears of the others'
+// loads and of their placements.
+func (p point) knowledge() (nodes int, loads, facts time.Duration) {
+	loads, facts = policy.Never, policy.Never
+	if p.staleness != Never && p.share.loads() {
+		loads = p.staleness
+	}
+	if p.staleness != Never && p.share.prefixes() {
+		facts = p.staleness
+	}
+	if p.nodes == 1 {
+		loads, facts = 0, 0
+	}
+	return p.nodes, loads, facts
 }
 
 // points lists the runs of a Config in the order of their reports: by policy, then nodes, then share, then staleness.
