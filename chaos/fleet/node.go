@@ -74,6 +74,10 @@ func (n *Node) Start() error {
 	return nil
 }
 
+// InNetwork runs f, which should be short, on the thread that starts the node's processes. In an isolated fleet that is in the node's
+// network: what f starts or opens there (itself, not in another goroutine) is where the node is.
+func (n *Node) InNetwork(f func() error) error { return n.thread.do(f) }
+
 func (n *Node) process() *process {
 	n.mu.Lock()
 	defer n.mu.Unlock()

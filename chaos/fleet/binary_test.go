@@ -1,0 +1,94 @@
+package fleet_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"grapevine/chaos/fleet"
+)
+
+// TestMain holds the package to leaving no goroutine behind. fasthttp keeps one for the Date header as long as the process lives.
+func TestMain(m *testing.M) {
+	if path := os.Getenv(orphanEnv); path != "" {
+		os.Exit(orphan(path))
+	}
+	code := m.Run()
+	built.remove()
+	if code == 0 {
+		if err := goleak.Find(goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.updateServerDate.func1")); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// orphanEnv makes the test program start a fleet instead of testing, write its process ids to the file the variable names, and wait to be
+// killed.
+const orphanEnv = "GRAPEVINE_TEST_ORPHAN"
+
+func orphan(path string) int {
+	f, err := fleet.Start(context.Background(), fleet.Config{Binary: os.Getenv("GRAPEVINE"), Nodes: 2, Alone: true, NoBalancer: true})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	// By rename, so that nobody reads half of it.
+	text := fmt.Sprintln(f.Nodes()[0].PID(), f.Nodes()[1].PID(), f.Dir())
+	if err := os.WriteFile(path+".new", []byte(text), 0o600); err != nil {
+		return 1
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		return 1
+	}
+	time.Sleep(10 * time.Minute)
+	return 1
+}
+
+// built is the grapevine that the tests run: the one that GRAPEVINE names, or one compiled for them.
+var built binary
+
+type binary struct {
+	once sync.Once
+	path string
+	dir  string // to be removed
+	err  error
+}
+
+func (b *binary) make() {
+	if b.path = os.Getenv("GRAPEVINE"); b.path != "" {
+		return
+	}
+	if b.dir, b.err = os.MkdirTemp("", "grapevine-test-"); b.err != nil {
+		return
+	}
+	b.path = filepath.Join(b.dir, "grapevine")
+	cmd := exec.Command("go", "build", "-o", b.path, "grapevine/cmd/grapevine")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		b.err = fmt.Errorf("%w\n%s", err, out)
+	}
+}
+
+func (b *binary) remove() {
+	if b.dir != "" {
+		_ = os.RemoveAll(b.dir)
+	}
+}
+
+// grapevine returns the path of the program under test.
+func grapevine(t *testing.T) string {
+	t.Helper()
+	built.once.Do(built.make)
+	if built.err != nil {
+		t.Fatal(built.err)
+	}
+	return built.path
+}
