@@ -6,6 +6,8 @@ const (
 	denseDepth = 16
 	// anchorStride: below denseDepth every 4th block (about 512 tokens) is an anchor.
 	anchorStride = 4
+	// maxSpan is the most blocks an anchor stands for.
+	maxSpan = anchorStride
 )
 
 // IsAnchor says whether the block at depth (1 is the first block) of a prompt of total full blocks is shared between
@@ -16,6 +18,16 @@ func IsAnchor(depth, total int) bool {
 		return false
 	}
 	return depth <= denseDepth || depth%anchorStride == 0 || depth == total
+}
+
+// anchorSpan returns how many blocks an anchor at depth stands for: itself and those between it and the stride's anchor
+// above. It depends on the depth alone, so that every node counts alike whichever chains it has seen. The last block of
+// an earlier prompt may lie in between; it is then counted twice, which makes usage some hundredths too large.
+func anchorSpan(depth int) uint8 {
+	if depth <= denseDepth {
+		return 1
+	}
+	return uint8((depth-1)%anchorStride) + 1
 }
 
 // Anchors of a prompt are numbered 0..anchorCount-1 by depth, without materialising them.

@@ -128,15 +128,21 @@ func (t *Tree) use(b Backend, tr *Trail, total int, now Time) {
 	t.limits[b].span.Store(l.usage.span())
 }
 
-// useAgain moves blocks of b from one time of last touch, 0 if they were not known, to another.
-func (t *Tree) useAgain(b Backend, blocks int, from, to Time) {
+// use is blocks last touched at one time.
+type use struct {
+	at     Time
+	blocks float64
+}
+
+// useAgain counts blocks of b as touched, and no longer as touched earlier. It is one lock for a run of anchors.
+func (t *Tree) useAgain(b Backend, left []use, touched use) {
 	l := &t.ledgers[b]
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if from != 0 {
-		l.usage.leave(from, float64(blocks))
+	for _, u := range left {
+		l.usage.leave(u.at, u.blocks)
 	}
-	l.usage.touch(to, float64(blocks))
+	l.usage.touch(touched.at, touched.blocks)
 	t.limits[b].span.Store(l.usage.span())
 }
 

@@ -160,8 +160,8 @@ func TestLayout(t *testing.T) {
 	if n := reflect.TypeFor[limits]().Size(); n != 16 {
 		t.Errorf("limits of %d bytes", n)
 	}
-	e := makeEntry(65535, maxTime, true)
-	if e&spanTag != 0 || entryBackend(e) != 65535 || entryTime(e) != maxTime || e&entryAnchor == 0 {
+	e := makeEntry(65535, maxTime, entryFlags)
+	if e&spanTag != 0 || entryBackend(e) != 65535 || entryTime(e) != maxTime || e&entryAnchor == 0 || entrySpan(e) != maxSpan {
 		t.Errorf("entry %x", e)
 	}
 	s := makeSpan(1<<32-1, 65535, classCount-1)

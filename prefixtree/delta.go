@@ -1,16 +1,52 @@
 package prefixtree
 
 import (
+	"encoding/binary"
 	"errors"
-	"time"
+	"fmt"
 
 	"github.com/zeebo/xxh3"
+)
+
+// The wire form of facts: deltas and the pages of snapshots. See DESIGN.md for it byte by byte.
+
+const (
+	deltaFormat = 1
+
+	opBackend   = 0 // the rest speaks of this backend, in this generation
+	opAdd       = 1
+	opTouch     = 2
+	opDrop      = 3
+	opRevert    = 4
+	opFence     = 5
+	opExtension = 7 // of later releases, to be skipped
+
+	tagOp         = 0x07
+	tagTime       = 0x08
+	tagSpanShift  = 4
+	tagSpan       = 0x30
+	tagCountShift = 6
+	hashBytes     = 8
+
+	// maxRecordHead is the most that is written before a run's hashes: backend record, tag, time, time before, count.
+	maxRecordHead = (1 + 4 + 5) + 1 + 7 + 7 + 4
+	payloadHead   = 1 + 7
+
+	// MinPayload is the least size of a payload, bytes: room for its head and one fact. Drain takes nothing for less.
+	MinPayload = payloadHead + maxRecordHead + hashBytes
+	// MaxPayload bounds a payload, bytes. Applying one of this size takes some ten milliseconds.
+	MaxPayload = 1 << 20
+
+	// maxAhead is how far in the future a peer's time may lie, ms: a second or so of clock skew is usual, and a fact
+	// from the far future would outlive everything.
+	maxAhead Time = 5_000
 )
 
 // ErrDelta is wrapped by every error about a payload that is none.
 var ErrDelta = errors.New("prefixtree: malformed delta")
 
-// BackendKey names a backend on the wire, so that nodes need not agree on dense ids.
+// BackendKey names a backend on the wire, so that nodes need not agree on dense ids: the low half of the name's xxh3. Two
+// names of a fleet of 2,000 share one with probability 5e-4; who builds Names must refuse that.
 func BackendKey(name string) uint32 { return uint32(xxh3.HashString(name)) }
 
 // Names translates between the dense ids of one node and the keys of the wire. Immutable, safe for concurrent use.
@@ -19,38 +55,201 @@ type Names interface {
 	Backend(key uint32) (b Backend, ok bool)
 }
 
-// Applied says what became of a payload's records.
-type Applied struct {
-	Records int // all of them
-	News    int // changed this tree
-	Unknown int // of backends this node does not know, skipped
-	Late    int // of an older generation, behind a fence or past retention
+// encoder writes one payload.
+type encoder struct {
+	dst   []byte
+	limit int // of len(dst)
+	names Names
+
+	begun      bool
+	named      bool
+	backend    Backend
+	generation uint32
+	at         Time
 }
 
-// ApplyDelta merges a payload of another node's Outbox.
-func (t *Tree) ApplyDelta(payload []byte, names Names, shift time.Duration, now Time) (Applied, error) {
-	applied, _, err := t.ApplyDeltaNews(payload, names, shift, now, nil)
-	return applied, err
+// room returns how many hashes fit behind one more head.
+func (w *encoder) room() int {
+	room := w.limit - len(w.dst) - maxRecordHead
+	if !w.begun {
+		room -= payloadHead
+	}
+	return room / hashBytes
 }
 
-// ApplyDeltaNews is ApplyDelta that also appends to news what this node alone knows better.
-func (t *Tree) ApplyDeltaNews(payload []byte, names Names, shift time.Duration, now Time, news []Fact) (Applied, []Fact, error) {
-	return Applied{}, news, nil
+// head writes what stands before n hashes, or before none for a fence, with the kind, backend, times and span of f. It
+// reports false, having written nothing, if the backend has no name. There must be room.
+func (w *encoder) head(f *Fact, n int) bool {
+	key, ok := w.names.Key(f.Backend)
+	if !ok {
+		return false
+	}
+	if !w.begun {
+		w.begun, w.at = true, f.Time
+		w.dst = append(w.dst, deltaFormat)
+		w.dst = binary.AppendUvarint(w.dst, uint64(f.Time))
+	}
+	if !w.named || w.backend != f.Backend || w.generation != f.Generation {
+		w.named, w.backend, w.generation = true, f.Backend, f.Generation
+		w.dst = append(w.dst, opBackend)
+		w.dst = binary.LittleEndian.AppendUint32(w.dst, key)
+		w.dst = binary.AppendUvarint(w.dst, uint64(f.Generation))
+	}
+	tag := opAdd + byte(f.Kind)
+	if f.Time != w.at {
+		tag |= tagTime
+	}
+	if f.Kind != Fence {
+		tag |= (max(1, min(f.Span, maxSpan)) - 1) << tagSpanShift
+		if n < 4 {
+			tag |= byte(n) << tagCountShift
+		}
+	}
+	w.dst = append(w.dst, tag)
+	if f.Time != w.at {
+		w.dst = binary.AppendVarint(w.dst, int64(f.Time-w.at))
+		w.at = f.Time
+	}
+	if f.Kind == Fence {
+		return true
+	}
+	if f.Kind == Revert {
+		before := uint64(0)
+		if f.Before != 0 {
+			before = uint64(max(1, f.Time-f.Before))
+		}
+		w.dst = binary.AppendUvarint(w.dst, before)
+	}
+	if n >= 4 {
+		w.dst = binary.AppendUvarint(w.dst, uint64(n))
+	}
+	return true
 }
 
-// ApplySnapshot merges a page of another node's Snapshot.
-func (t *Tree) ApplySnapshot(page []byte, names Names, shift time.Duration, now Time) (Applied, error) {
-	return t.ApplyDelta(page, names, shift, now)
+func (w *encoder) hash(h Hash) { w.dst = binary.LittleEndian.AppendUint64(w.dst, uint64(h)) }
+
+// decoder reads one payload, record by record. It trusts nothing: what it returns lies within the payload and times within
+// [1, 2^44).
+type decoder struct {
+	rest []byte
+	at   Time
+
+	named bool
+	key   uint32
+
+	fact   Fact   // of the record: all but Hash and Backend
+	hashes []byte // of the run, 8 bytes each; the payload's own memory
+	skip   bool   // the record is an extension
 }
 
-// Snapshot yields this tree's live anchor facts, newest first, in pages of at most limit bytes, until yield returns false.
-func (t *Tree) Snapshot(now Time, names Names, limit int, yield func(page []byte, records int) bool) {}
+func (r *decoder) begin(payload []byte) error {
+	if len(payload) > MaxPayload {
+		return fmt.Errorf("%w: %d bytes exceed %d", ErrDelta, len(payload), MaxPayload)
+	}
+	if len(payload) == 0 || payload[0] != deltaFormat {
+		return fmt.Errorf("%w: format is not %d", ErrDelta, deltaFormat)
+	}
+	r.rest = payload[1:]
+	base, ok := r.uvarint()
+	if !ok || base < 1 || base > uint64(maxTime) {
+		return fmt.Errorf("%w: base time", ErrDelta)
+	}
+	r.at = Time(base)
+	return nil
+}
 
-// FactDigest is the number of live anchor facts touched in [from, to) and the XOR of their mixed values.
-func (t *Tree) FactDigest(now, from, to Time, names Names) (count, xor uint64) { return 0, 0 }
+// next reads the next record, backend records in front of it included. more is false at the end.
+func (r *decoder) next() (more bool, err error) {
+	for len(r.rest) > 0 {
+		tag := r.rest[0]
+		r.rest = r.rest[1:]
+		r.hashes, r.skip = nil, false
+		switch op := tag & tagOp; {
+		case op == opBackend && tag == opBackend:
+			if !r.readBackend() {
+				return false, fmt.Errorf("%w: backend", ErrDelta)
+			}
+		case op == opExtension && tag == opExtension:
+			n, ok := r.uvarint()
+			if !ok || n > uint64(len(r.rest)) {
+				return false, fmt.Errorf("%w: extension", ErrDelta)
+			}
+			r.rest, r.skip = r.rest[n:], true
+			return true, nil
+		case op >= opAdd && op <= opFence && r.named:
+			if what := r.readRecord(tag); what != "" {
+				return false, fmt.Errorf("%w: %s", ErrDelta, what)
+			}
+			return true, nil
+		default:
+			return false, fmt.Errorf("%w: tag %#02x", ErrDelta, tag)
+		}
+	}
+	return false, nil
+}
 
-// Reach returns how many distinct blocks later an untouched one is gone, by this node's own evidence, and its weight.
-func (t *Tree) Reach(b Backend) (blocks, evidence float64) { return 0, 0 }
+func (r *decoder) readBackend() bool {
+	if len(r.rest) < 4 {
+		return false
+	}
+	r.key = binary.LittleEndian.Uint32(r.rest)
+	r.rest = r.rest[4:]
+	generation, ok := r.uvarint()
+	r.named, r.fact.Generation = true, uint32(generation)
+	return ok && generation <= 1<<32-1
+}
 
-// SetPeerReach tells what the other nodes have learned: the mean of their reaches, weighted by the sum of their evidence.
-func (t *Tree) SetPeerReach(b Backend, blocks, evidence float64) {}
+// readRecord reads a run or a fence behind its tag. It returns what is wrong with it.
+func (r *decoder) readRecord(tag byte) (wrong string) {
+	f := &r.fact
+	f.Kind = Kind(tag&tagOp - opAdd)
+	if tag&tagTime != 0 {
+		delta, n := binary.Varint(r.rest)
+		if n <= 0 || delta < -int64(maxTime) || delta > int64(maxTime) {
+			return "time"
+		}
+		r.rest = r.rest[n:]
+		r.at += Time(delta)
+		if r.at < 1 || r.at > maxTime {
+			return "time"
+		}
+	}
+	f.Time, f.Before = r.at, 0
+	if f.Kind == Fence {
+		if tag&^(tagOp|tagTime) != 0 {
+			return "fence"
+		}
+		return ""
+	}
+	f.Span = tag&tagSpan>>tagSpanShift + 1
+	if f.Kind == Revert {
+		before, ok := r.uvarint()
+		if !ok || before >= uint64(f.Time) {
+			return "time before"
+		}
+		if before > 0 {
+			f.Before = f.Time - Time(before)
+		}
+	}
+	count := uint64(tag >> tagCountShift)
+	if count == 0 {
+		var ok bool
+		if count, ok = r.uvarint(); !ok || count == 0 {
+			return "count"
+		}
+	}
+	if count > uint64(len(r.rest)/hashBytes) {
+		return "count"
+	}
+	r.hashes, r.rest = r.rest[:count*hashBytes], r.rest[count*hashBytes:]
+	return ""
+}
+
+func (r *decoder) uvarint() (uint64, bool) {
+	v, n := binary.Uvarint(r.rest)
+	if n <= 0 {
+		return 0, false
+	}
+	r.rest = r.rest[n:]
+	return v, true
+}

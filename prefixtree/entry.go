@@ -11,37 +11,58 @@ const maxTime Time = 1<<44 - 1
 
 func clampTime(t Time) Time { return max(1, min(t, maxTime)) }
 
-// An entry is one fact about one block in a word: backend in bits 0-15, time in bits 16-59, anchor flag in bit 62.
-// Bits 60 and 61 are spare, bit 63 is clear. Times are at least 1, so no entry is zero.
+// An entry is one fact about one block in a word: backend in bits 0-15, time in bits 16-59, span less one in bits 60-61,
+// anchor flag in bit 62; bit 63 is clear. The span, which only anchors have, is how many blocks the anchor stands for
+// (anchorSpan). Flag and span are properties of the block: once set they stay. Times are at least 1, so no entry is zero.
 type entry = uint64
 
 const (
 	entryTimeShift        = 16
 	entryTimeMask         = uint64(maxTime)
+	entrySpanShift        = 60
 	entryAnchor    uint64 = 1 << 62
+	entryFlags            = entryAnchor | (maxSpan-1)<<entrySpanShift
 
 	// spanTag marks a slot's value as a span (several holders) rather than an entry (one).
 	spanTag uint64 = 1 << 63
 )
 
-func makeEntry(b Backend, at Time, anchor bool) entry {
-	e := uint64(at)<<entryTimeShift | uint64(b)
-	if anchor {
-		e |= entryAnchor
-	}
-	return e
+func makeEntry(b Backend, at Time, flags uint64) entry {
+	return flags | uint64(at)<<entryTimeShift | uint64(b)
+}
+
+// entryAt returns e with another time.
+func entryAt(e entry, at Time) entry {
+	return e&^(entryTimeMask<<entryTimeShift) | uint64(at)<<entryTimeShift
 }
 
 func entryBackend(e entry) Backend { return Backend(e) }
 func entryTime(e entry) Time       { return Time(e >> entryTimeShift & entryTimeMask) }
+func entrySpan(e entry) uint8      { return uint8(e>>entrySpanShift&(maxSpan-1)) + 1 }
+
+// anchorFlags returns the flags of an anchor that stands for span blocks; 0 is taken as 1.
+func anchorFlags(span uint8) uint64 {
+	return entryAnchor | uint64(max(1, min(span, maxSpan))-1)<<entrySpanShift
+}
+
+// blockFlags returns the flags of the block at depth in a chain of total: none unless it is an anchor.
+func blockFlags(depth, total int) uint64 {
+	if depth <= denseDepth {
+		return entryAnchor
+	}
+	if beyond := uint64(depth-1) % anchorStride; beyond == anchorStride-1 || depth == total {
+		return entryAnchor | beyond<<entrySpanShift
+	}
+	return 0
+}
 
 // mergeEntries is the join of two facts about the same block and backend: the later time, and an anchor if either says so.
 func mergeEntries(a, b entry) entry {
-	flag := (a | b) & entryAnchor
+	flags := (a | b) & entryFlags
 	if entryTime(b) > entryTime(a) {
 		a = b
 	}
-	return a | flag
+	return a | flags
 }
 
 // A span is a slot's value when several backends hold the block: where in the arena their entries lie. Offset in bits

@@ -36,6 +36,11 @@ type Lesson struct {
 //
 // After three surprises in a row every fact older than the first of them is dead. Safe for concurrent use.
 func (t *Tree) Learn(b Backend, chain []Hash, tr *Trail, cached int, now Time) Lesson {
+	return t.learn(b, chain, tr, cached, now, nil)
+}
+
+// learn is Learn; what it changed at anchors is appended to news unless that is nil.
+func (t *Tree) learn(b Backend, chain []Hash, tr *Trail, cached int, now Time, news *[]Fact) Lesson {
 	if int(b) >= len(t.limits) {
 		t.refused.Add(1)
 		return Lesson{Cached: -1}
@@ -44,7 +49,7 @@ func (t *Tree) Learn(b Backend, chain []Hash, tr *Trail, cached int, now Time) L
 	t.advance(now)
 	lesson := Lesson{Cached: max(-1, min(cached, len(chain)))}
 	if tr == nil {
-		lesson.Predicted, lesson.Retracted = t.contradict(b, chain, lesson.Cached, now)
+		lesson.Predicted, lesson.Retracted = t.contradict(b, chain, lesson.Cached, now, news)
 		return lesson
 	}
 	if tr.recorded == 0 {
@@ -54,13 +59,16 @@ func (t *Tree) Learn(b Backend, chain []Hash, tr *Trail, cached int, now Time) L
 	switch due := t.limits[b].settled(now); {
 	case lesson.Cached == 0 && lesson.Predicted > 0:
 		// What a restarted engine has computed must not stay older than the fence of surprisedLocked.
-		lesson.Retracted = t.conclude(b, chain, lesson.Cached, tr.settled, now-1, now)
+		lesson.Retracted = t.conclude(b, chain, lesson.Cached, tr.settled, now-1, now, news)
 	case tr.recorded <= due || short(lesson.Cached, lesson.Predicted):
-		lesson.Retracted = t.conclude(b, chain, lesson.Cached, tr.settled, due, now)
+		lesson.Retracted = t.conclude(b, chain, lesson.Cached, tr.settled, due, now, news)
 	default: // nothing to touch and nothing to contradict, as mostly
 	}
 	if lesson.Cached >= 0 {
 		lesson.Amnesia = t.learnAges(b, tr, lesson.Cached, now)
+	}
+	if lesson.Amnesia && news != nil {
+		t.tellFence(news, b)
 	}
 	return lesson
 }
@@ -74,16 +82,19 @@ func short(cached, predicted int) bool {
 }
 
 // contradict removes every fact on [cached:] of the chain on b. held is the depth of the deepest live fact there was.
-func (t *Tree) contradict(b Backend, chain []Hash, cached int, now Time) (held, retracted int) {
+func (t *Tree) contradict(b Backend, chain []Hash, cached int, now Time, news *[]Fact) (held, retracted int) {
 	for i, h := range chain {
-		removed := t.edit(&place{shard: t.shard(uint64(h))}, b, uint64(h), func(e entry) (entry, bool) {
-			if !t.dead(e, now) {
-				held = i + 1
-			}
+		was, _, removed := t.edit(&place{shard: t.shard(uint64(h))}, b, uint64(h), func(e entry) (entry, bool) {
 			return e, cached >= 0 && i >= cached && entryTime(e) <= now
 		})
+		if was != 0 && !t.dead(was, now) {
+			held = i + 1
+		}
 		if removed {
 			retracted++
+			if news != nil {
+				t.tellGone(news, Drop, h, was, now, 0)
+			}
 		}
 	}
 	return held, retracted
@@ -91,7 +102,7 @@ func (t *Tree) contradict(b Backend, chain []Hash, cached int, now Time) (held, 
 
 // conclude goes over the chain's facts on b at the end of a request. It touches those up to due. Those up to placed have
 // not been touched by its placement, and go if they are on [cached:].
-func (t *Tree) conclude(b Backend, chain []Hash, cached int, placed, due, now Time) (retracted int) {
+func (t *Tree) conclude(b Backend, chain []Hash, cached int, placed, due, now Time, news *[]Fact) (retracted int) {
 	verdict := func(e entry, i int) (to entry, remove bool) {
 		switch at := entryTime(e); {
 		case at <= placed:
@@ -99,15 +110,18 @@ func (t *Tree) conclude(b Backend, chain []Hash, cached int, placed, due, now Ti
 		case at > due || t.dead(e, now):
 			return e, false
 		}
-		return makeEntry(b, now, e&entryAnchor != 0), false
+		return entryAt(e, now), false
 	}
 	var again Trail // over the blocks touched, for their usage
 	again.settled = due
 	touched := 0
-	note := func(e, to entry) {
+	note := func(h Hash, e, to entry) {
 		if to != e {
 			touched++
 			again.push(touched, entryTime(e))
+			if news != nil {
+				t.tell(news, h, e, to, now)
+			}
 		}
 	}
 	var a ahead
@@ -118,17 +132,22 @@ func (t *Tree) conclude(b Backend, chain []Hash, cached int, placed, due, now Ti
 				continue
 			}
 			to, remove := verdict(p.entry, i)
-			if !p.torn && !remove && (to == p.entry || p.touch(to, now)) {
-				note(p.entry, to)
+			tried := !p.torn && !remove
+			if tried && (to == p.entry || p.touch(to, now)) {
+				note(chain[i], p.entry, to)
 				continue
 			}
-			removed := t.edit(p, b, uint64(chain[i]), func(e entry) (entry, bool) {
-				to, remove := verdict(e, i)
-				note(e, to)
-				return to, remove
-			})
-			if removed {
+			was, is, removed := t.edit(p, b, uint64(chain[i]), func(e entry) (entry, bool) { return verdict(e, i) })
+			switch {
+			case removed:
 				retracted++
+				if news != nil {
+					t.tellGone(news, Drop, chain[i], was, placed, 0)
+				}
+			case tried && is == to: // perhaps by that touch, which was not certain
+				note(chain[i], p.entry, to)
+			default:
+				note(chain[i], was, is)
 			}
 		}
 	}

@@ -151,6 +151,11 @@ func (t *Tree) noteBackend(b Backend, at Time) {
 // tr, if not nil, receives what was believed of the chain on b just before, for Learn. Ids out of range are refused and
 // counted. Safe for concurrent use.
 func (t *Tree) Record(b Backend, chain []Hash, now Time, tr *Trail) {
+	t.record(b, chain, now, tr, nil)
+}
+
+// record is Record; what it changed at anchors is appended to news unless that is nil.
+func (t *Tree) record(b Backend, chain []Hash, now Time, tr *Trail, news *[]Fact) {
 	if tr == nil {
 		tr = new(Trail)
 	}
@@ -174,14 +179,17 @@ func (t *Tree) Record(b Backend, chain []Hash, now Time, tr *Trail) {
 			if chain[depth-1] == 0 {
 				continue
 			}
-			e := makeEntry(b, now, IsAnchor(depth, len(chain)))
 			p := &a.places[i]
 			prior := p.entry
+			e := makeEntry(b, now, blockFlags(depth, len(chain))|prior&entryFlags)
 			if entryTime(prior) > tr.settled {
-				e = prior | e&entryAnchor
+				e = entryAt(e, entryTime(prior))
 			}
-			if e != prior && !p.touch(e, now) {
-				prior = t.put(p, uint64(chain[depth-1]), e, now)
+			if e != prior {
+				prior = t.change(p, uint64(chain[depth-1]), e, now)
+				if news != nil {
+					t.tell(news, chain[depth-1], prior, e, now)
+				}
 			}
 			if prior != 0 && !lim.dead(entryTime(prior), now) {
 				tr.push(depth, entryTime(prior))
@@ -190,6 +198,18 @@ func (t *Tree) Record(b Backend, chain []Hash, now Time, tr *Trail) {
 	}
 	tr.finish(now, lim.horizon(now))
 	t.use(b, tr, len(chain), now)
+}
+
+// change merges e into the fact of its backend and block, which was seen at p, and returns what it replaced, 0 if there was
+// none.
+func (t *Tree) change(p *place, key uint64, e entry, now Time) (prior entry) {
+	if p.touch(e, now) {
+		return p.entry
+	}
+	if prior = t.put(p, key, e, now); prior == e && p.entry != 0 {
+		return p.entry // that touch has come to pass, only not for certain
+	}
+	return prior
 }
 
 // put merges one fact about the block seen at p and does a little of the sweep.
@@ -207,8 +227,18 @@ func (t *Tree) put(p *place, key uint64, e entry, now Time) (prior entry) {
 // computed it, or an event said so. Blocks that other requests placed there too go with them; see Revert for the exact
 // inverse of one Record. Safe for concurrent use.
 func (t *Tree) Drop(b Backend, chain []Hash, from int) {
+	t.drop(b, chain, from, maxTime, nil)
+}
+
+// drop removes the facts of the blocks [from:] of the chain on b that are not later than upTo.
+func (t *Tree) drop(b Backend, chain []Hash, from int, upTo Time, news *[]Fact) {
 	for i := max(0, from); i < len(chain); i++ {
-		t.edit(&place{shard: t.shard(uint64(chain[i]))}, b, uint64(chain[i]), func(entry) (entry, bool) { return 0, true })
+		was, _, removed := t.edit(&place{shard: t.shard(uint64(chain[i]))}, b, uint64(chain[i]), func(e entry) (entry, bool) {
+			return e, entryTime(e) <= upTo
+		})
+		if removed && news != nil {
+			t.tellGone(news, Drop, chain[i], was, upTo, 0)
+		}
 	}
 }
 
@@ -216,61 +246,68 @@ func (t *Tree) Drop(b Backend, chain []Hash, from int) {
 // touched since gets its earlier time back, or goes if it had none. It returns the number of blocks that went. Safe for
 // concurrent use.
 func (t *Tree) Revert(b Backend, chain []Hash, tr *Trail) (retracted int) {
+	return t.revert(b, chain, tr, nil)
+}
+
+func (t *Tree) revert(b Backend, chain []Hash, tr *Trail, news *[]Fact) (retracted int) {
 	if tr.recorded == 0 {
 		return 0
 	}
 	for i, h := range chain {
 		before := tr.at(i + 1)
-		went := t.edit(&place{shard: t.shard(uint64(h))}, b, uint64(h), func(e entry) (entry, bool) {
+		was, is, removed := t.edit(&place{shard: t.shard(uint64(h))}, b, uint64(h), func(e entry) (entry, bool) {
 			if entryTime(e) != tr.recorded {
 				return e, false
 			}
-			if before == 0 {
-				return 0, true
-			}
-			return makeEntry(b, before, e&entryAnchor != 0), false
+			return entryAt(e, max(before, 1)), before == 0
 		})
-		if went {
+		if removed {
 			retracted++
+		}
+		if news != nil && (removed || is != was) {
+			t.tellGone(news, Revert, h, was, tr.recorded, before)
 		}
 	}
 	return retracted
 }
 
-// edit lets change replace the fact (key, b) seen at p, if there is one, or remove it. It reports whether it was removed. A
-// touch that comes in between prevails over a replacement.
-func (t *Tree) edit(p *place, b Backend, key uint64, change func(entry) (to entry, remove bool)) (removed bool) {
+// edit lets change replace the fact (key, b) seen at p, if there is one, or remove it. It returns what the fact was, 0 if
+// there is none, and what it is now or whether it was removed. A touch that comes in between is put before change again.
+func (t *Tree) edit(p *place, b Backend, key uint64, change func(entry) (to entry, remove bool)) (was, is entry, removed bool) {
 	s := p.shard
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	tb := s.tab.Load()
 	slot, found := tb.locate(key, p.slot)
 	if !found || key == 0 {
-		return false
+		return 0, 0, false
 	}
-	v, i := tb.value(slot), 0
-	e := v
-	if v&spanTag != 0 {
-		if i = tb.indexOf(v, b, p.index); i < 0 {
-			return false
+	for {
+		v, i := tb.value(slot), 0
+		e := v
+		if v&spanTag != 0 {
+			if i = tb.indexOf(v, b, p.index); i < 0 {
+				return 0, 0, false
+			}
+			e = tb.entry(spanOffset(v), i)
+		} else if entryBackend(v) != b {
+			return 0, 0, false
 		}
-		e = tb.entry(spanOffset(v), i)
-	} else if entryBackend(v) != b {
-		return false
+		to, remove := change(e)
+		if remove {
+			s.removeLocked(slot, i)
+			s.counts.retracted.Add(1)
+			s.counts.facts.Store(int64(s.facts))
+			return e, 0, true
+		}
+		if v&spanTag != 0 {
+			if to == e || tb.replaceEntry(spanOffset(v), i, e, to) {
+				return e, to, false
+			}
+		} else if to == e || tb.replaceValue(slot, e, to) {
+			return e, to, false
+		}
 	}
-	to, remove := change(e)
-	if remove {
-		s.removeLocked(slot, i)
-		s.counts.retracted.Add(1)
-		s.counts.facts.Store(int64(s.facts))
-		return true
-	}
-	if v&spanTag != 0 {
-		tb.replaceEntry(spanOffset(v), i, e, to)
-	} else {
-		tb.replaceValue(slot, e, to)
-	}
-	return false
 }
 
 // Stats is a snapshot of the tree's size and history. Counts are totals since New.

@@ -15,11 +15,12 @@ const (
 	minRateMs = 1000
 )
 
-// learned is the state that evidence moves: a reach in blocks or, as long as that is 0, an age in ms.
+// learned is the state that this node's own evidence moves: a reach in blocks or, as long as that is 0, an age in ms.
 type learned struct {
 	reach   float64
 	horizon int64
 	taught  bool // by evidence, no longer only by configuration
+	weight  weight
 }
 
 // usage is the recent history of one backend's blocks: how many of them were last touched when.
@@ -33,8 +34,10 @@ type learned struct {
 // Not safe for concurrent use.
 type usage struct {
 	learned
-	now   Time        // latest touch
-	marks []usageMark // oldest first
+	peers    peerReach
+	believed float64     // the reach to go by: reach and peers combined
+	now      Time        // latest touch
+	marks    []usageMark // oldest first
 }
 
 // usageMark counts the blocks last touched from its time up to that of the next mark.
@@ -46,6 +49,7 @@ type usageMark struct {
 func (u *usage) setCapacity(blocks float64) {
 	if !u.taught {
 		u.reach = blocks
+		u.combine()
 	}
 }
 
@@ -73,10 +77,10 @@ func (u *usage) touch(at Time, blocks float64) {
 // due says whether the last interval is full.
 func (u *usage) due(at Time, blocks float64) bool {
 	last := u.marks[len(u.marks)-1]
-	if u.reach == 0 {
+	if u.believed == 0 {
 		return int64(at-last.at) >= u.horizon/marksPerReach
 	}
-	return at > last.at && last.blocks+blocks > u.reach/marksPerReach
+	return at > last.at && last.blocks+blocks > u.believed/marksPerReach
 }
 
 // join makes room by joining the two neighbouring intervals with the fewest blocks: most have been used again since.
@@ -127,14 +131,14 @@ func (u *usage) since(at Time) float64 {
 
 // span returns the horizon as limits keep it: the edge since which reach blocks have been touched, or an age.
 func (u *usage) span() int64 {
-	if u.reach == 0 {
+	if u.believed == 0 {
 		return u.horizon
 	}
 	sum, end := 0.0, u.now
 	for i := len(u.marks) - 1; i >= 0; i-- {
 		m := u.marks[i]
-		if sum+m.blocks >= u.reach {
-			return -int64(max(1, end-Time(float64(end-m.at)*(u.reach-sum)/m.blocks)))
+		if sum+m.blocks >= u.believed {
+			return -int64(max(1, end-Time(float64(end-m.at)*(u.believed-sum)/m.blocks)))
 		}
 		sum += m.blocks
 		end = m.at
@@ -144,7 +148,7 @@ func (u *usage) span() int64 {
 	if elapsed < minRateMs || sum < 1 {
 		return u.horizon
 	}
-	return -max(1, int64(u.now)-int64(min(elapsed*u.reach/sum, float64(maxHorizonMs))))
+	return -max(1, int64(u.now)-int64(min(elapsed*u.believed/sum, float64(maxHorizonMs))))
 }
 
 // evicted takes the evidence that a block was gone, age ms after its last touch and after displaced other blocks had been
@@ -153,16 +157,19 @@ func (u *usage) evicted(age int64, displaced float64, horizon int64) {
 	switch {
 	case u.taught && u.reach > 0:
 		u.reach = max(1, u.reach+shrinkRate*min(0, displaced-u.reach))
+		u.weight.add(u.now)
 	case age >= horizon:
 		return
 	case displaced >= minDisplaced:
 		u.reach = displaced
+		u.weight.add(u.now)
 	case u.taught:
 		u.horizon = max(minHorizonMs, u.horizon+int64(shrinkRate*float64(age-u.horizon)))
 	default:
 		u.reach, u.horizon = 0, max(minHorizonMs, age)
 	}
 	u.taught = true
+	u.combine()
 }
 
 // survived takes the evidence that a block was still there.
@@ -170,10 +177,14 @@ func (u *usage) survived(age int64, displaced float64, horizon int64) {
 	switch {
 	case u.reach > 0 && displaced > u.reach:
 		u.reach += growRate * (displaced - u.reach)
+		u.weight.add(u.now)
 	case u.reach == 0 && age > horizon:
 		u.horizon = min(maxHorizonMs, u.horizon+int64(growRate*float64(age-u.horizon)))
+	case u.taught && u.reach > 0 && displaced > u.reach/2:
+		u.weight.add(u.now) // it moves nothing, but says that the reach is no less
 	default:
 		return
 	}
 	u.taught = true
+	u.combine()
 }

@@ -1,0 +1,166 @@
+package prefixtree
+
+import (
+	"cmp"
+	"math/bits"
+	"slices"
+)
+
+const (
+	// A snapshot collects facts by age in strata of about so many, 24 bytes each: the first small, so that the newest are on
+	// their way at once, then doubling up to 6 MiB. Each takes one pass over the tree.
+	firstStratum = 1 << 14
+	maxStratum   = 1 << 18
+
+	// Ages fall into classes, 32 to the octave: within a class facts are sorted by backend and time rather than by time
+	// alone, which spares most backend records.
+	ageOctave  = 5
+	maxAge     = Time(retention*maxHorizonMs) + 1
+	ageClasses = (28 - ageOctave + 1) << ageOctave
+)
+
+// ageClass maps ages to [0, ageClasses), monotonously: below 2^(ageOctave+1) ms each age is its own class, above it the
+// leading ageOctave+1 bits count. Facts from the future have age 0.
+func ageClass(age Time) int {
+	a := uint64(max(0, min(age, maxAge)))
+	shift := max(0, bits.Len64(a)-ageOctave-1)
+	return shift<<ageOctave + int(a>>shift)
+}
+
+// found is an anchor with its place in a snapshot: class of age in bits 46-55, backend in 30-45, age in 2-29, span less one in
+// 0-1.
+type found struct {
+	order uint64
+	anchor
+}
+
+const foundClassShift = 46
+
+func ordered(a anchor, now Time) found {
+	age := max(0, min(now-entryTime(a.entry), maxAge))
+	order := uint64(ageClass(age))<<foundClassShift | uint64(entryBackend(a.entry))<<30 | uint64(age)<<2
+	return found{order | uint64(entrySpan(a.entry)-1), a}
+}
+
+// Snapshot yields this tree's fences and live anchor facts, newest first by classes of age, in pages of at most limit bytes
+// (MinPayload to MaxPayload), until yield returns false: what a node that joins asks for. A page is valid until yield returns;
+// records counts its facts and fences. Every anchor fact of a backend with a name that was there before the call, is live
+// throughout and is not touched during it is yielded once; a fact touched or placed meanwhile may be missing or come twice,
+// its news tells of it. Memory: some 6 MiB, however large the tree. No lock is held while yield runs, a shard's for
+// tens of microseconds in between. Safe for concurrent use.
+func (t *Tree) Snapshot(now Time, names Names, limit int, yield func(page []byte, records int) bool) {
+	limit = max(MinPayload, min(limit, MaxPayload))
+	p := pages{t: t, now: clampTime(now), w: encoder{limit: limit, names: names}, yield: yield}
+	if !p.fences() {
+		return
+	}
+	counts := p.count()
+	size := firstStratum
+	for from := 0; from < ageClasses; {
+		to, sum := from, 0
+		for to < ageClasses && (sum == 0 || sum+counts[to] <= size) {
+			sum += counts[to]
+			to++
+		}
+		if sum > 0 && !p.collect(from, to) {
+			return
+		}
+		from, size = to, min(2*size, maxStratum)
+	}
+	p.flush()
+}
+
+// pages is a snapshot in progress.
+type pages struct {
+	t       *Tree
+	now     Time
+	w       encoder
+	records int // in the page begun
+	yield   func(page []byte, records int) bool
+
+	kept    []anchor // of one shard
+	stratum []found
+}
+
+// count returns how many facts there are of each class of age.
+func (p *pages) count() []int {
+	counts := make([]int, ageClasses)
+	for i := range p.t.shards {
+		p.t.anchors(&p.t.shards[i], p.now, nil, func(e entry) bool {
+			counts[ageClass(p.now-entryTime(e))]++
+			return false
+		})
+	}
+	return counts
+}
+
+// collect yields the facts of the age classes from (inclusive) to (exclusive). It reports false if yield did.
+func (p *pages) collect(from, to int) bool {
+	for i := range p.t.shards {
+		p.kept = p.t.anchors(&p.t.shards[i], p.now, p.kept[:0], func(e entry) bool {
+			class := ageClass(p.now - entryTime(e))
+			return class >= from && class < to
+		})
+		for _, a := range p.kept {
+			// One class may hold any number of facts, say those placed in one millisecond; and some may have come since the count.
+			if len(p.stratum) == maxStratum && !p.emit() {
+				return false
+			}
+			p.stratum = append(p.stratum, ordered(a, p.now))
+		}
+	}
+	return p.emit()
+}
+
+// emit sorts what has been collected and writes it to pages.
+func (p *pages) emit() bool {
+	slices.SortFunc(p.stratum, func(a, b found) int { return cmp.Compare(a.order, b.order) })
+	for rest := p.stratum; len(rest) > 0; {
+		room := p.w.room()
+		if room < 1 {
+			if !p.flush() {
+				return false
+			}
+			continue
+		}
+		first := rest[0].entry
+		n := 1
+		for n < len(rest) && n < room && rest[n].entry == first {
+			n++
+		}
+		f := p.t.fact(rest[0].anchor)
+		if p.w.head(&f, n) {
+			for _, x := range rest[:n] {
+				p.w.hash(Hash(x.key))
+			}
+			p.records += n
+		}
+		rest = rest[n:]
+	}
+	p.stratum = p.stratum[:0]
+	return true
+}
+
+// fences writes the backends' fences, so that facts from behind them that reach the joiner on other ways are dead there, too.
+func (p *pages) fences() bool {
+	for b := range p.t.limits {
+		f := p.t.fence(Backend(b))
+		if f.Time == 0 {
+			continue
+		}
+		if p.w.room() < 1 && !p.flush() {
+			return false
+		}
+		if p.w.head(&f, 0) {
+			p.records++
+		}
+	}
+	return true
+}
+
+// flush yields the page begun, if anything is in it.
+func (p *pages) flush() bool {
+	page, records := p.w.dst, p.records
+	p.w, p.records = encoder{dst: page[:0], limit: p.w.limit, names: p.w.names}, 0
+	return records == 0 || p.yield(page, records)
+}
