@@ -50,25 +50,12 @@ func (c *client) send(run context.Context, j job) outcome {
 
 func (c *client) exchange(ctx context.Context, j job, o *outcome) error {
 	body := appendBody(nil, c.cfg.Model, j)
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, j.target+"/v1/chat/completions", bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("Accept", "text/event-stream")
-	if c.cfg.APIKey != "" {
-		req.Header.Set("Authorization", "Bearer "+c.cfg.APIKey)
-	}
-	if j.req.Session >= 0 {
-		// As agents do. Only the session strategy reads it; without it that one would be measured as round robin.
-		req.Header.Set("X-Session-Id", fmt.Sprintf("replay-%d-%d", c.cfg.Seed, j.req.Session))
-	}
-	o.sent = time.Since(j.start)
-	resp, err := c.http.Do(req)
+	resp, err := c.ask(ctx, j, body, o)
 	if err != nil {
 		return err
 	}
 	defer resp.Body.Close()
+	o.node = resp.Header.Get("X-Grapevine-Node")
 	o.backend = resp.Header.Get("X-Grapevine-Backend")
 	o.rung, o.predicted = parseRoute(resp.Header.Get("X-Grapevine-Route"))
 	if resp.StatusCode != http.StatusOK {
@@ -79,6 +66,55 @@ func (c *client) exchange(ctx context.Context, j job, o *outcome) error {
 		return &Error{Malformed, fmt.Errorf("content type %q, want text/event-stream", t)}
 	}
 	return readStream(resp.Body, j.start, o)
+}
+
+// ask sends the request until an answer begins, at most Retries times more than once.
+func (c *client) ask(ctx context.Context, j job, body []byte, o *outcome) (*http.Response, error) {
+	for {
+		req, err := c.request(ctx, j, body)
+		if err != nil {
+			return nil, err
+		}
+		if o.retries == 0 {
+			o.sent = time.Since(j.start)
+		}
+		resp, err := c.http.Do(req)
+		if err == nil || ctx.Err() != nil || o.retries >= c.cfg.Retries {
+			return resp, err
+		}
+		pause := time.NewTimer(pauseBefore(o.retries, j.req.Index))
+		o.retries++
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
+			return nil, err
+		}
+	}
+}
+
+// pauseBefore is how long the official clients wait before they try again: half a second, then twice as long each time up to 8 s, less up
+// to a quarter of it. Which part is the request's own, so that runs can be repeated.
+func pauseBefore(retries, index int) time.Duration {
+	full := min(500*time.Millisecond<<min(retries, 10), 8*time.Second)
+	return full - full/4*time.Duration(index%64)/64
+}
+
+func (c *client) request(ctx context.Context, j job, body []byte) (*http.Request, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, j.target+"/v1/chat/completions", bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Accept", "text/event-stream")
+	if c.cfg.APIKey != "" {
+		req.Header.Set("Authorization", "Bearer "+c.cfg.APIKey)
+	}
+	if j.req.Session >= 0 {
+		// As agents do. Only the session strategy reads it; without it that one would be measured as round robin.
+		req.Header.Set("X-Session-Id", fmt.Sprintf("replay-%d-%d", c.cfg.Seed, j.req.Session))
+	}
+	return req, nil
 }
 
 // chunk is what is read of one event of a chat stream.

@@ -25,7 +25,8 @@ type outcome struct {
 	// As the answer's usage and headers tell; -1 or empty: not told.
 	prompt, cached, output int
 	predicted              int
-	rung, backend          string
+	rung, backend, node    string
+	retries                int
 
 	text string // the reply
 	err  *Error // nil: complete

@@ -58,6 +58,13 @@ type Config struct {
 	Warmup      time.Duration // requests due before are sent, and left out of the report
 	Seed        uint64        // of the spread over targets; also a label
 
+	// NewConnections opens a connection for every request, so that a layer-4 balancer at the target sees each of them. Otherwise idle
+	// connections are used again, as many as were ever needed at once.
+	NewConnections bool
+	// Retries is how often a request is sent again after its connection failed before an answer had begun: 2 is what the OpenAI and
+	// Anthropic clients do, and their pauses (0.5 s, doubling, less up to a quarter) are used. Default 0: it has failed.
+	Retries int
+
 	// Backends are the names of all engines behind the targets, so that one without a request counts in the load's spread. Names seen
 	// in answers are added behind them. May be nil.
 	Backends []string
@@ -71,6 +78,23 @@ type Config struct {
 
 	// Progress, if not nil, is called a few times a second from the goroutine that runs Run. It must not block.
 	Progress func(Progress)
+	// Started, if not nil, is called once with the moment that all times of the run count from.
+	Started func(time.Time)
+	// Excuse, if not nil, is asked about every failed request: true means that whoever runs this broke it on purpose. It then counts as
+	// cut, not as an error.
+	Excuse func(Ended) bool
+	// Observe, if not nil, is told of every request that ended, after Excuse. Like Progress both are called from the goroutine that
+	// runs Run and must not block.
+	Observe func(Ended)
+}
+
+// Ended is one request that ended, as the client saw it.
+type Ended struct {
+	report.Sample
+	Sent  time.Duration // when it was sent first, since the start of the run
+	Node  string        // the router that answered; "" if none did
+	Class Class         // of the failure; "" if there was none
+	Err   error         // nil if it did not fail
 }
 
 // Progress is how far a run has come.
@@ -97,6 +121,8 @@ type Live struct {
 	Errors map[Class]int `json:"errors_by_class"`
 	// Cancelled requests were under way when the run was called off; they count neither as requests nor as errors.
 	Cancelled int `json:"cancelled"`
+	// Retried counts attempts that were repeated; see Config.Retries.
+	Retried int `json:"retried"`
 	// LostReplies counts turns sent with made-up text because the answer to an earlier turn had failed or was no longer kept.
 	LostReplies int `json:"lost_replies"`
 	// Sample is one error message of each class.
@@ -128,7 +154,7 @@ func (c Config) checked() (Config, error) {
 	default:
 		return c, fmt.Errorf("%w: spread %q, want %s or %s", ErrConfig, c.Spread, PerRequest, PerSession)
 	}
-	if c.MaxInFlight < 0 || c.Timeout < 0 || c.Warmup < 0 {
+	if c.MaxInFlight < 0 || c.Timeout < 0 || c.Warmup < 0 || c.Retries < 0 {
 		return c, fmt.Errorf("%w: limits must not be negative", ErrConfig)
 	}
 	if c.MaxInFlight == 0 {
@@ -154,6 +180,7 @@ func Run(ctx context.Context, cfg Config, src workload.Source) (Result, error) {
 		MaxIdleConnsPerHost: cfg.MaxInFlight, // keep-alive: as many as were ever needed at once
 		IdleConnTimeout:     90 * time.Second,
 		DisableCompression:  true,
+		DisableKeepAlives:   cfg.NewConnections,
 	}
 	defer transport.CloseIdleConnections()
 	p := &player{
@@ -202,6 +229,7 @@ type player struct {
 	errors             map[Class]int
 	messages           map[Class]string
 	cancelled, lost    int
+	retried            int
 	backends           map[string]int
 	names              []string
 }
@@ -210,6 +238,9 @@ type player struct {
 func (p *player) play(ctx context.Context) error {
 	defer p.wg.Wait() // every request has reported before it ends, so this waits for nothing but the goroutines' last steps
 	p.start = time.Now()
+	if p.cfg.Started != nil {
+		p.cfg.Started(p.start)
+	}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var tick <-chan time.Time
@@ -301,6 +332,7 @@ func (p *player) target(r *workload.Request) string {
 // finish takes note of a request that ended and lets the source go on from it.
 func (p *player) finish(o outcome) {
 	p.inFlight--
+	p.retried += o.retries
 	if o.err != nil && o.err.Class == Cancelled {
 		p.cancelled++
 		p.src.Done(o.req, o.end)
@@ -320,20 +352,38 @@ func (p *player) finish(o outcome) {
 		p.fromSend = append(p.fromSend, o.firstToken-o.sent)
 	}
 	if o.err != nil {
-		p.failed++
 		s.Failed = true
+	} else if o.req.Turn > 0 {
+		p.replies.put(o.req.Session, o.req.Turn, o.text)
+	}
+	p.tell(&s, &o)
+	if s.Failed && !s.Cut {
+		p.failed++
 		p.errors[o.err.Class]++
 		if _, ok := p.messages[o.err.Class]; !ok {
 			p.messages[o.err.Class] = o.err.Error()
 		}
-	} else if o.req.Turn > 0 {
-		p.replies.put(o.req.Session, o.req.Turn, o.text)
 	}
 	if o.err == nil || o.err.Class != Overflow {
 		p.lag = append(p.lag, o.sent-o.req.At)
 	}
 	p.recorder.Add(s)
 	p.src.Done(o.req, o.end)
+}
+
+// tell asks whether a failure is excused, and passes the request on to who observes.
+func (p *player) tell(s *report.Sample, o *outcome) {
+	e := Ended{Sample: *s, Sent: o.sent, Node: o.node}
+	if o.err != nil {
+		e.Class, e.Err = o.err.Class, o.err
+		if p.cfg.Excuse != nil {
+			s.Cut = p.cfg.Excuse(e)
+			e.Cut = s.Cut
+		}
+	}
+	if p.cfg.Observe != nil {
+		p.cfg.Observe(e)
+	}
 }
 
 // backendID numbers engines by name in the order in which they are first met.
@@ -362,7 +412,7 @@ func (p *player) result() Result {
 		}),
 		Live: Live{
 			TTFTFromSend: quantiles(p.fromSend), StartDelay: quantiles(p.lag),
-			Errors: p.errors, Cancelled: p.cancelled, LostReplies: p.lost, Sample: p.messages, BackendNames: p.names,
+			Errors: p.errors, Cancelled: p.cancelled, Retried: p.retried, LostReplies: p.lost, Sample: p.messages, BackendNames: p.names,
 		},
 	}
 }

@@ -29,6 +29,9 @@ type Sample struct {
 	Overhead time.Duration // spent in the router; negative: not measured
 	Rung     string        // "": unknown
 	Failed   bool
+	// Cut is a failure that the run brought about on purpose and that no router could have prevented: an answer under way on a node that
+	// was killed. Counted, but not as an error.
+	Cut bool
 }
 
 // Recorder gathers the samples of one run. It keeps them all (about 140 bytes
@@ -116,7 +119,10 @@ func (rep *Report) count(measured []Sample, set Setting) {
 		if s.Rung != "" {
 			rep.Rungs[s.Rung]++
 		}
-		if s.Failed {
+		switch {
+		case s.Failed && s.Cut:
+			rep.Cut++
+		case s.Failed:
 			rep.Errors++
 		}
 		var b *Backend

@@ -55,6 +55,9 @@ type Report struct {
 	// Utilization is the mean share of time in which a backend had prompt tokens
 	// to compute, while requests arrived; 0 where nobody measures it.
 	Utilization float64 `json:"utilization"`
+	// Cut counts requests that broke because the run broke the node that served
+	// them: in Requests, not in Errors.
+	Cut int `json:"cut,omitempty"`
 	// Speed is the factor the workload was accelerated by.
 	Speed          float64 `json:"speed,omitempty"`
 	WarmupS        float64 `json:"warmup_s"`

@@ -36,9 +36,12 @@ func TestReportSums(t *testing.T) {
 	failed.Failed = true
 	failed.End = 9 * time.Second
 	r.Add(failed)
+	cut := failed
+	cut.At, cut.Cut, cut.Backend = 6*time.Second, true, -1
+	r.Add(cut)
 
 	rep := r.Report(Setting{Policy: "prefix", Nodes: 1, Backends: 4, Seed: 3, Busy: []float64{0.5, 0.5, 0, 1}})
-	if rep.Requests != 5 || rep.Errors != 1 || rep.PromptTokens != 600 || rep.CachedTokens != 100 || rep.HitRate != 0.166667 {
+	if rep.Requests != 6 || rep.Errors != 1 || rep.Cut != 1 || rep.PromptTokens != 600 || rep.CachedTokens != 100 || rep.HitRate != 0.166667 {
 		t.Errorf("sums: %+v", rep)
 	}
 	if rep.FollowupRequests != 2 || rep.FollowupCached != 0.2 || rep.FollowupSameBackend != 0.5 {
@@ -54,7 +57,7 @@ func TestReportSums(t *testing.T) {
 	if rep.TTFT.P50 != 500 || rep.E2E.P99 != 2000 || rep.RouterOverhead.Mean != 80 || rep.DurationS != 8 || rep.Utilization != 0.5 {
 		t.Errorf("times: %+v", rep)
 	}
-	if rep.Rungs["cache"] != 5 {
+	if rep.Rungs["cache"] != 6 {
 		t.Errorf("rungs: %v", rep.Rungs)
 	}
 }

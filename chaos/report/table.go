@@ -29,6 +29,7 @@ var columns = []column{
 	{"staleness", func(r *Report) string { return r.staleness() }, shared},
 	{"requests", func(r *Report) string { return fmt.Sprint(r.Requests) }, always},
 	{"errors", func(r *Report) string { return fmt.Sprint(r.Errors) }, func(r *Report) bool { return r.Errors > 0 }},
+	{"cut", func(r *Report) string { return fmt.Sprint(r.Cut) }, func(r *Report) bool { return r.Cut > 0 }},
 	{"hit %", func(r *Report) string { return percent(r.HitRate) }, always},
 	{"follow-up hit %", func(r *Report) string { return percent(r.FollowupCached) }, hasFollowups},
 	{"same engine %", func(r *Report) string { return percent(r.FollowupSameBackend) }, hasFollowups},
