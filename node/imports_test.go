@@ -36,7 +36,10 @@ var mayImport = map[string][]string{
 	"chaos/workload": {},
 	"chaos/report":   {},
 	"chaos/replay":   {"chaos/report", "chaos/workload", "prefixtree", "proxy", "proxy/..."},
-	"chaos/fleetsim": {"chaos/engine", "chaos/report", "chaos/workload", "prefixtree", "proxy/policy", "proxy/prompt"},
+	"chaos/fleetsim": {"chaos/engine", "chaos/report", "chaos/workload", "gossip/wire", "prefixtree", "proxy/policy", "proxy/prompt"},
+
+	"chaos/fleetsim/herd": {"chaos/fleetsim", "chaos/report", "chaos/workload"},
+
 	"chaos/fleet":    {"chaos/...", "node", "prefixtree", "proxy", "proxy/..."},
 	"chaos/demo":     {"chaos/...", "node", "proxy", "proxy/..."},
 	"chaos/bench":    {"chaos/...", "node", "prefixtree", "proxy", "proxy/..."},
