@@ -2,6 +2,8 @@ package fleetsim
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"grapevine/proxy/policy"
@@ -48,6 +50,12 @@ func ParseStaleness(s string) (time.Duration, error) {
 		return 0, fmt.Errorf("%w: staleness %q: want a duration such as 200ms, 0 or none, at most %v", ErrConfig, s, MaxStaleness)
 	}
 	return d, nil
+}
+
+// Policies returns the names of all a simulation can compare: the strategies of live routers, the default first, and the
+// baselines.
+func Policies() []string {
+	return append(policy.Strategies(), slices.Sorted(maps.Keys(Baselines()))...)
 }
 
 // blind are the strategies that never ask what a backend holds. Their routers run

@@ -1,0 +1,148 @@
+// Command herd plays the grid of the herd curve in virtual time: how every policy fares as nodes grow in number and as what
+// they know of each other grows old, or is left out. It judges at every point whether the default policy is the one to use, and
+// writes a table and a picture.
+//
+//	go run ./chaos/fleetsim/herd -traces ../shared/traces
+//
+// A run that has been played is kept, as a line of JSON with a digest of the code that decides it, and not played again; so
+// the grid can be stopped at any time and gone on with. Nothing here decides what a point is: that is chaos/fleetsim.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"grapevine/chaos/fleetsim"
+)
+
+// options are the command line.
+type options struct {
+	traces   string
+	cache    string
+	docs     string
+	seeds    []uint64
+	nodes    []int
+	policies []string
+	again    []string
+	parallel int
+	render   bool
+}
+
+func main() {
+	o, err := parse(os.Args[1:])
+	if err != nil {
+		if !errors.Is(err, flag.ErrHelp) {
+			fmt.Fprintln(os.Stderr, "herd:", err)
+		}
+		os.Exit(2)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := herd(ctx, o); err != nil {
+		fmt.Fprintln(os.Stderr, "herd:", err)
+		os.Exit(1)
+	}
+}
+
+func parse(args []string) (options, error) {
+	var o options
+	f := flag.NewFlagSet("herd", flag.ContinueOnError)
+	f.StringVar(&o.traces, "traces", filepath.Join("..", "shared", "traces"), "directory with the traces")
+	f.StringVar(&o.cache, "cache", filepath.Join("out", "herd.jsonl"), "file of the runs already played")
+	f.StringVar(&o.docs, "docs", "docs", "directory for herd.md and herd.svg")
+	seeds := f.String("seeds", "1,2,3,4,5", "seeds to average over")
+	nodes := f.String("nodes", "1,3,16,100", "numbers of nodes")
+	policies := f.String("policies", strings.Join(fleetsim.Policies(), ","), "policies; the first is judged against the others")
+	again := f.String("again", "", "play only these policies with the present code, and take what is kept of the others whatever code it is from")
+	f.IntVar(&o.parallel, "parallel", runtime.GOMAXPROCS(0), "runs at once")
+	f.BoolVar(&o.render, "render", false, "play nothing; write table and picture of what is kept")
+	if err := f.Parse(args); err != nil {
+		return o, err
+	}
+	if f.NArg() > 0 {
+		return o, fmt.Errorf("%q: there are flags only", f.Arg(0))
+	}
+	for _, s := range list(*seeds) {
+		n, err := strconv.ParseUint(s, 10, 64)
+		if err != nil {
+			return o, fmt.Errorf("seed %q: %w", s, err)
+		}
+		o.seeds = append(o.seeds, n)
+	}
+	for _, s := range list(*nodes) {
+		n, err := strconv.Atoi(s)
+		if err != nil {
+			return o, fmt.Errorf("nodes %q: %w", s, err)
+		}
+		o.nodes = append(o.nodes, n)
+	}
+	o.policies, o.again = list(*policies), list(*again)
+	if len(o.seeds) == 0 || len(o.nodes) == 0 || len(o.policies) < 2 {
+		return o, errors.New("a seed, a number of nodes and two policies are the least there is to compare")
+	}
+	return o, nil
+}
+
+func list(s string) []string {
+	return strings.FieldsFunc(s, func(r rune) bool { return r == ',' })
+}
+
+func herd(ctx context.Context, o options) error {
+	code, err := codeDigest(".")
+	if err != nil {
+		return err
+	}
+	book, err := openBook(o.cache, code, o.again)
+	if err != nil {
+		return err
+	}
+	defer book.close()
+	if !o.render {
+		began, before := time.Now(), cpuTime()
+		played, err := play(ctx, o, book)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(os.Stderr, "herd: %d jobs in %v, %v of processor time\n", played,
+			time.Since(began).Round(time.Second), (cpuTime() - before).Round(time.Second))
+	}
+	s := summarise(o, book)
+	if len(s.points) == 0 {
+		return fmt.Errorf("no point of the grid has been played for all policies and seeds: run without -render, or see %s", o.cache)
+	}
+	if err := os.MkdirAll(o.docs, 0o755); err != nil {
+		return err
+	}
+	if err := writeWhole(filepath.Join(o.docs, "herd.md"), s.markdown()); err != nil {
+		return err
+	}
+	return writeWhole(filepath.Join(o.docs, "herd.svg"), s.svg())
+}
+
+// writeWhole replaces a file in one step.
+func writeWhole(path, text string) error {
+	tmp := path + ".tmp"
+	if err := os.WriteFile(tmp, []byte(text), 0o644); err != nil { //nolint:gosec // a document for everybody
+		return err
+	}
+	return os.Rename(tmp, path)
+}
+
+// cpuTime is the processor time this process has used.
+func cpuTime() time.Duration {
+	var u syscall.Rusage
+	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}

@@ -1,0 +1,142 @@
+package main
+
+import (
+	"cmp"
+	"math"
+	"slices"
+)
+
+// What the judged policy has to show at every point.
+const (
+	tailAllowance = 1.05 // its p99 over the best of all others'
+	hitShare      = 0.97 // its hit rate over the best among the comparable
+	comparable    = 1.20 // p99 up to which another policy is comparable, over the p99 compared with
+)
+
+// score is a policy at a point: means over the seeds of each seed's figure.
+type score struct {
+	policy             string
+	p99, mean, hit     float64 // ms, ms, share
+	worstTail, bestHit float64 // of single seeds: the highest p99, the highest hit rate
+}
+
+// verdict is the judgement of one policy against all others at one point.
+type verdict struct {
+	judged score
+	rival  score // least p99 of the others
+	tail   float64
+	tailOK bool
+
+	// Comparable with the judged policy: its own p99 is the measure.
+	nearHit   score
+	nearShare float64
+	nearOK    bool
+	// Comparable with the best of the others: the other way to read the same demand. It differs where the two p99 do.
+	rivalHit   score
+	rivalShare float64
+	rivalOK    bool
+}
+
+func (v *verdict) ok() bool { return v.tailOK && v.nearOK && v.rivalOK }
+
+// judge compares the first score with the others.
+func judge(scores []score) verdict {
+	v := verdict{judged: scores[0]}
+	others := scores[1:]
+	v.rival = slices.MinFunc(others, func(a, b score) int { return cmp.Compare(a.p99, b.p99) })
+	v.tail = v.judged.p99 / v.rival.p99
+	v.tailOK = v.tail <= tailAllowance
+	best := func(limit float64) (score, float64, bool) {
+		top := v.judged
+		for _, s := range others {
+			if s.p99 <= limit && s.hit > top.hit {
+				top = s
+			}
+		}
+		share := 1.0
+		if top.hit > 0 {
+			share = v.judged.hit / top.hit
+		}
+		return top, share, share >= hitShare
+	}
+	v.nearHit, v.nearShare, v.nearOK = best(comparable * v.judged.p99)
+	v.rivalHit, v.rivalShare, v.rivalOK = best(comparable * v.rival.p99)
+	return v
+}
+
+// summary is the grid as far as it has been played for all policies and seeds.
+type summary struct {
+	options
+	points  []point
+	missing int
+	mixed   bool // runs of several versions of the code
+	code    string
+	cpuS    float64
+}
+
+type point struct {
+	place
+	scores []score // in the order of the policies
+	verdict
+}
+
+func summarise(o options, b *book) *summary {
+	s := &summary{options: o, code: b.code}
+	for _, l := range b.lines {
+		s.cpuS += l.CPUS
+		s.mixed = s.mixed || l.Code != b.code
+	}
+	for _, sc := range scenes {
+		for _, nodes := range o.nodes {
+			for _, p := range placesOf(sc, nodes) {
+				scores := make([]score, 0, len(o.policies))
+				for _, policy := range o.policies {
+					if sum, ok := b.mean(sc, p, policy, o.seeds); ok {
+						scores = append(scores, sum)
+					}
+				}
+				if len(scores) < len(o.policies) {
+					s.missing++
+					continue
+				}
+				s.points = append(s.points, point{p, scores, judge(scores)})
+			}
+		}
+	}
+	return s
+}
+
+// placesOf lists the different places of a scene with so many nodes, as the table has them.
+func placesOf(sc scene, nodes int) []place {
+	var out []place
+	for _, share := range shares {
+		for _, d := range delays {
+			p := place{sc.name, nodes, string(share), -1}
+			if d >= 0 {
+				p.DelayS = d.Seconds()
+			}
+			if p = p.plain(); p.DelayS >= 0 {
+				out = append(out, p)
+			}
+		}
+	}
+	return append(out, place{sc.name, nodes, "none", -1})
+}
+
+// mean returns a policy's score at a place; false unless every seed has been played.
+func (b *book) mean(sc scene, p place, policy string, seeds []uint64) (score, bool) {
+	s := score{policy: policy, worstTail: math.Inf(-1), bestHit: math.Inf(-1)}
+	for _, seed := range seeds {
+		l := b.lines[key{sc, seed, p.Nodes, policy}]
+		i := slices.IndexFunc(l.Runs, func(r result) bool { return r.place == p })
+		if i < 0 {
+			return s, false
+		}
+		r, n := &l.Runs[i], float64(len(seeds))
+		s.p99 += r.TTFTP99 / n
+		s.mean += r.TTFTMean / n
+		s.hit += r.HitRate / n
+		s.worstTail, s.bestHit = max(s.worstTail, r.TTFTP99), max(s.bestHit, r.HitRate)
+	}
+	return s, true
+}
