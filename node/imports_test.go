@@ -40,10 +40,10 @@ var mayImport = map[string][]string{
 
 	"chaos/fleetsim/herd": {"chaos/fleetsim", "chaos/report", "chaos/workload"},
 
-	"chaos/fleet":    {"chaos/...", "node", "prefixtree", "proxy", "proxy/..."},
-	"chaos/demo":     {"chaos/...", "node", "proxy", "proxy/..."},
-	"chaos/bench":    {"chaos/...", "node", "prefixtree", "proxy", "proxy/..."},
-	"chaos/clients":  {"chaos/...", "node", "prefixtree", "proxy", "proxy/..."},
+	"chaos/fleet":   {"chaos/...", "node", "prefixtree", "proxy", "proxy/..."},
+	"chaos/demo":    {"chaos/...", "node", "proxy", "proxy/..."},
+	"chaos/bench":   {"chaos/...", "node", "prefixtree", "proxy", "proxy/..."},
+	"chaos/clients": {"chaos/...", "node", "prefixtree", "proxy", "proxy/..."},
 
 	"cmd/grapevine": {"node", "chaos/...", "prefixtree", "proxy", "proxy/..."},
 }
