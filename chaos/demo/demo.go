@@ -1,6 +1,7 @@
-// Package demo runs the whole of grapevine on one machine: emulated engines and a router on loopback sockets, and live streaming
-// traffic through them. It runs the same traffic twice, once with the routing under test and once with round robin, on engines
-// that start empty each time, so that what affinity buys is the only difference.
+// Package demo runs the whole of grapevine on one machine: emulated engines, a fleet of routers that are processes of their own, and a
+// layer-4 balancer that sends every new connection to a random one of them. Live streaming traffic runs through it twice, once with the
+// routing under test and once with round robin, on engines and routers that start empty each time, so that what affinity buys is
+// the only difference. In the middle of each run one router is killed and, some seconds later, started again.
 //
 // It prints nothing.
 package demo
@@ -14,25 +15,31 @@ import (
 	"github.com/rs/zerolog"
 
 	"grapevine/chaos/engine"
+	"grapevine/chaos/fleet"
 	"grapevine/chaos/replay"
 	"grapevine/chaos/workload"
-	"grapevine/node"
 )
 
 // Baseline is the strategy that the one under test is compared with: what a plain HTTP balancer does.
 const Baseline = "round-robin"
 
-// MaxEngines bounds what one machine is asked to emulate.
-const MaxEngines = 32
+// MaxEngines and MaxNodes bound what one machine is asked to run.
+const (
+	MaxEngines = 32
+	MaxNodes   = 16
+)
 
 // ErrConfig is wrapped by every error about a Config.
 var ErrConfig = errors.New("demo settings")
 
 // Config says how large the demo is.
 type Config struct {
+	Binary   string        // grapevine, for the routers; default: the running program
+	Env      []string      // more of the routers' environment
+	Nodes    int           // routers, 2 to MaxNodes: one of them is killed
 	Engines  int           // 1 to MaxEngines
 	Duration time.Duration // of each of the two runs' arrivals; at least a second
-	Seed     uint64        // of the traffic; both runs have the same
+	Seed     uint64        // of the traffic, the balancer, and of which router is killed; both runs have the same
 	Policy   string        // the strategy compared with Baseline
 	Log      zerolog.Logger
 	// Progress, if not nil, is told a few times a second how far the run of a strategy is. Calls do not overlap.
@@ -41,18 +48,26 @@ type Config struct {
 
 // Outcome is what the two runs measured.
 type Outcome struct {
-	Affinity replay.Result `json:"affinity"`
-	Baseline replay.Result `json:"baseline"`
+	Affinity Arm `json:"affinity"`
+	Baseline Arm `json:"baseline"`
+}
+
+// Arm is one run.
+type Arm struct {
+	replay.Result
+	Kill Kill `json:"kill"`
 }
 
 // Run runs both, one after the other, and returns when everything it started has ended. When ctx is cancelled it does so early, with
 // the context's error.
 func Run(ctx context.Context, cfg Config) (Outcome, error) {
 	var out Outcome
-	if cfg.Engines < 1 || cfg.Engines > MaxEngines {
+	switch {
+	case cfg.Engines < 1 || cfg.Engines > MaxEngines:
 		return out, fmt.Errorf("%w: %d engines, want 1 to %d", ErrConfig, cfg.Engines, MaxEngines)
-	}
-	if cfg.Duration < time.Second {
+	case cfg.Nodes < 2 || cfg.Nodes > MaxNodes:
+		return out, fmt.Errorf("%w: %d routers, want 2 to %d: one is killed", ErrConfig, cfg.Nodes, MaxNodes)
+	case cfg.Duration < time.Second:
 		return out, fmt.Errorf("%w: %v of traffic, want a second or more", ErrConfig, cfg.Duration)
 	}
 	var err error
@@ -65,82 +80,68 @@ func Run(ctx context.Context, cfg Config) (Outcome, error) {
 	return out, nil
 }
 
-// stopTimeout bounds how long the router may take to let go of what still runs.
-const stopTimeout = 10 * time.Second
+// startTimeout bounds the start of a fleet: seconds, on a machine that does nothing else.
+const startTimeout = 45 * time.Second
 
-// runArm starts engines and a router, plays the traffic, and takes everything down.
-func runArm(ctx context.Context, cfg Config, policy string) (res replay.Result, err error) {
-	w := Workload(cfg.Engines, cfg.Duration)
-	src, err := w.Source(workload.Options{Seed: cfg.Seed})
-	if err != nil {
-		return res, err
-	}
-	f, err := startFleet(ctx, cfg, policy)
-	if err != nil {
-		return res, err
-	}
-	defer func() { err = errors.Join(err, f.stop()) }()
-	load := replay.Config{
-		Targets: []string{"http://" + f.router.Addr()}, Admins: []string{f.router.AdminAddr()}, Model: modelName, Warmup: w.Warmup, Seed: cfg.Seed,
-		Backends: f.names, Policy: policy, Workload: w.Name(), Nodes: 1, Speed: 1, Timeout: time.Minute,
-	}
-	if cfg.Progress != nil {
-		load.Progress = func(p replay.Progress) { cfg.Progress(policy, p) }
-	}
-	return replay.Run(ctx, load, src)
-}
+// healthInterval is how often the balancer asks a router for its health; two failures take it out. Cloud balancers take tens of seconds
+// for what takes a fifth of one here: a demo is short, and what clients feel until then is theirs to repair by trying again.
+const healthInterval = 100 * time.Millisecond
 
 // modelName is what the engines serve.
 const modelName = "emulated-8b"
 
-// fleet is the engines and the router in front of them.
-type fleet struct {
-	engines []*engine.Server
-	names   []string
-	router  *node.Node
-}
-
-// startFleet starts engines with empty caches and a router that knows nothing of them yet. What was started before an error is
-// stopped.
-func startFleet(ctx context.Context, cfg Config, policy string) (f *fleet, err error) {
-	f = &fleet{}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, f.stop())
-		}
-	}()
-	nc := node.Default()
-	nc.Listen, nc.Admin, nc.NodeName, nc.Strategy, nc.Log = "127.0.0.1:0", "127.0.0.1:0", "demo", policy, cfg.Log
-	for i := range cfg.Engines {
-		e, err := engine.NewServer(engine.ServerConfig{Config: EngineConfig(), Models: []string{modelName}, Log: cfg.Log})
-		if err != nil {
-			return f, err
-		}
-		f.engines = append(f.engines, e)
-		if err := e.Start("127.0.0.1:0"); err != nil {
-			return f, err
-		}
-		f.names = append(f.names, fmt.Sprintf("engine-%d", i))
-		nc.Backends = append(nc.Backends, node.Backend{URL: "http://" + e.Addr(), Name: f.names[i], Models: []string{modelName}})
-	}
-	router, err := node.New(nc)
+// runArm starts a fleet, plays the traffic, kills a router under it, and takes everything down.
+func runArm(ctx context.Context, cfg Config, policy string) (arm Arm, err error) {
+	w := Workload(cfg.Engines, cfg.Duration)
+	src, err := w.Source(workload.Options{Seed: cfg.Seed})
 	if err != nil {
-		return f, err
+		return arm, err
 	}
-	f.router = router
-	return f, router.Start(ctx)
+	starting, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	f, err := fleet.Start(starting, fleet.Config{
+		Binary: cfg.Binary, Env: cfg.Env, Nodes: cfg.Nodes, Engines: cfg.Engines, Seed: cfg.Seed, Log: cfg.Log,
+		Engine:   engine.ServerConfig{Config: EngineConfig(), Models: []string{modelName}},
+		Balancer: fleet.BalancerConfig{Interval: healthInterval},
+		Settings: map[string]any{"strategy": policy, "log_level": "warn"},
+	})
+	if err != nil {
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
+		return arm, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	return play(ctx, cfg, f, policy, w, src)
 }
 
-// stop takes the router down first, so that it never sees its engines go.
-func (f *fleet) stop() error {
-	var errs []error
-	if f.router != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
-		defer cancel()
-		errs = append(errs, f.router.Stop(ctx))
+// play sends the traffic while the script of the kill runs beside it. Whichever fails ends the other.
+func play(ctx context.Context, cfg Config, f *fleet.Fleet, policy string, w *workload.Sessions, src workload.Source) (arm Arm, err error) {
+	running, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	k := newKilling(f.Nodes()[cfg.Seed%uint64(cfg.Nodes)], cfg.Duration)
+	load := replay.Config{
+		Targets: []string{f.URL()}, Model: modelName, Warmup: w.Warmup, Seed: cfg.Seed, Timeout: time.Minute,
+		Backends: f.EngineNames(), Policy: policy, Workload: w.Name(), Nodes: cfg.Nodes, Speed: 1,
+		NewConnections: true, Retries: sdkRetries,
+		Started: func(at time.Time) { k.start(running, at, cancel) },
+		Excuse:  k.excuse, Observe: k.observe,
 	}
-	for _, e := range f.engines {
-		errs = append(errs, e.Close())
+	for _, n := range f.Nodes() {
+		if n != k.node { // its counters begin anew
+			load.Admins = append(load.Admins, n.AdminAddr())
+		}
 	}
-	return errors.Join(errs...)
+	if cfg.Progress != nil {
+		load.Progress = func(p replay.Progress) { cfg.Progress(policy, p) }
+	}
+	arm.Result, err = replay.Run(running, load, src)
+	arm.Kill = k.finish(w.Warmup)
+	if cause := context.Cause(running); cause != nil && ctx.Err() == nil {
+		err = cause // of the script: the replay only heard of it
+	}
+	return arm, err
 }
+
+// sdkRetries is how often the official clients repeat a request whose connection broke before an answer began.
+const sdkRetries = 2

@@ -4,60 +4,105 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
 
+	"grapevine/chaos/fleet"
 	"grapevine/chaos/fleetsim"
 	"grapevine/chaos/replay"
 	"grapevine/chaos/workload"
 )
 
-// fasthttp keeps one goroutine for the Date header for as long as the process lives.
-func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.updateServerDate.func1"))
+// TestMain compiles the grapevine whose routers the demo runs, unless GRAPEVINE names one, and holds the package to leaving no goroutine
+// behind. fasthttp keeps one for the Date header for as long as the process lives.
+func TestMain(m *testing.M) { os.Exit(testMain(m)) }
+
+var binary = os.Getenv("GRAPEVINE")
+
+func testMain(m *testing.M) int {
+	if binary == "" {
+		dir, err := os.MkdirTemp("", "grapevine-test-")
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		defer os.RemoveAll(dir)
+		binary = filepath.Join(dir, "grapevine")
+		if out, err := exec.Command("go", "build", "-o", binary, "grapevine/cmd/grapevine").CombinedOutput(); err != nil {
+			fmt.Fprintf(os.Stderr, "%v\n%s", err, out)
+			return 1
+		}
+	}
+	code := m.Run()
+	if code == 0 {
+		if err := goleak.Find(goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.updateServerDate.func1")); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
+	return code
 }
 
 // TestEffectInVirtualTime: the settings show what they are meant to show, whatever the machine that runs the tests has to do, and
 // for any seed. Load and first-token times are as the package says too: busy, not swamped.
 func TestEffectInVirtualTime(t *testing.T) {
-	for seed := range uint64(8) {
-		w := Workload(4, 20*time.Second)
+	for seed := range uint64(5) {
+		w := Workload(4, 30*time.Second)
 		runs, err := fleetsim.Run(context.Background(), fleetsim.Config{
-			Workload: w, Options: workload.Options{Seed: seed}, Policies: []string{"prefix", Baseline},
+			Workload: w, Options: workload.Options{Seed: seed}, Policies: []string{"prefix", Baseline}, Nodes: []int{3},
 			Backends: w.Backends, Engine: EngineConfig(), Warmup: w.Warmup, HideCapacity: true,
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
 		a, b := runs[0], runs[1]
+		if a.Policy != "prefix" || b.Policy != Baseline {
+			t.Fatalf("runs of %s and %s", a.Policy, b.Policy)
+		}
 		if a.HitRate < 1.7*b.HitRate || a.TTFT.P50 > b.TTFT.P50 || a.TTFT.P99 > b.TTFT.P99 || a.LoadCov > 0.4 {
 			t.Errorf("seed %d: hit rate %v against %v, first token %+v against %+v, load spread %v", seed, a.HitRate, b.HitRate, a.TTFT, b.TTFT, a.LoadCov)
 		}
-		if b.Utilization < 0.5 || b.Utilization > 0.9 {
+		if b.Utilization < 0.5 || b.Utilization > 0.95 {
 			t.Errorf("seed %d: the baseline's engines compute %v of the time", seed, b.Utilization)
 		}
 	}
 }
 
-// TestRun plays a short demo over real sockets. How much affinity buys in so short a time is not its business.
+func settings() Config {
+	return Config{Binary: binary, Nodes: 2, Engines: 2, Duration: 3 * time.Second, Seed: 1, Policy: "prefix", Log: zerolog.Nop()}
+}
+
+// TestRun plays a short demo with real processes and sockets. How much affinity buys in so short a time is not its business.
 func TestRun(t *testing.T) {
 	seen := map[string]int{}
-	out, err := Run(context.Background(), Config{Engines: 2, Duration: 3 * time.Second, Seed: 1, Policy: "prefix", Log: zerolog.Nop(),
-		Progress: func(policy string, p replay.Progress) { seen[policy]++ }})
+	cfg := settings()
+	cfg.Progress = func(policy string, p replay.Progress) { seen[policy]++ }
+	out, err := Run(context.Background(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	a, b := out.Affinity, out.Baseline
-	if a.Errors != 0 || b.Errors != 0 || a.Live.LostReplies != 0 || b.Live.LostReplies != 0 {
-		t.Errorf("errors: %v %v, %v %v", a.Live.Errors, a.Live.Sample, b.Live.Errors, b.Live.Sample)
+	for _, arm := range []Arm{a, b} {
+		if arm.Errors != 0 || arm.Live.LostReplies > arm.Cut {
+			t.Errorf("errors: %v %v, %d cut, %d replies lost", arm.Live.Errors, arm.Live.Sample, arm.Cut, arm.Live.LostReplies)
+		}
+		k := arm.Kill
+		if k.Node != "node-1" || k.KilledS < 1.2 || k.RestartS < 1.8 || k.ReadyS <= k.RestartS || k.HitRate.Before == nil || k.HitRate.Down == nil {
+			t.Errorf("kill %+v", k)
+		}
 	}
 	if a.Requests < 10 || b.Requests < 10 || a.PromptTokens == 0 || a.TTFT.P50 <= 0 || a.Policy != "prefix" || b.Policy != Baseline {
 		t.Errorf("affinity %+v\nbaseline %+v", a.Report, b.Report)
 	}
-	if len(a.Backends) != 2 || len(b.Backends) != 2 || b.Rungs["rotate"] != b.Requests {
+	if len(a.Backends) != 2 || len(b.Backends) != 2 || b.Rungs["rotate"]+b.Cut < b.Requests {
 		t.Errorf("affinity on %+v, baseline on %+v by %v", a.Backends, b.Backends, b.Rungs)
 	}
 	if seen["prefix"] == 0 || seen[Baseline] == 0 {
@@ -68,25 +113,106 @@ func TestRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	var shape map[string]map[string]any
-	if err := json.Unmarshal(raw, &shape); err != nil || len(shape) != 2 || shape["affinity"]["hit_rate"] == nil || shape["baseline"]["load_cov"] == nil {
+	if err := json.Unmarshal(raw, &shape); err != nil || len(shape) != 2 || shape["affinity"]["hit_rate"] == nil || shape["baseline"]["load_cov"] == nil ||
+		shape["affinity"]["kill"] == nil {
 		t.Errorf("%v, %s", err, raw)
+	}
+}
+
+// TestExcuses: only what the kill can have broken is excused.
+func TestExcuses(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	f, err := fleet.Start(ctx, fleet.Config{Binary: binary, Nodes: 1, Alone: true, NoBalancer: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	k := newKilling(f.Nodes()[0], time.Minute)
+	cut := replay.Ended{Node: "node-0", Class: replay.Reset, Sent: 9 * time.Second, Err: errors.New("reset")}
+	cut.End = 10 * time.Second
+	if k.excuse(cut) {
+		t.Error("excused before anything was killed")
+	}
+	k.killed, k.restarted, k.ready = 10*time.Second, 12*time.Second, 13*time.Second
+	if !k.excuse(cut) {
+		t.Error("an answer that broke off with its router is not excused")
+	}
+	for what, change := range map[string]func(*replay.Ended){
+		"another router":          func(e *replay.Ended) { e.Node = "node-1" },
+		"no answer began":         func(e *replay.Ended) { e.Node = "" },
+		"another failure":         func(e *replay.Ended) { e.Class = replay.InStream },
+		"failed before the kill":  func(e *replay.Ended) { e.End = 9900 * time.Millisecond },
+		"sent after the kill":     func(e *replay.Ended) { e.Sent = 10500 * time.Millisecond; e.End = 11 * time.Second },
+		"failed after the return": func(e *replay.Ended) { e.End = 12500 * time.Millisecond },
+	} {
+		e := cut
+		change(&e)
+		if k.excuse(e) {
+			t.Errorf("excused although: %s", what)
+		}
+	}
+	for i := range 40 { // one request a second, all cached from the kill on
+		e := replay.Ended{}
+		e.At, e.PromptTokens = time.Duration(i)*time.Second, 100
+		if e.At >= k.killed {
+			e.CachedTokens = 100
+		}
+		e.Failed = i%4 == 3 // what failed does not count
+		k.observe(e)
+	}
+	got := k.finish(4 * time.Second).HitRate
+	if got.Before == nil || *got.Before != 0 || got.Down == nil || *got.Down != 1 || got.After == nil || *got.After != 1 {
+		t.Errorf("%+v", got)
+	}
+	if k.hitRate(time.Hour, never) != nil {
+		t.Error("a hit rate of nothing")
 	}
 }
 
 func TestCancelledAndRefused(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
-	cfg := Config{Engines: 2, Duration: time.Minute, Policy: "prefix", Log: zerolog.Nop()}
+	cfg := settings()
+	cfg.Duration = time.Minute
 	cfg.Progress = func(string, replay.Progress) { cancel() }
 	begun := time.Now()
 	if _, err := Run(ctx, cfg); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
-	if d := time.Since(begun); d > 20*time.Second {
+	if d := time.Since(begun); d > 50*time.Second {
 		t.Errorf("ended %v after it began", d)
 	}
-	for _, bad := range []Config{{Engines: 0, Duration: time.Second}, {Engines: MaxEngines + 1, Duration: time.Second}, {Engines: 1}} {
+	for _, change := range []func(*Config){
+		func(c *Config) { c.Engines = 0 }, func(c *Config) { c.Engines = MaxEngines + 1 }, func(c *Config) { c.Duration = 0 },
+		func(c *Config) { c.Nodes = 1 }, func(c *Config) { c.Nodes = MaxNodes + 1 },
+	} {
+		bad := settings()
+		change(&bad)
 		if _, err := Run(context.Background(), bad); !errors.Is(err, ErrConfig) {
 			t.Errorf("%+v: %v", bad, err)
 		}
+	}
+	missing := settings()
+	missing.Policy = "no-such-strategy"
+	if _, err := Run(context.Background(), missing); err == nil {
+		t.Error("an unknown strategy ran")
+	}
+}
+
+// TestRestartFails: a router that does not come back ends the demo with what it said.
+func TestRestartFails(t *testing.T) {
+	cfg := settings()
+	cfg.Duration = 20 * time.Second
+	dir := t.TempDir()
+	program := filepath.Join(dir, "grapevine")
+	// A program that is the router the first two times (there are two) and then is not.
+	script := fmt.Sprintf("#!/bin/sh\nn=$(ls %s/run* 2>/dev/null | wc -l)\ntouch %s/run.$$\n[ $n -lt 2 ] || { echo out of order >&2; exit 3; }\nexec %s \"$@\"\n", dir, dir, binary)
+	if err := os.WriteFile(program, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	cfg.Binary = program
+	_, err := Run(context.Background(), cfg)
+	if err == nil || !strings.Contains(err.Error(), "out of order") || !strings.Contains(err.Error(), "exit status 3") {
+		t.Errorf("%v", err)
 	}
 }

@@ -37,11 +37,18 @@ func Workload(engines int, d time.Duration) *workload.Sessions {
 // warmup leaves out the first fifth: caches and conversations start empty, which favours nobody but says little.
 func warmup(d time.Duration) time.Duration { return d / 5 }
 
-// Describe says in two lines what the figures of a demo are measured on.
-func Describe(engines int, d time.Duration) string {
+// Describe says in three lines what the figures of a demo are measured on.
+func Describe(nodes, engines int, d time.Duration) string {
 	e, w := EngineConfig(), Workload(engines, d)
 	return fmt.Sprintf("%d emulated engines, each with %d tokens of KV cache, %.0f prompt tokens/s, %v a decode step: about an 8B model on a 32 GB card, %d times as fast\n"+
-		"%.0f conversations/s of up to %d turns, prompts from %.0f to %.0f tokens, %d of them one of %d shared system prompts, %v of thought between turns; %v each, the first %v not counted",
+		"%.0f conversations/s of up to %d turns, prompts from %.0f to %.0f tokens, %d of them one of %d shared system prompts, %v of thought between turns; %v each, the first %v not counted\n"+
+		"%d routers behind a layer-4 balancer, every turn over a new connection to a random one; one router is killed after %v and started again after %v",
 		engines, e.KVTokens, e.PrefillRate, e.DecodeStep, pace,
-		w.Rate, w.MaxTurns, w.Prompt[0].V, w.Prompt[len(w.Prompt)-1].V, w.SharedTokens, w.Pool, w.Think, d, w.Warmup)
+		w.Rate, w.MaxTurns, w.Prompt[0].V, w.Prompt[len(w.Prompt)-1].V, w.SharedTokens, w.Pool, w.Think, d, w.Warmup,
+		nodes, share(d, killAt), share(d, restartAt))
+}
+
+// share is a part of a run.
+func share(d time.Duration, part float64) time.Duration {
+	return time.Duration(part * float64(d)).Round(time.Millisecond)
 }

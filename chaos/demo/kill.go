@@ -1,0 +1,145 @@
+package demo
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"sync"
+	"time"
+
+	"grapevine/chaos/fleet"
+	"grapevine/chaos/replay"
+)
+
+// When, as shares of a run's arrivals: the router is killed, and started again.
+const (
+	killAt    = 0.4
+	restartAt = 0.6
+)
+
+// readyTimeout bounds how long the router may take to ask for traffic again, on a machine that is busy with everything else.
+const readyTimeout = 30 * time.Second
+
+// Kill tells what the loss of a router did to a run. Times are seconds since the start of the run.
+type Kill struct {
+	Node     string  `json:"node"`
+	KilledS  float64 `json:"killed_s"`    // SIGKILL
+	RestartS float64 `json:"restarted_s"` // process started again
+	ReadyS   float64 `json:"ready_s"`     // asks for traffic again
+	HitRate  Through `json:"hit_rate"`
+}
+
+// Through is the hit rate of requests that arrived in each of the three parts of a run; the first begins when the warm-up ends. Null
+// where no prompt was counted.
+type Through struct {
+	Before *float64 `json:"before"` // until the router is killed
+	Down   *float64 `json:"down"`   // until it is ready again
+	After  *float64 `json:"after"`
+}
+
+// killing is the script of a run and what it sees. The script has a goroutine of its own, everything else belongs to the one that plays
+// the traffic.
+type killing struct {
+	node          *fleet.Node
+	kill, restart time.Duration
+	done          sync.WaitGroup
+	ended         []replay.Ended
+
+	mu                       sync.Mutex // guards what the script writes
+	killed, restarted, ready time.Duration
+}
+
+// never is later than any request.
+const never = time.Duration(math.MaxInt64)
+
+func newKilling(n *fleet.Node, d time.Duration) *killing {
+	return &killing{
+		node: n, kill: share(d, killAt), restart: share(d, restartAt),
+		killed: never, restarted: never, ready: never,
+	}
+}
+
+// start runs the script beside a run that began at the given time. What fails in it ends the run.
+func (k *killing) start(ctx context.Context, began time.Time, fail context.CancelCauseFunc) {
+	k.done.Go(func() {
+		if err := k.script(ctx, began); err != nil && ctx.Err() == nil {
+			fail(err)
+		}
+	})
+}
+
+func (k *killing) script(ctx context.Context, began time.Time) error {
+	mark := func(field *time.Duration) {
+		k.mu.Lock()
+		*field = time.Since(began)
+		k.mu.Unlock()
+	}
+	if !sleepUntil(ctx, began.Add(k.kill)) {
+		return ctx.Err()
+	}
+	mark(&k.killed) // before the signal, so that nothing it breaks has ended earlier
+	if err := k.node.Kill(); err != nil {
+		return err
+	}
+	if !sleepUntil(ctx, began.Add(k.restart)) {
+		return ctx.Err()
+	}
+	mark(&k.restarted)
+	if err := k.node.Start(); err != nil {
+		return err
+	}
+	waiting, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	if err := k.node.WaitReady(waiting); err != nil {
+		return fmt.Errorf("after its restart %w", err)
+	}
+	mark(&k.ready)
+	return nil
+}
+
+func sleepUntil(ctx context.Context, at time.Time) bool {
+	timer := time.NewTimer(time.Until(at))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// excuse says whether the kill broke a request: its answer had begun, at the router that was killed, and broke off when that was.
+func (k *killing) excuse(e replay.Ended) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	broken := e.Class == replay.Reset || e.Class == replay.Truncated
+	return broken && e.Node == k.node.Name() && e.Sent < k.killed && e.End >= k.killed && e.End < k.restarted
+}
+
+func (k *killing) observe(e replay.Ended) { k.ended = append(k.ended, e) }
+
+// finish waits for the script and sums up. The traffic must have ended.
+func (k *killing) finish(warmup time.Duration) Kill {
+	k.done.Wait()
+	out := Kill{Node: k.node.Name(), KilledS: k.killed.Seconds(), RestartS: k.restarted.Seconds(), ReadyS: k.ready.Seconds()}
+	out.HitRate = Through{k.hitRate(warmup, k.killed), k.hitRate(k.killed, k.ready), k.hitRate(k.ready, never)}
+	return out
+}
+
+// hitRate is that of the requests that arrived in [from, to).
+func (k *killing) hitRate(from, to time.Duration) *float64 {
+	var prompt, cached float64
+	for i := range k.ended {
+		e := &k.ended[i]
+		if e.Failed || e.PromptTokens < 0 || e.At < from || e.At >= to {
+			continue
+		}
+		prompt += float64(e.PromptTokens)
+		cached += float64(max(0, e.CachedTokens))
+	}
+	if prompt == 0 {
+		return nil
+	}
+	rate := math.Round(cached/prompt*1e6) / 1e6
+	return &rate
+}
