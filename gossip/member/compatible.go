@@ -45,8 +45,8 @@ func (e *MismatchError) Error() string {
 		return fmt.Sprintf("%s has another gossip key (%s there, %s here): give every node the same --gossip-key-file, or install the key there with `grapevine keys install`",
 			e.Peer, e.Theirs, e.Mine)
 	case FieldName:
-		return fmt.Sprintf("the name %q is taken by the node at %s (this one is %s): give every node a name of its own; "+
-			"if the node has moved, the name is free once its old address is known to be dead", e.Peer, e.Theirs, e.Mine)
+		return fmt.Sprintf("two nodes are named %q, at %s and at %s: give every node a name of its own; "+
+			"if it is one node that has moved, the name is free once the old address is known to be dead", e.Peer, e.Theirs, e.Mine)
 	}
 	return fmt.Sprintf("%s: %s differs (%s there, %s here)", e.Peer, e.Field, e.Theirs, e.Mine)
 }

@@ -12,6 +12,10 @@ import (
 // say of itself.
 const MaxInfo = 512
 
+// maxCard is the longest encoded card, in bytes: an Info, the fingerprints of a
+// full ring, and room for fields of later releases.
+const maxCard = 1024
+
 // infoFormat is the first byte of an encoded Info. Fields may be added without
 // a new format, because a reader skips tags it does not know.
 const infoFormat = 1
@@ -29,6 +33,8 @@ const (
 	tagCluster     = 8
 	tagKeyID       = 9
 	tagBlockBytes  = 10
+	// tagLeaving stands in metadata only, when the node is about to leave.
+	tagLeaving = 11
 	// tagKeys stands in hellos only: fingerprints of the keys on the ring,
 	// the primary first.
 	tagKeys = 32
@@ -118,9 +124,17 @@ func validAddr(addr string) error {
 	return nil
 }
 
-// appendInfo appends the encoded Info to dst. DESIGN.md has the bytes.
-func appendInfo(dst []byte, i *Info) ([]byte, error) {
-	if err := i.validate(); err != nil {
+// card is an encoded Info with what only metadata or only hellos carry.
+type card struct {
+	Info
+	leaving bool
+	keys    []Fingerprint
+}
+
+// appendCard appends the encoded card to dst. DESIGN.md has the bytes. Without
+// keys it is at most MaxInfo bytes long.
+func appendCard(dst []byte, c *card) ([]byte, error) {
+	if err := c.validate(); err != nil {
 		return dst, err
 	}
 	start := len(dst)
@@ -130,99 +144,115 @@ func appendInfo(dst []byte, i *Info) ([]byte, error) {
 			dst = append(append(dst, tag, byte(len(s))), s...)
 		}
 	}
-	text(tagName, i.Name)
-	dst = binary.BigEndian.AppendUint64(append(dst, tagIncarnation, 8), i.Incarnation)
-	text(tagAddr, i.Addr)
-	text(tagData, i.Data)
-	text(tagAdmin, i.Admin)
-	text(tagVersion, i.Version)
-	dst = append(dst, tagProtocol, 2, i.ProtocolMin, i.ProtocolMax)
-	text(tagCluster, i.Cluster)
-	dst = binary.BigEndian.AppendUint32(append(dst, tagKeyID, 4), i.KeyID)
-	dst = binary.BigEndian.AppendUint32(append(dst, tagBlockBytes, 4), i.BlockBytes)
+	text(tagName, c.Name)
+	dst = binary.BigEndian.AppendUint64(append(dst, tagIncarnation, 8), c.Incarnation)
+	text(tagAddr, c.Addr)
+	text(tagData, c.Data)
+	text(tagAdmin, c.Admin)
+	text(tagVersion, c.Version)
+	dst = append(dst, tagProtocol, 2, c.ProtocolMin, c.ProtocolMax)
+	text(tagCluster, c.Cluster)
+	dst = binary.BigEndian.AppendUint32(append(dst, tagKeyID, 4), c.KeyID)
+	dst = binary.BigEndian.AppendUint32(append(dst, tagBlockBytes, 4), c.BlockBytes)
+	if c.leaving {
+		dst = append(dst, tagLeaving, 0)
+	}
 	if n := len(dst) - start; n > MaxInfo {
 		return dst[:start], fmt.Errorf("name, addresses, version and cluster take %d bytes, more than %d: shorten them", n, MaxInfo)
+	}
+	if len(c.keys) > 0 {
+		dst = append(dst, tagKeys, byte(len(c.keys)*len(Fingerprint{})))
+		for _, f := range c.keys {
+			dst = append(dst, f[:]...)
+		}
 	}
 	return dst, nil
 }
 
-// decodeInfo reads an encoded Info. It keeps nothing of b.
-func decodeInfo(b []byte) (Info, error) {
-	if len(b) > MaxInfo {
-		return Info{}, fmt.Errorf("%w: %d bytes", errInfo, len(b))
-	}
-	i, _, err := decodeFields(b)
-	return i, err
-}
-
-// decodeFields reads an encoded Info with the fields that only hellos have.
-func decodeFields(b []byte) (Info, []Fingerprint, error) {
+// decodeCard reads an encoded card. It keeps nothing of b, and allocates no
+// more than b is long.
+func decodeCard(b []byte) (card, error) {
 	var (
-		i    Info
-		keys []Fingerprint
+		c    card
 		seen [256]bool
 	)
 	if len(b) == 0 {
-		return i, nil, fmt.Errorf("%w: empty", errInfo)
+		return c, fmt.Errorf("%w: empty", errInfo)
+	}
+	if len(b) > maxCard {
+		return c, fmt.Errorf("%w: %d bytes", errInfo, len(b))
 	}
 	if b[0] != infoFormat {
-		return i, nil, fmt.Errorf("%w: format %d, this node reads format %d: upgrade the older of both", errInfo, b[0], infoFormat)
+		return c, fmt.Errorf("%w: format %d, this node reads format %d: upgrade the older of both", errInfo, b[0], infoFormat)
 	}
 	for b = b[1:]; len(b) > 0; {
 		if len(b) < 2 || len(b)-2 < int(b[1]) {
-			return i, nil, fmt.Errorf("%w: cut short", errInfo)
+			return c, fmt.Errorf("%w: cut short", errInfo)
 		}
 		tag, v := b[0], b[2:2+int(b[1])]
 		b = b[2+len(v):]
 		if seen[tag] {
-			return i, nil, fmt.Errorf("%w: field %d twice", errInfo, tag)
+			return c, fmt.Errorf("%w: field %d twice", errInfo, tag)
 		}
 		seen[tag] = true
-		ok := true
-		switch tag {
-		case tagName:
-			i.Name = string(v)
-		case tagIncarnation:
-			if ok = len(v) == 8; ok {
-				i.Incarnation = binary.BigEndian.Uint64(v)
-			}
-		case tagAddr:
-			i.Addr = string(v)
-		case tagData:
-			i.Data = string(v)
-		case tagAdmin:
-			i.Admin = string(v)
-		case tagVersion:
-			i.Version = string(v)
-		case tagProtocol:
-			if ok = len(v) == 2; ok {
-				i.ProtocolMin, i.ProtocolMax = v[0], v[1]
-			}
-		case tagCluster:
-			i.Cluster = string(v)
-		case tagKeyID:
-			if ok = len(v) == 4; ok {
-				i.KeyID = binary.BigEndian.Uint32(v)
-			}
-		case tagBlockBytes:
-			if ok = len(v) == 4; ok {
-				i.BlockBytes = binary.BigEndian.Uint32(v)
-			}
-		case tagKeys:
-			if ok = len(v)%len(Fingerprint{}) == 0 && len(v) <= maxKeys*len(Fingerprint{}); ok {
-				for ; len(v) > 0; v = v[len(Fingerprint{}):] {
-					keys = append(keys, Fingerprint(v[:len(Fingerprint{})]))
-				}
-			}
-		}
-		if !ok {
-			return i, nil, fmt.Errorf("%w: field %d is %d bytes long", errInfo, tag, len(v))
+		if !c.field(tag, v) {
+			return c, fmt.Errorf("%w: field %d is %d bytes long", errInfo, tag, len(v))
 		}
 	}
-	if err := i.validate(); err != nil {
-		return i, nil, fmt.Errorf("%w: %w", errInfo, err)
+	if err := c.validate(); err != nil {
+		return c, fmt.Errorf("%w: %w", errInfo, err)
 	}
-	return i, keys, nil
+	return c, nil
+}
+
+// field sets the field of one tag. It reports whether v has the right length;
+// tags of later releases are skipped.
+func (c *card) field(tag byte, v []byte) bool {
+	switch tag {
+	case tagName:
+		c.Name = string(v)
+	case tagAddr:
+		c.Addr = string(v)
+	case tagData:
+		c.Data = string(v)
+	case tagAdmin:
+		c.Admin = string(v)
+	case tagVersion:
+		c.Version = string(v)
+	case tagCluster:
+		c.Cluster = string(v)
+	case tagIncarnation:
+		if len(v) != 8 {
+			return false
+		}
+		c.Incarnation = binary.BigEndian.Uint64(v)
+	case tagProtocol:
+		if len(v) != 2 {
+			return false
+		}
+		c.ProtocolMin, c.ProtocolMax = v[0], v[1]
+	case tagKeyID:
+		if len(v) != 4 {
+			return false
+		}
+		c.KeyID = binary.BigEndian.Uint32(v)
+	case tagBlockBytes:
+		if len(v) != 4 {
+			return false
+		}
+		c.BlockBytes = binary.BigEndian.Uint32(v)
+	case tagLeaving:
+		c.leaving = true
+	case tagKeys:
+		const n = len(Fingerprint{})
+		if len(v)%n != 0 || len(v) > maxKeys*n {
+			return false
+		}
+		for ; len(v) > 0; v = v[n:] {
+			c.keys = append(c.keys, Fingerprint(v[:n]))
+		}
+	}
+	return true
 }
 
 // isName reports whether s consists of letters, digits, '.', '-' and '_', so

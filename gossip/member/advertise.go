@@ -1,0 +1,107 @@
+package member
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+)
+
+var errNoAddress = errors.New("no address that other nodes could dial: give --gossip-advertise")
+
+// advertise decides what others dial: the configured address; else the bound
+// one; else, bound to every interface, the one from which packets to the first
+// seed leave; else a private address of an interface.
+func (l *List) advertise(ctx context.Context, t *transport) (netip.AddrPort, error) {
+	bound, _, err := net.SplitHostPort(l.cfg.Bind)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	host, port := "", t.port()
+	if l.cfg.Advertise != "" {
+		text := ""
+		if host, text, err = splitPort(l.cfg.Advertise); err != nil {
+			return netip.AddrPort{}, fmt.Errorf("advertised gossip address: %w", err)
+		}
+		if text != "" {
+			if port, err = strconv.Atoi(text); err != nil || port < 1 || port > 65535 {
+				return netip.AddrPort{}, fmt.Errorf("advertised gossip address: port %q", text)
+			}
+		}
+	}
+	if host == "" {
+		host = bound
+	}
+	ip, err := netip.ParseAddr(host)
+	switch {
+	case host == "" || err == nil && ip.IsUnspecified():
+		ip, err = l.ownAddress(ctx)
+	case err != nil:
+		var ips []netip.Addr
+		if ips, err = l.seeds.lookup(ctx, host); err == nil {
+			ip = ips[0]
+		}
+	}
+	if err != nil {
+		return netip.AddrPort{}, fmt.Errorf("advertised gossip address: %w", err)
+	}
+	return netip.AddrPortFrom(ip.Unmap(), uint16(port)), nil
+}
+
+// ownAddress chooses an address of this machine.
+func (l *List) ownAddress(ctx context.Context) (netip.Addr, error) {
+	for _, s := range l.cfg.Join {
+		addrs, err := l.seeds.resolve(ctx, s)
+		if err != nil || len(addrs) == 0 {
+			continue
+		}
+		// Connecting a datagram socket sends nothing; it asks for the route.
+		var d net.Dialer
+		c, err := d.DialContext(ctx, "udp", addrs[0])
+		if err != nil {
+			continue
+		}
+		ip := hostOf(c.LocalAddr())
+		_ = c.Close()
+		if ip.IsValid() && !ip.IsUnspecified() {
+			return ip, nil
+		}
+	}
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	var found netip.Addr
+	best := 0
+	for _, a := range addrs {
+		prefix, err := netip.ParsePrefix(a.String())
+		if err != nil {
+			continue
+		}
+		ip := prefix.Addr().Unmap()
+		if rank := addressRank(ip); rank > best {
+			found, best = ip, rank
+		}
+	}
+	if best == 0 {
+		return netip.Addr{}, errNoAddress
+	}
+	return found, nil
+}
+
+// addressRank says how fit an address is to be dialed by others; 0 is unfit.
+func addressRank(ip netip.Addr) int {
+	switch {
+	case !ip.IsGlobalUnicast():
+		return 0
+	case ip.Is4() && ip.IsPrivate():
+		return 4
+	case ip.Is4():
+		return 3
+	case ip.IsPrivate():
+		return 2
+	}
+	return 1
+}

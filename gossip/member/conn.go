@@ -1,0 +1,313 @@
+package member
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+)
+
+const (
+	// maxConns bounds streams that are open at once, both ways: a mesh of 1,000
+	// nodes and some to spare.
+	maxConns = 4096
+	// maxConnsPerPeer bounds incoming streams of one name and protocol. The oldest makes
+	// room: as a rule it is one whose end was lost.
+	maxConnsPerPeer = 4
+	// dialTimeout bounds an attempt on a seed. It leaves room for one SYN that
+	// was lost, and does not keep a round waiting for hosts that are down.
+	dialTimeout = 3 * time.Second
+)
+
+var errFull = errors.New("too many streams")
+
+// Conn is a stream to another node, encrypted and authenticated, after the
+// hello. Deadlines are clear. Close may be called several times and by anyone.
+type Conn struct {
+	net.Conn
+	// Peer is what the other node has said of itself on this stream.
+	Peer Info
+	// Protocol is the highest version that both nodes speak.
+	Protocol uint8
+
+	raw      net.Conn
+	incoming bool
+	alpn     string
+	keys     [2]Fingerprint // under which this node and the peer presented themselves; zero with operator's TLS
+	set      *conns
+	once     sync.Once
+}
+
+// Close ends the stream at once. It does not wait for the peer to read what
+// was written before; that is the kernel's.
+func (c *Conn) Close() error {
+	err := net.ErrClosed
+	c.once.Do(func() {
+		if c.set != nil {
+			c.set.remove(c)
+		}
+		err = c.raw.Close()
+	})
+	return err
+}
+
+// conns are the open streams. It closes those under keys that are removed.
+type conns struct {
+	ring *ring
+
+	mu     sync.Mutex
+	open   []*Conn // in order of arrival
+	closed bool
+}
+
+// add takes a stream in. It refuses one whose key has been removed from the
+// ring since its handshake: dropForeign has either seen the stream, or add
+// sees the ring that dropForeign saw.
+func (s *conns) add(c *Conn) error {
+	var victim *Conn
+	err := func() error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.closed {
+			return ErrStopped
+		}
+		if s.foreignLocked(c) {
+			return errNoSuchKey
+		}
+		if c.incoming {
+			victim = s.excessLocked(c.Peer.Name, c.alpn)
+		}
+		if len(s.open) >= maxConns && victim == nil {
+			return errFull
+		}
+		c.set = s
+		s.open = append(s.open, c)
+		return nil
+	}()
+	if victim != nil {
+		_ = victim.Close()
+	}
+	return err
+}
+
+// excessLocked returns the oldest incoming stream of a peer that has too many of one protocol.
+func (s *conns) excessLocked(name, alpn string) *Conn {
+	var oldest *Conn
+	n := 0
+	for _, c := range s.open {
+		if c.incoming && c.Peer.Name == name && c.alpn == alpn {
+			if n++; oldest == nil {
+				oldest = c
+			}
+		}
+	}
+	if n < maxConnsPerPeer {
+		return nil
+	}
+	return oldest
+}
+
+func (s *conns) foreignLocked(c *Conn) bool {
+	roots := s.ring.identity.Load().roots
+	for _, k := range c.keys {
+		if k != (Fingerprint{}) && roots[k] == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// dropForeign closes the streams under keys that are not on the ring any more.
+// Key operations stay, because one of them is the removal, whose answer must
+// still get through; they end by their deadline.
+func (s *conns) dropForeign() {
+	s.mu.Lock()
+	var out []*Conn
+	for _, c := range s.open {
+		if c.alpn != alpnKeys && s.foreignLocked(c) {
+			out = append(out, c)
+		}
+	}
+	s.mu.Unlock()
+	for _, c := range out {
+		_ = c.Close()
+	}
+}
+
+func (s *conns) remove(c *Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, x := range s.open {
+		if x == c {
+			s.open = append(s.open[:i], s.open[i+1:]...)
+			return
+		}
+	}
+}
+
+func (s *conns) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.open)
+}
+
+// close closes all streams and takes no more.
+func (s *conns) close() {
+	s.mu.Lock()
+	out := s.open
+	s.open, s.closed = nil, true
+	s.mu.Unlock()
+	for _, c := range out {
+		_ = c.Close()
+	}
+}
+
+// newConn makes a Conn of what a handshake and a hello have shown.
+func (l *List) newConn(c *tls.Conn, raw net.Conn, own Fingerprint, proof *peerProof, peer *card, incoming bool) *Conn {
+	out := &Conn{
+		Conn: c, Peer: peer.Info, Protocol: min(l.cfg.Self.ProtocolMax, peer.ProtocolMax),
+		raw: raw, incoming: incoming, alpn: c.ConnectionState().NegotiatedProtocol,
+	}
+	if l.cfg.TLS == nil {
+		out.keys = [2]Fingerprint{own, proof.key}
+	}
+	return out
+}
+
+// Dial opens a knowledge stream to a member. The peer's name must be the one
+// that answers; its incarnation may be newer.
+func (l *List) Dial(ctx context.Context, peer Info) (*Conn, error) {
+	c, err := l.dial(ctx, peer.Addr, alpnKnowledge)
+	if err != nil {
+		return nil, err
+	}
+	if c.Peer.Name != peer.Name {
+		_ = c.Close()
+		return nil, fmt.Errorf("%s: %q answers where %q was: %w", peer.Addr, c.Peer.Name, peer.Name, errNameless)
+	}
+	return c, nil
+}
+
+// dial opens a stream of any protocol. It is in l.conns, or an error. An error
+// says what differs if the nodes refuse each other.
+func (l *List) dial(ctx context.Context, addr, alpn string) (*Conn, error) {
+	t, err := l.running()
+	if err != nil {
+		return nil, err
+	}
+	raw, err := t.dial(ctx, addr)
+	if err != nil {
+		return nil, err
+	}
+	// The end of ctx, like the end of the node, interrupts a hello.
+	stop := context.AfterFunc(ctx, func() { _ = raw.Close() })
+	c, err := l.shake(ctx, raw, addr, alpn)
+	if !stop() && err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		if c != nil {
+			_ = c.Close()
+		}
+		closeGently(raw)
+		if ctx.Err() != nil {
+			err = fmt.Errorf("%s: %w", addr, context.Cause(ctx))
+		}
+		return nil, err
+	}
+	return c, nil
+}
+
+// shake does handshake and hello on a connection that this node has opened.
+func (l *List) shake(ctx context.Context, raw net.Conn, addr, alpn string) (*Conn, error) {
+	_ = raw.SetDeadline(time.Now().Add(handshakeTimeout))
+	own := l.ring.identity.Load().primary()
+	conn, proof, err := l.secure.client(ctx, raw, addr, alpn)
+	if err != nil {
+		return nil, err
+	}
+	peer, err := l.greet(conn, addr, proof)
+	if err != nil {
+		return nil, err
+	}
+	c := l.newConn(conn, raw, own, proof, &peer, false)
+	if err := l.conns.add(c); err != nil {
+		return nil, fmt.Errorf("%s: %w", addr, err)
+	}
+	_ = raw.SetDeadline(time.Time{})
+	return c, nil
+}
+
+// accept does handshake and hello on a connection that another node has
+// opened, and serves it. The transport waits for it to return.
+func (l *List) accept(x *gated) {
+	host := x.from.String()
+	c, err := l.welcome(x, host)
+	x.leave()
+	if err != nil {
+		l.failed.Add(1)
+		closeGently(x.Conn)
+		l.log.Debug().Str("addr", host).Err(err).Msg("stream not accepted")
+		return
+	}
+	defer func() { _ = c.Close() }()
+	switch c.alpn {
+	case alpnHello:
+		closeGently(x.Conn) // the dialer closes first
+	case alpnKeys:
+		l.serveKeys(c)
+	case alpnKnowledge:
+		_ = x.raw.SetDeadline(time.Time{})
+		if l.cfg.Serve != nil {
+			l.cfg.Serve(c)
+		}
+	}
+}
+
+// welcome returns the stream, or the reason why there is none. Refusals are noted.
+func (l *List) welcome(x *gated, host string) (*Conn, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), handshakeTimeout)
+	defer cancel()
+	own := l.ring.identity.Load().primary()
+	conn, proof, err := l.secure.server(ctx, x.Conn, host)
+	if err != nil {
+		l.noteMismatch(host, "", err)
+		return nil, err
+	}
+	peer, err := l.answer(conn, host, proof)
+	if err != nil {
+		if peer.Addr != "" {
+			host = peer.Addr
+		}
+		l.noteMismatch(host, peer.Name, err)
+		return nil, err
+	}
+	c := l.newConn(conn, x.raw, own, proof, &peer, true)
+	if c.alpn == alpnHello {
+		return c, nil // over already
+	}
+	return c, l.conns.add(c)
+}
+
+// noteMismatch notes a refusal that somebody has to do something about.
+// Garbage and broken connections are only counted.
+func (l *List) noteMismatch(addr, name string, err error) {
+	if mismatch := (*MismatchError)(nil); errors.As(err, &mismatch) || l.cfg.TLS != nil && !errors.Is(err, errLeaving) && name != "" {
+		l.refused(addr, name, err)
+	}
+}
+
+// knock asks who is at an address, and whether the two nodes can be in one
+// fleet. It leaves nothing open.
+func (l *List) knock(ctx context.Context, addr string) (Info, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, dialTimeout, fmt.Errorf("no answer within %v", dialTimeout))
+	defer cancel()
+	c, err := l.dial(ctx, addr, alpnHello)
+	if err != nil {
+		return Info{}, err
+	}
+	return c.Peer, c.Close()
+}

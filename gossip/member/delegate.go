@@ -1,0 +1,88 @@
+package member
+
+import (
+	"fmt"
+
+	"github.com/hashicorp/memberlist"
+)
+
+// delegate is this package's side of memberlist. memberlist calls it on its
+// receive path and mostly under its lock: it copies, notes, and returns.
+type delegate struct{ l *List }
+
+var (
+	_ memberlist.Delegate         = delegate{}
+	_ memberlist.EventDelegate    = delegate{}
+	_ memberlist.AliveDelegate    = delegate{}
+	_ memberlist.MergeDelegate    = delegate{}
+	_ memberlist.ConflictDelegate = delegate{}
+)
+
+// NodeMeta implements memberlist.Delegate.
+func (d delegate) NodeMeta(int) []byte {
+	c := card{Info: d.l.Self(), leaving: d.l.leaving.Load()}
+	b, err := appendCard(nil, &c)
+	if err != nil {
+		// Start has encoded it before; only the flag has changed since.
+		panic(err)
+	}
+	return b
+}
+
+// NotifyMsg implements memberlist.Delegate. Nothing is sent by memberlist's messages.
+func (delegate) NotifyMsg([]byte) {}
+
+// GetBroadcasts implements memberlist.Delegate.
+func (delegate) GetBroadcasts(int, int) [][]byte { return nil }
+
+// LocalState implements memberlist.Delegate.
+func (delegate) LocalState(bool) []byte { return nil }
+
+// MergeRemoteState implements memberlist.Delegate.
+func (delegate) MergeRemoteState([]byte, bool) {}
+
+// NotifyJoin implements memberlist.EventDelegate.
+func (d delegate) NotifyJoin(n *memberlist.Node) { d.l.table.alive(n) }
+
+// NotifyUpdate implements memberlist.EventDelegate.
+func (d delegate) NotifyUpdate(n *memberlist.Node) { d.l.table.alive(n) }
+
+// NotifyLeave implements memberlist.EventDelegate.
+func (d delegate) NotifyLeave(n *memberlist.Node) { d.l.table.gone(n.Name) }
+
+// NotifyAlive implements memberlist.AliveDelegate: whoever is incompatible is
+// no member, however its name came here.
+func (d delegate) NotifyAlive(n *memberlist.Node) error {
+	if n.Name == d.l.Self().Name {
+		return nil
+	}
+	info, err := d.l.table.admit(n)
+	if err != nil {
+		d.l.refused(info.Addr, info.Name, err)
+	}
+	return err
+}
+
+// NotifyMerge implements memberlist.MergeDelegate: a node that has living
+// members which are incompatible with this one is not joined with, because
+// the two would disagree about who is in the fleet.
+func (d delegate) NotifyMerge(nodes []*memberlist.Node) error {
+	for _, n := range nodes {
+		if n.State != memberlist.StateAlive || n.Name == d.l.Self().Name {
+			continue
+		}
+		if info, err := d.l.table.admit(n); err != nil {
+			d.l.refused(info.Addr, info.Name, err)
+			return fmt.Errorf("not joined: %w", err)
+		}
+	}
+	return nil
+}
+
+// NotifyConflict implements memberlist.ConflictDelegate.
+func (d delegate) NotifyConflict(existing, other *memberlist.Node) {
+	name := clean(other.Name, maxName)
+	d.l.refused(nodeAddr(other), name, &MismatchError{
+		Field: FieldName, Peer: name, Mine: nodeAddr(existing), Theirs: nodeAddr(other),
+	})
+}

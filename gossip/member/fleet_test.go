@@ -1,0 +1,365 @@
+package member
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+	"go.uber.org/goleak"
+)
+
+// patience is how long a test waits for what should come in a few seconds: the
+// machine may be starved.
+const patience = 90 * time.Second
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if code == 0 {
+		// memberlist's goroutines end a little after its Shutdown.
+		var err error
+		for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+			if err = goleak.Find(); err == nil {
+				break
+			}
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// eventually waits until ok; it fails the test with what describe says.
+func eventually(t *testing.T, what string, ok func() bool, describe func() any) {
+	t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		if ok() {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("not within %v: %s; have %v", patience, what, describe())
+		}
+	}
+}
+
+func key(b byte) []byte { return bytes.Repeat([]byte{b}, 32) }
+
+// testNode is a List with what it was told.
+type testNode struct {
+	*List
+	mu     sync.Mutex
+	events []Event
+	served []*Conn
+}
+
+func (n *testNode) seen(k Kind, name string) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	c := 0
+	for _, e := range n.events {
+		if e.Kind == k && e.Member.Name == name {
+			c++
+		}
+	}
+	return c
+}
+
+func (n *testNode) told() []Event {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.events)
+}
+
+func (n *testNode) state(name string) State {
+	for _, m := range n.Members() {
+		if m.Name == name {
+			return m.State
+		}
+	}
+	return 0
+}
+
+// testConfig is a node's configuration on loopback, with key 1 and no seeds.
+func testConfig(name string) Config {
+	return Config{
+		Self: Info{
+			Name: name, Version: "test", ProtocolMin: 1, ProtocolMax: 1,
+			Cluster: "test", KeyID: 0x1f2e0000, BlockBytes: 512,
+		},
+		Bind: "127.0.0.1:0",
+		Keys: [][]byte{key(1)},
+		// Short, so that tests are; the default only makes them longer.
+		RejoinInterval: time.Second,
+		Log:            zerolog.Nop(),
+	}
+}
+
+// echo sends back what comes on a stream.
+func echo(c *Conn) { _, _ = io.Copy(c, c) }
+
+// start starts a node; the test's end stops it.
+func start(t *testing.T, cfg Config) *testNode {
+	t.Helper()
+	n := &testNode{}
+	cfg.OnEvent = func(e Event) {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.events = append(n.events, e)
+	}
+	if cfg.Serve == nil {
+		cfg.Serve = echo
+	}
+	serve := cfg.Serve
+	cfg.Serve = func(c *Conn) {
+		n.mu.Lock()
+		n.served = append(n.served, c)
+		n.mu.Unlock()
+		serve(c)
+	}
+	if os.Getenv("MEMBER_TEST_LOG") != "" {
+		cfg.Log = zerolog.New(zerolog.NewTestWriter(t)).With().Timestamp().Str("node", cfg.Self.Name).Logger()
+	}
+	l, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.List = l
+	if err := l.Start(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { stop(t, n) })
+	return n
+}
+
+func stop(t *testing.T, n *testNode) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := n.Stop(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+// fleet starts n nodes that join through the first, and waits until all know all.
+func fleet(t *testing.T, n int, edit func(i int, cfg *Config)) []*testNode {
+	t.Helper()
+	nodes := make([]*testNode, n)
+	for i := range nodes {
+		cfg := testConfig(fmt.Sprintf("node-%d", i))
+		if i > 0 {
+			cfg.Join = []string{nodes[0].Self().Addr}
+		}
+		if edit != nil {
+			edit(i, &cfg)
+		}
+		nodes[i] = start(t, cfg)
+	}
+	whole(t, nodes)
+	return nodes
+}
+
+// whole waits until every node believes every other alive.
+func whole(t *testing.T, nodes []*testNode) {
+	t.Helper()
+	for _, a := range nodes {
+		for _, b := range nodes {
+			if a != b {
+				eventually(t, a.Self().Name+" knows "+b.Self().Name, func() bool {
+					m, ok := a.table.get(b.Self().Name)
+					return ok && m.State == StateAlive && m.Info == b.Self()
+				}, func() any { return fmt.Sprint(a.Members(), a.JoinErrors()) })
+			}
+		}
+	}
+}
+
+// say sends a line over a stream and wants it back.
+func say(c net.Conn, text string) error {
+	_ = c.SetDeadline(time.Now().Add(patience))
+	if _, err := c.Write([]byte(text)); err != nil {
+		return err
+	}
+	buf := make([]byte, len(text))
+	if _, err := io.ReadFull(c, buf); err != nil {
+		return err
+	}
+	if string(buf) != text {
+		return fmt.Errorf("%q came back for %q", buf, text)
+	}
+	return c.SetDeadline(time.Time{})
+}
+
+func dialed(t *testing.T, a, b *testNode) *Conn {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	c, err := a.Dial(ctx, b.Self())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func TestFleet(t *testing.T) {
+	nodes := fleet(t, 3, nil)
+	if !nodes[0].Joined() || !nodes[1].Joined() {
+		t.Error("not joined")
+	}
+	for _, a := range nodes {
+		for _, b := range nodes {
+			if a == b {
+				continue
+			}
+			c := dialed(t, a, b)
+			if c.Peer != b.Self() || c.Protocol != 1 {
+				t.Errorf("peer %+v, protocol %d", c.Peer, c.Protocol)
+			}
+			if err := say(c, "hello"); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "one event", func() bool { return a.seen(Joined, b.Self().Name) == 1 }, func() any { return a.told() })
+		}
+	}
+	// A name that is somebody else's.
+	other := nodes[1].Self()
+	other.Name = "node-9"
+	if c, err := nodes[0].Dial(context.Background(), other); err == nil {
+		_ = c.Close()
+		t.Error("another node answered, and that was fine")
+	}
+	// Its own address among the seeds is no error.
+	for _, e := range nodes[1].JoinErrors() {
+		if e.Err != nil {
+			t.Error(e)
+		}
+	}
+}
+
+func TestFailureDetection(t *testing.T) {
+	nodes := fleet(t, 4, nil)
+	begin := time.Now()
+	stop(t, nodes[3]) // without Leave: as if killed
+	for _, n := range nodes[:3] {
+		eventually(t, "the dead node is found dead", func() bool { return n.seen(Failed, "node-3") == 1 }, func() any { return n.told() })
+	}
+	t.Logf("dead everywhere after %v", time.Since(begin).Round(10*time.Millisecond))
+	if s := nodes[0].state("node-3"); s != StateFailed {
+		t.Error(s)
+	}
+	if _, err := nodes[3].Dial(context.Background(), nodes[0].Self()); !errors.Is(err, ErrStopped) {
+		t.Error(err)
+	}
+}
+
+func TestLeave(t *testing.T) {
+	nodes := fleet(t, 3, nil)
+	if err := nodes[2].Leave(patience); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range nodes[:2] {
+		eventually(t, "the node that left is gone", func() bool { return n.state("node-2") != StateAlive }, func() any { return n.Members() })
+		eventually(t, "and is known to have left", func() bool { return n.seen(Left, "node-2") == 1 }, func() any { return n.told() })
+	}
+	if err := nodes[2].Leave(time.Second); err != nil {
+		t.Error("twice:", err)
+	}
+	stop(t, nodes[2])
+	if err := nodes[2].Leave(time.Second); !errors.Is(err, ErrStopped) {
+		t.Error(err)
+	}
+}
+
+// A process that dies and comes back at once at its old address was never seen
+// dead; it must still be told apart from its predecessor.
+func TestRestart(t *testing.T) {
+	nodes := fleet(t, 3, nil)
+	old := nodes[2].Self()
+	stop(t, nodes[2])
+	cfg := testConfig("node-2")
+	cfg.Self.Incarnation = old.Incarnation + 1
+	cfg.Bind = old.Addr
+	cfg.Join = []string{nodes[0].Self().Addr}
+	again := start(t, cfg)
+	whole(t, []*testNode{nodes[0], nodes[1], again})
+	for _, n := range nodes[:2] {
+		eventually(t, "failed, then joined", func() bool {
+			var kinds []Kind
+			for _, e := range n.told() {
+				if e.Member.Name == "node-2" {
+					kinds = append(kinds, e.Kind)
+				}
+			}
+			return slices.Equal(kinds, []Kind{Joined, Failed, Joined})
+		}, func() any { return n.told() })
+	}
+}
+
+// A node that moves gets its name back once the old address is dead.
+func TestMovedNode(t *testing.T) {
+	nodes := fleet(t, 2, nil)
+	stop(t, nodes[1])
+	cfg := testConfig("node-1")
+	cfg.Self.Incarnation = nodes[1].Self().Incarnation + 1
+	cfg.Join = []string{nodes[0].Self().Addr}
+	again := start(t, cfg)
+	whole(t, []*testNode{nodes[0], again})
+}
+
+// cutter injects a partition: nodes on different sides do not hear each other.
+type cutter struct {
+	mu   sync.Mutex
+	side map[string]int
+	on   bool
+}
+
+func (p *cutter) cut(mine int) func(string) bool {
+	return func(addr string) bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		side, known := p.side[addr]
+		return p.on && known && side != mine
+	}
+}
+
+func (p *cutter) set(on bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.on = on
+}
+
+// memberlist never heals a partition by itself.
+func TestRejoinAfterPartition(t *testing.T) {
+	p := &cutter{side: make(map[string]int)}
+	nodes := fleet(t, 4, func(i int, cfg *Config) { cfg.Cut = p.cut(i / 2) })
+	p.mu.Lock()
+	for i, n := range nodes {
+		p.side[n.Self().Addr] = i / 2
+	}
+	p.mu.Unlock()
+	p.set(true)
+	for i, a := range nodes {
+		for j, b := range nodes {
+			if i/2 != j/2 {
+				eventually(t, "the other side is dead", func() bool { return a.state(b.Self().Name) == StateFailed }, func() any { return a.Members() })
+			}
+		}
+	}
+	if nodes[0].state("node-1") != StateAlive || nodes[2].state("node-3") != StateAlive {
+		t.Error("a node on this side is dead, too")
+	}
+	p.set(false)
+	begin := time.Now()
+	whole(t, nodes)
+	t.Logf("healed after %v", time.Since(begin).Round(10*time.Millisecond))
+}

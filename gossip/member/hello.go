@@ -1,0 +1,177 @@
+package member
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+)
+
+// helloMagic begins a hello. Its last byte is the version of the exchange.
+const helloMagic = "GVH\x01"
+
+// maxReason bounds the text of a verdict, in bytes.
+const maxReason = 512
+
+// verdict is how the node that was dialed answers a hello.
+type verdict uint8
+
+const (
+	verdictWelcome verdict = iota
+	// verdictMismatch: both find the difference by themselves; the text is for
+	// readers who do not know the field.
+	verdictMismatch
+	// verdictName: another member has this name; the text is its address.
+	verdictName
+	// verdictBusy: the node is going, or has no room; the text says why.
+	verdictBusy
+)
+
+// appendHello appends a hello to dst: magic, length, card.
+func appendHello(dst []byte, c *card) ([]byte, error) {
+	at := len(dst) + len(helloMagic)
+	dst = append(dst, helloMagic...)
+	dst = append(dst, 0, 0)
+	dst, err := appendCard(dst, c)
+	if err != nil {
+		return nil, err
+	}
+	binary.BigEndian.PutUint16(dst[at:], uint16(len(dst)-at-2))
+	return dst, nil
+}
+
+// readHello reads the other side's hello. The caller bounds the time.
+func readHello(r io.Reader) (card, error) {
+	var head [len(helloMagic) + 2]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return card{}, err
+	}
+	if string(head[:len(helloMagic)]) != helloMagic {
+		return card{}, fmt.Errorf("%w: no hello", errInfo)
+	}
+	n := binary.BigEndian.Uint16(head[len(helloMagic):])
+	if n > maxCard {
+		return card{}, fmt.Errorf("%w: hello of %d bytes", errInfo, n)
+	}
+	body := make([]byte, n)
+	if _, err := io.ReadFull(r, body); err != nil {
+		return card{}, err
+	}
+	return decodeCard(body)
+}
+
+// appendVerdict appends a verdict to dst: code, length, text.
+func appendVerdict(dst []byte, v verdict, text string) []byte {
+	text = clean(text, maxReason)
+	dst = append(dst, byte(v))
+	dst = binary.BigEndian.AppendUint16(dst, uint16(len(text)))
+	return append(dst, text...)
+}
+
+func readVerdict(r io.Reader) (verdict, string, error) {
+	var head [3]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return 0, "", err
+	}
+	n := binary.BigEndian.Uint16(head[1:])
+	if n > maxReason {
+		return 0, "", fmt.Errorf("%w: verdict of %d bytes", errInfo, n)
+	}
+	text := make([]byte, n)
+	if _, err := io.ReadFull(r, text); err != nil {
+		return 0, "", err
+	}
+	return verdict(head[0]), clean(string(text), maxReason), nil
+}
+
+// compatible is Compatible with what only hellos tell: each side must have the
+// key under which the other encrypts. With derived certificates the handshake
+// has shown it; with the operator's, nothing else does.
+func compatible(mine, theirs *card) error {
+	if err := Compatible(mine.Info, theirs.Info); err != nil {
+		return err
+	}
+	primary := func(c *card) Fingerprint {
+		if len(c.keys) == 0 {
+			return noKeyPrint
+		}
+		return c.keys[0]
+	}
+	if m, t := primary(mine), primary(theirs); m != t && (!slices.Contains(mine.keys, t) || !slices.Contains(theirs.keys, m)) {
+		return &MismatchError{Field: FieldGossipKey, Mine: keyText(m), Theirs: keyText(t), Peer: theirs.Addr}
+	}
+	return nil
+}
+
+// greet says hello on a connection that this node has opened, and hears the
+// answer. addr is what was dialed. The peer's card is valid if the error is
+// nil, or says why the nodes refuse each other.
+func (l *List) greet(c net.Conn, addr string, proof *peerProof) (card, error) {
+	mine := l.card()
+	hello, err := appendHello(nil, &mine)
+	if err != nil {
+		return card{}, err
+	}
+	if _, err := c.Write(hello); err != nil {
+		return card{}, l.secure.explain(err, addr, proof)
+	}
+	theirs, err := readHello(c)
+	if err != nil {
+		return card{}, l.secure.explain(err, addr, proof)
+	}
+	v, text, err := readVerdict(c)
+	if err != nil {
+		return card{}, fmt.Errorf("%s: %w", addr, err)
+	}
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return card{}, err
+	}
+	if err := l.secure.named(proof, theirs.Name, host); err != nil {
+		return card{}, fmt.Errorf("%s: %w", addr, err)
+	}
+	if err := compatible(&mine, &theirs); err != nil {
+		return theirs, err
+	}
+	switch v {
+	case verdictWelcome:
+		return theirs, nil
+	case verdictName:
+		return theirs, &MismatchError{Field: FieldName, Mine: mine.Addr, Theirs: text, Peer: mine.Name}
+	default:
+		return theirs, fmt.Errorf("%s refuses this node: %s", addr, text)
+	}
+}
+
+// answer hears a hello on a connection that another node has opened, and
+// answers it. The error says why the node was refused.
+func (l *List) answer(c net.Conn, addr string, proof *peerProof) (card, error) {
+	mine := l.card()
+	reply, err := appendHello(nil, &mine)
+	if err != nil {
+		return card{}, err
+	}
+	theirs, err := readHello(c)
+	if err != nil {
+		return card{}, l.secure.explain(err, addr, proof)
+	}
+	v, text := verdictWelcome, ""
+	refusal := l.secure.named(proof, theirs.Name, hostOf(c.RemoteAddr()).String())
+	if refusal == nil {
+		refusal = compatible(&mine, &theirs)
+	}
+	if refusal != nil {
+		v, text = verdictMismatch, refusal.Error()
+	} else if holder := l.holder(&theirs.Info); holder != "" {
+		v, text = verdictName, holder
+		refusal = &MismatchError{Field: FieldName, Mine: holder, Theirs: theirs.Addr, Peer: theirs.Name}
+	} else if l.leaving.Load() {
+		v, text = verdictBusy, "it is leaving"
+		refusal = errLeaving
+	}
+	if _, err := c.Write(appendVerdict(reply, v, text)); err != nil && refusal == nil {
+		return theirs, fmt.Errorf("%s: %w", addr, err)
+	}
+	return theirs, refusal
+}

@@ -1,0 +1,348 @@
+package member
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/hashicorp/memberlist"
+)
+
+const (
+	// maxKeys bounds a ring: a rotation needs two, a few more allow for
+	// rotations that were given up half-way.
+	maxKeys = 8
+	// maxKeyringFile bounds the file, in bytes: comments included, a hundred
+	// times what eight keys take.
+	maxKeyringFile = 64 << 10
+)
+
+// Errors of operations on a ring. They reach the caller of RotateKey as text
+// where another node reports them.
+var (
+	errNoRing     = errors.New("this node runs without gossip keys: start the fleet with a key first")
+	errNoSuchKey  = errors.New("the key is not on the ring: install it first")
+	errPrimaryKey = errors.New("the key is in use: use another one first")
+	errFullRing   = fmt.Errorf("the ring holds %d keys already: remove one first", maxKeys)
+)
+
+// KeyInfo is a key on a node's ring.
+type KeyInfo struct {
+	Fingerprint Fingerprint
+	// Primary is set for the key under which the node encrypts and presents itself.
+	Primary bool
+}
+
+// ring holds the node's keys. memberlist's keyring, the certificates and the
+// file move together: file first, so that what a node does after a restart is
+// never older than what it did before.
+type ring struct {
+	name string // the node's
+	file string // empty: not persisted
+
+	mu       sync.Mutex          // serializes changes
+	packets  *memberlist.Keyring // nil without keys
+	identity atomic.Pointer[identity]
+}
+
+// newRing makes the ring from keys, or from the file if there is one. Without
+// keys the node's identity is derived from a constant.
+func newRing(name string, keys [][]byte, file string) (*ring, error) {
+	r := &ring{name: name, file: file}
+	if file != "" {
+		if len(keys) > 0 {
+			return nil, errors.New("gossip keys and a keyring file: give one of both")
+		}
+		var err error
+		if keys, err = readKeyring(file); err != nil {
+			return nil, err
+		}
+	}
+	if err := checkKeys(keys); err != nil {
+		return nil, err
+	}
+	keys = cloneKeys(keys)
+	id, err := newIdentity(name, keys)
+	if err != nil {
+		return nil, err
+	}
+	r.identity.Store(id)
+	if len(keys) > 0 {
+		if r.packets, err = memberlist.NewKeyring(keys, keys[0]); err != nil {
+			return nil, err
+		}
+	}
+	return r, nil
+}
+
+func cloneKeys(keys [][]byte) [][]byte {
+	out := make([][]byte, len(keys))
+	for i, k := range keys {
+		out[i] = bytes.Clone(k)
+	}
+	return out
+}
+
+func checkKeys(keys [][]byte) error {
+	if len(keys) > maxKeys {
+		return fmt.Errorf("%d gossip keys, more than %d", len(keys), maxKeys)
+	}
+	for i, k := range keys {
+		if err := checkKey(k); err != nil {
+			return fmt.Errorf("gossip key %d: %w", i+1, err)
+		}
+		for _, other := range keys[:i] {
+			if bytes.Equal(k, other) {
+				return fmt.Errorf("gossip key %d stands there twice", i+1)
+			}
+		}
+	}
+	return nil
+}
+
+func checkKey(key []byte) error {
+	if n := len(key); n != 16 && n != 24 && n != 32 {
+		return fmt.Errorf("%d bytes long: a key has 16, 24 or 32 bytes; `grapevine keys generate` makes one", n)
+	}
+	return nil
+}
+
+// list returns the keys on the ring, the primary first.
+func (r *ring) list() []KeyInfo {
+	prints := r.identity.Load().prints
+	out := make([]KeyInfo, len(prints))
+	for i, p := range prints {
+		out[i] = KeyInfo{Fingerprint: p, Primary: i == 0}
+	}
+	return out
+}
+
+// install puts the key at the end of the ring. One that is there stays.
+func (r *ring) install(key []byte) error {
+	if err := checkKey(key); err != nil {
+		return err
+	}
+	return r.change(func(keys [][]byte) ([][]byte, error) {
+		if slices.ContainsFunc(keys, func(k []byte) bool { return bytes.Equal(k, key) }) {
+			return keys, nil
+		}
+		if len(keys) >= maxKeys {
+			return nil, errFullRing
+		}
+		return append(slices.Clone(keys), bytes.Clone(key)), nil
+	})
+}
+
+// use makes the key the primary.
+func (r *ring) use(which Fingerprint) error {
+	return r.change(func(keys [][]byte) ([][]byte, error) {
+		i := r.find(which)
+		if i < 0 {
+			return nil, errNoSuchKey
+		}
+		out := [][]byte{keys[i]}
+		for j, k := range keys {
+			if j != i {
+				out = append(out, k)
+			}
+		}
+		return out, nil
+	})
+}
+
+// remove takes the key off the ring. One that is not there is no error, so
+// that a removal can be repeated until it has reached every node.
+func (r *ring) remove(which Fingerprint) error {
+	return r.change(func(keys [][]byte) ([][]byte, error) {
+		i := r.find(which)
+		if i < 0 {
+			return keys, nil
+		}
+		if i == 0 {
+			return nil, errPrimaryKey
+		}
+		return slices.Delete(slices.Clone(keys), i, i+1), nil
+	})
+}
+
+// find returns the index of a key on the ring, or -1.
+func (r *ring) find(which Fingerprint) int {
+	return slices.Index(r.identity.Load().prints, which)
+}
+
+// change replaces the keys by what edit makes of them: file, memberlist and
+// certificates, or nothing.
+func (r *ring) change(edit func(keys [][]byte) ([][]byte, error)) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.packets == nil {
+		return errNoRing
+	}
+	old := r.identity.Load()
+	keys, err := edit(old.keys)
+	if err != nil {
+		return err
+	}
+	if slices.EqualFunc(keys, old.keys, bytes.Equal) {
+		return nil
+	}
+	id, err := newIdentity(r.name, keys)
+	if err != nil {
+		return err
+	}
+	if r.file != "" {
+		if err := writeKeyring(r.file, keys); err != nil {
+			return fmt.Errorf("the keyring file cannot be written, so the change would not outlast a restart: %w", err)
+		}
+	}
+	if err := r.movePackets(keys); err != nil {
+		return err
+	}
+	r.identity.Store(id)
+	return nil
+}
+
+// movePackets makes memberlist's keyring hold keys. memberlist's RemoveKey
+// shifts the keys behind the removed one in an array that its receivers may
+// be reading; so keys are taken from the end only and put back. A packet under
+// a key that is off the ring for those microseconds is lost, which gossip bears.
+func (r *ring) movePackets(keys [][]byte) error {
+	for _, k := range keys {
+		if err := r.packets.AddKey(k); err != nil {
+			return err
+		}
+	}
+	if err := r.packets.UseKey(keys[0]); err != nil {
+		return err
+	}
+	on := slices.Clone(r.packets.GetKeys())
+	gone := slices.IndexFunc(on, func(k []byte) bool {
+		return !slices.ContainsFunc(keys, func(want []byte) bool { return bytes.Equal(k, want) })
+	})
+	if gone < 0 {
+		return nil
+	}
+	for i := len(on) - 1; i >= gone; i-- {
+		if err := r.packets.RemoveKey(on[i]); err != nil {
+			return err
+		}
+	}
+	for _, k := range keys {
+		if err := r.packets.AddKey(k); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readKeyring reads a JSON list of base64 keys, or one key a line with empty
+// lines and lines that begin with # left out.
+func readKeyring(path string) ([][]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("gossip keys: %w (`grapevine keys generate` makes one)", err)
+	}
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("gossip keys: %w", err)
+	}
+	if info.Mode().Perm()&0o007 != 0 {
+		return nil, fmt.Errorf("gossip keys: everyone may use %s (mode %04o): chmod 600 it", path, info.Mode().Perm())
+	}
+	text, err := io.ReadAll(io.LimitReader(f, maxKeyringFile+1))
+	if err != nil {
+		return nil, fmt.Errorf("gossip keys: %w", err)
+	}
+	if len(text) > maxKeyringFile {
+		return nil, fmt.Errorf("gossip keys: %s is longer than %d bytes", path, maxKeyringFile)
+	}
+	keys, err := parseKeyring(text)
+	if err != nil {
+		return nil, fmt.Errorf("gossip keys: %s: %w", path, err)
+	}
+	return keys, nil
+}
+
+// parseKeyring reads the text of a keyring file. The text of a key never
+// appears in an error.
+func parseKeyring(text []byte) ([][]byte, error) {
+	var lines []string
+	if text = bytes.TrimSpace(text); bytes.HasPrefix(text, []byte("[")) {
+		if err := json.Unmarshal(text, &lines); err != nil {
+			return nil, errors.New("not a JSON list of base64 keys")
+		}
+	} else {
+		for line := range strings.Lines(string(text)) {
+			if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
+				lines = append(lines, line)
+			}
+		}
+	}
+	if len(lines) == 0 {
+		return nil, errors.New("no key in it")
+	}
+	if len(lines) > maxKeys {
+		return nil, fmt.Errorf("%d keys, more than %d", len(lines), maxKeys)
+	}
+	keys := make([][]byte, len(lines))
+	for i, line := range lines {
+		key, err := base64.StdEncoding.DecodeString(line)
+		if err != nil {
+			return nil, fmt.Errorf("key %d is not base64", i+1)
+		}
+		keys[i] = key
+	}
+	return keys, checkKeys(keys)
+}
+
+// writeKeyring replaces the file by a JSON list, in one step: a reader, or a
+// node that starts after a crash, finds the old ring or the new one.
+func writeKeyring(path string, keys [][]byte) error {
+	lines := make([]string, len(keys))
+	for i, k := range keys {
+		lines[i] = base64.StdEncoding.EncodeToString(k)
+	}
+	text, err := json.MarshalIndent(lines, "", "  ")
+	if err != nil {
+		return err
+	}
+	// A link is followed, so that it stays one.
+	if target, err := filepath.EvalSymlinks(path); err == nil {
+		path = target
+	}
+	dir := filepath.Dir(path)
+	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+".*") // mode 0600
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(f.Name()) }()
+	_, err = f.Write(append(text, '\n'))
+	if err == nil {
+		err = f.Sync()
+	}
+	if e := f.Close(); err == nil {
+		err = e
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return err
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = d.Close() }()
+	return d.Sync()
+}

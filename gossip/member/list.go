@@ -1,0 +1,339 @@
+package member
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	stdlog "log"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+	"github.com/rs/zerolog"
+)
+
+// Errors of a List.
+var (
+	ErrStopped  = errors.New("this node is not in a fleet: not started, or stopped")
+	errLeaving  = errors.New("this node is leaving")
+	errStarted  = errors.New("started before")
+	errNameless = errors.New("nobody answers there under that name")
+)
+
+// List is this node's membership in a fleet. Safe for concurrent use.
+type List struct {
+	cfg    Config
+	log    zerolog.Logger
+	ring   *ring
+	secure *secure
+	table  *table
+	conns  conns
+	seeds  *seeds
+
+	attempts attempts
+
+	refusals   refusals
+	refusalLog *limiter
+	failed     atomic.Uint64 // handshakes and hellos that led to nothing
+
+	self    atomic.Pointer[Info]
+	leaving atomic.Bool
+
+	mu        sync.Mutex // the life cycle
+	state     lifeState
+	goodbye   sync.Mutex // held while memberlist leaves or ends; taken before mu
+	transport *transport
+	members   *memberlist.Memberlist
+	cancel    context.CancelFunc
+	wg        sync.WaitGroup
+	stopped   chan struct{} // closed when Stop has done everything
+}
+
+type lifeState uint8
+
+const (
+	lifeNew lifeState = iota
+	lifeRunning
+	lifeStopped
+)
+
+// New checks the configuration and reads the keys. It opens no socket and
+// starts nothing.
+func New(cfg Config) (*List, error) {
+	if cfg.Self.Incarnation == 0 {
+		cfg.Self.Incarnation = uint64(time.Now().UnixMilli())
+	}
+	if err := cfg.Self.validate(); err != nil {
+		return nil, err
+	}
+	host, _, err := net.SplitHostPort(cfg.Bind)
+	if err != nil {
+		return nil, fmt.Errorf("gossip address: %w", err)
+	}
+	if err := checkOperator(cfg.TLS); err != nil {
+		return nil, err
+	}
+	ring, err := newRing(cfg.Self.Name, cfg.Keys, cfg.KeyringFile)
+	if err != nil {
+		return nil, err
+	}
+	if ip := net.ParseIP(host); ring.packets == nil && !cfg.Insecure && host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+		return nil, fmt.Errorf("gossip on %s without a key would let anybody join: "+
+			"make one with `grapevine keys generate` and give it to every node by --gossip-key-file (or say --gossip-insecure)", cfg.Bind)
+	}
+	setDefault(&cfg.ProbeInterval, defaultProbeInterval)
+	setDefault(&cfg.ProbeTimeout, defaultProbeTimeout)
+	setDefault(&cfg.RejoinInterval, defaultRejoinInterval)
+	if cfg.ProbeTimeout >= cfg.ProbeInterval {
+		return nil, fmt.Errorf("probe timeout %v must be shorter than the probe interval %v", cfg.ProbeTimeout, cfg.ProbeInterval)
+	}
+	cfg.Join, cfg.Keys = slices.Clone(cfg.Join), nil
+	l := &List{
+		cfg:        cfg,
+		log:        cfg.Log,
+		ring:       ring,
+		secure:     &secure{ring: ring, operator: cfg.TLS},
+		refusalLog: newLimiter(20, 1),
+		stopped:    make(chan struct{}),
+	}
+	if l.seeds, err = newSeeds(cfg.Join, cfg.resolver); err != nil {
+		return nil, err
+	}
+	l.conns.ring = ring
+	l.attempts.known = make(map[string]Info)
+	l.self.Store(&cfg.Self)
+	l.table = newTable(l.Self)
+	return l, nil
+}
+
+func setDefault(d *time.Duration, to time.Duration) {
+	if *d <= 0 {
+		*d = to
+	}
+}
+
+// Start listens, and begins to join in the background: see Joined. ctx bounds
+// only the start.
+func (l *List) Start(ctx context.Context) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.state != lifeNew {
+		return errStarted
+	}
+	label := "grapevine/" + l.cfg.Self.Cluster
+	t, err := newTransport(l.cfg.Bind, label, l.cfg.Cut, l.log)
+	if err != nil {
+		return err
+	}
+	if err := l.begin(ctx, t, label); err != nil {
+		_ = t.Shutdown()
+		return err
+	}
+	l.state = lifeRunning
+	return nil
+}
+
+// begin starts everything on a bound transport. On an error only the transport
+// is left to close.
+func (l *List) begin(ctx context.Context, t *transport, label string) error {
+	advert, err := l.advertise(ctx, t)
+	if err != nil {
+		return err
+	}
+	t.setAdvertise(advert)
+	self := l.cfg.Self
+	self.Addr = advert.String()
+	if _, err := appendCard(nil, &card{Info: self, leaving: true}); err != nil {
+		return err
+	}
+	l.self.Store(&self)
+	m, err := memberlist.Create(l.memberlistConfig(t, label))
+	if err != nil {
+		return fmt.Errorf("gossip: %w", err)
+	}
+	run, cancel := context.WithCancel(context.Background())
+	l.transport, l.members, l.cancel = t, m, cancel
+	t.run(l.accept)
+	l.wg.Go(func() { l.tell(run) })
+	l.wg.Go(func() { l.rejoin(run) })
+	l.wg.Go(func() { l.seeds.watch(run) })
+	return nil
+}
+
+// memberlistConfig tunes memberlist. Detection takes up to one ProbeInterval
+// until somebody probes the dead node, one until the probe, its indirect
+// helpers and TCP have all failed, and 3 * max(1, log10(n)) intervals of
+// suspicion: 3 to 4 s at 750 ms and up to ten nodes. A live node that is
+// starved has those 2.25 s to refute.
+func (l *List) memberlistConfig(t *transport, label string) *memberlist.Config {
+	c := memberlist.DefaultLANConfig()
+	c.Name = l.cfg.Self.Name
+	c.Transport = t
+	c.Label = label
+	c.AdvertiseAddr = t.advert.Addr().String()
+	c.AdvertisePort = int(t.advert.Port())
+	c.BindPort = t.port()
+	c.ProbeInterval, c.ProbeTimeout = l.cfg.ProbeInterval, l.cfg.ProbeTimeout
+	c.SuspicionMult = 3
+	// With fewer confirmations than expected, suspicion may last three times
+	// as long, not six: the peers' streams tell of a dead process besides.
+	c.SuspicionMaxTimeoutMult = 3
+	c.TCPTimeout = 5 * time.Second
+	// A full exchange of state heals what packets have lost. It costs some
+	// 700 bytes per member.
+	c.PushPullInterval = 15 * time.Second
+	// LZW costs more than it saves: the payload is short and mostly hashes.
+	c.EnableCompression = false
+	c.DelegateProtocolMin, c.DelegateProtocolMax, c.DelegateProtocolVersion = 0, 0, 0
+	c.Keyring = l.ring.packets
+	// A node that comes back under its name at another address may have the
+	// name this long after its old address was found dead.
+	c.DeadNodeReclaimTime = 5 * time.Second
+	d := delegate{l}
+	c.Delegate, c.Events, c.Alive, c.Merge, c.Conflict = d, d, d, d, d
+	c.Logger = stdlog.New(&logBridge{log: l.log, limit: newLimiter(30, 3)}, "", 0)
+	return c
+}
+
+// tell delivers events until ctx ends.
+func (l *List) tell(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-l.table.wake:
+		}
+		for _, e := range l.table.events() {
+			l.log.Info().Str("peer", e.Member.Name).Str("addr", e.Member.Addr).Msg("member " + e.Kind.String())
+			if l.cfg.OnEvent == nil {
+				continue
+			}
+			if ctx.Err() != nil {
+				return
+			}
+			l.cfg.OnEvent(e)
+		}
+	}
+}
+
+// Leave tells the others that this node goes, so that they need not find out.
+// It returns when some have been told, or after timeout. Stop comes next.
+func (l *List) Leave(timeout time.Duration) error {
+	l.goodbye.Lock()
+	defer l.goodbye.Unlock()
+	if _, err := l.running(); err != nil {
+		return err
+	}
+	if l.leaving.Swap(true) {
+		return nil
+	}
+	// memberlist does not tell its events whether a node has left or died. The
+	// flag in the metadata does, and goes out first.
+	err := l.members.UpdateNode(timeout / 2)
+	return errors.Join(err, l.members.Leave(timeout/2))
+}
+
+// Stop closes all streams and sockets. It returns when this package's
+// goroutines, Serve included, have ended, or with ctx's error. Without Leave the
+// others see a node that died. memberlist's own goroutines end within a second
+// of it. Idempotent; a List that has been stopped cannot start again.
+func (l *List) Stop(ctx context.Context) error {
+	l.mu.Lock()
+	was := l.state
+	l.state = lifeStopped
+	l.mu.Unlock()
+	switch was {
+	case lifeNew:
+		close(l.stopped)
+		return nil
+	case lifeRunning:
+		go func() {
+			defer close(l.stopped)
+			l.cancel()
+			l.table.close()
+			l.conns.close()
+			l.goodbye.Lock() // memberlist panics if it is to leave after its end
+			defer l.goodbye.Unlock()
+			_ = l.members.Shutdown() // waits for the transport's goroutines
+			l.wg.Wait()
+		}()
+	}
+	select {
+	case <-l.stopped:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("gossip membership: %w", ctx.Err())
+	}
+}
+
+// running returns the transport while the node is in the fleet.
+func (l *List) running() (*transport, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.state != lifeRunning {
+		return nil, ErrStopped
+	}
+	return l.transport, nil
+}
+
+// Self is what this node tells of itself; Addr is known after Start.
+func (l *List) Self() Info { return *l.self.Load() }
+
+// card is what this node says on a new stream.
+func (l *List) card() card {
+	c := card{Info: l.Self()}
+	if id := l.ring.identity.Load(); len(id.keys) > 0 {
+		c.keys = id.prints
+	}
+	return c
+}
+
+// Members returns the other nodes, by name: those alive, those that failed
+// within the last hour, those that left within the last ten minutes.
+func (l *List) Members() []Status { return l.table.list() }
+
+// Refusals returns nodes that were turned away lately, the latest last, at most 64.
+func (l *List) Refusals() []Refusal { return l.refusals.list() }
+
+// Keys returns the keys on this node's ring, the primary first. Without keys
+// it holds the fingerprint of the constant that stands for none.
+func (l *List) Keys() []KeyInfo { return l.ring.list() }
+
+// holder is table.holder; here because answer needs no more of the table.
+func (l *List) holder(info *Info) string { return l.table.holder(info) }
+
+// Stats are counters since the start, and what is open now.
+type Stats struct {
+	Streams, MaxStreams int // knowledge and key streams
+	Handshaking         int // connections that have not said who they are
+	// Evicted counts connections closed to make room for newer ones, FailedHandshakes
+	// those that did not get to be a stream, for whatever reason.
+	Evicted, FailedHandshakes uint64
+	// StrayPackets and DroppedPackets count what came without the cluster's
+	// label, or too long, and what memberlist was too slow for.
+	StrayPackets, DroppedPackets uint64
+	Refused                      uint64
+}
+
+// Stats returns the counters.
+func (l *List) Stats() Stats {
+	s := Stats{FailedHandshakes: l.failed.Load(), Streams: l.conns.count(), MaxStreams: maxConns}
+	l.refusals.mu.Lock()
+	s.Refused = l.refusals.total
+	l.refusals.mu.Unlock()
+	l.mu.Lock()
+	t := l.transport
+	l.mu.Unlock()
+	if t == nil {
+		return s
+	}
+	var out uint64
+	s.Handshaking, s.Evicted = t.handshakes.counts()
+	_, out = t.incoming.counts()
+	s.Evicted += out
+	s.StrayPackets, s.DroppedPackets = t.stray.Load(), t.dropped.Load()
+	return s
+}

@@ -1,0 +1,92 @@
+package member
+
+import (
+	"bytes"
+	"sync"
+	"time"
+
+	"github.com/rs/zerolog"
+)
+
+// limiter lets a burst of lines through and then so many a second, so that
+// nobody can fill a disk by sending garbage. Safe for concurrent use.
+type limiter struct {
+	burst, perSecond float64
+	now              func() time.Time
+
+	mu      sync.Mutex
+	tokens  float64
+	last    time.Time
+	skipped int
+}
+
+func newLimiter(burst, perSecond float64) *limiter {
+	return &limiter{burst: burst, perSecond: perSecond, now: time.Now, tokens: burst}
+}
+
+// allow reports whether a line may be written, and how many were not since the last.
+func (l *limiter) allow() (skipped int, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := l.now()
+	if !l.last.IsZero() {
+		l.tokens = min(l.burst, l.tokens+now.Sub(l.last).Seconds()*l.perSecond)
+	}
+	l.last = now
+	if l.tokens < 1 {
+		l.skipped++
+		return 0, false
+	}
+	l.tokens--
+	skipped, l.skipped = l.skipped, 0
+	return skipped, true
+}
+
+// logBridge takes memberlist's log lines ("[WARN] memberlist: text") to zerolog.
+// It is the writer of a log.Logger without flags: one Write is one line.
+type logBridge struct {
+	log   zerolog.Logger
+	limit *limiter
+}
+
+// levels of memberlist's lines, in its own words.
+var bridgeLevels = []struct {
+	prefix []byte
+	level  zerolog.Level
+}{
+	{[]byte("[DEBUG] "), zerolog.DebugLevel},
+	{[]byte("[INFO] "), zerolog.InfoLevel},
+	{[]byte("[WARN] "), zerolog.WarnLevel},
+	// Its errors are packets and streams that could not be used: gossip heals
+	// them, and nobody need get up.
+	{[]byte("[ERR] "), zerolog.WarnLevel},
+	{[]byte("[ERROR] "), zerolog.WarnLevel},
+}
+
+// maxLogLine bounds a line, in bytes: some hold metadata from the network.
+const maxLogLine = 300
+
+func (b *logBridge) Write(line []byte) (int, error) {
+	n := len(line)
+	level := zerolog.InfoLevel
+	for _, l := range bridgeLevels {
+		if rest, ok := bytes.CutPrefix(line, l.prefix); ok {
+			line, level = rest, l.level
+			break
+		}
+	}
+	if level < b.log.GetLevel() || level < zerolog.GlobalLevel() {
+		return n, nil
+	}
+	skipped, ok := b.limit.allow()
+	if !ok {
+		return n, nil
+	}
+	e := b.log.WithLevel(level)
+	line = bytes.TrimPrefix(bytes.TrimSpace(line), []byte("memberlist: "))
+	if skipped > 0 {
+		e = e.Int("skipped", skipped)
+	}
+	e.Str("text", clean(string(line), maxLogLine)).Msg("memberlist")
+	return n, nil
+}

@@ -1,0 +1,73 @@
+package member
+
+import (
+	"slices"
+	"sync"
+	"time"
+)
+
+const (
+	// maxRefusals bounds how many refused nodes are remembered.
+	maxRefusals = 64
+	// refusalPause is how long the same refusal is not logged again.
+	refusalPause = time.Minute
+)
+
+// refusals remembers who was turned away, the latest last. Safe for concurrent use.
+type refusals struct {
+	mu     sync.Mutex
+	all    []Refusal
+	logged map[string]time.Time // by who and why; of those in all
+	total  uint64
+}
+
+// add notes a refusal. It reports whether it is news.
+func (r *refusals) add(x Refusal) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.total++
+	if r.logged == nil {
+		r.logged = make(map[string]time.Time)
+	}
+	key := refusalKey(x)
+	x.Count = 1
+	if i := slices.IndexFunc(r.all, func(y Refusal) bool { return refusalKey(y) == key }); i >= 0 {
+		x.Count += r.all[i].Count
+		r.all = slices.Delete(r.all, i, i+1)
+	} else if len(r.all) >= maxRefusals {
+		delete(r.logged, refusalKey(r.all[0]))
+		r.all = slices.Delete(r.all, 0, 1)
+	}
+	r.all = append(r.all, x)
+	if last, ok := r.logged[key]; ok && x.At.Sub(last) < refusalPause {
+		return false
+	}
+	r.logged[key] = x.At
+	return true
+}
+
+func refusalKey(x Refusal) string { return x.Addr + " " + x.Name + " " + x.Err.Error() }
+
+func (r *refusals) list() []Refusal {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.all)
+}
+
+// refused notes and logs that a node was turned away. addr has no ephemeral
+// port, so that one node's attempts count as one.
+func (l *List) refused(addr, name string, err error) {
+	if !l.refusals.add(Refusal{Addr: addr, Name: name, Err: err, At: time.Now()}) {
+		return
+	}
+	if skipped, ok := l.refusalLog.allow(); ok {
+		e := l.log.Warn().Str("addr", addr).Err(err)
+		if name != "" {
+			e = e.Str("peer", name)
+		}
+		if skipped > 0 {
+			e = e.Int("skipped", skipped)
+		}
+		e.Msg("node refused")
+	}
+}

@@ -1,0 +1,270 @@
+package member
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+)
+
+const (
+	// knockers bounds how many addresses are asked at once.
+	knockers = 16
+	// maxRevivals bounds how many failed members are tried in a round, at random.
+	maxRevivals = 16
+	// joinTries is how often memberlist may be asked to join the same node in a
+	// round. Two nodes that believe each other dead need two exchanges: in the
+	// first each learns that it must contradict, in the second it does.
+	joinTries = 3
+	// joinWait is how long a joined node may take to appear.
+	joinWait = time.Second
+	// firstPause is the pause after the first round in vain; it doubles up to
+	// RejoinInterval. Fleets are often started all at once.
+	firstPause = 250 * time.Millisecond
+	// healPause is the pause while rounds bring members back.
+	healPause = 500 * time.Millisecond
+)
+
+// Joined reports whether the first attempt over all addresses of the join list
+// is over, successful or not. Without a join list there is nothing to wait for.
+func (l *List) Joined() bool {
+	if len(l.seeds.entries) == 0 {
+		return true
+	}
+	l.attempts.mu.Lock()
+	defer l.attempts.mu.Unlock()
+	return l.attempts.rounds > 0
+}
+
+// JoinErrors returns the outcome of the last attempt per address of the join
+// list and per failed member, those that went well included (Err is nil).
+func (l *List) JoinErrors() []SeedError {
+	l.attempts.mu.Lock()
+	defer l.attempts.mu.Unlock()
+	return slices.Clone(l.attempts.last)
+}
+
+// attempts is what the rejoin loop has found last.
+type attempts struct {
+	mu     sync.Mutex
+	rounds int
+	last   []SeedError
+
+	// known maps addresses to the incarnation found there by a knock, for
+	// addresses that are other names of a member's, or this node itself. Only
+	// the rejoin loop uses it.
+	known map[string]Info
+}
+
+// target is an address to ask.
+type target struct{ seed, addr string }
+
+// rejoin goes on looking for members until ctx ends: memberlist never heals a
+// partition by itself, and never asks DNS again.
+func (l *List) rejoin(ctx context.Context) {
+	pause := firstPause
+	for !l.leaving.Load() {
+		healed, vain := l.round(ctx)
+		interval := l.cfg.RejoinInterval
+		wait := interval/2 + rand.N(interval/2+1) // so that a fleet does not knock in step
+		switch {
+		case healed:
+			wait = min(wait, healPause)
+		case vain && pause < interval:
+			wait = min(wait, pause/2+rand.N(pause/2+1))
+			pause *= 2
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-timer.C:
+		case <-l.seeds.changed:
+			timer.Stop()
+		}
+	}
+}
+
+// round asks every address that is no member, and joins those that answer well.
+// healed: a member came. vain: there are seeds, and no other node is alive.
+func (l *List) round(ctx context.Context) (healed, vain bool) {
+	targets, outcome := l.targets(ctx)
+	results := make([]error, len(targets))
+	found := make([]Info, len(targets))
+	each(len(targets), knockers, func(i int) {
+		found[i], results[i] = l.knock(ctx, targets[i].addr)
+	})
+	if ctx.Err() != nil {
+		return false, false
+	}
+	known := make(map[string]Info)
+	for i, t := range targets {
+		if results[i] == nil {
+			known[t.addr] = found[i]
+			var joined bool
+			joined, results[i] = l.join(ctx, found[i], t.addr)
+			healed = healed || joined
+		}
+		outcome = append(outcome, SeedError{Seed: t.seed, Addr: t.addr, Err: results[i], At: time.Now()})
+	}
+	l.report(outcome)
+	for addr, info := range known {
+		l.attempts.known[addr] = info
+	}
+	l.attempts.mu.Lock()
+	l.attempts.rounds++
+	l.attempts.last = outcome
+	l.attempts.mu.Unlock()
+	alive, failed := l.table.census()
+	return healed && failed > 0, alive == 0 && len(l.seeds.entries) > 0
+}
+
+// targets resolves the join list and adds members that failed lately. What
+// need not be asked, or cannot, is in outcome.
+func (l *List) targets(ctx context.Context) (targets []target, outcome []SeedError) {
+	entries := l.seeds.entries
+	addrs := make([][]string, len(entries))
+	errs := make([]error, len(entries))
+	each(len(entries), knockers, func(i int) { addrs[i], errs[i] = l.seeds.resolve(ctx, entries[i]) })
+
+	alive, failed := l.table.addresses()
+	current := make(map[string]bool)
+	for i, e := range entries {
+		if errs[i] != nil {
+			outcome = append(outcome, SeedError{Seed: e, Err: errs[i], At: time.Now()})
+			continue
+		}
+		for _, a := range addrs[i] {
+			if current[a] {
+				continue
+			}
+			current[a] = true
+			if l.present(a, alive) {
+				outcome = append(outcome, SeedError{Seed: e, Addr: a, At: time.Now()})
+				continue
+			}
+			targets = append(targets, target{e, a})
+		}
+	}
+	rand.Shuffle(len(failed), func(i, j int) { failed[i], failed[j] = failed[j], failed[i] })
+	for _, m := range failed[:min(len(failed), maxRevivals)] {
+		if !current[m.Addr] {
+			current[m.Addr] = true
+			targets = append(targets, target{"failed member " + m.Name, m.Addr})
+		}
+	}
+	for a := range l.attempts.known {
+		if !current[a] {
+			delete(l.attempts.known, a)
+		}
+	}
+	return targets, outcome
+}
+
+// present reports whether an address is that of a living member or this node.
+func (l *List) present(addr string, alive map[string]bool) bool {
+	if alive[addr] || addr == l.Self().Addr {
+		return true
+	}
+	who, ok := l.attempts.known[addr]
+	if !ok {
+		return false
+	}
+	if l.isSelf(&who) {
+		return true
+	}
+	m, ok := l.table.get(who.Name)
+	return ok && m.State == StateAlive && m.Incarnation == who.Incarnation
+}
+
+// isSelf reports whether info was said by this very process.
+func (l *List) isSelf(info *Info) bool {
+	self := l.Self()
+	return info.Name == self.Name && info.Incarnation == self.Incarnation && info.Addr == self.Addr
+}
+
+// join makes memberlist exchange its state with the node that answered at addr
+// until that node is a member. joined: it was none before.
+func (l *List) join(ctx context.Context, who Info, addr string) (joined bool, err error) {
+	if l.isSelf(&who) || l.isMember(&who) {
+		return false, nil
+	}
+	for range joinTries {
+		if _, err = l.members.Join([]string{who.Name + "/" + addr}); err != nil {
+			return false, fmt.Errorf("%s: %w", addr, err)
+		}
+		if l.await(ctx, &who) {
+			return true, nil
+		}
+		if ctx.Err() != nil {
+			return false, ctx.Err()
+		}
+	}
+	return false, fmt.Errorf("%s: %w", addr, errNotSeen)
+}
+
+var errNotSeen = errors.New("the node answers, but has not become a member yet")
+
+// await waits until a node is a member, up to joinWait.
+func (l *List) await(ctx context.Context, who *Info) bool {
+	ctx, cancel := context.WithTimeout(ctx, joinWait)
+	defer cancel()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for !l.isMember(who) {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-tick.C:
+		}
+	}
+	return true
+}
+
+func (l *List) isMember(who *Info) bool {
+	m, ok := l.table.get(who.Name)
+	return ok && m.State == StateAlive && m.Incarnation >= who.Incarnation
+}
+
+// report logs what is new since the last round.
+func (l *List) report(outcome []SeedError) {
+	before := make(map[string]string)
+	for _, o := range l.JoinErrors() {
+		before[o.Seed+" "+o.Addr] = errText(o.Err)
+	}
+	for _, o := range outcome {
+		was, seen := before[o.Seed+" "+o.Addr]
+		switch {
+		case seen && was == errText(o.Err):
+		case o.Err != nil:
+			l.log.Warn().Str("seed", o.Seed).Str("addr", o.Addr).Err(o.Err).Msg("not joined")
+		default:
+			l.log.Info().Str("seed", o.Seed).Str("addr", o.Addr).Msg("joined")
+		}
+	}
+}
+
+func errText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// each calls do for 0 to n-1, at most limit at a time, and waits for all.
+func each(n, limit int, do func(i int)) {
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, limit)
+	for i := range n {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			do(i)
+		})
+	}
+	wg.Wait()
+}

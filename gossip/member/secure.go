@@ -1,0 +1,219 @@
+package member
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"reflect"
+	"strings"
+)
+
+// What is spoken after the handshake, by ALPN. A successor of a protocol gets
+// another name and is offered beside it for a release.
+const (
+	alpnKnowledge = "grapevine-knowledge/1"
+	alpnKeys      = "grapevine-keys/1"
+	alpnHello     = "grapevine-hello/1" // the hello, and nothing after it
+)
+
+// peerProof is what the handshake has shown of the other side.
+type peerProof struct {
+	cert *x509.Certificate
+	// key is the key that the peer's certificate is signed under, sni the one
+	// the peer has named before; zero with the operator's certificates.
+	key, sni Fingerprint
+}
+
+// secure makes TLS of connections: with certificates derived from the ring, or
+// with the operator's. Safe for concurrent use.
+type secure struct {
+	ring     *ring
+	operator *tls.Config // nil: derived
+}
+
+// checkOperator reports what is missing in the operator's configuration.
+func checkOperator(c *tls.Config) error {
+	if c == nil {
+		return nil
+	}
+	if len(c.Certificates) == 0 && (c.GetCertificate == nil || c.GetClientCertificate == nil) {
+		return errors.New("gossip TLS: no certificate")
+	}
+	if c.RootCAs == nil {
+		return errors.New("gossip TLS: no authority to check other nodes by; give --gossip-ca")
+	}
+	return nil
+}
+
+// base is what every handshake has in common. Nothing is ever resumed: a
+// resumed session would outlive the removal of its key.
+func (s *secure) base(id *identity) *tls.Config {
+	c := &tls.Config{}
+	if s.operator != nil {
+		c = s.operator.Clone()
+	} else {
+		c.Certificates = []tls.Certificate{id.leaf}
+	}
+	c.MinVersion, c.MaxVersion = tls.VersionTLS13, tls.VersionTLS13
+	c.SessionTicketsDisabled = true
+	c.ClientSessionCache = nil
+	c.GetConfigForClient = nil
+	return c
+}
+
+// client does the handshake on a connection that this node has opened.
+func (s *secure) client(ctx context.Context, raw net.Conn, addr, alpn string) (*tls.Conn, *peerProof, error) {
+	id := s.ring.identity.Load()
+	proof := &peerProof{}
+	c := s.base(id)
+	c.NextProtos = []string{alpn}
+	c.InsecureSkipVerify = true // names are not what these certificates prove: see verify
+	c.VerifyPeerCertificate = s.verify(proof, x509.ExtKeyUsageServerAuth)
+	if s.operator == nil {
+		c.ServerName = id.primary().String() + sniSuffix
+	} else if c.ServerName == "" {
+		if host, _, err := net.SplitHostPort(addr); err == nil && net.ParseIP(host) == nil {
+			c.ServerName = host
+		}
+	}
+	conn := tls.Client(raw, c)
+	if err := conn.HandshakeContext(ctx); err != nil {
+		return nil, nil, s.explain(err, addr, proof)
+	}
+	return conn, proof, nil
+}
+
+// server does the handshake on a connection that another node has opened.
+func (s *secure) server(ctx context.Context, raw net.Conn, addr string) (*tls.Conn, *peerProof, error) {
+	proof := &peerProof{}
+	c := s.base(s.ring.identity.Load())
+	c.NextProtos = []string{alpnKnowledge, alpnKeys, alpnHello}
+	c.ClientAuth = tls.RequireAnyClientCert // and verified here
+	c.VerifyPeerCertificate = s.verify(proof, x509.ExtKeyUsageClientAuth)
+	c.GetConfigForClient = func(h *tls.ClientHelloInfo) (*tls.Config, error) {
+		if text, ok := strings.CutSuffix(h.ServerName, sniSuffix); ok {
+			proof.sni, _ = ParseFingerprint(text)
+		}
+		return nil, nil
+	}
+	conn := tls.Server(raw, c)
+	if err := conn.HandshakeContext(ctx); err != nil {
+		return nil, nil, s.explain(err, addr, proof)
+	}
+	if conn.ConnectionState().NegotiatedProtocol == "" {
+		return nil, nil, fmt.Errorf("%s names no protocol", addr)
+	}
+	return conn, proof, nil
+}
+
+// verify returns the check of the other side's certificate. It looks at the
+// ring of that moment, so that a key removed during a handshake does not count.
+func (s *secure) verify(proof *peerProof, usage x509.ExtKeyUsage) func([][]byte, [][]*x509.Certificate) error {
+	return func(raw [][]byte, _ [][]*x509.Certificate) error {
+		var err error
+		if s.operator == nil {
+			proof.cert, proof.key, err = s.ring.identity.Load().verify(raw, usage)
+			return err
+		}
+		proof.cert, err = s.verifyOperator(raw, usage)
+		return err
+	}
+}
+
+// verifyOperator checks a chain by the operator's authorities. Whose it is is
+// checked after the hello, by named.
+func (s *secure) verifyOperator(raw [][]byte, usage x509.ExtKeyUsage) (*x509.Certificate, error) {
+	if len(raw) == 0 || len(raw) > maxChain {
+		return nil, fmt.Errorf("a chain of %d certificates", len(raw))
+	}
+	chain := make([]*x509.Certificate, len(raw))
+	between := x509.NewCertPool()
+	for i, der := range raw {
+		cert, err := x509.ParseCertificate(der)
+		if err != nil {
+			return nil, fmt.Errorf("malformed certificate: %w", err)
+		}
+		if chain[i] = cert; i > 0 {
+			between.AddCert(cert)
+		}
+	}
+	roots := s.operator.RootCAs
+	if usage == x509.ExtKeyUsageClientAuth && s.operator.ClientCAs != nil {
+		roots = s.operator.ClientCAs
+	}
+	_, err := chain[0].Verify(x509.VerifyOptions{Roots: roots, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{usage}})
+	if err != nil {
+		return nil, fmt.Errorf("certificate of %q: %w (see --gossip-ca)", clean(chain[0].Subject.CommonName, 64), err)
+	}
+	return chain[0], nil
+}
+
+// named reports whether the certificate belongs to the node that has said
+// hello from host: a name or an address without port.
+func (s *secure) named(proof *peerProof, name, host string) error {
+	if s.operator == nil {
+		if cn := proof.cert.Subject.CommonName; cn != name {
+			return fmt.Errorf("the node calls itself %q, its certificate %q", name, clean(cn, maxName))
+		}
+		return nil
+	}
+	if want := s.operator.ServerName; want != "" {
+		return proof.cert.VerifyHostname(want)
+	}
+	if proof.cert.VerifyHostname(name) == nil || proof.cert.VerifyHostname(host) == nil {
+		return nil
+	}
+	return fmt.Errorf("the certificate of %q is neither for the node's name %q nor for its address %s",
+		clean(proof.cert.Subject.CommonName, maxName), name, host)
+}
+
+// explain makes of a failed handshake what someone can act on. It also
+// explains the first read of a client, where TLS 1.3 tells that the server did
+// not like the client's certificate.
+func (s *secure) explain(err error, addr string, proof *peerProof) error {
+	mine := s.ring.identity.Load()
+	mismatch := &MismatchError{Field: FieldGossipKey, Mine: keyText(mine.primary()), Peer: addr}
+	if s.operator == nil {
+		if foreign := (*keyError)(nil); errors.As(err, &foreign) {
+			mismatch.Theirs = foreign.theirs
+			return mismatch
+		}
+		// A client that has named a key which is not here will not like our
+		// certificate either, or we not its.
+		if proof.sni != (Fingerprint{}) && mine.roots[proof.sni] == nil {
+			mismatch.Theirs = keyText(proof.sni)
+			return mismatch
+		}
+	}
+	if op := (*net.OpError)(nil); errors.As(err, &op) && op.Op == "remote error" {
+		if s.operator != nil {
+			return fmt.Errorf("%s refuses this node's certificate: %w: check --gossip-cert and the --gossip-ca there", addr, err)
+		}
+		if badCertificate(op.Err) {
+			mismatch.Theirs = "not on the ring"
+			if proof.key != (Fingerprint{}) {
+				mismatch.Theirs = keyText(proof.key)
+			}
+			return mismatch
+		}
+	}
+	return fmt.Errorf("%s: %w", addr, err)
+}
+
+// badCertificate reports whether an alert from the other side is about the
+// certificate (RFC 8446, 6.2). crypto/tls gives alerts a type of its own that it
+// does not export; under it is the alert's number.
+func badCertificate(alert error) bool {
+	v := reflect.ValueOf(alert)
+	if v.Kind() != reflect.Uint8 {
+		return false
+	}
+	switch v.Uint() {
+	case 42, 43, 44, 45, 46, 48, 49, 116: // bad, unsupported, revoked, expired, unknown, unknown_ca, access_denied, required
+		return true
+	}
+	return false
+}
