@@ -1,0 +1,125 @@
+package member
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"strings"
+	"testing"
+)
+
+// TestRefusals: two nodes that differ refuse each other, and each names the difference.
+func TestRefusals(t *testing.T) {
+	for _, tc := range []struct {
+		field Field
+		edit  func(cfg *Config)
+		says  string // part of the newcomer's error
+	}{
+		{FieldGossipKey, func(cfg *Config) { cfg.Keys = [][]byte{key(2)} }, "another gossip key (" + FingerprintOf(key(1)).String() + " there, " + FingerprintOf(key(2)).String() + " here)"},
+		{FieldGossipKey, func(cfg *Config) { cfg.Keys = nil }, "here): give every node the same --gossip-key-file"},
+		{FieldSecret, func(cfg *Config) { cfg.Self.KeyID = 0x77aa0000 }, "another secret (key id 1f2e0000 there, 77aa0000 here): give every node the same --secret-file"},
+		{FieldBlockBytes, func(cfg *Config) { cfg.Self.BlockBytes = 1024 }, "into blocks of 512 bytes, this node into 1024"},
+		{FieldProtocol, func(cfg *Config) { cfg.Self.ProtocolMin, cfg.Self.ProtocolMax = 2, 3 }, "(1 there, 2 to 3 here): upgrade"},
+		{FieldCluster, func(cfg *Config) { cfg.Self.Cluster = "other" }, `another cluster ("test" there, "other" here)`},
+		{FieldName, func(cfg *Config) { cfg.Self.Name = "first" }, `two nodes are named "first"`},
+	} {
+		t.Run(string(tc.field), func(t *testing.T) {
+			first := start(t, testConfig("first"))
+			cfg := testConfig("second")
+			cfg.Join = []string{first.Self().Addr}
+			tc.edit(&cfg)
+			second := start(t, cfg)
+			eventually(t, "a first attempt", second.Joined, func() any { return nil })
+			attempts := second.JoinErrors()
+			var mismatch *MismatchError
+			if len(attempts) != 1 || !errors.As(attempts[0].Err, &mismatch) || mismatch.Field != tc.field {
+				t.Fatalf("at the newcomer: %v", attempts)
+			}
+			if text := mismatch.Error(); !strings.Contains(text, tc.says) {
+				t.Errorf("at the newcomer: %q lacks %q", text, tc.says)
+			}
+			eventually(t, "a refusal at the seed", func() bool {
+				for _, r := range first.Refusals() {
+					if errors.As(r.Err, &mismatch) && mismatch.Field == tc.field {
+						return true
+					}
+				}
+				return false
+			}, func() any { return first.Refusals() })
+			if len(first.Members())+len(second.Members()) != 0 {
+				t.Error(first.Members(), second.Members())
+			}
+			// A knowledge stream is refused, too.
+			if c, err := second.Dial(context.Background(), first.Self()); !errors.As(err, &mismatch) || mismatch.Field != tc.field {
+				t.Error(c, err)
+			}
+		})
+	}
+}
+
+// An incompatible node is refused also where no knock goes before: memberlist's
+// own exchange of state, which a seed of another release might begin.
+func TestDelegatesRefuse(t *testing.T) {
+	a := start(t, testConfig("a"))
+	cfg := testConfig("b")
+	cfg.Self.KeyID++
+	b := start(t, cfg)
+	if _, err := b.members.Join([]string{"a/" + a.Self().Addr}); err == nil {
+		t.Error("joined")
+	}
+	eventually(t, "a refusal at each", func() bool { return len(a.Refusals()) > 0 && len(b.Refusals()) > 0 },
+		func() any { return []any{a.Refusals(), b.Refusals()} })
+	if len(a.Members())+len(b.Members()) != 0 {
+		t.Error(a.Members(), b.Members())
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		edit func(cfg *Config)
+		says string
+	}{
+		{"no key", func(cfg *Config) { cfg.Keys, cfg.Bind = nil, ":0" }, "grapevine keys generate"},
+		{"no key on a name", func(cfg *Config) { cfg.Keys, cfg.Bind = nil, "example.net:0" }, "grapevine keys generate"},
+		{"short key", func(cfg *Config) { cfg.Keys = [][]byte{make([]byte, 31)} }, "31 bytes"},
+		{"two equal keys", func(cfg *Config) { cfg.Keys = [][]byte{key(1), key(1)} }, "twice"},
+		{"many keys", func(cfg *Config) {
+			cfg.Keys = nil
+			for i := range 9 {
+				cfg.Keys = append(cfg.Keys, key(byte(i)))
+			}
+		}, "more than 8"},
+		{"keys and file", func(cfg *Config) { cfg.KeyringFile = "keys" }, "one of both"},
+		{"no file", func(cfg *Config) { cfg.Keys, cfg.KeyringFile = nil, "/nonexistent/keys" }, "no such file"},
+		{"name", func(cfg *Config) { cfg.Self.Name = "a b" }, "node name"},
+		{"no name", func(cfg *Config) { cfg.Self.Name = "" }, "needs a name"},
+		{"long name", func(cfg *Config) { cfg.Self.Name = strings.Repeat("n", 129) }, "at most 128"},
+		{"protocol", func(cfg *Config) { cfg.Self.ProtocolMin = 0 }, "protocol range"},
+		{"bind", func(cfg *Config) { cfg.Bind = "7946" }, "gossip address"},
+		{"seed", func(cfg *Config) { cfg.Join = []string{"srv:"} }, "join"},
+		{"probe", func(cfg *Config) { cfg.ProbeTimeout = defaultProbeInterval }, "probe timeout"},
+		{"TLS without certificate", func(cfg *Config) { cfg.TLS = &tls.Config{} }, "no certificate"},
+		{"TLS without authority", func(cfg *Config) { cfg.TLS = &tls.Config{Certificates: make([]tls.Certificate, 1)} }, "authority"},
+	} {
+		cfg := testConfig("a")
+		tc.edit(&cfg)
+		if _, err := New(cfg); err == nil || !strings.Contains(err.Error(), tc.says) {
+			t.Errorf("%s: %v", tc.name, err)
+		}
+	}
+	// What all texts together make too long is known at Start, with the address.
+	cfg := testConfig(strings.Repeat("n", 128))
+	cfg.Self.Data = strings.Repeat("d", 240) + ":8080"
+	cfg.Self.Admin = cfg.Self.Data
+	l, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Start(context.Background()); err == nil || !strings.Contains(err.Error(), "more than 512") {
+		t.Error(err)
+	}
+	if err := l.Stop(context.Background()); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,167 @@
+package member
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// fakeDNS answers for names; it may be changed while it is used.
+type fakeDNS struct {
+	mu    sync.Mutex
+	hosts map[string][]netip.Addr
+	srv   map[string][]*net.SRV
+}
+
+var errNoName = errors.New("no such host")
+
+func (d *fakeDNS) LookupNetIP(_ context.Context, _, host string) ([]netip.Addr, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if a, ok := d.hosts[host]; ok {
+		return a, nil
+	}
+	return nil, errNoName
+}
+
+func (d *fakeDNS) LookupSRV(_ context.Context, _, _, name string) (string, []*net.SRV, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if r, ok := d.srv[name]; ok {
+		return "", r, nil
+	}
+	return "", nil, errNoName
+}
+
+func (d *fakeDNS) host(name string, addrs ...string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.hosts == nil {
+		d.hosts = make(map[string][]netip.Addr)
+	}
+	d.hosts[name] = nil
+	for _, a := range addrs {
+		d.hosts[name] = append(d.hosts[name], netip.MustParseAddr(a))
+	}
+}
+
+// TestDiscovery joins by every kind of entry. What the entry leads to is there
+// only after a first attempt in vain, so all of them are asked again.
+func TestDiscovery(t *testing.T) {
+	seed := start(t, testConfig("seed"))
+	addr := netip.MustParseAddrPort(seed.Self().Addr)
+	port := strings.TrimPrefix(seed.Self().Addr, "127.0.0.1:")
+	file := filepath.Join(t.TempDir(), "seeds")
+	for _, tc := range []struct {
+		name, entry string
+		publish     func(d *fakeDNS) error
+	}{
+		{"host", "seed.test:" + port, func(d *fakeDNS) error { d.host("seed.test", "127.0.0.1"); return nil }},
+		{"dns", "dns:seed.test:" + port, func(d *fakeDNS) error { d.host("seed.test", "127.0.0.1"); return nil }},
+		{"srv", "srv:_gossip._tcp.test", func(d *fakeDNS) error {
+			d.host("target.test", "127.0.0.1")
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			d.srv = map[string][]*net.SRV{"_gossip._tcp.test": {{Target: "gone.test.", Port: 1}, {Target: "target.test.", Port: addr.Port()}}}
+			return nil
+		}},
+		{"file", "file:" + file, func(*fakeDNS) error {
+			return os.WriteFile(file, []byte("# the fleet\n\nno port at all:x:y\n"+addr.String()+"\n"), 0o600)
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			dns := &fakeDNS{}
+			cfg := testConfig("by-" + tc.name)
+			cfg.Join, cfg.resolver = []string{tc.entry}, dns
+			if tc.name == "file" {
+				cfg.RejoinInterval = time.Hour // being watched must do
+			}
+			n := start(t, cfg)
+			eventually(t, "a first attempt", n.Joined, func() any { return nil })
+			if e := n.JoinErrors(); len(e) != 1 || e[0].Err == nil || e[0].Seed != tc.entry {
+				t.Fatal(e)
+			}
+			if err := tc.publish(dns); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "joined", func() bool { return n.state("seed") == StateAlive }, func() any { return n.JoinErrors() })
+			eventually(t, "no error is left", func() bool {
+				e := n.JoinErrors()
+				return len(e) == 1 && e[0].Err == nil && e[0].Addr == addr.String()
+			}, func() any { return n.JoinErrors() })
+		})
+	}
+}
+
+func TestSeedEntries(t *testing.T) {
+	dns := &fakeDNS{}
+	dns.host("two.test", "10.0.0.1", "fd00::1")
+	dns.host("none.test")
+	s, err := newSeeds(nil, dns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		entry string
+		want  []string // nil: an error
+	}{
+		{"10.1.2.3:7000", []string{"10.1.2.3:7000"}},
+		{"10.1.2.3", []string{"10.1.2.3:7946"}},
+		{"fd00::2", []string{"[fd00::2]:7946"}},
+		{"[fd00::2]:7000", []string{"[fd00::2]:7000"}},
+		{"two.test", []string{"10.0.0.1:7946", "[fd00::1]:7946"}},
+		{"dns:two.test:1", []string{"10.0.0.1:1", "[fd00::1]:1"}},
+		{"none.test", nil},
+		{"absent.test", nil},
+		{"srv:_absent._tcp.test", nil},
+		{"file:/nonexistent/seeds", nil},
+	} {
+		if err := checkSeed(tc.entry); err != nil {
+			t.Errorf("%s: %v", tc.entry, err)
+		}
+		got, err := s.resolve(context.Background(), tc.entry)
+		if !slices.Equal(got, tc.want) || (err == nil) != (tc.want != nil) {
+			t.Errorf("%s: %v, %v; want %v", tc.entry, got, err, tc.want)
+		}
+	}
+	for _, entry := range []string{"", ":7946", "host:0", "host:70000", "host:x", "a b:1", "dns:", "srv:a b", "file:", "host:1:2"} {
+		if err := checkSeed(entry); err == nil {
+			t.Errorf("%q is taken", entry)
+		}
+	}
+}
+
+func TestAdvertise(t *testing.T) {
+	for _, tc := range []struct{ bind, advertise, join, want string }{
+		{"127.0.0.1:0", "", "", "127.0.0.1"},
+		{"127.0.0.1:0", "127.0.0.2", "", "127.0.0.2"},
+		{"127.0.0.1:0", "named.test:999", "", "10.9.8.7:999"},
+		{"0.0.0.0:0", "", "127.0.0.1:1", "127.0.0.1"},
+		{":0", "", "127.0.0.1:1", "127.0.0.1"},
+	} {
+		dns := &fakeDNS{}
+		dns.host("named.test", "10.9.8.7")
+		cfg := testConfig("a")
+		cfg.Bind, cfg.Advertise, cfg.resolver = tc.bind, tc.advertise, dns
+		if tc.join != "" {
+			cfg.Join = []string{tc.join}
+		}
+		n := start(t, cfg)
+		if got := n.Self().Addr; !strings.HasPrefix(got, tc.want) {
+			t.Errorf("%+v: %s", tc, got)
+		}
+	}
+	for _, ip := range []string{"127.0.0.1", "0.0.0.0", "fe80::1", "224.0.0.1"} {
+		if addressRank(netip.MustParseAddr(ip)) != 0 {
+			t.Error(ip, "is offered to others")
+		}
+	}
+}
