@@ -27,9 +27,9 @@ func (t *Tree) ApplyDelta(payload []byte, names Names, shift time.Duration, now 
 // here becomes one by a peer's older fact: its later time has not been told to anybody yet. That happens at most once per
 // fact and node, so it cannot echo.
 func (t *Tree) ApplyDeltaNews(payload []byte, names Names, shift time.Duration, now Time, news []Fact) (Applied, []Fact, error) {
-	m := merge{t: t, now: clampTime(now), news: &news}
+	m := merge{t: t, now: clampTime(now), tells: true, news: news}
 	applied, err := m.payload(payload, names, shift)
-	return applied, news, err
+	return applied, m.news, err
 }
 
 // ApplySnapshot merges a page of another node's Snapshot; the rules of ApplyDelta hold, pages have the same form.
@@ -39,9 +39,10 @@ func (t *Tree) ApplySnapshot(page []byte, names Names, shift time.Duration, now 
 
 // merge brings other nodes' facts into a tree.
 type merge struct {
-	t    *Tree
-	now  Time
-	news *[]Fact // may be nil
+	t     *Tree
+	now   Time
+	tells bool // somebody wants the news
+	news  []Fact
 	ahead
 }
 
@@ -161,7 +162,10 @@ func (m *merge) run(f *Fact, hashes []Hash) (changed int) {
 				continue
 			}
 		}
-		prior := m.t.change(p, uint64(h), e, m.now)
+		prior := p.entry
+		if !p.touch(e, m.now) {
+			prior = m.t.change(p, uint64(h), e, m.now)
+		}
 		if mergeEntries(prior, e) == prior {
 			continue
 		}
@@ -176,8 +180,8 @@ func (m *merge) run(f *Fact, hashes []Hash) (changed int) {
 				n++
 			}
 			left[n-1].blocks += span
-		case at > f.Time && m.news != nil: // prior was no anchor
-			m.t.append(m.news, Touch, h, mergeEntries(prior, e), at, 0)
+		case at > f.Time && m.tells: // prior was no anchor
+			m.t.append(&m.news, Touch, h, mergeEntries(prior, e), at, 0)
 		}
 	}
 	if touched > 0 {

@@ -181,12 +181,15 @@ func (t *Tree) record(b Backend, chain []Hash, now Time, tr *Trail, news *[]Fact
 			}
 			p := &a.places[i]
 			prior := p.entry
-			e := makeEntry(b, now, blockFlags(depth, len(chain))|prior&entryFlags)
+			flags := prior&entryFlags | blockFlags(depth, len(chain))
+			e := makeEntry(b, now, flags)
 			if entryTime(prior) > tr.settled {
-				e = entryAt(e, entryTime(prior))
+				e = prior | flags
 			}
 			if e != prior {
-				prior = t.change(p, uint64(chain[depth-1]), e, now)
+				if !p.touch(e, now) {
+					prior = t.change(p, uint64(chain[depth-1]), e, now)
+				}
 				if news != nil {
 					t.tell(news, chain[depth-1], prior, e, now)
 				}
@@ -200,12 +203,9 @@ func (t *Tree) record(b Backend, chain []Hash, now Time, tr *Trail, news *[]Fact
 	t.use(b, tr, len(chain), now)
 }
 
-// change merges e into the fact of its backend and block, which was seen at p, and returns what it replaced, 0 if there was
-// none.
+// change merges e into the fact of its backend and block, which was seen at p, after p.touch could not. It returns what e
+// replaced, 0 if there was nothing.
 func (t *Tree) change(p *place, key uint64, e entry, now Time) (prior entry) {
-	if p.touch(e, now) {
-		return p.entry
-	}
 	if prior = t.put(p, key, e, now); prior == e && p.entry != 0 {
 		return p.entry // that touch has come to pass, only not for certain
 	}
@@ -256,7 +256,7 @@ func (t *Tree) revert(b Backend, chain []Hash, tr *Trail, news *[]Fact) (retract
 	for i, h := range chain {
 		before := tr.at(i + 1)
 		was, is, removed := t.edit(&place{shard: t.shard(uint64(h))}, b, uint64(h), func(e entry) (entry, bool) {
-			if entryTime(e) != tr.recorded {
+			if entryTime(e) != tr.recorded || before >= tr.recorded { // in a hole above what somebody recorded later
 				return e, false
 			}
 			return entryAt(e, max(before, 1)), before == 0

@@ -1,0 +1,236 @@
+package prefixtree
+
+import (
+	"maps"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+// keyed names backends by a key that is their id and more, or its reverse, so that ids differ from node to node.
+type keyed struct {
+	backends Backend
+	reverse  bool
+}
+
+func (k keyed) flip(b Backend) Backend {
+	if k.reverse {
+		return k.backends - 1 - b
+	}
+	return b
+}
+
+func (k keyed) Key(b Backend) (uint32, bool) { return 0xbac0000 + uint32(k.flip(b)), b < k.backends }
+
+func (k keyed) Backend(key uint32) (Backend, bool) {
+	b := Backend(key)
+	if key < 0xbac0000 || key >= 0xbac0000+uint32(k.backends) {
+		return 0, false
+	}
+	return k.flip(b), true
+}
+
+// peer is one node of a simulated fleet: its tree, its ids, and what is on its way to it.
+type peer struct {
+	tree   *Tree
+	names  keyed
+	outbox *Outbox
+	inbox  [][]byte
+	news   []Fact
+}
+
+func newPeers(t *rapid.T, n, backends int, horizon time.Duration) []*peer {
+	peers := make([]*peer, n)
+	for i := range peers {
+		tree, err := New(Config{Horizon: horizon, MaxBackends: backends, Budget: 1 << 20})
+		if err != nil {
+			t.Fatal(err)
+		}
+		peers[i] = &peer{tree: tree, names: keyed{Backend(backends), i%2 == 1}, outbox: NewOutbox(0)}
+	}
+	return peers
+}
+
+// id is the peer's own id of a backend.
+func (p *peer) id(b Backend) Backend { return p.names.flip(b) }
+
+func (p *peer) tell() {
+	p.outbox.Add(p.news)
+	p.news = p.news[:0]
+}
+
+// send drains a little of what a peer has to tell, to everybody's inbox.
+func (p *peer) send(t *rapid.T, peers []*peer, limit int) (sent bool) {
+	payload, records := p.outbox.Drain(nil, limit, p.names)
+	if len(payload) > limit || (records > 0) != (len(payload) > 0) {
+		t.Fatalf("%d bytes with %d records, at most %d bytes", len(payload), records, limit)
+	}
+	for _, other := range peers {
+		if other != p && records > 0 {
+			other.inbox = append(other.inbox, payload)
+		}
+	}
+	return records > 0
+}
+
+// receive merges the i-th message of the inbox; keep leaves it there, to come once more.
+func (p *peer) receive(t *rapid.T, i int, now Time, keep bool) {
+	_, news, err := p.tree.ApplyDeltaNews(p.inbox[i], p.names, 0, now, p.news)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !keep {
+		p.inbox[i] = p.inbox[len(p.inbox)-1]
+		p.inbox = p.inbox[:len(p.inbox)-1]
+	}
+	p.news = news
+	p.tell()
+}
+
+// settle delivers all that is left, in random order, until nobody has anything to tell.
+func settle(t *rapid.T, peers []*peer, now Time) {
+	for round := 0; ; round++ {
+		if round > 100 {
+			t.Fatal("they go on telling each other: an echo")
+		}
+		quiet := true
+		for _, p := range peers {
+			for p.send(t, peers, 1<<16) {
+				quiet = false
+			}
+		}
+		for _, p := range peers {
+			for len(p.inbox) > 0 {
+				p.receive(t, rapid.IntRange(0, len(p.inbox)-1).Draw(t, "left"), now, false)
+				quiet = false
+			}
+		}
+		if quiet {
+			return
+		}
+	}
+}
+
+// heldByPeer is heldBy in the first peer's ids.
+func heldByPeer(p *peer, now Time) held {
+	m := held{}
+	for at, when := range heldBy(p.tree, now) {
+		m[spot{at.Hash, p.id(at.Backend)}] = when
+	}
+	return m
+}
+
+// TestTreesConverge: placements fall on random nodes and their news are delivered late, twice, out of order, some only at the
+// end when they are asked for again. All trees then hold, at anchors, what a naive map of all placements does: the latest
+// that covered a block, for all blocks at which any of them had an anchor.
+func TestTreesConverge(t *testing.T) {
+	const backends = 3
+	hasher := newHasher(t)
+	rapid.Check(t, func(t *rapid.T) {
+		peers := newPeers(t, 4, backends, time.Second)
+		latest, anchors := held{}, map[spot]bool{}
+		place := func(b Backend, chain []Hash, at Time) {
+			for i, h := range chain {
+				p := spot{h, b}
+				latest[p] = max(latest[p], at)
+				anchors[p] = anchors[p] || IsAnchor(i+1, len(chain))
+			}
+		}
+		// Times are further apart than the grain of 15 ms, and none outlives its retention.
+		const step, steps = 20, 100
+		end := start + step*steps + 500
+		any := func() *peer { return peers[rapid.IntRange(0, len(peers)-1).Draw(t, "peer")] }
+		t.Repeat(map[string]func(*rapid.T){
+			"request": func(t *rapid.T) {
+				p, b, chain := any(), Backend(rapid.IntRange(0, backends-1).Draw(t, "backend")), modelChain(t, hasher)
+				at := start + step*Time(rapid.IntRange(0, steps).Draw(t, "at"))
+				stay := step * Time(rapid.IntRange(0, 3).Draw(t, "stay"))
+				var tr Trail
+				p.news = p.tree.RecordNews(p.id(b), chain, at, &tr, p.news)
+				_, p.news = p.tree.LearnNews(p.id(b), chain, &tr, -1, at+stay, p.news)
+				p.tell()
+				place(b, chain, at)
+				place(b, chain, at+stay)
+			},
+			"send": func(t *rapid.T) { any().send(t, peers, rapid.IntRange(MinPayload, 2_000).Draw(t, "bytes")) },
+			"receive": func(t *rapid.T) {
+				if p := any(); len(p.inbox) > 0 {
+					p.receive(t, rapid.IntRange(0, len(p.inbox)-1).Draw(t, "which"), end, rapid.Bool().Draw(t, "twice"))
+				}
+			},
+		})
+		settle(t, peers, end)
+		want := held{}
+		for p := range anchors {
+			if anchors[p] {
+				want[p] = latest[p]
+			}
+		}
+		count, xor := peers[0].tree.FactDigest(end, start, end, peers[0].names)
+		for i, p := range peers {
+			if got := heldByPeer(p, end); !maps.Equal(got, want) {
+				t.Fatalf("peer %d holds %d anchors, want %d: %s", i, len(got), len(want), difference(got, want))
+			}
+			if n, x := p.tree.FactDigest(end, start, end, p.names); n != count || x != xor || n != uint64(len(want)) {
+				t.Fatalf("peer %d: digest %d %x, first %d %x", i, n, x, count, xor)
+			}
+			checkShards(t, p.tree)
+		}
+	})
+}
+
+// TestTreesConvergeOnRetractions: what fails, is contradicted or forgotten at one node goes everywhere, as long as what one
+// node says arrives in order and nobody says something else meanwhile.
+func TestTreesConvergeOnRetractions(t *testing.T) {
+	const backends = 3
+	hasher := newHasher(t)
+	rapid.Check(t, func(t *rapid.T) {
+		peers := newPeers(t, 3, backends, 5*time.Minute) // no fact outlives its retention, no count teaches a horizon
+		now := start
+		for range rapid.IntRange(1, 20).Draw(t, "rounds") {
+			p := peers[rapid.IntRange(0, len(peers)-1).Draw(t, "peer")]
+			for range rapid.IntRange(1, 4).Draw(t, "calls") {
+				now += Time(rapid.IntRange(1, 6_000).Draw(t, "wait"))
+				b, chain := p.id(Backend(rapid.IntRange(0, backends-1).Draw(t, "backend"))), modelChain(t, hasher)
+				var tr Trail
+				switch rapid.IntRange(0, 5).Draw(t, "what") {
+				case 0, 1:
+					p.news = p.tree.RecordNews(b, chain, now, &tr, p.news)
+					_, p.news = p.tree.LearnNews(b, chain, &tr, len(chain), now+3_000, p.news)
+					now += 3_000
+				case 2:
+					p.news = p.tree.RecordNews(b, chain, now, &tr, p.news)
+					_, p.news = p.tree.RevertNews(b, chain, &tr, p.news)
+				case 3:
+					p.news = p.tree.DropNews(b, chain, rapid.IntRange(0, len(chain)).Draw(t, "from"), now, p.news)
+				case 4:
+					_, p.news = p.tree.LearnNews(b, chain, nil, rapid.IntRange(0, len(chain)).Draw(t, "cached"), now, p.news)
+				case 5:
+					p.news = p.tree.ForgetNews(b, now, p.news)
+				}
+				p.tell()
+			}
+			for p.send(t, peers, 500) {
+			}
+			for _, other := range peers {
+				for _, payload := range other.inbox {
+					applied, news, err := other.tree.ApplyDeltaNews(payload, other.names, 0, now, nil)
+					if err != nil || applied.Unknown > 0 {
+						t.Fatal(applied, err)
+					}
+					other.news = news
+					other.tell()
+				}
+				other.inbox = other.inbox[:0]
+			}
+			settle(t, peers, now)
+			want := heldByPeer(peers[0], now)
+			for i, p := range peers {
+				if got := heldByPeer(p, now); !maps.Equal(got, want) {
+					t.Fatalf("peer %d holds %d anchors, the first %d: %s", i, len(got), len(want), difference(got, want))
+				}
+			}
+		}
+	})
+}

@@ -1,0 +1,209 @@
+package prefixtree
+
+import (
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+// held is what a tree holds at anchors, as a naive map.
+type held map[spot]Time
+
+type spot struct {
+	Hash
+	Backend
+}
+
+func heldBy(tree *Tree, now Time) held {
+	m := held{}
+	tree.Range(now, func(f Fact) bool { m[spot{f.Hash, f.Backend}] = f.Time; return true })
+	return m
+}
+
+// tell merges a fact by the rules of DESIGN.md in their plainest form, fences aside.
+func (m held) tell(f Fact) {
+	p := spot{f.Hash, f.Backend}
+	at, ok := m[p]
+	switch f.Kind {
+	case Add, Touch:
+		m[p] = max(at, f.Time)
+	case Drop:
+		if ok && at <= f.Time {
+			delete(m, p)
+		}
+	case Revert:
+		if ok && at == f.Time {
+			m[p] = f.Before
+			if f.Before == 0 {
+				delete(m, p)
+			}
+		}
+	case Fence:
+		maps.DeleteFunc(m, func(p spot, at Time) bool { return p.Backend == f.Backend && at <= f.Time })
+	}
+}
+
+func kinds(news []Fact) map[Kind]int {
+	n := map[Kind]int{}
+	for _, f := range news {
+		n[f.Kind]++
+	}
+	return n
+}
+
+// TestNewsIsWhatChanged: a map that is told a tree's news, and nothing else, holds at every moment what the tree holds.
+func TestNewsIsWhatChanged(t *testing.T) {
+	const backends = 3
+	hasher := newHasher(t)
+	rapid.Check(t, func(t *rapid.T) {
+		tree, err := New(Config{Horizon: 64 * time.Second, MaxBackends: backends, Budget: 1 << 20})
+		if err != nil {
+			t.Fatal(err)
+		}
+		told := held{}
+		now := start
+		var open []visitor // requests recorded and not yet ended
+		var news []Fact
+		backend := func() Backend { return Backend(rapid.IntRange(0, backends-1).Draw(t, "backend")) }
+		take := func() visitor {
+			i := rapid.IntRange(0, len(open)-1).Draw(t, "which")
+			v := open[i]
+			open = slices.Delete(open, i, i+1)
+			return v
+		}
+		t.Repeat(map[string]func(*rapid.T){
+			"record": func(t *rapid.T) {
+				v := visitor{b: backend(), chain: modelChain(t, hasher)}
+				news = tree.RecordNews(v.b, v.chain, now-Time(rapid.IntRange(0, 3_000).Draw(t, "behind")), &v.trail, news)
+				open = append(open, v)
+			},
+			"learn": func(t *rapid.T) {
+				if len(open) == 0 {
+					return
+				}
+				v := take()
+				cached := rapid.SampledFrom([]int{-1, 0, 0, len(v.chain) / 2, len(v.chain)}).Draw(t, "cached")
+				_, news = tree.LearnNews(v.b, v.chain, &v.trail, cached, now, news)
+			},
+			"revert": func(t *rapid.T) {
+				if len(open) == 0 {
+					return
+				}
+				v := take()
+				_, news = tree.RevertNews(v.b, v.chain, &v.trail, news)
+			},
+			"learn a truth": func(t *rapid.T) {
+				chain := modelChain(t, hasher)
+				_, news = tree.LearnNews(backend(), chain, nil, rapid.IntRange(-1, len(chain)).Draw(t, "cached"), now, news)
+			},
+			"drop": func(t *rapid.T) {
+				chain := modelChain(t, hasher)
+				news = tree.DropNews(backend(), chain, rapid.IntRange(0, len(chain)).Draw(t, "from"), now, news)
+			},
+			"forget": func(t *rapid.T) { news = tree.ForgetNews(backend(), now-500, news) },
+			"wait":   func(t *rapid.T) { now += Time(rapid.IntRange(1, 5_000).Draw(t, "wait")) },
+			"": func(t *rapid.T) {
+				for _, f := range news {
+					told.tell(f)
+				}
+				news = news[:0]
+				// What is dead of itself is no news.
+				maps.DeleteFunc(told, func(p spot, at Time) bool { return tree.limits[p.Backend].dead(at, now) })
+				got := heldBy(tree, now)
+				if !maps.Equal(got, told) {
+					t.Fatalf("the tree holds %d anchors, its news tell %d: %s", len(got), len(told), difference(got, told))
+				}
+			},
+		})
+	})
+}
+
+// visitor is a request that is being served.
+type visitor struct {
+	b     Backend
+	chain []Hash
+	trail Trail
+}
+
+// differ names an example of what two maps do not agree on.
+func difference(a, b held) (example []any) {
+	for p, at := range a {
+		if other, ok := b[p]; !ok || other != at {
+			return []any{p, "at", at - start, "and", ok, other - start}
+		}
+	}
+	for p, at := range b {
+		if _, ok := a[p]; !ok {
+			return []any{p, "at", at - start, "only in the second"}
+		}
+	}
+	return nil
+}
+
+func TestNewsOfAConversation(t *testing.T) {
+	const grain = 1_000
+	tree := newTree(t, Config{Horizon: grainsPerHorizon * grain * time.Millisecond})
+	chain := chainOf(t, 1, 50)
+	var tr Trail
+	news := tree.RecordNews(1, chain[:18], start, &tr, nil)
+	if want := tree.AppendFacts(nil, 1, chain[:18], start); !slices.Equal(news, want) {
+		t.Errorf("a new prompt: %+v, want %+v", news, want)
+	}
+	if news := tree.RecordNews(1, chain[:18], start+grain, nil, nil); len(news) != 0 {
+		t.Errorf("within the grain: %+v", news)
+	}
+	// The next turn, within the grain: what is new, and no touch.
+	news = tree.RecordNews(1, chain[:30], start+grain, nil, nil)
+	if k := kinds(news); len(news) != 4 || k[Add] != 4 { // 20, 24, 28, 30
+		t.Errorf("the next turn: %+v", news)
+	}
+	// The end of the first request, beyond the grain, touches what it placed; 18 blocks are 17 anchors.
+	_, news = tree.LearnNews(1, chain[:18], &tr, 18, start+2*grain, nil)
+	if k := kinds(news); k[Touch] != 17 || len(news) != 17 {
+		t.Errorf("the end of a request: %+v", news)
+	}
+	// A block that was known between anchors and becomes one is told with the time it has.
+	news = tree.RecordNews(1, chain[:27], start+2*grain, nil, nil)
+	if want := (Fact{Hash: chain[26], Time: start + grain, Backend: 1, Span: 3}); len(news) != 1 || news[0] != want {
+		t.Errorf("a new end between anchors: %+v", news)
+	}
+	// The end of an earlier turn stays an anchor, and is touched with the others: 16 + 18 + 20, 24, 27, 28, 30 + 32 ... 48, 50.
+	news = tree.RecordNews(1, chain, start+10*grain, &tr, nil)
+	if k := kinds(news); k[Touch] != 22 || k[Add] != 6 {
+		t.Errorf("a third turn: %v", k)
+	}
+	if !slices.IsSortedFunc(news, func(a, b Fact) int { return slices.Index(chain, a.Hash) - slices.Index(chain, b.Hash) }) {
+		t.Error("not root first")
+	}
+	_, news = tree.RevertNews(1, chain, &tr, nil)
+	if k := kinds(news); k[Revert] != 28 || news[27].Before != 0 || news[0].Before != start+2*grain || news[0].Time != start+10*grain {
+		t.Errorf("taken back: %v, %+v", k, news)
+	}
+}
+
+func TestNewsOfAnAmnesia(t *testing.T) {
+	tree := newTree(t, Config{Horizon: 100 * time.Second})
+	var chains [3][]Hash
+	for i := range chains {
+		chains[i] = chainOf(t, uint64(i+1), 10)
+		tree.Record(1, chains[i], start, nil)
+	}
+	for i, chain := range chains {
+		var tr Trail
+		tree.Record(1, chain, start+10_000, &tr)
+		lesson, news := tree.LearnNews(1, chain, &tr, 0, start+10_100, nil)
+		last := i == len(chains)-1
+		if lesson.Amnesia != last || (kinds(news)[Fence] == 1) != last {
+			t.Fatalf("surprise %d: %+v, %v", i+1, lesson, kinds(news))
+		}
+		if last && news[len(news)-1] != (Fact{Time: start + 9_999, Backend: 1, Kind: Fence}) {
+			t.Errorf("%+v", news[len(news)-1])
+		}
+	}
+	if news := tree.ForgetNews(defaultMaxBackends, start, nil); len(news) != 0 {
+		t.Errorf("out of range: %+v", news)
+	}
+}
