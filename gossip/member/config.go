@@ -155,6 +155,9 @@ type Config struct {
 
 	// resolver answers for names; nil means the system's.
 	resolver resolver
+	// handshake bounds the time until a connection has shown who it is; 0
+	// means handshakeTimeout.
+	handshake time.Duration
 }
 
 const (

@@ -223,7 +223,7 @@ func (l *List) dial(ctx context.Context, addr, alpn string) (*Conn, error) {
 
 // shake does handshake and hello on a connection that this node has opened.
 func (l *List) shake(ctx context.Context, raw net.Conn, addr, alpn string) (*Conn, error) {
-	_ = raw.SetDeadline(time.Now().Add(handshakeTimeout))
+	_ = raw.SetDeadline(time.Now().Add(l.cfg.handshake))
 	own := l.ring.identity.Load().primary()
 	conn, proof, err := l.secure.client(ctx, raw, addr, alpn)
 	if err != nil {
@@ -269,7 +269,7 @@ func (l *List) accept(x *gated) {
 
 // welcome returns the stream, or the reason why there is none. Refusals are noted.
 func (l *List) welcome(x *gated, host string) (*Conn, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), handshakeTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), l.cfg.handshake)
 	defer cancel()
 	own := l.ring.identity.Load().primary()
 	conn, proof, err := l.secure.server(ctx, x.Conn, host)

@@ -107,6 +107,12 @@ func testConfig(name string) Config {
 // echo sends back what comes on a stream.
 func echo(c *Conn) { _, _ = io.Copy(c, c) }
 
+// patient makes a node slow to believe another dead, for tests in which nobody
+// dies but which may run on a machine where everybody is starved.
+func patient(_ int, cfg *Config) {
+	cfg.ProbeInterval, cfg.ProbeTimeout = 15*time.Second, 10*time.Second
+}
+
 // start starts a node; the test's end stops it.
 func start(t *testing.T, cfg Config) *testNode {
 	t.Helper()
@@ -212,7 +218,7 @@ func dialed(t *testing.T, a, b *testNode) *Conn {
 }
 
 func TestFleet(t *testing.T) {
-	nodes := fleet(t, 3, nil)
+	nodes := fleet(t, 3, patient)
 	if !nodes[0].Joined() || !nodes[1].Joined() {
 		t.Error("not joined")
 	}
@@ -247,15 +253,16 @@ func TestFleet(t *testing.T) {
 }
 
 func TestFailureDetection(t *testing.T) {
+	t.Parallel()
 	nodes := fleet(t, 4, nil)
 	begin := time.Now()
 	stop(t, nodes[3]) // without Leave: as if killed
 	for _, n := range nodes[:3] {
-		eventually(t, "the dead node is found dead", func() bool { return n.seen(Failed, "node-3") == 1 }, func() any { return n.told() })
+		eventually(t, "the dead node is found dead", func() bool { return n.seen(Failed, "node-3") > 0 }, func() any { return n.told() })
 	}
 	t.Logf("dead everywhere after %v", time.Since(begin).Round(10*time.Millisecond))
 	if s := nodes[0].state("node-3"); s != StateFailed {
-		t.Error(s)
+		t.Error(s) // nobody brings it back
 	}
 	if _, err := nodes[3].Dial(context.Background(), nodes[0].Self()); !errors.Is(err, ErrStopped) {
 		t.Error(err)
@@ -263,7 +270,7 @@ func TestFailureDetection(t *testing.T) {
 }
 
 func TestLeave(t *testing.T) {
-	nodes := fleet(t, 3, nil)
+	nodes := fleet(t, 3, patient)
 	if err := nodes[2].Leave(patience); err != nil {
 		t.Fatal(err)
 	}
@@ -283,10 +290,11 @@ func TestLeave(t *testing.T) {
 // A process that dies and comes back at once at its old address was never seen
 // dead; it must still be told apart from its predecessor.
 func TestRestart(t *testing.T) {
-	nodes := fleet(t, 3, nil)
+	nodes := fleet(t, 3, patient)
 	old := nodes[2].Self()
 	stop(t, nodes[2])
 	cfg := testConfig("node-2")
+	patient(2, &cfg)
 	cfg.Self.Incarnation = old.Incarnation + 1
 	cfg.Bind = old.Addr
 	cfg.Join = []string{nodes[0].Self().Addr}
@@ -307,6 +315,7 @@ func TestRestart(t *testing.T) {
 
 // A node that moves gets its name back once the old address is dead.
 func TestMovedNode(t *testing.T) {
+	t.Parallel()
 	nodes := fleet(t, 2, nil)
 	stop(t, nodes[1])
 	cfg := testConfig("node-1")
@@ -340,6 +349,7 @@ func (p *cutter) set(on bool) {
 
 // memberlist never heals a partition by itself.
 func TestRejoinAfterPartition(t *testing.T) {
+	t.Parallel()
 	p := &cutter{side: make(map[string]int)}
 	nodes := fleet(t, 4, func(i int, cfg *Config) { cfg.Cut = p.cut(i / 2) })
 	p.mu.Lock()
@@ -355,9 +365,9 @@ func TestRejoinAfterPartition(t *testing.T) {
 			}
 		}
 	}
-	if nodes[0].state("node-1") != StateAlive || nodes[2].state("node-3") != StateAlive {
-		t.Error("a node on this side is dead, too")
-	}
+	eventually(t, "each side is whole", func() bool {
+		return nodes[0].state("node-1") == StateAlive && nodes[2].state("node-3") == StateAlive
+	}, func() any { return []any{nodes[0].Members(), nodes[2].Members()} })
 	p.set(false)
 	begin := time.Now()
 	whole(t, nodes)

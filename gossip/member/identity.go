@@ -177,6 +177,9 @@ func (id *identity) verify(raw [][]byte, usage x509.ExtKeyUsage) (*x509.Certific
 	if err != nil {
 		return nil, print, fmt.Errorf("malformed certificate: %w", err)
 	}
+	if leaf.IsCA {
+		return nil, print, errors.New("an authority where a node is expected")
+	}
 	issuer := leaf.Issuer.CommonName
 	text, derived := strings.CutPrefix(issuer, issuerPrefix)
 	print, err = ParseFingerprint(text)

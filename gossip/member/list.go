@@ -87,6 +87,7 @@ func New(cfg Config) (*List, error) {
 	setDefault(&cfg.ProbeInterval, defaultProbeInterval)
 	setDefault(&cfg.ProbeTimeout, defaultProbeTimeout)
 	setDefault(&cfg.RejoinInterval, defaultRejoinInterval)
+	setDefault(&cfg.handshake, handshakeTimeout)
 	if cfg.ProbeTimeout >= cfg.ProbeInterval {
 		return nil, fmt.Errorf("probe timeout %v must be shorter than the probe interval %v", cfg.ProbeTimeout, cfg.ProbeInterval)
 	}
@@ -124,7 +125,7 @@ func (l *List) Start(ctx context.Context) error {
 		return errStarted
 	}
 	label := "grapevine/" + l.cfg.Self.Cluster
-	t, err := newTransport(l.cfg.Bind, label, l.cfg.Cut, l.log)
+	t, err := newTransport(&l.cfg, label)
 	if err != nil {
 		return err
 	}

@@ -29,12 +29,11 @@ func TestRefusals(t *testing.T) {
 			cfg.Join = []string{first.Self().Addr}
 			tc.edit(&cfg)
 			second := start(t, cfg)
-			eventually(t, "a first attempt", second.Joined, func() any { return nil })
-			attempts := second.JoinErrors()
 			var mismatch *MismatchError
-			if len(attempts) != 1 || !errors.As(attempts[0].Err, &mismatch) || mismatch.Field != tc.field {
-				t.Fatalf("at the newcomer: %v", attempts)
-			}
+			eventually(t, "a refusal at the newcomer", func() bool {
+				attempts := second.JoinErrors()
+				return len(attempts) == 1 && errors.As(attempts[0].Err, &mismatch) && mismatch.Field == tc.field
+			}, func() any { return second.JoinErrors() })
 			if text := mismatch.Error(); !strings.Contains(text, tc.says) {
 				t.Errorf("at the newcomer: %q lacks %q", text, tc.says)
 			}

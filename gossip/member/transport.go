@@ -21,10 +21,9 @@ const (
 	firstTLS   = 0x16
 	firstLabel = 244
 
-	// firstByteTimeout bounds the silence of a new connection, handshakeTimeout
-	// all until it has shown who it is. A handshake takes a few round trips
-	// and about a millisecond of CPU; the rest is for starved machines.
-	firstByteTimeout = 5 * time.Second
+	// handshakeTimeout bounds all until a connection has shown who it is. A
+	// handshake takes a few round trips and about a millisecond of CPU; the rest
+	// is for starved machines.
 	handshakeTimeout = 10 * time.Second
 	// streamTimeout bounds the life of one of memberlist's streams, whatever
 	// deadline it sets itself: it carries one ping or one exchange of state.
@@ -60,6 +59,9 @@ type transport struct {
 	cut   func(addr string) bool // Config.Cut; may be nil
 	serve func(c *gated)         // takes over a connection that begins like TLS
 	log   zerolog.Logger
+	// handshake bounds the time until a connection has shown who it is; for
+	// its first byte there is half of it.
+	handshake time.Duration
 
 	tcp *net.TCPListener
 	udp *net.UDPConn
@@ -114,8 +116,8 @@ func listen(bind string) (*net.TCPListener, *net.UDPConn, error) {
 	}
 }
 
-func newTransport(bind, label string, cut func(string) bool, log zerolog.Logger) (*transport, error) {
-	tcp, udp, err := listen(bind)
+func newTransport(cfg *Config, label string) (*transport, error) {
+	tcp, udp, err := listen(cfg.Bind)
 	if err != nil {
 		return nil, fmt.Errorf("gossip: %w", err)
 	}
@@ -123,8 +125,9 @@ func newTransport(bind, label string, cut func(string) bool, log zerolog.Logger)
 	_ = udp.SetReadBuffer(udpBuffer)
 	return &transport{
 		label:      label,
-		cut:        cut,
-		log:        log,
+		cut:        cfg.Cut,
+		log:        cfg.Log,
+		handshake:  cfg.handshake,
 		tcp:        tcp,
 		udp:        udp,
 		packets:    make(chan *memberlist.Packet, packetQueue),
@@ -221,14 +224,14 @@ func (t *transport) accept() {
 // sort reads the first byte of a connection and hands it on.
 func (t *transport) sort(x *gated) {
 	now := time.Now()
-	_ = x.SetDeadline(now.Add(firstByteTimeout))
+	_ = x.SetDeadline(now.Add(t.handshake / 2))
 	var first [1]byte
 	if _, err := io.ReadFull(x.raw, first[:]); err != nil {
 		x.leave()
 		_ = x.raw.Close()
 		return
 	}
-	_ = x.SetDeadline(now.Add(handshakeTimeout))
+	_ = x.SetDeadline(now.Add(t.handshake))
 	switch first[0] {
 	case firstTLS:
 		x.Conn = &peeked{Conn: x.raw, first: first[:]}

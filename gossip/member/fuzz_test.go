@@ -1,0 +1,139 @@
+package member
+
+import (
+	"bytes"
+	"errors"
+	"net"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/hashicorp/memberlist"
+)
+
+func fullCard() card {
+	return card{
+		Info: Info{
+			Name: "node-1.rack_2", Incarnation: 1_760_000_000_000, Addr: "10.0.0.7:7946", Data: "10.0.0.7:8080", Admin: "[fd00::7]:8081",
+			Version: "v1.2.3", ProtocolMin: 1, ProtocolMax: 3, Cluster: "east", KeyID: 0x1f2e3d4c, BlockBytes: 512,
+		},
+		leaving: true,
+		keys:    []Fingerprint{{1}, {2}},
+	}
+}
+
+func TestCard(t *testing.T) {
+	want := fullCard()
+	b, err := appendCard([]byte("before"), &want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b = b[len("before"):]
+	got, err := decodeCard(b)
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	// A later release adds a field.
+	got, err = decodeCard(append(bytes.Clone(b), 200, 3, 'n', 'e', 'w'))
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	for n := range b {
+		if got, err := decodeCard(b[:n]); err == nil && !strings.HasPrefix(got.Name, "node") {
+			t.Errorf("%d bytes are enough: %+v", n, got)
+		}
+	}
+	for _, bad := range [][]byte{
+		nil, {}, {2}, {0}, make([]byte, maxCard+1),
+		append(bytes.Clone(b), tagName, 1, 'x'),          // twice
+		append(bytes.Clone(b), 200, 9, 'c', 'u', 't'),    // cut short
+		append([]byte{infoFormat}, tagIncarnation, 1, 0), // too short for what it is
+		append([]byte{infoFormat}, tagName, 1, 'x'),      // no protocol
+		bytes.Replace(b, []byte("rack_2"), []byte("rack 2"), 1),
+		bytes.Replace(b, []byte("7:7946"), []byte("7:x946"), 1),
+		bytes.Replace(b, []byte("v1.2.3"), []byte("v1\x1b[m"), 1),
+	} {
+		if _, err := decodeCard(bad); !errors.Is(err, errInfo) {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
+func FuzzCard(f *testing.F) {
+	c := fullCard()
+	b, err := appendCard(nil, &c)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b)
+	f.Add(b[:20])
+	f.Add([]byte{infoFormat, 255, 255})
+	tb := newTable(func() Info { return fullCard().Info })
+	f.Fuzz(func(t *testing.T, b []byte) {
+		c, err := decodeCard(b)
+		// However strange, it goes through memberlist's delegates.
+		n := &memberlist.Node{Name: c.Name, Addr: net.IP{10, 0, 0, 1}, Port: 1, Meta: b}
+		if _, bad := tb.admit(n); bad == nil {
+			tb.alive(n)
+			tb.gone(n.Name)
+		}
+		_ = tb.events()
+		if err != nil {
+			return
+		}
+		again, err := appendCard(nil, &c)
+		if err != nil {
+			return // longer than metadata may be
+		}
+		if back, err := decodeCard(again); err != nil || !reflect.DeepEqual(back, c) {
+			t.Errorf("%+v became %+v, %v", c, back, err)
+		}
+	})
+}
+
+func FuzzHello(f *testing.F) {
+	c := fullCard()
+	b, err := appendHello(nil, &c)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b)
+	f.Add(appendVerdict(bytes.Clone(b), verdictName, "10.0.0.8:7946"))
+	f.Add([]byte(helloMagic + "\xff\xff"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r := bytes.NewReader(b)
+		if _, err := readHello(r); err != nil {
+			return
+		}
+		if v, text, err := readVerdict(r); err == nil {
+			back, same, err := readVerdict(bytes.NewReader(appendVerdict(nil, v, text)))
+			if err != nil || back != v || same != text || !isText(text) || len(text) > maxReason {
+				t.Errorf("%d %q became %d %q, %v", v, text, back, same, err)
+			}
+		}
+	})
+}
+
+func FuzzKeys(f *testing.F) {
+	f.Add(appendKeyRequest(nil, KeyInstall, key(1)))
+	f.Add(appendKeyReply(nil, []KeyInfo{{Fingerprint{1}, true}, {Fingerprint{2}, false}}, true, nil))
+	f.Add(appendKeyReply(nil, nil, false, errNoRing))
+	f.Add([]byte(`["AQEBAQEBAQEBAQEBAQEBAQ=="]`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if op, k, err := readKeyRequest(bytes.NewReader(b)); err == nil {
+			if _, err := checkKeyRequest(op, k); err == nil && len(k) > 32 {
+				t.Errorf("a key of %d bytes", len(k))
+			}
+			op2, k2, err := readKeyRequest(bytes.NewReader(appendKeyRequest(nil, op, k)))
+			if err != nil || op2 != op || !bytes.Equal(k, k2) {
+				t.Error(op2, k2, err)
+			}
+		}
+		if keys, _, _ := readKeyReply(bytes.NewReader(b)); len(keys) > maxKeys {
+			t.Errorf("%d keys", len(keys))
+		}
+		if keys, err := parseKeyring(b); err == nil && checkKeys(keys) != nil {
+			t.Error("a ring that is none")
+		}
+	})
+}

@@ -1,0 +1,299 @@
+package member
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// rotate does an operation that must work on n nodes.
+func rotate(t *testing.T, l *testNode, op KeyOp, key []byte, n int) []KeyResult {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	results, err := l.RotateKey(ctx, op, key)
+	if err != nil {
+		t.Fatalf("%s: %v", op, err)
+	}
+	if len(results) != n {
+		t.Fatalf("%s: %d answers from %d nodes", op, len(results), n)
+	}
+	return results
+}
+
+// TestRotationUnderTraffic changes the key of a fleet whose nodes talk all the
+// time: nobody is lost, and streams under the old key come back under the new.
+func TestRotationUnderTraffic(t *testing.T) {
+	dir := t.TempDir()
+	file := func(i int) string { return filepath.Join(dir, string(rune('a'+i))) }
+	nodes := fleet(t, 3, func(i int, cfg *Config) {
+		patient(i, cfg)
+		lines := "# the fleet's key\n" + base64.StdEncoding.EncodeToString(key(1)) + "\n"
+		if err := os.WriteFile(file(i), []byte(lines), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		cfg.Keys, cfg.KeyringFile = nil, file(i)
+	})
+
+	// Every node keeps a stream to every other, and opens it again when it breaks.
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	var breaks atomic.Int64
+	said := make([]atomic.Int64, len(nodes)*len(nodes))
+	for i, a := range nodes {
+		for j, b := range nodes {
+			if i == j {
+				continue
+			}
+			wg.Go(func() {
+				for ctx.Err() == nil {
+					c, err := a.Dial(ctx, b.Self())
+					if err != nil {
+						continue
+					}
+					for ctx.Err() == nil && say(c, "still there?") == nil {
+						said[i*len(nodes)+j].Add(1)
+						time.Sleep(time.Millisecond) // not to starve the probes
+					}
+					_ = c.Close()
+					breaks.Add(1)
+				}
+			})
+		}
+	}
+	progress := func(what string) {
+		t.Helper()
+		for i := range nodes {
+			for j := range nodes {
+				n := &said[i*len(nodes)+j]
+				before := n.Load()
+				if i != j {
+					eventually(t, "traffic "+what, func() bool { return n.Load() > before+3 }, func() any { return n.Load() })
+				}
+			}
+		}
+	}
+	progress("before")
+	old, next := FingerprintOf(key(1)), FingerprintOf(key(2))
+
+	// Too early.
+	if _, err := nodes[0].RotateKey(ctx, KeyUse, key(2)); !errors.Is(err, ErrKeyNotEverywhere) {
+		t.Error(err)
+	}
+	if _, err := nodes[0].RotateKey(ctx, KeyRemove, key(1)); !errors.Is(err, ErrKeyInUse) {
+		t.Error(err)
+	}
+	rotate(t, nodes[0], KeyInstall, key(2), 3)
+	rotate(t, nodes[1], KeyInstall, key(2), 3) // again
+	progress("after install")
+	rotate(t, nodes[1], KeyUse, key(2), 3)
+	progress("after use")
+	if breaks.Load() != 0 {
+		t.Errorf("%d streams broke before a key was removed", breaks.Load())
+	}
+	for _, r := range rotate(t, nodes[2], KeyRemove, old[:], 3) {
+		if len(r.Keys) != 1 || r.Keys[0].Fingerprint != next || !r.Keys[0].Primary || !r.Persisted {
+			t.Errorf("%+v", r)
+		}
+	}
+	eventually(t, "every stream was opened again", func() bool { return breaks.Load() >= 6 }, func() any { return breaks.Load() })
+	progress("after removal")
+	for i, n := range nodes {
+		for _, e := range n.told() {
+			if e.Kind != Joined {
+				t.Errorf("lost a member: %+v", e)
+			}
+		}
+		text, err := os.ReadFile(file(i))
+		info, statErr := os.Stat(file(i))
+		if err != nil || statErr != nil || info.Mode().Perm() != 0o600 {
+			t.Fatal(err, statErr, info.Mode())
+		}
+		keys, err := parseKeyring(text)
+		if err != nil || len(keys) != 1 || !bytes.Equal(keys[0], key(2)) {
+			t.Errorf("%s, %v", text, err)
+		}
+		if on := n.ring.packets.GetKeys(); len(on) != 1 || !bytes.Equal(on[0], key(2)) {
+			t.Error("memberlist has other keys")
+		}
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != len(nodes) {
+		t.Error(left, err)
+	}
+	// A latecomer with the old key is told; one with the new joins.
+	cfg := testConfig("old")
+	cfg.Join = []string{nodes[0].Self().Addr}
+	late := start(t, cfg)
+	eventually(t, "the latecomer is told", func() bool {
+		e := late.JoinErrors()
+		return len(e) == 1 && e[0].Err != nil && strings.Contains(e[0].Err.Error(), "another gossip key")
+	}, func() any { return late.JoinErrors() })
+	cfg.Self.Name, cfg.Keys = "new", [][]byte{key(2)}
+	whole(t, append(nodes, start(t, cfg)))
+}
+
+// Nodes in the middle of a rotation still talk: each has the other's primary.
+func TestMixedPrimaries(t *testing.T) {
+	fleet(t, 2, func(i int, cfg *Config) {
+		cfg.Keys = [][]byte{key(1), key(2)}
+		if i == 1 {
+			cfg.Keys = [][]byte{key(2), key(1)}
+		}
+	})
+}
+
+// A member that cannot keep a change says so, and keeps what it had.
+func TestRotationOnReadOnlyFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "sub", "keys")
+	if err := os.Mkdir(filepath.Dir(file), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := writeKeyring(file, [][]byte{key(1)}); err != nil {
+		t.Fatal(err)
+	}
+	r, err := newRing("a", nil, file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(filepath.Dir(file)); err != nil { // root may write anywhere else
+		t.Fatal(err)
+	}
+	if err := r.install(key(2)); err == nil || !strings.Contains(err.Error(), "outlast a restart") {
+		t.Error(err)
+	}
+	if len(r.list()) != 1 || len(r.packets.GetKeys()) != 1 {
+		t.Error(r.list())
+	}
+}
+
+func TestRing(t *testing.T) {
+	keys := [][]byte{key(1), key(2), key(3), key(4)}
+	r, err := newRing("a", keys, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	check := func(want ...byte) {
+		t.Helper()
+		on := r.packets.GetKeys()
+		if len(on) != len(want) || len(r.list()) != len(want) {
+			t.Fatalf("%d keys, %d, want %d", len(on), len(r.list()), len(want))
+		}
+		for _, w := range want {
+			if r.find(FingerprintOf(key(w))) < 0 {
+				t.Errorf("key %d is not on the ring", w)
+			}
+		}
+		if !bytes.Equal(on[0], key(want[0])) || r.list()[0].Fingerprint != FingerprintOf(key(want[0])) {
+			t.Error("primaries differ")
+		}
+	}
+	check(1, 2, 3, 4)
+	if err := r.remove(FingerprintOf(key(2))); err != nil {
+		t.Error(err)
+	}
+	check(1, 3, 4)
+	if err := r.remove(FingerprintOf(key(2))); err != nil {
+		t.Error("again:", err)
+	}
+	if err := r.remove(FingerprintOf(key(1))); !errors.Is(err, errPrimaryKey) {
+		t.Error(err)
+	}
+	if err := r.use(FingerprintOf(key(9))); !errors.Is(err, errNoSuchKey) {
+		t.Error(err)
+	}
+	if err := r.use(FingerprintOf(key(4))); err != nil {
+		t.Error(err)
+	}
+	check(4, 1, 3)
+	for i := byte(10); len(r.list()) < maxKeys; i++ {
+		if err := r.install(key(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := r.install(key(99)); !errors.Is(err, errFullRing) {
+		t.Error(err)
+	}
+	none, err := newRing("a", nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := none.install(key(1)); !errors.Is(err, errNoRing) {
+		t.Error(err)
+	}
+}
+
+// Packets are encrypted and decrypted while keys come and go; the race
+// detector watches memberlist's ring.
+func TestRingUnderReaders(t *testing.T) {
+	r, err := newRing("a", [][]byte{key(1), key(2), key(3)}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			for _, k := range r.packets.GetKeys() {
+				if len(k) != 32 {
+					panic("a key that is none")
+				}
+			}
+		}
+	})
+	for range 200 {
+		if err := errors.Join(r.remove(FingerprintOf(key(2))), r.install(key(2))); err != nil {
+			t.Error(err)
+		}
+	}
+	close(stop)
+	wg.Wait()
+}
+
+func TestKeyringFile(t *testing.T) {
+	good := base64.StdEncoding.EncodeToString(key(1))
+	for _, tc := range []struct{ text, says string }{
+		{"", "no key"},
+		{"# only words\n", "no key"},
+		{"[]", "no key"},
+		{"[1]", "not a JSON list"},
+		{"not base64!", "key 1 is not base64"},
+		{`["` + good + `","AAAA"]`, "3 bytes"},
+		{good + "\n" + good, "twice"},
+		{strings.Repeat("AAAA\n", 9), "more than 8"},
+	} {
+		if _, err := parseKeyring([]byte(tc.text)); err == nil || !strings.Contains(err.Error(), tc.says) {
+			t.Errorf("%q: %v", tc.text, err)
+		}
+	}
+	path := filepath.Join(t.TempDir(), "keys")
+	if err := os.WriteFile(path, []byte(good), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := readKeyring(path); err == nil || !strings.Contains(err.Error(), "chmod 600") {
+		t.Error(err)
+	}
+	if err := os.Truncate(path, maxKeyringFile+1); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := readKeyring(path); err == nil || !strings.Contains(err.Error(), "longer than") {
+		t.Error(err)
+	}
+}
