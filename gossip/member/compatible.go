@@ -61,10 +61,11 @@ func Compatible(a, b Info) error {
 		e.Field, e.Mine, e.Theirs = FieldCluster, a.Cluster, b.Cluster
 	case a.ProtocolMin > b.ProtocolMax || b.ProtocolMin > a.ProtocolMax:
 		e.Field, e.Mine, e.Theirs = FieldProtocol, protocolRange(a), protocolRange(b)
-	case a.KeyID != b.KeyID:
-		e.Field, e.Mine, e.Theirs = FieldSecret, fmt.Sprintf("%08x", a.KeyID), fmt.Sprintf("%08x", b.KeyID)
+	// Before the key id, in which the block size takes part.
 	case a.BlockBytes != b.BlockBytes:
 		e.Field, e.Mine, e.Theirs = FieldBlockBytes, fmt.Sprint(a.BlockBytes), fmt.Sprint(b.BlockBytes)
+	case a.KeyID != b.KeyID:
+		e.Field, e.Mine, e.Theirs = FieldSecret, fmt.Sprintf("%08x", a.KeyID), fmt.Sprintf("%08x", b.KeyID)
 	default:
 		return nil
 	}
