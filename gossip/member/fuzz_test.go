@@ -68,8 +68,8 @@ func FuzzCard(f *testing.F) {
 	f.Add(b)
 	f.Add(b[:20])
 	f.Add([]byte{infoFormat, 255, 255})
-	tb := newTable(func() Info { return fullCard().Info })
 	f.Fuzz(func(t *testing.T, b []byte) {
+		tb := newTable(func() Info { return fullCard().Info })
 		c, err := decodeCard(b)
 		// However strange, it goes through memberlist's delegates.
 		n := &memberlist.Node{Name: c.Name, Addr: net.IP{10, 0, 0, 1}, Port: 1, Meta: b}

@@ -213,8 +213,8 @@ func TestHostilePeer(t *testing.T) {
 			ends(t, c, tc.name)
 		})
 	}
-	if len(n.Keys()) != 1 || n.Stats().Streams != 0 {
-		t.Error(n.Keys(), n.Stats())
+	if len(n.Keys()) != 1 {
+		t.Error(n.Keys())
 	}
 	// No protocol, or an old TLS.
 	for _, c := range []*tls.Config{
@@ -229,9 +229,7 @@ func TestHostilePeer(t *testing.T) {
 			ends(t, conn, "no stream")
 		}
 	}
-	if n.Stats().Streams != 0 {
-		t.Error(n.Stats())
-	}
+	eventually(t, "no stream is left", func() bool { return n.Stats().Streams == 0 }, func() any { return n.Stats() })
 }
 
 // A peer opens stream after stream: the oldest make room.

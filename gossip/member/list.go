@@ -190,9 +190,7 @@ func (l *List) memberlistConfig(t *transport, label string) *memberlist.Config {
 	c.EnableCompression = false
 	c.DelegateProtocolMin, c.DelegateProtocolMax, c.DelegateProtocolVersion = 0, 0, 0
 	c.Keyring = l.ring.packets
-	// A node that comes back under its name at another address may have the
-	// name this long after its old address was found dead.
-	c.DeadNodeReclaimTime = 5 * time.Second
+	c.DeadNodeReclaimTime = nameReclaim
 	d := delegate{l}
 	c.Delegate, c.Events, c.Alive, c.Merge, c.Conflict = d, d, d, d, d
 	c.Logger = stdlog.New(&logBridge{log: l.log, limit: newLimiter(30, 3)}, "", 0)

@@ -21,6 +21,12 @@ const (
 	// that left is shown.
 	forgetFailed = time.Hour
 	forgetLeft   = 10 * time.Minute
+	// nameReclaim is how long a dead node's name is barred to another address
+	// by memberlist; nameRest by the hello, which is what a newcomer meets
+	// first. The difference lets the news of the death reach all nodes: one that
+	// has not had it would refuse the newcomer until the next exchange of state.
+	nameReclaim = time.Second
+	nameRest    = 3 * time.Second
 )
 
 // table holds what is known of the other nodes, and tells of changes in order.
@@ -259,8 +265,8 @@ func (t *table) addresses() (alive map[string]bool, failed []Info) {
 	return alive, failed
 }
 
-// holder returns the address of a living node that has the name of info and
-// is another one, or "".
+// holder returns the address of a node that has the name of info, is another
+// one, and is alive or was until just now; else "".
 func (t *table) holder(info *Info) string {
 	if self := t.self(); info.Name == self.Name {
 		if info.Addr == self.Addr && info.Incarnation == self.Incarnation {
@@ -268,7 +274,11 @@ func (t *table) holder(info *Info) string {
 		}
 		return self.Addr
 	}
-	if m, ok := t.get(info.Name); ok && m.State == StateAlive && m.Addr != info.Addr {
+	m, ok := t.get(info.Name)
+	if !ok || m.Addr == info.Addr {
+		return ""
+	}
+	if m.State == StateAlive || m.State == StateFailed && t.now().Sub(m.Since) < nameRest {
 		return m.Addr
 	}
 	return ""
