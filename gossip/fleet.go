@@ -3,36 +3,302 @@ package gossip
 import (
 	"context"
 	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rs/zerolog"
 
 	"grapevine/gossip/member"
+	"grapevine/gossip/wire"
 )
 
+const (
+	defaultFlush    = 50 * time.Millisecond
+	defaultDeadline = 10 * time.Second
+	defaultBudget   = 8 << 20
+	defaultJournal  = 64 << 20
+	// minJournal keeps the smallest journal useful: some seconds of a busy node.
+	minJournal = 1 << 20
+	// minBudget keeps control frames and the load of a small fleet going.
+	minBudget = 16 << 10
+)
+
+// membership is what this package needs of package member; tests have one of their own without sockets.
+type membership interface {
+	Start(ctx context.Context) error
+	Leave(timeout time.Duration) error
+	Stop(ctx context.Context) error
+	Self() member.Info
+	Members() []member.Status
+	// connect opens a stream to a member and says who answered.
+	connect(ctx context.Context, peer member.Info) (net.Conn, member.Info, error)
+	Joined() bool
+}
+
+// roster is a member.List as membership.
+type roster struct{ *member.List }
+
+func (r roster) connect(ctx context.Context, peer member.Info) (net.Conn, member.Info, error) {
+	c, err := r.Dial(ctx, peer)
+	if err != nil {
+		return nil, member.Info{}, err
+	}
+	return c, c.Peer, nil
+}
+
 // Fleet is this node's part in the exchange. Safe for concurrent use.
-type Fleet struct{}
+//
+// Locks, in order of taking: feed.mu, Fleet.mu, peer.mu, repairs.mu, session.mu; those of journal, loadTable, stateSlot,
+// budget and warming are leaves. Knowledge is called with none held, but for PeerLoad, PeerState and DropPeer, which peer.mu
+// orders: so Knowledge must not call a Fleet.
+type Fleet struct {
+	knowledge Knowledge
+	flush     time.Duration
+	deadline  time.Duration
+	faults    func(peer string, b *wire.Batch) (drop bool, copies int, delay time.Duration)
+	log       zerolog.Logger
+
+	members membership
+	list    *member.List // members, unless in tests
+
+	self    streamID // set by Start
+	journal *journal
+	budget  *budget
+	loads   loadTable
+	state   stateSlot
+	repairs repairs
+	warming warming
+	counts  counters
+
+	ctx    context.Context // of everything that runs; ends with Stop
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	snapshots chan struct{} // one element for every snapshot that is being served
+
+	mu      sync.Mutex
+	peers   map[string]*peer
+	feeds   map[string]*feed // by subscriber
+	phase   phase
+	stopped chan struct{}
+	stopErr error
+}
+
+type phase uint8
+
+const (
+	idle phase = iota
+	running
+	stopping
+)
+
+// counters are what Stats sums up.
+type counters struct {
+	publishedBatches, publishedRecords, publishedBytes atomic.Uint64
+	appliedBatches, appliedRecords, appliedNews        atomic.Uint64
+	appliedBytes, unknownRecords, duplicates           atomic.Uint64
+	droppedBudget, droppedBound, malformed             atomic.Uint64
+	gaps, repairRequests, repairedBatches              atomic.Uint64
+	repairedRecords, lostBatches, repairsServed        atomic.Uint64
+	digests, divergent                                 atomic.Uint64
+	divergence                                         atomic.Int64
+	snapshotsServed, snapshotsTaken, snapshotsRefused  atomic.Uint64
+	snapshotRecords, snapshotBytes                     atomic.Uint64
+	writes, skipped, violations, slow, refused         atomic.Uint64
+	sent, received                                     [wire.Kinds]atomic.Uint64
+}
 
 // New checks cfg and prepares a node; it starts nothing.
-func New(cfg Config) (*Fleet, error) { return nil, errors.New("gossip: not built yet") }
+func New(cfg Config) (*Fleet, error) {
+	f, err := prepare(cfg)
+	if err != nil {
+		return nil, err
+	}
+	m := cfg.Member
+	m.OnEvent = f.onEvent
+	m.Serve = func(c *member.Conn) { f.serve(c, c.Peer) }
+	if m.Self.ProtocolMax == 0 {
+		m.Self.ProtocolMin, m.Self.ProtocolMax = wire.Version, wire.Version
+	}
+	if f.list, err = member.New(m); err != nil {
+		return nil, err
+	}
+	f.members = roster{f.list}
+	return f, nil
+}
 
-// Start listens, joins and begins to exchange. It does not wait for others: see Warm.
-func (f *Fleet) Start(ctx context.Context) error { return nil }
+// prepare is New without a membership.
+func prepare(cfg Config) (*Fleet, error) {
+	if cfg.Knowledge == nil {
+		return nil, errors.New("gossip: no knowledge to exchange")
+	}
+	f := &Fleet{
+		knowledge: cfg.Knowledge, flush: cfg.FlushInterval, deadline: cfg.SnapshotDeadline, faults: cfg.Faults, log: cfg.Log,
+		peers: map[string]*peer{}, feeds: map[string]*feed{}, stopped: make(chan struct{}),
+		snapshots: make(chan struct{}, maxSnapshots),
+	}
+	if f.flush == 0 {
+		f.flush = defaultFlush
+	}
+	if f.deadline == 0 {
+		f.deadline = defaultDeadline
+	}
+	limit, rate := cfg.JournalBytes, cfg.Budget
+	if limit == 0 {
+		limit = defaultJournal
+	}
+	if rate == 0 {
+		rate = defaultBudget
+	}
+	switch {
+	case f.flush < time.Millisecond || f.flush > time.Second:
+		return nil, fmt.Errorf("gossip: flush interval %v is not between 1ms and 1s", f.flush)
+	case f.deadline < 0:
+		return nil, fmt.Errorf("gossip: negative snapshot deadline %v", f.deadline)
+	case limit < minJournal:
+		return nil, fmt.Errorf("gossip: journal of %d bytes is less than %d", limit, int64(minJournal))
+	case rate < minBudget:
+		return nil, fmt.Errorf("gossip: budget of %d bytes/s is less than %d", rate, int64(minBudget))
+	}
+	now := time.Now()
+	f.journal = newJournal(limit, now.UnixMilli())
+	f.budget = newBudget(rate, now)
+	f.warming.init()
+	f.repairs.init()
+	return f, nil
+}
 
-// Stop sends what is left, leaves the fleet and returns when every goroutine is gone or ctx is done. Idempotent.
-func (f *Fleet) Stop(ctx context.Context) error { return nil }
+// Start listens, joins and begins to exchange. It does not wait for others: see Warm. Ctx bounds the start alone. A
+// Fleet is started once; after an error it is stopped.
+func (f *Fleet) Start(ctx context.Context) error {
+	f.mu.Lock()
+	if f.phase != idle {
+		f.mu.Unlock()
+		return errors.New("gossip: started already")
+	}
+	f.phase = running
+	f.ctx, f.cancel = context.WithCancel(context.Background())
+	// Streams and events may come before Start of the membership returns, and need to know who this node is.
+	self := f.members.Self()
+	f.self = streamID{self.Name, self.Incarnation}
+	f.mu.Unlock()
+	f.journal.own(f.self, time.Now().UnixMilli())
+	if err := f.members.Start(ctx); err != nil {
+		f.mu.Lock()
+		f.phase = stopping
+		f.cancel()
+		f.stopErr = err
+		close(f.stopped)
+		f.mu.Unlock()
+		f.wg.Wait()
+		return fmt.Errorf("gossip: %w", err)
+	}
+	for _, loop := range []func(){f.publish, f.keepHouse, f.repair, f.warmUp} {
+		f.wg.Go(loop)
+	}
+	return nil
+}
 
-// Warm is closed when this node knows what its peers know, or there is nobody to learn from, or the deadline is over.
-func (f *Fleet) Warm() <-chan struct{} { return nil }
+// leaveTimeout bounds how long Stop tells others that this node goes.
+const leaveTimeout = time.Second
 
-// WarmFraction is how much of the others' knowledge has come, about, from 0 to 1; 1 once Warm is closed by success.
-func (f *Fleet) WarmFraction() float64 { return 0 }
+// Stop sends what is left, leaves the fleet and returns when every goroutine is gone or ctx is done. Idempotent: a
+// second call waits for the first.
+func (f *Fleet) Stop(ctx context.Context) error {
+	f.mu.Lock()
+	switch f.phase {
+	case idle:
+		f.phase = stopping
+		close(f.stopped)
+		f.mu.Unlock()
+		return nil
+	case stopping:
+		f.mu.Unlock()
+		select {
+		case <-f.stopped:
+			return f.stopErr
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	f.phase = stopping
+	f.mu.Unlock()
 
-// Peers lists the other nodes by name, those that failed or left lately included.
-func (f *Fleet) Peers() []Peer { return nil }
+	f.flushLast(ctx)
+	leave := leaveTimeout
+	if end, ok := ctx.Deadline(); ok {
+		leave = max(time.Millisecond, min(leave, time.Until(end)/2))
+	}
+	err := f.members.Leave(leave)
+	f.cancel()
+	f.closeStreams()
+	err = errors.Join(err, f.members.Stop(ctx))
+	gone := make(chan struct{})
+	go func() {
+		f.wg.Wait()
+		close(gone)
+	}()
+	select {
+	case <-gone:
+	case <-ctx.Done():
+		err = errors.Join(err, ctx.Err())
+	}
+	f.stopErr = err
+	close(f.stopped)
+	return err
+}
 
-// Digests lists the buckets in which this node's journal is complete, oldest first.
-func (f *Fleet) Digests() []Bucket { return nil }
+// closeStreams ends every connection, so that nobody waits in a read or write.
+func (f *Fleet) closeStreams() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, fd := range f.feeds {
+		fd.conn.Close()
+	}
+	for _, p := range f.peers {
+		p.endSession(errStopped)
+	}
+}
 
-// Stats returns the counters.
-func (f *Fleet) Stats() Stats { return Stats{} }
+// spawn runs loop in a goroutine that Stop waits for; false if the fleet is stopping already.
+func (f *Fleet) spawn(loop func()) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.spawnLocked(loop)
+}
+
+func (f *Fleet) spawnLocked(loop func()) bool {
+	if f.phase != running {
+		return false
+	}
+	f.wg.Go(loop)
+	return true
+}
 
 // Members is the membership this fleet runs on.
-func (f *Fleet) Members() *member.List { return nil }
+func (f *Fleet) Members() *member.List { return f.list }
+
+// Warm is closed when this node knows what its peers know, or there is nobody to learn from, or the deadline is over.
+func (f *Fleet) Warm() <-chan struct{} { return f.warming.done }
+
+// WarmFraction is how much of the others' knowledge has come, about, from 0 to 1. It stays below 1 when the deadline
+// ended the wait, until the rest has come.
+func (f *Fleet) WarmFraction() float64 { return f.warming.fraction() }
+
+// Digests lists the buckets in which this node's journal is complete, oldest first.
+func (f *Fleet) Digests() []Bucket { return f.journal.list(time.Now().UnixMilli()) }
+
+// sleep waits for d or the end of the fleet; false means the end.
+func (f *Fleet) sleep(d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-f.ctx.Done():
+		return false
+	}
+}

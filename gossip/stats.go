@@ -1,34 +1,42 @@
 package gossip
 
 import (
+	"slices"
+	"strings"
 	"time"
 
 	"grapevine/gossip/member"
+	"grapevine/gossip/wire"
 )
 
-// Peer is what this node knows of one other and of its stream from it. Counters start with this process and go on over reconnects.
+// Peer is what this node knows of one other and of the stream from it. Counters start with this process and go on over
+// reconnections and restarts of the peer. Bytes are those of frames, before encryption.
 type Peer struct {
 	member.Status
 	Connected bool
 	LastHeard time.Time // zero: never
+	LastError string    // why its stream ended last, or could not be opened
 
-	Lag    time.Duration // how old its news is when it comes, or the silence, if that is longer
+	Lag    time.Duration // how old its news is when it comes, or how long it has been silent, if that is longer
 	RTT    time.Duration // least of the last samples; 0: not measured
 	Offset time.Duration // what to add to its clock to have this node's
 
-	Received, Applied, News   uint64 // records of its live stream; News changed something here
-	Dropped                   uint64 // records of its batches that were duplicates, malformed, or beyond a bound
-	Repaired                  uint64 // records of its batches that came by repair, from whomever
-	Unknown                   uint64 // records that name backends unknown here
-	ReceivedBytes             uint64 // on its stream, frames of all kinds, before encryption
-	Gaps                      uint64 // batches found missing in its sequence
-	Lost                      uint64 // of them given up, because nobody has them
-	Violations                uint64 // streams closed because of what it sent
-	Connects                  uint64 // streams established
-	SentBytes                 uint64 // to it, frames of all kinds, before encryption
-	Behind                    int    // batches of ours not yet written to it; -1: it has not subscribed
-	LastError                 string // why its stream ended last; empty if it never did
-	PublishedHead, AppliedTip uint64 // next sequence it will send; next after the latest received
+	Received uint64 // records of its live stream
+	Applied  uint64 // records of its batches, live and repaired
+	News     uint64 // of them, those that changed something here
+	Unknown  uint64 // of them, those that name a backend unknown here
+	Repaired uint64 // of them, those that came by repair, from whomever
+	Dropped  uint64 // records that were malformed or beyond a bound
+
+	Gaps       uint64 // batches found missing in its sequence
+	Lost       uint64 // of them given up, because nobody has them
+	Violations uint64 // streams closed because of what it sent
+	Connects   uint64 // streams opened to it
+
+	ReceivedBytes uint64
+	SentBytes     uint64
+	Subscribed    bool   // it takes this node's news
+	Behind        uint64 // batches of this node that were not yet written to it
 }
 
 // Bucket is the digest of all batches whose time lies in ten seconds. Two nodes with equal Count and XOR know the
@@ -42,32 +50,116 @@ type Bucket struct {
 
 // Stats counts what this node has sent, taken and lost since it started.
 type Stats struct {
-	PublishedBatches, PublishedRecords, PublishedBytes uint64 // payload bytes, once however many peers there are
-	AppliedBatches, AppliedRecords, AppliedNews        uint64 // live and repaired, each batch once
-	AppliedBytes                                       uint64 // payload
-	UnknownRecords                                     uint64
-	Duplicates                                         uint64 // batches that had been applied already
-	DroppedBudget                                      uint64 // flushes at which news stayed behind because the budget was used up
-	DroppedBound                                       uint64 // batches dropped because of a bound: journal, streams, time
-	Malformed                                          uint64 // batches and pages that Knowledge refused
+	PublishedBatches, PublishedRecords uint64
+	PublishedBytes                     uint64 // of payload, once however many peers there are
 
-	Gaps, RepairRequests            uint64 // batches found missing; ranges asked for
-	RepairedBatches                 uint64 // of the missing, those that came
-	RepairedRecords, LostBatches    uint64
-	RepairsServed                   uint64 // batches sent to others as repairs
-	DigestExchanges                 uint64
-	DivergentBuckets                int // that differed in the last exchange with any peer
-	DivergentExchanges              uint64
-	SnapshotsServed, SnapshotsTaken uint64
-	SnapshotsRefused                uint64 // to joiners, because others were being served
-	SnapshotRecords                 uint64 // taken
-	SnapshotBytes                   uint64 // taken
+	AppliedBatches, AppliedRecords uint64 // live and repaired, each batch once
+	AppliedNews                    uint64 // records that changed something here
+	AppliedBytes                   uint64 // of payload
+	UnknownRecords                 uint64 // that name a backend unknown here
+	Duplicates                     uint64 // batches that had been applied already
+	DroppedBudget                  uint64 // times that news were held back because the budget was used up
+	DroppedBound                   uint64 // batches and loads dropped because of another bound
+	Malformed                      uint64 // batches and pages that made no sense, others' and own
 
-	SentBytes, ReceivedBytes       uint64            // frames, before encryption
-	Writes                         uint64            // TLS records, about: each costs 22 bytes more
-	SentByKind, ReceivedByKind     map[string]uint64 // bytes by kind of frame
-	SkippedFrames                  uint64            // of kinds this version does not know
-	JournalBytes, JournalBatches   int64
-	JournalFrom                    int64 // Unix ms from which on the journal is complete
-	Violations, SlowPeers, Refused uint64
+	Gaps                             uint64 // batches found missing
+	RepairRequests                   uint64 // ranges asked for
+	RepairedBatches, RepairedRecords uint64 // of those missing, that came
+	LostBatches                      uint64 // of those missing, that were given up
+	RepairsServed                    uint64 // batches sent to others again
+
+	DigestExchanges    uint64 // finished
+	DivergentExchanges uint64 // of them, those that found a difference
+	Divergence         int64  // buckets that differed in the last one
+
+	SnapshotsServed, SnapshotsRefused uint64
+	SnapshotsTaken                    uint64
+	SnapshotRecords, SnapshotBytes    uint64 // taken
+
+	SentBytes, ReceivedBytes   uint64            // of frames, before encryption
+	SentByKind, ReceivedByKind map[string]uint64 // the same by kind of frame
+	Writes                     uint64            // of one TLS record or a few; each record is 22 bytes more
+	SkippedFrames              uint64            // of kinds this version does not know
+
+	JournalBytes, JournalBatches int64
+	JournalFrom                  int64 // Unix milliseconds since when the journal is complete
+
+	Violations uint64 // streams closed because of what came on them
+	SlowPeers  uint64 // streams closed because the peer took nothing
+	Refused    uint64 // members and streams beyond a bound
+}
+
+// Stats returns the counters.
+func (f *Fleet) Stats() Stats {
+	c := &f.counts
+	s := Stats{
+		PublishedBatches: c.publishedBatches.Load(), PublishedRecords: c.publishedRecords.Load(), PublishedBytes: c.publishedBytes.Load(),
+		AppliedBatches: c.appliedBatches.Load(), AppliedRecords: c.appliedRecords.Load(), AppliedNews: c.appliedNews.Load(),
+		AppliedBytes: c.appliedBytes.Load(), UnknownRecords: c.unknownRecords.Load(), Duplicates: c.duplicates.Load(),
+		DroppedBudget: c.droppedBudget.Load(), DroppedBound: c.droppedBound.Load(), Malformed: c.malformed.Load(),
+		Gaps: c.gaps.Load(), RepairRequests: c.repairRequests.Load(), RepairedBatches: c.repairedBatches.Load(),
+		RepairedRecords: c.repairedRecords.Load(), LostBatches: c.lostBatches.Load(), RepairsServed: c.repairsServed.Load(),
+		DigestExchanges: c.digests.Load(), DivergentExchanges: c.divergent.Load(), Divergence: c.divergence.Load(),
+		SnapshotsServed: c.snapshotsServed.Load(), SnapshotsRefused: c.snapshotsRefused.Load(), SnapshotsTaken: c.snapshotsTaken.Load(),
+		SnapshotRecords: c.snapshotRecords.Load(), SnapshotBytes: c.snapshotBytes.Load(),
+		Writes: c.writes.Load(), SkippedFrames: c.skipped.Load(),
+		Violations: c.violations.Load(), SlowPeers: c.slow.Load(), Refused: c.refused.Load(),
+		SentByKind: map[string]uint64{}, ReceivedByKind: map[string]uint64{},
+	}
+	for k := range wire.Kinds {
+		kind := wire.Kind(k)
+		if _, known := wire.Limit(kind); !known {
+			continue
+		}
+		s.SentByKind[kind.String()] = c.sent[k].Load()
+		s.ReceivedByKind[kind.String()] = c.received[k].Load()
+		s.SentBytes += c.sent[k].Load()
+		s.ReceivedBytes += c.received[k].Load()
+	}
+	s.JournalBytes, s.JournalBatches, s.JournalFrom = f.journal.size()
+	return s
+}
+
+// Peers lists the other nodes by name, those that failed or left in the last ten minutes included.
+func (f *Fleet) Peers() []Peer {
+	now := time.Now()
+	_, head, _ := f.journal.position(f.self)
+	f.mu.Lock()
+	feeds := make(map[string]*feed, len(f.feeds))
+	for name, d := range f.feeds {
+		feeds[name] = d
+	}
+	out := make([]Peer, 0, len(f.peers))
+	for _, p := range f.peers {
+		out = append(out, p.describe(now))
+	}
+	f.mu.Unlock()
+	for i := range out {
+		if d := feeds[out[i].Name]; d != nil {
+			out[i].SentBytes += d.sent.Load()
+			if next := d.position(); next > 0 {
+				out[i].Subscribed, out[i].Behind = true, head-min(head, next)
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b Peer) int { return strings.Compare(a.Name, b.Name) })
+	return out
+}
+
+func (p *peer) describe(now time.Time) Peer {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	best, _ := p.clock.best()
+	out := Peer{
+		Status: p.status, LastHeard: p.heard, LastError: p.failure, RTT: best.rtt, Offset: best.offset,
+		Connected: p.session != nil && p.session.started.Load(),
+		Received:  p.received.Load(), Applied: p.applied.Load(), News: p.news.Load(), Unknown: p.unknown.Load(),
+		Repaired: p.repaired.Load(), Dropped: p.dropped.Load(),
+		Gaps: p.gaps.Load(), Lost: p.lost.Load(), Violations: p.violations.Load(), Connects: p.connects.Load(),
+		ReceivedBytes: p.bytes.Load(), SentBytes: p.sent.Load(),
+	}
+	if p.status.State == member.StateAlive {
+		out.Lag = p.staleLocked(now)
+	}
+	return out
 }

@@ -26,7 +26,7 @@ func (b *Batch) AppendBody(dst []byte) []byte {
 func DecodeBatch(body []byte) (Batch, error) {
 	c := cursor{rest: body}
 	var b Batch
-	b.Sequence = c.uvarint()
+	b.Sequence = c.bounded(maxSequence)
 	b.Time = int64(c.bounded(maxTime))
 	b.Records = int(c.bounded(MaxRecords))
 	b.Payload = c.bytes(MaxPayload)
@@ -35,6 +35,9 @@ func DecodeBatch(body []byte) (Batch, error) {
 	}
 	return b, c.err
 }
+
+// maxSequence bounds a sequence, so that arithmetic with it does not overflow.
+const maxSequence = 1<<62 - 1
 
 // maxTime bounds a time in milliseconds: the year 10889, and no overflow in arithmetic with it.
 const maxTime = 1<<48 - 1

@@ -45,6 +45,9 @@ const (
 	KindSnapshotDone Kind = 0x1c // it ended, or will not begin
 )
 
+// Kinds is above all kinds, for arrays indexed by kind.
+const Kinds = 0x20
+
 // Bounds of what a peer may send. Each is checked before memory is spent on what it bounds.
 const (
 	// MaxPayload bounds a batch's payload: at 150 bytes per placement it holds some 400 placements, far beyond one flush.
@@ -222,6 +225,16 @@ func (c *cursor) byte() byte {
 	return v
 }
 
+func (c *cursor) uint16() uint16 {
+	if len(c.rest) < 2 {
+		c.fail(ErrTruncated)
+		return 0
+	}
+	v := binary.LittleEndian.Uint16(c.rest)
+	c.rest = c.rest[2:]
+	return v
+}
+
 func (c *cursor) uint32() uint32 {
 	if len(c.rest) < 4 {
 		c.fail(ErrTruncated)
@@ -257,11 +270,23 @@ func (c *cursor) bytes(limit uint64) []byte {
 	return v
 }
 
-// name reads an origin's name: not empty, at most MaxName bytes.
+// name reads an origin's name.
 func (c *cursor) name() []byte {
 	v := c.bytes(MaxName)
-	if c.err == nil && len(v) == 0 {
+	if c.err == nil && !validName(v) {
 		c.fail(ErrMalformed)
 	}
 	return v
+}
+
+// validName reports whether a name is one that members may have, so that it can stand in logs and metrics as it is.
+func validName(name []byte) bool {
+	for _, b := range name {
+		switch {
+		case b >= 'a' && b <= 'z', b >= 'A' && b <= 'Z', b >= '0' && b <= '9', b == '.', b == '-', b == '_':
+		default:
+			return false
+		}
+	}
+	return len(name) > 0
 }

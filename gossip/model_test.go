@@ -1,0 +1,294 @@
+package gossip
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"grapevine/gossip/wire"
+)
+
+// recordSize is a record of the model: a key and a time.
+const recordSize = 16
+
+// model is Knowledge reduced to its law: a map from facts to the latest time, merged by maximum. It also notes how
+// often it was told the same thing.
+type model struct {
+	name string
+
+	mu       sync.Mutex
+	facts    map[uint64]uint64
+	outbox   []byte
+	batches  map[string]int // payloads applied, by origin and content
+	loads    map[uint32]Load
+	peers    map[string]map[uint32]Load
+	states   map[string]string
+	state    string
+	dropped  map[string]int
+	nodes    int
+	stale    time.Duration
+	shifts   []time.Duration
+	pages    int
+	size     int // announced instead of the true one, if positive
+	pageHook func(page int) bool
+	applied  func(origin string, payload []byte)
+	refuse   func(payload []byte) bool
+}
+
+func newModel(name string) *model {
+	return &model{
+		name: name, facts: map[uint64]uint64{}, batches: map[string]int{}, loads: map[uint32]Load{},
+		peers: map[string]map[uint32]Load{}, states: map[string]string{}, dropped: map[string]int{},
+	}
+}
+
+// learn makes a fact of this node's own.
+func (m *model) learn(key, at uint64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.mergeLocked(key, at)
+	m.outbox = binary.LittleEndian.AppendUint64(m.outbox, key)
+	m.outbox = binary.LittleEndian.AppendUint64(m.outbox, at)
+}
+
+func (m *model) mergeLocked(key, at uint64) bool {
+	if old, ok := m.facts[key]; ok && old >= at {
+		return false
+	}
+	m.facts[key] = at
+	return true
+}
+
+func (m *model) knows(key uint64) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	_, ok := m.facts[key]
+	return ok
+}
+
+func (m *model) copyFacts() map[uint64]uint64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return maps.Clone(m.facts)
+}
+
+func (m *model) Drain(dst []byte, limit int) ([]byte, int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := min(len(m.outbox), limit) / recordSize
+	dst = append(dst, m.outbox[:n*recordSize]...)
+	m.outbox = m.outbox[n*recordSize:]
+	if len(m.outbox) == 0 {
+		m.outbox = nil
+	}
+	return dst, n
+}
+
+var errModel = errors.New("model: malformed")
+
+func (m *model) Apply(origin string, payload []byte, shift time.Duration) (Applied, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(payload)%recordSize != 0 || m.refuse != nil && m.refuse(payload) {
+		return Applied{}, errModel
+	}
+	m.batches[fmt.Sprintf("%s %x", origin, payload)]++
+	if m.applied != nil {
+		m.applied(origin, payload)
+	}
+	m.shifts = append(m.shifts, shift)
+	return m.mergeAllLocked(payload), nil
+}
+
+func (m *model) mergeAllLocked(b []byte) (a Applied) {
+	for ; len(b) >= recordSize; b = b[recordSize:] {
+		a.Records++
+		if m.mergeLocked(binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:])) {
+			a.News++
+		}
+	}
+	return a
+}
+
+func (m *model) Snapshot(limit int, yield func(page []byte, records int) bool) {
+	facts := m.copyFacts()
+	keys := slices.SortedFunc(maps.Keys(facts), func(a, b uint64) int { return int(int64(facts[b]) - int64(facts[a])) })
+	per := limit / recordSize
+	for n := 0; len(keys) > 0; n++ {
+		if m.pageHook != nil && !m.pageHook(n) {
+			return
+		}
+		var page []byte
+		k := min(per, len(keys))
+		for _, key := range keys[:k] {
+			page = binary.LittleEndian.AppendUint64(page, key)
+			page = binary.LittleEndian.AppendUint64(page, facts[key])
+		}
+		if !yield(page, k) {
+			return
+		}
+		keys = keys[k:]
+	}
+}
+
+func (m *model) SnapshotSize() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.facts)
+}
+
+func (m *model) ApplySnapshot(page []byte, _ time.Duration) (Applied, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(page)%recordSize != 0 {
+		return Applied{}, errModel
+	}
+	m.pages++
+	return m.mergeAllLocked(page), nil
+}
+
+func (m *model) Loads(dst []Load) []Load {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, l := range m.loads {
+		dst = append(dst, l)
+	}
+	return dst
+}
+
+func (m *model) setLoad(backend, tokens, active uint32) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if tokens|active == 0 {
+		delete(m.loads, backend)
+		return
+	}
+	m.loads[backend] = load(backend, tokens, active)
+}
+
+func (m *model) PeerLoad(origin string, changed []Load, full bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	v := m.peers[origin]
+	if full || v == nil {
+		if !full {
+			panic("sparse load before the full vector of " + origin)
+		}
+		v = map[uint32]Load{}
+		m.peers[origin] = v
+	}
+	for _, l := range changed {
+		if l.PrefillTokens|l.Active == 0 {
+			delete(v, l.Backend)
+		} else {
+			v[l.Backend] = l
+		}
+	}
+}
+
+func (m *model) peerLoad(origin string) map[uint32]Load {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return maps.Clone(m.peers[origin])
+}
+
+func (m *model) DropPeer(origin string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.peers, origin)
+	delete(m.states, origin)
+	m.dropped[origin]++
+}
+
+func (m *model) State(dst []byte) []byte {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return append(dst, m.state...)
+}
+
+func (m *model) PeerState(origin string, state []byte) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.states[origin] = string(state)
+}
+
+func (m *model) Fleet(nodes int, staleness time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.nodes, m.stale = nodes, staleness
+}
+
+func (m *model) fleet() (int, time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.nodes, m.stale
+}
+
+// appliedTwice is a payload that was applied more than once, if there is one.
+func (m *model) appliedTwice() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for b, n := range m.batches {
+		if n > 1 {
+			return fmt.Sprintf("%d times %.60s", n, b)
+		}
+	}
+	return ""
+}
+
+// until polls a condition with a deadline; in virtual time it costs nothing.
+func until(t *testing.T, limit time.Duration, what string, ok func() bool) time.Duration {
+	t.Helper()
+	began := time.Now()
+	for !ok() {
+		if time.Since(began) > limit {
+			t.Fatalf("not within %v: %s", limit, what)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return time.Since(began)
+}
+
+// allKnow reports whether all nodes know the same facts as the first.
+func allKnow(nodes []*testNode) bool {
+	want := nodes[0].know.copyFacts()
+	for _, n := range nodes[1:] {
+		if !maps.Equal(want, n.know.copyFacts()) {
+			return false
+		}
+	}
+	return true
+}
+
+// digestsAgree reports whether all nodes have the same sealed buckets from the latest of their beginnings on.
+func digestsAgree(nodes []*testNode) bool {
+	now := time.Now().UnixMilli()
+	from, through := int64(0), sealed(now)
+	var all []map[uint64]wire.Bucket
+	for _, n := range nodes {
+		f, _, buckets := n.journal.digest(now)
+		from = max(from, f)
+		have := map[uint64]wire.Bucket{}
+		for _, b := range buckets {
+			have[b.Number] = b
+		}
+		all = append(all, have)
+	}
+	for b := from; b <= through; b++ {
+		for _, have := range all[1:] {
+			if have[uint64(b)] != all[0][uint64(b)] {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+func load(backend, tokens, active uint32) Load {
+	return Load{Backend: backend, PrefillTokens: tokens, Active: active}
+}

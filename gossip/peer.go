@@ -1,0 +1,234 @@
+package gossip
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"grapevine/gossip/member"
+)
+
+const (
+	// maxPeers bounds the members this node keeps streams or memories of.
+	maxPeers = 2048
+	// forgetAfter is how long a member that is gone is still shown.
+	forgetAfter = 10 * time.Minute
+	// voidAfter is how long a peer may be silent while it counts as alive before its load is taken for void: load that is
+	// older misleads more than none. At twenty pings it is no hiccup.
+	voidAfter = 10 * time.Second
+)
+
+var (
+	errStopped  = errors.New("this node stops")
+	errGone     = errors.New("the peer is no member any more")
+	errReplaced = errors.New("the peer was restarted")
+)
+
+// peer is another node as this one knows it, over all its streams and restarts.
+type peer struct {
+	name string
+
+	mu      sync.Mutex // guards the following; held while Knowledge takes this peer's load and state
+	status  member.Status
+	cancel  context.CancelFunc // of the goroutine that keeps the subscription; nil if there is none
+	session *session           // the stream that is open; nil if there is none
+	told    bool               // Knowledge has load or state of it
+	clock   clockFilter
+	lag     time.Duration
+	lagged  bool      // lag is a measurement
+	heard   time.Time // of the last frame
+	failure string
+
+	received, applied, news, unknown, dropped, repaired atomic.Uint64
+	bytes, sent                                         atomic.Uint64 // on the streams it was dialed for
+	gaps, lost, violations, connects                    atomic.Uint64
+}
+
+// onEvent follows the membership. It is called in order by one goroutine.
+func (f *Fleet) onEvent(e member.Event) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.phase != running || e.Member.Name == f.self.origin {
+		return
+	}
+	p := f.peers[e.Member.Name]
+	if p == nil {
+		if len(f.peers) >= maxPeers {
+			f.counts.refused.Add(1)
+			f.log.Error().Str("peer", e.Member.Name).Int("peers", maxPeers).Msg("too many members: no stream to this one")
+			return
+		}
+		p = &peer{name: e.Member.Name}
+		f.peers[p.name] = p
+	}
+	switch e.Kind {
+	case member.Joined, member.Updated:
+		f.followLocked(p, e.Member)
+	case member.Left, member.Failed:
+		state := member.StateFailed
+		if e.Kind == member.Left {
+			state = member.StateLeft
+		}
+		f.loseLocked(p, e.Member, state)
+	}
+}
+
+// followLocked begins or goes on to subscribe to a member that is alive.
+func (f *Fleet) followLocked(p *peer, info member.Info) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	old := p.status
+	if old.State == member.StateAlive && info.Incarnation < old.Incarnation {
+		return // news of a process that has been replaced
+	}
+	restarted := old.Incarnation != 0 && info.Incarnation != old.Incarnation
+	p.status.Info = info
+	if old.State != member.StateAlive || restarted {
+		p.status.State, p.status.Since = member.StateAlive, time.Now()
+	}
+	if restarted {
+		f.voidLocked(p)
+		p.heard, p.lagged, p.lag = time.Time{}, false, 0
+		p.clock = clockFilter{}
+	}
+	if p.cancel != nil && !restarted && old.Addr == info.Addr {
+		return
+	}
+	p.unfollowLocked(errReplaced)
+	ctx, cancel := context.WithCancel(f.ctx)
+	if !f.spawnLocked(func() { f.subscribe(ctx, p, info) }) {
+		cancel()
+		return
+	}
+	p.cancel = cancel
+}
+
+// loseLocked gives up a member that is dead or has left. Its facts stay, its load is void.
+func (f *Fleet) loseLocked(p *peer, info member.Info, state member.State) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if info.Incarnation < p.status.Incarnation && p.status.State == member.StateAlive {
+		return // the death of a process that has been replaced
+	}
+	p.status = member.Status{Info: info, State: state, Since: time.Now()}
+	p.unfollowLocked(errGone)
+	f.voidLocked(p)
+}
+
+// unfollowLocked ends the subscription without waiting for it. p.mu is held.
+func (p *peer) unfollowLocked(why error) {
+	if p.cancel != nil {
+		p.cancel()
+		p.cancel = nil
+	}
+	if p.session != nil {
+		p.session.end(why)
+		p.session = nil
+	}
+}
+
+// voidLocked takes back what Knowledge was told of the peer's load and state. p.mu is held.
+func (f *Fleet) voidLocked(p *peer) {
+	if p.told {
+		p.told = false
+		f.knowledge.DropPeer(p.name)
+	}
+}
+
+// endSession closes the stream that is open, if any.
+func (p *peer) endSession(why error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.session != nil {
+		p.session.end(why)
+	}
+}
+
+// open returns the stream that is open, or nil.
+func (p *peer) open() *session {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.session == nil || !p.session.started.Load() {
+		return nil
+	}
+	return p.session
+}
+
+// staleLocked is how old knowledge of the peer is: what was measured, or how long it has been silent beyond what is
+// usual. p.mu is held.
+func (p *peer) staleLocked(now time.Time) time.Duration {
+	last := p.heard
+	if last.IsZero() {
+		last = p.status.Since
+	}
+	return max(p.lag, now.Sub(last)-pingInterval-pingInterval/2)
+}
+
+// shift is what to add to the peer's clock to have this node's; ok is false if nothing was measured.
+func (p *peer) shift() (d time.Duration, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s, ok := p.clock.best()
+	return s.offset, ok
+}
+
+// peer returns what is known of a node, or nil.
+func (f *Fleet) peer(name string) *peer {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.peers[name]
+}
+
+// alive lists the members that are alive, by name.
+func (f *Fleet) alive() []*peer {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var out []*peer
+	for _, p := range f.peers {
+		p.mu.Lock()
+		if p.status.State == member.StateAlive {
+			out = append(out, p)
+		}
+		p.mu.Unlock()
+	}
+	slices.SortFunc(out, func(a, b *peer) int { return strings.Compare(a.name, b.name) })
+	return out
+}
+
+// sessions lists the streams that are open, by peer's name.
+func (f *Fleet) sessions() []*session {
+	var out []*session
+	for _, p := range f.alive() {
+		if s := p.open(); s != nil {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// sweepPeers voids what the silent have said, forgets who is long gone, and sums up how old knowledge of the others is.
+func (f *Fleet) sweepPeers(now time.Time) (nodes int, stale time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var lags []time.Duration
+	for name, p := range f.peers {
+		p.mu.Lock()
+		switch {
+		case p.status.State == member.StateAlive:
+			lags = append(lags, p.staleLocked(now))
+			// Its stream was closed long ago; the next one begins with the whole vector.
+			if p.told && now.Sub(p.heard) > voidAfter {
+				f.voidLocked(p)
+			}
+		case now.Sub(p.status.Since) > forgetAfter:
+			delete(f.peers, name)
+		}
+		p.mu.Unlock()
+	}
+	slices.Sort(lags)
+	return 1 + len(lags), staleness(lags)
+}
