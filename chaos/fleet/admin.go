@@ -46,6 +46,18 @@ func (n *Node) Explain(ctx context.Context, path string, body []byte) (*node.Rec
 	return r, n.Ask(ctx, http.MethodPost, "/explain?path="+url.QueryEscape(path), body, r)
 }
 
+// Gossip returns the counters of the node's exchange with the others.
+func (n *Node) Gossip(ctx context.Context) (*node.GossipStatus, error) {
+	s := new(node.GossipStatus)
+	return s, n.Ask(ctx, http.MethodGet, "/gossip", nil, s)
+}
+
+// Fleet returns the fleet as the node sees it.
+func (n *Node) Fleet(ctx context.Context) (*node.NodeList, error) {
+	l := new(node.NodeList)
+	return l, n.Ask(ctx, http.MethodGet, "/nodes", nil, l)
+}
+
 // Metrics returns the node's metrics: the sum over all label sets under each plain name (histograms: name_sum, name_count,
 // name_bucket).
 func (n *Node) Metrics(ctx context.Context) (Metrics, error) {

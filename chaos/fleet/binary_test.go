@@ -21,6 +21,7 @@ func TestMain(m *testing.M) {
 		os.Exit(orphan(path))
 	}
 	code := m.Run()
+	printFigures(os.Stdout)
 	built.remove()
 	if code == 0 {
 		if err := goleak.Find(goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.updateServerDate.func1")); err != nil {

@@ -23,6 +23,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"grapevine/chaos/engine"
+	"grapevine/node"
 )
 
 // Config says what a fleet consists of. Nodes is the one field without a default.
@@ -35,6 +36,8 @@ type Config struct {
 
 	// Alone leaves gossip out: every node knows only what it sees itself.
 	Alone bool
+	// Guests are gossip addresses kept for members that this process runs itself; see Guest.
+	Guests int
 	// Settings are more settings of every node, by their keys in the configuration file; they replace what is there.
 	Settings map[string]any
 
@@ -54,6 +57,8 @@ type Config struct {
 type Fleet struct {
 	cfg      Config
 	dir      string
+	secret   string // of the prompt hashes
+	key      []byte // of gossip
 	temp     bool
 	addrs    addresses
 	net      *network // nil on loopback
@@ -110,6 +115,9 @@ func (f *Fleet) start(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := f.WaitMesh(ctx); err != nil {
+		return err
+	}
 	if f.cfg.NoBalancer {
 		return nil
 	}
@@ -126,7 +134,7 @@ func (f *Fleet) makeDir() (err error) {
 }
 
 func (f *Fleet) makeAddresses() error {
-	members := f.cfg.Nodes + f.cfg.Engines + 1
+	members := f.cfg.Nodes + f.cfg.Engines + 1 + f.cfg.Guests
 	if f.cfg.Isolated {
 		net, err := newNetwork(f.cfg.Nodes, members)
 		if err != nil {
@@ -160,20 +168,16 @@ func (f *Fleet) startEngines() error {
 func (f *Fleet) makeNodes() error {
 	common := map[string]any{"backends": f.backends(), "log_format": "json"}
 	if !f.cfg.Alone {
-		secret, key := filepath.Join(f.dir, "secret"), filepath.Join(f.dir, "gossip.key")
-		var random [64]byte
+		var random [32]byte
 		_, _ = rand.Read(random[:]) // never fails
-		if err := os.WriteFile(secret, []byte(hex.EncodeToString(random[:32])+"\n"), 0o600); err != nil {
+		f.secret = hex.EncodeToString(random[:])
+		f.key = make([]byte, 32)
+		_, _ = rand.Read(f.key)
+		path := filepath.Join(f.dir, "secret")
+		if err := os.WriteFile(path, []byte(f.secret+"\n"), 0o600); err != nil {
 			return err
 		}
-		if err := os.WriteFile(key, []byte(base64.StdEncoding.EncodeToString(random[32:])+"\n"), 0o600); err != nil {
-			return err
-		}
-		join := make([]string, f.cfg.Nodes)
-		for i := range join {
-			join[i] = f.addrs.of(i, gossipPort)
-		}
-		maps.Copy(common, map[string]any{"secret_file": secret, "gossip_key_file": key, "join": join})
+		common["secret_file"], common["join"] = path, f.GossipAddrs()
 	}
 	maps.Copy(common, f.cfg.Settings)
 	for i := range f.cfg.Nodes {
@@ -209,7 +213,11 @@ func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
 	}
 	settings := map[string]any{"listen": n.data, "admin": n.admin, "node_name": n.name}
 	if !f.cfg.Alone {
-		settings["gossip"] = n.gossip
+		// A file for each: a node rewrites its own when keys are rotated.
+		settings["gossip"], settings["gossip_key_file"] = n.gossip, n.key
+		if err := os.WriteFile(n.key, []byte(base64.StdEncoding.EncodeToString(f.key)+"\n"), 0o600); err != nil {
+			return nil, err
+		}
 	}
 	maps.Copy(settings, common)
 	return n, n.writeConfig(settings)
@@ -275,11 +283,23 @@ func (f *Fleet) URL() string { return "http://" + f.balancer.Addr() }
 // Dir is where configurations, keys and logs are until Close.
 func (f *Fleet) Dir() string { return f.dir }
 
-// SecretFile and KeyFile are what admits to the fleet; there are none if the nodes are alone.
-func (f *Fleet) SecretFile() string { return filepath.Join(f.dir, "secret") }
+// Secret is the nodes' common secret of the prompt hashes, Key their gossip key at the start; both empty if they are alone.
+func (f *Fleet) Secret() string { return f.secret }
 
-// KeyFile holds the fleet's gossip key.
-func (f *Fleet) KeyFile() string { return filepath.Join(f.dir, "gossip.key") }
+// Key is the gossip key that the fleet was started with. The caller must not change it.
+func (f *Fleet) Key() []byte { return f.key }
+
+// GossipAddrs are the addresses at which all nodes look for each other.
+func (f *Fleet) GossipAddrs() []string {
+	out := make([]string, f.cfg.Nodes)
+	for i := range out {
+		out[i] = f.addrs.of(i, gossipPort)
+	}
+	return out
+}
+
+// Guest is the i-th of the gossip addresses that Config.Guests keeps for members in this process.
+func (f *Fleet) Guest(i int) string { return f.addrs.of(f.cfg.Nodes+f.cfg.Engines+1+i, gossipPort) }
 
 // Check returns an error if a node ended although nobody here ended it.
 func (f *Fleet) Check() error {
@@ -288,6 +308,50 @@ func (f *Fleet) Check() error {
 		errs = append(errs, n.died())
 	}
 	return errors.Join(errs...)
+}
+
+// WaitMesh returns when every running node hears every other running node's news, which is some time after they have found each other;
+// at once if they are alone.
+func (f *Fleet) WaitMesh(ctx context.Context) error {
+	if f.cfg.Alone {
+		return nil
+	}
+	var missing error
+	err := poll(ctx, 20*time.Millisecond, func() bool {
+		for _, n := range f.nodes {
+			if missing = f.hearsAll(ctx, n); missing != nil {
+				return false
+			}
+		}
+		return true
+	})
+	if err != nil {
+		return fmt.Errorf("the nodes have not all found each other: %w (%w)\n%s", err, missing, f.nodes[0].Log())
+	}
+	return nil
+}
+
+// hearsAll says what a running node does not hear yet.
+func (f *Fleet) hearsAll(ctx context.Context, n *Node) error {
+	if !n.Running() {
+		return nil
+	}
+	list, err := n.Fleet(ctx)
+	if err != nil {
+		return err
+	}
+	for _, other := range f.nodes {
+		if other == n || !other.Running() {
+			continue
+		}
+		heard := slices.ContainsFunc(list.Nodes, func(p node.NodeStatus) bool {
+			return p.Name == other.name && p.State == "alive" && p.Connected
+		})
+		if !heard {
+			return fmt.Errorf("%s does not hear %s", n.name, other.name)
+		}
+	}
+	return nil
 }
 
 // Partition cuts the network between the two groups of nodes, named, in both directions: what is sent is lost without a word. Engines,

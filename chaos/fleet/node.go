@@ -19,7 +19,7 @@ type Node struct {
 	name                string
 	data, admin, gossip string
 	binary              string
-	config, log         string // files
+	config, key, log    string // files
 	env                 []string
 	thread              *thread
 	http                *http.Client
@@ -97,6 +97,9 @@ func (n *Node) PID() int {
 	}
 	return 0
 }
+
+// KeyFile is the node's keyring, none if it is alone.
+func (n *Node) KeyFile() string { return n.key }
 
 // Started is when the latest process was started.
 func (n *Node) Started() time.Time {
@@ -196,5 +199,6 @@ func (n *Node) Log() string { return tail(n.log, shownLog) }
 func (n *Node) LogFile() string { return n.log }
 
 func (n *Node) files(dir string) {
-	n.config, n.log = filepath.Join(dir, n.name+".yaml"), filepath.Join(dir, n.name+".log")
+	base := filepath.Join(dir, n.name)
+	n.config, n.key, n.log = base+".yaml", base+".key", base+".log"
 }

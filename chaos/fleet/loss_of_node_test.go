@@ -1,0 +1,165 @@
+package fleet_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"sync"
+	"testing"
+	"time"
+
+	"grapevine/chaos/fleet"
+	"grapevine/chaos/replay"
+)
+
+// TestLiveKill loses one router of eight to SIGKILL under traffic, and starts it again. The others go on as well as before, none of
+// their requests fails, and the one that comes back asks for traffic when it knows what they know and not before.
+func TestLiveKill(t *testing.T) {
+	full := live(t)
+	f := liveFleet(t, rulesOf)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	defer cancel()
+	part := whenFull(full, 40*time.Second, 8*time.Second) // of the traffic: filling up, before, while down, after
+	victim := f.Node("node-3")
+	probes := placeProbes(ctx, t, f, whenFull(full, 400, 100))
+
+	dead := &absence{node: victim.Name()}
+	load := startTraffic(ctx, t, f, trafficConfig{rate: whenFull(full, 12.0, 6), seed: 2, length: 4 * part, excuse: dead.excuse})
+	at := func(when time.Duration) {
+		t.Helper()
+		if err := sleep(ctx, when-load.now()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	at(2 * part)
+	killed := load.now()
+	dead.begin(killed)
+	if err := victim.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	at(3 * part)
+	dead.end(load.now())
+	peers := knownProbes(ctx, t, f.Node("node-0"), probes)
+	back, cameBack := comeBack(ctx, t, victim, probes)
+	after := load.now()
+	load.wait(t)
+	load.noErrors(t)
+	for what, n := range load.served(killed+part/2, killed+part) {
+		if what == victim.Name() {
+			t.Errorf("%d answers from a router that is dead", n)
+		}
+	}
+
+	survivors := func(e *turnEnd) bool { return e.Node != victim.Name() }
+	before, n0 := load.followed(part, killed, survivors)
+	down, n1 := load.followed(killed, 3*part, survivors)
+	again, n2 := load.followed(after, 4*part, nil)
+	shown(t, "follow-ups before, while down, after", float64(n0), fmt.Sprintf("and %d and %d", n1, n2))
+	shown(t, "answers cut on the killed router", float64(load.result.Cut), "")
+	shown(t, "repeated connections", float64(load.result.Live.Retried), "")
+	shown(t, "hits of what was possible, before", 100*before, "%")
+	point := whenFull(full, 1.0, 4) // few requests tell little
+	atLeast(t, "hits at the survivors, while down", 100*down, 100*before-point, "%")
+	atLeast(t, "hits of all, after the restart", 100*again, 100*before-point, "%")
+	shown(t, "known blocks of probes at a survivor", float64(peers), "")
+	atLeast(t, "of them known to the restarted when it became ready", 100*float64(back)/float64(peers), 99, "%")
+	atMost(t, "ready after the restart", cameBack.Seconds(), whenFull(full, 5.0, 20), "s")
+}
+
+// absence is the time in which a router is dead, in the traffic's time. Safe for concurrent use.
+type absence struct {
+	node string
+
+	mu       sync.Mutex
+	from, to time.Duration // 0: not yet
+}
+
+func (a *absence) begin(at time.Duration) {
+	a.mu.Lock()
+	a.from = at
+	a.mu.Unlock()
+}
+
+func (a *absence) end(at time.Duration) {
+	a.mu.Lock()
+	a.to = at
+	a.mu.Unlock()
+}
+
+// excuse says whether a failure is an answer that had begun at the router and broke off when it died.
+func (a *absence) excuse(e replay.Ended) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	broken := e.Class == replay.Reset || e.Class == replay.Truncated
+	return broken && e.Node == a.node && a.from > 0 && e.Sent < a.from && e.End >= a.from && (a.to == 0 || e.End < a.to)
+}
+
+// placeProbes starts conversations at random engines, through random routers, and returns when all routers know all of them.
+func placeProbes(ctx context.Context, t *testing.T, f *fleet.Fleet, n int) []*conversation {
+	t.Helper()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	probes := make([]*conversation, n)
+	for i := range probes {
+		c := newConversation(1<<32 + uint64(i))
+		if err := c.send(ctx, client, f.URL(), true); err != nil {
+			t.Fatal(err)
+		}
+		c.say(64)
+		probes[i] = c
+	}
+	last := probes[n-1]
+	for _, node := range f.Nodes() {
+		for {
+			blocks, _, err := last.known(ctx, node)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if blocks > 0 {
+				break
+			}
+			if err := sleep(ctx, 10*time.Millisecond); err != nil {
+				t.Fatalf("%s never learned of the last probe", node.Name())
+			}
+		}
+	}
+	return probes
+}
+
+// knownProbes is how many blocks of the probes a router believes where they are.
+func knownProbes(ctx context.Context, t *testing.T, n *fleet.Node, probes []*conversation) (blocks int) {
+	t.Helper()
+	for _, c := range probes {
+		b, _, err := c.known(ctx, n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		blocks += b
+	}
+	return blocks
+}
+
+// comeBack starts a router and returns what it knows of the probes the moment it asks for traffic, and when that was, from its start.
+// Its admin API answers before: none of it counts.
+func comeBack(ctx context.Context, t *testing.T, n *fleet.Node, probes []*conversation) (blocks int, after time.Duration) {
+	t.Helper()
+	begun := time.Now()
+	if err := n.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.WaitReady(ctx); err != nil {
+		t.Fatal(err)
+	}
+	after = time.Since(begun)
+	return knownProbes(ctx, t, n, probes), after
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

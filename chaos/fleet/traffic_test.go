@@ -1,0 +1,163 @@
+package fleet_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"grapevine/chaos/fleet"
+	"grapevine/chaos/replay"
+	"grapevine/chaos/workload"
+)
+
+// blockBytes is the routers' default.
+const blockBytes = 512
+
+func rulesOf(cfg *fleet.Config) { cfg.Settings["rules"] = placeRule() }
+
+// trafficConfig says what runs through a fleet's balancer.
+type trafficConfig struct {
+	rate   float64 // conversations a second, of about four turns
+	seed   uint64
+	length time.Duration // of arrivals
+	excuse func(replay.Ended) bool
+}
+
+// traffic is conversations through the balancer in the background, every turn over a new connection.
+type traffic struct {
+	cancel context.CancelFunc
+	done   chan struct{}
+	result replay.Result
+	err    error
+
+	mu       sync.Mutex
+	began    time.Time
+	ended    []turnEnd
+	sessions map[int]int // tokens of the conversation so far, as the engine counted them
+}
+
+// turnEnd is one request that ended.
+type turnEnd struct {
+	replay.Ended
+	possible int // tokens an engine that had the whole conversation so far could have had cached; 0: a first turn, or not known
+}
+
+// startTraffic starts it. It ends by itself, or by stop, or with the test.
+func startTraffic(ctx context.Context, t *testing.T, f *fleet.Fleet, cfg trafficConfig) *traffic {
+	t.Helper()
+	w := &workload.Sessions{
+		Label: "live", Rate: cfg.rate, Continue: 0.8, MaxTurns: 12, Think: 500 * time.Millisecond,
+		SharedTokens: 512, Pool: 4, Suffix: 192, BlockTokens: 64, Duration: cfg.length,
+		Prompt: workload.CDF{{V: 1024, P: 0}, {V: 4096, P: 1}},
+		Output: workload.CDF{{V: 8, P: 0}, {V: 48, P: 1}},
+	}
+	src, err := w.Source(workload.Options{Seed: cfg.seed})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	tr := &traffic{cancel: cancel, done: make(chan struct{}), sessions: make(map[int]int)}
+	started := make(chan struct{})
+	go func() {
+		defer close(tr.done)
+		tr.result, tr.err = replay.Run(ctx, replay.Config{
+			Targets: []string{f.URL()}, Model: model, Seed: cfg.seed, Timeout: time.Minute, Backends: f.EngineNames(), Nodes: len(f.Nodes()),
+			NewConnections: true, Retries: 2, Excuse: cfg.excuse, Observe: tr.observe,
+			Started: func(at time.Time) {
+				tr.mu.Lock()
+				tr.began = at
+				tr.mu.Unlock()
+				close(started)
+			},
+		}, src)
+	}()
+	select {
+	case <-started:
+	case <-tr.done:
+	}
+	t.Cleanup(tr.stop)
+	return tr
+}
+
+func (tr *traffic) observe(e replay.Ended) {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	end := turnEnd{Ended: e}
+	if before, ok := tr.sessions[e.Session]; ok && e.Turn > 1 {
+		end.possible = before
+	}
+	delete(tr.sessions, e.Session)
+	if !e.Failed {
+		tr.sessions[e.Session] = e.PromptTokens + e.OutputTokens
+	}
+	tr.ended = append(tr.ended, end)
+}
+
+// stop calls off what is left and waits until it is gone. Idempotent.
+func (tr *traffic) stop() {
+	tr.cancel()
+	<-tr.done
+}
+
+// wait returns when the traffic has ended by itself.
+func (tr *traffic) wait(t *testing.T) {
+	t.Helper()
+	<-tr.done
+	if tr.err != nil {
+		t.Fatal(tr.err)
+	}
+}
+
+// now is the time of the run.
+func (tr *traffic) now() time.Duration {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	return time.Since(tr.began)
+}
+
+// noErrors holds the traffic to have had no failures but excused ones. It must have ended.
+func (tr *traffic) noErrors(t *testing.T) {
+	t.Helper()
+	if tr.err != nil && !errors.Is(tr.err, context.Canceled) {
+		t.Error(tr.err)
+	}
+	if tr.result.Requests == 0 {
+		t.Error("no traffic")
+	}
+	for class, n := range tr.result.Live.Errors {
+		t.Errorf("%d of %d requests failed: %s, e.g. %s", n, tr.result.Requests, class, tr.result.Live.Sample[class])
+	}
+}
+
+// followed is how much of what could have been cached was, over the later turns that arrived in [from, to) and that keep accepts; and how
+// many they were. An engine caches whole blocks, so that a little less than all is all there is.
+func (tr *traffic) followed(from, to time.Duration, keep func(*turnEnd) bool) (share float64, turns int) {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	var cached, possible float64
+	for i := range tr.ended {
+		e := &tr.ended[i]
+		if e.Failed || e.possible == 0 || e.At < from || e.At >= to || keep != nil && !keep(e) {
+			continue
+		}
+		turns++
+		possible += float64(e.possible)
+		cached += float64(max(0, e.CachedTokens))
+	}
+	return cached / possible, turns
+}
+
+// served counts the requests that arrived in [from, to) and were answered in full, by router.
+func (tr *traffic) served(from, to time.Duration) map[string]int {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	out := make(map[string]int)
+	for i := range tr.ended {
+		if e := &tr.ended[i]; !e.Failed && e.At >= from && e.At < to {
+			out[e.Node]++
+		}
+	}
+	return out
+}
