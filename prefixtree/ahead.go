@@ -38,12 +38,17 @@ type ahead struct {
 func (a *ahead) look(t *Tree, b Backend, chain []Hash) int {
 	run := chain[:min(lookahead, len(chain))]
 	a.fetch(t, run)
+	a.see(b, run, a.places[:])
+	return len(run)
+}
+
+// see fills the places of blocks that have been fetched.
+func (a *ahead) see(b Backend, run []Hash, places []place) {
 	for i, h := range run {
-		s := a.places[i].shard
-		tb := s.tab.Load()
+		p := &places[i]
+		tb := p.shard.tab.Load()
 		seq := tb.seq.Load()
 		slot, v := tb.find(uint64(h))
-		p := &a.places[i]
 		p.tab, p.seq, p.slot, p.entry, p.word = tb, seq, slot, v, &tb.slots[2*slot+1]
 		if v&spanTag != 0 {
 			p.entry, p.word = tb.peek(v, b, &a.index)
@@ -55,7 +60,6 @@ func (a *ahead) look(t *Tree, b Backend, chain []Hash) int {
 			p.entry = 0
 		}
 	}
-	return len(run)
 }
 
 // fetch brings the blocks' slots into cache. No branch depends on what is read, or a wrongly predicted one would wait for

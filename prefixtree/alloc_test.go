@@ -2,7 +2,10 @@
 
 package prefixtree
 
-import "testing"
+import (
+	"testing"
+	"time"
+)
 
 // TestHotPathDoesNotAllocate: everything done per request, once warm.
 func TestHotPathDoesNotAllocate(t *testing.T) {
@@ -20,6 +23,11 @@ func TestHotPathDoesNotAllocate(t *testing.T) {
 	var tr Trail
 	now := start
 	facts := tree.AppendFacts(nil, 1, chain, start)
+	const grain = Time(defaultHorizon/time.Millisecond) / grainsPerHorizon
+	news, out, payload := make([]Fact, 0, 2*len(chain)), NewOutbox(0), make([]byte, 0, 64<<10)
+	other := newTree(t, Config{})
+	var names Names = oneToOne{}
+	var err error
 	for name, f := range map[string]func(){
 		"Chain": func() {
 			c.Reset(hasher)
@@ -32,7 +40,22 @@ func TestHotPathDoesNotAllocate(t *testing.T) {
 		"Record and Drop":  func() { now++; tree.Record(8, chain, now, nil); tree.Drop(8, chain, 200) },
 		"Revert":           func() { now++; tree.Record(9, chain, now, &tr); tree.Revert(9, chain, &tr) },
 		"Apply":            func() { now++; facts[9].Time = now; tree.Apply(facts[9]) },
-		"AppendFacts":      func() { facts = tree.AppendFacts(facts[:0], 1, chain, now) },
+		"RecordNews, LearnNews, RevertNews": func() {
+			now += grain + 1
+			news = tree.RecordNews(10, chain, now, &tr, news[:0])
+			_, news = tree.LearnNews(10, chain, &tr, -1, now+1, news)
+			_, news = tree.RevertNews(10, chain, &tr, news)
+		},
+		"Outbox, ApplyDeltaNews": func() {
+			now += grain + 1
+			news = tree.RecordNews(11, chain, now, &tr, news[:0])
+			out.Add(news)
+			payload, _ = out.Drain(payload[:0], 64<<10, names)
+			if _, news, err = other.ApplyDeltaNews(payload, names, 0, now, news[:0]); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"AppendFacts": func() { facts = tree.AppendFacts(facts[:0], 1, chain, now) },
 	} {
 		f()
 		if n := testing.AllocsPerRun(100, f); n != 0 {

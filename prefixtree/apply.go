@@ -37,13 +37,26 @@ func (t *Tree) ApplySnapshot(page []byte, names Names, shift time.Duration, now 
 	return t.ApplyDelta(page, names, shift, now)
 }
 
-// merge brings other nodes' facts into a tree.
+// merge brings other nodes' facts into a tree. Blocks are looked up in runs of lookahead whatever records they come in, so that
+// their cache misses overlap; records wait until there are so many.
 type merge struct {
 	t     *Tree
 	now   Time
 	tells bool // somebody wants the news
 	news  []Fact
+
+	changed int
+	runs    [lookahead]run
+	waiting int // runs
+	blocks  [lookahead]Hash
+	filled  int
 	ahead
+}
+
+// run is a part of a record: blocks [from, to) of those that wait.
+type run struct {
+	Fact
+	from, to int
 }
 
 func (m *merge) payload(payload []byte, names Names, shift time.Duration) (applied Applied, err error) {
@@ -54,9 +67,9 @@ func (m *merge) payload(payload []byte, names Names, shift time.Duration) (appli
 	}
 	by := Time(max(-int64(maxTime), min(shift.Milliseconds(), int64(maxTime))))
 	for {
-		more, err := r.next()
-		if !more {
-			return applied, err
+		var more bool
+		if more, err = r.next(); !more {
+			break
 		}
 		n := max(1, len(r.hashes)/hashBytes)
 		applied.Records += n
@@ -73,41 +86,66 @@ func (m *merge) payload(payload []byte, names Names, shift time.Duration) (appli
 		if f.Before != 0 {
 			f.Before = m.clamp(f.Before + by)
 		}
+		if f.Kind == Fence {
+			m.flush() // what came before the fence may be news yet
+			if m.t.late(&f, m.now) {
+				applied.Late++
+			} else if m.t.applyFence(&f, m.now) {
+				m.changed++
+			}
+			continue
+		}
 		if m.t.late(&f, m.now) {
 			applied.Late += n
 			continue
 		}
-		if f.Kind == Fence {
-			if m.t.applyFence(&f, m.now) {
-				applied.News++
-			}
-			continue
-		}
-		changed, err := m.runs(&f, r.hashes)
-		applied.News += changed
-		if err != nil {
-			return applied, err
+		if err = m.record(&f, r.hashes); err != nil {
+			break
 		}
 	}
+	m.flush()
+	applied.News = m.changed
+	return applied, err
 }
 
 func (m *merge) clamp(at Time) Time { return clampTime(min(at, m.now+maxAhead)) }
 
-// runs merges a run of any length.
-func (m *merge) runs(f *Fact, hashes []byte) (changed int, err error) {
-	var run [lookahead]Hash
+// record takes a run of any length.
+func (m *merge) record(f *Fact, hashes []byte) error {
 	for len(hashes) > 0 {
-		n := min(lookahead, len(hashes)/hashBytes)
-		for i := range n {
-			run[i] = Hash(binary.LittleEndian.Uint64(hashes[i*hashBytes:]))
-			if run[i] == 0 {
-				return changed, fmt.Errorf("%w: a hash of zero", ErrDelta)
-			}
+		if m.filled == lookahead {
+			m.flush()
 		}
-		changed += m.run(f, run[:n])
-		hashes = hashes[n*hashBytes:]
+		from := m.filled
+		for ; len(hashes) > 0 && m.filled < lookahead; hashes = hashes[hashBytes:] {
+			h := Hash(binary.LittleEndian.Uint64(hashes))
+			if h == 0 {
+				return fmt.Errorf("%w: a hash of zero", ErrDelta)
+			}
+			m.blocks[m.filled] = h
+			m.filled++
+		}
+		m.runs[m.waiting] = run{*f, from, m.filled}
+		m.waiting++
 	}
-	return changed, nil
+	return nil
+}
+
+// flush merges what waits.
+func (m *merge) flush() {
+	m.fetch(m.t, m.blocks[:m.filled])
+	m.index = 0
+	for i := range m.runs[:m.waiting] {
+		r := &m.runs[i]
+		blocks, places := m.blocks[r.from:r.to], m.places[r.from:r.to]
+		m.see(r.Backend, blocks, places)
+		if r.Kind == Drop || r.Kind == Revert {
+			m.retract(&r.Fact, blocks, places)
+		} else {
+			m.place(&r.Fact, blocks, places)
+		}
+	}
+	m.waiting, m.filled = 0, 0
 }
 
 // late says whether a fact's backend or the present are past it.
@@ -142,20 +180,15 @@ func (t *Tree) applyFence(f *Fact, now Time) bool {
 	return true
 }
 
-// run merges the given blocks, at most lookahead of them and none zero, as f says, and returns how many facts changed. f is not
-// late and no fence.
-func (m *merge) run(f *Fact, hashes []Hash) (changed int) {
-	m.look(m.t, f.Backend, hashes)
-	if f.Kind == Drop || f.Kind == Revert {
-		return m.retract(f, hashes)
-	}
+// place merges one run of placements that are not late.
+func (m *merge) place(f *Fact, blocks []Hash, places []place) {
 	lim := &m.t.limits[f.Backend]
 	told := makeEntry(f.Backend, f.Time, anchorFlags(f.Span))
 	span := float64(max(1, min(f.Span, maxSpan)))
 	var left [lookahead]use // earlier touches of the blocks that are touched now
 	touched, n := 0, 0
-	for i, h := range hashes {
-		p := &m.places[i]
+	for i, h := range blocks {
+		p := &places[i]
 		e := told
 		if p.entry != 0 {
 			if e = mergeEntries(p.entry, told); e == p.entry {
@@ -169,14 +202,14 @@ func (m *merge) run(f *Fact, hashes []Hash) (changed int) {
 		if mergeEntries(prior, e) == prior {
 			continue
 		}
-		changed++
+		m.changed++
 		switch at := entryTime(prior); {
 		case prior == 0 || lim.dead(at, m.now):
 			touched++
 		case at < f.Time:
 			touched++
 			if n == 0 || left[n-1].at != at {
-				left[n].at, left[n].blocks = at, 0
+				left[n] = use{at: at}
 				n++
 			}
 			left[n-1].blocks += span
@@ -188,11 +221,10 @@ func (m *merge) run(f *Fact, hashes []Hash) (changed int) {
 		m.t.noteBackend(f.Backend, f.Time)
 		m.t.useAgain(f.Backend, left[:n], use{f.Time, span * float64(touched)})
 	}
-	return changed
 }
 
-// retract is run for drops and reverts.
-func (m *merge) retract(f *Fact, hashes []Hash) (changed int) {
+// retract merges one run of drops or reverts.
+func (m *merge) retract(f *Fact, blocks []Hash, places []place) {
 	verdict := func(e entry) (to entry, remove bool) {
 		switch at := entryTime(e); {
 		case f.Kind == Drop && at <= f.Time:
@@ -202,8 +234,8 @@ func (m *merge) retract(f *Fact, hashes []Hash) (changed int) {
 		}
 		return e, false
 	}
-	for i, h := range hashes {
-		p := &m.places[i]
+	for i, h := range blocks {
+		p := &places[i]
 		if p.entry == 0 && !p.torn {
 			continue
 		}
@@ -211,8 +243,7 @@ func (m *merge) retract(f *Fact, hashes []Hash) (changed int) {
 			continue
 		}
 		if was, is, _ := m.t.edit(p, f.Backend, uint64(h), verdict); is != was {
-			changed++
+			m.changed++
 		}
 	}
-	return changed
 }

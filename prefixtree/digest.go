@@ -2,7 +2,7 @@ package prefixtree
 
 // FactDigest returns the number of live anchor facts last touched in [from, to), and the XOR of their mixed values: equal on
 // trees that hold the same. With names, backends count by their keys, and those without one not at all; nil compares by
-// dense ids. It goes over the whole tree, some 10 ns a fact. Safe for concurrent use.
+// dense ids. It goes over the whole tree, some 30 ns a fact. Safe for concurrent use.
 func (t *Tree) FactDigest(now, from, to Time, names Names) (count, xor uint64) {
 	t.Range(now, func(f Fact) bool {
 		if f.Time < from || f.Time >= to {

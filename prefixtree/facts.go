@@ -57,11 +57,14 @@ func (t *Tree) Apply(f Fact) (changed bool) {
 	if t.late(&f, now) {
 		return false
 	}
-	m := merge{t: t, now: now}
 	if f.Kind == Fence {
 		return t.applyFence(&f, now)
 	}
-	return m.run(&f, []Hash{f.Hash}) > 0
+	m := merge{t: t, now: now}
+	m.blocks[0], m.filled = f.Hash, 1
+	m.runs[0], m.waiting = run{f, 0, 1}, 1
+	m.flush()
+	return m.changed > 0
 }
 
 // Range calls yield with every live fact at an anchor, in no order, until it returns false. now decides what is live. It
@@ -70,7 +73,7 @@ func (t *Tree) Range(now Time, yield func(Fact) bool) {
 	now = clampTime(now)
 	var kept []anchor
 	for i := range t.shards {
-		kept = t.anchors(&t.shards[i], now, kept[:0], func(entry) bool { return true })
+		kept = t.anchors(&t.shards[i], now, kept[:0], 0, maxTime)
 		for _, a := range kept {
 			if !yield(t.fact(a)) {
 				return
@@ -93,8 +96,8 @@ func (t *Tree) fact(a anchor) Fact {
 	}
 }
 
-// anchors appends the shard's live anchor facts that wanted says yes to. It holds the shard's lock.
-func (t *Tree) anchors(s *shard, now Time, dst []anchor, wanted func(entry) bool) []anchor {
+// anchors appends the shard's live anchor facts touched after the time after and not after upTo. It holds the shard's lock.
+func (t *Tree) anchors(s *shard, now Time, dst []anchor, after, upTo Time) []anchor {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	tb := s.tab.Load()
@@ -109,7 +112,7 @@ func (t *Tree) anchors(s *shard, now Time, dst []anchor, wanted func(entry) bool
 			if v&spanTag != 0 {
 				e = tb.entry(off, j)
 			}
-			if e&entryAnchor != 0 && !t.dead(e, now) && wanted(e) {
+			if at := entryTime(e); e&entryAnchor != 0 && at > after && at <= upTo && !t.dead(e, now) {
 				dst = append(dst, anchor{tb.key(i), e})
 			}
 		}

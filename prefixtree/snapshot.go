@@ -27,6 +27,14 @@ func ageClass(age Time) int {
 	return shift<<ageOctave + int(a>>shift)
 }
 
+// classAge returns the least age of a class.
+func classAge(class int) Time {
+	if class < 1<<ageOctave {
+		return Time(class)
+	}
+	return Time(class&(1<<ageOctave-1)|1<<ageOctave) << (class>>ageOctave - 1)
+}
+
 // found is an anchor with its place in a snapshot: class of age in bits 46-55, backend in 30-45, age in 2-29, span less one in
 // 0-1.
 type found struct {
@@ -54,7 +62,8 @@ func (t *Tree) Snapshot(now Time, names Names, limit int, yield func(page []byte
 	if !p.fences() {
 		return
 	}
-	counts := p.count()
+	counts, total := p.count()
+	p.stratum = make([]found, 0, min(total, maxStratum))
 	size := firstStratum
 	for from := 0; from < ageClasses; {
 		to, sum := from, 0
@@ -82,25 +91,29 @@ type pages struct {
 	stratum []found
 }
 
-// count returns how many facts there are of each class of age.
-func (p *pages) count() []int {
-	counts := make([]int, ageClasses)
+// count returns how many facts there are of each class of age, and of all.
+func (p *pages) count() (counts [ageClasses]int, total int) {
 	for i := range p.t.shards {
-		p.t.anchors(&p.t.shards[i], p.now, nil, func(e entry) bool {
-			counts[ageClass(p.now-entryTime(e))]++
-			return false
-		})
+		p.kept = p.t.anchors(&p.t.shards[i], p.now, p.kept[:0], 0, maxTime)
+		for _, a := range p.kept {
+			counts[ageClass(p.now-entryTime(a.entry))]++
+		}
+		total += len(p.kept)
 	}
-	return counts
+	return counts, total
 }
 
 // collect yields the facts of the age classes from (inclusive) to (exclusive). It reports false if yield did.
 func (p *pages) collect(from, to int) bool {
+	after, upTo := Time(0), maxTime // the first class has the future, too, the last one all the past
+	if from > 0 {
+		upTo = p.now - classAge(from)
+	}
+	if to < ageClasses {
+		after = p.now - classAge(to)
+	}
 	for i := range p.t.shards {
-		p.kept = p.t.anchors(&p.t.shards[i], p.now, p.kept[:0], func(e entry) bool {
-			class := ageClass(p.now - entryTime(e))
-			return class >= from && class < to
-		})
+		p.kept = p.t.anchors(&p.t.shards[i], p.now, p.kept[:0], after, upTo)
 		for _, a := range p.kept {
 			// One class may hold any number of facts, say those placed in one millisecond; and some may have come since the count.
 			if len(p.stratum) == maxStratum && !p.emit() {

@@ -1,0 +1,203 @@
+package prefixtree
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"testing"
+	"time"
+)
+
+// placements are prompts as a fleet sees them: conversations of a few turns over 64 backends, each turn some blocks longer.
+// Told by one tree, they are the payloads that another receives.
+type placements struct {
+	payloads        [][]byte
+	facts, requests int
+}
+
+// tellPlacements makes requests over a minute, in payloads of 50 ms, as node 0 of one tells them.
+func tellPlacements(tb testing.TB, requests int) (p placements) {
+	tree, out := newTree(tb, Config{Budget: 1 << 30}), NewOutbox(1<<20)
+	r := rand.New(rand.NewPCG(1, 2))
+	hasher := newHasher(tb)
+	var news []Fact
+	for i := range requests {
+		session, turn := r.IntN(requests/4), 1+r.IntN(4)
+		keys := make([]uint64, 30+turn*18+session%7)
+		for j := range keys {
+			keys[j] = uint64(session)<<20 | uint64(j)
+			if j < 8 {
+				keys[j] = uint64(session%16)<<50 | uint64(j) // a system prompt
+			}
+		}
+		now := start + Time(i*60_000/requests)
+		news = tree.RecordNews(Backend(session%64), FromKeys(nil, hasher, nil, keys), now, nil, news[:0])
+		out.Add(news)
+		if i%(max(1, requests/1200)) == 0 {
+			payload, n := out.Drain(nil, MaxPayload, oneToOne{})
+			p.payloads, p.facts = append(p.payloads, payload), p.facts+n
+		}
+	}
+	p.requests = requests
+	return p
+}
+
+func (p placements) bytes() (n int) {
+	for _, payload := range p.payloads {
+		n += len(payload)
+	}
+	return n
+}
+
+// BenchmarkApplyDelta is the receiver's work for what other nodes tell, into a tree that has a million facts of its own: new
+// facts, and the same again, which changes nothing. anchors/request times 1,000 times ns/fact is what 1,000 placements/s cost.
+func BenchmarkApplyDelta(b *testing.B) {
+	p := tellPlacements(b, 60_000)
+	for _, known := range []bool{false, true} {
+		b.Run(fmt.Sprintf("known=%v", known), func(b *testing.B) {
+			r := fill(b, 1_000_000, 64, 256, false)
+			apply := func() {
+				for _, payload := range p.payloads {
+					if _, err := r.tree.ApplyDelta(payload, oneToOne{}, 0, start+60_000); err != nil {
+						b.Fatal(err)
+					}
+				}
+			}
+			if known {
+				apply()
+			}
+			var busy time.Duration
+			b.ReportAllocs()
+			for b.Loop() {
+				if !known {
+					b.StopTimer()
+					r = fill(b, 1_000_000, 64, 256, false)
+					b.StartTimer()
+				}
+				t0 := time.Now()
+				apply()
+				busy += time.Since(t0)
+			}
+			b.ReportMetric(float64(busy.Nanoseconds())/float64(b.N)/float64(p.facts), "ns/fact")
+			b.ReportMetric(float64(p.facts)/float64(p.requests), "anchors/request")
+			b.ReportMetric(float64(p.bytes())/float64(p.facts), "B/fact")
+		})
+	}
+}
+
+// BenchmarkRecordNews is Record and Learn beside their news forms with the news put in an outbox: of a chain held already,
+// touched each time, and of new chains.
+func BenchmarkRecordNews(b *testing.B) {
+	const grain = Time(defaultHorizon/time.Millisecond) / grainsPerHorizon
+	for _, blocks := range []int{64, 256} {
+		for _, fresh := range []bool{false, true} {
+			for _, tell := range []bool{false, true} {
+				b.Run(fmt.Sprintf("new=%v/blocks=%d/tell=%v", fresh, blocks, tell), func(b *testing.B) {
+					tree, out := newTree(b, Config{Budget: 32 << 20}), NewOutbox(0)
+					chain := chainOf(b, 1, blocks)
+					rnd := rand.New(rand.NewPCG(9, 10))
+					now := start
+					var tr Trail
+					var news []Fact
+					payload := make([]byte, 0, 64<<10)
+					b.ReportAllocs()
+					for b.Loop() {
+						now += grain + 1
+						if fresh {
+							for i := range chain {
+								chain[i] = Hash(rnd.Uint64() | 1)
+							}
+						}
+						if !tell {
+							tree.Record(1, chain, now, &tr)
+							tree.Learn(1, chain, &tr, tr.Blocks(), now)
+							continue
+						}
+						news = tree.RecordNews(1, chain, now, &tr, news[:0])
+						_, news = tree.LearnNews(1, chain, &tr, tr.Blocks(), now, news)
+						out.Add(news)
+						payload, _ = out.Drain(payload[:0], 64<<10, oneToOne{})
+					}
+				})
+			}
+		}
+	}
+}
+
+// BenchmarkSnapshot is a whole snapshot in 64 KiB pages of a tree with a million facts at anchors, and taking it. The first page
+// is what a joiner waits for.
+func BenchmarkSnapshot(b *testing.B) {
+	source := newTree(b, Config{Budget: 1 << 30})
+	hasher := newHasher(b)
+	r := rand.New(rand.NewPCG(3, 4))
+	for i := 0; source.Stats().Facts < 1_000_000; i++ {
+		keys := make([]uint64, 30+r.IntN(80))
+		for j := range keys {
+			keys[j] = uint64(i)<<20 | uint64(j)
+		}
+		chain := FromKeys(nil, hasher, nil, keys)
+		facts := source.AppendFacts(nil, Backend(i%64), chain, start+Time(r.IntN(600_000)))
+		for _, f := range facts {
+			source.Apply(f)
+		}
+	}
+	now := start + 600_000
+	var pages [][]byte
+	b.Run("facts=1M/give", func(b *testing.B) {
+		var first, busy time.Duration
+		var scratch uint64
+		records, size := 0, 0
+		for b.Loop() {
+			records, size, pages = 0, 0, pages[:0]
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			t0 := time.Now()
+			source.Snapshot(now, oneToOne{}, 64<<10, func(page []byte, n int) bool {
+				if records == 0 {
+					first = time.Since(t0)
+				}
+				records, size = records+n, size+len(page)
+				pages = append(pages, nil)
+				return true
+			})
+			busy += time.Since(t0)
+			runtime.ReadMemStats(&after)
+			scratch = after.TotalAlloc - before.TotalAlloc
+		}
+		b.ReportMetric(float64(busy.Nanoseconds())/float64(b.N)/float64(records), "ns/fact")
+		b.ReportMetric(float64(first.Microseconds())/1000, "first-page-ms")
+		b.ReportMetric(float64(size)/float64(records), "B/fact")
+		b.ReportMetric(float64(scratch)/(1<<20), "MiB-allocated")
+	})
+	pages = pages[:0]
+	source.Snapshot(now, oneToOne{}, 64<<10, func(page []byte, _ int) bool {
+		pages = append(pages, append([]byte(nil), page...))
+		return true
+	})
+	b.Run("facts=1M/take", func(b *testing.B) {
+		var busy time.Duration
+		records := 0
+		for b.Loop() {
+			b.StopTimer()
+			tree := newTree(b, Config{Budget: 1 << 30})
+			records = 0
+			b.StartTimer()
+			t0 := time.Now()
+			for _, page := range pages {
+				applied, err := tree.ApplySnapshot(page, oneToOne{}, 0, now)
+				if err != nil {
+					b.Fatal(err)
+				}
+				records += applied.Records
+			}
+			busy += time.Since(t0)
+		}
+		b.ReportMetric(float64(busy.Nanoseconds())/float64(b.N)/float64(records), "ns/fact")
+	})
+	b.Run("facts=1M/digest", func(b *testing.B) {
+		for b.Loop() {
+			source.FactDigest(now, start, now, oneToOne{})
+		}
+		b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/1e6, "ns/fact")
+	})
+}
