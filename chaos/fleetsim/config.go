@@ -49,6 +49,11 @@ type Config struct {
 	// all others know of it. nil: both, [DefaultStaleness].
 	Share     []Share
 	Staleness []time.Duration
+	// Loss is the probability that what a node tells another of its placements in one
+	// flush never arrives. It is not made good, though live nodes ask for it again.
+	Loss float64
+	// Partition cuts the fleet in two for a while.
+	Partition Partition
 	Backends  int // 0: what the workload is made for, else DefaultBackends
 	// Engine is what every backend is. Zero fields: as EngineFor the workload.
 	Engine  engine.Config
@@ -176,6 +181,12 @@ func (c *Config) fillSharing() error {
 		if s != ShareBoth && s != SharePrefix && s != ShareLoad && s != ShareNone || slices.Contains(c.Share[:i], s) {
 			return fmt.Errorf("%w: share is %q: want each of %s, %s, %s and %s at most once", ErrConfig, s, ShareBoth, SharePrefix, ShareLoad, ShareNone)
 		}
+	}
+	if !(c.Loss >= 0 && c.Loss < 1) {
+		return fmt.Errorf("%w: loss of %v: want a share of messages, at least 0 and below 1", ErrConfig, c.Loss)
+	}
+	if !c.Partition.valid() {
+		return fmt.Errorf("%w: partition from %v to %v", ErrConfig, c.Partition.From, c.Partition.To)
 	}
 	for i, d := range c.Staleness {
 		if d != Never && (d < 0 || d > MaxStaleness) || slices.Contains(c.Staleness[:i], d) {

@@ -20,12 +20,11 @@ const epoch = prefixtree.Time(1_700_000_000_000)
 
 func clock(at time.Duration) prefixtree.Time { return epoch + prefixtree.Time(at.Milliseconds()) }
 
-// node is one router: what it knows is its own, but for what its memory and the
-// load board bring from other nodes.
+// node is one router: what it knows is its own, but for what the exchange brings
+// from other nodes.
 type node struct {
 	router *policy.Router
 	tree   *prefixtree.Tree // nil for a policy that looks at no tree
-	memory *memory          // nil without a tree, and where no placements are shared
 }
 
 // blank is a policy.Index that knows nothing.
@@ -55,11 +54,9 @@ type flight struct {
 
 // fleet is one run: one policy, so many nodes, all engines. One goroutine.
 type fleet struct {
-	cfg     *Config
-	point   point
-	nodes   []node
-	facts   *factLog   // nil: not shared
-	loads   *loadBoard // nil: not shared
+	cfg   *Config
+	nodes []node
+	exchange
 	engines *engines
 	feed    feed
 	ingress *rand.Rand
@@ -78,16 +75,9 @@ type fleet struct {
 	onProgress func(ended int, at time.Duration)
 }
 
-func newFleet(cfg *Config, pt point, c *chainer) (*fleet, error) {
-	f := &fleet{cfg: cfg, point: pt}
-	if pt.nodes > 1 && pt.staleness != Never {
-		if pt.share.prefixes() && !blind[pt.policy] {
-			f.facts = newFactLog(pt.staleness, pt.nodes)
-		}
-		if pt.share.loads() {
-			f.loads = newLoadBoard(pt.staleness, pt.nodes, cfg.Backends)
-		}
-	}
+// newFleet returns a fleet that has not started, for arrivals over the given time.
+func newFleet(cfg *Config, pt point, c *chainer, span time.Duration) (*fleet, error) {
+	f := &fleet{cfg: cfg, span: span}
 	f.ingress = rand.New(rand.NewPCG(cfg.Options.Seed, 0x16e55))
 	var err error
 	if f.engines, err = newEngines(cfg.Backends, cfg.Engine); err != nil {
@@ -100,6 +90,9 @@ func newFleet(cfg *Config, pt point, c *chainer) (*fleet, error) {
 	backends := make([]policy.Backend, cfg.Backends)
 	for i := range backends {
 		backends[i] = policy.Backend{ID: prefixtree.Backend(i), Generation: 1, Name: fmt.Sprintf("engine-%d", i), KVTokens: kv}
+	}
+	if f.exchange, err = newExchange(cfg, pt, span); err != nil {
+		return nil, err
 	}
 	view, err := policy.NewView(backends, nil)
 	if err != nil {
@@ -125,6 +118,9 @@ func newFleet(cfg *Config, pt point, c *chainer) (*fleet, error) {
 				n.tree.SetCapacity(prefixtree.Backend(b), kv*workload.BytesPerToken/c.hasher.BlockBytes())
 			}
 		}
+	}
+	if f.facts != nil || f.loads != nil {
+		f.evidence = newEvidenceBoard(&f.exchange, f.nodes, cfg.Backends)
 	}
 	return f, nil
 }
@@ -152,9 +148,8 @@ func (f *fleet) newNode(index int, c *chainer) (node, error) {
 		}
 		tree = n.tree
 		if f.facts != nil {
-			n.memory = &memory{Tree: n.tree, log: f.facts, node: index, now: &f.now}
 			f.facts.trees[index] = n.tree
-			tree = n.memory
+			tree = &memory{Tree: n.tree, log: f.facts, node: index, now: &f.now}
 		}
 	}
 	p := f.cfg.Policy
@@ -203,6 +198,7 @@ func (f *fleet) run(ctx context.Context) error {
 // pass moves the clock, reading the engines' busy time where measurement begins
 // and where arrivals end.
 func (f *fleet) pass(now time.Duration) {
+	f.exchange.pass(now, f.nodes)
 	if f.atWarm == nil && now >= f.cfg.Warmup {
 		f.atWarm, f.warmedAt = f.busy(), now
 	}
@@ -241,9 +237,7 @@ func (f *fleet) arrive() {
 		fl.query.Session = fl.session
 	}
 	now := clock(r.At)
-	if f.loads != nil {
-		f.loads.deliver(fl.node, f.now)
-	}
+	f.hear(fl.node, f.now)
 	if err := n.router.Pick(&fl.query, now, &fl.attempt); err != nil {
 		f.err = fmt.Errorf("fleetsim: request %d: %w", r.Index, err)
 		return
@@ -311,9 +305,6 @@ func (f *fleet) end(fl *flight, at time.Duration, failed policy.Failure) {
 	f.rec.Add(s)
 	fl.attempt.End(o, clock(at))
 	f.worked(fl)
-	if n := &f.nodes[fl.node]; n.memory != nil && !s.Failed {
-		n.memory.ended(prefixtree.Backend(fl.backend), fl.query.Hashes, at-r.At, clock(at))
-	}
 	f.feed.Done(r, at)
 	f.open--
 	f.ended++

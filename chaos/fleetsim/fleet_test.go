@@ -49,9 +49,12 @@ func run(t testing.TB, cfg Config) []report.Report {
 // TestSameSeedSameBytes: a run is a function of its settings, whatever runs
 // beside it.
 func TestSameSeedSameBytes(t *testing.T) {
-	for _, cfg := range []Config{chat(t, allPolicies...), traced(t, allPolicies...)} {
+	apart := traced(t, allPolicies...)
+	apart.Share, apart.Staleness = []Share{ShareBoth, ShareLoad}, []time.Duration{700 * time.Millisecond}
+	apart.Loss, apart.Partition = 0.1, Partition{5 * time.Second, 12 * time.Second}
+	for _, cfg := range []Config{chat(t, allPolicies...), traced(t, allPolicies...), apart} {
 		cfg.Nodes = []int{1, 3}
-		cfg.Options.Requests = 250
+		cfg.Options.Requests = 150
 		print := func(seed uint64, parallel int) string {
 			c := cfg
 			c.Options.Seed, c.Parallel = seed, parallel
@@ -189,7 +192,7 @@ func TestEachSampleIsPossible(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f, err := newFleet(&cfg, point{policy: "prefix", nodes: 1}, c)
+	f, err := newFleet(&cfg, point{policy: "prefix", nodes: 1}, c, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

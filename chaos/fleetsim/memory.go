@@ -8,12 +8,13 @@ import (
 )
 
 // memory is a node's tree as its router sees it, joined to those of the other nodes: whatever has arrived from them is
-// there before the tree is used, and what the node records is told to them.
+// there before the tree is used, and what changes in it is told to them.
 type memory struct {
 	*prefixtree.Tree
 	log  *factLog
 	node int
 	now  *time.Duration // the fleet's
+	news []prefixtree.Fact
 }
 
 var _ interface {
@@ -28,28 +29,21 @@ func (m *memory) Match(out *prefixtree.Matches, chain []prefixtree.Hash, now pre
 
 func (m *memory) Record(b prefixtree.Backend, chain []prefixtree.Hash, now prefixtree.Time, tr *prefixtree.Trail) {
 	m.log.deliver(m.node, *m.now)
-	m.Tree.Record(b, chain, now, tr)
-	m.tell(b, chain, now)
+	m.news = m.RecordNews(b, chain, now, tr, m.news[:0])
+	m.log.tell(m.node, *m.now, m.news)
 }
 
 func (m *memory) Learn(b prefixtree.Backend, chain []prefixtree.Hash, tr *prefixtree.Trail, cached int, now prefixtree.Time) prefixtree.Lesson {
 	m.log.deliver(m.node, *m.now)
-	return m.Tree.Learn(b, chain, tr, cached, now)
+	var lesson prefixtree.Lesson
+	lesson, m.news = m.LearnNews(b, chain, tr, cached, now, m.news[:0])
+	m.log.tell(m.node, *m.now, m.news)
+	return lesson
 }
 
-func (m *memory) tell(b prefixtree.Backend, chain []prefixtree.Hash, now prefixtree.Time) {
-	m.log.tell(m.node, *m.now, func(dst []prefixtree.Fact) []prefixtree.Fact {
-		return m.AppendFacts(dst, b, chain, now)
-	})
-}
-
-// grains is the part of a horizon within which a tree leaves a fact as it is (prefixtree/DESIGN.md): a request that lasted
-// less has nothing to tell at its end.
-const grains = 64
-
-// ended tells of the touch at a request's end.
-func (m *memory) ended(b prefixtree.Backend, chain []prefixtree.Hash, lasted time.Duration, now prefixtree.Time) {
-	if lasted > m.Horizon(b)/grains {
-		m.tell(b, chain, now)
-	}
+func (m *memory) Revert(b prefixtree.Backend, chain []prefixtree.Hash, tr *prefixtree.Trail) (retracted int) {
+	m.log.deliver(m.node, *m.now)
+	retracted, m.news = m.RevertNews(b, chain, tr, m.news[:0])
+	m.log.tell(m.node, *m.now, m.news)
+	return retracted
 }

@@ -1,84 +1,141 @@
 package fleetsim
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
 	"grapevine/prefixtree"
 )
 
-// news is what one node did to its tree at one moment: the facts [from, to) of the log.
+// news is what one node did to its tree at one moment: the bytes [from, to) of the log, as they go over the wire.
 type news struct {
 	at       time.Duration
 	origin   int
 	from, to int // numbered from the start of the run
 }
 
-// factLog carries the facts of every node to every other one, each after a fixed delay. It is one log for all, in
-// the order of events, with a cursor per node: since a tree only changes a decision when it is asked, a node takes what
-// has arrived by then just before it uses its tree. That is exactly what delivering each fact at its time would do, at a
-// fraction of the cost, as the tree then stays in the processor's cache.
+// factLog carries the news of every node to every other one. It is one log for all, in the order of events, with two cursors
+// per node, since the other side of a partition may be behind. As a tree only matters when it is asked, a node
+// takes what has arrived by then just before it uses its tree. That is exactly what delivering each message at its time
+// would do, at a fraction of the cost, as the tree then stays in the processor's cache.
 type factLog struct {
-	delay time.Duration
-	trees []*prefixtree.Tree // by node
-	next  []int              // by node: the number of the next item to look at
+	link
+	trees  []*prefixtree.Tree // by node
+	near   []int              // by node: the number of the next item to look at, of the own side
+	far    []int              // the same for the other side
+	outbox *prefixtree.Outbox // empty between events: the encoder
+	meter  *meter             // nil: not counted
+	ages   []float64          // ms of each item until all nodes that it reaches have it
 
 	items []news
 	first int // number of items[0]
-	facts []prefixtree.Fact
-	base  int // number of facts[0]
-	limit int // of len(facts), at which what everybody has is forgotten
+	bytes []byte
+	base  int // number of bytes[0]
+	limit int // of len(bytes), at which what everybody has is forgotten
+	told  []prefixtree.Fact
 }
 
-// logFacts is the least length of a log before it is cut: a megabyte or two.
-const logFacts = 1 << 16
+// logBytes is the least length of a log before it is cut.
+const logBytes = 1 << 20
 
-func newFactLog(delay time.Duration, nodes int) *factLog {
-	return &factLog{delay: delay, trees: make([]*prefixtree.Tree, nodes), next: make([]int, nodes), limit: logFacts}
+// wireNames gives every backend its id as the key on the wire: the simulation's nodes agree on ids.
+type wireNames struct{ backends int }
+
+func (n wireNames) Key(b prefixtree.Backend) (uint32, bool) { return uint32(b), int(b) < n.backends }
+
+func (n wireNames) Backend(key uint32) (prefixtree.Backend, bool) {
+	return prefixtree.Backend(key), key < uint32(n.backends)
 }
 
-// tell appends what fill appends to the log as the news of a node.
-func (l *factLog) tell(origin int, now time.Duration, fill func([]prefixtree.Fact) []prefixtree.Fact) {
-	from := len(l.facts)
-	l.facts = fill(l.facts)
-	if len(l.facts) == from {
+func newFactLog(l link, m *meter) *factLog {
+	return &factLog{
+		link: l, meter: m, trees: make([]*prefixtree.Tree, l.nodes), near: make([]int, l.nodes), far: make([]int, l.nodes),
+		outbox: prefixtree.NewOutbox(0), limit: logBytes,
+	}
+}
+
+// names are good for any backend of a tree.
+var names = wireNames{MaxBackends}
+
+// tell sends the news of a node. The slice stays the caller's.
+func (l *factLog) tell(origin int, now time.Duration, facts []prefixtree.Fact) {
+	if len(facts) == 0 {
 		return
 	}
-	l.items = append(l.items, news{now, origin, l.base + from, l.base + len(l.facts)})
-	if len(l.facts) > l.limit {
+	l.meter.news(origin, now, facts)
+	l.outbox.Add(facts)
+	from := len(l.bytes)
+	for {
+		var n int
+		start := len(l.bytes)
+		if l.bytes, n = l.outbox.Drain(l.bytes, prefixtree.MaxPayload, names); n == 0 {
+			break
+		}
+		l.items = append(l.items, news{now, origin, l.base + start, l.base + len(l.bytes)})
+	}
+	age := l.delay
+	if !l.none() {
+		age = max(age, l.repaired(now)-now)
+	}
+	l.ages = append(l.ages, float64(age)/float64(time.Millisecond))
+	if len(l.bytes) > l.limit && from < len(l.bytes) {
 		l.cut(now)
 	}
 }
 
 // deliver gives the node what has arrived by now.
 func (l *factLog) deliver(node int, now time.Duration) {
-	n := l.next[node] - l.first
-	for ; n < len(l.items) && l.items[n].at+l.delay <= now; n++ {
-		it := &l.items[n]
-		if it.origin == node {
+	l.advance(node, now, l.near, false)
+	if !l.none() {
+		l.advance(node, now, l.far, true)
+	}
+}
+
+// advance moves one of a node's cursors.
+func (l *factLog) advance(node int, now time.Duration, cursors []int, far bool) {
+	// Items and bytes may grow meanwhile, by what this node alone knows better than a message; that is not for itself.
+	for n := cursors[node]; n < l.first+len(l.items); n = cursors[node] {
+		it := l.items[n-l.first]
+		arrival := it.at + l.delay
+		if far {
+			arrival = l.repaired(it.at)
+		}
+		if arrival > now {
+			return
+		}
+		cursors[node]++
+		if it.origin == node || l.link.far(node, it.origin) != far || l.lost(it.origin, node, it.at) {
 			continue
 		}
-		for _, f := range l.facts[it.from-l.base : it.to-l.base] {
-			l.trees[node].Apply(f)
+		var err error
+		_, l.told, err = l.trees[node].ApplyDeltaNews(l.bytes[it.from-l.base:it.to-l.base], names, 0, clock(arrival), l.told[:0])
+		if err != nil {
+			panic(fmt.Sprintf("fleetsim: a tree refuses what another has encoded: %v", err))
+		}
+		if len(l.told) > 0 {
+			l.tell(node, now, slices.Clone(l.told))
 		}
 	}
-	l.next[node] = l.first + n
 }
 
 // cut gives every node what has arrived, though some have not asked for it yet, and forgets what nobody waits for.
 func (l *factLog) cut(now time.Duration) {
-	least := l.first + len(l.items)
-	for node := range l.next {
+	l.limit = int(^uint(0) >> 1) // not again from within
+	for node := range l.near {
 		l.deliver(node, now)
-		least = min(least, l.next[node])
+	}
+	least := min(slices.Min(l.near), l.first+len(l.items))
+	if !l.none() {
+		least = min(least, slices.Min(l.far))
 	}
 	l.items = slices.Delete(l.items, 0, least-l.first)
 	l.first = least
-	gone := len(l.facts)
+	gone := len(l.bytes)
 	if len(l.items) > 0 {
 		gone = l.items[0].from - l.base
 	}
-	l.facts = slices.Delete(l.facts, 0, gone)
+	l.bytes = slices.Delete(l.bytes, 0, gone)
 	l.base += gone
-	l.limit = max(logFacts, 2*len(l.facts))
+	l.limit = max(logBytes, 2*len(l.bytes))
 }

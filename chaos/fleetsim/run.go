@@ -61,7 +61,7 @@ func (b *batch) prepare() error {
 		b.tape = newTape(src, b.chainer)
 	}
 	for _, p := range b.cfg.Policies {
-		if _, err := newFleet(b.cfg, point{policy: p, nodes: 1}, b.chainer); err != nil {
+		if _, err := newFleet(b.cfg, point{policy: p, nodes: 1}, b.chainer, b.span); err != nil {
 			return err
 		}
 	}
@@ -116,7 +116,10 @@ func (b *batch) play(ctx context.Context) ([]report.Report, error) {
 
 // sharing says in a report what the point's nodes told each other.
 func (b *batch) sharing(p point) *report.Sharing {
-	s := &report.Sharing{Share: string(p.share)}
+	s := &report.Sharing{Share: string(p.share), Loss: b.cfg.Loss}
+	if c := b.cfg.Partition; !c.none() {
+		s.PartitionS = []float64{c.From.Seconds(), c.To.Seconds()}
+	}
 	if p.staleness != Never {
 		ms := float64(p.staleness) / float64(time.Millisecond)
 		s.StalenessMS = &ms
@@ -127,11 +130,10 @@ func (b *batch) sharing(p point) *report.Sharing {
 // one plays run i.
 func (b *batch) one(ctx context.Context, i int) (report.Report, error) {
 	pt := b.runs[i]
-	f, err := newFleet(b.cfg, pt, b.chainer)
+	f, err := newFleet(b.cfg, pt, b.chainer, b.span)
 	if err != nil {
 		return report.Report{}, err
 	}
-	f.span = b.span
 	if b.tape != nil {
 		f.feed = &reel{tape: b.tape}
 	} else {
@@ -177,5 +179,6 @@ func (f *fleet) report() report.Report {
 		Seed: f.cfg.Options.Seed, Speed: speed, Warmup: f.cfg.Warmup,
 		WarmPrediction: max(f.cfg.Warmup, time.Duration(warmShare*float64(f.span))),
 		Busy:           busy,
+		Gossip:         f.exchange.report(),
 	})
 }

@@ -68,6 +68,8 @@ type Setting struct {
 	Warmup, WarmPrediction time.Duration
 	// Busy is each backend's share of time with prompt tokens to compute; may be nil.
 	Busy []float64
+	// Gossip is taken over as it is.
+	Gossip Gossip
 }
 
 // buckets is the resolution of Series.
@@ -86,7 +88,8 @@ func (r *Recorder) Report(set Setting) Report {
 	warm, _ := slices.BinarySearchFunc(all, set.Warmup, func(s Sample, at time.Duration) int { return cmp.Compare(s.At, at) })
 	rep := Report{
 		Policy: set.Policy, Workload: set.Workload, Label: set.Label, Nodes: set.Nodes, Seed: set.Seed,
-		Speed: set.Speed, WarmupS: set.Warmup.Seconds(), WarmupRequests: warm, Rungs: make(map[string]int),
+		Gossip: Gossip{BytesPerSPerNode: round(set.Gossip.BytesPerSPerNode), Convergence: set.Gossip.Convergence},
+		Speed:  set.Speed, WarmupS: set.Warmup.Seconds(), WarmupRequests: warm, Rungs: make(map[string]int),
 	}
 	measured := all[warm:]
 	rep.Requests = len(measured)
@@ -274,6 +277,9 @@ func (rep *Report) series(all []Sample) {
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// Summarise sorts v and sums it up.
+func Summarise(v []float64) Quantiles { return quantiles(v) }
 
 // quantiles sorts v and sums it up.
 func quantiles(v []float64) Quantiles {

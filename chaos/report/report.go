@@ -108,6 +108,10 @@ type Sharing struct {
 	// StalenessMS is the time from an event at one node until all others know of
 	// it; null: they never do.
 	StalenessMS *float64 `json:"staleness_ms"`
+	// Loss is the share of the news of placements that never arrived; PartitionS from
+	// when to when the fleet was cut in two.
+	Loss       float64   `json:"loss"`
+	PartitionS []float64 `json:"partition_s,omitempty"`
 }
 
 // Backend is one engine's part of a run.

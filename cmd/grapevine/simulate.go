@@ -26,6 +26,8 @@ type simulateCmd struct {
 	Nodes    []int          `name:"nodes" default:"1" placeholder:"N" help:"Routers in the fleet."`
 	Share    []string       `name:"share" default:"both" enum:"both,prefix,load,none" placeholder:"WHAT" help:"What routers tell each other: both placements and load, only prefix, only load, or none."`
 	Stale    []string       `name:"staleness" default:"200ms" placeholder:"DELAY" help:"How long after an event all other routers know of it; none: never."`
+	Loss     float64        `name:"loss" placeholder:"P" help:"Share of the news of placements that never arrives; live routers would ask for it again."`
+	Cut      string         `name:"partition" placeholder:"FROM-TO" help:"Cut the routers in two halves that do not hear each other, from one time since the start to another, such as 60s-120s."`
 	Backends int            `name:"backends" placeholder:"N" help:"Engines; what a generated workload is made for, or 16 for a trace, if not given."`
 	Ingress  string         `name:"ingress" enum:"random,sticky" default:"random" help:"Which router a request enters by: any (random), or one per session (sticky)."`
 	Warmup   *time.Duration `name:"warmup" placeholder:"DURATION" help:"Leave out of the report what arrives before. A generated workload has its own unless given."`
@@ -65,7 +67,7 @@ func (c *simulateCmd) Run(s *streams) error {
 	}
 	cfg := fleetsim.Config{
 		Workload: w, Options: opt, Policies: c.Policy, Nodes: c.Nodes, Backends: c.Backends, Engine: c.config(),
-		Ingress: fleetsim.Ingress(c.Ingress), Parallel: c.Parallel,
+		Ingress: fleetsim.Ingress(c.Ingress), Parallel: c.Parallel, Loss: c.Loss,
 	}
 	for _, s := range c.Share {
 		cfg.Share = append(cfg.Share, fleetsim.Share(s))
@@ -76,6 +78,9 @@ func (c *simulateCmd) Run(s *streams) error {
 			return usageError{err}
 		}
 		cfg.Staleness = append(cfg.Staleness, d)
+	}
+	if cfg.Partition, err = fleetsim.ParsePartition(c.Cut); err != nil {
+		return usageError{err}
 	}
 	if c.Warmup != nil {
 		if cfg.Warmup = *c.Warmup; cfg.Warmup == 0 {

@@ -1,10 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -93,10 +95,12 @@ func openTraces(dir string) (map[scene]workload.Workload, error) {
 	out := map[scene]workload.Workload{}
 	for _, sc := range scenes {
 		files, err := filepath.Glob(filepath.Join(dir, sc.name+"*.jsonl*"))
-		if err != nil || len(files) != 1 {
-			return nil, fmt.Errorf("want one trace %s in %s, found %d; -traces names the directory", sc.name, dir, len(files))
+		if err != nil || len(files) == 0 {
+			return nil, fmt.Errorf("no trace %s in %s: -traces names the directory", sc.name, dir)
 		}
-		if out[sc], err = workload.Open(files[0]); err != nil {
+		// The whole trace has the shortest name; others are parts of it.
+		file := slices.MinFunc(files, func(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) })
+		if out[sc], err = workload.Open(file); err != nil {
 			return nil, err
 		}
 	}

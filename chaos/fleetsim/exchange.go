@@ -1,0 +1,96 @@
+package fleetsim
+
+import (
+	"time"
+
+	"grapevine/chaos/report"
+)
+
+// exchange is all that the nodes of a run tell each other. The zero value is silence.
+type exchange struct {
+	link
+	point    point
+	facts    *factLog       // nil: not shared
+	loads    loadExchange   // nil: not shared
+	evidence *evidenceBoard // nil: nothing is shared
+	meter    *meter         // nil: nothing is sent
+	apart    partitionPhase
+}
+
+// newExchange returns what a point's nodes share, still without the nodes. Bytes are counted from warm-up to the end of
+// arrivals, span.
+func newExchange(cfg *Config, pt point, span time.Duration) (exchange, error) {
+	x := exchange{point: pt}
+	if pt.nodes == 1 || pt.staleness == Never || pt.share == ShareNone {
+		return x, nil
+	}
+	x.link = link{delay: pt.staleness, nodes: pt.nodes, loss: cfg.Loss, seed: cfg.Options.Seed, Partition: cfg.Partition}
+	x.meter = newMeter(pt.nodes, cfg.Warmup, span)
+	if pt.share.prefixes() && !blind[pt.policy] {
+		x.facts = newFactLog(x.link, x.meter)
+	}
+	if !pt.share.loads() {
+		return x, nil
+	}
+	if x.none() {
+		x.loads = newLoadBoard(x.link, cfg.Backends, x.meter)
+		return x, nil
+	}
+	var err error
+	x.loads, err = newLoadMatrix(x.link, cfg.Backends, x.meter)
+	return x, err
+}
+
+// hear tells a node what has arrived by now, but for placements, which its memory takes in when it is asked.
+func (x *exchange) hear(node int, now time.Duration) {
+	if x.loads != nil {
+		x.loads.deliver(node, now)
+	}
+	if x.evidence != nil {
+		x.evidence.deliver(node, now)
+	}
+}
+
+// pass does what happens between nodes as time goes on. To be called before anything happens at now.
+func (x *exchange) pass(now time.Duration, nodes []node) {
+	if x.evidence != nil {
+		x.evidence.sample(now)
+	}
+	if x.none() {
+		return
+	}
+	// Each side finds that the other is gone, and later that it is back.
+	n, loads, facts := x.point.knowledge()
+	switch {
+	case x.apart == whole && now >= x.From+detection+x.delay:
+		x.apart = noticed
+		for i := range nodes {
+			alive := n / 2
+			if x.half(i) == 0 {
+				alive = n - n/2
+			}
+			nodes[i].router.SetKnowledge(alive, loads, facts)
+		}
+	case x.apart == noticed && now >= x.To+reunion+x.delay:
+		x.apart = healed
+		for i := range nodes {
+			nodes[i].router.SetKnowledge(n, loads, facts)
+		}
+	}
+}
+
+// report tells what the exchange cost and how fast it was.
+func (x *exchange) report() report.Gossip {
+	var g report.Gossip
+	if x.meter == nil {
+		return g
+	}
+	g.BytesPerSPerNode = x.meter.perNode()
+	ages := []float64{float64(x.delay) / float64(time.Millisecond)}
+	if x.facts != nil && len(x.facts.ages) > 0 {
+		ages = x.facts.ages
+	}
+	q := report.Summarise(ages)
+	g.Convergence = report.Convergence{P50: q.P50, P99: q.P99}
+	return g
+}

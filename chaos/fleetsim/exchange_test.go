@@ -1,0 +1,397 @@
+package fleetsim
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"grapevine/chaos/report"
+	"grapevine/chaos/workload"
+	"grapevine/prefixtree"
+	"grapevine/proxy/policy"
+)
+
+// watched is a strategy that chooses by the prompt alone, so that fleets of any size send the same requests to the same
+// engines, and lets a test look at every choice.
+type watched struct {
+	look func(*policy.Scene)
+}
+
+func (w *watched) Choose(s *policy.Scene) (int, policy.Rung) {
+	if w.look != nil {
+		w.look(s)
+	}
+	return int(scramble(uint64(s.Request.Hashes[0])^uint64(len(s.Request.Hashes))) % uint64(len(s.Candidates))), policy.Hash
+}
+
+// grown returns a trace of sessions that grow, on prompts whose every block is an anchor.
+func grown(t testing.TB) *workload.Trace {
+	t.Helper()
+	var b strings.Builder
+	for i := range 500 {
+		s, turn := i%25, 1+i/25%6
+		fmt.Fprintf(&b, `{"timestamp":%d,"input_length":%d,"output_length":%d,"session":%d,"turn":%d,"hash_runs":[0,2,%d,%d]}`+"\n",
+			i*100, (2+2*turn)*128, 1+i*7%100, s+25*(i/150), turn, 1000*(s+1+25*(i/150)), 2*turn)
+	}
+	w, err := workload.Read(strings.NewReader(b.String()), "grown.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// rehearse returns a fleet that plays the grown trace by the watched strategy, and the strategy.
+func rehearse(t *testing.T, pt point, change func(*Config)) (*fleet, *watched) {
+	t.Helper()
+	w := &watched{}
+	cfg := Config{
+		Workload: grown(t), Policies: []string{"watched"}, Backends: 4, HideCapacity: true,
+		Extra: func() map[string]policy.Strategy { return map[string]policy.Strategy{"watched": w} },
+	}
+	if change != nil {
+		change(&cfg)
+	}
+	cfg, err := cfg.completed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := newChainer(cfg.Workload.KeyTokens(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	src, err := cfg.Workload.Source(cfg.Options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pt.policy = "watched"
+	f, err := newFleet(&cfg, pt, c, src.Span())
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.feed = &reel{tape: newTape(src, c)}
+	return f, w
+}
+
+func play(t *testing.T, f *fleet) {
+	t.Helper()
+	if err := f.run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// digest names what a node's tree holds at anchors, by its latest knowledge.
+func digest(f *fleet, node int) string {
+	if f.facts != nil {
+		f.facts.deliver(node, f.now)
+	}
+	now := clock(f.now)
+	n, x := f.nodes[node].tree.FactDigest(now, epoch, now+1, nil)
+	return fmt.Sprintf("%d facts %x", n, x)
+}
+
+// TestNodesKnowWhatOneKnows: without delay, each of many nodes holds the same facts as the one that has done everything, and
+// sees the same load.
+func TestNodesKnowWhatOneKnows(t *testing.T) {
+	one, _ := rehearse(t, point{nodes: 1}, nil)
+	play(t, one)
+	want := digest(one, 0)
+	for _, p := range []Partition{{}, {time.Hour, 2 * time.Hour}} { // the exchange of loads that could be cut, too
+		many, w := rehearse(t, point{nodes: 5, share: ShareBoth}, func(c *Config) { c.Partition = p })
+		choices := 0
+		w.look = func(s *policy.Scene) {
+			choices++
+			for i := range s.Candidates {
+				c := &s.Candidates[i]
+				var tokens, active int64
+				for n := range many.nodes {
+					p, a := many.nodes[n].router.Load(c.Backend)
+					tokens, active = tokens+p, active+a
+				}
+				if c.Active != active || c.Outstanding != tokens {
+					t.Fatalf("choice %d: backend %d has %d requests and %d tokens, the node knows of %d and %d", choices, c.Backend, active, tokens, c.Active, c.Outstanding)
+				}
+			}
+		}
+		play(t, many)
+		if choices != 500 {
+			t.Errorf("%d choices", choices)
+		}
+		for n := range many.nodes {
+			if got := digest(many, n); got != want {
+				t.Errorf("node %d of 5 holds %s, one that knows all %s", n, got, want)
+			}
+		}
+		a, b := one.report(), many.report()
+		if a.CachedTokens != b.CachedTokens || a.Prediction != b.Prediction {
+			t.Errorf("one node predicts %+v, one of five %+v", a.Prediction, b.Prediction)
+		}
+	}
+}
+
+// TestDelay: what others do is known exactly the delay later.
+func TestDelay(t *testing.T) {
+	const delay = 1500 * time.Millisecond
+	f, w := rehearse(t, point{nodes: 2, share: ShareBoth, staleness: delay}, nil)
+	type moment struct {
+		at   time.Duration
+		load [2]int64 // active requests of the node, on backend 0
+	}
+	var past []moment
+	checked := 0
+	w.look = func(s *policy.Scene) {
+		me := 0
+		var now moment
+		now.at = f.now
+		for n := range f.nodes {
+			_, now.load[n] = f.nodes[n].router.Load(0)
+		}
+		if s.Candidates[0].OwnActive == now.load[1] && now.load[0] != now.load[1] {
+			me = 1
+		} else if now.load[0] == now.load[1] {
+			past = append(past, now)
+			return // cannot tell who asks
+		}
+		// What the other had between the two choices around now - delay.
+		lo, hi := int64(math.MaxInt64), int64(-1)
+		for i := range past {
+			if past[i].at <= f.now-delay && (i+1 == len(past) || past[i+1].at >= f.now-delay) {
+				lo, hi = past[i].load[1-me], past[i].load[1-me]
+				if i+1 < len(past) {
+					lo, hi = min(lo, past[i+1].load[1-me]), max(hi, past[i+1].load[1-me])
+				}
+			}
+		}
+		past = append(past, now)
+		heard := s.Candidates[0].Active - s.Candidates[0].OwnActive
+		if hi < 0 {
+			if f.now < delay && heard != 0 {
+				t.Fatalf("at %v already %d requests of the other", f.now, heard)
+			}
+			return
+		}
+		checked++
+		// One request may have come and another gone between two choices.
+		if heard < lo-1 || heard > hi+1 {
+			t.Fatalf("at %v: hears of %d requests, the other had %d to %d then", f.now, heard, lo, hi)
+		}
+	}
+	play(t, f)
+	if checked < 20 {
+		t.Errorf("only %d choices could be checked", checked)
+	}
+}
+
+// TestSharedStructuresAreExact: one log with cursors read late, and one sum of loads, give what delivering every message to
+// every node at its time gives.
+func TestSharedStructuresAreExact(t *testing.T) {
+	for _, delay := range []time.Duration{0, 300 * time.Millisecond, 4 * time.Second} {
+		pt := point{nodes: 6, share: ShareBoth, staleness: delay}
+		show := func(f *fleet) string {
+			play(t, f)
+			var b bytes.Buffer
+			if err := report.WriteJSON(&b, f.report()); err != nil {
+				t.Fatal(err)
+			}
+			return b.String()
+		}
+		f, _ := rehearse(t, pt, nil)
+		lazy := show(f)
+		f, w := rehearse(t, pt, nil)
+		w.look = func(*policy.Scene) {
+			for n := range f.nodes {
+				f.facts.deliver(n, f.now)
+			}
+		}
+		if eager := show(f); eager != lazy {
+			t.Errorf("delay %v: taken late, news make another run:\n%s%s", delay, lazy, eager)
+		}
+		f, _ = rehearse(t, pt, nil)
+		m, err := newLoadMatrix(f.link, f.cfg.Backends, f.meter)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n := range f.nodes {
+			m.join(n, f.nodes[n].router)
+		}
+		f.loads = m
+		if each := show(f); each != lazy {
+			t.Errorf("delay %v: loads told pair by pair make another run:\n%s%s", delay, lazy, each)
+		}
+	}
+}
+
+// TestLogIsCut: what everybody has is forgotten, and nothing else.
+func TestLogIsCut(t *testing.T) {
+	pt := point{nodes: 6, share: ShareBoth, staleness: 300 * time.Millisecond}
+	whole, _ := rehearse(t, pt, nil)
+	play(t, whole)
+	f, w := rehearse(t, pt, nil)
+	longest := 0
+	f.facts.limit = 1
+	w.look = func(*policy.Scene) {
+		longest = max(longest, len(f.facts.items))
+		f.facts.limit = 1 // cut at every chance
+	}
+	play(t, f)
+	if longest > 60 {
+		t.Errorf("the log had up to %d items though all old ones could go", longest)
+	}
+	for n := range f.nodes {
+		if a, b := digest(whole, n), digest(f, n); a != b {
+			t.Errorf("node %d holds %s, without cuts %s", n, b, a)
+		}
+	}
+}
+
+// TestPartition: while it lasts each side goes by itself, and when it is over both know all.
+func TestPartition(t *testing.T) {
+	p := Partition{15 * time.Second, 28 * time.Second}
+	f, w := rehearse(t, point{nodes: 4, share: ShareBoth}, func(c *Config) { c.Partition = p })
+	var same, apart [2]int // choices in which both nodes of a side, or both sides, held the same; before and within
+	loads := 0
+	w.look = func(s *policy.Scene) {
+		phase := -1
+		switch {
+		case f.now > 5*time.Second && f.now < p.From:
+			phase = 0
+		case f.now > p.From+detection+time.Second && f.now < p.To:
+			phase = 1
+		default:
+			return
+		}
+		if s.Nodes != 4/(1+phase) {
+			t.Fatalf("at %v the router believes in %d nodes", f.now, s.Nodes)
+		}
+		var d [4]string
+		for n := range f.nodes {
+			d[n] = digest(f, n)
+		}
+		if d[0] == d[1] || d[2] == d[3] {
+			same[phase]++
+		}
+		if d[0] == d[2] {
+			apart[phase]++
+		}
+		if phase == 0 {
+			return
+		}
+		// No load of the other side is left.
+		for i := range s.Candidates {
+			var sides [2]int64
+			for n := range f.nodes {
+				_, a := f.nodes[n].router.Load(s.Candidates[i].Backend)
+				sides[n/2] += a
+			}
+			if a := s.Candidates[i].Active; a != sides[0] && a != sides[1] {
+				t.Fatalf("at %v backend %d is believed to have %d requests, of the sides %v", f.now, i, a, sides)
+			}
+			loads++
+		}
+	}
+	play(t, f)
+	if same[0] == 0 || apart[0] == 0 || same[1] == 0 || apart[1] != 0 || loads == 0 {
+		t.Errorf("nodes of a side, and both sides, held the same at %d and %d choices before, %d and %d within", same[0], apart[0], same[1], apart[1])
+	}
+	f.now += time.Second
+	want := digest(f, 0)
+	for n := 1; n < 4; n++ {
+		if got := digest(f, n); got != want {
+			t.Errorf("after healing node %d holds %s, node 0 %s", n, got, want)
+		}
+	}
+	if r := f.report(); r.Gossip.Convergence.P50 != 0 || r.Gossip.Convergence.P99 < 10_000 || r.Errors != 0 {
+		t.Errorf("convergence %+v, %d errors", r.Gossip.Convergence, r.Errors)
+	}
+}
+
+// TestLossCostsLittle: facts need no others to be useful.
+func TestLossCostsLittle(t *testing.T) {
+	hits := func(loss float64) float64 {
+		sum := 0.0
+		for seed := uint64(1); seed <= 3; seed++ {
+			cfg := chat(t, "prefix")
+			cfg.Nodes, cfg.Loss, cfg.Options.Seed = []int{8}, loss, seed
+			sum += run(t, cfg)[0].HitRate / 3
+		}
+		return sum
+	}
+	whole, five, half := hits(0), hits(0.05), hits(0.5)
+	t.Logf("hit rate %.4f, with 5 %% of messages lost %.4f, with 50 %% %.4f", whole, five, half)
+	if five < 0.99*whole {
+		t.Errorf("5 %% of messages lost: %.4f of %.4f hits", five, whole)
+	}
+	if half > 0.99*whole {
+		t.Errorf("half of the messages lost changes nothing: %.4f of %.4f hits", half, whole)
+	}
+}
+
+// TestLostIsAFairCoin, the same whenever it is asked, and another for every message and pair.
+func TestLostIsAFairCoin(t *testing.T) {
+	l := link{loss: 0.2, nodes: 10, seed: 7}
+	n, total := 0, 0
+	for origin := range 10 {
+		for node := range 10 {
+			for tick := range 200 {
+				total++
+				at := time.Duration(tick) * flush
+				lost := l.lost(origin, node, at)
+				if lost {
+					n++
+				}
+				if lost != l.lost(origin, node, at+flush-1) {
+					t.Fatal("two records of one flush part")
+				}
+			}
+		}
+	}
+	if share := float64(n) / float64(total); math.Abs(share-0.2) > 0.02 {
+		t.Errorf("%.3f of the messages are lost", share)
+	}
+}
+
+// TestBytesAreCounted against the payloads themselves: eight bytes for every fact that is told, little beside them, and that to
+// every peer.
+func TestBytesAreCounted(t *testing.T) {
+	var counted [2]float64
+	for i, nodes := range []int{2, 4} {
+		f, _ := rehearse(t, point{nodes: nodes, share: SharePrefix, staleness: 100 * time.Millisecond}, nil)
+		facts := int64(0)
+		f.facts.limit = math.MaxInt
+		play(t, f)
+		tree, err := prefixtree.New(prefixtree.Config{MaxBackends: 4})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, it := range f.facts.items {
+			a, err := tree.ApplyDelta(f.facts.bytes[it.from:it.to], names, 0, clock(it.at))
+			if err != nil {
+				t.Fatal(err)
+			}
+			facts += int64(a.Records)
+		}
+		counted[i] = f.report().Gossip.BytesPerSPerNode * f.span.Seconds() * float64(nodes) / float64(nodes-1)
+		if least := float64(8 * facts); facts == 0 || counted[i] < 0.8*least || counted[i] > 3*least {
+			t.Errorf("%d nodes: %.0f bytes for %d facts", nodes, counted[i], facts)
+		}
+	}
+	if counted[1] < 0.9*counted[0] || counted[1] > 1.2*counted[0] {
+		t.Errorf("two nodes make %.0f bytes of news, four %.0f of the same", counted[0], counted[1])
+	}
+}
+
+func TestParsePartition(t *testing.T) {
+	if p, err := ParsePartition("60s-2m"); err != nil || p != (Partition{time.Minute, 2 * time.Minute}) {
+		t.Errorf("%v, %v", p, err)
+	}
+	if p, err := ParsePartition(""); err != nil || !p.none() {
+		t.Errorf("%v, %v", p, err)
+	}
+	for _, s := range []string{"60s", "60s-", "2m-60s", "60-120", "-5s-10s", "5s-5s"} {
+		if p, err := ParsePartition(s); err == nil {
+			t.Errorf("%q is taken for %v", s, p)
+		}
+	}
+}

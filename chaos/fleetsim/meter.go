@@ -1,0 +1,143 @@
+package fleetsim
+
+import (
+	"time"
+
+	"grapevine/gossip/wire"
+	"grapevine/prefixtree"
+)
+
+// flush is how often a node sends what is new.
+const flush = 50 * time.Millisecond
+
+// meter counts the bytes that nodes would send each other, by running what they tell through the encoders of live nodes: what
+// is new since the last flush goes into one batch and one load frame, the same to every peer. Frames alone: neither TLS nor
+// TCP, nor the pings and digests of an idle stream. A nil meter counts nothing.
+type meter struct {
+	from, to time.Duration // only what is sent in between
+	senders  []sender
+	bytes    int64 // of all origins, to one peer each
+	buf, tmp []byte
+	loads    []wire.Load
+}
+
+// sender is what one node has to send at its next flush.
+type sender struct {
+	outbox  *prefixtree.Outbox
+	is      []work // by backend; nil: loads are not shared
+	said    []work // by backend: as of the last flush
+	due     time.Duration
+	pending bool
+	full    time.Duration // of the next whole vector
+	next    uint64        // sequence
+}
+
+// wholeVector is how often all loads are told, changed or not.
+const wholeVector = 10 * time.Second
+
+func newMeter(nodes int, from, to time.Duration) *meter {
+	m := &meter{from: from, to: to, senders: make([]sender, nodes)}
+	for i := range m.senders {
+		m.senders[i].outbox = prefixtree.NewOutbox(0)
+	}
+	return m
+}
+
+// news takes what a node has changed in its tree.
+func (m *meter) news(node int, now time.Duration, facts []prefixtree.Fact) {
+	if m != nil {
+		m.touch(node, now)
+		m.senders[node].outbox.Add(facts)
+	}
+}
+
+// load takes what a node's work on a backend has become.
+func (m *meter) load(node int, now time.Duration, b prefixtree.Backend, is work) {
+	if m == nil {
+		return
+	}
+	m.touch(node, now)
+	s := &m.senders[node]
+	for len(s.is) <= int(b) {
+		s.is, s.said = append(s.is, work{}), append(s.said, work{})
+	}
+	s.is[b] = is
+}
+
+// touch flushes what is due before now, and notes that there will be something to flush.
+func (m *meter) touch(node int, now time.Duration) {
+	s := &m.senders[node]
+	if s.pending && s.due <= now {
+		m.send(s)
+	}
+	if !s.pending {
+		s.pending, s.due = true, now/flush*flush+flush
+	}
+}
+
+func (m *meter) send(s *sender) {
+	s.pending = false
+	at := int64(clock(s.due))
+	m.buf = m.buf[:0]
+	for {
+		var n int
+		if m.tmp, n = s.outbox.Drain(m.tmp[:0], wire.MaxPayload, names); n == 0 {
+			break
+		}
+		s.next++
+		b := wire.Batch{Sequence: s.next, Time: at, Records: n, Payload: m.tmp}
+		m.buf = wire.AppendBatch(m.buf, b.AppendBody(nil))
+	}
+	if s.is != nil {
+		m.sendLoads(s, at)
+	}
+	if s.due >= m.from && s.due <= m.to {
+		m.bytes += int64(len(m.buf))
+	}
+}
+
+// sendLoads sends what has changed since the last flush, or everything when that is due.
+func (m *meter) sendLoads(s *sender, at int64) {
+	full := s.due >= s.full
+	m.loads = m.loads[:0]
+	for b, is := range s.is {
+		if is != s.said[b] || full && is != (work{}) {
+			s.said[b] = is
+			m.loads = append(m.loads, wire.Load{Backend: uint32(b), PrefillTokens: uint32(is.tokens), Active: uint32(is.active)})
+		}
+	}
+	if full {
+		s.full = s.due + wholeVector
+	}
+	if len(m.loads) > 0 || full {
+		m.buf = appendLoad(m.buf, at, full, m.loads)
+	}
+}
+
+// stateHead and stateClaim are the sizes of what a live node says of backends in its state (node/evidence.go).
+const stateHead, stateClaim = 6, 12
+
+// state counts a state frame with claims about so many backends.
+func (m *meter) state(now time.Duration, claims int) {
+	if m == nil || claims == 0 || now < m.from || now > m.to {
+		return
+	}
+	m.tmp = append(m.tmp[:0], make([]byte, stateHead+stateClaim*claims)...)
+	m.buf = appendState(m.buf[:0], int64(clock(now)), m.tmp)
+	m.bytes += int64(len(m.buf))
+}
+
+// perNode returns the bytes that a node sends in a second, on average over the time that was measured: its frames to each
+// of its peers.
+func (m *meter) perNode() float64 {
+	for i := range m.senders {
+		if s := &m.senders[i]; s.pending {
+			m.send(s)
+		}
+	}
+	n := float64(len(m.senders))
+	if m.to <= m.from {
+		return 0
+	}
+	return float64(m.bytes) / n * (n - 1) / (m.to - m.from).Seconds()
+}
