@@ -76,7 +76,7 @@ type Status struct {
 
 // SeedError is the outcome of the last attempt to join through one address.
 type SeedError struct {
-	// Seed is the entry of Config.Join, or "failed member NAME".
+	// Seed is the entry of Config.Join, "failed member NAME" or "stream from NAME".
 	Seed string
 	// Addr is the address it resolved to; empty if it did not.
 	Addr string

@@ -254,6 +254,9 @@ func (l *List) accept(x *gated) {
 		return
 	}
 	defer func() { _ = c.Close() }()
+	if c.alpn != alpnHello { // who only asks is about to join by himself
+		l.hint(&c.Peer)
+	}
 	switch c.alpn {
 	case alpnHello:
 		closeGently(x.Conn) // the dialer closes first

@@ -313,6 +313,26 @@ func TestRestart(t *testing.T) {
 	}
 }
 
+// The first node of a fleet has nobody to join. When it is restarted, the
+// others believe it alive all the time, and it knows nobody; the first stream
+// that one of them opens tells it.
+func TestSeedRestartsAlone(t *testing.T) {
+	nodes := fleet(t, 3, patient)
+	old := nodes[0].Self()
+	stop(t, nodes[0])
+	cfg := testConfig("node-0")
+	patient(0, &cfg)
+	cfg.Self.Incarnation = old.Incarnation - 1 // the clock was set back
+	cfg.Bind = old.Addr
+	cfg.RejoinInterval = time.Hour
+	again := start(t, cfg)
+	nodes[0] = again
+	if err := say(dialed(t, nodes[1], again), "you again"); err != nil {
+		t.Fatal(err)
+	}
+	whole(t, nodes)
+}
+
 // A node that moves gets its name back once the old address is dead.
 func TestMovedNode(t *testing.T) {
 	t.Parallel()

@@ -105,6 +105,8 @@ func New(cfg Config) (*List, error) {
 	}
 	l.conns.ring = ring
 	l.attempts.known = make(map[string]Info)
+	l.attempts.hints = make(map[string]Info)
+	l.attempts.wake = make(chan struct{}, 1)
 	l.self.Store(&cfg.Self)
 	l.table = newTable(l.Self)
 	return l, nil

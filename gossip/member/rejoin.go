@@ -26,6 +26,10 @@ const (
 	firstPause = 250 * time.Millisecond
 	// healPause is the pause while rounds bring members back.
 	healPause = 500 * time.Millisecond
+	// minPause is the least pause, however often rounds are called for.
+	minPause = 100 * time.Millisecond
+	// maxHints bounds the nodes that have opened a stream and are no members.
+	maxHints = 64
 )
 
 // Joined reports whether the first attempt over all addresses of the join list
@@ -40,7 +44,7 @@ func (l *List) Joined() bool {
 }
 
 // JoinErrors returns the outcome of the last attempt per address of the join
-// list and per failed member, those that went well included (Err is nil).
+// list, per failed member and per stranger, those that went well included (Err is nil).
 func (l *List) JoinErrors() []SeedError {
 	l.attempts.mu.Lock()
 	defer l.attempts.mu.Unlock()
@@ -52,11 +56,44 @@ type attempts struct {
 	mu     sync.Mutex
 	rounds int
 	last   []SeedError
+	// hints are nodes that have opened a stream to this one, so that they
+	// believe it a member, and that are none here: to be asked in the next round.
+	hints map[string]Info // by address
+	wake  chan struct{}   // capacity 1
 
 	// known maps addresses to the incarnation found there by a knock, for
 	// addresses that are other names of a member's, or this node itself. Only
 	// the rejoin loop uses it.
 	known map[string]Info
+}
+
+// hint notes a node that has opened a stream, if it is no member here. A seed
+// that was restarted without a join list learns in this way, at once, of the
+// fleet that still believes it alive.
+func (l *List) hint(who *Info) {
+	if l.isMember(who) || l.isSelf(who) {
+		return
+	}
+	a := &l.attempts
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.hints) >= maxHints {
+		return
+	}
+	a.hints[who.Addr] = *who
+	select {
+	case a.wake <- struct{}{}:
+	default:
+	}
+}
+
+// takeHints returns the nodes noted since it was last called.
+func (a *attempts) takeHints() map[string]Info {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out := a.hints
+	a.hints = make(map[string]Info)
+	return out
 }
 
 // target is an address to ask.
@@ -77,16 +114,31 @@ func (l *List) rejoin(ctx context.Context) {
 			wait = min(wait, pause/2+rand.N(pause/2+1))
 			pause *= 2
 		}
-		timer := time.NewTimer(wait)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		if !l.rest(ctx, wait) {
 			return
-		case <-timer.C:
-		case <-l.seeds.changed:
-			timer.Stop()
 		}
 	}
+}
+
+// rest waits, shorter if there is news, but at least minPause. It reports false
+// when ctx has ended.
+func (l *List) rest(ctx context.Context, wait time.Duration) bool {
+	least, most := time.NewTimer(minPause), time.NewTimer(max(wait, minPause))
+	defer least.Stop()
+	defer most.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-least.C:
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case <-most.C:
+	case <-l.seeds.changed:
+	case <-l.attempts.wake:
+	}
+	return true
 }
 
 // round asks every address that is no member, and joins those that answer well.
@@ -148,6 +200,12 @@ func (l *List) targets(ctx context.Context) (targets []target, outcome []SeedErr
 				continue
 			}
 			targets = append(targets, target{e, a})
+		}
+	}
+	for a, who := range l.attempts.takeHints() {
+		if !current[a] && !l.isMember(&who) {
+			current[a] = true
+			targets = append(targets, target{"stream from " + who.Name, a})
 		}
 	}
 	rand.Shuffle(len(failed), func(i, j int) { failed[i], failed[j] = failed[j], failed[i] })
