@@ -16,6 +16,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"grapevine/gossip/member"
 	"grapevine/prefixtree"
 	"grapevine/proxy/policy"
 )
@@ -30,6 +31,7 @@ type Status struct {
 	GoVersion   string            `json:"go_version"`
 	UptimeS     float64           `json:"uptime_s"`
 	Ready       bool              `json:"ready"`
+	NotReady    string            `json:"not_ready,omitempty"` // why
 	Listen      string            `json:"listen"`
 	Admin       string            `json:"admin"`
 	Strategy    string            `json:"strategy"`
@@ -41,6 +43,7 @@ type Status struct {
 	Picks       uint64            `json:"picks"`
 	Rungs       map[string]uint64 `json:"rungs"`
 	Tree        TreeStatus        `json:"tree"`
+	Fleet       *FleetStatus      `json:"fleet"` // null without one
 }
 
 // TreeStatus is what the tree says of itself; see prefixtree.Stats.
@@ -123,8 +126,8 @@ func (n *Node) adminHandler() http.Handler {
 		_, _ = io.WriteString(w, "ok\n")
 	})
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if !n.Ready() {
-			http.Error(w, "not ready", http.StatusServiceUnavailable)
+		if ready, reason := n.ready.get(); !ready {
+			http.Error(w, "not ready: "+reason, http.StatusServiceUnavailable)
 			return
 		}
 		_, _ = io.WriteString(w, "ready\n")
@@ -132,6 +135,12 @@ func (n *Node) adminHandler() http.Handler {
 	mux.Handle("GET /metrics", promhttp.HandlerFor(n.metrics.registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { answer(w, n.Status()) })
 	mux.HandleFunc("GET /backends", func(w http.ResponseWriter, _ *http.Request) { answer(w, n.BackendList()) })
+	mux.HandleFunc("GET /nodes", func(w http.ResponseWriter, _ *http.Request) { answer(w, n.NodeList()) })
+	mux.HandleFunc("GET /gossip", n.serveGossip)
+	mux.HandleFunc("GET /keys", n.serveKeys)
+	mux.HandleFunc("POST /keys/install", n.changeKeys(member.KeyInstall))
+	mux.HandleFunc("POST /keys/use", n.changeKeys(member.KeyUse))
+	mux.HandleFunc("POST /keys/remove", n.changeKeys(member.KeyRemove))
 	mux.HandleFunc("POST /explain", n.explain)
 	if n.cfg.Pprof {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
@@ -147,7 +156,7 @@ func (n *Node) adminHandler() http.Handler {
 func (n *Node) Status() *Status {
 	st, tree := n.router.Stats(), n.tree.Stats()
 	s := &Status{
-		Node: n.name, Version: n.cfg.Version, GoVersion: runtime.Version(), Ready: n.Ready(),
+		Node: n.name, Version: n.cfg.Version, GoVersion: runtime.Version(),
 		Listen: n.Addr(), Admin: n.AdminAddr(), Strategy: n.cfg.Strategy, Backends: len(n.cfg.Backends),
 		InFlight: n.proxy.InFlight(), Connections: n.proxy.Connections(),
 		BlockBytes: n.hasher.BlockBytes(), KeyID: fmt.Sprintf("%08x", n.hasher.KeyID()),
@@ -157,6 +166,8 @@ func (n *Node) Status() *Status {
 			Retracted: tree.Retracted, Surprises: tree.Surprises, Amnesias: tree.Amnesias,
 		},
 	}
+	s.Fleet = n.fleetStatus()
+	s.Ready, s.NotReady = n.ready.get()
 	if n.Addr() != "" {
 		s.UptimeS = math.Round(time.Since(n.began).Seconds()*10) / 10
 	}

@@ -108,7 +108,7 @@ func TestConversationStays(t *testing.T) {
 	leakCheck(t)
 	n := startNode(t, testConfig(startEngine(t), startEngine(t), startEngine(t), startEngine(t)))
 	used := make(map[string]bool)
-	const conversations, turns = 8, 4
+	const conversations, turns = 16, 3
 	for c := range conversations {
 		talk := []message{{"user", fmt.Sprintf("Conversation %d. ", c) + strings.Repeat(fmt.Sprintf("About subject %d, at length. ", c), 150)}}
 		first := ""
@@ -130,7 +130,7 @@ func TestConversationStays(t *testing.T) {
 			talk = append(talk, message{"assistant", reply}, message{"user", fmt.Sprintf("And number %d?", i+1)})
 		}
 	}
-	if len(used) < 3 {
+	if len(used) < 2 { // one in a billion, if they fall at random
 		t.Errorf("%d conversations use %d of 4 idle engines", conversations, len(used))
 	}
 	eventually(t, "every count is back at zero", func() bool {

@@ -3,6 +3,7 @@ package node
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -48,6 +49,48 @@ func (c *Client) Backends(ctx context.Context) (*BackendList, error) {
 func (c *Client) Explain(ctx context.Context, path string, headers map[string]string, body []byte) (*Receipt, error) {
 	r := new(Receipt)
 	return r, c.ask(ctx, http.MethodPost, "/explain?path="+url.QueryEscape(path), headers, body, r)
+}
+
+// Nodes returns the fleet as the router sees it.
+func (c *Client) Nodes(ctx context.Context) (*NodeList, error) {
+	l := new(NodeList)
+	return l, c.ask(ctx, http.MethodGet, "/nodes", nil, nil, l)
+}
+
+// Gossip returns the counters of the exchange between the nodes.
+func (c *Client) Gossip(ctx context.Context) (*GossipStatus, error) {
+	s := new(GossipStatus)
+	return s, c.ask(ctx, http.MethodGet, "/gossip", nil, nil, s)
+}
+
+// Keys returns the key ring of every node.
+func (c *Client) Keys(ctx context.Context) (*KeyList, error) {
+	l := new(KeyList)
+	return l, c.ask(ctx, http.MethodGet, "/keys", nil, nil, l)
+}
+
+// InstallKey lets every node accept a key.
+func (c *Client) InstallKey(ctx context.Context, key []byte) (*KeyList, error) {
+	return c.changeKeys(ctx, "install", keyRequest{Key: base64.StdEncoding.EncodeToString(key)})
+}
+
+// UseKey makes every node encrypt with a key that all of them have.
+func (c *Client) UseKey(ctx context.Context, id string) (*KeyList, error) {
+	return c.changeKeys(ctx, "use", keyRequest{ID: id})
+}
+
+// RemoveKey makes every node forget a key, which must not be in use.
+func (c *Client) RemoveKey(ctx context.Context, id string) (*KeyList, error) {
+	return c.changeKeys(ctx, "remove", keyRequest{ID: id})
+}
+
+func (c *Client) changeKeys(ctx context.Context, op string, q keyRequest) (*KeyList, error) {
+	body, err := json.Marshal(q)
+	if err != nil {
+		return nil, fmt.Errorf("admin API: %w", err)
+	}
+	l := new(KeyList)
+	return l, c.ask(ctx, http.MethodPost, "/keys/"+op, map[string]string{"Content-Type": "application/json"}, body, l)
 }
 
 func (c *Client) ask(ctx context.Context, method, path string, headers map[string]string, body []byte, into any) error {

@@ -6,6 +6,8 @@ import (
 	"net"
 	"strconv"
 	"strings"
+
+	"grapevine/prefixtree"
 )
 
 // gossipPort is where nodes meet if the configuration does not say.
@@ -49,7 +51,7 @@ func (c *Config) checkFleet(bad complain) {
 	}
 	for i, seed := range c.Join {
 		if err := checkSeed(seed); err != nil {
-			bad("join", "write HOST:PORT, dns:NAME:PORT, srv:_SERVICE._tcp.NAME or file:PATH", "entry %d, %q: %v", i+1, seed, err)
+			bad("join", "write HOST[:PORT], dns:NAME[:PORT], srv:_SERVICE._tcp.NAME or file:PATH", "entry %d, %q: %v", i+1, seed, err)
 		}
 	}
 	if _, err := splitAddress(c.gossipAddr(), true); err != nil {
@@ -67,13 +69,14 @@ func (c *Config) checkFleet(bad complain) {
 		bad("secret_file", "make one with openssl rand -hex 32, copy it to every node and give it as --secret-file",
 			"is missing: what nodes tell each other means nothing unless all of them hash prompts with one secret")
 	}
-	if c.Cluster == "" || len(c.Cluster) > maxCluster || !headerWord(c.Cluster) {
-		bad("cluster", "write one word such as grapevine", "%q is not 1 to %d visible ASCII characters", c.Cluster, maxCluster)
+	if !memberName(c.Cluster, maxCluster) {
+		bad("cluster", "write one such as grapevine", "%q is not 1 to %d letters, digits, '.', '-' and '_'", c.Cluster, maxCluster)
 	}
-	if len(c.NodeName) > maxNodeName {
-		bad("node_name", "write a shorter one", "is longer than %d characters", maxNodeName)
+	if c.NodeName != "" && !memberName(c.NodeName, maxNodeName) {
+		bad("node_name", "write one such as router-1", "%q is not 1 to %d letters, digits, '.', '-' and '_', as a node in a fleet must be named", c.NodeName, maxNodeName)
 	}
 	c.checkFleetKeys(bad)
+	c.checkBackendKeys(bad)
 }
 
 // checkFleetKeys refuses a port that anybody could join through.
@@ -97,30 +100,38 @@ func (c *Config) checkFleetKeys(bad complain) {
 	}
 }
 
-// checkSeed says what is wrong with one entry of join.
-func checkSeed(seed string) error {
-	scheme, rest, ok := strings.Cut(seed, ":")
-	if !ok || strings.HasPrefix(seed, "[") {
-		scheme = ""
-	}
-	switch scheme {
-	case "dns":
-		_, err := splitAddress(rest, false)
-		return err
-	case "srv":
-		if !strings.HasPrefix(rest, "_") || !strings.Contains(rest, "._tcp.") && !strings.Contains(rest, "._udp.") {
-			return errors.New("is no name of SRV records")
+// checkBackendKeys finds two backends that other nodes could not tell apart.
+func (c *Config) checkBackendKeys(bad complain) {
+	names := make(map[uint32]string, len(c.Backends))
+	for _, b := range c.Backends {
+		key := prefixtree.BackendKey(b.Name)
+		if other, ok := names[key]; ok && other != b.Name {
+			bad("backends", "give one of them another name, on every node", "%s and %s have the same key %08x in gossip", other, b.Name, key)
 		}
-		return nil
-	case "file":
-		if rest == "" {
+		names[key] = b.Name
+	}
+}
+
+// checkSeed says what is wrong with one entry of join. A port may be left out.
+func checkSeed(seed string) error {
+	if path, ok := strings.CutPrefix(seed, "file:"); ok {
+		if path == "" {
 			return errors.New("names no file")
 		}
 		return nil
-	default:
-		_, err := splitAddress(seed, false)
-		return err
 	}
+	if name, ok := strings.CutPrefix(seed, "srv:"); ok {
+		if !strings.HasPrefix(name, "_") || !strings.Contains(name, "._tcp.") && !strings.Contains(name, "._udp.") || strings.ContainsAny(name, ": /") {
+			return errors.New("is no name of SRV records")
+		}
+		return nil
+	}
+	addr := strings.TrimPrefix(seed, "dns:")
+	if addr != "" && !strings.ContainsAny(addr, ":[]") || net.ParseIP(addr) != nil {
+		addr = net.JoinHostPort(addr, gossipPort)
+	}
+	_, err := splitAddress(addr, false)
+	return err
 }
 
 // splitAddress takes host:port apart and says what is wrong with it. anyHost
@@ -141,6 +152,14 @@ func splitAddress(addr string, anyHost bool) (host string, err error) {
 		return "", fmt.Errorf("%q is no host", host)
 	}
 	return host, nil
+}
+
+// memberName says whether other nodes take a name: it stands in their logs,
+// metrics and certificates.
+func memberName(name string, most int) bool {
+	return name != "" && len(name) <= most && !strings.ContainsFunc(name, func(r rune) bool {
+		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '.' || r == '-' || r == '_')
+	})
 }
 
 // loopback says whether only this machine reaches the host.

@@ -120,6 +120,10 @@ func newMetrics(n *Node) *metrics {
 	info.WithLabelValues(n.cfg.Version, runtime.Version()).Set(1)
 	reg.MustRegister(info, newStateCollector(n), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 
+	if n.knowledge != nil {
+		reg.MustRegister(newFleetCollector(n.fleetFigures))
+	}
+
 	m.models.Store(&map[string]*modelTokens{})
 	m.other = m.newModel(otherModel)
 	m.addModels(n.router.View().Models())

@@ -9,8 +9,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
+	"grapevine/gossip"
+	"grapevine/gossip/member"
 	"grapevine/proxy"
 	"grapevine/proxy/policy"
 	"grapevine/proxy/prompt"
@@ -40,6 +43,17 @@ func everyRecord() []*proxy.Record {
 			Failed: policy.ClientGone, TTFT: 1, PromptTokens: 50, CachedTokens: 10, OutputTokens: 1, Total: time.Second,
 		},
 		{Kind: prompt.Other, Status: 503, PromptTokens: -1, CachedTokens: -1, OutputTokens: -1, Total: time.Millisecond},
+	}
+}
+
+// everyFigure is a fleet in which everything that is exported has happened.
+func everyFigure() *fleetFigures {
+	return &fleetFigures{
+		members: map[member.State]int{member.StateAlive: 2, member.StateFailed: 1, member.StateLeft: 0},
+		seeds:   map[string]int{"joined": 1, "mismatch": 0, "unreachable": 1},
+		peers:   []gossip.Peer{{Status: member.Status{Info: member.Info{Name: "two"}, State: member.StateAlive}, Connected: true, Lag: time.Millisecond}},
+		stats:   gossip.Stats{SentByKind: map[string]uint64{"batch": 1}, ReceivedByKind: map[string]uint64{"batch": 1}},
+		warm:    1, staleness: time.Second,
 	}
 }
 
@@ -166,6 +180,7 @@ func TestMetricsLint(t *testing.T) {
 	for _, r := range everyRecord() {
 		n.metrics.observe(r)
 	}
+	prometheus.WrapRegistererWithPrefix("grapevine_", n.metrics.registry).MustRegister(newFleetCollector(everyFigure))
 	families, err := n.metrics.registry.Gather()
 	if err != nil {
 		t.Fatal(err)

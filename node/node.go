@@ -23,6 +23,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"grapevine/gossip"
 	"grapevine/prefixtree"
 	"grapevine/proxy"
 	"grapevine/proxy/policy"
@@ -46,14 +47,17 @@ type Node struct {
 	proxy   *proxy.Proxy
 	metrics *metrics
 
-	fleet   *fleet        // what is known of the backends; makes the view
-	ready   atomic.Bool   // /readyz
-	failed  chan error    // a listener died; capacity 1
-	began   time.Time     // set by Start, before anything serves
-	addr    atomic.Value  // string: bound data address
-	admin   atomic.Value  // string: bound admin address
-	stopped chan struct{} // closed when Stop has finished
-	stopErr error         // valid once stopped is closed
+	fleet     *fleet                       // what is known of the backends; makes the view
+	knowledge *knowledge                   // what is exchanged with other nodes; nil: alone
+	gossip    atomic.Pointer[gossip.Fleet] // nil: alone, or not started
+	nameWait  time.Duration                // see defaultNameWait
+	ready     readiness                    // /readyz
+	failed    chan error                   // a listener died; capacity 1
+	began     time.Time                    // set by Start, before anything serves
+	addr      atomic.Value                 // string: bound data address
+	admin     atomic.Value                 // string: bound admin address
+	stopped   chan struct{}                // closed when Stop has finished
+	stopErr   error                        // valid once stopped is closed
 
 	mu       sync.Mutex // guards state and cleanups
 	state    lifecycle
@@ -75,7 +79,7 @@ func New(cfg Config) (*Node, error) {
 	if err := cfg.Validate("", nil); err != nil {
 		return nil, err
 	}
-	n := &Node{cfg: cfg, name: cfg.NodeName, failed: make(chan error, 1), stopped: make(chan struct{})}
+	n := &Node{cfg: cfg, name: cfg.NodeName, failed: make(chan error, 1), stopped: make(chan struct{}), nameWait: defaultNameWait}
 	if n.name == "" {
 		host, err := os.Hostname()
 		if err != nil {
@@ -89,6 +93,12 @@ func New(cfg Config) (*Node, error) {
 	}
 	if err := n.buildProxy(); err != nil {
 		return nil, err
+	}
+	n.ready.announce = n.proxy.Ready
+	if n.knowledge != nil {
+		if err := n.checkGossip(); err != nil {
+			return nil, err
+		}
 	}
 	return n, nil
 }
@@ -113,12 +123,20 @@ func (n *Node) buildRouting() error {
 	if err != nil {
 		return fmt.Errorf("tree: %w", err)
 	}
+	index := policy.Index(n.tree)
+	if n.cfg.inFleet() {
+		n.knowledge = newKnowledge(n.tree, n.cfg.Backends)
+		index = n.knowledge.index()
+	}
 	n.router, err = policy.NewRouter(policy.Config{
 		Strategy: n.cfg.Strategy, WorkWeight: n.cfg.WorkWeight, Epsilon: n.cfg.Epsilon, BlockBytes: n.cfg.BlockBytes,
 		Nodes: 1, Weights: n.cfg.Weights, HashBlocks: n.cfg.HashBlocks, Seed: mathrand.Uint64(),
-	}, n.tree)
+	}, index)
 	if err != nil {
 		return fmt.Errorf("policy: %w", err)
+	}
+	if n.knowledge != nil {
+		n.knowledge.router = n.router
 	}
 	if n.targets, err = buildTargets(n.cfg.Backends); err != nil {
 		return err
@@ -161,8 +179,10 @@ func (n *Node) buildProxy() error {
 }
 
 // Start binds the listeners and serves. When it returns nil the node takes
-// traffic; it waits for no engine. ctx bounds the start only. After an error
-// everything it began is undone, and the node is stopped.
+// traffic; it waits for no engine. In a fleet it asks for traffic (Ready) only
+// once it is warm, and fails with ErrRefused if the others do not take it. ctx
+// bounds the start only. After an error everything it began is undone, and the
+// node is stopped.
 func (n *Node) Start(ctx context.Context) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -186,6 +206,7 @@ func (n *Node) Start(ctx context.Context) error {
 // first moment, and so that unwinding it in reverse keeps it until the end.
 func (n *Node) start(ctx context.Context) error {
 	n.began = time.Now()
+	n.ready.wait(because("starting"))
 	if err := n.startAdmin(ctx); err != nil {
 		return err
 	}
@@ -203,6 +224,9 @@ func (n *Node) start(ctx context.Context) error {
 	})
 	n.addr.Store(ln.Addr().String())
 	n.startDiscovery()
+	if err := n.startGossip(ctx); err != nil {
+		return err
+	}
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
@@ -216,9 +240,12 @@ func (n *Node) start(ctx context.Context) error {
 		<-served
 		return err
 	})
-	n.setReady(true)
-	n.log.Info().Str("component", "node").Str("listen", n.Addr()).Str("admin", n.AdminAddr()).
-		Int("backends", len(n.cfg.Backends)).Str("strategy", n.cfg.Strategy).Msg("serving")
+	n.awaitWarm()
+	e := n.log.Info().Str("component", "node").Str("listen", n.Addr()).Str("admin", n.AdminAddr())
+	if addr := n.GossipAddr(); addr != "" {
+		e = e.Str("gossip", addr)
+	}
+	e.Int("backends", len(n.cfg.Backends)).Str("strategy", n.cfg.Strategy).Msg("serving")
 	if len(n.cfg.Backends) == 0 {
 		n.log.Warn().Str("component", "node").Msg("no backends: every request will be refused")
 	}
@@ -247,7 +274,7 @@ func (n *Node) startDiscovery() {
 // Drain makes /readyz answer 503 and goes on serving for grace, or until ctx
 // ends, so that a balancer notices before anything is refused. Stop follows.
 func (n *Node) Drain(ctx context.Context, grace time.Duration) {
-	n.setReady(false)
+	n.ready.drain("draining")
 	if grace <= 0 {
 		return
 	}
@@ -270,7 +297,7 @@ func (n *Node) Stop(ctx context.Context) error {
 	n.mu.Unlock()
 	if first {
 		// No Start can run any more, so the stack and the readiness are ours.
-		n.setReady(false)
+		n.ready.drain("stopping")
 		n.stopErr = n.cleanups.unwind(ctx)
 		close(n.stopped)
 		n.log.Info().Str("component", "node").Err(n.stopErr).Msg("stopped")
@@ -306,11 +333,9 @@ func (n *Node) Addr() string { s, _ := n.addr.Load().(string); return s }
 func (n *Node) AdminAddr() string { s, _ := n.admin.Load().(string); return s }
 
 // Ready says whether the node asks for traffic.
-func (n *Node) Ready() bool { return n.ready.Load() }
-
-func (n *Node) setReady(ready bool) {
-	n.ready.Store(ready)
-	n.proxy.Ready(ready)
+func (n *Node) Ready() bool {
+	ready, _ := n.ready.get()
+	return ready
 }
 
 // now is the clock of everything that takes time as a parameter.

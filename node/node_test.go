@@ -59,18 +59,26 @@ func leakCheck(t *testing.T) {
 	before := goleak.IgnoreCurrent()
 	t.Cleanup(func() {
 		http.DefaultClient.CloseIdleConnections()
-		goleak.VerifyNone(t, before,
-			// The process's one clock of fasthttp, begun by its first answer.
-			goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.updateServerDate.func1"))
+		// memberlist's goroutines end up to a second after it has been shut down.
+		var err error
+		for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); {
+			err = goleak.Find(before,
+				// The process's one clock of fasthttp, begun by its first answer.
+				goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.updateServerDate.func1"))
+			if err == nil {
+				return
+			}
+		}
+		t.Error(err)
 	})
 }
 
 // eventually polls until ok or a deadline that no healthy run comes near.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(60 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within 10 s: %s", what)
+			t.Fatalf("not within a minute: %s", what)
 		}
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 var update = flag.Bool("update", false, "write the generated parts of docs/operate.md")
@@ -83,6 +85,7 @@ func metricsTable(t *testing.T) string {
 	for _, r := range everyRecord() {
 		n.metrics.observe(r)
 	}
+	prometheus.WrapRegistererWithPrefix("grapevine_", n.metrics.registry).MustRegister(newFleetCollector(everyFigure))
 	families, err := n.metrics.registry.Gather()
 	if err != nil {
 		t.Fatal(err)

@@ -34,7 +34,9 @@ type cli struct {
 	Simulate simulateCmd `cmd:"" help:"Compare policies on a workload in virtual time."`
 	Explain  explainCmd  `cmd:"" help:"Show where a running router would send a request, and why."`
 	Backends backendsCmd `cmd:"" help:"List the engines of a running router."`
+	Nodes    nodesCmd    `cmd:"" help:"List the routers of a fleet, as one of them sees it."`
 	Status   statusCmd   `cmd:"" help:"Show the state of a running router."`
+	Keys     keysCmd     `cmd:"" help:"Make, list and change the keys that admit to a fleet."`
 	Version  versionCmd  `cmd:"" help:"Print the version."`
 }
 

@@ -75,10 +75,11 @@ func finish(t *testing.T, cmd *exec.Cmd, stdin string) result {
 }
 
 func TestHelpGolden(t *testing.T) {
-	for _, command := range []string{"", "serve", "demo", "engine", "replay", "simulate", "explain", "backends", "status", "version"} {
+	for _, command := range []string{"", "serve", "demo", "engine", "replay", "simulate", "explain", "backends", "nodes", "status", "version",
+		"keys", "keys generate", "keys list", "keys install", "keys use", "keys remove"} {
 		name, args := "grapevine", []string{"--help"}
 		if command != "" {
-			name, args = command, []string{command, "--help"}
+			name, args = strings.ReplaceAll(command, " ", "-"), append(strings.Fields(command), "--help")
 		}
 		got := grapevine(t, "", args...)
 		if got.code != 0 || got.err != "" {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -25,9 +26,13 @@ func (c *statusCmd) Run(s *streams) error {
 	if c.JSON {
 		return printJSON(s.out, st)
 	}
+	return printStatus(s.out, st)
+}
+
+func printStatus(out io.Writer, st *node.Status) error {
 	ready := "ready"
 	if !st.Ready {
-		ready = "not ready"
+		ready = "not ready: " + st.NotReady
 	}
 	rungs := make([]string, 0, len(st.Rungs))
 	for _, name := range slices.Sorted(maps.Keys(st.Rungs)) {
@@ -35,13 +40,19 @@ func (c *statusCmd) Run(s *streams) error {
 			rungs = append(rungs, fmt.Sprintf("%s %d", name, st.Rungs[name]))
 		}
 	}
-	w := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(w, "node\t%s, %s for %s\n", st.Node, ready, seconds(st.UptimeS))
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(w, "node\t%s, up %s, %s\n", st.Node, seconds(st.UptimeS), ready)
 	fmt.Fprintf(w, "version\t%s (%s)\n", st.Version, st.GoVersion)
 	fmt.Fprintf(w, "listen\t%s, admin %s\n", st.Listen, st.Admin)
 	fmt.Fprintf(w, "strategy\t%s over %d backends, blocks of %d bytes, key %s\n", st.Strategy, st.Backends, st.BlockBytes, st.KeyID)
 	fmt.Fprintf(w, "requests\t%d in flight on %d connections, %d picks (%s)\n", st.InFlight, st.Connections, st.Picks, strings.Join(rungs, ", "))
 	fmt.Fprintf(w, "tree\t%d facts in %s\n", st.Tree.Facts, node.Bytes(st.Tree.Bytes))
+	if f := st.Fleet; f == nil {
+		fmt.Fprintln(w, "fleet\talone")
+	} else {
+		fmt.Fprintf(w, "fleet\t%d nodes, %.0f ms behind them, %.0f %% warm, %d decisions blind, %d buckets divergent\n",
+			f.Nodes, f.StalenessMS, 100*f.WarmFraction, f.BlindDecisions, f.Divergence)
+	}
 	return w.Flush()
 }
 

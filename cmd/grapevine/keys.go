@@ -1,0 +1,187 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+
+	"grapevine/node"
+)
+
+// keysCmd are the operations on the keys that admit to the fleet. The order of a rotation is install, use, remove.
+type keysCmd struct {
+	Generate keysGenerateCmd `cmd:"" help:"Make a key."`
+	List     keysListCmd     `cmd:"" help:"Show which keys every node has, by their ids."`
+	Install  keysInstallCmd  `cmd:"" help:"Let every node accept a key."`
+	Use      keysUseCmd      `cmd:"" help:"Make every node encrypt with a key that all of them have."`
+	Remove   keysRemoveCmd   `cmd:"" help:"Make every node forget a key that none uses."`
+}
+
+// Help is shown below the commands.
+func (keysCmd) Help() string {
+	return "To change the key of a running fleet: generate a new one, install it, see with list that every node has it, use it, and remove the old one. Nodes write the change to their --gossip-key-file."
+}
+
+type keysGenerateCmd struct {
+	Out  string `name:"out" placeholder:"FILE" help:"Write it to a new file that only you may read, instead of to stdout."`
+	JSON bool   `name:"json" help:"Print one JSON object."`
+}
+
+func (c *keysGenerateCmd) Run(s *streams) error {
+	key, id := node.NewGossipKey()
+	if c.Out != "" {
+		if err := writeNew(c.Out, key+"\n"); err != nil {
+			return err
+		}
+	}
+	if c.JSON {
+		answer := struct {
+			Key  string `json:"key,omitempty"`
+			ID   string `json:"id"`
+			File string `json:"file,omitempty"`
+		}{Key: key, ID: id, File: c.Out}
+		if c.Out != "" {
+			answer.Key = ""
+		}
+		return printJSON(s.out, answer)
+	}
+	if c.Out != "" {
+		_, err := fmt.Fprintf(s.out, "key %s is in %s\n", id, c.Out)
+		return err
+	}
+	_, err := fmt.Fprintln(s.out, key)
+	return err
+}
+
+// writeNew writes a file that must not exist yet: a key that is overwritten may be the only copy.
+func writeNew(path, text string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	if _, err := f.WriteString(text); err != nil {
+		_ = f.Close()
+		return err
+	}
+	return f.Close()
+}
+
+type keysListCmd struct {
+	adminFlags
+}
+
+func (c *keysListCmd) Run(s *streams) error {
+	client, ctx, cancel := c.client()
+	defer cancel()
+	list, err := client.Keys(ctx)
+	if err != nil {
+		return err
+	}
+	return printKeys(s.out, list, c.JSON)
+}
+
+type keysInstallCmd struct {
+	File string `arg:"" placeholder:"FILE" help:"File with the key, as generate writes it; - is stdin. The first one in it counts."`
+	adminFlags
+}
+
+// maxKeyFile bounds what is read as keys.
+const maxKeyFile = 4 << 10
+
+func (c *keysInstallCmd) Run(s *streams) error {
+	in := s.in
+	if c.File != "-" {
+		f, err := os.Open(c.File)
+		if err != nil {
+			return usageError{err}
+		}
+		defer func() { _ = f.Close() }()
+		in = f
+	}
+	text, err := io.ReadAll(io.LimitReader(in, maxKeyFile))
+	if err != nil {
+		return err
+	}
+	key, err := node.ParseGossipKey(text)
+	if err != nil {
+		return usageError{fmt.Errorf("%s: %w", c.File, err)}
+	}
+	client, ctx, cancel := c.client()
+	defer cancel()
+	list, err := client.InstallKey(ctx, key)
+	if err != nil {
+		return err
+	}
+	return printKeys(s.out, list, c.JSON)
+}
+
+type keysUseCmd struct {
+	ID string `arg:"" placeholder:"ID" help:"Id of the key, as list shows it."`
+	adminFlags
+}
+
+func (c *keysUseCmd) Run(s *streams) error {
+	client, ctx, cancel := c.client()
+	defer cancel()
+	list, err := client.UseKey(ctx, c.ID)
+	if err != nil {
+		return err
+	}
+	return printKeys(s.out, list, c.JSON)
+}
+
+type keysRemoveCmd struct {
+	ID string `arg:"" placeholder:"ID" help:"Id of the key, as list shows it."`
+	adminFlags
+}
+
+func (c *keysRemoveCmd) Run(s *streams) error {
+	client, ctx, cancel := c.client()
+	defer cancel()
+	list, err := client.RemoveKey(ctx, c.ID)
+	if err != nil {
+		return err
+	}
+	return printKeys(s.out, list, c.JSON)
+}
+
+// printKeys shows the ring of every node, and fails if the operation did.
+func printKeys(out io.Writer, list *node.KeyList, asJSON bool) error {
+	if asJSON {
+		if err := printJSON(out, list); err != nil {
+			return err
+		}
+	} else if err := printKeyTable(out, list); err != nil {
+		return err
+	}
+	if list.Error != "" {
+		return errors.New(list.Error)
+	}
+	return nil
+}
+
+func printKeyTable(out io.Writer, list *node.KeyList) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "NODE\tIN USE\tACCEPTED TOO\tKEPT")
+	for _, n := range list.Nodes {
+		if n.Error != "" {
+			fmt.Fprintf(w, "%s\tfailed: %s\n", n.Node, n.Error)
+			continue
+		}
+		var others []string
+		for _, id := range n.Keys {
+			if id != n.Primary {
+				others = append(others, id)
+			}
+		}
+		kept := "in its file"
+		if !n.Persisted {
+			kept = "until it stops"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", n.Node, orDash(n.Primary), orDash(strings.Join(others, " ")), kept)
+	}
+	return w.Flush()
+}

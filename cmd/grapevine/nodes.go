@@ -1,0 +1,85 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"text/tabwriter"
+
+	"grapevine/node"
+)
+
+type nodesCmd struct {
+	adminFlags
+}
+
+func (c *nodesCmd) Run(s *streams) error {
+	client, ctx, cancel := c.client()
+	defer cancel()
+	list, err := client.Nodes(ctx)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return printJSON(s.out, list)
+	}
+	return printNodes(s.out, list)
+}
+
+// printNodes shows the fleet, the asked node first, and then what keeps others out of it.
+func printNodes(out io.Writer, list *node.NodeList) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "NAME\tSTATE\tSINCE\tLAG\tRTT\tRECEIVED\tSENT\tREPAIRED\tGOSSIP\tDATA\tVERSION")
+	for i := range list.Nodes {
+		n := &list.Nodes[i]
+		name, state := n.Name, n.State
+		lag, rtt, received, sent, repaired := "-", "-", "-", "-", "-"
+		if n.Self {
+			name += " *"
+		} else {
+			if n.State == "alive" && !n.Connected {
+				state += ", not connected"
+			}
+			lag, rtt = fmt.Sprintf("%.1f ms", n.LagMS), fmt.Sprintf("%.1f ms", n.RTTMS)
+			received, sent = amount(n.ReceivedBytes), amount(n.SentBytes)
+			repaired = fmt.Sprint(n.Repaired)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
+			name, state, seconds(n.SinceS), lag, rtt, received, sent, repaired, orDash(n.Gossip), orDash(n.Data), orDash(n.Version))
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	for _, n := range list.Nodes {
+		if n.LastError != "" && !n.Connected && n.State == "alive" {
+			fmt.Fprintf(out, "%s: %s\n", n.Name, n.LastError)
+		}
+	}
+	for _, seed := range list.Seeds {
+		if seed.Error != "" {
+			fmt.Fprintf(out, "join %s, %s ago: %s\n", seed.Seed, seconds(seed.AgeS), seed.Error)
+		}
+	}
+	for _, r := range list.Refusals {
+		fmt.Fprintf(out, "turned away %s ago (%d times): %s\n", seconds(r.AgeS), r.Count, r.Error)
+	}
+	return nil
+}
+
+// amount prints a number of bytes for people, to three digits or so.
+func amount(bytes uint64) string {
+	switch {
+	case bytes < 10_000:
+		return fmt.Sprintf("%d B", bytes)
+	case bytes < 10_000_000:
+		return fmt.Sprintf("%.1f kB", float64(bytes)/1e3)
+	default:
+		return fmt.Sprintf("%.1f MB", float64(bytes)/1e6)
+	}
+}
+
+func orDash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}

@@ -1,0 +1,103 @@
+package main
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"grapevine/node"
+)
+
+// TestTablesGolden holds what the commands print for people of a fleet in
+// which everything there is to show has happened.
+func TestTablesGolden(t *testing.T) {
+	status := &node.Status{
+		Node: "one", Version: "v1.2.3", GoVersion: "go1.26.8", UptimeS: 754.2, Ready: true, Listen: "10.0.0.1:8080", Admin: "127.0.0.1:8081",
+		Strategy: "prefix", Backends: 4, InFlight: 3, Connections: 12, BlockBytes: 512, KeyID: "1f2e3d4c", Picks: 1000,
+		Rungs: map[string]uint64{"cache": 800, "hash": 200, "load": 0}, Tree: node.TreeStatus{Facts: 123456, Bytes: 8 << 20},
+		Fleet: &node.FleetStatus{Nodes: 3, WarmFraction: 1, StalenessMS: 61.5, BlindDecisions: 2},
+	}
+	alone := *status
+	alone.Fleet, alone.Ready, alone.NotReady = nil, false, "draining"
+	nodes := &node.NodeList{
+		Nodes: []node.NodeStatus{
+			{Name: "one", Self: true, State: "alive", SinceS: 754.2, Gossip: "10.0.0.1:7946", Data: "10.0.0.1:8080", Version: "v1.2.3"},
+			{Name: "three", State: "failed", SinceS: 12.3, Gossip: "10.0.0.3:7946", Data: "10.0.0.3:8080", Version: "v1.2.2", LastError: "EOF"},
+			{Name: "two", State: "alive", SinceS: 700, Connected: true, LagMS: 31.25, RTTMS: 0.42, ReceivedBytes: 123_456_789, SentBytes: 9_999,
+				Repaired: 17, Gossip: "10.0.0.2:7946", Data: "10.0.0.2:8080", Version: "v1.2.3"},
+			{Name: "wall", State: "alive", SinceS: 5, LagMS: 5000, ReceivedBytes: 50_000, Gossip: "10.0.0.4:7946", LastError: "dial tcp 10.0.0.4:7946: i/o timeout"},
+		},
+		Seeds: []node.SeedStatus{
+			{Seed: "10.0.0.2:7946", Addr: "10.0.0.2:7946", AgeS: 2},
+			{Seed: "dns:nodes.example:7946", AgeS: 3.5, Error: "no such host"},
+		},
+		Refusals: []node.RefusalStatus{{Name: "odd", Addr: "10.0.0.9:7946", AgeS: 4, Count: 3, Error: "10.0.0.9:7946 hashes prompts with another secret"}},
+	}
+	keys := &node.KeyList{Nodes: []node.NodeKeys{
+		{Node: "one", Primary: "0011223344556677", Keys: []string{"0011223344556677", "8899aabbccddeeff"}, Persisted: true},
+		{Node: "two", Primary: "0011223344556677", Keys: []string{"0011223344556677"}},
+		{Node: "wall", Error: "i/o timeout"},
+	}, Error: "wall: i/o timeout"}
+	for name, print := range map[string]func(io.Writer) error{
+		"status":       func(w io.Writer) error { return printStatus(w, status) },
+		"status-alone": func(w io.Writer) error { return printStatus(w, &alone) },
+		"nodes":        func(w io.Writer) error { return printNodes(w, nodes) },
+		"keys": func(w io.Writer) error {
+			if err := printKeys(w, keys, false); err == nil || err.Error() != keys.Error {
+				t.Errorf("a node failed, the command says %v", err)
+			}
+			return nil
+		},
+		"status-json": func(w io.Writer) error { return printJSON(w, status) },
+		"nodes-json":  func(w io.Writer) error { return printJSON(w, nodes) },
+		"keys-json":   func(w io.Writer) error { return printJSON(w, keys) },
+	} {
+		var out bytes.Buffer
+		if err := print(&out); err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join("testdata", "tables", name+".txt")
+		if *update {
+			if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(file, out.Bytes(), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		want, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if out.String() != string(want) {
+			t.Errorf("%s changed; if that is meant: go test ./cmd/grapevine -run Golden -update\n%s", name, out.String())
+		}
+	}
+}
+
+func TestKeysGenerate(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "key")
+	if got := grapevine(t, "", "keys", "generate", "--out", file); got.code != 0 || got.err != "" {
+		t.Fatalf("%+v", got)
+	}
+	info, err := os.Stat(file)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v %v", info.Mode(), err)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if key, err := node.ParseGossipKey(text); err != nil || len(key) != 32 {
+		t.Errorf("%d bytes: %v", len(key), err)
+	}
+	if got := grapevine(t, "", "keys", "generate", "--out", file); got.code != exitFailed {
+		t.Errorf("a key was overwritten: %+v", got)
+	}
+	if got := grapevine(t, "", "keys", "generate"); got.code != 0 || got.out == string(text) {
+		t.Errorf("%+v", got)
+	}
+}

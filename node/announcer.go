@@ -1,0 +1,59 @@
+package node
+
+import (
+	"sync"
+
+	"grapevine/prefixtree"
+)
+
+// announcer is the tree as the policy of a node in a fleet sees it: what a
+// request changes in it is also news for the others. It waits for nobody and,
+// once its buffers have grown, allocates nothing. Safe for concurrent use.
+type announcer struct {
+	*prefixtree.Tree // what only reads goes straight there
+	outbox           *prefixtree.Outbox
+	buffers          sync.Pool // of *[]prefixtree.Fact
+}
+
+func newAnnouncer(tree *prefixtree.Tree, outbox *prefixtree.Outbox) *announcer {
+	a := &announcer{Tree: tree, outbox: outbox}
+	a.buffers.New = func() any { return new([]prefixtree.Fact) }
+	return a
+}
+
+// maxKeptFacts bounds the buffers that are kept: the anchors of a prompt of
+// about 500k tokens. One longer prompt must not leave its memory behind.
+const maxKeptFacts = 1024
+
+// post takes the news out of a buffer to the outbox, and the buffer back.
+func (a *announcer) post(buffer *[]prefixtree.Fact, news []prefixtree.Fact) {
+	if len(news) > 0 {
+		a.outbox.Add(news)
+	}
+	if cap(news) <= maxKeptFacts {
+		*buffer = news[:0]
+	}
+	a.buffers.Put(buffer)
+}
+
+// Record implements policy.Index.
+func (a *announcer) Record(b prefixtree.Backend, chain []prefixtree.Hash, now prefixtree.Time, tr *prefixtree.Trail) {
+	buffer := a.buffers.Get().(*[]prefixtree.Fact)
+	a.post(buffer, a.RecordNews(b, chain, now, tr, *buffer))
+}
+
+// Learn implements policy.Index.
+func (a *announcer) Learn(b prefixtree.Backend, chain []prefixtree.Hash, tr *prefixtree.Trail, cached int, now prefixtree.Time) prefixtree.Lesson {
+	buffer := a.buffers.Get().(*[]prefixtree.Fact)
+	lesson, news := a.LearnNews(b, chain, tr, cached, now, *buffer)
+	a.post(buffer, news)
+	return lesson
+}
+
+// Revert implements policy.Retractor.
+func (a *announcer) Revert(b prefixtree.Backend, chain []prefixtree.Hash, tr *prefixtree.Trail) (retracted int) {
+	buffer := a.buffers.Get().(*[]prefixtree.Fact)
+	retracted, news := a.RevertNews(b, chain, tr, *buffer)
+	a.post(buffer, news)
+	return retracted
+}

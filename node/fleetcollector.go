@@ -1,0 +1,161 @@
+package node
+
+import (
+	"errors"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"grapevine/gossip"
+	"grapevine/gossip/member"
+	"grapevine/prefixtree"
+)
+
+// fleetFigures are all that is exported about the fleet, at one moment.
+type fleetFigures struct {
+	members   map[member.State]int // this node included
+	seeds     map[string]int       // by outcome of the last attempt
+	peers     []gossip.Peer
+	stats     gossip.Stats
+	outbox    prefixtree.OutboxStats
+	warm      float64
+	staleness time.Duration
+	blind     uint64
+}
+
+// fleetFigures returns nil until the node has met the others.
+func (n *Node) fleetFigures() *fleetFigures {
+	g := n.gossip.Load()
+	if g == nil {
+		return nil
+	}
+	f := &fleetFigures{
+		members: map[member.State]int{member.StateAlive: 1, member.StateFailed: 0, member.StateLeft: 0},
+		seeds:   map[string]int{"joined": 0, "mismatch": 0, "unreachable": 0},
+		peers:   g.Peers(), stats: g.Stats(), outbox: n.knowledge.outbox.Stats(), warm: g.WarmFraction(),
+		staleness: time.Duration(n.knowledge.staleness.Load()), blind: n.router.Stats().Blind,
+	}
+	for _, p := range f.peers {
+		f.members[p.State]++
+	}
+	for _, s := range g.Members().JoinErrors() {
+		var mismatch *member.MismatchError
+		switch {
+		case s.Err == nil:
+			f.seeds["joined"]++
+		case errors.As(s.Err, &mismatch):
+			f.seeds["mismatch"]++
+		default:
+			f.seeds["unreachable"]++
+		}
+	}
+	return f
+}
+
+// fleetCollector reads the figures when it is scraped. Peers come and go, and
+// their series with them; there are as many as the fleet has nodes.
+type fleetCollector struct {
+	figures func() *fleetFigures // nil: no series at all
+
+	members, seeds, lag, received, sent, connected *prometheus.Desc
+	frames, sentRecords, applied, changed          *prometheus.Desc
+	dropped, repaired, gaps, lost, malformed       *prometheus.Desc
+	refused, snapshots, journal, pending           *prometheus.Desc
+	warm, divergence, staleness, blind             *prometheus.Desc
+}
+
+func newFleetCollector(figures func() *fleetFigures) *fleetCollector {
+	d := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc(name, help, labels, nil)
+	}
+	return &fleetCollector{
+		figures:     figures,
+		members:     d("members", "Nodes of the fleet by state, this one included, as this one sees them. Not additive.", "state"),
+		seeds:       d("gossip_seeds", "Entries of join by how the last attempt to reach them went: joined, mismatch (refused for another secret, key, block size, cluster or protocol) or unreachable.", "outcome"),
+		connected:   d("peer_connected", "1 while the node's news comes in.", "peer"),
+		lag:         d("peer_lag_seconds", "How old the node's news is when it is known here, or its silence if that is longer.", "peer"),
+		received:    d("peer_received_bytes_total", "Bytes received from the node, before encryption.", "peer"),
+		sent:        d("peer_sent_bytes_total", "Bytes sent to the node, before encryption.", "peer"),
+		frames:      d("gossip_bytes_total", "Bytes exchanged with all nodes by kind of frame, before encryption.", "direction", "frame"),
+		sentRecords: d("gossip_sent_records_total", "Records of this node's own news, counted once however many nodes they go to."),
+		applied:     d("gossip_applied_records_total", "Records of other nodes' news that were merged."),
+		changed:     d("gossip_changed_records_total", "Of the merged records, those that told this node something new."),
+		dropped:     d("gossip_dropped_records_total", "Own records given up at the bound of the outbox (add, touch, drop), and others' of backends this node does not have (unknown).", "kind"),
+		repaired:    d("gossip_repaired_records_total", "Records that were missing and came when asked for."),
+		gaps:        d("gossip_missing_batches_total", "Batches found missing."),
+		lost:        d("gossip_lost_batches_total", "Batches given up because no node has them any more."),
+		malformed:   d("gossip_malformed_total", "Batches, pages and states that could not be read, and streams closed for what came on them."),
+		refused:     d("gossip_refused_total", "Nodes turned away."),
+		snapshots:   d("gossip_snapshots_total", "Snapshots served to nodes that joined, and taken.", "role"),
+		journal:     d("gossip_journal_bytes", "Bytes of batches kept for repairs."),
+		pending:     d("gossip_pending_records", "Own records waiting to be sent."),
+		warm:        d("warm_fraction", "Share of what the others knew when this node came that it has by now. Not additive."),
+		divergence:  d("gossip_divergent_buckets", "Buckets of ten seconds in which this node and the last it compared with knew different batches."),
+		staleness:   d("staleness_seconds", "How late what other nodes did is known here, by which the policy decides. Not additive."),
+		blind:       d("blind_decisions_total", "Decisions made while other nodes exist and nothing recent is known of them."),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (c *fleetCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		c.members, c.seeds, c.connected, c.lag, c.received, c.sent, c.frames, c.sentRecords, c.applied, c.changed, c.dropped, c.repaired,
+		c.gaps, c.lost, c.malformed, c.refused, c.snapshots, c.journal, c.pending, c.warm, c.divergence, c.staleness, c.blind,
+	} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *fleetCollector) Collect(ch chan<- prometheus.Metric) {
+	f := c.figures()
+	if f == nil {
+		return
+	}
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	counter := func(d *prometheus.Desc, v uint64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
+	}
+	for state, count := range f.members {
+		gauge(c.members, float64(count), state.String())
+	}
+	for outcome, count := range f.seeds {
+		gauge(c.seeds, float64(count), outcome)
+	}
+	for i := range f.peers {
+		p := &f.peers[i]
+		gauge(c.connected, oneIf(p.Connected), p.Name)
+		gauge(c.lag, p.Lag.Seconds(), p.Name)
+		counter(c.received, p.ReceivedBytes, p.Name)
+		counter(c.sent, p.SentBytes, p.Name)
+	}
+	st, out := &f.stats, &f.outbox
+	for kind, bytes := range st.SentByKind {
+		counter(c.frames, bytes, "sent", kind)
+	}
+	for kind, bytes := range st.ReceivedByKind {
+		counter(c.frames, bytes, "received", kind)
+	}
+	counter(c.sentRecords, st.PublishedRecords)
+	counter(c.applied, st.AppliedRecords)
+	counter(c.changed, st.AppliedNews)
+	counter(c.dropped, out.LostAdds, "add")
+	counter(c.dropped, out.LostTouches, "touch")
+	counter(c.dropped, out.LostDrops, "drop")
+	counter(c.dropped, st.UnknownRecords, "unknown")
+	counter(c.repaired, st.RepairedRecords)
+	counter(c.gaps, st.Gaps)
+	counter(c.lost, st.LostBatches)
+	counter(c.malformed, st.Malformed+st.Violations)
+	counter(c.refused, st.Refused)
+	counter(c.snapshots, st.SnapshotsServed, "served")
+	counter(c.snapshots, st.SnapshotsTaken, "taken")
+	gauge(c.journal, float64(st.JournalBytes))
+	gauge(c.pending, float64(out.Pending))
+	gauge(c.warm, f.warm)
+	gauge(c.divergence, float64(st.Divergence))
+	gauge(c.staleness, f.staleness.Seconds())
+	counter(c.blind, f.blind)
+}

@@ -1,0 +1,238 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"grapevine/gossip"
+	"grapevine/gossip/member"
+)
+
+// joinPoll is how often a start looks whether the seeds have answered.
+const joinPoll = 20 * time.Millisecond
+
+// defaultNameWait is how long a node waits for its name: for the old one to be found
+// dead (3 to 4 s, more in large fleets), for the name to be given up (5 s), and
+// for the next attempt (5 s).
+const defaultNameWait = 20 * time.Second
+
+// ErrRefused is wrapped by the error of a start that ended because every node
+// that answered refused this one. The node would serve alone otherwise, with
+// nobody knowing.
+var ErrRefused = errors.New("the fleet does not take this node")
+
+// gossipConfig says in gossip's words what the configuration says. The
+// addresses of the listeners are known only once they are bound.
+func (n *Node) gossipConfig() (gossip.Config, error) {
+	c := &n.cfg
+	tlsConfig, err := n.gossipTLS()
+	if err != nil {
+		return gossip.Config{}, err
+	}
+	return gossip.Config{
+		Member: member.Config{
+			Self: member.Info{
+				Name: n.name, Data: n.Addr(), Admin: n.AdminAddr(), Version: c.Version, Cluster: c.Cluster,
+				KeyID: n.hasher.KeyID(), BlockBytes: uint32(n.hasher.BlockBytes()),
+			},
+			Bind: c.gossipAddr(), Advertise: c.GossipAdvertise, Join: c.Join,
+			KeyringFile: c.GossipKeyFile, TLS: tlsConfig, Insecure: c.GossipInsecure,
+			Log: n.log.With().Str("component", "member").Logger(),
+		},
+		Knowledge: n.knowledge, SnapshotDeadline: c.WarmDeadline, Budget: int64(c.GossipBudget),
+		Log: n.log.With().Str("component", "gossip").Logger(),
+	}, nil
+}
+
+// gossipTLS is how the streams between nodes are verified if the operator
+// issues their certificates; nil leaves it to the key. The certificate is read
+// again for every stream, since such certificates are short-lived; if it cannot
+// be, the last good one serves on.
+func (n *Node) gossipTLS() (*tls.Config, error) {
+	c := &n.cfg
+	if c.GossipCert == "" {
+		return nil, nil
+	}
+	first, err := tls.LoadX509KeyPair(c.GossipCert, c.GossipCertKey)
+	if err != nil {
+		return nil, fmt.Errorf("gossip_cert: %w", err)
+	}
+	pem, err := os.ReadFile(c.GossipCA)
+	if err != nil {
+		return nil, fmt.Errorf("gossip_ca: %w", err)
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("gossip_ca: %s holds no certificate", c.GossipCA)
+	}
+	var good atomic.Pointer[tls.Certificate]
+	good.Store(&first)
+	current := func() *tls.Certificate {
+		cert, err := tls.LoadX509KeyPair(c.GossipCert, c.GossipCertKey)
+		if err != nil {
+			n.log.Error().Str("component", "gossip").Err(err).Msg("gossip_cert cannot be read again: going on with the last one")
+			return good.Load()
+		}
+		good.Store(&cert)
+		return &cert
+	}
+	return &tls.Config{
+		RootCAs: roots, ClientCAs: roots,
+		GetCertificate:       func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return current(), nil },
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return current(), nil },
+	}, nil
+}
+
+// checkGossip builds the node's part of the gossip once and drops it, so that
+// what is wrong with keys, certificates and names is said before anything runs.
+func (n *Node) checkGossip() error {
+	cfg, err := n.gossipConfig()
+	if err != nil {
+		return err
+	}
+	if _, err := gossip.New(cfg); err != nil {
+		return fmt.Errorf("gossip: %w", err)
+	}
+	return nil
+}
+
+// startGossip meets the other nodes. It returns when every seed has answered or
+// could not be reached, so that a node that is not taken fails here and not by
+// serving alone; seeds that could not be reached are tried again for ever.
+func (n *Node) startGossip(ctx context.Context) error {
+	if n.knowledge == nil {
+		return nil
+	}
+	cfg, err := n.gossipConfig()
+	if err != nil {
+		return err
+	}
+	g, err := gossip.New(cfg)
+	if err != nil {
+		return fmt.Errorf("gossip: %w", err)
+	}
+	if err := g.Start(ctx); err != nil {
+		return fmt.Errorf("gossip: %w", err)
+	}
+	n.cleanups.push("gossip", func(ctx context.Context) error {
+		err := g.Stop(ctx)
+		if err != nil && ctx.Err() == nil {
+			// It has stopped, but nobody confirmed the goodbye: the others find out within seconds.
+			n.log.Warn().Str("component", "node").Err(err).Msg("left the fleet without being heard")
+			return nil
+		}
+		return err
+	})
+	n.gossip.Store(g)
+	return n.awaitSeeds(ctx, g.Members())
+}
+
+// awaitSeeds waits for the first answers and judges them. A name that is taken
+// may be this node's own of before, at another address: it becomes free when the
+// others have found that one dead, so that is waited for.
+func (n *Node) awaitSeeds(ctx context.Context, members *member.List) error {
+	answers, name := time.Now().Add(n.cfg.WarmDeadline), time.Now().Add(n.nameWait)
+	poll := time.NewTicker(joinPoll)
+	defer poll.Stop()
+	for {
+		taken, refused, unreachable := n.judgeSeeds(members)
+		switch {
+		case taken:
+			return nil
+		case refused != nil && (refused.Field != member.FieldName || time.Now().After(name)):
+			return fmt.Errorf("%w: %w", ErrRefused, refused)
+		case refused != nil:
+			n.ready.wait(because(refused.Error()))
+		case !members.Joined() && time.Now().Before(answers):
+			n.ready.wait(because("looking for the other nodes"))
+		default:
+			if unreachable != nil {
+				n.log.Warn().Str("component", "node").Err(unreachable).Msg("no other node reached yet: serving alone, trying on")
+			}
+			return nil
+		}
+		select {
+		case <-poll.C:
+		case <-ctx.Done():
+			return fmt.Errorf("gossip: %w", ctx.Err())
+		}
+	}
+}
+
+// judgeSeeds says whether some node takes this one, and else what keeps it out.
+func (n *Node) judgeSeeds(members *member.List) (taken bool, refused *member.MismatchError, unreachable error) {
+	for _, m := range members.Members() {
+		if m.Name != n.name && m.State == member.StateAlive {
+			return true, nil, nil // what others said is in the log and in /nodes
+		}
+	}
+	for _, seed := range members.JoinErrors() {
+		if refused == nil && errors.As(seed.Err, &refused) {
+			continue
+		}
+		unreachable = cmp.Or(unreachable, seed.Err)
+	}
+	return false, refused, unreachable
+}
+
+// awaitWarm makes the node ready once it knows what the others know, or has
+// waited long enough; see gossip.Fleet.Warm.
+func (n *Node) awaitWarm() {
+	g := n.gossip.Load()
+	if g == nil {
+		n.ready.set()
+		return
+	}
+	n.ready.wait(func() string {
+		return fmt.Sprintf("warming up: %.0f %% of what the other nodes know has come", 100*g.WarmFraction())
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		select {
+		case <-g.Warm():
+		case <-ctx.Done():
+			return
+		}
+		if n.ready.set() {
+			n.log.Info().Str("component", "node").Int64("dur_ms", time.Since(n.began).Milliseconds()).
+				Float64("warm_fraction", g.WarmFraction()).Int64("nodes", n.knowledge.nodes.Load()).Int64("facts", n.tree.Stats().Facts).Msg("ready")
+		}
+	}()
+	n.cleanups.push("warm-up", func(context.Context) error {
+		cancel()
+		<-done
+		return nil
+	})
+}
+
+// GossipAddr is the address other nodes reach this one at, "" before Start and
+// without a fleet.
+func (n *Node) GossipAddr() string {
+	if g := n.gossip.Load(); g != nil {
+		return g.Members().Self().Addr
+	}
+	return ""
+}
+
+// reachable puts the host of a node's gossip address in place of one that
+// stands for every interface.
+func reachable(addr, gossipAddr string) string {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil || host != "" && !net.ParseIP(host).IsUnspecified() {
+		return addr
+	}
+	if own, _, err := net.SplitHostPort(gossipAddr); err == nil {
+		host = own
+	}
+	return net.JoinHostPort(host, port)
+}

@@ -1,0 +1,145 @@
+package node
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"mime"
+	"net/http"
+	"strings"
+
+	"grapevine/gossip/member"
+)
+
+var errAlone = errors.New("this node is not in a fleet: start it with --join or --gossip")
+
+// gossipKeyBytes is the length of the keys made here: AES-256.
+const gossipKeyBytes = 32
+
+// maxKeyRequest bounds the body of a request about keys.
+const maxKeyRequest = 4 << 10
+
+// KeyList is the answer of /keys and of every operation on them: the ring of
+// each node. Keys appear as ids only.
+type KeyList struct {
+	Nodes []NodeKeys `json:"nodes"`
+	// Error says why the operation was refused, or where it failed.
+	Error string `json:"error,omitempty"`
+}
+
+// NodeKeys is one node's ring.
+type NodeKeys struct {
+	Node string `json:"node"`
+	// Primary is the key it encrypts with, Keys all that it accepts.
+	Primary string   `json:"primary"`
+	Keys    []string `json:"keys"`
+	// Persisted says whether the ring survives a restart.
+	Persisted bool   `json:"persisted"`
+	Error     string `json:"error,omitempty"`
+}
+
+// NewGossipKey makes a key for --gossip-key-file: its text, and its id.
+func NewGossipKey() (text, id string) {
+	key := make([]byte, gossipKeyBytes)
+	rand.Read(key) // never fails: it ends the program instead
+	return base64.StdEncoding.EncodeToString(key), member.FingerprintOf(key).String()
+}
+
+// ParseGossipKey reads the first, primary key of a key file.
+func ParseGossipKey(text []byte) (key []byte, err error) {
+	keys, err := member.ParseKeys(text)
+	if err != nil {
+		return nil, err
+	}
+	return keys[0], nil
+}
+
+// Keys asks every node for its ring. The error is that nobody could be asked.
+func (n *Node) Keys(ctx context.Context) (*KeyList, error) {
+	return n.rotate(ctx, member.KeyList, nil)
+}
+
+func (n *Node) rotate(ctx context.Context, op member.KeyOp, key []byte) (*KeyList, error) {
+	g := n.gossip.Load()
+	if g == nil {
+		return nil, errAlone
+	}
+	results, err := g.Members().RotateKey(ctx, op, key)
+	if err != nil && len(results) == 0 {
+		return nil, err
+	}
+	list := &KeyList{Nodes: make([]NodeKeys, 0, len(results)), Error: text(err)}
+	for _, r := range results {
+		k := NodeKeys{Node: r.Member.Name, Keys: []string{}, Persisted: r.Persisted, Error: text(r.Err)}
+		for _, info := range r.Keys {
+			k.Keys = append(k.Keys, info.Fingerprint.String())
+			if info.Primary {
+				k.Primary = info.Fingerprint.String()
+			}
+		}
+		list.Nodes = append(list.Nodes, k)
+	}
+	return list, nil
+}
+
+// keyRequest is the body of POST /keys/...: the key itself in base64, which
+// install needs, or its id.
+type keyRequest struct {
+	Key string `json:"key"`
+	ID  string `json:"id"`
+}
+
+// serveKeys answers GET /keys.
+func (n *Node) serveKeys(w http.ResponseWriter, r *http.Request) {
+	list, err := n.Keys(r.Context())
+	answerKeys(w, list, err)
+}
+
+// changeKeys answers POST /keys/{install,use,remove}. What nodes answered is
+// told even if some failed: every operation may be repeated.
+func (n *Node) changeKeys(op member.KeyOp) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		// A page in the browser of somebody who can reach this API can send forms and text there, but not this.
+		if media, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")); media != "application/json" {
+			refuse(w, http.StatusUnsupportedMediaType, "want Content-Type: application/json")
+			return
+		}
+		var q keyRequest
+		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxKeyRequest)).Decode(&q); err != nil {
+			refuse(w, http.StatusBadRequest, `want {"key":"BASE64"} or {"id":"ID"}: %v`, err)
+			return
+		}
+		key, err := namedKey(q)
+		if err != nil {
+			refuse(w, http.StatusBadRequest, "%v", err)
+			return
+		}
+		list, err := n.rotate(r.Context(), op, key)
+		answerKeys(w, list, err)
+	}
+}
+
+// namedKey is the key that a request means, or its fingerprint.
+func namedKey(q keyRequest) ([]byte, error) {
+	switch {
+	case (q.Key == "") == (q.ID == ""):
+		return nil, errors.New("give either the key or its id")
+	case q.Key != "":
+		return ParseGossipKey([]byte(q.Key))
+	}
+	id, err := member.ParseFingerprint(strings.TrimSpace(q.ID))
+	return id[:], err
+}
+
+func answerKeys(w http.ResponseWriter, list *KeyList, err error) {
+	switch {
+	case errors.Is(err, errAlone):
+		refuse(w, http.StatusNotFound, "%v", err)
+	case err != nil:
+		refuse(w, http.StatusConflict, "%v", err)
+	default:
+		answer(w, list)
+	}
+}

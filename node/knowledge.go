@@ -1,0 +1,176 @@
+package node
+
+import (
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"grapevine/gossip"
+	"grapevine/prefixtree"
+	"grapevine/proxy/policy"
+)
+
+// outboxLimit is how many records wait to be sent: more than a node places in
+// the worst second, so that they are lost to the budget and not to this bound.
+// 32 bytes each.
+const outboxLimit = 1 << 17
+
+// knowledge is the side of gossip that knows what its bytes mean: it joins the
+// tree, the outbox, the router and what engines were found to be like. Safe for
+// concurrent use; waits for nobody.
+type knowledge struct {
+	tree     *prefixtree.Tree
+	router   *policy.Router // set once, before gossip starts
+	outbox   *prefixtree.Outbox
+	names    *backendNames
+	evidence *evidence
+	buffers  sync.Pool // of *[]prefixtree.Fact
+
+	mu     sync.Mutex // guards the scratch below
+	loads  []policy.PeerLoad
+	claims []keyedClaim
+
+	nodes     atomic.Int64 // alive, this one included
+	staleness atomic.Int64 // of what the others did, ns
+	unknown   atomic.Uint64
+	malformed atomic.Uint64
+}
+
+var _ gossip.Knowledge = (*knowledge)(nil)
+
+func newKnowledge(tree *prefixtree.Tree, backends []Backend) *knowledge {
+	k := &knowledge{tree: tree, outbox: prefixtree.NewOutbox(outboxLimit), names: newBackendNames(backends)}
+	k.evidence = newEvidence(len(backends), k.learn)
+	k.buffers.New = func() any { return new([]prefixtree.Fact) }
+	k.nodes.Store(1)
+	return k
+}
+
+// index is the tree for the policy: what requests change in it is posted.
+func (k *knowledge) index() policy.Index { return newAnnouncer(k.tree, k.outbox) }
+
+// Drain implements gossip.Knowledge.
+func (k *knowledge) Drain(dst []byte, limit int) (payload []byte, records int) {
+	return k.outbox.Drain(dst, limit, k.names)
+}
+
+// Apply implements gossip.Knowledge. What a batch makes known that only this
+// node knows better is posted in turn; the tree sees to it that this ends.
+func (k *knowledge) Apply(_ string, payload []byte, shift time.Duration) (gossip.Applied, error) {
+	buffer := k.buffers.Get().(*[]prefixtree.Fact)
+	applied, news, err := k.tree.ApplyDeltaNews(payload, k.names, shift, now(), (*buffer)[:0])
+	if len(news) > 0 {
+		k.outbox.Add(news)
+	}
+	if cap(news) <= maxKeptFacts {
+		*buffer = news[:0]
+	}
+	k.buffers.Put(buffer)
+	return gossip.Applied{Records: applied.Records, News: applied.News, Unknown: applied.Unknown}, err
+}
+
+// Snapshot implements gossip.Knowledge.
+func (k *knowledge) Snapshot(limit int, yield func(page []byte, records int) bool) {
+	k.tree.Snapshot(now(), k.names, limit, yield)
+}
+
+// SnapshotSize implements gossip.Knowledge. The tree counts facts of every
+// block; of a long prompt one in four is at an anchor.
+func (k *knowledge) SnapshotSize() int { return int(k.tree.Stats().Facts / 4) }
+
+// ApplySnapshot implements gossip.Knowledge.
+func (k *knowledge) ApplySnapshot(page []byte, shift time.Duration) (gossip.Applied, error) {
+	applied, err := k.tree.ApplySnapshot(page, k.names, shift, now())
+	return gossip.Applied{Records: applied.Records, News: applied.News, Unknown: applied.Unknown}, err
+}
+
+// Loads implements gossip.Knowledge.
+func (k *knowledge) Loads(dst []gossip.Load) []gossip.Load {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.loads = k.router.OwnLoads(k.loads[:0])
+	for _, l := range k.loads {
+		if key, ok := k.names.Key(l.Backend); ok {
+			dst = append(dst, gossip.Load{Backend: key, PrefillTokens: clamp32(l.PrefillTokens), Active: clamp32(l.Active)})
+		}
+	}
+	return dst
+}
+
+func clamp32(v int64) uint32 { return uint32(min(max(v, 0), math.MaxUint32)) }
+
+// PeerLoad implements gossip.Knowledge.
+func (k *knowledge) PeerLoad(origin string, changed []gossip.Load, full bool) {
+	loads := make([]policy.PeerLoad, 0, len(changed))
+	for _, l := range changed {
+		b, ok := k.names.Backend(l.Backend)
+		if !ok {
+			k.unknown.Add(1)
+			continue
+		}
+		loads = append(loads, policy.PeerLoad{Backend: b, PrefillTokens: int64(l.PrefillTokens), Active: int64(l.Active)})
+	}
+	if full {
+		k.router.SetPeerLoad(origin, loads)
+	} else {
+		k.router.UpdatePeerLoad(origin, loads)
+	}
+}
+
+// DropPeer implements gossip.Knowledge.
+func (k *knowledge) DropPeer(origin string) {
+	k.router.DropPeer(origin)
+	k.evidence.set(origin, nil)
+}
+
+// State implements gossip.Knowledge: what this node found out about the
+// engines by its own requests.
+func (k *knowledge) State(dst []byte) []byte {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.claims = k.claims[:0]
+	for id, key := range k.names.keys {
+		b := prefixtree.Backend(id)
+		var c claim
+		c.reach, c.reachWeight = k.tree.Reach(b)
+		c.rate, c.rateWeight = k.router.OwnRate(b)
+		if c.reachWeight > 0 || c.rateWeight > 0 {
+			k.claims = append(k.claims, keyedClaim{key, c})
+		}
+	}
+	return appendState(dst, k.claims)
+}
+
+// PeerState implements gossip.Knowledge. A blob that cannot be read is counted
+// and leaves in force what the origin claimed before.
+func (k *knowledge) PeerState(origin string, state []byte) {
+	told, err := parseState(nil, state)
+	if err != nil {
+		k.malformed.Add(1)
+		return
+	}
+	claims := make([]claim, len(k.names.keys))
+	for _, c := range told {
+		b, ok := k.names.Backend(c.key)
+		if !ok {
+			k.unknown.Add(1)
+			continue
+		}
+		claims[b] = c.claim
+	}
+	k.evidence.set(origin, claims)
+}
+
+// learn takes what the other nodes together found out about an engine.
+func (k *knowledge) learn(b prefixtree.Backend, mean claim) {
+	k.tree.SetPeerReach(b, mean.reach, mean.reachWeight)
+	k.router.SetPeerRate(b, mean.rate, mean.rateWeight)
+}
+
+// Fleet implements gossip.Knowledge.
+func (k *knowledge) Fleet(nodes int, staleness time.Duration) {
+	k.nodes.Store(int64(nodes))
+	k.staleness.Store(int64(staleness))
+	k.router.SetFleet(nodes, staleness)
+}

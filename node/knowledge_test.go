@@ -1,0 +1,255 @@
+package node
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"grapevine/gossip"
+	"grapevine/prefixtree"
+	"grapevine/proxy/policy"
+)
+
+// knower is a node's knowledge, policy and clock without sockets.
+type knower struct {
+	*knowledge
+	at prefixtree.Time
+	q  policy.Request // the last one
+}
+
+// newKnower serves the engines in the order given: the id of one is another on every node.
+func newKnower(tb testing.TB, engines ...string) *knower {
+	tb.Helper()
+	tree, err := prefixtree.New(prefixtree.Config{})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	var backends []Backend
+	var list []policy.Backend
+	for id, name := range engines {
+		backends = append(backends, Backend{Name: name})
+		list = append(list, policy.Backend{ID: prefixtree.Backend(id), Name: name, Weight: 1})
+	}
+	k := newKnowledge(tree, backends)
+	if k.router, err = policy.NewRouter(policy.Config{Seed: 1}, k.index()); err != nil {
+		tb.Fatal(err)
+	}
+	view, err := policy.NewView(list, nil)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	k.router.SetView(view)
+	return &knower{knowledge: k, at: now()}
+}
+
+func chain(seed, blocks int) []prefixtree.Hash {
+	rnd := rand.New(rand.NewPCG(uint64(seed), 0)) // hashes are spread over all bits
+	hashes := make([]prefixtree.Hash, blocks)
+	for i := range hashes {
+		hashes[i] = prefixtree.Hash(rnd.Uint64())
+	}
+	return hashes
+}
+
+// serve sends a prompt and lets it end well; it returns the engine's name and the rung.
+func (k *knower) serve(tb testing.TB, a *policy.Attempt, hashes []prefixtree.Hash, cached int) (string, policy.Rung) {
+	k.q = policy.Request{Hashes: hashes, PromptBytes: len(hashes) * 512}
+	if err := k.router.Pick(&k.q, k.at, a); err != nil {
+		tb.Fatal(err)
+	}
+	d := a.Decision()
+	a.Dispatched(k.at)
+	k.at += 100
+	a.FirstToken(k.at)
+	k.at += 100
+	a.End(policy.Outcome{PromptTokens: len(hashes) * 128, CachedTokens: cached, OutputTokens: 5}, k.at)
+	return d.Name, d.Rung
+}
+
+// tell moves everything that a knows and b does not from one to the other, as gossip would.
+func tell(t *testing.T, a, b *knower) (records, news int) {
+	t.Helper()
+	for {
+		payload, n := a.Drain(nil, 64<<10)
+		if n == 0 {
+			break
+		}
+		applied, err := b.Apply("a", payload, 0)
+		if err != nil || applied.Records != n {
+			t.Fatalf("%d of %d records: %v", applied.Records, n, err)
+		}
+		records, news = records+n, news+applied.News
+	}
+	b.PeerLoad("a", a.Loads(nil), true)
+	b.PeerState("a", a.State(nil))
+	return records, news
+}
+
+// TestKnowledgeTravels: the engine that one node sent a prompt to is the one
+// another sends its continuation to, whatever ids the two give it.
+func TestKnowledgeTravels(t *testing.T) {
+	one, two := newKnower(t, "a", "b", "c", "d"), newKnower(t, "d", "c", "b", "a", "e")
+	for seed := range 20 {
+		prompt := chain(seed, 40)
+		engine, _ := one.serve(t, new(policy.Attempt), prompt, 0)
+		if records, news := tell(t, one, two); records == 0 || news == 0 {
+			t.Fatalf("%d records, %d news", records, news)
+		}
+		longer := append(prompt, chain(1000+seed, 5)...)
+		if got, rung := two.serve(t, new(policy.Attempt), longer, 40*128); got != engine || rung != policy.Cache {
+			t.Errorf("prompt %d went to %s, its continuation elsewhere to %s by %s", seed, engine, got, rung)
+		}
+		tell(t, two, one)
+		for range 3 { // what is known to both is not told again and again
+			tell(t, one, two)
+			if records, _ := tell(t, two, one); records != 0 {
+				t.Fatalf("%d records still go round", records)
+			}
+		}
+	}
+}
+
+func TestSnapshotTellsEverything(t *testing.T) {
+	one, two := newKnower(t, "a", "b"), newKnower(t, "b", "a")
+	engines := make([]string, 50)
+	for seed := range engines {
+		engines[seed], _ = one.serve(t, new(policy.Attempt), chain(seed, 40), 0)
+	}
+	if one.SnapshotSize() == 0 {
+		t.Error("nothing to tell, it says")
+	}
+	one.Snapshot(4096, func(page []byte, records int) bool {
+		if applied, err := two.ApplySnapshot(page, 0); err != nil || applied.News != records {
+			t.Fatalf("%+v of %d records: %v", applied, records, err)
+		}
+		return true
+	})
+	for seed, engine := range engines {
+		if got, rung := two.serve(t, new(policy.Attempt), chain(seed, 41), 40*128); got != engine || rung != policy.Cache {
+			t.Errorf("prompt %d is on %s, the joiner sends it to %s by %s", seed, engine, got, rung)
+		}
+	}
+}
+
+func TestLoadTravels(t *testing.T) {
+	one, two := newKnower(t, "a", "b"), newKnower(t, "b", "a")
+	two.Fleet(2, 50*time.Millisecond)
+	q := policy.Request{Hashes: chain(1, 100), PromptBytes: 51_200}
+	var a policy.Attempt
+	if err := one.router.Pick(&q, one.at, &a); err != nil {
+		t.Fatal(err)
+	}
+	busy := a.Decision().Name
+	loads := one.Loads(nil)
+	if len(loads) != 1 || loads[0].Backend != prefixtree.BackendKey(busy) || loads[0].Active != 1 || loads[0].PrefillTokens == 0 {
+		t.Fatalf("loads %+v, the request is at %s", loads, busy)
+	}
+	elsewhere := func(want bool) {
+		t.Helper()
+		var other policy.Attempt
+		if err := two.router.Pick(&policy.Request{Hashes: chain(2, 10), PromptBytes: 5120, Strategy: policy.LeastRequest}, two.at, &other); err != nil {
+			t.Fatal(err)
+		}
+		d := other.Decision()
+		for _, c := range d.Candidates {
+			if c.Name == busy && (c.Active == 0) == want {
+				t.Errorf("%s has %d active requests as seen from the other node", busy, c.Active)
+			}
+		}
+		if want && d.Name == busy {
+			t.Errorf("the busy engine was chosen")
+		}
+		other.End(policy.Outcome{Failed: policy.ClientGone, PromptTokens: -1, CachedTokens: -1, OutputTokens: -1}, two.at)
+	}
+	two.PeerLoad("one", append(loads, gossip.Load{Backend: 12345, Active: 7}), true)
+	if two.unknown.Load() != 1 {
+		t.Error("an unknown backend was not counted")
+	}
+	elsewhere(true)
+	two.PeerLoad("one", []gossip.Load{{Backend: loads[0].Backend}}, false)
+	elsewhere(false)
+	two.PeerLoad("one", loads, false)
+	elsewhere(true)
+	two.DropPeer("one")
+	elsewhere(false)
+}
+
+// TestStateTravels: what one node measured of an engine another takes into
+// account, until the one is gone.
+func TestStateTravels(t *testing.T) {
+	one, two := newKnower(t, "a", "b"), newKnower(t, "b", "a")
+	for seed := range 40 {
+		one.serve(t, new(policy.Attempt), chain(seed, 60), 0)
+	}
+	before := []float64{two.router.Rate(0), two.router.Rate(1)}
+	two.PeerState("one", one.State(nil))
+	measured := 0
+	for id := range prefixtree.Backend(2) {
+		own, weight := one.router.OwnRate(id)
+		if weight == 0 {
+			continue
+		}
+		measured++
+		if got := two.router.Rate(1 - id); math.Abs(got-own) >= math.Abs(before[1-id]-own) {
+			t.Errorf("the rate of engine %d is %v here, %v where it was measured, %v before", id, got, own, before[1-id])
+		}
+	}
+	if measured == 0 {
+		t.Error("the first node has measured nothing")
+	}
+	two.PeerState("one", []byte{9})
+	if two.malformed.Load() != 1 {
+		t.Error("a malformed state was not counted")
+	}
+	if claims := two.evidence.origins; len(claims) != 1 {
+		t.Errorf("%d origins", len(claims))
+	}
+	two.DropPeer("one")
+	if claims := two.evidence.origins; len(claims) != 0 {
+		t.Errorf("%d origins after the only one has gone", len(claims))
+	}
+}
+
+func TestApplyRefusesNonsense(t *testing.T) {
+	k := newKnower(t, "a")
+	if _, err := k.Apply("x", []byte("not a delta"), 0); err == nil {
+		t.Error("a batch of nonsense was taken")
+	}
+	if _, err := k.ApplySnapshot([]byte("not a page"), 0); err == nil {
+		t.Error("a page of nonsense was taken")
+	}
+}
+
+// BenchmarkRequest is what one request costs the policy and the tree from its
+// choice to its end, alone and with others to tell.
+func BenchmarkRequest(b *testing.B) {
+	for _, fleet := range []bool{false, true} {
+		b.Run(fmt.Sprintf("fleet=%v", fleet), func(b *testing.B) {
+			k := newKnower(b, "a", "b", "c", "d")
+			if !fleet {
+				router, err := policy.NewRouter(policy.Config{Seed: 1}, k.tree)
+				if err != nil {
+					b.Fatal(err)
+				}
+				router.SetView(k.router.View())
+				k.router = router
+			}
+			var a policy.Attempt
+			prompts := make([][]prefixtree.Hash, 16)
+			for i := range prompts {
+				prompts[i] = chain(i, 64)
+			}
+			payload := make([]byte, 0, 64<<10)
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				k.serve(b, &a, prompts[i%len(prompts)], 0)
+				k.at += 3000 // every prompt again after 48 s, when that is news
+				if i%16 == 0 {
+					k.Drain(payload[:0], cap(payload))
+				}
+			}
+		})
+	}
+}

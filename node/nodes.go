@@ -1,0 +1,249 @@
+package node
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"grapevine/gossip"
+	"grapevine/gossip/member"
+	"grapevine/prefixtree"
+)
+
+// FleetStatus is what /status says of the fleet: one node's view of it.
+type FleetStatus struct {
+	Nodes          int     `json:"nodes"`         // alive, this one included
+	WarmFraction   float64 `json:"warm_fraction"` // of what the others knew when this node came, 0 to 1
+	StalenessMS    float64 `json:"staleness_ms"`  // how late what the others did is known here
+	BlindDecisions uint64  `json:"blind_decisions"`
+	Divergence     int     `json:"divergence"` // ten-second buckets that differed in the last exchange
+	Refused        uint64  `json:"refused"`    // nodes turned away
+}
+
+// NodeList is the answer of /nodes.
+type NodeList struct {
+	// Nodes are this one, then the others by name, those that failed or left
+	// lately included.
+	Nodes []NodeStatus `json:"nodes"`
+	// Seeds is how the last attempt to join each entry of join went.
+	Seeds []SeedStatus `json:"seeds"`
+	// Refusals are nodes that were turned away lately.
+	Refusals []RefusalStatus `json:"refusals"`
+}
+
+// NodeStatus is what one node knows of another, or of itself.
+type NodeStatus struct {
+	Name          string  `json:"name"`
+	Self          bool    `json:"self"`
+	State         string  `json:"state"` // alive, failed or left
+	SinceS        float64 `json:"since_s"`
+	Gossip        string  `json:"gossip"`
+	Data          string  `json:"data"`
+	Admin         string  `json:"admin"`
+	Version       string  `json:"version"`
+	StartedMS     uint64  `json:"started_ms"` // Unix milliseconds
+	Connected     bool    `json:"connected"`  // its news comes in
+	LagMS         float64 `json:"lag_ms"`
+	RTTMS         float64 `json:"rtt_ms"`
+	OffsetMS      float64 `json:"offset_ms"`  // to add to its clock to have this node's
+	Subscribed    bool    `json:"subscribed"` // it takes this node's news
+	Behind        uint64  `json:"behind"`     // batches not yet sent to it
+	Gaps          uint64  `json:"gaps"`
+	Repaired      uint64  `json:"repaired"` // records
+	ReceivedBytes uint64  `json:"received_bytes"`
+	SentBytes     uint64  `json:"sent_bytes"`
+	LastError     string  `json:"last_error,omitempty"`
+}
+
+// SeedStatus is the outcome of the last attempt to join by one address.
+type SeedStatus struct {
+	Seed  string  `json:"seed"`
+	Addr  string  `json:"addr"`
+	AgeS  float64 `json:"age_s"`
+	Error string  `json:"error,omitempty"`
+}
+
+// RefusalStatus is a node that was turned away, and why.
+type RefusalStatus struct {
+	Name  string  `json:"name"`
+	Addr  string  `json:"addr"`
+	AgeS  float64 `json:"age_s"`
+	Count int     `json:"count"` // in a row
+	Error string  `json:"error"`
+}
+
+// GossipStatus is the answer of /gossip.
+type GossipStatus struct {
+	Node    string                `json:"node"`
+	Stats   gossip.Stats          `json:"stats"`
+	Outbox  OutboxStatus          `json:"outbox"`
+	Peers   map[string]PeerStatus `json:"peers"`
+	Digests []DigestStatus        `json:"digests"`
+	// Facts is the digest of all that the tree holds now, with ?facts=1: it
+	// takes a scan.
+	Facts    *FactsStatus `json:"facts,omitempty"`
+	Unknown  uint64       `json:"unknown"`   // loads and claims about backends this node does not have
+	BadState uint64       `json:"bad_state"` // state blobs that could not be read
+}
+
+// OutboxStatus is what happened to this node's own news.
+type OutboxStatus struct {
+	Pending     int    `json:"pending"`
+	Sent        uint64 `json:"sent"`
+	LostAdds    uint64 `json:"lost_adds"`
+	LostTouches uint64 `json:"lost_touches"`
+	LostDrops   uint64 `json:"lost_drops"`
+	Unnamed     uint64 `json:"unnamed"`
+}
+
+// PeerStatus counts what came from one node, in records but where it says otherwise.
+type PeerStatus struct {
+	LagMS         float64 `json:"lag_ms"`
+	Received      uint64  `json:"received"`
+	Applied       uint64  `json:"applied"`
+	News          uint64  `json:"news"` // changed something here
+	Dropped       uint64  `json:"dropped"`
+	Repaired      uint64  `json:"repaired"`
+	Unknown       uint64  `json:"unknown"`      // of backends this node does not have
+	GapBatches    uint64  `json:"gap_batches"`  // found missing
+	LostBatches   uint64  `json:"lost_batches"` // of them never found
+	Violations    uint64  `json:"violations"`   // streams closed because of what it sent
+	Connects      uint64  `json:"connects"`
+	ReceivedBytes uint64  `json:"received_bytes"`
+	SentBytes     uint64  `json:"sent_bytes"`
+}
+
+// DigestStatus is the digest of ten seconds; equal ones mean equal knowledge.
+type DigestStatus struct {
+	StartMS int64  `json:"start_ms"`
+	Sealed  bool   `json:"sealed"`
+	Count   uint64 `json:"count"`
+	XOR     string `json:"xor"`
+}
+
+// FactsStatus is the digest of live facts about engines; trees that agree have
+// equal ones.
+type FactsStatus struct {
+	Count uint64 `json:"count"`
+	XOR   string `json:"xor"`
+}
+
+// fleetStatus returns what /status says of the fleet, nil for a node without one.
+func (n *Node) fleetStatus() *FleetStatus {
+	g := n.gossip.Load()
+	if g == nil {
+		return nil
+	}
+	st := g.Stats()
+	return &FleetStatus{
+		Nodes: int(n.knowledge.nodes.Load()), WarmFraction: g.WarmFraction(),
+		StalenessMS: milliseconds(time.Duration(n.knowledge.staleness.Load())), BlindDecisions: n.router.Stats().Blind,
+		Divergence: int(st.Divergence), Refused: st.Refused,
+	}
+}
+
+// NodeList returns the fleet as this node sees it; a node without one lists itself.
+func (n *Node) NodeList() *NodeList {
+	self := NodeStatus{
+		Name: n.name, Self: true, State: member.StateAlive.String(), Data: n.Addr(), Admin: n.AdminAddr(), Version: n.cfg.Version,
+	}
+	if n.Addr() != "" {
+		self.SinceS, self.StartedMS = time.Since(n.began).Seconds(), uint64(n.began.UnixMilli())
+	}
+	list := &NodeList{Nodes: []NodeStatus{self}, Seeds: []SeedStatus{}, Refusals: []RefusalStatus{}}
+	g := n.gossip.Load()
+	if g == nil {
+		return list
+	}
+	members := g.Members()
+	me := &list.Nodes[0]
+	me.Gossip = members.Self().Addr
+	me.Data, me.Admin = reachable(me.Data, me.Gossip), reachable(me.Admin, me.Gossip)
+	peers := g.Peers()
+	slices.SortFunc(peers, func(a, b gossip.Peer) int { return strings.Compare(a.Name, b.Name) })
+	for i := range peers {
+		list.Nodes = append(list.Nodes, nodeStatus(&peers[i]))
+	}
+	for _, s := range members.JoinErrors() {
+		list.Seeds = append(list.Seeds, SeedStatus{Seed: s.Seed, Addr: s.Addr, AgeS: ageS(s.At), Error: text(s.Err)})
+	}
+	for _, r := range members.Refusals() {
+		list.Refusals = append(list.Refusals, RefusalStatus{Name: r.Name, Addr: r.Addr, AgeS: ageS(r.At), Count: r.Count, Error: text(r.Err)})
+	}
+	slices.SortStableFunc(list.Seeds, func(a, b SeedStatus) int {
+		return cmp.Or(strings.Compare(a.Seed, b.Seed), strings.Compare(a.Addr, b.Addr))
+	})
+	return list
+}
+
+func nodeStatus(p *gossip.Peer) NodeStatus {
+	return NodeStatus{
+		Name: p.Name, State: p.State.String(), SinceS: ageS(p.Since), Gossip: p.Addr,
+		Data: reachable(p.Data, p.Addr), Admin: reachable(p.Admin, p.Addr), Version: p.Version, StartedMS: p.Incarnation,
+		Connected: p.Connected, LagMS: milliseconds(p.Lag), RTTMS: milliseconds(p.RTT), OffsetMS: milliseconds(p.Offset),
+		Subscribed: p.Subscribed, Behind: p.Behind, Gaps: p.Gaps, Repaired: p.Repaired, ReceivedBytes: p.ReceivedBytes, SentBytes: p.SentBytes, LastError: p.LastError,
+	}
+}
+
+// GossipStatus returns the counters of the exchange, nil for a node without a fleet.
+func (n *Node) GossipStatus() *GossipStatus {
+	g := n.gossip.Load()
+	if g == nil {
+		return nil
+	}
+	k := n.knowledge
+	s := &GossipStatus{
+		Node: n.name, Stats: g.Stats(), Outbox: OutboxStatus(k.outbox.Stats()), Peers: make(map[string]PeerStatus),
+		Digests: []DigestStatus{}, Unknown: k.unknown.Load(), BadState: k.malformed.Load(),
+	}
+	for _, p := range g.Peers() {
+		s.Peers[p.Name] = PeerStatus{
+			LagMS: milliseconds(p.Lag), Received: p.Received, Applied: p.Applied, News: p.News, Dropped: p.Dropped, Repaired: p.Repaired,
+			Unknown: p.Unknown, GapBatches: p.Gaps, LostBatches: p.Lost, Violations: p.Violations, Connects: p.Connects,
+			ReceivedBytes: p.ReceivedBytes, SentBytes: p.SentBytes,
+		}
+	}
+	for _, d := range g.Digests() {
+		s.Digests = append(s.Digests, DigestStatus{StartMS: d.Start, Sealed: d.Sealed, Count: d.Count, XOR: fmt.Sprintf("%016x", d.XOR)})
+	}
+	return s
+}
+
+// maxFactTime is beyond every time a fact can have.
+const maxFactTime = prefixtree.Time(math.MaxInt64)
+
+// serveGossip answers GET /gossip.
+func (n *Node) serveGossip(w http.ResponseWriter, r *http.Request) {
+	s := n.GossipStatus()
+	if s == nil {
+		refuse(w, http.StatusNotFound, "%v", errAlone)
+		return
+	}
+	if r.URL.Query().Get("facts") == "1" {
+		count, xor := n.tree.FactDigest(now(), 0, maxFactTime, n.knowledge.names)
+		s.Facts = &FactsStatus{Count: count, XOR: fmt.Sprintf("%016x", xor)}
+	}
+	answer(w, s)
+}
+
+// milliseconds to the microsecond.
+func milliseconds(d time.Duration) float64 { return math.Round(float64(d)/1e3) / 1e3 }
+
+// ageS is how long ago t was, in seconds; 0 for never.
+func ageS(t time.Time) float64 {
+	if t.IsZero() {
+		return 0
+	}
+	return max(time.Since(t).Seconds(), 0)
+}
+
+func text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
