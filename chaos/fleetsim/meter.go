@@ -110,7 +110,7 @@ func (m *meter) sendLoads(s *sender, at int64) {
 		s.full = s.due + wholeVector
 	}
 	if len(m.loads) > 0 || full {
-		m.buf = appendLoad(m.buf, at, full, m.loads)
+		m.buf = wire.AppendLoad(m.buf, at, full, m.loads)
 	}
 }
 
@@ -123,7 +123,7 @@ func (m *meter) state(now time.Duration, claims int) {
 		return
 	}
 	m.tmp = append(m.tmp[:0], make([]byte, stateHead+stateClaim*claims)...)
-	m.buf = appendState(m.buf[:0], int64(clock(now)), m.tmp)
+	m.buf = wire.AppendState(m.buf[:0], int64(clock(now)), m.tmp)
 	m.bytes += int64(len(m.buf))
 }
 
