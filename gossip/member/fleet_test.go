@@ -271,9 +271,11 @@ func TestFailureDetection(t *testing.T) {
 
 func TestLeave(t *testing.T) {
 	nodes := fleet(t, 3, patient)
+	begin := time.Now()
 	if err := nodes[2].Leave(patience); err != nil {
 		t.Fatal(err)
 	}
+	t.Logf("said after %v", time.Since(begin).Round(time.Millisecond))
 	for _, n := range nodes[:2] {
 		eventually(t, "the node that left is gone", func() bool { return n.state("node-2") != StateAlive }, func() any { return n.Members() })
 		eventually(t, "and is known to have left", func() bool { return n.seen(Left, "node-2") == 1 }, func() any { return n.told() })
@@ -283,6 +285,15 @@ func TestLeave(t *testing.T) {
 	}
 	stop(t, nodes[2])
 	if err := nodes[2].Leave(time.Second); !errors.Is(err, ErrStopped) {
+		t.Error(err)
+	}
+	// No time at all is not for ever.
+	if err := nodes[1].Leave(0); err != nil && !errors.Is(err, ErrUnconfirmed) {
+		t.Error(err)
+	}
+	// The last node need not wait for anybody.
+	eventually(t, "the last node is alone", func() bool { return nodes[0].state("node-1") != StateAlive }, func() any { return nodes[0].Members() })
+	if err := nodes[0].Leave(time.Nanosecond); err != nil {
 		t.Error(err)
 	}
 }

@@ -132,7 +132,7 @@ func FuzzKeys(f *testing.F) {
 		if keys, _, _ := readKeyReply(bytes.NewReader(b)); len(keys) > maxKeys {
 			t.Errorf("%d keys", len(keys))
 		}
-		if keys, err := parseKeyring(b); err == nil && checkKeys(keys) != nil {
+		if keys, err := ParseKeys(b); err == nil && checkKeys(keys) != nil {
 			t.Error("a ring that is none")
 		}
 	})

@@ -266,16 +266,16 @@ func readKeyring(path string) ([][]byte, error) {
 	if len(text) > maxKeyringFile {
 		return nil, fmt.Errorf("gossip keys: %s is longer than %d bytes", path, maxKeyringFile)
 	}
-	keys, err := parseKeyring(text)
+	keys, err := ParseKeys(text)
 	if err != nil {
 		return nil, fmt.Errorf("gossip keys: %s: %w", path, err)
 	}
 	return keys, nil
 }
 
-// parseKeyring reads the text of a keyring file. The text of a key never
-// appears in an error.
-func parseKeyring(text []byte) ([][]byte, error) {
+// ParseKeys reads keys in either form of Config.KeyringFile, the primary first:
+// at least one, each valid. The text of a key never appears in an error.
+func ParseKeys(text []byte) ([][]byte, error) {
 	var lines []string
 	if text = bytes.TrimSpace(text); bytes.HasPrefix(text, []byte("[")) {
 		if err := json.Unmarshal(text, &lines); err != nil {

@@ -119,7 +119,7 @@ func TestRotationUnderTraffic(t *testing.T) {
 		if err != nil || statErr != nil || info.Mode().Perm() != 0o600 {
 			t.Fatal(err, statErr, info.Mode())
 		}
-		keys, err := parseKeyring(text)
+		keys, err := ParseKeys(text)
 		if err != nil || len(keys) != 1 || !bytes.Equal(keys[0], key(2)) {
 			t.Errorf("%s, %v", text, err)
 		}
@@ -276,7 +276,7 @@ func TestKeyringFile(t *testing.T) {
 		{good + "\n" + good, "twice"},
 		{strings.Repeat("AAAA\n", 9), "more than 8"},
 	} {
-		if _, err := parseKeyring([]byte(tc.text)); err == nil || !strings.Contains(err.Error(), tc.says) {
+		if _, err := ParseKeys([]byte(tc.text)); err == nil || !strings.Contains(err.Error(), tc.says) {
 			t.Errorf("%q: %v", tc.text, err)
 		}
 	}
