@@ -1,0 +1,283 @@
+package fleet_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"grapevine/chaos/fleet"
+	"grapevine/gossip"
+	"grapevine/gossip/member"
+	"grapevine/gossip/wire"
+	"grapevine/prefixtree"
+)
+
+// guest is a member of a fleet in this process: the real gossip and the real tree, and placements that are made up instead of requests.
+// Safe for concurrent use.
+type guest struct {
+	fleet  *gossip.Fleet
+	tree   *prefixtree.Tree
+	outbox *prefixtree.Outbox
+	names  engineNames
+	deaf   bool // does not merge what it hears: its own tree is not what is tested
+	placed atomic.Int64
+}
+
+// engineNames are the engines of a fleet by their dense ids.
+type engineNames []string
+
+func (n engineNames) Key(b prefixtree.Backend) (uint32, bool) {
+	if int(b) >= len(n) {
+		return 0, false
+	}
+	return prefixtree.BackendKey(n[b]), true
+}
+
+func (n engineNames) Backend(key uint32) (prefixtree.Backend, bool) {
+	for i, name := range n {
+		if prefixtree.BackendKey(name) == key {
+			return prefixtree.Backend(i), true
+		}
+	}
+	return 0, false
+}
+
+// guestConfig says how a guest joins.
+type guestConfig struct {
+	name    string
+	addr    string // to listen on
+	join    []string
+	key     []byte
+	secret  string
+	engines []string
+	deaf    bool
+	faults  func(peer string, b *wire.Batch) (drop bool, copies int, delay time.Duration)
+}
+
+// newGuest starts a member that leaves with the test.
+func newGuest(t *testing.T, cfg guestConfig) *guest {
+	t.Helper()
+	hasher, err := prefixtree.NewHasher([]byte(cfg.secret), blockBytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tree, err := prefixtree.New(prefixtree.Config{MaxBackends: len(cfg.engines)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &guest{tree: tree, outbox: prefixtree.NewOutbox(0), names: cfg.engines, deaf: cfg.deaf}
+	g.fleet, err = gossip.New(gossip.Config{
+		Member: member.Config{
+			Self: member.Info{Name: cfg.name, Version: "test", Cluster: "grapevine", KeyID: hasher.KeyID(), BlockBytes: blockBytes},
+			Bind: cfg.addr, Join: cfg.join, Keys: [][]byte{cfg.key}, Log: zerolog.Nop(),
+		},
+		Knowledge: g, Faults: cfg.faults, Log: zerolog.Nop(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := g.fleet.Start(ctx); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := g.fleet.Stop(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	return g
+}
+
+// guestsOf starts so many guests of a fleet of processes.
+func guestsOf(t *testing.T, f *fleet.Fleet, n int) []*guest {
+	t.Helper()
+	out := make([]*guest, n)
+	join := f.GossipAddrs()
+	for i := range out {
+		out[i] = newGuest(t, guestConfig{
+			name: fmt.Sprintf("guest-%d", i), addr: f.Guest(i), join: join, key: f.Key(), secret: f.Secret(), engines: f.EngineNames(), deaf: true,
+		})
+		join = append(join, f.Guest(i))
+	}
+	return out
+}
+
+// hears returns when the guest is connected to so many others.
+func (g *guest) hears(ctx context.Context, t *testing.T, peers int) {
+	t.Helper()
+	for {
+		connected := 0
+		for _, p := range g.fleet.Peers() {
+			if p.Connected && p.Behind >= 0 { // both ways
+				connected++
+			}
+		}
+		if connected == peers {
+			return
+		}
+		if err := sleep(ctx, 20*time.Millisecond); err != nil {
+			t.Fatalf("%s hears %d of %d: %+v", g.fleet.Members().Self().Name, connected, peers, g.fleet.Members().JoinErrors())
+		}
+	}
+}
+
+func now() prefixtree.Time { return prefixtree.Time(time.Now().UnixMilli()) }
+
+// place records that a prompt was sent to a backend, and tells the others.
+func (g *guest) place(b prefixtree.Backend, chain []prefixtree.Hash) {
+	var tr prefixtree.Trail
+	g.outbox.Add(g.tree.RecordNews(b, chain, now(), &tr, nil))
+	g.placed.Add(1)
+}
+
+// conversations makes up placements as the generated workload "medium" has them: first prompts of some 10k tokens with a
+// common prefix of 2k, half of which have a second turn that is a few thousand tokens longer.
+type conversations struct {
+	rng     *rand.Rand
+	engines int
+	open    []placement
+}
+
+type placement struct {
+	backend prefixtree.Backend
+	chain   []prefixtree.Hash
+}
+
+func newConversations(seed uint64, engines int) *conversations {
+	return &conversations{rng: rand.New(rand.NewPCG(seed, 0x905)), engines: engines}
+}
+
+const (
+	sharedBlocks = 2048 * 4 / blockBytes
+	maxOpen      = 4096 // conversations remembered for a second turn
+)
+
+// next returns the next placement.
+func (c *conversations) next() placement {
+	if len(c.open) > 0 && c.rng.IntN(3) == 0 { // a third of all placements are second turns if half of the first have one
+		i := c.rng.IntN(len(c.open))
+		p := c.open[i]
+		c.open[i] = c.open[len(c.open)-1]
+		c.open = c.open[:len(c.open)-1]
+		p.chain = c.extend(p.chain, (512+1000+c.rng.IntN(4000))*4/blockBytes)
+		return p
+	}
+	p := placement{backend: prefixtree.Backend(c.rng.IntN(c.engines))}
+	for i := range sharedBlocks {
+		p.chain = append(p.chain, prefixtree.Hash(0x5eed<<16|uint64(i)))
+	}
+	p.chain = c.extend(p.chain, (1000+c.rng.IntN(16_000))*4/blockBytes)
+	if c.rng.IntN(2) == 0 && len(c.open) < maxOpen {
+		c.open = append(c.open, p)
+	}
+	return p
+}
+
+func (c *conversations) extend(chain []prefixtree.Hash, blocks int) []prefixtree.Hash {
+	chain = chain[:len(chain):len(chain)]
+	for range blocks {
+		chain = append(chain, prefixtree.Hash(c.rng.Uint64()))
+	}
+	return chain
+}
+
+// drive makes placements at so many a second at each of the guests until the returned function is called.
+func drive(ctx context.Context, guests []*guest, seed uint64, perSecond float64) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	for i, g := range guests {
+		wg.Go(func() {
+			source := newConversations(seed+uint64(i), len(g.names))
+			began := time.Now()
+			ticker := time.NewTicker(10 * time.Millisecond)
+			defer ticker.Stop()
+			for made := 0.0; ; {
+				select {
+				case <-ctx.Done():
+					return
+				case <-ticker.C:
+				}
+				for due := time.Since(began).Seconds() * perSecond; made < due; made++ {
+					p := source.next()
+					g.place(p.backend, p.chain)
+				}
+			}
+		})
+	}
+	return func() {
+		cancel()
+		wg.Wait()
+	}
+}
+
+// Drain implements gossip.Knowledge, as the methods below do.
+func (g *guest) Drain(dst []byte, limit int) ([]byte, int) {
+	return g.outbox.Drain(dst, limit, g.names)
+}
+
+// Apply merges another member's news, unless the guest is deaf.
+func (g *guest) Apply(_ string, payload []byte, shift time.Duration) (gossip.Applied, error) {
+	if g.deaf {
+		return gossip.Applied{}, nil
+	}
+	a, news, err := g.tree.ApplyDeltaNews(payload, g.names, shift, now(), nil)
+	g.outbox.Add(news)
+	return gossip.Applied{Records: a.Records, News: a.News, Unknown: a.Unknown}, err
+}
+
+// Snapshot yields what the guest knows; a deaf one says nothing, or who joins would have it for a source.
+func (g *guest) Snapshot(limit int, yield func(page []byte, records int) bool) {
+	if !g.deaf {
+		g.tree.Snapshot(now(), g.names, limit, yield)
+	}
+}
+
+// SnapshotSize is about the number of records of a snapshot.
+func (g *guest) SnapshotSize() int {
+	if g.deaf {
+		return 0
+	}
+	return int(g.tree.Stats().Facts / 4)
+}
+
+// ApplySnapshot merges a page.
+func (g *guest) ApplySnapshot(page []byte, shift time.Duration) (gossip.Applied, error) {
+	if g.deaf {
+		return gossip.Applied{}, nil
+	}
+	a, err := g.tree.ApplySnapshot(page, g.names, shift, now())
+	return gossip.Applied{Records: a.Records, News: a.News, Unknown: a.Unknown}, err
+}
+
+// Loads says that the guest has work on every engine, another amount each time: what busy routers tell.
+func (g *guest) Loads(dst []gossip.Load) []gossip.Load {
+	for i := range g.names {
+		key, _ := g.names.Key(prefixtree.Backend(i))
+		dst = append(dst, gossip.Load{Backend: key, PrefillTokens: uint32(g.placed.Load()*131+int64(i)*977) % 20_000, Active: 1})
+	}
+	return dst
+}
+
+// PeerLoad is not for guests, nor are the rest.
+func (g *guest) PeerLoad(string, []gossip.Load, bool) {}
+
+// DropPeer does nothing.
+func (g *guest) DropPeer(string) {}
+
+// State is empty.
+func (g *guest) State(dst []byte) []byte { return dst }
+
+// PeerState does nothing.
+func (g *guest) PeerState(string, []byte) {}
+
+// Fleet does nothing.
+func (g *guest) Fleet(int, time.Duration) {}
