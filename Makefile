@@ -9,13 +9,14 @@ FUZZTIME ?= 30s
 COUNT    ?= 5
 BENCH    ?= .
 CPU      ?= 2
+TRACES   ?= ../shared/traces
 
 BENCHSTAT   := golang.org/x/perf/cmd/benchstat@v0.0.0-20260908200009-22c9c6c9d4da
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.6.1
 
 .DEFAULT_GOAL := help
-.PHONY: help build test race fuzz bench bench-proxy test-clients lint sim demo check
+.PHONY: help build test race fuzz bench bench-proxy test-clients lint sim herd demo check
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -64,6 +65,9 @@ lint: ## gofmt, vet, staticcheck, golangci-lint
 
 sim: build ## policies side by side in virtual time on a generated workload
 	$(BIN) simulate --workload agentic --policy prefix,prefix-hash,least-request,session,round-robin --seed 1
+
+herd: ## every policy over nodes, sharing and staleness on the traces in TRACES: docs/herd.md and herd.svg (an hour of one processor; goes on where it stopped)
+	$(GO) run ./chaos/fleetsim/herd -traces '$(TRACES)'
 
 demo: build ## the whole thing on this machine, in under two minutes
 	$(BIN) demo
