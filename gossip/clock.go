@@ -47,6 +47,19 @@ func (c *clockFilter) best() (s clockSample, ok bool) {
 	return s, true
 }
 
+// shiftBand is how far a measured offset must be from the shift in use before that is changed. Merging takes the latest
+// time, so nodes agree on a fact only if all put it at the same time: errors of measurement must not enter it, and clocks
+// kept by NTP are far closer than what half a second does to a horizon of minutes.
+const shiftBand = 500 * time.Millisecond
+
+// steady follows offsets in steps: it stays at its value, first 0, until the measurement is outside the band around it.
+func steady(used, measured time.Duration) time.Duration {
+	if d := measured - used; d < shiftBand && d > -shiftBand {
+		return used
+	}
+	return measured
+}
+
 // lagGain is the weight of a new sample in the smoothed lag: at 20 batches a second it follows in a quarter of a second.
 const lagGain = 0.2
 

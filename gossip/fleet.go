@@ -203,7 +203,7 @@ func (f *Fleet) Start(ctx context.Context) error {
 }
 
 // leaveTimeout bounds how long Stop tells others that this node goes.
-const leaveTimeout = time.Second
+const leaveTimeout = 3 * time.Second
 
 // Stop sends what is left, leaves the fleet and returns when every goroutine is gone or ctx is done. Idempotent: a
 // second call waits for the first.
@@ -233,6 +233,11 @@ func (f *Fleet) Stop(ctx context.Context) error {
 		leave = max(time.Millisecond, min(leave, time.Until(end)/2))
 	}
 	err := f.members.Leave(leave)
+	if errors.Is(err, member.ErrUnconfirmed) {
+		// The others find out by themselves.
+		f.log.Warn().Err(err).Msg("left without a word")
+		err = nil
+	}
 	f.cancel()
 	f.closeStreams()
 	err = errors.Join(err, f.members.Stop(ctx))

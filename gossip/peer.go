@@ -38,6 +38,7 @@ type peer struct {
 	session *session           // the stream that is open; nil if there is none
 	told    bool               // Knowledge has load or state of it
 	clock   clockFilter
+	steady  time.Duration // what is added to its times, if its clock is far from ours
 	lag     time.Duration
 	lagged  bool      // lag is a measurement
 	heard   time.Time // of the last frame
@@ -93,7 +94,7 @@ func (f *Fleet) followLocked(p *peer, info member.Info) {
 	if restarted {
 		f.voidLocked(p)
 		p.heard, p.lagged, p.lag = time.Time{}, false, 0
-		p.clock = clockFilter{}
+		p.clock, p.steady = clockFilter{}, 0
 	}
 	if p.cancel != nil && !restarted && old.Addr == info.Addr {
 		return
@@ -168,12 +169,25 @@ func (p *peer) staleLocked(now time.Time) time.Duration {
 	return max(p.lag, now.Sub(last)-pingInterval-pingInterval/2)
 }
 
-// shift is what to add to the peer's clock to have this node's; ok is false if nothing was measured.
+// shift is what to add to times in the peer's knowledge to have them on this node's clock; ok is false if nothing was measured. 0
+// unless the clocks are clearly apart, and if they are absurdly so.
 func (p *peer) shift() (d time.Duration, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s, ok := p.clock.best()
-	return s.offset, ok
+	if p.clock.n == 0 || p.steady > maxShift || p.steady < -maxShift {
+		return 0, p.clock.n > 0
+	}
+	return p.steady, true
+}
+
+// measured takes a round trip.
+func (p *peer) measured(sent, received, replied, returned int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.clock.add(sent, received, replied, returned)
+	if best, ok := p.clock.best(); ok {
+		p.steady = steady(p.steady, best.offset)
+	}
 }
 
 // peer returns what is known of a node, or nil.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -343,9 +342,7 @@ func (s *session) takePong(body []byte, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	s.p.mu.Lock()
-	s.p.clock.add(p.Sent, p.Received, p.Replied, now.UnixNano())
-	s.p.mu.Unlock()
+	s.p.measured(p.Sent, p.Received, p.Replied, now.UnixNano())
 	if s.started.Load() {
 		s.reached(p.Next, now)
 	}
@@ -401,7 +398,7 @@ func (s *session) apply(b *wire.Batch, body []byte, now time.Time) error {
 	s.live.Unlock()
 	s.p.received.Add(uint64(b.Records))
 	shift := s.shift()
-	s.lagged(b.Time, shift, now)
+	s.lagged(b.Time, now)
 	return s.f.accept(s.id, b, body, shift, false, now)
 }
 
@@ -437,23 +434,21 @@ func (s *session) mistreat(b *wire.Batch, body []byte, now time.Time) error {
 	return nil
 }
 
-// shift is what to add to the publisher's times to have this node's; 0 if its clock is absurd.
+// shift is what to add to times in the publisher's knowledge.
 func (s *session) shift() time.Duration {
 	d, _ := s.p.shift()
-	if d > maxShift || d < -maxShift {
-		return 0
-	}
 	return d
 }
 
 // lagged takes how old something was when it came. Time is in Unix milliseconds on the publisher's clock.
-func (s *session) lagged(ms int64, shift time.Duration, now time.Time) {
-	if ms > math.MaxInt64/int64(time.Millisecond) {
-		return // centuries ahead
-	}
-	age := now.Sub(time.UnixMilli(ms).Add(shift))
+func (s *session) lagged(ms int64, now time.Time) {
 	s.p.mu.Lock()
 	defer s.p.mu.Unlock()
+	best, ok := s.p.clock.best()
+	if !ok {
+		return
+	}
+	age := now.Sub(time.UnixMilli(ms).Add(best.offset)) // of absurd clocks: the largest duration there is
 	s.p.lag = smooth(s.p.lag, age, !s.p.lagged)
 	s.p.lagged = true
 }
@@ -531,7 +526,7 @@ func (s *session) shiftOf(id streamID, theirs int64) time.Duration {
 		p.mu.Lock()
 		same := p.status.Incarnation == id.incarnation
 		p.mu.Unlock()
-		if d, ok := p.shift(); ok && same && d < maxShift && d > -maxShift {
+		if d, ok := p.shift(); ok && same {
 			return d
 		}
 	}
@@ -551,7 +546,7 @@ func (s *session) takeLoad(body []byte, now time.Time) error {
 		return errUnexpected
 	}
 	s.whole = true
-	s.lagged(ms, s.shift(), now)
+	s.lagged(ms, now)
 	s.tell(func() { s.f.knowledge.PeerLoad(s.p.name, loads, full) })
 	return nil
 }

@@ -1,0 +1,251 @@
+package gossip
+
+import (
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// fill gives a node facts that its peers have had for so long that no batch of them is sent again.
+func fill(nodes []*testNode, count int) {
+	for _, n := range nodes {
+		n.know.mu.Lock()
+		for i := range count {
+			n.know.mergeLocked(uint64(1_000_000+i), uint64(i))
+		}
+		n.know.mu.Unlock()
+	}
+}
+
+func TestJoinerTakesASnapshotBeforeItIsWarm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := newMemnet(t)
+		nodes := net.startAll(3, nil)
+		fill(nodes, 50_000)
+		joiner := net.start("n3", nil)
+		nodes = append(nodes, joiner)
+		defer stopAll(t, nodes)
+		if joiner.warming.warm() || joiner.WarmFraction() != 0 {
+			t.Fatal("warm before anything came")
+		}
+		last := 0.0
+		until(t, 5*time.Second, "warm", func() bool {
+			f := joiner.WarmFraction()
+			if f < last {
+				t.Fatalf("warm fraction goes back from %v to %v", last, f)
+			}
+			last = f
+			return joiner.warming.warm()
+		})
+		if !allKnow(nodes) {
+			t.Error("warm without knowing what the others know")
+		}
+		if s := joiner.Stats(); joiner.WarmFraction() != 1 || s.SnapshotsTaken != 1 || s.SnapshotRecords != 50_000 {
+			t.Errorf("fraction %v, %d snapshots, %d records", joiner.WarmFraction(), s.SnapshotsTaken, s.SnapshotRecords)
+		}
+		net.connected(nodes)
+		nodes[0].know.learn(1, 1)
+		until(t, time.Second, "it takes part", func() bool { return joiner.know.knows(1) })
+	})
+}
+
+func TestNobodyToLearnFromIsWarmAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := newMemnet(t)
+		began := time.Now()
+		alone := net.start("n0", nil)
+		until(t, time.Second, "a node that is alone", alone.warming.warm)
+		alone.stop(t)
+		nodes := net.startAll(8, nil) // all at once: none knows anything
+		defer stopAll(t, nodes)
+		if took := time.Since(began); took > 3*time.Second {
+			t.Errorf("a cold fleet was warm after %v", took)
+		}
+		for _, n := range nodes {
+			if n.WarmFraction() != 1 {
+				t.Errorf("%s: fraction %v", n.name, n.WarmFraction())
+			}
+		}
+	})
+}
+
+// inOrder sorts nodes by whom a joiner asks first.
+func inOrder(nodes []*testNode, joiner string) []*testNode {
+	f := &Fleet{self: streamID{joiner, 1}}
+	nodes = slices.Clone(nodes)
+	slices.SortFunc(nodes, func(a, b *testNode) int {
+		if f.attraction(a.name) < f.attraction(b.name) {
+			return -1
+		}
+		return 1
+	})
+	return nodes
+}
+
+func TestSecondSourceWhenTheFirstStalls(t *testing.T) {
+	for _, how := range []string{"hangs", "dies"} {
+		t.Run(how, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				net := newMemnet(t)
+				nodes := net.startAll(3, nil)
+				fill(nodes, 20_000)
+				first := inOrder(nodes, "joiner")[0]
+				release := make(chan struct{})
+				first.know.pageHook = func(page int) bool {
+					if page < 2 {
+						return true
+					}
+					if how == "dies" {
+						net.kill(first.name)
+					}
+					<-release
+					return false
+				}
+				joiner := net.start("joiner", nil)
+				took := until(t, 9*time.Second, "warm from the second source", joiner.warming.warm)
+				close(release)
+				if how == "hangs" && took < stallTimeout {
+					t.Errorf("warm after %v: the first source did not hang", took)
+				}
+				if took > stallTimeout+2*time.Second {
+					t.Errorf("warm only after %v", took)
+				}
+				if n, _ := joiner.know.digest(); n != 20_000 || joiner.WarmFraction() != 1 {
+					t.Errorf("%d facts, fraction %v", n, joiner.WarmFraction())
+				}
+				stopAll(t, append(nodes, joiner))
+			})
+		})
+	}
+}
+
+func TestReadyAtTheDeadlineWithoutKnowledge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := newMemnet(t)
+		nodes := net.startAll(2, nil)
+		fill(nodes, 20_000)
+		release := make(chan struct{})
+		for _, n := range nodes {
+			n.know.pageHook = func(page int) bool { // slower than the deadline, never stalled
+				select {
+				case <-time.After(time.Second):
+				case <-release:
+				}
+				return true
+			}
+		}
+		const deadline = 4 * time.Second
+		joiner := net.start("joiner", func(c *Config) { c.SnapshotDeadline = deadline })
+		took := until(t, 2*deadline, "ready", joiner.warming.warm)
+		if took < deadline || took > deadline+100*time.Millisecond {
+			t.Errorf("ready after %v, deadline %v", took, deadline)
+		}
+		if f := joiner.WarmFraction(); f <= 0 || f >= 1 {
+			t.Errorf("fraction %v at the deadline", f)
+		}
+		close(release)
+		until(t, 10*time.Second, "the rest comes all the same", func() bool { return joiner.WarmFraction() == 1 })
+		if n, _ := joiner.know.digest(); n != 20_000 {
+			t.Errorf("%d facts", n)
+		}
+		stopAll(t, append(nodes, joiner))
+	})
+}
+
+func TestManyJoinersAreServedFewAtATime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := newMemnet(t)
+		net.latency = 2 * time.Millisecond
+		nodes := net.startAll(1, nil)
+		fill(nodes, 20_000)
+		var now, most atomic.Int64
+		source := nodes[0].know
+		source.pageHook = func(page int) bool {
+			if page == 0 {
+				if n := now.Add(1); n > most.Load() {
+					most.Store(n)
+				}
+			}
+			time.Sleep(20 * time.Millisecond) // so that they overlap
+			if page == 20_000*recordSize/pageBytes {
+				now.Add(-1)
+			}
+			return true
+		}
+		var joiners []*testNode
+		for i := range 8 {
+			joiners = append(joiners, net.start(fmt.Sprintf("j%d", i), nil))
+		}
+		for _, j := range joiners {
+			until(t, 9*time.Second, j.name+" is warm", j.warming.warm)
+			if n, _ := j.know.digest(); n < 20_000 {
+				t.Errorf("%s: warm with %d facts", j.name, n)
+			}
+		}
+		if n := most.Load(); n > maxSnapshots || n < 2 {
+			t.Errorf("%d snapshots at a time, at most %d", n, maxSnapshots)
+		}
+		stopAll(t, append(nodes, joiners...))
+	})
+}
+
+func TestBudgetPacesSnapshotsAndSparesLoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := newMemnet(t)
+		const rate = 64 << 10
+		nodes := net.startAll(1, func(c *Config) { c.Budget = rate })
+		fill(nodes, 40_000) // 640 kB: ten seconds
+		joiner := net.start("joiner", func(c *Config) { c.SnapshotDeadline = time.Minute })
+		nodes = append(nodes, joiner)
+		defer stopAll(t, nodes)
+		net.connected(nodes)
+		before, began := nodes[0].Stats().SentBytes, time.Now()
+		for i := 0; !joiner.warming.warm(); i++ {
+			nodes[0].know.setLoad(1, uint32(i+1), 1)
+			until(t, defaultFlush+5*time.Millisecond, "load beside a snapshot", func() bool {
+				return joiner.know.peerLoad("n0")[1].PrefillTokens == uint32(i+1)
+			})
+			if i > 2000 {
+				t.Fatal("never warm")
+			}
+		}
+		sent := float64(nodes[0].Stats().SentBytes - before)
+		if allowed := rate * (time.Since(began).Seconds() + 1); sent > allowed {
+			t.Errorf("%.0f bytes sent, budget %.0f", sent, allowed)
+		}
+		if n, _ := joiner.know.digest(); n != 40_000 {
+			t.Errorf("%d facts", n)
+		}
+	})
+}
+
+func TestBudgetHoldsNewsBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := newMemnet(t)
+		const rate = 32 << 10
+		nodes := net.startAll(3, func(c *Config) { c.Budget = rate })
+		defer stopAll(t, nodes)
+		before, began := nodes[0].Stats().SentBytes, time.Now()
+		for i := range 20_000 { // 320 kB to each of two
+			nodes[0].know.learn(uint64(i), 1)
+		}
+		time.Sleep(5 * time.Second)
+		s := nodes[0].Stats()
+		if sent, allowed := float64(s.SentBytes-before), rate*(time.Since(began).Seconds()+1); sent > 1.1*allowed || sent < 0.5*allowed {
+			t.Errorf("%.0f bytes sent, budget %.0f", sent, allowed)
+		}
+		if s.DroppedBudget == 0 {
+			t.Error("holding news back was not counted")
+		}
+		nodes[0].know.mu.Lock()
+		left := len(nodes[0].know.outbox)
+		nodes[0].know.mu.Unlock()
+		if left == 0 {
+			t.Error("nothing stayed behind")
+		}
+		until(t, time.Minute, "all comes in the end", func() bool { return allKnow(nodes) })
+	})
+}
