@@ -228,6 +228,61 @@ func TestApplyDeltaCounts(t *testing.T) {
 	checkShards(t, tree)
 }
 
+// TestFenceInAPayload: a fence clears what came before it in its payload, and its use, and not what comes after.
+func TestFenceInAPayload(t *testing.T) {
+	tree := newTree(t, Config{})
+	payload := encode([]Fact{
+		{Hash: 1, Time: start, Backend: 1, Span: 4},
+		{Time: start + 1, Backend: 1, Kind: Fence},
+		{Hash: 2, Time: start + 2, Backend: 1, Span: 3},
+	}, oneToOne{})
+	if applied, err := tree.ApplyDelta(payload, oneToOne{}, 0, start+9); err != nil || applied != (Applied{Records: 3, News: 3}) {
+		t.Errorf("%+v, %v", applied, err)
+	}
+	if got := heldBy(tree, start+9); len(got) != 1 || got[spot{2, 1}] != start+2 {
+		t.Errorf("%v", got)
+	}
+	if n := tree.ledgers[1].usage.since(start - 1); n != 3 {
+		t.Errorf("%v blocks in use", n)
+	}
+}
+
+// TestFactDigest: equal trees give equal digests whatever their ids; a time, a backend, a fact more or less do not.
+func TestFactDigest(t *testing.T) {
+	facts := factsOf(Add, 1, start, 1, 50)
+	for i := range facts {
+		facts[i].Time += Time(i)
+	}
+	digest := func(from, to Time, names Names, facts ...Fact) [2]uint64 {
+		tree := newTree(t, Config{})
+		for _, f := range facts {
+			tree.Apply(f)
+		}
+		count, xor := tree.FactDigest(start+100, from, to, names)
+		return [2]uint64{count, xor}
+	}
+	whole := digest(start, start+50, oneToOne{}, facts...)
+	if whole[0] != 50 || whole != digest(start, start+50, nil, facts...) {
+		t.Errorf("%x", whole)
+	}
+	low, high := digest(start, start+20, oneToOne{}, facts...), digest(start+20, start+50, oneToOne{}, facts...)
+	if low[0] != 20 || high[0] != 30 || low[1]^high[1] != whole[1] {
+		t.Errorf("parts %x and %x of %x", low, high, whole)
+	}
+	for name, change := range map[string]func(f *Fact){
+		"hash": func(f *Fact) { f.Hash++ }, "backend": func(f *Fact) { f.Backend++ }, "time": func(f *Fact) { f.Time++ },
+	} {
+		other := append([]Fact(nil), facts...)
+		change(&other[49])
+		if d := digest(start, start+100, oneToOne{}, other...); d[0] != 50 || d[1] == whole[1] {
+			t.Errorf("%s: %x", name, d)
+		}
+	}
+	if d := digest(start, start+50, keyedUpTo(1), facts...); d != [2]uint64{} {
+		t.Errorf("without names: %x", d)
+	}
+}
+
 // keyedUpTo names backends below a bound by their ids.
 type keyedUpTo Backend
 

@@ -57,14 +57,32 @@ func ordered(a anchor, now Time) found {
 // its news tells of it. Memory: some 6 MiB, however large the tree. No lock is held while yield runs, a shard's for
 // tens of microseconds in between. Safe for concurrent use.
 func (t *Tree) Snapshot(now Time, names Names, limit int, yield func(page []byte, records int) bool) {
-	limit = max(MinPayload, min(limit, MaxPayload))
-	p := pages{t: t, now: clampTime(now), w: encoder{limit: limit, names: names}, yield: yield}
+	p := pages{t: t, now: clampTime(now), most: maxStratum, yield: yield}
+	p.w = encoder{limit: max(MinPayload, min(limit, MaxPayload)), names: names}
+	p.all()
+}
+
+// pages is a snapshot in progress.
+type pages struct {
+	t       *Tree
+	now     Time
+	most    int // facts collected at once
+	w       encoder
+	records int // in the page begun
+	yield   func(page []byte, records int) bool
+
+	kept    []anchor // of one shard
+	stratum []found
+}
+
+// all yields everything, as far as yield wants it.
+func (p *pages) all() {
 	if !p.fences() {
 		return
 	}
 	counts, total := p.count()
-	p.stratum = make([]found, 0, min(total, maxStratum))
-	size := firstStratum
+	p.stratum = make([]found, 0, min(total, p.most))
+	size := min(firstStratum, p.most)
 	for from := 0; from < ageClasses; {
 		to, sum := from, 0
 		for to < ageClasses && (sum == 0 || sum+counts[to] <= size) {
@@ -74,21 +92,9 @@ func (t *Tree) Snapshot(now Time, names Names, limit int, yield func(page []byte
 		if sum > 0 && !p.collect(from, to) {
 			return
 		}
-		from, size = to, min(2*size, maxStratum)
+		from, size = to, min(2*size, p.most)
 	}
 	p.flush()
-}
-
-// pages is a snapshot in progress.
-type pages struct {
-	t       *Tree
-	now     Time
-	w       encoder
-	records int // in the page begun
-	yield   func(page []byte, records int) bool
-
-	kept    []anchor // of one shard
-	stratum []found
 }
 
 // count returns how many facts there are of each class of age, and of all.
@@ -116,7 +122,7 @@ func (p *pages) collect(from, to int) bool {
 		p.kept = p.t.anchors(&p.t.shards[i], p.now, p.kept[:0], after, upTo)
 		for _, a := range p.kept {
 			// One class may hold any number of facts, say those placed in one millisecond; and some may have come since the count.
-			if len(p.stratum) == maxStratum && !p.emit() {
+			if len(p.stratum) == p.most && !p.emit() {
 				return false
 			}
 			p.stratum = append(p.stratum, ordered(a, p.now))

@@ -179,6 +179,24 @@ func TestDropAndRevert(t *testing.T) {
 	}
 }
 
+// TestRevertAboveALaterTouch: where a late Record fills a hole above blocks that were touched after it, its trail takes the hole
+// for touched then, too. Reverting must not make the hole look that young, least of all bring it back from behind a fence.
+func TestRevertAboveALaterTouch(t *testing.T) {
+	tree := newTree(t, Config{})
+	chain := chainOf(t, 1, 10)
+	tree.Record(1, chain, start+2_000, nil)
+	tree.Learn(1, chain[:2], nil, 0, start+2_000) // the hole
+	var tr Trail
+	tree.Record(1, chain, start, &tr)
+	tree.Forget(1, start+1_000)
+	if n, news := tree.RevertNews(1, chain, &tr, nil); n != 0 || len(news) != 0 {
+		t.Errorf("%d went, news %+v", n, news)
+	}
+	if h, ok := holderOf(tree, 1, chain[:2], start+2_000); ok {
+		t.Errorf("back from behind the fence: %+v", h)
+	}
+}
+
 func TestOutOfRangeIsRefused(t *testing.T) {
 	tree := newTree(t, Config{MaxBackends: 4})
 	chain := chainOf(t, 1, 3)
