@@ -127,10 +127,16 @@ func play(ctx context.Context, cfg Config, f *fleet.Fleet, policy string, w *wor
 		Started: func(at time.Time) { k.start(running, at, cancel) },
 		Excuse:  k.excuse, Observe: k.observe,
 	}
+	var steady []*fleet.Node
 	for _, n := range f.Nodes() {
 		if n != k.node { // its counters begin anew
+			steady = append(steady, n)
 			load.Admins = append(load.Admins, n.AdminAddr())
 		}
+	}
+	meter, err := newGossipMeter(ctx, steady)
+	if err != nil {
+		return arm, err
 	}
 	if cfg.Progress != nil {
 		load.Progress = func(p replay.Progress) { cfg.Progress(policy, p) }
@@ -139,6 +145,9 @@ func play(ctx context.Context, cfg Config, f *fleet.Fleet, policy string, w *wor
 	arm.Kill = k.finish(w.Warmup)
 	if cause := context.Cause(running); cause != nil && ctx.Err() == nil {
 		err = cause // of the script: the replay only heard of it
+	}
+	if err == nil {
+		arm.Gossip.BytesPerSPerNode, err = meter.perSecond(ctx)
 	}
 	return arm, err
 }
