@@ -2,6 +2,7 @@ package node
 
 import (
 	"sync"
+	"sync/atomic"
 
 	"grapevine/prefixtree"
 )
@@ -13,7 +14,25 @@ type announcer struct {
 	*prefixtree.Tree // what only reads goes straight there
 	outbox           *prefixtree.Outbox
 	buffers          sync.Pool // of *[]prefixtree.Fact
+	posted           kindCounts
 }
+
+// kindCounts counts facts by kind. Safe for concurrent use.
+type kindCounts [prefixtree.Fence + 1]atomic.Uint64
+
+func (c *kindCounts) add(news []prefixtree.Fact) {
+	var sums [len(c)]uint64
+	for i := range news {
+		sums[news[i].Kind]++
+	}
+	for kind, n := range sums {
+		if n > 0 {
+			c[kind].Add(n)
+		}
+	}
+}
+
+func (c *kindCounts) count(kind prefixtree.Kind) uint64 { return c[kind].Load() }
 
 func newAnnouncer(tree *prefixtree.Tree, outbox *prefixtree.Outbox) *announcer {
 	a := &announcer{Tree: tree, outbox: outbox}
@@ -25,9 +44,13 @@ func newAnnouncer(tree *prefixtree.Tree, outbox *prefixtree.Outbox) *announcer {
 // about 500k tokens. One longer prompt must not leave its memory behind.
 const maxKeptFacts = 1024
 
+// buffer is an empty one to collect news in; post takes it back.
+func (a *announcer) buffer() *[]prefixtree.Fact { return a.buffers.Get().(*[]prefixtree.Fact) }
+
 // post takes the news out of a buffer to the outbox, and the buffer back.
 func (a *announcer) post(buffer *[]prefixtree.Fact, news []prefixtree.Fact) {
 	if len(news) > 0 {
+		a.posted.add(news)
 		a.outbox.Add(news)
 	}
 	if cap(news) <= maxKeptFacts {
@@ -38,13 +61,13 @@ func (a *announcer) post(buffer *[]prefixtree.Fact, news []prefixtree.Fact) {
 
 // Record implements policy.Index.
 func (a *announcer) Record(b prefixtree.Backend, chain []prefixtree.Hash, now prefixtree.Time, tr *prefixtree.Trail) {
-	buffer := a.buffers.Get().(*[]prefixtree.Fact)
+	buffer := a.buffer()
 	a.post(buffer, a.RecordNews(b, chain, now, tr, *buffer))
 }
 
 // Learn implements policy.Index.
 func (a *announcer) Learn(b prefixtree.Backend, chain []prefixtree.Hash, tr *prefixtree.Trail, cached int, now prefixtree.Time) prefixtree.Lesson {
-	buffer := a.buffers.Get().(*[]prefixtree.Fact)
+	buffer := a.buffer()
 	lesson, news := a.LearnNews(b, chain, tr, cached, now, *buffer)
 	a.post(buffer, news)
 	return lesson
@@ -52,7 +75,7 @@ func (a *announcer) Learn(b prefixtree.Backend, chain []prefixtree.Hash, tr *pre
 
 // Revert implements policy.Retractor.
 func (a *announcer) Revert(b prefixtree.Backend, chain []prefixtree.Hash, tr *prefixtree.Trail) (retracted int) {
-	buffer := a.buffers.Get().(*[]prefixtree.Fact)
+	buffer := a.buffer()
 	retracted, news := a.RevertNews(b, chain, tr, *buffer)
 	a.post(buffer, news)
 	return retracted

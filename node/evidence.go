@@ -19,6 +19,16 @@ type claim struct {
 	rate, rateWeight   float64 // prefill tokens/s; see policy.Router.OwnRate
 }
 
+// near says whether the difference to another claim is not worth telling: a
+// sixteenth of a reach or rate, an eighth of a weight.
+func (c claim) near(d claim) bool {
+	within := func(a, b, share float64) bool {
+		return a == b || math.Abs(a-b) <= share*math.Min(math.Abs(a), math.Abs(b))
+	}
+	return within(c.reach, d.reach, 1.0/16) && within(c.reachWeight, d.reachWeight, 1.0/8) &&
+		within(c.rate, d.rate, 1.0/16) && within(c.rateWeight, d.rateWeight, 1.0/8)
+}
+
 // keyedClaim is a claim as it travels: under the key of the backend's name.
 type keyedClaim struct {
 	key uint32

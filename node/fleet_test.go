@@ -251,9 +251,8 @@ func TestRestartedNodeIsWarmBeforeItIsReady(t *testing.T) {
 	urls := []string{"http://127.0.0.1:1", "http://127.0.0.1:2"}
 	nodes := startFleet(t, 2, urls...)
 	one, two := nodes[0], nodes[1]
-	index := one.knowledge.index()
 	for seed := range 3000 {
-		index.Record(prefixtree.Backend(seed%2), chain(seed, 64), now(), nil)
+		one.knowledge.announced.Record(prefixtree.Backend(seed%2), chain(seed, 64), now(), nil)
 	}
 	eventually(t, "the second node has the facts live", func() bool {
 		have, _ := facts(two)
@@ -419,6 +418,9 @@ func TestFleetIsExported(t *testing.T) {
 		if series[name] <= 0 {
 			t.Errorf("%s: %v", name, series[name])
 		}
+	}
+	if posted := scrape(t, nodes[0])[`grapevine_gossip_news_total{kind="add"}`]; posted == 0 {
+		t.Error("the first node has posted nothing")
 	}
 	sent, changed := scrape(t, nodes[0])["grapevine_gossip_sent_records_total"], series["grapevine_gossip_changed_records_total"]
 	if sent < changed {

@@ -18,6 +18,7 @@ type fleetFigures struct {
 	peers     []gossip.Peer
 	stats     gossip.Stats
 	outbox    prefixtree.OutboxStats
+	posted    map[string]uint64 // own news, by kind
 	warm      float64
 	staleness time.Duration
 	blind     uint64
@@ -33,6 +34,7 @@ func (n *Node) fleetFigures() *fleetFigures {
 		members: map[member.State]int{member.StateAlive: 1, member.StateFailed: 0, member.StateLeft: 0},
 		seeds:   map[string]int{"joined": 0, "mismatch": 0, "unreachable": 0},
 		peers:   g.Peers(), stats: g.Stats(), outbox: n.knowledge.outbox.Stats(), warm: g.WarmFraction(),
+		posted:    n.knowledge.announced.posted.byName(),
 		staleness: time.Duration(n.knowledge.staleness.Load()), blind: n.router.Stats().Blind,
 	}
 	for _, p := range f.peers {
@@ -52,13 +54,26 @@ func (n *Node) fleetFigures() *fleetFigures {
 	return f
 }
 
+// factKinds are the names of prefixtree.Kind.
+var factKinds = [len(kindCounts{})]string{
+	prefixtree.Add: "add", prefixtree.Touch: "touch", prefixtree.Drop: "drop", prefixtree.Revert: "revert", prefixtree.Fence: "fence",
+}
+
+func (c *kindCounts) byName() map[string]uint64 {
+	m := make(map[string]uint64, len(c))
+	for kind, name := range factKinds {
+		m[name] = c[kind].Load()
+	}
+	return m
+}
+
 // fleetCollector reads the figures when it is scraped. Peers come and go, and
 // their series with them; there are as many as the fleet has nodes.
 type fleetCollector struct {
 	figures func() *fleetFigures // nil: no series at all
 
 	members, seeds, lag, received, sent, connected *prometheus.Desc
-	frames, sentRecords, applied, changed          *prometheus.Desc
+	frames, posted, sentRecords, applied, changed  *prometheus.Desc
 	dropped, repaired, gaps, lost, malformed       *prometheus.Desc
 	refused, snapshots, journal, pending           *prometheus.Desc
 	warm, divergence, staleness, blind             *prometheus.Desc
@@ -77,6 +92,7 @@ func newFleetCollector(figures func() *fleetFigures) *fleetCollector {
 		received:    d("peer_received_bytes_total", "Bytes received from the node, before encryption.", "peer"),
 		sent:        d("peer_sent_bytes_total", "Bytes sent to the node, before encryption.", "peer"),
 		frames:      d("gossip_bytes_total", "Bytes exchanged with all nodes by kind of frame, before encryption.", "direction", "frame"),
+		posted:      d("gossip_news_total", "Changes of this node's tree that the others are to be told: placements (add), later uses of them (touch), what an engine turned out not to have (drop), failed requests (revert), lost caches (fence).", "kind"),
 		sentRecords: d("gossip_sent_records_total", "Records of this node's own news, counted once however many nodes they go to."),
 		applied:     d("gossip_applied_records_total", "Records of other nodes' news that were merged."),
 		changed:     d("gossip_changed_records_total", "Of the merged records, those that told this node something new."),
@@ -99,7 +115,7 @@ func newFleetCollector(figures func() *fleetFigures) *fleetCollector {
 // Describe implements prometheus.Collector.
 func (c *fleetCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		c.members, c.seeds, c.connected, c.lag, c.received, c.sent, c.frames, c.sentRecords, c.applied, c.changed, c.dropped, c.repaired,
+		c.members, c.seeds, c.connected, c.lag, c.received, c.sent, c.frames, c.posted, c.sentRecords, c.applied, c.changed, c.dropped, c.repaired,
 		c.gaps, c.lost, c.malformed, c.refused, c.snapshots, c.journal, c.pending, c.warm, c.divergence, c.staleness, c.blind,
 	} {
 		ch <- d
@@ -137,6 +153,9 @@ func (c *fleetCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	for kind, bytes := range st.ReceivedByKind {
 		counter(c.frames, bytes, "received", kind)
+	}
+	for kind, n := range f.posted {
+		counter(c.posted, n, kind)
 	}
 	counter(c.sentRecords, st.PublishedRecords)
 	counter(c.applied, st.AppliedRecords)

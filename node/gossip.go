@@ -98,10 +98,8 @@ func (n *Node) checkGossip() error {
 	if err != nil {
 		return err
 	}
-	if _, err := gossip.New(cfg); err != nil {
-		return fmt.Errorf("gossip: %w", err)
-	}
-	return nil
+	_, err = gossip.New(cfg)
+	return err
 }
 
 // startGossip meets the other nodes. It returns when every seed has answered or
@@ -117,10 +115,10 @@ func (n *Node) startGossip(ctx context.Context) error {
 	}
 	g, err := gossip.New(cfg)
 	if err != nil {
-		return fmt.Errorf("gossip: %w", err)
+		return err
 	}
 	if err := g.Start(ctx); err != nil {
-		return fmt.Errorf("gossip: %w", err)
+		return err
 	}
 	n.cleanups.push("gossip", func(ctx context.Context) error {
 		err := g.Stop(ctx)

@@ -20,16 +20,17 @@ const outboxLimit = 1 << 17
 // tree, the outbox, the router and what engines were found to be like. Safe for
 // concurrent use; waits for nobody.
 type knowledge struct {
-	tree     *prefixtree.Tree
-	router   *policy.Router // set once, before gossip starts
-	outbox   *prefixtree.Outbox
-	names    *backendNames
-	evidence *evidence
-	buffers  sync.Pool // of *[]prefixtree.Fact
+	tree      *prefixtree.Tree
+	announced *announcer     // the tree for the policy: what requests change in it is posted
+	router    *policy.Router // set once, before gossip starts
+	outbox    *prefixtree.Outbox
+	names     *backendNames
+	evidence  *evidence
 
 	mu     sync.Mutex // guards the scratch below
 	loads  []policy.PeerLoad
 	claims []keyedClaim
+	told   []claim // by backend id: what others were told last
 
 	nodes     atomic.Int64 // alive, this one included
 	staleness atomic.Int64 // of what the others did, ns
@@ -41,14 +42,12 @@ var _ gossip.Knowledge = (*knowledge)(nil)
 
 func newKnowledge(tree *prefixtree.Tree, backends []Backend) *knowledge {
 	k := &knowledge{tree: tree, outbox: prefixtree.NewOutbox(outboxLimit), names: newBackendNames(backends)}
+	k.announced = newAnnouncer(tree, k.outbox)
+	k.told = make([]claim, len(backends))
 	k.evidence = newEvidence(len(backends), k.learn)
-	k.buffers.New = func() any { return new([]prefixtree.Fact) }
 	k.nodes.Store(1)
 	return k
 }
-
-// index is the tree for the policy: what requests change in it is posted.
-func (k *knowledge) index() policy.Index { return newAnnouncer(k.tree, k.outbox) }
 
 // Drain implements gossip.Knowledge.
 func (k *knowledge) Drain(dst []byte, limit int) (payload []byte, records int) {
@@ -58,15 +57,9 @@ func (k *knowledge) Drain(dst []byte, limit int) (payload []byte, records int) {
 // Apply implements gossip.Knowledge. What a batch makes known that only this
 // node knows better is posted in turn; the tree sees to it that this ends.
 func (k *knowledge) Apply(_ string, payload []byte, shift time.Duration) (gossip.Applied, error) {
-	buffer := k.buffers.Get().(*[]prefixtree.Fact)
-	applied, news, err := k.tree.ApplyDeltaNews(payload, k.names, shift, now(), (*buffer)[:0])
-	if len(news) > 0 {
-		k.outbox.Add(news)
-	}
-	if cap(news) <= maxKeptFacts {
-		*buffer = news[:0]
-	}
-	k.buffers.Put(buffer)
+	buffer := k.announced.buffer()
+	applied, news, err := k.tree.ApplyDeltaNews(payload, k.names, shift, now(), *buffer)
+	k.announced.post(buffer, news)
 	return gossip.Applied{Records: applied.Records, News: applied.News, Unknown: applied.Unknown}, err
 }
 
@@ -125,7 +118,8 @@ func (k *knowledge) DropPeer(origin string) {
 }
 
 // State implements gossip.Knowledge: what this node found out about the
-// engines by its own requests.
+// engines by its own requests. It stays as it was told until it has moved by
+// enough to matter, since a blob that stays as it is is not sent again.
 func (k *knowledge) State(dst []byte) []byte {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -135,6 +129,10 @@ func (k *knowledge) State(dst []byte) []byte {
 		var c claim
 		c.reach, c.reachWeight = k.tree.Reach(b)
 		c.rate, c.rateWeight = k.router.OwnRate(b)
+		if k.told[id].near(c) {
+			c = k.told[id]
+		}
+		k.told[id] = c
 		if c.reachWeight > 0 || c.rateWeight > 0 {
 			k.claims = append(k.claims, keyedClaim{key, c})
 		}

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"bytes"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -33,7 +34,7 @@ func newKnower(tb testing.TB, engines ...string) *knower {
 		list = append(list, policy.Backend{ID: prefixtree.Backend(id), Name: name, Weight: 1})
 	}
 	k := newKnowledge(tree, backends)
-	if k.router, err = policy.NewRouter(policy.Config{Seed: 1}, k.index()); err != nil {
+	if k.router, err = policy.NewRouter(policy.Config{Seed: 1}, k.announced); err != nil {
 		tb.Fatal(err)
 	}
 	view, err := policy.NewView(list, nil)
@@ -96,6 +97,9 @@ func TestKnowledgeTravels(t *testing.T) {
 		engine, _ := one.serve(t, new(policy.Attempt), prompt, 0)
 		if records, news := tell(t, one, two); records == 0 || news == 0 {
 			t.Fatalf("%d records, %d news", records, news)
+		}
+		if posted := one.announced.posted.count(prefixtree.Add); posted == 0 {
+			t.Fatal("no add was counted")
 		}
 		longer := append(prompt, chain(1000+seed, 5)...)
 		if got, rung := two.serve(t, new(policy.Attempt), longer, 40*128); got != engine || rung != policy.Cache {
@@ -209,6 +213,29 @@ func TestStateTravels(t *testing.T) {
 	two.DropPeer("one")
 	if claims := two.evidence.origins; len(claims) != 0 {
 		t.Errorf("%d origins after the only one has gone", len(claims))
+	}
+}
+
+// TestStateStaysUntilItMatters: a blob that is told again is the same blob,
+// however the figures tremble, and another one when they have moved.
+func TestStateStaysUntilItMatters(t *testing.T) {
+	k := newKnower(t, "a")
+	for seed := range 20 {
+		k.serve(t, new(policy.Attempt), chain(seed, 60), 0)
+	}
+	blob := k.State(nil)
+	if claims, err := parseState(nil, blob); err != nil || len(claims) != 1 {
+		t.Fatalf("%v %v", claims, err)
+	}
+	k.serve(t, new(policy.Attempt), chain(21, 62), 0)
+	if again := k.State(nil); !bytes.Equal(blob, again) {
+		t.Errorf("one request more changed % x to % x", blob, again)
+	}
+	for seed := range 40 {
+		k.serve(t, new(policy.Attempt), chain(100+seed, 240), 0)
+	}
+	if later := k.State(nil); bytes.Equal(blob, later) {
+		t.Error("four times the rate is told as nothing")
 	}
 }
 

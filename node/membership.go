@@ -20,6 +20,9 @@ const (
 	maxCluster  = 64
 )
 
+// minGossipBudget is what gossip can live on, in bytes/s.
+const minGossipBudget = 16 << 10
+
 // inFleet says whether the node is to meet others. Without it nothing of
 // gossip exists: no port, no goroutine, no bookkeeping.
 func (c *Config) inFleet() bool { return len(c.Join) > 0 || c.Gossip != "" }
@@ -74,6 +77,9 @@ func (c *Config) checkFleet(bad complain) {
 	}
 	if c.NodeName != "" && !memberName(c.NodeName, maxNodeName) {
 		bad("node_name", "write one such as router-1", "%q is not 1 to %d letters, digits, '.', '-' and '_', as a node in a fleet must be named", c.NodeName, maxNodeName)
+	}
+	if c.GossipBudget > 0 && c.GossipBudget < minGossipBudget {
+		bad("gossip_budget", "16MiB is the default", "%s/s is below %s/s, which loads and questions alone may need", c.GossipBudget, Bytes(minGossipBudget))
 	}
 	c.checkFleetKeys(bad)
 	c.checkBackendKeys(bad)

@@ -48,6 +48,7 @@ func TestFleetSettings(t *testing.T) {
 		{"long name", fleetText + "node_name: " + strings.Repeat("n", 129) + "\n", "is not 1 to 128 letters"},
 		{"odd name", fleetText + "node_name: a/b\n", `f.yaml:4: node_name: "a/b" is not 1 to 128 letters`},
 		{"no budget", fleetText + "gossip_budget: 0\n", "f.yaml:4: gossip_budget: 0 is not positive"},
+		{"small budget", fleetText + "gossip_budget: 1KB\n", "f.yaml:4: gossip_budget: 1000/s is below 16KiB/s"},
 		{"no patience", fleetText + "warm_deadline: 0s\n", "f.yaml:4: warm_deadline: 0s is too short"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

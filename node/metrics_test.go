@@ -53,6 +53,7 @@ func everyFigure() *fleetFigures {
 		seeds:   map[string]int{"joined": 1, "mismatch": 0, "unreachable": 1},
 		peers:   []gossip.Peer{{Status: member.Status{Info: member.Info{Name: "two"}, State: member.StateAlive}, Connected: true, Lag: time.Millisecond}},
 		stats:   gossip.Stats{SentByKind: map[string]uint64{"batch": 1}, ReceivedByKind: map[string]uint64{"batch": 1}},
+		posted:  new(kindCounts).byName(),
 		warm:    1, staleness: time.Second,
 	}
 }

@@ -126,7 +126,7 @@ func (n *Node) buildRouting() error {
 	index := policy.Index(n.tree)
 	if n.cfg.inFleet() {
 		n.knowledge = newKnowledge(n.tree, n.cfg.Backends)
-		index = n.knowledge.index()
+		index = n.knowledge.announced
 	}
 	n.router, err = policy.NewRouter(policy.Config{
 		Strategy: n.cfg.Strategy, WorkWeight: n.cfg.WorkWeight, Epsilon: n.cfg.Epsilon, BlockBytes: n.cfg.BlockBytes,

@@ -76,15 +76,20 @@ func runUntilSignal(n *node.Node, cfg node.Config) error {
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	defer signal.Stop(signals)
-	if err := n.Start(context.Background()); err != nil {
+	first, err := startUntilSignal(n, signals)
+	if first != nil && errors.Is(err, context.Canceled) {
+		return nil // called off, as asked
+	}
+	if err != nil {
 		return err
 	}
-	var first os.Signal
-	select {
-	case first = <-signals:
-	case err := <-n.Failed():
-		_ = n.Stop(context.Background())
-		return err
+	if first == nil {
+		select {
+		case first = <-signals:
+		case err := <-n.Failed():
+			_ = n.Stop(context.Background())
+			return err
+		}
 	}
 	grace := cfg.DrainGrace
 	if first == syscall.SIGINT {
@@ -103,11 +108,27 @@ func runUntilSignal(n *node.Node, cfg node.Config) error {
 		}
 	}()
 	n.Drain(ctx, grace)
-	err := n.Stop(ctx)
+	err = n.Stop(ctx)
 	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	return err
+}
+
+// startUntilSignal starts the node. A signal calls the start off, which may be
+// waiting for other nodes; it is returned with what became of the start.
+func startUntilSignal(n *node.Node, signals <-chan os.Signal) (first os.Signal, err error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	started := make(chan error, 1)
+	go func() { started <- n.Start(ctx) }()
+	select {
+	case err = <-started:
+		return nil, err
+	case first = <-signals:
+		cancel()
+	}
+	return first, <-started
 }
 
 // What ends a drain early, and with exit code 1: somebody's request was cut.
