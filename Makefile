@@ -1,5 +1,5 @@
-# Every target works on a fresh machine with Go and make. The two that need more
-# (test-clients, bench-proxy) install it by name and say so.
+# Every target works on a fresh machine with Go and make. The three that need more
+# (test-clients, bench-proxy, live) install it by name and say so.
 
 GO       ?= go
 BIN      := bin/grapevine
@@ -57,6 +57,12 @@ bench-proxy: build ## side by side with nginx and HAProxy (installs nginx, hapro
 test-clients: build ## the official openai and anthropic clients through a running router (installs them with pip)
 	GRAPEVINE=$(CURDIR)/$(BIN) bash chaos/clients/run.sh
 
+# A network of their own for the partition is made with ip; root is not needed
+# where users may have namespaces.
+live: build ## eight real routers: spread, cost, kill, partition, loss, memory; half an hour (LIVE=short: 3 minutes, wider limits; installs iproute2 with apt if missing)
+	@command -v ip >/dev/null || { apt-get update -qq && apt-get install -y -qq iproute2; }
+	GRAPEVINE=$(CURDIR)/$(BIN) GRAPEVINE_LIVE=1 $(GO) test $(if $(filter short,$(LIVE)),-short) -count=1 -run '^TestLive' -v -timeout 60m ./chaos/fleet
+
 lint: ## gofmt, vet, staticcheck, golangci-lint
 	@out=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$out" || { echo "gofmt would change:"; echo "$$out"; exit 1; }
 	$(GO) vet $(PKGS)
@@ -69,7 +75,7 @@ sim: build ## policies side by side in virtual time on a generated workload
 herd: ## every policy over nodes, sharing and staleness on the traces in TRACES: docs/herd.md and herd.svg (an hour of one processor; goes on where it stopped)
 	$(GO) run ./chaos/fleetsim/herd -traces '$(TRACES)'
 
-demo: build ## the whole thing on this machine, in under two minutes
+demo: build ## the whole thing on this machine: a fleet, live traffic, a router killed; in under two minutes
 	$(BIN) demo
 
 check: lint test ## what every commit passes
