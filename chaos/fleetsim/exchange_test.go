@@ -253,7 +253,7 @@ func TestPartition(t *testing.T) {
 	var same, apart [2]int // choices in which both nodes of a side, or both sides, held the same; before and within
 	loads := 0
 	w.look = func(s *policy.Scene) {
-		phase := -1
+		var phase int
 		switch {
 		case f.now > 5*time.Second && f.now < p.From:
 			phase = 0

@@ -130,12 +130,23 @@ func name(runs []Report, i int) string {
 	if r.Label != "" {
 		return r.Label
 	}
+	out := r.Policy
+	var nodes, share, staleness bool // differ between the runs
 	for j := range runs {
-		if runs[j].Nodes != r.Nodes {
-			return fmt.Sprintf("%s, %d nodes", r.Policy, r.Nodes)
-		}
+		nodes = nodes || runs[j].Nodes != r.Nodes
+		share = share || runs[j].share() != r.share()
+		staleness = staleness || runs[j].staleness() != r.staleness()
 	}
-	return r.Policy
+	if nodes {
+		out += fmt.Sprintf(", %d nodes", r.Nodes)
+	}
+	if share {
+		out += ", " + r.share()
+	}
+	if staleness {
+		out += ", " + r.staleness()
+	}
+	return out
 }
 
 // panel is one of the picture's rows.

@@ -217,3 +217,47 @@ func TestPlots(t *testing.T) {
 		t.Errorf("left behind: %v %v", left, err)
 	}
 }
+
+// TestSharingIsTold: in JSON beside the other fields, in the table where there is somebody to share with, in the legend where
+// it differs.
+func TestSharingIsTold(t *testing.T) {
+	ms := 200.0
+	runs := []Report{
+		{Policy: "prefix", Nodes: 8, Sharing: &Sharing{Share: "both", StalenessMS: &ms}, Gossip: Gossip{BytesPerSPerNode: 3900}},
+		{Policy: "prefix", Nodes: 8, Sharing: &Sharing{Share: "none"}},
+		{Policy: "prefix", Nodes: 1, Sharing: &Sharing{Share: "both", StalenessMS: &ms}},
+	}
+	var b strings.Builder
+	if err := WriteJSON(&b, runs...); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`"share":"both","staleness_ms":200,"loss":0`, `"share":"none","staleness_ms":null`} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("JSON lacks %s: %s", want, b.String())
+		}
+	}
+	b.Reset()
+	if err := WriteJSON(&b, Report{Policy: "prefix"}); err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(b.String(), "staleness") {
+		t.Errorf("a live run tells a staleness: %s", b.String())
+	}
+	b.Reset()
+	if err := WriteTable(&b, runs...); err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(b.String(), "\n")
+	for i, want := range [][]string{{"share", "staleness", "gossip per node"}, nil, {"both", "200ms", "3.9 kB/s"}, {"none"}, {"-"}} {
+		for _, w := range want {
+			if !strings.Contains(lines[i], w) {
+				t.Errorf("line %d of the table lacks %q: %s", i, w, lines[i])
+			}
+		}
+	}
+	for i, want := range []string{"prefix, 8 nodes, both, 200ms", "prefix, 8 nodes, none, none", "prefix, 1 nodes, -, -"} {
+		if got := name(runs, i); got != want {
+			t.Errorf("the legend has %q, want %q", got, want)
+		}
+	}
+}

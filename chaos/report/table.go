@@ -41,6 +41,7 @@ var columns = []column{
 	{"p99", func(r *Report) string { return span(r.E2E.P99) }, always},
 	{"load spread", func(r *Report) string { return fmt.Sprintf("%.2f", r.LoadCov) }, always},
 	{"busy %", func(r *Report) string { return percent(r.Utilization) }, func(r *Report) bool { return r.Utilization > 0 }},
+	{"gossip per node", func(r *Report) string { return rate(r.Gossip.BytesPerSPerNode) }, func(r *Report) bool { return r.Gossip.BytesPerSPerNode > 0 }},
 	{"router p99", func(r *Report) string { return fmt.Sprintf("%.0f us", r.RouterOverhead.P99) },
 		func(r *Report) bool { return r.RouterOverhead.P99 > 0 }},
 	{"predict. error %", func(r *Report) string {
@@ -128,6 +129,17 @@ func WriteTable(w io.Writer, runs ...Report) error {
 }
 
 func percent(share float64) string { return fmt.Sprintf("%.1f", 100*share) }
+
+// rate writes bytes per second as people read them, to three figures.
+func rate(bytes float64) string {
+	for _, unit := range []string{"B/s", "kB/s"} {
+		if bytes < 1000 {
+			return fmt.Sprintf("%.3g %s", bytes, unit)
+		}
+		bytes /= 1000
+	}
+	return fmt.Sprintf("%.3g MB/s", bytes)
+}
 
 // span writes milliseconds as people read them, to three figures.
 func span(ms float64) string {

@@ -137,6 +137,10 @@ func TestExitCodes(t *testing.T) {
 		{"nobody there", []string{"status", "--admin", "127.0.0.1:1"}, 1, "", "is the router running"},
 		{"no such policy", []string{"simulate", "--requests", "1", "--policy", "fastest"}, 2, "", "fastest"},
 		{"no such workload", []string{"simulate", "--workload", "huge"}, 2, "", "huge"},
+		{"no such delay", []string{"simulate", "--staleness", "0,soon"}, 2, "", `staleness "soon": want a duration`},
+		{"shared twice", []string{"simulate", "--share", "both,both"}, 2, "", "at most once"},
+		{"all lost", []string{"simulate", "--loss", "1"}, 2, "", "loss of 1"},
+		{"no partition", []string{"simulate", "--partition", "60s"}, 2, "", "60s-120s"},
 		{"trace and workload", []string{"simulate", "--workload", "chat", "--trace", good}, 2, "", "can't be used together"},
 		{"no such body", []string{"explain", filepath.Join(dir, "none.json")}, 2, "", "none.json"},
 	} {

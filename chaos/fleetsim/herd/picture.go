@@ -57,7 +57,7 @@ func (s *summary) svg() string {
 		}
 	}
 	columns := len(p.shares) * len(p.nodes)
-	width := leftW + columns*(panelW+gapX) + (len(p.shares)-1)*groupGap + 10
+	width := max(leftW+columns*(panelW+gapX)+(len(p.shares)-1)*groupGap, p.legendWidth()) + 10
 	height := topH + len(scenes)*len(metrics)*(panelH+gapY) + 24*len(scenes) + 6
 	fmt.Fprintf(p, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="system-ui,'Liberation Sans',Arial,sans-serif" font-size="11">`+"\n", width, height)
 	fmt.Fprintf(p, `<rect width="%d" height="%d" fill="white"/>`+"\n", width, height)
@@ -87,6 +87,17 @@ func (p *picture) x(column int) int {
 	return leftW + column*(panelW+gapX) + column/max(1, len(p.nodes))*groupGap
 }
 
+// legendWidth is where the legend ends.
+func (p *picture) legendWidth() int {
+	x := leftW
+	for _, name := range p.policies {
+		x += legendStep(name)
+	}
+	return x
+}
+
+func legendStep(name string) int { return 44 + 7*len(name) }
+
 func (p *picture) legend() {
 	x := leftW
 	for i, name := range p.policies {
@@ -96,9 +107,9 @@ func (p *picture) legend() {
 		}
 		fmt.Fprintf(p, `<line x1="%d" y1="22" x2="%d" y2="22" stroke="%s" stroke-width="%g"/>`+"\n", x, x+22, colours[i%len(colours)], w)
 		p.text(x+27, 26, "start", 12, "#1b1b1b", name)
-		x += 44 + 7*len(name)
+		x += legendStep(name)
 	}
-	p.text(leftW, legendH, "start", 11, "#555", fmt.Sprintf("Across each panel: the delay after which nodes hear of each other. Dashed: %s with one node. Best: low in the first row of a trace, high in the second.", p.policies[0]))
+	p.text(leftW, legendH, "start", 11, "#555", fmt.Sprintf("Across each panel: the delay in seconds after which nodes hear of each other. Dashed: %s with one node. Best: low in the first row of a trace, high in the second.", p.policies[0]))
 }
 
 func (p *picture) text(x, y int, anchor string, size int, colour, s string) {
