@@ -1,6 +1,7 @@
 package gossip
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -220,4 +221,39 @@ func TestSubscriberFarBehindIsSentTheLatestFirst(t *testing.T) {
 			t.Errorf("repaired %d, lost %d", s.RepairedBatches, s.LostBatches)
 		}
 	})
+}
+
+func TestPartitionThatOutlastsTheJournalsIsMadeGoodBySnapshots(t *testing.T) {
+	for _, quiet := range []bool{false, true} {
+		t.Run(fmt.Sprintf("quiet=%v", quiet), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				net := newMemnet(t)
+				nodes := net.startAll(4, nil)
+				defer stopAll(t, nodes)
+				for i, n := range nodes {
+					n.know.learn(uint64(i), 1)
+				}
+				time.Sleep(time.Second)
+				net.partition(func(name string) bool { return name < "n2" })
+				time.Sleep(net.notice)
+				for i := range 50 {
+					nodes[0].know.learn(uint64(100+i), 1)
+					nodes[3].know.learn(uint64(200+i), 1)
+					time.Sleep(time.Second)
+				}
+				for end := time.Now().Add(2 * journalAge); time.Now().Before(end); time.Sleep(time.Minute) {
+					if !quiet {
+						for i, n := range nodes {
+							n.know.learn(uint64(1000+i), uint64(time.Now().UnixMilli()))
+						}
+					}
+				}
+				net.heal()
+				until(t, 3*time.Minute, "all know the same", func() bool { return allKnow(nodes) })
+				if count, _ := nodes[0].know.digest(); count < 104 {
+					t.Errorf("%d facts", count)
+				}
+			})
+		})
+	}
 }

@@ -71,6 +71,7 @@ type Fleet struct {
 	state   stateSlot
 	repairs repairs
 	warming warming
+	relearn atomic.Pointer[string] // a peer whose snapshot would make good what was lost; nil: nothing was
 	counts  counters
 
 	ctx    context.Context // of everything that runs; ends with Stop

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"maps"
 	"slices"
 	"sync"
@@ -25,7 +26,7 @@ type model struct {
 	facts    map[uint64]uint64
 	sum      uint64 // XOR over facts, to compare models cheaply
 	outbox   []byte
-	batches  map[string]int // payloads applied, by origin and content
+	batches  map[batchKey]int // payloads applied, by origin and content
 	loads    map[uint32]Load
 	peers    map[string]map[uint32]Load
 	states   map[string]string
@@ -41,9 +42,16 @@ type model struct {
 	refuse   func(payload []byte) bool
 }
 
+type batchKey struct {
+	origin  string
+	content uint64
+}
+
+var payloadSeed = maphash.MakeSeed()
+
 func newModel(name string) *model {
 	return &model{
-		name: name, facts: map[uint64]uint64{}, batches: map[string]int{}, loads: map[uint32]Load{},
+		name: name, facts: map[uint64]uint64{}, batches: map[batchKey]int{}, loads: map[uint32]Load{},
 		peers: map[string]map[uint32]Load{}, states: map[string]string{}, dropped: map[string]int{},
 	}
 }
@@ -109,7 +117,7 @@ func (m *model) Apply(origin string, payload []byte, shift time.Duration) (Appli
 	if len(payload)%recordSize != 0 || m.refuse != nil && m.refuse(payload) {
 		return Applied{}, errModel
 	}
-	m.batches[fmt.Sprintf("%s %x", origin, payload)]++
+	m.batches[batchKey{origin, maphash.Bytes(payloadSeed, payload)}]++
 	if m.applied != nil {
 		m.applied(origin, payload)
 	}
@@ -247,7 +255,7 @@ func (m *model) appliedTwice() string {
 	defer m.mu.Unlock()
 	for b, n := range m.batches {
 		if n > 1 {
-			return fmt.Sprintf("%d times %.60s", n, b)
+			return fmt.Sprintf("%d times a batch of %s", n, b.origin)
 		}
 	}
 	return ""

@@ -169,6 +169,7 @@ func (f *Fleet) keepHouse() {
 		stale     time.Duration
 		stateAt   time.Time
 		digestAt  = time.Now().Add(jitter(digestInterval))
+		learnAt   time.Time
 		announced bool
 	)
 	for now := time.Now(); ; {
@@ -185,6 +186,12 @@ func (f *Fleet) keepHouse() {
 			digestAt = now.Add(jitter(digestInterval))
 			if open := f.sessions(); len(open) > 0 {
 				open[rand.IntN(len(open))].askDigest(now)
+			}
+		}
+		if now.After(learnAt) && f.warming.warm() {
+			if from := f.relearn.Swap(nil); from != nil {
+				learnAt = now.Add(relearnInterval)
+				f.spawn(func() { f.learnAgain(*from) })
 			}
 		}
 		select {

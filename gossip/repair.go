@@ -252,9 +252,14 @@ func (f *Fleet) giveUp(w *want) {
 	f.lost(w.id.origin, missing)
 }
 
-// lost counts batches that are not looked for any more.
+// lost counts batches that are not looked for any more. What they said is in a snapshot, of their origin or of who had
+// them from it.
 func (f *Fleet) lost(origin string, batches uint64) {
+	if batches == 0 {
+		return
+	}
 	f.counts.lostBatches.Add(batches)
+	f.relearn.Store(&origin)
 	if p := f.peer(origin); p != nil {
 		p.lost.Add(batches)
 	}

@@ -360,6 +360,11 @@ func (s *session) takeStart(body []byte, now time.Time) error {
 	s.next = st.Next
 	if s.resumed.Incarnation == 0 {
 		s.f.journal.open(s.id, st.Next, now.UnixMilli())
+		if st.Next > 1 && s.f.warming.fraction() == 1 {
+			// A process that has long been telling others and was never heard here, or so long ago that the journal has
+			// forgotten it: two fleets have met. A joiner that is not warm yet takes a snapshot anyway.
+			s.f.relearn.Store(&s.p.name)
+		}
 	} else if st.Next > s.resumed.Next {
 		s.f.found(s.id, span{s.resumed.Next, st.Next - s.resumed.Next}, "", now)
 	}

@@ -2,6 +2,7 @@ package gossip
 
 import (
 	"cmp"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -188,6 +189,27 @@ func (f *Fleet) pickSource(known map[streamID]*source, now time.Time) (s *sessio
 // attraction orders peers by rendezvous: each joiner has an order of its own.
 func (f *Fleet) attraction(name string) uint64 {
 	return wire.BatchID(wire.StreamKey(name, 0), wire.StreamKey(f.self.origin, 0))
+}
+
+// relearnInterval is how often a node that has lost batches for good may take another snapshot.
+const relearnInterval = time.Minute
+
+// learnAgain takes a snapshot from the peer whose batches were lost, or another if there is no stream from it: after a
+// partition that outlasted the journals this is how both sides learn of each other. It does not make the node cold.
+func (f *Fleet) learnAgain(from string) {
+	var s *session
+	if p := f.peer(from); p != nil {
+		s = p.open()
+	}
+	if open := f.sessions(); s == nil && len(open) > 0 {
+		s = open[rand.IntN(len(open))]
+	}
+	if s != nil && f.takeFrom(s) == wire.Complete {
+		f.counts.snapshotsTaken.Add(1)
+		f.log.Info().Str("peer", s.p.name).Msg("lost batches made good by a snapshot")
+		return
+	}
+	f.relearn.CompareAndSwap(nil, &from) // try again in a minute
 }
 
 // takeFrom takes a snapshot from one peer.
