@@ -1,7 +1,6 @@
 package node
 
 import (
-	"errors"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -32,7 +31,7 @@ func (n *Node) fleetFigures() *fleetFigures {
 	}
 	f := &fleetFigures{
 		members: map[member.State]int{member.StateAlive: 1, member.StateFailed: 0, member.StateLeft: 0},
-		seeds:   map[string]int{"joined": 0, "mismatch": 0, "unreachable": 0},
+		seeds:   map[string]int{"joined": 0, "refused": 0, "unreachable": 0},
 		peers:   g.Peers(), stats: g.Stats(), outbox: n.knowledge.outbox.Stats(), warm: g.WarmFraction(),
 		posted:    n.knowledge.announced.posted.byName(),
 		staleness: time.Duration(n.knowledge.staleness.Load()), blind: n.router.Stats().Blind,
@@ -41,12 +40,11 @@ func (n *Node) fleetFigures() *fleetFigures {
 		f.members[p.State]++
 	}
 	for _, s := range g.Members().JoinErrors() {
-		var mismatch *member.MismatchError
 		switch {
 		case s.Err == nil:
 			f.seeds["joined"]++
-		case errors.As(s.Err, &mismatch):
-			f.seeds["mismatch"]++
+		case isRefusal(s.Err):
+			f.seeds["refused"]++
 		default:
 			f.seeds["unreachable"]++
 		}
@@ -86,7 +84,7 @@ func newFleetCollector(figures func() *fleetFigures) *fleetCollector {
 	return &fleetCollector{
 		figures:     figures,
 		members:     d("members", "Nodes of the fleet by state, this one included, as this one sees them. Not additive.", "state"),
-		seeds:       d("gossip_seeds", "Entries of join by how the last attempt to reach them went: joined, mismatch (refused for another secret, key, block size, cluster or protocol) or unreachable.", "outcome"),
+		seeds:       d("gossip_seeds", "Entries of join by how the last attempt to reach them went: joined, refused (another secret, key, block size, cluster or protocol, a taken name, a certificate) or unreachable.", "outcome"),
 		connected:   d("peer_connected", "1 while the node's news comes in.", "peer"),
 		lag:         d("peer_lag_seconds", "How old the node's news is when it is known here, or its silence if that is longer.", "peer"),
 		received:    d("peer_received_bytes_total", "Bytes received from the node, before encryption.", "peer"),

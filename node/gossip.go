@@ -120,15 +120,7 @@ func (n *Node) startGossip(ctx context.Context) error {
 	if err := g.Start(ctx); err != nil {
 		return err
 	}
-	n.cleanups.push("gossip", func(ctx context.Context) error {
-		err := g.Stop(ctx)
-		if err != nil && ctx.Err() == nil {
-			// It has stopped, but nobody confirmed the goodbye: the others find out within seconds.
-			n.log.Warn().Str("component", "node").Err(err).Msg("left the fleet without being heard")
-			return nil
-		}
-		return err
-	})
+	n.cleanups.push("gossip", g.Stop)
 	n.gossip.Store(g)
 	return n.awaitSeeds(ctx, g.Members())
 }
@@ -145,7 +137,7 @@ func (n *Node) awaitSeeds(ctx context.Context, members *member.List) error {
 		switch {
 		case taken:
 			return nil
-		case refused != nil && (refused.Field != member.FieldName || time.Now().After(name)):
+		case refused != nil && (!nameTaken(refused) || time.Now().After(name)):
 			return fmt.Errorf("%w: %w", ErrRefused, refused)
 		case refused != nil:
 			n.ready.wait(because(refused.Error()))
@@ -166,19 +158,40 @@ func (n *Node) awaitSeeds(ctx context.Context, members *member.List) error {
 }
 
 // judgeSeeds says whether some node takes this one, and else what keeps it out.
-func (n *Node) judgeSeeds(members *member.List) (taken bool, refused *member.MismatchError, unreachable error) {
+func (n *Node) judgeSeeds(members *member.List) (taken bool, refused, unreachable error) {
 	for _, m := range members.Members() {
 		if m.Name != n.name && m.State == member.StateAlive {
 			return true, nil, nil // what others said is in the log and in /nodes
 		}
 	}
 	for _, seed := range members.JoinErrors() {
-		if refused == nil && errors.As(seed.Err, &refused) {
-			continue
+		if isRefusal(seed.Err) {
+			refused = cmp.Or(refused, seed.Err)
+		} else {
+			unreachable = cmp.Or(unreachable, seed.Err)
 		}
-		unreachable = cmp.Or(unreachable, seed.Err)
 	}
 	return false, refused, unreachable
+}
+
+// isRefusal says whether an attempt to join failed because the two nodes
+// differ, or do not trust each other's certificates, rather than because nobody
+// was there: trying again does not help.
+func isRefusal(err error) bool {
+	var (
+		mismatch  *member.MismatchError
+		alert     *net.OpError
+		authority x509.UnknownAuthorityError
+		invalid   x509.CertificateInvalidError
+		name      x509.HostnameError
+	)
+	return errors.As(err, &mismatch) || errors.As(err, &authority) || errors.As(err, &invalid) || errors.As(err, &name) ||
+		errors.As(err, &alert) && alert.Op == "remote error" // what crypto/tls calls an alert of the other side
+}
+
+func nameTaken(err error) bool {
+	var mismatch *member.MismatchError
+	return errors.As(err, &mismatch) && mismatch.Field == member.FieldName
 }
 
 // awaitWarm makes the node ready once it knows what the others know, or has
