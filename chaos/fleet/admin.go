@@ -52,6 +52,18 @@ func (n *Node) Gossip(ctx context.Context) (*node.GossipStatus, error) {
 	return s, n.Ask(ctx, http.MethodGet, "/gossip", nil, s)
 }
 
+// Facts returns the digest of all that the node's tree holds now; it scans the tree.
+func (n *Node) Facts(ctx context.Context) (*node.FactsStatus, error) {
+	var s node.GossipStatus
+	if err := n.Ask(ctx, http.MethodGet, "/gossip?facts=1", nil, &s); err != nil {
+		return nil, err
+	}
+	if s.Facts == nil {
+		return nil, fmt.Errorf("%s: no digest of facts", n.name)
+	}
+	return s.Facts, nil
+}
+
 // Fleet returns the fleet as the node sees it.
 func (n *Node) Fleet(ctx context.Context) (*node.NodeList, error) {
 	l := new(node.NodeList)

@@ -26,9 +26,7 @@ func TestLiveApplyCost(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	drivers := guestsOf(t, f, guests)
-	for _, g := range drivers {
-		g.hears(ctx, t, liveNodes-1)
-	}
+	meet(ctx, t, drivers, f.Nodes()...)
 	n := f.Nodes()[0]
 	length := whenFull(full, 60*time.Second, 12*time.Second)
 	idle := share(ctx, t, n, length/2)
@@ -104,9 +102,7 @@ func TestLiveGossipBytes(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	drivers := guestsOf(t, f, guests)
-	for _, g := range drivers {
-		g.hears(ctx, t, liveNodes-1)
-	}
+	meet(ctx, t, drivers, f.Nodes()...)
 	stop := drive(ctx, drivers, 2, float64(placementsPerSecond)/guests)
 	defer stop()
 	if err := sleep(ctx, 2*time.Second); err != nil {

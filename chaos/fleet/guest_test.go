@@ -3,6 +3,7 @@ package fleet_test
 import (
 	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -87,14 +88,48 @@ func newGuest(t *testing.T, cfg guestConfig) *guest {
 	if err := g.fleet.Start(ctx); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		if err := g.fleet.Stop(ctx); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { g.leave(t) })
 	return g
+}
+
+// leave takes the guest out of the fleet. Idempotent.
+func (g *guest) leave(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if err := g.fleet.Stop(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+// preload makes all routers of a fleet with a guest's address know so many placements more, as if they had long been running.
+func preload(ctx context.Context, t *testing.T, f *fleet.Fleet, placements int) {
+	t.Helper()
+	g := guestsOf(t, f, 1)[0]
+	meet(ctx, t, []*guest{g}, f.Nodes()...)
+	source := newConversations(3, len(g.names))
+	for range placements {
+		for g.outbox.Stats().Pending > 16_000 { // a quarter of its room
+			if err := sleep(ctx, 10*time.Millisecond); err != nil {
+				t.Fatal(err)
+			}
+		}
+		p := source.next()
+		g.place(p.backend, p.chain)
+	}
+	told, _ := g.tree.FactDigest(now(), 0, math.MaxInt64, g.names)
+	for _, n := range f.Nodes() {
+		for {
+			got := factsOf(ctx, t, n).Count
+			if got >= told {
+				break
+			}
+			if err := sleep(ctx, 50*time.Millisecond); err != nil {
+				t.Fatalf("%s has %d of %d facts", n.Name(), got, told)
+			}
+		}
+	}
+	g.leave(t) // or it would be asked for a snapshot, and has none
 }
 
 // guestsOf starts so many guests of a fleet of processes.
@@ -111,21 +146,43 @@ func guestsOf(t *testing.T, f *fleet.Fleet, n int) []*guest {
 	return out
 }
 
-// hears returns when the guest is connected to so many others.
-func (g *guest) hears(ctx context.Context, t *testing.T, peers int) {
+// meet returns when all guests hear each other and the routers, and the routers hear all guests.
+func meet(ctx context.Context, t *testing.T, guests []*guest, nodes ...*fleet.Node) {
 	t.Helper()
+	want := len(guests) + len(nodes) - 1
 	for {
-		connected := 0
-		for _, p := range g.fleet.Peers() {
-			if p.Connected && p.Behind >= 0 { // both ways
-				connected++
+		missing := ""
+		for _, g := range guests {
+			heard := 0
+			for _, p := range g.fleet.Peers() {
+				if p.Connected {
+					heard++
+				}
+			}
+			if heard != want {
+				missing = fmt.Sprintf("%s hears %d of %d, seeds %+v", g.fleet.Members().Self().Name, heard, want, g.fleet.Members().JoinErrors())
 			}
 		}
-		if connected == peers {
+		for _, n := range nodes {
+			list, err := n.Fleet(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			heard := 0
+			for _, p := range list.Nodes {
+				if p.Connected {
+					heard++
+				}
+			}
+			if heard != want {
+				missing = fmt.Sprintf("%s hears %d of %d: %+v", n.Name(), heard, want, list)
+			}
+		}
+		if missing == "" {
 			return
 		}
 		if err := sleep(ctx, 20*time.Millisecond); err != nil {
-			t.Fatalf("%s hears %d of %d: %+v", g.fleet.Members().Self().Name, connected, peers, g.fleet.Members().JoinErrors())
+			t.Fatal(missing)
 		}
 	}
 }

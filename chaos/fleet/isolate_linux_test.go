@@ -54,11 +54,10 @@ func reach(t *testing.T, from, to *fleet.Node, patience time.Duration) (ok bool)
 	err := from.InNetwork(func() error {
 		// A socket belongs to the network of the thread that opens it, and for a literal address Dial opens it itself.
 		c, err := net.DialTimeout("tcp", to.Addr(), patience)
-		if err != nil {
-			return nil
+		if ok = err == nil; ok {
+			_ = c.Close()
 		}
-		ok = true
-		return c.Close()
+		return nil
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -76,9 +76,7 @@ func TestLiveLoss(t *testing.T) {
 		join = append(join, g.fleet.Members().Self().Addr)
 		guests = append(guests, g)
 	}
-	for _, g := range guests {
-		g.hears(ctx, t, members-1)
-	}
+	meet(ctx, t, guests)
 	stop := drive(ctx, guests, s, 40)
 	if err := sleep(ctx, whenFull(full, 30*time.Second, 5*time.Second)); err != nil {
 		t.Fatal(err)

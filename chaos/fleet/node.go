@@ -172,7 +172,7 @@ func (n *Node) WaitReady(ctx context.Context) error {
 		return last == nil
 	})
 	if err = errors.Join(err, died); err != nil {
-		return fmt.Errorf("%s is not ready: %w (%v)\n%s", n.name, err, last, n.Log())
+		return fmt.Errorf("%s is not ready: %w\n%s", n.name, errors.Join(err, last), n.Log())
 	}
 	return nil
 }

@@ -53,6 +53,7 @@ func TestLivePartition(t *testing.T) {
 	met := time.Since(healed)
 	load.stop()
 	load.noErrors(t)
+	same := awaitSameFacts(ctx, t, f)
 	served := load.served(cutAt, healedAt)
 	least := -1
 	for _, n := range f.Nodes() {
@@ -66,6 +67,7 @@ func TestLivePartition(t *testing.T) {
 	shown(t, "hits of what was possible while apart", 100*followed, fmt.Sprintf("%% of %d follow-ups", turns))
 	atMost(t, "digests agree after healing", agreed.Seconds(), whenFull(full, 5.0, 30), "s")
 	shown(t, "all hear each other after", met.Seconds(), "s")
+	atMost(t, "trees hold the same after the last request", same.Seconds(), whenFull(full, 5.0, 30), "s")
 }
 
 func digests(ctx context.Context, t *testing.T, n *fleet.Node) map[int64]node.DigestStatus {
@@ -114,6 +116,29 @@ func awaitAgreement(ctx context.Context, t *testing.T, f *fleet.Fleet, from, to 
 			t.Fatalf("no agreement two minutes after healing: %s", wrong)
 		}
 		if err := sleep(ctx, 20*time.Millisecond); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// awaitSameFacts returns how long it takes until all trees hold the same facts, to the last.
+func awaitSameFacts(ctx context.Context, t *testing.T, f *fleet.Fleet) time.Duration {
+	t.Helper()
+	for began := time.Now(); ; {
+		wrong := ""
+		first := factsOf(ctx, t, f.Nodes()[0])
+		for _, n := range f.Nodes()[1:] {
+			if d := factsOf(ctx, t, n); *d != *first || d.Count == 0 {
+				wrong = fmt.Sprintf("node-0 has %+v, %s %+v", first, n.Name(), d)
+			}
+		}
+		if wrong == "" {
+			return time.Since(began)
+		}
+		if time.Since(began) > 2*time.Minute {
+			t.Fatalf("trees differ two minutes after the last request: %s", wrong)
+		}
+		if err := sleep(ctx, 50*time.Millisecond); err != nil {
 			t.Fatal(err)
 		}
 	}
