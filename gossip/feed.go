@@ -154,7 +154,7 @@ func (d *feed) position() uint64 {
 
 // read takes the subscriber's requests until the stream ends.
 func (d *feed) read() error {
-	r := wire.NewReader(d.conn)
+	r := wire.NewReader(d.conn, wire.RequestSize)
 	var limit time.Time
 	var digest wire.Digest
 	for {

@@ -229,7 +229,7 @@ func TestEndlessSnapshotIsCut(t *testing.T) {
 		page := make([]byte, 60<<10)
 		evil := net.intrude("evil", func(h *hostile, c net2) {
 			c.Write(h.start())
-			r := wire.NewReader(c)
+			r := wire.NewReader(c, wire.NewsSize)
 			for {
 				kind, body, _, err := r.Next()
 				if err != nil {
@@ -275,7 +275,7 @@ func TestRepairsComeFromOthersButNotUnasked(t *testing.T) {
 		ghost := streamID{"ghost", 7} // died before anybody here was born
 		helper := net.intrude("helper", func(h *hostile, c net2) {
 			c.Write(h.start())
-			r := wire.NewReader(c)
+			r := wire.NewReader(c, wire.NewsSize)
 			for {
 				kind, body, _, err := r.Next()
 				if err != nil {

@@ -283,7 +283,8 @@ type memhalf struct {
 	mu       sync.Mutex
 	segments []memsegment
 	size     int
-	closed   bool
+	closed   bool // nothing more will be written
+	gone     bool // nobody reads any more
 	readBy   time.Time
 	writeBy  time.Time
 	changed  chan struct{}
@@ -368,6 +369,9 @@ func (c *memconn) Read(p []byte) (int, error) {
 		now := time.Now()
 		var next time.Time
 		switch {
+		case h.gone:
+			h.mu.Unlock()
+			return 0, net.ErrClosed
 		case !h.readBy.IsZero() && !now.Before(h.readBy):
 			h.mu.Unlock()
 			return 0, os.ErrDeadlineExceeded
@@ -431,6 +435,10 @@ func (c *memconn) Write(p []byte) (n int, err error) {
 }
 
 func (c *memconn) Close() error {
+	c.in.mu.Lock()
+	c.in.gone = true
+	c.in.mu.Unlock()
+	c.in.bump()
 	c.in.close()
 	c.out.close()
 	return nil

@@ -270,7 +270,7 @@ func (s *session) write() {
 
 // read takes what the publisher sends until the stream ends.
 func (s *session) read() error {
-	r := wire.NewReader(s.conn)
+	r := wire.NewReader(s.conn, wire.NewsSize)
 	var limit time.Time
 	var skipped uint64
 	for {

@@ -121,7 +121,7 @@ func runsAgain(body []byte) []byte {
 
 // decodeAll reads every frame of b and decodes it.
 func decodeAll(b []byte) (frames int) {
-	r := NewReader(bytes.NewReader(b))
+	r := NewReader(bytes.NewReader(b), NewsSize)
 	for {
 		k, body, _, err := r.Next()
 		if err != nil {
@@ -139,7 +139,7 @@ func FuzzStream(f *testing.F) {
 	}
 	f.Add(bytes.Join(seeds(), nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		r := NewReader(bytes.NewReader(b))
+		r := NewReader(bytes.NewReader(b), NewsSize)
 		for {
 			k, body, size, err := r.Next()
 			if err != nil {

@@ -8,8 +8,10 @@ import (
 )
 
 const (
-	// readSize is what a reader holds while frames are small: some twenty flushes of a busy node.
-	readSize = 32 << 10
+	// NewsSize suits a stream of news: some twenty flushes of a busy node.
+	NewsSize = 32 << 10
+	// RequestSize suits a stream of requests, which are small and few.
+	RequestSize = 2 << 10
 	// growStep is how much a reader grows at a time for a large frame: memory is spent on bytes that came, not on
 	// bytes that were announced.
 	growStep = 64 << 10
@@ -19,14 +21,15 @@ const (
 // burst costs one system call and no allocation. Not safe for concurrent use.
 type Reader struct {
 	src     io.Reader
+	size    int // of buf, while frames are small
 	buf     []byte
 	lo, hi  int // unread bytes of buf
 	skipped uint64
 }
 
-// NewReader returns a reader of src's frames.
-func NewReader(src io.Reader) *Reader {
-	return &Reader{src: src, buf: make([]byte, readSize)}
+// NewReader returns a reader of src's frames. It holds size bytes (NewsSize, RequestSize), and more while a frame is larger.
+func NewReader(src io.Reader, size int) *Reader {
+	return &Reader{src: src, size: size, buf: make([]byte, size)}
 }
 
 // Skipped is how many frames of unknown kinds were passed over.
@@ -106,8 +109,8 @@ func (r *Reader) need(n int) error {
 func (r *Reader) makeRoom(n int) {
 	have := r.hi - r.lo
 	switch {
-	case have == 0 && len(r.buf) > readSize && n <= readSize:
-		r.buf = make([]byte, readSize) // a large frame is through
+	case have == 0 && len(r.buf) > r.size && n <= r.size:
+		r.buf = make([]byte, r.size) // a large frame is through
 		r.lo, r.hi = 0, 0
 	case have == 0:
 		r.lo, r.hi = 0, 0

@@ -15,7 +15,7 @@ import (
 // one reads the only frame of b.
 func one(t *testing.T, b []byte, want Kind) []byte {
 	t.Helper()
-	r := NewReader(bytes.NewReader(b))
+	r := NewReader(bytes.NewReader(b), NewsSize)
 	k, body, size, err := r.Next()
 	if err != nil || k != want || size != len(b) {
 		t.Fatalf("%v of %d bytes, %v; want %v of %d", k, size, err, want, len(b))
@@ -152,7 +152,7 @@ func TestReaderCutsFramesHoweverTheyCome(t *testing.T) {
 		"at once": bytes.NewReader(stream), "byte by byte": iotest.OneByteReader(bytes.NewReader(stream)),
 		"in halves": iotest.HalfReader(bytes.NewReader(stream)), "with the end": iotest.DataErrReader(bytes.NewReader(stream)),
 	} {
-		r := NewReader(src)
+		r := NewReader(src, RequestSize)
 		var got []int
 		for {
 			_, body, _, err := r.Next()
@@ -172,7 +172,7 @@ func TestReaderCutsFramesHoweverTheyCome(t *testing.T) {
 			t.Errorf("%s: %d frames of %d, %d skipped", name, len(got), len(want), r.Skipped())
 		}
 	}
-	r := NewReader(bytes.NewReader(stream[:len(stream)-1]))
+	r := NewReader(bytes.NewReader(stream[:len(stream)-1]), NewsSize)
 	for {
 		_, _, _, err := r.Next()
 		if err == nil {
@@ -189,11 +189,11 @@ func TestReaderGrowsWithWhatCameNotWithWhatWasAnnounced(t *testing.T) {
 	frame := AppendState(nil, 1, make([]byte, MaxState))
 	in, out := io.Pipe()
 	defer out.Close()
-	r := NewReader(in)
+	r := NewReader(in, NewsSize)
 	go r.Next()
 	out.Write(frame[:100])
 	out.Write(frame[100:200]) // the first has been taken in by now
-	if n := len(r.buf); n > readSize+growStep {
+	if n := len(r.buf); n > NewsSize+growStep {
 		t.Errorf("%d bytes held for 200 that came", n)
 	}
 }
@@ -205,7 +205,7 @@ func TestReaderRefusesWhatIsTooLong(t *testing.T) {
 		{0x7e, 0xff, 0xff, 0xff, 0x7f},
 		append([]byte{byte(KindBatch)}, bytes.Repeat([]byte{0xff}, 20)...),
 	} {
-		r := NewReader(bytes.NewReader(b))
+		r := NewReader(bytes.NewReader(b), NewsSize)
 		if _, _, _, err := r.Next(); !errors.Is(err, ErrTooLarge) && !errors.Is(err, ErrMalformed) {
 			t.Errorf("% x: %v", b, err)
 		}
@@ -216,7 +216,7 @@ func TestReadingAllocatesNothing(t *testing.T) {
 	b := Batch{Sequence: 1, Time: 1, Records: 10, Payload: make([]byte, 1000)}
 	stream := bytes.Repeat(AppendBatch(nil, b.AppendBody(nil)), 100)
 	src := bytes.NewReader(stream)
-	r := NewReader(src)
+	r := NewReader(src, NewsSize)
 	if n := testing.AllocsPerRun(100, func() {
 		src.Reset(stream)
 		for range 100 {

@@ -1,0 +1,88 @@
+package gossip
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rs/zerolog"
+)
+
+func TestLifecycle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
+		never, err := prepare(Config{Knowledge: newModel("x"), Log: zerolog.Nop()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if err := never.Stop(ctx); err != nil {
+				t.Errorf("stop before start: %v", err)
+			}
+		}
+		if err := never.Start(ctx); err == nil {
+			t.Error("started after it was stopped")
+		}
+
+		net := newMemnet(t)
+		nodes := net.startAll(2, nil)
+		if err := nodes[0].Start(ctx); err == nil {
+			t.Error("started twice")
+		}
+		// What was learned just before the end still goes out.
+		nodes[0].know.learn(7, 1)
+		began := time.Now()
+		nodes[0].stop(t)
+		if !nodes[1].know.knows(7) {
+			t.Error("the last news was lost")
+		}
+		if took := time.Since(began); took > defaultFlush+drainPatience {
+			t.Errorf("stop took %v", took)
+		}
+		nodes[0].stop(t)
+		_, _, _ = nodes[0].Peers(), nodes[0].Stats(), nodes[0].Digests() // may be asked for at any time
+		until(t, time.Second, "the other one knows that it left", func() bool {
+			p := nodes[1].Peers()
+			return len(p) == 1 && p[0].State.String() == "left" && !p[0].Connected
+		})
+		nodes[1].stop(t)
+	})
+}
+
+func TestStopIsBoundedByItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := newMemnet(t)
+		net.buffer = 1 << 10
+		nodes := net.startAll(2, nil)
+		net.notice = time.Hour
+		net.partition(func(name string) bool { return name == "n1" })
+		for i := range 1000 {
+			nodes[0].know.learn(uint64(i), 1)
+		}
+		time.Sleep(time.Second) // the writer hangs now
+		began := time.Now()
+		nodes[0].stop(t)
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("stop took %v beside a peer that takes nothing", took)
+		}
+		nodes[1].stop(t)
+	})
+}
+
+func TestConfigIsChecked(t *testing.T) {
+	know := newModel("x")
+	for name, cfg := range map[string]Config{
+		"no knowledge":      {},
+		"flush too short":   {Knowledge: know, FlushInterval: time.Microsecond},
+		"flush too long":    {Knowledge: know, FlushInterval: time.Minute},
+		"negative deadline": {Knowledge: know, SnapshotDeadline: -1},
+		"tiny journal":      {Knowledge: know, JournalBytes: 1000},
+		"tiny budget":       {Knowledge: know, Budget: 1},
+		"negative budget":   {Knowledge: know, Budget: -5},
+	} {
+		if _, err := prepare(cfg); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+}
