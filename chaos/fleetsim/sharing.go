@@ -65,6 +65,9 @@ var blind = map[string]bool{
 	policy.PrefixHash: true, policy.LeastRequest: true, policy.Session: true, policy.RoundRobin: true, policy.Random: true,
 }
 
+// loners look at placements, but at no load other than their own.
+var loners = map[string]bool{"sglang": true}
+
 // deaf are those of the blind that do not ask for load either: nothing a node could tell another changes their choice.
 var deaf = map[string]bool{policy.Session: true, policy.RoundRobin: true, policy.Random: true}
 
@@ -81,6 +84,14 @@ type point struct {
 func (p point) effective() point {
 	if p.nodes == 1 || p.staleness == Never || deaf[p.policy] {
 		p.share = ShareNone
+	}
+	if loners[p.policy] {
+		switch p.share {
+		case ShareBoth:
+			p.share = SharePrefix
+		case ShareLoad:
+			p.share = ShareNone
+		}
 	}
 	if blind[p.policy] {
 		switch p.share {
