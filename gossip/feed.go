@@ -19,7 +19,7 @@ const (
 	// maxBehind is how many batches a subscriber may lag: about a minute of them. One that is further behind is sent the latest,
 	// sees the gap, and asks for the rest when and from whom it likes.
 	maxBehind = 1024
-	// writeTimeout is how long a subscriber may take no byte before its stream is given up.
+	// writeTimeout is how long one write may take before the stream is given up: 10 kB/s is too slow for a fleet.
 	writeTimeout = 5 * time.Second
 	// subscriberSilence is how long a subscriber, who pings, may be silent.
 	subscriberSilence = 10 * time.Second

@@ -101,7 +101,7 @@ type counters struct {
 	publishedBatches, publishedRecords, publishedBytes atomic.Uint64
 	appliedBatches, appliedRecords, appliedNews        atomic.Uint64
 	appliedBytes, unknownRecords, duplicates           atomic.Uint64
-	droppedBudget, droppedBound, malformed             atomic.Uint64
+	heldBack, droppedBound, malformed                  atomic.Uint64
 	gaps, repairRequests, repairedBatches              atomic.Uint64
 	repairedRecords, lostBatches, repairsServed        atomic.Uint64
 	digests, divergent                                 atomic.Uint64

@@ -183,7 +183,7 @@ func TestBytesAgainstPayload(t *testing.T) {
 		const seconds = 8
 		for step := range seconds * placementsPerSecond {
 			for i, n := range nodes {
-				n.know.place(uint64(i<<32 + step))
+				n.know.place(uint64(i)<<32 + uint64(step))
 				n.know.busy(step)
 			}
 			time.Sleep(time.Second / placementsPerSecond)
@@ -248,7 +248,7 @@ func BenchmarkFleet(b *testing.B) {
 				for range placementsPerSecond {
 					<-tick.C
 					for i, n := range nodes {
-						n.know.place(uint64(i<<40 + step))
+						n.know.place(uint64(i)<<40 + uint64(step))
 						n.know.busy(step)
 					}
 					step++

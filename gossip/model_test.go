@@ -36,7 +36,6 @@ type model struct {
 	stale    time.Duration
 	shifts   []time.Duration
 	pages    int
-	size     int // announced instead of the true one, if positive
 	pageHook func(page int) bool
 	applied  func(origin string, payload []byte)
 	refuse   func(payload []byte) bool

@@ -61,11 +61,11 @@ func (f *Fleet) flushNews(p *publisher, now time.Time) {
 	left := f.budget.left(now)
 	for range batchesPerFlush {
 		limit := batchPayload
-		if n := len(feeds); n > 0 && left/n < limit {
-			limit = left / n
-			f.counts.droppedBudget.Add(1)
+		if n := len(feeds); n > 0 {
+			limit = min(limit, left/n)
 		}
 		if limit < minDrain {
+			f.counts.heldBack.Add(1)
 			break
 		}
 		payload, records := f.knowledge.Drain(p.drain[:0], limit)
@@ -82,7 +82,7 @@ func (f *Fleet) flushNews(p *publisher, now time.Time) {
 		changed = true
 		left -= len(payload) * len(feeds)
 		if len(payload) < limit/2 {
-			break
+			break // that was all
 		}
 	}
 	if changed {

@@ -58,7 +58,7 @@ type Stats struct {
 	AppliedBytes                   uint64 // of payload
 	UnknownRecords                 uint64 // that name a backend unknown here
 	Duplicates                     uint64 // batches that had been applied already
-	DroppedBudget                  uint64 // times that news were held back because the budget was used up
+	DroppedBudget                  uint64 // flushes cut short because the budget was used up; what to lose is Knowledge's choice
 	DroppedBound                   uint64 // batches and loads dropped because of another bound
 	Malformed                      uint64 // batches and pages that made no sense, others' and own
 
@@ -96,7 +96,7 @@ func (f *Fleet) Stats() Stats {
 		PublishedBatches: c.publishedBatches.Load(), PublishedRecords: c.publishedRecords.Load(), PublishedBytes: c.publishedBytes.Load(),
 		AppliedBatches: c.appliedBatches.Load(), AppliedRecords: c.appliedRecords.Load(), AppliedNews: c.appliedNews.Load(),
 		AppliedBytes: c.appliedBytes.Load(), UnknownRecords: c.unknownRecords.Load(), Duplicates: c.duplicates.Load(),
-		DroppedBudget: c.droppedBudget.Load(), DroppedBound: c.droppedBound.Load(), Malformed: c.malformed.Load(),
+		DroppedBudget: c.heldBack.Load(), DroppedBound: c.droppedBound.Load(), Malformed: c.malformed.Load(),
 		Gaps: c.gaps.Load(), RepairRequests: c.repairRequests.Load(), RepairedBatches: c.repairedBatches.Load(),
 		RepairedRecords: c.repairedRecords.Load(), LostBatches: c.lostBatches.Load(), RepairsServed: c.repairsServed.Load(),
 		DigestExchanges: c.digests.Load(), DivergentExchanges: c.divergent.Load(), Divergence: c.divergence.Load(),

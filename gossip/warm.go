@@ -206,6 +206,7 @@ func (f *Fleet) learnAgain(from string) {
 	}
 	if s != nil && f.takeFrom(s) == wire.Complete {
 		f.counts.snapshotsTaken.Add(1)
+		f.warming.finish() // had no source been found before, this was it
 		f.log.Info().Str("peer", s.p.name).Msg("lost batches made good by a snapshot")
 		return
 	}
