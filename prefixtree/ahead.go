@@ -38,14 +38,14 @@ type ahead struct {
 func (a *ahead) look(t *Tree, b Backend, chain []Hash) int {
 	run := chain[:min(lookahead, len(chain))]
 	a.fetch(t, run)
-	a.see(b, run, a.places[:])
+	a.see(b, run, 0)
 	return len(run)
 }
 
-// see fills the places of blocks that have been fetched.
-func (a *ahead) see(b Backend, run []Hash, places []place) {
+// see fills the places, from the given one on, of blocks that have been fetched.
+func (a *ahead) see(b Backend, run []Hash, from int) {
 	for i, h := range run {
-		p := &places[i]
+		p := &a.places[(from+i)%lookahead] // never beyond: it spares the check
 		tb := p.shard.tab.Load()
 		seq := tb.seq.Load()
 		slot, v := tb.find(uint64(h))

@@ -138,7 +138,7 @@ func (m *merge) flush() {
 	for i := range m.runs[:m.waiting] {
 		r := &m.runs[i]
 		blocks, places := m.blocks[r.from:r.to], m.places[r.from:r.to]
-		m.see(r.Backend, blocks, places)
+		m.see(r.Backend, blocks, r.from)
 		if r.Kind == Drop || r.Kind == Revert {
 			m.retract(&r.Fact, blocks, places)
 		} else {
