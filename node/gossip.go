@@ -133,7 +133,7 @@ func (n *Node) awaitSeeds(ctx context.Context, members *member.List) error {
 	poll := time.NewTicker(joinPoll)
 	defer poll.Stop()
 	for {
-		taken, refused, unreachable := n.judgeSeeds(members)
+		taken, refused, unreachable := judgeSeeds(members)
 		switch {
 		case taken:
 			return nil
@@ -158,11 +158,9 @@ func (n *Node) awaitSeeds(ctx context.Context, members *member.List) error {
 }
 
 // judgeSeeds says whether some node takes this one, and else what keeps it out.
-func (n *Node) judgeSeeds(members *member.List) (taken bool, refused, unreachable error) {
-	for _, m := range members.Members() {
-		if m.Name != n.name && m.State == member.StateAlive {
-			return true, nil, nil // what others said is in the log and in /nodes
-		}
+func judgeSeeds(members *member.List) (taken bool, refused, unreachable error) {
+	if alive(members) > 0 {
+		return true, nil, nil // what others said is in the log and in /nodes
 	}
 	for _, seed := range members.JoinErrors() {
 		if isRefusal(seed.Err) {
@@ -216,7 +214,7 @@ func (n *Node) awaitWarm() {
 		}
 		if n.ready.set() {
 			n.log.Info().Str("component", "node").Int64("dur_ms", time.Since(n.began).Milliseconds()).
-				Float64("warm_fraction", g.WarmFraction()).Int64("nodes", n.knowledge.nodes.Load()).Int64("facts", n.tree.Stats().Facts).Msg("ready")
+				Float64("warm_fraction", g.WarmFraction()).Int("nodes", 1+alive(g.Members())).Int64("facts", n.tree.Stats().Facts).Msg("ready")
 		}
 	}()
 	n.cleanups.push("warm-up", func(context.Context) error {
@@ -224,6 +222,16 @@ func (n *Node) awaitWarm() {
 		<-done
 		return nil
 	})
+}
+
+// alive counts the other nodes that live.
+func alive(members *member.List) (count int) {
+	for _, m := range members.Members() {
+		if m.State == member.StateAlive {
+			count++
+		}
+	}
+	return count
 }
 
 // GossipAddr is the address other nodes reach this one at, "" before Start and
