@@ -48,45 +48,53 @@ type Bucket struct {
 	XOR    uint64
 }
 
-// Stats counts what this node has sent, taken and lost since it started.
+// Stats counts what this node has sent, taken and lost since it started. Its JSON is part of the admin API.
 type Stats struct {
-	PublishedBatches, PublishedRecords uint64
-	PublishedBytes                     uint64 // of payload, once however many peers there are
+	PublishedBatches uint64 `json:"published_batches"`
+	PublishedRecords uint64 `json:"published_records"`
+	PublishedBytes   uint64 `json:"published_bytes"` // of payload, once however many peers there are
 
-	AppliedBatches, AppliedRecords uint64 // live and repaired, each batch once
-	AppliedNews                    uint64 // records that changed something here
-	AppliedBytes                   uint64 // of payload
-	UnknownRecords                 uint64 // that name a backend unknown here
-	Duplicates                     uint64 // batches that had been applied already
-	DroppedBudget                  uint64 // flushes cut short because the budget was used up; what to lose is Knowledge's choice
-	DroppedBound                   uint64 // batches and loads dropped because of another bound
-	Malformed                      uint64 // batches and pages that made no sense, others' and own
+	AppliedBatches uint64 `json:"applied_batches"` // live and repaired, each batch once
+	AppliedRecords uint64 `json:"applied_records"` // live and repaired, each batch once
+	AppliedNews    uint64 `json:"applied_news"`    // records that changed something here
+	AppliedBytes   uint64 `json:"applied_bytes"`   // of payload
+	UnknownRecords uint64 `json:"unknown_records"` // that name a backend unknown here
+	Duplicates     uint64 `json:"duplicates"`      // batches that had been applied already
+	DroppedBudget  uint64 `json:"dropped_budget"`  // flushes cut short because the budget was used up; what to lose is Knowledge's choice
+	DroppedBound   uint64 `json:"dropped_bound"`   // batches and loads dropped because of another bound
+	Malformed      uint64 `json:"malformed"`       // batches and pages that made no sense, others' and own
 
-	Gaps                             uint64 // batches found missing
-	RepairRequests                   uint64 // ranges asked for
-	RepairedBatches, RepairedRecords uint64 // of those missing, that came
-	LostBatches                      uint64 // of those missing, that were given up
-	RepairsServed                    uint64 // batches sent to others again
+	Gaps            uint64 `json:"gaps"`             // batches found missing
+	RepairRequests  uint64 `json:"repair_requests"`  // ranges asked for
+	RepairedBatches uint64 `json:"repaired_batches"` // of those missing, that came
+	RepairedRecords uint64 `json:"repaired_records"` // of those missing, that came
+	LostBatches     uint64 `json:"lost_batches"`     // of those missing, that were given up
+	RepairsServed   uint64 `json:"repairs_served"`   // batches sent to others again
 
-	DigestExchanges    uint64 // finished
-	DivergentExchanges uint64 // of them, those that found a difference
-	Divergence         int64  // buckets that differed in the last one
+	DigestExchanges    uint64 `json:"digest_exchanges"`    // finished
+	DivergentExchanges uint64 `json:"divergent_exchanges"` // of them, those that found a difference
+	Divergence         int64  `json:"divergence"`          // buckets that differed in the last one
 
-	SnapshotsServed, SnapshotsRefused uint64
-	SnapshotsTaken                    uint64
-	SnapshotRecords, SnapshotBytes    uint64 // taken
+	SnapshotsServed  uint64 `json:"snapshots_served"`
+	SnapshotsRefused uint64 `json:"snapshots_refused"`
+	SnapshotsTaken   uint64 `json:"snapshots_taken"`
+	SnapshotRecords  uint64 `json:"snapshot_records"` // taken
+	SnapshotBytes    uint64 `json:"snapshot_bytes"`   // taken
 
-	SentBytes, ReceivedBytes   uint64            // of frames, before encryption
-	SentByKind, ReceivedByKind map[string]uint64 // the same by kind of frame
-	Writes                     uint64            // of one TLS record or a few; each record is 22 bytes more
-	SkippedFrames              uint64            // of kinds this version does not know
+	SentBytes      uint64            `json:"sent_bytes"`       // of frames, before encryption
+	ReceivedBytes  uint64            `json:"received_bytes"`   // of frames, before encryption
+	SentByKind     map[string]uint64 `json:"sent_by_kind"`     // the same by kind of frame
+	ReceivedByKind map[string]uint64 `json:"received_by_kind"` // the same by kind of frame
+	Writes         uint64            `json:"writes"`           // of one TLS record or a few; each record is 22 bytes more
+	SkippedFrames  uint64            `json:"skipped_frames"`   // of kinds this version does not know
 
-	JournalBytes, JournalBatches int64
-	JournalFrom                  int64 // Unix milliseconds since when the journal is complete
+	JournalBytes   int64 `json:"journal_bytes"`
+	JournalBatches int64 `json:"journal_batches"`
+	JournalFrom    int64 `json:"journal_from"` // Unix milliseconds since when the journal is complete
 
-	Violations uint64 // streams closed because of what came on them
-	SlowPeers  uint64 // streams closed because the peer took nothing
-	Refused    uint64 // members and streams beyond a bound
+	Violations uint64 `json:"violations"` // streams closed because of what came on them
+	SlowPeers  uint64 `json:"slow_peers"` // streams closed because the peer took nothing
+	Refused    uint64 `json:"refused"`    // members and streams beyond a bound
 }
 
 // Stats returns the counters.
