@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -21,34 +22,46 @@ import (
 	"grapevine/chaos/workload"
 )
 
-// TestMain compiles the grapevine whose routers the demo runs, unless GRAPEVINE names one, and holds the package to leaving no goroutine
-// behind. fasthttp keeps one for the Date header for as long as the process lives.
-func TestMain(m *testing.M) { os.Exit(testMain(m)) }
-
-var binary = os.Getenv("GRAPEVINE")
-
-func testMain(m *testing.M) int {
-	if binary == "" {
-		dir, err := os.MkdirTemp("", "grapevine-test-")
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-		defer os.RemoveAll(dir)
-		binary = filepath.Join(dir, "grapevine")
-		if out, err := exec.Command("go", "build", "-o", binary, "grapevine/cmd/grapevine").CombinedOutput(); err != nil {
-			fmt.Fprintf(os.Stderr, "%v\n%s", err, out)
-			return 1
-		}
-	}
+// TestMain holds the package to leaving no goroutine behind. fasthttp keeps one for the Date header for as long as the process lives.
+func TestMain(m *testing.M) {
 	code := m.Run()
+	if built.dir != "" {
+		_ = os.RemoveAll(built.dir)
+	}
 	if code == 0 {
 		if err := goleak.Find(goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.updateServerDate.func1")); err != nil {
 			fmt.Fprintln(os.Stderr, err)
-			return 1
+			code = 1
 		}
 	}
-	return code
+	os.Exit(code)
+}
+
+// built is the grapevine whose routers the demo runs: the one that GRAPEVINE names, or one compiled for the tests.
+var built struct {
+	once      sync.Once
+	path, dir string
+	err       error
+}
+
+func binary(t *testing.T) string {
+	t.Helper()
+	built.once.Do(func() {
+		if built.path = os.Getenv("GRAPEVINE"); built.path != "" {
+			return
+		}
+		if built.dir, built.err = os.MkdirTemp("", "grapevine-test-"); built.err != nil {
+			return
+		}
+		built.path = filepath.Join(built.dir, "grapevine")
+		if out, err := exec.Command("go", "build", "-o", built.path, "grapevine/cmd/grapevine").CombinedOutput(); err != nil {
+			built.err = fmt.Errorf("%w\n%s", err, out)
+		}
+	})
+	if built.err != nil {
+		t.Fatal(built.err)
+	}
+	return built.path
 }
 
 // TestEffectInVirtualTime: the settings show what they are meant to show, whatever the machine that runs the tests has to do, and
@@ -76,14 +89,15 @@ func TestEffectInVirtualTime(t *testing.T) {
 	}
 }
 
-func settings() Config {
-	return Config{Binary: binary, Nodes: 2, Engines: 2, Duration: 3 * time.Second, Seed: 1, Policy: "prefix", Log: zerolog.Nop()}
+func settings(t *testing.T) Config {
+	t.Helper()
+	return Config{Binary: binary(t), Nodes: 2, Engines: 2, Duration: 3 * time.Second, Seed: 1, Policy: "prefix", Log: zerolog.Nop()}
 }
 
 // TestRun plays a short demo with real processes and sockets. How much affinity buys in so short a time is not its business.
 func TestRun(t *testing.T) {
 	seen := map[string]int{}
-	cfg := settings()
+	cfg := settings(t)
 	cfg.Progress = func(policy string, p replay.Progress) { seen[policy]++ }
 	out, err := Run(context.Background(), cfg)
 	if err != nil {
@@ -123,7 +137,7 @@ func TestRun(t *testing.T) {
 func TestExcuses(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	f, err := fleet.Start(ctx, fleet.Config{Binary: binary, Nodes: 1, Alone: true, NoBalancer: true})
+	f, err := fleet.Start(ctx, fleet.Config{Binary: binary(t), Nodes: 1, Alone: true, NoBalancer: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +186,7 @@ func TestExcuses(t *testing.T) {
 
 func TestCancelledAndRefused(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
-	cfg := settings()
+	cfg := settings(t)
 	cfg.Duration = time.Minute
 	cfg.Progress = func(string, replay.Progress) { cancel() }
 	begun := time.Now()
@@ -186,13 +200,13 @@ func TestCancelledAndRefused(t *testing.T) {
 		func(c *Config) { c.Engines = 0 }, func(c *Config) { c.Engines = MaxEngines + 1 }, func(c *Config) { c.Duration = 0 },
 		func(c *Config) { c.Nodes = 1 }, func(c *Config) { c.Nodes = MaxNodes + 1 },
 	} {
-		bad := settings()
+		bad := settings(t)
 		change(&bad)
 		if _, err := Run(context.Background(), bad); !errors.Is(err, ErrConfig) {
 			t.Errorf("%+v: %v", bad, err)
 		}
 	}
-	missing := settings()
+	missing := settings(t)
 	missing.Policy = "no-such-strategy"
 	if _, err := Run(context.Background(), missing); err == nil {
 		t.Error("an unknown strategy ran")
@@ -201,12 +215,12 @@ func TestCancelledAndRefused(t *testing.T) {
 
 // TestRestartFails: a router that does not come back ends the demo with what it said.
 func TestRestartFails(t *testing.T) {
-	cfg := settings()
+	cfg := settings(t)
 	cfg.Duration = 20 * time.Second
 	dir := t.TempDir()
 	program := filepath.Join(dir, "grapevine")
 	// A program that is the router the first two times (there are two) and then is not.
-	script := fmt.Sprintf("#!/bin/sh\nn=$(ls %s/run* 2>/dev/null | wc -l)\ntouch %s/run.$$\n[ $n -lt 2 ] || { echo out of order >&2; exit 3; }\nexec %s \"$@\"\n", dir, dir, binary)
+	script := fmt.Sprintf("#!/bin/sh\nn=$(ls %s/run* 2>/dev/null | wc -l)\ntouch %s/run.$$\n[ $n -lt 2 ] || { echo out of order >&2; exit 3; }\nexec %s \"$@\"\n", dir, dir, binary(t))
 	if err := os.WriteFile(program, []byte(script), 0o700); err != nil {
 		t.Fatal(err)
 	}

@@ -211,14 +211,23 @@ func (b *Balancer) note(t *target, ok bool) {
 	b.cfg.Log.Info().Str("component", "balancer").Str("node", t.Name).Bool("healthy", ok).Msg("target changed")
 }
 
+// acceptPause is how long accepting rests after it failed: what is short may have been given back by then.
+const acceptPause = 10 * time.Millisecond
+
 func (b *Balancer) accept(ctx context.Context) {
 	for {
 		c, err := b.ln.Accept()
-		if err != nil {
-			if ctx.Err() == nil {
-				b.cfg.Log.Error().Str("component", "balancer").Err(err).Msg("stopped accepting")
-			}
+		if errors.Is(err, net.ErrClosed) {
 			return
+		}
+		if err != nil { // out of descriptors, or a client that left at once: neither is the end
+			b.cfg.Log.Warn().Str("component", "balancer").Err(err).Msg("not accepted")
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(acceptPause):
+			}
+			continue
 		}
 		if !b.hold(c) {
 			return

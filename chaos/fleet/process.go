@@ -40,7 +40,7 @@ func startProcess(t *thread, log, path string, args, env []string) (*process, er
 	}
 	cmd.Env = append(cmd.Env, env...)
 	cmd.Stdout, cmd.Stderr = out, out
-	dieWithParent(cmd)
+	tie(cmd)
 	if err := t.do(cmd.Start); err != nil {
 		return nil, fmt.Errorf("start %s: %w", path, err)
 	}

@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dieWithParent has the kernel kill the process when the thread that starts it ends, which it does at the latest when this process
-// dies, of whatever.
-func dieWithParent(cmd *exec.Cmd) {
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+// tie has the kernel kill the process when the thread that starts it ends, which it does at the latest when this process dies, of
+// whatever. It gets a process group of its own: a Ctrl-C at the terminal is for the harness, which then ends it in order.
+func tie(cmd *exec.Cmd) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 }
 
 // onMainThread says whether the caller, which must be locked to its thread, runs on the process's first one.

@@ -2,13 +2,7 @@
 
 package fleet
 
-import (
-	"errors"
-	"os/exec"
-)
-
-// dieWithParent does nothing: only Linux ends children with their parent. Close ends them all the same.
-func dieWithParent(*exec.Cmd) {}
+import "errors"
 
 func onMainThread() bool { return false }
 
