@@ -15,13 +15,12 @@ var errNoAddress = errors.New("no address that other nodes could dial: give --go
 // one; else, bound to every interface, the one from which packets to the first
 // seed leave; else a private address of an interface.
 func (l *List) advertise(ctx context.Context, t *transport) (netip.AddrPort, error) {
-	bound, _, err := net.SplitHostPort(l.cfg.Bind)
-	if err != nil {
-		return netip.AddrPort{}, err
-	}
 	host, port := "", t.port()
 	if l.cfg.Advertise != "" {
-		text := ""
+		var (
+			text string
+			err  error
+		)
 		if host, text, err = splitPort(l.cfg.Advertise); err != nil {
 			return netip.AddrPort{}, fmt.Errorf("advertised gossip address: %w", err)
 		}
@@ -31,12 +30,12 @@ func (l *List) advertise(ctx context.Context, t *transport) (netip.AddrPort, err
 			}
 		}
 	}
-	if host == "" {
-		host = bound
+	if host == "" { // not as configured: of the addresses of a name, one is bound
+		host = t.tcp.Addr().(*net.TCPAddr).IP.String()
 	}
 	ip, err := netip.ParseAddr(host)
 	switch {
-	case host == "" || err == nil && ip.IsUnspecified():
+	case err == nil && ip.IsUnspecified():
 		ip, err = l.ownAddress(ctx)
 	case err != nil:
 		var ips []netip.Addr
@@ -54,8 +53,8 @@ func (l *List) advertise(ctx context.Context, t *transport) (netip.AddrPort, err
 func (l *List) ownAddress(ctx context.Context) (netip.Addr, error) {
 	for _, s := range l.cfg.Join {
 		addrs, err := l.seeds.resolve(ctx, s)
-		if err != nil || len(addrs) == 0 {
-			continue
+		if len(addrs) == 0 {
+			continue // what is wrong is told by the rounds of joining
 		}
 		// Connecting a datagram socket sends nothing; it asks for the route.
 		var d net.Dialer

@@ -20,9 +20,13 @@ const (
 	// dialTimeout bounds an attempt on a seed. It leaves room for one SYN that
 	// was lost, and does not keep a round waiting for hosts that are down.
 	dialTimeout = 3 * time.Second
+	// maxHandshakeBytes bounds what is read from somebody who has not shown who
+	// he is: several times what an operator's chain takes. crypto/tls alone
+	// would keep a quarter of a megabyte for each.
+	maxHandshakeBytes = 64 << 10
 )
 
-var errFull = errors.New("too many streams")
+var errFull = fmt.Errorf("%d streams are open already", maxConns)
 
 // Conn is a stream to another node, encrypted and authenticated, after the
 // hello. Deadlines are clear. Close may be called several times and by anyone.
@@ -75,7 +79,7 @@ func (s *conns) add(c *Conn) error {
 			return ErrStopped
 		}
 		if s.foreignLocked(c) {
-			return errNoSuchKey
+			return errRemovedKey
 		}
 		if c.incoming {
 			victim = s.excessLocked(c.Peer.Name, c.alpn)
@@ -166,15 +170,12 @@ func (s *conns) close() {
 }
 
 // newConn makes a Conn of what a handshake and a hello have shown.
-func (l *List) newConn(c *tls.Conn, raw net.Conn, own Fingerprint, proof *peerProof, peer *card, incoming bool) *Conn {
-	out := &Conn{
+func (l *List) newConn(c *tls.Conn, raw net.Conn, proof *peerProof, peer *card, incoming bool) *Conn {
+	return &Conn{
 		Conn: c, Peer: peer.Info, Protocol: min(l.cfg.Self.ProtocolMax, peer.ProtocolMax),
 		raw: raw, incoming: incoming, alpn: c.ConnectionState().NegotiatedProtocol,
+		keys: [2]Fingerprint{proof.own, proof.key},
 	}
-	if l.cfg.TLS == nil {
-		out.keys = [2]Fingerprint{own, proof.key}
-	}
-	return out
 }
 
 // Dial opens a knowledge stream to a member. The peer's name must be the one
@@ -224,7 +225,6 @@ func (l *List) dial(ctx context.Context, addr, alpn string) (*Conn, error) {
 // shake does handshake and hello on a connection that this node has opened.
 func (l *List) shake(ctx context.Context, raw net.Conn, addr, alpn string) (*Conn, error) {
 	_ = raw.SetDeadline(time.Now().Add(l.cfg.handshake))
-	own := l.ring.identity.Load().primary()
 	conn, proof, err := l.secure.client(ctx, raw, addr, alpn)
 	if err != nil {
 		return nil, err
@@ -233,7 +233,7 @@ func (l *List) shake(ctx context.Context, raw net.Conn, addr, alpn string) (*Con
 	if err != nil {
 		return nil, err
 	}
-	c := l.newConn(conn, raw, own, proof, &peer, false)
+	c := l.newConn(conn, raw, proof, &peer, false)
 	if err := l.conns.add(c); err != nil {
 		return nil, fmt.Errorf("%s: %w", addr, err)
 	}
@@ -246,13 +246,14 @@ func (l *List) shake(ctx context.Context, raw net.Conn, addr, alpn string) (*Con
 func (l *List) accept(x *gated) {
 	host := x.from.String()
 	c, err := l.welcome(x, host)
-	x.leave()
 	if err != nil {
 		l.failed.Add(1)
-		closeGently(x.Conn)
+		closeGently(x.Conn) // within the gate: who is refused may stay to listen
+		x.leave()
 		l.log.Debug().Str("addr", host).Err(err).Msg("stream not accepted")
 		return
 	}
+	x.leave()
 	defer func() { _ = c.Close() }()
 	if c.alpn != alpnHello { // who only asks is about to join by himself
 		l.hint(&c.Peer)
@@ -274,8 +275,8 @@ func (l *List) accept(x *gated) {
 func (l *List) welcome(x *gated, host string) (*Conn, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), l.cfg.handshake)
 	defer cancel()
-	own := l.ring.identity.Load().primary()
-	conn, proof, err := l.secure.server(ctx, x.Conn, host)
+	in := &bounded{Conn: x.Conn, left: maxHandshakeBytes}
+	conn, proof, err := l.secure.server(ctx, in, host)
 	if err != nil {
 		l.noteMismatch(host, "", err)
 		return nil, err
@@ -288,12 +289,35 @@ func (l *List) welcome(x *gated, host string) (*Conn, error) {
 		l.noteMismatch(host, peer.Name, err)
 		return nil, err
 	}
-	c := l.newConn(conn, x.raw, own, proof, &peer, true)
+	in.known = true
+	c := l.newConn(conn, x.raw, proof, &peer, true)
 	if c.alpn == alpnHello {
 		return c, nil // over already
 	}
 	return c, l.conns.add(c)
 }
+
+// bounded is a connection from which only so much may be read before it is
+// known whose it is.
+type bounded struct {
+	net.Conn
+	left  int
+	known bool
+}
+
+func (b *bounded) Read(p []byte) (int, error) {
+	if b.known {
+		return b.Conn.Read(p)
+	}
+	if b.left == 0 {
+		return 0, errLongHandshake
+	}
+	n, err := b.Conn.Read(p[:min(len(p), b.left)])
+	b.left -= n
+	return n, err
+}
+
+var errLongHandshake = fmt.Errorf("no handshake within %d bytes", maxHandshakeBytes)
 
 // noteMismatch notes a refusal that somebody has to do something about.
 // Garbage and broken connections are only counted.

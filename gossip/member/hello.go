@@ -58,7 +58,11 @@ func readHello(r io.Reader) (card, error) {
 	if _, err := io.ReadFull(r, body); err != nil {
 		return card{}, err
 	}
-	return decodeCard(body)
+	c, err := decodeCard(body)
+	if err == nil && c.Addr == "" {
+		err = fmt.Errorf("%w: no gossip address", errInfo)
+	}
+	return c, err
 }
 
 // appendVerdict appends a verdict to dst: code, length, text.
@@ -122,7 +126,7 @@ func (l *List) greet(c net.Conn, addr string, proof *peerProof) (card, error) {
 	}
 	v, text, err := readVerdict(c)
 	if err != nil {
-		return card{}, fmt.Errorf("%s: %w", addr, err)
+		return card{}, fmt.Errorf("%s: hello not answered: %w", addr, err)
 	}
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -139,6 +143,8 @@ func (l *List) greet(c net.Conn, addr string, proof *peerProof) (card, error) {
 		return theirs, nil
 	case verdictName:
 		return theirs, &MismatchError{Field: FieldName, Mine: mine.Addr, Theirs: text, Peer: mine.Name}
+	case verdictMismatch:
+		return theirs, fmt.Errorf("%s: %w: %s", addr, ErrRefused, text)
 	default:
 		return theirs, fmt.Errorf("%s refuses this node: %s", addr, text)
 	}
@@ -157,7 +163,11 @@ func (l *List) answer(c net.Conn, addr string, proof *peerProof) (card, error) {
 		return card{}, l.secure.explain(err, addr, proof)
 	}
 	v, text := verdictWelcome, ""
-	refusal := l.secure.named(proof, theirs.Name, hostOf(c.RemoteAddr()).String())
+	host, _, err := net.SplitHostPort(theirs.Addr)
+	if err != nil {
+		return theirs, err
+	}
+	refusal := l.secure.named(proof, theirs.Name, host)
 	if refusal == nil {
 		refusal = compatible(&mine, &theirs)
 	}

@@ -9,6 +9,8 @@ import (
 	"io"
 	"net"
 	"os"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -166,7 +168,7 @@ func TestGarbage(t *testing.T) {
 	if nodes[1].seen(Failed, "node-0") != 0 {
 		t.Error("garbage made the node look dead")
 	}
-	eventually(t, "memory is given back", func() bool { return nodes[0].transport.buffered.Load() == 0 }, func() any { return nodes[0].transport.buffered.Load() })
+	eventually(t, "memory is given back", func() bool { return nodes[0].transport.held() == 0 }, func() any { return nodes[0].transport.held() })
 }
 
 // A node with the key that misbehaves after the handshake.
@@ -314,3 +316,116 @@ func TestLogBridge(t *testing.T) {
 type lines []string
 
 func (l *lines) Write(b []byte) (int, error) { *l = append(*l, string(b)); return len(b), nil }
+
+// guest opens a stream of a protocol to a node, under the primary key of s and
+// as who, without being a member. It returns what the node says to its hello.
+func guest(t *testing.T, n *testNode, s *secure, alpn string, who Info) (*tls.Conn, verdict, string) {
+	t.Helper()
+	c, _, err := s.client(context.Background(), connect(t, n), n.Self().Addr, alpn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.SetDeadline(time.Now().Add(patience))
+	hello, err := appendHello(nil, &card{Info: who, keys: s.ring.identity.Load().prints})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Write(hello); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := readHello(c); err != nil {
+		t.Fatal(err)
+	}
+	v, text, err := readVerdict(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, v, text
+}
+
+// stranger is what a node that is no member may say of itself to n.
+func stranger(n *testNode, name, addr string) Info {
+	who := n.Self()
+	who.Name, who.Addr = name, addr
+	return who
+}
+
+// A stranger whose handshake has failed counts until he has gone.
+func TestRefusedStrangersAreBounded(t *testing.T) {
+	n := start(t, testConfig("a"))
+	eventually(t, "a refused stranger that stays is counted", func() bool {
+		c := connect(t, n)
+		defer func() { _ = c.Close() }()
+		if _, err := c.Write([]byte{firstTLS, 0xff, 0xff, 0, 1, 0}); err != nil {
+			return false
+		}
+		_ = c.SetReadDeadline(time.Now().Add(patience))
+		_, _ = io.Copy(io.Discard, c) // until it is half-closed
+		return n.Stats().Handshaking > 0
+	}, func() any { return n.Stats() })
+}
+
+// Strangers who fill what memberlist's streams may hold do not keep members
+// from exchanging their state.
+func TestStreamsFullOfGarbage(t *testing.T) {
+	n := start(t, testConfig("a"))
+	label := append([]byte{firstLabel, byte(len("grapevine/test"))}, "grapevine/test"...)
+	fill := append(label, 10, 1, 0x20, 0, 0)
+	fill = append(fill, make([]byte, maxStreamBytes-len(fill))...)
+	for range maxBufferedBytes / maxStreamBytes {
+		c := connect(t, n)
+		_ = c.SetWriteDeadline(time.Now().Add(patience))
+		if _, err := c.Write(fill); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "all is full", func() bool { return n.transport.held() == maxBufferedBytes }, func() any { return n.transport.held() })
+	cfg := testConfig("b")
+	b := start(t, cfg)
+	if _, err := b.members.Join([]string{"a/" + n.Self().Addr}); err != nil {
+		t.Error(err)
+	}
+}
+
+// countingConn counts what is read from it.
+type countingConn struct {
+	net.Conn
+	read atomic.Int64
+}
+
+func (c *countingConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.read.Add(int64(n))
+	return n, err
+}
+
+// A stranger cannot make the node keep a certificate of any length.
+func TestLongHandshakeIsCut(t *testing.T) {
+	n := start(t, testConfig("a"))
+	r, err := newRing("evil", [][]byte{key(2)}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaf := r.identity.Load().leaf
+	for range 180 { // 1 KB each: in all, less than crypto/tls takes
+		leaf.Certificate = append(leaf.Certificate, make([]byte, 1000))
+	}
+	near, far := net.Pipe()
+	var client sync.WaitGroup
+	defer client.Wait()
+	defer func() { _, _ = near.Close(), far.Close() }()
+	client.Go(func() {
+		c := tls.Client(far, &tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{leaf}, NextProtos: []string{alpnKnowledge}})
+		_ = c.Handshake()
+		_, _ = io.Copy(io.Discard, c)
+	})
+	in := &countingConn{Conn: near}
+	g := gate{limit: 1}
+	x := g.admit(in)
+	if _, err := n.welcome(x, "far"); !errors.Is(err, errLongHandshake) {
+		t.Error(err)
+	}
+	if n := in.read.Load(); n > maxHandshakeBytes {
+		t.Errorf("%d bytes were read", n)
+	}
+}

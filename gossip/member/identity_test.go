@@ -12,6 +12,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/hex"
 	"errors"
+	"io"
 	"math/big"
 	"net"
 	"strings"
@@ -189,5 +190,46 @@ func TestOperatorServerName(t *testing.T) {
 	}
 	if _, err := nodes[0].knock(context.Background(), late.Self().Addr); err == nil {
 		t.Error("a certificate without the name is taken")
+	}
+}
+
+// With certificates for addresses, nobody can be a node at another address.
+func TestOperatorTLSAddressOfAnother(t *testing.T) {
+	ca := newTestAuthority(t)
+	cfg := testConfig("a")
+	cfg.TLS = ca.config(t, "127.0.0.1", ca)
+	n := start(t, cfg)
+	r, err := newRing("b", [][]byte{key(1)}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		addr string
+		want verdict
+	}{{"10.9.9.9:7946", verdictMismatch}, {"127.0.0.1:9", verdictWelcome}} {
+		s := &secure{ring: r, operator: ca.config(t, "127.0.0.1", ca)}
+		if _, v, text := guest(t, n, s, alpnKnowledge, stranger(n, "b", tc.addr)); v != tc.want {
+			t.Errorf("%s: verdict %d %q", tc.addr, v, text)
+		}
+	}
+}
+
+// Somebody else's server with a trusted certificate is no member.
+func TestNoProtocolNoStream(t *testing.T) {
+	r, err := newRing("a", [][]byte{key(1)}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := net.Pipe()
+	defer func() { _, _ = a.Close(), b.Close() }()
+	go func() {
+		c := (&secure{ring: r}).base(r.identity.Load())
+		c.ClientAuth = tls.RequireAnyClientCert
+		s := tls.Server(b, c)
+		_ = s.Handshake()
+		_, _ = io.Copy(io.Discard, s)
+	}()
+	if _, _, err := (&secure{ring: r}).client(context.Background(), a, "10.0.0.1:7946", alpnKeys); err == nil {
+		t.Error("a stream without a protocol")
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"github.com/hashicorp/memberlist"
 )
@@ -31,6 +32,7 @@ const (
 var (
 	errNoRing     = errors.New("this node runs without gossip keys: start the fleet with a key first")
 	errNoSuchKey  = errors.New("the key is not on the ring: install it first")
+	errRemovedKey = errors.New("the key under which this stream was opened has been removed")
 	errPrimaryKey = errors.New("the key is in use: use another one first")
 	errFullRing   = fmt.Errorf("the ring holds %d keys already: remove one first", maxKeys)
 )
@@ -126,12 +128,16 @@ func (r *ring) list() []KeyInfo {
 	return out
 }
 
+// The operations below are done for whoever has the key named by under, the
+// zero one being this node: a stream outlasts the removal of its key by a
+// moment, in which it must not put another key on the ring.
+
 // install puts the key at the end of the ring. One that is there stays.
-func (r *ring) install(key []byte) error {
+func (r *ring) install(key []byte, under Fingerprint) error {
 	if err := checkKey(key); err != nil {
 		return err
 	}
-	return r.change(func(keys [][]byte) ([][]byte, error) {
+	return r.change(under, func(keys [][]byte) ([][]byte, error) {
 		if slices.ContainsFunc(keys, func(k []byte) bool { return bytes.Equal(k, key) }) {
 			return keys, nil
 		}
@@ -143,8 +149,8 @@ func (r *ring) install(key []byte) error {
 }
 
 // use makes the key the primary.
-func (r *ring) use(which Fingerprint) error {
-	return r.change(func(keys [][]byte) ([][]byte, error) {
+func (r *ring) use(which, under Fingerprint) error {
+	return r.change(under, func(keys [][]byte) ([][]byte, error) {
 		i := r.find(which)
 		if i < 0 {
 			return nil, errNoSuchKey
@@ -161,8 +167,8 @@ func (r *ring) use(which Fingerprint) error {
 
 // remove takes the key off the ring. One that is not there is no error, so
 // that a removal can be repeated until it has reached every node.
-func (r *ring) remove(which Fingerprint) error {
-	return r.change(func(keys [][]byte) ([][]byte, error) {
+func (r *ring) remove(which, under Fingerprint) error {
+	return r.change(under, func(keys [][]byte) ([][]byte, error) {
 		i := r.find(which)
 		if i < 0 {
 			return keys, nil
@@ -181,13 +187,16 @@ func (r *ring) find(which Fingerprint) int {
 
 // change replaces the keys by what edit makes of them: file, memberlist and
 // certificates, or nothing.
-func (r *ring) change(edit func(keys [][]byte) ([][]byte, error)) error {
+func (r *ring) change(under Fingerprint, edit func(keys [][]byte) ([][]byte, error)) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.packets == nil {
 		return errNoRing
 	}
 	old := r.identity.Load()
+	if under != (Fingerprint{}) && old.roots[under] == nil {
+		return errRemovedKey
+	}
 	keys, err := edit(old.keys)
 	if err != nil {
 		return err
@@ -321,6 +330,11 @@ func writeKeyring(path string, keys [][]byte) error {
 		path = target
 	}
 	dir := filepath.Dir(path)
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = d.Close() }()
 	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+".*") // mode 0600
 	if err != nil {
 		return err
@@ -339,10 +353,10 @@ func writeKeyring(path string, keys [][]byte) error {
 	if err != nil {
 		return err
 	}
-	d, err := os.Open(dir)
-	if err != nil {
+	// The file is the new one from here on, and not every file system syncs
+	// directories: a crash within the next seconds might bring the old one back.
+	if err := d.Sync(); err != nil && !errors.Is(err, syscall.EINVAL) && !errors.Is(err, errors.ErrUnsupported) {
 		return err
 	}
-	defer func() { _ = d.Close() }()
-	return d.Sync()
+	return nil
 }

@@ -19,9 +19,12 @@ import (
 var (
 	ErrStopped     = errors.New("this node is not in a fleet: not started, or stopped")
 	ErrUnconfirmed = errors.New("left before the news had gone out")
-	errLeaving     = errors.New("this node is leaving")
-	errStarted     = errors.New("started before")
-	errNameless    = errors.New("nobody answers there under that name")
+	// ErrRefused is what the other node does for a reason that only it knows:
+	// its error has the text.
+	ErrRefused  = errors.New("refuses this node")
+	errLeaving  = errors.New("this node is leaving")
+	errStarted  = errors.New("started or stopped before: a node of a fleet starts once")
+	errNameless = errors.New("nobody answers there under that name")
 )
 
 // leastLeave is the least time for each of the two messages of a leave, because

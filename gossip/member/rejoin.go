@@ -147,26 +147,30 @@ func (l *List) round(ctx context.Context) (healed, vain bool) {
 	targets, outcome := l.targets(ctx)
 	results := make([]error, len(targets))
 	found := make([]Info, len(targets))
+	// Joined one at a time, since the first as a rule brings the others with it;
+	// but at once, whoever else has not answered yet.
+	var joining sync.Mutex
 	each(len(targets), knockers, func(i int) {
-		found[i], results[i] = l.knock(ctx, targets[i].addr)
+		addr := targets[i].addr
+		if found[i], results[i] = l.knock(ctx, addr); results[i] != nil {
+			return
+		}
+		joining.Lock()
+		defer joining.Unlock()
+		var joined bool
+		joined, results[i] = l.join(ctx, found[i], addr)
+		healed = healed || joined
 	})
 	if ctx.Err() != nil {
 		return false, false
 	}
-	known := make(map[string]Info)
 	for i, t := range targets {
-		if results[i] == nil {
-			known[t.addr] = found[i]
-			var joined bool
-			joined, results[i] = l.join(ctx, found[i], t.addr)
-			healed = healed || joined
+		if found[i].Name != "" {
+			l.attempts.known[t.addr] = found[i]
 		}
 		outcome = append(outcome, SeedError{Seed: t.seed, Addr: t.addr, Err: results[i], At: time.Now()})
 	}
 	l.report(outcome)
-	for addr, info := range known {
-		l.attempts.known[addr] = info
-	}
 	l.attempts.mu.Lock()
 	l.attempts.rounds++
 	l.attempts.last = outcome
@@ -188,7 +192,6 @@ func (l *List) targets(ctx context.Context) (targets []target, outcome []SeedErr
 	for i, e := range entries {
 		if errs[i] != nil {
 			outcome = append(outcome, SeedError{Seed: e, Err: errs[i], At: time.Now()})
-			continue
 		}
 		for _, a := range addrs[i] {
 			if current[a] {

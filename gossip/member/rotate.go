@@ -158,7 +158,7 @@ func (l *List) askAll(ctx context.Context, op KeyOp, key []byte) []KeyResult {
 		r.Keys, r.Persisted, r.Err = l.ask(ctx, r.Member, op, key)
 	})
 	own := &results[0]
-	own.Err = l.doKey(op, key)
+	own.Err = l.doKey(op, key, Fingerprint{})
 	own.Keys, own.Persisted = l.ring.list(), l.ring.file != ""
 	return results
 }
@@ -191,7 +191,7 @@ func (l *List) serveKeys(c *Conn) {
 		l.log.Warn().Str("peer", c.Peer.Name).Err(err).Msg("key operation not understood")
 		return
 	}
-	err = l.doKey(op, key)
+	err = l.doKey(op, key, c.keys[1])
 	if op != KeyList {
 		e := l.log.Info()
 		if err != nil {
@@ -207,19 +207,20 @@ func (l *List) serveKeys(c *Conn) {
 	closeGently(c.raw)
 }
 
-// doKey does an operation on this node's ring.
-func (l *List) doKey(op KeyOp, key []byte) error {
+// doKey does an operation on this node's ring, for whoever has the key named by
+// under: the zero one for this node itself, and with the operator's TLS.
+func (l *List) doKey(op KeyOp, key []byte, under Fingerprint) error {
 	which, err := checkKeyRequest(op, key)
 	if err != nil {
 		return err
 	}
 	switch op {
 	case KeyInstall:
-		return l.ring.install(key)
+		return l.ring.install(key, under)
 	case KeyUse:
-		return l.ring.use(which)
+		return l.ring.use(which, under)
 	case KeyRemove:
-		err := l.ring.remove(which)
+		err := l.ring.remove(which, under)
 		l.conns.dropForeign()
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/base64"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -168,7 +169,7 @@ func TestRotationOnReadOnlyFile(t *testing.T) {
 	if err := os.RemoveAll(filepath.Dir(file)); err != nil { // root may write anywhere else
 		t.Fatal(err)
 	}
-	if err := r.install(key(2)); err == nil || !strings.Contains(err.Error(), "outlast a restart") {
+	if err := r.install(key(2), Fingerprint{}); err == nil || !strings.Contains(err.Error(), "outlast a restart") {
 		t.Error(err)
 	}
 	if len(r.list()) != 1 || len(r.packets.GetKeys()) != 1 {
@@ -198,36 +199,36 @@ func TestRing(t *testing.T) {
 		}
 	}
 	check(1, 2, 3, 4)
-	if err := r.remove(FingerprintOf(key(2))); err != nil {
+	if err := r.remove(FingerprintOf(key(2)), Fingerprint{}); err != nil {
 		t.Error(err)
 	}
 	check(1, 3, 4)
-	if err := r.remove(FingerprintOf(key(2))); err != nil {
+	if err := r.remove(FingerprintOf(key(2)), Fingerprint{}); err != nil {
 		t.Error("again:", err)
 	}
-	if err := r.remove(FingerprintOf(key(1))); !errors.Is(err, errPrimaryKey) {
+	if err := r.remove(FingerprintOf(key(1)), Fingerprint{}); !errors.Is(err, errPrimaryKey) {
 		t.Error(err)
 	}
-	if err := r.use(FingerprintOf(key(9))); !errors.Is(err, errNoSuchKey) {
+	if err := r.use(FingerprintOf(key(9)), Fingerprint{}); !errors.Is(err, errNoSuchKey) {
 		t.Error(err)
 	}
-	if err := r.use(FingerprintOf(key(4))); err != nil {
+	if err := r.use(FingerprintOf(key(4)), Fingerprint{}); err != nil {
 		t.Error(err)
 	}
 	check(4, 1, 3)
 	for i := byte(10); len(r.list()) < maxKeys; i++ {
-		if err := r.install(key(i)); err != nil {
+		if err := r.install(key(i), Fingerprint{}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := r.install(key(99)); !errors.Is(err, errFullRing) {
+	if err := r.install(key(99), Fingerprint{}); !errors.Is(err, errFullRing) {
 		t.Error(err)
 	}
 	none, err := newRing("a", nil, "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := none.install(key(1)); !errors.Is(err, errNoRing) {
+	if err := none.install(key(1), Fingerprint{}); !errors.Is(err, errNoRing) {
 		t.Error(err)
 	}
 }
@@ -256,7 +257,7 @@ func TestRingUnderReaders(t *testing.T) {
 		}
 	})
 	for range 200 {
-		if err := errors.Join(r.remove(FingerprintOf(key(2))), r.install(key(2))); err != nil {
+		if err := errors.Join(r.remove(FingerprintOf(key(2)), Fingerprint{}), r.install(key(2), Fingerprint{})); err != nil {
 			t.Error(err)
 		}
 	}
@@ -295,5 +296,30 @@ func TestKeyringFile(t *testing.T) {
 	}
 	if _, err := readKeyring(path); err == nil || !strings.Contains(err.Error(), "longer than") {
 		t.Error(err)
+	}
+}
+
+// A stream for a key operation that was opened in time is no way back in
+// for somebody whose key is removed.
+func TestRemovedKeyCannotChangeKeys(t *testing.T) {
+	cfg := testConfig("a")
+	cfg.Keys = [][]byte{key(1), key(2)}
+	n := start(t, cfg)
+	r, err := newRing("thief", [][]byte{key(2), key(1)}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	thief, v, text := guest(t, n, &secure{ring: r}, alpnKeys, stranger(n, "thief", "127.0.0.1:9"))
+	if v != verdictWelcome {
+		t.Fatal(v, text)
+	}
+	if err := n.doKey(KeyRemove, key(2), Fingerprint{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := thief.Write(appendKeyRequest(nil, KeyInstall, key(3))); err == nil {
+		_, _ = io.Copy(io.Discard, thief)
+	}
+	if keys := n.Keys(); len(keys) != 1 {
+		t.Errorf("a removed key has put another one on the ring: %v", keys)
 	}
 }

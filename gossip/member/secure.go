@@ -22,9 +22,10 @@ const (
 // peerProof is what the handshake has shown of the other side.
 type peerProof struct {
 	cert *x509.Certificate
-	// key is the key that the peer's certificate is signed under, sni the one
-	// the peer has named before; zero with the operator's certificates.
-	key, sni Fingerprint
+	// key is the key that the peer's certificate is signed under, own the one
+	// that this node's is, sni the one the peer has named before; zero with the
+	// operator's certificates.
+	key, own, sni Fingerprint
 }
 
 // secure makes TLS of connections: with certificates derived from the ring, or
@@ -67,7 +68,7 @@ func (s *secure) base(id *identity) *tls.Config {
 // client does the handshake on a connection that this node has opened.
 func (s *secure) client(ctx context.Context, raw net.Conn, addr, alpn string) (*tls.Conn, *peerProof, error) {
 	id := s.ring.identity.Load()
-	proof := &peerProof{}
+	proof := s.newProof(id)
 	c := s.base(id)
 	c.NextProtos = []string{alpn}
 	c.InsecureSkipVerify = true // names are not what these certificates prove: see verify
@@ -83,13 +84,26 @@ func (s *secure) client(ctx context.Context, raw net.Conn, addr, alpn string) (*
 	if err := conn.HandshakeContext(ctx); err != nil {
 		return nil, nil, s.explain(err, addr, proof)
 	}
+	// A server that knows nothing of protocols does not refuse any.
+	if conn.ConnectionState().NegotiatedProtocol != alpn {
+		return nil, nil, fmt.Errorf("%s does not speak %s: is a node of a fleet there?", addr, alpn)
+	}
 	return conn, proof, nil
+}
+
+// newProof begins a handshake as id.
+func (s *secure) newProof(id *identity) *peerProof {
+	if s.operator != nil {
+		return &peerProof{}
+	}
+	return &peerProof{own: id.primary()}
 }
 
 // server does the handshake on a connection that another node has opened.
 func (s *secure) server(ctx context.Context, raw net.Conn, addr string) (*tls.Conn, *peerProof, error) {
-	proof := &peerProof{}
-	c := s.base(s.ring.identity.Load())
+	id := s.ring.identity.Load()
+	proof := s.newProof(id)
+	c := s.base(id)
 	c.NextProtos = []string{alpnKnowledge, alpnKeys, alpnHello}
 	c.ClientAuth = tls.RequireAnyClientCert // and verified here
 	c.VerifyPeerCertificate = s.verify(proof, x509.ExtKeyUsageClientAuth)
@@ -151,8 +165,10 @@ func (s *secure) verifyOperator(raw [][]byte, usage x509.ExtKeyUsage) (*x509.Cer
 	return chain[0], nil
 }
 
-// named reports whether the certificate belongs to the node that has said
-// hello from host: a name or an address without port.
+// named reports whether the certificate is that of the node that calls itself
+// name and is reached at host, an address without port. With certificates for
+// addresses, host is what ties the two: it must be where the fleet reaches the
+// node, not where a connection happens to come from.
 func (s *secure) named(proof *peerProof, name, host string) error {
 	if s.operator == nil {
 		if cn := proof.cert.Subject.CommonName; cn != name {
@@ -163,11 +179,14 @@ func (s *secure) named(proof *peerProof, name, host string) error {
 	if want := s.operator.ServerName; want != "" {
 		return proof.cert.VerifyHostname(want)
 	}
-	if proof.cert.VerifyHostname(name) == nil || proof.cert.VerifyHostname(host) == nil {
+	if proof.cert.VerifyHostname(host) == nil {
 		return nil
 	}
-	return fmt.Errorf("the certificate of %q is neither for the node's name %q nor for its address %s",
-		clean(proof.cert.Subject.CommonName, maxName), name, host)
+	if err := proof.cert.VerifyHostname(name); err != nil {
+		return fmt.Errorf("the certificate of %q is neither for the node's name %q nor for its address %s: %w",
+			clean(proof.cert.Subject.CommonName, maxName), name, host, err)
+	}
+	return nil
 }
 
 // explain makes of a failed handshake what someone can act on. It also

@@ -2,6 +2,7 @@ package member
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -110,7 +111,9 @@ func splitPort(s string) (host, port string, err error) {
 	return net.SplitHostPort(s)
 }
 
-// resolve returns the addresses, IP:port, behind an entry.
+// resolve returns the addresses, IP:port, behind an entry. An error may come
+// with addresses: what is wrong with a part of a file or of a record does not
+// keep the rest from being used.
 func (s *seeds) resolve(ctx context.Context, entry string) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
 	defer cancel()
@@ -160,8 +163,7 @@ func (s *seeds) lookup(ctx context.Context, host string) ([]netip.Addr, error) {
 	return out, nil
 }
 
-// resolveSRV asks for the targets of a record and their addresses. A target
-// without address does not keep the others from being found.
+// resolveSRV asks for the targets of a record and their addresses.
 func (s *seeds) resolveSRV(ctx context.Context, name string) ([]string, error) {
 	_, records, err := s.dns.LookupSRV(ctx, "", "", name)
 	if err != nil {
@@ -184,13 +186,13 @@ func (s *seeds) resolveSRV(ctx context.Context, name string) ([]string, error) {
 		}
 	}
 	if len(out) == 0 {
-		return nil, errors.Join(append(errs, fmt.Errorf("%s has no usable record", name))...)
+		errs = append(errs, fmt.Errorf("%s has no usable record", name))
 	}
-	return out, nil
+	return out, errors.Join(errs...)
 }
 
 // resolveFile reads one address a line; empty lines and lines that begin with
-// # are left out. A line that is wrong does not hide the others.
+// # are left out.
 func (s *seeds) resolveFile(ctx context.Context, path string) ([]string, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -201,7 +203,14 @@ func (s *seeds) resolveFile(ctx context.Context, path string) ([]string, error) 
 		out  []string
 		errs []error
 	)
-	lines := bufio.NewScanner(io.LimitReader(f, maxSeedFile))
+	text, err := io.ReadAll(io.LimitReader(f, maxSeedFile+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(text) > maxSeedFile {
+		return nil, fmt.Errorf("%s is longer than %d bytes", path, maxSeedFile)
+	}
+	lines := bufio.NewScanner(bytes.NewReader(text))
 	for n := 1; lines.Scan(); n++ {
 		line := strings.TrimSpace(lines.Text())
 		if line == "" || strings.HasPrefix(line, "#") {
@@ -214,14 +223,10 @@ func (s *seeds) resolveFile(ctx context.Context, path string) ([]string, error) 
 		}
 		out = append(out, addrs...)
 		if len(out) > maxSeedAddrs {
-			return out[:maxSeedAddrs], nil
+			return out[:maxSeedAddrs], fmt.Errorf("%s:%d: more than %d addresses", path, n, maxSeedAddrs)
 		}
 	}
-	errs = append(errs, lines.Err())
-	if err := errors.Join(errs...); len(out) == 0 && err != nil {
-		return nil, err
-	}
-	return out, nil
+	return out, errors.Join(append(errs, lines.Err())...)
 }
 
 // watch looks at the files until ctx ends, and tells when one has changed.

@@ -3,6 +3,7 @@ package member
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -93,8 +94,8 @@ func TestDiscovery(t *testing.T) {
 				t.Fatal(err)
 			}
 			eventually(t, "joined", func() bool { return n.state("seed") == StateAlive }, func() any { return n.JoinErrors() })
-			eventually(t, "no error is left", func() bool {
-				e := n.JoinErrors()
+			eventually(t, "no error of an address is left", func() bool {
+				e := slices.DeleteFunc(n.JoinErrors(), func(e SeedError) bool { return e.Addr == "" })
 				return len(e) == 1 && e[0].Err == nil && e[0].Addr == addr.String()
 			}, func() any { return n.JoinErrors() })
 		})
@@ -164,4 +165,51 @@ func TestAdvertise(t *testing.T) {
 			t.Error(ip, "is offered to others")
 		}
 	}
+}
+
+// A seed that does not answer does not keep a node from those that do.
+func TestSilentSeed(t *testing.T) {
+	seed := start(t, testConfig("seed"))
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = silent.Close() }()
+	i := 0
+	eventually(t, "a member while another address is still being asked", func() bool {
+		i++
+		cfg := testConfig(fmt.Sprint("b", i))
+		cfg.Join = []string{silent.Addr().String(), seed.Self().Addr}
+		l, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Start(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = l.Stop(context.Background()) }()
+		alive := func(name string) bool { m, ok := l.table.get(name); return ok && m.State == StateAlive }
+		for !l.Joined() {
+			if alive("seed") && !l.Joined() {
+				return true
+			}
+			time.Sleep(time.Millisecond)
+		}
+		return false
+	}, func() any { return i })
+}
+
+// What is wrong in a file of seeds is said, though the rest is used.
+func TestSeedFileSaysWhatIsWrong(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "seeds")
+	if err := os.WriteFile(file, []byte("127.0.0.1:x\n127.0.0.1:9\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cfg := testConfig("a")
+	cfg.Join = []string{"file:" + file}
+	n := start(t, cfg)
+	eventually(t, "both", func() bool {
+		e := n.JoinErrors()
+		return len(e) == 2 && strings.Contains(fmt.Sprint(e), ":1: ")
+	}, func() any { return n.JoinErrors() })
 }

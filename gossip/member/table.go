@@ -91,22 +91,22 @@ func (t *table) admit(n *memberlist.Node) (Info, error) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.byName[c.Name] == nil && len(t.byName) >= maxMembers && !t.evictLocked() {
+	if t.byName[c.Name] == nil && len(t.byName) >= maxMembers && t.longestGoneLocked() == "" {
 		return c.Info, fmt.Errorf("the fleet has %d members already", maxMembers)
 	}
 	return c.Info, nil
 }
 
-// evictLocked forgets the member that has been gone longest.
-func (t *table) evictLocked() bool {
+// longestGoneLocked names the member that has been gone longest, of those whose
+// end has been told; "" if there is none.
+func (t *table) longestGoneLocked() string {
 	var oldest string
 	for name, m := range t.byName {
-		if m.state != StateAlive && (oldest == "" || m.since.Before(t.byName[oldest].since)) {
+		if m.state != StateAlive && !m.dirty && (oldest == "" || m.since.Before(t.byName[oldest].since)) {
 			oldest = name
 		}
 	}
-	delete(t.byName, oldest)
-	return oldest != ""
+	return oldest
 }
 
 // alive notes that a node is there, or tells other things of itself.
@@ -119,6 +119,9 @@ func (t *table) alive(n *memberlist.Node) {
 	defer t.mu.Unlock()
 	m := t.byName[c.Name]
 	if m == nil {
+		if len(t.byName) >= maxMembers {
+			delete(t.byName, t.longestGoneLocked())
+		}
 		m = &member{}
 		t.byName[c.Name] = m
 	}

@@ -30,7 +30,7 @@ const (
 	streamTimeout = 20 * time.Second
 
 	// maxHandshakes bounds connections that have not shown who they are. Each
-	// costs a goroutine and some 50 KB, so 13 MB in all.
+	// costs a goroutine and, what it may send included, some 100 KB, so 25 MB in all.
 	maxHandshakes = 256
 	// maxStreams bounds memberlist's incoming streams.
 	maxStreams = 64
@@ -71,11 +71,11 @@ type transport struct {
 
 	handshakes gate
 	incoming   gate // memberlist's streams
-	buffered   atomic.Int64
+	advert     netip.AddrPort
 
 	mu       sync.Mutex
-	outgoing map[*stream]struct{} // memberlist's streams that we have opened
-	advert   netip.AddrPort
+	open     map[*stream]struct{} // memberlist's streams, both ways
+	buffered int                  // bytes read from them
 
 	stray, dropped atomic.Uint64
 
@@ -134,7 +134,7 @@ func newTransport(cfg *Config, label string) (*transport, error) {
 		streams:    make(chan net.Conn),
 		handshakes: gate{limit: maxHandshakes},
 		incoming:   gate{limit: maxStreams},
-		outgoing:   make(map[*stream]struct{}),
+		open:       make(map[*stream]struct{}),
 		closing:    make(chan struct{}),
 	}, nil
 }
@@ -248,9 +248,10 @@ func (t *transport) sort(x *gated) {
 
 // hand gives an incoming stream to memberlist.
 func (t *transport) hand(c net.Conn) {
-	s := &stream{Conn: c, t: t, until: time.Now().Add(streamTimeout)}
-	_ = s.SetDeadline(s.until)
-	s.gated = t.incoming.admit(c)
+	s := t.newStream(c, t.incoming.admit(c))
+	if s == nil {
+		return
+	}
 	select {
 	case t.streams <- s:
 	case <-t.closing:
@@ -295,15 +296,10 @@ func (t *transport) DialAddressTimeout(a memberlist.Address, timeout time.Durati
 	if err != nil {
 		return nil, err
 	}
-	s := &stream{Conn: c, t: t, until: time.Now().Add(streamTimeout)}
-	_ = s.SetDeadline(s.until)
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.closed() {
-		_ = c.Close()
+	s := t.newStream(c, nil)
+	if s == nil {
 		return nil, net.ErrClosed
 	}
-	t.outgoing[s] = struct{}{}
 	return s, nil
 }
 
@@ -336,7 +332,7 @@ func (t *transport) Shutdown() error {
 		_ = t.tcp.Close()
 		_ = t.udp.Close()
 		t.mu.Lock()
-		for s := range t.outgoing {
+		for s := range t.open {
 			_ = s.Conn.Close()
 		}
 		t.mu.Unlock()
@@ -375,19 +371,73 @@ type stream struct {
 	t     *transport
 	gated *gated // nil if we have opened it
 	until time.Time
-	read  atomic.Int64
-	once  sync.Once
+	read  int // bytes; under t.mu
 }
 
 var errTooMuch = errors.New("more bytes than a fleet's state takes")
 
+// newStream takes a connection in. It closes it and returns nil if the
+// transport is closed.
+func (t *transport) newStream(c net.Conn, x *gated) *stream {
+	s := &stream{Conn: c, t: t, gated: x, until: time.Now().Add(streamTimeout)}
+	_ = s.SetDeadline(s.until)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed() {
+		_ = c.Close()
+		return nil
+	}
+	t.open[s] = struct{}{}
+	return s
+}
+
+// charge notes that n bytes were read from a stream, and reports whether it may
+// go on. When all of them together hold too much, the one that holds most is
+// closed: strangers cannot keep members from exchanging a state that is smaller
+// than what they send themselves.
+func (t *transport) charge(s *stream, n int) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if _, ok := t.open[s]; !ok {
+		return false
+	}
+	s.read += n
+	t.buffered += n
+	if s.read > maxStreamBytes {
+		t.releaseLocked(s)
+	}
+	for t.buffered > maxBufferedBytes {
+		worst := s
+		for other := range t.open {
+			if other.read > worst.read {
+				worst = other
+			}
+		}
+		t.releaseLocked(worst)
+		_ = worst.Conn.Close() // wakes memberlist's goroutine
+	}
+	_, ok := t.open[s]
+	return ok
+}
+
+// releaseLocked forgets a stream and what was read from it. Idempotent.
+func (t *transport) releaseLocked(s *stream) {
+	delete(t.open, s)
+	t.buffered -= s.read
+	s.read = 0
+}
+
+// held is how many bytes memberlist's open streams may hold.
+func (t *transport) held() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.buffered
+}
+
 func (s *stream) Read(b []byte) (int, error) {
 	n, err := s.Conn.Read(b)
-	if n > 0 {
-		mine, all := s.read.Add(int64(n)), s.t.buffered.Add(int64(n))
-		if mine > maxStreamBytes || all > maxBufferedBytes {
-			return 0, errTooMuch
-		}
+	if n > 0 && !s.t.charge(s, n) {
+		return 0, errTooMuch
 	}
 	return n, err
 }
@@ -401,15 +451,12 @@ func (s *stream) SetDeadline(d time.Time) error {
 }
 
 func (s *stream) Close() error {
-	s.once.Do(func() {
-		if s.gated != nil {
-			s.gated.leave()
-		}
-		s.t.mu.Lock()
-		delete(s.t.outgoing, s)
-		s.t.mu.Unlock()
-		s.t.buffered.Add(-s.read.Load())
-	})
+	if s.gated != nil {
+		s.gated.leave()
+	}
+	s.t.mu.Lock()
+	s.t.releaseLocked(s)
+	s.t.mu.Unlock()
 	return s.Conn.Close()
 }
 
