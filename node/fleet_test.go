@@ -365,6 +365,9 @@ func TestRefusedStartFails(t *testing.T) {
 		}
 		stopNode(t, n)
 	}
+	if series := scrape(t, one); series["grapevine_gossip_refused_total"] < 4 || one.Status().Fleet.Refused < 4 || len(one.NodeList().Refusals) == 0 {
+		t.Errorf("the first node counts %v refusals, and lists %d", series["grapevine_gossip_refused_total"], len(one.NodeList().Refusals))
+	}
 	if !one.Ready() || one.knowledge.nodes.Load() != 1 {
 		t.Errorf("the first node counts %d", one.knowledge.nodes.Load())
 	}

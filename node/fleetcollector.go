@@ -21,6 +21,7 @@ type fleetFigures struct {
 	warm      float64
 	staleness time.Duration
 	blind     uint64
+	refused   uint64 // attempts of nodes that were turned away
 }
 
 // fleetFigures returns nil until the node has met the others.
@@ -35,6 +36,7 @@ func (n *Node) fleetFigures() *fleetFigures {
 		peers:   g.Peers(), stats: g.Stats(), outbox: n.knowledge.outbox.Stats(), warm: g.WarmFraction(),
 		posted:    n.knowledge.announced.posted.byName(),
 		staleness: time.Duration(n.knowledge.staleness.Load()), blind: n.router.Stats().Blind,
+		refused: g.Members().Stats().Refused,
 	}
 	for _, p := range f.peers {
 		f.members[p.State]++
@@ -99,7 +101,7 @@ func newFleetCollector(figures func() *fleetFigures) *fleetCollector {
 		gaps:        d("gossip_missing_batches_total", "Batches found missing."),
 		lost:        d("gossip_lost_batches_total", "Batches given up because no node has them any more."),
 		malformed:   d("gossip_malformed_total", "Batches, pages and states that could not be read, and streams closed for what came on them."),
-		refused:     d("gossip_refused_total", "Nodes turned away."),
+		refused:     d("gossip_refused_total", "Attempts of nodes to join or connect that were turned away: another secret, key, block size, cluster, protocol or certificate, or a taken name."),
 		snapshots:   d("gossip_snapshots_total", "Snapshots served to nodes that joined, and taken.", "role"),
 		journal:     d("gossip_journal_bytes", "Bytes of batches kept for repairs."),
 		pending:     d("gossip_pending_records", "Own records waiting to be sent."),
@@ -166,7 +168,7 @@ func (c *fleetCollector) Collect(ch chan<- prometheus.Metric) {
 	counter(c.gaps, st.Gaps)
 	counter(c.lost, st.LostBatches)
 	counter(c.malformed, st.Malformed+st.Violations)
-	counter(c.refused, st.Refused)
+	counter(c.refused, f.refused)
 	counter(c.snapshots, st.SnapshotsServed, "served")
 	counter(c.snapshots, st.SnapshotsTaken, "taken")
 	gauge(c.journal, float64(st.JournalBytes))

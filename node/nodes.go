@@ -21,7 +21,7 @@ type FleetStatus struct {
 	StalenessMS    float64 `json:"staleness_ms"`  // how late what the others did is known here
 	BlindDecisions uint64  `json:"blind_decisions"`
 	Divergence     int     `json:"divergence"` // ten-second buckets that differed in the last exchange
-	Refused        uint64  `json:"refused"`    // nodes turned away
+	Refused        uint64  `json:"refused"`    // attempts of nodes that were turned away
 }
 
 // NodeList is the answer of /nodes.
@@ -142,7 +142,7 @@ func (n *Node) fleetStatus() *FleetStatus {
 	return &FleetStatus{
 		Nodes: int(n.knowledge.nodes.Load()), WarmFraction: g.WarmFraction(),
 		StalenessMS: milliseconds(time.Duration(n.knowledge.staleness.Load())), BlindDecisions: n.router.Stats().Blind,
-		Divergence: int(st.Divergence), Refused: st.Refused,
+		Divergence: int(st.Divergence), Refused: g.Members().Stats().Refused,
 	}
 }
 
