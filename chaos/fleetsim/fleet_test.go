@@ -23,6 +23,9 @@ var allPolicies = []string{
 	"argmin", "lmetric", "two-choice", "sglang",
 }
 
+// smallTree is large enough for these workloads, and quickly made.
+var smallTree = prefixtree.Config{Budget: 8 << 20, MaxBackends: 16}
+
 // chat is the chat preset for eight backends of small memory, so that they evict.
 func chat(t testing.TB, policies ...string) Config {
 	t.Helper()
@@ -33,7 +36,7 @@ func chat(t testing.TB, policies ...string) Config {
 	return Config{
 		Workload: w, Policies: policies, Backends: 8, Warmup: 2 * time.Second,
 		Options: workload.Options{Duration: 8 * time.Second, Seed: 11, Speed: 2},
-		Engine:  engine.Config{KVTokens: 100_000},
+		Engine:  engine.Config{KVTokens: 100_000}, Tree: smallTree,
 	}
 }
 
@@ -49,12 +52,12 @@ func run(t testing.TB, cfg Config) []report.Report {
 // TestSameSeedSameBytes: a run is a function of its settings, whatever runs
 // beside it.
 func TestSameSeedSameBytes(t *testing.T) {
-	apart := traced(t, allPolicies...)
+	apart := traced(t, "prefix", "least-request")
 	apart.Share, apart.Staleness = []Share{ShareBoth, ShareLoad}, []time.Duration{700 * time.Millisecond}
-	apart.Loss, apart.Partition = 0.1, Partition{5 * time.Second, 12 * time.Second}
+	apart.Loss, apart.Partition = 0.1, Partition{time.Second, 3 * time.Second}
 	for _, cfg := range []Config{chat(t, allPolicies...), traced(t, allPolicies...), apart} {
 		cfg.Nodes = []int{1, 3}
-		cfg.Options.Requests = 150
+		cfg.Options.Requests = 100
 		print := func(seed uint64, parallel int) string {
 			c := cfg
 			c.Options.Seed, c.Parallel = seed, parallel
@@ -93,7 +96,7 @@ func traced(t testing.TB, policies ...string) Config {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Config{Workload: w, Policies: policies, Backends: 4, Engine: engine.Config{KVTokens: 30_000, MaxRunning: 8}}
+	return Config{Workload: w, Policies: policies, Backends: 4, Engine: engine.Config{KVTokens: 30_000, MaxRunning: 8}, Tree: smallTree}
 }
 
 // counted is a workload that keeps book of what is handed out and reported back.
