@@ -121,7 +121,8 @@ func (k *killing) observe(e replay.Ended) { k.ended = append(k.ended, e) }
 // finish waits for the script and sums up. The traffic must have ended.
 func (k *killing) finish(warmup time.Duration) Kill {
 	k.done.Wait()
-	out := Kill{Node: k.node.Name(), KilledS: k.killed.Seconds(), RestartS: k.restarted.Seconds(), ReadyS: k.ready.Seconds()}
+	seconds := func(d time.Duration) float64 { return d.Round(time.Millisecond).Seconds() }
+	out := Kill{Node: k.node.Name(), KilledS: seconds(k.killed), RestartS: seconds(k.restarted), ReadyS: seconds(k.ready)}
 	out.HitRate = Through{k.hitRate(warmup, k.killed), k.hitRate(k.killed, k.ready), k.hitRate(k.ready, never)}
 	return out
 }
