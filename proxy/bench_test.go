@@ -106,7 +106,7 @@ func serveProxy(b *testing.B, backend string) string {
 	must(b, err)
 	router.SetView(view)
 	p, err := New(Config{
-		Picker:   &routed{router, map[prefixtree.Backend]Target{0: {Name: "b0", Addr: backend}}},
+		Picker:   &routed{router: router, targets: map[prefixtree.Backend]Target{0: {Name: "b0", Addr: backend}}},
 		Hasher:   hasher,
 		Log:      zerolog.Nop(),
 		NodeName: "n1",

@@ -12,8 +12,15 @@ import (
 	"grapevine/proxy/policy"
 )
 
+// departure is a point of a request's life at which a client may leave.
+type departure struct {
+	stream bool
+	begin  func(c *upstreamSide) // what the engine does before it goes silent
+	read   bool                  // the client waits for the response to begin
+}
+
 // TestClientLeaves: however a client goes, at whatever point, the engine sees its request end within a second. The watch
-// runs at its default period.
+// runs at its default period. A machine that stalls may keep one client waiting, not three in a row.
 func TestClientLeaves(t *testing.T) {
 	leave := map[string]func(c net.Conn){
 		"fin": func(c net.Conn) { c.Close() },
@@ -25,11 +32,7 @@ func TestClientLeaves(t *testing.T) {
 		"pipelined fin":        func(c net.Conn) { _, _ = io.WriteString(c, chat(false)); tcpOf(c).Close() },
 		"pipelined half-close": func(c net.Conn) { _, _ = io.WriteString(c, chat(false)); _ = tcpOf(c).CloseWrite() },
 	}
-	points := map[string]struct {
-		stream bool
-		begin  func(c *upstreamSide) // what the engine does before it goes silent
-		read   bool                  // the client waits for the response to begin
-	}{
+	points := map[string]departure{
 		"not streamed":               {false, func(*upstreamSide) {}, false},
 		"before the head":            {true, func(*upstreamSide) {}, false},
 		"before the first event":     {true, func(c *upstreamSide) { c.send(sseHead) }, false},
@@ -41,48 +44,59 @@ func TestClientLeaves(t *testing.T) {
 			for _, secure := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s/%s/tls=%v", how, when, secure), func(t *testing.T) {
 					t.Parallel()
-					begun, ended := make(chan bool, 8), make(chan error, 8)
-					b := newBackend(t, secure, func(c *upstreamSide, _ seenRequest) bool {
-						point.begin(c)
-						begun <- true
-						_, err := c.closedByPeer(3 * time.Second)
-						ended <- err
-						return false
-					})
-					opts := []rigOption{withTimeouts(func(t *Timeouts) { t.Watch = 0 })}
-					if secure {
-						opts = append(opts, withTLS())
+					var took time.Duration
+					for range 3 {
+						if took = clientLeaves(t, go1, point, secure); took <= time.Second {
+							return
+						}
 					}
-					r := newRig(t, []string{b.addr}, opts...)
-					c := r.dial()
-					_, err := io.WriteString(c, chat(point.stream))
-					must(t, err)
-					<-begun
-					if point.read {
-						resp, err := http.ReadResponse(bufio.NewReader(c), nil)
-						must(t, err)
-						_, err = io.ReadFull(resp.Body, make([]byte, len(event("a"))))
-						must(t, err)
-					}
-					start := time.Now()
-					go1(c)
-					if err := <-ended; err != nil {
-						t.Fatalf("upstream: %v", err)
-					}
-					if d := time.Since(start); d > time.Second {
-						t.Errorf("upstream ended after %v", d)
-					}
-					rec := r.record(0)
-					if rec.Failed != policy.ClientGone {
-						t.Errorf("record %+v", rec)
-					}
-					if !point.read && rec.Status != StatusClientGone {
-						t.Errorf("status %d", rec.Status)
-					}
+					t.Errorf("upstream ended after %v, and later than a second twice before", took)
 				})
 			}
 		}
 	}
+}
+
+// clientLeaves lets a client leave and returns how much later its request ended at the engine.
+func clientLeaves(t *testing.T, leave func(c net.Conn), point departure, secure bool) time.Duration {
+	t.Helper()
+	begun, ended := make(chan bool, 8), make(chan error, 8)
+	b := newBackend(t, secure, func(c *upstreamSide, _ seenRequest) bool {
+		point.begin(c)
+		begun <- true
+		_, err := c.closedByPeer(20 * time.Second)
+		ended <- err
+		return false
+	})
+	opts := []rigOption{withTimeouts(func(t *Timeouts) { t.Watch = 0 })}
+	if secure {
+		opts = append(opts, withTLS())
+	}
+	r := newRig(t, []string{b.addr}, opts...)
+	c := r.dial()
+	_, err := io.WriteString(c, chat(point.stream))
+	must(t, err)
+	<-begun
+	if point.read {
+		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+		must(t, err)
+		_, err = io.ReadFull(resp.Body, make([]byte, len(event("a"))))
+		must(t, err)
+	}
+	start := time.Now()
+	leave(c)
+	if err := <-ended; err != nil {
+		t.Fatalf("upstream: %v", err)
+	}
+	took := time.Since(start)
+	rec := r.record(0)
+	if rec.Failed != policy.ClientGone {
+		t.Errorf("record %+v", rec)
+	}
+	if !point.read && rec.Status != StatusClientGone {
+		t.Errorf("status %d", rec.Status)
+	}
+	return took
 }
 
 // A client that stays is not taken for one that left: bytes it sends ahead, and a close_notify alone, change nothing.
@@ -131,23 +145,18 @@ func TestClientThatDoesNotReadIsCut(t *testing.T) {
 
 // The wait for a connection to a backend that drops packets is not cut short, but nothing is sent after it.
 func TestClientLeavesDuringTheRetry(t *testing.T) {
-	first, second := make(chan bool, 1), make(chan bool, 1)
-	a := newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
-		first <- true
-		_, _ = c.closedByPeer(5 * time.Second)
-		return false
-	})
+	second := make(chan bool, 1)
+	a := newBackend(t, false, resetting)
 	b := newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
 		second <- true
-		_, _ = c.closedByPeer(5 * time.Second)
+		_, _ = c.closedByPeer(20 * time.Second)
 		return false
 	})
-	r := newRig(t, []string{a.addr, b.addr}, withTimeouts(func(t *Timeouts) { t.FirstByte = time.Second }))
+	r := newRig(t, []string{a.addr, b.addr})
 	c := r.dial()
 	_, err := io.WriteString(c, chat(false))
 	must(t, err)
-	<-first
-	<-second // the first has timed out
+	<-second // the first has failed
 	c.Close()
 	if rec := r.record(0); rec.Failed != policy.ClientGone || rec.Attempts != 2 {
 		t.Errorf("record %+v", rec)

@@ -25,6 +25,7 @@ func drained(r *rig, limit time.Duration) <-chan error {
 }
 
 func TestDrainOrder(t *testing.T) {
+	t.Parallel() // waits for the grace
 	events := make(chan string)
 	b := newBackend(t, false, func(c *upstreamSide, req seenRequest) bool {
 		if strings.Contains(req.body, `"stream":true`) {
@@ -32,7 +33,7 @@ func TestDrainOrder(t *testing.T) {
 		}
 		return answering(c, req)
 	})
-	r := newRig(t, []string{b.addr}, withTimeouts(func(t *Timeouts) { t.DrainGrace = 300 * time.Millisecond }))
+	r := newRig(t, []string{b.addr}, withTimeouts(func(t *Timeouts) { t.DrainGrace = 3 * time.Second }))
 	stream, idle := r.dial(), r.dial()
 	silent, half := r.dial(), r.dial()
 	_, err := io.WriteString(half, "POST /v1/x HTTP/1.1\r\nHost:")
@@ -61,7 +62,7 @@ func TestDrainOrder(t *testing.T) {
 	}
 
 	// Then responses say Connection: close, and new connections are still taken.
-	done := drained(r, 20*time.Second)
+	done := drained(r, time.Minute)
 	eventually(t, "draining", r.proxy.draining.Load)
 	if rp := r.raw(chat(false)).want(t, 200); !rp.Close {
 		t.Error("no Connection: close while draining")
@@ -99,14 +100,32 @@ func TestDrainOrder(t *testing.T) {
 	}
 }
 
+// inForceGrace runs a test of what interrupted requests are told within forceGrace, again if that was too short: a machine
+// that stalls may take all of it, not three times in a row.
+func inForceGrace(t *testing.T, test func() error) {
+	t.Helper()
+	var err error
+	for range 3 {
+		if err = test(); err == nil {
+			return
+		}
+		t.Logf("once more: %v", err)
+	}
+	t.Error(err)
+}
+
 func TestDrainDeadlineInterrupts(t *testing.T) {
+	inForceGrace(t, func() error { return drainDeadlineInterrupts(t) })
+}
+
+func drainDeadlineInterrupts(t *testing.T) error {
 	sent := make(chan bool, 2)
 	b := newBackend(t, false, func(c *upstreamSide, req seenRequest) bool {
 		if strings.Contains(req.body, `"stream":true`) {
 			c.send(sseHead + chunk(event("a")))
 		}
 		sent <- true
-		if _, err := c.closedByPeer(5 * time.Second); err != nil {
+		if _, err := c.closedByPeer(30 * time.Second); err != nil {
 			t.Errorf("upstream: %v", err)
 		}
 		return false
@@ -122,24 +141,35 @@ func TestDrainDeadlineInterrupts(t *testing.T) {
 	start := time.Now()
 	done := drained(r, 200*time.Millisecond)
 	// Each is told in its own way.
-	readReply(t, bufio.NewReader(stream), "POST").want(t, 200, event("a"), `"code":"shutting_down"`)
-	rp := readReply(t, bufio.NewReader(plain), "POST").want(t, 503, `"code":"shutting_down"`)
+	told, errStream := tryReply(bufio.NewReader(stream), "POST")
+	rp, errPlain := tryReply(bufio.NewReader(plain), "POST")
+	if err := errors.Join(errStream, errPlain, told.err, rp.err); err != nil {
+		<-done
+		return err
+	}
+	told.want(t, 200, event("a"), `"code":"shutting_down"`)
+	rp.want(t, 503, `"code":"shutting_down"`)
 	if rp.Header.Get("Retry-After") == "" || !rp.Close {
 		t.Errorf("headers %v", rp.Header)
 	}
 	if err := <-done; !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Shutdown: %v", err)
 	}
-	if d := time.Since(start); d > 3*time.Second {
+	if d := time.Since(start); d > 10*time.Second { // a third of what the engine would take
 		t.Errorf("took %v", d)
 	}
+	return nil
 }
 
 func TestSecondShutdownForces(t *testing.T) {
+	inForceGrace(t, func() error { return secondShutdownForces(t) })
+}
+
+func secondShutdownForces(t *testing.T) error {
 	sent := make(chan bool, 1)
 	b := newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
 		sent <- true
-		_, _ = c.closedByPeer(5 * time.Second)
+		_, _ = c.closedByPeer(30 * time.Second)
 		return false
 	})
 	r := newRig(t, []string{b.addr})
@@ -156,7 +186,12 @@ func TestSecondShutdownForces(t *testing.T) {
 	if err := <-first; !errors.Is(err, context.Canceled) {
 		t.Errorf("first Shutdown: %v", err)
 	}
-	readReply(t, bufio.NewReader(c), "POST").want(t, 503)
+	rp, err := tryReply(bufio.NewReader(c), "POST")
+	if err != nil {
+		return err
+	}
+	rp.want(t, 503)
+	return nil
 }
 
 func TestDrainDoesNotWaitForTheSilent(t *testing.T) {
@@ -167,10 +202,10 @@ func TestDrainDoesNotWaitForTheSilent(t *testing.T) {
 	}
 	eventually(t, "accepted", func() bool { return r.proxy.Connections() == len(held) })
 	start := time.Now()
-	if err := <-drained(r, 10*time.Second); err != nil {
+	if err := <-drained(r, 30*time.Second); err != nil {
 		t.Errorf("Shutdown: %v", err)
 	}
-	if d := time.Since(start); d > 2*time.Second {
+	if d := time.Since(start); d >= arrivalGrace {
 		t.Errorf("took %v", d)
 	}
 }
@@ -228,7 +263,7 @@ func TestDrainUnderLoad(t *testing.T) {
 		})
 	}
 	eventually(t, "load", func() bool { n := 0; answered.Range(func(any, any) bool { n++; return true }); return n == 16 })
-	if err := <-drained(r, 10*time.Second); err != nil {
+	if err := <-drained(r, 30*time.Second); err != nil {
 		t.Errorf("Shutdown: %v", err)
 	}
 	wg.Wait()
@@ -239,11 +274,11 @@ func TestForcedDrainDoesNotWaitForModels(t *testing.T) {
 	var hanging []string
 	for range modelsAtOnce + 4 {
 		hanging = append(hanging, newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
-			_, _ = c.closedByPeer(20 * time.Second)
+			_, _ = c.closedByPeer(time.Minute)
 			return false
 		}).addr)
 	}
-	r := newRig(t, hanging)
+	r := newRig(t, hanging, withTimeouts(func(t *Timeouts) { t.Models = time.Minute }))
 	c := r.dial()
 	_, err := io.WriteString(c, request("GET", "/v1/models", ""))
 	must(t, err)
@@ -254,7 +289,7 @@ func TestForcedDrainDoesNotWaitForModels(t *testing.T) {
 	if err := r.proxy.Shutdown(ctx); err == nil {
 		t.Error("nothing was interrupted")
 	}
-	if d := time.Since(begun); d > 3*time.Second {
+	if d := time.Since(begun); d > 10*time.Second {
 		t.Errorf("drain took %v", d)
 	}
 }

@@ -41,9 +41,15 @@ func TestMain(m *testing.M) {
 type routed struct {
 	router  *policy.Router
 	targets map[prefixtree.Backend]Target
+	stopped prefixtree.Time // if not 0, the policy's clock stands still there
 }
 
-func (r *routed) Now() prefixtree.Time { return prefixtree.Time(time.Now().UnixMilli()) }
+func (r *routed) Now() prefixtree.Time {
+	if r.stopped != 0 {
+		return r.stopped
+	}
+	return prefixtree.Time(time.Now().UnixMilli())
+}
 
 func (r *routed) Pick(q *policy.Request, a *policy.Attempt) (Target, error) {
 	if err := r.router.Pick(q, r.Now(), a); err != nil {
@@ -70,6 +76,7 @@ type rigConfig struct {
 	Config
 	strategy string
 	models   map[string][]string // backend address -> models it declares
+	stopped  prefixtree.Time
 }
 
 func withTimeouts(f func(*Timeouts)) rigOption { return func(c *rigConfig) { f(&c.Timeouts) } }
@@ -79,6 +86,9 @@ func withConfig(f func(*Config)) rigOption { return func(c *rigConfig) { f(&c.Co
 func withStrategy(s string) rigOption { return func(c *rigConfig) { c.strategy = s } }
 
 func withModels(m map[string][]string) rigOption { return func(c *rigConfig) { c.models = m } }
+
+// withStoppedClock stops the policy's clock: a backend that is left alone stays so, however slow the machine is.
+func withStoppedClock() rigOption { return func(c *rigConfig) { c.stopped = 1_700_000_000_000 } }
 
 func withTLS() rigOption {
 	return func(c *rigConfig) { c.TLS = &tls.Config{Certificates: []tls.Certificate{certificate}} }
@@ -104,7 +114,7 @@ func newRig(t testing.TB, backends []string, options ...rigOption) *rig {
 	must(t, err)
 	r.router, err = policy.NewRouter(policy.Config{Strategy: cfg.strategy, BlockBytes: hasher.BlockBytes()}, tree)
 	must(t, err)
-	picker := &routed{router: r.router, targets: make(map[prefixtree.Backend]Target)}
+	picker := &routed{router: r.router, targets: make(map[prefixtree.Backend]Target), stopped: cfg.stopped}
 	var entries []policy.Backend
 	var targets []Target
 	secure := &tls.Config{RootCAs: roots, ServerName: "127.0.0.1"}
@@ -145,7 +155,7 @@ func newRig(t testing.TB, backends []string, options ...rigOption) *rig {
 	go func() { served <- r.proxy.Serve(ln) }()
 	r.proxy.Ready(true)
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 		defer cancel()
 		_ = r.proxy.Shutdown(ctx)
 		if err := <-served; err != nil && !errors.Is(err, ErrClosed) { // ErrClosed: the test was over before it began
@@ -196,7 +206,7 @@ func (r *rig) dial() net.Conn {
 	if r.tls {
 		c = tls.Client(raw, &tls.Config{RootCAs: roots, ServerName: "127.0.0.1"})
 	}
-	must(r.t, c.SetDeadline(time.Now().Add(20*time.Second)))
+	must(r.t, c.SetDeadline(time.Now().Add(time.Minute))) // a hang, not a wait
 	r.t.Cleanup(func() { raw.Close() })
 	return c
 }
@@ -245,12 +255,20 @@ func (r *rig) raw(req string) reply {
 
 func readReply(t testing.TB, br *bufio.Reader, method string) reply {
 	t.Helper()
-	resp, err := http.ReadResponse(br, &http.Request{Method: method})
+	rp, err := tryReply(br, method)
 	if err != nil {
 		t.Fatalf("no response: %v", err)
 	}
+	return rp
+}
+
+func tryReply(br *bufio.Reader, method string) (reply, error) {
+	resp, err := http.ReadResponse(br, &http.Request{Method: method})
+	if err != nil {
+		return reply{}, err
+	}
 	body, err := io.ReadAll(resp.Body)
-	return reply{resp, string(body), err}
+	return reply{resp, string(body), err}, nil
 }
 
 func (rp reply) want(t testing.TB, status int, parts ...string) reply {
@@ -275,9 +293,9 @@ func must(t testing.TB, err error) {
 
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within 10 s: %s", what)
+			t.Fatalf("not within 30 s: %s", what)
 		}
 	}
 }

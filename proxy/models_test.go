@@ -23,12 +23,13 @@ func listing(ids ...string) script {
 }
 
 func TestModelsAreMerged(t *testing.T) {
+	t.Parallel() // waits for the slow one
 	slow := newBackend(t, false, hanging)
 	broken := newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool { return c.send(jsonReply(500, "{}")) })
 	odd := newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool { return c.send(jsonReply(200, "[1]")) })
 	a, b := newBackend(t, false, listing("m1", "org/m2")), newBackend(t, true, listing("org/m2", "lora-a"))
-	r := newRig(t, []string{slow.addr, a.addr, refusing(t), broken.addr, odd.addr, b.addr},
-		withTimeouts(func(t *Timeouts) { t.Models, t.Connect = 300*time.Millisecond, 300*time.Millisecond }))
+	r := newRig(t, []string{slow.addr, a.addr, refusing(), broken.addr, odd.addr, b.addr},
+		withTimeouts(func(t *Timeouts) { t.Models, t.Connect = 3*time.Second, 3*time.Second }))
 	rp := r.raw(request("GET", "/v1/models", "", "Authorization: Bearer k")).want(t, 200)
 	var list struct {
 		Object  string
@@ -76,7 +77,7 @@ func TestModelsAreFetchedOnce(t *testing.T) {
 }
 
 func TestModelsWhenNobodyAnswers(t *testing.T) {
-	r := newRig(t, []string{refusing(t)})
+	r := newRig(t, []string{refusing()})
 	r.raw(request("GET", "/v1/models", "")).want(t, 502, `"code":"upstream_unreachable"`)
 	none := newRig(t, nil)
 	none.raw(request("GET", "/v1/models", "")).want(t, 200, `"data":[]`)

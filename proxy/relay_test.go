@@ -166,7 +166,7 @@ func TestBrokenBodyIsCutOff(t *testing.T) {
 func TestIdleStreamTimesOut(t *testing.T) {
 	b := newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
 		c.send(sseHead + chunk(event("a")))
-		_, err := c.closedByPeer(5 * time.Second)
+		_, err := c.closedByPeer(20 * time.Second)
 		if err != nil {
 			t.Errorf("upstream: %v", err)
 		}
@@ -184,19 +184,21 @@ func TestIdleStreamTimesOut(t *testing.T) {
 }
 
 func TestSlowStreamOutlivesEveryTimeout(t *testing.T) {
+	t.Parallel()
+	const events = 35
 	b := newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
 		c.send(sseHead)
-		for range 15 {
+		for range events {
 			c.send(chunk(event("a")))
 			time.Sleep(100 * time.Millisecond)
 		}
 		return c.send(chunkEnd)
 	})
 	r := newRig(t, []string{b.addr}, withTimeouts(func(t *Timeouts) {
-		t.Read, t.KeepAlive, t.StreamFirstByte, t.FirstByte = time.Second, time.Second, time.Second, time.Second
-		t.Idle, t.Write, t.HeaderHold = time.Second, time.Second, 50*time.Millisecond
+		t.Read, t.KeepAlive, t.StreamFirstByte, t.FirstByte = 3*time.Second, 3*time.Second, 3*time.Second, 3*time.Second
+		t.Idle, t.Write, t.HeaderHold = 3*time.Second, 3*time.Second, 50*time.Millisecond
 	}))
-	if rp := r.raw(chat(true)).want(t, 200); rp.body != strings.Repeat(event("a"), 15) {
+	if rp := r.raw(chat(true)).want(t, 200); rp.body != strings.Repeat(event("a"), events) {
 		t.Errorf("body %q", rp.body)
 	}
 }
@@ -210,12 +212,12 @@ func TestHeaderHold(t *testing.T) {
 	})
 	r := newRig(t, []string{b.addr}, withTimeouts(func(t *Timeouts) { t.HeaderHold = 100 * time.Millisecond }))
 	c := r.dial()
+	start := time.Now()
 	_, err := io.WriteString(c, chat(true))
 	must(t, err)
-	start := time.Now()
 	resp, err := http.ReadResponse(bufio.NewReader(c), nil) // the head comes without a byte of the body
 	must(t, err)
-	if d := time.Since(start); d < 100*time.Millisecond || d > 2*time.Second {
+	if d := time.Since(start); d < 100*time.Millisecond || d > 10*time.Second { // the default is 15 s
 		t.Errorf("head came after %v", d)
 	}
 	close(go1)
@@ -257,14 +259,14 @@ func TestEventStreamOfGivenLength(t *testing.T) {
 func TestCompressedEventStreamIsNotHeld(t *testing.T) {
 	b := newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
 		c.send("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk("\x1f\x8bsqueezed"))
-		_, _ = c.closedByPeer(10 * time.Second)
+		_, _ = c.closedByPeer(20 * time.Second)
 		return false
 	})
 	r := newRig(t, []string{b.addr})
 	c := r.dial()
 	_, err := io.WriteString(c, request("GET", "/events", "", "Accept-Encoding: gzip"))
 	must(t, err)
-	must(t, c.SetReadDeadline(time.Now().Add(5*time.Second)))
+	must(t, c.SetReadDeadline(time.Now().Add(10*time.Second))) // a head is held for 15 s
 	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
 	must(t, err)
 	got := make([]byte, len("\x1f\x8bsqueezed"))

@@ -28,13 +28,11 @@ func hanging(c *upstreamSide, _ seenRequest) bool {
 	return false
 }
 
-// refusing is an address nobody listens at.
-func refusing(t *testing.T) string {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	defer ln.Close()
-	return ln.Addr().String()
-}
+var refusals atomic.Uint32
+
+// refusing is an address nobody listens at: a port that the system gives to nobody who asks for any. One that was listened
+// at and closed may be given to the next listener.
+func refusing() string { return fmt.Sprintf("127.0.0.1:%d", 1+refusals.Add(1)%4) }
 
 func TestFailingBackendCostsNoError(t *testing.T) {
 	unavailable := func(status int) script {
@@ -65,7 +63,7 @@ func TestFailingBackendCostsNoError(t *testing.T) {
 			for _, stream := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s/tls=%v/stream=%v", name, secure, stream), func(t *testing.T) {
 					t.Parallel()
-					addr := refusing(t)
+					addr := refusing()
 					if tc.script != nil {
 						addr = newBackend(t, secure, tc.script).addr
 					}
@@ -75,9 +73,11 @@ func TestFailingBackendCostsNoError(t *testing.T) {
 						}
 						return c.send(jsonReply(200, okBody))
 					})
-					r := newRig(t, []string{addr, good.addr}, withTimeouts(func(t *Timeouts) {
-						// Long enough for the good one on a busy machine; only the hung one is waited for.
-						t.FirstByte, t.StreamFirstByte, t.Connect = 2*time.Second, 2*time.Second, 2*time.Second
+					r := newRig(t, []string{addr, good.addr}, withStoppedClock(), withTimeouts(func(t *Timeouts) {
+						t.Connect = 20 * time.Second
+						if name == "hung" { // long enough for the good one on a busy machine
+							t.FirstByte, t.StreamFirstByte = 3*time.Second, 3*time.Second
+						}
 					}))
 					var failures []policy.Failure
 					for i := range 4 {
@@ -112,7 +112,7 @@ func TestConcurrentFailover(t *testing.T) {
 		}
 	}
 	a, b, good := newBackend(t, false, flaky(resetting)), newBackend(t, false, flaky(hanging)), newBackend(t, false, answering)
-	r := newRig(t, []string{a.addr, b.addr, good.addr}, withTimeouts(func(t *Timeouts) { t.FirstByte = time.Second }))
+	r := newRig(t, []string{a.addr, b.addr, good.addr}, withTimeouts(func(t *Timeouts) { t.FirstByte = 4 * time.Second }))
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
@@ -157,11 +157,15 @@ func TestAllFail(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			addrs := []string{refusing(t), refusing(t)}
+			addrs := []string{refusing(), refusing()}
 			if tc.script != nil {
 				addrs = []string{newBackend(t, false, tc.script).addr, newBackend(t, false, tc.script).addr}
 			}
-			r := newRig(t, addrs, withTimeouts(func(t *Timeouts) { t.FirstByte = time.Second }))
+			r := newRig(t, addrs, withTimeouts(func(t *Timeouts) {
+				if name == "hung" {
+					t.FirstByte = time.Second
+				}
+			}))
 			rp := r.raw(chat(false)).want(t, tc.status, `"code":"`+tc.code+`"`, `"param":null`, "backends tried: 2")
 			if rp.Header.Get("X-Should-Retry") != tc.retry || rp.Header.Get("Retry-After") != tc.after {
 				t.Errorf("headers %v", rp.Header)
@@ -240,7 +244,7 @@ func TestStaleConnectionsAreNotFailures(t *testing.T) {
 			b := newBackend(t, secure, func(c *upstreamSide, _ seenRequest) bool {
 				return c.begun == 1 && c.send(jsonReply(200, okBody))
 			})
-			r := newRig(t, []string{b.addr})
+			r := newRig(t, []string{b.addr}, withTimeouts(func(t *Timeouts) { t.UpstreamIdle = time.Minute }))
 			c := r.dial()
 			br := bufio.NewReader(c)
 			const requests = 20
@@ -274,12 +278,16 @@ func TestClosedIdleConnectionIsDiscarded(t *testing.T) {
 		}
 	}
 	// Bytes that nobody asked for make a connection unfit as well: they would be taken for the next response.
+	said := make(chan bool, 5)
 	chatty := newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
-		return c.send(jsonReply(200, okBody)) && (c.begun > 1 || c.send("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong"))
+		keep := c.send(jsonReply(200, okBody)) && (c.begun > 1 || c.send("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong"))
+		said <- true
+		return keep
 	})
 	r = newRig(t, []string{chatty.addr})
 	for range 5 {
 		r.raw(chat(false)).want(t, 200, okBody)
+		<-said // what comes too late to be seen is the engine's to answer for
 	}
 }
 
@@ -292,7 +300,7 @@ func TestUnusedUpstreamConnectionsAreClosed(t *testing.T) {
 
 func TestUpstreamConnectionsAreReused(t *testing.T) {
 	b := newBackend(t, false, answering)
-	r := newRig(t, []string{b.addr})
+	r := newRig(t, []string{b.addr}, withTimeouts(func(t *Timeouts) { t.UpstreamIdle = time.Minute }))
 	for range 20 {
 		r.raw(chat(false)).want(t, 200)
 	}
