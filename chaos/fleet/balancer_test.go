@@ -165,14 +165,15 @@ func TestBalancerRefused(t *testing.T) {
 	}
 }
 
-// TestBalancerPassesOnEnds: an end of one direction leaves the other, a broken connection is broken for the client, and Close breaks
-// what there is.
-func TestBalancerPassesOnEnds(t *testing.T) {
+// rawBalancer puts a balancer before a target that speaks no HTTP: its checks fail, which changes nothing for the only one there is. Pair
+// returns the two ends of a new connection through it.
+func rawBalancer(t *testing.T) (bal *fleet.Balancer, pair func() (client, server net.Conn)) {
+	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer ln.Close()
+	t.Cleanup(func() { _ = ln.Close() })
 	accepted := make(chan net.Conn, 8)
 	go func() {
 		for {
@@ -183,13 +184,13 @@ func TestBalancerPassesOnEnds(t *testing.T) {
 			accepted <- c
 		}
 	}()
-	// The checks of its health find no HTTP here, which changes nothing: it is the only target.
-	bal, err := fleet.NewBalancer("127.0.0.1:0", []fleet.Target{{Name: "raw", Addr: ln.Addr().String()}}, fleet.BalancerConfig{Interval: time.Hour})
+	bal, err = fleet.NewBalancer("127.0.0.1:0", []fleet.Target{{Name: "raw", Addr: ln.Addr().String()}}, fleet.BalancerConfig{Interval: time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer bal.Close()
-	pair := func() (client, server net.Conn) {
+	t.Cleanup(func() { _ = bal.Close() })
+	return bal, func() (client, server net.Conn) {
+		t.Helper()
 		client, err := net.Dial("tcp", bal.Addr())
 		if err != nil {
 			t.Fatal(err)
@@ -207,6 +208,12 @@ func TestBalancerPassesOnEnds(t *testing.T) {
 		}
 		return client, server
 	}
+}
+
+// TestBalancerPassesOnEnds: an end of one direction leaves the other, a broken connection is broken for the client, and Close breaks
+// what there is.
+func TestBalancerPassesOnEnds(t *testing.T) {
+	bal, pair := rawBalancer(t)
 	client, server := pair()
 	if err := client.(*net.TCPConn).CloseWrite(); err != nil {
 		t.Fatal(err)
