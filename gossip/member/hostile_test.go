@@ -366,24 +366,46 @@ func TestRefusedStrangersAreBounded(t *testing.T) {
 }
 
 // Strangers who fill what memberlist's streams may hold do not keep members
-// from exchanging their state.
+// from exchanging their state: the fullest streams make room.
 func TestStreamsFullOfGarbage(t *testing.T) {
-	n := start(t, testConfig("a"))
-	label := append([]byte{firstLabel, byte(len("grapevine/test"))}, "grapevine/test"...)
-	fill := append(label, 10, 1, 0x20, 0, 0)
-	fill = append(fill, make([]byte, maxStreamBytes-len(fill))...)
+	tr := &transport{open: make(map[*stream]struct{}), closing: make(chan struct{})}
+	open := func() *stream {
+		near, far := net.Pipe()
+		t.Cleanup(func() { _, _ = near.Close(), far.Close() })
+		return tr.newStream(near, nil)
+	}
+	var strangers []*stream
 	for range maxBufferedBytes / maxStreamBytes {
-		c := connect(t, n)
-		_ = c.SetWriteDeadline(time.Now().Add(patience))
-		if _, err := c.Write(fill); err != nil {
-			t.Fatal(err)
+		s := open()
+		if !tr.charge(s, maxStreamBytes) {
+			t.Fatal("ended below its bound")
+		}
+		strangers = append(strangers, s)
+	}
+	honest := open()
+	if !tr.charge(honest, 1000) || tr.held() != maxBufferedBytes-maxStreamBytes+1000 {
+		t.Errorf("a member's stream was ended, or %d bytes are held", tr.held())
+	}
+	ended := 0
+	for _, s := range strangers {
+		if !tr.charge(s, 0) {
+			ended++
+			if _, err := s.Conn.Write([]byte{1}); !errors.Is(err, io.ErrClosedPipe) {
+				t.Error("ended, but not closed:", err)
+			}
 		}
 	}
-	eventually(t, "all is full", func() bool { return n.transport.held() == maxBufferedBytes }, func() any { return n.transport.held() })
-	cfg := testConfig("b")
-	b := start(t, cfg)
-	if _, err := b.members.Join([]string{"a/" + n.Self().Addr}); err != nil {
-		t.Error(err)
+	if ended != 1 {
+		t.Errorf("%d streams were ended", ended)
+	}
+	if tr.charge(honest, maxStreamBytes) {
+		t.Error("a stream goes on beyond its own bound")
+	}
+	for _, s := range append(strangers, honest) {
+		_ = s.Close()
+	}
+	if tr.held() != 0 || len(tr.open) != 0 {
+		t.Errorf("%d bytes are held by %d streams", tr.held(), len(tr.open))
 	}
 }
 
@@ -401,7 +423,9 @@ func (c *countingConn) Read(b []byte) (int, error) {
 
 // A stranger cannot make the node keep a certificate of any length.
 func TestLongHandshakeIsCut(t *testing.T) {
-	n := start(t, testConfig("a"))
+	cfg := testConfig("a")
+	cfg.handshake = patience // the bytes must be what ends it
+	n := start(t, cfg)
 	r, err := newRing("evil", [][]byte{key(2)}, "")
 	if err != nil {
 		t.Fatal(err)

@@ -327,7 +327,7 @@ func (l *List) holder(info *Info) string { return l.table.holder(info) }
 // Stats are counters since the start, and what is open now.
 type Stats struct {
 	Streams, MaxStreams int // knowledge and key streams
-	Handshaking         int // connections that have not said who they are
+	Handshaking         int // connections that have not said who they are, or are told why they are refused
 	// Evicted counts connections closed to make room for newer ones, FailedHandshakes
 	// those that did not get to be a stream, for whatever reason.
 	Evicted, FailedHandshakes uint64
