@@ -143,6 +143,7 @@ func TestSeedEntries(t *testing.T) {
 func TestAdvertise(t *testing.T) {
 	for _, tc := range []struct{ bind, advertise, join, want string }{
 		{"127.0.0.1:0", "", "", "127.0.0.1"},
+		{"localhost:0", "", "", "127.0.0.1"}, // as bound; nobody is asked again
 		{"127.0.0.1:0", "127.0.0.2", "", "127.0.0.2"},
 		{"127.0.0.1:0", "named.test:999", "", "10.9.8.7:999"},
 		{"0.0.0.0:0", "", "127.0.0.1:1", "127.0.0.1"},
