@@ -48,7 +48,7 @@ func TestFaultReset(t *testing.T) {
 	if status, _, err := l.try(""); status != http.StatusOK || err != nil {
 		t.Errorf("after none: %d, %v", status, err)
 	}
-	eventually(t, time.Second, "idle", func() bool { s := l.Stats(); return s.Running == 0 && s.Faulted == 2 })
+	eventually(t, "idle", func() bool { s := l.Stats(); return s.Running == 0 && s.Faulted == 2 })
 }
 
 func TestFaultHang(t *testing.T) {
@@ -61,7 +61,7 @@ func TestFaultHang(t *testing.T) {
 		_, err := l.client.Do(req)
 		hung <- err
 	}()
-	eventually(t, 5*time.Second, "health hangs too", func() bool { return l.Stats().Faulted == 1 })
+	eventually(t, "health hangs too", func() bool { return l.Stats().Faulted == 1 })
 	l.inject(Fault{Kind: "hang", Count: 1})
 	if resp, err := l.client.Get(l.url + "/health"); err != nil || resp.StatusCode != http.StatusOK {
 		t.Errorf("a counted hang strikes health: %v", err)

