@@ -30,6 +30,11 @@ func fleetConfig(name string, join []string, urls ...string) Config {
 	return c
 }
 
+// elsewhere is an address that nothing else in these tests listens on: a port
+// on it that is given up stays free until it is taken again, while one on
+// 127.0.0.1 may go to whoever asks next.
+const elsewhere = "127.0.0.2:0"
+
 // startFleet starts nodes one, two, three and waits until every node hears every other.
 func startFleet(t *testing.T, size int, urls ...string) []*Node {
 	t.Helper()
@@ -249,8 +254,11 @@ func facts(n *Node) (count, xor uint64) {
 func TestRestartedNodeIsWarmBeforeItIsReady(t *testing.T) {
 	leakCheck(t)
 	urls := []string{"http://127.0.0.1:1", "http://127.0.0.1:2"}
-	nodes := startFleet(t, 2, urls...)
-	one, two := nodes[0], nodes[1]
+	one := startNode(t, fleetConfig("one", nil, urls...))
+	cfg := fleetConfig("two", []string{one.GossipAddr()}, urls...)
+	cfg.Gossip = elsewhere
+	two := startNode(t, cfg)
+	awaitFleet(t, one, two)
 	for seed := range 3000 {
 		one.knowledge.announced.Record(prefixtree.Backend(seed%2), chain(seed, 64), now(), nil)
 	}
@@ -260,7 +268,6 @@ func TestRestartedNodeIsWarmBeforeItIsReady(t *testing.T) {
 		return want > 3000*20 && have == want
 	})
 	kill(t, two)
-	cfg := fleetConfig("two", []string{one.GossipAddr()}, urls...)
 	cfg.Gossip = two.GossipAddr()
 	cfg.WarmDeadline = time.Minute // on a machine this busy the default would show the deadline
 	again, err := New(cfg)
@@ -377,7 +384,7 @@ func TestRefusedStartFails(t *testing.T) {
 // the list of all, serves; when another comes, they meet.
 func TestUnreachableSeedsAreTriedAgain(t *testing.T) {
 	leakCheck(t)
-	reserved, err := net.Listen("tcp", "127.0.0.1:0")
+	reserved, err := net.Listen("tcp", elsewhere)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -280,12 +280,7 @@ func TestTwoNodes(t *testing.T) {
 // no client an error while another lives.
 func TestUnreachableBackends(t *testing.T) {
 	leakCheck(t)
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	dead := "http://" + ln.Addr().String()
-	ln.Close()
+	const dead = "http://127.0.0.1:1" // nobody who asks for a port is given this one
 	e := newFakeEngine(t, "m")
 	began := time.Now()
 	n := startNode(t, testConfig(dead, e.URL, "http://192.0.2.1:1")) // the last is a black hole
