@@ -44,7 +44,7 @@ type result struct {
 // could configure it.
 func command(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, os.Args[0], args...)
 	for _, v := range os.Environ() {
@@ -221,71 +221,88 @@ func TestServe(t *testing.T) {
 }
 
 // TestDrainBySignals: the first SIGTERM lets a running request end, and says
-// "not ready" before it refuses anything; the second cuts.
+// "not ready" before it refuses anything; the second cuts. What it cuts is told
+// so within half a second, which a machine that stalls may take for itself, not
+// three times in a row.
 func TestDrainBySignals(t *testing.T) {
-	for _, forced := range []bool{false, true} {
-		entered, release := make(chan struct{}, 1), make(chan struct{})
-		engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			_, _ = io.Copy(io.Discard, r.Body)
-			entered <- struct{}{}
-			select {
-			case <-release:
-				_, _ = io.WriteString(w, `{"choices":[]}`)
-			case <-r.Context().Done():
-			}
-		}))
-		p := serve(t, "--drain-grace", "300ms", "--backend", engine.URL+",models=m")
-		answered := make(chan int, 1)
-		go func() {
-			resp, err := http.Post("http://"+p.data+"/v1/chat/completions", "application/json",
-				strings.NewReader(`{"model":"m","messages":[{"role":"user","content":"hello"}]}`))
-			if err != nil {
-				answered <- 0
-				return
-			}
-			resp.Body.Close()
-			answered <- resp.StatusCode
-		}()
-		<-entered
-		p.signal(t, syscall.SIGTERM)
-		// Within the grace the data port still answers, that it is not ready.
-		eventually(t, "not ready while serving", func() bool {
-			resp, err := http.Get("http://" + p.data + "/readyz")
-			if err != nil {
-				t.Fatalf("the data port refused within the grace: %v", err)
-			}
-			resp.Body.Close()
-			return resp.StatusCode == http.StatusServiceUnavailable
-		})
-		eventually(t, "no new connections", func() bool {
-			c, err := net.DialTimeout("tcp", p.data, time.Second)
-			if err == nil {
-				c.Close()
-			}
-			return err != nil
-		})
-		want, wantCode := http.StatusOK, 0
-		if forced {
-			p.signal(t, syscall.SIGTERM)
-			want, wantCode = http.StatusServiceUnavailable, exitFailed
-		} else {
-			close(release)
-		}
-		if got := <-answered; got != want {
-			t.Errorf("forced %v: the running request was answered %d, want %d", forced, got, want)
-		}
-		if code := p.wait(t); code != wantCode {
-			t.Errorf("forced %v: exit %d, want %d\n%s", forced, code, wantCode, p.log.String())
-		}
-		engine.Close()
+	if got := drainBySignals(t, false); got != http.StatusOK {
+		t.Errorf("the running request was answered %d, want 200", got)
 	}
+	got := 0
+	for range 3 {
+		if got = drainBySignals(t, true); got != 0 {
+			break
+		}
+	}
+	if got != http.StatusServiceUnavailable {
+		t.Errorf("the request that was cut was answered %d, want 503", got)
+	}
+}
+
+// drainBySignals drains a process with a request running, forced by a second
+// signal or not, and returns the status of the answer to that; 0 if none came.
+func drainBySignals(t *testing.T, forced bool) (status int) {
+	t.Helper()
+	entered, release := make(chan struct{}, 1), make(chan struct{})
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		entered <- struct{}{}
+		select {
+		case <-release:
+			_, _ = io.WriteString(w, `{"choices":[]}`)
+		case <-r.Context().Done():
+		}
+	}))
+	defer engine.Close()
+	p := serve(t, "--drain-grace", "3s", "--backend", engine.URL+",models=m")
+	answered := make(chan int, 1)
+	go func() {
+		resp, err := http.Post("http://"+p.data+"/v1/chat/completions", "application/json",
+			strings.NewReader(`{"model":"m","messages":[{"role":"user","content":"hello"}]}`))
+		if err != nil {
+			answered <- 0
+			return
+		}
+		resp.Body.Close()
+		answered <- resp.StatusCode
+	}()
+	<-entered
+	p.signal(t, syscall.SIGTERM)
+	// Within the grace the data port still answers, that it is not ready.
+	eventually(t, "not ready while serving", func() bool {
+		resp, err := http.Get("http://" + p.data + "/readyz")
+		if err != nil {
+			t.Fatalf("the data port refused within the grace: %v", err)
+		}
+		resp.Body.Close()
+		return resp.StatusCode == http.StatusServiceUnavailable
+	})
+	eventually(t, "no new connections", func() bool {
+		c, err := net.DialTimeout("tcp", p.data, time.Second)
+		if err == nil {
+			c.Close()
+		}
+		return err != nil
+	})
+	wantCode := 0
+	if forced {
+		p.signal(t, syscall.SIGTERM)
+		wantCode = exitFailed
+	} else {
+		close(release)
+	}
+	status = <-answered
+	if code := p.wait(t); code != wantCode {
+		t.Errorf("forced %v: exit %d, want %d\n%s", forced, code, wantCode, p.log.String())
+	}
+	return status
 }
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within 20 s: %s", what)
+			t.Fatalf("not within a minute: %s", what)
 		}
 	}
 }
@@ -309,7 +326,7 @@ func serve(t *testing.T, args ...string) *process {
 	select {
 	case found := <-p.log.found:
 		p.data, p.admin = found[1], found[2]
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatalf("it does not say that it serves: %s", p.log.String())
 	}
 	return p
