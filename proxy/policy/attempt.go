@@ -32,6 +32,9 @@ type Attempt struct {
 	hashes   []prefixtree.Hash // the caller's
 	bytes    int               // prompt bytes
 	charged  int64             // prefill tokens
+	ahead    int64             // prefill tokens of peers on the backend when this was charged
+	held     float64           // tokens of the prompt believed cached by the tree
+	followed bool              // these go beyond what is common property
 	resident int64             // prompt and expected output tokens
 	adapter  uint64
 	interval float64 // seconds of engine time the prefill took; 0 unknown
@@ -123,12 +126,16 @@ func (a *Attempt) learn(o Outcome, now prefixtree.Time) {
 	if a.at.first > 0 {
 		a.router.hold.add(float64(now-a.at.first) / 1000)
 	}
+	if a.followed && o.PromptTokens > 0 && o.CachedTokens >= 0 {
+		a.model.learnFurther(a.held, float64(o.CachedTokens), float64(o.PromptTokens))
+	}
 	uncached := float64(a.decision.UncachedTokens)
 	if o.PromptTokens > 0 && o.CachedTokens >= 0 {
 		uncached = float64(max(o.PromptTokens-o.CachedTokens, 0))
 	}
-	if a.interval > 0 {
-		a.slot.learnRate(a.router.rate, uncached, a.interval)
+	// Behind work of peers the interval holds their prefills, too.
+	if a.interval > 0 && a.ahead == 0 {
+		a.slot.learnRate(a.router.rate, uncached, a.interval, a.router.fleet.Load().nodes)
 	}
 	if o.CachedTokens < 0 || len(a.hashes) == 0 {
 		return

@@ -100,28 +100,37 @@ func TestPrefixHashKeysOnTheStart(t *testing.T) {
 func TestBoundedLoadAmongNodes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(2, 24).Draw(t, "backends")
-		s := &Scene{Request: &Request{}, Nodes: 4, Branch: prefixtree.Hash(rapid.Uint64Min(1).Draw(t, "branch")),
-			PromptTokens: rapid.IntRange(1, 10_000).Draw(t, "prompt"), FleetRate: 10_000, pool: &pool{history: new(history)}}
-		var sum float64
+		s := &Scene{
+			Request: &Request{}, Nodes: 4, judged: true, Branch: prefixtree.Hash(rapid.Uint64Min(1).Draw(t, "branch")), Now: t0,
+			Staleness: rapid.Int64Range(0, 20_000).Draw(t, "staleness"), FactStaleness: rapid.SampledFrom([]int64{0, Never.Milliseconds()}).Draw(t, "facts"),
+			PromptTokens: rapid.IntRange(1, 10_000).Draw(t, "prompt"), FleetRate: 10_000, pool: &pool{history: new(history)},
+		}
 		for i := range n {
-			q := float64(rapid.IntRange(0, 100_000).Draw(t, "queued"))
-			sum += q
-			s.Candidates = append(s.Candidates, Candidate{Queued: q, Uncached: float64(s.PromptTokens), Rate: 10_000, Weight: 1, key: mix(uint64(i + 1))})
+			own, others := rapid.Float64Range(0, 50_000).Draw(t, "own"), rapid.Float64Range(0, 50_000).Draw(t, "others")
+			s.Candidates = append(s.Candidates, Candidate{OwnQueued: own, Queued: own + others, Uncached: float64(s.PromptTokens), Rate: 10_000, Weight: 1, key: mix(uint64(i + 1))})
 		}
 		p := &prefix{work: DefaultWorkWeight, epsilon: DefaultEpsilon}
+		out := s.look(s.pool.pace.outlook(float64(s.PromptTokens)/s.FleetRate, s.Now).rate)
 		i, rung := p.Choose(s)
-		limit := (1+DefaultEpsilon)*sum/float64(n) + float64(s.PromptTokens)
-		if s.Candidates[i].Queued > limit || rung != Hash {
-			t.Fatalf("chose %v queued, limit %v, rung %v", s.Candidates[i].Queued, limit, rung)
+		if out.all {
+			return
+		}
+		var sum float64
+		for j := range s.Candidates {
+			sum += out.queueSeen(&s.Candidates[j])
+		}
+		limit := (1+DefaultEpsilon)*sum/float64(n) + out.slack*float64(s.PromptTokens)
+		if s.Candidates[i].queue > limit || rung != Hash {
+			t.Fatalf("chose %v queued, limit %v, rung %v", s.Candidates[i].queue, limit, rung)
 		}
 		before := 0
 		for j := range s.Candidates {
-			if s.Candidates[j].Queued <= limit && s.Rendezvous(uint64(s.Branch), j) > s.Rendezvous(uint64(s.Branch), i) {
+			if s.Candidates[j].queue <= limit && s.Rendezvous(uint64(s.Branch), j) > s.Rendezvous(uint64(s.Branch), i) {
 				before++
 			}
 		}
-		if before >= freshChoices {
-			t.Fatalf("%d fitting candidates come before the chosen one", before)
+		if before >= out.k {
+			t.Fatalf("%d fitting candidates come before the chosen one of %d", before, out.k)
 		}
 	})
 }
@@ -131,16 +140,17 @@ func TestMoreMatchNeverHurts(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(2, 12).Draw(t, "backends")
 		tokens := rapid.IntRange(100, 50_000).Draw(t, "prompt")
-		scene := &Scene{Request: &Request{}, Nodes: rapid.IntRange(1, 3).Draw(t, "nodes"), Branch: prefixtree.Hash(rapid.Uint64Min(1).Draw(t, "branch")),
+		scene := &Scene{Request: &Request{}, judged: true, Nodes: rapid.IntRange(1, 3).Draw(t, "nodes"), Branch: prefixtree.Hash(rapid.Uint64Min(1).Draw(t, "branch")),
 			PromptTokens: tokens, FleetRate: 10_000, pool: &pool{history: new(history)}, peek: true, Now: t0}
 		scene.CommonTokens = rapid.Float64Range(0, float64(tokens)).Draw(t, "common")
 		for range rapid.IntRange(0, 100).Draw(t, "seen") {
 			whole := rapid.Float64Range(0.01, 5).Draw(t, "whole")
-			scene.pool.pace.observe(whole, rapid.Float64Range(0.01, 5).Draw(t, "soonest"), scene.Now, false)
+			scene.pool.pace.count(whole, rapid.Float64Range(0.01, 5).Draw(t, "soonest"), scene.Now)
 		}
 		for i := range n {
 			held := rapid.Float64Range(0, float64(tokens)).Draw(t, "held")
-			scene.Candidates = append(scene.Candidates, Candidate{Queued: rapid.Float64Range(0, 60_000).Draw(t, "queued"),
+			queued := rapid.Float64Range(0, 60_000).Draw(t, "queued")
+			scene.Candidates = append(scene.Candidates, Candidate{OwnQueued: queued, Queued: queued,
 				Held: held, Uncached: max(float64(tokens)-held, 1), Rate: 10_000, Weight: 1, key: mix(uint64(i + 1))})
 		}
 		p := &prefix{work: DefaultWorkWeight, epsilon: DefaultEpsilon}

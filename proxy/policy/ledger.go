@@ -24,6 +24,7 @@ type slot struct {
 	peerActive atomic.Int64  // the same for active requests
 
 	resident  atomic.Int64 // prompt and output tokens of own active requests: the KV memory they pin
+	headAhead atomic.Int64 // peers' tokens in front of the head when it joined the line, or since its predecessor did
 	trial     atomic.Bool  // the one half-open request is under way
 	telemetry atomic.Pointer[Telemetry]
 	id        prefixtree.Backend
@@ -37,24 +38,22 @@ type slot struct {
 	lastFailure prefixtree.Time
 	failures    int32 // consecutive
 	adapters    adapterSet
-
-	_ [8]byte // to 256 bytes, a size class whose objects begin on a cache line
 }
 
 // overdueGrace is how many seconds a prefill may take longer than expected before that counts: steps of a busy engine are
 // tenths of a second, and rates are averages.
 const overdueGrace = 1.0
 
-// queued returns the prefill tokens still to be computed before a request that arrived now: all that is outstanding, less
-// what the running prefill must have done since it began. Without that part a 100k-token prefill that is nearly done
-// looks like a full queue.
+// queued returns the own prefill tokens still to be computed before a request that arrived now: all that is outstanding,
+// less what the running prefill must have done since it began. Without that part a 100k-token prefill that is nearly done
+// looks like a full queue. An own prefill behind work of peers begins when theirs is done.
 //
 // overdue is the seconds by which the running prefill is late. Then the engine is slow or stuck, waits for memory, or
 // computes what it was believed to hold; nobody says which (DESIGN.md, "Load").
 func (s *slot) queued(now prefixtree.Time, rate float64) (tokens, overdue float64) {
-	tokens = float64(s.charged.Load() + s.peerTokens.Load())
+	tokens = float64(s.charged.Load())
 	if head := float64(s.headTokens.Load()); head > 0 {
-		ran := seconds(prefixtree.Time(s.headSince.Load()), now)
+		ran := max(seconds(prefixtree.Time(s.headSince.Load()), now)-float64(s.headAhead.Load())/rate, 0)
 		tokens -= min(head, ran*rate)
 		overdue = max(ran-head/rate-overdueGrace, 0)
 	}
@@ -69,11 +68,13 @@ func (s *slot) charge(a *Attempt, now prefixtree.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	a.prev, a.next = s.last, nil
+	a.ahead = s.peerTokens.Load()
 	if s.last != nil {
 		s.last.next = a
 	} else {
 		s.first = a
 		s.headTokens.Store(a.charged)
+		s.headAhead.Store(a.ahead)
 		s.headSince.Store(int64(now))
 	}
 	s.last = a
@@ -118,6 +119,7 @@ func (s *slot) prefilled(a *Attempt, now prefixtree.Time) {
 		return
 	}
 	s.headTokens.Store(s.first.charged)
+	s.headAhead.Store(max(s.first.ahead-a.ahead, 0))
 	s.headSince.Store(int64(now))
 }
 

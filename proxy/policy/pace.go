@@ -32,31 +32,40 @@ type pace struct {
 	counts [paceBuckets]float64
 	total  float64
 
-	work  float64         // whole prefills in seconds, decayed with demandWindow
-	since prefixtree.Time // of the first request
-	last  prefixtree.Time
+	work     float64         // whole prefills in seconds, decayed with demandWindow
+	arrivals float64         // requests, likewise
+	since    prefixtree.Time // of the first request
+	last     prefixtree.Time
 }
 
 // outlook is what a pace says before a request.
 type outlook struct {
 	mean   float64 // whole prefill of a recent prompt, seconds
 	slow   float64 // the slow mark, seconds; +Inf while too little is known
+	rate   float64 // requests a second, this one included
 	demand float64 // prefill seconds asked for in a second if nothing were cached, this request included
 }
 
-// observe returns the outlook and then counts a request whose whole prompt would take whole seconds and whose soonest first
-// token is in soonest, unless peek.
-func (p *pace) observe(whole, soonest float64, now prefixtree.Time, peek bool) outlook {
+// outlook returns what the past says at a request whose whole prompt would take whole seconds.
+func (p *pace) outlook(whole float64, now prefixtree.Time) outlook {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	o := outlook{mean: p.mean, slow: p.slowMark(), demand: p.demandLocked(whole, now)}
+	fade, covered := p.fadeLocked(now)
+	o := outlook{mean: p.mean, slow: p.slowMark(), rate: (p.arrivals*fade + 1) / covered, demand: (p.work*fade + whole) / covered}
 	if o.mean == 0 {
 		o.mean = whole
 	}
-	if peek {
-		return o
+	return o
+}
+
+// count takes in a request whose whole prompt would take whole seconds and whose soonest first token is in soonest.
+func (p *pace) count(whole, soonest float64, now prefixtree.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.mean == 0 {
+		p.mean = whole
 	}
-	p.mean = o.mean + paceSmooth*(whole-o.mean)
+	p.mean += paceSmooth * (whole - p.mean)
 	at := int(math.Log2(max(soonest, paceLeast)/paceLeast) * paceOctave)
 	p.counts[min(at, paceBuckets-1)]++
 	if p.total++; p.total > paceWindow {
@@ -68,25 +77,20 @@ func (p *pace) observe(whole, soonest float64, now prefixtree.Time, peek bool) o
 	if p.since == 0 {
 		p.since = now
 	}
-	p.work = p.fadedLocked(now) + whole
+	fade, _ := p.fadeLocked(now)
+	p.work = p.work*fade + whole
+	p.arrivals = p.arrivals*fade + 1
 	p.last = max(p.last, now)
-	return o
 }
 
-// fadedLocked returns the work of the past as it counts now.
-func (p *pace) fadedLocked(now prefixtree.Time) float64 {
-	return p.work * math.Exp(-seconds(p.last, now)/demandWindow)
-}
-
-// demandLocked returns the prefill seconds per second, with one more request of whole seconds now.
-func (p *pace) demandLocked(whole float64, now prefixtree.Time) float64 {
+// fadeLocked returns what the sums of the past count now, and the seconds they are taken over.
+func (p *pace) fadeLocked(now prefixtree.Time) (fade, covered float64) {
 	now = max(now, p.last)
 	since := now
 	if p.since != 0 {
 		since = p.since
 	}
-	covered := demandWindow * (1 - math.Exp(-(seconds(since, now)+demandStart)/demandWindow))
-	return (p.fadedLocked(now) + whole) / covered
+	return math.Exp(-seconds(p.last, now) / demandWindow), demandWindow * (1 - math.Exp(-(seconds(since, now)+demandStart)/demandWindow))
 }
 
 // seconds returns the time from one moment to another, 0 if the clock went back.

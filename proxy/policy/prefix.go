@@ -15,27 +15,14 @@ const (
 	worthwhile = 0.4
 	// patience scales the quadratic price of waiting, in mean whole prefills.
 	patience = 20.0
-	// calmDemand is the demand (see outlook) below which W fades away, quadratically: a fleet that could compute three times
-	// what it is asked for gains nothing from a queue.
-	calmDemand = 0.3
 	// tightDemand is the demand from which the work of a late choice counts more than once, quadratically.
 	tightDemand = 2.0
-)
-
-// Candidates among several nodes.
-const (
-	// DefaultEpsilon is e of the bounded-load test among several nodes (facts of simulations: 0.1 to 1 differ by less than 10 %).
-	DefaultEpsilon = 0.25
-	// freshChoices is K, the rendezvous candidates considered while knowledge is fresh.
-	freshChoices = 2
-	// maxChoices bounds K.
-	maxChoices = 4
-	// staleAfter is the age of knowledge in milliseconds at which the bounded-load test has been relaxed to staleEpsilon.
-	staleAfter, staleEpsilon = 3_000, 1.0
-	// blindAfter is the age beyond which only the first choice and the holders remain: loads that old are noise.
-	blindAfter = 10_000
-	// maxHolders bounds the holders of equal depth that are added to the rendezvous choices.
-	maxHolders = 4
+	// easyWork is what the work of a late choice counts in a fleet without demand; it falls to 1 at a demand of 1, from where on the
+	// fleet cannot do without its caches, and so without queues.
+	easyWork = 5.0
+	// crowding is the price of an active request on the backend, in mean whole prefills: it slows the batch, holds memory, and
+	// spreads new work while nobody waits.
+	crowding = 0.03
 )
 
 // prefix prices every candidate by the first-token time expected there and the work it makes, and takes the cheapest.
@@ -45,17 +32,30 @@ type prefix struct {
 }
 
 func (p *prefix) Choose(s *Scene) (int, Rung) {
-	few := s.Nodes > 1 && s.Branch != 0
-	if few {
-		p.preselect(s)
-	} else {
-		for i := range s.Candidates {
-			s.Candidates[i].Cost = 0
-		}
+	n := float64(s.PromptTokens)
+	o := s.pool.pace.outlook(n/s.FleetRate, s.Now)
+	out := s.look(o.rate)
+	deepest := 0.0
+	for i := range s.Candidates {
+		c := &s.Candidates[i]
+		c.queue, c.Cost = out.queueSeen(c), 0
+		deepest = max(deepest, c.Held)
 	}
-	best := p.price(s)
-	i, tied := s.firstAmong(best)
-	return i, p.rung(s, i, tied || few)
+	// What is common property is held everywhere or soon will be: only what goes beyond makes a match worth a detour.
+	follow := deepest-s.CommonTokens >= worthwhile*n
+	key, leads := s.orderKey()
+	if !out.all {
+		if key == 0 {
+			key = s.Rand()
+		}
+		p.preselect(s, &out, key, follow)
+	}
+	best, soonest := p.price(s, &o, &out, follow)
+	if !s.peek {
+		s.pool.pace.count(n/s.FleetRate, soonest, s.Now)
+	}
+	i, tied := s.firstAmong(best, key)
+	return i, p.rung(s, i, leads && (tied || !out.all))
 }
 
 // price sets the cost of every candidate that is not ruled out (+Inf), and returns the least. T is the expected time to
@@ -67,69 +67,62 @@ func (p *prefix) Choose(s *Scene) (int, Rung) {
 // A late candidate competes with the best timely one at W' instead, which grows with the demand: 1 for a fleet that could
 // nearly do without its caches, more for one in which every recomputation makes others miss. Its cost is that of the
 // best timely one plus its disadvantage in T + (W'-1) U/v'.
-func (p *prefix) price(s *Scene) float64 {
+func (p *prefix) price(s *Scene, o *outlook, out *outsight, follow bool) (least, soonest float64) {
 	n := float64(s.PromptTokens)
-	deepest := 0.0
-	for i := range s.Candidates {
-		if c := &s.Candidates[i]; !math.IsInf(c.Cost, 1) {
-			deepest = max(deepest, c.Held)
-		}
-	}
-	follow := deepest >= worthwhile*n
 	free := 0.0
 	if !follow {
 		// What all prompts share is taken for held everywhere: computing it once more is an investment, and without it a
 		// new backend would look dearer than the others for ever.
 		free = s.CommonTokens
 	}
-	soonest := math.Inf(1)
+	soonest = math.Inf(1)
 	for i := range s.Candidates {
 		if c := &s.Candidates[i]; !math.IsInf(c.Cost, 1) {
 			// What is overdue is expected to take as long again.
-			c.Cost = (c.Queued+c.uncached(n, free))/c.Rate + s.memoryWait(c) + c.Overdue
+			c.Cost = (c.queue+c.uncached(n, free))/out.rateSeen(s, c) + s.memoryWait(c) + c.Overdue
 			soonest = min(soonest, c.Cost)
 		}
 	}
-	o := s.pool.pace.observe(n/s.FleetRate, soonest, s.Now, s.peek)
 	mark := max(o.slow, soonest)
-	timely, late := p.weights(follow, o.demand*float64(s.Nodes)/float64(max(len(s.pool.entries), 1)))
+	timely, late := p.weights(follow, out.fresh, o.demand*float64(s.Nodes)/float64(max(len(s.pool.entries), 1)))
 
 	best, reference := math.Inf(1), 0.0
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
 		if t := c.Cost; t <= mark {
-			u := c.uncached(n, free) / s.FleetRate
-			if cost := t + (timely-1)*u + t*t/(patience*o.mean); cost < best {
-				best, reference = cost, t+(late-1)*u
+			u, a := c.uncached(n, free)/s.FleetRate, crowding*o.mean*out.activeSeen(c)/c.Weight
+			if cost := t + (timely-1)*u + t*t/(patience*o.mean) + a; cost < best {
+				best, reference = cost, t+(late-1)*u+a
 			}
 		}
 	}
-	least := best
+	least = best
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		t, u := c.Cost, c.uncached(n, free)/s.FleetRate
-		switch {
-		case math.IsInf(t, 1):
+		t := c.Cost
+		if math.IsInf(t, 1) {
 			continue
-		case t <= mark:
-			c.Cost = t + (timely-1)*u + t*t/(patience*o.mean)
-		default:
-			c.Cost = best + t + (late-1)*u - reference
+		}
+		u, a := c.uncached(n, free)/s.FleetRate, crowding*o.mean*out.activeSeen(c)/c.Weight
+		if t <= mark {
+			c.Cost = t + (timely-1)*u + t*t/(patience*o.mean) + a
+		} else {
+			c.Cost = best + t + (late-1)*u + a - reference
 		}
 		least = min(least, c.Cost)
 	}
-	return least
+	return least, soonest
 }
 
-// weights returns W for timely and for late candidates at a demand.
-func (p *prefix) weights(follow bool, demand float64) (timely, late float64) {
-	if !follow {
-		return plainWork, plainWork
+// weights returns W for timely and for late candidates at a demand, where so much of the others' work is seen. A first
+// token that is timely only as far as one can see is no reason for a long wait.
+func (p *prefix) weights(follow bool, fresh, demand float64) (timely, late float64) {
+	timely = min(plainWork, p.work)
+	if follow {
+		timely += (p.work - timely) * fresh
 	}
-	busy := min(demand/calmDemand, 1)
-	timely = 1 + max(p.work-1, 0)*busy*busy
-	tight := max(demand/tightDemand, 1)
-	return timely, min(tight*tight, timely)
+	tight := demand / tightDemand
+	return timely, min(max(tight*tight, easyWork-(easyWork-1)*demand, 1), timely)
 }
 
 // uncached returns the tokens of a prompt of n that count as work on the candidate, if the first free ones do not.
@@ -157,66 +150,10 @@ func (p *prefix) rung(s *Scene, chosen int, ordered bool) Rung {
 		even = even && c.Outstanding == s.Candidates[0].Outstanding
 	}
 	switch {
-	case ordered && s.Branch != 0:
+	case ordered:
 		return Hash
 	case even:
 		return Rotate
 	}
 	return Load
-}
-
-// preselect rules out all but the first K in rendezvous order of the branch key whose queue is not above the others', and
-// the deepest holders. A node that is not alone needs it: views of other nodes' work are late, and an argmin over all
-// backends would send every node to the same one.
-func (p *prefix) preselect(s *Scene) {
-	var sum, deepest float64
-	for i := range s.Candidates {
-		c := &s.Candidates[i]
-		c.Cost = math.Inf(1)
-		sum += c.Queued
-		deepest = max(deepest, c.Held)
-	}
-	n := float64(s.PromptTokens)
-	stale := min(float64(s.Staleness)/staleAfter, 1)
-	epsilon := p.epsilon + stale*max(staleEpsilon-p.epsilon, 0)
-	k := freshChoices
-	if s.Staleness > blindAfter {
-		k = 1
-	}
-	at, k := s.firstFitting((1+epsilon)*sum/float64(len(s.Candidates))+n, k)
-	for _, i := range at[:k] {
-		s.Candidates[i].Cost = 0
-	}
-	if deepest < worthwhile*n {
-		return
-	}
-	added := 0
-	for i := range s.Candidates {
-		if c := &s.Candidates[i]; c.Held == deepest && added < maxHolders {
-			c.Cost = 0
-			added++
-		}
-	}
-}
-
-// firstFitting returns the first k candidates in rendezvous order of the branch key whose queue is within limit, best
-// first. At least one fits whenever limit is at least the mean.
-func (s *Scene) firstFitting(limit float64, k int) (at [maxChoices]int32, n int) {
-	var ranks [maxChoices]float64
-	for i := range s.Candidates {
-		if s.Candidates[i].Queued > limit {
-			continue
-		}
-		r := s.Rendezvous(uint64(s.Branch), i)
-		if n == k && r <= ranks[n-1] {
-			continue
-		}
-		j := min(n, k-1)
-		for ; j > 0 && ranks[j-1] < r; j-- {
-			ranks[j], at[j] = ranks[j-1], at[j-1]
-		}
-		ranks[j], at[j] = r, int32(i)
-		n = min(n+1, k)
-	}
-	return at, n
 }

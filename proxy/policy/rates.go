@@ -21,6 +21,9 @@ const (
 	// rateOutlier bounds how far one sample may stand below the present estimate: a single hang must not condemn a backend,
 	// a lasting slowdown still shows within a few samples.
 	rateOutlier = 16
+	// rateDoubt is what a prefill slower than the estimate counts among several nodes, against 1 for a faster one: it may have
+	// waited for another node's, which nobody tells from a slow engine, while no engine is ever faster than it is.
+	rateDoubt = 0.1
 )
 
 // rateSums estimates tokens/s as a ratio of decayed sums, which weighs a sample by its duration: long prefills say most.
@@ -28,9 +31,13 @@ type rateSums struct {
 	tokens, seconds float64
 }
 
-func (r *rateSums) add(tokens, seconds, present float64) {
+// add books a sample; doubt is what it counts if it is slower than the present estimate.
+func (r *rateSums) add(tokens, seconds, present, doubt float64) {
 	if present > 0 {
 		seconds = min(seconds, rateOutlier*tokens/present)
+		if tokens < seconds*present {
+			tokens, seconds = tokens*doubt, seconds*doubt
+		}
 	}
 	r.tokens += tokens
 	r.seconds += seconds
@@ -64,10 +71,10 @@ func newFleetRate(initial float64) *fleetRate {
 
 func (f *fleetRate) load() float64 { return math.Float64frombits(f.bits.Load()) }
 
-func (f *fleetRate) add(tokens, seconds float64) {
+func (f *fleetRate) add(tokens, seconds, doubt float64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.sums.add(tokens, seconds, f.load())
+	f.sums.add(tokens, seconds, f.load(), doubt)
 	f.bits.Store(math.Float64bits(f.sums.plus(f.peers).estimate(f.load())))
 }
 
@@ -123,15 +130,20 @@ func (s *slot) combinedRate(prior float64) float64 {
 	return all.estimate(prior)
 }
 
-// learnRate books one prefill of the slot: tokens computed in seconds of the engine's own time for it.
-func (s *slot) learnRate(f *fleetRate, tokens, seconds float64) {
+// learnRate books one prefill of the slot: tokens computed in seconds of the engine's own time for it, as far as one of so
+// many nodes can tell.
+func (s *slot) learnRate(f *fleetRate, tokens, seconds float64, nodes int) {
 	if tokens < rateMinTokens || seconds <= 0 {
 		return
 	}
-	f.add(tokens, seconds)
+	doubt := 1.0
+	if nodes > 1 {
+		doubt = rateDoubt
+	}
+	f.add(tokens, seconds, doubt)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.rates.add(tokens, seconds, math.Float64frombits(s.rate.Load()))
+	s.rates.add(tokens, seconds, math.Float64frombits(s.rate.Load()), doubt)
 	s.rate.Store(math.Float64bits(s.combinedRate(f.load())))
 }
 
@@ -153,6 +165,9 @@ type modelStat struct {
 	bits          atomic.Uint64
 	mu            sync.Mutex
 	bytes, tokens float64
+
+	further      atomic.Uint64 // see cachedFurther; float64 bits
+	found, fresh float64       // tokens behind a match that were cached all the same, of so many; decayed
 }
 
 func newModelStat() *modelStat {
@@ -179,6 +194,34 @@ func (m *modelStat) learn(promptBytes, promptTokens int) {
 		m.tokens /= 2
 	}
 	m.bits.Store(math.Float64bits(m.bytes / m.tokens))
+}
+
+const (
+	// furtherWindow is the memory of what is found behind matches, in tokens.
+	furtherWindow = 1 << 20
+	// furtherPrior is the weight of finding nothing, in tokens: a few follow-ups.
+	furtherPrior = 1 << 13
+)
+
+// cachedFurther returns the share of a prompt behind the match of its conversation that its holder is expected to have all
+// the same: the answers it gave, which no router hashes before they come back in a prompt.
+func (m *modelStat) cachedFurther() float64 { return math.Float64frombits(m.further.Load()) }
+
+// learnFurther books a follow-up of prompt tokens with a match of held, of which cached were found. A count short of the
+// match is the tree's affair.
+func (m *modelStat) learnFurther(held, cached, prompt float64) {
+	if cached < held || cached > prompt || prompt <= held {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.found += cached - held
+	m.fresh += prompt - held
+	if m.fresh > furtherWindow {
+		m.found /= 2
+		m.fresh /= 2
+	}
+	m.further.Store(math.Float64bits(m.found / (m.fresh + furtherPrior)))
 }
 
 // modelStats maps model names to their estimates: copy on write, so that the lookup of a Pick neither locks nor allocates.

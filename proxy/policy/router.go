@@ -195,24 +195,6 @@ func (c *Config) complete() error {
 // Strategies returns the names this router knows, sorted.
 func (r *Router) Strategies() []string { return slices.Sorted(maps.Keys(r.strategies)) }
 
-// fleetState is what is known of the other nodes as a whole. Immutable.
-type fleetState struct {
-	nodes        int   // routers, this one included, at least 1
-	loads, facts int64 // ms by which what the others do is known late
-}
-
-// SetFleet tells how many routers there are and how late what the others did becomes known here, as measured.
-func (r *Router) SetFleet(nodes int, staleness time.Duration) {
-	r.SetKnowledge(nodes, staleness, staleness)
-}
-
-// SetKnowledge is SetFleet for a fleet whose nodes tell each other their loads and their placements apart: how late each of
-// the two becomes known here; Never for what is not told. Loads of which no report has ever come (SetPeerLoad) count as not
-// told, whatever loads says.
-func (r *Router) SetKnowledge(nodes int, loads, facts time.Duration) {
-	r.fleet.Store(&fleetState{nodes: max(nodes, 1), loads: max(loads, 0).Milliseconds(), facts: max(facts, 0).Milliseconds()})
-}
-
 // Pick decides where the request goes and books it there at once. After a nil error att.End must be called exactly once.
 // Errors: ErrNoBackend, ErrUnknownModel, ErrUnknownStrategy, ErrAttemptInUse.
 func (r *Router) Pick(q *Request, now prefixtree.Time, att *Attempt) error {
@@ -232,6 +214,7 @@ func (r *Router) Pick(q *Request, now prefixtree.Time, att *Attempt) error {
 	c := &s.Candidates[chosen]
 	att.router, att.slot, att.model = r, c.slot, s.model
 	att.hashes, att.bytes = q.Hashes, s.promptBytes(r.cfg.BlockBytes)
+	att.held, att.followed = c.Held, c.Held > s.CommonTokens
 	att.charged = int64(att.decision.UncachedTokens)
 	att.resident = int64(s.PromptTokens + q.OutputHint)
 	att.trial, att.interval, att.adapter = c.half, 0, 0

@@ -150,9 +150,9 @@ func TestPickDoesNotAllocate(t *testing.T) {
 			}
 			a.Dispatched(now)
 			a.FirstToken(now)
-			a.End(Outcome{PromptTokens: 4000, CachedTokens: 2000, OutputTokens: 5}, now)
+			a.End(Outcome{PromptTokens: 4000, CachedTokens: 4000, OutputTokens: 5}, now)
 		}
-		for range 300 { // the tree grows until every backend holds the prompt
+		for range 3000 { // until the prompt is common property and every backend holds it
 			step()
 		}
 		n := testing.AllocsPerRun(500, step)

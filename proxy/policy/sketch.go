@@ -11,6 +11,9 @@ const (
 	// sketchHalfLife is the time in which a count fades to half, milliseconds: long against the gap between requests, short
 	// against the life of a system prompt (facts on heavy hitters use 30 s).
 	sketchHalfLife = 30_000
+	// sketchGap bounds the time that counts between two requests, milliseconds: a node that sees few requests remembers the last
+	// ninety or so rather than the last half-minute, or it would never find anything common.
+	sketchGap = sketchHalfLife / 90
 	// sketchSupport is the least number of (decayed) sightings that make an anchor common: without it the first request
 	// after a start would be its own fleet-wide prompt.
 	sketchSupport = 4
@@ -28,13 +31,13 @@ const (
 // decay by the time parameter (forward decay, so that old counts need no touching). Bounded memory. An anchor is
 // counted only when the one before it is common, so that a request costs one or two updates, not its depth.
 type sketch struct {
-	mu      sync.Mutex
-	index   map[prefixtree.Hash]int32 // anchor -> place in heap
-	heap    []heavy                   // min-heap by count
-	limit   int
-	total   float64
-	origin  prefixtree.Time // the time at which an increment weighs 1
-	started bool
+	mu    sync.Mutex
+	index map[prefixtree.Hash]int32 // anchor -> place in heap
+	heap  []heavy                   // min-heap by count
+	limit int
+	total float64
+	last  prefixtree.Time // of the latest request; 0 before the first
+	clock float64         // milliseconds that count, since an increment weighed 1
 }
 
 type heavy struct {
@@ -54,13 +57,15 @@ func (s *sketch) resize(backends int) {
 }
 
 // branch returns the request's branch key, which is the first anchor whose share of recent traffic is at most share, or
-// the deepest one looked at, and the number of blocks before it that are common property. It counts the request unless
-// it is only asked about (peek). hashes must not be empty.
-func (s *sketch) branch(hashes []prefixtree.Hash, share float64, now prefixtree.Time, peek bool) (key prefixtree.Hash, common int) {
+// the deepest one looked at, the number of blocks before it that are common property, and whether enough requests have been
+// seen lately to find an anchor of that share. It counts the request unless it is only asked about (peek). hashes must
+// not be empty.
+func (s *sketch) branch(hashes []prefixtree.Hash, share float64, now prefixtree.Time, peek bool) (key prefixtree.Hash, common int, judged bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	w := s.weight(now)
+	w := s.weight(now, peek)
 	threshold := max(share*s.total, sketchSupport*w)
+	judged = share*s.total >= sketchSupport*w
 	if !peek {
 		s.total += w
 	}
@@ -73,11 +78,11 @@ func (s *sketch) branch(hashes []prefixtree.Hash, share float64, now prefixtree.
 			before = s.count(hashes[i], w)
 		}
 		if before <= threshold {
-			return hashes[i], common
+			return hashes[i], common, judged
 		}
 		common = i + 1
 		if i == last {
-			return hashes[i], common
+			return hashes[i], common, judged
 		}
 		if i++; i >= sketchDense {
 			i += (sketchStride - 1 - i%sketchStride)
@@ -93,19 +98,23 @@ func (s *sketch) estimate(h prefixtree.Hash) float64 {
 	return 0
 }
 
-// weight returns what a sighting now counts, rescaling everything when the numbers grow large.
-func (s *sketch) weight(now prefixtree.Time) float64 {
-	if !s.started {
-		s.started = true
-		s.origin = now
+// weight returns what a sighting now counts, rescaling everything when the numbers grow large. Unless peek, the clock goes on.
+func (s *sketch) weight(now prefixtree.Time, peek bool) float64 {
+	clock := s.clock
+	if s.last != 0 {
+		clock += min(float64(max(now-s.last, 0)), sketchGap)
 	}
-	w := math.Exp2(float64(now-s.origin) / sketchHalfLife)
+	w := math.Exp2(clock / sketchHalfLife)
+	if peek {
+		return w
+	}
+	s.clock, s.last = clock, max(now, s.last)
 	if w > 1<<20 {
 		for i := range s.heap {
 			s.heap[i].count /= w
 		}
 		s.total /= w
-		s.origin = now
+		s.clock = 0
 		w = 1
 	}
 	return w

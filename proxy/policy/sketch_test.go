@@ -15,25 +15,25 @@ func TestBranchSkipsCommonProperty(t *testing.T) {
 	const share = 1.0 / 32
 	var common int
 	for i := range 500 {
-		_, common = s.branch(prompt(1, uint64(i), 12, 40), share, t0+prefixtree.Time(i*100), false)
+		_, common, _ = s.branch(prompt(1, uint64(i), 12, 40), share, t0+prefixtree.Time(i*100), false)
 	}
 	if common != 12 {
 		t.Errorf("%d blocks are common, want 12", common)
 	}
-	a, _ := s.branch(prompt(1, 9001, 12, 40), share, t0+50_000, true)
-	b, _ := s.branch(prompt(1, 9002, 12, 40), share, t0+50_000, true)
+	a, _, _ := s.branch(prompt(1, 9001, 12, 40), share, t0+50_000, true)
+	b, _, _ := s.branch(prompt(1, 9002, 12, 40), share, t0+50_000, true)
 	if a == b || a != prompt(1, 9001, 12, 40)[12] {
 		t.Errorf("branch keys %x and %x", a, b)
 	}
 	// A prompt that is nothing but common ends at its last block.
-	if h, _ := s.branch(prompt(1, 0, 12, 12), share, t0+50_000, true); h != prompt(1, 0, 12, 12)[11] {
+	if h, _, _ := s.branch(prompt(1, 0, 12, 12), share, t0+50_000, true); h != prompt(1, 0, 12, 12)[11] {
 		t.Errorf("all common: %x", h)
 	}
 	// Fashions pass: after ten half-lives of other traffic the old prompt is nobody's.
-	for i := range 300 {
-		s.branch(prompt(2, uint64(i), 12, 40), share, t0+50_000+prefixtree.Time(i*1000), false)
+	for i := range 1000 {
+		s.branch(prompt(2, uint64(i), 12, 40), share, t0+50_000+prefixtree.Time(i*300), false)
 	}
-	if _, common := s.branch(prompt(1, 1, 12, 40), share, t0+351_000, true); common != 0 {
+	if _, common, _ := s.branch(prompt(1, 1, 12, 40), share, t0+351_000, true); common != 0 {
 		t.Errorf("%d blocks of the old prompt are still common", common)
 	}
 }
@@ -41,7 +41,7 @@ func TestBranchSkipsCommonProperty(t *testing.T) {
 func TestFewRequestsMakeNothingCommon(t *testing.T) {
 	s := newSketch()
 	for i := range sketchSupport {
-		if h, common := s.branch(prompt(1, 1, 0, 16), 1.0/32, t0+prefixtree.Time(i), false); common != 0 || h != prompt(1, 1, 0, 16)[0] {
+		if h, common, _ := s.branch(prompt(1, 1, 0, 16), 1.0/32, t0+prefixtree.Time(i), false); common != 0 || h != prompt(1, 1, 0, 16)[0] {
 			t.Fatalf("request %d of a session: %d blocks common", i, common)
 		}
 	}
@@ -90,9 +90,9 @@ func TestPaceMarksTheTail(t *testing.T) {
 		if i%20 == 0 {
 			whole = 8
 		}
-		p.observe(whole, whole, t0, false)
+		p.count(whole, whole, t0)
 	}
-	o := p.observe(1, 1, t0, true)
+	o := p.outlook(1, t0)
 	if o.mean < 0.2 || o.mean > 2 || o.slow < 0.8*slowShare*8 || o.slow > 1.2*slowShare*8 {
 		t.Errorf("mean %v, slow mark %v", o.mean, o.slow)
 	}
@@ -103,9 +103,9 @@ func TestPaceMarksTheTail(t *testing.T) {
 func TestPaceMeasuresDemand(t *testing.T) {
 	var p pace
 	now := t0
-	demand := func() float64 { return p.observe(0, 1, now, true).demand }
+	demand := func() float64 { return p.outlook(0, now).demand }
 	for i := range 4 * 600 {
-		p.observe(0.5, 1, now, false)
+		p.count(0.5, 1, now)
 		now += 250
 		if i >= 4*30 && math.Abs(demand()-2) > 0.4 {
 			t.Fatalf("demand %v after %d prompts", demand(), i+1)
@@ -118,5 +118,21 @@ func TestPaceMeasuresDemand(t *testing.T) {
 	now = t0
 	if d := demand(); math.IsNaN(d) || d > 3 {
 		t.Errorf("demand %v when the clock goes back", d)
+	}
+}
+
+// TestSketchOfAQuietNodeRemembers: one of many nodes sees a request in ten seconds, and still learns what all have in common.
+func TestSketchOfAQuietNodeRemembers(t *testing.T) {
+	s := newSketch()
+	var common int
+	var judged bool
+	for i := range 160 {
+		_, common, judged = s.branch(prompt(1, uint64(i), 4, 20), 1.0/32, t0+prefixtree.Time(i*10_000), false)
+		if judged != (i >= 128) && i < 120 {
+			t.Fatalf("request %d: judged %v", i, judged)
+		}
+	}
+	if common != 4 {
+		t.Errorf("%d of 4 common blocks found", common)
 	}
 }

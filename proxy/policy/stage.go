@@ -144,7 +144,7 @@ func (r *Router) stage(s *Scene, q *Request, p *pool, now prefixtree.Time) (last
 	} else {
 		s.rand = mix(r.cfg.Seed) + mix(r.seq.Add(1))
 	}
-	s.Branch, s.CommonTokens = 0, 0
+	s.Branch, s.CommonTokens, s.nameless, s.judged = 0, 0, false, false
 	if cap(s.where) < len(p.entries) {
 		s.where = make([]int32, len(p.entries))
 		s.Candidates = make([]Candidate, 0, len(p.entries))
@@ -202,7 +202,8 @@ func (s *Scene) add(at int, e *entry, prior float64, half bool) {
 	c := &s.Candidates[len(s.Candidates)-1]
 	c.slot, c.key, c.half = e.slot, e.key, half
 	c.Backend, c.Weight, c.Rate = e.id, e.weight, rate
-	c.Queued, c.Overdue = e.slot.queued(s.Now, rate)
+	c.OwnQueued, c.Overdue = e.slot.queued(s.Now, rate)
+	c.Queued = c.OwnQueued + float64(e.slot.peerTokens.Load())
 	c.Outstanding = e.slot.charged.Load() + e.slot.peerTokens.Load()
 	c.Active, c.OwnActive = own+e.slot.peerActive.Load(), own
 	c.Resident, c.KVTokens = e.slot.resident.Load(), e.kv
@@ -232,8 +233,10 @@ func (r *Router) match(s *Scene) {
 	if len(q.Hashes) == 0 {
 		return
 	}
+	further := s.model.cachedFurther()
 	var common int
-	s.Branch, common = r.sketch.branch(q.Hashes, 1/(2*float64(max(len(s.pool.entries), 1))), s.Now, s.peek)
+	s.Branch, common, s.judged = r.sketch.branch(q.Hashes, 1/(2*float64(max(len(s.pool.entries), 1))), s.Now, s.peek)
+	s.nameless = common >= min(len(q.Hashes), sketchDepth)
 	s.CommonTokens = min(float64(common)*s.TokensPerBlock, n)
 	r.tree.Match(&s.matches, q.Hashes, s.Now)
 	for _, h := range s.matches.Holders() {
@@ -247,7 +250,11 @@ func (r *Router) match(s *Scene) {
 		c := &s.Candidates[s.where[at]]
 		c.HeldBlocks = h.Blocks
 		c.Held = min(float64(h.Expected)*s.TokensPerBlock, n)
-		c.Uncached = max(n-c.Held, 1)
+		c.Uncached = n - c.Held
+		if c.Held > s.CommonTokens {
+			c.Uncached *= 1 - further
+		}
+		c.Uncached = max(c.Uncached, 1)
 		c.Age = h.Age.Milliseconds()
 	}
 }

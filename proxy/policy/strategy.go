@@ -62,7 +62,8 @@ type Candidate struct {
 	HeldBlocks  int32   // leading blocks with a known placement
 	Weight      float64 // above 0
 	Rate        float64 // prefill tokens/s, learned or the fleet's prior; above 0
-	Queued      float64 // prefill tokens to be computed before a new request, all nodes; see slot.queued
+	OwnQueued   float64 // prefill tokens of this node to be computed before a new request; see slot.queued
+	Queued      float64 // the same of all nodes, as far as reported
 	Overdue     float64 // seconds by which the running prefill is late; see slot.queued
 	Outstanding int64   // prefill tokens charged and not released, all nodes
 	Active      int64   // requests that have not ended, all nodes
@@ -74,9 +75,10 @@ type Candidate struct {
 	Age         int64   // milliseconds since the deepest held block was touched
 	Cost        float64 // set by the strategy; +Inf for a backend it did not consider
 
-	slot *slot
-	key  uint64
-	half bool // may only be given a trial request
+	slot  *slot
+	key   uint64
+	queue float64 // Queued as far as it is believed; set by prefix
+	half  bool    // may only be given a trial request
 }
 
 // KVUsage returns the share of the KV cache in use, 0 to 1: by the engine's own report, else by the own active
@@ -116,6 +118,8 @@ type Scene struct {
 	where    []int32 // pool entry -> candidate index, -1 for none
 	pool     *pool
 	model    *modelStat
+	nameless bool // the prompt is common property to its end
+	judged   bool // enough requests have been seen to tell what is common
 	weighted bool // candidates differ in weight
 	rand     uint64
 	peek     bool // Explain: nothing may change
@@ -141,9 +145,9 @@ func (s *Scene) Rendezvous(key uint64, i int) float64 {
 	return rendezvous(key, c.key, c.Weight, s.pool.weighted)
 }
 
-// firstAmong returns, of the candidates with that cost, the first in rendezvous order of the branch key, or the next in
-// turn for a request without one; and whether there were several.
-func (s *Scene) firstAmong(cost float64) (int, bool) {
+// firstAmong returns, of the candidates with that cost, the first in rendezvous order of the key, or the next in turn
+// without one (0); and whether there were several.
+func (s *Scene) firstAmong(cost float64, key uint64) (int, bool) {
 	best, rank, n := 0, math.Inf(-1), 0
 	for i := range s.Candidates {
 		if s.Candidates[i].Cost != cost {
@@ -153,17 +157,17 @@ func (s *Scene) firstAmong(cost float64) (int, bool) {
 			best = i
 			continue
 		}
-		if s.Branch == 0 {
+		if key == 0 {
 			continue
 		}
 		if n == 2 {
-			rank = s.Rendezvous(uint64(s.Branch), best)
+			rank = s.Rendezvous(key, best)
 		}
-		if r := s.Rendezvous(uint64(s.Branch), i); r > rank {
+		if r := s.Rendezvous(key, i); r > rank {
 			best, rank = i, r
 		}
 	}
-	if n < 2 || s.Branch != 0 {
+	if n < 2 || key != 0 {
 		return best, n > 1
 	}
 	nth := int(s.Turn() % uint64(n))

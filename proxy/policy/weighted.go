@@ -98,7 +98,7 @@ func (w *weighted) Choose(s *Scene) (int, Rung) {
 		c.Cost = -score
 		best = max(best, score)
 	}
-	i, tied := s.firstAmong(-best)
+	i, tied := s.firstAmong(-best, uint64(s.Branch))
 	c := &s.Candidates[i]
 	switch {
 	case w.w[scorePrefix] > 0 && c.Held > minHeld:

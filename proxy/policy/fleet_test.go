@@ -1,0 +1,252 @@
+package policy
+
+import (
+	"fmt"
+	"math"
+	"testing"
+	"time"
+
+	"grapevine/prefixtree"
+)
+
+// among returns n routers of one fleet that are told nothing yet but that there are n, and what is shared how late.
+func among(t testing.TB, n int, loads, facts time.Duration, backends []Backend) []*Router {
+	t.Helper()
+	routers := make([]*Router, n)
+	for i := range routers {
+		routers[i], _ = newRouter(t, Config{Seed: uint64(i)}, backends)
+		routers[i].SetKnowledge(n, loads, facts)
+		routers[i].SetPeerLoad("others", nil)
+	}
+	return routers
+}
+
+func TestLookFollowsWhatIsUnseen(t *testing.T) {
+	for name, c := range map[string]struct {
+		nodes        int
+		loads, facts time.Duration
+		rate         float64 // requests/s at this node
+		all          bool
+		kMin, kMax   int
+		fresh        [2]float64
+	}{
+		"alone":                                 {1, Never, Never, 10, true, 0, 0, [2]float64{1, 1}},
+		"nothing is unseen":                     {3, 0, 0, 4, true, 16, 16, [2]float64{1, 1}},
+		"two requests unseen":                   {3, 200 * time.Millisecond, 0, 5, false, 5, 7, [2]float64{0.85, 0.95}},
+		"as many unseen as backends":            {16, time.Second, 0, 1, false, 2, 3, [2]float64{0.3, 0.5}},
+		"reports that say nothing draw nobody":  {16, 5 * time.Second, 0, 1, false, 6, 16, [2]float64{0, 0.05}},
+		"no reports":                            {16, Never, 0, 1, true, 16, 16, [2]float64{0, 0}},
+		"only the order leads, with fresh load": {3, 200 * time.Millisecond, Never, 5, false, 1, 1, [2]float64{0.85, 0.95}},
+		"only the order leads":                  {16, Never, Never, 1, false, 1, 1, [2]float64{0, 0}},
+	} {
+		s := &Scene{Nodes: c.nodes, Staleness: c.loads.Milliseconds(), FactStaleness: c.facts.Milliseconds(), Candidates: make([]Candidate, 16)}
+		o := s.look(c.rate)
+		if o.all != c.all || !c.all && (o.k < c.kMin || o.k > c.kMax) || o.fresh < c.fresh[0] || o.fresh > c.fresh[1] {
+			t.Errorf("%s: %+v", name, o)
+		}
+		if o.boost < 1 || o.slack < 0 || o.slack >= 1 || math.IsNaN(o.fresh+o.boost+o.slack) {
+			t.Errorf("%s: %+v", name, o)
+		}
+	}
+}
+
+// TestCommonMatchIsNotFollowed: a system prompt of 60 % of every prompt, held by a busy backend, leads nobody there; the
+// same share of one conversation does.
+func TestCommonMatchIsNotFollowed(t *testing.T) {
+	r, _ := newRouter(t, Config{}, fleetOf(8))
+	for i := range 200 { // one backend at first: the others are excluded
+		q := ask(prompt(1, uint64(i), 24, 40))
+		q.Exclude = except(8, 3)
+		serve(t, r, q, t0+prefixtree.Time(i*10))
+	}
+	busy := &Request{Hashes: prompt(2, 2, 0, 8), PromptBytes: 8 * testBlock, Exclude: except(8, 3)}
+	a := pick(t, r, busy, t0+3000)
+	defer a.End(unknown(), t0+4000)
+	if d := serve(t, r, ask(prompt(1, 900, 24, 40)), t0+3000); d.Backend == 3 {
+		t.Errorf("a new prompt went where everybody's system prompt is: %v", d)
+	}
+	if d := serve(t, r, ask(prompt(1, 199, 24, 44)), t0+3001); d.Backend != 3 {
+		t.Errorf("a conversation left its backend for a request of 0.1 s: %v", d)
+	}
+}
+
+// TestFirstTurnsSpreadWhileCalm: nobody waits anywhere, so the requests under way decide, not the rates' noise nor the holder
+// of the system prompt.
+func TestFirstTurnsSpreadWhileCalm(t *testing.T) {
+	r, _ := newRouter(t, Config{}, fleetOf(10))
+	for b := range 10 { // learned rates differ by a few percent
+		r.table.Load().slots[b].learnRate(r.rate, 10_000+100*float64(b), 1, 1)
+	}
+	var open []*Attempt
+	most := map[prefixtree.Backend]int{}
+	for i := range 200 {
+		now := t0 + prefixtree.Time(i*50)
+		a := pick(t, r, ask(prompt(1, uint64(i), 4, 8)), now)
+		a.Dispatched(now)
+		a.FirstToken(now) // the prefill takes no time, the answer long
+		open = append(open, a)
+		most[a.Decision().Backend]++
+	}
+	for b := range prefixtree.Backend(10) {
+		if most[b] < 14 || most[b] > 26 {
+			t.Errorf("backend %d has %d of 200 running requests: %v", b, most[b], most)
+		}
+	}
+	for _, a := range open {
+		a.End(unknown(), t0+20_000)
+	}
+}
+
+// TestNamelessPromptsSpread: prompts that are common property to the end have one branch key between them, which must not
+// gather them.
+func TestNamelessPromptsSpread(t *testing.T) {
+	for _, loads := range []time.Duration{time.Second, Never} {
+		r := among(t, 16, loads, Never, fleetOf(16))[0]
+		got := map[prefixtree.Backend]int{}
+		for i := range 400 {
+			got[serve(t, r, ask(prompt(1, 1, 8, 8)), t0+prefixtree.Time(i*20)).Backend]++
+		}
+		if len(got) < 12 {
+			t.Errorf("loads %v late: %v", loads, got)
+		}
+	}
+}
+
+// TestSessionLeadsWhereNothingIsKnown: routers that share nothing and have seen little agree on the backend of a session,
+// whatever its turns say.
+func TestSessionLeadsWhereNothingIsKnown(t *testing.T) {
+	routers := among(t, 16, Never, Never, fleetOf(16))
+	for i := range 50 {
+		var home prefixtree.Backend
+		for turn := range 4 {
+			q := ask(prompt(uint64(100*i+turn), 0, 20, 20))
+			q.Session = fmt.Append(nil, "session-", i)
+			d := serve(t, routers[(i+5*turn)%16], q, t0+prefixtree.Time(1000*i+turn))
+			if turn > 0 && d.Backend != home || d.Rung != Hash {
+				t.Fatalf("session %d, turn %d: %v, before on %d", i, turn, d, home)
+			}
+			home = d.Backend
+		}
+	}
+}
+
+// TestBlindNodesDoNotHerdOnRates: all know which engine is a little faster, nobody sees who went there.
+func TestBlindNodesDoNotHerdOnRates(t *testing.T) {
+	routers := among(t, 16, Never, 0, fleetOf(16))
+	got := map[prefixtree.Backend]int{}
+	for i, r := range routers {
+		for b := range prefixtree.Backend(16) {
+			r.SetPeerRate(b, 10_000+50*float64(b), 300)
+		}
+		got[pick(t, r, ask(prompt(uint64(i), 0, 80, 80)), t0).Decision().Backend]++
+	}
+	for b, n := range got {
+		if n > 8 {
+			t.Errorf("%d of 16 routers sent their first request to backend %d", n, b)
+		}
+	}
+}
+
+// TestHotPrefixLeavesItsHolder: half of all requests share a long prefix that one backend holds. Routers that hear of the
+// placements, but of no load, leave it by their own share of the queue.
+func TestHotPrefixLeavesItsHolder(t *testing.T) {
+	for _, loads := range []time.Duration{200 * time.Millisecond, 5 * time.Second, Never} {
+		routers := among(t, 4, loads, 0, fleetOf(8))
+		for _, r := range routers {
+			for i := range 2 * paceSupport { // what is slow here
+				serve(t, r, ask(prompt(3, uint64(i), 0, 100)), t0-60_000+prefixtree.Time(i*500))
+			}
+			q := ask(prompt(1, 1, 80, 100))
+			q.Exclude = except(8, 2)
+			serve(t, r, q, t0)
+		}
+		onHolder, open := 0, []*Attempt(nil)
+		const n = 160
+		for i := range n { // 2,560 tokens each beside the prefix: 41 s of work for one backend, 2 s of arrivals
+			now := t0 + 1000 + prefixtree.Time(i*12)
+			a := pick(t, routers[i%4], ask(prompt(1, uint64(100+i), 80, 100)), now)
+			a.Dispatched(now)
+			if a.Decision().Backend == 2 {
+				onHolder++
+			}
+			open = append(open, a)
+		}
+		if onHolder > n/2 {
+			t.Errorf("loads %v late: %d of %d requests waited on one backend", loads, onHolder, n)
+		}
+		for _, a := range open {
+			a.End(unknown(), t0+60_000)
+		}
+	}
+}
+
+// TestOwnPrefillBehindPeersIsNotLate: a first token that waits for another node's prefill says nothing against the engine.
+func TestOwnPrefillBehindPeersIsNotLate(t *testing.T) {
+	r := among(t, 2, 0, 0, fleetOf(1))[0]
+	s := r.table.Load().slots[0]
+	r.SetPeerLoad("others", []PeerLoad{{0, 50_000, 1}}) // 5 s
+	a := pick(t, r, ask(prompt(1, 1, 0, 80)), t0)       // 1 s
+	a.Dispatched(t0)
+	if _, overdue := s.queued(t0+5500, 10_000); overdue != 0 {
+		t.Errorf("%v s late while its turn has not come", overdue)
+	}
+	if tokens, _ := s.queued(t0+4000, 10_000); tokens != 80*128 {
+		t.Errorf("%v tokens left of an own prefill that has not begun", tokens)
+	}
+	if _, overdue := s.queued(t0+10_000, 10_000); overdue < 2.5 || overdue > 3.5 {
+		t.Errorf("3 s beyond its turn and the grace, yet %v s late", overdue)
+	}
+	a.FirstToken(t0 + 6000)
+	a.End(Outcome{PromptTokens: 80 * 128, CachedTokens: 0, OutputTokens: 1}, t0+6000)
+	if rate, weight := r.OwnRate(0); weight != 0 {
+		t.Errorf("a wait for another node's prefill was taken for a rate of %v", rate)
+	}
+}
+
+// TestSlowSamplesAreDoubtedAmongNodes: without reports, waits for other nodes' prefills look like a slow engine.
+func TestSlowSamplesAreDoubtedAmongNodes(t *testing.T) {
+	learned := func(nodes int) float64 {
+		r, _ := newRouter(t, Config{}, fleetOf(1))
+		for i := range 200 {
+			seconds := 0.4
+			if i%2 == 1 {
+				seconds = 1.6
+			}
+			r.table.Load().slots[0].learnRate(r.rate, 4000, seconds, nodes)
+		}
+		return r.Rate(0)
+	}
+	if alone, among := learned(1), learned(16); alone > 5000 || among < 7000 {
+		t.Errorf("half of the prefills waited three times as long as they took at 10,000 tokens/s: alone %v, among 16 %v", alone, among)
+	}
+}
+
+// TestAnswersAreExpectedCached: no router hashes an answer before it comes back in a prompt, but it learns that the holder
+// of a conversation finds it.
+func TestAnswersAreExpectedCached(t *testing.T) {
+	r, _ := newRouter(t, Config{}, fleetOf(4))
+	charge := func(i, common int) (uncached int) {
+		now := t0 + prefixtree.Time(i*1000)
+		first := ask(prompt(7, uint64(i), common, 40))
+		home := serve(t, r, first, now).Backend
+		a := pick(t, r, ask(prompt(7, uint64(i), common, 60)), now+500)
+		defer func() {
+			a.Dispatched(now + 500)
+			a.FirstToken(now + 510)
+			a.End(Outcome{PromptTokens: 60 * 128, CachedTokens: 56 * 128, OutputTokens: 5}, now+520) // 16 of 20 new blocks were its answer
+		}()
+		if a.Decision().Backend != home {
+			t.Fatalf("conversation %d moved", i)
+		}
+		return a.Decision().UncachedTokens
+	}
+	if before := charge(0, 0); before != 20*128 {
+		t.Fatalf("at first %d tokens are charged", before)
+	}
+	for i := range 50 {
+		charge(1+i, 0)
+	}
+	if after := charge(100, 0); after < 4*128 || after > 8*128 {
+		t.Errorf("with experience %d tokens are charged, 512 are computed", after)
+	}
+}
