@@ -105,26 +105,28 @@ func (o *outsight) rateSeen(s *Scene, c *Candidate) float64 {
 }
 
 // orderKey returns the key whose rendezvous order breaks ties and names the candidates, and whether it leads another request of
-// the same conversation to the same backends: the branch key, or as long as too few requests have been seen to tell what is
-// common, the session, else the whole prompt. A key that many conversations have in common would gather them all on one
-// backend. 0: the prompt is common property to its end, and names nobody.
+// the same conversation to the same backends. 0: the prompt is common property to its end, and names nobody.
+//
+// It is the branch key, which leads whoever shares a prefix to one backend. But each node finds out by itself what is common, and so
+// where prompts branch: nodes that do not know each other's placements agree on sessions sooner. And while too few
+// requests have been seen to tell, the branch key may be what all have in common, and would gather them: then the whole
+// prompt stands in.
 func (s *Scene) orderKey() (key uint64, leads bool) {
+	session := len(s.Request.Session) > 0 && s.Nodes > 1
 	switch {
-	case s.Branch == 0:
-		return 0, false
-	case s.judged && s.nameless:
+	case session && (s.FactStaleness > factsLost || s.Branch != 0 && !s.judged):
+		return xxh3.Hash(s.Request.Session), true
+	case s.Branch == 0, s.judged && s.nameless:
 		return 0, false
 	case s.judged:
 		return uint64(s.Branch), true
-	case len(s.Request.Session) > 0 && s.Nodes > 1:
-		return xxh3.Hash(s.Request.Session), true
 	}
 	return uint64(s.Request.Hashes[len(s.Request.Hashes)-1]), true
 }
 
 // preselect rules out all but the first K candidates in rendezvous order of the key whose queue is not above the others',
-// and the deepest holders of a worthwhile match.
-func (p *prefix) preselect(s *Scene, o *outsight, key uint64, follow bool) {
+// and the deepest holders of what is not common property.
+func (p *prefix) preselect(s *Scene, o *outsight, key uint64) {
 	var sum, deepest float64
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
@@ -137,7 +139,7 @@ func (p *prefix) preselect(s *Scene, o *outsight, key uint64, follow bool) {
 	for _, i := range at[:k] {
 		s.Candidates[i].Cost = 0
 	}
-	if !follow {
+	if deepest <= s.CommonTokens {
 		return
 	}
 	added := 0

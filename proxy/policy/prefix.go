@@ -19,7 +19,7 @@ const (
 	tightDemand = 2.0
 	// easyWork is what the work of a late choice counts in a fleet without demand; it falls to 1 at a demand of 1, from where on the
 	// fleet cannot do without its caches, and so without queues.
-	easyWork = 5.0
+	easyWork = 8.0
 	// crowding is the price of an active request on the backend, in mean whole prefills: it slows the batch, holds memory, and
 	// spreads new work while nobody waits.
 	crowding = 0.03
@@ -48,7 +48,7 @@ func (p *prefix) Choose(s *Scene) (int, Rung) {
 		if key == 0 {
 			key = s.Rand()
 		}
-		p.preselect(s, &out, key, follow)
+		p.preselect(s, &out, key)
 	}
 	best, soonest := p.price(s, &o, &out, follow)
 	if !s.peek {
