@@ -58,14 +58,15 @@ func (p *prefix) Choose(s *Scene) (int, Rung) {
 	return i, p.rung(s, i, leads && (tied || !out.all))
 }
 
-// price sets the cost of every candidate that is not ruled out (+Inf), and returns the least. T is the expected time to
-// first token, U the uncached tokens, v' the fleet's prefill rate, m the mean whole prefill; all costs are in seconds.
+// price sets the cost of every candidate that is not ruled out (+Inf), and returns the least, and the soonest first token in
+// seconds. T is the expected time to first token, U the uncached tokens, v' the fleet's prefill rate, m the mean whole
+// prefill; all costs are in seconds, and to each comes the price of the active requests.
 //
 // A candidate whose T is below the slow mark is timely: following a cache there does not lengthen the tail, since the slowest
 // prompts take as long anyway. Its cost is T + (W-1) U/v' + T^2/(patience m).
 //
-// A late candidate competes with the best timely one at W' instead, which grows with the demand: 1 for a fleet that could
-// nearly do without its caches, more for one in which every recomputation makes others miss. Its cost is that of the
+// A late candidate competes with the best timely one at W' instead: 1 for a fleet that could just do without its caches, more
+// for a calm one, where queues are short, and for one in which every recomputation makes others miss. Its cost is that of the
 // best timely one plus its disadvantage in T + (W'-1) U/v'.
 func (p *prefix) price(s *Scene, o *outlook, out *outsight, follow bool) (least, soonest float64) {
 	n := float64(s.PromptTokens)
