@@ -18,6 +18,9 @@ const (
 	// unseenBoost is what each other node adds to own work where theirs is not seen: they follow the same caches and the same
 	// rendezvous orders, so that a part of what they do is what this node does.
 	unseenBoost = 0.3
+	// rushWait is the wait for work that is not seen where a private match was touched just now, rushTime the time in which
+	// that fades to a third, both in mean whole prefills: about what a prompt takes from its placement to its first token.
+	rushWait, rushTime = 3.0, 3.0
 	// DefaultEpsilon is e of the bounded-load test among several nodes.
 	DefaultEpsilon = 0.25
 	// fewChoices is the least number of rendezvous candidates where placements are known: with two, a node still tells the idle
@@ -56,6 +59,7 @@ type outsight struct {
 	fresh float64 // what a reported token of theirs still says, 1 as if own, 0 nothing
 	boost float64 // what an own token stands for, at least 1
 	slack float64 // of the bounded-load test, in prompts
+	blind float64 // share of the work that is not seen
 	k     int     // rendezvous candidates; all: no preselection
 	all   bool
 }
@@ -77,8 +81,8 @@ func (s *Scene) look(rate float64) outsight {
 	o := outsight{fresh: math.Exp(-unseen / b)}
 	o.boost = 1 + unseenBoost*others*(1-o.fresh)
 	// A small part of the work says little of the whole: the less is seen, the less may the load overrule the order.
-	blind := (1 - o.fresh) * others / float64(s.Nodes)
-	o.slack = blind * blind * blind * blind
+	o.blind = (1 - o.fresh) * others / float64(s.Nodes)
+	o.slack = o.blind * o.blind * o.blind * o.blind
 	k := max(b/(1+unseen*o.fresh), fewChoices)
 	if s.FactStaleness > factsLost {
 		k = max(b/(1+aimless*unseen), 1)
@@ -102,6 +106,15 @@ func (o *outsight) activeSeen(c *Candidate) float64 {
 // which engine is the fastest, but not who has gone there, all go there.
 func (o *outsight) rateSeen(s *Scene, c *Candidate) float64 {
 	return s.FleetRate + (c.Rate-s.FleetRate)*o.fresh
+}
+
+// rush returns the seconds to wait for work that is not seen, but shows in the placements: a private match touched just now is a
+// prompt that another node has just sent there. It keeps a popular document from drawing all nodes to its one holder.
+func (o *outsight) rush(s *Scene, c *Candidate, mean float64) float64 {
+	if o.blind == 0 || c.Held <= s.CommonTokens {
+		return 0
+	}
+	return o.blind * rushWait * mean * math.Exp(-float64(c.Age)/1000/(rushTime*mean))
 }
 
 // orderKey returns the key whose rendezvous order breaks ties and names the candidates, and whether it leads another request of

@@ -180,6 +180,27 @@ func TestHotPrefixLeavesItsHolder(t *testing.T) {
 	}
 }
 
+// TestRushShowsUnseenWork: a document that another node has sent somewhere a moment ago is still being computed there; where
+// load is told, nothing need be guessed.
+func TestRushShowsUnseenWork(t *testing.T) {
+	s := &Scene{CommonTokens: 512}
+	c := Candidate{Held: 4096}
+	seen, blind := outsight{fresh: 1}, outsight{blind: 0.9}
+	if got := seen.rush(s, &c, 1); got != 0 {
+		t.Errorf("%v s expected of an engine whose load is known", got)
+	}
+	now, later := blind.rush(s, &c, 1), 0.0
+	c.Age = 30_000
+	later = blind.rush(s, &c, 1)
+	if now < 2 || later > now/100 {
+		t.Errorf("%v s right after the placement, %v half a minute later", now, later)
+	}
+	c.Held, c.Age = 512, 0
+	if got := blind.rush(s, &c, 1); got != 0 {
+		t.Errorf("%v s for a system prompt that somebody touches all the time", got)
+	}
+}
+
 // TestOwnPrefillBehindPeersIsNotLate: a first token that waits for another node's prefill says nothing against the engine.
 func TestOwnPrefillBehindPeersIsNotLate(t *testing.T) {
 	r := among(t, 2, 0, 0, fleetOf(1))[0]

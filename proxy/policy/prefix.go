@@ -80,7 +80,7 @@ func (p *prefix) price(s *Scene, o *outlook, out *outsight, follow bool) (least,
 	for i := range s.Candidates {
 		if c := &s.Candidates[i]; !math.IsInf(c.Cost, 1) {
 			// What is overdue is expected to take as long again.
-			c.Cost = (c.queue+c.uncached(n, free))/out.rateSeen(s, c) + s.memoryWait(c) + c.Overdue
+			c.Cost = (c.queue+c.uncached(n, free))/out.rateSeen(s, c) + s.memoryWait(c) + c.Overdue + out.rush(s, c, o.mean)
 			soonest = min(soonest, c.Cost)
 		}
 	}
