@@ -21,6 +21,8 @@ const (
 	// rushWait is the wait for work that is not seen where a private match was touched just now, rushTime the time in which
 	// that fades to a third, both in mean whole prefills: about what a prompt takes from its placement to its first token.
 	rushWait, rushTime = 3.0, 3.0
+	// worthless is what a report must still count to be heeded: the least remainder of it breaks ties, and the same way at all nodes.
+	worthless = 0.05
 	// DefaultEpsilon is e of the bounded-load test among several nodes.
 	DefaultEpsilon = 0.25
 	// fewChoices is the least number of rendezvous candidates where placements are known: with two, a node still tells the idle
@@ -79,6 +81,9 @@ func (s *Scene) look(rate float64) outsight {
 	others := float64(s.Nodes - 1)
 	unseen := rate * others * float64(s.Staleness) / 1000
 	o := outsight{fresh: math.Exp(-unseen / b)}
+	if o.fresh < worthless {
+		o.fresh = 0
+	}
 	o.boost = 1 + unseenBoost*others*(1-o.fresh)
 	// A small part of the work says little of the whole: the less is seen, the less may the load overrule the order.
 	o.blind = (1 - o.fresh) * others / float64(s.Nodes)

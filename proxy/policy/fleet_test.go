@@ -34,7 +34,7 @@ func TestLookFollowsWhatIsUnseen(t *testing.T) {
 		"nothing is unseen":                     {3, 0, 0, 4, true, 16, 16, [2]float64{1, 1}},
 		"two requests unseen":                   {3, 200 * time.Millisecond, 0, 5, false, 5, 7, [2]float64{0.85, 0.95}},
 		"as many unseen as backends":            {16, time.Second, 0, 1, false, 2, 3, [2]float64{0.3, 0.5}},
-		"reports that say nothing draw nobody":  {16, 5 * time.Second, 0, 1, false, 6, 16, [2]float64{0, 0.05}},
+		"reports that say nothing draw nobody":  {16, 5 * time.Second, 0, 1, true, 16, 16, [2]float64{0, 0}},
 		"no reports":                            {16, Never, 0, 1, true, 16, 16, [2]float64{0, 0}},
 		"only the order leads, with fresh load": {3, 200 * time.Millisecond, Never, 5, false, 1, 1, [2]float64{0.85, 0.95}},
 		"only the order leads":                  {16, Never, Never, 1, false, 1, 1, [2]float64{0, 0}},
