@@ -52,7 +52,7 @@ func (l *List) advertise(ctx context.Context, t *transport) (netip.AddrPort, err
 // ownAddress chooses an address of this machine.
 func (l *List) ownAddress(ctx context.Context) (netip.Addr, error) {
 	for _, s := range l.cfg.Join {
-		addrs, err := l.seeds.resolve(ctx, s)
+		addrs, _ := l.seeds.resolve(ctx, s)
 		if len(addrs) == 0 {
 			continue // what is wrong is told by the rounds of joining
 		}
