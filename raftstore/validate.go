@@ -1,0 +1,261 @@
+package raftstore
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net/url"
+	"strings"
+	"unicode/utf8"
+)
+
+func (c AddBackends) validate() error {
+	if len(c.Backends) == 0 {
+		return errors.New("backends: none given")
+	}
+	if len(c.Backends) > MaxBackends {
+		return fmt.Errorf("backends: %d given, at most %d are possible", len(c.Backends), MaxBackends)
+	}
+	for i, b := range c.Backends {
+		if err := b.validate(); err != nil {
+			return fmt.Errorf("backends[%d]: %w", i, err)
+		}
+	}
+	return nil
+}
+
+func (b BackendSpec) validate() error {
+	if err := checkName(b.Name); err != nil {
+		return fmt.Errorf("name: %w", err)
+	}
+	if _, err := NormalURL(b.URL); err != nil {
+		return fmt.Errorf("url of %s: %w", b.Name, err)
+	}
+	if err := checkModels(b.Models); err != nil {
+		return fmt.Errorf("models of %s: %w", b.Name, err)
+	}
+	if err := checkLabel(b.Role); err != nil {
+		return fmt.Errorf("role of %s: %w", b.Name, err)
+	}
+	if err := checkLabel(b.Zone); err != nil {
+		return fmt.Errorf("zone of %s: %w", b.Name, err)
+	}
+	if b.Weight != 0 {
+		if err := checkWeight(b.Weight); err != nil {
+			return fmt.Errorf("weight of %s: %w", b.Name, err)
+		}
+	}
+	if b.KVTokens < 0 {
+		return fmt.Errorf("kv_tokens of %s: %d is negative", b.Name, b.KVTokens)
+	}
+	return checkSource(b.Source)
+}
+
+func (c UpdateBackend) validate() error {
+	if err := checkName(c.Name); err != nil {
+		return fmt.Errorf("name: %w", err)
+	}
+	if c.URL != nil {
+		if _, err := NormalURL(*c.URL); err != nil {
+			return fmt.Errorf("url of %s: %w", c.Name, err)
+		}
+	}
+	if c.Models != nil {
+		if err := checkModels(*c.Models); err != nil {
+			return fmt.Errorf("models of %s: %w", c.Name, err)
+		}
+	}
+	if c.Role != nil {
+		if err := checkLabel(*c.Role); err != nil {
+			return fmt.Errorf("role of %s: %w", c.Name, err)
+		}
+	}
+	if c.Zone != nil {
+		if err := checkLabel(*c.Zone); err != nil {
+			return fmt.Errorf("zone of %s: %w", c.Name, err)
+		}
+	}
+	if c.Weight != nil {
+		if err := checkWeight(*c.Weight); err != nil {
+			return fmt.Errorf("weight of %s: %w", c.Name, err)
+		}
+	}
+	if c.KVTokens != nil && *c.KVTokens < 0 {
+		return fmt.Errorf("kv_tokens of %s: %d is negative", c.Name, *c.KVTokens)
+	}
+	if c.Source != nil {
+		return checkSource(*c.Source)
+	}
+	return nil
+}
+
+func (c SetBackendState) validate() error {
+	if c.Action > MarkUp {
+		return fmt.Errorf("action: %d is none", c.Action)
+	}
+	if err := checkText(c.Reason, MaxReasonBytes); err != nil {
+		return fmt.Errorf("reason: %w", err)
+	}
+	return checkNames(c.Names)
+}
+
+func (c NewGeneration) validate() error {
+	if err := checkName(c.Name); err != nil {
+		return fmt.Errorf("name: %w", err)
+	}
+	return nil
+}
+
+func (c RemoveBackends) validate() error { return checkNames(c.Names) }
+
+func (c SetRules) validate() error {
+	if err := checkText(c.Text, MaxRulesBytes); err != nil {
+		return fmt.Errorf("rules: %w", err)
+	}
+	return nil
+}
+
+func (c SetHot) validate() error {
+	if len(c.Changes) == 0 {
+		return errors.New("hot: no change given")
+	}
+	if len(c.Changes) > 2*MaxHot {
+		return fmt.Errorf("hot: %d changes given, at most %d fit", len(c.Changes), 2*MaxHot)
+	}
+	seen := make(map[uint64]bool, len(c.Changes))
+	for i, h := range c.Changes {
+		switch {
+		case seen[h.Anchor]:
+			return fmt.Errorf("hot[%d]: anchor %016x is given twice", i, h.Anchor)
+		case !h.Remove && h.R == 0:
+			return fmt.Errorf("hot[%d]: r of anchor %016x is 0", i, h.Anchor)
+		case !h.Remove && h.Expires <= 0:
+			return fmt.Errorf("hot[%d]: anchor %016x never expires", i, h.Anchor)
+		}
+		seen[h.Anchor] = true
+	}
+	return nil
+}
+
+func (SetSwitches) validate() error { return nil }
+
+func (c SetConstants) validate() error {
+	if c.Constants.BlockBytes == 0 {
+		return errors.New("constants: block_bytes is 0")
+	}
+	if c.Constants.Cluster != "" {
+		if err := checkName(c.Constants.Cluster); err != nil {
+			return fmt.Errorf("constants: cluster: %w", err)
+		}
+	}
+	return nil
+}
+
+// NormalURL checks an engine's URL and gives it in the one form under which the
+// store compares it: scheme and host in lower case, no default port, no slash
+// at the end.
+func NormalURL(raw string) (string, error) {
+	if len(raw) > MaxURLBytes {
+		return "", fmt.Errorf("%d bytes, at most %d are allowed", len(raw), MaxURLBytes)
+	}
+	u, err := url.Parse(raw)
+	if err != nil {
+		return "", err
+	}
+	scheme := strings.ToLower(u.Scheme)
+	switch {
+	case scheme != "http" && scheme != "https":
+		return "", fmt.Errorf("%q does not begin with http:// or https://", raw)
+	case u.Hostname() == "":
+		return "", fmt.Errorf("%q names no host", raw)
+	case u.User != nil:
+		return "", errors.New("user and password do not belong here")
+	case u.RawQuery != "" || u.ForceQuery || u.Fragment != "" || u.RawFragment != "":
+		return "", fmt.Errorf("%q has a query or fragment", raw)
+	}
+	host := strings.ToLower(u.Host)
+	if port := u.Port(); port == "" || scheme == "http" && port == "80" || scheme == "https" && port == "443" {
+		host = strings.TrimSuffix(strings.TrimSuffix(host, port), ":")
+	}
+	return scheme + "://" + host + strings.TrimRight(u.EscapedPath(), "/"), nil
+}
+
+func checkNames(names []string) error {
+	if len(names) == 0 {
+		return errors.New("names: none given")
+	}
+	if len(names) > MaxBackends {
+		return fmt.Errorf("names: %d given, at most %d are possible", len(names), MaxBackends)
+	}
+	seen := make(map[string]bool, len(names))
+	for i, n := range names {
+		if err := checkName(n); err != nil {
+			return fmt.Errorf("names[%d]: %w", i, err)
+		}
+		if seen[n] {
+			return fmt.Errorf("names[%d]: %s is given twice", i, n)
+		}
+		seen[n] = true
+	}
+	return nil
+}
+
+// checkName holds a name to what needs no quoting in a shell, a URL path, a
+// metric label or a table.
+func checkName(s string) error {
+	switch {
+	case s == "":
+		return errors.New("is empty")
+	case len(s) > MaxNameBytes:
+		return fmt.Errorf("%d bytes, at most %d are allowed", len(s), MaxNameBytes)
+	}
+	for i := range len(s) {
+		c := s[i]
+		if c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.IndexByte("._-:[]", c) >= 0 {
+			continue
+		}
+		return fmt.Errorf("%q: byte %d is %q; letters, digits and . _ - : [ ] are allowed", s, i, c)
+	}
+	return nil
+}
+
+func checkLabel(s string) error { return checkText(s, MaxNameBytes) }
+
+func checkText(s string, limit int) error {
+	if len(s) > limit {
+		return fmt.Errorf("%d bytes, at most %d are allowed", len(s), limit)
+	}
+	if !utf8.ValidString(s) {
+		return errors.New("is not UTF-8")
+	}
+	return nil
+}
+
+func checkModels(models []string) error {
+	if len(models) > MaxModels {
+		return fmt.Errorf("%d given, at most %d are allowed", len(models), MaxModels)
+	}
+	for i, m := range models {
+		if m == "" {
+			return fmt.Errorf("[%d] is empty", i)
+		}
+		if err := checkLabel(m); err != nil {
+			return fmt.Errorf("[%d]: %w", i, err)
+		}
+	}
+	return nil
+}
+
+func checkWeight(w float64) error {
+	if !(w > 0) || math.IsInf(w, 0) {
+		return fmt.Errorf("%v is not a number above 0", w)
+	}
+	return nil
+}
+
+func checkSource(s Source) error {
+	if s > Admin {
+		return fmt.Errorf("source: %d is none", s)
+	}
+	return nil
+}
