@@ -26,6 +26,7 @@ var (
 	errStopped  = errors.New("this node stops")
 	errGone     = errors.New("the peer is no member any more")
 	errReplaced = errors.New("the peer was restarted")
+	errSilent   = errors.New("nothing was heard from the peer for too long")
 )
 
 // peer is another node as this one knows it, over all its streams and restarts.
@@ -126,6 +127,11 @@ func (p *peer) unfollowLocked(why error) {
 		p.cancel()
 		p.cancel = nil
 	}
+	p.endLocked(why)
+}
+
+// endLocked ends the stream that is open, if any; nothing more of it is told. p.mu is held.
+func (p *peer) endLocked(why error) {
 	if p.session != nil {
 		p.session.end(why)
 		p.session = nil
@@ -234,8 +240,10 @@ func (f *Fleet) sweepPeers(now time.Time) (nodes int, stale time.Duration) {
 		switch {
 		case p.status.State == member.StateAlive:
 			lags = append(lags, p.staleLocked(now))
-			// Its stream was closed long ago; the next one begins with the whole vector.
+			// What this node has not come to read, or its machine was stopped over, may still wait in the stream and would
+			// change a vector that is void. The next stream begins with the whole of it.
 			if p.told && now.Sub(p.heard) > voidAfter {
+				p.endLocked(errSilent)
 				f.voidLocked(p)
 			}
 		case now.Sub(p.status.Since) > forgetAfter:
