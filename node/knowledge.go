@@ -54,9 +54,14 @@ func (k *knowledge) Drain(dst []byte, limit int) (payload []byte, records int) {
 	return k.outbox.Drain(dst, limit, k.names)
 }
 
-// Apply implements gossip.Knowledge. What a batch makes known that only this
-// node knows better is posted in turn; the tree sees to it that this ends.
+// Apply implements gossip.Knowledge.
 func (k *knowledge) Apply(_ string, payload []byte, shift time.Duration) (gossip.Applied, error) {
+	return k.merge(payload, shift)
+}
+
+// merge takes a batch or a page, which have one form. What it makes known that
+// only this node knows better is posted in turn; the tree sees to it that this ends.
+func (k *knowledge) merge(payload []byte, shift time.Duration) (gossip.Applied, error) {
 	buffer := k.announced.buffer()
 	applied, news, err := k.tree.ApplyDeltaNews(payload, k.names, shift, now(), *buffer)
 	k.announced.post(buffer, news)
@@ -74,8 +79,7 @@ func (k *knowledge) SnapshotSize() int { return int(k.tree.Stats().Facts / 4) }
 
 // ApplySnapshot implements gossip.Knowledge.
 func (k *knowledge) ApplySnapshot(page []byte, shift time.Duration) (gossip.Applied, error) {
-	applied, err := k.tree.ApplySnapshot(page, k.names, shift, now())
-	return gossip.Applied{Records: applied.Records, News: applied.News, Unknown: applied.Unknown}, err
+	return k.merge(page, shift)
 }
 
 // Loads implements gossip.Knowledge.

@@ -137,6 +137,29 @@ func TestSnapshotTellsEverything(t *testing.T) {
 	}
 }
 
+// TestSnapshotAnswered: what a snapshot makes known that only its receiver knows
+// better is told on, or the two would differ until the block is used again.
+func TestSnapshotAnswered(t *testing.T) {
+	one, two := newKnower(t, "a", "b"), newKnower(t, "b", "a")
+	prompt := chain(1, 23)
+	two.announced.Record(1, prompt[:18], two.at-60_000, nil) // says that block 18 is an anchor
+	one.announced.Record(0, prompt, one.at, nil)             // has it later, between anchors
+	tell(t, one, two)
+	two.Snapshot(4096, func(page []byte, _ int) bool {
+		if _, err := one.ApplySnapshot(page, 0); err != nil {
+			t.Fatal(err)
+		}
+		return true
+	})
+	if records, news := tell(t, one, two); records != 1 || news != 1 {
+		t.Errorf("%d records, %d news", records, news)
+	}
+	count, xor := one.tree.FactDigest(one.at, 0, maxFactTime, one.names)
+	if n, x := two.tree.FactDigest(two.at, 0, maxFactTime, two.names); n != count || x != xor || n != 19 {
+		t.Errorf("the trees hold %d and %d facts, or disagree on their times", count, n)
+	}
+}
+
 func TestLoadTravels(t *testing.T) {
 	one, two := newKnower(t, "a", "b"), newKnower(t, "b", "a")
 	two.Fleet(2, 50*time.Millisecond)

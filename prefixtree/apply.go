@@ -14,9 +14,9 @@ type Applied struct {
 	Late    int // of an older generation, behind a fence or past retention: without effect
 }
 
-// ApplyDelta merges a payload that another node's Outbox has drained. shift is added to its times; times then more than 5 s
-// ahead of now are taken as that. Order, repetition and loss of payloads do not matter, but for drops and reverts, which
-// are hints. On an error, which wraps ErrDelta, the records before the malformed one have been merged, which does no harm.
+// ApplyDelta merges a payload that another node's Outbox has drained, or a page of its Snapshot, which has the same form. shift
+// is added to its times; times then more than 5 s ahead of now are taken as that. Order, repetition and loss of payloads do not
+// matter, but for drops and reverts, which are hints. On an error, which wraps ErrDelta, the records before the malformed one have been merged, which does no harm.
 // Payload stays the caller's. Allocates nothing. Safe for concurrent use.
 func (t *Tree) ApplyDelta(payload []byte, names Names, shift time.Duration, now Time) (Applied, error) {
 	m := merge{t: t, now: clampTime(now)}
@@ -30,11 +30,6 @@ func (t *Tree) ApplyDeltaNews(payload []byte, names Names, shift time.Duration, 
 	m := merge{t: t, now: clampTime(now), tells: true, news: news}
 	applied, err := m.payload(payload, names, shift)
 	return applied, m.news, err
-}
-
-// ApplySnapshot merges a page of another node's Snapshot; the rules of ApplyDelta hold, pages have the same form.
-func (t *Tree) ApplySnapshot(page []byte, names Names, shift time.Duration, now Time) (Applied, error) {
-	return t.ApplyDelta(page, names, shift, now)
 }
 
 // merge brings other nodes' facts into a tree. Blocks are looked up in runs of lookahead whatever records they come in, so that

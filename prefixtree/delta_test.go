@@ -312,7 +312,7 @@ func TestSpanOnTheWire(t *testing.T) {
 			t.Fatal(err)
 		}
 		remote.Snapshot(start, oneToOne{}, MaxPayload, func(page []byte, _ int) bool {
-			if _, err := third.ApplySnapshot(page, oneToOne{}, 0, start); err != nil {
+			if _, err := third.ApplyDelta(page, oneToOne{}, 0, start); err != nil {
 				t.Error(err)
 			}
 			return true
@@ -365,7 +365,7 @@ func FuzzApplyDelta(f *testing.F) {
 		// What it holds now, another tree can be given.
 		other := newTree(t, Config{MaxBackends: backends})
 		tree.Snapshot(start, oneToOne{}, MinPayload+20, func(page []byte, records int) bool {
-			if applied, err := other.ApplySnapshot(page, oneToOne{}, 0, start); err != nil || applied.Records != records {
+			if applied, err := other.ApplyDelta(page, oneToOne{}, 0, start); err != nil || applied.Records != records {
 				t.Fatalf("own page refused: %+v of %d, %v", applied, records, err)
 			}
 			return true

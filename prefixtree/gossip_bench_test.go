@@ -184,7 +184,7 @@ func BenchmarkSnapshot(b *testing.B) {
 			b.StartTimer()
 			t0 := time.Now()
 			for _, page := range pages {
-				applied, err := tree.ApplySnapshot(page, oneToOne{}, 0, now)
+				applied, err := tree.ApplyDelta(page, oneToOne{}, 0, now)
 				if err != nil {
 					b.Fatal(err)
 				}

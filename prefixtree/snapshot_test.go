@@ -14,7 +14,7 @@ func take(t testing.TB, from *Tree, now Time, limit int) (to *Tree, pages, recor
 	t.Helper()
 	to = newTree(t, Config{Budget: 1 << 30})
 	from.Snapshot(now, oneToOne{}, limit, func(page []byte, n int) bool {
-		applied, err := to.ApplySnapshot(page, oneToOne{}, 0, now)
+		applied, err := to.ApplyDelta(page, oneToOne{}, 0, now)
 		if err != nil || applied.Records != n || len(page) > limit {
 			t.Fatalf("%d bytes, %+v of %d records: %v", len(page), applied, n, err)
 		}
