@@ -1,6 +1,10 @@
 package prefixtree
 
-import "sync"
+import (
+	"maps"
+	"slices"
+	"sync"
+)
 
 // Outbox collects a tree's news until they are drained to be sent. It is bounded; what does not fit is lost and counted, the
 // least valuable first: touches (a later touch tells the same again), then the oldest adds, a whole placement at a time.
@@ -110,10 +114,23 @@ func (o *Outbox) Drain(dst []byte, limit int, names Names) (payload []byte, reco
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	w := encoder{dst: dst, limit: len(dst) + min(limit, MaxPayload), names: names}
-	for b, f := range o.fences {
+	records += o.encodeFencesLocked(&w)
+	records += o.encodeLocked(&w, &o.adds)
+	records += o.encodeLocked(&w, &o.touches)
+	o.stats.Sent += uint64(records)
+	return w.dst, records
+}
+
+// encodeFencesLocked writes them by backend, so that equal runs send equal bytes.
+func (o *Outbox) encodeFencesLocked(w *encoder) (records int) {
+	if len(o.fences) == 0 {
+		return 0 // as mostly, and at no cost
+	}
+	for _, b := range slices.Sorted(maps.Keys(o.fences)) {
 		if w.room() < 1 {
 			break
 		}
+		f := o.fences[b]
 		if w.head(&f, 0) {
 			records++
 		} else {
@@ -121,10 +138,7 @@ func (o *Outbox) Drain(dst []byte, limit int, names Names) (payload []byte, reco
 		}
 		delete(o.fences, b)
 	}
-	records += o.encodeLocked(&w, &o.adds)
-	records += o.encodeLocked(&w, &o.touches)
-	o.stats.Sent += uint64(records)
-	return w.dst, records
+	return records
 }
 
 func (o *Outbox) encodeLocked(w *encoder, from *queue) (records int) {

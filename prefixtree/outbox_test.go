@@ -66,6 +66,24 @@ func TestOutboxOrder(t *testing.T) {
 	}
 }
 
+// TestOutboxFencesInOrder: a run that is repeated sends the same bytes.
+func TestOutboxFencesInOrder(t *testing.T) {
+	const backends = 40
+	var want []Fact
+	for b := range Backend(backends) {
+		want = append(want, Fact{Time: start + Time(b), Backend: b, Kind: Fence})
+	}
+	for _, limit := range []int{MinPayload, 1 << 16} {
+		o := NewOutbox(0)
+		for i := range want {
+			o.Add(want[i*7%backends:][:1])
+		}
+		if got := drained(t, o, limit); !slices.Equal(got, want) {
+			t.Errorf("limit %d: %+v", limit, got)
+		}
+	}
+}
+
 // TestOutboxLosesWhatIsWorthLeast: touches first, then whole placements, the oldest first; and of one that fills it alone, its
 // end.
 func TestOutboxLosesWhatIsWorthLeast(t *testing.T) {
