@@ -9,11 +9,16 @@ import (
 	"mime"
 	"net/http"
 	"strings"
+	"time"
 
 	"grapevine/gossip/member"
 )
 
 var errAlone = errors.New("this node is not in a fleet: start it with --join or --gossip")
+
+// KeysTimeout bounds what the admin API does about keys, all nodes together. A
+// node that hangs is found out by it, so whoever asks must be more patient.
+const KeysTimeout = 8 * time.Second
 
 // gossipKeyBytes is the length of the keys made here: AES-256.
 const gossipKeyBytes = 32
@@ -66,6 +71,8 @@ func (n *Node) rotate(ctx context.Context, op member.KeyOp, key []byte) (*KeyLis
 	if g == nil {
 		return nil, errAlone
 	}
+	ctx, cancel := context.WithTimeout(ctx, KeysTimeout)
+	defer cancel()
 	results, err := g.Members().RotateKey(ctx, op, key)
 	if err != nil && len(results) == 0 {
 		return nil, err

@@ -1,11 +1,14 @@
 package node
 
 import (
+	"context"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"grapevine/gossip/member"
 )
 
 // TestKeyRotation changes the key of a running fleet through one of its nodes.
@@ -69,6 +72,38 @@ func TestKeyRotation(t *testing.T) {
 	third := fleetConfig("three", join)
 	third.GossipKeyFile = files[0]
 	awaitFleet(t, append(nodes, startNode(t, third))...)
+}
+
+// TestKeysOfASilentNode: one that does not answer is named, in time for whoever
+// asked to hear of it, and nothing is changed where all must answer.
+func TestKeysOfASilentNode(t *testing.T) {
+	leakCheck(t)
+	file := filepath.Join(t.TempDir(), "key")
+	text, id := NewGossipKey()
+	key, err := member.ParseFingerprint(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte(text+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	one := fleetConfig("one", nil)
+	one.GossipKeyFile = file
+	nodes := []*Node{startNode(t, one)}
+	two := fleetConfig("two", []string{nodes[0].GossipAddr()})
+	two.GossipKeyFile = file
+	nodes = append(nodes, startNode(t, two))
+	awaitFleet(t, nodes...)
+	ctx, cancel := context.WithTimeout(t.Context(), 0) // nobody is as fast as that
+	defer cancel()
+	list, err := nodes[0].Keys(ctx)
+	if err != nil || len(list.Nodes) != 2 || list.Nodes[0].Error != "" || list.Nodes[0].Primary == "" || !strings.Contains(list.Nodes[1].Error, "timeout") || list.Error != "two: "+list.Nodes[1].Error {
+		t.Errorf("list: %+v %v", list, err)
+	}
+	list, err = nodes[0].rotate(ctx, member.KeyUse, key[:])
+	if err != nil || len(list.Nodes) != 2 || list.Error != "two cannot be asked, so nothing was changed: "+list.Nodes[1].Error {
+		t.Errorf("use: %+v %v", list, err)
+	}
 }
 
 func TestKeyRequestsAreChecked(t *testing.T) {

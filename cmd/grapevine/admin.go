@@ -13,8 +13,9 @@ type adminFlags struct {
 	JSON  bool   `name:"json" help:"Print one JSON object."`
 }
 
-// adminTimeout bounds one question: everything behind it is in memory.
-const adminTimeout = 10 * time.Second
+// adminTimeout bounds one question. Everything behind it is in memory but the keys, for which a router asks all the others:
+// it must have the time to say which of them does not answer.
+const adminTimeout = node.KeysTimeout + 2*time.Second
 
 func (f *adminFlags) client() (*node.Client, context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(context.Background(), adminTimeout)
