@@ -123,6 +123,7 @@ type Proxy struct {
 	cancel context.CancelFunc
 	epoch  time.Time    // of the coarse clock
 	clock  atomic.Int64 // nanoseconds since epoch, at most one Watch old
+	sweeps atomic.Uint64
 
 	ready    atomic.Bool
 	draining atomic.Bool

@@ -19,9 +19,14 @@ func (p *Proxy) watch(done chan<- struct{}) {
 			return
 		case <-ticker.C:
 			scratch = p.sweep(scratch[:0])
+			p.sweeps.Add(1)
 		}
 	}
 }
+
+// Sweeps counts the passes over the connections that have ended. While it stands still, with a listener open, no client
+// that leaves and no deadline is noticed.
+func (p *Proxy) Sweeps() uint64 { return p.sweeps.Load() }
 
 // sweep makes one pass. It works on a copy of the list, since asking the kernel under the lock would hold up new
 // connections.
