@@ -30,6 +30,7 @@ var mayImport = map[string][]string{
 	"proxy/prompt":  {"prefixtree"},
 	"proxy/policy":  {"prefixtree"},
 	"proxy":         {"prefixtree", "proxy/..."},
+	"node/notify":   {},
 	"node":          {"prefixtree", "gossip", "gossip/member", "raftstore", "proxy", "proxy/..."},
 
 	"chaos/engine":   {},
@@ -45,7 +46,7 @@ var mayImport = map[string][]string{
 	"chaos/bench":   {"chaos/...", "node", "prefixtree", "proxy", "proxy/..."},
 	"chaos/clients": {"chaos/...", "node", "prefixtree", "proxy", "proxy/..."},
 
-	"cmd/grapevine": {"node", "chaos/...", "prefixtree", "proxy", "proxy/..."},
+	"cmd/grapevine": {"node", "node/notify", "chaos/...", "prefixtree", "proxy", "proxy/..."},
 }
 
 // outside restricts what the pure packages import from beyond the module: no
@@ -56,6 +57,7 @@ var outside = map[string][]string{
 	"proxy/prompt": {"github.com/zeebo/xxh3", "golang.org/x/sys/cpu"},
 	"proxy/engine": nil,
 	"gossip/wire":  nil,
+	"node/notify":  nil,
 }
 
 // impure are standard packages that the pure ones do without.
