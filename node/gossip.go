@@ -47,7 +47,7 @@ func (n *Node) gossipConfig() (gossip.Config, error) {
 			KeyringFile: c.GossipKeyFile, TLS: tlsConfig, Insecure: c.GossipInsecure,
 			Log: n.log.With().Str("component", "member").Logger(),
 		},
-		Knowledge: n.knowledge, SnapshotDeadline: c.WarmDeadline, Budget: int64(c.GossipBudget),
+		Knowledge: counted{n.knowledge, &n.knowledgeTurns}, SnapshotDeadline: c.WarmDeadline, Budget: int64(c.GossipBudget),
 		Log: n.log.With().Str("component", "gossip").Logger(),
 	}, nil
 }

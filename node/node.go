@@ -46,18 +46,23 @@ type Node struct {
 	targets []proxy.Target // by backend id
 	proxy   *proxy.Proxy
 	metrics *metrics
+	cert    atomic.Pointer[tls.Certificate] // of the data port; nil: it speaks no TLS
 
 	fleet     *fleet                       // what is known of the backends; makes the view
 	knowledge *knowledge                   // what is exchanged with other nodes; nil: alone
 	gossip    atomic.Pointer[gossip.Fleet] // nil: alone, or not started
 	nameWait  time.Duration                // see defaultNameWait
 	ready     readiness                    // /readyz
-	failed    chan error                   // a listener died; capacity 1
-	began     time.Time                    // set by Start, before anything serves
-	addr      atomic.Value                 // string: bound data address
-	admin     atomic.Value                 // string: bound admin address
-	stopped   chan struct{}                // closed when Stop has finished
-	stopErr   error                        // valid once stopped is closed
+	serving   atomic.Bool                  // everything runs, and nothing has been asked to stop
+
+	knowledgeTurns atomic.Uint64 // of gossip's loop; see Working
+
+	failed  chan error    // a listener died; capacity 1
+	began   time.Time     // set by Start, before anything serves
+	addr    atomic.Value  // string: bound data address
+	admin   atomic.Value  // string: bound admin address
+	stopped chan struct{} // closed when Stop has finished
+	stopErr error         // valid once stopped is closed
 
 	mu       sync.Mutex // guards state and cleanups
 	state    lifecycle
@@ -162,19 +167,36 @@ func (n *Node) buildRouting() error {
 const assumedBytesPerToken = 4
 
 func (n *Node) buildProxy() error {
+	if err := n.Reload(); err != nil {
+		return err
+	}
 	var tlsConfig *tls.Config
 	if n.cfg.TLSCert != "" {
-		cert, err := tls.LoadX509KeyPair(n.cfg.TLSCert, n.cfg.TLSKey)
-		if err != nil {
-			return fmt.Errorf("tls_cert: %w", err)
+		tlsConfig = &tls.Config{
+			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return n.cert.Load(), nil },
+			MinVersion:     tls.VersionTLS12,
 		}
-		tlsConfig = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
 	}
 	var err error
 	n.proxy, err = proxy.New(n.proxyConfig(tlsConfig))
 	if err != nil {
 		return fmt.Errorf("proxy: %w", err)
 	}
+	return nil
+}
+
+// Reload reads the certificate of the data port again, which handshakes from
+// then on are made with. If it cannot be read the last one stays in force. What
+// else is configured is read by New, or, as gossip_cert, wherever it is used.
+func (n *Node) Reload() error {
+	if n.cfg.TLSCert == "" {
+		return nil
+	}
+	cert, err := tls.LoadX509KeyPair(n.cfg.TLSCert, n.cfg.TLSKey)
+	if err != nil {
+		return fmt.Errorf("tls_cert: %w", err)
+	}
+	n.cert.Store(&cert)
 	return nil
 }
 
@@ -249,6 +271,7 @@ func (n *Node) start(ctx context.Context) error {
 	if len(n.cfg.Backends) == 0 {
 		n.log.Warn().Str("component", "node").Msg("no backends: every request will be refused")
 	}
+	n.serving.Store(true)
 	return nil
 }
 
@@ -296,6 +319,7 @@ func (n *Node) Stop(ctx context.Context) error {
 	n.state = stopping
 	n.mu.Unlock()
 	if first {
+		n.serving.Store(false)
 		// No Start can run any more, so the stack and the readiness are ours.
 		n.ready.drain("stopping")
 		n.stopErr = n.cleanups.unwind(ctx)

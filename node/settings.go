@@ -88,6 +88,18 @@ func (c *Config) Overlay(from Config, keys ...string) {
 	}
 }
 
+// Differing lists the keys of the settings in which two configurations differ.
+// Both are to be validated, which normalises them.
+func (c *Config) Differing(other Config) (keys []string) {
+	a, b := reflect.ValueOf(c).Elem(), reflect.ValueOf(&other).Elem()
+	for _, s := range Settings() {
+		if !reflect.DeepEqual(a.Field(s.field).Interface(), b.Field(s.field).Interface()) {
+			keys = append(keys, s.Key)
+		}
+	}
+	return keys
+}
+
 // kindName says what a value of a setting looks like, in the words of the
 // reference and of error messages.
 func kindName(t reflect.Type) string {

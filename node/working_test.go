@@ -1,0 +1,204 @@
+package node
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"math/big"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// works asks a node with a patience that no healthy one needs.
+func works(t *testing.T, n *Node) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	return n.Working(ctx)
+}
+
+// TestWorking: a node that is well says so, however it is configured, and
+// whatever there is to work with: no engine, no other node.
+func TestWorking(t *testing.T) {
+	a := newAuthority(t, "test")
+	a.issue("localhost")
+	for name, change := range map[string]func(*Config){
+		"alone":          func(*Config) {},
+		"PROXY protocol": func(c *Config) { c.ProxyProtocol = true },
+		"TLS":            func(c *Config) { c.TLSCert, c.TLSKey = a.file("localhost"), a.file("localhost-key") },
+		"every address":  func(c *Config) { c.Listen = ":0" },
+		"dead engine":    func(c *Config) { c.Backends = []Backend{{URL: "http://127.0.0.1:1", Models: []string{"m"}}} },
+		"no connections": func(c *Config) { c.MaxConnections = 1 },
+		"in a fleet":     func(c *Config) { *c = fleetConfig("test", nil) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			leakCheck(t)
+			cfg := testConfig()
+			change(&cfg)
+			n, err := New(cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := n.Working(t.Context()); err != nil {
+				t.Errorf("not started: %v", err)
+			}
+			if err := n.Start(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			defer stopNode(t, n)
+			if cfg.MaxConnections == 1 {
+				c, err := net.Dial("tcp", n.Addr())
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer c.Close()
+				eventually(t, "the only connection is taken", func() bool { return n.proxy.Connections() == 1 })
+			}
+			if err := works(t, n); err != nil {
+				t.Error(err)
+			}
+			if name == "alone" {
+				n.Drain(t.Context(), 0)
+				if err := works(t, n); err != nil {
+					t.Errorf("in the grace of a drain: %v", err)
+				}
+			}
+			stopNode(t, n)
+			if err := n.Working(t.Context()); err != nil {
+				t.Errorf("stopped: %v", err)
+			}
+		})
+	}
+}
+
+// TestNotWorking: each part that stands still is found and named.
+func TestNotWorking(t *testing.T) {
+	leakCheck(t)
+	n := startNode(t, fleetConfig("test", nil))
+	// finds waits for the failure want: a machine that stalls may show others first.
+	finds := func(want string) {
+		t.Helper()
+		eventually(t, want, func() bool {
+			ctx, cancel := context.WithTimeout(t.Context(), 600*time.Millisecond)
+			defer cancel()
+			err := n.Working(ctx)
+			return err != nil && strings.Contains(err.Error(), want)
+		})
+	}
+
+	n.knowledge.mu.Lock()
+	finds("the loop that tells other nodes stands still")
+	n.knowledge.mu.Unlock()
+	if err := works(t, n); err != nil {
+		t.Errorf("after it went on: %v", err)
+	}
+
+	// A socket that the kernel takes connections for, and nobody else does.
+	deaf, err := net.Listen("tcp", elsewhere)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := n.Addr()
+	n.addr.Store(deaf.Addr().String())
+	finds("data port: nobody takes connections")
+	deaf.Close()
+	finds("data port: dial tcp")
+	n.addr.Store(own)
+	if err := works(t, n); err != nil {
+		t.Errorf("after it went on: %v", err)
+	}
+}
+
+func TestSummary(t *testing.T) {
+	n := startNode(t, testConfig("http://127.0.0.1:1"))
+	if got := n.Summary(); got != "ready, 1 engine, 0 requests in flight, 0 connections" {
+		t.Error(got)
+	}
+	n.Drain(t.Context(), 0)
+	if got := n.Summary(); !strings.HasPrefix(got, "not ready: draining, ") {
+		t.Error(got)
+	}
+	f := startNode(t, fleetConfig("test", nil))
+	eventually(t, "the summary of a fleet of one", func() bool {
+		return f.Summary() == "ready, 1 node, 0 engines, 0 requests in flight, 0 connections"
+	})
+}
+
+// TestPatience: the service manager is asked for more time than the settings
+// let a start and a stop take.
+func TestPatience(t *testing.T) {
+	cfg := fleetConfig("test", nil)
+	cfg.WarmDeadline, cfg.DrainGrace, cfg.DrainClose, cfg.DrainTimeout = 5*time.Minute, time.Minute, 2*time.Second, time.Hour
+	n, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := n.StartWithin(); d <= 5*time.Minute || d > 6*time.Minute {
+		t.Errorf("start within %v", d)
+	}
+	if d := n.StopWithin(); d <= time.Hour+62*time.Second || d > time.Hour+2*time.Minute {
+		t.Errorf("stop within %v", d)
+	}
+}
+
+// TestReload: a new certificate is used from the next handshake on, and a
+// broken one leaves the last in force.
+func TestReload(t *testing.T) {
+	leakCheck(t)
+	a := newAuthority(t, "test")
+	first := a.issue("localhost")
+	cfg := testConfig()
+	cfg.TLSCert, cfg.TLSKey = a.file("localhost"), a.file("localhost-key")
+	n := startNode(t, cfg)
+	roots := x509.NewCertPool()
+	roots.AddCert(a.cert)
+	presents := func(want *big.Int) {
+		t.Helper()
+		c, err := tls.Dial("tcp", n.Addr(), &tls.Config{RootCAs: roots, ServerName: "localhost"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if got := c.ConnectionState().PeerCertificates[0].SerialNumber; got.Cmp(want) != 0 {
+			t.Errorf("certificate %v, want %v", got, want)
+		}
+	}
+	presents(first)
+	second := a.issue("localhost")
+	presents(first)
+	if err := n.Reload(); err != nil {
+		t.Fatal(err)
+	}
+	presents(second)
+	if err := os.Remove(cfg.TLSKey); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Reload(); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "tls_cert") {
+		t.Errorf("without a key: %v", err)
+	}
+	presents(second)
+}
+
+func TestDiffering(t *testing.T) {
+	a := Default()
+	a.Backends = []Backend{{URL: "http://a:1"}}
+	b := Default()
+	b.Backends = []Backend{{URL: "http://a:1", Name: "a:1", Weight: 1}}
+	for _, c := range []*Config{&a, &b} {
+		if err := c.Validate("", nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if keys := a.Differing(b); len(keys) != 0 {
+		t.Errorf("the same, said shorter: %v", keys)
+	}
+	b.Backends[0].Weight, b.LogLevel = 2, "debug"
+	if keys := a.Differing(b); !slices.Equal(keys, []string{"backends", "log_level"}) {
+		t.Errorf("differing in %v", keys)
+	}
+}
