@@ -317,9 +317,16 @@ type process struct {
 // serve starts one on ports of its own and waits until it says that it serves.
 func serve(t *testing.T, args ...string) *process {
 	t.Helper()
+	return serveWith(t, nil, args...)
+}
+
+// serveWith is serve with variables in the environment.
+func serveWith(t *testing.T, env []string, args ...string) *process {
+	t.Helper()
 	p := &process{log: &watchedLog{found: make(chan []string, 1)}}
 	p.cmd = command(t, append([]string{"serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--drain-close", "0s", "--log-format", "json"}, args...)...)
 	p.cmd.Stderr = p.log
+	p.cmd.Env = append(p.cmd.Env, env...)
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

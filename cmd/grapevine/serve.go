@@ -41,8 +41,35 @@ func (c *serveCmd) Run(s *streams, k *kong.Context) error {
 		_, err := fmt.Fprintf(s.out, "configuration is valid: %d backends, strategy %s\n", len(cfg.Backends), cfg.Strategy)
 		return err
 	}
+	super, err := supervise(n, cfg.Log)
+	if err != nil {
+		return err
+	}
+	defer super.close()
 	raiseHeapFloor()
-	return runUntilSignal(n, cfg)
+	return runUntilSignal(n, cfg, super, func() error { return c.reload(k, n, cfg) })
+}
+
+// reload is SIGHUP: it takes what can change while the node runs, the
+// certificate of the data port, and names what else has changed, which the next
+// start takes. A configuration that is wrong changes nothing.
+func (c *serveCmd) reload(k *kong.Context, n *node.Node, running node.Config) error {
+	next, lines, err := c.configuration(k)
+	if err != nil {
+		return err
+	}
+	if err := next.Validate(c.ConfigFile, lines); err != nil {
+		return err
+	}
+	if err := n.Reload(); err != nil {
+		return err
+	}
+	e := running.Log.Info()
+	if keys := running.Differing(next); len(keys) > 0 {
+		e = running.Log.Warn().Strs("at_next_start", keys)
+	}
+	e.Bool("tls_cert", running.TLSCert != "").Msg("reloaded")
+	return nil
 }
 
 // configuration lays the three sources over each other, the later ones above:
@@ -71,11 +98,14 @@ func (c *serveCmd) configuration(k *kong.Context) (cfg node.Config, lines map[st
 }
 
 // runUntilSignal serves until SIGTERM or SIGINT, then drains; a second signal
-// cuts what still runs.
-func runUntilSignal(n *node.Node, cfg node.Config) error {
-	signals := make(chan os.Signal, 2)
+// cuts what still runs. SIGHUP reloads.
+func runUntilSignal(n *node.Node, cfg node.Config, super *supervision, reload func() error) error {
+	signals, reloads := make(chan os.Signal, 2), make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	defer signal.Stop(signals)
+	signal.Notify(reloads, syscall.SIGHUP)
+	defer signal.Stop(reloads)
+	super.starting()
 	first, err := startUntilSignal(n, signals)
 	if first != nil && errors.Is(err, context.Canceled) {
 		return nil // called off, as asked
@@ -83,14 +113,19 @@ func runUntilSignal(n *node.Node, cfg node.Config) error {
 	if err != nil {
 		return err
 	}
-	if first == nil {
+	super.started()
+	for first == nil {
 		select {
 		case first = <-signals:
+		case <-reloads:
+			super.reloaded(reload)
 		case err := <-n.Failed():
+			super.stopping()
 			_ = n.Stop(context.Background())
 			return err
 		}
 	}
+	super.stopping()
 	grace := cfg.DrainGrace
 	if first == syscall.SIGINT {
 		grace = 0 // somebody at a terminal, not a balancer that needs time to notice
