@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -235,6 +236,17 @@ func TestLoadIsTheFleets(t *testing.T) {
 	for _, n := range nodes[:2] {
 		eventually(t, "the dead node's load is gone", func() bool { return stateOf(n, "three") == "failed" && activeAt(t, n) == 2*each })
 	}
+	for _, n := range nodes[:2] {
+		series := scrape(t, n)
+		for name, want := range map[string]float64{`grapevine_members{state="failed"}`: 1, `grapevine_peer_connected{peer="three"}`: 0} {
+			if got, ok := series[name]; !ok || got != want {
+				t.Errorf("%s: %s: %v (%v), want %v", n.Name(), name, got, ok, want)
+			}
+		}
+		if lag, ok := series[`grapevine_peer_lag_seconds{peer="three"}`]; ok {
+			t.Errorf("%s: the news of a dead node is %v s old, it says", n.Name(), lag)
+		}
+	}
 	release()
 	for range 3 * each {
 		<-ended
@@ -418,6 +430,7 @@ func TestFleetIsExported(t *testing.T) {
 	for name, want := range map[string]float64{
 		`grapevine_members{state="alive"}`: 2, `grapevine_members{state="failed"}`: 0, `grapevine_peer_connected{peer="one"}`: 1,
 		`grapevine_gossip_seeds{outcome="joined"}`: 1, `grapevine_warm_fraction`: 1, `grapevine_gossip_malformed_total`: 0,
+		`grapevine_gossip_violations_total`: 0, `grapevine_gossip_held_back_total`: 0, `grapevine_gossip_slow_streams_total`: 0,
 		`grapevine_gossip_dropped_records_total{kind="unknown"}`: 0,
 	} {
 		if got, ok := series[name]; !ok || got != want {
@@ -453,11 +466,31 @@ func TestFleetIsExported(t *testing.T) {
 	if st.Facts != nil {
 		t.Error("facts were counted without being asked for")
 	}
+	nodes[1].knowledge.PeerState("one", []byte("nonsense"))
+	if got := scrape(t, nodes[1])["grapevine_gossip_malformed_total"]; got != 1 {
+		t.Errorf("%v malformed, want the state", got)
+	}
 	eventually(t, "both trees hold the same", func() bool {
 		count, xor := facts(nodes[0])
 		_, answer := get(t, "http://"+nodes[1].AdminAddr()+"/gossip?facts=1")
 		return count > 0 && strings.Contains(answer, fmt.Sprintf(`"facts":{"count":%d,"xor":"%016x"}`, count, xor))
 	})
+}
+
+// TestSeedsAreThoseOfJoin: failed members and strangers are tried, too, but are
+// nothing the operator has listed.
+func TestSeedsAreThoseOfJoin(t *testing.T) {
+	got := countSeeds([]string{"a:1", "dns:b"}, []member.SeedError{
+		{Seed: "a:1", Addr: "10.0.0.1:1"},
+		{Seed: "dns:b", Addr: "10.0.0.2:1", Err: io.EOF}, {Seed: "dns:b", Addr: "10.0.0.3:1", Err: &member.MismatchError{Field: member.FieldSecret}},
+		{Seed: "failed member c", Addr: "10.0.0.4:1", Err: io.EOF}, {Seed: "stream from d", Addr: "10.0.0.5:1"},
+	})
+	if want := map[string]int{"joined": 1, "unreachable": 1, "refused": 1}; !maps.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	if got := countSeeds(nil, nil); len(got) != 3 {
+		t.Errorf("series that come and go: %v", got)
+	}
 }
 
 // TestDrainKeepsTheLoadKnown: while a node drains, the others still count its

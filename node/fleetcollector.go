@@ -1,6 +1,7 @@
 package node
 
 import (
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -22,6 +23,7 @@ type fleetFigures struct {
 	staleness time.Duration
 	blind     uint64
 	refused   uint64 // attempts of nodes that were turned away
+	malformed uint64 // states that could not be read
 }
 
 // fleetFigures returns nil until the node has met the others.
@@ -32,26 +34,34 @@ func (n *Node) fleetFigures() *fleetFigures {
 	}
 	f := &fleetFigures{
 		members: map[member.State]int{member.StateAlive: 1, member.StateFailed: 0, member.StateLeft: 0},
-		seeds:   map[string]int{"joined": 0, "refused": 0, "unreachable": 0},
+		seeds:   countSeeds(n.cfg.Join, g.Members().JoinErrors()),
 		peers:   g.Peers(), stats: g.Stats(), outbox: n.knowledge.outbox.Stats(), warm: g.WarmFraction(),
 		posted:    n.knowledge.announced.posted.byName(),
 		staleness: time.Duration(n.knowledge.staleness.Load()), blind: n.router.Stats().Blind,
-		refused: g.Members().Stats().Refused,
+		refused: g.Members().Stats().Refused, malformed: n.knowledge.malformed.Load(),
 	}
 	for _, p := range f.peers {
 		f.members[p.State]++
 	}
-	for _, s := range g.Members().JoinErrors() {
+	return f
+}
+
+// countSeeds counts the addresses that the entries of join stand for by the
+// outcome of the last attempt.
+func countSeeds(join []string, attempts []member.SeedError) map[string]int {
+	counts := map[string]int{"joined": 0, "refused": 0, "unreachable": 0}
+	for _, s := range attempts {
 		switch {
+		case !slices.Contains(join, s.Seed): // a failed member, or somebody who was heard
 		case s.Err == nil:
-			f.seeds["joined"]++
+			counts["joined"]++
 		case isRefusal(s.Err):
-			f.seeds["refused"]++
+			counts["refused"]++
 		default:
-			f.seeds["unreachable"]++
+			counts["unreachable"]++
 		}
 	}
-	return f
+	return counts
 }
 
 // factKinds are the names of prefixtree.Kind.
@@ -75,6 +85,7 @@ type fleetCollector struct {
 	members, seeds, lag, received, sent, connected *prometheus.Desc
 	frames, posted, sentRecords, applied, changed  *prometheus.Desc
 	dropped, repaired, gaps, lost, malformed       *prometheus.Desc
+	violations, slow, heldBack                     *prometheus.Desc
 	refused, snapshots, journal, pending           *prometheus.Desc
 	warm, divergence, staleness, blind             *prometheus.Desc
 }
@@ -86,7 +97,7 @@ func newFleetCollector(figures func() *fleetFigures) *fleetCollector {
 	return &fleetCollector{
 		figures:     figures,
 		members:     d("members", "Nodes of the fleet by state, this one included, as this one sees them. Not additive.", "state"),
-		seeds:       d("gossip_seeds", "Entries of join by how the last attempt to reach them went: joined, refused (another secret, key, block size, cluster or protocol, a taken name, a certificate) or unreachable.", "outcome"),
+		seeds:       d("gossip_seeds", "Addresses of join by how the last attempt to reach them went: joined, refused (another secret, key, block size, cluster or protocol, a taken name, a certificate) or unreachable.", "outcome"),
 		connected:   d("peer_connected", "1 while the node's news comes in.", "peer"),
 		lag:         d("peer_lag_seconds", "How old the node's news is when it is known here, or its silence if that is longer.", "peer"),
 		received:    d("peer_received_bytes_total", "Bytes received from the node, before encryption.", "peer"),
@@ -100,7 +111,10 @@ func newFleetCollector(figures func() *fleetFigures) *fleetCollector {
 		repaired:    d("gossip_repaired_records_total", "Records that were missing and came when asked for."),
 		gaps:        d("gossip_missing_batches_total", "Batches found missing."),
 		lost:        d("gossip_lost_batches_total", "Batches given up because no node has them any more."),
-		malformed:   d("gossip_malformed_total", "Batches, pages and states that could not be read, and streams closed for what came on them."),
+		malformed:   d("gossip_malformed_total", "Batches, pages and states of other nodes that could not be read."),
+		violations:  d("gossip_violations_total", "Streams closed for what came on them."),
+		slow:        d("gossip_slow_streams_total", "Streams closed because the other node took nothing for seconds."),
+		heldBack:    d("gossip_held_back_total", "Times at which gossip_budget was used up and own news had to wait."),
 		refused:     d("gossip_refused_total", "Attempts of nodes to join or connect that were turned away: another secret, key, block size, cluster, protocol or certificate, or a taken name."),
 		snapshots:   d("gossip_snapshots_total", "Snapshots served to nodes that joined, and taken.", "role"),
 		journal:     d("gossip_journal_bytes", "Bytes of batches kept for repairs."),
@@ -116,7 +130,7 @@ func newFleetCollector(figures func() *fleetFigures) *fleetCollector {
 func (c *fleetCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		c.members, c.seeds, c.connected, c.lag, c.received, c.sent, c.frames, c.posted, c.sentRecords, c.applied, c.changed, c.dropped, c.repaired,
-		c.gaps, c.lost, c.malformed, c.refused, c.snapshots, c.journal, c.pending, c.warm, c.divergence, c.staleness, c.blind,
+		c.gaps, c.lost, c.malformed, c.violations, c.slow, c.heldBack, c.refused, c.snapshots, c.journal, c.pending, c.warm, c.divergence, c.staleness, c.blind,
 	} {
 		ch <- d
 	}
@@ -143,7 +157,9 @@ func (c *fleetCollector) Collect(ch chan<- prometheus.Metric) {
 	for i := range f.peers {
 		p := &f.peers[i]
 		gauge(c.connected, oneIf(p.Connected), p.Name)
-		gauge(c.lag, p.Lag.Seconds(), p.Name)
+		if p.State == member.StateAlive { // of the others nothing is expected
+			gauge(c.lag, p.Lag.Seconds(), p.Name)
+		}
 		counter(c.received, p.ReceivedBytes, p.Name)
 		counter(c.sent, p.SentBytes, p.Name)
 	}
@@ -167,7 +183,10 @@ func (c *fleetCollector) Collect(ch chan<- prometheus.Metric) {
 	counter(c.repaired, st.RepairedRecords)
 	counter(c.gaps, st.Gaps)
 	counter(c.lost, st.LostBatches)
-	counter(c.malformed, st.Malformed+st.Violations)
+	counter(c.malformed, st.Malformed+f.malformed)
+	counter(c.violations, st.Violations)
+	counter(c.slow, st.SlowPeers)
+	counter(c.heldBack, st.DroppedBudget)
 	counter(c.refused, f.refused)
 	counter(c.snapshots, st.SnapshotsServed, "served")
 	counter(c.snapshots, st.SnapshotsTaken, "taken")

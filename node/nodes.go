@@ -29,7 +29,8 @@ type NodeList struct {
 	// Nodes are this one, then the others by name, those that failed or left
 	// lately included.
 	Nodes []NodeStatus `json:"nodes"`
-	// Seeds is how the last attempt to join each entry of join went.
+	// Seeds is how the last attempt went to join each address of join, each
+	// member that failed lately, and who else was heard of.
 	Seeds []SeedStatus `json:"seeds"`
 	// Refusals are nodes that were turned away lately.
 	Refusals []RefusalStatus `json:"refusals"`
