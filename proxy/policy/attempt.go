@@ -83,7 +83,7 @@ func (a *Attempt) FirstToken(now prefixtree.Time) {
 	a.slot.lastFirst = max(a.slot.lastFirst, now)
 	a.slot.mu.Unlock()
 	a.interval = float64(now-since) / 1000
-	a.slot.answered(a.at.picked)
+	a.router.answered(a.slot, a.at.picked, now)
 }
 
 // End releases everything the attempt still holds and learns from the outcome. It must be called exactly once per
@@ -100,9 +100,12 @@ func (a *Attempt) End(o Outcome, now prefixtree.Time) {
 	a.slot.release(a)
 	switch {
 	case o.Failed.blames():
-		a.slot.failed(a.at.picked, now)
+		a.slot.failed(o.Failed, a.at.picked, now)
+		if a.router.cfg.Failed != nil {
+			a.router.cfg.Failed(a.slot.id, o.Failed, now)
+		}
 	case o.Failed != ClientGone && before != picked:
-		a.slot.answered(a.at.picked)
+		a.router.answered(a.slot, a.at.picked, now)
 	}
 	if a.trial {
 		a.slot.trial.Store(false)

@@ -29,6 +29,9 @@ type slot struct {
 	telemetry atomic.Pointer[Telemetry]
 	id        prefixtree.Backend
 	gen       uint32
+	began     atomic.Int64 // ms; when the backend began anew, see easeIn; 0 long ago
+	credit    atomic.Int64 // of requests while it is cold, in millionths
+	answerAt  atomic.Int64 // ms; when it last showed that it lives
 
 	mu          sync.Mutex
 	first, last *Attempt // own requests waiting for their first token, oldest first (engines admit in order)
@@ -36,8 +39,12 @@ type slot struct {
 	rates       rateSums // own measurements
 	peerRates   rateSums // the other nodes'
 	lastFailure prefixtree.Time
-	failures    int32 // consecutive
+	failures    int32           // consecutive
+	backoff     int64           // ms; retryAt as far as the own failures go
+	reportedAt  prefixtree.Time // since when others say that it fails; 0 they do not
+	lastWhy     Failure
 	adapters    adapterSet
+	_           [16]byte
 }
 
 // overdueGrace is how many seconds a prefill may take longer than expected before that counts: steps of a busy engine are

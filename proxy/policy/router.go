@@ -50,8 +50,11 @@ type Config struct {
 	HashBlocks  int                 // blocks prefix-hash keys on; 0 means about 2k tokens
 	HashBound   float64             // c of prefix-hash: load at most c times the mean
 	PrefillRate float64             // prior for the prefill rate, tokens/s
+	SlowStart   time.Duration       // in which the share of a backend that returns grows; 0 means DefaultSlowStart, below 0 none
 	Seed        uint64              // of every random choice
 	Extra       map[string]Strategy // further strategies by name
+	// Failed, if not nil, is told of every attempt that speaks against its backend, at once: it must not block, nor call the router.
+	Failed func(b prefixtree.Backend, f Failure, now prefixtree.Time)
 }
 
 // Index is the tree as policy sees it: prefixtree.Tree fits. Safe for concurrent use.
@@ -103,6 +106,8 @@ type Router struct {
 	viewMu     sync.Mutex // serialises SetView
 	scenes     sync.Pool
 	seq        atomic.Uint64
+	slowStart  int64        // ms; 0 none
+	coldUntil  atomic.Int64 // ms; until then some backend may be cold
 	fleet      atomic.Pointer[fleetState]
 
 	rungs      [rungs]atomic.Uint64
@@ -125,7 +130,7 @@ func NewRouter(cfg Config, tree Index) (*Router, error) {
 	}
 	r := &Router{
 		cfg: cfg, tree: tree, rate: newFleetRate(cfg.PrefillRate), models: newModelStats(), sketch: newSketch(),
-		ledger: ledger{slots: map[slotKey]*slot{}},
+		ledger: ledger{slots: map[slotKey]*slot{}}, slowStart: slowStartOf(cfg.SlowStart),
 	}
 	r.retract, _ = tree.(Retractor)
 	r.strategies = map[string]*named{}
@@ -224,6 +229,9 @@ func (r *Router) Pick(q *Request, now prefixtree.Time, att *Attempt) error {
 	att.at.picked, att.at.dispatched, att.at.first = now, 0, 0
 	att.stage = picked
 	c.slot.charge(att, now)
+	if c.charged {
+		c.slot.credit.Add(-oneRequest)
+	}
 	r.rungs[att.decision.Rung].Add(1)
 	if s.Nodes > 1 && s.Staleness > blindAfter {
 		r.blind.Add(1)
@@ -260,6 +268,9 @@ func (r *Router) decide(s *Scene, q *Request, now prefixtree.Time, d *Decision) 
 		return 0, ErrNoBackend
 	}
 	r.match(s)
+	if int64(now) < r.coldUntil.Load() {
+		r.easeIn(s, strategy)
+	}
 	chosen, rung := r.choose(s, strategy)
 	d.fill(s, chosen, rung, strategy, lastResort)
 	return chosen, nil
@@ -337,7 +348,7 @@ func (r *Router) Stats() Stats {
 // Avoided reports whether a backend is left alone because it failed, and until when.
 func (r *Router) Avoided(b prefixtree.Backend, now prefixtree.Time) (until prefixtree.Time, avoid bool) {
 	if s := r.table.Load().slot(b); s != nil {
-		return prefixtree.Time(s.retryAt.Load()), s.health(now) != healthy
+		return prefixtree.Time(min(s.retryAt.Load(), int64(now)+backoffMax)), s.health(now) != healthy
 	}
 	return 0, false
 }

@@ -79,6 +79,7 @@ func (r *Router) SetView(v *View) {
 	for i := range v.Backends {
 		b := &v.Backends[i]
 		t.slots = append(t.slots, r.ledger.slot(b.ID, b.Generation))
+		r.begins(t.slots[i], b.Since)
 		present[slotKey{b.ID, b.Generation}] = true
 	}
 	r.ledger.prune(func(k slotKey) bool { return present[k] })
@@ -200,7 +201,7 @@ func (s *Scene) add(at int, e *entry, prior float64, half bool) {
 	// Written in place: a composite literal would be built on the stack and copied, which is a third of a Pick at 2,000.
 	s.Candidates = s.Candidates[:len(s.Candidates)+1]
 	c := &s.Candidates[len(s.Candidates)-1]
-	c.slot, c.key, c.half = e.slot, e.key, half
+	c.slot, c.key, c.half, c.charged = e.slot, e.key, half, false
 	c.Backend, c.Weight, c.Rate = e.id, e.weight, rate
 	c.OwnQueued, c.Overdue = e.slot.queued(s.Now, rate)
 	c.Queued = c.OwnQueued + float64(e.slot.peerTokens.Load())

@@ -79,6 +79,10 @@ type Candidate struct {
 	key   uint64
 	queue float64 // Queued as far as it is believed; set by prefix
 	half  bool    // may only be given a trial request
+
+	warmth     float64 // see easeIn, which sets these three
+	turnedAway bool
+	charged    bool // the request comes off its credit
 }
 
 // KVUsage returns the share of the KV cache in use, 0 to 1: by the engine's own report, else by the own active

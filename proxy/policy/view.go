@@ -40,7 +40,8 @@ type Backend struct {
 	Models     []string // nil or empty: serves any model
 	Weight     float64  // share of work relative to the others; 0 means 1
 	State      State
-	KVTokens   int // capacity of the engine's KV cache in tokens; 0 means unknown
+	KVTokens   int             // capacity of the engine's KV cache in tokens; 0 means unknown
+	Since      prefixtree.Time // when it returned, or its engine began anew: its share grows from there; 0 means long ago
 }
 
 // Rule chooses the strategy of the requests it fits. Empty fields fit everything; the first rule that fits wins.
