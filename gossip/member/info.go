@@ -35,6 +35,11 @@ const (
 	tagBlockBytes  = 10
 	// tagLeaving stands in metadata only, when the node is about to leave.
 	tagLeaving = 11
+	// tagRaft is the raft address, tagRaftID the raft id, tagRaftVote two bytes:
+	// Expect, and 1 if the node may vote.
+	tagRaft     = 12
+	tagRaftID   = 13
+	tagRaftVote = 14
 	// tagKeys stands in hellos only: fingerprints of the keys on the ring,
 	// the primary first.
 	tagKeys = 32
@@ -47,6 +52,7 @@ const (
 	maxAddr    = 255 // an address that does not fit a tag cannot be sent
 	maxVersion = 64
 	maxCluster = 64
+	maxRaftID  = 64
 )
 
 // errInfo is returned, wrapped, for bytes that are no Info.
@@ -76,6 +82,13 @@ type Info struct {
 	KeyID uint32
 	// BlockBytes is the length of a block of prompt, in bytes.
 	BlockBytes uint32
+	// Raft is the address of the raft port, host:port, and RaftID the node's id
+	// there. Empty for a node without one, as of earlier releases.
+	Raft, RaftID string
+	// RaftExpect is how many such nodes the node waits for before it helps to
+	// found a group; RaftVoter says that it may vote.
+	RaftExpect uint8
+	RaftVoter  bool
 }
 
 // validate reports what of the Info cannot be sent to others.
@@ -92,13 +105,16 @@ func (i *Info) validate() error {
 	if len(i.Version) > maxVersion || !isText(i.Version) {
 		return fmt.Errorf("version %q: at most %d printable characters", clean(i.Version, maxVersion), maxVersion)
 	}
-	for _, a := range []struct{ what, addr string }{{"gossip", i.Addr}, {"data", i.Data}, {"admin", i.Admin}} {
+	for _, a := range []struct{ what, addr string }{{"gossip", i.Addr}, {"data", i.Data}, {"admin", i.Admin}, {"raft", i.Raft}} {
 		if a.addr == "" {
 			continue
 		}
 		if err := validAddr(a.addr); err != nil {
 			return fmt.Errorf("%s address: %w", a.what, err)
 		}
+	}
+	if len(i.RaftID) > maxRaftID || !isName(i.RaftID) {
+		return fmt.Errorf("raft id %q: at most %d letters, digits, '.', '-' and '_'", clean(i.RaftID, maxRaftID), maxRaftID)
 	}
 	if i.ProtocolMin == 0 || i.ProtocolMin > i.ProtocolMax {
 		return fmt.Errorf("protocol range %d to %d", i.ProtocolMin, i.ProtocolMax)
@@ -156,6 +172,15 @@ func appendCard(dst []byte, c *card) ([]byte, error) {
 	dst = binary.BigEndian.AppendUint32(append(dst, tagBlockBytes, 4), c.BlockBytes)
 	if c.leaving {
 		dst = append(dst, tagLeaving, 0)
+	}
+	text(tagRaft, c.Raft)
+	text(tagRaftID, c.RaftID)
+	if c.RaftExpect > 0 || c.RaftVoter {
+		var vote byte
+		if c.RaftVoter {
+			vote = 1
+		}
+		dst = append(dst, tagRaftVote, 2, c.RaftExpect, vote)
 	}
 	if n := len(dst) - start; n > MaxInfo {
 		return dst[:start], fmt.Errorf("name, addresses, version and cluster take %d bytes, more than %d: shorten them", n, MaxInfo)
@@ -243,6 +268,15 @@ func (c *card) field(tag byte, v []byte) bool {
 		c.BlockBytes = binary.BigEndian.Uint32(v)
 	case tagLeaving:
 		c.leaving = true
+	case tagRaft:
+		c.Raft = string(v)
+	case tagRaftID:
+		c.RaftID = string(v)
+	case tagRaftVote:
+		if len(v) < 2 { // a later release may say more
+			return false
+		}
+		c.RaftExpect, c.RaftVoter = v[0], v[1]&1 != 0
 	case tagKeys:
 		const n = len(Fingerprint{})
 		if len(v)%n != 0 || len(v) > maxKeys*n {
