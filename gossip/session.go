@@ -568,11 +568,19 @@ func (s *session) takeState(body []byte) error {
 // tell hands the peer's load or state to Knowledge, unless the peer is gone or has another stream by now: its end must
 // not be overtaken by what came before.
 func (s *session) tell(what func()) {
-	s.p.mu.Lock()
-	defer s.p.mu.Unlock()
-	if s.p.session != s || s.p.status.State != member.StateAlive {
+	p := s.p
+	p.voice.Lock()
+	defer p.voice.Unlock()
+	p.mu.Lock()
+	if p.session != s || p.status.State != member.StateAlive {
+		p.mu.Unlock()
 		return
 	}
-	s.p.told = true
+	void := p.void
+	p.told, p.void = true, false
+	p.mu.Unlock()
+	if void {
+		s.f.knowledge.DropPeer(p.name)
+	}
 	what()
 }
