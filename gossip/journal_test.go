@@ -288,6 +288,10 @@ func TestBudgetIsHeld(t *testing.T) {
 		t.Errorf("bulk waits %v", wait)
 	}
 	b.spend(now.Add(1500*time.Millisecond), 500)
+	if wait := b.bulk(now.Add(1500*time.Millisecond), 100); wait != 0 {
+		t.Errorf("bulk waits %v for its share", wait)
+	}
+	b.bulked(350)
 	if wait := b.bulk(now.Add(1500*time.Millisecond), 100); wait < 300*time.Millisecond || wait > 400*time.Millisecond {
 		t.Errorf("bulk waits %v", wait)
 	}
