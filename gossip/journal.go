@@ -123,9 +123,7 @@ func (j *journal) poison(id streamID, sequence uint64) {
 	defer j.mu.Unlock()
 	if s := j.streams[id]; s != nil {
 		if e := s.entry(sequence); e != nil {
-			s.bytes -= int64(len(e.body))
-			j.bytes -= int64(len(e.body))
-			e.body = nil
+			e.body = nil // its memory is the chunk's
 		}
 	}
 }
