@@ -176,6 +176,20 @@ func TestJournalAgesAbsurdTimesByTheirComing(t *testing.T) {
 	}
 }
 
+func TestJournalSurvivesAClockThatIsSet(t *testing.T) {
+	j := newJournal(1<<20, t0-20_000)
+	hour := time.Hour.Milliseconds()
+	j.age(t0 + hour) // wrong by an hour for a while
+	j.age(t0)
+	// As soon as clocks that may be ahead cannot have said anything before, digests begin again.
+	soon := t0 + maxAhead.Milliseconds() + 2*wire.BucketMillis
+	put(j, streamID{"a", 1}, 1, soon, 10)
+	from, through, buckets := j.digest(soon + 2*wire.BucketMillis)
+	if from > through || len(buckets) != 1 {
+		t.Errorf("buckets %v from %d through %d", buckets, from, through)
+	}
+}
+
 func TestPoisonedBatchIsKnownButNotServed(t *testing.T) {
 	j := newJournal(1<<20, t0)
 	id := streamID{"a", 1}
