@@ -1,5 +1,5 @@
-# Every target works on a fresh machine with Go and make. The three that need more
-# (test-clients, bench-proxy, live) install it by name and say so.
+# Every target works on a fresh machine with Go and make. The four that need more
+# (test-clients, test-deploy, bench-proxy, live) install it by name and say so.
 
 GO       ?= go
 BIN      := bin/grapevine
@@ -10,19 +10,26 @@ COUNT    ?= 5
 BENCH    ?= .
 CPU      ?= 2
 TRACES   ?= ../shared/traces
+DESTDIR  ?=
 
 BENCHSTAT   := golang.org/x/perf/cmd/benchstat@v0.0.0-20260908200009-22c9c6c9d4da
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.6.1
 
 .DEFAULT_GOAL := help
-.PHONY: help build test race fuzz bench bench-proxy test-clients lint sim herd demo check
+.PHONY: help build install test race fuzz bench bench-proxy test-clients test-deploy live lint sim herd demo check
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
 
 build: ## bin/grapevine, static
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN) ./cmd/grapevine
+
+install: build ## the program, its unit and its user into DESTDIR (docs/operate.md, "As a service")
+	install -D -m 0755 $(BIN) $(DESTDIR)/usr/bin/grapevine
+	install -D -m 0644 deploy/systemd/grapevine.service $(DESTDIR)/usr/lib/systemd/system/grapevine.service
+	install -D -m 0644 deploy/systemd/grapevine.sysusers $(DESTDIR)/usr/lib/sysusers.d/grapevine.conf
+	install -D -m 0644 docs/operate.md $(DESTDIR)/usr/share/doc/grapevine/operate.md
 
 # The race detector needs cgo, and so a C compiler. Where there is none the
 # tests still run, and say that they ran without it.
@@ -56,6 +63,10 @@ bench-proxy: build ## side by side with nginx and HAProxy (installs nginx, hapro
 
 test-clients: build ## the official openai and anthropic clients through a running router (installs them with pip)
 	GRAPEVINE=$(CURDIR)/$(BIN) bash chaos/clients/run.sh
+
+test-deploy: build ## the unit and the example fleet: systemd and HAProxy read them, a node leaves under traffic (DEPLOY=full: each; installs systemd and haproxy with apt if missing)
+	@command -v haproxy >/dev/null && command -v systemd-analyze >/dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends systemd haproxy; }
+	GRAPEVINE=$(CURDIR)/$(BIN) GRAPEVINE_DEPLOY=$(or $(DEPLOY),short) $(GO) test -count=1 -v -timeout 10m ./deploy
 
 # A network of their own for the partition is made with ip; root is not needed
 # where users may have namespaces.

@@ -6,21 +6,24 @@ import (
 )
 
 // budget is a token bucket over the bytes this node sends. What cannot wait is debited even below zero; what can, asks first.
-// Safe for concurrent use.
+// Repairs and snapshots have a share of their own in it, so that news without end does not stop them: what they take is not
+// left to news. Safe for concurrent use.
 type budget struct {
 	mu     sync.Mutex
 	rate   float64 // bytes per second
 	tokens float64 // at most one second's worth
+	share  float64 // of repairs and snapshots; at most one second's worth
 	at     time.Time
 }
 
 func newBudget(rate int64, now time.Time) *budget {
-	return &budget{rate: float64(rate), tokens: float64(rate), at: now}
+	return &budget{rate: float64(rate), tokens: float64(rate), share: bulkShare * float64(rate), at: now}
 }
 
 func (b *budget) refillLocked(now time.Time) {
 	if d := now.Sub(b.at); d > 0 {
 		b.tokens = min(b.rate, b.tokens+b.rate*d.Seconds())
+		b.share = min(bulkShare*b.rate, b.share+bulkShare*b.rate*d.Seconds())
 	}
 	b.at = now
 }
@@ -42,8 +45,20 @@ func (b *budget) left(now time.Time) int {
 	return int(max(0, b.tokens))
 }
 
-// bulkReserve is the share of a full bucket that repairs and snapshots leave to news.
-const bulkReserve = 0.25
+const (
+	// bulkReserve is the share of a full bucket that repairs and snapshots leave to news.
+	bulkReserve = 0.25
+	// bulkShare is the share of the rate that is theirs even if news would take all.
+	bulkShare = 0.25
+	// minPiece is the least that is worth a write of repairs or a page.
+	minPiece = 4 << 10
+)
+
+// piece is how much of repairs, and how much of a snapshot, is sent at a time, at most limit bytes of each: so much that
+// their share allows the next within a second.
+func (b *budget) piece(limit int) int {
+	return min(limit, max(minPiece, int(b.rate*bulkShare/2)))
+}
 
 // bulk reports whether n bytes of repairs or snapshots may be sent now, and else how long to wait before asking again.
 func (b *budget) bulk(now time.Time, n int) (wait time.Duration) {
@@ -52,8 +67,17 @@ func (b *budget) bulk(now time.Time, n int) (wait time.Duration) {
 	b.refillLocked(now)
 	// What is larger than half the bucket goes when half is there, and is paid back later.
 	need := min(float64(n)+bulkReserve*b.rate, b.rate/2)
-	if b.tokens >= need {
+	if b.tokens >= need || b.share >= 0 {
 		return 0
 	}
-	return min(time.Second, time.Duration((need-b.tokens)/b.rate*float64(time.Second))+time.Millisecond)
+	seconds := min((need-b.tokens)/b.rate, -b.share/(bulkShare*b.rate))
+	return min(time.Second, time.Duration(seconds*float64(time.Second))+time.Millisecond)
+}
+
+// bulked debits the share with n bytes of repairs and snapshots that are about to be sent. Spend debits them, too. The debt is
+// bounded like that of spend.
+func (b *budget) bulked(n int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.share = max(-bulkShare*b.rate, b.share-float64(n))
 }

@@ -28,6 +28,12 @@ func (c *clockFilter) add(sent, received, replied, returned int64) {
 	}
 	// In halves, so that times far apart do not overflow.
 	offset := (sent/2 - received/2) + (returned/2 - replied/2)
+	// Each is wrong by at most half its round trip. Two that cannot both be right mean that a clock was set.
+	if old, ok := c.best(); ok {
+		if apart := time.Duration(offset) - old.offset; max(apart, -apart) > (old.rtt+time.Duration(rtt))/2+shiftBand {
+			c.n = 0
+		}
+	}
 	c.samples[c.n%clockSamples] = clockSample{time.Duration(rtt), time.Duration(offset)}
 	c.n++
 }

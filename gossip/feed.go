@@ -423,12 +423,13 @@ func (d *feed) fillBulk(dst []byte, now time.Time) (out []byte, wait time.Durati
 	if len(d.jobs) == 0 && (d.offer == nil || len(d.offer.frame) == 0) {
 		return dst, 0
 	}
-	if wait := d.f.budget.bulk(now, bulkSize); wait > 0 {
+	size, start := d.f.budget.piece(bulkSize), len(dst)
+	if wait := d.f.budget.bulk(now, size); wait > 0 {
 		return dst, wait
 	}
-	for start := len(dst); len(d.jobs) > 0 && len(dst)-start < bulkSize; {
+	for len(d.jobs) > 0 && len(dst)-start < size {
 		var done bool
-		if dst, done = d.jobs[0].fill(d.f, dst, bulkSize-(len(dst)-start)); !done {
+		if dst, done = d.jobs[0].fill(d.f, dst, size-(len(dst)-start)); !done {
 			break
 		}
 		d.jobs[0] = nil
@@ -446,5 +447,6 @@ func (d *feed) fillBulk(dst []byte, now time.Time) (out []byte, wait time.Durati
 		default:
 		}
 	}
+	d.f.budget.bulked(len(dst) - start)
 	return dst, 0
 }

@@ -51,9 +51,9 @@ func (r roster) connect(ctx context.Context, peer member.Info) (net.Conn, member
 
 // Fleet is this node's part in the exchange. Safe for concurrent use.
 //
-// Locks, in order of taking: feed.mu, Fleet.mu, peer.mu, repairs.mu, session.mu; those of journal, loadTable, stateSlot,
-// budget and warming are leaves. Knowledge is called with none held, but for PeerLoad, PeerState and DropPeer, which peer.mu
-// orders: so Knowledge must not call a Fleet.
+// Locks, in order of taking: peer.voice, feed.mu, Fleet.mu, peer.mu, repairs.mu, session.mu; those of journal, loadTable,
+// stateSlot, budget and warming are leaves. Knowledge is called with none held, but for PeerLoad, PeerState and DropPeer, which
+// peer.voice orders, and which nobody waits for who has to do with other peers.
 type Fleet struct {
 	knowledge Knowledge
 	flush     time.Duration

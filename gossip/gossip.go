@@ -29,9 +29,9 @@ type Applied struct {
 }
 
 // Knowledge is what a node knows: the side of gossip that gives meaning to bytes. All methods are called from
-// goroutines of this package, at most one call per stream at a time, and must be safe for concurrent use. None may call
-// a Fleet, which may hold a lock meanwhile, or block on a network, a disk or another node: a call that takes long holds up one stream, or, for Drain, Loads and State, what
-// this node tells.
+// goroutines of this package and must be safe for concurrent use. None may block on a network, a disk or another node: a
+// call that takes long holds up one stream, or, for Drain, Loads and State, what this node tells, or, for Fleet, its
+// housekeeping.
 //
 // Times inside payloads and pages are their sender's. Shift is what to add to have this node's.
 type Knowledge interface {

@@ -123,9 +123,7 @@ func (j *journal) poison(id streamID, sequence uint64) {
 	defer j.mu.Unlock()
 	if s := j.streams[id]; s != nil {
 		if e := s.entry(sequence); e != nil {
-			s.bytes -= int64(len(e.body))
-			j.bytes -= int64(len(e.body))
-			e.body = nil
+			e.body = nil // its memory is the chunk's
 		}
 	}
 }
@@ -176,6 +174,8 @@ func (j *journal) age(now int64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	cutoff := now - journalAge.Milliseconds()
+	// If the clock was set back, what it has yet to come to again is not waited for: no batch in a digest is from there.
+	j.from = min(j.from, (now+maxAhead.Milliseconds())/wire.BucketMillis+1)
 	j.completeFromLocked(cutoff/wire.BucketMillis + 1)
 	for id, s := range j.streams {
 		for len(s.chunks) > 0 && s.chunks[0].max < cutoff {

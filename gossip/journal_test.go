@@ -3,6 +3,7 @@ package gossip
 import (
 	"bytes"
 	"maps"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -175,6 +176,20 @@ func TestJournalAgesAbsurdTimesByTheirComing(t *testing.T) {
 	}
 }
 
+func TestJournalSurvivesAClockThatIsSet(t *testing.T) {
+	j := newJournal(1<<20, t0-20_000)
+	hour := time.Hour.Milliseconds()
+	j.age(t0 + hour) // wrong by an hour for a while
+	j.age(t0)
+	// As soon as clocks that may be ahead cannot have said anything before, digests begin again.
+	soon := t0 + maxAhead.Milliseconds() + 2*wire.BucketMillis
+	put(j, streamID{"a", 1}, 1, soon, 10)
+	from, through, buckets := j.digest(soon + 2*wire.BucketMillis)
+	if from > through || len(buckets) != 1 {
+		t.Errorf("buckets %v from %d through %d", buckets, from, through)
+	}
+}
+
 func TestPoisonedBatchIsKnownButNotServed(t *testing.T) {
 	j := newJournal(1<<20, t0)
 	id := streamID{"a", 1}
@@ -208,6 +223,53 @@ func TestJournalBodiesDoNotMixUp(t *testing.T) {
 	})
 	if len(want) > 0 {
 		t.Errorf("%d batches missing", len(want))
+	}
+}
+
+// heap is how much memory is in use.
+func heap() int64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// The bound of the journal is one of memory, however its batches came.
+func TestJournalHoldsNoMoreMemoryThanItCounts(t *testing.T) {
+	const limit = 8 << 20
+	for name, pour := range map[string]func(j *journal){
+		"a batch of each of many streams": func(j *journal) {
+			for i := range uint64(maxStreams) {
+				put(j, streamID{"a", i + 1}, 1, t0, 10)
+			}
+		},
+		"what stays between what goes": func(j *journal) {
+			low, high := uint64(1), uint64(1<<40)
+			for range 4000 {
+				for range 4 {
+					put(j, streamID{"a", 1}, low, t0, 7000)
+					low++
+				}
+				put(j, streamID{"a", 1}, high, t0, 10)
+				high += chunkSize
+			}
+		},
+		"small ones": func(j *journal) {
+			for i := range uint64(200_000) {
+				put(j, streamID{"a", 1 + i%10}, 1+i/10, t0, 100)
+			}
+		},
+	} {
+		j := newJournal(limit, t0)
+		before := heap()
+		pour(j)
+		got := heap() - before
+		bytes, batches, _ := j.size()
+		if batches == 0 || got > limit+limit/2 {
+			t.Errorf("%s: %d bytes in use, %d counted, bound %d", name, got, bytes, int64(limit))
+		}
+		runtime.KeepAlive(j)
 	}
 }
 
@@ -288,6 +350,10 @@ func TestBudgetIsHeld(t *testing.T) {
 		t.Errorf("bulk waits %v", wait)
 	}
 	b.spend(now.Add(1500*time.Millisecond), 500)
+	if wait := b.bulk(now.Add(1500*time.Millisecond), 100); wait != 0 {
+		t.Errorf("bulk waits %v for its share", wait)
+	}
+	b.bulked(350)
 	if wait := b.bulk(now.Add(1500*time.Millisecond), 100); wait < 300*time.Millisecond || wait > 400*time.Millisecond {
 		t.Errorf("bulk waits %v", wait)
 	}

@@ -37,6 +37,7 @@ type model struct {
 	shifts   []time.Duration
 	pages    int
 	pageHook func(page int) bool
+	loadHook func(origin string)
 	applied  func(origin string, payload []byte)
 	refuse   func(payload []byte) bool
 }
@@ -191,6 +192,9 @@ func (m *model) setLoad(backend, tokens, active uint32) {
 }
 
 func (m *model) PeerLoad(origin string, changed []Load, full bool) {
+	if m.loadHook != nil {
+		m.loadHook(origin)
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	v := m.peers[origin]

@@ -33,11 +33,14 @@ var (
 type peer struct {
 	name string
 
-	mu      sync.Mutex // guards the following; held while Knowledge takes this peer's load and state
+	voice sync.Mutex // held while Knowledge takes what concerns this peer, so that it hears of it in order
+
+	mu      sync.Mutex // guards the following
 	status  member.Status
 	cancel  context.CancelFunc // of the goroutine that keeps the subscription; nil if there is none
 	session *session           // the stream that is open; nil if there is none
 	told    bool               // Knowledge has load or state of it
+	void    bool               // what it had before is void, and it is yet to hear of that
 	clock   clockFilter
 	steady  time.Duration // what is added to its times, if its clock is far from ours
 	lag     time.Duration
@@ -138,10 +141,24 @@ func (p *peer) endLocked(why error) {
 	}
 }
 
-// voidLocked takes back what Knowledge was told of the peer's load and state. p.mu is held.
+// voidLocked takes back what Knowledge was told of the peer's load and state. Knowledge hears of that soon, and before
+// anything new; not here, for it may be busy. f.mu and p.mu are held.
 func (f *Fleet) voidLocked(p *peer) {
 	if p.told {
-		p.told = false
+		p.told, p.void = false, true
+		f.spawnLocked(func() { f.settle(p) })
+	}
+}
+
+// settle has Knowledge drop what is void. It waits while Knowledge takes something of this peer.
+func (f *Fleet) settle(p *peer) {
+	p.voice.Lock()
+	defer p.voice.Unlock()
+	p.mu.Lock()
+	void := p.void
+	p.void = false
+	p.mu.Unlock()
+	if void {
 		f.knowledge.DropPeer(p.name)
 	}
 }

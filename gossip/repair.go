@@ -22,8 +22,10 @@ const (
 	// answers nor this node.
 	rangesPerPeer = 4
 	rangesAtOnce  = 64
-	// rangeTimeout is how long a peer may take for the next batch of a range before another one is asked.
+	// rangeTimeout is how long a peer may send nothing of what it was asked for before others are asked for it.
 	rangeTimeout = 2 * time.Second
+	// answerTimeout is when nothing more is expected of a peer that sends nothing of what it was asked for.
+	answerTimeout = 30 * time.Second
 	// maxRounds is how often everybody is asked before a batch is given up. A digest may bring it back.
 	maxRounds = 3
 	// splitGaps is into how many requests what remains of a range is split; what lies between is then sent once more.
@@ -41,9 +43,17 @@ type want struct {
 	notUntil time.Time
 
 	// While it is asked for.
-	session  *session
-	request  uint64
-	deadline time.Time
+	session *session
+	request uint64
+}
+
+// ask is a Range that its peer has not answered to the end. It outlives the peer's slowness: what comes late is taken, and
+// nothing more is asked of a peer that has as much to answer as it may. Guarded by repairs.mu.
+type ask struct {
+	id    streamID
+	span  span
+	left  uint64 // batches that may come yet
+	owner *want  // nil: others are asked by now
 }
 
 // repairs are the gaps this node knows of. Safe for concurrent use.
@@ -157,7 +167,7 @@ func (f *Fleet) lookAtGaps(now time.Time) {
 	}
 	for _, w := range all {
 		if w.session != nil {
-			if now.Before(w.deadline) && !w.session.over() {
+			if !w.session.stuckLocked(now) && !w.session.over() {
 				continue
 			}
 			r.returnLocked(w)
@@ -208,7 +218,7 @@ func (f *Fleet) askLocked(w *want, open []*session, now time.Time) bool {
 	rank, waiting := 0, false
 	for _, s := range open {
 		switch {
-		case slices.Contains(w.refused, s.p.name):
+		case slices.Contains(w.refused, s.p.name), s.stuckLocked(now):
 		case len(s.asked) >= rangesPerPeer:
 			waiting = true
 		case s.p.name == w.hint:
@@ -219,7 +229,7 @@ func (f *Fleet) askLocked(w *want, open []*session, now time.Time) bool {
 			best, rank = s, 1
 		}
 	}
-	if best == nil && !waiting {
+	if best == nil && !waiting && !w.owedLocked(open, now) {
 		return f.repairs.nextRoundLocked(w, now)
 	}
 	if best == nil || !best.askRange(w, now) {
@@ -231,8 +241,13 @@ func (f *Fleet) askLocked(w *want, open []*session, now time.Time) bool {
 	return true
 }
 
-// nextRoundLocked decides what becomes of a want that nobody is left to be asked for.
+// nextRoundLocked decides what becomes of a want that nobody is left to be asked for. A round in which nobody was asked is
+// none: who is cut off has not lost what it will be able to ask for.
 func (r *repairs) nextRoundLocked(w *want, now time.Time) bool {
+	if len(w.refused) == 0 {
+		w.notUntil = now.Add(rangeTimeout / 2)
+		return true
+	}
 	w.round++
 	w.refused = w.refused[:0]
 	w.notUntil = now.Add(repairInterval << min(w.round+1, 5))
@@ -265,9 +280,32 @@ func (f *Fleet) lost(origin string, batches uint64) {
 	}
 }
 
-// returnLocked ends the request for a want; the peer is not asked again in this round.
+// stuckLocked reports whether the peer owes an answer and has sent nothing of it for too long. Requests are answered in
+// order, so as long as one is, the others are not late. repairs.mu is held.
+func (s *session) stuckLocked(now time.Time) bool {
+	return len(s.asked) > 0 && now.Sub(s.answered) >= rangeTimeout
+}
+
+// owedLocked reports whether a peer that was slow is still expected to send what is wanted. repairs.mu is held.
+func (w *want) owedLocked(open []*session, now time.Time) bool {
+	for _, s := range open {
+		if now.Sub(s.answered) >= answerTimeout {
+			continue
+		}
+		for _, a := range s.asked {
+			if a.id == w.id && a.span.from <= w.from && w.from-a.span.from < a.span.count {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// returnLocked stops waiting for the answer to a want; the peer is not asked again in this round.
 func (r *repairs) returnLocked(w *want) {
-	delete(w.session.asked, w.request)
+	if a := w.session.asked[w.request]; a != nil {
+		a.owner = nil
+	}
 	r.asked--
 	w.refused = append(w.refused, w.session.p.name)
 	if w.hint == w.session.p.name {
@@ -276,13 +314,20 @@ func (r *repairs) returnLocked(w *want) {
 	w.session, w.notUntil = nil, time.Time{}
 }
 
-// rangeDone takes the end of an answer: the peer has sent all it has below next. An answer that was not waited for is
-// late and ignored.
-func (f *Fleet) rangeDone(s *session, request, next uint64) {
+// rangeDone takes the end of an answer: the peer has sent all it has below next. If others were asked meanwhile, what it has
+// not sent is their affair.
+func (f *Fleet) rangeDone(s *session, request, next uint64, now time.Time) {
 	r := &f.repairs
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	w := s.asked[request]
+	a := s.asked[request]
+	if a == nil {
+		return
+	}
+	s.answered = now
+	delete(s.asked, request)
+	r.nudge()
+	w := a.owner
 	if w == nil {
 		return
 	}
@@ -294,7 +339,6 @@ func (f *Fleet) rangeDone(s *session, request, next uint64) {
 		w.count = next - w.from
 	}
 	r.returnLocked(w)
-	r.nudge()
 }
 
 // answer is what a repair is to this node.
@@ -302,25 +346,27 @@ type answer uint8
 
 const (
 	wanted   answer = iota
-	late            // asked for, but not waited for any more
+	late            // asked for, and the answer has ended
 	intruder        // never asked for
 )
 
-// judge says whether a repair is one that the session was asked for, and if so gives it time for the next.
+// judge says whether a repair is one that the session was asked for. No more are than were asked for, so that a peer cannot
+// keep a request to itself by answering it for ever.
 func (f *Fleet) judge(s *session, rep *wire.Repair, sequence uint64, now time.Time) answer {
 	r := &f.repairs
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	w := s.asked[rep.Request]
+	a := s.asked[rep.Request]
 	switch {
 	case rep.Request == 0 || rep.Request > s.requests.Load():
 		return intruder
-	case w == nil:
+	case a == nil:
 		return late
-	case w.id.incarnation != rep.Incarnation, w.id.origin != string(rep.Origin), sequence < w.from, sequence >= w.from+w.count:
+	case a.id.incarnation != rep.Incarnation, a.id.origin != string(rep.Origin), sequence < a.span.from, sequence-a.span.from >= a.span.count, a.left == 0:
 		return intruder
 	}
-	w.deadline = now.Add(rangeTimeout)
+	a.left--
+	s.answered = now
 	return wanted
 }
 

@@ -40,9 +40,10 @@ type session struct {
 	conn net.Conn
 	id   streamID // of the publisher
 
-	started  atomic.Bool      // Start has come
-	requests atomic.Uint64    // numbered so far
-	asked    map[uint64]*want // ranges under way; guarded by repairs.mu
+	started  atomic.Bool     // Start has come
+	requests atomic.Uint64   // numbered so far
+	asked    map[uint64]*ask // ranges not answered yet; guarded by repairs.mu
+	answered time.Time       // when something of them came last, or the first was asked for; guarded by repairs.mu
 	done     chan struct{}
 	wake     chan struct{} // capacity 1
 
@@ -101,7 +102,7 @@ func (f *Fleet) hear(ctx context.Context, p *peer, info member.Info) error {
 	}
 	s := &session{
 		f: f, p: p, conn: conn, id: streamID{peer.Name, peer.Incarnation},
-		asked: map[uint64]*want{}, done: make(chan struct{}), wake: make(chan struct{}, 1),
+		asked: map[uint64]*ask{}, done: make(chan struct{}), wake: make(chan struct{}, 1),
 	}
 	p.mu.Lock()
 	if ctx.Err() != nil {
@@ -223,8 +224,11 @@ func (s *session) askRange(w *want, now time.Time) bool {
 	if !s.send(wire.KindRange, func(b []byte) []byte { return wire.AppendRange(b, r) }) {
 		return false
 	}
-	w.session, w.request, w.deadline = s, request, now.Add(rangeTimeout)
-	s.asked[request] = w
+	if len(s.asked) == 0 {
+		s.answered = now
+	}
+	w.session, w.request = s, request
+	s.asked[request] = &ask{id: w.id, span: span{w.from, w.count}, left: w.count, owner: w}
 	return true
 }
 
@@ -324,7 +328,7 @@ func (s *session) take(kind wire.Kind, body []byte, now time.Time) error {
 	case wire.KindRangeDone:
 		request, next, err := wire.DecodeRangeDone(body)
 		if err == nil {
-			s.f.rangeDone(s, request, next)
+			s.f.rangeDone(s, request, next, now)
 		}
 		return err
 	case wire.KindRuns:
@@ -568,11 +572,19 @@ func (s *session) takeState(body []byte) error {
 // tell hands the peer's load or state to Knowledge, unless the peer is gone or has another stream by now: its end must
 // not be overtaken by what came before.
 func (s *session) tell(what func()) {
-	s.p.mu.Lock()
-	defer s.p.mu.Unlock()
-	if s.p.session != s || s.p.status.State != member.StateAlive {
+	p := s.p
+	p.voice.Lock()
+	defer p.voice.Unlock()
+	p.mu.Lock()
+	if p.session != s || p.status.State != member.StateAlive {
+		p.mu.Unlock()
 		return
 	}
-	s.p.told = true
+	void := p.void
+	p.told, p.void = true, false
+	p.mu.Unlock()
+	if void {
+		s.f.knowledge.DropPeer(p.name)
+	}
 	what()
 }

@@ -12,7 +12,7 @@ const (
 	maxSnapshots = 2
 	// pageBytes is the largest page of a snapshot; under a small budget pages are smaller, so that a joiner does not take a paced
 	// source for a stalled one.
-	pageBytes, minPageBytes = 32 << 10, 4 << 10
+	pageBytes = 32 << 10
 	// maxIntake bounds the bytes of one snapshot: ten times the facts of 800 engines.
 	maxIntake = 256 << 20
 )
@@ -89,7 +89,7 @@ func (d *feed) sendSnapshot(o *offer) {
 	whole := d.put(o, false, func(b []byte) []byte { return wire.AppendSnapshotHead(b, o.request, size) })
 	total := 0
 	if whole {
-		limit := int(min(pageBytes, max(minPageBytes, int64(d.f.budget.rate)/8)))
+		limit := d.f.budget.piece(pageBytes)
 		d.f.knowledge.Snapshot(limit, func(page []byte, records int) bool {
 			if len(page) > limit || records < 0 || records > wire.MaxRecords {
 				d.f.log.Error().Int("bytes", len(page)).Int("limit", limit).Msg("page beyond the bound: left out")

@@ -249,3 +249,34 @@ func TestBudgetHoldsNewsBack(t *testing.T) {
 		until(t, time.Minute, "all comes in the end", func() bool { return allKnow(nodes) })
 	})
 }
+
+// Who publishes more than its budget still serves a joiner, and still stays within the budget.
+func TestNewsBeyondTheBudgetLeavesASnapshotItsShare(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := newMemnet(t)
+		const rate = 64 << 10
+		nodes := net.startAll(1, func(c *Config) { c.Budget = rate })
+		fill(nodes, 10_000) // 160 kB: ten seconds of a quarter of the budget
+		source := nodes[0]
+		joiner := net.start("joiner", func(c *Config) { c.SnapshotDeadline = time.Hour })
+		nodes = append(nodes, joiner)
+		defer stopAll(t, nodes)
+		before, began := source.Stats().SentBytes, time.Now()
+		for i := uint64(0); joiner.WarmFraction() < 1; i++ {
+			for k := range uint64(1000) { // 320 kB/s
+				source.know.learn(i*1000+k, i)
+			}
+			time.Sleep(defaultFlush)
+			if time.Since(began) > time.Minute {
+				t.Fatalf("%.2f of a snapshot after a minute", joiner.WarmFraction())
+			}
+		}
+		s := source.Stats()
+		if sent, allowed := float64(s.SentBytes-before), rate*(time.Since(began).Seconds()+1); sent > 1.1*allowed {
+			t.Errorf("%.0f bytes sent, budget %.0f", sent, allowed)
+		}
+		if s.DroppedBudget == 0 || s.SentByKind["batch"] < s.SentByKind["page"] {
+			t.Errorf("%d flushes cut short, %d bytes of news beside %d of pages: nothing is tested", s.DroppedBudget, s.SentByKind["batch"], s.SentByKind["page"])
+		}
+	})
+}

@@ -16,11 +16,11 @@ type streamID struct {
 
 const (
 	chunkSize = 64
-	// slabSize is how bodies are allocated: one allocation for some forty batches. A slab is freed when all its batches
-	// are; they are of one stream and leave in order.
-	slabSize = 32 << 10
+	// Bodies are allocated in slabs, of which a chunk has a few, each twice as large as the one before. They are the chunk's
+	// alone and go with it, so that what is counted is what is freed.
+	minSlab, maxSlab = 512, 16 << 10
 	// chunkBytes is what a chunk costs beside its bodies.
-	chunkBytes = chunkSize*40 + 40
+	chunkBytes = chunkSize*40 + 128
 	// streamBytes is what an empty stream costs, names and maps included.
 	streamBytes = 512
 )
@@ -37,6 +37,8 @@ type entry struct {
 type chunk struct {
 	number   uint64 // sequence / chunkSize
 	min, max int64  // of the times of its entries
+	slab     []byte // the latest; filled to its length
+	bytes    int64  // of all slabs
 	entries  [chunkSize]entry
 }
 
@@ -47,7 +49,6 @@ type stream struct {
 	chunks []*chunk // by number, ascending
 	floor  uint64   // sequences below are neither kept nor taken nor missed
 	next   uint64   // after the highest known
-	slab   []byte
 	bytes  int64
 	count  int64
 	used   int64 // Unix ms of the last batch that came
@@ -90,24 +91,31 @@ func (s *stream) put(sequence uint64, body []byte, at int64) int64 {
 	}
 	c := s.chunks[i]
 	c.min, c.max = min(c.min, at), max(c.max, at)
-	c.entries[sequence%chunkSize] = entry{body: s.keep(body), at: at, known: true}
-	s.bytes += int64(len(body))
+	s.bytes -= c.bytes
+	c.entries[sequence%chunkSize] = entry{body: c.keep(body), at: at, known: true}
+	s.bytes += c.bytes
 	s.count++
 	s.next = max(s.next, sequence+1)
 	return s.bytes - before
 }
 
-// keep copies a body into the current slab.
-func (s *stream) keep(body []byte) []byte {
-	if len(body) > slabSize/4 {
+// keep copies a body into the current slab, or into one of its own if it is large.
+func (c *chunk) keep(body []byte) []byte {
+	if len(body) > maxSlab/4 {
+		c.bytes += int64(len(body))
 		return append(make([]byte, 0, len(body)), body...)
 	}
-	if len(s.slab)+len(body) > cap(s.slab) {
-		s.slab = make([]byte, 0, slabSize)
+	if len(c.slab)+len(body) > cap(c.slab) {
+		size := max(minSlab, min(maxSlab, 2*cap(c.slab)))
+		for size < len(body) {
+			size *= 2
+		}
+		c.slab = make([]byte, 0, size)
+		c.bytes += int64(size)
 	}
-	n := len(s.slab)
-	s.slab = append(s.slab, body...)
-	return s.slab[n:len(s.slab):len(s.slab)]
+	n := len(c.slab)
+	c.slab = append(c.slab, body...)
+	return c.slab[n:len(c.slab):len(c.slab)]
 }
 
 // cut drops the lowest chunk and returns the bytes that frees and the latest time in it.
@@ -115,18 +123,17 @@ func (s *stream) cut() (freed, latest int64) {
 	before := s.bytes
 	c := s.chunks[0]
 	for i := range c.entries {
-		if e := &c.entries[i]; e.known {
-			s.bytes -= int64(len(e.body))
+		if c.entries[i].known {
 			s.count--
 		}
 	}
-	s.bytes -= chunkBytes
+	s.bytes -= c.bytes + chunkBytes
 	s.chunks[0] = nil
 	s.chunks = s.chunks[1:]
 	// Not beyond next: the stream goes on there, even if its latest chunk had to go.
 	s.floor = max(s.floor, min((c.number+1)*chunkSize, s.next))
 	if len(s.chunks) == 0 {
-		s.chunks, s.slab = nil, nil
+		s.chunks = nil
 	}
 	return before - s.bytes, c.max
 }

@@ -1,6 +1,8 @@
 package gossip
 
 import (
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -38,4 +40,43 @@ func TestSilentPeerBeginsAnewWithItsWholeLoad(t *testing.T) {
 			return len(l) == 2 && l[1].Active == 1 && l[2].Active == 2
 		})
 	})
+}
+
+// On the wall clock, since who waits for a lock stops virtual time.
+func TestKnowledgeThatIsSlowToTakeOnesLoadHoldsUpNobodyElse(t *testing.T) {
+	net := newMemnet(t)
+	release, taking := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	var slow atomic.Bool
+	a, c := net.start("n0", nil), net.start("n2", nil)
+	b := net.start("n1", func(c *Config) {
+		c.Knowledge.(*model).loadHook = func(origin string) {
+			if origin == "n0" && slow.Load() {
+				once.Do(func() { close(taking) })
+				<-release
+			}
+		}
+	})
+	defer stopAll(t, []*testNode{a, b, c})
+	wallClock(t, "load", func() bool { return b.know.peerLoad("n0") != nil && len(b.sessions()) == 2 })
+	slow.Store(true)
+	a.know.setLoad(1, 20, 2)
+	<-taking
+	letGo := sync.OnceFunc(func() { close(release) })
+	defer letGo()
+	// Twice as long as it takes to look after all peers once.
+	for end := time.Now().Add(2 * houseInterval); time.Now().Before(end); {
+		b.know.learn(uint64(time.Now().UnixNano()), 1)
+		c.know.learn(uint64(time.Now().UnixNano()), 1)
+		wallClock(t, "news of the others", func() bool {
+			count, sum := b.know.digest()
+			n, x := c.know.digest()
+			return count == n && sum == x
+		})
+	}
+	if len(b.know.peerLoad("n0")) != 0 {
+		t.Error("the load was taken: nothing was tested")
+	}
+	letGo()
+	wallClock(t, "its load in the end", func() bool { return b.know.peerLoad("n0")[1].Active == 2 })
 }

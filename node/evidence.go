@@ -49,6 +49,21 @@ const (
 	stepsPerDouble = 1024      // values differ by 0.07 %
 )
 
+// What one node's word may come to, however loud it is: no more evidence than a
+// node can have, and of nothing far beyond real caches and engines.
+const (
+	maxClaimedWeight = prefixtree.MaxEvidence // rates have 30, seconds of prefill, at most
+	maxClaimedReach  = 1e9                    // blocks
+	maxClaimedRate   = 1e7                    // tokens/s
+)
+
+// bounded returns what of a claim can be.
+func (c claim) bounded() claim {
+	return claim{
+		min(c.reach, maxClaimedReach), min(c.reachWeight, maxClaimedWeight), min(c.rate, maxClaimedRate), min(c.rateWeight, maxClaimedWeight),
+	}
+}
+
 var errState = errors.New("malformed state")
 
 // appendState appends the blob for the claims; claims beyond maxClaims are left out.

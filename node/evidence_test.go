@@ -111,6 +111,30 @@ func FuzzState(f *testing.F) {
 	})
 }
 
+// TestNoWordOutweighsAll: what one node claims of itself counts for no more than
+// what a node can have found out, and stays within what can be.
+func TestNoWordOutweighsAll(t *testing.T) {
+	k := newKnower(t, "a")
+	key := k.names.keys[0]
+	for i, c := range []claim{
+		{reach: 1000, reachWeight: 64, rate: 10_000, rateWeight: 30},
+		{reach: 1e14, reachWeight: 1e14, rate: 1e14, rateWeight: 1e14},
+	} {
+		k.PeerState(string(rune('a'+i)), appendState(nil, []keyedClaim{{key, c}}))
+	}
+	m := k.evidence.meanLocked(0)
+	if m.reachWeight > 130 || m.rateWeight > 130 || m.reach > maxClaimedReach || m.rate > maxClaimedRate {
+		t.Errorf("%+v", m)
+	}
+	if r := k.router.Rate(0); r > maxClaimedRate {
+		t.Errorf("the engine computes %v tokens/s", r)
+	}
+	k.DropPeer("b")
+	if m := k.evidence.meanLocked(0); math.Abs(m.reach-1000) > 1 || math.Abs(m.rate-10_000) > 10 || math.Abs(m.rateWeight-30) > .1 {
+		t.Errorf("what can be has been changed: %+v", m)
+	}
+}
+
 // TestEvidenceIsTheMeanOfThoseAlive: whatever order claims come, change and go
 // in, the mean is that of the last word of every origin.
 func TestEvidenceIsTheMeanOfThoseAlive(t *testing.T) {

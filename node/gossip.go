@@ -183,7 +183,7 @@ func isRefusal(err error) bool {
 		invalid   x509.CertificateInvalidError
 		name      x509.HostnameError
 	)
-	return errors.As(err, &mismatch) || errors.As(err, &authority) || errors.As(err, &invalid) || errors.As(err, &name) ||
+	return errors.Is(err, member.ErrRefused) || errors.As(err, &mismatch) || errors.As(err, &authority) || errors.As(err, &invalid) || errors.As(err, &name) ||
 		errors.As(err, &alert) && alert.Op == "remote error" // what crypto/tls calls an alert of the other side
 }
 

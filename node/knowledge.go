@@ -158,7 +158,7 @@ func (k *knowledge) PeerState(origin string, state []byte) {
 			k.unknown.Add(1)
 			continue
 		}
-		claims[b] = c.claim
+		claims[b] = c.claim.bounded()
 	}
 	k.evidence.set(origin, claims)
 }

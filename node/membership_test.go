@@ -120,6 +120,7 @@ func TestIsRefusal(t *testing.T) {
 		{&net.OpError{Op: "read", Err: syscall.ECONNRESET}, false},
 		{fmt.Errorf("a: %w", &net.OpError{Op: "remote error", Err: errors.New("tls: unknown certificate authority")}), true},
 		{fmt.Errorf("a: %w", &member.MismatchError{Field: member.FieldSecret}), true},
+		{fmt.Errorf("a: %w: it says why", member.ErrRefused), true},
 		{fmt.Errorf("a: %w", x509.UnknownAuthorityError{}), true},
 		{fmt.Errorf("a: %w", x509.CertificateInvalidError{Reason: x509.Expired}), true},
 	} {

@@ -154,7 +154,7 @@ func (n *Node) Summary() string {
 	if avoided > 0 {
 		engines += fmt.Sprintf(" (%d avoided)", avoided)
 	}
-	parts = append(parts, engines, count(n.proxy.InFlight(), "request")+" in flight", count(n.proxy.Connections(), "connection"))
+	parts = append(parts, engines, count(n.proxy.InFlight(), "request")+" in flight")
 	return strings.Join(parts, ", ")
 }
 

@@ -116,7 +116,7 @@ func TestNotWorking(t *testing.T) {
 
 func TestSummary(t *testing.T) {
 	n := startNode(t, testConfig("http://127.0.0.1:1"))
-	if got := n.Summary(); got != "ready, 1 engine, 0 requests in flight, 0 connections" {
+	if got := n.Summary(); got != "ready, 1 engine, 0 requests in flight" {
 		t.Error(got)
 	}
 	n.Drain(t.Context(), 0)
@@ -125,7 +125,7 @@ func TestSummary(t *testing.T) {
 	}
 	f := startNode(t, fleetConfig("test", nil))
 	eventually(t, "the summary of a fleet of one", func() bool {
-		return f.Summary() == "ready, 1 node, 0 engines, 0 requests in flight, 0 connections"
+		return f.Summary() == "ready, 1 node, 0 engines, 0 requests in flight"
 	})
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -226,6 +227,34 @@ func TestApplyDeltaCounts(t *testing.T) {
 		}
 	}
 	checkShards(t, tree)
+}
+
+// TestPlacementsAfterAFenceFromAhead: what is placed here after a fence has come from a node whose clock is ahead was placed after
+// it, whatever the clocks say, and counts at both.
+func TestPlacementsAfterAFenceFromAhead(t *testing.T) {
+	const ahead = 400 // ms: too little to be corrected for
+	tree, other := newTree(t, Config{}), newTree(t, Config{})
+	tree.Record(1, chainOf(t, 1, 20), start, nil)
+	fence := other.ForgetNews(1, start+ahead, nil)
+	if _, err := tree.ApplyDelta(encode(fence, oneToOne{}), oneToOne{}, 0, start+10); err != nil {
+		t.Fatal(err)
+	}
+	var tr Trail
+	chain := chainOf(t, 1, 30)
+	news := tree.RecordNews(1, chain, start+100, &tr, nil)
+	_, news = tree.LearnNews(1, chain, &tr, 0, start+200, news)
+	if tr.Blocks() != 0 || len(heldBy(tree, start+300)) != 20 || kinds(news)[Add] != 20 || len(news) != 20 {
+		t.Errorf("%d blocks believed before, %d anchors held, news %v", tr.Blocks(), len(heldBy(tree, start+300)), kinds(news))
+	}
+	if _, err := other.ApplyDelta(encode(news, oneToOne{}), oneToOne{}, 0, start+ahead+300); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := heldBy(other, start+ahead+300), heldBy(tree, start+300); !maps.Equal(got, want) {
+		t.Errorf("the other tree holds %d anchors, this one %d", len(got), len(want))
+	}
+	if _, news = tree.RevertNews(1, chain, &tr, nil); kinds(news)[Revert] != 20 || len(heldBy(tree, start+300)) != 0 {
+		t.Errorf("taken back: %v", kinds(news))
+	}
 }
 
 // TestFenceInAPayload: a fence clears what came before it in its payload, and its use, and not what comes after.

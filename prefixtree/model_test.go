@@ -40,8 +40,8 @@ func (m *model) put(b Backend, h Hash, at Time) {
 
 func (m *model) record(b Backend, chain []Hash, now Time) Time {
 	m.clock = max(m.clock, now)
-	if now == m.floor[b] {
-		now++
+	if now <= m.floor[b] {
+		now = m.floor[b] + 1
 	}
 	for _, h := range chain {
 		if at, ok := m.live(b, h, now); !ok || int64(now-at) > m.horizon.Milliseconds()/64 {
@@ -154,7 +154,7 @@ func TestTreeAgainstModel(t *testing.T) {
 				b, chain, at := backend(), modelChain(t, hasher), jitter()
 				var tr Trail
 				least, most := m.bounds(b, chain, at)
-				if at == m.floor[b] {
+				if at <= m.floor[b] {
 					least, most = 0, len(chain)
 				}
 				tree.Record(b, chain, at, &tr)

@@ -167,8 +167,8 @@ func (t *Tree) record(b Backend, chain []Hash, now Time, tr *Trail, news *[]Fact
 	now = clampTime(now)
 	t.advance(now)
 	lim := &t.limits[b]
-	if now == Time(lim.floor.Load()) && now < maxTime {
-		now++ // called after the fence, if in the same millisecond
+	if floor := Time(lim.floor.Load()); now <= floor {
+		now = clampTime(floor + 1) // called after the fence, if in the same millisecond, or by a clock that is behind the fence's
 	}
 	t.noteBackend(b, now)
 	tr.recorded, tr.settled = now, lim.settled(now)

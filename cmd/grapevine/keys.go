@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"strings"
 	"text/tabwriter"
@@ -59,6 +60,9 @@ func (c *keysGenerateCmd) Run(s *streams) error {
 // writeNew writes a file that must not exist yet: a key that is overwritten may be the only copy.
 func writeNew(path, text string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("%w: no key is overwritten, for it may be the only copy; give another name", err)
+	}
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"syscall"
 
 	"github.com/alecthomas/kong"
 )
@@ -99,10 +100,14 @@ func run(args []string, s *streams) (code int) {
 
 func complain(s *streams, command string, err error, code int) int {
 	help := "grapevine --help"
-	if command != "" {
+	if command, _, _ = strings.Cut(command, " <"); command != "" { // without its arguments
 		help = "grapevine " + command + " --help"
 	}
-	fmt.Fprintf(s.err, "grapevine: %v\n", err)
+	remedy := ""
+	if errors.Is(err, syscall.EADDRINUSE) {
+		remedy = ": another process has it (ss -lntup shows which): stop that, or give another address"
+	}
+	fmt.Fprintf(s.err, "grapevine: %v%s\n", err, remedy)
 	if code == exitUsage {
 		fmt.Fprintf(s.err, "See %s.\n", help)
 	}

@@ -39,7 +39,12 @@ func printNodes(out io.Writer, list *node.NodeList) error {
 			if n.State == "alive" && !n.Connected {
 				state += ", not connected"
 			}
-			lag, rtt = fmt.Sprintf("%.1f ms", n.LagMS), fmt.Sprintf("%.1f ms", n.RTTMS)
+			if n.State == "alive" {
+				lag = fmt.Sprintf("%.1f ms", n.LagMS)
+			}
+			if n.Connected {
+				rtt = fmt.Sprintf("%.1f ms", n.RTTMS)
+			}
 			received, sent = amount(n.ReceivedBytes), amount(n.SentBytes)
 			repaired = fmt.Sprint(n.Repaired)
 		}

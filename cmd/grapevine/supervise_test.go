@@ -73,7 +73,7 @@ func TestServiceManager(t *testing.T) {
 	if got := m.next(t, time.Minute); got != "STATUS=starting\nEXTEND_TIMEOUT_USEC=30000000" {
 		t.Errorf("first: %q", got)
 	}
-	if got := m.next(t, time.Minute); got != "READY=1\nSTATUS=ready, 1 engine, 0 requests in flight, 0 connections" {
+	if got := m.next(t, time.Minute); got != "READY=1\nSTATUS=ready, 1 engine, 0 requests in flight" {
 		t.Errorf("second: %q", got)
 	}
 	for range 2 {

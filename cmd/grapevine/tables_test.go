@@ -3,8 +3,10 @@ package main
 import (
 	"bytes"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"grapevine/node"
@@ -78,6 +80,22 @@ func TestTablesGolden(t *testing.T) {
 	}
 }
 
+// TestAddressInUse: the usual failure of a start says what to do.
+func TestAddressInUse(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	addr := taken.Addr().String()
+	for _, flag := range []string{"--listen", "--admin", "--gossip"} {
+		args := []string{"serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--gossip", "127.0.0.1:0", "--secret", fleetSecret, "--log-level", "error", flag, addr}
+		if got := grapevine(t, "", args...); got.code != exitFailed || !strings.Contains(got.err, addr) || !strings.Contains(got.err, "another process has it") {
+			t.Errorf("%s: %+v", flag, got)
+		}
+	}
+}
+
 func TestKeysGenerate(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "key")
 	if got := grapevine(t, "", "keys", "generate", "--out", file); got.code != 0 || got.err != "" {
@@ -94,8 +112,11 @@ func TestKeysGenerate(t *testing.T) {
 	if key, err := node.ParseGossipKey(text); err != nil || len(key) != 32 {
 		t.Errorf("%d bytes: %v", len(key), err)
 	}
-	if got := grapevine(t, "", "keys", "generate", "--out", file); got.code != exitFailed {
-		t.Errorf("a key was overwritten: %+v", got)
+	if got := grapevine(t, "", "keys", "generate", "--out", file); got.code != exitFailed || !strings.Contains(got.err, "give another name") {
+		t.Errorf("a key was overwritten, or no remedy given: %+v", got)
+	}
+	if got := grapevine(t, "", "keys", "install", file+"-"); got.code != exitUsage || !strings.Contains(got.err, "See grapevine keys install --help.") {
+		t.Errorf("%+v", got)
 	}
 	if got := grapevine(t, "", "keys", "generate"); got.code != 0 || got.out == string(text) {
 		t.Errorf("%+v", got)

@@ -1,0 +1,58 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"grapevine/node"
+)
+
+// TestExampleFleet: the configuration of each host of the example in deploy/ is
+// valid, with the variables that its drop-ins set.
+func TestExampleFleet(t *testing.T) {
+	dir := t.TempDir()
+	key, _ := node.NewGossipKey()
+	variables := map[string]bool{"GOMEMLIMIT": true} // Go's own
+	for _, s := range node.Settings() {
+		variables[s.Env] = true
+	}
+	for name, text := range map[string]string{"secret": fleetSecret, "gossip.key": key} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text, err := os.ReadFile("../../deploy/example/grapevine.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "grapevine.yaml")
+	if err := os.WriteFile(file, []byte(strings.ReplaceAll(string(text), "/var/lib/grapevine", dir)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	hosts, err := filepath.Glob("../../deploy/example/router-*/*.conf")
+	if err != nil || len(hosts) != 3 {
+		t.Fatalf("%v %v", hosts, err)
+	}
+	for _, host := range hosts {
+		cmd := command(t, "serve", "--check-config", "--config", file)
+		for _, dropIn := range []string{host, "../../deploy/example/20-resources.conf"} {
+			text, err := os.ReadFile(dropIn)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for line := range strings.Lines(string(text)) {
+				if setting, ok := strings.CutPrefix(strings.TrimSpace(line), "Environment="); ok {
+					cmd.Env = append(cmd.Env, setting)
+					if name, _, _ := strings.Cut(setting, "="); !variables[name] {
+						t.Errorf("%s: nothing reads %s", dropIn, name)
+					}
+				}
+			}
+		}
+		if got := finish(t, cmd, ""); got.code != 0 || got.out != "configuration is valid: 4 backends, strategy prefix\n" {
+			t.Errorf("%s: %+v", host, got)
+		}
+	}
+}

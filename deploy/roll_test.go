@@ -1,0 +1,164 @@
+package deploy_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// traffic is what clients do meanwhile: conversations without a pause.
+type traffic struct {
+	url  string
+	stop chan struct{}
+	done sync.WaitGroup
+
+	mu       sync.Mutex
+	answered map[string]int // by node
+	again    int            // requests sent again on a new connection, as HTTP/1.1 allows and asks for
+	failures []error
+}
+
+// clients at once: half of them open a connection per request and stream, half
+// keep theirs.
+const clients = 8
+
+func startTraffic(t *testing.T, addr string) *traffic {
+	t.Helper()
+	r := &traffic{url: "http://" + addr + "/v1/chat/completions", stop: make(chan struct{}), answered: map[string]int{}}
+	for i := range clients {
+		r.done.Go(func() { r.converse(i, i%2 == 0) })
+	}
+	t.Cleanup(r.end)
+	return r
+}
+
+func (r *traffic) end() {
+	select {
+	case <-r.stop:
+	default:
+		close(r.stop)
+	}
+	r.done.Wait()
+}
+
+func (r *traffic) converse(id int, keep bool) {
+	transport := &http.Transport{DisableKeepAlives: !keep}
+	defer transport.CloseIdleConnections()
+	// Much more than any answer takes here.
+	client := &http.Client{Transport: transport, Timeout: time.Minute}
+	for turn := 0; ; turn++ {
+		select {
+		case <-r.stop:
+			return
+		default:
+		}
+		body := fmt.Sprintf(`{"model":"emulated","max_tokens":20,"stream":%v,"messages":[{"role":"user","content":"client %d, %s turn %d"}]}`,
+			!keep, id, strings.Repeat("and so on ", 50+turn%20), turn)
+		node, began, err := r.ask(client, body, !keep)
+		if err != nil && keep && !began {
+			// A kept connection may be closed while a request is on its way.
+			r.mu.Lock()
+			r.again++
+			r.mu.Unlock()
+			node, _, err = r.ask(client, body, false)
+		}
+		r.mu.Lock()
+		if err != nil {
+			r.failures = append(r.failures, fmt.Errorf("client %d, turn %d: %w", id, turn, err))
+		} else {
+			r.answered[node]++
+		}
+		r.mu.Unlock()
+	}
+}
+
+// ask sends one request and takes the whole answer. began says whether any of
+// that came.
+func (r *traffic) ask(client *http.Client, body string, stream bool) (node string, began bool, err error) {
+	resp, err := client.Post(r.url, "application/json", strings.NewReader(body))
+	if err != nil {
+		return "", false, err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	node = resp.Header.Get("X-Grapevine-Node")
+	switch end := []byte("data: [DONE]"); {
+	case err != nil:
+		return node, true, fmt.Errorf("%s: %w", node, err)
+	case resp.StatusCode != http.StatusOK:
+		return node, true, fmt.Errorf("%s: %s: %s", node, resp.Status, text)
+	case stream && !bytes.HasSuffix(bytes.TrimSpace(text), end):
+		return node, true, fmt.Errorf("%s: the stream has no end: %q", node, text)
+	case !bytes.Contains(text, []byte(`"choices"`)):
+		return node, true, fmt.Errorf("%s: no answer in %q", node, text)
+	case node == "":
+		return node, true, errors.New("no node names itself")
+	}
+	return node, true, nil
+}
+
+// by is how many requests a node has answered.
+func (r *traffic) by(node string) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.answered[node]
+}
+
+// moves waits until every one of the nodes has answered more requests.
+func (r *traffic) moves(x *example, nodes ...*service) {
+	x.t.Helper()
+	for _, n := range nodes {
+		before := r.by(n.name)
+		x.eventually(n.name+" answers requests", func() bool { return r.by(n.name) >= before+5 })
+	}
+}
+
+// TestRoll is an upgrade as docs/operate.md tells it: the example's fleet behind
+// the example's HAProxy, one node after the other stopped and started again
+// under traffic, and no request fails. GRAPEVINE_DEPLOY=short does one node.
+func TestRoll(t *testing.T) {
+	haproxy := tool(t, "haproxy")
+	x := newExample(t)
+	x.startEngines()
+	x.startNodes()
+	x.startFront(haproxy)
+	r := startTraffic(t, x.front)
+	r.moves(x, x.nodes...)
+
+	roll := x.nodes
+	if os.Getenv("GRAPEVINE_DEPLOY") == "short" {
+		roll = roll[1:2]
+	}
+	for _, n := range roll {
+		began := time.Now()
+		x.stop(n)
+		stopped := time.Since(began)
+		var others []*service
+		for _, o := range x.nodes {
+			if o != n {
+				others = append(others, o)
+			}
+		}
+		r.moves(x, others...)
+		x.awaitState(n, "DOWN")
+		began = time.Now()
+		x.again(n)
+		x.awaitState(n, "UP")
+		r.moves(x, n)
+		t.Logf("%s: drained and gone after %.1f s, serving again %.1f s after its start", n.name, stopped.Seconds(), time.Since(began).Seconds())
+	}
+	r.end()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, err := range r.failures {
+		t.Error(err)
+	}
+	t.Logf("answered: %v; sent again on a new connection: %d; failed: %d", r.answered, r.again, len(r.failures))
+}

@@ -1,0 +1,30 @@
+package gossip
+
+import (
+	"testing"
+	"time"
+)
+
+func TestClockThatIsSetIsFollowedAtOnce(t *testing.T) {
+	var c clockFilter
+	ms := int64(time.Millisecond)
+	trip := func(at, there, back, ahead int64) {
+		c.add(at*ms, (at+there+ahead)*ms, (at+there+ahead)*ms, (at+there+back)*ms)
+	}
+	for i := range int64(clockSamples) {
+		trip(i*500, 1, 1, 0)
+	}
+	// Trips that took long one way do not look like a clock that was set, however long.
+	trip(9000, 4000, 1, 0)
+	trip(9500, 1, 4000, 0)
+	if got, _ := c.best(); got.offset != 0 || c.n != clockSamples+2 {
+		t.Errorf("offset %v after %d samples", got.offset, c.n)
+	}
+	for _, ahead := range []int64{3_600_000, 0, -5000, 600_000} {
+		trip(20_000, 2, 3, ahead)
+		got, _ := c.best()
+		if want := time.Duration(-ahead) * time.Millisecond; max(got.offset-want, want-got.offset) > 3*time.Millisecond {
+			t.Errorf("offset %v, want about %v", got.offset, want)
+		}
+	}
+}
