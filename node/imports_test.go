@@ -31,7 +31,8 @@ var mayImport = map[string][]string{
 	"proxy/policy":  {"prefixtree"},
 	"proxy":         {"prefixtree", "proxy/..."},
 	"node/notify":   {},
-	"node":          {"prefixtree", "gossip", "gossip/member", "raftstore", "proxy", "proxy/..."},
+	"node/health":   {},
+	"node":          {"prefixtree", "gossip", "gossip/member", "node/health", "raftstore", "proxy", "proxy/..."},
 
 	"chaos/engine":   {},
 	"chaos/workload": {},
@@ -57,6 +58,7 @@ var outside = map[string][]string{
 	"proxy/prompt": {"github.com/zeebo/xxh3", "golang.org/x/sys/cpu"},
 	"proxy/engine": nil,
 	"gossip/wire":  nil,
+	"node/health":  {"github.com/zeebo/xxh3"},
 	"node/notify":  nil,
 }
 
@@ -66,6 +68,7 @@ var impure = map[string][]string{
 	"proxy/policy": {"net", "net/http", "log", "log/slog", "os", "context"},
 	"proxy/prompt": {"net", "net/http", "log", "log/slog", "os", "context"},
 	"proxy/engine": {"log", "log/slog", "os"},
+	"node/health":  {"net", "net/http", "log", "log/slog", "os", "context"},
 }
 
 // topLevel is what may stand at the top of the repository, apart from dot files.

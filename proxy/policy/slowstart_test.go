@@ -32,7 +32,7 @@ func returning(t *testing.T, cfg Config, n, perSecond int) (perBackend [][60]int
 			list[n-1].State, list[n-1].Generation, list[n-1].Since = Active, 2, now
 			setView(t, r, list)
 		}
-		q := ask(prompt(uint64(i), 0, 16, 16))
+		q := ask(prompt(uint64(i), 0, 4, 4))
 		q.Session = fmt.Append(nil, "s", i)
 		a := pick(t, r, q, now)
 		a.Dispatched(now)
@@ -52,7 +52,7 @@ func sum(counts []int) (s int) {
 
 // TestSlowStart holds every strategy to the promised share: a tenth of its part at first, all of it after the slow start.
 func TestSlowStart(t *testing.T) {
-	const n, perSecond = 8, 200
+	const n, perSecond = 4, 40
 	for _, strategy := range builtin {
 		got := returning(t, Config{Strategy: strategy, Seed: 7}, n, perSecond)
 		cold := got[n-1][:]
@@ -77,7 +77,7 @@ func TestSlowStart(t *testing.T) {
 // TestColdEngineIsAMagnetWithout shows what it is good for: by load alone, the one that returns gets every prompt until it is as
 // full as the others.
 func TestColdEngineIsAMagnetWithout(t *testing.T) {
-	const n, perSecond = 8, 200
+	const n, perSecond = 4, 40
 	for _, strategy := range []string{Prefix, LeastRequest} {
 		first := func(slow time.Duration) int {
 			got := returning(t, Config{Strategy: strategy, Seed: 7, SlowStart: slow}, n, perSecond)
@@ -115,7 +115,7 @@ func TestAllColdIsNoneCold(t *testing.T) {
 		r, _ := newRouter(t, Config{Strategy: strategy}, list)
 		counts := make([]int, len(list))
 		for i := range 400 {
-			q := ask(prompt(uint64(i), 0, 16, 16))
+			q := ask(prompt(uint64(i), 0, 4, 4))
 			q.Session = fmt.Append(nil, i)
 			counts[serve(t, r, q, t0+prefixtree.Time(i)).Backend]++
 		}

@@ -1,0 +1,68 @@
+package health
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+)
+
+// Reports travel as a section of the state that nodes tell each other: a byte
+// with the size of an entry, at least entryBytes, then the entries. A newer node
+// may append fields to an entry; readers skip them.
+//
+//	bytes  what
+//	4      key of the backend's name
+//	1      bit 0 OK, 1 failing, 2 passive, 3 suspect; others 0 and skipped
+//	1      reason
+//	4      since, Unix seconds
+//	4      start of the engine's process, Unix seconds
+//
+// Integers are little-endian.
+const entryBytes = 14
+
+// MaxReports bounds the entries of one section.
+const MaxReports = 4096
+
+// ErrReports is wrapped by errors of ParseReports.
+var ErrReports = errors.New("malformed reports")
+
+// AppendReports appends the section's content; reports beyond MaxReports are
+// left out.
+func AppendReports(dst []byte, reports []Report) []byte {
+	dst = append(dst, entryBytes)
+	for i := range reports[:min(len(reports), MaxReports)] {
+		r := &reports[i]
+		var flags byte
+		for bit, set := range [...]bool{r.OK, r.Failing, r.Passive, r.Suspect} {
+			if set {
+				flags |= 1 << bit
+			}
+		}
+		dst = binary.LittleEndian.AppendUint32(dst, r.Backend)
+		dst = append(dst, flags, byte(r.Reason))
+		dst = binary.LittleEndian.AppendUint32(dst, r.Since)
+		dst = binary.LittleEndian.AppendUint32(dst, r.Started)
+	}
+	return dst
+}
+
+// ParseReports appends the reports of a section to dst.
+func ParseReports(dst []Report, section []byte) ([]Report, error) {
+	if len(section) == 0 || section[0] < entryBytes || (len(section)-1)%int(section[0]) != 0 {
+		return dst, fmt.Errorf("%w: %d bytes", ErrReports, len(section))
+	}
+	size := int(section[0])
+	section = section[1:]
+	if n := len(section) / size; n > MaxReports {
+		return dst, fmt.Errorf("%w: %d of them", ErrReports, n)
+	}
+	for ; len(section) > 0; section = section[size:] {
+		flags := section[4]
+		dst = append(dst, Report{
+			Backend: binary.LittleEndian.Uint32(section), Reason: Reason(section[5]),
+			OK: flags&1 != 0, Failing: flags&2 != 0, Passive: flags&4 != 0, Suspect: flags&8 != 0,
+			Since: binary.LittleEndian.Uint32(section[6:]), Started: binary.LittleEndian.Uint32(section[10:]),
+		})
+	}
+	return dst, nil
+}

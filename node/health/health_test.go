@@ -1,0 +1,387 @@
+package health
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"reflect"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+)
+
+// seedOf returns the seed of a random test: GRAPEVINE_TEST_SEED, or a new one, printed when the test fails.
+func seedOf(t *testing.T) uint64 {
+	seed := rand.Uint64()
+	if v := os.Getenv("GRAPEVINE_TEST_SEED"); v != "" {
+		s, err := strconv.ParseUint(v, 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seed = s
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("repeat with GRAPEVINE_TEST_SEED=%d", seed)
+		}
+	})
+	return seed
+}
+
+// dies makes an engine's port closed from now on.
+func (w *world) dies(key uint32, why Reason, took time.Duration) {
+	answer := w.answer
+	w.answer = func(node int, k uint32, at time.Time) (Reason, time.Duration) {
+		if k == key {
+			return why, took
+		}
+		return answer(node, k, at)
+	}
+}
+
+// TestDeadEngine holds the promise: an engine whose process is killed while one
+// node sends it requests is left alone by every node within a second, written
+// down as down within five, and back some seconds after it answers again.
+func TestDeadEngine(t *testing.T) {
+	for _, nodes := range []int{1, 2, 3, 8, 40} {
+		w := newWorld(t, nodes, 16, seedOf(t))
+		w.run(5 * time.Second)
+		alive := w.answer
+		w.dies(3, Refused, time.Millisecond)
+		w.after(20*time.Millisecond, func() { // the next request of any node
+			if w.boards[nodes/2].Failed(3, Refused, w.now) {
+				w.tell(nodes / 2)
+			}
+		})
+		avoided := w.until(time.Second, "avoided by all", func() bool { return w.avoiding(3) == nodes })
+		down := avoided + w.until(4*time.Second, "down", func() bool { return w.down("engine-2") })
+		t.Logf("%d nodes: avoided by all after %s, down after %s", nodes, avoided, down)
+		w.run(10 * time.Second)
+		if got := w.avoiding(3); got != nodes {
+			t.Errorf("%d of %d nodes avoid it after ten seconds", got, nodes)
+		}
+		w.answer = alive
+		up := w.until(8*time.Second, "up", func() bool { return !w.down("engine-2") })
+		t.Logf("%d nodes: up %s after its return", nodes, up)
+		if up < 2*time.Second {
+			t.Errorf("up after %s, before it has answered a few times", up)
+		}
+		w.run(time.Minute)
+		if n := w.avoiding(3); n > 0 {
+			t.Errorf("%d nodes avoid a healthy engine", n)
+		}
+		if want := []string{"down engine-2", "up engine-2"}; !slices.Equal(w.written, want) {
+			t.Errorf("written down: %v, want %v", w.written, want)
+		}
+		if want := []Generation{{"engine-2", 1}}; !slices.Equal(w.renewed, want) {
+			t.Errorf("a closed port is a process that has ended; renewed: %v", w.renewed)
+		}
+	}
+}
+
+// TestHungEngine: without traffic and without an answer it takes two timeouts.
+func TestHungEngine(t *testing.T) {
+	w := newWorld(t, 5, 8, seedOf(t))
+	w.run(5 * time.Second)
+	w.dies(3, Timeout, time.Hour)
+	t.Logf("down after %s", w.until(5*time.Second, "down", func() bool { return w.down("engine-2") }))
+	if len(w.renewed) > 0 {
+		t.Errorf("taken for restarted: %v", w.renewed)
+	}
+}
+
+// TestBusyEngine: probes that time out say nothing while requests are answered.
+func TestBusyEngine(t *testing.T) {
+	w := newWorld(t, 3, 4, seedOf(t))
+	w.run(5 * time.Second)
+	w.dies(2, Timeout, time.Hour)
+	for range 300 { // 30 s
+		w.run(100 * time.Millisecond)
+		for _, b := range w.boards {
+			b.Answered(2, w.now)
+		}
+	}
+	if len(w.written) > 0 || w.avoiding(2) > 0 {
+		t.Errorf("%v, avoided by %d", w.written, w.avoiding(2))
+	}
+}
+
+// TestPartitionedNode: what one node cannot reach is avoided by the others for
+// a moment at most, and never written down.
+func TestPartitionedNode(t *testing.T) {
+	w := newWorld(t, 5, 8, seedOf(t))
+	w.run(5 * time.Second)
+	alive := w.answer
+	w.answer = func(node int, key uint32, at time.Time) (Reason, time.Duration) {
+		if node == 4 {
+			return Timeout, time.Hour
+		}
+		return alive(node, key, at)
+	}
+	w.run(8 * time.Second)
+	for range 600 {
+		w.run(100 * time.Millisecond)
+		for i, b := range w.boards[:4] {
+			if list := b.Avoid(nil, w.now); len(list) > 0 {
+				t.Fatalf("node %d avoids %v, which only node 4 cannot reach", i, list)
+			}
+		}
+	}
+	if len(w.written) > 0 {
+		t.Errorf("written down: %v", w.written)
+	}
+}
+
+// TestFailsFast: an engine that answers probes and fails every request is left
+// alone by those who have not even tried it, as long as it fails whoever does.
+func TestFailsFast(t *testing.T) {
+	w := newWorld(t, 8, 8, seedOf(t))
+	w.run(5 * time.Second)
+	try := func() {
+		if w.boards[0].Failed(5, Status5xx, w.now) {
+			w.tell(0)
+		}
+	}
+	for range strikesToBad {
+		try()
+		w.run(5 * time.Millisecond)
+	}
+	w.until(time.Second, "avoided by the others", func() bool { return w.avoiding(5) == 7 })
+	for range 4 { // a trial every half minute
+		w.run(30 * time.Second)
+		if got := w.avoiding(5); got != 7 {
+			t.Fatalf("avoided by %d of 7 others", got)
+		}
+		try()
+	}
+	w.boards[0].Answered(5, w.now.Add(time.Millisecond))
+	w.until(time.Second, "nobody avoids it once a request was answered", func() bool { return w.avoiding(5) == 0 })
+}
+
+// TestFailuresOfOnesOwn: who is answered meanwhile does not believe that requests fail.
+func TestFailuresOfOnesOwn(t *testing.T) {
+	w := newWorld(t, 3, 4, seedOf(t))
+	w.run(5 * time.Second)
+	for range strikesToBad {
+		w.boards[0].Failed(2, Status5xx, w.now)
+	}
+	w.tell(0)
+	w.run(200 * time.Millisecond)
+	w.boards[1].Answered(2, w.now)
+	if slices.Contains(w.boards[1].Avoid(nil, w.now), 2) {
+		t.Error("avoids an engine that has just answered it")
+	}
+	if !slices.Contains(w.boards[2].Avoid(nil, w.now), 2) {
+		t.Error("nobody heeds three failures in a row")
+	}
+	w.run(strikesLast + 2*time.Second)
+	if n := w.avoiding(2); n > 0 {
+		t.Errorf("%d nodes avoid it for old failures", n)
+	}
+}
+
+// TestFlapping: an engine that comes and goes is written down ever more rarely.
+func TestFlapping(t *testing.T) {
+	w := newWorld(t, 3, 4, seedOf(t))
+	alive := w.answer
+	w.answer = func(node int, key uint32, at time.Time) (Reason, time.Duration) {
+		if key == 1 && int(at.Sub(start)/time.Second)%20 < 8 {
+			return Refused, time.Millisecond
+		}
+		return alive(node, key, at)
+	}
+	w.run(20 * time.Minute)
+	if n := len(w.written); n > 16 || n < 4 {
+		t.Errorf("written %d times in twenty minutes of flapping: %v", n, w.written)
+	}
+}
+
+// TestAllFail: more than half failing is rather the network.
+func TestAllFail(t *testing.T) {
+	w := newWorld(t, 3, 9, seedOf(t))
+	w.run(5 * time.Second)
+	w.answer = func(int, uint32, time.Time) (Reason, time.Duration) { return Connect, time.Millisecond }
+	w.run(time.Minute)
+	if n := len(w.written); n != 4 {
+		t.Errorf("%d of 9 engines taken down, want 4: %v", n, w.written)
+	}
+}
+
+// TestCommitsAreBounded: however many engines fail one after the other.
+func TestCommitsAreBounded(t *testing.T) {
+	b := New(Config{Self: "a", Interval: time.Second, Timeout: time.Second})
+	var list []Backend
+	for i := range 1000 {
+		list = append(list, Backend{Key: uint32(i + 1), Name: fmt.Sprintf("e%04d", i)})
+	}
+	b.SetBackends(list, start)
+	commits, names := 0, 0
+	now := start
+	for i := range 400 { // 40 s, ten engines fail in each tenth of a second
+		now = now.Add(100 * time.Millisecond)
+		for j := range 10 {
+			for range strikesToBad {
+				b.Failed(uint32((10*i+j)%1000+1), Status5xx, now)
+			}
+		}
+		for _, p := range b.Proposals(now) {
+			commits++
+			names += len(p.Names)
+		}
+	}
+	if commits > 40+writeBurst {
+		t.Errorf("%d commits in 40 s", commits)
+	}
+	if names < 500 {
+		t.Errorf("%d engines named, of 500 that may be", names)
+	}
+}
+
+// TestOperatorsWord: what somebody took down for another reason stays down.
+func TestOperatorsWord(t *testing.T) {
+	w := newWorld(t, 3, 4, seedOf(t))
+	w.backends[1].Down, w.backends[1].Reason = true, "the rack is being moved"
+	w.backends = slices.Clone(w.backends)
+	w.setBackends()
+	w.run(time.Minute)
+	if len(w.written) > 0 {
+		t.Errorf("written down: %v", w.written)
+	}
+}
+
+// TestLateBackend: what others said of an engine before this node knew of it counts.
+func TestLateBackend(t *testing.T) {
+	b := New(Config{Self: "a", Interval: time.Second, Timeout: time.Second})
+	b.SetNodes([]string{"b", "c"}, start)
+	b.SetPeer("b", []Report{{Backend: 7, Failing: true, Reason: Refused}}, start)
+	b.SetBackends([]Backend{{Key: 7, Name: "late"}}, start.Add(time.Second))
+	if got := b.Avoid(nil, start.Add(time.Second)); !slices.Equal(got, []uint32{7}) {
+		t.Errorf("avoids %v", got)
+	}
+	b.DropPeer("b")
+	if got := b.Avoid(nil, start.Add(time.Second)); len(got) > 0 {
+		t.Errorf("avoids %v for one who has gone", got)
+	}
+}
+
+func TestReportersMoveLittle(t *testing.T) {
+	var nodes []string
+	for i := range 20 {
+		nodes = append(nodes, nodeName(i))
+	}
+	moved, load := 0, map[string]int{}
+	for key := range uint32(2000) {
+		all, less := reportersOf(key, nodes), reportersOf(key, nodes[:19])
+		if len(all) != Reporters || len(less) != Reporters {
+			t.Fatalf("%v, %v", all, less)
+		}
+		for _, n := range all {
+			load[n]++
+			if n != nodeName(19) && !slices.Contains(less, n) {
+				moved++
+			}
+		}
+	}
+	if moved > 0 {
+		t.Errorf("%d probes moved although their node stayed", moved)
+	}
+	for n, count := range load {
+		if count < 200 || count > 400 {
+			t.Errorf("%s probes %d engines of 2000, 300 are fair", n, count)
+		}
+	}
+}
+
+func TestRestarts(t *testing.T) {
+	b := New(Config{Self: "a"})
+	b.SetBackends([]Backend{{Key: 1, Name: "e", Generation: 4}}, start)
+	at := func(s float64) time.Time { return start.Add(time.Duration(s * float64(time.Second))) }
+	for i, step := range []struct {
+		started    time.Time
+		generation uint32
+		ended      uint32
+		again      bool
+	}{
+		{at(0), 4, 0, false},
+		{at(0.7), 4, 0, false}, // another front end of the same
+		{at(0), 5, 0, false},   // somebody else raised it, for a cache that was reset
+		{at(90), 6, 5, true},   // restarted; somebody else was faster to tell
+		{at(0.7), 6, 0, false}, // an answer that was late
+		{at(90), 6, 0, false},
+		{time.Time{}, 6, 0, false},
+	} {
+		if ended, again := b.Started(1, step.started, step.generation); ended != step.ended || again != step.again {
+			t.Errorf("step %d: %d, %v", i, ended, again)
+		}
+	}
+	if _, again := b.Forgot(1, start); again {
+		t.Error("guesses although the process tells when it began")
+	}
+}
+
+func TestForgotIsRare(t *testing.T) {
+	b := New(Config{Self: "a"})
+	b.SetBackends([]Backend{{Key: 1, Name: "e", Generation: 4}}, start)
+	times := 0
+	for s := range 2 * 3600 { // an engine without a cache, for two hours
+		if ended, again := b.Forgot(1, start.Add(time.Duration(s)*time.Second)); again {
+			times++
+			if ended != 4 {
+				t.Fatalf("ended %d", ended)
+			}
+		}
+	}
+	if times < 2 || times > 8 {
+		t.Errorf("told %d times in two hours", times)
+	}
+}
+
+func TestCodec(t *testing.T) {
+	want := []Report{
+		{Backend: 1, OK: true, Since: 1_800_000_000, Started: 1_700_000_000},
+		{Backend: 0xffffffff, Failing: true, Passive: true, Reason: Status5xx, Since: 5},
+		{Backend: 3, OK: true, Suspect: true, Reason: Reset},
+	}
+	blob := AppendReports(nil, want)
+	got, err := ParseReports(nil, blob)
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	// A newer node's, with two more bytes an entry.
+	longer := []byte{entryBytes + 2}
+	for i := 1; i < len(blob); i += entryBytes {
+		longer = append(append(longer, blob[i:i+entryBytes]...), 0xaa, 0xbb)
+	}
+	if got, err := ParseReports(nil, longer); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	for _, bad := range [][]byte{nil, {entryBytes - 1}, {entryBytes, 1}, append([]byte{entryBytes}, make([]byte, entryBytes*(MaxReports+1))...)} {
+		if _, err := ParseReports(nil, bad); err == nil {
+			t.Errorf("took %d bytes", len(bad))
+		}
+	}
+	if n := len(AppendReports(nil, make([]Report, MaxReports+10))); n != 1+entryBytes*MaxReports {
+		t.Errorf("%d bytes", n)
+	}
+}
+
+func FuzzParseReports(f *testing.F) {
+	f.Add(AppendReports(nil, []Report{{Backend: 1, OK: true}, {Backend: 2, Failing: true, Reason: 200}}))
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, section []byte) {
+		got, err := ParseReports(nil, section)
+		if err != nil {
+			return
+		}
+		b := New(Config{Self: "a", Interval: time.Second})
+		b.SetBackends([]Backend{{Key: 1, Name: "x"}, {Key: 2, Name: "y"}}, start)
+		b.SetNodes([]string{"b"}, start)
+		b.SetPeer("b", got, start)
+		b.Proposals(start)
+		again, err := ParseReports(nil, AppendReports(nil, got))
+		if err != nil || len(again) != len(got) {
+			t.Fatalf("%d became %d: %v", len(got), len(again), err)
+		}
+	})
+}

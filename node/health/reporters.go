@@ -1,0 +1,46 @@
+package health
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/zeebo/xxh3"
+)
+
+// changed takes the nodes that others are, and reports whether they are other
+// ones than before.
+func (b *Board) changed(others []string) bool {
+	nodes := append(slices.Clone(others), b.cfg.Self)
+	slices.Sort(nodes)
+	nodes = slices.Compact(nodes)
+	if slices.Equal(nodes, b.nodes) {
+		return false
+	}
+	b.nodes = nodes
+	return true
+}
+
+// assign computes who probes the engine: the first in rendezvous order of the
+// nodes. All nodes that know of the same nodes agree, and one that comes or goes
+// moves only its own share.
+func (b *Board) assign(e *engine) {
+	e.reporters = reportersOf(e.Key, b.nodes)
+	e.mine = slices.Contains(e.reporters, b.cfg.Self)
+}
+
+func reportersOf(key uint32, nodes []string) []string {
+	type ranked struct {
+		rank uint64
+		name string
+	}
+	list := make([]ranked, len(nodes))
+	for i, n := range nodes {
+		list[i] = ranked{xxh3.HashStringSeed(n, uint64(key)), n}
+	}
+	slices.SortFunc(list, func(x, y ranked) int { return cmp.Or(cmp.Compare(y.rank, x.rank), cmp.Compare(x.name, y.name)) })
+	out := make([]string, min(Reporters, len(list)))
+	for i := range out {
+		out[i] = list[i].name
+	}
+	return out
+}
