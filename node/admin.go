@@ -17,8 +17,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"grapevine/gossip/member"
-	"grapevine/prefixtree"
 	"grapevine/proxy/policy"
+	"grapevine/raftstore"
 )
 
 // adminReadTimeout bounds how long an admin request may take to arrive.
@@ -65,14 +65,26 @@ type BackendList struct {
 
 // BackendStatus is what a node knows of one backend. Loads are this node's own.
 type BackendStatus struct {
-	ID            int     `json:"id"`
-	Name          string  `json:"name"`
-	URL           string  `json:"url"`
-	State         string  `json:"state"` // active, or avoided: it failed and is tried again at RetryInS
-	RetryInS      float64 `json:"retry_in_s,omitempty"`
+	ID       int     `json:"id"`
+	Name     string  `json:"name"`
+	URL      string  `json:"url"`
+	State    string  `json:"state"` // active, draining, down, or avoided: it failed here and is tried again in RetryInS
+	RetryInS float64 `json:"retry_in_s,omitempty"`
+	// Agreed is false for a backend that only this node's own list has, while the
+	// fleet has agreed on nothing that it knows of.
+	Agreed        bool    `json:"agreed"`
+	Drained       bool    `json:"drained"` // somebody asked for the drain; kept while it is down
+	Source        string  `json:"source"`  // static, file, dns or admin
+	Reason        string  `json:"reason,omitempty"`
+	SinceS        float64 `json:"since_s,omitempty"` // of the agreed state
+	Generation    uint32  `json:"generation"`
+	Version       uint64  `json:"version"` // of its last change, for if_version
+	Role          string  `json:"role,omitempty"`
+	Zone          string  `json:"zone,omitempty"`
 	Weight        float64 `json:"weight"`
 	KVTokens      int     `json:"kv_tokens,omitempty"`
-	Active        int64   `json:"active"`         // requests
+	Active        int64   `json:"active"`         // requests of this node
+	FleetActive   int64   `json:"fleet_active"`   // requests of all nodes, as they last told
 	PrefillTokens int64   `json:"prefill_tokens"` // outstanding
 	Rate          float64 `json:"rate"`           // prefill tokens/s, learned
 	HorizonS      float64 `json:"horizon_s"`
@@ -99,7 +111,7 @@ func (n *Node) startAdmin(ctx context.Context) error {
 		return fmt.Errorf("admin: %w", err)
 	}
 	n.admin.Store(ln.Addr().String())
-	server := &http.Server{Handler: n.adminHandler(), ReadTimeout: adminReadTimeout, ErrorLog: stdlog.New(n.log.With().Str("component", "admin").Logger(), "", 0)}
+	server := &http.Server{Handler: n.guard(n.adminHandler()), ReadTimeout: adminReadTimeout, ErrorLog: stdlog.New(n.log.With().Str("component", "admin").Logger(), "", 0)}
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
@@ -134,7 +146,17 @@ func (n *Node) adminHandler() http.Handler {
 	})
 	mux.Handle("GET /metrics", promhttp.HandlerFor(n.metrics.registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { answer(w, n.Status()) })
-	mux.HandleFunc("GET /backends", func(w http.ResponseWriter, _ *http.Request) { answer(w, n.BackendList()) })
+	mux.HandleFunc("GET /backends", n.listBackends)
+	mux.HandleFunc("POST /backends", n.addBackends)
+	mux.HandleFunc("PATCH /backends", n.setBackendState)
+	mux.HandleFunc("DELETE /backends", n.removeBackends)
+	mux.HandleFunc("PATCH /backends/{name...}", n.updateBackend)
+	mux.HandleFunc("GET /rules", func(w http.ResponseWriter, _ *http.Request) { answer(w, n.Rules()) })
+	mux.HandleFunc("PUT /rules", n.putRules)
+	mux.HandleFunc("GET /raft", n.serveRaft)
+	mux.HandleFunc("POST /raft/transfer", n.transferLeadership)
+	mux.HandleFunc("GET /prefixes", n.servePrefixes)
+	mux.HandleFunc("PATCH /prefixes", n.switchPrefixes)
 	mux.HandleFunc("GET /nodes", func(w http.ResponseWriter, _ *http.Request) { answer(w, n.NodeList()) })
 	mux.HandleFunc("GET /gossip", n.serveGossip)
 	mux.HandleFunc("GET /keys", n.serveKeys)
@@ -157,7 +179,7 @@ func (n *Node) Status() *Status {
 	st, tree := n.router.Stats(), n.tree.Stats()
 	s := &Status{
 		Node: n.name, Version: n.cfg.Version, GoVersion: runtime.Version(),
-		Listen: n.Addr(), Admin: n.AdminAddr(), Strategy: n.cfg.Strategy, Backends: len(n.cfg.Backends),
+		Listen: n.Addr(), Admin: n.AdminAddr(), Strategy: n.cfg.Strategy, Backends: len(n.fleet.roster().list),
 		InFlight: n.proxy.InFlight(), Connections: n.proxy.Connections(),
 		BlockBytes: n.hasher.BlockBytes(), KeyID: fmt.Sprintf("%08x", n.hasher.KeyID()),
 		Picks: st.Picks, Rungs: make(map[string]uint64),
@@ -179,21 +201,26 @@ func (n *Node) Status() *Status {
 
 // BackendList returns what the node knows of its backends, by id.
 func (n *Node) BackendList() *BackendList {
-	at := now()
-	list := &BackendList{Backends: make([]BackendStatus, len(n.cfg.Backends))}
-	for i := range n.cfg.Backends {
-		b, id := &n.cfg.Backends[i], prefixtree.Backend(i)
+	at, roster := now(), n.fleet.roster()
+	list := &BackendList{Backends: make([]BackendStatus, len(roster.list))}
+	for i, u := range roster.list {
 		s := BackendStatus{
-			ID: i, Name: b.Name, URL: b.URL, State: policy.Active.String(), Weight: b.Weight,
-			Rate: math.Round(n.router.Rate(id)), HorizonS: n.tree.Horizon(id).Seconds(),
+			ID: int(u.id), Name: u.Name, URL: u.URL, State: u.state.String(), Source: raftstore.Static.String(), Generation: u.generation,
+			Weight: u.Weight, Rate: math.Round(n.router.Rate(u.id)), HorizonS: n.tree.Horizon(u.id).Seconds(),
 		}
-		s.PrefillTokens, s.Active = n.router.Load(id)
-		if until, avoid := n.router.Avoided(id, at); avoid {
+		if b := u.agreed; b != nil {
+			s.Agreed, s.Drained, s.Source, s.Reason, s.Version, s.Role, s.Zone = true, b.Drained, b.Source.String(), b.Reason, b.Version, b.Role, b.Zone
+			s.SinceS = ageS(time.UnixMilli(b.Since))
+		}
+		s.PrefillTokens, s.Active = n.router.Load(u.id)
+		_, others := n.router.PeerLoad(u.id)
+		s.FleetActive = s.Active + others
+		if until, avoid := n.router.Avoided(u.id, at); avoid && u.state == policy.Active {
 			s.State, s.RetryInS = "avoided", max(float64(until-at)/1000, 0)
 		}
-		s.Models, s.ModelsFrom, s.ModelsError = n.fleet.models(i)
+		s.Models, s.ModelsFrom, s.ModelsError = n.fleet.modelsOf(u)
 		var r report
-		if r, s.KVTokens = n.fleet.report(i); !r.at.IsZero() {
+		if r, s.KVTokens = n.fleet.reportOf(u); !r.at.IsZero() {
 			s.Engine = &EngineReport{AgeS: time.Since(r.at).Seconds(), Running: r.Running, Waiting: r.Waiting, KVUsage: r.KVUsage}
 		}
 		list.Backends[i] = s

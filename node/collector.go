@@ -2,8 +2,6 @@ package node
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
-
-	"grapevine/prefixtree"
 )
 
 // stateCollector reads the state of a node when it is scraped, so that nothing
@@ -68,11 +66,11 @@ func (c *stateCollector) Collect(ch chan<- prometheus.Metric) {
 	gauge(c.inFlight, float64(n.proxy.InFlight()))
 	gauge(c.connections, float64(n.proxy.Connections()))
 	at := now()
-	for i := range n.cfg.Backends {
-		id, name := prefixtree.Backend(i), n.cfg.Backends[i].Name
+	for _, u := range n.fleet.roster().list {
+		id, name := u.id, u.Name
 		prefill, active := n.router.Load(id)
 		_, avoided := n.router.Avoided(id, at)
-		models, _, _ := n.fleet.models(i)
+		models, _, _ := n.fleet.modelsOf(u)
 		gauge(c.active, float64(active), name)
 		gauge(c.prefill, float64(prefill), name)
 		gauge(c.avoided, oneIf(avoided), name)

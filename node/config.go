@@ -21,12 +21,13 @@ type Config struct {
 	// Version is what /status and grapevine_build_info say; nor is it a setting.
 	Version string `yaml:"-" kong:"-"`
 
-	Listen        string `yaml:"listen" name:"listen" env:"GRAPEVINE_LISTEN" default:":8080" placeholder:"ADDR" group:"serving" help:"Address clients connect to."`
-	Admin         string `yaml:"admin" name:"admin" env:"GRAPEVINE_ADMIN" default:"127.0.0.1:8081" placeholder:"ADDR" group:"serving" help:"Address of the admin API (health, metrics, receipts). It has no authentication: keep it on loopback or a management network."`
-	NodeName      string `yaml:"node_name" name:"node-name" env:"GRAPEVINE_NODE_NAME" placeholder:"NAME" group:"serving" help:"Name of this node in x-grapevine-node, logs and status; the host name if empty."`
-	TLSCert       string `yaml:"tls_cert" name:"tls-cert" env:"GRAPEVINE_TLS_CERT" placeholder:"FILE" group:"serving" help:"PEM certificate chain; with --tls-key the data port speaks TLS."`
-	TLSKey        string `yaml:"tls_key" name:"tls-key" env:"GRAPEVINE_TLS_KEY" placeholder:"FILE" group:"serving" help:"PEM private key of --tls-cert."`
-	ProxyProtocol bool   `yaml:"proxy_protocol" name:"proxy-protocol" env:"GRAPEVINE_PROXY_PROTOCOL" default:"false" group:"serving" help:"Require a PROXY protocol v1 or v2 header on every data connection, health checks of the balancer included."`
+	Listen         string `yaml:"listen" name:"listen" env:"GRAPEVINE_LISTEN" default:":8080" placeholder:"ADDR" group:"serving" help:"Address clients connect to."`
+	Admin          string `yaml:"admin" name:"admin" env:"GRAPEVINE_ADMIN" default:"127.0.0.1:8081" placeholder:"ADDR" group:"serving" help:"Address of the admin API (health, metrics, receipts, operation). Without --admin-token-file it takes changes from this machine only, and shows everything to who reaches it."`
+	AdminTokenFile string `yaml:"admin_token_file" name:"admin-token-file" env:"GRAPEVINE_ADMIN_TOKEN_FILE" placeholder:"FILE" group:"serving" help:"File that holds the token (16 bytes or more) without which the admin API tells only health and metrics. Read again for each request, so that it can be replaced."`
+	NodeName       string `yaml:"node_name" name:"node-name" env:"GRAPEVINE_NODE_NAME" placeholder:"NAME" group:"serving" help:"Name of this node in x-grapevine-node, logs and status; the host name if empty."`
+	TLSCert        string `yaml:"tls_cert" name:"tls-cert" env:"GRAPEVINE_TLS_CERT" placeholder:"FILE" group:"serving" help:"PEM certificate chain; with --tls-key the data port speaks TLS."`
+	TLSKey         string `yaml:"tls_key" name:"tls-key" env:"GRAPEVINE_TLS_KEY" placeholder:"FILE" group:"serving" help:"PEM private key of --tls-cert."`
+	ProxyProtocol  bool   `yaml:"proxy_protocol" name:"proxy-protocol" env:"GRAPEVINE_PROXY_PROTOCOL" default:"false" group:"serving" help:"Require a PROXY protocol v1 or v2 header on every data connection, health checks of the balancer included."`
 
 	Backends        []Backend     `yaml:"backends" name:"backend" env:"GRAPEVINE_BACKENDS" sep:" " placeholder:"URL" group:"backends" help:"An engine: URL[,name=N][,models=A|B][,weight=W][,kv_tokens=T][,api_key=K][,ca_file=F]. Repeatable."`
 	ModelsInterval  time.Duration `yaml:"models_interval" name:"models-interval" env:"GRAPEVINE_MODELS_INTERVAL" default:"30s" placeholder:"DURATION" group:"backends" help:"How often each engine is asked for its /v1/models. 0 asks never: every engine without a models list then serves any model."`
@@ -53,6 +54,11 @@ type Config struct {
 	GossipCert      string        `yaml:"gossip_cert" name:"gossip-cert" env:"GRAPEVINE_GOSSIP_CERT" placeholder:"FILE" group:"fleet" help:"PEM certificate of this node for the streams between nodes, instead of one derived from the key."`
 	GossipCertKey   string        `yaml:"gossip_cert_key" name:"gossip-cert-key" env:"GRAPEVINE_GOSSIP_CERT_KEY" placeholder:"FILE" group:"fleet" help:"PEM private key of --gossip-cert."`
 	GossipCA        string        `yaml:"gossip_ca" name:"gossip-ca" env:"GRAPEVINE_GOSSIP_CA" placeholder:"FILE" group:"fleet" help:"PEM roots that the other nodes' certificates come from."`
+	DataDir         string        `yaml:"data_dir" name:"data-dir" env:"GRAPEVINE_DATA_DIR" placeholder:"DIR" group:"fleet" help:"Where this node keeps what the fleet has agreed on: backends, rules, hot prefixes. Empty: in memory; a node of a fleet then follows the others and never votes."`
+	Raft            string        `yaml:"raft" name:"raft" env:"GRAPEVINE_RAFT" placeholder:"ADDR" group:"fleet" help:"Address at which the nodes of a fleet agree, TCP; the port after that of --gossip, :7947, if empty."`
+	RaftAdvertise   string        `yaml:"raft_advertise" name:"raft-advertise" env:"GRAPEVINE_RAFT_ADVERTISE" placeholder:"ADDR" group:"fleet" help:"The same as others see it, if that differs: HOST:PORT."`
+	BootstrapExpect int           `yaml:"bootstrap_expect" name:"bootstrap-expect" env:"GRAPEVINE_BOOTSTRAP_EXPECT" default:"0" placeholder:"N" group:"fleet" help:"How many nodes with this setting, 3 or 5, found the fleet together: equal on all of them, and on no other. 0: join one that exists or, without --join, be one alone."`
+	Voters          int           `yaml:"voters" name:"voters" env:"GRAPEVINE_VOTERS" default:"3" placeholder:"N" group:"fleet" help:"How many nodes vote, 3 or 5: with 3 one may fail at a time, with 5 two. The others follow."`
 	GossipBudget    Bytes         `yaml:"gossip_budget" name:"gossip-budget" env:"GRAPEVINE_GOSSIP_BUDGET" default:"16MiB" placeholder:"BYTES" group:"fleet" help:"What this node sends to all others together in a second, at most. Beyond it the least valuable news are left out, and counted."`
 	WarmDeadline    time.Duration `yaml:"warm_deadline" name:"warm-deadline" env:"GRAPEVINE_WARM_DEADLINE" default:"10s" placeholder:"DURATION" group:"fleet" help:"How long a node that starts waits for what the others know before it asks for traffic without it."`
 

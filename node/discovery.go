@@ -28,34 +28,40 @@ const (
 	askers = 16
 )
 
-// asker asks engines about themselves. It keeps nothing but its clients: what
-// it hears goes to the callbacks.
-type asker struct {
-	backends []Backend      // index is the backend's id
-	clients  []*http.Client // per backend: each may have TLS roots of its own
-}
+// question is what is asked of one engine; what it hears is its own business.
+type question func(ctx context.Context, u *upstream)
 
-// rounds puts a question to every backend at once, and again every interval,
-// until ctx ends. It returns when no question is under way any more.
-func (a *asker) rounds(ctx context.Context, interval time.Duration, ask func(ctx context.Context, id int)) {
+// rounds puts a question to every backend of the roster at once, and again every
+// interval, and to those that are new as soon as they are there, until ctx ends.
+// It returns when no question is under way any more.
+func (f *fleet) rounds(ctx context.Context, interval time.Duration, ask question) {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
+	var asked map[*link]bool // in this interval
 	for {
-		a.round(ctx, ask)
+		changed := f.rosterChanged()
+		list := f.roster().list
+		askAll(ctx, slices.DeleteFunc(slices.Clone(list), func(u *upstream) bool { return asked[u.link] }), ask)
+		asked = make(map[*link]bool, len(list))
+		for _, u := range list {
+			asked[u.link] = true
+		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
+			asked = nil
+		case <-changed:
 		}
 	}
 }
 
-// round puts the question to every backend once, a few at a time.
-func (a *asker) round(ctx context.Context, ask func(ctx context.Context, id int)) {
+// askAll puts the question to every one of the backends once, a few at a time.
+func askAll(ctx context.Context, list []*upstream, ask question) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	slots := make(chan struct{}, askers)
-	for id := range a.backends {
+	for _, u := range list {
 		select {
 		case slots <- struct{}{}:
 		case <-ctx.Done():
@@ -65,29 +71,21 @@ func (a *asker) round(ctx context.Context, ask func(ctx context.Context, id int)
 			defer func() { <-slots }()
 			ctx, cancel := context.WithTimeout(ctx, askTimeout)
 			defer cancel()
-			ask(ctx, id)
+			ask(ctx, u)
 		})
 	}
 }
 
-// close drops the idle connections.
-func (a *asker) close() {
-	for _, c := range a.clients {
-		c.CloseIdleConnections()
-	}
-}
-
-// get asks one backend for one page of at most limit bytes.
-func (a *asker) get(ctx context.Context, id int, path string, limit int64) ([]byte, error) {
-	b := &a.backends[id]
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, b.URL+path, nil)
+// get asks a backend for one page of at most limit bytes.
+func (u *upstream) get(ctx context.Context, path string, limit int64) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.URL+path, nil)
 	if err != nil {
 		return nil, err
 	}
-	if b.APIKey != "" {
-		req.Header.Set("Authorization", "Bearer "+b.APIKey)
+	if u.APIKey != "" {
+		req.Header.Set("Authorization", "Bearer "+u.APIKey)
 	}
-	resp, err := a.clients[id].Do(req)
+	resp, err := u.client.Do(req)
 	if err != nil {
 		return nil, err
 	}
@@ -105,19 +103,19 @@ func (a *asker) get(ctx context.Context, id int, path string, limit int64) ([]by
 	return text, nil
 }
 
-// models returns the ids one engine lists, sorted, without duplicates. An
+// askModels returns the ids the engine lists, sorted, without duplicates. An
 // engine that lists none serves, as far as is known, any.
-func (a *asker) models(ctx context.Context, id int) ([]string, error) {
-	text, err := a.get(ctx, id, "/v1/models", maxModelList)
+func (u *upstream) askModels(ctx context.Context) ([]string, error) {
+	text, err := u.get(ctx, "/v1/models", maxModelList)
 	if err != nil {
 		return nil, err
 	}
 	return parseModels(text)
 }
 
-// metrics returns what one engine says of its load, under vLLM's or SGLang's names.
-func (a *asker) metrics(ctx context.Context, id int) (engine.Metrics, error) {
-	text, err := a.get(ctx, id, "/metrics", maxMetricsPage)
+// askMetrics returns what the engine says of its load, under vLLM's or SGLang's names.
+func (u *upstream) askMetrics(ctx context.Context) (engine.Metrics, error) {
+	text, err := u.get(ctx, "/metrics", maxMetricsPage)
 	if err != nil {
 		return engine.Metrics{}, err
 	}

@@ -100,7 +100,7 @@ func TestEngineMetrics(t *testing.T) {
 		"vllm:kv_cache_usage_perc{engine=\"0\"} 0.25\nvllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"1000\"} 1\n")
 	cfg := testConfig()
 	cfg.MetricsInterval = 10 * time.Millisecond
-	cfg.Backends = []Backend{{URL: e.URL, Name: "asked"}, {URL: e.URL, Name: "told", KVTokens: 5}}
+	cfg.Backends = []Backend{{URL: e.URL, Name: "asked"}, {URL: e.alias(), Name: "told", KVTokens: 5}}
 	n := startNode(t, cfg)
 	eventually(t, "both were asked", func() bool {
 		l := n.BackendList().Backends
@@ -163,21 +163,21 @@ func TestDiscoverySendsTheKey(t *testing.T) {
 	}))
 	defer s.Close()
 	cfg := testConfig()
-	cfg.Backends = []Backend{{URL: s.URL, APIKey: "sesame"}, {URL: s.URL, Name: "keyless"}}
+	cfg.Backends = []Backend{{URL: s.URL, APIKey: "sesame"}, {URL: strings.Replace(s.URL, "127.0.0.1", "localhost", 1), Name: "keyless"}}
 	n, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := n.newAsker()
-	defer d.close()
-	if got, err := d.models(t.Context(), 0); err != nil || !slices.Equal(got, []string{"m"}) {
+	defer n.fleet.close()
+	keyed, keyless := n.fleet.roster().list[0], n.fleet.roster().list[1]
+	if got, err := keyed.askModels(t.Context()); err != nil || !slices.Equal(got, []string{"m"}) {
 		t.Errorf("with the key: %v %v", got, err)
 	}
-	if _, err := d.models(t.Context(), 1); err == nil || !strings.Contains(err.Error(), "401") {
+	if _, err := keyless.askModels(t.Context()); err == nil || !strings.Contains(err.Error(), "401") {
 		t.Errorf("without the key: %v", err)
 	}
 	large = true
-	if _, err := d.models(t.Context(), 0); err == nil || !strings.Contains(err.Error(), "larger than 4MiB") {
+	if _, err := keyed.askModels(t.Context()); err == nil || !strings.Contains(err.Error(), "larger than 4MiB") {
 		t.Errorf("a large answer: %v", err)
 	}
 }

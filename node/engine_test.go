@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -39,6 +40,9 @@ func newFakeEngine(t *testing.T, models ...string) *fakeEngine {
 	t.Cleanup(e.Close)
 	return e
 }
+
+// alias is another URL of the engine: no engine may be listed twice under one.
+func (e *fakeEngine) alias() string { return strings.Replace(e.URL, "127.0.0.1", "localhost", 1) }
 
 func (e *fakeEngine) setModels(models ...string) {
 	e.mu.Lock()

@@ -149,11 +149,10 @@ func fromLogCode(code uint16) float64 {
 }
 
 // evidence holds what every other node claims and keeps the weighted mean of
-// it, per backend. Safe for concurrent use.
+// it, per backend, which goes by the key of its name. Safe for concurrent use.
 type evidence struct {
-	backends int
 	// told receives a new mean; called under mu, so that means arrive in order.
-	told func(b prefixtree.Backend, mean claim)
+	told func(key uint32, mean claim)
 
 	mu      sync.Mutex
 	origins []originClaims // few, in no order
@@ -161,42 +160,59 @@ type evidence struct {
 
 type originClaims struct {
 	name   string
-	claims []claim // by backend id
+	claims map[uint32]claim
 }
 
-func newEvidence(backends int, told func(b prefixtree.Backend, mean claim)) *evidence {
-	return &evidence{backends: backends, told: told}
+func newEvidence(told func(key uint32, mean claim)) *evidence {
+	return &evidence{told: told}
 }
 
-// set replaces what an origin claimed before by claims, by backend id, which it
-// keeps; nil takes the origin out. The means that change are computed anew, not
-// corrected: rounding would add up over days.
-func (e *evidence) set(origin string, claims []claim) {
+// set replaces what an origin claimed before by claims, which it keeps; nil takes
+// the origin out. The means that change are computed anew, not corrected: rounding
+// would add up over days.
+func (e *evidence) set(origin string, claims map[uint32]claim) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	at := slices.IndexFunc(e.origins, func(o originClaims) bool { return o.name == origin })
-	before := make([]claim, e.backends)
+	var before map[uint32]claim
 	if at >= 0 {
 		before = e.origins[at].claims
 		e.origins = slices.Delete(e.origins, at, at+1)
 	}
-	after := claims
-	if claims == nil {
-		after = make([]claim, e.backends)
-	} else {
+	if claims != nil {
 		e.origins = append(e.origins, originClaims{origin, claims})
 	}
-	for b := range e.backends {
-		if before[b] != after[b] {
-			e.told(prefixtree.Backend(b), e.meanLocked(b))
+	for key, c := range claims {
+		if before[key] != c {
+			e.told(key, e.meanLocked(key))
+		}
+	}
+	for key, c := range before {
+		if _, still := claims[key]; !still && c != (claim{}) {
+			e.told(key, e.meanLocked(key))
+		}
+	}
+}
+
+// again tells the means of the keys that are asked for as if they were new.
+func (e *evidence) again(asked func(key uint32) bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	seen := make(map[uint32]bool)
+	for i := range e.origins {
+		for key := range e.origins[i].claims {
+			if !seen[key] && asked(key) {
+				e.told(key, e.meanLocked(key))
+			}
+			seen[key] = true
 		}
 	}
 }
 
 // meanLocked is what all origins together claim about a backend.
-func (e *evidence) meanLocked(b int) (m claim) {
+func (e *evidence) meanLocked(key uint32) (m claim) {
 	for i := range e.origins {
-		c := &e.origins[i].claims[b]
+		c := e.origins[i].claims[key]
 		m.reach += c.reach * c.reachWeight
 		m.reachWeight += c.reachWeight
 		m.rate += c.rate * c.rateWeight

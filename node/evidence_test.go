@@ -115,14 +115,14 @@ func FuzzState(f *testing.F) {
 // what a node can have found out, and stays within what can be.
 func TestNoWordOutweighsAll(t *testing.T) {
 	k := newKnower(t, "a")
-	key := k.names.keys[0]
+	key := k.names.Load().keys[0]
 	for i, c := range []claim{
 		{reach: 1000, reachWeight: 64, rate: 10_000, rateWeight: 30},
 		{reach: 1e14, reachWeight: 1e14, rate: 1e14, rateWeight: 1e14},
 	} {
 		k.PeerState(string(rune('a'+i)), appendState(nil, []keyedClaim{{key, c}}))
 	}
-	m := k.evidence.meanLocked(0)
+	m := k.evidence.meanLocked(key)
 	if m.reachWeight > 130 || m.rateWeight > 130 || m.reach > maxClaimedReach || m.rate > maxClaimedRate {
 		t.Errorf("%+v", m)
 	}
@@ -130,7 +130,7 @@ func TestNoWordOutweighsAll(t *testing.T) {
 		t.Errorf("the engine computes %v tokens/s", r)
 	}
 	k.DropPeer("b")
-	if m := k.evidence.meanLocked(0); math.Abs(m.reach-1000) > 1 || math.Abs(m.rate-10_000) > 10 || math.Abs(m.rateWeight-30) > .1 {
+	if m := k.evidence.meanLocked(key); math.Abs(m.reach-1000) > 1 || math.Abs(m.rate-10_000) > 10 || math.Abs(m.rateWeight-30) > .1 {
 		t.Errorf("what can be has been changed: %+v", m)
 	}
 }
@@ -143,16 +143,16 @@ func TestEvidenceIsTheMeanOfThoseAlive(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	const backends = 5
 	got := make([]claim, backends)
-	e := newEvidence(backends, func(b prefixtree.Backend, mean claim) { got[b] = mean })
-	alive := map[string][]claim{}
+	e := newEvidence(func(key uint32, mean claim) { got[key] = mean })
+	alive := map[string]map[uint32]claim{}
 	for range 2000 {
 		origin := string(rune('a' + rnd.IntN(4)))
 		if rnd.IntN(4) == 0 {
 			delete(alive, origin)
 			e.set(origin, nil)
 		} else {
-			claims := make([]claim, backends)
-			for b := range claims {
+			claims := map[uint32]claim{}
+			for b := range uint32(backends) {
 				if rnd.IntN(2) == 0 {
 					claims[b] = claim{rnd.Float64() * 1e6, math.Exp2(float64(rnd.IntN(40) - 10)), rnd.Float64() * 1e5, float64(rnd.IntN(3))}
 				}
@@ -160,7 +160,7 @@ func TestEvidenceIsTheMeanOfThoseAlive(t *testing.T) {
 			alive[origin] = claims
 			e.set(origin, claims)
 		}
-		for b := range backends {
+		for b := range uint32(backends) {
 			var want claim
 			for _, claims := range alive {
 				want.reach += claims[b].reach * claims[b].reachWeight

@@ -4,25 +4,34 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
-	"grapevine/prefixtree"
 	"grapevine/proxy/engine"
 	"grapevine/proxy/policy"
+	"grapevine/raftstore"
 )
 
-// fleet is what this node knows of its backends: the static list, and what
-// each engine has said it serves. The view that requests are routed by is
-// made from it. Safe for concurrent use.
+// fleet is what this node knows of its backends: which there are, by agreement or
+// by its own list, and what each engine has said of itself. The view that requests
+// are routed by is made from it. Safe for concurrent use.
 type fleet struct {
-	backends []Backend // by id; never changed
+	backends []Backend // the node's own list; never changed
 	rules    []policy.Rule
-	open     bool // not every model there is, is configured: one that is not listed may exist all the same
+	locals   map[string]local // by backend name
+	base     int              // first id of the node's own list
+	idle     time.Duration    // how long an idle connection for questions is kept
 
-	mu       sync.Mutex
-	found    [][]string // by id: models an engine listed; nil if it never answered
-	failures []string   // by id: why the last question failed, "" if it did not
-	reports  []report   // by id: what the engine last said of its load
+	// publish is told every new roster and the view made of it, under mu, so that
+	// they are published in the order in which they were made. view is nil if it
+	// is as it was. nil before the node is built.
+	publish func(old, now *roster, view *policy.View)
+
+	current atomic.Pointer[roster]
+	changed atomic.Pointer[chan struct{}] // closed when current is replaced
+
+	mu   sync.Mutex
+	last []policy.Backend // of the newest view
 }
 
 // report is an engine's own word on its load, and when it was given; the zero
@@ -32,129 +41,168 @@ type report struct {
 	at time.Time
 }
 
-func newFleet(backends []Backend, rules []Rule) *fleet {
-	f := &fleet{
-		backends: backends, open: len(backends) == 0, found: make([][]string, len(backends)), failures: make([]string, len(backends)),
-		reports: make([]report, len(backends)),
+// newFleet begins with the node's own list, under ids from base on.
+func newFleet(backends []Backend, rules []Rule, base int, idle time.Duration) (*fleet, error) {
+	locals, err := readLocals(backends)
+	if err != nil {
+		return nil, err
 	}
-	for _, b := range backends {
-		f.open = f.open || len(b.Models) == 0
-	}
-	for _, r := range rules {
-		f.rules = append(f.rules, policy.Rule{
-			Model: r.Model, PathPrefix: r.Path, Header: r.Header, HeaderValue: r.HeaderValue, Strategy: r.Strategy,
-		})
-	}
-	return f
+	f := &fleet{backends: backends, rules: policyRules(rules), locals: locals, base: base, idle: idle}
+	f.changed.Store(new(make(chan struct{})))
+	f.current.Store(f.configuredRoster())
+	return f, nil
 }
+
+// roster is what there is to route to now.
+func (f *fleet) roster() *roster { return f.current.Load() }
+
+// rosterChanged gives a channel that is closed when the roster is replaced. Take it
+// before the roster, so that no change is missed.
+func (f *fleet) rosterChanged() <-chan struct{} { return *f.changed.Load() }
 
 // view makes the immutable snapshot of what is known now.
 func (f *fleet) view() (*policy.View, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.viewLocked()
+	r := f.roster()
+	f.last = r.policyBackends()
+	return newView(f.last, r.rules)
 }
 
-func (f *fleet) viewLocked() (*policy.View, error) {
-	list := make([]policy.Backend, len(f.backends))
-	for id, b := range f.backends {
-		list[id] = policy.Backend{
-			ID: prefixtree.Backend(id), Name: b.Name, Models: f.modelsLocked(id),
-			Weight: b.Weight, State: policy.Active, KVTokens: f.kvTokensLocked(id),
-		}
-	}
-	v, err := policy.NewView(list, f.rules)
+func newView(backends []policy.Backend, rules []policy.Rule) (*policy.View, error) {
+	v, err := policy.NewView(backends, rules)
 	if err != nil {
 		return nil, fmt.Errorf("backends: %w", err)
 	}
 	return v, nil
 }
 
-func (f *fleet) modelsLocked(id int) []string {
-	if m := f.backends[id].Models; len(m) > 0 {
-		return m
-	}
-	return f.found[id]
-}
-
-// kvTokensLocked is what a backend's cache holds: as configured, else as it
-// says itself, else 0, unknown.
-func (f *fleet) kvTokensLocked(id int) int {
-	if t := f.backends[id].KVTokens; t > 0 {
-		return t
-	}
-	return int(f.reports[id].KVTokens)
-}
-
-// learnModels takes an engine's answer, and hands a new view to publish if that
-// changed what is known; under the lock, so that views are published in the
-// order in which they were made. An engine that fails keeps the models it last
-// listed: it is avoided by its failures, not forgotten.
-func (f *fleet) learnModels(id int, models []string, failure error, publish func(*policy.View)) (changed bool, err error) {
+// adopt makes what the fleet has agreed on the roster, unless that is older than
+// what is in force. An error says what of it could not be taken; the rest is.
+func (f *fleet) adopt(s *raftstore.State) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if s.Version <= f.roster().version {
+		return nil
+	}
+	next, errRules := f.agreedRoster(s)
+	if err := f.changeLocked(next); err != nil {
+		return err
+	}
+	return errRules
+}
+
+// changeLocked publishes a roster, with a view of it if that is another one.
+func (f *fleet) changeLocked(next *roster) error {
+	old := f.roster()
+	list := next.policyBackends()
+	var v *policy.View
+	if !equalBackends(list, f.last) || !slices.Equal(next.rules, old.rules) {
+		var err error
+		if v, err = newView(list, next.rules); err != nil {
+			return err
+		}
+		f.last = list
+	}
+	f.current.Store(next)
+	if f.publish != nil {
+		f.publish(old, next, v)
+	}
+	close(*f.changed.Swap(new(make(chan struct{}))))
+	kept := make(map[*link]bool, len(next.list))
+	for _, u := range next.list {
+		kept[u.link] = true
+	}
+	for _, u := range old.list {
+		if !kept[u.link] {
+			u.client.CloseIdleConnections()
+		}
+	}
+	return nil
+}
+
+// refreshLocked publishes a view of what has become known of the engines.
+func (f *fleet) refreshLocked() error {
+	r := f.roster()
+	list := r.policyBackends()
+	v, err := newView(list, r.rules)
+	if err != nil {
+		return err
+	}
+	f.last = list
+	if f.publish != nil {
+		f.publish(r, r, v)
+	}
+	return nil
+}
+
+// learnModels takes an engine's answer and publishes a new view if that
+// changed what is known. An engine that fails keeps the models it last
+// listed: it is avoided by its failures, not forgotten. was is how the question
+// before this one ended.
+func (f *fleet) learnModels(u *upstream, models []string, failure error) (changed bool, was answering, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	was = u.answered
 	if failure != nil {
-		f.failures[id] = failure.Error()
-		return false, nil
+		u.answered, u.failure = silent, failure.Error()
+		return false, was, nil
 	}
-	f.failures[id] = ""
-	if slices.Equal(f.found[id], models) {
-		return false, nil
+	u.answered, u.failure = tells, ""
+	if slices.Equal(u.found, models) {
+		return false, was, nil
 	}
-	f.found[id] = models
-	v, err := f.viewLocked()
-	if err != nil {
-		return true, err
-	}
-	publish(v)
-	return true, nil
+	u.found = models
+	return true, was, f.refreshLocked()
 }
 
-// learnMetrics takes what an engine says of itself, and hands a new view to
-// publish if it gives another size for its cache than before and none is
-// configured, which it reports.
-func (f *fleet) learnMetrics(id int, m engine.Metrics, at time.Time, publish func(*policy.View)) (resized bool, err error) {
+// learnMetrics takes what an engine says of itself. It reports whether that gives
+// another size for its cache than before and none is configured; there is a new
+// view then.
+func (f *fleet) learnMetrics(u *upstream, m engine.Metrics, at time.Time) (resized bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	before := f.kvTokensLocked(id)
+	before := u.kvTokens()
 	if m.KVTokens <= 0 || m.KVTokens > maxKVTokens {
-		m.KVTokens = f.reports[id].KVTokens // not told this time
+		m.KVTokens = u.link.report.KVTokens // not told this time
 	}
-	f.reports[id] = report{m, at}
-	if f.kvTokensLocked(id) == before {
+	u.link.report = report{m, at}
+	if u.kvTokens() == before {
 		return false, nil
 	}
-	v, err := f.viewLocked()
-	if err != nil {
-		return false, err
-	}
-	publish(v)
-	return true, nil
+	return true, f.refreshLocked()
 }
 
 // maxKVTokens is more than any engine holds; beyond it is nonsense on a
 // metrics page, and would overflow what is computed from it.
 const maxKVTokens = 1 << 40
 
-// report returns the engine's last word on its load, and the size of its cache
+// reportOf returns the engine's last word on its load, and the size of its cache
 // as far as is known.
-func (f *fleet) report(id int) (r report, kvTokens int) {
+func (f *fleet) reportOf(u *upstream) (r report, kvTokens int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.reports[id], f.kvTokensLocked(id)
+	return u.link.report, u.kvTokens()
 }
 
-// models returns what a backend serves as far as is known, where that comes
+// modelsOf returns what a backend serves as far as is known, where that comes
 // from ("configured", "engine", or "unknown": any), and why the last question
 // failed.
-func (f *fleet) models(id int) (names []string, source, failure string) {
+func (f *fleet) modelsOf(u *upstream) (names []string, source, failure string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	switch {
-	case len(f.backends[id].Models) > 0:
-		return f.backends[id].Models, "configured", ""
-	case f.found[id] != nil:
-		return f.found[id], "engine", f.failures[id]
+	case len(u.Models) > 0:
+		return u.Models, "configured", ""
+	case u.found != nil:
+		return u.found, "engine", u.failure
 	}
-	return nil, "unknown", f.failures[id]
+	return nil, "unknown", u.failure
+}
+
+// close drops idle connections to engines.
+func (f *fleet) close() {
+	for _, u := range f.roster().list {
+		u.client.CloseIdleConnections()
+	}
 }

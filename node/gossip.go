@@ -37,12 +37,16 @@ func (n *Node) gossipConfig() (gossip.Config, error) {
 	if err != nil {
 		return gossip.Config{}, err
 	}
+	self := member.Info{
+		Name: n.name, Data: n.Addr(), Admin: n.AdminAddr(), Version: c.Version, Cluster: c.Cluster,
+		KeyID: n.hasher.KeyID(), BlockBytes: uint32(n.hasher.BlockBytes()),
+	}
+	if s := n.store.Load(); s != nil {
+		self.Raft, self.RaftID, self.RaftExpect, self.RaftVoter = n.raftAddr, s.ID(), uint8(c.BootstrapExpect), c.mayVote()
+	}
 	return gossip.Config{
 		Member: member.Config{
-			Self: member.Info{
-				Name: n.name, Data: n.Addr(), Admin: n.AdminAddr(), Version: c.Version, Cluster: c.Cluster,
-				KeyID: n.hasher.KeyID(), BlockBytes: uint32(n.hasher.BlockBytes()),
-			},
+			Self: self,
 			Bind: c.gossipAddr(), Advertise: c.GossipAdvertise, Join: c.Join,
 			KeyringFile: c.GossipKeyFile, TLS: tlsConfig, Insecure: c.GossipInsecure,
 			Log: n.log.With().Str("component", "member").Logger(),

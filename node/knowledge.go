@@ -24,13 +24,13 @@ type knowledge struct {
 	announced *announcer     // the tree for the policy: what requests change in it is posted
 	router    *policy.Router // set once, before gossip starts
 	outbox    *prefixtree.Outbox
-	names     *backendNames
+	names     atomic.Pointer[backendNames]
 	evidence  *evidence
 
 	mu     sync.Mutex // guards the scratch below
 	loads  []policy.PeerLoad
 	claims []keyedClaim
-	told   []claim // by backend id: what others were told last
+	told   map[uint32]claim // by key: what others were told last
 
 	nodes     atomic.Int64 // alive, this one included
 	staleness atomic.Int64 // of what the others did, ns
@@ -40,18 +40,18 @@ type knowledge struct {
 
 var _ gossip.Knowledge = (*knowledge)(nil)
 
-func newKnowledge(tree *prefixtree.Tree, backends []Backend) *knowledge {
-	k := &knowledge{tree: tree, outbox: prefixtree.NewOutbox(outboxLimit), names: newBackendNames(backends)}
+func newKnowledge(tree *prefixtree.Tree) *knowledge {
+	k := &knowledge{tree: tree, outbox: prefixtree.NewOutbox(outboxLimit), told: make(map[uint32]claim)}
+	k.names.Store(newBackendNames(nil))
 	k.announced = newAnnouncer(tree, k.outbox)
-	k.told = make([]claim, len(backends))
-	k.evidence = newEvidence(len(backends), k.learn)
+	k.evidence = newEvidence(k.learn)
 	k.nodes.Store(1)
 	return k
 }
 
 // Drain implements gossip.Knowledge.
 func (k *knowledge) Drain(dst []byte, limit int) (payload []byte, records int) {
-	return k.outbox.Drain(dst, limit, k.names)
+	return k.outbox.Drain(dst, limit, k.names.Load())
 }
 
 // Apply implements gossip.Knowledge.
@@ -63,14 +63,14 @@ func (k *knowledge) Apply(_ string, payload []byte, shift time.Duration) (gossip
 // only this node knows better is posted in turn; the tree sees to it that this ends.
 func (k *knowledge) merge(payload []byte, shift time.Duration) (gossip.Applied, error) {
 	buffer := k.announced.buffer()
-	applied, news, err := k.tree.ApplyDeltaNews(payload, k.names, shift, now(), *buffer)
+	applied, news, err := k.tree.ApplyDeltaNews(payload, k.names.Load(), shift, now(), *buffer)
 	k.announced.post(buffer, news)
 	return gossip.Applied{Records: applied.Records, News: applied.News, Unknown: applied.Unknown}, err
 }
 
 // Snapshot implements gossip.Knowledge.
 func (k *knowledge) Snapshot(limit int, yield func(page []byte, records int) bool) {
-	k.tree.Snapshot(now(), k.names, limit, yield)
+	k.tree.Snapshot(now(), k.names.Load(), limit, yield)
 }
 
 // SnapshotSize implements gossip.Knowledge.
@@ -86,8 +86,9 @@ func (k *knowledge) Loads(dst []gossip.Load) []gossip.Load {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.loads = k.router.OwnLoads(k.loads[:0])
+	names := k.names.Load()
 	for _, l := range k.loads {
-		if key, ok := k.names.Key(l.Backend); ok {
+		if key, ok := names.Key(l.Backend); ok {
 			dst = append(dst, gossip.Load{Backend: key, PrefillTokens: clamp32(l.PrefillTokens), Active: clamp32(l.Active)})
 		}
 	}
@@ -99,8 +100,9 @@ func clamp32(v int64) uint32 { return uint32(min(max(v, 0), math.MaxUint32)) }
 // PeerLoad implements gossip.Knowledge.
 func (k *knowledge) PeerLoad(origin string, changed []gossip.Load, full bool) {
 	loads := make([]policy.PeerLoad, 0, len(changed))
+	names := k.names.Load()
 	for _, l := range changed {
-		b, ok := k.names.Backend(l.Backend)
+		b, ok := names.Backend(l.Backend)
 		if !ok {
 			k.unknown.Add(1)
 			continue
@@ -127,15 +129,19 @@ func (k *knowledge) State(dst []byte) []byte {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.claims = k.claims[:0]
-	for id, key := range k.names.keys {
+	names := k.names.Load()
+	for id, key := range names.keys {
+		if !names.has[id] {
+			continue
+		}
 		b := prefixtree.Backend(id)
 		var c claim
 		c.reach, c.reachWeight = k.tree.Reach(b)
 		c.rate, c.rateWeight = k.router.OwnRate(b)
-		if k.told[id].near(c) {
-			c = k.told[id]
+		if k.told[key].near(c) {
+			c = k.told[key]
 		}
-		k.told[id] = c
+		k.told[key] = c
 		if c.reachWeight > 0 || c.rateWeight > 0 {
 			k.claims = append(k.claims, keyedClaim{key, c})
 		}
@@ -151,20 +157,41 @@ func (k *knowledge) PeerState(origin string, state []byte) {
 		k.malformed.Add(1)
 		return
 	}
-	claims := make([]claim, len(k.names.keys))
+	names := k.names.Load()
+	claims := make(map[uint32]claim, len(told))
 	for _, c := range told {
-		b, ok := k.names.Backend(c.key)
-		if !ok {
-			k.unknown.Add(1)
-			continue
+		if _, ok := names.Backend(c.key); !ok {
+			k.unknown.Add(1) // kept all the same: it may be agreed on in a moment
 		}
-		claims[b] = c.claim.bounded()
+		claims[c.key] = c.claim.bounded()
 	}
 	k.evidence.set(origin, claims)
 }
 
+// setNames changes which backends there are. What others claim of those whose
+// place is new is learned again; what was told of those that went is forgotten.
+func (k *knowledge) setNames(names *backendNames) {
+	old := k.names.Swap(names)
+	k.mu.Lock()
+	for key := range k.told {
+		if _, ok := names.ids[key]; !ok {
+			delete(k.told, key)
+		}
+	}
+	k.mu.Unlock()
+	k.evidence.again(func(key uint32) bool {
+		is, ok := names.ids[key]
+		was, had := old.ids[key]
+		return ok && (!had || was != is)
+	})
+}
+
 // learn takes what the other nodes together found out about an engine.
-func (k *knowledge) learn(b prefixtree.Backend, mean claim) {
+func (k *knowledge) learn(key uint32, mean claim) {
+	b, ok := k.names.Load().Backend(key)
+	if !ok {
+		return
+	}
 	k.tree.SetPeerReach(b, mean.reach, mean.reachWeight)
 	k.router.SetPeerRate(b, mean.rate, mean.rateWeight)
 }

@@ -27,13 +27,14 @@ func newKnower(tb testing.TB, engines ...string) *knower {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	var backends []Backend
+	var ups []*upstream
 	var list []policy.Backend
 	for id, name := range engines {
-		backends = append(backends, Backend{Name: name})
+		ups = append(ups, &upstream{Backend: Backend{Name: name}, id: prefixtree.Backend(id)})
 		list = append(list, policy.Backend{ID: prefixtree.Backend(id), Name: name, Weight: 1})
 	}
-	k := newKnowledge(tree, backends)
+	k := newKnowledge(tree)
+	k.names.Store(newBackendNames(ups))
 	if k.router, err = policy.NewRouter(policy.Config{Seed: 1}, k.announced); err != nil {
 		tb.Fatal(err)
 	}
@@ -158,8 +159,8 @@ func TestSnapshotAnswered(t *testing.T) {
 	if records, news := tell(t, one, two); records != 1 || news != 1 {
 		t.Errorf("%d records, %d news", records, news)
 	}
-	count, xor := one.tree.FactDigest(one.at, 0, maxFactTime, one.names)
-	if n, x := two.tree.FactDigest(two.at, 0, maxFactTime, two.names); n != count || x != xor || n != 19 {
+	count, xor := one.tree.FactDigest(one.at, 0, maxFactTime, one.names.Load())
+	if n, x := two.tree.FactDigest(two.at, 0, maxFactTime, two.names.Load()); n != count || x != xor || n != 19 {
 		t.Errorf("the trees hold %d and %d facts, or disagree on their times", count, n)
 	}
 }

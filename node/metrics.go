@@ -1,8 +1,10 @@
 package node
 
 import (
+	"maps"
 	"net/http"
 	"runtime"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -13,6 +15,7 @@ import (
 	"grapevine/proxy"
 	"grapevine/proxy/policy"
 	"grapevine/proxy/prompt"
+	"grapevine/raftstore"
 )
 
 // metrics are one node's, in a registry of its own. Counters, histograms and
@@ -30,7 +33,6 @@ type metrics struct {
 
 	kinds     [prompt.Pooling + 1]kindSeries  // by prompt.Kind
 	decisions map[string][]prometheus.Counter // by strategy and rung; never written after newMetrics
-	backends  [][]prometheus.Counter          // by backend id and failure; never written after newMetrics
 	ttft      []prometheus.Observer           // by rung
 	retries   prometheus.Counter
 	resent    prometheus.Counter
@@ -38,9 +40,12 @@ type metrics struct {
 	overhead  prometheus.Observer
 	error     struct{ over, under prometheus.Observer } // of predictions
 
-	modelsMu sync.Mutex                              // serialises addModels
+	modelsMu sync.Mutex                              // serialises addModels and addBackends
 	models   atomic.Pointer[map[string]*modelTokens] // replaced, never written
 	other    *modelTokens
+
+	outcomes *prometheus.CounterVec                          // backend, outcome
+	backends atomic.Pointer[map[string][]prometheus.Counter] // by name and failure; replaced, never written
 }
 
 // kindSeries are the series of one kind of endpoint.
@@ -107,14 +112,7 @@ func newMetrics(n *Node) *metrics {
 			m.decisions[strategy] = append(m.decisions[strategy], decisions.WithLabelValues(strategy, rung))
 		}
 	}
-	outcomes := counters("backend_requests_total", "Requests by the backend that was tried last and how that ended.", "backend", "outcome")
-	for _, b := range n.cfg.Backends {
-		var series []prometheus.Counter
-		for f := policy.None; f <= policy.Client4xx; f++ {
-			series = append(series, outcomes.WithLabelValues(b.Name, f.String()))
-		}
-		m.backends = append(m.backends, series)
-	}
+	m.outcomes = counters("backend_requests_total", "Requests by the backend that was tried last and how that ended.", "backend", "outcome")
 
 	info := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "build_info", Help: "1, labelled with what runs."}, []string{"version", "goversion"})
 	info.WithLabelValues(n.cfg.Version, runtime.Version()).Set(1)
@@ -127,7 +125,39 @@ func newMetrics(n *Node) *metrics {
 	m.models.Store(&map[string]*modelTokens{})
 	m.other = m.newModel(otherModel)
 	m.addModels(n.router.View().Models())
+	m.backends.Store(&map[string][]prometheus.Counter{})
+	m.addBackends(n.fleet.roster())
 	return m
+}
+
+// maxBackendLabels bounds the label backend over the life of a node: backends
+// that come and go keep their series. Beyond it: other.
+const maxBackendLabels = 2 * raftstore.MaxBackends
+
+// addBackends gives the backends of a roster series of their own, while there is room.
+func (m *metrics) addBackends(r *roster) {
+	m.modelsMu.Lock()
+	defer m.modelsMu.Unlock()
+	old := *m.backends.Load()
+	if !slices.ContainsFunc(r.list, func(u *upstream) bool { return old[u.Name] == nil }) {
+		return
+	}
+	next := maps.Clone(old)
+	for _, u := range r.list {
+		switch {
+		case next[u.Name] != nil:
+		case len(next) < maxBackendLabels:
+			next[u.Name] = m.newBackend(u.Name)
+		}
+	}
+	m.backends.Store(&next)
+}
+
+func (m *metrics) newBackend(name string) (series []prometheus.Counter) {
+	for f := policy.None; f <= policy.Client4xx; f++ {
+		series = append(series, m.outcomes.WithLabelValues(name, f.String()))
+	}
+	return series
 }
 
 func (m *metrics) newModel(name string) *modelTokens {
@@ -183,7 +213,11 @@ func (m *metrics) observe(r *proxy.Record) {
 		return // no backend was to be had
 	}
 	m.decisions[d.Strategy][d.Rung].Inc()
-	m.backends[d.Backend][r.Failed].Inc()
+	if series := (*m.backends.Load())[r.Backend]; series != nil {
+		series[r.Failed].Inc()
+	} else {
+		m.outcomes.WithLabelValues("other", r.Failed.String()).Inc()
+	}
 	m.overhead.Observe(r.Overhead.Seconds())
 	if r.TTFT > 0 {
 		m.ttft[d.Rung].Observe(r.TTFT.Seconds())

@@ -27,6 +27,7 @@ import (
 	"grapevine/prefixtree"
 	"grapevine/proxy"
 	"grapevine/proxy/policy"
+	"grapevine/raftstore"
 )
 
 // Errors of the lifecycle.
@@ -43,17 +44,21 @@ type Node struct {
 	hasher  *prefixtree.Hasher
 	tree    *prefixtree.Tree
 	router  *policy.Router
-	targets []proxy.Target // by backend id
 	proxy   *proxy.Proxy
 	metrics *metrics
 	cert    atomic.Pointer[tls.Certificate] // of the data port; nil: it speaks no TLS
 
-	fleet     *fleet                       // what is known of the backends; makes the view
-	knowledge *knowledge                   // what is exchanged with other nodes; nil: alone
-	gossip    atomic.Pointer[gossip.Fleet] // nil: alone, or not started
-	nameWait  time.Duration                // see defaultNameWait
-	ready     readiness                    // /readyz
-	serving   atomic.Bool                  // everything runs, and nothing has been asked to stop
+	fleet      *fleet                          // what is known of the backends; makes the view
+	store      atomic.Pointer[raftstore.Store] // what the fleet agrees on; nil: not started
+	proposed   atomic.Bool                     // the configured backends were put to the fleet, or cannot be
+	adoptMu    sync.Mutex                      // serialises adopt
+	raftAddr   string                          // as other nodes reach it, "" alone; set before gossip starts
+	raftTimers raftstore.Timers                // tests only; zero: the defaults
+	knowledge  *knowledge                      // what is exchanged with other nodes; nil: alone
+	gossip     atomic.Pointer[gossip.Fleet]    // nil: alone, or not started
+	nameWait   time.Duration                   // see defaultNameWait
+	ready      readiness                       // /readyz
+	serving    atomic.Bool                     // everything runs, and nothing has been asked to stop
 
 	knowledgeTurns atomic.Uint64 // of gossip's loop; see Working
 
@@ -100,6 +105,11 @@ func New(cfg Config) (*Node, error) {
 		return nil, err
 	}
 	n.ready.announce = n.proxy.Ready
+	if n.cfg.AdminTokenFile != "" {
+		if _, err := ReadToken(n.cfg.AdminTokenFile); err != nil {
+			return nil, err
+		}
+	}
 	if n.knowledge != nil {
 		if err := n.checkGossip(); err != nil {
 			return nil, err
@@ -123,14 +133,14 @@ func (n *Node) buildRouting() error {
 		return fmt.Errorf("hasher: %w", err)
 	}
 	n.tree, err = prefixtree.New(prefixtree.Config{
-		Budget: int64(n.cfg.TreeBudget), Horizon: n.cfg.Horizon, MaxBackends: max(len(n.cfg.Backends), 1),
+		Budget: int64(n.cfg.TreeBudget), Horizon: n.cfg.Horizon, MaxBackends: max(raftstore.MaxBackends, n.cfg.provisionalBase()+len(n.cfg.Backends)),
 	})
 	if err != nil {
 		return fmt.Errorf("tree: %w", err)
 	}
 	index := policy.Index(n.tree)
 	if n.cfg.inFleet() {
-		n.knowledge = newKnowledge(n.tree, n.cfg.Backends)
+		n.knowledge = newKnowledge(n.tree)
 		index = n.knowledge.announced
 	}
 	n.router, err = policy.NewRouter(policy.Config{
@@ -143,21 +153,16 @@ func (n *Node) buildRouting() error {
 	if n.knowledge != nil {
 		n.knowledge.router = n.router
 	}
-	if n.targets, err = buildTargets(n.cfg.Backends); err != nil {
+	if n.fleet, err = newFleet(n.cfg.Backends, n.cfg.Rules, n.cfg.provisionalBase(), n.cfg.UpstreamIdle); err != nil {
 		return err
 	}
-	n.fleet = newFleet(n.cfg.Backends, n.cfg.Rules)
 	view, err := n.fleet.view()
 	if err != nil {
 		return err
 	}
-	n.router.SetView(view)
-	for id, b := range n.cfg.Backends {
-		if b.KVTokens > 0 {
-			n.setCapacity(id, b.KVTokens)
-		}
-	}
 	n.metrics = newMetrics(n)
+	n.fleet.publish = n.publish
+	n.publish(nil, n.fleet.roster(), view)
 	return nil
 }
 
@@ -245,10 +250,14 @@ func (n *Node) start(ctx context.Context) error {
 		return nil
 	})
 	n.addr.Store(ln.Addr().String())
+	if err := n.startStore(ctx); err != nil {
+		return err
+	}
 	n.startDiscovery()
 	if err := n.startGossip(ctx); err != nil {
 		return err
 	}
+	n.handOnFirst()
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
@@ -278,18 +287,17 @@ func (n *Node) start(ctx context.Context) error {
 // startDiscovery asks engines about themselves until the node stops.
 func (n *Node) startDiscovery() {
 	ctx, cancel := context.WithCancel(context.Background())
-	a := n.newAsker()
 	var loops sync.WaitGroup
 	if n.cfg.ModelsInterval > 0 {
-		loops.Go(func() { a.rounds(ctx, n.cfg.ModelsInterval, n.learnModels(a)) })
+		loops.Go(func() { n.fleet.rounds(ctx, n.cfg.ModelsInterval, n.learnModels()) })
 	}
 	if n.cfg.MetricsInterval > 0 {
-		loops.Go(func() { a.rounds(ctx, n.cfg.MetricsInterval, n.learnMetrics(a)) })
+		loops.Go(func() { n.fleet.rounds(ctx, n.cfg.MetricsInterval, n.learnMetrics()) })
 	}
 	n.cleanups.push("discovery", func(context.Context) error {
 		cancel()
 		loops.Wait()
-		a.close()
+		n.fleet.close()
 		return nil
 	})
 }

@@ -225,7 +225,7 @@ func (n *Node) serveGossip(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if r.URL.Query().Get("facts") == "1" {
-		count, xor := n.tree.FactDigest(now(), 0, maxFactTime, n.knowledge.names)
+		count, xor := n.tree.FactDigest(now(), 0, maxFactTime, n.knowledge.names.Load())
 		s.Facts = &FactsStatus{Count: count, XOR: fmt.Sprintf("%016x", xor)}
 	}
 	answer(w, s)

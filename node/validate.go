@@ -10,6 +10,7 @@ import (
 
 	"grapevine/proxy"
 	"grapevine/proxy/policy"
+	"grapevine/raftstore"
 )
 
 // minSecret is the shortest hash key taken from a configuration: 128 bits if
@@ -35,6 +36,7 @@ func (c *Config) Validate(file string, lines map[string]int) error {
 	c.checkServing(bad)
 	c.checkBackends(bad)
 	c.checkRouting(bad)
+	c.checkAgreement(bad)
 	c.checkFleet(bad)
 	c.checkAmounts(bad)
 	if _, err := parseLevel(c.LogLevel); err != nil {
@@ -66,7 +68,7 @@ func (c *Config) checkServing(bad complain) {
 }
 
 func (c *Config) checkBackends(bad complain) {
-	names := make(map[string]string, len(c.Backends))
+	names, urls := make(map[string]string, len(c.Backends)), make(map[string]string, len(c.Backends))
 	for i := range c.Backends {
 		b := &c.Backends[i]
 		if err := b.check(); err != nil {
@@ -77,6 +79,21 @@ func (c *Config) checkBackends(bad complain) {
 			bad("backends", "name them apart with name", "two backends are called %s (%s and %s)", b.Name, other, b.URL)
 		}
 		names[b.Name] = b.URL
+		url, err := raftstore.NormalURL(b.URL)
+		switch other, ok := urls[url]; {
+		case err != nil:
+			bad("backends", "", "url of %s: %v", b.Name, err)
+		case ok:
+			bad("backends", "list every engine once", "%s and %s are one engine, %s", other, b.Name, b.URL)
+		case len(b.Name) > raftstore.MaxNameBytes:
+			bad("backends", "name it with name", "name %s is longer than %d bytes", b.Name, raftstore.MaxNameBytes)
+		case len(b.Models) > raftstore.MaxModels:
+			bad("backends", "list none: the engine is asked then", "%s: %d models are more than %d", b.Name, len(b.Models), raftstore.MaxModels)
+		}
+		urls[url] = b.Name
+	}
+	if len(c.Backends) > raftstore.MaxBackends {
+		bad("backends", "split them over several fleets", "%d are more than %d", len(c.Backends), raftstore.MaxBackends)
 	}
 }
 

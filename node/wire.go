@@ -2,10 +2,7 @@ package node
 
 import (
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
-	"fmt"
-	"os"
 	"time"
 
 	"grapevine/prefixtree"
@@ -31,14 +28,21 @@ func (p *picker) Now() prefixtree.Time { return now() }
 // Pick chooses a backend and books the request there.
 func (p *picker) Pick(q *policy.Request, a *policy.Attempt) (proxy.Target, error) {
 	n := p.n
-	err := n.router.Pick(q, now(), a)
-	if errors.Is(err, policy.ErrUnknownModel) && n.fleet.open {
-		err = n.anyModel(q, func() error { return n.router.Pick(q, now(), a) })
+	for {
+		err := n.router.Pick(q, now(), a)
+		if errors.Is(err, policy.ErrUnknownModel) && n.fleet.roster().open {
+			err = n.anyModel(q, func() error { return n.router.Pick(q, now(), a) })
+		}
+		if err != nil {
+			return proxy.Target{}, err
+		}
+		d := a.Decision()
+		if t, ok := n.fleet.roster().target(d.Backend, d.Name); ok {
+			return t, nil
+		}
+		// Two rosters have come while this one decision was made. Nothing was sent.
+		a.End(policy.Outcome{Failed: policy.ClientGone}, now())
 	}
-	if err != nil {
-		return proxy.Target{}, err
-	}
-	return n.targets[a.Decision().Backend], nil
 }
 
 // anyModel decides again as if the request named no model. A model that no
@@ -58,7 +62,7 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config) proxy.Config {
 	return proxy.Config{
 		Picker:   &picker{n},
 		Hasher:   n.hasher,
-		Models:   func() []proxy.Target { return n.targets },
+		Models:   func() []proxy.Target { return n.fleet.roster().targets },
 		Observer: n.metrics.observe,
 		Log:      n.log.With().Str("component", "proxy").Logger(),
 		NodeName: n.name,
@@ -87,44 +91,4 @@ func orNone(d time.Duration) time.Duration {
 		return -1
 	}
 	return d
-}
-
-// buildTargets says where each backend is reached, by id.
-func buildTargets(backends []Backend) ([]proxy.Target, error) {
-	targets := make([]proxy.Target, len(backends))
-	for id := range backends {
-		b := &backends[id]
-		addr, host, base, secure := b.address()
-		t := proxy.Target{ID: prefixtree.Backend(id), Name: b.Name, Addr: addr, Host: host, BasePath: base}
-		if secure {
-			cfg, err := b.tlsConfig()
-			if err != nil {
-				return nil, fmt.Errorf("backend %s: %w", b.Name, err)
-			}
-			t.TLS = cfg
-		}
-		if b.APIKey != "" {
-			t.Header = [][2]string{{"Authorization", "Bearer " + b.APIKey}}
-		}
-		targets[id] = t
-	}
-	return targets, nil
-}
-
-// tlsConfig is how an https backend is verified.
-func (b *Backend) tlsConfig() (*tls.Config, error) {
-	_, host, _, _ := b.address()
-	cfg := &tls.Config{ServerName: hostname(host), MinVersion: tls.VersionTLS12}
-	if b.CAFile == "" {
-		return cfg, nil
-	}
-	pem, err := os.ReadFile(b.CAFile)
-	if err != nil {
-		return nil, fmt.Errorf("ca_file: %w", err)
-	}
-	cfg.RootCAs = x509.NewCertPool()
-	if !cfg.RootCAs.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("ca_file %s holds no certificate", b.CAFile)
-	}
-	return cfg, nil
 }

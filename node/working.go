@@ -144,13 +144,13 @@ func (n *Node) Summary() string {
 	if g := n.gossip.Load(); g != nil {
 		parts = append(parts, count(1+alive(g.Members()), "node"))
 	}
-	backends, avoided, at := len(n.cfg.Backends), 0, now()
-	for id := range n.targets {
-		if _, avoid := n.router.Avoided(n.targets[id].ID, at); avoid {
+	list, avoided, at := n.fleet.roster().list, 0, now()
+	for _, u := range list {
+		if _, avoid := n.router.Avoided(u.id, at); avoid {
 			avoided++
 		}
 	}
-	engines := count(backends, "engine")
+	engines := count(len(list), "engine")
 	if avoided > 0 {
 		engines += fmt.Sprintf(" (%d avoided)", avoided)
 	}

@@ -200,8 +200,8 @@ func checkNames(names []string) error {
 	return nil
 }
 
-// checkName holds a name to what needs no quoting in a shell, a URL path, a
-// metric label or a table.
+// checkName holds a name to one word that can stand in a header, a metric label,
+// a table and a list of names: visible ASCII without commas.
 func checkName(s string) error {
 	switch {
 	case s == "":
@@ -211,10 +211,9 @@ func checkName(s string) error {
 	}
 	for i := range len(s) {
 		c := s[i]
-		if c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.IndexByte("._-:[]", c) >= 0 {
-			continue
+		if c <= ' ' || c > '~' || c == ',' {
+			return fmt.Errorf("%q: byte %d is %q; visible ASCII without commas is allowed", s, i, c)
 		}
-		return fmt.Errorf("%q: byte %d is %q; letters, digits and . _ - : [ ] are allowed", s, i, c)
 	}
 	return nil
 }

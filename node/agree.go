@@ -1,0 +1,414 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+
+	"grapevine/gossip/member"
+	"grapevine/prefixtree"
+	"grapevine/proxy/policy"
+	"grapevine/raftstore"
+)
+
+// mayVote says whether the node's vote counts: one that keeps nothing would
+// forget what it voted for.
+func (c *Config) mayVote() bool { return !c.inFleet() || c.DataDir != "" }
+
+// joins says whether other nodes are expected to have founded the fleet, or to
+// found it: this one never does so alone then.
+func (c *Config) joins() bool { return c.inFleet() && (len(c.Join) > 0 || c.DataDir == "") }
+
+// raftListen is the address of the raft port, in a fleet: the port after gossip's
+// if the configuration does not say.
+func (c *Config) raftListen() string {
+	if c.Raft != "" {
+		return c.Raft
+	}
+	host, port, err := net.SplitHostPort(c.gossipAddr())
+	n, errPort := strconv.Atoi(port)
+	if err != nil || errPort != nil {
+		return ":7947" // the configuration is refused anyway
+	}
+	if n > 0 {
+		n++
+	}
+	return net.JoinHostPort(host, strconv.Itoa(n))
+}
+
+// checkAgreement says what is wrong with what a node keeps.
+func (c *Config) checkAgreement(bad complain) {
+	if !c.inFleet() && c.DataDir != "" && c.Secret == "" && c.SecretFile == "" {
+		bad("secret_file", "make one with openssl rand -hex 32 and give it as --secret-file",
+			"is missing: what data_dir keeps belongs to one secret, and a random one would not be there after a restart")
+	}
+	if c.Voters != 3 && c.Voters != 5 {
+		bad("voters", "3 is the default", "%d is not 3 or 5", c.Voters)
+	}
+}
+
+// checkRaft says what is wrong with the settings of a fleet that agrees.
+func (c *Config) checkRaft(bad complain) {
+	if _, err := splitAddress(c.raftListen(), true); err != nil {
+		bad("raft", "write :7947 or HOST:PORT", "%q: %v", c.raftListen(), err)
+	}
+	if c.RaftAdvertise != "" {
+		switch host, err := splitAddress(c.RaftAdvertise, false); {
+		case err != nil:
+			bad("raft_advertise", "write HOST:PORT as the other nodes reach it", "%q: %v", c.RaftAdvertise, err)
+		case net.ParseIP(host).IsUnspecified():
+			bad("raft_advertise", "write HOST:PORT as the other nodes reach it", "%q is nobody's address", c.RaftAdvertise)
+		}
+	}
+	switch e := c.BootstrapExpect; {
+	case e != 0 && e != 1 && e != 3 && e != 5:
+		bad("bootstrap_expect", "write 3 or 5, on as many nodes", "%d nodes cannot found a fleet", e)
+	case e > 1 && c.DataDir == "":
+		bad("data_dir", "name a directory that survives a restart", "is missing: bootstrap_expect makes this node vote, and it must not forget its votes")
+	}
+}
+
+// startStore opens what the fleet has agreed on, as far as this node has kept it,
+// takes part from then on, and routes by it. It waits for nobody: until something
+// is known, the node routes by its own list.
+func (n *Node) startStore(ctx context.Context) error {
+	c := &n.cfg
+	cfg := raftstore.Config{
+		Dir: c.DataDir, Expect: c.BootstrapExpect, Join: c.joins(), Voters: c.Voters, Server: c.mayVote(), Peers: n.raftPeers,
+		Constants: raftstore.Constants{KeyID: n.hasher.KeyID(), BlockBytes: uint32(n.hasher.BlockBytes()), Cluster: c.Cluster},
+		Timers:    n.raftTimers, Log: n.log.With().Str("component", "raft").Logger(),
+	}
+	if !c.inFleet() && c.Secret == "" && c.SecretFile == "" {
+		cfg.Constants = raftstore.Constants{} // a random secret concerns nobody
+	}
+	if c.inFleet() {
+		if err := n.openRaftPort(ctx, &cfg); err != nil {
+			return err
+		}
+	}
+	s, err := raftstore.Open(cfg)
+	if err != nil {
+		return err
+	}
+	n.cleanups.push("raft", s.Stop)
+	n.store.Store(s)
+	if s.State().Version > 0 {
+		n.adopt(s.State()) // before anything is served
+	}
+	if err := s.Start(ctx); err != nil {
+		return err
+	}
+	following, cancel := context.WithCancel(context.Background())
+	var loops sync.WaitGroup
+	loops.Go(func() { n.follow(following, s) })
+	loops.Go(func() { n.proposeOwn(following, s) })
+	n.cleanups.push("agreement", func(context.Context) error {
+		cancel()
+		loops.Wait()
+		return nil
+	})
+	return nil
+}
+
+// handOnFirst sees to it that a node that stops hands leadership on while it is
+// still a member and can be reached.
+func (n *Node) handOnFirst() { n.cleanups.push("leadership", n.store.Load().Stop) }
+
+// openRaftPort fills in how other nodes reach this one.
+func (n *Node) openRaftPort(ctx context.Context, cfg *raftstore.Config) error {
+	var lc net.ListenConfig
+	ln, err := lc.Listen(ctx, "tcp", n.cfg.raftListen())
+	if err != nil {
+		return fmt.Errorf("raft: %w", err)
+	}
+	cfg.Listener = ln
+	if n.raftAddr, err = n.raftAdvertise(ctx, ln.Addr()); err != nil {
+		_ = ln.Close()
+		return err
+	}
+	cfg.Advertise = n.raftAddr
+	cfg.TLS = member.StreamTLS(func() *member.List {
+		if g := n.gossip.Load(); g != nil {
+			return g.Members()
+		}
+		return nil
+	}, raftstore.ALPN)
+	return nil
+}
+
+// raftAdvertise is where others reach a raft port: as configured, else as bound
+// and, bound to every interface, the host at which they reach gossip.
+func (n *Node) raftAdvertise(ctx context.Context, bound net.Addr) (string, error) {
+	c := &n.cfg
+	if c.RaftAdvertise != "" {
+		return c.RaftAdvertise, nil
+	}
+	host, port, err := net.SplitHostPort(bound.String())
+	if err != nil {
+		return "", fmt.Errorf("raft: %w", err)
+	}
+	if !net.ParseIP(host).IsUnspecified() {
+		return bound.String(), nil
+	}
+	for _, addr := range []string{c.GossipAdvertise, c.gossipAddr()} {
+		if host, _, err := net.SplitHostPort(addr); err == nil && host != "" && !net.ParseIP(host).IsUnspecified() {
+			return net.JoinHostPort(host, port), nil
+		}
+	}
+	gossip, err := n.gossipConfig()
+	if err != nil {
+		return "", err
+	}
+	members, err := member.New(gossip.Member)
+	if err != nil {
+		return "", err
+	}
+	own, err := members.OwnAddress(ctx)
+	if err != nil {
+		return "", fmt.Errorf("raft_advertise: %w", err)
+	}
+	return net.JoinHostPort(own.String(), port), nil
+}
+
+// raftPeers are the other nodes that take part, as gossip knows them.
+func (n *Node) raftPeers() (peers []raftstore.Peer) {
+	g := n.gossip.Load()
+	if g == nil {
+		return nil
+	}
+	for _, m := range g.Members().Members() {
+		if m.Raft == "" {
+			continue // of a release without raft
+		}
+		peers = append(peers, raftstore.Peer{
+			ID: m.RaftID, Name: m.Name, Addr: reachable(m.Raft, m.Addr), Expect: int(m.RaftExpect), Server: m.RaftVoter,
+			Alive: m.State == member.StateAlive, Left: m.State == member.StateLeft, Since: m.Since,
+		})
+	}
+	return peers
+}
+
+// follow routes by every new state until ctx ends.
+func (n *Node) follow(ctx context.Context, s *raftstore.Store) {
+	for {
+		changed := s.Changed()
+		n.adopt(s.State())
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// adopt routes by a state. One without backends does not count before the
+// node's own list has been put to the fleet: it is then not what somebody wants,
+// but what nobody has said yet.
+func (n *Node) adopt(s *raftstore.State) {
+	n.adoptMu.Lock()
+	defer n.adoptMu.Unlock()
+	if s.Version == 0 || len(s.Backends) == 0 && len(n.cfg.Backends) > 0 && !n.proposed.Load() {
+		return
+	}
+	log := n.log.With().Str("component", "agreement").Logger()
+	first := n.fleet.roster().version == 0
+	if err := n.fleet.adopt(s); err != nil {
+		log.Error().Err(err).Uint64("version", s.Version).Msg("the agreed state cannot be taken as it is")
+	}
+	if first {
+		n.warnOfDifferences(s)
+		log.Info().Uint64("version", s.Version).Int("backends", len(s.Backends)).Msg("routing by what the fleet has agreed on")
+	}
+	for _, pair := range n.fleet.roster().names.clash {
+		log.Error().Strs("backends", pair[:]).Msg("two backends have the same key in gossip: give one of them another name")
+	}
+}
+
+// warnOfDifferences tells which configured backends the fleet knows otherwise.
+func (n *Node) warnOfDifferences(s *raftstore.State) {
+	for i := range n.cfg.Backends {
+		own := &n.cfg.Backends[i]
+		b, ok := s.Backend(own.Name)
+		if !ok || sameURL(b.URL, own.URL) && b.Weight == own.Weight {
+			continue
+		}
+		n.log.Warn().Str("component", "agreement").Str("backend", own.Name).Str("agreed_url", b.URL).Float64("agreed_weight", b.Weight).
+			Msg("the configuration has another url or weight than the fleet has agreed on: the latter counts; change it with backends update")
+	}
+}
+
+// proposeRetry is how long a proposal waits for a leader or a newer state.
+const proposeRetry = time.Second
+
+// proposeOwn puts the configured backends that the fleet does not know to it, once:
+// what is taken out of the fleet later was taken out on purpose.
+func (n *Node) proposeOwn(ctx context.Context, s *raftstore.Store) {
+	log := n.log.With().Str("component", "agreement").Logger()
+	for {
+		changed := s.Changed()
+		missing := missingBackends(s.State(), n.cfg.Backends)
+		if len(missing) == 0 {
+			break
+		}
+		_, err := s.Apply(ctx, raftstore.AddBackends{Backends: missing})
+		switch {
+		case err == nil:
+			continue
+		case errors.Is(err, raftstore.ErrInvalid), errors.Is(err, raftstore.ErrTooMany):
+			log.Error().Err(err).Msg("the fleet does not take the configured backends")
+			missing = nil
+		}
+		if missing == nil {
+			break
+		}
+		retry := time.NewTimer(proposeRetry)
+		select {
+		case <-changed:
+		case <-retry.C:
+		case <-ctx.Done():
+			retry.Stop()
+			return
+		}
+		retry.Stop()
+	}
+	for i := range n.cfg.Backends {
+		own := &n.cfg.Backends[i]
+		if _, ok := s.State().Backend(own.Name); !ok {
+			log.Warn().Str("backend", own.Name).Str("url", own.URL).Msg("a configured backend is in the fleet under another name, or not at all")
+		}
+	}
+	n.proposed.Store(true)
+	n.adopt(s.State())
+}
+
+// missingBackends are those that a state has neither by name nor by URL.
+func missingBackends(s *raftstore.State, own []Backend) (specs []raftstore.BackendSpec) {
+	urls := make(map[string]bool, len(s.Backends))
+	for i := range s.Backends {
+		urls[s.Backends[i].URL] = true
+	}
+	for i := range own {
+		b := &own[i]
+		url, err := raftstore.NormalURL(b.URL)
+		if _, ok := s.Backend(b.Name); ok || err != nil || urls[url] {
+			continue
+		}
+		specs = append(specs, raftstore.BackendSpec{
+			Name: b.Name, URL: b.URL, Models: b.Models, Weight: b.Weight, KVTokens: int64(b.KVTokens), Source: raftstore.Static,
+		})
+	}
+	return specs
+}
+
+// publish makes a roster, and the view of it unless that is nil, what the node
+// goes by. fleet.mu is held. old is nil for the first one, now itself if only
+// the view is new.
+func (n *Node) publish(old, r *roster, v *policy.View) {
+	at := now()
+	if r != old {
+		for _, u := range r.list {
+			n.tree.SetGeneration(u.id, u.generation-firstGeneration, at)
+			if w := old.provisional(u.id); w != nil && w.Name != u.Name && r.version > 0 {
+				n.tree.Forget(u.id, at) // what this id meant here was another backend
+			}
+		}
+	}
+	if v != nil {
+		n.router.SetView(v)
+		n.metrics.addModels(v.Models())
+	}
+	if r == old {
+		return
+	}
+	n.metrics.addBackends(r)
+	for _, u := range r.list {
+		if tokens := u.kvTokens(); tokens > 0 && !old.knew(u) {
+			n.setCapacity(u.id, tokens)
+		}
+	}
+	if n.knowledge != nil {
+		n.knowledge.setNames(r.names)
+	}
+	if old != nil && old.version == 0 && r.version > 0 {
+		n.moveFacts(old, r)
+	}
+}
+
+// provisional is the upstream that a node's own list has under an id, nil if the
+// roster is an agreed one.
+func (r *roster) provisional(id prefixtree.Backend) *upstream {
+	if r == nil || r.version > 0 {
+		return nil
+	}
+	return r.at(id)
+}
+
+// knew says whether a roster, which may be nil, had a backend as it is now.
+func (r *roster) knew(u *upstream) bool {
+	if r == nil {
+		return false
+	}
+	w := r.at(u.id)
+	return w != nil && w.Name == u.Name && w.generation == u.generation && w.KVTokens == u.KVTokens
+}
+
+// moveFacts gives what is known of caches to the ids that the fleet has agreed
+// on: a node that has just come knows it under the ids of its own list.
+func (n *Node) moveFacts(old, r *roster) {
+	moved := make([]*upstream, 0, len(old.list))
+	for _, u := range old.list {
+		if id, ok := r.names.Backend(prefixtree.BackendKey(u.Name)); ok && id != u.id {
+			moved = append(moved, u)
+		}
+	}
+	if len(moved) == 0 {
+		return
+	}
+	at := now()
+	n.tree.Snapshot(at, newBackendNames(moved), factPage, func(page []byte, _ int) bool {
+		if _, err := n.tree.ApplyDelta(page, r.names, 0, at); err != nil {
+			n.log.Error().Str("component", "agreement").Err(err).Msg("facts could not be moved")
+			return false
+		}
+		return true
+	})
+}
+
+// factPage bounds the facts that are moved at a time, in bytes.
+const factPage = 64 << 10
+
+// agreement returns the store, or why there is none.
+func (n *Node) agreement() (*raftstore.Store, error) {
+	if s := n.store.Load(); s != nil {
+		return s, nil
+	}
+	return nil, errNotStarted
+}
+
+var errNotStarted = errors.New("the node is starting")
+
+// RaftStatus is the answer of GET /raft.
+type RaftStatus struct {
+	Node string `json:"node"`
+	raftstore.Status
+}
+
+// Raft says how this node sees the group that agrees.
+func (n *Node) Raft() (*RaftStatus, error) {
+	s, err := n.agreement()
+	if err != nil {
+		return nil, err
+	}
+	st := &RaftStatus{Node: n.name, Status: s.Status()}
+	for i := range st.Servers {
+		if v := &st.Servers[i]; v.ID == st.ID {
+			v.Name = cmp.Or(v.Name, n.name)
+		}
+	}
+	return st, nil
+}

@@ -1,0 +1,92 @@
+package node
+
+import (
+	"crypto/sha256"
+	"crypto/subtle"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+)
+
+// minToken is the shortest token of the admin API that is taken: anything shorter
+// could be searched for.
+const minToken = 16
+
+// maxTokenFile bounds what is read as a token.
+const maxTokenFile = 4096
+
+// ReadToken reads a token of the admin API from a file.
+func ReadToken(file string) (string, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return "", fmt.Errorf("admin_token_file: %w", err)
+	}
+	defer func() { _ = f.Close() }()
+	text, err := io.ReadAll(io.LimitReader(f, maxTokenFile+1))
+	if err != nil {
+		return "", fmt.Errorf("admin_token_file: %w", err)
+	}
+	token := strings.TrimSpace(string(text))
+	if len(token) < minToken || len(text) > maxTokenFile || !headerWord(token) {
+		return "", fmt.Errorf("admin_token_file %s: want one word of %d to %d bytes (make one with openssl rand -hex 32)", file, minToken, maxTokenFile)
+	}
+	return token, nil
+}
+
+// openPaths are answered to everybody: balancers and collectors ask them, and have no token.
+var openPaths = map[string]bool{"/healthz": true, "/readyz": true, "/metrics": true}
+
+// guard lets through to the admin API who may use it. With a token that is who
+// has it; else everybody may look, and who sits on this machine may change
+// things. What may be done from a browser's page on this machine is not: changes
+// must say that they are JSON, and address the node by an address or localhost, not
+// by a name that somebody else's DNS may lead here.
+func (n *Node) guard(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if openPaths[r.URL.Path] {
+			next.ServeHTTP(w, r)
+			return
+		}
+		if refused := n.refusal(r); refused != nil {
+			if refused.status == http.StatusUnauthorized {
+				w.Header().Set("WWW-Authenticate", `Bearer realm="grapevine"`)
+			}
+			refused.write(w)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// refusal is why a request may not use the admin API, nil if it may.
+func (n *Node) refusal(r *http.Request) *Refusal {
+	if n.cfg.AdminTokenFile != "" {
+		token, err := ReadToken(n.cfg.AdminTokenFile)
+		if err != nil {
+			return &Refusal{status: http.StatusInternalServerError, Reason: err.Error(), Remedy: "put the file in order: nobody is let in without it"}
+		}
+		given, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+		want, got := sha256.Sum256([]byte(token)), sha256.Sum256([]byte(strings.TrimSpace(given)))
+		if !ok || subtle.ConstantTimeCompare(want[:], got[:]) != 1 {
+			return &Refusal{status: http.StatusUnauthorized, Reason: "the token is missing or wrong", Place: "Authorization",
+				Remedy: "send Authorization: Bearer TOKEN (grapevine --admin-token-file FILE)"}
+		}
+		return nil
+	}
+	if r.Method == http.MethodGet || r.Method == http.MethodHead || r.URL.Path == "/explain" {
+		return nil
+	}
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil || !net.ParseIP(host).IsLoopback() {
+		return &Refusal{status: http.StatusForbidden, Reason: "without a token changes are taken from the node's own machine only",
+			Remedy: "give the node an --admin-token-file, or run the command there"}
+	}
+	if name := hostname(r.Host); name != "localhost" && net.ParseIP(name) == nil {
+		return &Refusal{status: http.StatusForbidden, Reason: fmt.Sprintf("the node is addressed as %q", name), Place: "Host",
+			Remedy: "address it by IP or as localhost, or give it an --admin-token-file"}
+	}
+	return nil
+}

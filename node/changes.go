@@ -1,0 +1,323 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"grapevine/prefixtree"
+	"grapevine/raftstore"
+)
+
+// Changed is the answer to every change.
+type Changed struct {
+	// Version is that of the state in which the change is.
+	Version uint64 `json:"version"`
+	// Changed is false if everything was so already.
+	Changed bool `json:"changed"`
+}
+
+// change applies a command and waits until this node goes by it, so that who
+// asks the same node next sees it.
+func (n *Node) change(ctx context.Context, c raftstore.Command) (*Changed, error) {
+	s, err := n.agreement()
+	if err != nil {
+		return nil, err
+	}
+	result, err := s.Apply(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	n.awaitVersion(ctx, s, result.Index)
+	return &Changed{Version: result.Index, Changed: result.Changed}, nil
+}
+
+// ownWait bounds how long the answer to a change is held until the node that was
+// asked has it itself; it is a follower then, and far behind.
+const ownWait = time.Second
+
+func (n *Node) awaitVersion(ctx context.Context, s *raftstore.Store, version uint64) {
+	ctx, cancel := context.WithTimeout(ctx, ownWait)
+	defer cancel()
+	for {
+		changed := s.Changed()
+		if s.State().Version >= version {
+			n.adopt(s.State())
+			return
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// NewBackend is a backend as an operator adds it.
+type NewBackend struct {
+	Name     string   `json:"name,omitempty"` // host:port of the URL if empty
+	URL      string   `json:"url"`
+	Models   []string `json:"models,omitempty"` // none: the engine is asked
+	Role     string   `json:"role,omitempty"`
+	Zone     string   `json:"zone,omitempty"`
+	Weight   float64  `json:"weight,omitempty"`    // 0: 1
+	KVTokens int64    `json:"kv_tokens,omitempty"` // 0: the engine is asked
+}
+
+// spec checks the backend and says it in the store's words.
+func (b *NewBackend) spec(place string) (raftstore.BackendSpec, *Refusal) {
+	own := Backend{URL: b.URL, Name: b.Name, Models: b.Models, Weight: b.Weight}
+	if err := own.check(); err != nil {
+		return raftstore.BackendSpec{}, invalid(place, "", "%v", err)
+	}
+	if _, err := raftstore.NormalURL(own.URL); err != nil {
+		return raftstore.BackendSpec{}, invalid(place+".url", "write http://host:port", "%v", err)
+	}
+	return raftstore.BackendSpec{
+		Name: own.Name, URL: own.URL, Models: b.Models, Role: b.Role, Zone: b.Zone, Weight: own.Weight, KVTokens: b.KVTokens, Source: raftstore.Admin,
+	}, nil
+}
+
+// addBackends answers POST /backends: all are added, or none.
+func (n *Node) addBackends(w http.ResponseWriter, r *http.Request) {
+	var body struct {
+		Backends []json.RawMessage `json:"backends"`
+	}
+	if refused := readBody(w, r, &body); refused != nil {
+		refused.write(w)
+		return
+	}
+	force, refused := isSet(r, "force")
+	if refused != nil {
+		refused.write(w)
+		return
+	}
+	specs := make([]raftstore.BackendSpec, len(body.Backends))
+	for i, text := range body.Backends {
+		place := fmt.Sprintf("backends[%d]", i)
+		var b NewBackend
+		refused := strictJSON(text, place, &b)
+		if refused == nil {
+			specs[i], refused = b.spec(place)
+		}
+		if refused != nil {
+			refused.write(w)
+			return
+		}
+	}
+	if len(specs) == 0 {
+		invalid("backends", `send {"backends":[{"url":"http://host:port"}]}`, "names none").write(w)
+		return
+	}
+	if refused := n.checkNew(r.Context(), specs, force); refused != nil {
+		refused.write(w)
+		return
+	}
+	n.answerChange(w, r, raftstore.AddBackends{Backends: specs})
+}
+
+func (n *Node) answerChange(w http.ResponseWriter, r *http.Request, c raftstore.Command) {
+	done, err := n.change(r.Context(), c)
+	if err != nil {
+		refusalOf(err).write(w)
+		return
+	}
+	answer(w, done)
+}
+
+// checkNew finds what the store cannot know of new backends: names that gossip
+// cannot tell apart, and engines that nobody answers for.
+func (n *Node) checkNew(ctx context.Context, specs []raftstore.BackendSpec, force bool) *Refusal {
+	keys := make(map[uint32]string)
+	for _, u := range n.fleet.roster().list {
+		keys[prefixtree.BackendKey(u.Name)] = u.Name
+	}
+	for i, b := range specs {
+		key := prefixtree.BackendKey(b.Name)
+		if other, taken := keys[key]; taken && other != b.Name {
+			return &Refusal{status: http.StatusConflict, Place: fmt.Sprintf("backends[%d].name", i), Remedy: "take another name",
+				Reason: fmt.Sprintf("%s and %s have the same key %08x in gossip", b.Name, other, key)}
+		}
+		keys[key] = b.Name
+	}
+	if force {
+		return nil
+	}
+	urls := make([]string, len(specs))
+	for i := range specs {
+		urls[i] = specs[i].URL
+	}
+	for i, err := range n.reach(ctx, specs) {
+		if err != nil {
+			return &Refusal{status: http.StatusUnprocessableEntity, Place: fmt.Sprintf("backends[%d].url", i), Remedy: "start it first, or add it all the same with force (--force)",
+				Reason: fmt.Sprintf("no engine answers at %s: %v", urls[i], err)}
+		}
+	}
+	return nil
+}
+
+// reachTimeout bounds the look at all new engines together, below the patience of
+// whoever asks.
+const reachTimeout = 4 * time.Second
+
+// reachers bounds how many are looked at at once.
+const reachers = 64
+
+// reach asks every one of the backends something, as this node would, and says
+// what keeps it from answering. What it answers is no matter, unless it is that
+// something in front of it has no engine.
+func (n *Node) reach(ctx context.Context, specs []raftstore.BackendSpec) []error {
+	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
+	defer cancel()
+	errs := make([]error, len(specs))
+	slots := make(chan struct{}, reachers)
+	var asked sync.WaitGroup
+	for i := range specs {
+		asked.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			errs[i] = n.reachOne(ctx, &specs[i])
+		})
+	}
+	asked.Wait()
+	return errs
+}
+
+func (n *Node) reachOne(ctx context.Context, spec *raftstore.BackendSpec) error {
+	own := n.fleet.locals[spec.Name]
+	b := Backend{URL: spec.URL, Name: spec.Name}
+	_, host, _, secure := b.address()
+	l := n.fleet.newLink(b.URL, own, host, secure)
+	defer l.client.CloseIdleConnections()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, b.URL+"/v1/models", nil)
+	if err != nil {
+		return err
+	}
+	if own.apiKey != "" {
+		req.Header.Set("Authorization", "Bearer "+own.apiKey)
+	}
+	resp, err := l.client.Do(req)
+	if err != nil {
+		return err
+	}
+	_ = resp.Body.Close()
+	if resp.StatusCode >= http.StatusInternalServerError {
+		return fmt.Errorf("it says %s", resp.Status)
+	}
+	return nil
+}
+
+// stateChange is the body of PATCH /backends.
+type stateChange struct {
+	Names  []string `json:"names"`
+	Action string   `json:"action"`
+	Reason string   `json:"reason,omitempty"`
+}
+
+var actions = map[string]raftstore.Action{
+	"drain": raftstore.Drain, "resume": raftstore.Resume, "down": raftstore.MarkDown, "up": raftstore.MarkUp,
+}
+
+// setBackendState answers PATCH /backends: one action on all of the named, or on none.
+func (n *Node) setBackendState(w http.ResponseWriter, r *http.Request) {
+	var body stateChange
+	if refused := readBody(w, r, &body); refused != nil {
+		refused.write(w)
+		return
+	}
+	action, ok := actions[body.Action]
+	if !ok {
+		invalid("action", "write drain, resume, down or up", "%q is none", body.Action).write(w)
+		return
+	}
+	n.answerChange(w, r, raftstore.SetBackendState{Names: body.Names, Action: action, Reason: body.Reason})
+}
+
+// backendUpdate is the body of PATCH /backends/NAME: what is left out stays.
+type backendUpdate struct {
+	IfVersion *uint64   `json:"if_version,omitempty"`
+	URL       *string   `json:"url,omitempty"`
+	Models    *[]string `json:"models,omitempty"`
+	Role      *string   `json:"role,omitempty"`
+	Zone      *string   `json:"zone,omitempty"`
+	Weight    *float64  `json:"weight,omitempty"`
+	KVTokens  *int64    `json:"kv_tokens,omitempty"`
+}
+
+// updateBackend answers PATCH /backends/NAME.
+func (n *Node) updateBackend(w http.ResponseWriter, r *http.Request) {
+	var body backendUpdate
+	if refused := readBody(w, r, &body); refused != nil {
+		refused.write(w)
+		return
+	}
+	force, refused := isSet(r, "force")
+	if refused != nil {
+		refused.write(w)
+		return
+	}
+	name := r.PathValue("name")
+	if body.URL != nil {
+		b := NewBackend{Name: name, URL: *body.URL}
+		spec, refused := b.spec("url")
+		if refused == nil && !force {
+			if err := n.reachWithin(r.Context(), &spec); err != nil {
+				refused = &Refusal{status: http.StatusUnprocessableEntity, Place: "url", Remedy: "start it first, or change it all the same with force",
+					Reason: fmt.Sprintf("no engine answers at %s: %v", spec.URL, err)}
+			}
+		}
+		if refused != nil {
+			refused.write(w)
+			return
+		}
+		body.URL = &spec.URL
+	}
+	n.answerChange(w, r, raftstore.UpdateBackend{
+		Name: name, IfVersion: body.IfVersion, URL: body.URL, Models: body.Models, Role: body.Role, Zone: body.Zone,
+		Weight: body.Weight, KVTokens: body.KVTokens,
+	})
+}
+
+func (n *Node) reachWithin(ctx context.Context, spec *raftstore.BackendSpec) error {
+	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
+	defer cancel()
+	return n.reachOne(ctx, spec)
+}
+
+// removeBackends answers DELETE /backends?name=A&name=B: all are removed, or none.
+func (n *Node) removeBackends(w http.ResponseWriter, r *http.Request) {
+	names := r.URL.Query()["name"]
+	if len(names) == 0 || slices.Contains(names, "") {
+		invalid("name", "write ?name=A&name=B", "names no backend").write(w)
+		return
+	}
+	n.answerChange(w, r, raftstore.RemoveBackends{Names: names})
+}
+
+// listBackends answers GET /backends. With consistent, the answer holds every
+// change that was confirmed anywhere before it was asked for.
+func (n *Node) listBackends(w http.ResponseWriter, r *http.Request) {
+	consistent, refused := isSet(r, "consistent")
+	if refused != nil {
+		refused.write(w)
+		return
+	}
+	if consistent {
+		s, err := n.agreement()
+		if err == nil {
+			var state *raftstore.State
+			if state, err = s.Read(r.Context()); err == nil {
+				n.adopt(state)
+			}
+		}
+		if err != nil {
+			refusalOf(err).write(w)
+			return
+		}
+	}
+	answer(w, n.BackendList())
+}

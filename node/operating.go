@@ -1,0 +1,217 @@
+package node
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	"grapevine/raftstore"
+)
+
+// RuleSet is the answer of GET /rules.
+type RuleSet struct {
+	// Source is "fleet" for rules that were applied to the whole fleet, or
+	// "configuration" for this node's own, which hold until there are any.
+	Source  string `json:"source"`
+	Version uint64 `json:"version"` // of the fleet's rules; 0: none were ever applied
+	Text    string `json:"text"`    // as applied; empty for a node's own
+	Rules   []Rule `json:"rules"`   // in order: the first that matches wins
+}
+
+// RuleChange is the answer of PUT /rules.
+type RuleChange struct {
+	Changed
+	DryRun bool `json:"dry_run"`
+	// Difference is how the text changes, line by line: "-" goes, "+" comes.
+	Difference string `json:"difference"`
+}
+
+// rulesRequest is the body of PUT /rules.
+type rulesRequest struct {
+	Text string `json:"text"`
+	// IfVersion, if given, must be the version of the rules that are replaced.
+	IfVersion *uint64 `json:"if_version,omitempty"`
+}
+
+// Rules returns the routing rules that this node goes by.
+func (n *Node) Rules() *RuleSet {
+	set := &RuleSet{Source: "configuration", Rules: []Rule{}}
+	if s := n.store.Load(); s != nil {
+		r := s.State().Rules
+		set.Version = r.Version
+		if r.Text != "" {
+			set.Source, set.Text = "fleet", r.Text
+		}
+	}
+	for _, r := range n.fleet.roster().rules {
+		set.Rules = append(set.Rules, Rule{Model: r.Model, Path: r.PathPrefix, Header: r.Header, HeaderValue: r.HeaderValue, Strategy: r.Strategy})
+	}
+	return set
+}
+
+// putRules answers PUT /rules, and with dry_run what it would change.
+func (n *Node) putRules(w http.ResponseWriter, r *http.Request) {
+	var body rulesRequest
+	if refused := readBody(w, r, &body); refused != nil {
+		refused.write(w)
+		return
+	}
+	dry, refused := isSet(r, "dry_run")
+	if refused != nil {
+		refused.write(w)
+		return
+	}
+	if _, err := ParseRules(body.Text); err != nil {
+		refusalOfConfig(err).write(w)
+		return
+	}
+	s, err := n.agreement()
+	if err != nil {
+		refusalOf(err).write(w)
+		return
+	}
+	now := s.State().Rules
+	if len(body.Text) > raftstore.MaxRulesBytes {
+		invalid("text", "", "%d bytes, at most %d are possible", len(body.Text), raftstore.MaxRulesBytes).write(w)
+		return
+	}
+	out := RuleChange{DryRun: dry, Difference: difference(now.Text, body.Text)}
+	if dry {
+		if body.IfVersion != nil && *body.IfVersion != now.Version {
+			refusalOf(fmt.Errorf("%w: the rules have version %d, not %d", raftstore.ErrConflict, now.Version, *body.IfVersion)).write(w)
+			return
+		}
+		out.Version, out.Changed.Changed = now.Version, out.Difference != ""
+		answer(w, out)
+		return
+	}
+	done, err := n.change(r.Context(), raftstore.SetRules{Text: body.Text, IfVersion: body.IfVersion})
+	if err != nil {
+		refusalOf(err).write(w)
+		return
+	}
+	out.Changed = *done
+	answer(w, out)
+}
+
+// serveRaft answers GET /raft.
+func (n *Node) serveRaft(w http.ResponseWriter, _ *http.Request) {
+	st, err := n.Raft()
+	if err != nil {
+		refusalOf(err).write(w)
+		return
+	}
+	answer(w, st)
+}
+
+// transferRequest is the body of POST /raft/transfer.
+type transferRequest struct {
+	To string `json:"to"` // name or raft id of a voter; empty: the most advanced one
+}
+
+// transferLeadership answers POST /raft/transfer.
+func (n *Node) transferLeadership(w http.ResponseWriter, r *http.Request) {
+	var body transferRequest
+	if refused := readBody(w, r, &body); refused != nil {
+		refused.write(w)
+		return
+	}
+	s, err := n.agreement()
+	if err != nil {
+		refusalOf(err).write(w)
+		return
+	}
+	to := body.To
+	if to != "" {
+		st, err := n.Raft()
+		if err != nil {
+			refusalOf(err).write(w)
+			return
+		}
+		at := slices.IndexFunc(st.Servers, func(v raftstore.ServerStatus) bool { return v.ID == to || v.Name == to })
+		if at < 0 {
+			(&Refusal{status: http.StatusNotFound, Place: "to", Reason: fmt.Sprintf("%q is no server of the group", to), Remedy: "take one from GET /raft (grapevine raft status)"}).write(w)
+			return
+		}
+		if !st.Servers[at].Voter {
+			(&Refusal{status: http.StatusConflict, Place: "to", Reason: fmt.Sprintf("%q does not vote, and cannot lead", to), Remedy: "take a voter from GET /raft (grapevine raft status)"}).write(w)
+			return
+		}
+		to = st.Servers[at].ID
+	}
+	if err := s.Transfer(r.Context(), to); err != nil {
+		refusalOf(err).write(w)
+		return
+	}
+	n.serveRaft(w, r)
+}
+
+// PrefixList is the answer of GET /prefixes.
+type PrefixList struct {
+	// Enabled is whether hot prefixes are replicated at all.
+	Enabled  bool           `json:"enabled"`
+	Prefixes []PrefixStatus `json:"prefixes"` // by anchor
+}
+
+// PrefixStatus is one hot prefix, which several backends hold on purpose.
+type PrefixStatus struct {
+	Anchor   string  `json:"anchor"`   // hex
+	Tokens   uint32  `json:"tokens"`   // of prompt, up to the anchor
+	Replicas uint16  `json:"replicas"` // backends that hold it
+	AgeS     float64 `json:"age_s"`    // since it became hot
+	ChangedS float64 `json:"changed_s"`
+	ExpiresS float64 `json:"expires_s"` // from now; renewed while it is hot
+}
+
+// Prefixes returns the hot prefixes.
+func (n *Node) Prefixes() (*PrefixList, error) {
+	s, err := n.agreement()
+	if err != nil {
+		return nil, err
+	}
+	state, at := s.State(), time.Now()
+	list := &PrefixList{Enabled: state.Switches.Hot, Prefixes: make([]PrefixStatus, 0, len(state.Hot))}
+	for _, h := range state.Hot {
+		list.Prefixes = append(list.Prefixes, PrefixStatus{
+			Anchor: fmt.Sprintf("%016x", h.Anchor), Tokens: h.Depth, Replicas: h.R, AgeS: ageS(time.UnixMilli(h.Since)),
+			ChangedS: ageS(time.UnixMilli(h.LastChange)), ExpiresS: max(time.UnixMilli(h.Expires).Sub(at).Seconds(), 0),
+		})
+	}
+	return list, nil
+}
+
+// servePrefixes answers GET /prefixes.
+func (n *Node) servePrefixes(w http.ResponseWriter, _ *http.Request) {
+	list, err := n.Prefixes()
+	if err != nil {
+		refusalOf(err).write(w)
+		return
+	}
+	answer(w, list)
+}
+
+// switchPrefixes answers PATCH /prefixes: the feature on or off, for the fleet.
+func (n *Node) switchPrefixes(w http.ResponseWriter, r *http.Request) {
+	var body struct {
+		Enabled *bool `json:"enabled"`
+	}
+	if refused := readBody(w, r, &body); refused != nil {
+		refused.write(w)
+		return
+	}
+	if body.Enabled == nil {
+		invalid("enabled", `send {"enabled":false}`, "is missing").write(w)
+		return
+	}
+	n.answerChange(w, r, raftstore.SetSwitches{Switches: raftstore.Switches{Hot: *body.Enabled}})
+}
+
+// RecoverRaft forces a new group on the data of a node that does not run; see
+// raftstore.Recover.
+func RecoverRaft(dir string, servers []raftstore.Server) error {
+	return raftstore.Recover(dir, servers)
+}
+
+// RaftServer is a server of the group, as RecoverRaft is told them.
+type RaftServer = raftstore.Server

@@ -1,0 +1,177 @@
+package node
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"strings"
+
+	"grapevine/raftstore"
+)
+
+// Refusal is the body of every answer of the operating part of the admin API that
+// is not what was asked for.
+type Refusal struct {
+	Reason string `json:"error"`
+	// Place is the field, header or parameter at fault, as the request has it.
+	Place string `json:"place,omitempty"`
+	// Line is where in a text, from 1.
+	Line int `json:"line,omitempty"`
+	// Remedy is what to do about it.
+	Remedy string `json:"remedy,omitempty"`
+	// More are further mistakes.
+	More []Refusal `json:"more,omitempty"`
+
+	status int
+}
+
+// Error tells all of it in one line for each mistake.
+func (r *Refusal) Error() string {
+	var b strings.Builder
+	if r.Line > 0 {
+		fmt.Fprintf(&b, "line %d: ", r.Line)
+	}
+	if r.Place != "" && !strings.HasPrefix(r.Reason, r.Place) {
+		b.WriteString(r.Place + ": ")
+	}
+	b.WriteString(r.Reason)
+	if r.Remedy != "" {
+		b.WriteString(": " + r.Remedy)
+	}
+	for i := range r.More {
+		b.WriteString("\n" + r.More[i].Error())
+	}
+	return b.String()
+}
+
+func (r *Refusal) write(w http.ResponseWriter) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(r.status)
+	_ = json.NewEncoder(w).Encode(r) // a reader that left is nobody's error
+}
+
+func invalid(place, remedy, format string, args ...any) *Refusal {
+	return &Refusal{status: http.StatusBadRequest, Place: place, Remedy: remedy, Reason: fmt.Sprintf(format, args...)}
+}
+
+// refusalOf says an error of the store, or of a configuration, as a refusal.
+func refusalOf(err error) *Refusal {
+	var own *Refusal
+	var cfg *ConfigError
+	switch {
+	case errors.As(err, &own):
+		return own
+	case errors.As(err, &cfg):
+		return refusalOfConfig(err)
+	}
+	r := &Refusal{Reason: strings.TrimPrefix(err.Error(), "raftstore: "), status: http.StatusInternalServerError}
+	switch {
+	case errors.Is(err, raftstore.ErrInvalid):
+		r.status = http.StatusBadRequest
+	case errors.Is(err, raftstore.ErrNotFound):
+		r.status, r.Remedy = http.StatusNotFound, "see what there is with GET"
+	case errors.Is(err, raftstore.ErrExists):
+		r.status, r.Remedy = http.StatusConflict, "change the one that exists, or take another name and URL"
+	case errors.Is(err, raftstore.ErrConflict):
+		r.status, r.Remedy = http.StatusConflict, "look at what it is now, and decide again"
+	case errors.Is(err, raftstore.ErrTooMany):
+		r.status, r.Remedy = http.StatusConflict, "remove what is not needed"
+	case errors.Is(err, raftstore.ErrNoLeader):
+		r.status, r.Remedy = http.StatusServiceUnavailable, "nothing was changed, and routing goes on; see GET /raft (grapevine raft status)"
+	case errors.Is(err, raftstore.ErrUncertain):
+		r.status, r.Remedy = http.StatusGatewayTimeout, "look whether it was done; doing it again does no harm"
+	case errors.Is(err, raftstore.ErrStopped), errors.Is(err, errNotStarted):
+		r.status, r.Remedy = http.StatusServiceUnavailable, "ask another node"
+	}
+	return r
+}
+
+// refusalOfConfig makes one refusal of all the mistakes in a text.
+func refusalOfConfig(err error) *Refusal {
+	var all []Refusal
+	var walk func(error)
+	walk = func(err error) {
+		var c *ConfigError
+		if joined, ok := err.(interface{ Unwrap() []error }); ok {
+			for _, e := range joined.Unwrap() {
+				walk(e)
+			}
+		} else if errors.As(err, &c) {
+			all = append(all, Refusal{Reason: c.Reason, Place: c.Key, Line: c.Line, Remedy: c.Remedy, status: http.StatusBadRequest})
+		} else {
+			all = append(all, Refusal{Reason: err.Error(), status: http.StatusBadRequest})
+		}
+	}
+	walk(err)
+	first := all[0]
+	first.More = all[1:]
+	return &first
+}
+
+// maxAdminBody bounds the body of a change: what the store takes at once.
+const maxAdminBody = raftstore.MaxCommandBytes
+
+// readBody reads the body of a change: JSON, and nothing unknown in it.
+func readBody(w http.ResponseWriter, r *http.Request, into any) *Refusal {
+	// A page in the browser of somebody who can reach this API can send forms and text there, but not this.
+	if media, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")); media != "application/json" {
+		return &Refusal{status: http.StatusUnsupportedMediaType, Reason: "the body must be JSON", Place: "Content-Type", Remedy: "send Content-Type: application/json"}
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxAdminBody))
+	var large *http.MaxBytesError
+	switch {
+	case errors.As(err, &large):
+		return &Refusal{status: http.StatusRequestEntityTooLarge, Reason: fmt.Sprintf("the body is larger than %s", Bytes(maxAdminBody)), Remedy: "send it in parts"}
+	case err != nil:
+		return invalid("body", "", "%v", err)
+	}
+	return strictJSON(body, "", into)
+}
+
+// strictJSON decodes one value that stands at a place of a request. Unknown
+// fields and anything behind the value are mistakes.
+func strictJSON(text []byte, place string, into any) *Refusal {
+	dec := json.NewDecoder(bytes.NewReader(text))
+	dec.DisallowUnknownFields()
+	err := dec.Decode(into)
+	if err == nil {
+		if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+			return invalid(join(place, "body"), "send one JSON value", "something follows the value")
+		}
+		return nil
+	}
+	var syntax *json.SyntaxError
+	var kind *json.UnmarshalTypeError
+	switch {
+	case errors.As(err, &syntax):
+		return &Refusal{status: http.StatusBadRequest, Place: join(place, "body"), Line: 1 + bytes.Count(text[:min(int(syntax.Offset), len(text))], []byte("\n")), Reason: "is no JSON: " + syntax.Error()}
+	case errors.As(err, &kind):
+		return invalid(join(place, kind.Field), "send a "+kind.Type.String(), "is a %s", kind.Value)
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return invalid(join(place, "body"), "send a JSON object", "ends too early")
+	}
+	text2 := strings.TrimPrefix(err.Error(), "json: ")
+	if name, ok := strings.CutPrefix(text2, "unknown field "); ok {
+		return invalid(join(place, strings.Trim(name, `"`)), "see docs/openapi.yaml for the fields there are", "is an unknown field")
+	}
+	return invalid(join(place, "body"), "", "%s", text2)
+}
+
+// isSet reads a switch of a request's query: present without a value is on.
+func isSet(r *http.Request, name string) (bool, *Refusal) {
+	values, ok := r.URL.Query()[name]
+	if !ok {
+		return false, nil
+	}
+	switch values[0] {
+	case "", "1", "true":
+		return true, nil
+	case "0", "false":
+		return false, nil
+	}
+	return false, invalid(name, "write "+name+"=true", "%q is neither true nor false", values[0])
+}

@@ -1,0 +1,306 @@
+package node
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+
+	"grapevine/prefixtree"
+	"grapevine/proxy"
+	"grapevine/proxy/policy"
+	"grapevine/raftstore"
+)
+
+// roster is one version of the backends that a node routes to: what the fleet
+// has agreed on or, before anything of that is known, the node's own list.
+// Immutable but for the links.
+type roster struct {
+	version uint64 // of the state that it was made from; 0: the node's own list
+	list    []*upstream
+	byID    []*upstream // nil where there is none
+	targets []proxy.Target
+	names   *backendNames
+	rules   []policy.Rule
+	// open: not every model there is, is declared: one that is not listed may exist all the same.
+	open bool
+	// before is the roster that this one replaced, without its own: a decision may
+	// just have been made by the view that went with it.
+	before *roster
+}
+
+// upstream is one backend of a roster.
+type upstream struct {
+	Backend
+	id         prefixtree.Backend
+	generation uint32
+	state      policy.State
+	since      prefixtree.Time    // see policy.Backend.Since
+	agreed     *raftstore.Backend // nil: from the node's own list
+	target     proxy.Target
+	*link
+}
+
+// link is what a node has with a backend for as long as it is reached in one
+// way, over all rosters: how it is verified, connections, and what its engine
+// has said of itself, which fleet.mu guards.
+type link struct {
+	url      string
+	tls      *tls.Config  // nil: plain
+	client   *http.Client // for questions to the engine
+	found    []string     // models that it listed; nil if it never answered
+	failure  string       // why the last question for them failed, "" if it did not
+	answered answering    // the last question for them
+	report   report       // what it last said of its load
+}
+
+type answering uint8
+
+const (
+	notAsked answering = iota
+	tells
+	silent
+)
+
+// local is what a node knows of a backend by itself, whatever the fleet agrees on.
+type local struct {
+	apiKey, caFile string
+	roots          *x509.CertPool // nil: the system's
+}
+
+// readLocals reads what the configured backends need that is never shared.
+func readLocals(backends []Backend) (map[string]local, error) {
+	locals := make(map[string]local)
+	for i := range backends {
+		b := &backends[i]
+		if b.APIKey == "" && b.CAFile == "" {
+			continue
+		}
+		l := local{apiKey: b.APIKey, caFile: b.CAFile}
+		if b.CAFile != "" {
+			pem, err := os.ReadFile(b.CAFile)
+			if err != nil {
+				return nil, fmt.Errorf("backend %s: ca_file: %w", b.Name, err)
+			}
+			l.roots = x509.NewCertPool()
+			if !l.roots.AppendCertsFromPEM(pem) {
+				return nil, fmt.Errorf("backend %s: ca_file %s holds no certificate", b.Name, b.CAFile)
+			}
+		}
+		locals[b.Name] = l
+	}
+	return locals, nil
+}
+
+// provisionalStep is how many ids lie below those that a node gives its own list
+// while it does not know which ids the fleet has agreed on, so that the two do
+// not meet in most fleets. See Node.moveFacts.
+const provisionalStep = 256
+
+// provisionalBase is the first id of a node's own list. A node that is alone and
+// keeps nothing knows what will be agreed: its list, in its order.
+func (c *Config) provisionalBase() int {
+	if !c.inFleet() && c.DataDir == "" {
+		return 0
+	}
+	return max(provisionalStep, (2*len(c.Backends)+provisionalStep-1)/provisionalStep*provisionalStep)
+}
+
+// firstGeneration is what the store gives a backend that is the first under its id.
+const firstGeneration = 1
+
+// configured makes the roster of the node's own list.
+func (f *fleet) configuredRoster() *roster {
+	ups := make([]*upstream, len(f.backends))
+	for i := range f.backends {
+		ups[i] = &upstream{Backend: f.backends[i], id: prefixtree.Backend(f.base + i), generation: firstGeneration}
+	}
+	return f.newRoster(0, ups, f.rules)
+}
+
+// agreedRoster makes the roster of what the fleet has agreed on. Rules that do
+// not parse are the ones of a later release; the node's own stay in force then.
+func (f *fleet) agreedRoster(s *raftstore.State) (*roster, error) {
+	ups := make([]*upstream, len(s.Backends))
+	for i := range s.Backends {
+		b := &s.Backends[i]
+		ups[i] = &upstream{
+			Backend: Backend{URL: b.URL, Name: b.Name, Models: b.Models, Weight: b.Weight, KVTokens: int(min(b.KVTokens, maxKVTokens))},
+			id:      prefixtree.Backend(b.ID), generation: b.Generation, state: stateOfBackend(b.State), since: returned(b), agreed: b,
+		}
+	}
+	slices.SortFunc(ups, func(a, b *upstream) int { return int(a.id) - int(b.id) })
+	rules, err := f.rulesOf(s)
+	return f.newRoster(s.Version, ups, rules), err
+}
+
+// rulesOf are the rules that hold under a state: the fleet's if it has any, else
+// the node's own.
+func (f *fleet) rulesOf(s *raftstore.State) ([]policy.Rule, error) {
+	if s.Rules.Text == "" {
+		return f.rules, nil
+	}
+	rules, err := ParseRules(s.Rules.Text)
+	if err != nil {
+		return f.rules, fmt.Errorf("agreed rules of version %d: %w", s.Rules.Version, err)
+	}
+	return policyRules(rules), nil
+}
+
+func stateOfBackend(s raftstore.BackendState) policy.State {
+	switch s {
+	case raftstore.Active:
+		return policy.Active
+	case raftstore.Draining:
+		return policy.Draining
+	}
+	return policy.Down // and whatever a later release means
+}
+
+// returned is from when on a backend is to be given work slowly: it was added to
+// a fleet that runs, has been down or drained, or has begun anew. The fleet's
+// own list, of which all are as cold, is not.
+func returned(b *raftstore.Backend) prefixtree.Time {
+	if b.State != raftstore.Active || b.Source == raftstore.Static && b.Generation == firstGeneration && b.Reason == "" {
+		return 0
+	}
+	return prefixtree.Time(b.Since)
+}
+
+// newRoster completes the upstreams: links of before, or new ones, and targets.
+func (f *fleet) newRoster(version uint64, ups []*upstream, rules []policy.Rule) *roster {
+	r := &roster{version: version, list: ups, rules: rules, open: len(ups) == 0}
+	links := make(map[string]*link)
+	if old := f.current.Load(); old != nil {
+		for _, u := range old.list {
+			links[u.Name] = u.link
+		}
+		before := *old
+		before.before = nil
+		r.before = &before
+	}
+	top := 0
+	for _, u := range ups {
+		top = max(top, int(u.id)+1)
+	}
+	r.byID = make([]*upstream, top)
+	for _, u := range ups {
+		l := f.locals[u.Name]
+		u.APIKey, u.CAFile = l.apiKey, l.caFile
+		addr, host, base, secure := u.address()
+		if u.link = links[u.Name]; u.link == nil || u.url != u.URL {
+			u.link = f.newLink(u.URL, l, host, secure)
+		}
+		u.target = proxy.Target{ID: u.id, Name: u.Name, Addr: addr, Host: host, BasePath: base, TLS: u.tls}
+		if u.APIKey != "" {
+			u.target.Header = [][2]string{{"Authorization", "Bearer " + u.APIKey}}
+		}
+		r.byID[u.id] = u
+		if u.state != policy.Down {
+			r.targets = append(r.targets, u.target)
+		}
+		r.open = r.open || len(u.Models) == 0
+	}
+	r.names = newBackendNames(ups)
+	return r
+}
+
+func (f *fleet) newLink(url string, l local, host string, secure bool) *link {
+	n := &link{url: url}
+	if secure {
+		n.tls = &tls.Config{ServerName: hostname(host), MinVersion: tls.VersionTLS12, RootCAs: l.roots}
+	}
+	n.client = &http.Client{Transport: &http.Transport{
+		TLSClientConfig: n.tls.Clone(), MaxIdleConns: 1, IdleConnTimeout: f.idle,
+		// Engines are addressed directly, whatever the environment says of proxies.
+		Proxy: nil,
+	}}
+	return n
+}
+
+// at returns the upstream with that id, nil if there is none.
+func (r *roster) at(id prefixtree.Backend) *upstream {
+	if int(id) >= len(r.byID) {
+		return nil
+	}
+	return r.byID[id]
+}
+
+// target is where a decision for a backend of that id and name leads; false if
+// it was made too long ago.
+func (r *roster) target(id prefixtree.Backend, name string) (proxy.Target, bool) {
+	for ; r != nil; r = r.before {
+		if u := r.at(id); u != nil && u.Name == name {
+			return u.target, true
+		}
+	}
+	return proxy.Target{}, false
+}
+
+// named returns the upstream of that name, nil if there is none.
+func (r *roster) named(name string) *upstream {
+	for _, u := range r.list {
+		if u.Name == name {
+			return u
+		}
+	}
+	return nil
+}
+
+// policyBackends is the roster as the policy sees it; models and capacities are
+// what is known now. fleet.mu must be held.
+func (r *roster) policyBackends() []policy.Backend {
+	list := make([]policy.Backend, len(r.list))
+	for i, u := range r.list {
+		list[i] = policy.Backend{
+			ID: u.id, Generation: u.generation, Name: u.Name, Models: u.models(), Weight: u.Weight, State: u.state,
+			KVTokens: u.kvTokens(), Since: u.since,
+		}
+	}
+	return list
+}
+
+// models is what a backend serves as far as is known: as declared, else as its
+// engine says; nil: any. fleet.mu must be held.
+func (u *upstream) models() []string {
+	if len(u.Models) > 0 {
+		return u.Models
+	}
+	return u.found
+}
+
+// kvTokens is what a backend's cache holds: as declared, else as its engine says,
+// else 0, unknown. fleet.mu must be held.
+func (u *upstream) kvTokens() int {
+	if u.KVTokens > 0 {
+		return u.KVTokens
+	}
+	return int(u.link.report.KVTokens)
+}
+
+func equalBackends(a, b []policy.Backend) bool {
+	return slices.EqualFunc(a, b, func(x, y policy.Backend) bool {
+		return x.ID == y.ID && x.Generation == y.Generation && x.Name == y.Name && slices.Equal(x.Models, y.Models) &&
+			x.Weight == y.Weight && x.State == y.State && x.KVTokens == y.KVTokens && x.Since == y.Since
+	})
+}
+
+func policyRules(rules []Rule) []policy.Rule {
+	var out []policy.Rule
+	for _, r := range rules {
+		out = append(out, policy.Rule{
+			Model: r.Model, PathPrefix: r.Path, Header: r.Header, HeaderValue: r.HeaderValue, Strategy: r.Strategy,
+		})
+	}
+	return out
+}
+
+// sameURL says whether two URLs reach one engine.
+func sameURL(a, b string) bool {
+	x, errX := raftstore.NormalURL(a)
+	y, errY := raftstore.NormalURL(b)
+	return errX == nil && errY == nil && strings.EqualFold(x, y)
+}

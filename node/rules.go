@@ -1,0 +1,80 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"grapevine/proxy/policy"
+)
+
+// ParseRules reads the routing rules of a fleet: a YAML mapping with the key rules
+// and, under it, what a configuration has under that key. Every mistake is
+// reported, with its line: the error is a join of *ConfigError.
+func ParseRules(text string) ([]Rule, error) {
+	var doc yaml.Node
+	if err := yaml.Unmarshal([]byte(text), &doc); err != nil {
+		return nil, yamlError(err)
+	}
+	if doc.Kind == 0 {
+		return nil, &ConfigError{Reason: "nothing is there", Remedy: "write rules: [] for none"}
+	}
+	var rules []Rule
+	lines := make(map[string]int)
+	errs := decodeMapping(doc.Content[0], "", []field{{"rules", "list of rules", &rules}}, lines)
+	if len(errs) == 0 && lines["rules"] == 0 {
+		errs = append(errs, &ConfigError{Line: doc.Content[0].Line, Key: "rules", Reason: "is missing", Remedy: "write rules: [] for none"})
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	for i, at := range ruleLines(doc.Content[0]) {
+		r, key := &rules[i], fmt.Sprintf("rules[%d]", i)
+		if !slices.Contains(policy.Strategies(), r.Strategy) {
+			errs = append(errs, &ConfigError{Line: at, Key: key + ".strategy", Reason: fmt.Sprintf("%q is unknown", r.Strategy),
+				Remedy: "known are " + strings.Join(policy.Strategies(), ", ")})
+		}
+		if r.HeaderValue != "" && r.Header == "" {
+			errs = append(errs, &ConfigError{Line: at, Key: key + ".value", Reason: "is that of no header", Remedy: "name it with header"})
+		}
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	return rules, nil
+}
+
+// ruleLines are the lines on which the entries of the list under rules begin.
+func ruleLines(top *yaml.Node) (lines []int) {
+	if top.Kind == yaml.AliasNode {
+		top = top.Alias
+	}
+	for i := 0; i+1 < len(top.Content); i += 2 {
+		list := top.Content[i+1]
+		if list.Kind == yaml.AliasNode {
+			list = list.Alias
+		}
+		if top.Content[i].Value != "rules" {
+			continue
+		}
+		for _, n := range list.Content {
+			lines = append(lines, n.Line)
+		}
+	}
+	return lines
+}
+
+// yamlError takes the line out of an error of the YAML reader.
+func yamlError(err error) error {
+	text := strings.TrimPrefix(err.Error(), "yaml: ")
+	e := &ConfigError{Reason: text, Remedy: "write YAML"}
+	var rest string
+	if n, _ := fmt.Sscanf(text, "line %d:", &e.Line); n == 1 {
+		_, rest, _ = strings.Cut(text, ": ")
+		e.Reason = rest
+	}
+	return e
+}
