@@ -267,6 +267,16 @@ func TestStateStaysUntilItMatters(t *testing.T) {
 	}
 }
 
+// TestWhatComesTooLateIsCounted: news by a clock that is hours behind changes
+// nothing, which must not look like silence.
+func TestWhatComesTooLateIsCounted(t *testing.T) {
+	one, two := newKnower(t, "a"), newKnower(t, "a")
+	one.announced.Record(0, chain(1, 10), one.at-prefixtree.Time(time.Hour/time.Millisecond), nil)
+	if records, news := tell(t, one, two); records != 10 || news != 0 || two.late.Load() != 10 {
+		t.Errorf("%d records, %d news, %d late", records, news, two.late.Load())
+	}
+}
+
 func TestApplyRefusesNonsense(t *testing.T) {
 	k := newKnower(t, "a")
 	if _, err := k.Apply("x", []byte("not a delta"), 0); err == nil {
