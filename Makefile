@@ -65,7 +65,8 @@ test-clients: build ## the official openai and anthropic clients through a runni
 	GRAPEVINE=$(CURDIR)/$(BIN) bash chaos/clients/run.sh
 
 test-deploy: build ## the unit and the example fleet: systemd and HAProxy read them, a node leaves under traffic (DEPLOY=full: each; installs systemd and haproxy with apt if missing)
-	@command -v haproxy >/dev/null && command -v systemd-analyze >/dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends systemd haproxy; }
+	@missing="$$(command -v haproxy >/dev/null || echo haproxy) $$(command -v systemd-analyze >/dev/null || echo systemd)"; \
+		test "$$missing" = " " || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; }
 	GRAPEVINE=$(CURDIR)/$(BIN) GRAPEVINE_DEPLOY=$(or $(DEPLOY),short) $(GO) test -count=1 -v -timeout 10m ./deploy
 
 # A network of their own for the partition is made with ip; root is not needed

@@ -6,16 +6,13 @@ import (
 	"grapevine/gossip/wire"
 )
 
-// digestTimeout is after how long an exchange of digests that was not finished is taken for lost.
-const digestTimeout = 10 * time.Second
-
-// maxRunsPerDigest bounds what one exchange may list: three times the batches that maxWants ranges can hold.
+// maxRunsPerDigest bounds what one exchange lists: three times the gaps that are looked for at a time. What is left out differs
+// the next time, too.
 const maxRunsPerDigest = 3 * maxWants
 
 // exchange is the comparison of digests that a session has asked for. Guarded by session.mu.
 type exchange struct {
 	request uint64 // 0: none
-	asked   time.Time
 	runs    int
 }
 
@@ -28,12 +25,12 @@ func (s *session) askDigest(now time.Time) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.exchange.request != 0 && now.Sub(s.exchange.asked) < digestTimeout {
-		return
+	if s.exchange.request != 0 {
+		return // a stream loses nothing: the answer is waiting for its turn
 	}
 	d := wire.Digest{Request: s.requests.Add(1), From: uint64(from), Through: uint64(through), Buckets: buckets}
 	if s.sendLocked(wire.KindDigest, func(b []byte) []byte { return wire.AppendDigest(b, &d) }) {
-		s.exchange = exchange{request: d.Request, asked: now}
+		s.exchange = exchange{request: d.Request}
 	}
 }
 
@@ -75,6 +72,7 @@ type digestJob struct {
 	buckets          []int64 // to be listed yet, oldest first
 	bucket           int64   // the one being listed
 	runs             []wire.Run
+	listed           int // of all buckets so far, runs included
 }
 
 func (j *digestJob) fill(f *Fleet, dst []byte, room int) (out []byte, done bool) {
@@ -87,6 +85,10 @@ func (j *digestJob) fill(f *Fleet, dst []byte, room int) (out []byte, done bool)
 			last := len(j.buckets) - 1 // the newest first
 			j.bucket, j.buckets = j.buckets[last], j.buckets[:last]
 			j.runs = f.journal.runs(j.bucket)
+			if left := maxRunsPerDigest - j.listed; len(j.runs) >= left {
+				j.runs, j.buckets = j.runs[:left], nil
+			}
+			j.listed += len(j.runs)
 			continue
 		}
 		dst, j.runs = wire.AppendRuns(dst, j.request, uint64(j.bucket), j.runs)
@@ -127,7 +129,6 @@ func (s *session) takeRuns(body []byte, now time.Time) error {
 	s.f.repairs.nudge()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.exchange.asked = now
 	if s.exchange.runs += runs; s.exchange.runs > maxRunsPerDigest {
 		return errTooMany
 	}

@@ -78,6 +78,23 @@ func smooth(old, sample time.Duration, first bool) time.Duration {
 	return old + time.Duration(lagGain*float64(sample-old))
 }
 
+// lagged takes how old something was when it came, by when it was said on the publisher's clock. What is older than the stream
+// waited for the stream, not on it: until it was there, silence was the lag.
+func (s *session) lagged(said, now time.Time) {
+	s.p.mu.Lock()
+	defer s.p.mu.Unlock()
+	best, ok := s.p.clock.best()
+	if !ok {
+		return
+	}
+	age := now.Sub(said.Add(best.offset)) // of absurd clocks: the largest duration there is
+	if age > now.Sub(s.began) {
+		return
+	}
+	s.p.lag = smooth(s.p.lag, age, !s.p.lagged)
+	s.p.lagged = true
+}
+
 // staleQuantile is which of the peers' lags, in ascending order, is the fleet's staleness: see staleness.
 const staleQuantile = 0.75
 

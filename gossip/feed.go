@@ -30,8 +30,8 @@ const (
 	// bulkSize is how much of that may be repairs.
 	bulkSize = 32 << 10
 	// maxPongs and maxJobs bound what a subscriber may ask for before it has been answered. Honest ones have four ranges, one
-	// digest and one snapshot under way.
-	maxPongs = 8
+	// digest and one snapshot under way, and no more pings than fit into writeTimeout.
+	maxPongs = 16
 	maxJobs  = 16
 )
 

@@ -189,16 +189,23 @@ func (f *Fleet) Start(ctx context.Context) error {
 	f.journal.own(f.self, time.Now().UnixMilli())
 	if err := f.members.Start(ctx); err != nil {
 		f.mu.Lock()
-		f.phase = stopping
-		f.cancel()
-		f.stopErr = err
-		close(f.stopped)
+		mine := f.phase == running // or else Stop does the same
+		if mine {
+			f.phase = stopping
+			f.cancel()
+		}
 		f.mu.Unlock()
-		f.wg.Wait()
+		if mine {
+			f.wg.Wait()
+			f.stopErr = err
+			close(f.stopped)
+		}
 		return fmt.Errorf("gossip: %w", err)
 	}
 	for _, loop := range []func(){f.publish, f.keepHouse, f.repair, f.warmUp} {
-		f.wg.Go(loop)
+		if !f.spawn(loop) {
+			return errors.New("gossip: stopped while it was started")
+		}
 	}
 	return nil
 }

@@ -206,6 +206,48 @@ func TestStalenessIsThatOfThreeQuarters(t *testing.T) {
 	}
 }
 
+// What a peer said while it could not be heard is old when it comes, and says nothing about how fresh the peer's news is now.
+func TestLagForgetsAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := newMemnet(t)
+		net.notice = time.Hour
+		nodes := net.startAll(2, nil)
+		defer stopAll(t, nodes)
+		lag := func() time.Duration { return nodes[1].Peers()[0].Lag }
+		net.partition(func(name string) bool { return name == "n1" })
+		for i := range uint64(400) {
+			nodes[0].know.learn(i, 1)
+			time.Sleep(defaultFlush)
+		}
+		if lag() < 15*time.Second {
+			t.Errorf("lag %v after 20 s of silence", lag())
+		}
+		net.setCut(nil)
+		until(t, 10*time.Second, "what was said meanwhile", func() bool { return allKnow(nodes) })
+		time.Sleep(pingInterval)
+		if lag() > 50*time.Millisecond {
+			t.Errorf("lag %v of a peer that is idle and heard", lag())
+		}
+	})
+}
+
+// One hiccup does not count until an idle peer has something to say.
+func TestLagOfAnIdlePeerIsMeasured(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := newMemnet(t)
+		nodes := net.startAll(2, nil)
+		defer stopAll(t, nodes)
+		p := nodes[1].peer("n0")
+		p.mu.Lock()
+		p.lag, p.lagged = 10*time.Second, true
+		p.mu.Unlock()
+		time.Sleep(30 * pingInterval)
+		if lag := nodes[1].Peers()[0].Lag; lag > 50*time.Millisecond {
+			t.Errorf("lag %v after 30 pings", lag)
+		}
+	})
+}
+
 func TestStalenessIsMeasured(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)

@@ -50,6 +50,58 @@ func TestLifecycle(t *testing.T) {
 	})
 }
 
+// lateStart is a membership that takes its time to start.
+type lateStart struct {
+	*memnode
+	release chan struct{}
+	err     error
+}
+
+func (m lateStart) Start(ctx context.Context) error {
+	<-m.release
+	if m.err != nil {
+		return m.err
+	}
+	return m.memnode.Start(ctx)
+}
+
+func (m lateStart) Stop(ctx context.Context) error {
+	<-m.release
+	return m.memnode.Stop(ctx)
+}
+
+func TestStopDuringStart(t *testing.T) {
+	for _, fault := range []error{nil, errUnreachable} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx := context.Background()
+			net := newMemnet(t)
+			f, err := prepare(Config{Knowledge: newModel("x"), Log: zerolog.Nop()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			m := lateStart{net.node("x", 1), make(chan struct{}), fault}
+			m.onEvent, m.serve = f.onEvent, f.serve
+			f.members = m
+			started, stopped := make(chan error), make(chan error)
+			go func() { started <- f.Start(ctx) }()
+			synctest.Wait()
+			go func() { stopped <- f.Stop(ctx) }()
+			synctest.Wait()
+			f.Peers()
+			close(m.release)
+			if err := <-started; err == nil {
+				t.Error("started although it was stopped")
+			}
+			if err := <-stopped; err != nil {
+				t.Errorf("stop: %v", err)
+			}
+			if err := m.memnode.Stop(ctx); err != nil {
+				t.Errorf("membership: %v", err)
+			}
+		})
+	}
+}
+
 func TestStopIsBoundedByItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)

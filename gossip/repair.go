@@ -96,6 +96,21 @@ func (f *Fleet) miss(id streamID, g span, hint string, now time.Time) (noted, be
 	return noted, beyond
 }
 
+// findHoles notes what is missing of a stream below its highest known batch. Others may have had only later ones to repair it
+// with while there was no stream from its origin, which goes on after the highest.
+func (f *Fleet) findHoles(id streamID, now time.Time) {
+	floor, next, ok := f.journal.position(id)
+	if !ok || floor == 0 {
+		return // only some of it was ever looked for
+	}
+	if next-floor > maxGap {
+		floor = next - maxGap
+	}
+	for _, g := range f.journal.gaps(id, floor, next-floor, splitGaps) {
+		f.found(id, g, "", now)
+	}
+}
+
 func (r *repairs) coveringLocked(id streamID, from, count uint64) *want {
 	for _, w := range r.wants[id] {
 		if w.from <= from && from+count <= w.from+w.count {

@@ -35,10 +35,11 @@ const (
 // session is one stream on which this node is sent another's knowledge. Its reader applies what comes, its writer sends
 // requests and pings; neither waits for the other.
 type session struct {
-	f    *Fleet
-	p    *peer
-	conn net.Conn
-	id   streamID // of the publisher
+	f     *Fleet
+	p     *peer
+	conn  net.Conn
+	id    streamID // of the publisher
+	began time.Time
 
 	started  atomic.Bool     // Start has come
 	requests atomic.Uint64   // numbered so far
@@ -102,7 +103,7 @@ func (f *Fleet) hear(ctx context.Context, p *peer, info member.Info) error {
 	}
 	s := &session{
 		f: f, p: p, conn: conn, id: streamID{peer.Name, peer.Incarnation},
-		asked: map[uint64]*ask{}, done: make(chan struct{}), wake: make(chan struct{}, 1),
+		began: time.Now(), asked: map[uint64]*ask{}, done: make(chan struct{}), wake: make(chan struct{}, 1),
 	}
 	p.mu.Lock()
 	if ctx.Err() != nil {
@@ -347,6 +348,7 @@ func (s *session) takePong(body []byte, now time.Time) error {
 		return err
 	}
 	s.p.measured(p.Sent, p.Received, p.Replied, now.UnixNano())
+	s.lagged(time.Unix(0, p.Replied), now) // an idle peer says nothing else
 	if s.started.Load() {
 		s.reached(p.Next, now)
 	}
@@ -369,8 +371,11 @@ func (s *session) takeStart(body []byte, now time.Time) error {
 			// forgotten it: two fleets have met. A joiner that is not warm yet takes a snapshot anyway.
 			s.f.relearn.Store(&s.p.name)
 		}
-	} else if st.Next > s.resumed.Next {
-		s.f.found(s.id, span{s.resumed.Next, st.Next - s.resumed.Next}, "", now)
+	} else {
+		s.f.findHoles(s.id, now)
+		if st.Next > s.resumed.Next {
+			s.f.found(s.id, span{s.resumed.Next, st.Next - s.resumed.Next}, "", now)
+		}
 	}
 	s.started.Store(true)
 	s.askDigest(now)
@@ -407,7 +412,7 @@ func (s *session) apply(b *wire.Batch, body []byte, now time.Time) error {
 	s.live.Unlock()
 	s.p.received.Add(uint64(b.Records))
 	shift := s.shift()
-	s.lagged(b.Time, now)
+	s.lagged(time.UnixMilli(b.Time), now)
 	return s.f.accept(s.id, b, body, shift, false, now)
 }
 
@@ -447,19 +452,6 @@ func (s *session) mistreat(b *wire.Batch, body []byte, now time.Time) error {
 func (s *session) shift() time.Duration {
 	d, _ := s.p.shift()
 	return d
-}
-
-// lagged takes how old something was when it came. Time is in Unix milliseconds on the publisher's clock.
-func (s *session) lagged(ms int64, now time.Time) {
-	s.p.mu.Lock()
-	defer s.p.mu.Unlock()
-	best, ok := s.p.clock.best()
-	if !ok {
-		return
-	}
-	age := now.Sub(time.UnixMilli(ms).Add(best.offset)) // of absurd clocks: the largest duration there is
-	s.p.lag = smooth(s.p.lag, age, !s.p.lagged)
-	s.p.lagged = true
 }
 
 // accept applies a batch that is not known yet, and keeps it for those who lack it. An error is a batch that its origin made
@@ -555,7 +547,7 @@ func (s *session) takeLoad(body []byte, now time.Time) error {
 		return errUnexpected
 	}
 	s.whole = true
-	s.lagged(ms, now)
+	s.lagged(time.UnixMilli(ms), now)
 	s.tell(func() { s.f.knowledge.PeerLoad(s.p.name, loads, full) })
 	return nil
 }

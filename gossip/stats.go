@@ -131,8 +131,8 @@ func (f *Fleet) Stats() Stats {
 // Peers lists the other nodes by name, those that failed or left in the last ten minutes included.
 func (f *Fleet) Peers() []Peer {
 	now := time.Now()
-	_, head, _ := f.journal.position(f.self)
 	f.mu.Lock()
+	_, head, _ := f.journal.position(f.self)
 	feeds := make(map[string]*feed, len(f.feeds))
 	for name, d := range f.feeds {
 		feeds[name] = d

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"net"
 	"net/http"
 	"os"
@@ -442,7 +443,7 @@ func TestFleetIsExported(t *testing.T) {
 		`grapevine_members{state="alive"}`: 2, `grapevine_members{state="failed"}`: 0, `grapevine_peer_connected{peer="one"}`: 1,
 		`grapevine_gossip_seeds{outcome="joined"}`: 1, `grapevine_warm_fraction`: 1, `grapevine_gossip_malformed_total`: 0,
 		`grapevine_gossip_violations_total`: 0, `grapevine_gossip_held_back_total`: 0, `grapevine_gossip_slow_streams_total`: 0,
-		`grapevine_gossip_dropped_records_total{kind="unknown"}`: 0,
+		`grapevine_gossip_dropped_records_total{kind="unknown"}`: 0, `grapevine_gossip_dropped_records_total{kind="late"}`: 0,
 	} {
 		if got, ok := series[name]; !ok || got != want {
 			t.Errorf("%s: %v (%v), want %v", name, got, ok, want)
@@ -453,6 +454,9 @@ func TestFleetIsExported(t *testing.T) {
 		if series[name] <= 0 {
 			t.Errorf("%s: %v", name, series[name])
 		}
+	}
+	if offset, ok := series[`grapevine_peer_clock_offset_seconds{peer="one"}`]; !ok || math.Abs(offset) > 60 {
+		t.Errorf("two nodes of one machine are %v s apart (%v)", offset, ok)
 	}
 	if posted := scrape(t, nodes[0])[`grapevine_gossip_news_total{kind="add"}`]; posted == 0 {
 		t.Error("the first node has posted nothing")

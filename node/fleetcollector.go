@@ -24,6 +24,7 @@ type fleetFigures struct {
 	blind     uint64
 	refused   uint64 // attempts of nodes that were turned away
 	malformed uint64 // states that could not be read
+	late      uint64 // records that came too late
 }
 
 // fleetFigures returns nil until the node has met the others.
@@ -38,7 +39,7 @@ func (n *Node) fleetFigures() *fleetFigures {
 		peers:   g.Peers(), stats: g.Stats(), outbox: n.knowledge.outbox.Stats(), warm: g.WarmFraction(),
 		posted:    n.knowledge.announced.posted.byName(),
 		staleness: time.Duration(n.knowledge.staleness.Load()), blind: n.router.Stats().Blind,
-		refused: g.Members().Stats().Refused, malformed: n.knowledge.malformed.Load(),
+		refused: g.Members().Stats().Refused, malformed: n.knowledge.malformed.Load(), late: n.knowledge.late.Load(),
 	}
 	for _, p := range f.peers {
 		f.members[p.State]++
@@ -82,12 +83,13 @@ func (c *kindCounts) byName() map[string]uint64 {
 type fleetCollector struct {
 	figures func() *fleetFigures // nil: no series at all
 
-	members, seeds, lag, received, sent, connected *prometheus.Desc
-	frames, posted, sentRecords, applied, changed  *prometheus.Desc
-	dropped, repaired, gaps, lost, malformed       *prometheus.Desc
-	violations, slow, heldBack                     *prometheus.Desc
-	refused, snapshots, journal, pending           *prometheus.Desc
-	warm, divergence, staleness, blind             *prometheus.Desc
+	members, seeds, received, sent, connected     *prometheus.Desc
+	lag, offset                                   *prometheus.Desc
+	frames, posted, sentRecords, applied, changed *prometheus.Desc
+	dropped, repaired, gaps, lost, malformed      *prometheus.Desc
+	violations, slow, heldBack                    *prometheus.Desc
+	refused, snapshots, journal, pending          *prometheus.Desc
+	warm, divergence, staleness, blind            *prometheus.Desc
 }
 
 func newFleetCollector(figures func() *fleetFigures) *fleetCollector {
@@ -100,6 +102,7 @@ func newFleetCollector(figures func() *fleetFigures) *fleetCollector {
 		seeds:       d("gossip_seeds", "Addresses of join by how the last attempt to reach them went: joined, refused (another secret, key, block size, cluster or protocol, a taken name, a certificate) or unreachable.", "outcome"),
 		connected:   d("peer_connected", "1 while the node's news comes in.", "peer"),
 		lag:         d("peer_lag_seconds", "How old the node's news is when it is known here, or its silence if that is longer.", "peer"),
+		offset:      d("peer_clock_offset_seconds", "How far this node's clock is ahead of the other's; differences above half a second are corrected for. Not additive.", "peer"),
 		received:    d("peer_received_bytes_total", "Bytes received from the node, before encryption.", "peer"),
 		sent:        d("peer_sent_bytes_total", "Bytes sent to the node, before encryption.", "peer"),
 		frames:      d("gossip_bytes_total", "Bytes exchanged with all nodes by kind of frame, before encryption.", "direction", "frame"),
@@ -107,7 +110,7 @@ func newFleetCollector(figures func() *fleetFigures) *fleetCollector {
 		sentRecords: d("gossip_sent_records_total", "Records of this node's own news, counted once however many nodes they go to."),
 		applied:     d("gossip_applied_records_total", "Records of other nodes' news that were merged."),
 		changed:     d("gossip_changed_records_total", "Of the merged records, those that told this node something new."),
-		dropped:     d("gossip_dropped_records_total", "Own records given up at the bound of the outbox (add, touch, drop), and others' of backends this node does not have (unknown).", "kind"),
+		dropped:     d("gossip_dropped_records_total", "Own records given up at the bound of the outbox (add, touch, drop), others' of backends this node does not have (unknown), and others' that lie behind a fence or are older than what is kept (late).", "kind"),
 		repaired:    d("gossip_repaired_records_total", "Records that were missing and came when asked for."),
 		gaps:        d("gossip_missing_batches_total", "Batches found missing."),
 		lost:        d("gossip_lost_batches_total", "Batches given up because no node has them any more."),
@@ -129,7 +132,7 @@ func newFleetCollector(figures func() *fleetFigures) *fleetCollector {
 // Describe implements prometheus.Collector.
 func (c *fleetCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		c.members, c.seeds, c.connected, c.lag, c.received, c.sent, c.frames, c.posted, c.sentRecords, c.applied, c.changed, c.dropped, c.repaired,
+		c.members, c.seeds, c.connected, c.lag, c.offset, c.received, c.sent, c.frames, c.posted, c.sentRecords, c.applied, c.changed, c.dropped, c.repaired,
 		c.gaps, c.lost, c.malformed, c.violations, c.slow, c.heldBack, c.refused, c.snapshots, c.journal, c.pending, c.warm, c.divergence, c.staleness, c.blind,
 	} {
 		ch <- d
@@ -160,6 +163,9 @@ func (c *fleetCollector) Collect(ch chan<- prometheus.Metric) {
 		if p.State == member.StateAlive { // of the others nothing is expected
 			gauge(c.lag, p.Lag.Seconds(), p.Name)
 		}
+		if p.Connected && p.RTT > 0 {
+			gauge(c.offset, p.Offset.Seconds(), p.Name)
+		}
 		counter(c.received, p.ReceivedBytes, p.Name)
 		counter(c.sent, p.SentBytes, p.Name)
 	}
@@ -180,6 +186,7 @@ func (c *fleetCollector) Collect(ch chan<- prometheus.Metric) {
 	counter(c.dropped, out.LostTouches, "touch")
 	counter(c.dropped, out.LostDrops, "drop")
 	counter(c.dropped, st.UnknownRecords, "unknown")
+	counter(c.dropped, f.late, "late")
 	counter(c.repaired, st.RepairedRecords)
 	counter(c.gaps, st.Gaps)
 	counter(c.lost, st.LostBatches)

@@ -36,6 +36,7 @@ type knowledge struct {
 	staleness atomic.Int64 // of what the others did, ns
 	unknown   atomic.Uint64
 	malformed atomic.Uint64
+	late      atomic.Uint64 // records of others without effect: behind a fence, or older than what is kept
 }
 
 var _ gossip.Knowledge = (*knowledge)(nil)
@@ -65,6 +66,7 @@ func (k *knowledge) merge(payload []byte, shift time.Duration) (gossip.Applied, 
 	buffer := k.announced.buffer()
 	applied, news, err := k.tree.ApplyDeltaNews(payload, k.names.Load(), shift, now(), *buffer)
 	k.announced.post(buffer, news)
+	k.late.Add(uint64(applied.Late))
 	return gossip.Applied{Records: applied.Records, News: applied.News, Unknown: applied.Unknown}, err
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"sync"
 	"testing"
 	"time"
 
@@ -267,6 +268,16 @@ func TestStateStaysUntilItMatters(t *testing.T) {
 	}
 }
 
+// TestWhatComesTooLateIsCounted: news by a clock that is hours behind changes
+// nothing, which must not look like silence.
+func TestWhatComesTooLateIsCounted(t *testing.T) {
+	one, two := newKnower(t, "a"), newKnower(t, "a")
+	one.announced.Record(0, chain(1, 10), one.at-prefixtree.Time(time.Hour/time.Millisecond), nil)
+	if records, news := tell(t, one, two); records != 10 || news != 0 || two.late.Load() != 10 {
+		t.Errorf("%d records, %d news, %d late", records, news, two.late.Load())
+	}
+}
+
 func TestApplyRefusesNonsense(t *testing.T) {
 	k := newKnower(t, "a")
 	if _, err := k.Apply("x", []byte("not a delta"), 0); err == nil {
@@ -306,5 +317,90 @@ func BenchmarkRequest(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// TestKnowledgeIsConcurrent: two nodes serve while they tell each other all
+// there is to tell, and one takes snapshots and loses sight of the other. In the
+// end they know the same, and nobody has anything to do.
+func TestKnowledgeIsConcurrent(t *testing.T) {
+	nodes := [2]*knower{newKnower(t, "a", "b", "c"), newKnower(t, "c", "b", "a")}
+	var serving, telling sync.WaitGroup
+	ended := make(chan struct{})
+	for i, k := range nodes {
+		for w := range 2 {
+			serving.Go(func() {
+				for n := range 60 {
+					hashes := chain(n%30*2+w, 10+(n+7*i)%40) // at both nodes, and the end of one is the middle of another
+					q := policy.Request{Hashes: hashes, PromptBytes: len(hashes) * 512}
+					var a policy.Attempt
+					if err := k.router.Pick(&q, now(), &a); err != nil {
+						t.Error(err)
+						return
+					}
+					a.Dispatched(now())
+					a.FirstToken(now() + 20)
+					a.End(policy.Outcome{PromptTokens: len(hashes) * 128, CachedTokens: -1, OutputTokens: 5}, now()+30)
+				}
+			})
+		}
+		other := nodes[1-i]
+		exchange := func() (records int) {
+			payload, records := k.Drain(nil, 4096)
+			if records > 0 {
+				if _, err := other.Apply("peer", payload, 0); err != nil {
+					t.Error(err)
+				}
+			}
+			other.PeerLoad("peer", k.Loads(nil), true)
+			other.PeerState("peer", k.State(nil))
+			return records
+		}
+		telling.Go(func() {
+			for n := 0; ; n++ {
+				records := exchange()
+				select {
+				case <-ended:
+					if records == 0 {
+						return
+					}
+				default:
+				}
+				if n%10 == 9 {
+					other.DropPeer("peer")
+					other.Fleet(2, time.Duration(n)*time.Millisecond)
+				}
+			}
+		})
+		telling.Go(func() {
+			for range 5 {
+				k.Snapshot(2048, func(page []byte, _ int) bool {
+					if _, err := other.ApplySnapshot(page, 0); err != nil {
+						t.Error(err)
+					}
+					return true
+				})
+				k.SnapshotSize()
+			}
+		})
+	}
+	serving.Wait()
+	close(ended)
+	telling.Wait()
+	for tell(t, nodes[0], nodes[1]); ; { // what the last pages made news
+		if records, _ := tell(t, nodes[1], nodes[0]); records == 0 {
+			break
+		}
+		tell(t, nodes[0], nodes[1])
+	}
+	at := now() + 100
+	count, xor := nodes[0].tree.FactDigest(at, 0, maxFactTime, nodes[0].names)
+	if n, x := nodes[1].tree.FactDigest(at, 0, maxFactTime, nodes[1].names); n != count || x != xor || n < 1000 {
+		t.Errorf("one knows %d facts, the other %d, or other times", count, n)
+	}
+	for _, k := range nodes {
+		if loads := k.Loads(nil); len(loads) != 0 {
+			t.Errorf("left over: %+v", loads)
+		}
 	}
 }

@@ -51,7 +51,7 @@ func everyFigure() *fleetFigures {
 	return &fleetFigures{
 		members: map[member.State]int{member.StateAlive: 2, member.StateFailed: 1, member.StateLeft: 0},
 		seeds:   map[string]int{"joined": 1, "refused": 0, "unreachable": 1},
-		peers:   []gossip.Peer{{Status: member.Status{Info: member.Info{Name: "two"}, State: member.StateAlive}, Connected: true, Lag: time.Millisecond}},
+		peers:   []gossip.Peer{{Status: member.Status{Info: member.Info{Name: "two"}, State: member.StateAlive}, Connected: true, Lag: time.Millisecond, RTT: time.Millisecond}},
 		stats:   gossip.Stats{SentByKind: map[string]uint64{"batch": 1}, ReceivedByKind: map[string]uint64{"batch": 1}},
 		posted:  new(kindCounts).byName(),
 		warm:    1, staleness: time.Second,

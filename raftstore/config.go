@@ -1,8 +1,12 @@
 package raftstore
 
 import (
+	"cmp"
 	"crypto/tls"
+	"errors"
+	"fmt"
 	"net"
+	"net/netip"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -33,7 +37,7 @@ type Config struct {
 	Expect int
 	// Join says that other nodes exist: never bootstrap alone.
 	Join bool
-	// Voters is how many voters the leader keeps: 3 (0 means 3) or 5.
+	// Voters is how many voters the leader keeps: 3 (0 means 3), 5, or 1.
 	Voters int
 	// Server says that this node may vote. Without Dir it never does.
 	Server bool
@@ -55,7 +59,7 @@ type Timers struct {
 	Lease         time.Duration // 150 ms without a quorum before a leader steps down
 	Commit        time.Duration // 50 ms until followers learn what is committed when nothing follows
 	Write         time.Duration // 1 s for one write to disk, then the store is failed
-	Call          time.Duration // 2 s for one Apply, Read or Transfer in all
+	Call          time.Duration // 1.8 s for one Apply, Read or Transfer in all
 	Poll          time.Duration // 1 s between looks at Peers
 	Stable        time.Duration // 10 s in good health before a server is given a vote
 	Dead          time.Duration // 5 min unreachable before a voter is replaced
@@ -76,4 +80,107 @@ type Peer struct {
 	Alive  bool
 	Left   bool // said goodbye
 	Since  time.Time
+}
+
+// normal gives a copy of the configuration with defaults in place of zeroes, or
+// says what is wrong with it.
+func (c Config) normal() (Config, error) {
+	switch {
+	case c.Voters == 0:
+		c.Voters = 3
+	case c.Voters != 1 && c.Voters != 3 && c.Voters != 5:
+		return c, fmt.Errorf("voters: %d is not 1, 3 or 5", c.Voters)
+	}
+	switch {
+	case c.Expect < 0 || c.Expect > maxExpect:
+		return c, fmt.Errorf("expect: %d is not between 0 and %d", c.Expect, maxExpect)
+	case c.Expect > 1 && c.Expect%2 == 0:
+		return c, fmt.Errorf("expect: %d is even, and no better than %d: use an odd number", c.Expect, c.Expect-1)
+	case c.Expect > 1 && c.Dir == "":
+		return c, errors.New("expect: a voter must not forget its vote, so it needs a data directory")
+	case c.Expect > 1 && !c.Server:
+		return c, errors.New("expect: a node that may not vote cannot help to found a group")
+	case c.Listener == nil && (c.Expect > 1 || c.Join):
+		return c, errors.New("a node that has a group with others needs a listener")
+	}
+	if c.Constants != (Constants{}) {
+		if err := (SetConstants{c.Constants}).validate(); err != nil {
+			return c, err
+		}
+	}
+	if c.Dir == "" && c.Join {
+		// What it forgets it must not have voted for.
+		c.Server = false
+	}
+	if c.Listener != nil {
+		c.Advertise = cmp.Or(c.Advertise, c.Listener.Addr().String())
+		if err := checkReach(c.Advertise, c.Listener.Addr(), c.TLS != nil); err != nil {
+			return c, err
+		}
+	} else {
+		c.Advertise = cmp.Or(c.Advertise, "local")
+	}
+	if c.Peers == nil {
+		c.Peers = func() []Peer { return nil }
+	}
+	err := c.Timers.normal()
+	return c, err
+}
+
+// maxExpect bounds the nodes that found a group together.
+const maxExpect = 7
+
+// checkReach holds the address that others are told to one that they can use,
+// and plain connections to loopback.
+func checkReach(advertise string, listens net.Addr, secure bool) error {
+	host, port, err := net.SplitHostPort(advertise)
+	if err != nil {
+		return fmt.Errorf("advertise: %w", err)
+	}
+	ip, _ := netip.ParseAddr(host)
+	if host == "" || ip.IsUnspecified() || port == "" || port == "0" {
+		return fmt.Errorf("advertise: nobody can dial %q", advertise)
+	}
+	if secure {
+		return nil
+	}
+	tcp, ok := listens.(*net.TCPAddr)
+	if !ok || !tcp.IP.IsLoopback() {
+		return fmt.Errorf("tls: without it the raft port may only listen on loopback, not on %v", listens)
+	}
+	return nil
+}
+
+func (t *Timers) normal() error {
+	defaults := Timers{
+		Heartbeat: 300 * time.Millisecond, Lease: 150 * time.Millisecond, Commit: 50 * time.Millisecond,
+		Write: time.Second, Call: 1800 * time.Millisecond, Poll: time.Second, Stable: 10 * time.Second,
+		Dead: 5 * time.Minute, Forget: 10 * time.Minute, Reopen: 5 * time.Second,
+		SnapshotEvery: 30 * time.Second, SnapshotAfter: 512, KeepLog: 512,
+	}
+	if t.Heartbeat != 0 {
+		defaults.Lease = t.Heartbeat / 2
+	}
+	for _, f := range []struct {
+		field *time.Duration
+		usual time.Duration
+		name  string
+	}{
+		{&t.Heartbeat, defaults.Heartbeat, "heartbeat"}, {&t.Lease, defaults.Lease, "lease"},
+		{&t.Commit, defaults.Commit, "commit"}, {&t.Write, defaults.Write, "write"}, {&t.Call, defaults.Call, "call"},
+		{&t.Poll, defaults.Poll, "poll"}, {&t.Stable, defaults.Stable, "stable"}, {&t.Dead, defaults.Dead, "dead"},
+		{&t.Forget, defaults.Forget, "forget"}, {&t.Reopen, defaults.Reopen, "reopen"},
+		{&t.SnapshotEvery, defaults.SnapshotEvery, "snapshot every"},
+	} {
+		if *f.field < 0 {
+			return fmt.Errorf("timers: %s is negative", f.name)
+		}
+		*f.field = cmp.Or(*f.field, f.usual)
+	}
+	t.SnapshotAfter = cmp.Or(t.SnapshotAfter, defaults.SnapshotAfter)
+	t.KeepLog = cmp.Or(t.KeepLog, defaults.KeepLog)
+	if t.Lease > t.Heartbeat {
+		return fmt.Errorf("timers: a lease of %v is longer than the heartbeat of %v", t.Lease, t.Heartbeat)
+	}
+	return nil
 }

@@ -1,6 +1,21 @@
 package raftstore
 
-import "errors"
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/hashicorp/raft"
+)
+
+// recoverDeadline bounds one write of Recover, which nobody waits for but a person.
+const recoverDeadline = time.Minute
 
 // Server is one member of a group's configuration.
 type Server struct {
@@ -9,8 +24,98 @@ type Server struct {
 	Voter bool   `json:"voter"`
 }
 
-// Recover forces a new configuration on the data in dir while no process uses
-// it, for a group that has lost its majority for good.
+// Recover forces a new configuration on the data in dir, for a group that has
+// lost its majority for good. No process may use the data.
+//
+// Stop all nodes, call it on each survivor with the same servers, start them
+// again. Everything in the survivor's log counts as agreed on from then on, also
+// what the group had not decided; what only lost nodes had is gone.
+//
+// The group gets a new id, made from the old one and the servers, so that a lost
+// node that returns with its old data is kept out instead of voting with others
+// like it: its data directory has to be emptied before it joins again.
 func Recover(dir string, servers []Server) error {
-	return errors.New("raftstore: not built yet")
+	if err := recoverDir(dir, servers); err != nil {
+		return fmt.Errorf("recover %s: %w", dir, err)
+	}
+	return nil
+}
+
+func recoverDir(dir string, servers []Server) error {
+	conf, err := configurationOf(servers)
+	if err != nil {
+		return err
+	}
+	// Nothing is made where nothing was: a wrong directory is a likely mistake.
+	if _, err := os.Stat(filepath.Join(dir, dataFile)); err != nil {
+		return err
+	}
+	d, err := openDisk(dir, recoverDeadline, nil)
+	if err != nil {
+		return err
+	}
+	defer d.close(recoverDeadline)
+	id, err := loadIdentity(d)
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(servers, func(s Server) bool { return s.ID == id.ID }) {
+		return fmt.Errorf("the data is of server %s, which is not among the servers given", id.ID)
+	}
+	cut := make(chan struct{})
+	close(cut)
+	logs := &logStore{disk: d, cut: cut}
+	if err := logs.check(); err != nil {
+		return err
+	}
+	rc := raft.DefaultConfig()
+	rc.LocalID = raft.ServerID(id.ID)
+	rc.Logger = hclog.NewNullLogger()
+	machine := newFSM(func(*State) {}, func(error) {})
+	_, trans := raft.NewInmemTransport("recover")
+	if err := raft.RecoverCluster(rc, machine, logs, logs, snapshotStore{d}, trans, conf); err != nil {
+		return err
+	}
+	return saveIdentity(d, identity{ID: id.ID, Group: recoveredGroup(id.Group, conf)})
+}
+
+// configurationOf checks the servers of a recovery.
+func configurationOf(servers []Server) (raft.Configuration, error) {
+	var conf raft.Configuration
+	voters := 0
+	for i, s := range servers {
+		if s.ID == "" || s.Addr == "" {
+			return conf, fmt.Errorf("servers[%d]: id and address are needed", i)
+		}
+		suffrage := raft.Nonvoter
+		if s.Voter {
+			suffrage = raft.Voter
+			voters++
+		}
+		for _, other := range conf.Servers {
+			if string(other.ID) == s.ID || string(other.Address) == s.Addr {
+				return conf, fmt.Errorf("servers[%d]: id %s or address %s is given twice", i, s.ID, s.Addr)
+			}
+		}
+		conf.Servers = append(conf.Servers, raft.Server{
+			Suffrage: suffrage, ID: raft.ServerID(s.ID), Address: raft.ServerAddress(s.Addr),
+		})
+	}
+	if voters == 0 {
+		return conf, errors.New("servers: none of them may vote")
+	}
+	return conf, nil
+}
+
+// recoveredGroup is the same for everybody who recovers the same group with the
+// same servers, in whatever order they are given.
+func recoveredGroup(old groupID, conf raft.Configuration) (g groupID) {
+	var lines []string
+	for _, s := range conf.Servers {
+		lines = append(lines, fmt.Sprintf("%s %s %s\n", s.ID, s.Address, s.Suffrage))
+	}
+	slices.Sort(lines)
+	sum := sha256.Sum256([]byte(old.String() + "\n" + strings.Join(lines, "")))
+	copy(g[:], sum[:])
+	return g
 }

@@ -1,20 +1,25 @@
 package raftstore
 
-import "time"
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/raft"
+)
 
 // Status is how the store is doing, for people and metrics.
 type Status struct {
 	ID        string         `json:"id"`
 	Addr      string         `json:"addr"`
 	Group     string         `json:"group"` // hex; empty before this node belongs to a group
-	Role      string         `json:"role"`  // leader, follower, candidate, waiting (for a group) or failed
+	Role      string         `json:"role"`  // leader, follower, candidate, waiting (for a group), failed, stopped
 	Leader    string         `json:"leader"`
 	Term      uint64         `json:"term"`
 	LastIndex uint64         `json:"last_index"`
 	Committed uint64         `json:"committed"`
-	Snapshot  uint64         `json:"snapshot"` // index of the newest snapshot
-	Version   uint64         `json:"version"`  // of State
-	Servers   []ServerStatus `json:"servers"`  // sorted by id
+	Version   uint64         `json:"version"` // of State
+	Servers   []ServerStatus `json:"servers"` // sorted by id
 	// Problem says what an operator should do something about; empty if nothing.
 	Problem string `json:"problem,omitempty"`
 	// Waiting says what a node without a group waits for.
@@ -41,4 +46,55 @@ type WriteStats struct {
 	Failed uint64        `json:"failed"`
 	Last   time.Duration `json:"last_ns"`
 	Max    time.Duration `json:"max_ns"` // since the store was opened
+}
+
+// Status says how this node sees the group. It is made anew at each call and
+// belongs to the caller.
+func (s *Store) Status() Status {
+	l := s.current()
+	names := make(map[string]Peer)
+	for _, p := range s.peers() {
+		names[p.ID] = p
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := Status{
+		ID: s.id, Addr: s.addr, Role: "failed", Version: s.State().Version, Waiting: s.waiting, Servers: []ServerStatus{},
+		Problem: strings.Join(slices.DeleteFunc([]string{
+			s.problem.disk, s.problem.halted, s.problem.constants, s.problem.group,
+		}, func(text string) bool { return text == "" }), "; "),
+	}
+	if s.ident.member() {
+		st.Group = s.ident.Group.String()
+	}
+	if l == nil {
+		if !s.started || s.stopping {
+			st.Role = "stopped"
+		}
+		return st
+	}
+	servers := l.servers()
+	st.Role = strings.ToLower(l.raft.State().String())
+	if len(servers) == 0 {
+		st.Role = "waiting"
+	}
+	st.Leader = s.leader(l).ID
+	st.Term, st.LastIndex, st.Committed = l.raft.CurrentTerm(), l.raft.LastIndex(), l.raft.CommitIndex()
+	if l.disk != nil {
+		st.Writes = l.disk.stats()
+	}
+	leads := s.isLeader(l)
+	for _, server := range servers {
+		p := names[string(server.ID)]
+		one := ServerStatus{
+			ID: string(server.ID), Name: p.Name, Addr: string(server.Address),
+			Voter: server.Suffrage == raft.Voter, Alive: p.Alive || string(server.ID) == s.id,
+		}
+		if h := s.health[one.ID]; h != nil && leads {
+			one.Healthy, one.Index, one.Since = h.healthy, h.index, h.since
+		}
+		st.Servers = append(st.Servers, one)
+	}
+	slices.SortFunc(st.Servers, func(a, b ServerStatus) int { return strings.Compare(a.ID, b.ID) })
+	return st
 }

@@ -11,72 +11,468 @@ package raftstore
 import (
 	"context"
 	"errors"
+	"fmt"
+	"sync"
 	"sync/atomic"
+	"time"
+
+	"github.com/rs/zerolog"
 )
 
-// Errors of Apply, Read and Transfer. errors.Is finds them.
+// Errors of Apply, Read, Transfer and RemoveServer. errors.Is finds them.
 var (
 	// ErrNoLeader: nothing was done. The text says who is missing.
 	ErrNoLeader = errors.New("no leader")
-	// ErrUncertain: the command was handed on, and nobody knows whether it was
-	// applied. The same command may be given again if that does no harm.
+	// ErrUncertain: the command was handed on, and nobody knows whether it was or
+	// will be carried out.
 	ErrUncertain = errors.New("outcome unknown")
-	// ErrStopped: the store was stopped.
-	ErrStopped = errors.New("store stopped")
+	// ErrStopped: the store was stopped, or not started.
+	ErrStopped = errors.New("store is not running")
 )
 
 // Store is one node's part of the group. All methods may be called from any
 // goroutine.
 type Store struct {
-	state   atomic.Pointer[State]
-	changed atomic.Pointer[chan struct{}]
+	cfg  Config // as normal made it
+	id   string
+	addr string
+	log  zerolog.Logger
+
+	view atomic.Pointer[view]
+
+	port   *port // nil without network
+	caller *caller
+
+	poke    chan struct{} // has room for one
+	stopped chan struct{} // closed when run has ended
+	// ctx ends when Stop is called; it is what goroutines of the store live by.
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup // what spawn has started
+
+	peersMu sync.Mutex // one call of Peers at a time
+	identMu sync.Mutex // held over each change of ident, before mu
+
+	mu       sync.Mutex
+	started  bool
+	stopping bool
+	ident    identity
+	life     *life // nil while there is none
+	first    *disk // what Open opened, until Start takes it
+	problem  problems
+	waiting  string                   // what a node without a group waits for
+	health   map[string]*serverHealth // by id, as seen while this node led in healthTerm
+
+	healthTerm uint64
 }
 
-// Open opens the data, without starting anything that another node could see.
-func Open(cfg Config) (*Store, error) { return nil, errors.New("raftstore: not built yet") }
+// view is a state and the channel that is closed when a newer one comes.
+type view struct {
+	state   *State
+	changed chan struct{}
+}
+
+// problems are what an operator should know of; empty if nothing.
+type problems struct {
+	disk, halted, constants, group string
+}
+
+// Open opens the data, without starting anything that another node could see. It
+// fails if the data is damaged or in use.
+func Open(cfg Config) (*Store, error) {
+	s, err := open(cfg)
+	if err != nil {
+		if cfg.Listener != nil {
+			cfg.Listener.Close()
+		}
+		return nil, fmt.Errorf("raftstore: %w", err)
+	}
+	return s, nil
+}
+
+func open(given Config) (*Store, error) {
+	cfg, err := given.normal()
+	if err != nil {
+		return nil, err
+	}
+	s := &Store{
+		cfg: cfg, addr: cfg.Advertise, log: cfg.Log,
+		poke: make(chan struct{}, 1), stopped: make(chan struct{}), health: make(map[string]*serverHealth),
+	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.view.Store(&view{&State{Switches: Switches{Hot: true}}, make(chan struct{})})
+	if cfg.Dir == "" {
+		s.ident = identity{ID: newID()}
+		s.id = s.ident.ID
+		return s, nil
+	}
+	d, err := s.openData()
+	if err != nil {
+		return nil, err
+	}
+	s.first = d
+	return s, nil
+}
+
+// openData opens the data file and takes from it who this node is and the state
+// that it proves.
+func (s *Store) openData() (*disk, error) {
+	d, err := openDisk(s.cfg.Dir, s.cfg.Timers.Write, s.cfg.Faults)
+	if err != nil {
+		return nil, err
+	}
+	err = func() error {
+		ident, err := loadIdentity(d)
+		if err != nil {
+			return err
+		}
+		if s.id != "" && s.id != ident.ID {
+			return fmt.Errorf("the data is of another node: %s, not %s", ident.ID, s.id)
+		}
+		// A promise to oneself is kept by founding the group, and that leaves a log.
+		if ident.Founder == ident.ID {
+			last, err := (&logStore{disk: d}).LastIndex()
+			if err != nil {
+				return err
+			}
+			ident.Founder, ident.FounderAddr = "", ""
+			if last == 0 {
+				ident.Group = groupID{}
+			}
+			if err := saveIdentity(d, ident); err != nil {
+				return err
+			}
+		}
+		state, err := replay(d)
+		if err != nil {
+			return err
+		}
+		if state != nil {
+			s.publish(state)
+		}
+		s.mu.Lock()
+		s.ident, s.id = ident, ident.ID
+		s.mu.Unlock()
+		return nil
+	}()
+	if err != nil {
+		d.close(endWait)
+		return nil, fmt.Errorf("%s: %w", s.cfg.Dir, err)
+	}
+	return d, nil
+}
 
 // Start takes part in the group until Stop. It returns as soon as the node
-// listens; whether there is a leader yet is seen in Status.
-func (s *Store) Start(ctx context.Context) error { return errors.New("raftstore: not built yet") }
+// listens; whether there is a leader yet is seen in Status. The context bounds
+// only the start.
+func (s *Store) Start(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.started || s.stopping {
+		return errors.New("raftstore: started already, or stopped")
+	}
+	if s.cfg.Listener != nil {
+		s.port = &port{
+			listener: s.cfg.Listener, addr: s.addr, id: s.id, tls: secured(s.cfg.TLS), faults: s.cfg.Faults,
+			admits: s.admits, raft: s.takeRaft, requests: s.serve,
+			onError: func(err error) { s.log.Warn().Err(err).Msg("raft port does not accept") },
+		}
+		s.caller = &caller{port: s.port, idle: make(map[string]idleConn)}
+	}
+	l, err := s.begin(s.first)
+	if err != nil {
+		return fmt.Errorf("raftstore: %w", err)
+	}
+	s.first = nil
+	s.life = l
+	s.started = true
+	if s.port != nil {
+		s.port.start()
+	}
+	go s.run(l)
+	return nil
+}
 
-// Stop hands leadership on, if this node has it, and ends. It is idempotent.
-func (s *Store) Stop(ctx context.Context) error { return nil }
+// Stop hands leadership on, if this node has it, and ends. It is idempotent. The
+// context bounds the handing on; ending takes a few seconds at most, also if the
+// disk hangs.
+func (s *Store) Stop(ctx context.Context) error {
+	s.mu.Lock()
+	first := !s.stopping
+	s.stopping = true
+	started, l, d := s.started, s.life, s.first
+	s.first = nil
+	s.mu.Unlock()
+	if !started {
+		if first && s.cfg.Listener != nil {
+			s.cfg.Listener.Close()
+		}
+		if d != nil {
+			d.close(endWait)
+		}
+		return nil
+	}
+	if first {
+		s.handOn(ctx, l)
+		s.cancel()
+	}
+	<-s.stopped
+	return nil
+}
+
+// spawn runs f beside the caller; Stop waits for it.
+func (s *Store) spawn(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.stopping {
+		s.wg.Go(f)
+	}
+}
 
 // ID is the node's raft id: made once and kept in Config.Dir, never the address.
-func (s *Store) ID() string { return "" }
+func (s *Store) ID() string { return s.id }
 
 // State is what this node knows the fleet to have agreed on. It never is nil,
 // never blocks and never goes back.
-func (s *Store) State() *State { return s.state.Load() }
+func (s *Store) State() *State { return s.view.Load().state }
 
 // Changed gives a channel that is closed when State is replaced by a newer one.
 // Take it before State, so that no change is missed.
-func (s *Store) Changed() <-chan struct{} { return *s.changed.Load() }
-
-// Apply commits a command. Any node takes it.
-func (s *Store) Apply(ctx context.Context, c Command) (Result, error) {
-	return Result{}, errors.New("raftstore: not built yet")
-}
-
-// Read gives a state that is at least as new as every Apply that had returned
-// anywhere before Read was called.
-func (s *Store) Read(ctx context.Context) (*State, error) {
-	return nil, errors.New("raftstore: not built yet")
-}
-
-// Status says how this node sees the group.
-func (s *Store) Status() Status { return Status{} }
-
-// Transfer hands leadership to the server with this id, or to the most advanced
-// one if it is empty. Any node takes it.
-func (s *Store) Transfer(ctx context.Context, to string) error {
-	return errors.New("raftstore: not built yet")
-}
-
-// RemoveServer removes a server from the group for good.
-func (s *Store) RemoveServer(ctx context.Context, id string) error {
-	return errors.New("raftstore: not built yet")
-}
+func (s *Store) Changed() <-chan struct{} { return s.view.Load().changed }
 
 // Poke says that Peers would answer differently than a moment ago.
-func (s *Store) Poke() {}
+func (s *Store) Poke() {
+	select {
+	case s.poke <- struct{}{}:
+	default:
+	}
+}
+
+// publish makes a state the current one, unless it is older: a raft that begins
+// again goes through what this node has seen already.
+func (s *Store) publish(state *State) {
+	for {
+		old := s.view.Load()
+		if state.Version <= old.state.Version {
+			return
+		}
+		if s.view.CompareAndSwap(old, &view{state, make(chan struct{})}) {
+			close(old.changed)
+			return
+		}
+	}
+}
+
+// await waits until State is at least this version.
+func (s *Store) await(ctx context.Context, version uint64) (*State, error) {
+	for {
+		v := s.view.Load()
+		if v.state.Version >= version {
+			return v.state, nil
+		}
+		select {
+		case <-v.changed:
+		case <-s.ctx.Done():
+			return nil, ErrStopped
+		case <-ctx.Done():
+			return nil, fmt.Errorf("this node knows the state of version %d only, not %d: %w",
+				v.state.Version, version, ctx.Err())
+		}
+	}
+}
+
+// halt is told that the state machine stands still, or, with nil, that it does
+// not any more.
+func (s *Store) halt(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err == nil {
+		s.problem.halted = ""
+		return
+	}
+	s.problem.halted = err.Error()
+	s.log.Error().Err(err).Msg("state stands still: this program is too old for its fleet")
+}
+
+// group is the group whose raft this node speaks.
+func (s *Store) group() groupID {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ident.Group
+}
+
+func (s *Store) identity() identity {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ident
+}
+
+// current is the raft that runs now; nil if none does.
+func (s *Store) current() *life {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.life
+}
+
+// run looks after the group until Stop: one raft after the other.
+func (s *Store) run(l *life) {
+	defer close(s.stopped)
+	for l != nil {
+		s.tend(l)
+		s.mu.Lock()
+		s.life = nil
+		s.mu.Unlock()
+		over := l.end()
+		if !over {
+			s.log.Warn().Msg("raft did not end in time; the disk hangs, most likely")
+		}
+		if cause := l.failure(); cause != nil && s.running() {
+			s.report(cause)
+			l = s.reopen(l)
+			continue
+		}
+		l = nil
+	}
+	if s.port != nil {
+		s.caller.close()
+		s.port.close()
+	}
+	s.wg.Wait()
+}
+
+func (s *Store) running() bool { return s.ctx.Err() == nil }
+
+// peers asks gossip who is there.
+func (s *Store) peers() []Peer {
+	s.peersMu.Lock()
+	defer s.peersMu.Unlock()
+	return s.cfg.Peers()
+}
+
+// report notes why the disk failed.
+func (s *Store) report(cause error) {
+	text := "disk failed: " + cause.Error()
+	if !mayReopen(cause) {
+		text += "; it will not be used again before a restart"
+	}
+	s.mu.Lock()
+	s.problem.disk = text
+	s.mu.Unlock()
+	s.log.Error().Err(cause).Bool("retry", mayReopen(cause)).Msg("disk failed: this node takes no part in raft")
+}
+
+// reopen waits until the disk of a life that failed works again, and begins
+// another; nil when the store is stopped.
+func (s *Store) reopen(old *life) *life {
+	usable := mayReopen(old.failure())
+	timer := time.NewTicker(s.cfg.Timers.Reopen)
+	defer timer.Stop()
+	for {
+		select {
+		case <-s.ctx.Done():
+			return nil
+		case <-timer.C:
+		}
+		if !usable || !old.disk.over() {
+			continue
+		}
+		d, err := s.openData()
+		if err != nil {
+			s.log.Warn().Err(err).Msg("disk still fails")
+			continue
+		}
+		l, err := s.begin(d)
+		if err == nil && l.failure() != nil {
+			l.end()
+			err = l.failure()
+		}
+		if err != nil {
+			d.close(endWait)
+			s.log.Warn().Err(err).Msg("disk still fails")
+			continue
+		}
+		s.mu.Lock()
+		s.life, s.problem.disk = l, ""
+		s.mu.Unlock()
+		s.log.Info().Msg("disk works again")
+		return l
+	}
+}
+
+// tend does what is due until the life's disk fails or the store is stopped.
+func (s *Store) tend(l *life) {
+	timer := time.NewTicker(s.cfg.Timers.Poll)
+	defer timer.Stop()
+	var failed <-chan struct{}
+	if l.disk != nil {
+		failed = l.disk.failed
+	}
+	for {
+		s.look(l)
+		select {
+		case <-s.ctx.Done():
+			return
+		case <-failed:
+			return
+		case <-timer.C:
+		case <-s.poke:
+		case <-l.raft.LeaderCh():
+		}
+	}
+}
+
+// look is one look at the group.
+func (s *Store) look(l *life) {
+	ctx, cancel := context.WithTimeout(s.ctx, lookTimeout)
+	defer cancel()
+	stop := untilFailure(l, cancel)
+	defer stop()
+	if err := l.note(); err != nil {
+		return // the disk failed, and tend will see it
+	}
+	s.settle(l)
+	s.compare()
+	switch {
+	case s.isLeader(l):
+		s.lead(ctx, l)
+	case len(l.servers()) == 0:
+		s.found(ctx, l)
+	}
+}
+
+// untilFailure cancels a look when the disk fails. What it returns ends the watch.
+func untilFailure(l *life, cancel context.CancelFunc) (stop func()) {
+	if l.disk == nil {
+		return func() {}
+	}
+	done := make(chan struct{})
+	go func() {
+		select {
+		case <-l.disk.failed:
+		case <-done:
+		}
+		cancel()
+	}()
+	return func() { close(done) }
+}
+
+// compare notes whether this node's constants are the fleet's.
+func (s *Store) compare() {
+	fleet, own := s.State().Constants, s.cfg.Constants
+	text := ""
+	if fleet != (Constants{}) && own != (Constants{}) {
+		if err := mismatch(fleet, own); err != nil {
+			text = err.Error()
+		}
+	}
+	s.mu.Lock()
+	news := text != "" && s.problem.constants == ""
+	s.problem.constants = text
+	s.mu.Unlock()
+	if news {
+		s.log.Error().Str("err", text).Msg("this node does not fit its fleet")
+	}
+}

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"math"
 	"text/tabwriter"
 
 	"grapevine/node"
@@ -24,6 +25,9 @@ func (c *nodesCmd) Run(s *streams) error {
 	}
 	return printNodes(s.out, list)
 }
+
+// clocksApartMS is the difference between two clocks from which on gossip corrects for it.
+const clocksApartMS = 500
 
 // printNodes shows the fleet, the asked node first, and then what keeps others out of it.
 func printNodes(out io.Writer, list *node.NodeList) error {
@@ -57,6 +61,13 @@ func printNodes(out io.Writer, list *node.NodeList) error {
 	for _, n := range list.Nodes {
 		if n.LastError != "" && !n.Connected && n.State == "alive" {
 			fmt.Fprintf(out, "%s: %s\n", n.Name, n.LastError)
+		}
+		if n.Connected && math.Abs(n.OffsetMS) >= clocksApartMS {
+			where := "behind"
+			if n.OffsetMS < 0 {
+				where = "ahead"
+			}
+			fmt.Fprintf(out, "%s: its clock is %s %s: this is allowed for, but set it right\n", n.Name, seconds(math.Abs(n.OffsetMS)/1000), where)
 		}
 	}
 	for _, seed := range list.Seeds {

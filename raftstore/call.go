@@ -1,0 +1,291 @@
+package raftstore
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	mrand "math/rand/v2"
+	"time"
+)
+
+const (
+	// retryFirst and retryLast are the waits between attempts.
+	retryFirst = 5 * time.Millisecond
+	retryLast  = 100 * time.Millisecond
+	// leaderPoll is how often a call that waits for a leader looks whether there
+	// is another one by now.
+	leaderPoll = 20 * time.Millisecond
+)
+
+// Apply commits a command. Any node takes it: it hands it to the leader, and
+// tries again, under the same request id, for as long as the outcome is open, so
+// that the command takes effect once. When it returns without error the command
+// is on the disks of a majority, and this node's State has it, unless this node
+// lags behind by more than the time that was left.
+//
+// It waits for at most Timers.Call (1.8 s), or until ctx ends. Errors: what the
+// state machine refused (ErrInvalid, ErrExists, ErrNotFound, ErrConflict,
+// ErrTooMany), ErrNoLeader if certainly nothing was done, ErrUncertain if nobody
+// can know, ErrStopped.
+func (s *Store) Apply(ctx context.Context, c Command) (Result, error) {
+	if err := c.validate(); err != nil {
+		return Result{}, refuse(refusedInvalid, "%v", err)
+	}
+	e := entry{at: time.Now().UnixMilli(), command: normalCommand(c)}
+	rand.Read(e.request[:]) // never fails, says its documentation
+	raw := e.encode()
+	if len(raw) > MaxCommandBytes {
+		return Result{}, refuse(refusedInvalid, "command of %d bytes, at most %d are allowed", len(raw), MaxCommandBytes)
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timers.Call)
+	defer cancel()
+	body, err := s.atLeader(ctx, askApply, raw)
+	if err != nil {
+		return Result{}, err
+	}
+	d := &decoder{b: body}
+	o := d.outcome()
+	if err := d.done(); err != nil {
+		return Result{}, fmt.Errorf("%w: the leader's answer is damaged: %w", ErrUncertain, err)
+	}
+	if o.refuse != nil {
+		return o.result, o.refuse
+	}
+	if o.result.Changed && s.current() != nil {
+		// The command is committed whether or not this node hears of it in time, and
+		// one whose disk has failed does not.
+		_, _ = s.await(ctx, o.result.Index)
+	}
+	return o.result, nil
+}
+
+// normalCommand brings URLs into the form in which the state machine compares
+// them. The command was validated.
+func normalCommand(c Command) Command {
+	switch c := c.(type) {
+	case AddBackends:
+		list := make([]BackendSpec, len(c.Backends))
+		for i, b := range c.Backends {
+			b.URL, _ = NormalURL(b.URL)
+			list[i] = b
+		}
+		return AddBackends{list}
+	case UpdateBackend:
+		if c.URL != nil {
+			u, _ := NormalURL(*c.URL)
+			c.URL = &u
+		}
+		return c
+	}
+	return c
+}
+
+// Read gives a state that is at least as new as every Apply that had returned
+// anywhere before Read was called. It costs a write to the leader's log. Errors
+// are those of Apply; ErrUncertain does not occur.
+func (s *Store) Read(ctx context.Context) (*State, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timers.Call)
+	defer cancel()
+	body, err := s.atLeader(ctx, askRead, nil)
+	if err != nil {
+		return nil, err
+	}
+	d := &decoder{b: body}
+	version := d.uint(math.MaxUint64)
+	if err := d.done(); err != nil {
+		return nil, fmt.Errorf("the leader's answer is damaged: %w", err)
+	}
+	return s.await(ctx, version)
+}
+
+// Transfer hands leadership to the voter with this id, or to the most advanced
+// one if it is empty. Any node takes it.
+func (s *Store) Transfer(ctx context.Context, to string) error {
+	return s.administer(ctx, askTransfer, transferRequest{to})
+}
+
+// RemoveServer takes a server out of the group, whatever its state. Any node
+// takes it. A server that is alive and known to gossip is taken in again.
+func (s *Store) RemoveServer(ctx context.Context, id string) error {
+	return s.administer(ctx, askRemove, removeRequest{id})
+}
+
+func (s *Store) administer(ctx context.Context, kind requestKind, req any) error {
+	body, err := json.Marshal(req)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timers.Call)
+	defer cancel()
+	_, err = s.atLeader(ctx, kind, body)
+	return err
+}
+
+// errNotYet is an attempt that found no leader to ask.
+var errNotYet = errors.New("no leader is known")
+
+// atLeader has a request carried out at the leader, wherever it is, and tries
+// again until ctx ends. It must have a deadline.
+func (s *Store) atLeader(ctx context.Context, kind requestKind, payload []byte) ([]byte, error) {
+	var (
+		search    = search{}
+		uncertain error
+		last      error
+		wait      = retryFirst
+		census    census
+	)
+	for {
+		if !s.serving() {
+			return nil, ErrStopped
+		}
+		a, sent, err := s.attempt(ctx, &search, kind, payload)
+		switch {
+		case err != nil && sent:
+			uncertain = err
+		case err != nil:
+			last = err
+		case a.status == answerDone:
+			return a.body, nil
+		case a.status == answerRefused:
+			return nil, refuse(refusedInvalid, "%s", a.body)
+		case a.status == answerUncertain:
+			uncertain = errors.New(string(a.body))
+		case a.status == answerNotLeader:
+			last = errNotYet
+			search.learn(a.body)
+		default:
+			last = errors.New(string(a.body))
+		}
+		s.count(&census)
+		if !s.pause(ctx, wait) {
+			return nil, s.gaveUp(kind, uncertain, last, &census)
+		}
+		wait = min(2*wait, retryLast)
+	}
+}
+
+func (s *Store) serving() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.started && !s.stopping
+}
+
+// pause waits before another attempt; false means that the time is over.
+func (s *Store) pause(ctx context.Context, wait time.Duration) bool {
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	case <-s.ctx.Done():
+		return true // and serving says the rest
+	}
+}
+
+// gaveUp makes the error of a call whose time is over.
+func (s *Store) gaveUp(kind requestKind, uncertain, last error, c *census) error {
+	missing := s.missing(c)
+	switch {
+	case uncertain != nil && kind == askApply:
+		return fmt.Errorf("%w: %w (%s)", ErrUncertain, uncertain, missing)
+	case missing != "":
+		return fmt.Errorf("%w: %s", ErrNoLeader, missing)
+	case last != nil && !errors.Is(last, errNotYet):
+		return fmt.Errorf("%w: %w", ErrNoLeader, last)
+	}
+	return ErrNoLeader
+}
+
+// search is how a node looks for a leader that its own raft does not know.
+type search struct {
+	hinted hint
+	next   int
+	random bool
+}
+
+// learn takes a hint; it is used once.
+func (q *search) learn(body []byte) {
+	var h hint
+	if json.Unmarshal(body, &h) == nil {
+		q.hinted = h
+	}
+}
+
+// attempt asks whoever seems to lead.
+func (s *Store) attempt(ctx context.Context, q *search, kind requestKind, payload []byte) (a answer, sent bool, err error) {
+	l := s.current()
+	if s.isLeader(l) {
+		return s.execute(ctx, kind, payload), true, nil
+	}
+	if s.port == nil {
+		return answer{}, false, errNotYet
+	}
+	to := s.leader(l)
+	if to.Addr == "" || to.ID == s.id {
+		to, q.hinted = q.hinted, hint{}
+	}
+	if (to.Addr == "" || to.ID == s.id) && len(l.servers()) == 0 {
+		to = s.anybody(q)
+	}
+	if to.Addr == "" || to.ID == s.id {
+		return answer{}, false, errNotYet
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	done := make(chan struct{})
+	defer close(done)
+	s.spawn(func() { s.abandon(l, to, cancel, done) })
+	deadline, _ := ctx.Deadline()
+	body := binary.AppendUvarint(nil, uint64(max(0, time.Until(deadline).Milliseconds())))
+	return s.caller.call(ctx, to.Addr, kind, append(body, payload...))
+}
+
+// anybody picks one member after the other, for a node that is in no group yet
+// or whose own raft has failed.
+func (s *Store) anybody(q *search) hint {
+	var alive []Peer
+	for _, p := range s.peers() {
+		if p.Alive && !p.Left {
+			alive = append(alive, p)
+		}
+	}
+	if len(alive) == 0 {
+		return hint{}
+	}
+	if !q.random {
+		q.random, q.next = true, mrand.IntN(len(alive))
+	}
+	p := alive[q.next%len(alive)]
+	q.next++
+	return hint{ID: p.ID, Addr: p.Addr}
+}
+
+// abandon gives a request up when another node leads: the one that was asked may
+// hang, and would be waited for until the time is over.
+func (s *Store) abandon(l *life, asked hint, cancel context.CancelFunc, done <-chan struct{}) {
+	if l == nil {
+		return
+	}
+	ticker := time.NewTicker(leaderPoll)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-done:
+			return
+		case <-s.ctx.Done():
+			cancel()
+			return
+		case <-ticker.C:
+			if now := s.leader(l); now.ID != "" && now.ID != asked.ID && asked.ID != "" {
+				cancel()
+				return
+			}
+		}
+	}
+}

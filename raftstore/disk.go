@@ -1,0 +1,240 @@
+package raftstore
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.etcd.io/bbolt"
+	berrors "go.etcd.io/bbolt/errors"
+)
+
+// dataFile is the one file of a store, in Config.Dir.
+const dataFile = "raft.db"
+
+var (
+	bucketMeta     = []byte("meta")     // identity of the node and its group
+	bucketLog      = []byte("log")      // raft's log, by index
+	bucketStable   = []byte("stable")   // raft's term and vote
+	bucketSnapshot = []byte("snapshot") // the newest snapshot
+)
+
+var (
+	// errDiskHung is a write that did not end within its deadline.
+	errDiskHung = errors.New("the disk did not answer in time")
+	// errDiskClosed is a write after close.
+	errDiskClosed = errors.New("the data file is closed")
+)
+
+// disk is the data file behind a deadline and a latch.
+//
+// One goroutine writes. A write that fails or does not end in time fails the
+// disk: from then on every write is refused, whatever becomes of the one that
+// hangs. Raft itself would go on using a store that had failed. After a failed
+// fsync the system may report success for data that it has dropped; and a leader
+// whose write hangs goes on sending heartbeats, so that nobody replaces it for
+// as long as the disk hangs.
+type disk struct {
+	db       *bbolt.DB
+	deadline time.Duration
+	faults   *Faults
+
+	ops    chan diskOp
+	done   chan struct{} // closed when the writing goroutine has ended
+	closed chan struct{}
+	failed chan struct{} // closed after cause is set
+	gone   chan struct{} // closed when the file is closed
+
+	mu    sync.Mutex
+	cause error // first failure
+	shut  bool
+
+	writes, failures atomic.Uint64
+	last, max        atomic.Int64 // duration of writes, ns
+}
+
+type diskOp struct {
+	write    func(*bbolt.Tx) error
+	deadline time.Duration
+	result   chan error // has room for one
+}
+
+// openDisk opens or makes the data file. It waits for half a second if another
+// process has it open.
+func openDisk(dir string, deadline time.Duration, faults *Faults) (*disk, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	path := filepath.Join(dir, dataFile)
+	db, err := bbolt.Open(path, 0o600, &bbolt.Options{
+		Timeout:      500 * time.Millisecond,
+		FreelistType: bbolt.FreelistMapType,
+		// Growing the map waits for readers; the log and a snapshot fit in this.
+		InitialMmapSize: 16 << 20,
+	})
+	if errors.Is(err, berrors.ErrTimeout) {
+		return nil, fmt.Errorf("%s is in use by another process", path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", path, err)
+	}
+	d := &disk{
+		db: db, deadline: deadline, faults: faults,
+		ops: make(chan diskOp), done: make(chan struct{}), closed: make(chan struct{}),
+		failed: make(chan struct{}), gone: make(chan struct{}),
+	}
+	go d.run()
+	err = d.write(0, func(tx *bbolt.Tx) error {
+		for _, name := range [][]byte{bucketMeta, bucketLog, bucketStable, bucketSnapshot} {
+			if _, err := tx.CreateBucketIfNotExists(name); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		d.close(time.Second)
+		return nil, fmt.Errorf("open %s: %w", path, err)
+	}
+	return d, nil
+}
+
+// write runs a transaction and returns when it is on the disk. size is about how
+// many bytes it writes: each 4 MiB adds once the deadline.
+func (d *disk) write(size int, f func(*bbolt.Tx) error) error {
+	op := diskOp{write: f, deadline: d.deadline * time.Duration(1+size>>22), result: make(chan error, 1)}
+	select {
+	case d.ops <- op:
+	case <-d.failed:
+		return d.failure()
+	case <-d.closed:
+		return errDiskClosed
+	}
+	select {
+	case err := <-op.result:
+		return err
+	case <-d.failed:
+		return d.failure()
+	}
+}
+
+// read runs a read-only transaction.
+func (d *disk) read(f func(*bbolt.Tx) error) error { return d.db.View(f) }
+
+func (d *disk) run() {
+	defer close(d.done)
+	for {
+		select {
+		case op := <-d.ops:
+			op.result <- d.execute(op)
+		case <-d.closed:
+			return
+		}
+	}
+}
+
+func (d *disk) execute(op diskOp) error {
+	if err := d.failure(); err != nil {
+		return err
+	}
+	start := time.Now()
+	alarm := time.AfterFunc(op.deadline, func() {
+		d.fail(fmt.Errorf("%w (%v)", errDiskHung, op.deadline))
+	})
+	defer alarm.Stop()
+	err := d.transact(op.write)
+	took := time.Since(start)
+	d.writes.Add(1)
+	d.last.Store(int64(took))
+	d.max.Store(max(d.max.Load(), int64(took)))
+	if err != nil {
+		d.fail(err)
+		return err
+	}
+	return d.failure()
+}
+
+func (d *disk) transact(f func(*bbolt.Tx) error) error {
+	if d.faults != nil && d.faults.Write != nil {
+		if err := d.faults.Write(); err != nil {
+			return err
+		}
+	}
+	return d.db.Update(f)
+}
+
+// fail latches the disk. Only the first cause counts.
+func (d *disk) fail(cause error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.failures.Add(1)
+	if d.cause == nil {
+		d.cause = cause
+		close(d.failed)
+	}
+}
+
+func (d *disk) failure() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.cause
+}
+
+// close ends the writing goroutine and closes the file. It reports whether both
+// were done within the time; if not, they are done when the disk answers.
+func (d *disk) close(wait time.Duration) bool {
+	d.mu.Lock()
+	first := !d.shut
+	d.shut = true
+	d.mu.Unlock()
+	if first {
+		close(d.closed)
+		go func() {
+			defer close(d.gone)
+			<-d.done
+			d.db.Close()
+		}()
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-d.gone:
+		return true
+	case <-timer.C:
+		return false
+	}
+}
+
+func (d *disk) stats() WriteStats {
+	return WriteStats{
+		Count: d.writes.Load(), Failed: d.failures.Load(),
+		Last: time.Duration(d.last.Load()), Max: time.Duration(d.max.Load()),
+	}
+}
+
+// mayReopen says whether data written before the failure can be trusted to be
+// what the file says: after a hang that ended, and after a write that the system
+// refused (a full disk), but not after a failed fsync or anything unknown. Then
+// only a new process after a look at the disk will do.
+func mayReopen(cause error) bool {
+	if errors.Is(cause, errDiskHung) {
+		return true
+	}
+	path, ok := errors.AsType[*fs.PathError](cause)
+	return ok && (path.Op == "write" || path.Op == "truncate")
+}
+
+// over says whether a closed disk is let go of: nothing hangs in it any more.
+func (d *disk) over() bool {
+	select {
+	case <-d.gone:
+		return true
+	default:
+		return false
+	}
+}

@@ -1,0 +1,222 @@
+package raftstore
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+)
+
+// A request is a frame, and so is its answer:
+//
+//	what    1 byte: the kind of the request, or the status of the answer
+//	length  4 bytes, big-endian
+//	body    by kind
+//
+// Several may follow each other on a connection, one at a time.
+const maxFrameBytes = MaxCommandBytes + 64
+
+// The kinds of requests. Bodies are JSON but for apply and read.
+type requestKind uint8
+
+const (
+	askInfo     requestKind = iota + 1 // -> info
+	askApply                           // budget in ms as uvarint, entry -> outcome
+	askRead                            // budget in ms as uvarint -> version as uvarint
+	askTransfer                        // transferRequest -> nothing
+	askRemove                          // removeRequest -> nothing
+	askPromise                         // promiseRequest -> nothing
+	askJoin                            // joinRequest -> nothing
+)
+
+// The statuses of answers.
+type answerStatus uint8
+
+const (
+	answerDone      answerStatus = iota // the body is what was asked for
+	answerNotLeader                     // nothing was done; hint: who leads, if known
+	answerRefused                       // nothing was done and will be: text
+	answerFailed                        // nothing was done; it may work later: text
+	answerUncertain                     // something may have been done: text
+)
+
+// hint is where a leader is.
+type hint struct {
+	ID   string `json:"id"`
+	Addr string `json:"addr"`
+}
+
+func writeFrame(w io.Writer, what byte, body []byte) error {
+	frame := make([]byte, 5, 5+len(body))
+	frame[0] = what
+	binary.BigEndian.PutUint32(frame[1:], uint32(len(body)))
+	_, err := w.Write(append(frame, body...))
+	return err
+}
+
+func readFrame(r io.Reader) (what byte, body []byte, err error) {
+	var head [5]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return 0, nil, err
+	}
+	n := int(binary.BigEndian.Uint32(head[1:]))
+	if n > maxFrameBytes {
+		return 0, nil, fmt.Errorf("frame of %d bytes, at most %d are allowed", n, maxFrameBytes)
+	}
+	body, err = readBody(r, n)
+	return head[0], body, err
+}
+
+// readBody allocates as the bytes come, not as they are announced.
+func readBody(r io.Reader, n int) ([]byte, error) {
+	const step = 64 << 10
+	body := make([]byte, 0, min(n, step))
+	for len(body) < n {
+		part := min(n-len(body), step)
+		body = append(body, make([]byte, part)...)
+		if _, err := io.ReadFull(r, body[len(body)-part:]); err != nil {
+			return nil, err
+		}
+	}
+	return body, nil
+}
+
+// answer is what came back for a request.
+type answer struct {
+	status answerStatus
+	body   []byte
+}
+
+// caller sends requests to other nodes. It keeps one idle connection per address.
+type caller struct {
+	port *port
+
+	mu     sync.Mutex
+	idle   map[string]idleConn
+	closed bool
+}
+
+type idleConn struct {
+	conn  *conn
+	since time.Time
+}
+
+// maxIdle bounds the idle connections.
+const maxIdle = 256
+
+// call asks once. sent is false if the other node cannot have seen the request.
+// Without a deadline in ctx it waits for as long as the other node takes.
+func (c *caller) call(ctx context.Context, addr string, kind requestKind, body []byte) (a answer, sent bool, err error) {
+	conn, err := c.get(ctx, addr)
+	if err != nil {
+		return answer{}, false, err
+	}
+	deadline, _ := ctx.Deadline()
+	conn.limit(deadline)
+	stop := context.AfterFunc(ctx, conn.interrupt)
+	defer stop()
+	if err := writeFrame(conn, byte(kind), body); err != nil {
+		conn.Close()
+		return answer{}, true, fmt.Errorf("ask %s: %w", addr, err)
+	}
+	status, reply, err := readFrame(conn)
+	if err != nil {
+		conn.Close()
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
+		return answer{}, true, fmt.Errorf("ask %s: %w", addr, err)
+	}
+	if stop() {
+		conn.limit(time.Time{})
+		c.put(addr, conn)
+	} else {
+		conn.Close()
+	}
+	return answer{answerStatus(status), reply}, true, nil
+}
+
+func (c *caller) get(ctx context.Context, addr string) (*conn, error) {
+	c.mu.Lock()
+	ic, found := c.idle[addr]
+	delete(c.idle, addr)
+	c.mu.Unlock()
+	if found {
+		if time.Since(ic.since) < idleTimeout/2 && alive(ic.conn) {
+			return ic.conn, nil
+		}
+		ic.conn.Close()
+	}
+	return c.port.dial(ctx, addr, hello{use: useRequests})
+}
+
+// alive says whether the other side has closed an idle connection: nothing is
+// to be read from it yet.
+func alive(c *conn) bool {
+	if c.lost.Load() {
+		return false
+	}
+	var b [1]byte
+	c.limit(time.Now().Add(time.Millisecond))
+	_, err := c.Conn.Read(b[:])
+	c.limit(time.Time{})
+	ne, ok := err.(interface{ Timeout() bool })
+	return ok && ne.Timeout()
+}
+
+func (c *caller) put(addr string, conn *conn) {
+	c.mu.Lock()
+	old, had := c.idle[addr]
+	keep := !c.closed && (had || len(c.idle) < maxIdle)
+	if keep {
+		c.idle[addr] = idleConn{conn, time.Now()}
+	}
+	c.mu.Unlock()
+	if had && keep {
+		old.conn.Close()
+	}
+	if !keep {
+		conn.Close()
+	}
+}
+
+// close ends the idle connections; calls under way end with the port.
+func (c *caller) close() {
+	c.mu.Lock()
+	c.closed = true
+	idle := c.idle
+	c.idle = nil
+	c.mu.Unlock()
+	for _, ic := range idle {
+		ic.conn.Close()
+	}
+}
+
+// ask sends a request with a JSON body and reads a JSON answer into out, if that
+// is not nil. An answer other than done is an error.
+func (c *caller) ask(ctx context.Context, addr string, kind requestKind, in, out any) error {
+	var body []byte
+	if in != nil {
+		var err error
+		if body, err = json.Marshal(in); err != nil {
+			return err
+		}
+	}
+	a, _, err := c.call(ctx, addr, kind, body)
+	if err != nil {
+		return err
+	}
+	if a.status != answerDone {
+		return fmt.Errorf("%s: %s", addr, a.body)
+	}
+	if out == nil {
+		return nil
+	}
+	if err := json.Unmarshal(a.body, out); err != nil {
+		return fmt.Errorf("answer of %s: %w", addr, err)
+	}
+	return nil
+}

@@ -1,0 +1,124 @@
+package raftstore
+
+import (
+	"fmt"
+	"io"
+	"sync"
+
+	"github.com/hashicorp/raft"
+)
+
+// fsm gives raft's committed log to the machine and publishes what comes out.
+type fsm struct {
+	publish func(*State)
+	// halt is told why the machine stopped, nil when a snapshot has healed it.
+	halt func(error)
+
+	mu      sync.Mutex // raft calls from one goroutine; recovery and tests from another
+	machine *machine
+	halted  error
+}
+
+var (
+	_ raft.BatchingFSM = (*fsm)(nil)
+	_ raft.FSM         = (*fsm)(nil)
+)
+
+func newFSM(publish func(*State), halt func(error)) *fsm {
+	return &fsm{publish: publish, halt: halt, machine: newMachine()}
+}
+
+// Apply is part of raft.FSM. It gives an outcome, or an error if the machine
+// stands still.
+func (f *fsm) Apply(l *raft.Log) any { return f.ApplyBatch([]*raft.Log{l})[0] }
+
+// ApplyBatch is part of raft.BatchingFSM. The state is published once for all of
+// the batch, and before anybody hears that a command was applied.
+func (f *fsm) ApplyBatch(logs []*raft.Log) []any {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	before := f.machine.version
+	answers := make([]any, len(logs))
+	for i, l := range logs {
+		if l.Type != raft.LogCommand {
+			continue
+		}
+		answers[i] = f.applyLocked(l)
+	}
+	if f.machine.version != before {
+		f.publish(f.machine.state())
+	}
+	return answers
+}
+
+// applyLocked carries out one entry. An entry that cannot be read stops the
+// machine: what the others make of it is unknown, so nothing after it can be
+// trusted either.
+func (f *fsm) applyLocked(l *raft.Log) any {
+	if f.halted != nil {
+		return f.halted
+	}
+	e, err := decodeEntry(l.Data)
+	if err != nil {
+		f.halted = fmt.Errorf("log entry %d cannot be applied, so the state stands still: %w", l.Index, err)
+		f.halt(f.halted)
+		return f.halted
+	}
+	return f.machine.apply(l.Index, e)
+}
+
+// Snapshot is part of raft.FSM. A machine that stands still gives none: its
+// snapshot would say that it had seen what it has not.
+func (f *fsm) Snapshot() (raft.FSMSnapshot, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.halted != nil {
+		return nil, f.halted
+	}
+	return encodedSnapshot(f.machine.snapshot()), nil
+}
+
+// Restore is part of raft.FSM.
+func (f *fsm) Restore(source io.ReadCloser) error {
+	b, err := io.ReadAll(io.LimitReader(source, MaxSnapshotBytes+1))
+	if err != nil {
+		return err
+	}
+	if len(b) > MaxSnapshotBytes {
+		return fmt.Errorf("snapshot is larger than %d bytes", MaxSnapshotBytes)
+	}
+	m, err := restoreMachine(b)
+	if err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.machine = m
+	if f.halted != nil {
+		f.halted = nil
+		f.halt(nil)
+	}
+	f.publish(m.state())
+	return nil
+}
+
+func (f *fsm) stopped() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.halted
+}
+
+// encodedSnapshot is a snapshot that only has to be written.
+type encodedSnapshot []byte
+
+// Persist is part of raft.FSMSnapshot.
+func (s encodedSnapshot) Persist(sink raft.SnapshotSink) error {
+	if _, err := sink.Write(s); err != nil {
+		_ = sink.Cancel()
+		return err
+	}
+	return sink.Close()
+}
+
+// Release is part of raft.FSMSnapshot.
+func (encodedSnapshot) Release() {}

@@ -1,0 +1,55 @@
+package raftstore
+
+import (
+	"testing"
+)
+
+// One node without any configuration is a fleet.
+func TestFleetOfOne(t *testing.T) {
+	leakCheck(t)
+	for _, dir := range []string{"", t.TempDir()} {
+		s, err := Open(Config{Dir: dir, Server: true, Constants: Constants{BlockBytes: 512}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		apply(t, s, add("one"))
+		st, err := s.Read(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, ok := st.Backend("one")
+		if !ok || b.ID != 0 || b.Generation != 1 || b.State != Active || b.URL != "http://one.test:8000" {
+			t.Errorf("backend is %+v", b)
+		}
+		until(t, "constants", func() bool { return s.State().Constants.BlockBytes == 512 })
+		if err := s.Stop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Apply(t.Context(), add("two")); err == nil {
+			t.Error("a stopped store takes commands")
+		}
+	}
+}
+
+func TestThreeNodes(t *testing.T) {
+	leakCheck(t)
+	f := newFleet(t, 3, nil).start()
+	for i, s := range f.running() {
+		apply(t, s, add(string(rune('x'+i))))
+		if _, ok := s.State().Backend(string(rune('x' + i))); !ok {
+			t.Error("the node that was asked does not know what it has committed")
+		}
+	}
+	for _, s := range f.running() {
+		st, err := s.Read(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(st.Backends) != 3 {
+			t.Errorf("%s reads %d backends", s.ID(), len(st.Backends))
+		}
+	}
+}

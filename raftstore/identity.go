@@ -1,0 +1,105 @@
+package raftstore
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"go.etcd.io/bbolt"
+)
+
+var (
+	keyIdentity = []byte("identity")
+	keyApplied  = []byte("applied")
+)
+
+// groupID names one raft group. It is drawn when a group is founded and kept by
+// every member; nodes of different groups do not talk raft to each other, so two
+// groups can meet and neither comes to harm.
+type groupID [16]byte
+
+func (g groupID) String() string {
+	if g == (groupID{}) {
+		return ""
+	}
+	return hex.EncodeToString(g[:])
+}
+
+// MarshalText writes the id in hex.
+func (g groupID) MarshalText() ([]byte, error) { return []byte(g.String()), nil }
+
+// UnmarshalText reads it.
+func (g *groupID) UnmarshalText(text []byte) error {
+	*g = groupID{}
+	if len(text) == 0 {
+		return nil
+	}
+	if hex.DecodedLen(len(text)) != len(g) {
+		return errors.New("a group's id is 32 hex digits")
+	}
+	_, err := hex.Decode(g[:], text)
+	return err
+}
+
+// identity is who a node is, and what it has promised.
+type identity struct {
+	ID string `json:"id"`
+	// Group is the group this node belongs to, or has promised to help to found.
+	Group groupID `json:"group"`
+	// Founder is the node that asked for the promise. It is empty once the node
+	// belongs to the group: it founded it, was taken in, or has heard its leader.
+	Founder string `json:"founder,omitempty"`
+	// FounderAddr is where the founder is reached.
+	FounderAddr string `json:"founder_addr,omitempty"`
+}
+
+// member says that the node belongs to a group for good.
+func (i identity) member() bool { return i.Group != groupID{} && i.Founder == "" }
+
+// newID draws a raft id.
+func newID() string {
+	var b [8]byte
+	rand.Read(b[:]) // never fails, says its documentation
+	return hex.EncodeToString(b[:])
+}
+
+func newGroup() (g groupID) {
+	rand.Read(g[:])
+	return g
+}
+
+// loadIdentity reads who the node is, and makes it somebody the first time.
+func loadIdentity(d *disk) (identity, error) {
+	var id identity
+	err := d.read(func(tx *bbolt.Tx) error {
+		raw := tx.Bucket(bucketMeta).Get(keyIdentity)
+		if raw == nil {
+			return nil
+		}
+		if err := json.Unmarshal(raw, &id); err != nil {
+			return fmt.Errorf("identity is damaged: %w", err)
+		}
+		if id.ID == "" {
+			return errors.New("identity is damaged: it has no id")
+		}
+		return nil
+	})
+	if err != nil || id.ID != "" {
+		return id, err
+	}
+	id.ID = newID()
+	return id, saveIdentity(d, id)
+}
+
+func saveIdentity(d *disk, id identity) error {
+	if d == nil {
+		return nil
+	}
+	raw, err := json.Marshal(id)
+	if err != nil {
+		return err
+	}
+	return d.write(0, func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Put(keyIdentity, raw) })
+}

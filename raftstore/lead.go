@@ -1,0 +1,276 @@
+package raftstore
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/raft"
+)
+
+// nearIndex is how many entries a server may be behind the leader and still
+// count as healthy.
+const nearIndex = 250
+
+// maxAdded bounds the servers that one look takes in.
+const maxAdded = 16
+
+// serverHealth is what a leader has seen of a server of its configuration.
+type serverHealth struct {
+	healthy bool
+	since   time.Time // when healthy last changed
+	heard   time.Time // last answer, or the beginning of this leadership
+	index   uint64
+	vote    bool // may vote
+	left    bool // gossip says that it said goodbye
+}
+
+// lead is what a leader does at each look: it commits the constants, takes in
+// who is not in the configuration, and sees to the voters.
+func (s *Store) lead(ctx context.Context, l *life) {
+	if l.fsm.stopped() != nil {
+		// A leader that cannot follow its own log is of no use to anybody.
+		if a := transfer(l, ""); a.status != answerDone {
+			s.log.Warn().Str("err", string(a.body)).Msg("leadership was not handed on")
+		}
+		return
+	}
+	s.commitConstants(ctx)
+	if s.port == nil {
+		return
+	}
+	term := l.raft.CurrentTerm()
+	peers := s.peers()
+	servers := l.servers()
+	answers := s.askAll(ctx, s.toAsk(peers, servers))
+	if ctx.Err() != nil || l.raft.CurrentTerm() != term {
+		return
+	}
+	s.examine(l, servers, answers)
+	if s.moveServers(l, servers, answers) {
+		return
+	}
+	s.takeIn(ctx, l, servers, answers)
+	s.seeToVoters(l)
+}
+
+// commitConstants commits this node's constants if the fleet has none.
+func (s *Store) commitConstants(ctx context.Context) {
+	if s.cfg.Constants == (Constants{}) || s.State().Constants != (Constants{}) {
+		return
+	}
+	if _, err := s.Apply(ctx, SetConstants{s.cfg.Constants}); err != nil {
+		s.log.Warn().Err(err).Msg("constants were not committed")
+	}
+}
+
+// toAsk is everybody that is known: peers at the address that gossip gives, and
+// servers that gossip does not know at the one in the configuration. This node
+// is left out.
+func (s *Store) toAsk(peers []Peer, servers []raft.Server) []Peer {
+	var list []Peer
+	known := map[string]bool{s.id: true}
+	addrs := map[string]bool{s.addr: true}
+	for _, p := range peers {
+		if p.ID == s.id || p.Addr == "" || addrs[p.Addr] {
+			continue
+		}
+		known[p.ID], addrs[p.Addr] = true, true
+		list = append(list, p)
+	}
+	for _, server := range servers {
+		id, addr := string(server.ID), string(server.Address)
+		if !known[id] && !addrs[addr] {
+			list = append(list, Peer{ID: id, Addr: addr})
+		}
+	}
+	return list
+}
+
+// examine brings what this leader knows of its servers up to date.
+func (s *Store) examine(l *life, servers []raft.Server, answers []answered) {
+	byID := make(map[string]answered, len(answers))
+	for _, a := range answers {
+		if a.err == nil {
+			byID[a.info.ID] = a
+		} else if _, found := byID[a.ID]; !found && a.ID != "" {
+			byID[a.ID] = a
+		}
+	}
+	now, last, group := time.Now(), l.raft.LastIndex(), s.group()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if term := l.raft.CurrentTerm(); term != s.healthTerm {
+		// What was seen when this node led before says nothing about now.
+		clear(s.health)
+		s.healthTerm = term
+	}
+	seen := make(map[string]bool, len(servers))
+	for _, server := range servers {
+		id := string(server.ID)
+		seen[id] = true
+		h := s.health[id]
+		if h == nil {
+			h = &serverHealth{since: now, heard: now}
+			s.health[id] = h
+		}
+		a, answered := byID[id]
+		healthy := id == s.id
+		if answered {
+			h.left = a.Left
+		}
+		if answered && a.err == nil {
+			h.heard, h.index, h.vote = now, a.info.LastIndex, a.info.Server
+			healthy = a.info.Group == group && a.info.Failed == "" && a.info.LastIndex+nearIndex >= last
+			// Who answers has not gone, whatever gossip says.
+			h.left = false
+		}
+		if id == s.id {
+			h.heard, h.index, h.vote = now, last, s.cfg.Server
+		}
+		if healthy != h.healthy {
+			h.healthy, h.since = healthy, now
+		}
+	}
+	for id := range s.health {
+		if !seen[id] {
+			delete(s.health, id)
+		}
+	}
+}
+
+// moveServers follows servers to new addresses, and removes one whose address
+// another node has taken over. It makes one change at most and says whether it did.
+func (s *Store) moveServers(l *life, servers []raft.Server, answers []answered) bool {
+	for _, a := range answers {
+		if a.err != nil || a.info.Group != s.group() && a.info.Member {
+			continue
+		}
+		for _, server := range servers {
+			same, there := string(server.ID) == a.info.ID, string(server.Address) == a.Addr
+			switch {
+			case same && !there:
+				s.log.Info().Str("peer", a.info.ID).Str("addr", a.Addr).Msg("server has moved")
+				addr := raft.ServerAddress(a.Addr)
+				if server.Suffrage == raft.Voter {
+					return s.changed(l.raft.AddVoter(server.ID, addr, 0, s.cfg.Timers.Call))
+				}
+				return s.changed(l.raft.AddNonvoter(server.ID, addr, 0, s.cfg.Timers.Call))
+			case !same && there && string(server.ID) != s.id && s.canLose(servers, string(server.ID)):
+				s.log.Info().Str("peer", string(server.ID)).Str("by", a.info.ID).Msg("server was replaced at its address")
+				return s.changed(l.raft.RemoveServer(server.ID, 0, s.cfg.Timers.Call))
+			}
+		}
+	}
+	return false
+}
+
+// canLose says whether a quorum is healthy without this server.
+func (s *Store) canLose(servers []raft.Server, id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	voters, healthy := 0, 0
+	for _, server := range servers {
+		if server.Suffrage != raft.Voter {
+			if string(server.ID) == id {
+				return true
+			}
+			continue
+		}
+		voters++
+		if h := s.health[string(server.ID)]; string(server.ID) != id && h != nil && h.healthy {
+			healthy++
+		}
+	}
+	return healthy > voters/2
+}
+
+// changed waits for a change of the configuration and says whether it was made.
+func (s *Store) changed(f raft.IndexFuture) bool {
+	if err := f.Error(); err != nil {
+		s.log.Warn().Err(err).Msg("configuration of the group was not changed")
+		return false
+	}
+	return true
+}
+
+// takeIn makes members of the nodes that are alive and in no group, and servers
+// of the members that the configuration lacks.
+func (s *Store) takeIn(ctx context.Context, l *life, servers []raft.Server, answers []answered) {
+	added := 0
+	var foreign []string
+	for _, a := range answers {
+		known := slices.ContainsFunc(servers, func(server raft.Server) bool { return string(server.ID) == a.info.ID })
+		switch {
+		case a.err != nil || known || a.Left || !a.Alive || added == maxAdded:
+			continue
+		case a.info.Member && a.info.Group != s.group():
+			foreign = append(foreign, fmt.Sprintf("%s (group %s)", a.Addr, a.info.Group))
+			continue
+		}
+		req := joinRequest{Group: s.group(), Leader: s.id, Format: commandFormat, Constants: s.State().Constants}
+		askCtx, cancel := context.WithTimeout(ctx, 2*askTimeout+s.cfg.Timers.Write)
+		err := s.caller.ask(askCtx, a.Addr, askJoin, req, nil)
+		cancel()
+		if err != nil {
+			s.log.Warn().Err(err).Str("peer", a.info.ID).Msg("node was not taken in")
+			continue
+		}
+		s.log.Info().Str("peer", a.info.ID).Str("addr", a.Addr).Msg("node is taken in")
+		if !s.changed(l.raft.AddNonvoter(raft.ServerID(a.info.ID), raft.ServerAddress(a.Addr), 0, s.cfg.Timers.Call)) {
+			return
+		}
+		added++
+	}
+	text := ""
+	if len(foreign) > 0 {
+		slices.Sort(foreign)
+		text = "nodes of another group are in this fleet: " + strings.Join(foreign, ", ") +
+			"; one group has to be given up: stop its nodes, empty their data directories, start them with join"
+	}
+	s.mu.Lock()
+	news := text != s.problem.group && text != ""
+	s.problem.group = text
+	s.mu.Unlock()
+	if news {
+		s.log.Error().Msg(text)
+	}
+}
+
+// seeToVoters makes at most one change of who votes.
+func (s *Store) seeToVoters(l *life) {
+	var list []standing
+	s.mu.Lock()
+	now := time.Now()
+	for _, server := range l.servers() {
+		h := s.health[string(server.ID)]
+		if h == nil {
+			continue // just taken in
+		}
+		silent := now.Sub(h.heard)
+		list = append(list, standing{
+			id: string(server.ID), voter: server.Suffrage == raft.Voter, leader: string(server.ID) == s.id,
+			healthy: h.healthy, stable: h.healthy && h.vote && now.Sub(h.since) >= s.cfg.Timers.Stable,
+			dead: h.left || silent >= s.cfg.Timers.Dead, gone: h.left || silent >= s.cfg.Timers.Forget,
+		})
+	}
+	s.mu.Unlock()
+	c, id := nextChange(list, s.cfg.Voters)
+	if c == changeNothing {
+		return
+	}
+	s.log.Info().Str("peer", id).Stringer("change", c).Msg("configuration of the group changes")
+	server := raft.ServerID(id)
+	switch c {
+	case changePromote:
+		if addr, ok := l.find(server); ok {
+			s.changed(l.raft.AddVoter(server, addr, 0, s.cfg.Timers.Call))
+		}
+	case changeDemote:
+		s.changed(l.raft.DemoteVoter(server, 0, s.cfg.Timers.Call))
+	case changeRemove:
+		s.changed(l.raft.RemoveServer(server, 0, s.cfg.Timers.Call))
+	}
+}

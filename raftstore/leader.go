@@ -1,0 +1,289 @@
+package raftstore
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/hashicorp/raft"
+)
+
+// transferRequest is the body of askTransfer.
+type transferRequest struct {
+	To string `json:"to"`
+}
+
+// removeRequest is the body of askRemove.
+type removeRequest struct {
+	ID string `json:"id"`
+}
+
+func (s *Store) isLeader(l *life) bool { return l != nil && l.raft.State() == raft.Leader }
+
+// leader is where the leader is, as far as this node knows.
+func (s *Store) leader(l *life) hint {
+	if l == nil {
+		return hint{}
+	}
+	addr, id := l.raft.LeaderWithID()
+	return hint{ID: string(id), Addr: string(addr)}
+}
+
+func failedAnswer(status answerStatus, err error) answer {
+	return answer{status, []byte(err.Error())}
+}
+
+// execute carries a request out if this node leads.
+func (s *Store) execute(ctx context.Context, kind requestKind, payload []byte) answer {
+	l := s.current()
+	if !s.isLeader(l) {
+		body, err := json.Marshal(s.leader(l))
+		if err != nil {
+			return failedAnswer(answerFailed, err)
+		}
+		return answer{answerNotLeader, body}
+	}
+	if !l.enter() {
+		return failedAnswer(answerFailed, ErrStopped)
+	}
+	// raft cannot be told to give up waiting, so the wait is another goroutine's.
+	result := make(chan answer, 1)
+	go func() {
+		defer l.pending.Done()
+		result <- s.carryOut(ctx, l, kind, payload)
+	}()
+	select {
+	case a := <-result:
+		return a
+	case <-ctx.Done():
+		return failedAnswer(answerUncertain, fmt.Errorf("the leader did not get it done: %w", ctx.Err()))
+	case <-s.ctx.Done():
+		return failedAnswer(answerUncertain, ErrStopped)
+	}
+}
+
+// carryOut does what a request asks of the leader.
+func (s *Store) carryOut(ctx context.Context, l *life, kind requestKind, payload []byte) answer {
+	wait := s.cfg.Timers.Call
+	if deadline, ok := ctx.Deadline(); ok {
+		wait = time.Until(deadline)
+	}
+	if wait <= 0 {
+		return failedAnswer(answerFailed, context.DeadlineExceeded)
+	}
+	switch kind {
+	case askApply:
+		return s.propose(l, payload, wait)
+	case askRead:
+		if err := l.raft.Barrier(wait).Error(); err != nil {
+			return afterRaft(err)
+		}
+		return answer{answerDone, binary.AppendUvarint(nil, s.State().Version)}
+	case askTransfer:
+		var req transferRequest
+		if err := json.Unmarshal(payload, &req); err != nil {
+			return failedAnswer(answerRefused, err)
+		}
+		return transfer(l, req.To)
+	case askRemove:
+		var req removeRequest
+		if err := json.Unmarshal(payload, &req); err != nil {
+			return failedAnswer(answerRefused, err)
+		}
+		return s.removeServer(l, req.ID, wait)
+	}
+	return failedAnswer(answerRefused, fmt.Errorf("request of the unknown kind %d", kind))
+}
+
+// propose puts an entry into the log and waits for what comes of it.
+func (s *Store) propose(l *life, raw []byte, wait time.Duration) answer {
+	e, err := decodeEntry(raw)
+	if err == nil {
+		err = e.command.validate()
+	}
+	if err == nil {
+		err = s.admissible(e.command)
+	}
+	if err != nil {
+		r, ok := asRefusal(err)
+		if !ok {
+			r = refuse(refusedInvalid, "%v", err)
+		}
+		return answer{answerDone, appendOutcome(nil, outcome{refuse: r})}
+	}
+	f := l.raft.Apply(raw, wait)
+	if err := f.Error(); err != nil {
+		return afterRaft(err)
+	}
+	switch o := f.Response().(type) {
+	case outcome:
+		return answer{answerDone, appendOutcome(nil, o)}
+	case error:
+		return failedAnswer(answerUncertain, o)
+	}
+	return failedAnswer(answerUncertain, errors.New("the state machine gave no outcome"))
+}
+
+// admissible says what a leader does not propose although it is well-formed:
+// what would make the snapshot too large to be sent.
+func (s *Store) admissible(c Command) error {
+	if add, ok := c.(AddBackends); ok && len(s.State().Backends)+len(add.Backends) > MaxBackends {
+		return refuse(refusedTooMany, "%d backends and %d more are above the %d that are possible",
+			len(s.State().Backends), len(add.Backends), MaxBackends)
+	}
+	return nil
+}
+
+// afterRaft says what an error of raft's means for the one who asked.
+func afterRaft(err error) answer {
+	switch {
+	case errors.Is(err, raft.ErrNotLeader), errors.Is(err, raft.ErrEnqueueTimeout),
+		errors.Is(err, raft.ErrLeadershipTransferInProgress):
+		return failedAnswer(answerFailed, err)
+	}
+	// Lost leadership, a failed disk, the end of raft: the entry may be in some log.
+	return failedAnswer(answerUncertain, err)
+}
+
+// transfer hands leadership to a voter.
+func transfer(l *life, to string) answer {
+	var f raft.Future
+	if _, leader := l.raft.LeaderWithID(); to != "" && to == string(leader) {
+		return answer{status: answerDone}
+	}
+	if to == "" {
+		f = l.raft.LeadershipTransfer()
+	} else {
+		addr, voter := raft.ServerAddress(""), false
+		for _, server := range l.servers() {
+			if string(server.ID) == to {
+				addr, voter = server.Address, server.Suffrage == raft.Voter
+			}
+		}
+		if !voter {
+			return failedAnswer(answerRefused, fmt.Errorf("%s is no voter of this group", to))
+		}
+		f = l.raft.LeadershipTransferToServer(raft.ServerID(to), addr)
+	}
+	if err := f.Error(); err != nil {
+		return failedAnswer(answerFailed, err)
+	}
+	return answer{status: answerDone}
+}
+
+// removeServer takes a server out of the configuration because somebody asked.
+func (s *Store) removeServer(l *life, id string, wait time.Duration) answer {
+	voters, known := 0, false
+	for _, server := range l.servers() {
+		if server.Suffrage == raft.Voter {
+			voters++
+		}
+		known = known || string(server.ID) == id
+	}
+	switch {
+	case !known:
+		return failedAnswer(answerRefused, fmt.Errorf("%s is no server of this group", id))
+	case id == s.id && voters == 1:
+		return failedAnswer(answerRefused, errors.New("the only voter cannot be removed"))
+	}
+	if err := l.raft.RemoveServer(raft.ServerID(id), 0, wait).Error(); err != nil {
+		return afterRaft(err)
+	}
+	return answer{status: answerDone}
+}
+
+// handOn gives leadership away before the node goes.
+func (s *Store) handOn(ctx context.Context, l *life) {
+	if !s.isLeader(l) {
+		return
+	}
+	others := 0
+	for _, server := range l.servers() {
+		if server.Suffrage == raft.Voter && string(server.ID) != s.id {
+			others++
+		}
+	}
+	if others == 0 || !l.enter() {
+		return
+	}
+	done := make(chan answer, 1)
+	go func() {
+		defer l.pending.Done()
+		done <- transfer(l, "")
+	}()
+	timer := time.NewTimer(s.cfg.Timers.Call)
+	defer timer.Stop()
+	select {
+	case a := <-done:
+		if a.status != answerDone {
+			s.log.Warn().Str("err", string(a.body)).Msg("leadership was not handed on")
+		}
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}
+
+// serve answers the requests of a connection.
+func (s *Store) serve(c *conn) {
+	for {
+		c.limit(time.Now().Add(idleTimeout))
+		what, body, err := readFrame(c)
+		if err != nil {
+			return
+		}
+		a := s.answer(requestKind(what), body)
+		c.limit(time.Now().Add(idleTimeout))
+		if err := writeFrame(c, byte(a.status), a.body); err != nil {
+			return
+		}
+	}
+}
+
+func (s *Store) answer(kind requestKind, body []byte) answer {
+	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.Timers.Call)
+	defer cancel()
+	switch kind {
+	case askApply, askRead, askTransfer, askRemove:
+		d := &decoder{b: body}
+		budget := time.Duration(d.uint(math.MaxInt32)) * time.Millisecond
+		if d.err != nil {
+			return failedAnswer(answerRefused, d.err)
+		}
+		ctx, cancel := context.WithTimeout(ctx, budget)
+		defer cancel()
+		return s.execute(ctx, kind, d.b)
+	case askInfo:
+		return jsonAnswer(s.info(), nil)
+	case askPromise:
+		var req promiseRequest
+		if err := json.Unmarshal(body, &req); err != nil {
+			return failedAnswer(answerRefused, err)
+		}
+		return jsonAnswer(nil, s.promise(ctx, req))
+	case askJoin:
+		var req joinRequest
+		if err := json.Unmarshal(body, &req); err != nil {
+			return failedAnswer(answerRefused, err)
+		}
+		return jsonAnswer(nil, s.join(ctx, req))
+	}
+	return failedAnswer(answerRefused, fmt.Errorf("request of the unknown kind %d", kind))
+}
+
+func jsonAnswer(v any, err error) answer {
+	if err != nil {
+		return failedAnswer(answerRefused, err)
+	}
+	if v == nil {
+		return answer{status: answerDone}
+	}
+	body, err := json.Marshal(v)
+	if err != nil {
+		return failedAnswer(answerFailed, err)
+	}
+	return answer{answerDone, body}
+}

@@ -1,0 +1,261 @@
+package raftstore
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"go.etcd.io/bbolt"
+)
+
+const (
+	// rpcTimeout bounds one exchange of raft's. It is above the deadline of a
+	// follower's write, so that a slow disk is not taken for a lost node.
+	rpcTimeout = 2 * time.Second
+	// endWait bounds each step of the end of a raft.
+	endWait = 2 * time.Second
+	// cachedLogs are the newest entries, kept in memory: replication reads them.
+	cachedLogs = 512
+)
+
+// life is one raft: from the opening of the data file to its failure or the end
+// of the store. A store whose disk failed and works again begins another.
+type life struct {
+	disk *disk // nil in memory
+	fsm  *fsm
+	link *link // nil without network
+	raft *raft.Raft
+	// close ends all that raft says to others and hears of them.
+	close func()
+	cut   chan struct{} // closed when nothing leaves this node any more
+
+	pending sync.WaitGroup // calls that wait for raft
+	mu      sync.Mutex
+	ending  bool
+	applied atomic.Uint64 // last index that was noted on the disk
+}
+
+// begin starts a raft on an open disk.
+func (s *Store) begin(d *disk) (*life, error) {
+	l := &life{disk: d, cut: make(chan struct{}), fsm: newFSM(s.publish, s.halt)}
+	trans := s.transport(l)
+	var (
+		logs   raft.LogStore
+		stable raft.StableStore
+		snaps  raft.SnapshotStore
+	)
+	if d == nil {
+		memory := raft.NewInmemStore()
+		logs, stable, snaps = memory, memory, raft.NewInmemSnapshotStore()
+	} else {
+		store := &logStore{disk: d, cut: l.cut}
+		cache, err := raft.NewLogCache(cachedLogs, store)
+		if err != nil {
+			return nil, err
+		}
+		logs, stable, snaps = cache, store, snapshotStore{d}
+		// Whatever this raft still believes after the disk has failed, nobody is to
+		// hear it.
+		go func() {
+			select {
+			case <-d.failed:
+			case <-d.closed:
+			}
+			l.close()
+			close(l.cut)
+		}()
+	}
+	r, err := raft.NewRaft(s.raftConfig(), l.fsm, logs, stable, snaps, trans)
+	if err != nil {
+		l.close()
+		return nil, fmt.Errorf("start raft: %w", err)
+	}
+	l.raft = r
+	return l, nil
+}
+
+func (s *Store) raftConfig() *raft.Config {
+	t := s.cfg.Timers
+	conf := raft.DefaultConfig()
+	conf.LocalID = raft.ServerID(s.id)
+	conf.HeartbeatTimeout = t.Heartbeat
+	conf.ElectionTimeout = t.Heartbeat
+	conf.LeaderLeaseTimeout = t.Lease
+	conf.CommitTimeout = t.Commit
+	conf.SnapshotInterval = t.SnapshotEvery
+	conf.SnapshotThreshold = t.SnapshotAfter
+	conf.TrailingLogs = t.KeepLog
+	conf.ShutdownOnRemove = false
+	conf.NoLegacyTelemetry = true
+	conf.Logger = newRaftLog(s.log)
+	return conf
+}
+
+// transport makes the life's link, or a dead end if there is no network.
+func (s *Store) transport(l *life) raft.Transport {
+	if s.port == nil {
+		_, t := raft.NewInmemTransport(raft.ServerAddress(s.addr))
+		l.close = func() { t.Close() }
+		return t
+	}
+	l.link = newLink(s.port, s.group)
+	t := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
+		ServerAddressProvider: named{self: s.id, addr: s.addr, find: l.find},
+		Logger:                newRaftLog(s.log),
+		Stream:                l.link,
+		MaxPool:               2,
+		Timeout:               rpcTimeout,
+	})
+	l.close = func() { t.Close() }
+	return t
+}
+
+// find gives a server's address in the configuration.
+func (l *life) find(id raft.ServerID) (raft.ServerAddress, bool) {
+	for _, server := range l.servers() {
+		if server.ID == id {
+			return server.Address, true
+		}
+	}
+	return "", false
+}
+
+// servers is the newest configuration, committed or not; empty before there is one.
+func (l *life) servers() []raft.Server {
+	if l == nil || l.raft == nil {
+		return nil
+	}
+	return l.raft.GetConfiguration().Configuration().Servers
+}
+
+// enter counts a call that waits for raft; false means that raft is ending.
+func (l *life) enter() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ending {
+		return false
+	}
+	l.pending.Add(1)
+	return true
+}
+
+// end stops the raft. It reports whether everything was over in time.
+//
+// Calls that wait for raft come first: raft may leave those that it had already
+// committed without an answer for ever.
+func (l *life) end() bool {
+	l.mu.Lock()
+	l.ending = true
+	l.mu.Unlock()
+	within(endWait, l.pending.Wait)
+	l.close()
+	over := within(endWait, func() { _ = l.raft.Shutdown().Error() })
+	if l.disk != nil && !l.disk.close(endWait) {
+		over = false
+	}
+	return over
+}
+
+// within runs f and says whether it ended in time. If not, it goes on alone.
+func within(limit time.Duration, f func()) bool {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-done:
+		return true
+	case <-timer.C:
+		return false
+	}
+}
+
+// failure is why the life's disk failed; nil if it has not.
+func (l *life) failure() error {
+	if l.disk == nil {
+		return nil
+	}
+	return l.disk.failure()
+}
+
+// note writes down how far the log is known to be committed, so that a node that
+// starts without a leader need not begin with an older state. raft can do that
+// by itself (RestoreCommittedLogs), but forgets the configuration changes among
+// those entries, and blocks for ever if there are many.
+func (l *life) note() error {
+	applied := l.raft.AppliedIndex()
+	if l.disk == nil || applied <= l.applied.Load() {
+		return nil
+	}
+	err := l.disk.write(0, func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketMeta).Put(keyApplied, logKey(applied))
+	})
+	if err == nil {
+		l.applied.Store(applied)
+	}
+	return err
+}
+
+// replay makes the state that the disk alone proves: the snapshot, and the log as
+// far as it was noted to be committed. nil means that there is none.
+func replay(d *disk) (*State, error) {
+	logs := &logStore{disk: d}
+	if err := logs.check(); err != nil {
+		return nil, err
+	}
+	m := newMachine()
+	next := uint64(1)
+	meta, data, err := snapshotStore{d}.load(true)
+	if err != nil {
+		return nil, err
+	}
+	if meta != nil {
+		if m, err = restoreMachine(data); err != nil {
+			return nil, err
+		}
+		next = meta.Index + 1
+	}
+	applied, err := noted(d)
+	if err != nil {
+		return nil, err
+	}
+	for ; next <= applied; next++ {
+		var l raft.Log
+		err := logs.GetLog(next, &l)
+		if errors.Is(err, raft.ErrLogNotFound) {
+			break
+		}
+		if err != nil {
+			return nil, err
+		}
+		if l.Type != raft.LogCommand {
+			continue
+		}
+		e, err := decodeEntry(l.Data)
+		if err != nil {
+			return nil, fmt.Errorf("log entry %d: %w", next, err)
+		}
+		m.apply(next, e)
+	}
+	if m.version == 0 {
+		return nil, nil
+	}
+	return m.state(), nil
+}
+
+func noted(d *disk) (index uint64, err error) {
+	err = d.read(func(tx *bbolt.Tx) error {
+		dec := &decoder{b: tx.Bucket(bucketMeta).Get(keyApplied)}
+		if len(dec.b) > 0 {
+			index = dec.uint64()
+		}
+		return dec.done()
+	})
+	return index, err
+}

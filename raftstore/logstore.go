@@ -1,0 +1,210 @@
+package raftstore
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"math"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"go.etcd.io/bbolt"
+)
+
+// logRecordFormat is the version of the records of the log bucket.
+const logRecordFormat = 1
+
+// keyTerm is raft's name for the current term.
+var keyTerm = []byte("CurrentTerm")
+
+// logStore is raft's log and its term and vote on a disk.
+//
+// A record of the log, under its index as 8 bytes big-endian:
+//
+//	format    1 byte, 1
+//	type      1 byte, raft's
+//	term      uvarint
+//	appended  varint, unix ns
+//	data      uvarint length, bytes
+//	extension uvarint length, bytes
+//	checksum  4 bytes, CRC-32C of the key and everything before
+type logStore struct {
+	disk *disk
+	// cut is closed when nothing leaves this node any more, see SetUint64.
+	cut <-chan struct{}
+}
+
+var (
+	_ raft.LogStore    = (*logStore)(nil)
+	_ raft.StableStore = (*logStore)(nil)
+)
+
+func logKey(index uint64) []byte { return binary.BigEndian.AppendUint64(nil, index) }
+
+func encodeLog(key []byte, l *raft.Log) []byte {
+	dst := make([]byte, 0, len(l.Data)+len(l.Extensions)+40)
+	dst = append(dst, logRecordFormat, byte(l.Type))
+	dst = binary.AppendUvarint(dst, l.Term)
+	var appended int64
+	if !l.AppendedAt.IsZero() {
+		appended = l.AppendedAt.UnixNano()
+	}
+	dst = binary.AppendVarint(dst, appended)
+	dst = binary.AppendUvarint(dst, uint64(len(l.Data)))
+	dst = append(dst, l.Data...)
+	dst = binary.AppendUvarint(dst, uint64(len(l.Extensions)))
+	dst = append(dst, l.Extensions...)
+	return binary.BigEndian.AppendUint32(dst, logSum(key, dst))
+}
+
+func logSum(key, record []byte) uint32 {
+	return crc32.Update(crc32.Checksum(key, castagnoli), castagnoli, record)
+}
+
+// decodeLog reads a record. What it gives does not share memory with the record.
+func decodeLog(key, record []byte, l *raft.Log) error {
+	if len(key) != 8 || len(record) < crc32.Size+2 {
+		return errShort
+	}
+	body := record[:len(record)-crc32.Size]
+	if logSum(key, body) != binary.BigEndian.Uint32(record[len(body):]) {
+		return errors.New("the checksum differs")
+	}
+	d := &decoder{b: body}
+	if format := d.byte(); format != logRecordFormat {
+		return fmt.Errorf("format %d is unknown", format)
+	}
+	*l = raft.Log{Index: binary.BigEndian.Uint64(key), Type: raft.LogType(d.byte()), Term: d.uint(math.MaxUint64)}
+	if appended := d.int(); appended != 0 {
+		l.AppendedAt = time.Unix(0, appended)
+	}
+	l.Data = append([]byte(nil), d.take(int(d.uint(uint64(len(body)))))...)
+	if n := int(d.uint(uint64(len(body)))); n > 0 {
+		l.Extensions = append([]byte(nil), d.take(n)...)
+	}
+	return d.done()
+}
+
+// check reads the whole log, so that damage is found when the store is opened
+// and not when raft needs the entry, which it does not survive.
+func (s *logStore) check() error {
+	return s.disk.read(func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketLog).ForEach(func(k, v []byte) error {
+			var l raft.Log
+			if err := decodeLog(k, v, &l); err != nil {
+				return fmt.Errorf("log entry %x is damaged: %w", k, err)
+			}
+			return nil
+		})
+	})
+}
+
+// FirstIndex is part of raft.LogStore.
+func (s *logStore) FirstIndex() (uint64, error) { return s.end((*bbolt.Cursor).First) }
+
+// LastIndex is part of raft.LogStore.
+func (s *logStore) LastIndex() (uint64, error) { return s.end((*bbolt.Cursor).Last) }
+
+func (s *logStore) end(of func(*bbolt.Cursor) ([]byte, []byte)) (index uint64, err error) {
+	err = s.disk.read(func(tx *bbolt.Tx) error {
+		if k, _ := of(tx.Bucket(bucketLog).Cursor()); k != nil {
+			index = binary.BigEndian.Uint64(k)
+		}
+		return nil
+	})
+	return index, err
+}
+
+// GetLog is part of raft.LogStore.
+func (s *logStore) GetLog(index uint64, l *raft.Log) error {
+	return s.disk.read(func(tx *bbolt.Tx) error {
+		key := logKey(index)
+		record := tx.Bucket(bucketLog).Get(key)
+		if record == nil {
+			return raft.ErrLogNotFound
+		}
+		if err := decodeLog(key, record, l); err != nil {
+			return fmt.Errorf("log entry %d is damaged: %w", index, err)
+		}
+		return nil
+	})
+}
+
+// StoreLog is part of raft.LogStore.
+func (s *logStore) StoreLog(l *raft.Log) error { return s.StoreLogs([]*raft.Log{l}) }
+
+// StoreLogs is part of raft.LogStore. It writes all or none.
+func (s *logStore) StoreLogs(logs []*raft.Log) error {
+	keys, records, size := make([][]byte, len(logs)), make([][]byte, len(logs)), 0
+	for i, l := range logs {
+		keys[i] = logKey(l.Index)
+		records[i] = encodeLog(keys[i], l)
+		size += len(records[i])
+	}
+	return s.disk.write(size, func(tx *bbolt.Tx) error {
+		b := tx.Bucket(bucketLog)
+		b.FillPercent = 0.9 // keys only grow
+		for i := range keys {
+			if err := b.Put(keys[i], records[i]); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// DeleteRange is part of raft.LogStore.
+func (s *logStore) DeleteRange(first, last uint64) error {
+	return s.disk.write(0, func(tx *bbolt.Tx) error {
+		c, from := tx.Bucket(bucketLog).Cursor(), logKey(first)
+		// A cursor is not to be moved on from a key that it deleted.
+		for k, _ := c.Seek(from); k != nil && binary.BigEndian.Uint64(k) <= last; k, _ = c.Seek(from) {
+			if err := c.Delete(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// Set is part of raft.StableStore.
+func (s *logStore) Set(key, val []byte) error {
+	return s.disk.write(0, func(tx *bbolt.Tx) error { return tx.Bucket(bucketStable).Put(key, val) })
+}
+
+// Get is part of raft.StableStore.
+func (s *logStore) Get(key []byte) (val []byte, err error) {
+	err = s.disk.read(func(tx *bbolt.Tx) error {
+		val = append([]byte{}, tx.Bucket(bucketStable).Get(key)...)
+		return nil
+	})
+	return val, err
+}
+
+// SetUint64 is part of raft.StableStore.
+//
+// Raft panics when its term cannot be written, and a router must not die of a
+// full disk. So that failure is not told: the call returns once nothing that
+// this node says can reach anybody, and the raft that believes in a term that is
+// not on the disk ends with nobody having heard of it.
+func (s *logStore) SetUint64(key []byte, val uint64) error {
+	err := s.Set(key, binary.BigEndian.AppendUint64(nil, val))
+	if err != nil && string(key) == string(keyTerm) {
+		<-s.cut
+		return nil
+	}
+	return err
+}
+
+// GetUint64 is part of raft.StableStore.
+func (s *logStore) GetUint64(key []byte) (uint64, error) {
+	val, err := s.Get(key)
+	if err != nil || len(val) == 0 {
+		return 0, err
+	}
+	if len(val) != 8 {
+		return 0, fmt.Errorf("%s is damaged: %d bytes", key, len(val))
+	}
+	return binary.BigEndian.Uint64(val), nil
+}

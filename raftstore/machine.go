@@ -1,0 +1,359 @@
+package raftstore
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// maxOutcomes is how many outcomes of commands are remembered. A command that
+// is proposed a second time has its effect once as long as fewer than this many
+// others come between; a node gives up on a command after a few seconds, in
+// which a disk cannot write as many.
+const maxOutcomes = 8192
+
+// machine is the state machine: what the log says, applied in order. It is
+// deterministic: no clock, no randomness, no order of maps. One goroutine uses
+// it at a time.
+type machine struct {
+	version   uint64
+	constants Constants
+	backends  []Backend // sorted by name
+	urls      map[string]string
+	// generations holds, per id that was ever given out, the generation that it
+	// was last given. Ids are dense, so it is as long as the most backends there
+	// ever were at a time.
+	generations []uint32
+	used        []bool // per id
+	rules       Rules
+	hot         []HotPrefix // sorted by anchor
+	switches    Switches
+
+	outcomes map[requestID]outcome
+	order    []requestID // of outcomes, oldest first from head on
+	head     int
+}
+
+// outcome is what became of a command.
+type outcome struct {
+	result Result
+	refuse *refusal // nil if it was carried out
+}
+
+func newMachine() *machine {
+	return &machine{
+		urls:     make(map[string]string),
+		switches: Switches{Hot: true},
+		outcomes: make(map[requestID]outcome),
+	}
+}
+
+// apply carries out the entry at this index of the log, or refuses it as a
+// whole. An entry whose request was seen before only repeats its outcome.
+func (m *machine) apply(index uint64, e entry) outcome {
+	if o, ok := m.outcomes[e.request]; ok {
+		return o
+	}
+	changed, refused := m.execute(index, e)
+	o := outcome{Result{Index: index, Changed: changed}, refused}
+	if changed {
+		m.version = index
+	}
+	m.remember(e.request, o)
+	return o
+}
+
+func (m *machine) remember(id requestID, o outcome) {
+	if len(m.order) < maxOutcomes {
+		m.order = append(m.order, id)
+	} else {
+		delete(m.outcomes, m.order[m.head])
+		m.order[m.head] = id
+		m.head = (m.head + 1) % maxOutcomes
+	}
+	m.outcomes[id] = o
+}
+
+func (m *machine) execute(index uint64, e entry) (changed bool, refused *refusal) {
+	switch c := e.command.(type) {
+	case AddBackends:
+		return m.addBackends(index, e.at, c)
+	case UpdateBackend:
+		return m.updateBackend(index, c)
+	case SetBackendState:
+		return m.setBackendState(index, e.at, c)
+	case NewGeneration:
+		return m.newGeneration(index, c)
+	case RemoveBackends:
+		return m.removeBackends(c)
+	case SetRules:
+		return m.setRules(index, c)
+	case SetHot:
+		return m.setHot(e.at, c)
+	case SetSwitches:
+		changed = m.switches != c.Switches
+		m.switches = c.Switches
+		return changed, nil
+	case SetConstants:
+		return m.setConstants(c)
+	}
+	panic(fmt.Sprintf("raftstore: command %T is not carried out", e.command))
+}
+
+// find gives the place of a name among the backends.
+func (m *machine) find(name string) (int, bool) {
+	return slices.BinarySearchFunc(m.backends, name, func(b Backend, name string) int {
+		return strings.Compare(b.Name, name)
+	})
+}
+
+func (m *machine) addBackends(index uint64, at int64, c AddBackends) (bool, *refusal) {
+	if len(m.backends)+len(c.Backends) > MaxBackends {
+		return false, refuse(refusedTooMany, "%d backends and %d more are above the %d that are possible",
+			len(m.backends), len(c.Backends), MaxBackends)
+	}
+	names := make(map[string]bool, len(c.Backends))
+	urls := make(map[string]string, len(c.Backends))
+	for _, b := range c.Backends {
+		if _, found := m.find(b.Name); found {
+			return false, refuse(refusedExists, "backend %s exists already", b.Name)
+		}
+		if names[b.Name] {
+			return false, refuse(refusedExists, "backend %s is given twice", b.Name)
+		}
+		if owner, found := m.urls[b.URL]; found {
+			return false, refuse(refusedExists, "url %s of backend %s is backend %s already", b.URL, b.Name, owner)
+		}
+		if owner, found := urls[b.URL]; found {
+			return false, refuse(refusedExists, "url %s is given for %s and for %s", b.URL, owner, b.Name)
+		}
+		names[b.Name], urls[b.URL] = true, b.Name
+	}
+	id := 0
+	for _, spec := range c.Backends {
+		for id < len(m.used) && m.used[id] {
+			id++
+		}
+		if id == len(m.used) {
+			m.used = append(m.used, false)
+			m.generations = append(m.generations, 0)
+		}
+		m.used[id] = true
+		m.generations[id]++
+		m.backends = append(m.backends, Backend{
+			ID: uint16(id), Generation: m.generations[id], Name: spec.Name, URL: spec.URL, Models: spec.Models,
+			Role: spec.Role, Zone: spec.Zone, Weight: cmp.Or(spec.Weight, 1), KVTokens: spec.KVTokens,
+			Source: spec.Source, Since: at, Version: index,
+		})
+		m.urls[spec.URL] = spec.Name
+	}
+	slices.SortFunc(m.backends, func(a, b Backend) int { return strings.Compare(a.Name, b.Name) })
+	return len(c.Backends) > 0, nil
+}
+
+func (m *machine) updateBackend(index uint64, c UpdateBackend) (bool, *refusal) {
+	i, found := m.find(c.Name)
+	if !found {
+		return false, refuse(refusedNotFound, "backend %s does not exist", c.Name)
+	}
+	b := m.backends[i]
+	if c.IfVersion != nil && *c.IfVersion != b.Version {
+		return false, refuse(refusedConflict, "backend %s has version %d, not %d", c.Name, b.Version, *c.IfVersion)
+	}
+	old := b
+	if c.URL != nil && *c.URL != b.URL {
+		if owner, taken := m.urls[*c.URL]; taken {
+			return false, refuse(refusedExists, "url %s of backend %s is backend %s already", *c.URL, c.Name, owner)
+		}
+		b.URL = *c.URL
+		b.Generation++
+	}
+	set(&b.Role, c.Role)
+	set(&b.Zone, c.Zone)
+	set(&b.Weight, c.Weight)
+	set(&b.KVTokens, c.KVTokens)
+	set(&b.Source, c.Source)
+	set(&b.Models, c.Models)
+	if sameBackend(b, old) {
+		return false, nil
+	}
+	delete(m.urls, old.URL)
+	m.urls[b.URL] = b.Name
+	m.generations[b.ID] = b.Generation
+	b.Version = index
+	m.backends[i] = b
+	return true, nil
+}
+
+// set gives a field its new value, if there is one.
+func set[T any](field, value *T) {
+	if value != nil {
+		*field = *value
+	}
+}
+
+// sameBackend compares what a command can change.
+func sameBackend(a, b Backend) bool {
+	return a.URL == b.URL && a.Role == b.Role && a.Zone == b.Zone && a.Weight == b.Weight &&
+		a.KVTokens == b.KVTokens && a.Source == b.Source && slices.Equal(a.Models, b.Models)
+}
+
+func (m *machine) setBackendState(index uint64, at int64, c SetBackendState) (bool, *refusal) {
+	places := make([]int, len(c.Names))
+	for n, name := range c.Names {
+		i, found := m.find(name)
+		if !found {
+			return false, refuse(refusedNotFound, "backend %s does not exist", name)
+		}
+		places[n] = i
+	}
+	changed := false
+	for _, i := range places {
+		b := &m.backends[i]
+		drained, down := b.Drained, b.State == Down
+		switch c.Action {
+		case Drain:
+			drained = true
+		case Resume:
+			drained = false
+		case MarkDown:
+			down = true
+		case MarkUp:
+			down = false
+		}
+		state := Active
+		switch {
+		case down:
+			state = Down
+		case drained:
+			state = Draining
+		}
+		if state == b.State && drained == b.Drained {
+			continue
+		}
+		if state != b.State {
+			b.State, b.Since, b.Reason = state, at, c.Reason
+		}
+		b.Drained = drained
+		b.Version = index
+		changed = true
+	}
+	return changed, nil
+}
+
+func (m *machine) newGeneration(index uint64, c NewGeneration) (bool, *refusal) {
+	i, found := m.find(c.Name)
+	if !found {
+		return false, refuse(refusedNotFound, "backend %s does not exist", c.Name)
+	}
+	b := &m.backends[i]
+	if c.From != 0 && c.From != b.Generation {
+		return false, refuse(refusedConflict, "backend %s has generation %d, not %d", c.Name, b.Generation, c.From)
+	}
+	b.Generation++
+	b.Version = index
+	m.generations[b.ID] = b.Generation
+	return true, nil
+}
+
+func (m *machine) removeBackends(c RemoveBackends) (bool, *refusal) {
+	gone := make(map[string]bool, len(c.Names))
+	for _, name := range c.Names {
+		if _, found := m.find(name); !found {
+			return false, refuse(refusedNotFound, "backend %s does not exist", name)
+		}
+		gone[name] = true
+	}
+	m.backends = slices.DeleteFunc(m.backends, func(b Backend) bool {
+		if !gone[b.Name] {
+			return false
+		}
+		m.used[b.ID] = false
+		delete(m.urls, b.URL)
+		return true
+	})
+	return len(gone) > 0, nil
+}
+
+func (m *machine) setRules(index uint64, c SetRules) (bool, *refusal) {
+	if c.IfVersion != nil && *c.IfVersion != m.rules.Version {
+		return false, refuse(refusedConflict, "the rules have version %d, not %d", m.rules.Version, *c.IfVersion)
+	}
+	if m.rules.Version != 0 && m.rules.Text == c.Text {
+		return false, nil
+	}
+	m.rules = Rules{Text: c.Text, Version: index}
+	return true, nil
+}
+
+func (m *machine) setHot(at int64, c SetHot) (bool, *refusal) {
+	hot := slices.Clone(m.hot)
+	changed := false
+	for _, h := range c.Changes {
+		i, found := slices.BinarySearchFunc(hot, h.Anchor, func(p HotPrefix, a uint64) int { return cmp.Compare(p.Anchor, a) })
+		switch {
+		case h.Remove && !found:
+		case h.Remove:
+			hot = slices.Delete(hot, i, i+1)
+			changed = true
+		case !found:
+			hot = slices.Insert(hot, i, HotPrefix{
+				Anchor: h.Anchor, Depth: h.Depth, R: h.R, Expires: h.Expires, Since: at, LastChange: at,
+			})
+			changed = true
+		default:
+			p := hot[i]
+			if p.R != h.R {
+				p.LastChange = at
+			}
+			p.Depth, p.R, p.Expires = h.Depth, h.R, h.Expires
+			changed = changed || p != hot[i]
+			hot[i] = p
+		}
+	}
+	if len(hot) > MaxHot {
+		return false, refuse(refusedTooMany, "%d hot prefixes are above the %d that are possible", len(hot), MaxHot)
+	}
+	m.hot = hot
+	return changed, nil
+}
+
+func (m *machine) setConstants(c SetConstants) (bool, *refusal) {
+	switch {
+	case m.constants == Constants{}:
+		m.constants = c.Constants
+		return true, nil
+	case m.constants != c.Constants:
+		return false, refuse(refusedConflict, "%v", mismatch(m.constants, c.Constants))
+	}
+	return false, nil
+}
+
+// mismatch says in what the constants of the fleet and of a node differ; nil if
+// in nothing.
+func mismatch(fleet, node Constants) error {
+	var list []string
+	if fleet.Cluster != node.Cluster {
+		list = append(list, fmt.Sprintf("cluster (fleet %q, this node %q)", fleet.Cluster, node.Cluster))
+	}
+	if fleet.BlockBytes != node.BlockBytes {
+		list = append(list, fmt.Sprintf("block bytes (fleet %d, this node %d)", fleet.BlockBytes, node.BlockBytes))
+	}
+	if fleet.KeyID != node.KeyID {
+		list = append(list, fmt.Sprintf("id of the block hashes' secret (fleet %08x, this node %08x)", fleet.KeyID, node.KeyID))
+	}
+	if list == nil {
+		return nil
+	}
+	return fmt.Errorf("the constants of the fleet and of this node differ: %s", strings.Join(list, ", "))
+}
+
+// state is the machine's state for readers. It shares nothing that apply writes
+// to: lists of models are replaced, never changed.
+func (m *machine) state() *State {
+	return &State{
+		Version: m.version, Constants: m.constants, Backends: slices.Clone(m.backends), Rules: m.rules,
+		Hot: slices.Clone(m.hot), Switches: m.switches,
+	}
+}

@@ -1,0 +1,113 @@
+package raftstore
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+)
+
+var seedFlag = flag.Uint64("seed", 0, "seed of random tests; 0 draws one")
+
+// seeded gives a test's source of randomness and prints its seed.
+func seeded(t testing.TB) *rand.Rand {
+	seed := *seedFlag
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	t.Logf("repeat with -seed %d", seed)
+	return rand.New(rand.NewPCG(seed, 0))
+}
+
+func TestSeedsMatter(t *testing.T) {
+	a, b := rand.New(rand.NewPCG(1, 0)), rand.New(rand.NewPCG(2, 0))
+	if a.Uint64() == b.Uint64() {
+		t.Error("two seeds give the same numbers")
+	}
+}
+
+// Three nodes that are started in any order, with any of them late, and with
+// different views of who is there, form exactly one group.
+func TestOneGroupWhateverTheOrder(t *testing.T) {
+	leakCheck(t)
+	rounds := 100
+	if testing.Short() {
+		rounds = 10
+	}
+	r := seeded(t)
+	// Several at a time: they mostly wait.
+	gate := make(chan struct{}, 25)
+	var wg sync.WaitGroup
+	for round := range rounds {
+		f := newFleet(t, 3, func(c *Config) {
+			c.Timers.Heartbeat, c.Timers.Lease, c.Timers.Poll = 150*time.Millisecond, 75*time.Millisecond, 10*time.Millisecond
+		})
+		order := r.Perm(3)
+		var waits []time.Duration
+		for range order {
+			waits = append(waits, time.Duration(r.IntN(30))*time.Millisecond)
+		}
+		late := r.IntN(3)
+		waits[late] += time.Duration(r.IntN(200)) * time.Millisecond
+		// In a third of the rounds one node does not see another for a while.
+		blind := r.IntN(3) == 0
+		if blind {
+			f.isolate(f.nodes[r.IntN(3)])
+		}
+		gate <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-gate }()
+			defer f.stop()
+			if err := oneGroup(f, order, waits, blind); err != nil {
+				t.Errorf("round %d, order %v, waits %v: %v", round, order, waits, err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// oneGroup starts the nodes and says why they did not form one group.
+func oneGroup(f *fleet, order []int, waits []time.Duration, blind bool) error {
+	for i, n := range order {
+		time.Sleep(waits[i])
+		s, err := f.nodes[n].open()
+		if err != nil {
+			return err
+		}
+		id := s.ID()
+		f.nodes[n].id.Store(&id)
+		if err := s.Start(f.t.Context()); err != nil {
+			return err
+		}
+		f.nodes[n].store.Store(s)
+	}
+	if blind {
+		time.Sleep(50 * time.Millisecond)
+		f.heal()
+	}
+	var why error
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		groups, leaders := make(map[string]int), 0
+		why = nil
+		for _, s := range f.running() {
+			st := s.Status()
+			groups[st.Group]++
+			if st.Role == "leader" {
+				leaders++
+			}
+			if len(st.Servers) != 3 {
+				why = fmt.Errorf("%s knows %d servers and is %s, waiting %q", st.ID, len(st.Servers), st.Role, st.Waiting)
+			}
+		}
+		// Two groups would never become one, so there is nothing to wait for.
+		if delete(groups, ""); len(groups) > 1 {
+			return fmt.Errorf("groups %v", groups)
+		}
+		if why == nil && leaders == 1 && len(groups) == 1 {
+			return nil
+		}
+	}
+	return fmt.Errorf("no group in %v: %w", patience, why)
+}

@@ -1,0 +1,376 @@
+package raftstore
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// helloFormat is the version of what stands at the beginning of a connection.
+	helloFormat = 1
+	// maxConns bounds the connections that others have open to this node. A group
+	// of a hundred needs two or three from each other node.
+	maxConns = 1024
+	// greetTimeout bounds the TLS handshake and the hello.
+	greetTimeout = 5 * time.Second
+	// idleTimeout ends a connection for requests that nobody uses.
+	idleTimeout = time.Minute
+	// maxHelloBytes bounds the body of a hello.
+	maxHelloBytes = 1024
+)
+
+// The two uses of a connection.
+const (
+	useRaft     = 'R' // raft's own protocol, one direction of asking
+	useRequests = 'Q' // frames of requests.go
+)
+
+// hello begins every connection; the dialing side writes it:
+//
+//	use     1 byte
+//	format  1 byte, 1
+//	length  2 bytes, of the rest
+//	group   16 bytes; zero with requests
+//	to      string: the id of the node that is meant; empty with requests
+//	id      string: the dialing node
+//	addr    string: where it is reached
+//
+// With raft the answer is a byte, 0, or 1 and a string that says why not. To be
+// asked by name keeps a node that took over an address from voting for the one
+// that had it.
+type hello struct {
+	use   byte
+	group groupID
+	to    string
+	id    string
+	addr  string
+}
+
+func (h hello) encode() []byte {
+	dst := []byte{h.use, helloFormat, 0, 0}
+	dst = append(dst, h.group[:]...)
+	dst = appendString(dst, h.to)
+	dst = appendString(dst, h.id)
+	dst = appendString(dst, h.addr)
+	binary.BigEndian.PutUint16(dst[2:], uint16(len(dst)-4))
+	return dst
+}
+
+func readHello(r io.Reader) (hello, error) {
+	var head [4]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return hello{}, err
+	}
+	n := int(binary.BigEndian.Uint16(head[2:]))
+	switch {
+	case head[0] != useRaft && head[0] != useRequests:
+		return hello{}, fmt.Errorf("%q is no use of a connection", head[0])
+	case head[1] != helloFormat:
+		return hello{}, fmt.Errorf("hello of the unknown format %d", head[1])
+	case n > maxHelloBytes:
+		return hello{}, fmt.Errorf("hello of %d bytes", n)
+	}
+	body := make([]byte, n)
+	if _, err := io.ReadFull(r, body); err != nil {
+		return hello{}, err
+	}
+	d := &decoder{b: body}
+	h := hello{use: head[0]}
+	copy(h.group[:], d.take(len(h.group)))
+	h.to, h.id, h.addr = d.string(maxHelloBytes), d.string(maxHelloBytes), d.string(maxHelloBytes)
+	return h, d.done()
+}
+
+// port is the node's raft port: it accepts, authenticates and sorts connections,
+// and dials.
+type port struct {
+	listener net.Listener
+	addr     string // as others reach it
+	id       string
+	tls      *tls.Config
+	faults   *Faults
+	// admits says why a connection for raft is refused; nil if it is not.
+	admits func(hello) error
+	// raft takes a connection for raft over.
+	raft func(*conn) error
+	// requests serves a connection for requests until it ends.
+	requests func(*conn)
+	onError  func(error)
+
+	refused atomic.Uint64 // connections beyond maxConns
+
+	mu     sync.Mutex
+	conns  map[*conn]struct{} // all that are open, in and out
+	closed bool
+	wg     sync.WaitGroup // accepting, greeting and serving
+}
+
+// conn is a connection whose hello was exchanged.
+type conn struct {
+	net.Conn // secure, once greeted
+	raw      net.Conn
+	port     *port
+	hello    hello       // the dialing side's
+	peer     string      // the address of the other node
+	lost     atomic.Bool // faults have swallowed something
+	once     sync.Once
+}
+
+// Close ends the connection; it may be called more than once.
+func (c *conn) Close() error {
+	var err error
+	c.once.Do(func() {
+		err = c.raw.Close()
+		c.port.mu.Lock()
+		delete(c.port.conns, c)
+		c.port.mu.Unlock()
+	})
+	return err
+}
+
+// limit sets the deadline of everything on the connection. Setting it fails on a
+// closed connection only, which the next read or write finds out.
+func (c *conn) limit(t time.Time) { _ = c.raw.SetDeadline(t) }
+
+// interrupt ends what waits on the connection.
+func (c *conn) interrupt() { c.limit(time.Now().Add(-time.Second)) }
+
+// turnAway says why a hello is refused. Who does not listen learns it later.
+func (c *conn) turnAway(why string) { _, _ = c.Write(appendString([]byte{1}, why)) }
+
+// Write lets injected faults delay or swallow what is written. A connection that
+// has lost something stays silent, as one does whose packets are dropped.
+func (c *conn) Write(p []byte) (int, error) {
+	if f := c.port.faults; f != nil {
+		if f.Delay != nil {
+			time.Sleep(f.Delay(c.peer))
+		}
+		if f.Cut != nil && f.Cut(c.peer) {
+			c.lost.Store(true)
+		}
+		if c.lost.Load() {
+			return len(p), nil
+		}
+	}
+	return c.Conn.Write(p)
+}
+
+// start begins to accept.
+func (p *port) start() {
+	p.conns = make(map[*conn]struct{})
+	p.wg.Go(p.accept)
+}
+
+// close ends everything that runs on the port and waits for it.
+func (p *port) close() {
+	p.mu.Lock()
+	p.closed = true
+	conns := make([]*conn, 0, len(p.conns))
+	for c := range p.conns {
+		conns = append(conns, c)
+	}
+	p.mu.Unlock()
+	p.listener.Close()
+	for _, c := range conns {
+		c.Close()
+	}
+	p.wg.Wait()
+}
+
+func (p *port) accept() {
+	wait := 5 * time.Millisecond
+	for {
+		raw, err := p.listener.Accept()
+		p.mu.Lock()
+		closed, full := p.closed, len(p.conns) >= maxConns
+		p.mu.Unlock()
+		switch {
+		case closed:
+			if err == nil {
+				raw.Close()
+			}
+			return
+		case errors.Is(err, net.ErrClosed):
+			p.onError(fmt.Errorf("raft port: %w", err))
+			return
+		case err != nil:
+			// Out of file descriptors, most likely: it passes.
+			p.onError(fmt.Errorf("raft port: %w", err))
+			time.Sleep(wait)
+			wait = min(2*wait, time.Second)
+			continue
+		case full:
+			p.refused.Add(1)
+			raw.Close()
+			continue
+		}
+		wait = 5 * time.Millisecond
+		c := &conn{Conn: raw, raw: raw, port: p}
+		if !p.track(c) {
+			return
+		}
+		p.wg.Go(func() { p.greet(c) })
+	}
+}
+
+// track enters a connection; false means that the port is closed, and so the
+// connection.
+func (p *port) track(c *conn) bool {
+	p.mu.Lock()
+	if !p.closed {
+		p.conns[c] = struct{}{}
+		p.mu.Unlock()
+		return true
+	}
+	p.mu.Unlock()
+	c.raw.Close()
+	return false
+}
+
+// greet takes a new connection's hello and serves it, or hands it to raft.
+func (p *port) greet(c *conn) {
+	keep := false
+	defer func() {
+		if !keep {
+			c.Close()
+		}
+	}()
+	c.limit(time.Now().Add(greetTimeout))
+	if p.tls != nil {
+		secure := tls.Server(c.Conn, p.tls)
+		if err := secure.Handshake(); err != nil {
+			return
+		}
+		if secure.ConnectionState().NegotiatedProtocol != ALPN {
+			return
+		}
+		c.Conn = secure
+	}
+	h, err := readHello(c.Conn)
+	if err != nil {
+		return
+	}
+	c.hello, c.peer = h, h.addr
+	c.limit(time.Time{})
+	if h.use == useRequests {
+		p.requests(c)
+		return
+	}
+	keep = p.admit(c)
+}
+
+// admit answers a hello for raft.
+func (p *port) admit(c *conn) bool {
+	c.limit(time.Now().Add(greetTimeout))
+	if c.hello.to != p.id {
+		c.turnAway("here is " + p.id)
+		return false
+	}
+	if err := p.admits(c.hello); err != nil {
+		c.turnAway(err.Error())
+		return false
+	}
+	// Before raft has the connection and writes to it.
+	if _, err := c.Write([]byte{0}); err != nil {
+		return false
+	}
+	c.limit(time.Time{})
+	return p.raft(c) == nil
+}
+
+// dial opens a connection and says hello.
+func (p *port) dial(ctx context.Context, addr string, h hello) (*conn, error) {
+	h.id, h.addr = p.id, p.addr
+	if p.faults != nil && p.faults.Cut != nil && p.faults.Cut(addr) {
+		<-ctx.Done() // nobody answers a packet that was dropped
+		return nil, fmt.Errorf("dial %s: %w", addr, ctx.Err())
+	}
+	raw, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	c := &conn{Conn: raw, raw: raw, port: p, hello: h, peer: addr}
+	if !p.track(c) {
+		return nil, net.ErrClosed
+	}
+	if err := p.introduce(ctx, c, addr); err != nil {
+		c.Close()
+		return nil, fmt.Errorf("dial %s: %w", addr, err)
+	}
+	return c, nil
+}
+
+func (p *port) introduce(ctx context.Context, c *conn, addr string) error {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		deadline = time.Now().Add(greetTimeout)
+	}
+	c.limit(deadline)
+	stop := context.AfterFunc(ctx, c.interrupt)
+	defer func() {
+		if stop() {
+			c.limit(time.Time{})
+		}
+	}()
+	if p.tls != nil {
+		cfg := p.tls
+		if cfg.ServerName == "" && !cfg.InsecureSkipVerify {
+			cfg = cfg.Clone()
+			cfg.ServerName, _, _ = net.SplitHostPort(addr)
+		}
+		secure := tls.Client(c.Conn, cfg)
+		if err := secure.HandshakeContext(ctx); err != nil {
+			return err
+		}
+		if got := secure.ConnectionState().NegotiatedProtocol; got != ALPN {
+			return fmt.Errorf("the other side speaks %q, not %s", got, ALPN)
+		}
+		c.Conn = secure
+	}
+	if _, err := c.Write(c.hello.encode()); err != nil {
+		return err
+	}
+	if c.hello.use == useRequests {
+		return nil
+	}
+	return readAdmission(c.Conn)
+}
+
+// readAdmission reads the answer to a hello for raft.
+func readAdmission(r io.Reader) error {
+	var b [3]byte
+	if _, err := io.ReadFull(r, b[:1]); err != nil || b[0] == 0 {
+		return err
+	}
+	text, err := io.ReadAll(io.LimitReader(r, maxHelloBytes))
+	if err != nil {
+		return err
+	}
+	d := &decoder{b: text}
+	why := d.string(maxHelloBytes)
+	if d.err != nil {
+		return d.err
+	}
+	return fmt.Errorf("refused: %s", why)
+}
+
+// secured makes the TLS configuration of both directions from the one given.
+func secured(cfg *tls.Config) *tls.Config {
+	if cfg == nil {
+		return nil
+	}
+	cfg = cfg.Clone()
+	if !slices.Contains(cfg.NextProtos, ALPN) {
+		cfg.NextProtos = []string{ALPN}
+	}
+	return cfg
+}

@@ -1,0 +1,106 @@
+package raftstore
+
+import (
+	"fmt"
+	"io"
+	"log"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/rs/zerolog"
+)
+
+// quiet is how long a message of raft's is not repeated. It says the same for
+// every heartbeat that an absent server does not answer.
+const quiet = 10 * time.Second
+
+// raftLog passes raft's messages on to zerolog, each text at most once in a
+// while. One level lower than raft says, because it does not know what is
+// normal here: it calls an unreachable peer an error.
+type raftLog struct {
+	hclog.Logger // for what is not needed; says nothing
+	log          zerolog.Logger
+	args         []any
+
+	shared *raftLogTimes
+}
+
+type raftLogTimes struct {
+	mu   sync.Mutex
+	last map[string]time.Time
+}
+
+func newRaftLog(l zerolog.Logger) hclog.Logger {
+	return raftLog{Logger: hclog.NewNullLogger(), log: l, shared: &raftLogTimes{last: make(map[string]time.Time)}}
+}
+
+// Log is part of hclog.Logger.
+func (r raftLog) Log(level hclog.Level, msg string, args ...any) {
+	var to zerolog.Level
+	switch level {
+	case hclog.Error:
+		to = zerolog.WarnLevel
+	case hclog.Warn:
+		to = zerolog.InfoLevel
+	case hclog.Info:
+		to = zerolog.DebugLevel
+	default:
+		to = zerolog.TraceLevel
+	}
+	if to < r.log.GetLevel() || to < zerolog.GlobalLevel() || r.repeated(msg) {
+		return
+	}
+	e := r.log.WithLevel(to)
+	for _, list := range [][]any{r.args, args} {
+		for i := 0; i+1 < len(list); i += 2 {
+			key, ok := list[i].(string)
+			if !ok {
+				continue
+			}
+			switch v := list[i+1].(type) {
+			case error:
+				e = e.Str(strings.ReplaceAll(key, "error", "err"), v.Error())
+			case hclog.Format:
+				// A format and its arguments: the servers of a configuration.
+			case fmt.Stringer:
+				e = e.Stringer(key, v)
+			default:
+				e = e.Interface(key, v)
+			}
+		}
+	}
+	e.Msg("raft: " + msg)
+}
+
+// repeated notes that a message is said, and whether it was said lately. The
+// texts are constants of raft, so there are few.
+func (r raftLog) repeated(msg string) bool {
+	r.shared.mu.Lock()
+	defer r.shared.mu.Unlock()
+	now := time.Now()
+	if now.Sub(r.shared.last[msg]) < quiet {
+		return true
+	}
+	r.shared.last[msg] = now
+	return false
+}
+
+func (r raftLog) Trace(msg string, args ...any) { r.Log(hclog.Trace, msg, args...) }
+func (r raftLog) Debug(msg string, args ...any) { r.Log(hclog.Debug, msg, args...) }
+func (r raftLog) Info(msg string, args ...any)  { r.Log(hclog.Info, msg, args...) }
+func (r raftLog) Warn(msg string, args ...any)  { r.Log(hclog.Warn, msg, args...) }
+func (r raftLog) Error(msg string, args ...any) { r.Log(hclog.Error, msg, args...) }
+
+func (r raftLog) With(args ...any) hclog.Logger {
+	r.args = append(append([]any(nil), r.args...), args...)
+	return r
+}
+
+func (r raftLog) Named(string) hclog.Logger      { return r }
+func (r raftLog) ResetNamed(string) hclog.Logger { return r }
+
+func (r raftLog) StandardLogger(*hclog.StandardLoggerOptions) *log.Logger {
+	return log.New(io.Discard, "", 0)
+}

@@ -1,0 +1,197 @@
+package raftstore
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"math"
+)
+
+// A snapshot is the whole machine in one piece:
+//
+//	magic        4 bytes, "GVRS"
+//	format       1 byte, 1
+//	version      uvarint
+//	constants    as in a command
+//	rules        version uvarint, text
+//	switches     1 byte, bit 0: hot
+//	generations  count, then one uvarint per id ever given out
+//	backends     count, then each, sorted by name
+//	hot          count, then each, sorted by anchor
+//	outcomes     count, then each, oldest first
+//	checksum     4 bytes, CRC-32C of everything before, big-endian
+//
+// Equal machines have equal snapshots, byte for byte.
+const (
+	snapshotMagic  = "GVRS"
+	snapshotFormat = 1
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// errUnknownSnapshot is a snapshot written by a newer program.
+var errUnknownSnapshot = errors.New("snapshot of an unknown version")
+
+func (m *machine) snapshot() []byte {
+	dst := make([]byte, 0, 1024+160*len(m.backends)+32*len(m.order))
+	dst = append(dst, snapshotMagic...)
+	dst = append(dst, snapshotFormat)
+	dst = binary.AppendUvarint(dst, m.version)
+	dst = appendConstants(dst, m.constants)
+	dst = binary.AppendUvarint(dst, m.rules.Version)
+	dst = appendString(dst, m.rules.Text)
+	dst = appendBool(dst, m.switches.Hot)
+	dst = binary.AppendUvarint(dst, uint64(len(m.generations)))
+	for _, g := range m.generations {
+		dst = binary.AppendUvarint(dst, uint64(g))
+	}
+	dst = binary.AppendUvarint(dst, uint64(len(m.backends)))
+	for _, b := range m.backends {
+		dst = appendBackend(dst, b)
+	}
+	dst = binary.AppendUvarint(dst, uint64(len(m.hot)))
+	for _, h := range m.hot {
+		dst = appendHot(dst, h)
+	}
+	dst = binary.AppendUvarint(dst, uint64(len(m.order)))
+	for i := range m.order {
+		id := m.order[(m.head+i)%len(m.order)]
+		dst = appendOutcome(append(dst, id[:]...), m.outcomes[id])
+	}
+	return binary.BigEndian.AppendUint32(dst, crc32.Checksum(dst, castagnoli))
+}
+
+func appendBackend(dst []byte, b Backend) []byte {
+	dst = binary.AppendUvarint(dst, uint64(b.ID))
+	dst = binary.AppendUvarint(dst, uint64(b.Generation))
+	dst = appendSpec(dst, BackendSpec{
+		Name: b.Name, URL: b.URL, Models: b.Models, Role: b.Role, Zone: b.Zone,
+		Weight: b.Weight, KVTokens: b.KVTokens, Source: b.Source,
+	})
+	dst = append(dst, byte(b.State))
+	dst = appendBool(dst, b.Drained)
+	dst = binary.AppendVarint(dst, b.Since)
+	dst = appendString(dst, b.Reason)
+	return binary.AppendUvarint(dst, b.Version)
+}
+
+func appendHot(dst []byte, h HotPrefix) []byte {
+	dst = binary.BigEndian.AppendUint64(dst, h.Anchor)
+	dst = binary.AppendUvarint(dst, uint64(h.Depth))
+	dst = binary.AppendUvarint(dst, uint64(h.R))
+	dst = binary.AppendVarint(dst, h.Expires)
+	dst = binary.AppendVarint(dst, h.Since)
+	return binary.AppendVarint(dst, h.LastChange)
+}
+
+// appendOutcome writes the index, whether it changed the state, and the refusal
+// if there was one. Answers of a leader have the same form.
+func appendOutcome(dst []byte, o outcome) []byte {
+	dst = binary.AppendUvarint(dst, o.result.Index)
+	dst = appendBool(dst, o.result.Changed)
+	if o.refuse == nil {
+		return append(dst, 0)
+	}
+	return appendString(append(dst, byte(o.refuse.code)), o.refuse.text)
+}
+
+func (d *decoder) outcome() outcome {
+	o := outcome{result: Result{Index: d.uint(math.MaxUint64), Changed: d.bool()}}
+	if code := refusalCode(d.enum(byte(refusedTooMany))); code != 0 {
+		o.refuse = &refusal{code, d.string(maxRefusalBytes)}
+	}
+	return o
+}
+
+// restoreMachine reads a snapshot.
+func restoreMachine(b []byte) (*machine, error) {
+	if len(b) < len(snapshotMagic)+1+crc32.Size || string(b[:len(snapshotMagic)]) != snapshotMagic {
+		return nil, errors.New("this is no snapshot")
+	}
+	if format := b[len(snapshotMagic)]; format != snapshotFormat {
+		return nil, fmt.Errorf("%w: format %d", errUnknownSnapshot, format)
+	}
+	body, sum := b[:len(b)-crc32.Size], binary.BigEndian.Uint32(b[len(b)-crc32.Size:])
+	if crc32.Checksum(body, castagnoli) != sum {
+		return nil, errors.New("snapshot is damaged: the checksum differs")
+	}
+	m, err := decodeMachine(body[len(snapshotMagic)+1:])
+	if err != nil {
+		return nil, fmt.Errorf("snapshot is damaged: %w", err)
+	}
+	return m, nil
+}
+
+func decodeMachine(b []byte) (*machine, error) {
+	d := &decoder{b: b}
+	m := newMachine()
+	m.version = d.uint(math.MaxUint64)
+	m.constants = d.constants()
+	m.rules = Rules{Version: d.uint(math.MaxUint64), Text: d.string(MaxRulesBytes)}
+	m.switches.Hot = d.bool()
+	m.generations = make([]uint32, d.count(MaxBackends, 1))
+	m.used = make([]bool, len(m.generations))
+	for i := range m.generations {
+		m.generations[i] = uint32(d.uint(math.MaxUint32))
+	}
+	if err := m.decodeBackends(d); err != nil {
+		return nil, err
+	}
+	m.hot = make([]HotPrefix, d.count(MaxHot, 13))
+	for i := range m.hot {
+		m.hot[i] = HotPrefix{
+			Anchor: d.uint64(), Depth: uint32(d.uint(math.MaxUint32)), R: uint16(d.uint(math.MaxUint16)),
+			Expires: d.int(), Since: d.int(), LastChange: d.int(),
+		}
+		if i > 0 && m.hot[i-1].Anchor >= m.hot[i].Anchor {
+			return nil, errors.New("hot prefixes are not in order")
+		}
+	}
+	n := d.count(maxOutcomes, len(requestID{})+3)
+	m.order = make([]requestID, n)
+	for i := range m.order {
+		copy(m.order[i][:], d.take(len(requestID{})))
+		m.outcomes[m.order[i]] = d.outcome()
+	}
+	if err := d.done(); err != nil {
+		return nil, err
+	}
+	if len(m.outcomes) != n {
+		return nil, errors.New("a request is remembered twice")
+	}
+	return m, nil
+}
+
+// decodeBackends reads the backends and derives which ids and URLs are in use.
+func (m *machine) decodeBackends(d *decoder) error {
+	// The shortest backend: 22 bytes, if everything is empty or 0.
+	m.backends = make([]Backend, d.count(MaxBackends, 22))
+	for i := range m.backends {
+		b := &m.backends[i]
+		*b = Backend{
+			ID: uint16(d.uint(math.MaxUint16)), Generation: uint32(d.uint(math.MaxUint32)),
+			Name: d.name(), URL: d.url(), Models: d.models(), Role: d.name(), Zone: d.name(),
+			Weight: d.float(), KVTokens: d.int(), Source: d.source(),
+			State: BackendState(d.enum(byte(Down))), Drained: d.bool(),
+			Since: d.int(), Reason: d.string(MaxReasonBytes), Version: d.uint(math.MaxUint64),
+		}
+		if d.err != nil {
+			return d.err
+		}
+		_, taken := m.urls[b.URL]
+		switch {
+		case i > 0 && m.backends[i-1].Name >= b.Name:
+			return fmt.Errorf("backend %q is not in order", b.Name)
+		case int(b.ID) >= len(m.used) || m.used[b.ID]:
+			return fmt.Errorf("backend %q has the impossible id %d", b.Name, b.ID)
+		case m.generations[b.ID] != b.Generation:
+			return fmt.Errorf("backend %q has generation %d, its id %d", b.Name, b.Generation, m.generations[b.ID])
+		case taken:
+			return fmt.Errorf("url of backend %q is taken", b.Name)
+		}
+		m.used[b.ID] = true
+		m.urls[b.URL] = b.Name
+	}
+	return nil
+}
