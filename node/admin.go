@@ -208,7 +208,9 @@ func (n *Node) BackendList() *BackendList {
 			ID: int(u.id), Name: u.Name, URL: u.URL, State: u.state.String(), Source: raftstore.Static.String(), Generation: u.generation,
 			Weight: u.Weight, Rate: math.Round(n.router.Rate(u.id)), HorizonS: n.tree.Horizon(u.id).Seconds(),
 		}
-		if b := u.agreed; b != nil {
+		if b := u.agreed; b == nil {
+			s.ID = i // its own are provisional, and mean nothing elsewhere
+		} else {
 			s.Agreed, s.Drained, s.Source, s.Reason, s.Version, s.Role, s.Zone = true, b.Drained, b.Source.String(), b.Reason, b.Version, b.Role, b.Zone
 			s.SinceS = ageS(time.UnixMilli(b.Since))
 		}

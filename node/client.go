@@ -14,8 +14,9 @@ import (
 
 // Client asks the admin API of a running router. Safe for concurrent use.
 type Client struct {
-	base string
-	http *http.Client
+	base             string
+	token, tokenFile string // one of them, or none
+	http             *http.Client
 }
 
 // maxAdminAnswer bounds what is read of one answer: thousands of backends fit.
@@ -30,6 +31,12 @@ func NewClient(addr string) *Client {
 		addr = "http://" + addr
 	}
 	return &Client{base: strings.TrimSuffix(addr, "/"), http: &http.Client{}}
+}
+
+// WithToken gives a client that shows the router a token or, if that is empty,
+// the one in a file; neither shows none.
+func (c *Client) WithToken(token, file string) *Client {
+	return &Client{base: c.base, token: token, tokenFile: file, http: c.http}
 }
 
 // Status returns the state of the router.
@@ -101,6 +108,15 @@ func (c *Client) ask(ctx context.Context, method, path string, headers map[strin
 	for k, v := range headers {
 		req.Header.Set(k, v)
 	}
+	token := c.token
+	if token == "" && c.tokenFile != "" {
+		if token, err = ReadToken(c.tokenFile); err != nil {
+			return err
+		}
+	}
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
 	resp, err := c.http.Do(req)
 	if err != nil {
 		return fmt.Errorf("admin API: %w (is the router running, and is this its admin address?)", err)
@@ -111,9 +127,10 @@ func (c *Client) ask(ctx context.Context, method, path string, headers map[strin
 		return fmt.Errorf("admin API: %w", err)
 	}
 	if resp.StatusCode != http.StatusOK {
-		var e struct{ Error string }
-		if json.Unmarshal(text, &e) == nil && e.Error != "" {
-			return fmt.Errorf("admin API: %s", e.Error)
+		e := new(Refusal)
+		if json.Unmarshal(text, e) == nil && e.Reason != "" {
+			e.status = resp.StatusCode
+			return fmt.Errorf("admin API: %w", e)
 		}
 		return fmt.Errorf("admin API: %s: %s", c.base+path, resp.Status)
 	}

@@ -6,8 +6,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"testing"
-
-	"grapevine/prefixtree"
 )
 
 func TestStateRoundTrip(t *testing.T) {

@@ -22,7 +22,6 @@ import (
 	"github.com/rs/zerolog"
 
 	"grapevine/gossip/member"
-	"grapevine/prefixtree"
 )
 
 // fleetConfig is a node of a fleet on loopback: ports of its own, the common secret.
@@ -285,7 +284,7 @@ func TestRestartedNodeIsWarmBeforeItIsReady(t *testing.T) {
 	awaitFleet(t, one, two)
 	const placements, blocks = 3000, 16 // all of them anchors: six pages of a snapshot
 	for seed := range placements {
-		one.knowledge.announced.Record(prefixtree.Backend(seed%2), chain(seed, blocks), now(), nil)
+		one.knowledge.announced.Record(one.fleet.roster().list[seed%2].id, chain(seed, blocks), now(), nil)
 	}
 	eventually(t, "the second node has the facts live", func() bool {
 		have, _ := facts(two)

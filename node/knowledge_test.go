@@ -394,8 +394,8 @@ func TestKnowledgeIsConcurrent(t *testing.T) {
 		tell(t, nodes[0], nodes[1])
 	}
 	at := now() + 100
-	count, xor := nodes[0].tree.FactDigest(at, 0, maxFactTime, nodes[0].names)
-	if n, x := nodes[1].tree.FactDigest(at, 0, maxFactTime, nodes[1].names); n != count || x != xor || n < 1000 {
+	count, xor := nodes[0].tree.FactDigest(at, 0, maxFactTime, nodes[0].names.Load())
+	if n, x := nodes[1].tree.FactDigest(at, 0, maxFactTime, nodes[1].names.Load()); n != count || x != xor || n < 1000 {
 		t.Errorf("one knows %d facts, the other %d, or other times", count, n)
 	}
 	for _, k := range nodes {

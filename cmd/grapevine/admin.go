@@ -10,6 +10,8 @@ import (
 // adminFlags are shared by the commands that ask a running router.
 type adminFlags struct {
 	Admin string `name:"admin" env:"GRAPEVINE_ADMIN" default:"127.0.0.1:8081" placeholder:"ADDR" help:"Admin API of the router."`
+	Token string `name:"admin-token" env:"GRAPEVINE_ADMIN_TOKEN" placeholder:"TOKEN" help:"Token of the admin API. Prefer the file: a flag is visible in the process list."`
+	File  string `name:"admin-token-file" env:"GRAPEVINE_ADMIN_TOKEN_FILE" placeholder:"FILE" help:"File that holds the token."`
 	JSON  bool   `name:"json" help:"Print one JSON object."`
 }
 
@@ -19,5 +21,5 @@ const adminTimeout = node.KeysTimeout + 2*time.Second
 
 func (f *adminFlags) client() (*node.Client, context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(context.Background(), adminTimeout)
-	return node.NewClient(f.Admin), ctx, cancel
+	return node.NewClient(f.Admin).WithToken(f.Token, f.File), ctx, cancel
 }

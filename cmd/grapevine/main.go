@@ -34,7 +34,10 @@ type cli struct {
 	Replay   replayCmd   `cmd:"" help:"Send a workload to running routers and measure."`
 	Simulate simulateCmd `cmd:"" help:"Compare policies on a workload in virtual time."`
 	Explain  explainCmd  `cmd:"" help:"Show where a running router would send a request, and why."`
-	Backends backendsCmd `cmd:"" help:"List the engines of a running router."`
+	Backends backendsCmd `cmd:"" help:"List, add, drain and remove the engines of a fleet."`
+	Rules    rulesCmd    `cmd:"" help:"Show and replace the routing rules of a fleet."`
+	Prefixes prefixesCmd `cmd:"" help:"Show the prefixes that several engines hold on purpose."`
+	Raft     raftCmd     `cmd:"" help:"Show and mend the group of nodes that agree."`
 	Nodes    nodesCmd    `cmd:"" help:"List the routers of a fleet, as one of them sees it."`
 	Status   statusCmd   `cmd:"" help:"Show the state of a running router."`
 	Keys     keysCmd     `cmd:"" help:"Make, list and change the keys that admit to a fleet."`

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"grapevine/node"
+	"grapevine/raftstore"
 )
 
 // TestTablesGolden holds what the commands print for people of a fleet in
@@ -42,7 +43,38 @@ func TestTablesGolden(t *testing.T) {
 		{Node: "two", Primary: "0011223344556677", Keys: []string{"0011223344556677"}},
 		{Node: "wall", Error: "i/o timeout"},
 	}, Error: "wall: i/o timeout"}
+	backends := &node.BackendList{Backends: []node.BackendStatus{
+		{ID: 0, Name: "gpu1:8000", URL: "http://gpu1:8000", State: "active", Agreed: true, Source: "static", Active: 2, FleetActive: 9, PrefillTokens: 4096, HorizonS: 600,
+			KVTokens: 1_200_000, Engine: &node.EngineReport{KVUsage: .5}, Models: []string{"m", "n"}},
+		{ID: 1, Name: "gpu2", URL: "http://gpu2:8000", State: "draining", Drained: true, Agreed: true, Source: "admin", FleetActive: 1, HorizonS: 90, Reason: "new disk", SinceS: 61},
+		{ID: 2, Name: "gpu3", URL: "http://gpu3:8000", State: "down", Drained: true, Agreed: true, Source: "dns"},
+		{ID: 3, Name: "gpu4", URL: "http://gpu4:8000", State: "avoided", Source: "static"},
+	}}
+	rules := &node.RuleSet{Source: "fleet", Version: 17, Text: "rules: []\n", Rules: []node.Rule{
+		{Model: "batch-*", Strategy: "round-robin"}, {Path: "/v1/embeddings", Header: "x-tier", HeaderValue: "low", Strategy: "least-request"},
+	}}
+	ownRules := &node.RuleSet{Source: "configuration"}
+	dry := &node.RuleChange{Changed: node.Changed{Version: 17, Changed: true}, DryRun: true, Difference: " rules:\n-  - {strategy: random}\n+  - {strategy: session}\n"}
+	raft := &node.RaftStatus{Node: "one"}
+	raft.ID, raft.Role, raft.Leader, raft.Term, raft.LastIndex, raft.Committed, raft.Version = "a1", "leader", "a1", 3, 120, 120, 118
+	raft.Servers = []raftstore.ServerStatus{
+		{ID: "a1", Name: "one", Addr: "10.0.0.1:7947", Voter: true, Healthy: true, Index: 120},
+		{ID: "b2", Name: "two", Addr: "10.0.0.2:7947", Voter: true, Alive: true, Healthy: true, Index: 119},
+		{ID: "c3", Addr: "10.0.0.3:7947"},
+	}
+	raft.Problem = "c3 (10.0.0.3:7947) is not reached"
+	waiting := &node.RaftStatus{Node: "one"}
+	waiting.ID, waiting.Role, waiting.Waiting = "a1", "waiting", "for 2 of 3 nodes"
+	prefixes := &node.PrefixList{Prefixes: []node.PrefixStatus{{Anchor: "00ff00ff00ff00ff", Tokens: 8192, Replicas: 4, AgeS: 300, ChangedS: 20, ExpiresS: 45}}}
 	for name, print := range map[string]func(io.Writer) error{
+		"backends":     func(w io.Writer) error { return printBackends(w, backends) },
+		"rules":        func(w io.Writer) error { return printRules(w, rules) },
+		"rules-own":    func(w io.Writer) error { return printRules(w, ownRules) },
+		"rules-dry":    func(w io.Writer) error { return printRuleChange(w, dry) },
+		"raft":         func(w io.Writer) error { return printRaft(w, raft) },
+		"raft-waiting": func(w io.Writer) error { return printRaft(w, waiting) },
+		"prefixes":     func(w io.Writer) error { return printPrefixes(w, prefixes) },
+		"raft-json":    func(w io.Writer) error { return printJSON(w, raft) },
 		"status":       func(w io.Writer) error { return printStatus(w, status) },
 		"status-alone": func(w io.Writer) error { return printStatus(w, &alone) },
 		"nodes":        func(w io.Writer) error { return printNodes(w, nodes) },

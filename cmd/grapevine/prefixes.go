@@ -1,0 +1,48 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"text/tabwriter"
+
+	"grapevine/node"
+)
+
+type prefixesCmd struct {
+	Hot prefixesHotCmd `cmd:"" default:"withargs" help:"List the hot prefixes, or turn their replication on and off."`
+}
+
+type prefixesHotCmd struct {
+	Enable  bool `name:"enable" xor:"switch" help:"Replicate hot prefixes, on the whole fleet."`
+	Disable bool `name:"disable" xor:"switch" help:"Do not, on the whole fleet."`
+	adminFlags
+}
+
+func (c *prefixesHotCmd) Run(s *streams) error {
+	client, ctx, cancel := c.client()
+	defer cancel()
+	if c.Enable || c.Disable {
+		done, err := client.SwitchPrefixes(ctx, c.Enable)
+		return c.report(s, done, err, "replication of hot prefixes: %s", map[bool]string{true: "on", false: "off"}[c.Enable])
+	}
+	list, err := client.Prefixes(ctx)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return printJSON(s.out, list)
+	}
+	return printPrefixes(s.out, list)
+}
+
+func printPrefixes(out io.Writer, list *node.PrefixList) error {
+	if !list.Enabled {
+		fmt.Fprintln(out, "Replication of hot prefixes is off.")
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "ANCHOR\tTOKENS\tREPLICAS\tHOT FOR\tCHANGED\tEXPIRES IN")
+	for _, p := range list.Prefixes {
+		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s ago\t%s\n", p.Anchor, p.Tokens, p.Replicas, seconds(p.AgeS), seconds(p.ChangedS), seconds(p.ExpiresS))
+	}
+	return w.Flush()
+}

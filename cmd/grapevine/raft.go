@@ -1,0 +1,150 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+
+	"grapevine/node"
+)
+
+// raftCmd are the operations on the group of nodes that agree on backends and rules.
+type raftCmd struct {
+	Status   raftStatusCmd   `cmd:"" default:"withargs" help:"Show the group as one router sees it (the default)."`
+	Transfer raftTransferCmd `cmd:"" help:"Hand leadership to another voter."`
+	Recover  raftRecoverCmd  `cmd:"" help:"Force a new group on the data of a stopped router, when most voters are lost for good."`
+}
+
+type raftStatusCmd struct {
+	adminFlags
+}
+
+func (c *raftStatusCmd) Run(s *streams) error {
+	client, ctx, cancel := c.client()
+	defer cancel()
+	st, err := client.Raft(ctx)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return printJSON(s.out, st)
+	}
+	return printRaft(s.out, st)
+}
+
+// printRaft shows the group, and what is wrong with it.
+func printRaft(out io.Writer, st *node.RaftStatus) error {
+	fmt.Fprintf(out, "%s (%s) is %s, term %d, log %d, committed %d, state version %d\n", st.Node, st.ID, st.Role, st.Term, st.LastIndex, st.Committed, st.Version)
+	if st.Waiting != "" {
+		fmt.Fprintf(out, "waiting: %s\n", st.Waiting)
+	}
+	if st.Problem != "" {
+		fmt.Fprintf(out, "problem: %s\n", st.Problem)
+	}
+	if len(st.Servers) == 0 {
+		return nil
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "NAME\tID\tADDRESS\tROLE\tALIVE\tHEALTHY\tLOG")
+	led := st.Role == "leader" // only a leader knows how the others are
+	for _, v := range st.Servers {
+		role := "follows"
+		switch {
+		case v.ID == st.Leader:
+			role = "leads"
+		case v.Voter:
+			role = "votes"
+		}
+		healthy, log := "-", "-"
+		if led {
+			healthy, log = yesNo(v.Healthy), fmt.Sprint(v.Index)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", orDash(v.Name), v.ID, v.Addr, role, yesNo(v.Alive || v.ID == st.ID), healthy, log)
+	}
+	return w.Flush()
+}
+
+func yesNo(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
+type raftTransferCmd struct {
+	To string `arg:"" optional:"" placeholder:"NAME" help:"A voter, by name or id; the most advanced one if left out."`
+	adminFlags
+}
+
+func (c *raftTransferCmd) Run(s *streams) error {
+	client, ctx, cancel := c.client()
+	defer cancel()
+	st, err := client.TransferLeadership(ctx, c.To)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return printJSON(s.out, st)
+	}
+	return printRaft(s.out, st)
+}
+
+type raftRecoverCmd struct {
+	DataDir string   `name:"data-dir" required:"" type:"existingdir" placeholder:"DIR" help:"The router's data_dir. It must not run."`
+	Servers []string `name:"server" placeholder:"ID=HOST:PORT" help:"A voter of the new group: its id and raft address, as raft status shows them. Repeatable, or --peers."`
+	Peers   string   `name:"peers" type:"existingfile" placeholder:"FILE" help:"The same as JSON: [{\"id\":..., \"address\":..., \"voter\":true}]."`
+	JSON    bool     `name:"json" help:"Print one JSON object."`
+}
+
+// Help is shown below the flags.
+func (*raftRecoverCmd) Help() string {
+	return "Only when most voters will never come back: what they alone had confirmed is lost. Stop every router that survives, run this on each of them with the same servers, and start them again. docs/operate.md has the whole procedure."
+}
+
+func (c *raftRecoverCmd) Run(s *streams) error {
+	servers, err := c.servers()
+	if err != nil {
+		return usageError{err}
+	}
+	if err := node.RecoverRaft(c.DataDir, servers); err != nil {
+		return err
+	}
+	if c.JSON {
+		return printJSON(s.out, struct {
+			Servers []node.RaftServer `json:"servers"`
+		}{servers})
+	}
+	_, err = fmt.Fprintf(s.out, "%s now belongs to a group of %d\n", c.DataDir, len(servers))
+	return err
+}
+
+// servers are those of the flags.
+func (c *raftRecoverCmd) servers() (servers []node.RaftServer, err error) {
+	if (c.Peers == "") == (len(c.Servers) == 0) {
+		return nil, fmt.Errorf("give the servers of the new group, by --server or by --peers")
+	}
+	for _, text := range c.Servers {
+		id, addr, ok := strings.Cut(text, "=")
+		if !ok || id == "" || addr == "" {
+			return nil, fmt.Errorf("--server %q: write ID=HOST:PORT", text)
+		}
+		servers = append(servers, node.RaftServer{ID: id, Addr: addr, Voter: true})
+	}
+	if c.Peers == "" {
+		return servers, nil
+	}
+	f, err := os.Open(c.Peers)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	dec := json.NewDecoder(io.LimitReader(f, maxRulesFile))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&servers); err != nil {
+		return nil, fmt.Errorf("%s: %w", c.Peers, err)
+	}
+	return servers, nil
+}

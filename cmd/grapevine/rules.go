@@ -1,0 +1,107 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+
+	"grapevine/node"
+)
+
+// rulesCmd are the operations on the routing rules of a fleet.
+type rulesCmd struct {
+	Show  rulesShowCmd  `cmd:"" default:"withargs" help:"Show the rules that a router goes by (the default)."`
+	Apply rulesApplyCmd `cmd:"" help:"Make a file the rules of the whole fleet."`
+}
+
+type rulesShowCmd struct {
+	Text bool `name:"text" help:"Print the text as it was applied, and nothing else."`
+	adminFlags
+}
+
+func (c *rulesShowCmd) Run(s *streams) error {
+	client, ctx, cancel := c.client()
+	defer cancel()
+	set, err := client.Rules(ctx)
+	switch {
+	case err != nil:
+		return err
+	case c.JSON:
+		return printJSON(s.out, set)
+	case c.Text:
+		_, err := io.WriteString(s.out, set.Text)
+		return err
+	}
+	return printRules(s.out, set)
+}
+
+func printRules(out io.Writer, set *node.RuleSet) error {
+	if set.Source == "fleet" {
+		fmt.Fprintf(out, "Rules of the fleet, version %d. The first that matches wins.\n", set.Version)
+	} else {
+		fmt.Fprintln(out, "This router's own rules: none were applied to the fleet. The first that matches wins.")
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "#\tMODEL\tPATH\tHEADER\tSTRATEGY")
+	for i, r := range set.Rules {
+		header := r.Header
+		if r.HeaderValue != "" {
+			header += ": " + r.HeaderValue
+		}
+		fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\n", i, orDash(r.Model), orDash(r.Path), orDash(header), r.Strategy)
+	}
+	return w.Flush()
+}
+
+type rulesApplyCmd struct {
+	Path      string  `arg:"" name:"file" placeholder:"FILE" help:"YAML with a list under the key rules; - is stdin."`
+	DryRun    bool    `name:"dry-run" help:"Only show what would change."`
+	IfVersion *uint64 `name:"if-version" placeholder:"N" help:"Only replace rules of this version, as show tells it."`
+	adminFlags
+}
+
+// maxRulesFile bounds what is read as rules.
+const maxRulesFile = 1 << 20
+
+func (c *rulesApplyCmd) Run(s *streams) error {
+	in := s.in
+	if c.Path != "-" {
+		f, err := os.Open(c.Path)
+		if err != nil {
+			return usageError{err}
+		}
+		defer func() { _ = f.Close() }()
+		in = f
+	}
+	text, err := io.ReadAll(io.LimitReader(in, maxRulesFile))
+	if err != nil {
+		return err
+	}
+	client, ctx, cancel := c.client()
+	defer cancel()
+	done, err := client.ApplyRules(ctx, string(text), c.IfVersion, c.DryRun)
+	switch {
+	case err != nil:
+		return err
+	case c.JSON:
+		return printJSON(s.out, done)
+	}
+	return printRuleChange(s.out, done)
+}
+
+func printRuleChange(out io.Writer, done *node.RuleChange) error {
+	var b strings.Builder
+	b.WriteString(done.Difference)
+	switch {
+	case done.Difference == "":
+		fmt.Fprintf(&b, "nothing changes: version %d has the same text\n", done.Version)
+	case done.DryRun:
+		fmt.Fprintf(&b, "dry run: nothing was changed, version %d is in force\n", done.Version)
+	default:
+		fmt.Fprintf(&b, "applied: version %d\n", done.Version)
+	}
+	_, err := io.WriteString(out, b.String())
+	return err
+}

@@ -1,0 +1,90 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+)
+
+// AddBackends adds all of the backends to the fleet, or none. Unless force is
+// set their engines must answer.
+func (c *Client) AddBackends(ctx context.Context, backends []NewBackend, force bool) (*Changed, error) {
+	path := "/backends"
+	if force {
+		path += "?force=true"
+	}
+	return send[Changed](ctx, c, http.MethodPost, path, struct {
+		Backends []NewBackend `json:"backends"`
+	}{backends})
+}
+
+// SetBackendState drains or resumes all of the backends, or none; action is
+// drain, resume, down or up.
+func (c *Client) SetBackendState(ctx context.Context, names []string, action, reason string) (*Changed, error) {
+	return send[Changed](ctx, c, http.MethodPatch, "/backends", stateChange{Names: names, Action: action, Reason: reason})
+}
+
+// RemoveBackends takes all of the backends out of the fleet, or none.
+func (c *Client) RemoveBackends(ctx context.Context, names []string) (*Changed, error) {
+	done := new(Changed)
+	return done, c.ask(ctx, http.MethodDelete, "/backends?"+url.Values{"name": names}.Encode(), nil, nil, done)
+}
+
+// CurrentBackends is Backends with every change that was confirmed anywhere before.
+func (c *Client) CurrentBackends(ctx context.Context) (*BackendList, error) {
+	l := new(BackendList)
+	return l, c.ask(ctx, http.MethodGet, "/backends?consistent=true", nil, nil, l)
+}
+
+// Rules returns the routing rules that the router goes by.
+func (c *Client) Rules(ctx context.Context) (*RuleSet, error) {
+	r := new(RuleSet)
+	return r, c.ask(ctx, http.MethodGet, "/rules", nil, nil, r)
+}
+
+// ApplyRules makes a text the routing rules of the fleet or, dry, says what
+// would change. ifVersion, if not nil, must be the version that is replaced.
+func (c *Client) ApplyRules(ctx context.Context, text string, ifVersion *uint64, dry bool) (*RuleChange, error) {
+	path := "/rules"
+	if dry {
+		path += "?dry_run=true"
+	}
+	return send[RuleChange](ctx, c, http.MethodPut, path, rulesRequest{Text: text, IfVersion: ifVersion})
+}
+
+// Raft returns the group of nodes that agree, as the router sees it.
+func (c *Client) Raft(ctx context.Context) (*RaftStatus, error) {
+	s := new(RaftStatus)
+	return s, c.ask(ctx, http.MethodGet, "/raft", nil, nil, s)
+}
+
+// TransferLeadership makes a voter, by name or raft id, the leader; "" is the
+// most advanced one.
+func (c *Client) TransferLeadership(ctx context.Context, to string) (*RaftStatus, error) {
+	return send[RaftStatus](ctx, c, http.MethodPost, "/raft/transfer", transferRequest{To: to})
+}
+
+// Prefixes returns the hot prefixes.
+func (c *Client) Prefixes(ctx context.Context) (*PrefixList, error) {
+	l := new(PrefixList)
+	return l, c.ask(ctx, http.MethodGet, "/prefixes", nil, nil, l)
+}
+
+// SwitchPrefixes turns the replication of hot prefixes on or off, for the fleet.
+func (c *Client) SwitchPrefixes(ctx context.Context, on bool) (*Changed, error) {
+	return send[Changed](ctx, c, http.MethodPatch, "/prefixes", struct {
+		Enabled bool `json:"enabled"`
+	}{on})
+}
+
+// send sends a body and reads the answer.
+func send[T any](ctx context.Context, c *Client, method, path string, body any) (*T, error) {
+	text, err := json.Marshal(body)
+	if err != nil {
+		return nil, fmt.Errorf("admin API: %w", err)
+	}
+	out := new(T)
+	return out, c.ask(ctx, method, path, map[string]string{"Content-Type": "application/json"}, text, out)
+}
