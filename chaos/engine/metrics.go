@@ -91,6 +91,8 @@ func (s *Server) metrics(w http.ResponseWriter, r *http.Request) {
 		x.prefix, x.labels = "vllm:", `engine="0",model_name="`+model+`"`
 		x.vllm(m, s.cfg)
 	}
+	fmt.Fprintf(x, "# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.\n"+
+		"# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds %s\n", strconv.FormatFloat(float64(s.began.UnixMilli())/1000, 'f', -1, 64))
 	x.histogram("time_to_first_token_seconds", "Time from arrival to the first token.", ttft)
 	x.histogram("e2e_request_latency_seconds", "Time from arrival to the last token.", latency)
 	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")

@@ -20,6 +20,8 @@ type Metrics struct {
 	// QueriedTokens and HitTokens count, since the engine's start, the prompt tokens looked up in the prefix
 	// cache and those found.
 	QueriedTokens, HitTokens int64
+	// Started is when the process began, in Unix seconds; of several, the latest.
+	Started float64
 }
 
 // maxLine bounds a line of a metrics page, in bytes. Label values with model paths reach a few hundred.
@@ -36,6 +38,7 @@ const (
 	hits
 	geometry // labels carry the values
 	capacity
+	started
 
 	samples
 )
@@ -69,6 +72,7 @@ var metricNames = map[string]struct {
 	"vllm:cache_config_info":              {geometry, 0},
 	"sglang:cache_config_info":            {geometry, 0},
 	"sglang:max_total_num_tokens":         {capacity, 0},
+	"process_start_time_seconds":          {started, 0},
 }
 
 // ranks is one more than the highest rank in metricNames.
@@ -98,12 +102,14 @@ func ParseMetrics(r io.Reader) (Metrics, error) {
 		}
 		if ok {
 			s := &sums[m.what][m.rank]
-			s.total += v
+			if s.total += v; m.what == started {
+				s.total = max(s.total-v, v)
+			}
 			s.n++
 		}
 	}
 	if err := in.Err(); err != nil {
-		return Metrics{-1, -1, -1, -1, -1, -1}, fmt.Errorf("engine metrics: %w", err)
+		return Metrics{-1, -1, -1, -1, -1, -1, -1}, fmt.Errorf("engine metrics: %w", err)
 	}
 	sum := func(what sample) (float64, int) {
 		for _, s := range sums[what] {
@@ -124,6 +130,7 @@ func ParseMetrics(r io.Reader) (Metrics, error) {
 		QueriedTokens: whole(queries),
 		HitTokens:     whole(hits),
 	}
+	out.Started, _ = sum(started)
 	if out.KVTokens < 0 {
 		out.KVTokens = whole(capacity)
 	}

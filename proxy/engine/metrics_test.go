@@ -10,6 +10,8 @@ import (
 const vllmPage = `# HELP python_gc_objects_collected_total Objects collected during gc
 # TYPE python_gc_objects_collected_total counter
 python_gc_objects_collected_total{generation="0"} 9871.0
+# TYPE process_start_time_seconds gauge
+process_start_time_seconds 1.78e+09
 # HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0",model_name="meta-llama/Llama-3.3-70B-Instruct"} 3.0
@@ -51,14 +53,15 @@ func TestParseMetrics(t *testing.T) {
 		name, page string
 		want       Metrics
 	}{
-		{"vllm", vllmPage, Metrics{7, 1, 0.5, 1_600_000, 2_000_000, 1_000_000}},
-		{"vllm, older names", "vllm:num_requests_running 2\nvllm:num_requests_waiting{x=\"a } b\\\"\"} 3\nvllm:gpu_cache_usage_perc 0.5\nvllm:gpu_prefix_cache_queries 10\nvllm:gpu_prefix_cache_hits_total 4\n", Metrics{2, 3, 0.5, -1, 10, 4}},
-		{"sglang", sglangPage, Metrics{161, 2, 0.28, 442000, 8128902, 4000}},
-		{"sglang, geometry", "sglang:cache_config_info{page_size=\"64\",num_pages=\"100\"} 1\nsglang:max_total_num_tokens 1\n", Metrics{-1, -1, -1, 6400, -1, -1}},
-		{"idle is not unknown", "vllm:num_requests_running{engine=\"0\"} 0.0\n", Metrics{0, -1, -1, -1, -1, -1}},
-		{"timestamps, exemplars, spaces", "vllm:num_requests_running{a=\"b\"}  5  1700000000000\r\nvllm:num_requests_waiting\t6 # {trace_id=\"x\"} 1\n", Metrics{5, 6, -1, -1, -1, -1}},
-		{"no amounts", "vllm:num_requests_running NaN\nvllm:num_requests_waiting +Inf\nvllm:kv_cache_usage_perc -1\nsglang:num_queue_reqs\nsglang:token_usage{\n", Metrics{-1, -1, -1, -1, -1, -1}},
-		{"nothing", "", Metrics{-1, -1, -1, -1, -1, -1}},
+		{"vllm", vllmPage, Metrics{7, 1, 0.5, 1_600_000, 2_000_000, 1_000_000, 1.78e9}},
+		{"vllm, older names", "vllm:num_requests_running 2\nvllm:num_requests_waiting{x=\"a } b\\\"\"} 3\nvllm:gpu_cache_usage_perc 0.5\nvllm:gpu_prefix_cache_queries 10\nvllm:gpu_prefix_cache_hits_total 4\n", Metrics{2, 3, 0.5, -1, 10, 4, -1}},
+		{"sglang", sglangPage, Metrics{161, 2, 0.28, 442000, 8128902, 4000, -1}},
+		{"sglang, geometry", "sglang:cache_config_info{page_size=\"64\",num_pages=\"100\"} 1\nsglang:max_total_num_tokens 1\n", Metrics{-1, -1, -1, 6400, -1, -1, -1}},
+		{"idle is not unknown", "vllm:num_requests_running{engine=\"0\"} 0.0\n", Metrics{0, -1, -1, -1, -1, -1, -1}},
+		{"front ends", "process_start_time_seconds 1.5e9\nprocess_start_time_seconds{pid=\"2\"} 1.75e9\nprocess_start_time_seconds 1.6e9\n", Metrics{-1, -1, -1, -1, -1, -1, 1.75e9}},
+		{"timestamps, exemplars, spaces", "vllm:num_requests_running{a=\"b\"}  5  1700000000000\r\nvllm:num_requests_waiting\t6 # {trace_id=\"x\"} 1\n", Metrics{5, 6, -1, -1, -1, -1, -1}},
+		{"no amounts", "vllm:num_requests_running NaN\nvllm:num_requests_waiting +Inf\nvllm:kv_cache_usage_perc -1\nsglang:num_queue_reqs\nsglang:token_usage{\n", Metrics{-1, -1, -1, -1, -1, -1, -1}},
+		{"nothing", "", Metrics{-1, -1, -1, -1, -1, -1, -1}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := ParseMetrics(strings.NewReader(c.page))

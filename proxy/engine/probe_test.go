@@ -1,0 +1,107 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+func newProber(url string) *Prober {
+	return &Prober{
+		Client: &http.Client{
+			Transport:     &http.Transport{DisableKeepAlives: true},
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		},
+		URL: url, Path: "/health",
+	}
+}
+
+func TestProbeAnswers(t *testing.T) {
+	var status atomic.Int64
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer k" || r.Method != http.MethodGet {
+			t.Errorf("%s with %v", r.Method, r.Header)
+		}
+		w.Header().Set("Location", "http://127.0.0.1:1/")
+		w.WriteHeader(int(status.Load()))
+	}))
+	defer s.Close()
+	p := newProber(s.URL)
+	p.Key = "k"
+	for code, want := range map[int]Ailment{200: Alive, 204: Alive, 307: Alive, 401: Alive, 404: Alive, 429: Alive, 500: Sick, 503: Sick} {
+		status.Store(int64(code))
+		got, err := p.Probe(t.Context())
+		if got != want || (err == nil) != (want == Alive) {
+			t.Errorf("%d: %d, %v", code, got, err)
+		}
+	}
+}
+
+func TestProbeWithoutHealthPath(t *testing.T) {
+	var health, models atomic.Int64
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/v1/models":
+			models.Add(1)
+		default:
+			health.Add(1)
+			w.WriteHeader(http.StatusNotFound)
+		}
+	}))
+	defer s.Close()
+	p := newProber(s.URL)
+	for range 3 {
+		if got, err := p.Probe(t.Context()); got != Alive {
+			t.Fatal(got, err)
+		}
+	}
+	if health.Load() != 1 || models.Load() != 3 {
+		t.Errorf("asked %d times for the path that is not there, %d for the models", health.Load(), models.Load())
+	}
+}
+
+func TestProbeAilments(t *testing.T) {
+	closed, err := net.Listen("tcp", "127.0.0.3:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := closed.Addr().String()
+	_ = closed.Close()
+	if got, err := newProber("http://" + addr).Probe(t.Context()); got != Refused || err == nil {
+		t.Errorf("closed port: %d, %v", got, err)
+	}
+	if got, err := newProber("http://no-such-host.invalid").Probe(t.Context()); got != NoRoute && got != Silent || err == nil {
+		t.Errorf("no such host: %d, %v", got, err)
+	}
+
+	release := make(chan struct{})
+	hung := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		select {
+		case <-release:
+		case <-r.Context().Done():
+		}
+	}))
+	defer hung.Close()
+	defer close(release)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if got, err := newProber(hung.URL).Probe(ctx); got != Silent || err == nil {
+		t.Errorf("hung: %d, %v", got, err)
+	}
+	ctx, cancel = context.WithCancel(t.Context())
+	cancel()
+	if _, err := newProber(hung.URL).Probe(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+
+	lost := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }))
+	defer lost.Close()
+	if got, err := newProber(lost.URL).Probe(t.Context()); got != Broken || err == nil {
+		t.Errorf("lost: %d, %v", got, err)
+	}
+}
