@@ -43,6 +43,9 @@ func TestJournalTakesEachBatchOnce(t *testing.T) {
 	if !slices.Equal(read, []uint64{3, 5, 63, 64}) || next != 64 {
 		t.Errorf("read %v, next %d", read, next)
 	}
+	if got := j.gaps(id, 60, 2000, 8); !slices.Equal(got, []span{{60, 3}, {66, 834}, {901, 1159}}) {
+		t.Errorf("gaps %v", got)
+	}
 	if v := put(j, streamID{"a", 2}, 5, t0, 10); v != fresh {
 		t.Errorf("another process of the same node: %v", v)
 	}
