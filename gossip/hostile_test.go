@@ -424,3 +424,22 @@ func TestSnapshotIsNotServedForEver(t *testing.T) {
 		evil.Stop(context.Background())
 	})
 }
+
+// Who lied in a repair about how far another node has come does not part that node from this one.
+func TestForgedSequenceDoesNotPartHonestNodes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := newMemnet(t)
+		nodes := net.startAll(2, nil)
+		defer stopAll(t, nodes)
+		forged := wire.Batch{Sequence: 1<<62 - 1, Time: time.Now().UnixMilli(), Records: 1, Payload: fact(666)}
+		if v := nodes[1].journal.add(nodes[0].self, &forged, forged.AppendBody(nil), 0, forged.Time); v != fresh {
+			t.Fatal(v)
+		}
+		nodes[1].peer("n0").endSession(errGone)
+		nodes[0].know.learn(5, 1)
+		until(t, 5*time.Second, "news of the node that was lied about", func() bool { return nodes[1].know.knows(5) })
+		if n := nodes[0].Stats().Violations; n > 0 {
+			t.Errorf("%d violations of an honest node", n)
+		}
+	})
+}
