@@ -249,7 +249,7 @@ func TestJournalHoldsNoMoreMemoryThanItCounts(t *testing.T) {
 		},
 		"what stays between what goes": func(j *journal) {
 			low, high := uint64(1), uint64(1<<40)
-			for range 4000 {
+			for range 1500 {
 				for range 4 {
 					put(j, streamID{"a", 1}, low, t0, 7000)
 					low++
@@ -259,7 +259,7 @@ func TestJournalHoldsNoMoreMemoryThanItCounts(t *testing.T) {
 			}
 		},
 		"small ones": func(j *journal) {
-			for i := range uint64(200_000) {
+			for i := range uint64(60_000) {
 				put(j, streamID{"a", 1 + i%10}, 1+i/10, t0, 100)
 			}
 		},
