@@ -233,7 +233,7 @@ func (x *example) again(n *service) {
 // startFront starts HAProxy and waits until it sends to every node.
 func (x *example) startFront(haproxy string) {
 	x.t.Helper()
-	log := filepath.Join(x.dir, "haproxy.log")
+	log := x.frontLog()
 	cmd := x.start(log, os.Environ(), haproxy, "-db", "-f", x.file("example/haproxy.cfg", "haproxy.cfg"))
 	x.t.Cleanup(func() {
 		_ = cmd.Wait()
@@ -245,6 +245,18 @@ func (x *example) startFront(haproxy string) {
 	for _, n := range x.nodes {
 		x.awaitState(n, "UP")
 	}
+}
+
+func (x *example) frontLog() string { return filepath.Join(x.dir, "haproxy.log") }
+
+// deaths is how often HAProxy took a node out.
+func (x *example) deaths() int {
+	x.t.Helper()
+	text, err := os.ReadFile(x.frontLog())
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	return strings.Count(string(text), " is DOWN")
 }
 
 // awaitState waits until HAProxy holds a node for UP or DOWN.

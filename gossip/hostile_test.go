@@ -389,3 +389,57 @@ func TestFramesOfLaterVersionsAreSkipped(t *testing.T) {
 		}
 	})
 }
+
+// A joiner that takes a snapshot just fast enough not to be given up does not keep others from theirs.
+func TestSnapshotIsNotServedForEver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := newMemnet(t)
+		net.buffer = 8 << 10
+		node := net.start("n0", nil)
+		until(t, time.Second, "warm", node.warming.warm)
+		fill([]*testNode{node}, 200_000) // 3.2 MB
+		evil := net.intrude("evil", nil)
+		c := evil.dial(node)
+		c.Write(wire.AppendSubscribe(nil, wire.Subscribe{Version: 1}))
+		c.Write(wire.AppendSnapshot(nil, 1))
+		began := time.Now()
+		b := make([]byte, 1<<10)
+		for i := 0; len(node.snapshots) > 0 || i == 0; i++ { // 10 kB/s: five minutes
+			if _, err := c.Read(b); err != nil {
+				t.Fatalf("after %v: %v", time.Since(began), err)
+			}
+			if i%10 == 0 {
+				c.Write(wire.AppendPing(nil, 1))
+			}
+			time.Sleep(100 * time.Millisecond)
+			if time.Since(began) > intakeTimeout+2*writeTimeout {
+				t.Fatalf("still served after %v", time.Since(began))
+			}
+		}
+		if took := time.Since(began); took < intakeTimeout {
+			t.Errorf("ended after %v", took)
+		}
+		c.Close()
+		node.stop(t)
+		evil.Stop(context.Background())
+	})
+}
+
+// Who lied in a repair about how far another node has come does not part that node from this one.
+func TestForgedSequenceDoesNotPartHonestNodes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := newMemnet(t)
+		nodes := net.startAll(2, nil)
+		defer stopAll(t, nodes)
+		forged := wire.Batch{Sequence: 1<<62 - 1, Time: time.Now().UnixMilli(), Records: 1, Payload: fact(666)}
+		if v := nodes[1].journal.add(nodes[0].self, &forged, forged.AppendBody(nil), 0, forged.Time); v != fresh {
+			t.Fatal(v)
+		}
+		nodes[1].peer("n0").endSession(errGone)
+		nodes[0].know.learn(5, 1)
+		until(t, 5*time.Second, "news of the node that was lied about", func() bool { return nodes[1].know.knows(5) })
+		if n := nodes[0].Stats().Violations; n > 0 {
+			t.Errorf("%d violations of an honest node", n)
+		}
+	})
+}

@@ -59,12 +59,15 @@ func (f *Fleet) flushNews(p *publisher, now time.Time) {
 	f.counts.droppedBound.Add(uint64(beyond))
 	feeds := f.subscribers()
 	left := f.budget.left(now)
+	// Among very many subscribers even a full bucket may hold less than that for each: then half a bucket is enough, and the debt
+	// is paid before the next.
+	enough := min(minDrain*len(feeds), int(f.budget.rate/2))
 	for range batchesPerFlush {
 		limit := batchPayload
 		if n := len(feeds); n > 0 {
-			limit = min(limit, left/n)
+			limit = min(limit, max(left/n, minDrain))
 		}
-		if limit < minDrain {
+		if left < enough {
 			f.counts.heldBack.Add(1)
 			break
 		}

@@ -25,6 +25,7 @@ type offer struct {
 	taken   chan struct{} // capacity 1
 	stop    chan struct{} // closed when the joiner cancels
 	stopped bool
+	until   time.Time // when every joiner has given up
 }
 
 // offerSnapshot begins to answer a Snapshot.
@@ -39,7 +40,7 @@ func (d *feed) offerSnapshot(request uint64) error {
 		d.jobs = append(d.jobs, refusal(request))
 		return nil
 	}
-	o := &offer{request: request, taken: make(chan struct{}, 1), stop: make(chan struct{})}
+	o := &offer{request: request, taken: make(chan struct{}, 1), stop: make(chan struct{}), until: time.Now().Add(intakeTimeout)}
 	d.offer = o
 	refuse := func(why wire.Outcome) error {
 		o.frame, o.last = wire.AppendSnapshotDone(nil, request, why), true
@@ -112,12 +113,12 @@ func (d *feed) sendSnapshot(o *offer) {
 	}
 }
 
-// put waits until the frame before has been taken and offers the next; false if the joiner does not want it any more. The last
-// frame is put even then.
+// put waits until the frame before has been taken and offers the next; false if the joiner does not want it any more, or has
+// had its time. The last frame is put even then.
 func (d *feed) put(o *offer, last bool, add func([]byte) []byte) bool {
 	for {
 		d.mu.Lock()
-		if o.stopped && !last {
+		if !last && (o.stopped || time.Now().After(o.until)) {
 			d.mu.Unlock()
 			return false
 		}

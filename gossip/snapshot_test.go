@@ -7,6 +7,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/rs/zerolog"
 )
 
 // fill gives a node facts that its peers have had for so long that no batch of them is sent again.
@@ -279,4 +281,21 @@ func TestNewsBeyondTheBudgetLeavesASnapshotItsShare(t *testing.T) {
 			t.Errorf("%d flushes cut short, %d bytes of news beside %d of pages: nothing is tested", s.DroppedBudget, s.SentByKind["batch"], s.SentByKind["page"])
 		}
 	})
+}
+
+func TestManySubscribersOfASmallBudgetAreSentNews(t *testing.T) {
+	know := newModel("x")
+	f, err := prepare(Config{Knowledge: know, Budget: minBudget, Log: zerolog.Nop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 4 * minBudget / minDrain {
+		f.feeds[fmt.Sprint(i)] = &feed{wake: make(chan struct{}, 1)}
+	}
+	f.journal.own(f.self, time.Now().UnixMilli())
+	know.learn(1, 1)
+	f.flushNews(&publisher{next: 1}, time.Now())
+	if s := f.Stats(); s.PublishedBatches != 1 || s.DroppedBudget != 0 {
+		t.Errorf("%d batches, %d flushes cut short of a full bucket", s.PublishedBatches, s.DroppedBudget)
+	}
 }

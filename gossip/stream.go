@@ -148,9 +148,7 @@ func (s *stream) gaps(dst []span, from, count uint64, limit int) []span {
 			continue
 		}
 		start := seq
-		for seq < through && s.entry(seq) == nil {
-			seq++
-		}
+		seq = s.nextKnown(seq, through)
 		if len(dst) == limit {
 			last := &dst[limit-1]
 			last.count = seq - last.from
@@ -159,6 +157,24 @@ func (s *stream) gaps(dst []span, from, count uint64, limit int) []span {
 		dst = append(dst, span{start, seq - start})
 	}
 	return dst
+}
+
+// nextKnown is the first known sequence from seq on, or through.
+func (s *stream) nextKnown(seq, through uint64) uint64 {
+	for seq < through {
+		i, ok := s.find(seq / chunkSize)
+		switch {
+		case !ok && i == len(s.chunks):
+			return through
+		case !ok:
+			seq = s.chunks[i].number * chunkSize
+		case s.chunks[i].entries[seq%chunkSize].known:
+			return seq
+		default:
+			seq++
+		}
+	}
+	return through
 }
 
 // span is a run of sequences.

@@ -380,8 +380,13 @@ func TestRefusedStartFails(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		n.nameWait = 100 * time.Millisecond
-		err = n.Start(t.Context())
+		n.nameWait = time.Hour // waited for by nobody else
+		if name == "name" {
+			n.nameWait = 100 * time.Millisecond
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		err = n.Start(ctx)
+		cancel()
 		var mismatch *member.MismatchError
 		if !errors.Is(err, ErrRefused) || !errors.As(err, &mismatch) || !strings.Contains(err.Error(), tc.want) || !strings.Contains(err.Error(), one.GossipAddr()) {
 			t.Errorf("%s: %v", name, err)

@@ -8,10 +8,13 @@ import (
 	"math/big"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"grapevine/node/notify"
 )
 
 // works asks a node with a patience that no healthy one needs.
@@ -76,10 +79,11 @@ func TestWorking(t *testing.T) {
 	}
 }
 
-// TestNotWorking: each part that stands still is found and named.
-func TestNotWorking(t *testing.T) {
+// TestDeafDataPort: that nobody takes connections is found, and told from a port
+// that is closed.
+func TestDeafDataPort(t *testing.T) {
 	leakCheck(t)
-	n := startNode(t, fleetConfig("test", nil))
+	n := startNode(t, testConfig())
 	// finds waits for the failure want: a machine that stalls may show others first.
 	finds := func(want string) {
 		t.Helper()
@@ -89,13 +93,6 @@ func TestNotWorking(t *testing.T) {
 			err := n.Working(ctx)
 			return err != nil && strings.Contains(err.Error(), want)
 		})
-	}
-
-	n.knowledge.mu.Lock()
-	finds("the loop that tells other nodes stands still")
-	n.knowledge.mu.Unlock()
-	if err := works(t, n); err != nil {
-		t.Errorf("after it went on: %v", err)
 	}
 
 	// A socket that the kernel takes connections for, and nobody else does.
@@ -111,6 +108,56 @@ func TestNotWorking(t *testing.T) {
 	n.addr.Store(own)
 	if err := works(t, n); err != nil {
 		t.Errorf("after it went on: %v", err)
+	}
+}
+
+// TestWatchdogOfStuckNode: a node that stands still gives no sign of life, and
+// gives them again when it goes on.
+func TestWatchdogOfStuckNode(t *testing.T) {
+	leakCheck(t)
+	path := filepath.Join(t.TempDir(), "notify")
+	socket, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.Close()
+	env := map[string]string{"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "1500000"}
+	manager, err := notify.FromEnvironment(func(name string) string { return env[name] })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer manager.Close()
+	next := func() string {
+		t.Helper()
+		if err := socket.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+		buf := make([]byte, 4096)
+		size, err := socket.Read(buf)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(buf[:size])
+	}
+	n := startNode(t, fleetConfig("test", nil))
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		manager.Watch(ctx, n, func(error) {})
+	}()
+	defer func() { cancel(); <-done }()
+
+	for !strings.HasPrefix(next(), "WATCHDOG=1\nSTATUS=") {
+	}
+	n.knowledge.mu.Lock()
+	for !strings.Contains(next(), "not working: the loop that tells other nodes stands still") {
+	}
+	if got := next(); strings.Contains(got, "WATCHDOG") {
+		t.Errorf("a node that is stuck says %q", got)
+	}
+	n.knowledge.mu.Unlock()
+	for !strings.HasPrefix(next(), "WATCHDOG=1\nSTATUS=") {
 	}
 }
 

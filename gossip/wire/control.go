@@ -6,7 +6,7 @@ import "encoding/binary"
 type Subscribe struct {
 	Version     uint8
 	Incarnation uint64 // of the publisher's process whose batches it has; 0: none
-	Next        uint64 // sequence after the latest it has of that incarnation
+	Next        uint64 // sequence after the latest it has of that incarnation; any number, for others may have lied to it
 }
 
 // AppendSubscribe appends a Subscribe frame.
@@ -21,7 +21,7 @@ func AppendSubscribe(dst []byte, s Subscribe) []byte {
 // DecodeSubscribe reads the body of a Subscribe frame.
 func DecodeSubscribe(body []byte) (Subscribe, error) {
 	c := cursor{rest: body}
-	s := Subscribe{Version: c.byte(), Incarnation: c.uvarint(), Next: c.bounded(maxSequence)}
+	s := Subscribe{Version: c.byte(), Incarnation: c.uvarint(), Next: c.uvarint()}
 	if c.err == nil && s.Version == 0 {
 		c.fail(ErrMalformed)
 	}

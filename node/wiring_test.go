@@ -1,0 +1,154 @@
+package node
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"grapevine/prefixtree"
+	"grapevine/proxy/policy"
+)
+
+// sameFacts says whether two nodes know the same of all engines.
+func sameFacts(a, b *knower) (count uint64, same bool) {
+	at := max(a.at, b.at)
+	count, xor := a.tree.FactDigest(at, 0, maxFactTime, a.names)
+	n, x := b.tree.FactDigest(at, 0, maxFactTime, b.names)
+	return count, n == count && x == xor
+}
+
+// TestAllNewsTravels: what the end of a request changes is told like its
+// placement: a later time, a failure, a lost cache.
+func TestAllNewsTravels(t *testing.T) {
+	one, two := newKnower(t, "a"), newKnower(t, "a")
+	one.at -= 5 * 60_000 // what comes from ahead of the clock is taken for now
+	check := func(what string, want uint64, kind prefixtree.Kind) {
+		t.Helper()
+		tell(t, one, two)
+		two.at = one.at
+		if n, same := sameFacts(one, two); n != want || !same {
+			t.Errorf("after %s there are %d facts, want %d; the other node knows the same: %v", what, n, want, same)
+		}
+		if one.announced.posted.count(kind) == 0 {
+			t.Errorf("%s has posted nothing of its kind", what)
+		}
+	}
+	prompt := chain(1, 16)
+	begin := func() *policy.Attempt {
+		a := new(policy.Attempt)
+		one.q = policy.Request{Hashes: prompt, PromptBytes: len(prompt) * 512}
+		if err := one.router.Pick(&one.q, one.at, a); err != nil {
+			t.Fatal(err)
+		}
+		a.Dispatched(one.at)
+		return a
+	}
+	a := begin()
+	check("a placement", 16, prefixtree.Add)
+	one.at += 60_000
+	a.End(policy.Outcome{PromptTokens: 2048, CachedTokens: 0, OutputTokens: 5}, one.at)
+	check("a long request", 16, prefixtree.Touch)
+
+	other := prompt
+	prompt = chain(2, 12)
+	a = begin()
+	check("another placement", 28, prefixtree.Add)
+	a.End(policy.Outcome{Failed: policy.Reset, PromptTokens: -1, CachedTokens: -1, OutputTokens: -1}, one.at)
+	check("its failure", 16, prefixtree.Revert)
+
+	prompt = chain(3, 8)
+	begin().End(policy.Outcome{PromptTokens: 1024, CachedTokens: 0, OutputTokens: 5}, one.at)
+	check("a prompt that the engine will lose", 24, prefixtree.Add)
+	prompt = other
+	for range 3 { // nothing of what must be there
+		one.at += 20_000
+		a = begin()
+		one.at += 1000
+		a.End(policy.Outcome{PromptTokens: 2048, CachedTokens: 0, OutputTokens: 5}, one.at)
+	}
+	check("a restart of the engine", 16, prefixtree.Fence)
+}
+
+// TestLearnedElsewhere: what others found out of an engine's cache and of the
+// fleet reaches the tree and the policy.
+func TestLearnedElsewhere(t *testing.T) {
+	k := newKnower(t, "a")
+	for seed := range 200 {
+		k.serve(t, new(policy.Attempt), chain(seed, 20), -1)
+	}
+	before := k.tree.Horizon(0)
+	k.PeerState("one", appendState(nil, []keyedClaim{{k.names.keys[0], claim{reach: 400, reachWeight: 10}}}))
+	if got := k.tree.Horizon(0); got >= before/2 {
+		t.Errorf("a horizon of %v, %v before, after others have seen a cache of a tenth", got, before)
+	}
+	k.DropPeer("one")
+	if got := k.tree.Horizon(0); got != before {
+		t.Errorf("a horizon of %v, %v before those who told otherwise were there", got, before)
+	}
+	if blind := k.router.Stats().Blind; blind != 0 {
+		t.Errorf("%d decisions were blind, by a node that is alone", blind)
+	}
+	k.Fleet(3, time.Second)
+	k.serve(t, new(policy.Attempt), chain(1, 20), -1)
+	if blind := k.router.Stats().Blind; blind != 1 {
+		t.Errorf("%d decisions were blind, of one beside nodes that tell nothing", blind)
+	}
+}
+
+// TestAnnouncerForgetsItsLongest: one enormous prompt leaves no memory behind.
+func TestAnnouncerForgetsItsLongest(t *testing.T) {
+	k := newKnower(t, "a")
+	k.announced.Record(0, chain(1, 3*maxKeptFacts*4), k.at, nil)
+	for range 10 {
+		if b := k.announced.buffer(); cap(*b) > maxKeptFacts {
+			t.Fatalf("a buffer for %d facts is kept", cap(*b))
+		}
+	}
+}
+
+// TestGossipConfig: what is configured reaches gossip.
+func TestGossipConfig(t *testing.T) {
+	c := fleetConfig("one", []string{"10.0.0.1:7946"})
+	c.GossipAdvertise, c.Cluster, c.GossipBudget, c.WarmDeadline, c.Version = "10.0.0.9:1234", "other", 1<<20, 3*time.Second, "v1"
+	n, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := n.gossipConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &g.Member
+	if g.Budget != 1<<20 || g.SnapshotDeadline != 3*time.Second || m.Advertise != "10.0.0.9:1234" || m.Bind != "127.0.0.1:0" || m.Insecure || len(m.Join) != 1 {
+		t.Errorf("%+v", g)
+	}
+	if s := m.Self; s.Name != "one" || s.Cluster != "other" || s.Version != "v1" || s.KeyID != n.hasher.KeyID() || s.BlockBytes != 512 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestTakenNameIsWaitedFor: a node that has moved starts when its former self has gone.
+func TestTakenNameIsWaitedFor(t *testing.T) {
+	leakCheck(t)
+	nodes := startFleet(t, 2)
+	moved, err := New(fleetConfig("two", []string{nodes[0].GossipAddr()}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stopNode(t, moved)
+	moved.nameWait = 10 * time.Minute // the test's patience is below
+	started := make(chan error, 1)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	go func() { started <- moved.Start(ctx) }()
+	eventually(t, "the name is taken", func() bool {
+		ready, why := moved.ready.get()
+		return !ready && strings.Contains(why, `two nodes are named "two"`)
+	})
+	stopNode(t, nodes[1])
+	if err := <-started; err != nil {
+		t.Fatal(err)
+	}
+	awaitFleet(t, nodes[0], moved)
+}
