@@ -71,6 +71,7 @@ type Fleet struct {
 	state   stateSlot
 	repairs repairs
 	warming warming
+	touched chan struct{}          // capacity 1; the state is to be told now
 	relearn atomic.Pointer[string] // a peer whose snapshot would make good what was lost; nil: nothing was
 	counts  counters
 
@@ -137,6 +138,7 @@ func prepare(cfg Config) (*Fleet, error) {
 		return nil, errors.New("gossip: no knowledge to exchange")
 	}
 	f := &Fleet{
+		touched:   make(chan struct{}, 1),
 		knowledge: cfg.Knowledge, flush: cfg.FlushInterval, deadline: cfg.SnapshotDeadline, faults: cfg.Faults, log: cfg.Log,
 		peers: map[string]*peer{}, feeds: map[string]*feed{}, stopped: make(chan struct{}),
 		snapshots: make(chan struct{}, maxSnapshots),
@@ -202,7 +204,7 @@ func (f *Fleet) Start(ctx context.Context) error {
 		}
 		return fmt.Errorf("gossip: %w", err)
 	}
-	for _, loop := range []func(){f.publish, f.keepHouse, f.repair, f.warmUp} {
+	for _, loop := range []func(){f.publish, f.tellState, f.keepHouse, f.repair, f.warmUp} {
 		if !f.spawn(loop) {
 			return errors.New("gossip: stopped while it was started")
 		}

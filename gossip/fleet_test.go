@@ -125,6 +125,42 @@ func TestStateIsSentWhenItChanges(t *testing.T) {
 	})
 }
 
+// TestTouchedStateIsSentSoon: what cannot wait for the next regular state takes a fraction of a second, and a storm of it no
+// more than ten states in one.
+func TestTouchedStateIsSentSoon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := newMemnet(t)
+		nodes := net.startAll(2, nil)
+		defer stopAll(t, nodes)
+		a, b := nodes[0], nodes[1]
+		time.Sleep(stateInterval) // the first states are through
+		set := func(state string) {
+			a.know.mu.Lock()
+			a.know.state = state
+			a.know.mu.Unlock()
+			a.Touch()
+		}
+		has := func(state string) bool {
+			b.know.mu.Lock()
+			defer b.know.mu.Unlock()
+			return b.know.states["n0"] == state
+		}
+		set("engine 3 fails")
+		until(t, 2*stateGap, "state", func() bool { return has("engine 3 fails") })
+		sent := a.Stats().SentByKind["state"]
+		var last string
+		for i := range 1000 {
+			last = fmt.Sprintf("news %04d of a storm", i)
+			set(last)
+			time.Sleep(time.Millisecond)
+		}
+		until(t, 2*stateGap, "the last of the storm", func() bool { return has(last) })
+		if states := (a.Stats().SentByKind["state"] - sent) / uint64(len(last)); states > 20 {
+			t.Errorf("%d states in a second", states)
+		}
+	})
+}
+
 func TestRestartedOriginStartsAnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)

@@ -22,6 +22,8 @@ const (
 	houseInterval = time.Second
 	// stateInterval is how often the state is collected: it holds what is learned over many requests.
 	stateInterval = 5 * time.Second
+	// stateGap is the pause between two states of a node that has much to tell at once (Touch): it bounds what a storm of news costs.
+	stateGap = 100 * time.Millisecond
 	// digestInterval is how often digests are compared with a random peer, beside every reconnection.
 	digestInterval = 10 * time.Second
 	// drainPatience bounds how long Stop waits for peers to take the last batches.
@@ -167,19 +169,13 @@ func (f *Fleet) keepHouse() {
 	tick := time.NewTicker(houseInterval)
 	defer tick.Stop()
 	var (
-		scratch   []byte
 		nodes     int
 		stale     time.Duration
-		stateAt   time.Time
 		digestAt  = time.Now().Add(jitter(digestInterval))
 		learnAt   time.Time
 		announced bool
 	)
 	for now := time.Now(); ; {
-		if now.Sub(stateAt) >= stateInterval {
-			stateAt = now
-			scratch = f.collectState(scratch, now)
-		}
 		f.journal.age(now.UnixMilli())
 		if n, s := f.sweepPeers(now); !announced || n != nodes || moved(stale, s) {
 			nodes, stale, announced = n, s, true
@@ -202,6 +198,37 @@ func (f *Fleet) keepHouse() {
 		case <-f.ctx.Done():
 			return
 		}
+	}
+}
+
+// Touch says that the knowledge's State has something that the others should know now, and not within seconds.
+func (f *Fleet) Touch() {
+	select {
+	case f.touched <- struct{}{}:
+	default:
+	}
+}
+
+// tellState collects the state every few seconds, and soon after a Touch, until the fleet ends.
+func (f *Fleet) tellState() {
+	var scratch []byte
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	var last time.Time
+	for {
+		select {
+		case <-timer.C:
+		case <-f.touched:
+			if wait := stateGap - time.Since(last); wait > 0 {
+				timer.Reset(wait)
+				continue
+			}
+		case <-f.ctx.Done():
+			return
+		}
+		last = time.Now()
+		scratch = f.collectState(scratch, last)
+		timer.Reset(stateInterval)
 	}
 }
 
