@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -97,6 +98,9 @@ func (n *Node) startStore(ctx context.Context) error {
 	}
 	n.cleanups.push("raft", s.Stop)
 	n.store.Store(s)
+	if n.knowledge != nil {
+		n.knowledge.poke = s.Poke
+	}
 	if s.State().Version > 0 {
 		n.adopt(s.State()) // before anything is served
 	}
@@ -381,6 +385,31 @@ func (n *Node) moveFacts(old, r *roster) {
 
 // factPage bounds the facts that are moved at a time, in bytes.
 const factPage = 64 << 10
+
+// awaitBackends waits, within the time a start has for the others, until a node
+// without a list of its own has heard of backends, if somebody may tell it of some.
+// It returns false if ctx ends.
+func (n *Node) awaitBackends(ctx context.Context) bool {
+	if !n.cfg.mayVote() && !slices.ContainsFunc(n.raftPeers(), func(p raftstore.Peer) bool { return p.Server && p.Alive }) {
+		return true
+	}
+	n.ready.wait(because("no backends known yet"))
+	deadline := time.NewTimer(n.cfg.WarmDeadline)
+	defer deadline.Stop()
+	for {
+		changed := n.fleet.rosterChanged()
+		if len(n.fleet.roster().list) > 0 {
+			return true
+		}
+		select {
+		case <-changed:
+		case <-deadline.C:
+			return true
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
 
 // agreement returns the store, or why there is none.
 func (n *Node) agreement() (*raftstore.Store, error) {

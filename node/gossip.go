@@ -216,6 +216,9 @@ func (n *Node) awaitWarm() {
 		case <-ctx.Done():
 			return
 		}
+		if !n.awaitBackends(ctx) {
+			return
+		}
 		if n.ready.set() {
 			n.log.Info().Str("component", "node").Int64("dur_ms", time.Since(n.began).Milliseconds()).
 				Float64("warm_fraction", g.WarmFraction()).Int("nodes", 1+alive(g.Members())).Int64("facts", n.tree.Stats().Facts).Msg("ready")

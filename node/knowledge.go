@@ -32,6 +32,7 @@ type knowledge struct {
 	claims []keyedClaim
 	told   map[uint32]claim // by key: what others were told last
 
+	poke      func()       // told when nodes has changed; set once, before gossip starts; may be nil
 	nodes     atomic.Int64 // alive, this one included
 	staleness atomic.Int64 // of what the others did, ns
 	unknown   atomic.Uint64
@@ -200,7 +201,9 @@ func (k *knowledge) learn(key uint32, mean claim) {
 
 // Fleet implements gossip.Knowledge.
 func (k *knowledge) Fleet(nodes int, staleness time.Duration) {
-	k.nodes.Store(int64(nodes))
+	if k.nodes.Swap(int64(nodes)) != int64(nodes) && k.poke != nil {
+		k.poke()
+	}
 	k.staleness.Store(int64(staleness))
 	k.router.SetFleet(nodes, staleness)
 }

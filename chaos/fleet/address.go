@@ -17,6 +17,7 @@ const (
 	dataPort service = iota
 	adminPort
 	gossipPort
+	raftPort
 	services // how many there are
 )
 

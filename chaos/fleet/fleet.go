@@ -190,6 +190,10 @@ func (f *Fleet) makeNodes() error {
 	return nil
 }
 
+// founders are the nodes of a fleet, the first ones, that found its agreement
+// together and vote. A smaller fleet has none: every node goes by its own list.
+const founders = 3
+
 func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
 	n := &Node{
 		name: fmt.Sprintf("node-%d", i), data: f.addrs.of(i, dataPort), admin: f.addrs.of(i, adminPort), gossip: f.addrs.of(i, gossipPort),
@@ -215,6 +219,10 @@ func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
 	if !f.cfg.Alone {
 		// A file for each: a node rewrites its own when keys are rotated.
 		settings["gossip"], settings["gossip_key_file"] = n.gossip, n.key
+		settings["raft"] = f.addrs.of(i, raftPort)
+		if f.cfg.Nodes >= founders && i < founders {
+			settings["data_dir"], settings["bootstrap_expect"] = filepath.Join(f.dir, n.name+".data"), founders
+		}
 		if err := os.WriteFile(n.key, []byte(base64.StdEncoding.EncodeToString(f.key)+"\n"), 0o600); err != nil {
 			return nil, err
 		}

@@ -1,0 +1,320 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"grapevine/raftstore"
+)
+
+// agreeingConfig is a node of a fleet of three that found it together.
+func agreeingConfig(t *testing.T, name string, join []string, urls ...string) Config {
+	c := fleetConfig(name, join, urls...)
+	c.DataDir, c.BootstrapExpect = t.TempDir(), 3
+	// Ports that are given up stay free until they are taken again.
+	c.Gossip, c.Raft = elsewhere, elsewhere
+	return c
+}
+
+// startAgreeing starts three nodes and waits until all of them go by one agreement.
+func startAgreeing(t *testing.T, urls ...string) []*Node {
+	t.Helper()
+	var nodes []*Node
+	for _, name := range []string{"one", "two", "three"} {
+		var join []string
+		if len(nodes) > 0 {
+			join = []string{nodes[0].GossipAddr()}
+		}
+		cfg := agreeingConfig(t, name, join, urls...)
+		if len(nodes) == 0 {
+			cfg.Join = []string{"127.0.0.2:1"} // nobody: the others come to this one
+		}
+		cfg.WarmDeadline = 2 * time.Second
+		nodes = append(nodes, startNode(t, cfg))
+	}
+	awaitAgreement(t, nodes...)
+	return nodes
+}
+
+// awaitAgreement waits until the nodes have one leader, vote, and route by the same state.
+func awaitAgreement(t *testing.T, nodes ...*Node) {
+	t.Helper()
+	eventually(t, "the nodes agree", func() bool {
+		leaders, version := 0, nodes[0].fleet.roster().version
+		for _, n := range nodes {
+			st, err := n.Raft()
+			if err != nil || st.Leader == "" || n.fleet.roster().version != version || version == 0 || !n.proposed.Load() {
+				return false
+			}
+			if st.Role == "leader" {
+				leaders++
+			}
+		}
+		return leaders == 1
+	})
+}
+
+// leader is the node that leads, and the others.
+func leader(t *testing.T, nodes []*Node) (led *Node, others []*Node) {
+	t.Helper()
+	eventually(t, "a leader", func() bool {
+		led, others = nil, nil
+		for _, n := range nodes {
+			if st, err := n.Raft(); err == nil && st.Role == "leader" && led == nil {
+				led = n
+			} else {
+				others = append(others, n)
+			}
+		}
+		return led != nil
+	})
+	return led, others
+}
+
+func admin(n *Node) *Client { return NewClient(n.AdminAddr()) }
+
+// states are the backends of a node by name, with their states.
+func states(n *Node) map[string]string {
+	out := make(map[string]string)
+	for _, b := range n.BackendList().Backends {
+		if b.Agreed {
+			out[b.Name] = b.State
+		}
+	}
+	return out
+}
+
+// inState says whether every node has a backend in a state; "" is not at all.
+func inState(nodes []*Node, name, state string) bool {
+	for _, n := range nodes {
+		if states(n)[name] != state {
+			return false
+		}
+	}
+	return true
+}
+
+// TestOneTruth: what is added, drained and removed at one node is seen at all of
+// them, under the same id and generation, and routed by.
+func TestOneTruth(t *testing.T) {
+	leakCheck(t)
+	first, second := newFakeEngine(t, "m"), newFakeEngine(t, "m")
+	nodes := startAgreeing(t, first.URL)
+	_, others := leader(t, nodes)
+	ctx := t.Context()
+	if _, err := admin(others[0]).AddBackends(ctx, []NewBackend{{Name: "second", URL: second.URL + "/v1", Zone: "z"}}, false); err != nil {
+		t.Fatal(err)
+	}
+	if !inState(others[:1], "second", "active") {
+		t.Error("the node that was asked does not have it when it has answered")
+	}
+	eventually(t, "all have the new backend", func() bool { return inState(nodes, "second", "active") })
+	want := nodes[0].fleet.roster().named("second")
+	for _, n := range nodes {
+		u := n.fleet.roster().named("second")
+		if u.id != want.id || u.generation != want.generation || u.agreed.Zone != "z" || u.agreed.Source != raftstore.Admin {
+			t.Errorf("%s: %+v, elsewhere %+v", n.Name(), u, want)
+		}
+	}
+	eventually(t, "every node routes to it", func() bool {
+		for i, n := range nodes {
+			for range 4 {
+				chat(t, n, chatBody("m", strings.Repeat(fmt.Sprintf("Something new, %d. ", second.requests.Load()*10+int64(i)), 40)))
+			}
+		}
+		return second.requests.Load() > 20
+	})
+	// A running stream ends in peace; nothing new begins.
+	release := second.holdAnswers()
+	defer release()
+	ended := make(chan int, 1)
+	eventually(t, "a request waits at it", func() bool {
+		go func() {
+			resp, err := http.Post("http://"+nodes[0].Addr()+"/v1/chat/completions", "application/json", strings.NewReader(chatBody("m", strings.Repeat("Held. ", int(second.requests.Load())+60))))
+			if err == nil {
+				resp.Body.Close()
+				ended <- resp.StatusCode
+			}
+		}()
+		select {
+		case <-second.entered:
+			return true
+		case <-ended: // it went to the other one
+			return false
+		}
+	})
+	if _, err := admin(nodes[1]).SetBackendState(ctx, []string{"second"}, "drain", "new disk"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "all drain it", func() bool { return inState(nodes, "second", "draining") })
+	eventually(t, "all know what runs there", func() bool {
+		for _, n := range nodes {
+			for _, b := range n.BackendList().Backends {
+				if b.Name == "second" && b.FleetActive != 1 {
+					return false
+				}
+			}
+		}
+		return true
+	})
+	before := second.requests.Load()
+	for i := range 30 {
+		if status, _, _ := chat(t, nodes[i%3], chatBody("m", fmt.Sprintf("While it drains, %d", i))); status != 200 {
+			t.Fatalf("request %d: %d", i, status)
+		}
+	}
+	if got := second.requests.Load(); got != before {
+		t.Errorf("%d requests begun on a draining backend", got-before)
+	}
+	release()
+	if status := <-ended; status != 200 {
+		t.Errorf("the request that ran ended with %d", status)
+	}
+	if _, err := admin(nodes[2]).RemoveBackends(ctx, []string{"second"}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "all have forgotten it", func() bool { return inState(nodes, "second", "") })
+	if status, _, _ := chat(t, nodes[0], chatBody("m", "after all")); status != 200 {
+		t.Error(status)
+	}
+}
+
+// TestLeaderStops: requests go on without one failure while the leader stops,
+// another one leads soon, and writes are taken again.
+func TestLeaderStops(t *testing.T) {
+	leakCheck(t)
+	more := newFakeEngine(t, "m")
+	nodes := startAgreeing(t, newFakeEngine(t, "m").URL)
+	led, others := leader(t, nodes)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var traffic sync.WaitGroup
+	var sent, failed atomic.Int64
+	for _, n := range others {
+		traffic.Go(func() {
+			for ctx.Err() == nil {
+				resp, err := http.Post("http://"+n.Addr()+"/v1/chat/completions", "application/json", strings.NewReader(chatBody("m", "on and on")))
+				sent.Add(1)
+				if err != nil || resp.StatusCode != 200 {
+					failed.Add(1)
+				}
+				if err == nil {
+					resp.Body.Close()
+				}
+			}
+		})
+	}
+	stopNode(t, led)
+	led2, _ := leader(t, others)
+	eventually(t, "a write is taken again", func() bool {
+		_, err := admin(led2).AddBackends(t.Context(), []NewBackend{{Name: "more", URL: more.URL}}, false)
+		var refused *Refusal
+		return err == nil || errors.As(err, &refused) && refused.status == http.StatusConflict // done before, by an attempt whose end was not known
+	})
+	eventually(t, "both have it", func() bool { return inState(others, "more", "active") })
+	cancel()
+	traffic.Wait()
+	if sent.Load() == 0 || failed.Load() > 0 {
+		t.Errorf("%d of %d requests failed", failed.Load(), sent.Load())
+	}
+}
+
+// TestMajorityLost: the node that is left routes on, and says within its time why
+// nothing can be changed.
+func TestMajorityLost(t *testing.T) {
+	leakCheck(t)
+	e := newFakeEngine(t, "m")
+	nodes := startAgreeing(t, e.URL)
+	last := nodes[2]
+	kill(t, nodes[0])
+	kill(t, nodes[1])
+	began := time.Now()
+	_, err := admin(last).SetBackendState(t.Context(), []string{last.cfg.Backends[0].Name}, "drain", "")
+	took := time.Since(began)
+	var refused *Refusal
+	if !errors.As(err, &refused) || refused.status != http.StatusServiceUnavailable && refused.status != http.StatusGatewayTimeout || refused.Remedy == "" {
+		t.Fatalf("%v", err)
+	}
+	t.Logf("refused after %v: %v", took.Round(time.Millisecond), err) // 2 s and less on a machine that has nothing else to do
+	if took > 20*time.Second {
+		t.Errorf("refused only after %v", took)
+	}
+	eventually(t, "the reason names who is missing", func() bool {
+		_, err := admin(last).SetBackendState(t.Context(), []string{last.cfg.Backends[0].Name}, "drain", "")
+		return errors.As(err, &refused) && refused.status == http.StatusServiceUnavailable && strings.Contains(refused.Reason, "one (") && strings.Contains(refused.Reason, "two (")
+	})
+	for i := range 20 {
+		if status, _, _ := chat(t, last, chatBody("m", fmt.Sprintf("without a majority, %d", i))); status != 200 {
+			t.Fatalf("request %d: %d", i, status)
+		}
+	}
+	if l := last.BackendList().Backends; len(l) != 1 || !l[0].Agreed {
+		t.Errorf("%+v", l)
+	}
+}
+
+// TestRestartKeepsTheAgreement: a node alone with a data directory comes back
+// with what was added, under the same ids.
+func TestRestartKeepsTheAgreement(t *testing.T) {
+	leakCheck(t)
+	a, b := newFakeEngine(t, "m"), newFakeEngine(t, "m")
+	cfg := testConfig(a.URL)
+	cfg.DataDir, cfg.Secret = t.TempDir(), "a secret that is kept"
+	n := startNode(t, cfg)
+	eventually(t, "an agreement", func() bool { return n.fleet.roster().version > 0 })
+	if _, err := admin(n).AddBackends(t.Context(), []NewBackend{{Name: "b", URL: b.URL}}, false); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := admin(n).ApplyRules(t.Context(), "rules:\n  - {strategy: random}\n", nil, false); err != nil {
+		t.Fatal(err)
+	}
+	before := n.BackendList().Backends
+	stopNode(t, n)
+	again := startNode(t, cfg)
+	var after []BackendStatus
+	eventually(t, "what was agreed on is back", func() bool {
+		after = again.BackendList().Backends
+		return len(after) == len(before) && again.Rules().Source == "fleet"
+	})
+	if !slices.EqualFunc(before, after, func(x, y BackendStatus) bool {
+		return x.ID == y.ID && x.Name == y.Name && x.Generation == y.Generation && x.Version == y.Version && y.Agreed
+	}) {
+		t.Errorf("before %+v\nafter %+v", before, after)
+	}
+	if r := again.Rules(); r.Source != "fleet" || len(r.Rules) != 1 || r.Rules[0].Strategy != "random" {
+		t.Errorf("%+v", r)
+	}
+}
+
+// TestServesBeforeThereIsAnAgreement: with no majority at the first start a node
+// routes by its own list at once, and says what it waits for.
+func TestServesBeforeThereIsAnAgreement(t *testing.T) {
+	leakCheck(t)
+	e := newFakeEngine(t, "m")
+	cfg := agreeingConfig(t, "one", []string{"127.0.0.2:1"}, e.URL)
+	cfg.WarmDeadline = 100 * time.Millisecond
+	n := startNode(t, cfg)
+	if status, _, _ := chat(t, n, chatBody("m", "hello")); status != 200 {
+		t.Error(status)
+	}
+	if l := n.BackendList().Backends; len(l) != 1 || l[0].Agreed || l[0].ID != 0 {
+		t.Errorf("%+v", l)
+	}
+	eventually(t, "it says what it waits for", func() bool {
+		st, err := n.Raft()
+		return err == nil && st.Waiting != ""
+	})
+	_, err := admin(n).SetBackendState(t.Context(), []string{n.cfg.Backends[0].Name}, "drain", "")
+	var refused *Refusal
+	if !errors.As(err, &refused) || refused.status != http.StatusServiceUnavailable {
+		t.Error(err)
+	}
+}
