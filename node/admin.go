@@ -88,6 +88,8 @@ type BackendStatus struct {
 	PrefillTokens int64   `json:"prefill_tokens"` // outstanding
 	Rate          float64 `json:"rate"`           // prefill tokens/s, learned
 	HorizonS      float64 `json:"horizon_s"`
+	// Health is what probes and requests have shown.
+	Health HealthStatus `json:"health"`
 	// Engine is what the engine says of itself; null if it never did.
 	Engine      *EngineReport `json:"engine"`
 	Models      []string      `json:"models"`      // null: any
@@ -134,36 +136,9 @@ func (n *Node) startAdmin(ctx context.Context) error {
 
 func (n *Node) adminHandler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = io.WriteString(w, "ok\n")
-	})
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if ready, reason := n.ready.get(); !ready {
-			http.Error(w, "not ready: "+reason, http.StatusServiceUnavailable)
-			return
-		}
-		_, _ = io.WriteString(w, "ready\n")
-	})
-	mux.Handle("GET /metrics", promhttp.HandlerFor(n.metrics.registry, promhttp.HandlerOpts{}))
-	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { answer(w, n.Status()) })
-	mux.HandleFunc("GET /backends", n.listBackends)
-	mux.HandleFunc("POST /backends", n.addBackends)
-	mux.HandleFunc("PATCH /backends", n.setBackendState)
-	mux.HandleFunc("DELETE /backends", n.removeBackends)
-	mux.HandleFunc("PATCH /backends/{name...}", n.updateBackend)
-	mux.HandleFunc("GET /rules", func(w http.ResponseWriter, _ *http.Request) { answer(w, n.Rules()) })
-	mux.HandleFunc("PUT /rules", n.putRules)
-	mux.HandleFunc("GET /raft", n.serveRaft)
-	mux.HandleFunc("POST /raft/transfer", n.transferLeadership)
-	mux.HandleFunc("GET /prefixes", n.servePrefixes)
-	mux.HandleFunc("PATCH /prefixes", n.switchPrefixes)
-	mux.HandleFunc("GET /nodes", func(w http.ResponseWriter, _ *http.Request) { answer(w, n.NodeList()) })
-	mux.HandleFunc("GET /gossip", n.serveGossip)
-	mux.HandleFunc("GET /keys", n.serveKeys)
-	mux.HandleFunc("POST /keys/install", n.changeKeys(member.KeyInstall))
-	mux.HandleFunc("POST /keys/use", n.changeKeys(member.KeyUse))
-	mux.HandleFunc("POST /keys/remove", n.changeKeys(member.KeyRemove))
-	mux.HandleFunc("POST /explain", n.explain)
+	for pattern, handler := range n.routes() {
+		mux.Handle(pattern, handler)
+	}
 	if n.cfg.Pprof {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
@@ -172,6 +147,48 @@ func (n *Node) adminHandler() http.Handler {
 		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	}
 	return mux
+}
+
+// routes are the paths of the admin API, as docs/openapi.yaml has them.
+func (n *Node) routes() map[string]http.Handler {
+	show := func(of func() any) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) { answer(w, of()) }
+	}
+	return map[string]http.Handler{
+		"GET /healthz": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, "ok\n")
+		}),
+		"GET /readyz": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			if ready, reason := n.ready.get(); !ready {
+				http.Error(w, "not ready: "+reason, http.StatusServiceUnavailable)
+				return
+			}
+			_, _ = io.WriteString(w, "ready\n")
+		}),
+		"GET /metrics":  promhttp.HandlerFor(n.metrics.registry, promhttp.HandlerOpts{}),
+		"GET /status":   show(func() any { return n.Status() }),
+		"GET /nodes":    show(func() any { return n.NodeList() }),
+		"GET /gossip":   http.HandlerFunc(n.serveGossip),
+		"POST /explain": http.HandlerFunc(n.explain),
+
+		"GET /keys":          http.HandlerFunc(n.serveKeys),
+		"POST /keys/install": n.changeKeys(member.KeyInstall),
+		"POST /keys/use":     n.changeKeys(member.KeyUse),
+		"POST /keys/remove":  n.changeKeys(member.KeyRemove),
+
+		"GET /backends":             http.HandlerFunc(n.listBackends),
+		"POST /backends":            http.HandlerFunc(n.addBackends),
+		"PATCH /backends":           http.HandlerFunc(n.setBackendState),
+		"DELETE /backends":          http.HandlerFunc(n.removeBackends),
+		"PATCH /backends/{name...}": http.HandlerFunc(n.updateBackend),
+
+		"GET /rules":          show(func() any { return n.Rules() }),
+		"PUT /rules":          http.HandlerFunc(n.putRules),
+		"GET /raft":           http.HandlerFunc(n.serveRaft),
+		"POST /raft/transfer": http.HandlerFunc(n.transferLeadership),
+		"GET /prefixes":       http.HandlerFunc(n.servePrefixes),
+		"PATCH /prefixes":     http.HandlerFunc(n.switchPrefixes),
+	}
 }
 
 // Status returns the node's state.
@@ -220,6 +237,7 @@ func (n *Node) BackendList() *BackendList {
 		if until, avoid := n.router.Avoided(u.id, at); avoid && u.state == policy.Active {
 			s.State, s.RetryInS = "avoided", max(float64(until-at)/1000, 0)
 		}
+		s.Health = n.checker.status(roster, u)
 		s.Models, s.ModelsFrom, s.ModelsError = n.fleet.modelsOf(u)
 		var r report
 		if r, s.KVTokens = n.fleet.reportOf(u); !r.at.IsZero() {
