@@ -28,11 +28,11 @@ type Backend struct {
 // Rule gives the requests it matches a strategy of their own. Fields left
 // empty match everything; all given ones must match.
 type Rule struct {
-	Model       string `json:"model,omitempty"`
-	Path        string `json:"path,omitempty"`   // prefix of the request path
-	Header      string `json:"header,omitempty"` // name; matches when present with HeaderValue, or with any value if that is empty
-	HeaderValue string `json:"value,omitempty"`
-	Strategy    string `json:"strategy"`
+	Model       string
+	Path        string // prefix of the request path
+	Header      string // name; matches when present with HeaderValue, or with any value if that is empty
+	HeaderValue string
+	Strategy    string
 }
 
 // fields of a backend under their keys, for YAML.

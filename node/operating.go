@@ -16,7 +16,17 @@ type RuleSet struct {
 	Source  string `json:"source"`
 	Version uint64 `json:"version"` // of the fleet's rules; 0: none were ever applied
 	Text    string `json:"text"`    // as applied; empty for a node's own
-	Rules   []Rule `json:"rules"`   // in order: the first that matches wins
+	// Rules in order: the first that matches wins.
+	Rules []RuleStatus `json:"rules"`
+}
+
+// RuleStatus is a rule as JSON has it, under the keys that it has in YAML.
+type RuleStatus struct {
+	Model       string `json:"model,omitempty"`
+	Path        string `json:"path,omitempty"`
+	Header      string `json:"header,omitempty"`
+	HeaderValue string `json:"value,omitempty"`
+	Strategy    string `json:"strategy"`
 }
 
 // RuleChange is the answer of PUT /rules.
@@ -36,7 +46,7 @@ type rulesRequest struct {
 
 // Rules returns the routing rules that this node goes by.
 func (n *Node) Rules() *RuleSet {
-	set := &RuleSet{Source: "configuration", Rules: []Rule{}}
+	set := &RuleSet{Source: "configuration", Rules: []RuleStatus{}}
 	if s := n.store.Load(); s != nil {
 		r := s.State().Rules
 		set.Version = r.Version
@@ -45,7 +55,7 @@ func (n *Node) Rules() *RuleSet {
 		}
 	}
 	for _, r := range n.fleet.roster().rules {
-		set.Rules = append(set.Rules, Rule{Model: r.Model, Path: r.PathPrefix, Header: r.Header, HeaderValue: r.HeaderValue, Strategy: r.Strategy})
+		set.Rules = append(set.Rules, RuleStatus{Model: r.Model, Path: r.PathPrefix, Header: r.Header, HeaderValue: r.HeaderValue, Strategy: r.Strategy})
 	}
 	return set
 }

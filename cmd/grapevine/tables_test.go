@@ -50,7 +50,7 @@ func TestTablesGolden(t *testing.T) {
 		{ID: 2, Name: "gpu3", URL: "http://gpu3:8000", State: "down", Drained: true, Agreed: true, Source: "dns"},
 		{ID: 3, Name: "gpu4", URL: "http://gpu4:8000", State: "avoided", Source: "static"},
 	}}
-	rules := &node.RuleSet{Source: "fleet", Version: 17, Text: "rules: []\n", Rules: []node.Rule{
+	rules := &node.RuleSet{Source: "fleet", Version: 17, Text: "rules: []\n", Rules: []node.RuleStatus{
 		{Model: "batch-*", Strategy: "round-robin"}, {Path: "/v1/embeddings", Header: "x-tier", HeaderValue: "low", Strategy: "least-request"},
 	}}
 	ownRules := &node.RuleSet{Source: "configuration"}

@@ -1,0 +1,391 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"grapevine/prefixtree"
+	"grapevine/raftstore"
+)
+
+// startAgreed starts a node alone and waits until it goes by its own agreement.
+func startAgreed(t *testing.T, cfg Config) *Node {
+	t.Helper()
+	n := startNode(t, cfg)
+	eventually(t, "an agreement", func() bool { return n.fleet.roster().version > 0 })
+	return n
+}
+
+// TestWrongInput: each mistake is refused with its place and reason, and nothing
+// of the request is applied.
+func TestWrongInput(t *testing.T) {
+	leakCheck(t)
+	engine := newFakeEngine(t, "m")
+	n := startAgreed(t, testConfig(engine.URL))
+	broken := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) }))
+	defer broken.Close()
+	good := `{"url":"http://127.0.0.3:8000","name":"good"}`
+	before := n.store.Load().State()
+	for what, tc := range map[string]struct {
+		method, path, body string
+		status             int
+		place, reason      string
+	}{
+		"no JSON":             {"POST", "/backends?force", "{\n\"backends\": [}", 400, "body", "is no JSON"},
+		"empty":               {"POST", "/backends?force", "", 400, "body", "ends too early"},
+		"two values":          {"POST", "/backends?force", `{"backends":[` + good + `]} {}`, 400, "body", "follows"},
+		"no backends":         {"POST", "/backends?force", `{"backends":[]}`, 400, "backends", "none"},
+		"unknown field":       {"POST", "/backends?force", `{"backends":[` + good + `,{"url":"http://h","wieght":2}]}`, 400, "backends[1].wieght", "unknown field"},
+		"wrong type":          {"POST", "/backends?force", `{"backends":[` + good + `,{"url":"http://h","weight":"2"}]}`, 400, "backends[1].weight", "string"},
+		"bad URL":             {"POST", "/backends?force", `{"backends":[` + good + `,{"url":"gpu:8000"}]}`, 400, "backends[1]", "http://host:port"},
+		"user in the URL":     {"POST", "/backends?force", `{"backends":[{"url":"http://a:b@h"}]}`, 400, "backends[0]", "user"},
+		"bad name":            {"POST", "/backends?force", `{"backends":[{"url":"http://h","name":"a,b"}]}`, 400, "backends[0]", "name"},
+		"negative cache":      {"POST", "/backends?force", `{"backends":[` + good + `,{"url":"http://h","kv_tokens":-1}]}`, 400, "", "negative"},
+		"same name twice":     {"POST", "/backends?force", `{"backends":[` + good + `,{"url":"http://h","name":"good"}]}`, 409, "", "good"},
+		"same URL twice":      {"POST", "/backends?force", `{"backends":[` + good + `,{"url":"http://127.0.0.3:8000/v1","name":"other"}]}`, 409, "", "127.0.0.3:8000"},
+		"a URL that is there": {"POST", "/backends?force", `{"backends":[` + good + `,{"url":"` + engine.URL + `","name":"again"}]}`, 409, "", n.cfg.Backends[0].Name},
+		"nobody answers":      {"POST", "/backends", `{"backends":[{"url":"` + engine.alias() + `","name":"good"},{"url":"http://127.0.0.3:1"}]}`, 422, "backends[1].url", "no engine answers"},
+		"it answers 502":      {"POST", "/backends", `{"backends":[{"url":"` + broken.URL + `"}]}`, 422, "backends[0].url", "502"},
+		"force what":          {"POST", "/backends?force=perhaps", `{"backends":[` + good + `]}`, 400, "force", "neither"},
+		"unknown action":      {"PATCH", "/backends", `{"names":["` + n.cfg.Backends[0].Name + `"],"action":"stop"}`, 400, "action", `"stop"`},
+		"one unknown name":    {"PATCH", "/backends", `{"names":["` + n.cfg.Backends[0].Name + `","nobody"],"action":"drain"}`, 404, "", "nobody"},
+		"no name":             {"DELETE", "/backends", "", 400, "name", "no backend"},
+		"remove one unknown":  {"DELETE", "/backends?name=" + n.cfg.Backends[0].Name + "&name=nobody", "", 404, "", "nobody"},
+		"weight 0":            {"PATCH", "/backends/" + n.cfg.Backends[0].Name, `{"weight":0}`, 400, "", "weight"},
+		"old version":         {"PATCH", "/backends/" + n.cfg.Backends[0].Name, `{"weight":2,"if_version":1000000}`, 409, "", "version"},
+		"unknown backend":     {"PATCH", "/backends/no/body", `{"weight":2}`, 404, "", "no/body"},
+		"bad new URL":         {"PATCH", "/backends/" + n.cfg.Backends[0].Name + "?force", `{"url":"ftp://x"}`, 400, "url", "ftp"},
+		"silent new URL":      {"PATCH", "/backends/" + n.cfg.Backends[0].Name, `{"url":"http://127.0.0.3:1"}`, 422, "url", "no engine answers"},
+		"rules: no YAML":      {"PUT", "/rules", `{"text":"rules:\n  - {strategy: random\n"}`, 400, "", "did not find"},
+		"rules: nothing":      {"PUT", "/rules", `{"text":""}`, 400, "", "nothing is there"},
+		"rules: no list":      {"PUT", "/rules", `{"text":"rules: 5"}`, 400, "rules", "not a list"},
+		"rules: another key":  {"PUT", "/rules", `{"text":"rules: []\nstrategy: random\n"}`, 400, "strategy", "unknown key"},
+		"rules: old version":  {"PUT", "/rules", `{"text":"rules: []","if_version":77}`, 409, "", "version"},
+		"rules: dry, old":     {"PUT", "/rules?dry_run", `{"text":"rules: []","if_version":77}`, 409, "", "version"},
+		"nobody to lead":      {"POST", "/raft/transfer", `{"to":"nobody"}`, 404, "to", "nobody"},
+		"switch what":         {"PATCH", "/prefixes", `{}`, 400, "enabled", "missing"},
+	} {
+		req, err := http.NewRequest(tc.method, "http://"+n.AdminAddr()+tc.path, strings.NewReader(tc.body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Content-Type", "application/json")
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var refused Refusal
+		err = json.NewDecoder(resp.Body).Decode(&refused)
+		resp.Body.Close()
+		if err != nil || resp.StatusCode != tc.status || tc.place != "" && refused.Place != tc.place || !strings.Contains(refused.Reason, tc.reason) {
+			t.Errorf("%s: %d %+v %v", what, resp.StatusCode, refused, err)
+		}
+	}
+	if after := n.store.Load().State(); after.Version != before.Version {
+		t.Errorf("something was applied: %+v became %+v", before, after)
+	}
+}
+
+// TestRulesOfTheFleet: a file with mistakes is refused with all their lines, a
+// dry run shows the difference and changes nothing, and what is applied routes.
+func TestRulesOfTheFleet(t *testing.T) {
+	leakCheck(t)
+	cfg := testConfig("http://127.0.0.3:1")
+	cfg.Rules = []Rule{{Model: "own", Strategy: "session"}}
+	n := startAgreed(t, cfg)
+	c := admin(n)
+	if set, err := c.Rules(t.Context()); err != nil || set.Source != "configuration" || !slices.Equal(set.Rules, []RuleStatus{{Model: "own", Strategy: "session"}}) {
+		t.Errorf("%+v %v", set, err)
+	}
+	_, err := c.ApplyRules(t.Context(), "# ours\nrules:\n  - {strategy: random}\n  - {model: x, strategy: fastest}\n  - {path: /v1, stratgy: random}\n", nil, false)
+	var refused *Refusal
+	if !errors.As(err, &refused) || refused.Line != 5 || !strings.Contains(refused.Remedy, "strategy") {
+		t.Errorf("%v", err)
+	}
+	_, err = c.ApplyRules(t.Context(), "rules:\n  - {strategy: random}\n  - {model: x, strategy: fastest}\n  - {value: v, strategy: random}\n", nil, false)
+	if !errors.As(err, &refused) || refused.Line != 3 || refused.Place != "rules[1].strategy" || len(refused.More) != 1 || refused.More[0].Line != 4 {
+		t.Errorf("%v", err)
+	}
+	first := "rules:\n  - {strategy: random}\n"
+	dry, err := c.ApplyRules(t.Context(), first, nil, true)
+	if err != nil || !dry.DryRun || dry.Difference != "+rules:\n+  - {strategy: random}\n" || n.Rules().Source != "configuration" {
+		t.Errorf("%+v %v", dry, err)
+	}
+	done, err := c.ApplyRules(t.Context(), first, new(uint64), false)
+	if err != nil || done.DryRun || !done.Changed.Changed || done.Version == 0 {
+		t.Fatalf("%+v %v", done, err)
+	}
+	if r, err := n.Explain("/v1/chat/completions", func(string) []byte { return nil }, []byte(chatBody("own", "x"))); err != nil || r.Strategy != "random" {
+		t.Errorf("%+v %v", r, err)
+	}
+	if set := n.Rules(); set.Source != "fleet" || set.Text != first || set.Version != done.Version {
+		t.Errorf("%+v", set)
+	}
+	again, err := c.ApplyRules(t.Context(), "rules:\n  - {strategy: session}\n", &done.Version, false)
+	if err != nil || again.Difference != " rules:\n-  - {strategy: random}\n+  - {strategy: session}\n" {
+		t.Errorf("%+v %v", again, err)
+	}
+	if _, err := c.ApplyRules(t.Context(), first, &done.Version, false); !errors.As(err, &refused) || refused.status != http.StatusConflict {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestToken: with one, everything but health and metrics needs it, and it can be
+// replaced; without one changes are taken from this machine only.
+func TestToken(t *testing.T) {
+	leakCheck(t)
+	file := filepath.Join(t.TempDir(), "token")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("short\n")
+	cfg := testConfig()
+	cfg.AdminTokenFile = file
+	if _, err := New(cfg); err == nil || !strings.Contains(err.Error(), "16") {
+		t.Errorf("a short token: %v", err)
+	}
+	write("the first token of all\n")
+	if _, err := New(cfg); err == nil || !strings.Contains(err.Error(), "one word") {
+		t.Errorf("a token of several words: %v", err)
+	}
+	write("the-first-token-of-all\n")
+	n := startNode(t, cfg)
+	ask := func(path, authorization string) int {
+		t.Helper()
+		req, err := http.NewRequest(http.MethodGet, "http://"+n.AdminAddr()+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if authorization != "" {
+			req.Header.Set("Authorization", authorization)
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		return resp.StatusCode
+	}
+	for path := range openPaths {
+		if status := ask(path, ""); status != http.StatusOK {
+			t.Errorf("%s without a token: %d", path, status)
+		}
+	}
+	for _, path := range []string{"/status", "/backends", "/keys", "/raft", "/nowhere"} {
+		for _, wrong := range []string{"", "Bearer ", "Bearer the-first-token-of-al", "Basic the-first-token-of-all", "the-first-token-of-all"} {
+			if status := ask(path, wrong); status != http.StatusUnauthorized {
+				t.Errorf("%s with %q: %d", path, wrong, status)
+			}
+		}
+	}
+	if status := ask("/status", "Bearer the-first-token-of-all"); status != http.StatusOK {
+		t.Errorf("with the token: %d", status)
+	}
+	if _, err := admin(n).WithToken("", file).Status(t.Context()); err != nil {
+		t.Error(err)
+	}
+	write("the-second-token-of-all")
+	if status := ask("/status", "Bearer the-first-token-of-all"); status != http.StatusUnauthorized {
+		t.Errorf("with a token that was replaced: %d", status)
+	}
+	if _, err := admin(n).WithToken("the-second-token-of-all", "").Status(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	if status := ask("/status", "Bearer the-second-token-of-all"); status != http.StatusInternalServerError {
+		t.Errorf("without a file: %d", status)
+	}
+}
+
+// TestChangesFromElsewhere: without a token nobody changes anything from another
+// machine, nor a page in a browser on this one; looking is free.
+func TestChangesFromElsewhere(t *testing.T) {
+	n, err := New(testConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	passed := false
+	h := n.guard(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { passed = true }))
+	for _, tc := range []struct {
+		method, path, from, host string
+		want                     bool
+	}{
+		{"GET", "/backends", "10.0.0.9:5", "router:8081", true},
+		{"POST", "/explain", "10.0.0.9:5", "router:8081", true},
+		{"POST", "/backends", "127.0.0.1:5", "127.0.0.1:8081", true},
+		{"DELETE", "/backends", "[::1]:5", "localhost:8081", true},
+		{"POST", "/backends", "10.0.0.9:5", "10.0.0.1:8081", false},
+		{"PUT", "/rules", "[fd00::9]:5", "10.0.0.1:8081", false},
+		{"PATCH", "/backends/x", "somewhere", "10.0.0.1:8081", false},
+		{"POST", "/keys/install", "10.0.0.9:5", "10.0.0.1:8081", false},
+		{"PATCH", "/backends", "127.0.0.1:5", "rebound.example:8081", false}, // a name that led elsewhere a moment ago
+	} {
+		r := httptest.NewRequest(tc.method, tc.path, strings.NewReader("{}"))
+		r.RemoteAddr, r.Host = tc.from, tc.host
+		passed = false
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		if passed != tc.want || !tc.want && (w.Code != http.StatusForbidden || !strings.Contains(w.Body.String(), "remedy")) {
+			t.Errorf("%+v: %v, %d %s", tc, passed, w.Code, w.Body)
+		}
+	}
+}
+
+func TestDifference(t *testing.T) {
+	for _, tc := range []struct{ from, to, want string }{
+		{"", "", ""},
+		{"a\n", "a\n", ""},
+		{"", "a\nb\n", "+a\n+b\n"},
+		{"a\n", "", "-a\n"},
+		{"a\nb\nc\n", "a\nc\n", " a\n-b\n c\n"},
+		{"a\nb\nc\nd\n", "a\nx\nc\ny\nd\n", " a\n-b\n+x\n c\n+y\n d\n"},
+		{"a", "a\n\n", " a\n+\n"},
+		{strings.Repeat("x\n", 3000) + "end\n", strings.Repeat("y\n", 3000) + "end\n", strings.Repeat("-x\n", 3000) + strings.Repeat("+y\n", 3000) + " end\n"},
+	} {
+		if got := difference(tc.from, tc.to); got != tc.want {
+			t.Errorf("%.40q to %.40q: %.200q", tc.from, tc.to, got)
+		}
+	}
+}
+
+// TestFactsMove: what a node has learned of caches under its own ids is there
+// under the agreed ones, but for backends whose place belonged to another.
+func TestFactsMove(t *testing.T) {
+	cfg := fleetConfig("one", nil, "http://127.0.0.3:1", "http://127.0.0.3:2", "http://127.0.0.3:3")
+	n, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := n.fleet.roster()
+	for i, u := range own.list {
+		for seed := range 20 {
+			n.tree.Record(u.id, chain(100*i+seed, 64), now(), nil)
+		}
+	}
+	count, xor := facts(n)
+	if count == 0 {
+		t.Fatal("nothing to move")
+	}
+	state := &raftstore.State{Version: 7, Backends: []raftstore.Backend{
+		{ID: 0, Generation: 1, Name: own.list[2].Name, URL: own.list[2].URL, Weight: 1, Version: 7},
+		{ID: 1, Generation: 1, Name: own.list[1].Name, URL: own.list[1].URL, Weight: 1, Version: 7},
+		{ID: 2, Generation: 1, Name: own.list[0].Name, URL: own.list[0].URL, Weight: 1, Version: 7},
+	}}
+	slices.SortFunc(state.Backends, func(a, b raftstore.Backend) int { return strings.Compare(a.Name, b.Name) })
+	n.proposed.Store(true)
+	n.adopt(state)
+	if got, x := facts(n); got != count || x != xor {
+		t.Errorf("%d facts became %d", count, got)
+	}
+	// A new generation clears a backend, an older state does nothing.
+	next := *state
+	next.Version, next.Backends = 9, slices.Clone(state.Backends)
+	next.Backends[0].Generation = 2
+	n.adopt(&next)
+	n.adopt(state)
+	if got, _ := facts(n); got != count/3*2 {
+		t.Errorf("%d facts of %d are left by a new generation of one of three", got, count)
+	}
+	if n.fleet.roster().version != 9 {
+		t.Error("an older state was adopted")
+	}
+}
+
+// TestDecisionsOutliveTheirRoster: a decision made a moment before a backend went
+// still leads there, and never to whoever has its id now.
+func TestDecisionsOutliveTheirRoster(t *testing.T) {
+	n, err := New(testConfig("http://127.0.0.3:1", "http://127.0.0.3:2"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.proposed.Store(true)
+	b := func(id uint16, gen uint32, name string) raftstore.Backend {
+		return raftstore.Backend{ID: id, Generation: gen, Name: name, URL: "http://" + name, Weight: 1}
+	}
+	n.adopt(&raftstore.State{Version: 1, Backends: []raftstore.Backend{b(0, 1, "a:1"), b(1, 1, "b:1")}})
+	n.adopt(&raftstore.State{Version: 2, Backends: []raftstore.Backend{b(0, 1, "a:1"), b(1, 2, "c:1")}})
+	r := n.fleet.roster()
+	for _, tc := range []struct {
+		id   int
+		name string
+		addr string
+	}{{0, "a:1", "a:1"}, {1, "c:1", "c:1"}, {1, "b:1", "b:1"}, {0, "b:1", ""}, {7, "a:1", ""}} {
+		target, ok := r.target(prefixtree.Backend(tc.id), tc.name)
+		if ok != (tc.addr != "") || target.Addr != tc.addr {
+			t.Errorf("%+v leads to %+v", tc, target)
+		}
+	}
+	n.adopt(&raftstore.State{Version: 3})
+	if _, ok := n.fleet.roster().target(1, "b:1"); ok {
+		t.Error("a decision of two rosters ago still leads somewhere")
+	}
+	if n.fleet.roster().before.before != nil {
+		t.Error("rosters are kept for ever")
+	}
+}
+
+// TestEmptyAgreementWaits: an agreement without backends does not take from a node
+// its own list before that was put to the fleet.
+func TestEmptyAgreementWaits(t *testing.T) {
+	n, err := New(testConfig("http://127.0.0.3:1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.adopt(&raftstore.State{Version: 1})
+	if l := n.fleet.roster().list; len(l) != 1 {
+		t.Errorf("%+v", l)
+	}
+	n.proposed.Store(true)
+	n.adopt(&raftstore.State{Version: 2})
+	if l := n.fleet.roster().list; len(l) != 0 {
+		t.Errorf("%+v", l)
+	}
+}
+
+// TestUnchangedAgreementKeepsTheView: what changes nothing for the policy costs it
+// nothing.
+func TestUnchangedAgreementKeepsTheView(t *testing.T) {
+	n, err := New(testConfig("http://127.0.0.3:1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.proposed.Store(true)
+	view := n.router.View()
+	own := n.fleet.roster().list[0]
+	n.adopt(&raftstore.State{Version: 1, Backends: []raftstore.Backend{{ID: 0, Generation: 1, Name: own.Name, URL: own.URL, Weight: 1}}})
+	if n.router.View() != view || !n.BackendList().Backends[0].Agreed {
+		t.Error("an agreement on what was configured made a new view, or none")
+	}
+	n.adopt(&raftstore.State{Version: 2, Backends: []raftstore.Backend{{ID: 0, Generation: 1, Name: own.Name, URL: own.URL, Weight: 1, State: raftstore.Draining}}})
+	if n.router.View() == view {
+		t.Error("a drain made no new view")
+	}
+}
+
+// TestLeadershipMoves to the node that was asked for, by name, at any node.
+func TestLeadershipMoves(t *testing.T) {
+	leakCheck(t)
+	nodes := startAgreeing(t)
+	_, others := leader(t, nodes)
+	eventually(t, "the transfer", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		_, err := admin(others[1]).TransferLeadership(ctx, others[0].Name())
+		led, _ := leader(t, nodes)
+		return err == nil && led == others[0]
+	})
+}
