@@ -140,6 +140,9 @@ func (s *Store) atLeader(ctx context.Context, kind requestKind, payload []byte) 
 	)
 	for {
 		if !s.serving() {
+			if uncertain != nil && kind == askApply {
+				return nil, fmt.Errorf("%w: %w", ErrUncertain, ErrStopped)
+			}
 			return nil, ErrStopped
 		}
 		a, sent, err := s.attempt(ctx, &search, kind, payload)

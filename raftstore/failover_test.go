@@ -30,7 +30,7 @@ func (f *fleet) others(not *node) []*node {
 
 // A killed leader is replaced, and nothing that it had acknowledged is lost.
 func TestLeaderKilled(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	f := newFleet(t, 3, nil).start()
 	apply(t, f.running()[0], add("before"))
 	leader := f.leader()
@@ -53,7 +53,7 @@ func TestLeaderKilled(t *testing.T) {
 // A leader that is stopped hands its office on: the group has another before the
 // old one is gone.
 func TestStopHandsLeadershipOn(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	f := newFleet(t, 3, nil).start()
 	apply(t, f.running()[0], add("one"))
 	old := f.leader()
@@ -77,7 +77,7 @@ func TestStopHandsLeadershipOn(t *testing.T) {
 // what was agreed on is still there, also after a restart; and with the majority
 // writes come back.
 func TestMajorityLost(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	f := newFleet(t, 3, func(c *Config) { c.Timers.Call = 2 * time.Second }).start()
 	a, b, c := f.nodes[0], f.nodes[1], f.nodes[2]
 	until(t, "the first write", func() bool {
@@ -103,7 +103,7 @@ func TestMajorityLost(t *testing.T) {
 		t.Errorf("error is %v", err)
 	}
 	for _, n := range []*node{b, c} {
-		if want := fmt.Sprintf("%s (%s)", n.name, n.addr); !strings.Contains(err.Error(), want) {
+		if want := fmt.Sprintf("%s (%s)", n.name, n.addr()); !strings.Contains(err.Error(), want) {
 			t.Errorf("error %q does not name %s", err, want)
 		}
 	}
@@ -124,7 +124,7 @@ func TestMajorityLost(t *testing.T) {
 // A leader whose disk does not answer any more is replaced, the group goes on,
 // and the node takes part again when the disk works.
 func TestLeaderWithHungDisk(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	f := newFleet(t, 3, func(c *Config) { c.Timers.Write = time.Second }).start()
 	apply(t, f.running()[0], add("before"))
 	leader := f.leader()
@@ -152,7 +152,7 @@ func TestLeaderWithHungDisk(t *testing.T) {
 
 // The same with a full disk.
 func TestLeaderWithFullDisk(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	f := newFleet(t, 3, nil).start()
 	apply(t, f.running()[0], add("before"))
 	leader := f.leader()
@@ -169,7 +169,7 @@ func TestLeaderWithFullDisk(t *testing.T) {
 // After a failed fsync nobody knows what is on the disk: the node stays out until
 // it is started again.
 func TestFailedFsyncIsFinal(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	f := newFleet(t, 3, nil).start()
 	apply(t, f.running()[0], add("before"))
 	leader := f.leader()
@@ -195,7 +195,7 @@ func TestFailedFsyncIsFinal(t *testing.T) {
 // The side of a partition with the majority goes on; the other side does not
 // write, and catches up when the partition is over.
 func TestPartition(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	f := newFleet(t, 5, nil).start()
 	apply(t, f.running()[0], add("before"))
 	leader := f.leader()
@@ -223,7 +223,7 @@ func TestPartition(t *testing.T) {
 
 // Leadership goes where an operator sends it, whichever node is asked.
 func TestTransfer(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	f := newFleet(t, 3, nil).start()
 	apply(t, f.running()[0], add("one"))
 	for _, to := range f.all() {

@@ -6,7 +6,7 @@ import (
 
 // One node without any configuration is a fleet.
 func TestFleetOfOne(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	for _, dir := range []string{"", t.TempDir()} {
 		s, err := Open(Config{Dir: dir, Server: true, Constants: Constants{BlockBytes: 512}})
 		if err != nil {
@@ -35,7 +35,7 @@ func TestFleetOfOne(t *testing.T) {
 }
 
 func TestThreeNodes(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	f := newFleet(t, 3, nil).start()
 	for i, s := range f.running() {
 		apply(t, s, add(string(rune('x'+i))))

@@ -19,22 +19,27 @@ import (
 // nothing is learned from a slow machine; what does come ends the wait.
 const patience = 60 * time.Second
 
-// leakCheck makes the test fail if it leaves a goroutine behind.
-func leakCheck(t *testing.T) {
-	t.Helper()
-	before := goleak.IgnoreCurrent()
-	t.Cleanup(func() {
-		if t.Failed() {
-			return
-		}
+// TestMain makes the package fail if a test leaves a goroutine behind. Tests run
+// beside each other, so this is asked once, at the end.
+func TestMain(m *testing.M) {
+	if role := os.Getenv(childVariable); role != "" {
+		childMain(role)
+		return
+	}
+	code := m.Run()
+	if code == 0 {
 		var err error
-		for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-			if err = goleak.Find(before); err == nil {
-				return
+		for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+			if err = goleak.Find(); err == nil {
+				break
 			}
 		}
-		t.Error(err)
-	})
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
 }
 
 // until polls until a condition holds, and fails the test if it never does.
@@ -67,7 +72,7 @@ type node struct {
 	index int
 	name  string
 	dir   string
-	addr  string
+	at    atomic.Pointer[string]
 	// edit changes the configuration before each start.
 	edit func(*Config)
 
@@ -78,10 +83,14 @@ type node struct {
 	fail  atomic.Pointer[error]         // writes fail with it
 }
 
+// addr is where the node listens.
+func (n *node) addr() string { return *n.at.Load() }
+
 // fleet is some nodes on loopback and the faults between them.
 type fleet struct {
-	t     testing.TB
-	nodes []*node
+	t      testing.TB
+	expect int
+	nodes  []*node
 
 	mu   sync.Mutex
 	cuts map[[2]string]bool // of addresses, both orders
@@ -100,7 +109,7 @@ func quickTimers() Timers {
 
 // newFleet makes nodes that expect each other, and starts none.
 func newFleet(t testing.TB, size int, edit func(*Config)) *fleet {
-	f := &fleet{t: t, cuts: make(map[[2]string]bool)}
+	f := &fleet{t: t, expect: size, cuts: make(map[[2]string]bool)}
 	for i := range size {
 		f.add(string(rune('a'+i)), edit)
 	}
@@ -115,7 +124,8 @@ func (f *fleet) add(name string, edit func(*Config)) *node {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	n.addr = ln.Addr().String()
+	addr := ln.Addr().String()
+	n.at.Store(&addr)
 	ln.Close()
 	f.mu.Lock()
 	f.nodes = append(f.nodes, n)
@@ -152,12 +162,12 @@ func (n *node) peers() []Peer {
 		if other == n {
 			continue
 		}
-		p := Peer{Name: other.name, Addr: other.addr, Server: true, Left: other.left.Load()}
+		p := Peer{Name: other.name, Addr: other.addr(), Server: true, Left: other.left.Load()}
 		if id := other.id.Load(); id != nil {
 			p.ID = *id
 		}
 		if s := other.store.Load(); s != nil {
-			p.Alive = !p.Left && !n.fleet.severed(n.addr, other.addr)
+			p.Alive = !p.Left && !n.fleet.severed(n.addr(), other.addr())
 			p.Expect = s.cfg.Expect
 		}
 		list = append(list, p)
@@ -183,7 +193,7 @@ func (f *fleet) isolate(some ...*node) {
 	for _, a := range all {
 		for _, b := range all {
 			if inside[a] != inside[b] {
-				f.cuts[[2]string{a.addr, b.addr}] = true
+				f.cuts[[2]string{a.addr(), b.addr()}] = true
 			}
 		}
 	}
@@ -198,10 +208,10 @@ func (f *fleet) heal() {
 // config is the configuration of the next start.
 func (n *node) config() Config {
 	cfg := Config{
-		Dir: n.dir, Expect: len(n.fleet.nodes), Server: true, Timers: quickTimers(), Peers: n.peers,
+		Dir: n.dir, Expect: n.fleet.expect, Server: true, Timers: quickTimers(), Peers: n.peers,
 		Constants: Constants{KeyID: 7, BlockBytes: 1024, Cluster: "test"},
 		Faults: &Faults{
-			Cut:   func(addr string) bool { return n.fleet.severed(n.addr, addr) },
+			Cut:   func(addr string) bool { return n.fleet.severed(n.addr(), addr) },
 			Write: n.write,
 		},
 		Log: zerolog.Nop(),
@@ -243,9 +253,9 @@ func (n *node) resume() {
 func (n *node) open() (*Store, error) {
 	cfg := n.config()
 	var ln net.Listener
-	until(n.fleet.t, "port "+n.addr, func() (ok bool) {
+	until(n.fleet.t, "port "+n.addr(), func() (ok bool) {
 		var err error
-		ln, err = net.Listen("tcp", n.addr)
+		ln, err = net.Listen("tcp", n.addr())
 		return err == nil
 	})
 	cfg.Listener = ln

@@ -108,6 +108,10 @@ func (s *Store) transport(l *life) raft.Transport {
 		Stream:                l.link,
 		MaxPool:               2,
 		Timeout:               rpcTimeout,
+		// No pipelining: in raft v1.8.0 a pipeline whose follower refuses an entry
+		// while another is handed over blocks for ever, and with it replication to
+		// that follower and the end of raft.
+		MaxRPCsInFlight: 1,
 	})
 	l.close = func() { t.Close() }
 	return t

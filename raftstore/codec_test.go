@@ -1,0 +1,254 @@
+package raftstore
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"reflect"
+	"runtime"
+	"testing"
+
+	"github.com/hashicorp/raft"
+)
+
+func readCloser(b []byte) io.ReadCloser { return io.NopCloser(bytes.NewReader(b)) }
+
+// commands has one of each, with all that it can carry.
+func commands() []Command {
+	return []Command{
+		AddBackends{[]BackendSpec{backend("a"), {
+			Name: "b", URL: "https://b.test", Models: []string{"m", "n"}, Role: "prefill", Zone: "z1", Weight: 2.5, KVTokens: 1 << 40, Source: DNS,
+		}}},
+		UpdateBackend{Name: "a"},
+		UpdateBackend{
+			Name: "a", IfVersion: ptr(uint64(7)), URL: ptr("http://x"), Models: ptr([]string{"q"}), Role: ptr(""), Zone: ptr("z"),
+			Weight: ptr(0.5), KVTokens: ptr(int64(9)), Source: ptr(File),
+		},
+		SetBackendState{Names: []string{"a", "b"}, Action: MarkDown, Reason: "3 of 3 probes failed"},
+		NewGeneration{Name: "a", From: 3},
+		RemoveBackends{[]string{"a"}},
+		SetRules{Text: "rules:\n- a\n", IfVersion: ptr(uint64(0))},
+		SetRules{},
+		SetHot{[]HotChange{{Anchor: 1 << 63, Depth: 8192, R: 4, Expires: 1 << 41}, {Anchor: 2, Remove: true}}},
+		SetSwitches{Switches{Hot: true}},
+		SetConstants{Constants{KeyID: 1 << 31, BlockBytes: 512, Cluster: "prod"}},
+	}
+}
+
+func TestCommandsRoundTrip(t *testing.T) {
+	for _, c := range commands() {
+		e := entry{request: requestID{1, 2, 3}, at: 1763683200000, command: c}
+		got, err := decodeEntry(e.encode())
+		if err != nil || !reflect.DeepEqual(got, e) {
+			t.Errorf("%+v came back as %+v, %v", e, got, err)
+		}
+		raw := e.encode()
+		for n := range raw {
+			// A text at the end of a command may be cut where it is still a text: its
+			// length says that it is not.
+			if _, err := decodeEntry(raw[:n]); err == nil {
+				t.Errorf("%T cut to %d of %d bytes is read", c, n, len(raw))
+			}
+		}
+		if _, err := decodeEntry(append(raw, 0)); err == nil {
+			t.Errorf("%T with a byte too many is read", c)
+		}
+	}
+}
+
+// FuzzCommand: what can be read is written the same way again.
+func FuzzCommand(f *testing.F) {
+	for _, c := range commands() {
+		f.Add(entry{command: c}.encode())
+	}
+	f.Add([]byte{1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0x1f})
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		e, err := decodeEntry(raw)
+		if err != nil {
+			return
+		}
+		again, err := decodeEntry(e.encode())
+		if err != nil {
+			t.Fatalf("%+v cannot be read back: %v", e, err)
+		}
+		if !bytes.Equal(again.encode(), e.encode()) {
+			t.Errorf("%+v came back as %+v", e, again)
+		}
+		// Whatever it is, the machine takes it.
+		newMachine().apply(1, e)
+	})
+}
+
+// A count or length that is only claimed allocates nothing.
+func TestClaimsAllocateNothing(t *testing.T) {
+	claim := binary.AppendUvarint(nil, MaxBackends)
+	command := append([]byte{commandFormat, byte(kindAddBackends)}, make([]byte, len(requestID{})+1)...)
+	hot := append([]byte{commandFormat, byte(kindSetHot)}, make([]byte, len(requestID{})+1)...)
+	empty := newMachine().snapshot()
+	// Everything up to the list of generations, of which there are none.
+	head := len(snapshotMagic) + 1 + 1 + 3 + 2 + 1
+	state := append(bytes.Clone(empty[:head]), claim...)
+	state = binary.BigEndian.AppendUint32(state, crc32.Checksum(state, castagnoli))
+	for name, read := range map[string]func() error{
+		"command":  func() error { _, err := decodeEntry(append(command, claim...)); return err },
+		"hot":      func() error { _, err := decodeEntry(append(hot, binary.AppendUvarint(nil, MaxHot)...)); return err },
+		"snapshot": func() error { _, err := restoreMachine(state); return err },
+		"frame": func() error {
+			_, _, err := readFrame(bytes.NewReader(binary.BigEndian.AppendUint32([]byte{1}, maxFrameBytes)))
+			return err
+		},
+	} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		err := read()
+		runtime.ReadMemStats(&after)
+		if err == nil {
+			t.Errorf("%s: a claim without anything behind it is believed", name)
+		}
+		if n := after.TotalAlloc - before.TotalAlloc; n > 256<<10 {
+			t.Errorf("%s: %d bytes were allocated for a claim", name, n)
+		}
+	}
+}
+
+// FuzzSnapshot: what can be read is written the same way again, and the machine
+// works on.
+func FuzzSnapshot(f *testing.F) {
+	m := newMachine()
+	f.Add(m.snapshot())
+	for i, c := range commands() {
+		m.run(uint64(i+1), c)
+		f.Add(m.snapshot())
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		if len(raw) >= crc32.Size {
+			// Give the fuzzer a chance: the checksum is right.
+			body := raw[:len(raw)-crc32.Size]
+			raw = binary.BigEndian.AppendUint32(bytes.Clone(body), crc32.Checksum(body, castagnoli))
+		}
+		m, err := restoreMachine(raw)
+		if err != nil {
+			return
+		}
+		if again, err := restoreMachine(m.snapshot()); err != nil || !bytes.Equal(again.snapshot(), m.snapshot()) {
+			t.Fatalf("a machine that was read cannot be read back: %v", err)
+		}
+		for i, c := range commands() {
+			m.run(uint64(1000+i), c)
+		}
+	})
+}
+
+// FuzzHello: a connection's first bytes.
+func FuzzHello(f *testing.F) {
+	f.Add(hello{use: useRaft, group: groupID{1}, to: "a", id: "b", addr: "127.0.0.1:1"}.encode())
+	f.Add(hello{use: useRequests}.encode())
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		h, err := readHello(bytes.NewReader(raw))
+		if err != nil {
+			return
+		}
+		if again, err := readHello(bytes.NewReader(h.encode())); err != nil || again != h {
+			t.Errorf("%+v came back as %+v, %v", h, again, err)
+		}
+	})
+}
+
+// FuzzFrame: a frame's length is not believed before the bytes have come.
+func FuzzFrame(f *testing.F) {
+	f.Add([]byte{1, 0, 0, 0, 3, 'a', 'b', 'c'})
+	f.Add([]byte{1, 0xff, 0xff, 0xff, 0xff})
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		what, body, err := readFrame(bytes.NewReader(raw))
+		if err != nil {
+			return
+		}
+		var out bytes.Buffer
+		if err := writeFrame(&out, what, body); err != nil || !bytes.HasPrefix(raw, out.Bytes()) {
+			t.Errorf("% x was read and written as % x", raw, out.Bytes())
+		}
+	})
+}
+
+func TestLogRecordsRoundTrip(t *testing.T) {
+	l := raft.Log{Index: 7, Term: 3, Type: raft.LogConfiguration, Data: []byte("data"), Extensions: []byte("x")}
+	key := logKey(l.Index)
+	record := encodeLog(key, &l)
+	var got raft.Log
+	if err := decodeLog(key, record, &got); err != nil || !reflect.DeepEqual(got, l) {
+		t.Errorf("%+v came back as %+v, %v", l, got, err)
+	}
+	for i := range record {
+		damaged := bytes.Clone(record)
+		damaged[i] ^= 1
+		if err := decodeLog(key, damaged, &got); err == nil {
+			t.Errorf("damage of byte %d is not noticed", i)
+		}
+	}
+	if err := decodeLog(logKey(8), record, &got); err == nil {
+		t.Error("a record under another index is not noticed")
+	}
+}
+
+// fullMachine has as many backends as a large fleet and a long memory.
+func fullMachine(backends int) *machine {
+	m := newMachine()
+	var list []BackendSpec
+	for i := range backends {
+		list = append(list, BackendSpec{
+			Name: fmt.Sprintf("rack%02d-host%02d-gpu%d", i/64, i/8%8, i%8), URL: fmt.Sprintf("http://10.%d.%d.%d:8000", i/4096, i/64%64, i%64),
+			Models: []string{"meta-llama/Llama-4-Maverick-17B-128E-Instruct"}, Role: "both", Zone: fmt.Sprintf("zone-%d", i%3),
+			Weight: 1, KVTokens: 1_500_000, Source: File,
+		})
+	}
+	m.run(1, AddBackends{list})
+	for i := range uint64(maxOutcomes) {
+		m.run(2+i, SetSwitches{Switches{Hot: true}})
+	}
+	for i := range uint64(256) {
+		m.run(1<<20+i, SetHot{[]HotChange{{Anchor: i << 40, Depth: 8192, R: 4, Expires: 1763683200000}}})
+	}
+	return m
+}
+
+func TestSnapshotOfALargeFleet(t *testing.T) {
+	size := len(fullMachine(2000).snapshot())
+	t.Logf("2,000 backends, 256 hot prefixes, %d outcomes: %d bytes", maxOutcomes, size)
+	if size > 1<<20 {
+		t.Errorf("snapshot has %d bytes", size)
+	}
+}
+
+func BenchmarkState(b *testing.B) {
+	for _, n := range []int{64, 2000} {
+		b.Run(fmt.Sprintf("backends=%d", n), func(b *testing.B) {
+			m := fullMachine(n)
+			b.ReportAllocs()
+			for b.Loop() {
+				m.state()
+			}
+		})
+	}
+}
+
+func BenchmarkSnapshot(b *testing.B) {
+	m := fullMachine(2000)
+	raw := m.snapshot()
+	b.Run("write", func(b *testing.B) {
+		b.ReportAllocs()
+		b.ReportMetric(float64(len(raw)), "bytes")
+		for b.Loop() {
+			m.snapshot()
+		}
+	})
+	b.Run("read", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, err := restoreMachine(raw); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}

@@ -1,0 +1,427 @@
+package raftstore
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/hashicorp/raft"
+	"pgregory.net/rapid"
+)
+
+// run applies a command at an index with a request id of its own.
+func (m *machine) run(index uint64, c Command) outcome {
+	e := entry{at: int64(index) * 1000, command: c}
+	binary.BigEndian.PutUint64(e.request[:], index)
+	return m.apply(index, e)
+}
+
+// must applies a command that is not refused.
+func must(t testing.TB, m *machine, index uint64, c Command) {
+	t.Helper()
+	if o := m.run(index, c); o.refuse != nil {
+		t.Fatalf("%T: %v", c, o.refuse)
+	}
+}
+
+func ptr[T any](v T) *T { return &v }
+
+// The lowest free id is given out, and never with a generation that it had.
+func TestIDsAreDenseAndGenerationsGrow(t *testing.T) {
+	m := newMachine()
+	must(t, m, 1, add("a", "b", "c"))
+	must(t, m, 2, RemoveBackends{[]string{"b"}})
+	must(t, m, 3, NewGeneration{Name: "a", From: 1})
+	must(t, m, 4, add("d", "e"))
+	must(t, m, 5, UpdateBackend{Name: "c", URL: ptr("http://elsewhere.test:1")})
+	want := map[string][2]uint32{"a": {0, 2}, "c": {2, 2}, "d": {1, 2}, "e": {3, 1}}
+	st := m.state()
+	if len(st.Backends) != len(want) {
+		t.Fatalf("%d backends", len(st.Backends))
+	}
+	for name, w := range want {
+		b, _ := st.Backend(name)
+		if uint32(b.ID) != w[0] || b.Generation != w[1] {
+			t.Errorf("%s has id %d and generation %d, want %v", name, b.ID, b.Generation, w)
+		}
+	}
+}
+
+// What is refused says why, as which error, and changes nothing.
+func TestRefusals(t *testing.T) {
+	m := newMachine()
+	must(t, m, 1, add("a", "b"))
+	must(t, m, 2, SetRules{Text: "x"})
+	must(t, m, 3, SetConstants{Constants{KeyID: 1, BlockBytes: 64, Cluster: "one"}})
+	same := backend("z")
+	same.URL = backend("a").URL
+	twice := add("n", "m")
+	twice.Backends[1].URL = twice.Backends[0].URL
+	many := make([]HotChange, MaxHot+1)
+	for i := range many {
+		many[i] = HotChange{Anchor: uint64(i), R: 1, Expires: 1}
+	}
+	before := m.snapshot()
+	for i, c := range []struct {
+		command Command
+		is      error
+		text    string
+	}{
+		{add("c", "a"), ErrExists, "backend a exists already"},
+		{add("c", "c"), ErrExists, "backend c is given twice"},
+		{AddBackends{[]BackendSpec{backend("c"), same}}, ErrExists, "url http://a.test:8000 of backend z is backend a already"},
+		{twice, ErrExists, "url http://n.test:8000 is given for n and for m"},
+		{UpdateBackend{Name: "q"}, ErrNotFound, "backend q does not exist"},
+		{UpdateBackend{Name: "a", IfVersion: ptr(uint64(9)), Role: ptr("r")}, ErrConflict, "backend a has version 1, not 9"},
+		{UpdateBackend{Name: "a", URL: ptr(backend("b").URL)}, ErrExists, "is backend b already"},
+		{SetBackendState{Names: []string{"a", "q"}, Action: Drain}, ErrNotFound, "backend q"},
+		{NewGeneration{Name: "q"}, ErrNotFound, "backend q"},
+		{NewGeneration{Name: "a", From: 7}, ErrConflict, "backend a has generation 1, not 7"},
+		{RemoveBackends{[]string{"a", "q"}}, ErrNotFound, "backend q"},
+		{SetRules{Text: "y", IfVersion: ptr(uint64(0))}, ErrConflict, "version 2, not 0"},
+		{SetHot{many}, ErrTooMany, "1025 hot prefixes"},
+		{SetConstants{Constants{KeyID: 1, BlockBytes: 128, Cluster: "one"}}, ErrConflict, "block bytes (fleet 64, this node 128)"},
+	} {
+		o := m.run(uint64(100+i), c.command)
+		if o.refuse == nil || !errors.Is(o.refuse, c.is) || !strings.Contains(o.refuse.text, c.text) {
+			t.Errorf("%+v: refusal is %v", c.command, o.refuse)
+		}
+		if o.result.Changed {
+			t.Errorf("%+v: refused, and yet something changed", c.command)
+		}
+	}
+	// Only the memory of outcomes differs.
+	m.outcomes, m.order = map[requestID]outcome{}, nil
+	n, err := restoreMachine(before)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.outcomes, n.order = map[requestID]outcome{}, nil
+	if !bytes.Equal(m.snapshot(), n.snapshot()) {
+		t.Error("refused commands have changed the machine")
+	}
+}
+
+// An operator's drain outlives a failure: a backend that was drained, went down
+// and comes back is still drained.
+func TestDrainOutlivesDown(t *testing.T) {
+	m := newMachine()
+	must(t, m, 1, add("a"))
+	for i, step := range []struct {
+		action Action
+		want   BackendState
+		since  int64
+	}{
+		{Drain, Draining, 2000}, {Drain, Draining, 2000}, {MarkDown, Down, 4000}, {MarkUp, Draining, 5000},
+		{Resume, Active, 6000}, {MarkDown, Down, 7000}, {Drain, Down, 7000}, {Resume, Down, 7000}, {MarkUp, Active, 10000},
+	} {
+		must(t, m, uint64(i+2), SetBackendState{Names: []string{"a"}, Action: step.action, Reason: step.action.String()})
+		b, _ := m.state().Backend("a")
+		if b.State != step.want || b.Since != step.since {
+			t.Errorf("step %d, %v: %v since %d, want %v since %d", i, step.action, b.State, b.Since, step.want, step.since)
+		}
+	}
+}
+
+// A command that is proposed again has its effect once and the same outcome,
+// also after a snapshot.
+func TestRepeatedRequest(t *testing.T) {
+	m := newMachine()
+	first := entry{request: requestID{1}, at: 5, command: add("a")}
+	o := m.apply(1, first)
+	must(t, m, 2, RemoveBackends{[]string{"a"}})
+	m, err := restoreMachine(m.snapshot())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again := m.apply(3, first); again != o {
+		t.Errorf("outcome is %+v, was %+v", again, o)
+	}
+	if _, found := m.find("a"); found || m.version != 2 {
+		t.Error("a repeated command took effect again")
+	}
+	for i := range uint64(maxOutcomes) {
+		m.run(10+i, SetSwitches{Switches{Hot: true}})
+	}
+	if len(m.outcomes) != maxOutcomes || len(m.order) != maxOutcomes {
+		t.Errorf("%d outcomes are remembered", len(m.outcomes))
+	}
+	if again := m.apply(1<<40, first); again == o {
+		t.Error("outcomes are remembered for ever")
+	}
+}
+
+// randomCommand draws commands about few names, so that they meet.
+func randomCommand(r *rand.Rand) Command {
+	name := func() string { return fmt.Sprintf("b%d", r.IntN(8)) }
+	switch r.IntN(9) {
+	case 0, 1:
+		c := add(name())
+		if r.IntN(4) == 0 {
+			c.Backends = append(c.Backends, backend(name()))
+		}
+		return c
+	case 2:
+		return UpdateBackend{Name: name(), Weight: ptr(float64(1 + r.IntN(3))), Models: ptr([]string{name()}), URL: ptr("http://" + name() + ".test:8000")}
+	case 3:
+		return SetBackendState{Names: []string{name()}, Action: Action(r.IntN(4)), Reason: "r"}
+	case 4:
+		return NewGeneration{Name: name()}
+	case 5:
+		return RemoveBackends{[]string{name()}}
+	case 6:
+		return SetRules{Text: name()}
+	case 7:
+		return SetHot{[]HotChange{{Anchor: uint64(r.IntN(6)), Remove: r.IntN(2) == 0, R: uint16(1 + r.IntN(3)), Depth: 512, Expires: int64(1 + r.IntN(5))}}}
+	}
+	return SetSwitches{Switches{Hot: r.IntN(2) == 0}}
+}
+
+// Two machines that see the same log have the same snapshot, byte for byte, and
+// so has one that began from a snapshot in the middle.
+func TestDeterminism(t *testing.T) {
+	r := seeded(t)
+	var log [][]byte
+	for i := range 2000 {
+		e := entry{at: int64(i), command: randomCommand(r)}
+		binary.BigEndian.PutUint64(e.request[:], r.Uint64N(1900)) // some twice
+		log = append(log, e.encode())
+	}
+	a, b := newMachine(), newMachine()
+	for i, raw := range log {
+		for _, m := range []**machine{&a, &b} {
+			e, err := decodeEntry(raw)
+			if err != nil {
+				t.Fatal(err)
+			}
+			(*m).apply(uint64(i+1), e)
+		}
+		if i%371 == 0 {
+			var err error
+			if b, err = restoreMachine(b.snapshot()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if !bytes.Equal(a.snapshot(), b.snapshot()) {
+		t.Error("the same log gives two snapshots")
+	}
+}
+
+// modelBackend is a backend in a naive model.
+type modelBackend struct {
+	url           string
+	drained, down bool
+}
+
+// The machine does what a naive map does, and keeps its own rules.
+func TestMachineAgainstModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		m, model := newMachine(), make(map[string]modelBackend)
+		index := uint64(0)
+		given := make(map[[2]uint32]bool) // id and generation that were ever given out
+		owner := make(map[string][2]uint32)
+		name := rapid.SampledFrom([]string{"a", "b", "c", "d"})
+		apply := func(c Command, allowed bool) {
+			index++
+			o := m.run(index, c)
+			if (o.refuse == nil) != allowed {
+				t.Fatalf("%+v: refusal is %v, model allows it: %v", c, o.refuse, allowed)
+			}
+		}
+		t.Repeat(map[string]func(*rapid.T){
+			"add": func(t *rapid.T) {
+				list := rapid.SliceOfN(name, 1, 3).Draw(t, "names")
+				fine := true
+				seen := make(map[string]bool)
+				for _, n := range list {
+					_, exists := model[n]
+					for _, b := range model {
+						exists = exists || b.url == backend(n).URL
+					}
+					fine = fine && !exists && !seen[n]
+					seen[n] = true
+				}
+				apply(add(list...), fine)
+				for _, n := range list {
+					if fine {
+						model[n] = modelBackend{url: backend(n).URL}
+					}
+				}
+			},
+			"remove": func(t *rapid.T) {
+				n := name.Draw(t, "name")
+				_, exists := model[n]
+				apply(RemoveBackends{[]string{n}}, exists)
+				delete(model, n)
+				delete(owner, n)
+			},
+			"state": func(t *rapid.T) {
+				n, a := name.Draw(t, "name"), Action(rapid.IntRange(0, 3).Draw(t, "action"))
+				b, exists := model[n]
+				apply(SetBackendState{Names: []string{n}, Action: a}, exists)
+				if exists {
+					b.drained = a == Drain || b.drained && a != Resume
+					b.down = a == MarkDown || b.down && a != MarkUp
+					model[n] = b
+				}
+			},
+			"generation": func(t *rapid.T) {
+				n := name.Draw(t, "name")
+				_, exists := model[n]
+				apply(NewGeneration{Name: n}, exists)
+			},
+			"move": func(t *rapid.T) {
+				n, to := name.Draw(t, "name"), backend(name.Draw(t, "to")).URL
+				b, exists := model[n]
+				taken := false
+				for other, o := range model {
+					taken = taken || other != n && o.url == to
+				}
+				apply(UpdateBackend{Name: n, URL: &to}, exists && !taken)
+				if exists && !taken {
+					b.url = to
+					model[n] = b
+				}
+			},
+			"": func(t *rapid.T) {
+				st := m.state()
+				if len(st.Backends) != len(model) {
+					t.Fatalf("%d backends, the model has %d", len(st.Backends), len(model))
+				}
+				if !slices.IsSortedFunc(st.Backends, func(a, b Backend) int { return strings.Compare(a.Name, b.Name) }) {
+					t.Fatal("backends are not sorted")
+				}
+				for _, b := range st.Backends {
+					want := model[b.Name]
+					if b.URL != want.url || b.Drained != want.drained || (b.State == Down) != want.down ||
+						!want.down && (b.State == Draining) != want.drained {
+						t.Fatalf("backend is %+v, the model has %+v", b, want)
+					}
+					key := [2]uint32{uint32(b.ID), b.Generation}
+					if given[key] && owner[b.Name] != key {
+						t.Fatalf("%s has id %d and generation %d, which were another's", b.Name, b.ID, b.Generation)
+					}
+					given[key], owner[b.Name] = true, key
+					if int(b.ID) >= len(m.generations) || len(m.generations) > 4 {
+						t.Fatalf("id %d of %d: not dense", b.ID, len(m.generations))
+					}
+				}
+			},
+		})
+	})
+}
+
+// A state that was given out does not change when the machine goes on.
+func TestStateIsImmutable(t *testing.T) {
+	m := newMachine()
+	must(t, m, 1, add("a", "b"))
+	must(t, m, 2, SetHot{[]HotChange{{Anchor: 1, R: 1, Expires: 9}}})
+	st := m.state()
+	before := fmt.Sprintf("%+v", st)
+	must(t, m, 3, UpdateBackend{Name: "a", Models: ptr([]string{"other"}), Weight: ptr(5.0)})
+	must(t, m, 4, SetBackendState{Names: []string{"b"}, Action: MarkDown})
+	must(t, m, 5, SetHot{[]HotChange{{Anchor: 1, R: 9, Expires: 10}, {Anchor: 0, R: 1, Expires: 1}}})
+	must(t, m, 6, RemoveBackends{[]string{"a"}})
+	if after := fmt.Sprintf("%+v", st); after != before {
+		t.Errorf("state was\n%s\nand is\n%s", before, after)
+	}
+}
+
+// An entry that cannot be read stops the machine where it is: no later one is
+// applied, no snapshot is made of it, and a snapshot of a node that could read it
+// heals it.
+func TestUnknownEntryHaltsTheMachine(t *testing.T) {
+	var published *State
+	var halted error
+	f := newFSM(func(s *State) { published = s }, func(err error) { halted = err })
+	at := func(index uint64, c Command) *raft.Log {
+		return &raft.Log{Index: index, Type: raft.LogCommand, Data: entry{request: requestID{byte(index)}, command: c}.encode()}
+	}
+	f.Apply(at(1, add("a")))
+	newer := at(2, add("b"))
+	newer.Data[0] = commandFormat + 1
+	if err, ok := f.Apply(newer).(error); !ok || !errors.Is(err, errUnknownCommand) || halted == nil {
+		t.Fatalf("answer is %v, halted %v", err, halted)
+	}
+	if _, ok := f.Apply(at(3, add("c"))).(error); !ok {
+		t.Error("a halted machine goes on")
+	}
+	if len(published.Backends) != 1 || published.Version != 1 {
+		t.Errorf("published %+v", published)
+	}
+	if _, err := f.Snapshot(); err == nil {
+		t.Error("a halted machine gives a snapshot")
+	}
+	m := newMachine()
+	must(t, m, 5, add("a", "b", "c"))
+	if err := f.Restore(readCloser(m.snapshot())); err != nil {
+		t.Fatal(err)
+	}
+	if halted != nil || f.stopped() != nil || len(published.Backends) != 3 {
+		t.Error("a snapshot does not heal the machine")
+	}
+}
+
+func TestNormalURL(t *testing.T) {
+	for raw, want := range map[string]string{
+		"HTTP://Host.Test:80/": "http://host.test", "https://h:443/a/b/": "https://h/a/b", "http://h:8000": "http://h:8000",
+		"http://[::1]:80": "http://[::1]", "http://h:": "http://h", "https://h:80": "https://h:80",
+	} {
+		if got, err := NormalURL(raw); err != nil || got != want {
+			t.Errorf("%s is %q, %v; want %q", raw, got, err, want)
+		}
+		if again, err := NormalURL(want); err != nil || again != want {
+			t.Errorf("%s is not its own normal form but %q, %v", want, again, err)
+		}
+	}
+	for _, raw := range []string{"", "h:80", "ftp://h", "http://", "http://u:p@h", "http://h/?q", "http://h/#f", "http://h:x", "http://" + strings.Repeat("h", 600)} {
+		if got, err := NormalURL(raw); err == nil {
+			t.Errorf("%q is accepted as %q", raw, got)
+		}
+	}
+}
+
+// Commands that are wrong by themselves are refused before anybody is asked, with
+// the place.
+func TestValidate(t *testing.T) {
+	bad := func(edit func(*BackendSpec)) Command {
+		c := add("good", "bad")
+		edit(&c.Backends[1])
+		return c
+	}
+	for _, c := range []struct {
+		command Command
+		text    string
+	}{
+		{AddBackends{}, "none given"},
+		{bad(func(b *BackendSpec) { b.Name = "" }), "backends[1]: name"},
+		{bad(func(b *BackendSpec) { b.Name = "a b" }), `byte 1 is ' '`},
+		{bad(func(b *BackendSpec) { b.URL = "nonsense" }), "backends[1]: url of bad"},
+		{bad(func(b *BackendSpec) { b.Weight = math.NaN() }), "weight of bad"},
+		{bad(func(b *BackendSpec) { b.Weight = -1 }), "weight of bad"},
+		{bad(func(b *BackendSpec) { b.KVTokens = -1 }), "kv_tokens of bad"},
+		{bad(func(b *BackendSpec) { b.Models = []string{"m", ""} }), "models of bad: [1]"},
+		{bad(func(b *BackendSpec) { b.Role = strings.Repeat("r", 200) }), "role of bad: 200 bytes"},
+		{bad(func(b *BackendSpec) { b.Zone = "\xff" }), "zone of bad: is not UTF-8"},
+		{bad(func(b *BackendSpec) { b.Source = 9 }), "source"},
+		{SetBackendState{Names: []string{"a", "a"}}, "names[1]: a is given twice"},
+		{SetBackendState{Names: []string{"a"}, Action: 9}, "action"},
+		{RemoveBackends{}, "none given"},
+		{SetRules{Text: strings.Repeat("x", MaxRulesBytes+1)}, "rules"},
+		{SetHot{[]HotChange{{Anchor: 1, R: 1, Expires: 1}, {Anchor: 1, Remove: true}}}, "hot[1]"},
+		{SetHot{[]HotChange{{Anchor: 1, Expires: 1}}}, "r of anchor"},
+		{SetConstants{}, "block_bytes is 0"},
+		{UpdateBackend{Name: "a", Weight: ptr(0.0)}, "weight of a"},
+	} {
+		if err := c.command.validate(); err == nil || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%+v: error is %v, want %q in it", c.command, err, c.text)
+		}
+	}
+}

@@ -1,0 +1,279 @@
+package raftstore
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// childVariable makes the test binary a node of its own: the value is its
+// childConfig.
+const childVariable = "GRAPEVINE_RAFTSTORE_CHILD"
+
+// childConfig is what a node in a process of its own is told.
+type childConfig struct {
+	Dir   string   `json:"dir"`
+	Addr  string   `json:"addr"`
+	Peers []string `json:"peers"` // addresses of the others
+}
+
+// childMain is a node that adds one backend after the other and prints the name
+// of each that was acknowledged. At "quiet" on its input it ends that, at "read"
+// it prints all that it reads, at the end of its input it stops.
+func childMain(config string) {
+	if err := child(config); err != nil {
+		fmt.Println("error", err)
+		os.Exit(1)
+	}
+}
+
+func child(config string) error {
+	var c childConfig
+	if err := json.Unmarshal([]byte(config), &c); err != nil {
+		return err
+	}
+	ln, err := net.Listen("tcp", c.Addr)
+	if err != nil {
+		return err
+	}
+	s, err := Open(Config{
+		Dir: c.Dir, Listener: ln, Expect: len(c.Peers) + 1, Server: true, Timers: quickTimers(),
+		Peers: func() []Peer {
+			var list []Peer
+			for _, addr := range c.Peers {
+				list = append(list, Peer{Addr: addr, Expect: len(c.Peers) + 1, Server: true, Alive: true})
+			}
+			return list
+		},
+	})
+	if err != nil {
+		return err
+	}
+	if err := s.Start(context.Background()); err != nil {
+		return err
+	}
+	orders := make(chan string)
+	go func() {
+		defer close(orders)
+		for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+			orders <- lines.Text()
+		}
+	}()
+	write(s, orders)
+	fmt.Println("quiet")
+	for range orders {
+		if err := printAll(s); err != nil {
+			return err
+		}
+	}
+	return s.Stop(context.Background())
+}
+
+// write writes until there is an order.
+func write(s *Store, orders <-chan string) {
+	for n := 0; ; n++ {
+		select {
+		case <-orders:
+			return
+		default:
+		}
+		name := fmt.Sprintf("%s-%d-%d", s.ID(), os.Getpid(), n)
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		_, err := s.Apply(ctx, add(name))
+		cancel()
+		if err == nil {
+			fmt.Println("ack", name)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+// printAll prints what is read.
+func printAll(s *Store) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	st, err := s.Read(ctx)
+	if err != nil {
+		return err
+	}
+	for _, b := range st.Backends {
+		fmt.Println("has", b.Name)
+	}
+	fmt.Println("end")
+	return nil
+}
+
+// process is a node in a process of its own.
+type process struct {
+	config childConfig
+	cmd    *exec.Cmd
+	stdin  io.WriteCloser
+	done   chan struct{} // closed when its output has ended
+
+	mu       sync.Mutex
+	acked    []string // over all its lives
+	has      map[string]bool
+	quiet    bool
+	complete bool
+	problem  string
+}
+
+func (p *process) start(t *testing.T) {
+	t.Helper()
+	config, err := json.Marshal(p.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.cmd = exec.Command(os.Args[0])
+	p.cmd.Env = append(os.Environ(), childVariable+"="+string(config))
+	p.cmd.Stderr = os.Stderr
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, err := p.cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p.stdin, p.done = in, make(chan struct{})
+	p.has, p.quiet, p.complete = make(map[string]bool), false, false
+	go p.listen(out)
+}
+
+func (p *process) listen(out io.Reader) {
+	defer close(p.done)
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		what, rest, _ := strings.Cut(lines.Text(), " ")
+		p.mu.Lock()
+		switch what {
+		case "ack":
+			p.acked = append(p.acked, rest)
+		case "has":
+			p.has[rest] = true
+		case "quiet":
+			p.quiet = true
+		case "end":
+			p.complete = true
+		default:
+			p.problem = lines.Text()
+		}
+		p.mu.Unlock()
+	}
+}
+
+func (p *process) acks() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.acked)
+}
+
+// kill is kill -9.
+func (p *process) kill() {
+	p.cmd.Process.Kill()
+	<-p.done
+	p.cmd.Wait()
+}
+
+// Real processes are killed with SIGKILL while they write, one after the other
+// and once all at a time. Every write that was acknowledged is there at the end,
+// on every node.
+func TestKilledProcesses(t *testing.T) {
+	t.Parallel()
+	rounds := 3
+	if chaotic() {
+		rounds = 30
+	}
+	addrs := make([]string, 3)
+	for i := range addrs {
+		ln, err := net.Listen("tcp", host()+":0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		addrs[i] = ln.Addr().String()
+		ln.Close()
+	}
+	var all []*process
+	for i, addr := range addrs {
+		var peers []string
+		for j, other := range addrs {
+			if j != i {
+				peers = append(peers, other)
+			}
+		}
+		p := &process{config: childConfig{Dir: t.TempDir(), Addr: addr, Peers: peers}}
+		p.start(t)
+		t.Cleanup(func() { p.kill() })
+		all = append(all, p)
+	}
+	progress := func(what string, some ...*process) {
+		t.Helper()
+		for _, p := range some {
+			before := p.acks()
+			until(t, what, func() bool { return p.acks() > before+3 })
+		}
+	}
+	progress("first writes", all...)
+	r := seeded(t)
+	for range rounds {
+		victim := r.IntN(3)
+		all[victim].kill()
+		progress("writes of the survivors", all[(victim+1)%3], all[(victim+2)%3])
+		all[victim].start(t)
+		progress("writes of the one that came back", all[victim])
+	}
+	for _, p := range all {
+		p.kill()
+	}
+	for _, p := range all {
+		p.start(t)
+	}
+	progress("writes after all were killed", all...)
+	for _, p := range all {
+		p.order(t, "quiet", &p.quiet)
+	}
+	var acked []string
+	for _, p := range all {
+		p.order(t, "read", &p.complete)
+		acked = append(acked, p.acked...)
+	}
+	for i, p := range all {
+		for _, name := range acked {
+			if !p.has[name] {
+				t.Errorf("acknowledged write %s is lost to process %d", name, i)
+			}
+		}
+		p.stdin.Close()
+		<-p.done
+	}
+	t.Logf("%d acknowledged writes, %d kills", len(acked), rounds+len(all))
+}
+
+// order sends an order and waits until it is carried out.
+func (p *process) order(t *testing.T, order string, done *bool) {
+	t.Helper()
+	if _, err := io.WriteString(p.stdin, order+"\n"); err != nil {
+		t.Fatal(err)
+	}
+	until(t, order, func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return *done || p.problem != ""
+	})
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.problem != "" {
+		t.Fatal(p.problem)
+	}
+}
