@@ -27,6 +27,12 @@ func agreeingConfig(t *testing.T, name string, join []string, urls ...string) Co
 // startAgreeing starts three nodes and waits until all of them go by one agreement.
 func startAgreeing(t *testing.T, urls ...string) []*Node {
 	t.Helper()
+	return startAgreeingWith(t, func(*Config) {}, urls...)
+}
+
+// startAgreeingWith does so with what else the configuration says.
+func startAgreeingWith(t *testing.T, adjust func(*Config), urls ...string) []*Node {
+	t.Helper()
 	var nodes []*Node
 	for _, name := range []string{"one", "two", "three"} {
 		var join []string
@@ -38,6 +44,7 @@ func startAgreeing(t *testing.T, urls ...string) []*Node {
 			cfg.Join = []string{"127.0.0.2:1"} // nobody: the others come to this one
 		}
 		cfg.WarmDeadline = 2 * time.Second
+		adjust(&cfg)
 		nodes = append(nodes, startNode(t, cfg))
 	}
 	awaitAgreement(t, nodes...)
@@ -316,5 +323,41 @@ func TestServesBeforeThereIsAnAgreement(t *testing.T) {
 	var refused *Refusal
 	if !errors.As(err, &refused) || refused.status != http.StatusServiceUnavailable {
 		t.Error(err)
+	}
+}
+
+// TestRecovery: with two of three lost for good, what docs/operate.md says makes
+// the last one a fleet that takes changes again, with everything that was agreed.
+func TestRecovery(t *testing.T) {
+	leakCheck(t)
+	e := newFakeEngine(t, "m")
+	nodes := startAgreeing(t, e.URL)
+	last := nodes[2]
+	if _, err := admin(nodes[0]).AddBackends(t.Context(), []NewBackend{{Name: "kept", URL: e.alias()}}, false); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the last one has it", func() bool { return inState(nodes[2:], "kept", "active") })
+	st, err := last.Raft()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range nodes {
+		kill(t, n)
+	}
+	if err := RecoverRaft(last.cfg.DataDir, []RaftServer{{ID: "another", Addr: last.raftAddr, Voter: true}}); err == nil || !strings.Contains(err.Error(), st.ID) {
+		t.Errorf("recovered for a group that this node is not in: %v", err)
+	}
+	if err := RecoverRaft(last.cfg.DataDir, []RaftServer{{ID: st.ID, Addr: last.raftAddr, Voter: true}}); err != nil {
+		t.Fatal(err)
+	}
+	cfg := last.cfg
+	cfg.Raft = last.raftAddr
+	again := startNode(t, cfg)
+	eventually(t, "a change is taken", func() bool {
+		_, err := admin(again).SetBackendState(t.Context(), []string{"kept"}, "drain", "after the loss")
+		return err == nil
+	})
+	if got := states(again); got["kept"] != "draining" || got[last.cfg.Backends[0].Name] != "active" {
+		t.Errorf("%v", got)
 	}
 }
