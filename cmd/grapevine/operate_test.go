@@ -1,0 +1,172 @@
+package main
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"grapevine/node"
+)
+
+// slowEngine answers chat requests when it is let.
+func slowEngine(t *testing.T) (url string, entered <-chan struct{}, let func()) {
+	t.Helper()
+	in, hold := make(chan struct{}, 1), make(chan struct{})
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		if strings.HasSuffix(r.URL.Path, "/models") {
+			_, _ = io.WriteString(w, `{"object":"list","data":[{"id":"m"}]}`)
+			return
+		}
+		if r.Method != http.MethodPost {
+			return
+		}
+		_, _ = io.Copy(io.Discard, r.Body)
+		in <- struct{}{}
+		<-hold
+		_, _ = io.WriteString(w, `{"object":"chat.completion","choices":[]}`)
+	}))
+	let = sync.OnceFunc(func() { close(hold) })
+	t.Cleanup(func() { let(); s.Close() })
+	return s.URL, in, let
+}
+
+// TestOperateByCommands does to a running router what docs/operate.md tells its
+// operators: engines are added, drained under a request, removed; rules are
+// tried and applied; what is wrong is said, with exit code 1.
+func TestOperateByCommands(t *testing.T) {
+	dir := t.TempDir()
+	token := filepath.Join(dir, "token")
+	if err := os.WriteFile(token, []byte("a-token-for-operators\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	data := filepath.Join(dir, "data")
+	url, entered, let := slowEngine(t)
+	p := serve(t, "--node-name", "one", "--secret", fleetSecret, "--data-dir", data, "--admin-token-file", token, "--drain-grace", "0s")
+	do := func(args ...string) result {
+		t.Helper()
+		return grapevine(t, "", append(args, "--admin", p.admin, "--admin-token-file", token)...)
+	}
+	if got := grapevine(t, "", "backends", "--admin", p.admin); got.code != exitFailed || !strings.Contains(got.err, "token") {
+		t.Errorf("without the token: %+v", got)
+	}
+	eventually(t, "a leader", func() bool {
+		got := do("raft", "status")
+		return got.code == 0 && strings.Contains(got.out, "one (") && strings.Contains(got.out, "is leader")
+	})
+	if got := do("backends", "add", "http://127.0.0.3:1"); got.code != exitFailed || !strings.Contains(got.err, "no engine answers") || !strings.Contains(got.err, "--force") {
+		t.Errorf("%+v", got)
+	}
+	if got := do("backends", "add", "--name", "gpu1", url, "http://h"); got.code != exitUsage {
+		t.Errorf("one name for two: %+v", got)
+	}
+	if got := do("backends", "add", "--name", "gpu1", "--zone", "a", url); got.code != 0 {
+		t.Fatalf("%+v", got)
+	}
+	if got := do("backends", "add", "--name", "gpu2", url); got.code != exitFailed || !strings.Contains(got.err, "gpu1") {
+		t.Errorf("the same engine again: %+v", got)
+	}
+	var list node.BackendList
+	if got := do("backends", "list", "--json"); got.code != 0 || json.Unmarshal([]byte(got.out), &list) != nil || len(list.Backends) != 1 ||
+		list.Backends[0].Name != "gpu1" || list.Backends[0].Zone != "a" || !list.Backends[0].Agreed {
+		t.Errorf("%+v", got)
+	}
+
+	answered := make(chan int, 1)
+	go func() {
+		resp, err := http.Post("http://"+p.data+"/v1/chat/completions", "application/json", strings.NewReader(`{"model":"m","messages":[{"role":"user","content":"slowly"}]}`))
+		if err != nil {
+			answered <- 0
+			return
+		}
+		resp.Body.Close()
+		answered <- resp.StatusCode
+	}()
+	<-entered
+	drained := make(chan result, 1)
+	go func() { drained <- do("backends", "drain", "gpu1", "--reason", "new disk", "--wait") }()
+	eventually(t, "the drain is seen", func() bool {
+		got := do("backends")
+		return strings.Contains(got.out, "draining") && strings.Contains(got.out, "new disk")
+	})
+	select {
+	case got := <-drained:
+		t.Errorf("the drain did not wait for the request: %+v", got)
+	case <-time.After(time.Second):
+	}
+	let()
+	if status := <-answered; status != http.StatusOK {
+		t.Errorf("the request that ran: %d", status)
+	}
+	if got := <-drained; got.code != 0 || !strings.Contains(got.out, "drained gpu1") || !strings.Contains(got.err, "1 requests still run") {
+		t.Errorf("%+v", got)
+	}
+	if got := do("backends", "resume", "gpu1"); got.code != 0 {
+		t.Errorf("%+v", got)
+	}
+	if got := do("backends", "resume", "gpu1", "--json"); got.code != 0 || !strings.Contains(got.out, `"changed": false`) {
+		t.Errorf("%+v", got)
+	}
+
+	rules := filepath.Join(dir, "rules.yaml")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(rules, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("rules:\n  - {model: a, strategy: random}\n  - {strategy: fastest}\n")
+	if got := do("rules", "apply", rules); got.code != exitFailed || !strings.Contains(got.err, "line 3: rules[1].strategy") {
+		t.Errorf("%+v", got)
+	}
+	write("rules:\n  - {model: a, strategy: random}\n")
+	if got := do("rules", "apply", "--dry-run", rules); got.code != 0 || !strings.Contains(got.out, "+  - {model: a, strategy: random}") || !strings.Contains(got.out, "nothing was changed") {
+		t.Errorf("%+v", got)
+	}
+	if got := do("rules", "apply", rules); got.code != 0 || !strings.Contains(got.out, "applied: version") {
+		t.Errorf("%+v", got)
+	}
+	if got := do("rules"); got.code != 0 || !strings.Contains(got.out, "Rules of the fleet") || !strings.Contains(got.out, "random") {
+		t.Errorf("%+v", got)
+	}
+	if got := do("prefixes", "hot", "--disable"); got.code != 0 || !strings.Contains(got.out, "off") {
+		t.Errorf("%+v", got)
+	}
+	if got := do("prefixes", "hot"); got.code != 0 || !strings.Contains(got.out, "is off") {
+		t.Errorf("%+v", got)
+	}
+	if got := do("backends", "remove", "gpu1", "gpu9"); got.code != exitFailed || !strings.Contains(got.err, "gpu9") {
+		t.Errorf("%+v", got)
+	}
+	if got := do("backends", "remove", "gpu1"); got.code != 0 {
+		t.Errorf("%+v", got)
+	}
+	var raft node.RaftStatus
+	if got := do("raft", "status", "--json"); got.code != 0 || json.Unmarshal([]byte(got.out), &raft) != nil {
+		t.Fatalf("%+v", got)
+	}
+	server := raft.ID + "=127.0.0.1:7947"
+	if got := grapevine(t, "", "raft", "recover", "--data-dir", data, "--server", server); got.code != exitFailed {
+		t.Errorf("recovered under a running router: %+v", got)
+	}
+	p.signal(t, syscall.SIGTERM)
+	if code := p.wait(t); code != 0 {
+		t.Errorf("exit %d\n%s", code, p.log.String())
+	}
+	for _, wrong := range [][]string{{}, {"--server", "x"}, {"--server", server, "--peers", token}} {
+		if got := grapevine(t, "", append([]string{"raft", "recover", "--data-dir", data}, wrong...)...); got.code != exitUsage {
+			t.Errorf("%v: %+v", wrong, got)
+		}
+	}
+	if got := grapevine(t, "", "raft", "recover", "--data-dir", data, "--server", server); got.code != 0 || !strings.Contains(got.out, "a group of 1") {
+		t.Errorf("%+v", got)
+	}
+}
