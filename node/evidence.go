@@ -41,6 +41,7 @@ type keyedClaim struct {
 const (
 	stateVersion   = 1
 	sectionClaims  = 1
+	sectionHealth  = 3         // see health.AppendReports
 	claimBytes     = 12        // of an entry as this version writes it
 	maxClaims      = 16_384    // backends in one blob
 	maxStateBytes  = 256 << 10 // what gossip carries
@@ -92,27 +93,53 @@ func parseState(dst []keyedClaim, blob []byte) ([]keyedClaim, error) {
 	case blob[0] != stateVersion:
 		return dst, fmt.Errorf("%w: version %d, want %d", errState, blob[0], stateVersion)
 	}
-	rest := blob[1:]
+	err := eachSection(blob[1:], func(kind byte, section []byte) (err error) {
+		if kind == sectionClaims {
+			dst, err = parseClaims(dst, section)
+		}
+		return err
+	})
+	return dst, err
+}
+
+// eachSection calls f with every section of a state, behind its version.
+func eachSection(rest []byte, f func(kind byte, section []byte) error) error {
 	for parts := 0; len(rest) > 0; parts++ {
 		if parts == maxStateParts {
-			return dst, fmt.Errorf("%w: more than %d sections", errState, maxStateParts)
+			return fmt.Errorf("%w: more than %d sections", errState, maxStateParts)
 		}
 		kind := rest[0]
 		length, n := binary.Uvarint(rest[1:])
 		if n <= 0 || length > uint64(len(rest)-1-n) {
-			return dst, fmt.Errorf("%w: section %d is cut short", errState, kind)
+			return fmt.Errorf("%w: section %d is cut short", errState, kind)
 		}
-		section := rest[1+n : 1+n+int(length)]
+		if err := f(kind, rest[1+n:1+n+int(length)]); err != nil {
+			return err
+		}
 		rest = rest[1+n+int(length):]
-		if kind != sectionClaims {
-			continue
-		}
-		var err error
-		if dst, err = parseClaims(dst, section); err != nil {
-			return dst, err
-		}
 	}
-	return dst, nil
+	return nil
+}
+
+// appendSection appends a section to a state.
+func appendSection(dst []byte, kind byte, section []byte) []byte {
+	dst = binary.AppendUvarint(append(dst, kind), uint64(len(section)))
+	return append(dst, section...)
+}
+
+// sectionOf returns a section of a state that parseState has read, nil if there
+// is none.
+func sectionOf(blob []byte, wanted byte) (found []byte) {
+	if len(blob) == 0 {
+		return nil
+	}
+	_ = eachSection(blob[1:], func(kind byte, section []byte) error {
+		if kind == wanted {
+			found = section
+		}
+		return nil
+	})
+	return found
 }
 
 func parseClaims(dst []keyedClaim, section []byte) ([]keyedClaim, error) {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"grapevine/gossip"
+	"grapevine/node/health"
 	"grapevine/prefixtree"
 	"grapevine/proxy/policy"
 )
@@ -26,11 +27,13 @@ type knowledge struct {
 	outbox    *prefixtree.Outbox
 	names     atomic.Pointer[backendNames]
 	evidence  *evidence
+	checker   *checker // set once, before gossip starts
 
-	mu     sync.Mutex // guards the scratch below
-	loads  []policy.PeerLoad
-	claims []keyedClaim
-	told   map[uint32]claim // by key: what others were told last
+	mu      sync.Mutex // guards the scratch below
+	loads   []policy.PeerLoad
+	claims  []keyedClaim
+	told    map[uint32]claim // by key: what others were told last
+	reports []health.Report
 
 	poke      func()       // told when nodes has changed; set once, before gossip starts; may be nil
 	nodes     atomic.Int64 // alive, this one included
@@ -123,6 +126,10 @@ func (k *knowledge) PeerLoad(origin string, changed []gossip.Load, full bool) {
 func (k *knowledge) DropPeer(origin string) {
 	k.router.DropPeer(origin)
 	k.evidence.set(origin, nil)
+	if k.checker != nil {
+		k.checker.board.DropPeer(origin)
+		k.checker.poke()
+	}
 }
 
 // State implements gossip.Knowledge: what this node found out about the
@@ -149,7 +156,15 @@ func (k *knowledge) State(dst []byte) []byte {
 			k.claims = append(k.claims, keyedClaim{key, c})
 		}
 	}
-	return appendState(dst, k.claims)
+	dst = appendState(dst, k.claims)
+	if k.checker == nil {
+		return dst
+	}
+	k.reports = k.checker.board.Reports(k.reports[:0], time.Now())
+	if len(k.reports) == 0 {
+		return dst
+	}
+	return appendSection(dst, sectionHealth, health.AppendReports(nil, k.reports))
 }
 
 // PeerState implements gossip.Knowledge. A blob that cannot be read is counted
@@ -169,6 +184,12 @@ func (k *knowledge) PeerState(origin string, state []byte) {
 		claims[c.key] = c.claim.bounded()
 	}
 	k.evidence.set(origin, claims)
+	if k.checker == nil {
+		return
+	}
+	if err := k.checker.heard(origin, sectionOf(state, sectionHealth)); err != nil {
+		k.malformed.Add(1)
+	}
 }
 
 // setNames changes which backends there are. What others claim of those whose

@@ -42,6 +42,7 @@ func (n *Node) learnMetrics() question {
 		if err != nil {
 			return // shown by /backends as the age of the last answer
 		}
+		n.checker.started(u, &m)
 		n.router.SetTelemetry(u.id, policy.Telemetry{Running: m.Running, Waiting: m.Waiting, KVUsage: m.KVUsage})
 		grew, err := n.fleet.learnMetrics(u, m, time.Now())
 		if err != nil {

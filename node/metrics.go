@@ -116,8 +116,9 @@ func newMetrics(n *Node) *metrics {
 
 	info := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "build_info", Help: "1, labelled with what runs."}, []string{"version", "goversion"})
 	info.WithLabelValues(n.cfg.Version, runtime.Version()).Set(1)
-	reg.MustRegister(info, newStateCollector(n), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	reg.MustRegister(info, newStateCollector(n), newAgreeCollector(n), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 
+	reg.MustRegister(newHealthCollector(n))
 	if n.knowledge != nil {
 		reg.MustRegister(newFleetCollector(n.fleetFigures))
 	}

@@ -48,6 +48,7 @@ type Node struct {
 	metrics *metrics
 	cert    atomic.Pointer[tls.Certificate] // of the data port; nil: it speaks no TLS
 
+	checker    *checker                        // looks after the engines
 	fleet      *fleet                          // what is known of the backends; makes the view
 	store      atomic.Pointer[raftstore.Store] // what the fleet agrees on; nil: not started
 	proposed   atomic.Bool                     // the configured backends were put to the fleet, or cannot be
@@ -145,7 +146,9 @@ func (n *Node) buildRouting() error {
 	}
 	n.router, err = policy.NewRouter(policy.Config{
 		Strategy: n.cfg.Strategy, WorkWeight: n.cfg.WorkWeight, Epsilon: n.cfg.Epsilon, BlockBytes: n.cfg.BlockBytes,
-		Nodes: 1, Weights: n.cfg.Weights, HashBlocks: n.cfg.HashBlocks, Seed: mathrand.Uint64(),
+		Nodes: 1, Weights: n.cfg.Weights, HashBlocks: n.cfg.HashBlocks, Seed: mathrand.Uint64(), SlowStart: orNone(n.cfg.SlowStart),
+		Failed: func(b prefixtree.Backend, f policy.Failure, at prefixtree.Time) { n.checker.failed(b, f, at) },
+		Forgot: func(b prefixtree.Backend) { n.checker.forgot(b) },
 	}, index)
 	if err != nil {
 		return fmt.Errorf("policy: %w", err)
@@ -155,6 +158,10 @@ func (n *Node) buildRouting() error {
 	}
 	if n.fleet, err = newFleet(n.cfg.Backends, n.cfg.Rules, n.cfg.provisionalBase(), n.cfg.UpstreamIdle); err != nil {
 		return err
+	}
+	n.checker = newChecker(n)
+	if n.knowledge != nil {
+		n.knowledge.checker = n.checker
 	}
 	view, err := n.fleet.view()
 	if err != nil {
@@ -254,6 +261,7 @@ func (n *Node) start(ctx context.Context) error {
 		return err
 	}
 	n.startDiscovery()
+	n.startHealth()
 	if err := n.startGossip(ctx); err != nil {
 		return err
 	}

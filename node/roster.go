@@ -129,7 +129,7 @@ func (f *fleet) agreedRoster(s *raftstore.State) (*roster, error) {
 		b := &s.Backends[i]
 		ups[i] = &upstream{
 			Backend: Backend{URL: b.URL, Name: b.Name, Models: b.Models, Weight: b.Weight, KVTokens: int(min(b.KVTokens, maxKVTokens))},
-			id:      prefixtree.Backend(b.ID), generation: b.Generation, state: stateOfBackend(b.State), since: returned(b), agreed: b,
+			id:      prefixtree.Backend(b.ID), generation: b.Generation, state: stateOfBackend(b.State), since: f.since(b), agreed: b,
 		}
 	}
 	slices.SortFunc(ups, func(a, b *upstream) int { return int(a.id) - int(b.id) })
@@ -168,6 +168,20 @@ func returned(b *raftstore.Backend) prefixtree.Time {
 		return 0
 	}
 	return prefixtree.Time(b.Since)
+}
+
+// since is returned, or when this node learned that the engine has begun anew,
+// if that was later.
+func (f *fleet) since(b *raftstore.Backend) prefixtree.Time {
+	since := returned(b)
+	u := f.roster().at(prefixtree.Backend(b.ID))
+	switch {
+	case u == nil || u.Name != b.Name || u.agreed == nil:
+		return since
+	case u.generation != b.Generation:
+		return now()
+	}
+	return max(since, u.since)
 }
 
 // newRoster completes the upstreams: links of before, or new ones, and targets.

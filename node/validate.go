@@ -138,6 +138,7 @@ func (c *Config) checkAmounts(bad complain) {
 		least time.Duration
 	}{
 		{"models_interval", c.ModelsInterval, 0}, {"metrics_interval", c.MetricsInterval, 0},
+		{"probe_interval", c.ProbeInterval, minProbeInterval}, {"probe_timeout", c.ProbeTimeout, time.Millisecond}, {"slow_start", c.SlowStart, 0},
 		{"drain_grace", c.DrainGrace, 0}, {"drain_close", c.DrainClose, 0},
 		{"drain_timeout", c.DrainTimeout, 0}, {"header_hold", c.HeaderHold, 0}, {"write_timeout", c.WriteTimeout, 1},
 		{"stream_first_byte_timeout", c.StreamFirstByteTimeout, 1},
@@ -160,6 +161,9 @@ func (c *Config) checkAmounts(bad complain) {
 			bad(n.key, "write 1 or more", "%d is not positive", n.value)
 		}
 	}
+	if c.ProbePath != noProbes && (!strings.HasPrefix(c.ProbePath, "/") || strings.ContainsAny(c.ProbePath, " #")) {
+		bad("probe_path", "write /health, or - for no probes", "%q is no path", c.ProbePath)
+	}
 	if c.MaxHeader > 0 && c.MaxHeader < proxy.DefaultMaxHeader {
 		bad("max_header", "16KiB is the default", "%s is below 16KiB, which agents' headers need", c.MaxHeader)
 	}
@@ -167,6 +171,9 @@ func (c *Config) checkAmounts(bad complain) {
 		bad("max_body", "1GiB is the most", "%s is too large: a body is held in memory", c.MaxBody)
 	}
 }
+
+// minProbeInterval keeps probes from being a load of their own.
+const minProbeInterval = 10 * time.Millisecond
 
 // maxBodyLimit keeps one request from asking for the machine's memory.
 const maxBodyLimit = 1 << 30

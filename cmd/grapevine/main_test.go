@@ -256,7 +256,7 @@ func drainBySignals(t *testing.T, forced bool) (status int) {
 		}
 	}))
 	defer engine.Close()
-	p := serve(t, "--drain-grace", "3s", "--backend", engine.URL+",models=m")
+	p := serve(t, "--drain-grace", "3s", "--probe-path", "-", "--backend", engine.URL+",models=m")
 	answered := make(chan int, 1)
 	go func() {
 		resp, err := http.Post("http://"+p.data+"/v1/chat/completions", "application/json",

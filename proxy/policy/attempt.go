@@ -149,7 +149,10 @@ func (a *Attempt) learn(o Outcome, now prefixtree.Time) {
 	}
 	// Half a block of rounding: the template's own tokens stand in no prompt byte.
 	blocks := int(float64(o.CachedTokens)*perToken/float64(a.router.cfg.BlockBytes) + 0.5)
-	a.router.tree.Learn(a.slot.id, a.hashes, &a.trail, min(blocks, len(a.hashes)), now)
+	lesson := a.router.tree.Learn(a.slot.id, a.hashes, &a.trail, min(blocks, len(a.hashes)), now)
+	if lesson.Amnesia && a.router.cfg.Forgot != nil {
+		a.router.cfg.Forgot(a.slot.id)
+	}
 }
 
 func (a *Attempt) misused() {

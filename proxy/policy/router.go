@@ -55,6 +55,8 @@ type Config struct {
 	Extra       map[string]Strategy // further strategies by name
 	// Failed, if not nil, is told of every attempt that speaks against its backend, at once: it must not block, nor call the router.
 	Failed func(b prefixtree.Backend, f Failure, now prefixtree.Time)
+	// Forgot, if not nil, is told of a backend whose answers have shown an empty cache (prefixtree.Lesson.Amnesia), on the same terms.
+	Forgot func(b prefixtree.Backend)
 }
 
 // Index is the tree as policy sees it: prefixtree.Tree fits. Safe for concurrent use.

@@ -1,0 +1,365 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"grapevine/node/health"
+	"grapevine/prefixtree"
+	"grapevine/proxy/policy"
+	"grapevine/raftstore"
+)
+
+// mortal is a fake engine that can die, so that its port is closed, and come back
+// at the same address.
+type mortal struct {
+	*fakeEngine
+	t    *testing.T
+	addr string
+
+	mu     sync.Mutex
+	server *httptest.Server // nil while dead
+}
+
+func newMortal(t *testing.T) *mortal {
+	t.Helper()
+	m := &mortal{fakeEngine: newFakeEngine(t, "m"), t: t, addr: elsewhere}
+	m.rise()
+	t.Cleanup(m.die)
+	return m
+}
+
+func (m *mortal) url() string { return "http://" + m.addr }
+
+func (m *mortal) rise() {
+	m.t.Helper()
+	var ln net.Listener
+	eventually(m.t, "the engine's port is free", func() bool {
+		var err error
+		ln, err = net.Listen("tcp", m.addr)
+		return err == nil
+	})
+	m.addr = ln.Addr().String()
+	s := &httptest.Server{Listener: ln, Config: &http.Server{Handler: m.Config.Handler}}
+	s.Start()
+	m.mu.Lock()
+	m.server = s
+	m.mu.Unlock()
+}
+
+func (m *mortal) die() {
+	m.mu.Lock()
+	s := m.server
+	m.server = nil
+	m.mu.Unlock()
+	if s != nil {
+		s.CloseClientConnections()
+		s.Close()
+	}
+}
+
+// probing makes a node look after its engines, quickly.
+func probing(c *Config) {
+	c.ProbePath, c.ProbeInterval, c.ProbeTimeout = "/health", 50*time.Millisecond, 5*time.Second
+}
+
+// TestEngineDiesAndReturns: every node leaves it alone, the fleet writes it down,
+// and when it is back it is up, of a new generation, and begins slowly.
+func TestEngineDiesAndReturns(t *testing.T) {
+	leakCheck(t)
+	victim := newMortal(t)
+	urls := []string{victim.url()}
+	for range 3 {
+		urls = append(urls, newFakeEngine(t, "m").URL)
+	}
+	nodes := startAgreeingWith(t, probing, urls...)
+	name := victim.addr
+	avoidedBy := func() (count int) {
+		for _, n := range nodes {
+			u := n.fleet.roster().named(name)
+			if _, avoided := n.router.Avoided(u.id, now()); avoided {
+				count++
+			}
+		}
+		return count
+	}
+	eventually(t, "its reporters find it well", func() bool {
+		h := backendOf(t, nodes[0], name).Health
+		return h.OK == len(nodes) && !h.Failing
+	})
+	before := nodes[0].fleet.roster().named(name).generation
+
+	victim.die()
+	eventually(t, "avoided everywhere", func() bool { return avoidedBy() == len(nodes) })
+	eventually(t, "down everywhere", func() bool { return inState(nodes, name, "down") })
+	if b := backendOf(t, nodes[1], name); !strings.HasPrefix(b.Reason, health.Prefix+"refused") {
+		t.Errorf("down, because of %q", b.Reason)
+	}
+	for _, n := range nodes {
+		if code := chatCode(t, n, "while it is dead"); code != http.StatusOK {
+			t.Errorf("%s answers %d", n.Name(), code)
+		}
+	}
+
+	victim.rise()
+	eventually(t, "active everywhere", func() bool { return inState(nodes, name, "active") && avoidedBy() == 0 })
+	for _, n := range nodes {
+		u := n.fleet.roster().named(name)
+		if u.generation != before+1 {
+			t.Errorf("%s: generation %d after %d: its port was closed, so its cache is gone", n.Name(), u.generation, before)
+		}
+		if age := now() - u.since; u.since == 0 || age > 60_000 {
+			t.Errorf("%s: it does not begin slowly: since %d", n.Name(), u.since)
+		}
+	}
+	eventually(t, "metrics tell that it is well again", func() bool {
+		v, ok := scrape(t, nodes[0])[`grapevine_backend_failing{backend="`+name+`"}`]
+		return ok && v == 0
+	})
+}
+
+// TestDrainIsNotOverridden: an engine that was drained, died and came back is
+// drained still.
+func TestDrainIsNotOverridden(t *testing.T) {
+	victim := newMortal(t)
+	cfg := testConfig(victim.url(), newFakeEngine(t, "m").URL)
+	probing(&cfg)
+	n := startNode(t, cfg)
+	awaitAgreement(t, n)
+	all := []*Node{n}
+	if _, err := n.change(t.Context(), raftstore.SetBackendState{Names: []string{victim.addr}, Action: raftstore.Drain, Reason: "maintenance"}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "draining", func() bool { return inState(all, victim.addr, "draining") })
+	victim.die()
+	eventually(t, "down", func() bool { return inState(all, victim.addr, "down") })
+	victim.rise()
+	eventually(t, "draining again", func() bool { return inState(all, victim.addr, "draining") })
+}
+
+// TestRestartFencesTheTree: another process behind the same address is another
+// generation, and what its predecessor held is forgotten.
+func TestRestartFencesTheTree(t *testing.T) {
+	e := newFakeEngine(t, "m")
+	page := func(started float64) { e.setMetrics(fmt.Sprintf("process_start_time_seconds %f\n", started)) }
+	page(1_700_000_000)
+	cfg := testConfig(e.URL)
+	cfg.MetricsInterval = 10 * time.Millisecond
+	n := startNode(t, cfg)
+	awaitAgreement(t, n)
+	u := n.fleet.roster().list[0]
+	eventually(t, "its start is known", func() bool { return e.scraped.Load() > 3 })
+	if u.generation != firstGeneration {
+		t.Fatalf("generation %d", u.generation)
+	}
+	if code := chatCode(t, n, strings.Repeat("a long prompt ", 500)); code != http.StatusOK {
+		t.Fatal(code)
+	}
+	held := func() int {
+		r, err := n.Explain("/v1/chat/completions", func(string) []byte { return nil }, []byte(chatBody("m", strings.Repeat("a long prompt ", 500))))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.MatchedBlocks
+	}
+	eventually(t, "the prompt is known to be cached", func() bool { return held() > 0 })
+	page(1_700_000_090)
+	eventually(t, "a new generation", func() bool { return n.fleet.roster().list[0].generation == firstGeneration+1 })
+	eventually(t, "nothing is believed to be cached", func() bool { return held() == 0 })
+	if since := n.fleet.roster().list[0].since; since == 0 {
+		t.Error("it does not begin slowly")
+	}
+}
+
+// fakeAgreement is an agreement that a test watches.
+type fakeAgreement struct {
+	mu       sync.Mutex
+	leads    bool
+	err      error
+	commands []raftstore.Command
+}
+
+func (f *fakeAgreement) Apply(_ context.Context, c raftstore.Command) (raftstore.Result, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.err != nil {
+		return raftstore.Result{}, f.err
+	}
+	f.commands = append(f.commands, c)
+	return raftstore.Result{Changed: true}, nil
+}
+
+func (f *fakeAgreement) Leading() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.leads
+}
+
+// TestOnlyTheLeaderWrites, and goes on trying when it cannot.
+func TestOnlyTheLeaderWrites(t *testing.T) {
+	dead := newMortal(t)
+	cfg := testConfig(dead.url(), newFakeEngine(t, "m").URL)
+	probing(&cfg)
+	n, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { stopNode(t, n) })
+	dead.die()
+	agreed := &fakeAgreement{err: errors.New("no quorum")}
+	c := n.checker
+	c.store = func() agreement { return agreed }
+	ctx, cancel := context.WithCancel(t.Context())
+	var loops sync.WaitGroup
+	loops.Go(func() { c.run(ctx) })
+	loops.Go(func() { c.write(ctx) })
+	defer loops.Wait()
+	defer cancel()
+	key := prefixtree.BackendKey(dead.addr)
+	eventually(t, "the dead one is avoided", func() bool { return slices.Contains(c.board.Avoid(nil, time.Now()), key) })
+	if c.refused.Load() > 0 {
+		t.Error("a node that does not lead has written")
+	}
+	agreed.mu.Lock()
+	agreed.leads = true
+	agreed.mu.Unlock()
+	eventually(t, "an attempt that fails", func() bool { return c.refused.Load() > 0 })
+	agreed.mu.Lock()
+	agreed.err = nil
+	agreed.mu.Unlock()
+	eventually(t, "it is written down", func() bool {
+		agreed.mu.Lock()
+		defer agreed.mu.Unlock()
+		return len(agreed.commands) > 0
+	})
+	agreed.mu.Lock()
+	defer agreed.mu.Unlock()
+	want := raftstore.SetBackendState{Names: []string{dead.addr}, Action: raftstore.MarkDown, Reason: health.Prefix + "refused, say 1 of 1 nodes"}
+	if got, ok := agreed.commands[0].(raftstore.SetBackendState); !ok || fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("wrote %+v, want %+v", agreed.commands[0], want)
+	}
+}
+
+// TestFailsAtOnceIsNoFavourite: an engine that answers every request 500 within a
+// moment, and every probe well, gets next to no requests, although it looks idle;
+// one that answers 400 is as good as any. (A plain 500 is passed on: it may be the
+// request that is at fault, and would be for the next engine, too.)
+func TestFailsAtOnceIsNoFavourite(t *testing.T) {
+	for _, c := range []struct {
+		status int
+		bad    bool
+	}{{http.StatusInternalServerError, true}, {http.StatusBadRequest, false}} {
+		odd := newOddEngine(t, c.status)
+		good := []*fakeEngine{newFakeEngine(t, "m"), newFakeEngine(t, "m")}
+		cfg := testConfig(odd.URL, good[0].URL, good[1].URL)
+		cfg.Strategy = policy.LeastRequest
+		probing(&cfg)
+		n := startNode(t, cfg)
+		failures := 0
+		const requests = 60
+		for i := range requests {
+			if code := chatCode(t, n, fmt.Sprint("request ", i)); code != http.StatusOK {
+				failures++
+			}
+		}
+		got := int(odd.requests.Load())
+		if failures != got {
+			t.Errorf("%d clients saw an error, of %d requests that it got", failures, got)
+		}
+		// Whatever the time this takes, trials are one, two, four seconds apart.
+		if c.bad && got > requests/4 {
+			t.Errorf("%d of %d requests went to an engine that fails them all", got, requests)
+		}
+		u := n.fleet.roster().named(strings.TrimPrefix(odd.URL, "http://"))
+		if _, avoided := n.router.Avoided(u.id, now()); !c.bad && (avoided || got < requests/4) {
+			t.Errorf("answers of %d: avoided %v, %d of %d requests", c.status, avoided, got, requests)
+		}
+	}
+}
+
+// newOddEngine answers chat requests with a status, and everything else well.
+func newOddEngine(t *testing.T, status int) *fakeEngine {
+	t.Helper()
+	e := newFakeEngine(t, "m")
+	well := e.Config.Handler
+	e.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/completions") {
+			e.requests.Add(1)
+			w.WriteHeader(status)
+			return
+		}
+		well.ServeHTTP(w, r)
+	})
+	return e
+}
+
+// TestHealthTravels: what one node finds is in its state, and an unknown or cut
+// section harms nothing else of it.
+func TestHealthTravels(t *testing.T) {
+	a, b := newKnowledgeNode(t, "a"), newKnowledgeNode(t, "b")
+	key := prefixtree.BackendKey(a.fleet.roster().list[0].Name)
+	for range 3 {
+		a.checker.board.SetBackends(agreedBackends(a.fleet.roster()), time.Now())
+		a.checker.board.Failed(key, health.Status5xx, time.Now())
+	}
+	b.checker.board.SetBackends(agreedBackends(b.fleet.roster()), time.Now())
+	b.checker.board.SetNodes([]string{"a"}, time.Now())
+	state := a.knowledge.State(nil)
+	b.knowledge.PeerState("a", state)
+	if got := b.checker.board.Avoid(nil, time.Now()); !slices.Equal(got, []uint32{key}) {
+		t.Fatalf("avoids %v", got)
+	}
+	if n := b.knowledge.malformed.Load(); n > 0 {
+		t.Errorf("%d malformed", n)
+	}
+	b.knowledge.PeerState("a", appendSection(appendState(nil, nil), sectionHealth, []byte{1, 2, 3}))
+	if n := b.knowledge.malformed.Load(); n != 1 {
+		t.Errorf("%d malformed, want 1", n)
+	}
+	if got := b.checker.board.Avoid(nil, time.Now()); len(got) != 1 {
+		t.Error("a section that cannot be read has changed what is known")
+	}
+	b.knowledge.PeerState("a", appendSection(appendState(nil, nil), 77, []byte{1, 2, 3}))
+	if got := b.checker.board.Avoid(nil, time.Now()); len(got) > 0 {
+		t.Errorf("avoids %v, of which nobody says anything any more", got)
+	}
+}
+
+// newKnowledgeNode is a node that is never started.
+func newKnowledgeNode(t *testing.T, name string) *Node {
+	t.Helper()
+	n, err := New(fleetConfig(name, nil, "http://127.0.0.1:1", "http://127.0.0.1:2"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { stopNode(t, n) })
+	return n
+}
+
+// chatCode sends a request and returns the status of the answer.
+func chatCode(t *testing.T, n *Node, text string) int {
+	t.Helper()
+	code, _, _ := chat(t, n, chatBody("m", text))
+	return code
+}
+
+// backendOf is what a node says of a backend.
+func backendOf(t *testing.T, n *Node, name string) BackendStatus {
+	t.Helper()
+	for _, b := range n.BackendList().Backends {
+		if b.Name == name {
+			return b
+		}
+	}
+	t.Fatalf("%s does not know %s", n.Name(), name)
+	return BackendStatus{}
+}
