@@ -120,8 +120,8 @@ func TestAddressInUse(t *testing.T) {
 	}
 	defer taken.Close()
 	addr := taken.Addr().String()
-	for _, flag := range []string{"--listen", "--admin", "--gossip"} {
-		args := []string{"serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--gossip", "127.0.0.1:0", "--secret", fleetSecret, "--log-level", "error", flag, addr}
+	for _, flag := range []string{"--listen", "--admin", "--gossip", "--raft"} {
+		args := []string{"serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--gossip", "127.0.0.1:0", "--raft", "127.0.0.1:0", "--secret", fleetSecret, "--log-level", "error", flag, addr}
 		if got := grapevine(t, "", args...); got.code != exitFailed || !strings.Contains(got.err, addr) || !strings.Contains(got.err, "another process has it") {
 			t.Errorf("%s: %+v", flag, got)
 		}
