@@ -84,35 +84,42 @@ func appendState(dst []byte, claims []keyedClaim) []byte {
 // parseState appends the claims in a blob to dst. A blob that it cannot read
 // is an error; what it does not know in a blob that it can read is skipped.
 func parseState(dst []keyedClaim, blob []byte) ([]keyedClaim, error) {
+	err := eachSection(blob, func(kind byte, section []byte) (err error) {
+		if kind == sectionClaims {
+			dst, err = parseClaims(dst, section)
+		}
+		return err
+	})
+	return dst, err
+}
+
+// eachSection calls take with every section of a blob, until an error.
+func eachSection(blob []byte, take func(kind byte, section []byte) error) error {
 	switch {
 	case len(blob) > maxStateBytes:
-		return dst, fmt.Errorf("%w: %d bytes", errState, len(blob))
+		return fmt.Errorf("%w: %d bytes", errState, len(blob))
 	case len(blob) == 0:
-		return dst, nil // a node that knows nothing yet
+		return nil // a node that knows nothing yet
 	case blob[0] != stateVersion:
-		return dst, fmt.Errorf("%w: version %d, want %d", errState, blob[0], stateVersion)
+		return fmt.Errorf("%w: version %d, want %d", errState, blob[0], stateVersion)
 	}
 	rest := blob[1:]
 	for parts := 0; len(rest) > 0; parts++ {
 		if parts == maxStateParts {
-			return dst, fmt.Errorf("%w: more than %d sections", errState, maxStateParts)
+			return fmt.Errorf("%w: more than %d sections", errState, maxStateParts)
 		}
 		kind := rest[0]
 		length, n := binary.Uvarint(rest[1:])
 		if n <= 0 || length > uint64(len(rest)-1-n) {
-			return dst, fmt.Errorf("%w: section %d is cut short", errState, kind)
+			return fmt.Errorf("%w: section %d is cut short", errState, kind)
 		}
 		section := rest[1+n : 1+n+int(length)]
 		rest = rest[1+n+int(length):]
-		if kind != sectionClaims {
-			continue
-		}
-		var err error
-		if dst, err = parseClaims(dst, section); err != nil {
-			return dst, err
+		if err := take(kind, section); err != nil {
+			return err
 		}
 	}
-	return dst, nil
+	return nil
 }
 
 func parseClaims(dst []keyedClaim, section []byte) ([]keyedClaim, error) {

@@ -26,11 +26,13 @@ type knowledge struct {
 	outbox    *prefixtree.Outbox
 	names     *backendNames
 	evidence  *evidence
+	heard     heatBoard
 
 	mu     sync.Mutex // guards the scratch below
 	loads  []policy.PeerLoad
 	claims []keyedClaim
 	told   []claim // by backend id: what others were told last
+	heat   heatTold
 
 	nodes     atomic.Int64 // alive, this one included
 	staleness atomic.Int64 // of what the others did, ns
@@ -120,11 +122,14 @@ func (k *knowledge) PeerLoad(origin string, changed []gossip.Load, full bool) {
 func (k *knowledge) DropPeer(origin string) {
 	k.router.DropPeer(origin)
 	k.evidence.set(origin, nil)
+	k.heard.set(origin, nil)
 }
 
 // State implements gossip.Knowledge: what this node found out about the
-// engines by its own requests. It stays as it was told until it has moved by
-// enough to matter, since a blob that stays as it is is not sent again.
+// engines by its own requests, and about the requests. It stays as it was told
+// until it has moved by enough to matter, since a blob that stays as it is is
+// not sent again. What the others told about requests is put to use at the
+// same pace.
 func (k *knowledge) State(dst []byte) []byte {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -142,13 +147,18 @@ func (k *knowledge) State(dst []byte) []byte {
 			k.claims = append(k.claims, keyedClaim{key, c})
 		}
 	}
-	return appendState(dst, k.claims)
+	k.heard.hand(k.router)
+	return k.heat.tell(appendState(dst, k.claims), k.router, now())
 }
 
 // PeerState implements gossip.Knowledge. A blob that cannot be read is counted
 // and leaves in force what the origin claimed before.
 func (k *knowledge) PeerState(origin string, state []byte) {
 	told, err := parseState(nil, state)
+	var heat policy.Heat
+	if err == nil {
+		heat, err = parseHeat(state)
+	}
 	if err != nil {
 		k.malformed.Add(1)
 		return
@@ -163,6 +173,7 @@ func (k *knowledge) PeerState(origin string, state []byte) {
 		claims[b] = c.claim.bounded()
 	}
 	k.evidence.set(origin, claims)
+	k.heard.set(origin, &heat)
 }
 
 // learn takes what the other nodes together found out about an engine.

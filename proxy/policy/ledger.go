@@ -38,6 +38,8 @@ type slot struct {
 	lastFailure prefixtree.Time
 	failures    int32 // consecutive
 	adapters    adapterSet
+	inferred    inferred
+	_           [40]byte // to the end of a cache line
 }
 
 // overdueGrace is how many seconds a prefill may take longer than expected before that counts: steps of a busy engine are
@@ -69,6 +71,9 @@ func (s *slot) charge(a *Attempt, now prefixtree.Time) {
 	defer s.mu.Unlock()
 	a.prev, a.next = s.last, nil
 	a.ahead = s.peerTokens.Load()
+	if a.inferred {
+		s.chargeInferred(a)
+	}
 	if s.last != nil {
 		s.last.next = a
 	} else {
