@@ -37,7 +37,9 @@ type Config struct {
 	Expect int
 	// Join says that other nodes exist: never bootstrap alone.
 	Join bool
-	// Voters is how many voters the leader keeps: 3 (0 means 3), 5, or 1.
+	// Voters is how many voters the leader keeps: 1, 3 or 5. 0 means 3, or Expect
+	// if that is more: founders that found themselves too many would give up their
+	// votes at once.
 	Voters int
 	// Server says that this node may vote. Without Dir it never does.
 	Server bool
@@ -87,7 +89,7 @@ type Peer struct {
 func (c Config) normal() (Config, error) {
 	switch {
 	case c.Voters == 0:
-		c.Voters = 3
+		c.Voters = max(3, c.Expect)
 	case c.Voters != 1 && c.Voters != 3 && c.Voters != 5:
 		return c, fmt.Errorf("voters: %d is not 1, 3 or 5", c.Voters)
 	}
@@ -128,7 +130,7 @@ func (c Config) normal() (Config, error) {
 }
 
 // maxExpect bounds the nodes that found a group together.
-const maxExpect = 7
+const maxExpect = 5
 
 // checkReach holds the address that others are told to one that they can use,
 // and plain connections to loopback.

@@ -67,7 +67,7 @@ func TestStopHandsLeadershipOn(t *testing.T) {
 	}
 	old.store.Store(nil)
 	next := f.leader()
-	if got := next.store.Load().Status().Term; got <= term {
+	if got := next.store.Load().Status().Term; got < term {
 		t.Errorf("term is %d after %d", got, term)
 	}
 	apply(t, f.running()[0], add("two"))
