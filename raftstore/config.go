@@ -77,11 +77,11 @@ type Peer struct {
 	ID     string // raft id; empty if unknown: it is asked for
 	Name   string // for people
 	Addr   string // host:port of its raft port
-	Expect int    // its Config.Expect
+	Expect int    // its Config.Expect; 0 if unknown
 	Server bool   // may vote
 	Alive  bool
-	Left   bool // said goodbye
-	Since  time.Time
+	Left   bool      // said goodbye
+	Since  time.Time // when Alive or Left last changed; may be zero
 }
 
 // normal gives a copy of the configuration with defaults in place of zeroes, or
