@@ -77,6 +77,7 @@ func BenchmarkApply(b *testing.B) {
 				}
 				apply(b, s, add("one"))
 				b.SetParallelism(callers)
+				b.ResetTimer()
 				b.RunParallel(func(pb *testing.PB) {
 					for pb.Next() {
 						if _, err := s.Apply(b.Context(), NewGeneration{Name: "one"}); err != nil {

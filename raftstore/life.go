@@ -17,6 +17,8 @@ const (
 	rpcTimeout = 2 * time.Second
 	// endWait bounds each step of the end of a raft.
 	endWait = 2 * time.Second
+	// probeEvery is how long a leader's disk may go without a write.
+	probeEvery = 5 * time.Second
 	// cachedLogs are the newest entries, kept in memory: replication reads them.
 	cachedLogs = 512
 )
@@ -192,9 +194,16 @@ func (l *life) failure() error {
 // starts without a leader need not begin with an older state. raft can do that
 // by itself (RestoreCommittedLogs), but forgets the configuration changes among
 // those entries, and blocks for ever if there are many.
+//
+// A leader that has nothing to write notes it again now and then, to find out
+// that its disk hangs before somebody waits for it.
 func (l *life) note() error {
+	if l.disk == nil {
+		return nil
+	}
 	applied := l.raft.AppliedIndex()
-	if l.disk == nil || applied <= l.applied.Load() {
+	probe := l.raft.State() == raft.Leader && l.disk.idle() >= probeEvery
+	if applied <= l.applied.Load() && !probe {
 		return nil
 	}
 	err := l.disk.write(0, func(tx *bbolt.Tx) error {
