@@ -61,6 +61,7 @@ type Timers struct {
 	Lease         time.Duration // 150 ms without a quorum before a leader steps down
 	Commit        time.Duration // 50 ms until followers learn what is committed when nothing follows
 	Write         time.Duration // 1 s for one write to disk, then the store is failed
+	Probe         time.Duration // 5 s without a write before a leader writes something to try its disk
 	Call          time.Duration // 1.8 s for one Apply, Read or Transfer in all
 	Poll          time.Duration // 1 s between looks at Peers
 	Stable        time.Duration // 10 s in good health before a server is given a vote
@@ -156,7 +157,7 @@ func checkReach(advertise string, listens net.Addr, secure bool) error {
 func (t *Timers) normal() error {
 	defaults := Timers{
 		Heartbeat: 300 * time.Millisecond, Lease: 150 * time.Millisecond, Commit: 50 * time.Millisecond,
-		Write: time.Second, Call: 1800 * time.Millisecond, Poll: time.Second, Stable: 10 * time.Second,
+		Write: time.Second, Probe: 5 * time.Second, Call: 1800 * time.Millisecond, Poll: time.Second, Stable: 10 * time.Second,
 		Dead: 5 * time.Minute, Forget: 10 * time.Minute, Reopen: 5 * time.Second,
 		SnapshotEvery: 30 * time.Second, SnapshotAfter: 512, KeepLog: 512,
 	}
@@ -169,7 +170,8 @@ func (t *Timers) normal() error {
 		name  string
 	}{
 		{&t.Heartbeat, defaults.Heartbeat, "heartbeat"}, {&t.Lease, defaults.Lease, "lease"},
-		{&t.Commit, defaults.Commit, "commit"}, {&t.Write, defaults.Write, "write"}, {&t.Call, defaults.Call, "call"},
+		{&t.Commit, defaults.Commit, "commit"}, {&t.Write, defaults.Write, "write"},
+		{&t.Probe, defaults.Probe, "probe"}, {&t.Call, defaults.Call, "call"},
 		{&t.Poll, defaults.Poll, "poll"}, {&t.Stable, defaults.Stable, "stable"}, {&t.Dead, defaults.Dead, "dead"},
 		{&t.Forget, defaults.Forget, "forget"}, {&t.Reopen, defaults.Reopen, "reopen"},
 		{&t.SnapshotEvery, defaults.SnapshotEvery, "snapshot every"},

@@ -17,8 +17,6 @@ const (
 	rpcTimeout = 2 * time.Second
 	// endWait bounds each step of the end of a raft.
 	endWait = 2 * time.Second
-	// probeEvery is how long a leader's disk may go without a write.
-	probeEvery = 5 * time.Second
 	// cachedLogs are the newest entries, kept in memory: replication reads them.
 	cachedLogs = 512
 )
@@ -195,14 +193,14 @@ func (l *life) failure() error {
 // by itself (RestoreCommittedLogs), but forgets the configuration changes among
 // those entries, and blocks for ever if there are many.
 //
-// A leader that has nothing to write notes it again now and then, to find out
-// that its disk hangs before somebody waits for it.
-func (l *life) note() error {
+// A leader that has written nothing for a while notes it again, to find out that
+// its disk hangs before somebody waits for it.
+func (l *life) note(after time.Duration) error {
 	if l.disk == nil {
 		return nil
 	}
 	applied := l.raft.AppliedIndex()
-	probe := l.raft.State() == raft.Leader && l.disk.idle() >= probeEvery
+	probe := l.raft.State() == raft.Leader && l.disk.idle() >= after
 	if applied <= l.applied.Load() && !probe {
 		return nil
 	}
@@ -252,7 +250,7 @@ func replay(d *disk) (*State, error) {
 		}
 		e, err := decodeEntry(l.Data)
 		if err != nil {
-			return nil, fmt.Errorf("log entry %d: %w", next, err)
+			break // the state machine will stop here as well, and say so
 		}
 		m.apply(next, e)
 	}

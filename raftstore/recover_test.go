@@ -26,8 +26,15 @@ func TestRecover(t *testing.T) {
 	for _, n := range f.all() {
 		n.kill()
 	}
+	sv, err := Inspect(a.dir)
+	if err != nil || sv.ID != id || sv.Group != group || len(sv.Servers) != 3 || sv.LastIndex < 3 {
+		t.Errorf("the survivor is %+v, %v", sv, err)
+	}
 	if err := Recover(a.dir, []Server{{ID: id, Addr: a.addr(), Voter: true}}); err != nil {
 		t.Fatal(err)
+	}
+	if sv, err = Inspect(a.dir); err != nil || len(sv.Servers) != 1 || sv.Backends != 2 || sv.Group == group {
+		t.Errorf("the recovered survivor is %+v, %v", sv, err)
 	}
 	s := a.start()
 	apply(t, s, add("three"))
@@ -118,6 +125,9 @@ func TestRecoverRefuses(t *testing.T) {
 		if err := Recover(c.dir, c.servers); err == nil || !strings.Contains(err.Error(), c.text) {
 			t.Errorf("%s: %v", c.name, err)
 		}
+	}
+	if _, err := Inspect(empty); err == nil {
+		t.Error("no data can be inspected")
 	}
 	if _, err := os.Stat(empty); err == nil {
 		t.Error("recovery has made a directory")
