@@ -17,7 +17,7 @@ GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.6.1
 
 .DEFAULT_GOAL := help
-.PHONY: help build install test race fuzz bench bench-proxy test-clients test-deploy live lint sim herd demo check
+.PHONY: help build install test race fuzz bench bench-proxy test-clients test-deploy live lint sim herd demo check chaos
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -74,6 +74,9 @@ test-deploy: build ## the unit and the example fleet: systemd and HAProxy read t
 live: build ## eight real routers: spread, cost, kill, partition, loss, memory; half an hour (LIVE=short: 3 minutes, wider limits; installs iproute2 with apt if missing)
 	@command -v ip >/dev/null || { apt-get update -qq && apt-get install -y -qq iproute2; }
 	GRAPEVINE=$(CURDIR)/$(BIN) GRAPEVINE_LIVE=1 $(GO) test $(if $(filter short,$(LIVE)),-short) -count=1 -run '^TestLive' -v -timeout 60m ./chaos/fleet
+
+chaos: ## raftstore under kills, hangs, full disks and partitions, histories checked (CHAOS=3m for each group, and processes killed 30 times)
+	GRAPEVINE_CHAOS=$(or $(CHAOS),3m) $(GO) test $(RACE) -count=1 -v -timeout 30m -run 'TestLinearizable|TestKilledProcesses' ./raftstore
 
 lint: ## gofmt, vet, staticcheck, golangci-lint
 	@out=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$out" || { echo "gofmt would change:"; echo "$$out"; exit 1; }

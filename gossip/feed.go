@@ -111,6 +111,7 @@ func (f *Fleet) admit(d *feed) bool {
 	}
 	if old != nil {
 		old.conn.Close()
+		f.settleLocked(old)
 	}
 	f.feeds[d.who.origin] = d
 	f.wg.Add(1) // of serve itself
@@ -123,6 +124,14 @@ func (f *Fleet) dismiss(d *feed) {
 	defer f.mu.Unlock()
 	if f.feeds[d.who.origin] == d {
 		delete(f.feeds, d.who.origin)
+		f.settleLocked(d)
+	}
+}
+
+// settleLocked leaves what a stream was sent with the peer, whose count goes on over reconnections.
+func (f *Fleet) settleLocked(d *feed) {
+	if p := f.peers[d.who.origin]; p != nil {
+		p.sent.Add(d.sent.Swap(0))
 	}
 }
 

@@ -314,3 +314,28 @@ func TestStalenessIsMeasured(t *testing.T) {
 		until(t, voidAfter, "load of the silent is void", func() bool { return nodes[0].know.peerLoad("n1") == nil })
 	})
 }
+
+// TestBytesGoOnOverReconnections: what a peer was sent is a counter, whatever becomes of the stream it was sent on.
+func TestBytesGoOnOverReconnections(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := newMemnet(t)
+		nodes := net.startAll(2, nil)
+		defer stopAll(t, nodes)
+		sent := func() uint64 { return nodes[0].Peers()[0].SentBytes }
+		for fact := range uint64(1000) {
+			nodes[0].know.learn(fact, 1)
+		}
+		until(t, time.Second, "the other one knows", func() bool { return nodes[1].know.knows(999) })
+		before := sent()
+
+		connects := nodes[1].Peers()[0].Connects
+		nodes[0].subscribers()[0].conn.Close()
+		until(t, 10*time.Second, "it has connected again", func() bool {
+			p := nodes[1].Peers()[0]
+			if now := sent(); now < before {
+				t.Fatalf("from %d bytes sent back to %d", before, now)
+			}
+			return p.Connects > connects && p.Connected
+		})
+	})
+}

@@ -138,13 +138,16 @@ func (f *Fleet) Peers() []Peer {
 		feeds[name] = d
 	}
 	out := make([]Peer, 0, len(f.peers))
-	for _, p := range f.peers {
-		out = append(out, p.describe(now))
+	for name, p := range f.peers {
+		o := p.describe(now)
+		if d := feeds[name]; d != nil {
+			o.SentBytes += d.sent.Load()
+		}
+		out = append(out, o)
 	}
 	f.mu.Unlock()
 	for i := range out {
 		if d := feeds[out[i].Name]; d != nil {
-			out[i].SentBytes += d.sent.Load()
 			if next := d.position(); next > 0 {
 				out[i].Subscribed, out[i].Behind = true, head-min(head, next)
 			}

@@ -41,7 +41,7 @@ type keyedClaim struct {
 const (
 	stateVersion   = 1
 	sectionClaims  = 1
-	sectionHealth  = 3         // see health.AppendReports
+	sectionHealth  = 4         // see health.AppendReports
 	claimBytes     = 12        // of an entry as this version writes it
 	maxClaims      = 16_384    // backends in one blob
 	maxStateBytes  = 256 << 10 // what gossip carries
@@ -85,15 +85,7 @@ func appendState(dst []byte, claims []keyedClaim) []byte {
 // parseState appends the claims in a blob to dst. A blob that it cannot read
 // is an error; what it does not know in a blob that it can read is skipped.
 func parseState(dst []keyedClaim, blob []byte) ([]keyedClaim, error) {
-	switch {
-	case len(blob) > maxStateBytes:
-		return dst, fmt.Errorf("%w: %d bytes", errState, len(blob))
-	case len(blob) == 0:
-		return dst, nil // a node that knows nothing yet
-	case blob[0] != stateVersion:
-		return dst, fmt.Errorf("%w: version %d, want %d", errState, blob[0], stateVersion)
-	}
-	err := eachSection(blob[1:], func(kind byte, section []byte) (err error) {
+	err := eachSection(blob, func(kind byte, section []byte) (err error) {
 		if kind == sectionClaims {
 			dst, err = parseClaims(dst, section)
 		}
@@ -102,8 +94,17 @@ func parseState(dst []keyedClaim, blob []byte) ([]keyedClaim, error) {
 	return dst, err
 }
 
-// eachSection calls f with every section of a state, behind its version.
-func eachSection(rest []byte, f func(kind byte, section []byte) error) error {
+// eachSection calls take with every section of a blob, until an error.
+func eachSection(blob []byte, take func(kind byte, section []byte) error) error {
+	switch {
+	case len(blob) > maxStateBytes:
+		return fmt.Errorf("%w: %d bytes", errState, len(blob))
+	case len(blob) == 0:
+		return nil // a node that knows nothing yet
+	case blob[0] != stateVersion:
+		return fmt.Errorf("%w: version %d, want %d", errState, blob[0], stateVersion)
+	}
+	rest := blob[1:]
 	for parts := 0; len(rest) > 0; parts++ {
 		if parts == maxStateParts {
 			return fmt.Errorf("%w: more than %d sections", errState, maxStateParts)
@@ -113,10 +114,11 @@ func eachSection(rest []byte, f func(kind byte, section []byte) error) error {
 		if n <= 0 || length > uint64(len(rest)-1-n) {
 			return fmt.Errorf("%w: section %d is cut short", errState, kind)
 		}
-		if err := f(kind, rest[1+n:1+n+int(length)]); err != nil {
+		section := rest[1+n : 1+n+int(length)]
+		rest = rest[1+n+int(length):]
+		if err := take(kind, section); err != nil {
 			return err
 		}
-		rest = rest[1+n+int(length):]
 	}
 	return nil
 }
@@ -130,10 +132,7 @@ func appendSection(dst []byte, kind byte, section []byte) []byte {
 // sectionOf returns a section of a state that parseState has read, nil if there
 // is none.
 func sectionOf(blob []byte, wanted byte) (found []byte) {
-	if len(blob) == 0 {
-		return nil
-	}
-	_ = eachSection(blob[1:], func(kind byte, section []byte) error {
+	_ = eachSection(blob, func(kind byte, section []byte) error {
 		if kind == wanted {
 			found = section
 		}

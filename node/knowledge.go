@@ -28,12 +28,14 @@ type knowledge struct {
 	names     atomic.Pointer[backendNames]
 	evidence  *evidence
 	checker   *checker // set once, before gossip starts
+	heard     heatBoard
 
 	mu      sync.Mutex // guards the scratch below
 	loads   []policy.PeerLoad
 	claims  []keyedClaim
 	told    map[uint32]claim // by key: what others were told last
 	reports []health.Report
+	heat    heatTold
 
 	poke      func()       // told when nodes has changed; set once, before gossip starts; may be nil
 	nodes     atomic.Int64 // alive, this one included
@@ -130,11 +132,14 @@ func (k *knowledge) DropPeer(origin string) {
 		k.checker.board.DropPeer(origin)
 		k.checker.poke()
 	}
+	k.heard.set(origin, nil)
 }
 
 // State implements gossip.Knowledge: what this node found out about the
-// engines by its own requests. It stays as it was told until it has moved by
-// enough to matter, since a blob that stays as it is is not sent again.
+// engines by its own requests, and about the requests. It stays as it was told
+// until it has moved by enough to matter, since a blob that stays as it is is
+// not sent again. What the others told about requests is put to use at the
+// same pace.
 func (k *knowledge) State(dst []byte) []byte {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -156,7 +161,8 @@ func (k *knowledge) State(dst []byte) []byte {
 			k.claims = append(k.claims, keyedClaim{key, c})
 		}
 	}
-	dst = appendState(dst, k.claims)
+	k.heard.hand(k.router)
+	dst = k.heat.tell(appendState(dst, k.claims), k.router, now())
 	if k.checker == nil {
 		return dst
 	}
@@ -171,6 +177,10 @@ func (k *knowledge) State(dst []byte) []byte {
 // and leaves in force what the origin claimed before.
 func (k *knowledge) PeerState(origin string, state []byte) {
 	told, err := parseState(nil, state)
+	var heat policy.Heat
+	if err == nil {
+		heat, err = parseHeat(state)
+	}
 	if err != nil {
 		k.malformed.Add(1)
 		return
@@ -184,6 +194,7 @@ func (k *knowledge) PeerState(origin string, state []byte) {
 		claims[c.key] = c.claim.bounded()
 	}
 	k.evidence.set(origin, claims)
+	k.heard.set(origin, &heat)
 	if k.checker == nil {
 		return
 	}

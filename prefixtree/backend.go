@@ -69,10 +69,11 @@ func residency(age, horizon int64) float32 {
 	return float32(max(0, 1-over/(goneAfter-1)))
 }
 
-// ledger is what is learned about one backend; see learn.go and usage.go. Guarded by mu, except generation, which Apply
-// reads.
+// ledger is what is learned about one backend; see learn.go and usage.go. Guarded by mu, except generation and placed, which
+// Apply uses.
 type ledger struct {
 	generation atomic.Uint32
+	placed     atomic.Int64 // see Placed
 
 	mu    sync.Mutex
 	usage usage
@@ -80,6 +81,15 @@ type ledger struct {
 	surprises     int  // consecutive ones
 	surpriseFirst Time // placement of the first of them
 	cleared       Time // when the last amnesia was concluded
+}
+
+// Placed returns how many blocks facts of other nodes have newly placed on b since the start, as far as this tree has heard:
+// what b's engine had to compute for their requests. It only grows; 0 for an id out of range. Safe for concurrent use.
+func (t *Tree) Placed(b Backend) int64 {
+	if int(b) >= len(t.ledgers) {
+		return 0
+	}
+	return t.ledgers[b].placed.Load()
 }
 
 // Horizon returns the age after which an untouched prefix is believed to be gone from b's cache, as of the latest time the

@@ -195,8 +195,10 @@ func (s *Store) pause(ctx context.Context, wait time.Duration) bool {
 func (s *Store) gaveUp(kind requestKind, uncertain, last error, c *census) error {
 	missing := s.missing(c)
 	switch {
-	case uncertain != nil && kind == askApply:
+	case uncertain != nil && kind == askApply && missing != "":
 		return fmt.Errorf("%w: %w (%s)", ErrUncertain, uncertain, missing)
+	case uncertain != nil && kind == askApply:
+		return fmt.Errorf("%w: %w", ErrUncertain, uncertain)
 	case missing != "":
 		return fmt.Errorf("%w: %s", ErrNoLeader, missing)
 	case last != nil && !errors.Is(last, errNotYet):

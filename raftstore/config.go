@@ -37,7 +37,9 @@ type Config struct {
 	Expect int
 	// Join says that other nodes exist: never bootstrap alone.
 	Join bool
-	// Voters is how many voters the leader keeps: 3 (0 means 3), 5, or 1.
+	// Voters is how many voters the leader keeps: 1, 3 or 5. 0 means 3, or Expect
+	// if that is more: founders that found themselves too many would give up their
+	// votes at once.
 	Voters int
 	// Server says that this node may vote. Without Dir it never does.
 	Server bool
@@ -59,6 +61,7 @@ type Timers struct {
 	Lease         time.Duration // 150 ms without a quorum before a leader steps down
 	Commit        time.Duration // 50 ms until followers learn what is committed when nothing follows
 	Write         time.Duration // 1 s for one write to disk, then the store is failed
+	Probe         time.Duration // 5 s without a write before a leader writes something to try its disk
 	Call          time.Duration // 1.8 s for one Apply, Read or Transfer in all
 	Poll          time.Duration // 1 s between looks at Peers
 	Stable        time.Duration // 10 s in good health before a server is given a vote
@@ -75,11 +78,11 @@ type Peer struct {
 	ID     string // raft id; empty if unknown: it is asked for
 	Name   string // for people
 	Addr   string // host:port of its raft port
-	Expect int    // its Config.Expect
+	Expect int    // its Config.Expect; 0 if unknown
 	Server bool   // may vote
 	Alive  bool
-	Left   bool // said goodbye
-	Since  time.Time
+	Left   bool      // said goodbye
+	Since  time.Time // when Alive or Left last changed; may be zero
 }
 
 // normal gives a copy of the configuration with defaults in place of zeroes, or
@@ -87,7 +90,7 @@ type Peer struct {
 func (c Config) normal() (Config, error) {
 	switch {
 	case c.Voters == 0:
-		c.Voters = 3
+		c.Voters = max(3, c.Expect)
 	case c.Voters != 1 && c.Voters != 3 && c.Voters != 5:
 		return c, fmt.Errorf("voters: %d is not 1, 3 or 5", c.Voters)
 	}
@@ -128,7 +131,7 @@ func (c Config) normal() (Config, error) {
 }
 
 // maxExpect bounds the nodes that found a group together.
-const maxExpect = 7
+const maxExpect = 5
 
 // checkReach holds the address that others are told to one that they can use,
 // and plain connections to loopback.
@@ -154,7 +157,7 @@ func checkReach(advertise string, listens net.Addr, secure bool) error {
 func (t *Timers) normal() error {
 	defaults := Timers{
 		Heartbeat: 300 * time.Millisecond, Lease: 150 * time.Millisecond, Commit: 50 * time.Millisecond,
-		Write: time.Second, Call: 1800 * time.Millisecond, Poll: time.Second, Stable: 10 * time.Second,
+		Write: time.Second, Probe: 5 * time.Second, Call: 1800 * time.Millisecond, Poll: time.Second, Stable: 10 * time.Second,
 		Dead: 5 * time.Minute, Forget: 10 * time.Minute, Reopen: 5 * time.Second,
 		SnapshotEvery: 30 * time.Second, SnapshotAfter: 512, KeepLog: 512,
 	}
@@ -167,7 +170,8 @@ func (t *Timers) normal() error {
 		name  string
 	}{
 		{&t.Heartbeat, defaults.Heartbeat, "heartbeat"}, {&t.Lease, defaults.Lease, "lease"},
-		{&t.Commit, defaults.Commit, "commit"}, {&t.Write, defaults.Write, "write"}, {&t.Call, defaults.Call, "call"},
+		{&t.Commit, defaults.Commit, "commit"}, {&t.Write, defaults.Write, "write"},
+		{&t.Probe, defaults.Probe, "probe"}, {&t.Call, defaults.Call, "call"},
 		{&t.Poll, defaults.Poll, "poll"}, {&t.Stable, defaults.Stable, "stable"}, {&t.Dead, defaults.Dead, "dead"},
 		{&t.Forget, defaults.Forget, "forget"}, {&t.Reopen, defaults.Reopen, "reopen"},
 		{&t.SnapshotEvery, defaults.SnapshotEvery, "snapshot every"},

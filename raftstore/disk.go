@@ -56,6 +56,7 @@ type disk struct {
 
 	writes, failures atomic.Uint64
 	last, max        atomic.Int64 // duration of writes, ns
+	ended            atomic.Int64 // when the last write ended, unix ns
 }
 
 type diskOp struct {
@@ -151,6 +152,7 @@ func (d *disk) execute(op diskOp) error {
 	took := time.Since(start)
 	d.writes.Add(1)
 	d.last.Store(int64(took))
+	d.ended.Store(time.Now().UnixNano())
 	d.max.Store(max(d.max.Load(), int64(took)))
 	if err != nil {
 		d.fail(err)
@@ -209,6 +211,9 @@ func (d *disk) close(wait time.Duration) bool {
 		return false
 	}
 }
+
+// idle is how long nothing has been written.
+func (d *disk) idle() time.Duration { return time.Since(time.Unix(0, d.ended.Load())) }
 
 func (d *disk) stats() WriteStats {
 	return WriteStats{

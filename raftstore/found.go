@@ -180,7 +180,9 @@ func (s *Store) founders(ctx context.Context) (list []Peer, waiting string) {
 			return nil, fmt.Sprintf("to be taken into the group of %s (%s)", name, a.info.Group)
 		case mismatch(s.cfg.Constants, a.info.Constants) != nil:
 			return nil, fmt.Sprintf("%s: %v", name, mismatch(a.info.Constants, s.cfg.Constants))
-		case a.Server && a.info.Server && a.info.Expect == s.cfg.Expect && a.info.Failed == "":
+		case !a.Server || a.Expect != 0 && a.Expect != s.cfg.Expect:
+			// Gossip knows that it is no candidate.
+		case a.info.Server && a.info.Expect == s.cfg.Expect && a.info.Failed == "":
 			all = append(all, Peer{ID: a.info.ID, Name: name, Addr: a.Addr})
 			seen = append(seen, name)
 		}

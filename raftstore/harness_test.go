@@ -3,6 +3,7 @@ package raftstore
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"net"
 	"os"
@@ -25,6 +26,11 @@ func TestMain(m *testing.M) {
 	if role := os.Getenv(childVariable); role != "" {
 		childMain(role)
 		return
+	}
+	flag.Parse()
+	// They wait for timers and disks much more than for processors.
+	if err := flag.Set("test.parallel", "4"); err != nil {
+		panic(err)
 	}
 	code := m.Run()
 	if code == 0 {

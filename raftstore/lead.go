@@ -70,6 +70,17 @@ func (s *Store) commitConstants(ctx context.Context) {
 // servers that gossip does not know at the one in the configuration. This node
 // is left out.
 func (s *Store) toAsk(peers []Peer, servers []raft.Server) []Peer {
+	// Who is alive comes first: it may have taken over the address of one that is not.
+	peers = slices.Clone(peers)
+	slices.SortStableFunc(peers, func(a, b Peer) int {
+		switch {
+		case a.Alive == b.Alive:
+			return 0
+		case a.Alive:
+			return -1
+		}
+		return 1
+	})
 	var list []Peer
 	known := map[string]bool{s.id: true}
 	addrs := map[string]bool{s.addr: true}
@@ -112,11 +123,15 @@ func (s *Store) examine(l *life, servers []raft.Server, answers []answered) {
 		id := string(server.ID)
 		seen[id] = true
 		h := s.health[id]
+		a, answered := byID[id]
 		if h == nil {
 			h = &serverHealth{since: now, heard: now}
+			// The long wait for a dead voter does not begin again with each leader.
+			if answered && !a.Alive && !a.Since.IsZero() && a.Since.Before(now) {
+				h.heard = a.Since
+			}
 			s.health[id] = h
 		}
-		a, answered := byID[id]
 		healthy := id == s.id
 		if answered {
 			h.left = a.Left

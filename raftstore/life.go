@@ -192,9 +192,16 @@ func (l *life) failure() error {
 // starts without a leader need not begin with an older state. raft can do that
 // by itself (RestoreCommittedLogs), but forgets the configuration changes among
 // those entries, and blocks for ever if there are many.
-func (l *life) note() error {
+//
+// A leader that has written nothing for a while notes it again, to find out that
+// its disk hangs before somebody waits for it.
+func (l *life) note(after time.Duration) error {
+	if l.disk == nil {
+		return nil
+	}
 	applied := l.raft.AppliedIndex()
-	if l.disk == nil || applied <= l.applied.Load() {
+	probe := l.raft.State() == raft.Leader && l.disk.idle() >= after
+	if applied <= l.applied.Load() && !probe {
 		return nil
 	}
 	err := l.disk.write(0, func(tx *bbolt.Tx) error {
@@ -243,7 +250,7 @@ func replay(d *disk) (*State, error) {
 		}
 		e, err := decodeEntry(l.Data)
 		if err != nil {
-			return nil, fmt.Errorf("log entry %d: %w", next, err)
+			break // the state machine will stop here as well, and say so
 		}
 		m.apply(next, e)
 	}

@@ -191,7 +191,7 @@ func (p *process) kill() {
 // on every node.
 func TestKilledProcesses(t *testing.T) {
 	t.Parallel()
-	rounds := 3
+	rounds := 2
 	if chaotic() {
 		rounds = 30
 	}

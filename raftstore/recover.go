@@ -24,6 +24,98 @@ type Server struct {
 	Voter bool   `json:"voter"`
 }
 
+// Survivor is what the data of one node holds, for whoever has to decide about a
+// recovery.
+type Survivor struct {
+	ID        string   `json:"id"`
+	Group     string   `json:"group"`      // hex; empty if it is in none
+	LastIndex uint64   `json:"last_index"` // the survivor with the highest one has lost the least
+	Version   uint64   `json:"version"`    // of the state that is known to be agreed on
+	Backends  int      `json:"backends"`   // in that state
+	Servers   []Server `json:"servers"`    // the newest configuration it knows, agreed on or not
+}
+
+// Inspect reads the data in dir while no process uses it. It changes nothing.
+func Inspect(dir string) (Survivor, error) {
+	sv, err := inspectDir(dir)
+	if err != nil {
+		return Survivor{}, fmt.Errorf("inspect %s: %w", dir, err)
+	}
+	return sv, nil
+}
+
+func inspectDir(dir string) (Survivor, error) {
+	d, err := openExisting(dir)
+	if err != nil {
+		return Survivor{}, err
+	}
+	defer d.close(recoverDeadline)
+	id, err := loadIdentity(d)
+	if err != nil {
+		return Survivor{}, err
+	}
+	sv := Survivor{ID: id.ID, Servers: []Server{}}
+	if id.member() {
+		sv.Group = id.Group.String()
+	}
+	state, err := replay(d)
+	if err != nil {
+		return Survivor{}, err
+	}
+	if state != nil {
+		sv.Version, sv.Backends = state.Version, len(state.Backends)
+	}
+	conf, last, err := newestConfiguration(d)
+	if err != nil {
+		return Survivor{}, err
+	}
+	sv.LastIndex = last
+	for _, s := range conf.Servers {
+		sv.Servers = append(sv.Servers, Server{string(s.ID), string(s.Address), s.Suffrage == raft.Voter})
+	}
+	return sv, nil
+}
+
+// newestConfiguration is the last one in the log, else that of the snapshot. last
+// is the last index of either.
+func newestConfiguration(d *disk) (conf raft.Configuration, last uint64, err error) {
+	meta, _, err := snapshotStore{d}.load(false)
+	if err != nil {
+		return conf, 0, err
+	}
+	if meta != nil {
+		conf, last = meta.Configuration, meta.Index
+	}
+	logs := &logStore{disk: d}
+	first, err := logs.FirstIndex()
+	if err != nil {
+		return conf, 0, err
+	}
+	end, err := logs.LastIndex()
+	if err != nil {
+		return conf, 0, err
+	}
+	for index := max(first, last+1); index <= end; index++ {
+		var l raft.Log
+		if err := logs.GetLog(index, &l); err != nil {
+			return conf, 0, err
+		}
+		if l.Type == raft.LogConfiguration {
+			conf = raft.DecodeConfiguration(l.Data)
+		}
+	}
+	return conf, max(last, end), nil
+}
+
+// openExisting opens data that is there. Nothing is made where nothing was: a
+// wrong directory is a likely mistake.
+func openExisting(dir string) (*disk, error) {
+	if _, err := os.Stat(filepath.Join(dir, dataFile)); err != nil {
+		return nil, err
+	}
+	return openDisk(dir, recoverDeadline, nil)
+}
+
 // Recover forces a new configuration on the data in dir, for a group that has
 // lost its majority for good. No process may use the data.
 //
@@ -46,11 +138,7 @@ func recoverDir(dir string, servers []Server) error {
 	if err != nil {
 		return err
 	}
-	// Nothing is made where nothing was: a wrong directory is a likely mistake.
-	if _, err := os.Stat(filepath.Join(dir, dataFile)); err != nil {
-		return err
-	}
-	d, err := openDisk(dir, recoverDeadline, nil)
+	d, err := openExisting(dir)
 	if err != nil {
 		return err
 	}

@@ -430,7 +430,7 @@ func (s *Store) look(l *life) {
 	defer cancel()
 	stop := untilFailure(l, cancel)
 	defer stop()
-	if err := l.note(); err != nil {
+	if err := l.note(s.cfg.Timers.Probe); err != nil {
 		return // the disk failed, and tend will see it
 	}
 	s.settle(l)

@@ -18,14 +18,16 @@ func (c claim) plus(o claim, sign float64) claim {
 
 // sample is what all nodes claimed at one moment.
 type sample struct {
-	at  time.Duration
-	own []claim    // by node, backend
-	sum [2][]claim // by half, backend
+	at   time.Duration
+	own  []claim    // by node, backend
+	sum  [2][]claim // by half, backend
+	heat sampledHeat
 }
 
 // evidenceBoard tells every node what all others have found out about the backends, taken from all at the same fixed times
 // and told after the delay: the horizons go with the placements, the prefill rates with the loads. Only the latest state
-// counts, so losses are not modelled here; in a partition each half hears itself.
+// counts, so losses are not modelled here; in a partition each half hears itself. What is popular goes with the placements, too,
+// and how much there is to do with the loads.
 type evidenceBoard struct {
 	link
 	nodes    []node
@@ -73,7 +75,7 @@ func (e *evidenceBoard) sample(now time.Duration) {
 		s.own = make([]claim, len(e.nodes)*e.backends)
 		s.sum = [2][]claim{make([]claim, e.backends), make([]claim, e.backends)}
 	}
-	s.at = at
+	s.at, s.heat = at, newSampledHeat(len(e.nodes))
 	for i := range e.nodes {
 		if e.facts != nil {
 			e.facts.deliver(i, at) // the age of evidence counts from the latest time a tree has heard of
@@ -87,7 +89,9 @@ func (e *evidenceBoard) sample(now time.Duration) {
 				claims++
 			}
 		}
-		e.meter.state(at, claims)
+		h := e.ownHeat(&e.nodes[i], at)
+		s.heat.take(i, e.half(i), &h)
+		e.meter.state(at, claims, &h)
 	}
 	e.samples = append(e.samples, s)
 	for len(e.samples) > 1 && e.samples[1].at+e.delay <= now {
@@ -120,6 +124,7 @@ func (e *evidenceBoard) deliver(index int, now time.Duration) {
 	s := &e.samples[latest]
 	e.taken[index] = s.at
 	n := &e.nodes[index]
+	n.router.SetPeerHeat(s.heat.heard(e.half(index), e.up(s.at)), s.heat.own[index])
 	mine, theirs := s.sum[e.half(index)], s.sum[1-e.half(index)]
 	for b := range e.backends {
 		c := mine[b].plus(s.own[index*e.backends+b], -1)

@@ -5,6 +5,7 @@ import (
 
 	"grapevine/gossip/wire"
 	"grapevine/prefixtree"
+	"grapevine/proxy/policy"
 )
 
 // flush is how often a node sends what is new.
@@ -114,15 +115,40 @@ func (m *meter) sendLoads(s *sender, at int64) {
 	}
 }
 
-// stateHead and stateClaim are the sizes of what a live node says of backends in its state (node/evidence.go).
-const stateHead, stateClaim = 6, 12
+// The sizes of what a live node says in its state: of backends (node/evidence.go) and of heat (node/heat.go).
+const (
+	stateHead, stateClaim             = 6, 12
+	heatHead, heatAnchor              = 5, 10
+	heatPaceHead, heatPace, heatCount = 4, 17, 3
+)
 
-// state counts a state frame with claims about so many backends.
-func (m *meter) state(now time.Duration, claims int) {
-	if m == nil || claims == 0 || now < m.from || now > m.to {
+// stateSize returns the bytes of a state with claims about so many backends.
+func stateSize(claims int, h *policy.Heat) int {
+	size := 0
+	if claims > 0 {
+		size += stateHead + stateClaim*claims
+	}
+	if len(h.Anchors) > 0 {
+		size += heatHead + heatAnchor*len(h.Anchors)
+	}
+	for i := range h.Paces {
+		size += heatPaceHead + heatPace
+		for _, n := range h.Paces[i].Soonest {
+			if n > 0 {
+				size += heatCount
+			}
+		}
+	}
+	return size
+}
+
+// state counts a state frame.
+func (m *meter) state(now time.Duration, claims int, h *policy.Heat) {
+	size := stateSize(claims, h)
+	if m == nil || size == 0 || now < m.from || now > m.to {
 		return
 	}
-	m.tmp = append(m.tmp[:0], make([]byte, stateHead+stateClaim*claims)...)
+	m.tmp = append(m.tmp[:0], make([]byte, size)...)
 	m.buf = wire.AppendState(m.buf[:0], int64(clock(now)), m.tmp)
 	m.bytes += int64(len(m.buf))
 }

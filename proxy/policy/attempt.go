@@ -32,7 +32,9 @@ type Attempt struct {
 	hashes   []prefixtree.Hash // the caller's
 	bytes    int               // prompt bytes
 	charged  int64             // prefill tokens
-	ahead    int64             // prefill tokens of peers on the backend when this was charged
+	ahead    int64             // prefill tokens of peers on the backend when this was charged, reported or inferred
+	placed   int64             // inferred.placed at that time
+	inferred bool              // the load of others was inferred
 	held     float64           // tokens of the prompt believed cached by the tree
 	followed bool              // these go beyond what is common property
 	resident int64             // prompt and expected output tokens
@@ -81,6 +83,10 @@ func (a *Attempt) FirstToken(now prefixtree.Time) {
 	// Engines prefill in order of arrival, so this prefill ran since the later of its dispatch and the last first token.
 	since := max(a.at.dispatched, a.slot.lastFirst)
 	a.slot.lastFirst = max(a.slot.lastFirst, now)
+	if a.inferred {
+		perBlock := float64(a.router.cfg.BlockBytes) / a.model.bytesPerToken()
+		a.slot.correctInferred(a, perBlock, a.router.rate.load(), now)
+	}
 	a.slot.mu.Unlock()
 	a.interval = float64(now-since) / 1000
 	a.router.answered(a.slot, a.at.picked, now)
@@ -138,7 +144,7 @@ func (a *Attempt) learn(o Outcome, now prefixtree.Time) {
 	}
 	// Behind work of peers the interval holds their prefills, too.
 	if a.interval > 0 && a.ahead == 0 {
-		a.slot.learnRate(a.router.rate, uncached, a.interval, a.router.fleet.Load().nodes)
+		a.slot.learnRate(a.router.rate, uncached, a.interval, a.doubt())
 	}
 	if o.CachedTokens < 0 || len(a.hashes) == 0 {
 		return
@@ -153,6 +159,17 @@ func (a *Attempt) learn(o Outcome, now prefixtree.Time) {
 	if lesson.Amnesia && a.router.cfg.Forgot != nil {
 		a.router.cfg.Forgot(a.slot.id)
 	}
+}
+
+// doubt returns what a slow prefill counts.
+func (a *Attempt) doubt() float64 {
+	switch {
+	case a.inferred:
+		return rateGuess
+	case a.router.fleet.Load().nodes > 1:
+		return rateDoubt
+	}
+	return 1
 }
 
 func (a *Attempt) misused() {

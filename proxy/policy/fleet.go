@@ -18,18 +18,13 @@ const (
 	// unseenBoost is what each other node adds to own work where theirs is not seen: they follow the same caches and the same
 	// rendezvous orders, so that a part of what they do is what this node does.
 	unseenBoost = 0.3
-	// rushWait is the wait for work that is not seen where a private match was touched just now, rushTime the time in which
-	// that fades to a third, both in mean whole prefills: about what a prompt takes from its placement to its first token.
-	rushWait, rushTime = 3.0, 3.0
-	// worthless is what a report must still count to be heeded: the least remainder of it breaks ties, and the same way at all nodes.
-	worthless = 0.05
 	// DefaultEpsilon is e of the bounded-load test among several nodes.
 	DefaultEpsilon = 0.25
 	// fewChoices is the least number of rendezvous candidates where placements are known: with two, a node still tells the idle
 	// backend from the busy one, and no two nodes that think alike need choose alike.
 	fewChoices = 2
-	// aimless is how much sooner the choices narrow to one where placements are not known, and only the order leads the
-	// next turn to the same backend.
+	// aimless is how much sooner the choices narrow, from few to one, where placements are not known, and only the order leads
+	// the next turn to the same backend.
 	aimless = 16
 	// maxChoices bounds the choices while they are fewer than all.
 	maxChoices = 64
@@ -55,71 +50,127 @@ func (r *Router) SetKnowledge(nodes int, loads, facts time.Duration) {
 	r.fleet.Store(&fleetState{nodes: max(nodes, 1), loads: max(loads, 0).Milliseconds(), facts: max(facts, 0).Milliseconds()})
 }
 
-// outsight is what a decision makes of the other nodes: how far the reports of their work can be trusted, and so among how
-// many backends it may choose by load.
+// outsight is what a decision makes of the other nodes: what of their work is not seen, and so among how many backends it
+// may choose by load.
 type outsight struct {
-	fresh float64 // what a reported token of theirs still says, 1 as if own, 0 nothing
-	boost float64 // what an own token stands for, at least 1
-	slack float64 // of the bounded-load test, in prompts
-	blind float64 // share of the work that is not seen
-	k     int     // rendezvous candidates; all: no preselection
-	all   bool
+	blind  bool    // nothing is known of their load
+	unseen float64 // else: placements of theirs that are not known yet, expected
+	seen   float64 // share of the backends that are still as known: a chance, 1 if nothing is unseen
+	sure   float64 // the chance that everything is still as known
+	boost  float64 // blind: what an own token stands for, at least 1
+	slack  float64 // blind: of the bounded-load test, in prompts
+	flood  float64 // prefill tokens that the unseen placements are expected to bring
+	k      int     // rendezvous candidates; all: no preselection
+	all    bool
 }
 
-// look returns the outsight of a node that is asked rate times a second by itself.
+// look returns the outsight of a node.
 //
-// What the others have placed since the reports in hand is unseen: m placements, m/B on each of B backends. A reported queue is
-// then right with the probability that none of them went there, fresh = exp(-m/B), and so much it counts. All nodes act
-// on the same reports: if each took the backend that looks best, m more would follow within one staleness. The best of
-// K = B/(1 + m fresh) of them in an order that differs from prompt to prompt is somebody's own choice. Reports that count for nothing
-// draw nobody together: then all backends are choices again, by own work, of which every node sees another part.
-func (s *Scene) look(rate float64) outsight {
+// What the others have placed since the reports in hand is unseen: m placements on B backends. All nodes act on the same
+// reports: if each took the backend that looks best, m more would follow within one staleness. The best of K = B/(1+m) of them,
+// in an order that differs from prompt to prompt, is somebody's own choice.
+func (s *Scene) look(o *outlook) outsight {
 	b := float64(len(s.Candidates))
 	if s.Nodes <= 1 {
-		return outsight{fresh: 1, boost: 1, all: true}
+		return outsight{seen: 1, sure: 1, all: true}
 	}
-	others := float64(s.Nodes - 1)
-	unseen := rate * others * float64(s.Staleness) / 1000
-	o := outsight{fresh: math.Exp(-unseen / b)}
-	if o.fresh < worthless {
-		o.fresh = 0
+	late := s.loadLate()
+	if late > blindAfter {
+		return s.lookBlindly()
 	}
-	o.boost = 1 + unseenBoost*others*(1-o.fresh)
-	// A small part of the work says little of the whole: the less is seen, the less may the load overrule the order.
-	o.blind = (1 - o.fresh) * others / float64(s.Nodes)
-	o.slack = o.blind * o.blind * o.blind * o.blind
-	k := max(b/(1+unseen*o.fresh), fewChoices)
+	m := o.others * float64(late) / 1000
+	out := outsight{unseen: m, seen: math.Exp(-m / b), sure: math.Exp(-m), flood: m * o.mean * s.FleetRate}
+	if s.inferred {
+		out.sure = 0 // a guess
+	}
+	k := max(b/(1+m), fewChoices)
 	if s.FactStaleness > factsLost {
-		k = max(b/(1+aimless*unseen), 1)
+		k = max(min(b/(1+aimless*m), fewChoices), 1)
 	}
-	o.k = min(int(k+0.5), maxChoices)
-	o.all = o.k >= len(s.Candidates)
+	return out.among(k, len(s.Candidates))
+}
+
+// lookBlindly is look where nothing is known of the others' load. Nobody is drawn anywhere by common reports: all backends are
+// choices, by own work, of which every node sees another part. Unless only the order leads the next turn to the same backend.
+func (s *Scene) lookBlindly() outsight {
+	others := float64(s.Nodes - 1)
+	out := outsight{blind: true, boost: 1 + unseenBoost*others}
+	// A small part of the work says little of the whole: the less is seen, the less may the load overrule the order.
+	out.slack = math.Pow(others/float64(s.Nodes), 4)
+	k := math.Inf(1)
+	if s.FactStaleness > factsLost {
+		k = 1
+	}
+	return out.among(k, len(s.Candidates))
+}
+
+func (o outsight) among(k float64, candidates int) outsight {
+	o.k = int(min(k+0.5, maxChoices))
+	o.all = k+0.5 >= float64(candidates)
 	return o
 }
 
-// queueSeen returns the prefill tokens to expect in front of a new request, 0 for an idle backend.
-func (o *outsight) queueSeen(c *Candidate) float64 {
-	return c.OwnQueued*o.boost + (c.Queued-c.OwnQueued)*o.fresh
-}
-
-// activeSeen returns the requests to expect at a candidate.
-func (o *outsight) activeSeen(c *Candidate) float64 {
-	return float64(c.OwnActive)*o.boost + float64(c.Active-c.OwnActive)*o.fresh
-}
-
-// rateSeen returns the prefill rate to reckon with. That of a single backend counts as far as its load is seen: nodes that know
-// which engine is the fastest, but not who has gone there, all go there.
-func (o *outsight) rateSeen(s *Scene, c *Candidate) float64 {
-	return s.FleetRate + (c.Rate-s.FleetRate)*o.fresh
-}
-
-// rush returns the seconds to wait for work that is not seen, but shows in the placements: a private match touched just now is a
-// prompt that another node has just sent there. It keeps a popular document from drawing all nodes to its one holder.
-func (o *outsight) rush(s *Scene, c *Candidate, mean float64) float64 {
-	if o.blind == 0 || c.Held <= s.CommonTokens {
-		return 0
+// weigh sets every candidate's queue and crowd: the prefill tokens to expect in front of a new request, and the requests.
+//
+// What others have placed meanwhile went where it looked best, so it has filled the backends like water, from the emptiest up to
+// a level. A report below the level says nothing any more; one above it, all. Reported work has meanwhile been worked off as
+// long as the report is old. The own work is known, and comes on top: it is what others do not see.
+func (o *outsight) weigh(s *Scene) {
+	switch {
+	case s.Nodes <= 1:
+		for i := range s.Candidates {
+			c := &s.Candidates[i]
+			c.queue, c.crowd = c.Queued, float64(c.Active)
+		}
+		return
+	case o.blind:
+		for i := range s.Candidates {
+			c := &s.Candidates[i]
+			c.queue, c.crowd = c.OwnQueued*o.boost, float64(c.OwnActive)*o.boost
+		}
+		return
 	}
-	return o.blind * rushWait * mean * math.Exp(-float64(c.Age)/1000/(rushTime*mean))
+	for i := range s.Candidates {
+		c := &s.Candidates[i]
+		c.queue = float64(c.Active - c.OwnActive)
+	}
+	level := s.waterLevel(o.unseen)
+	late := float64(s.loadLate()) / 1000
+	for i := range s.Candidates {
+		c := &s.Candidates[i]
+		c.crowd = max(c.queue, level) + float64(c.OwnActive)
+		c.queue = max(s.allQueued(c)-c.OwnQueued-c.Rate*late, 0)
+	}
+	level = s.waterLevel(o.flood)
+	for i := range s.Candidates {
+		c := &s.Candidates[i]
+		c.queue = max(c.queue, level) + c.OwnQueued
+	}
+}
+
+// waterLevel returns the level to which so many tokens fill the queues from the lowest up. Each pass leaves out the queues
+// above the level that the rest would have, which only lowers it; few passes find the rest that stays.
+func (s *Scene) waterLevel(flood float64) float64 {
+	level := math.Inf(1)
+	for {
+		sum, n := flood, 0.0
+		for i := range s.Candidates {
+			if q := s.Candidates[i].queue; q <= level {
+				sum += q
+				n++
+			}
+		}
+		if n == 0 || sum/n >= level {
+			return level
+		}
+		level = sum / n
+	}
+}
+
+// rateSeen returns the prefill rate to reckon with. Single backends differ by little, but the same way at all nodes: that counts
+// only as far as it is sure that nobody has acted on it since.
+func (o *outsight) rateSeen(s *Scene, c *Candidate) float64 {
+	return s.FleetRate + (c.Rate-s.FleetRate)*o.sure
 }
 
 // orderKey returns the key whose rendezvous order breaks ties and names the candidates, and whether it leads another request of

@@ -110,14 +110,15 @@ func TestBoundedLoadAmongNodes(t *testing.T) {
 			s.Candidates = append(s.Candidates, Candidate{OwnQueued: own, Queued: own + others, Uncached: float64(s.PromptTokens), Rate: 10_000, Weight: 1, key: mix(uint64(i + 1))})
 		}
 		p := &prefix{work: DefaultWorkWeight, epsilon: DefaultEpsilon}
-		out := s.look(s.pool.pace.outlook(float64(s.PromptTokens)/s.FleetRate, s.Now).rate)
+		o := s.pool.pace.outlook(float64(s.PromptTokens)/s.FleetRate, s.Nodes, s.Now)
+		out := s.look(&o)
 		i, rung := p.Choose(s)
 		if out.all {
 			return
 		}
 		var sum float64
 		for j := range s.Candidates {
-			sum += out.queueSeen(&s.Candidates[j])
+			sum += s.Candidates[j].queue
 		}
 		limit := (1+DefaultEpsilon)*sum/float64(n) + out.slack*float64(s.PromptTokens)
 		if s.Candidates[i].queue > limit || rung != Hash {

@@ -44,7 +44,8 @@ type slot struct {
 	reportedAt  prefixtree.Time // since when others say that it fails; 0 they do not
 	lastWhy     Failure
 	adapters    adapterSet
-	_           [16]byte
+	inferred    inferred
+	_           [56]byte // to the end of a cache line
 }
 
 // overdueGrace is how many seconds a prefill may take longer than expected before that counts: steps of a busy engine are
@@ -76,6 +77,9 @@ func (s *slot) charge(a *Attempt, now prefixtree.Time) {
 	defer s.mu.Unlock()
 	a.prev, a.next = s.last, nil
 	a.ahead = s.peerTokens.Load()
+	if a.inferred {
+		s.chargeInferred(a)
+	}
 	if s.last != nil {
 		s.last.next = a
 	} else {

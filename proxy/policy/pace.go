@@ -12,9 +12,9 @@ const (
 	paceBuckets, paceOctave, paceLeast = 96, 4, 1e-3
 	// paceWindow halves the histogram when it holds so many requests: a few minutes of a busy node.
 	paceWindow = 4000
-	// paceSupport is the least number of requests that make a tail: before, nothing counts as slow.
+	// paceSupport is the least number of requests, of all nodes that tell, that make a tail: before, nothing counts as slow.
 	paceSupport = 50
-	// paceSmooth is the weight of one request in the mean.
+	// paceSmooth is the least weight of one request in the mean.
 	paceSmooth = 0.01
 	// slowShare, slowRest: the slow mark is 0.8 of the time in which all but 1 % of recent requests could have had their first
 	// token at best. The slowest prompts set that mark, not the waiting, so that following caches does not raise it.
@@ -29,8 +29,10 @@ const (
 type pace struct {
 	mu     sync.Mutex
 	mean   float64 // seconds; 0 before the first request
+	seen   float64 // requests, not faded
 	counts [paceBuckets]float64
 	total  float64
+	peers  Pace // of the other nodes; zero if nothing is known of it
 
 	work     float64         // whole prefills in seconds, decayed with demandWindow
 	arrivals float64         // requests, likewise
@@ -42,18 +44,29 @@ type pace struct {
 type outlook struct {
 	mean   float64 // whole prefill of a recent prompt, seconds
 	slow   float64 // the slow mark, seconds; +Inf while too little is known
-	rate   float64 // requests a second, this one included
-	demand float64 // prefill seconds asked for in a second if nothing were cached, this request included
+	rate   float64 // requests a second at this node, this one included
+	demand float64 // prefill seconds asked for in a second here if nothing were cached, this request included
+
+	others      float64 // requests a second at all other nodes
+	fleetDemand float64 // demand at all nodes
 }
 
-// outlook returns what the past says at a request whose whole prompt would take whole seconds.
-func (p *pace) outlook(whole float64, now prefixtree.Time) outlook {
+// outlook returns what the past says at a request whose whole prompt would take whole seconds, at one of so many nodes.
+func (p *pace) outlook(whole float64, nodes int, now prefixtree.Time) outlook {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	fade, covered := p.fadeLocked(now)
 	o := outlook{mean: p.mean, slow: p.slowMark(), rate: (p.arrivals*fade + 1) / covered, demand: (p.work*fade + whole) / covered}
+	if p.peers.Requests > 0 {
+		o.mean = (p.mean*p.total + p.peers.Work) / (p.total + p.peers.Requests)
+	}
 	if o.mean == 0 {
 		o.mean = whole
+	}
+	// Of others that have told nothing it is assumed that they see as much.
+	o.others, o.fleetDemand = o.rate*float64(nodes-1), o.demand*float64(nodes)
+	if p.peers.Rate > 0 {
+		o.others, o.fleetDemand = p.peers.Rate, o.demand+p.peers.Demand
 	}
 	return o
 }
@@ -62,10 +75,8 @@ func (p *pace) outlook(whole float64, now prefixtree.Time) outlook {
 func (p *pace) count(whole, soonest float64, now prefixtree.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.mean == 0 {
-		p.mean = whole
-	}
-	p.mean += paceSmooth * (whole - p.mean)
+	p.seen++
+	p.mean += max(paceSmooth, 1/p.seen) * (whole - p.mean)
 	at := int(math.Log2(max(soonest, paceLeast)/paceLeast) * paceOctave)
 	p.counts[min(at, paceBuckets-1)]++
 	if p.total++; p.total > paceWindow {
@@ -98,17 +109,71 @@ func seconds(from, to prefixtree.Time) float64 { return float64(max(to-from, 0))
 
 // slowMark returns slowShare times the time that all but slowRest of recent requests could have had their first token in.
 func (p *pace) slowMark() float64 {
-	if p.total < paceSupport {
+	total := p.total + p.peers.Requests
+	if total < paceSupport {
 		return math.Inf(1)
 	}
-	rest := p.total * slowRest
+	rest := total * slowRest
 	for i := paceBuckets - 1; i >= 0; i-- {
-		if n := p.counts[i]; n > rest {
+		n := p.counts[i] + p.peers.Soonest[i]
+		if n > rest {
 			return slowShare * paceLeast * math.Exp2((float64(i)+1-rest/n)/paceOctave)
 		}
-		rest -= p.counts[i]
+		rest -= n
 	}
 	return 0
+}
+
+// Pace is what one node has lately seen of the requests for one pool of backends, or several nodes together.
+type Pace struct {
+	Pool     uint64               // name of the pool: the same on all nodes
+	Rate     float64              // requests a second
+	Demand   float64              // prefill seconds a second that they would need without any cache
+	Requests float64              // of which Work and Soonest are
+	Work     float64              // seconds of their whole prefills
+	Soonest  [paceBuckets]float64 // how many could have had their first token in which quarter octave from 1 ms up
+}
+
+// PaceBuckets is the number of quarter octaves of a Pace.
+const PaceBuckets = paceBuckets
+
+// leastRate is the rate in requests a second from which a pace is told: one request in ten memories of it.
+const leastRate = 0.1 / demandWindow
+
+// add adds another pace, or takes it out again (sign -1).
+func (p *Pace) add(o *Pace, sign float64) {
+	p.Rate = max(p.Rate+sign*o.Rate, 0)
+	p.Demand = max(p.Demand+sign*o.Demand, 0)
+	p.Requests = max(p.Requests+sign*o.Requests, 0)
+	p.Work = max(p.Work+sign*o.Work, 0)
+	for i := range p.Soonest {
+		p.Soonest[i] = max(p.Soonest[i]+sign*o.Soonest[i], 0)
+	}
+}
+
+// own returns what this node has seen itself.
+func (p *pace) own(pool uint64, now prefixtree.Time) Pace {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	fade, covered := p.fadeLocked(now)
+	return Pace{
+		Pool: pool, Rate: p.arrivals * fade / covered, Demand: p.work * fade / covered,
+		Requests: p.total, Work: p.mean * p.total, Soonest: p.counts,
+	}
+}
+
+// setPeers replaces what the others have seen by all, less own; nil is nothing.
+func (p *pace) setPeers(all, own *Pace) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.peers = Pace{}
+	if all == nil {
+		return
+	}
+	p.peers = *all
+	if own != nil {
+		p.peers.add(own, -1)
+	}
 }
 
 // holdTime learns how long requests keep their memory after the first token, in seconds: a decayed mean over the fleet.

@@ -68,7 +68,7 @@ func TestOwnLoadsAreWhatIsOutstanding(t *testing.T) {
 
 // TestBlindDecisionsAreCounted: blind is a node among others that none of them has told of its load, or not lately.
 func TestBlindDecisionsAreCounted(t *testing.T) {
-	r, _ := newRouter(t, Config{}, fleetOf(4))
+	r, tree := newRouter(t, Config{}, fleetOf(4))
 	check := func(what string, want uint64) {
 		t.Helper()
 		before := r.Stats().Blind
@@ -78,8 +78,14 @@ func TestBlindDecisionsAreCounted(t *testing.T) {
 		}
 	}
 	check("alone", 0)
-	r.SetFleet(3, 50*time.Millisecond)
+	r.SetKnowledge(3, 50*time.Millisecond, Never)
 	check("no report yet", 1)
+	r.SetFleet(3, 50*time.Millisecond)
+	check("no report nor placement yet", 1)
+	for _, f := range tree.AppendFacts(nil, 1, prompt(9, 0, 8, 8), t0) {
+		tree.Apply(f)
+	}
+	check("no report yet, but placements show the load", 0)
 	r.SetPeerLoad("a", nil)
 	check("a peer is idle, as it says", 0)
 	r.SetFleet(3, time.Minute)

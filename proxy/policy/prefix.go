@@ -33,12 +33,13 @@ type prefix struct {
 
 func (p *prefix) Choose(s *Scene) (int, Rung) {
 	n := float64(s.PromptTokens)
-	o := s.pool.pace.outlook(n/s.FleetRate, s.Now)
-	out := s.look(o.rate)
+	o := s.pool.pace.outlook(n/s.FleetRate, s.Nodes, s.Now)
+	out := s.look(&o)
+	out.weigh(s)
 	deepest := 0.0
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		c.queue, c.Cost = out.queueSeen(c), 0
+		c.Cost = 0
 		deepest = max(deepest, c.Held)
 	}
 	// What is common property is held everywhere or soon will be: only what goes beyond makes a match worth a detour.
@@ -80,18 +81,18 @@ func (p *prefix) price(s *Scene, o *outlook, out *outsight, follow bool) (least,
 	for i := range s.Candidates {
 		if c := &s.Candidates[i]; !math.IsInf(c.Cost, 1) {
 			// What is overdue is expected to take as long again.
-			c.Cost = (c.queue+c.uncached(n, free))/out.rateSeen(s, c) + s.memoryWait(c) + c.Overdue + out.rush(s, c, o.mean)
+			c.Cost = (c.queue+c.uncached(n, free))/out.rateSeen(s, c) + s.memoryWait(c) + c.Overdue
 			soonest = min(soonest, c.Cost)
 		}
 	}
 	mark := max(o.slow, soonest)
-	timely, late := p.weights(follow, out.fresh, o.demand*float64(s.Nodes)/float64(max(len(s.pool.entries), 1)))
+	timely, late := p.weights(follow, out.seen, o.fleetDemand/float64(max(len(s.pool.entries), 1)))
 
 	best, reference := math.Inf(1), 0.0
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
 		if t := c.Cost; t <= mark {
-			u, a := c.uncached(n, free)/s.FleetRate, crowding*o.mean*out.activeSeen(c)/c.Weight
+			u, a := c.uncached(n, free)/s.FleetRate, crowding*o.mean*c.crowd/c.Weight
 			if cost := t + (timely-1)*u + t*t/(patience*o.mean) + a; cost < best {
 				best, reference = cost, t+(late-1)*u+a
 			}
@@ -104,7 +105,7 @@ func (p *prefix) price(s *Scene, o *outlook, out *outsight, follow bool) (least,
 		if math.IsInf(t, 1) {
 			continue
 		}
-		u, a := c.uncached(n, free)/s.FleetRate, crowding*o.mean*out.activeSeen(c)/c.Weight
+		u, a := c.uncached(n, free)/s.FleetRate, crowding*o.mean*c.crowd/c.Weight
 		if t <= mark {
 			c.Cost = t + (timely-1)*u + t*t/(patience*o.mean) + a
 		} else {
@@ -117,10 +118,10 @@ func (p *prefix) price(s *Scene, o *outlook, out *outsight, follow bool) (least,
 
 // weights returns W for timely and for late candidates at a demand, where so much of the others' work is seen. A first
 // token that is timely only as far as one can see is no reason for a long wait.
-func (p *prefix) weights(follow bool, fresh, demand float64) (timely, late float64) {
+func (p *prefix) weights(follow bool, seen, demand float64) (timely, late float64) {
 	timely = min(plainWork, p.work)
 	if follow {
-		timely += (p.work - timely) * fresh
+		timely += (p.work - timely) * seen
 	}
 	tight := demand / tightDemand
 	return timely, min(max(tight*tight, easyWork-(easyWork-1)*demand, 1), timely)

@@ -24,6 +24,8 @@ const (
 	// rateDoubt is what a prefill slower than the estimate counts among several nodes, against 1 for a faster one: it may have
 	// waited for another node's, which nobody tells from a slow engine, while no engine is ever faster than it is.
 	rateDoubt = 0.1
+	// rateGuess is rateDoubt where the work in front is a guess from placements.
+	rateGuess = 0.01
 )
 
 // rateSums estimates tokens/s as a ratio of decayed sums, which weighs a sample by its duration: long prefills say most.
@@ -130,20 +132,20 @@ func (s *slot) combinedRate(prior float64) float64 {
 	return all.estimate(prior)
 }
 
-// learnRate books one prefill of the slot: tokens computed in seconds of the engine's own time for it, as far as one of so
-// many nodes can tell.
-func (s *slot) learnRate(f *fleetRate, tokens, seconds float64, nodes int) {
+// learnRate books one prefill of the slot: tokens computed in seconds of the engine's own time for it. It counts doubt if it is
+// slower than what is known of the backend, or of the fleet.
+func (s *slot) learnRate(f *fleetRate, tokens, seconds, doubt float64) {
 	if tokens < rateMinTokens || seconds <= 0 {
 		return
-	}
-	doubt := 1.0
-	if nodes > 1 {
-		doubt = rateDoubt
 	}
 	f.add(tokens, seconds, doubt)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.rates.add(tokens, seconds, math.Float64frombits(s.rate.Load()), doubt)
+	present := math.Float64frombits(s.rate.Load())
+	if doubt < 1 {
+		present = s.rateOr(f.load())
+	}
+	s.rates.add(tokens, seconds, present, doubt)
 	s.rate.Store(math.Float64bits(s.combinedRate(f.load())))
 }
 

@@ -72,6 +72,12 @@ type Retractor interface {
 	Revert(b prefixtree.Backend, chain []prefixtree.Hash, tr *prefixtree.Trail) (retracted int)
 }
 
+// Witness is an Index that also tells how many blocks other nodes' placements have newly put on a backend so far: what its
+// engine had to compute for them. Where nodes do not tell their load, this shows it. An Index without it leaves them blind.
+type Witness interface {
+	Placed(b prefixtree.Backend) int64
+}
+
 // Request is one request as policy sees it. Byte slices are only read, and Hashes must stay unchanged until End.
 type Request struct {
 	Model       []byte // "" for requests that name none
@@ -96,6 +102,7 @@ type Router struct {
 	cfg        Config
 	tree       Index
 	retract    Retractor // nil if the index has none
+	witness    Witness   // likewise
 	strategies map[string]*named
 	fallback   *named
 	rate       *fleetRate
@@ -111,6 +118,8 @@ type Router struct {
 	slowStart  int64        // ms; 0 none
 	coldUntil  atomic.Int64 // ms; until then some backend may be cold
 	fleet      atomic.Pointer[fleetState]
+	peerHeat   atomic.Pointer[peerHeat]
+	witnessed  atomic.Int64 // when placements of others were last seen by infer, ms
 
 	rungs      [rungs]atomic.Uint64
 	blind      atomic.Uint64
@@ -135,6 +144,7 @@ func NewRouter(cfg Config, tree Index) (*Router, error) {
 		ledger: ledger{slots: map[slotKey]*slot{}}, slowStart: slowStartOf(cfg.SlowStart),
 	}
 	r.retract, _ = tree.(Retractor)
+	r.witness, _ = tree.(Witness)
 	r.strategies = map[string]*named{}
 	for name, s := range map[string]Strategy{
 		Prefix:       &prefix{work: cfg.WorkWeight, epsilon: cfg.Epsilon},
@@ -224,7 +234,7 @@ func (r *Router) Pick(q *Request, now prefixtree.Time, att *Attempt) error {
 	att.held, att.followed = c.Held, c.Held > s.CommonTokens
 	att.charged = int64(att.decision.UncachedTokens)
 	att.resident = int64(s.PromptTokens + q.OutputHint)
-	att.trial, att.interval, att.adapter = c.half, 0, 0
+	att.trial, att.interval, att.adapter, att.inferred = c.half, 0, 0, s.inferred
 	if len(q.LoRA) > 0 {
 		att.adapter = xxh3.Hash(q.LoRA)
 	}
@@ -235,7 +245,7 @@ func (r *Router) Pick(q *Request, now prefixtree.Time, att *Attempt) error {
 		c.slot.credit.Add(-oneRequest)
 	}
 	r.rungs[att.decision.Rung].Add(1)
-	if s.Nodes > 1 && s.Staleness > blindAfter {
+	if s.Nodes > 1 && s.loadLate() > blindAfter {
 		r.blind.Add(1)
 	}
 	return nil

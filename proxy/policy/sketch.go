@@ -1,7 +1,9 @@
 package policy
 
 import (
+	"cmp"
 	"math"
+	"slices"
 	"sync"
 
 	"grapevine/prefixtree"
@@ -12,7 +14,8 @@ const (
 	// against the life of a system prompt (facts on heavy hitters use 30 s).
 	sketchHalfLife = 30_000
 	// sketchGap bounds the time that counts between two requests, milliseconds: a node that sees few requests remembers the last
-	// ninety or so rather than the last half-minute, or it would never find anything common.
+	// ninety or so rather than the last half-minute, or it would never find anything common. Nodes that tell each other their
+	// counts remember as many together.
 	sketchGap = sketchHalfLife / 90
 	// sketchSupport is the least number of (decayed) sightings that make an anchor common: without it the first request
 	// after a start would be its own fleet-wide prompt.
@@ -38,11 +41,13 @@ type sketch struct {
 	total float64
 	last  prefixtree.Time // of the latest request; 0 before the first
 	clock float64         // milliseconds that count, since an increment weighed 1
+	peers peerCounts
 }
 
 type heavy struct {
 	hash  prefixtree.Hash
 	count float64
+	over  float64 // of count: what was there before the anchor took the counter over
 }
 
 func newSketch() *sketch {
@@ -64,8 +69,9 @@ func (s *sketch) branch(hashes []prefixtree.Hash, share float64, now prefixtree.
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w := s.weight(now, peek)
-	threshold := max(share*s.total, sketchSupport*w)
-	judged = share*s.total >= sketchSupport*w
+	total := s.total + w*s.peers.requests
+	threshold := max(share*total, sketchSupport*w)
+	judged = share*total >= sketchSupport*w
 	if !peek {
 		s.total += w
 	}
@@ -77,7 +83,7 @@ func (s *sketch) branch(hashes []prefixtree.Hash, share float64, now prefixtree.
 		} else {
 			before = s.count(hashes[i], w)
 		}
-		if before <= threshold {
+		if before+w*s.peers.of(hashes[i]) <= threshold {
 			return hashes[i], common, judged
 		}
 		common = i + 1
@@ -91,6 +97,29 @@ func (s *sketch) branch(hashes []prefixtree.Hash, share float64, now prefixtree.
 	}
 }
 
+// setPeers replaces what others have counted.
+func (s *sketch) setPeers(all, own *HeatSum) {
+	p := newPeerCounts(all, own)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.peers = p
+}
+
+// heat returns how many requests were seen lately, and the hottest anchors.
+func (s *sketch) heat(limit int, now prefixtree.Time) (requests float64, anchors []HotAnchor) {
+	s.mu.Lock()
+	w := s.weight(now, true)
+	requests = s.total / w
+	for i := range s.heap {
+		if c := (s.heap[i].count - s.heap[i].over) / w; c >= leastHeat {
+			anchors = append(anchors, HotAnchor{s.heap[i].hash, c})
+		}
+	}
+	s.mu.Unlock()
+	slices.SortFunc(anchors, func(a, b HotAnchor) int { return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Hash, b.Hash)) })
+	return requests, anchors[:min(len(anchors), limit)]
+}
+
 func (s *sketch) estimate(h prefixtree.Hash) float64 {
 	if at, ok := s.index[h]; ok {
 		return s.heap[at].count
@@ -102,7 +131,7 @@ func (s *sketch) estimate(h prefixtree.Hash) float64 {
 func (s *sketch) weight(now prefixtree.Time, peek bool) float64 {
 	clock := s.clock
 	if s.last != 0 {
-		clock += min(float64(max(now-s.last, 0)), sketchGap)
+		clock += min(float64(max(now-s.last, 0)), sketchGap*float64(1+s.peers.nodes))
 	}
 	w := math.Exp2(clock / sketchHalfLife)
 	if peek {
@@ -112,6 +141,7 @@ func (s *sketch) weight(now prefixtree.Time, peek bool) float64 {
 	if w > 1<<20 {
 		for i := range s.heap {
 			s.heap[i].count /= w
+			s.heap[i].over /= w
 		}
 		s.total /= w
 		s.clock = 0
@@ -134,7 +164,7 @@ func (s *sketch) count(h prefixtree.Hash, w float64) float64 {
 		// The newcomer takes over the least counter with its count: the error SpaceSaving is known for. It is not taken for
 		// evidence: the count returned is 0.
 		delete(s.index, s.heap[0].hash)
-		s.heap[0] = heavy{hash: h, count: s.heap[0].count + w}
+		s.heap[0] = heavy{hash: h, count: s.heap[0].count + w, over: s.heap[0].count}
 		s.index[h] = 0
 		s.down(0)
 		return 0

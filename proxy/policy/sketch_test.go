@@ -92,7 +92,7 @@ func TestPaceMarksTheTail(t *testing.T) {
 		}
 		p.count(whole, whole, t0)
 	}
-	o := p.outlook(1, t0)
+	o := p.outlook(1, 1, t0)
 	if o.mean < 0.2 || o.mean > 2 || o.slow < 0.8*slowShare*8 || o.slow > 1.2*slowShare*8 {
 		t.Errorf("mean %v, slow mark %v", o.mean, o.slow)
 	}
@@ -103,7 +103,7 @@ func TestPaceMarksTheTail(t *testing.T) {
 func TestPaceMeasuresDemand(t *testing.T) {
 	var p pace
 	now := t0
-	demand := func() float64 { return p.outlook(0, now).demand }
+	demand := func() float64 { return p.outlook(0, 1, now).demand }
 	for i := range 4 * 600 {
 		p.count(0.5, 1, now)
 		now += 250

@@ -4,6 +4,8 @@ import (
 	"math"
 	"sync/atomic"
 
+	"github.com/zeebo/xxh3"
+
 	"grapevine/prefixtree"
 )
 
@@ -19,12 +21,19 @@ type table struct {
 
 // pool is the active backends that may serve one model.
 type pool struct {
+	key     uint64 // names it, alike on all nodes
 	view    *View
 	entries []entry
 	byID    []int32 // backend id -> entry, -1 for none
 	*history
 	weighted bool // entries differ in weight
 }
+
+// Keys of the pools that are not a model's.
+const (
+	poolAll     = 0
+	poolGeneral = 1
+)
 
 // history is what a pool has learned from its own requests; it outlives views. Views may change often, and a rotation that
 // restarts with each would favour the first backends.
@@ -64,6 +73,18 @@ func (t *table) pool(model []byte) *pool {
 	return t.general
 }
 
+// pools returns all pools, in no order.
+func (t *table) pools() []*pool {
+	list := make([]*pool, 0, 2+len(t.byModel))
+	if list = append(list, t.all); t.general != nil {
+		list = append(list, t.general)
+	}
+	for _, p := range t.byModel {
+		list = append(list, p)
+	}
+	return list
+}
+
 // View returns the view in use.
 func (r *Router) View() *View { return r.table.Load().view }
 
@@ -93,14 +114,17 @@ func (r *Router) SetView(v *View) {
 		}
 		t.rules.rules = append(t.rules.rules, rr)
 	}
-	t.all = t.newPool(v.all, historyOf(old, func(o *table) *pool { return o.all }))
+	t.all = t.newPool(poolAll, v.all, historyOf(old, func(o *table) *pool { return o.all }))
 	if len(v.general) > 0 {
-		t.general = t.newPool(v.general, historyOf(old, func(o *table) *pool { return o.general }))
+		t.general = t.newPool(poolGeneral, v.general, historyOf(old, func(o *table) *pool { return o.general }))
 	}
 	for m, at := range v.byModel {
-		t.byModel[m] = t.newPool(at, historyOf(old, func(o *table) *pool { return o.byModel[m] }))
+		t.byModel[m] = t.newPool(max(xxh3.HashString(m), poolGeneral+1), at, historyOf(old, func(o *table) *pool { return o.byModel[m] }))
 	}
 	r.sketch.resize(len(v.Backends))
+	for _, p := range t.pools() {
+		p.hear(r.peerHeat.Load()) // the models that are new
+	}
 	r.table.Store(t)
 }
 
@@ -114,8 +138,8 @@ func historyOf(old *table, of func(*table) *pool) *history {
 	return new(history)
 }
 
-func (t *table) newPool(positions []int32, h *history) *pool {
-	p := &pool{view: t.view, history: h, byID: make([]int32, len(t.view.byID))}
+func (t *table) newPool(key uint64, positions []int32, h *history) *pool {
+	p := &pool{key: key, view: t.view, history: h, byID: make([]int32, len(t.view.byID))}
 	for i := range p.byID {
 		p.byID[i] = -1
 	}
@@ -145,7 +169,7 @@ func (r *Router) stage(s *Scene, q *Request, p *pool, now prefixtree.Time) (last
 	} else {
 		s.rand = mix(r.cfg.Seed) + mix(r.seq.Add(1))
 	}
-	s.Branch, s.CommonTokens, s.nameless, s.judged = 0, 0, false, false
+	s.Branch, s.CommonTokens, s.nameless, s.judged, s.inferred = 0, 0, false, false, false
 	if cap(s.where) < len(p.entries) {
 		s.where = make([]int32, len(p.entries))
 		s.Candidates = make([]Candidate, 0, len(p.entries))
@@ -240,6 +264,10 @@ func (r *Router) match(s *Scene) {
 	s.nameless = common >= min(len(q.Hashes), sketchDepth)
 	s.CommonTokens = min(float64(common)*s.TokensPerBlock, n)
 	r.tree.Match(&s.matches, q.Hashes, s.Now)
+	r.infer(s)
+	if s.Nodes > 1 && !s.judged {
+		s.widespread()
+	}
 	for _, h := range s.matches.Holders() {
 		if int(h.Backend) >= len(s.pool.byID) {
 			continue
@@ -257,6 +285,34 @@ func (r *Router) match(s *Scene) {
 		}
 		c.Uncached = max(c.Uncached, 1)
 		c.Age = h.Age.Milliseconds()
+	}
+}
+
+// widespread takes for common property what more than half of the backends hold, by what other nodes have placed there: while too
+// few requests have been seen to tell, it is the better witness.
+func (s *Scene) widespread() {
+	holders := s.matches.Holders()
+	deep := func(blocks int32) (n int) {
+		for i := range holders {
+			if holders[i].Blocks >= blocks {
+				n++
+			}
+		}
+		return n
+	}
+	low, high := int32(0), int32(len(s.Request.Hashes)) // more than half hold low blocks
+	for low < high {
+		if mid := (low + high + 1) / 2; 2*deep(mid) > len(s.Candidates) {
+			low = mid
+		} else {
+			high = mid - 1
+		}
+	}
+	if tokens := float64(low) * s.TokensPerBlock; tokens > s.CommonTokens {
+		s.CommonTokens = min(tokens, float64(s.PromptTokens))
+		if s.nameless = int(low) == len(s.Request.Hashes); !s.nameless {
+			s.Branch = s.Request.Hashes[low]
+		}
 	}
 }
 

@@ -75,10 +75,12 @@ type Candidate struct {
 	Age         int64   // milliseconds since the deepest held block was touched
 	Cost        float64 // set by the strategy; +Inf for a backend it did not consider
 
-	slot  *slot
-	key   uint64
-	queue float64 // Queued as far as it is believed; set by prefix
-	half  bool    // may only be given a trial request
+	slot     *slot
+	key      uint64
+	queue    float64 // Queued as far as it is believed; set by prefix
+	crowd    float64 // Active likewise
+	inferred float64 // Queued by placements; 0 if not inferred
+	half     bool    // may only be given a trial request
 
 	warmth     float64 // see easeIn, which sets these three
 	turnedAway bool
@@ -125,6 +127,7 @@ type Scene struct {
 	nameless bool // the prompt is common property to its end
 	judged   bool // enough requests have been seen to tell what is common
 	weighted bool // candidates differ in weight
+	inferred bool // the load of other nodes is inferred from their placements
 	rand     uint64
 	peek     bool // Explain: nothing may change
 }

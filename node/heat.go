@@ -1,0 +1,181 @@
+package node
+
+import (
+	"encoding/binary"
+	"fmt"
+	"sync"
+	"time"
+
+	"grapevine/prefixtree"
+	"grapevine/proxy/policy"
+)
+
+// What a node tells of its heat beside its claims, at most 4 KiB of the state
+// blob; DESIGN.md has it byte by byte.
+const (
+	sectionHeat  = 2 // the hottest anchors
+	sectionPace  = 3 // of one pool of backends; one section each
+	heatAnchors  = 320
+	heatPaces    = 4
+	anchorBytes  = 10 // of an entry as this version writes it
+	paceBytes    = 16
+	bucketBytes  = 3
+	maxAnchors   = 4096  // that are read of one blob
+	maxRequests  = 1e6   // that one node can have seen lately
+	maxPaceSeen  = 1e4   // requests that a pace can be of
+	maxPace      = 1e6   // requests, or seconds of prefill, in a second
+	maxPaceWhole = 3600. // seconds of a mean prefill
+)
+
+// appendHeat appends the sections for what a node has seen to a state blob.
+func appendHeat(blob []byte, h *policy.Heat) []byte {
+	if len(h.Anchors) > 0 {
+		blob = append(blob, sectionHeat)
+		blob = binary.AppendUvarint(blob, uint64(3+anchorBytes*len(h.Anchors)))
+		blob = append(blob, anchorBytes)
+		blob = binary.LittleEndian.AppendUint16(blob, logCode(h.Requests))
+		for _, a := range h.Anchors {
+			blob = binary.LittleEndian.AppendUint64(blob, uint64(a.Hash))
+			blob = binary.LittleEndian.AppendUint16(blob, logCode(a.Count))
+		}
+	}
+	for i := range h.Paces {
+		p := &h.Paces[i]
+		section := binary.LittleEndian.AppendUint64(make([]byte, 0, paceBytes+bucketBytes*policy.PaceBuckets), p.Pool)
+		for _, v := range [4]float64{p.Rate, p.Demand, p.Requests, p.Work} {
+			section = binary.LittleEndian.AppendUint16(section, logCode(v))
+		}
+		for at, n := range p.Soonest {
+			if n > 0 {
+				section = binary.LittleEndian.AppendUint16(append(section, byte(at)), logCode(n))
+			}
+		}
+		blob = append(blob, sectionPace)
+		blob = binary.AppendUvarint(blob, uint64(len(section)))
+		blob = append(blob, section...)
+	}
+	return blob
+}
+
+// parseHeat returns the heat in a blob, cut to what can be. A blob that it
+// cannot read is an error.
+func parseHeat(blob []byte) (h policy.Heat, err error) {
+	err = eachSection(blob, func(kind byte, section []byte) error {
+		switch kind {
+		case sectionHeat:
+			return parseAnchors(&h, section)
+		case sectionPace:
+			return parsePace(&h, section)
+		}
+		return nil
+	})
+	return h, err
+}
+
+func parseAnchors(h *policy.Heat, section []byte) error {
+	if len(section) < 3 || section[0] < anchorBytes || (len(section)-3)%int(section[0]) != 0 {
+		return fmt.Errorf("%w: heat of %d bytes", errState, len(section))
+	}
+	size := int(section[0])
+	h.Requests = min(fromLogCode(binary.LittleEndian.Uint16(section[1:])), maxRequests)
+	h.Anchors = h.Anchors[:0]
+	for section = section[3:]; len(section) > 0 && len(h.Anchors) < maxAnchors; section = section[size:] {
+		h.Anchors = append(h.Anchors, policy.HotAnchor{
+			Hash:  prefixtree.Hash(binary.LittleEndian.Uint64(section)),
+			Count: min(fromLogCode(binary.LittleEndian.Uint16(section[8:])), h.Requests),
+		})
+	}
+	return nil
+}
+
+func parsePace(h *policy.Heat, section []byte) error {
+	if len(section) < paceBytes || (len(section)-paceBytes)%bucketBytes != 0 {
+		return fmt.Errorf("%w: a pace of %d bytes", errState, len(section))
+	}
+	value := func(at int) float64 { return fromLogCode(binary.LittleEndian.Uint16(section[at:])) }
+	p := policy.Pace{
+		Pool: binary.LittleEndian.Uint64(section), Rate: min(value(8), maxPace), Demand: min(value(10), maxPace), Requests: min(value(12), maxPaceSeen),
+	}
+	p.Work = min(value(14), p.Requests*maxPaceWhole)
+	rest := p.Requests
+	for at := paceBytes; at < len(section); at += bucketBytes {
+		bucket := int(section[at])
+		if bucket >= policy.PaceBuckets {
+			return fmt.Errorf("%w: bucket %d of a pace", errState, bucket)
+		}
+		n := min(value(at+1), rest)
+		p.Soonest[bucket] += n
+		rest -= n
+	}
+	h.Paces = append(h.Paces, p)
+	return nil
+}
+
+// heatTold is what a node has told of its heat last. It is kept until a
+// sixteenth more requests have come, since a blob that stays as it is is not
+// sent again, but not for long: rates fade.
+type heatTold struct {
+	blob     []byte
+	picks    uint64
+	requests float64
+	at       prefixtree.Time
+}
+
+// heatKept is how long what was told stands.
+const heatKept = prefixtree.Time(time.Minute / time.Millisecond)
+
+// tell appends the sections to a state blob.
+func (t *heatTold) tell(blob []byte, r *policy.Router, now prefixtree.Time) []byte {
+	picks := r.Stats().Picks
+	if t.at == 0 || float64(picks-t.picks) > t.requests/16 || now-t.at >= heatKept || now < t.at {
+		h := r.OwnHeat(heatAnchors, heatPaces, now)
+		t.blob, t.picks, t.requests, t.at = appendHeat(t.blob[:0], &h), picks, h.Requests, now
+	}
+	return append(blob, t.blob...)
+}
+
+// heatBoard holds the heat that every other node has told last. Safe for
+// concurrent use.
+type heatBoard struct {
+	mu      sync.Mutex
+	heats   map[string]policy.Heat // by origin
+	changed bool
+}
+
+// set replaces what an origin told; nil takes the origin out.
+func (b *heatBoard) set(origin string, h *policy.Heat) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if h == nil {
+		if _, ok := b.heats[origin]; !ok {
+			return
+		}
+		delete(b.heats, origin)
+	} else {
+		if b.heats == nil {
+			b.heats = map[string]policy.Heat{}
+		}
+		b.heats[origin] = *h
+	}
+	b.changed = true
+}
+
+// hand gives the router the sum of it if it has changed. It is made anew, not
+// corrected: rounding would add up over days.
+func (b *heatBoard) hand(r *policy.Router) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.changed {
+		return
+	}
+	b.changed = false
+	if len(b.heats) == 0 {
+		r.SetPeerHeat(nil, nil)
+		return
+	}
+	sum := new(policy.HeatSum)
+	for _, h := range b.heats {
+		sum.Add(&h)
+	}
+	r.SetPeerHeat(sum, nil)
+}

@@ -1,0 +1,175 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"grapevine/prefixtree"
+	"grapevine/proxy/policy"
+)
+
+// someHeat is heat as large as it can be told.
+func someHeat(rnd *rand.Rand) *policy.Heat {
+	h := &policy.Heat{Requests: 1 + 1000*rnd.Float64()}
+	for range heatAnchors {
+		h.Anchors = append(h.Anchors, policy.HotAnchor{Hash: prefixtree.Hash(rnd.Uint64()), Count: h.Requests * rnd.Float64()})
+	}
+	for range heatPaces {
+		p := policy.Pace{Pool: rnd.Uint64(), Rate: 100 * rnd.Float64(), Demand: 10 * rnd.Float64(), Work: 500 * rnd.Float64()}
+		for i := range p.Soonest {
+			if rnd.IntN(2) == 0 {
+				p.Soonest[i] = 1 + 10*rnd.Float64()
+				p.Requests += p.Soonest[i]
+			}
+		}
+		p.Requests *= 1.01 // what is told is rounded
+		h.Paces = append(h.Paces, p)
+	}
+	return h
+}
+
+func TestHeatRoundTrip(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	near := func(a, b float64) bool { return a == b || math.Abs(a/b-1) < 2e-3 }
+	for range 50 {
+		h := someHeat(rnd)
+		blob := appendHeat(appendState(nil, []keyedClaim{{7, claim{1, 2, 4, 8}}}), h)
+		claims, err := parseState(nil, blob)
+		if err != nil || len(claims) != 1 {
+			t.Fatalf("%d claims beside the heat: %v", len(claims), err)
+		}
+		got, err := parseHeat(blob)
+		if err != nil || len(got.Anchors) != len(h.Anchors) || len(got.Paces) != len(h.Paces) || !near(got.Requests, h.Requests) {
+			t.Fatalf("%d anchors and %d paces: %v", len(got.Anchors), len(got.Paces), err)
+		}
+		for i, a := range h.Anchors {
+			if g := got.Anchors[i]; g.Hash != a.Hash || !near(g.Count, a.Count) {
+				t.Fatalf("%+v came as %+v", a, g)
+			}
+		}
+		for i, p := range h.Paces {
+			g := got.Paces[i]
+			if g.Pool != p.Pool || !near(g.Rate, p.Rate) || !near(g.Demand, p.Demand) || !near(g.Requests, p.Requests) || !near(g.Work, p.Work) {
+				t.Fatalf("%+v came as %+v", p, g)
+			}
+			for b := range p.Soonest {
+				if !near(g.Soonest[b], p.Soonest[b]) {
+					t.Fatalf("bucket %d: %v came as %v", b, p.Soonest[b], g.Soonest[b])
+				}
+			}
+		}
+	}
+}
+
+// TestHeatIsSmall: the most that one node tells of its heat is 4 KiB, though a node knows of many more anchors and pools.
+func TestHeatIsSmall(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(1, 0))
+	h := someHeat(rnd)
+	for i := range h.Paces { // a prompt of each length
+		for b := range h.Paces[i].Soonest {
+			h.Paces[i].Soonest[b] = 1
+		}
+	}
+	if n := len(appendHeat(nil, h)); n > 5<<10 {
+		t.Errorf("%d bytes with every bucket of every pool", n)
+	}
+	for i := range h.Paces { // 1 ms to a minute
+		clear(h.Paces[i].Soonest[48:])
+	}
+	if n := len(appendHeat(nil, h)); n > 4<<10 {
+		t.Errorf("%d bytes", n)
+	}
+	k := newKnower(t, "a", "b")
+	var a policy.Attempt
+	for i := range 3 * heatAnchors {
+		k.serve(t, &a, chain(i, 20), 0)
+	}
+	got, err := parseHeat(k.State(nil))
+	if err != nil || len(got.Anchors) == 0 || len(got.Anchors) > heatAnchors || len(got.Paces) != 1 {
+		t.Errorf("%d anchors and %d paces told: %v", len(got.Anchors), len(got.Paces), err)
+	}
+}
+
+// TestHeatIsSharedAndExpires: what twenty nodes each see twice is common property to a node that is told so, until they are gone.
+func TestHeatIsSharedAndExpires(t *testing.T) {
+	prompts := chain(1, 6)
+	mine := newKnower(t, "a", "b", "c", "d")
+	branch := func() prefixtree.Hash {
+		mine.State(nil) // what has been heard is put to use
+		var d policy.Decision
+		q := policy.Request{Hashes: append(prompts[:6:6], chain(99, 4)...), PromptBytes: 10 * 512}
+		if err := mine.router.Explain(&q, mine.at, &d); err != nil {
+			t.Fatal(err)
+		}
+		return d.Branch
+	}
+	if branch() != prompts[0] {
+		t.Fatal("a node that has seen nothing knows what is common")
+	}
+	for i := range 20 {
+		other := newKnower(t, "d", "c", "b", "a")
+		var a policy.Attempt
+		for j := range 2 {
+			other.serve(t, &a, append(prompts[:6:6], chain(100+2*i+j, 4)...), 0)
+		}
+		mine.PeerState(fmt.Sprint("node-", i), other.State(nil))
+	}
+	if branch() == prompts[0] {
+		t.Error("40 of 40 requests begin alike, and the node does not know it")
+	}
+	for i := range 20 {
+		mine.DropPeer(fmt.Sprint("node-", i))
+	}
+	if branch() != prompts[0] {
+		t.Error("what the dead have told is still in force")
+	}
+}
+
+func TestMalformedHeat(t *testing.T) {
+	for _, blob := range [][]byte{
+		{1, 2, 0}, {1, 2, 2, 10, 0}, {1, 2, 4, 10, 0, 0, 1}, {1, 2, 3, 9, 0, 0}, {1, 3, 0}, {1, 3, 1, 1},
+		append(append([]byte{1, 3, 19}, make([]byte, 16)...), 200, 1, 1), append([]byte{1, 3, 17}, make([]byte, 17)...),
+	} {
+		if _, err := parseHeat(blob); !errors.Is(err, errState) {
+			t.Errorf("% x: %v", blob, err)
+		}
+	}
+	k := newKnower(t, "a")
+	k.PeerState("b", []byte{1, 2, 0})
+	if k.malformed.Load() != 1 {
+		t.Error("a blob that cannot be read was not counted")
+	}
+}
+
+func FuzzHeat(f *testing.F) {
+	f.Add([]byte{})
+	f.Add(appendHeat(appendState(nil, nil), someHeat(rand.New(rand.NewPCG(1, 0)))))
+	f.Fuzz(func(t *testing.T, blob []byte) {
+		h, err := parseHeat(blob)
+		if err != nil {
+			return
+		}
+		if len(h.Anchors)*anchorBytes > len(blob) || len(h.Anchors) > maxAnchors || h.Requests > maxRequests {
+			t.Fatalf("%v requests, %d anchors", h.Requests, len(h.Anchors))
+		}
+		for _, a := range h.Anchors {
+			if !(a.Count >= 0 && a.Count <= h.Requests) {
+				t.Fatalf("%+v of %v", a, h.Requests)
+			}
+		}
+		for i := range h.Paces {
+			p, sum := &h.Paces[i], 0.0
+			for _, n := range p.Soonest {
+				sum += n
+			}
+			if !(p.Rate <= maxPace && p.Demand <= maxPace && p.Requests <= maxPaceSeen && p.Work <= p.Requests*maxPaceWhole && sum <= p.Requests*(1+1e-9)) {
+				t.Fatalf("%+v", p)
+			}
+		}
+	})
+}

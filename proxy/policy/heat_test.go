@@ -1,0 +1,286 @@
+package policy
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"grapevine/prefixtree"
+)
+
+// TestSharedHeatFindsWhatIsCommon: of a hundred nodes none sees enough requests to tell that all begin with the same system prompt;
+// together they know, to the block, and forget it when the others are gone.
+func TestSharedHeatFindsWhatIsCommon(t *testing.T) {
+	const nodes = 100
+	routers := among(t, nodes, Never, Never, fleetOf(16))
+	share := func(now prefixtree.Time) {
+		all, own := new(HeatSum), make([]*HeatSum, nodes)
+		for i, r := range routers {
+			h := r.OwnHeat(320, 4, now)
+			own[i] = new(HeatSum)
+			own[i].Add(&h)
+			all.Add(&h)
+		}
+		for i, r := range routers {
+			r.SetPeerHeat(all, own[i])
+		}
+	}
+	now := t0
+	for i := range 600 {
+		now += 100
+		if i%50 == 0 {
+			share(now)
+		}
+		serve(t, routers[i%nodes], ask(prompt(1, uint64(i), 5, 30)), now)
+	}
+	next := prompt(1, 9999, 5, 30)
+	d := new(Decision)
+	for i, r := range routers {
+		if err := r.Explain(ask(next), now, d); err != nil {
+			t.Fatal(err)
+		}
+		if d.Branch != next[5] {
+			t.Fatalf("node %d, of six requests: branches at %x, want %x", i, d.Branch, next[5])
+		}
+	}
+	routers[0].SetPeerHeat(nil, nil)
+	if err := routers[0].Explain(ask(next), now, d); err != nil || d.Branch != next[0] {
+		t.Errorf("alone again: branches at %x, want %x: %v", d.Branch, next[0], err)
+	}
+}
+
+// TestHeatCountsAreLowerBounds: what a node tells of an anchor is at most what it saw, however often counters changed hands, and
+// for heavy hitters close to it; so are sums over nodes.
+func TestHeatCountsAreLowerBounds(t *testing.T) {
+	seed := seedOf(t)
+	rnd := rand.New(rand.NewPCG(seed, 3))
+	zipf := rand.NewZipf(rnd, 1.2, 1, 1<<20)
+	exact, sum := map[prefixtree.Hash]float64{}, new(HeatSum)
+	const nodes, each = 5, 40_000
+	for range nodes {
+		s := newSketch()
+		for range each {
+			h := prefixtree.Hash(mix(zipf.Uint64() + 1))
+			s.count(h, 1)
+			s.total++
+			exact[h]++
+		}
+		var h Heat
+		h.Requests, h.Anchors = s.heat(320, t0)
+		if len(h.Anchors) > 320 || h.Requests != each {
+			t.Fatalf("%d anchors of %v requests", len(h.Anchors), h.Requests)
+		}
+		for i := 1; i < len(h.Anchors); i++ {
+			if h.Anchors[i].Count > h.Anchors[i-1].Count {
+				t.Fatal("not the hottest first")
+			}
+		}
+		sum.Add(&h)
+	}
+	p := newPeerCounts(sum, nil)
+	for h, c := range exact {
+		switch got := p.of(h); {
+		case got > c:
+			t.Errorf("%v sightings told of %v", got, c)
+		case c > nodes*each/50 && got < 0.9*c:
+			t.Errorf("%v sightings told of a heavy hitter's %v", got, c)
+		}
+	}
+}
+
+// TestPaceOfAFleet: what nodes tell each other of their requests gives each the pace of all, to which the own part belongs once.
+func TestPaceOfAFleet(t *testing.T) {
+	const nodes = 10
+	routers := among(t, nodes, 0, 0, fleetOf(4))
+	for i, r := range routers {
+		for j := range 20 {
+			blocks := 20
+			if i == 3 { // one node's prompts are longer
+				blocks = 200
+			}
+			serve(t, r, ask(prompt(uint64(100*i+j), 0, blocks, blocks)), t0+prefixtree.Time(1000*j))
+		}
+	}
+	now := t0 + 20_000
+	pace := func(r *Router) outlook { return r.table.Load().all.pace.outlook(1, nodes, now) }
+	if o := pace(routers[0]); !math.IsInf(o.slow, 1) || math.Abs(o.others-9*o.rate) > 1e-9 {
+		t.Fatalf("alone with 20 requests: %+v", o)
+	}
+	all, own := new(HeatSum), make([]*HeatSum, nodes)
+	for i, r := range routers {
+		h := r.OwnHeat(320, 4, now)
+		if len(h.Paces) != 1 || h.Paces[0].Requests != 20 {
+			t.Fatalf("node %d tells %d paces", i, len(h.Paces))
+		}
+		own[i] = new(HeatSum)
+		own[i].Add(&h)
+		all.Add(&h)
+	}
+	for i, r := range routers {
+		r.SetPeerHeat(all, own[i])
+	}
+	first := pace(routers[0])
+	if want := (9*20*128 + 200*128.) / 10 / 10_000; math.Abs(first.mean-want) > 0.01*want {
+		t.Errorf("mean prompt of %v s, want %v", first.mean, want)
+	}
+	for i, r := range routers {
+		o := pace(r)
+		if math.Abs(o.mean-first.mean) > 1e-9 || o.slow != first.slow || math.Abs(o.others-first.others) > 1e-9 {
+			t.Errorf("node %d: %+v, node 0: %+v", i, o, first)
+		}
+		if i != 3 && math.Abs(o.others-9*(o.rate-1/demandWindow)) > 0.2*o.others {
+			t.Errorf("node %d: %v requests/s at the others, %v here", i, o.others, o.rate)
+		}
+	}
+	routers[0].SetPeerHeat(nil, nil)
+	if o := pace(routers[0]); !math.IsInf(o.slow, 1) {
+		t.Errorf("alone again: %+v", o)
+	}
+}
+
+// TestPaceReachesNewModels: a pool that a later view brings knows what has been heard of it before.
+func TestPaceReachesNewModels(t *testing.T) {
+	two := fleetOf(2)
+	two[0].Models, two[1].Models = []string{"a"}, []string{"a"}
+	r, _ := newRouter(t, Config{Nodes: 2}, two)
+	h := Heat{Paces: []Pace{{Pool: r.table.Load().byModel["a"].key, Rate: 5, Requests: 100, Work: 700}}}
+	two[0].Models, two[1].Models = []string{"b"}, []string{"b"}
+	setView(t, r, two)
+	sum := new(HeatSum)
+	sum.Add(&h)
+	r.SetPeerHeat(sum, nil)
+	two[0].Models = []string{"a", "b"}
+	setView(t, r, two)
+	if o := r.table.Load().byModel["a"].pace.outlook(1, 2, t0); o.others != 5 || o.mean != 7 {
+		t.Errorf("%+v", o)
+	}
+	if o := r.table.Load().byModel["b"].pace.outlook(1, 2, t0); o.mean != 1 {
+		t.Errorf("the other model: %+v", o)
+	}
+}
+
+// TestPlacementsShowLoad: nodes that tell each other their placements only see each other's work in them: a prompt avoids the
+// backends to which others have just sent long ones, which are done with them after their time.
+func TestPlacementsShowLoad(t *testing.T) {
+	r, tree := newRouter(t, Config{Nodes: 4}, fleetOf(4))
+	r.SetKnowledge(4, Never, 0)
+	look := func(now prefixtree.Time) (queued [4]float64) {
+		d := new(Decision)
+		if err := r.Explain(ask(prompt(77, 0, 40, 40)), now, d); err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range d.Candidates {
+			queued[c.Backend] = c.QueuedTokens
+		}
+		return queued
+	}
+	place := func(b prefixtree.Backend, family uint64, blocks int, now prefixtree.Time) {
+		for _, f := range tree.AppendFacts(nil, b, prompt(family, 0, blocks, blocks), now) {
+			tree.Apply(f)
+		}
+	}
+	if got := look(t0 - 1000); got != [4]float64{} {
+		t.Fatalf("nothing is placed: %v", got)
+	}
+	place(0, 1, 400, t0) // 51,200 tokens, 5 s
+	place(1, 2, 160, t0)
+	place(2, 3, 160, t0)
+	got := look(t0)
+	if math.Abs(got[0]-400*128) > 600 || math.Abs(got[1]-160*128) > 600 || got[3] != 0 {
+		t.Fatalf("queues %v by placements of 400, 160, 160 and 0 blocks", got)
+	}
+	a := pick(t, r, ask(prompt(5, 0, 100, 100)), t0)
+	if a.Decision().Backend != 3 {
+		t.Fatalf("%v", a.Decision())
+	}
+	if got := look(t0 + 2000); math.Abs(got[0]-(400*128-20_000)) > 600 || got[1] > 600 {
+		t.Errorf("queues %v two seconds later", got)
+	}
+	place(0, 1, 400, t0+2000) // touched again, and cached
+	if got := look(t0 + 2000); got[0] > 400*128-19_000 {
+		t.Errorf("queues %v: what is cached need not be computed", got)
+	}
+	a.Dispatched(t0)
+	a.FirstToken(t0 + 2000)
+	a.End(unknown(), t0+3000)
+	// An own first token shows that what was placed before is done.
+	b := pick(t, r, &Request{Hashes: prompt(6, 0, 4, 4), Exclude: except(4, 0)}, t0+2000)
+	b.Dispatched(t0 + 2000)
+	b.FirstToken(t0 + 2500)
+	b.End(unknown(), t0+2600)
+	if got := look(t0 + 2600); got[0] != 0 {
+		t.Errorf("queues %v after an own first token", got)
+	}
+	if r.Stats().Blind != 0 {
+		t.Error("what can be inferred is not unknown")
+	}
+	serve(t, r, ask(prompt(8, 0, 4, 4)), t0+60_000)
+	if r.Stats().Blind != 1 {
+		t.Error("a minute of silence was taken for idle engines")
+	}
+}
+
+// TestPromptsBehindGuessesTeachNoRates: an own prefill behind inferred work says nothing of the engine.
+func TestPromptsBehindGuessesTeachNoRates(t *testing.T) {
+	r, tree := newRouter(t, Config{Nodes: 4}, fleetOf(1))
+	r.SetKnowledge(4, Never, 200*time.Millisecond)
+	for i := range 20 {
+		now := t0 + prefixtree.Time(10_000*i)
+		for _, f := range tree.AppendFacts(nil, 0, prompt(uint64(100+i), 0, 200, 200), now) {
+			tree.Apply(f)
+		}
+		a := pick(t, r, ask(prompt(uint64(200+i), 0, 40, 40)), now)
+		a.Dispatched(now)
+		a.FirstToken(now + 3000) // 30,720 tokens in all
+		a.End(Outcome{PromptTokens: 40 * 128, CachedTokens: 0, OutputTokens: 1}, now+3500)
+	}
+	if rate := r.Rate(0); rate < 9000 {
+		t.Errorf("an engine of 10,000 tokens/s is taken for one of %v", rate)
+	}
+}
+
+// TestWidespreadIsCommon: a node that has seen nothing yet takes for common what most backends hold.
+func TestWidespreadIsCommon(t *testing.T) {
+	for held, want := range map[int]int{4: 0, 5: 12, 8: 12} {
+		r, tree := newRouter(t, Config{Nodes: 4}, fleetOf(8))
+		r.SetFleet(4, 0)
+		for b := range held {
+			for _, f := range tree.AppendFacts(nil, prefixtree.Backend(b), prompt(1, uint64(b), 12, 40), t0) {
+				tree.Apply(f)
+			}
+		}
+		next, d := prompt(1, 99, 12, 40), new(Decision)
+		if err := r.Explain(ask(next), t0, d); err != nil || d.Branch != next[want] {
+			t.Errorf("held by %d of 8 backends: branches at %x, want %x: %v", held, d.Branch, next[want], err)
+		}
+	}
+}
+
+func BenchmarkPickAmongNodes(b *testing.B) {
+	for _, mode := range []struct {
+		name         string
+		loads, facts time.Duration
+	}{{"both", 200 * time.Millisecond, 200 * time.Millisecond}, {"placements", Never, 200 * time.Millisecond}} {
+		for _, n := range []int{8, 64, 256} {
+			b.Run(fmt.Sprintf("%s/backends=%d", mode.name, n), func(b *testing.B) {
+				r, _ := newRouter(b, Config{Nodes: 16}, fleetOf(n))
+				r.SetKnowledge(16, mode.loads, mode.facts)
+				r.SetPeerLoad("others", []PeerLoad{{0, 5000, 2}})
+				q := ask(prompt(1, 1, 0, 256))
+				for i := range 64 {
+					serve(b, r, ask(prompt(1, uint64(i), 0, 256)), t0)
+				}
+				a := new(Attempt)
+				b.ReportAllocs()
+				for i := range b.N {
+					if err := r.Pick(q, t0+prefixtree.Time(i/1000), a); err != nil {
+						b.Fatal(err)
+					}
+					a.End(unknown(), t0+prefixtree.Time(i/1000))
+				}
+			})
+		}
+	}
+}

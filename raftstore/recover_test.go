@@ -1,0 +1,210 @@
+package raftstore
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Two of three nodes are lost for good. The third is made a group of its own,
+// has all that was acknowledged, and takes new nodes in. The lost ones return
+// with their old data and do no harm.
+func TestRecover(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 3, nil).start()
+	apply(t, f.running()[0], add("one"))
+	apply(t, f.running()[1], add("two"))
+	a, b, c := f.nodes[0], f.nodes[1], f.nodes[2]
+	until(t, "a to know", func() bool { return has(a.store.Load().State(), "two") })
+	group, id := a.store.Load().Status().Group, a.store.Load().ID()
+	if err := Recover(a.dir, []Server{{ID: id, Addr: a.addr(), Voter: true}}); err == nil || !strings.Contains(err.Error(), "in use") {
+		t.Errorf("recovery under a running node: %v", err)
+	}
+	for _, n := range f.all() {
+		n.kill()
+	}
+	sv, err := Inspect(a.dir)
+	if err != nil || sv.ID != id || sv.Group != group || len(sv.Servers) != 3 || sv.LastIndex < 3 {
+		t.Errorf("the survivor is %+v, %v", sv, err)
+	}
+	if err := Recover(a.dir, []Server{{ID: id, Addr: a.addr(), Voter: true}}); err != nil {
+		t.Fatal(err)
+	}
+	if sv, err = Inspect(a.dir); err != nil || len(sv.Servers) != 1 || sv.Backends != 2 || sv.Group == group {
+		t.Errorf("the recovered survivor is %+v, %v", sv, err)
+	}
+	s := a.start()
+	apply(t, s, add("three"))
+	for _, name := range []string{"one", "two", "three"} {
+		if !has(s.State(), name) {
+			t.Errorf("%s is lost", name)
+		}
+	}
+	st := s.Status()
+	if len(st.Servers) != 1 || st.Group == group {
+		t.Errorf("status after recovery is %+v", st)
+	}
+	// b and c are a majority of what was, and go on as that; they are kept out.
+	b.start()
+	c.start()
+	apply(t, b.store.Load(), add("elsewhere"))
+	until(t, "the old group to be noticed", func() bool { return strings.Contains(s.Status().Problem, "another group") })
+	apply(t, s, add("four"))
+	if has(s.State(), "elsewhere") {
+		t.Error("the old group has written into the new one")
+	}
+	for _, n := range []*node{b, c} {
+		n.kill()
+		if err := os.RemoveAll(n.dir); err != nil {
+			t.Fatal(err)
+		}
+		n.edit = func(c *Config) { c.Expect, c.Join = 0, true }
+		n.start()
+	}
+	until(t, "three voters", func() bool { return len(voters(s)) == 3 })
+	apply(t, c.store.Load(), add("five"))
+	for _, name := range []string{"one", "two", "three", "four"} {
+		if !has(c.store.Load().State(), name) {
+			t.Errorf("%s is lost to the new node", name)
+		}
+	}
+}
+
+// Two survivors that are recovered with the same servers, in whatever order, are
+// one group again.
+func TestRecoverTwoOfFive(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 5, nil).start()
+	apply(t, f.running()[0], add("one"))
+	a, b := f.nodes[0], f.nodes[1]
+	for _, n := range []*node{a, b} {
+		until(t, "both to know", func() bool { return has(n.store.Load().State(), "one") })
+	}
+	for _, n := range f.all() {
+		n.kill()
+	}
+	one, two := Server{*a.id.Load(), a.addr(), true}, Server{*b.id.Load(), b.addr(), true}
+	if err := errors.Join(Recover(a.dir, []Server{one, two}), Recover(b.dir, []Server{two, one})); err != nil {
+		t.Fatal(err)
+	}
+	a.start()
+	b.start()
+	apply(t, a.store.Load(), add("two"))
+	until(t, "b to know", func() bool { return has(b.store.Load().State(), "two") && has(b.store.Load().State(), "one") })
+}
+
+func TestRecoverRefuses(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	s, err := Open(Config{Dir: dir, Server: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := s.ID()
+	if err := s.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	empty := filepath.Join(t.TempDir(), "none")
+	self := Server{ID: id, Addr: "h:1", Voter: true}
+	for _, c := range []struct {
+		name, dir string
+		servers   []Server
+		text      string
+	}{
+		{"no data", empty, []Server{self}, "no such file"},
+		{"nothing agreed on yet", dir, []Server{self}, "no initial state"},
+		{"not among the servers", dir, []Server{{ID: "x", Addr: "h:1", Voter: true}}, "is not among the servers"},
+		{"no servers", dir, nil, "none of them may vote"},
+		{"no voter", dir, []Server{{ID: id, Addr: "h:1"}}, "none of them may vote"},
+		{"twice", dir, []Server{self, self}, "given twice"},
+		{"no address", dir, []Server{{ID: id, Voter: true}}, "servers[0]"},
+	} {
+		if err := Recover(c.dir, c.servers); err == nil || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+	if _, err := Inspect(empty); err == nil {
+		t.Error("no data can be inspected")
+	}
+	if _, err := os.Stat(empty); err == nil {
+		t.Error("recovery has made a directory")
+	}
+}
+
+// The data file is not opened twice, and damage is told before anything starts.
+func TestDamagedData(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	s, err := Open(Config{Dir: dir, Server: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	apply(t, s, add("one"))
+	if _, err := Open(Config{Dir: dir, Server: true}); err == nil || !strings.Contains(err.Error(), "in use") {
+		t.Errorf("opened twice: %v", err)
+	}
+	if err := s.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, dataFile)
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := strings.Index(string(raw), "http://one.test:8000")
+	if at < 0 {
+		t.Fatal("the command is not in the file")
+	}
+	for ; at >= 0; at = strings.Index(string(raw), "http://one.test:8000") {
+		raw[at] = 'X'
+	}
+	if err := os.WriteFile(path, raw, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(Config{Dir: dir, Server: true}); err == nil || !strings.Contains(err.Error(), "is damaged") {
+		t.Errorf("damaged data is opened: %v", err)
+	}
+}
+
+// A disk whose writes fail or hang refuses everything from then on.
+func TestDiskLatch(t *testing.T) {
+	t.Parallel()
+	var fail error
+	hang := make(chan struct{})
+	hung := false
+	d, err := openDisk(t.TempDir(), patience, &Faults{Write: func() error {
+		if hung {
+			<-hang
+		}
+		return fail
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	logs := &logStore{disk: d}
+	if err := logs.Set([]byte("k"), []byte("v")); err != nil {
+		t.Fatal(err)
+	}
+	hung, d.deadline = true, 20*time.Millisecond
+	began := time.Now()
+	if err := logs.Set([]byte("k"), []byte("w")); !errors.Is(err, errDiskHung) {
+		t.Errorf("a write that hangs: %v after %v", err, time.Since(began))
+	}
+	if d.close(10 * time.Millisecond) {
+		t.Error("a hung disk is closed")
+	}
+	close(hang)
+	until(t, "the disk to be let go of", d.over)
+	if err := logs.Set([]byte("k"), []byte("x")); err == nil {
+		t.Error("a failed disk takes writes")
+	}
+	if st := d.stats(); st.Failed == 0 || st.Count < 2 {
+		t.Errorf("stats are %+v", st)
+	}
+}
