@@ -1,0 +1,74 @@
+package node
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"grapevine/proxy/policy"
+)
+
+// agreeCollector reads what a node knows of the fleet's agreement when it is
+// scraped. A node that has not started has agreed on nothing.
+type agreeCollector struct {
+	n *Node
+
+	leads, led, version, behind, voters *prometheus.Desc
+	writes, failed, slowest, backends   *prometheus.Desc
+}
+
+func newAgreeCollector(n *Node) *agreeCollector {
+	d := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc(name, help, labels, nil)
+	}
+	return &agreeCollector{
+		n:        n,
+		leads:    d("raft_leads", "1 on the node that leads; the sum over a fleet is 1."),
+		led:      d("raft_has_leader", "1 while this node knows a leader; without one nothing can be changed, and routing goes on. Not additive."),
+		version:  d("state_version", "Version of the agreed state that this node routes by; 0: its own list. Not additive."),
+		behind:   d("raft_behind", "Log entries that this node has and does not know to be committed."),
+		voters:   d("raft_voters", "Nodes that vote, as this node knows the group. Not additive."),
+		writes:   d("raft_writes_total", "Writes of the agreed state's log to this node's disk."),
+		failed:   d("raft_write_failures_total", "Of these, failed or too slow: the node does not vote until its disk works again."),
+		slowest:  d("raft_write_max_seconds", "The slowest of these since the start. Not additive."),
+		backends: d("backends", "Backends by their agreed state. Not additive.", "state"),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (c *agreeCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{c.leads, c.led, c.version, c.behind, c.voters, c.writes, c.failed, c.slowest, c.backends} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *agreeCollector) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	r := c.n.fleet.roster()
+	count := make(map[policy.State]int)
+	for _, u := range r.list {
+		count[u.state]++
+	}
+	for _, s := range []policy.State{policy.Active, policy.Draining, policy.Down} {
+		gauge(c.backends, float64(count[s]), s.String())
+	}
+	gauge(c.version, float64(r.version))
+	var st RaftStatus
+	if now, err := c.n.Raft(); err == nil {
+		st = *now
+	}
+	voters := 0
+	for _, v := range st.Servers {
+		if v.Voter {
+			voters++
+		}
+	}
+	gauge(c.leads, oneIf(st.Role == "leader"))
+	gauge(c.led, oneIf(st.Leader != ""))
+	gauge(c.behind, max(float64(st.LastIndex)-float64(st.Committed), 0))
+	gauge(c.voters, float64(voters))
+	gauge(c.slowest, st.Writes.Max.Seconds())
+	ch <- prometheus.MustNewConstMetric(c.writes, prometheus.CounterValue, float64(st.Writes.Count))
+	ch <- prometheus.MustNewConstMetric(c.failed, prometheus.CounterValue, float64(st.Writes.Failed))
+}
