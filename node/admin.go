@@ -61,6 +61,8 @@ type TreeStatus struct {
 // BackendList is the answer of /backends.
 type BackendList struct {
 	Backends []BackendStatus `json:"backends"`
+	// Sources are this node's sources of backends.
+	Sources []SourceStatus `json:"sources"`
 }
 
 // BackendStatus is what a node knows of one backend. Loads are this node's own.
@@ -219,7 +221,7 @@ func (n *Node) Status() *Status {
 // BackendList returns what the node knows of its backends, by id.
 func (n *Node) BackendList() *BackendList {
 	at, roster := now(), n.fleet.roster()
-	list := &BackendList{Backends: make([]BackendStatus, len(roster.list))}
+	list := &BackendList{Backends: make([]BackendStatus, len(roster.list)), Sources: n.sources.status()}
 	for i, u := range roster.list {
 		s := BackendStatus{
 			ID: int(u.id), Name: u.Name, URL: u.URL, State: u.state.String(), Source: raftstore.Static.String(), Generation: u.generation,

@@ -55,6 +55,7 @@ var ailmentNames = [...]string{
 type healthCollector struct {
 	n                                       *Node
 	failing, avoided, probes, wrote, errors *prometheus.Desc
+	named, mute                             *prometheus.Desc
 }
 
 func newHealthCollector(n *Node) *healthCollector {
@@ -68,12 +69,14 @@ func newHealthCollector(n *Node) *healthCollector {
 		probes:  d("probes_total", "Probes of this node, by what they found.", "found"),
 		wrote:   d("health_writes_total", "Backends that this node has written down in the fleet's state: down, up, or generation (its engine was restarted).", "what"),
 		errors:  d("health_write_failures_total", "Changes of the fleet's state by health that failed; they are tried again."),
+		named:   d("source_backends", "Backends that a source of them named last.", "source"),
+		mute:    d("source_failing", "1 while a source of backends does not answer, or not well; its last answer stands.", "source"),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (h *healthCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{h.failing, h.avoided, h.probes, h.wrote, h.errors} {
+	for _, d := range []*prometheus.Desc{h.failing, h.avoided, h.probes, h.wrote, h.errors, h.named, h.mute} {
 		ch <- d
 	}
 }
@@ -96,4 +99,8 @@ func (h *healthCollector) Collect(ch chan<- prometheus.Metric) {
 	counter(h.wrote, c.ups.Load(), "up")
 	counter(h.wrote, c.raised.Load(), "generation")
 	counter(h.errors, c.refused.Load())
+	for _, s := range h.n.sources.status() {
+		ch <- prometheus.MustNewConstMetric(h.named, prometheus.GaugeValue, float64(s.Backends), s.Source)
+		ch <- prometheus.MustNewConstMetric(h.mute, prometheus.GaugeValue, oneIf(s.Error != ""), s.Source)
+	}
 }

@@ -49,6 +49,7 @@ type Node struct {
 	cert    atomic.Pointer[tls.Certificate] // of the data port; nil: it speaks no TLS
 
 	checker    *checker                        // looks after the engines
+	sources    *sources                        // of backends
 	fleet      *fleet                          // what is known of the backends; makes the view
 	store      atomic.Pointer[raftstore.Store] // what the fleet agrees on; nil: not started
 	proposed   atomic.Bool                     // the configured backends were put to the fleet, or cannot be
@@ -160,6 +161,9 @@ func (n *Node) buildRouting() error {
 		return err
 	}
 	n.checker = newChecker(n)
+	if n.sources, err = newSources(n.cfg.BackendsFrom, n.log.With().Str("component", "sources").Logger()); err != nil {
+		return err
+	}
 	if n.knowledge != nil {
 		n.knowledge.checker = n.checker
 	}
@@ -262,6 +266,7 @@ func (n *Node) start(ctx context.Context) error {
 	}
 	n.startDiscovery()
 	n.startHealth()
+	n.startSources()
 	if err := n.startGossip(ctx); err != nil {
 		return err
 	}

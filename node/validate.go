@@ -68,6 +68,11 @@ func (c *Config) checkServing(bad complain) {
 }
 
 func (c *Config) checkBackends(bad complain) {
+	for i, entry := range c.BackendsFrom {
+		if _, err := parseSource(entry); err != nil {
+			bad("backends_from", "write file:PATH, dns:NAME:PORT or srv:_SERVICE._tcp.NAME", "entry %d, %q: %v", i+1, entry, err)
+		}
+	}
 	names, urls := make(map[string]string, len(c.Backends)), make(map[string]string, len(c.Backends))
 	for i := range c.Backends {
 		b := &c.Backends[i]

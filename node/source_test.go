@@ -1,0 +1,309 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"grapevine/raftstore"
+)
+
+func TestParseSource(t *testing.T) {
+	for entry, want := range map[string]bool{
+		"file:/etc/backends": true, "dns:engines.internal:8000": true, "srv:_engine._tcp.internal": true,
+		"": false, "file:": false, "dns:engines": false, "dns:engines:0": false, "dns::80": false, "dns:a/b:80": false, "srv:": false,
+		"srv:name:80": false, "http://x": false, "engines:8000": false,
+	} {
+		if _, err := parseSource(entry); (err == nil) != want {
+			t.Errorf("%q: %v", entry, err)
+		}
+	}
+}
+
+func TestParseBackendFile(t *testing.T) {
+	for _, c := range []struct {
+		name, text string
+		want       []string // names
+		errs       []string // parts of the error, each with its place
+	}{
+		{"lines", "# engines\n\nhttp://a:1\n  http://b:2/v1,weight=2,models=x|y \n", []string{"a:1", "b:2"}, nil},
+		{"yaml", "# engines\n- http://a:1\n- url: http://b:2\n  weight: 3\n", []string{"a:1", "b:2"}, nil},
+		{"yaml under its key", "backends:\n  - http://a:1\n", []string{"a:1"}, nil},
+		{"every mistake", "http://a:1\nftp://b\nhttp://a:1\nhttp://c:1,api_key=k\n", nil, []string{"f:2: ", "f:3: a:1 is in line 1", "f:4: c:1: api_key"}},
+		{"unknown key", "- url: http://a:1\n  wait: 3\n", nil, []string{"f:2: ", "wait"}},
+		{"not a list", "engines: 3\n", nil, []string{"f:1: not a list"}},
+		{"no yaml", "- [\n", nil, []string{"f: "}},
+		{"empty", "\n# none\n", nil, nil},
+	} {
+		list, err := parseBackendFile("f", []byte(c.text))
+		if (err != nil) != (c.errs != nil) {
+			t.Errorf("%s: %v", c.name, err)
+			continue
+		}
+		for _, part := range c.errs {
+			if !strings.Contains(err.Error(), part) {
+				t.Errorf("%s: %q lacks %q", c.name, err, part)
+			}
+		}
+		var names []string
+		for _, b := range list {
+			names = append(names, b.Name)
+		}
+		if err == nil && !slices.Equal(names, c.want) {
+			t.Errorf("%s: %v", c.name, names)
+		}
+	}
+}
+
+func FuzzParseBackendFile(f *testing.F) {
+	f.Add([]byte("http://a:1\n"))
+	f.Add([]byte("- url: http://a:1\n  models: [x]\n"))
+	f.Add([]byte("backends: [http://a:1, &x http://b:2, *x]\n"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		list, err := parseBackendFile("f", text)
+		if err != nil {
+			return
+		}
+		seen := make(map[string]bool)
+		for _, b := range list {
+			if b.Name == "" || b.URL == "" || seen[b.Name] {
+				t.Fatalf("%+v", list)
+			}
+			seen[b.Name] = true
+		}
+	})
+}
+
+// fakeDNS answers as the test says.
+type fakeDNS struct {
+	hosts map[string][]string
+	srv   []*net.SRV
+	err   error
+}
+
+func (d *fakeDNS) LookupNetIP(_ context.Context, _, host string) (out []netip.Addr, err error) {
+	for _, a := range d.hosts[host] {
+		out = append(out, netip.MustParseAddr(a))
+	}
+	if len(out) == 0 && d.err == nil {
+		return nil, &net.DNSError{Err: "no such host", Name: host, IsNotFound: true}
+	}
+	return out, d.err
+}
+
+func (d *fakeDNS) LookupSRV(context.Context, string, string, string) (string, []*net.SRV, error) {
+	return "", d.srv, d.err
+}
+
+func TestReadNames(t *testing.T) {
+	dns := &fakeDNS{
+		hosts: map[string][]string{"e": {"10.0.0.1", "::ffff:10.0.0.2", "10.0.0.1"}, "six": {"fd00::1"}},
+		srv:   []*net.SRV{{Target: "e.", Port: 1}, {Target: "six", Port: 2}},
+	}
+	read := func(entry string) ([]string, error) {
+		s, err := parseSource(entry)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.dns = dns
+		list, _, err := s.read(t.Context())
+		var urls []string
+		for _, b := range list {
+			urls = append(urls, b.URL)
+		}
+		return urls, err
+	}
+	if got, err := read("dns:e:8000"); err != nil || !slices.Equal(got, []string{"http://10.0.0.1:8000", "http://10.0.0.2:8000"}) {
+		t.Errorf("%v, %v", got, err)
+	}
+	if got, err := read("srv:_e._tcp.x"); err != nil || !slices.Equal(got, []string{"http://10.0.0.1:1", "http://10.0.0.2:1", "http://[fd00::1]:2"}) {
+		t.Errorf("%v, %v", got, err)
+	}
+	if _, err := read("dns:nobody:8000"); err == nil {
+		t.Error("a name without addresses is an answer")
+	}
+	dns.srv = append(dns.srv, &net.SRV{Target: "gone", Port: 3})
+	if _, err := read("srv:_e._tcp.x"); err == nil {
+		t.Error("half an answer is one")
+	}
+	dns.srv = nil
+	if _, err := read("srv:_e._tcp.x"); err == nil {
+		t.Error("no record is an answer")
+	}
+}
+
+// ledgerOf is a state that takes the commands of sources as the store would.
+type ledgerOf struct {
+	t     *testing.T
+	state raftstore.State
+	log   []string
+}
+
+func (l *ledgerOf) take(at time.Time, commands []raftstore.Command) {
+	for _, c := range commands {
+		switch c := c.(type) {
+		case raftstore.AddBackends:
+			for _, s := range c.Backends {
+				l.log = append(l.log, "add "+s.Name)
+				l.state.Backends = append(l.state.Backends, raftstore.Backend{Name: s.Name, URL: s.URL, Weight: s.Weight, Models: s.Models, KVTokens: s.KVTokens, Source: s.Source, Since: at.UnixMilli()})
+			}
+		case raftstore.SetBackendState:
+			for i := range l.state.Backends {
+				if b := &l.state.Backends[i]; slices.Contains(c.Names, b.Name) {
+					l.log = append(l.log, fmt.Sprint(c.Action, " ", b.Name))
+					b.Drained, b.State = c.Action == raftstore.Drain, raftstore.Active
+					if b.Drained {
+						b.State = raftstore.Draining
+					}
+					b.Reason, b.Since = c.Reason, at.UnixMilli()
+				}
+			}
+		case raftstore.UpdateBackend:
+			for i := range l.state.Backends {
+				if b := &l.state.Backends[i]; b.Name == c.Name {
+					l.log = append(l.log, "update "+b.Name)
+					if c.Weight != nil {
+						b.Weight = *c.Weight
+					}
+					if c.URL != nil {
+						b.URL = *c.URL
+					}
+				}
+			}
+		case raftstore.RemoveBackends:
+			l.log = append(l.log, "remove "+strings.Join(c.Names, " "))
+			l.state.Backends = slices.DeleteFunc(l.state.Backends, func(b raftstore.Backend) bool { return slices.Contains(c.Names, b.Name) })
+		default:
+			l.t.Fatalf("%T", c)
+		}
+	}
+	slices.SortFunc(l.state.Backends, func(a, b raftstore.Backend) int { return strings.Compare(a.Name, b.Name) })
+}
+
+// TestSourcesChangeTheState follows a file and a name through additions, changes,
+// failures, requests that are running, and disappearance.
+func TestSourcesChangeTheState(t *testing.T) {
+	s, err := newSources([]string{"file:/x", "dns:e:80"}, zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	busy := map[string]bool{}
+	s.busy = func(name string) bool { return busy[name] }
+	at := time.Unix(1_800_000_000, 0)
+	backend := func(name string, weight float64) Backend {
+		b := Backend{URL: "http://" + name, Weight: weight}
+		if err := b.check(); err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	l := &ledgerOf{t: t, state: raftstore.State{Backends: []raftstore.Backend{
+		{Name: "mine:1", URL: "http://mine:1", Weight: 1, Source: raftstore.Admin}, {Name: "old:1", URL: "http://old:1", Weight: 1, Source: raftstore.File},
+	}}}
+	step := func(what string, after time.Duration, want ...string) {
+		t.Helper()
+		l.log = nil
+		for end := at.Add(after); at.Before(end); {
+			at = at.Add(time.Second)
+			l.take(at, s.changes(&l.state, at))
+		}
+		if !slices.Equal(l.log, want) {
+			t.Errorf("%s: %v, want %v", what, l.log, want)
+		}
+	}
+	step("nobody has answered", time.Minute)
+	s.take(0, []Backend{backend("a:1", 1), backend("b:1", 1), backend("mine:1", 7)}, false, nil, at)
+	step("the file has answered", 3*time.Second, "add a:1", "add b:1", "drain old:1", "remove old:1")
+	s.take(1, []Backend{backend("n:80", 1), backend("a:1", 5)}, false, nil, at)
+	step("the name has answered, with one that the file has", 3*time.Second, "add n:80")
+	s.take(0, []Backend{backend("a:1", 2), backend("b:1", 1)}, false, nil, at)
+	step("another weight", 3*time.Second, "update a:1")
+	s.take(0, nil, false, errors.New("no such file"), at)
+	s.take(1, nil, false, errors.New("timeout"), at)
+	step("both fail", time.Hour)
+	if st := s.status(); st[0].Error == "" || st[0].Backends != 2 || st[1].Error == "" {
+		t.Errorf("%+v", st)
+	}
+	busy["b:1"] = true
+	s.take(0, []Backend{backend("a:1", 2)}, false, nil, at)
+	step("one is gone, with requests running", 30*time.Second, "drain b:1")
+	s.take(0, []Backend{backend("a:1", 2), backend("b:1", 1)}, false, nil, at)
+	step("it is back", 5*time.Second, "resume b:1")
+	s.take(0, []Backend{backend("a:1", 2)}, false, nil, at)
+	step("gone again", 5*time.Second, "drain b:1")
+	busy["b:1"] = false
+	step("and idle", 5*time.Second, "remove b:1")
+	s.take(1, []Backend{backend("m:80", 1)}, false, nil, at)
+	step("half an answer of the name service", 20*time.Second, "add m:80")
+	s.take(1, []Backend{backend("m:80", 1), backend("n:80", 1)}, false, nil, at)
+	step("a whole one", time.Minute)
+	s.take(1, []Backend{backend("m:80", 1)}, false, nil, at)
+	step("gone for good", time.Minute, "drain n:80", "remove n:80")
+	if _, ok := l.state.Backend("mine:1"); !ok {
+		t.Error("what an operator added is gone")
+	}
+}
+
+// TestBackendsFromFile: a node whose engines are listed in a file routes to them,
+// follows its changes, and is not confused by a file that is broken or gone.
+func TestBackendsFromFile(t *testing.T) {
+	first, second := newFakeEngine(t, "m"), newFakeEngine(t, "m")
+	path := filepath.Join(t.TempDir(), "backends")
+	var turn int64
+	write := func(text string) {
+		t.Helper()
+		next := path + ".next"
+		if err := os.WriteFile(next, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		turn++ // two writes within one tick of the file system's clock differ all the same
+		when := time.Now().Add(time.Duration(turn) * time.Second)
+		if err := errors.Join(os.Chtimes(next, when, when), os.Rename(next, path)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(first.URL + "\n")
+	cfg := testConfig()
+	cfg.BackendsFrom = []string{"file:" + path}
+	n := startNode(t, cfg)
+	names := func() string {
+		var out []string
+		for _, b := range n.BackendList().Backends {
+			out = append(out, b.URL)
+		}
+		slices.Sort(out)
+		return strings.Join(out, " ")
+	}
+	both := []string{first.URL, second.URL}
+	slices.Sort(both)
+	eventually(t, "the first", func() bool { return names() == first.URL })
+	if code := chatCode(t, n, "hello"); code != 200 {
+		t.Errorf("answered %d", code)
+	}
+	write("- " + first.URL + "\n- " + second.URL + "\n")
+	eventually(t, "both", func() bool { return names() == strings.Join(both, " ") })
+	for _, broken := range []string{"- " + first.URL + "\n- nonsense\n", ""} {
+		write(broken)
+		eventually(t, "the mistake is shown", func() bool { return n.BackendList().Sources[0].Error != "" })
+		if names() != strings.Join(both, " ") {
+			t.Errorf("%q left %s", broken, names())
+		}
+		write("- " + first.URL + "\n- " + second.URL + "\n")
+		eventually(t, "the mistake is mended", func() bool { return n.BackendList().Sources[0].Error == "" })
+	}
+	write(second.URL + "\n")
+	eventually(t, "the second", func() bool { return names() == second.URL })
+	if s := n.BackendList().Backends[0].Source; s != "file" {
+		t.Errorf("source %q", s)
+	}
+}
