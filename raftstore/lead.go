@@ -71,7 +71,6 @@ func (s *Store) commitConstants(ctx context.Context) {
 // is left out.
 func (s *Store) toAsk(peers []Peer, servers []raft.Server) []Peer {
 	// Who is alive comes first: it may have taken over the address of one that is not.
-	peers = slices.Clone(peers)
 	slices.SortStableFunc(peers, func(a, b Peer) int {
 		switch {
 		case a.Alive == b.Alive:
@@ -85,7 +84,7 @@ func (s *Store) toAsk(peers []Peer, servers []raft.Server) []Peer {
 	known := map[string]bool{s.id: true}
 	addrs := map[string]bool{s.addr: true}
 	for _, p := range peers {
-		if p.ID == s.id || p.Addr == "" || addrs[p.Addr] {
+		if addrs[p.Addr] {
 			continue
 		}
 		known[p.ID], addrs[p.Addr] = true, true

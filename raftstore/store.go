@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -345,11 +346,13 @@ func (s *Store) run(l *life) {
 
 func (s *Store) running() bool { return s.ctx.Err() == nil }
 
-// peers asks gossip who is there.
+// peers asks gossip who is there: nodes with a raft port, but this one.
 func (s *Store) peers() []Peer {
 	s.peersMu.Lock()
 	defer s.peersMu.Unlock()
-	return s.cfg.Peers()
+	return slices.DeleteFunc(slices.Clone(s.cfg.Peers()), func(p Peer) bool {
+		return p.Addr == "" || p.Addr == s.addr || p.ID == s.id
+	})
 }
 
 // report notes why the disk failed.
@@ -367,7 +370,6 @@ func (s *Store) report(cause error) {
 // reopen waits until the disk of a life that failed works again, and begins
 // another; nil when the store is stopped.
 func (s *Store) reopen(old *life) *life {
-	usable := mayReopen(old.failure())
 	timer := time.NewTicker(s.cfg.Timers.Reopen)
 	defer timer.Stop()
 	for {
@@ -376,7 +378,8 @@ func (s *Store) reopen(old *life) *life {
 			return nil
 		case <-timer.C:
 		}
-		if !usable || !old.disk.over() {
+		// Only when the disk is let go of is it known how the last write ended.
+		if !old.disk.over() || !mayReopen(old.failure()) {
 			continue
 		}
 		d, err := s.openData()
