@@ -42,8 +42,7 @@ func TestOneNodeGrows(t *testing.T) {
 	if slices.Contains(voters(first), d.store.Load().ID()) {
 		t.Error("a node that forgets may vote")
 	}
-	st := first.Status()
-	if len(st.Servers) != 4 || st.Group == "" || st.Role != "leader" || st.Problem != "" {
+	if st := first.Status(); len(st.Servers) != 4 || st.Group == "" || st.Problem != "" {
 		t.Errorf("status is %+v", st)
 	}
 	// The first leaves, and the group goes on without it.
@@ -207,9 +206,7 @@ func TestRemoveServer(t *testing.T) {
 	if err := f.others(f.leader())[0].store.Load().RemoveServer(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
-	if got := voters(s); slices.Contains(got, id) {
-		t.Errorf("voters are %v", got)
-	}
+	until(t, "the others to know that it is removed", func() bool { return !slices.Contains(voters(s), id) })
 	apply(t, s, add("two"))
 	back := victim.start()
 	until(t, "it to vote again", func() bool { return slices.Contains(voters(f.leader().store.Load()), id) })
@@ -230,7 +227,7 @@ func TestSnapshotIsSent(t *testing.T) {
 	apply(t, s, add("last"))
 	until(t, "the old log to be dropped", func() bool {
 		first, err := (&logStore{disk: f.leader().store.Load().current().disk}).FirstIndex()
-		return err == nil && first > 60
+		return err == nil && first > 20
 	})
 	back := away.start()
 	until(t, "the node to catch up", func() bool { return has(back.State(), "last") && has(back.State(), "first") })
