@@ -136,7 +136,12 @@ func (s *Store) examine(l *life, servers []raft.Server, answers []answered) {
 			h.left = a.Left
 		}
 		if answered && a.err == nil {
-			h.heard, h.index, h.vote = now, a.info.LastIndex, a.info.Server
+			// One that answers and takes no part, its disk having failed, is as good as
+			// silent: after a while its vote is another's.
+			if a.info.Failed == "" {
+				h.heard = now
+			}
+			h.index, h.vote = a.info.LastIndex, a.info.Server
 			healthy = a.info.Group == group && a.info.Failed == "" && a.info.LastIndex+nearIndex >= last
 			// Who answers has not gone, whatever gossip says.
 			h.left = false
@@ -218,7 +223,7 @@ func (s *Store) takeIn(ctx context.Context, l *life, servers []raft.Server, answ
 	for _, a := range answers {
 		known := slices.ContainsFunc(servers, func(server raft.Server) bool { return string(server.ID) == a.info.ID })
 		switch {
-		case a.err != nil || known || a.Left || !a.Alive || added == maxAdded:
+		case a.err != nil || known || a.Left || !a.Alive || a.info.Failed != "" || added == maxAdded:
 			continue
 		case a.info.Member && a.info.Group != s.group():
 			foreign = append(foreign, fmt.Sprintf("%s (group %s)", a.Addr, a.info.Group))
@@ -229,9 +234,13 @@ func (s *Store) takeIn(ctx context.Context, l *life, servers []raft.Server, answ
 		err := s.caller.ask(askCtx, a.Addr, askJoin, req, nil)
 		cancel()
 		if err != nil {
-			s.log.Warn().Err(err).Str("peer", a.info.ID).Msg("node was not taken in")
+			if s.unwilling[a.Addr] != err.Error() {
+				s.unwilling[a.Addr] = err.Error()
+				s.log.Warn().Err(err).Str("peer", a.info.ID).Msg("node was not taken in")
+			}
 			continue
 		}
+		delete(s.unwilling, a.Addr)
 		s.log.Info().Str("peer", a.info.ID).Str("addr", a.Addr).Msg("node is taken in")
 		if !s.changed(l.raft.AddNonvoter(raft.ServerID(a.info.ID), raft.ServerAddress(a.Addr), 0, s.cfg.Timers.Call)) {
 			return

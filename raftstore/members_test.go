@@ -5,6 +5,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -136,6 +137,26 @@ func TestMovedNode(t *testing.T) {
 	})
 }
 
+// A voter that answers and whose disk has failed for good is replaced like a dead
+// one.
+func TestVoterWithBrokenDiskIsReplaced(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 3, func(c *Config) { c.Timers.Dead = 300 * time.Millisecond }).start()
+	apply(t, f.running()[0], add("one"))
+	broken := f.others(f.leader())[0]
+	id := broken.store.Load().ID()
+	cause := error(syscall.EIO)
+	broken.fail.Store(&cause)
+	apply(t, f.running()[0], add("two"))
+	until(t, "the disk to have failed", func() bool { return broken.store.Load().Status().Role == "failed" })
+	stand := f.add("stand-by", func(c *Config) { c.Expect, c.Join, c.Timers.Dead = 0, true, 300*time.Millisecond })
+	stand.start()
+	until(t, "the stand-by to vote in its place", func() bool {
+		got := voters(f.leader().store.Load())
+		return len(got) == 3 && !slices.Contains(got, id) && slices.Contains(got, stand.store.Load().ID())
+	})
+}
+
 // Two groups that meet stay two, and say so.
 func TestForeignGroup(t *testing.T) {
 	t.Parallel()
@@ -175,6 +196,7 @@ func TestConstantsMustAgree(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "block bytes (fleet 1024, this node 512)") {
 		t.Errorf("join: %v", err)
 	}
+	until(t, "b to say why it is not taken in", func() bool { return strings.Contains(s.Status().Problem, "block bytes") })
 	for range 10 {
 		time.Sleep(a.cfg.Timers.Poll)
 		if len(a.Status().Servers) > 1 {
