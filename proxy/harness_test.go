@@ -34,7 +34,9 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m,
 		// fasthttp refreshes its Date header for the life of the process.
 		goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.updateServerDate.func1"),
-		goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.refreshServerDate"))
+		goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.refreshServerDate"),
+		// net/http holds a connection that it closes for half a second, for the client to take the last bytes.
+		goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
 }
 
 // routed is a Picker over the real policy: what node makes of it, without the fleet.

@@ -153,6 +153,8 @@ func (s *Store) atLeader(ctx context.Context, kind requestKind, payload []byte) 
 			last = err
 		case a.status == answerDone:
 			return a.body, nil
+		case a.status == answerRefused && uncertain != nil && kind == askRemove:
+			return nil, nil // an attempt whose answer was lost has removed it
 		case a.status == answerRefused:
 			return nil, refuse(refusedInvalid, "%s", a.body)
 		case a.status == answerUncertain:

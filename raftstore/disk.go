@@ -51,7 +51,7 @@ type disk struct {
 	gone   chan struct{} // closed when the file is closed
 
 	mu    sync.Mutex
-	cause error // first failure
+	cause error // see fail
 	shut  bool
 
 	writes, failures atomic.Uint64
@@ -170,14 +170,18 @@ func (d *disk) transact(f func(*bbolt.Tx) error) error {
 	return d.db.Update(f)
 }
 
-// fail latches the disk. Only the first cause counts.
+// fail latches the disk. The first cause counts, unless a later one is worse: a
+// write that hung may yet fail.
 func (d *disk) fail(cause error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.failures.Add(1)
-	if d.cause == nil {
+	switch {
+	case d.cause == nil:
 		d.cause = cause
 		close(d.failed)
+	case mayReopen(d.cause) && !mayReopen(cause):
+		d.cause = cause
 	}
 }
 

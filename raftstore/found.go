@@ -346,6 +346,7 @@ func (s *Store) join(ctx context.Context, req joinRequest) error {
 	}
 	if s.cfg.Constants != (Constants{}) && req.Constants != (Constants{}) {
 		if err := mismatch(req.Constants, s.cfg.Constants); err != nil {
+			s.differ(err)
 			return err
 		}
 	}

@@ -62,11 +62,11 @@ func readFrame(r io.Reader) (what byte, body []byte, err error) {
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return 0, nil, err
 	}
-	n := int(binary.BigEndian.Uint32(head[1:]))
+	n := binary.BigEndian.Uint32(head[1:])
 	if n > maxFrameBytes {
 		return 0, nil, fmt.Errorf("frame of %d bytes, at most %d are allowed", n, maxFrameBytes)
 	}
-	body, err = readBody(r, n)
+	body, err = readBody(r, int(n))
 	return head[0], body, err
 }
 

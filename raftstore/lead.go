@@ -71,7 +71,6 @@ func (s *Store) commitConstants(ctx context.Context) {
 // is left out.
 func (s *Store) toAsk(peers []Peer, servers []raft.Server) []Peer {
 	// Who is alive comes first: it may have taken over the address of one that is not.
-	peers = slices.Clone(peers)
 	slices.SortStableFunc(peers, func(a, b Peer) int {
 		switch {
 		case a.Alive == b.Alive:
@@ -85,7 +84,7 @@ func (s *Store) toAsk(peers []Peer, servers []raft.Server) []Peer {
 	known := map[string]bool{s.id: true}
 	addrs := map[string]bool{s.addr: true}
 	for _, p := range peers {
-		if p.ID == s.id || p.Addr == "" || addrs[p.Addr] {
+		if addrs[p.Addr] {
 			continue
 		}
 		known[p.ID], addrs[p.Addr] = true, true
@@ -137,7 +136,12 @@ func (s *Store) examine(l *life, servers []raft.Server, answers []answered) {
 			h.left = a.Left
 		}
 		if answered && a.err == nil {
-			h.heard, h.index, h.vote = now, a.info.LastIndex, a.info.Server
+			// One that answers and takes no part, its disk having failed, is as good as
+			// silent: after a while its vote is another's.
+			if a.info.Failed == "" {
+				h.heard = now
+			}
+			h.index, h.vote = a.info.LastIndex, a.info.Server
 			healthy = a.info.Group == group && a.info.Failed == "" && a.info.LastIndex+nearIndex >= last
 			// Who answers has not gone, whatever gossip says.
 			h.left = false
@@ -219,7 +223,7 @@ func (s *Store) takeIn(ctx context.Context, l *life, servers []raft.Server, answ
 	for _, a := range answers {
 		known := slices.ContainsFunc(servers, func(server raft.Server) bool { return string(server.ID) == a.info.ID })
 		switch {
-		case a.err != nil || known || a.Left || !a.Alive || added == maxAdded:
+		case a.err != nil || known || a.Left || !a.Alive || a.info.Failed != "" || added == maxAdded:
 			continue
 		case a.info.Member && a.info.Group != s.group():
 			foreign = append(foreign, fmt.Sprintf("%s (group %s)", a.Addr, a.info.Group))
@@ -230,9 +234,13 @@ func (s *Store) takeIn(ctx context.Context, l *life, servers []raft.Server, answ
 		err := s.caller.ask(askCtx, a.Addr, askJoin, req, nil)
 		cancel()
 		if err != nil {
-			s.log.Warn().Err(err).Str("peer", a.info.ID).Msg("node was not taken in")
+			if s.unwilling[a.Addr] != err.Error() {
+				s.unwilling[a.Addr] = err.Error()
+				s.log.Warn().Err(err).Str("peer", a.info.ID).Msg("node was not taken in")
+			}
 			continue
 		}
+		delete(s.unwilling, a.Addr)
 		s.log.Info().Str("peer", a.info.ID).Str("addr", a.Addr).Msg("node is taken in")
 		if !s.changed(l.raft.AddNonvoter(raft.ServerID(a.info.ID), raft.ServerAddress(a.Addr), 0, s.cfg.Timers.Call)) {
 			return

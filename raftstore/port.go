@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -369,8 +368,6 @@ func secured(cfg *tls.Config) *tls.Config {
 		return nil
 	}
 	cfg = cfg.Clone()
-	if !slices.Contains(cfg.NextProtos, ALPN) {
-		cfg.NextProtos = []string{ALPN}
-	}
+	cfg.NextProtos = []string{ALPN}
 	return cfg
 }

@@ -125,6 +125,7 @@ func TestNonsenseOnThePort(t *testing.T) {
 		"a huge frame":         {request("\x01\xff\xff\xff\xff"), ""},
 		"an unknown kind":      {request("\x63\x00\x00\x00\x00"), "unknown kind 99"},
 		"an empty command":     {request("\x02\x00\x00\x00\x02\x90\x4e"), "cut short"},
+		"a newer command":      {request("\x02\x00\x00\x00\x04\x90\x4e\x09\x01"), "unknown version: format 9"},
 		"no budget":            {request("\x02\x00\x00\x00\x00"), "cut short"},
 		"json":                 {request("\x06\x00\x00\x00\x01{"), "unexpected end"},
 		"raft of another":      {raftHello(s.group(), "nobody"), "here is " + s.ID()},

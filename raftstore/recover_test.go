@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -199,8 +200,15 @@ func TestDiskLatch(t *testing.T) {
 	if d.close(10 * time.Millisecond) {
 		t.Error("a hung disk is closed")
 	}
+	if cause := d.failure(); !mayReopen(cause) {
+		t.Errorf("a disk that hung must not be opened again: %v", cause)
+	}
+	fail = syscall.EIO // what hung fails in the end
 	close(hang)
 	until(t, "the disk to be let go of", d.over)
+	if cause := d.failure(); mayReopen(cause) {
+		t.Errorf("a disk whose fsync failed may be opened again: %v", cause)
+	}
 	if err := logs.Set([]byte("k"), []byte("x")); err == nil {
 		t.Error("a failed disk takes writes")
 	}

@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -64,6 +65,11 @@ type Store struct {
 	health   map[string]*serverHealth // by id, as seen while this node led in healthTerm
 
 	healthTerm uint64
+
+	// unwilling are the last errors of nodes that were not taken in, by address, so
+	// that each is logged once. Only run uses it. An entry of a node that is gone
+	// stays; there are as many as addresses that the fleet ever had.
+	unwilling map[string]string
 }
 
 // view is a state and the channel that is closed when a newer one comes.
@@ -98,6 +104,7 @@ func open(given Config) (*Store, error) {
 	s := &Store{
 		cfg: cfg, addr: cfg.Advertise, log: cfg.Log,
 		poke: make(chan struct{}, 1), stopped: make(chan struct{}), health: make(map[string]*serverHealth),
+		unwilling: make(map[string]string),
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.view.Store(&view{&State{Switches: Switches{Hot: true}}, make(chan struct{})})
@@ -345,11 +352,13 @@ func (s *Store) run(l *life) {
 
 func (s *Store) running() bool { return s.ctx.Err() == nil }
 
-// peers asks gossip who is there.
+// peers asks gossip who is there: nodes with a raft port, but this one.
 func (s *Store) peers() []Peer {
 	s.peersMu.Lock()
 	defer s.peersMu.Unlock()
-	return s.cfg.Peers()
+	return slices.DeleteFunc(slices.Clone(s.cfg.Peers()), func(p Peer) bool {
+		return p.Addr == "" || p.Addr == s.addr || p.ID == s.id
+	})
 }
 
 // report notes why the disk failed.
@@ -367,7 +376,6 @@ func (s *Store) report(cause error) {
 // reopen waits until the disk of a life that failed works again, and begins
 // another; nil when the store is stopped.
 func (s *Store) reopen(old *life) *life {
-	usable := mayReopen(old.failure())
 	timer := time.NewTicker(s.cfg.Timers.Reopen)
 	defer timer.Stop()
 	for {
@@ -376,7 +384,8 @@ func (s *Store) reopen(old *life) *life {
 			return nil
 		case <-timer.C:
 		}
-		if !usable || !old.disk.over() {
+		// Only when the disk is let go of is it known how the last write ended.
+		if !old.disk.over() || !mayReopen(old.failure()) {
 			continue
 		}
 		d, err := s.openData()
@@ -462,11 +471,18 @@ func untilFailure(l *life, cancel context.CancelFunc) (stop func()) {
 // compare notes whether this node's constants are the fleet's.
 func (s *Store) compare() {
 	fleet, own := s.State().Constants, s.cfg.Constants
+	if fleet == (Constants{}) || own == (Constants{}) {
+		return
+	}
+	s.differ(mismatch(fleet, own))
+}
+
+// differ notes that this node's constants are not the fleet's, or, with nil, that
+// they are.
+func (s *Store) differ(err error) {
 	text := ""
-	if fleet != (Constants{}) && own != (Constants{}) {
-		if err := mismatch(fleet, own); err != nil {
-			text = err.Error()
-		}
+	if err != nil {
+		text = err.Error()
 	}
 	s.mu.Lock()
 	news := text != "" && s.problem.constants == ""

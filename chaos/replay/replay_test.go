@@ -18,7 +18,10 @@ import (
 	"grapevine/chaos/workload"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// net/http holds a connection that it closes half a second for the client to take the last bytes; that is not a leak.
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
+}
 
 // sessions is a small generated workload: rate sessions a second of up to turns turns, all of them continued for sure but for
 // the last.
