@@ -33,6 +33,12 @@ func startAgreeing(t *testing.T, urls ...string) []*Node {
 // startAgreeingWith does so with what else the configuration says.
 func startAgreeingWith(t *testing.T, adjust func(*Config), urls ...string) []*Node {
 	t.Helper()
+	return startAgreeingWithin(t, patientChange, adjust, urls...)
+}
+
+// startAgreeingWithin does so with the time that a change may take.
+func startAgreeingWithin(t *testing.T, change time.Duration, adjust func(*Config), urls ...string) []*Node {
+	t.Helper()
 	var nodes []*Node
 	for _, name := range []string{"one", "two", "three"} {
 		var join []string
@@ -45,7 +51,7 @@ func startAgreeingWith(t *testing.T, adjust func(*Config), urls ...string) []*No
 		}
 		cfg.WarmDeadline = 2 * time.Second
 		adjust(&cfg)
-		nodes = append(nodes, startNode(t, cfg))
+		nodes = append(nodes, startNodeWithin(t, cfg, change))
 	}
 	awaitAgreement(t, nodes...)
 	return nodes
@@ -239,7 +245,7 @@ func TestLeaderStops(t *testing.T) {
 func TestMajorityLost(t *testing.T) {
 	leakCheck(t)
 	e := newFakeEngine(t, "m")
-	nodes := startAgreeing(t, e.URL)
+	nodes := startAgreeingWithin(t, 0, func(*Config) {}, e.URL)
 	last := nodes[2]
 	kill(t, nodes[0])
 	kill(t, nodes[1])
@@ -308,7 +314,7 @@ func TestServesBeforeThereIsAnAgreement(t *testing.T) {
 	e := newFakeEngine(t, "m")
 	cfg := agreeingConfig(t, "one", []string{"127.0.0.2:1"}, e.URL)
 	cfg.WarmDeadline = 100 * time.Millisecond
-	n := startNode(t, cfg)
+	n := startNodeWithin(t, cfg, 0)
 	if status, _, _ := chat(t, n, chatBody("m", "hello")); status != 200 {
 		t.Error(status)
 	}

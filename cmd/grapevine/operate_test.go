@@ -51,9 +51,13 @@ func TestOperateByCommands(t *testing.T) {
 	data := filepath.Join(dir, "data")
 	url, entered, let := slowEngine(t)
 	p := serve(t, "--node-name", "one", "--secret", fleetSecret, "--data-dir", data, "--admin-token-file", token, "--drain-grace", "0s")
-	do := func(args ...string) result {
+	do := func(args ...string) (got result) {
 		t.Helper()
-		return grapevine(t, "", append(args, "--admin", p.admin, "--admin-token-file", token)...)
+		eventually(t, "a leader that has the time", func() bool { // on a busy machine not always within 2 s
+			got = grapevine(t, "", append(args, "--admin", p.admin, "--admin-token-file", token)...)
+			return got.code == 0 || !strings.Contains(got.err, "no leader") && !strings.Contains(got.err, "outcome unknown")
+		})
+		return got
 	}
 	if got := grapevine(t, "", "backends", "--admin", p.admin); got.code != exitFailed || !strings.Contains(got.err, "token") {
 		t.Errorf("without the token: %+v", got)
@@ -68,7 +72,7 @@ func TestOperateByCommands(t *testing.T) {
 	if got := do("backends", "add", "--name", "gpu1", url, "http://h"); got.code != exitUsage {
 		t.Errorf("one name for two: %+v", got)
 	}
-	if got := do("backends", "add", "--name", "gpu1", "--zone", "a", url); got.code != 0 {
+	if got := do("backends", "add", "--name", "gpu1", "--zone", "a", url); got.code != 0 && !strings.Contains(got.err, "exists already") { // by an attempt before
 		t.Fatalf("%+v", got)
 	}
 	if got := do("backends", "add", "--name", "gpu2", url); got.code != exitFailed || !strings.Contains(got.err, "gpu1") {

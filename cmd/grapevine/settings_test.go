@@ -25,8 +25,9 @@ var samples = map[string]sample{
 		"strategy=session,model=m* strategy=random,path=/p,header=x-a:b",
 		"[{strategy: session, model: m*}, {strategy: random, path: /p, header: x-a, value: b}]",
 	},
-	"join":    {"10.0.0.1:7946 dns:nodes.example:7946", "[10.0.0.1:7946, 'dns:nodes.example:7946']"},
-	"weights": {"prefix=3,load=0.5", "{prefix: 3, load: 0.5}"},
+	"join":          {"10.0.0.1:7946 dns:nodes.example:7946", "[10.0.0.1:7946, 'dns:nodes.example:7946']"},
+	"backends_from": {"file:/etc/gpus dns:gpus.example:8000", "['file:/etc/gpus', 'dns:gpus.example:8000']"},
+	"weights":       {"prefix=3,load=0.5", "{prefix: 3, load: 0.5}"},
 }
 
 var samplesByKind = map[string]sample{
