@@ -55,18 +55,18 @@ func (r *Router) easeIn(s *Scene, strategy *named) {
 	cold := 0
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		if c.warmth = r.warmth(c.slot, s.Now); c.warmth < 1 {
+		if c.warmth = float32(r.warmth(c.slot, s.Now)); c.warmth < 1 {
 			cold++
 		}
-		total += c.warmth * c.Weight
+		total += float64(c.warmth) * c.Weight
 	}
 	if cold == 0 {
 		return
 	}
-	let := func(c *Candidate) bool { return c.credited(s, c.warmth*c.Weight/total) }
+	let := func(c *Candidate) bool { return c.credited(s, float64(c.warmth)*c.Weight/total) }
 	if by, ok := strategy.Strategy.(sticky); ok {
 		if key, ok := by.key(s); ok {
-			let = func(c *Candidate) bool { return rendezvous(mix(key), c.key, 1, false) < c.warmth }
+			let = func(c *Candidate) bool { return rendezvous(mix(key), c.key, 1, false) < float64(c.warmth) }
 		}
 	}
 	n := 0

@@ -82,9 +82,9 @@ type Candidate struct {
 	inferred float64 // Queued by placements; 0 if not inferred
 	half     bool    // may only be given a trial request
 
-	warmth     float64 // see easeIn, which sets these three
-	turnedAway bool
-	charged    bool // the request comes off its credit
+	// See easeIn, which sets these three. They fit into the word of half.
+	turnedAway, charged bool // charged: the request comes off its credit
+	warmth              float32
 }
 
 // KVUsage returns the share of the KV cache in use, 0 to 1: by the engine's own report, else by the own active
