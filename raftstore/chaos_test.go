@@ -180,6 +180,7 @@ func linearizable(t *testing.T, size, clients int, length time.Duration) {
 	r := seeded(t)
 	f := newFleet(t, size, func(c *Config) {
 		c.Timers.Call, c.Timers.Write = 2*time.Second, 500*time.Millisecond
+		c.Timers.Heartbeat, c.Timers.Lease = 300*time.Millisecond, 300*time.Millisecond
 	}).start()
 	until(t, "the first write", func() bool {
 		_, err := f.running()[0].Apply(t.Context(), add("first"))

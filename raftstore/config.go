@@ -58,7 +58,7 @@ type Config struct {
 // them. All nodes of a group must use the same Heartbeat.
 type Timers struct {
 	Heartbeat     time.Duration // 300 ms without a leader's word before an election
-	Lease         time.Duration // 150 ms without a quorum before a leader steps down
+	Lease         time.Duration // without a quorum before a leader steps down; as long as Heartbeat
 	Commit        time.Duration // 50 ms until followers learn what is committed when nothing follows
 	Write         time.Duration // 1 s for one write to disk, then the store is failed
 	Probe         time.Duration // 5 s without a write before a leader writes something to try its disk
@@ -156,13 +156,13 @@ func checkReach(advertise string, listens net.Addr, secure bool) error {
 
 func (t *Timers) normal() error {
 	defaults := Timers{
-		Heartbeat: 300 * time.Millisecond, Lease: 150 * time.Millisecond, Commit: 50 * time.Millisecond,
+		Heartbeat: 300 * time.Millisecond, Lease: 300 * time.Millisecond, Commit: 50 * time.Millisecond,
 		Write: time.Second, Probe: 5 * time.Second, Call: 1800 * time.Millisecond, Poll: time.Second, Stable: 10 * time.Second,
 		Dead: 5 * time.Minute, Forget: 10 * time.Minute, Reopen: 5 * time.Second,
 		SnapshotEvery: 30 * time.Second, SnapshotAfter: 512, KeepLog: 512,
 	}
 	if t.Heartbeat != 0 {
-		defaults.Lease = t.Heartbeat / 2
+		defaults.Lease = t.Heartbeat
 	}
 	for _, f := range []struct {
 		field *time.Duration

@@ -48,7 +48,7 @@ func TestOneGroupWhateverTheOrder(t *testing.T) {
 		}
 		f := newFleet(t, size, func(c *Config) {
 			c.Expect = 3
-			c.Timers.Heartbeat, c.Timers.Lease, c.Timers.Poll = 200*time.Millisecond, 100*time.Millisecond, 25*time.Millisecond
+			c.Timers.Heartbeat, c.Timers.Lease, c.Timers.Poll = 250*time.Millisecond, 250*time.Millisecond, 25*time.Millisecond
 		})
 		order := r.Perm(size)
 		var waits []time.Duration
