@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -258,16 +259,33 @@ func (n *node) resume() {
 }
 
 // open makes the node's store on its address without starting it.
-func (n *node) open() (*Store, error) {
+func (n *node) open() (s *Store, err error) {
 	cfg := n.config()
-	var ln net.Listener
 	until(n.fleet.t, "port "+n.addr(), func() (ok bool) {
-		var err error
-		ln, err = net.Listen("tcp", n.addr())
+		cfg.Listener, err = net.Listen("tcp", n.addr())
 		return err == nil
 	})
-	cfg.Listener = ln
-	return Open(cfg)
+	err = whenFree(n.fleet.t, func() error {
+		if cfg.Listener == nil {
+			if cfg.Listener, err = net.Listen("tcp", n.addr()); err != nil {
+				return err
+			}
+		}
+		s, err = Open(cfg)
+		cfg.Listener = nil // closed if it is not in use
+		return err
+	})
+	return s, err
+}
+
+// whenFree does what opens a data file, again while the file is in use: who was
+// killed may still wait for the disk.
+func whenFree(t testing.TB, do func() error) (err error) {
+	until(t, "the data file", func() bool {
+		err = do()
+		return err == nil || !strings.Contains(err.Error(), "in use by another process")
+	})
+	return err
 }
 
 func (n *node) start() *Store {

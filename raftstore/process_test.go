@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -78,8 +79,16 @@ func child(config string) error {
 	return s.Stop(context.Background())
 }
 
-// write writes until there is an order.
+// write writes until there is an order. What is older than its last fifty writes
+// is removed again, so that the store does not fill, however long this takes.
 func write(s *Store, orders <-chan string) {
+	apply := func(cmd Command) error {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		_, err := s.Apply(ctx, cmd)
+		return err
+	}
+	var kept []string
 	for n := 0; ; n++ {
 		select {
 		case <-orders:
@@ -87,11 +96,14 @@ func write(s *Store, orders <-chan string) {
 		default:
 		}
 		name := fmt.Sprintf("%s-%d-%d", s.ID(), os.Getpid(), n)
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-		_, err := s.Apply(ctx, add(name))
-		cancel()
-		if err == nil {
+		if apply(add(name)) == nil {
 			fmt.Println("ack", name)
+			kept = append(kept, name)
+		}
+		if len(kept) > 50 {
+			fmt.Println("gone", kept[0]) // or not: nothing more is said of it
+			_ = apply(RemoveBackends{kept[:1]})
+			kept = kept[1:]
 		}
 		time.Sleep(2 * time.Millisecond)
 	}
@@ -120,7 +132,8 @@ type process struct {
 	done   chan struct{} // closed when its output has ended
 
 	mu       sync.Mutex
-	acked    []string // over all its lives
+	writes   int             // acknowledged, over all its lives
+	acked    map[string]bool // of them those that must be there
 	has      map[string]bool
 	quiet    bool
 	complete bool
@@ -159,7 +172,10 @@ func (p *process) listen(out io.Reader) {
 		p.mu.Lock()
 		switch what {
 		case "ack":
-			p.acked = append(p.acked, rest)
+			p.writes++
+			p.acked[rest] = true
+		case "gone":
+			delete(p.acked, rest)
 		case "has":
 			p.has[rest] = true
 		case "quiet":
@@ -176,7 +192,7 @@ func (p *process) listen(out io.Reader) {
 func (p *process) acks() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.acked)
+	return p.writes
 }
 
 // kill is kill -9.
@@ -212,7 +228,7 @@ func TestKilledProcesses(t *testing.T) {
 				peers = append(peers, other)
 			}
 		}
-		p := &process{config: childConfig{Dir: t.TempDir(), Addr: addr, Peers: peers}}
+		p := &process{config: childConfig{Dir: t.TempDir(), Addr: addr, Peers: peers}, acked: map[string]bool{}}
 		p.start(t)
 		t.Cleanup(func() { p.kill() })
 		all = append(all, p)
@@ -243,13 +259,14 @@ func TestKilledProcesses(t *testing.T) {
 	for _, p := range all {
 		p.order(t, "quiet", &p.quiet)
 	}
-	var acked []string
+	acked, writes := make(map[string]bool), 0
 	for _, p := range all {
 		p.order(t, "read", &p.complete)
-		acked = append(acked, p.acked...)
+		maps.Copy(acked, p.acked)
+		writes += p.writes
 	}
 	for i, p := range all {
-		for _, name := range acked {
+		for name := range acked {
 			if !p.has[name] {
 				t.Errorf("acknowledged write %s is lost to process %d", name, i)
 			}
@@ -257,7 +274,7 @@ func TestKilledProcesses(t *testing.T) {
 		p.stdin.Close()
 		<-p.done
 	}
-	t.Logf("%d acknowledged writes, %d kills", len(acked), rounds+len(all))
+	t.Logf("%d acknowledged writes, %d of them to be found, %d kills", writes, len(acked), rounds+len(all))
 }
 
 // order sends an order and waits until it is carried out.
