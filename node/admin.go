@@ -224,12 +224,11 @@ func (n *Node) BackendList() *BackendList {
 	list := &BackendList{Backends: make([]BackendStatus, len(roster.list)), Sources: n.sources.status()}
 	for i, u := range roster.list {
 		s := BackendStatus{
-			ID: int(u.id), Name: u.Name, URL: u.URL, State: u.state.String(), Source: raftstore.Static.String(), Generation: u.generation,
+			ID: i, Name: u.Name, URL: u.URL, State: u.state.String(), Source: raftstore.Static.String(), Generation: u.generation,
 			Weight: u.Weight, Rate: math.Round(n.router.Rate(u.id)), HorizonS: n.tree.Horizon(u.id).Seconds(),
 		}
-		if b := u.agreed; b == nil {
-			s.ID = i // its own are provisional, and mean nothing elsewhere
-		} else {
+		if b := u.agreed; b != nil {
+			s.ID = int(b.ID) // until then its place in the node's own list
 			s.Agreed, s.Drained, s.Source, s.Reason, s.Version, s.Role, s.Zone = true, b.Drained, b.Source.String(), b.Reason, b.Version, b.Role, b.Zone
 			s.SinceS = ageS(time.UnixMilli(b.Since))
 		}

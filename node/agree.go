@@ -313,14 +313,8 @@ func missingBackends(s *raftstore.State, own []Backend) (specs []raftstore.Backe
 // goes by. fleet.mu is held. old is nil for the first one, now itself if only
 // the view is new.
 func (n *Node) publish(old, r *roster, v *policy.View) {
-	at := now()
 	if r != old {
-		for _, u := range r.list {
-			n.tree.SetGeneration(u.id, u.generation-firstGeneration, at)
-			if w := old.provisional(u.id); w != nil && w.Name != u.Name && r.version > 0 {
-				n.tree.Forget(u.id, at) // what this id meant here was another backend
-			}
-		}
+		n.setGenerations(r)
 	}
 	if v != nil {
 		n.router.SetView(v)
@@ -338,18 +332,49 @@ func (n *Node) publish(old, r *roster, v *policy.View) {
 	if n.knowledge != nil {
 		n.knowledge.setNames(r.names)
 	}
-	if old != nil && old.version == 0 && r.version > 0 {
-		n.moveFacts(old, r)
+	n.tellAgain(r)
+}
+
+// setGenerations tells the tree how often the engines have begun anew. What it knows
+// of its own list's is of the generation that the fleet tells of: no engine begins anew
+// by being agreed on.
+func (n *Node) setGenerations(r *roster) {
+	at := now()
+	for _, u := range r.list {
+		if generation := u.generation - firstGeneration; u.kept {
+			n.tree.AssumeGeneration(u.id, generation)
+		} else {
+			n.tree.SetGeneration(u.id, generation, at)
+		}
 	}
 }
 
-// provisional is the upstream that a node's own list has under an id, nil if the
-// roster is an agreed one.
-func (r *roster) provisional(id prefixtree.Backend) *upstream {
-	if r == nil || r.version > 0 {
-		return nil
+// tellAgain tells the other nodes what this one has placed on backends before it
+// knew how often they have begun anew: what it told of them until then was
+// refused as old news.
+func (n *Node) tellAgain(r *roster) {
+	if n.knowledge == nil || n.began.IsZero() {
+		return
 	}
-	return r.at(id)
+	late := make(map[prefixtree.Backend]bool)
+	for _, u := range r.list {
+		if u.kept && u.generation > firstGeneration {
+			late[u.id] = true
+		}
+	}
+	if len(late) == 0 {
+		return
+	}
+	began := prefixtree.Time(n.began.UnixMilli())
+	buffer := n.knowledge.announced.buffer()
+	news := *buffer
+	n.tree.Range(now(), func(f prefixtree.Fact) bool {
+		if late[f.Backend] && f.Time >= began {
+			news = append(news, f)
+		}
+		return len(news) < outboxLimit
+	})
+	n.knowledge.announced.post(buffer, news)
 }
 
 // knew says whether a roster, which may be nil, had a backend as it is now.
@@ -360,31 +385,6 @@ func (r *roster) knew(u *upstream) bool {
 	w := r.at(u.id)
 	return w != nil && w.Name == u.Name && w.generation == u.generation && w.KVTokens == u.KVTokens
 }
-
-// moveFacts gives what is known of caches to the ids that the fleet has agreed
-// on: a node that has just come knows it under the ids of its own list.
-func (n *Node) moveFacts(old, r *roster) {
-	moved := make([]*upstream, 0, len(old.list))
-	for _, u := range old.list {
-		if id, ok := r.names.Backend(prefixtree.BackendKey(u.Name)); ok && id != u.id {
-			moved = append(moved, u)
-		}
-	}
-	if len(moved) == 0 {
-		return
-	}
-	at := now()
-	n.tree.Snapshot(at, newBackendNames(moved), factPage, func(page []byte, _ int) bool {
-		if _, err := n.tree.ApplyDelta(page, r.names, 0, at); err != nil {
-			n.log.Error().Str("component", "agreement").Err(err).Msg("facts could not be moved")
-			return false
-		}
-		return true
-	})
-}
-
-// factPage bounds the facts that are moved at a time, in bytes.
-const factPage = 64 << 10
 
 // awaitBackends waits, within the time a start has for the others, until a node
 // without a list of its own has heard of backends, if somebody may tell it of some.

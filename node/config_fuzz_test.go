@@ -27,7 +27,7 @@ func FuzzParse(f *testing.F) {
 		if err := c.Validate("f.yaml", lines); err != nil {
 			return
 		}
-		known, err := newFleet(c.Backends, c.Rules, 0, time.Second)
+		known, err := newFleet(c.Backends, c.Rules, time.Second)
 		if err != nil {
 			if !strings.Contains(err.Error(), "ca_file") {
 				t.Errorf("valid, and no targets: %v\n%s", err, text)

@@ -19,7 +19,6 @@ type fleet struct {
 	backends []Backend // the node's own list; never changed
 	rules    []policy.Rule
 	locals   map[string]local // by backend name
-	base     int              // first id of the node's own list
 	idle     time.Duration    // how long an idle connection for questions is kept
 
 	// publish is told every new roster and the view made of it, under mu, so that
@@ -30,8 +29,9 @@ type fleet struct {
 	current atomic.Pointer[roster]
 	changed atomic.Pointer[chan struct{}] // closed when current is replaced
 
-	mu   sync.Mutex
-	last []policy.Backend // of the newest view
+	mu     sync.Mutex
+	last   []policy.Backend // of the newest view
+	places placements
 }
 
 // report is an engine's own word on its load, and when it was given; the zero
@@ -41,13 +41,13 @@ type report struct {
 	at time.Time
 }
 
-// newFleet begins with the node's own list, under ids from base on.
-func newFleet(backends []Backend, rules []Rule, base int, idle time.Duration) (*fleet, error) {
+// newFleet begins with the node's own list.
+func newFleet(backends []Backend, rules []Rule, idle time.Duration) (*fleet, error) {
 	locals, err := readLocals(backends)
 	if err != nil {
 		return nil, err
 	}
-	f := &fleet{backends: backends, rules: policyRules(rules), locals: locals, base: base, idle: idle}
+	f := &fleet{backends: backends, rules: policyRules(rules), locals: locals, idle: idle, places: newPlacements(backends)}
 	f.changed.Store(new(make(chan struct{})))
 	f.current.Store(f.configuredRoster())
 	return f, nil

@@ -29,6 +29,7 @@ type knowledge struct {
 	evidence  *evidence
 	checker   *checker // set once, before gossip starts
 	heard     heatBoard
+	unplaced  unplaced
 
 	mu      sync.Mutex // guards the scratch below
 	loads   []policy.PeerLoad
@@ -68,12 +69,32 @@ func (k *knowledge) Apply(_ string, payload []byte, shift time.Duration) (gossip
 
 // merge takes a batch or a page, which have one form. What it makes known that
 // only this node knows better is posted in turn; the tree sees to it that this ends.
+// What speaks of backends that are not known yet is taken once more when others are.
 func (k *knowledge) merge(payload []byte, shift time.Duration) (gossip.Applied, error) {
-	buffer := k.announced.buffer()
-	applied, news, err := k.tree.ApplyDeltaNews(payload, k.names.Load(), shift, now(), *buffer)
+	return k.mergeAt(payload, shift, time.Now())
+}
+
+// mergeAt is merge of what came at that time.
+func (k *knowledge) mergeAt(payload []byte, shift time.Duration, at time.Time) (gossip.Applied, error) {
+	buffer, names := k.announced.buffer(), k.names.Load()
+	applied, news, err := k.tree.ApplyDeltaNews(payload, names, shift, now(), *buffer)
 	k.announced.post(buffer, news)
 	k.late.Add(uint64(applied.Late))
+	if err == nil && applied.Unknown > 0 {
+		k.unplaced.keep(payload, shift, at)
+		if k.names.Load() != names {
+			k.mergeUnplaced() // the change may have come before this was kept
+		}
+	}
 	return gossip.Applied{Records: applied.Records, News: applied.News, Unknown: applied.Unknown}, err
+}
+
+// mergeUnplaced takes what could not be placed again. What still cannot be is
+// kept on.
+func (k *knowledge) mergeUnplaced() {
+	for _, told := range k.unplaced.take(time.Now()) {
+		_, _ = k.mergeAt(told.payload, told.shift, told.at) // it was well-formed before
+	}
 }
 
 // Snapshot implements gossip.Knowledge.
@@ -219,6 +240,7 @@ func (k *knowledge) setNames(names *backendNames) {
 		was, had := old.ids[key]
 		return ok && (!had || was != is)
 	})
+	k.mergeUnplaced()
 }
 
 // learn takes what the other nodes together found out about an engine.

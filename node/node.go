@@ -135,7 +135,7 @@ func (n *Node) buildRouting() error {
 		return fmt.Errorf("hasher: %w", err)
 	}
 	n.tree, err = prefixtree.New(prefixtree.Config{
-		Budget: int64(n.cfg.TreeBudget), Horizon: n.cfg.Horizon, MaxBackends: max(raftstore.MaxBackends, n.cfg.provisionalBase()+len(n.cfg.Backends)),
+		Budget: int64(n.cfg.TreeBudget), Horizon: n.cfg.Horizon, MaxBackends: n.cfg.maxPlaces(),
 	})
 	if err != nil {
 		return fmt.Errorf("tree: %w", err)
@@ -157,7 +157,7 @@ func (n *Node) buildRouting() error {
 	if n.knowledge != nil {
 		n.knowledge.router = n.router
 	}
-	if n.fleet, err = newFleet(n.cfg.Backends, n.cfg.Rules, n.cfg.provisionalBase(), n.cfg.UpstreamIdle); err != nil {
+	if n.fleet, err = newFleet(n.cfg.Backends, n.cfg.Rules, n.cfg.UpstreamIdle); err != nil {
 		return err
 	}
 	n.checker = newChecker(n)

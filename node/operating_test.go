@@ -262,9 +262,9 @@ func TestDifference(t *testing.T) {
 	}
 }
 
-// TestFactsMove: what a node has learned of caches under its own ids is there
-// under the agreed ones, but for backends whose place belonged to another.
-func TestFactsMove(t *testing.T) {
+// TestFactsStay: what a node has learned of caches before anything was agreed it
+// still knows when it is, whatever ids the fleet gives the backends.
+func TestFactsStay(t *testing.T) {
 	cfg := fleetConfig("one", nil, "http://127.0.0.3:1", "http://127.0.0.3:2", "http://127.0.0.3:3")
 	n, err := New(cfg)
 	if err != nil {
@@ -278,7 +278,7 @@ func TestFactsMove(t *testing.T) {
 	}
 	count, xor := facts(n)
 	if count == 0 {
-		t.Fatal("nothing to move")
+		t.Fatal("nothing to keep")
 	}
 	state := &raftstore.State{Version: 7, Backends: []raftstore.Backend{
 		{ID: 0, Generation: 1, Name: own.list[2].Name, URL: own.list[2].URL, Weight: 1, Version: 7},
@@ -308,7 +308,7 @@ func TestFactsMove(t *testing.T) {
 // TestDecisionsOutliveTheirRoster: a decision made a moment before a backend went
 // still leads there, and never to whoever has its id now.
 func TestDecisionsOutliveTheirRoster(t *testing.T) {
-	n, err := New(testConfig("http://127.0.0.3:1", "http://127.0.0.3:2"))
+	n, err := New(testConfig())
 	if err != nil {
 		t.Fatal(err)
 	}

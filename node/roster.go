@@ -35,8 +35,10 @@ type roster struct {
 // upstream is one backend of a roster.
 type upstream struct {
 	Backend
-	id         prefixtree.Backend
+	id         prefixtree.Backend // as this node counts; see placement
 	generation uint32
+	born       uint32 // generation under which this node first knew the id
+	kept       bool   // it was of the node's own list until this roster
 	state      policy.State
 	since      prefixtree.Time    // see policy.Backend.Since
 	agreed     *raftstore.Backend // nil: from the node's own list
@@ -95,19 +97,52 @@ func readLocals(backends []Backend) (map[string]local, error) {
 	return locals, nil
 }
 
-// provisionalStep is how many ids lie below those that a node gives its own list
-// while it does not know which ids the fleet has agreed on, so that the two do
-// not meet in most fleets. See Node.moveFacts.
-const provisionalStep = 256
-
-// provisionalBase is the first id of a node's own list. A node that is alone and
-// keeps nothing knows what will be agreed: its list, in its order.
-func (c *Config) provisionalBase() int {
-	if !c.inFleet() && c.DataDir == "" {
-		return 0
-	}
-	return max(provisionalStep, (2*len(c.Backends)+provisionalStep-1)/provisionalStep*provisionalStep)
+// placements give backends the ids by which this node, and nobody else, knows them.
+// A backend of its own list keeps its id when the fleet agrees on it: what is known
+// of the backend, what waits to be told of it, and requests that are on their way to
+// it outlast the change. An id that the fleet agreed on has the same one here for
+// ever, so that generations grow here as they do there.
+type placements struct {
+	own    map[string]prefixtree.Backend // of the node's own list, by name, that the fleet has not agreed on yet
+	agreed map[uint16]placement          // by agreed id
+	next   prefixtree.Backend
 }
+
+type placement struct {
+	id   prefixtree.Backend
+	born uint32 // the generation at first
+}
+
+// newPlacements gives the node's own list the first ids, in its order.
+func newPlacements(backends []Backend) placements {
+	p := placements{own: make(map[string]prefixtree.Backend, len(backends)), agreed: make(map[uint16]placement)}
+	for i := range backends {
+		p.own[backends[i].Name] = p.next
+		p.next++
+	}
+	return p
+}
+
+// place returns where a backend is here, and whether it keeps what it had in the
+// node's own list until now.
+func (p *placements) place(b *raftstore.Backend) (at placement, kept bool) {
+	if at, ok := p.agreed[b.ID]; ok {
+		return at, false
+	}
+	id, kept := p.own[b.Name]
+	if kept {
+		delete(p.own, b.Name)
+	} else {
+		id = p.next
+		p.next++
+	}
+	at = placement{id, b.Generation}
+	p.agreed[b.ID] = at
+	return at, kept
+}
+
+// maxPlaces is how many ids a node may come to need.
+func (c *Config) maxPlaces() int { return raftstore.MaxBackends + len(c.Backends) }
 
 // firstGeneration is what the store gives a backend that is the first under its id.
 const firstGeneration = 1
@@ -116,7 +151,7 @@ const firstGeneration = 1
 func (f *fleet) configuredRoster() *roster {
 	ups := make([]*upstream, len(f.backends))
 	for i := range f.backends {
-		ups[i] = &upstream{Backend: f.backends[i], id: prefixtree.Backend(f.base + i), generation: firstGeneration}
+		ups[i] = &upstream{Backend: f.backends[i], id: prefixtree.Backend(i), generation: firstGeneration, born: firstGeneration}
 	}
 	return f.newRoster(0, ups, f.rules)
 }
@@ -127,12 +162,13 @@ func (f *fleet) agreedRoster(s *raftstore.State) (*roster, error) {
 	ups := make([]*upstream, len(s.Backends))
 	for i := range s.Backends {
 		b := &s.Backends[i]
+		at, kept := f.places.place(b)
 		ups[i] = &upstream{
 			Backend: Backend{URL: b.URL, Name: b.Name, Models: b.Models, Weight: b.Weight, KVTokens: int(min(b.KVTokens, maxKVTokens))},
-			id:      prefixtree.Backend(b.ID), generation: b.Generation, state: stateOfBackend(b.State), since: f.since(b), agreed: b,
+			id:      at.id, generation: b.Generation, born: at.born, kept: kept, state: stateOfBackend(b.State), since: f.since(b, at.id), agreed: b,
 		}
 	}
-	slices.SortFunc(ups, func(a, b *upstream) int { return int(a.id) - int(b.id) })
+	slices.SortFunc(ups, func(a, b *upstream) int { return int(a.agreed.ID) - int(b.agreed.ID) })
 	rules, err := f.rulesOf(s)
 	return f.newRoster(s.Version, ups, rules), err
 }
@@ -172,9 +208,9 @@ func returned(b *raftstore.Backend) prefixtree.Time {
 
 // since is returned, or when this node learned that the engine has begun anew,
 // if that was later.
-func (f *fleet) since(b *raftstore.Backend) prefixtree.Time {
+func (f *fleet) since(b *raftstore.Backend, id prefixtree.Backend) prefixtree.Time {
 	since := returned(b)
-	u := f.roster().at(prefixtree.Backend(b.ID))
+	u := f.roster().at(id)
 	switch {
 	case u == nil || u.Name != b.Name || u.agreed == nil:
 		return since
@@ -270,7 +306,8 @@ func (r *roster) policyBackends() []policy.Backend {
 	list := make([]policy.Backend, len(r.list))
 	for i, u := range r.list {
 		list[i] = policy.Backend{
-			ID: u.id, Generation: u.generation, Name: u.Name, Models: u.models(), Weight: u.Weight, State: u.state,
+			// Counted from the first, since requests outlast that the fleet tells how often it has begun anew.
+			ID: u.id, Generation: u.generation - u.born, Name: u.Name, Models: u.models(), Weight: u.Weight, State: u.state,
 			KVTokens: u.kvTokens(), Since: u.since,
 		}
 	}

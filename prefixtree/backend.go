@@ -192,3 +192,15 @@ func (t *Tree) SetGeneration(b Backend, gen uint32, now Time) {
 	// keeps a backend's very first generation from fencing placements of the same millisecond.
 	t.limits[b].raiseFloor(min(now, Time(t.newest[b].Load())))
 }
+
+// AssumeGeneration tells b's generation to a tree that did not know it: what is known of b stays, as of that generation, and
+// Apply refuses facts of older ones. A generation that is not newer is ignored. Safe for concurrent use.
+func (t *Tree) AssumeGeneration(b Backend, gen uint32) {
+	if int(b) >= len(t.ledgers) {
+		return
+	}
+	l := &t.ledgers[b]
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.generation.Store(max(gen, l.generation.Load()))
+}

@@ -114,6 +114,32 @@ func TestHorizonWeighsExpected(t *testing.T) {
 	}
 }
 
+func TestAssumedGenerationKeepsFacts(t *testing.T) {
+	tree := newTree(t, Config{MaxBackends: 4})
+	chain := chainOf(t, 1, 30)
+	tree.Record(1, chain, start, nil)
+	old := tree.AppendFacts(nil, 1, chain, start+5)
+	tree.AssumeGeneration(1, 3)
+	tree.AssumeGeneration(1, 2)
+	tree.AssumeGeneration(4, 1) // not one of its backends
+	if h, _ := holderOf(tree, 1, chain, start); h.Blocks != 30 {
+		t.Errorf("kept %+v", h)
+	}
+	if f := tree.AppendFacts(nil, 1, chain, start+5); f[0].Generation != 3 {
+		t.Errorf("told as of generation %d", f[0].Generation)
+	}
+	for _, f := range old {
+		f.Time += 10
+		if tree.Apply(f) {
+			t.Fatal("took a fact of an old generation")
+		}
+	}
+	tree.SetGeneration(1, 3, start+10)
+	if _, ok := holderOf(tree, 1, chain, start+10); !ok {
+		t.Error("fenced by the generation that it has")
+	}
+}
+
 func TestGenerationAndForgetFence(t *testing.T) {
 	tree := newTree(t, Config{})
 	chain := chainOf(t, 1, 30)

@@ -1,0 +1,277 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"grapevine/prefixtree"
+	"grapevine/proxy/policy"
+	"grapevine/raftstore"
+)
+
+// stateWith is a state that gives these names the ids 0, 1, 2 and so on.
+func stateWith(version uint64, generation uint32, names ...string) *raftstore.State {
+	s := &raftstore.State{Version: version}
+	for i, name := range names {
+		s.Backends = append(s.Backends, raftstore.Backend{
+			ID: uint16(i), Generation: generation, Name: name, URL: "http://" + name + ":1", Weight: 1, Source: raftstore.Static, Version: version,
+		})
+	}
+	return s
+}
+
+// unstarted is a node of a fleet with a list of its own.
+func unstarted(t *testing.T, names ...string) *Node {
+	t.Helper()
+	var urls []string
+	for _, name := range names {
+		urls = append(urls, "http://"+name+":1")
+	}
+	cfg := fleetConfig("one", nil, urls...)
+	for i, name := range names {
+		cfg.Backends[i].Name = name
+	}
+	n, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.began = time.Now()
+	t.Cleanup(func() { stopNode(t, n) })
+	return n
+}
+
+// place sends a prompt on its way at once or, with the returned function, later.
+func (n *Node) place(t *testing.T, a *policy.Attempt, blocks []prefixtree.Hash) (dispatch func()) {
+	t.Helper()
+	if err := n.router.Pick(&policy.Request{Hashes: blocks, PromptBytes: 512 * len(blocks)}, now(), a); err != nil {
+		t.Fatal(err)
+	}
+	return func() { a.Dispatched(now()) }
+}
+
+// TestPlacementsOutlastTheAgreement: when a node changes from its own list to what
+// the fleet has agreed on, under other ids and generations, nothing is lost of what
+// it knows, has not told yet, or has on its way.
+func TestPlacementsOutlastTheAgreement(t *testing.T) {
+	for _, generation := range []uint32{firstGeneration, firstGeneration + 2} {
+		t.Run(fmt.Sprint("generation ", generation), func(t *testing.T) {
+			n := unstarted(t, "a", "b", "c", "d")
+			peer := newKnower(t, "c", "d", "a", "b")
+			for id := range 4 {
+				peer.tree.SetGeneration(prefixtree.Backend(id), generation-firstGeneration, now())
+			}
+			receive := func() {
+				for {
+					payload, records := n.knowledge.Drain(nil, 64<<10)
+					if records == 0 {
+						return
+					}
+					if _, err := peer.Apply("one", payload, 0); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			var attempts [24]policy.Attempt
+			var later []func()
+			for i := range attempts {
+				dispatch := n.place(t, &attempts[i], chain(i, 40))
+				switch {
+				case i < 8:
+					dispatch() // told before
+				case i < 16:
+					if i == 8 {
+						receive()
+					}
+					dispatch() // waits to be told
+				default:
+					later = append(later, dispatch)
+				}
+			}
+			// What the peer told before is of the generation that only it knows.
+			for i := range 4 {
+				peer.serve(t, new(policy.Attempt), chain(100+i, 40), 0)
+			}
+			payload, _ := peer.Drain(nil, 64<<10)
+			if _, err := n.knowledge.Apply("peer", payload, 0); err != nil {
+				t.Fatal(err)
+			}
+
+			if err := n.fleet.adopt(stateWith(7, generation, "d", "a", "c", "b")); err != nil {
+				t.Fatal(err)
+			}
+			for _, dispatch := range later {
+				dispatch()
+			}
+			receive()
+			count, xor := n.tree.FactDigest(now(), 0, prefixtree.Time(1)<<43, n.knowledge.names.Load())
+			atPeer, xorAtPeer := peer.tree.FactDigest(now(), 0, prefixtree.Time(1)<<43, peer.names.Load())
+			if least := uint64(len(attempts) + 4); count < least || atPeer != count || xorAtPeer != xor {
+				t.Errorf("%d facts here, %d at the peer, the same %v; want the same, %d at least", count, atPeer, xorAtPeer == xor, least)
+			}
+			if st := n.knowledge.outbox.Stats(); st.Unnamed > 0 || st.Pending > 0 {
+				t.Errorf("%+v", st)
+			}
+			active := int64(0)
+			for _, b := range n.BackendList().Backends {
+				active += b.Active
+			}
+			if active != int64(len(attempts)) {
+				t.Errorf("%d requests on their way, %d are counted", len(attempts), active)
+			}
+			for i := range attempts {
+				d := attempts[i].Decision()
+				if target, ok := n.fleet.roster().target(d.Backend, d.Name); !ok || target.Name != d.Name {
+					t.Errorf("the decision for %s leads to %q", d.Name, target.Name)
+				}
+				attempts[i].End(policy.Outcome{PromptTokens: 40 * 128, OutputTokens: 1}, now())
+			}
+		})
+	}
+}
+
+// TestIDsHereStandForIDsThere: whatever comes and goes, one agreed id is one id
+// here, no two share one, and a generation that is new there is new here.
+func TestIDsHereStandForIDsThere(t *testing.T) {
+	seed := rand.Uint64()
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	t.Logf("seed %d", seed)
+	n := unstarted(t, "a", "b", "c")
+	here := make(map[uint16]prefixtree.Backend)
+	generations := make([]uint32, 8)
+	names := []string{"a", "b", "c", "d", "e", "f", "g", "h"}
+	for version := uint64(1); version < 200; version++ {
+		s := &raftstore.State{Version: version}
+		rnd.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+		for id := range rnd.IntN(len(generations)) {
+			if rnd.IntN(3) == 0 {
+				generations[id]++ // another backend, or begun anew
+			}
+			b := stateWith(version, max(1, generations[id]), names[id]).Backends[0]
+			b.ID = uint16(id)
+			s.Backends = append(s.Backends, b)
+		}
+		if err := n.fleet.adopt(s); err != nil {
+			t.Fatal(err)
+		}
+		taken := make(map[prefixtree.Backend]bool)
+		for _, u := range n.fleet.roster().list {
+			id, known := here[u.agreed.ID]
+			if known && id != u.id || taken[u.id] || int(u.id) >= n.cfg.maxPlaces() {
+				t.Fatalf("version %d: agreed id %d is %d here, was %d", version, u.agreed.ID, u.id, id)
+			}
+			here[u.agreed.ID], taken[u.id] = u.id, true
+		}
+	}
+}
+
+// TestNewsBeforeTheBackend: what another node tells of a backend that this one has
+// not heard of yet is taken when it has.
+func TestNewsBeforeTheBackend(t *testing.T) {
+	n := unstarted(t)
+	peer := newKnower(t, "a")
+	for i := range 8 {
+		peer.serve(t, new(policy.Attempt), chain(i, 40), 0)
+	}
+	want, _ := tell(t, peer, &knower{knowledge: n.knowledge})
+	if want < 8 || n.tree.Stats().Facts != 0 {
+		t.Fatalf("%d records, %d facts", want, n.tree.Stats().Facts)
+	}
+	for version, names := range [][]string{{"b"}, {"b", "a"}} {
+		if err := n.fleet.adopt(stateWith(uint64(version+1), firstGeneration, names...)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, _ := n.tree.FactDigest(now(), 0, prefixtree.Time(1)<<43, n.knowledge.names.Load()); int(got) != want {
+		t.Errorf("%d of %d facts", got, want)
+	}
+}
+
+// TestUnplacedIsBounded: what nobody here knows anything of is forgotten by size and by age.
+func TestUnplacedIsBounded(t *testing.T) {
+	var u unplaced
+	at := time.Now()
+	for range 3 * unplacedBytes / 1024 {
+		u.keep(make([]byte, 1024), 0, at)
+	}
+	if len(u.told) != unplacedBytes/1024 || u.bytes != unplacedBytes {
+		t.Errorf("%d kept of %d bytes", len(u.told), u.bytes)
+	}
+	u.keep(nil, 0, at.Add(unplacedFor+time.Second))
+	if len(u.told) != 1 || u.bytes != 0 {
+		t.Errorf("%d kept of %d bytes", len(u.told), u.bytes)
+	}
+	if told := u.take(at.Add(3 * unplacedFor)); len(told) != 0 || len(u.told) != 0 {
+		t.Errorf("%d are still worth something", len(told))
+	}
+}
+
+// TestPlacementsWhileTheFleetIsFounded: three nodes, each with the engines in
+// another order, place prompts all the time while they come to agree for the first
+// time. In the end all of them know all of it.
+func TestPlacementsWhileTheFleetIsFounded(t *testing.T) {
+	leakCheck(t)
+	var urls []string
+	for range 4 {
+		urls = append(urls, newFakeEngine(t, "m").URL)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var senders sync.WaitGroup
+	client := &http.Client{Transport: &http.Transport{}}
+	defer client.CloseIdleConnections()
+	send := func(n *Node) {
+		for i := 0; ctx.Err() == nil; i++ {
+			// Nothing in common, so that nothing is taken back for not having been held.
+			text := strings.Repeat(fmt.Sprintf("%s %d: ", n.Name(), i), 2000)
+			resp, err := client.Post("http://"+n.Addr()+"/v1/chat/completions", "application/json", strings.NewReader(chatBody("m", text)))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			_ = resp.Body.Close()
+			if resp.StatusCode != http.StatusOK {
+				t.Errorf("%s: %s", n.Name(), resp.Status)
+				return
+			}
+		}
+	}
+	var nodes []*Node
+	for i, name := range []string{"one", "two", "three"} {
+		join := []string{"127.0.0.2:1"} // nobody: the others come to this one
+		if i > 0 {
+			join = []string{nodes[0].GossipAddr()}
+		}
+		cfg := agreeingConfig(t, name, join, slices.Concat(urls[i:], urls[:i])...)
+		cfg.WarmDeadline = 2 * time.Second
+		n := startNode(t, cfg)
+		nodes = append(nodes, n)
+		senders.Go(func() { send(n) })
+	}
+	awaitAgreement(t, nodes...)
+	cancel()
+	senders.Wait()
+	awaitFleet(t, nodes...)
+	var digests [3][2]uint64
+	eventually(t, "all know the same", func() bool {
+		for i, n := range nodes {
+			count, xor := n.tree.FactDigest(now(), 0, prefixtree.Time(1)<<43, n.knowledge.names.Load())
+			digests[i] = [2]uint64{count, xor}
+		}
+		return digests[0] == digests[1] && digests[1] == digests[2]
+	})
+	var placed, unnamed uint64
+	for _, n := range nodes {
+		placed += n.router.Stats().Picks
+		unnamed += n.knowledge.outbox.Stats().Unnamed
+	}
+	if placed == 0 || digests[0][0] < placed || unnamed > 0 {
+		t.Errorf("%d placements, %d facts, %d records were never told", placed, digests[0][0], unnamed)
+	}
+}
