@@ -7,6 +7,7 @@
 package health
 
 import (
+	"cmp"
 	"strings"
 	"sync"
 	"time"
@@ -289,7 +290,7 @@ func (b *Board) Verdict(key uint32, now time.Time) (Verdict, bool) {
 		OK: c.ok, Bad: c.failing, Avoid: b.avoid(e, now),
 	}
 	if v.Avoid && v.Reason == NoReason {
-		v.Reason = c.reason
+		v.Reason = cmp.Or(c.reason, c.rumour)
 	}
 	return v, true
 }

@@ -159,6 +159,32 @@ func TestFailsFast(t *testing.T) {
 	w.until(time.Second, "nobody avoids it once a request was answered", func() bool { return w.avoiding(5) == 0 })
 }
 
+// TestRequestsTakeNothingDown: however many requests of however many nodes fail, an
+// engine that answers probes is left alone, and not written down.
+func TestRequestsTakeNothingDown(t *testing.T) {
+	w := newWorld(t, 3, 4, seedOf(t))
+	w.run(5 * time.Second)
+	for range 100 {
+		for i, b := range w.boards {
+			if b.Failed(2, Status5xx, w.now) {
+				w.tell(i)
+			}
+		}
+		w.run(100 * time.Millisecond)
+	}
+	if got := w.avoiding(2); got != 3 {
+		t.Errorf("avoided by %d of 3 nodes", got)
+	}
+	if len(w.written) > 0 {
+		t.Errorf("written down: %v", w.written)
+	}
+	for i, b := range w.boards {
+		if v, ok := b.Verdict(2, w.now); !ok || !v.Avoid || v.Reason != Status5xx || v.Bad != 0 {
+			t.Errorf("node %d: %+v", i, v)
+		}
+	}
+}
+
 // TestFailuresOfOnesOwn: who is answered meanwhile does not believe that requests fail.
 func TestFailuresOfOnesOwn(t *testing.T) {
 	w := newWorld(t, 3, 4, seedOf(t))
@@ -221,8 +247,8 @@ func TestCommitsAreBounded(t *testing.T) {
 	for i := range 400 { // 40 s, ten engines fail in each tenth of a second
 		now = now.Add(100 * time.Millisecond)
 		for j := range 10 {
-			for range strikesToBad {
-				b.Failed(uint32((10*i+j)%1000+1), Status5xx, now)
+			for range failsToBad {
+				b.Probed(Probe{uint32((10*i+j)%1000 + 1), now}, Refused, now)
 			}
 		}
 		for _, p := range b.Proposals(now) {

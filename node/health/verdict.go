@@ -10,17 +10,23 @@ import (
 type count struct {
 	heard, ok, failing int
 	reason             Reason // of most that say it fails
+	rumour             Reason // of one that abstains, since requests alone say so
 }
 
 // majority says whether most of the reporters have been heard.
 func (c *count) majority(reporters int) bool { return 2*c.heard > reporters }
 
 // count counts the fresh reports of the engine's reporters, this node's own
-// among them.
+// among them. Who finds it failing by requests alone abstains: three answers of
+// 500 within a moment may be three bad requests, and to leave the engine alone, as
+// every node does then, is enough.
 func (b *Board) count(e *engine, now time.Time) (c count) {
 	var why [reasons]int
-	vote := func(ok, failing bool, reason Reason) {
+	vote := func(ok, failing, passive bool, reason Reason) {
 		switch {
+		case failing && passive:
+			c.rumour = reason
+			return
 		case failing:
 			c.failing++
 			why[min(reason, reasons-1)]++
@@ -34,12 +40,12 @@ func (b *Board) count(e *engine, now time.Time) (c count) {
 	for _, name := range e.reporters {
 		if name == b.cfg.Self {
 			e.own.expire(now)
-			vote(b.probedLately(&e.own, now), e.own.failing(), e.own.reason())
+			vote(b.probedLately(&e.own, now), e.own.failing(), !e.own.bad, e.own.reason())
 			continue
 		}
 		for i := range e.peers {
 			if p := &e.peers[i]; p.origin == name {
-				vote(p.OK, p.Failing, p.Reason)
+				vote(p.OK, p.Failing, p.Passive, p.Reason)
 			}
 		}
 	}
