@@ -21,7 +21,7 @@ const (
 	NoReason  Reason = iota
 	Refused          // nothing listens
 	Connect          // no connection for another reason
-	Timeout          // no answer in time
+	Timeout          // connected, and no answer in time
 	Reset            // connection lost before the answer
 	Status5xx        // answered 5xx
 	reasons
@@ -45,6 +45,11 @@ const (
 	// failsToBad probes in a row turn a reporter's word to failing; the second
 	// comes soon after the first (retryAfter). One alone may be bad luck.
 	failsToBad = 2
+	// timeoutsToBad probes in a row, of which it took the connections and answered
+	// none in time, do the same: an engine in the middle of a long prefill, or a
+	// machine that is short of memory, is as silent as one that hangs, and to take
+	// its work away for that costs its cache. With a timeout of 1.5 s, ten seconds.
+	timeoutsToBad = 6
 	// goodsToOK probes in a row turn it back. An engine that starts answers a
 	// probe or two before it falls over again.
 	goodsToOK = 3

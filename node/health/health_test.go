@@ -80,14 +80,34 @@ func TestDeadEngine(t *testing.T) {
 	}
 }
 
-// TestHungEngine: without traffic and without an answer it takes two timeouts.
+// TestHungEngine: without traffic and without an answer it takes six timeouts.
 func TestHungEngine(t *testing.T) {
 	w := newWorld(t, 5, 8, seedOf(t))
 	w.run(5 * time.Second)
 	w.dies(3, Timeout, time.Hour)
-	t.Logf("down after %s", w.until(5*time.Second, "down", func() bool { return w.down("engine-2") }))
+	t.Logf("down after %s", w.until(15*time.Second, "down", func() bool { return w.down("engine-2") }))
 	if len(w.renewed) > 0 {
 		t.Errorf("taken for restarted: %v", w.renewed)
+	}
+}
+
+// TestPausedEngine: one that answers nothing for some seconds and then goes on is not
+// taken down; one that cannot even be reached for as long is.
+func TestPausedEngine(t *testing.T) {
+	for why, down := range map[Reason]bool{Timeout: false, Connect: true} {
+		w := newWorld(t, 3, 4, seedOf(t))
+		alive := w.answer
+		w.run(5 * time.Second)
+		w.dies(2, why, simTimeout)
+		w.run(7 * time.Second)
+		if w.down("engine-1") != down || (w.avoiding(2) == 3) != down {
+			t.Errorf("%s for 7 s: down %v, avoided by %d of 3", why, w.down("engine-1"), w.avoiding(2))
+		}
+		w.answer = alive
+		w.run(time.Minute)
+		if w.down("engine-1") || w.avoiding(2) > 0 {
+			t.Errorf("%s for 7 s: it has not come back", why)
+		}
 	}
 }
 
@@ -119,7 +139,7 @@ func TestPartitionedNode(t *testing.T) {
 		}
 		return alive(node, key, at)
 	}
-	w.run(8 * time.Second)
+	w.run(15 * time.Second) // its timeouts, and the others' moment
 	for range 600 {
 		w.run(100 * time.Millisecond)
 		for i, b := range w.boards[:4] {

@@ -13,6 +13,7 @@ type own struct {
 	began    time.Time // of the last probe
 	probed   time.Time // when the last probe ended; zero none
 	fails    int       // probes in a row
+	timeouts int       // of these, were taken and not answered
 	goods    int
 	bad      bool // by probes
 	badWhy   Reason
@@ -95,7 +96,7 @@ func (b *Board) Probed(p Probe, why Reason, now time.Time) (changed, back bool) 
 	switch {
 	case why == NoReason:
 		back = o.fails > 0
-		o.fails = 0
+		o.fails, o.timeouts = 0, 0
 		if o.goods++; o.goods >= goodsToOK {
 			o.bad = false
 		}
@@ -104,7 +105,11 @@ func (b *Board) Probed(p Probe, why Reason, now time.Time) (changed, back bool) 
 	default:
 		o.goods = 0
 		o.badWhy = why
-		if o.fails++; o.fails >= failsToBad {
+		o.fails++
+		if why == Timeout {
+			o.timeouts++
+		}
+		if o.fails-o.timeouts >= failsToBad || o.fails >= timeoutsToBad {
 			o.bad = true
 		} else {
 			pause = retryAfter

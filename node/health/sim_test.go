@@ -128,7 +128,10 @@ func (w *world) run(d time.Duration) {
 			for _, p := range probes {
 				why, took := w.answer(i, p.Backend, w.now)
 				if took >= simTimeout {
-					why, took = Timeout, simTimeout
+					took = simTimeout
+					if why != Connect {
+						why = Timeout
+					}
 				}
 				w.after(took, func() {
 					if changed, _ := b.Probed(p, why, w.now); changed {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"sync/atomic"
 	"syscall"
 )
@@ -19,7 +20,7 @@ const (
 	Alive   Ailment = iota
 	Refused         // nothing listens
 	NoRoute         // no connection for another reason
-	Silent          // no answer in time
+	Silent          // took the connection, and gave no answer in time
 	Broken          // connection lost before the answer, or no HTTP
 	Sick            // answered 5xx
 )
@@ -47,6 +48,15 @@ func (p *Prober) Probe(ctx context.Context) (Ailment, error) {
 	if p.noPath.Load() {
 		path = modelsPath
 	}
+	var reached atomic.Bool
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		GotConn: func(httptrace.GotConnInfo) { reached.Store(true) },
+		ConnectDone: func(_, _ string, err error) { // a busy engine does not get to a handshake of TLS either
+			if err == nil {
+				reached.Store(true)
+			}
+		},
+	})
 	status, err := p.get(ctx, path)
 	if err == nil && status == http.StatusNotFound && path != modelsPath {
 		p.noPath.Store(true)
@@ -56,7 +66,7 @@ func (p *Prober) Probe(ctx context.Context) (Ailment, error) {
 	switch {
 	case err != nil:
 		p.noPath.Store(false) // what comes back may be another release
-		return ailmentOf(err), fmt.Errorf("%s: %w", path, err)
+		return ailmentOf(err, reached.Load()), fmt.Errorf("%s: %w", path, err)
 	case status >= 500:
 		return Sick, fmt.Errorf("%s: answered %d", path, status)
 	}
@@ -81,17 +91,19 @@ func (p *Prober) get(ctx context.Context, path string) (status int, err error) {
 	return resp.StatusCode, nil
 }
 
-func ailmentOf(err error) Ailment {
+// ailmentOf judges an error; reached: there was a connection.
+func ailmentOf(err error, reached bool) Ailment {
 	var (
 		timeout net.Error
 		op      *net.OpError
 	)
+	late := errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout()
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return Refused
-	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout():
+	case late && reached:
 		return Silent
-	case errors.As(err, &op) && op.Op == "dial":
+	case late, errors.As(err, &op) && op.Op == "dial":
 		return NoRoute
 	}
 	return Broken

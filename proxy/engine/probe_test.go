@@ -6,7 +6,9 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -75,8 +77,22 @@ func TestProbeAilments(t *testing.T) {
 	if got, err := newProber("http://" + addr).Probe(t.Context()); got != Refused || err == nil {
 		t.Errorf("closed port: %d, %v", got, err)
 	}
-	if got, err := newProber("http://no-such-host.invalid").Probe(t.Context()); got != NoRoute && got != Silent || err == nil {
-		t.Errorf("no such host: %d, %v", got, err)
+	for what, dial := range map[string]func(context.Context, string, string) (net.Conn, error){
+		"no route": func(_ context.Context, network, _ string) (net.Conn, error) {
+			return nil, &net.OpError{Op: "dial", Net: network, Err: os.NewSyscallError("connect", syscall.EHOSTUNREACH)}
+		},
+		"black hole": func(ctx context.Context, network, _ string) (net.Conn, error) {
+			<-ctx.Done()
+			return nil, &net.OpError{Op: "dial", Net: network, Err: ctx.Err()}
+		},
+	} {
+		p := newProber("http://engine.test:8000")
+		p.Client.Transport = &http.Transport{DialContext: dial}
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		if got, err := p.Probe(ctx); got != NoRoute || err == nil {
+			t.Errorf("%s: %d, %v", what, got, err)
+		}
+		cancel()
 	}
 
 	release := make(chan struct{})
@@ -88,10 +104,21 @@ func TestProbeAilments(t *testing.T) {
 	}))
 	defer hung.Close()
 	defer close(release)
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	// Long enough for a connection on a busy machine; it is all that the test waits for.
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	if got, err := newProber(hung.URL).Probe(ctx); got != Silent || err == nil {
 		t.Errorf("hung: %d, %v", got, err)
+	}
+	deaf, err := net.Listen("tcp", "127.0.0.1:0") // connections are taken by the kernel, and nobody speaks TLS on them
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer deaf.Close()
+	ctx, cancel = context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if got, err := newProber("https://" + deaf.Addr().String()).Probe(ctx); got != Silent || err == nil {
+		t.Errorf("deaf: %d, %v", got, err)
 	}
 	ctx, cancel = context.WithCancel(t.Context())
 	cancel()
