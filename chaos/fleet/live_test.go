@@ -50,7 +50,7 @@ type figure struct {
 	ok                     bool
 }
 
-// atMost records a figure and fails the test if it is above its limit, or no number; NaN as the limit records only.
+// atMost records a figure and fails the test if it is above its limit, or no number.
 func atMost(t *testing.T, what string, got, limit float64, unit string) {
 	t.Helper()
 	record(t, what, got, limit, unit, "<=", got <= limit)

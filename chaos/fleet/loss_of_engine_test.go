@@ -215,8 +215,14 @@ func TestLiveEngineDies(t *testing.T) {
 	atMost(t, "avoided by every router after", avoided.Sub(died).Seconds(), whenFull(full, 1.0, 10), "s")
 	atMost(t, "down at every router after", down.Sub(died).Seconds(), whenFull(full, 5.0, 30), "s")
 	atMost(t, "up at every router after its return", up.Sub(rose).Seconds(), whenFull(full, 10.0, 60), "s")
-	atMost(t, "its share of a fair one in its first five seconds", 100*first, 60, "%")
-	atLeast(t, "its share of a fair one in the end", 100*last, whenFull(full, 20.0, 0), "%") // few requests tell little
+	const begins, ends = "its share of a fair one in its first five seconds", "its share of a fair one in the end"
+	if !full { // the few requests of a short run may all go elsewhere, or none end in these seconds
+		shown(t, begins, 100*first, "%")
+		shown(t, ends, 100*last, "%")
+		return
+	}
+	atMost(t, begins, 100*first, 60, "%")
+	atLeast(t, ends, 100*last, 20, "%")
 }
 
 // waitAnswers returns when an engine's port answers.
