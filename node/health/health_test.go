@@ -80,6 +80,24 @@ func TestDeadEngine(t *testing.T) {
 	}
 }
 
+// TestOneRestartIsOneGeneration: a restart that is written down, and an engine's
+// return that is not for a while, do not make the next attempt another restart.
+func TestOneRestartIsOneGeneration(t *testing.T) {
+	w := newWorld(t, 3, 4, seedOf(t))
+	w.run(5 * time.Second)
+	alive := w.answer
+	w.dies(3, Refused, time.Millisecond)
+	w.until(5*time.Second, "down", func() bool { return w.down("engine-2") })
+	w.backends = slices.Clone(w.backends)
+	w.backends[2].Generation = 2 // somebody else has noticed
+	w.setBackends()
+	w.answer = alive
+	w.until(8*time.Second, "up", func() bool { return !w.down("engine-2") })
+	if want := []Generation{{"engine-2", 1}}; !slices.Equal(w.renewed, want) {
+		t.Errorf("renewed %v, want %v", w.renewed, want)
+	}
+}
+
 // TestHungEngine: without traffic and without an answer it takes six timeouts.
 func TestHungEngine(t *testing.T) {
 	w := newWorld(t, 5, 8, seedOf(t))

@@ -1,6 +1,7 @@
 package health
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -145,6 +146,7 @@ const (
 // written is the history of what the fleet wrote down about an engine.
 type written struct {
 	downAt, upAt time.Time // as this node saw it
+	generation   uint32    // when it went down; 0: it has been down since before this node knew it
 	hold         time.Duration
 	contentSince time.Time // most reporters are, since
 	proposedAt   time.Time
@@ -160,7 +162,7 @@ func (w *written) note(was, is *Backend, now time.Time) {
 		w.upAt = now
 		return
 	}
-	w.downAt = now
+	w.downAt, w.generation = now, is.Generation
 	switch {
 	case !is.ours():
 	case w.upAt.IsZero() || now.Sub(w.upAt) > relapseWithin:
@@ -229,7 +231,8 @@ func (b *Board) Proposals(now time.Time) []Proposal {
 		case e.Down && e.ours() && e.written.mayRise(now):
 			up.Names = append(up.Names, e.Name)
 			if e.gone() {
-				up.Renew = append(up.Renew, Generation{e.Name, e.Generation})
+				// Whoever noticed the restart meanwhile has ended that one, too.
+				up.Renew = append(up.Renew, Generation{e.Name, cmp.Or(e.written.generation, e.Generation)})
 			}
 		}
 	}
