@@ -15,7 +15,8 @@ import (
 
 // Changed is the answer to every change.
 type Changed struct {
-	// Version is that of the state in which the change is.
+	// Version is that of the state in which the change is; that of the state which
+	// the node that was asked has if there was nothing to change.
 	Version uint64 `json:"version"`
 	// Changed is false if everything was so already.
 	Changed bool `json:"changed"`
@@ -32,8 +33,11 @@ func (n *Node) change(ctx context.Context, c raftstore.Command) (*Changed, error
 	if err != nil {
 		return nil, err
 	}
+	if !result.Changed {
+		return &Changed{Version: s.State().Version}, nil // nothing will come that could be waited for
+	}
 	n.awaitVersion(ctx, s, result.Index)
-	return &Changed{Version: result.Index, Changed: result.Changed}, nil
+	return &Changed{Version: result.Index, Changed: true}, nil
 }
 
 // ownWait bounds how long the answer to a change is held until the node that was

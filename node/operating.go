@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"slices"
@@ -101,8 +102,29 @@ func (n *Node) putRules(w http.ResponseWriter, r *http.Request) {
 		refusalOf(err).write(w)
 		return
 	}
-	out.Changed = *done
+	if out.Changed = *done; !done.Changed {
+		out.Version = n.versionOfRules(r.Context(), s, body.Text)
+	}
 	answer(w, out)
+}
+
+// versionOfRules is the version of the rules that have this text already, by the
+// word of the leader. A node that is behind waits until it has them.
+func (n *Node) versionOfRules(ctx context.Context, s *raftstore.Store, text string) uint64 {
+	ctx, cancel := context.WithTimeout(ctx, ownWait)
+	defer cancel()
+	for {
+		changed := s.Changed()
+		rules := s.State().Rules
+		if rules.Text == text {
+			return rules.Version
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return rules.Version
+		}
+	}
 }
 
 // serveRaft answers GET /raft.

@@ -95,6 +95,21 @@ func TestWrongInput(t *testing.T) {
 	}
 }
 
+// TestNothingToChange: who asks for what is so already is told of a version that
+// there is.
+func TestNothingToChange(t *testing.T) {
+	leakCheck(t)
+	n := startAgreed(t, testConfig("http://127.0.0.3:1"))
+	name := n.cfg.Backends[0].Name
+	if _, err := admin(n).SetBackendState(t.Context(), []string{name}, "drain", ""); err != nil {
+		t.Fatal(err)
+	}
+	done, err := admin(n).SetBackendState(t.Context(), []string{name}, "drain", "")
+	if version := n.store.Load().State().Version; err != nil || done.Changed || done.Version != version {
+		t.Errorf("%+v %v, the state has version %d", done, err, version)
+	}
+}
+
 // TestRulesOfTheFleet: a file with mistakes is refused with all their lines, a
 // dry run shows the difference and changes nothing, and what is applied routes.
 func TestRulesOfTheFleet(t *testing.T) {
@@ -133,6 +148,10 @@ func TestRulesOfTheFleet(t *testing.T) {
 	again, err := c.ApplyRules(t.Context(), "rules:\n  - {strategy: session}\n", &done.Version, false)
 	if err != nil || again.Difference != " rules:\n-  - {strategy: random}\n+  - {strategy: session}\n" {
 		t.Errorf("%+v %v", again, err)
+	}
+	same, err := c.ApplyRules(t.Context(), "rules:\n  - {strategy: session}\n", &again.Version, false)
+	if err != nil || same.Changed.Changed || same.Difference != "" || same.Version != again.Version {
+		t.Errorf("the same text again: %+v %v, it has version %d", same, err, again.Version)
 	}
 	if _, err := c.ApplyRules(t.Context(), first, &done.Version, false); !errors.As(err, &refused) || refused.status != http.StatusConflict {
 		t.Errorf("%v", err)
