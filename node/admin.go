@@ -178,18 +178,18 @@ func (n *Node) routes() map[string]http.Handler {
 		"POST /keys/use":     n.changeKeys(member.KeyUse),
 		"POST /keys/remove":  n.changeKeys(member.KeyRemove),
 
-		"GET /backends":             http.HandlerFunc(n.listBackends),
-		"POST /backends":            http.HandlerFunc(n.addBackends),
-		"PATCH /backends":           http.HandlerFunc(n.setBackendState),
-		"DELETE /backends":          http.HandlerFunc(n.removeBackends),
-		"PATCH /backends/{name...}": http.HandlerFunc(n.updateBackend),
+		"GET /backends":             only(n.listBackends, "consistent"),
+		"POST /backends":            only(n.addBackends, "force"),
+		"PATCH /backends":           only(n.setBackendState),
+		"DELETE /backends":          only(n.removeBackends, "name"),
+		"PATCH /backends/{name...}": only(n.updateBackend, "force"),
 
-		"GET /rules":          show(func() any { return n.Rules() }),
-		"PUT /rules":          http.HandlerFunc(n.putRules),
-		"GET /raft":           http.HandlerFunc(n.serveRaft),
-		"POST /raft/transfer": http.HandlerFunc(n.transferLeadership),
-		"GET /prefixes":       http.HandlerFunc(n.servePrefixes),
-		"PATCH /prefixes":     http.HandlerFunc(n.switchPrefixes),
+		"GET /rules":          only(show(func() any { return n.Rules() })),
+		"PUT /rules":          only(n.putRules, "dry_run"),
+		"GET /raft":           only(n.serveRaft),
+		"POST /raft/transfer": only(n.transferLeadership),
+		"GET /prefixes":       only(n.servePrefixes),
+		"PATCH /prefixes":     only(n.switchPrefixes),
 	}
 }
 

@@ -152,6 +152,21 @@ func (d document) checkObject(t *testing.T, s map[string]any, v any, place strin
 	return wrong
 }
 
+// parameters are the names of an operation's query parameters.
+func (d document) parameters(t *testing.T, op map[string]any) (names []string) {
+	t.Helper()
+	list, _ := op["parameters"].([]any)
+	for _, v := range list {
+		if p := d.resolve(t, v); p["in"] == "query" {
+			names = append(names, p["name"].(string))
+		}
+	}
+	return names
+}
+
+// operating are the paths by which things are changed.
+var operating = []string{" /backends", " /rules", " /raft", " /prefixes"}
+
 // TestOpenAPINamesEveryPath: the document has every path and method that there
 // is, and no other.
 func TestOpenAPINamesEveryPath(t *testing.T) {
@@ -226,10 +241,20 @@ func TestOpenAPIHolds(t *testing.T) {
 		}
 		query := ""
 		switch op {
-		case "POST /backends", "PATCH /backends":
+		case "POST /backends":
 			query = "?force=true" // nobody answers at the example's URLs
 		case "DELETE /backends":
 			query = "?name=gpu8"
+		}
+		if named := d.parameters(t, ops[op]); slices.ContainsFunc(operating, func(path string) bool { return strings.Contains(op, path) }) {
+			if status, text := call(op, "?surprise=1", example); status != http.StatusBadRequest || !strings.Contains(text, `"place":"surprise"`) {
+				t.Errorf("%s with an unknown parameter: %d %s", op, status, text)
+			}
+			for _, p := range named {
+				if status, text := call(op, "?"+p+"=perhaps&surprise=1", example); status != http.StatusBadRequest || !strings.Contains(text, `"place":"surprise"`) {
+					t.Errorf("%s with %s, which is documented: %d %s", op, p, status, text)
+				}
+			}
 		}
 		status, text := call(op, query, example)
 		if status == http.StatusBadRequest || status == http.StatusUnsupportedMediaType {

@@ -6,8 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"mime"
 	"net/http"
+	"net/url"
+	"slices"
 	"strings"
 
 	"grapevine/raftstore"
@@ -159,6 +162,26 @@ func strictJSON(text []byte, place string, into any) *Refusal {
 		return invalid(join(place, strings.Trim(name, `"`)), "see docs/openapi.yaml for the fields there are", "is an unknown field")
 	}
 	return invalid(join(place, "body"), "", "%s", text2)
+}
+
+// only lets requests through whose query holds none but these parameters. One that
+// is misspelt would otherwise be as good as left out: ?dryrun would apply what was
+// to be tried, and of names to be removed some would be.
+func only(next http.HandlerFunc, parameters ...string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		given, err := url.ParseQuery(r.URL.RawQuery)
+		if err != nil {
+			invalid("query", "write NAME=VALUE&NAME=VALUE, escaped", "%v", err).write(w)
+			return
+		}
+		for _, name := range slices.Sorted(maps.Keys(given)) {
+			if !slices.Contains(parameters, name) {
+				invalid(name, "see docs/openapi.yaml for the parameters there are", "is an unknown parameter").write(w)
+				return
+			}
+		}
+		next(w, r)
+	}
 }
 
 // isSet reads a switch of a request's query: present without a value is on.
