@@ -83,10 +83,6 @@ func (n *Node) putRules(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	now := s.State().Rules
-	if len(body.Text) > raftstore.MaxRulesBytes {
-		invalid("text", "", "%d bytes, at most %d are possible", len(body.Text), raftstore.MaxRulesBytes).write(w)
-		return
-	}
 	out := RuleChange{DryRun: dry, Difference: difference(now.Text, body.Text)}
 	if dry {
 		if body.IfVersion != nil && *body.IfVersion != now.Version {

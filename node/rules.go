@@ -3,24 +3,37 @@ package node
 import (
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
 
 	"grapevine/proxy/policy"
+	"grapevine/raftstore"
 )
 
 // ParseRules reads the routing rules of a fleet: a YAML mapping with the key rules
 // and, under it, what a configuration has under that key. Every mistake is
 // reported, with its line: the error is a join of *ConfigError.
 func ParseRules(text string) ([]Rule, error) {
-	var doc yaml.Node
-	if err := yaml.Unmarshal([]byte(text), &doc); err != nil {
+	if len(text) > raftstore.MaxRulesBytes {
+		return nil, &ConfigError{Reason: fmt.Sprintf("%d bytes are more than the %d that are possible", len(text), raftstore.MaxRulesBytes), Remedy: "make one of several rules with model: PREFIX*"}
+	}
+	var doc, second yaml.Node
+	dec := yaml.NewDecoder(strings.NewReader(text))
+	switch err := dec.Decode(&doc); {
+	case errors.Is(err, io.EOF):
+		return nil, &ConfigError{Reason: "nothing is there", Remedy: "write rules: [] for none"}
+	case err != nil:
 		return nil, yamlError(err)
 	}
-	if doc.Kind == 0 {
-		return nil, &ConfigError{Reason: "nothing is there", Remedy: "write rules: [] for none"}
+	switch err := dec.Decode(&second); {
+	case errors.Is(err, io.EOF):
+	case err != nil:
+		return nil, yamlError(err)
+	default:
+		return nil, &ConfigError{Line: second.Line, Reason: "more than one YAML document", Remedy: "keep the first and remove the ---"}
 	}
 	var rules []Rule
 	lines := make(map[string]int)
