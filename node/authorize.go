@@ -40,10 +40,12 @@ func ReadToken(file string) (string, error) {
 var openPaths = map[string]bool{"/healthz": true, "/readyz": true, "/metrics": true}
 
 // guard lets through to the admin API who may use it. With a token that is who
-// has it; else everybody may look, and who sits on this machine may change
-// things. What may be done from a browser's page on this machine is not: changes
-// must say that they are JSON, and address the node by an address or localhost, not
-// by a name that somebody else's DNS may lead here.
+// has it. Without one everybody may look, and who sits on this machine may
+// change things and take profiles: not who comes through a proxy on this machine,
+// whose address is no more this machine's than his. Nor a page in a browser here:
+// changes must say that they are JSON, and whoever asks from here must address the
+// node by an address or as localhost, not by a name that somebody else's DNS may
+// lead here.
 func (n *Node) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if openPaths[r.URL.Path] {
@@ -68,25 +70,49 @@ func (n *Node) refusal(r *http.Request) *Refusal {
 		if err != nil {
 			return &Refusal{status: http.StatusInternalServerError, Reason: err.Error(), Remedy: "put the file in order: nobody is let in without it"}
 		}
-		given, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+		scheme, given, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 		want, got := sha256.Sum256([]byte(token)), sha256.Sum256([]byte(strings.TrimSpace(given)))
-		if !ok || subtle.ConstantTimeCompare(want[:], got[:]) != 1 {
+		if !strings.EqualFold(scheme, "Bearer") || subtle.ConstantTimeCompare(want[:], got[:]) != 1 {
 			return &Refusal{status: http.StatusUnauthorized, Reason: "the token is missing or wrong", Place: "Authorization",
 				Remedy: "send Authorization: Bearer TOKEN (grapevine --admin-token-file FILE)"}
 		}
 		return nil
 	}
-	if r.Method == http.MethodGet || r.Method == http.MethodHead || r.URL.Path == "/explain" {
-		return nil
-	}
 	host, _, err := net.SplitHostPort(r.RemoteAddr)
-	if err != nil || !net.ParseIP(host).IsLoopback() {
-		return &Refusal{status: http.StatusForbidden, Reason: "without a token changes are taken from the node's own machine only",
-			Remedy: "give the node an --admin-token-file, or run the command there"}
-	}
-	if name := hostname(r.Host); name != "localhost" && net.ParseIP(name) == nil {
+	here := err == nil && net.ParseIP(host).IsLoopback()
+	if name := hostname(r.Host); here && !strings.EqualFold(name, "localhost") && net.ParseIP(name) == nil {
 		return &Refusal{status: http.StatusForbidden, Reason: fmt.Sprintf("the node is addressed as %q", name), Place: "Host",
 			Remedy: "address it by IP or as localhost, or give it an --admin-token-file"}
 	}
+	if looks(r) {
+		return nil
+	}
+	if by := forwarded(r.Header); by != "" {
+		return &Refusal{status: http.StatusForbidden, Reason: "the request came through a proxy, and without a token changes are taken from the node's own machine only", Place: by,
+			Remedy: "give the node an --admin-token-file, or run the command there"}
+	}
+	if !here {
+		return &Refusal{status: http.StatusForbidden, Reason: "without a token changes are taken from the node's own machine only",
+			Remedy: "give the node an --admin-token-file, or run the command there"}
+	}
 	return nil
+}
+
+// looks says whether a request changes nothing and costs little.
+func looks(r *http.Request) bool {
+	if strings.HasPrefix(r.URL.Path, "/debug/") {
+		return false // a profile shows what runs, with its flags, and slows it down
+	}
+	return r.Method == http.MethodGet || r.Method == http.MethodHead || r.URL.Path == "/explain"
+}
+
+// forwarded names the header by which a proxy says that it passes a request on, "" if
+// none does.
+func forwarded(h http.Header) string {
+	for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-Ip", "Via"} {
+		if _, ok := h[name]; ok {
+			return name
+		}
+	}
+	return ""
 }

@@ -216,8 +216,10 @@ func TestToken(t *testing.T) {
 			}
 		}
 	}
-	if status := ask("/status", "Bearer the-first-token-of-all"); status != http.StatusOK {
-		t.Errorf("with the token: %d", status)
+	for _, right := range []string{"Bearer the-first-token-of-all", "bearer the-first-token-of-all", "Bearer  the-first-token-of-all"} {
+		if status := ask("/status", right); status != http.StatusOK {
+			t.Errorf("with %q: %d", right, status)
+		}
 	}
 	if _, err := admin(n).WithToken("", file).Status(t.Context()); err != nil {
 		t.Error(err)
@@ -238,7 +240,8 @@ func TestToken(t *testing.T) {
 }
 
 // TestChangesFromElsewhere: without a token nobody changes anything from another
-// machine, nor a page in a browser on this one; looking is free.
+// machine, through a proxy on this one, or from a page in a browser on it; looking is
+// free but for such a page.
 func TestChangesFromElsewhere(t *testing.T) {
 	n, err := New(testConfig())
 	if err != nil {
@@ -249,19 +252,35 @@ func TestChangesFromElsewhere(t *testing.T) {
 	for _, tc := range []struct {
 		method, path, from, host string
 		want                     bool
+		header                   string
 	}{
-		{"GET", "/backends", "10.0.0.9:5", "router:8081", true},
-		{"POST", "/explain", "10.0.0.9:5", "router:8081", true},
-		{"POST", "/backends", "127.0.0.1:5", "127.0.0.1:8081", true},
-		{"DELETE", "/backends", "[::1]:5", "localhost:8081", true},
-		{"POST", "/backends", "10.0.0.9:5", "10.0.0.1:8081", false},
-		{"PUT", "/rules", "[fd00::9]:5", "10.0.0.1:8081", false},
-		{"PATCH", "/backends/x", "somewhere", "10.0.0.1:8081", false},
-		{"POST", "/keys/install", "10.0.0.9:5", "10.0.0.1:8081", false},
-		{"PATCH", "/backends", "127.0.0.1:5", "rebound.example:8081", false}, // a name that led elsewhere a moment ago
+		{"GET", "/backends", "10.0.0.9:5", "router:8081", true, ""},
+		{"POST", "/explain", "10.0.0.9:5", "router:8081", true, ""},
+		{"POST", "/backends", "127.0.0.1:5", "127.0.0.1:8081", true, ""},
+		{"DELETE", "/backends", "[::1]:5", "localhost:8081", true, ""},
+		{"POST", "/backends", "10.0.0.9:5", "10.0.0.1:8081", false, ""},
+		{"PUT", "/rules", "[fd00::9]:5", "10.0.0.1:8081", false, ""},
+		{"PATCH", "/backends/x", "somewhere", "10.0.0.1:8081", false, ""},
+		{"POST", "/keys/install", "10.0.0.9:5", "10.0.0.1:8081", false, ""},
+		{"PATCH", "/backends", "127.0.0.1:5", "rebound.example:8081", false, ""}, // a name that led elsewhere a moment ago
+		{"GET", "/status", "127.0.0.1:5", "rebound.example:8081", false, ""},
+		{"POST", "/explain", "127.0.0.1:5", "rebound.example:8081", false, ""},
+		{"GET", "/metrics", "127.0.0.1:5", "rebound.example:8081", true, ""}, // open to all
+		{"GET", "/status", "127.0.0.1:5", "LOCALHOST", true, ""},
+		{"GET", "/debug/pprof/cmdline", "127.0.0.1:5", "127.0.0.1:8081", true, ""},
+		{"GET", "/debug/pprof/cmdline", "10.0.0.9:5", "10.0.0.1:8081", false, ""}, // it holds api_key of --backend
+		// A proxy on this machine, for somebody elsewhere.
+		{"GET", "/status", "127.0.0.1:5", "127.0.0.1:8081", true, "X-Forwarded-For"},
+		{"DELETE", "/backends", "127.0.0.1:5", "127.0.0.1:8081", false, "X-Forwarded-For"},
+		{"DELETE", "/backends", "127.0.0.1:5", "127.0.0.1:8081", false, "Forwarded"},
+		{"PUT", "/rules", "127.0.0.1:5", "127.0.0.1:8081", false, "Via"},
+		{"PUT", "/rules", "127.0.0.1:5", "127.0.0.1:8081", false, "X-Real-Ip"},
 	} {
 		r := httptest.NewRequest(tc.method, tc.path, strings.NewReader("{}"))
 		r.RemoteAddr, r.Host = tc.from, tc.host
+		if tc.header != "" {
+			r.Header.Set(tc.header, "10.0.0.9")
+		}
 		passed = false
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, r)
