@@ -148,8 +148,36 @@ func (n *Node) adminHandler() http.Handler {
 		mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	}
-	return mux
+	return inJSON(mux)
 }
+
+// inJSON answers in JSON, as everything else is refused, where there is no such
+// path or method.
+func inJSON(mux *http.ServeMux) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, pattern := mux.Handler(r); pattern != "" {
+			mux.ServeHTTP(w, r)
+			return
+		}
+		said := &headOnly{header: w.Header()}
+		mux.ServeHTTP(said, r)
+		refused := &Refusal{status: said.status, Place: r.Method + " " + r.URL.Path, Reason: "there is no such path", Remedy: "see docs/openapi.yaml for the paths there are"}
+		if said.status == http.StatusMethodNotAllowed {
+			refused.Reason, refused.Remedy = "there is no such method", "use "+w.Header().Get("Allow")
+		}
+		refused.write(w)
+	})
+}
+
+// headOnly takes the head of an answer and drops the body.
+type headOnly struct {
+	header http.Header
+	status int
+}
+
+func (h *headOnly) Header() http.Header         { return h.header }
+func (h *headOnly) Write(b []byte) (int, error) { return len(b), nil }
+func (h *headOnly) WriteHeader(status int)      { h.status = status }
 
 // routes are the paths of the admin API, as docs/openapi.yaml has them.
 func (n *Node) routes() map[string]http.Handler {

@@ -4,9 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/base64"
-	"encoding/json"
 	"errors"
-	"mime"
 	"net/http"
 	"strings"
 	"time"
@@ -22,9 +20,6 @@ const KeysTimeout = 8 * time.Second
 
 // gossipKeyBytes is the length of the keys made here: AES-256.
 const gossipKeyBytes = 32
-
-// maxKeyRequest bounds the body of a request about keys.
-const maxKeyRequest = 4 << 10
 
 // KeyList is the answer of /keys and of every operation on them: the ring of
 // each node. Keys appear as ids only.
@@ -108,19 +103,14 @@ func (n *Node) serveKeys(w http.ResponseWriter, r *http.Request) {
 // told even if some failed: every operation may be repeated.
 func (n *Node) changeKeys(op member.KeyOp) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		// A page in the browser of somebody who can reach this API can send forms and text there, but not this.
-		if media, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")); media != "application/json" {
-			refuse(w, http.StatusUnsupportedMediaType, "want Content-Type: application/json")
-			return
-		}
 		var q keyRequest
-		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxKeyRequest)).Decode(&q); err != nil {
-			refuse(w, http.StatusBadRequest, `want {"key":"BASE64"} or {"id":"ID"}: %v`, err)
+		if refused := readBody(w, r, &q); refused != nil {
+			refused.write(w)
 			return
 		}
 		key, err := namedKey(q)
 		if err != nil {
-			refuse(w, http.StatusBadRequest, "%v", err)
+			invalid("", `send {"key":"BASE64"} or {"id":"ID"}`, "%v", err).write(w)
 			return
 		}
 		list, err := n.rotate(r.Context(), op, key)
