@@ -150,29 +150,72 @@ func (n *Node) transferLeadership(w http.ResponseWriter, r *http.Request) {
 		refusalOf(err).write(w)
 		return
 	}
-	to := body.To
-	if to != "" {
-		st, err := n.Raft()
-		if err != nil {
-			refusalOf(err).write(w)
+	to := ""
+	if body.To != "" {
+		v, refused := n.namedVoter(body.To)
+		if refused != nil {
+			refused.write(w)
 			return
 		}
-		at := slices.IndexFunc(st.Servers, func(v raftstore.ServerStatus) bool { return v.ID == to || v.Name == to })
-		if at < 0 {
-			(&Refusal{status: http.StatusNotFound, Place: "to", Reason: fmt.Sprintf("%q is no server of the group", to), Remedy: "take one from GET /raft (grapevine raft status)"}).write(w)
-			return
-		}
-		if !st.Servers[at].Voter {
-			(&Refusal{status: http.StatusConflict, Place: "to", Reason: fmt.Sprintf("%q does not vote, and cannot lead", to), Remedy: "take a voter from GET /raft (grapevine raft status)"}).write(w)
-			return
-		}
-		to = st.Servers[at].ID
+		to = v.ID
 	}
+	before := s.Status().Leader
 	if err := s.Transfer(r.Context(), to); err != nil {
 		refusalOf(err).write(w)
 		return
 	}
+	n.awaitLeader(r.Context(), func(leader string) bool { return leader == to || to == "" && leader != "" && leader != before })
 	n.serveRaft(w, r)
+}
+
+// namedVoter is the voter with a raft id or name. A node that came back without
+// its data has its name twice for a while: the one that is alive is meant.
+func (n *Node) namedVoter(to string) (raftstore.ServerStatus, *Refusal) {
+	st, err := n.Raft()
+	if err != nil {
+		return raftstore.ServerStatus{}, refusalOf(err)
+	}
+	return voterNamed(st.Servers, to)
+}
+
+func voterNamed(servers []raftstore.ServerStatus, to string) (raftstore.ServerStatus, *Refusal) {
+	meant := slices.DeleteFunc(slices.Clone(servers), func(v raftstore.ServerStatus) bool { return v.ID != to && v.Name != to })
+	if len(meant) == 0 {
+		return raftstore.ServerStatus{}, &Refusal{status: http.StatusNotFound, Place: "to", Reason: fmt.Sprintf("%q is no server of the group", to),
+			Remedy: "take one from GET /raft (grapevine raft status)"}
+	}
+	for _, fits := range []func(raftstore.ServerStatus) bool{
+		func(v raftstore.ServerStatus) bool { return v.Voter && v.Alive },
+		func(v raftstore.ServerStatus) bool { return v.Voter },
+	} {
+		if at := slices.IndexFunc(meant, fits); at >= 0 {
+			return meant[at], nil
+		}
+	}
+	return raftstore.ServerStatus{}, &Refusal{status: http.StatusConflict, Place: "to", Reason: fmt.Sprintf("%q does not vote, and cannot lead", to),
+		Remedy: "take a voter from GET /raft (grapevine raft status)"}
+}
+
+// leaderPoll is how often it is looked whether there is a leader.
+const leaderPoll = 10 * time.Millisecond
+
+// awaitLeader waits until this node knows, after a transfer, the raft id of a leader
+// that will do, so that the answer shows it. It is an election away.
+func (n *Node) awaitLeader(ctx context.Context, does func(leader string) bool) {
+	ctx, cancel := context.WithTimeout(ctx, ownWait)
+	defer cancel()
+	tick := time.NewTicker(leaderPoll)
+	defer tick.Stop()
+	for {
+		if st, err := n.Raft(); err != nil || does(st.Leader) {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // PrefixList is the answer of GET /prefixes.

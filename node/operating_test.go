@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -424,16 +425,50 @@ func TestUnchangedAgreementKeepsTheView(t *testing.T) {
 	}
 }
 
-// TestLeadershipMoves to the node that was asked for, by name, at any node.
+// TestLeadershipMoves to the node that was asked for, by name, at any node, and the
+// answer shows it.
 func TestLeadershipMoves(t *testing.T) {
 	leakCheck(t)
 	nodes := startAgreeing(t)
-	_, others := leader(t, nodes)
 	eventually(t, "the transfer", func() bool {
+		_, others := leader(t, nodes)
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
-		_, err := admin(others[1]).TransferLeadership(ctx, others[0].Name())
-		led, _ := leader(t, nodes)
-		return err == nil && led == others[0]
+		st, err := admin(others[1]).TransferLeadership(ctx, others[0].Name())
+		return err == nil && st.Leader == others[0].store.Load().ID()
 	})
+}
+
+// TestVoterNamed: of two servers with one name the one is meant that can lead.
+func TestVoterNamed(t *testing.T) {
+	servers := []raftstore.ServerStatus{
+		{ID: "1", Name: "a", Voter: true}, {ID: "2", Name: "a", Voter: true, Alive: true}, {ID: "3", Name: "b", Alive: true},
+		{ID: "4", Name: "c", Voter: true},
+	}
+	for to, want := range map[string]string{"a": "2", "1": "1", "2": "2", "c": "4"} {
+		if v, refused := voterNamed(servers, to); refused != nil || v.ID != want {
+			t.Errorf("%s: %+v %v", to, v, refused)
+		}
+	}
+	for to, status := range map[string]int{"b": http.StatusConflict, "3": http.StatusConflict, "d": http.StatusNotFound} {
+		if _, refused := voterNamed(servers, to); refused == nil || refused.status != status {
+			t.Errorf("%s: %v", to, refused)
+		}
+	}
+}
+
+// TestRefusals: what kept a change from being made decides the status, and whether
+// something may have happened all the same.
+func TestRefusals(t *testing.T) {
+	for err, want := range map[error]int{
+		raftstore.ErrInvalid: 400, raftstore.ErrNotFound: 404, raftstore.ErrExists: 409, raftstore.ErrConflict: 409, raftstore.ErrTooMany: 409,
+		raftstore.ErrNoLeader: 503, raftstore.ErrStopped: 503, errNotStarted: 503,
+		raftstore.ErrUncertain: 504, context.DeadlineExceeded: 504, fmt.Errorf("%w: %w", raftstore.ErrNoLeader, context.DeadlineExceeded): 503,
+		errors.New("odd"): 500,
+	} {
+		r := refusalOf(fmt.Errorf("wrapped: %w", err))
+		if r.status != want || strings.Contains(r.Remedy, "nothing was changed") != (want == 503 && errors.Is(err, raftstore.ErrNoLeader)) {
+			t.Errorf("%v: %d %+v", err, r.status, r)
+		}
+	}
 }

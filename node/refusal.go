@@ -2,6 +2,7 @@ package node
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -87,6 +88,8 @@ func refusalOf(err error) *Refusal {
 		r.status, r.Remedy = http.StatusServiceUnavailable, "nothing was changed, and routing goes on; see GET /raft (grapevine raft status)"
 	case errors.Is(err, raftstore.ErrUncertain):
 		r.status, r.Remedy = http.StatusGatewayTimeout, "look whether it was done; doing it again does no harm"
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		r.status, r.Remedy = http.StatusGatewayTimeout, "this node is behind: ask again, or another one"
 	case errors.Is(err, raftstore.ErrStopped), errors.Is(err, errNotStarted):
 		r.status, r.Remedy = http.StatusServiceUnavailable, "ask another node"
 	}
