@@ -242,7 +242,7 @@ func (n *Node) warnOfDifferences(s *raftstore.State) {
 			continue
 		}
 		n.log.Warn().Str("component", "agreement").Str("backend", own.Name).Str("agreed_url", b.URL).Float64("agreed_weight", b.Weight).
-			Msg("the configuration has another url or weight than the fleet has agreed on: the latter counts; change it with backends update")
+			Msg("the configuration has another url or weight than the fleet has agreed on: the latter counts; change it with PATCH /backends/NAME of the admin API")
 	}
 }
 
@@ -264,11 +264,10 @@ func (n *Node) proposeOwn(ctx context.Context, s *raftstore.Store) {
 		case err == nil:
 			continue
 		case errors.Is(err, raftstore.ErrInvalid), errors.Is(err, raftstore.ErrTooMany):
+			// They were not put to the fleet: as long as that has none at all, this node
+			// goes by its own list.
 			log.Error().Err(err).Msg("the fleet does not take the configured backends")
-			missing = nil
-		}
-		if missing == nil {
-			break
+			return
 		}
 		retry := time.NewTimer(proposeRetry)
 		select {
@@ -302,11 +301,17 @@ func missingBackends(s *raftstore.State, own []Backend) (specs []raftstore.Backe
 		if _, ok := s.Backend(b.Name); ok || err != nil || urls[url] {
 			continue
 		}
-		specs = append(specs, raftstore.BackendSpec{
-			Name: b.Name, URL: b.URL, Models: b.Models, Weight: b.Weight, KVTokens: int64(b.KVTokens), Source: raftstore.Static,
-		})
+		specs = append(specs, b.spec())
 	}
 	return specs
+}
+
+// spec is a configured backend as it is put to the fleet: without what is this
+// node's own.
+func (b *Backend) spec() raftstore.BackendSpec {
+	return raftstore.BackendSpec{
+		Name: b.Name, URL: b.URL, Models: b.Models, Weight: b.Weight, KVTokens: int64(b.KVTokens), Source: raftstore.Static,
+	}
 }
 
 // publish makes a roster, and the view of it unless that is nil, what the node

@@ -332,6 +332,35 @@ func TestServesBeforeThereIsAnAgreement(t *testing.T) {
 	}
 }
 
+// TestOwnListThatTheFleetRefuses: a node whose list the fleet does not take serves it
+// all the same while the fleet has no other.
+func TestOwnListThatTheFleetRefuses(t *testing.T) {
+	leakCheck(t)
+	e := newFakeEngine(t, "m")
+	cfg := testConfig(e.URL)
+	cfg.DataDir, cfg.Secret = t.TempDir(), "a secret that is kept"
+	n, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.cfg.Backends[0].Models = []string{strings.Repeat("m", raftstore.MaxNameBytes+1)} // as if a leader of another release was stricter
+	if err := n.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { stopNode(t, n) })
+	var done *Changed
+	eventually(t, "a state without backends", func() bool {
+		done, err = admin(n).SwitchPrefixes(t.Context(), false)
+		return err == nil
+	})
+	if s := n.store.Load().State(); done.Version == 0 || s.Version < done.Version || len(s.Backends) != 0 {
+		t.Fatalf("%+v %+v", done, s)
+	}
+	if status, _, _ := chat(t, n, chatBody("m", "hello")); status != 200 || len(n.BackendList().Backends) != 1 {
+		t.Errorf("%d, %+v", status, n.BackendList().Backends)
+	}
+}
+
 // TestRecovery: with two of three lost for good, what docs/operate.md says makes
 // the last one a fleet that takes changes again, with everything that was agreed.
 func TestRecovery(t *testing.T) {

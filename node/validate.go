@@ -90,10 +90,10 @@ func (c *Config) checkBackends(bad complain) {
 			bad("backends", "", "url of %s: %v", b.Name, err)
 		case ok:
 			bad("backends", "list every engine once", "%s and %s are one engine, %s", other, b.Name, b.URL)
-		case len(b.Name) > raftstore.MaxNameBytes:
-			bad("backends", "name it with name", "name %s is longer than %d bytes", b.Name, raftstore.MaxNameBytes)
-		case len(b.Models) > raftstore.MaxModels:
-			bad("backends", "list none: the engine is asked then", "%s: %d models are more than %d", b.Name, len(b.Models), raftstore.MaxModels)
+		default:
+			if err := b.spec().Check(); err != nil {
+				bad("backends", "shorten it, or leave it out: of models the engine is asked then", "%v", err)
+			}
 		}
 		urls[url] = b.Name
 	}

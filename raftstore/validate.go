@@ -17,14 +17,15 @@ func (c AddBackends) validate() error {
 		return fmt.Errorf("backends: %d given, at most %d are possible", len(c.Backends), MaxBackends)
 	}
 	for i, b := range c.Backends {
-		if err := b.validate(); err != nil {
+		if err := b.Check(); err != nil {
 			return fmt.Errorf("backends[%d]: %w", i, err)
 		}
 	}
 	return nil
 }
 
-func (b BackendSpec) validate() error {
+// Check says what is wrong with a backend by itself: AddBackends would refuse it.
+func (b BackendSpec) Check() error {
 	if err := checkName(b.Name); err != nil {
 		return fmt.Errorf("name: %w", err)
 	}
