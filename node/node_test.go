@@ -15,6 +15,8 @@ import (
 
 	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
+
+	"grapevine/raftstore"
 )
 
 // testConfig is a node on loopback ports of its own, quick to drain.
@@ -35,6 +37,10 @@ func testConfig(urls ...string) Config {
 // operators wait.
 const patientChange = 50 * time.Second
 
+// patientRaft keeps leaders in office on a machine that gives a process no
+// processor for half a second, and disks good that take seconds.
+var patientRaft = raftstore.Timers{Heartbeat: 700 * time.Millisecond, Lease: 700 * time.Millisecond, Write: 20 * time.Second}
+
 // startNode starts a node that the test stops at its end. Its changes are patient.
 func startNode(t *testing.T, cfg Config) *Node {
 	t.Helper()
@@ -49,6 +55,7 @@ func startNodeWithin(t *testing.T, cfg Config, change time.Duration) *Node {
 	if err != nil {
 		t.Fatal(err)
 	}
+	n.raftTimers = patientRaft
 	n.raftTimers.Call = change
 	if err := n.Start(t.Context()); err != nil {
 		t.Fatal(err)

@@ -197,10 +197,11 @@ func TestNewsBeforeTheBackend(t *testing.T) {
 func TestUnplacedIsBounded(t *testing.T) {
 	var u unplaced
 	at := time.Now()
-	for range 3 * unplacedBytes / 1024 {
-		u.keep(make([]byte, 1024), 0, at)
+	const page = 64 << 10
+	for range 3 * unplacedBytes / page {
+		u.keep(make([]byte, page), 0, at)
 	}
-	if len(u.told) != unplacedBytes/1024 || u.bytes != unplacedBytes {
+	if len(u.told) != unplacedBytes/page || u.bytes != unplacedBytes {
 		t.Errorf("%d kept of %d bytes", len(u.told), u.bytes)
 	}
 	u.keep(nil, 0, at.Add(unplacedFor+time.Second))
