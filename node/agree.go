@@ -323,6 +323,7 @@ func (n *Node) publish(old, r *roster, v *policy.View) {
 	}
 	if v != nil {
 		n.router.SetView(v)
+		n.checker.resort(r)
 		n.metrics.addModels(v.Models())
 	}
 	if r == old {

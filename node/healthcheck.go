@@ -226,6 +226,19 @@ func (c *checker) look(r *roster, at time.Time) {
 	}
 }
 
+// resort has the router leave alone what a new view holds as a last resort only. The
+// board says the same as soon as it has the roster, and for as long as that is so.
+func (c *checker) resort(r *roster) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, u := range r.list {
+		if key, ok := r.names.Key(u.id); ok && u.lastResort() {
+			c.router.SetReported(u.id, true, now())
+			c.avoided[key] = u.id
+		}
+	}
+}
+
 // leave tells the router which engines to leave alone.
 func (c *checker) leave(r *roster, at time.Time) {
 	avoid := make(map[uint32]prefixtree.Backend)

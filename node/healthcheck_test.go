@@ -127,6 +127,50 @@ func TestEngineDiesAndReturns(t *testing.T) {
 	})
 }
 
+// TestDownIsTheLastResort: an engine that health has taken down gets no request while
+// another can take it, and gets it when none can; one that an operator took down
+// gets none.
+func TestDownIsTheLastResort(t *testing.T) {
+	leakCheck(t)
+	down, other := newFakeEngine(t, "m"), newMortal(t)
+	cfg := testConfig(down.URL, other.url())
+	n := startNode(t, cfg)
+	awaitAgreement(t, n)
+	name := strings.TrimPrefix(down.URL, "http://")
+	mark := func(action raftstore.Action, reason string, names ...string) {
+		t.Helper()
+		if _, err := n.change(t.Context(), raftstore.SetBackendState{Names: names, Action: action, Reason: reason}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mark(raftstore.MarkDown, health.Prefix+"refused", name)
+	for i := range 50 {
+		if code := chatCode(t, n, fmt.Sprint("to the other one ", i)); code != http.StatusOK {
+			t.Fatal(code)
+		}
+	}
+	if got := down.requests.Load(); got > 0 {
+		t.Errorf("%d requests went to an engine that is down", got)
+	}
+	if b := backendOf(t, n, name); b.State != "down" {
+		t.Errorf("shown as %s", b.State)
+	}
+	other.die()
+	if code := chatCode(t, n, "nobody else is left"); code != http.StatusOK || down.requests.Load() == 0 {
+		t.Errorf("answered %d", code)
+	}
+	mark(raftstore.MarkUp, health.Prefix+"answers again", name)
+	mark(raftstore.MarkDown, "the rack is being moved", name, other.addr)
+	if code := chatCode(t, n, "an operator's word"); code != http.StatusServiceUnavailable {
+		t.Errorf("answered %d", code)
+	}
+	mark(raftstore.MarkUp, "", name)
+	eventually(t, "it is a backend as any", func() bool {
+		at, avoided := n.router.Avoided(n.fleet.roster().named(name).id, now())
+		return !avoided && at == 0
+	})
+}
+
 // TestDrainIsNotOverridden: an engine that was drained, died and came back is
 // drained still.
 func TestDrainIsNotOverridden(t *testing.T) {

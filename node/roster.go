@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"grapevine/node/health"
 	"grapevine/prefixtree"
 	"grapevine/proxy"
 	"grapevine/proxy/policy"
@@ -307,11 +308,27 @@ func (r *roster) policyBackends() []policy.Backend {
 	for i, u := range r.list {
 		list[i] = policy.Backend{
 			// Counted from the first, since requests outlast that the fleet tells how often it has begun anew.
-			ID: u.id, Generation: u.generation - u.born, Name: u.Name, Models: u.models(), Weight: u.Weight, State: u.state,
+			ID: u.id, Generation: u.generation - u.born, Name: u.Name, Models: u.models(), Weight: u.Weight, State: u.eligible(),
 			KVTokens: u.kvTokens(), Since: u.since,
 		}
 	}
 	return list
+}
+
+// lastResort says whether health, and nobody else, has taken a backend down: it is
+// asked when nothing else is left to ask, since half of a fleet's nodes may be wrong
+// about half of its engines, and an error is certain otherwise.
+func (u *upstream) lastResort() bool {
+	return u.state == policy.Down && u.agreed != nil && !u.agreed.Drained && strings.HasPrefix(u.agreed.Reason, health.Prefix)
+}
+
+// eligible is the state of a backend for the policy. A last resort is active there,
+// and left alone; see checker.resort.
+func (u *upstream) eligible() policy.State {
+	if u.lastResort() {
+		return policy.Active
+	}
+	return u.state
 }
 
 // models is what a backend serves as far as is known: as declared, else as its

@@ -80,8 +80,8 @@ func (b *Board) Avoid(dst []uint32, now time.Time) []uint32 {
 // requests is not outvoted by probes, which know nothing of requests, but
 // by an answer this node has had since.
 func (b *Board) avoid(e *engine, now time.Time) bool {
-	if e.own.bad {
-		return true
+	if e.own.bad || e.Down && e.ours() {
+		return true // what is down by the fleet's own word, everybody goes by until it is up
 	}
 	probed, passive := 0, false
 	var newest time.Time

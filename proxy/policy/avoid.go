@@ -147,12 +147,15 @@ func (r *Router) Health(b prefixtree.Backend) Health {
 	return Health{s.failures, s.lastWhy, s.lastFailure, prefixtree.Time(s.answerAt.Load()), s.reportedAt != 0}
 }
 
-// consecutive returns the failures in a row; what others report counts as one.
+// reportedFailures is what a report counts: more than requests can show, since who reports has made sure.
+const reportedFailures = 1 << 20
+
+// consecutive returns the failures in a row.
 func (s *slot) consecutive() int32 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.reportedAt != 0 {
-		return max(s.failures, 1)
+		return min(s.failures, reportedFailures) + reportedFailures
 	}
 	return s.failures
 }
