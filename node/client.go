@@ -5,8 +5,10 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"strings"
@@ -119,12 +121,12 @@ func (c *Client) ask(ctx context.Context, method, path string, headers map[strin
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
-		return fmt.Errorf("admin API: %w (is the router running, and is this its admin address?)", err)
+		return unanswered(method, path, err)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	text, err := io.ReadAll(io.LimitReader(resp.Body, maxAdminAnswer))
 	if err != nil {
-		return fmt.Errorf("admin API: %w", err)
+		return unanswered(method, path, err)
 	}
 	if resp.StatusCode != http.StatusOK {
 		e := new(Refusal)
@@ -138,4 +140,17 @@ func (c *Client) ask(ctx context.Context, method, path string, headers map[strin
 		return fmt.Errorf("admin API: %s is not the admin API of a grapevine: %w", c.base, err)
 	}
 	return nil
+}
+
+// unanswered says what a request without an answer means: one that was to change
+// something may have done so, unless nobody was reached.
+func unanswered(method, path string, err error) error {
+	var dial *net.OpError
+	switch {
+	case errors.As(err, &dial) && dial.Op == "dial":
+		return fmt.Errorf("admin API: %w (is the router running, and is this its admin address?)", err)
+	case method == http.MethodGet, strings.HasPrefix(path, "/explain"):
+		return fmt.Errorf("admin API: %w", err)
+	}
+	return fmt.Errorf("admin API: %w: outcome unknown: look whether it was done; doing it again does no harm", err)
 }

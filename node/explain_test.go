@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"reflect"
 	"strings"
 	"testing"
@@ -141,6 +142,36 @@ func TestExplainErrors(t *testing.T) {
 	none := startNode(t, testConfig())
 	if _, err := explain(t, none, "/v1/chat/completions", nil, chatBody("m", "hello")); err == nil || !strings.Contains(err.Error(), "no backend can take") {
 		t.Errorf("without backends: %v", err)
+	}
+}
+
+// TestChangeWithoutAnswer: a change that was sent and not answered may have been made,
+// and who asked is told so; a look is not.
+func TestChangeWithoutAnswer(t *testing.T) {
+	deaf := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if c, _, err := w.(http.Hijacker).Hijack(); err == nil {
+			c.Close()
+		}
+	}))
+	defer deaf.Close()
+	half := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Length", "100")
+		_, _ = w.Write([]byte(`{"version":`))
+	}))
+	defer half.Close()
+	for _, url := range []string{deaf.URL, half.URL} {
+		if _, err := NewClient(url).RemoveBackends(t.Context(), []string{"a"}); err == nil || !strings.Contains(err.Error(), "outcome unknown") {
+			t.Errorf("a change: %v", err)
+		}
+		if _, err := NewClient(url).Raft(t.Context()); err == nil || strings.Contains(err.Error(), "outcome unknown") {
+			t.Errorf("a look: %v", err)
+		}
+		if _, err := NewClient(url).Explain(t.Context(), "/", nil, nil); err == nil || strings.Contains(err.Error(), "outcome unknown") {
+			t.Errorf("explain: %v", err)
+		}
+	}
+	if _, err := NewClient("127.0.0.1:1").RemoveBackends(t.Context(), []string{"a"}); err == nil || strings.Contains(err.Error(), "outcome unknown") {
+		t.Errorf("nobody there: %v", err)
 	}
 }
 
