@@ -138,7 +138,9 @@ func (c *backendsDrainCmd) Run(s *streams) error {
 	defer cancel()
 	done, err := client.SetBackendState(ctx, c.Names, "drain", c.Reason)
 	if err == nil && c.Wait {
-		err = awaitIdle(client, c.Names, c.Timeout, func(text string) { fmt.Fprintln(s.err, text) })
+		waiting, cancel := context.WithTimeout(context.Background(), c.Timeout)
+		defer cancel()
+		err = awaitIdle(waiting, client, c.Names, func(text string) { fmt.Fprintln(s.err, text) })
 	}
 	return c.report(s, done, err, "drained %s", strings.Join(c.Names, ", "))
 }
@@ -151,32 +153,24 @@ const (
 	idleCalm = 2 * time.Second
 )
 
+// pollTimeout bounds one look at a drain: a router that hangs is not waited for.
+const pollTimeout = 5 * time.Second
+
 // awaitIdle returns when no router has had a request at any of the engines for a
-// while. tell is told how many there are whenever that changes.
-func awaitIdle(client *node.Client, names []string, timeout time.Duration, tell func(string)) error {
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
-	defer cancel()
-	calm, last := time.Now(), int64(-1)
-	for {
-		list, err := client.Backends(ctx)
-		if errors.Is(err, context.DeadlineExceeded) {
-			return fmt.Errorf("not idle within %s: %d requests still run", timeout, last)
+// while, or ctx has ended. tell is told how many there are whenever that changes.
+func awaitIdle(ctx context.Context, client *node.Client, names []string, tell func(string)) error {
+	calm, last, known := time.Now(), int64(0), false
+	for ctx.Err() == nil {
+		running, err := runningAt(ctx, client, names)
+		if ctx.Err() != nil {
+			break
 		}
 		if err != nil {
 			return err
 		}
-		running := int64(0)
-		for i := range list.Backends {
-			if b := &list.Backends[i]; slices.Contains(names, b.Name) {
-				if !b.Drained {
-					return fmt.Errorf("%s is not drained any more: somebody has resumed it", b.Name)
-				}
-				running += b.FleetActive
-			}
-		}
-		if running != last {
+		if !known || running != last {
 			tell(fmt.Sprintf("%d requests still run", running))
-			last = running
+			last, known = running, true
 		}
 		if running > 0 {
 			calm = time.Now()
@@ -185,10 +179,35 @@ func awaitIdle(client *node.Client, names []string, timeout time.Duration, tell 
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("not idle within %s: %d requests still run", timeout, running)
 		case <-time.After(idlePoll):
 		}
 	}
+	switch {
+	case !known:
+		return errors.New("the drain stays, but the time is over and the router did not say what runs there")
+	case last == 0:
+		return fmt.Errorf("the drain stays, but the time is over and nothing must run for %s; nothing does now", idleCalm)
+	}
+	return fmt.Errorf("the drain stays, but the time is over and %d requests still run", last)
+}
+
+// runningAt is how many requests all routers have at the engines.
+func runningAt(ctx context.Context, client *node.Client, names []string) (running int64, err error) {
+	ctx, cancel := context.WithTimeout(ctx, pollTimeout)
+	defer cancel()
+	list, err := client.Backends(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("the drain stays, but the wait has ended: %w", err)
+	}
+	for i := range list.Backends {
+		if b := &list.Backends[i]; slices.Contains(names, b.Name) {
+			if !b.Drained {
+				return 0, fmt.Errorf("%s is not drained any more: somebody has resumed it", b.Name)
+			}
+			running += b.FleetActive
+		}
+	}
+	return running, nil
 }
 
 type backendsResumeCmd struct {

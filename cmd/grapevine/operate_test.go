@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"io"
 	"net/http"
@@ -165,12 +166,51 @@ func TestOperateByCommands(t *testing.T) {
 	if code := p.wait(t); code != 0 {
 		t.Errorf("exit %d\n%s", code, p.log.String())
 	}
-	for _, wrong := range [][]string{{}, {"--server", "x"}, {"--server", server, "--peers", token}} {
+	peers := filepath.Join(dir, "peers.json")
+	if err := os.WriteFile(peers, []byte(`[{"id":"`+raft.ID+`","address":"127.0.0.1:7947","voter":true}] []`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, wrong := range [][]string{
+		{}, {"--server", "x"}, {"--server", server, "--peers", token}, {"--peers", peers},
+		{"--server", raft.ID + "=127.0.0.1"}, {"--server", raft.ID + "=:7947"}, {"--server", raft.ID + "=0.0.0.0:7947"}, {"--server", raft.ID + "=127.0.0.1:0"},
+	} {
 		if got := grapevine(t, "", append([]string{"raft", "recover", "--data-dir", data}, wrong...)...); got.code != exitUsage {
 			t.Errorf("%v: %+v", wrong, got)
 		}
 	}
 	if got := grapevine(t, "", "raft", "recover", "--data-dir", data, "--server", server); got.code != 0 || !strings.Contains(got.out, "a group of 1") {
 		t.Errorf("%+v", got)
+	}
+}
+
+// TestAwaitIdle: the end of the wait for a drain says what is known.
+func TestAwaitIdle(t *testing.T) {
+	backend := func(drained bool, active int) string {
+		text, err := json.Marshal(node.BackendList{Backends: []node.BackendStatus{{Name: "a", Drained: drained, FleetActive: int64(active)}}})
+		if err != nil {
+			t.Error(err)
+		}
+		return string(text)
+	}
+	for what, tc := range map[string]struct {
+		answer func(w http.ResponseWriter, r *http.Request, over func())
+		want   string
+	}{
+		"busy":    {func(w http.ResponseWriter, _ *http.Request, _ func()) { _, _ = io.WriteString(w, backend(true, 3)) }, "3 requests still run"},
+		"resumed": {func(w http.ResponseWriter, _ *http.Request, _ func()) { _, _ = io.WriteString(w, backend(false, 0)) }, "somebody has resumed it"},
+		"silent": {func(_ http.ResponseWriter, r *http.Request, over func()) {
+			over()
+			<-r.Context().Done()
+		}, "did not say what runs there"},
+		"fails": {func(w http.ResponseWriter, _ *http.Request, _ func()) { w.WriteHeader(http.StatusBadGateway) }, "the wait has ended: admin API"},
+	} {
+		ctx, over := context.WithCancel(t.Context())
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { tc.answer(w, r, over) }))
+		err := awaitIdle(ctx, node.NewClient(s.URL), []string{"a"}, func(string) { over() }) // the time is over once something is known
+		if err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: %v", what, err)
+		}
+		over()
+		s.Close()
 	}
 }

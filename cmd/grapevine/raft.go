@@ -2,8 +2,10 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"strings"
 	"text/tabwriter"
@@ -133,18 +135,37 @@ func (c *raftRecoverCmd) servers() (servers []node.RaftServer, err error) {
 		}
 		servers = append(servers, node.RaftServer{ID: id, Addr: addr, Voter: true})
 	}
-	if c.Peers == "" {
-		return servers, nil
+	if c.Peers != "" {
+		if servers, err = readServers(c.Peers); err != nil {
+			return nil, err
+		}
 	}
-	f, err := os.Open(c.Peers)
+	for _, s := range servers {
+		// What others cannot dial would be a group that nobody can join.
+		if host, port, err := net.SplitHostPort(s.Addr); err != nil || host == "" || port == "" || port == "0" || net.ParseIP(host).IsUnspecified() {
+			return nil, fmt.Errorf("server %s: %q is no address that others reach it at: write HOST:PORT, as raft status shows it", s.ID, s.Addr)
+		}
+	}
+	return servers, nil
+}
+
+// maxPeersFile bounds what is read as a list of servers.
+const maxPeersFile = 1 << 20
+
+// readServers reads those of a file.
+func readServers(path string) (servers []node.RaftServer, err error) {
+	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }()
-	dec := json.NewDecoder(io.LimitReader(f, maxRulesFile))
+	dec := json.NewDecoder(io.LimitReader(f, maxPeersFile))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(&servers); err != nil {
-		return nil, fmt.Errorf("%s: %w", c.Peers, err)
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("%s: something follows the list", path)
 	}
 	return servers, nil
 }
