@@ -93,6 +93,9 @@ func (n *Node) startStore(ctx context.Context) error {
 		}
 	}
 	s, err := raftstore.Open(cfg)
+	if err != nil && c.DataDir != "" {
+		return fmt.Errorf("data_dir: %w (the node makes it, must be able to write there, and must be the only one to use it)", err)
+	}
 	if err != nil {
 		return err
 	}

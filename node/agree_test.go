@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -358,6 +360,28 @@ func TestOwnListThatTheFleetRefuses(t *testing.T) {
 	}
 	if status, _, _ := chat(t, n, chatBody("m", "hello")); status != 200 || len(n.BackendList().Backends) != 1 {
 		t.Errorf("%d, %+v", status, n.BackendList().Backends)
+	}
+}
+
+// TestDataDirThatCannotBeUsed: a start that fails by it says so, and leaves nothing.
+func TestDataDirThatCannotBeUsed(t *testing.T) {
+	leakCheck(t)
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	used := agreeingConfig(t, "one", nil)
+	startNodeWithin(t, used, 0)
+	for dir, want := range map[string]string{file: "not a directory", used.DataDir: "in use by another process"} {
+		cfg := agreeingConfig(t, "two", nil)
+		cfg.DataDir = dir
+		n, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err = n.Start(t.Context()); err == nil || !strings.HasPrefix(err.Error(), "data_dir: ") || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", dir, err)
+		}
 	}
 }
 
