@@ -9,6 +9,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
 
 	"grapevine/node"
 )
@@ -46,7 +47,7 @@ func printBackends(out io.Writer, list *node.BackendList) error {
 	own := 0
 	for i := range list.Backends {
 		b := &list.Backends[i]
-		models := strings.Join(b.Models, ",")
+		models := plain(strings.Join(b.Models, ","))
 		if models == "" {
 			models = "(any)"
 		}
@@ -72,13 +73,24 @@ func printBackends(out io.Writer, list *node.BackendList) error {
 	}
 	for _, b := range list.Backends {
 		if b.Reason != "" {
-			fmt.Fprintf(out, "%s: %s for %s: %s\n", b.Name, b.State, seconds(b.SinceS), b.Reason)
+			fmt.Fprintf(out, "%s: %s for %s: %s\n", b.Name, b.State, seconds(b.SinceS), plain(b.Reason))
 		}
 	}
 	if own > 0 {
 		fmt.Fprintln(out, "This is the router's own list: it knows of nothing that the fleet has agreed on (see grapevine raft status).")
 	}
 	return nil
+}
+
+// plain is what an engine or an operator wrote as a table may hold it: on its line,
+// and without commands to the terminal.
+func plain(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return '?'
+	}, text)
 }
 
 type backendsAddCmd struct {
