@@ -134,27 +134,39 @@ func (v *View) indexBackends() error {
 	return nil
 }
 
+// indexModels goes once over what the backends declare: adapters are declared by the hundred, by every engine.
 func (v *View) indexModels() {
 	for i := range v.Backends {
 		v.all = append(v.all, int32(i))
-		for _, m := range v.Backends[i].Models {
-			v.byModel[m] = nil
-		}
-	}
-	for i := range v.Backends {
 		if len(v.Backends[i].Models) == 0 {
 			v.general = append(v.general, int32(i))
 		}
-	}
-	for m := range v.byModel {
-		var at []int32
-		for i := range v.Backends {
-			if b := &v.Backends[i]; len(b.Models) == 0 || slices.Contains(b.Models, m) {
-				at = append(at, int32(i))
+		for _, m := range v.Backends[i].Models {
+			// Twice in one list is once.
+			if at := v.byModel[m]; len(at) == 0 || at[len(at)-1] != int32(i) {
+				v.byModel[m] = append(at, int32(i))
 			}
 		}
-		v.byModel[m] = at
 	}
+	if len(v.general) == 0 {
+		return
+	}
+	for m, declared := range v.byModel {
+		v.byModel[m] = merged(declared, v.general)
+	}
+}
+
+// merged returns the elements of two ascending lists that have none in common, ascending.
+func merged(a, b []int32) []int32 {
+	out := make([]int32, 0, len(a)+len(b))
+	for len(a) > 0 && len(b) > 0 {
+		if a[0] < b[0] {
+			out, a = append(out, a[0]), a[1:]
+		} else {
+			out, b = append(out, b[0]), b[1:]
+		}
+	}
+	return append(append(out, a...), b...)
 }
 
 // Backend returns the entry with that id, or false. The entry belongs to the view and must not be changed.

@@ -1,0 +1,67 @@
+package policy
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"grapevine/prefixtree"
+)
+
+// TestViewIndexesModels holds the pools of a view against what they mean, for backends that declare models at random: some
+// none, some one twice.
+func TestViewIndexesModels(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	for range 200 {
+		list := make([]Backend, rng.IntN(20))
+		for i := range list {
+			list[i] = Backend{ID: prefixtree.Backend(i), Name: fmt.Sprint(i)}
+			for range rng.IntN(4) {
+				list[i].Models = append(list[i].Models, fmt.Sprint(rng.IntN(5)))
+			}
+		}
+		v, err := NewView(list, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for m := range 6 {
+			name := fmt.Sprint(m)
+			var want []int32
+			declared := false
+			for i, b := range list {
+				declares := slices.Contains(b.Models, name)
+				declared = declared || declares
+				if declares || len(b.Models) == 0 {
+					want = append(want, int32(i))
+				}
+			}
+			if got, there := v.byModel[name]; there != declared || declared && !slices.Equal(got, want) {
+				t.Fatalf("model %s of %+v: %v, want %v", name, list, got, want)
+			}
+		}
+	}
+}
+
+// BenchmarkView is a view of 2,000 engines that all declare the same adapters.
+func BenchmarkView(b *testing.B) {
+	for _, models := range []int{1, 16, 200} {
+		b.Run(fmt.Sprintf("backends=2000/models=%d", models), func(b *testing.B) {
+			list := make([]Backend, 2000)
+			for i := range list {
+				list[i] = Backend{ID: prefixtree.Backend(i), Name: fmt.Sprintf("gpu-%04d:8000", i)}
+				for m := range models {
+					list[i].Models = append(list[i].Models, fmt.Sprintf("meta/adapter-%d", m))
+				}
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := NewView(list, nil); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
