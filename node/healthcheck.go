@@ -23,6 +23,9 @@ const (
 	// lookEvery is how often the checker looks at what changes without a word: the
 	// members, answers to requests, what has grown old.
 	lookEvery = 250 * time.Millisecond
+	// leastPause is between two rounds, however much happens: a round goes over all
+	// engines, and without it a fleet that fails would have one for each of them.
+	leastPause = 10 * time.Millisecond
 	// reporterSilence is how long a node may be unheard before its reports do not
 	// count and others probe in its place: several of gossip's pings.
 	reporterSilence = 3 * time.Second
@@ -41,12 +44,6 @@ type agreement interface {
 	Leading() bool // whether this node leads: it alone writes down who is up or down
 }
 
-// leading makes a store an agreement.
-type leading struct{ *raftstore.Store }
-
-// Leading implements agreement.
-func (l leading) Leading() bool { return l.Status().Role == "leader" }
-
 // checker looks after the engines: it probes its share of them, tells the other
 // nodes what it finds, leaves alone what fails and, on the node that leads,
 // writes down what most agree on. What is to be done is decided by the board.
@@ -57,6 +54,7 @@ type checker struct {
 	log    zerolog.Logger
 	path   string        // asked by probes
 	limit  time.Duration // of one probe
+	every  time.Duration // between rounds in which nothing has happened
 
 	store func() agreement // nil, or returning nil: nothing can be written down
 	peers func() []string  // other nodes that are alive and heard; nil: alone
@@ -85,7 +83,7 @@ func newChecker(n *Node) *checker {
 			Self: n.name, Interval: n.cfg.ProbeInterval, Timeout: n.cfg.ProbeTimeout, Jitter: rand.Float64,
 		}),
 		fleet: n.fleet, router: n.router, log: n.log.With().Str("component", "health").Logger(),
-		path: n.cfg.ProbePath, limit: n.cfg.ProbeTimeout, ask: n.learnMetrics(),
+		path: n.cfg.ProbePath, limit: n.cfg.ProbeTimeout, every: min(lookEvery, n.cfg.ProbeInterval/2), ask: n.learnMetrics(),
 		wake: make(chan struct{}, 1), slots: make(chan struct{}, maxProbes), raise: make(chan health.Generation, raiseQueue),
 		writing: make(chan []health.Proposal, 1), probers: make(map[*link]*engine.Prober), avoided: make(map[uint32]prefixtree.Backend),
 	}
@@ -96,7 +94,7 @@ func (n *Node) startHealth() {
 	c := n.checker
 	c.store = func() agreement {
 		if s := n.store.Load(); s != nil {
-			return leading{s}
+			return s
 		}
 		return nil
 	}
@@ -156,16 +154,20 @@ func (c *checker) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var looked time.Time
+	var known *roster
 	for {
 		changed := c.fleet.rosterChanged()
 		at := time.Now()
 		r := c.fleet.roster()
-		c.board.SetBackends(agreedBackends(r), at)
+		if r != known {
+			c.board.SetBackends(agreedBackends(r), at)
+			known = r
+		}
 		if at.Sub(looked) >= lookEvery {
 			looked = at
 			c.look(r, at)
 		}
-		next := at.Add(lookEvery)
+		next := at.Add(c.every)
 		if c.path != noProbes {
 			var due []health.Probe
 			due, soonest := c.board.Due(nil, at)
@@ -176,11 +178,17 @@ func (c *checker) run(ctx context.Context) {
 		}
 		c.leave(r, at)
 		c.propose(at)
-		timer.Reset(max(time.Until(next), time.Millisecond))
+		timer.Reset(time.Until(next))
 		select {
 		case <-timer.C:
 		case <-c.wake:
 		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+		timer.Reset(leastPause - time.Since(at))
+		select {
+		case <-timer.C:
 		case <-ctx.Done():
 			return
 		}
@@ -298,10 +306,14 @@ func (c *checker) probeOne(ctx context.Context, u *upstream, p health.Probe) {
 		e.Str("backend", u.Name).Bool("answers", found == engine.Alive).Msg("probes say otherwise than before")
 		c.tell()
 	}
-	if back {
-		c.ask(ctx, u) // it may be another process than before
+	if changed || found != engine.Alive {
+		c.poke() // else the next round is in time for the next probe
 	}
-	c.poke()
+	if back {
+		asking, cancel := context.WithTimeout(ctx, askTimeout)
+		defer cancel()
+		c.ask(asking, u) // it may be another process than before
+	}
 }
 
 // prober returns what probes an engine, as long as it is reached in one way.

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -226,6 +227,7 @@ func TestRestartFencesTheTree(t *testing.T) {
 
 // fakeAgreement is an agreement that a test watches.
 type fakeAgreement struct {
+	asked    atomic.Int64 // whether this node leads
 	mu       sync.Mutex
 	leads    bool
 	err      error
@@ -243,9 +245,72 @@ func (f *fakeAgreement) Apply(_ context.Context, c raftstore.Command) (raftstore
 }
 
 func (f *fakeAgreement) Leading() bool {
+	f.asked.Add(1)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.leads
+}
+
+// TestReturnIsAskedAboutInTime: what an engine is asked when it is back is not waited
+// for without end.
+func TestReturnIsAskedAboutInTime(t *testing.T) {
+	e := newMortal(t)
+	cfg := testConfig(e.url())
+	probing(&cfg)
+	n, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { stopNode(t, n) })
+	c, r := n.checker, n.fleet.roster()
+	c.board.SetBackends(agreedBackends(r), time.Now())
+	asked := 0
+	c.ask = func(ctx context.Context, _ *upstream) {
+		asked++
+		if _, bounded := ctx.Deadline(); !bounded {
+			t.Error("asked without a limit")
+		}
+	}
+	p := health.Probe{Backend: prefixtree.BackendKey(e.addr), Began: time.Now()}
+	e.die()
+	c.probeOne(t.Context(), r.list[0], p)
+	if asked != 0 {
+		t.Error("asked a dead engine")
+	}
+	e.rise()
+	c.probeOne(t.Context(), r.list[0], p)
+	if asked != 1 {
+		t.Errorf("asked %d times", asked)
+	}
+}
+
+// TestRoundsAreBounded: however much happens, the checker goes over the engines a
+// hundred times a second at most.
+func TestRoundsAreBounded(t *testing.T) {
+	n, err := New(testConfig("http://127.0.0.1:1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { stopNode(t, n) })
+	c := n.checker
+	c.path = "/health" // each round asks whether this node leads
+	c.board.SetBackends(nil, time.Now())
+	agreed := &fakeAgreement{}
+	c.store = func() agreement { return agreed }
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	began := time.Now()
+	var running sync.WaitGroup
+	running.Go(func() { c.run(ctx) })
+	eventually(t, "twenty rounds", func() bool {
+		c.poke()
+		return agreed.asked.Load() > 20
+	})
+	cancel()
+	running.Wait()
+	if rounds, most := agreed.asked.Load(), int64(time.Since(began)/leastPause)+1; rounds > most {
+		t.Errorf("%d rounds in %v, want %d at most", rounds, time.Since(began), most)
+	}
 }
 
 // TestOnlyTheLeaderWrites, and goes on trying when it cannot.

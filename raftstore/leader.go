@@ -24,6 +24,10 @@ type removeRequest struct {
 
 func (s *Store) isLeader(l *life) bool { return l != nil && l.raft.State() == raft.Leader }
 
+// Leading says whether this node leads, as it sees itself: one that has been cut off may
+// think so for as long as its lease. Cheaper than Status. Safe for concurrent use.
+func (s *Store) Leading() bool { return s.isLeader(s.current()) }
+
 // leader is where the leader is, as far as this node knows.
 func (s *Store) leader(l *life) hint {
 	if l == nil {
