@@ -228,6 +228,8 @@ func TestRestartFencesTheTree(t *testing.T) {
 // fakeAgreement is an agreement that a test watches.
 type fakeAgreement struct {
 	asked    atomic.Int64 // whether this node leads
+	failed   atomic.Int64 // commands, with err
+	attempts atomic.Int64 // commands that were refused
 	mu       sync.Mutex
 	leads    bool
 	err      error
@@ -238,6 +240,7 @@ func (f *fakeAgreement) Apply(_ context.Context, c raftstore.Command) (raftstore
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.err != nil {
+		f.failed.Add(1)
 		return raftstore.Result{}, f.err
 	}
 	f.commands = append(f.commands, c)

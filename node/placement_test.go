@@ -171,6 +171,30 @@ func TestIDsHereStandForIDsThere(t *testing.T) {
 	}
 }
 
+// TestSinceIsNotToCome: a backend that was written down by a clock that is ahead
+// begins slowly from now on, once, and not until that time and longer.
+func TestSinceIsNotToCome(t *testing.T) {
+	n := unstarted(t)
+	s := stateWith(1, firstGeneration, "a")
+	s.Backends[0].Source, s.Backends[0].Since = raftstore.Admin, time.Now().Add(time.Hour).UnixMilli()
+	if err := n.fleet.adopt(s); err != nil {
+		t.Fatal(err)
+	}
+	first := n.fleet.roster().list[0].since
+	if first == 0 || first > now() {
+		t.Errorf("it returned at %d, it is %d", first, now())
+	}
+	eventually(t, "the clock goes on", func() bool { return now() > first })
+	next := *s
+	next.Version = 2
+	if err := n.fleet.adopt(&next); err != nil {
+		t.Fatal(err)
+	}
+	if again := n.fleet.roster().list[0].since; again != first {
+		t.Errorf("it returned at %d, and by the next state at %d", first, again)
+	}
+}
+
 // TestNewsBeforeTheBackend: what another node tells of a backend that this one has
 // not heard of yet is taken when it has.
 func TestNewsBeforeTheBackend(t *testing.T) {

@@ -208,15 +208,18 @@ func returned(b *raftstore.Backend) prefixtree.Time {
 }
 
 // since is returned, or when this node learned that the engine has begun anew,
-// if that was later.
+// if that was later. No time is later than now here, whatever the clock said of
+// the node that wrote it down.
 func (f *fleet) since(b *raftstore.Backend, id prefixtree.Backend) prefixtree.Time {
-	since := returned(b)
+	since := min(returned(b), now())
 	u := f.roster().at(id)
 	switch {
 	case u == nil || u.Name != b.Name || u.agreed == nil:
 		return since
 	case u.generation != b.Generation:
 		return now()
+	case returned(u.agreed) == returned(b):
+		return u.since
 	}
 	return max(since, u.since)
 }

@@ -155,6 +155,9 @@ func (s *source) readFile() (list []Backend, unchanged bool, err error) {
 	if err != nil {
 		return nil, false, err
 	}
+	if !info.Mode().IsRegular() {
+		return nil, false, fmt.Errorf("%s is not a regular file", s.rest) // a pipe would be waited for without end
+	}
 	stamp := fileStamp{info.ModTime(), info.Size()}
 	if stamp == s.stamp {
 		return nil, true, nil

@@ -254,6 +254,151 @@ func TestSourcesChangeTheState(t *testing.T) {
 	}
 }
 
+// named makes a backend as a source names it.
+func named(t *testing.T, url string, weight float64) Backend {
+	t.Helper()
+	b := Backend{URL: "http://" + url, Weight: weight}
+	if name, rest, ok := strings.Cut(url, "="); ok {
+		b.Name, b.URL = name, "http://"+rest
+	}
+	if err := b.check(); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// TestSourcesThatContradict: of two sources that name one backend the first counts,
+// whichever answers last, and the other is told; nothing is changed back and forth.
+func TestSourcesThatContradict(t *testing.T) {
+	s, err := newSources([]string{"file:/first", "file:/second", "dns:e:80"}, zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.busy = func(string) bool { return false }
+	at := time.Unix(1_800_000_000, 0)
+	l := &ledgerOf{t: t}
+	step := func(what string, want ...string) {
+		t.Helper()
+		l.log = nil
+		for range 10 {
+			at = at.Add(time.Second)
+			l.take(at, s.changes(&l.state, at))
+		}
+		if !slices.Equal(l.log, want) {
+			t.Errorf("%s: %v, want %v", what, l.log, want)
+		}
+	}
+	s.take(2, []Backend{named(t, "d:80", 1)}, false, nil, at)
+	s.take(1, []Backend{named(t, "x=a:1", 2), named(t, "y=b:1", 1)}, false, nil, at)
+	step("the second is faster", "add x", "add y", "add d:80")
+	s.take(0, []Backend{named(t, "x=a:2", 1), named(t, "d:80", 3)}, false, nil, at)
+	step("the first counts", "update d:80", "update x")
+	if b, _ := l.state.Backend("x"); b.URL != "http://a:2" || b.Weight != 1 {
+		t.Errorf("%+v", b)
+	}
+	st := s.status()
+	if st[0].Error != "" || st[1].Error != "x: file:/first says otherwise, and comes first" || st[2].Error != "d:80: file:/first says otherwise, and comes first" {
+		t.Errorf("%+v", st)
+	}
+	s.take(1, []Backend{named(t, "x=a:2", 1), named(t, "z=b:1", 1), named(t, "y=b:1", 1)}, false, nil, at)
+	step("one url twice")
+	if st := s.status(); st[1].Error != "z: its url is that of y" {
+		t.Errorf("%+v", st)
+	}
+	s.take(0, []Backend{named(t, "d:80", 3)}, false, nil, at)
+	step("the second names it still")
+	s.take(2, []Backend{named(t, "e:80", 1)}, false, nil, at)
+	step("the file names it still", "add e:80")
+	s.take(0, []Backend{named(t, "f:1", 1)}, false, nil, at)
+	at = at.Add(dnsPatience)
+	step("nobody does any more", "add f:1", "drain d:80", "remove d:80")
+}
+
+// TestSourceOutlivesSkew: what was drained is removed by the clock of who removes it.
+func TestSourceOutlivesSkew(t *testing.T) {
+	for _, skew := range []time.Duration{-time.Hour, 0, time.Hour} {
+		s, err := newSources([]string{"file:/x"}, zerolog.Nop())
+		if err != nil {
+			t.Fatal(err)
+		}
+		busy := true
+		s.busy = func(string) bool { return busy }
+		at := time.Unix(1_800_000_000, 0)
+		s.take(0, []Backend{named(t, "a:1", 1)}, false, nil, at)
+		l := &ledgerOf{t: t, state: raftstore.State{Backends: []raftstore.Backend{
+			{Name: "a:1", URL: "http://a:1", Weight: 1, Source: raftstore.File},
+			{Name: "b:1", URL: "http://b:1", Weight: 1, Source: raftstore.File, Drained: true, State: raftstore.Draining,
+				Reason: gonePrefix + "not named any more", Since: at.Add(skew).UnixMilli()},
+		}}}
+		step := func() {
+			at = at.Add(time.Second)
+			l.take(at, s.changes(&l.state, at))
+		}
+		for range 60 {
+			step()
+		}
+		if len(l.log) > 0 {
+			t.Errorf("skew %v: %v with requests running", skew, l.log)
+		}
+		busy = false
+		step()
+		if len(l.log) != 1 {
+			t.Errorf("skew %v: %v without requests", skew, l.log)
+		}
+	}
+}
+
+// strictAgreement refuses some backends as the store would.
+type strictAgreement struct {
+	fakeAgreement
+	refuse map[string]error
+}
+
+func (a *strictAgreement) Apply(ctx context.Context, c raftstore.Command) (raftstore.Result, error) {
+	for _, name := range namesOf(c) {
+		if err := a.refuse[name]; err != nil {
+			a.attempts.Add(1)
+			return raftstore.Result{}, err
+		}
+	}
+	return a.fakeAgreement.Apply(ctx, c)
+}
+
+// TestOneRefusalKeepsOutNoOther: what the fleet does not take of a source leaves the
+// rest, and is not tried again every second; without a leader nothing is tried.
+func TestOneRefusalKeepsOutNoOther(t *testing.T) {
+	s, err := newSources([]string{"file:/x"}, zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.busy = func(string) bool { return false }
+	at := time.Now()
+	s.take(0, []Backend{named(t, "a:1", 1), named(t, "b:1", 2), named(t, "bad:1", 1)}, false, nil, at)
+	state := &raftstore.State{Backends: []raftstore.Backend{
+		{Name: "b:1", URL: "http://b:1", Weight: 1, Source: raftstore.File}, {Name: "gone:1", URL: "http://gone:1", Weight: 1, Source: raftstore.File},
+	}}
+	agreed := &strictAgreement{refuse: map[string]error{"bad:1": raftstore.ErrInvalid, "b:1": fmt.Errorf("wrapped: %w", raftstore.ErrConflict)}}
+	s.applyOnce(t.Context(), agreed, state, at)
+	if got := fmt.Sprint(agreed.commands); len(agreed.commands) != 2 || !strings.Contains(got, "a:1") || !strings.Contains(got, "gone:1") {
+		t.Errorf("written: %v", got)
+	}
+	tries := agreed.attempts.Load()
+	s.applyOnce(t.Context(), agreed, state, at.Add(time.Second))
+	if again := agreed.attempts.Load() - tries; again > 0 {
+		t.Errorf("%d refused ones were tried again a second later", again)
+	}
+	s.applyOnce(t.Context(), agreed, state, at.Add(2*refusalLasts))
+	if agreed.attempts.Load() == tries {
+		t.Error("never tried again")
+	}
+	agreed.err, agreed.commands, agreed.refuse = raftstore.ErrNoLeader, nil, nil
+	was := agreed.failed.Load()
+	s.applyOnce(t.Context(), agreed, state, at.Add(10*refusalLasts))
+	if n := agreed.failed.Load() - was; n != 1 {
+		t.Errorf("%d attempts without a leader", n)
+	}
+}
+
 // TestBackendsFromFile: a node whose engines are listed in a file routes to them,
 // follows its changes, and is not confused by a file that is broken or gone.
 func TestBackendsFromFile(t *testing.T) {

@@ -2,7 +2,11 @@ package node
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -19,6 +23,8 @@ const (
 	goneWait = 10 * time.Minute
 	// sourceRetry is the least pause between two attempts to change the state.
 	sourceRetry = time.Second
+	// refusalLasts is how long what the fleet has refused of a backend is not tried again.
+	refusalLasts = time.Minute
 )
 
 // sources keeps what the sources of backends last said. All nodes read theirs;
@@ -29,8 +35,12 @@ type sources struct {
 	state func() *raftstore.State
 	busy  func(name string) bool // some node has requests there
 
+	complained time.Time // of what the fleet does not take; apply's alone
+
 	mu      sync.Mutex
 	answers []sourceAnswer
+	drained map[string]time.Time // by name; when a drain by a source was first seen here
+	refused map[string]time.Time // by name; when the fleet last refused a change of it
 }
 
 // sourceAnswer is a source and its last word.
@@ -40,6 +50,7 @@ type sourceAnswer struct {
 	missing map[string]time.Time
 	at      time.Time // of the last good answer
 	err     error     // of the last attempt
+	clash   string    // what it says of backends that another source has; "" nothing
 	logged  time.Time
 }
 
@@ -48,11 +59,12 @@ type SourceStatus struct {
 	Source   string  `json:"source"`
 	Backends int     `json:"backends"` // of the last good answer
 	AgeS     float64 `json:"age_s"`    // of it; 0: none yet
-	Error    string  `json:"error,omitempty"`
+	// Error is why it does not answer well, or what of its answer does not count.
+	Error string `json:"error,omitempty"`
 }
 
 func newSources(entries []string, log zerolog.Logger) (*sources, error) {
-	s := &sources{log: log}
+	s := &sources{log: log, drained: make(map[string]time.Time), refused: make(map[string]time.Time)}
 	for _, e := range entries {
 		src, err := parseSource(e)
 		if err != nil {
@@ -149,33 +161,149 @@ func (s *sources) take(i int, list []Backend, unchanged bool, err error, at time
 		}
 	}
 	a.list = now
+	s.findClashesLocked()
+}
+
+// findClashesLocked finds where sources contradict each other. The first in the order of
+// the configuration counts; the other is told.
+func (s *sources) findClashesLocked() {
+	names, urls := make(map[string]int), make(map[string]string)
+	for i := range s.answers {
+		a := &s.answers[i]
+		was := a.clash
+		a.clash = ""
+		var clashes []string
+		for _, name := range sortedNames(a.list) {
+			b := a.list[name]
+			url, err := raftstore.NormalURL(b.URL)
+			if err != nil {
+				continue // refused by the fleet, which says so
+			}
+			if first, taken := names[name]; taken {
+				if theirs := s.answers[first].list[name]; !theirs.same(&b) {
+					clashes = append(clashes, fmt.Sprintf("%s: %s says otherwise, and comes first", name, s.answers[first].entry))
+				}
+				continue
+			}
+			names[name] = i
+			if other, taken := urls[url]; taken {
+				clashes = append(clashes, fmt.Sprintf("%s: its url is that of %s", name, other))
+				continue
+			}
+			urls[url] = name
+		}
+		if len(clashes) > maxClashes {
+			clashes = append(clashes[:maxClashes], fmt.Sprintf("%d more", len(clashes)-maxClashes))
+		}
+		if a.clash = strings.Join(clashes, "; "); a.clash != was && a.clash != "" {
+			s.log.Warn().Str("source", a.entry).Str("ignored", a.clash).Msg("sources of backends contradict each other")
+		}
+	}
+}
+
+// maxClashes bounds what is told of a source's contradictions.
+const maxClashes = 5
+
+// same says whether two sources say the same of a backend.
+func (b *Backend) same(c *Backend) bool {
+	return sameURL(b.URL, c.URL) && b.Weight == c.Weight && b.KVTokens == c.KVTokens && slices.Equal(b.Models, c.Models)
+}
+
+// firstLocked is the first source that names a backend, nil if none does.
+func (s *sources) firstLocked(name string) *sourceAnswer {
+	for i := range s.answers {
+		if _, ok := s.answers[i].list[name]; ok {
+			return &s.answers[i]
+		}
+	}
+	return nil
 }
 
 // apply changes the fleet's state by what the sources say, on the node that leads.
 func (s *sources) apply(ctx context.Context) {
 	tick := time.NewTicker(sourceRetry)
 	defer tick.Stop()
-	var logged time.Time
 	for {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 			return
 		}
-		store := s.store()
-		if store == nil || !store.Leading() {
-			continue
-		}
-		for _, c := range s.changes(s.state(), time.Now()) {
-			if _, err := store.Apply(ctx, c); err != nil {
-				if ctx.Err() == nil && time.Since(logged) >= errSilence {
-					logged = time.Now()
-					s.log.Warn().Err(err).Msg("what a source of backends says cannot be written down")
-				}
-				break
-			}
+		if store := s.store(); store != nil && store.Leading() {
+			s.applyOnce(ctx, store, s.state(), time.Now())
 		}
 	}
+}
+
+// applyOnce brings a state in line with the sources, as far as the fleet takes it.
+func (s *sources) applyOnce(ctx context.Context, store agreement, state *raftstore.State, at time.Time) {
+	for _, c := range s.changes(state, at) {
+		err := s.write(ctx, store, c, at)
+		if err == nil || ctx.Err() != nil {
+			continue
+		}
+		if at.Sub(s.complained) >= errSilence {
+			s.complained = at
+			s.log.Warn().Err(err).Msg("what a source of backends says cannot be written down")
+		}
+		if !refusedByFleet(err) {
+			return // nobody takes any change now
+		}
+	}
+}
+
+// refusedByFleet says whether the fleet took a command and would not have it, so
+// that the next one may be taken.
+func refusedByFleet(err error) bool {
+	for _, refusal := range []error{raftstore.ErrInvalid, raftstore.ErrExists, raftstore.ErrNotFound, raftstore.ErrConflict, raftstore.ErrTooMany} {
+		if errors.Is(err, refusal) {
+			return true
+		}
+	}
+	return false
+}
+
+// write has the fleet take a command. Of several new backends that are refused
+// together each is tried alone: one that is at fault must not keep out the others.
+func (s *sources) write(ctx context.Context, store agreement, c raftstore.Command, at time.Time) error {
+	_, err := store.Apply(ctx, c)
+	if err == nil || !refusedByFleet(err) {
+		return err
+	}
+	if add, ok := c.(raftstore.AddBackends); ok && len(add.Backends) > 1 {
+		var errs []error
+		for _, b := range add.Backends {
+			err := s.write(ctx, store, raftstore.AddBackends{Backends: []raftstore.BackendSpec{b}}, at)
+			if err != nil && !refusedByFleet(err) {
+				return err
+			}
+			errs = append(errs, err)
+		}
+		return errors.Join(errs...)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, name := range namesOf(c) {
+		s.refused[name] = at
+	}
+	return err
+}
+
+// namesOf are the backends that a command of changes is about.
+func namesOf(c raftstore.Command) (names []string) {
+	switch c := c.(type) {
+	case raftstore.AddBackends:
+		for i := range c.Backends {
+			names = append(names, c.Backends[i].Name)
+		}
+	case raftstore.UpdateBackend:
+		names = []string{c.Name}
+	case raftstore.SetBackendState:
+		names = c.Names
+	case raftstore.RemoveBackends:
+		names = c.Names
+	}
+	return names
 }
 
 // changes are the commands that bring a state in line with the sources. They add
@@ -184,6 +312,7 @@ func (s *sources) apply(ctx context.Context) {
 func (s *sources) changes(state *raftstore.State, at time.Time) (commands []raftstore.Command) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	maps.DeleteFunc(s.refused, func(_ string, when time.Time) bool { return at.Sub(when) >= refusalLasts })
 	urls := make(map[string]bool, len(state.Backends))
 	for i := range state.Backends {
 		urls[state.Backends[i].URL] = true
@@ -195,7 +324,8 @@ func (s *sources) changes(state *raftstore.State, at time.Time) (commands []raft
 			b := a.list[name]
 			have, ok := state.Backend(name)
 			switch {
-			case ok && have.Source == a.kind:
+			case s.firstLocked(name) != a, !s.refused[name].IsZero():
+			case ok && (have.Source == raftstore.File || have.Source == raftstore.DNS):
 				commands = append(commands, changed(&have, &b)...)
 			case !ok:
 				if url, err := raftstore.NormalURL(b.URL); err == nil && !urls[url] {
@@ -241,29 +371,41 @@ func changed(have *raftstore.Backend, b *Backend) (commands []raftstore.Command)
 // removals take away what no source names any more. A kind of which some source
 // has not answered yet removes nothing: what is missing may be that one's.
 func (s *sources) removals(state *raftstore.State, at time.Time) (commands []raftstore.Command) {
+	draining := make(map[string]time.Time)
+	defer func() { s.drained = draining }()
 	for i := range state.Backends {
 		b := &state.Backends[i]
 		since, gone := s.missing(b)
-		if !gone {
+		if !gone || !s.refused[b.Name].IsZero() {
 			continue
 		}
 		if b.Source == raftstore.DNS && at.Sub(since) < dnsPatience {
 			continue
 		}
-		drained := time.UnixMilli(b.Since)
+		// By this node's own clock: the state has that of whoever led then.
+		drained, seen := s.drained[b.Name]
+		if !seen {
+			drained = at
+		}
+		if b.Drained {
+			draining[b.Name] = drained
+		}
 		switch {
 		case !b.Drained:
 			commands = append(commands, raftstore.SetBackendState{Names: []string{b.Name}, Action: raftstore.Drain, Reason: gonePrefix + "not named any more"})
-		case b.State == raftstore.Down, !s.busy(b.Name) && at.Sub(drained) > sourceRetry, at.Sub(drained) > goneWait:
+		case b.State == raftstore.Down, !s.busy(b.Name) && at.Sub(drained) >= sourceRetry, at.Sub(drained) > goneWait:
 			commands = append(commands, raftstore.RemoveBackends{Names: []string{b.Name}})
 		}
 	}
 	return commands
 }
 
-// missing says since when no source has named a backend that one has added.
+// missing says since when no source has named a backend that one of its kind has added.
 // What was missing already when the sources first answered is missing since then.
 func (s *sources) missing(b *raftstore.Backend) (since time.Time, gone bool) {
+	if s.firstLocked(b.Name) != nil {
+		return time.Time{}, false
+	}
 	kinds := 0
 	for i := range s.answers {
 		a := &s.answers[i]
@@ -272,9 +414,6 @@ func (s *sources) missing(b *raftstore.Backend) (since time.Time, gone bool) {
 		}
 		kinds++
 		if a.list == nil {
-			return time.Time{}, false
-		}
-		if _, named := a.list[b.Name]; named {
 			return time.Time{}, false
 		}
 		if _, known := a.missing[b.Name]; !known {
@@ -307,7 +446,7 @@ func (s *sources) status() []SourceStatus {
 		if !a.at.IsZero() {
 			out[i].AgeS = tenths(time.Since(a.at))
 		}
-		if a.err != nil {
+		if out[i].Error = a.clash; a.err != nil {
 			out[i].Error = a.err.Error()
 		}
 	}

@@ -1,0 +1,25 @@
+//go:build unix
+
+package node
+
+import (
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// TestSourceIsNoPipe: a pipe in place of a file is refused, and not waited for.
+func TestSourceIsNoPipe(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "backends")
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s, err := parseSource("file:" + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := s.read(t.Context()); err == nil || !strings.Contains(err.Error(), "not a regular file") {
+		t.Error(err)
+	}
+}
