@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 
 	"grapevine/prefixtree"
 )
@@ -61,6 +62,42 @@ func BenchmarkView(b *testing.B) {
 				if _, err := NewView(list, nil); err != nil {
 					b.Fatal(err)
 				}
+			}
+		})
+	}
+}
+
+// BenchmarkDecide is a decision of one of 100 nodes that know each other's load and placements, in a fleet of so many
+// backends: a prompt of 32k tokens that four backends hold. It looks at every backend, so it grows with them.
+func BenchmarkDecide(b *testing.B) {
+	for _, n := range []int{64, 2000} {
+		b.Run(fmt.Sprintf("backends=%d", n), func(b *testing.B) {
+			r, _ := newRouter(b, Config{Nodes: 100}, fleetOf(n))
+			r.SetKnowledge(100, 200*time.Millisecond, 200*time.Millisecond)
+			for peer := range 99 {
+				var loads []PeerLoad
+				for i := peer; i < n; i += 7 {
+					loads = append(loads, PeerLoad{prefixtree.Backend(i), int64(1000 * (peer%5 + 1)), int64(peer % 3)})
+				}
+				r.SetPeerLoad(fmt.Sprint("node-", peer), loads)
+			}
+			for i := range 4 * n {
+				serve(b, r, ask(prompt(1, uint64(i), 12, 24)), t0+prefixtree.Time(i))
+			}
+			q := ask(prompt(7, 7, 256, 256))
+			for range 4 {
+				d := *q
+				d.Strategy = Random
+				serve(b, r, &d, t0+90_000)
+			}
+			a, now := new(Attempt), t0+100_000
+			b.ReportAllocs()
+			for b.Loop() {
+				now++
+				if err := r.Pick(q, now, a); err != nil {
+					b.Fatal(err)
+				}
+				a.End(unknown(), now)
 			}
 		})
 	}
