@@ -29,9 +29,12 @@ type fleet struct {
 	current atomic.Pointer[roster]
 	changed atomic.Pointer[chan struct{}] // closed when current is replaced
 
-	mu     sync.Mutex
-	last   []policy.Backend // of the newest view
-	places placements
+	refreshing sync.Mutex // one refresh at a time; taken before mu
+
+	mu           sync.Mutex
+	last         []policy.Backend // of the newest view
+	heard, shown uint64           // what engines have told that changes the view, and how much of that the newest has
+	places       placements
 }
 
 // report is an engine's own word on its load, and when it was given; the zero
@@ -104,6 +107,7 @@ func (f *fleet) changeLocked(next *roster) error {
 		}
 		f.last = list
 	}
+	f.shown = f.heard
 	f.current.Store(next)
 	if f.publish != nil {
 		f.publish(old, next, v)
@@ -121,15 +125,24 @@ func (f *fleet) changeLocked(next *roster) error {
 	return nil
 }
 
-// refreshLocked publishes a view of what has become known of the engines.
-func (f *fleet) refreshLocked() error {
+// refresh publishes a view of what has become known of the engines. Those that ask
+// while one is made share the next: when a node starts every engine tells
+// something new, and a view of thousands takes milliseconds.
+func (f *fleet) refresh() error {
+	f.refreshing.Lock()
+	defer f.refreshing.Unlock()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.shown == f.heard {
+		return nil // it is in the view that another one made
+	}
 	r := f.roster()
 	list := r.policyBackends()
 	v, err := newView(list, r.rules)
 	if err != nil {
 		return err
 	}
-	f.last = list
+	f.last, f.shown = list, f.heard
 	if f.publish != nil {
 		f.publish(r, r, v)
 	}
@@ -141,25 +154,40 @@ func (f *fleet) refreshLocked() error {
 // listed: it is avoided by its failures, not forgotten. was is how the question
 // before this one ended.
 func (f *fleet) learnModels(u *upstream, models []string, failure error) (changed bool, was answering, err error) {
+	if changed, was = f.noteModels(u, models, failure); changed {
+		err = f.refresh()
+	}
+	return changed, was, err
+}
+
+func (f *fleet) noteModels(u *upstream, models []string, failure error) (changed bool, was answering) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	was = u.answered
 	if failure != nil {
 		u.answered, u.failure = silent, failure.Error()
-		return false, was, nil
+		return false, was
 	}
 	u.answered, u.failure = tells, ""
 	if slices.Equal(u.found, models) {
-		return false, was, nil
+		return false, was
 	}
 	u.found = models
-	return true, was, f.refreshLocked()
+	f.heard++
+	return true, was
 }
 
 // learnMetrics takes what an engine says of itself. It reports whether that gives
 // another size for its cache than before and none is configured; there is a new
 // view then.
 func (f *fleet) learnMetrics(u *upstream, m engine.Metrics, at time.Time) (resized bool, err error) {
+	if resized = f.noteMetrics(u, m, at); resized {
+		err = f.refresh()
+	}
+	return resized, err
+}
+
+func (f *fleet) noteMetrics(u *upstream, m engine.Metrics, at time.Time) (resized bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	before := u.kvTokens()
@@ -168,9 +196,10 @@ func (f *fleet) learnMetrics(u *upstream, m engine.Metrics, at time.Time) (resiz
 	}
 	u.link.report = report{m, at}
 	if u.kvTokens() == before {
-		return false, nil
+		return false
 	}
-	return true, f.refreshLocked()
+	f.heard++
+	return true
 }
 
 // maxKVTokens is more than any engine holds; beyond it is nonsense on a
