@@ -3,6 +3,7 @@ package raftstore
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"time"
@@ -253,12 +254,41 @@ func (s *Store) takeIn(ctx context.Context, l *life, servers []raft.Server, answ
 		text = "nodes of another group are in this fleet: " + strings.Join(foreign, ", ") +
 			"; one group has to be given up: stop its nodes, empty their data directories, start them with join"
 	}
+	s.foreign(text)
+}
+
+// foreign notes what is wrong with the groups in this fleet; "" if nothing is.
+func (s *Store) foreign(text string) {
 	s.mu.Lock()
 	news := text != s.problem.group && text != ""
 	s.problem.group = text
 	s.mu.Unlock()
 	if news {
 		s.log.Error().Msg(text)
+	}
+}
+
+// maxAsked bounds whom a node without a leader asks at one look: without a
+// majority all nodes of a fleet do, for as long as that lasts.
+const maxAsked = 3
+
+// lookAbroad is what a member of a group without a leader does at each look: it
+// asks some nodes, others each time, whether the fleet goes on in another group.
+// After a recovery nobody would ever tell it.
+func (s *Store) lookAbroad(ctx context.Context) {
+	peers := slices.DeleteFunc(s.peers(), func(p Peer) bool { return !p.Alive || p.Left })
+	rand.Shuffle(len(peers), func(i, j int) { peers[i], peers[j] = peers[j], peers[i] })
+	own := s.group()
+	for _, a := range s.askAll(ctx, peers[:min(len(peers), maxAsked)]) {
+		if a.err != nil || !a.info.Member || a.info.Group == own || a.info.Leader == "" {
+			continue
+		}
+		remedy := "if it was given up: stop this node, empty its data directory, start it with join"
+		if s.cfg.Dir == "" {
+			remedy = "if it was given up: restart this node"
+		}
+		s.foreign(fmt.Sprintf("this node's group (%s) has no leader, and %s is in another group that has one (%s); %s", own, a.Addr, a.info.Group, remedy))
+		return
 	}
 }
 

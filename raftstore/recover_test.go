@@ -78,6 +78,42 @@ func TestRecover(t *testing.T) {
 	}
 }
 
+// A node that keeps nothing and outlives its group is told by nobody that the
+// fleet goes on in another one. It finds out, says so, and follows that one after
+// a restart.
+func TestFollowerOfALostGroup(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 3, nil).start()
+	a, b, c := f.nodes[0], f.nodes[1], f.nodes[2]
+	d := f.add("d", func(c *Config) { c.Dir, c.Expect, c.Join = "", 0, true })
+	follower := d.start()
+	apply(t, f.running()[0], add("one"))
+	for _, s := range []*Store{a.store.Load(), follower} {
+		until(t, "both to know", func() bool { return has(s.State(), "one") })
+	}
+	for _, n := range []*node{a, b, c} {
+		n.kill()
+	}
+	if err := whenFree(t, func() error { return Recover(a.dir, []Server{{*a.id.Load(), a.addr(), true}}) }); err != nil {
+		t.Fatal(err)
+	}
+	s := a.start()
+	apply(t, s, add("two"))
+	until(t, "the follower to notice", func() bool {
+		return strings.Contains(follower.Status().Problem, "another group that has one ("+s.Status().Group+"); if it was given up: restart this node")
+	})
+	if !has(follower.State(), "one") {
+		t.Error("the follower has forgotten what was agreed on")
+	}
+	until(t, "the leader to notice", func() bool { return strings.Contains(s.Status().Problem, "another group") })
+	d.kill()
+	follower = d.start()
+	until(t, "the follower to follow", func() bool { return has(follower.State(), "two") })
+	for _, s := range []*Store{s, follower} {
+		until(t, "the problem to be gone", func() bool { return s.Status().Problem == "" })
+	}
+}
+
 // Two survivors that are recovered with the same servers, in whatever order, are
 // one group again.
 func TestRecoverTwoOfFive(t *testing.T) {

@@ -449,6 +449,10 @@ func (s *Store) look(l *life) {
 		s.lead(ctx, l)
 	case len(l.servers()) == 0:
 		s.found(ctx, l)
+	case s.leader(l).ID == "":
+		s.lookAbroad(ctx)
+	default:
+		s.foreign("") // only a leader sees all there are
 	}
 }
 
