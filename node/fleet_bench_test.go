@@ -48,7 +48,7 @@ func BenchmarkLearnAll(b *testing.B) {
 // TestLearningAtOnce: what many engines tell at once is all in the view when each of the tellers returns, and does not take as
 // many views.
 func TestLearningAtOnce(t *testing.T) {
-	const engines, tellers = 400, 40
+	const engines, tellers = 40, 8
 	n, err := New(testConfig())
 	if err != nil {
 		t.Fatal(err)
