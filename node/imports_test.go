@@ -29,16 +29,19 @@ var mayImport = map[string][]string{
 	"proxy/engine":  {},
 	"proxy/prompt":  {"prefixtree"},
 	"proxy/policy":  {"prefixtree"},
-	"proxy":         {"prefixtree", "proxy/..."},
-	"node/notify":   {},
-	"node/health":   {},
-	"node":          {"prefixtree", "gossip", "gossip/member", "node/health", "raftstore", "proxy", "proxy/..."},
+
+	"proxy/policy/hot": {"prefixtree", "proxy/policy"},
+
+	"proxy":       {"prefixtree", "proxy/..."},
+	"node/notify": {},
+	"node/health": {},
+	"node":        {"prefixtree", "gossip", "gossip/member", "node/health", "raftstore", "proxy", "proxy/..."},
 
 	"chaos/engine":   {},
 	"chaos/workload": {},
 	"chaos/report":   {},
 	"chaos/replay":   {"chaos/report", "chaos/workload", "prefixtree", "proxy", "proxy/..."},
-	"chaos/fleetsim": {"chaos/engine", "chaos/report", "chaos/workload", "gossip/wire", "prefixtree", "proxy/policy", "proxy/prompt"},
+	"chaos/fleetsim": {"chaos/engine", "chaos/report", "chaos/workload", "gossip/wire", "prefixtree", "proxy/policy", "proxy/policy/hot", "proxy/prompt"},
 
 	"chaos/fleetsim/herd": {"chaos/fleetsim", "chaos/report", "chaos/workload"},
 
@@ -53,22 +56,24 @@ var mayImport = map[string][]string{
 // outside restricts what the pure packages import from beyond the module: no
 // network, no logger, no metrics; nil is the standard library alone.
 var outside = map[string][]string{
-	"prefixtree":   {"github.com/zeebo/xxh3"},
-	"proxy/policy": {"github.com/zeebo/xxh3"},
-	"proxy/prompt": {"github.com/zeebo/xxh3", "golang.org/x/sys/cpu"},
-	"proxy/engine": nil,
-	"gossip/wire":  nil,
-	"node/health":  {"github.com/zeebo/xxh3"},
-	"node/notify":  nil,
+	"prefixtree":       {"github.com/zeebo/xxh3"},
+	"proxy/policy":     {"github.com/zeebo/xxh3"},
+	"proxy/policy/hot": nil,
+	"proxy/prompt":     {"github.com/zeebo/xxh3", "golang.org/x/sys/cpu"},
+	"proxy/engine":     nil,
+	"gossip/wire":      nil,
+	"node/health":      {"github.com/zeebo/xxh3"},
+	"node/notify":      nil,
 }
 
 // impure are standard packages that the pure ones do without.
 var impure = map[string][]string{
-	"prefixtree":   {"net", "net/http", "log", "log/slog", "os", "context"},
-	"proxy/policy": {"net", "net/http", "log", "log/slog", "os", "context"},
-	"proxy/prompt": {"net", "net/http", "log", "log/slog", "os", "context"},
-	"proxy/engine": {"log", "log/slog", "os"},
-	"node/health":  {"net", "net/http", "log", "log/slog", "os", "context"},
+	"prefixtree":       {"net", "net/http", "log", "log/slog", "os", "context"},
+	"proxy/policy":     {"net", "net/http", "log", "log/slog", "os", "context"},
+	"proxy/policy/hot": {"net", "net/http", "log", "log/slog", "os", "context"},
+	"proxy/prompt":     {"net", "net/http", "log", "log/slog", "os", "context"},
+	"proxy/engine":     {"log", "log/slog", "os"},
+	"node/health":      {"net", "net/http", "log", "log/slog", "os", "context"},
 }
 
 // topLevel is what may stand at the top of the repository, apart from dot files.

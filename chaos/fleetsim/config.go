@@ -68,6 +68,10 @@ type Config struct {
 	// HideCapacity keeps the engines' KV size from the routers, as with engines
 	// that do not tell.
 	HideCapacity bool
+	// NoHot leaves out that hot prefixes are replicated on purpose; HotReplicas, if above 0, is on how many backends every one is, in place
+	// of what the fleet would decide.
+	NoHot       bool
+	HotReplicas int
 	// Extra makes a router's strategies beyond the built-in ones; called once per
 	// router. nil: Baselines.
 	Extra func() map[string]policy.Strategy
@@ -125,6 +129,9 @@ func (c Config) completed() (Config, error) {
 	}
 	if c.Nodes == nil {
 		c.Nodes = []int{1}
+	}
+	if c.HotReplicas < 0 {
+		return c, fmt.Errorf("%w: hot prefixes on %d backends, want 1 or more, or 0 for what the fleet decides", ErrConfig, c.HotReplicas)
 	}
 	for i, n := range c.Nodes {
 		if n < 1 || n > MaxNodes || slices.Contains(c.Nodes[:i], n) {

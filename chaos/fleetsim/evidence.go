@@ -36,6 +36,7 @@ type evidenceBoard struct {
 	backends int
 	reaches  bool
 	rates    bool
+	works    bool
 	every    time.Duration
 	next     time.Duration // when the next sample is due
 	samples  []sample      // those not yet arrived everywhere, and the last that has

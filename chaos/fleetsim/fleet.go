@@ -57,6 +57,7 @@ type fleet struct {
 	cfg   *Config
 	nodes []node
 	exchange
+	hot     *hotBoard // nil: nothing is replicated on purpose
 	engines *engines
 	feed    feed
 	ingress *rand.Rand
@@ -94,6 +95,7 @@ func newFleet(cfg *Config, pt point, c *chainer, span time.Duration) (*fleet, er
 	if f.exchange, err = newExchange(cfg, pt, span); err != nil {
 		return nil, err
 	}
+	f.hot = newHotBoard(cfg, pt, kv)
 	view, err := policy.NewView(backends, nil)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
@@ -121,6 +123,7 @@ func newFleet(cfg *Config, pt point, c *chainer, span time.Duration) (*fleet, er
 	}
 	if f.facts != nil || f.loads != nil {
 		f.evidence = newEvidenceBoard(&f.exchange, f.nodes, cfg.Backends)
+		f.evidence.works = f.hot != nil
 	}
 	return f, nil
 }
@@ -199,6 +202,7 @@ func (f *fleet) run(ctx context.Context) error {
 // and where arrivals end.
 func (f *fleet) pass(now time.Duration) {
 	f.exchange.pass(now, f.nodes)
+	f.hot.pass(now, f.nodes)
 	if f.atWarm == nil && now >= f.cfg.Warmup {
 		f.atWarm, f.warmedAt = f.busy(), now
 	}

@@ -46,6 +46,9 @@ func (e *evidenceBoard) ownHeat(n *node, at time.Duration) policy.Heat {
 	if !e.reaches {
 		h.Requests, h.Anchors = 0, nil
 	}
+	if !e.works {
+		h.Works = nil
+	}
 	if !e.rates {
 		h.Paces = nil
 	}

@@ -120,6 +120,7 @@ const (
 	stateHead, stateClaim             = 6, 12
 	heatHead, heatAnchor              = 5, 10
 	heatPaceHead, heatPace, heatCount = 4, 17, 3
+	heatWorkHead, heatWork            = 4, 24
 )
 
 // stateSize returns the bytes of a state with claims about so many backends.
@@ -138,6 +139,9 @@ func stateSize(claims int, h *policy.Heat) int {
 				size += heatCount
 			}
 		}
+	}
+	if len(h.Works) > 0 {
+		size += heatWorkHead + heatWork*len(h.Works)
 	}
 	return size
 }

@@ -180,5 +180,6 @@ func (f *fleet) report() report.Report {
 		WarmPrediction: max(f.cfg.Warmup, time.Duration(warmShare*float64(f.span))),
 		Busy:           busy,
 		Gossip:         f.exchange.report(),
+		Hot:            f.hot.report(),
 	})
 }

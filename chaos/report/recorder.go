@@ -70,6 +70,7 @@ type Setting struct {
 	Busy []float64
 	// Gossip is taken over as it is.
 	Gossip Gossip
+	Hot    *Hot // likewise
 }
 
 // buckets is the resolution of Series.
@@ -89,7 +90,7 @@ func (r *Recorder) Report(set Setting) Report {
 	rep := Report{
 		Policy: set.Policy, Workload: set.Workload, Label: set.Label, Nodes: set.Nodes, Seed: set.Seed,
 		Gossip: Gossip{BytesPerSPerNode: round(set.Gossip.BytesPerSPerNode), Convergence: set.Gossip.Convergence},
-		Speed:  set.Speed, WarmupS: set.Warmup.Seconds(), WarmupRequests: warm, Rungs: make(map[string]int),
+		Hot:    set.Hot, Speed: set.Speed, WarmupS: set.Warmup.Seconds(), WarmupRequests: warm, Rungs: make(map[string]int),
 	}
 	measured := all[warm:]
 	rep.Requests = len(measured)

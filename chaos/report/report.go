@@ -55,6 +55,8 @@ type Report struct {
 	// Utilization is the mean share of time in which a backend had prompt tokens
 	// to compute, while requests arrived; 0 where nobody measures it.
 	Utilization float64 `json:"utilization"`
+	// Hot is nil where hot prefixes are not replicated on purpose.
+	Hot *Hot `json:"hot,omitempty"`
 	// Cut counts requests that broke because the run broke the node that served
 	// them: in Requests, not in Errors.
 	Cut int `json:"cut,omitempty"`
@@ -100,6 +102,20 @@ type Gossip struct {
 type Convergence struct {
 	P50 float64 `json:"p50"`
 	P99 float64 `json:"p99"`
+}
+
+// Hot is what was agreed on about hot prefixes.
+type Hot struct {
+	Changes []HotChange `json:"changes"`
+}
+
+// HotChange is one decision; 0 replicas give the prefix up.
+type HotChange struct {
+	AtS      float64 `json:"at_s"`
+	Anchor   string  `json:"anchor"`
+	Tokens   int     `json:"tokens"`
+	Replicas int     `json:"replicas"`
+	Why      string  `json:"why"`
 }
 
 // Sharing is what the nodes of a simulation told each other.

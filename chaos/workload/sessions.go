@@ -27,6 +27,7 @@ type Sessions struct {
 	Think        time.Duration // mean
 	SharedTokens int
 	Pool         int
+	SharedShare  float64       // share of the sessions that have a shared prefix; 0: all
 	Prompt       CDF           // tokens of the first turn's prompt, shared prefix included
 	Output       CDF           // tokens of every turn's answer
 	Suffix       int           // tokens added by the user in each later turn
@@ -36,7 +37,7 @@ type Sessions struct {
 }
 
 // PresetNames lists the built-in workloads.
-func PresetNames() []string { return []string{"medium", "agentic", "chat"} }
+func PresetNames() []string { return []string{"medium", "agentic", "chat", "hot"} }
 
 // Preset returns a built-in workload. The parameters are those under which the
 // nearest peer of this project published its figures (docs/design.md, section
@@ -61,6 +62,12 @@ func Preset(name string) (*Sessions, error) {
 		s.Continue, s.MaxTurns, s.Think = 0.6, 5, 2*time.Second
 		s.SharedTokens, s.Pool, s.Suffix = 1024, 4, 256
 		s.Prompt = CDF{{256, 0}, {1500, .35}, {4000, .75}, {9000, .99}, {16384, 1}}
+		s.Output = CDF{{16, 0}, {300, .45}, {800, .80}, {1800, .99}, {3072, 1}}
+	case "hot":
+		s.Rate, s.Backends = 126, 16
+		s.MaxTurns = 1
+		s.SharedTokens, s.Pool, s.SharedShare, s.Suffix = 8192, 1, 0.5, 256
+		s.Prompt = CDF{{8448, 0}, {10000, .60}, {16384, 1}}
 		s.Output = CDF{{16, 0}, {300, .45}, {800, .80}, {1800, .99}, {3072, 1}}
 	default:
 		return nil, fmt.Errorf("%w: no workload is called %q, want one of %s", ErrOptions, name, strings.Join(PresetNames(), ", "))
@@ -174,6 +181,9 @@ func (g *sessionSource) start() {
 	s.turn = 1
 	s.prompt = int(g.spec.Prompt.At(s.rng.Float64()))
 	s.shared = min(g.spec.SharedTokens, s.prompt-1)
+	if p := g.spec.SharedShare; p > 0 && s.rng.Float64() >= p {
+		s.shared = 0
+	}
 	s.output = int(g.spec.Output.At(s.rng.Float64()))
 	if s.shared > 0 {
 		s.segments = append(s.segments, Segment{Role: System, Tokens: s.shared, key: g.prefixKey(s.prefix)})

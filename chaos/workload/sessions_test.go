@@ -199,6 +199,25 @@ func TestRequestsLimitAndDoubleDone(t *testing.T) {
 	src.Done(r, r.At)
 }
 
+// TestSharedShare: that share of the sessions begins with the shared prefix, the others with nothing that anybody else says.
+func TestSharedShare(t *testing.T) {
+	rs := play(t, preset(t, "hot"), Options{Duration: 20 * time.Second, Seed: 3}, time.Second)
+	first := map[uint64]int{}
+	for _, r := range rs {
+		first[r.Keys[0]]++
+	}
+	most := 0
+	for _, n := range first {
+		most = max(most, n)
+	}
+	if share := float64(most) / float64(len(rs)); share < 0.45 || share > 0.55 {
+		t.Errorf("%.2f of %d prompts begin alike, want half", share, len(rs))
+	}
+	if len(first) != len(rs)-most+1 {
+		t.Errorf("%d different beginnings of %d prompts, %d of them alike", len(first), len(rs), most)
+	}
+}
+
 func TestText(t *testing.T) {
 	long := Text(nil, 7, 1000)
 	if len(long) != 1000*BytesPerToken {

@@ -30,6 +30,8 @@ type simulateCmd struct {
 	Cut      string         `name:"partition" placeholder:"FROM-TO" help:"Cut the routers in two halves that do not hear each other, from one time since the start to another, such as 60s-120s."`
 	Backends int            `name:"backends" placeholder:"N" help:"Engines; what a generated workload is made for, or 16 for a trace, if not given."`
 	Ingress  string         `name:"ingress" enum:"random,sticky" default:"random" help:"Which router a request enters by: any (random), or one per session (sticky)."`
+	Hot      string         `name:"hot" enum:"on,off" default:"on" help:"Whether the fleet agrees on which engines hold a hot prefix."`
+	HotReps  int            `name:"hot-replicas" placeholder:"R" help:"Hold every hot prefix on so many engines, in place of what the fleet would decide."`
 	Warmup   *time.Duration `name:"warmup" placeholder:"DURATION" help:"Leave out of the report what arrives before. A generated workload has its own unless given."`
 	Parallel int            `name:"parallel" placeholder:"N" help:"Runs at once; as many as there are processors if not given."`
 	JSON     bool           `name:"json" help:"Print one JSON object."`
@@ -67,6 +69,7 @@ func (c *simulateCmd) Run(s *streams) error {
 	}
 	cfg := fleetsim.Config{
 		Workload: w, Options: opt, Policies: c.Policy, Nodes: c.Nodes, Backends: c.Backends, Engine: c.config(),
+		NoHot: c.Hot == "off", HotReplicas: c.HotReps,
 		Ingress: fleetsim.Ingress(c.Ingress), Parallel: c.Parallel, Loss: c.Loss,
 	}
 	for _, s := range c.Share {

@@ -9,7 +9,7 @@ import (
 // workloadFlags say what is asked of a fleet; replay and simulate share them.
 type workloadFlags struct {
 	Trace    string        `name:"trace" type:"existingfile" placeholder:"FILE" xor:"workload" group:"workload" help:"Trace in JSON Lines, plain or .gz."`
-	Workload string        `name:"workload" placeholder:"NAME" xor:"workload" group:"workload" help:"Generated sessions instead of a trace: medium, agentic or chat (the default)."`
+	Workload string        `name:"workload" placeholder:"NAME" xor:"workload" group:"workload" help:"Generated sessions instead of a trace: medium, agentic, hot or chat (the default)."`
 	Speed    float64       `name:"speed" default:"1" placeholder:"X" group:"workload" help:"How many times faster than recorded; for generated sessions, how many times more of them."`
 	Duration time.Duration `name:"duration" placeholder:"DURATION" group:"workload" help:"Leave out what would arrive later. Generated sessions: 3m unless given."`
 	Requests int           `name:"requests" placeholder:"N" group:"workload" help:"End after so many requests."`

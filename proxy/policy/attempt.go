@@ -39,7 +39,8 @@ type Attempt struct {
 	followed bool              // these go beyond what is common property
 	resident int64             // prompt and expected output tokens
 	adapter  uint64
-	interval float64 // seconds of engine time the prefill took; 0 unknown
+	prefix   *prefixWork // of the popular prefix that the prompt begins with; nil for none
+	interval float64     // seconds of engine time the prefill took; 0 unknown
 	at       struct{ picked, dispatched, first prefixtree.Time }
 	stage    stage
 	trial    bool
@@ -104,6 +105,10 @@ func (a *Attempt) End(o Outcome, now prefixtree.Time) {
 	a.stage = ended
 	a.slot.prefilled(a, now)
 	a.slot.release(a)
+	if a.prefix != nil {
+		a.prefix.active.Add(-1)
+		a.prefix = nil
+	}
 	switch {
 	case o.Failed.blames():
 		a.slot.failed(o.Failed, a.at.picked, now)

@@ -28,6 +28,8 @@ type Decision struct {
 	UncachedTokens  int                `json:"uncached_tokens"`  // tokens charged: prompt less predicted, at least 1
 	Age             time.Duration      `json:"age_ns"`           // of the knowledge used; 0 without a match
 	Branch          prefixtree.Hash    `json:"branch"`
+	Hot             prefixtree.Hash    `json:"hot"`      // anchor of the hot prefix that the prompt begins with; 0 for none
+	Replicas        int                `json:"replicas"` // backends that are agreed to hold it
 	Eligible        int                `json:"eligible"` // backends there were to choose from
 	Trial           bool               `json:"trial"`    // the one request given to a backend that failed lately
 	LastResort      bool               `json:"last_resort"`
@@ -62,6 +64,9 @@ func (d *Decision) JSON() ([]byte, error) { return json.Marshal(d) }
 func (d *Decision) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s by %s/%s: %d of %d prompt tokens expected cached", d.Name, d.Strategy, d.Rung, d.PredictedTokens, d.PromptTokens)
+	if d.Replicas > 0 {
+		fmt.Fprintf(&b, ", hot prefix on %d backends", d.Replicas)
+	}
 	if d.Trial {
 		b.WriteString(", trial after a failure")
 	}
@@ -83,7 +88,7 @@ func (d *Decision) fill(s *Scene, chosen int, rung Rung, strategy *named, lastRe
 		Backend: c.Backend, Generation: c.slot.gen, Name: s.pool.name(c.Backend), Strategy: strategy.name, Rung: rung,
 		PromptTokens: s.PromptTokens, MatchedBlocks: int(c.HeldBlocks), PredictedTokens: int(c.Held),
 		UncachedTokens: int(math.Ceil(c.Uncached)), Age: time.Duration(c.Age) * time.Millisecond, Branch: s.Branch,
-		Eligible: len(s.Candidates), Trial: c.half, LastResort: lastResort,
+		Hot: s.HotAnchor, Replicas: s.Replicas, Eligible: len(s.Candidates), Trial: c.half, LastResort: lastResort,
 		Candidates: d.Candidates[:0],
 	}
 	if cap(d.Candidates) < MaxConsidered {

@@ -110,6 +110,19 @@ func (o outsight) among(k float64, candidates int) outsight {
 	return o
 }
 
+// narrow is for a choice within a part of all candidates: what is unseen is on all of them alike.
+func (o *outsight) narrow(within, all int) {
+	if o.blind {
+		return
+	}
+	part := float64(within)
+	k := max(part/(1+o.unseen*part/float64(all)), fewChoices)
+	if !o.all {
+		k = min(k, float64(o.k))
+	}
+	*o = o.among(k, within)
+}
+
 // weigh sets every candidate's queue and crowd: the prefill tokens to expect in front of a new request, and the requests.
 //
 // What others have placed meanwhile went where it looked best, so it has filled the backends like water, from the emptiest up to
@@ -197,13 +210,17 @@ func (s *Scene) orderKey() (key uint64, leads bool) {
 // and the deepest holders of what is not common property.
 func (p *prefix) preselect(s *Scene, o *outsight, key uint64) {
 	var sum, deepest float64
+	within := 0
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
 		c.Cost = math.Inf(1)
-		sum += c.queue
+		if !c.outside {
+			sum += c.queue
+			within++
+		}
 		deepest = max(deepest, c.Held)
 	}
-	limit := (1+p.epsilon)*sum/float64(len(s.Candidates)) + o.slack*float64(s.PromptTokens)
+	limit := (1+p.epsilon)*sum/float64(within) + o.slack*float64(s.PromptTokens)
 	at, k := s.firstFitting(key, limit, o.k)
 	for _, i := range at[:k] {
 		s.Candidates[i].Cost = 0
@@ -225,7 +242,7 @@ func (p *prefix) preselect(s *Scene, o *outsight, key uint64) {
 func (s *Scene) firstFitting(key uint64, limit float64, k int) (at [maxChoices]int32, n int) {
 	var ranks [maxChoices]float64
 	for i := range s.Candidates {
-		if s.Candidates[i].queue > limit {
+		if s.Candidates[i].queue > limit || s.Candidates[i].outside {
 			continue
 		}
 		r := s.Rendezvous(key, i)

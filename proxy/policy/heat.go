@@ -14,6 +14,7 @@ type Heat struct {
 	Requests float64     // seen lately: the counts of anchors are of so many
 	Anchors  []HotAnchor // the hottest first
 	Paces    []Pace
+	Works    []Work // the most work first
 }
 
 // HotAnchor is an anchor and how often it was seen lately, faded with the half-life of the sketch. It is a lower bound: what the
@@ -39,6 +40,7 @@ func (r *Router) OwnHeat(anchors, paces int, now prefixtree.Time) Heat {
 	}
 	slices.SortFunc(h.Paces, func(a, b Pace) int { return cmp.Or(cmp.Compare(b.Rate, a.Rate), cmp.Compare(a.Pool, b.Pool)) })
 	h.Paces = h.Paces[:min(len(h.Paces), paces)]
+	h.Works = r.OwnWork(paces, now)
 	return h
 }
 

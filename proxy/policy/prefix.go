@@ -45,6 +45,7 @@ func (p *prefix) Choose(s *Scene) (int, Rung) {
 	// What is common property is held everywhere or soon will be: only what goes beyond makes a match worth a detour.
 	follow := deepest-s.CommonTokens >= worthwhile*n
 	key, leads := s.orderKey()
+	gathered := s.Replicas > 0 && p.gather(s, &out, deepest)
 	if !out.all {
 		if key == 0 {
 			key = s.Rand()
@@ -56,7 +57,31 @@ func (p *prefix) Choose(s *Scene) (int, Rung) {
 		s.pool.pace.count(n/s.FleetRate, soonest, s.Now)
 	}
 	i, tied := s.firstAmong(best, key)
+	if gathered && s.Candidates[i].Held <= s.CommonTokens {
+		return i, Hot
+	}
 	return i, p.rung(s, i, leads && (tied || !out.all))
+}
+
+// gather rules out the candidates that are not of the hot prefix's replica set, but for the deepest holders of what only this prompt's
+// conversation has. It reports whether there are any to rule out.
+func (p *prefix) gather(s *Scene, out *outsight, deepest float64) bool {
+	sum := 0.0
+	for i := range s.Candidates {
+		sum += s.Candidates[i].queue
+	}
+	all := len(s.Candidates)
+	within := s.gather((1+p.epsilon)*sum/float64(all) + float64(s.PromptTokens))
+	if within == all {
+		return false
+	}
+	for i := range s.Candidates {
+		if c := &s.Candidates[i]; c.outside && (c.Held < deepest || deepest <= s.CommonTokens) {
+			c.Cost = math.Inf(1)
+		}
+	}
+	out.narrow(within, all)
+	return true
 }
 
 // price sets the cost of every candidate that is not ruled out (+Inf), and returns the least, and the soonest first token in

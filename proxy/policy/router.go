@@ -119,6 +119,7 @@ type Router struct {
 	coldUntil  atomic.Int64 // ms; until then some backend may be cold
 	fleet      atomic.Pointer[fleetState]
 	peerHeat   atomic.Pointer[peerHeat]
+	hot        atomic.Pointer[hotPrefixes]
 	witnessed  atomic.Int64 // when placements of others were last seen by infer, ms
 
 	rungs      [rungs]atomic.Uint64
@@ -238,6 +239,7 @@ func (r *Router) Pick(q *Request, now prefixtree.Time, att *Attempt) error {
 	if len(q.LoRA) > 0 {
 		att.adapter = xxh3.Hash(q.LoRA)
 	}
+	att.prefix = r.count(s, c)
 	att.at.picked, att.at.dispatched, att.at.first = now, 0, 0
 	att.stage = picked
 	c.slot.charge(att, now)

@@ -90,11 +90,16 @@ func (s *sketch) branch(hashes []prefixtree.Hash, share float64, now prefixtree.
 		if i == last {
 			return hashes[i], common, judged
 		}
-		if i++; i >= sketchDense {
-			i += (sketchStride - 1 - i%sketchStride)
-		}
-		i = min(i, last)
+		i = nextAnchor(i, last)
 	}
+}
+
+// nextAnchor returns the place of the anchor after the one at i, of those up to last; the last block looked at is always one.
+func nextAnchor(i, last int) int {
+	if i++; i >= sketchDense {
+		i += (sketchStride - 1 - i%sketchStride)
+	}
+	return min(i, last)
 }
 
 // setPeers replaces what others have counted.

@@ -40,6 +40,7 @@ const (
 type history struct {
 	turn atomic.Uint64 // rotation
 	pace pace
+	work workMeter
 }
 
 type entry struct {
@@ -170,6 +171,7 @@ func (r *Router) stage(s *Scene, q *Request, p *pool, now prefixtree.Time) (last
 		s.rand = mix(r.cfg.Seed) + mix(r.seq.Add(1))
 	}
 	s.Branch, s.CommonTokens, s.nameless, s.judged, s.inferred = 0, 0, false, false, false
+	s.HotAnchor, s.Replicas, s.common = 0, 0, 0
 	if cap(s.where) < len(p.entries) {
 		s.where = make([]int32, len(p.entries))
 		s.Candidates = make([]Candidate, 0, len(p.entries))
@@ -225,7 +227,7 @@ func (s *Scene) add(at int, e *entry, prior float64, half bool) {
 	// Written in place: a composite literal would be built on the stack and copied, which is a third of a Pick at 2,000.
 	s.Candidates = s.Candidates[:len(s.Candidates)+1]
 	c := &s.Candidates[len(s.Candidates)-1]
-	c.slot, c.key, c.half, c.charged = e.slot, e.key, half, false
+	c.slot, c.key, c.half, c.charged, c.outside = e.slot, e.key, half, false, false
 	c.Backend, c.Weight, c.Rate = e.id, e.weight, rate
 	c.OwnQueued, c.Overdue = e.slot.queued(s.Now, rate)
 	c.Queued = c.OwnQueued + float64(e.slot.peerTokens.Load())
@@ -267,6 +269,10 @@ func (r *Router) match(s *Scene) {
 	r.infer(s)
 	if s.Nodes > 1 && !s.judged {
 		s.widespread()
+	}
+	s.common = common
+	if hot := r.hot.Load(); hot != nil {
+		s.common = s.agree(hot, common)
 	}
 	for _, h := range s.matches.Holders() {
 		if int(h.Backend) >= len(s.pool.byID) {

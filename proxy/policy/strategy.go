@@ -82,8 +82,9 @@ type Candidate struct {
 	inferred float64 // Queued by placements; 0 if not inferred
 	half     bool    // may only be given a trial request
 
-	// See easeIn, which sets these three. They fit into the word of half.
+	// See easeIn, which sets these three. With outside they fit into the word of half.
 	turnedAway, charged bool // charged: the request comes off its credit
+	outside             bool // of the replica set of the hot prefix; see gather
 	warmth              float32
 }
 
@@ -119,9 +120,13 @@ type Scene struct {
 	Nodes          int             // routers in the fleet, at least 1
 	Staleness      int64           // milliseconds by which other nodes' load is known late
 	FactStaleness  int64           // the same of their placements
+	HotAnchor      prefixtree.Hash // of the deepest prefix of the prompt that is agreed to be hot; 0 for none
+	Replicas       int             // the backends that are agreed to hold it; 0 for none
 
 	matches  prefixtree.Matches
-	where    []int32 // pool entry -> candidate index, -1 for none
+	where    []int32   // pool entry -> candidate index, -1 for none
+	ranks    []float64 // memory for gather
+	common   int       // leading blocks that are common property
 	pool     *pool
 	model    *modelStat
 	nameless bool // the prompt is common property to its end

@@ -1,0 +1,275 @@
+package hot
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	"grapevine/prefixtree"
+	"grapevine/proxy/policy"
+)
+
+const t0 = prefixtree.Time(1_700_000_000_000)
+
+func seedOf(t *testing.T) uint64 {
+	seed := rand.Uint64()
+	if v := os.Getenv("GRAPEVINE_TEST_SEED"); v != "" {
+		s, err := strconv.ParseUint(v, 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seed = s
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("repeat with GRAPEVINE_TEST_SEED=%d", seed)
+		}
+	})
+	return seed
+}
+
+func TestSize(t *testing.T) {
+	w := func(prefill, active float64) policy.Work {
+		return policy.Work{Anchor: 1, Tokens: 8000, Prefill: prefill, Active: active}
+	}
+	for _, c := range []struct {
+		name     string
+		w, all   policy.Work
+		backends int
+		free     float64
+		want     int
+		capped   bool
+	}{
+		{"work alone, as measured once: 2.61 in the room of 0.31", w(2.61, 0), w(2.61+16*0.49, 0), 16, -1, 9, false},
+		{"nothing else to do", w(1.7, 0), w(1.7, 0), 16, -1, 3, false},
+		{"twice its share of the requests", w(0.1, 10), w(0.5, 160), 120, -1, 15, false},
+		{"half of all requests: everywhere", w(2, 100), w(9, 200), 16, -1, 16, false},
+		{"memory takes the comfort", w(0.1, 10), w(0.5, 160), 120, 10 * 8000, 10, true},
+		{"and not what it needs", w(0.1, 10), w(0.5, 160), 120, 0, 8, true},
+		{"memory for all", w(0.1, 10), w(0.5, 160), 120, 15 * 8000, 15, false},
+		{"a fleet that has no room", w(3, 10), w(16, 200), 16, -1, 16, false},
+		{"rates learned too low", w(8, 0), w(64, 0), 16, -1, 16, false},
+		{"nothing", w(0, 0), w(0, 0), 16, -1, 1, false},
+		{"more of it than of all", w(1, 10), w(0, 0), 16, -1, 2, false},
+	} {
+		n := Size(c.w, c.all, c.backends, c.free)
+		if n.Replicas != c.want || n.Capped != c.capped {
+			t.Errorf("%s: %+v, want %d", c.name, n, c.want)
+		}
+		if why := n.Why(); c.capped != strings.Contains(why, "memory") || strings.Contains(why, "NaN") {
+			t.Errorf("%s: why: %s", c.name, why)
+		}
+	}
+}
+
+// TestMoreWorkIsNoFewerReplicas: for any load.
+func TestMoreWorkIsNoFewerReplicas(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(seedOf(t), 1))
+	for range 5000 {
+		b := 2 + rnd.IntN(300)
+		w := policy.Work{Tokens: 4000, Prefill: rnd.Float64() * 10, Active: rnd.Float64() * 100}
+		all := policy.Work{Prefill: w.Prefill + rnd.Float64()*20, Active: w.Active + rnd.Float64()*500}
+		more, moreAll := w, all
+		extra := rnd.Float64() * 50
+		more.Active, moreAll.Active = w.Active+extra, all.Active+extra
+		if a, b := Size(w, all, b, -1), Size(more, moreAll, b, -1); a.Replicas > b.Replicas {
+			t.Fatalf("%+v of %+v needs %+v, with %v more requests %+v", w, all, a, extra, b)
+		}
+	}
+}
+
+// fleet plays a leader and the store for one pool and one prefix.
+type fleet struct {
+	t       *testing.T
+	sizer   *Sizer
+	pool    Pool
+	agreed  []Prefix
+	now     prefixtree.Time
+	changes []prefixtree.Time // of the number of replicas
+}
+
+func newFleet(t *testing.T) *fleet {
+	return &fleet{t: t, sizer: new(Sizer), pool: Pool{Backends: 16, KVTokens: 16 * 1_000_000}, now: t0}
+}
+
+// replicas is what is agreed on; 0 if nothing is.
+func (f *fleet) replicas() int {
+	if len(f.agreed) == 0 {
+		return 0
+	}
+	return f.agreed[0].Replicas
+}
+
+// step decides once at a load: the prefix's requests of all.
+func (f *fleet) step(active, all float64) {
+	f.t.Helper()
+	f.now += Every
+	sum := Sum{}
+	sum.Add([]policy.Work{{Prefill: all / 100, Active: all / 2}, {Anchor: 5, Tokens: 8000, Prefill: active / 100, Active: active / 2}})
+	sum.Add([]policy.Work{{Prefill: all / 100, Active: all / 2}, {Anchor: 5, Tokens: 8000, Prefill: active / 100, Active: active / 2}})
+	if active == 0 {
+		delete(sum, Key{0, 5})
+	}
+	for _, c := range f.sizer.Decide(f.now, []Pool{f.pool}, sum, f.agreed) {
+		if c.Anchor != 5 || c.Tokens != 8000 {
+			f.t.Fatalf("change of %x, %d tokens", c.Anchor, c.Tokens)
+		}
+		before := f.replicas()
+		switch {
+		case c.Remove:
+			f.agreed = nil
+		case len(f.agreed) == 0:
+			f.agreed = []Prefix{{c.HotPrefix, f.now, f.now, c.Expires}}
+		default:
+			p := &f.agreed[0]
+			if p.Replicas != c.Replicas {
+				p.Changed = f.now
+			}
+			p.HotPrefix, p.Expires = c.HotPrefix, c.Expires
+		}
+		if f.replicas() != before {
+			f.changes = append(f.changes, f.now)
+		}
+		if !c.Remove && (c.Replicas < 1 || c.Replicas > f.pool.Backends || c.Expires <= f.now) {
+			f.t.Fatalf("change %+v", c)
+		}
+	}
+	if len(f.agreed) > 0 && f.now >= f.agreed[0].Expires {
+		f.t.Fatalf("what is in use has expired")
+	}
+}
+
+// TestSetHasItsSizeInTime: within 20 s of being hot, again when twice as much is needed, less after a calm minute, gone when it is
+// cold; and it is renewed all the while.
+func TestSetHasItsSizeInTime(t *testing.T) {
+	f := newFleet(t)
+	until := func(what string, seconds int, active float64, want int) {
+		t.Helper()
+		from := f.now
+		for f.replicas() != want {
+			if f.step(active, 160); f.now-from > prefixtree.Time(seconds)*1000 {
+				t.Fatalf("%s: after %d s %d replicas, want %d", what, seconds, f.replicas(), want)
+			}
+		}
+	}
+	until("hot", 15, 20, 4)
+	until("twice as hot", 10, 40, 8)
+	for range 200 {
+		f.step(40, 160)
+	}
+	if len(f.changes) != 2 {
+		t.Fatalf("changed at %v", f.changes)
+	}
+	from := f.now
+	until("less hot", 70, 20, 4)
+	if f.now-from < calm {
+		t.Errorf("less after %d ms", f.now-from)
+	}
+	until("cold", 70, 0, 0)
+	for range 200 {
+		f.step(0, 160)
+	}
+	if len(f.agreed) != 0 {
+		t.Errorf("cold, and agreed on: %+v", f.agreed)
+	}
+}
+
+// TestSetDoesNotFlap: under a load that scatters around any mean there is at most one change a minute once it has its size, and few of them
+// in an hour.
+func TestSetDoesNotFlap(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(seedOf(t), 2))
+	for _, scatter := range []float64{0.1, 0.3} {
+		for range 40 {
+			f := newFleet(t)
+			mean := 2 + 78*rnd.Float64()
+			for range 720 { // an hour
+				f.step(mean*(1+scatter*(2*rnd.Float64()-1)), 160)
+			}
+			for i := 1; i < len(f.changes); i++ {
+				if gap := f.changes[i] - f.changes[i-1]; gap < dwell {
+					t.Errorf("around %.1f: changed again after %d ms", mean, gap)
+				}
+			}
+			if len(f.changes) > 30 {
+				t.Errorf("around %.1f: %d changes in an hour", mean, len(f.changes))
+			}
+		}
+	}
+}
+
+// TestNewLeader: one that knows nothing of the past waits a minute before it makes anything less, and gives up what nobody tells of when it
+// expires.
+func TestNewLeader(t *testing.T) {
+	f := newFleet(t)
+	for range 20 {
+		f.step(40, 160)
+	}
+	f.now += 120_000
+	f.sizer = new(Sizer)
+	from := f.now
+	for f.replicas() == 8 {
+		f.step(20, 160)
+	}
+	if f.now-from < calm || f.replicas() != 4 {
+		t.Errorf("%d replicas after %d ms", f.replicas(), f.now-from)
+	}
+	z := new(Sizer)
+	p := f.agreed
+	if c := z.Decide(p[0].Expires-1, []Pool{f.pool}, Sum{}, p); len(c) != 0 {
+		t.Errorf("not expired: %+v", c)
+	}
+	if c := z.Decide(p[0].Expires, []Pool{f.pool}, Sum{}, p); len(c) != 1 || !c[0].Remove || c[0].Anchor != 5 {
+		t.Errorf("expired: %+v", c)
+	}
+}
+
+// TestManyPrefixes: what is agreed on is bounded, the hottest first, and short ones are not.
+func TestManyPrefixes(t *testing.T) {
+	sum := Sum{}
+	works := []policy.Work{{Pool: 3, Prefill: 100, Active: 300}}
+	for i := range 200 {
+		works = append(works, policy.Work{Pool: 3, Anchor: prefixtree.Hash(i + 1), Tokens: 4000, Prefill: 0.3 + float64(i)/1000, Active: 1})
+	}
+	works = append(works, policy.Work{Pool: 3, Anchor: 999, Tokens: leastTokens - 1, Prefill: 9, Active: 9})
+	sum.Add(works)
+	var z Sizer
+	var agreed []Prefix
+	for i := range 4 {
+		now := t0 + prefixtree.Time(i*Every)
+		for _, c := range z.Decide(now, []Pool{{Key: 3, Backends: 400}, {Key: 4, Backends: 0}}, sum, agreed) {
+			agreed = append(agreed, Prefix{c.HotPrefix, now, now, c.Expires})
+		}
+	}
+	if len(agreed) != MaxPrefixes {
+		t.Errorf("%d prefixes are agreed on, want %d", len(agreed), MaxPrefixes)
+	}
+	for _, p := range agreed {
+		if p.Anchor <= 200-MaxPrefixes || p.Anchor == 999 {
+			t.Errorf("prefix %d is agreed on", p.Anchor)
+		}
+	}
+}
+
+// TestFixed: for experiments.
+func TestFixed(t *testing.T) {
+	f := newFleet(t)
+	f.sizer.Fixed = 11
+	for i := range 60 {
+		f.step(20+float64(i), 160)
+	}
+	if f.replicas() != 11 || len(f.changes) != 1 {
+		t.Errorf("%d replicas, %d changes", f.replicas(), len(f.changes))
+	}
+}
+
+func ExampleSize() {
+	hot := policy.Work{Tokens: 8192, Prefill: 1.5, Active: 40}
+	all := policy.Work{Prefill: 8, Active: 400}
+	n := Size(hot, all, 16, math.Inf(1))
+	fmt.Println(n.Replicas, "backends:", n.Why())
+	// Output: 4 backends: 10 % of the requests; keeps 1.50 backends busy, all else 0.41 of each
+}

@@ -1,0 +1,167 @@
+package policy
+
+import (
+	"slices"
+
+	"grapevine/prefixtree"
+)
+
+// HotPrefix is a prefix of prompts that the fleet has agreed to hold on a number of backends. Which ones follows from the anchor: the
+// first ones in its rendezvous order among those that are eligible, so that all nodes name the same, and one that is lost or
+// drained changes one of them.
+type HotPrefix struct {
+	Anchor   prefixtree.Hash
+	Tokens   int // of prompt up to the anchor
+	Replicas int // at least 1
+}
+
+// hotPrefixes is what has been agreed on. Immutable; nil is nothing.
+type hotPrefixes struct {
+	list   map[prefixtree.Hash]HotPrefix
+	filter [64]uint64 // a bit for each anchor: most blocks of a prompt are none, and cost no look into the map
+}
+
+// SetHotPrefixes replaces what has been agreed on. Nothing is changed for the others; with an empty list every decision is what it
+// would be if there were no such thing. The list is copied. Entries without replicas are left out.
+func (r *Router) SetHotPrefixes(list []HotPrefix) {
+	h := &hotPrefixes{list: make(map[prefixtree.Hash]HotPrefix, len(list))}
+	for _, p := range list {
+		if p.Replicas > 0 {
+			h.list[p.Anchor] = p
+			h.filter[p.Anchor>>6&63] |= 1 << (p.Anchor & 63)
+		}
+	}
+	if len(h.list) == 0 {
+		h = nil
+	}
+	r.hot.Store(h)
+}
+
+// HotSet returns the names of the backends that hold a hot prefix on the present view, the first in order first; without leaves one
+// out, as if it were gone. It names the backends of all models if model is empty. Some of them may be left alone for failures just now.
+func (r *Router) HotSet(model []byte, p HotPrefix, without string) []string {
+	pool := r.table.Load().pool(model)
+	if pool == nil {
+		return nil
+	}
+	type ranked struct {
+		name string
+		rank float64
+	}
+	var order []ranked
+	for i := range pool.entries {
+		e := &pool.entries[i]
+		if name := pool.name(e.id); name != without {
+			order = append(order, ranked{name, rendezvous(uint64(p.Anchor), e.key, e.weight, pool.weighted)})
+		}
+	}
+	slices.SortFunc(order, func(a, b ranked) int {
+		if a.rank > b.rank {
+			return -1
+		}
+		return 1
+	})
+	names := make([]string, 0, p.Replicas)
+	for _, o := range order[:min(len(order), p.Replicas)] {
+		names = append(names, o.name)
+	}
+	return names
+}
+
+// deepest returns the deepest hot prefix of a prompt and the number of its blocks; false if there is none. Anchors are looked for
+// where the sketch puts them.
+func (h *hotPrefixes) deepest(hashes []prefixtree.Hash) (p HotPrefix, blocks int, ok bool) {
+	last := min(len(hashes), sketchDepth) - 1
+	for i := 0; i <= last; i = nextAnchor(i, last) {
+		a := hashes[i]
+		if h.filter[a>>6&63]&(1<<(a&63)) != 0 {
+			if found, is := h.list[a]; is {
+				p, blocks, ok = found, i+1, true
+			}
+		}
+		if i == last {
+			break
+		}
+	}
+	return p, blocks, ok
+}
+
+// agree takes in what has been agreed on about the prompt: what is hot is common property, whatever this node has seen of it.
+func (s *Scene) agree(h *hotPrefixes, blocks int) int {
+	p, deep, ok := h.deepest(s.Request.Hashes)
+	if !ok {
+		return blocks
+	}
+	s.HotAnchor, s.Replicas = p.Anchor, p.Replicas
+	tokens := min(float64(deep)*s.TokensPerBlock, float64(s.PromptTokens))
+	if deep <= blocks || tokens <= s.CommonTokens {
+		return blocks
+	}
+	s.CommonTokens, s.judged = tokens, true
+	if s.nameless = deep == len(s.Request.Hashes); !s.nameless {
+		s.Branch = s.Request.Hashes[deep]
+	}
+	return deep
+}
+
+// gather marks the candidates that are not of the hot prefix's replica set, and returns how many are: all if nothing is hot, or the set
+// holds everybody. In the order of the anchor a candidate whose queue is above the limit is passed over, and the next one stands
+// in for it: the set is where the prefix is held, not where it has to wait.
+func (s *Scene) gather(limit float64) int {
+	if s.Replicas == 0 || s.Replicas >= len(s.Candidates) {
+		return len(s.Candidates)
+	}
+	if cap(s.ranks) < len(s.Candidates) {
+		s.ranks = make([]float64, 0, len(s.Candidates))
+	}
+	s.ranks = s.ranks[:0]
+	for i := range s.Candidates {
+		c := &s.Candidates[i]
+		if c.outside = c.queue > limit; !c.outside {
+			s.ranks = append(s.ranks, s.Rendezvous(uint64(s.HotAnchor), i))
+		}
+	}
+	if len(s.ranks) <= s.Replicas {
+		return len(s.ranks)
+	}
+	least := nthLargest(s.ranks, s.Replicas-1)
+	n := 0
+	for i := range s.Candidates {
+		c := &s.Candidates[i]
+		if c.outside = c.outside || s.Rendezvous(uint64(s.HotAnchor), i) < least; !c.outside {
+			n++
+		}
+	}
+	return n
+}
+
+// nthLargest returns the element that would be at n in descending order, in linear time; it reorders the list.
+func nthLargest(list []float64, n int) float64 {
+	low, high := 0, len(list)-1
+	for low < high {
+		pivot := list[(low+high)/2]
+		i, j := low, high
+		for i <= j {
+			for list[i] > pivot {
+				i++
+			}
+			for list[j] < pivot {
+				j--
+			}
+			if i <= j {
+				list[i], list[j] = list[j], list[i]
+				i++
+				j--
+			}
+		}
+		switch {
+		case n <= j:
+			high = j
+		case n >= i:
+			low = i
+		default:
+			return list[n]
+		}
+	}
+	return list[n]
+}

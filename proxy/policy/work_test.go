@@ -1,0 +1,122 @@
+package policy
+
+import (
+	"math"
+	"testing"
+
+	"grapevine/prefixtree"
+)
+
+// TestWorkIsWhatRemains: of prompts with a popular prefix counts what is behind it, at its end, which is found within a dozen
+// requests; and all that is computed counts for the pool.
+func TestWorkIsWhatRemains(t *testing.T) {
+	r, _ := newRouter(t, Config{PrefillRate: 1000}, fleetOf(8))
+	perBlock := testBlock / r.BytesPerToken(nil)
+	var open []*Attempt
+	now := t0
+	for i := range 400 {
+		now += 50
+		q := prompt(99, uint64(i)+5000, 0, 8)
+		if i%2 == 0 {
+			q = prompt(7, uint64(i), 32, 40)
+		}
+		a := pick(t, r, ask(q), now)
+		a.Dispatched(now)
+		a.FirstToken(now)
+		if open = append(open, a); len(open) > 20 {
+			open[0].End(unknown(), now)
+			open = open[1:]
+		}
+	}
+	works := r.OwnWork(4, now)
+	if len(works) < 2 || works[0].Anchor != 0 {
+		t.Fatalf("told %+v", works)
+	}
+	all, hot := works[0], works[1]
+	if want := prompt(7, 0, 32, 40)[31]; hot.Anchor != want || math.Abs(hot.Tokens-32*perBlock) > perBlock {
+		t.Fatalf("the prefix ends at %x, %v tokens, want %x, %v", hot.Anchor, hot.Tokens, want, 32*perBlock)
+	}
+	near := func(name string, got, want float64) {
+		if math.Abs(got-want) > 0.15*want {
+			t.Errorf("%s is %v, want about %v", name, got, want)
+		}
+	}
+	rate := r.Rate(0)
+	near("rate of its requests", hot.Requests, 10)
+	near("its work", hot.Prefill, 10*8*perBlock/rate)
+	near("rate of all requests", all.Requests, 20)
+	near("all work", all.Prefill, 20*8*perBlock/rate)
+	if hot.Active != 10 || all.Active != 20 {
+		t.Errorf("%v of %v requests run, want 10 of 20", hot.Active, all.Active)
+	}
+	for _, a := range open {
+		a.End(unknown(), now)
+	}
+	later := r.OwnWork(4, now+60_000)
+	for _, w := range later {
+		if w.Prefill > 0.02*all.Prefill || w.Active != 0 {
+			t.Errorf("a minute later there is still %+v", w)
+		}
+	}
+}
+
+// TestExtentOfPrefix: how far prompts go on alike is found from a few of them, follows when that changes, and is no further than
+// most go.
+func TestExtentOfPrefix(t *testing.T) {
+	var f further
+	next := uint64(0)
+	see := func(common, n int) (blocks int) {
+		for range n {
+			next++
+			blocks = f.extent(prompt(7, next, common, 60), 2)
+		}
+		return blocks
+	}
+	if got := see(32, furtherLeast-1); got != 2 {
+		t.Errorf("after %d prompts it reaches to %d, want 2: too few to say", furtherLeast-1, got)
+	}
+	if got := see(32, 2); got != 32 {
+		t.Errorf("it reaches to %d, want 32", got)
+	}
+	if got := see(12, 200); got != 12 {
+		t.Errorf("it reaches to %d, want 12", got)
+	}
+	for i := range 300 { // two continuations, as popular as each other
+		next++
+		f.extent(prompt(uint64(7+i%2), next, 40, 60), 2)
+	}
+	if got := f.extent(prompt(7, 1, 40, 60), 2); got > 2 {
+		t.Errorf("of two continuations it follows one, to %d", got)
+	}
+	if got := f.extent(prompt(7, 1, 3, 3), 3); got != 3 {
+		t.Errorf("a prompt that ends there reaches to %d, want 3", got)
+	}
+}
+
+// TestWorkHasRoomForWhatIsPopular: any number of prefixes come and go, what is told is bounded, and places in use stay.
+func TestWorkHasRoomForWhatIsPopular(t *testing.T) {
+	var m workMeter
+	held := m.place(1, t0)
+	held.active.Add(1)
+	for i := range 5000 {
+		if p := m.place(prefixtree.Hash(i+2), t0); p == nil {
+			t.Fatalf("no place for the prefix %d", i+2)
+		} else {
+			p.rank = p.rank*p.fade(t0) + 1
+			p.add(1, t0)
+		}
+	}
+	if len(m.list) != workAnchors || len(m.index) != workAnchors || m.index[1] != held || held.anchor != 1 {
+		t.Errorf("%d places, %d names, the one in use is %x", len(m.list), len(m.index), held.anchor)
+	}
+	m.all.add(1, t0)
+	if told := m.told(nil, 5, t0); len(told) != 1+workTold {
+		t.Errorf("told %d", len(told))
+	}
+	for _, p := range m.list {
+		p.active.Add(1)
+	}
+	if m.place(9999, t0) != nil {
+		t.Error("a place that requests hold was taken over")
+	}
+}
