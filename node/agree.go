@@ -326,9 +326,9 @@ func (n *Node) publish(old, r *roster, v *policy.View) {
 	}
 	if v != nil {
 		n.router.SetView(v)
-		n.checker.resort(r)
 		n.metrics.addModels(v.Models())
 	}
+	n.checker.resort(r)
 	if r == old {
 		return
 	}

@@ -258,8 +258,13 @@ func (c *checker) leave(r *roster, at time.Time) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	latest := c.fleet.roster() // the board may not have it yet
 	for key := range c.avoided {
 		if _, still := avoid[key]; still {
+			continue
+		}
+		if id, ok := latest.names.Backend(key); ok && latest.at(id).lastResort() {
+			avoid[key] = id
 			continue
 		}
 		if id, ok := r.names.Backend(key); ok {
