@@ -1,0 +1,82 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"grapevine/proxy/policy"
+	"grapevine/raftstore"
+)
+
+// TestPicksAmongChanges: while ids change hands, backends drain, go and come, and engines tell their models, every decision
+// leads to the backend that it names, every attempt ends once, and what is left is a ledger without anything on it.
+func TestPicksAmongChanges(t *testing.T) {
+	n, err := New(testConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.proposed.Store(true)
+	state := func(version uint64) *raftstore.State {
+		s := &raftstore.State{Version: version}
+		for id := range uint16(8) {
+			// Every id goes from one of two names to the other; generations grow with it.
+			b := raftstore.Backend{ID: id, Generation: uint32(version) + 1, Weight: 1, State: raftstore.BackendState(version / 3 % 2), Since: 1}
+			b.Name = fmt.Sprintf("b%d-%d", id, (version+uint64(id))%2)
+			b.URL = "http://" + b.Name
+			if id == 0 {
+				b.State = raftstore.Active
+			}
+			if id != 5 || version%4 != 0 {
+				s.Backends = append(s.Backends, b)
+			}
+		}
+		return s
+	}
+	n.adopt(state(1))
+	var over atomic.Bool
+	var pickers sync.WaitGroup
+	for range 4 {
+		pickers.Go(func() {
+			p, a := &picker{n}, new(policy.Attempt)
+			for i := 0; !over.Load(); i++ {
+				q := policy.Request{Model: []byte("m"), PromptBytes: 1000}
+				target, err := p.Pick(&q, a)
+				switch {
+				case errors.Is(err, policy.ErrNoBackend):
+					t.Error("no backend, and the first is always there")
+					return
+				case err != nil:
+					t.Error(err)
+					return
+				}
+				if d := a.Decision(); d.Name != target.Name || target.Addr != target.Name+":80" || target.ID != d.Backend {
+					t.Errorf("a decision for %s leads to %+v", d.Name, target)
+				}
+				a.Dispatched(now())
+				a.FirstToken(now())
+				a.End(policy.Outcome{PromptTokens: -1, CachedTokens: -1, OutputTokens: -1}, now())
+			}
+		})
+	}
+	for version := uint64(2); version < 400; version++ {
+		n.adopt(state(version))
+		if u := n.fleet.roster().list[0]; version%5 == 0 {
+			if _, _, err := n.fleet.learnModels(u, []string{"m", fmt.Sprint("m", version)}, nil); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	over.Store(true)
+	pickers.Wait()
+	for _, u := range n.fleet.roster().list {
+		if tokens, active := n.router.Load(u.id); tokens != 0 || active != 0 {
+			t.Errorf("%s: %d tokens and %d requests are left", u.Name, tokens, active)
+		}
+	}
+	if st := n.router.Stats(); st.DoubleEnds != 0 {
+		t.Errorf("%d attempts ended twice", st.DoubleEnds)
+	}
+}
