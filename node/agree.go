@@ -124,7 +124,24 @@ func (n *Node) startStore(ctx context.Context) error {
 
 // handOnFirst sees to it that a node that stops hands leadership on while it is
 // still a member and can be reached.
-func (n *Node) handOnFirst() { n.cleanups.push("leadership", n.store.Load().Stop) }
+func (n *Node) handOnFirst() {
+	s := n.store.Load()
+	n.cleanups.push("leadership", func(ctx context.Context) error {
+		ctx, cancel := timeToHandOn(ctx)
+		defer cancel()
+		return s.Stop(ctx)
+	})
+}
+
+// handOnTime is for handing leadership on, which takes some milliseconds.
+const handOnTime = time.Second
+
+// timeToHandOn is the time that a stop has for that: some also if requests that did
+// not end have used up all of it, or the others would have to find out by
+// themselves that nobody leads.
+func timeToHandOn(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), handOnTime)
+}
 
 // openRaftPort fills in how other nodes reach this one.
 func (n *Node) openRaftPort(ctx context.Context, cfg *raftstore.Config) error {

@@ -242,6 +242,17 @@ func TestLeaderStops(t *testing.T) {
 	}
 }
 
+// TestTimeToHandOn: a stop whose time is over still hands leadership on.
+func TestTimeToHandOn(t *testing.T) {
+	over, end := context.WithCancel(t.Context())
+	end()
+	ctx, cancel := timeToHandOn(over)
+	defer cancel()
+	if _, bounded := ctx.Deadline(); ctx.Err() != nil || !bounded {
+		t.Errorf("%v, bounded: %v", ctx.Err(), bounded)
+	}
+}
+
 // TestMajorityLost: the node that is left routes on, and says within its time why
 // nothing can be changed.
 func TestMajorityLost(t *testing.T) {
