@@ -24,13 +24,18 @@ type backendsCmd struct {
 }
 
 type backendsListCmd struct {
+	Consistent bool `name:"consistent" help:"Show every change that was confirmed at any router before; fails without a leader."`
 	adminFlags
 }
 
 func (c *backendsListCmd) Run(s *streams) error {
 	client, ctx, cancel := c.client()
 	defer cancel()
-	list, err := client.Backends(ctx)
+	ask := client.Backends
+	if c.Consistent {
+		ask = client.CurrentBackends
+	}
+	list, err := ask(ctx)
 	if err != nil {
 		return err
 	}

@@ -80,7 +80,7 @@ func TestOperateByCommands(t *testing.T) {
 		t.Errorf("the same engine again: %+v", got)
 	}
 	var list node.BackendList
-	if got := do("backends", "list", "--json"); got.code != 0 || json.Unmarshal([]byte(got.out), &list) != nil || len(list.Backends) != 1 ||
+	if got := do("backends", "list", "--consistent", "--json"); got.code != 0 || json.Unmarshal([]byte(got.out), &list) != nil || len(list.Backends) != 1 ||
 		list.Backends[0].Name != "gpu1" || list.Backends[0].Zone != "a" || !list.Backends[0].Agreed {
 		t.Errorf("%+v", got)
 	}
