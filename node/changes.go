@@ -191,8 +191,19 @@ func (n *Node) reach(ctx context.Context, specs []raftstore.BackendSpec) []error
 	return errs
 }
 
+// lists says whether the configuration has a backend of that name at that URL.
+func (c *Config) lists(name, url string) bool {
+	return slices.ContainsFunc(c.Backends, func(b Backend) bool { return b.Name == name && sameURL(b.URL, url) })
+}
+
+// reachOne sends the api_key that is configured for a name only to where that is
+// configured to be: otherwise whoever can ask for a change could have it sent
+// anywhere, even by one that is refused.
 func (n *Node) reachOne(ctx context.Context, spec *raftstore.BackendSpec) error {
 	own := n.fleet.locals[spec.Name]
+	if !n.cfg.lists(spec.Name, spec.URL) {
+		own.apiKey = "" // a refusal is an answer, too, and nothing has been agreed on yet
+	}
 	b := Backend{URL: spec.URL, Name: spec.Name}
 	_, host, _, secure := b.address()
 	l := n.fleet.newLink(b.URL, own, host, secure)

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -118,6 +119,52 @@ func TestNothingToChange(t *testing.T) {
 	done, err := admin(n).SetBackendState(t.Context(), []string{name}, "drain", "")
 	if version := n.store.Load().State().Version; err != nil || done.Changed || done.Version != version {
 		t.Errorf("%+v %v, the state has version %d", done, err, version)
+	}
+}
+
+// TestKeysStayWhereTheyBelong: looking whether an engine answers shows an api_key only
+// to the URL that it is configured for.
+func TestKeysStayWhereTheyBelong(t *testing.T) {
+	leakCheck(t)
+	var shown sync.Map // by host
+	listen := func() *httptest.Server {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if key := r.Header.Get("Authorization"); key != "" {
+				shown.Store(r.Host, key)
+			}
+			w.WriteHeader(http.StatusBadGateway) // refused, so that nothing is agreed on
+		}))
+		t.Cleanup(s.Close)
+		return s
+	}
+	own, other := listen(), listen()
+	cfg := testConfig()
+	cfg.Backends = []Backend{{Name: "gpu", URL: own.URL, APIKey: "sesame"}}
+	n := startAgreed(t, cfg)
+	change := func(method, path, body string) {
+		t.Helper()
+		req, err := http.NewRequest(method, "http://"+n.AdminAddr()+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Content-Type", "application/json")
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusUnprocessableEntity {
+			t.Errorf("%s %s: %d", method, path, resp.StatusCode)
+		}
+	}
+	change("PATCH", "/backends/gpu", `{"url":"`+other.URL+`"}`)
+	change("POST", "/backends", `{"backends":[{"name":"gpu","url":"`+other.URL+`"}]}`)
+	if key, sent := shown.Load(strings.TrimPrefix(other.URL, "http://")); sent {
+		t.Errorf("another URL was shown %v", key)
+	}
+	change("PATCH", "/backends/gpu", `{"url":"`+own.URL+`/v1"}`)
+	if key, _ := shown.Load(strings.TrimPrefix(own.URL, "http://")); key != "Bearer sesame" {
+		t.Errorf("its own URL was shown %v", key)
 	}
 }
 
