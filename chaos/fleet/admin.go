@@ -70,6 +70,12 @@ func (n *Node) Fleet(ctx context.Context) (*node.NodeList, error) {
 	return l, n.Ask(ctx, http.MethodGet, "/nodes", nil, l)
 }
 
+// Raft returns the group of nodes that agree, as the node sees it.
+func (n *Node) Raft(ctx context.Context) (*node.RaftStatus, error) {
+	s := new(node.RaftStatus)
+	return s, n.Ask(ctx, http.MethodGet, "/raft", nil, s)
+}
+
 // Metrics returns the node's metrics: the sum over all label sets under each plain name (histograms: name_sum, name_count,
 // name_bucket).
 func (n *Node) Metrics(ctx context.Context) (Metrics, error) {

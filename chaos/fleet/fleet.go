@@ -38,6 +38,12 @@ type Config struct {
 	Alone bool
 	// Guests are gossip addresses kept for members that this process runs itself; see Guest.
 	Guests int
+	// Founders is how many nodes, the first ones, found the fleet's agreement together and vote, 3 or 5. Default 3, and none in a smaller
+	// fleet: every node goes by its own list then. Spares is how many others, the last ones, have a data directory, too: they may vote
+	// when a voter is lost.
+	Founders, Spares int
+	// Later is how many nodes, the last ones, are left to be started by whoever wants them.
+	Later int
 	// Settings are more settings of every node, by their keys in the configuration file; they replace what is there.
 	Settings map[string]any
 
@@ -86,6 +92,12 @@ func (f *Fleet) start(ctx context.Context) error {
 	if f.cfg.Nodes < 1 || f.cfg.Engines < 0 {
 		return fmt.Errorf("fleet: %d nodes and %d engines, want one node or more", f.cfg.Nodes, f.cfg.Engines)
 	}
+	if f.cfg.Founders == 0 && f.cfg.Nodes >= defaultFounders {
+		f.cfg.Founders = defaultFounders
+	}
+	if c := &f.cfg; c.Founders+c.Spares > c.Nodes || c.Later > c.Nodes || min(c.Founders, c.Spares, c.Later) < 0 {
+		return fmt.Errorf("fleet: %d founders and %d spares, %d nodes later, of %d", c.Founders, c.Spares, c.Later, c.Nodes)
+	}
 	if f.cfg.Binary == "" {
 		self, err := os.Executable()
 		if err != nil {
@@ -105,12 +117,13 @@ func (f *Fleet) start(ctx context.Context) error {
 	if err := f.makeNodes(); err != nil {
 		return err
 	}
-	for _, n := range f.nodes {
+	now := f.nodes[:len(f.nodes)-f.cfg.Later]
+	for _, n := range now {
 		if err := n.Start(); err != nil {
 			return err
 		}
 	}
-	for _, n := range f.nodes {
+	for _, n := range now {
 		if err := n.WaitReady(ctx); err != nil {
 			return err
 		}
@@ -190,9 +203,8 @@ func (f *Fleet) makeNodes() error {
 	return nil
 }
 
-// founders are the nodes of a fleet, the first ones, that found its agreement
-// together and vote. A smaller fleet has none: every node goes by its own list.
-const founders = 3
+// defaultFounders is the smallest group that outlives the loss of a node.
+const defaultFounders = 3
 
 func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
 	n := &Node{
@@ -220,8 +232,14 @@ func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
 		// A file for each: a node rewrites its own when keys are rotated.
 		settings["gossip"], settings["gossip_key_file"] = n.gossip, n.key
 		settings["raft"] = f.addrs.of(i, raftPort)
-		if f.cfg.Nodes >= founders && i < founders {
-			settings["data_dir"], settings["bootstrap_expect"] = filepath.Join(f.dir, n.name+".data"), founders
+		if i < f.cfg.Founders || i >= f.cfg.Nodes-f.cfg.Spares {
+			n.dataDir = filepath.Join(f.dir, n.name+".data")
+			settings["data_dir"] = n.dataDir
+		}
+		if i < f.cfg.Founders {
+			settings["bootstrap_expect"], settings["voters"] = f.cfg.Founders, f.cfg.Founders
+		} else if f.cfg.Founders > 0 {
+			settings["voters"] = f.cfg.Founders
 		}
 		if err := os.WriteFile(n.key, []byte(base64.StdEncoding.EncodeToString(f.key)+"\n"), 0o600); err != nil {
 			return nil, err

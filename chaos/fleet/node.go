@@ -20,6 +20,7 @@ type Node struct {
 	data, admin, gossip string
 	binary              string
 	config, key, log    string // files
+	dataDir             string // empty: it keeps nothing
 	env                 []string
 	thread              *thread
 	http                *http.Client
@@ -100,6 +101,10 @@ func (n *Node) PID() int {
 
 // KeyFile is the node's keyring, none if it is alone.
 func (n *Node) KeyFile() string { return n.key }
+
+// DataDir is where it keeps what the fleet has agreed on, empty if it keeps nothing. Whoever removes it while the node does not run gets a
+// node that has lost its disk.
+func (n *Node) DataDir() string { return n.dataDir }
 
 // Started is when the latest process was started.
 func (n *Node) Started() time.Time {
