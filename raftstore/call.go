@@ -16,6 +16,9 @@ const (
 	// retryFirst and retryLast are the waits between attempts.
 	retryFirst = 5 * time.Millisecond
 	retryLast  = 100 * time.Millisecond
+	// leastAttempt is the least time that another node is asked with: a request that
+	// is cut off on its way leaves an outcome that nobody knows, for nothing.
+	leastAttempt = 20 * time.Millisecond
 	// leaderPoll is how often a call that waits for a leader looks whether there
 	// is another one by now.
 	leaderPoll = 20 * time.Millisecond
@@ -241,6 +244,9 @@ func (s *Store) attempt(ctx context.Context, q *search, kind requestKind, payloa
 		to = s.anybody(q)
 	}
 	if to.Addr == "" || to.ID == s.id {
+		return answer{}, false, errNotYet
+	}
+	if deadline, _ := ctx.Deadline(); time.Until(deadline) < leastAttempt {
 		return answer{}, false, errNotYet
 	}
 	ctx, cancel := context.WithCancel(ctx)

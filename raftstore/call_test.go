@@ -1,0 +1,27 @@
+package raftstore
+
+import (
+	"context"
+	"net"
+	"testing"
+	"time"
+)
+
+// TestNoAttemptWithoutTime: a call whose time is as good as over asks nobody any more. What is cut off on its way would
+// leave an outcome that nobody knows.
+func TestNoAttemptWithoutTime(t *testing.T) {
+	near, far := net.Pipe() // nobody reads at the far end
+	defer near.Close()
+	defer far.Close()
+	p := &port{conns: make(map[*conn]struct{})}
+	const addr = "127.0.0.1:7"
+	s := &Store{port: p, caller: &caller{port: p, idle: map[string]idleConn{
+		addr: {conn: &conn{Conn: near, raw: near, port: p}, since: time.Now()},
+	}}}
+	ctx, cancel := context.WithTimeout(t.Context(), leastAttempt/2)
+	defer cancel()
+	_, sent, err := s.attempt(ctx, &search{hinted: hint{ID: "other", Addr: addr}}, askApply, []byte("command"))
+	if sent || err == nil {
+		t.Errorf("sent: %v, %v", sent, err)
+	}
+}
