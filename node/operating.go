@@ -164,7 +164,7 @@ func (n *Node) transferLeadership(w http.ResponseWriter, r *http.Request) {
 		refusalOf(err).write(w)
 		return
 	}
-	n.awaitLeader(r.Context(), func(leader string) bool { return leader == to || to == "" && leader != "" && leader != before })
+	n.awaitLeader(r.Context(), func(leader string) bool { return tookOver(leader, before, to) })
 	n.serveRaft(w, r)
 }
 
@@ -198,6 +198,15 @@ func voterNamed(servers []raftstore.ServerStatus, to string) (raftstore.ServerSt
 
 // leaderPoll is how often it is looked whether there is a leader.
 const leaderPoll = 10 * time.Millisecond
+
+// tookOver says whether a leader is the one that leadership was handed to: a voter, or
+// any but the one before if none was named. No leader is none.
+func tookOver(leader, before, to string) bool {
+	if to != "" {
+		return leader == to
+	}
+	return leader != "" && leader != before
+}
 
 // awaitLeader waits until this node knows, after a transfer, the raft id of a leader
 // that will do, so that the answer shows it. It is an election away.

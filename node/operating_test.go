@@ -486,6 +486,17 @@ func TestLeadershipMoves(t *testing.T) {
 	})
 }
 
+func TestTookOver(t *testing.T) {
+	for _, tc := range []struct {
+		leader, before, to string
+		want               bool
+	}{{"", "a", "", false}, {"a", "a", "", false}, {"b", "a", "", true}, {"", "a", "b", false}, {"a", "a", "b", false}, {"b", "a", "b", true}, {"a", "a", "a", true}} {
+		if got := tookOver(tc.leader, tc.before, tc.to); got != tc.want {
+			t.Errorf("%+v: %v", tc, got)
+		}
+	}
+}
+
 // TestVoterNamed: of two servers with one name the one is meant that can lead.
 func TestVoterNamed(t *testing.T) {
 	servers := []raftstore.ServerStatus{
