@@ -86,8 +86,26 @@ func (b *NewBackend) spec(place string) (raftstore.BackendSpec, *Refusal) {
 	}, nil
 }
 
+const (
+	// changeWithin is how long a change may take, with the look at engines before
+	// it, until it has failed: a fleet without a majority says so within 2 s.
+	changeWithin = 1900 * time.Millisecond
+	// changeLeast is what is left to it after a long look: an election's time.
+	changeLeast = 1200 * time.Millisecond
+)
+
+// changeBy is until when a change may try that was asked for at began and begins now.
+func changeBy(began, now time.Time) time.Time {
+	by := began.Add(changeWithin)
+	if least := now.Add(changeLeast); by.Before(least) {
+		return least
+	}
+	return by
+}
+
 // addBackends answers POST /backends: all are added, or none.
 func (n *Node) addBackends(w http.ResponseWriter, r *http.Request) {
+	began := time.Now()
 	var body struct {
 		Backends []json.RawMessage `json:"backends"`
 	}
@@ -121,7 +139,9 @@ func (n *Node) addBackends(w http.ResponseWriter, r *http.Request) {
 		refused.write(w)
 		return
 	}
-	n.answerChange(w, r, raftstore.AddBackends{Backends: specs})
+	ctx, cancel := context.WithDeadline(r.Context(), changeBy(began, time.Now()))
+	defer cancel()
+	n.answerChange(w, r.WithContext(ctx), raftstore.AddBackends{Backends: specs})
 }
 
 func (n *Node) answerChange(w http.ResponseWriter, r *http.Request, c raftstore.Command) {
