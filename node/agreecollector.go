@@ -13,6 +13,7 @@ type agreeCollector struct {
 
 	leads, led, version, behind, voters *prometheus.Desc
 	writes, failed, slowest, backends   *prometheus.Desc
+	hot, replicas, changes, unwritten   *prometheus.Desc
 }
 
 func newAgreeCollector(n *Node) *agreeCollector {
@@ -30,12 +31,17 @@ func newAgreeCollector(n *Node) *agreeCollector {
 		failed:   d("raft_write_failures_total", "Of these, failed or too slow: the node does not vote until its disk works again."),
 		slowest:  d("raft_write_max_seconds", "The slowest of these since the start. Not additive."),
 		backends: d("backends", "Backends by their agreed state. Not additive.", "state"),
+
+		hot:       d("hot_prefixes", "Prefixes that this node routes by as hot. Not additive."),
+		replicas:  d("hot_prefix_replicas", "Backends that hold them, summed over prefixes. Not additive."),
+		changes:   d("hot_prefix_changes_total", "Changes of how many backends hold a hot prefix, by the node that led then."),
+		unwritten: d("hot_prefix_failures_total", "Changes of hot prefixes that could not be written down."),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (c *agreeCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.leads, c.led, c.version, c.behind, c.voters, c.writes, c.failed, c.slowest, c.backends} {
+	for _, d := range []*prometheus.Desc{c.leads, c.led, c.version, c.behind, c.voters, c.writes, c.failed, c.slowest, c.backends, c.hot, c.replicas, c.changes, c.unwritten} {
 		ch <- d
 	}
 }
@@ -54,6 +60,11 @@ func (c *agreeCollector) Collect(ch chan<- prometheus.Metric) {
 		gauge(c.backends, float64(count[s]), s.String())
 	}
 	gauge(c.version, float64(r.version))
+	f := c.n.hot.figures()
+	gauge(c.hot, float64(f.prefixes))
+	gauge(c.replicas, float64(f.replicas))
+	ch <- prometheus.MustNewConstMetric(c.changes, prometheus.CounterValue, float64(f.changes))
+	ch <- prometheus.MustNewConstMetric(c.unwritten, prometheus.CounterValue, float64(f.refused))
 	var st RaftStatus
 	if now, err := c.n.Raft(); err == nil {
 		st = *now

@@ -28,6 +28,8 @@ type Receipt struct {
 	PromptTokens    int    `json:"prompt_tokens"`
 	MatchedBlocks   int    `json:"matched_blocks"`
 	PredictedTokens int    `json:"predicted_tokens"` // expected in the backend's cache
+	Hot             string `json:"hot,omitempty"`    // anchor of the hot prefix that the prompt begins with
+	Replicas        int    `json:"replicas"`         // backends that are agreed to hold it; 0: it is not hot
 	Eligible        int    `json:"eligible"`         // backends there were to choose from
 	Trial           bool   `json:"trial"`            // the backend failed lately
 	LastResort      bool   `json:"last_resort"`      // all of them did
@@ -52,6 +54,9 @@ func (r *Receipt) take(d *policy.Decision) {
 	r.Backend, r.Strategy, r.Rung = d.Name, d.Strategy, d.Rung.String()
 	r.PromptTokens, r.MatchedBlocks, r.PredictedTokens = d.PromptTokens, d.MatchedBlocks, d.PredictedTokens
 	r.Eligible, r.Trial, r.LastResort = d.Eligible, d.Trial, d.LastResort
+	if r.Replicas = d.Replicas; d.Replicas > 0 {
+		r.Hot = anchorText(d.Hot)
+	}
 	for _, c := range d.Candidates {
 		r.Candidates = append(r.Candidates, Candidate{
 			Backend: c.Name, MatchedBlocks: c.MatchedBlocks, HeldTokens: c.HeldTokens, QueuedTokens: c.QueuedTokens,

@@ -8,13 +8,19 @@ import (
 
 	"grapevine/prefixtree"
 	"grapevine/proxy/policy"
+	"grapevine/proxy/policy/hot"
 )
 
 // What a node tells of its heat beside its claims, at most 4 KiB of the state
 // blob; DESIGN.md has it byte by byte.
 const (
-	sectionHeat  = 2 // the hottest anchors
-	sectionPace  = 3 // of one pool of backends; one section each
+	sectionHeat  = 2    // the hottest anchors
+	sectionPace  = 3    // of one pool of backends; one section each
+	sectionWork  = 5    // the work behind popular prefixes
+	workBytes    = 24   // of an entry as this version writes it
+	maxWorks     = 1024 // that are read of one blob
+	maxWork      = 1e6  // prefill seconds, or requests, in a second, or requests at once
+	maxDepth     = 1e8  // tokens of a prefix
 	heatAnchors  = 320
 	heatPaces    = 4
 	anchorBytes  = 10 // of an entry as this version writes it
@@ -54,7 +60,19 @@ func appendHeat(blob []byte, h *policy.Heat) []byte {
 		blob = binary.AppendUvarint(blob, uint64(len(section)))
 		blob = append(blob, section...)
 	}
-	return blob
+	if len(h.Works) == 0 {
+		return blob
+	}
+	section := append(make([]byte, 0, 1+workBytes*len(h.Works)), workBytes)
+	for i := range h.Works {
+		w := &h.Works[i]
+		section = binary.LittleEndian.AppendUint64(section, w.Pool)
+		section = binary.LittleEndian.AppendUint64(section, uint64(w.Anchor))
+		for _, v := range [4]float64{w.Tokens, w.Requests, w.Prefill, w.Active} {
+			section = binary.LittleEndian.AppendUint16(section, logCode(v))
+		}
+	}
+	return appendSection(blob, sectionWork, section)
 }
 
 // parseHeat returns the heat in a blob, cut to what can be. A blob that it
@@ -66,6 +84,8 @@ func parseHeat(blob []byte) (h policy.Heat, err error) {
 			return parseAnchors(&h, section)
 		case sectionPace:
 			return parsePace(&h, section)
+		case sectionWork:
+			return parseWorks(&h, section)
 		}
 		return nil
 	})
@@ -83,6 +103,22 @@ func parseAnchors(h *policy.Heat, section []byte) error {
 		h.Anchors = append(h.Anchors, policy.HotAnchor{
 			Hash:  prefixtree.Hash(binary.LittleEndian.Uint64(section)),
 			Count: min(fromLogCode(binary.LittleEndian.Uint16(section[8:])), h.Requests),
+		})
+	}
+	return nil
+}
+
+func parseWorks(h *policy.Heat, section []byte) error {
+	if len(section) < 1 || section[0] < workBytes || (len(section)-1)%int(section[0]) != 0 {
+		return fmt.Errorf("%w: work of %d bytes", errState, len(section))
+	}
+	size := int(section[0])
+	h.Works = h.Works[:0]
+	for section = section[1:]; len(section) > 0 && len(h.Works) < maxWorks; section = section[size:] {
+		value := func(at int) float64 { return fromLogCode(binary.LittleEndian.Uint16(section[at:])) }
+		h.Works = append(h.Works, policy.Work{
+			Pool: binary.LittleEndian.Uint64(section), Anchor: prefixtree.Hash(binary.LittleEndian.Uint64(section[8:])),
+			Tokens: min(value(16), maxDepth), Requests: min(value(18), maxWork), Prefill: min(value(20), maxWork), Active: min(value(22), maxWork),
 		})
 	}
 	return nil
@@ -158,6 +194,15 @@ func (b *heatBoard) set(origin string, h *policy.Heat) {
 		b.heats[origin] = *h
 	}
 	b.changed = true
+}
+
+// works adds what the others have told of their work to a sum.
+func (b *heatBoard) works(sum hot.Sum) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, h := range b.heats {
+		sum.Add(h.Works)
+	}
 }
 
 // hand gives the router the sum of it if it has changed. It is made anew, not

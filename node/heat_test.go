@@ -27,6 +27,12 @@ func someHeat(rnd *rand.Rand) *policy.Heat {
 		}
 		p.Requests *= 1.01 // what is told is rounded
 		h.Paces = append(h.Paces, p)
+		h.Works = append(h.Works, policy.Work{Pool: p.Pool, Requests: 50 * rnd.Float64(), Prefill: 3 * rnd.Float64(), Active: 1 + 30*rnd.Float64()})
+		for range 8 {
+			h.Works = append(h.Works, policy.Work{
+				Pool: p.Pool, Anchor: prefixtree.Hash(rnd.Uint64()), Tokens: 1 + 9000*rnd.Float64(), Requests: 50 * rnd.Float64(), Prefill: rnd.Float64(), Active: 9 * rnd.Float64(),
+			})
+		}
 	}
 	return h
 }
@@ -52,6 +58,15 @@ func TestHeatRoundTrip(t *testing.T) {
 				t.Fatalf("%+v came as %+v", a, g)
 			}
 		}
+		if len(got.Works) != len(h.Works) {
+			t.Fatalf("%d of %d works came", len(got.Works), len(h.Works))
+		}
+		for i, w := range h.Works {
+			g := got.Works[i]
+			if g.Pool != w.Pool || g.Anchor != w.Anchor || !near(g.Tokens, w.Tokens) || !near(g.Requests, w.Requests) || !near(g.Prefill, w.Prefill) || !near(g.Active, w.Active) {
+				t.Fatalf("%+v came as %+v", w, g)
+			}
+		}
 		for i, p := range h.Paces {
 			g := got.Paces[i]
 			if g.Pool != p.Pool || !near(g.Rate, p.Rate) || !near(g.Demand, p.Demand) || !near(g.Requests, p.Requests) || !near(g.Work, p.Work) {
@@ -70,6 +85,7 @@ func TestHeatRoundTrip(t *testing.T) {
 func TestHeatIsSmall(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 0))
 	h := someHeat(rnd)
+	h.Works = h.Works[:9]    // of one pool
 	for i := range h.Paces { // a prompt of each length
 		for b := range h.Paces[i].Soonest {
 			h.Paces[i].Soonest[b] = 1
@@ -134,6 +150,7 @@ func TestMalformedHeat(t *testing.T) {
 	for _, blob := range [][]byte{
 		{1, 2, 0}, {1, 2, 2, 10, 0}, {1, 2, 4, 10, 0, 0, 1}, {1, 2, 3, 9, 0, 0}, {1, 3, 0}, {1, 3, 1, 1},
 		append(append([]byte{1, 3, 19}, make([]byte, 16)...), 200, 1, 1), append([]byte{1, 3, 17}, make([]byte, 17)...),
+		{1, 5, 0}, {1, 5, 1, 23}, append([]byte{1, 5, 24, 24}, make([]byte, 23)...),
 	} {
 		if _, err := parseHeat(blob); !errors.Is(err, errState) {
 			t.Errorf("% x: %v", blob, err)

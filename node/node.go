@@ -50,6 +50,7 @@ type Node struct {
 
 	checker    *checker                        // looks after the engines
 	sources    *sources                        // of backends
+	hot        *replicator                     // sees to hot prefixes
 	fleet      *fleet                          // what is known of the backends; makes the view
 	store      atomic.Pointer[raftstore.Store] // what the fleet agrees on; nil: not started
 	proposed   atomic.Bool                     // the configured backends were put to the fleet, or cannot be
@@ -161,6 +162,10 @@ func (n *Node) buildRouting() error {
 		return err
 	}
 	n.checker = newChecker(n)
+	n.hot = &replicator{router: n.router, log: n.log.With().Str("component", "hot").Logger()}
+	if n.knowledge != nil {
+		n.hot.others = n.knowledge.heard.works
+	}
 	if n.sources, err = newSources(n.cfg.BackendsFrom, n.log.With().Str("component", "sources").Logger()); err != nil {
 		return err
 	}
@@ -266,6 +271,7 @@ func (n *Node) start(ctx context.Context) error {
 	}
 	n.startDiscovery()
 	n.startHealth()
+	n.startHotPrefixes()
 	n.startSources()
 	if err := n.startGossip(ctx); err != nil {
 		return err

@@ -227,66 +227,6 @@ func (n *Node) awaitLeader(ctx context.Context, does func(leader string) bool) {
 	}
 }
 
-// PrefixList is the answer of GET /prefixes.
-type PrefixList struct {
-	// Enabled is whether hot prefixes are replicated at all.
-	Enabled  bool           `json:"enabled"`
-	Prefixes []PrefixStatus `json:"prefixes"` // by anchor
-}
-
-// PrefixStatus is one hot prefix, which several backends hold on purpose.
-type PrefixStatus struct {
-	Anchor   string  `json:"anchor"`   // hex
-	Tokens   uint32  `json:"tokens"`   // of prompt, up to the anchor
-	Replicas uint16  `json:"replicas"` // backends that hold it
-	AgeS     float64 `json:"age_s"`    // since it became hot
-	ChangedS float64 `json:"changed_s"`
-	ExpiresS float64 `json:"expires_s"` // from now; renewed while it is hot
-}
-
-// Prefixes returns the hot prefixes.
-func (n *Node) Prefixes() (*PrefixList, error) {
-	s, err := n.agreement()
-	if err != nil {
-		return nil, err
-	}
-	state, at := s.State(), time.Now()
-	list := &PrefixList{Enabled: state.Switches.Hot, Prefixes: make([]PrefixStatus, 0, len(state.Hot))}
-	for _, h := range state.Hot {
-		list.Prefixes = append(list.Prefixes, PrefixStatus{
-			Anchor: fmt.Sprintf("%016x", h.Anchor), Tokens: h.Depth, Replicas: h.R, AgeS: ageS(time.UnixMilli(h.Since)),
-			ChangedS: ageS(time.UnixMilli(h.LastChange)), ExpiresS: max(time.UnixMilli(h.Expires).Sub(at).Seconds(), 0),
-		})
-	}
-	return list, nil
-}
-
-// servePrefixes answers GET /prefixes.
-func (n *Node) servePrefixes(w http.ResponseWriter, _ *http.Request) {
-	list, err := n.Prefixes()
-	if err != nil {
-		refusalOf(err).write(w)
-		return
-	}
-	answer(w, list)
-}
-
-// switchPrefixes answers PATCH /prefixes: the feature on or off, for the fleet.
-func (n *Node) switchPrefixes(w http.ResponseWriter, r *http.Request) {
-	var body struct {
-		Enabled *bool `json:"enabled"`
-	}
-	if refused := readBody(w, r, &body); refused != nil {
-		refused.write(w)
-		return
-	}
-	if body.Enabled == nil {
-		invalid("enabled", `send {"enabled":false}`, "is missing").write(w)
-		return
-	}
-	n.answerChange(w, r, raftstore.SetSwitches{Switches: raftstore.Switches{Hot: *body.Enabled}})
-}
-
 // RecoverRaft forces a new group on the data of a node that does not run; see
 // raftstore.Recover.
 func RecoverRaft(dir string, servers []raftstore.Server) error {

@@ -63,6 +63,9 @@ func printReceipt(out io.Writer, r *node.Receipt) error {
 	fmt.Fprintf(out, "%s\n", r.Backend)
 	fmt.Fprintf(out, "  by %s, rung %s; %d of %d prompt tokens expected in its cache (%d of %d blocks)\n",
 		r.Strategy, r.Rung, r.PredictedTokens, r.PromptTokens, r.MatchedBlocks, r.Blocks)
+	if r.Replicas > 0 {
+		fmt.Fprintf(out, "  begins with the hot prefix %s, held on %d backends\n", r.Hot, r.Replicas)
+	}
 	if r.Note != "" {
 		fmt.Fprintf(out, "  note: %s\n", r.Note)
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"strings"
 	"text/tabwriter"
 
 	"grapevine/node"
@@ -40,9 +41,26 @@ func printPrefixes(out io.Writer, list *node.PrefixList) error {
 		fmt.Fprintln(out, "Replication of hot prefixes is off.")
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "ANCHOR\tTOKENS\tREPLICAS\tHOT FOR\tCHANGED\tEXPIRES IN")
+	fmt.Fprintln(w, "ANCHOR\tTOKENS\tSHARE\tWORK\tREPLICAS\tHOT FOR\tCHANGED\tEXPIRES IN\tBACKENDS")
 	for _, p := range list.Prefixes {
-		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s ago\t%s\n", p.Anchor, p.Tokens, p.Replicas, seconds(p.AgeS), seconds(p.ChangedS), seconds(p.ExpiresS))
+		fmt.Fprintf(w, "%s\t%d\t%.0f %%\t%.2f\t%d\t%s\t%s ago\t%s\t%s\n", p.Anchor, p.Tokens, 100*p.Share, p.Work, p.Replicas,
+			seconds(p.AgeS), seconds(p.ChangedS), seconds(p.ExpiresS), someOf(p.Backends))
 	}
-	return w.Flush()
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	for _, p := range list.Prefixes {
+		fmt.Fprintf(out, "%s: %s\n", p.Anchor, p.Why)
+	}
+	return nil
+}
+
+// namesShown is how many backends of a prefix a table names.
+const namesShown = 4
+
+func someOf(names []string) string {
+	if len(names) <= namesShown {
+		return strings.Join(names, " ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:namesShown], " "), len(names)-namesShown)
 }

@@ -65,7 +65,9 @@ func TestTablesGolden(t *testing.T) {
 	raft.Problem = "c3 (10.0.0.3:7947) is not reached"
 	waiting := &node.RaftStatus{Node: "one"}
 	waiting.ID, waiting.Role, waiting.Waiting = "a1", "waiting", "for 2 of 3 nodes"
-	prefixes := &node.PrefixList{Prefixes: []node.PrefixStatus{{Anchor: "00ff00ff00ff00ff", Tokens: 8192, Replicas: 4, AgeS: 300, ChangedS: 20, ExpiresS: 45}}}
+	prefixes := &node.PrefixList{Prefixes: []node.PrefixStatus{{Anchor: "00ff00ff00ff00ff", Tokens: 8192, Replicas: 5, AgeS: 300, ChangedS: 20, ExpiresS: 45,
+		Backends: []string{"gpu-3:8000", "gpu-1:8000", "gpu-7:8000", "gpu-2:8000", "gpu-9:8000"}, Share: 0.18, Work: 1.3, Other: 0.4,
+		Why: "18 % of the requests; keeps 1.30 backends busy, all else 0.40 of each"}}}
 	for name, print := range map[string]func(io.Writer) error{
 		"backends":     func(w io.Writer) error { return printBackends(w, backends) },
 		"rules":        func(w io.Writer) error { return printRules(w, rules) },

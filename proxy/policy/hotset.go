@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"slices"
 
 	"grapevine/prefixtree"
@@ -37,13 +38,41 @@ func (r *Router) SetHotPrefixes(list []HotPrefix) {
 	r.hot.Store(h)
 }
 
-// HotSet returns the names of the backends that hold a hot prefix on the present view, the first in order first; without leaves one
-// out, as if it were gone. It names the backends of all models if model is empty. Some of them may be left alone for failures just now.
-func (r *Router) HotSet(model []byte, p HotPrefix, without string) []string {
-	pool := r.table.Load().pool(model)
-	if pool == nil {
+// PoolSize is how large a pool of backends is.
+type PoolSize struct {
+	Pool     uint64 // its name: the same on all nodes
+	Backends int    // that are active
+	KVTokens int64  // that their caches hold together; 0 if that is not known of all
+}
+
+// Pools returns the pools of the present view, in order of their names.
+func (r *Router) Pools() []PoolSize {
+	var list []PoolSize
+	for _, p := range r.table.Load().pools() {
+		size := PoolSize{Pool: p.key, Backends: len(p.entries)}
+		known := true
+		for i := range p.entries {
+			size.KVTokens += int64(p.entries[i].kv)
+			known = known && p.entries[i].kv > 0
+		}
+		if !known {
+			size.KVTokens = 0
+		}
+		list = append(list, size)
+	}
+	slices.SortFunc(list, func(a, b PoolSize) int { return cmp.Compare(a.Pool, b.Pool) })
+	return list
+}
+
+// HotSet returns the names of the backends of a pool that hold a hot prefix on the present view, the first in order first; without
+// leaves one out, as if it were gone. Some of them may be left alone for failures just now. Nil if there is no such pool.
+func (r *Router) HotSet(key uint64, p HotPrefix, without string) []string {
+	pools := r.table.Load().pools()
+	at := slices.IndexFunc(pools, func(p *pool) bool { return p.key == key })
+	if at < 0 {
 		return nil
 	}
+	pool := pools[at]
 	type ranked struct {
 		name string
 		rank float64
@@ -55,12 +84,7 @@ func (r *Router) HotSet(model []byte, p HotPrefix, without string) []string {
 			order = append(order, ranked{name, rendezvous(uint64(p.Anchor), e.key, e.weight, pool.weighted)})
 		}
 	}
-	slices.SortFunc(order, func(a, b ranked) int {
-		if a.rank > b.rank {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(order, func(a, b ranked) int { return cmp.Compare(b.rank, a.rank) })
 	names := make([]string, 0, p.Replicas)
 	for _, o := range order[:min(len(order), p.Replicas)] {
 		names = append(names, o.name)

@@ -1,0 +1,217 @@
+package node
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"grapevine/prefixtree"
+	"grapevine/proxy/policy"
+	"grapevine/proxy/policy/hot"
+	"grapevine/raftstore"
+)
+
+// hotEvery is how often a node looks whether what is agreed on about hot prefixes
+// still holds and, on the node that leads, whether it is still right.
+const hotEvery = hot.Every * time.Millisecond
+
+// replicator sees to it that hot prefixes are held on as many backends as they
+// need: on every node it puts what is agreed on into force, and on the one that
+// leads it decides. Safe for concurrent use.
+type replicator struct {
+	router *policy.Router
+	log    zerolog.Logger
+	others func(hot.Sum)       // adds the work that other nodes tell of; nil: alone
+	store  func() hotAgreement // nil, or returning nil: nothing is agreed on
+
+	changes atomic.Uint64 // of numbers of replicas that this node had written down
+	refused atomic.Uint64 // commands that failed
+
+	mu      sync.Mutex
+	sizer   *hot.Sizer // nil: this node does not lead
+	inForce []policy.HotPrefix
+}
+
+// hotAgreement is what hot prefixes need of the store.
+type hotAgreement interface {
+	State() *raftstore.State
+	Apply(ctx context.Context, c raftstore.Command) (raftstore.Result, error)
+	Leading() bool
+}
+
+// startHotPrefixes looks after them until the node stops.
+func (n *Node) startHotPrefixes() {
+	h := n.hot
+	h.store = func() hotAgreement {
+		if s := n.store.Load(); s != nil {
+			return s
+		}
+		return nil
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		every := time.NewTicker(hotEvery)
+		defer every.Stop()
+		for {
+			select {
+			case at := <-every.C:
+				h.look(ctx, at)
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	n.cleanups.push("hot prefixes", func(context.Context) error {
+		cancel()
+		<-done
+		return nil
+	})
+}
+
+// adopt puts what is agreed on into force: nothing of it when the fleet has switched
+// it off, and not what has expired, which nobody has renewed.
+func (h *replicator) adopt(s *raftstore.State, at time.Time) {
+	var list []policy.HotPrefix
+	for _, p := range agreedPrefixes(s) {
+		if s.Switches.Hot && p.Expires > millis(at) {
+			list = append(list, p.HotPrefix)
+		}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !slices.Equal(list, h.inForce) {
+		h.inForce = list
+		h.router.SetHotPrefixes(list)
+	}
+}
+
+func millis(at time.Time) prefixtree.Time { return prefixtree.Time(at.UnixMilli()) }
+
+// agreedPrefixes are a state's in the policy's words, by anchor.
+func agreedPrefixes(s *raftstore.State) []hot.Prefix {
+	list := make([]hot.Prefix, len(s.Hot))
+	for i, p := range s.Hot {
+		list[i] = hot.Prefix{
+			HotPrefix: policy.HotPrefix{Anchor: prefixtree.Hash(p.Anchor), Tokens: int(p.Depth), Replicas: int(p.R)},
+			Since:     prefixtree.Time(p.Since), Changed: prefixtree.Time(p.LastChange), Expires: prefixtree.Time(p.Expires),
+		}
+	}
+	return list
+}
+
+// work is what all nodes together tell of theirs, as far as it has come here.
+func (h *replicator) work(at time.Time) hot.Sum {
+	sum := hot.Sum{}
+	sum.Add(h.router.OwnWork(heatPaces, millis(at)))
+	if h.others != nil {
+		h.others(sum)
+	}
+	return sum
+}
+
+// pools are the backends that there are.
+func (h *replicator) pools() []hot.Pool {
+	var list []hot.Pool
+	for _, p := range h.router.Pools() {
+		list = append(list, hot.Pool{Key: p.Pool, Backends: p.Backends, KVTokens: p.KVTokens})
+	}
+	return list
+}
+
+// look puts into force what is agreed on and, on the node that leads, decides what
+// is to be.
+func (h *replicator) look(ctx context.Context, at time.Time) {
+	s := h.store()
+	if s == nil {
+		return
+	}
+	state := s.State()
+	h.adopt(state, at)
+	changes := h.decide(s.Leading(), state, at)
+	if len(changes) == 0 {
+		return
+	}
+	command := raftstore.SetHot{Changes: make([]raftstore.HotChange, len(changes))}
+	for i, c := range changes {
+		command.Changes[i] = raftstore.HotChange{
+			Anchor: uint64(c.Anchor), Remove: c.Remove, Depth: uint32(c.Tokens), R: uint16(c.Replicas), Expires: int64(c.Expires),
+		}
+	}
+	if _, err := s.Apply(ctx, command); err != nil {
+		if ctx.Err() == nil {
+			h.refused.Add(1)
+			h.log.Warn().Err(err).Msg("what is to be held of hot prefixes cannot be written down")
+		}
+		return // it is found again the next time
+	}
+	h.tell(state, changes)
+}
+
+// decide returns what the node that leads would change.
+func (h *replicator) decide(leads bool, state *raftstore.State, at time.Time) []hot.Change {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !leads || !state.Switches.Hot {
+		h.sizer = nil // whoever begins to decide begins to look
+		return nil
+	}
+	if h.sizer == nil {
+		h.sizer = new(hot.Sizer)
+	}
+	return h.sizer.Decide(millis(at), h.pools(), h.work(at), agreedPrefixes(state))
+}
+
+// tell logs changes that were made, and counts them.
+func (h *replicator) tell(before *raftstore.State, changes []hot.Change) {
+	was := make(map[prefixtree.Hash]policy.HotPrefix)
+	for _, p := range agreedPrefixes(before) {
+		was[p.Anchor] = p.HotPrefix
+	}
+	for _, c := range changes {
+		old := was[c.Anchor]
+		if c.Remove {
+			c.Replicas = 0
+		}
+		if old.Replicas == c.Replicas {
+			continue // renewed
+		}
+		h.changes.Add(1)
+		h.log.Info().Str("anchor", anchorText(c.Anchor)).Int("tokens", c.Tokens).Int("replicas", c.Replicas).Int("before", old.Replicas).
+			Str("why", c.Why).Msg("hot prefix")
+	}
+}
+
+// poolOf is the pool whose prompts begin with a prefix: the one with the most of
+// its work. False if nobody tells of any.
+func poolOf(anchor prefixtree.Hash, sum hot.Sum) (pool uint64, ok bool) {
+	most := -1.0
+	for k, w := range sum {
+		if k.Anchor == anchor && (w.Requests > most || w.Requests == most && k.Pool < pool) {
+			pool, most, ok = k.Pool, w.Requests, true
+		}
+	}
+	return pool, ok
+}
+
+// hotFigures are what is exported of them.
+type hotFigures struct {
+	prefixes, replicas int
+	changes, refused   uint64
+}
+
+func (h *replicator) figures() (f hotFigures) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, p := range h.inForce {
+		f.prefixes++
+		f.replicas += p.Replicas
+	}
+	f.changes, f.refused = h.changes.Load(), h.refused.Load()
+	return f
+}

@@ -1,0 +1,267 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"grapevine/prefixtree"
+	"grapevine/proxy/policy"
+	"grapevine/raftstore"
+)
+
+// hotStore is a store that leads, or not, and keeps hot prefixes alone.
+type hotStore struct {
+	mu      sync.Mutex
+	state   raftstore.State
+	at      int64 // unix ms
+	follows bool
+	err     error
+}
+
+func (s *hotStore) Leading() bool { return !s.follows }
+
+func (s *hotStore) State() *raftstore.State {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.state
+	now.Hot = slices.Clone(now.Hot)
+	return &now
+}
+
+func (s *hotStore) Apply(_ context.Context, c raftstore.Command) (raftstore.Result, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err != nil {
+		return raftstore.Result{}, s.err
+	}
+	for _, h := range c.(raftstore.SetHot).Changes {
+		i := slices.IndexFunc(s.state.Hot, func(p raftstore.HotPrefix) bool { return p.Anchor == h.Anchor })
+		switch {
+		case h.Remove && i >= 0:
+			s.state.Hot = slices.Delete(s.state.Hot, i, i+1)
+		case h.Remove:
+		case i < 0:
+			s.state.Hot = append(s.state.Hot, raftstore.HotPrefix{Anchor: h.Anchor, Depth: h.Depth, R: h.R, Expires: h.Expires, Since: s.at, LastChange: s.at})
+		default:
+			p := &s.state.Hot[i]
+			if p.R != h.R {
+				p.LastChange = s.at
+			}
+			p.R, p.Depth, p.Expires = h.R, h.Depth, h.Expires
+		}
+	}
+	return raftstore.Result{Changed: true}, nil
+}
+
+// hotRig is one node's replicator on eight engines, in a time of its own.
+type hotRig struct {
+	t     *testing.T
+	k     *knower
+	h     *replicator
+	store *hotStore
+	at    time.Time
+	next  int
+}
+
+func newHotRig(t *testing.T) *hotRig {
+	k := newKnower(t, "a", "b", "c", "d", "e", "f", "g", "h")
+	r := &hotRig{t: t, k: k, store: &hotStore{state: raftstore.State{Switches: raftstore.Switches{Hot: true}}}, at: time.UnixMilli(int64(k.at))}
+	r.h = &replicator{router: k.router, log: zerolog.Nop(), others: k.heard.works, store: func() hotAgreement { return r.store }}
+	return r
+}
+
+// hotChain is a prompt of 40 blocks, of which the first 32 are hot.
+func hotChain(own int) []prefixtree.Hash {
+	return append(slices.Clone(chain(1, 32)), chain(1000+own, 8)...)
+}
+
+// run serves 20 requests a second, hot ones so many of ten, and looks every five.
+func (r *hotRig) run(seconds, hot int) {
+	for range seconds * 20 {
+		r.at = r.at.Add(50 * time.Millisecond)
+		r.next++
+		hashes := chain(100_000+r.next, 40)
+		if r.next%10 < hot {
+			hashes = hotChain(r.next)
+		}
+		var a policy.Attempt
+		at := millis(r.at)
+		if err := r.k.router.Pick(&policy.Request{Hashes: hashes, PromptBytes: len(hashes) * 512}, at, &a); err != nil {
+			r.t.Fatal(err)
+		}
+		a.Dispatched(at)
+		a.FirstToken(at)
+		a.End(policy.Outcome{PromptTokens: -1, CachedTokens: -1, OutputTokens: -1}, at)
+		if r.next%100 == 0 {
+			r.store.at = r.at.UnixMilli()
+			r.h.look(r.t.Context(), r.at)
+		}
+	}
+}
+
+func (r *hotRig) decision() *policy.Decision {
+	d := new(policy.Decision)
+	if err := r.k.router.Explain(&policy.Request{Hashes: hotChain(-1), PromptBytes: 40 * 512}, millis(r.at), d); err != nil {
+		r.t.Fatal(err)
+	}
+	return d
+}
+
+// TestHotPrefixComesAndGoes: what a fifth of all requests begin with has its backends within half a minute, they stay the
+// same, and are given up when it is over.
+func TestHotPrefixComesAndGoes(t *testing.T) {
+	r := newHotRig(t)
+	r.run(30, 2)
+	hot := r.store.State().Hot
+	if len(hot) != 1 || hot[0].Anchor != uint64(hotChain(0)[31]) || hot[0].R != 4 || hot[0].Depth < 3500 || hot[0].Depth > 4500 {
+		t.Fatalf("agreed on %+v, want the 32nd block %x on 4", hot, hotChain(0)[31])
+	}
+	r.run(5, 2)
+	if d := r.decision(); d.Rung != policy.Hot || d.Replicas != 4 || uint64(d.Hot) != hot[0].Anchor {
+		t.Errorf("rung %v, %x on %d", d.Rung, d.Hot, d.Replicas)
+	}
+	changes := r.h.changes.Load()
+	r.run(300, 2)
+	if now := r.store.State().Hot; len(now) != 1 || now[0].R != 4 || now[0].Expires <= hot[0].Expires || r.h.changes.Load() != changes {
+		t.Errorf("after five minutes alike: %+v, %d changes", now, r.h.changes.Load()-changes)
+	}
+	if f := r.h.figures(); f.prefixes != 1 || f.replicas != 4 || f.refused != 0 {
+		t.Errorf("figures: %+v", f)
+	}
+	r.run(120, 0)
+	if now := r.store.State().Hot; len(now) != 0 {
+		t.Errorf("two minutes after the last request: %+v", now)
+	}
+	if d := r.decision(); d.Replicas != 0 {
+		t.Errorf("given up, and on %d", d.Replicas)
+	}
+}
+
+// TestHotPrefixIsSwitchedOff: at once, for decisions and for the receipt; and on again.
+func TestHotPrefixIsSwitchedOff(t *testing.T) {
+	r := newHotRig(t)
+	r.run(30, 2)
+	off := r.store.State()
+	off.Switches.Hot = false
+	r.h.adopt(off, r.at)
+	if d := r.decision(); d.Replicas != 0 || d.Rung == policy.Hot {
+		t.Errorf("switched off, and by rung %v on %d", d.Rung, d.Replicas)
+	}
+	if c := r.h.decide(true, off, r.at); c != nil || r.h.sizer != nil {
+		t.Errorf("switched off, and decides %+v", c)
+	}
+	r.h.adopt(r.store.State(), r.at)
+	if d := r.decision(); d.Replicas != 4 {
+		t.Errorf("switched on, and on %d", d.Replicas)
+	}
+	r.h.adopt(r.store.State(), r.at.Add(time.Hour))
+	if d := r.decision(); d.Replicas != 0 {
+		t.Errorf("expired an hour ago, and on %d", d.Replicas)
+	}
+}
+
+// TestOnlyTheLeaderDecides: another node only goes by what is agreed on. What cannot be written down is counted, and tried again.
+func TestOnlyTheLeaderDecides(t *testing.T) {
+	r := newHotRig(t)
+	r.store.follows = true
+	r.run(60, 2)
+	if hot := r.store.State().Hot; len(hot) != 0 {
+		t.Fatalf("a follower had written down %+v", hot)
+	}
+	r.store.follows, r.store.err = false, errors.New("no quorum")
+	r.run(30, 2)
+	if r.h.refused.Load() == 0 || len(r.store.State().Hot) != 0 || r.h.changes.Load() != 0 {
+		t.Errorf("%d refused, %d changes, %+v", r.h.refused.Load(), r.h.changes.Load(), r.store.State().Hot)
+	}
+	r.store.err = nil
+	r.run(5, 2)
+	if hot := r.store.State().Hot; len(hot) != 1 {
+		t.Errorf("a quorum again, and agreed on %+v", hot)
+	}
+}
+
+// TestLeaderCountsWhatOthersTell: the node that decides sees none of the requests itself.
+func TestLeaderCountsWhatOthersTell(t *testing.T) {
+	seer, leader := newHotRig(t), newHotRig(t)
+	seer.store.follows = true
+	for range 6 {
+		seer.run(5, 2)
+		heat := seer.k.router.OwnHeat(heatAnchors, heatPaces, millis(seer.at))
+		leader.k.PeerState("seer", appendHeat(appendState(nil, nil), &heat))
+		leader.at = seer.at
+		leader.h.look(t.Context(), leader.at)
+	}
+	hot := leader.store.State().Hot
+	if len(hot) != 1 || hot[0].Anchor != uint64(hotChain(0)[31]) {
+		t.Fatalf("agreed on %+v", hot)
+	}
+	leader.k.DropPeer("seer")
+	if w := leader.h.work(leader.at); len(w) != 0 {
+		t.Errorf("the node is gone, and its work counts: %+v", w)
+	}
+}
+
+// TestPrefixesOfANode: what is agreed on shows in the list, in the receipt and in decisions; a drain moves it to the next backend in order
+// before anything else happens; and a restart of the list keeps it.
+func TestPrefixesOfANode(t *testing.T) {
+	leakCheck(t)
+	var urls []string
+	for range 6 {
+		urls = append(urls, newFakeEngine(t, "m").URL)
+	}
+	n := startAgreed(t, testConfig(urls...))
+	body := chatBody("m", strings.Repeat(longText, 200))
+	var q policy.Request
+	if err := n.proxy.Describe([]byte("/v1/chat/completions"), nil, []byte(body), &q); err != nil || len(q.Hashes) < 16 {
+		t.Fatalf("%d blocks: %v", len(q.Hashes), err)
+	}
+	anchor := q.Hashes[11]
+	if _, err := n.change(t.Context(), raftstore.SetHot{Changes: []raftstore.HotChange{{Anchor: uint64(anchor), Depth: 1536, R: 2, Expires: time.Now().Add(time.Hour).UnixMilli()}}}); err != nil {
+		t.Fatal(err)
+	}
+	r, err := explain(t, n, "/v1/chat/completions", nil, body)
+	if err != nil || r.Rung != "hot" || r.Replicas != 2 || r.Hot != fmt.Sprintf("%016x", uint64(anchor)) {
+		t.Fatalf("receipt %+v: %v", r, err)
+	}
+	if status, _, _ := chat(t, n, body); status != 200 {
+		t.Fatal(status)
+	}
+	if m := scrape(t, n); m["grapevine_hot_prefixes"] != 1 || m["grapevine_hot_prefix_replicas"] != 2 {
+		t.Errorf("the metrics say %v prefixes, %v replicas", m["grapevine_hot_prefixes"], m["grapevine_hot_prefix_replicas"])
+	}
+	list, err := admin(n).Prefixes(t.Context())
+	if err != nil || !list.Enabled || len(list.Prefixes) != 1 {
+		t.Fatalf("%+v: %v", list, err)
+	}
+	p := list.Prefixes[0]
+	if p.Anchor != r.Hot || p.Tokens != 1536 || p.Replicas != 2 || p.Share != 1 || len(p.Backends) != 2 || !slices.Contains(p.Backends, r.Backend) || !strings.Contains(p.Why, "100 %") {
+		t.Errorf("%+v", p)
+	}
+	if _, err := admin(n).SetBackendState(t.Context(), p.Backends[:1], "drain", ""); err != nil {
+		t.Fatal(err)
+	}
+	after, err := admin(n).Prefixes(t.Context())
+	if err != nil || len(after.Prefixes) != 1 {
+		t.Fatalf("%+v: %v", after, err)
+	}
+	if b := after.Prefixes[0].Backends; len(b) != 2 || b[0] != p.Backends[1] || slices.Contains(b, p.Backends[0]) {
+		t.Errorf("after the drain of %s it is on %v, before on %v", p.Backends[0], b, p.Backends)
+	}
+	if _, err := admin(n).SwitchPrefixes(t.Context(), false); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := explain(t, n, "/v1/chat/completions", nil, body); err != nil || r.Replicas != 0 || r.Rung == "hot" {
+		t.Errorf("switched off: %+v: %v", r, err)
+	}
+	if m := scrape(t, n); m["grapevine_hot_prefixes"] != 0 {
+		t.Error("the metrics say that it is in force")
+	}
+}
