@@ -105,7 +105,7 @@ func turn(t *testing.T, n *Node, stream bool, conversation []message) (backend, 
 // conversation goes to the engine that has its beginning, whichever engine
 // that is, streamed or not, and the engine confirms it.
 func TestConversationStays(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	n := startNode(t, testConfig(startEngine(t), startEngine(t), startEngine(t), startEngine(t)))
 	used := make(map[string]bool)
 	const conversations, turns = 16, 3

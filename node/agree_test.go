@@ -22,7 +22,7 @@ func agreeingConfig(t *testing.T, name string, join []string, urls ...string) Co
 	c := fleetConfig(name, join, urls...)
 	c.DataDir, c.BootstrapExpect = t.TempDir(), 3
 	// Ports that are given up stay free until they are taken again.
-	c.Gossip, c.Raft = elsewhere, elsewhere
+	c.Gossip, c.Raft = elsewhere(), elsewhere()
 	return c
 }
 
@@ -120,7 +120,7 @@ func inState(nodes []*Node, name, state string) bool {
 // TestOneTruth: what is added, drained and removed at one node is seen at all of
 // them, under the same id and generation, and routed by.
 func TestOneTruth(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	first, second := newFakeEngine(t, "m"), newFakeEngine(t, "m")
 	nodes := startAgreeing(t, first.URL)
 	_, others := leader(t, nodes)
@@ -205,7 +205,7 @@ func TestOneTruth(t *testing.T) {
 // TestLeaderStops: requests go on without one failure while the leader stops,
 // another one leads soon, and writes are taken again.
 func TestLeaderStops(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	more := newFakeEngine(t, "m")
 	nodes := startAgreeing(t, newFakeEngine(t, "m").URL)
 	led, others := leader(t, nodes)
@@ -244,6 +244,7 @@ func TestLeaderStops(t *testing.T) {
 
 // TestTimeToHandOn: a stop whose time is over still hands leadership on.
 func TestTimeToHandOn(t *testing.T) {
+	t.Parallel()
 	over, end := context.WithCancel(t.Context())
 	end()
 	ctx, cancel := timeToHandOn(over)
@@ -256,7 +257,7 @@ func TestTimeToHandOn(t *testing.T) {
 // TestMajorityLost: the node that is left routes on, and says within its time why
 // nothing can be changed.
 func TestMajorityLost(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	e := newFakeEngine(t, "m")
 	nodes := startAgreeingWithin(t, 0, func(*Config) {}, e.URL)
 	last := nodes[2]
@@ -290,7 +291,7 @@ func TestMajorityLost(t *testing.T) {
 // TestRestartKeepsTheAgreement: a node alone with a data directory comes back
 // with what was added, under the same ids.
 func TestRestartKeepsTheAgreement(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	a, b := newFakeEngine(t, "m"), newFakeEngine(t, "m")
 	cfg := testConfig(a.URL)
 	cfg.DataDir, cfg.Secret = t.TempDir(), "a secret that is kept"
@@ -323,7 +324,7 @@ func TestRestartKeepsTheAgreement(t *testing.T) {
 // TestServesBeforeThereIsAnAgreement: with no majority at the first start a node
 // routes by its own list at once, and says what it waits for.
 func TestServesBeforeThereIsAnAgreement(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	e := newFakeEngine(t, "m")
 	cfg := agreeingConfig(t, "one", []string{"127.0.0.2:1"}, e.URL)
 	cfg.WarmDeadline = 100 * time.Millisecond
@@ -348,7 +349,7 @@ func TestServesBeforeThereIsAnAgreement(t *testing.T) {
 // TestOwnListThatTheFleetRefuses: a node whose list the fleet does not take serves it
 // all the same while the fleet has no other.
 func TestOwnListThatTheFleetRefuses(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	e := newFakeEngine(t, "m")
 	cfg := testConfig(e.URL)
 	cfg.DataDir, cfg.Secret = t.TempDir(), "a secret that is kept"
@@ -376,7 +377,7 @@ func TestOwnListThatTheFleetRefuses(t *testing.T) {
 
 // TestDataDirThatCannotBeUsed: a start that fails by it says so, and leaves nothing.
 func TestDataDirThatCannotBeUsed(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -399,7 +400,7 @@ func TestDataDirThatCannotBeUsed(t *testing.T) {
 // TestRecovery: with two of three lost for good, what docs/operate.md says makes
 // the last one a fleet that takes changes again, with everything that was agreed.
 func TestRecovery(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	e := newFakeEngine(t, "m")
 	nodes := startAgreeing(t, e.URL)
 	last := nodes[2]

@@ -115,6 +115,7 @@ func longChat(size int) []byte {
 }
 
 func TestDecideFindsTheHolder(t *testing.T) {
+	t.Parallel()
 	// A million facts take half a minute under the race detector, and show no more.
 	if b := newDeciderOf(t, 128<<10, decideFacts/20).decide(t); b != 7 {
 		t.Errorf("engine %d was chosen, 7 holds the prompt", b)

@@ -106,7 +106,7 @@ func (e *fakeEngine) chat(w http.ResponseWriter, r *http.Request) {
 		case <-hold:
 		case <-r.Context().Done():
 			return
-		case <-time.After(30 * time.Second): // a test that forgot to release
+		case <-time.After(2 * time.Minute): // a test that forgot to release
 		}
 	}
 	w.Header().Set("Content-Type", "application/json")

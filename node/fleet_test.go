@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -29,13 +30,19 @@ func fleetConfig(name string, join []string, urls ...string) Config {
 	c := testConfig(urls...)
 	c.NodeName, c.Gossip, c.Raft, c.Join = name, "127.0.0.1:0", "127.0.0.1:0", join
 	c.Secret = "the secret of a fleet that is a test"
+	c.WarmDeadline = time.Minute // a busy machine must not make nodes go without the others
 	return c
 }
 
-// elsewhere is an address that nothing else in these tests listens on: a port
-// on it that is given up stays free until it is taken again, while one on
-// 127.0.0.1 may go to whoever asks next.
-const elsewhere = "127.0.0.2:0"
+// elsewhere is an address that nothing else listens on: a port on it that is given
+// up stays free until it is taken again, while one on 127.0.0.1 may go to whoever
+// asks next. Each call gives a host of its own.
+func elsewhere() string {
+	n := elsewhereCalls.Add(1)
+	return fmt.Sprintf("127.%d.%d.%d:0", 64+os.Getpid()%64, n/250%250+1, n%250+1)
+}
+
+var elsewhereCalls atomic.Int64
 
 // startFleet starts nodes one, two, three and waits until every node hears every other.
 func startFleet(t *testing.T, size int, urls ...string) []*Node {
@@ -165,7 +172,7 @@ func TestAloneNeverGossips(t *testing.T) {
 // TestConversationAcrossNodes: each turn enters another node, and every one of
 // them finds the engine that has the conversation, and says so.
 func TestConversationAcrossNodes(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	nodes := startFleet(t, 3, startEngine(t), startEngine(t), startEngine(t), startEngine(t))
 	awaitCount(t, nodes...)
 	for c := range 4 {
@@ -220,7 +227,7 @@ func TestConversationAcrossNodes(t *testing.T) {
 // TestLoadIsTheFleets: every node sees the requests of all of them, and no
 // longer those of one that died.
 func TestLoadIsTheFleets(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	e := newFakeEngine(t, "m")
 	release := e.holdAnswers()
 	defer release()
@@ -275,11 +282,11 @@ func facts(n *Node) (count, xor uint64) {
 // TestRestartedNodeIsWarmBeforeItIsReady: it asks for traffic only once it
 // knows what the others know.
 func TestRestartedNodeIsWarmBeforeItIsReady(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	urls := []string{"http://127.0.0.1:1", "http://127.0.0.1:2"}
 	one := startNode(t, fleetConfig("one", nil, urls...))
 	cfg := fleetConfig("two", []string{one.GossipAddr()}, urls...)
-	cfg.Gossip = elsewhere
+	cfg.Gossip = elsewhere()
 	two := startNode(t, cfg)
 	awaitFleet(t, one, two)
 	const placements, blocks = 3000, 16 // all of them anchors: six pages of a snapshot
@@ -350,7 +357,7 @@ func TestNotReadyWithAReason(t *testing.T) {
 // TestRefusedStartFails: a node that the fleet does not take does not serve
 // alone; it says in which respect it differs.
 func TestRefusedStartFails(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	dir := t.TempDir()
 	keyFile := func(name string) string {
 		text, _ := NewGossipKey()
@@ -411,8 +418,8 @@ func TestRefusedStartFails(t *testing.T) {
 // TestUnreachableSeedsAreTriedAgain: the first node of a fleet, started with
 // the list of all, serves; when another comes, they meet.
 func TestUnreachableSeedsAreTriedAgain(t *testing.T) {
-	leakCheck(t)
-	reserved, err := net.Listen("tcp", elsewhere)
+	t.Parallel()
+	reserved, err := net.Listen("tcp", elsewhere())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -436,7 +443,7 @@ func TestUnreachableSeedsAreTriedAgain(t *testing.T) {
 
 // TestFleetIsExported: metrics and answers of a fleet in which something happens.
 func TestFleetIsExported(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	nodes := startFleet(t, 2, startEngine(t), startEngine(t))
 	turn(t, nodes[0], false, []message{{"user", strings.Repeat(longText, 100)}})
 	eventually(t, "the second node has merged the news", func() bool {
@@ -471,11 +478,16 @@ func TestFleetIsExported(t *testing.T) {
 	}
 
 	client := NewClient(nodes[1].AdminAddr())
-	list, err := client.Nodes(t.Context())
-	if err != nil || len(list.Nodes) != 2 || !list.Nodes[0].Self || list.Nodes[1].Name != "one" {
-		t.Fatalf("%+v %v", list, err)
+	var list *NodeList
+	var err error
+	eventually(t, "the first node is connected", func() bool {
+		list, err = client.Nodes(t.Context())
+		return err == nil && len(list.Nodes) == 2 && list.Nodes[1].Connected && list.Nodes[1].State == "alive"
+	})
+	if !list.Nodes[0].Self || list.Nodes[1].Name != "one" {
+		t.Fatalf("%+v", list)
 	}
-	if p := list.Nodes[1]; !p.Connected || p.State != "alive" || p.Data != nodes[0].Addr() || p.Admin != nodes[0].AdminAddr() || p.Gossip != nodes[0].GossipAddr() {
+	if p := list.Nodes[1]; p.Data != nodes[0].Addr() || p.Admin != nodes[0].AdminAddr() || p.Gossip != nodes[0].GossipAddr() {
 		t.Errorf("%+v", p)
 	}
 	st, err := client.Gossip(t.Context())
@@ -515,7 +527,7 @@ func TestSeedsAreThoseOfJoin(t *testing.T) {
 // TestDrainKeepsTheLoadKnown: while a node drains, the others still count its
 // requests; when it has drained it leaves, and is not missed.
 func TestDrainKeepsTheLoadKnown(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	e := newFakeEngine(t, "m")
 	release := e.holdAnswers()
 	defer release()

@@ -85,7 +85,7 @@ func (a *authority) configure(cfg *Config) {
 // TestOperatorCertificates: nodes whose certificates come from one authority
 // meet, one from elsewhere is refused, and a new certificate is taken up.
 func TestOperatorCertificates(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	ca := newAuthority(t, "ours")
 	ca.issue("one")
 	ca.issue("two")

@@ -33,7 +33,7 @@ type mortal struct {
 
 func newMortal(t *testing.T) *mortal {
 	t.Helper()
-	m := &mortal{fakeEngine: newFakeEngine(t, "m"), t: t, addr: elsewhere}
+	m := &mortal{fakeEngine: newFakeEngine(t, "m"), t: t, addr: elsewhere()}
 	m.rise()
 	t.Cleanup(m.die)
 	return m
@@ -76,7 +76,7 @@ func probing(c *Config) {
 // TestEngineDiesAndReturns: every node leaves it alone, the fleet writes it down,
 // and when it is back it is up, of a new generation, and begins slowly.
 func TestEngineDiesAndReturns(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	victim := newMortal(t)
 	urls := []string{victim.url()}
 	for range 3 {
@@ -132,7 +132,7 @@ func TestEngineDiesAndReturns(t *testing.T) {
 // another can take it, and gets it when none can; one that an operator took down
 // gets none.
 func TestDownIsTheLastResort(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	down, other := newFakeEngine(t, "m"), newMortal(t)
 	cfg := testConfig(down.URL, other.url())
 	n := startNode(t, cfg)
@@ -175,6 +175,7 @@ func TestDownIsTheLastResort(t *testing.T) {
 // TestDrainIsNotOverridden: an engine that was drained, died and came back is
 // drained still.
 func TestDrainIsNotOverridden(t *testing.T) {
+	t.Parallel()
 	victim := newMortal(t)
 	cfg := testConfig(victim.url(), newFakeEngine(t, "m").URL)
 	probing(&cfg)
@@ -194,6 +195,7 @@ func TestDrainIsNotOverridden(t *testing.T) {
 // TestRestartFencesTheTree: another process behind the same address is another
 // generation, and what its predecessor held is forgotten.
 func TestRestartFencesTheTree(t *testing.T) {
+	t.Parallel()
 	e := newFakeEngine(t, "m")
 	page := func(started float64) { e.setMetrics(fmt.Sprintf("process_start_time_seconds %f\n", started)) }
 	page(1_700_000_000)
@@ -318,6 +320,7 @@ func TestRoundsAreBounded(t *testing.T) {
 
 // TestOnlyTheLeaderWrites, and goes on trying when it cannot.
 func TestOnlyTheLeaderWrites(t *testing.T) {
+	t.Parallel()
 	dead := newMortal(t)
 	cfg := testConfig(dead.url(), newFakeEngine(t, "m").URL)
 	probing(&cfg)
@@ -366,6 +369,7 @@ func TestOnlyTheLeaderWrites(t *testing.T) {
 // one that answers 400 is as good as any. (A plain 500 is passed on: it may be the
 // request that is at fault, and would be for the next engine, too.)
 func TestFailsAtOnceIsNoFavourite(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		status int
 		bad    bool

@@ -14,7 +14,7 @@ import (
 // TestKeyRotation changes the key of a running fleet through one of its nodes.
 // Nothing is lost on the way, and every node writes it down.
 func TestKeyRotation(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	dir := t.TempDir()
 	oldText, oldID := NewGossipKey()
 	newText, newID := NewGossipKey()
@@ -77,7 +77,7 @@ func TestKeyRotation(t *testing.T) {
 // TestKeysOfASilentNode: one that does not answer is named, in time for whoever
 // asked to hear of it, and nothing is changed where all must answer.
 func TestKeysOfASilentNode(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "key")
 	text, id := NewGossipKey()
 	key, err := member.ParseFingerprint(id)
@@ -107,6 +107,7 @@ func TestKeysOfASilentNode(t *testing.T) {
 }
 
 func TestKeyRequestsAreChecked(t *testing.T) {
+	t.Parallel()
 	n, err := New(fleetConfig("one", nil))
 	if err != nil {
 		t.Fatal(err)

@@ -324,6 +324,7 @@ func BenchmarkRequest(b *testing.B) {
 // there is to tell, and one takes snapshots and loses sight of the other. In the
 // end they know the same, and nobody has anything to do.
 func TestKnowledgeIsConcurrent(t *testing.T) {
+	t.Parallel()
 	nodes := [2]*knower{newKnower(t, "a", "b", "c"), newKnower(t, "c", "b", "a")}
 	var serving, telling sync.WaitGroup
 	ended := make(chan struct{})

@@ -188,7 +188,7 @@ func TestOpenAPINamesEveryPath(t *testing.T) {
 // refuses fields that the document does not have where it says so, and answers
 // what the document says.
 func TestOpenAPIHolds(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	d := readDocument(t)
 	engine := newFakeEngine(t, "m")
 	n := startNode(t, testConfig(engine.URL))

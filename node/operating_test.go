@@ -30,7 +30,7 @@ func startAgreed(t *testing.T, cfg Config) *Node {
 // TestWrongInput: each mistake is refused with its place and reason, and nothing
 // of the request is applied.
 func TestWrongInput(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	engine := newFakeEngine(t, "m")
 	n := startAgreed(t, testConfig(engine.URL))
 	broken := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) }))
@@ -110,7 +110,7 @@ func TestWrongInput(t *testing.T) {
 // TestNothingToChange: who asks for what is so already is told of a version that
 // there is.
 func TestNothingToChange(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	n := startAgreed(t, testConfig("http://127.0.0.3:1"))
 	name := n.cfg.Backends[0].Name
 	if _, err := admin(n).SetBackendState(t.Context(), []string{name}, "drain", ""); err != nil {
@@ -125,7 +125,7 @@ func TestNothingToChange(t *testing.T) {
 // TestKeysStayWhereTheyBelong: looking whether an engine answers shows an api_key only
 // to the URL that it is configured for.
 func TestKeysStayWhereTheyBelong(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	var shown sync.Map // by host
 	listen := func() *httptest.Server {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -171,7 +171,7 @@ func TestKeysStayWhereTheyBelong(t *testing.T) {
 // TestRulesOfTheFleet: a file with mistakes is refused with all their lines, a
 // dry run shows the difference and changes nothing, and what is applied routes.
 func TestRulesOfTheFleet(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	cfg := testConfig("http://127.0.0.3:1")
 	cfg.Rules = []Rule{{Model: "own", Strategy: "session"}}
 	n := startAgreed(t, cfg)
@@ -475,7 +475,7 @@ func TestUnchangedAgreementKeepsTheView(t *testing.T) {
 // TestLeadershipMoves to the node that was asked for, by name, at any node, and the
 // answer shows it.
 func TestLeadershipMoves(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	nodes := startAgreeing(t)
 	eventually(t, "the transfer", func() bool {
 		_, others := leader(t, nodes)
@@ -499,6 +499,7 @@ func TestTookOver(t *testing.T) {
 
 // TestVoterNamed: of two servers with one name the one is meant that can lead.
 func TestVoterNamed(t *testing.T) {
+	t.Parallel()
 	servers := []raftstore.ServerStatus{
 		{ID: "1", Name: "a", Voter: true}, {ID: "2", Name: "a", Voter: true, Alive: true}, {ID: "3", Name: "b", Alive: true},
 		{ID: "4", Name: "c", Voter: true},

@@ -241,7 +241,7 @@ func TestUnplacedIsBounded(t *testing.T) {
 // another order, place prompts all the time while they come to agree for the first
 // time. In the end all of them know all of it.
 func TestPlacementsWhileTheFleetIsFounded(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	var urls []string
 	for range 4 {
 		urls = append(urls, newFakeEngine(t, "m").URL)

@@ -48,6 +48,7 @@ type source struct {
 	rest  string
 	dns   resolver
 	stamp fileStamp // of the last file that was read
+	every time.Duration
 }
 
 type fileStamp struct {
@@ -58,10 +59,10 @@ type fileStamp struct {
 // parseSource reads one entry of backends_from.
 func parseSource(entry string) (*source, error) {
 	kind, rest, _ := strings.Cut(entry, ":")
-	s := &source{entry: entry, rest: rest, dns: net.DefaultResolver}
+	s := &source{entry: entry, rest: rest, dns: net.DefaultResolver, every: dnsEvery}
 	switch {
 	case kind == "file" && rest != "":
-		s.kind = raftstore.File
+		s.kind, s.every = raftstore.File, fileEvery
 	case kind == "srv" && rest != "" && !strings.ContainsAny(rest, ":/ "):
 		s.kind = raftstore.DNS
 	case kind == "dns":
@@ -74,14 +75,6 @@ func parseSource(entry string) (*source, error) {
 		return nil, errors.New("want file:PATH, dns:NAME:PORT or srv:_SERVICE._tcp.NAME")
 	}
 	return s, nil
-}
-
-// every is how often the source is asked.
-func (s *source) every() time.Duration {
-	if s.kind == raftstore.File {
-		return fileEvery
-	}
-	return dnsEvery
 }
 
 // read asks the source. unchanged says that the last answer stands. An answer

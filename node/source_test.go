@@ -402,6 +402,7 @@ func TestOneRefusalKeepsOutNoOther(t *testing.T) {
 // TestBackendsFromFile: a node whose engines are listed in a file routes to them,
 // follows its changes, and is not confused by a file that is broken or gone.
 func TestBackendsFromFile(t *testing.T) {
+	t.Parallel()
 	first, second := newFakeEngine(t, "m"), newFakeEngine(t, "m")
 	path := filepath.Join(t.TempDir(), "backends")
 	var turn int64
@@ -420,7 +421,15 @@ func TestBackendsFromFile(t *testing.T) {
 	write(first.URL + "\n")
 	cfg := testConfig()
 	cfg.BackendsFrom = []string{"file:" + path}
-	n := startNode(t, cfg)
+	n, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.sources.answers[0].every, n.sources.retry = 20*time.Millisecond, 20*time.Millisecond
+	if err := n.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { stopNode(t, n) })
 	names := func() string {
 		var out []string
 		for _, b := range n.BackendList().Backends {

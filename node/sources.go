@@ -35,7 +35,8 @@ type sources struct {
 	state func() *raftstore.State
 	busy  func(name string) bool // some node has requests there
 
-	complained time.Time // of what the fleet does not take; apply's alone
+	retry      time.Duration // pause between two looks at what is to be changed
+	complained time.Time     // of what the fleet does not take; apply's alone
 
 	mu      sync.Mutex
 	answers []sourceAnswer
@@ -64,7 +65,7 @@ type SourceStatus struct {
 }
 
 func newSources(entries []string, log zerolog.Logger) (*sources, error) {
-	s := &sources{log: log, drained: make(map[string]time.Time), refused: make(map[string]time.Time)}
+	s := &sources{log: log, retry: sourceRetry, drained: make(map[string]time.Time), refused: make(map[string]time.Time)}
 	for _, e := range entries {
 		src, err := parseSource(e)
 		if err != nil {
@@ -113,7 +114,7 @@ func (n *Node) startSources() {
 // follow reads one source again and again.
 func (s *sources) follow(ctx context.Context, i int) {
 	src := s.answers[i].source
-	tick := time.NewTicker(src.every())
+	tick := time.NewTicker(src.every)
 	defer tick.Stop()
 	for {
 		list, unchanged, err := src.read(ctx)
@@ -221,7 +222,7 @@ func (s *sources) firstLocked(name string) *sourceAnswer {
 
 // apply changes the fleet's state by what the sources say, on the node that leads.
 func (s *sources) apply(ctx context.Context) {
-	tick := time.NewTicker(sourceRetry)
+	tick := time.NewTicker(s.retry)
 	defer tick.Stop()
 	for {
 		select {

@@ -21,6 +21,7 @@ func sameFacts(a, b *knower) (count uint64, same bool) {
 // TestAllNewsTravels: what the end of a request changes is told like its
 // placement: a later time, a failure, a lost cache.
 func TestAllNewsTravels(t *testing.T) {
+	t.Parallel()
 	one, two := newKnower(t, "a"), newKnower(t, "a")
 	one.at -= 5 * 60_000 // what comes from ahead of the clock is taken for now
 	check := func(what string, want uint64, kind prefixtree.Kind) {
@@ -130,7 +131,7 @@ func TestGossipConfig(t *testing.T) {
 
 // TestTakenNameIsWaitedFor: a node that has moved starts when its former self has gone.
 func TestTakenNameIsWaitedFor(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	nodes := startFleet(t, 2)
 	moved, err := New(fleetConfig("two", []string{nodes[0].GossipAddr()}))
 	if err != nil {

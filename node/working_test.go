@@ -28,6 +28,7 @@ func works(t *testing.T, n *Node) error {
 // TestWorking: a node that is well says so, however it is configured, and
 // whatever there is to work with: no engine, no other node.
 func TestWorking(t *testing.T) {
+	t.Parallel()
 	a := newAuthority(t, "test")
 	a.issue("localhost")
 	for name, change := range map[string]func(*Config){
@@ -40,7 +41,6 @@ func TestWorking(t *testing.T) {
 		"in a fleet":     func(c *Config) { *c = fleetConfig("test", nil) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			leakCheck(t)
 			cfg := testConfig()
 			change(&cfg)
 			n, err := New(cfg)
@@ -82,7 +82,7 @@ func TestWorking(t *testing.T) {
 // TestDeafDataPort: that nobody takes connections is found, and told from a port
 // that is closed.
 func TestDeafDataPort(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	n := startNode(t, testConfig())
 	// finds waits for the failure want: a machine that stalls may show others first.
 	finds := func(want string) {
@@ -96,7 +96,7 @@ func TestDeafDataPort(t *testing.T) {
 	}
 
 	// A socket that the kernel takes connections for, and nobody else does.
-	deaf, err := net.Listen("tcp", elsewhere)
+	deaf, err := net.Listen("tcp", elsewhere())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +114,7 @@ func TestDeafDataPort(t *testing.T) {
 // TestWatchdogOfStuckNode: a node that stands still gives no sign of life, and
 // gives them again when it goes on.
 func TestWatchdogOfStuckNode(t *testing.T) {
-	leakCheck(t)
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "notify")
 	socket, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
 	if err != nil {
