@@ -1,0 +1,79 @@
+package node
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+)
+
+// TestRequestsOutliveTheirBackend: a request that runs at a backend which is removed, or led to another URL, goes on to its
+// end there, and leaves nothing behind on whoever gets the id next.
+func TestRequestsOutliveTheirBackend(t *testing.T) {
+	leakCheck(t)
+	old, next := newFakeEngine(t, "m"), newFakeEngine(t, "m")
+	n := startNode(t, testConfig())
+	eventually(t, "a leader", func() bool {
+		st, err := n.Raft()
+		return err == nil && st.Role == "leader"
+	})
+	c := admin(n)
+	add := func(name, url string) {
+		t.Helper()
+		if _, err := c.AddBackends(t.Context(), []NewBackend{{Name: name, URL: url}}, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	hold := func() (ended chan int) {
+		ended = make(chan int, 1)
+		go func() {
+			resp, err := http.Post("http://"+n.Addr()+"/v1/chat/completions", "application/json", strings.NewReader(chatBody("m", "hold on")))
+			if err != nil {
+				ended <- 0
+				return
+			}
+			resp.Body.Close()
+			ended <- resp.StatusCode
+		}()
+		return ended
+	}
+	for what, change := range map[string]func() error{
+		"removed": func() error { _, err := c.RemoveBackends(t.Context(), []string{"gpu"}); return err },
+		"moved": func() error {
+			_, err := send[Changed](t.Context(), c, http.MethodPatch, "/backends/gpu", backendUpdate{URL: new(next.alias())})
+			return err
+		},
+	} {
+		add("gpu", old.URL)
+		release := old.holdAnswers()
+		ended := hold()
+		<-old.entered
+		if err := change(); err != nil {
+			t.Fatal(err)
+		}
+		add("next", next.URL) // under the id that was given up, if one was
+		select {
+		case status := <-ended:
+			t.Errorf("%s: the request ended with %d at once", what, status)
+		default:
+		}
+		release()
+		if status := <-ended; status != http.StatusOK {
+			t.Errorf("%s: the request ended with %d", what, status)
+		}
+		eventually(t, "nothing is left", func() bool {
+			for _, b := range n.BackendList().Backends {
+				if b.Active != 0 || b.PrefillTokens != 0 {
+					return false
+				}
+			}
+			return true
+		})
+		var names []string
+		for _, b := range n.BackendList().Backends {
+			names = append(names, b.Name)
+		}
+		if _, err := c.RemoveBackends(t.Context(), names); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
