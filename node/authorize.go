@@ -109,7 +109,7 @@ func looks(r *http.Request) bool {
 // forwarded names the header by which a proxy says that it passes a request on, "" if
 // none does.
 func forwarded(h http.Header) string {
-	for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-Ip", "Via"} {
+	for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-Ip", "Via"} {
 		if _, ok := h[name]; ok {
 			return name
 		}

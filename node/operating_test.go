@@ -325,6 +325,7 @@ func TestChangesFromElsewhere(t *testing.T) {
 		{"DELETE", "/backends", "127.0.0.1:5", "127.0.0.1:8081", false, "X-Forwarded-For"},
 		{"DELETE", "/backends", "127.0.0.1:5", "127.0.0.1:8081", false, "Forwarded"},
 		{"PUT", "/rules", "127.0.0.1:5", "127.0.0.1:8081", false, "Via"},
+		{"PUT", "/rules", "127.0.0.1:5", "127.0.0.1:8081", false, "X-Forwarded-Proto"}, // all that Envoy says by default
 		{"PUT", "/rules", "127.0.0.1:5", "127.0.0.1:8081", false, "X-Real-Ip"},
 	} {
 		r := httptest.NewRequest(tc.method, tc.path, strings.NewReader("{}"))
