@@ -30,7 +30,7 @@ func TestLiveLeader(t *testing.T) {
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
-	rounds, window := whenFull(full, 5, 1), whenFull(full, 15*time.Second, 3*time.Second)
+	rounds, window := whenFull(full, 5, 1), whenFull(full, 15*time.Second, 2*time.Second)
 	w := newWrites(t)
 	dead := new(absences)
 	load := startTraffic(ctx, t, f, trafficConfig{rate: whenFull(full, 12.0, 6), seed: 6, length: 10 * time.Minute, excuse: dead.excuse})

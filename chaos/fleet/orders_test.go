@@ -22,7 +22,7 @@ func TestLiveOrders(t *testing.T) {
 	nodes := f.Nodes()
 	groups := make(map[string]bool)
 	var took []time.Duration
-	rounds := whenFull(full, 25, 3)
+	rounds := whenFull(full, 25, 2)
 	for range rounds {
 		order := rng.Perm(len(nodes))
 		late := rng.IntN(len(nodes))
