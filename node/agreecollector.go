@@ -14,6 +14,7 @@ type agreeCollector struct {
 	leads, led, version, behind, voters *prometheus.Desc
 	writes, failed, slowest, backends   *prometheus.Desc
 	hot, replicas, changes, unwritten   *prometheus.Desc
+	warmed                              *prometheus.Desc
 }
 
 func newAgreeCollector(n *Node) *agreeCollector {
@@ -35,13 +36,14 @@ func newAgreeCollector(n *Node) *agreeCollector {
 		hot:       d("hot_prefixes", "Prefixes that this node routes by as hot. Not additive."),
 		replicas:  d("hot_prefix_replicas", "Backends that hold them, summed over prefixes. Not additive."),
 		changes:   d("hot_prefix_changes_total", "Changes of how many backends hold a hot prefix, by the node that led then."),
+		warmed:    d("hot_warm_ups_total", "Requests sent to have an engine compute a hot prefix beforehand: warmed, failed, or none was sent because no prompt was at hand (unknown).", "outcome"),
 		unwritten: d("hot_prefix_failures_total", "Changes of hot prefixes that could not be written down."),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (c *agreeCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.leads, c.led, c.version, c.behind, c.voters, c.writes, c.failed, c.slowest, c.backends, c.hot, c.replicas, c.changes, c.unwritten} {
+	for _, d := range []*prometheus.Desc{c.leads, c.led, c.version, c.behind, c.voters, c.writes, c.failed, c.slowest, c.backends, c.hot, c.replicas, c.changes, c.unwritten, c.warmed} {
 		ch <- d
 	}
 }
@@ -65,6 +67,9 @@ func (c *agreeCollector) Collect(ch chan<- prometheus.Metric) {
 	gauge(c.replicas, float64(f.replicas))
 	ch <- prometheus.MustNewConstMetric(c.changes, prometheus.CounterValue, float64(f.changes))
 	ch <- prometheus.MustNewConstMetric(c.unwritten, prometheus.CounterValue, float64(f.refused))
+	for outcome, count := range c.n.warmer.figures() {
+		ch <- prometheus.MustNewConstMetric(c.warmed, prometheus.CounterValue, float64(count), outcome)
+	}
 	var st RaftStatus
 	if now, err := c.n.Raft(); err == nil {
 		st = *now

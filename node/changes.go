@@ -269,6 +269,9 @@ func (n *Node) setBackendState(w http.ResponseWriter, r *http.Request) {
 		invalid("action", "write drain, resume, down or up", "%q is none", body.Action).write(w)
 		return
 	}
+	if action == raftstore.Drain {
+		n.hot.leave(r.Context(), body.Names) // hot prefixes move first
+	}
 	n.answerChange(w, r, raftstore.SetBackendState{Names: body.Names, Action: action, Reason: body.Reason})
 }
 

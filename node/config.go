@@ -48,6 +48,7 @@ type Config struct {
 	BlockBytes int                `yaml:"block_bytes" name:"block-bytes" env:"GRAPEVINE_BLOCK_BYTES" default:"512" placeholder:"BYTES" group:"routing" help:"Prompt bytes per block. Must be equal on every node of a fleet."`
 	Secret     string             `yaml:"secret" name:"secret" env:"GRAPEVINE_SECRET" placeholder:"TEXT" group:"routing" help:"Key of the prompt hashes, at least 16 bytes, equal on every node of a fleet. Random if neither it nor --secret-file is given. Prefer --secret-file: a flag is visible in the process list."`
 	SecretFile string             `yaml:"secret_file" name:"secret-file" env:"GRAPEVINE_SECRET_FILE" placeholder:"FILE" group:"routing" help:"File that holds the secret."`
+	HotWarmUp  bool               `yaml:"hot_warm_up" name:"hot-warm-up" env:"GRAPEVINE_HOT_WARM_UP" default:"false" group:"routing" help:"Have an engine that is to hold a hot prefix compute it before prompts come, also before the one that it replaces is drained: a prompt that begins with it is sent there for one token. A few prompts are kept in memory for that."`
 	TreeBudget Bytes              `yaml:"tree_budget" name:"tree-budget" env:"GRAPEVINE_TREE_BUDGET" default:"256MiB" placeholder:"BYTES" group:"routing" help:"Memory for what is known about the engines' caches. Held."`
 	Horizon    time.Duration      `yaml:"horizon" name:"horizon" env:"GRAPEVINE_HORIZON" default:"10m" placeholder:"DURATION" group:"routing" help:"Age at which an untouched prefix is first believed evicted; learned per engine from then on."`
 

@@ -27,6 +27,9 @@ type replicator struct {
 	log    zerolog.Logger
 	others func(hot.Sum)       // adds the work that other nodes tell of; nil: alone
 	store  func() hotAgreement // nil, or returning nil: nothing is agreed on
+	// warm has backends compute a prefix that they do not hold yet; it returns when they
+	// have, or cannot in time. nil: traffic does it.
+	warm func(ctx context.Context, anchor prefixtree.Hash, backends []string)
 
 	changes atomic.Uint64 // of numbers of replicas that this node had written down
 	refused atomic.Uint64 // commands that failed
@@ -150,7 +153,7 @@ func (h *replicator) look(ctx context.Context, at time.Time) {
 		}
 		return // it is found again the next time
 	}
-	h.tell(state, changes)
+	h.tell(ctx, state, changes)
 }
 
 // decide returns what the node that leads would change.
@@ -167,8 +170,8 @@ func (h *replicator) decide(leads bool, state *raftstore.State, at time.Time) []
 	return h.sizer.Decide(millis(at), h.pools(), h.work(at), agreedPrefixes(state))
 }
 
-// tell logs changes that were made, and counts them.
-func (h *replicator) tell(before *raftstore.State, changes []hot.Change) {
+// tell logs changes that were made, counts them, and has new holders warmed.
+func (h *replicator) tell(ctx context.Context, before *raftstore.State, changes []hot.Change) {
 	was := make(map[prefixtree.Hash]policy.HotPrefix)
 	for _, p := range agreedPrefixes(before) {
 		was[p.Anchor] = p.HotPrefix
@@ -184,6 +187,49 @@ func (h *replicator) tell(before *raftstore.State, changes []hot.Change) {
 		h.changes.Add(1)
 		h.log.Info().Str("anchor", anchorText(c.Anchor)).Int("tokens", c.Tokens).Int("replicas", c.Replicas).Int("before", old.Replicas).
 			Str("why", c.Why).Msg("hot prefix")
+		if h.warm != nil && old.Replicas > 0 && c.Replicas > old.Replicas {
+			h.warm(ctx, c.Anchor, h.joining(c.HotPrefix, old))
+		}
+	}
+}
+
+// joining are the backends that hold a prefix now and did not before.
+func (h *replicator) joining(now, before policy.HotPrefix) []string {
+	pool, ok := poolOf(now.Anchor, h.work(time.Now()))
+	if !ok {
+		return nil
+	}
+	held := h.router.HotSet(pool, before, "")
+	return slices.DeleteFunc(h.router.HotSet(pool, now, ""), func(name string) bool { return slices.Contains(held, name) })
+}
+
+// leave has the backends warmed that take over hot prefixes from those that are to
+// be drained, before they are.
+func (h *replicator) leave(ctx context.Context, names []string) {
+	if h.warm == nil {
+		return // they move with the drain: what is drained is not eligible
+	}
+	h.mu.Lock()
+	list := slices.Clone(h.inForce)
+	h.mu.Unlock()
+	sum := h.work(time.Now())
+	for _, p := range list {
+		pool, ok := poolOf(p.Anchor, sum)
+		if !ok {
+			continue
+		}
+		held := h.router.HotSet(pool, p, "")
+		var heirs []string
+		for _, name := range names {
+			for _, heir := range h.router.HotSet(pool, p, name) {
+				if !slices.Contains(held, heir) && !slices.Contains(names, heir) && !slices.Contains(heirs, heir) {
+					heirs = append(heirs, heir)
+				}
+			}
+		}
+		if len(heirs) > 0 {
+			h.warm(ctx, p.Anchor, heirs)
+		}
 	}
 }
 

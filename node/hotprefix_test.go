@@ -209,6 +209,27 @@ func TestLeaderCountsWhatOthersTell(t *testing.T) {
 	}
 }
 
+// hotBody is a request that begins with the same six thousand bytes, and goes on with its own.
+func hotBody(i int) string {
+	return chatBody("m", strings.Repeat(longText, 120)+strings.Repeat(fmt.Sprintf("And this is prompt %d. ", i), 100))
+}
+
+// hotAnchor is the last block that they have in common.
+func hotAnchor(t *testing.T, n *Node) prefixtree.Hash {
+	t.Helper()
+	var q [2]policy.Request
+	for i := range q {
+		if err := n.proxy.Describe([]byte("/v1/chat/completions"), nil, []byte(hotBody(i)), &q[i]); err != nil || len(q[i].Hashes) < 14 {
+			t.Fatalf("%d blocks: %v", len(q[i].Hashes), err)
+		}
+	}
+	at := 0
+	for q[0].Hashes[at+1] == q[1].Hashes[at+1] {
+		at++
+	}
+	return q[0].Hashes[at]
+}
+
 // TestPrefixesOfANode: what is agreed on shows in the list, in the receipt and in decisions; a drain moves it to the next backend in order
 // before anything else happens; and a restart of the list keeps it.
 func TestPrefixesOfANode(t *testing.T) {
@@ -218,12 +239,8 @@ func TestPrefixesOfANode(t *testing.T) {
 		urls = append(urls, newFakeEngine(t, "m").URL)
 	}
 	n := startAgreed(t, testConfig(urls...))
-	body := chatBody("m", strings.Repeat(longText, 200))
-	var q policy.Request
-	if err := n.proxy.Describe([]byte("/v1/chat/completions"), nil, []byte(body), &q); err != nil || len(q.Hashes) < 16 {
-		t.Fatalf("%d blocks: %v", len(q.Hashes), err)
-	}
-	anchor := q.Hashes[11]
+	body := hotBody(0)
+	anchor := hotAnchor(t, n)
 	if _, err := n.change(t.Context(), raftstore.SetHot{Changes: []raftstore.HotChange{{Anchor: uint64(anchor), Depth: 1536, R: 2, Expires: time.Now().Add(time.Hour).UnixMilli()}}}); err != nil {
 		t.Fatal(err)
 	}
@@ -231,8 +248,10 @@ func TestPrefixesOfANode(t *testing.T) {
 	if err != nil || r.Rung != "hot" || r.Replicas != 2 || r.Hot != fmt.Sprintf("%016x", uint64(anchor)) {
 		t.Fatalf("receipt %+v: %v", r, err)
 	}
-	if status, _, _ := chat(t, n, body); status != 200 {
-		t.Fatal(status)
+	for i := range 4 {
+		if status, _, _ := chat(t, n, hotBody(i)); status != 200 {
+			t.Fatal(status)
+		}
 	}
 	if m := scrape(t, n); m["grapevine_hot_prefixes"] != 1 || m["grapevine_hot_prefix_replicas"] != 2 {
 		t.Errorf("the metrics say %v prefixes, %v replicas", m["grapevine_hot_prefixes"], m["grapevine_hot_prefix_replicas"])

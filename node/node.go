@@ -51,6 +51,7 @@ type Node struct {
 	checker    *checker                        // looks after the engines
 	sources    *sources                        // of backends
 	hot        *replicator                     // sees to hot prefixes
+	warmer     *warmer                         // has engines compute them beforehand; nil: not wanted
 	fleet      *fleet                          // what is known of the backends; makes the view
 	store      atomic.Pointer[raftstore.Store] // what the fleet agrees on; nil: not started
 	proposed   atomic.Bool                     // the configured backends were put to the fleet, or cannot be
@@ -165,6 +166,10 @@ func (n *Node) buildRouting() error {
 	n.hot = &replicator{router: n.router, log: n.log.With().Str("component", "hot").Logger()}
 	if n.knowledge != nil {
 		n.hot.others = n.knowledge.heard.works
+	}
+	if n.cfg.HotWarmUp {
+		n.warmer = newWarmer(n, index)
+		n.hot.warm = n.warmer.warm
 	}
 	if n.sources, err = newSources(n.cfg.BackendsFrom, n.log.With().Str("component", "sources").Logger()); err != nil {
 		return err

@@ -63,7 +63,7 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config) proxy.Config {
 		Picker:   &picker{n},
 		Hasher:   n.hasher,
 		Models:   func() []proxy.Target { return n.fleet.roster().targets },
-		Observer: n.metrics.observe,
+		Observer: n.observe,
 		Log:      n.log.With().Str("component", "proxy").Logger(),
 		NodeName: n.name,
 
@@ -81,6 +81,14 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config) proxy.Config {
 		},
 		TLS:           tlsConfig,
 		ProxyProtocol: n.cfg.ProxyProtocol,
+	}
+}
+
+// observe takes a request that has ended.
+func (n *Node) observe(r *proxy.Record) {
+	n.metrics.observe(r)
+	if n.warmer != nil {
+		n.warmer.observe(r)
 	}
 }
 

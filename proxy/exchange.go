@@ -161,7 +161,9 @@ func (e *exchange) observe() {
 	}
 	r.PromptTokens, r.CachedTokens, r.OutputTokens = e.usage.PromptTokens, e.usage.CachedTokens, e.usage.OutputTokens
 	if e.proxy.cfg.Observer != nil {
+		r.Body = e.body
 		e.tell(r)
+		r.Body = nil
 	}
 	if ev := e.proxy.cfg.Log.Debug(); ev.Enabled() {
 		ev.Bytes("id", r.ID).Stringer("kind", r.Kind).Int("status", r.Status).Str("backend", r.Backend).

@@ -29,9 +29,10 @@ type Record struct {
 	Decision *policy.Decision
 	Backend  string
 
-	RequestBytes  int   // body as received
-	ResponseBytes int64 // body as sent
-	PromptBytes   int   // canonical
+	Body          []byte // of the request as received
+	RequestBytes  int    // its length
+	ResponseBytes int64  // body as sent
+	PromptBytes   int    // canonical
 	// Tokens as the engine counts them, -1 where it did not say.
 	PromptTokens, CachedTokens, OutputTokens int
 

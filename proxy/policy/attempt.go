@@ -39,6 +39,7 @@ type Attempt struct {
 	followed bool              // these go beyond what is common property
 	resident int64             // prompt and expected output tokens
 	adapter  uint64
+	work     *workMeter  // of the pool
 	prefix   *prefixWork // of the popular prefix that the prompt begins with; nil for none
 	interval float64     // seconds of engine time the prefill took; 0 unknown
 	at       struct{ picked, dispatched, first prefixtree.Time }
@@ -105,10 +106,8 @@ func (a *Attempt) End(o Outcome, now prefixtree.Time) {
 	a.stage = ended
 	a.slot.prefilled(a, now)
 	a.slot.release(a)
-	if a.prefix != nil {
-		a.prefix.active.Add(-1)
-		a.prefix = nil
-	}
+	a.work.end(a.prefix, now)
+	a.work, a.prefix = nil, nil
 	switch {
 	case o.Failed.blames():
 		a.slot.failed(o.Failed, a.at.picked, now)

@@ -50,6 +50,7 @@ type HeatSum struct {
 	requests float64
 	counts   map[prefixtree.Hash]float64
 	paces    map[uint64]*Pace
+	works    map[uint64]map[prefixtree.Hash]bool // by pool: anchors whose work is told
 }
 
 // Add takes in what one more node has told; it keeps nothing of h.
@@ -63,6 +64,17 @@ func (s *HeatSum) Add(h *Heat) {
 	}
 	for _, a := range h.Anchors {
 		s.counts[a.Hash] += a.Count
+	}
+	for i := range h.Works {
+		if w := &h.Works[i]; w.Anchor != 0 {
+			if s.works == nil {
+				s.works = map[uint64]map[prefixtree.Hash]bool{}
+			}
+			if s.works[w.Pool] == nil {
+				s.works[w.Pool] = map[prefixtree.Hash]bool{}
+			}
+			s.works[w.Pool][w.Anchor] = true
+		}
 	}
 	for i := range h.Paces {
 		p := &h.Paces[i]
@@ -102,6 +114,11 @@ type peerHeat struct {
 func (p *pool) hear(h *peerHeat) {
 	if h != nil {
 		p.pace.setPeers(h.all.pace(p.key), h.own.pace(p.key))
+		if h.all != nil {
+			p.work.hear(h.all.works[p.key])
+		} else {
+			p.work.hear(nil)
+		}
 	}
 }
 

@@ -239,7 +239,7 @@ func (r *Router) Pick(q *Request, now prefixtree.Time, att *Attempt) error {
 	if len(q.LoRA) > 0 {
 		att.adapter = xxh3.Hash(q.LoRA)
 	}
-	att.prefix = r.count(s, c)
+	att.work, att.prefix = &s.pool.work, s.count(c)
 	att.at.picked, att.at.dispatched, att.at.first = now, 0, 0
 	att.stage = picked
 	c.slot.charge(att, now)

@@ -5,7 +5,6 @@ import (
 	"math"
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"grapevine/prefixtree"
 )
@@ -19,7 +18,7 @@ type Work struct {
 	Tokens   float64 // of prompt up to the anchor
 	Requests float64 // a second
 	Prefill  float64 // prefill seconds a second
-	Active   float64 // requests at present
+	Active   float64 // requests at once
 }
 
 const (
@@ -43,17 +42,22 @@ type workMeter struct {
 	index map[prefixtree.Hash]*prefixWork
 	list  []*prefixWork
 	all   decayedWork
+	told  map[prefixtree.Hash]bool // anchors whose work other nodes tell; not changed in place
 }
 
-// prefixWork is what is known of one prefix. Its places are taken over, but not while requests hold it.
-type prefixWork struct {
-	active atomic.Int64 // own requests that have not ended
+// hear takes what all nodes together tell of.
+func (m *workMeter) hear(anchors map[prefixtree.Hash]bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.told = anchors
+}
 
-	// Under the meter's lock.
+// prefixWork is what is known of one prefix, under the meter's lock. Its place is taken over by others, but not while requests run.
+type prefixWork struct {
 	anchor prefixtree.Hash
 	tokens float64
 	rank   float64 // requests, with those of whoever had the place before
-	end    bool    // found to be where prompts go apart
+	apart  bool    // found to be where prompts go apart
 	decayedWork
 	further
 }
@@ -70,7 +74,7 @@ const (
 	// maxFurther is the number of anchors up to sketchDepth.
 	maxFurther = sketchDense + (sketchDepth-sketchDense)/sketchStride
 	// furtherSeen and furtherLeast are the prompts that count, and the least number that say something.
-	furtherSeen, furtherLeast = 64, 5
+	furtherSeen, furtherLeast = 64, 3
 	// alike is the share of prompts that must go on as the one before: that of the most popular continuation is at least as great.
 	alike = 0.7
 )
@@ -78,7 +82,7 @@ const (
 // extent takes in a prompt and returns up to which block most prompts go on alike: blocks, or more.
 func (f *further) extent(hashes []prefixtree.Hash, blocks int) int {
 	last := min(len(hashes), sketchDepth) - 1
-	n, same := 0, true
+	n, same, first := 0, true, f.before == nil
 	depth := 0
 	for i := blocks - 1; i < last; n++ {
 		i = nextAnchor(i, last)
@@ -92,6 +96,9 @@ func (f *further) extent(hashes []prefixtree.Hash, blocks int) int {
 		f.before[n] = hashes[i]
 	}
 	f.before = f.before[:n]
+	if first {
+		return blocks
+	}
 	f.depths[min(depth, maxFurther)]++
 	if f.seen++; f.seen >= furtherSeen {
 		f.seen = 0
@@ -116,44 +123,65 @@ func (f *further) extent(hashes []prefixtree.Hash, blocks int) int {
 	return at + 1
 }
 
-// decayedWork is sums over the past, decayed with workWindow.
+// decayedWork is sums over the past, decayed with workWindow. The first request only starts the clock: of one seen once nobody knows how
+// often it comes.
 type decayedWork struct {
 	since, last prefixtree.Time
 	requests    float64
 	prefill     float64 // seconds
+	busy        float64 // request-seconds
+	active      int     // requests that have not ended
 }
 
+// fade returns what a sum as of last counts now.
 func (d *decayedWork) fade(now prefixtree.Time) float64 {
 	return math.Exp(-seconds(d.last, now) / workWindow)
 }
 
-func (d *decayedWork) add(prefill float64, now prefixtree.Time) {
-	if d.since == 0 {
-		d.since = now
-	}
+// pass lets time pass.
+func (d *decayedWork) pass(now prefixtree.Time) {
 	fade := d.fade(now)
-	d.requests = d.requests*fade + 1
-	d.prefill = d.prefill*fade + prefill
+	d.requests *= fade
+	d.prefill *= fade
+	d.busy = d.busy*fade + float64(d.active)*workWindow*(1-fade)
 	d.last = max(d.last, now)
 }
 
-// rates returns what comes in a second.
-func (d *decayedWork) rates(now prefixtree.Time) (requests, prefill float64) {
+// begin takes in a request.
+func (d *decayedWork) begin(prefill float64, now prefixtree.Time) {
+	d.pass(now)
+	d.active++
 	if d.since == 0 {
-		return 0, 0
+		d.since = now
+		return
 	}
-	now = max(now, d.last)
-	share := d.fade(now) / (workWindow * (1 - math.Exp(-(seconds(d.since, now)+workStart)/workWindow)))
-	return d.requests * share, d.prefill * share
+	d.requests++
+	d.prefill += prefill
+}
+
+// end says that one has ended.
+func (d *decayedWork) end(now prefixtree.Time) {
+	d.pass(now)
+	d.active--
+}
+
+// work returns what comes in a second, and how many requests there are at once.
+func (d decayedWork) work(now prefixtree.Time) (w Work) {
+	if d.since == 0 {
+		return w
+	}
+	d.pass(now)
+	over := workWindow * (1 - math.Exp(-(seconds(d.since, d.last)+workStart)/workWindow))
+	return Work{Requests: d.requests / over, Prefill: d.prefill / over, Active: d.busy / over}
 }
 
 // count takes in a decision: what the chosen candidate has to compute, and of this for the prompt's deepest popular prefix what
 // would remain if the prefix were held. It returns the prefix, nil if there is none.
-func (r *Router) count(s *Scene, c *Candidate) *prefixWork {
+func (s *Scene) count(c *Candidate) *prefixWork {
 	m := &s.pool.work
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.all.add(c.Uncached/s.FleetRate, s.Now)
+	m.all.begin(c.Uncached/s.FleetRate, s.Now)
 	if s.common == 0 {
 		return nil
 	}
@@ -164,9 +192,18 @@ func (r *Router) count(s *Scene, c *Candidate) *prefixWork {
 	tokens := min(float64(blocks)*s.TokensPerBlock, float64(s.PromptTokens))
 	p.tokens = tokens
 	p.rank = p.rank*p.fade(s.Now) + 1
-	p.add(max(min(c.Uncached, float64(s.PromptTokens)-tokens), 1)/s.FleetRate, s.Now)
-	p.active.Add(1)
+	p.begin(max(min(c.Uncached, float64(s.PromptTokens)-tokens), 1)/s.FleetRate, s.Now)
 	return p
+}
+
+// end takes in that a request that was counted for a prefix, nil for none, has ended.
+func (m *workMeter) end(p *prefixWork, now prefixtree.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.all.end(now)
+	if p != nil {
+		p.end(now)
+	}
 }
 
 // deepest returns the place of the deepest popular prefix of a prompt, of which so many blocks are common property, and its own
@@ -176,13 +213,20 @@ func (m *workMeter) deepest(hashes []prefixtree.Hash, common int, now prefixtree
 		return nil, 0
 	}
 	blocks = p.extent(hashes, common)
+	if common > 1 {
+		// Most prefixes are known by their first block, which has been seen longest.
+		if root := m.place(hashes[0], now); root != nil {
+			blocks = max(blocks, root.extent(hashes, 1))
+		}
+	}
 	if p.seen < furtherLeast {
-		// While the sketch walks down a long prefix, each of its anchors is new here. Where the walk ends is known from those before.
+		// While the sketch walks down a long prefix, each of its anchors is new here. Where the walk ends is known from those before, or
+		// to another node.
 		last := min(len(hashes), sketchDepth) - 1
 		for i := common - 1; i < last; {
 			i = nextAnchor(i, last)
-			if q := m.index[hashes[i]]; q != nil && q.end {
-				blocks = i + 1
+			if q := m.index[hashes[i]]; q != nil && q.apart || m.told[hashes[i]] {
+				blocks = max(blocks, i+1)
 			}
 		}
 	}
@@ -190,7 +234,7 @@ func (m *workMeter) deepest(hashes []prefixtree.Hash, common int, now prefixtree
 		if p = m.place(hashes[blocks-1], now); p == nil {
 			return nil, 0
 		}
-		p.end = true
+		p.apart = true
 	}
 	return p, blocks
 }
@@ -212,7 +256,7 @@ func (m *workMeter) place(anchor prefixtree.Hash, now prefixtree.Time) *prefixWo
 	var least *prefixWork
 	rank := math.Inf(1)
 	for _, p := range m.list {
-		if v := p.rank * p.fade(now); v < rank && p.active.Load() == 0 {
+		if v := p.rank * p.fade(now); v < rank && p.active == 0 {
 			least, rank = p, v
 		}
 	}
@@ -220,25 +264,25 @@ func (m *workMeter) place(anchor prefixtree.Hash, now prefixtree.Time) *prefixWo
 		return nil
 	}
 	delete(m.index, least.anchor)
-	least.anchor, least.rank, least.end = anchor, rank, false
-	least.decayedWork, least.further = decayedWork{}, further{before: least.before[:0]}
+	least.anchor, least.rank, least.apart = anchor, rank, false
+	least.decayedWork, least.further = decayedWork{}, further{}
 	m.index[anchor] = least
 	return least
 }
 
-// told appends what is worth telling of a pool: nothing if it has no work, else all of it and then the prefixes, the most work first.
-func (m *workMeter) told(dst []Work, pool uint64, now prefixtree.Time) []Work {
+// tell appends what is worth telling of a pool: nothing if it has no work, else all of it and then the prefixes, the most work first.
+func (m *workMeter) tell(dst []Work, pool uint64, now prefixtree.Time) []Work {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	all := Work{Pool: pool}
-	if all.Requests, all.Prefill = m.all.rates(now); all.Requests < leastRate {
+	all := m.all.work(now)
+	if all.Pool = pool; all.Requests < leastRate {
 		return dst
 	}
 	dst = append(dst, all)
 	from := len(dst)
 	for _, p := range m.list {
-		w := Work{Pool: pool, Anchor: p.anchor, Tokens: p.tokens, Active: float64(p.active.Load())}
-		if w.Requests, w.Prefill = p.rates(now); w.Prefill >= leastWork || w.Active >= leastWorkActive {
+		w := p.work(now)
+		if w.Pool, w.Anchor, w.Tokens = pool, p.anchor, p.tokens; w.Prefill >= leastWork || w.Active >= leastWorkActive {
 			dst = append(dst, w)
 		}
 	}
@@ -255,12 +299,9 @@ func (r *Router) OwnWork(pools int, now prefixtree.Time) []Work {
 	var out []Work
 	for _, p := range list {
 		before := len(out)
-		out = p.work.told(out, p.key, now)
+		out = p.work.tell(out, p.key, now)
 		if len(out) == before {
 			continue
-		}
-		for i := range p.entries {
-			out[before].Active += float64(p.entries[i].slot.active.Load())
 		}
 		if pools--; pools == 0 {
 			break

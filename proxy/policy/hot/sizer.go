@@ -21,7 +21,7 @@ const (
 	// again is how long a prefix that was given up is not taken up.
 	again = 60_000
 	// looksNew and looksMore are how many decisions in a row must find that a prefix is hot, and that it needs more.
-	looksNew, looksMore = 3, 2
+	looksNew, looksMore = 2, 2
 	// MaxPrefixes bounds the prefixes that are agreed on at once.
 	MaxPrefixes = 64
 )

@@ -1,0 +1,175 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"grapevine/prefixtree"
+	"grapevine/proxy"
+	"grapevine/proxy/policy"
+	"grapevine/proxy/prompt"
+)
+
+const (
+	// keptPrompts of at most keptBytes each are kept to be sent again, each for keptFor
+	// before a newer one takes its place.
+	keptPrompts = 8
+	keptBytes   = 1 << 20
+	keptFor     = time.Minute
+	// warmLimit bounds the warming of all backends that a prefix is new on.
+	warmLimit = 5 * time.Second
+)
+
+// warmer has engines compute hot prefixes before prompts come that begin with them. It
+// keeps a prompt of each, as only that makes an engine compute it. Safe for
+// concurrent use.
+type warmer struct {
+	node  *Node
+	index policy.Index // is told what they hold then
+	log   zerolog.Logger
+
+	warmed, failed, unknown atomic.Uint64
+
+	mu   sync.Mutex
+	kept map[prefixtree.Hash]keptPrompt
+}
+
+type keptPrompt struct {
+	path string
+	body []byte
+	at   time.Time
+}
+
+func newWarmer(n *Node, index policy.Index) *warmer {
+	return &warmer{
+		node: n, index: index, log: n.log.With().Str("component", "hot").Logger(), kept: make(map[prefixtree.Hash]keptPrompt),
+	}
+}
+
+// observe keeps the body of a request that begins with a hot prefix.
+func (w *warmer) observe(r *proxy.Record) {
+	d := r.Decision
+	if d == nil || d.Replicas == 0 || r.Status != http.StatusOK || len(r.Body) > keptBytes || r.Kind != prompt.Chat && r.Kind != prompt.Completion {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	at := time.Now()
+	if k, ok := w.kept[d.Hot]; ok && at.Sub(k.at) < keptFor {
+		return
+	}
+	w.kept[d.Hot] = keptPrompt{string(r.Path), bytes.Clone(r.Body), at}
+	for len(w.kept) > keptPrompts {
+		var oldest prefixtree.Hash
+		for anchor, k := range w.kept {
+			if k.at.Before(at) {
+				oldest, at = anchor, k.at
+			}
+		}
+		delete(w.kept, oldest)
+	}
+}
+
+// warm sends a prompt that begins with the prefix to each of the backends, and
+// returns when they have computed it, or cannot in time.
+func (w *warmer) warm(ctx context.Context, anchor prefixtree.Hash, backends []string) {
+	if len(backends) == 0 {
+		return
+	}
+	w.mu.Lock()
+	k, ok := w.kept[anchor]
+	w.mu.Unlock()
+	if !ok {
+		w.unknown.Add(uint64(len(backends)))
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, warmLimit)
+	defer cancel()
+	var all sync.WaitGroup
+	for _, name := range backends {
+		all.Go(func() {
+			if err := w.warmOne(ctx, anchor, &k, name); err != nil {
+				w.failed.Add(1)
+				w.log.Warn().Err(err).Str("backend", name).Str("anchor", anchorText(anchor)).Msg("a hot prefix could not be computed beforehand")
+				return
+			}
+			w.warmed.Add(1)
+		})
+	}
+	all.Wait()
+}
+
+func (w *warmer) warmOne(ctx context.Context, anchor prefixtree.Hash, k *keptPrompt, name string) error {
+	u := w.node.fleet.roster().named(name)
+	if u == nil {
+		return fmt.Errorf("backend %s is gone", name)
+	}
+	body, err := forOneToken(k.body)
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, u.URL+k.path, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	if u.APIKey != "" {
+		req.Header.Set("Authorization", "Bearer "+u.APIKey)
+	}
+	resp, err := u.client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if _, err := io.Copy(io.Discard, io.LimitReader(resp.Body, keptBytes)); err != nil {
+		return err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("it says %s", resp.Status)
+	}
+	w.record(u.id, anchor, k)
+	return nil
+}
+
+// record notes that the backend holds the prefix.
+func (w *warmer) record(b prefixtree.Backend, anchor prefixtree.Hash, k *keptPrompt) {
+	var q policy.Request
+	if err := w.node.proxy.Describe([]byte(k.path), nil, k.body, &q); err != nil {
+		return // it was understood when it came
+	}
+	if i := slices.Index(q.Hashes, anchor); i >= 0 {
+		w.index.Record(b, q.Hashes[:i+1], now(), new(prefixtree.Trail))
+	}
+}
+
+// forOneToken is a request of the completions APIs changed to ask for one token,
+// not streamed.
+func forOneToken(body []byte) ([]byte, error) {
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(body, &fields); err != nil {
+		return nil, err
+	}
+	for _, name := range []string{"stream", "stream_options", "max_completion_tokens", "min_tokens", "n", "best_of"} {
+		delete(fields, name)
+	}
+	fields["max_tokens"] = json.RawMessage("1")
+	return json.Marshal(fields)
+}
+
+// figures are the warm-ups by their outcome.
+func (w *warmer) figures() map[string]uint64 {
+	if w == nil {
+		w = new(warmer) // the series are there all the same
+	}
+	return map[string]uint64{"warmed": w.warmed.Load(), "failed": w.failed.Load(), "unknown": w.unknown.Load()}
+}
