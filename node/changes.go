@@ -139,7 +139,8 @@ func (n *Node) addBackends(w http.ResponseWriter, r *http.Request) {
 		refused.write(w)
 		return
 	}
-	ctx, cancel := context.WithDeadline(r.Context(), changeBy(began, time.Now()))
+	// Raft's timers are set in tests alone: those that are patient with a change are so here.
+	ctx, cancel := context.WithDeadline(r.Context(), changeBy(began, time.Now()).Add(n.raftTimers.Call))
 	defer cancel()
 	n.answerChange(w, r.WithContext(ctx), raftstore.AddBackends{Backends: specs})
 }
