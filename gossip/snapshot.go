@@ -50,6 +50,10 @@ func (d *feed) offerSnapshot(request uint64) error {
 	if !d.f.warming.warm() {
 		return refuse(wire.Cold)
 	}
+	if !d.f.warming.serves() {
+		d.f.counts.snapshotsRefused.Add(1)
+		return refuse(wire.Busy)
+	}
 	select {
 	case d.f.snapshots <- struct{}{}:
 	default:

@@ -157,6 +157,46 @@ func TestReadyAtTheDeadlineWithoutKnowledge(t *testing.T) {
 	})
 }
 
+// A node that was ready by the deadline alone does not hand its part on as the whole.
+func TestPartOfASnapshotIsNotServed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := newMemnet(t)
+		nodes := net.startAll(2, nil)
+		fill(nodes, 20_000)
+		release := make(chan struct{})
+		for _, n := range nodes {
+			n.know.pageHook = func(page int) bool {
+				if page > 0 { // the first page comes at once, the others slowly, and never stall
+					select {
+					case <-time.After(time.Second):
+					case <-release:
+					}
+				}
+				return true
+			}
+		}
+		early := func(c *Config) { c.SnapshotDeadline = 2 * time.Second }
+		part := net.start("part", early)
+		until(t, 5*time.Second, "ready in part", part.warming.warm)
+		if n, _ := part.know.digest(); n == 0 || n == 20_000 {
+			t.Fatalf("%d facts at the deadline", n)
+		}
+		all := append(nodes, part)
+		name := "joiner"
+		for i := 0; inOrder(all, name)[0] != part; i++ {
+			name = fmt.Sprintf("joiner%d", i) // asks the one that knows a part first
+		}
+		joiner := net.start(name, nil)
+		until(t, 5*time.Second, "refused by the part", func() bool { return part.Stats().SnapshotsRefused > 0 })
+		close(release)
+		until(t, 20*time.Second, "whole", func() bool { return joiner.WarmFraction() == 1 })
+		if n, _ := joiner.know.digest(); n != 20_000 {
+			t.Errorf("%d facts taken for the whole", n)
+		}
+		stopAll(t, append(all, joiner))
+	})
+}
+
 func TestManyJoinersAreServedFewAtATime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)

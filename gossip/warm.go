@@ -31,13 +31,14 @@ type warming struct {
 
 	mu       sync.Mutex
 	complete bool
+	gaveUp   bool // nobody could be found who knows more
 	expected uint64
 	records  uint64
 }
 
 func (w *warming) init() { w.done = make(chan struct{}) }
 
-// warm reports whether the node may be asked for what it knows.
+// warm reports whether the node takes part: it knows what the others know, or has waited long enough.
 func (w *warming) warm() bool {
 	select {
 	case <-w.done:
@@ -54,6 +55,20 @@ func (w *warming) finish() {
 	w.complete = true
 	w.mu.Unlock()
 	w.open()
+}
+
+// serves reports whether what the node knows may pass for what the fleet knows. A node that is warm by the deadline alone has a
+// part of it, and a joiner that took that for the whole would look no further.
+func (w *warming) serves() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.complete || w.gaveUp
+}
+
+func (w *warming) giveUp() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.gaveUp = true
 }
 
 func (w *warming) expect(records uint64) {
@@ -95,6 +110,7 @@ func (f *Fleet) warmUp() {
 	}
 	if !ok {
 		f.log.Warn().Msg("no peer could send a snapshot")
+		f.warming.giveUp()
 		<-f.ctx.Done() // the deadline must not be stopped before it is over
 		return
 	}

@@ -11,7 +11,7 @@ const (
 	Complete Outcome = 1
 	// Cold: the publisher is itself waiting for others' knowledge and has none worth sending.
 	Cold Outcome = 2
-	// Busy: the publisher is sending to as many as it allows; ask again or ask another.
+	// Busy: the publisher is sending to as many as it allows, or has itself only a part as yet; ask again or ask another.
 	Busy Outcome = 3
 	// Cancelled: by the subscriber, or because the publisher stops.
 	Cancelled Outcome = 4

@@ -150,16 +150,19 @@ func (a *Attempt) learn(o Outcome, now prefixtree.Time) {
 	if a.interval > 0 && a.ahead == 0 {
 		a.slot.learnRate(a.router.rate, uncached, a.interval, a.doubt())
 	}
-	if o.CachedTokens < 0 || len(a.hashes) == 0 {
-		return
+	if len(a.hashes) == 0 || o.CachedTokens < 0 && o.Failed != None && a.at.first == 0 {
+		return // an engine that has said nothing at all may have computed nothing
 	}
-	perToken := a.model.bytesPerToken()
-	if o.PromptTokens > 0 && a.bytes > 0 {
-		perToken = float64(a.bytes) / float64(o.PromptTokens)
+	blocks := -1 // not told: yet the prompt ages from the request's end
+	if o.CachedTokens >= 0 {
+		perToken := a.model.bytesPerToken()
+		if o.PromptTokens > 0 && a.bytes > 0 {
+			perToken = float64(a.bytes) / float64(o.PromptTokens)
+		}
+		// Half a block of rounding: the template's own tokens stand in no prompt byte.
+		blocks = min(int(float64(o.CachedTokens)*perToken/float64(a.router.cfg.BlockBytes)+0.5), len(a.hashes))
 	}
-	// Half a block of rounding: the template's own tokens stand in no prompt byte.
-	blocks := int(float64(o.CachedTokens)*perToken/float64(a.router.cfg.BlockBytes) + 0.5)
-	lesson := a.router.tree.Learn(a.slot.id, a.hashes, &a.trail, min(blocks, len(a.hashes)), now)
+	lesson := a.router.tree.Learn(a.slot.id, a.hashes, &a.trail, blocks, now)
 	if lesson.Amnesia && a.router.cfg.Forgot != nil {
 		a.router.cfg.Forgot(a.slot.id)
 	}

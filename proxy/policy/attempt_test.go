@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"sync"
 	"testing"
+	"time"
 
 	"grapevine/prefixtree"
 
@@ -163,6 +164,43 @@ func TestLearningCorrectsTheTree(t *testing.T) {
 	b.End(Outcome{PromptTokens: 4096, CachedTokens: -1, OutputTokens: 1}, t0+2002)
 	if d := serve(t, r, ask(chain), t0+3000); d.PredictedTokens < 1024 {
 		t.Errorf("predicted %d after an engine that does not report", d.PredictedTokens)
+	}
+}
+
+// A running request pins its prompt in the engine's memory, so what is believed of it ages from the request's end, whether or not
+// the engine says what it had cached. A client that left before the first token proves no prefill.
+func TestPromptsAgeFromTheirEnd(t *testing.T) {
+	const stay = 5 * 60 * 1000
+	for _, c := range []struct {
+		name    string
+		outcome Outcome
+		answers bool
+		want    int
+	}{
+		{"reported", Outcome{PromptTokens: 4096, CachedTokens: 0, OutputTokens: 9}, true, 32},
+		{"not reported", unknown(), true, 32},
+		{"left midway", failed(ClientGone), true, 32},
+		{"left before the first token", failed(ClientGone), false, 0},
+		{"answered at once as a whole", unknown(), false, 32},
+	} {
+		r, tree := newRouter(t, Config{}, fleetOf(1))
+		chain := prompt(1, 1, 0, 32)
+		a := pick(t, r, ask(chain), t0)
+		a.Dispatched(t0)
+		if c.answers {
+			a.FirstToken(t0 + 100)
+		}
+		a.End(c.outcome, t0+stay)
+		var m prefixtree.Matches
+		// Later than a horizon after its start, not after its end.
+		tree.Match(&m, chain, t0+prefixtree.Time(tree.Horizon(0)/time.Millisecond)+stay/2)
+		got := 0
+		for _, h := range m.Holders() {
+			got = int(h.Expected)
+		}
+		if got != c.want {
+			t.Errorf("%s: %d blocks believed cached, want %d", c.name, got, c.want)
+		}
 	}
 }
 

@@ -12,7 +12,7 @@ const (
 	plainWork = 4.0
 	// worthwhile is the share of a prompt that the deepest match must cover to be worth a detour. A system prompt common to
 	// all mostly does not: following it would pile everything on one backend.
-	worthwhile = 0.4
+	worthwhile = 0.2
 	// patience scales the quadratic price of waiting, in mean whole prefills.
 	patience = 20.0
 	// tightDemand is the demand from which the work of a late choice counts more than once, quadratically.
