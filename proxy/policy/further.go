@@ -5,12 +5,13 @@ import "grapevine/prefixtree"
 // further finds out quickly how far prompts go on alike behind an anchor: by how far each does as the one before it. The sketch finds the
 // anchors of a long prefix one after the other, each when the one before has been seen often enough, which takes minutes.
 type further struct {
-	known  bool                  // there was one
-	before []prefixtree.Hash     // anchors of the latest prompt, behind the one that this is about
-	depths [maxFurther + 1]uint8 // how many prompts had so many anchors in common with the one before
-	seen   int                   // their number; all are halved when it is furtherSeen
-	turn   uint8                 // of prompts, compared or not
-	until  int                   // the block up to which most go on alike, and its hash; 0: they do not
+	known  bool                        // there was one
+	before [maxFurther]prefixtree.Hash // anchors of the latest prompt, behind the one that this is about
+	length int                         // how many
+	depths [maxFurther + 1]uint8       // how many prompts had so many anchors in common with the one before
+	seen   int                         // their number; all are halved when it is furtherSeen
+	turn   uint8                       // of prompts, compared or not
+	until  int                         // the block up to which most go on alike, and its hash; 0: they do not
 	end    prefixtree.Hash
 }
 
@@ -43,16 +44,12 @@ func (f *further) compare(hashes []prefixtree.Hash, blocks int) {
 	n, depth, same := 0, 0, f.known
 	for i := blocks - 1; i < last; n++ {
 		i = nextAnchor(i, last)
-		if n == len(f.before) {
-			f.before = append(f.before, 0)
-			same = false
-		}
-		if same = same && f.before[n] == hashes[i]; same {
+		if same = same && n < f.length && f.before[n] == hashes[i]; same {
 			depth = n + 1
 		}
 		f.before[n] = hashes[i]
 	}
-	f.before = f.before[:n]
+	f.length = n
 	if !f.known {
 		f.known = true
 		return
@@ -87,13 +84,13 @@ func (f *further) compare(hashes []prefixtree.Hash, blocks int) {
 }
 
 // maxBeginnings bounds the anchors behind which prompts are compared, of each pool.
-const maxBeginnings = 128
+const maxBeginnings = 64
 
 // beginnings are what prompts behind lately seen anchors are like. Those seen only once make room first: a clock with a second chance. Not
 // safe for concurrent use.
 type beginnings struct {
 	index map[prefixtree.Hash]*beginning
-	list  []*beginning
+	list  []beginning // all there will be, from the first prompt on
 	hand  int
 }
 
@@ -110,22 +107,18 @@ func (b *beginnings) behind(anchor prefixtree.Hash) *further {
 		return &e.further
 	}
 	if b.index == nil {
-		b.index = make(map[prefixtree.Hash]*beginning, maxBeginnings)
-	}
-	if len(b.list) < maxBeginnings {
-		e := &beginning{anchor: anchor}
-		b.list = append(b.list, e)
-		b.index[anchor] = e
-		return &e.further
+		b.index, b.list = make(map[prefixtree.Hash]*beginning, maxBeginnings), make([]beginning, maxBeginnings)
 	}
 	for b.list[b.hand].again {
 		b.list[b.hand].again = false
 		b.hand = (b.hand + 1) % maxBeginnings
 	}
-	e := b.list[b.hand]
+	e := &b.list[b.hand]
 	b.hand = (b.hand + 1) % maxBeginnings
-	delete(b.index, e.anchor)
-	e.anchor, e.further = anchor, further{before: e.before[:0]}
+	if b.index[e.anchor] == e {
+		delete(b.index, e.anchor)
+	}
+	e.anchor, e.further = anchor, further{}
 	b.index[anchor] = e
 	return &e.further
 }

@@ -40,7 +40,7 @@ const (
 type workMeter struct {
 	mu    sync.Mutex
 	index map[prefixtree.Hash]*prefixWork
-	list  []*prefixWork
+	list  []prefixWork // never moves: requests hold places
 	all   decayedWork
 	alike beginnings
 	told  map[prefixtree.Hash]bool // anchors whose work other nodes tell; not changed in place
@@ -181,17 +181,18 @@ func (m *workMeter) place(anchor prefixtree.Hash, now prefixtree.Time) *prefixWo
 		return p
 	}
 	if m.index == nil {
-		m.index = make(map[prefixtree.Hash]*prefixWork, workAnchors)
+		m.index, m.list = make(map[prefixtree.Hash]*prefixWork, workAnchors), make([]prefixWork, 0, workAnchors)
 	}
 	if len(m.list) < workAnchors {
-		p := &prefixWork{anchor: anchor}
-		m.list = append(m.list, p)
+		m.list = append(m.list, prefixWork{anchor: anchor})
+		p := &m.list[len(m.list)-1]
 		m.index[anchor] = p
 		return p
 	}
 	var least *prefixWork
 	rank := math.Inf(1)
-	for _, p := range m.list {
+	for i := range m.list {
+		p := &m.list[i]
 		if v := p.rank * p.fade(now); v < rank && p.active == 0 {
 			least, rank = p, v
 		}
@@ -216,7 +217,8 @@ func (m *workMeter) tell(dst []Work, pool uint64, now prefixtree.Time) []Work {
 	}
 	dst = append(dst, all)
 	from := len(dst)
-	for _, p := range m.list {
+	for i := range m.list {
+		p := &m.list[i]
 		w := p.work(now)
 		if w.Pool, w.Anchor, w.Tokens = pool, p.anchor, p.tokens; w.Prefill >= leastWork || w.Active >= leastWorkActive {
 			dst = append(dst, w)

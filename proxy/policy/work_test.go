@@ -133,8 +133,8 @@ func TestWorkHasRoomForWhatIsPopular(t *testing.T) {
 	if told := m.tell(nil, 5, t0); len(told) != 1+workTold {
 		t.Errorf("told %d", len(told))
 	}
-	for _, p := range m.list {
-		p.begin(1, t0)
+	for i := range m.list {
+		m.list[i].begin(1, t0)
 	}
 	if m.place(9999, t0) != nil {
 		t.Error("a place that requests hold was taken over")
