@@ -129,9 +129,9 @@ func TestHotPrefixComesAndGoes(t *testing.T) {
 		t.Errorf("rung %v, %x on %d", d.Rung, d.Hot, d.Replicas)
 	}
 	changes := r.h.changes.Load()
-	r.run(300, 2)
+	r.run(150, 2)
 	if now := r.store.State().Hot; len(now) != 1 || now[0].R != 4 || now[0].Expires <= hot[0].Expires || r.h.changes.Load() != changes {
-		t.Errorf("after five minutes alike: %+v, %d changes", now, r.h.changes.Load()-changes)
+		t.Errorf("after two and a half minutes alike: %+v, %d changes", now, r.h.changes.Load()-changes)
 	}
 	if f := r.h.figures(); f.prefixes != 1 || f.replicas != 4 || f.refused != 0 {
 		t.Errorf("figures: %+v", f)

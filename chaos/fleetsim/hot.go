@@ -43,12 +43,14 @@ func (b *hotBoard) pass(now time.Duration, nodes []node) {
 	if b == nil {
 		return
 	}
-	if now >= b.next {
-		at := now / (hot.Every * time.Millisecond) * (hot.Every * time.Millisecond)
-		b.next, b.decide = at+hot.Every*time.Millisecond, at+b.delay
-		b.told = hot.Sum{}
+	if now >= b.spread {
+		b.spread = never
+		list := make([]policy.HotPrefix, len(b.agreed))
+		for i := range b.agreed {
+			list[i] = b.agreed[i].HotPrefix
+		}
 		for i := range nodes {
-			b.told.Add(nodes[i].router.OwnWork(1, clock(at)))
+			nodes[i].router.SetHotPrefixes(list)
 		}
 	}
 	if now >= b.decide {
@@ -59,14 +61,12 @@ func (b *hotBoard) pass(now time.Duration, nodes []node) {
 			b.spread = at + b.delay
 		}
 	}
-	if now >= b.spread {
-		b.spread = never
-		list := make([]policy.HotPrefix, len(b.agreed))
-		for i := range b.agreed {
-			list[i] = b.agreed[i].HotPrefix
-		}
+	if now >= b.next && b.decide == never { // where news take longer than that, one is under way at a time
+		at := now / (hot.Every * time.Millisecond) * (hot.Every * time.Millisecond)
+		b.next, b.decide = at+hot.Every*time.Millisecond, at+b.delay
+		b.told = hot.Sum{}
 		for i := range nodes {
-			nodes[i].router.SetHotPrefixes(list)
+			b.told.Add(nodes[i].router.OwnWork(1, clock(at)))
 		}
 	}
 }

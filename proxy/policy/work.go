@@ -40,8 +40,9 @@ const (
 type workMeter struct {
 	mu    sync.Mutex
 	index map[prefixtree.Hash]*prefixWork
-	list  []*prefixWork
+	list  []prefixWork // never moves: requests hold places
 	all   decayedWork
+	alike beginnings
 	told  map[prefixtree.Hash]bool // anchors whose work other nodes tell; not changed in place
 }
 
@@ -59,68 +60,6 @@ type prefixWork struct {
 	rank   float64 // requests, with those of whoever had the place before
 	apart  bool    // found to be where prompts go apart
 	decayedWork
-	further
-}
-
-// further finds out quickly how far prompts go on alike behind an anchor: by how far each does as the one before it. The sketch finds the
-// anchors of a long prefix one after the other, each when the one before has been seen often enough, which takes minutes.
-type further struct {
-	before []prefixtree.Hash     // anchors of the latest prompt, behind the one that this is about
-	depths [maxFurther + 1]uint8 // how many prompts had so many anchors in common with the one before
-	seen   int                   // their number; all are halved when it is furtherSeen
-}
-
-const (
-	// maxFurther is the number of anchors up to sketchDepth.
-	maxFurther = sketchDense + (sketchDepth-sketchDense)/sketchStride
-	// furtherSeen and furtherLeast are the prompts that count, and the least number that say something.
-	furtherSeen, furtherLeast = 64, 3
-	// alike is the share of prompts that must go on as the one before: that of the most popular continuation is at least as great.
-	alike = 0.7
-)
-
-// extent takes in a prompt and returns up to which block most prompts go on alike: blocks, or more.
-func (f *further) extent(hashes []prefixtree.Hash, blocks int) int {
-	last := min(len(hashes), sketchDepth) - 1
-	n, same, first := 0, true, f.before == nil
-	depth := 0
-	for i := blocks - 1; i < last; n++ {
-		i = nextAnchor(i, last)
-		if n == len(f.before) {
-			f.before = append(f.before, 0)
-			same = false
-		}
-		if same = same && f.before[n] == hashes[i]; same {
-			depth = n + 1
-		}
-		f.before[n] = hashes[i]
-	}
-	f.before = f.before[:n]
-	if first {
-		return blocks
-	}
-	f.depths[min(depth, maxFurther)]++
-	if f.seen++; f.seen >= furtherSeen {
-		f.seen = 0
-		for i := range f.depths {
-			f.depths[i] /= 2
-			f.seen += int(f.depths[i])
-		}
-	}
-	if f.seen < furtherLeast {
-		return blocks
-	}
-	common, from := 0, maxFurther
-	for ; from > 0; from-- {
-		if common += int(f.depths[from]); float64(common) >= alike*float64(f.seen) {
-			break
-		}
-	}
-	at := blocks - 1
-	for range min(from, n) {
-		at = nextAnchor(at, last)
-	}
-	return at + 1
 }
 
 // decayedWork is sums over the past, decayed with workWindow. The first request only starts the clock: of one seen once nobody knows how
@@ -182,7 +121,7 @@ func (s *Scene) count(c *Candidate) *prefixWork {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.all.begin(c.Uncached/s.FleetRate, s.Now)
-	if s.common == 0 {
+	if len(s.Request.Hashes) == 0 {
 		return nil
 	}
 	p, blocks := m.deepest(s.Request.Hashes, s.common, s.Now)
@@ -206,34 +145,31 @@ func (m *workMeter) end(p *prefixWork, now prefixtree.Time) {
 	}
 }
 
-// deepest returns the place of the deepest popular prefix of a prompt, of which so many blocks are common property, and its own
-// number of blocks; nil if there is no place.
+// deepest returns the place of the deepest popular prefix of a prompt, of which so many blocks are known to be common property, and its
+// own number of blocks; nil if there is none, or no place.
 func (m *workMeter) deepest(hashes []prefixtree.Hash, common int, now prefixtree.Time) (p *prefixWork, blocks int) {
-	if p = m.place(hashes[common-1], now); p == nil {
-		return nil, 0
-	}
-	blocks = p.extent(hashes, common)
-	if common > 1 {
+	from := max(common, 1)
+	f := m.alike.behind(hashes[from-1])
+	blocks = f.extent(hashes, from)
+	if from > 1 {
 		// Most prefixes are known by their first block, which has been seen longest.
-		if root := m.place(hashes[0], now); root != nil {
-			blocks = max(blocks, root.extent(hashes, 1))
-		}
+		blocks = max(blocks, m.alike.behind(hashes[0]).extent(hashes, 1))
 	}
-	if p.seen < furtherLeast {
+	if f.seen < furtherLeast {
 		// While the sketch walks down a long prefix, each of its anchors is new here. Where the walk ends is known from those before, or
 		// to another node.
 		last := min(len(hashes), sketchDepth) - 1
-		for i := common - 1; i < last; {
+		for i := from - 1; i < last; {
 			i = nextAnchor(i, last)
 			if q := m.index[hashes[i]]; q != nil && q.apart || m.told[hashes[i]] {
 				blocks = max(blocks, i+1)
 			}
 		}
 	}
-	if blocks > common {
-		if p = m.place(hashes[blocks-1], now); p == nil {
-			return nil, 0
-		}
+	if common == 0 && blocks == 1 {
+		return nil, 0
+	}
+	if p = m.place(hashes[blocks-1], now); p != nil && blocks > common {
 		p.apart = true
 	}
 	return p, blocks
@@ -245,17 +181,18 @@ func (m *workMeter) place(anchor prefixtree.Hash, now prefixtree.Time) *prefixWo
 		return p
 	}
 	if m.index == nil {
-		m.index = make(map[prefixtree.Hash]*prefixWork, workAnchors)
+		m.index, m.list = make(map[prefixtree.Hash]*prefixWork, workAnchors), make([]prefixWork, 0, workAnchors)
 	}
 	if len(m.list) < workAnchors {
-		p := &prefixWork{anchor: anchor}
-		m.list = append(m.list, p)
+		m.list = append(m.list, prefixWork{anchor: anchor})
+		p := &m.list[len(m.list)-1]
 		m.index[anchor] = p
 		return p
 	}
 	var least *prefixWork
 	rank := math.Inf(1)
-	for _, p := range m.list {
+	for i := range m.list {
+		p := &m.list[i]
 		if v := p.rank * p.fade(now); v < rank && p.active == 0 {
 			least, rank = p, v
 		}
@@ -265,7 +202,7 @@ func (m *workMeter) place(anchor prefixtree.Hash, now prefixtree.Time) *prefixWo
 	}
 	delete(m.index, least.anchor)
 	least.anchor, least.rank, least.apart = anchor, rank, false
-	least.decayedWork, least.further = decayedWork{}, further{}
+	least.decayedWork = decayedWork{}
 	m.index[anchor] = least
 	return least
 }
@@ -280,7 +217,8 @@ func (m *workMeter) tell(dst []Work, pool uint64, now prefixtree.Time) []Work {
 	}
 	dst = append(dst, all)
 	from := len(dst)
-	for _, p := range m.list {
+	for i := range m.list {
+		p := &m.list[i]
 		w := p.work(now)
 		if w.Pool, w.Anchor, w.Tokens = pool, p.anchor, p.tokens; w.Prefill >= leastWork || w.Active >= leastWorkActive {
 			dst = append(dst, w)

@@ -77,18 +77,35 @@ func TestExtentOfPrefix(t *testing.T) {
 	if got := see(32, 1); got != 32 {
 		t.Errorf("it reaches to %d, want 32", got)
 	}
-	if got := see(12, 200); got != 12 {
+	if got := see(12, 200*furtherEvery); got != 12 {
 		t.Errorf("it reaches to %d, want 12", got)
 	}
-	for i := range 300 { // two continuations, as popular as each other
+	for i := range 200 * furtherEvery { // two continuations, as popular as each other
 		next++
-		f.extent(prompt(uint64(7+i%2), next, 40, 60), 2)
+		f.extent(prompt(uint64(7+i/furtherEvery%2), next, 40, 60), 2)
 	}
 	if got := f.extent(prompt(7, 1, 40, 60), 2); got > 2 {
 		t.Errorf("of two continuations it follows one, to %d", got)
 	}
 	if got := f.extent(prompt(7, 1, 3, 3), 3); got != 3 {
 		t.Errorf("a prompt that ends there reaches to %d, want 3", got)
+	}
+}
+
+// TestBeginningsAreBounded: what is seen again and again stays, however many others come once.
+func TestBeginningsAreBounded(t *testing.T) {
+	var b beginnings
+	for i := range 100 * maxBeginnings {
+		b.behind(prefixtree.Hash(i + 1000))
+		if i%50 == 0 {
+			b.behind(7).extent(prompt(7, uint64(i), 12, 20), 1)
+		}
+	}
+	if len(b.list) != maxBeginnings || len(b.index) != maxBeginnings {
+		t.Errorf("%d and %d are kept", len(b.list), len(b.index))
+	}
+	if got := b.behind(7).extent(prompt(7, 0, 12, 20), 1); got != 12 {
+		t.Errorf("what was seen every fiftieth time reaches to %d, want 12", got)
 	}
 }
 
@@ -116,8 +133,8 @@ func TestWorkHasRoomForWhatIsPopular(t *testing.T) {
 	if told := m.tell(nil, 5, t0); len(told) != 1+workTold {
 		t.Errorf("told %d", len(told))
 	}
-	for _, p := range m.list {
-		p.begin(1, t0)
+	for i := range m.list {
+		m.list[i].begin(1, t0)
 	}
 	if m.place(9999, t0) != nil {
 		t.Error("a place that requests hold was taken over")

@@ -158,7 +158,7 @@ func (z *Sizer) look(k Key, now prefixtree.Time, w policy.Work, n Need, p Prefix
 	case up > p.Replicas && (rested || up >= max(2*p.Replicas, p.Replicas+2)):
 		c.Replicas = up
 		return c, true
-	case down > 0 && rested && now-h.since >= calm && (down < p.Replicas*17/20 || down < p.Replicas && p.Replicas <= 4):
+	case warm && rested && now-h.since >= calm && (down < p.Replicas*17/20 || down < p.Replicas && p.Replicas <= 4):
 		c.Replicas = down
 		return c, true
 	case warm && p.Expires-now < lifetime-renewal:
