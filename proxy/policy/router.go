@@ -107,11 +107,11 @@ type Router struct {
 	sketch     *sketch
 	ledger     ledger
 	table      atomic.Pointer[table]
-	viewMu     sync.Mutex // serialises SetView
+	viewMu     sync.Mutex // serialises SetView and SetPeerHeat, so that no pool misses what comes meanwhile
 	scenes     sync.Pool
 	seq        atomic.Uint64
 	fleet      atomic.Pointer[fleetState]
-	peerHeat   atomic.Pointer[peerHeat]
+	peerHeat   peerHeat     // under viewMu
 	witnessed  atomic.Int64 // when placements of others were last seen by infer, ms
 
 	rungs      [rungs]atomic.Uint64
