@@ -124,8 +124,8 @@ func (f *Fleet) dismiss(d *feed) {
 	defer f.mu.Unlock()
 	if f.feeds[d.who.origin] == d {
 		delete(f.feeds, d.who.origin)
-		f.settleLocked(d)
 	}
+	f.settleLocked(d) // of one that was replaced: what it sent since
 }
 
 // settleLocked leaves what a stream was sent with the peer, whose count goes on over reconnections.

@@ -124,21 +124,30 @@ func TestSecondSourceWhenTheFirstStalls(t *testing.T) {
 	}
 }
 
+// slowPages makes the pages of snapshots from a number on come a second apart: slowly, but never stalled. All come at once when
+// the channel is closed.
+func slowPages(nodes []*testNode, from int) (release chan struct{}) {
+	release = make(chan struct{})
+	for _, n := range nodes {
+		n.know.pageHook = func(page int) bool {
+			if page >= from {
+				select {
+				case <-time.After(time.Second):
+				case <-release:
+				}
+			}
+			return true
+		}
+	}
+	return release
+}
+
 func TestReadyAtTheDeadlineWithoutKnowledge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		nodes := net.startAll(2, nil)
 		fill(nodes, 20_000)
-		release := make(chan struct{})
-		for _, n := range nodes {
-			n.know.pageHook = func(page int) bool { // slower than the deadline, never stalled
-				select {
-				case <-time.After(time.Second):
-				case <-release:
-				}
-				return true
-			}
-		}
+		release := slowPages(nodes, 0)
 		const deadline = 4 * time.Second
 		joiner := net.start("joiner", func(c *Config) { c.SnapshotDeadline = deadline })
 		took := until(t, 2*deadline, "ready", joiner.warming.warm)
@@ -163,18 +172,7 @@ func TestPartOfASnapshotIsNotServed(t *testing.T) {
 		net := newMemnet(t)
 		nodes := net.startAll(2, nil)
 		fill(nodes, 20_000)
-		release := make(chan struct{})
-		for _, n := range nodes {
-			n.know.pageHook = func(page int) bool {
-				if page > 0 { // the first page comes at once, the others slowly, and never stall
-					select {
-					case <-time.After(time.Second):
-					case <-release:
-					}
-				}
-				return true
-			}
-		}
+		release := slowPages(nodes, 1)
 		early := func(c *Config) { c.SnapshotDeadline = 2 * time.Second }
 		part := net.start("part", early)
 		until(t, 5*time.Second, "ready in part", part.warming.warm)

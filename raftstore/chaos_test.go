@@ -241,7 +241,7 @@ func client(ctx context.Context, f *fleet, h *historian, id int, r *rand.Rand) {
 			// A call is not ended by the end of the test, so that its outcome is known.
 			h.do(context.Background(), id, s, opInput{kind, fmt.Sprintf("b%d", r.IntN(10))})
 		}
-		time.Sleep(time.Duration(r.IntN(8)) * time.Millisecond)
+		time.Sleep(time.Duration(r.IntN(8)) * time.Millisecond) // thinks: histories are judged in time that grows with their length
 	}
 }
 

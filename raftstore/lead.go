@@ -3,6 +3,7 @@ package raftstore
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -216,9 +217,17 @@ func (s *Store) changed(f raft.IndexFuture) bool {
 	return true
 }
 
+// forgetUnwilling drops what was noted of nodes that are not there any more.
+func (s *Store) forgetUnwilling(answers []answered) {
+	maps.DeleteFunc(s.unwilling, func(addr, _ string) bool {
+		return !slices.ContainsFunc(answers, func(a answered) bool { return a.Addr == addr })
+	})
+}
+
 // takeIn makes members of the nodes that are alive and in no group, and servers
 // of the members that the configuration lacks.
 func (s *Store) takeIn(ctx context.Context, l *life, servers []raft.Server, answers []answered) {
+	s.forgetUnwilling(answers)
 	added := 0
 	var foreign []string
 	for _, a := range answers {

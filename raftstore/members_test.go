@@ -197,7 +197,7 @@ func TestConstantsMustAgree(t *testing.T) {
 		t.Errorf("join: %v", err)
 	}
 	until(t, "b to say why it is not taken in", func() bool { return strings.Contains(s.Status().Problem, "block bytes") })
-	for range 10 {
+	for range 10 { // as many looks: there is nothing to wait for
 		time.Sleep(a.cfg.Timers.Poll)
 		if len(a.Status().Servers) > 1 {
 			t.Fatal("a node with other constants was taken in")
@@ -253,4 +253,13 @@ func TestSnapshotIsSent(t *testing.T) {
 	})
 	back := away.start()
 	until(t, "the node to catch up", func() bool { return has(back.State(), "last") && has(back.State(), "first") })
+}
+
+// What is noted of nodes that were not taken in goes with them.
+func TestUnwillingAreForgotten(t *testing.T) {
+	s := &Store{unwilling: map[string]string{"gone:1": "no", "here:1": "no"}}
+	s.forgetUnwilling([]answered{{Peer: Peer{Addr: "here:1"}}, {Peer: Peer{Addr: "new:1"}}})
+	if len(s.unwilling) != 1 || s.unwilling["here:1"] == "" {
+		t.Errorf("%v", s.unwilling)
+	}
 }

@@ -105,7 +105,7 @@ func write(s *Store, orders <-chan string) {
 			_ = apply(RemoveBackends{kept[:1]})
 			kept = kept[1:]
 		}
-		time.Sleep(2 * time.Millisecond)
+		time.Sleep(2 * time.Millisecond) // leaves the processors to the others
 	}
 }
 

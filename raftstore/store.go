@@ -67,8 +67,7 @@ type Store struct {
 	healthTerm uint64
 
 	// unwilling are the last errors of nodes that were not taken in, by address, so
-	// that each is logged once. Only run uses it. An entry of a node that is gone
-	// stays; there are as many as addresses that the fleet ever had.
+	// that each is logged once. Only run uses it.
 	unwilling map[string]string
 }
 

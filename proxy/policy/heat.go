@@ -98,10 +98,12 @@ func (s *HeatSum) pace(pool uint64) *Pace {
 // SetPeerHeat replaces what other nodes have told by all less own: own, which may be nil, is the part of all that this node
 // has told itself. With all nil nothing is known of others. The router keeps both and only reads them.
 func (r *Router) SetPeerHeat(all, own *HeatSum) {
+	r.viewMu.Lock()
+	defer r.viewMu.Unlock()
 	r.sketch.setPeers(all, own)
-	r.peerHeat.Store(&peerHeat{all, own})
+	r.peerHeat = peerHeat{all, own}
 	for _, p := range r.table.Load().pools() {
-		p.hear(r.peerHeat.Load())
+		p.hear(r.peerHeat)
 	}
 }
 
@@ -111,14 +113,12 @@ type peerHeat struct {
 }
 
 // hear takes the others' pace of the pool.
-func (p *pool) hear(h *peerHeat) {
-	if h != nil {
-		p.pace.setPeers(h.all.pace(p.key), h.own.pace(p.key))
-		if h.all != nil {
-			p.work.hear(h.all.works[p.key])
-		} else {
-			p.work.hear(nil)
-		}
+func (p *pool) hear(h peerHeat) {
+	p.pace.setPeers(h.all.pace(p.key), h.own.pace(p.key))
+	if h.all != nil {
+		p.work.hear(h.all.works[p.key])
+	} else {
+		p.work.hear(nil)
 	}
 }
 

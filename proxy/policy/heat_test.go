@@ -4,8 +4,12 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"runtime"
+	"sync"
 	"testing"
 	"time"
+
+	"github.com/zeebo/xxh3"
 
 	"grapevine/prefixtree"
 )
@@ -254,6 +258,36 @@ func TestWidespreadIsCommon(t *testing.T) {
 		next, d := prompt(1, 99, 12, 40), new(Decision)
 		if err := r.Explain(ask(next), t0, d); err != nil || d.Branch != next[want] {
 			t.Errorf("held by %d of 8 backends: branches at %x, want %x: %v", held, d.Branch, next[want], err)
+		}
+	}
+}
+
+// TestHeatAndViewsAtOnce: pools that come with a view while heat is handed over go by the latest, too.
+func TestHeatAndViewsAtOnce(t *testing.T) {
+	sum := new(HeatSum)
+	many := fleetOf(2)
+	for i := range 60 {
+		model := fmt.Sprint("m", i)
+		many[0].Models = append(many[0].Models, model)
+		sum.Add(&Heat{Paces: []Pace{{Pool: xxh3.HashString(model), Rate: 5, Requests: 100, Work: 700}}})
+	}
+	v, err := NewView(many, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for round := range 300 {
+		r, _ := newRouter(t, Config{Nodes: 2}, fleetOf(2))
+		var wg sync.WaitGroup
+		wg.Go(func() { r.SetView(v) })
+		for range round {
+			runtime.Gosched()
+		}
+		r.SetPeerHeat(sum, nil)
+		wg.Wait()
+		for model, p := range r.table.Load().byModel {
+			if o := p.pace.outlook(1, 2, t0); o.others != 5 {
+				t.Fatalf("round %d, pool of %s: %+v", round, model, o)
+			}
 		}
 	}
 }

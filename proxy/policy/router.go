@@ -112,13 +112,13 @@ type Router struct {
 	sketch     *sketch
 	ledger     ledger
 	table      atomic.Pointer[table]
-	viewMu     sync.Mutex // serialises SetView
+	viewMu     sync.Mutex // serialises SetView and SetPeerHeat, so that no pool misses what comes meanwhile
 	scenes     sync.Pool
 	seq        atomic.Uint64
 	slowStart  int64        // ms; 0 none
 	coldUntil  atomic.Int64 // ms; until then some backend may be cold
 	fleet      atomic.Pointer[fleetState]
-	peerHeat   atomic.Pointer[peerHeat]
+	peerHeat   peerHeat // under viewMu
 	hot        atomic.Pointer[hotPrefixes]
 	witnessed  atomic.Int64 // when placements of others were last seen by infer, ms
 

@@ -124,7 +124,7 @@ func (r *Router) SetView(v *View) {
 	}
 	r.sketch.resize(len(v.Backends))
 	for _, p := range t.pools() {
-		p.hear(r.peerHeat.Load()) // the models that are new
+		p.hear(r.peerHeat) // the models that are new
 	}
 	r.table.Store(t)
 }
