@@ -55,6 +55,7 @@ func (z *Sizer) Decide(now prefixtree.Time, pools []Pool, sum Sum, agreed []Pref
 	}
 	var changes []Change
 	covered := map[prefixtree.Hash]bool{}
+	owner := owners(pools, sum)
 	for _, pool := range pools {
 		if pool.Backends < 2 {
 			continue
@@ -66,7 +67,7 @@ func (z *Sizer) Decide(now prefixtree.Time, pools []Pool, sum Sum, agreed []Pref
 		}
 		works := z.ofPool(pool.Key, sum, held)
 		for _, w := range works {
-			if covered[w.Anchor] {
+			if by, told := owner[w.Anchor]; covered[w.Anchor] || told && by != pool.Key {
 				continue
 			}
 			k := Key{pool.Key, w.Anchor}
@@ -105,6 +106,22 @@ func (z *Sizer) Decide(now prefixtree.Time, pools []Pool, sum Sum, agreed []Pref
 	return changes
 }
 
+// owners returns for each prefix that is told of the pool with most of its requests. While backends begin or cease to name their models,
+// prompts of one model are of one pool here and of another there.
+func owners(pools []Pool, sum Sum) map[prefixtree.Hash]uint64 {
+	owner := make(map[prefixtree.Hash]uint64)
+	for k, w := range sum {
+		if k.Anchor == 0 || !slices.ContainsFunc(pools, func(p Pool) bool { return p.Key == k.Pool && p.Backends > 1 }) {
+			continue
+		}
+		by, ok := owner[k.Anchor]
+		if most := sum[Key{by, k.Anchor}].Requests; !ok || w.Requests > most || w.Requests == most && k.Pool < by {
+			owner[k.Anchor] = k.Pool
+		}
+	}
+	return owner
+}
+
 // ofPool returns the work of a pool's prefixes, and none for those agreed on that nobody tells of any more; the most work first.
 func (z *Sizer) ofPool(pool uint64, sum Sum, held map[prefixtree.Hash]Prefix) []policy.Work {
 	var list []policy.Work
@@ -137,6 +154,9 @@ func (z *Sizer) look(k Key, now prefixtree.Time, w policy.Work, n Need, p Prefix
 		h = &past{since: now}
 		z.seen[k] = h
 	}
+	if h.last() > now {
+		*h = past{since: now} // the clock was set back
+	}
 	h.add(n.Replicas, now)
 	c := Change{HotPrefix: policy.HotPrefix{Anchor: k.Anchor, Tokens: int(w.Tokens), Replicas: p.Replicas}, Expires: now + lifetime, Why: n.Why()}
 	if !is {
@@ -154,7 +174,11 @@ func (z *Sizer) look(k Key, now prefixtree.Time, w policy.Work, n Need, p Prefix
 		return c, true
 	}
 	up, down := h.least(looksMore), h.most()
-	switch rested := now-p.Changed >= dwell; {
+	changed := p.Changed
+	if changed > now {
+		changed = h.since // by the clock of another node that led, which was ahead
+	}
+	switch rested := now-changed >= dwell; {
 	case up > p.Replicas && (rested || up >= max(2*p.Replicas, p.Replicas+2)):
 		c.Replicas = up
 		return c, true
@@ -170,12 +194,12 @@ func (z *Sizer) look(k Key, now prefixtree.Time, w policy.Work, n Need, p Prefix
 // forget drops what was not looked at for long.
 func (z *Sizer) forget(now prefixtree.Time) {
 	for k, h := range z.seen {
-		if now-h.at[len(h.at)-1] > 2*calm {
+		if now-h.last() > 2*calm {
 			delete(z.seen, k)
 		}
 	}
 	for k, at := range z.gone {
-		if now-at >= again {
+		if now-at >= again || at > now {
 			delete(z.gone, k)
 		}
 	}
@@ -195,6 +219,14 @@ func (h *past) add(need int, now prefixtree.Time) {
 	case h.cold == 0:
 		h.cold = now
 	}
+}
+
+// last returns when there was the latest look; 0 if there was none.
+func (h *past) last() prefixtree.Time {
+	if len(h.at) == 0 {
+		return 0
+	}
+	return h.at[len(h.at)-1]
 }
 
 // least returns the least need of the latest n looks; 0 if there were fewer.
