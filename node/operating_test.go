@@ -65,6 +65,7 @@ func TestWrongInput(t *testing.T) {
 		"half a query":        {"DELETE", "/backends?name=" + n.cfg.Backends[0].Name + "&name=%zz", "", 400, "query", "invalid URL escape"},
 		"two in one":          {"DELETE", "/backends?name=" + n.cfg.Backends[0].Name + ";name=b", "", 400, "query", "semicolon"},
 		"unknown action":      {"PATCH", "/backends", `{"names":["` + n.cfg.Backends[0].Name + `"],"action":"stop"}`, 400, "action", `"stop"`},
+		"health's reason":     {"PATCH", "/backends", `{"names":["` + n.cfg.Backends[0].Name + `"],"action":"down","reason":"health: mine"}`, 400, "reason", "health: "},
 		"one unknown name":    {"PATCH", "/backends", `{"names":["` + n.cfg.Backends[0].Name + `","nobody"],"action":"drain"}`, 404, "", "nobody"},
 		"no name":             {"DELETE", "/backends", "", 400, "name", "no backend"},
 		"remove one unknown":  {"DELETE", "/backends?name=" + n.cfg.Backends[0].Name + "&name=nobody", "", 404, "", "nobody"},
@@ -450,6 +451,61 @@ func TestEmptyAgreementWaits(t *testing.T) {
 	n.adopt(&raftstore.State{Version: 2})
 	if l := n.fleet.roster().list; len(l) != 0 {
 		t.Errorf("%+v", l)
+	}
+}
+
+// TestRefusedListGivesWay: a node whose list the fleet does not take goes by it until
+// the fleet has had backends, and no longer when these are taken away.
+func TestRefusedListGivesWay(t *testing.T) {
+	n, err := New(testConfig("http://127.0.0.3:1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.refused.Store(true)
+	for version, want := range []string{"127.0.0.3:1", "b", ""} {
+		s := stateWith(uint64(version+1), firstGeneration)
+		if want == "b" {
+			s = stateWith(uint64(version+1), firstGeneration, want)
+		}
+		n.adopt(s)
+		got := ""
+		for _, u := range n.fleet.roster().list {
+			got += u.Name
+		}
+		if got != want {
+			t.Errorf("version %d: %q, want %q", version+1, got, want)
+		}
+	}
+}
+
+// TestRulesInForce: what GET /rules shows is what the node goes by, not what it has
+// heard of or cannot read.
+func TestRulesInForce(t *testing.T) {
+	cfg := testConfig("http://127.0.0.3:1")
+	cfg.Rules = []Rule{{Model: "own", Strategy: "session"}}
+	n, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.proposed.Store(true)
+	for _, tc := range []struct {
+		text, source, strategy string
+		version                uint64
+	}{
+		{"", "configuration", "session", 0},
+		{"rules:\n  - {strategy: random}\n", "fleet", "random", 2},
+		{"rules:\n  - {strategy: of-a-later-release}\n", "configuration", "session", 3},
+	} {
+		s := stateWith(max(1, tc.version), firstGeneration, "a")
+		s.Rules = raftstore.Rules{Text: tc.text, Version: tc.version}
+		n.adopt(s)
+		set, text := n.Rules(), tc.text
+		if tc.source == "configuration" {
+			text = ""
+		}
+		if set.Source != tc.source || set.Version != tc.version || set.Text != text || len(set.Rules) != 1 || set.Rules[0].Strategy != tc.strategy {
+			t.Errorf("version %d: %+v", tc.version, set)
+		}
 	}
 }
 
