@@ -237,7 +237,11 @@ func (n *Node) follow(ctx context.Context, s *raftstore.Store) {
 func (n *Node) adopt(s *raftstore.State) {
 	n.adoptMu.Lock()
 	defer n.adoptMu.Unlock()
-	first := n.fleet.roster().version == 0
+	version := n.fleet.roster().version
+	if s.Version < version {
+		return // who had a newer one was faster
+	}
+	first := version == 0
 	unsaid := !n.proposed.Load() && (first || !n.refused.Load())
 	if s.Version == 0 || len(s.Backends) == 0 && len(n.cfg.Backends) > 0 && unsaid {
 		return

@@ -214,6 +214,36 @@ func TestWhoLeftAnIDIsForgotten(t *testing.T) {
 	}
 }
 
+// TestAnswerOfOneThatWent: what an engine says of itself after it was removed says
+// nothing of the one that has its id.
+func TestAnswerOfOneThatWent(t *testing.T) {
+	e := newFakeEngine(t, "m")
+	e.setMetrics("process_start_time_seconds 1700000000\nvllm:num_requests_running 7\n")
+	n := unstarted(t)
+	s := stateWith(1, firstGeneration, "a")
+	s.Backends[0].URL = e.URL
+	if err := n.fleet.adopt(s); err != nil {
+		t.Fatal(err)
+	}
+	was := n.fleet.roster().list[0]
+	ask := n.learnMetrics()
+	ask(t.Context(), was)
+	if n.fleet.roster().list[0].report.at.IsZero() {
+		t.Fatal("the engine did not answer")
+	}
+	if err := n.fleet.adopt(stateWith(2, firstGeneration+1, "b")); err != nil {
+		t.Fatal(err)
+	}
+	now := n.fleet.roster().list[0]
+	n.checker.board.SetBackends(agreedBackends(n.fleet.roster()), time.Now())
+	ask(t.Context(), was)
+	// Its own first word would be a restart if the other's had been taken for its.
+	ended, again := n.checker.board.Started(prefixtree.BackendKey("b"), time.Unix(1_800_000_000, 0), now.generation)
+	if now.id != was.id || again {
+		t.Errorf("id %d after %d: generation %d has ended", now.id, was.id, ended)
+	}
+}
+
 // TestDrainIsNotOverridden: an engine that was drained, died and came back is
 // drained still.
 func TestDrainIsNotOverridden(t *testing.T) {

@@ -478,6 +478,23 @@ func TestRefusedListGivesWay(t *testing.T) {
 	}
 }
 
+// TestStatesComeOutOfOrder: who waits to adopt a state while a newer one is adopted
+// changes nothing, hot prefixes included.
+func TestStatesComeOutOfOrder(t *testing.T) {
+	n, err := New(testConfig("http://127.0.0.3:1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	older, newer := stateWith(1, firstGeneration, "a"), stateWith(2, firstGeneration, "a", "b")
+	newer.Switches.Hot = true
+	newer.Hot = []raftstore.HotPrefix{{Anchor: 7, Depth: 4096, R: 2, Expires: time.Now().Add(time.Hour).UnixMilli()}}
+	n.adopt(newer)
+	n.adopt(older)
+	if l := n.hot.inForce; len(l) != 1 || l[0].Anchor != 7 || n.fleet.roster().version != 2 {
+		t.Errorf("version %d with the hot prefixes %+v", n.fleet.roster().version, l)
+	}
+}
+
 // TestRulesInForce: what GET /rules shows is what the node goes by, not what it has
 // heard of or cannot read.
 func TestRulesInForce(t *testing.T) {
