@@ -110,7 +110,7 @@ func (f *fleet) step(active, all float64) {
 	f.now += Every
 	sum := Sum{}
 	for range 2 {
-		sum.Add([]policy.Work{{Prefill: all / 100, Active: all / 2}, {Anchor: 5, Tokens: 8000, Fresh: active / 4, Prefill: active / 100, Active: active / 2}})
+		sum.Add([]policy.Work{{Requests: all / 4, Prefill: all / 100, Active: all / 2}, {Anchor: 5, Tokens: 8000, Requests: active / 4, Fresh: active / 4, Prefill: active / 100, Active: active / 2}})
 	}
 	if active == 0 {
 		delete(sum, Key{0, 5})
@@ -199,6 +199,25 @@ func TestSetDoesNotFlap(t *testing.T) {
 				t.Errorf("around %.1f: %d changes in an hour", mean, len(f.changes))
 			}
 		}
+	}
+}
+
+// TestFewRequestsMoveLittle: the share of a prefix that comes less than once in two seconds is chance, and changes a set only every few minutes.
+func TestFewRequestsMoveLittle(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(seedOf(t), 3))
+	changes := 0
+	for range 20 {
+		f, n := newFleet(t), 0.0
+		for i := range 720 { // an hour
+			if i%24 == 0 { // what came in the last two minutes
+				n = 0.4 + 0.4*rnd.Float64()
+			}
+			f.step(n, 6)
+		}
+		changes += len(f.changes)
+	}
+	if changes < 20 || changes > 20*9 {
+		t.Errorf("%d changes in 20 hours, want at least one and at most 9 in each", changes)
 	}
 }
 

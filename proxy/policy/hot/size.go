@@ -21,9 +21,9 @@ const (
 	// stayShare the same in fair shares.
 	enterWork, stayWork   = 0.2, 0.1
 	enterShare, stayShare = 1.0, 0.5
-	// enterFresh and stayFresh are the requests a second, such as go on with no known prompt, without which it is not hot. A conversation
-	// that goes on stays where it is held, in a set or not.
-	enterFresh, stayFresh = 0.2, 0.05
+	// enterFresh and stayFresh are the requests a second, such as go on with no known prompt, without which it is not hot: one in the last
+	// seconds, at two looks in a row, and one in every few minutes. A conversation that goes on stays where it is held, in a set or not.
+	enterFresh, stayFresh = 0.05, 0.002
 	// leastTokens is the length from which a prefix is worth a set: a shorter one is computed anywhere in no time.
 	leastTokens = 2048
 )
