@@ -232,15 +232,21 @@ func (n *Node) follow(ctx context.Context, s *raftstore.Store) {
 
 // adopt routes by a state. One without backends does not count before the
 // node's own list has been put to the fleet: it is then not what somebody wants,
-// but what nobody has said yet.
+// but what nobody has said yet. Nor where the fleet does not take the list, until it
+// has had others.
 func (n *Node) adopt(s *raftstore.State) {
 	n.adoptMu.Lock()
 	defer n.adoptMu.Unlock()
-	if s.Version == 0 || len(s.Backends) == 0 && len(n.cfg.Backends) > 0 && !n.proposed.Load() {
+	version := n.fleet.roster().version
+	if s.Version < version {
+		return // who had a newer one was faster
+	}
+	first := version == 0
+	unsaid := !n.proposed.Load() && (first || !n.refused.Load())
+	if s.Version == 0 || len(s.Backends) == 0 && len(n.cfg.Backends) > 0 && unsaid {
 		return
 	}
 	log := n.log.With().Str("component", "agreement").Logger()
-	first := n.fleet.roster().version == 0
 	if err := n.fleet.adopt(s); err != nil {
 		log.Error().Err(err).Uint64("version", s.Version).Msg("the agreed state cannot be taken as it is")
 	}
@@ -288,6 +294,8 @@ func (n *Node) proposeOwn(ctx context.Context, s *raftstore.Store) {
 			// They were not put to the fleet: as long as that has none at all, this node
 			// goes by its own list.
 			log.Error().Err(err).Msg("the fleet does not take the configured backends")
+			n.refused.Store(true)
+			n.adopt(s.State())
 			return
 		}
 		retry := time.NewTimer(proposeRetry)

@@ -309,7 +309,7 @@ func TestRestartKeepsTheAgreement(t *testing.T) {
 	var after []BackendStatus
 	eventually(t, "what was agreed on is back", func() bool {
 		after = again.BackendList().Backends
-		return len(after) == len(before) && len(again.Rules().Rules) == 1 // the text is there a moment before the node goes by it
+		return len(after) == len(before) && len(again.Rules().Rules) == 1
 	})
 	if !slices.EqualFunc(before, after, func(x, y BackendStatus) bool {
 		return x.ID == y.ID && x.Name == y.Name && x.Generation == y.Generation && x.Version == y.Version && y.Agreed

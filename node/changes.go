@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
+	"grapevine/node/health"
 	"grapevine/prefixtree"
 	"grapevine/raftstore"
 )
@@ -269,6 +271,12 @@ func (n *Node) setBackendState(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		invalid("action", "write drain, resume, down or up", "%q is none", body.Action).write(w)
 		return
+	}
+	for _, prefix := range []string{health.Prefix, gonePrefix} {
+		if strings.HasPrefix(body.Reason, prefix) {
+			invalid("reason", "write it another way", "%q begins reasons of the fleet's own, which end by themselves", prefix).write(w)
+			return
+		}
 	}
 	if action == raftstore.Drain {
 		n.hot.leave(r.Context(), body.Names) // hot prefixes move first

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -249,10 +250,10 @@ func (c *checker) resort(r *roster) {
 
 // leave tells the router which engines to leave alone.
 func (c *checker) leave(r *roster, at time.Time) {
-	avoid := make(map[uint32]prefixtree.Backend)
+	avoid, ids := make(map[uint32]prefixtree.Backend), make(map[prefixtree.Backend]bool)
 	for _, key := range c.board.Avoid(nil, at) {
 		if id, ok := r.names.Backend(key); ok {
-			avoid[key] = id
+			avoid[key], ids[id] = id, true
 			c.router.SetReported(id, true, now()) // again and again: a new generation does not know it
 		}
 	}
@@ -260,14 +261,13 @@ func (c *checker) leave(r *roster, at time.Time) {
 	defer c.mu.Unlock()
 	latest := c.fleet.roster() // the board may not have it yet
 	for key := range c.avoided {
-		if _, still := avoid[key]; still {
-			continue
-		}
 		if id, ok := latest.names.Backend(key); ok && latest.at(id).lastResort() {
-			avoid[key] = id
-			continue
+			avoid[key], ids[id] = id, true
 		}
-		if id, ok := r.names.Backend(key); ok {
+	}
+	// By id: whoever has it now may have been taken for one that went.
+	for _, id := range c.avoided {
+		if !ids[id] {
 			c.router.SetReported(id, false, now())
 		}
 	}
@@ -399,6 +399,9 @@ func (c *checker) write(ctx context.Context) {
 }
 
 func (c *checker) writeProposal(ctx context.Context, p health.Proposal) {
+	if !p.Down && !c.stillDown(&p) {
+		return
+	}
 	for _, g := range p.Renew {
 		c.renew(ctx, g)
 	}
@@ -410,6 +413,19 @@ func (c *checker) writeProposal(ctx context.Context, p health.Proposal) {
 		count.Add(uint64(len(p.Names)))
 		c.log.Warn().Strs("backends", p.Names).Stringer("state", action).Str("reason", p.Reason).Msg("written down")
 	}
+}
+
+// stillDown leaves in a proposal to put engines to work again those that are down by
+// health's word still: an operator may have taken one over while others were
+// written. It reports whether any are left.
+func (c *checker) stillDown(p *health.Proposal) bool {
+	down := make(map[string]bool)
+	for _, u := range c.fleet.roster().list {
+		down[u.Name] = u.downByHealth()
+	}
+	p.Names = slices.DeleteFunc(p.Names, func(name string) bool { return !down[name] })
+	p.Renew = slices.DeleteFunc(p.Renew, func(g health.Generation) bool { return !down[g.Name] })
+	return len(p.Names) > 0
 }
 
 // renew writes down that an engine has begun anew. That somebody else was faster

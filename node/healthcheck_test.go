@@ -160,8 +160,12 @@ func TestDownIsTheLastResort(t *testing.T) {
 	if code := chatCode(t, n, "nobody else is left"); code != http.StatusOK || down.requests.Load() == 0 {
 		t.Errorf("answered %d", code)
 	}
-	mark(raftstore.MarkUp, health.Prefix+"answers again", name)
-	mark(raftstore.MarkDown, "the rack is being moved", name, other.addr)
+	mark(raftstore.MarkDown, "the rack is being moved", name, other.addr) // one is down by health's word, which this outlasts
+	list := health.Proposal{Names: []string{name}, Reason: health.Prefix + "answers again", Renew: []health.Generation{{Name: name}}}
+	n.checker.writeProposal(t.Context(), list)
+	if b := backendOf(t, n, name); b.State != "down" || b.Reason != "the rack is being moved" || b.Generation != firstGeneration {
+		t.Errorf("%+v", b)
+	}
 	if code := chatCode(t, n, "an operator's word"); code != http.StatusServiceUnavailable {
 		t.Errorf("answered %d", code)
 	}
@@ -170,6 +174,74 @@ func TestDownIsTheLastResort(t *testing.T) {
 		at, avoided := n.router.Avoided(n.fleet.roster().named(name).id, now())
 		return !avoided && at == 0
 	})
+}
+
+// TestWhoLeftAnIDIsForgotten: that an engine was left alone says nothing of the one
+// that has its id afterwards, whatever the checker had seen of the change.
+func TestWhoLeftAnIDIsForgotten(t *testing.T) {
+	n := unstarted(t)
+	c := n.checker
+	adopt := func(version uint64, generation uint32, name, reason string) {
+		t.Helper()
+		s := stateWith(version, generation, name, "other")
+		if b := &s.Backends[0]; reason != "" {
+			b.State, b.Reason = raftstore.Down, reason
+		}
+		if err := n.fleet.adopt(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	at := time.Now()
+	adopt(1, 1, "a", health.Prefix+"refused")
+	before := n.fleet.roster()
+	id := before.named("a").id
+	c.board.SetBackends(agreedBackends(before), at)
+	adopt(2, 2, "b", "")
+	c.leave(before, at) // by a roster that has just been replaced
+	now := n.fleet.roster()
+	if now.named("b").id != id {
+		t.Fatalf("the id is %d, was %d", now.named("b").id, id)
+	}
+	c.board.SetBackends(agreedBackends(now), at)
+	c.leave(now, at)
+	if n.router.Health(id).Reported {
+		t.Error("a healthy engine is left alone for good")
+	}
+	adopt(3, 3, "c", health.Prefix+"refused")
+	c.leave(now, at)
+	if !n.router.Health(id).Reported {
+		t.Error("an engine that is down is not left alone: the one before it was well")
+	}
+}
+
+// TestAnswerOfOneThatWent: what an engine says of itself after it was removed says
+// nothing of the one that has its id.
+func TestAnswerOfOneThatWent(t *testing.T) {
+	e := newFakeEngine(t, "m")
+	e.setMetrics("process_start_time_seconds 1700000000\nvllm:num_requests_running 7\n")
+	n := unstarted(t)
+	s := stateWith(1, firstGeneration, "a")
+	s.Backends[0].URL = e.URL
+	if err := n.fleet.adopt(s); err != nil {
+		t.Fatal(err)
+	}
+	was := n.fleet.roster().list[0]
+	ask := n.learnMetrics()
+	ask(t.Context(), was)
+	if n.fleet.roster().list[0].report.at.IsZero() {
+		t.Fatal("the engine did not answer")
+	}
+	if err := n.fleet.adopt(stateWith(2, firstGeneration+1, "b")); err != nil {
+		t.Fatal(err)
+	}
+	now := n.fleet.roster().list[0]
+	n.checker.board.SetBackends(agreedBackends(n.fleet.roster()), time.Now())
+	ask(t.Context(), was)
+	// Its own first word would be a restart if the other's had been taken for its.
+	ended, again := n.checker.board.Started(prefixtree.BackendKey("b"), time.Unix(1_800_000_000, 0), now.generation)
+	if now.id != was.id || again {
+		t.Errorf("id %d after %d: generation %d has ended", now.id, was.id, ended)
+	}
 }
 
 // TestDrainIsNotOverridden: an engine that was drained, died and came back is

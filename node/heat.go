@@ -17,7 +17,8 @@ const (
 	sectionHeat  = 2    // the hottest anchors
 	sectionPace  = 3    // of one pool of backends; one section each
 	sectionWork  = 5    // the work behind popular prefixes
-	workBytes    = 24   // of an entry as this version writes it
+	workBytes    = 26   // of an entry as this version writes it
+	workBytesOld = 24   // as those wrote it that did not tell which requests are fresh
 	maxWorks     = 1024 // that are read of one blob
 	maxWork      = 1e6  // prefill seconds, or requests, in a second, or requests at once
 	maxDepth     = 1e8  // tokens of a prefix
@@ -68,7 +69,7 @@ func appendHeat(blob []byte, h *policy.Heat) []byte {
 		w := &h.Works[i]
 		section = binary.LittleEndian.AppendUint64(section, w.Pool)
 		section = binary.LittleEndian.AppendUint64(section, uint64(w.Anchor))
-		for _, v := range [4]float64{w.Tokens, w.Requests, w.Prefill, w.Active} {
+		for _, v := range [5]float64{w.Tokens, w.Requests, w.Prefill, w.Active, w.Fresh} {
 			section = binary.LittleEndian.AppendUint16(section, logCode(v))
 		}
 	}
@@ -109,17 +110,22 @@ func parseAnchors(h *policy.Heat, section []byte) error {
 }
 
 func parseWorks(h *policy.Heat, section []byte) error {
-	if len(section) < 1 || section[0] < workBytes || (len(section)-1)%int(section[0]) != 0 {
+	if len(section) < 1 || section[0] < workBytesOld || (len(section)-1)%int(section[0]) != 0 {
 		return fmt.Errorf("%w: work of %d bytes", errState, len(section))
 	}
 	size := int(section[0])
 	h.Works = h.Works[:0]
 	for section = section[1:]; len(section) > 0 && len(h.Works) < maxWorks; section = section[size:] {
 		value := func(at int) float64 { return fromLogCode(binary.LittleEndian.Uint16(section[at:])) }
-		h.Works = append(h.Works, policy.Work{
+		w := policy.Work{
 			Pool: binary.LittleEndian.Uint64(section), Anchor: prefixtree.Hash(binary.LittleEndian.Uint64(section[8:])),
 			Tokens: min(value(16), maxDepth), Requests: min(value(18), maxWork), Prefill: min(value(20), maxWork), Active: min(value(22), maxWork),
-		})
+		}
+		w.Fresh = w.Requests // to the knowledge of nodes that do not tell
+		if size >= workBytes {
+			w.Fresh = min(value(24), w.Requests)
+		}
+		h.Works = append(h.Works, w)
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"grapevine/prefixtree"
@@ -30,7 +31,8 @@ func someHeat(rnd *rand.Rand) *policy.Heat {
 		h.Works = append(h.Works, policy.Work{Pool: p.Pool, Requests: 50 * rnd.Float64(), Prefill: 3 * rnd.Float64(), Active: 1 + 30*rnd.Float64()})
 		for range 8 {
 			h.Works = append(h.Works, policy.Work{
-				Pool: p.Pool, Anchor: prefixtree.Hash(rnd.Uint64()), Tokens: 1 + 9000*rnd.Float64(), Requests: 50 * rnd.Float64(), Prefill: rnd.Float64(), Active: 9 * rnd.Float64(),
+				Fresh: 0.5 * rnd.Float64(),
+				Pool:  p.Pool, Anchor: prefixtree.Hash(rnd.Uint64()), Tokens: 1 + 9000*rnd.Float64(), Requests: 50 * rnd.Float64(), Prefill: rnd.Float64(), Active: 9 * rnd.Float64(),
 			})
 		}
 	}
@@ -63,7 +65,7 @@ func TestHeatRoundTrip(t *testing.T) {
 		}
 		for i, w := range h.Works {
 			g := got.Works[i]
-			if g.Pool != w.Pool || g.Anchor != w.Anchor || !near(g.Tokens, w.Tokens) || !near(g.Requests, w.Requests) || !near(g.Prefill, w.Prefill) || !near(g.Active, w.Active) {
+			if g.Pool != w.Pool || g.Anchor != w.Anchor || !near(g.Tokens, w.Tokens) || !near(g.Requests, w.Requests) || !near(g.Fresh, min(w.Fresh, g.Requests)) || !near(g.Prefill, w.Prefill) || !near(g.Active, w.Active) {
 				t.Fatalf("%+v came as %+v", w, g)
 			}
 		}
@@ -77,6 +79,30 @@ func TestHeatRoundTrip(t *testing.T) {
 					t.Fatalf("bucket %d: %v came as %v", b, p.Soonest[b], g.Soonest[b])
 				}
 			}
+		}
+	}
+}
+
+// TestWorkOfOtherVersions: whoever does not tell which requests are fresh may have nothing but such, entries may grow, and no more are
+// fresh than there are.
+func TestWorkOfOtherVersions(t *testing.T) {
+	works := []policy.Work{{Pool: 3, Anchor: 5, Tokens: 4096, Requests: 4, Prefill: 2, Active: 8, Fresh: 1}, {Pool: 3, Anchor: 6, Tokens: 2048, Requests: 2, Fresh: 64}}
+	blob := appendHeat(appendState(nil, nil), &policy.Heat{Works: works})
+	section := sectionOf(blob, sectionWork)
+	for size, fresh := range map[int][2]float64{workBytesOld: {4, 2}, workBytes: {1, 2}, workBytes + 5: {1, 2}} {
+		other := []byte{byte(size)}
+		for i := range works {
+			entry := append(slices.Clone(section[1+i*workBytes:1+(i+1)*workBytes]), make([]byte, 5)...)
+			other = append(other, entry[:size]...)
+		}
+		h, err := parseHeat(appendSection(appendState(nil, nil), sectionWork, other))
+		if err != nil || len(h.Works) != 2 || h.Works[0].Fresh != fresh[0] || h.Works[1].Fresh != fresh[1] || h.Works[1].Anchor != 6 {
+			t.Errorf("entries of %d bytes: %+v, %v", size, h.Works, err)
+		}
+	}
+	for _, bad := range [][]byte{{}, {0}, {workBytesOld - 1}, append([]byte{workBytes}, 1)} {
+		if h, err := parseHeat(appendSection(appendState(nil, nil), sectionWork, bad)); err == nil {
+			t.Errorf("%v is read as %+v", bad, h)
 		}
 	}
 }

@@ -172,6 +172,8 @@ func (h *replicator) decide(leads bool, state *raftstore.State, at time.Time) []
 
 // tell logs changes that were made, counts them, and has new holders warmed.
 func (h *replicator) tell(ctx context.Context, before *raftstore.State, changes []hot.Change) {
+	ctx, cancel := context.WithTimeout(ctx, warmLimit) // of all: what is agreed on must not expire meanwhile
+	defer cancel()
 	was := make(map[prefixtree.Hash]policy.HotPrefix)
 	for _, p := range agreedPrefixes(before) {
 		was[p.Anchor] = p.HotPrefix
@@ -199,8 +201,8 @@ func (h *replicator) joining(now, before policy.HotPrefix) []string {
 	if !ok {
 		return nil
 	}
-	held := h.router.HotSet(pool, before, "")
-	return slices.DeleteFunc(h.router.HotSet(pool, now, ""), func(name string) bool { return slices.Contains(held, name) })
+	held := h.router.HotSet(pool, before)
+	return slices.DeleteFunc(h.router.HotSet(pool, now), func(name string) bool { return slices.Contains(held, name) })
 }
 
 // leave has the backends warmed that take over hot prefixes from those that are to
@@ -209,6 +211,8 @@ func (h *replicator) leave(ctx context.Context, names []string) {
 	if h.warm == nil {
 		return // they move with the drain: what is drained is not eligible
 	}
+	ctx, cancel := context.WithTimeout(ctx, warmLimit) // of all: somebody waits for the drain
+	defer cancel()
 	h.mu.Lock()
 	list := slices.Clone(h.inForce)
 	h.mu.Unlock()
@@ -218,15 +222,8 @@ func (h *replicator) leave(ctx context.Context, names []string) {
 		if !ok {
 			continue
 		}
-		held := h.router.HotSet(pool, p, "")
-		var heirs []string
-		for _, name := range names {
-			for _, heir := range h.router.HotSet(pool, p, name) {
-				if !slices.Contains(held, heir) && !slices.Contains(names, heir) && !slices.Contains(heirs, heir) {
-					heirs = append(heirs, heir)
-				}
-			}
-		}
+		held := h.router.HotSet(pool, p)
+		heirs := slices.DeleteFunc(h.router.HotSet(pool, p, names...), func(name string) bool { return slices.Contains(held, name) })
 		if len(heirs) > 0 {
 			h.warm(ctx, p.Anchor, heirs)
 		}

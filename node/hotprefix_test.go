@@ -209,6 +209,30 @@ func TestLeaderCountsWhatOthersTell(t *testing.T) {
 	}
 }
 
+// TestEveryOneDrainedHasAnHeir: of backends that are drained at once each is replaced in the set by another, and all of these compute the
+// prefix before, as long as there is time.
+func TestEveryOneDrainedHasAnHeir(t *testing.T) {
+	r := newHotRig(t)
+	r.run(35, 2)
+	pool, ok := poolOf(hotChain(0)[31], r.h.work(r.at))
+	if !ok {
+		t.Fatal("nobody tells of the prefix")
+	}
+	p := policy.HotPrefix{Anchor: hotChain(0)[31], Replicas: 4}
+	order := r.k.router.HotSet(pool, policy.HotPrefix{Anchor: p.Anchor, Replicas: 8})
+	var warmed []string
+	r.h.warm = func(ctx context.Context, anchor prefixtree.Hash, backends []string) {
+		if _, limited := ctx.Deadline(); !limited || anchor != p.Anchor {
+			t.Errorf("prefix %x is computed, with a deadline: %v", anchor, limited)
+		}
+		warmed = append(warmed, backends...)
+	}
+	r.h.leave(t.Context(), []string{order[1], order[4], order[2]})
+	if want := order[5:7]; !slices.Equal(warmed, want) {
+		t.Errorf("%v compute it, want %v", warmed, want)
+	}
+}
+
 // hotBody is a request that begins with the same six thousand bytes, and goes on with its own.
 func hotBody(i int) string {
 	return chatBody("m", strings.Repeat(longText, 120)+strings.Repeat(fmt.Sprintf("And this is prompt %d. ", i), 100))

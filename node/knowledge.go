@@ -80,7 +80,7 @@ func (k *knowledge) mergeAt(payload []byte, shift time.Duration, at time.Time) (
 	applied, news, err := k.tree.ApplyDeltaNews(payload, names, shift, now(), *buffer)
 	k.announced.post(buffer, news)
 	k.late.Add(uint64(applied.Late))
-	if err == nil && applied.Unknown > 0 {
+	if err == nil && applied.Unplaced > 0 {
 		k.unplaced.keep(payload, shift, at)
 		if k.names.Load() != names {
 			k.mergeUnplaced() // the change may have come before this was kept
@@ -240,7 +240,12 @@ func (k *knowledge) setNames(names *backendNames) {
 		was, had := old.ids[key]
 		return ok && (!had || was != is)
 	})
-	k.mergeUnplaced()
+	for key := range names.ids {
+		if _, had := old.ids[key]; !had {
+			k.mergeUnplaced()
+			return
+		}
+	}
 }
 
 // learn takes what the other nodes together found out about an engine.

@@ -42,6 +42,9 @@ func (n *Node) learnMetrics() question {
 		if err != nil {
 			return // shown by /backends as the age of the last answer
 		}
+		if now := n.fleet.roster().at(u.id); now == nil || now.link != u.link {
+			return // it has gone or moved, and its id may be another's
+		}
 		n.checker.started(u, &m)
 		n.router.SetTelemetry(u.id, policy.Telemetry{Running: m.Running, Waiting: m.Waiting, KVUsage: m.KVUsage})
 		grew, err := n.fleet.learnMetrics(u, m, time.Now())

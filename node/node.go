@@ -54,7 +54,8 @@ type Node struct {
 	warmer     *warmer                         // has engines compute them beforehand; nil: not wanted
 	fleet      *fleet                          // what is known of the backends; makes the view
 	store      atomic.Pointer[raftstore.Store] // what the fleet agrees on; nil: not started
-	proposed   atomic.Bool                     // the configured backends were put to the fleet, or cannot be
+	proposed   atomic.Bool                     // the configured backends were put to the fleet
+	refused    atomic.Bool                     // the fleet does not take them
 	adoptMu    sync.Mutex                      // serialises adopt
 	raftAddr   string                          // as other nodes reach it, "" alone; set before gossip starts
 	raftTimers raftstore.Timers                // tests only; zero: the defaults

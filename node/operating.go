@@ -13,7 +13,8 @@ import (
 // RuleSet is the answer of GET /rules.
 type RuleSet struct {
 	// Source is "fleet" for rules that were applied to the whole fleet, or
-	// "configuration" for this node's own, which hold until there are any.
+	// "configuration" for this node's own, which hold until there are any, and where
+	// the fleet's are of a later release that this one cannot read.
 	Source  string `json:"source"`
 	Version uint64 `json:"version"` // of the fleet's rules; 0: none were ever applied
 	Text    string `json:"text"`    // as applied; empty for a node's own
@@ -45,17 +46,15 @@ type rulesRequest struct {
 	IfVersion *uint64 `json:"if_version,omitempty"`
 }
 
-// Rules returns the routing rules that this node goes by.
+// Rules returns the routing rules that this node goes by now.
 func (n *Node) Rules() *RuleSet {
 	set := &RuleSet{Source: "configuration", Rules: []RuleStatus{}}
-	if s := n.store.Load(); s != nil {
-		r := s.State().Rules
-		set.Version = r.Version
-		if r.Text != "" {
-			set.Source, set.Text = "fleet", r.Text
-		}
+	now := n.fleet.roster() // not the store's state: that is there before it is in force
+	set.Version = now.ruled.Version
+	if now.ruled.Text != "" {
+		set.Source, set.Text = "fleet", now.ruled.Text
 	}
-	for _, r := range n.fleet.roster().rules {
+	for _, r := range now.rules {
 		set.Rules = append(set.Rules, RuleStatus{Model: r.Model, Path: r.PathPrefix, Header: r.Header, HeaderValue: r.HeaderValue, Strategy: r.Strategy})
 	}
 	return set

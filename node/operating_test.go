@@ -65,6 +65,7 @@ func TestWrongInput(t *testing.T) {
 		"half a query":        {"DELETE", "/backends?name=" + n.cfg.Backends[0].Name + "&name=%zz", "", 400, "query", "invalid URL escape"},
 		"two in one":          {"DELETE", "/backends?name=" + n.cfg.Backends[0].Name + ";name=b", "", 400, "query", "semicolon"},
 		"unknown action":      {"PATCH", "/backends", `{"names":["` + n.cfg.Backends[0].Name + `"],"action":"stop"}`, 400, "action", `"stop"`},
+		"health's reason":     {"PATCH", "/backends", `{"names":["` + n.cfg.Backends[0].Name + `"],"action":"down","reason":"health: mine"}`, 400, "reason", "health: "},
 		"one unknown name":    {"PATCH", "/backends", `{"names":["` + n.cfg.Backends[0].Name + `","nobody"],"action":"drain"}`, 404, "", "nobody"},
 		"no name":             {"DELETE", "/backends", "", 400, "name", "no backend"},
 		"remove one unknown":  {"DELETE", "/backends?name=" + n.cfg.Backends[0].Name + "&name=nobody", "", 404, "", "nobody"},
@@ -450,6 +451,47 @@ func TestEmptyAgreementWaits(t *testing.T) {
 	n.adopt(&raftstore.State{Version: 2})
 	if l := n.fleet.roster().list; len(l) != 0 {
 		t.Errorf("%+v", l)
+	}
+}
+
+// TestRefusedListGivesWay: a node whose list the fleet does not take goes by it until
+// the fleet has had backends, and no longer when these are taken away.
+func TestRefusedListGivesWay(t *testing.T) {
+	n, err := New(testConfig("http://127.0.0.3:1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.refused.Store(true)
+	for version, want := range []string{"127.0.0.3:1", "b", ""} {
+		s := stateWith(uint64(version+1), firstGeneration)
+		if want == "b" {
+			s = stateWith(uint64(version+1), firstGeneration, want)
+		}
+		n.adopt(s)
+		got := ""
+		for _, u := range n.fleet.roster().list {
+			got += u.Name
+		}
+		if got != want {
+			t.Errorf("version %d: %q, want %q", version+1, got, want)
+		}
+	}
+}
+
+// TestStatesComeOutOfOrder: who waits to adopt a state while a newer one is adopted
+// changes nothing, hot prefixes included.
+func TestStatesComeOutOfOrder(t *testing.T) {
+	n, err := New(testConfig("http://127.0.0.3:1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	older, newer := stateWith(1, firstGeneration, "a"), stateWith(2, firstGeneration, "a", "b")
+	newer.Switches.Hot = true
+	newer.Hot = []raftstore.HotPrefix{{Anchor: 7, Depth: 4096, R: 2, Expires: time.Now().Add(time.Hour).UnixMilli()}}
+	n.adopt(newer)
+	n.adopt(older)
+	if l := n.hot.inForce; len(l) != 1 || l[0].Anchor != 7 || n.fleet.roster().version != 2 {
+		t.Errorf("version %d with the hot prefixes %+v", n.fleet.roster().version, l)
 	}
 }
 

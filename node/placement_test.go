@@ -217,6 +217,79 @@ func TestNewsBeforeTheBackend(t *testing.T) {
 	}
 }
 
+// TestUnplacedWaitsForBackends: a state without new backends, and what no backend will
+// ever explain, cost nothing.
+func TestUnplacedWaitsForBackends(t *testing.T) {
+	n := unstarted(t, "a")
+	peer := newKnower(t, "b")
+	peer.serve(t, new(policy.Attempt), chain(1, 40), 0)
+	if records, _ := tell(t, peer, &knower{knowledge: n.knowledge}); records == 0 {
+		t.Fatal("nothing was told")
+	}
+	later := []byte{1, 1, 7, 1, 0} // an extension of a later release
+	if applied, err := n.knowledge.Apply("peer", later, 0); err != nil || applied.Unknown != 1 {
+		t.Fatalf("%+v %v", applied, err)
+	}
+	kept := n.knowledge.unplaced.told
+	if len(kept) != 1 {
+		t.Fatalf("%d payloads are kept", len(kept))
+	}
+	for version, names := range [][]string{{"a"}, {"a", "c"}} {
+		if err := n.fleet.adopt(stateWith(uint64(version+1), firstGeneration, names...)); err != nil {
+			t.Fatal(err)
+		}
+		told := n.knowledge.unplaced.told
+		if again := &told[0].payload[0] != &kept[0].payload[0]; len(told) != 1 || again != (version > 0) {
+			t.Errorf("version %d: %d payloads are kept, tried again: %v", version+1, len(told), again)
+		}
+	}
+}
+
+// TestAnotherEngineOfThatName: what a node knows of an engine of its own list says
+// nothing of the one that the fleet has under that name.
+func TestAnotherEngineOfThatName(t *testing.T) {
+	n := unstarted(t, "a", "b")
+	own := n.fleet.roster().list
+	a, b := own[0], own[1]
+	if a.Name != "a" || b.Name != "b" {
+		t.Fatalf("%s, %s", a.Name, b.Name)
+	}
+	n.tree.Record(a.id, chain(1, 40), now(), nil)
+	n.tree.Record(b.id, chain(2, 40), now(), nil)
+	s := stateWith(1, firstGeneration+3, "a", "b")
+	s.Backends[0].URL = "http://elsewhere:1"
+	if err := n.fleet.adopt(s); err != nil {
+		t.Fatal(err)
+	}
+	r := n.fleet.roster()
+	if a := r.named("a"); a.id == own[0].id || a.id == own[1].id || a.kept {
+		t.Errorf("another engine has the id %d, kept: %v", a.id, a.kept)
+	}
+	if b := r.named("b"); b.id != own[1].id || !b.kept {
+		t.Errorf("the same engine has the id %d, had %d", b.id, own[1].id)
+	}
+	if target, ok := r.target(a.id, "a"); !ok || target.Addr != "a:1" {
+		t.Errorf("a decision of before leads to %+v", target)
+	}
+	told := 0
+	for {
+		payload, records := n.knowledge.Drain(nil, 64<<10)
+		if records == 0 {
+			break
+		}
+		peer := newKnower(t, "a")
+		peer.tree.SetGeneration(0, firstGeneration+2, now())
+		applied, err := peer.knowledge.Apply("one", payload, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		told += applied.News
+	}
+	if told > 0 {
+		t.Errorf("%d facts of another engine were told", told)
+	}
+}
+
 // TestUnplacedIsBounded: what nobody here knows anything of is forgotten by size and by age.
 func TestUnplacedIsBounded(t *testing.T) {
 	var u unplaced
@@ -225,11 +298,17 @@ func TestUnplacedIsBounded(t *testing.T) {
 	for range 3 * unplacedBytes / page {
 		u.keep(make([]byte, page), 0, at)
 	}
-	if len(u.told) != unplacedBytes/page || u.bytes != unplacedBytes {
+	if most := unplacedBytes / (page + unplacedEach); len(u.told) != most || u.bytes != most*(page+unplacedEach) {
 		t.Errorf("%d kept of %d bytes", len(u.told), u.bytes)
 	}
+	for range 2 * unplacedBytes / unplacedEach {
+		u.keep(nil, 0, at)
+	}
+	if len(u.told) != unplacedBytes/unplacedEach || u.bytes != unplacedBytes {
+		t.Errorf("%d empty ones kept, %d bytes", len(u.told), u.bytes)
+	}
 	u.keep(nil, 0, at.Add(unplacedFor+time.Second))
-	if len(u.told) != 1 || u.bytes != 0 {
+	if len(u.told) != 1 || u.bytes != unplacedEach {
 		t.Errorf("%d kept of %d bytes", len(u.told), u.bytes)
 	}
 	if told := u.take(at.Add(3 * unplacedFor)); len(told) != 0 || len(u.told) != 0 {

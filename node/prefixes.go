@@ -54,7 +54,7 @@ func (n *Node) Prefixes() (*PrefixList, error) {
 			AgeS: ageS(time.UnixMilli(int64(p.Since))), ChangedS: ageS(time.UnixMilli(int64(p.Changed))), ExpiresS: max(float64(p.Expires-millis(at))/1000, 0),
 		}
 		if pool, ok := poolOf(p.Anchor, sum); ok {
-			st.Backends = append(st.Backends, n.router.HotSet(pool, p.HotPrefix, "")...)
+			st.Backends = append(st.Backends, n.router.HotSet(pool, p.HotPrefix)...)
 			need := hot.Size(sum[hot.Key{Pool: pool, Anchor: p.Anchor}], sum[hot.Key{Pool: pool}], n.hot.backends(pool), -1)
 			st.Share, st.Work, st.Other, st.Why = need.Share, need.Work, need.Other, need.Why()
 		}

@@ -26,6 +26,7 @@ type roster struct {
 	targets []proxy.Target
 	names   *backendNames
 	rules   []policy.Rule
+	ruled   raftstore.Rules // what rules were made from; no text: they are the node's own
 	// open: not every model there is, is declared: one that is not listed may exist all the same.
 	open bool
 	// before is the roster that this one replaced, without its own: a decision may
@@ -104,9 +105,14 @@ func readLocals(backends []Backend) (map[string]local, error) {
 // it outlast the change. An id that the fleet agreed on has the same one here for
 // ever, so that generations grow here as they do there.
 type placements struct {
-	own    map[string]prefixtree.Backend // of the node's own list, by name, that the fleet has not agreed on yet
-	agreed map[uint16]placement          // by agreed id
+	own    map[string]ownPlace  // of the node's own list, by name, that the fleet has not agreed on yet
+	agreed map[uint16]placement // by agreed id
 	next   prefixtree.Backend
+}
+
+type ownPlace struct {
+	id  prefixtree.Backend
+	url string
 }
 
 type placement struct {
@@ -116,28 +122,28 @@ type placement struct {
 
 // newPlacements gives the node's own list the first ids, in its order.
 func newPlacements(backends []Backend) placements {
-	p := placements{own: make(map[string]prefixtree.Backend, len(backends)), agreed: make(map[uint16]placement)}
+	p := placements{own: make(map[string]ownPlace, len(backends)), agreed: make(map[uint16]placement)}
 	for i := range backends {
-		p.own[backends[i].Name] = p.next
+		p.own[backends[i].Name] = ownPlace{p.next, backends[i].URL}
 		p.next++
 	}
 	return p
 }
 
 // place returns where a backend is here, and whether it keeps what it had in the
-// node's own list until now.
+// node's own list until now: not if the fleet means another engine by that name.
 func (p *placements) place(b *raftstore.Backend) (at placement, kept bool) {
 	if at, ok := p.agreed[b.ID]; ok {
 		return at, false
 	}
-	id, kept := p.own[b.Name]
-	if kept {
-		delete(p.own, b.Name)
-	} else {
-		id = p.next
+	own, listed := p.own[b.Name]
+	delete(p.own, b.Name)
+	kept = listed && sameURL(own.url, b.URL)
+	at = placement{own.id, b.Generation}
+	if !kept {
+		at.id = p.next
 		p.next++
 	}
-	at = placement{id, b.Generation}
 	p.agreed[b.ID] = at
 	return at, kept
 }
@@ -171,7 +177,11 @@ func (f *fleet) agreedRoster(s *raftstore.State) (*roster, error) {
 	}
 	slices.SortFunc(ups, func(a, b *upstream) int { return int(a.agreed.ID) - int(b.agreed.ID) })
 	rules, err := f.rulesOf(s)
-	return f.newRoster(s.Version, ups, rules), err
+	r := f.newRoster(s.Version, ups, rules)
+	if r.ruled = s.Rules; err != nil {
+		r.ruled.Text = ""
+	}
+	return r, err
 }
 
 // rulesOf are the rules that hold under a state: the fleet's if it has any, else
@@ -322,7 +332,12 @@ func (r *roster) policyBackends() []policy.Backend {
 // asked when nothing else is left to ask, since half of a fleet's nodes may be wrong
 // about half of its engines, and an error is certain otherwise.
 func (u *upstream) lastResort() bool {
-	return u.state == policy.Down && u.agreed != nil && !u.agreed.Drained && strings.HasPrefix(u.agreed.Reason, health.Prefix)
+	return u.downByHealth() && !u.agreed.Drained
+}
+
+// downByHealth says whether it is health's word that a backend is down.
+func (u *upstream) downByHealth() bool {
+	return u.state == policy.Down && u.agreed != nil && strings.HasPrefix(u.agreed.Reason, health.Prefix)
 }
 
 // eligible is the state of a backend for the policy. A last resort is active there,

@@ -15,6 +15,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"grapevine/node/health"
 	"grapevine/raftstore"
 )
 
@@ -249,6 +250,15 @@ func TestSourcesChangeTheState(t *testing.T) {
 	step("a whole one", time.Minute)
 	s.take(1, []Backend{backend("m:80", 1)}, false, nil, at)
 	step("gone for good", time.Minute, "drain n:80", "remove n:80")
+	s.take(1, []Backend{backend("m:80", 1), backend("o:80", 1)}, false, nil, at)
+	step("another", 3*time.Second, "add o:80")
+	for i := range l.state.Backends {
+		if b := &l.state.Backends[i]; b.Name == "o:80" {
+			b.State, b.Reason = raftstore.Down, health.Prefix+"refused"
+		}
+	}
+	s.take(1, []Backend{backend("m:80", 1)}, false, nil, at)
+	step("gone, and down: a drain would outlast its return", time.Minute, "remove o:80")
 	if _, ok := l.state.Backend("mine:1"); !ok {
 		t.Error("what an operator added is gone")
 	}

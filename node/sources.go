@@ -392,7 +392,7 @@ func (s *sources) removals(state *raftstore.State, at time.Time) (commands []raf
 			draining[b.Name] = drained
 		}
 		switch {
-		case !b.Drained:
+		case !b.Drained && b.State != raftstore.Down: // what is down has nothing to finish, and would keep health's reason
 			commands = append(commands, raftstore.SetBackendState{Names: []string{b.Name}, Action: raftstore.Drain, Reason: gonePrefix + "not named any more"})
 		case b.State == raftstore.Down, !s.busy(b.Name) && at.Sub(drained) >= sourceRetry, at.Sub(drained) > goneWait:
 			commands = append(commands, raftstore.RemoveBackends{Names: []string{b.Name}})

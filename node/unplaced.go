@@ -24,6 +24,9 @@ type toldEarly struct {
 const (
 	// unplacedBytes holds what eight nodes tell in five seconds at 100 kB/s each.
 	unplacedBytes = 4 << 20
+	// unplacedEach is what a payload costs besides its bytes, so that many small ones
+	// are bounded, too.
+	unplacedEach = 128
 	// unplacedFor is longer than an agreement takes to reach a node that hears others.
 	unplacedFor = 30 * time.Second
 )
@@ -33,13 +36,12 @@ func (u *unplaced) keep(payload []byte, shift time.Duration, at time.Time) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.told = append(u.told, toldEarly{slices.Clone(payload), shift, at})
-	u.bytes += len(payload)
-	gone := 0
-	for gone < len(u.told) && (u.bytes > unplacedBytes || at.Sub(u.told[gone].at) > unplacedFor) {
-		u.bytes -= len(u.told[gone].payload)
-		gone++
+	u.bytes += unplacedEach + len(payload)
+	for len(u.told) > 0 && (u.bytes > unplacedBytes || at.Sub(u.told[0].at) > unplacedFor) {
+		u.bytes -= unplacedEach + len(u.told[0].payload)
+		u.told[0] = toldEarly{} // the rest stays in place: append moves it now and then
+		u.told = u.told[1:]
 	}
-	u.told = slices.Delete(u.told, 0, gone)
 }
 
 // take returns what is kept and still worth something, and keeps it no longer.

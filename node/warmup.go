@@ -26,7 +26,7 @@ const (
 	keptPrompts = 8
 	keptBytes   = 1 << 20
 	keptFor     = time.Minute
-	// warmLimit bounds the warming of all backends that a prefix is new on.
+	// warmLimit bounds the warming of all backends that prefixes are new on at once.
 	warmLimit = 5 * time.Second
 )
 
@@ -70,10 +70,10 @@ func (w *warmer) observe(r *proxy.Record) {
 	}
 	w.kept[d.Hot] = keptPrompt{string(r.Path), bytes.Clone(r.Body), at}
 	for len(w.kept) > keptPrompts {
-		var oldest prefixtree.Hash
+		oldest := d.Hot
 		for anchor, k := range w.kept {
-			if k.at.Before(at) {
-				oldest, at = anchor, k.at
+			if k.at.Before(w.kept[oldest].at) {
+				oldest = anchor
 			}
 		}
 		delete(w.kept, oldest)

@@ -12,6 +12,8 @@ type Applied struct {
 	News    int // changed this tree
 	Unknown int // of backends this node does not know, or of kinds it does not know: skipped
 	Late    int // of an older generation, behind a fence or past retention: without effect
+
+	Unplaced int // of the Unknown, those of backends: worth another try when others are known
 }
 
 // ApplyDelta merges a payload that another node's Outbox has drained, or a page of its Snapshot, which has the same form. shift
@@ -75,6 +77,9 @@ func (m *merge) payload(payload []byte, names Names, shift time.Duration) (appli
 		}
 		if !known || int(f.Backend) >= len(m.t.limits) {
 			applied.Unknown += n
+			if !r.skip && !known {
+				applied.Unplaced += n
+			}
 			continue
 		}
 		f.Time = m.clamp(f.Time + by)

@@ -90,8 +90,13 @@ const (
 // String gives the action as it is written in errors and logs.
 func (a Action) String() string { return nameOf(a, "drain", "resume", "down", "up") }
 
+// HealthPrefix begins the reasons of states that the fleet has found by itself and
+// ends by itself.
+const HealthPrefix = "health: "
+
 // SetBackendState takes one action on all of the backends, or on none if a name
-// is unknown.
+// is unknown. MarkDown for another reason than one of health's replaces one of
+// health's, so that what an operator took down stays down; never the other way round.
 type SetBackendState struct {
 	Names  []string
 	Action Action

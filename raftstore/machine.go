@@ -212,6 +212,14 @@ func (m *machine) setBackendState(index uint64, at int64, c SetBackendState) (bo
 	for _, i := range places {
 		b := &m.backends[i]
 		drained, down := b.Drained, b.State == Down
+		if down && c.Action == MarkDown && byHealth(b.Reason) && !byHealth(c.Reason) {
+			// An operator's word outlasts health's, which would end by itself. The version
+			// stays, as it decides what UpdateBackend is refused: releases that leave the
+			// reason as it is must come to the same.
+			b.Reason = c.Reason
+			changed = true
+			continue
+		}
 		switch c.Action {
 		case Drain:
 			drained = true
@@ -241,6 +249,9 @@ func (m *machine) setBackendState(index uint64, at int64, c SetBackendState) (bo
 	}
 	return changed, nil
 }
+
+// byHealth says whether a reason is one that the fleet has found by itself.
+func byHealth(reason string) bool { return strings.HasPrefix(reason, HealthPrefix) }
 
 func (m *machine) newGeneration(index uint64, c NewGeneration) (bool, *refusal) {
 	i, found := m.find(c.Name)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -126,6 +127,48 @@ func TestDrainOutlivesDown(t *testing.T) {
 		if b.State != step.want || b.Since != step.since {
 			t.Errorf("step %d, %v: %v since %d, want %v since %d", i, step.action, b.State, b.Since, step.want, step.since)
 		}
+	}
+}
+
+// An operator who takes down what health has taken down is not overridden by health,
+// and by nothing else is the state another one than in releases without that rule.
+func TestOperatorTakesOverWhatIsDown(t *testing.T) {
+	m := newMachine()
+	must(t, m, 1, add("a", "b"))
+	version := uint64(2)
+	set := func(action Action, reason string, names ...string) Result {
+		t.Helper()
+		version++
+		o := m.run(version, SetBackendState{Names: names, Action: action, Reason: reason})
+		if o.refuse != nil {
+			t.Fatal(o.refuse)
+		}
+		return o.result
+	}
+	set(MarkDown, HealthPrefix+"refused", "a")
+	before, _ := m.state().Backend("a")
+	if r := set(MarkDown, HealthPrefix+"timeout", "a"); r.Changed {
+		t.Error("health has replaced its own reason")
+	}
+	if r := set(MarkDown, "the rack is being moved", "b", "a"); !r.Changed || m.state().Version != version {
+		t.Errorf("%+v, the state has version %d", r, m.state().Version)
+	}
+	want := before
+	want.Reason = "the rack is being moved"
+	if a, _ := m.state().Backend("a"); !reflect.DeepEqual(a, want) {
+		t.Errorf("%+v, want %+v", a, want)
+	}
+	for _, reason := range []string{HealthPrefix + "refused", "another word", "the rack is being moved"} {
+		if r := set(MarkDown, reason, "a", "b"); r.Changed {
+			t.Errorf("%q has replaced an operator's reason", reason)
+		}
+	}
+	restored, err := restoreMachine(m.snapshot())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, _ := restored.state().Backend("a"); a.Reason != want.Reason {
+		t.Errorf("restored: %+v", a)
 	}
 }
 

@@ -50,7 +50,7 @@ type Backend struct {
 	// backend is down, so that one that comes back is not put to work again.
 	Drained bool
 	Since   int64  // when State was entered, unix ms
-	Reason  string // of the last change of State
+	Reason  string // of the last change of State, or the operator's who took over what health had taken down
 	Source  Source
 	Version uint64 // raft index of the last change of this backend
 }

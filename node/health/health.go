@@ -71,7 +71,8 @@ const (
 )
 
 // Prefix begins the reason of every state that was written down by the fleet
-// itself. What is down for another reason is an operator's affair.
+// itself; the store knows it, too (raftstore.HealthPrefix). What is down for another
+// reason is an operator's affair.
 const Prefix = "health: "
 
 // Backend is one engine as the fleet has agreed on it.

@@ -204,6 +204,55 @@ func TestPromptsAgeFromTheirEnd(t *testing.T) {
 	}
 }
 
+// TestRequestsOutliveTheirBackend: a backend is removed while requests run on it, and its id goes to another. What becomes of
+// them says nothing of that one; of the same backend in a new generation it does.
+func TestRequestsOutliveTheirBackend(t *testing.T) {
+	for _, successor := range []string{"engine-0", "engine-1"} {
+		blamed := 0
+		list := fleetOf(1)
+		r, tree := newRouter(t, Config{Failed: func(prefixtree.Backend, Failure, prefixtree.Time) { blamed++ }}, list)
+		var attempts [4]Attempt
+		hashes := make([][]prefixtree.Hash, len(attempts))
+		for i := range attempts {
+			for block := range 40 {
+				hashes[i] = append(hashes[i], prefixtree.Hash(1_000*(i+1)+block))
+			}
+			if err := r.Pick(&Request{Hashes: hashes[i], PromptBytes: 40 * testBlock}, t0, &attempts[i]); err != nil {
+				t.Fatal(err)
+			}
+			if i > 0 {
+				attempts[i].Dispatched(t0)
+			}
+		}
+		list[0].Name, list[0].Generation = successor, 2
+		tree.SetGeneration(0, 2, t0+1)
+		v, err := NewView(list, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.SetView(v)
+		attempts[0].Dispatched(t0 + 2) // decided before
+		attempts[0].End(Outcome{Failed: ClientGone}, t0+3)
+		attempts[1].FirstToken(t0 + 2)
+		attempts[1].End(Outcome{PromptTokens: 40 * 128, CachedTokens: 0, OutputTokens: 1}, t0+3)
+		attempts[2].End(Outcome{Failed: Reset}, t0+3)
+		attempts[3].FirstToken(t0 + 2)
+		attempts[3].End(Outcome{Failed: ClientGone}, t0+3)
+		held := 0
+		for i := range hashes {
+			var m prefixtree.Matches
+			tree.Match(&m, hashes[i], t0+4)
+			held += len(m.Holders())
+		}
+		if same := successor == "engine-0"; held > 0 != same || blamed > 0 != same {
+			t.Errorf("%s: %d prompts are believed to be held, %d failures are told", successor, held, blamed)
+		}
+		if prefill, active := r.Load(0); prefill != 0 || active != 0 {
+			t.Errorf("%s: %d tokens, %d requests are left", successor, prefill, active)
+		}
+	}
+}
+
 func TestMisuse(t *testing.T) {
 	r, _ := newRouter(t, Config{}, fleetOf(2))
 	a := pick(t, r, &Request{}, t0)

@@ -65,8 +65,8 @@ func (r *Router) Pools() []PoolSize {
 }
 
 // HotSet returns the names of the backends of a pool that hold a hot prefix on the present view, the first in order first; without
-// leaves one out, as if it were gone. Some of them may be left alone for failures just now. Nil if there is no such pool.
-func (r *Router) HotSet(key uint64, p HotPrefix, without string) []string {
+// leaves some out, as if they were gone. Some of them may be left alone for failures just now. Nil if there is no such pool.
+func (r *Router) HotSet(key uint64, p HotPrefix, without ...string) []string {
 	pools := r.table.Load().pools()
 	at := slices.IndexFunc(pools, func(p *pool) bool { return p.key == key })
 	if at < 0 {
@@ -80,7 +80,7 @@ func (r *Router) HotSet(key uint64, p HotPrefix, without string) []string {
 	var order []ranked
 	for i := range pool.entries {
 		e := &pool.entries[i]
-		if name := pool.name(e.id); name != without {
+		if name := pool.name(e.id); !slices.Contains(without, name) {
 			order = append(order, ranked{name, rendezvous(uint64(p.Anchor), e.key, e.weight, pool.weighted)})
 		}
 	}

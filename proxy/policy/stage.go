@@ -171,7 +171,7 @@ func (r *Router) stage(s *Scene, q *Request, p *pool, now prefixtree.Time) (last
 		s.rand = mix(r.cfg.Seed) + mix(r.seq.Add(1))
 	}
 	s.Branch, s.CommonTokens, s.nameless, s.judged, s.inferred = 0, 0, false, false, false
-	s.HotAnchor, s.Replicas, s.common = 0, 0, 0
+	s.HotAnchor, s.Replicas, s.common, s.known = 0, 0, 0, 0
 	if cap(s.where) < len(p.entries) {
 		s.where = make([]int32, len(p.entries))
 		s.Candidates = make([]Candidate, 0, len(p.entries))
@@ -275,6 +275,7 @@ func (r *Router) match(s *Scene) {
 		s.common = s.agree(hot, common)
 	}
 	for _, h := range s.matches.Holders() {
+		s.known = max(s.known, h.Blocks)
 		if int(h.Backend) >= len(s.pool.byID) {
 			continue
 		}

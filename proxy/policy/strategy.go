@@ -127,6 +127,7 @@ type Scene struct {
 	where    []int32   // pool entry -> candidate index, -1 for none
 	ranks    []float64 // memory for gather
 	common   int       // leading blocks that are common property
+	known    int32     // leading blocks of the longest match, on any backend
 	pool     *pool
 	model    *modelStat
 	nameless bool // the prompt is common property to its end

@@ -17,6 +17,7 @@ type Work struct {
 	Anchor   prefixtree.Hash
 	Tokens   float64 // of prompt up to the anchor
 	Requests float64 // a second
+	Fresh    float64 // of these, such as go on with no prompt that is known: the others go where that one is held
 	Prefill  float64 // prefill seconds a second
 	Active   float64 // requests at once
 }
@@ -57,8 +58,9 @@ func (m *workMeter) hear(anchors map[prefixtree.Hash]bool) {
 type prefixWork struct {
 	anchor prefixtree.Hash
 	tokens float64
-	rank   float64 // requests, with those of whoever had the place before
-	apart  bool    // found to be where prompts go apart
+	rank   float64   // requests, with those of whoever had the place before
+	apart  bool      // found to be where prompts go apart
+	latest promptEnd // of the prompts that begin with it
 	decayedWork
 }
 
@@ -67,6 +69,7 @@ type prefixWork struct {
 type decayedWork struct {
 	since, last prefixtree.Time
 	requests    float64
+	fresh       float64
 	prefill     float64 // seconds
 	busy        float64 // request-seconds
 	active      int     // requests that have not ended
@@ -81,13 +84,14 @@ func (d *decayedWork) fade(now prefixtree.Time) float64 {
 func (d *decayedWork) pass(now prefixtree.Time) {
 	fade := d.fade(now)
 	d.requests *= fade
+	d.fresh *= fade
 	d.prefill *= fade
 	d.busy = d.busy*fade + float64(d.active)*workWindow*(1-fade)
 	d.last = max(d.last, now)
 }
 
 // begin takes in a request.
-func (d *decayedWork) begin(prefill float64, now prefixtree.Time) {
+func (d *decayedWork) begin(prefill float64, fresh bool, now prefixtree.Time) {
 	d.pass(now)
 	d.active++
 	if d.since == 0 {
@@ -96,6 +100,9 @@ func (d *decayedWork) begin(prefill float64, now prefixtree.Time) {
 	}
 	d.requests++
 	d.prefill += prefill
+	if fresh {
+		d.fresh++
+	}
 }
 
 // end says that one has ended.
@@ -111,7 +118,7 @@ func (d decayedWork) work(now prefixtree.Time) (w Work) {
 	}
 	d.pass(now)
 	over := workWindow * (1 - math.Exp(-(seconds(d.since, d.last)+workStart)/workWindow))
-	return Work{Requests: d.requests / over, Prefill: d.prefill / over, Active: d.busy / over}
+	return Work{Requests: d.requests / over, Fresh: d.fresh / over, Prefill: d.prefill / over, Active: d.busy / over}
 }
 
 // count takes in a decision: what the chosen candidate has to compute, and of this for the prompt's deepest popular prefix what
@@ -120,7 +127,7 @@ func (s *Scene) count(c *Candidate) *prefixWork {
 	m := &s.pool.work
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.all.begin(c.Uncached/s.FleetRate, s.Now)
+	m.all.begin(c.Uncached/s.FleetRate, false, s.Now)
 	if len(s.Request.Hashes) == 0 {
 		return nil
 	}
@@ -131,8 +138,26 @@ func (s *Scene) count(c *Candidate) *prefixWork {
 	tokens := min(float64(blocks)*s.TokensPerBlock, float64(s.PromptTokens))
 	p.tokens = tokens
 	p.rank = p.rank*p.fade(s.Now) + 1
-	p.begin(max(min(c.Uncached, float64(s.PromptTokens)-tokens), 1)/s.FleetRate, s.Now)
+	goesOn := p.latest.next(s.Request.Hashes)
+	if blocks < sketchDepth {
+		goesOn = int(s.known) >= blocks+sketchStride // popular prefixes end up to a stride before prompts go apart
+	}
+	p.begin(max(min(c.Uncached, float64(s.PromptTokens)-tokens), 1)/s.FleetRate, !goesOn, s.Now)
 	return p
+}
+
+// promptEnd is where a prompt ended. Behind sketchDepth nobody looks how far prompts are common property, so that what is known of one
+// does not tell a conversation that goes on from questions about the same text.
+type promptEnd struct {
+	hash   prefixtree.Hash
+	blocks int
+}
+
+// next takes in a prompt and returns whether it goes on with the one before.
+func (e *promptEnd) next(hashes []prefixtree.Hash) (goesOn bool) {
+	goesOn = e.blocks > 0 && e.blocks < len(hashes) && hashes[e.blocks-1] == e.hash
+	*e = promptEnd{hashes[len(hashes)-1], len(hashes)}
+	return goesOn
 }
 
 // end takes in that a request that was counted for a prefix, nil for none, has ended.
@@ -151,11 +176,12 @@ func (m *workMeter) deepest(hashes []prefixtree.Hash, common int, now prefixtree
 	from := max(common, 1)
 	f := m.alike.behind(hashes[from-1])
 	blocks = f.extent(hashes, from)
+	seen := f.seen // f may be another's after the next call
 	if from > 1 {
 		// Most prefixes are known by their first block, which has been seen longest.
 		blocks = max(blocks, m.alike.behind(hashes[0]).extent(hashes, 1))
 	}
-	if f.seen < furtherLeast {
+	if seen < furtherLeast {
 		// While the sketch walks down a long prefix, each of its anchors is new here. Where the walk ends is known from those before, or
 		// to another node.
 		last := min(len(hashes), sketchDepth) - 1
@@ -202,7 +228,7 @@ func (m *workMeter) place(anchor prefixtree.Hash, now prefixtree.Time) *prefixWo
 	}
 	delete(m.index, least.anchor)
 	least.anchor, least.rank, least.apart = anchor, rank, false
-	least.decayedWork = decayedWork{}
+	least.decayedWork, least.latest = decayedWork{}, promptEnd{}
 	m.index[anchor] = least
 	return least
 }

@@ -43,6 +43,7 @@ func TestWorkIsWhatRemains(t *testing.T) {
 	}
 	rate := r.Rate(0)
 	near("rate of its requests", hot.Requests, 10)
+	near("of these fresh", hot.Fresh, 10)
 	near("its work", hot.Prefill, 10*8*perBlock/rate)
 	near("rate of all requests", all.Requests, 20)
 	near("all work", all.Prefill, 20*8*perBlock/rate)
@@ -113,14 +114,14 @@ func TestBeginningsAreBounded(t *testing.T) {
 func TestWorkHasRoomForWhatIsPopular(t *testing.T) {
 	var m workMeter
 	held := m.place(1, t0)
-	held.begin(1, t0)
+	held.begin(1, true, t0)
 	for i := range 5000 {
 		if p := m.place(prefixtree.Hash(i+2), t0); p == nil {
 			t.Fatalf("no place for the prefix %d", i+2)
 		} else {
 			p.rank = p.rank*p.fade(t0) + 1
-			p.begin(1, t0)
-			p.begin(1, t0)
+			p.begin(1, true, t0)
+			p.begin(1, true, t0)
 			p.end(t0)
 			p.end(t0)
 		}
@@ -128,15 +129,62 @@ func TestWorkHasRoomForWhatIsPopular(t *testing.T) {
 	if len(m.list) != workAnchors || len(m.index) != workAnchors || m.index[1] != held || held.anchor != 1 {
 		t.Errorf("%d places, %d names, the one in use is %x", len(m.list), len(m.index), held.anchor)
 	}
-	m.all.begin(1, t0)
-	m.all.begin(1, t0)
+	m.all.begin(1, true, t0)
+	m.all.begin(1, true, t0)
 	if told := m.tell(nil, 5, t0); len(told) != 1+workTold {
 		t.Errorf("told %d", len(told))
 	}
 	for i := range m.list {
-		m.list[i].begin(1, t0)
+		m.list[i].begin(1, true, t0)
 	}
 	if m.place(9999, t0) != nil {
 		t.Error("a place that requests hold was taken over")
+	}
+}
+
+// TestConversationIsNotFresh: one that goes on, however long, and the turns of several that share a prefix, count as requests, and not as
+// fresh ones; prompts that go apart from what they share do, however much that is.
+func TestConversationIsNotFresh(t *testing.T) {
+	for _, c := range []struct {
+		name          string
+		shared        int // blocks
+		conversations int
+		grows         int // blocks a turn; 0: every prompt is a new conversation
+		fresh         bool
+	}{
+		{"one conversation, beyond what is looked at", 0, 1, 4, false},
+		{"six conversations behind one prefix", 40, 6, 6, false},
+		{"prompts behind one prefix", 40, 1, 0, true},
+		{"prompts behind one that ends between two anchors", 43, 1, 0, true},
+		{"questions about a text longer than is looked at", 400, 1, 0, true},
+	} {
+		r, _ := newRouter(t, Config{PrefillRate: 1e4}, fleetOf(8))
+		now := t0
+		var last Work
+		for i := range 360 {
+			now += 50
+			turn, which := i/c.conversations, uint64(i%c.conversations)
+			q := prompt(7, uint64(i)+1000, c.shared, c.shared+8)
+			if c.grows > 0 {
+				talk := prompt(0, 50+which, 0, 120+c.grows*turn) // the same hashes, one turn after the other
+				q = append(prompt(7, 0, c.shared, c.shared), talk...)
+			}
+			a := pick(t, r, ask(q), now)
+			a.Dispatched(now)
+			a.FirstToken(now)
+			a.End(unknown(), now)
+		}
+		works := r.OwnWork(1, now)
+		if len(works) < 2 {
+			t.Fatalf("%s: told %+v", c.name, works)
+		}
+		requests := 0.0
+		for _, w := range works[1:] {
+			requests += w.Requests
+			last.Fresh = max(last.Fresh, w.Fresh)
+		}
+		if requests < 10 || c.fresh && last.Fresh < 0.8*20 || !c.fresh && last.Fresh > 0.05*20 {
+			t.Errorf("%s: of 20 requests a second %v come behind what is popular, and %v are fresh", c.name, requests, last.Fresh)
+		}
 	}
 }

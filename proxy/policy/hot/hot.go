@@ -48,6 +48,7 @@ func (s Sum) Add(works []policy.Work) {
 		t := s[k]
 		t.Pool, t.Anchor, t.Tokens = w.Pool, w.Anchor, max(t.Tokens, w.Tokens)
 		t.Requests += w.Requests
+		t.Fresh += w.Fresh
 		t.Prefill += w.Prefill
 		t.Active += w.Active
 		s[k] = t

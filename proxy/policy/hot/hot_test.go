@@ -109,8 +109,9 @@ func (f *fleet) step(active, all float64) {
 	f.t.Helper()
 	f.now += Every
 	sum := Sum{}
-	sum.Add([]policy.Work{{Prefill: all / 100, Active: all / 2}, {Anchor: 5, Tokens: 8000, Prefill: active / 100, Active: active / 2}})
-	sum.Add([]policy.Work{{Prefill: all / 100, Active: all / 2}, {Anchor: 5, Tokens: 8000, Prefill: active / 100, Active: active / 2}})
+	for range 2 {
+		sum.Add([]policy.Work{{Requests: all / 4, Prefill: all / 100, Active: all / 2}, {Anchor: 5, Tokens: 8000, Requests: active / 4, Fresh: active / 4, Prefill: active / 100, Active: active / 2}})
+	}
 	if active == 0 {
 		delete(sum, Key{0, 5})
 	}
@@ -201,6 +202,25 @@ func TestSetDoesNotFlap(t *testing.T) {
 	}
 }
 
+// TestFewRequestsMoveLittle: the share of a prefix that comes less than once in two seconds is chance, and changes a set only every few minutes.
+func TestFewRequestsMoveLittle(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(seedOf(t), 3))
+	changes := 0
+	for range 20 {
+		f, n := newFleet(t), 0.0
+		for i := range 720 { // an hour
+			if i%24 == 0 { // what came in the last two minutes
+				n = 0.4 + 0.4*rnd.Float64()
+			}
+			f.step(n, 6)
+		}
+		changes += len(f.changes)
+	}
+	if changes < 20 || changes > 20*9 {
+		t.Errorf("%d changes in 20 hours, want at least one and at most 9 in each", changes)
+	}
+}
+
 // TestNewLeader: one that knows nothing of the past waits a minute before it makes anything less, and gives up what nobody tells of when it
 // expires.
 func TestNewLeader(t *testing.T) {
@@ -227,14 +247,73 @@ func TestNewLeader(t *testing.T) {
 	}
 }
 
+// TestClocksDiffer: neither a leader whose clock is far behind that of the one before, nor a clock that is set back, keeps a set as it is.
+func TestClocksDiffer(t *testing.T) {
+	for _, sameLeader := range []bool{false, true} {
+		f := newFleet(t)
+		for range 20 {
+			f.step(40, 160)
+		}
+		f.now -= 3_600_000
+		if !sameLeader {
+			f.sizer = new(Sizer)
+		}
+		from := f.now
+		for f.replicas() == 8 && f.now-from < 10*calm {
+			f.step(20, 160)
+		}
+		if f.replicas() != 4 || f.now-from < calm || f.now-from > 2*calm {
+			t.Errorf("the same leader: %v: %d replicas after %d ms", sameLeader, f.replicas(), f.now-from)
+		}
+	}
+}
+
+// TestPrefixOfTwoPools: where requests of two pools begin with one prefix, the pool with most of them decides.
+func TestPrefixOfTwoPools(t *testing.T) {
+	var z Sizer
+	var agreed []Prefix
+	pools := []Pool{{Key: 1, Backends: 16}, {Key: 9, Backends: 8}}
+	for i := range 100 {
+		now := t0 + prefixtree.Time(i*Every)
+		sum := Sum{}
+		sum.Add([]policy.Work{{Pool: 1, Requests: 50, Active: 100}, {Pool: 1, Anchor: 5, Tokens: 8000, Requests: 0.01, Active: 0.1}})
+		sum.Add([]policy.Work{{Pool: 9, Requests: 50, Active: 100}, {Pool: 9, Anchor: 5, Tokens: 8000, Requests: 12, Fresh: 12, Active: 25}})
+		for _, c := range z.Decide(now, pools, sum, agreed) {
+			if c.Remove || c.Replicas != 4 {
+				t.Fatalf("look %d: %+v", i, c)
+			}
+			agreed = []Prefix{{c.HotPrefix, now, now, c.Expires}}
+		}
+	}
+	if len(agreed) != 1 {
+		t.Error("nothing is agreed on")
+	}
+}
+
+// TestConversationsAreNotHot: what few requests begin with that do not go on with a known prompt gets no set, however many do.
+func TestConversationsAreNotHot(t *testing.T) {
+	for _, fresh := range []float64{0, enterFresh / 2, enterFresh} {
+		var z Sizer
+		sum := Sum{}
+		sum.Add([]policy.Work{{Requests: 20, Active: 100}, {Anchor: 5, Tokens: 32000, Requests: 10, Fresh: fresh, Prefill: 5, Active: 50}})
+		var changes int
+		for i := range 20 {
+			changes += len(z.Decide(t0+prefixtree.Time(i*Every), []Pool{{Backends: 16}}, sum, nil))
+		}
+		if hot := fresh >= enterFresh; hot != (changes > 0) {
+			t.Errorf("with %v fresh requests a second: %d changes", fresh, changes)
+		}
+	}
+}
+
 // TestManyPrefixes: what is agreed on is bounded, the hottest first, and short ones are not.
 func TestManyPrefixes(t *testing.T) {
 	sum := Sum{}
 	works := []policy.Work{{Pool: 3, Prefill: 100, Active: 300}}
 	for i := range 200 {
-		works = append(works, policy.Work{Pool: 3, Anchor: prefixtree.Hash(i + 1), Tokens: 4000, Prefill: 0.3 + float64(i)/1000, Active: 1})
+		works = append(works, policy.Work{Pool: 3, Anchor: prefixtree.Hash(i + 1), Tokens: 4000, Fresh: 1, Prefill: 0.3 + float64(i)/1000, Active: 1})
 	}
-	works = append(works, policy.Work{Pool: 3, Anchor: 999, Tokens: leastTokens - 1, Prefill: 9, Active: 9})
+	works = append(works, policy.Work{Pool: 3, Anchor: 999, Tokens: leastTokens - 1, Fresh: 9, Prefill: 9, Active: 9})
 	sum.Add(works)
 	var z Sizer
 	var agreed []Prefix

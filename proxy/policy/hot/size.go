@@ -21,6 +21,9 @@ const (
 	// stayShare the same in fair shares.
 	enterWork, stayWork   = 0.2, 0.1
 	enterShare, stayShare = 1.0, 0.5
+	// enterFresh and stayFresh are the requests a second, such as go on with no known prompt, without which it is not hot: one in the last
+	// seconds, at two looks in a row, and one in every few minutes. A conversation that goes on stays where it is held, in a set or not.
+	enterFresh, stayFresh = 0.05, 0.002
 	// leastTokens is the length from which a prefix is worth a set: a shorter one is computed anywhere in no time.
 	leastTokens = 2048
 )
@@ -31,6 +34,7 @@ type Need struct {
 	Work     float64 // backends that its own work would keep busy
 	Other    float64 // how busy everything else keeps the mean backend
 	Share    float64 // of the requests: of those that run or of those that come, whichever is more
+	Fresh    float64 // requests a second that go on with no known prompt
 	Capped   bool    // the memory that hot prefixes may claim allows no more
 }
 
@@ -54,7 +58,7 @@ func Size(w, all policy.Work, backends int, free float64) Need {
 	b := float64(backends)
 	busy := max(all.Prefill, w.Prefill) / b
 	real := min(1, 1/max(busy, 1e-9)) // nobody is busier than always: the rates were learned too low
-	n := Need{Work: w.Prefill * real, Other: max(all.Prefill-w.Prefill, 0) * real / b}
+	n := Need{Fresh: w.Fresh, Work: w.Prefill * real, Other: max(all.Prefill-w.Prefill, 0) * real / b}
 	for _, part := range [2][2]float64{{w.Active, all.Active}, {w.Requests, all.Requests}} {
 		if part[1] > 0 {
 			n.Share = max(n.Share, min(part[0]/part[1], 1))
@@ -71,9 +75,9 @@ func Size(w, all policy.Work, backends int, free float64) Need {
 
 // warm says whether a prefix that is so long and needs so much is hot; agreed is whether it was before.
 func (n *Need) warm(tokens float64, backends int, agreed bool) bool {
-	work, share := enterWork, enterShare
+	work, share, fresh := enterWork, enterShare, enterFresh
 	if agreed {
-		work, share = stayWork, stayShare
+		work, share, fresh = stayWork, stayShare, stayFresh
 	}
-	return tokens >= leastTokens && (n.Work >= work || n.Share*float64(backends) >= share)
+	return tokens >= leastTokens && n.Fresh >= fresh && (n.Work >= work || n.Share*float64(backends) >= share)
 }
