@@ -29,9 +29,10 @@ type slot struct {
 	telemetry atomic.Pointer[Telemetry]
 	id        prefixtree.Backend
 	gen       uint32
-	began     atomic.Int64 // ms; when the backend began anew, see easeIn; 0 long ago
-	credit    atomic.Int64 // of requests while it is cold, in millionths
-	answerAt  atomic.Int64 // ms; when it last showed that it lives
+	began     atomic.Int64  // ms; when the backend began anew, see easeIn; 0 long ago
+	credit    atomic.Int64  // of requests while it is cold, in millionths
+	answerAt  atomic.Int64  // ms; when it last showed that it lives
+	creditAt  atomic.Uint64 // pick of a large pool up to which it has credit
 
 	mu          sync.Mutex
 	first, last *Attempt // own requests waiting for their first token, oldest first (engines admit in order)
@@ -45,7 +46,7 @@ type slot struct {
 	lastWhy     Failure
 	adapters    adapterSet
 	inferred    inferred
-	_           [56]byte // to the end of a cache line
+	_           [48]byte // to the end of a cache line
 }
 
 // overdueGrace is how many seconds a prefill may take longer than expected before that counts: steps of a busy engine are
