@@ -18,8 +18,9 @@ type order struct {
 const (
 	// orderRoom is the least number of places for each backend: few are then displaced when one comes or goes.
 	orderRoom = 4
-	// orderProbes bounds the places visited for each backend wanted: with half of all backends away or light it takes about thirty.
-	orderProbes = 64
+	// orderProbes bounds the places visited for each backend wanted, of at least orderWanted: with three of four backends away it takes
+	// about thirty.
+	orderProbes, orderWanted = 64, 16
 )
 
 // orderKey is a backend and where it would like to stand.
@@ -80,9 +81,9 @@ type walk struct {
 	left  int // places to visit
 }
 
-// begin returns a walk that finds about so many backends at least, unless most are away.
+// begin returns a walk that finds so many backends, unless most are away or light.
 func (o *order) begin(key uint64, want int) walk {
-	return walk{order: o, key: mix(key), left: orderProbes * want}
+	return walk{order: o, key: mix(key), left: orderProbes * max(want, orderWanted)}
 }
 
 // next returns the next entry; false at the end of the walk. One may come again.

@@ -86,8 +86,13 @@ func (v *survey) recall(s *Scene, since int64) {
 	}
 	known := v.known.Load()
 	s.lows = s.lows[:0]
-	for i := min(max(since, 0), surveyPicks); i < min(known, max(since, 0)+selectLows); i++ {
-		s.lows = append(s.lows, v.lows[i].Load())
+	// Where few are idle, the first stay the best even with a request more; where many are, the next ones are.
+	const half = selectLows / 2
+	next := min(max(since, 0), surveyLows-selectLows)
+	for i := range min(known, next+selectLows) {
+		if i < half || i >= next+half {
+			s.lows = append(s.lows, v.lows[i].Load())
+		}
 	}
 }
 
