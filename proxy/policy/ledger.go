@@ -179,12 +179,16 @@ func (l *ledger) slot(id prefixtree.Backend, gen uint32) *slot {
 	return s
 }
 
-// prune forgets the slots that keep rejects. Attempts hold their own pointer, so a running request still ends cleanly.
-func (l *ledger) prune(keep func(slotKey) bool) {
+// prune forgets the slots of backends that are not in the view; all that are must have theirs. Attempts hold their own pointer, so a
+// running request still ends cleanly.
+func (l *ledger) prune(v *View) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if len(l.slots) == len(v.Backends) {
+		return // no id is there twice, so that these are they
+	}
 	for k := range l.slots {
-		if !keep(k) {
+		if b, ok := v.Backend(k.id); !ok || b.Generation != k.gen {
 			delete(l.slots, k)
 		}
 	}

@@ -98,14 +98,13 @@ func (r *Router) SetView(v *View) {
 	defer r.viewMu.Unlock()
 	old := r.table.Load()
 	t := &table{view: v, byModel: make(map[string]*pool, len(v.byModel)), rules: ruleSet{fallback: r.fallback}}
-	present := make(map[slotKey]bool, len(v.Backends))
+	t.slots = make([]*slot, len(v.Backends))
 	for i := range v.Backends {
 		b := &v.Backends[i]
-		t.slots = append(t.slots, r.ledger.slot(b.ID, b.Generation))
+		t.slots[i] = r.ledger.slot(b.ID, b.Generation)
 		r.begins(t.slots[i], b.Since)
-		present[slotKey{b.ID, b.Generation}] = true
 	}
-	r.ledger.prune(func(k slotKey) bool { return present[k] })
+	r.ledger.prune(v)
 	for _, rule := range v.Rules {
 		rr := resolvedRule{Rule: rule, strategy: r.strategies[rule.Strategy]}
 		if rr.strategy == nil {
@@ -145,6 +144,7 @@ func (t *table) newPool(key uint64, positions []int32, h *history) *pool {
 	for i := range p.byID {
 		p.byID[i] = -1
 	}
+	p.entries = make([]entry, 0, len(positions))
 	for _, at := range positions {
 		b := &t.view.Backends[at]
 		if b.State != Active {
