@@ -293,6 +293,11 @@ func (r *Router) decide(s *Scene, q *Request, now prefixtree.Time, d *Decision) 
 // populate puts forward the candidates of a scene, with their load and what they hold of the prompt; a selection of them if the pool is
 // large and the strategy makes do with one. None: there is nobody to choose. It reports whether all are being avoided.
 func (r *Router) populate(s *Scene, strategy *named) (lastResort bool) {
+	if s.pool.order != nil && r.scan(s, strategy) {
+		r.match(s)
+		r.assign(s)
+		return false
+	}
 	matched := false
 	if _, ok := strategy.Strategy.(*prefix); ok && s.pool.order != nil && s.pool.survey.look(r, s) {
 		s.sampled, matched = true, true
@@ -316,6 +321,9 @@ func (r *Router) populate(s *Scene, strategy *named) (lastResort bool) {
 
 // choose runs the strategy, again if the backend it took was half-open and another request has just become its trial.
 func (r *Router) choose(s *Scene, strategy *named) (int, Rung) {
+	if s.scanned {
+		return 0, s.rung
+	}
 	for {
 		i, rung := strategy.Choose(s)
 		c := &s.Candidates[i]

@@ -162,7 +162,7 @@ func (t *table) newPool(key uint64, positions []int32, h *history) *pool {
 
 // open begins a scene that has no candidates yet.
 func (r *Router) open(s *Scene, q *Request, p *pool, now prefixtree.Time) {
-	s.Request, s.pool, s.Now, s.weighted, s.sampled = q, p, now, p.weighted, false
+	s.Request, s.pool, s.Now, s.weighted, s.sampled, s.scanned = q, p, now, p.weighted, false, false
 	f := r.fleet.Load()
 	s.Nodes, s.Staleness, s.FactStaleness = f.nodes, f.loads, f.facts
 	if s.Nodes > 1 && r.peers.heard.Load() == 0 {

@@ -138,6 +138,8 @@ type Scene struct {
 	inferred bool   // the load of other nodes is inferred from their placements
 	sampled  bool   // the candidates are a selection; then what is below is set
 	turn     uint64 // of the pool
+	scanned  bool   // the choice has been made, the only candidate, by this rung
+	rung     Rung
 	overview overview
 	outlook  outlook
 	outsight outsight
