@@ -166,11 +166,12 @@ func (f *fleet) configuredRoster() *roster {
 // agreedRoster makes the roster of what the fleet has agreed on. Rules that do
 // not parse are the ones of a later release; the node's own stay in force then.
 func (f *fleet) agreedRoster(s *raftstore.State) (*roster, error) {
-	ups := make([]*upstream, len(s.Backends))
+	ups, all := make([]*upstream, len(s.Backends)), make([]upstream, len(s.Backends))
 	for i := range s.Backends {
 		b := &s.Backends[i]
 		at, kept := f.places.place(b)
-		ups[i] = &upstream{
+		ups[i] = &all[i]
+		all[i] = upstream{
 			Backend: Backend{URL: b.URL, Name: b.Name, Models: b.Models, Weight: b.Weight, KVTokens: int(min(b.KVTokens, maxKVTokens))},
 			id:      at.id, generation: b.Generation, born: at.born, kept: kept, state: stateOfBackend(b.State), since: f.since(b, at.id), agreed: b,
 		}
@@ -221,7 +222,10 @@ func returned(b *raftstore.Backend) prefixtree.Time {
 // if that was later. No time is later than now here, whatever the clock said of
 // the node that wrote it down.
 func (f *fleet) since(b *raftstore.Backend, id prefixtree.Backend) prefixtree.Time {
-	since := min(returned(b), now())
+	since := returned(b)
+	if since > 0 {
+		since = min(since, now())
+	}
 	u := f.roster().at(id)
 	switch {
 	case u == nil || u.Name != b.Name || u.agreed == nil:
@@ -237,10 +241,11 @@ func (f *fleet) since(b *raftstore.Backend, id prefixtree.Backend) prefixtree.Ti
 // newRoster completes the upstreams: links of before, or new ones, and targets.
 func (f *fleet) newRoster(version uint64, ups []*upstream, rules []policy.Rule) *roster {
 	r := &roster{version: version, list: ups, rules: rules, open: len(ups) == 0}
-	links := make(map[string]*link)
+	known := make(map[string]*upstream)
 	if old := f.current.Load(); old != nil {
+		known = make(map[string]*upstream, len(old.list))
 		for _, u := range old.list {
-			links[u.Name] = u.link
+			known[u.Name] = u
 		}
 		before := *old
 		before.before = nil
@@ -251,14 +256,18 @@ func (f *fleet) newRoster(version uint64, ups []*upstream, rules []policy.Rule) 
 		top = max(top, int(u.id)+1)
 	}
 	r.byID = make([]*upstream, top)
+	r.targets = make([]proxy.Target, 0, len(ups))
 	for _, u := range ups {
 		l := f.locals[u.Name]
 		u.APIKey, u.CAFile = l.apiKey, l.caFile
-		addr, host, base, secure := u.address()
-		if u.link = links[u.Name]; u.link == nil || u.url != u.URL {
+		if old := known[u.Name]; old != nil && old.url == u.URL {
+			u.link = old.link
+			u.target = proxy.Target{ID: u.id, Name: u.Name, Addr: old.target.Addr, Host: old.target.Host, BasePath: old.target.BasePath, TLS: u.tls}
+		} else {
+			addr, host, base, secure := u.address()
 			u.link = f.newLink(u.URL, l, host, secure)
+			u.target = proxy.Target{ID: u.id, Name: u.Name, Addr: addr, Host: host, BasePath: base, TLS: u.tls}
 		}
-		u.target = proxy.Target{ID: u.id, Name: u.Name, Addr: addr, Host: host, BasePath: base, TLS: u.tls}
 		if u.APIKey != "" {
 			u.target.Header = [][2]string{{"Authorization", "Bearer " + u.APIKey}}
 		}

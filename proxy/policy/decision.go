@@ -88,7 +88,7 @@ func (d *Decision) fill(s *Scene, chosen int, rung Rung, strategy *named, lastRe
 		Backend: c.Backend, Generation: c.slot.gen, Name: s.pool.name(c.Backend), Strategy: strategy.name, Rung: rung,
 		PromptTokens: s.PromptTokens, MatchedBlocks: int(c.HeldBlocks), PredictedTokens: int(c.Held),
 		UncachedTokens: int(math.Ceil(c.Uncached)), Age: time.Duration(c.Age) * time.Millisecond, Branch: s.Branch,
-		Hot: s.HotAnchor, Replicas: s.Replicas, Eligible: len(s.Candidates), Trial: c.half, LastResort: lastResort,
+		Hot: s.HotAnchor, Replicas: s.Replicas, Eligible: s.size(), Trial: c.half, LastResort: lastResort,
 		Candidates: d.Candidates[:0],
 	}
 	if cap(d.Candidates) < MaxConsidered {

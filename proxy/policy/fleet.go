@@ -60,6 +60,8 @@ type outsight struct {
 	boost  float64 // blind: what an own token stands for, at least 1
 	slack  float64 // blind: of the bounded-load test, in prompts
 	flood  float64 // prefill tokens that the unseen placements are expected to bring
+	crowd  float64 // level to which the unseen placements fill the active requests
+	queue  float64 // the same of the queues, in prefill tokens
 	k      int     // rendezvous candidates; all: no preselection
 	all    bool
 }
@@ -70,7 +72,7 @@ type outsight struct {
 // reports: if each took the backend that looks best, m more would follow within one staleness. The best of K = B/(1+m) of them,
 // in an order that differs from prompt to prompt, is somebody's own choice.
 func (s *Scene) look(o *outlook) outsight {
-	b := float64(len(s.Candidates))
+	b := float64(s.size())
 	if s.Nodes <= 1 {
 		return outsight{seen: 1, sure: 1, all: true}
 	}
@@ -87,7 +89,7 @@ func (s *Scene) look(o *outlook) outsight {
 	if s.FactStaleness > factsLost {
 		k = max(min(b/(1+aimless*m), fewChoices), 1)
 	}
-	return out.among(k, len(s.Candidates))
+	return out.among(k, s.size())
 }
 
 // lookBlindly is look where nothing is known of the others' load. Nobody is drawn anywhere by common reports: all backends are
@@ -101,7 +103,7 @@ func (s *Scene) lookBlindly() outsight {
 	if s.FactStaleness > factsLost {
 		k = 1
 	}
-	return out.among(k, len(s.Candidates))
+	return out.among(k, s.size())
 }
 
 func (o outsight) among(k float64, candidates int) outsight {
@@ -147,18 +149,26 @@ func (o *outsight) weigh(s *Scene) {
 		c := &s.Candidates[i]
 		c.queue = float64(c.Active - c.OwnActive)
 	}
-	level := s.waterLevel(o.unseen)
+	o.crowd = s.level(s.overview.crowd, o.unseen)
 	late := float64(s.loadLate()) / 1000
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		c.crowd = max(c.queue, level) + float64(c.OwnActive)
+		c.crowd = max(c.queue, o.crowd) + float64(c.OwnActive)
 		c.queue = max(s.allQueued(c)-c.OwnQueued-c.Rate*late, 0)
 	}
-	level = s.waterLevel(o.flood)
+	o.queue = s.level(s.overview.queue, o.flood)
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		c.queue = max(c.queue, level) + c.OwnQueued
+		c.queue = max(c.queue, o.queue) + c.OwnQueued
 	}
+}
+
+// level returns the water level: that of the survey if the candidates are a selection.
+func (s *Scene) level(surveyed, flood float64) float64 {
+	if s.sampled {
+		return surveyed
+	}
+	return s.waterLevel(flood)
 }
 
 // waterLevel returns the level to which so many tokens fill the queues from the lowest up. Each pass leaves out the queues
@@ -220,8 +230,15 @@ func (p *prefix) preselect(s *Scene, o *outsight, key uint64) {
 		}
 		deepest = max(deepest, c.Held)
 	}
+	if s.sampled && within == len(s.Candidates) {
+		sum, within = s.queues()
+	}
 	limit := (1+p.epsilon)*sum/float64(within) + o.slack*float64(s.PromptTokens)
 	at, k := s.firstFitting(key, limit, o.k)
+	if k == 0 {
+		// Of a selection all may be above the mean of the pool. Then who is first is as good as any.
+		at, k = s.firstFitting(key, math.Inf(1), o.k)
+	}
 	for _, i := range at[:k] {
 		s.Candidates[i].Cost = 0
 	}
@@ -238,14 +255,14 @@ func (p *prefix) preselect(s *Scene, o *outsight, key uint64) {
 }
 
 // firstFitting returns the first k candidates in rendezvous order of the key whose queue is within limit, best first. At
-// least one fits whenever limit is at least the mean.
+// least one fits whenever limit is at least the mean; of a selection, only those in the order are looked at.
 func (s *Scene) firstFitting(key uint64, limit float64, k int) (at [maxChoices]int32, n int) {
 	var ranks [maxChoices]float64
 	for i := range s.Candidates {
-		if s.Candidates[i].queue > limit || s.Candidates[i].outside {
+		if s.Candidates[i].queue > limit || s.Candidates[i].outside || s.sampled && s.Candidates[i].rank == unranked {
 			continue
 		}
-		r := s.Rendezvous(key, i)
+		r := s.place(key, i)
 		if n == k && r <= ranks[n-1] {
 			continue
 		}

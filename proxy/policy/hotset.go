@@ -132,8 +132,11 @@ func (s *Scene) agree(h *hotPrefixes, blocks int) int {
 // holds everybody. In the order of the anchor a candidate whose queue is above the limit is passed over, and the next one stands
 // in for it: the set is where the prefix is held, not where it has to wait.
 func (s *Scene) gather(limit float64) int {
-	if s.Replicas == 0 || s.Replicas >= len(s.Candidates) {
-		return len(s.Candidates)
+	if s.Replicas == 0 || s.Replicas >= s.size() {
+		return s.size()
+	}
+	if s.sampled {
+		return s.gatherSelected(limit)
 	}
 	if cap(s.ranks) < len(s.Candidates) {
 		s.ranks = make([]float64, 0, len(s.Candidates))
@@ -157,6 +160,25 @@ func (s *Scene) gather(limit float64) int {
 		}
 	}
 	return n
+}
+
+// gatherSelected is gather where the candidates are a selection: of the set, those that are in an order. If all of these have to wait
+// there is no set.
+func (s *Scene) gatherSelected(limit float64) int {
+	n := 0
+	for i := range s.Candidates {
+		c := &s.Candidates[i]
+		if c.outside = c.rank == unranked || c.queue > limit; !c.outside {
+			n++
+		}
+	}
+	if n > 0 {
+		return s.Replicas
+	}
+	for i := range s.Candidates {
+		s.Candidates[i].outside = false
+	}
+	return s.size()
 }
 
 // nthLargest returns the element that would be at n in descending order, in linear time; it reorders the list.

@@ -64,7 +64,7 @@ func (s *slot) correctInferred(a *Attempt, perBlock, rate float64, now prefixtre
 // infer notes the load of other nodes where they do not tell it, but what they place becomes known: some of it has within
 // blindAfter. Only prefix goes by it: the other strategies are what their authors describe.
 func (r *Router) infer(s *Scene) {
-	if s.Nodes <= 1 || r.witness == nil || s.Staleness <= blindAfter || s.FactStaleness > blindAfter {
+	if !r.infers(s) {
 		return
 	}
 	for i := range s.Candidates {
@@ -76,6 +76,11 @@ func (r *Router) infer(s *Scene) {
 		}
 	}
 	s.inferred = int64(s.Now)-r.witnessed.Load() <= blindAfter
+}
+
+// infers reports whether the load of others has to be inferred, and can be.
+func (r *Router) infers(s *Scene) bool {
+	return s.Nodes > 1 && r.witness != nil && s.Staleness > blindAfter && s.FactStaleness <= blindAfter
 }
 
 // loadLate returns the milliseconds by which other nodes' load is known late, told or inferred.

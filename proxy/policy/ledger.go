@@ -29,9 +29,10 @@ type slot struct {
 	telemetry atomic.Pointer[Telemetry]
 	id        prefixtree.Backend
 	gen       uint32
-	began     atomic.Int64 // ms; when the backend began anew, see easeIn; 0 long ago
-	credit    atomic.Int64 // of requests while it is cold, in millionths
-	answerAt  atomic.Int64 // ms; when it last showed that it lives
+	began     atomic.Int64  // ms; when the backend began anew, see easeIn; 0 long ago
+	credit    atomic.Int64  // of requests while it is cold, in millionths
+	answerAt  atomic.Int64  // ms; when it last showed that it lives
+	creditAt  atomic.Uint64 // pick of a large pool up to which it has credit
 
 	mu          sync.Mutex
 	first, last *Attempt // own requests waiting for their first token, oldest first (engines admit in order)
@@ -45,7 +46,7 @@ type slot struct {
 	lastWhy     Failure
 	adapters    adapterSet
 	inferred    inferred
-	_           [56]byte // to the end of a cache line
+	_           [48]byte // to the end of a cache line
 }
 
 // overdueGrace is how many seconds a prefill may take longer than expected before that counts: steps of a busy engine are
@@ -178,12 +179,16 @@ func (l *ledger) slot(id prefixtree.Backend, gen uint32) *slot {
 	return s
 }
 
-// prune forgets the slots that keep rejects. Attempts hold their own pointer, so a running request still ends cleanly.
-func (l *ledger) prune(keep func(slotKey) bool) {
+// prune forgets the slots of backends that are not in the view; all that are must have theirs. Attempts hold their own pointer, so a
+// running request still ends cleanly.
+func (l *ledger) prune(v *View) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if len(l.slots) == len(v.Backends) {
+		return // no id is there twice, so that these are they
+	}
 	for k := range l.slots {
-		if !keep(k) {
+		if b, ok := v.Backend(k.id); !ok || b.Generation != k.gen {
 			delete(l.slots, k)
 		}
 	}

@@ -33,8 +33,10 @@ type prefix struct {
 
 func (p *prefix) Choose(s *Scene) (int, Rung) {
 	n := float64(s.PromptTokens)
-	o := s.pool.pace.outlook(n/s.FleetRate, s.Nodes, s.Now)
-	out := s.look(&o)
+	if !s.sampled {
+		s.foresee()
+	}
+	o, out := &s.outlook, &s.outsight
 	out.weigh(s)
 	deepest := 0.0
 	for i := range s.Candidates {
@@ -45,14 +47,14 @@ func (p *prefix) Choose(s *Scene) (int, Rung) {
 	// What is common property is held everywhere or soon will be: only what goes beyond makes a match worth a detour.
 	follow := deepest-s.CommonTokens >= worthwhile*n
 	key, leads := s.orderKey()
-	gathered := s.Replicas > 0 && p.gather(s, &out, deepest)
+	gathered := s.Replicas > 0 && p.gather(s, out, deepest)
 	if !out.all {
 		if key == 0 {
 			key = s.Rand()
 		}
-		p.preselect(s, &out, key)
+		p.preselect(s, out, key)
 	}
-	best, soonest := p.price(s, &o, &out, follow)
+	best, soonest := p.price(s, o, out, follow)
 	if !s.peek {
 		s.pool.pace.count(n/s.FleetRate, soonest, s.Now)
 	}
@@ -63,14 +65,16 @@ func (p *prefix) Choose(s *Scene) (int, Rung) {
 	return i, p.rung(s, i, leads && (tied || !out.all))
 }
 
+// foresee asks the pace what the past says of this request, and what that makes of the other nodes.
+func (s *Scene) foresee() {
+	s.outlook = s.pool.pace.outlook(float64(s.PromptTokens)/s.FleetRate, s.Nodes, s.Now)
+	s.outsight = s.look(&s.outlook)
+}
+
 // gather rules out the candidates that are not of the hot prefix's replica set, but for the deepest holders of what only this prompt's
 // conversation has. It reports whether there are any to rule out.
 func (p *prefix) gather(s *Scene, out *outsight, deepest float64) bool {
-	sum := 0.0
-	for i := range s.Candidates {
-		sum += s.Candidates[i].queue
-	}
-	all := len(s.Candidates)
+	sum, all := s.queues()
 	within := s.gather((1+p.epsilon)*sum/float64(all) + float64(s.PromptTokens))
 	if within == all {
 		return false
@@ -82,6 +86,17 @@ func (p *prefix) gather(s *Scene, out *outsight, deepest float64) bool {
 	}
 	out.narrow(within, all)
 	return true
+}
+
+// queues returns the sum of the queues of all there are to choose from, and how many they are.
+func (s *Scene) queues() (sum float64, n int) {
+	if s.sampled {
+		return s.overview.mean * float64(s.overview.eligible), s.overview.eligible
+	}
+	for i := range s.Candidates {
+		sum += s.Candidates[i].queue
+	}
+	return sum, len(s.Candidates)
 }
 
 // price sets the cost of every candidate that is not ruled out (+Inf), and returns the least, and the soonest first token in

@@ -277,11 +277,11 @@ func (r *Router) decide(s *Scene, q *Request, now prefixtree.Time, d *Decision) 
 		return 0, ErrUnknownModel
 	}
 	s.model = r.models.of(q.Model) // after the pool: names that nobody serves must not fill the table
-	lastResort := r.stage(s, q, p, now)
+	r.open(s, q, p, now)
+	lastResort := r.populate(s, strategy)
 	if len(s.Candidates) == 0 {
 		return 0, ErrNoBackend
 	}
-	r.match(s)
 	if int64(now) < r.coldUntil.Load() {
 		r.easeIn(s, strategy)
 	}
@@ -290,8 +290,40 @@ func (r *Router) decide(s *Scene, q *Request, now prefixtree.Time, d *Decision) 
 	return chosen, nil
 }
 
+// populate puts forward the candidates of a scene, with their load and what they hold of the prompt; a selection of them if the pool is
+// large and the strategy makes do with one. None: there is nobody to choose. It reports whether all are being avoided.
+func (r *Router) populate(s *Scene, strategy *named) (lastResort bool) {
+	if s.pool.order != nil && r.scan(s, strategy) {
+		r.match(s)
+		r.assign(s)
+		return false
+	}
+	matched := false
+	if _, ok := strategy.Strategy.(*prefix); ok && s.pool.order != nil && s.pool.survey.look(r, s) {
+		s.sampled, matched = true, true
+		r.match(s)
+		r.shortlist(s)
+		if len(s.Candidates) > 0 {
+			r.assign(s)
+			return false
+		}
+		s.sampled = false
+	}
+	lastResort = s.stage()
+	if len(s.Candidates) > 0 {
+		if !matched {
+			r.match(s)
+		}
+		r.assign(s)
+	}
+	return lastResort
+}
+
 // choose runs the strategy, again if the backend it took was half-open and another request has just become its trial.
 func (r *Router) choose(s *Scene, strategy *named) (int, Rung) {
+	if s.scanned {
+		return 0, s.rung
+	}
 	for {
 		i, rung := strategy.Choose(s)
 		c := &s.Candidates[i]

@@ -63,6 +63,9 @@ func (r *Router) easeIn(s *Scene, strategy *named) {
 	if cold == 0 {
 		return
 	}
+	if s.sampled {
+		total *= float64(s.size()) / float64(len(s.Candidates))
+	}
 	let := func(c *Candidate) bool { return c.credited(s, float64(c.warmth)*c.Weight/total) }
 	if by, ok := strategy.Strategy.(sticky); ok {
 		if key, ok := by.key(s); ok {
@@ -95,6 +98,11 @@ func (r *Router) easeIn(s *Scene, strategy *named) {
 func (c *Candidate) credited(s *Scene, share float64) bool {
 	credit := c.slot.credit.Load()
 	if !s.peek {
+		if s.sampled {
+			// It is credited now for the requests that it was not in the selection for.
+			since := s.turn - c.slot.creditAt.Swap(s.turn)
+			share *= float64(min(max(since, 1), surveyPicks))
+		}
 		credit = c.slot.credit.Add(int64(share * oneRequest))
 		if credit > coldCredit*oneRequest {
 			c.slot.credit.Store(coldCredit * oneRequest)

@@ -27,6 +27,7 @@ type pool struct {
 	byID    []int32 // backend id -> entry, -1 for none
 	*history
 	weighted bool // entries differ in weight
+	large         // zero for a pool of which every backend is weighed
 }
 
 // Keys of the pools that are not a model's.
@@ -97,14 +98,13 @@ func (r *Router) SetView(v *View) {
 	defer r.viewMu.Unlock()
 	old := r.table.Load()
 	t := &table{view: v, byModel: make(map[string]*pool, len(v.byModel)), rules: ruleSet{fallback: r.fallback}}
-	present := make(map[slotKey]bool, len(v.Backends))
+	t.slots = make([]*slot, len(v.Backends))
 	for i := range v.Backends {
 		b := &v.Backends[i]
-		t.slots = append(t.slots, r.ledger.slot(b.ID, b.Generation))
+		t.slots[i] = r.ledger.slot(b.ID, b.Generation)
 		r.begins(t.slots[i], b.Since)
-		present[slotKey{b.ID, b.Generation}] = true
 	}
-	r.ledger.prune(func(k slotKey) bool { return present[k] })
+	r.ledger.prune(v)
 	for _, rule := range v.Rules {
 		rr := resolvedRule{Rule: rule, strategy: r.strategies[rule.Strategy]}
 		if rr.strategy == nil {
@@ -144,6 +144,7 @@ func (t *table) newPool(key uint64, positions []int32, h *history) *pool {
 	for i := range p.byID {
 		p.byID[i] = -1
 	}
+	p.entries = make([]entry, 0, len(positions))
 	for _, at := range positions {
 		b := &t.view.Backends[at]
 		if b.State != Active {
@@ -153,13 +154,15 @@ func (t *table) newPool(key uint64, positions []int32, h *history) *pool {
 		p.entries = append(p.entries, entry{slot: t.slots[at], key: keyOf(b), weight: b.Weight, kv: b.KVTokens, id: b.ID})
 		p.weighted = p.weighted || b.Weight != p.entries[0].weight
 	}
+	if len(p.entries) > weighAll {
+		p.enlarge(positions)
+	}
 	return p
 }
 
-// stage sets the scene: the eligible backends with their load. It reports whether every one of them is being avoided, in
-// which case the least bad are put forward.
-func (r *Router) stage(s *Scene, q *Request, p *pool, now prefixtree.Time) (lastResort bool) {
-	s.Request, s.pool, s.Now, s.weighted = q, p, now, p.weighted
+// open begins a scene that has no candidates yet.
+func (r *Router) open(s *Scene, q *Request, p *pool, now prefixtree.Time) {
+	s.Request, s.pool, s.Now, s.weighted, s.sampled, s.scanned = q, p, now, p.weighted, false, false
 	f := r.fleet.Load()
 	s.Nodes, s.Staleness, s.FactStaleness = f.nodes, f.loads, f.facts
 	if s.Nodes > 1 && r.peers.heard.Load() == 0 {
@@ -178,31 +181,50 @@ func (r *Router) stage(s *Scene, q *Request, p *pool, now prefixtree.Time) (last
 	}
 	s.where = s.where[:len(p.entries)]
 	s.Candidates = s.Candidates[:0]
-	prior := r.rate.load()
-	s.FleetRate, s.HoldSeconds = prior, r.hold.load()
-	for i := range p.entries {
-		e := &p.entries[i]
-		s.where[i] = -1
-		h := e.slot.health(now)
-		if h == avoided || excluded(q.Exclude, e.id) {
-			continue
-		}
-		s.add(i, e, prior, h == halfOpen)
-	}
+	s.FleetRate, s.HoldSeconds = r.rate.load(), r.hold.load()
+	perToken := s.model.bytesPerToken()
+	s.TokensPerBlock = float64(r.cfg.BlockBytes) / perToken
+	s.PromptTokens = max(int(float64(s.promptBytes(r.cfg.BlockBytes))/perToken+0.5), 1)
+}
+
+// stage puts forward the eligible backends with their load. It reports whether every one of them is being avoided, in
+// which case the least bad are put forward.
+func (s *Scene) stage() (lastResort bool) {
+	s.stageAll()
 	if len(s.Candidates) > 0 {
 		return false
 	}
-	r.stageLeastBad(s, q, p, prior)
+	s.stageLeastBad()
+	return true
+}
+
+// stageAll puts forward all that are neither avoided nor excluded.
+func (s *Scene) stageAll() {
+	s.Candidates = s.Candidates[:0]
+	entries := s.pool.entries
+	for i := range entries {
+		s.where[i] = -1
+		s.put(i, &entries[i])
+	}
+}
+
+// put puts forward a backend unless it is avoided or excluded.
+func (s *Scene) put(at int, e *entry) bool {
+	h := e.slot.health(s.Now)
+	if h == avoided || excluded(s.Request.Exclude, e.id) {
+		return false
+	}
+	s.add(at, e, h == halfOpen)
 	return true
 }
 
 // stageLeastBad puts forward the avoided backends with the fewest failures in a row. Each count is read once: they grow
 // meanwhile, and at least one backend must come of it.
-func (r *Router) stageLeastBad(s *Scene, q *Request, p *pool, prior float64) {
+func (s *Scene) stageLeastBad() {
 	fewest := int32(math.MaxInt32)
-	for i := range p.entries {
-		e := &p.entries[i]
-		if excluded(q.Exclude, e.id) {
+	for i := range s.pool.entries {
+		e := &s.pool.entries[i]
+		if excluded(s.Request.Exclude, e.id) {
 			continue
 		}
 		n := e.slot.consecutive()
@@ -216,13 +238,13 @@ func (r *Router) stageLeastBad(s *Scene, q *Request, p *pool, prior float64) {
 				s.where[j] = -1
 			}
 		}
-		s.add(i, e, prior, false)
+		s.add(i, e, false)
 	}
 }
 
-func (s *Scene) add(at int, e *entry, prior float64, half bool) {
+func (s *Scene) add(at int, e *entry, half bool) {
 	s.where[at] = int32(len(s.Candidates))
-	rate := e.slot.rateOr(prior)
+	rate := e.slot.rateOr(s.FleetRate)
 	own := e.slot.active.Load()
 	// Written in place: a composite literal would be built on the stack and copied, which is a third of a Pick at 2,000.
 	s.Candidates = s.Candidates[:len(s.Candidates)+1]
@@ -236,6 +258,24 @@ func (s *Scene) add(at int, e *entry, prior float64, half bool) {
 	c.Resident, c.KVTokens = e.slot.resident.Load(), e.kv
 	c.HeldBlocks, c.Held, c.Age = 0, 0, 0
 	c.Cost = math.Inf(1)
+	c.at, c.rank = int32(at), unranked
+}
+
+// candidate returns the candidate that stands for an entry of the pool; nil if none does.
+func (s *Scene) candidate(at int) *Candidate {
+	// In a large pool where is not cleared before each decision: what it says holds if the candidate agrees.
+	if i := s.where[at]; i >= 0 && int(i) < len(s.Candidates) && s.Candidates[i].at == int32(at) {
+		return &s.Candidates[i]
+	}
+	return nil
+}
+
+// size returns how many backends there are to choose from.
+func (s *Scene) size() int {
+	if s.sampled {
+		return s.overview.eligible
+	}
+	return len(s.Candidates)
 }
 
 func excluded(list []prefixtree.Backend, b prefixtree.Backend) bool {
@@ -247,26 +287,17 @@ func excluded(list []prefixtree.Backend, b prefixtree.Backend) bool {
 	return false
 }
 
-// match adds what the tree believes of every candidate, and the branch key.
+// match asks the tree who holds what of the prompt, and finds the branch key.
 func (r *Router) match(s *Scene) {
-	q := s.Request
-	perToken := s.model.bytesPerToken()
-	s.TokensPerBlock = float64(r.cfg.BlockBytes) / perToken
-	s.PromptTokens = max(int(float64(s.promptBytes(r.cfg.BlockBytes))/perToken+0.5), 1)
-	n := float64(s.PromptTokens)
-	for i := range s.Candidates {
-		s.Candidates[i].Uncached = n
-	}
+	q, n := s.Request, float64(s.PromptTokens)
 	if len(q.Hashes) == 0 {
 		return
 	}
-	further := s.model.cachedFurther()
 	var common int
 	s.Branch, common, s.judged = r.sketch.branch(q.Hashes, 1/(2*float64(max(len(s.pool.entries), 1))), s.Now, s.peek)
 	s.nameless = common >= min(len(q.Hashes), sketchDepth)
 	s.CommonTokens = min(float64(common)*s.TokensPerBlock, n)
 	r.tree.Match(&s.matches, q.Hashes, s.Now)
-	r.infer(s)
 	if s.Nodes > 1 && !s.judged {
 		s.widespread()
 	}
@@ -274,16 +305,44 @@ func (r *Router) match(s *Scene) {
 	if hot := r.hot.Load(); hot != nil {
 		s.common = s.agree(hot, common)
 	}
-	for _, h := range s.matches.Holders() {
+}
+
+// holders returns who holds some of the prompt, also backends that are not in the pool.
+func (s *Scene) holders() []prefixtree.Holder {
+	if len(s.Request.Hashes) == 0 {
+		return nil // the matches are those of another request
+	}
+	return s.matches.Holders()
+}
+
+// entryOf returns the place of a backend in the pool; -1 for none.
+func (p *pool) entryOf(b prefixtree.Backend) int {
+	if int(b) >= len(p.byID) {
+		return -1
+	}
+	return int(p.byID[b])
+}
+
+// assign adds to every candidate what the tree believes of it, and what others have placed on it.
+func (r *Router) assign(s *Scene) {
+	n := float64(s.PromptTokens)
+	for i := range s.Candidates {
+		s.Candidates[i].Uncached = n
+	}
+	if len(s.Request.Hashes) > 0 {
+		r.infer(s)
+	}
+	further := s.model.cachedFurther()
+	for _, h := range s.holders() {
 		s.known = max(s.known, h.Blocks)
-		if int(h.Backend) >= len(s.pool.byID) {
+		at := s.pool.entryOf(h.Backend)
+		if at < 0 {
 			continue
 		}
-		at := s.pool.byID[h.Backend]
-		if at < 0 || s.where[at] < 0 {
+		c := s.candidate(at)
+		if c == nil {
 			continue
 		}
-		c := &s.Candidates[s.where[at]]
 		c.HeldBlocks = h.Blocks
 		c.Held = min(float64(h.Expected)*s.TokensPerBlock, n)
 		c.Uncached = n - c.Held
@@ -309,7 +368,7 @@ func (s *Scene) widespread() {
 	}
 	low, high := int32(0), int32(len(s.Request.Hashes)) // more than half hold low blocks
 	for low < high {
-		if mid := (low + high + 1) / 2; 2*deep(mid) > len(s.Candidates) {
+		if mid := (low + high + 1) / 2; 2*deep(mid) > s.size() {
 			low = mid
 		} else {
 			high = mid - 1

@@ -80,6 +80,8 @@ type Candidate struct {
 	queue    float64 // Queued as far as it is believed; set by prefix
 	crowd    float64 // Active likewise
 	inferred float64 // Queued by placements; 0 if not inferred
+	at       int32   // entry of the pool
+	rank     float32 // in a selection: of the order that led to it; unranked for none
 	half     bool    // may only be given a trial request
 
 	// See easeIn, which sets these three. With outside they fit into the word of half.
@@ -110,7 +112,7 @@ func (c *Candidate) holdsAdapter(name uint64) bool {
 type Scene struct {
 	Request        *Request
 	Now            prefixtree.Time
-	Candidates     []Candidate // in view order, without the excluded and the avoided; never empty
+	Candidates     []Candidate // in view order, without the excluded and the avoided; a selection in a large pool; never empty
 	PromptTokens   int         // estimated; at least 1
 	TokensPerBlock float64
 	Branch         prefixtree.Hash // branch key; 0 without hashes
@@ -124,16 +126,24 @@ type Scene struct {
 	Replicas       int             // the backends that are agreed to hold it; 0 for none
 
 	matches  prefixtree.Matches
-	where    []int32   // pool entry -> candidate index, -1 for none
+	where    []int32   // pool entry -> candidate index, -1 for none; see candidate
+	lows     []int32   // entries of a large pool with the least work, the least first
 	ranks    []float64 // memory for gather
 	common   int       // leading blocks that are common property
 	known    int32     // leading blocks of the longest match, on any backend
 	pool     *pool
 	model    *modelStat
-	nameless bool // the prompt is common property to its end
-	judged   bool // enough requests have been seen to tell what is common
-	weighted bool // candidates differ in weight
-	inferred bool // the load of other nodes is inferred from their placements
+	nameless bool   // the prompt is common property to its end
+	judged   bool   // enough requests have been seen to tell what is common
+	weighted bool   // candidates differ in weight
+	inferred bool   // the load of other nodes is inferred from their placements
+	sampled  bool   // the candidates are a selection; then what is below is set
+	turn     uint64 // of the pool
+	scanned  bool   // the choice has been made, the only candidate, by this rung
+	rung     Rung
+	overview overview
+	outlook  outlook
+	outsight outsight
 	rand     uint64
 	peek     bool // Explain: nothing may change
 }
@@ -158,6 +168,14 @@ func (s *Scene) Rendezvous(key uint64, i int) float64 {
 	return rendezvous(key, c.key, c.Weight, s.pool.weighted)
 }
 
+// place is Rendezvous for the key that orders the scene: in a selection all know their place.
+func (s *Scene) place(key uint64, i int) float64 {
+	if s.sampled {
+		return float64(s.Candidates[i].rank)
+	}
+	return s.Rendezvous(key, i)
+}
+
 // firstAmong returns, of the candidates with that cost, the first in rendezvous order of the key, or the next in turn
 // without one (0); and whether there were several.
 func (s *Scene) firstAmong(cost float64, key uint64) (int, bool) {
@@ -174,9 +192,9 @@ func (s *Scene) firstAmong(cost float64, key uint64) (int, bool) {
 			continue
 		}
 		if n == 2 {
-			rank = s.Rendezvous(key, best)
+			rank = s.place(key, best)
 		}
-		if r := s.Rendezvous(key, i); r > rank {
+		if r := s.place(key, i); r > rank {
 			best, rank = i, r
 		}
 	}

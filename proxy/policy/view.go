@@ -136,23 +136,29 @@ func (v *View) indexBackends() error {
 
 // indexModels goes once over what the backends declare: adapters are declared by the hundred, by every engine.
 func (v *View) indexModels() {
+	v.all = make([]int32, len(v.Backends))
+	declared := map[string]*[]int32{}
 	for i := range v.Backends {
-		v.all = append(v.all, int32(i))
+		v.all[i] = int32(i)
 		if len(v.Backends[i].Models) == 0 {
 			v.general = append(v.general, int32(i))
 		}
 		for _, m := range v.Backends[i].Models {
+			at := declared[m]
+			if at == nil {
+				at = new([]int32)
+				declared[m] = at
+			}
 			// Twice in one list is once.
-			if at := v.byModel[m]; len(at) == 0 || at[len(at)-1] != int32(i) {
-				v.byModel[m] = append(at, int32(i))
+			if n := len(*at); n == 0 || (*at)[n-1] != int32(i) {
+				*at = append(*at, int32(i))
 			}
 		}
 	}
-	if len(v.general) == 0 {
-		return
-	}
-	for m, declared := range v.byModel {
-		v.byModel[m] = merged(declared, v.general)
+	for m, at := range declared {
+		if v.byModel[m] = *at; len(v.general) > 0 {
+			v.byModel[m] = merged(*at, v.general)
+		}
 	}
 }
 

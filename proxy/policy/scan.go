@@ -1,0 +1,154 @@
+package policy
+
+import (
+	"math"
+
+	"github.com/zeebo/xxh3"
+)
+
+// scanner is a strategy that needs no more than a number of each backend. In a large pool it passes over these numbers alone, and only
+// its choice becomes a candidate. The choice is the one that Choose makes of all candidates.
+type scanner interface {
+	// scan returns the entry it takes; -1 if it has to see the candidates.
+	scan(s *Scene) (int, Rung)
+}
+
+// scan lets the strategy pass over a large pool, and reports whether it made a choice: nobody is eased in, whose share Choose has to
+// see, and the choice is in good health.
+func (r *Router) scan(s *Scene, strategy *named) bool {
+	by, ok := strategy.Strategy.(scanner)
+	if !ok || int64(s.Now) < r.coldUntil.Load() {
+		return false
+	}
+	at, rung := by.scan(s)
+	if at < 0 || s.pool.entries[at].slot.health(s.Now) != healthy {
+		return false
+	}
+	s.Candidates = s.Candidates[:0]
+	s.add(at, &s.pool.entries[at], false)
+	c := &s.Candidates[0]
+	c.Cost = float64(c.Active) / c.Weight
+	s.sampled, s.scanned, s.rung = true, true, rung
+	s.overview = overview{eligible: len(s.pool.entries)}
+	return true
+}
+
+// may reports whether a backend of the pool can be chosen.
+func (s *Scene) may(at int) bool {
+	e := &s.pool.entries[at]
+	return e.slot.health(s.Now) != avoided && !excluded(s.Request.Exclude, e.id)
+}
+
+// all reports whether every backend of the pool can be chosen: then turns and draws are places in it.
+func (s *Scene) all() bool {
+	if len(s.Request.Exclude) > 0 {
+		return false
+	}
+	for i := range s.pool.entries {
+		if s.pool.entries[i].slot.retryAt.Load() != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// firstOf returns the eligible backend that comes first for the key; -1 if there is none.
+func (s *Scene) firstOf(key uint64) int {
+	best, rank := -1, math.Inf(-1)
+	for i := range s.pool.entries {
+		e := &s.pool.entries[i]
+		if r := rendezvous(key, e.key, e.weight, s.pool.weighted); r > rank && s.may(i) {
+			best, rank = i, r
+		}
+	}
+	return best
+}
+
+// activeOf returns the requests of all nodes on a backend of the pool.
+func (s *Scene) activeOf(at int) int64 {
+	slot := s.pool.entries[at].slot
+	return slot.active.Load() + slot.peerActive.Load()
+}
+
+func (session) scan(s *Scene) (int, Rung) {
+	if len(s.Request.Session) == 0 {
+		return roundRobin{}.scan(s)
+	}
+	return s.firstOf(xxh3.Hash(s.Request.Session)), Hash
+}
+
+func (roundRobin) scan(s *Scene) (int, Rung) {
+	if s.pool.weighted || !s.all() {
+		return -1, Rotate
+	}
+	return int(s.Turn() % uint64(len(s.pool.entries))), Rotate
+}
+
+func (random) scan(s *Scene) (int, Rung) {
+	if s.pool.weighted || !s.all() {
+		return -1, Rotate
+	}
+	return int(s.Rand() % uint64(len(s.pool.entries))), Rotate
+}
+
+func (leastRequest) scan(s *Scene) (int, Rung) {
+	least, most, n := math.Inf(1), math.Inf(-1), 0
+	if cap(s.ranks) < len(s.pool.entries) {
+		s.ranks = make([]float64, 0, len(s.pool.entries))
+	}
+	s.ranks = s.ranks[:len(s.pool.entries)]
+	for i := range s.ranks {
+		if s.ranks[i] = math.Inf(1); !s.may(i) {
+			continue
+		}
+		x := float64(s.activeOf(i)) / s.pool.entries[i].weight
+		switch {
+		case x < least:
+			least, n = x, 1
+		case x == least:
+			n++
+		}
+		s.ranks[i], most = x, max(most, x)
+	}
+	if n == 0 || least == most {
+		return roundRobin{}.scan(s)
+	}
+	nth := int(s.Turn() % uint64(n))
+	for i, x := range s.ranks {
+		if x != least {
+			continue
+		}
+		if nth == 0 {
+			return i, Load
+		}
+		nth--
+	}
+	return -1, Load
+}
+
+func (p *prefixHash) scan(s *Scene) (int, Rung) {
+	key, ok := p.key(s)
+	if !ok {
+		return leastRequest{}.scan(s)
+	}
+	var active int64
+	var weights float64
+	for i := range s.pool.entries {
+		if s.may(i) {
+			active += s.activeOf(i)
+			weights += s.pool.entries[i].weight
+		}
+	}
+	best, rank := -1, math.Inf(-1)
+	for i := range s.pool.entries {
+		e := &s.pool.entries[i]
+		r := rendezvous(key, e.key, e.weight, s.pool.weighted)
+		if r <= rank || !s.may(i) {
+			continue
+		}
+		if limit := math.Ceil(p.bound * float64(active+1) * e.weight / weights); float64(s.activeOf(i)+1) <= limit {
+			best, rank = i, r
+		}
+	}
+	return best, Hash
+}

@@ -1,0 +1,88 @@
+package policy
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"grapevine/prefixtree"
+)
+
+// TestScanChoosesAsChooseDoes: for any load, weights, failures and exclusions, of all candidates Choose takes the one that a scan finds.
+func TestScanChoosesAsChooseDoes(t *testing.T) {
+	const n = weighAll + 50
+	rng := rand.New(rand.NewPCG(seedOf(t), 0))
+	scanned := map[string]int{}
+	for round := range 8 {
+		list := fleetOf(n)
+		for i := range list {
+			if round%2 == 1 {
+				list[i].Weight = float64(1 + rng.IntN(3))
+			}
+		}
+		r, _ := newRouter(t, Config{Seed: uint64(round)}, list)
+		var loads []PeerLoad
+		for i := range list {
+			if round > 1 {
+				loads = append(loads, PeerLoad{prefixtree.Backend(i), 100, int64(rng.IntN(4))})
+			}
+			if round > 3 && rng.IntN(4) == 0 {
+				fail(t, r, prefixtree.Backend(i), Connect, 1, t0)
+			}
+		}
+		r.SetPeerLoad("other", loads)
+		for i := range 30 {
+			q := ask(prompt(uint64(i), 1, 4, 4*(i%3)))
+			if i%2 == 0 {
+				q.Session = fmt.Append(nil, "session", i)
+			}
+			if round > 5 {
+				q.Exclude = []prefixtree.Backend{prefixtree.Backend(rng.IntN(n)), prefixtree.Backend(rng.IntN(n))}
+			}
+			for name, strategy := range r.strategies {
+				by, ok := strategy.Strategy.(scanner)
+				if !ok {
+					continue
+				}
+				s := &Scene{model: r.models.of(nil), peek: true}
+				r.open(s, q, r.table.Load().all, t0+1)
+				at, rung := by.scan(s)
+				if at < 0 {
+					continue
+				}
+				scanned[name]++
+				s = &Scene{model: r.models.of(nil), peek: true}
+				r.open(s, q, r.table.Load().all, t0+1)
+				s.stage()
+				r.match(s)
+				r.assign(s)
+				if want, because := strategy.Choose(s); s.Candidates[want].at != int32(at) || because != rung {
+					t.Fatalf("round %d, %s: a scan takes %d by %v, Choose %d by %v", round, name, at, rung, s.Candidates[want].at, because)
+				}
+			}
+		}
+	}
+	for _, name := range []string{Session, RoundRobin, Random, LeastRequest, PrefixHash} {
+		if scanned[name] < 30 {
+			t.Errorf("%s: %d scans", name, scanned[name])
+		}
+	}
+}
+
+// TestScanDecides: requests of a large pool are decided by it, in turn, and the receipt names the choice.
+func TestScanDecides(t *testing.T) {
+	const n = weighAll + 10
+	r, _ := newRouter(t, Config{Strategy: RoundRobin}, fleetOf(n))
+	used := map[prefixtree.Backend]int{}
+	for i := range 2 * n {
+		d := serve(t, r, ask(prompt(uint64(i), 1, 4, 4)), t0+prefixtree.Time(i))
+		if used[d.Backend]++; d.Rung != Rotate || d.Eligible != n || len(d.Candidates) != 1 || d.Candidates[0].Backend != d.Backend {
+			t.Fatalf("request %d: %+v", i, d)
+		}
+	}
+	for b, times := range used {
+		if times != 2 {
+			t.Errorf("%d was used %d times in two turns", b, times)
+		}
+	}
+}

@@ -1,0 +1,288 @@
+package policy
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"grapevine/prefixtree"
+)
+
+// TestPoolsAreLargeFromABoundOn: up to it every backend is weighed.
+func TestPoolsAreLargeFromABoundOn(t *testing.T) {
+	for _, n := range []int{weighAll, weighAll + 1} {
+		r, _ := newRouter(t, Config{}, fleetOf(n))
+		if got, want := r.table.Load().all.order != nil, n > weighAll; got != want {
+			t.Errorf("%d backends: large %v", n, got)
+		}
+	}
+}
+
+// TestLargePoolFollowsTheCache: a prompt goes where it is held, among one node and several, and a receipt counts all backends.
+func TestLargePoolFollowsTheCache(t *testing.T) {
+	const n = 600
+	for _, nodes := range []int{1, 8} {
+		r := among(t, nodes, 200*time.Millisecond, 200*time.Millisecond, fleetOf(n))[0]
+		for i := range 100 {
+			now := t0 + prefixtree.Time(50*i)
+			first := serve(t, r, ask(prompt(uint64(i), uint64(i)+1, 20, 20)), now)
+			if first.Eligible != n {
+				t.Fatalf("eligible %d of %d", first.Eligible, n)
+			}
+			home := first.Backend
+			if d := serve(t, r, ask(prompt(uint64(i), uint64(i)+1, 20, 24)), now+20); d.Backend != home || d.Rung != Cache {
+				t.Fatalf("%d nodes, prompt %d was on %d, went to %d by %v", nodes, i, home, d.Backend, d.Rung)
+			}
+		}
+	}
+}
+
+// TestLargePoolFindsTheIdle: one node alone gives new prompts to those that have nothing to do, few as they are, also between surveys.
+func TestLargePoolFindsTheIdle(t *testing.T) {
+	const n, free = 600, 40
+	r, _ := newRouter(t, Config{}, fleetOf(n))
+	rng := rand.New(rand.NewPCG(seedOf(t), 0))
+	idle := map[prefixtree.Backend]bool{}
+	for _, i := range rng.Perm(n)[:free] {
+		idle[prefixtree.Backend(i)] = true
+	}
+	var busy []prefixtree.Backend
+	for i := range n {
+		if b := prefixtree.Backend(i); !idle[b] {
+			busy = append(busy, b)
+		}
+	}
+	var loads []PeerLoad
+	for _, b := range busy {
+		loads = append(loads, PeerLoad{b, 50_000, 4})
+	}
+	r.SetPeerLoad("other", loads)
+	taken := map[prefixtree.Backend]int{}
+	for i := range 3 * free {
+		a := pick(t, r, ask(prompt(uint64(i), 0, 8, 8)), t0+prefixtree.Time(i))
+		defer a.End(unknown(), t0+1000)
+		b := a.Decision().Backend
+		if !idle[b] {
+			t.Fatalf("prompt %d went to %d, which has a queue; %d of %d others have some", i, b, len(taken), free)
+		}
+		taken[b]++
+	}
+	for b, n := range taken {
+		if n > 6 {
+			t.Errorf("%d of %d prompts are on %d", n, 3*free, b)
+		}
+	}
+}
+
+// TestLargePoolNodesAgree: idle nodes send a new prompt to the same backend.
+func TestLargePoolNodesAgree(t *testing.T) {
+	routers := make([]*Router, 4)
+	for i := range routers {
+		routers[i], _ = newRouter(t, Config{Nodes: 4, Seed: uint64(i)}, fleetOf(300))
+	}
+	agree := 0
+	const n = 60
+	for i := range n {
+		q := ask(prompt(uint64(i), 0, 24, 24))
+		now := t0 + prefixtree.Time(i*100)
+		first := serve(t, routers[0], q, now).Backend
+		if !slices.ContainsFunc(routers[1:], func(r *Router) bool { return serve(t, r, q, now).Backend != first }) {
+			agree++
+		}
+	}
+	if agree < n*8/10 {
+		t.Errorf("4 idle nodes agree on %d of %d first placements", agree, n)
+	}
+}
+
+// TestLargePoolExplains: what Explain says is what Pick does, before, at and after surveys, and it counts for none.
+func TestLargePoolExplains(t *testing.T) {
+	r, _ := newRouter(t, Config{}, fleetOf(300))
+	rng := rand.New(rand.NewPCG(seedOf(t), 0))
+	now := t0
+	for i := range 4 * surveyPicks {
+		now += prefixtree.Time(rng.IntN(5))
+		if i%50 == 49 {
+			now += 2 * surveyAge
+		}
+		q := ask(prompt(1, rng.Uint64N(60), 4, 4+rng.IntN(30)))
+		var d, again Decision
+		for _, d := range []*Decision{&d, &again} {
+			if err := r.Explain(q, now, d); err != nil {
+				t.Fatal(err)
+			}
+		}
+		a := pick(t, r, q, now)
+		if got := a.Decision(); got.String() != d.String() || again.String() != d.String() {
+			t.Fatalf("request %d: explained\n%v\nand\n%v\ndecided\n%v", i, &d, &again, got)
+		}
+		a.Dispatched(now)
+		if rng.IntN(3) > 0 {
+			a.FirstToken(now)
+			a.End(unknown(), now)
+		} else {
+			defer a.End(unknown(), now)
+		}
+	}
+}
+
+// TestLargePoolAvoids: those that fail or are excluded get nothing while others are there, however few; and the least bad do when there
+// are none.
+func TestLargePoolAvoids(t *testing.T) {
+	const n = 400
+	r, _ := newRouter(t, Config{}, fleetOf(n))
+	well := []prefixtree.Backend{7, 123, 399}
+	serve(t, r, ask(prompt(1, 1, 4, 4)), t0) // the survey is from before
+	for i := range n {
+		if b := prefixtree.Backend(i); !slices.Contains(well, b) {
+			r.SetReported(b, true, t0)
+		}
+	}
+	for i := range 2 * surveyPicks {
+		d := serve(t, r, ask(prompt(uint64(i), 0, 4, 4)), t0+prefixtree.Time(i))
+		if !slices.Contains(well, d.Backend) || d.LastResort {
+			t.Fatalf("request %d went to %d, last resort %v", i, d.Backend, d.LastResort)
+		}
+	}
+	q := ask(prompt(1, 1, 4, 4))
+	q.Exclude = well[:2]
+	if d := serve(t, r, q, t0+1000); d.Backend != well[2] {
+		t.Errorf("with %v excluded it went to %d", q.Exclude, d.Backend)
+	}
+	q.Exclude = well
+	if d := serve(t, r, q, t0+1001); slices.Contains(well, d.Backend) || !d.LastResort {
+		t.Errorf("with %v excluded it went to %d, last resort %v", q.Exclude, d.Backend, d.LastResort)
+	}
+}
+
+// TestLargePoolKeepsToTheHotSet: small sets and large ones, the latter in all their parts.
+func TestLargePoolKeepsToTheHotSet(t *testing.T) {
+	const n = 300
+	for _, nodes := range []int{1, 5} {
+		for _, replicas := range []int{12, 120} {
+			r := among(t, nodes, 200*time.Millisecond, 200*time.Millisecond, fleetOf(n))[0]
+			p := theHotPrefix(replicas)
+			r.SetHotPrefixes([]HotPrefix{p})
+			set := r.HotSet(poolAll, p, "")
+			used := map[string]bool{}
+			for i := range 4 * replicas {
+				d := serve(t, r, ask(hotPrompt(uint64(i))), t0+prefixtree.Time(10*i))
+				if !slices.Contains(set, d.Name) || d.Rung != Hot {
+					t.Fatalf("request %d went to %s by %v, which is not of the %d", i, d.Name, d.Rung, replicas)
+				}
+				used[d.Name] = true
+			}
+			if len(used) < replicas*8/10 {
+				t.Errorf("%d nodes: %d of %d were used", nodes, len(used), replicas)
+			}
+		}
+	}
+}
+
+// TestLargePoolEasesIn: a backend that returns to a pool of many gets no more than its share at first.
+func TestLargePoolEasesIn(t *testing.T) {
+	const n, perSecond = 300, 300
+	list := fleetOf(n)
+	list[n-1].Since = t0
+	r, _ := newRouter(t, Config{}, list)
+	var open []*Attempt
+	got := 0
+	for i := range 10 * perSecond {
+		now := t0 + 1 + prefixtree.Time(i*1000/perSecond)
+		a := pick(t, r, ask(prompt(uint64(i), 0, 4, 4)), now)
+		if a.Decision().Backend == n-1 {
+			got++
+		}
+		a.Dispatched(now)
+		a.FirstToken(now)
+		if open = append(open, a); len(open) > n {
+			open[0].End(unknown(), now)
+			open = open[1:]
+		}
+	}
+	for _, a := range open {
+		a.End(unknown(), t0+10_001)
+	}
+	// Its share is a quarter of 10 in the mean, and it may have saved some.
+	if got < 1 || got > 4+coldCredit {
+		t.Errorf("%d requests in the first ten seconds", got)
+	}
+}
+
+// TestLargePoolDoesNotAllocate: neither between surveys nor with them.
+func TestLargePoolDoesNotAllocate(t *testing.T) {
+	if invariants {
+		t.Skip("the race detector empties pools at random")
+	}
+	for _, nodes := range []int{1, 20} {
+		r := among(t, nodes, 200*time.Millisecond, 200*time.Millisecond, fleetOf(300))[0]
+		r.SetHotPrefixes([]HotPrefix{theHotPrefix(120)})
+		a, now := new(Attempt), t0+100_000
+		hot, plain := ask(hotPrompt(1)), warm(t, r)
+		step := func() {
+			for _, q := range []*Request{hot, plain} {
+				now++
+				if err := r.Pick(q, now, a); err != nil {
+					t.Fatal(err)
+				}
+				a.Dispatched(now)
+				a.FirstToken(now)
+				a.End(unknown(), now)
+			}
+		}
+		for range 2000 {
+			step()
+		}
+		if n := testing.AllocsPerRun(500, step); n != 0 {
+			t.Errorf("%d nodes: %v allocations", nodes, n)
+		}
+	}
+}
+
+// TestLargePoolConcurrently: decisions, explanations and changes at once; what was booked is given back.
+func TestLargePoolConcurrently(t *testing.T) {
+	const n, workers, each = 300, 4, 150
+	r := among(t, 3, 200*time.Millisecond, 200*time.Millisecond, fleetOf(n))[0]
+	var wg sync.WaitGroup
+	for w := range workers {
+		wg.Go(func() {
+			for i := range each {
+				now := t0 + prefixtree.Time(10*i)
+				q := ask(hotPrompt(uint64(i)))
+				if i%2 == w%2 {
+					q = ask(prompt(uint64(i), uint64(w), 6, 12))
+				}
+				a := new(Attempt)
+				if err := r.Pick(q, now, a); err != nil {
+					t.Error(err)
+					return
+				}
+				a.Dispatched(now)
+				var d Decision
+				if err := r.Explain(q, now, &d); err != nil {
+					t.Error(err)
+				}
+				a.FirstToken(now + 1)
+				a.End(unknown(), now+2)
+			}
+		})
+	}
+	wg.Go(func() {
+		for i := range each / 5 {
+			r.SetHotPrefixes([]HotPrefix{theHotPrefix(10 + i)})
+			list := fleetOf(n)
+			list[i].State = Draining
+			setView(t, r, list)
+			r.SetPeerLoad("peer", []PeerLoad{{prefixtree.Backend(i), 1000, 1}})
+		}
+	})
+	wg.Wait()
+	for i := range n {
+		if tokens, active := r.Load(prefixtree.Backend(i)); tokens != 0 || active != 0 {
+			t.Fatal(fmt.Sprint("left on ", i, ": ", tokens, " tokens, ", active, " requests"))
+		}
+	}
+}
