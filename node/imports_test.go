@@ -39,6 +39,9 @@ var mayImport = map[string][]string{
 
 	"chaos/engine":   {},
 	"chaos/workload": {},
+
+	"chaos/netswitch": {},
+
 	"chaos/report":   {},
 	"chaos/replay":   {"chaos/report", "chaos/workload", "prefixtree", "proxy", "proxy/..."},
 	"chaos/fleetsim": {"chaos/engine", "chaos/report", "chaos/workload", "gossip/wire", "prefixtree", "proxy/policy", "proxy/policy/hot", "proxy/prompt"},

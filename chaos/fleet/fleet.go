@@ -50,6 +50,14 @@ type Config struct {
 	// Isolated gives every node a network namespace of its own, so that Partition works. Only in a process started by Isolate.
 	Isolated bool
 
+	// Switched gives every node, every engine, the balancer and the clients a network namespace of their own, joined by a switch
+	// whose links can be broken one by one and in one direction; see SetLink. Only in a process started by Isolate.
+	Switched bool
+	// HAProxy has HAProxy in TCP mode in front, set up as in deploy/example, in place of the balancer of this package.
+	HAProxy bool
+	// Disks puts the data directory of each node on a file system of its own, which can be full, slow and hang.
+	Disks bool
+
 	// NoBalancer leaves out the balancer.
 	NoBalancer bool
 	Balancer   BalancerConfig // its Log and, if zero, its Seed are those of the fleet
@@ -67,7 +75,8 @@ type Fleet struct {
 	key      []byte // of gossip
 	temp     bool
 	addrs    addresses
-	net      *network // nil on loopback
+	net      *network // nil unless isolated
+	wires    wires    // nil unless switched
 	threads  []*thread
 	nodes    []*Node
 	engines  []*Engine

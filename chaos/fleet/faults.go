@@ -1,0 +1,59 @@
+package fleet
+
+import (
+	"fmt"
+	"syscall"
+	"time"
+)
+
+// What Supports can be asked for: the faults that not every machine can do.
+const (
+	FaultLinks   = "links"   // SetLink, ResetLink, Partition in a switched fleet
+	FaultDisks   = "disks"   // FillDisk, HangDisk, SlowDisk: Config.Disks
+	FaultClock   = "clock"   // StepClock
+	FaultHAProxy = "haproxy" // Config.HAProxy
+)
+
+// Pause stops the process where it stands, with SIGSTOP. Its connections stay, and nobody is told.
+func (n *Node) Pause() error { return n.Signal(syscall.SIGSTOP) }
+
+// Resume lets a paused process go on.
+func (n *Node) Resume() error { return n.Signal(syscall.SIGCONT) }
+
+// UseBinary makes path the program that the node's next process runs.
+func (n *Node) UseBinary(path string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.binary = path
+}
+
+// FillDisk leaves no room in the node's file system: whatever needs more fails with ENOSPC until HealDisk.
+func (n *Node) FillDisk() error { return n.noDisk() }
+
+// HangDisk lets nothing that is asked of the node's file system end until HealDisk, as a disk that is gone from its bus.
+func (n *Node) HangDisk() error { return n.noDisk() }
+
+// SlowDisk makes every write and every sync of the node's file system take so much longer, until HealDisk.
+func (n *Node) SlowDisk(by time.Duration) error { return n.noDisk() }
+
+// HealDisk ends all that was done to the node's file system.
+func (n *Node) HealDisk() error { return n.noDisk() }
+
+func (n *Node) noDisk() error { return fmt.Errorf("%s: has no file system of its own", n.name) }
+
+// StepClock moves the node's wall clock by d, which is added to what it was moved before. Monotonic time goes on as it did. It lasts
+// over restarts of the node. The node's program must be built for it; see Supports.
+func (n *Node) StepClock(d time.Duration) error {
+	return fmt.Errorf("%s: its program has no clock that can be stepped", n.name)
+}
+
+// ExpireCertificate replaces the certificate that the node shows to other nodes by one that ends that soon, and restarts nothing.
+func (n *Node) ExpireCertificate(in time.Duration) error { return n.noCertificate() }
+
+// RenewCertificate replaces the node's certificate by one that is good for a day.
+func (n *Node) RenewCertificate() error { return n.noCertificate() }
+
+func (n *Node) noCertificate() error { return fmt.Errorf("%s: has no certificate of its own", n.name) }
+
+// Supports returns nil if a fault can be done here, else why not. Whoever leaves out a fault for that says so.
+func Supports(fault string) error { return fmt.Errorf("%s: not supported yet", fault) }
