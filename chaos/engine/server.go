@@ -48,6 +48,10 @@ type ServerConfig struct {
 	IdleTimeout  time.Duration // of a kept-alive connection; default 5 s, uvicorn's
 	WriteTimeout time.Duration // for a client to take what was written; default 30 s
 
+	// Watch, if not nil, is told of every request to an inference endpoint twice: when it has come, and when it has ended, with Ended set. It
+	// is called from the request's own goroutine and must not block.
+	Watch func(Visit)
+
 	Log zerolog.Logger
 }
 
@@ -249,6 +253,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		panic(http.ErrAbortHandler)
 	}
 	defer s.work.Done()
+	if _, inference := paths[r.URL.Path]; inference {
+		defer s.visits(r)()
+	}
 	if !strings.HasPrefix(r.URL.Path, "/emulator/") {
 		var done bool
 		if w, done = s.suffer(w, r); done {
