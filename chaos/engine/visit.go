@@ -8,9 +8,10 @@ import (
 // Visit is one request to an inference endpoint as the engine itself saw it, for whoever must know what reached an engine whatever the
 // routers say.
 type Visit struct {
-	ID    string // x-request-id; "" without
-	Began time.Time
-	Ended time.Time // zero while it is being served
+	Engine string // host:port that it listens on; "" where another server listens for it
+	ID     string // x-request-id; "" without
+	Began  time.Time
+	Ended  time.Time // zero while it is being served
 	// Departed says that the client had left, or the connection had broken, before the answer was complete.
 	Departed bool
 }
@@ -20,7 +21,7 @@ func (s *Server) visits(r *http.Request) (ended func()) {
 	if s.cfg.Watch == nil {
 		return func() {}
 	}
-	v := Visit{ID: r.Header.Get("X-Request-Id"), Began: time.Now()}
+	v := Visit{Engine: s.Addr(), ID: r.Header.Get("X-Request-Id"), Began: time.Now()}
 	s.cfg.Watch(v)
 	return func() {
 		// The context ends with the handler, and earlier only if nobody is there to be answered.

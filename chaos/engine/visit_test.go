@@ -67,7 +67,7 @@ func TestWatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := seen.await(t, "served", 2)
-	if !got[0].Ended.IsZero() || got[1].Ended.Before(got[1].Began) || got[1].Departed || got[0].Began != got[1].Began {
+	if !got[0].Ended.IsZero() || got[1].Ended.Before(got[1].Began) || got[1].Departed || got[0].Began != got[1].Began || got[1].Engine != l.Addr() {
 		t.Errorf("served: %+v", got)
 	}
 	if err := l.Inject(Fault{Kind: "hang"}); err != nil {
