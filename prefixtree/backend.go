@@ -188,9 +188,10 @@ func (t *Tree) SetGeneration(b Backend, gen uint32, now Time) {
 	l.generation.Store(gen)
 	l.surprises = 0
 	l.usage.clear()
-	// Late facts of the old generation are refused by number, so the fence need not reach past the latest one known. This
-	// keeps a backend's very first generation from fencing placements of the same millisecond.
-	t.limits[b].raiseFloor(min(now, Time(t.newest[b].Load())))
+	// Late facts of the old generation are refused by number, so the fence reaches up to the latest one known and no further.
+	// That may lie after now, if the clock was set back since; and it keeps a backend's very first generation from fencing
+	// placements of the same millisecond.
+	t.limits[b].raiseFloor(Time(t.newest[b].Load()))
 }
 
 // AssumeGeneration tells b's generation to a tree that did not know it: what is known of b stays, as of that generation, and

@@ -63,7 +63,7 @@ func (m *model) setGeneration(b Backend, gen uint32, now Time) {
 	m.clock = max(m.clock, now)
 	if gen > m.gen[b] {
 		m.gen[b] = gen
-		m.floor[b] = max(m.floor[b], min(now, m.newest[b]))
+		m.floor[b] = max(m.floor[b], m.newest[b])
 	}
 }
 
