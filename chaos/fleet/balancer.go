@@ -61,6 +61,7 @@ type Target struct {
 // Safe for concurrent use.
 type Balancer struct {
 	cfg  BalancerConfig
+	at   where
 	ln   net.Listener
 	http http.Client
 	stop context.CancelFunc
@@ -94,19 +95,23 @@ type TargetStats struct {
 // NewBalancer listens on addr and serves in the background until Close. All targets are healthy to begin with: whoever starts a
 // balancer has waited for them.
 func NewBalancer(addr string, targets []Target, cfg BalancerConfig) (*Balancer, error) {
+	return newBalancer(here{}, addr, targets, cfg)
+}
+
+func newBalancer(at where, addr string, targets []Target, cfg BalancerConfig) (*Balancer, error) {
 	if len(targets) == 0 {
 		return nil, errors.New("fleet: a balancer needs targets")
 	}
 	cfg = cfg.withDefaults()
-	ln, err := net.Listen("tcp", addr)
+	ln, err := at.listen(addr)
 	if err != nil {
 		return nil, err
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	b := &Balancer{
-		cfg: cfg, ln: ln, stop: stop, rng: rand.New(rand.NewPCG(cfg.Seed, 0xba1a)), conns: make(map[net.Conn]struct{}),
+		cfg: cfg, at: at, ln: ln, stop: stop, rng: rand.New(rand.NewPCG(cfg.Seed, 0xba1a)), conns: make(map[net.Conn]struct{}),
 		// A check is a connection of its own, or a process that hangs on to old ones would pass.
-		http: http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: cfg.Timeout},
+		http: http.Client{Transport: &http.Transport{DialContext: at.dial, DisableKeepAlives: true}, Timeout: cfg.Timeout},
 	}
 	for _, t := range targets {
 		tt := &target{Target: t, healthy: true}
@@ -282,8 +287,9 @@ func (b *Balancer) count(n *int64) {
 // carry joins a client's connection to one of the target's until both directions have ended.
 func (b *Balancer) carry(ctx context.Context, client net.Conn, t *target) {
 	defer b.release(client)
-	d := net.Dialer{Timeout: b.cfg.DialTimeout}
-	server, err := d.DialContext(ctx, "tcp", t.Addr)
+	dialing, cancel := context.WithTimeout(ctx, b.cfg.DialTimeout)
+	server, err := b.at.dial(dialing, "tcp", t.Addr)
+	cancel()
 	if err != nil {
 		b.count(&t.refused)
 		reset(client)

@@ -11,14 +11,15 @@ import (
 type Engine struct {
 	name, addr string
 	cfg        engine.ServerConfig
+	at         where
 
 	mu     sync.Mutex
 	server *engine.Server // nil while stopped
 }
 
-func newEngine(name, addr string, cfg engine.ServerConfig) *Engine {
+func newEngine(name, addr string, at where, cfg engine.ServerConfig) *Engine {
 	cfg.Log = cfg.Log.With().Str("backend", name).Logger()
-	return &Engine{name: name, addr: addr, cfg: cfg}
+	return &Engine{name: name, addr: addr, cfg: cfg, at: at}
 }
 
 // Name is what nodes call it.
@@ -41,7 +42,7 @@ func (e *Engine) Start() error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", e.name, err)
 	}
-	if err := s.Start(e.addr); err != nil {
+	if err := e.at.enter(func() error { return s.Start(e.addr) }); err != nil {
 		_ = s.Close()
 		return fmt.Errorf("%s: %w", e.name, err)
 	}

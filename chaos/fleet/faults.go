@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"syscall"
 	"time"
+
+	"grapevine/chaos/netswitch"
 )
 
 // What Supports can be asked for: the faults that not every machine can do.
@@ -56,4 +58,10 @@ func (n *Node) RenewCertificate() error { return n.noCertificate() }
 func (n *Node) noCertificate() error { return fmt.Errorf("%s: has no certificate of its own", n.name) }
 
 // Supports returns nil if a fault can be done here, else why not. Whoever leaves out a fault for that says so.
-func Supports(fault string) error { return fmt.Errorf("%s: not supported yet", fault) }
+func Supports(fault string) error {
+	switch fault {
+	case FaultLinks:
+		return netswitch.Available()
+	}
+	return fmt.Errorf("fleet: %s: no such fault", fault)
+}

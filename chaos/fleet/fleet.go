@@ -155,9 +155,29 @@ func (f *Fleet) makeDir() (err error) {
 	return err
 }
 
+func nodeName(i int) string   { return fmt.Sprintf("node-%d", i) }
+func engineName(i int) string { return fmt.Sprintf("engine-%d", i) }
+
 func (f *Fleet) makeAddresses() error {
 	members := f.cfg.Nodes + f.cfg.Engines + 1 + f.cfg.Guests
-	if f.cfg.Isolated {
+	switch {
+	case f.cfg.Switched && (f.cfg.Isolated || f.cfg.Guests > 0):
+		return errors.New("fleet: a switched fleet is isolated already, and this process has no place in it for guests")
+	case f.cfg.Switched:
+		var names []string
+		for i := range f.cfg.Nodes {
+			names = append(names, nodeName(i))
+		}
+		for i := range f.cfg.Engines {
+			names = append(names, engineName(i))
+		}
+		w, err := newWires(f.cfg.Seed, append(names, BalancerName, ClientsName))
+		if err != nil {
+			return err
+		}
+		f.wires, f.addrs = w, w
+		return nil
+	case f.cfg.Isolated:
 		net, err := newNetwork(f.cfg.Nodes, members)
 		if err != nil {
 			return err
@@ -177,7 +197,8 @@ func (f *Fleet) startEngines() error {
 	for i := range f.cfg.Engines {
 		cfg := f.cfg.Engine
 		cfg.Log = f.cfg.Log
-		e := newEngine(fmt.Sprintf("engine-%d", i), f.addrs.of(f.cfg.Nodes+i, dataPort), cfg)
+		name := engineName(i)
+		e := newEngine(name, f.addrs.of(f.cfg.Nodes+i, dataPort), f.at(name), cfg)
 		if err := e.Start(); err != nil {
 			return err
 		}
@@ -217,12 +238,14 @@ const defaultFounders = 3
 
 func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
 	n := &Node{
-		name: fmt.Sprintf("node-%d", i), data: f.addrs.of(i, dataPort), admin: f.addrs.of(i, adminPort), gossip: f.addrs.of(i, gossipPort),
+		name: nodeName(i), data: f.addrs.of(i, dataPort), admin: f.addrs.of(i, adminPort), gossip: f.addrs.of(i, gossipPort),
 		binary: f.cfg.Binary, env: f.cfg.Env, http: f.http,
 	}
 	n.files(f.dir)
 	var err error
 	switch {
+	case f.wires != nil:
+		n.thread = f.wires.thread(n.name)
 	case f.net != nil:
 		n.thread, err = f.net.attach(i)
 	case i > 0:
@@ -280,7 +303,7 @@ func (f *Fleet) startBalancer() (err error) {
 	if cfg.Seed == 0 {
 		cfg.Seed = f.cfg.Seed
 	}
-	f.balancer, err = NewBalancer(f.addrs.of(f.cfg.Nodes+f.cfg.Engines, dataPort), targets, cfg)
+	f.balancer, err = newBalancer(f.at(BalancerName), f.addrs.of(f.cfg.Nodes+f.cfg.Engines, dataPort), targets, cfg)
 	return err
 }
 
@@ -390,10 +413,11 @@ func (f *Fleet) hearsAll(ctx context.Context, n *Node) error {
 }
 
 // Partition cuts the network between the two groups of nodes, named, in both directions: what is sent is lost without a word. Engines,
-// balancer and admin APIs stay reachable from both. It adds to what is cut already. Only isolated fleets can.
+// balancer and admin APIs stay reachable from both. It adds to what is cut already, and takes the place of what SetLink said of these
+// links. Only isolated and switched fleets can.
 func (f *Fleet) Partition(a, b []string) error {
-	if f.net == nil {
-		return errors.New("fleet: only an isolated fleet can be partitioned")
+	if f.net == nil && f.wires == nil {
+		return errors.New("fleet: only an isolated or switched fleet can be partitioned")
 	}
 	left, err := f.members(a)
 	if err != nil {
@@ -403,15 +427,26 @@ func (f *Fleet) Partition(a, b []string) error {
 	if err != nil {
 		return err
 	}
-	return f.net.cut(left, right)
+	if f.wires == nil {
+		return f.net.cut(left, right)
+	}
+	for _, x := range a {
+		for _, y := range b {
+			err = errors.Join(err, f.wires.setLink(x, y, Link{Loss: 1}), f.wires.setLink(y, x, Link{Loss: 1}))
+		}
+	}
+	return err
 }
 
-// Heal joins again what Partition cut.
+// Heal joins again what Partition cut. In a switched fleet it is HealLinks.
 func (f *Fleet) Heal() error {
-	if f.net == nil {
-		return nil
+	switch {
+	case f.wires != nil:
+		return f.wires.heal()
+	case f.net != nil:
+		return f.net.heal()
 	}
-	return f.net.heal()
+	return nil
 }
 
 func (f *Fleet) members(names []string) ([]int, error) {

@@ -50,13 +50,16 @@ func start(t *testing.T, cfg fleet.Config) *fleet.Fleet {
 }
 
 // chat sends one request to a base URL over a connection of its own and returns which node answered.
-func chat(ctx context.Context, base string) (node string, err error) {
+func chat(ctx context.Context, base string) (node string, err error) { return chatFrom(ctx, nil, base) }
+
+// chatFrom does the same over a connection that dial opens.
+func chatFrom(ctx context.Context, dial func(context.Context, string, string) (net.Conn, error), base string) (node string, err error) {
 	body := fmt.Sprintf(`{"model":%q,"messages":[{"role":"user","content":"hello"}],"max_tokens":2}`, model)
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, base+"/v1/chat/completions", strings.NewReader(body))
 	if err != nil {
 		return "", err
 	}
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	client := http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}
 	resp, err := client.Do(req)
 	if err != nil {
 		return "", err

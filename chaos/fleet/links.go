@@ -18,12 +18,42 @@ const (
 	Everybody    = "*"
 )
 
-// wires are the links of a switched fleet.
+// wires are the links of a switched fleet, and the places that they join.
 type wires interface {
+	addresses
 	setLink(from, to string, l Link) error
 	reset(a, b string) error
 	heal() error
-	dial(ctx context.Context, from, network, address string) (net.Conn, error)
+	at(name string) where
+	thread(name string) *thread // on it, processes are started that are to be there
+}
+
+// where is a place in the network.
+type where interface {
+	// enter runs f; sockets that f opens itself, not in another goroutine, belong to the place.
+	enter(f func() error) error
+	dial(ctx context.Context, network, address string) (net.Conn, error)
+	listen(address string) (net.Listener, error)
+}
+
+// here is where this process is.
+type here struct{}
+
+func (here) enter(f func() error) error { return f() }
+
+func (here) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	var d net.Dialer
+	return d.DialContext(ctx, network, address)
+}
+
+func (here) listen(address string) (net.Listener, error) { return net.Listen("tcp", address) }
+
+// at returns where a member is.
+func (f *Fleet) at(name string) where {
+	if f.wires == nil {
+		return here{}
+	}
+	return f.wires.at(name)
 }
 
 // errNotSwitched is returned for links of a fleet that has none of its own.
@@ -58,9 +88,5 @@ func (f *Fleet) HealLinks() error {
 // DialClient connects to a literal address as a client of the fleet: from the clients' place in a switched fleet, else from this process. It
 // has the form that http.Transport wants.
 func (f *Fleet) DialClient(ctx context.Context, network, address string) (net.Conn, error) {
-	var d net.Dialer
-	if f.wires == nil {
-		return d.DialContext(ctx, network, address)
-	}
-	return f.wires.dial(ctx, ClientsName, network, address)
+	return f.at(ClientsName).dial(ctx, network, address)
 }

@@ -1,12 +1,7 @@
-// Package netswitch joins network namespaces by a switch in user space, whose links lose, delay, duplicate, reorder, slow down and reset what
-// passes, each direction for itself and decided by a seed.
-//
-// It knows IPv4 addresses and TCP flags and nothing of what is carried. Where there is no /dev/net/tun there is no port.
 package netswitch
 
 import (
 	"fmt"
-	"math"
 	"time"
 )
 
@@ -14,16 +9,13 @@ import (
 type Link struct {
 	// Delay is what a packet takes, Jitter up to how much more, drawn evenly. Packets keep their order.
 	Delay, Jitter time.Duration
-	// Loss, Duplicate and Reorder are probabilities, each drawn for itself: that a packet is lost (1: nothing passes), comes twice, or
-	// is held back until others have overtaken it.
+	// Loss, Duplicate and Reorder are probabilities, each drawn for itself: that a packet is lost (1: nothing passes), comes twice, or is
+	// held back for 10 ms, so that others overtake it.
 	Loss, Duplicate, Reorder float64
-	// Rate is how many bytes pass in a second, headers of IP included; 0 is as many as come. A queue of a quarter of a second stands in front of it, or of
-	// 64 KiB, whatever is more; what does not fit in is lost.
+	// Rate is how many bytes pass in a second, headers of IP included; 0 is as many as come. In front of it stands a queue of a quarter of
+	// a second, at least 64 KiB; what does not fit in is lost.
 	Rate int64
 }
-
-// zero says whether a link does nothing to packets.
-func (l Link) zero() bool { return l == Link{} }
 
 // check returns what is wrong with a link.
 func (l Link) check() error {
@@ -31,7 +23,7 @@ func (l Link) check() error {
 		name string
 		v    float64
 	}{{"loss", l.Loss}, {"duplicate", l.Duplicate}, {"reorder", l.Reorder}} {
-		if !(p.v >= 0 && p.v <= 1) || math.IsNaN(p.v) {
+		if !(p.v >= 0 && p.v <= 1) { // not a number neither
 			return fmt.Errorf("netswitch: %s is %v, want a probability from 0 to 1", p.name, p.v)
 		}
 	}
@@ -39,4 +31,88 @@ func (l Link) check() error {
 		return fmt.Errorf("netswitch: delay %v, jitter %v, rate %d: none may be negative", l.Delay, l.Jitter, l.Rate)
 	}
 	return nil
+}
+
+const (
+	// heldBack is how late a reordered packet comes: long against the gaps within a burst, short against any time-out.
+	heldBack = 10 * time.Millisecond
+	// rateQueue is how much may wait in front of a rate, as time; leastQueue as bytes: what a receive window may hold at first.
+	rateQueue  = 250 * time.Millisecond
+	leastQueue = 64 << 10
+	// maxFlight bounds what is under way on one link because of its delay.
+	maxFlight = 16 << 20
+)
+
+// LinkStats counts the packets of one direction since the switch started.
+type LinkStats struct {
+	Packets, Bytes int64 // that were to pass
+	Lost           int64 // by Loss
+	Overflowed     int64 // that found a queue full
+	Duplicated     int64
+	Reordered      int64
+}
+
+// line is one direction between two ports. Guarded by Switch.mu.
+type line struct {
+	link  Link
+	draw  draws
+	stats LinkStats
+
+	pending int       // copies under way
+	flight  int       // bytes of those
+	free    time.Time // when the rate lets the next packet begin
+	last    time.Time // when the last one arrives that keeps its order
+}
+
+// draws are the random numbers of one packet's fate.
+type draws interface{ Float64() float64 }
+
+// set changes the link from the next packet on. Those do not queue behind packets that an earlier, slower link still holds.
+func (n *line) set(l Link) { n.link, n.free, n.last = l, time.Time{}, time.Time{} }
+
+// fate says when a packet of size bytes that is sent now arrives: never, once or twice. The same numbers are drawn whatever the link is, so
+// that the seed's decision about one fault does not depend on the others.
+func (n *line) fate(now time.Time, size int) (arrivals [2]time.Time, copies int) {
+	lose, double, hold, jitter := n.draw.Float64(), n.draw.Float64(), n.draw.Float64(), n.draw.Float64()
+	n.stats.Packets++
+	n.stats.Bytes += int64(size)
+	l := &n.link
+	if lose < l.Loss {
+		n.stats.Lost++
+		return arrivals, 0
+	}
+	sent := now
+	if l.Rate > 0 {
+		begin := now
+		if n.free.After(now) {
+			begin = n.free
+		}
+		takes := time.Duration(float64(size) / float64(l.Rate) * float64(time.Second))
+		queue := max(rateQueue, time.Duration(float64(leastQueue)/float64(l.Rate)*float64(time.Second)))
+		if begin.Add(takes).Sub(now) > queue {
+			n.stats.Overflowed++
+			return arrivals, 0
+		}
+		sent = begin.Add(takes)
+		n.free = sent
+	} else if n.flight+size > maxFlight {
+		n.stats.Overflowed++
+		return arrivals, 0
+	}
+	at := sent.Add(l.Delay + time.Duration(jitter*float64(l.Jitter)))
+	if hold < l.Reorder {
+		n.stats.Reordered++
+		at = at.Add(heldBack)
+	} else {
+		if at.Before(n.last) {
+			at = n.last
+		}
+		n.last = at
+	}
+	arrivals[0], copies = at, 1
+	if double < l.Duplicate {
+		n.stats.Duplicated++
+		arrivals[1], copies = at, 2
+	}
+	return arrivals, copies
 }

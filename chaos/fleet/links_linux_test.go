@@ -1,0 +1,418 @@
+package fleet_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"grapevine/chaos/fleet"
+)
+
+// patience is for what must happen; what goes on for that long will not.
+const patience = 20 * time.Second
+
+// testPort is where tests listen on a node's address: none of its services does.
+const testPort = "19000"
+
+// switched starts two nodes and an engine that are joined by a switch.
+func switched(t *testing.T) (f *fleet.Fleet, a, b *fleet.Node) {
+	t.Helper()
+	if err := fleet.Supports(fleet.FaultLinks); err != nil {
+		t.Skip(err)
+	}
+	f = start(t, fleet.Config{Nodes: 2, Engines: 1, Alone: true, Switched: true, Seed: 7, Settings: map[string]any{"drain_grace": "0s", "drain_close": "0s"}})
+	return f, f.Node("node-0"), f.Node("node-1")
+}
+
+func setLink(t *testing.T, f *fleet.Fleet, from, to string, l fleet.Link) {
+	t.Helper()
+	if err := f.SetLink(from, to, l); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// within opens what f opens in a node's network.
+func within[T any](t *testing.T, n *fleet.Node, f func() (T, error)) (v T) {
+	t.Helper()
+	err := n.InNetwork(func() (err error) {
+		v, err = f()
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+func hostOf(t *testing.T, n *fleet.Node) string {
+	t.Helper()
+	host, _, err := net.SplitHostPort(n.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return net.JoinHostPort(host, testPort)
+}
+
+// connect returns both ends of a TCP connection that a opened to b.
+func connect(t *testing.T, a, b *fleet.Node) (from, to net.Conn) {
+	t.Helper()
+	ln := within(t, b, func() (net.Listener, error) { return net.Listen("tcp", hostOf(t, b)) })
+	defer func() { _ = ln.Close() }()
+	from = within(t, a, func() (net.Conn, error) { return net.DialTimeout("tcp", ln.Addr().String(), patience) })
+	to, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []net.Conn{from, to} {
+		t.Cleanup(func() { _ = c.Close() })
+		if err := c.SetDeadline(time.Now().Add(2 * patience)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return from, to
+}
+
+// roundTrip is how long a byte takes there and back.
+func roundTrip(t *testing.T, from, to net.Conn) time.Duration {
+	t.Helper()
+	began := time.Now()
+	for _, way := range [2][2]net.Conn{{from, to}, {to, from}} {
+		if _, err := way[0].Write([]byte{1}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(way[1], make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return time.Since(began)
+}
+
+// datagrams sends numbered datagrams from a to b, and returns the numbers in the order of their arrival.
+func datagrams(t *testing.T, a, b *fleet.Node, count int) (arrived []int) {
+	t.Helper()
+	in := within(t, b, func() (net.PacketConn, error) { return net.ListenPacket("udp4", hostOf(t, b)) })
+	defer func() { _ = in.Close() }()
+	_ = in.(*net.UDPConn).SetReadBuffer(4 << 20) // the kernel may give less, which holds these, too
+	out := within(t, a, func() (net.Conn, error) { return net.Dial("udp4", hostOf(t, b)) })
+	defer func() { _ = out.Close() }()
+	ended, stop := make(chan struct{}), context.WithoutCancel(t.Context())
+	stop, cancel := context.WithTimeout(stop, patience)
+	defer cancel()
+	const last = 1 << 30 // stands for the end
+	send := func(i int) {
+		if _, err := out.Write(strconv.AppendInt(nil, int64(i), 10)); err != nil {
+			t.Error(err)
+		}
+	}
+	go func() {
+		defer close(ended)
+		for i := range count {
+			send(i)
+		}
+		// Links keep the order of what they do not hold back on purpose, and that for 10 ms only.
+		for tick := time.NewTicker(50 * time.Millisecond); stop.Err() == nil; {
+			select {
+			case <-stop.Done():
+			case <-tick.C:
+				send(last)
+			}
+		}
+	}()
+	buf := make([]byte, 64)
+	for _ = in.SetReadDeadline(time.Now().Add(patience)); ; {
+		n, _, err := in.ReadFrom(buf)
+		if err != nil {
+			t.Fatalf("after %d: %v", len(arrived), err)
+		}
+		i, err := strconv.Atoi(string(buf[:n]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i == last {
+			cancel()
+			<-ended
+			return arrived
+		}
+		arrived = append(arrived, i)
+	}
+}
+
+// TestLinks measures each thing that a link can do, through real sockets.
+func TestLinks(t *testing.T) {
+	if !isolated(t, false) {
+		return
+	}
+	f, a, b := switched(t)
+	const count = 400
+
+	t.Run("nothing", func(t *testing.T) {
+		if got := datagrams(t, a, b, count); len(got) != count {
+			t.Errorf("%d of %d datagrams arrived over a whole link", len(got), count)
+		}
+	})
+	t.Run("delay", func(t *testing.T) {
+		from, to := connect(t, a, b)
+		setLink(t, f, "node-0", "node-1", fleet.Link{Delay: 150 * time.Millisecond, Jitter: 20 * time.Millisecond})
+		if d := roundTrip(t, from, to); d < 150*time.Millisecond || d > patience {
+			t.Errorf("one way of 150 ms: round trip %v", d)
+		}
+		setLink(t, f, "node-1", "node-0", fleet.Link{Delay: 150 * time.Millisecond})
+		if d := roundTrip(t, from, to); d < 300*time.Millisecond || d > patience {
+			t.Errorf("both ways of 150 ms: round trip %v", d)
+		}
+		heal(t, f)
+	})
+	t.Run("loss", func(t *testing.T) {
+		setLink(t, f, "node-0", "node-1", fleet.Link{Loss: 0.3})
+		if got := len(datagrams(t, a, b, count)); got < count/2 || got > count*9/10 {
+			t.Errorf("%d of %d datagrams arrived where 30 %% are lost", got, count)
+		}
+		if got := len(datagrams(t, b, a, count)); got != count {
+			t.Errorf("%d of %d datagrams arrived in the other direction", got, count)
+		}
+		heal(t, f)
+	})
+	t.Run("duplicate", func(t *testing.T) {
+		setLink(t, f, "node-0", fleet.Everybody, fleet.Link{Duplicate: 0.5})
+		if got := len(datagrams(t, a, b, count)); got < count*5/4 || got > count*7/4 {
+			t.Errorf("%d of %d datagrams arrived where half are doubled", got, count)
+		}
+		heal(t, f)
+	})
+	t.Run("reorder", func(t *testing.T) {
+		setLink(t, f, fleet.Everybody, "node-1", fleet.Link{Reorder: 0.2})
+		got, late, most := datagrams(t, a, b, count), 0, -1
+		for _, i := range got {
+			if i < most {
+				late++
+			}
+			most = max(most, i)
+		}
+		if len(got) != count || late == 0 {
+			t.Errorf("%d of %d datagrams arrived, %d late, where a fifth are held back", len(got), count, late)
+		}
+		heal(t, f)
+	})
+	t.Run("rate", func(t *testing.T) {
+		from, to := connect(t, a, b)
+		const size, rate = 1 << 20, 2 << 20
+		setLink(t, f, "node-0", "node-1", fleet.Link{Rate: rate})
+		began := time.Now()
+		go func() { _, _ = from.Write(make([]byte, size)) }()
+		if _, err := io.ReadFull(to, make([]byte, size)); err != nil {
+			t.Fatal(err)
+		}
+		if d := time.Since(began); d < time.Second*size/rate {
+			t.Errorf("%d bytes in %v, at %d bytes/s", size, d, rate)
+		}
+		heal(t, f)
+	})
+	for _, wrong := range []fleet.Link{{Loss: 1.5}, {Duplicate: -1}, {Delay: -1}, {Rate: -1}} {
+		if f.SetLink("node-0", "node-1", wrong) == nil {
+			t.Errorf("taken: %+v", wrong)
+		}
+	}
+	if f.SetLink("node-0", "nobody", fleet.Link{}) == nil || f.SetLink("harness", "node-0", fleet.Link{}) == nil {
+		t.Error("a link to nobody, or to the harness, was broken")
+	}
+	served(t, f)
+}
+
+func heal(t *testing.T, f *fleet.Fleet) {
+	t.Helper()
+	if err := f.HealLinks(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// served: clients are answered through balancer, nodes and engine, each in its place.
+func served(t *testing.T, f *fleet.Fleet) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	for range 10 {
+		if _, err := chatFrom(ctx, f.DialClient, f.URL()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestOneWay: what one side sends is lost, what the other sends arrives, and a connection survives that.
+func TestOneWay(t *testing.T) {
+	if !isolated(t, false) {
+		return
+	}
+	f, a, b := switched(t)
+	from, to := connect(t, a, b)
+	setLink(t, f, "node-0", "node-1", fleet.Link{Loss: 1})
+	if _, err := to.Write([]byte{1}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(from, make([]byte, 1)); err != nil {
+		t.Errorf("from node-1 to node-0: %v", err)
+	}
+	if _, err := from.Write([]byte{1}); err != nil {
+		t.Fatal(err)
+	}
+	_ = to.SetReadDeadline(time.Now().Add(time.Second))
+	if _, err := to.Read(make([]byte, 1)); !errors.Is(err, context.DeadlineExceeded) && !isTimeout(err) {
+		t.Errorf("from node-0 to node-1: %v", err)
+	}
+	heal(t, f)
+	_ = to.SetReadDeadline(time.Now().Add(2 * patience))
+	if _, err := io.ReadFull(to, make([]byte, 1)); err != nil {
+		t.Errorf("after healing: %v", err)
+	}
+	if err := f.Partition([]string{"node-0"}, []string{"node-1"}); err != nil {
+		t.Fatal(err)
+	}
+	if reach(t, a, b, time.Second) || reach(t, b, a, time.Second) {
+		t.Error("node-0 and node-1 reach each other while they are cut off")
+	}
+	served(t, f)
+	if err := f.Heal(); err != nil {
+		t.Fatal(err)
+	}
+	if !reach(t, a, b, patience) || !reach(t, b, a, patience) {
+		t.Error("node-0 and node-1 do not reach each other after healing")
+	}
+}
+
+func isTimeout(err error) bool {
+	var n net.Error
+	return errors.As(err, &n) && n.Timeout()
+}
+
+// TestReset: every connection between two members gets a reset at both ends, whatever it was doing; others go on.
+func TestReset(t *testing.T) {
+	if !isolated(t, false) {
+		return
+	}
+	f, a, b := switched(t)
+	ends, writers := map[string]net.Conn{}, map[string]chan error{}
+	ends["of one that said nothing"], ends["to one that said nothing"] = connect(t, a, b)
+	from, to := connect(t, a, b)
+	roundTrip(t, from, to)
+	ends["of one that is idle"], ends["to one that is idle"] = from, to
+	busyFrom, busyTo := connect(t, a, b)
+	ends["of one that is busy"], ends["to one that is busy"] = busyFrom, busyTo
+	for _, what := range []string{"of one that is busy", "to one that is busy"} {
+		ended := make(chan error, 1)
+		writers[what] = ended
+		go func() {
+			for {
+				if _, err := ends[what].Write(make([]byte, 1000)); err != nil {
+					ended <- err
+					return
+				}
+			}
+		}()
+	}
+	// Node-0 asks the engine over connections of its own; they stay.
+	other, err := net.DialTimeout("tcp", b.AdminAddr(), patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = other.Close() }()
+	if err := f.ResetLink("node-1", "node-0"); err != nil {
+		t.Fatal(err)
+	}
+	for what, c := range ends {
+		_, err := io.Copy(io.Discard, c)
+		if ended := writers[what]; ended != nil {
+			err = errors.Join(err, <-ended) // the kernel tells one of them, the other sees an end
+		}
+		if !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("the end %s: %v, want a reset", what, err)
+		}
+	}
+	if _, err := other.Write([]byte("GET /healthz HTTP/1.0\r\n\r\n")); err != nil {
+		t.Error(err)
+	}
+	_ = other.SetDeadline(time.Now().Add(patience))
+	if text, err := io.ReadAll(other); err != nil || len(text) == 0 {
+		t.Errorf("a connection from elsewhere: %q, %v", text, err)
+	}
+	from, to = connect(t, a, b)
+	roundTrip(t, from, to) // new ones are not touched
+	served(t, f)
+}
+
+// TestPlaces: clients, balancer and engines are behind links of their own, in a fleet that gossips and agrees, and what the harness
+// asks of nodes is behind none.
+func TestPlaces(t *testing.T) {
+	if !isolated(t, false) {
+		return
+	}
+	if err := fleet.Supports(fleet.FaultLinks); err != nil {
+		t.Skip(err)
+	}
+	f := start(t, fleet.Config{Nodes: 3, Engines: 2, Switched: true, Balancer: fleet.BalancerConfig{Interval: 50 * time.Millisecond, Timeout: 500 * time.Millisecond},
+		Settings: map[string]any{"drain_grace": "0s", "drain_close": "0s", "connect_timeout": "300ms"}})
+	served(t, f)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	setLink(t, f, fleet.ClientsName, fleet.BalancerName, fleet.Link{Loss: 1})
+	short, stop := context.WithTimeout(ctx, time.Second)
+	if who, err := chatFrom(short, f.DialClient, f.URL()); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("without a link from clients to balancer: %q, %v", who, err)
+	}
+	stop()
+	setLink(t, f, fleet.BalancerName, "node-0", fleet.Link{Loss: 1})
+	if err := f.Balancer().WaitHealthy(ctx, "node-0", false); err != nil {
+		t.Fatal(err)
+	}
+	if !f.Node("node-0").Ready(ctx) {
+		t.Error("node-0 does not ask for traffic")
+	}
+	setLink(t, f, fleet.ClientsName, fleet.BalancerName, fleet.Link{})
+	for range 10 {
+		if who, err := chatFrom(ctx, f.DialClient, f.URL()); err != nil || who == "node-0" {
+			t.Errorf("%q, %v: answered by a node that the balancer does not reach", who, err)
+		}
+	}
+	heal(t, f)
+	if err := f.Balancer().WaitHealthy(ctx, "node-0", true); err != nil {
+		t.Fatal(err)
+	}
+	before := f.Engines()[0].Server().Stats().Requests
+	setLink(t, f, fleet.Everybody, "engine-0", fleet.Link{Loss: 1})
+	served(t, f)
+	if n := f.Engines()[0].Server().Stats().Requests - before; n != 0 {
+		t.Errorf("engine-0 got %d requests over links that lose everything", n)
+	}
+	heal(t, f)
+	if err := f.Partition([]string{"node-0"}, []string{"node-1", "node-2"}); err != nil {
+		t.Fatal(err)
+	}
+	awaitPeer(ctx, t, f.Node("node-1"), "node-0", false)
+	if err := f.Heal(); err != nil {
+		t.Fatal(err)
+	}
+	awaitPeer(ctx, t, f.Node("node-1"), "node-0", true)
+	served(t, f)
+}
+
+// awaitPeer waits until a node hears another one, or does not.
+func awaitPeer(ctx context.Context, t *testing.T, n *fleet.Node, peer string, heard bool) {
+	t.Helper()
+	for {
+		list, err := n.Fleet(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range list.Nodes {
+			if p.Name == peer && p.Connected == heard {
+				return
+			}
+		}
+		if err := sleep(ctx, 20*time.Millisecond); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,365 @@
+// Package netswitch joins network namespaces by a switch in user space, whose links lose, delay, duplicate, reorder, slow down and reset what
+// passes, each direction for itself and decided by a seed.
+//
+// It knows IPv4 addresses and TCP headers and nothing of what is carried; anything but IPv4 is lost.
+package netswitch
+
+import (
+	"container/heap"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Everybody stands for all ports in names of links.
+const Everybody = "*"
+
+// Port is one place on the switch. Device gives and takes one packet with each call, and its Read returns when it is closed.
+type Port struct {
+	Name   string
+	Addr   netip.Addr // IPv4; packets from another address are lost
+	Device io.ReadWriteCloser
+	// Immune ports have no faulty links: whoever watches a network must not do it through that network.
+	Immune bool
+}
+
+// Switch passes packets between its ports. Safe for concurrent use.
+type Switch struct {
+	seed uint64
+	work sync.WaitGroup
+
+	mu     sync.Mutex // guards what follows
+	ports  []*port
+	addrs  map[netip.Addr]*port
+	lines  map[[2]*port]*line
+	flows  flows
+	seq    uint64
+	closed bool
+	errs   []error
+}
+
+// port is a Port with what is on its way to it.
+type port struct {
+	Port
+	index int
+	wake  chan struct{} // of capacity 1: the queue has a new first
+	done  chan struct{} // closed with the switch
+	queue queue         // guarded by Switch.mu
+}
+
+// New returns a switch without ports. What its links do follows from the seed, the names of their ports in the order in which they were
+// attached, and the packets that pass.
+func New(seed uint64) *Switch {
+	return &Switch{seed: seed, addrs: map[netip.Addr]*port{}, lines: map[[2]*port]*line{}, flows: flows{}}
+}
+
+// Attach adds a port and starts to serve it. The switch closes the device with itself.
+func (s *Switch) Attach(p Port) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.closed:
+		return errClosed
+	case p.Name == "" || p.Name == Everybody || !p.Addr.Is4():
+		return fmt.Errorf("netswitch: port %q at %v, want a name and an IPv4 address", p.Name, p.Addr)
+	case s.addrs[p.Addr] != nil || s.find(p.Name) != nil:
+		return fmt.Errorf("netswitch: port %s at %v is there already", p.Name, p.Addr)
+	}
+	pp := &port{Port: p, index: len(s.ports), wake: make(chan struct{}, 1), done: make(chan struct{})}
+	s.ports = append(s.ports, pp)
+	s.addrs[p.Addr] = pp
+	s.work.Go(func() { s.read(pp) })
+	s.work.Go(func() { s.deliver(pp) })
+	return nil
+}
+
+var errClosed = errors.New("netswitch: closed")
+
+func (s *Switch) find(name string) *port {
+	for _, p := range s.ports {
+		if p.Name == name {
+			return p
+		}
+	}
+	return nil
+}
+
+// named returns the ports that a name stands for, the immune ones never.
+func (s *Switch) named(name string) ([]*port, error) {
+	if name == Everybody {
+		return slices.DeleteFunc(slices.Clone(s.ports), func(p *port) bool { return p.Immune }), nil
+	}
+	p := s.find(name)
+	switch {
+	case p == nil:
+		return nil, fmt.Errorf("netswitch: no port is called %q", name)
+	case p.Immune:
+		return nil, fmt.Errorf("netswitch: the links of %s cannot be broken", name)
+	}
+	return []*port{p}, nil
+}
+
+// pairs calls f for every pair of different ports that two names stand for.
+func (s *Switch) pairs(from, to string, f func(a, b *port)) error {
+	left, err := s.named(from)
+	if err != nil {
+		return err
+	}
+	right, err := s.named(to)
+	if err != nil {
+		return err
+	}
+	for _, a := range left {
+		for _, b := range right {
+			if a != b {
+				f(a, b)
+			}
+		}
+	}
+	return nil
+}
+
+// SetLink changes the link from one port to another, or Everybody, in that direction, from the next packet on. What is under way arrives
+// when it would have.
+func (s *Switch) SetLink(from, to string, l Link) error {
+	if err := l.check(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pairs(from, to, func(a, b *port) { s.line(a, b).set(l) })
+}
+
+// Heal makes all links pass everything as it comes.
+func (s *Switch) Heal() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, n := range s.lines {
+		n.set(Link{})
+	}
+}
+
+// Reset ends all TCP connections between two ports, or Everybody, with a reset at both ends, and returns how many.
+func (s *Switch) Reset(a, b string) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	hit := map[[2]*port]bool{}
+	if err := s.pairs(a, b, func(x, y *port) { hit[[2]*port{x, y}], hit[[2]*port{y, x}] = true, true }); err != nil {
+		return 0, err
+	}
+	n, now := 0, time.Now()
+	for key, c := range s.flows {
+		x, y := s.addrs[key.a.Addr()], s.addrs[key.b.Addr()]
+		if !hit[[2]*port{x, y}] || !c.doomed.IsZero() || c.closed[0] && c.closed[1] {
+			continue
+		}
+		n++
+		for side, packets := range c.doom(key, now) {
+			for _, p := range packets {
+				s.push([2]*port{x, y}[side], nil, now, p)
+			}
+		}
+	}
+	return n, nil
+}
+
+// Stats returns what passed from one port to another, in that direction.
+func (s *Switch) Stats(from, to string) (LinkStats, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a, b := s.find(from), s.find(to)
+	if a == nil || b == nil {
+		return LinkStats{}, fmt.Errorf("netswitch: no link from %q to %q", from, to)
+	}
+	return s.line(a, b).stats, nil
+}
+
+// Close closes all devices and returns when nothing of the switch runs; what is under way is lost. The error says which ports had
+// failed before. Idempotent.
+func (s *Switch) Close() error {
+	s.mu.Lock()
+	if !s.closed {
+		s.closed = true
+		for _, p := range s.ports {
+			close(p.done)
+			if err := p.Device.Close(); err != nil {
+				s.errs = append(s.errs, fmt.Errorf("netswitch: %s: %w", p.Name, err))
+			}
+		}
+	}
+	s.mu.Unlock()
+	s.work.Wait()
+	return errors.Join(s.errs...)
+}
+
+// line returns the link from a to b. It exists from its first use.
+func (s *Switch) line(a, b *port) *line {
+	n := s.lines[[2]*port{a, b}]
+	if n == nil {
+		n = &line{draw: rand.New(rand.NewPCG(s.seed, uint64(a.index)<<32|uint64(b.index)))}
+		s.lines[[2]*port{a, b}] = n
+	}
+	return n
+}
+
+// maxPacket is more than the MTU of any port.
+const maxPacket = 64 << 10
+
+// read takes packets from a port until that is closed.
+func (s *Switch) read(p *port) {
+	buf := make([]byte, maxPacket)
+	for {
+		n, err := p.Device.Read(buf)
+		if err != nil {
+			s.failed(p, err)
+			return
+		}
+		if pkt, ok := parse(buf[:n]); ok && pkt.src() == p.Addr {
+			if to := s.pass(p, pkt); to != nil {
+				s.write(to, pkt)
+			}
+		}
+	}
+}
+
+// pass decides about a packet. It returns where it is to be written at once, nil if it is lost or was put in a queue.
+func (s *Switch) pass(from *port, pkt packet) *port {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	to := s.addrs[pkt.dst()]
+	if to == nil || to == from || s.closed {
+		return nil
+	}
+	now := time.Now()
+	if seg, ok := pkt.tcp(); ok {
+		pass, answer := s.flows.note(pkt, seg, now)
+		if answer != nil {
+			s.push(from, nil, now, answer)
+		}
+		if !pass {
+			return nil
+		}
+	}
+	n := s.line(from, to)
+	arrivals, copies := n.fate(now, len(pkt))
+	if copies == 1 && n.pending == 0 && !arrivals[0].After(now) {
+		return to // the short way: nothing of this link is ahead of it
+	}
+	for _, at := range arrivals[:copies] {
+		s.push(to, n, at, slices.Clone(pkt))
+	}
+	return nil
+}
+
+// push puts a packet into a port's queue. n is the link it is on, nil for none.
+func (s *Switch) push(to *port, n *line, at time.Time, pkt packet) {
+	if n != nil {
+		n.pending++
+		n.flight += len(pkt)
+	}
+	s.seq++
+	heap.Push(&to.queue, &queued{at: at, seq: s.seq, line: n, packet: pkt})
+	if to.queue[0].seq == s.seq {
+		select {
+		case to.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// deliver writes what is due to a port, until the switch is closed.
+func (s *Switch) deliver(p *port) {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		q, wait := s.due(p)
+		if q != nil {
+			s.write(p, q.packet)
+			s.landed(q)
+			continue
+		}
+		timer.Reset(wait)
+		select {
+		case <-p.done:
+			return
+		case <-p.wake:
+		case <-timer.C:
+		}
+	}
+}
+
+// due takes the first packet of a port's queue, if its time has come; else it says for how long nothing is due.
+func (s *Switch) due(p *port) (*queued, time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(p.queue) == 0 || s.closed {
+		return nil, time.Hour
+	}
+	if wait := time.Until(p.queue[0].at); wait > 0 {
+		return nil, wait
+	}
+	return heap.Pop(&p.queue).(*queued), 0
+}
+
+// landed takes a packet off its link, after it was written: the next one must not take the short way before.
+func (s *Switch) landed(q *queued) {
+	if q.line == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	q.line.pending--
+	q.line.flight -= len(q.packet)
+}
+
+func (s *Switch) write(p *port, pkt packet) {
+	if _, err := p.Device.Write(pkt); err != nil {
+		s.failed(p, err)
+	}
+}
+
+// failed keeps the first errors of ports; those that closing them makes are none.
+func (s *Switch) failed(p *port, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.closed && len(s.errs) < 8 {
+		s.errs = append(s.errs, fmt.Errorf("netswitch: %s: %w", p.Name, err))
+	}
+}
+
+// queued is a packet on its way.
+type queued struct {
+	at     time.Time
+	seq    uint64 // decides between equal times
+	line   *line
+	packet packet
+}
+
+// queue is a heap by time of arrival.
+type queue []*queued
+
+func (q queue) Len() int { return len(q) }
+func (q queue) Less(i, j int) bool {
+	if !q[i].at.Equal(q[j].at) {
+		return q[i].at.Before(q[j].at)
+	}
+	return q[i].seq < q[j].seq
+}
+func (q queue) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
+
+// Push is heap's.
+func (q *queue) Push(x any) { *q = append(*q, x.(*queued)) }
+
+// Pop is heap's.
+func (q *queue) Pop() any {
+	last := len(*q) - 1
+	x := (*q)[last]
+	(*q)[last] = nil
+	*q = (*q)[:last]
+	return x
+}

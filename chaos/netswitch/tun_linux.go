@@ -1,0 +1,94 @@
+package netswitch
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// tunPath is the device that makes ports.
+const tunPath = "/dev/net/tun"
+
+// portMTU is Ethernet's, so that packets are as many and as long as between machines.
+const portMTU = 1500
+
+// portQueue is how many packets a port holds while the switch is not running: enough for a busy machine.
+const portQueue = 4096
+
+// Available returns nil if this process may open ports, which also needs a network namespace that is its own; else why not.
+func Available() error {
+	f, err := os.OpenFile(tunPath, os.O_RDWR, 0)
+	if err != nil {
+		return fmt.Errorf("netswitch: no ports: %w", err)
+	}
+	return f.Close()
+}
+
+// OpenTUN makes the network interface name in the network namespace of the calling thread, gives it the address, brings it and the loopback
+// interface up, and returns the end that a switch serves. Everything in the prefix is reached through it. It is gone when that end
+// is closed.
+func OpenTUN(name string, addr netip.Prefix) (_ *os.File, err error) {
+	fd, err := unix.Open(tunPath, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("netswitch: open %s: %w", tunPath, err)
+	}
+	defer func() {
+		if err != nil {
+			_ = unix.Close(fd)
+		}
+	}()
+	req, err := unix.NewIfreq(name)
+	if err != nil {
+		return nil, fmt.Errorf("netswitch: interface %q: %w", name, err)
+	}
+	req.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
+	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, req); err != nil {
+		return nil, fmt.Errorf("netswitch: interface %q: %w", name, err)
+	}
+	if err := configure(name, addr); err != nil {
+		return nil, err
+	}
+	// Only now: a poller that watches the descriptor before it is an interface hears nothing of it ever after.
+	return os.NewFile(uintptr(fd), tunPath), nil
+}
+
+// configure gives an interface its address and brings it up.
+func configure(name string, addr netip.Prefix) error {
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("netswitch: socket: %w", err)
+	}
+	defer func() { _ = unix.Close(s) }()
+	ip := addr.Addr().As4()
+	mask := [4]byte{}
+	for i := range addr.Bits() {
+		mask[i/8] |= 0x80 >> (i % 8)
+	}
+	var errs []error
+	set := func(name string, call uint, value func(*unix.Ifreq) error) {
+		req, err := unix.NewIfreq(name)
+		if err == nil {
+			err = value(req)
+		}
+		if err == nil {
+			err = unix.IoctlIfreq(s, call, req)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("netswitch: interface %s: %w", name, err))
+		}
+	}
+	number := func(v uint32) func(*unix.Ifreq) error {
+		return func(r *unix.Ifreq) error { r.SetUint32(v); return nil }
+	}
+	up := func(r *unix.Ifreq) error { r.SetUint16(unix.IFF_UP | unix.IFF_RUNNING); return nil }
+	set("lo", unix.SIOCSIFFLAGS, up)
+	set(name, unix.SIOCSIFADDR, func(r *unix.Ifreq) error { return r.SetInet4Addr(ip[:]) })
+	set(name, unix.SIOCSIFNETMASK, func(r *unix.Ifreq) error { return r.SetInet4Addr(mask[:]) })
+	set(name, unix.SIOCSIFMTU, number(portMTU))
+	set(name, unix.SIOCSIFTXQLEN, number(portQueue))
+	set(name, unix.SIOCSIFFLAGS, up)
+	return errors.Join(errs...)
+}
