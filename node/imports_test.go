@@ -43,6 +43,8 @@ var mayImport = map[string][]string{
 	"chaos/netswitch": {},
 
 	"chaos/report":   {},
+	"chaos/history":  {},
+	"chaos/scenario": {"chaos/...", "node"},
 	"chaos/replay":   {"chaos/report", "chaos/workload", "prefixtree", "proxy", "proxy/..."},
 	"chaos/fleetsim": {"chaos/engine", "chaos/report", "chaos/workload", "gossip/wire", "prefixtree", "proxy/policy", "proxy/policy/hot", "proxy/prompt"},
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -15,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/anishathalye/porcupine"
+	"grapevine/chaos/history"
 )
 
 // chaotic says that tests of faults are to run for long, as GRAPEVINE_CHAOS asks:
@@ -32,89 +31,12 @@ func chaosLength() time.Duration {
 	return 3 * time.Minute
 }
 
-// The operations of a history. Each is on one backend.
-type opKind uint8
-
-const (
-	opAdd opKind = iota
-	opDrain
-	opResume
-	opRemove
-	opRead
-)
-
-func (k opKind) String() string { return nameOf(k, "add", "drain", "resume", "remove", "read") }
-
-type opInput struct {
-	kind opKind
-	name string
-}
-
-// opOutput is what an operation said. refused: the backend exists already, or
-// does not exist. unknown: nobody can know whether it was carried out.
-type opOutput struct {
-	unknown, refused bool
-	exists, drained  bool // of reads
-}
-
-// sequential is one backend of a store that does one thing after the other.
-type sequential struct{ exists, drained bool }
-
-var membership = porcupine.Model{
-	Partition: func(history []porcupine.Operation) [][]porcupine.Operation {
-		byName := make(map[string][]porcupine.Operation)
-		for _, op := range history {
-			name := op.Input.(opInput).name
-			byName[name] = append(byName[name], op)
-		}
-		var parts [][]porcupine.Operation
-		for _, part := range byName {
-			parts = append(parts, part)
-		}
-		return parts
-	},
-	Init: func() any { return sequential{} },
-	Step: func(state, input, output any) (bool, any) {
-		st, in, out := state.(sequential), input.(opInput), output.(opOutput)
-		next, refused := st.after(in.kind)
-		if in.kind == opRead {
-			return out.exists == st.exists && out.drained == st.drained, st
-		}
-		return out.unknown || out.refused == refused, next
-	},
-	DescribeOperation: func(input, output any) string {
-		in, out := input.(opInput), output.(opOutput)
-		return fmt.Sprintf("%v %s -> %+v", in.kind, in.name, out)
-	},
-}
-
-// after is what an operation makes of a backend, and whether it is refused.
-func (st sequential) after(kind opKind) (next sequential, refused bool) {
-	switch {
-	case kind == opRead:
-		return st, false
-	case kind == opAdd && st.exists, kind != opAdd && !st.exists:
-		return st, true
-	case kind == opAdd:
-		return sequential{exists: true}, false
-	case kind == opRemove:
-		return sequential{}, false
-	}
-	return sequential{exists: true, drained: kind == opDrain}, false
-}
-
 // historian records what clients do.
 type historian struct {
-	mu    sync.Mutex
-	began time.Time
-	ops   []porcupine.Operation
-	count map[string]int // outcomes
-}
+	history.Log
 
-func (h *historian) record(client int, in opInput, call, end int64, out opOutput) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.ops = append(h.ops, porcupine.Operation{ClientId: client, Input: in, Call: call, Output: out, Return: end})
+	mu    sync.Mutex
+	count map[string]int // outcomes
 }
 
 func (h *historian) outcome(what string) {
@@ -123,39 +45,37 @@ func (h *historian) outcome(what string) {
 	h.count[what]++
 }
 
-func (h *historian) now() int64 { return int64(time.Since(h.began)) }
-
 // do carries out one operation at a store and records it, if it has or may have
 // happened.
-func (h *historian) do(ctx context.Context, client int, s *Store, in opInput) {
-	call := h.now()
-	if in.kind == opRead {
+func (h *historian) do(ctx context.Context, client int, s *Store, in history.Input) {
+	call := h.Now()
+	if in.Kind == history.Read {
 		st, err := s.Read(ctx)
 		if err != nil {
 			h.outcome("read failed")
 			return
 		}
-		b, exists := st.Backend(in.name)
-		h.record(client, in, call, h.now(), opOutput{exists: exists, drained: b.Drained})
+		b, exists := st.Backend(in.Backend)
+		h.Add(client, in, call, history.Output{Exists: exists, Drained: b.Drained})
 		h.outcome("read")
 		return
 	}
-	commands := map[opKind]Command{
-		opAdd:    add(in.name),
-		opDrain:  SetBackendState{Names: []string{in.name}, Action: Drain, Reason: "test"},
-		opResume: SetBackendState{Names: []string{in.name}, Action: Resume, Reason: "test"},
-		opRemove: RemoveBackends{[]string{in.name}},
+	commands := map[history.Kind]Command{
+		history.Add:    add(in.Backend),
+		history.Drain:  SetBackendState{Names: []string{in.Backend}, Action: Drain, Reason: "test"},
+		history.Resume: SetBackendState{Names: []string{in.Backend}, Action: Resume, Reason: "test"},
+		history.Remove: RemoveBackends{[]string{in.Backend}},
 	}
-	_, err := s.Apply(ctx, commands[in.kind])
+	_, err := s.Apply(ctx, commands[in.Kind])
 	switch {
 	case err == nil:
-		h.record(client, in, call, h.now(), opOutput{})
+		h.Add(client, in, call, history.Output{})
 		h.outcome("done")
 	case errors.Is(err, ErrExists), errors.Is(err, ErrNotFound):
-		h.record(client, in, call, h.now(), opOutput{refused: true})
+		h.Add(client, in, call, history.Output{Refused: true})
 		h.outcome("refused")
 	case errors.Is(err, ErrUncertain):
-		h.record(client, in, call, math.MaxInt64, opOutput{unknown: true})
+		h.Add(client, in, call, history.Output{Unknown: true})
 		h.outcome("unknown")
 	case errors.Is(err, ErrNoLeader), errors.Is(err, ErrStopped):
 		h.outcome("not done")
@@ -186,7 +106,7 @@ func linearizable(t *testing.T, size, clients int, length time.Duration) {
 		_, err := f.running()[0].Apply(t.Context(), add("first"))
 		return err == nil || errors.Is(err, ErrExists)
 	})
-	h := &historian{began: time.Now(), count: make(map[string]int)}
+	h := &historian{count: make(map[string]int)}
 	ctx, cancel := context.WithTimeout(t.Context(), length)
 	defer cancel()
 	var wg sync.WaitGroup
@@ -237,9 +157,9 @@ func client(ctx context.Context, f *fleet, h *historian, id int, r *rand.Rand) {
 	for ctx.Err() == nil {
 		n := f.nodes[r.IntN(len(f.nodes))]
 		if s := n.store.Load(); s != nil {
-			kind := opKind(r.IntN(int(opRead) + 1))
+			kind := history.Kind(r.IntN(history.Kinds))
 			// A call is not ended by the end of the test, so that its outcome is known.
-			h.do(context.Background(), id, s, opInput{kind, fmt.Sprintf("b%d", r.IntN(10))})
+			h.do(context.Background(), id, s, history.Input{Kind: kind, Backend: fmt.Sprintf("b%d", r.IntN(10))})
 		}
 		time.Sleep(time.Duration(r.IntN(8)) * time.Millisecond) // thinks: histories are judged in time that grows with their length
 	}
@@ -300,51 +220,22 @@ func judge(t *testing.T, h *historian) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	began := time.Now()
-	result, info := porcupine.CheckOperationsVerbose(membership, h.ops, 5*time.Minute)
-	t.Logf("%d operations, %v, checked in %v", len(h.ops), h.count, time.Since(began).Round(time.Millisecond))
+	ops := h.Operations()
+	verdict := history.Judge(ops, 5*time.Minute)
+	t.Logf("%d operations, %v, checked in %v", len(ops), h.count, time.Since(began).Round(time.Millisecond))
 	for what := range h.count {
 		if strings.HasPrefix(what, "unexpected") {
 			t.Error(what)
 		}
 	}
-	if result == porcupine.Ok {
+	if verdict.OK() {
 		return
 	}
-	t.Errorf("the history is %s", result)
+	t.Errorf("the history is %s", verdict.Result)
 	if out, err := os.CreateTemp("", "raftstore-history-*.html"); err == nil {
 		defer out.Close()
-		if porcupine.Visualize(membership, info, out) == nil {
+		if verdict.Draw(out) == nil {
 			t.Logf("see %s", out.Name())
-		}
-	}
-}
-
-// The judge can tell: a write that was acknowledged and is not read is found, and
-// so is a state that was never there.
-func TestJudgeFindsFaults(t *testing.T) {
-	op := func(kind opKind, call, end int64, out opOutput) porcupine.Operation {
-		return porcupine.Operation{Input: opInput{kind, "b"}, Call: call, Return: end, Output: out}
-	}
-	for _, c := range []struct {
-		name    string
-		history []porcupine.Operation
-		ok      bool
-	}{
-		{"in order", []porcupine.Operation{op(opAdd, 1, 2, opOutput{}), op(opRead, 3, 4, opOutput{exists: true})}, true},
-		{"lost write", []porcupine.Operation{op(opAdd, 1, 2, opOutput{}), op(opRead, 3, 4, opOutput{})}, false},
-		{"stale read", []porcupine.Operation{
-			op(opAdd, 1, 2, opOutput{}), op(opDrain, 3, 4, opOutput{}), op(opRead, 5, 6, opOutput{exists: true}),
-		}, false},
-		{"twice", []porcupine.Operation{op(opAdd, 1, 2, opOutput{}), op(opAdd, 3, 4, opOutput{})}, false},
-		{"unknown, done later", []porcupine.Operation{
-			op(opAdd, 1, math.MaxInt64, opOutput{unknown: true}), op(opRead, 2, 3, opOutput{}), op(opRead, 4, 5, opOutput{exists: true}),
-		}, true},
-		{"unknown, undone", []porcupine.Operation{
-			op(opAdd, 1, math.MaxInt64, opOutput{unknown: true}), op(opRead, 2, 3, opOutput{exists: true}), op(opRead, 4, 5, opOutput{}),
-		}, false},
-	} {
-		if got := porcupine.CheckOperations(membership, c.history); got != c.ok {
-			t.Errorf("%s: linearizable is %v", c.name, got)
 		}
 	}
 }
