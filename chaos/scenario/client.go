@@ -1,0 +1,255 @@
+package scenario
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"strings"
+	"time"
+)
+
+// departure is when a client leaves on purpose: so long after it sent, or when so many bytes of the reply have come, whatever is first.
+type departure struct {
+	after time.Duration // 0: not by time
+	bytes int           // negative: not by bytes
+}
+
+var stays = departure{bytes: -1}
+
+// patience is how long a client waits for the end of an answer. It is longer than any fault and any timeout of a router here, so that what
+// runs into it has no end.
+const patience = 40 * time.Second
+
+// maxBody bounds what is read of an answer that is not a stream, maxEvent a line of one that is.
+const (
+	maxBody  = 1 << 20
+	maxEvent = 1 << 20
+)
+
+var (
+	errLeft     = errors.New("the client left")
+	errPatience = errors.New("the client's patience ended")
+)
+
+// exchange sends one attempt and takes what comes, up to the end that it records.
+type exchange struct {
+	l     *ledger
+	a     *Attempt
+	p     *payload
+	leave context.CancelCauseFunc
+	by    departure
+	got   []byte // of the reply
+	ended bool   // the answer's own end has come
+}
+
+// send makes one attempt. All but the identity of a is filled in. What is read of the reply is compared as it comes.
+func send(ctx context.Context, client *http.Client, l *ledger, url string, a *Attempt, p *payload, by departure) {
+	a.Head, a.First, a.Prompt, a.Cached, a.Output, a.Want = -1, -1, -1, -1, -1, len(p.want)
+	ctx, leave := context.WithCancelCause(ctx)
+	defer leave(nil)
+	timer := time.AfterFunc(patience, func() { leave(errPatience) })
+	defer timer.Stop()
+	if by.after > 0 {
+		t := time.AfterFunc(by.after, func() { leave(errLeft) })
+		defer t.Stop()
+	}
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) {
+		a.Conn, a.Reused = i.Conn.LocalAddr().String(), i.Reused
+	}})
+	x := &exchange{l: l, a: a, p: p, leave: leave, by: by}
+	a.Sent = l.now()
+	err := x.run(ctx, client, url)
+	a.End, a.Text = l.now(), len(x.got)
+	x.conclude(context.Cause(ctx), err)
+	l.add(a)
+}
+
+func (x *exchange) run(ctx context.Context, client *http.Client, url string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+x.p.path, bytes.NewReader(x.p.body))
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("X-Request-Id", x.a.ID)
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	x.a.Head, x.a.Status = x.l.now(), resp.StatusCode
+	x.a.Node, x.a.Backend = resp.Header.Get("X-Grapevine-Node"), resp.Header.Get("X-Grapevine-Backend")
+	if id := resp.Header.Get("X-Request-Id"); id != x.a.ID {
+		return &protocolError{Foreign, fmt.Sprintf("the answer is to %q", id)}
+	}
+	if resp.StatusCode != http.StatusOK {
+		return x.refusal(resp.Body)
+	}
+	if !x.p.stream {
+		return x.whole(resp.Body)
+	}
+	if t := resp.Header.Get("Content-Type"); !strings.HasPrefix(t, "text/event-stream") {
+		return &protocolError{Malformed, fmt.Sprintf("content type %q", t)}
+	}
+	return x.events(resp.Body)
+}
+
+// protocolError is an answer that came in order and is not what it should be, or an error that is an answer.
+type protocolError struct {
+	as   Outcome
+	text string
+}
+
+func (e *protocolError) Error() string { return e.text }
+
+// conclude names what the attempt has ended in.
+func (x *exchange) conclude(cause, err error) {
+	a := x.a
+	var own *protocolError
+	switch {
+	case errors.As(err, &own):
+		a.Outcome, a.Detail = own.as, own.text
+	case err == nil && x.ended && len(x.got) == len(x.p.want):
+		a.Outcome = Complete
+	case err == nil && x.ended:
+		a.Outcome, a.Detail = Truncated, fmt.Sprintf("it ends after %d of %d bytes of the reply", len(x.got), len(x.p.want))
+	case err == nil:
+		a.Outcome, a.Detail = Truncated, "it ends in order without its end"
+	case errors.Is(cause, errLeft):
+		a.Outcome = Departed
+	case errors.Is(cause, errPatience):
+		a.Outcome, a.Detail = Silent, fmt.Sprintf("no end after %v", patience)
+	case a.Head < 0:
+		a.Outcome, a.Detail = Unanswered, err.Error()
+	default:
+		a.Outcome, a.Detail = Broken, err.Error()
+	}
+}
+
+// envelope is an error in OpenAI's shape.
+type envelope struct {
+	Error *struct {
+		Message string `json:"message"`
+		Type    string `json:"type"`
+	} `json:"error"`
+}
+
+func (x *exchange) refusal(body io.Reader) error {
+	text, err := io.ReadAll(io.LimitReader(body, maxBody))
+	if err != nil {
+		return err
+	}
+	var e envelope
+	if json.Unmarshal(text, &e) != nil || e.Error == nil || e.Error.Message == "" {
+		return &protocolError{Malformed, fmt.Sprintf("status %d without an error in the API's shape: %.200q", x.a.Status, text)}
+	}
+	return &protocolError{Refused, e.Error.Message}
+}
+
+// usage is what an answer says of tokens.
+type usage struct {
+	PromptTokens     int `json:"prompt_tokens"`
+	CompletionTokens int `json:"completion_tokens"`
+	Details          *struct {
+		CachedTokens *int `json:"cached_tokens"`
+	} `json:"prompt_tokens_details"`
+}
+
+// answer is a chunk of a stream, or an answer as a whole, of chats and completions.
+type answer struct {
+	envelope
+	Choices []struct {
+		Text    string   `json:"text"`
+		Delta   *message `json:"delta"`
+		Message *message `json:"message"`
+	} `json:"choices"`
+	Usage *usage `json:"usage"`
+}
+
+// take compares the text of a chunk with what must come next.
+func (x *exchange) take(c *answer) error {
+	for i := range c.Choices {
+		text := c.Choices[i].Text
+		if d := c.Choices[i].Delta; d != nil {
+			text += d.Content
+		}
+		if m := c.Choices[i].Message; m != nil {
+			text += m.Content
+		}
+		if text == "" {
+			continue
+		}
+		if x.a.First < 0 {
+			x.a.First = x.l.now()
+		}
+		at := len(x.got)
+		x.got = append(x.got, text...)
+		if at+len(text) > len(x.p.want) || string(x.p.want[at:at+len(text)]) != text {
+			return &protocolError{Foreign, fmt.Sprintf("after %d bytes %q comes, and not %q", at, clip(text), clip(string(x.p.want[min(at, len(x.p.want)):])))}
+		}
+	}
+	if u := c.Usage; u != nil {
+		x.a.Prompt, x.a.Output = u.PromptTokens, u.CompletionTokens
+		if u.Details != nil && u.Details.CachedTokens != nil {
+			x.a.Cached = *u.Details.CachedTokens
+		}
+	}
+	if x.by.bytes >= 0 && len(x.got) >= x.by.bytes {
+		x.leave(errLeft)
+		return errLeft
+	}
+	return nil
+}
+
+func clip(s string) string { return s[:min(len(s), 60)] }
+
+func (x *exchange) whole(body io.Reader) error {
+	text, err := io.ReadAll(io.LimitReader(body, maxBody))
+	if err != nil {
+		return err
+	}
+	var c answer
+	if err := json.Unmarshal(text, &c); err != nil {
+		return &protocolError{Malformed, fmt.Sprintf("%v in %.200q", err, text)}
+	}
+	if c.Error != nil {
+		return &protocolError{Malformed, "status 200 with an error: " + c.Error.Message}
+	}
+	x.ended = true
+	return x.take(&c)
+}
+
+// events reads server-sent events to the end of the body: nothing may come after the end mark.
+func (x *exchange) events(body io.Reader) error {
+	lines := bufio.NewScanner(body)
+	lines.Buffer(make([]byte, 0, 4<<10), maxEvent)
+	for lines.Scan() {
+		data, ok := bytes.CutPrefix(lines.Bytes(), []byte("data:"))
+		if !ok {
+			continue // comments, names of events, blank lines
+		}
+		if data = bytes.TrimSpace(data); x.ended {
+			return &protocolError{Foreign, fmt.Sprintf("after the end %.100q comes", data)}
+		}
+		if string(data) == "[DONE]" {
+			x.ended = true
+			continue
+		}
+		var c answer
+		if err := json.Unmarshal(data, &c); err != nil {
+			return &protocolError{Malformed, fmt.Sprintf("event %.100q: %v", data, err)}
+		}
+		if c.Error != nil {
+			return &protocolError{ErrorEvent, c.Error.Message}
+		}
+		if err := x.take(&c); err != nil {
+			return err
+		}
+	}
+	return lines.Err()
+}

@@ -1,0 +1,112 @@
+package scenario
+
+import (
+	"fmt"
+	"time"
+
+	"grapevine/chaos/engine"
+	"grapevine/chaos/history"
+)
+
+// Invariant is a promise of the fleet that a run is held to.
+type Invariant struct {
+	Name    string
+	Promise string
+	Bound   string // within which it must hold
+	Seen    string // how it is seen
+	judge   func(*evidence) finding
+}
+
+// State is what a run says of an invariant.
+type State string
+
+// The states. What was not exercised is not a pass: nothing in the run could have broken it.
+const (
+	Held         State = "held"
+	Violated     State = "violated"
+	NotExercised State = "not exercised"
+)
+
+// Verdict is an invariant and what a run says of it.
+type Verdict struct {
+	Invariant  string      `json:"invariant"`
+	Promise    string      `json:"promise"`
+	Bound      string      `json:"bound"`
+	Seen       string      `json:"seen"`
+	State      State       `json:"state"`
+	Checked    int         `json:"checked"` // cases in which it could have been broken
+	Note       string      `json:"note,omitempty"`
+	Count      int         `json:"violations"`
+	Violations []Violation `json:"cases,omitempty"` // the first of them
+}
+
+// Violation is one case in which an invariant did not hold.
+type Violation struct {
+	At       time.Duration `json:"at_ns"` // since the traffic began
+	Place    string        `json:"place"` // a node, an engine, a connection
+	Evidence string        `json:"evidence"`
+}
+
+// finding is what a judge found.
+type finding struct {
+	checked    int
+	note       string
+	violations []Violation
+}
+
+func (f *finding) violate(at time.Duration, place, format string, args ...any) {
+	f.violations = append(f.violations, Violation{at, place, fmt.Sprintf(format, args...)})
+}
+
+// maxCases bounds the violations of one invariant that are told in full.
+const maxCases = 20
+
+// evidence is all that was seen of a run. Judges only read it.
+type evidence struct {
+	cfg      engine.ServerConfig
+	nodes    []string
+	engines  []string
+	attempts []*Attempt // by when they were sent
+	visits   map[string][]visit
+	marks    []Mark
+	seen     map[string]*seen
+	history  []history.Operation
+	strange  []Violation   // answers to operators
+	calm     time.Duration // when the load was even: the warm-up is over
+	struck   time.Duration // when the first event began; the end of traffic without
+	healed   time.Duration // when the last was over
+	stopped  time.Duration // when no conversation was begun any more
+	drained  time.Duration // when the last request had ended
+	limit    time.Duration // of a node that drains: what takes longer is cut
+	quiet    quiet
+	died     []Violation // nodes that ended by themselves
+}
+
+// invariants are all of them, in the order in which they are told.
+func invariants() []Invariant {
+	return []Invariant{
+		oneOutcome, noForeignBytes, streamsSurvive, requestsAnswered, removedStayQuiet, membershipKept, oneLeader, treesConverge, hitRateRecovers,
+		enginesTold, countsReturn, resourcesReturn, readyIsTrue, nodesLive,
+	}
+}
+
+// Invariants lists what runs are held to.
+func Invariants() []Invariant { return invariants() }
+
+// judgeAll holds a run to every invariant.
+func judgeAll(e *evidence) []Verdict {
+	var out []Verdict
+	for _, i := range invariants() {
+		f := i.judge(e)
+		v := Verdict{Invariant: i.Name, Promise: i.Promise, Bound: i.Bound, Seen: i.Seen, State: Held, Checked: f.checked, Note: f.note,
+			Count: len(f.violations), Violations: f.violations[:min(len(f.violations), maxCases)]}
+		switch {
+		case len(f.violations) > 0:
+			v.State = Violated
+		case f.checked == 0:
+			v.State = NotExercised
+		}
+		out = append(out, v)
+	}
+	return out
+}

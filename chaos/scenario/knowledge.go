@@ -1,0 +1,136 @@
+package scenario
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"time"
+)
+
+// What the nodes know, and what that is good for.
+
+// convergeBound is how long after the last request all trees must hold the same.
+const convergeBound = 5 * time.Second
+
+var treesConverge = Invariant{
+	Name:    "trees-converge",
+	Promise: "when traffic ends, all nodes hold the same facts about the engines' caches",
+	Bound:   "5 s after the last request ended",
+	Seen:    "digests of all live facts of every node, equal to the last",
+	judge: func(e *evidence) (f finding) {
+		q := &e.quiet
+		if q.facts == 0 && q.differ == "" {
+			return f
+		}
+		f.checked = q.compared
+		f.note = fmt.Sprintf("%d facts, equal after %.2f s", q.facts, q.converged.Seconds())
+		if q.differ != "" {
+			f.violate(e.drained+q.converged, "the fleet", "%s", q.differ)
+		}
+		return f
+	},
+}
+
+const (
+	// lossBound is how soon after the loss of a router, and other soon after everything else is over, the hit rate is back.
+	lossBound  = 2 * time.Second
+	otherBound = 5 * time.Second
+	// hitMargin is how much lower it may be.
+	hitMargin = 0.01
+	// sure is how many standard errors a difference must exceed to be more than chance: one in a few hundred.
+	sure = 2.6
+	// fewTurns are too few to tell a point.
+	fewTurns = 60
+)
+
+var hitRateRecovers = Invariant{
+	Name:    "hit-rate-recovers",
+	Promise: "of what engines could have had cached, as much is hit as before the faults, to a point",
+	Bound:   "2 s after a router is lost, 5 s after all faults are over",
+	Seen:    "cached tokens that engines report for later turns, as a share of the conversation so far; turns whose engine lost it do not count. A difference counts if it is more than chance (2.6 standard errors)",
+	judge:   judgeHits,
+}
+
+// share is a mean of shares, each with the weight of its prompt, and its standard error.
+type share struct {
+	turns      int
+	mean, wide float64
+}
+
+// hits is the share of what was possible that was hit, over turns sent in [from, to).
+func (e *evidence) hits(from, to time.Duration) (s share) {
+	var x, w []float64
+	var sum, weight float64
+	for _, a := range e.attempts {
+		if a.Outcome != Complete || a.Possible == 0 || a.Cached < 0 || a.Sent < from || a.Sent >= to || e.forgot(a) {
+			continue
+		}
+		hit := min(float64(a.Cached)/float64(a.Possible), 1)
+		x, w = append(x, hit), append(w, float64(a.Possible))
+		sum += hit * float64(a.Possible)
+		weight += float64(a.Possible)
+	}
+	s.turns = len(x)
+	if s.turns < 2 {
+		return s
+	}
+	s.mean = sum / weight
+	var spread float64
+	for i := range x {
+		spread += math.Pow(w[i]*(x[i]-s.mean), 2)
+	}
+	s.wide = math.Sqrt(spread) / weight
+	return s
+}
+
+// forgets are the faults after which an engine does not have what it had, or may not be asked for it.
+var forgets = []string{"crash", "hang", "amnesia", "overload", "break", "drain", "remove", "slow"}
+
+// forgot says whether the engine of the turn before lost the conversation meanwhile, or could not be asked.
+func (e *evidence) forgot(a *Attempt) bool {
+	for i := range e.marks {
+		m := &e.marks[i]
+		if slices.Contains(forgets, m.Kind) && m.touches(a.By) && m.during(a.Kept, a.Sent, settle) {
+			return true
+		}
+	}
+	return false
+}
+
+func judgeHits(e *evidence) (f finding) {
+	before := e.hits(e.calm, e.struck)
+	f.note = fmt.Sprintf("before: %.2f %% of %d turns", 100*before.mean, before.turns)
+	if before.turns < fewTurns || e.struck >= e.stopped {
+		return f
+	}
+	look := func(what string, from, to time.Duration) {
+		after := e.hits(from, to)
+		if after.turns < fewTurns {
+			return
+		}
+		f.checked++
+		f.note += fmt.Sprintf("; %s: %.2f %% of %d turns", what, 100*after.mean, after.turns)
+		if chance := sure * math.Hypot(before.wide, after.wide); after.mean < before.mean-hitMargin-chance {
+			f.violate(from, "the fleet", "%s: %.2f %% of %d turns from %v to %v, before %.2f %% of %d: more than a point below, and than chance (%.2f points)",
+				what, 100*after.mean, after.turns, from, to, 100*before.mean, before.turns, 100*chance)
+		}
+	}
+	for i := range e.marks {
+		m := &e.marks[i]
+		if m.Kind != "kill" || m.Struck < 0 {
+			continue
+		}
+		to := e.stopped
+		for j := range e.marks {
+			if n := &e.marks[j]; j != i && n.Began > m.Began {
+				to = min(to, n.Began)
+			}
+		}
+		if m.Ending >= 0 {
+			to = min(to, m.Ending)
+		}
+		look(fmt.Sprintf("from 2 s after %s", m.Event), m.Struck+lossBound, to)
+	}
+	look("from 5 s after all", e.healed+otherBound, e.stopped)
+	return f
+}

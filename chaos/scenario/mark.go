@@ -1,0 +1,81 @@
+package scenario
+
+import (
+	"slices"
+	"sync"
+	"time"
+)
+
+// Mark is an event as it was carried out. Times are since the traffic began; negative: not yet, or never.
+type Mark struct {
+	Event
+	// Members are what the names of the event stood for, group by group.
+	Members [][]string
+	Began   time.Duration // when it was begun
+	Struck  time.Duration // when it was done
+	Ending  time.Duration // when its undoing was begun
+	Over    time.Duration // when nothing of it was left: started members are ready
+	Skipped string        // why it was not done at all
+	Failed  string        // what went wrong with doing or undoing it: the run says nothing then
+	// Steps are parts of an event that take their time, such as each node's turn of a roll.
+	Steps []Step
+}
+
+// Step is what happened to one member within an event.
+type Step struct {
+	Member string
+	What   string
+	At     time.Duration
+}
+
+// touches says whether a member is among those of the event.
+func (m *Mark) touches(name string) bool {
+	return slices.ContainsFunc(m.Members, func(g []string) bool { return slices.Contains(g, name) })
+}
+
+// during says whether any of it lay in [from, to], give or take slack at its end.
+func (m *Mark) during(from, to, slack time.Duration) bool {
+	if m.Began < 0 || m.Skipped != "" {
+		return false
+	}
+	return m.Began <= to && (m.Over < 0 || from <= m.Over+slack)
+}
+
+// marks is the log of a run's events. Safe for concurrent use.
+type marks struct {
+	now func() time.Duration
+
+	mu   sync.Mutex
+	list []*Mark
+}
+
+func (l *marks) begin(e Event) *Mark {
+	m := &Mark{Event: e, Began: l.now(), Struck: -1, Ending: -1, Over: -1}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.list = append(l.list, m)
+	return m
+}
+
+// set changes a mark under the log's lock.
+func (l *marks) set(m *Mark, change func(m *Mark)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	change(m)
+}
+
+func (l *marks) step(m *Mark, member, what string) {
+	at := l.now()
+	l.set(m, func(m *Mark) { m.Steps = append(m.Steps, Step{member, what, at}) })
+}
+
+func (l *marks) snapshot() []Mark {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := make([]Mark, len(l.list))
+	for i, m := range l.list {
+		out[i] = *m
+		out[i].Steps = slices.Clone(m.Steps)
+	}
+	return out
+}

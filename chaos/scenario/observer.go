@@ -1,0 +1,249 @@
+package scenario
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"sync"
+	"time"
+
+	"grapevine/chaos/fleet"
+	"grapevine/node"
+)
+
+// How often each node is asked, and how long it may take. A node that does not answer is asked again when that has passed.
+const (
+	readyEvery   = 50 * time.Millisecond
+	viewEvery    = 150 * time.Millisecond
+	metricsEvery = 2 * time.Second
+	askWithin    = 2 * time.Second
+)
+
+// span is a question and its answer: what was told held at some moment of it.
+type span struct{ asked, answered time.Duration }
+
+// sighting is one answer that differs from the one before, with the last span in which it was still given.
+type sighting[T any] struct {
+	what  T
+	first span
+	last  span
+}
+
+// track is what was told over time, changes only.
+type track[T comparable] struct{ list []sighting[T] }
+
+func (t *track[T]) note(s span, what T) {
+	if n := len(t.list); n > 0 && t.list[n-1].what == what {
+		t.list[n-1].last = s
+		return
+	}
+	t.list = append(t.list, sighting[T]{what, s, s})
+}
+
+// readiness is an answer of /readyz. pid tells processes apart; a refused connection is not ready.
+type readiness struct {
+	ready bool
+	pid   int
+}
+
+// leadership is what a node says of its group.
+type leadership struct {
+	id, leader, role string
+	term             uint64
+}
+
+// resources are what a process holds.
+type resources struct {
+	at         time.Duration
+	pid        int
+	goroutines float64
+	files      float64
+	heap       float64 // bytes in use, without tree and journal
+	resident   float64 // bytes
+	inFlight   float64
+}
+
+// seen is what was observed of one node.
+type seen struct {
+	ready    track[readiness]
+	raft     track[leadership]
+	backends map[string]*track[string] // engine -> state; "absent" if the node does not have it
+	usage    []resources
+	first    map[int]meeting // by process: what it knew when it was first ready
+}
+
+// meeting is what a process knew soon after it was first seen ready.
+type meeting struct {
+	ready    span
+	status   string  // why it said that it was not ready, if it did
+	warm     float64 // of what the others knew
+	backends int
+	version  bool // it goes by an agreed state
+	err      string
+}
+
+// observer asks all nodes all the time. Safe for concurrent use.
+type observer struct {
+	f       *fleet.Fleet
+	l       *ledger
+	engines []string
+	http    *http.Client
+	work    sync.WaitGroup
+
+	mu   sync.Mutex
+	seen map[string]*seen
+}
+
+func newObserver(f *fleet.Fleet, l *ledger) *observer {
+	o := &observer{
+		f: f, l: l, engines: f.EngineNames(), seen: make(map[string]*seen),
+		http: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: askWithin},
+	}
+	for _, n := range f.Nodes() {
+		s := &seen{backends: make(map[string]*track[string]), first: make(map[int]meeting)}
+		for _, e := range o.engines {
+			s.backends[e] = new(track[string])
+		}
+		o.seen[n.Name()] = s
+	}
+	return o
+}
+
+// play asks until ctx ends, and returns when nothing is asked any more.
+func (o *observer) play(ctx context.Context) {
+	for _, n := range o.f.Nodes() {
+		for every, ask := range map[time.Duration]func(context.Context, *fleet.Node){readyEvery: o.askReady, viewEvery: o.askView, metricsEvery: o.askMetrics} {
+			o.work.Go(func() {
+				for ; ; _ = sleep(ctx, every) {
+					if ctx.Err() != nil {
+						return
+					}
+					if n.Running() {
+						limited, cancel := context.WithTimeout(ctx, askWithin)
+						ask(limited, n)
+						cancel()
+					}
+				}
+			})
+		}
+	}
+	o.work.Wait()
+}
+
+// askReady asks as a balancer does: over a new connection.
+func (o *observer) askReady(ctx context.Context, n *fleet.Node) {
+	pid, asked := n.PID(), o.l.now()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+n.Addr()+"/readyz", nil)
+	if err != nil {
+		return
+	}
+	resp, err := o.http.Do(req)
+	s := span{asked, o.l.now()}
+	if ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded) {
+		return // it hangs, or nobody wants to know any more
+	}
+	r := readiness{pid: pid}
+	if err == nil {
+		_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 4096)) // only its status counts
+		_ = resp.Body.Close()
+		r.ready = resp.StatusCode == http.StatusOK
+	}
+	if n.PID() != pid { // it was restarted meanwhile: whose answer was that?
+		return
+	}
+	o.mu.Lock()
+	mine := o.seen[n.Name()]
+	mine.ready.note(s, r)
+	_, met := mine.first[pid]
+	o.mu.Unlock()
+	if r.ready && !met {
+		o.meet(ctx, n, pid, s)
+	}
+}
+
+// meet asks a process that has just been seen ready for the first time what it knows.
+func (o *observer) meet(ctx context.Context, n *fleet.Node, pid int, ready span) {
+	m := meeting{ready: ready}
+	st, err := n.Status(ctx)
+	switch {
+	case err != nil:
+		m.err = err.Error()
+	default:
+		m.backends, m.status, m.warm = st.Backends, st.NotReady, 1
+		if st.Fleet != nil {
+			m.warm = st.Fleet.WarmFraction
+		}
+		if raft, err := n.Raft(ctx); err == nil {
+			m.version = raft.Version > 0
+		}
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if n.PID() == pid {
+		o.seen[n.Name()].first[pid] = m
+	}
+}
+
+// absent is the state of a backend that a node does not have.
+const absent = "absent"
+
+func (o *observer) askView(ctx context.Context, n *fleet.Node) {
+	asked := o.l.now()
+	var list node.BackendList
+	if n.Ask(ctx, http.MethodGet, "/backends", nil, &list) == nil {
+		states := make(map[string]string)
+		for _, b := range list.Backends {
+			states[b.Name] = b.State
+		}
+		s := span{asked, o.l.now()}
+		o.mu.Lock()
+		for _, e := range o.engines {
+			state := states[e]
+			if state == "" {
+				state = absent
+			}
+			o.seen[n.Name()].backends[e].note(s, state)
+		}
+		o.mu.Unlock()
+	}
+	asked = o.l.now()
+	if st, err := n.Raft(ctx); err == nil {
+		o.mu.Lock()
+		o.seen[n.Name()].raft.note(span{asked, o.l.now()}, leadership{st.ID, st.Leader, st.Role, st.Term})
+		o.mu.Unlock()
+	}
+}
+
+func (o *observer) askMetrics(ctx context.Context, n *fleet.Node) {
+	if r, err := usageOf(ctx, n, o.l); err == nil {
+		o.mu.Lock()
+		o.seen[n.Name()].usage = append(o.seen[n.Name()].usage, r)
+		o.mu.Unlock()
+	}
+}
+
+// usageOf asks a node what it holds.
+func usageOf(ctx context.Context, n *fleet.Node, l *ledger) (r resources, err error) {
+	r.pid, r.at = n.PID(), l.now()
+	m, err := n.Metrics(ctx)
+	if err != nil {
+		return r, err
+	}
+	for name, into := range map[string]*float64{
+		"grapevine_go_goroutines": &r.goroutines, "grapevine_process_open_fds": &r.files, "grapevine_go_memstats_heap_inuse_bytes": &r.heap,
+		"grapevine_process_resident_memory_bytes": &r.resident, "grapevine_requests_in_flight": &r.inFlight,
+	} {
+		if *into, err = m.Get(name); err != nil {
+			return r, err
+		}
+	}
+	for _, name := range []string{"grapevine_tree_bytes", "grapevine_gossip_journal_bytes"} {
+		known, err := m.Get(name)
+		if err != nil {
+			return r, err
+		}
+		r.heap -= known
+	}
+	return r, nil
+}

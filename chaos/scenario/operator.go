@@ -1,0 +1,259 @@
+package scenario
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/url"
+	"sync"
+	"time"
+
+	"grapevine/chaos/fleet"
+	"grapevine/chaos/history"
+	"grapevine/node"
+)
+
+// Short names for what an operator does.
+const (
+	opAdd    = history.Add
+	opDrain  = history.Drain
+	opResume = history.Resume
+	opRemove = history.Remove
+	opRead   = history.Read
+)
+
+// idleBackends are the names that the operators' clients change all the time. No traffic goes there: they serve another model.
+const idleBackends = 8
+
+// The numbers of clients in the history beyond those that change idle backends.
+const (
+	scheduledClient = 100 // what a schedule says
+	finalClient     = 200 // reads everything at the end
+)
+
+// operator changes the membership through random nodes, as the schedule says and all the time on backends that nobody needs, and records
+// what it was told. Safe for concurrent use.
+type operator struct {
+	f      *fleet.Fleet
+	models []string // of the engines that take traffic
+	seed   uint64
+	l      *ledger
+	log    history.Log
+	http   *http.Client
+
+	mu      sync.Mutex
+	rng     *rand.Rand
+	counts  map[string]int
+	strange []Violation // answers that an operator cannot be given
+}
+
+// newOperator begins a history with the engines that a fleet was started with.
+func newOperator(f *fleet.Fleet, models []string, seed uint64, l *ledger) *operator {
+	o := &operator{
+		f: f, models: models, seed: seed, l: l, rng: rand.New(rand.NewPCG(seed, 0x09e7)), counts: make(map[string]int),
+		http: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: operationPatience},
+	}
+	for _, e := range f.Engines() {
+		o.log.Add(scheduledClient, history.Input{Kind: opAdd, Backend: e.Name()}, o.log.Now(), history.Output{})
+	}
+	return o
+}
+
+// operationPatience is how long an operator waits for an answer. A node says within 2 s that there is no majority; a paused one says
+// nothing.
+const operationPatience = 5 * time.Second
+
+// node draws one that runs, as far as the harness knows.
+func (o *operator) node() *fleet.Node {
+	var up []*fleet.Node
+	for _, n := range o.f.Nodes() {
+		if n.Running() {
+			up = append(up, n)
+		}
+	}
+	if len(up) == 0 {
+		return nil
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return up[o.rng.IntN(len(up))]
+}
+
+func (o *operator) count(what string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.counts[what]++
+}
+
+// play changes and reads idle backends until ctx ends; each of the clients does one thing after the other.
+func (o *operator) play(ctx context.Context, clients int, pause time.Duration) {
+	var work sync.WaitGroup
+	for client := range clients {
+		rng := rand.New(rand.NewPCG(o.seed, uint64(1000+client)))
+		work.Go(func() {
+			for sleep(ctx, time.Duration(rng.ExpFloat64()*float64(pause))) == nil {
+				if n := o.node(); n != nil {
+					kind := history.Kind(rng.IntN(history.Kinds))
+					// The end of the run ends no operation, so that its outcome is known.
+					_ = o.do(context.WithoutCancel(ctx), client, n, history.Input{Kind: kind, Backend: fmt.Sprintf("idle-%d", rng.IntN(idleBackends))}, o.idle)
+				}
+			}
+		})
+	}
+	work.Wait()
+}
+
+// idle is a backend that nobody needs: part of an engine's address, so that it answers probes, and a model of its own.
+func (o *operator) idle(name string) node.NewBackend {
+	e := o.f.Engines()[0]
+	return node.NewBackend{Name: name, URL: e.URL() + "/" + name, Models: []string{"idle"}}
+}
+
+// changeWithin bounds what an operator does because a schedule says so: it tries again until it is done.
+const changeWithin = 20 * time.Second
+
+// change does something to an engine that takes traffic, again through other nodes until one has confirmed it.
+func (o *operator) change(ctx context.Context, kind history.Kind, e *fleet.Engine) error {
+	ctx, cancel := context.WithTimeout(ctx, changeWithin)
+	defer cancel()
+	for {
+		n := o.node()
+		err := errors.New("no node runs")
+		if n != nil {
+			err = o.do(ctx, scheduledClient, n, history.Input{Kind: kind, Backend: e.Name()}, func(name string) node.NewBackend {
+				return node.NewBackend{Name: name, URL: e.URL(), Models: o.models}
+			})
+		}
+		if err == nil || errors.Is(err, errRefused) { // an attempt of unknown outcome before was carried out
+			return nil
+		}
+		if sleep(ctx, 100*time.Millisecond) != nil {
+			return fmt.Errorf("%v %s: %w", kind, e.Name(), err)
+		}
+	}
+}
+
+var (
+	errRefused = errors.New("it is so already")
+	errNotDone = errors.New("not done")
+	errUnknown = errors.New("outcome unknown")
+)
+
+// do makes one operation and records it, if it has or may have happened.
+func (o *operator) do(ctx context.Context, client int, n *fleet.Node, in history.Input, spec func(string) node.NewBackend) error {
+	called, began := o.log.Now(), o.l.now()
+	status, text, err := o.send(ctx, n, in, spec)
+	out, verdict := history.Output{}, error(nil)
+	var refusal node.Refusal
+	_ = json.Unmarshal(text, &refusal) // an answer that is none has no reason
+	var op *net.OpError
+	switch {
+	case err != nil && errors.As(err, &op) && op.Op == "dial":
+		verdict = errNotDone
+	case err != nil && in.Kind == opRead:
+		verdict = errNotDone
+	case err != nil:
+		verdict = errUnknown
+	case status == http.StatusOK && in.Kind == opRead:
+		var list node.BackendList
+		if err := json.Unmarshal(text, &list); err != nil {
+			o.odd(began, n, in, status, text)
+			return err
+		}
+		for _, b := range list.Backends {
+			if b.Name == in.Backend {
+				out.Exists, out.Drained = true, b.Drained
+			}
+		}
+	case status == http.StatusOK:
+	case status == http.StatusNotFound && in.Kind != opAdd, status == http.StatusConflict && in.Kind == opAdd:
+		out.Refused, verdict = true, errRefused
+	case status == http.StatusServiceUnavailable && refusal.Reason != "":
+		verdict = errNotDone // "nothing was changed", or the node is starting or stopping
+	case status == http.StatusGatewayTimeout && refusal.Reason != "":
+		verdict = errUnknown
+	default:
+		o.odd(began, n, in, status, text)
+		verdict = errUnknown
+	}
+	switch {
+	case errors.Is(verdict, errNotDone), errors.Is(verdict, errUnknown) && in.Kind == opRead:
+		o.count("not done")
+		return verdict
+	case errors.Is(verdict, errUnknown):
+		out.Unknown = true
+		o.count("unknown")
+	case out.Refused:
+		o.count("refused")
+	case in.Kind == opRead:
+		o.count("read")
+	default:
+		o.count("done")
+	}
+	o.log.Add(client, in, called, out)
+	return verdict
+}
+
+// odd notes an answer that nobody can do anything with.
+func (o *operator) odd(at time.Duration, n *fleet.Node, in history.Input, status int, text []byte) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.strange = append(o.strange, Violation{At: at, Place: n.Name(), Evidence: fmt.Sprintf("%v %s was answered %d: %.300q", in.Kind, in.Backend, status, text)})
+}
+
+func (o *operator) send(ctx context.Context, n *fleet.Node, in history.Input, spec func(string) node.NewBackend) (int, []byte, error) {
+	method, path := http.MethodPatch, "/backends"
+	var body any
+	switch in.Kind {
+	case opRead:
+		method, path = http.MethodGet, "/backends?consistent=true"
+	case opAdd:
+		method = http.MethodPost
+		// An engine that does not answer may be added all the same: whether it runs is not what is tried here.
+		path += "?force=true"
+		body = map[string]any{"backends": []node.NewBackend{spec(in.Backend)}}
+	case opRemove:
+		method, path = http.MethodDelete, "/backends?"+url.Values{"name": {in.Backend}}.Encode()
+	default:
+		body = map[string]any{"names": []string{in.Backend}, "action": in.Kind.String(), "reason": "chaos"}
+	}
+	var raw []byte
+	if body != nil {
+		var err error
+		if raw, err = json.Marshal(body); err != nil {
+			return 0, nil, err
+		}
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://"+n.AdminAddr()+path, bytes.NewReader(raw))
+	if err != nil {
+		return 0, nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := o.http.Do(req)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	return resp.StatusCode, text, err
+}
+
+// final reads every backend that was ever changed, through a node, so that the history ends with what there is.
+func (o *operator) final(ctx context.Context, n *fleet.Node) error {
+	names := make(map[string]bool)
+	for _, op := range o.log.Operations() {
+		names[op.Input.(history.Input).Backend] = true
+	}
+	for name := range names {
+		if err := o.do(ctx, finalClient, n, history.Input{Kind: opRead, Backend: name}, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}

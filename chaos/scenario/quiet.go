@@ -1,0 +1,153 @@
+package scenario
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"time"
+
+	"grapevine/chaos/fleet"
+	"grapevine/node"
+)
+
+// quiet is what was found after the last request had ended.
+type quiet struct {
+	zero    time.Duration // when all counts were zero, or were given up
+	counted int           // places that were asked
+	left    []remainder
+
+	converged time.Duration
+	facts     uint64
+	compared  int
+	differ    string // "" if they agree
+
+	after map[string]resources
+}
+
+// remainder is a count that is not zero.
+type remainder struct{ place, what string }
+
+// hush waits for a fleet to come to rest after the last request and notes how far it came. Every part has its bound; the parts run at the
+// same time, because each is bounded from the same moment.
+func hush(ctx context.Context, f *fleet.Fleet, l *ledger) quiet {
+	q := quiet{after: make(map[string]resources)}
+	began := time.Now()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		q.count(ctx, f, began)
+	}()
+	q.converge(ctx, f, began)
+	<-done
+	q.settle(ctx, f, l, began)
+	return q
+}
+
+func (q *quiet) count(ctx context.Context, f *fleet.Fleet, began time.Time) {
+	for {
+		left, asked := remaining(ctx, f)
+		if q.zero, q.left, q.counted = time.Since(began), left, asked; len(left) == 0 || q.zero > countsBound {
+			return
+		}
+		if sleep(ctx, 50*time.Millisecond) != nil {
+			return
+		}
+	}
+}
+
+// remaining asks everybody for what is under way.
+func remaining(ctx context.Context, f *fleet.Fleet) (left []remainder, asked int) {
+	add := func(place, what string, n int64) {
+		asked++
+		if n != 0 {
+			left = append(left, remainder{place, fmt.Sprintf("%d %s", n, what)})
+		}
+	}
+	for _, n := range f.Nodes() {
+		if !n.Running() {
+			continue
+		}
+		st, err := n.Status(ctx)
+		var list node.BackendList
+		if err == nil {
+			err = n.Ask(ctx, http.MethodGet, "/backends", nil, &list)
+		}
+		if err != nil {
+			left = append(left, remainder{n.Name(), err.Error()})
+			continue
+		}
+		add(n.Name(), "requests in flight", int64(st.InFlight))
+		for _, b := range list.Backends {
+			add(n.Name(), "of its requests at "+b.Name, b.Active)
+			add(n.Name(), "requests of all nodes at "+b.Name, b.FleetActive)
+			add(n.Name(), "prompt tokens outstanding at "+b.Name, b.PrefillTokens)
+		}
+	}
+	for _, e := range f.Engines() {
+		if s := e.Server(); s != nil {
+			st := s.Stats()
+			add(e.Name(), "running", int64(st.Running))
+			add(e.Name(), "waiting", int64(st.Waiting))
+		}
+	}
+	return left, asked
+}
+
+// converge compares the digests of all that the running nodes know until they are equal or the bound has passed.
+func (q *quiet) converge(ctx context.Context, f *fleet.Fleet, began time.Time) {
+	for {
+		q.differ, q.compared = "", 0
+		var first *node.FactsStatus
+		name := ""
+		for _, n := range f.Nodes() {
+			if !n.Running() {
+				continue
+			}
+			facts, err := n.Facts(ctx)
+			switch {
+			case err != nil:
+				q.differ = err.Error()
+			case first == nil:
+				first, name, q.facts = facts, n.Name(), facts.Count
+			case *facts != *first:
+				q.differ = fmt.Sprintf("%s has %d facts (%s), %s %d (%s)", name, first.Count, first.XOR, n.Name(), facts.Count, facts.XOR)
+			}
+			q.compared++
+		}
+		if q.converged = time.Since(began); q.differ == "" || q.converged > convergeBound {
+			return
+		}
+		if sleep(ctx, 50*time.Millisecond) != nil {
+			return
+		}
+	}
+}
+
+// settle waits until every node holds little, or the bound has passed, and notes the least that each held.
+func (q *quiet) settle(ctx context.Context, f *fleet.Fleet, l *ledger, began time.Time) {
+	for {
+		fell := false
+		for _, n := range f.Nodes() {
+			if !n.Running() {
+				continue
+			}
+			r, err := usageOf(ctx, n, l)
+			if err != nil {
+				continue // it is not among those that were looked at, and that shows
+			}
+			before, ok := q.after[n.Name()]
+			if !ok {
+				q.after[n.Name()], fell = r, true
+				continue
+			}
+			fell = fell || r.goroutines < before.goroutines || r.files < before.files
+			r.goroutines, r.files = min(r.goroutines, before.goroutines), min(r.files, before.files)
+			r.heap, r.resident = min(r.heap, before.heap), min(r.resident, before.resident)
+			q.after[n.Name()] = r
+		}
+		// Two looks without a change are rest: idle connections are kept for seconds, and those that stay are within the slack.
+		if !fell || time.Since(began) > resourcesBound || sleep(ctx, 500*time.Millisecond) != nil {
+			return
+		}
+	}
+}

@@ -1,0 +1,82 @@
+package scenario
+
+import "time"
+
+// drainNotice is how soon after SIGTERM readiness must fail.
+const drainNotice = 250 * time.Millisecond
+
+// warmEnough is the share of what the others know without which a node does not ask for traffic.
+const warmEnough = 0.99
+
+var readyIsTrue = Invariant{
+	Name:    "ready-is-true",
+	Promise: "a node is never ready while it starts or drains: when it is, it knows the engines, what the fleet agreed on, and what the others know",
+	Bound:   "0.25 s after SIGTERM; from its first answer on when it starts",
+	Seen:    "GET /readyz over new connections, 20 times a second; GET /status after the first that says yes",
+	judge: func(e *evidence) (f finding) {
+		for i := range e.marks {
+			e.draining(&f, &e.marks[i])
+		}
+		for _, name := range e.nodes {
+			s := e.seen[name]
+			for pid, m := range s.first {
+				if len(s.ready.list) > 0 && s.ready.list[0].what.pid == pid {
+					continue // it was started before the run, with nobody to learn from
+				}
+				f.checked++
+				e.started(&f, name, &m)
+			}
+		}
+		return f
+	},
+}
+
+// draining holds nodes that were asked to stop to have been unready until they were gone.
+func (e *evidence) draining(f *finding, m *Mark) {
+	for i, asked := range m.Steps {
+		if asked.What != "asked to stop" {
+			continue
+		}
+		gone := e.drained
+		for _, s := range m.Steps[i+1:] {
+			if s.Member == asked.Member && s.What == "gone" {
+				gone = s.At
+				break
+			}
+		}
+		f.checked++
+		for _, s := range e.seen[asked.Member].ready.list {
+			if s.what.ready && s.last.asked > asked.At+drainNotice && s.last.asked < gone {
+				f.violate(s.last.asked, asked.Member, "ready %v after it was asked to stop; it was gone after %v", s.last.asked-asked.At, gone-asked.At)
+			}
+		}
+	}
+}
+
+// started holds a process to have known what it must when it was first ready.
+func (e *evidence) started(f *finding, name string, m *meeting) {
+	at := m.ready.answered
+	switch {
+	case m.err != "": // gone again before it could be asked
+		f.checked--
+	case m.status != "":
+		f.violate(at, name, "ready, and it says of itself: %s", m.status)
+	case m.backends == 0:
+		f.violate(at, name, "ready without an engine")
+	case !m.version && e.majority(at):
+		f.violate(at, name, "ready without the state that the fleet has agreed on")
+	case m.warm < warmEnough:
+		f.violate(at, name, "ready with %.1f %% of what the others know", 100*m.warm)
+	}
+}
+
+// majority says whether most nodes were unharmed at a time, so that there was something to be agreed with.
+func (e *evidence) majority(at time.Duration) bool {
+	harmed := 0
+	for _, n := range e.nodes {
+		if e.nodeLost(n, at, at) {
+			harmed++
+		}
+	}
+	return 2*harmed < len(e.nodes)
+}

@@ -1,0 +1,57 @@
+package scenario
+
+import (
+	"slices"
+	"time"
+)
+
+// removalBound is how long a choice that was made before may still take to arrive at an engine.
+const removalBound = 500 * time.Millisecond
+
+var removedStayQuiet = Invariant{
+	Name:    "removed-stay-quiet",
+	Promise: "nothing is sent to an engine by a node that shows it as removed, draining or down",
+	Bound:   "0.5 s after the node showed it first",
+	Seen:    "each node's GET /backends, against the requests that the engine itself counts and the node that answered them",
+	judge:   judgeRemoval,
+}
+
+// away are the states in which an engine gets nothing.
+var away = []string{absent, "draining", "down"}
+
+func judgeRemoval(e *evidence) (f finding) {
+	nodes := make(map[string]*Attempt, len(e.attempts))
+	for _, a := range e.attempts {
+		nodes[a.ID] = a
+	}
+	type gone struct {
+		node, state string
+		from, to    time.Duration
+	}
+	spans := make(map[string][]gone)
+	for name, s := range e.seen {
+		for engine, t := range s.backends {
+			for _, one := range t.list {
+				if !slices.Contains(away, one.what) {
+					continue
+				}
+				f.checked++
+				spans[engine] = append(spans[engine], gone{name, one.what, one.first.answered + removalBound, one.last.asked})
+			}
+		}
+	}
+	for id, list := range e.visits {
+		a := nodes[id]
+		if a == nil || a.Node == "" {
+			continue // an answer that never began does not say who sent it
+		}
+		for _, v := range list {
+			for _, g := range spans[v.engine] {
+				if g.node == a.Node && v.began > g.from && v.began < g.to {
+					f.violate(v.began, a.Node+", "+v.engine, "%s came %v after the node showed the engine as %s", id, v.began-g.from+removalBound, g.state)
+				}
+			}
+		}
+	}
+	return f
+}

@@ -1,0 +1,166 @@
+package scenario
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Result is what a run says as a whole.
+type Result string
+
+// The results. Only Passed is a pass.
+const (
+	Passed Result = "passed"
+	Failed Result = "failed"
+	// Idle: nothing was violated, but something that the scenario is there to prove was not exercised.
+	Idle    Result = "proves nothing"
+	Skipped Result = "skipped" // something cannot be done on this machine
+)
+
+// Report is what a run says. Times are seconds since the traffic began.
+type Report struct {
+	Scenario   string     `json:"scenario"`
+	Proves     string     `json:"proves"`
+	Result     Result     `json:"result"`
+	Missing    []string   `json:"missing,omitempty"` // why it was skipped, or what was not exercised
+	Violations int        `json:"violations"`
+	Seed       uint64     `json:"seed"`
+	Nodes      int        `json:"nodes"`
+	Engines    int        `json:"engines"`
+	DurationS  float64    `json:"duration_s"`
+	Schedule   []string   `json:"schedule"`
+	Command    string     `json:"command"` // repeats it
+	Requests   int        `json:"requests"`
+	Attempts   int        `json:"attempts"`
+	Outcomes   Outcomes   `json:"outcomes"`
+	Verdicts   []Verdict  `json:"verdicts"`
+	Events     []Happened `json:"events"`
+	Timeline   []Slice    `json:"timeline"`
+}
+
+// Outcomes counts attempts by how they ended.
+type Outcomes map[Outcome]int
+
+// Happened is an event as it was carried out; OverS is null if it never was over.
+type Happened struct {
+	Event   string   `json:"event"`
+	Members string   `json:"members"`
+	BeganS  float64  `json:"began_s"`
+	OverS   *float64 `json:"over_s"`
+	Failed  string   `json:"failed,omitempty"`
+}
+
+// Slice is one second of a run, by when requests were sent. Null where there were none.
+type Slice struct {
+	FromS    float64  `json:"from_s"`
+	Sent     int      `json:"sent"`
+	Answered int      `json:"answered"` // in full
+	Broken   int      `json:"failed"`
+	Hit      *float64 `json:"hit"` // of what was possible
+	TTFT50   *float64 `json:"ttft_p50_ms"`
+	TTFT99   *float64 `json:"ttft_p99_ms"`
+}
+
+func seconds(d time.Duration) float64 { return float64(d.Milliseconds()) / 1e3 }
+
+func newReport(cfg *Config, s *Scenario) *Report {
+	r := &Report{Scenario: s.Name, Proves: s.Proves, Seed: cfg.Seed, Nodes: cfg.Nodes, Engines: s.Engines, DurationS: seconds(cfg.Duration), Outcomes: make(Outcomes),
+		Schedule: []string{}, Verdicts: []Verdict{}, Events: []Happened{}, Timeline: []Slice{}}
+	for _, e := range cfg.Schedule {
+		r.Schedule = append(r.Schedule, e.String())
+	}
+	r.Command = fmt.Sprintf("grapevine chaos run %s --seed %d --nodes %d --duration %v", s.Name, cfg.Seed, cfg.Nodes, cfg.Duration)
+	return r
+}
+
+func skipped(cfg *Config, s *Scenario, missing []string) *Report {
+	r := newReport(cfg, s)
+	r.Result, r.Missing = Skipped, missing
+	return r
+}
+
+func (r *run) report(e *evidence) *Report {
+	out := newReport(&r.cfg, r.s)
+	out.Verdicts = judgeAll(e)
+	out.Result = Passed
+	for _, v := range out.Verdicts {
+		out.Violations += v.Count
+		if v.State == NotExercised && slices.Contains(r.s.Must, v.Invariant) {
+			out.Result = Idle
+			out.Missing = append(out.Missing, v.Invariant+" was not exercised")
+		}
+	}
+	if out.Violations > 0 {
+		out.Result = Failed
+	}
+	for _, a := range e.attempts {
+		out.Outcomes[a.Outcome]++
+		if a.Last {
+			out.Requests++
+		}
+	}
+	out.Attempts = len(e.attempts)
+	for i := range e.marks {
+		out.Events = append(out.Events, happened(&e.marks[i]))
+	}
+	out.Timeline = e.timeline()
+	return out
+}
+
+func happened(m *Mark) Happened {
+	h := Happened{Event: m.Event.String(), BeganS: seconds(m.Began), Failed: m.Failed}
+	var groups []string
+	for _, g := range m.Members {
+		groups = append(groups, strings.Join(g, ","))
+	}
+	h.Members = strings.Join(groups, " "+specOf(m.Kind).joint()+" ")
+	if m.Over >= 0 {
+		over := seconds(m.Over)
+		h.OverS = &over
+	}
+	return h
+}
+
+// timeline cuts the run into seconds.
+func (e *evidence) timeline() []Slice {
+	if e.drained <= 0 {
+		return []Slice{}
+	}
+	const width = time.Second
+	out := make([]Slice, int(e.drained/width)+1)
+	firsts := make([][]time.Duration, len(out))
+	for i := range out {
+		from := time.Duration(i) * width
+		out[i].FromS = seconds(from)
+		if s := e.hits(from, from+width); s.turns >= 2 {
+			out[i].Hit = &s.mean
+		}
+	}
+	for _, a := range e.attempts {
+		i := min(int(a.Sent/width), len(out)-1)
+		out[i].Sent++
+		switch {
+		case a.Outcome == Complete:
+			out[i].Answered++
+		case a.failed():
+			out[i].Broken++
+		}
+		if a.First >= 0 {
+			firsts[i] = append(firsts[i], a.First-a.Sent)
+		}
+	}
+	for i, f := range firsts {
+		if len(f) == 0 {
+			continue
+		}
+		slices.Sort(f)
+		at := func(q float64) *float64 {
+			ms := float64(f[min(len(f)-1, int(q*float64(len(f))))].Microseconds()) / 1e3
+			return &ms
+		}
+		out[i].TTFT50, out[i].TTFT99 = at(0.5), at(0.99)
+	}
+	return out
+}

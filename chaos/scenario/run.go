@@ -1,0 +1,193 @@
+package scenario
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"grapevine/chaos/fleet"
+)
+
+// run is one run of one scenario.
+type run struct {
+	cfg   Config
+	s     *Scenario
+	began time.Time
+}
+
+// play does all of it but judging.
+func (r *run) play(ctx context.Context) (e *evidence, err error) {
+	l := newLedger()
+	f, err := r.start(ctx, l)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		e.close(f, err == nil)
+		err = errors.Join(err, r.keep(f, e))
+	}()
+	engines := make(map[string]string)
+	for _, eng := range f.Engines() {
+		engines[eng.Addr()] = eng.Name()
+	}
+	l.begin(engines)
+	r.began = time.Now()
+	o, op := newObserver(f, l), newOperator(f, engineConfig().Models, r.cfg.Seed, l)
+	load := r.s.Load
+	if r.cfg.Rate > 0 {
+		load.Rate = r.cfg.Rate
+	}
+	t := newTraffic(load, r.cfg.Seed, f.URL(), engineConfig(), f.DialClient, l)
+	w := &world{f: f, t: t, op: op, log: &marks{now: l.now}, newer: r.cfg.Newer, ready: readyWithin, balancer: f.Balancer() != nil}
+	e = &evidence{cfg: engineConfig(), nodes: names("node", r.cfg.Nodes), engines: f.EngineNames(), calm: warmUp, limit: drainLimit}
+
+	looking, look := context.WithCancel(ctx)
+	defer look()
+	var watching sync.WaitGroup
+	watching.Go(func() { o.play(looking) })
+	watching.Go(func() { r.tell(looking, l) })
+	if err := r.traffic(ctx, e, l, t, op, w); err != nil {
+		look()
+		watching.Wait()
+		return e, err
+	}
+	e.quiet = hush(ctx, f, l)
+	err = readAll(ctx, f, op)
+	look()
+	watching.Wait()
+	e.attempts, e.visits = l.all()
+	e.marks, e.seen = w.log.snapshot(), o.seen
+	e.history, e.strange = op.log.Operations(), op.strange
+	return e, errors.Join(err, ctx.Err())
+}
+
+func (r *run) start(ctx context.Context, l *ledger) (*fleet.Fleet, error) {
+	if r.cfg.Progress != nil {
+		r.cfg.Progress(Progress{Phase: phaseStart})
+	}
+	starting, cancel := context.WithTimeout(ctx, startWithin)
+	defer cancel()
+	cfg := fleet.Config{
+		Binary: r.cfg.Binary, Env: r.cfg.Env, Nodes: r.cfg.Nodes, Engines: r.s.Engines, Engine: engineConfig(), Seed: r.cfg.Seed, Log: r.cfg.Log,
+		Settings: settings(), Dir: r.cfg.Keep, Disks: r.s.disks(), HAProxy: r.s.HAProxy,
+		Balancer: fleet.BalancerConfig{Interval: 250 * time.Millisecond},
+	}
+	cfg.Engine.Watch = l.watch
+	if r.cfg.Nodes > 3 {
+		cfg.Spares = r.cfg.Nodes - 3 // every node may vote when another is lost
+	}
+	if r.cfg.Nodes < 3 {
+		cfg.Founders = 0
+	}
+	// Links are broken by the switch; a partition alone needs no more than routes.
+	words, network := r.cfg.Schedule.needs()
+	for _, w := range words {
+		cfg.Switched = cfg.Switched || w == fleet.FaultLinks
+	}
+	cfg.Isolated = network && !cfg.Switched
+	return fleet.Start(starting, cfg)
+}
+
+// traffic plays clients, operators and the schedule, and returns when the last request has ended and everything that was done is undone.
+func (r *run) traffic(ctx context.Context, e *evidence, l *ledger, t *traffic, op *operator, w *world) error {
+	running, stop := context.WithCancel(ctx)
+	defer stop()
+	var clients, operators, events sync.WaitGroup
+	var failed error
+	clients.Go(func() { failed = t.play(running) })
+	operators.Go(func() { op.play(running, 3, 150*time.Millisecond) })
+	healed := make(chan struct{}) // closed when what has no end of its own ends
+	e.struck = r.cfg.Duration
+	last := leadTime
+	for _, ev := range r.cfg.Schedule {
+		e.struck = min(e.struck, ev.At)
+		last = max(last, ev.At+ev.For)
+		events.Go(func() {
+			if sleep(running, ev.At-l.now()) == nil {
+				w.carryOut(ctx, ev, healed)
+			}
+		})
+	}
+	if sleep(ctx, last-l.now()) != nil {
+		close(healed)
+		events.Wait()
+		stop()
+		clients.Wait()
+		operators.Wait()
+		return ctx.Err()
+	}
+	close(healed)
+	events.Wait()
+	e.healed = l.now()
+	// What took longer than the schedule said does not shorten what comes after.
+	err := sleep(ctx, max(r.cfg.Duration, e.healed+tailTime)-l.now())
+	e.stopped = l.now()
+	stop()
+	operators.Wait()
+	clients.Wait()
+	e.drained = l.now()
+	return errors.Join(err, failed)
+}
+
+// readWithin bounds the reads at the end: the fleet is whole, so that there is a leader.
+const readWithin = 20 * time.Second
+
+// readAll ends the history with a read of everything through every node.
+func readAll(ctx context.Context, f *fleet.Fleet, op *operator) error {
+	ctx, cancel := context.WithTimeout(ctx, readWithin)
+	defer cancel()
+	for _, n := range f.Nodes() {
+		if !n.Running() {
+			continue
+		}
+		for {
+			err := op.final(ctx, n)
+			if err == nil {
+				break
+			}
+			if sleep(ctx, 100*time.Millisecond) != nil {
+				op.mu.Lock()
+				op.strange = append(op.strange, Violation{At: op.l.now(), Place: n.Name(), Evidence: fmt.Sprintf("cannot tell the membership, %v after all faults are over: %v", readWithin, err)})
+				op.mu.Unlock()
+				return nil
+			}
+		}
+	}
+	return nil
+}
+
+// close takes the fleet down and notes which nodes had ended before.
+func (e *evidence) close(f *fleet.Fleet, whole bool) {
+	err := f.Check()
+	if err != nil && e != nil && whole {
+		e.died = append(e.died, Violation{At: e.drained, Place: "the fleet", Evidence: err.Error()})
+	}
+	_ = f.Close() // says again which nodes had ended; anything else is about what is gone now
+}
+
+// keep writes what is to be kept.
+func (r *run) keep(f *fleet.Fleet, e *evidence) error {
+	if r.cfg.Keep == "" {
+		return nil
+	}
+	return os.WriteFile(filepath.Join(r.cfg.Keep, "schedule"), []byte(r.cfg.Schedule.String()), 0o600)
+}
+
+// tell reports progress until ctx ends.
+func (r *run) tell(ctx context.Context, l *ledger) {
+	if r.cfg.Progress == nil {
+		return
+	}
+	for sleep(ctx, 250*time.Millisecond) == nil {
+		p := Progress{Phase: phaseTraffic, Elapsed: l.now(), Length: r.cfg.Duration}
+		if p.Elapsed > p.Length {
+			p.Phase = phaseQuiet
+		}
+		p.Attempts, p.Failed = l.count()
+		r.cfg.Progress(p)
+	}
+}

@@ -1,0 +1,252 @@
+package scenario
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"grapevine/chaos/engine"
+)
+
+// Load says what clients do. Zero fields take the defaults.
+type Load struct {
+	Rate      float64       // conversations begun a second; default 5
+	Turns     float64       // of a conversation, on average; default 5
+	Think     time.Duration // before the next turn, on average; default 400 ms
+	Output    [2]int        // tokens of a reply, from and to; default 8 to 80
+	Heads     int           // system prompts shared by the conversations; default 6
+	HeadBytes int           // of each; default 2048
+	KeepAlive float64       // share of conversations that keep their connection; default 0.5
+	Departing float64       // share of requests whose client leaves before the end; default 0.06
+	Long      float64       // share of requests whose answer takes LongOutput tokens; default 0.03
+	// LongOutput is such an answer's length in tokens. Default 600: 3 s at the engines' default pace.
+	LongOutput int
+	// Drop leaves out retries: what fails has failed.
+	NoRetries bool
+}
+
+func (l Load) withDefaults() Load {
+	set := func(x *float64, v float64) {
+		if *x == 0 {
+			*x = v
+		}
+	}
+	set(&l.Rate, 5)
+	set(&l.Turns, 5)
+	set(&l.KeepAlive, 0.5)
+	set(&l.Departing, 0.06)
+	set(&l.Long, 0.03)
+	if l.Think == 0 {
+		l.Think = 400 * time.Millisecond
+	}
+	if l.Output[1] == 0 {
+		l.Output = [2]int{8, 80}
+	}
+	if l.Heads == 0 {
+		l.Heads = 6
+	}
+	if l.HeadBytes == 0 {
+		l.HeadBytes = 2048
+	}
+	if l.LongOutput == 0 {
+		l.LongOutput = 600
+	}
+	return l
+}
+
+// sdkRetries is how often the official clients send a request again whose connection failed before an answer began, and whose answer was one
+// of retried.
+const sdkRetries = 2
+
+// maxUnderWay bounds the conversations at once; what is due beyond is not begun, and counted.
+const maxUnderWay = 2000
+
+// traffic is clients that hold conversations through the balancer, in an open loop: conversations begin when they are due, whatever became of
+// those before. Safe for concurrent use.
+type traffic struct {
+	load   Load
+	seed   uint64
+	url    string
+	engine engine.ServerConfig
+	dial   func(ctx context.Context, network, address string) (net.Conn, error)
+	l      *ledger
+	heads  []string
+
+	underWay chan struct{}
+	work     sync.WaitGroup
+	mu       sync.Mutex
+	sessions int
+	requests int
+	overflow int
+	broken   error // of the harness itself
+}
+
+func newTraffic(load Load, seed uint64, url string, cfg engine.ServerConfig, dial func(context.Context, string, string) (net.Conn, error), l *ledger) *traffic {
+	t := &traffic{load: load.withDefaults(), seed: seed, url: url, engine: cfg, dial: dial, l: l, underWay: make(chan struct{}, maxUnderWay)}
+	rng := rand.New(rand.NewPCG(seed, 0x4ead))
+	for i := range t.load.Heads {
+		t.heads = append(t.heads, fmt.Sprintf("You are assistant %d of run %d. %s", i, seed, prose(rng, t.load.HeadBytes)))
+	}
+	return t
+}
+
+// play begins conversations until ctx ends, and returns when the last request has: none is called off.
+func (t *traffic) play(ctx context.Context) error {
+	rng := rand.New(rand.NewPCG(t.seed, 0xa771))
+	for {
+		if sleep(ctx, time.Duration(rng.ExpFloat64()/t.load.Rate*float64(time.Second))) != nil {
+			break
+		}
+		t.begin(ctx, func(c *conversation) { t.hold(ctx, c) }, t.heads[rng.IntN(len(t.heads))], "")
+	}
+	t.work.Wait()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.overflow > 0 {
+		return fmt.Errorf("scenario: %d conversations were not begun: %d were under way", t.overflow, maxUnderWay)
+	}
+	return t.broken
+}
+
+// begin starts a conversation in the background, if there is room.
+func (t *traffic) begin(ctx context.Context, hold func(*conversation), head, shape string) {
+	t.mu.Lock()
+	id := t.sessions
+	t.sessions++
+	t.mu.Unlock()
+	select {
+	case t.underWay <- struct{}{}:
+	default:
+		t.mu.Lock()
+		t.overflow++
+		t.mu.Unlock()
+		return
+	}
+	t.work.Go(func() {
+		defer func() { <-t.underWay }()
+		hold(newConversation(id, t.seed, head, shape))
+	})
+}
+
+// flood sends requests of one turn with one long beginning, so many a second until ctx ends, and returns without waiting for them.
+func (t *traffic) flood(ctx context.Context, rate float64, tokens int) {
+	rng := rand.New(rand.NewPCG(t.seed, 0xf100d))
+	head := "Everybody asks about this one thing. " + prose(rng, tokens*engine.TokenBytes)
+	for sleep(ctx, time.Duration(rng.ExpFloat64()/rate*float64(time.Second))) == nil {
+		t.begin(ctx, func(c *conversation) {
+			client := t.client(false)
+			defer client.CloseIdleConnections()
+			t.turn(ctx, client, c, &memory{})
+		}, head, chatStream)
+	}
+}
+
+// memory is what a client knows of the turn before.
+type memory struct {
+	tokens int
+	ended  time.Duration
+	by     string
+}
+
+// hold plays one conversation to its end, or to the first request that failed for good.
+func (t *traffic) hold(ctx context.Context, c *conversation) {
+	client := t.client(c.rng.Float64() < t.load.KeepAlive)
+	defer client.CloseIdleConnections()
+	var m memory
+	for {
+		if !t.turn(ctx, client, c, &m) || c.rng.Float64() < 1/t.load.Turns {
+			return
+		}
+		if sleep(ctx, time.Duration(c.rng.ExpFloat64()*float64(t.load.Think))) != nil {
+			return
+		}
+	}
+}
+
+// client is an HTTP client of one conversation, with connections of its own.
+func (t *traffic) client(keep bool) *http.Client {
+	return &http.Client{Transport: &http.Transport{DialContext: t.dial, DisableKeepAlives: !keep, DisableCompression: true, MaxIdleConnsPerHost: 1}}
+}
+
+// turn makes the next request of a conversation, again if need be, and says whether the conversation can go on. The end of ctx ends no
+// request, only pauses between attempts.
+func (t *traffic) turn(ctx context.Context, client *http.Client, c *conversation, m *memory) bool {
+	output := t.load.Output[0] + c.rng.IntN(t.load.Output[1]-t.load.Output[0]+1)
+	if c.rng.Float64() < t.load.Long {
+		output = t.load.LongOutput
+	}
+	by := t.departing(c.rng, output)
+	p, err := c.next(t.engine, output)
+	t.mu.Lock()
+	if err != nil {
+		t.broken = fmt.Errorf("scenario: a request of the harness is wrong: %w", err)
+		t.mu.Unlock()
+		return false
+	}
+	request := t.requests
+	t.requests++
+	t.mu.Unlock()
+	for try := 0; ; try++ {
+		a := &Attempt{ID: fmt.Sprintf("c%d-%d-%d", t.seed, request, try), Request: request, Try: try, Session: c.id, Turn: c.turn, Shape: c.shape,
+			Possible: m.tokens, Kept: m.ended, By: m.by}
+		// Whether it is the last is known only after it, so it is put right before anybody reads.
+		send(context.WithoutCancel(ctx), client, t.l, t.url, a, &p, by)
+		if a.Outcome == Complete {
+			a.Last = true
+			*m = memory{a.Prompt + a.Output, a.End, a.Backend}
+			c.said(p.want)
+			return true
+		}
+		again := !t.load.NoRetries && try < sdkRetries && retried(a)
+		if a.Last = !again; a.Last {
+			return false
+		}
+		if sleep(ctx, pauseBefore(try, c.rng)) != nil {
+			a.Last = true
+			return false
+		}
+	}
+}
+
+// retried says whether the official clients would send such a request again.
+func retried(a *Attempt) bool {
+	if a.Outcome == Unanswered {
+		return true
+	}
+	return a.Outcome == Refused && (a.Status == http.StatusRequestTimeout || a.Status == http.StatusConflict || a.Status == http.StatusTooManyRequests || a.Status >= 500)
+}
+
+// pauseBefore is how long they wait: half a second, doubled each time, less up to a quarter.
+func pauseBefore(try int, rng *rand.Rand) time.Duration {
+	full := 500 * time.Millisecond << try
+	return full - time.Duration(rng.Int64N(int64(full/4)))
+}
+
+// departing decides whether and when the client of a request leaves.
+func (t *traffic) departing(rng *rand.Rand, output int) departure {
+	leaves, how, where := rng.Float64() < t.load.Departing, rng.IntN(3), rng.Float64()
+	switch {
+	case !leaves:
+		return stays
+	case how == 0: // before or about when the answer begins
+		return departure{after: time.Millisecond + time.Duration(math.Round(where*50))*time.Millisecond, bytes: -1}
+	}
+	return departure{bytes: int(where * float64(output*engine.TokenBytes))}
+}
+
+// sleep waits, or returns the context's error if that ends first.
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
