@@ -41,6 +41,7 @@ var mayImport = map[string][]string{
 	"chaos/workload": {},
 
 	"chaos/netswitch": {},
+	"chaos/virtual":   {},
 
 	"chaos/report":   {},
 	"chaos/history":  {},
