@@ -20,8 +20,9 @@ import (
 type memnet struct {
 	t       *testing.T
 	latency time.Duration
-	buffer  int           // bytes under way per direction
-	notice  time.Duration // how long failure detection takes
+	buffer  int                                 // bytes under way per direction
+	notice  time.Duration                       // how long failure detection takes
+	slow    func(from, to string) time.Duration // in addition to latency; nil: nothing
 
 	mu    sync.Mutex
 	nodes map[string]*memnode
@@ -127,8 +128,13 @@ func (m *memnode) hear(kind member.Kind, info member.Info) {
 	case member.Left:
 		state = member.StateLeft
 	}
-	if old, ok := m.known[info.Name]; ok && (old.State == state && old.Incarnation == info.Incarnation || old.Incarnation > info.Incarnation) {
-		return
+	old, ok := m.known[info.Name]
+	switch {
+	case !ok, old.Incarnation == info.Incarnation && old.State != state:
+	case old.Incarnation == info.Incarnation, kind != member.Joined:
+		return // known, or the end of a process that has been replaced
+	case old.State == member.StateAlive:
+		m.events <- member.Event{Kind: member.Failed, Member: old.Info}
 	}
 	m.known[info.Name] = member.Status{Info: info, State: state, Since: time.Now()}
 	m.events <- member.Event{Kind: kind, Member: info}
@@ -175,9 +181,9 @@ var errUnreachable = errors.New("unreachable")
 func (m *memnode) connect(ctx context.Context, peer member.Info) (net.Conn, member.Info, error) {
 	m.net.mu.Lock()
 	o := m.net.nodes[peer.Name]
-	cut := m.net.cut != nil && m.net.cut(m.self.Name, peer.Name)
+	cut := m.net.cut != nil && (m.net.cut(m.self.Name, peer.Name) || m.net.cut(peer.Name, m.self.Name))
 	m.net.mu.Unlock()
-	if cut { // packets vanish
+	if cut { // packets vanish, there or back
 		<-ctx.Done()
 		return nil, peer, ctx.Err()
 	}
@@ -288,7 +294,8 @@ type memhalf struct {
 	readBy   time.Time
 	writeBy  time.Time
 	changed  chan struct{}
-	total    int64 // bytes ever written
+	total    int64     // bytes ever written
+	last     time.Time // when the latest segment arrives
 }
 
 type memsegment struct {
@@ -364,7 +371,7 @@ func wait(changed <-chan struct{}, times ...time.Time) {
 func (c *memconn) Read(p []byte) (int, error) {
 	h := c.in
 	for {
-		cut := h.net.isCut(h.from, h.to)
+		cut := h.net.isCut(h.from, h.to) || h.net.isCut(h.to, h.from) // without acknowledgements TCP stands still
 		h.mu.Lock()
 		now := time.Now()
 		var next time.Time
@@ -419,7 +426,15 @@ func (c *memconn) Write(p []byte) (n int, err error) {
 			return n, os.ErrDeadlineExceeded
 		case h.size < h.net.buffer:
 			k := min(len(p), h.net.buffer-h.size)
-			h.segments = append(h.segments, memsegment{append([]byte(nil), p[:k]...), now.Add(h.net.latency)})
+			at := now.Add(h.net.latency)
+			if h.net.slow != nil {
+				at = at.Add(h.net.slow(h.from, h.to))
+			}
+			if at.Before(h.last) {
+				at = h.last // a stream stays in order
+			}
+			h.last = at
+			h.segments = append(h.segments, memsegment{append([]byte(nil), p[:k]...), at})
 			h.size += k
 			h.total += int64(k)
 			n, p = n+k, p[k:]
@@ -488,7 +503,7 @@ func (n *memnet) start(name string, adjust func(*Config)) *testNode {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	m := n.node(name, uint64(time.Now().UnixMilli()))
+	m := n.node(name, uint64(f.wall(time.Now()).UnixMilli()))
 	m.onEvent, m.serve = f.onEvent, f.serve
 	f.members = m
 	if err := f.Start(context.Background()); err != nil {

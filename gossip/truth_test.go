@@ -1,0 +1,290 @@
+package gossip
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"grapevine/prefixtree"
+)
+
+// virtualBackends is how many backends virtual fleets have. The last one is never fenced and takes the probes.
+const virtualBackends = 5
+
+// spot is a block on a backend, by the name that all nodes use.
+type spot struct {
+	hash prefixtree.Hash
+	key  uint32
+}
+
+// truth is what has really happened in a virtual fleet: every placement with its times and generations. Trees may know less than
+// that, never anything else.
+type truth struct {
+	mu      sync.Mutex
+	told    map[spot]map[prefixtree.Time]uint32 // generation in which the block was placed there at that time
+	latest  map[spot]uint32                     // the latest such generation
+	renewed map[uint32]prefixtree.Time          // by backend: when the last node learned of its present generation, on its clock
+	skewed  bool                                // clocks were set, so times tell nothing
+	newest  prefixtree.Time                     // that any node's clock has shown
+}
+
+func newTruth() *truth {
+	return &truth{told: map[spot]map[prefixtree.Time]uint32{}, latest: map[spot]uint32{}, renewed: map[uint32]prefixtree.Time{}}
+}
+
+// show notes what a node's clock shows.
+func (w *truth) show(now prefixtree.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.newest = max(w.newest, now)
+}
+
+func (w *truth) place(key uint32, chain []prefixtree.Hash, at prefixtree.Time, generation uint32) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, h := range chain {
+		p := spot{h, key}
+		if w.told[p] == nil {
+			w.told[p] = map[prefixtree.Time]uint32{}
+		}
+		w.told[p][at] = max(w.told[p][at], generation)
+		w.latest[p] = max(w.latest[p], generation)
+	}
+}
+
+func (w *truth) renew(key uint32, at prefixtree.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.renewed[key] = max(w.renewed[key], at)
+}
+
+// judge says what is wrong with a fact that a node believes, whose generation of the backend is the fact's.
+func (w *truth) judge(key uint32, f prefixtree.Fact) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	times, placed := w.told[spot{f.Hash, key}]
+	switch generation, then := times[f.Time]; {
+	case !placed:
+		return fmt.Errorf("invented: block %x was never placed on backend %x", f.Hash, key)
+	case w.skewed && w.latest[spot{f.Hash, key}] < f.Generation:
+		return fmt.Errorf("fenced: block %x on backend %x is of a generation before %d", f.Hash, key, f.Generation)
+	case w.skewed && f.Time > w.newest+5_000:
+		return fmt.Errorf("invented: time %d is later than any clock has shown", f.Time)
+	case w.skewed:
+		return nil
+	case !then:
+		return fmt.Errorf("invented: block %x was not placed on backend %x at %d, but at %v", f.Hash, key, f.Time, times)
+	case generation < f.Generation:
+		return fmt.Errorf("fenced: block %x on backend %x is of generation %d, before %d", f.Hash, key, generation, f.Generation)
+	}
+	return nil
+}
+
+// comparable reports whether all trees must agree on a fact: one that no new generation has cleared on some nodes and not on others.
+func (w *truth) comparable(key uint32, f prefixtree.Fact) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return f.Time > w.renewed[key]
+}
+
+// virtualNames gives each node ids of its own for the same backends.
+type virtualNames struct{ turn int }
+
+var virtualKeys = func() (keys [virtualBackends]uint32) {
+	for i := range keys {
+		keys[i] = prefixtree.BackendKey(fmt.Sprintf("http://engine-%d.test:8000", i))
+	}
+	return keys
+}()
+
+func (n virtualNames) id(backend int) prefixtree.Backend {
+	return prefixtree.Backend((backend + n.turn) % virtualBackends)
+}
+
+func (n virtualNames) Key(b prefixtree.Backend) (uint32, bool) {
+	if b >= virtualBackends {
+		return 0, false
+	}
+	return virtualKeys[(int(b)+virtualBackends-n.turn%virtualBackends)%virtualBackends], true
+}
+
+func (n virtualNames) Backend(key uint32) (prefixtree.Backend, bool) {
+	for i, k := range virtualKeys {
+		if k == key {
+			return n.id(i), true
+		}
+	}
+	return 0, false
+}
+
+// treeKnowledge is Knowledge with a real tree and outbox, wired as a node does it; load and state are the model's.
+type treeKnowledge struct {
+	*model
+	tree   *prefixtree.Tree
+	outbox *prefixtree.Outbox
+	names  virtualNames
+	clock  func() prefixtree.Time
+	truth  *truth
+
+	told    sync.Mutex // guards the following
+	applied Applied
+	batches uint64
+	drained uint64
+}
+
+func newTreeKnowledge(name string, turn int, clock func() prefixtree.Time, w *truth) (*treeKnowledge, error) {
+	tree, err := prefixtree.New(prefixtree.Config{Budget: 1 << 20, MaxBackends: virtualBackends})
+	if err != nil {
+		return nil, err
+	}
+	shown := func() prefixtree.Time {
+		now := clock()
+		w.show(now)
+		return now
+	}
+	return &treeKnowledge{
+		model: newModel(name), tree: tree, outbox: prefixtree.NewOutbox(0), names: virtualNames{turn}, clock: shown, truth: w,
+	}, nil
+}
+
+func (k *treeKnowledge) Drain(dst []byte, limit int) ([]byte, int) {
+	payload, records := k.outbox.Drain(dst, limit, k.names)
+	k.told.Lock()
+	defer k.told.Unlock()
+	k.drained += uint64(records)
+	return payload, records
+}
+
+func (k *treeKnowledge) Apply(_ string, payload []byte, shift time.Duration) (Applied, error) {
+	a, err := k.merge(payload, shift)
+	k.told.Lock()
+	defer k.told.Unlock()
+	k.batches++
+	k.applied.Records += a.Records
+	k.applied.News += a.News
+	k.applied.Unknown += a.Unknown
+	return a, err
+}
+
+func (k *treeKnowledge) merge(payload []byte, shift time.Duration) (Applied, error) {
+	got, news, err := k.tree.ApplyDeltaNews(payload, k.names, shift, k.clock(), nil)
+	k.outbox.Add(news)
+	return Applied{Records: got.Records, News: got.News, Unknown: got.Unknown}, err
+}
+
+func (k *treeKnowledge) Snapshot(limit int, yield func([]byte, int) bool) {
+	k.tree.Snapshot(k.clock(), k.names, limit, yield)
+}
+
+func (k *treeKnowledge) SnapshotSize() int { return k.tree.Anchors(k.clock()) }
+
+func (k *treeKnowledge) ApplySnapshot(page []byte, shift time.Duration) (Applied, error) {
+	return k.merge(page, shift)
+}
+
+// request places a chain and returns what ends it. cached is what the engine will report, -1 nothing.
+func (k *treeKnowledge) request(backend int, chain []prefixtree.Hash, cached int) (end func(failed bool)) {
+	b, key, trail := k.names.id(backend), virtualKeys[backend], new(prefixtree.Trail)
+	tell := func(at prefixtree.Time, news []prefixtree.Fact) {
+		generation := k.generation(b)
+		k.truth.place(key, chain, at, generation)
+		for _, f := range news {
+			if f.Kind == prefixtree.Add || f.Kind == prefixtree.Touch {
+				k.truth.place(key, chain, f.Time, generation) // just behind a fence that was ahead
+			}
+		}
+		k.outbox.Add(news)
+	}
+	now := k.clock()
+	tell(now, k.tree.RecordNews(b, chain, now, trail, nil))
+	return func(failed bool) {
+		if failed {
+			_, news := k.tree.RevertNews(b, chain, trail, nil)
+			k.outbox.Add(news)
+			return
+		}
+		now := k.clock()
+		_, news := k.tree.LearnNews(b, chain, trail, cached, now, nil)
+		tell(now, news)
+	}
+}
+
+// generation is the node's of a backend: Range would tell it with each fact.
+func (k *treeKnowledge) generation(b prefixtree.Backend) uint32 {
+	facts := k.tree.AppendFacts(nil, b, []prefixtree.Hash{1}, 1)
+	return facts[0].Generation
+}
+
+func (k *treeKnowledge) forget(backend int) {
+	k.outbox.Add(k.tree.ForgetNews(k.names.id(backend), k.clock(), nil))
+}
+
+func (k *treeKnowledge) renew(backend int, generation uint32) {
+	now := k.clock()
+	k.tree.SetGeneration(k.names.id(backend), generation, now)
+	k.truth.renew(virtualKeys[backend], now)
+}
+
+// believes lists what the tree holds now, and says the first thing that is wrong with it.
+func (k *treeKnowledge) believes() (held map[spot]prefixtree.Time, err error) {
+	held = map[spot]prefixtree.Time{}
+	k.tree.Range(k.clock(), func(f prefixtree.Fact) bool {
+		key, _ := k.names.Key(f.Backend)
+		if err = k.truth.judge(key, f); err != nil {
+			return false
+		}
+		if k.truth.comparable(key, f) {
+			held[spot{f.Hash, key}] = f.Time
+		}
+		return true
+	})
+	return held, err
+}
+
+// difference says how two nodes' beliefs differ, in one line.
+func difference(a, b map[spot]prefixtree.Time) string {
+	missing, extra, other := 0, 0, 0
+	example := ""
+	for p, at := range a {
+		if then, ok := b[p]; !ok {
+			missing++
+			example = fmt.Sprintf("%x on %x at %d is missing", p.hash, p.key, at)
+		} else if then != at {
+			other++
+			example = fmt.Sprintf("%x on %x is of %d and of %d", p.hash, p.key, at, then)
+		}
+	}
+	for p, at := range b {
+		if _, ok := a[p]; !ok {
+			extra++
+			example = fmt.Sprintf("%x on %x at %d is too much", p.hash, p.key, at)
+		}
+	}
+	if missing+extra+other == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d missing, %d too many, %d of another time, e.g. %s", missing, extra, other, example)
+}
+
+// virtualChain is the chain of a prompt: those of one family share their first blocks. A hash names all of its path.
+func virtualChain(family, own uint64, common, blocks int) []prefixtree.Hash {
+	chain := make([]prefixtree.Hash, blocks)
+	path := uint64(0)
+	for i := range chain {
+		name := family
+		if i >= common {
+			name = 1<<40 | own
+		}
+		path = scramble(path ^ name<<16 + uint64(i) + 1)
+		chain[i] = prefixtree.Hash(path)
+	}
+	return chain
+}
+
+// scramble is the finaliser of SplitMix64.
+func scramble(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}

@@ -1,0 +1,394 @@
+package gossip
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"grapevine/chaos/virtual"
+	"grapevine/gossip/wire"
+	"grapevine/prefixtree"
+)
+
+// virtualFleet is a fleet of real nodes on a memnet, in virtual time: real sessions, journals, repairs and trees; the network, the
+// clocks and what happens are drawn from the seed. The order in which goroutines of one moment run is not, so a seed that
+// fails mostly fails again, and not always.
+type virtualFleet struct {
+	t     *testing.T
+	r     *rand.Rand
+	seed  uint64
+	net   *memnet
+	truth *truth
+	nodes []*virtualNode
+
+	logMu sync.Mutex
+	log   []string // what was done, and what nodes said of it
+
+	generations [virtualBackends]uint32
+	requests    uint64
+	open        []openRequest
+	cuts        map[[2]string]int // directions that are cut, by how many faults
+	loss        atomic.Uint64     // of live batches, in 1,000,000
+	jitter      atomic.Int64      // ns, the most
+	lossy       bool              // batches are lost, doubled and overtaken at all
+	exact       bool              // nothing happens that lets trees disagree for good
+	restless    bool              // clocks are set
+	journal     int64
+	flush       time.Duration
+	pending     []pending // what happens later, in no order
+}
+
+type openRequest struct {
+	node *virtualNode
+	life uint64
+	end  func(failed bool)
+	at   time.Time
+}
+
+type pending struct {
+	at time.Time
+	do func()
+}
+
+type virtualNode struct {
+	index  int
+	name   string
+	offset atomic.Int64 // of its wall clock, ns
+	life   uint64       // processes so far
+	node   *testNode    // nil while down
+	know   *treeKnowledge
+	last   Stats
+}
+
+func (n *virtualNode) wall(at time.Time) time.Time {
+	return at.Add(time.Duration(n.offset.Load()))
+}
+
+func (n *virtualNode) now() prefixtree.Time {
+	return prefixtree.Time(n.wall(time.Now()).UnixMilli())
+}
+
+func newVirtualFleet(t *testing.T, seed uint64, size int) *virtualFleet {
+	v := &virtualFleet{
+		t: t, r: virtual.Rand(seed, 0), seed: seed, net: newMemnet(t), truth: newTruth(), cuts: map[[2]string]int{},
+	}
+	v.exact, v.restless, v.lossy = v.r.IntN(3) > 0, v.r.IntN(3) == 0, v.r.IntN(3) > 0
+	v.truth.skewed = v.restless
+	v.journal = []int64{minJournal, 64 << 20}[v.r.IntN(2)]
+	v.flush = []time.Duration{50 * time.Millisecond, 200 * time.Millisecond}[v.r.IntN(2)]
+	v.net.buffer = []int{16 << 10, 256 << 10}[v.r.IntN(2)]
+	v.net.slow = func(string, string) time.Duration { return time.Duration(rand.Int64N(v.jitter.Load() + 1)) }
+	for i := range v.generations {
+		v.generations[i] = 1
+	}
+	for i := range size {
+		v.nodes = append(v.nodes, &virtualNode{index: i, name: fmt.Sprintf("n%03d", i)})
+	}
+	return v
+}
+
+func (v *virtualFleet) note(format string, args ...any) {
+	v.logMu.Lock()
+	defer v.logMu.Unlock()
+	v.log = append(v.log, fmt.Sprintf("%7.2fs ", time.Since(virtualStart).Seconds())+fmt.Sprintf(format, args...))
+}
+
+// virtualStart is when every bubble's time begins.
+var virtualStart = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// fail ends the test with what has happened so far.
+func (v *virtualFleet) fail(format string, args ...any) {
+	v.t.Helper()
+	v.note(format, args...)
+	v.t.Fatal(strings.Join(v.log, "\n"))
+}
+
+// begin starts the next process of a node.
+func (v *virtualFleet) begin(n *virtualNode) {
+	n.life++
+	know, err := newTreeKnowledge(n.name, n.index, n.now, v.truth)
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	for b, g := range v.generations {
+		know.renew(b, g)
+	}
+	n.know, n.last = know, Stats{}
+	n.node = v.net.start(n.name, func(c *Config) {
+		c.Log = zerolog.New(said{v, n.name}).Level(zerolog.WarnLevel)
+		c.Knowledge, c.Clock, c.JournalBytes, c.FlushInterval = know, n.wall, v.journal, v.flush
+		if v.lossy {
+			c.Faults = v.faults(n.name)
+		}
+	})
+}
+
+// said takes what a node logs.
+type said struct {
+	v    *virtualFleet
+	name string
+}
+
+func (s said) Write(line []byte) (int, error) {
+	s.v.note("%s says %s", s.name, strings.TrimSpace(string(line)))
+	return len(line), nil
+}
+
+// faults decides about a live batch by its name, so that it does not depend on the order in which batches come.
+func (v *virtualFleet) faults(here string) func(string, *wire.Batch) (bool, int, time.Duration) {
+	own := wire.StreamKey(here, v.seed)
+	return func(peer string, b *wire.Batch) (drop bool, copies int, delay time.Duration) {
+		draw := wire.BatchID(own^wire.StreamKey(peer, v.seed), b.Sequence)
+		loss := v.loss.Load()
+		if draw%1_000_000 < loss {
+			return true, 0, 0
+		}
+		if draw>>20%8 == 0 && loss > 0 {
+			delay = time.Duration(draw >> 24 % uint64(400*time.Millisecond))
+		}
+		return false, 1 + int(draw>>50%8/7), delay
+	}
+}
+
+func (v *virtualFleet) up() (list []*virtualNode) {
+	for _, n := range v.nodes {
+		if n.node != nil {
+			list = append(list, n)
+		}
+	}
+	return list
+}
+
+// any draws a node that runs; nil if none does.
+func (v *virtualFleet) any() *virtualNode {
+	up := v.up()
+	if len(up) == 0 {
+		return nil
+	}
+	return up[v.r.IntN(len(up))]
+}
+
+func (v *virtualFleet) later(d time.Duration, do func()) {
+	v.pending = append(v.pending, pending{time.Now().Add(d), do})
+}
+
+// between draws a duration.
+func (v *virtualFleet) between(least, most time.Duration) time.Duration {
+	return least + time.Duration(v.r.Int64N(int64(most-least)+1))
+}
+
+// tick does what is due and lets the fleet have some requests.
+func (v *virtualFleet) tick(step time.Duration, rate int) {
+	time.Sleep(step)
+	now := time.Now()
+	due := v.pending
+	v.pending = nil
+	for _, p := range due {
+		if p.at.After(now) {
+			v.pending = append(v.pending, p)
+			continue
+		}
+		p.do()
+	}
+	open := v.open[:0]
+	for _, q := range v.open {
+		switch {
+		case q.at.After(now):
+			open = append(open, q)
+		case q.node.node != nil && q.node.life == q.life:
+			q.end(!v.exact && v.r.IntN(10) == 0)
+		}
+	}
+	v.open = open
+	for range v.r.IntN(rate + 1) {
+		if n := v.any(); n != nil {
+			v.request(n)
+		}
+	}
+	if n := v.any(); n != nil && v.r.IntN(4) == 0 {
+		n.know.setLoad(uint32(v.r.IntN(virtualBackends)), uint32(v.r.IntN(3)*100), uint32(v.r.IntN(2)))
+	}
+}
+
+func (v *virtualFleet) request(n *virtualNode) {
+	v.requests++
+	b := v.r.IntN(virtualBackends - 1)
+	family := uint64(v.r.IntN(6))<<8 | uint64(v.generations[b])
+	blocks := 1 + v.r.IntN(40)
+	own := v.requests
+	if v.r.IntN(2) == 0 && v.requests > 20 {
+		own = v.requests - uint64(v.r.IntN(20)) // a next turn, maybe on another node and backend
+	}
+	chain := virtualChain(family, own, int(own%20), blocks)
+	cached := -1
+	if !v.exact && v.r.IntN(3) == 0 {
+		cached = v.r.IntN(blocks + 1)
+	}
+	end := n.know.request(b, chain, cached)
+	v.open = append(v.open, openRequest{n, n.life, end, time.Now().Add(v.between(0, 20*time.Second))})
+}
+
+// inspect holds every node against the truth and against its own bounds and sums.
+func (v *virtualFleet) inspect() {
+	v.t.Helper()
+	for _, n := range v.up() {
+		if _, err := n.know.believes(); err != nil {
+			v.fail("%s (clock %v): %v", n.name, time.Duration(n.offset.Load()), err)
+		}
+		if err := n.account(v.journal); err != nil {
+			v.fail("%s: %v", n.name, err)
+		}
+	}
+}
+
+// account says which of a node's counters do not add up, or which of its bounds does not hold.
+func (n *virtualNode) account(journal int64) error {
+	f := n.node.Fleet
+	s := f.Stats() // before the knowledge's own counts, which run ahead of them
+	k := n.know
+	k.told.Lock()
+	applied, batches, drained := k.applied, k.batches, k.drained
+	k.told.Unlock()
+	box := k.outbox.Stats()
+	f.repairs.mu.Lock()
+	wants, asked := f.repairs.count, f.repairs.asked
+	f.repairs.mu.Unlock()
+	old := n.last
+	n.last = s
+	switch {
+	case s.AppliedBatches > batches, s.AppliedRecords > uint64(applied.Records), s.AppliedNews > uint64(applied.News):
+		return fmt.Errorf("counts %d batches, %d records, %d news; %d, %d, %d were applied",
+			s.AppliedBatches, s.AppliedRecords, s.AppliedNews, batches, applied.Records, applied.News)
+	case s.PublishedRecords > drained, drained > box.Sent:
+		return fmt.Errorf("published %d records, drained %d, the outbox has sent %d", s.PublishedRecords, drained, box.Sent)
+	case s.Malformed+s.Violations+s.SkippedFrames+s.Refused+s.UnknownRecords > 0:
+		return fmt.Errorf("malformed %d, violations %d, skipped %d, refused %d, unknown %d", s.Malformed, s.Violations, s.SkippedFrames, s.Refused, s.UnknownRecords)
+	case s.AppliedBatches < old.AppliedBatches, s.Duplicates < old.Duplicates, s.RepairedBatches < old.RepairedBatches, s.SentBytes < old.SentBytes:
+		return fmt.Errorf("a counter went back: %+v, was %+v", s, old)
+	case s.RepairedBatches > s.AppliedBatches, s.RepairedRecords > s.AppliedRecords, s.AppliedNews > s.AppliedRecords:
+		return fmt.Errorf("a part is more than the whole: %+v", s)
+	case s.JournalBatches > int64(s.AppliedBatches+s.PublishedBatches)+16: // those being applied
+		return fmt.Errorf("%d batches in the journal, of %d", s.JournalBatches, s.AppliedBatches+s.PublishedBatches)
+	case s.JournalBytes > journal, wants > maxWants, asked > rangesAtOnce, box.Pending > 1<<16:
+		return fmt.Errorf("journal of %d bytes, %d gaps, %d asked for, %d waiting in the outbox", s.JournalBytes, wants, asked, box.Pending)
+	case box.LostAdds+box.LostTouches+box.LostDrops+box.Unnamed > 0:
+		return fmt.Errorf("the outbox lost: %+v", box)
+	}
+	return nil
+}
+
+// settled says what still keeps the fleet from rest; "" when nothing does. Counts are exact then.
+func (v *virtualFleet) settled() string {
+	up := v.up()
+	var first map[spot]prefixtree.Time
+	for i, n := range up {
+		held, err := n.know.believes()
+		if err != nil {
+			v.fail("%s: %v", n.name, err)
+		}
+		if i == 0 {
+			first = held
+		} else if v.exact && !v.restless {
+			if d := difference(first, held); d != "" {
+				return n.name + " against " + up[0].name + ": " + d
+			}
+		}
+		s := n.node.Stats()
+		n.know.told.Lock()
+		applied, batches := n.know.applied, n.know.batches
+		n.know.told.Unlock()
+		if s.AppliedBatches != batches || s.AppliedRecords != uint64(applied.Records) || s.AppliedNews != uint64(applied.News) {
+			return fmt.Sprintf("%s counts %d batches, %d records, %d news; %d, %+v were applied", n.name, s.AppliedBatches, s.AppliedRecords, s.AppliedNews, batches, applied)
+		}
+		if box := n.know.outbox.Stats(); box.Pending > 0 {
+			return fmt.Sprintf("%s has %d records to tell", n.name, box.Pending)
+		}
+		if n.node.repairs.pending() {
+			return n.name + " lacks batches"
+		}
+		for _, o := range up {
+			if o == n {
+				continue
+			}
+			if got := n.know.peerLoad(o.name); got == nil || !maps.Equal(o.know.ownLoad(), got) {
+				return fmt.Sprintf("%s knows the load %v of %s, which is %v", n.name, got, o.name, o.know.ownLoad())
+			}
+		}
+	}
+	return ""
+}
+
+func (m *model) ownLoad() map[uint32]Load {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return maps.Clone(m.loads)
+}
+
+// rest lets everything heal and waits until it has, at most for limit. It returns how long that took.
+func (v *virtualFleet) rest(limit time.Duration) time.Duration {
+	v.t.Helper()
+	v.note("quiet")
+	began := time.Now()
+	for {
+		why := v.settled()
+		if why == "" {
+			return time.Since(began)
+		}
+		if time.Since(began) > limit {
+			v.fail("not settled after %v: %s", limit, why)
+		}
+		time.Sleep(250 * time.Millisecond)
+	}
+}
+
+// probe has every node place something of its own, and waits until all believe all of it.
+func (v *virtualFleet) probe(limit time.Duration) time.Duration {
+	v.t.Helper()
+	want := map[spot]string{}
+	for _, n := range v.up() {
+		v.requests++
+		chain := virtualChain(0, 1<<30|v.requests, 0, 8)
+		n.know.request(virtualBackends-1, chain, -1)(false)
+		for _, h := range chain {
+			want[spot{h, virtualKeys[virtualBackends-1]}] = n.name
+		}
+	}
+	began := time.Now()
+	for {
+		missing := ""
+		for _, n := range v.up() {
+			held := map[spot]bool{}
+			n.know.tree.Range(n.now(), func(f prefixtree.Fact) bool {
+				key, _ := n.know.names.Key(f.Backend)
+				held[spot{f.Hash, key}] = true
+				return true
+			})
+			for p, by := range want {
+				if !held[p] {
+					missing = n.name + " has not heard of what " + by + " placed"
+				}
+			}
+		}
+		if missing == "" {
+			return time.Since(began)
+		}
+		if time.Since(began) > limit {
+			v.fail("after %v %s", limit, missing)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+func (v *virtualFleet) stop() {
+	for _, n := range v.up() {
+		n.node.stop(v.t)
+		n.node = nil
+	}
+}
