@@ -84,6 +84,7 @@ func (x *exchange) run(ctx context.Context, client *http.Client, url string) err
 	defer resp.Body.Close()
 	x.a.Head, x.a.Status = x.l.now(), resp.StatusCode
 	x.a.Node, x.a.Backend = resp.Header.Get("X-Grapevine-Node"), resp.Header.Get("X-Grapevine-Backend")
+	x.a.Route = resp.Header.Get("X-Grapevine-Route")
 	if id := resp.Header.Get("X-Request-Id"); id != x.a.ID {
 		return &protocolError{Foreign, fmt.Sprintf("the answer is to %q", id)}
 	}

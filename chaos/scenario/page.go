@@ -1,4 +1,78 @@
 package scenario
 
-// WriteHTML writes verdicts and timelines of runs to a file, as one page.
-func WriteHTML(path string, runs ...*Report) error { return nil }
+import (
+	"bytes"
+	"fmt"
+	"html/template"
+	"os"
+	"path/filepath"
+)
+
+var page = template.Must(template.New("chaos").Funcs(template.FuncMap{"picture": picture, "cell": cell}).Parse(`<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>grapevine chaos</title>
+<style>
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; color: #1b1b1b; background: #fff }
+table { border-collapse: collapse; font-size: 13px; margin: 1rem 0; width: 100% }
+th, td { padding: .25rem .5rem; text-align: left; vertical-align: top; border-bottom: 1px solid #ddd }
+th { border-bottom: 2px solid #888 }
+pre { background: #f5f5f5; padding: .6rem; overflow-x: auto; font-size: 12px }
+svg { width: 100%; height: auto }
+.held, .passed { color: #00704d } .violated, .failed { color: #b02a00; font-weight: 600 } .idle { color: #777 }
+.note { color: #555; font-size: 13px }
+</style>
+<h1>grapevine chaos</h1>
+<table><tr><th>scenario</th><th>result</th><th>seed</th><th>requests</th><th>violations</th><th>what it is to show</th></tr>
+{{range .}}<tr><td><a href="#{{.Scenario}}-{{.Seed}}">{{.Scenario}}</a></td><td class="{{cell .Result}}">{{.Result}}</td><td>{{.Seed}}</td><td>{{.Requests}}</td><td>{{.Violations}}</td><td>{{.Proves}}</td></tr>
+{{end}}</table>
+{{range .}}<h2 id="{{.Scenario}}-{{.Seed}}">{{.Scenario}}: <span class="{{cell .Result}}">{{.Result}}</span></h2>
+<p>{{.Proves}}. {{.Nodes}} routers, {{.Engines}} engines, {{.DurationS}} s of traffic, {{.Requests}} requests in {{.Attempts}} attempts: {{range $o, $n := .Outcomes}}{{$n}} {{$o}} {{end}}</p>
+{{range .Missing}}<p class="idle">{{.}}</p>
+{{end}}<pre>{{.Command}}
+{{range .Schedule}}{{.}}
+{{end}}</pre>
+{{picture .}}
+<table><tr><th>promise</th><th>state</th><th>checked</th><th></th></tr>
+{{range .Verdicts}}<tr><td>{{.Invariant}}</td><td class="{{cell .State}}">{{.State}}</td><td>{{.Checked}}</td><td>{{.Promise}} <span class="note">(within: {{.Bound}}; seen by: {{.Seen}})</span>{{with .Note}}<br>{{.}}{{end}}
+{{range .Violations}}<br><span class="violated">{{.At}}, {{.Place}}: {{.Evidence}}</span>{{end}}</td></tr>
+{{end}}</table>
+{{end}}</html>
+`))
+
+// cell is the class of a word about a result.
+func cell(word any) string {
+	switch word {
+	case Held, Passed:
+		return "held"
+	case Violated, Failed:
+		return "violated"
+	}
+	return "idle"
+}
+
+// WriteHTML writes verdicts and timelines of runs to a file, as one page that needs nothing else to be shown. The file is whole or not there.
+func WriteHTML(path string, runs ...*Report) error {
+	var b bytes.Buffer
+	if err := page.Execute(&b, runs); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), ".chaos-*")
+	if err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	defer os.Remove(f.Name()) // after the rename there is nothing to remove
+	_, err = f.Write(b.Bytes())
+	if e := f.Chmod(0o644); err == nil {
+		err = e
+	}
+	if e := f.Close(); err == nil {
+		err = e
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	return nil
+}

@@ -41,6 +41,7 @@ type Attempt struct {
 	Reused                 bool   // it had carried a request before
 
 	Node, Backend string // as the answer's head says; "" without
+	Route         string // how the router chose, in its own words
 	Outcome       Outcome
 	Status        int // 0 without a head
 	Detail        string

@@ -1,7 +1,9 @@
 package scenario
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -28,7 +30,7 @@ func (r *run) play(ctx context.Context) (e *evidence, err error) {
 	}
 	defer func() {
 		e.close(f, err == nil)
-		err = errors.Join(err, r.keep(f, e))
+		err = errors.Join(err, r.keep(e))
 	}()
 	engines := make(map[string]string)
 	for _, eng := range f.Engines() {
@@ -169,12 +171,39 @@ func (e *evidence) close(f *fleet.Fleet, whole bool) {
 	_ = f.Close() // says again which nodes had ended; anything else is about what is gone now
 }
 
-// keep writes what is to be kept.
-func (r *run) keep(f *fleet.Fleet, e *evidence) error {
+// keep writes what is to be kept beside the fleet's own files: the schedule, and every attempt with where it came to, a line of JSON each.
+func (r *run) keep(e *evidence) error {
 	if r.cfg.Keep == "" {
 		return nil
 	}
-	return os.WriteFile(filepath.Join(r.cfg.Keep, "schedule"), []byte(r.cfg.Schedule.String()), 0o600)
+	if err := os.WriteFile(filepath.Join(r.cfg.Keep, "schedule"), []byte(r.cfg.Schedule.String()), 0o600); err != nil || e == nil {
+		return err
+	}
+	var lines bytes.Buffer
+	enc := json.NewEncoder(&lines)
+	for _, a := range e.attempts {
+		if err := enc.Encode(struct {
+			*Attempt
+			Visits []visitLine
+		}{a, e.visitLines(a.ID)}); err != nil {
+			return err
+		}
+	}
+	return os.WriteFile(filepath.Join(r.cfg.Keep, "attempts.jsonl"), lines.Bytes(), 0o600)
+}
+
+// visitLine is a visit as it is kept.
+type visitLine struct {
+	Engine       string
+	Began, Ended time.Duration
+	Departed     bool
+}
+
+func (e *evidence) visitLines(id string) (out []visitLine) {
+	for _, v := range e.visits[id] {
+		out = append(out, visitLine{v.engine, v.began, v.ended, v.departed})
+	}
+	return out
 }
 
 // tell reports progress until ctx ends.

@@ -132,6 +132,10 @@ func (c Config) checked() (Config, *Scenario, error) {
 		}
 		c.Duration = end
 	}
+	if left, err := os.ReadDir(c.Keep); c.Keep != "" && err == nil && len(left) > 0 {
+		// Its nodes would go by what another run has left there.
+		return c, nil, fmt.Errorf("%w: %s is not empty: name another directory to keep things in, or empty it", ErrConfig, c.Keep)
+	}
 	if c.Binary == "" {
 		self, err := os.Executable()
 		if err != nil {

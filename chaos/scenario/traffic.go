@@ -15,8 +15,8 @@ import (
 
 // Load says what clients do. Zero fields take the defaults.
 type Load struct {
-	Rate      float64       // conversations begun a second; default 5
-	Turns     float64       // of a conversation, on average; default 5
+	Rate      float64       // conversations begun a second; default 10
+	Turns     float64       // of a conversation, on average; default 10
 	Think     time.Duration // before the next turn, on average; default 400 ms
 	Output    [2]int        // tokens of a reply, from and to; default 8 to 80
 	Heads     int           // system prompts shared by the conversations; default 6
@@ -36,7 +36,7 @@ func (l Load) withDefaults() Load {
 			*x = v
 		}
 	}
-	set(&l.Rate, 5)
+	set(&l.Rate, 10)
 	set(&l.Turns, 5)
 	set(&l.KeepAlive, 0.5)
 	set(&l.Departing, 0.06)

@@ -33,6 +33,7 @@ type cli struct {
 	Engine   engineCmd   `cmd:"" help:"Run an emulated engine."`
 	Replay   replayCmd   `cmd:"" help:"Send a workload to running routers and measure."`
 	Simulate simulateCmd `cmd:"" help:"Compare policies on a workload in virtual time."`
+	Chaos    chaosCmd    `cmd:"" help:"Break a fleet on purpose, and hold it to its promises."`
 	Explain  explainCmd  `cmd:"" help:"Show where a running router would send a request, and why."`
 	Backends backendsCmd `cmd:"" help:"List, add, drain and remove the engines of a fleet."`
 	Rules    rulesCmd    `cmd:"" help:"Show and replace the routing rules of a fleet."`

@@ -78,7 +78,7 @@ func TestHelpGolden(t *testing.T) {
 	for _, command := range []string{"", "serve", "demo", "engine", "replay", "simulate", "explain", "backends", "nodes", "status", "version",
 		"keys", "keys generate", "keys list", "keys install", "keys use", "keys remove",
 		"backends list", "backends add", "backends drain", "backends resume", "backends remove", "rules", "rules show", "rules apply",
-		"raft", "raft status", "raft transfer", "raft recover", "prefixes", "prefixes hot"} {
+		"raft", "raft status", "raft transfer", "raft recover", "prefixes", "prefixes hot", "chaos", "chaos list", "chaos run"} {
 		name, args := "grapevine", []string{"--help"}
 		if command != "" {
 			name, args = strings.ReplaceAll(command, " ", "-"), append(strings.Fields(command), "--help")
@@ -144,6 +144,10 @@ func TestExitCodes(t *testing.T) {
 		{"all lost", []string{"simulate", "--loss", "1"}, 2, "", "loss of 1"},
 		{"no partition", []string{"simulate", "--partition", "60s"}, 2, "", "60s-120s"},
 		{"trace and workload", []string{"simulate", "--workload", "chat", "--trace", good}, 2, "", "can't be used together"},
+		{"no such scenario", []string{"chaos", "run", "router-los"}, 2, "", `no scenario "router-los": grapevine chaos list shows them`},
+		{"short chaos", []string{"chaos", "run", "router-loss", "--duration", "1s"}, 2, "", "1s of traffic: give 27s"},
+		{"two schedules", []string{"chaos", "run", "router-loss", "leader-loss", "--schedule", good}, 2, "", "--schedule is for one scenario"},
+		{"bad schedule", []string{"chaos", "run", "router-loss", "--schedule", good}, 2, "", `good.yaml: schedule: line 1: "strategy:" is no time`},
 		{"no such body", []string{"explain", filepath.Join(dir, "none.json")}, 2, "", "none.json"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
