@@ -5,6 +5,7 @@ import (
 	"syscall"
 	"time"
 
+	"grapevine/chaos/disk"
 	"grapevine/chaos/netswitch"
 )
 
@@ -30,18 +31,26 @@ func (n *Node) UseBinary(path string) {
 }
 
 // FillDisk leaves no room in the node's file system: whatever needs more fails with ENOSPC until HealDisk.
-func (n *Node) FillDisk() error { return n.noDisk() }
+func (n *Node) FillDisk() error { return n.onDisk((*disk.Disk).Fill) }
 
 // HangDisk lets nothing that is asked of the node's file system end until HealDisk, as a disk that is gone from its bus.
-func (n *Node) HangDisk() error { return n.noDisk() }
+func (n *Node) HangDisk() error { return n.onDisk((*disk.Disk).Hang) }
 
 // SlowDisk makes every write and every sync of the node's file system take so much longer, until HealDisk.
-func (n *Node) SlowDisk(by time.Duration) error { return n.noDisk() }
+func (n *Node) SlowDisk(by time.Duration) error {
+	return n.onDisk(func(d *disk.Disk) { d.Slow(by) })
+}
 
 // HealDisk ends all that was done to the node's file system.
-func (n *Node) HealDisk() error { return n.noDisk() }
+func (n *Node) HealDisk() error { return n.onDisk((*disk.Disk).Heal) }
 
-func (n *Node) noDisk() error { return fmt.Errorf("%s: has no file system of its own", n.name) }
+func (n *Node) onDisk(f func(*disk.Disk)) error {
+	if n.disk == nil {
+		return fmt.Errorf("%s: has no file system of its own", n.name)
+	}
+	f(n.disk)
+	return nil
+}
 
 // StepClock moves the node's wall clock by d, which is added to what it was moved before. Monotonic time goes on as it did. It lasts
 // over restarts of the node. The node's program must be built for it; see Supports.
@@ -62,6 +71,8 @@ func Supports(fault string) error {
 	switch fault {
 	case FaultLinks:
 		return netswitch.Available()
+	case FaultDisks:
+		return disk.Available()
 	}
 	return fmt.Errorf("fleet: %s: no such fault", fault)
 }

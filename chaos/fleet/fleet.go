@@ -12,6 +12,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net/http"
 	"os"
@@ -22,6 +23,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"grapevine/chaos/disk"
 	"grapevine/chaos/engine"
 	"grapevine/node"
 )
@@ -78,6 +80,7 @@ type Fleet struct {
 	net      *network // nil unless isolated
 	wires    wires    // nil unless switched
 	threads  []*thread
+	disks    []*disk.Disk
 	nodes    []*Node
 	engines  []*Engine
 	balancer *Balancer
@@ -248,7 +251,7 @@ func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
 		n.thread = f.wires.thread(n.name)
 	case f.net != nil:
 		n.thread, err = f.net.attach(i)
-	case i > 0:
+	case i > 0 && !f.cfg.Disks:
 		n.thread = f.threads[0] // one thread forks them all
 	default:
 		n.thread, err = newThread(nil)
@@ -265,7 +268,9 @@ func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
 		settings["gossip"], settings["gossip_key_file"] = n.gossip, n.key
 		settings["raft"] = f.addrs.of(i, raftPort)
 		if i < f.cfg.Founders || i >= f.cfg.Nodes-f.cfg.Spares {
-			n.dataDir = filepath.Join(f.dir, n.name+".data")
+			if err := f.makeDisk(n); err != nil {
+				return nil, err
+			}
 			settings["data_dir"] = n.dataDir
 		}
 		if i < f.cfg.Founders {
@@ -279,6 +284,23 @@ func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
 	}
 	maps.Copy(settings, common)
 	return n, n.writeConfig(settings)
+}
+
+// makeDisk says where a node keeps its data. A file system of its own is one directory above that, so that what it keeps can be removed.
+func (f *Fleet) makeDisk(n *Node) (err error) {
+	if !f.cfg.Disks {
+		n.dataDir = filepath.Join(f.dir, n.name+".data")
+		return nil
+	}
+	dir := filepath.Join(f.dir, n.name+".disk")
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	n.dataDir = filepath.Join(dir, "data")
+	if n.disk, err = disk.Mount(dir, n.thread.do); err == nil {
+		f.disks = append(f.disks, n.disk)
+	}
+	return err
 }
 
 func (f *Fleet) backends() []map[string]any {
@@ -478,6 +500,9 @@ func (f *Fleet) close() error {
 	}
 	for _, e := range f.engines {
 		errs = append(errs, e.Stop())
+	}
+	for _, d := range f.disks {
+		errs = append(errs, d.Close())
 	}
 	f.http.CloseIdleConnections()
 	if f.addrs != nil {

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"go.yaml.in/yaml/v3"
+
+	"grapevine/chaos/disk"
 )
 
 // Node is one router of a fleet: a process that can be started, ended in several ways, and started again under the same name, addresses
@@ -23,6 +25,7 @@ type Node struct {
 	dataDir             string // empty: it keeps nothing
 	env                 []string
 	thread              *thread
+	disk                *disk.Disk // under dataDir; nil: it is on this machine's
 	http                *http.Client
 
 	mu    sync.Mutex
@@ -70,6 +73,9 @@ func (n *Node) Start() error {
 	p, err := startProcess(n.thread, n.log, n.binary, []string{"serve", "--config", n.config}, n.env)
 	if err != nil {
 		return fmt.Errorf("%s: %w", n.name, err)
+	}
+	if n.disk != nil {
+		p.unstick = n.disk.Fail
 	}
 	n.proc, n.began = p, time.Now()
 	return nil

@@ -1,0 +1,65 @@
+package fleet_test
+
+import (
+	"context"
+	"os"
+	"testing"
+	"time"
+
+	"grapevine/chaos/fleet"
+)
+
+// TestDisks breaks the disk of the node that leads in each of the ways there are. Another one leads while it is full or hangs, a node whose disk
+// hangs can be killed, and in the end all agree.
+func TestDisks(t *testing.T) {
+	if err := fleet.Supports(fleet.FaultDisks); err != nil {
+		t.Skip(err)
+	}
+	if os.Getuid() != 0 && !isolated(t, false) { // it needs the rights to mount
+		return
+	}
+	f := start(t, fleet.Config{Nodes: 3, Engines: 1, Disks: true, NoBalancer: true,
+		Settings: map[string]any{"drain_grace": "0s", "drain_close": "0s"}})
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	w := newWrites(t)
+	a := agree(ctx, t, f, 3)
+	if files, err := os.ReadDir(a.leader.DataDir()); err != nil || len(files) == 0 {
+		t.Fatalf("nothing in %s: %v", a.leader.DataDir(), err)
+	}
+	loses := func(what string, strike func() error) {
+		t.Helper()
+		a := agree(ctx, t, f, 3)
+		if err := strike(); err != nil {
+			t.Fatal(err)
+		}
+		other := without(f.Nodes(), a.leader)[0]
+		for {
+			_, _ = w.write(ctx, other) // until one has failed, nothing asks the disk for anything
+			if st, err := other.Raft(ctx); err == nil && st.Leader != "" && st.Term > a.term {
+				break
+			}
+			if sleep(ctx, 20*time.Millisecond) != nil {
+				t.Fatalf("%s: the leader leads on", what)
+			}
+		}
+		w.until(ctx, t, other)
+	}
+	loses("full", func() error { return a.leader.FillDisk() })
+	t.Log(a.leader.Raft(ctx))
+	if err := a.leader.HealDisk(); err != nil {
+		t.Fatal(err)
+	}
+	a = agree(ctx, t, f, 3)
+	broken := a.leader
+	loses("hangs", broken.HangDisk)
+	if err := broken.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := broken.HealDisk(); err != nil {
+		t.Fatal(err)
+	}
+	restart(ctx, t, broken)
+	agree(ctx, t, f, 3)
+	w.check(ctx, t, f)
+}
