@@ -24,8 +24,11 @@ var treesConverge = Invariant{
 		}
 		f.checked = q.compared
 		f.note = fmt.Sprintf("%d facts, equal after %.2f s", q.facts, q.converged.Seconds())
-		if q.differ != "" {
+		switch {
+		case q.differ != "":
 			f.violate(e.drained+q.converged, "the fleet", "%s", q.differ)
+		case q.converged > convergeBound:
+			f.violate(e.drained+q.converged, "the fleet", "they agreed after %v", q.converged)
 		}
 		return f
 	},

@@ -16,7 +16,7 @@ type quiet struct {
 	counted int           // places that were asked
 	left    []remainder
 
-	converged time.Duration
+	converged time.Duration // when all agreed, or were given up
 	facts     uint64
 	compared  int
 	differ    string // "" if they agree
@@ -93,6 +93,9 @@ func remaining(ctx context.Context, f *fleet.Fleet) (left []remainder, asked int
 	return left, asked
 }
 
+// convergeLook is how long trees that differ beyond the bound are looked at: whether they ever agree tells delay from loss.
+const convergeLook = 3 * convergeBound
+
 // converge compares the digests of all that the running nodes know until they are equal or the bound has passed.
 func (q *quiet) converge(ctx context.Context, f *fleet.Fleet, began time.Time) {
 	for {
@@ -114,7 +117,7 @@ func (q *quiet) converge(ctx context.Context, f *fleet.Fleet, began time.Time) {
 			}
 			q.compared++
 		}
-		if q.converged = time.Since(began); q.differ == "" || q.converged > convergeBound {
+		if q.converged = time.Since(began); q.differ == "" || q.converged > convergeLook {
 			return
 		}
 		if sleep(ctx, 50*time.Millisecond) != nil {

@@ -147,7 +147,7 @@ func (e *evidence) timeline() []Slice {
 		case a.failed():
 			out[i].Broken++
 		}
-		if a.First >= 0 {
+		if a.First >= 0 && a.Shape != chatWhole { // whose first token comes with its last
 			firsts[i] = append(firsts[i], a.First-a.Sent)
 		}
 	}

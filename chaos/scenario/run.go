@@ -74,11 +74,13 @@ func (r *run) start(ctx context.Context, l *ledger) (*fleet.Fleet, error) {
 	starting, cancel := context.WithTimeout(ctx, startWithin)
 	defer cancel()
 	cfg := fleet.Config{
-		Binary: r.cfg.Binary, Env: r.cfg.Env, Nodes: r.cfg.Nodes, Engines: r.s.Engines, Engine: engineConfig(), Seed: r.cfg.Seed, Log: r.cfg.Log,
+		Binary: r.cfg.Binary, Nodes: r.cfg.Nodes, Engines: r.s.Engines, Engine: engineConfig(), Seed: r.cfg.Seed, Log: r.cfg.Log,
 		Settings: settings(), Dir: r.cfg.Keep, Disks: r.s.disks(), HAProxy: r.s.HAProxy,
 		Balancer: fleet.BalancerConfig{Interval: 250 * time.Millisecond},
 	}
 	cfg.Engine.Watch = l.watch
+	// Without the floor that serve gives the heap, in which a leak could hide.
+	cfg.Env = append([]string{"GOGC=100"}, r.cfg.Env...)
 	if r.cfg.Nodes > 3 {
 		cfg.Spares = r.cfg.Nodes - 3 // every node may vote when another is lost
 	}

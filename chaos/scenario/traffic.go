@@ -17,7 +17,7 @@ import (
 type Load struct {
 	Rate      float64       // conversations begun a second; default 10
 	Turns     float64       // of a conversation, on average; default 10
-	Think     time.Duration // before the next turn, on average; default 400 ms
+	Think     time.Duration // before the next turn, on average beyond a fifth of a second that everybody takes; default 300 ms
 	Output    [2]int        // tokens of a reply, from and to; default 8 to 80
 	Heads     int           // system prompts shared by the conversations; default 6
 	HeadBytes int           // of each; default 2048
@@ -42,7 +42,7 @@ func (l Load) withDefaults() Load {
 	set(&l.Departing, 0.06)
 	set(&l.Long, 0.03)
 	if l.Think == 0 {
-		l.Think = 400 * time.Millisecond
+		l.Think = 300 * time.Millisecond
 	}
 	if l.Output[1] == 0 {
 		l.Output = [2]int{8, 80}
@@ -62,6 +62,10 @@ func (l Load) withDefaults() Load {
 // sdkRetries is how often the official clients send a request again whose connection failed before an answer began, and whose answer was one
 // of retried.
 const sdkRetries = 2
+
+// leastThink is what nobody is faster than: the promise for news to be everywhere is a quarter of a second, most of it for machines that are
+// busy.
+const leastThink = 200 * time.Millisecond
 
 // maxUnderWay bounds the conversations at once; what is due beyond is not begun, and counted.
 const maxUnderWay = 2000
@@ -162,7 +166,7 @@ func (t *traffic) hold(ctx context.Context, c *conversation) {
 		if !t.turn(ctx, client, c, &m) || c.rng.Float64() < 1/t.load.Turns {
 			return
 		}
-		if sleep(ctx, time.Duration(c.rng.ExpFloat64()*float64(t.load.Think))) != nil {
+		if sleep(ctx, leastThink+time.Duration(c.rng.ExpFloat64()*float64(t.load.Think))) != nil {
 			return
 		}
 	}
