@@ -73,6 +73,9 @@ func Supports(fault string) error {
 		return netswitch.Available()
 	case FaultDisks:
 		return disk.Available()
+	case FaultHAProxy:
+		_, err := findHAProxy()
+		return err
 	}
 	return fmt.Errorf("fleet: %s: no such fault", fault)
 }

@@ -83,7 +83,8 @@ type Fleet struct {
 	disks    []*disk.Disk
 	nodes    []*Node
 	engines  []*Engine
-	balancer *Balancer
+	balancer *Balancer // nil without, and with HAProxy
+	haproxy  *haproxy
 	http     *http.Client
 
 	once     sync.Once
@@ -146,7 +147,7 @@ func (f *Fleet) start(ctx context.Context) error {
 	if f.cfg.NoBalancer {
 		return nil
 	}
-	return f.startBalancer()
+	return f.startBalancer(ctx)
 }
 
 func (f *Fleet) makeDir() (err error) {
@@ -315,7 +316,7 @@ func (f *Fleet) backends() []map[string]any {
 	return out
 }
 
-func (f *Fleet) startBalancer() (err error) {
+func (f *Fleet) startBalancer(ctx context.Context) (err error) {
 	targets := make([]Target, len(f.nodes))
 	for i, n := range f.nodes {
 		targets[i] = Target{n.Name(), n.Addr()}
@@ -325,7 +326,16 @@ func (f *Fleet) startBalancer() (err error) {
 	if cfg.Seed == 0 {
 		cfg.Seed = f.cfg.Seed
 	}
-	f.balancer, err = newBalancer(f.at(BalancerName), f.addrs.of(f.cfg.Nodes+f.cfg.Engines, dataPort), targets, cfg)
+	addr := f.addrs.of(f.cfg.Nodes+f.cfg.Engines, dataPort)
+	if f.cfg.HAProxy {
+		t := f.threads[0]
+		if f.wires != nil {
+			t = f.wires.thread(BalancerName)
+		}
+		f.haproxy, err = startHAProxy(ctx, t, f.dir, addr, targets)
+		return err
+	}
+	f.balancer, err = newBalancer(f.at(BalancerName), addr, targets, cfg)
 	return err
 }
 
@@ -354,11 +364,32 @@ func (f *Fleet) EngineNames() []string {
 	return out
 }
 
-// Balancer returns the balancer, nil without one.
+// Balancer returns the balancer of this package, nil without one.
 func (f *Fleet) Balancer() *Balancer { return f.balancer }
 
-// URL is the base URL that clients use: the balancer's.
-func (f *Fleet) URL() string { return "http://" + f.balancer.Addr() }
+// URL is the base URL that clients use: that of the balancer, whichever it is.
+func (f *Fleet) URL() string {
+	if f.haproxy != nil {
+		return "http://" + f.haproxy.addr
+	}
+	return "http://" + f.balancer.Addr()
+}
+
+// Targets returns what the balancer, whichever it is, did with each node.
+func (f *Fleet) Targets(ctx context.Context) ([]TargetStats, error) {
+	if f.haproxy != nil {
+		return f.haproxy.stats(ctx)
+	}
+	return f.balancer.Stats(), nil
+}
+
+// WaitHealthy returns when the balancer, whichever it is, takes the node for healthy, or for not, as asked, or when ctx ends.
+func (f *Fleet) WaitHealthy(ctx context.Context, node string, healthy bool) error {
+	if f.haproxy != nil {
+		return f.haproxy.waitHealthy(ctx, node, healthy)
+	}
+	return f.balancer.WaitHealthy(ctx, node, healthy)
+}
 
 // Dir is where configurations, keys and logs are until Close.
 func (f *Fleet) Dir() string { return f.dir }
@@ -381,11 +412,14 @@ func (f *Fleet) GossipAddrs() []string {
 // Guest is the i-th of the gossip addresses that Config.Guests keeps for members in this process.
 func (f *Fleet) Guest(i int) string { return f.addrs.of(f.cfg.Nodes+f.cfg.Engines+1+i, gossipPort) }
 
-// Check returns an error if a node ended although nobody here ended it.
+// Check returns an error if a node, or HAProxy, ended although nobody here ended it.
 func (f *Fleet) Check() error {
 	var errs []error
 	for _, n := range f.nodes {
 		errs = append(errs, n.died())
+	}
+	if f.haproxy != nil {
+		errs = append(errs, f.haproxy.died())
 	}
 	return errors.Join(errs...)
 }
@@ -494,6 +528,9 @@ func (f *Fleet) close() error {
 	errs := []error{f.Check()}
 	if f.balancer != nil {
 		errs = append(errs, f.balancer.Close())
+	}
+	if f.haproxy != nil {
+		errs = append(errs, f.haproxy.Close())
 	}
 	for _, n := range f.nodes {
 		errs = append(errs, n.Kill())
