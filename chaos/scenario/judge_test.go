@@ -1,0 +1,289 @@
+package scenario
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"grapevine/chaos/history"
+)
+
+const sec = time.Second
+
+// evident is a run of 30 s with three nodes and two engines in which node-1 was killed from 12 to 17 s, and nothing was wrong: each promise was
+// exercised and held.
+func evident() *evidence {
+	e := &evidence{
+		nodes: names("node", 3), engines: names("engine", 2), visits: make(map[string][]visit), seen: make(map[string]*seen),
+		calm: 4 * sec, struck: 12 * sec, healed: 17 * sec, stopped: 30 * sec, drained: 31 * sec, limit: 10 * sec,
+		quiet: quiet{zero: sec, counted: 9, converged: sec, facts: 100, compared: 3, after: make(map[string]resources)},
+	}
+	e.marks = []Mark{
+		{Event: event(12*sec, 5*sec, "kill node-1"), Members: [][]string{{"node-1"}}, Began: 12 * sec, Struck: 12 * sec, Ending: 17 * sec, Over: 17 * sec},
+		{Event: event(20*sec, 0, "roll node-2"), Members: [][]string{{"node-2"}}, Began: 20 * sec, Struck: 23 * sec, Ending: -1, Over: 23 * sec, Steps: []Step{
+			{"node-2", "asked to stop", 20 * sec}, {"node-2", "gone", 22 * sec}, {"node-2", "started", 22 * sec}, {"node-2", "ready", 23 * sec}}},
+		{Event: event(24*sec, sec, "remove engine-1"), Members: [][]string{{"engine-1"}}, Began: 24 * sec, Struck: 24 * sec, Ending: 25 * sec, Over: 25 * sec},
+	}
+	for i, n := range e.nodes {
+		s := &seen{backends: map[string]*track[string]{"engine-0": {}, "engine-1": {}}, first: make(map[int]meeting)}
+		s.ready.note(span{0, sec}, readiness{true, i})
+		s.raft.note(span{0, sec}, leadership{id: fmt.Sprint(i), leader: "0", term: 1})
+		s.raft.note(span{15 * sec, 16 * sec}, leadership{id: fmt.Sprint(i), leader: "2", term: 2})
+		s.backends["engine-1"].note(span{0, sec}, "active")
+		s.backends["engine-1"].note(span{24 * sec, 24 * sec}, absent)
+		s.backends["engine-1"].note(span{25 * sec, 25 * sec}, absent)
+		s.usage = []resources{{at: 8 * sec, goroutines: 80, files: 50, heap: 20 << 20, resident: 50 << 20}}
+		e.quiet.after[n] = resources{goroutines: 70, files: 50, heap: 30 << 20, resident: 60 << 20}
+		e.seen[n] = s
+	}
+	two := e.seen["node-2"]
+	two.ready.note(span{19 * sec, 20 * sec}, readiness{true, 2})
+	two.ready.note(span{20100 * time.Millisecond, 20200 * time.Millisecond}, readiness{false, 2})
+	two.ready.note(span{23 * sec, 23 * sec}, readiness{true, 12})
+	two.first[12] = meeting{ready: span{23 * sec, 23 * sec}, warm: 1, backends: 2, version: true}
+	for i := range 300 {
+		at := time.Duration(i) * 100 * time.Millisecond
+		a := &Attempt{ID: fmt.Sprint("a", i), Request: i, Last: true, Turn: 2, Shape: chatStream, Sent: at, Head: at + 1, First: at + 2, End: at + 50*time.Millisecond,
+			Node: e.nodes[i%3], Backend: "engine-0", Outcome: Complete, Status: 200, Text: 40, Want: 40, Prompt: 1000, Cached: 990, Output: 10, Possible: 1000, Kept: at, By: "engine-0"}
+		if a.Node == "node-1" && at > 11900*time.Millisecond && at < 17*sec {
+			a.Node = "node-0"
+		}
+		if i%50 == 7 {
+			a.Outcome, a.Text = Departed, 8
+		}
+		e.attempts = append(e.attempts, a)
+		e.visits[a.ID] = []visit{{engine: "engine-0", began: at, ended: a.End, departed: a.Outcome == Departed}}
+	}
+	op := func(kind history.Kind, at int64, out history.Output) {
+		e.history = append(e.history, history.Operation{Input: history.Input{Kind: kind, Backend: "b"}, Call: at, Return: at + 1, Output: out})
+	}
+	op(opAdd, 1, history.Output{})
+	op(opDrain, 3, history.Output{})
+	op(opRemove, 5, history.Output{})
+	op(opRead, 7, history.Output{})
+	return e
+}
+
+func verdicts(e *evidence) map[string]Verdict {
+	out := make(map[string]Verdict)
+	for _, v := range judgeAll(e) {
+		out[v.Invariant] = v
+	}
+	return out
+}
+
+func TestNothingWrong(t *testing.T) {
+	for name, v := range verdicts(evident()) {
+		if v.State != Held || v.Checked == 0 {
+			t.Errorf("%s: %+v", name, v)
+		}
+	}
+}
+
+// TestEveryPromiseCanBreak: for each promise, things that break it, and that break no other unless they must.
+func TestEveryPromiseCanBreak(t *testing.T) {
+	last := func(e *evidence) *Attempt { return e.attempts[len(e.attempts)-1] }
+	set := func(o Outcome) func(*evidence) {
+		return func(e *evidence) {
+			a := last(e)
+			a.Outcome, a.Text, a.Detail = o, 7, "for a reason"
+			e.visits[a.ID][0].departed = true
+		}
+	}
+	for _, c := range []struct {
+		what     string
+		harm     func(*evidence)
+		violated []string
+	}{
+		{"no end", set(Silent), []string{"one-outcome", "streams-survive", "requests-answered"}},
+		{"an end without its mark", set(Truncated), []string{"one-outcome", "streams-survive", "requests-answered"}},
+		{"nonsense", set(Malformed), []string{"one-outcome", "streams-survive", "requests-answered"}},
+		{"foreign bytes", set(Foreign), []string{"no-foreign-bytes", "streams-survive", "requests-answered"}},
+		{"a broken answer", set(Broken), []string{"streams-survive", "requests-answered"}},
+		{"an error event", set(ErrorEvent), []string{"streams-survive", "requests-answered"}},
+		{"a refusal", set(Refused), []string{"requests-answered"}},
+		{"no answer at the last try", func(e *evidence) {
+			set(Unanswered)(e)
+			last(e).Head = -1
+		}, []string{"requests-answered"}},
+		{"served twice", func(e *evidence) {
+			e.visits["a9"] = append(e.visits["a9"], visit{engine: "engine-0", began: sec, ended: sec})
+		}, []string{"one-outcome"}},
+		{"served by nobody", func(e *evidence) { delete(e.visits, "a9") }, []string{"one-outcome"}},
+		{"served by another", func(e *evidence) { e.visits["a9"][0].engine = "engine-1" }, []string{"one-outcome"}},
+		{"a request of nobody", func(e *evidence) { e.visits["?"] = []visit{{engine: "engine-0"}} }, []string{"one-outcome"}},
+		{"a request to a removed engine", func(e *evidence) {
+			e.visits["a248"] = append(e.visits["a248"], visit{engine: "engine-1", began: 24800 * time.Millisecond, ended: 24900 * time.Millisecond, departed: true})
+		}, []string{"removed-stay-quiet"}},
+		{"a lost change", func(e *evidence) { e.history[3].Output = history.Output{Exists: true} }, []string{"membership-kept"}},
+		{"an answer that says nothing", func(e *evidence) { e.strange = []Violation{{Evidence: "500"}} }, []string{"membership-kept"}},
+		{"two leaders named in a term", func(e *evidence) {
+			e.seen["node-1"].raft.note(span{16 * sec, 16 * sec}, leadership{id: "1", leader: "1", term: 2})
+		}, []string{"one-leader-per-term"}},
+		{"two that lead in a term", func(e *evidence) {
+			e.seen["node-1"].raft.note(span{16 * sec, 16 * sec}, leadership{id: "1", role: "leader", term: 2})
+		}, []string{"one-leader-per-term"}},
+		{"trees that differ", func(e *evidence) { e.quiet.differ = "node-0 has 3" }, []string{"trees-converge"}},
+		{"trees that agree too late", func(e *evidence) { e.quiet.converged = convergeBound + 1 }, []string{"trees-converge"}},
+		{"fewer hits after a loss", func(e *evidence) {
+			for _, a := range e.attempts[140:170] {
+				a.Cached = 0
+			}
+			for _, a := range e.attempts[170:220] { // enough turns to tell
+				a.Sent = 15 * sec
+			}
+		}, []string{"hit-rate-recovers"}},
+		{"fewer hits after all", func(e *evidence) {
+			for i, a := range e.attempts[220:] {
+				a.Cached = 990 * (i % 3) / 2
+			}
+		}, []string{"hit-rate-recovers"}},
+		{"an engine that goes on", func(e *evidence) { e.visits["a7"][0].ended = e.attempts[7].End + 1100*time.Millisecond }, []string{"engines-told"}},
+		{"an engine that never ends", func(e *evidence) { e.visits["a7"][0].ended = -1 }, []string{"engines-told"}},
+		{"a request long after its client left", func(e *evidence) {
+			e.visits["a7"] = append(e.visits["a7"], visit{engine: "engine-0", began: 9 * sec, ended: 9 * sec, departed: true})
+		}, []string{"engines-told"}},
+		{"a count that stays", func(e *evidence) { e.quiet.left = []remainder{{"node-0", "1 requests in flight"}} }, []string{"counts-return"}},
+		{"goroutines that stay", func(e *evidence) { e.quiet.after["node-0"] = resources{goroutines: 400} }, []string{"resources-return"}},
+		{"descriptors that stay", func(e *evidence) { e.quiet.after["node-0"] = resources{files: 400} }, []string{"resources-return"}},
+		{"memory that stays", func(e *evidence) { e.quiet.after["node-0"] = resources{heap: 100 << 20} }, []string{"resources-return"}},
+		{"ready while it drains", func(e *evidence) {
+			e.seen["node-2"].ready.list[0].last = span{20300 * time.Millisecond, 20400 * time.Millisecond}
+		}, []string{"ready-is-true"}},
+		{"ready and not", func(e *evidence) {
+			e.seen["node-2"].first[12] = meeting{warm: 1, backends: 2, version: true, status: "warming up"}
+		}, []string{"ready-is-true"}},
+		{"ready and cold", func(e *evidence) { e.seen["node-2"].first[12] = meeting{warm: 0.5, backends: 2, version: true} }, []string{"ready-is-true"}},
+		{"ready without engines", func(e *evidence) { e.seen["node-2"].first[12] = meeting{warm: 1, version: true} }, []string{"ready-is-true"}},
+		{"ready without agreement", func(e *evidence) {
+			e.seen["node-2"].first[12] = meeting{ready: span{23 * sec, 23 * sec}, warm: 1, backends: 2}
+		}, []string{"ready-is-true"}},
+		{"a node that died", func(e *evidence) { e.died = []Violation{{Evidence: "exit 2"}} }, []string{"nodes-live"}},
+		{"a node that does not come back", func(e *evidence) { e.marks[0].Failed = "not ready" }, []string{"nodes-live"}},
+	} {
+		e := evident()
+		c.harm(e)
+		want := make(map[string]bool)
+		for _, name := range c.violated {
+			want[name] = true
+		}
+		for name, v := range verdicts(e) {
+			if (v.State == Violated) != want[name] {
+				t.Errorf("%s: %s is %s, %+v", c.what, name, v.State, v.Violations)
+			}
+		}
+	}
+}
+
+// TestExcuses: what a fault explains is no violation, and only that.
+func TestExcuses(t *testing.T) {
+	broken := func(e *evidence, at time.Duration, node, engine string, as Outcome) *Attempt {
+		a := &Attempt{ID: "x", Last: true, Shape: chatStream, Sent: at, Head: at + 1, First: at + 2, End: at + 200*time.Millisecond, Node: node, Backend: engine, Outcome: as, Text: 3, Want: 40}
+		e.attempts = append(e.attempts, a)
+		e.visits["x"] = []visit{{engine: engine, began: at, ended: a.End, departed: true}}
+		return a
+	}
+	crash := Mark{Event: event(26*sec, sec, "crash engine-0"), Members: [][]string{{"engine-0"}}, Began: 26 * sec, Struck: 26 * sec, Ending: 27 * sec, Over: 27 * sec}
+	for _, c := range []struct {
+		what    string
+		harm    func(*evidence)
+		excused bool
+	}{
+		{"an answer of the node that was killed", func(e *evidence) { broken(e, 11900*time.Millisecond, "node-1", "engine-0", Broken) }, true},
+		{"an answer of another node", func(e *evidence) { broken(e, 11900*time.Millisecond, "node-0", "engine-0", Broken) }, false},
+		{"before the kill", func(e *evidence) { broken(e, 11*sec, "node-1", "engine-0", Broken) }, false},
+		{"after the return", func(e *evidence) { broken(e, 18*sec, "node-1", "engine-0", Broken) }, false},
+		{"no answer had begun", func(e *evidence) { broken(e, 11900*time.Millisecond, "node-1", "", Unanswered).Head = -1 }, false},
+		{"a refusal by the node", func(e *evidence) { broken(e, 11900*time.Millisecond, "node-1", "", Refused) }, false},
+		{"an error event of a crash", func(e *evidence) { broken(e, 25900*time.Millisecond, "node-0", "engine-0", ErrorEvent) }, true},
+		{"a stream that a crash just breaks", func(e *evidence) { broken(e, 25900*time.Millisecond, "node-0", "engine-0", Broken) }, false},
+		{"a whole answer that a crash breaks", func(e *evidence) { broken(e, 25900*time.Millisecond, "node-0", "engine-0", Broken).Shape = chatWhole }, true},
+		{"an error event of another engine", func(e *evidence) { broken(e, 25900*time.Millisecond, "node-0", "engine-1", ErrorEvent) }, false},
+		{"cut within the limit of a drain", func(e *evidence) { broken(e, 20100*time.Millisecond, "node-2", "engine-0", Broken) }, false},
+		{"cut beyond it", func(e *evidence) {
+			broken(e, 19900*time.Millisecond, "node-2", "engine-0", Broken).End = 30100 * time.Millisecond
+		}, true},
+	} {
+		e := evident()
+		e.marks = append(e.marks, crash)
+		c.harm(e)
+		v := verdicts(e)
+		got := v[streamsSurvive.Name].State == Held && v[requestsAnswered.Name].State == Held
+		if got != c.excused {
+			t.Errorf("%s: excused is %v: %+v %+v", c.what, got, v[streamsSurvive.Name].Violations, v[requestsAnswered.Name].Violations)
+		}
+	}
+}
+
+// TestNotExercised: a run in which nothing happened says so, and holds nothing that could not have been broken.
+func TestNotExercised(t *testing.T) {
+	e := evident()
+	e.marks, e.struck, e.healed = nil, e.stopped, e.stopped
+	e.attempts, e.visits, e.history = nil, nil, nil
+	e.quiet = quiet{}
+	for _, s := range e.seen {
+		s.raft, s.first, s.backends = track[leadership]{}, nil, nil
+	}
+	for name, v := range verdicts(e) {
+		if v.State != NotExercised && name != nodesLive.Name {
+			t.Errorf("%s: %s, %d checked", name, v.State, v.Checked)
+		}
+	}
+}
+
+// TestShareOfHits: the mean is weighted by prompts, and the error is that of the mean.
+func TestShareOfHits(t *testing.T) {
+	e := &evidence{}
+	for i := range 400 {
+		a := &Attempt{Outcome: Complete, Possible: 1000, Cached: 1000, Sent: time.Duration(i)}
+		if i%4 == 0 {
+			a.Cached = 0
+		}
+		e.attempts = append(e.attempts, a)
+	}
+	e.attempts = append(e.attempts, &Attempt{Outcome: Complete, Possible: 0, Sent: 1}, &Attempt{Outcome: Broken, Possible: 9, Sent: 1}, &Attempt{Outcome: Complete, Possible: 9, Cached: -1, Sent: 1})
+	s := e.hits(0, 400)
+	if want := math.Sqrt(0.75 * 0.25 / 400); s.turns != 400 || math.Abs(s.mean-0.75) > 1e-9 || math.Abs(s.wide-want) > 1e-6 {
+		t.Errorf("%+v, want .75 and %v of 400", s, want)
+	}
+	e.marks = []Mark{{Event: event(0, 0, "amnesia engine-0"), Members: [][]string{{""}}, Began: 5, Struck: 5, Over: 5}}
+	if s := e.hits(0, 400); s.turns != 5 { // those sent before
+		t.Errorf("%d turns of an engine that forgot meanwhile", s.turns)
+	}
+}
+
+func TestReport(t *testing.T) {
+	e := evident()
+	e.marks[0].Failed = "it <did> not"
+	r := &run{cfg: Config{Scenario: "router-loss", Seed: 7, Nodes: 3, Duration: 30 * sec, Schedule: Schedule{e.marks[0].Event}}, s: &catalogue[0]}
+	out := r.report(e)
+	if out.Result != Failed || out.Violations != 1 || out.Requests != 300 || out.Outcomes[Departed] != 6 || len(out.Timeline) != 32 || out.Command != "grapevine chaos run router-loss --seed 7 --nodes 3 --duration 30s" {
+		t.Errorf("%+v", out)
+	}
+	path := t.TempDir() + "/page.html"
+	if err := WriteHTML(path, out, skipped(&r.cfg, r.s, []string{"no <disks>"})); err != nil {
+		t.Fatal(err)
+	}
+	text := read(t, path)
+	for _, want := range []string{"<svg ", "it &lt;did&gt; not", "no &lt;disks&gt;", "12s kill node-1 for 5s", "polyline", "--seed 7"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the page lacks %q", want)
+		}
+	}
+	if strings.Contains(text, "http://") || strings.Contains(text, "https://") {
+		t.Error("the page needs something else to be shown")
+	}
+	e = evident()
+	e.marks = e.marks[:1]
+	for _, a := range e.attempts {
+		a.Text = 0
+	}
+	if out := r.report(e); out.Result != Idle || len(out.Missing) == 0 {
+		t.Errorf("%s, %v: no byte was ever compared", out.Result, out.Missing)
+	}
+	if err := WriteHTML(t.TempDir()+"/none/page.html", out); err == nil {
+		t.Error("written to nowhere")
+	}
+}
