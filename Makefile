@@ -17,13 +17,16 @@ GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.6.1
 
 .DEFAULT_GOAL := help
-.PHONY: help build install test race fuzz bench bench-proxy test-clients test-deploy live lint sim herd demo check chaos
+.PHONY: help build build-chaos install test race fuzz bench bench-proxy test-clients test-deploy live lint sim herd demo check chaos chaos-virtual
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
 
 build: ## bin/grapevine, static
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN) ./cmd/grapevine
+
+build-chaos: ## bin/grapevine-chaos, the same with a wall clock that can be stepped and defects that can be planted (a minute; never shipped)
+	$(GO) run ./chaos/clock -o $(BIN)-chaos -tags chaos ./cmd/grapevine
 
 install: build ## the program, its unit and its user into DESTDIR (docs/operate.md, "As a service")
 	install -D -m 0755 $(BIN) $(DESTDIR)/usr/bin/grapevine
@@ -77,6 +80,10 @@ live: build ## eight real routers: spread, cost, kill, agreement, partition, los
 
 chaos: ## raftstore under kills, hangs, full disks and partitions, histories checked (CHAOS=3m for each group, and processes killed 30 times)
 	GRAPEVINE_CHAOS=$(or $(CHAOS),3m) $(GO) test $(RACE) -count=1 -v -timeout 30m -run 'TestLinearizable|TestKilledProcesses' ./raftstore
+
+# Ten minutes or so of one processor; a seed that fails prints how it is repeated.
+chaos-virtual: ## fleets, routers and state machines in virtual time over SEEDS seeds (5000) beginning with FROM (1)
+	GRAPEVINE_TEST_SEEDS=$(or $(SEEDS),5000) GRAPEVINE_TEST_FROM=$(or $(FROM),1) $(GO) test -count=1 -timeout 3h -run '^TestSeeds' ./gossip ./proxy/policy ./raftstore
 
 lint: ## gofmt, vet, staticcheck, golangci-lint
 	@out=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$out" || { echo "gofmt would change:"; echo "$$out"; exit 1; }

@@ -40,6 +40,7 @@ var mayImport = map[string][]string{
 	"chaos/engine":   {},
 	"chaos/workload": {},
 
+	"chaos/clock":     {},
 	"chaos/disk":      {},
 	"chaos/netswitch": {},
 	"chaos/virtual":   {},

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"fmt"
+	"os"
 	"syscall"
 	"time"
 
@@ -52,12 +53,6 @@ func (n *Node) onDisk(f func(*disk.Disk)) error {
 	return nil
 }
 
-// StepClock moves the node's wall clock by d, which is added to what it was moved before. Monotonic time goes on as it did. It lasts
-// over restarts of the node. The node's program must be built for it; see Supports.
-func (n *Node) StepClock(d time.Duration) error {
-	return fmt.Errorf("%s: its program has no clock that can be stepped", n.name)
-}
-
 // ExpireCertificate replaces the certificate that the node shows to other nodes by one that ends that soon, and restarts nothing.
 func (n *Node) ExpireCertificate(in time.Duration) error { return n.noCertificate() }
 
@@ -66,13 +61,20 @@ func (n *Node) RenewCertificate() error { return n.noCertificate() }
 
 func (n *Node) noCertificate() error { return fmt.Errorf("%s: has no certificate of its own", n.name) }
 
-// Supports returns nil if a fault can be done here, else why not. Whoever leaves out a fault for that says so.
+// Supports returns nil if a fault can be done here, else why not. Whoever leaves out a fault for that says so. Of clocks it says whether this
+// very program's can be stepped; Steppable is for others.
 func Supports(fault string) error {
 	switch fault {
 	case FaultLinks:
 		return netswitch.Available()
 	case FaultDisks:
 		return disk.Available()
+	case FaultClock:
+		self, err := os.Executable()
+		if err != nil {
+			return err
+		}
+		return Steppable(self)
 	case FaultHAProxy:
 		_, err := findHAProxy()
 		return err

@@ -72,6 +72,18 @@ func chatFrom(ctx context.Context, dial func(context.Context, string, string) (n
 	return resp.Header.Get("X-Grapevine-Node"), err
 }
 
+// served: clients are answered through balancer, nodes and engine, each in its place.
+func served(t *testing.T, f *fleet.Fleet) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	for range 10 {
+		if _, err := chatFrom(ctx, f.DialClient, f.URL()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // alive says whether a process that is not this one's zombie has the id.
 func alive(pid int) bool { return syscall.Kill(pid, 0) == nil }
 

@@ -230,18 +230,6 @@ func heal(t *testing.T, f *fleet.Fleet) {
 	}
 }
 
-// served: clients are answered through balancer, nodes and engine, each in its place.
-func served(t *testing.T, f *fleet.Fleet) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	for range 10 {
-		if _, err := chatFrom(ctx, f.DialClient, f.URL()); err != nil {
-			t.Error(err)
-		}
-	}
-}
-
 // TestOneWay: what one side sends is lost, what the other sends arrives, and a connection survives that.
 func TestOneWay(t *testing.T) {
 	if !isolated(t, false) {

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,6 +25,7 @@ type Node struct {
 	config, key, log    string // files
 	dataDir             string // empty: it keeps nothing
 	env                 []string
+	clock               clock
 	thread              *thread
 	disk                *disk.Disk // under dataDir; nil: it is on this machine's
 	http                *http.Client
@@ -70,7 +72,11 @@ func (n *Node) Start() error {
 	if n.proc != nil && n.proc.running() {
 		return fmt.Errorf("%s: runs already", n.name)
 	}
-	p, err := startProcess(n.thread, n.log, n.binary, []string{"serve", "--config", n.config}, n.env)
+	if err := n.clock.reset(); err != nil {
+		return fmt.Errorf("%s: %w", n.name, err)
+	}
+	env := append(slices.Clone(n.env), clockEnv+"="+n.clock.path)
+	p, err := startProcess(n.thread, n.log, n.binary, []string{"serve", "--config", n.config}, env)
 	if err != nil {
 		return fmt.Errorf("%s: %w", n.name, err)
 	}
@@ -211,5 +217,5 @@ func (n *Node) LogFile() string { return n.log }
 
 func (n *Node) files(dir string) {
 	base := filepath.Join(dir, n.name)
-	n.config, n.key, n.log = base+".yaml", base+".key", base+".log"
+	n.config, n.key, n.log, n.clock = base+".yaml", base+".key", base+".log", clock{base + ".clock"}
 }
