@@ -202,7 +202,7 @@ func TestSeedsFleet(t *testing.T) {
 			t.Fatalf("GRAPEVINE_TEST_NODES=%q", text)
 		}
 	}
-	virtual.Seeds(t, 6, 20, func(t *testing.T, seed uint64) {
+	virtual.Seeds(t, 4, 20, func(t *testing.T, seed uint64) {
 		synctest.Test(t, func(t *testing.T) {
 			v := newVirtualFleet(t, seed, size)
 			defer v.stop()

@@ -242,17 +242,16 @@ func (v *virtualFleet) inspect() {
 		if _, err := n.know.believes(); err != nil {
 			v.fail("%s (clock %v): %v", n.name, time.Duration(n.offset.Load()), err)
 		}
-		if err := n.account(v.journal); err != nil {
+		var err error
+		if n.last, err = account(n.node.Fleet, n.know, n.last, v.journal); err != nil {
 			v.fail("%s: %v", n.name, err)
 		}
 	}
 }
 
-// account says which of a node's counters do not add up, or which of its bounds does not hold.
-func (n *virtualNode) account(journal int64) error {
-	f := n.node.Fleet
-	s := f.Stats() // before the knowledge's own counts, which run ahead of them
-	k := n.know
+// account says which of a node's counters do not add up, or which of its bounds does not hold. old is what it said before.
+func account(f *Fleet, k *treeKnowledge, old Stats, journal int64) (s Stats, err error) {
+	s = f.Stats() // before the knowledge's own counts, which run ahead of them
 	k.told.Lock()
 	applied, batches, drained := k.applied, k.batches, k.drained
 	k.told.Unlock()
@@ -260,28 +259,26 @@ func (n *virtualNode) account(journal int64) error {
 	f.repairs.mu.Lock()
 	wants, asked := f.repairs.count, f.repairs.asked
 	f.repairs.mu.Unlock()
-	old := n.last
-	n.last = s
 	switch {
 	case s.AppliedBatches > batches, s.AppliedRecords > uint64(applied.Records), s.AppliedNews > uint64(applied.News):
-		return fmt.Errorf("counts %d batches, %d records, %d news; %d, %d, %d were applied",
+		err = fmt.Errorf("counts %d batches, %d records, %d news; %d, %d, %d were applied",
 			s.AppliedBatches, s.AppliedRecords, s.AppliedNews, batches, applied.Records, applied.News)
 	case s.PublishedRecords > drained, drained > box.Sent:
-		return fmt.Errorf("published %d records, drained %d, the outbox has sent %d", s.PublishedRecords, drained, box.Sent)
+		err = fmt.Errorf("published %d records, drained %d, the outbox has sent %d", s.PublishedRecords, drained, box.Sent)
 	case s.Malformed+s.Violations+s.SkippedFrames+s.Refused+s.UnknownRecords > 0:
-		return fmt.Errorf("malformed %d, violations %d, skipped %d, refused %d, unknown %d", s.Malformed, s.Violations, s.SkippedFrames, s.Refused, s.UnknownRecords)
+		err = fmt.Errorf("malformed %d, violations %d, skipped %d, refused %d, unknown %d", s.Malformed, s.Violations, s.SkippedFrames, s.Refused, s.UnknownRecords)
 	case s.AppliedBatches < old.AppliedBatches, s.Duplicates < old.Duplicates, s.RepairedBatches < old.RepairedBatches, s.SentBytes < old.SentBytes:
-		return fmt.Errorf("a counter went back: %+v, was %+v", s, old)
+		err = fmt.Errorf("a counter went back: %+v, was %+v", s, old)
 	case s.RepairedBatches > s.AppliedBatches, s.RepairedRecords > s.AppliedRecords, s.AppliedNews > s.AppliedRecords:
-		return fmt.Errorf("a part is more than the whole: %+v", s)
-	case s.JournalBatches > int64(s.AppliedBatches+s.PublishedBatches)+16: // those being applied
-		return fmt.Errorf("%d batches in the journal, of %d", s.JournalBatches, s.AppliedBatches+s.PublishedBatches)
+		err = fmt.Errorf("a part is more than the whole: %+v", s)
+	case s.JournalBatches > int64(s.AppliedBatches+s.PublishedBatches)+64: // those being applied
+		err = fmt.Errorf("%d batches in the journal, of %d", s.JournalBatches, s.AppliedBatches+s.PublishedBatches)
 	case s.JournalBytes > journal, wants > maxWants, asked > rangesAtOnce, box.Pending > 1<<16:
-		return fmt.Errorf("journal of %d bytes, %d gaps, %d asked for, %d waiting in the outbox", s.JournalBytes, wants, asked, box.Pending)
+		err = fmt.Errorf("journal of %d bytes, %d gaps, %d asked for, %d waiting in the outbox", s.JournalBytes, wants, asked, box.Pending)
 	case box.LostAdds+box.LostTouches+box.LostDrops+box.Unnamed > 0:
-		return fmt.Errorf("the outbox lost: %+v", box)
+		err = fmt.Errorf("the outbox lost: %+v", box)
 	}
-	return nil
+	return s, err
 }
 
 // settled says what still keeps the fleet from rest; "" when nothing does. Counts are exact then.
