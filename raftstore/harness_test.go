@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -99,6 +100,8 @@ type fleet struct {
 	expect int
 	nodes  []*node
 
+	wire *wire // in place of loopback; nil: loopback
+
 	mu   sync.Mutex
 	cuts map[[2]string]bool // of addresses, both orders
 }
@@ -128,14 +131,20 @@ func newFleet(t testing.TB, size int, edit func(*Config)) *fleet {
 
 // add makes one more node.
 func (f *fleet) add(name string, edit func(*Config)) *node {
-	n := &node{fleet: f, index: len(f.nodes), name: name, dir: f.t.TempDir(), edit: edit}
-	ln, err := net.Listen("tcp", host()+":0")
-	if err != nil {
-		f.t.Fatal(err)
+	n := &node{fleet: f, index: len(f.nodes), name: name, edit: edit}
+	addr := fmt.Sprintf("127.0.0.%d:7947", len(f.nodes)+1)
+	if f.wire != nil {
+		n.dir = filepath.Join(f.wire.dir, name)
+	} else {
+		n.dir = f.t.TempDir()
+		ln, err := net.Listen("tcp", host()+":0")
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		addr = ln.Addr().String()
+		ln.Close()
 	}
-	addr := ln.Addr().String()
 	n.at.Store(&addr)
-	ln.Close()
 	f.mu.Lock()
 	f.nodes = append(f.nodes, n)
 	f.mu.Unlock()
@@ -225,6 +234,9 @@ func (n *node) config() Config {
 		},
 		Log: zerolog.Nop(),
 	}
+	if n.fleet.wire != nil {
+		cfg.Faults.Dial = n.fleet.wire.dial
+	}
 	if testing.Verbose() && os.Getenv("GRAPEVINE_LOG") != "" {
 		cfg.Log = zerolog.New(zerolog.ConsoleWriter{Out: os.Stderr, NoColor: true, TimeFormat: "05.000"}).
 			With().Timestamp().Str("node", n.name).Logger()
@@ -262,12 +274,12 @@ func (n *node) resume() {
 func (n *node) open() (s *Store, err error) {
 	cfg := n.config()
 	until(n.fleet.t, "port "+n.addr(), func() (ok bool) {
-		cfg.Listener, err = net.Listen("tcp", n.addr())
+		cfg.Listener, err = n.listen()
 		return err == nil
 	})
 	err = whenFree(n.fleet.t, func() error {
 		if cfg.Listener == nil {
-			if cfg.Listener, err = net.Listen("tcp", n.addr()); err != nil {
+			if cfg.Listener, err = n.listen(); err != nil {
 				return err
 			}
 		}
@@ -276,6 +288,13 @@ func (n *node) open() (s *Store, err error) {
 		return err
 	})
 	return s, err
+}
+
+func (n *node) listen() (net.Listener, error) {
+	if n.fleet.wire != nil {
+		return n.fleet.wire.listen(n.addr())
+	}
+	return net.Listen("tcp", n.addr())
 }
 
 // whenFree does what opens a data file, again while the file is in use: who was

@@ -293,7 +293,11 @@ func (p *port) dial(ctx context.Context, addr string, h hello) (*conn, error) {
 		<-ctx.Done() // nobody answers a packet that was dropped
 		return nil, fmt.Errorf("dial %s: %w", addr, ctx.Err())
 	}
-	raw, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+	connect := (&net.Dialer{}).DialContext
+	if p.faults != nil && p.faults.Dial != nil {
+		connect = p.faults.Dial
+	}
+	raw, err := connect(ctx, "tcp", addr)
 	if err != nil {
 		return nil, err
 	}

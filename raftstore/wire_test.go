@@ -1,0 +1,81 @@
+package raftstore
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"syscall"
+)
+
+// wire is a network in memory, for stores in virtual time.
+type wire struct {
+	dir string // of the nodes' data
+
+	mu        sync.Mutex
+	listeners map[string]*wireListener
+}
+
+type wireListener struct {
+	wire   *wire
+	addr   *net.TCPAddr
+	conns  chan net.Conn
+	closed chan struct{}
+	once   sync.Once
+}
+
+func newWire(dir string) *wire { return &wire{dir: dir, listeners: make(map[string]*wireListener)} }
+
+func (w *wire) listen(addr string) (net.Listener, error) {
+	at, err := net.ResolveTCPAddr("tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.listeners[addr] != nil {
+		return nil, syscall.EADDRINUSE
+	}
+	l := &wireListener{wire: w, addr: at, conns: make(chan net.Conn), closed: make(chan struct{})}
+	w.listeners[addr] = l
+	return l, nil
+}
+
+func (w *wire) dial(ctx context.Context, _, addr string) (net.Conn, error) {
+	w.mu.Lock()
+	l := w.listeners[addr]
+	w.mu.Unlock()
+	if l == nil {
+		return nil, syscall.ECONNREFUSED
+	}
+	here, there := net.Pipe()
+	select {
+	case l.conns <- there:
+		return here, nil
+	case <-l.closed:
+		return nil, syscall.ECONNREFUSED
+	case <-ctx.Done():
+		return nil, errors.Join(ctx.Err(), here.Close(), there.Close())
+	}
+}
+
+func (l *wireListener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *wireListener) Close() error {
+	l.once.Do(func() {
+		close(l.closed)
+		l.wire.mu.Lock()
+		defer l.wire.mu.Unlock()
+		delete(l.wire.listeners, l.addr.String())
+	})
+	return nil
+}
+
+func (l *wireListener) Addr() net.Addr { return l.addr }
