@@ -16,6 +16,8 @@ const (
 	FaultDisks   = "disks"   // FillDisk, HangDisk, SlowDisk: Config.Disks
 	FaultClock   = "clock"   // StepClock
 	FaultHAProxy = "haproxy" // Config.HAProxy
+
+	FaultCertificates = "certificates" // ExpireCertificate: Config.Certificates
 )
 
 // Pause stops the process where it stands, with SIGSTOP. Its connections stay, and nobody is told.
@@ -53,14 +55,6 @@ func (n *Node) onDisk(f func(*disk.Disk)) error {
 	return nil
 }
 
-// ExpireCertificate replaces the certificate that the node shows to other nodes by one that ends that soon, and restarts nothing.
-func (n *Node) ExpireCertificate(in time.Duration) error { return n.noCertificate() }
-
-// RenewCertificate replaces the node's certificate by one that is good for a day.
-func (n *Node) RenewCertificate() error { return n.noCertificate() }
-
-func (n *Node) noCertificate() error { return fmt.Errorf("%s: has no certificate of its own", n.name) }
-
 // Supports returns nil if a fault can be done here, else why not. Whoever leaves out a fault for that says so. Of clocks it says whether this
 // very program's can be stepped; Steppable is for others.
 func Supports(fault string) error {
@@ -75,6 +69,8 @@ func Supports(fault string) error {
 			return err
 		}
 		return Steppable(self)
+	case FaultCertificates:
+		return nil
 	case FaultHAProxy:
 		_, err := findHAProxy()
 		return err

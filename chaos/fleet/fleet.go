@@ -59,6 +59,8 @@ type Config struct {
 	HAProxy bool
 	// Disks puts the data directory of each node on a file system of its own, which can be full, slow and hang.
 	Disks bool
+	// Certificates gives each node a certificate of one authority to show to other nodes, in place of one derived from their key.
+	Certificates bool
 
 	// NoBalancer leaves out the balancer.
 	NoBalancer bool
@@ -71,21 +73,23 @@ type Config struct {
 
 // Fleet is a running fleet. Safe for concurrent use.
 type Fleet struct {
-	cfg      Config
-	dir      string
-	secret   string // of the prompt hashes
-	key      []byte // of gossip
-	temp     bool
-	addrs    addresses
-	net      *network // nil unless isolated
-	wires    wires    // nil unless switched
-	threads  []*thread
-	disks    []*disk.Disk
-	nodes    []*Node
-	engines  []*Engine
-	balancer *Balancer // nil without, and with HAProxy
-	haproxy  *haproxy
-	http     *http.Client
+	cfg     Config
+	dir     string
+	secret  string // of the prompt hashes
+	key     []byte // of gossip
+	temp    bool
+	addrs   addresses
+	net     *network // nil unless isolated
+	wires   wires    // nil unless switched
+	threads []*thread
+	disks   []*disk.Disk
+
+	authority *authority // nil: nodes derive their certificates
+	nodes     []*Node
+	engines   []*Engine
+	balancer  *Balancer // nil without, and with HAProxy
+	haproxy   *haproxy
+	http      *http.Client
 
 	once     sync.Once
 	closeErr error
@@ -225,6 +229,13 @@ func (f *Fleet) makeNodes() error {
 			return err
 		}
 		common["secret_file"], common["join"] = path, f.GossipAddrs()
+		if f.cfg.Certificates {
+			a, err := newAuthority(f.dir)
+			if err != nil {
+				return err
+			}
+			f.authority = a
+		}
 	}
 	maps.Copy(common, f.cfg.Settings)
 	for i := range f.cfg.Nodes {
@@ -268,6 +279,14 @@ func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
 		// A file for each: a node rewrites its own when keys are rotated.
 		settings["gossip"], settings["gossip_key_file"] = n.gossip, n.key
 		settings["raft"] = f.addrs.of(i, raftPort)
+		if f.authority != nil {
+			cert, files, err := f.authority.issue(f.dir, n.name, n.gossip)
+			if err != nil {
+				return nil, err
+			}
+			n.cert = cert
+			maps.Copy(settings, files)
+		}
 		if i < f.cfg.Founders || i >= f.cfg.Nodes-f.cfg.Spares {
 			if err := f.makeDisk(n); err != nil {
 				return nil, err

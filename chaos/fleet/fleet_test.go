@@ -84,6 +84,25 @@ func served(t *testing.T, f *fleet.Fleet) {
 	}
 }
 
+// awaitPeer waits until a node hears another one, or does not.
+func awaitPeer(ctx context.Context, t *testing.T, n *fleet.Node, peer string, heard bool) {
+	t.Helper()
+	for {
+		list, err := n.Fleet(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range list.Nodes {
+			if p.Name == peer && p.Connected == heard {
+				return
+			}
+		}
+		if err := sleep(ctx, 20*time.Millisecond); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // alive says whether a process that is not this one's zombie has the id.
 func alive(pid int) bool { return syscall.Kill(pid, 0) == nil }
 

@@ -385,22 +385,3 @@ func TestPlaces(t *testing.T) {
 	awaitPeer(ctx, t, f.Node("node-1"), "node-0", true)
 	served(t, f)
 }
-
-// awaitPeer waits until a node hears another one, or does not.
-func awaitPeer(ctx context.Context, t *testing.T, n *fleet.Node, peer string, heard bool) {
-	t.Helper()
-	for {
-		list, err := n.Fleet(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, p := range list.Nodes {
-			if p.Name == peer && p.Connected == heard {
-				return
-			}
-		}
-		if err := sleep(ctx, 20*time.Millisecond); err != nil {
-			t.Fatal(err)
-		}
-	}
-}

@@ -26,6 +26,7 @@ type Node struct {
 	dataDir             string // empty: it keeps nothing
 	env                 []string
 	clock               clock
+	cert                *certificate // nil: derived from the key
 	thread              *thread
 	disk                *disk.Disk // under dataDir; nil: it is on this machine's
 	http                *http.Client

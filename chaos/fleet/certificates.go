@@ -1,0 +1,118 @@
+package fleet
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// authority issues the certificates by which the nodes of a fleet know each other, as an operator's would. Safe for concurrent use.
+type authority struct {
+	file string
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+// renewed is how long a certificate is good for unless it is to expire.
+const renewed = 24 * time.Hour
+
+func newAuthority(dir string) (*authority, error) {
+	a := &authority{file: filepath.Join(dir, "ca.pem")}
+	var err error
+	if a.key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
+		return nil, err
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "fleet"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(10 * renewed),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, a.key.Public(), a.key)
+	if err != nil {
+		return nil, err
+	}
+	if a.cert, err = x509.ParseCertificate(der); err != nil {
+		return nil, err
+	}
+	return a, writePEM(a.file, "CERTIFICATE", der)
+}
+
+// certificate is the file of a node's certificate, and what it needs to be issued again. Its key stays.
+type certificate struct {
+	by         *authority
+	file       string
+	key        *ecdsa.PrivateKey
+	name, host string
+}
+
+// issue makes a node's key and first certificate, and returns the settings that name the files.
+func (a *authority) issue(dir, name, addr string) (*certificate, map[string]any, error) {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, nil, err
+	}
+	c := &certificate{by: a, file: filepath.Join(dir, name+".crt"), name: name, host: host}
+	if c.key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
+		return nil, nil, err
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(c.key)
+	if err != nil {
+		return nil, nil, err
+	}
+	keyFile := filepath.Join(dir, name+".crt.key")
+	settings := map[string]any{"gossip_cert": c.file, "gossip_cert_key": keyFile, "gossip_ca": a.file}
+	return c, settings, errors.Join(writePEM(keyFile, "PRIVATE KEY", der), c.renew(renewed))
+}
+
+// renew puts a certificate in place that is good for so long from now.
+func (c *certificate) renew(good time.Duration) error {
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
+	if err != nil {
+		return err
+	}
+	template := &x509.Certificate{
+		SerialNumber: serial, Subject: pkix.Name{CommonName: c.name}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(good),
+		DNSNames: []string{c.name}, IPAddresses: []net.IP{net.ParseIP(c.host)},
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, c.by.cert, c.key.Public(), c.by.key)
+	if err != nil {
+		return err
+	}
+	return writePEM(c.file, "CERTIFICATE", der)
+}
+
+// writePEM replaces a file as a whole: nodes read it at any time.
+func writePEM(path, kind string, der []byte) error {
+	text := pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
+	if err := os.WriteFile(path+".new", text, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+// ExpireCertificate replaces the certificate that the node shows to other nodes by one that ends that soon, or has ended if in is negative.
+// Nodes read it for every new connection; those that stand are not asked again. Only with Config.Certificates.
+func (n *Node) ExpireCertificate(in time.Duration) error { return n.newCertificate(in) }
+
+// RenewCertificate replaces the node's certificate by one that is good for a day.
+func (n *Node) RenewCertificate() error { return n.newCertificate(renewed) }
+
+func (n *Node) newCertificate(good time.Duration) error {
+	if n.cert == nil {
+		return fmt.Errorf("%s: has no certificate of its own", n.name)
+	}
+	if err := n.cert.renew(good); err != nil {
+		return fmt.Errorf("%s: certificate: %w", n.name, err)
+	}
+	return nil
+}
