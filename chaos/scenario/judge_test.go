@@ -126,6 +126,7 @@ func TestEveryPromiseCanBreak(t *testing.T) {
 			e.seen["node-1"].raft.note(span{16 * sec, 16 * sec}, leadership{id: "1", role: "leader", term: 2})
 		}, []string{"one-leader-per-term"}},
 		{"trees that differ", func(e *evidence) { e.quiet.differ = "node-0 has 3" }, []string{"trees-converge"}},
+		{"batches that some did not hear", func(e *evidence) { e.quiet.unheard = "node-1 has 3 batches" }, []string{"trees-converge"}},
 		{"trees that agree too late", func(e *evidence) { e.quiet.converged = convergeBound + 1 }, []string{"trees-converge"}},
 		{"fewer hits after a loss", func(e *evidence) {
 			for _, a := range e.attempts[140:170] {
@@ -251,6 +252,24 @@ func TestShareOfHits(t *testing.T) {
 	e.marks = []Mark{{Event: event(0, 0, "amnesia engine-0"), Members: [][]string{{""}}, Began: 5, Struck: 5, Over: 5}}
 	if s := e.hits(0, 400); s.turns != 5 { // those sent before
 		t.Errorf("%d turns of an engine that forgot meanwhile", s.turns)
+	}
+}
+
+// TestForgottenCaches: where an engine lost its cache, what was told is compared, and live facts are not.
+func TestForgottenCaches(t *testing.T) {
+	e := evident()
+	e.marks = append(e.marks, Mark{Event: event(13*sec, 0, "amnesia engine-0"), Members: [][]string{{"engine-0"}}, Began: 13 * sec, Struck: 13 * sec, Over: 13 * sec})
+	e.quiet.differ, e.quiet.buckets = "node-0 holds 3", 2
+	if v := verdicts(e)[treesConverge.Name]; v.State != Held || !strings.Contains(v.Note, "node-0 holds 3") {
+		t.Errorf("%+v", v)
+	}
+	e.quiet.buckets = 0
+	if v := verdicts(e)[treesConverge.Name]; v.State != NotExercised {
+		t.Errorf("nothing was compared: %+v", v)
+	}
+	e.quiet.buckets, e.quiet.unheard = 2, "node-1 has 3 batches"
+	if v := verdicts(e)[treesConverge.Name]; v.State != Violated {
+		t.Errorf("%+v", v)
 	}
 }
 

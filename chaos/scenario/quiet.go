@@ -19,7 +19,9 @@ type quiet struct {
 	converged time.Duration // when all agreed, or were given up
 	facts     uint64
 	compared  int
-	differ    string // "" if they agree
+	differ    string // how live facts differ; "" if they agree
+	buckets   int    // spans of ten seconds that were compared
+	unheard   string // how what was told in one of them differs; "" if it does not
 
 	after map[string]resources
 }
@@ -96,34 +98,72 @@ func remaining(ctx context.Context, f *fleet.Fleet) (left []remainder, asked int
 // convergeLook is how long trees that differ beyond the bound are looked at: whether they ever agree tells delay from loss.
 const convergeLook = 3 * convergeBound
 
-// converge compares the digests of all that the running nodes know until they are equal or the bound has passed.
+// converge compares what the running nodes have been told, and the live facts that they hold, until both are equal or have been looked at for
+// long enough.
 func (q *quiet) converge(ctx context.Context, f *fleet.Fleet, began time.Time) {
 	for {
-		q.differ, q.compared = "", 0
-		var first *node.FactsStatus
-		name := ""
-		for _, n := range f.Nodes() {
-			if !n.Running() {
-				continue
-			}
-			facts, err := n.Facts(ctx)
-			switch {
-			case err != nil:
-				q.differ = err.Error()
-			case first == nil:
-				first, name, q.facts = facts, n.Name(), facts.Count
-			case *facts != *first:
-				q.differ = fmt.Sprintf("%s has %d facts (%s), %s %d (%s)", name, first.Count, first.XOR, n.Name(), facts.Count, facts.XOR)
-			}
-			q.compared++
-		}
-		if q.converged = time.Since(began); q.differ == "" || q.converged > convergeLook {
+		q.compare(ctx, f, began)
+		if q.converged = time.Since(began); q.differ == "" && q.unheard == "" || q.converged > convergeLook {
 			return
 		}
 		if sleep(ctx, 50*time.Millisecond) != nil {
 			return
 		}
 	}
+}
+
+func (q *quiet) compare(ctx context.Context, f *fleet.Fleet, ended time.Time) {
+	q.differ, q.unheard, q.compared, q.buckets = "", "", 0, 0
+	var facts *node.FactsStatus
+	var told map[int64]node.DigestStatus
+	var latest time.Time // a process has not heard what was told before it began, but taken it over as a whole
+	name := ""
+	for _, n := range f.Nodes() {
+		if n.Running() && n.Started().After(latest) {
+			latest = n.Started()
+		}
+	}
+	for _, n := range f.Nodes() {
+		if !n.Running() {
+			continue
+		}
+		own, err := n.Facts(ctx)
+		if err != nil {
+			q.differ = err.Error()
+			continue
+		}
+		g, err := n.Gossip(ctx)
+		if err != nil {
+			q.unheard = err.Error()
+			continue
+		}
+		buckets := within(g.Digests, latest, ended)
+		q.compared++
+		if facts == nil {
+			facts, told, name, q.facts, q.buckets = own, buckets, n.Name(), own.Count, len(buckets)
+			continue
+		}
+		if *own != *facts {
+			q.differ = fmt.Sprintf("%s holds %d live facts (%s), %s %d (%s)", name, facts.Count, facts.XOR, n.Name(), own.Count, own.XOR)
+		}
+		for start, d := range told {
+			if o := buckets[start]; o.Count != d.Count || o.XOR != d.XOR {
+				q.unheard = fmt.Sprintf("of ten seconds from %d ms %s has %d batches (%s), %s %d (%s)", start, name, d.Count, d.XOR, n.Name(), o.Count, o.XOR)
+			}
+		}
+	}
+}
+
+// within are the digests of spans that lie between two moments as a whole.
+func within(digests []node.DigestStatus, from, to time.Time) map[int64]node.DigestStatus {
+	const width = 10_000
+	out := make(map[int64]node.DigestStatus)
+	for _, d := range digests {
+		if d.StartMS >= from.UnixMilli() && d.StartMS+width <= to.UnixMilli() {
+			out[d.StartMS] = d
+		}
+	}
+	return out
 }
 
 // settle waits until every node holds little, or the bound has passed, and notes the least that each held.
