@@ -2,6 +2,7 @@ package gossip
 
 import (
 	"fmt"
+	"hash/maphash"
 	"sync"
 	"time"
 
@@ -130,6 +131,8 @@ type treeKnowledge struct {
 	applied Applied
 	batches uint64
 	drained uint64
+	seen    map[batchKey]bool // batches, which journals of these runs do not forget
+	twice   error
 }
 
 func newTreeKnowledge(name string, turn int, clock func() prefixtree.Time, w *truth) (*treeKnowledge, error) {
@@ -144,6 +147,7 @@ func newTreeKnowledge(name string, turn int, clock func() prefixtree.Time, w *tr
 	}
 	return &treeKnowledge{
 		model: newModel(name), tree: tree, outbox: prefixtree.NewOutbox(0), names: virtualNames{turn}, clock: shown, truth: w,
+		seen: map[batchKey]bool{},
 	}, nil
 }
 
@@ -155,11 +159,16 @@ func (k *treeKnowledge) Drain(dst []byte, limit int) ([]byte, int) {
 	return payload, records
 }
 
-func (k *treeKnowledge) Apply(_ string, payload []byte, shift time.Duration) (Applied, error) {
+func (k *treeKnowledge) Apply(origin string, payload []byte, shift time.Duration) (Applied, error) {
 	a, err := k.merge(payload, shift)
 	k.told.Lock()
 	defer k.told.Unlock()
 	k.batches++
+	batch := batchKey{origin, maphash.Bytes(payloadSeed, payload)}
+	if k.seen[batch] {
+		k.twice = fmt.Errorf("a batch of %s was applied twice", origin)
+	}
+	k.seen[batch] = true
 	k.applied.Records += a.Records
 	k.applied.News += a.News
 	k.applied.Unknown += a.Unknown

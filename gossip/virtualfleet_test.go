@@ -253,13 +253,15 @@ func (v *virtualFleet) inspect() {
 func account(f *Fleet, k *treeKnowledge, old Stats, journal int64) (s Stats, err error) {
 	s = f.Stats() // before the knowledge's own counts, which run ahead of them
 	k.told.Lock()
-	applied, batches, drained := k.applied, k.batches, k.drained
+	applied, batches, drained, twice := k.applied, k.batches, k.drained, k.twice
 	k.told.Unlock()
 	box := k.outbox.Stats()
 	f.repairs.mu.Lock()
 	wants, asked := f.repairs.count, f.repairs.asked
 	f.repairs.mu.Unlock()
 	switch {
+	case twice != nil:
+		err = twice
 	case s.AppliedBatches > batches, s.AppliedRecords > uint64(applied.Records), s.AppliedNews > uint64(applied.News):
 		err = fmt.Errorf("counts %d batches, %d records, %d news; %d, %d, %d were applied",
 			s.AppliedBatches, s.AppliedRecords, s.AppliedNews, batches, applied.Records, applied.News)
