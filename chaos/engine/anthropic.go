@@ -16,8 +16,10 @@ type anthropicUsage struct {
 
 func (s *Server) anthropicUsage(c *call, f *flight) anthropicUsage {
 	p, _ := f.state(0)
-	u := anthropicUsage{InputTokens: c.promptTokens(), OutputTokens: p.tokens}
-	if cached, known := s.cached(c, f); known {
+	cached, known := s.cached(c, f)
+	u := anthropicUsage{OutputTokens: p.tokens}
+	u.InputTokens, cached = s.faults.told(c.promptTokens(), cached)
+	if known {
 		u.InputTokens -= cached
 		u.CacheRead, u.CacheCreation = &cached, new(int)
 	}
@@ -169,16 +171,17 @@ func (t *generateScript) fail(dst []byte, err *apiError) []byte {
 // generated is SGLang's account of seat i after that many tokens.
 func (s *Server) generated(c *call, f *flight, i int, id string, tokens int, finished bool) map[string]any {
 	p, _ := f.state(i)
+	prompt, cached := s.faults.told(f.seats[i].job.PromptTokens, p.cached)
 	var reason any
 	if finished {
 		reason = map[string]any{"type": c.finishReason(), "length": tokens}
 	}
 	meta := map[string]any{
-		"id": id + "-" + strconv.Itoa(i), "finish_reason": reason, "prompt_tokens": f.seats[i].job.PromptTokens,
+		"id": id + "-" + strconv.Itoa(i), "finish_reason": reason, "prompt_tokens": prompt,
 		"completion_tokens": tokens, "weight_version": "default",
 	}
 	if !s.cfg.HideCached {
-		meta["cached_tokens"] = p.cached
+		meta["cached_tokens"] = cached
 	}
 	return map[string]any{
 		"text": string(f.seats[i].reply[:tokens*TokenBytes]), "output_ids": appendIDs([]uint32{}, f.seats[i].reply[:tokens*TokenBytes]), "meta_info": meta,

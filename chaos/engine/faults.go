@@ -21,9 +21,10 @@ type Fault struct {
 	//	503      503 with Retry-After
 	//	die      stop listening and close all connections; this request is still answered
 	//	amnesia  the cache is emptied, once; what runs is computed again
+	//	lie      until none, the account of a request (usage) tells Factor times its prompt tokens, and as cached those that were not
 	//	none     end all faults; what hangs, hangs on until its client leaves
 	Kind string `json:"kind"`
-	// Factor is for slow.
+	// Factor is for slow and lie. Below 1 an engine may tell more cached tokens than prompt tokens.
 	Factor float64 `json:"factor"`
 	// Count ends hang, reset and 503 after so many requests; 0 is never.
 	Count int `json:"count"`
@@ -34,11 +35,12 @@ type Fault struct {
 	All *bool `json:"all"`
 }
 
-// faults holds the one fault that requests suffer. A slow engine is the model's affair and lasts beside it.
+// faults holds the one fault that requests suffer. A slow engine is the model's affair and lasts beside it, and so do lies.
 type faults struct {
 	mu   sync.Mutex
 	now  Fault
-	left int // of Count
+	left int     // of Count
+	lie  float64 // 0: the truth
 
 	suffered int64
 }
@@ -51,6 +53,14 @@ func (s *Server) Inject(f Fault) error {
 			return badRequest("factor", "slow needs a factor above 0, at most 1000000")
 		}
 		return s.driver.do(func(now time.Duration) { s.driver.model.Slow(f.Factor, now) })
+	case "lie":
+		if !(f.Factor > 0) || f.Factor > 1e6 {
+			return badRequest("factor", "lie needs a factor above 0, at most 1000000")
+		}
+		s.faults.mu.Lock()
+		s.faults.lie = f.Factor
+		s.faults.mu.Unlock()
+		return nil
 	case "amnesia":
 		return s.driver.do(s.driver.model.Clear)
 	case "die":
@@ -65,6 +75,9 @@ func (s *Server) Inject(f Fault) error {
 	}
 	s.faults.mu.Lock()
 	s.faults.now, s.faults.left = f, f.Count
+	if f.Kind == "none" {
+		s.faults.lie = 0
+	}
 	s.faults.mu.Unlock()
 	if f.Kind == "none" {
 		return s.driver.do(func(now time.Duration) { s.driver.model.Slow(1, now) })
@@ -94,6 +107,16 @@ func (f *faults) take(inference bool) (Fault, bool) {
 	}
 	f.suffered++
 	return now, true
+}
+
+// told is what the engine says of so many prompt tokens, of which so many were cached.
+func (f *faults) told(prompt, cached int) (saysPrompt, saysCached int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.lie == 0 {
+		return prompt, cached
+	}
+	return int(f.lie * float64(prompt)), prompt - cached
 }
 
 // suffer lets a request have its fault. If it is not done with that, it is to be answered through out.

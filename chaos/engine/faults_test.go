@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"net"
@@ -104,6 +105,80 @@ func TestFault503SlowAmnesia(t *testing.T) {
 	l.inject(Fault{Kind: "amnesia"})
 	if truth, err := l.Cached("chat", ask); err != nil || truth.CachedTokens != 0 {
 		t.Errorf("after amnesia %+v, %v", truth, err)
+	}
+}
+
+// TestFaultLie: an engine that lies answers what it always answers, and tells false counts wherever it tells any; then the truth again.
+func TestFaultLie(t *testing.T) {
+	l := startServer(t, fastConfig())
+	counts := func() (prompt, cached int) {
+		t.Helper()
+		status, body, err := l.try("")
+		var a struct {
+			Usage struct {
+				Prompt  int `json:"prompt_tokens"`
+				Total   int `json:"total_tokens"`
+				Reply   int `json:"completion_tokens"`
+				Details struct {
+					Cached int `json:"cached_tokens"`
+				} `json:"prompt_tokens_details"`
+			}
+		}
+		if err == nil {
+			err = json.Unmarshal([]byte(body), &a)
+		}
+		if status != http.StatusOK || err != nil || a.Usage.Total != a.Usage.Prompt+a.Usage.Reply {
+			t.Fatalf("%d %s, %v", status, body, err)
+		}
+		return a.Usage.Prompt, a.Usage.Details.Cached
+	}
+	counts() // from now on it is in the cache
+	prompt, cached := counts()
+	if cached == 0 {
+		t.Fatal("nothing is cached")
+	}
+	for _, factor := range []float64{3, 0.25} {
+		l.inject(Fault{Kind: "lie", Factor: factor})
+		if p, c := counts(); p != int(factor*float64(prompt)) || c != prompt-cached {
+			t.Errorf("factor %v: %d tokens, %d cached; the truth is %d, %d", factor, p, c, prompt, cached)
+		}
+		if truth, err := l.Cached("chat", []byte(chat("", "Hello, how are you?"))); err != nil || truth.PromptTokens != prompt || truth.CachedTokens != cached {
+			t.Errorf("factor %v: the truth is %+v, %v", factor, truth, err)
+		}
+	}
+	l.inject(Fault{Kind: "none"})
+	for path, key := range map[string]string{"/v1/messages": "input_tokens", "/v1/responses": "input_tokens", "/generate": "prompt_tokens"} {
+		ask := func() string {
+			t.Helper()
+			resp, err := l.client.Post(l.url+path, "application/json", strings.NewReader(`{"model":"m","max_tokens":2,"input":"Hello there, you",`+
+				`"text":"Hello there, you","messages":[{"role":"user","content":"Hello there, you"}],"sampling_params":{"max_new_tokens":2}}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			body, _ := io.ReadAll(resp.Body)
+			_, rest, ok := strings.Cut(string(body), `"`+key+`":`)
+			if resp.StatusCode != http.StatusOK || !ok {
+				t.Fatalf("%s: %s %s", path, resp.Status, body)
+			}
+			return rest[:strings.IndexAny(rest, ",}")]
+		}
+		ask()
+		truth := ask() // as cached as it gets
+		l.inject(Fault{Kind: "lie", Factor: 5})
+		if lie := ask(); lie == truth {
+			t.Errorf("%s: %s is told, as without the lie", path, lie)
+		}
+		l.inject(Fault{Kind: "none"})
+		if again := ask(); again != truth {
+			t.Errorf("%s: %s is told after none, %s before", path, again, truth)
+		}
+	}
+	if p, c := counts(); p != prompt || c != cached {
+		t.Errorf("after none: %d tokens, %d cached", p, c)
+	}
+	if l.Inject(Fault{Kind: "lie"}) == nil {
+		t.Error("a lie without a factor")
 	}
 }
 

@@ -27,13 +27,15 @@ type usageDetails struct {
 
 // usage returns the account of a finished flight.
 func (s *Server) usage(c *call, f *flight) usage {
-	u := usage{PromptTokens: c.promptTokens()}
+	cached, known := s.cached(c, f)
+	var u usage
+	u.PromptTokens, cached = s.faults.told(c.promptTokens(), cached)
 	for i := range f.seats {
 		p, _ := f.state(i)
 		u.CompletionTokens += p.tokens
 	}
 	u.TotalTokens = u.PromptTokens + u.CompletionTokens
-	if cached, known := s.cached(c, f); known {
+	if known {
 		u.Details = &usageDetails{CachedTokens: cached}
 	}
 	return u
