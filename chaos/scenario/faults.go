@@ -72,7 +72,7 @@ var specs = []spec{
 		params: []paramSpec{{"by", "300ms", isDuration}}},
 	{name: "clock", help: "moves the node's wall clock", to: toNodes, params: []paramSpec{{"step", "5s", isStep}}, needs: []string{fleet.FaultClock}},
 	{name: "expire", help: "the node's certificate between nodes ends so soon; renewed after the time", to: toNodes, lasts: mustEnd, params: []paramSpec{{"in", "1s", isDuration}},
-		needs: []string{faultCertificates}},
+		needs: []string{fleet.FaultCertificates}},
 	{name: "upgrade", help: "each node in turn: stopped, and started with the next release", to: toNodes, operator: true, needs: []string{faultNewer}},
 	{name: "crash", help: "the engine is gone; started with an empty cache after the time", to: toEngines, lasts: untilBack},
 	{name: "hang", help: "the engine takes requests and answers none", to: toEngines, lasts: mustEnd},
@@ -91,9 +91,8 @@ var specs = []spec{
 
 // What can be missing beyond fleet's own list.
 const (
-	faultCertificates = "certificates"
-	faultNewer        = "newer"
-	faultLie          = "lie"
+	faultNewer = "newer"
+	faultLie   = "lie"
 )
 
 func findSpec(name string) (*spec, bool) {

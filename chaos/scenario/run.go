@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -44,7 +45,7 @@ func (r *run) play(ctx context.Context) (e *evidence, err error) {
 		load.Rate = r.cfg.Rate
 	}
 	t := newTraffic(load, r.cfg.Seed, f.URL(), engineConfig(), f.DialClient, l)
-	w := &world{f: f, t: t, op: op, log: &marks{now: l.now}, newer: r.cfg.Newer, ready: readyWithin, balancer: f.Balancer() != nil}
+	w := &world{f: f, t: t, op: op, log: &marks{now: l.now}, newer: r.cfg.Newer, ready: readyWithin}
 	e = &evidence{cfg: engineConfig(), nodes: names("node", r.cfg.Nodes), engines: f.EngineNames(), calm: warmUp, limit: drainLimit}
 
 	looking, look := context.WithCancel(ctx)
@@ -93,6 +94,7 @@ func (r *run) start(ctx context.Context, l *ledger) (*fleet.Fleet, error) {
 		cfg.Switched = cfg.Switched || w == fleet.FaultLinks
 	}
 	cfg.Isolated = network && !cfg.Switched
+	cfg.Certificates = slices.Contains(words, fleet.FaultCertificates)
 	return fleet.Start(starting, cfg)
 }
 

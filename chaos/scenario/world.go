@@ -17,13 +17,12 @@ type undo func(ctx context.Context) error
 
 // world does to a fleet what a schedule says. Safe for concurrent use.
 type world struct {
-	f        *fleet.Fleet
-	t        *traffic
-	op       *operator
-	log      *marks
-	newer    string        // program of the next release; "" without
-	ready    time.Duration // how long a node may take to be ready
-	balancer bool          // the own one is in front
+	f     *fleet.Fleet
+	t     *traffic
+	op    *operator
+	log   *marks
+	newer string        // program of the next release; "" without
+	ready time.Duration // how long a node may take to be ready
 
 	mu    sync.Mutex // of links: what is laid over each other is undone together
 	links int
@@ -267,12 +266,10 @@ func (w *world) turn(ctx context.Context, m *Mark, n *fleet.Node) error {
 		return err
 	}
 	w.log.step(m, n.Name(), "ready")
-	if w.balancer {
-		known, cancel := context.WithTimeout(ctx, w.ready)
-		defer cancel()
-		if err := w.f.Balancer().WaitHealthy(known, n.Name(), true); err != nil {
-			return err
-		}
+	known, cancel := context.WithTimeout(ctx, w.ready)
+	defer cancel()
+	if err := w.f.WaitHealthy(known, n.Name(), true); err != nil {
+		return err
 	}
 	if m.Kind != "roll" {
 		return nil
