@@ -129,11 +129,8 @@ func TestEveryPromiseCanBreak(t *testing.T) {
 		{"batches that some did not hear", func(e *evidence) { e.quiet.unheard = "node-1 has 3 batches" }, []string{"trees-converge"}},
 		{"trees that agree too late", func(e *evidence) { e.quiet.converged = convergeBound + 1 }, []string{"trees-converge"}},
 		{"fewer hits after a loss", func(e *evidence) {
-			for _, a := range e.attempts[140:170] {
-				a.Cached = 0
-			}
-			for _, a := range e.attempts[170:220] { // enough turns to tell
-				a.Sent = 15 * sec
+			for i, a := range e.attempts[140:220] { // enough turns to tell
+				a.Cached, a.Sent = 500, 14*sec+time.Duration(i)*sec/30
 			}
 		}, []string{"hit-rate-recovers"}},
 		{"fewer hits after all", func(e *evidence) {
@@ -234,23 +231,32 @@ func TestNotExercised(t *testing.T) {
 	}
 }
 
-// TestShareOfHits: the mean is weighted by prompts, and the error is that of the mean.
+// TestShareOfHits: the mean is weighted by prompts, and the error is that of seconds: what comes in bursts tells less.
 func TestShareOfHits(t *testing.T) {
-	e := &evidence{}
-	for i := range 400 {
-		a := &Attempt{Outcome: Complete, Possible: 1000, Cached: 1000, Sent: time.Duration(i)}
-		if i%4 == 0 {
-			a.Cached = 0
+	wide := func(missed func(i int) bool) share {
+		e := &evidence{}
+		for i := range 400 { // four in a second
+			a := &Attempt{Outcome: Complete, Possible: 1000, Cached: 1000, Sent: time.Duration(i) * sec / 4, By: "engine-0"}
+			if missed(i) {
+				a.Cached = 0
+			}
+			e.attempts = append(e.attempts, a)
 		}
-		e.attempts = append(e.attempts, a)
+		e.attempts = append(e.attempts, &Attempt{Outcome: Complete, Sent: 1}, &Attempt{Outcome: Broken, Possible: 9, Sent: 1}, &Attempt{Outcome: Complete, Possible: 9, Cached: -1, Sent: 1})
+		return e.hits(0, 400*sec)
 	}
-	e.attempts = append(e.attempts, &Attempt{Outcome: Complete, Possible: 0, Sent: 1}, &Attempt{Outcome: Broken, Possible: 9, Sent: 1}, &Attempt{Outcome: Complete, Possible: 9, Cached: -1, Sent: 1})
-	s := e.hits(0, 400)
-	if want := math.Sqrt(0.75 * 0.25 / 400); s.turns != 400 || math.Abs(s.mean-0.75) > 1e-9 || math.Abs(s.wide-want) > 1e-6 {
-		t.Errorf("%+v, want .75 and %v of 400", s, want)
+	even, bursts := wide(func(i int) bool { return i%4 == 0 }), wide(func(i int) bool { return i%16 < 4 })
+	if even.turns != 400 || math.Abs(even.mean-0.75) > 1e-9 || even.wide > 1e-9 {
+		t.Errorf("one of four in every second: %+v", even)
 	}
-	e.marks = []Mark{{Event: event(0, 0, "amnesia engine-0"), Members: [][]string{{""}}, Began: 5, Struck: 5, Over: 5}}
-	if s := e.hits(0, 400); s.turns != 5 { // those sent before
+	if want := math.Sqrt(0.75 * 0.25 / 100); math.Abs(bursts.mean-0.75) > 1e-9 || math.Abs(bursts.wide-want) > 1e-6 {
+		t.Errorf("one of four seconds: %+v, want an error of %v", bursts, want)
+	}
+	e := &evidence{marks: []Mark{{Event: event(0, 0, "amnesia engine-0"), Members: [][]string{{"engine-0"}}, Began: 5, Struck: 5, Over: 5}}}
+	for i := range time.Duration(10) {
+		e.attempts = append(e.attempts, &Attempt{Outcome: Complete, Possible: 9, Sent: i, By: "engine-0"})
+	}
+	if s := e.hits(0, sec); s.turns != 5 { // those sent before
 		t.Errorf("%d turns of an engine that forgot meanwhile", s.turns)
 	}
 }

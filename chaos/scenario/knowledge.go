@@ -63,7 +63,8 @@ var hitRateRecovers = Invariant{
 	judge:   judgeHits,
 }
 
-// share is a mean of shares, each with the weight of its prompt, and its standard error.
+// share is a mean of shares, each with the weight of its prompt, and its standard error. What happens within a second has one cause as often as
+// not (an engine that was held up, a burst), so the error is that of a mean of seconds, not of turns.
 type share struct {
 	turns      int
 	mean, wide float64
@@ -71,25 +72,32 @@ type share struct {
 
 // hits is the share of what was possible that was hit, over turns sent in [from, to).
 func (e *evidence) hits(from, to time.Duration) (s share) {
-	var x, w []float64
+	type second struct{ hit, weight float64 }
+	seconds := make(map[time.Duration]*second)
 	var sum, weight float64
 	for _, a := range e.attempts {
 		if a.Outcome != Complete || a.Possible == 0 || a.Cached < 0 || a.Sent < from || a.Sent >= to || e.forgot(a) {
 			continue
 		}
 		hit := min(float64(a.Cached)/float64(a.Possible), 1)
-		x, w = append(x, hit), append(w, float64(a.Possible))
+		in := seconds[a.Sent/time.Second]
+		if in == nil {
+			in = new(second)
+			seconds[a.Sent/time.Second] = in
+		}
+		in.hit += hit * float64(a.Possible)
+		in.weight += float64(a.Possible)
 		sum += hit * float64(a.Possible)
 		weight += float64(a.Possible)
+		s.turns++
 	}
-	s.turns = len(x)
 	if s.turns < 2 {
 		return s
 	}
 	s.mean = sum / weight
 	var spread float64
-	for i := range x {
-		spread += math.Pow(w[i]*(x[i]-s.mean), 2)
+	for _, in := range seconds {
+		spread += math.Pow(in.hit-in.weight*s.mean, 2)
 	}
 	s.wide = math.Sqrt(spread) / weight
 	return s
