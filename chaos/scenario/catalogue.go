@@ -26,12 +26,9 @@ type Scenario struct {
 	generate func(*dice) Schedule
 }
 
-// disks says whether its nodes need file systems of their own.
-func (s *Scenario) disks() bool { return slices.Contains(s.Needs, fleet.FaultDisks) }
-
 const half = 36 * time.Second // the length of most: even load, 13 s for what happens, and the time after
 
-// onesLost is what nearly all scenarios are held to.
+// answered is what nearly all scenarios are held to.
 var answered = []string{oneOutcome.Name, noForeignBytes.Name, streamsSurvive.Name, requestsAnswered.Name}
 
 func and(more ...string) []string { return append(slices.Clone(answered), more...) }
@@ -141,7 +138,7 @@ var catalogue = []Scenario{
 		Proves: "an engine reports nonsense about tokens: nothing but its own hits suffers",
 		generate: func(d *dice) Schedule {
 			at, length := d.part(0, 1)
-			return Schedule{event(at, length, "lie %s", d.engine())}
+			return Schedule{event(at, length, "lie %s factor=%v", d.engine(), []string{"0.1", "0.5", "3", "50"}[d.IntN(4)])}
 		},
 	},
 	{
@@ -250,7 +247,7 @@ var catalogue = []Scenario{
 		},
 	},
 	{
-		Name: "everything-at-once", Nodes: 4, LeastNodes: 3, Engines: 5, Duration: 75 * time.Second,
+		Name: "everything-at-once", Nodes: 4, LeastNodes: 3, Engines: 5, Duration: 75 * time.Second, Needs: []string{fleet.FaultLinks, fleet.FaultDisks},
 		Must:     []string{oneOutcome.Name, noForeignBytes.Name, streamsSurvive.Name, requestsAnswered.Name, removedStayQuiet.Name, membershipKept.Name, oneLeader.Name, treesConverge.Name, countsReturn.Name, enginesTold.Name},
 		Proves:   "faults of all kinds that leave a majority and most engines, over each other and in any order: every promise at once",
 		generate: swarm,
@@ -259,32 +256,58 @@ var catalogue = []Scenario{
 
 // swarm draws faults over each other. At any time one node at most is harmed, and two engines, so that there is somebody to make it good;
 // which kinds occur at all is drawn first, so that some runs have many of few.
-func swarm(d *dice) (s Schedule) {
-	toNode := d.some([]string{"kill %s", "pause %s", "stop %s", "malformed %s rate=30"}, 2+d.IntN(3))
-	toEngine := d.some([]string{"crash %s", "hang %s", "slow %s factor=10", "overload %s", "break %s count=5", "drain %s", "remove %s", "amnesia %s"}, 3+d.IntN(4))
-	draw := func(who func() string, kinds []string, from, gap time.Duration) {
-		for at := from + time.Duration(d.Int64N(int64(gap))); at < d.to-3*time.Second; {
-			length := round(2*time.Second + time.Duration(d.Int64N(int64(7*time.Second))))
-			length = min(length, round(d.to-at))
-			kind := kinds[d.IntN(len(kinds))]
-			lasts := length
-			if specOf(strings.Fields(kind)[0]).lasts == atOnce {
-				lasts = 0
-			}
-			s = append(s, event(round(at), lasts, kind, who()))
-			// A node that comes back needs a while until it is ready; the next is not harmed before.
-			at += length + 4*time.Second + time.Duration(d.Int64N(int64(gap)))
-		}
-	}
-	nodes := append(slices.Clone(d.nodes), LeaderName)
-	draw(func() string { return nodes[d.IntN(len(nodes))] }, toNode, d.from, 3*time.Second)
+func swarm(d *dice) Schedule {
+	var s Schedule
+	s = d.row(s, d.nodeFaults(3+d.IntN(4)), 3*time.Second)
 	// Two engines at once, never the same: each row has its own.
 	split := len(d.engines) / 2
+	kinds := d.some([]string{"crash %s", "hang %s", "slow %s factor=10", "overload %s", "break %s count=5", "lie %s", "drain %s", "remove %s", "amnesia %s"}, 3+d.IntN(4))
 	for _, own := range [][]string{d.engines[:split], d.engines[split:]} {
-		draw(func() string { return own[d.IntN(len(own))] }, toEngine, d.from, 4*time.Second)
+		s = d.row(s, func() string { return fmt.Sprintf(kinds[d.IntN(len(kinds))], own[d.IntN(len(own))]) }, 4*time.Second)
 	}
 	at, length := d.part(d.IntN(3), 3)
 	return append(s, event(at, length, "flood rate=%d", 5+d.IntN(15)))
+}
+
+// nodeFaults draws so many kinds of harm to one node, and returns a function that draws one of them with its node.
+func (d *dice) nodeFaults(kinds int) func() string {
+	alone := func(format string) func() string {
+		return func() string {
+			who := append(slices.Clone(d.nodes), LeaderName)
+			return fmt.Sprintf(format, who[d.IntN(len(who))])
+		}
+	}
+	apart := func(format string) func() string { // one node and the others
+		return func() string {
+			order := d.some(d.nodes, len(d.nodes))
+			return fmt.Sprintf(format, order[0], strings.Join(order[1:], ","))
+		}
+	}
+	all := []func() string{
+		alone("kill %s"), alone("pause %s"), alone("stop %s"), alone("malformed %s rate=30"), alone("slow-disk %s by=300ms"), alone("hang-disk %s"), alone("fill-disk %s"),
+		apart("partition %s | %s"), apart("link %s > %s loss=1"), apart("link %s > %s loss=0.2 delay=30ms jitter=30ms reorder=0.1"), apart("reset %s | %s"),
+	}
+	var some []func() string
+	for _, i := range d.Perm(len(all))[:kinds] {
+		some = append(some, all[i])
+	}
+	return func() string { return some[d.IntN(len(some))]() }
+}
+
+// row adds one event after the other, none over the one before, with up to so much rest between them.
+func (d *dice) row(s Schedule, draw func() string, rest time.Duration) Schedule {
+	for at := d.from + time.Duration(d.Int64N(int64(rest))); at < d.to-3*time.Second; {
+		length := min(2*time.Second+time.Duration(d.Int64N(int64(7*time.Second))), d.to-at)
+		line := draw()
+		lasts := round(length)
+		if specOf(strings.Fields(line)[0]).lasts == atOnce {
+			lasts = 0
+		}
+		s = append(s, event(round(at), lasts, "%s", line))
+		// A node that comes back needs a while until it is ready; the next is not harmed before.
+		at += length + 4*time.Second + time.Duration(d.Int64N(int64(rest)))
+	}
+	return s
 }
 
 func find(name string) (*Scenario, bool) {

@@ -81,7 +81,7 @@ var specs = []spec{
 	{name: "overload", help: "the engine answers 503", to: toEngines, lasts: mustEnd},
 	{name: "break", help: "the engine resets so many connections, each after so many bytes of an answer", to: toEngines, lasts: mustEnd,
 		params: []paramSpec{{"count", "5", isCount}, {"after", "200", isCount}}},
-	{name: "lie", help: "the engine reports wrong numbers of cached and prompt tokens", to: toEngines, lasts: mustEnd, needs: []string{faultLie}},
+	{name: "lie", help: "the engine tells so many times its prompt tokens, and as cached those that were not", to: toEngines, lasts: mustEnd, params: []paramSpec{{"factor", "3", isFactor}}},
 	{name: "drain", help: "an operator drains the engine, through any node; resumed after the time", to: toEngines, lasts: mayEnd, operator: true},
 	{name: "remove", help: "an operator removes the engine, through any node; added again after the time", to: toEngines, lasts: mayEnd, operator: true},
 	{name: "flood", help: "so many requests a second, all with one long beginning", to: toNobody, lasts: mustEnd, operator: true,
@@ -92,7 +92,6 @@ var specs = []spec{
 // What can be missing beyond fleet's own list.
 const (
 	faultNewer = "newer"
-	faultLie   = "lie"
 )
 
 func findSpec(name string) (*spec, bool) {

@@ -106,10 +106,13 @@ func (e *evidence) hits(from, to time.Duration) (s share) {
 // forgets are the faults after which an engine does not have what it had, or may not be asked for it.
 var forgets = []string{"crash", "hang", "amnesia", "overload", "break", "drain", "remove", "slow"}
 
-// forgot says whether the engine of the turn before lost the conversation meanwhile, or could not be asked.
+// forgot says whether the engine of the turn before lost the conversation meanwhile, or could not be asked; or what it said of it is a lie.
 func (e *evidence) forgot(a *Attempt) bool {
 	for i := range e.marks {
 		m := &e.marks[i]
+		if m.Kind == "lie" && (m.touches(a.By) || m.touches(a.Backend)) && m.during(a.Kept, a.End, settle) {
+			return true
+		}
 		if slices.Contains(forgets, m.Kind) && m.touches(a.By) && m.during(a.Kept, a.Sent, settle) {
 			return true
 		}

@@ -76,7 +76,7 @@ func (r *run) start(ctx context.Context, l *ledger) (*fleet.Fleet, error) {
 	defer cancel()
 	cfg := fleet.Config{
 		Binary: r.cfg.Binary, Nodes: r.cfg.Nodes, Engines: r.s.Engines, Engine: engineConfig(), Seed: r.cfg.Seed, Log: r.cfg.Log,
-		Settings: settings(), Dir: r.cfg.Keep, Disks: r.s.disks(), HAProxy: r.s.HAProxy,
+		Settings: settings(), Dir: r.cfg.Keep, HAProxy: r.s.HAProxy,
 		Balancer: fleet.BalancerConfig{Interval: 250 * time.Millisecond},
 	}
 	cfg.Engine.Watch = l.watch
@@ -89,12 +89,11 @@ func (r *run) start(ctx context.Context, l *ledger) (*fleet.Fleet, error) {
 		cfg.Founders = 0
 	}
 	// Links are broken by the switch; a partition alone needs no more than routes.
-	words, network := r.cfg.Schedule.needs()
-	for _, w := range words {
-		cfg.Switched = cfg.Switched || w == fleet.FaultLinks
-	}
+	words, network := needs(r.s, &r.cfg)
+	cfg.Switched = slices.Contains(words, fleet.FaultLinks)
 	cfg.Isolated = network && !cfg.Switched
 	cfg.Certificates = slices.Contains(words, fleet.FaultCertificates)
+	cfg.Disks = slices.Contains(words, fleet.FaultDisks)
 	return fleet.Start(starting, cfg)
 }
 

@@ -170,10 +170,8 @@ func names(what string, n int) (out []string) {
 
 // leftOut says why a schedule cannot be carried out here, for each thing that is missing.
 func leftOut(s *Scenario, c *Config) (missing []string) {
-	words, network := c.Schedule.needs()
-	words = append(words, s.Needs...)
-	slices.Sort(words)
-	for _, w := range slices.Compact(words) {
+	words, network := needs(s, c)
+	for _, w := range words {
 		if w == faultNewer {
 			if c.Newer == "" {
 				missing = append(missing, "upgrade: no program of a newer release was given (--newer)")
@@ -196,12 +194,20 @@ func leftOut(s *Scenario, c *Config) (missing []string) {
 
 // NeedsNetwork says whether a run wants a process that fleet.Isolate has started.
 func NeedsNetwork(c Config) (bool, error) {
-	c, _, err := c.checked()
+	c, s, err := c.checked()
 	if err != nil {
 		return false, err
 	}
-	_, network := c.Schedule.needs()
+	_, network := needs(s, &c)
 	return network, nil
+}
+
+// needs is all that a run asks of the machine, by the words of fleet.Supports; network says whether it needs namespaces.
+func needs(s *Scenario, c *Config) (words []string, network bool) {
+	words, network = c.Schedule.needs()
+	words = append(words, s.Needs...)
+	slices.Sort(words)
+	return slices.Compact(words), network || slices.Contains(words, fleet.FaultLinks)
 }
 
 // LeaveOut is the report of a run that cannot be made here, for the reason given.

@@ -310,7 +310,8 @@ func (w *world) toEngine(ctx context.Context, m *Mark, e *fleet.Engine) (undo, e
 		after, _ := strconv.ParseInt(m.param("after"), 10, 64) // checked when it was read
 		return inject(engine.Fault{Kind: "reset", Count: count, AfterBytes: after})
 	case "lie":
-		return inject(engine.Fault{Kind: "lie"})
+		factor, _ := strconv.ParseFloat(m.param("factor"), 64) // checked when it was read
+		return inject(engine.Fault{Kind: "lie", Factor: factor})
 	case "drain":
 		return func(ctx context.Context) error { return w.op.change(ctx, opResume, e) }, w.op.change(ctx, opDrain, e)
 	case "remove":
