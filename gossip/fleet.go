@@ -124,7 +124,7 @@ func New(cfg Config) (*Fleet, error) {
 	m.OnEvent = f.onEvent
 	m.Serve = func(c *member.Conn) { f.serve(c, c.Peer) }
 	if m.Self.ProtocolMax == 0 {
-		m.Self.ProtocolMin, m.Self.ProtocolMax = wire.Version, wire.Version
+		m.Self.ProtocolMin, m.Self.ProtocolMax = wire.Oldest, wire.Version
 	}
 	if f.list, err = member.New(m); err != nil {
 		return nil, err

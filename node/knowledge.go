@@ -183,7 +183,7 @@ func (k *knowledge) State(dst []byte) []byte {
 		}
 	}
 	k.heard.hand(k.router)
-	dst = k.heat.tell(appendState(dst, k.claims), k.router, now())
+	dst = laterSections(k.heat.tell(appendState(dst, k.claims), k.router, now()))
 	if k.checker == nil {
 		return dst
 	}

@@ -182,6 +182,7 @@ func appendCard(dst []byte, c *card) ([]byte, error) {
 		}
 		dst = append(dst, tagRaftVote, 2, c.RaftExpect, vote)
 	}
+	dst = laterTags(dst)
 	if n := len(dst) - start; n > MaxInfo {
 		return dst[:start], fmt.Errorf("name, addresses, version and cluster take %d bytes, more than %d: shorten them", n, MaxInfo)
 	}

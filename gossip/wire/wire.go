@@ -12,9 +12,8 @@ import (
 	"fmt"
 )
 
-// Version is the version of this format, announced in Subscribe and Start. Versions are for changes that an older
-// reader would misunderstand; what it can safely ignore is a new kind of frame or bytes at the end of an old one.
-const Version = 1
+// Oldest is the first version that this release still speaks: the one before its own, or every upgrade would split the fleet.
+const Oldest = 1
 
 // Kind says what a frame holds. Kinds below 0x10 go from subscriber to publisher, the others back.
 type Kind uint8
@@ -159,17 +158,18 @@ func begin(dst []byte, k Kind) (out []byte, mark int) {
 }
 
 func end(dst []byte, mark int) []byte {
+	dst = appended(dst, mark)
 	body := len(dst) - mark - 2
 	if body < 0x80 {
 		dst[mark+1] = byte(body)
-		return dst
+		return followed(dst, Kind(dst[mark]))
 	}
 	var head [binary.MaxVarintLen64]byte
 	n := binary.PutUvarint(head[:], uint64(body))
 	dst = append(dst, head[:n-1]...) // makes room; overwritten by the move
 	copy(dst[mark+1+n:], dst[mark+2:mark+2+body])
 	copy(dst[mark+1:], head[:n])
-	return dst
+	return followed(dst, Kind(dst[mark]))
 }
 
 // cursor reads a body from the front. The first failure sticks, so that callers check once at the end.
