@@ -17,7 +17,7 @@ var treesConverge = Invariant{
 	Promise: "when traffic ends, all nodes have been told the same and hold the same live facts about the engines' caches",
 	Bound:   "5 s after the last request ended",
 	Seen: "digests of all batches of every ten seconds in which all processes ran, and of all live facts, equal to the last. Where an engine lost its cache, " +
-		"each node learns for itself how long that engine's facts live, and live facts may differ",
+		"or told lies about it, each node learns for itself how long that engine's facts live, and live facts may differ",
 	judge: func(e *evidence) (f finding) {
 		q := &e.quiet
 		if q.facts == 0 && q.differ == "" && q.unheard == "" {
@@ -25,12 +25,12 @@ var treesConverge = Invariant{
 		}
 		f.checked = q.compared
 		f.note = fmt.Sprintf("%d facts, %d spans of ten seconds, equal after %.2f s", q.facts, q.buckets, q.converged.Seconds())
-		lost := slices.ContainsFunc(e.marks, func(m Mark) bool { return m.Kind == "amnesia" || m.Kind == "crash" })
+		lost := slices.ContainsFunc(e.marks, func(m Mark) bool { return m.Kind == "amnesia" || m.Kind == "crash" || m.Kind == "lie" })
 		switch {
 		case q.unheard != "":
 			f.violate(e.drained+q.converged, "the fleet", "%s", q.unheard)
 		case q.differ != "" && lost:
-			f.note += "; an engine lost its cache: " + q.differ
+			f.note += "; an engine lost its cache or lied: " + q.differ
 			if q.buckets == 0 {
 				f.checked = 0
 			}

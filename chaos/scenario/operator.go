@@ -77,6 +77,7 @@ func dialAtNode(f *fleet.Fleet) func(ctx context.Context, network, address strin
 		if n == nil || !fleet.Isolated() {
 			return d.DialContext(ctx, network, address)
 		}
+		d.LocalAddr = &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)} // what they take for their own machine
 		err = n.InNetwork(func() error {
 			c, err = d.DialContext(ctx, network, address)
 			return err

@@ -1,7 +1,6 @@
 package scenario
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -71,7 +70,7 @@ func newReport(cfg *Config, s *Scenario) *Report {
 	for _, e := range cfg.Schedule {
 		r.Schedule = append(r.Schedule, e.String())
 	}
-	r.Command = fmt.Sprintf("grapevine chaos run %s --seed %d --nodes %d --duration %v", s.Name, cfg.Seed, cfg.Nodes, cfg.Duration)
+	r.Command = cfg.command
 	return r
 }
 

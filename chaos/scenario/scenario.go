@@ -42,6 +42,8 @@ type Config struct {
 	// Progress, if not nil, is told a few times a second how far it is. It must not block.
 	Progress func(Progress)
 	Log      zerolog.Logger
+
+	command string // that repeats the run; checked makes it
 }
 
 // Progress is how far a run has come.
@@ -110,6 +112,7 @@ func (c Config) checked() (Config, *Scenario, error) {
 	if c.Nodes < s.LeastNodes || c.Nodes > maxNodes {
 		return c, nil, fmt.Errorf("%w: %s with %d nodes: give %d to %d", ErrConfig, s.Name, c.Nodes, s.LeastNodes, maxNodes)
 	}
+	c.command = fmt.Sprintf("grapevine chaos run %s --seed %d --nodes %d", c.Scenario, c.Seed, c.Nodes)
 	given := c.Duration
 	if c.Duration == 0 {
 		c.Duration = s.Duration
@@ -117,8 +120,17 @@ func (c Config) checked() (Config, *Scenario, error) {
 	if least := leadTime + tailTime + 4*time.Second; c.Duration < least || c.Duration > maxTime {
 		return c, nil, fmt.Errorf("%w: %v of traffic: give %v to %v", ErrConfig, c.Duration, least, maxTime)
 	}
-	if c.Schedule == nil {
+	switch {
+	case c.Schedule != nil:
+		c.command += " --schedule FILE" // with the lines that the report shows
+	default:
 		c.Schedule = s.schedule(&c)
+	}
+	if c.Soak > 0 {
+		c.command += fmt.Sprintf(" --soak %v", c.Soak)
+	}
+	if c.Rate > 0 {
+		c.command += fmt.Sprintf(" --rate %v", c.Rate)
 	}
 	if given == 0 {
 		c.Duration = max(c.Duration, c.Soak)
@@ -135,6 +147,9 @@ func (c Config) checked() (Config, *Scenario, error) {
 	if left, err := os.ReadDir(c.Keep); c.Keep != "" && err == nil && len(left) > 0 {
 		// Its nodes would go by what another run has left there.
 		return c, nil, fmt.Errorf("%w: %s is not empty: name another directory to keep things in, or empty it", ErrConfig, c.Keep)
+	}
+	if given != 0 || c.Duration != max(s.Duration, c.Soak) {
+		c.command += fmt.Sprintf(" --duration %v", c.Duration)
 	}
 	if c.Binary == "" {
 		self, err := os.Executable()

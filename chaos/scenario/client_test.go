@@ -1,0 +1,250 @@
+package scenario
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"grapevine/chaos/engine"
+)
+
+// server answers every request as it is told to.
+func server(t *testing.T, answer func(w http.ResponseWriter, r *http.Request)) (url string, client *http.Client) {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body) // so that a client that leaves is noticed
+		w.Header().Set("X-Request-Id", r.Header.Get("X-Request-Id"))
+		w.Header().Set("X-Grapevine-Node", "node-1")
+		w.Header().Set("X-Grapevine-Backend", "engine-1")
+		answer(w, r)
+	}))
+	transport := &http.Transport{DisableKeepAlives: true}
+	t.Cleanup(func() {
+		transport.CloseIdleConnections()
+		s.Close()
+	})
+	return s.URL, &http.Client{Transport: transport}
+}
+
+func chunk(text string) string {
+	return fmt.Sprintf(`data: {"choices":[{"index":0,"delta":{"content":%q}}]}`+"\n\n", text)
+}
+
+const (
+	usageChunk = `data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}` + "\n\n"
+	done       = "data: [DONE]\n\n"
+)
+
+func hangUp(w http.ResponseWriter) {
+	c, _, err := w.(http.Hijacker).Hijack()
+	if err == nil {
+		_ = c.(*net.TCPConn).SetLinger(0)
+		_ = c.Close()
+	}
+}
+
+// TestOutcomes: each way in which an answer can end has its name, and only a whole one is complete.
+func TestOutcomes(t *testing.T) {
+	stream := func(parts ...string) func(http.ResponseWriter, *http.Request) {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			for _, p := range parts {
+				_, _ = io.WriteString(w, p)
+				w.(http.Flusher).Flush()
+			}
+		}
+	}
+	status := func(code int, body string) func(http.ResponseWriter, *http.Request) {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(code)
+			_, _ = io.WriteString(w, body)
+		}
+	}
+	for _, c := range []struct {
+		what   string
+		answer func(http.ResponseWriter, *http.Request)
+		whole  bool // not streamed
+		want   Outcome
+	}{
+		{"whole stream", stream(": hello\n\n", chunk("abcd"), chunk("efgh"), usageChunk, done), false, Complete},
+		{"whole answer", status(200, `{"choices":[{"message":{"content":"abcdefgh"}}]}`), true, Complete},
+		{"too short", stream(chunk("abcd"), done), false, Truncated},
+		{"a short answer", status(200, `{"choices":[{"message":{"content":"abcd"}}]}`), true, Truncated},
+		{"no end", stream(chunk("abcd"), chunk("efgh")), false, Truncated},
+		{"too long", stream(chunk("abcd"), chunk("efghi"), done), false, Foreign},
+		{"other bytes", stream(chunk("abcd"), chunk("efgx"), done), false, Foreign},
+		{"twice", stream(chunk("abcd"), chunk("abcd"), done), false, Foreign},
+		{"after the end", stream(chunk("abcd"), chunk("efgh"), done, chunk("abcd")), false, Foreign},
+		{"the answer to another", func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("X-Request-Id", "other")
+			stream(chunk("abcd"), chunk("efgh"), done)(w, r)
+		}, false, Foreign},
+		{"an error event", stream(chunk("abcd"), `data: {"error":{"message":"gone","type":"x"}}`+"\n\n", done), false, ErrorEvent},
+		{"no JSON", stream("data: {\n\n"), false, Malformed},
+		{"no stream", status(200, "hello"), false, Malformed},
+		{"no answer", status(200, "hello"), true, Malformed},
+		{"an error as an answer", status(200, `{"error":{"message":"m"}}`), true, Malformed},
+		{"refused", status(503, `{"error":{"message":"no","type":"t"}}`), false, Refused},
+		{"refused without a reason", status(502, "Bad Gateway"), false, Malformed},
+		{"hung up before", func(w http.ResponseWriter, _ *http.Request) { hangUp(w) }, false, Unanswered},
+		{"hung up within", func(w http.ResponseWriter, r *http.Request) {
+			stream(chunk("abcd"))(w, r)
+			hangUp(w)
+		}, false, Broken},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			url, client := server(t, c.answer)
+			l, a := newLedger(), &Attempt{ID: "x"}
+			send(t.Context(), client, l, url, a, &payload{path: "/v1/chat/completions", want: []byte("abcdefgh"), stream: !c.whole}, stays)
+			if a.Outcome != c.want || a.End < a.Sent || a.Conn == "" {
+				t.Errorf("%+v, want %s", a, c.want)
+			}
+			if (a.Outcome == Complete || a.Outcome == Departed) == a.failed() || a.failed() && a.Detail == "" {
+				t.Errorf("failed is %v: %q", a.failed(), a.Detail)
+			}
+			if c.what == "whole stream" && (a.Prompt != 9 || a.Cached != 4 || a.Output != 2 || a.First < a.Head || a.Node != "node-1" || a.Backend != "engine-1" || a.Text != 8) {
+				t.Errorf("%+v", a)
+			}
+			if got, _ := l.count(); got != 1 {
+				t.Errorf("%d attempts on record", got)
+			}
+		})
+	}
+}
+
+// TestDepartures: a client leaves when it is to, and the server is told.
+func TestDepartures(t *testing.T) {
+	gone := make(chan struct{}, 2)
+	url, client := server(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, chunk("abcd"))
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+		gone <- struct{}{}
+	})
+	for _, by := range []departure{{bytes: 2}, {bytes: -1, after: 20 * time.Millisecond}} {
+		a := &Attempt{ID: "x"}
+		send(t.Context(), client, newLedger(), url, a, &payload{path: "/", want: []byte("abcdefgh"), stream: true}, by)
+		if a.Outcome != Departed || a.Text != 4 || a.failed() {
+			t.Errorf("%+v", a)
+		}
+		select {
+		case <-gone:
+		case <-time.After(10 * time.Second):
+			t.Fatal("the server was not told")
+		}
+	}
+}
+
+// TestConversations: what is sent and what must come follow from the seed, prompts grow by what was said, and no two are alike.
+func TestConversations(t *testing.T) {
+	texts := make(map[string]bool)
+	play := func(seed uint64) (bodies []string) {
+		for id := range 12 {
+			c := newConversation(id, seed, "head ", "")
+			before := ""
+			for range 3 {
+				p, err := c.next(engineConfig(), 8)
+				if err != nil || len(p.want) != 8*engine.TokenBytes {
+					t.Fatalf("%v, a reply of %d bytes", err, len(p.want))
+				}
+				if !strings.Contains(string(p.body), modelName) || len(p.body) <= len(before) {
+					t.Fatalf("%s", p.body)
+				}
+				before = string(p.body)
+				bodies = append(bodies, before)
+				c.said(p.want)
+			}
+		}
+		return bodies
+	}
+	for _, b := range play(1) {
+		if texts[b] {
+			t.Error("two requests are alike")
+		}
+		texts[b] = true
+	}
+	if !reflect.DeepEqual(play(1), play(1)) || reflect.DeepEqual(play(1), play(2)) {
+		t.Error("the seed does not decide")
+	}
+}
+
+// TestTrafficTriesAgain: as the official clients do, what failed before an answer began is sent again, under an id of its own; and what had
+// begun is not.
+func TestTrafficTriesAgain(t *testing.T) {
+	calls := make(chan string, 100)
+	url, _ := server(t, func(w http.ResponseWriter, r *http.Request) {
+		id := r.Header.Get("X-Request-Id")
+		calls <- id
+		if strings.HasSuffix(id, "-2") {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, chunk("no such bytes"))
+			return
+		}
+		w.WriteHeader(http.StatusServiceUnavailable)
+		_, _ = io.WriteString(w, `{"error":{"message":"no"}}`)
+	})
+	l := newLedger()
+	var d net.Dialer
+	tr := newTraffic(Load{Departing: 1e-9}, 1, url, engineConfig(), d.DialContext, l)
+	client := tr.client(false)
+	defer client.CloseIdleConnections()
+	c := newConversation(0, 1, "head", chatStream)
+	if tr.turn(t.Context(), client, c, &memory{}) {
+		t.Error("it went on after a failure")
+	}
+	attempts, _ := l.all()
+	if len(attempts) != 3 || attempts[2].Outcome != Foreign || !attempts[2].Last || attempts[0].Last || attempts[1].Outcome != Refused {
+		t.Fatalf("%d attempts, the last %+v", len(attempts), attempts[len(attempts)-1])
+	}
+	for i, a := range attempts {
+		if id := <-calls; id != a.ID || a.Request != 0 || a.Try != i {
+			t.Errorf("attempt %d: %+v, the server got %s", i, a, id)
+		}
+	}
+	for try := range 2 {
+		if p := pauseBefore(try, rand.New(rand.NewPCG(1, 1))); p > 500*time.Millisecond<<try || p < 375*time.Millisecond<<try {
+			t.Errorf("pause %d is %v", try, p)
+		}
+	}
+}
+
+// TestTrafficEndsByItself: when no conversation is begun any more, what is under way ends as it would have.
+func TestTrafficEndsByItself(t *testing.T) {
+	began, goOn := make(chan struct{}, 100), make(chan struct{})
+	url, _ := server(t, func(w http.ResponseWriter, _ *http.Request) {
+		began <- struct{}{}
+		<-goOn
+		w.WriteHeader(http.StatusBadRequest)
+		_, _ = io.WriteString(w, `{"error":{"message":"no"}}`)
+	})
+	l := newLedger()
+	var d net.Dialer
+	tr := newTraffic(Load{Rate: 100, Departing: 1e-9}, 1, url, engineConfig(), d.DialContext, l)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- tr.play(ctx) }()
+	<-began
+	stop()
+	close(goOn)
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	attempts, _ := l.all()
+	if len(attempts) == 0 {
+		t.Error("nothing was sent")
+	}
+	for _, a := range attempts {
+		if a.Outcome != Refused {
+			t.Errorf("%+v", a)
+		}
+	}
+}
