@@ -184,58 +184,55 @@ func overwritten(content []byte, at int, text string) []byte {
 	return out
 }
 
-// TestHang: neither reading nor writing ends, a signal changes nothing, and all is done once it is healed.
-func TestHang(t *testing.T) {
-	d, dir, on := mount(t)
-	name := filepath.Join(dir, "file")
-	var f *os.File
-	must(t, on(func() (err error) {
-		f, err = os.Create(name)
-		return err
-	}))
-	d.Hang()
-	done := make(chan error, 1)
-	go func() {
-		_, err := f.Write([]byte("late"))
-		done <- errors.Join(err, f.Sync())
-	}()
-	select {
-	case err := <-done:
-		t.Fatalf("written to a disk that hangs: %v", err)
-	case <-time.After(300 * time.Millisecond):
-	}
-	d.Heal()
-	select {
-	case err := <-done:
-		must(t, err)
-	case <-time.After(patience):
-		t.Fatal("not written after healing")
-	}
-	must(t, f.Close())
-	text, err := os.ReadFile(name)
-	if err != nil || string(text) != "late" {
-		t.Errorf("%q, %v", text, err)
-	}
-	var child *exec.Cmd
-	d.Hang()
-	must(t, on(func() error {
-		child = exec.Command("cat", name)
-		return child.Start()
-	}))
+// child starts a shell command that sees the Disk. What may hang runs in processes of its own: one that is killed while it waits for itself can
+// never end.
+func child(t *testing.T, on func(func() error) error, command, name string) (cmd *exec.Cmd, ended chan error) {
+	t.Helper()
+	cmd, ended = exec.Command("/bin/sh", "-c", command, "sh", name), make(chan error, 1)
+	must(t, on(cmd.Start))
+	go func() { ended <- cmd.Wait() }()
+	return cmd, ended
+}
+
+// awaitHanging waits until something is asked of a disk that hangs.
+func awaitHanging(t *testing.T, d *disk.Disk) {
+	t.Helper()
 	for deadline := time.Now().Add(patience); d.Hanging() == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("nothing is asked of the disk")
 		}
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- child.Wait() }()
-	must(t, child.Process.Signal(syscall.SIGTERM))
+}
+
+// TestHang: neither reading nor writing ends, a signal changes nothing, and all is done once it is healed; what is killed ends when
+// that which hangs fails.
+func TestHang(t *testing.T) {
+	d, dir, on := mount(t)
+	name := filepath.Join(dir, "file")
+	d.Hang()
+	_, ended := child(t, on, `printf late >"$1"`, name)
+	awaitHanging(t, d)
+	select {
+	case err := <-ended:
+		t.Fatalf("written to a disk that hangs: %v", err)
+	case <-time.After(300 * time.Millisecond):
+	}
+	d.Heal()
+	must(t, within(t, ended))
+	text, err := os.ReadFile(name)
+	if err != nil || string(text) != "late" {
+		t.Errorf("%q, %v", text, err)
+	}
+	d.Hang()
+	reader, ended := child(t, on, `exec cat "$1"`, name)
+	awaitHanging(t, d)
+	must(t, reader.Process.Signal(syscall.SIGTERM))
 	select {
 	case err := <-ended:
 		t.Fatalf("ended by a signal: %v", err)
 	case <-time.After(300 * time.Millisecond):
 	}
-	must(t, child.Process.Kill())
+	must(t, reader.Process.Kill())
 	for deadline := time.After(patience); ; {
 		d.Fail()
 		select {
@@ -246,6 +243,18 @@ func TestHang(t *testing.T) {
 			t.Fatal("a killed process hangs for ever")
 		}
 		break
+	}
+}
+
+// within returns what a child ended with.
+func within(t *testing.T, ended chan error) error {
+	t.Helper()
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(patience):
+		t.Fatal("it hangs")
+		return nil
 	}
 }
 
@@ -344,28 +353,15 @@ func TestDatabase(t *testing.T) {
 	}
 }
 
-// TestClose: with a disk that hangs and a file open, taking it away ends all of it.
+// TestClose: with a disk that hangs and somebody who waits for it, taking it away ends all of it.
 func TestClose(t *testing.T) {
 	d, dir, on := mount(t)
-	var f *os.File
-	must(t, on(func() (err error) {
-		f, err = os.Create(filepath.Join(dir, "file"))
-		return err
-	}))
 	d.Hang()
-	done := make(chan error, 1)
-	go func() {
-		_, err := f.Write([]byte("late"))
-		done <- err
-	}()
+	_, ended := child(t, on, `printf late >"$1"`, filepath.Join(dir, "file"))
+	awaitHanging(t, d)
 	must(t, d.Close())
 	must(t, d.Close())
-	select {
-	case <-done: // with or without an error, by who was first
-	case <-time.After(patience):
-		t.Error("a write hangs after Close")
-	}
-	_ = f.Close()
+	_ = within(t, ended) // with or without an error, by who was first
 	if _, err := disk.Mount(filepath.Join(dir, "none"), on); err == nil {
 		t.Error("mounted over nothing")
 	}

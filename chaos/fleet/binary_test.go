@@ -2,6 +2,7 @@ package fleet_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -35,18 +36,33 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// orphanEnv makes the test program start a fleet instead of testing, write its process ids to the file the variable names, and wait to be
+// orphanEnv makes the test program start a fleet instead of testing, write its directory to the file the variable names, and wait to be
 // killed.
 const orphanEnv = "GRAPEVINE_TEST_ORPHAN"
 
 func orphan(path string) int {
-	f, err := fleet.Start(context.Background(), fleet.Config{Binary: os.Getenv("GRAPEVINE"), Nodes: 2, Alone: true, NoBalancer: true})
+	cfg := fleet.Config{Binary: os.Getenv("GRAPEVINE"), Nodes: 3, Engines: 1, NoBalancer: true}
+	if fleet.Isolated() { // all that there can be
+		cfg.Switched, cfg.Disks = fleet.Supports(fleet.FaultLinks) == nil, fleet.Supports(fleet.FaultDisks) == nil
+		cfg.HAProxy = fleet.Supports(fleet.FaultHAProxy) == nil
+		cfg.NoBalancer = !cfg.HAProxy
+	}
+	f, err := fleet.Start(context.Background(), cfg)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
+	for _, n := range f.Nodes()[1:] {
+		if cfg.Disks {
+			err = errors.Join(err, n.HangDisk())
+		}
+	}
+	if err = errors.Join(err, f.Nodes()[0].Pause()); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
 	// By rename, so that nobody reads half of it.
-	text := fmt.Sprintln(f.Nodes()[0].PID(), f.Nodes()[1].PID(), f.Dir())
+	text := f.Dir() + "\n"
 	if err := os.WriteFile(path+".new", []byte(text), 0o600); err != nil {
 		return 1
 	}

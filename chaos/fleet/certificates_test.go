@@ -12,6 +12,7 @@ import (
 // TestCertificates: a node whose certificate has expired is not heard any more once its connections are new, and is heard again when it
 // has another one, without a restart.
 func TestCertificates(t *testing.T) {
+	t.Parallel()
 	f := start(t, fleet.Config{Nodes: 3, Engines: 1, Certificates: true, Settings: map[string]any{"drain_grace": "0s", "drain_close": "0s"}})
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()

@@ -24,6 +24,7 @@ func TestOrdinaryClock(t *testing.T) {
 // TestStepClock: a node whose clock goes forward and back by an hour logs the time that it sees, stays in the fleet, and answers, and the other
 // node's clock is left alone.
 func TestStepClock(t *testing.T) {
+	t.Parallel()
 	program := os.Getenv("GRAPEVINE_CHAOS")
 	if program == "" || runtime.GOOS != "linux" {
 		t.Skip("GRAPEVINE_CHAOS names no program with a clock that can be stepped (make build-chaos)")

@@ -2,6 +2,7 @@ package fleet_test
 
 import (
 	"context"
+	"errors"
 	"os"
 	"testing"
 	"time"
@@ -15,7 +16,9 @@ func TestDisks(t *testing.T) {
 	if err := fleet.Supports(fleet.FaultDisks); err != nil {
 		t.Skip(err)
 	}
-	if os.Getuid() != 0 && !isolated(t, false) { // it needs the rights to mount
+	if os.Getuid() == 0 { // it needs the rights to mount
+		t.Parallel()
+	} else if !isolated(t, false) {
 		return
 	}
 	f := start(t, fleet.Config{Nodes: 3, Engines: 1, Disks: true, NoBalancer: true,
@@ -27,16 +30,17 @@ func TestDisks(t *testing.T) {
 	if files, err := os.ReadDir(a.leader.DataDir()); err != nil || len(files) == 0 {
 		t.Fatalf("nothing in %s: %v", a.leader.DataDir(), err)
 	}
-	loses := func(what string, strike func() error) {
+	loses := func(what string, strike func(*fleet.Node) error) (struck *fleet.Node) {
 		t.Helper()
-		a := agree(ctx, t, f, 3)
-		if err := strike(); err != nil {
+		struck = agree(ctx, t, f, 3).leader
+		id, err := struck.Raft(ctx)
+		if err = errors.Join(err, strike(struck)); err != nil {
 			t.Fatal(err)
 		}
-		other := without(f.Nodes(), a.leader)[0]
+		other := without(f.Nodes(), struck)[0]
 		for {
 			_, _ = w.write(ctx, other) // until one has failed, nothing asks the disk for anything
-			if st, err := other.Raft(ctx); err == nil && st.Leader != "" && st.Term > a.term {
+			if st, err := other.Raft(ctx); err == nil && st.Leader != "" && st.Leader != id.ID {
 				break
 			}
 			if sleep(ctx, 20*time.Millisecond) != nil {
@@ -44,22 +48,21 @@ func TestDisks(t *testing.T) {
 			}
 		}
 		w.until(ctx, t, other)
+		return struck
 	}
-	loses("full", func() error { return a.leader.FillDisk() })
-	t.Log(a.leader.Raft(ctx))
-	if err := a.leader.HealDisk(); err != nil {
+	full := loses("full", (*fleet.Node).FillDisk)
+	if err := full.HealDisk(); err != nil {
 		t.Fatal(err)
 	}
-	a = agree(ctx, t, f, 3)
-	broken := a.leader
-	loses("hangs", broken.HangDisk)
-	if err := broken.Kill(); err != nil {
+	agree(ctx, t, f, 3)
+	hanging := loses("hangs", (*fleet.Node).HangDisk)
+	if err := hanging.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	if err := broken.HealDisk(); err != nil {
+	if err := hanging.HealDisk(); err != nil {
 		t.Fatal(err)
 	}
-	restart(ctx, t, broken)
+	restart(ctx, t, hanging)
 	agree(ctx, t, f, 3)
 	w.check(ctx, t, f)
 }

@@ -3,7 +3,6 @@ package fleet
 import (
 	"fmt"
 	"os"
-	"syscall"
 	"time"
 
 	"grapevine/chaos/disk"
@@ -21,10 +20,10 @@ const (
 )
 
 // Pause stops the process where it stands, with SIGSTOP. Its connections stay, and nobody is told.
-func (n *Node) Pause() error { return n.Signal(syscall.SIGSTOP) }
+func (n *Node) Pause() error { return n.Signal(stopSignal) }
 
 // Resume lets a paused process go on.
-func (n *Node) Resume() error { return n.Signal(syscall.SIGCONT) }
+func (n *Node) Resume() error { return n.Signal(continueSignal) }
 
 // UseBinary makes path the program that the node's next process runs.
 func (n *Node) UseBinary(path string) {

@@ -78,6 +78,7 @@ type Fleet struct {
 	secret  string // of the prompt hashes
 	key     []byte // of gossip
 	temp    bool
+	janitor *janitor // of a temporary directory
 	addrs   addresses
 	net     *network // nil unless isolated
 	wires   wires    // nil unless switched
@@ -159,7 +160,9 @@ func (f *Fleet) makeDir() (err error) {
 		return os.MkdirAll(f.dir, 0o700)
 	}
 	f.temp = true
-	f.dir, err = os.MkdirTemp("", "grapevine-fleet-")
+	if f.dir, err = os.MkdirTemp("", "grapevine-fleet-"); err == nil {
+		f.janitor, err = newJanitor(f.dir)
+	}
 	return err
 }
 
@@ -569,6 +572,9 @@ func (f *Fleet) close() error {
 	}
 	if f.temp {
 		errs = append(errs, os.RemoveAll(f.dir))
+	}
+	if f.janitor != nil {
+		errs = append(errs, f.janitor.Close())
 	}
 	return errors.Join(errs...)
 }

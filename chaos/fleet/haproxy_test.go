@@ -14,6 +14,7 @@ import (
 
 // TestHAProxy: HAProxy spreads connections over the nodes, notices one that is killed and one that is back, and is gone with the fleet.
 func TestHAProxy(t *testing.T) {
+	t.Parallel()
 	if err := fleet.Supports(fleet.FaultHAProxy); err != nil {
 		t.Skip(err)
 	}

@@ -2,7 +2,9 @@ package fleet_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -22,6 +24,7 @@ func isolated(t *testing.T, required bool) bool {
 	if fleet.Isolated() {
 		return true
 	}
+	t.Parallel() // it is all in the other process
 	args := []string{"-test.run=^" + t.Name() + "$", "-test.v"}
 	if testing.Short() {
 		args = append(args, "-test.short")
@@ -119,55 +122,74 @@ func TestPartition(t *testing.T) {
 	}
 }
 
-// TestDiesWithHarness: a harness that is killed takes its nodes with it.
+// TestDiesWithHarness: a harness that is killed takes all with it: nodes, also one that is stopped and ones whose disk hangs, HAProxy, and its
+// directory.
 func TestDiesWithHarness(t *testing.T) {
-	pids := filepath.Join(t.TempDir(), "pids")
+	t.Parallel()
+	for _, isolate := range []bool{false, true} {
+		t.Run(fmt.Sprintf("isolated=%v", isolate), func(t *testing.T) { diesWithHarness(t, isolate) })
+	}
+}
+
+func diesWithHarness(t *testing.T, isolate bool) {
+	report := filepath.Join(t.TempDir(), "report")
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^$")
-	cmd.Env = append(os.Environ(), "GRAPEVINE="+grapevine(t), orphanEnv+"="+pids)
+	cmd.Env = append(os.Environ(), "GRAPEVINE="+grapevine(t), orphanEnv+"="+report)
 	cmd.Stderr = os.Stderr
+	if isolate {
+		if err := fleet.Isolate(cmd); err != nil {
+			t.Skip(err)
+		}
+	}
 	if err := cmd.Start(); err != nil {
+		if isolate {
+			t.Skipf("no network namespaces here: %v", err)
+		}
 		t.Fatal(err)
 	}
 	deadline := time.Now().Add(2 * time.Minute)
 	var text []byte
 	for len(text) == 0 && time.Now().Before(deadline) {
-		text, _ = os.ReadFile(pids)
+		text, _ = os.ReadFile(report)
 		time.Sleep(5 * time.Millisecond)
 	}
-	var started [2]int
-	var dir string
-	if _, err := fmt.Sscan(string(text), &started[0], &started[1], &dir); err != nil {
-		t.Fatalf("%q: %v", text, err)
+	dir := strings.TrimSpace(string(text))
+	if dir == "" {
+		t.Fatal("no fleet started")
 	}
-	defer os.RemoveAll(dir) // what a killed harness cannot do itself
-	for _, pid := range started {
-		if !alive(pid) {
-			t.Fatalf("%d does not run", pid)
-		}
+	if n := len(processesOf(t, dir)); n < 3 {
+		t.Fatalf("%d processes run", n)
 	}
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait()
-	for _, pid := range started {
-		for alive(pid) && !zombie(t, pid) {
-			if time.Now().After(deadline) {
-				t.Fatalf("%d has outlived the harness", pid)
-			}
-			time.Sleep(5 * time.Millisecond)
+	for {
+		left := processesOf(t, dir)
+		if _, err := os.Stat(dir); len(left) == 0 && errors.Is(err, fs.ErrNotExist) {
+			break
 		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the harness has left %s, and %v", dir, left)
+		}
+		time.Sleep(5 * time.Millisecond)
 	}
 }
 
-// zombie says whether a process has ended and its new parent has not noticed yet.
-func zombie(t *testing.T, pid int) bool {
+// processesOf returns the command lines of the processes that name a directory in it.
+func processesOf(t *testing.T, dir string) (out []string) {
 	t.Helper()
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return true // gone altogether
+	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil || len(all) == 0 {
+		t.Fatalf("no processes, %v", err)
 	}
-	_, rest, _ := strings.Cut(string(raw), ") ")
-	return strings.HasPrefix(rest, "Z")
+	for _, path := range all {
+		text, _ := os.ReadFile(path) // it may be gone; a zombie has none
+		if strings.Contains(string(text), dir+"/") || strings.HasSuffix(string(text), dir+"\x00") {
+			out = append(out, strings.ReplaceAll(string(text), "\x00", " "))
+		}
+	}
+	return out
 }
 
 // TestUsage: what a process uses grows, and is that of the process.

@@ -15,6 +15,7 @@ import (
 // TestUpgrade: half of a fleet is a release that speaks one version more and says things that the other half does not know. Both hear each
 // other and agree, what is not known is passed over, and knowledge that the one half learned is with the other.
 func TestUpgrade(t *testing.T) {
+	t.Parallel()
 	program := os.Getenv("GRAPEVINE_NEWER")
 	if program == "" {
 		t.Skip("GRAPEVINE_NEWER names no newer release (make build-newer)")
