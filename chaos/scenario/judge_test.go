@@ -203,12 +203,15 @@ func TestExcuses(t *testing.T) {
 		{"cut beyond it", func(e *evidence) {
 			broken(e, 19900*time.Millisecond, "node-2", "engine-0", Broken).End = 30100 * time.Millisecond
 		}, true},
+		{"served again after a router's patience", func(e *evidence) {
+			e.visits["a9"] = append(e.visits["a9"], visit{engine: "engine-0", began: e.attempts[9].Sent + firstByte, ended: 9 * sec})
+		}, true},
 	} {
 		e := evident()
 		e.marks = append(e.marks, crash)
 		c.harm(e)
 		v := verdicts(e)
-		got := v[streamsSurvive.Name].State == Held && v[requestsAnswered.Name].State == Held
+		got := v[streamsSurvive.Name].State == Held && v[requestsAnswered.Name].State == Held && v[oneOutcome.Name].State == Held
 		if got != c.excused {
 			t.Errorf("%s: excused is %v: %+v %+v", c.what, got, v[streamsSurvive.Name].Violations, v[requestsAnswered.Name].Violations)
 		}

@@ -35,17 +35,19 @@ func judgeOutcomes(e *evidence) (f finding) {
 	return f
 }
 
-// served holds a complete answer to have been computed to its end by one engine, once. Engines that broke while they answered do not count.
+// served holds a complete answer to have been computed to its end by one engine, once. Engines that broke while they answered do not count; and
+// a router whose patience for a first byte has ended may ask another, while the first writes its answer to nobody.
 func (e *evidence) served(f *finding, a *Attempt) {
-	whole, by := 0, ""
+	whole, by, again := 0, "", false
 	for _, v := range e.visits[a.ID] {
+		again = again || v.began-a.Sent >= firstByte
 		if v.ended >= 0 && !v.departed && !e.engineBroke(v.engine, v.began, v.ended) {
 			whole++
 			by = v.engine
 		}
 	}
 	switch {
-	case whole == 1 && by == a.Backend, whole == 0 && e.engineBroke(a.Backend, a.Sent, a.End):
+	case whole == 1 && by == a.Backend, whole > 1 && again, whole == 0 && e.engineBroke(a.Backend, a.Sent, a.End):
 	case whole == 1:
 		f.violate(a.End, a.place(), "%s names %s, and was served by %s", a.ID, a.Backend, by)
 	default:
