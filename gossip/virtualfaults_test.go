@@ -189,7 +189,7 @@ func (v *virtualFleet) trouble(lasts time.Duration) {
 // everybody has heard of a placement then.
 const (
 	settleWithin = 3 * time.Minute
-	heardWithin  = 30 * time.Second
+	heardWithin  = 10 * time.Second
 )
 
 // TestSeedsFleet: whatever happens to a fleet, no node believes what was not placed, or of a generation that has ended; counters
