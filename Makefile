@@ -86,12 +86,12 @@ live: build ## eight real routers: spread, cost, kill, agreement, partition, los
 SCENARIOS ?= router-loss leader-loss rolling-restart partition-heal asymmetric-partition engine-loss full-disk nlb-drain packet-loss everything-at-once
 SEED      ?= 1
 
-chaos: build-chaos ## real fleets broken on purpose by SEED (1), held to what they promise: out/chaos.html; and raftstore's histories (SCENARIOS=all; CHAOS=3m for each group; installs iproute2 and haproxy with apt if missing)
+chaos: build-chaos build-newer ## real fleets broken on purpose by SEED (1), held to what they promise: out/chaos.html; and raftstore's histories (SCENARIOS=all; CHAOS=3m for each group; installs iproute2 and haproxy with apt if missing)
 	@missing="$$(command -v ip >/dev/null || echo iproute2) $$(command -v haproxy >/dev/null || test -x /usr/sbin/haproxy || echo haproxy)"; \
 		test "$$missing" = " " || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; }
 	@mkdir -p out
 	GRAPEVINE_CHAOS=$(or $(CHAOS),20s) $(GO) test $(RACE) -count=1 -v -timeout 30m -run 'TestLinearizable|TestKilledProcesses' ./raftstore
-	$(BIN)-chaos chaos run $(SCENARIOS) --seed $(SEED) --html out/chaos.html
+	$(BIN)-chaos chaos run $(SCENARIOS) --seed $(SEED) --newer $(BIN)-newer --html out/chaos.html
 
 chaos-short: build ## two of the scenarios, in two minutes
 	@mkdir -p out

@@ -276,9 +276,45 @@ func TestForgottenCaches(t *testing.T) {
 	if v := verdicts(e)[treesConverge.Name]; v.State != NotExercised {
 		t.Errorf("nothing was compared: %+v", v)
 	}
+	clock := evident()
+	clock.marks = append(clock.marks, Mark{Event: event(13*sec, 0, "clock node-0"), Members: [][]string{{"node-0"}}, Began: 13 * sec, Struck: 13 * sec, Over: 13 * sec})
+	clock.quiet.differ, clock.quiet.unheard, clock.quiet.least, clock.quiet.most = "times", "times", 99, 100
+	if v := verdicts(clock)[treesConverge.Name]; v.State != Held {
+		t.Errorf("%+v", v)
+	}
+	clock.quiet.least = 90
+	if v := verdicts(clock)[treesConverge.Name]; v.State != Violated {
+		t.Errorf("%+v", v)
+	}
 	e.quiet.buckets, e.quiet.unheard = 2, "node-1 has 3 batches"
 	if v := verdicts(e)[treesConverge.Name]; v.State != Violated {
 		t.Errorf("%+v", v)
+	}
+}
+
+// TestRemovedWhileANodeStarts: an engine of the configuration that a node adds when it starts is not judged as if operators had done it; other
+// backends are.
+func TestRemovedWhileANodeStarts(t *testing.T) {
+	e := evident()
+	back := func(name string) {
+		for i, op := range []struct {
+			kind history.Kind
+			out  history.Output
+		}{{opAdd, history.Output{}}, {opRemove, history.Output{}}, {opRead, history.Output{Exists: true}}} {
+			e.history = append(e.history, history.Operation{Input: history.Input{Kind: op.kind, Backend: name}, Call: int64(100 + 2*i), Return: int64(101 + 2*i), Output: op.out})
+		}
+	}
+	back("engine-1")
+	if v := verdicts(e)[membershipKept.Name]; v.State != Violated {
+		t.Errorf("it came back by itself: %+v", v)
+	}
+	e.marks[0].Began, e.marks[0].Over = 24*sec, 26*sec // the kill, and the restart
+	if v := verdicts(e)[membershipKept.Name]; v.State != Held {
+		t.Errorf("it came back with a node: %+v", v)
+	}
+	back("b2")
+	if v := verdicts(e)[membershipKept.Name]; v.State != Violated {
+		t.Errorf("another one came back: %+v", v)
 	}
 }
 

@@ -17,7 +17,8 @@ var treesConverge = Invariant{
 	Promise: "when traffic ends, all nodes have been told the same and hold the same live facts about the engines' caches",
 	Bound:   "5 s after the last request ended",
 	Seen: "digests of all batches of every ten seconds in which all processes ran, and of all live facts, equal to the last. Where an engine lost its cache, " +
-		"or told lies about it, each node learns for itself how long that engine's facts live, and live facts may differ",
+		"or told lies about it, each node learns for itself how long that engine's facts live, and live facts may differ. Where a clock was set, times are " +
+		"what each node takes them for, and the numbers of facts must agree, to 2 %",
 	judge: func(e *evidence) (f finding) {
 		q := &e.quiet
 		if q.facts == 0 && q.differ == "" && q.unheard == "" {
@@ -26,7 +27,12 @@ var treesConverge = Invariant{
 		f.checked = q.compared
 		f.note = fmt.Sprintf("%d facts, %d spans of ten seconds, equal after %.2f s", q.facts, q.buckets, q.converged.Seconds())
 		lost := slices.ContainsFunc(e.marks, func(m Mark) bool { return m.Kind == "amnesia" || m.Kind == "crash" || m.Kind == "lie" })
+		set := slices.ContainsFunc(e.marks, func(m Mark) bool { return m.Kind == "clock" })
 		switch {
+		case set && float64(q.most-q.least) > 0.02*float64(q.most):
+			f.violate(e.drained+q.converged, "the fleet", "%d facts at one node, %d at another", q.least, q.most)
+		case set:
+			f.note = fmt.Sprintf("a clock was set: %d to %d facts", q.least, q.most)
 		case q.unheard != "":
 			f.violate(e.drained+q.converged, "the fleet", "%s", q.unheard)
 		case q.differ != "" && lost:

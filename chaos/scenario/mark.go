@@ -33,6 +33,15 @@ func (m *Mark) touches(name string) bool {
 	return slices.ContainsFunc(m.Members, func(g []string) bool { return slices.Contains(g, name) })
 }
 
+// starts says whether nodes are started in its course.
+func (m *Mark) starts() bool {
+	switch m.Kind {
+	case "kill", "stop", "start", "roll", "upgrade":
+		return true
+	}
+	return false
+}
+
 // during says whether any of it lay in [from, to], give or take slack at its end.
 func (m *Mark) during(from, to, slack time.Duration) bool {
 	if m.Began < 0 || m.Skipped != "" {

@@ -18,6 +18,8 @@ type quiet struct {
 
 	converged time.Duration // when all agreed, or were given up
 	facts     uint64
+	least     uint64 // facts of the node that holds fewest
+	most      uint64
 	compared  int
 	differ    string // how live facts differ; "" if they agree
 	buckets   int    // spans of ten seconds that were compared
@@ -139,7 +141,9 @@ func (q *quiet) compare(ctx context.Context, f *fleet.Fleet, ended time.Time) {
 		}
 		buckets := within(g.Digests, latest, ended)
 		q.compared++
-		if facts == nil {
+		q.most = max(q.most, own.Count)
+		if q.least = min(q.least, own.Count); facts == nil {
+			q.least, q.most = own.Count, own.Count
 			facts, told, name, q.facts, q.buckets = own, buckets, n.Name(), own.Count, len(buckets)
 			continue
 		}
