@@ -13,9 +13,7 @@ import (
 // TestDisks breaks the disk of the node that leads in each of the ways there are. Another one leads while it is full or hangs, a node whose disk
 // hangs can be killed, and in the end all agree.
 func TestDisks(t *testing.T) {
-	if err := fleet.Supports(fleet.FaultDisks); err != nil {
-		t.Skip(err)
-	}
+	need(t, fleet.FaultDisks)
 	if os.Getuid() == 0 { // it needs the rights to mount
 		t.Parallel()
 	} else if !isolated(t, false) {

@@ -196,6 +196,9 @@ func (f *Fleet) makeAddresses() error {
 		f.net, f.addrs = net, net
 		return nil
 	}
+	if err := raiseLoopback(); err != nil {
+		return err
+	}
 	l, err := lease(members)
 	if err != nil {
 		return err

@@ -57,6 +57,14 @@ func Isolated() bool {
 	return err == nil && from != "" && from != here
 }
 
+// raiseLoopback makes 127.0.0.0/8 work in a process that Isolate started, whose network is empty; elsewhere it does.
+func raiseLoopback() error {
+	if !Isolated() {
+		return nil
+	}
+	return ip("link set lo up\n")
+}
+
 // network is the inside of an isolated process: this process's namespace is a router (the hub), every node has a namespace of its own
 // that is joined to the hub alone, and engines and balancer are on the hub. Links between nodes are cut by rules of the hub's
 // routing that lose the packets.

@@ -13,6 +13,8 @@ func Isolate(*exec.Cmd) error { return errors.ErrUnsupported }
 // Isolated is false where there are no network namespaces.
 func Isolated() bool { return false }
 
+func raiseLoopback() error { return nil }
+
 // network exists on Linux only.
 type network struct{}
 

@@ -19,12 +19,19 @@ const patience = 20 * time.Second
 // testPort is where tests listen on a node's address: none of its services does.
 const testPort = "19000"
 
+// need skips a test where a fault cannot be done.
+func need(t *testing.T, faults ...string) {
+	t.Helper()
+	for _, fault := range faults {
+		if err := fleet.Supports(fault); err != nil {
+			t.Skip(err)
+		}
+	}
+}
+
 // switched starts two nodes and an engine that are joined by a switch.
 func switched(t *testing.T) (f *fleet.Fleet, a, b *fleet.Node) {
 	t.Helper()
-	if err := fleet.Supports(fleet.FaultLinks); err != nil {
-		t.Skip(err)
-	}
 	f = start(t, fleet.Config{Nodes: 2, Engines: 1, Alone: true, Switched: true, Seed: 7, Settings: map[string]any{"drain_grace": "0s", "drain_close": "0s"}})
 	return f, f.Node("node-0"), f.Node("node-1")
 }
@@ -144,6 +151,7 @@ func datagrams(t *testing.T, a, b *fleet.Node, count int) (arrived []int) {
 
 // TestLinks measures each thing that a link can do, through real sockets.
 func TestLinks(t *testing.T) {
+	need(t, fleet.FaultLinks)
 	if !isolated(t, false) {
 		return
 	}
@@ -232,6 +240,7 @@ func heal(t *testing.T, f *fleet.Fleet) {
 
 // TestOneWay: what one side sends is lost, what the other sends arrives, and a connection survives that.
 func TestOneWay(t *testing.T) {
+	need(t, fleet.FaultLinks)
 	if !isolated(t, false) {
 		return
 	}
@@ -278,6 +287,7 @@ func isTimeout(err error) bool {
 
 // TestReset: every connection between two members gets a reset at both ends, whatever it was doing; others go on.
 func TestReset(t *testing.T) {
+	need(t, fleet.FaultLinks)
 	if !isolated(t, false) {
 		return
 	}
@@ -334,11 +344,9 @@ func TestReset(t *testing.T) {
 // TestPlaces: clients, balancer and engines are behind links of their own, in a fleet that gossips and agrees, and what the harness
 // asks of nodes is behind none.
 func TestPlaces(t *testing.T) {
+	need(t, fleet.FaultLinks)
 	if !isolated(t, false) {
 		return
-	}
-	if err := fleet.Supports(fleet.FaultLinks); err != nil {
-		t.Skip(err)
 	}
 	f := start(t, fleet.Config{Nodes: 3, Engines: 2, Switched: true, Balancer: fleet.BalancerConfig{Interval: 50 * time.Millisecond, Timeout: 500 * time.Millisecond},
 		Settings: map[string]any{"drain_grace": "0s", "drain_close": "0s", "connect_timeout": "300ms"}})

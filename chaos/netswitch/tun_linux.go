@@ -15,9 +15,6 @@ const tunPath = "/dev/net/tun"
 // portMTU is Ethernet's, so that packets are as many and as long as between machines.
 const portMTU = 1500
 
-// portQueue is how many packets a port holds while the switch is not running: enough for a busy machine.
-const portQueue = 4096
-
 // Available returns nil if this process may open ports, which also needs a network namespace that is its own; else why not.
 func Available() error {
 	f, err := os.OpenFile(tunPath, os.O_RDWR, 0)
@@ -80,15 +77,11 @@ func configure(name string, addr netip.Prefix) error {
 			errs = append(errs, fmt.Errorf("netswitch: interface %s: %w", name, err))
 		}
 	}
-	number := func(v uint32) func(*unix.Ifreq) error {
-		return func(r *unix.Ifreq) error { r.SetUint32(v); return nil }
-	}
 	up := func(r *unix.Ifreq) error { r.SetUint16(unix.IFF_UP | unix.IFF_RUNNING); return nil }
 	set("lo", unix.SIOCSIFFLAGS, up)
 	set(name, unix.SIOCSIFADDR, func(r *unix.Ifreq) error { return r.SetInet4Addr(ip[:]) })
 	set(name, unix.SIOCSIFNETMASK, func(r *unix.Ifreq) error { return r.SetInet4Addr(mask[:]) })
-	set(name, unix.SIOCSIFMTU, number(portMTU))
-	set(name, unix.SIOCSIFTXQLEN, number(portQueue))
+	set(name, unix.SIOCSIFMTU, func(r *unix.Ifreq) error { r.SetUint32(portMTU); return nil })
 	set(name, unix.SIOCSIFFLAGS, up)
 	return errors.Join(errs...)
 }
