@@ -265,7 +265,10 @@ func swarm(d *dice) Schedule {
 	for _, own := range [][]string{d.engines[:split], d.engines[split:]} {
 		s = d.row(s, func() string { return fmt.Sprintf(kinds[d.IntN(len(kinds))], own[d.IntN(len(own))]) }, 4*time.Second)
 	}
+	// Never without these two: an engine that is taken out, and a flood.
 	at, length := d.part(d.IntN(3), 3)
+	s = append(s, event(at, round(length/3), []string{"drain %s", "remove %s"}[d.IntN(2)], d.engine()))
+	at, length = d.part(d.IntN(3), 3)
 	return append(s, event(at, length, "flood rate=%d", 5+d.IntN(15)))
 }
 
