@@ -1,8 +1,10 @@
 package fleet
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"time"
 
 	"grapevine/chaos/disk"
@@ -54,14 +56,15 @@ func (n *Node) onDisk(f func(*disk.Disk)) error {
 	return nil
 }
 
-// Supports returns nil if a fault can be done here, else why not. Whoever leaves out a fault for that says so. Of clocks it says whether this
+// Supports returns nil if a fault can be done here, else why not: it tries. Links need a process of Isolate; so do disks, unless by root. Whoever
+// leaves out a fault for that says so. Of clocks it says whether this
 // very program's can be stepped; Steppable is for others.
 func Supports(fault string) error {
 	switch fault {
 	case FaultLinks:
-		return netswitch.Available()
+		return errors.Join(netswitch.Available(), isolatable())
 	case FaultDisks:
-		return disk.Available()
+		return mountable()
 	case FaultClock:
 		self, err := os.Executable()
 		if err != nil {
@@ -75,4 +78,44 @@ func Supports(fault string) error {
 		return err
 	}
 	return fmt.Errorf("fleet: %s: no such fault", fault)
+}
+
+// isolatable returns nil if Isolate works here: a process that does nothing is started with it.
+func isolatable() error {
+	if Isolated() {
+		return nil
+	}
+	cmd := exec.Command("ip", "-Version")
+	if err := Isolate(cmd); err != nil {
+		return err
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("fleet: no network namespaces: %w %s", err, out)
+	}
+	return nil
+}
+
+// mountable returns nil if nodes can have file systems of their own: one is made. Who is not root can be so in a process of Isolate.
+func mountable() (err error) {
+	if err := disk.Available(); err != nil {
+		return err
+	}
+	if os.Getuid() != 0 {
+		return isolatable()
+	}
+	t, err := newThread(nil)
+	if err != nil {
+		return err
+	}
+	defer t.close()
+	dir, err := os.MkdirTemp("", "grapevine-disk-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.Remove(dir)) }()
+	d, err := disk.Mount(dir, t.do)
+	if err != nil {
+		return err
+	}
+	return d.Close()
 }

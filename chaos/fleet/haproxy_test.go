@@ -2,6 +2,7 @@ package fleet_test
 
 import (
 	"context"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,23 +22,29 @@ func TestHAProxy(t *testing.T) {
 	f := start(t, fleet.Config{Nodes: 2, Engines: 1, Alone: true, HAProxy: true, Dir: t.TempDir(), Settings: map[string]any{"drain_grace": "0s", "drain_close": "0s"}})
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	answers := func() map[string]bool {
+	// A machine that stalls can have HAProxy take a node for dead that is not, for a while: what is meant to come comes in the end.
+	answeredBy := func(want ...string) {
 		t.Helper()
-		seen := map[string]bool{}
-		for range 10 {
-			who, err := chatFrom(ctx, f.DialClient, f.URL())
-			if err != nil {
-				t.Fatal(err)
+		for {
+			seen := map[string]bool{}
+			var err error
+			for range 10 {
+				var who string
+				if who, err = chatFrom(ctx, f.DialClient, f.URL()); err != nil {
+					break
+				}
+				seen[who] = true
 			}
-			seen[who] = true
+			if got := slices.Sorted(maps.Keys(seen)); err == nil && slices.Equal(got, want) {
+				return
+			} else if ctx.Err() != nil {
+				t.Fatalf("10 connections saw %v, %v, want %v", got, err, want)
+			}
 		}
-		return seen
 	}
-	if seen := answers(); len(seen) != 2 {
-		t.Errorf("10 connections saw %v", seen)
-	}
+	answeredBy("node-0", "node-1")
 	targets, err := f.Targets(ctx)
-	if err != nil || len(targets) != 2 || targets[0].Connections < 1 || targets[1].Connections < 1 || !targets[0].Healthy || !targets[1].Healthy {
+	if err != nil || len(targets) != 2 || targets[0].Connections < 1 || targets[1].Connections < 1 {
 		t.Errorf("%+v, %v", targets, err)
 	}
 	n := f.Node("node-1")
@@ -47,13 +54,12 @@ func TestHAProxy(t *testing.T) {
 	if err := f.WaitHealthy(ctx, "node-1", false); err != nil {
 		t.Fatal(err)
 	}
-	if seen := answers(); len(seen) != 1 || !seen["node-0"] {
-		t.Errorf("with node-1 dead %v answered", seen)
-	}
+	answeredBy("node-0")
 	restart(ctx, t, n)
 	if err := f.WaitHealthy(ctx, "node-1", true); err != nil {
 		t.Fatal(err)
 	}
+	answeredBy("node-0", "node-1")
 	same(t, filepath.Join(f.Dir(), "haproxy.cfg"))
 }
 
