@@ -80,9 +80,9 @@ func newVirtualFleet(t *testing.T, seed uint64, size int) *virtualFleet {
 	v := &virtualFleet{
 		t: t, r: virtual.Rand(seed, 0), seed: seed, net: newMemnet(t), truth: newTruth(), cuts: map[[2]string]int{},
 	}
-	v.exact, v.restless, v.lossy = v.r.IntN(3) > 0, v.r.IntN(3) == 0, v.r.IntN(3) > 0
+	v.exact, v.restless, v.lossy = v.r.IntN(3) > 0, v.r.IntN(4) == 0, v.r.IntN(3) > 0
 	v.truth.skewed = v.restless
-	v.journal = []int64{smallJournal, 64 << 20}[v.r.IntN(2)]
+	v.journal = []int64{smallJournal, 64 << 20, 64 << 20, 64 << 20}[v.r.IntN(4)]
 	v.budget = []int64{64 << 10, defaultBudget}[v.r.IntN(2)] // with the lesser one pages are small, and repairs wait
 	v.flush = []time.Duration{50 * time.Millisecond, 200 * time.Millisecond}[v.r.IntN(2)]
 	v.net.buffer = []int{16 << 10, 256 << 10}[v.r.IntN(2)]
