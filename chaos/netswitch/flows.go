@@ -2,6 +2,7 @@ package netswitch
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 )
 
@@ -19,7 +20,7 @@ type flow struct {
 
 const (
 	// maxFlows bounds how many connections are remembered: more than there are descriptors in a process.
-	maxFlows = 1 << 16
+	maxFlows = 1 << 15
 	// doomTime is how long a reset connection is answered by resets: longer than it takes either side to send something.
 	doomTime = time.Minute
 )
@@ -83,18 +84,24 @@ func (f flows) note(p packet, s segment, now time.Time) (pass bool, answer packe
 	return true, nil
 }
 
-// forget drops connections that have ended, and if that is not enough those that were silent longest.
+// forget drops connections that have ended, and if too few have, the quarter that was silent longest.
 func (f flows) forget(now time.Time) {
+	var seen []time.Time
 	for key, c := range f {
 		if c.closed[0] && c.closed[1] || !c.doomed.IsZero() && now.Sub(c.doomed) > doomTime {
 			delete(f, key)
+			continue
 		}
+		seen = append(seen, c.seen)
 	}
-	for patience := time.Hour; len(f) >= maxFlows*3/4; patience /= 2 {
-		for key, c := range f {
-			if now.Sub(c.seen) >= patience {
-				delete(f, key)
-			}
+	if len(f) < maxFlows*3/4 {
+		return
+	}
+	slices.SortFunc(seen, time.Time.Compare)
+	oldest := seen[len(seen)/4]
+	for key, c := range f {
+		if !c.seen.After(oldest) {
+			delete(f, key)
 		}
 	}
 }

@@ -117,7 +117,7 @@ func TestResetLeavesOthers(t *testing.T) {
 	})
 }
 
-// TestFlowsAreBounded: when there is no room, connections that ended are forgotten before those that are silent longest.
+// TestFlowsAreBounded: when there is no room, the connections that were silent longest are forgotten.
 func TestFlowsAreBounded(t *testing.T) {
 	f, now := flows{}, time.Unix(1000, 0)
 	seg := func(i int, flags byte) (packet, segment) {
@@ -127,7 +127,7 @@ func TestFlowsAreBounded(t *testing.T) {
 		s, _ := p.tcp()
 		return p, s
 	}
-	for i := range maxFlows * 3 {
+	for i := range maxFlows * 2 {
 		p, s := seg(i, flagSYN)
 		if pass, answer := f.note(p, s, now.Add(time.Duration(i)*time.Millisecond)); !pass || answer != nil {
 			t.Fatal("not passed")
@@ -136,7 +136,7 @@ func TestFlowsAreBounded(t *testing.T) {
 			t.Fatalf("%d connections are remembered", len(f))
 		}
 	}
-	p, s := seg(maxFlows*3-1, flagACK)
+	p, s := seg(maxFlows*2-1, flagACK)
 	if key, _ := keyOf(p, s); f[key] == nil {
 		t.Error("the latest is forgotten")
 	}
