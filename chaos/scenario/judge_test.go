@@ -3,6 +3,7 @@ package scenario
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -68,7 +69,7 @@ func evident() *evidence {
 
 func verdicts(e *evidence) map[string]Verdict {
 	out := make(map[string]Verdict)
-	for _, v := range judgeAll(e) {
+	for _, v := range judgeAll(e, nil) {
 		out[v.Invariant] = v
 	}
 	return out
@@ -346,6 +347,10 @@ func TestReport(t *testing.T) {
 	}
 	if out := r.report(e); out.Result != Idle || len(out.Missing) == 0 {
 		t.Errorf("%s, %v: no byte was ever compared", out.Result, out.Missing)
+	}
+	r.cfg.LeaveOut = []string{noForeignBytes.Name}
+	if out := r.report(e); out.Result != Passed || !slices.ContainsFunc(out.Verdicts, func(v Verdict) bool { return v.State == LeftOut }) {
+		t.Errorf("%s, %v: what was left out counts", out.Result, out.Missing)
 	}
 	if err := WriteHTML(t.TempDir()+"/none/page.html", out); err == nil {
 		t.Error("written to nowhere")

@@ -82,7 +82,7 @@ func skipped(cfg *Config, s *Scenario, missing []string) *Report {
 
 func (r *run) report(e *evidence) *Report {
 	out := newReport(&r.cfg, r.s)
-	out.Verdicts = judgeAll(e)
+	out.Verdicts = judgeAll(e, r.cfg.LeaveOut)
 	out.Result = Passed
 	for _, v := range out.Verdicts {
 		out.Violations += v.Count

@@ -33,6 +33,8 @@ type Config struct {
 	// Soak makes one run of that length: the scenario's schedule again and again, each time with the next seed.
 	Soak time.Duration
 	Rate float64 // conversations begun a second; default: the scenario's
+	// LeaveOut are invariants that the run is not held to, by name: where the machine is too busy for what they measure.
+	LeaveOut []string
 
 	Binary string   // grapevine; default: the running program
 	Newer  string   // grapevine of the next release, for upgrades; "": such schedules are left out
@@ -129,6 +131,12 @@ func (c Config) checked() (Config, *Scenario, error) {
 	}
 	if c.Soak > 0 {
 		c.command += fmt.Sprintf(" --soak %v", c.Soak)
+	}
+	for _, name := range c.LeaveOut {
+		if !slices.ContainsFunc(invariants(), func(i Invariant) bool { return i.Name == name }) {
+			return c, nil, fmt.Errorf("%w: no promise %q to leave out: grapevine chaos list shows them", ErrConfig, name)
+		}
+		c.command += " --leave-out " + name
 	}
 	if c.Rate > 0 {
 		c.command += fmt.Sprintf(" --rate %v", c.Rate)

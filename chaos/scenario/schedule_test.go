@@ -193,7 +193,7 @@ func TestConfigIsChecked(t *testing.T) {
 	}
 	dir := t.TempDir()
 	for what, change := range map[string]func(*Config){
-		"name": func(c *Config) { c.Scenario = "" }, "few nodes": func(c *Config) { c.Nodes = 1 }, "many nodes": func(c *Config) { c.Nodes = 99 },
+		"name": func(c *Config) { c.Scenario = "" }, "no such promise": func(c *Config) { c.LeaveOut = []string{"flight"} }, "few nodes": func(c *Config) { c.Nodes = 1 }, "many nodes": func(c *Config) { c.Nodes = 99 },
 		"short": func(c *Config) { c.Duration = time.Second }, "too short for the schedule": func(c *Config) { c.Duration = 40 * time.Second },
 		"kept things": func(c *Config) { c.Keep = dir[:strings.LastIndexByte(dir, '/')] },
 	} {

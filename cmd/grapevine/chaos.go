@@ -104,6 +104,7 @@ type chaosRunCmd struct {
 	Soak     time.Duration `name:"soak" placeholder:"DURATION" help:"Go on for that long on one fleet: the scenario's schedule again and again, with the next seed each time."`
 	Rate     float64       `name:"rate" placeholder:"N" help:"Conversations begun a second, of about five requests each; the scenario's own if not given."`
 	Newer    string        `name:"newer" placeholder:"FILE" help:"A grapevine of the next release, for upgrade."`
+	LeaveOut []string      `name:"leave-out" placeholder:"PROMISE" help:"Do not hold the runs to this one, because the machine is too busy for what it measures. Repeatable."`
 	JSON     bool          `name:"json" help:"Print one JSON object."`
 	HTML     string        `name:"html" placeholder:"FILE" help:"Write verdicts and timelines as one page."`
 	Keep     string        `name:"keep" placeholder:"DIR" help:"Keep logs, configurations and schedules there, in a directory for each run."`
@@ -132,7 +133,7 @@ func (c *chaosRunCmd) Run(s *streams) error {
 	failed := 0
 	for _, name := range names {
 		r, err := c.one(ctx, s, scenario.Config{
-			Scenario: name, Seed: c.Seed, Schedule: schedule, Nodes: c.Nodes, Duration: c.Duration, Soak: c.Soak, Rate: c.Rate, Newer: c.Newer,
+			Scenario: name, Seed: c.Seed, Schedule: schedule, Nodes: c.Nodes, Duration: c.Duration, Soak: c.Soak, Rate: c.Rate, LeaveOut: c.LeaveOut, Newer: c.Newer,
 			Log: zerolog.New(s.err).Level(zerolog.ErrorLevel),
 		})
 		switch {
@@ -231,6 +232,9 @@ func (c *chaosRunCmd) isolated(ctx context.Context, s *streams, cfg scenario.Con
 	}
 	args := []string{"chaos", "run", cfg.Scenario, "--json", fmt.Sprintf("--seed=%d", cfg.Seed), fmt.Sprintf("--nodes=%d", cfg.Nodes),
 		fmt.Sprintf("--duration=%v", cfg.Duration), fmt.Sprintf("--soak=%v", cfg.Soak), fmt.Sprintf("--rate=%v", cfg.Rate), "--newer=" + cfg.Newer, "--keep=" + c.Keep}
+	for _, name := range cfg.LeaveOut {
+		args = append(args, "--leave-out="+name)
+	}
 	cmd := exec.Command(self, args...)
 	if cfg.Schedule != nil {
 		cmd.Args = append(cmd.Args, "--schedule=-")
