@@ -25,10 +25,14 @@ type machine struct {
 	// was last given. Ids are dense, so it is as long as the most backends there
 	// ever were at a time.
 	generations []uint32
-	used        []bool // per id
-	rules       Rules
-	hot         []HotPrefix // sorted by anchor
-	switches    Switches
+	// retired is the highest generation that a backend had when it was removed: one
+	// that is added has a higher one, so that what was told of a former one of its
+	// name, or of a name with the same key, is of the past.
+	retired  uint32
+	used     []bool // per id
+	rules    Rules
+	hot      []HotPrefix // sorted by anchor
+	switches Switches
 
 	outcomes map[requestID]outcome
 	order    []requestID // of outcomes, oldest first from head on
@@ -140,7 +144,7 @@ func (m *machine) addBackends(index uint64, at int64, c AddBackends) (bool, *ref
 			m.generations = append(m.generations, 0)
 		}
 		m.used[id] = true
-		m.generations[id]++
+		m.generations[id] = max(m.generations[id], m.retired) + 1
 		m.backends = append(m.backends, Backend{
 			ID: uint16(id), Generation: m.generations[id], Name: spec.Name, URL: spec.URL, Models: spec.Models,
 			Role: spec.Role, Zone: spec.Zone, Weight: cmp.Or(spec.Weight, 1), KVTokens: spec.KVTokens,
@@ -281,6 +285,7 @@ func (m *machine) removeBackends(c RemoveBackends) (bool, *refusal) {
 			return false
 		}
 		m.used[b.ID] = false
+		m.retired = max(m.retired, b.Generation)
 		delete(m.urls, b.URL)
 		return true
 	})

@@ -41,7 +41,7 @@ func TestIDsAreDenseAndGenerationsGrow(t *testing.T) {
 	must(t, m, 3, NewGeneration{Name: "a", From: 1})
 	must(t, m, 4, add("d", "e"))
 	must(t, m, 5, UpdateBackend{Name: "c", URL: ptr("http://elsewhere.test:1")})
-	want := map[string][2]uint32{"a": {0, 2}, "c": {2, 2}, "d": {1, 2}, "e": {3, 1}}
+	want := map[string][2]uint32{"a": {0, 2}, "c": {2, 2}, "d": {1, 2}, "e": {3, 2}}
 	st := m.state()
 	if len(st.Backends) != len(want) {
 		t.Fatalf("%d backends", len(st.Backends))
@@ -51,6 +51,30 @@ func TestIDsAreDenseAndGenerationsGrow(t *testing.T) {
 		if uint32(b.ID) != w[0] || b.Generation != w[1] {
 			t.Errorf("%s has id %d and generation %d, want %v", name, b.ID, b.Generation, w)
 		}
+	}
+}
+
+// A name that comes back has a higher generation than it ever had, under whatever
+// id, also after a snapshot: late news of the former one are of the past.
+func TestNameThatComesBackIsNewer(t *testing.T) {
+	m := newMachine()
+	must(t, m, 1, add("a", "b"))
+	for index := range uint64(4) {
+		must(t, m, 2+index, NewGeneration{Name: "b"})
+	}
+	must(t, m, 6, RemoveBackends{[]string{"a", "b"}})
+	m, err := restoreMachine(m.snapshot())
+	if err != nil {
+		t.Fatal(err)
+	}
+	must(t, m, 7, add("b"))
+	if b, _ := m.state().Backend("b"); b.ID != 0 || b.Generation != 6 {
+		t.Errorf("id %d and generation %d, had 5 under id 1", b.ID, b.Generation)
+	}
+	must(t, m, 8, RemoveBackends{[]string{"b"}})
+	must(t, m, 9, add("c", "b"))
+	if b, _ := m.state().Backend("b"); b.Generation != 7 {
+		t.Errorf("generation %d, had 6", b.Generation)
 	}
 }
 
@@ -269,6 +293,8 @@ func TestMachineAgainstModel(t *testing.T) {
 		m, model := newMachine(), make(map[string]modelBackend)
 		index := uint64(0)
 		given := make(map[[2]uint32]bool) // id and generation that were ever given out
+		newest := make(map[string]uint32) // generation that a name ever had
+		retired := make(map[string]bool)  // names that were removed
 		owner := make(map[string][2]uint32)
 		name := rapid.SampledFrom([]string{"a", "b", "c", "d"})
 		apply := func(c Command, allowed bool) {
@@ -304,6 +330,7 @@ func TestMachineAgainstModel(t *testing.T) {
 				apply(RemoveBackends{[]string{n}}, exists)
 				delete(model, n)
 				delete(owner, n)
+				retired[n] = true
 			},
 			"state": func(t *rapid.T) {
 				n, a := name.Draw(t, "name"), Action(rapid.IntRange(0, 3).Draw(t, "action"))
@@ -352,6 +379,11 @@ func TestMachineAgainstModel(t *testing.T) {
 						t.Fatalf("%s has id %d and generation %d, which were another's", b.Name, b.ID, b.Generation)
 					}
 					given[key], owner[b.Name] = true, key
+					if was := newest[b.Name]; b.Generation < was || retired[b.Name] && b.Generation == was {
+						t.Fatalf("%s has generation %d, had %d before it was removed", b.Name, b.Generation, was)
+					}
+					newest[b.Name] = b.Generation
+					delete(retired, b.Name)
 					if int(b.ID) >= len(m.generations) || len(m.generations) > 4 {
 						t.Fatalf("id %d of %d: not dense", b.ID, len(m.generations))
 					}

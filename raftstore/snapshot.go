@@ -17,6 +17,7 @@ import (
 //	rules        version uvarint, text
 //	switches     1 byte, bit 0: hot
 //	generations  count, then one uvarint per id ever given out
+//	retired      uvarint, the highest generation of a backend that was removed
 //	backends     count, then each, sorted by name
 //	hot          count, then each, sorted by anchor
 //	outcomes     count, then each, oldest first
@@ -46,6 +47,7 @@ func (m *machine) snapshot() []byte {
 	for _, g := range m.generations {
 		dst = binary.AppendUvarint(dst, uint64(g))
 	}
+	dst = binary.AppendUvarint(dst, uint64(m.retired))
 	dst = binary.AppendUvarint(dst, uint64(len(m.backends)))
 	for _, b := range m.backends {
 		dst = appendBackend(dst, b)
@@ -135,6 +137,7 @@ func decodeMachine(b []byte) (*machine, error) {
 	for i := range m.generations {
 		m.generations[i] = uint32(d.uint(math.MaxUint32))
 	}
+	m.retired = uint32(d.uint(math.MaxUint32))
 	if err := m.decodeBackends(d); err != nil {
 		return nil, err
 	}

@@ -33,7 +33,7 @@ type Constants struct {
 // Backend is one inference engine that requests may be sent to.
 type Backend struct {
 	// ID is dense: the lowest that was free when the backend was added. An id
-	// that is given out again comes with a higher Generation.
+	// that is given out again comes with a higher Generation, and so does a name.
 	ID uint16
 	// Generation fences what is known of a backend's cache: it grows when the
 	// engine was restarted, when its URL changes, and when the id changes hands.
