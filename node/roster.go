@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"grapevine/node/health"
 	"grapevine/prefixtree"
 	"grapevine/proxy"
 	"grapevine/proxy/policy"
@@ -346,7 +345,7 @@ func (u *upstream) lastResort() bool {
 
 // downByHealth says whether it is health's word that a backend is down.
 func (u *upstream) downByHealth() bool {
-	return u.state == policy.Down && u.agreed != nil && strings.HasPrefix(u.agreed.Reason, health.Prefix)
+	return u.state == policy.Down && u.agreed != nil && u.agreed.DownBy == raftstore.ByHealth
 }
 
 // eligible is the state of a backend for the policy. A last resort is active there,

@@ -73,6 +73,7 @@ func appendBackend(dst []byte, b Backend) []byte {
 	})
 	dst = append(dst, byte(b.State))
 	dst = appendBool(dst, b.Drained)
+	dst = append(dst, byte(b.DrainedBy), byte(b.DownBy))
 	dst = binary.AppendVarint(dst, b.Since)
 	dst = appendString(dst, b.Reason)
 	return binary.AppendUvarint(dst, b.Version)
@@ -168,15 +169,15 @@ func decodeMachine(b []byte) (*machine, error) {
 
 // decodeBackends reads the backends and derives which ids and URLs are in use.
 func (m *machine) decodeBackends(d *decoder) error {
-	// The shortest backend: 22 bytes, if everything is empty or 0.
-	m.backends = make([]Backend, d.count(MaxBackends, 22))
+	// The shortest backend: 24 bytes, if everything is empty or 0.
+	m.backends = make([]Backend, d.count(MaxBackends, 24))
 	for i := range m.backends {
 		b := &m.backends[i]
 		*b = Backend{
 			ID: uint16(d.uint(math.MaxUint16)), Generation: uint32(d.uint(math.MaxUint32)),
 			Name: d.name(), URL: d.url(), Models: d.models(), Role: d.name(), Zone: d.name(),
 			Weight: d.float(), KVTokens: d.int(), Source: d.source(),
-			State: BackendState(d.enum(byte(Down))), Drained: d.bool(),
+			State: BackendState(d.enum(byte(Down))), Drained: d.bool(), DrainedBy: d.author(), DownBy: d.author(),
 			Since: d.int(), Reason: d.string(MaxReasonBytes), Version: d.uint(math.MaxUint64),
 		}
 		if d.err != nil {
