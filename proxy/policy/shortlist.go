@@ -131,16 +131,17 @@ func deeper(a, b *prefixtree.Holder) bool {
 	return a.Backend < b.Backend
 }
 
-// putSet puts forward backends of the replica set of the hot prefix: all of them, or a part that differs from key to key.
+// putSet puts forward backends of the replica set of the hot prefix: all of them and those that stand in for who is away or has a long
+// queue, in the order of the anchor; or a part that differs from key to key.
 func (s *Scene) putSet(key uint64) {
 	set := s.pool.replicas(s.HotAnchor, s.Replicas)
-	n := 0
+	n, partly := 0, s.Replicas > selectReplicas
 	for i := range set {
-		if n == s.Replicas || len(set) > selectReplicas && n == selectReplicas {
+		if partly && n == selectReplicas {
 			return
 		}
 		at := i
-		if len(set) > selectReplicas {
+		if partly {
 			at = int(mix(key+uint64(i)*0x9e3779b97f4a7c15) % uint64(s.Replicas))
 		}
 		c := s.putMore(int(set[at]))
@@ -155,13 +156,14 @@ func (s *Scene) putSet(key uint64) {
 
 // replicas returns the first backends in the rendezvous order of an anchor, a few more than so many: some may be away.
 func (p *pool) replicas(anchor prefixtree.Hash, n int) []int32 {
+	want := min(n+n/8+selectOrder, len(p.entries))
 	p.setsMu.RLock()
 	set := p.sets[anchor]
 	p.setsMu.RUnlock()
-	if want := min(n+n/8+selectOrder, len(p.entries)); len(set) < want {
-		return p.findReplicas(anchor, want)
+	if len(set) < want {
+		set = p.findReplicas(anchor, want)
 	}
-	return set
+	return set[:want] // it may have been larger before
 }
 
 // findReplicas ranks all backends for an anchor, once for every view.
