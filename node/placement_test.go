@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"grapevine/gossip"
 	"grapevine/prefixtree"
 	"grapevine/proxy/policy"
 	"grapevine/raftstore"
@@ -242,6 +243,64 @@ func TestUnplacedWaitsForBackends(t *testing.T) {
 		if again := &told[0].payload[0] != &kept[0].payload[0]; len(told) != 1 || again != (version > 0) {
 			t.Errorf("version %d: %d payloads are kept, tried again: %v", version+1, len(told), again)
 		}
+	}
+}
+
+// TestLoadWaitsForBackends: what others said of their load on a backend counts as soon
+// as the backend is known here, if it still holds, and nothing older does.
+func TestLoadWaitsForBackends(t *testing.T) {
+	n := unstarted(t, "a")
+	k, key := n.knowledge, prefixtree.BackendKey
+	load := func(name string, tokens uint32) []gossip.Load {
+		return []gossip.Load{{Backend: key(name), PrefillTokens: tokens, Active: 1}}
+	}
+	k.PeerLoad("x", load("b", 100), true)
+	k.PeerLoad("x", load("b", 700), false)
+	k.PeerLoad("x", load("c", 50), false)
+	k.PeerLoad("y", load("b", 30), true)
+	k.PeerLoad("y", load("c", 0)[:0], true) // of all its load: none any more
+	k.PeerLoad("z", load("b", 9), true)
+	k.DropPeer("z")
+	k.PeerLoad("v", load("b", 4), true)
+	k.PeerLoad("v", []gossip.Load{{Backend: key("b")}}, false)
+	if err := n.fleet.adopt(stateWith(1, firstGeneration, "a", "b")); err != nil {
+		t.Fatal(err)
+	}
+	of := func(name string) string {
+		tokens, active := n.router.PeerLoad(n.fleet.roster().named(name).id)
+		return fmt.Sprint(tokens, " ", active)
+	}
+	if got := of("b"); got != "700 1" {
+		t.Errorf("load of others %s", got)
+	}
+	k.PeerLoad("x", load("b", 0)[:0], true)
+	if err := n.fleet.adopt(stateWith(2, firstGeneration, "a", "b", "c")); err != nil {
+		t.Fatal(err)
+	}
+	if b, c := of("b"), of("c"); b != "0 0" || c != "0 0" || len(k.early.byOrigin) != 0 || k.early.count != 0 {
+		t.Errorf("load of others %s, %s; kept: %+v", b, c, k.early)
+	}
+}
+
+// TestUnplacedLoadsAreBounded, and what is kept already is replaced at the bound.
+func TestUnplacedLoadsAreBounded(t *testing.T) {
+	var u unplacedLoads
+	for i := range uint32(3 * maxUnplacedLoads) {
+		u.keep(fmt.Sprint(i%7), gossip.Load{Backend: i, Active: 1})
+	}
+	u.keep("0", gossip.Load{Backend: 0, Active: 5})
+	held := 0
+	for _, loads := range u.byOrigin {
+		held += len(loads)
+	}
+	if held != maxUnplacedLoads || u.count != held || u.byOrigin["0"][0].Active != 5 {
+		t.Errorf("%d of %d are kept, %+v", held, u.count, u.byOrigin["0"][0])
+	}
+	for i := range 7 {
+		u.forget(fmt.Sprint(i))
+	}
+	if u.count != 0 || len(u.byOrigin) != 0 {
+		t.Errorf("%+v", u)
 	}
 }
 
