@@ -385,15 +385,15 @@ func (n *Node) setGenerations(r *roster) {
 }
 
 // tellAgain tells the other nodes what this one has placed on backends before it
-// knew how often they have begun anew: what it told of them until then was
-// refused as old news.
+// knew how often they have begun anew, or by which name the others know them: what it
+// told of them until then was refused as old news, or of nobody.
 func (n *Node) tellAgain(r *roster) {
 	if n.knowledge == nil || n.began.IsZero() {
 		return
 	}
 	late := make(map[prefixtree.Backend]bool)
 	for _, u := range r.list {
-		if u.kept && u.generation > firstGeneration {
+		if u.kept && (u.generation > firstGeneration || u.renamed) {
 			late[u.id] = true
 		}
 	}

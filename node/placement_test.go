@@ -349,6 +349,48 @@ func TestAnotherEngineOfThatName(t *testing.T) {
 	}
 }
 
+// TestSameEngineUnderAnotherName: what a node knows of an engine of its own list it
+// knows of it still when the fleet calls it otherwise, and tells it by that name.
+func TestSameEngineUnderAnotherName(t *testing.T) {
+	n := unstarted(t, "a", "b")
+	was := n.fleet.roster().named("a").id
+	n.tree.Record(was, chain(1, 40), now(), nil)
+	n.knowledge.Drain(nil, 64<<10)
+	s := stateWith(1, firstGeneration, "a", "b", "z")
+	s.Backends[0].URL, s.Backends[2].URL = "http://elsewhere:1", "HTTP://a:1/"
+	if err := n.fleet.adopt(s); err != nil {
+		t.Fatal(err)
+	}
+	r := n.fleet.roster()
+	if z := r.named("z"); z.id != was || !z.kept || !z.renamed {
+		t.Errorf("id %d, was %d; %v, %v", z.id, was, z.kept, z.renamed)
+	}
+	if a := r.named("a"); a.id == was || a.kept {
+		t.Errorf("another engine has id %d, kept: %v", a.id, a.kept)
+	}
+	if b := r.named("b"); !b.kept || b.renamed {
+		t.Errorf("%+v", b)
+	}
+	facts := 0
+	n.tree.Range(now(), func(f prefixtree.Fact) bool {
+		if f.Backend == was {
+			facts++
+		}
+		return true
+	})
+	payload, _ := n.knowledge.Drain(nil, 64<<10)
+	applied, err := newKnower(t, "z").Apply("one", payload, 0)
+	if err != nil || facts == 0 || applied.News != facts || applied.Unknown != 0 {
+		t.Errorf("%d facts, told %+v, %v", facts, applied, err)
+	}
+	if err := n.fleet.adopt(stateWith(2, firstGeneration+1, "a", "b", "z")); err != nil {
+		t.Fatal(err)
+	}
+	if z := n.fleet.roster().named("z"); z.id != was || z.kept {
+		t.Errorf("id %d, was %d; kept: %v", z.id, was, z.kept)
+	}
+}
+
 // TestUnplacedIsBounded: what nobody here knows anything of is forgotten by size and by age.
 func TestUnplacedIsBounded(t *testing.T) {
 	var u unplaced
