@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"grapevine/prefixtree"
 )
@@ -30,8 +31,9 @@ var unranked = float32(math.Inf(-1))
 
 // large is what a pool has that is too large for every backend to be weighed.
 type large struct {
-	order  *order // nil in the others
-	survey *survey
+	order    *order // nil in the others
+	survey   *survey
+	credited []atomic.Uint64 // by entry: the decision up to which a backend that begins anew has been credited
 
 	setsMu sync.RWMutex
 	sets   map[prefixtree.Hash][]int32 // entries in the order of a hot prefix's anchor, as many as have been asked for
@@ -45,6 +47,7 @@ func (p *pool) enlarge(positions []int32) {
 		keys[i] = orderKey{mix(keyOf(b)), p.byID[b.ID]}
 	}
 	p.order, p.survey = newOrder(keys, p.entries, p.weighted), new(survey)
+	p.credited = make([]atomic.Uint64, len(p.entries))
 }
 
 // shortlist puts forward a selection of the candidates of a large pool, for a prompt that has been matched. None, if nobody of the
