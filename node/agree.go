@@ -80,7 +80,7 @@ func (c *Config) checkRaft(bad complain) {
 func (n *Node) startStore(ctx context.Context) error {
 	c := &n.cfg
 	cfg := raftstore.Config{
-		Dir: c.DataDir, Expect: c.BootstrapExpect, Join: c.joins(), Voters: c.Voters, Server: c.mayVote(), Peers: n.raftPeers,
+		Dir: c.DataDir, Expect: c.BootstrapExpect, Join: c.joins(), Voters: c.Voters, Server: c.mayVote(), Peers: n.raftPeers, Met: n.met.Load,
 		Constants: raftstore.Constants{KeyID: n.hasher.KeyID(), BlockBytes: uint32(n.hasher.BlockBytes()), Cluster: c.Cluster},
 		Timers:    n.raftTimers, Log: n.log.With().Str("component", "raft").Logger(),
 	}
@@ -93,6 +93,9 @@ func (n *Node) startStore(ctx context.Context) error {
 		}
 	}
 	s, err := raftstore.Open(cfg)
+	if errors.Is(err, raftstore.ErrBarred) {
+		return fmt.Errorf("%w: data_dir: %w", ErrRefused, err)
+	}
 	if err != nil && c.DataDir != "" {
 		return fmt.Errorf("data_dir: %w (the node makes it, must be able to write there, and must be the only one to use it)", err)
 	}
