@@ -7,8 +7,10 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -319,4 +321,62 @@ func generic(t *testing.T, v any) (out any) {
 		t.Fatal(err)
 	}
 	return out
+}
+
+// TestOpenAPISaysWhoMayAsk: with a token every operation but the open ones needs it;
+// without one a request from another machine is answered exactly where the document
+// says so.
+func TestOpenAPISaysWhoMayAsk(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte("a-token-for-operators"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	without, err := New(testConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := testConfig()
+	cfg.AdminTokenFile = file
+	with, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func(n *Node, op, query string) int {
+		method, path, _ := strings.Cut(op, " ")
+		r := httptest.NewRequest(method, strings.ReplaceAll(path, "{name}", "gpu8")+query, strings.NewReader("{}"))
+		r.RemoteAddr, r.Host = "192.0.2.7:5", "192.0.2.1:8081"
+		w := httptest.NewRecorder()
+		n.guard(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })).ServeHTTP(w, r)
+		return w.Code
+	}
+	want := map[any]int{"everybody": http.StatusNoContent, "own-machine": http.StatusForbidden}
+	d := readDocument(t)
+	for op, spec := range d.operations(t) {
+		who, known := want[spec["x-without-token"]]
+		if status := ask(without, op, ""); !known || status != who {
+			t.Errorf("%s from elsewhere, without a token: %d; documented is %v", op, status, spec["x-without-token"])
+		}
+		needed := http.StatusUnauthorized
+		if security, said := spec["security"].([]any); said && len(security) == 0 {
+			needed = http.StatusNoContent
+		}
+		if status := ask(with, op, ""); status != needed {
+			t.Errorf("%s without the token that is needed: %d, want %d", op, status, needed)
+		}
+		list, _ := spec["parameters"].([]any)
+		for _, v := range list {
+			p := d.resolve(t, v)
+			who := who
+			if said, ok := p["x-without-token"]; ok {
+				who = want[said]
+			}
+			if status := ask(without, op, fmt.Sprintf("?%v=1", p["name"])); p["in"] == "query" && status != who {
+				t.Errorf("%s with %v from elsewhere: %d, want %d", op, p["name"], status, who)
+			}
+			if status := ask(with, op, fmt.Sprintf("?%v=1", p["name"])); status != needed {
+				t.Errorf("%s with %v without the token that is needed: %d, want %d", op, p["name"], status, needed)
+			}
+		}
+	}
 }

@@ -307,7 +307,16 @@ func TestChangesFromElsewhere(t *testing.T) {
 		header                   string
 	}{
 		{"GET", "/backends", "10.0.0.9:5", "router:8081", true, ""},
-		{"POST", "/explain", "10.0.0.9:5", "router:8081", true, ""},
+		{"GET", "/backends?surprise=1", "10.0.0.9:5", "router:8081", true, ""},
+		{"POST", "/explain", "127.0.0.1:5", "127.0.0.1:8081", true, ""},
+		{"POST", "/explain", "10.0.0.9:5", "router:8081", false, ""}, // an oracle of prompts that others have sent
+		{"POST", "/explain", "127.0.0.1:5", "127.0.0.1:8081", false, "X-Forwarded-For"},
+		{"GET", "/backends?consistent", "10.0.0.9:5", "10.0.0.1:8081", false, ""}, // a write at every voter
+		{"GET", "/backends?consistent=true", "127.0.0.1:5", "127.0.0.1:8081", true, ""},
+		{"GET", "/gossip?facts=1", "10.0.0.9:5", "10.0.0.1:8081", false, ""},
+		{"GET", "/gossip", "10.0.0.9:5", "10.0.0.1:8081", true, ""},
+		{"GET", "/keys", "10.0.0.9:5", "10.0.0.1:8081", false, ""},
+		{"GET", "/prefixes", "10.0.0.9:5", "10.0.0.1:8081", true, ""},
 		{"POST", "/backends", "127.0.0.1:5", "127.0.0.1:8081", true, ""},
 		{"DELETE", "/backends", "[::1]:5", "localhost:8081", true, ""},
 		{"POST", "/backends", "10.0.0.9:5", "10.0.0.1:8081", false, ""},
