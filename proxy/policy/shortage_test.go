@@ -49,3 +49,49 @@ func TestPaceBoundsWhatItCounts(t *testing.T) {
 		}
 	}
 }
+
+// TestLargePoolOfManyCold: a rack that returns is idle, and may have only its share; the few others that are free are found behind it.
+func TestLargePoolOfManyCold(t *testing.T) {
+	const n, cold, free = 600, 200, 20
+	list := fleetOf(n)
+	for i := range cold {
+		list[i].Since = t0
+	}
+	r, _ := newRouter(t, Config{}, list)
+	var loads []PeerLoad
+	for i := cold; i < n-free; i++ {
+		loads = append(loads, PeerLoad{prefixtree.Backend(i), 50_000, 4})
+	}
+	r.SetPeerLoad("others", loads)
+	for i := range 8 * surveyPicks {
+		now := t0 + 1 + prefixtree.Time(i)
+		if d := serve(t, r, ask(prompt(uint64(i), 0, 4, 4)), now); d.Backend >= cold && d.Backend < n-free {
+			t.Fatalf("request %d went to %d, which has a queue", i, d.Backend)
+		}
+	}
+}
+
+// TestLargePoolLooksBehindDeadHolders: more holders are away than are looked at, and one that is not holds less.
+func TestLargePoolLooksBehindDeadHolders(t *testing.T) {
+	const n, away = 300, selectHolders + 8
+	for _, nodes := range []int{1, 8} {
+		r, tree := newRouter(t, Config{Nodes: nodes}, fleetOf(n))
+		chain := prompt(1, 1, 0, 64)
+		var tr prefixtree.Trail
+		for i := range away {
+			tree.Record(prefixtree.Backend(i), chain, t0, &tr)
+		}
+		tree.Record(away, chain[:56], t0, &tr)
+		q := ask(chain)
+		for i := range away {
+			if b := prefixtree.Backend(i); i%2 == 0 {
+				r.SetReported(b, true, t0)
+			} else {
+				q.Exclude = append(q.Exclude, b)
+			}
+		}
+		if d := serve(t, r, q, t0+100); d.Backend != away || d.Rung != Cache {
+			t.Errorf("%d nodes: went to %d by %v, and %d holds it", nodes, d.Backend, d.Rung, away)
+		}
+	}
+}

@@ -109,7 +109,10 @@ func (s *Scene) putHolders() {
 	var best [selectHolders]prefixtree.Holder
 	n := 0
 	for _, h := range s.holders() {
-		if float64(h.Expected)*s.TokensPerBlock <= s.CommonTokens || n == len(best) && !deeper(&h, &best[n-1]) || s.pool.entryOf(h.Backend) < 0 {
+		if float64(h.Expected)*s.TokensPerBlock <= s.CommonTokens || n == len(best) && !deeper(&h, &best[n-1]) {
+			continue
+		}
+		if at := s.pool.entryOf(h.Backend); at < 0 || !s.may(at) {
 			continue
 		}
 		j := min(n, len(best)-1)
