@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -290,7 +291,9 @@ func (d document) checkAnswer(t *testing.T, op string, spec map[string]any, stat
 	responses := spec["responses"].(map[string]any)
 	response, ok := responses[fmt.Sprint(status)]
 	if !ok {
-		response, ok = responses["default"]
+		if response, ok = responses["default"]; ok {
+			_, ok = d.statuses(t)[fmt.Sprint(status)]
+		}
 	}
 	if !ok {
 		t.Errorf("%s answers %d, which is not documented: %s", op, status, text)
@@ -378,5 +381,52 @@ func TestOpenAPISaysWhoMayAsk(t *testing.T) {
 				t.Errorf("%s with %v without the token that is needed: %d, want %d", op, p["name"], status, needed)
 			}
 		}
+	}
+}
+
+// statuses are those of refusals, with what they mean.
+func (d document) statuses(t *testing.T) map[string]any {
+	t.Helper()
+	m, ok := d.at("components", "responses", "Refusal", "x-statuses").(map[string]any)
+	if !ok {
+		t.Fatal("the statuses of refusals are not documented")
+	}
+	return m
+}
+
+// refusing finds the statuses that the package's source refuses with.
+var refusing = regexp.MustCompile(`(?:status: ?|status, r\.Remedy = |r\.status = |refuse\(w, |http\.Error\(w, .*, )http\.Status(\w+)`)
+
+// TestOpenAPINamesEveryStatus: the document tells what every status means that a
+// refusal can have, and of no other.
+func TestOpenAPINamesEveryStatus(t *testing.T) {
+	t.Parallel()
+	codes := make(map[string]string)
+	for code := 400; code < 600; code++ {
+		codes[strings.ReplaceAll(http.StatusText(code), " ", "")] = fmt.Sprint(code)
+	}
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := map[string]any{fmt.Sprint(http.StatusMethodNotAllowed): nil} // the mux's own; its 404 is used here too
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		for _, found := range refusing.FindAllStringSubmatch(string(text), -1) {
+			code, known := codes[found[1]]
+			if !known {
+				t.Errorf("%s: http.Status%s is no refusal's", file, found[1])
+			}
+			used[code] = nil
+		}
+	}
+	if got, want := slices.Sorted(maps.Keys(used)), slices.Sorted(maps.Keys(readDocument(t).statuses(t))); !slices.Equal(got, want) {
+		t.Errorf("refusals have the statuses %v, documented are %v", got, want)
 	}
 }
