@@ -113,7 +113,7 @@ func (s *Store) barred() string {
 	case s.ident.Rival != "":
 		return s.ident.Rival
 	case s.ident.Unproven:
-		return "this node's data was recovered, and it waits " + s.waiting + " before it takes changes"
+		return "this node's data was recovered and is not in service yet: it waits " + s.waiting
 	}
 	return s.bar
 }
