@@ -37,7 +37,7 @@ func TestLargePoolReplacesTheHotSet(t *testing.T) {
 				t.Helper()
 				now += 2 * surveyAge
 				used := map[string]bool{}
-				for i := range 40 * len(set) {
+				for i := range 10 * len(set) {
 					now++
 					d := serve(t, r, ask(hotPrompt(uint64(now))), now)
 					if used[d.Name] = true; !slices.Contains(set, d.Name) {
@@ -60,7 +60,7 @@ func TestLargePoolReplacesTheHotSet(t *testing.T) {
 			goes("all away", order[replicas:][:replicas])
 			busy(r, order[replicas:100])
 			used := map[prefixtree.Backend]bool{}
-			for i := range 40 {
+			for i := range 20 {
 				now += 10
 				d := serve(t, r, ask(hotPrompt(uint64(now))), now)
 				if used[d.Backend] = true; slices.Contains(order[:100], d.Name) {

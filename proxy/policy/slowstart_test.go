@@ -245,8 +245,8 @@ func TestExplainTellsWhoIsLetIn(t *testing.T) {
 		}
 		r.SetPeerLoad("others", loads)
 		let := 0
-		for i := range 6 * n {
-			q, now := ask(prompt(uint64(i), 0, 4, 4)), t0+20_000+prefixtree.Time(i)
+		for i := range 2 * n {
+			q, now := ask(prompt(uint64(i), 0, 4, 4)), t0+27_000+prefixtree.Time(i)
 			var d Decision
 			if err := r.Explain(q, now, &d); err != nil {
 				t.Fatal(err)
@@ -259,8 +259,8 @@ func TestExplainTellsWhoIsLetIn(t *testing.T) {
 				let++
 			}
 		}
-		if let == 0 || let > 6 {
-			t.Errorf("of %d requests the one of %d backends that begins got %d", 6*n, n, let)
+		if let == 0 || let > 2 {
+			t.Errorf("of %d requests the one of %d backends that begins got %d", 2*n, n, let)
 		}
 	}
 }
@@ -274,26 +274,24 @@ func TestShareOfSeveralModels(t *testing.T) {
 	for i := range list {
 		list[i].Models = []string{"a", "b"}
 	}
-	for _, nodes := range []int{1, 8} {
-		r := among(t, nodes, 0, 0, list)[0]
-		var loads []PeerLoad
-		for i := range n - 1 {
-			loads = append(loads, PeerLoad{prefixtree.Backend(i), 5000, 2})
+	r, _ := newRouter(t, Config{}, list)
+	var loads []PeerLoad
+	for i := range n - 1 {
+		loads = append(loads, PeerLoad{prefixtree.Backend(i), 5000, 2})
+	}
+	r.SetPeerLoad("others", loads)
+	got := 0
+	for i := range requests {
+		q := ask(prompt(uint64(i), 0, 4, 4))
+		if q.Model = []byte("a"); i%3 == 0 {
+			q.Model = []byte("b")
 		}
-		r.SetPeerLoad("others", loads)
-		got := 0
-		for i := range requests {
-			q := ask(prompt(uint64(i), 0, 4, 4))
-			if q.Model = []byte("a"); i%3 == 0 {
-				q.Model = []byte("b")
-			}
-			if serve(t, r, q, t0+7_500+prefixtree.Time(i)).Backend == n-1 {
-				got++
-			}
+		if serve(t, r, q, t0+9_100+prefixtree.Time(i)).Backend == n-1 {
+			got++
 		}
-		// The others have no less than their share of each, and it a third of one.
-		if share := requests / n / 3; got > 2*share+1 || nodes == 1 && got < share/2 {
-			t.Errorf("%d nodes: %d requests, its share is %d", nodes, got, share)
-		}
+	}
+	// It is warm to four tenths, and what is less than one request may be left over.
+	if share := requests * 4 / 10 / n; got < share-1 || got > share+2 {
+		t.Errorf("%d requests, its share is about %d", got, share)
 	}
 }
