@@ -1,7 +1,9 @@
 package policy
 
 import (
+	"errors"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -92,6 +94,63 @@ func TestLargePoolLooksBehindDeadHolders(t *testing.T) {
 		}
 		if d := serve(t, r, q, t0+100); d.Backend != away || d.Rung != Cache {
 			t.Errorf("%d nodes: went to %d by %v, and %d holds it", nodes, d.Backend, d.Rung, away)
+		}
+	}
+}
+
+// TestRetriesFindEverybody: a request is tried at every backend that is left before it is refused, those that are avoided after the others; by
+// scenes that pools of all sizes have left their traces in.
+func TestRetriesFindEverybody(t *testing.T) {
+	rng := rand.New(rand.NewPCG(seedOf(t), 0))
+	list := fleetOf(weighAll + 60)
+	for i := range list {
+		list[i].Models = []string{"large"}
+		if i < 3 {
+			list[i].Models = append(list[i].Models, "small")
+		}
+		if i == 40 {
+			list[i].Models = append(list[i].Models, "one")
+		}
+	}
+	for _, nodes := range []int{1, 8} {
+		for _, strategy := range builtin {
+			r, _ := newRouter(t, Config{Nodes: nodes, Strategy: strategy}, list)
+			r.SetHotPrefixes([]HotPrefix{theHotPrefix(10)})
+			for round := range 6 {
+				now := t0 + prefixtree.Time(200*round)
+				drained := prefixtree.Backend(rng.IntN(40))
+				view := slices.Clone(list)
+				view[drained].State = Draining
+				setView(t, r, view)
+				for _, model := range []string{"large", "small", "one"} {
+					q := ask(hotPrompt(rng.Uint64N(4)))
+					q.Model = []byte(model)
+					var left []prefixtree.Backend
+					for _, b := range view {
+						switch {
+						case b.State != Active || !slices.Contains(b.Models, model):
+						case model == "large" && rng.IntN(50) > 0:
+							q.Exclude = append(q.Exclude, b.ID)
+						default:
+							left = append(left, b.ID)
+							r.SetReported(b.ID, round%2 == 1 && rng.IntN(2) == 0, now)
+						}
+					}
+					avoided := false
+					for range left {
+						d := serve(t, r, q, now)
+						_, avoids := r.Avoided(d.Backend, now)
+						if !slices.Contains(left, d.Backend) || slices.Contains(q.Exclude, d.Backend) || avoided && !avoids || avoids != d.LastResort {
+							t.Fatalf("%s, %d nodes, round %d: went to %d (avoided %v, last resort %v) of %v, tried %v", strategy, nodes, round, d.Backend, avoids, d.LastResort, left, q.Exclude)
+						}
+						avoided = avoids
+						q.Exclude = append(q.Exclude, d.Backend)
+					}
+					if err := r.Pick(q, now, new(Attempt)); !errors.Is(err, ErrNoBackend) {
+						t.Fatalf("%s, %d nodes, round %d: all of %v were tried, and then: %v", strategy, nodes, round, left, err)
+					}
+				}
+			}
 		}
 	}
 }
