@@ -501,3 +501,25 @@ func TestBackendsFromFile(t *testing.T) {
 		t.Errorf("source %q", s)
 	}
 }
+
+// TestEmptySourceStaysWrong: a file that names nothing is a mistake at every look, not
+// only at the first.
+func TestEmptySourceStaysWrong(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "backends")
+	s, err := parseSource("file:" + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{"http://a:8000\n", "# none\n", "http://a:8000\n"} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for look := range 3 {
+			list, unchanged, err := s.read(t.Context())
+			if empty := text[0] == '#'; empty != (err != nil) || !empty && !unchanged && len(list) != 1 {
+				t.Errorf("%q, look %d: %v, %v, %v", text, look, list, unchanged, err)
+			}
+		}
+	}
+}
