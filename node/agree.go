@@ -375,14 +375,20 @@ func (n *Node) publish(old, r *roster, v *policy.View) {
 
 // setGenerations tells the tree how often the engines have begun anew. What it knows
 // of its own list's is of the generation that the fleet tells of: no engine begins anew
-// by being agreed on.
+// by being agreed on. Of one that begins anew, what others have placed on it since then
+// stays, and what this node has; where an id has another engine now, that was for the
+// one before.
 func (n *Node) setGenerations(r *roster) {
 	at := now()
 	for _, u := range r.list {
-		if generation := u.generation - firstGeneration; u.kept {
+		generation := u.generation - firstGeneration
+		if u.kept {
 			n.tree.AssumeGeneration(u.id, generation)
-		} else {
-			n.tree.SetGeneration(u.id, generation, at)
+			continue
+		}
+		n.tree.SetGeneration(u.id, generation, at)
+		if r.before.hadAnother(u) {
+			n.tree.Forget(u.id, at)
 		}
 	}
 }

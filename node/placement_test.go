@@ -247,35 +247,42 @@ func TestUnplacedWaitsForBackends(t *testing.T) {
 }
 
 // TestNewsAheadOfTheState: what others have placed on an engine since it restarted stays
-// known to a node that hears of it before it hears of the restart.
+// known to a node that hears of it before it hears of the restart, and to nobody who has another engine under the id then.
 func TestNewsAheadOfTheState(t *testing.T) {
-	n := unstarted(t)
-	if err := n.fleet.adopt(stateWith(1, firstGeneration, "a")); err != nil {
-		t.Fatal(err)
-	}
-	id := n.fleet.roster().named("a").id
-	n.tree.Record(id, chain(1, 40), now()-1000, nil)
-	peer := newKnower(t, "a")
-	peer.tree.SetGeneration(0, 1, now())
-	peer.serve(t, new(policy.Attempt), chain(2, 40), 0)
-	if _, news := tell(t, peer, &knower{knowledge: n.knowledge}); news == 0 {
-		t.Fatal("nothing was told")
-	}
-	if err := n.fleet.adopt(stateWith(2, firstGeneration+1, "a")); err != nil {
-		t.Fatal(err)
-	}
-	held := func(hashes []prefixtree.Hash) (blocks int) {
-		var m prefixtree.Matches
-		n.tree.Match(&m, hashes, now())
-		for _, h := range m.Holders() {
-			if h.Backend == id {
-				blocks = int(h.Blocks)
-			}
+	elsewhere := stateWith(2, firstGeneration+1, "a")
+	elsewhere.Backends[0].URL = "http://elsewhere:1"
+	for _, c := range []struct {
+		next *raftstore.State
+		want int // blocks
+	}{{stateWith(2, firstGeneration+1, "a"), 40}, {elsewhere, 0}, {stateWith(2, firstGeneration+1, "b"), 0}} {
+		n := unstarted(t)
+		if err := n.fleet.adopt(stateWith(1, firstGeneration, "a")); err != nil {
+			t.Fatal(err)
 		}
-		return blocks
-	}
-	if before, since := held(chain(1, 40)), held(chain(2, 40)); before != 0 || since != 40 {
-		t.Errorf("%d blocks of before the restart, %d of 40 since", before, since)
+		id := n.fleet.roster().named("a").id
+		n.tree.Record(id, chain(1, 40), now()-1000, nil)
+		peer := newKnower(t, "a")
+		peer.tree.SetGeneration(0, 1, now())
+		peer.serve(t, new(policy.Attempt), chain(2, 40), 0)
+		if _, news := tell(t, peer, &knower{knowledge: n.knowledge}); news == 0 {
+			t.Fatal("nothing was told")
+		}
+		if err := n.fleet.adopt(c.next); err != nil {
+			t.Fatal(err)
+		}
+		held := func(hashes []prefixtree.Hash) (blocks int) {
+			var m prefixtree.Matches
+			n.tree.Match(&m, hashes, now())
+			for _, h := range m.Holders() {
+				if h.Backend == id {
+					blocks = int(h.Blocks)
+				}
+			}
+			return blocks
+		}
+		if before, since := held(chain(1, 40)), held(chain(2, 40)); before != 0 || since != c.want {
+			t.Errorf("%+v: %d blocks of before, %d of 40 since, want %d", c.next.Backends, before, since, c.want)
+		}
 	}
 }
 

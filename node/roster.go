@@ -307,6 +307,16 @@ func (r *roster) at(id prefixtree.Backend) *upstream {
 	return r.byID[id]
 }
 
+// hadAnother says whether a roster, which may be nil, had another engine under the id
+// of an upstream.
+func (r *roster) hadAnother(u *upstream) bool {
+	if r == nil {
+		return false
+	}
+	was := r.at(u.id)
+	return was != nil && (was.Name != u.Name || was.URL != u.URL)
+}
+
 // target is where a decision for a backend of that id and name leads; false if
 // it was made too long ago.
 func (r *roster) target(id prefixtree.Backend, name string) (proxy.Target, bool) {
