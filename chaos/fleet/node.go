@@ -24,6 +24,7 @@ type Node struct {
 	env                 []string
 	thread              *thread
 	http                *http.Client
+	token               string // of the admin API; empty: none is asked for
 
 	mu    sync.Mutex
 	proc  *process // the latest; nil before the first start
