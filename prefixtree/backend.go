@@ -111,7 +111,7 @@ func (t *Tree) hear(f *Fact, now Time) {
 
 // fence returns up to when facts are of older generations than one that is told now; newest is the time of the latest of all.
 func (h *heard) fence(generation uint32, newest, now Time) Time {
-	fence := min(now, newest)
+	fence := newest
 	if h.generation >= generation && now-h.at <= heardFor {
 		fence = min(fence, h.since-1)
 	}
@@ -226,8 +226,9 @@ func (t *Tree) SetGeneration(b Backend, gen uint32, now Time) {
 	}
 	l.generation.Store(gen)
 	l.surprises = 0
-	// Late facts of the old generation are refused by number, so the fence need not reach past the latest one known. This
-	// keeps a backend's very first generation from fencing placements of the same millisecond.
+	// Late facts of the old generation are refused by number, so the fence reaches up to the latest one known and no further.
+	// That may lie after now, if the clock was set back since; and it keeps a backend's very first generation from fencing
+	// placements of the same millisecond.
 	fence := l.heard.fence(gen, Time(t.newest[b].Load()), now)
 	l.usage.forget(fence)
 	t.limits[b].raiseFloor(fence)

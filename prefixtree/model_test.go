@@ -71,7 +71,7 @@ func (m *model) setGeneration(b Backend, gen uint32, now Time) {
 	m.clock = max(m.clock, now)
 	if gen > m.gen[b] {
 		m.gen[b] = gen
-		fence := min(now, m.newest[b])
+		fence := m.newest[b]
 		if h := m.heard[b]; h.generation >= gen && now-h.at <= 60_000 && h.since <= fence {
 			fence = h.since - 1
 		}

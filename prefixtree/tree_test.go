@@ -185,6 +185,22 @@ func TestFactsAheadOfTheirGeneration(t *testing.T) {
 	}
 }
 
+// A new generation clears what is known of the old one, also after the clock was set back behind it.
+func TestGenerationFencesAfterTheClockWasSetBack(t *testing.T) {
+	tree := newTree(t, Config{})
+	chain := chainOf(t, 1, 30)
+	tree.SetGeneration(1, 1, start)
+	tree.Record(1, chain, start+150_000, nil)
+	tree.SetGeneration(1, 2, start)
+	if h, ok := holderOf(tree, 1, chain, start); ok {
+		t.Errorf("of the generation before: %+v", h)
+	}
+	tree.Record(1, chain[:10], start+1, nil)
+	if h, _ := holderOf(tree, 1, chain, start+1); h.Blocks != 10 {
+		t.Errorf("of this generation: %+v", h)
+	}
+}
+
 func TestGenerationAndForgetFence(t *testing.T) {
 	tree := newTree(t, Config{})
 	chain := chainOf(t, 1, 30)
