@@ -19,7 +19,7 @@ type exchange struct {
 // askDigest sends the digests of this node's sealed buckets to a peer, which answers with the batches of those that
 // differ from its own. Each side asks for itself, so what is learned goes one way.
 func (s *session) askDigest(now time.Time) {
-	from, through, buckets := s.f.journal.digest(now.UnixMilli())
+	from, through, buckets := s.f.journal.digest(s.f.wall(now).UnixMilli())
 	if through < from {
 		return
 	}
@@ -37,7 +37,7 @@ func (s *session) askDigest(now time.Time) {
 // compare finds the buckets in which this node's digest differs from a subscriber's.
 func (f *Fleet) compare(theirs *wire.Digest) *digestJob {
 	j := &digestJob{request: theirs.Request}
-	from, through, mine := f.journal.digest(time.Now().UnixMilli())
+	from, through, mine := f.journal.digest(f.wall(time.Now()).UnixMilli())
 	first, last := max(from, int64(theirs.From)), min(through, int64(theirs.Through))
 	if first > last {
 		return j

@@ -87,7 +87,7 @@ func (s *session) lagged(said, now time.Time) {
 	if !ok {
 		return
 	}
-	age := now.Sub(said.Add(best.offset)) // of absurd clocks: the largest duration there is
+	age := s.f.wall(now).Sub(said.Add(best.offset)) // of absurd clocks: the largest duration there is
 	if age > now.Sub(s.began) {
 		return
 	}

@@ -216,7 +216,7 @@ func (d *feed) take(kind wire.Kind, body []byte, digest *wire.Digest) error {
 		if len(d.pongs) == maxPongs {
 			return errTooMany
 		}
-		d.pongs = append(d.pongs, wire.Pong{Sent: sent, Received: time.Now().UnixNano()})
+		d.pongs = append(d.pongs, wire.Pong{Sent: sent, Received: d.f.wall(time.Now()).UnixNano()})
 		d.poke()
 		return nil
 	case wire.KindRange:
@@ -256,7 +256,7 @@ func (d *feed) subscribe(s wire.Subscribe) error {
 	if s.Incarnation == d.f.self.incarnation && s.Next > 0 && s.Next <= head {
 		from = max(s.Next, floor)
 	} else {
-		from = d.f.journal.since(d.f.self, time.Now().Add(-replaySpan).UnixMilli())
+		from = d.f.journal.since(d.f.self, d.f.wall(time.Now()).Add(-replaySpan).UnixMilli())
 	}
 	if head-from > maxBehind {
 		from = head - maxBehind
@@ -369,7 +369,7 @@ func (d *feed) fillPongs(dst []byte, now time.Time) []byte {
 	defer d.mu.Unlock()
 	n := len(dst)
 	for _, p := range d.pongs {
-		p.Replied, p.Next = now.UnixNano(), d.cursor
+		p.Replied, p.Next = d.f.wall(now).UnixNano(), d.cursor
 		dst = wire.AppendPong(dst, p)
 	}
 	d.pongs = d.pongs[:0]

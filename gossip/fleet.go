@@ -59,6 +59,7 @@ type Fleet struct {
 	flush     time.Duration
 	deadline  time.Duration
 	faults    func(peer string, b *wire.Batch) (drop bool, copies int, delay time.Duration)
+	clock     func(time.Time) time.Time
 	log       zerolog.Logger
 
 	members membership
@@ -139,7 +140,7 @@ func prepare(cfg Config) (*Fleet, error) {
 	}
 	f := &Fleet{
 		touched:   make(chan struct{}, 1),
-		knowledge: cfg.Knowledge, flush: cfg.FlushInterval, deadline: cfg.SnapshotDeadline, faults: cfg.Faults, log: cfg.Log,
+		knowledge: cfg.Knowledge, flush: cfg.FlushInterval, deadline: cfg.SnapshotDeadline, faults: cfg.Faults, clock: cfg.Clock, log: cfg.Log,
 		peers: map[string]*peer{}, feeds: map[string]*feed{}, stopped: make(chan struct{}),
 		snapshots: make(chan struct{}, maxSnapshots),
 	}
@@ -167,7 +168,7 @@ func prepare(cfg Config) (*Fleet, error) {
 		return nil, fmt.Errorf("gossip: budget of %d bytes/s is less than %d", rate, int64(minBudget))
 	}
 	now := time.Now()
-	f.journal = newJournal(limit, now.UnixMilli())
+	f.journal = newJournal(limit, f.wall(now).UnixMilli())
 	f.budget = newBudget(rate, now)
 	f.warming.init()
 	f.repairs.init()
@@ -188,7 +189,7 @@ func (f *Fleet) Start(ctx context.Context) error {
 	self := f.members.Self()
 	f.self = streamID{self.Name, self.Incarnation}
 	f.mu.Unlock()
-	f.journal.own(f.self, time.Now().UnixMilli())
+	f.journal.own(f.self, f.wall(time.Now()).UnixMilli())
 	if err := f.members.Start(ctx); err != nil {
 		f.mu.Lock()
 		mine := f.phase == running // or else Stop does the same
@@ -278,6 +279,15 @@ func (f *Fleet) closeStreams() {
 	}
 }
 
+// wall is what this node's wall clock shows at a moment: for times that are told to others, compared with theirs or kept
+// beside them. How long something takes is told by the moments themselves, which no clock that is set changes.
+func (f *Fleet) wall(at time.Time) time.Time {
+	if f.clock == nil {
+		return at
+	}
+	return f.clock(at)
+}
+
 // spawn runs loop in a goroutine that Stop waits for; false if the fleet is stopping already.
 func (f *Fleet) spawn(loop func()) bool {
 	f.mu.Lock()
@@ -304,7 +314,7 @@ func (f *Fleet) Warm() <-chan struct{} { return f.warming.done }
 func (f *Fleet) WarmFraction() float64 { return f.warming.fraction() }
 
 // Digests lists the buckets in which this node's journal is complete, oldest first.
-func (f *Fleet) Digests() []Bucket { return f.journal.list(time.Now().UnixMilli()) }
+func (f *Fleet) Digests() []Bucket { return f.journal.list(f.wall(time.Now()).UnixMilli()) }
 
 // sleep waits for d or the end of the fleet; false means the end.
 func (f *Fleet) sleep(d time.Duration) bool {

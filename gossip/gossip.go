@@ -87,5 +87,8 @@ type Config struct {
 	// Faults, for tests only, decides about every live batch that arrives from peer: whether it is dropped, how many
 	// copies of it come instead of one (0 means 1), and how much later. The batch is valid during the call.
 	Faults func(peer string, b *wire.Batch) (drop bool, copies int, delay time.Duration)
-	Log    zerolog.Logger
+	// Clock, for tests only, is what this node's wall clock shows at a moment; nil: that moment. Times that are told to others
+	// are its, and so is the incarnation, which is then to be given; how long something takes is not.
+	Clock func(at time.Time) time.Time
+	Log   zerolog.Logger
 }

@@ -55,7 +55,7 @@ func (f *Fleet) publish() {
 
 // flushNews takes what is new into the journal, from where every subscriber's feed reads it.
 func (f *Fleet) flushNews(p *publisher, now time.Time) {
-	ms := now.UnixMilli()
+	ms := f.wall(now).UnixMilli()
 	p.loads = f.knowledge.Loads(p.loads[:0])
 	changed, beyond := f.loads.update(p.loads, ms)
 	f.counts.droppedBound.Add(uint64(beyond))
@@ -176,7 +176,7 @@ func (f *Fleet) keepHouse() {
 		announced bool
 	)
 	for now := time.Now(); ; {
-		f.journal.age(now.UnixMilli())
+		f.journal.age(f.wall(now).UnixMilli())
 		if n, s := f.sweepPeers(now); !announced || n != nodes || moved(stale, s) {
 			nodes, stale, announced = n, s, true
 			f.knowledge.Fleet(nodes, stale)
@@ -245,7 +245,7 @@ func (f *Fleet) collectState(scratch []byte, now time.Time) []byte {
 		f.counts.malformed.Add(1)
 		return blob[:0]
 	}
-	if f.state.set(blob, now.UnixMilli()) {
+	if f.state.set(blob, f.wall(now).UnixMilli()) {
 		for _, d := range f.subscribers() {
 			d.poke()
 		}

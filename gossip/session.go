@@ -215,7 +215,7 @@ func (s *session) subscribeTo() {
 }
 
 func (s *session) ping() {
-	s.send(wire.KindPing, func(b []byte) []byte { return wire.AppendPing(b, time.Now().UnixNano()) })
+	s.send(wire.KindPing, func(b []byte) []byte { return wire.AppendPing(b, s.f.wall(time.Now()).UnixNano()) })
 }
 
 // askRange asks for a want's batches. f.repairs.mu is held.
@@ -347,7 +347,7 @@ func (s *session) takePong(body []byte, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	s.p.measured(p.Sent, p.Received, p.Replied, now.UnixNano())
+	s.p.measured(p.Sent, p.Received, p.Replied, s.f.wall(now).UnixNano())
 	s.lagged(time.Unix(0, p.Replied), now) // an idle peer says nothing else
 	if s.started.Load() {
 		s.reached(p.Next, now)
@@ -365,7 +365,7 @@ func (s *session) takeStart(body []byte, now time.Time) error {
 	}
 	s.next = st.Next
 	if s.resumed.Incarnation == 0 {
-		s.f.journal.open(s.id, st.Next, now.UnixMilli())
+		s.f.journal.open(s.id, st.Next, s.f.wall(now).UnixMilli())
 		if st.Next > 1 && s.f.warming.fraction() == 1 {
 			// A process that has long been telling others and was never heard here, or so long ago that the journal has
 			// forgotten it: two fleets have met. A joiner that is not warm yet takes a snapshot anyway.
@@ -461,7 +461,7 @@ func (f *Fleet) accept(id streamID, b *wire.Batch, body []byte, shift time.Durat
 	if p == nil {
 		p = &peer{} // of a node that was gone before this one came: counted in total only
 	}
-	switch f.journal.add(id, b, body, shift.Milliseconds(), now.UnixMilli()) {
+	switch f.journal.add(id, b, body, shift.Milliseconds(), f.wall(now).UnixMilli()) {
 	case duplicate:
 		f.counts.duplicates.Add(1)
 		return nil
