@@ -58,12 +58,13 @@ func (c *clockFilter) best() (s clockSample, ok bool) {
 // kept by NTP are far closer than what half a second does to a horizon of minutes.
 const shiftBand = 500 * time.Millisecond
 
-// steady follows offsets in steps: it stays at its value, first 0, until the measurement is outside the band around it.
-func steady(used, measured time.Duration) time.Duration {
-	if d := measured - used; d < shiftBand && d > -shiftBand {
+// steady follows offsets in steps: it stays at its value, first 0, until the measurement is outside the band around it for
+// certain. A round trip that waited on one way, as the first one behind a cut does, shows half of that wait as an offset.
+func steady(used time.Duration, measured clockSample) time.Duration {
+	if d := measured.offset - used; max(d, -d)-measured.rtt/2 < shiftBand {
 		return used
 	}
-	return measured
+	return measured.offset
 }
 
 // lagGain is the weight of a new sample in the smoothed lag: at 20 batches a second it follows in a quarter of a second.

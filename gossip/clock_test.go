@@ -28,3 +28,22 @@ func TestClockThatIsSetIsFollowedAtOnce(t *testing.T) {
 		}
 	}
 }
+
+// A shift is only for clocks that are apart for certain: else every node would give one fact a time of its own.
+func TestShiftIsForClocksThatAreApart(t *testing.T) {
+	ms := time.Millisecond
+	for _, c := range []struct{ used, offset, rtt, want time.Duration }{
+		{0, 499 * ms, 0, 0},
+		{0, 500 * ms, 0, 500 * ms},
+		{0, -700 * ms, 100 * ms, -700 * ms},
+		{0, 1500 * ms, 3000 * ms, 0}, // three seconds there, none back
+		{0, 2100 * ms, 3000 * ms, 2100 * ms},
+		{600 * ms, 200 * ms, 0, 600 * ms},
+		{600 * ms, 0, 100 * ms, 0},
+		{600 * ms, 0, 300 * ms, 600 * ms},
+	} {
+		if got := steady(c.used, clockSample{rtt: c.rtt, offset: c.offset}); got != c.want {
+			t.Errorf("%+v: %v", c, got)
+		}
+	}
+}

@@ -209,7 +209,7 @@ func (p *peer) measured(sent, received, replied, returned int64) {
 	defer p.mu.Unlock()
 	p.clock.add(sent, received, replied, returned)
 	if best, ok := p.clock.best(); ok {
-		p.steady = steady(p.steady, best.offset)
+		p.steady = steady(p.steady, best)
 	}
 }
 
