@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"grapevine/gossip/member"
 	"grapevine/gossip/wire"
 )
 
@@ -175,6 +176,34 @@ func TestBatchesOfADeadOriginSpreadFromOneSurvivor(t *testing.T) {
 		for _, n := range survivors {
 			if twice := n.know.appliedTwice(); twice != "" {
 				t.Errorf("%s applied %s", n.name, twice)
+			}
+		}
+	})
+}
+
+// What processes have said that began while nobody could hear them is repaired from them: a snapshot from one of them has
+// nothing of the others.
+func TestProcessesThatBeganUnheardAreRepaired(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := newMemnet(t)
+		nodes := net.startAll(4, nil)
+		time.Sleep(12 * time.Second)
+		net.setCut(func(a, b string) bool { return a != b })
+		net.afterNotice(member.Failed)
+		for i := 2; i < 4; i++ {
+			nodes[i].kill(t)
+			nodes[i] = net.start(nodes[i].name, nil)
+			nodes[i].know.learn(uint64(100+i), 1)
+		}
+		defer stopAll(t, nodes)
+		time.Sleep(20 * time.Second) // longer than what is told to anybody who comes
+		net.heal()
+		until(t, 5*time.Second, "all know what each has said", func() bool {
+			return allKnow(nodes) && nodes[0].know.knows(102) && nodes[0].know.knows(103)
+		})
+		for _, n := range nodes {
+			if s := n.Stats(); s.LostBatches > 0 || s.Violations > 0 {
+				t.Errorf("%s: lost %d, violations %d", n.name, s.LostBatches, s.Violations)
 			}
 		}
 	})

@@ -73,6 +73,24 @@ func (j *journal) open(id streamID, floor uint64, now int64) bool {
 	return j.openLocked(id, floor, now) != nil
 }
 
+// unheard reports whether nothing of a stream has come from its origin itself yet; what others have repaired of it here says
+// nothing of what was before.
+func (j *journal) unheard(id streamID) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	s := j.streams[id]
+	return s == nil || !s.heard
+}
+
+// hear notes that a stream comes from its origin itself. Its batches below floor are of no interest if it is new.
+func (j *journal) hear(id streamID, floor uint64, now int64) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if s := j.openLocked(id, floor, now); s != nil {
+		s.heard = true
+	}
+}
+
 // own opens the stream this node publishes, which is kept however long it is silent.
 func (j *journal) own(id streamID, now int64) {
 	j.mu.Lock()

@@ -364,14 +364,21 @@ func (s *session) takeStart(body []byte, now time.Time) error {
 		return errUnexpected
 	}
 	s.next = st.Next
-	if s.resumed.Incarnation == 0 {
-		s.f.journal.open(s.id, st.Next, s.f.wall(now).UnixMilli())
-		if st.Next > 1 && s.f.warming.fraction() == 1 {
-			// A process that has long been telling others and was never heard here, or so long ago that the journal has
-			// forgotten it: two fleets have met. A joiner that is not warm yet takes a snapshot anyway.
-			s.f.relearn.Store(&s.p.name)
+	unheard := s.f.journal.unheard(s.id) && st.Next > 1 && s.f.warming.fraction() == 1 // a joiner is on its way to a snapshot
+	switch {
+	case unheard && s.young(now):
+		// It began on the other side of a partition, where others were told the first it had to say. That is all there still.
+		s.f.journal.open(s.id, 1, s.f.wall(now).UnixMilli())
+		for _, g := range s.f.journal.gaps(s.id, 1, st.Next-1, splitGaps) {
+			s.f.found(s.id, g, "", now)
 		}
-	} else {
+	case unheard:
+		// A process that has long been telling others and was never heard here, or so long ago that the journal has
+		// forgotten it: two fleets have met.
+		s.f.relearn.Store(&s.p.name)
+	}
+	s.f.journal.hear(s.id, st.Next, s.f.wall(now).UnixMilli())
+	if s.resumed.Incarnation != 0 {
 		s.f.findHoles(s.id, now)
 		if st.Next > s.resumed.Next {
 			s.f.found(s.id, span{s.resumed.Next, st.Next - s.resumed.Next}, "", now)
@@ -380,6 +387,12 @@ func (s *session) takeStart(body []byte, now time.Time) error {
 	s.started.Store(true)
 	s.askDigest(now)
 	return nil
+}
+
+// young reports whether the publisher's process began so late that journals still have all it has said.
+func (s *session) young(now time.Time) bool {
+	began := time.UnixMilli(int64(s.id.incarnation)).Add(s.shift())
+	return s.f.wall(now).Sub(began) < journalAge
 }
 
 // reached notes that all live batches below next were sent: those that have not come were lost.

@@ -53,6 +53,7 @@ type stream struct {
 	count  int64
 	used   int64 // Unix ms of the last batch that came
 	own    bool
+	heard  bool  // from the origin itself, not by repairs alone
 	shift  int64 // ms to add to the origin's times, as last known
 }
 
