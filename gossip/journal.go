@@ -82,12 +82,16 @@ func (j *journal) unheard(id streamID) bool {
 	return s == nil || !s.heard
 }
 
-// hear notes that a stream comes from its origin itself. Its batches below floor are of no interest if it is new.
-func (j *journal) hear(id streamID, floor uint64, now int64) {
+// hear notes that a stream comes from its origin itself. Its batches below floor are of no interest if it is new; whole says that
+// all of it is looked for, whatever began it here.
+func (j *journal) hear(id streamID, floor uint64, whole bool, now int64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if s := j.openLocked(id, floor, now); s != nil {
 		s.heard = true
+		if whole {
+			s.floor = max(s.floor, 1) // 0 is for what only repairs have come of
+		}
 	}
 }
 

@@ -365,8 +365,9 @@ func (s *session) takeStart(body []byte, now time.Time) error {
 	}
 	s.next = st.Next
 	unheard := s.f.journal.unheard(s.id) && st.Next > 1 && s.f.warming.fraction() == 1 // a joiner is on its way to a snapshot
+	whole := unheard && s.young(now)
 	switch {
-	case unheard && s.young(now):
+	case whole:
 		// It began on the other side of a partition, where others were told the first it had to say. That is all there still.
 		s.f.journal.open(s.id, 1, s.f.wall(now).UnixMilli())
 		for _, g := range s.f.journal.gaps(s.id, 1, st.Next-1, splitGaps) {
@@ -377,7 +378,7 @@ func (s *session) takeStart(body []byte, now time.Time) error {
 		// forgotten it: two fleets have met.
 		s.f.relearn.Store(&s.p.name)
 	}
-	s.f.journal.hear(s.id, st.Next, s.f.wall(now).UnixMilli())
+	s.f.journal.hear(s.id, st.Next, whole, s.f.wall(now).UnixMilli())
 	if s.resumed.Incarnation != 0 {
 		s.f.findHoles(s.id, now)
 		if st.Next > s.resumed.Next {
