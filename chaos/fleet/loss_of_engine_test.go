@@ -163,8 +163,8 @@ func TestLiveEngineDies(t *testing.T) {
 	var killed, gone atomic.Int64 // around its death, in the traffic's time; 0: not yet
 	load := startTraffic(ctx, t, f, trafficConfig{rate: whenFull(full, 10.0, 5), seed: 5, length: warm + dead + back, excuse: func(e replay.Ended) bool {
 		began, over := time.Duration(killed.Load()), time.Duration(gone.Load())
-		// Answers that had begun at the engine break off; nobody can give the client the rest of them.
-		return began > 0 && e.TTFT >= 0 && e.End >= began && (over == 0 || e.Sent <= over)
+		// Answers that had begun at the engine break off, be it before their first token: nobody can give the client the rest of them.
+		return began > 0 && (e.TTFT >= 0 || e.Class == replay.InStream) && e.End >= began && (over == 0 || e.Sent <= over)
 	}})
 	at := func(when time.Duration) {
 		t.Helper()
