@@ -208,8 +208,9 @@ func TestLiveEngineDies(t *testing.T) {
 		return own / (own + others) * float64(len(f.Engines())+1)
 	}
 	first := share(5 * time.Second)
-	at(warm + dead + back - 6*time.Second)
-	last := share(5 * time.Second)
+	late := whenFull(full, 20*time.Second, 5*time.Second) // a fair share of it is 22 requests
+	at(warm + dead + back - late - time.Second)
+	last := share(late)
 	load.wait(t)
 	load.noErrors(t)
 	shown(t, "answers cut after their first byte", float64(load.result.Cut), "")
