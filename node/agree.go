@@ -282,6 +282,11 @@ const proposeRetry = time.Second
 // proposeOwn puts the configured backends that the fleet does not know to it, once:
 // what is taken out of the fleet later was taken out on purpose.
 func (n *Node) proposeOwn(ctx context.Context, s *raftstore.Store) {
+	defer func() {
+		if n.proposed.Load() || n.refused.Load() {
+			close(n.said)
+		}
+	}()
 	log := n.log.With().Str("component", "agreement").Logger()
 	for {
 		changed := s.Changed()

@@ -32,6 +32,9 @@ func (n *Node) change(ctx context.Context, c raftstore.Command) (*Changed, error
 	if err != nil {
 		return nil, err
 	}
+	if err := n.awaitSaid(ctx); err != nil {
+		return nil, err
+	}
 	result, err := s.Apply(ctx, c)
 	if err != nil {
 		return nil, err
@@ -41,6 +44,23 @@ func (n *Node) change(ctx context.Context, c raftstore.Command) (*Changed, error
 	}
 	n.awaitVersion(ctx, s, result.Index)
 	return &Changed{Version: result.Index, Changed: true}, nil
+}
+
+// errNotSaid is returned for changes of a fleet that has not heard of this node's own list: for want of a leader, mostly.
+var errNotSaid = fmt.Errorf("%w: the configured backends could not be put to the fleet yet", raftstore.ErrNoLeader)
+
+// awaitSaid waits until the configured backends have been put to the fleet. A change that came before would make a state of it in which they
+// are missing, and by that all nodes would route: requests would be refused until the list had come, too.
+func (n *Node) awaitSaid(ctx context.Context) error {
+	limit := time.NewTimer(changeWithin)
+	defer limit.Stop()
+	select {
+	case <-n.said:
+		return nil
+	case <-limit.C:
+	case <-ctx.Done():
+	}
+	return errNotSaid
 }
 
 // ownWait bounds how long the answer to a change is held until the node that was

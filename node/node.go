@@ -56,6 +56,7 @@ type Node struct {
 	store      atomic.Pointer[raftstore.Store] // what the fleet agrees on; nil: not started
 	proposed   atomic.Bool                     // the configured backends were put to the fleet
 	refused    atomic.Bool                     // the fleet does not take them
+	said       chan struct{}                   // closed when one of the two is known; changes wait for it
 	adoptMu    sync.Mutex                      // serialises adopt
 	raftAddr   string                          // as other nodes reach it, "" alone; set before gossip starts
 	raftTimers raftstore.Timers                // tests only; zero: the defaults
@@ -95,7 +96,7 @@ func New(cfg Config) (*Node, error) {
 	if err := cfg.Validate("", nil); err != nil {
 		return nil, err
 	}
-	n := &Node{cfg: cfg, name: cfg.NodeName, failed: make(chan error, 1), stopped: make(chan struct{}), nameWait: defaultNameWait}
+	n := &Node{cfg: cfg, name: cfg.NodeName, failed: make(chan error, 1), stopped: make(chan struct{}), said: make(chan struct{}), nameWait: defaultNameWait}
 	if n.name == "" {
 		host, err := os.Hostname()
 		if err != nil {
