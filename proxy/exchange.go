@@ -53,6 +53,7 @@ type exchange struct {
 	learner  engine.Stream
 	learn    bool // the response is understood: tokens are counted
 	sse      bool
+	told     bool   // the client has had the stream's own end
 	holding  bool   // waiting for the first byte, head held back
 	first    []byte // body bytes at hand when relaying began
 	partial  []byte // an event that has not arrived whole
@@ -196,7 +197,7 @@ func (e *exchange) recycle() {
 	e.rec = Record{}
 	e.last = failure{}
 	e.response = bodyReader{}
-	e.strip, e.keep, e.learn, e.sse, e.holding, e.relaying = false, false, false, false, false, false
+	e.strip, e.keep, e.learn, e.sse, e.told, e.holding, e.relaying = false, false, false, false, false, false, false
 	p.active.Add(-1)
 	p.exchanges.Put(e)
 }

@@ -135,6 +135,7 @@ func (e *exchange) inspect(view []byte) []byte {
 	if seen.FirstToken {
 		e.noteFirst(true)
 	}
+	e.told = e.told || seen.Done
 	return out
 }
 
@@ -235,9 +236,16 @@ func (e *exchange) complete(w io.Writer) error {
 // breakOff ends a response that broke after its head was passed on: nothing can be taken back, and nobody else can go
 // on. An event stream is closed with an error event, which clients raise as an exception; anything else is cut off, which
 // they notice by its length.
+//
+// A stream whose own end has been passed on is whole, whatever becomes of the connection after that: anything more would be
+// a second end.
 func (e *exchange) breakOff(w io.Writer) error {
-	e.rec.Broken = true
 	why := e.conn.cause()
+	if e.sse && e.told && why != departed && why != stalled {
+		e.partial, e.keep = e.partial[:0], false
+		return e.complete(w)
+	}
+	e.rec.Broken = true
 	f := fault{fasthttp.StatusBadGateway, "upstream_broken", "the backend broke off its response"}
 	switch why {
 	case departed, stalled:
