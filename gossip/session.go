@@ -364,7 +364,9 @@ func (s *session) takeStart(body []byte, now time.Time) error {
 		return errUnexpected
 	}
 	s.next = st.Next
-	unheard := s.f.journal.unheard(s.id) && st.Next > 1 && s.f.warming.fraction() == 1 // a joiner is on its way to a snapshot
+	// A joiner is on its way to a snapshot, or has just had one.
+	joining := s.f.warming.fraction() < 1 || s.f.warming.fresh(now)
+	unheard := s.f.journal.unheard(s.id) && st.Next > 1 && !joining
 	whole := unheard && s.young(now)
 	switch {
 	case whole:

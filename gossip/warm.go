@@ -34,6 +34,7 @@ type warming struct {
 	gaveUp   bool // nobody could be found who knows more
 	expected uint64
 	records  uint64
+	took     time.Time // when a snapshot was whole the last time
 }
 
 func (w *warming) init() { w.done = make(chan struct{}) }
@@ -55,6 +56,20 @@ func (w *warming) finish() {
 	w.complete = true
 	w.mu.Unlock()
 	w.open()
+}
+
+// take notes that a snapshot is whole.
+func (w *warming) take(now time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.took = now
+}
+
+// fresh reports whether a snapshot has just come: what a peer replays to who has nothing of it goes back further than that.
+func (w *warming) fresh(now time.Time) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return now.Sub(w.took) < replaySpan
 }
 
 // serves reports whether what the node knows may pass for what the fleet knows. A node that is warm by the deadline alone has a
@@ -142,6 +157,7 @@ func (f *Fleet) learn(began time.Time) (why string, ok bool) {
 		switch f.takeFrom(s) {
 		case wire.Complete:
 			f.counts.snapshotsTaken.Add(1)
+			f.warming.take(time.Now())
 			return "snapshot from " + s.p.name, true
 		case wire.Cold:
 			src.cold, src.notTo = true, time.Now().Add(busyPause)
