@@ -77,7 +77,7 @@ test-deploy: build ## the unit and the example fleet: systemd and HAProxy read t
 
 # A network of their own for the partition is made with ip; root is not needed
 # where users may have namespaces.
-live: build ## eight real routers: spread, cost, kill, agreement, partition, loss, memory; 40 minutes (LIVE=short: 4 minutes, wider limits; installs iproute2 with apt if missing)
+live: build ## eight real routers: spread, cost, kill, agreement, engines that die, hot prefixes, partition, loss, memory; 45 minutes (LIVE=short: 4 minutes, wider limits; installs iproute2 with apt if missing)
 	@command -v ip >/dev/null || { apt-get update -qq && apt-get install -y -qq iproute2; }
 	GRAPEVINE=$(CURDIR)/$(BIN) GRAPEVINE_LIVE=1 $(GO) test $(if $(filter short,$(LIVE)),-short) -count=1 -run '^TestLive' -v -timeout 60m ./chaos/fleet
 

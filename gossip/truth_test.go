@@ -3,6 +3,7 @@ package gossip
 import (
 	"fmt"
 	"hash/maphash"
+	"math"
 	"sync"
 	"time"
 
@@ -22,15 +23,18 @@ type spot struct {
 // that, never anything else.
 type truth struct {
 	mu      sync.Mutex
-	told    map[spot]map[prefixtree.Time]uint32 // generation in which the block was placed there at that time
-	latest  map[spot]uint32                     // the latest such generation
-	renewed map[uint32]prefixtree.Time          // by backend: when the last node learned of its present generation, on its clock
-	skewed  bool                                // clocks were set, so times tell nothing
-	newest  prefixtree.Time                     // that any node's clock has shown
+	told    map[spot]map[prefixtree.Time]uint32   // generation in which the block was placed there at that time
+	latest  map[spot]uint32                       // the latest such generation
+	first   map[uint32]map[uint32]prefixtree.Time // by backend and generation: of its placements
+	renewed map[uint32]prefixtree.Time            // by backend: when the last node learned of its present generation, on its clock
+	skewed  bool                                  // clocks were set, so times tell nothing
+	newest  prefixtree.Time                       // that any node's clock has shown
 }
 
 func newTruth() *truth {
-	return &truth{told: map[spot]map[prefixtree.Time]uint32{}, latest: map[spot]uint32{}, renewed: map[uint32]prefixtree.Time{}}
+	return &truth{told: map[spot]map[prefixtree.Time]uint32{}, latest: map[spot]uint32{}, renewed: map[uint32]prefixtree.Time{},
+		first: map[uint32]map[uint32]prefixtree.Time{},
+	}
 }
 
 // show notes what a node's clock shows.
@@ -43,6 +47,12 @@ func (w *truth) show(now prefixtree.Time) {
 func (w *truth) place(key uint32, chain []prefixtree.Hash, at prefixtree.Time, generation uint32) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.first[key] == nil {
+		w.first[key] = map[uint32]prefixtree.Time{}
+	}
+	if first, known := w.first[key][generation]; !known || at < first {
+		w.first[key][generation] = at
+	}
 	for _, h := range chain {
 		p := spot{h, key}
 		if w.told[p] == nil {
@@ -67,7 +77,7 @@ func (w *truth) judge(key uint32, f prefixtree.Fact) error {
 	switch generation, then := times[f.Time]; {
 	case !placed:
 		return fmt.Errorf("invented: block %x was never placed on backend %x", f.Hash, key)
-	case w.skewed && w.latest[spot{f.Hash, key}] < f.Generation:
+	case w.skewed && w.latest[spot{f.Hash, key}] < f.Generation && !w.begunLocked(key, f.Generation, math.MaxInt64):
 		return fmt.Errorf("fenced: block %x on backend %x is of a generation before %d", f.Hash, key, f.Generation)
 	case w.skewed && f.Time > w.newest+6_000: // a peer's is capped at 5 s ahead, and what follows its fence comes just behind that
 		return fmt.Errorf("invented: time %d is later than any clock has shown", f.Time)
@@ -75,10 +85,21 @@ func (w *truth) judge(key uint32, f prefixtree.Fact) error {
 		return nil
 	case !then:
 		return fmt.Errorf("invented: block %x was not placed on backend %x at %d, but at %v", f.Hash, key, f.Time, times)
-	case generation < f.Generation:
+	case generation < f.Generation && !w.begunLocked(key, f.Generation, f.Time):
 		return fmt.Errorf("fenced: block %x on backend %x is of generation %d, before %d", f.Hash, key, generation, f.Generation)
 	}
 	return nil
+}
+
+// begunLocked reports whether something was placed on a backend in a generation, or one after it, at that time or before: then the
+// new process was there, and had what was placed from then on, whoever knew.
+func (w *truth) begunLocked(key, generation uint32, at prefixtree.Time) bool {
+	for g, first := range w.first[key] {
+		if g >= generation && first <= at {
+			return true
+		}
+	}
+	return false
 }
 
 // comparable reports whether all trees must agree on a fact: one that no new generation has cleared on some nodes and not on others.

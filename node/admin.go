@@ -115,6 +115,9 @@ func (n *Node) startAdmin(ctx context.Context) error {
 		return fmt.Errorf("admin: %w", err)
 	}
 	n.admin.Store(ln.Addr().String())
+	if host, _, err := net.SplitHostPort(ln.Addr().String()); err == nil && n.cfg.AdminTokenFile == "" && !net.ParseIP(host).IsLoopback() {
+		n.log.Warn().Str("component", "admin").Str("admin", ln.Addr().String()).Msg("the admin API shows backends, nodes and load to everybody who reaches it: give it an admin_token_file, or an address on loopback")
+	}
 	server := &http.Server{Handler: n.guard(n.adminHandler()), ReadTimeout: adminReadTimeout, ErrorLog: stdlog.New(n.log.With().Str("component", "admin").Logger(), "", 0)}
 	served := make(chan struct{})
 	go func() {

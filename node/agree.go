@@ -80,7 +80,7 @@ func (c *Config) checkRaft(bad complain) {
 func (n *Node) startStore(ctx context.Context) error {
 	c := &n.cfg
 	cfg := raftstore.Config{
-		Dir: c.DataDir, Expect: c.BootstrapExpect, Join: c.joins(), Voters: c.Voters, Server: c.mayVote(), Peers: n.raftPeers,
+		Dir: c.DataDir, Expect: c.BootstrapExpect, Join: c.joins(), Voters: c.Voters, Server: c.mayVote(), Peers: n.raftPeers, Met: n.met.Load,
 		Constants: raftstore.Constants{KeyID: n.hasher.KeyID(), BlockBytes: uint32(n.hasher.BlockBytes()), Cluster: c.Cluster},
 		Timers:    n.raftTimers, Log: n.log.With().Str("component", "raft").Logger(),
 	}
@@ -93,6 +93,9 @@ func (n *Node) startStore(ctx context.Context) error {
 		}
 	}
 	s, err := raftstore.Open(cfg)
+	if errors.Is(err, raftstore.ErrBarred) {
+		return fmt.Errorf("%w: data_dir: %w", ErrRefused, err)
+	}
 	if err != nil && c.DataDir != "" {
 		return fmt.Errorf("data_dir: %w (the node makes it, must be able to write there, and must be the only one to use it)", err)
 	}
@@ -377,28 +380,34 @@ func (n *Node) publish(old, r *roster, v *policy.View) {
 
 // setGenerations tells the tree how often the engines have begun anew. What it knows
 // of its own list's is of the generation that the fleet tells of: no engine begins anew
-// by being agreed on.
+// by being agreed on. Of one that begins anew, what others have placed on it since then
+// stays, and what this node has; where an id has another engine now, that was for the
+// one before.
 func (n *Node) setGenerations(r *roster) {
 	at := now()
 	for _, u := range r.list {
-		if generation := u.generation - firstGeneration; u.kept {
+		generation := u.generation - firstGeneration
+		if u.kept {
 			n.tree.AssumeGeneration(u.id, generation)
-		} else {
-			n.tree.SetGeneration(u.id, generation, at)
+			continue
+		}
+		n.tree.SetGeneration(u.id, generation, at)
+		if r.before.hadAnother(u) {
+			n.tree.Forget(u.id, at)
 		}
 	}
 }
 
 // tellAgain tells the other nodes what this one has placed on backends before it
-// knew how often they have begun anew: what it told of them until then was
-// refused as old news.
+// knew how often they have begun anew, or by which name the others know them: what it
+// told of them until then was refused as old news, or of nobody.
 func (n *Node) tellAgain(r *roster) {
 	if n.knowledge == nil || n.began.IsZero() {
 		return
 	}
 	late := make(map[prefixtree.Backend]bool)
 	for _, u := range r.list {
-		if u.kept && u.generation > firstGeneration {
+		if u.kept && (u.generation > firstGeneration || u.renamed) {
 			late[u.id] = true
 		}
 	}

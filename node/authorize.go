@@ -41,7 +41,7 @@ var openPaths = map[string]bool{"/healthz": true, "/readyz": true, "/metrics": t
 
 // guard lets through to the admin API who may use it. With a token that is who
 // has it. Without one everybody may look, and who sits on this machine may
-// change things and take profiles: not who comes through a proxy on this machine,
+// change things, ask what costs or tells more (looks), and take profiles: not who comes through a proxy on this machine,
 // whose address is no more this machine's than his. Nor a page in a browser here:
 // changes must say that they are JSON, and whoever asks from here must address the
 // node by an address or as localhost, not by a name that somebody else's DNS may
@@ -88,22 +88,30 @@ func (n *Node) refusal(r *http.Request) *Refusal {
 		return nil
 	}
 	if by := forwarded(r.Header); by != "" {
-		return &Refusal{status: http.StatusForbidden, Reason: "the request came through a proxy, and without a token changes are taken from the node's own machine only", Place: by,
+		return &Refusal{status: http.StatusForbidden, Reason: "the request came through a proxy, and " + ownMachineOnly, Place: by,
 			Remedy: "give the node an --admin-token-file, or run the command there"}
 	}
 	if !here {
-		return &Refusal{status: http.StatusForbidden, Reason: "without a token changes are taken from the node's own machine only",
+		return &Refusal{status: http.StatusForbidden, Reason: ownMachineOnly,
 			Remedy: "give the node an --admin-token-file, or run the command there"}
 	}
 	return nil
 }
 
-// looks says whether a request changes nothing and costs little.
+const ownMachineOnly = "without a token changes, and questions that cost or tell more than a look, are taken from the node's own machine only"
+
+// looks says whether a request changes nothing, costs little and tells nothing of what
+// clients send.
 func looks(r *http.Request) bool {
-	if strings.HasPrefix(r.URL.Path, "/debug/") {
+	switch query := r.URL.Query(); {
+	case strings.HasPrefix(r.URL.Path, "/debug/"):
 		return false // a profile shows what runs, with its flags, and slows it down
+	case r.URL.Path == "/explain":
+		return false // tells whether somebody has sent a prompt
+	case r.URL.Path == "/keys", query.Has("consistent"), query.Has("facts"):
+		return false // asks every node, writes to the log of every voter, scans all facts
 	}
-	return r.Method == http.MethodGet || r.Method == http.MethodHead || r.URL.Path == "/explain"
+	return r.Method == http.MethodGet || r.Method == http.MethodHead
 }
 
 // forwarded names the header by which a proxy says that it passes a request on, "" if

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -100,6 +101,9 @@ func (b *NewBackend) spec(place string) (raftstore.BackendSpec, *Refusal) {
 	if err := own.check(); err != nil {
 		return raftstore.BackendSpec{}, invalid(place, "", "%v", err)
 	}
+	if b.KVTokens < 0 {
+		return raftstore.BackendSpec{}, invalid(place+".kv_tokens", "leave it out to have the engine asked", "%d is negative", b.KVTokens)
+	}
 	if _, err := raftstore.NormalURL(own.URL); err != nil {
 		return raftstore.BackendSpec{}, invalid(place+".url", "write http://host:port", "%v", err)
 	}
@@ -164,16 +168,57 @@ func (n *Node) addBackends(w http.ResponseWriter, r *http.Request) {
 	// Raft's timers are set in tests alone: those that are patient with a change are so here.
 	ctx, cancel := context.WithDeadline(r.Context(), changeBy(began, time.Now()).Add(n.raftTimers.Call))
 	defer cancel()
-	n.answerChange(w, r.WithContext(ctx), raftstore.AddBackends{Backends: specs})
+	n.answerPlaced(w, r.WithContext(ctx), raftstore.AddBackends{Backends: specs}, func(s *raftstore.State) string { return placeTaken(s, specs) })
 }
 
 func (n *Node) answerChange(w http.ResponseWriter, r *http.Request, c raftstore.Command) {
+	n.answerPlaced(w, r, c, func(*raftstore.State) string { return "" })
+}
+
+// answerPlaced makes a change and answers what became of it. place finds where in the
+// request that is which the fleet has, or has not: the refusal names it, and is the
+// leader's, who may know of a newer state than this node.
+func (n *Node) answerPlaced(w http.ResponseWriter, r *http.Request, c raftstore.Command, place func(*raftstore.State) string) {
 	done, err := n.change(r.Context(), c)
-	if err != nil {
-		refusalOf(err).write(w)
+	if err == nil {
+		answer(w, done)
 		return
 	}
-	answer(w, done)
+	refused := refusalOf(err)
+	if s := n.store.Load(); s != nil && (errors.Is(err, raftstore.ErrExists) || errors.Is(err, raftstore.ErrNotFound)) {
+		refused.Place = place(s.State())
+	}
+	refused.write(w)
+}
+
+// placeTaken is the first of new backends whose name or URL a state, or another of
+// them, has; "" if none.
+func placeTaken(s *raftstore.State, specs []raftstore.BackendSpec) string {
+	names, urls := make(map[string]bool), make(map[string]bool)
+	for i := range s.Backends {
+		names[s.Backends[i].Name], urls[s.Backends[i].URL] = true, true
+	}
+	for i := range specs {
+		url, _ := raftstore.NormalURL(specs[i].URL) // it was checked
+		switch {
+		case names[specs[i].Name]:
+			return fmt.Sprintf("backends[%d].name", i)
+		case urls[url]:
+			return fmt.Sprintf("backends[%d].url", i)
+		}
+		names[specs[i].Name], urls[url] = true, true
+	}
+	return ""
+}
+
+// placeUnknown is the first of some names that a state does not have; "" if it has all.
+func placeUnknown(s *raftstore.State, names []string, place func(i int) string) string {
+	for i, name := range names {
+		if _, ok := s.Backend(name); !ok {
+			return place(i)
+		}
+	}
+	return ""
 }
 
 // checkNew finds what the store cannot know of new backends: names that gossip
@@ -301,7 +346,9 @@ func (n *Node) setBackendState(w http.ResponseWriter, r *http.Request) {
 	if action == raftstore.Drain {
 		n.hot.leave(r.Context(), body.Names) // hot prefixes move first
 	}
-	n.answerChange(w, r, raftstore.SetBackendState{Names: body.Names, Action: action, Reason: body.Reason})
+	n.answerPlaced(w, r, raftstore.SetBackendState{Names: body.Names, Action: action, Reason: body.Reason}, func(s *raftstore.State) string {
+		return placeUnknown(s, body.Names, func(i int) string { return fmt.Sprintf("names[%d]", i) })
+	})
 }
 
 // backendUpdate is the body of PATCH /backends/NAME: what is left out stays.
@@ -328,6 +375,16 @@ func (n *Node) updateBackend(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	name := r.PathValue("name")
+	switch {
+	case body.Weight != nil && !(*body.Weight > 0):
+		refused = invalid("weight", "write a number above 0", "weight %v is none", *body.Weight)
+	case body.KVTokens != nil && *body.KVTokens < 0:
+		refused = invalid("kv_tokens", "write 0 to have the engine asked", "%d is negative", *body.KVTokens)
+	}
+	if refused != nil {
+		refused.write(w)
+		return
+	}
 	if body.URL != nil {
 		b := NewBackend{Name: name, URL: *body.URL}
 		spec, refused := b.spec("url")
@@ -362,7 +419,9 @@ func (n *Node) removeBackends(w http.ResponseWriter, r *http.Request) {
 		invalid("name", "write ?name=A&name=B", "names no backend").write(w)
 		return
 	}
-	n.answerChange(w, r, raftstore.RemoveBackends{Names: names})
+	n.answerPlaced(w, r, raftstore.RemoveBackends{Names: names}, func(s *raftstore.State) string {
+		return placeUnknown(s, names, func(int) string { return "name" })
+	})
 }
 
 // listBackends answers GET /backends. With consistent, the answer holds every

@@ -32,8 +32,17 @@ func NewClient(addr string) *Client {
 		}
 		addr = "http://" + addr
 	}
-	return &Client{base: strings.TrimSuffix(addr, "/"), http: &http.Client{}}
+	return &Client{base: strings.TrimSuffix(addr, "/"), http: &http.Client{Transport: direct(), CheckRedirect: stay}}
 }
+
+// direct goes to the router itself. A proxy that the environment names for the web
+// would be shown the token, and whatever key or rules are sent.
+func direct() *http.Transport {
+	return &http.Transport{DisableKeepAlives: true} // one question, most times
+}
+
+// stay follows nobody elsewhere: the admin API does not redirect.
+func stay(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
 // WithToken gives a client that shows the router a token or, if that is empty,
 // the one in a file; neither shows none.

@@ -22,7 +22,7 @@ type Config struct {
 	Version string `yaml:"-" kong:"-"`
 
 	Listen         string `yaml:"listen" name:"listen" env:"GRAPEVINE_LISTEN" default:":8080" placeholder:"ADDR" group:"serving" help:"Address clients connect to."`
-	Admin          string `yaml:"admin" name:"admin" env:"GRAPEVINE_ADMIN" default:"127.0.0.1:8081" placeholder:"ADDR" group:"serving" help:"Address of the admin API (health, metrics, receipts, operation). Without --admin-token-file it takes changes from this machine only, and shows everything to who reaches it."`
+	Admin          string `yaml:"admin" name:"admin" env:"GRAPEVINE_ADMIN" default:"127.0.0.1:8081" placeholder:"ADDR" group:"serving" help:"Address of the admin API (health, metrics, receipts, operation). Without --admin-token-file it takes changes from this machine only, and shows backends, nodes and load to who reaches it."`
 	AdminTokenFile string `yaml:"admin_token_file" name:"admin-token-file" env:"GRAPEVINE_ADMIN_TOKEN_FILE" placeholder:"FILE" group:"serving" help:"File that holds the token (16 bytes or more) without which the admin API tells only health and metrics. Read again for each request, so that it can be replaced."`
 	NodeName       string `yaml:"node_name" name:"node-name" env:"GRAPEVINE_NODE_NAME" placeholder:"NAME" group:"serving" help:"Name of this node in x-grapevine-node, logs and status; the host name if empty."`
 	TLSCert        string `yaml:"tls_cert" name:"tls-cert" env:"GRAPEVINE_TLS_CERT" placeholder:"FILE" group:"serving" help:"PEM certificate chain; with --tls-key the data port speaks TLS."`

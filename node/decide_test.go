@@ -78,6 +78,11 @@ func (d *decider) decide(tb testing.TB) prefixtree.Backend {
 	if err := d.parser.Parse(prompt.Chat, d.body, &d.request); err != nil {
 		tb.Fatal(err)
 	}
+	return d.pick(tb)
+}
+
+// pick is decide for a request that has been read.
+func (d *decider) pick(tb testing.TB) prefixtree.Backend {
 	d.query = policy.Request{Model: d.request.Model, Session: d.request.Session, Hashes: d.request.Hashes, PromptBytes: d.request.PromptBytes}
 	if err := d.router.Pick(&d.query, d.now, &d.attempt); err != nil {
 		tb.Fatal(err)

@@ -206,7 +206,7 @@ func agreedBackends(r *roster) []health.Backend {
 		}
 		b := health.Backend{Key: key, Name: u.Name, Generation: u.generation, Down: u.state == policy.Down}
 		if u.agreed != nil {
-			b.Reason = u.agreed.Reason
+			b.Version, b.Ours, b.Reason = u.agreed.Version, u.downByHealth(), u.agreed.Reason
 		}
 		list = append(list, b)
 	}
@@ -409,15 +409,19 @@ func (c *checker) writeProposal(ctx context.Context, p health.Proposal) {
 	if p.Down {
 		action, count = raftstore.MarkDown, &c.downs
 	}
-	if c.apply(ctx, raftstore.SetBackendState{Names: p.Names, Action: action, Reason: p.Reason}) {
+	// An operator's change that crosses this one stands: see SetBackendState.
+	if c.apply(ctx, raftstore.SetBackendState{
+		Names: p.Names, Action: action, Reason: p.Reason, By: raftstore.ByHealth, IfVersions: p.Versions,
+	}) {
 		count.Add(uint64(len(p.Names)))
 		c.log.Warn().Strs("backends", p.Names).Stringer("state", action).Str("reason", p.Reason).Msg("written down")
 	}
 }
 
 // stillDown leaves in a proposal to put engines to work again those that are down by
-// health's word still: an operator may have taken one over while others were
-// written. It reports whether any are left.
+// health's word still: what an operator has taken over while others were written
+// would not be put to work, but its generation would be raised. It reports whether any
+// are left.
 func (c *checker) stillDown(p *health.Proposal) bool {
 	down := make(map[string]bool)
 	for _, u := range c.fleet.roster().list {
@@ -437,15 +441,16 @@ func (c *checker) renew(ctx context.Context, g health.Generation) {
 	}
 }
 
+// apply reports whether the fleet is another because of a command.
 func (c *checker) apply(ctx context.Context, command raftstore.Command) bool {
 	s := c.store()
 	if s == nil {
 		return false
 	}
-	_, err := s.Apply(ctx, command)
+	r, err := s.Apply(ctx, command)
 	switch {
 	case err == nil:
-		return true
+		return r.Changed
 	case errors.Is(err, raftstore.ErrConflict), ctx.Err() != nil:
 		return false
 	}

@@ -138,13 +138,13 @@ func TestDownIsTheLastResort(t *testing.T) {
 	n := startNode(t, cfg)
 	awaitAgreement(t, n)
 	name := strings.TrimPrefix(down.URL, "http://")
-	mark := func(action raftstore.Action, reason string, names ...string) {
+	mark := func(action raftstore.Action, by raftstore.Author, reason string, names ...string) {
 		t.Helper()
-		if _, err := n.change(t.Context(), raftstore.SetBackendState{Names: names, Action: action, Reason: reason}); err != nil {
+		if _, err := n.change(t.Context(), raftstore.SetBackendState{Names: names, Action: action, Reason: reason, By: by}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	mark(raftstore.MarkDown, health.Prefix+"refused", name)
+	mark(raftstore.MarkDown, raftstore.ByHealth, health.Prefix+"refused", name)
 	for i := range 50 {
 		if code := chatCode(t, n, fmt.Sprint("to the other one ", i)); code != http.StatusOK {
 			t.Fatal(code)
@@ -160,7 +160,7 @@ func TestDownIsTheLastResort(t *testing.T) {
 	if code := chatCode(t, n, "nobody else is left"); code != http.StatusOK || down.requests.Load() == 0 {
 		t.Errorf("answered %d", code)
 	}
-	mark(raftstore.MarkDown, "the rack is being moved", name, other.addr) // one is down by health's word, which this outlasts
+	mark(raftstore.MarkDown, raftstore.ByOperator, "the rack is being moved", name, other.addr) // one is down by health's word, which this outlasts
 	list := health.Proposal{Names: []string{name}, Reason: health.Prefix + "answers again", Renew: []health.Generation{{Name: name}}}
 	n.checker.writeProposal(t.Context(), list)
 	if b := backendOf(t, n, name); b.State != "down" || b.Reason != "the rack is being moved" || b.Generation != firstGeneration {
@@ -169,7 +169,13 @@ func TestDownIsTheLastResort(t *testing.T) {
 	if code := chatCode(t, n, "an operator's word"); code != http.StatusServiceUnavailable {
 		t.Errorf("answered %d", code)
 	}
-	mark(raftstore.MarkUp, "", name)
+	judged := n.fleet.roster().named(name).agreed.Version
+	mark(raftstore.MarkUp, raftstore.ByOperator, "", name)
+	late := health.Proposal{Down: true, Names: []string{name}, Versions: []uint64{judged}, Reason: health.Prefix + "refused"}
+	n.checker.writeProposal(t.Context(), late)
+	if b := backendOf(t, n, name); b.State == "down" || n.checker.downs.Load() > 0 {
+		t.Errorf("by what health had seen before an operator's word: %+v", b)
+	}
 	eventually(t, "it is a backend as any", func() bool {
 		at, avoided := n.router.Avoided(n.fleet.roster().named(name).id, now())
 		return !avoided && at == 0
@@ -185,7 +191,7 @@ func TestWhoLeftAnIDIsForgotten(t *testing.T) {
 		t.Helper()
 		s := stateWith(version, generation, name, "other")
 		if b := &s.Backends[0]; reason != "" {
-			b.State, b.Reason = raftstore.Down, reason
+			b.State, b.DownBy, b.Reason = raftstore.Down, raftstore.ByHealth, reason
 		}
 		if err := n.fleet.adopt(s); err != nil {
 			t.Fatal(err)
@@ -430,7 +436,10 @@ func TestOnlyTheLeaderWrites(t *testing.T) {
 	})
 	agreed.mu.Lock()
 	defer agreed.mu.Unlock()
-	want := raftstore.SetBackendState{Names: []string{dead.addr}, Action: raftstore.MarkDown, Reason: health.Prefix + "refused, say 1 of 1 nodes"}
+	want := raftstore.SetBackendState{
+		Names: []string{dead.addr}, Action: raftstore.MarkDown, Reason: health.Prefix + "refused, say 1 of 1 nodes", By: raftstore.ByHealth,
+		IfVersions: []uint64{0}, // of its own list
+	}
 	if got, ok := agreed.commands[0].(raftstore.SetBackendState); !ok || fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("wrote %+v, want %+v", agreed.commands[0], want)
 	}

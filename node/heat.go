@@ -115,12 +115,18 @@ func parseWorks(h *policy.Heat, section []byte) error {
 	}
 	size := int(section[0])
 	h.Works = h.Works[:0]
+	seen := make(map[hot.Key]bool, min(len(section)/size, maxWorks))
 	for section = section[1:]; len(section) > 0 && len(h.Works) < maxWorks; section = section[size:] {
 		value := func(at int) float64 { return fromLogCode(binary.LittleEndian.Uint16(section[at:])) }
 		w := policy.Work{
 			Pool: binary.LittleEndian.Uint64(section), Anchor: prefixtree.Hash(binary.LittleEndian.Uint64(section[8:])),
 			Tokens: min(value(16), maxDepth), Requests: min(value(18), maxWork), Prefill: min(value(20), maxWork), Active: min(value(22), maxWork),
 		}
+		k := hot.Key{Pool: w.Pool, Anchor: w.Anchor}
+		if seen[k] {
+			continue // it would count twice
+		}
+		seen[k] = true
 		w.Fresh = w.Requests // to the knowledge of nodes that do not tell
 		if size >= workBytes {
 			w.Fresh = min(value(24), w.Requests)

@@ -84,6 +84,21 @@ func TestHeatRoundTrip(t *testing.T) {
 	}
 }
 
+// TestWorkCountsOnce: of what a section tells twice the first word counts, and no section has more than can be told.
+func TestWorkCountsOnce(t *testing.T) {
+	works := []policy.Work{{Pool: 3, Requests: 4}, {Pool: 3, Anchor: 5, Requests: 2}, {Pool: 3, Anchor: 5, Requests: 64}, {Pool: 3, Requests: 64}, {Pool: 4, Anchor: 5, Requests: 1}}
+	h, err := parseHeat(appendHeat(appendState(nil, nil), &policy.Heat{Works: works}))
+	if err != nil || len(h.Works) != 3 || h.Works[0].Requests != 4 || h.Works[1].Requests != 2 || h.Works[2].Pool != 4 {
+		t.Errorf("%+v, %v", h.Works, err)
+	}
+	for i := range 2 * maxWorks {
+		works = append(works, policy.Work{Pool: 7, Anchor: prefixtree.Hash(i + 1), Requests: 1})
+	}
+	if h, err := parseHeat(appendHeat(appendState(nil, nil), &policy.Heat{Works: works})); err != nil || len(h.Works) != maxWorks {
+		t.Errorf("%d works, %v", len(h.Works), err)
+	}
+}
+
 // TestWorkOfOtherVersions: whoever does not tell which requests are fresh may have nothing but such, entries may grow, and no more are
 // fresh than there are.
 func TestWorkOfOtherVersions(t *testing.T) {

@@ -37,6 +37,7 @@ type replicator struct {
 	mu      sync.Mutex
 	sizer   *hot.Sizer // nil: this node does not lead
 	inForce []policy.HotPrefix
+	version uint64 // of the state that it is of
 }
 
 // hotAgreement is what hot prefixes need of the store.
@@ -78,7 +79,9 @@ func (n *Node) startHotPrefixes() {
 }
 
 // adopt puts what is agreed on into force: nothing of it when the fleet has switched
-// it off, and not what has expired, which nobody has renewed.
+// it off, and not what has expired, which nobody has renewed. A state that is older than
+// the one in force changes nothing: every new one is put into force by whoever follows
+// the store, and by each look, whichever comes first.
 func (h *replicator) adopt(s *raftstore.State, at time.Time) {
 	var list []policy.HotPrefix
 	for _, p := range agreedPrefixes(s) {
@@ -88,6 +91,10 @@ func (h *replicator) adopt(s *raftstore.State, at time.Time) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if s.Version < h.version {
+		return
+	}
+	h.version = s.Version
 	if !slices.Equal(list, h.inForce) {
 		h.inForce = list
 		h.router.SetHotPrefixes(list)

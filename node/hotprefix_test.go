@@ -168,6 +168,36 @@ func TestHotPrefixIsSwitchedOff(t *testing.T) {
 	}
 }
 
+// TestHotPrefixesOfOlderStates: a new state is in force as soon as the node follows it, and whoever looked at the store before that, and
+// comes late, does not bring back the older one.
+func TestHotPrefixesOfOlderStates(t *testing.T) {
+	n := unstarted(t, "a", "b", "c")
+	anchor := hotChain(0)[31]
+	on, off := stateWith(1, firstGeneration, "a", "b", "c"), stateWith(2, firstGeneration, "a", "b", "c")
+	on.Switches.Hot = true
+	on.Hot = []raftstore.HotPrefix{{Anchor: uint64(anchor), Depth: 4096, R: 2, Expires: time.Now().Add(time.Hour).UnixMilli()}}
+	off.Hot = on.Hot
+	replicas := func() int {
+		d := new(policy.Decision)
+		if err := n.router.Explain(&policy.Request{Hashes: hotChain(1), PromptBytes: 40 * 512}, now(), d); err != nil {
+			t.Fatal(err)
+		}
+		return d.Replicas
+	}
+	n.adopt(on)
+	if got := replicas(); got != 2 {
+		t.Fatalf("agreed on, and on %d", got)
+	}
+	n.adopt(off)
+	if got := replicas(); got != 0 {
+		t.Errorf("switched off, and on %d", got)
+	}
+	n.hot.adopt(on, time.Now())
+	if got := replicas(); got != 0 {
+		t.Errorf("switched off, and by an older state on %d", got)
+	}
+}
+
 // TestOnlyTheLeaderDecides: another node only goes by what is agreed on. What cannot be written down is counted, and tried again.
 func TestOnlyTheLeaderDecides(t *testing.T) {
 	r := newHotRig(t)

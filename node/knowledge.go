@@ -31,6 +31,9 @@ type knowledge struct {
 	heard     heatBoard
 	unplaced  unplaced
 
+	loadMu sync.Mutex // one at a time tells the router of others' load, so that no older word replaces a newer
+	early  unplacedLoads
+
 	mu      sync.Mutex // guards the scratch below
 	loads   []policy.PeerLoad
 	claims  []keyedClaim
@@ -128,15 +131,21 @@ func clamp32(v int64) uint32 { return uint32(min(max(v, 0), math.MaxUint32)) }
 
 // PeerLoad implements gossip.Knowledge.
 func (k *knowledge) PeerLoad(origin string, changed []gossip.Load, full bool) {
+	k.loadMu.Lock()
+	defer k.loadMu.Unlock()
 	loads := make([]policy.PeerLoad, 0, len(changed))
 	names := k.names.Load()
+	if full {
+		k.early.forget(origin)
+	}
 	for _, l := range changed {
 		b, ok := names.Backend(l.Backend)
 		if !ok {
 			k.unknown.Add(1)
+			k.early.keep(origin, l)
 			continue
 		}
-		loads = append(loads, policy.PeerLoad{Backend: b, PrefillTokens: int64(l.PrefillTokens), Active: int64(l.Active)})
+		loads = append(loads, peerLoad(b, l))
 	}
 	if full {
 		k.router.SetPeerLoad(origin, loads)
@@ -147,7 +156,10 @@ func (k *knowledge) PeerLoad(origin string, changed []gossip.Load, full bool) {
 
 // DropPeer implements gossip.Knowledge.
 func (k *knowledge) DropPeer(origin string) {
+	k.loadMu.Lock()
+	k.early.forget(origin)
 	k.router.DropPeer(origin)
+	k.loadMu.Unlock()
 	k.evidence.set(origin, nil)
 	if k.checker != nil {
 		k.checker.board.DropPeer(origin)
@@ -225,9 +237,15 @@ func (k *knowledge) PeerState(origin string, state []byte) {
 }
 
 // setNames changes which backends there are. What others claim of those whose
-// place is new is learned again; what was told of those that went is forgotten.
+// place is new is learned again, and their load on those that are new counts; what was
+// told of those that went is forgotten. The router must have the view of them.
 func (k *knowledge) setNames(names *backendNames) {
+	k.loadMu.Lock()
 	old := k.names.Swap(names)
+	for origin, loads := range k.early.take(names) {
+		k.router.UpdatePeerLoad(origin, loads)
+	}
+	k.loadMu.Unlock()
 	k.mu.Lock()
 	for key := range k.told {
 		if _, ok := names.ids[key]; !ok {

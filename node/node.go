@@ -60,6 +60,7 @@ type Node struct {
 	adoptMu    sync.Mutex                      // serialises adopt
 	raftAddr   string                          // as other nodes reach it, "" alone; set before gossip starts
 	raftTimers raftstore.Timers                // tests only; zero: the defaults
+	met        atomic.Bool                     // gossip has heard of whoever it could reach at the start
 	knowledge  *knowledge                      // what is exchanged with other nodes; nil: alone
 	gossip     atomic.Pointer[gossip.Fleet]    // nil: alone, or not started
 	nameWait   time.Duration                   // see defaultNameWait
@@ -281,6 +282,9 @@ func (n *Node) start(ctx context.Context) error {
 	n.startHotPrefixes()
 	n.startSources()
 	if err := n.startGossip(ctx); err != nil {
+		return err
+	}
+	if err := n.awaitProven(ctx); err != nil {
 		return err
 	}
 	n.handOnFirst()

@@ -7,8 +7,11 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -288,7 +291,9 @@ func (d document) checkAnswer(t *testing.T, op string, spec map[string]any, stat
 	responses := spec["responses"].(map[string]any)
 	response, ok := responses[fmt.Sprint(status)]
 	if !ok {
-		response, ok = responses["default"]
+		if response, ok = responses["default"]; ok {
+			_, ok = d.statuses(t)[fmt.Sprint(status)]
+		}
 	}
 	if !ok {
 		t.Errorf("%s answers %d, which is not documented: %s", op, status, text)
@@ -319,4 +324,109 @@ func generic(t *testing.T, v any) (out any) {
 		t.Fatal(err)
 	}
 	return out
+}
+
+// TestOpenAPISaysWhoMayAsk: with a token every operation but the open ones needs it;
+// without one a request from another machine is answered exactly where the document
+// says so.
+func TestOpenAPISaysWhoMayAsk(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte("a-token-for-operators"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	without, err := New(testConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := testConfig()
+	cfg.AdminTokenFile = file
+	with, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func(n *Node, op, query string) int {
+		method, path, _ := strings.Cut(op, " ")
+		r := httptest.NewRequest(method, strings.ReplaceAll(path, "{name}", "gpu8")+query, strings.NewReader("{}"))
+		r.RemoteAddr, r.Host = "192.0.2.7:5", "192.0.2.1:8081"
+		w := httptest.NewRecorder()
+		n.guard(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })).ServeHTTP(w, r)
+		return w.Code
+	}
+	want := map[any]int{"everybody": http.StatusNoContent, "own-machine": http.StatusForbidden}
+	d := readDocument(t)
+	for op, spec := range d.operations(t) {
+		who, known := want[spec["x-without-token"]]
+		if status := ask(without, op, ""); !known || status != who {
+			t.Errorf("%s from elsewhere, without a token: %d; documented is %v", op, status, spec["x-without-token"])
+		}
+		needed := http.StatusUnauthorized
+		if security, said := spec["security"].([]any); said && len(security) == 0 {
+			needed = http.StatusNoContent
+		}
+		if status := ask(with, op, ""); status != needed {
+			t.Errorf("%s without the token that is needed: %d, want %d", op, status, needed)
+		}
+		list, _ := spec["parameters"].([]any)
+		for _, v := range list {
+			p := d.resolve(t, v)
+			who := who
+			if said, ok := p["x-without-token"]; ok {
+				who = want[said]
+			}
+			if status := ask(without, op, fmt.Sprintf("?%v=1", p["name"])); p["in"] == "query" && status != who {
+				t.Errorf("%s with %v from elsewhere: %d, want %d", op, p["name"], status, who)
+			}
+			if status := ask(with, op, fmt.Sprintf("?%v=1", p["name"])); status != needed {
+				t.Errorf("%s with %v without the token that is needed: %d, want %d", op, p["name"], status, needed)
+			}
+		}
+	}
+}
+
+// statuses are those of refusals, with what they mean.
+func (d document) statuses(t *testing.T) map[string]any {
+	t.Helper()
+	m, ok := d.at("components", "responses", "Refusal", "x-statuses").(map[string]any)
+	if !ok {
+		t.Fatal("the statuses of refusals are not documented")
+	}
+	return m
+}
+
+// refusing finds the statuses that the package's source refuses with.
+var refusing = regexp.MustCompile(`(?:status: ?|status, r\.Remedy = |r\.status = |refuse\(w, |http\.Error\(w, .*, )http\.Status(\w+)`)
+
+// TestOpenAPINamesEveryStatus: the document tells what every status means that a
+// refusal can have, and of no other.
+func TestOpenAPINamesEveryStatus(t *testing.T) {
+	t.Parallel()
+	codes := make(map[string]string)
+	for code := 400; code < 600; code++ {
+		codes[strings.ReplaceAll(http.StatusText(code), " ", "")] = fmt.Sprint(code)
+	}
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := map[string]any{fmt.Sprint(http.StatusMethodNotAllowed): nil} // the mux's own; its 404 is used here too
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		for _, found := range refusing.FindAllStringSubmatch(string(text), -1) {
+			code, known := codes[found[1]]
+			if !known {
+				t.Errorf("%s: http.Status%s is no refusal's", file, found[1])
+			}
+			used[code] = nil
+		}
+	}
+	if got, want := slices.Sorted(maps.Keys(used)), slices.Sorted(maps.Keys(readDocument(t).statuses(t))); !slices.Equal(got, want) {
+		t.Errorf("refusals have the statuses %v, documented are %v", got, want)
+	}
 }

@@ -51,10 +51,10 @@ func TestWrongInput(t *testing.T) {
 		"bad URL":             {"POST", "/backends?force", `{"backends":[` + good + `,{"url":"gpu:8000"}]}`, 400, "backends[1]", "http://host:port"},
 		"user in the URL":     {"POST", "/backends?force", `{"backends":[{"url":"http://a:b@h"}]}`, 400, "backends[0]", "user"},
 		"bad name":            {"POST", "/backends?force", `{"backends":[{"url":"http://h","name":"a,b"}]}`, 400, "backends[0]", "name"},
-		"negative cache":      {"POST", "/backends?force", `{"backends":[` + good + `,{"url":"http://h","kv_tokens":-1}]}`, 400, "", "negative"},
-		"same name twice":     {"POST", "/backends?force", `{"backends":[` + good + `,{"url":"http://h","name":"good"}]}`, 409, "", "good"},
-		"same URL twice":      {"POST", "/backends?force", `{"backends":[` + good + `,{"url":"http://127.0.0.3:8000/v1","name":"other"}]}`, 409, "", "127.0.0.3:8000"},
-		"a URL that is there": {"POST", "/backends?force", `{"backends":[` + good + `,{"url":"` + engine.URL + `","name":"again"}]}`, 409, "", n.cfg.Backends[0].Name},
+		"negative cache":      {"POST", "/backends?force", `{"backends":[` + good + `,{"url":"http://h","kv_tokens":-1}]}`, 400, "backends[1].kv_tokens", "negative"},
+		"same name twice":     {"POST", "/backends?force", `{"backends":[` + good + `,{"url":"http://h","name":"good"}]}`, 409, "backends[1].name", "good"},
+		"same URL twice":      {"POST", "/backends?force", `{"backends":[` + good + `,{"url":"http://127.0.0.3:8000/v1","name":"other"}]}`, 409, "backends[1].url", "127.0.0.3:8000"},
+		"a URL that is there": {"POST", "/backends?force", `{"backends":[` + good + `,{"url":"` + engine.URL + `","name":"again"}]}`, 409, "backends[1].url", n.cfg.Backends[0].Name},
 		"nobody answers":      {"POST", "/backends", `{"backends":[{"url":"` + engine.alias() + `","name":"good"},{"url":"http://127.0.0.3:1"}]}`, 422, "backends[1].url", "no engine answers"},
 		"it answers 502":      {"POST", "/backends", `{"backends":[{"url":"` + broken.URL + `"}]}`, 422, "backends[0].url", "502"},
 		"force what":          {"POST", "/backends?force=perhaps", `{"backends":[` + good + `]}`, 400, "force", "neither"},
@@ -66,11 +66,12 @@ func TestWrongInput(t *testing.T) {
 		"two in one":          {"DELETE", "/backends?name=" + n.cfg.Backends[0].Name + ";name=b", "", 400, "query", "semicolon"},
 		"unknown action":      {"PATCH", "/backends", `{"names":["` + n.cfg.Backends[0].Name + `"],"action":"stop"}`, 400, "action", `"stop"`},
 		"health's reason":     {"PATCH", "/backends", `{"names":["` + n.cfg.Backends[0].Name + `"],"action":"down","reason":"health: mine"}`, 400, "reason", "health: "},
-		"one unknown name":    {"PATCH", "/backends", `{"names":["` + n.cfg.Backends[0].Name + `","nobody"],"action":"drain"}`, 404, "", "nobody"},
+		"one unknown name":    {"PATCH", "/backends", `{"names":["` + n.cfg.Backends[0].Name + `","nobody"],"action":"drain"}`, 404, "names[1]", "nobody"},
 		"no name":             {"DELETE", "/backends", "", 400, "name", "no backend"},
-		"remove one unknown":  {"DELETE", "/backends?name=" + n.cfg.Backends[0].Name + "&name=nobody", "", 404, "", "nobody"},
-		"weight 0":            {"PATCH", "/backends/" + n.cfg.Backends[0].Name, `{"weight":0}`, 400, "", "weight"},
+		"remove one unknown":  {"DELETE", "/backends?name=" + n.cfg.Backends[0].Name + "&name=nobody", "", 404, "name", "nobody"},
+		"weight 0":            {"PATCH", "/backends/" + n.cfg.Backends[0].Name, `{"weight":0}`, 400, "weight", "none"},
 		"old version":         {"PATCH", "/backends/" + n.cfg.Backends[0].Name, `{"weight":2,"if_version":1000000}`, 409, "", "version"},
+		"negative new cache":  {"PATCH", "/backends/" + n.cfg.Backends[0].Name, `{"kv_tokens":-1}`, 400, "kv_tokens", "negative"},
 		"unknown backend":     {"PATCH", "/backends/no/body", `{"weight":2}`, 404, "", "no/body"},
 		"bad new URL":         {"PATCH", "/backends/" + n.cfg.Backends[0].Name + "?force", `{"url":"ftp://x"}`, 400, "url", "ftp"},
 		"silent new URL":      {"PATCH", "/backends/" + n.cfg.Backends[0].Name, `{"url":"http://127.0.0.3:1"}`, 422, "url", "no engine answers"},
@@ -182,7 +183,7 @@ func TestRulesOfTheFleet(t *testing.T) {
 	}
 	_, err := c.ApplyRules(t.Context(), "# ours\nrules:\n  - {strategy: random}\n  - {model: x, strategy: fastest}\n  - {path: /v1, stratgy: random}\n", nil, false)
 	var refused *Refusal
-	if !errors.As(err, &refused) || refused.Line != 5 || !strings.Contains(refused.Remedy, "strategy") {
+	if !errors.As(err, &refused) || refused.Line != 4 || len(refused.More) != 1 || refused.More[0].Line != 5 || !strings.Contains(refused.More[0].Remedy, "strategy") {
 		t.Errorf("%v", err)
 	}
 	_, err = c.ApplyRules(t.Context(), "rules:\n  - {strategy: random}\n  - {model: x, strategy: fastest}\n  - {value: v, strategy: random}\n", nil, false)
@@ -307,7 +308,16 @@ func TestChangesFromElsewhere(t *testing.T) {
 		header                   string
 	}{
 		{"GET", "/backends", "10.0.0.9:5", "router:8081", true, ""},
-		{"POST", "/explain", "10.0.0.9:5", "router:8081", true, ""},
+		{"GET", "/backends?surprise=1", "10.0.0.9:5", "router:8081", true, ""},
+		{"POST", "/explain", "127.0.0.1:5", "127.0.0.1:8081", true, ""},
+		{"POST", "/explain", "10.0.0.9:5", "router:8081", false, ""}, // an oracle of prompts that others have sent
+		{"POST", "/explain", "127.0.0.1:5", "127.0.0.1:8081", false, "X-Forwarded-For"},
+		{"GET", "/backends?consistent", "10.0.0.9:5", "10.0.0.1:8081", false, ""}, // a write at every voter
+		{"GET", "/backends?consistent=true", "127.0.0.1:5", "127.0.0.1:8081", true, ""},
+		{"GET", "/gossip?facts=1", "10.0.0.9:5", "10.0.0.1:8081", false, ""},
+		{"GET", "/gossip", "10.0.0.9:5", "10.0.0.1:8081", true, ""},
+		{"GET", "/keys", "10.0.0.9:5", "10.0.0.1:8081", false, ""},
+		{"GET", "/prefixes", "10.0.0.9:5", "10.0.0.1:8081", true, ""},
 		{"POST", "/backends", "127.0.0.1:5", "127.0.0.1:8081", true, ""},
 		{"DELETE", "/backends", "[::1]:5", "localhost:8081", true, ""},
 		{"POST", "/backends", "10.0.0.9:5", "10.0.0.1:8081", false, ""},

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"grapevine/gossip"
 	"grapevine/prefixtree"
 	"grapevine/proxy/policy"
 	"grapevine/raftstore"
@@ -245,6 +246,104 @@ func TestUnplacedWaitsForBackends(t *testing.T) {
 	}
 }
 
+// TestNewsAheadOfTheState: what others have placed on an engine since it restarted stays
+// known to a node that hears of it before it hears of the restart, and to nobody who has another engine under the id then.
+func TestNewsAheadOfTheState(t *testing.T) {
+	elsewhere := stateWith(2, firstGeneration+1, "a")
+	elsewhere.Backends[0].URL = "http://elsewhere:1"
+	for _, c := range []struct {
+		next *raftstore.State
+		want int // blocks
+	}{{stateWith(2, firstGeneration+1, "a"), 40}, {elsewhere, 0}, {stateWith(2, firstGeneration+1, "b"), 0}} {
+		n := unstarted(t)
+		if err := n.fleet.adopt(stateWith(1, firstGeneration, "a")); err != nil {
+			t.Fatal(err)
+		}
+		id := n.fleet.roster().named("a").id
+		n.tree.Record(id, chain(1, 40), now()-1000, nil)
+		peer := newKnower(t, "a")
+		peer.tree.SetGeneration(0, 1, now())
+		peer.serve(t, new(policy.Attempt), chain(2, 40), 0)
+		if _, news := tell(t, peer, &knower{knowledge: n.knowledge}); news == 0 {
+			t.Fatal("nothing was told")
+		}
+		if err := n.fleet.adopt(c.next); err != nil {
+			t.Fatal(err)
+		}
+		held := func(hashes []prefixtree.Hash) (blocks int) {
+			var m prefixtree.Matches
+			n.tree.Match(&m, hashes, now())
+			for _, h := range m.Holders() {
+				if h.Backend == id {
+					blocks = int(h.Blocks)
+				}
+			}
+			return blocks
+		}
+		if before, since := held(chain(1, 40)), held(chain(2, 40)); before != 0 || since != c.want {
+			t.Errorf("%+v: %d blocks of before, %d of 40 since, want %d", c.next.Backends, before, since, c.want)
+		}
+	}
+}
+
+// TestLoadWaitsForBackends: what others said of their load on a backend counts as soon
+// as the backend is known here, if it still holds, and nothing older does.
+func TestLoadWaitsForBackends(t *testing.T) {
+	n := unstarted(t, "a")
+	k, key := n.knowledge, prefixtree.BackendKey
+	load := func(name string, tokens uint32) []gossip.Load {
+		return []gossip.Load{{Backend: key(name), PrefillTokens: tokens, Active: 1}}
+	}
+	k.PeerLoad("x", load("b", 100), true)
+	k.PeerLoad("x", load("b", 700), false)
+	k.PeerLoad("x", load("c", 50), false)
+	k.PeerLoad("y", load("b", 30), true)
+	k.PeerLoad("y", load("c", 0)[:0], true) // of all its load: none any more
+	k.PeerLoad("z", load("b", 9), true)
+	k.DropPeer("z")
+	k.PeerLoad("v", load("b", 4), true)
+	k.PeerLoad("v", []gossip.Load{{Backend: key("b")}}, false)
+	if err := n.fleet.adopt(stateWith(1, firstGeneration, "a", "b")); err != nil {
+		t.Fatal(err)
+	}
+	of := func(name string) string {
+		tokens, active := n.router.PeerLoad(n.fleet.roster().named(name).id)
+		return fmt.Sprint(tokens, " ", active)
+	}
+	if got := of("b"); got != "700 1" {
+		t.Errorf("load of others %s", got)
+	}
+	k.PeerLoad("x", load("b", 0)[:0], true)
+	if err := n.fleet.adopt(stateWith(2, firstGeneration, "a", "b", "c")); err != nil {
+		t.Fatal(err)
+	}
+	if b, c := of("b"), of("c"); b != "0 0" || c != "0 0" || len(k.early.byOrigin) != 0 || k.early.count != 0 {
+		t.Errorf("load of others %s, %s; kept: %+v", b, c, k.early)
+	}
+}
+
+// TestUnplacedLoadsAreBounded, and what is kept already is replaced at the bound.
+func TestUnplacedLoadsAreBounded(t *testing.T) {
+	var u unplacedLoads
+	for i := range uint32(3 * maxUnplacedLoads) {
+		u.keep(fmt.Sprint(i%7), gossip.Load{Backend: i, Active: 1})
+	}
+	u.keep("0", gossip.Load{Backend: 0, Active: 5})
+	held := 0
+	for _, loads := range u.byOrigin {
+		held += len(loads)
+	}
+	if held != maxUnplacedLoads || u.count != held || u.byOrigin["0"][0].Active != 5 {
+		t.Errorf("%d of %d are kept, %+v", held, u.count, u.byOrigin["0"][0])
+	}
+	for i := range 7 {
+		u.forget(fmt.Sprint(i))
+	}
+	if u.count != 0 || len(u.byOrigin) != 0 {
+		t.Errorf("%+v", u)
+	}
+}
+
 // TestAnotherEngineOfThatName: what a node knows of an engine of its own list says
 // nothing of the one that the fleet has under that name.
 func TestAnotherEngineOfThatName(t *testing.T) {
@@ -287,6 +386,48 @@ func TestAnotherEngineOfThatName(t *testing.T) {
 	}
 	if told > 0 {
 		t.Errorf("%d facts of another engine were told", told)
+	}
+}
+
+// TestSameEngineUnderAnotherName: what a node knows of an engine of its own list it
+// knows of it still when the fleet calls it otherwise, and tells it by that name.
+func TestSameEngineUnderAnotherName(t *testing.T) {
+	n := unstarted(t, "a", "b")
+	was := n.fleet.roster().named("a").id
+	n.tree.Record(was, chain(1, 40), now(), nil)
+	n.knowledge.Drain(nil, 64<<10)
+	s := stateWith(1, firstGeneration, "a", "b", "z")
+	s.Backends[0].URL, s.Backends[2].URL = "http://elsewhere:1", "HTTP://a:1/"
+	if err := n.fleet.adopt(s); err != nil {
+		t.Fatal(err)
+	}
+	r := n.fleet.roster()
+	if z := r.named("z"); z.id != was || !z.kept || !z.renamed {
+		t.Errorf("id %d, was %d; %v, %v", z.id, was, z.kept, z.renamed)
+	}
+	if a := r.named("a"); a.id == was || a.kept {
+		t.Errorf("another engine has id %d, kept: %v", a.id, a.kept)
+	}
+	if b := r.named("b"); !b.kept || b.renamed {
+		t.Errorf("%+v", b)
+	}
+	facts := 0
+	n.tree.Range(now(), func(f prefixtree.Fact) bool {
+		if f.Backend == was {
+			facts++
+		}
+		return true
+	})
+	payload, _ := n.knowledge.Drain(nil, 64<<10)
+	applied, err := newKnower(t, "z").Apply("one", payload, 0)
+	if err != nil || facts == 0 || applied.News != facts || applied.Unknown != 0 {
+		t.Errorf("%d facts, told %+v, %v", facts, applied, err)
+	}
+	if err := n.fleet.adopt(stateWith(2, firstGeneration+1, "a", "b", "z")); err != nil {
+		t.Fatal(err)
+	}
+	if z := n.fleet.roster().named("z"); z.id != was || z.kept {
+		t.Errorf("id %d, was %d; kept: %v", z.id, was, z.kept)
 	}
 }
 

@@ -55,7 +55,7 @@ func (n *Node) Prefixes() (*PrefixList, error) {
 		}
 		if pool, ok := poolOf(p.Anchor, sum); ok {
 			st.Backends = append(st.Backends, n.router.HotSet(pool, p.HotPrefix)...)
-			need := hot.Size(sum[hot.Key{Pool: pool, Anchor: p.Anchor}], sum[hot.Key{Pool: pool}], n.hot.backends(pool), -1)
+			need := hot.Size(sum[hot.Key{Pool: pool, Anchor: p.Anchor}].Work, sum[hot.Key{Pool: pool}].Work, n.hot.backends(pool), -1)
 			st.Share, st.Work, st.Other, st.Why = need.Share, need.Work, need.Other, need.Why()
 		}
 		list.Prefixes = append(list.Prefixes, st)

@@ -86,6 +86,8 @@ func refusalOf(err error) *Refusal {
 		r.status, r.Remedy = http.StatusConflict, "remove what is not needed"
 	case errors.Is(err, raftstore.ErrNoLeader):
 		r.status, r.Remedy = http.StatusServiceUnavailable, "nothing was changed, and routing goes on; see GET /raft (grapevine raft status)"
+	case errors.Is(err, raftstore.ErrBarred):
+		r.status, r.Remedy = http.StatusServiceUnavailable, "nothing was changed, and routing goes on; docs/operate.md, \"Lose the majority\", has the procedure"
 	case errors.Is(err, raftstore.ErrUncertain):
 		r.status, r.Remedy = http.StatusGatewayTimeout, "look whether it was done; doing it again does no harm"
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):

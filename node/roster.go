@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"grapevine/node/health"
 	"grapevine/prefixtree"
 	"grapevine/proxy"
 	"grapevine/proxy/policy"
@@ -41,6 +40,7 @@ type upstream struct {
 	generation uint32
 	born       uint32 // generation under which this node first knew the id
 	kept       bool   // it was of the node's own list until this roster
+	renamed    bool   // kept, and under another name there
 	state      policy.State
 	since      prefixtree.Time    // see policy.Backend.Since
 	agreed     *raftstore.Backend // nil: from the node's own list
@@ -100,19 +100,19 @@ func readLocals(backends []Backend) (map[string]local, error) {
 }
 
 // placements give backends the ids by which this node, and nobody else, knows them.
-// A backend of its own list keeps its id when the fleet agrees on it: what is known
-// of the backend, what waits to be told of it, and requests that are on their way to
-// it outlast the change. An id that the fleet agreed on has the same one here for
+// A backend of its own list keeps its id when the fleet agrees on it, by whatever
+// name: what is known of the backend, what waits to be told of it, and requests that
+// are on their way to it outlast the change. An id that the fleet agreed on has the same one here for
 // ever, so that generations grow here as they do there.
 type placements struct {
-	own    map[string]ownPlace  // of the node's own list, by name, that the fleet has not agreed on yet
+	own    map[string]ownPlace  // of the node's own list, by URL (raftstore.NormalURL), that the fleet has not agreed on yet
 	agreed map[uint16]placement // by agreed id
 	next   prefixtree.Backend
 }
 
 type ownPlace struct {
-	id  prefixtree.Backend
-	url string
+	id   prefixtree.Backend
+	name string
 }
 
 type placement struct {
@@ -124,28 +124,33 @@ type placement struct {
 func newPlacements(backends []Backend) placements {
 	p := placements{own: make(map[string]ownPlace, len(backends)), agreed: make(map[uint16]placement)}
 	for i := range backends {
-		p.own[backends[i].Name] = ownPlace{p.next, backends[i].URL}
+		if url, err := raftstore.NormalURL(backends[i].URL); err == nil {
+			if _, twice := p.own[url]; !twice {
+				p.own[url] = ownPlace{p.next, backends[i].Name}
+			}
+		}
 		p.next++
 	}
 	return p
 }
 
-// place returns where a backend is here, and whether it keeps what it had in the
-// node's own list until now: not if the fleet means another engine by that name.
-func (p *placements) place(b *raftstore.Backend) (at placement, kept bool) {
+// place returns where a backend is here and, if it keeps what it had in the node's own
+// list until now, its name there, else none. It is the URL that tells an engine: the
+// fleet may know it by another name, and another engine by that.
+func (p *placements) place(b *raftstore.Backend) (at placement, was string) {
 	if at, ok := p.agreed[b.ID]; ok {
-		return at, false
+		return at, ""
 	}
-	own, listed := p.own[b.Name]
-	delete(p.own, b.Name)
-	kept = listed && sameURL(own.url, b.URL)
-	at = placement{own.id, b.Generation}
-	if !kept {
-		at.id = p.next
+	at = placement{p.next, b.Generation}
+	url, err := raftstore.NormalURL(b.URL)
+	if own, listed := p.own[url]; err == nil && listed {
+		delete(p.own, url)
+		at.id, was = own.id, own.name
+	} else {
 		p.next++
 	}
 	p.agreed[b.ID] = at
-	return at, kept
+	return at, was
 }
 
 // maxPlaces is how many ids a node may come to need.
@@ -169,11 +174,11 @@ func (f *fleet) agreedRoster(s *raftstore.State) (*roster, error) {
 	ups, all := make([]*upstream, len(s.Backends)), make([]upstream, len(s.Backends))
 	for i := range s.Backends {
 		b := &s.Backends[i]
-		at, kept := f.places.place(b)
+		at, was := f.places.place(b)
 		ups[i] = &all[i]
 		all[i] = upstream{
 			Backend: Backend{URL: b.URL, Name: b.Name, Models: b.Models, Weight: b.Weight, KVTokens: int(min(b.KVTokens, maxKVTokens))},
-			id:      at.id, generation: b.Generation, born: at.born, kept: kept, state: stateOfBackend(b.State), since: f.since(b, at.id), agreed: b,
+			id:      at.id, generation: b.Generation, born: at.born, kept: was != "", renamed: was != "" && was != b.Name, state: stateOfBackend(b.State), since: f.since(b, at.id), agreed: b,
 		}
 	}
 	slices.SortFunc(ups, func(a, b *upstream) int { return int(a.agreed.ID) - int(b.agreed.ID) })
@@ -302,6 +307,16 @@ func (r *roster) at(id prefixtree.Backend) *upstream {
 	return r.byID[id]
 }
 
+// hadAnother says whether a roster, which may be nil, had another engine under the id
+// of an upstream.
+func (r *roster) hadAnother(u *upstream) bool {
+	if r == nil {
+		return false
+	}
+	was := r.at(u.id)
+	return was != nil && (was.Name != u.Name || was.URL != u.URL)
+}
+
 // target is where a decision for a backend of that id and name leads; false if
 // it was made too long ago.
 func (r *roster) target(id prefixtree.Backend, name string) (proxy.Target, bool) {
@@ -346,7 +361,7 @@ func (u *upstream) lastResort() bool {
 
 // downByHealth says whether it is health's word that a backend is down.
 func (u *upstream) downByHealth() bool {
-	return u.state == policy.Down && u.agreed != nil && strings.HasPrefix(u.agreed.Reason, health.Prefix)
+	return u.state == policy.Down && u.agreed != nil && u.agreed.DownBy == raftstore.ByHealth
 }
 
 // eligible is the state of a backend for the policy. A last resort is active there,

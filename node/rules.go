@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -41,11 +42,13 @@ func ParseRules(text string) ([]Rule, error) {
 	if len(errs) == 0 && lines["rules"] == 0 {
 		errs = append(errs, &ConfigError{Line: doc.Content[0].Line, Key: "rules", Reason: "is missing", Remedy: "write rules: [] for none"})
 	}
-	if len(errs) > 0 {
-		return nil, errors.Join(errs...)
-	}
+	unread := slices.Clone(errs)
 	for i, at := range ruleLines(doc.Content[0]) {
-		r, key := &rules[i], fmt.Sprintf("rules[%d]", i)
+		key := fmt.Sprintf("rules[%d]", i)
+		if i >= len(rules) || slices.ContainsFunc(unread, func(err error) bool { return concerns(err, key) }) {
+			continue // told already
+		}
+		r := &rules[i]
 		if !slices.Contains(policy.Strategies(), r.Strategy) {
 			errs = append(errs, &ConfigError{Line: at, Key: key + ".strategy", Reason: fmt.Sprintf("%q is unknown", r.Strategy),
 				Remedy: "known are " + strings.Join(policy.Strategies(), ", ")})
@@ -55,9 +58,24 @@ func ParseRules(text string) ([]Rule, error) {
 		}
 	}
 	if len(errs) > 0 {
+		slices.SortStableFunc(errs, func(a, b error) int { return cmp.Compare(lineOf(a), lineOf(b)) })
 		return nil, errors.Join(errs...)
 	}
 	return rules, nil
+}
+
+// concerns says whether a mistake is in the entry of that key.
+func concerns(err error, key string) bool {
+	var c *ConfigError
+	return errors.As(err, &c) && (c.Key == key || strings.HasPrefix(c.Key, key+"."))
+}
+
+func lineOf(err error) int {
+	var c *ConfigError
+	if errors.As(err, &c) {
+		return c.Line
+	}
+	return 0
 }
 
 // ruleLines are the lines on which the entries of the list under rules begin.

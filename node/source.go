@@ -92,6 +92,7 @@ func (s *source) read(ctx context.Context) (list []Backend, unchanged bool, err 
 	}
 	if err == nil && !unchanged && len(list) == 0 {
 		err = errors.New("names no backend: what it named before stays")
+		s.stamp = fileStamp{} // a mistake is told for as long as it is there
 	}
 	return list, unchanged, err
 }

@@ -162,7 +162,7 @@ func (l *ledgerOf) take(at time.Time, commands []raftstore.Command) {
 			for i := range l.state.Backends {
 				if b := &l.state.Backends[i]; slices.Contains(c.Names, b.Name) {
 					l.log = append(l.log, fmt.Sprint(c.Action, " ", b.Name))
-					b.Drained, b.State = c.Action == raftstore.Drain, raftstore.Active
+					b.Drained, b.DrainedBy, b.State = c.Action == raftstore.Drain, c.By, raftstore.Active
 					if b.Drained {
 						b.State = raftstore.Draining
 					}
@@ -254,7 +254,7 @@ func TestSourcesChangeTheState(t *testing.T) {
 	step("another", 3*time.Second, "add o:80")
 	for i := range l.state.Backends {
 		if b := &l.state.Backends[i]; b.Name == "o:80" {
-			b.State, b.Reason = raftstore.Down, health.Prefix+"refused"
+			b.State, b.DownBy, b.Reason = raftstore.Down, raftstore.ByHealth, health.Prefix+"refused"
 		}
 	}
 	s.take(1, []Backend{backend("m:80", 1)}, false, nil, at)
@@ -324,6 +324,36 @@ func TestSourcesThatContradict(t *testing.T) {
 	step("nobody does any more", "add f:1", "drain d:80", "remove d:80")
 }
 
+// TestWhoDrainedIt: a source ends the drain that it began, whatever has happened to the backend since and however that is
+// called, and no other.
+func TestWhoDrainedIt(t *testing.T) {
+	have := raftstore.Backend{Name: "a:1", URL: "http://a:1", Weight: 1, Source: raftstore.File, Drained: true}
+	b := named(t, "a:1", 1)
+	for _, c := range []struct {
+		by     raftstore.Author
+		state  raftstore.BackendState
+		reason string
+		want   int
+	}{
+		{raftstore.BySource, raftstore.Draining, gonePrefix + "not named any more", 1},
+		{raftstore.BySource, raftstore.Down, health.Prefix + "refused", 1},
+		{raftstore.ByOperator, raftstore.Draining, "the rack is being moved", 0},
+		{raftstore.ByOperator, raftstore.Down, health.Prefix + "refused", 0},
+		{raftstore.ByOperator, raftstore.Draining, gonePrefix + "not named any more", 0},
+	} {
+		have.DrainedBy, have.State, have.Reason = c.by, c.state, c.reason
+		list := changed(&have, &b)
+		if len(list) != c.want {
+			t.Errorf("%+v: %+v", c, list)
+		}
+		for _, command := range list {
+			if r, ok := command.(raftstore.SetBackendState); !ok || r.Action != raftstore.Resume || r.By != raftstore.BySource {
+				t.Errorf("%+v: %+v", c, command)
+			}
+		}
+	}
+}
+
 // TestSourceOutlivesSkew: what was drained is removed by the clock of who removes it.
 func TestSourceOutlivesSkew(t *testing.T) {
 	for _, skew := range []time.Duration{-time.Hour, 0, time.Hour} {
@@ -337,7 +367,7 @@ func TestSourceOutlivesSkew(t *testing.T) {
 		s.take(0, []Backend{named(t, "a:1", 1)}, false, nil, at)
 		l := &ledgerOf{t: t, state: raftstore.State{Backends: []raftstore.Backend{
 			{Name: "a:1", URL: "http://a:1", Weight: 1, Source: raftstore.File},
-			{Name: "b:1", URL: "http://b:1", Weight: 1, Source: raftstore.File, Drained: true, State: raftstore.Draining,
+			{Name: "b:1", URL: "http://b:1", Weight: 1, Source: raftstore.File, Drained: true, DrainedBy: raftstore.BySource, State: raftstore.Draining,
 				Reason: gonePrefix + "not named any more", Since: at.Add(skew).UnixMilli()},
 		}}}
 		step := func() {
@@ -469,5 +499,27 @@ func TestBackendsFromFile(t *testing.T) {
 	eventually(t, "the second", func() bool { return names() == second.URL })
 	if s := n.BackendList().Backends[0].Source; s != "file" {
 		t.Errorf("source %q", s)
+	}
+}
+
+// TestEmptySourceStaysWrong: a file that names nothing is a mistake at every look, not
+// only at the first.
+func TestEmptySourceStaysWrong(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "backends")
+	s, err := parseSource("file:" + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{"http://a:8000\n", "# none\n", "http://a:8000\n"} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for look := range 3 {
+			list, unchanged, err := s.read(t.Context())
+			if empty := text[0] == '#'; empty != (err != nil) || !empty && !unchanged && len(list) != 1 {
+				t.Errorf("%q, look %d: %v, %v, %v", text, look, list, unchanged, err)
+			}
+		}
 	}
 }

@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// gonePrefix begins the reason of a drain by a source.
+	// gonePrefix begins the reason of a drain by a source, for people.
 	gonePrefix = "source: "
 	// goneWait is how long requests may take to end on a backend that its source
 	// does not name any more, before it is removed all the same.
@@ -346,8 +346,10 @@ func (s *sources) changes(state *raftstore.State, at time.Time) (commands []raft
 
 // changed brings back, or up to date, a backend that its source names.
 func changed(have *raftstore.Backend, b *Backend) (commands []raftstore.Command) {
-	if have.Drained && len(have.Reason) >= len(gonePrefix) && have.Reason[:len(gonePrefix)] == gonePrefix {
-		commands = append(commands, raftstore.SetBackendState{Names: []string{have.Name}, Action: raftstore.Resume, Reason: gonePrefix + "named again"})
+	if have.Drained && have.DrainedBy == raftstore.BySource {
+		commands = append(commands, raftstore.SetBackendState{
+			Names: []string{have.Name}, Action: raftstore.Resume, By: raftstore.BySource, Reason: gonePrefix + "named again",
+		})
 	}
 	u := raftstore.UpdateBackend{Name: have.Name}
 	differs := false
@@ -392,8 +394,10 @@ func (s *sources) removals(state *raftstore.State, at time.Time) (commands []raf
 			draining[b.Name] = drained
 		}
 		switch {
-		case !b.Drained && b.State != raftstore.Down: // what is down has nothing to finish, and would keep health's reason
-			commands = append(commands, raftstore.SetBackendState{Names: []string{b.Name}, Action: raftstore.Drain, Reason: gonePrefix + "not named any more"})
+		case !b.Drained && b.State != raftstore.Down: // what is down has nothing to finish
+			commands = append(commands, raftstore.SetBackendState{
+				Names: []string{b.Name}, Action: raftstore.Drain, By: raftstore.BySource, Reason: gonePrefix + "not named any more",
+			})
 		case b.State == raftstore.Down, !s.busy(b.Name) && at.Sub(drained) >= sourceRetry, at.Sub(drained) > goneWait:
 			commands = append(commands, raftstore.RemoveBackends{Names: []string{b.Name}})
 		}

@@ -153,13 +153,14 @@ func (w *warmer) record(b prefixtree.Backend, anchor prefixtree.Hash, k *keptPro
 }
 
 // forOneToken is a request of the completions APIs changed to ask for one token,
-// not streamed.
+// not streamed. Nor to be kept (store, and metadata to find it by): whoever sent the
+// prompt did not send this one.
 func forOneToken(body []byte) ([]byte, error) {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(body, &fields); err != nil {
 		return nil, err
 	}
-	for _, name := range []string{"stream", "stream_options", "max_completion_tokens", "min_tokens", "n", "best_of"} {
+	for _, name := range []string{"stream", "stream_options", "max_completion_tokens", "min_tokens", "n", "best_of", "store", "metadata"} {
 		delete(fields, name)
 	}
 	fields["max_tokens"] = json.RawMessage("1")

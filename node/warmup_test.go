@@ -121,7 +121,7 @@ func TestKeptPromptsAreBounded(t *testing.T) {
 }
 
 func TestForOneToken(t *testing.T) {
-	got, err := forOneToken([]byte(`{"prompt":[1,2.50],"stream":true,"stream_options":{"include_usage":true},"max_completion_tokens":7,"n":3,"x":{"a":1e2}}`))
+	got, err := forOneToken([]byte(`{"prompt":[1,2.50],"stream":true,"stream_options":{"include_usage":true},"max_completion_tokens":7,"n":3,"store":true,"metadata":{"user":"u"},"x":{"a":1e2}}`))
 	if err != nil {
 		t.Fatal(err)
 	}

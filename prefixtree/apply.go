@@ -148,14 +148,21 @@ func (m *merge) flush() {
 	m.waiting, m.filled = 0, 0
 }
 
-// late says whether a fact's backend or the present are past it.
+// late says whether a fact's backend or the present are past it. One that is ahead of its backend is noted.
 func (t *Tree) late(f *Fact, now Time) bool {
-	if f.Generation < t.ledgers[f.Backend].generation.Load() {
+	generation := t.ledgers[f.Backend].generation.Load()
+	if f.Generation < generation {
 		return true
 	}
 	switch f.Kind {
 	case Add, Touch:
-		return t.limits[f.Backend].dead(f.Time, now)
+		if t.limits[f.Backend].dead(f.Time, now) {
+			return true
+		}
+		if f.Generation > generation {
+			t.hear(f, now)
+		}
+		return false
 	case Fence:
 		return int64(f.Time) <= t.limits[f.Backend].floor.Load()
 	default:

@@ -77,10 +77,48 @@ type ledger struct {
 
 	mu    sync.Mutex
 	usage usage
+	heard heard
 
 	surprises     int  // consecutive ones
 	surpriseFirst Time // placement of the first of them
 	cleared       Time // when the last amnesia was concluded
+}
+
+// heardFor is how long the first fact of a generation is remembered that is not known here yet: the membership tells of it within
+// seconds, and a peer that is not sound must not keep a fence from being drawn for longer.
+const heardFor = Time(time.Minute / time.Millisecond)
+
+// heard is what facts of a newer generation than a backend's own have told of it: since when the cache that they speak of exists.
+type heard struct {
+	generation uint32 // the newest; 0 none
+	since      Time   // the earliest time of its facts
+	at         Time   // when it was first heard of
+}
+
+// hear takes in a live fact of a generation that is newer than the backend's.
+func (t *Tree) hear(f *Fact, now Time) {
+	l := &t.ledgers[f.Backend]
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch h := &l.heard; {
+	case f.Generation <= l.generation.Load(): // the membership was faster
+	case f.Generation > h.generation, now-h.at > heardFor:
+		*h = heard{f.Generation, f.Time, now}
+	case f.Generation == h.generation:
+		h.since = min(h.since, f.Time)
+	}
+}
+
+// fence returns up to when facts are of older generations than one that is told now; newest is the time of the latest of all.
+func (h *heard) fence(generation uint32, newest, now Time) Time {
+	fence := newest
+	if h.generation >= generation && now-h.at <= heardFor {
+		fence = min(fence, h.since-1)
+	}
+	if h.generation <= generation {
+		*h = heard{}
+	}
+	return fence
 }
 
 // Placed returns how many blocks facts of other nodes have newly placed on b since the start, as far as this tree has heard:
@@ -172,7 +210,8 @@ func (t *Tree) Forget(b Backend, now Time) {
 }
 
 // SetGeneration tells b's generation as the membership issued it. A newer one clears b (its engine restarted or its cache
-// was reset) and makes Apply refuse facts of the old one; an older or equal one is ignored. Safe for concurrent use.
+// was reset) and makes Apply refuse facts of the old one; an older or equal one is ignored. What peers who knew the generation
+// earlier have told of it stays. Safe for concurrent use.
 func (t *Tree) SetGeneration(b Backend, gen uint32, now Time) {
 	if int(b) >= len(t.ledgers) {
 		return
@@ -187,11 +226,12 @@ func (t *Tree) SetGeneration(b Backend, gen uint32, now Time) {
 	}
 	l.generation.Store(gen)
 	l.surprises = 0
-	l.usage.clear()
 	// Late facts of the old generation are refused by number, so the fence reaches up to the latest one known and no further.
 	// That may lie after now, if the clock was set back since; and it keeps a backend's very first generation from fencing
 	// placements of the same millisecond.
-	t.limits[b].raiseFloor(Time(t.newest[b].Load()))
+	fence := l.heard.fence(gen, Time(t.newest[b].Load()), now)
+	l.usage.forget(fence)
+	t.limits[b].raiseFloor(fence)
 }
 
 // AssumeGeneration tells b's generation to a tree that did not know it: what is known of b stays, as of that generation, and

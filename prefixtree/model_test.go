@@ -14,6 +14,7 @@ type model struct {
 	floor   map[Backend]Time
 	gen     map[Backend]uint32
 	newest  map[Backend]Time
+	heard   map[Backend]heard
 	clock   Time
 	horizon time.Duration
 }
@@ -21,7 +22,7 @@ type model struct {
 func newModel(horizon time.Duration) *model {
 	return &model{
 		facts: map[Hash]map[Backend]Time{}, floor: map[Backend]Time{}, gen: map[Backend]uint32{},
-		newest: map[Backend]Time{}, horizon: horizon,
+		newest: map[Backend]Time{}, heard: map[Backend]heard{}, horizon: horizon,
 	}
 }
 
@@ -56,6 +57,13 @@ func (m *model) apply(f Fact) {
 	old := f.Generation < m.gen[f.Backend] || f.Time <= m.floor[f.Backend]
 	if !old && int64(m.clock-f.Time) <= 3*m.horizon.Milliseconds() {
 		m.put(f.Backend, f.Hash, f.Time)
+		switch h := m.heard[f.Backend]; {
+		case f.Generation == m.gen[f.Backend]:
+		case f.Generation > h.generation || m.clock-h.at > 60_000:
+			m.heard[f.Backend] = heard{f.Generation, f.Time, m.clock}
+		case f.Generation == h.generation && f.Time < h.since:
+			m.heard[f.Backend] = heard{f.Generation, f.Time, h.at}
+		}
 	}
 }
 
@@ -63,7 +71,14 @@ func (m *model) setGeneration(b Backend, gen uint32, now Time) {
 	m.clock = max(m.clock, now)
 	if gen > m.gen[b] {
 		m.gen[b] = gen
-		m.floor[b] = max(m.floor[b], m.newest[b])
+		fence := m.newest[b]
+		if h := m.heard[b]; h.generation >= gen && now-h.at <= 60_000 && h.since <= fence {
+			fence = h.since - 1
+		}
+		if m.heard[b].generation <= gen {
+			delete(m.heard, b)
+		}
+		m.floor[b] = max(m.floor[b], fence)
 	}
 }
 

@@ -140,6 +140,51 @@ func TestAssumedGenerationKeepsFacts(t *testing.T) {
 	}
 }
 
+// TestFactsAheadOfTheirGeneration: what peers tell of a generation before the membership does is not fenced by it, over several at once; what was
+// there before is; and who tells of one that never comes keeps no fence from being drawn for more than a minute.
+func TestFactsAheadOfTheirGeneration(t *testing.T) {
+	for name, c := range map[string]struct {
+		told, set []uint32
+		after     Time // of the membership's word
+		want      int  // blocks
+	}{
+		"the membership is late":        {told: []uint32{2}, set: []uint32{2}, want: 10},
+		"two are under way":             {told: []uint32{3}, set: []uint32{2, 3}, want: 10},
+		"one is behind the other":       {told: []uint32{2, 3}, set: []uint32{3}, want: 10},
+		"nobody has told":               {set: []uint32{2}},
+		"of the one before":             {told: []uint32{2}, set: []uint32{3}},
+		"the next but one":              {told: []uint32{2}, set: []uint32{2, 3}},
+		"long ago":                      {told: []uint32{1000}, set: []uint32{2}, after: 61_000},
+		"of the present one, by chance": {told: []uint32{1}, set: []uint32{2}},
+	} {
+		tree := newTree(t, Config{})
+		before, chain := chainOf(t, 1, 30), chainOf(t, 2, 10)
+		tree.SetGeneration(1, 1, start)
+		tree.Record(1, before, start+10, nil)
+		source := newTree(t, Config{})
+		source.Record(1, chain, start+110, nil)
+		for i, gen := range c.told {
+			for _, f := range source.AppendFacts(nil, 1, chain, start+200) {
+				f.Generation, f.Time = gen, f.Time-Time(len(c.told)-1-i)
+				tree.Apply(f)
+			}
+		}
+		at := start + 500 + c.after
+		for _, gen := range c.set {
+			tree.SetGeneration(1, gen, at)
+		}
+		if h, _ := holderOf(tree, 1, chain, at); int(h.Blocks) != c.want {
+			t.Errorf("%s: %d blocks of the new generation", name, h.Blocks)
+		}
+		if _, ok := holderOf(tree, 1, before, at); ok {
+			t.Errorf("%s: a new generation keeps old facts", name)
+		}
+		if b := tree.ledgers[1].usage.since(start); c.want == 0 && b > 0 || c.want > 0 && b > 10 {
+			t.Errorf("%s: %v blocks are counted as used since", name, b)
+		}
+	}
+}
+
 // A new generation clears what is known of the old one, also after the clock was set back behind it.
 func TestGenerationFencesAfterTheClockWasSetBack(t *testing.T) {
 	tree := newTree(t, Config{})

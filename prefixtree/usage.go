@@ -56,6 +56,11 @@ func (u *usage) setCapacity(blocks float64) {
 // clear forgets the blocks, not what has been learned.
 func (u *usage) clear() { u.marks = u.marks[:0] }
 
+// forget forgets the blocks last touched up to the given time.
+func (u *usage) forget(upTo Time) {
+	u.marks = slices.DeleteFunc(u.marks, func(m usageMark) bool { return m.at <= upTo })
+}
+
 // touch counts blocks as last touched at the given time.
 func (u *usage) touch(at Time, blocks float64) {
 	u.now = max(u.now, at)

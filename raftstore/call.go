@@ -32,7 +32,7 @@ const (
 //
 // It waits for at most Timers.Call (1.8 s), or until ctx ends. Errors: what the
 // state machine refused (ErrInvalid, ErrExists, ErrNotFound, ErrConflict,
-// ErrTooMany), ErrNoLeader if certainly nothing was done, ErrUncertain if nobody
+// ErrTooMany), ErrNoLeader and ErrBarred if certainly nothing was done, ErrUncertain if nobody
 // can know, ErrStopped.
 func (s *Store) Apply(ctx context.Context, c Command) (Result, error) {
 	if err := c.validate(); err != nil {
@@ -160,6 +160,8 @@ func (s *Store) atLeader(ctx context.Context, kind requestKind, payload []byte) 
 			return nil, nil // an attempt whose answer was lost has removed it
 		case a.status == answerRefused:
 			return nil, refuse(refusedInvalid, "%s", a.body)
+		case a.status == answerBarred && (uncertain == nil || kind != askApply):
+			return nil, fmt.Errorf("%w: %s", ErrBarred, a.body)
 		case a.status == answerUncertain:
 			uncertain = errors.New(string(a.body))
 		case a.status == answerNotLeader:

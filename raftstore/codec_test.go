@@ -27,6 +27,8 @@ func commands() []Command {
 			Weight: ptr(0.5), KVTokens: ptr(int64(9)), Source: ptr(File),
 		},
 		SetBackendState{Names: []string{"a", "b"}, Action: MarkDown, Reason: "3 of 3 probes failed"},
+		SetBackendState{Names: []string{"a", "b"}, Action: MarkUp, Reason: "they answer", By: ByHealth, IfVersions: []uint64{1 << 60, 0}},
+		SetBackendState{Names: []string{"a"}, Action: Drain, By: BySource},
 		NewGeneration{Name: "a", From: 3},
 		RemoveBackends{[]string{"a"}},
 		SetRules{Text: "rules:\n- a\n", IfVersion: ptr(uint64(0))},

@@ -90,17 +90,18 @@ const (
 // String gives the action as it is written in errors and logs.
 func (a Action) String() string { return nameOf(a, "drain", "resume", "down", "up") }
 
-// HealthPrefix begins the reasons of states that the fleet has found by itself and
-// ends by itself.
-const HealthPrefix = "health: "
-
 // SetBackendState takes one action on all of the backends, or on none if a name
-// is unknown. MarkDown for another reason than one of health's replaces one of
-// health's, so that what an operator took down stays down; never the other way round.
+// is unknown. What an operator has drained or taken down, sources and health do
+// not end; what they have, an operator ends or takes over as the operator's own. What does
+// not count for that reason changes nothing and is no error: who asked for it could not know.
 type SetBackendState struct {
 	Names  []string
 	Action Action
 	Reason string
+	By     Author // sources drain and resume, health marks down and up, operators do all of it
+	// IfVersions, if there are any, are one for each name: the Version that the
+	// backend was judged by. One that has another by now is left as it is.
+	IfVersions []uint64
 }
 
 // NewGeneration raises a backend's generation: what it held in its cache is gone.

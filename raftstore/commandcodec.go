@@ -48,9 +48,13 @@ func (e entry) encode() []byte {
 	case UpdateBackend:
 		dst = appendUpdate(dst, c)
 	case SetBackendState:
-		dst = append(dst, byte(c.Action))
+		dst = append(dst, byte(c.Action), byte(c.By))
 		dst = appendString(dst, c.Reason)
 		dst = appendStrings(dst, c.Names)
+		dst = binary.AppendUvarint(dst, uint64(len(c.IfVersions)))
+		for _, v := range c.IfVersions {
+			dst = binary.AppendUvarint(dst, v)
+		}
 	case NewGeneration:
 		dst = appendString(dst, c.Name)
 		dst = binary.AppendUvarint(dst, uint64(c.From))
@@ -142,9 +146,7 @@ func decodeEntry(b []byte) (entry, error) {
 	case kindUpdateBackend:
 		e.command = d.updateBackend()
 	case kindSetBackendState:
-		e.command = SetBackendState{
-			Action: Action(d.enum(byte(MarkUp))), Reason: d.string(MaxReasonBytes), Names: d.strings(MaxBackends, MaxNameBytes),
-		}
+		e.command = d.setBackendState()
 	case kindNewGeneration:
 		e.command = NewGeneration{Name: d.string(MaxNameBytes), From: uint32(d.uint(math.MaxUint32))}
 	case kindRemoveBackends:
@@ -187,6 +189,7 @@ func optional[T any](d *decoder, read func() T) *T {
 	return &v
 }
 
+func (d *decoder) author() Author   { return Author(d.enum(byte(ByHealth))) }
 func (d *decoder) name() string     { return d.string(MaxNameBytes) }
 func (d *decoder) url() string      { return d.string(MaxURLBytes) }
 func (d *decoder) models() []string { return d.strings(MaxModels, MaxNameBytes) }
@@ -210,6 +213,22 @@ func (d *decoder) updateBackend() UpdateBackend {
 		Role: optional(d, d.name), Zone: optional(d, d.name), Weight: optional(d, d.float),
 		KVTokens: optional(d, d.int), Source: optional(d, d.source),
 	}
+}
+
+func (d *decoder) setBackendState() SetBackendState {
+	c := SetBackendState{
+		Action: Action(d.enum(byte(MarkUp))), By: d.author(), Reason: d.string(MaxReasonBytes), Names: d.strings(MaxBackends, MaxNameBytes),
+	}
+	if n := d.count(MaxBackends, 1); n > 0 {
+		c.IfVersions = make([]uint64, n)
+		for i := range c.IfVersions {
+			c.IfVersions[i] = d.version()
+		}
+		if n != len(c.Names) {
+			d.fail(fmt.Errorf("%d versions of %d backends", n, len(c.Names)))
+		}
+	}
+	return c
 }
 
 func (d *decoder) setHot() SetHot {

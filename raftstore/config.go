@@ -47,6 +47,9 @@ type Config struct {
 	// from one goroutine at a time, about every second and after Poke, and must
 	// not block. nil is nobody.
 	Peers func() []Peer
+	// Met says whether Peers has had the time to meet the others, which recovered data
+	// waits for. nil is always.
+	Met func() bool
 	// Constants are this node's; the first leader commits its own.
 	Constants Constants
 	Timers    Timers
@@ -67,6 +70,7 @@ type Timers struct {
 	Stable        time.Duration // 10 s in good health before a server is given a vote
 	Dead          time.Duration // 5 min unreachable before a voter is replaced
 	Forget        time.Duration // 10 min unreachable before a non-voter is removed
+	Settle        time.Duration // 5 s without a sign of another group before recovered data is in service
 	Reopen        time.Duration // 5 s between attempts to open a failed store again
 	SnapshotEvery time.Duration // 30 s between looks whether a snapshot is due
 	SnapshotAfter uint64        // 512 log entries since the last snapshot make one due
@@ -126,6 +130,9 @@ func (c Config) normal() (Config, error) {
 	if c.Peers == nil {
 		c.Peers = func() []Peer { return nil }
 	}
+	if c.Met == nil {
+		c.Met = func() bool { return true }
+	}
 	err := c.Timers.normal()
 	return c, err
 }
@@ -158,7 +165,7 @@ func (t *Timers) normal() error {
 	defaults := Timers{
 		Heartbeat: 300 * time.Millisecond, Lease: 300 * time.Millisecond, Commit: 50 * time.Millisecond,
 		Write: time.Second, Probe: 5 * time.Second, Call: 1800 * time.Millisecond, Poll: time.Second, Stable: 10 * time.Second,
-		Dead: 5 * time.Minute, Forget: 10 * time.Minute, Reopen: 5 * time.Second,
+		Dead: 5 * time.Minute, Forget: 10 * time.Minute, Settle: 5 * time.Second, Reopen: 5 * time.Second,
 		SnapshotEvery: 30 * time.Second, SnapshotAfter: 512, KeepLog: 512,
 	}
 	if t.Heartbeat != 0 {
@@ -173,7 +180,7 @@ func (t *Timers) normal() error {
 		{&t.Commit, defaults.Commit, "commit"}, {&t.Write, defaults.Write, "write"},
 		{&t.Probe, defaults.Probe, "probe"}, {&t.Call, defaults.Call, "call"},
 		{&t.Poll, defaults.Poll, "poll"}, {&t.Stable, defaults.Stable, "stable"}, {&t.Dead, defaults.Dead, "dead"},
-		{&t.Forget, defaults.Forget, "forget"}, {&t.Reopen, defaults.Reopen, "reopen"},
+		{&t.Forget, defaults.Forget, "forget"}, {&t.Settle, defaults.Settle, "settle"}, {&t.Reopen, defaults.Reopen, "reopen"},
 		{&t.SnapshotEvery, defaults.SnapshotEvery, "snapshot every"},
 	} {
 		if *f.field < 0 {

@@ -26,6 +26,9 @@ type info struct {
 	Group     groupID   `json:"group"`
 	Member    bool      `json:"member"`            // belongs to Group for good
 	Founder   string    `json:"founder,omitempty"` // whom Group was promised to
+	Given     []groupID `json:"given,omitempty"`   // what Group was recovered from
+	Size      int       `json:"size,omitempty"`    // servers it was recovered with
+	Proven    bool      `json:"proven"`            // a member, and in service
 	Expect    int       `json:"expect"`
 	Server    bool      `json:"server"` // may vote
 	Constants Constants `json:"constants"`
@@ -39,6 +42,7 @@ func (s *Store) info() info {
 	s.mu.Lock()
 	i := info{
 		ID: s.id, Format: commandFormat, Group: s.ident.Group, Member: s.ident.member(), Founder: s.ident.Founder,
+		Given: s.ident.Given, Size: s.ident.Size, Proven: s.ident.member() && !s.ident.Unproven,
 		Expect: s.cfg.Expect, Server: s.cfg.Server, Constants: s.cfg.Constants, Failed: s.problem.disk,
 	}
 	if i.Failed == "" {
@@ -97,6 +101,8 @@ type joinRequest struct {
 	Leader    string    `json:"leader"`
 	Format    int       `json:"format"` // of the commands in the group's log
 	Constants Constants `json:"constants"`
+	Given     []groupID `json:"given,omitempty"` // what the group was recovered from
+	Size      int       `json:"size,omitempty"`
 }
 
 // found is what a node without a group does at each look.
@@ -341,6 +347,9 @@ func (s *Store) join(ctx context.Context, req joinRequest) error {
 	if req.Group == (groupID{}) {
 		return errors.New("the request names no group")
 	}
+	if len(req.Given) > maxGiven {
+		return fmt.Errorf("the request names %d groups that were given up, at most %d are possible", len(req.Given), maxGiven)
+	}
 	if req.Format > commandFormat {
 		return fmt.Errorf("the group's log has format %d, this program knows %d", req.Format, commandFormat)
 	}
@@ -369,7 +378,7 @@ func (s *Store) join(ctx context.Context, req joinRequest) error {
 	case now.Founder != id.Founder:
 		return fmt.Errorf("promised to %s meanwhile", now.Founder)
 	}
-	if err := s.setIdentity(identity{ID: s.id, Group: req.Group}); err != nil {
+	if err := s.setIdentity(identity{ID: s.id, Group: req.Group, Given: req.Given, Size: req.Size}); err != nil {
 		return err
 	}
 	s.waitFor("")

@@ -41,6 +41,7 @@ const (
 	answerRefused                       // nothing was done and will be: text
 	answerFailed                        // nothing was done; it may work later: text
 	answerUncertain                     // something may have been done: text
+	answerBarred                        // nothing was done, as the fleet may have another group: text
 )
 
 // hint is where a leader is.

@@ -113,7 +113,7 @@ func quickTimers() Timers {
 		// A leader that a starved machine keeps from its heartbeats is deposed, and
 		// with a short lease no other lasts longer.
 		Heartbeat: 700 * time.Millisecond, Lease: 700 * time.Millisecond, Commit: 10 * time.Millisecond,
-		Poll: 30 * time.Millisecond, Stable: 100 * time.Millisecond, Call: patience,
+		Poll: 30 * time.Millisecond, Stable: 100 * time.Millisecond, Settle: 100 * time.Millisecond, Call: patience,
 		Write: 20 * time.Second, Reopen: 100 * time.Millisecond,
 		SnapshotEvery: 200 * time.Millisecond, SnapshotAfter: 64, KeepLog: 32,
 	}

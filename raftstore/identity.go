@@ -53,6 +53,15 @@ type identity struct {
 	Founder string `json:"founder,omitempty"`
 	// FounderAddr is where the founder is reached.
 	FounderAddr string `json:"founder_addr,omitempty"`
+	// Given are the groups that Group was recovered from, the oldest first.
+	Given []groupID `json:"given,omitempty"`
+	// Size is how many servers it was recovered with; 0 if it was founded.
+	Size int `json:"size,omitempty"`
+	// Unproven says that this node's data was recovered, and that it is not known yet
+	// whether the fleet has another group.
+	Unproven bool `json:"unproven,omitempty"`
+	// Rival says that it has one, and which: the data is not to be used.
+	Rival string `json:"rival,omitempty"`
 }
 
 // member says that the node belongs to a group for good.

@@ -39,8 +39,8 @@ func (s *Store) lead(ctx context.Context, l *life) {
 		}
 		return
 	}
-	s.commitConstants(ctx)
 	if s.port == nil {
+		s.commitConstants(ctx)
 		return
 	}
 	term := l.raft.CurrentTerm()
@@ -50,6 +50,12 @@ func (s *Store) lead(ctx context.Context, l *life) {
 	if ctx.Err() != nil || l.raft.CurrentTerm() != term {
 		return
 	}
+	why := yields(s.identity(), answers)
+	if s.setBar(why); why != "" {
+		s.foreign(why)
+		return
+	}
+	s.commitConstants(ctx)
 	s.examine(l, servers, answers)
 	if s.moveServers(l, servers, answers) {
 		return
@@ -239,7 +245,8 @@ func (s *Store) takeIn(ctx context.Context, l *life, servers []raft.Server, answ
 			foreign = append(foreign, fmt.Sprintf("%s (group %s)", a.Addr, a.info.Group))
 			continue
 		}
-		req := joinRequest{Group: s.group(), Leader: s.id, Format: commandFormat, Constants: s.State().Constants}
+		own := s.identity()
+		req := joinRequest{Group: own.Group, Leader: s.id, Format: commandFormat, Constants: s.State().Constants, Given: own.Given, Size: own.Size}
 		askCtx, cancel := context.WithTimeout(ctx, 2*askTimeout+s.cfg.Timers.Write)
 		err := s.caller.ask(askCtx, a.Addr, askJoin, req, nil)
 		cancel()
@@ -287,16 +294,22 @@ const maxAsked = 3
 func (s *Store) lookAbroad(ctx context.Context) {
 	peers := slices.DeleteFunc(s.peers(), func(p Peer) bool { return !p.Alive || p.Left })
 	rand.Shuffle(len(peers), func(i, j int) { peers[i], peers[j] = peers[j], peers[i] })
-	own := s.group()
+	own := s.identity()
+	remedy := giveUpSelf
+	if s.cfg.Dir == "" {
+		remedy = "restart this node"
+	}
 	for _, a := range s.askAll(ctx, peers[:min(len(peers), maxAsked)]) {
-		if a.err != nil || !a.info.Member || a.info.Group == own || a.info.Leader == "" {
+		switch {
+		case a.err != nil || !a.info.Member || a.info.Group == own.Group:
+			continue
+		case a.info.Proven && own.relationTo(a.info) == heir:
+			s.foreign(fmt.Sprintf("this node's group (%s) was given up and recovered as %s: %s is in it; %s", own.Group, a.info.Group, a.where(), remedy))
+		case a.info.Leader != "":
+			s.foreign(fmt.Sprintf("this node's group (%s) has no leader, and %s is in another group that has one (%s); if it was given up: %s", own.Group, a.where(), a.info.Group, remedy))
+		default:
 			continue
 		}
-		remedy := "if it was given up: stop this node, empty its data directory, start it with join"
-		if s.cfg.Dir == "" {
-			remedy = "if it was given up: restart this node"
-		}
-		s.foreign(fmt.Sprintf("this node's group (%s) has no leader, and %s is in another group that has one (%s); %s", own, a.Addr, a.info.Group, remedy))
 		return
 	}
 }

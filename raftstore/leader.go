@@ -51,6 +51,9 @@ func (s *Store) execute(ctx context.Context, kind requestKind, payload []byte) a
 		}
 		return answer{answerNotLeader, body}
 	}
+	if why := s.barred(); why != "" && (kind == askApply || kind == askRead) {
+		return answer{answerBarred, []byte(why)}
+	}
 	if !l.enter() {
 		return failedAnswer(answerFailed, ErrStopped)
 	}

@@ -25,10 +25,14 @@ type machine struct {
 	// was last given. Ids are dense, so it is as long as the most backends there
 	// ever were at a time.
 	generations []uint32
-	used        []bool // per id
-	rules       Rules
-	hot         []HotPrefix // sorted by anchor
-	switches    Switches
+	// retired is the highest generation that a backend had when it was removed: one
+	// that is added has a higher one, so that what was told of a former one of its
+	// name, or of a name with the same key, is of the past.
+	retired  uint32
+	used     []bool // per id
+	rules    Rules
+	hot      []HotPrefix // sorted by anchor
+	switches Switches
 
 	outcomes map[requestID]outcome
 	order    []requestID // of outcomes, oldest first from head on
@@ -140,7 +144,7 @@ func (m *machine) addBackends(index uint64, at int64, c AddBackends) (bool, *ref
 			m.generations = append(m.generations, 0)
 		}
 		m.used[id] = true
-		m.generations[id]++
+		m.generations[id] = max(m.generations[id], m.retired) + 1
 		m.backends = append(m.backends, Backend{
 			ID: uint16(id), Generation: m.generations[id], Name: spec.Name, URL: spec.URL, Models: spec.Models,
 			Role: spec.Role, Zone: spec.Zone, Weight: cmp.Or(spec.Weight, 1), KVTokens: spec.KVTokens,
@@ -209,49 +213,69 @@ func (m *machine) setBackendState(index uint64, at int64, c SetBackendState) (bo
 		places[n] = i
 	}
 	changed := false
-	for _, i := range places {
+	for n, i := range places {
 		b := &m.backends[i]
-		drained, down := b.Drained, b.State == Down
-		if down && c.Action == MarkDown && byHealth(b.Reason) && !byHealth(c.Reason) {
-			// An operator's word outlasts health's, which would end by itself. The version
-			// stays, as it decides what UpdateBackend is refused: releases that leave the
-			// reason as it is must come to the same.
-			b.Reason = c.Reason
-			changed = true
+		if len(c.IfVersions) > 0 && c.IfVersions[n] != b.Version || !b.act(at, &c) {
 			continue
 		}
-		switch c.Action {
-		case Drain:
-			drained = true
-		case Resume:
-			drained = false
-		case MarkDown:
-			down = true
-		case MarkUp:
-			down = false
-		}
-		state := Active
-		switch {
-		case down:
-			state = Down
-		case drained:
-			state = Draining
-		}
-		if state == b.State && drained == b.Drained {
-			continue
-		}
-		if state != b.State {
-			b.State, b.Since, b.Reason = state, at, c.Reason
-		}
-		b.Drained = drained
 		b.Version = index
 		changed = true
 	}
 	return changed, nil
 }
 
-// byHealth says whether a reason is one that the fleet has found by itself.
-func byHealth(reason string) bool { return strings.HasPrefix(reason, HealthPrefix) }
+// act takes an action and reports whether anything is another than before.
+func (b *Backend) act(at int64, c *SetBackendState) bool {
+	was, wasDrained, wasDown := b.State, word{b.Drained, b.DrainedBy}, word{b.State == Down, b.DownBy}
+	drained, down := wasDrained, wasDown
+	switch c.Action {
+	case Drain:
+		drained.begin(c.By)
+	case Resume:
+		drained.end(c.By)
+	case MarkDown:
+		down.begin(c.By)
+	case MarkUp:
+		down.end(c.By)
+	}
+	if drained == wasDrained && down == wasDown {
+		return false
+	}
+	b.Drained, b.DrainedBy, b.DownBy, b.State = drained.given, drained.by, down.by, Active
+	shown, wasShown := word{}, word{} // what State goes by
+	switch {
+	case down.given:
+		b.State, shown, wasShown = Down, down, wasDown
+	case drained.given:
+		b.State, shown, wasShown = Draining, drained, wasDrained
+	}
+	if b.State != was {
+		b.Since, b.Reason = at, c.Reason
+	} else if shown != wasShown {
+		b.Reason = c.Reason // somebody has taken it over
+	}
+	return true
+}
+
+// word is whether a backend is drained, or down, and on whose word.
+type word struct {
+	given bool
+	by    Author
+}
+
+// begin gives the word; an operator's replaces another's.
+func (w *word) begin(by Author) {
+	if !w.given || by == ByOperator {
+		*w = word{true, by}
+	}
+}
+
+// end takes it back, which an operator can and who gave it.
+func (w *word) end(by Author) {
+	if by == ByOperator || by == w.by {
+		*w = word{}
+	}
+}
 
 func (m *machine) newGeneration(index uint64, c NewGeneration) (bool, *refusal) {
 	i, found := m.find(c.Name)
@@ -281,6 +305,7 @@ func (m *machine) removeBackends(c RemoveBackends) (bool, *refusal) {
 			return false
 		}
 		m.used[b.ID] = false
+		m.retired = max(m.retired, b.Generation)
 		delete(m.urls, b.URL)
 		return true
 	})

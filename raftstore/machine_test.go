@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -41,7 +40,7 @@ func TestIDsAreDenseAndGenerationsGrow(t *testing.T) {
 	must(t, m, 3, NewGeneration{Name: "a", From: 1})
 	must(t, m, 4, add("d", "e"))
 	must(t, m, 5, UpdateBackend{Name: "c", URL: ptr("http://elsewhere.test:1")})
-	want := map[string][2]uint32{"a": {0, 2}, "c": {2, 2}, "d": {1, 2}, "e": {3, 1}}
+	want := map[string][2]uint32{"a": {0, 2}, "c": {2, 2}, "d": {1, 2}, "e": {3, 2}}
 	st := m.state()
 	if len(st.Backends) != len(want) {
 		t.Fatalf("%d backends", len(st.Backends))
@@ -51,6 +50,30 @@ func TestIDsAreDenseAndGenerationsGrow(t *testing.T) {
 		if uint32(b.ID) != w[0] || b.Generation != w[1] {
 			t.Errorf("%s has id %d and generation %d, want %v", name, b.ID, b.Generation, w)
 		}
+	}
+}
+
+// A name that comes back has a higher generation than it ever had, under whatever
+// id, also after a snapshot: late news of the former one are of the past.
+func TestNameThatComesBackIsNewer(t *testing.T) {
+	m := newMachine()
+	must(t, m, 1, add("a", "b"))
+	for index := range uint64(4) {
+		must(t, m, 2+index, NewGeneration{Name: "b"})
+	}
+	must(t, m, 6, RemoveBackends{[]string{"a", "b"}})
+	m, err := restoreMachine(m.snapshot())
+	if err != nil {
+		t.Fatal(err)
+	}
+	must(t, m, 7, add("b"))
+	if b, _ := m.state().Backend("b"); b.ID != 0 || b.Generation != 6 {
+		t.Errorf("id %d and generation %d, had 5 under id 1", b.ID, b.Generation)
+	}
+	must(t, m, 8, RemoveBackends{[]string{"b"}})
+	must(t, m, 9, add("c", "b"))
+	if b, _ := m.state().Backend("b"); b.Generation != 7 {
+		t.Errorf("generation %d, had 6", b.Generation)
 	}
 }
 
@@ -130,45 +153,81 @@ func TestDrainOutlivesDown(t *testing.T) {
 	}
 }
 
-// An operator who takes down what health has taken down is not overridden by health,
-// and by nothing else is the state another one than in releases without that rule.
-func TestOperatorTakesOverWhatIsDown(t *testing.T) {
+// Whatever crosses an operator's change, the operator's word stands; sources and
+// health end what they began and nothing else, also after a snapshot.
+func TestOperatorsWordStands(t *testing.T) {
+	type step struct {
+		action  Action
+		by      Author
+		changed bool
+		state   BackendState
+		reason  string // of the state after it: the step's own, if it has a number
+	}
+	for name, steps := range map[string][]step{
+		"taken over from health": {
+			{MarkDown, ByHealth, true, Down, "0"}, {MarkDown, ByHealth, false, Down, "0"}, {MarkDown, ByOperator, true, Down, "2"},
+			{MarkUp, ByHealth, false, Down, "2"}, {MarkDown, ByOperator, false, Down, "2"}, {MarkDown, ByHealth, false, Down, "2"},
+			{MarkUp, ByOperator, true, Active, "6"},
+		},
+		"ended by who began": {
+			{MarkDown, ByHealth, true, Down, "0"}, {MarkUp, ByHealth, true, Active, "1"}, {Drain, BySource, true, Draining, "2"},
+			{Resume, BySource, true, Active, "3"}, {MarkDown, ByHealth, true, Down, "4"}, {MarkUp, ByOperator, true, Active, "5"},
+		},
+		"an operator's drain": {
+			{Drain, ByOperator, true, Draining, "0"}, {Drain, BySource, false, Draining, "0"}, {Resume, BySource, false, Draining, "0"},
+			{MarkDown, ByHealth, true, Down, "3"}, {Resume, BySource, false, Down, "3"}, {MarkUp, ByHealth, true, Draining, "5"},
+			{Resume, ByOperator, true, Active, "6"},
+		},
+		"a source's drain taken over": {
+			{Drain, BySource, true, Draining, "0"}, {Drain, ByOperator, true, Draining, "1"}, {Resume, BySource, false, Draining, "1"},
+			{Resume, ByOperator, true, Active, "3"},
+		},
+		"drained by a source, down, and named again": {
+			{Drain, BySource, true, Draining, "0"}, {MarkDown, ByHealth, true, Down, "1"}, {Resume, BySource, true, Down, "1"},
+			{MarkUp, ByHealth, true, Active, "3"},
+		},
+		"taken over while it is down": {
+			{Drain, BySource, true, Draining, "0"}, {MarkDown, ByHealth, true, Down, "1"}, {Drain, ByOperator, true, Down, "1"},
+			{Resume, BySource, false, Down, "1"}, {MarkUp, ByHealth, true, Draining, "4"},
+		},
+	} {
+		m := newMachine()
+		must(t, m, 1, add("a"))
+		for i, s := range steps {
+			before, _ := m.state().Backend("a")
+			o := m.run(uint64(i+2), SetBackendState{Names: []string{"a"}, Action: s.action, By: s.by, Reason: fmt.Sprint(i)})
+			var err error
+			if m, err = restoreMachine(m.snapshot()); err != nil {
+				t.Fatal(err)
+			}
+			a, _ := m.state().Backend("a")
+			if o.refuse != nil || o.result.Changed != s.changed || a.State != s.state || a.Reason != s.reason {
+				t.Errorf("%s: step %d, %v by %v: %+v, %+v", name, i, s.action, s.by, o, a)
+			}
+			if (a.Since != before.Since) != (a.State != before.State) || (a.Version != before.Version) != s.changed {
+				t.Errorf("%s: step %d, %v by %v: %+v after %+v", name, i, s.action, s.by, a, before)
+			}
+		}
+	}
+}
+
+// Who judged a backend by what it was does not change it when it is another by now.
+func TestStateOfAVersion(t *testing.T) {
 	m := newMachine()
 	must(t, m, 1, add("a", "b"))
-	version := uint64(2)
-	set := func(action Action, reason string, names ...string) Result {
-		t.Helper()
-		version++
-		o := m.run(version, SetBackendState{Names: names, Action: action, Reason: reason})
-		if o.refuse != nil {
-			t.Fatal(o.refuse)
-		}
-		return o.result
+	must(t, m, 2, UpdateBackend{Name: "a", URL: ptr("http://elsewhere.test:1")})
+	down := SetBackendState{Names: []string{"a", "b"}, Action: MarkDown, By: ByHealth, IfVersions: []uint64{1, 1}}
+	if o := m.run(3, down); o.refuse != nil || !o.result.Changed {
+		t.Fatalf("%+v", o)
 	}
-	set(MarkDown, HealthPrefix+"refused", "a")
-	before, _ := m.state().Backend("a")
-	if r := set(MarkDown, HealthPrefix+"timeout", "a"); r.Changed {
-		t.Error("health has replaced its own reason")
+	if a, _ := m.state().Backend("a"); a.State != Active || a.Version != 2 {
+		t.Errorf("%+v: another engine than the one that failed", a)
 	}
-	if r := set(MarkDown, "the rack is being moved", "b", "a"); !r.Changed || m.state().Version != version {
-		t.Errorf("%+v, the state has version %d", r, m.state().Version)
+	if b, _ := m.state().Backend("b"); b.State != Down || b.Version != 3 {
+		t.Errorf("%+v", b)
 	}
-	want := before
-	want.Reason = "the rack is being moved"
-	if a, _ := m.state().Backend("a"); !reflect.DeepEqual(a, want) {
-		t.Errorf("%+v, want %+v", a, want)
-	}
-	for _, reason := range []string{HealthPrefix + "refused", "another word", "the rack is being moved"} {
-		if r := set(MarkDown, reason, "a", "b"); r.Changed {
-			t.Errorf("%q has replaced an operator's reason", reason)
-		}
-	}
-	restored, err := restoreMachine(m.snapshot())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if a, _ := restored.state().Backend("a"); a.Reason != want.Reason {
-		t.Errorf("restored: %+v", a)
+	if o := m.run(4, down); o.refuse != nil || o.result.Changed {
+		t.Errorf("%+v", o)
 	}
 }
 
@@ -213,7 +272,11 @@ func randomCommand(r *rand.Rand) Command {
 	case 2:
 		return UpdateBackend{Name: name(), Weight: ptr(float64(1 + r.IntN(3))), Models: ptr([]string{name()}), URL: ptr("http://" + name() + ".test:8000")}
 	case 3:
-		return SetBackendState{Names: []string{name()}, Action: Action(r.IntN(4)), Reason: "r"}
+		c := SetBackendState{Names: []string{name()}, Action: Action(r.IntN(4)), Reason: "r", By: Author(r.IntN(3))}
+		if r.IntN(4) == 0 {
+			c.IfVersions = []uint64{r.Uint64N(2000)}
+		}
+		return c
 	case 4:
 		return NewGeneration{Name: name()}
 	case 5:
@@ -259,8 +322,9 @@ func TestDeterminism(t *testing.T) {
 
 // modelBackend is a backend in a naive model.
 type modelBackend struct {
-	url           string
-	drained, down bool
+	url                 string
+	drained, down       bool
+	drainedBy, downedBy Author
 }
 
 // The machine does what a naive map does, and keeps its own rules.
@@ -269,6 +333,8 @@ func TestMachineAgainstModel(t *testing.T) {
 		m, model := newMachine(), make(map[string]modelBackend)
 		index := uint64(0)
 		given := make(map[[2]uint32]bool) // id and generation that were ever given out
+		newest := make(map[string]uint32) // generation that a name ever had
+		retired := make(map[string]bool)  // names that were removed
 		owner := make(map[string][2]uint32)
 		name := rapid.SampledFrom([]string{"a", "b", "c", "d"})
 		apply := func(c Command, allowed bool) {
@@ -304,16 +370,27 @@ func TestMachineAgainstModel(t *testing.T) {
 				apply(RemoveBackends{[]string{n}}, exists)
 				delete(model, n)
 				delete(owner, n)
+				retired[n] = true
 			},
 			"state": func(t *rapid.T) {
 				n, a := name.Draw(t, "name"), Action(rapid.IntRange(0, 3).Draw(t, "action"))
 				b, exists := model[n]
-				apply(SetBackendState{Names: []string{n}, Action: a}, exists)
-				if exists {
-					b.drained = a == Drain || b.drained && a != Resume
-					b.down = a == MarkDown || b.down && a != MarkUp
-					model[n] = b
+				by := Author(rapid.IntRange(0, 2).Draw(t, "by"))
+				apply(SetBackendState{Names: []string{n}, Action: a, By: by}, exists)
+				if !exists {
+					return
 				}
+				given, whose := &b.drained, &b.drainedBy
+				if a == MarkDown || a == MarkUp {
+					given, whose = &b.down, &b.downedBy
+				}
+				switch begins := a == Drain || a == MarkDown; {
+				case begins && (!*given || by == ByOperator):
+					*given, *whose = true, by
+				case !begins && *given && (by == ByOperator || by == *whose):
+					*given, *whose = false, ByOperator
+				}
+				model[n] = b
 			},
 			"generation": func(t *rapid.T) {
 				n := name.Draw(t, "name")
@@ -344,7 +421,7 @@ func TestMachineAgainstModel(t *testing.T) {
 				for _, b := range st.Backends {
 					want := model[b.Name]
 					if b.URL != want.url || b.Drained != want.drained || (b.State == Down) != want.down ||
-						!want.down && (b.State == Draining) != want.drained {
+						b.DrainedBy != want.drainedBy || b.DownBy != want.downedBy || !want.down && (b.State == Draining) != want.drained {
 						t.Fatalf("backend is %+v, the model has %+v", b, want)
 					}
 					key := [2]uint32{uint32(b.ID), b.Generation}
@@ -352,6 +429,11 @@ func TestMachineAgainstModel(t *testing.T) {
 						t.Fatalf("%s has id %d and generation %d, which were another's", b.Name, b.ID, b.Generation)
 					}
 					given[key], owner[b.Name] = true, key
+					if was := newest[b.Name]; b.Generation < was || retired[b.Name] && b.Generation == was {
+						t.Fatalf("%s has generation %d, had %d before it was removed", b.Name, b.Generation, was)
+					}
+					newest[b.Name] = b.Generation
+					delete(retired, b.Name)
 					if int(b.ID) >= len(m.generations) || len(m.generations) > 4 {
 						t.Fatalf("id %d of %d: not dense", b.ID, len(m.generations))
 					}
@@ -456,6 +538,10 @@ func TestValidate(t *testing.T) {
 		{bad(func(b *BackendSpec) { b.Source = 9 }), "source"},
 		{SetBackendState{Names: []string{"a", "a"}}, "names[1]: a is given twice"},
 		{SetBackendState{Names: []string{"a"}, Action: 9}, "action"},
+		{SetBackendState{Names: []string{"a"}, By: 9}, "by"},
+		{SetBackendState{Names: []string{"a"}, Action: MarkDown, By: BySource}, "by: source does not down"},
+		{SetBackendState{Names: []string{"a"}, Action: Resume, By: ByHealth}, "by: health does not resume"},
+		{SetBackendState{Names: []string{"a"}, IfVersions: []uint64{1, 2}}, "if_versions: 2 given for 1"},
 		{RemoveBackends{}, "none given"},
 		{SetRules{Text: strings.Repeat("x", MaxRulesBytes+1)}, "rules"},
 		{SetHot{[]HotChange{{Anchor: 1, R: 1, Expires: 1}, {Anchor: 1, Remove: true}}}, "hot[1]"},

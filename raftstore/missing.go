@@ -71,6 +71,8 @@ func (s *Store) roll(ctx context.Context) (voters int, missing []string) {
 			case err != nil:
 			case info.ID != id:
 				why = ", another node is there"
+			case info.Member && info.Group != s.group():
+				why = ", in another group"
 			case info.Failed != "":
 				why = ", " + info.Failed
 			default:

@@ -1,6 +1,7 @@
 package raftstore
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -125,7 +126,10 @@ func openExisting(dir string) (*disk, error) {
 //
 // The group gets a new id, made from the old one and the servers, so that a lost
 // node that returns with its old data is kept out instead of voting with others
-// like it: its data directory has to be emptied before it joins again.
+// like it: its data directory has to be emptied before it joins again. Started
+// again, a node looks for another group of its fleet first, and stays out of service
+// if there is one (ErrBarred): two nodes that were recovered each by itself never
+// both take changes while they see each other.
 func Recover(dir string, servers []Server) error {
 	if err := recoverDir(dir, servers); err != nil {
 		return fmt.Errorf("recover %s: %w", dir, err)
@@ -156,15 +160,35 @@ func recoverDir(dir string, servers []Server) error {
 	if err := logs.check(); err != nil {
 		return err
 	}
+	snaps := snapshotStore{d}
+	if there, err := raft.HasExistingState(logs, logs, snaps); err != nil || !there {
+		return cmp.Or(err, errors.New("no initial state: it has never been in a group"))
+	}
+	// The identity comes first: data with the new servers under the old one would be
+	// taken for the group that is given up.
+	if err := saveIdentity(d, recoveredIdentity(id, conf)); err != nil {
+		return err
+	}
 	rc := raft.DefaultConfig()
 	rc.LocalID = raft.ServerID(id.ID)
 	rc.Logger = hclog.NewNullLogger()
 	machine := newFSM(func(*State) {}, func(error) {})
 	_, trans := raft.NewInmemTransport("recover")
-	if err := raft.RecoverCluster(rc, machine, logs, logs, snapshotStore{d}, trans, conf); err != nil {
-		return err
+	return raft.RecoverCluster(rc, machine, logs, logs, snaps, trans, conf)
+}
+
+// recoveredIdentity is who a node is after a recovery. One that was recovered and has
+// not been in service since is recovered as if it had not been: then a mistake in the
+// servers can be put right, and doing it twice does no harm.
+func recoveredIdentity(id identity, conf raft.Configuration) identity {
+	given := id.Given
+	if !id.Unproven || len(given) == 0 {
+		given = append(slices.Clone(given), id.Group)
 	}
-	return saveIdentity(d, identity{ID: id.ID, Group: recoveredGroup(id.Group, conf)})
+	given = given[max(0, len(given)-maxGiven):]
+	return identity{
+		ID: id.ID, Group: recoveredGroup(given[len(given)-1], conf), Given: given, Size: len(conf.Servers), Unproven: true,
+	}
 }
 
 // configurationOf checks the servers of a recovery.

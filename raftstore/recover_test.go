@@ -41,7 +41,8 @@ func TestRecover(t *testing.T) {
 	if sv, err = Inspect(a.dir); err != nil || len(sv.Servers) != 1 || sv.Backends != 2 || sv.Group == group {
 		t.Errorf("the recovered survivor is %+v, %v", sv, err)
 	}
-	s := a.start()
+	a.start()
+	s := a.inService()
 	apply(t, s, add("three"))
 	for _, name := range []string{"one", "two", "three"} {
 		if !has(s.State(), name) {
@@ -52,10 +53,13 @@ func TestRecover(t *testing.T) {
 	if len(st.Servers) != 1 || st.Group == group {
 		t.Errorf("status after recovery is %+v", st)
 	}
-	// b and c are a majority of what was, and go on as that; they are kept out.
+	// b and c are a majority of what was; they are kept out, and change nothing any more.
 	b.start()
 	c.start()
-	apply(t, b.store.Load(), add("elsewhere"))
+	until(t, "the old group to be barred", func() bool {
+		_, err := b.store.Load().Apply(t.Context(), add("elsewhere"))
+		return errors.Is(err, ErrBarred) && strings.Contains(err.Error(), "was given up and recovered as "+st.Group)
+	})
 	until(t, "the old group to be noticed", func() bool { return strings.Contains(s.Status().Problem, "another group") })
 	apply(t, s, add("four"))
 	if has(s.State(), "elsewhere") {
@@ -97,10 +101,11 @@ func TestFollowerOfALostGroup(t *testing.T) {
 	if err := whenFree(t, func() error { return Recover(a.dir, []Server{{*a.id.Load(), a.addr(), true}}) }); err != nil {
 		t.Fatal(err)
 	}
-	s := a.start()
+	a.start()
+	s := a.inService()
 	apply(t, s, add("two"))
 	until(t, "the follower to notice", func() bool {
-		return strings.Contains(follower.Status().Problem, "another group that has one ("+s.Status().Group+"); if it was given up: restart this node")
+		return strings.Contains(follower.Status().Problem, "was given up and recovered as "+s.Status().Group) && strings.Contains(follower.Status().Problem, "restart this node")
 	})
 	if !has(follower.State(), "one") {
 		t.Error("the follower has forgotten what was agreed on")
@@ -135,7 +140,7 @@ func TestRecoverTwoOfFive(t *testing.T) {
 	}
 	a.start()
 	b.start()
-	apply(t, a.store.Load(), add("two"))
+	apply(t, a.inService(), add("two"))
 	until(t, "b to know", func() bool { return has(b.store.Load().State(), "two") && has(b.store.Load().State(), "one") })
 }
 

@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"reflect"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/hashicorp/raft"
@@ -24,6 +23,7 @@ type naive struct {
 	constants   Constants
 	backends    map[string]*Backend
 	generations map[uint16]uint32
+	retired     uint32 // the highest generation of a backend that was removed
 	rules       Rules
 	hot         map[uint64]HotPrefix
 	switches    Switches
@@ -83,6 +83,7 @@ func (m *naive) execute(index uint64, e entry) (changed bool, err error) {
 			}
 		}
 		for _, n := range c.Names {
+			m.retired = max(m.retired, m.backends[n].Generation)
 			delete(m.backends, n)
 		}
 		return len(c.Names) > 0, nil
@@ -133,7 +134,7 @@ func (m *naive) add(index uint64, at int64, c AddBackends) (bool, error) {
 		for slices.ContainsFunc(slices.Collect(maps.Values(m.backends)), func(b *Backend) bool { return b.ID == id }) {
 			id++
 		}
-		m.generations[id]++
+		m.generations[id] = max(m.generations[id], m.retired) + 1
 		m.backends[b.Name] = &Backend{
 			ID: id, Generation: m.generations[id], Name: b.Name, URL: b.URL, Models: b.Models, Role: b.Role, Zone: b.Zone,
 			Weight: cmp.Or(b.Weight, 1), KVTokens: b.KVTokens, Source: b.Source, Since: at, Version: index,
@@ -188,28 +189,48 @@ func (m *naive) set(index uint64, at int64, c SetBackendState) (changed bool, er
 			return false, ErrNotFound
 		}
 	}
-	for _, n := range c.Names {
+	for i, n := range c.Names {
 		b := m.backends[n]
-		was := *b
-		if b.State == Down && c.Action == MarkDown {
-			if strings.HasPrefix(b.Reason, HealthPrefix) && !strings.HasPrefix(c.Reason, HealthPrefix) {
-				b.Reason, changed = c.Reason, true
-			}
+		if c.IfVersions != nil && c.IfVersions[i] != b.Version {
 			continue
 		}
-		b.Drained = c.Action == Drain || b.Drained && c.Action != Resume
-		down := c.Action == MarkDown || b.State == Down && c.Action != MarkUp
-		b.State = Active
-		if b.Drained {
-			b.State = Draining
+		was := *b
+		// A drain and a failure are two facts, each on somebody's word. An operator gives and takes any; the others give what is not
+		// given yet and take back their own.
+		down := b.State == Down
+		switch operator := c.By == ByOperator; c.Action {
+		case Drain:
+			if !b.Drained || operator {
+				b.Drained, b.DrainedBy = true, c.By
+			}
+		case Resume:
+			if operator || b.DrainedBy == c.By {
+				b.Drained, b.DrainedBy = false, ByOperator
+			}
+		case MarkDown:
+			if !down || operator {
+				down, b.DownBy = true, c.By
+			}
+		case MarkUp:
+			if operator || b.DownBy == c.By {
+				down, b.DownBy = false, ByOperator
+			}
 		}
-		if down {
+		switch {
+		case down:
 			b.State = Down
+		case b.Drained:
+			b.State = Draining
+		default:
+			b.State = Active
 		}
-		if b.State != was.State {
+		switch {
+		case b.State != was.State:
 			b.Since, b.Reason = at, c.Reason
+		case b.State == Down && b.DownBy != was.DownBy, b.State == Draining && b.DrainedBy != was.DrainedBy:
+			b.Reason = c.Reason
 		}
-		if b.State != was.State || b.Drained != was.Drained {
+		if b.State != was.State || b.Drained != was.Drained || b.DrainedBy != was.DrainedBy || b.DownBy != was.DownBy {
 			b.Version, changed = index, true
 		}
 	}
@@ -296,8 +317,16 @@ func anyCommand(r *rand.Rand, st *State, kind int) Command {
 		}
 		return c
 	case 2:
-		reason := []string{HealthPrefix + "refused", HealthPrefix + "timeout", "the rack is moved", ""}[r.IntN(4)]
-		return SetBackendState{Names: names(), Action: Action(r.IntN(4)), Reason: reason}
+		c := SetBackendState{
+			Names: names(), Action: Action(r.IntN(4)), By: Author(r.IntN(3)), Reason: []string{"refused", "timeout", "the rack is moved", ""}[r.IntN(4)],
+		}
+		if r.IntN(3) == 0 {
+			for _, n := range c.Names {
+				b, _ := st.Backend(n)
+				c.IfVersions = append(c.IfVersions, b.Version+uint64(r.IntN(4)/3))
+			}
+		}
+		return c
 	case 3:
 		n := name()
 		b, _ := st.Backend(n)

@@ -17,6 +17,7 @@ import (
 //	rules        version uvarint, text
 //	switches     1 byte, bit 0: hot
 //	generations  count, then one uvarint per id ever given out
+//	retired      uvarint, the highest generation of a backend that was removed
 //	backends     count, then each, sorted by name
 //	hot          count, then each, sorted by anchor
 //	outcomes     count, then each, oldest first
@@ -46,6 +47,7 @@ func (m *machine) snapshot() []byte {
 	for _, g := range m.generations {
 		dst = binary.AppendUvarint(dst, uint64(g))
 	}
+	dst = binary.AppendUvarint(dst, uint64(m.retired))
 	dst = binary.AppendUvarint(dst, uint64(len(m.backends)))
 	for _, b := range m.backends {
 		dst = appendBackend(dst, b)
@@ -71,6 +73,7 @@ func appendBackend(dst []byte, b Backend) []byte {
 	})
 	dst = append(dst, byte(b.State))
 	dst = appendBool(dst, b.Drained)
+	dst = append(dst, byte(b.DrainedBy), byte(b.DownBy))
 	dst = binary.AppendVarint(dst, b.Since)
 	dst = appendString(dst, b.Reason)
 	return binary.AppendUvarint(dst, b.Version)
@@ -135,6 +138,7 @@ func decodeMachine(b []byte) (*machine, error) {
 	for i := range m.generations {
 		m.generations[i] = uint32(d.uint(math.MaxUint32))
 	}
+	m.retired = uint32(d.uint(math.MaxUint32))
 	if err := m.decodeBackends(d); err != nil {
 		return nil, err
 	}
@@ -165,15 +169,15 @@ func decodeMachine(b []byte) (*machine, error) {
 
 // decodeBackends reads the backends and derives which ids and URLs are in use.
 func (m *machine) decodeBackends(d *decoder) error {
-	// The shortest backend: 22 bytes, if everything is empty or 0.
-	m.backends = make([]Backend, d.count(MaxBackends, 22))
+	// The shortest backend: 24 bytes, if everything is empty or 0.
+	m.backends = make([]Backend, d.count(MaxBackends, 24))
 	for i := range m.backends {
 		b := &m.backends[i]
 		*b = Backend{
 			ID: uint16(d.uint(math.MaxUint16)), Generation: uint32(d.uint(math.MaxUint32)),
 			Name: d.name(), URL: d.url(), Models: d.models(), Role: d.name(), Zone: d.name(),
 			Weight: d.float(), KVTokens: d.int(), Source: d.source(),
-			State: BackendState(d.enum(byte(Down))), Drained: d.bool(),
+			State: BackendState(d.enum(byte(Down))), Drained: d.bool(), DrainedBy: d.author(), DownBy: d.author(),
 			Since: d.int(), Reason: d.string(MaxReasonBytes), Version: d.uint(math.MaxUint64),
 		}
 		if d.err != nil {

@@ -33,7 +33,7 @@ type Constants struct {
 // Backend is one inference engine that requests may be sent to.
 type Backend struct {
 	// ID is dense: the lowest that was free when the backend was added. An id
-	// that is given out again comes with a higher Generation.
+	// that is given out again comes with a higher Generation, and so does a name.
 	ID uint16
 	// Generation fences what is known of a backend's cache: it grows when the
 	// engine was restarted, when its URL changes, and when the id changes hands.
@@ -48,12 +48,28 @@ type Backend struct {
 	State      BackendState
 	// Drained says that somebody asked for the drain. It is remembered while the
 	// backend is down, so that one that comes back is not put to work again.
-	Drained bool
-	Since   int64  // when State was entered, unix ms
-	Reason  string // of the last change of State, or the operator's who took over what health had taken down
-	Source  Source
-	Version uint64 // raft index of the last change of this backend
+	Drained   bool
+	DrainedBy Author // ByOperator if not drained
+	DownBy    Author // ByOperator if not down
+	Since     int64  // when State was entered, unix ms
+	Reason    string // of the last change of State, or the operator's who took it over
+	Source    Source
+	Version   uint64 // raft index of the last change of this backend
 }
+
+// Author is on whose word a backend is drained or down.
+type Author uint8
+
+// The authors. An operator's word ends by an operator's word alone; the others end
+// theirs by themselves.
+const (
+	ByOperator Author = iota
+	BySource          // no source names it any more
+	ByHealth          // most of those who ask it say that it fails
+)
+
+// String gives the author as it is written in logs.
+func (a Author) String() string { return nameOf(a, "operator", "source", "health") }
 
 // BackendState is whether a backend takes requests.
 type BackendState uint8

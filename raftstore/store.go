@@ -61,7 +61,8 @@ type Store struct {
 	life     *life // nil while there is none
 	first    *disk // what Open opened, until Start takes it
 	problem  problems
-	waiting  string                   // what a node without a group waits for
+	waiting  string                   // what a node without a group, or with recovered data, waits for
+	bar      string                   // why a leader takes no changes
 	health   map[string]*serverHealth // by id, as seen while this node led in healthTerm
 
 	healthTerm uint64
@@ -69,6 +70,8 @@ type Store struct {
 	// unwilling are the last errors of nodes that were not taken in, by address, so
 	// that each is logged once. Only run uses it.
 	unwilling map[string]string
+	// clear is since when nothing has spoken against recovered data. Only run uses it.
+	clear time.Time
 }
 
 // view is a state and the channel that is closed when a newer one comes.
@@ -115,6 +118,10 @@ func open(given Config) (*Store, error) {
 	d, err := s.openData()
 	if err != nil {
 		return nil, err
+	}
+	if _, err := s.Proven(); err != nil {
+		d.close(endWait)
+		return nil, fmt.Errorf("%s: %w", cfg.Dir, err)
 	}
 	s.first = d
 	return s, nil
@@ -443,6 +450,9 @@ func (s *Store) look(l *life) {
 	}
 	s.settle(l)
 	s.compare()
+	if !s.prove(ctx, l) {
+		return
+	}
 	switch {
 	case s.isLeader(l):
 		s.lead(ctx, l)

@@ -97,6 +97,12 @@ func (c SetBackendState) validate() error {
 	if err := checkText(c.Reason, MaxReasonBytes); err != nil {
 		return fmt.Errorf("reason: %w", err)
 	}
+	switch drains := c.Action == Drain || c.Action == Resume; {
+	case c.By > ByHealth, c.By == BySource && !drains, c.By == ByHealth && drains:
+		return fmt.Errorf("by: %v does not %v", c.By, c.Action)
+	case len(c.IfVersions) > 0 && len(c.IfVersions) != len(c.Names):
+		return fmt.Errorf("if_versions: %d given for %d names", len(c.IfVersions), len(c.Names))
+	}
 	return checkNames(c.Names)
 }
 

@@ -21,6 +21,9 @@ const maxAnswer = 64 << 20
 // ErrNoMetric is returned for a metric that a node does not export.
 var ErrNoMetric = errors.New("no such metric")
 
+// Client returns a client of the node's admin API that may do everything there.
+func (n *Node) Client() *node.Client { return node.NewClient(n.admin).WithToken(n.token, "") }
+
 // Ask sends a request to the node's admin API and decodes the JSON answer into the value at into (nil: the answer is dropped). A status
 // other than 200 is an error.
 func (n *Node) Ask(ctx context.Context, method, path string, body []byte, into any) error {
@@ -122,6 +125,9 @@ func (n *Node) fetch(ctx context.Context, method, url string, body []byte) ([]by
 	req, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
+	}
+	if n.token != "" {
+		req.Header.Set("Authorization", "Bearer "+n.token)
 	}
 	resp, err := n.http.Do(req)
 	if err != nil {

@@ -129,7 +129,7 @@ func (w *writes) write(ctx context.Context, n *fleet.Node) (took time.Duration, 
 	name := fmt.Sprintf("idle-%d", w.count)
 	w.mu.Unlock()
 	began := time.Now()
-	_, err = node.NewClient(n.AdminAddr()).AddBackends(ctx, []node.NewBackend{{Name: name, URL: w.url + "/" + name, Models: []string{"idle"}}}, false)
+	_, err = n.Client().AddBackends(ctx, []node.NewBackend{{Name: name, URL: w.url + "/" + name, Models: []string{"idle"}}}, false)
 	took = time.Since(began)
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -161,12 +161,12 @@ func (w *writes) until(ctx context.Context, t *testing.T, n *fleet.Node) (failed
 func (w *writes) check(ctx context.Context, t *testing.T, f *fleet.Fleet) {
 	t.Helper()
 	for _, n := range running(f) {
-		list, err := node.NewClient(n.AdminAddr()).CurrentBackends(ctx)
+		list, err := n.Client().CurrentBackends(ctx)
 		for err != nil { // an election may be under way
 			if sleep(ctx, 20*time.Millisecond) != nil {
 				t.Fatalf("%s cannot tell its backends: %v", n.Name(), err)
 			}
-			list, err = node.NewClient(n.AdminAddr()).CurrentBackends(ctx)
+			list, err = n.Client().CurrentBackends(ctx)
 		}
 		has := make(map[string]bool)
 		for _, b := range list.Backends {

@@ -77,6 +77,7 @@ type Fleet struct {
 	dir     string
 	secret  string // of the prompt hashes
 	key     []byte // of gossip
+	token   string // of the admin APIs; empty on loopback, where they trust their machine
 	temp    bool
 	janitor *janitor // of a temporary directory
 	addrs   addresses
@@ -243,6 +244,14 @@ func (f *Fleet) makeNodes() error {
 			f.authority = a
 		}
 	}
+	if f.net != nil || f.wires != nil { // whoever asks a node is on another machine then, to the node's knowledge
+		f.token = rand.Text()
+		path := filepath.Join(f.dir, "admin-token")
+		if err := os.WriteFile(path, []byte(f.token+"\n"), 0o600); err != nil {
+			return err
+		}
+		common["admin_token_file"] = path
+	}
 	maps.Copy(common, f.cfg.Settings)
 	for i := range f.cfg.Nodes {
 		n, err := f.makeNode(i, common)
@@ -260,7 +269,7 @@ const defaultFounders = 3
 func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
 	n := &Node{
 		name: nodeName(i), data: f.addrs.of(i, dataPort), admin: f.addrs.of(i, adminPort), gossip: f.addrs.of(i, gossipPort),
-		binary: f.cfg.Binary, env: f.cfg.Env, http: f.http,
+		binary: f.cfg.Binary, env: f.cfg.Env, http: f.http, token: f.token,
 	}
 	n.files(f.dir)
 	var err error

@@ -144,7 +144,7 @@ func TestLiveHotPrefix(t *testing.T) {
 	if left := prefixesAt(ctx, f.Nodes()[0]); len(left) > 0 {
 		t.Errorf("nobody has asked for them for 100 s, and there are %+v", left)
 	}
-	client := node.NewClient(f.Nodes()[0].AdminAddr())
+	client := f.Nodes()[0].Client()
 	if _, err := client.SwitchPrefixes(ctx, false); err != nil {
 		t.Fatal(err)
 	}

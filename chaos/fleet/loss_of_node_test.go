@@ -95,12 +95,13 @@ func (a *absence) end(at time.Duration) {
 	a.mu.Unlock()
 }
 
-// excuse says whether a failure is an answer that had begun at the router and broke off when it died.
+// excuse says whether a failure is an answer that had begun at the router, as its name in it shows, and broke off when that died: a
+// while after the absence began, as a process goes on until the kill reaches it.
 func (a *absence) excuse(e replay.Ended) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	broken := e.Class == replay.Reset || e.Class == replay.Truncated
-	return broken && e.Node == a.node && a.from > 0 && e.Sent < a.from && e.End >= a.from && (a.to == 0 || e.End < a.to)
+	return broken && e.Node == a.node && a.from > 0 && e.End >= a.from && (a.to == 0 || e.End < a.to)
 }
 
 // placeProbes starts conversations at random engines, through random routers, and returns when all routers know all of them.

@@ -30,6 +30,7 @@ type Node struct {
 	thread              *thread
 	disk                *disk.Disk // under dataDir; nil: it is on this machine's
 	http                *http.Client
+	token               string // of the admin API; empty: none is asked for
 
 	mu    sync.Mutex
 	proc  *process // the latest; nil before the first start

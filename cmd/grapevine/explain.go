@@ -1,10 +1,8 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"text/tabwriter"
 
@@ -22,21 +20,9 @@ type explainCmd struct {
 const maxExplain = 256 << 20
 
 func (c *explainCmd) Run(s *streams) error {
-	in := s.in
-	if c.Body != "-" {
-		f, err := os.Open(c.Body)
-		if err != nil {
-			return usageError{err}
-		}
-		defer func() { _ = f.Close() }()
-		in = f
-	}
-	body, err := io.ReadAll(io.LimitReader(in, maxExplain+1))
+	body, err := readInput(s, c.Body, maxExplain)
 	if err != nil {
 		return err
-	}
-	if len(body) > maxExplain {
-		return errors.New("the body is larger than 256 MiB")
 	}
 	headers := make(map[string]string, len(c.Header))
 	for _, h := range c.Header {

@@ -96,16 +96,7 @@ type keysInstallCmd struct {
 const maxKeyFile = 4 << 10
 
 func (c *keysInstallCmd) Run(s *streams) error {
-	in := s.in
-	if c.File != "-" {
-		f, err := os.Open(c.File)
-		if err != nil {
-			return usageError{err}
-		}
-		defer func() { _ = f.Close() }()
-		in = f
-	}
-	text, err := io.ReadAll(io.LimitReader(in, maxKeyFile))
+	text, err := readInput(s, c.File, maxKeyFile)
 	if err != nil {
 		return err
 	}

@@ -145,7 +145,7 @@ func TestOperateByCommands(t *testing.T) {
 	if got := do("prefixes", "hot", "--disable"); got.code != 0 || !strings.Contains(got.out, "off") {
 		t.Errorf("%+v", got)
 	}
-	if got := do("prefixes", "hot"); got.code != 0 || !strings.Contains(got.out, "is off") {
+	if got := do("prefixes", "hot"); got.code != 0 || !strings.Contains(got.out, "is off") || !strings.Contains(got.out, "No prefix is hot") {
 		t.Errorf("%+v", got)
 	}
 	if got := do("backends", "remove", "gpu1", "gpu9"); got.code != exitFailed || !strings.Contains(got.err, "gpu9") {
@@ -178,7 +178,20 @@ func TestOperateByCommands(t *testing.T) {
 			t.Errorf("%v: %+v", wrong, got)
 		}
 	}
-	if got := grapevine(t, "", "raft", "recover", "--data-dir", data, "--server", server); got.code != 0 || !strings.Contains(got.out, "a group of 1") {
+	if got := grapevine(t, "", "raft", "recover", "--data-dir", data, "--server", server); got.code != 0 || !strings.Contains(got.out, "a group of 1, of which 1 vote") {
+		t.Errorf("%+v", got)
+	}
+	// Who is named by --server votes; one that only follows is in the file of --peers.
+	if got := grapevine(t, "", "raft", "recover", "--data-dir", data, "--server", server, "--server", "other=127.0.0.2:7947"); got.code != 0 || !strings.Contains(got.out, "a group of 2, of which 2 vote") {
+		t.Errorf("%+v", got)
+	}
+	if err := os.WriteFile(peers, []byte(`[{"id":"`+raft.ID+`","address":"127.0.0.1:7947","voter":true},{"id":"other","address":"127.0.0.2:7947","voter":false}]`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := grapevine(t, "", "raft", "recover", "--data-dir", data, "--peers", peers); got.code != 0 || !strings.Contains(got.out, "a group of 2, of which 1 vote") || !strings.Contains(got.out, "on the others") {
+		t.Errorf("%+v", got)
+	}
+	if got := grapevine(t, "", "raft", "recover", "--help"); !strings.Contains(got.out, "--server makes a voter") {
 		t.Errorf("%+v", got)
 	}
 }

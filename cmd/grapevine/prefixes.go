@@ -40,6 +40,10 @@ func printPrefixes(out io.Writer, list *node.PrefixList) error {
 	if !list.Enabled {
 		fmt.Fprintln(out, "Replication of hot prefixes is off.")
 	}
+	if len(list.Prefixes) == 0 {
+		_, err := fmt.Fprintln(out, "No prefix is hot.")
+		return err
+	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "ANCHOR\tTOKENS\tSHARE\tWORK\tREPLICAS\tHOT FOR\tCHANGED\tEXPIRES IN\tBACKENDS")
 	for _, p := range list.Prefixes {

@@ -96,14 +96,14 @@ func (c *raftTransferCmd) Run(s *streams) error {
 
 type raftRecoverCmd struct {
 	DataDir string   `name:"data-dir" required:"" type:"existingdir" placeholder:"DIR" help:"The router's data_dir. It must not run."`
-	Servers []string `name:"server" placeholder:"ID=HOST:PORT" help:"A voter of the new group: its id and raft address, as raft status shows them. Repeatable, or --peers."`
-	Peers   string   `name:"peers" type:"existingfile" placeholder:"FILE" help:"The same as JSON: [{\"id\":..., \"address\":..., \"voter\":true}]."`
+	Servers []string `name:"server" placeholder:"ID=HOST:PORT" help:"A server of the new group: its id and raft address, as raft status shows them. Each that is named so votes. Repeatable, or --peers."`
+	Peers   string   `name:"peers" type:"existingfile" placeholder:"FILE" help:"The same as JSON, which can also name servers that only follow: [{\"id\":..., \"address\":..., \"voter\":true}, {..., \"voter\":false}]."`
 	JSON    bool     `name:"json" help:"Print one JSON object."`
 }
 
 // Help is shown below the flags.
 func (*raftRecoverCmd) Help() string {
-	return "Only when most voters will never come back: what they alone had confirmed is lost. Stop every router that survives, run this on each of them with the same servers, and start them again. docs/operate.md has the whole procedure."
+	return "Only when most voters will never come back: what they alone had confirmed is lost. Stop every router that survives, run this on each of them with the same servers, and start them again. Survivors that are recovered with different servers are different groups: the second one that starts finds the first and refuses, with the reason and the remedy. Every --server makes a voter, and most voters must run for a change to be taken; name one that is to follow only in --peers, or leave it out, empty its data_dir, and let it join. docs/operate.md has the whole procedure."
 }
 
 func (c *raftRecoverCmd) Run(s *streams) error {
@@ -119,7 +119,16 @@ func (c *raftRecoverCmd) Run(s *streams) error {
 			Servers []node.RaftServer `json:"servers"`
 		}{servers})
 	}
-	_, err = fmt.Fprintf(s.out, "%s now belongs to a group of %d\n", c.DataDir, len(servers))
+	voters := 0
+	for _, v := range servers {
+		if v.Voter {
+			voters++
+		}
+	}
+	_, err = fmt.Fprintf(s.out, "%s now belongs to a group of %d, of which %d vote\n", c.DataDir, len(servers), voters)
+	if err == nil && len(servers) > 1 {
+		_, err = fmt.Fprintln(s.out, "Run the same, with the same servers, on the others; then start all of them.")
+	}
 	return err
 }
 

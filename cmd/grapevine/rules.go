@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"text/tabwriter"
 
@@ -66,16 +65,7 @@ type rulesApplyCmd struct {
 const maxRulesFile = 1 << 20
 
 func (c *rulesApplyCmd) Run(s *streams) error {
-	in := s.in
-	if c.Path != "-" {
-		f, err := os.Open(c.Path)
-		if err != nil {
-			return usageError{err}
-		}
-		defer func() { _ = f.Close() }()
-		in = f
-	}
-	text, err := io.ReadAll(io.LimitReader(in, maxRulesFile))
+	text, err := readInput(s, c.Path, maxRulesFile)
 	if err != nil {
 		return err
 	}

@@ -8,7 +8,6 @@ package health
 
 import (
 	"cmp"
-	"strings"
 	"sync"
 	"time"
 )
@@ -71,8 +70,7 @@ const (
 )
 
 // Prefix begins the reason of every state that was written down by the fleet
-// itself; the store knows it, too (raftstore.HealthPrefix). What is down for another
-// reason is an operator's affair.
+// itself, for people.
 const Prefix = "health: "
 
 // Backend is one engine as the fleet has agreed on it.
@@ -80,12 +78,11 @@ type Backend struct {
 	Key        uint32 // of its name, by which nodes speak of it
 	Name       string
 	Generation uint32
+	Version    uint64 // of the last change of what was agreed on of it
 	Down       bool
+	Ours       bool   // it was the fleet itself that took it down; else it is an operator's affair
 	Reason     string // of the last change of state
 }
-
-// ours says whether it was the fleet itself that took the engine down.
-func (b *Backend) ours() bool { return strings.HasPrefix(b.Reason, Prefix) }
 
 // Report is what one node says of one engine.
 type Report struct {

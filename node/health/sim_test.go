@@ -160,7 +160,7 @@ func (w *world) write(p Proposal) {
 	w.renewed = append(w.renewed, p.Renew...)
 	for i := range w.backends {
 		if b := &w.backends[i]; slices.Contains(p.Names, b.Name) {
-			b.Down, b.Reason = p.Down, p.Reason
+			b.Down, b.Ours, b.Reason = p.Down, p.Down, p.Reason
 			w.written = append(w.written, fmt.Sprintf("%s %s", action, b.Name))
 		}
 	}

@@ -80,7 +80,7 @@ func (b *Board) Avoid(dst []uint32, now time.Time) []uint32 {
 // requests is not outvoted by probes, which know nothing of requests, but
 // by an answer this node has had since.
 func (b *Board) avoid(e *engine, now time.Time) bool {
-	if e.own.bad || e.Down && e.ours() {
+	if e.own.bad || e.Down && e.Ours {
 		return true // what is down by the fleet's own word, everybody goes by until it is up
 	}
 	probed, passive := 0, false
@@ -113,9 +113,12 @@ func (b *Board) avoid(e *engine, now time.Time) bool {
 
 // Proposal is something the fleet should write down.
 type Proposal struct {
-	Down   bool // else up
-	Names  []string
-	Reason string
+	Down  bool // else up
+	Names []string
+	// Versions, for those to be taken down, are what they were judged by: of one that
+	// has been changed since, somebody knows more.
+	Versions []uint64
+	Reason   string
 	// Renew names those of Names that have surely been restarted, with the
 	// generation that ended: what their caches held is gone.
 	Renew []Generation
@@ -164,7 +167,7 @@ func (w *written) note(was, is *Backend, now time.Time) {
 	}
 	w.downAt, w.generation = now, is.Generation
 	switch {
-	case !is.ours():
+	case !is.Ours:
 	case w.upAt.IsZero() || now.Sub(w.upAt) > relapseWithin:
 		w.hold = 0
 	default:
@@ -227,8 +230,8 @@ func (b *Board) Proposals(now time.Time) []Proposal {
 				p = &Proposal{Down: true, Reason: fmt.Sprintf("%s%s, say %d of %d nodes", Prefix, c.reason, c.failing, c.heard)}
 				downs[c.reason] = p
 			}
-			p.Names = append(p.Names, e.Name)
-		case e.Down && e.ours() && e.written.mayRise(now):
+			p.Names, p.Versions = append(p.Names, e.Name), append(p.Versions, e.Version)
+		case e.Down && e.Ours && e.written.mayRise(now):
 			up.Names = append(up.Names, e.Name)
 			if e.gone() {
 				// Whoever noticed the restart meanwhile has ended that one, too.

@@ -25,12 +25,13 @@ func TestOnlyTheBackendsOwnFailuresCount(t *testing.T) {
 }
 
 func TestFastFailureDoesNotLookIdle(t *testing.T) {
+	const requests = 1000
 	for _, strategy := range builtin {
 		r, _ := newRouter(t, Config{Strategy: strategy}, fleetOf(3))
 		bad, to1 := 0, 0
-		for i := range 3000 { // 30 s, everything else is busy 1 s
-			now := t0 + prefixtree.Time(i*10)
-			a := pick(t, r, ask(prompt(uint64(i), 0, 16, 16)), now)
+		for i := range requests { // 30 s
+			now := t0 + prefixtree.Time(i*30_000/requests)
+			a := pick(t, r, ask(prompt(uint64(i), 0, 2, 2)), now)
 			a.Dispatched(now)
 			if a.Decision().Backend == 1 {
 				a.End(failed(Status5xx), now+1)
@@ -42,7 +43,7 @@ func TestFastFailureDoesNotLookIdle(t *testing.T) {
 			a.End(unknown(), now+5)
 		}
 		if bad > 6 { // at 0, 1, 3, 7, 15 s
-			t.Errorf("%s: %d of 3000 requests went to a backend that fails at once", strategy, bad)
+			t.Errorf("%s: %d of %d requests went to a backend that fails at once", strategy, bad, requests)
 		}
 		if bad == 0 {
 			t.Errorf("%s: never tried", strategy)

@@ -234,11 +234,7 @@ func (p *prefix) preselect(s *Scene, o *outsight, key uint64) {
 		sum, within = s.queues()
 	}
 	limit := (1+p.epsilon)*sum/float64(within) + o.slack*float64(s.PromptTokens)
-	at, k := s.firstFitting(key, limit, o.k)
-	if k == 0 {
-		// Of a selection all may be above the mean of the pool. Then who is first is as good as any.
-		at, k = s.firstFitting(key, math.Inf(1), o.k)
-	}
+	at, k := s.choices(key, limit, o.k)
 	for _, i := range at[:k] {
 		s.Candidates[i].Cost = 0
 	}
@@ -254,15 +250,35 @@ func (p *prefix) preselect(s *Scene, o *outsight, key uint64) {
 	}
 }
 
-// firstFitting returns the first k candidates in rendezvous order of the key whose queue is within limit, best first. At
-// least one fits whenever limit is at least the mean; of a selection, only those in the order are looked at.
-func (s *Scene) firstFitting(key uint64, limit float64, k int) (at [maxChoices]int32, n int) {
+// choices returns at least one and at most k candidates to choose from, best first. At least one fits whenever limit is at least the
+// mean. Of a selection all that are in an order may be above it, or away: then the others that are within stand in for them, and if
+// there are none, who is first is as good as any.
+func (s *Scene) choices(key uint64, limit float64, k int) (at [maxChoices]int32, n int) {
+	if at, n = s.firstFitting(key, limit, k, !s.sampled); n > 0 {
+		return at, n
+	}
+	if at, n = s.firstFitting(key, limit, k, true); n > 0 {
+		return at, n
+	}
+	if at, n = s.firstFitting(key, math.Inf(1), k, !s.sampled); n > 0 {
+		return at, n
+	}
+	return s.firstFitting(key, math.Inf(1), k, true)
+}
+
+// firstFitting returns the first k candidates in rendezvous order of the key whose queue is within limit, best first; of a selection,
+// those that are in an order, or anyone.
+func (s *Scene) firstFitting(key uint64, limit float64, k int, anyone bool) (at [maxChoices]int32, n int) {
 	var ranks [maxChoices]float64
 	for i := range s.Candidates {
-		if s.Candidates[i].queue > limit || s.Candidates[i].outside || s.sampled && s.Candidates[i].rank == unranked {
+		c := &s.Candidates[i]
+		if c.queue > limit || c.outside || !anyone && c.rank == unranked {
 			continue
 		}
-		r := s.place(key, i)
+		r := float64(c.rank)
+		if anyone {
+			r = s.Rendezvous(key, i)
+		}
 		if n == k && r <= ranks[n-1] {
 			continue
 		}

@@ -275,8 +275,11 @@ func TestHeatAndViewsAtOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	r, _ := newRouter(t, Config{Nodes: 2}, fleetOf(2))
+	without := r.View()
 	for round := range 300 {
-		r, _ := newRouter(t, Config{Nodes: 2}, fleetOf(2))
+		r.SetView(without)
+		r.SetPeerHeat(new(HeatSum), nil)
 		var wg sync.WaitGroup
 		wg.Go(func() { r.SetView(v) })
 		for range round {

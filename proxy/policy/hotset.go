@@ -162,13 +162,13 @@ func (s *Scene) gather(limit float64) int {
 	return n
 }
 
-// gatherSelected is gather where the candidates are a selection: of the set, those that are in an order. If all of these have to wait
-// there is no set.
+// gatherSelected is gather where the candidates are a selection: those that have a rank are the first in the order of the anchor. If all
+// of these have to wait there is no set.
 func (s *Scene) gatherSelected(limit float64) int {
 	n := 0
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		if c.outside = c.rank == unranked || c.queue > limit; !c.outside {
+		if c.outside = n == s.Replicas || c.rank == unranked || c.queue > limit; !c.outside {
 			n++
 		}
 	}

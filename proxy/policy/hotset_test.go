@@ -125,10 +125,14 @@ func TestOtherPromptsAreAsBefore(t *testing.T) {
 	for _, nodes := range []int{1, 8} {
 		with, _ := newRouter(t, Config{Nodes: nodes, Seed: seed}, fleetOf(20))
 		without, _ := newRouter(t, Config{Nodes: nodes, Seed: seed}, fleetOf(20))
-		with.SetHotPrefixes([]HotPrefix{{Anchor: 1, Tokens: 64, Replicas: 3}, {Anchor: hotPrompt(0)[10], Tokens: 64, Replicas: 2}})
+		others := []HotPrefix{{Anchor: hotPrompt(0)[10], Tokens: 64, Replicas: 2}}
+		for i := range 200 { // many, so that one block in twenty looks like one of them
+			others = append(others, HotPrefix{Anchor: prefixtree.Hash(mix(^uint64(i))), Tokens: 64, Replicas: 3})
+		}
+		with.SetHotPrefixes(others)
 		rnd := rand.New(rand.NewPCG(seed, 5))
 		var open [][2]*Attempt
-		for i := range 2000 {
+		for i := range 600 {
 			now := t0 + prefixtree.Time(20*i)
 			q := prompt(20+rnd.Uint64N(6), rnd.Uint64N(300), 8, 12+rnd.IntN(20))
 			a, b := pick(t, with, ask(q), now), pick(t, without, ask(q), now)

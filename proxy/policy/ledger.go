@@ -29,10 +29,9 @@ type slot struct {
 	telemetry atomic.Pointer[Telemetry]
 	id        prefixtree.Backend
 	gen       uint32
-	began     atomic.Int64  // ms; when the backend began anew, see easeIn; 0 long ago
-	credit    atomic.Int64  // of requests while it is cold, in millionths
-	answerAt  atomic.Int64  // ms; when it last showed that it lives
-	creditAt  atomic.Uint64 // pick of a large pool up to which it has credit
+	began     atomic.Int64 // ms; when the backend began anew, see easeIn; 0 long ago
+	credit    atomic.Int64 // of requests while it is cold, in millionths
+	answerAt  atomic.Int64 // ms; when it last showed that it lives
 
 	mu          sync.Mutex
 	first, last *Attempt // own requests waiting for their first token, oldest first (engines admit in order)
@@ -46,7 +45,7 @@ type slot struct {
 	lastWhy     Failure
 	adapters    adapterSet
 	inferred    inferred
-	_           [48]byte // to the end of a cache line
+	_           [56]byte // to the end of a cache line
 }
 
 // overdueGrace is how many seconds a prefill may take longer than expected before that counts: steps of a busy engine are

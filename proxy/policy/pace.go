@@ -77,8 +77,8 @@ func (p *pace) count(whole, soonest float64, now prefixtree.Time) {
 	defer p.mu.Unlock()
 	p.seen++
 	p.mean += max(paceSmooth, 1/p.seen) * (whole - p.mean)
-	at := int(math.Log2(max(soonest, paceLeast)/paceLeast) * paceOctave)
-	p.counts[min(at, paceBuckets-1)]++
+	at := min(math.Log2(max(soonest, paceLeast)/paceLeast)*paceOctave, paceBuckets-1)
+	p.counts[int(at)]++
 	if p.total++; p.total > paceWindow {
 		for i := range p.counts {
 			p.counts[i] /= 2

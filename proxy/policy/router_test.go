@@ -17,7 +17,7 @@ func play(t testing.TB, seed uint64, strategy string) (got []prefixtree.Backend)
 	r, _ := newRouter(t, Config{Strategy: strategy, Seed: seed}, fleetOf(8))
 	rng := rand.New(rand.NewPCG(1, 2))
 	var open []*Attempt
-	for i := range 400 {
+	for i := range 250 {
 		now := t0 + prefixtree.Time(i*20)
 		a := pick(t, r, ask(prompt(1, rng.Uint64N(30), 4, 4+rng.IntN(40))), now)
 		got = append(got, a.Decision().Backend)

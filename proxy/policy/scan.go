@@ -29,7 +29,12 @@ func (r *Router) scan(s *Scene, strategy *named) bool {
 	c := &s.Candidates[0]
 	c.Cost = float64(c.Active) / c.Weight
 	s.sampled, s.scanned, s.rung = true, true, rung
-	s.overview = overview{eligible: len(s.pool.entries)}
+	s.overview = overview{}
+	for i := range s.pool.entries {
+		if s.may(i) {
+			s.overview.eligible++
+		}
+	}
 	return true
 }
 
@@ -92,7 +97,7 @@ func (random) scan(s *Scene) (int, Rung) {
 }
 
 func (leastRequest) scan(s *Scene) (int, Rung) {
-	least, most, n := math.Inf(1), math.Inf(-1), 0
+	least, most, n, trials := math.Inf(1), math.Inf(-1), 0, false
 	if cap(s.ranks) < len(s.pool.entries) {
 		s.ranks = make([]float64, 0, len(s.pool.entries))
 	}
@@ -104,14 +109,18 @@ func (leastRequest) scan(s *Scene) (int, Rung) {
 		x := float64(s.activeOf(i)) / s.pool.entries[i].weight
 		switch {
 		case x < least:
-			least, n = x, 1
+			least, n, trials = x, 1, false
 		case x == least:
 			n++
 		}
+		trials = trials || x == least && s.pool.entries[i].slot.retryAt.Load() != 0
 		s.ranks[i], most = x, max(most, x)
 	}
 	if n == 0 || least == most {
 		return roundRobin{}.scan(s)
+	}
+	if trials {
+		return -1, Load // Choose takes the turn, and there is but one
 	}
 	nth := int(s.Turn() % uint64(n))
 	for i, x := range s.ranks {

@@ -86,3 +86,42 @@ func TestScanDecides(t *testing.T) {
 		}
 	}
 }
+
+// TestScanExplains: also where some fail, are excluded or may be given a trial, Explain says what Pick does, and both count who there is to
+// choose from.
+func TestScanExplains(t *testing.T) {
+	const n = weighAll + 10
+	for _, strategy := range []string{Session, RoundRobin, Random, LeastRequest, PrefixHash} {
+		r, _ := newRouter(t, Config{Strategy: strategy, SlowStart: -1}, fleetOf(n))
+		for b := range prefixtree.Backend(3) {
+			fail(t, r, b, Connect, n, t0) // back-off until t0 + backoffMin
+			r.SetReported(n-1-b, true, t0)
+		}
+		r.SetPeerLoad("other", []PeerLoad{{n / 2, 100, 3}})
+		var open []*Attempt
+		for i := range 120 {
+			q, now := ask(prompt(uint64(i), 1, 4, 4)), t0+1+prefixtree.Time(i/10)
+			if q.Session = fmt.Append(nil, i); i%3 == 0 {
+				q.Exclude = []prefixtree.Backend{prefixtree.Backend(3 + i%50)}
+			}
+			want := n - 6 - len(q.Exclude)
+			if i >= 60 {
+				now += backoffMin
+				want = 0 // the trials come and go
+			}
+			var d Decision
+			if err := r.Explain(q, now, &d); err != nil {
+				t.Fatal(err)
+			}
+			a := pick(t, r, q, now)
+			open = append(open, a)
+			if got := a.Decision(); got.Backend != d.Backend || got.Rung != d.Rung || got.Eligible != d.Eligible || want > 0 && d.Eligible != want {
+				t.Fatalf("%s, request %d: explained %d of %d by %v, decided %d of %d by %v; want one of %d", strategy, i,
+					d.Backend, d.Eligible, d.Rung, got.Backend, got.Eligible, got.Rung, want)
+			}
+		}
+		for _, a := range open {
+			a.End(unknown(), t0+10_000)
+		}
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"grapevine/prefixtree"
 )
@@ -30,8 +31,9 @@ var unranked = float32(math.Inf(-1))
 
 // large is what a pool has that is too large for every backend to be weighed.
 type large struct {
-	order  *order // nil in the others
-	survey *survey
+	order    *order // nil in the others
+	survey   *survey
+	credited []atomic.Uint64 // by entry: the decision up to which a backend that begins anew has been credited
 
 	setsMu sync.RWMutex
 	sets   map[prefixtree.Hash][]int32 // entries in the order of a hot prefix's anchor, as many as have been asked for
@@ -45,6 +47,7 @@ func (p *pool) enlarge(positions []int32) {
 		keys[i] = orderKey{mix(keyOf(b)), p.byID[b.ID]}
 	}
 	p.order, p.survey = newOrder(keys, p.entries, p.weighted), new(survey)
+	p.credited = make([]atomic.Uint64, len(p.entries))
 }
 
 // shortlist puts forward a selection of the candidates of a large pool, for a prompt that has been matched. None, if nobody of the
@@ -106,7 +109,10 @@ func (s *Scene) putHolders() {
 	var best [selectHolders]prefixtree.Holder
 	n := 0
 	for _, h := range s.holders() {
-		if float64(h.Expected)*s.TokensPerBlock <= s.CommonTokens || n == len(best) && !deeper(&h, &best[n-1]) || s.pool.entryOf(h.Backend) < 0 {
+		if float64(h.Expected)*s.TokensPerBlock <= s.CommonTokens || n == len(best) && !deeper(&h, &best[n-1]) {
+			continue
+		}
+		if at := s.pool.entryOf(h.Backend); at < 0 || !s.may(at) {
 			continue
 		}
 		j := min(n, len(best)-1)
@@ -131,16 +137,17 @@ func deeper(a, b *prefixtree.Holder) bool {
 	return a.Backend < b.Backend
 }
 
-// putSet puts forward backends of the replica set of the hot prefix: all of them, or a part that differs from key to key.
+// putSet puts forward backends of the replica set of the hot prefix: all of them and those that stand in for who is away or has a long
+// queue, in the order of the anchor; or a part that differs from key to key.
 func (s *Scene) putSet(key uint64) {
 	set := s.pool.replicas(s.HotAnchor, s.Replicas)
-	n := 0
+	n, partly := 0, s.Replicas > selectReplicas
 	for i := range set {
-		if n == s.Replicas || len(set) > selectReplicas && n == selectReplicas {
+		if partly && n == selectReplicas {
 			return
 		}
 		at := i
-		if len(set) > selectReplicas {
+		if partly {
 			at = int(mix(key+uint64(i)*0x9e3779b97f4a7c15) % uint64(s.Replicas))
 		}
 		c := s.putMore(int(set[at]))
@@ -155,13 +162,14 @@ func (s *Scene) putSet(key uint64) {
 
 // replicas returns the first backends in the rendezvous order of an anchor, a few more than so many: some may be away.
 func (p *pool) replicas(anchor prefixtree.Hash, n int) []int32 {
+	want := min(n+n/8+selectOrder, len(p.entries))
 	p.setsMu.RLock()
 	set := p.sets[anchor]
 	p.setsMu.RUnlock()
-	if want := min(n+n/8+selectOrder, len(p.entries)); len(set) < want {
-		return p.findReplicas(anchor, want)
+	if len(set) < want {
+		set = p.findReplicas(anchor, want)
 	}
-	return set
+	return set[:want] // it may have been larger before
 }
 
 // findReplicas ranks all backends for an anchor, once for every view.

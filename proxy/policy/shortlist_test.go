@@ -168,7 +168,7 @@ func TestLargePoolKeepsToTheHotSet(t *testing.T) {
 			r.SetHotPrefixes([]HotPrefix{p})
 			set := r.HotSet(poolAll, p, "")
 			used := map[string]bool{}
-			for i := range 4 * replicas {
+			for i := range 3 * replicas {
 				d := serve(t, r, ask(hotPrompt(uint64(i))), t0+prefixtree.Time(10*i))
 				if !slices.Contains(set, d.Name) || d.Rung != Hot {
 					t.Fatalf("request %d went to %s by %v, which is not of the %d", i, d.Name, d.Rung, replicas)

@@ -96,23 +96,37 @@ func (r *Router) easeIn(s *Scene, strategy *named) {
 
 // credited credits a candidate with its share of this request and says whether it may have it.
 func (c *Candidate) credited(s *Scene, share float64) bool {
-	credit := c.slot.credit.Load()
-	if !s.peek {
-		if s.sampled {
-			// It is credited now for the requests that it was not in the selection for.
-			since := s.turn - c.slot.creditAt.Swap(s.turn)
-			share *= float64(min(max(since, 1), surveyPicks))
-		}
-		credit = c.slot.credit.Add(int64(share * oneRequest))
-		if credit > coldCredit*oneRequest {
-			c.slot.credit.Store(coldCredit * oneRequest)
-		}
+	if s.sampled {
+		// It is credited now for the requests that it was not in the selection for.
+		share *= float64(s.missed(c))
+	}
+	credit := int64(share * oneRequest)
+	if s.peek {
+		credit += c.slot.credit.Load()
+	} else if credit = c.slot.credit.Add(credit); credit > coldCredit*oneRequest {
+		c.slot.credit.Store(coldCredit * oneRequest)
 	}
 	if c.Held-s.CommonTokens >= worthwhile*float64(s.PromptTokens) {
 		return true
 	}
 	c.charged = true
 	return credit >= oneRequest
+}
+
+// missed returns how many decisions there were since the candidate of a large pool was last credited, this one included. It is counted in
+// each pool: the turns of one say nothing of those of another. No more than there are backends: it may be long that it was warm.
+func (s *Scene) missed(c *Candidate) uint64 {
+	last := &s.pool.credited[c.at]
+	var before uint64
+	if s.peek {
+		before = last.Load()
+	} else {
+		before = last.Swap(s.turn)
+	}
+	if s.turn <= before {
+		return 1 // a later decision was here first
+	}
+	return min(s.turn-before, uint64(len(s.pool.entries)))
 }
 
 // key implements sticky.

@@ -232,3 +232,66 @@ func TestColdPickDoesNotAllocate(t *testing.T) {
 		}
 	}
 }
+
+// TestExplainTellsWhoIsLetIn: Explain says what Pick does also when a backend that begins has its share with just this request.
+func TestExplainTellsWhoIsLetIn(t *testing.T) {
+	for _, n := range []int{4, weighAll + 4} {
+		list := fleetOf(n)
+		list[n-1].Since = t0
+		r, _ := newRouter(t, Config{}, list)
+		var loads []PeerLoad
+		for i := range n - 1 {
+			loads = append(loads, PeerLoad{prefixtree.Backend(i), 5000, 2})
+		}
+		r.SetPeerLoad("others", loads)
+		let := 0
+		for i := range 2 * n {
+			q, now := ask(prompt(uint64(i), 0, 4, 4)), t0+27_000+prefixtree.Time(i)
+			var d Decision
+			if err := r.Explain(q, now, &d); err != nil {
+				t.Fatal(err)
+			}
+			got := serve(t, r, q, now)
+			if got.String() != d.String() {
+				t.Fatalf("%d backends, request %d: explained\n%v\ndecided\n%v", n, i, &d, got)
+			}
+			if got.Backend == prefixtree.Backend(n-1) {
+				let++
+			}
+		}
+		if let == 0 || let > 2 {
+			t.Errorf("of %d requests the one of %d backends that begins got %d", 2*n, n, let)
+		}
+	}
+}
+
+// TestShareOfSeveralModels: what a backend of a large pool missed is counted for each model apart; asked for by turns and unequally often,
+// they do not give it more than its share.
+func TestShareOfSeveralModels(t *testing.T) {
+	const n, requests = weighAll + 44, 1800
+	list := fleetOf(n)
+	list[n-1].Since = t0
+	for i := range list {
+		list[i].Models = []string{"a", "b"}
+	}
+	r, _ := newRouter(t, Config{}, list)
+	var loads []PeerLoad
+	for i := range n - 1 {
+		loads = append(loads, PeerLoad{prefixtree.Backend(i), 5000, 2})
+	}
+	r.SetPeerLoad("others", loads)
+	got := 0
+	for i := range requests {
+		q := ask(prompt(uint64(i), 0, 4, 4))
+		if q.Model = []byte("a"); i%3 == 0 {
+			q.Model = []byte("b")
+		}
+		if serve(t, r, q, t0+9_100+prefixtree.Time(i)).Backend == n-1 {
+			got++
+		}
+	}
+	// It is warm to four tenths, and what is less than one request may be left over.
+	if share := requests * 4 / 10 / n; got < share-1 || got > share+2 {
+		t.Errorf("%d requests, its share is about %d", got, share)
+	}
+}

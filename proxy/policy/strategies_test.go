@@ -170,7 +170,7 @@ func TestSharesFollowWeights(t *testing.T) {
 		got := make([]float64, 4)
 		const n = 4000
 		for i := range n {
-			q := ask(prompt(uint64(i), 0, 16, 16))
+			q := ask(prompt(uint64(i), 0, 1, 1))
 			q.Session = fmt.Append(nil, i)
 			if strategy == RoundRobin {
 				q.Session = nil

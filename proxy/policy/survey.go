@@ -14,6 +14,8 @@ const (
 	// surveyLows bounds the backends that a survey notes as the least loaded: each decision takes one away, and the last one before the
 	// next survey still has as many to choose from.
 	surveyLows = 2 * surveyPicks
+	// coldLast puts those that begin anew behind all others: idle as they are, they would fill the list, and hardly anybody of it may be had.
+	coldLast = 1e6
 )
 
 // survey is what decisions in a large pool need to know of all its backends: sums that one decision in a while takes, and the
@@ -109,11 +111,15 @@ func (r *Router) overlook(s *Scene, turn uint64) {
 	o := &s.outsight
 	o.weigh(s)
 	sum := 0.0
+	cold := int64(s.Now) < r.coldUntil.Load()
 	s.ranks = s.ranks[:0]
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
 		sum += c.queue
 		c.Cost = c.queue/o.rateSeen(s, c) + c.Overdue + s.memoryWait(c) + crowding*s.outlook.mean*c.crowd/c.Weight
+		if cold && r.warmth(c.slot, s.Now) < 1 {
+			c.Cost += coldLast
+		}
 		s.ranks = append(s.ranks, -c.Cost)
 	}
 	s.overview.crowd, s.overview.queue, s.overview.mean = o.crowd, o.queue, sum/float64(n)

@@ -5,6 +5,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -309,11 +310,11 @@ func TestConversationsAreNotHot(t *testing.T) {
 // TestManyPrefixes: what is agreed on is bounded, the hottest first, and short ones are not.
 func TestManyPrefixes(t *testing.T) {
 	sum := Sum{}
-	works := []policy.Work{{Pool: 3, Prefill: 100, Active: 300}}
+	works := []policy.Work{{Pool: 3, Requests: 300, Prefill: 120, Active: 300}}
 	for i := range 200 {
-		works = append(works, policy.Work{Pool: 3, Anchor: prefixtree.Hash(i + 1), Tokens: 4000, Fresh: 1, Prefill: 0.3 + float64(i)/1000, Active: 1})
+		works = append(works, policy.Work{Pool: 3, Anchor: prefixtree.Hash(i + 1), Tokens: 4000, Requests: 1, Fresh: 1, Prefill: 0.3 + float64(i)/1000, Active: 1})
 	}
-	works = append(works, policy.Work{Pool: 3, Anchor: 999, Tokens: leastTokens - 1, Fresh: 9, Prefill: 9, Active: 9})
+	works = append(works, policy.Work{Pool: 3, Anchor: 999, Tokens: leastTokens - 1, Requests: 9, Fresh: 9, Prefill: 9, Active: 9})
 	sum.Add(works)
 	var z Sizer
 	var agreed []Prefix
@@ -330,6 +331,152 @@ func TestManyPrefixes(t *testing.T) {
 		if p.Anchor <= 200-MaxPrefixes || p.Anchor == 999 {
 			t.Errorf("prefix %d is agreed on", p.Anchor)
 		}
+	}
+}
+
+// crowd plays a leader and the store for one pool of 400 backends and many prefixes.
+type crowd struct {
+	t      *testing.T
+	z      Sizer
+	now    prefixtree.Time
+	agreed []Prefix
+	moved  int // prefixes that were added or removed
+}
+
+// step decides once; active is the requests of prefix 1, 2 and so on that run at once, of 1,000 in all.
+func (c *crowd) step(active []float64) {
+	c.t.Helper()
+	c.now += Every
+	works := []policy.Work{{Pool: 3, Requests: 1000, Active: 1000}}
+	for i, n := range active {
+		works = append(works, policy.Work{Pool: 3, Anchor: prefixtree.Hash(i + 1), Tokens: 4000, Requests: n, Fresh: n, Active: n})
+	}
+	sum := Sum{}
+	sum.Add(works)
+	seen := map[prefixtree.Hash]bool{}
+	for _, d := range c.z.Decide(c.now, []Pool{{Key: 3, Backends: 400}}, sum, c.agreed) {
+		if seen[d.Anchor] {
+			c.t.Fatalf("two changes of prefix %d in one round", d.Anchor)
+		}
+		seen[d.Anchor] = true
+		i := c.find(d.Anchor)
+		switch {
+		case d.Remove:
+			c.agreed = slices.Delete(c.agreed, i, i+1)
+			c.moved++
+		case i < 0:
+			c.agreed = append(c.agreed, Prefix{d.HotPrefix, c.now, c.now, d.Expires})
+			c.moved++
+		default:
+			if c.agreed[i].Replicas != d.Replicas {
+				c.agreed[i].Changed = c.now
+			}
+			c.agreed[i].HotPrefix, c.agreed[i].Expires = d.HotPrefix, d.Expires
+		}
+	}
+	if len(c.agreed) > MaxPrefixes {
+		c.t.Fatalf("%d prefixes are agreed on", len(c.agreed))
+	}
+}
+
+func (c *crowd) find(a prefixtree.Hash) int {
+	return slices.IndexFunc(c.agreed, func(p Prefix) bool { return p.Anchor == a })
+}
+
+// TestHotterPrefixTakesAPlace: when all places are taken, of the coolest, when it has been clearly hotter for a minute; what is displaced does not take the
+// place of another that is as hot.
+func TestHotterPrefixTakesAPlace(t *testing.T) {
+	for lead := range renewal/Every + 1 { // whatever else is due in that round
+		c := &crowd{t: t, now: t0}
+		active := make([]float64, MaxPrefixes, MaxPrefixes+2)
+		for i := range active {
+			active[i] = 6
+		}
+		active[20] = 5
+		for range 16 + lead {
+			c.step(active)
+		}
+		active = append(active, 2.2*5, 5.5)
+		from := c.now
+		for c.find(MaxPrefixes+1) < 0 {
+			if c.step(active); c.now-from > 90_000 {
+				t.Fatalf("lead %d: after a minute and a half it has no place", lead)
+			}
+		}
+		if c.now-from < dwell {
+			t.Errorf("lead %d: displaced after %d ms", lead, c.now-from)
+		}
+		if c.find(21) >= 0 || len(c.agreed) != MaxPrefixes || c.moved != MaxPrefixes+2 {
+			t.Errorf("lead %d: %d agreed on, %d moved, the coolest is at %d", lead, len(c.agreed), c.moved, c.find(21))
+		}
+		for range 24 {
+			c.step(active)
+		}
+		if c.moved != MaxPrefixes+2 {
+			t.Errorf("lead %d: %d moved within two minutes", lead, c.moved-MaxPrefixes-2)
+		}
+	}
+}
+
+// TestPlacesDoNotFlap: among more prefixes than there are places, all as hot in the mean, none takes another's.
+func TestPlacesDoNotFlap(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(seedOf(t), 4))
+	c := &crowd{t: t, now: t0}
+	active := make([]float64, MaxPrefixes+26)
+	for range 360 { // half an hour
+		for i := range active {
+			active[i] = 8 * (0.7 + 0.6*rnd.Float64())
+		}
+		c.step(active)
+	}
+	if c.moved != MaxPrefixes {
+		t.Errorf("%d moved to fill %d places", c.moved, MaxPrefixes)
+	}
+}
+
+// TestRenewalsLeaveRoom: what is renewed and given up in a round does not keep out what is new.
+func TestRenewalsLeaveRoom(t *testing.T) {
+	c := &crowd{t: t, now: t0}
+	active := make([]float64, MaxPrefixes-4)
+	for i := range active {
+		active[i] = 6
+	}
+	for len(c.agreed) < len(active) {
+		c.step(active)
+	}
+	first := c.agreed[0].Expires
+	for c.now+2*Every <= first-lifetime+renewal {
+		c.step(active)
+	}
+	active = append(active, 6, 6, 6, 6)
+	c.step(active)
+	if c.agreed[0].Expires != first {
+		t.Fatal("renewed too early to show anything")
+	}
+	c.step(active) // the second look, at which all others are to be renewed
+	if c.agreed[0].Expires == first || len(c.agreed) != MaxPrefixes {
+		t.Errorf("%d of %d agreed on, renewed: %v", len(c.agreed), MaxPrefixes, c.agreed[0].Expires != first)
+	}
+}
+
+// TestOneNodesWord: what one node tells of prefixes has to be in what it tells of all, and neither the longest nor the shortest word on the
+// length of a prefix counts.
+func TestOneNodesWord(t *testing.T) {
+	sum := Sum{}
+	for i := range 5 {
+		sum.Add([]policy.Work{{Requests: 4, Prefill: 2, Active: 8}, {Anchor: 5, Tokens: 4000 + float64(i), Requests: 1, Fresh: 1, Prefill: 0.5, Active: 2}})
+	}
+	sum.Add([]policy.Work{
+		{Anchor: 5, Tokens: 1e8, Requests: 1e6, Fresh: 1e6, Prefill: 1e6, Active: 1}, {Anchor: 6, Requests: 1e6, Active: 1e6}, {Pool: 9, Anchor: 5, Requests: 1e6},
+		{Requests: 4, Prefill: 2, Active: 8},
+	})
+	sum.Add([]policy.Work{{Anchor: 5, Tokens: 1}})
+	w, all := sum[Key{0, 5}].Work, sum[Key{0, 0}].Work
+	if want := (policy.Work{Anchor: 5, Tokens: 4002, Requests: 9, Fresh: 9, Prefill: 4.5, Active: 11}); w != want {
+		t.Errorf("%+v, want %+v", w, want)
+	}
+	if all.Requests != 24 || sum[Key{0, 6}].Requests != 0 || sum[Key{0, 6}].Active != 7 || sum[Key{9, 5}].Requests != 0 {
+		t.Errorf("%+v, %+v, %+v", all, sum[Key{0, 6}], sum[Key{9, 5}])
 	}
 }
 

@@ -73,6 +73,11 @@ func Size(w, all policy.Work, backends int, free float64) Need {
 	return n
 }
 
+// heat is how many times over the threshold of being hot a prefix is, by its work or by its share, among so many backends.
+func (n *Need) heat(backends int) float64 {
+	return max(n.Work/enterWork, n.Share*float64(backends)/enterShare)
+}
+
 // warm says whether a prefix that is so long and needs so much is hot; agreed is whether it was before.
 func (n *Need) warm(tokens float64, backends int, agreed bool) bool {
 	work, share, fresh := enterWork, enterShare, enterFresh

@@ -2,6 +2,7 @@ package hot
 
 import (
 	"cmp"
+	"math"
 	"slices"
 
 	"grapevine/prefixtree"
@@ -30,6 +31,8 @@ const (
 	looksNew, looksMore = 2, 2
 	// MaxPrefixes bounds the prefixes that are agreed on at once.
 	MaxPrefixes = 64
+	// displaceBy is how many times as hot a prefix must be as the coolest one to take its place when all are taken.
+	displaceBy = 2
 )
 
 // Sizer decides. It remembers what was needed lately; a node that begins to decide knows nothing of that and so waits before it makes
@@ -45,6 +48,7 @@ type Sizer struct {
 // past is what was needed of a prefix at the last decisions, the latest last.
 type past struct {
 	needs []int
+	heats []float64 // see Need.heat
 	at    []prefixtree.Time
 	since prefixtree.Time // when it was first looked at
 	cold  prefixtree.Time // since when it is not warm; 0 if it is
@@ -56,62 +60,126 @@ func (z *Sizer) Decide(now prefixtree.Time, pools []Pool, sum Sum, agreed []Pref
 	if z.seen == nil {
 		z.seen, z.gone = map[Key]*past{}, map[Key]prefixtree.Time{}
 	}
-	held := make(map[prefixtree.Hash]Prefix, len(agreed))
-	for _, p := range agreed {
-		held[p.Anchor] = p
+	r := round{
+		Sizer: z, now: now, sum: sum, owner: owners(pools, sum), covered: map[prefixtree.Hash]bool{},
+		held: make(map[prefixtree.Hash]Prefix, len(agreed)), used: len(agreed),
 	}
-	var changes []Change
-	covered := map[prefixtree.Hash]bool{}
-	owner := owners(pools, sum)
+	for _, p := range agreed {
+		r.held[p.Anchor] = p
+	}
 	for _, pool := range pools {
-		if pool.Backends < 2 {
-			continue
-		}
-		all := sum[Key{pool.Key, 0}]
-		free := memoryShare * float64(pool.KVTokens)
-		if pool.KVTokens <= 0 {
-			free = -1
-		}
-		works := z.ofPool(pool.Key, sum, held)
-		for _, w := range works {
-			if by, told := owner[w.Anchor]; covered[w.Anchor] || told && by != pool.Key {
-				continue
-			}
-			k := Key{pool.Key, w.Anchor}
-			p, is := held[w.Anchor]
-			n := Size(w, all, pool.Backends, free)
-			if !n.warm(w.Tokens, pool.Backends, is) {
-				n.Replicas = 0
-			} else if z.Fixed > 0 {
-				n.Replicas = min(z.Fixed, pool.Backends)
-			}
-			c, ok := z.look(k, now, w, n, p, is)
-			if ok && !is && len(held)+len(changes) >= MaxPrefixes {
-				continue
-			}
-			covered[w.Anchor] = is || ok
-			if ok {
-				changes = append(changes, c)
-			}
-			if free < 0 {
-				continue
-			}
-			switch {
-			case ok && !c.Remove:
-				free = max(free-float64(c.Replicas)*w.Tokens, 0)
-			case is && !ok:
-				free = max(free-float64(p.Replicas)*w.Tokens, 0)
-			}
+		if pool.Backends >= 2 {
+			r.decide(pool)
 		}
 	}
 	for _, p := range agreed {
-		if !covered[p.Anchor] && now >= p.Expires {
-			changes = append(changes, Change{HotPrefix: p.HotPrefix, Remove: true, Why: "expired"})
+		if !r.covered[p.Anchor] && now >= p.Expires {
+			r.changes = append(r.changes, Change{HotPrefix: p.HotPrefix, Remove: true, Why: "expired"})
+			r.used--
 		}
+	}
+	if r.used >= MaxPrefixes {
+		r.displace()
 	}
 	z.forget(now)
-	return changes
+	return r.changes
 }
+
+// round is one decision.
+type round struct {
+	*Sizer
+	now     prefixtree.Time
+	sum     Sum
+	held    map[prefixtree.Hash]Prefix // agreed on
+	owner   map[prefixtree.Hash]uint64 // see owners
+	covered map[prefixtree.Hash]bool   // decided about
+	used    int                        // of MaxPrefixes places, as far as is decided
+	changes []Change
+	waiting []Change // of prefixes that are hot and have no place
+}
+
+// decide decides about the prefixes of one pool.
+func (r *round) decide(pool Pool) {
+	all := r.sum[Key{pool.Key, 0}].Work
+	free := memoryShare * float64(pool.KVTokens)
+	if pool.KVTokens <= 0 {
+		free = -1
+	}
+	for _, w := range r.ofPool(pool.Key, r.sum, r.held) {
+		if by, told := r.owner[w.Anchor]; r.covered[w.Anchor] || told && by != pool.Key {
+			continue
+		}
+		p, is := r.held[w.Anchor]
+		n := Size(w, all, pool.Backends, free)
+		heat := n.heat(pool.Backends)
+		if !n.warm(w.Tokens, pool.Backends, is) {
+			n.Replicas = 0
+		} else if r.Fixed > 0 {
+			n.Replicas = min(r.Fixed, pool.Backends)
+		}
+		c, ok := r.look(Key{pool.Key, w.Anchor}, r.now, w, n, heat, p, is)
+		switch {
+		case ok && !is && r.used >= MaxPrefixes:
+			r.waiting = append(r.waiting, c)
+			continue
+		case ok && !is:
+			r.used++
+		case ok && c.Remove:
+			r.used--
+		}
+		r.covered[w.Anchor] = is || ok
+		if ok {
+			r.changes = append(r.changes, c)
+		}
+		if free < 0 {
+			continue
+		}
+		switch {
+		case ok && !c.Remove:
+			free = max(free-float64(c.Replicas)*w.Tokens, 0)
+		case is && !ok:
+			free = max(free-float64(p.Replicas)*w.Tokens, 0)
+		}
+	}
+}
+
+// displace gives the hottest prefix that waits the place of the coolest one that is agreed on, if it is clearly hotter: if, for as long as a
+// set stays as it is, it was never less than displaceBy times as hot as the other was at its hottest. So two that are alike do not take turns, and one that
+// is displaced does not come back before the same is true of it.
+func (r *round) displace() {
+	var hottest Change
+	most := 0.0
+	for _, c := range r.waiting {
+		if h := r.seen[Key{r.owner[c.Anchor], c.Anchor}]; h.known(r.now) && slices.Min(h.heats) > most {
+			hottest, most = c, slices.Min(h.heats)
+		}
+	}
+	var coolest Prefix
+	least := math.Inf(1)
+	for k, h := range r.seen {
+		p, is := r.held[k.Anchor]
+		if by, told := r.owner[k.Anchor]; !is || told && by != k.Pool || !h.known(r.now) {
+			continue
+		}
+		if v := slices.Max(h.heats); v < least || v == least && k.Anchor < coolest.Anchor {
+			coolest, least = p, v
+		}
+	}
+	if most == 0 || most < displaceBy*least {
+		return
+	}
+	for k := range r.seen {
+		if k.Anchor == coolest.Anchor {
+			r.gone[k] = r.now
+			delete(r.seen, k)
+		}
+	}
+	r.changes = slices.DeleteFunc(r.changes, func(c Change) bool { return c.Anchor == coolest.Anchor })
+	r.changes = append(r.changes, Change{HotPrefix: coolest.HotPrefix, Remove: true, Why: "a hotter one has its place"}, hottest)
+}
+
+// known says whether a prefix, which may never have been looked at, was so for as long as a set of it would stay as it is.
+func (h *past) known(now prefixtree.Time) bool { return h != nil && now-h.since >= h.pause() }
 
 // owners returns for each prefix that is told of the pool with most of its requests. While backends begin or cease to name their models,
 // prompts of one model are of one pool here and of another there.
@@ -134,7 +202,7 @@ func (z *Sizer) ofPool(pool uint64, sum Sum, held map[prefixtree.Hash]Prefix) []
 	var list []policy.Work
 	for k, w := range sum {
 		if k.Pool == pool && k.Anchor != 0 {
-			list = append(list, w)
+			list = append(list, w.Work)
 		}
 	}
 	for k := range z.seen {
@@ -150,8 +218,8 @@ func (z *Sizer) ofPool(pool uint64, sum Sum, held map[prefixtree.Hash]Prefix) []
 	return list
 }
 
-// look decides about one prefix.
-func (z *Sizer) look(k Key, now prefixtree.Time, w policy.Work, n Need, p Prefix, is bool) (Change, bool) {
+// look decides about one prefix that is so hot.
+func (z *Sizer) look(k Key, now prefixtree.Time, w policy.Work, n Need, heat float64, p Prefix, is bool) (Change, bool) {
 	h := z.seen[k]
 	warm := n.Replicas > 0
 	if h == nil {
@@ -166,7 +234,7 @@ func (z *Sizer) look(k Key, now prefixtree.Time, w policy.Work, n Need, p Prefix
 	}
 	h.see(w.Requests, warm)
 	pause := h.pause()
-	h.add(n.Replicas, now, pause)
+	h.add(n.Replicas, heat, now, pause)
 	c := Change{HotPrefix: policy.HotPrefix{Anchor: k.Anchor, Tokens: int(w.Tokens), Replicas: p.Replicas}, Expires: now + lifetime, Why: n.Why()}
 	if !is {
 		if at, ok := z.gone[k]; ok && now-at < again {
@@ -214,14 +282,14 @@ func (z *Sizer) forget(now prefixtree.Time) {
 	}
 }
 
-// add notes what is needed now, 0 if the prefix is not hot.
-func (h *past) add(need int, now, pause prefixtree.Time) {
+// add notes what is needed now, 0 if the prefix is not hot, and how hot it is.
+func (h *past) add(need int, heat float64, now, pause prefixtree.Time) {
 	keep := 0
 	for keep < len(h.at) && now-h.at[keep] > pause {
 		keep++
 	}
-	h.at, h.needs = append(h.at[:0], h.at[keep:]...), append(h.needs[:0], h.needs[keep:]...)
-	h.at, h.needs = append(h.at, now), append(h.needs, need)
+	h.at, h.needs, h.heats = append(h.at[:0], h.at[keep:]...), append(h.needs[:0], h.needs[keep:]...), append(h.heats[:0], h.heats[keep:]...)
+	h.at, h.needs, h.heats = append(h.at, now), append(h.needs, need), append(h.heats, heat)
 	switch {
 	case need > 0:
 		h.cold = 0

@@ -1,0 +1,90 @@
+package node
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"grapevine/raftstore"
+)
+
+// TestRecoveredApart: two nodes that are recovered each by itself do not become two
+// fleets. The second one is not started, and its error says why and what to do; a
+// node that was refused so is refused again although nobody else runs.
+func TestRecoveredApart(t *testing.T) {
+	t.Parallel()
+	e := newFakeEngine(t, "m")
+	nodes := startAgreeing(t, e.URL)
+	for _, n := range nodes {
+		kill(t, n)
+	}
+	again := func(old *Node) (*Node, error) {
+		cfg := old.cfg
+		cfg.Gossip, cfg.Raft = old.GossipAddr(), old.raftAddr
+		cfg.WarmDeadline = patientChange
+		n, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.raftTimers = patientRaft
+		n.raftTimers.Call, n.raftTimers.Settle = patientChange, 100*time.Millisecond
+		return n, n.Start(t.Context())
+	}
+	for _, n := range nodes[:2] {
+		if err := RecoverRaft(n.cfg.DataDir, []RaftServer{{ID: n.store.Load().ID(), Addr: n.raftAddr, Voter: true}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first, err := again(nodes[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { stopNode(t, first) })
+	if ok, err := first.store.Load().Proven(); !ok || err != nil {
+		t.Errorf("a start has not waited for the recovered data: %v, %v", ok, err)
+	}
+	if _, err := admin(first).SetBackendState(t.Context(), []string{first.cfg.Backends[0].Name}, "drain", "after the loss"); err != nil {
+		t.Error(err)
+	}
+	for range 2 {
+		_, err = again(nodes[1])
+		if !errors.Is(err, ErrRefused) || !errors.Is(err, raftstore.ErrBarred) {
+			t.Fatalf("the second is started: %v", err)
+		}
+		for _, want := range []string{"data_dir", first.raftAddr, "empty its data directory", "recover here once more"} {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%q does not name %q", err, want)
+			}
+		}
+	}
+}
+
+// TestRecoveredInDoubt: what cannot be decided at the start keeps a node from taking
+// changes, not from serving, and each refusal says what is waited for.
+func TestRecoveredInDoubt(t *testing.T) {
+	t.Parallel()
+	e := newFakeEngine(t, "m")
+	cfg := testConfig(e.URL)
+	cfg.DataDir, cfg.Secret = t.TempDir(), "a secret that is kept"
+	n := startNode(t, cfg)
+	eventually(t, "an agreement", func() bool { return n.fleet.roster().version > 0 })
+	id := n.store.Load().ID()
+	stopNode(t, n)
+	// Of two servers one is not there, so nobody leads.
+	if err := RecoverRaft(cfg.DataDir, []RaftServer{{ID: id, Addr: "local", Voter: true}, {ID: "gone", Addr: "127.0.0.2:1", Voter: true}}); err != nil {
+		t.Fatal(err)
+	}
+	cfg.WarmDeadline = 200 * time.Millisecond
+	n = startNodeWithin(t, cfg, 0)
+	if status, _, _ := chat(t, n, chatBody("m", "hello")); status != 200 {
+		t.Error(status)
+	}
+	eventually(t, "it says what it waits for", func() bool {
+		st, err := n.Raft()
+		return err == nil && st.Waiting == "for a leader of the recovered group"
+	})
+	if _, err := admin(n).SwitchPrefixes(t.Context(), false); err == nil {
+		t.Error("a change is taken")
+	}
+}
