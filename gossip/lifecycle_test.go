@@ -2,6 +2,7 @@ package gossip
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -55,10 +56,13 @@ type lateStart struct {
 	*memnode
 	release chan struct{}
 	err     error
+	turn    *sync.Mutex // a memnode does one at a time
 }
 
 func (m lateStart) Start(ctx context.Context) error {
 	<-m.release
+	m.turn.Lock()
+	defer m.turn.Unlock()
 	if m.err != nil {
 		return m.err
 	}
@@ -67,6 +71,8 @@ func (m lateStart) Start(ctx context.Context) error {
 
 func (m lateStart) Stop(ctx context.Context) error {
 	<-m.release
+	m.turn.Lock()
+	defer m.turn.Unlock()
 	return m.memnode.Stop(ctx)
 }
 
@@ -79,7 +85,7 @@ func TestStopDuringStart(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			m := lateStart{net.node("x", 1), make(chan struct{}), fault}
+			m := lateStart{net.node("x", 1), make(chan struct{}), fault, new(sync.Mutex)}
 			m.onEvent, m.serve = f.onEvent, f.serve
 			f.members = m
 			started, stopped := make(chan error), make(chan error)
