@@ -26,16 +26,19 @@ type Changed struct {
 }
 
 // change applies a command and waits until this node goes by it, so that who
-// asks the same node next sees it.
+// asks the same node next sees it. Whatever has to be waited for before that, it has failed within changeWithin.
 func (n *Node) change(ctx context.Context, c raftstore.Command) (*Changed, error) {
 	s, err := n.agreement()
 	if err != nil {
 		return nil, err
 	}
-	if err := n.awaitSaid(ctx); err != nil {
+	// Raft's timers are set in tests alone: those that are patient with a change are so here.
+	within, cancel := context.WithTimeout(ctx, changeWithin+n.raftTimers.Call)
+	defer cancel()
+	if err := n.awaitSaid(within, s); err != nil {
 		return nil, err
 	}
-	result, err := s.Apply(ctx, c)
+	result, err := s.Apply(within, c)
 	if err != nil {
 		return nil, err
 	}
@@ -46,19 +49,31 @@ func (n *Node) change(ctx context.Context, c raftstore.Command) (*Changed, error
 	return &Changed{Version: result.Index, Changed: true}, nil
 }
 
-// errNotSaid is returned for changes of a fleet that has not heard of this node's own list: for want of a leader, mostly.
-var errNotSaid = fmt.Errorf("%w: the configured backends could not be put to the fleet yet", raftstore.ErrNoLeader)
+// errNotSaid is returned for changes of a fleet that has not heard of this node's own list. The store's error that is wrapped beside it says why.
+var errNotSaid = errors.New("the configured backends could not be put to the fleet yet")
 
-// awaitSaid waits until the configured backends have been put to the fleet. A change that came before would make a state of it in which they
-// are missing, and by that all nodes would route: requests would be refused until the list had come, too.
-func (n *Node) awaitSaid(ctx context.Context) error {
-	limit := time.NewTimer(changeWithin)
-	defer limit.Stop()
+// awaitSaid waits until the configured backends have been put to the fleet, or ctx ends. A change that came before would make a state of it in
+// which they are missing, and by that all nodes would route: requests would be refused until the list had come, too.
+func (n *Node) awaitSaid(ctx context.Context, s *raftstore.Store) error {
 	select {
 	case <-n.said:
 		return nil
-	case <-limit.C:
+	default:
+	}
+	asking, cancel := context.WithCancel(ctx)
+	defer cancel()
+	answered := make(chan error, 1)
+	go func() {
+		_, err := s.Read(asking) // finds out beside the wait what the list waits for: who is missing, mostly
+		answered <- err
+	}()
+	select {
+	case <-n.said:
+		return nil
 	case <-ctx.Done():
+	}
+	if err := <-answered; err != nil {
+		return fmt.Errorf("%w: %w", errNotSaid, err)
 	}
 	return errNotSaid
 }
@@ -165,8 +180,7 @@ func (n *Node) addBackends(w http.ResponseWriter, r *http.Request) {
 		refused.write(w)
 		return
 	}
-	// Raft's timers are set in tests alone: those that are patient with a change are so here.
-	ctx, cancel := context.WithDeadline(r.Context(), changeBy(began, time.Now()).Add(n.raftTimers.Call))
+	ctx, cancel := context.WithDeadline(r.Context(), changeBy(began, time.Now()).Add(n.raftTimers.Call)) // see change
 	defer cancel()
 	n.answerPlaced(w, r.WithContext(ctx), raftstore.AddBackends{Backends: specs}, func(s *raftstore.State) string { return placeTaken(s, specs) })
 }

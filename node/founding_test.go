@@ -3,6 +3,8 @@ package node
 import (
 	"context"
 	"errors"
+	"net"
+	"strings"
 	"testing"
 	"time"
 
@@ -56,5 +58,64 @@ func TestChangesComeAfterOwnList(t *testing.T) {
 	}
 	if len(st.Backends) != 3 {
 		t.Errorf("%d backends, want the two configured and the operator's", len(st.Backends))
+	}
+}
+
+// TestChangeSaysWhoIsMissing: a node that starts while the majority is lost, with a list that it cannot put to anybody, refuses changes in time and
+// says who is not there. Nor does a list that gets through late give the change more time.
+func TestChangeSaysWhoIsMissing(t *testing.T) {
+	t.Parallel()
+	n, err := New(testConfig("http://127.0.0.1:1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone := strings.TrimSuffix(elsewhere(), "0") + "1"
+	s, err := raftstore.Open(raftstore.Config{
+		Listener: ln, Join: true, Timers: raftstore.Timers{Call: time.Hour},
+		Peers: func() []raftstore.Peer {
+			return []raftstore.Peer{{ID: "2", Name: "r2", Addr: gone, Server: true}}
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := s.Stop(context.Background()); err != nil {
+			t.Error(err)
+		}
+	}()
+	n.store.Store(s)
+	change := func(patience time.Duration) error {
+		n.raftTimers.Call = patience
+		answered := make(chan error, 1)
+		go func() {
+			_, err := n.change(t.Context(), raftstore.SetSwitches{})
+			answered <- err
+		}()
+		select {
+		case err := <-answered:
+			return err
+		case <-time.After(time.Minute):
+			t.Fatal("a change waits for a minute")
+			return nil
+		}
+	}
+	err = change(4 * time.Second) // some time for the look at the others on a busy machine
+	if !errors.Is(err, errNotSaid) || !errors.Is(err, raftstore.ErrNoLeader) || refusalOf(err).status != 503 {
+		t.Errorf("before the list was put to anybody: %v", err)
+	}
+	if err == nil || !strings.Contains(err.Error(), "unreachable: r2 ("+gone+")") {
+		t.Errorf("%q does not say who is missing", err)
+	}
+	close(n.said)
+	if err := change(0); !errors.Is(err, raftstore.ErrNoLeader) {
+		t.Errorf("after it: %v", err)
 	}
 }

@@ -90,10 +90,12 @@ func refusalOf(err error) *Refusal {
 		r.status, r.Remedy = http.StatusServiceUnavailable, "nothing was changed, and routing goes on; docs/operate.md, \"Lose the majority\", has the procedure"
 	case errors.Is(err, raftstore.ErrUncertain):
 		r.status, r.Remedy = http.StatusGatewayTimeout, "look whether it was done; doing it again does no harm"
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
-		r.status, r.Remedy = http.StatusGatewayTimeout, "this node is behind: ask again, or another one"
 	case errors.Is(err, raftstore.ErrStopped), errors.Is(err, errNotStarted):
 		r.status, r.Remedy = http.StatusServiceUnavailable, "ask another node"
+	case errors.Is(err, errNotSaid):
+		r.status, r.Remedy = http.StatusServiceUnavailable, "nothing was changed, and routing goes on; ask again"
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		r.status, r.Remedy = http.StatusGatewayTimeout, "this node is behind: ask again, or another one"
 	}
 	return r
 }

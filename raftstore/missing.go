@@ -1,6 +1,7 @@
 package raftstore
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -47,31 +48,24 @@ func (s *Store) count(c *census) {
 
 // roll asks every voter whether it takes part.
 func (s *Store) roll(ctx context.Context) (voters int, missing []string) {
-	names := make(map[string]string)
-	for _, p := range s.peers() {
-		names[p.ID] = p.Name
-	}
 	var (
 		wg sync.WaitGroup
 		mu sync.Mutex
 	)
-	for _, server := range s.current().servers() {
-		if server.Suffrage != raft.Voter {
-			continue
-		}
+	group := s.group()
+	for _, v := range s.voters() {
 		voters++
-		id, addr := string(server.ID), string(server.Address)
-		if id == s.id {
+		if v.ID == s.id {
 			continue
 		}
 		wg.Go(func() {
-			info, err := s.askInfo(ctx, addr)
+			info, err := s.askInfo(ctx, v.Addr)
 			why := ""
 			switch {
 			case err != nil:
-			case info.ID != id:
+			case info.ID != v.ID && v.ID != "":
 				why = ", another node is there"
-			case info.Member && info.Group != s.group():
+			case info.Member && info.Group != group && group != groupID{}:
 				why = ", in another group"
 			case info.Failed != "":
 				why = ", " + info.Failed
@@ -80,16 +74,30 @@ func (s *Store) roll(ctx context.Context) (voters int, missing []string) {
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			name := names[id]
-			if name == "" {
-				name = id
-			}
-			missing = append(missing, fmt.Sprintf("%s (%s%s)", name, addr, why))
+			missing = append(missing, fmt.Sprintf("%s (%s%s)", cmp.Or(v.Name, v.ID), v.Addr, why))
 		})
 	}
 	wg.Wait()
 	slices.Sort(missing)
 	return voters, missing
+}
+
+// voters are the group's, by the names that gossip has for them. A node without a group knows none, and takes for voters all nodes that may vote.
+func (s *Store) voters() (list []Peer) {
+	peers, servers := s.peers(), s.current().servers()
+	names := make(map[string]string)
+	for _, p := range peers {
+		names[p.ID] = p.Name
+		if len(servers) == 0 && p.Server && !p.Left {
+			list = append(list, p)
+		}
+	}
+	for _, server := range servers {
+		if id := string(server.ID); server.Suffrage == raft.Voter {
+			list = append(list, Peer{ID: id, Name: names[id], Addr: string(server.Address)})
+		}
+	}
+	return list
 }
 
 // missing says why there is no leader, as far as it is known.
@@ -98,15 +106,15 @@ func (s *Store) missing(c *census) string {
 	waiting, disk := s.waiting, s.problem.disk
 	s.mu.Unlock()
 	l := s.current()
-	switch {
-	case disk != "":
-		return "this node's " + disk
-	case len(l.servers()) == 0 && waiting != "":
-		return "this node is in no group: " + waiting
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
+	case disk != "":
+		return "this node's " + disk
+	case len(l.servers()) == 0 && waiting != "" && len(c.missing) > 0:
+		return fmt.Sprintf("this node is in no group: %s; unreachable: %s", waiting, strings.Join(c.missing, ", "))
+	case len(l.servers()) == 0 && waiting != "":
+		return "this node is in no group: " + waiting
 	case !c.counted:
 		return ""
 	case len(c.missing) > (c.voters-1)/2:
