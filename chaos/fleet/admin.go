@@ -121,14 +121,19 @@ func (n *Node) ready(ctx context.Context) error {
 	return err
 }
 
+// Authorize lets the admin API take a request as an operator's.
+func (n *Node) Authorize(req *http.Request) {
+	if n.token != "" {
+		req.Header.Set("Authorization", "Bearer "+n.token)
+	}
+}
+
 func (n *Node) fetch(ctx context.Context, method, url string, body []byte) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
-	if n.token != "" {
-		req.Header.Set("Authorization", "Bearer "+n.token)
-	}
+	n.Authorize(req)
 	resp, err := n.http.Do(req)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", n.name, err)

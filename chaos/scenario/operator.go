@@ -57,33 +57,12 @@ type operator struct {
 func newOperator(f *fleet.Fleet, models []string, seed uint64, l *ledger) *operator {
 	o := &operator{
 		f: f, models: models, seed: seed, l: l, rng: rand.New(rand.NewPCG(seed, 0x09e7)), counts: make(map[string]int),
-		http: &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: dialAtNode(f)}, Timeout: operationPatience},
+		http: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: operationPatience},
 	}
 	for _, e := range f.Engines() {
 		o.log.Add(scheduledClient, history.Input{Kind: opAdd, Backend: e.Name()}, o.log.Now(), history.Output{})
 	}
 	return o
-}
-
-// dialAtNode connects to admin APIs from where their nodes are: without a token they take changes from their own machine only.
-func dialAtNode(f *fleet.Fleet) func(ctx context.Context, network, address string) (net.Conn, error) {
-	at := make(map[string]*fleet.Node)
-	for _, n := range f.Nodes() {
-		at[n.AdminAddr()] = n
-	}
-	return func(ctx context.Context, network, address string) (c net.Conn, err error) {
-		var d net.Dialer
-		n := at[address]
-		if n == nil || !fleet.Isolated() {
-			return d.DialContext(ctx, network, address)
-		}
-		d.LocalAddr = &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)} // what they take for their own machine
-		err = n.InNetwork(func() error {
-			c, err = d.DialContext(ctx, network, address)
-			return err
-		})
-		return c, err
-	}
 }
 
 // operationPatience is how long an operator waits for an answer. A node says within 2 s that there is no majority; a paused one says
@@ -256,6 +235,7 @@ func (o *operator) send(ctx context.Context, n *fleet.Node, in history.Input, sp
 		return 0, nil, err
 	}
 	req.Header.Set("Content-Type", "application/json")
+	n.Authorize(req)
 	resp, err := o.http.Do(req)
 	if err != nil {
 		return 0, nil, err

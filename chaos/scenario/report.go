@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"grapevine/chaos/fleet"
 )
 
 // Result is what a run says as a whole.
@@ -28,6 +30,7 @@ type Report struct {
 	Seed       uint64     `json:"seed"`
 	Nodes      int        `json:"nodes"`
 	Engines    int        `json:"engines"`
+	Network    string     `json:"network"` // "namespaces", one for every member, or "loopback"
 	DurationS  float64    `json:"duration_s"`
 	Schedule   []string   `json:"schedule"`
 	Command    string     `json:"command"` // repeats it
@@ -67,6 +70,10 @@ func seconds(d time.Duration) float64 { return float64(d.Milliseconds()) / 1e3 }
 func newReport(cfg *Config, s *Scenario) *Report {
 	r := &Report{Scenario: s.Name, Proves: s.Proves, Seed: cfg.Seed, Nodes: cfg.Nodes, Engines: s.Engines, DurationS: seconds(cfg.Duration), Outcomes: make(Outcomes),
 		Schedule: []string{}, Verdicts: []Verdict{}, Events: []Happened{}, Timeline: []Slice{}}
+	r.Network = "loopback"
+	if fleet.Isolated() {
+		r.Network = "namespaces"
+	}
 	for _, e := range cfg.Schedule {
 		r.Schedule = append(r.Schedule, e.String())
 	}

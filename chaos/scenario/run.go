@@ -88,9 +88,9 @@ func (r *run) start(ctx context.Context, l *ledger) (*fleet.Fleet, error) {
 	if r.cfg.Nodes < 3 {
 		cfg.Founders = 0
 	}
-	// Links are broken by the switch; a partition alone needs no more than routes.
+	// Links are broken by the switch; where there can be none, a partition alone needs no more than routes.
 	words, network := needs(r.s, &r.cfg)
-	cfg.Switched = slices.Contains(words, fleet.FaultLinks)
+	cfg.Switched = fleet.Isolated() && fleet.Supports(fleet.FaultLinks) == nil
 	cfg.Isolated = network && !cfg.Switched
 	cfg.Certificates = slices.Contains(words, fleet.FaultCertificates)
 	cfg.Disks = slices.Contains(words, fleet.FaultDisks)

@@ -33,6 +33,9 @@ type Config struct {
 	// Soak makes one run of that length: the scenario's schedule again and again, each time with the next seed.
 	Soak time.Duration
 	Rate float64 // conversations begun a second; default: the scenario's
+	// Loopback puts everything into the network of this machine, where links cannot be broken; else every member has a namespace of its own
+	// wherever that can be had.
+	Loopback bool
 	// LeaveOut are invariants that the run is not held to, by name: where the machine is too busy for what they measure.
 	LeaveOut []string
 
@@ -141,6 +144,9 @@ func (c Config) checked() (Config, *Scenario, error) {
 	if c.Rate > 0 {
 		c.command += fmt.Sprintf(" --rate %v", c.Rate)
 	}
+	if c.Loopback {
+		c.command += " --loopback"
+	}
 	if given == 0 {
 		c.Duration = max(c.Duration, c.Soak)
 	}
@@ -195,6 +201,9 @@ func names(what string, n int) (out []string) {
 // leftOut says why a schedule cannot be carried out here, for each thing that is missing.
 func leftOut(s *Scenario, c *Config) (missing []string) {
 	words, network := needs(s, c)
+	if network && c.Loopback {
+		return []string{"partition: there are no links to break on the loopback interface (--loopback)"}
+	}
 	for _, w := range words {
 		if w == faultNewer {
 			if c.Newer == "" {
@@ -216,14 +225,15 @@ func leftOut(s *Scenario, c *Config) (missing []string) {
 	return missing
 }
 
-// NeedsNetwork says whether a run wants a process that fleet.Isolate has started.
-func NeedsNetwork(c Config) (bool, error) {
+// WantsNetwork says whether a run is to be made in a process that fleet.Isolate has started: where it cannot do without one, and where
+// one can be had.
+func WantsNetwork(c Config) (bool, error) {
 	c, s, err := c.checked()
 	if err != nil {
 		return false, err
 	}
 	_, network := needs(s, &c)
-	return network, nil
+	return !c.Loopback && (network || fleet.Supports(fleet.FaultLinks) == nil), nil
 }
 
 // needs is all that a run asks of the machine, by the words of fleet.Supports; network says whether it needs namespaces.

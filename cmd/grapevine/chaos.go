@@ -104,8 +104,10 @@ type chaosRunCmd struct {
 	Soak     time.Duration `name:"soak" placeholder:"DURATION" help:"Go on for that long on one fleet: the scenario's schedule again and again, with the next seed each time."`
 	Rate     float64       `name:"rate" placeholder:"N" help:"Conversations begun a second, of about five requests each; the scenario's own if not given."`
 	Newer    string        `name:"newer" placeholder:"FILE" help:"A grapevine of the next release, for upgrade."`
+	Loopback bool          `name:"loopback" help:"Everything in this machine's own network: nothing but the program is needed, and no link can be broken. Else every member has a network namespace of its own, if the machine has them."`
 	LeaveOut []string      `name:"leave-out" placeholder:"PROMISE" help:"Do not hold the runs to this one, because the machine is too busy for what it measures. Repeatable."`
 	JSON     bool          `name:"json" help:"Print one JSON object."`
+	Progress bool          `name:"progress" hidden:"" help:"Show progress also with --json: for the process in which a run with a network of its own is made."`
 	HTML     string        `name:"html" placeholder:"FILE" help:"Write verdicts and timelines as one page."`
 	Keep     string        `name:"keep" placeholder:"DIR" help:"Keep logs, configurations and schedules there, in a directory for each run."`
 }
@@ -133,7 +135,7 @@ func (c *chaosRunCmd) Run(s *streams) error {
 	failed := 0
 	for _, name := range names {
 		r, err := c.one(ctx, s, scenario.Config{
-			Scenario: name, Seed: c.Seed, Schedule: schedule, Nodes: c.Nodes, Duration: c.Duration, Soak: c.Soak, Rate: c.Rate, LeaveOut: c.LeaveOut, Newer: c.Newer,
+			Scenario: name, Seed: c.Seed, Schedule: schedule, Nodes: c.Nodes, Duration: c.Duration, Soak: c.Soak, Rate: c.Rate, Loopback: c.Loopback, LeaveOut: c.LeaveOut, Newer: c.Newer,
 			Log: zerolog.New(s.err).Level(zerolog.ErrorLevel),
 		})
 		switch {
@@ -208,7 +210,7 @@ func (c *chaosRunCmd) one(ctx context.Context, s *streams, cfg scenario.Config) 
 	if c.Keep != "" {
 		cfg.Keep = filepath.Join(c.Keep, fmt.Sprintf("%s-%d", cfg.Scenario, cfg.Seed))
 	}
-	network, err := scenario.NeedsNetwork(cfg)
+	network, err := scenario.WantsNetwork(cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -216,7 +218,7 @@ func (c *chaosRunCmd) one(ctx context.Context, s *streams, cfg scenario.Config) 
 		return c.isolated(ctx, s, cfg)
 	}
 	var bar *chaosProgress
-	if !c.JSON {
+	if !c.JSON || c.Progress {
 		bar = newChaosProgress(s.err, cfg.Scenario)
 		cfg.Progress = bar.update
 	}
@@ -234,6 +236,9 @@ func (c *chaosRunCmd) isolated(ctx context.Context, s *streams, cfg scenario.Con
 		fmt.Sprintf("--duration=%v", cfg.Duration), fmt.Sprintf("--soak=%v", cfg.Soak), fmt.Sprintf("--rate=%v", cfg.Rate), "--newer=" + cfg.Newer, "--keep=" + c.Keep}
 	for _, name := range cfg.LeaveOut {
 		args = append(args, "--leave-out="+name)
+	}
+	if !c.JSON {
+		args = append(args, "--progress")
 	}
 	cmd := exec.Command(self, args...)
 	if cfg.Schedule != nil {
@@ -263,7 +268,7 @@ func (c *chaosRunCmd) isolated(ctx context.Context, s *streams, cfg scenario.Con
 
 // printVerdict writes what one run says.
 func printVerdict(out io.Writer, r *scenario.Report) error {
-	fmt.Fprintf(out, "%s: %s (seed %d)\n  %s\n", r.Scenario, r.Result, r.Seed, r.Proves)
+	fmt.Fprintf(out, "%s: %s (seed %d, %s)\n  %s\n", r.Scenario, r.Result, r.Seed, r.Network, r.Proves)
 	for _, m := range r.Missing {
 		fmt.Fprintf(out, "  %s\n", m)
 	}
