@@ -156,15 +156,15 @@ func (j *journal) shrinkLocked() {
 	for target := j.limit - j.limit/evictShare; j.bytes > target; {
 		var most *stream
 		for _, s := range j.streams {
-			if len(s.chunks) > 0 && (most == nil || s.bytes > most.bytes) {
+			if s.spare() > 0 && (most == nil || s.bytes > most.bytes) {
 				most = s
 			}
 		}
 		if most == nil {
-			return // nothing left but empty streams, whose number is bounded
+			return // nothing left but empty streams, whose number is bounded, and what is yet to be sent
 		}
 		// Down to half before the next look, so that a single flood does not mean a look per chunk.
-		for half := most.bytes / 2; len(most.chunks) > 0 && most.bytes > half && j.bytes > target; {
+		for half := most.bytes / 2; most.spare() > 0 && most.bytes > half && j.bytes > target; {
 			j.cutLocked(most)
 		}
 	}

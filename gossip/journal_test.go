@@ -123,6 +123,32 @@ func TestJournalKeepsItsBounds(t *testing.T) {
 	}
 }
 
+// A full journal makes room for what its own node says by what others said, and not by what it has just put in, which no feed
+// has sent yet.
+func TestFullJournalKeepsWhatIsYetToBeSent(t *testing.T) {
+	j := newJournal(1<<20, t0)
+	self := streamID{"self", 1}
+	j.own(self, t0)
+	for i := range uint64(3000) {
+		at := t0 + int64(i)*50
+		for o := range uint64(20) {
+			put(j, streamID{"other", o}, 1+i, at, 100)
+		}
+		put(j, self, 1+i, at, 12_000) // one chunk of this stream is more than all that any other has
+		var sent []uint64
+		j.read(self, 1+i, 2+i, func(sequence uint64, _ []byte) bool {
+			sent = append(sent, sequence)
+			return true
+		})
+		if len(sent) != 1 {
+			t.Fatalf("batch %d is gone before it could be sent", 1+i)
+		}
+	}
+	if bytes, _, _ := j.size(); bytes > 1<<20 {
+		t.Errorf("%d bytes", bytes)
+	}
+}
+
 func TestJournalForgetsByAge(t *testing.T) {
 	j := newJournal(64<<20, t0-20_000)
 	own := streamID{"own", 1}

@@ -119,6 +119,15 @@ func (c *chunk) keep(body []byte) []byte {
 	return c.slab[n:len(c.slab):len(c.slab)]
 }
 
+// spare is how many chunks may go when room is needed. The newest of this node's own stays: feeds have yet to send from it, and
+// nobody else could repair what they did not.
+func (s *stream) spare() int {
+	if s.own {
+		return max(len(s.chunks)-1, 0)
+	}
+	return len(s.chunks)
+}
+
 // cut drops the lowest chunk and returns the bytes that frees and the latest time in it.
 func (s *stream) cut() (freed, latest int64) {
 	before := s.bytes

@@ -135,10 +135,9 @@ func (v *virtualFleet) begin(n *virtualNode) {
 	n.node.journal.limit = v.journal
 }
 
-// smallJournal is less than an operator may set: half a minute of these small fleets, so that journals fill up. What has gone from
-// all of them cannot be repaired, and nodes need not agree then. With less than the newest chunks of all streams take, a batch may
-// be gone before it is sent, which no setting comes to.
-const smallJournal = 160 << 10
+// smallJournal is less than an operator may set: ten seconds of these small fleets, so that journals fill up. What has gone from
+// all of them cannot be repaired, and nodes need not agree then.
+const smallJournal = 64 << 10
 
 // said takes what a node logs.
 type said struct {
