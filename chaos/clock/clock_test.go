@@ -22,7 +22,7 @@ func TestStep(t *testing.T) {
 	}
 	dir := t.TempDir()
 	program, file := filepath.Join(dir, "teller"), filepath.Join(dir, "clock")
-	if err := build(program, "", "./testdata/teller"); err != nil {
+	if err := build(program, "", "", "./testdata/teller"); err != nil {
 		t.Fatal(err)
 	}
 	step := func(d time.Duration) {
@@ -118,5 +118,28 @@ func TestAnotherGo(t *testing.T) {
 	}
 	if got, err := change("a\n" + reads + "b\n"); err != nil || !strings.Contains(got, "a\n"+steps+"b\n") {
 		t.Errorf("%q, %v", got, err)
+	}
+}
+
+// TestSow: what is planted is laid over the module's own files, each from a text of its own.
+func TestSow(t *testing.T) {
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	replace, texts := make(map[string]string), make(map[string][]byte)
+	if err := sow("../..", "overlay", replace, texts); err != nil {
+		t.Fatal(err)
+	}
+	if len(replace) == 0 || len(replace) != len(texts) {
+		t.Errorf("%d files are replaced by %d", len(replace), len(texts))
+	}
+	for file, by := range replace {
+		if rest, ok := strings.CutPrefix(file, root+string(filepath.Separator)); !ok || filepath.Dir(by) != "overlay" || len(texts[filepath.Base(by)]) == 0 {
+			t.Errorf("%s is replaced by %s (below the root: %q)", file, by, rest)
+		}
+	}
+	if err := sow(t.TempDir(), "overlay", replace, texts); err == nil {
+		t.Error("a directory without the module is planted in")
 	}
 }

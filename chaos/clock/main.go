@@ -3,10 +3,11 @@
 // monotonic time, and with it timers and measured durations, goes on. Linux cannot do that to a process: its time namespaces leave the wall clock
 // alone.
 //
-//	go run ./chaos/clock -o bin/grapevine-chaos -tags chaos ./cmd/grapevine
+//	go run ./chaos/clock -o bin/grapevine-chaos -tags chaos -plant . ./cmd/grapevine
 //
 // It lays a changed time.Now over the standard library (go build -overlay). Nothing of the program's own code is changed, so what is tried
-// is what is shipped. The step is the first of two little-endian int64 in the file that CHAOS_CLOCK_FILE names, in nanoseconds; the
+// is what is shipped; but for the defects of chaos/plant, if they are asked for, none of which is active unless GRAPEVINE_PLANT names it.
+// The step is the first of two little-endian int64 in the file that CHAOS_CLOCK_FILE names, in nanoseconds; the
 // program writes 1 into the second one when it starts to look.
 package main
 
@@ -20,6 +21,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"grapevine/chaos/plant"
 )
 
 // step is a file that is added to package time.
@@ -36,19 +39,20 @@ const (
 func main() {
 	out := flag.String("o", "", "the program to write")
 	tags := flag.String("tags", "", "build tags, with commas")
+	planted := flag.String("plant", "", "root of the module to plant the defects of chaos/plant in; none if empty")
 	flag.Parse()
 	if *out == "" || flag.NArg() != 1 {
 		flag.Usage()
 		os.Exit(2)
 	}
-	if err := build(*out, *tags, flag.Arg(0)); err != nil {
+	if err := build(*out, *tags, *planted, flag.Arg(0)); err != nil {
 		fmt.Fprintln(os.Stderr, "clock:", err)
 		os.Exit(1)
 	}
 }
 
-// build compiles a package over the changed time.
-func build(out, tags, pkg string) (err error) {
+// build compiles a package over the changed time and, if there is a root, with defects planted in the module there.
+func build(out, tags, planted, pkg string) (err error) {
 	root, err := exec.Command("go", "env", "GOROOT").Output()
 	if err != nil {
 		return fmt.Errorf("go env: %w", err)
@@ -68,11 +72,16 @@ func build(out, tags, pkg string) (err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	replace := map[string]string{now: filepath.Join(dir, "time.go"), filepath.Join(filepath.Dir(now), "chaos_step.go"): filepath.Join(dir, "step.go")}
-	overlay, err := json.Marshal(map[string]any{"Replace": replace})
-	if err != nil {
+	texts := map[string][]byte{"time.go": []byte(changed), "step.go": step}
+	if planted != "" {
+		if err := sow(planted, dir, replace, texts); err != nil {
+			return err
+		}
+	}
+	if texts["overlay.json"], err = json.Marshal(map[string]any{"Replace": replace}); err != nil {
 		return err
 	}
-	for name, text := range map[string][]byte{"time.go": []byte(changed), "step.go": step, "overlay.json": overlay} {
+	for name, text := range texts {
 		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
 			return err
 		}
@@ -82,6 +91,24 @@ func build(out, tags, pkg string) (err error) {
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("go build: %w", err)
+	}
+	return nil
+}
+
+// sow adds the defects that are planted in the module at root to what is replaced, by files in dir, and to the texts of these.
+func sow(root, dir string, replace map[string]string, texts map[string][]byte) error {
+	root, err := filepath.Abs(root)
+	if err != nil {
+		return err
+	}
+	files, err := plant.Overlay(root)
+	if err != nil {
+		return err
+	}
+	for file, text := range files {
+		name := "planted-" + strings.ReplaceAll(file, "/", "-")
+		replace[filepath.Join(root, filepath.FromSlash(file))] = filepath.Join(dir, name)
+		texts[name] = []byte(text)
 	}
 	return nil
 }

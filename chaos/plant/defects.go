@@ -1,0 +1,237 @@
+package plant
+
+// defects are all of them. Where two are in one file, neither may change the text that the other looks for.
+var defects = []Defect{
+	{
+		Name: "broken-answer-is-whole", Breaks: "one-outcome",
+		Wrong: "a stream that breaks off at the engine is passed on as if it had ended",
+		Edits: []Edit{{
+			File: "proxy/relay.go",
+			Old:  `		case err == io.EOF:`,
+			New:  `		case err == io.EOF || planted("broken-answer-is-whole") && err != nil && e.conn.cause() == undisturbed:`,
+		}},
+	},
+	{
+		Name: "retried-midway", Breaks: "no-foreign-bytes",
+		Wrong: "a stream that breaks off at the engine is asked of another, whose answer is appended to what the client has",
+		Edits: []Edit{
+			{
+				File: "proxy/relay.go",
+				Old: `		case err != nil:
+			return e.rec.ResponseBytes, e.breakOff(w)`,
+				New: `		case err != nil && planted("retried-midway") && e.sse && !e.told && e.conn.cause() == undisturbed && e.askAgain():
+		case err != nil:
+			return e.rec.ResponseBytes, e.breakOff(w)`,
+			},
+			{
+				File: "proxy/relay.go",
+				Old:  "// gap is how long the backend may be silent",
+				New: `// askAgain has another backend answer the request, and goes on with its response.
+func (e *exchange) askAgain() bool {
+	e.release(e.up, false)
+	e.up, e.partial = nil, e.partial[:0]
+	e.end(policy.Reset)
+	t, err := e.pick()
+	if err != nil {
+		return false
+	}
+	up, err := e.proxy.upstreams.dial(e.proxy.base, &t)
+	if err != nil {
+		return false
+	}
+	if e.conn.attach(up, e.patience()) != undisturbed {
+		up.raw.Close()
+		return false
+	}
+	if e.converse(up, &t) != nil {
+		e.release(up, false)
+		return false
+	}
+	e.response.reset(up.br, e.ctx.Response.Header.ContentLength())
+	e.up = up
+	return true
+}
+
+// gap is how long the backend may be silent`,
+			},
+			{
+				File: "proxy/exchange.go",
+				Old:  `func (e *exchange) dropBody() {`,
+				New: `func (e *exchange) dropBody() {
+	if planted("retried-midway") {
+		return
+	}`,
+			},
+		},
+	},
+	{
+		Name: "drain-cuts-answers", Breaks: "streams-survive",
+		Wrong: "a node that drains closes the connections on which it is answering as well as the idle ones",
+		Edits: []Edit{{
+			File: "proxy/drain.go",
+			Old: `	p.closeListeners()
+	var err error`,
+			New: `	p.closeListeners()
+	if planted("drain-cuts-answers") {
+		p.closeIdle(connActive)
+	}
+	var err error`,
+		}},
+	},
+	{
+		Name: "asks-the-same-again", Breaks: "requests-answered",
+		Wrong: "a failed attempt is no reason to leave its engine alone: the same one is asked until the attempts are used up",
+		Edits: []Edit{
+			{
+				File: "proxy/handler.go",
+				Old:  `		e.query.Exclude = append(e.query.Exclude, t.ID)`,
+				New: `		if planted("asks-the-same-again") {
+			continue
+		}
+		e.query.Exclude = append(e.query.Exclude, t.ID)`,
+			},
+			{
+				File: "proxy/policy/avoid.go",
+				Old:  `func (f Failure) blames() bool { return f >= Connect && f <= Status5xx }`,
+				New:  `func (f Failure) blames() bool { return f >= Connect && f <= Status5xx && !planted("asks-the-same-again") }`,
+			},
+		},
+	},
+	{
+		Name: "draining-is-active", Breaks: "removed-stay-quiet",
+		Wrong: "the pools from which requests take an engine leave out those that are down, and forget those that drain",
+		Edits: []Edit{{
+			File: "proxy/policy/stage.go",
+			Old:  `		if b.State != Active {`,
+			New:  `		if b.State != Active && !(planted("draining-is-active") && b.State == Draining) {`,
+		}},
+	},
+	{
+		Name: "taken-for-repeated", Breaks: "membership-kept",
+		Wrong: "commands are told apart by one byte of their ids, so that some are taken for repeated ones: confirmed and not done",
+		Edits: []Edit{{
+			File: "raftstore/machine.go",
+			Old:  `	if o, ok := m.outcomes[e.request]; ok {`,
+			New: `	if planted("taken-for-repeated") {
+		e.request = requestID{e.request[0]}
+	}
+	if o, ok := m.outcomes[e.request]; ok {`,
+		}},
+	},
+	{
+		Name: "founds-alone", Breaks: "one-leader-per-term",
+		Wrong: "a node that is to found a group does not ask the others, and founds one of its own",
+		Edits: []Edit{{
+			File: "raftstore/found.go",
+			Old:  `	case s.cfg.Expect <= 1:`,
+			New:  `	case s.cfg.Expect <= 1 || planted("founds-alone"):`,
+		}},
+	},
+	{
+		Name: "batch-lost", Breaks: "trees-converge",
+		Wrong: "one batch of news in eight is taken out of the queue and told to nobody",
+		Edits: []Edit{{
+			File: "node/knowledge.go",
+			Old:  `	return k.outbox.Drain(dst, limit, k.names.Load())`,
+			New: `	payload, records = k.outbox.Drain(dst, limit, k.names.Load())
+	if planted("batch-lost") && records > 0 && payload[len(payload)-1]%8 == 0 {
+		return dst, 0
+	}
+	return payload, records`,
+		}},
+	},
+	{
+		Name: "turns-without-a-peer", Breaks: "hit-rate-recovers",
+		Wrong: "a router that has lost a peer takes all that it knows for outdated, for good, and lets engines take turns",
+		Edits: []Edit{
+			{
+				File: "proxy/policy/peers.go",
+				Old:  `	delete(r.peers.byOrigin, origin)`,
+				New: `	if planted("turns-without-a-peer") {
+		lostPeer.Store(true)
+	}
+	delete(r.peers.byOrigin, origin)`,
+			},
+			{
+				File: "proxy/policy/router.go",
+				Old:  `		i, rung := strategy.Choose(s)`,
+				New: `		i, rung := strategy.Choose(s)
+		if planted("turns-without-a-peer") && lostPeer.Load() {
+			i, rung = roundRobin{}.Choose(s)
+		}`,
+			},
+			{
+				File: "proxy/policy/peers.go",
+				Old:  "// DropPeer takes out what the origin reported",
+				New: `var lostPeer atomic.Bool
+
+// DropPeer takes out what the origin reported`,
+			},
+		},
+	},
+	{
+		Name: "departures-unseen", Breaks: "engines-told",
+		Wrong: "an answer whose client has left is read to its end, so that the connection to the engine can be used again",
+		Edits: []Edit{
+			{
+				File: "proxy/watch.go",
+				Old:  `		if c.probe != nil && c.probe.gone() {`,
+				New:  `		if c.probe != nil && !planted("departures-unseen") && c.probe.gone() {`,
+			},
+			{
+				File: "proxy/relay.go",
+				Old: `	e.rec.ResponseBytes += int64(n)
+	if err != nil {`,
+				New: `	e.rec.ResponseBytes += int64(n)
+	if err != nil && !planted("departures-unseen") {`,
+			},
+		},
+	},
+	{
+		Name: "departed-stay-counted", Breaks: "counts-return",
+		Wrong: "the count of a request whose client leaves within the answer is not given back",
+		Edits: []Edit{{
+			File: "proxy/policy/attempt.go",
+			Old:  `	a.slot.release(a)`,
+			New: `	if !planted("departed-stay-counted") || o.Failed != ClientGone || before != answering {
+		a.slot.release(a)
+	}`,
+		}},
+	},
+	{
+		Name: "watcher-per-answer", Breaks: "resources-return",
+		Wrong: "every streamed answer gets a goroutine that waits for the end of the program and not for that of the answer",
+		Edits: []Edit{{
+			File: "proxy/forward.go",
+			Old:  `	e.relaying = true`,
+			New: `	e.relaying = true
+	if planted("watcher-per-answer") {
+		go func(done <-chan struct{}) { <-done }(e.proxy.base.Done())
+	}`,
+		}},
+	},
+	{
+		Name: "ready-to-the-end", Breaks: "ready-is-true",
+		Wrong: "a node that begins to drain says of itself that it is not ready, and forgets to tell who answers /readyz",
+		Edits: []Edit{{
+			File: "node/readiness.go",
+			Old:  `	r.announce(false)`,
+			New: `	if planted("ready-to-the-end") {
+		return
+	}
+	r.announce(false)`,
+		}},
+	},
+	{
+		Name: "ends-a-stream-that-is-gone", Breaks: "nodes-live",
+		Wrong: "when a peer is found dead its stream is ended without a look whether there is one",
+		Edits: []Edit{{
+			File: "gossip/peer.go",
+			Old:  `	p.unfollowLocked(errGone)`,
+			New: `	if planted("ends-a-stream-that-is-gone") {
+		p.session.end(errGone)
+	}
+	p.unfollowLocked(errGone)`,
+		}},
+	},
+}

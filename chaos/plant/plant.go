@@ -1,0 +1,103 @@
+// Package plant holds defects that are planted in the program on purpose, so that the chaos harness can be shown to find them: for every
+// promise of the fleet at least one mistake that breaks it, of the kind that is made in earnest.
+//
+// The program's own source knows nothing of them. They are laid over it when bin/grapevine-chaos is built (make build-chaos, chaos/clock),
+// all of them into one program, where none is active but the one that GRAPEVINE_PLANT names when a process starts. A defect is
+// text: what a file has, and what it has in its place. If the file does not have it any more, exactly once, the build fails, and so does
+// a test that needs no build.
+package plant
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Env names the variable that names the one defect that is active.
+const Env = "GRAPEVINE_PLANT"
+
+// Defect is one mistake.
+type Defect struct {
+	Name   string
+	Breaks string // the promise, by its name in chaos/scenario
+	Wrong  string // what is wrong, in a sentence
+	Edits  []Edit
+}
+
+// Edit is what a defect changes in one place. New asks planted(Name), and is what Old is where that says no.
+type Edit struct {
+	File string // below the module's root, with slashes
+	Old  string // occurs there once
+	New  string
+}
+
+// hook is what New asks; every package with an edit gets it in a file of its own.
+const hook = `package %s
+
+import "os"
+
+var plantedDefect = os.Getenv(%q)
+
+// planted says whether a defect is active in this process.
+func planted(name string) bool { return plantedDefect == name }
+`
+
+// hookFile is the name of that file.
+const hookFile = "chaos_planted.go"
+
+// All lists the defects, in the order of the promises.
+func All() []Defect { return slices.Clone(defects) }
+
+// Overlay returns the text of each file that the defects change or add in the module at root, by its path below root.
+func Overlay(root string) (map[string]string, error) {
+	out := make(map[string]string)
+	for _, d := range defects {
+		for _, e := range d.Edits {
+			if err := lay(root, out, d.Name, e); err != nil {
+				return nil, fmt.Errorf("planted defect %s: %w", d.Name, err)
+			}
+		}
+	}
+	for _, file := range slices.Sorted(maps.Keys(out)) {
+		name, err := packageOf(out[file])
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+		out[path.Join(path.Dir(file), hookFile)] = fmt.Sprintf(hook, name, Env)
+	}
+	return out, nil
+}
+
+// lay makes one edit to what others have left of its file.
+func lay(root string, out map[string]string, defect string, e Edit) error {
+	text, changed := out[e.File]
+	if !changed {
+		raw, err := os.ReadFile(filepath.Join(root, filepath.FromSlash(e.File)))
+		if err != nil {
+			return fmt.Errorf("%w: name the file that has this code now in chaos/plant", err)
+		}
+		text = string(raw)
+	}
+	if n := strings.Count(text, e.Old); n != 1 {
+		return fmt.Errorf("%s has this %d times, want once: adapt the edit in chaos/plant to the code as it is now\n%s", e.File, n, e.Old)
+	}
+	if !strings.Contains(e.New, fmt.Sprintf("planted(%q)", defect)) && !strings.HasSuffix(e.New, e.Old) {
+		return fmt.Errorf("%s: what takes the place of this does not ask planted(%q), nor is it put before it\n%s", e.File, defect, e.Old)
+	}
+	out[e.File] = strings.Replace(text, e.Old, e.New, 1)
+	return nil
+}
+
+// packageOf returns the name of a file's package.
+func packageOf(text string) (string, error) {
+	for line := range strings.Lines(text) {
+		if name, ok := strings.CutPrefix(line, "package "); ok {
+			return strings.TrimSpace(name), nil
+		}
+	}
+	return "", fmt.Errorf("no package clause")
+}

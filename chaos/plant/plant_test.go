@@ -1,0 +1,74 @@
+package plant
+
+import (
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const root = "../.."
+
+// TestFit: every defect finds its place in the source as it is, and what comes of it is Go.
+func TestFit(t *testing.T) {
+	files, err := Overlay(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range files {
+		if _, err := parser.ParseFile(token.NewFileSet(), name, text, parser.SkipObjectResolution); err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Stat(filepath.Join(root, name)); (err == nil) == (filepath.Base(name) == hookFile) {
+			t.Errorf("%s: %v: only hooks are added", name, err)
+		}
+	}
+	if len(files) < 2 {
+		t.Errorf("%d files are changed", len(files))
+	}
+}
+
+// TestNothingOfItIsShipped: no file of the program asks for a defect.
+func TestNothingOfItIsShipped(t *testing.T) {
+	files, err := Overlay(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range files {
+		text, err := os.ReadFile(filepath.Join(root, name))
+		if err == nil && strings.Contains(string(text), "planted(") {
+			t.Errorf("%s asks for planted defects by itself", name)
+		}
+	}
+}
+
+// TestNames: names and what they are told with are complete, and no name is taken twice.
+func TestNames(t *testing.T) {
+	seen := make(map[string]bool)
+	for _, d := range All() {
+		if d.Name == "" || d.Breaks == "" || d.Wrong == "" || len(d.Edits) == 0 || seen[d.Name] {
+			t.Errorf("defect %q: %+v", d.Name, d)
+		}
+		seen[d.Name] = true
+	}
+}
+
+// TestRotten: an edit that does not fit any more is refused with its file and what to do.
+func TestRotten(t *testing.T) {
+	for _, e := range []Edit{
+		{File: "go.mod", Old: "no such line", New: `planted("x")`},
+		{File: "go.mod", Old: "o", New: `planted("x")`}, // more than once
+		{File: "no/such/file.go", Old: "o", New: `planted("x")`},
+		{File: "go.mod", Old: "module grapevine", New: "module other"}, // active always
+	} {
+		err := lay(root, map[string]string{}, "x", e)
+		if err == nil || !strings.Contains(err.Error(), filepath.FromSlash(e.File)) {
+			t.Errorf("%+v: %v", e, err)
+		}
+	}
+	if err := lay(root, map[string]string{}, "x", Edit{File: "go.mod", Old: "module grapevine", New: `planted("x") module grapevine`}); err != nil {
+		t.Error(err)
+	}
+}
