@@ -163,8 +163,11 @@ func (s *Store) openData() (*disk, error) {
 		if state != nil {
 			s.publish(state)
 		}
+		if s.id == "" { // never again: it is read without a lock
+			s.id = ident.ID
+		}
 		s.mu.Lock()
-		s.ident, s.id = ident, ident.ID
+		s.ident = ident
 		s.mu.Unlock()
 		return nil
 	}()
