@@ -195,6 +195,7 @@ const (
 // TestSeedsFleet: whatever happens to a fleet, no node believes what was not placed, or of a generation that has ended; counters
 // add up; queues and journals stay in bounds; and afterwards all agree.
 func TestSeedsFleet(t *testing.T) {
+	t.Parallel()
 	size := 6
 	if text := os.Getenv("GRAPEVINE_TEST_NODES"); text != "" {
 		var err error
@@ -202,7 +203,7 @@ func TestSeedsFleet(t *testing.T) {
 			t.Fatalf("GRAPEVINE_TEST_NODES=%q", text)
 		}
 	}
-	virtual.Seeds(t, 4, 20, func(t *testing.T, seed uint64) {
+	virtual.Seeds(t, 2, 20, func(t *testing.T, seed uint64) {
 		synctest.Test(t, func(t *testing.T) {
 			v := newVirtualFleet(t, seed, size)
 			defer v.stop()

@@ -217,7 +217,7 @@ func memoryDir(t *testing.T) string {
 // TestSeedsGroup: whatever happens to a group of whole stores, its history is that of one store that does one thing after the other,
 // no term has two leaders, no node's state goes back, and afterwards all know the same.
 func TestSeedsGroup(t *testing.T) {
-	virtual.Seeds(t, 6, 20, func(t *testing.T, seed uint64) {
+	virtual.Seeds(t, 2, 20, func(t *testing.T, seed uint64) {
 		dir := memoryDir(t)
 		h := &historian{count: make(map[string]int)}
 		synctest.Test(t, func(t *testing.T) {

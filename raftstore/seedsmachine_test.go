@@ -482,7 +482,7 @@ func (m *machines) install(to, from int) {
 // TestSeedsMachine: replicas that see one log in other batches, with snapshots taken and installed at any point and entries that one
 // of them cannot read, hold the same byte for byte, and what a naive model does.
 func TestSeedsMachine(t *testing.T) {
-	virtual.Seeds(t, 60, 1, func(t *testing.T, seed uint64) {
+	virtual.Seeds(t, 25, 1, func(t *testing.T, seed uint64) {
 		m := &machines{t: t, r: virtual.Rand(seed, 0), naive: newNaive()}
 		for range 3 {
 			m.replicas = append(m.replicas, newReplica(t))
