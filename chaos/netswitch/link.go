@@ -9,11 +9,11 @@ import (
 type Link struct {
 	// Delay is what a packet takes, Jitter up to how much more, drawn evenly. Packets keep their order.
 	Delay, Jitter time.Duration
-	// Loss, Duplicate and Reorder are probabilities, each drawn for itself: that a packet is lost (1: nothing passes), comes twice, or is
-	// held back for 10 ms, so that others overtake it.
+	// Loss, Duplicate and Reorder are probabilities, each drawn for itself and for each packet, so not in bursts: that a packet is lost (1:
+	// nothing passes), comes twice, or is held back for 10 ms, so that others overtake it.
 	Loss, Duplicate, Reorder float64
 	// Rate is how many bytes pass in a second, headers of IP included; 0 is as many as come. In front of it stands a queue of a quarter of
-	// a second, at least 64 KiB; what does not fit in is lost.
+	// a second, at least 64 KiB; what does not fit in is lost. With or without a rate no more than 16 MiB are under way.
 	Rate int64
 }
 
@@ -39,7 +39,7 @@ const (
 	// rateQueue is how much may wait in front of a rate, as time; leastQueue as bytes: what a receive window may hold at first.
 	rateQueue  = 250 * time.Millisecond
 	leastQueue = 64 << 10
-	// maxFlight bounds what is under way on one link because of its delay.
+	// maxFlight bounds what is under way on one link in bytes, copies counted.
 	maxFlight = 16 << 20
 )
 
@@ -81,6 +81,10 @@ func (n *line) fate(now time.Time, size int) (arrivals [2]time.Time, copies int)
 		n.stats.Lost++
 		return arrivals, 0
 	}
+	if n.flight+size > maxFlight {
+		n.stats.Overflowed++
+		return arrivals, 0
+	}
 	sent := now
 	if l.Rate > 0 {
 		begin := now
@@ -95,9 +99,6 @@ func (n *line) fate(now time.Time, size int) (arrivals [2]time.Time, copies int)
 		}
 		sent = begin.Add(takes)
 		n.free = sent
-	} else if n.flight+size > maxFlight {
-		n.stats.Overflowed++
-		return arrivals, 0
 	}
 	at := sent.Add(l.Delay + time.Duration(jitter*float64(l.Jitter)))
 	if hold < l.Reorder {

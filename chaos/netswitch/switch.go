@@ -124,8 +124,8 @@ func (s *Switch) pairs(from, to string, f func(a, b *port)) error {
 	return nil
 }
 
-// SetLink changes the link from one port to another, or Everybody, in that direction, from the next packet on. What is under way arrives
-// when it would have.
+// SetLink changes the link from one port to another, or to and from Everybody attached so far, in that direction, from the next packet on.
+// What is under way arrives when it would have.
 func (s *Switch) SetLink(from, to string, l Link) error {
 	if err := l.check(); err != nil {
 		return err

@@ -230,22 +230,27 @@ func TestRate(t *testing.T) {
 	})
 }
 
-// TestFlightIsBounded: a long delay does not hold more than it may.
+// TestFlightIsBounded: a long delay does not hold more than it may, also behind a rate.
 func TestFlightIsBounded(t *testing.T) {
-	bubble(t, func(t *testing.T, s *Switch, wires map[int]*wire) {
-		set(t, s, "a", "b", Link{Delay: time.Second})
-		const size = 60_000
-		for i := range 400 {
-			wires[1].out <- datagram(1, 2, i, size)
-		}
-		if got, want := len(arrivals(wires[2])), maxFlight/size; got != want {
-			t.Errorf("%d packets came, want %d", got, want)
-		}
-		wires[1].out <- datagram(1, 2, 0, size)
-		if got := len(arrivals(wires[2])); got != 1 {
-			t.Errorf("later %d came, want 1", got)
-		}
-	})
+	for _, l := range []Link{{Delay: time.Second}, {Delay: time.Second, Rate: 1 << 30}} {
+		bubble(t, func(t *testing.T, s *Switch, wires map[int]*wire) {
+			set(t, s, "a", "b", l)
+			const size, count = 60_000, 400
+			for i := range count {
+				wires[1].out <- datagram(1, 2, i, size)
+			}
+			if got, want := len(arrivals(wires[2])), maxFlight/size; got != want {
+				t.Errorf("%+v: %d packets came, want %d", l, got, want)
+			}
+			if st, err := s.Stats("a", "b"); err != nil || st.Overflowed != count-maxFlight/size {
+				t.Errorf("%+v: %+v, %v", l, st, err)
+			}
+			wires[1].out <- datagram(1, 2, 0, size)
+			if got := len(arrivals(wires[2])); got != 1 {
+				t.Errorf("%+v: later %d came, want 1", l, got)
+			}
+		})
+	}
 }
 
 // TestSeed: the same seed loses the same packets, whatever else the link does; another seed and another link lose others.

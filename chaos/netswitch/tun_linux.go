@@ -12,8 +12,13 @@ import (
 // tunPath is the device that makes ports.
 const tunPath = "/dev/net/tun"
 
-// portMTU is Ethernet's, so that packets are as many and as long as between machines.
-const portMTU = 1500
+const (
+	// portMTU is Ethernet's, so that packets are as many and as long as between machines.
+	portMTU = 1500
+	// portQueue is how many packets wait for the switch: its links decide what is lost, not a harness that gets no processor for a moment. The
+	// kernel's 500 are full after 0.75 MB, which is less than one TCP connection may have under way.
+	portQueue = 10_000
+)
 
 // Available returns nil if this process may open ports, which also needs a network namespace that is its own; else why not.
 func Available() error {
@@ -82,6 +87,7 @@ func configure(name string, addr netip.Prefix) error {
 	set(name, unix.SIOCSIFADDR, func(r *unix.Ifreq) error { return r.SetInet4Addr(ip[:]) })
 	set(name, unix.SIOCSIFNETMASK, func(r *unix.Ifreq) error { return r.SetInet4Addr(mask[:]) })
 	set(name, unix.SIOCSIFMTU, func(r *unix.Ifreq) error { r.SetUint32(portMTU); return nil })
+	set(name, unix.SIOCSIFTXQLEN, func(r *unix.Ifreq) error { r.SetUint32(portQueue); return nil })
 	set(name, unix.SIOCSIFFLAGS, up)
 	return errors.Join(errs...)
 }
