@@ -52,7 +52,7 @@ func (d *Disk) Fill() { d.change(func(s *state) { s.full = true }) }
 // Hang lets nothing end, as a disk that is gone from its bus: neither reads nor writes, and signals do not interrupt them.
 func (d *Disk) Hang() { d.change(func(s *state) { s.hangs = true }) }
 
-// Slow makes every write and sync take so much longer.
+// Slow makes every write, every sync and every change of a directory take so much longer.
 func (d *Disk) Slow(by time.Duration) { d.change(func(s *state) { s.slow = by }) }
 
 // Heal ends all of that. What hung goes on.
@@ -70,7 +70,7 @@ func (d *Disk) Fail() {
 // Hanging is how many requests hang now. The kernel answers much from its cache and does not ask.
 func (d *Disk) Hanging() int { return int(d.hanging.Load()) }
 
-// wait returns when a request may be served; false if it is to fail. A heavy one is a write or sync.
+// wait returns when a request may be served; false if it is to fail. A heavy one changes something or syncs.
 func (d *Disk) wait(heavy bool) bool {
 	for {
 		s := d.state.Load()
