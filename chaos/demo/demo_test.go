@@ -219,7 +219,7 @@ func TestCancelledAndRefused(t *testing.T) {
 // TestRestartFails: a router that does not come back ends the demo with what it said.
 func TestRestartFails(t *testing.T) {
 	cfg := settings(t)
-	cfg.Duration = 20 * time.Second
+	cfg.Duration = 5 * time.Second
 	dir := t.TempDir()
 	program := filepath.Join(dir, "grapevine")
 	// A program that is the router the first two times (there are two) and then is not.
