@@ -448,7 +448,8 @@ func (w *bench) finish() {
 // TestSeedsRouter: whatever views, loads, outcomes and agreements come in between, every charge is given back, nothing goes to a
 // backend that may not be chosen while another may, and the same seed and calls give the same choices.
 func TestSeedsRouter(t *testing.T) {
-	virtual.Seeds(t, 60, 1, func(t *testing.T, seed uint64) {
+	t.Parallel()
+	virtual.Seeds(t, 12, 1, func(t *testing.T, seed uint64) {
 		w := newBench(t, seed)
 		swarm := virtual.NewSwarm(w.r, 6, 0, 1)
 		back := w.r.IntN(4) == 0
