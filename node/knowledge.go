@@ -117,7 +117,7 @@ func (k *knowledge) ApplySnapshot(page []byte, shift time.Duration) (gossip.Appl
 func (k *knowledge) Loads(dst []gossip.Load) []gossip.Load {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.loads = k.router.OwnLoads(k.loads[:0])
+	k.loads = k.router.OwnLoads(k.loads[:0], now())
 	names := k.names.Load()
 	for _, l := range k.loads {
 		if key, ok := names.Key(l.Backend); ok {

@@ -185,6 +185,7 @@ func (e *exchange) read(kind prompt.Kind) {
 	q.Path = e.path
 	q.Session = e.head.session
 	if kind == prompt.Other || e.head.encoded {
+		q.Whole = true // whatever its answer is, nobody looks for tokens in it
 		e.rec.Kind, e.rec.Unparsed = kind, e.head.encoded
 		return
 	}

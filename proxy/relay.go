@@ -143,6 +143,9 @@ func (e *exchange) inspect(view []byte) []byte {
 func (e *exchange) noteFirst(token bool) {
 	if e.rec.TTFT == 0 {
 		e.rec.TTFT = time.Since(e.rec.Start)
+		if !token {
+			e.guard.attempt.Answers(e.proxy.cfg.Picker.Now())
+		}
 	}
 	if token {
 		e.guard.attempt.FirstToken(e.proxy.cfg.Picker.Now())

@@ -35,6 +35,7 @@ type Attempt struct {
 	ahead    int64             // prefill tokens of peers on the backend when this was charged, reported or inferred
 	placed   int64             // inferred.placed at that time
 	inferred bool              // the load of others was inferred
+	whole    bool              // Request.Whole
 	held     float64           // tokens of the prompt believed cached by the tree
 	followed bool              // these go beyond what is common property
 	resident int64             // prompt and expected output tokens
@@ -46,8 +47,11 @@ type Attempt struct {
 	stage    stage
 	trial    bool
 
-	next, prev *Attempt // the slot's line, under its lock
+	// The slot's line, under its lock.
+	next, prev *Attempt
 	inLine     bool
+	front      int64           // charges of the whole requests in front when this one came
+	since      prefixtree.Time // dispatch, or Pick before it
 }
 
 // Decision returns the choice and its receipt, valid until the next Pick with this attempt.
@@ -80,7 +84,8 @@ func (a *Attempt) FirstToken(now prefixtree.Time) {
 	}
 	a.stage = answering
 	a.at.first = now
-	a.slot.prefilled(a, now)
+	a.slot.prefilled(a, now, true)
+	a.router.streamed.Store(true)
 	a.slot.mu.Lock()
 	// Engines prefill in order of arrival, so this prefill ran since the later of its dispatch and the last first token.
 	since := max(a.at.dispatched, a.slot.lastFirst)
@@ -94,6 +99,14 @@ func (a *Attempt) FirstToken(now prefixtree.Time) {
 	a.router.answered(a.slot, a.at.picked, now)
 }
 
+// Answers says that the answer has begun, but not that a first token was seen: its form is none that is understood. The prefill is done,
+// how long it took is not known. Calls before Dispatched do nothing.
+func (a *Attempt) Answers(now prefixtree.Time) {
+	if a.stage == dispatched {
+		a.slot.prefilled(a, now, false)
+	}
+}
+
 // End releases everything the attempt still holds and learns from the outcome. It must be called exactly once per
 // successful Pick; a second call is ignored and counted (Stats.DoubleEnds), and panics under the race and invariants
 // build tags.
@@ -104,7 +117,7 @@ func (a *Attempt) End(o Outcome, now prefixtree.Time) {
 	}
 	before := a.stage
 	a.stage = ended
-	a.slot.prefilled(a, now)
+	a.slot.prefilled(a, now, false)
 	a.slot.release(a)
 	a.work.end(a.prefix, now)
 	a.work, a.prefix = nil, nil
@@ -153,10 +166,7 @@ func (a *Attempt) learn(o Outcome, now prefixtree.Time) {
 	if o.PromptTokens > 0 && o.CachedTokens >= 0 {
 		uncached = float64(max(o.PromptTokens-o.CachedTokens, 0))
 	}
-	// Behind work of peers the interval holds their prefills, too.
-	if a.interval > 0 && a.ahead == 0 {
-		a.slot.learnRate(a.router.rate, uncached, a.interval, a.doubt())
-	}
+	a.learnRate(uncached, o, now)
 	if len(a.hashes) == 0 || a.outlived() || o.CachedTokens < 0 && o.Failed != None && a.at.first == 0 {
 		return // an engine that has said nothing at all may have computed nothing
 	}
@@ -173,6 +183,27 @@ func (a *Attempt) learn(o Outcome, now prefixtree.Time) {
 	if lesson.Amnesia && a.router.cfg.Forgot != nil {
 		a.router.cfg.Forgot(a.slot.id)
 	}
+}
+
+// learnRate learns from the time that a prefill of so many tokens has taken.
+func (a *Attempt) learnRate(tokens float64, o Outcome, now prefixtree.Time) {
+	interval, doubt := a.interval, a.doubt()
+	if a.whole && a.at.first == 0 && o.Failed == None {
+		interval, doubt = seconds(a.at.dispatched, now), a.router.wholeDoubt()
+	}
+	// Behind work of peers the interval holds their prefills, too.
+	if interval <= 0 || a.ahead > 0 {
+		return
+	}
+	// Behind whole requests it holds some of theirs, nobody knows how much: it says something only if it is long for all of them, or short
+	// for this one alone.
+	if present := a.slot.rateOr(a.router.rate.load()); a.front > 0 && tokens < present*interval {
+		if tokens += float64(a.front); tokens >= present*interval {
+			return
+		}
+		doubt = min(doubt, rateDoubt)
+	}
+	a.slot.learnRate(a.router.rate, tokens, interval, doubt)
 }
 
 // doubt returns what a slow prefill counts.

@@ -26,6 +26,7 @@ type slot struct {
 	resident  atomic.Int64 // prompt and output tokens of own active requests: the KV memory they pin
 	headAhead atomic.Int64 // peers' tokens in front of the head when it joined the line, or since its predecessor did
 	trial     atomic.Bool  // the one half-open request is under way
+	headWhole atomic.Bool  // the head is a whole request
 	telemetry atomic.Pointer[Telemetry]
 	id        prefixtree.Backend
 	gen       uint32
@@ -35,6 +36,7 @@ type slot struct {
 
 	mu          sync.Mutex
 	first, last *Attempt // own requests waiting for their first token, oldest first (engines admit in order)
+	whole       int64    // charges of the whole ones among these
 	lastFirst   prefixtree.Time
 	rates       rateSums // own measurements
 	peerRates   rateSums // the other nodes'
@@ -45,7 +47,7 @@ type slot struct {
 	lastWhy     Failure
 	adapters    adapterSet
 	inferred    inferred
-	_           [56]byte // to the end of a cache line
+	_           [48]byte // to the end of a cache line
 }
 
 // overdueGrace is how many seconds a prefill may take longer than expected before that counts: steps of a busy engine are
@@ -58,14 +60,32 @@ const overdueGrace = 1.0
 //
 // overdue is the seconds by which the running prefill is late. Then the engine is slow or stuck, waits for memory, or
 // computes what it was believed to hold; nobody says which (DESIGN.md, "Load").
+//
+// Of a whole request nobody tells when its prefill is done: it is never late, and leaves the line when it must be; see settle.
 func (s *slot) queued(now prefixtree.Time, rate float64) (tokens, overdue float64) {
 	tokens = float64(s.charged.Load())
-	if head := float64(s.headTokens.Load()); head > 0 {
-		ran := max(seconds(prefixtree.Time(s.headSince.Load()), now)-float64(s.headAhead.Load())/rate, 0)
+	head := float64(s.headTokens.Load())
+	if head <= 0 {
+		return max(tokens, 0), 0
+	}
+	ran, whole := s.ran(now, rate), s.headWhole.Load()
+	if whole && ran*rate >= head {
+		s.settle(now, rate)
+		tokens, head = float64(s.charged.Load()), float64(s.headTokens.Load())
+		ran, whole = s.ran(now, rate), s.headWhole.Load()
+	}
+	if head > 0 {
 		tokens -= min(head, ran*rate)
+	}
+	if head > 0 && !whole {
 		overdue = max(ran-head/rate-overdueGrace, 0)
 	}
 	return max(tokens, 0), overdue
+}
+
+// ran returns the seconds for which the prefill at the head of the line must have been running.
+func (s *slot) ran(now prefixtree.Time, rate float64) float64 {
+	return max(seconds(prefixtree.Time(s.headSince.Load()), now)-float64(s.headAhead.Load())/rate, 0)
 }
 
 // charge books a picked attempt: one active request, its uncached tokens, and a place in the line.
@@ -77,38 +97,65 @@ func (s *slot) charge(a *Attempt, now prefixtree.Time) {
 	defer s.mu.Unlock()
 	a.prev, a.next = s.last, nil
 	a.ahead = s.peerTokens.Load()
+	a.since, a.front = now, s.whole
 	if a.inferred {
 		s.chargeInferred(a)
+	}
+	if a.whole {
+		s.whole += a.charged
 	}
 	if s.last != nil {
 		s.last.next = a
 	} else {
 		s.first = a
-		s.headTokens.Store(a.charged)
-		s.headAhead.Store(a.ahead)
-		s.headSince.Store(int64(now))
+		s.headed(a, a.ahead, now)
 	}
 	s.last = a
 	a.inLine = true
+}
+
+// headed notes the new head of the line: with so many tokens of peers in front, it runs since then. The lock must be held.
+func (s *slot) headed(a *Attempt, ahead int64, since prefixtree.Time) {
+	s.headWhole.Store(a.whole)
+	s.headAhead.Store(ahead)
+	s.headSince.Store(int64(since))
+	s.headTokens.Store(a.charged)
 }
 
 // started moves the beginning of the head's prefill to its dispatch.
 func (s *slot) started(a *Attempt, now prefixtree.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	a.since = now
 	if s.first == a {
 		s.headSince.Store(int64(now))
 	}
 }
 
-// prefilled takes the attempt out of the line and gives its prefill charge back. Calling it again does nothing.
-func (s *slot) prefilled(a *Attempt, now prefixtree.Time) {
+// prefilled takes the attempt out of the line and gives its prefill charge back. Calling it again does nothing. With its first token
+// the whole requests in front of it have been prefilled, too.
+func (s *slot) prefilled(a *Attempt, now prefixtree.Time, token bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !a.inLine {
 		return
 	}
+	for p := s.first; token && s.whole > 0 && p != a; {
+		next := p.next
+		if p.whole {
+			s.leave(p, now, now)
+		}
+		p = next
+	}
+	s.leave(a, now, now)
+}
+
+// leave takes an attempt that was done at a moment out of the line; the lock must be held.
+func (s *slot) leave(a *Attempt, done, now prefixtree.Time) {
 	a.inLine = false
+	if a.whole {
+		s.whole -= a.charged
+	}
 	wasHead := s.first == a
 	if a.prev != nil {
 		a.prev.next = a.next
@@ -129,9 +176,7 @@ func (s *slot) prefilled(a *Attempt, now prefixtree.Time) {
 		s.headTokens.Store(0)
 		return
 	}
-	s.headTokens.Store(s.first.charged)
-	s.headAhead.Store(max(s.first.ahead-a.ahead, 0))
-	s.headSince.Store(int64(now))
+	s.headed(s.first, max(s.first.ahead-a.ahead, 0), min(max(done, s.first.since), now))
 }
 
 // release ends the attempt's claim on the backend; prefilled must have been called.

@@ -107,8 +107,11 @@ func takeOut(held map[*slot]PeerLoad, s *slot) {
 
 // OwnLoads appends the own outstanding work to dst, by backend in view order, idle backends left out: what this node reports to
 // its peers. Work on backends that have left the view is not listed.
-func (r *Router) OwnLoads(dst []PeerLoad) []PeerLoad {
+func (r *Router) OwnLoads(dst []PeerLoad, now prefixtree.Time) []PeerLoad {
 	for _, s := range r.table.Load().slots {
+		if s.headWhole.Load() {
+			s.settle(now, s.rateOr(r.rate.load()))
+		}
 		// The books may be between two of their changes; never report less than nothing.
 		l := PeerLoad{Backend: s.id, PrefillTokens: max(s.charged.Load(), 0), Active: max(s.active.Load(), 0)}
 		if l.PrefillTokens > 0 || l.Active > 0 {

@@ -51,17 +51,17 @@ func TestOwnLoadsAreWhatIsOutstanding(t *testing.T) {
 	r.SetPeerLoad("a", []PeerLoad{{0, 1000, 2}})
 	a := pick(t, r, ask(prompt(1, 1, 0, 8)), t0)
 	at := a.Decision().Backend
-	if got := r.OwnLoads(nil); len(got) != 1 || got[0] != (PeerLoad{at, 8 * 128, 1}) {
+	if got := r.OwnLoads(nil, t0); len(got) != 1 || got[0] != (PeerLoad{at, 8 * 128, 1}) {
 		t.Errorf("waiting for its first token: %v", got)
 	}
 	a.Dispatched(t0)
 	a.FirstToken(t0 + 100)
 	keep := []PeerLoad{{Backend: 77}}
-	if got := r.OwnLoads(keep); len(got) != 2 || got[0].Backend != 77 || got[1] != (PeerLoad{at, 0, 1}) {
+	if got := r.OwnLoads(keep, t0+100); len(got) != 2 || got[0].Backend != 77 || got[1] != (PeerLoad{at, 0, 1}) {
 		t.Errorf("answering: %v", got)
 	}
 	a.End(unknown(), t0+200)
-	if got := r.OwnLoads(nil); len(got) != 0 {
+	if got := r.OwnLoads(nil, t0+200); len(got) != 0 {
 		t.Errorf("idle: %v", got)
 	}
 }

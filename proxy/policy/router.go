@@ -87,6 +87,7 @@ type Request struct {
 	Hashes      []prefixtree.Hash
 	PromptBytes int                      // canonical prompt bytes; 0: taken from Hashes
 	OutputHint  int                      // expected output tokens, 0 unknown
+	Whole       bool                     // its first token will not be told: the answer comes as a whole, or is not understood
 	Header      func(name string) []byte // may be nil; only used when a rule names a header
 	Exclude     []prefixtree.Backend     // backends that failed this request already
 	Strategy    string                   // override; "" = by rules
@@ -121,6 +122,7 @@ type Router struct {
 	peerHeat   peerHeat // under viewMu
 	hot        atomic.Pointer[hotPrefixes]
 	witnessed  atomic.Int64 // when placements of others were last seen by infer, ms
+	streamed   atomic.Bool  // some first token has been told
 
 	rungs      [rungs]atomic.Uint64
 	blind      atomic.Uint64
@@ -235,7 +237,7 @@ func (r *Router) Pick(q *Request, now prefixtree.Time, att *Attempt) error {
 	att.held, att.followed = c.Held, c.Held > s.CommonTokens
 	att.charged = int64(att.decision.UncachedTokens)
 	att.resident = int64(s.PromptTokens + q.OutputHint)
-	att.trial, att.interval, att.adapter, att.inferred = c.half, 0, 0, s.inferred
+	att.trial, att.interval, att.adapter, att.inferred, att.whole = c.half, 0, 0, s.inferred, q.Whole
 	if len(q.LoRA) > 0 {
 		att.adapter = xxh3.Hash(q.LoRA)
 	}

@@ -38,6 +38,7 @@ type bench struct {
 type place struct {
 	key                    slotKey
 	active, charged        int64
+	whole                  int64 // charges of whole requests, some of which may have left the line
 	peerTokens, peerActive int64
 	slot                   *slot // router a's
 }
@@ -47,6 +48,7 @@ type try struct {
 	a, b    *Attempt
 	place   *place
 	charged int64
+	whole   bool
 	stage   int
 	since   prefixtree.Time
 }
@@ -189,6 +191,7 @@ func (w *bench) request() *Request {
 	if w.r.IntN(10) == 0 {
 		q.LoRA = fmt.Append(nil, "adapter-", w.r.IntN(12))
 	}
+	q.Whole = w.r.IntN(3) == 0
 	for range w.r.IntN(3) * w.r.IntN(3) {
 		q.Exclude = append(q.Exclude, prefixtree.Backend(w.r.IntN(w.size+1)))
 	}
@@ -205,7 +208,7 @@ func (w *bench) pick() {
 	}
 	var shown Decision
 	explained := w.a.Explain(q, w.now, &shown) // of one of them only: it changes nothing, or they differ from now on
-	tried := &try{a: new(Attempt), b: new(Attempt), since: w.now}
+	tried := &try{a: new(Attempt), b: new(Attempt), whole: q.Whole, since: w.now}
 	err, other := w.a.Pick(q, w.now, tried.a), w.b.Pick(q, w.now, tried.b)
 	switch {
 	case fmt.Sprint(err) != fmt.Sprint(other), fmt.Sprint(err) != fmt.Sprint(explained):
@@ -224,7 +227,7 @@ func (w *bench) pick() {
 	tried.place = w.places[slotKey{d.Backend, d.Generation}]
 	tried.charged = int64(d.UncachedTokens)
 	tried.place.active++
-	tried.place.charged += tried.charged
+	tried.book(tried.charged)
 	w.open = append(w.open, tried)
 }
 
@@ -265,8 +268,12 @@ func (w *bench) step(i int, end bool) {
 		both(func(a *Attempt) { a.Dispatched(w.now) })
 		q.stage++
 	case q.stage == 1 && !end:
-		both(func(a *Attempt) { a.FirstToken(w.now) })
-		q.place.charged -= q.charged
+		if q.whole && w.r.IntN(2) == 0 {
+			both(func(a *Attempt) { a.Answers(w.now) })
+		} else {
+			both(func(a *Attempt) { a.FirstToken(w.now) })
+		}
+		q.book(-q.charged)
 		q.stage++
 	default:
 		o := Outcome{PromptTokens: -1, CachedTokens: -1, OutputTokens: -1}
@@ -281,12 +288,21 @@ func (w *bench) step(i int, end bool) {
 		}
 		both(func(a *Attempt) { a.End(o, w.now) })
 		if q.stage < 2 {
-			q.place.charged -= q.charged
+			q.book(-q.charged)
 		}
 		q.place.active--
 		w.ends++
 		w.open = slices.Delete(w.open, i, i+1)
 	}
+}
+
+// book changes the account of the place by some of the try's charge.
+func (q *try) book(tokens int64) {
+	if q.whole {
+		q.place.whole += tokens
+		return
+	}
+	q.place.charged += tokens
 }
 
 var benchPeers = []string{"north", "south", "west"}
@@ -365,13 +381,14 @@ func (w *bench) books() {
 		for _, r := range []*Router{w.a, w.b} {
 			tokens, active := r.Load(b.ID)
 			peerTokens, peerActive := r.PeerLoad(b.ID)
-			if tokens != p.charged || active != p.active || peerTokens != p.peerTokens || peerActive != p.peerActive {
+			if tokens < p.charged || tokens > p.charged+p.whole || active != p.active || peerTokens != p.peerTokens || peerActive != p.peerActive {
 				w.t.Fatalf("%s: own %d tokens, %d active, others' %d and %d; by the account %+v", b.Name, tokens, active, peerTokens, peerActive, *p)
 			}
 		}
 	}
 	own := 0
-	for _, l := range w.a.OwnLoads(nil) {
+	w.b.OwnLoads(nil, w.now) // as it settles, too, who has been prefilled by now
+	for _, l := range w.a.OwnLoads(nil, w.now) {
 		if l.PrefillTokens > 0 || l.Active > 0 {
 			own++
 		}
@@ -438,7 +455,7 @@ func (w *bench) finish() {
 	}
 	for s := range slots {
 		if s.active.Load() != 0 || s.charged.Load() != 0 || s.resident.Load() != 0 || s.headTokens.Load() != 0 ||
-			s.peerTokens.Load() != 0 || s.peerActive.Load() != 0 || s.first != nil || s.last != nil || s.trial.Load() {
+			s.peerTokens.Load() != 0 || s.peerActive.Load() != 0 || s.first != nil || s.last != nil || s.whole != 0 || s.trial.Load() {
 			w.t.Fatalf("left on backend %d: %d active, %d charged, %d resident, head %d, peers' %d and %d, trial %v",
 				s.id, s.active.Load(), s.charged.Load(), s.resident.Load(), s.headTokens.Load(), s.peerTokens.Load(), s.peerActive.Load(), s.trial.Load())
 		}

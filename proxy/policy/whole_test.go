@@ -1,0 +1,220 @@
+package policy
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"grapevine/prefixtree"
+)
+
+// whole is ask for a request whose first token will not be told.
+func whole(hashes []prefixtree.Hash) *Request {
+	q := ask(hashes)
+	q.Whole = true
+	return q
+}
+
+// TestWholeAnswersKeepTheirEngineInUse: engines that compute in no time hold many light conversations, and now and then one asks for a
+// long answer that is not streamed. While it is being generated, by one of several nodes or the only one, the conversations that its engine
+// holds still go there: nothing waits.
+func TestWholeAnswersKeepTheirEngineInUse(t *testing.T) {
+	for _, nodes := range []int{1, 2, 3} {
+		t.Run(fmt.Sprint(nodes), func(t *testing.T) { wholeAnswers(t, nodes) })
+	}
+}
+
+func wholeAnswers(t *testing.T, nodes int) {
+	const (
+		engines, sessions = 4, 40
+		every             = 25 // ms between requests
+		long              = 3_000
+	)
+	r, _ := newRouter(t, Config{}, fleetOf(engines))
+	if nodes > 1 {
+		r.SetFleet(nodes, 5*time.Millisecond)
+		r.SetPeerLoad("north", nil)
+	}
+	rng := rand.New(rand.NewPCG(1, uint64(nodes)))
+	blocks, home := [sessions]int{}, [sessions]prefixtree.Backend{}
+	var running *Attempt
+	var until prefixtree.Time
+	beside := 0
+	now := t0
+	for i := range 2_000 {
+		now += every
+		if running != nil && now >= until {
+			running.End(Outcome{PromptTokens: running.Decision().PromptTokens, CachedTokens: 0, OutputTokens: 600}, now)
+			running = nil
+		}
+		if i > 400 && running == nil && i%50 == 0 {
+			running = pick(t, r, whole(prompt(uint64(1_000+i), 0, 99, 20)), now)
+			running.Dispatched(now)
+			until = now + long
+			continue
+		}
+		s := rng.IntN(sessions)
+		first := blocks[s] == 0
+		if blocks[s] += 2; first {
+			blocks[s] = 10
+		}
+		a := pick(t, r, ask(prompt(uint64(s), 0, blocks[s], blocks[s])), now)
+		d := a.Decision()
+		if !first && d.Backend != home[s] {
+			t.Fatalf("%d ms: a turn leaves engine-%d, which holds its conversation (a whole request is there: %v):\n%v",
+				now-t0, home[s], running != nil && running.Decision().Backend == home[s], d)
+		}
+		if running != nil && running.Decision().Backend == d.Backend && now > until-long+1_500 {
+			beside++
+		}
+		home[s] = d.Backend
+		a.Dispatched(now)
+		a.FirstToken(now + 2)
+		a.End(Outcome{PromptTokens: d.PromptTokens, CachedTokens: d.PredictedTokens, OutputTokens: 9}, now+10)
+	}
+	if beside < 50 {
+		t.Errorf("only %d turns went to an engine with a whole request of more than 1.5 s: it says nothing", beside)
+	}
+}
+
+// TestWholePrefillsLeaveTheLine pins when a whole request no longer counts as queue, and what comes after it.
+func TestWholePrefillsLeaveTheLine(t *testing.T) {
+	const rate = 10_000
+	r, _ := newRouter(t, Config{}, fleetOf(1))
+	send := func(q *Request, at prefixtree.Time) *Attempt {
+		a := pick(t, r, q, at)
+		a.Dispatched(at)
+		return a
+	}
+	a := send(whole(prompt(1, 1, 0, 80)), t0) // 10,240 tokens
+	b := send(whole(prompt(2, 2, 0, 8)), t0)  // 1,024
+	c := send(ask(prompt(3, 3, 0, 8)), t0+1)  // 1,024
+	for _, k := range []struct {
+		ms              prefixtree.Time
+		queued, overdue float64
+	}{
+		{1, 12_278, 0}, {1_000, 2_288, 0}, {1_024, 2_048, 0}, {1_100, 1_288, 0},
+		{1_127, 1_024, 0}, {1_177, 524, 0}, {5_000, 0, 5 - 1.127 - .1024 - overdueGrace},
+	} {
+		queued, overdue := a.slot.queued(t0+k.ms, rate)
+		if math.Abs(queued-k.queued) > 1 || math.Abs(overdue-k.overdue) > 1e-9 {
+			t.Errorf("after %d ms: %v tokens queued, %v s overdue, want %v and %v", k.ms, queued, overdue, k.queued, k.overdue)
+		}
+	}
+	c.FirstToken(t0 + 6_000)
+	d := send(whole(prompt(4, 4, 0, 800)), t0+6_000) // 102,400
+	e := send(ask(prompt(5, 5, 0, 8)), t0+6_000)
+	if got := r.OwnLoads(nil, t0+6_001); len(got) != 1 || got[0].PrefillTokens != 103_424 || got[0].Active != 5 {
+		t.Errorf("waiting: %v", got)
+	}
+	e.FirstToken(t0 + 6_500) // engines prefill in order, so that the other's is done
+	if got, overdue := a.slot.queued(t0+6_500, rate); got != 0 || overdue != 0 {
+		t.Errorf("%v tokens queued behind whose first token has come, %v s overdue", got, overdue)
+	}
+	f := send(whole(prompt(6, 6, 0, 800)), t0+7_000)
+	if got := r.OwnLoads(nil, t0+7_000); len(got) != 1 || got[0].PrefillTokens != 102_400 {
+		t.Errorf("waiting: %v", got)
+	}
+	if got := r.OwnLoads(nil, t0+20_000); len(got) != 1 || got[0].PrefillTokens != 0 || got[0].Active != 6 {
+		t.Errorf("being generated: %v", got)
+	}
+	for _, x := range []*Attempt{a, b, c, d, e, f} {
+		x.Answers(t0 + 20_001)
+		x.End(unknown(), t0+20_002)
+	}
+	if got := r.OwnLoads(nil, t0+20_002); len(got) != 0 {
+		t.Errorf("left: %v", got)
+	}
+}
+
+// TestAnswersEndThePrefill: an answer that is not understood says at least that its prefill is done.
+func TestAnswersEndThePrefill(t *testing.T) {
+	r, _ := newRouter(t, Config{}, fleetOf(1))
+	a := pick(t, r, ask(prompt(1, 1, 0, 80)), t0)
+	a.Answers(t0)
+	if prefill, _ := r.Load(0); prefill != 10_240 {
+		t.Errorf("%d tokens are outstanding of a request that has not been sent", prefill)
+	}
+	a.Dispatched(t0)
+	a.Answers(t0 + 50)
+	if prefill, active := r.Load(0); prefill != 0 || active != 1 {
+		t.Errorf("%d tokens, %d requests after the beginning of the answer", prefill, active)
+	}
+	a.End(Outcome{PromptTokens: 10_240, CachedTokens: 0, OutputTokens: 1}, t0+60)
+	if got := r.Rate(0); got != defaultPrefillRate {
+		t.Errorf("an answer whose first token nobody saw changed the rate to %.0f", got)
+	}
+}
+
+// TestWholeAnswersAndRates: the time of a whole answer is mostly that of generating it. It shows that an engine is at least that fast; that
+// it is slower only where nothing better is ever told.
+func TestWholeAnswersAndRates(t *testing.T) {
+	var now prefixtree.Time
+	next := uint64(0)
+	send := func(r *Router, wholly bool, took prefixtree.Time) {
+		next++
+		q := ask(prompt(next, 0, 99, 80))
+		q.Whole = wholly
+		a := pick(t, r, q, now)
+		a.Dispatched(now)
+		now += took
+		if !wholly {
+			a.FirstToken(now)
+		}
+		a.End(Outcome{PromptTokens: 10_240, CachedTokens: 0, OutputTokens: 100}, now)
+	}
+
+	now = t0
+	r, _ := newRouter(t, Config{}, fleetOf(1))
+	for range 50 {
+		send(r, false, 512) // 20,000/s
+	}
+	streamed := r.Rate(0)
+	for range 50 {
+		send(r, true, 30_000)
+	}
+	if got := r.Rate(0); math.Abs(got/streamed-1) > 0.01 || math.Abs(got/20_000-1) > 0.1 {
+		t.Errorf("long whole answers changed the rate from %.0f to %.0f", streamed, got)
+	}
+	for range 50 {
+		send(r, true, 256)
+	}
+	if got := r.Rate(0); got < 25_000 {
+		t.Errorf("whole answers at 40,000 tokens/s leave the rate at %.0f", got)
+	}
+
+	now = t0
+	r, _ = newRouter(t, Config{}, fleetOf(1))
+	for range 200 {
+		send(r, true, 51_200) // 200/s, if generating takes no time
+	}
+	if got := r.Rate(0); got > 250 {
+		t.Errorf("a fleet whose answers are all whole believes in %.0f tokens/s, shown are 200", got)
+	}
+}
+
+// TestBehindWholeRequests: how long a streamed request waited for the prefill of a whole one in front is not known. The rate is learned all
+// the same, if not as closely.
+func TestBehindWholeRequests(t *testing.T) {
+	for _, c := range []struct{ engine, least, most float64 }{{10_000, 9_900, 10_100}, {4_000, 3_900, 5_000}, {40_000, 19_000, 40_100}} {
+		r, _ := newRouter(t, Config{}, fleetOf(1))
+		now := t0
+		for i := range uint64(80) {
+			q := whole(prompt(2*i, 0, 99, 80))
+			a := pick(t, r, q, now)
+			a.Dispatched(now)
+			b := pick(t, r, ask(prompt(2*i+1, 0, 99, 80)), now)
+			b.Dispatched(now)
+			now += prefixtree.Time(20_480 / c.engine * 1000)
+			b.FirstToken(now)
+			b.End(Outcome{PromptTokens: 10_240, CachedTokens: 0, OutputTokens: 1}, now)
+			now += 60_000
+			a.End(Outcome{PromptTokens: 10_240, CachedTokens: 0, OutputTokens: 1}, now)
+		}
+		if got := r.Rate(0); got < c.least || got > c.most {
+			t.Errorf("%.0f tokens/s learned of %.0f, want %.0f to %.0f", got, c.engine, c.least, c.most)
+		}
+	}
+}
