@@ -39,10 +39,11 @@ const (
 
 var resourcesReturn = Invariant{
 	Name:    "resources-return",
-	Promise: "memory, goroutines and descriptors return to what they were",
+	Promise: "memory, goroutines and descriptors return to what they were, and do not grow with what a process has served",
 	Bound:   "20 s after the last request ended; a quarter and 40 goroutines, 40 descriptors, 24 MiB of heap, 48 MiB resident above the most that any node held under load before the faults. Heap is less the tables of tree and journal",
-	Seen:    "each node's own metrics of its process",
-	judge:   judgeResources,
+	Seen: "each node's own metrics of its process, every two seconds. A process that lived through three minutes or more has grown if the median of its last quarter " +
+		"is above that of its second by more than a tenth and 4 MiB of heap, 16 MiB resident, 20 goroutines or descriptors",
+	judge: judgeResources,
 }
 
 func judgeResources(e *evidence) (f finding) {
@@ -57,6 +58,7 @@ func judgeResources(e *evidence) (f finding) {
 			most.heap, most.resident = max(most.heap, r.heap), max(most.resident, r.resident)
 		}
 	}
+	lived := e.growth(&f)
 	if most.at == 0 || e.struck >= e.stopped {
 		return f
 	}
@@ -70,7 +72,7 @@ func judgeResources(e *evidence) (f finding) {
 			f.violate(r.at, name, "%s", over)
 		}
 	}
-	f.note = fmt.Sprintf("before, at most: %.0f goroutines, %.0f descriptors, %.1f MiB heap, %.1f MiB resident", most.goroutines, most.files, most.heap/(1<<20), most.resident/(1<<20))
+	f.note = fmt.Sprintf("before, at most: %.0f goroutines, %.0f descriptors, %.1f MiB heap, %.1f MiB resident", most.goroutines, most.files, most.heap/(1<<20), most.resident/(1<<20)) + lived
 	return f
 }
 

@@ -247,11 +247,36 @@ var catalogue = []Scenario{
 		},
 	},
 	{
+		// Short answers to short questions, so that two processors make half a thousand of them a second.
+		Name: "endurance", Nodes: 3, LeastNodes: 3, Engines: 4, Duration: 75 * time.Second, Must: and(membershipKept.Name, enginesTold.Name, countsReturn.Name, resourcesReturn.Name),
+		Load:     Load{Output: [2]int{8, 24}, Long: 0.01, LongOutput: 200, HeadBytes: 1024, Opening: [2]int{300, 2000}, KeepAlive: 0.7},
+		Proves:   "made for --soak: routers and engines come and go around one router that lives through all of it: nothing is left unexplained, and nothing grows",
+		generate: endurance,
+	},
+	{
 		Name: "everything-at-once", Nodes: 4, LeastNodes: 3, Engines: 5, Duration: 75 * time.Second, Needs: []string{fleet.FaultLinks, fleet.FaultDisks},
 		Must:     []string{oneOutcome.Name, noForeignBytes.Name, streamsSurvive.Name, requestsAnswered.Name, removedStayQuiet.Name, membershipKept.Name, oneLeader.Name, treesConverge.Name, countsReturn.Name, enginesTold.Name},
 		Proves:   "faults of all kinds that leave a majority and most engines, over each other and in any order: every promise at once",
 		generate: swarm,
 	},
+}
+
+// endurance draws faults over each other, one after the other of each kind of member, around the first node, which is never ended: what its
+// process holds after hours tells whether anything grows.
+func endurance(d *dice) Schedule {
+	var s Schedule
+	others := d.nodes[1:]
+	s = d.row(s, func() string {
+		who := others[d.IntN(len(others))]
+		return []string{"kill " + who, "kill " + who, "stop " + who, "pause " + d.node(), "malformed " + d.node() + " rate=30"}[d.IntN(5)]
+	}, 3*time.Second)
+	split := len(d.engines) / 2
+	kinds := []string{"crash %s", "hang %s", "slow %s factor=10", "overload %s", "break %s count=5", "lie %s", "drain %s", "remove %s", "amnesia %s"}
+	for _, own := range [][]string{d.engines[:split], d.engines[split:]} {
+		s = d.row(s, func() string { return fmt.Sprintf(kinds[d.IntN(len(kinds))], own[d.IntN(len(own))]) }, 4*time.Second)
+	}
+	at, length := d.part(d.IntN(3), 3)
+	return append(s, event(at, length, "flood rate=%d", 10+d.IntN(30)))
 }
 
 // swarm draws faults over each other. At any time one node at most is harmed, and two engines, so that there is somebody to make it good;

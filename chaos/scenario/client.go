@@ -48,7 +48,7 @@ type exchange struct {
 	ended bool   // the answer's own end has come
 }
 
-// send makes one attempt. All but the identity of a is filled in. What is read of the reply is compared as it comes.
+// send makes one attempt. All but the identity of a is filled in. What is read of the reply is compared as it comes. The caller hands it to the ledger.
 func send(ctx context.Context, client *http.Client, l *ledger, url string, a *Attempt, p *payload, by departure) {
 	a.Head, a.First, a.Prompt, a.Cached, a.Output, a.Want = -1, -1, -1, -1, -1, len(p.want)
 	ctx, leave := context.WithCancelCause(ctx)
@@ -67,7 +67,6 @@ func send(ctx context.Context, client *http.Client, l *ledger, url string, a *At
 	err := x.run(ctx, client, url)
 	a.End, a.Text = l.now(), len(x.got)
 	x.conclude(context.Cause(ctx), err)
-	l.add(a)
 }
 
 func (x *exchange) run(ctx context.Context, client *http.Client, url string) error {
@@ -115,6 +114,8 @@ func (x *exchange) conclude(cause, err error) {
 	switch {
 	case errors.As(err, &own):
 		a.Outcome, a.Detail = own.as, own.text
+	case err == nil && x.ended && len(x.got) == len(x.p.want) && x.p.usage && a.Prompt < 0:
+		a.Outcome, a.Detail = Truncated, "the whole reply, without the token counts that were asked for"
 	case err == nil && x.ended && len(x.got) == len(x.p.want):
 		a.Outcome = Complete
 	case err == nil && x.ended:
@@ -195,6 +196,9 @@ func (x *exchange) take(c *answer) error {
 		}
 	}
 	if u := c.Usage; u != nil {
+		if !x.p.usage {
+			return &protocolError{Foreign, "token counts that were not asked for"}
+		}
 		x.a.Prompt, x.a.Output = u.PromptTokens, u.CompletionTokens
 		if u.Details != nil && u.Details.CachedTokens != nil {
 			x.a.Cached = *u.Details.CachedTokens

@@ -73,37 +73,41 @@ func TestOutcomes(t *testing.T) {
 		answer func(http.ResponseWriter, *http.Request)
 		whole  bool // not streamed
 		want   Outcome
+		usage  bool // asked for
 	}{
-		{"whole stream", stream(": hello\n\n", chunk("abcd"), chunk("efgh"), usageChunk, done), false, Complete},
-		{"whole answer", status(200, `{"choices":[{"message":{"content":"abcdefgh"}}]}`), true, Complete},
-		{"too short", stream(chunk("abcd"), done), false, Truncated},
-		{"a short answer", status(200, `{"choices":[{"message":{"content":"abcd"}}]}`), true, Truncated},
-		{"no end", stream(chunk("abcd"), chunk("efgh")), false, Truncated},
-		{"too long", stream(chunk("abcd"), chunk("efghi"), done), false, Foreign},
-		{"other bytes", stream(chunk("abcd"), chunk("efgx"), done), false, Foreign},
-		{"twice", stream(chunk("abcd"), chunk("abcd"), done), false, Foreign},
-		{"after the end", stream(chunk("abcd"), chunk("efgh"), done, chunk("abcd")), false, Foreign},
+		{"whole stream", stream(": hello\n\n", chunk("abcd"), chunk("efgh"), usageChunk, done), false, Complete, true},
+		{"counts that nobody asked for", stream(chunk("abcd"), chunk("efgh"), usageChunk, done), false, Foreign, false},
+		{"no counts, as asked", stream(chunk("abcd"), chunk("efgh"), done), false, Complete, false},
+		{"no counts", stream(chunk("abcd"), chunk("efgh"), done), false, Truncated, true},
+		{"whole answer", status(200, `{"choices":[{"message":{"content":"abcdefgh"}}]}`), true, Complete, false},
+		{"too short", stream(chunk("abcd"), done), false, Truncated, false},
+		{"a short answer", status(200, `{"choices":[{"message":{"content":"abcd"}}]}`), true, Truncated, false},
+		{"no end", stream(chunk("abcd"), chunk("efgh")), false, Truncated, false},
+		{"too long", stream(chunk("abcd"), chunk("efghi"), done), false, Foreign, false},
+		{"other bytes", stream(chunk("abcd"), chunk("efgx"), done), false, Foreign, false},
+		{"twice", stream(chunk("abcd"), chunk("abcd"), done), false, Foreign, false},
+		{"after the end", stream(chunk("abcd"), chunk("efgh"), done, chunk("abcd")), false, Foreign, false},
 		{"the answer to another", func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("X-Request-Id", "other")
 			stream(chunk("abcd"), chunk("efgh"), done)(w, r)
-		}, false, Foreign},
-		{"an error event", stream(chunk("abcd"), `data: {"error":{"message":"gone","type":"x"}}`+"\n\n", done), false, ErrorEvent},
-		{"no JSON", stream("data: {\n\n"), false, Malformed},
-		{"no stream", status(200, "hello"), false, Malformed},
-		{"no answer", status(200, "hello"), true, Malformed},
-		{"an error as an answer", status(200, `{"error":{"message":"m"}}`), true, Malformed},
-		{"refused", status(503, `{"error":{"message":"no","type":"t"}}`), false, Refused},
-		{"refused without a reason", status(502, "Bad Gateway"), false, Malformed},
-		{"hung up before", func(w http.ResponseWriter, _ *http.Request) { hangUp(w) }, false, Unanswered},
+		}, false, Foreign, false},
+		{"an error event", stream(chunk("abcd"), `data: {"error":{"message":"gone","type":"x"}}`+"\n\n", done), false, ErrorEvent, false},
+		{"no JSON", stream("data: {\n\n"), false, Malformed, false},
+		{"no stream", status(200, "hello"), false, Malformed, false},
+		{"no answer", status(200, "hello"), true, Malformed, false},
+		{"an error as an answer", status(200, `{"error":{"message":"m"}}`), true, Malformed, false},
+		{"refused", status(503, `{"error":{"message":"no","type":"t"}}`), false, Refused, false},
+		{"refused without a reason", status(502, "Bad Gateway"), false, Malformed, false},
+		{"hung up before", func(w http.ResponseWriter, _ *http.Request) { hangUp(w) }, false, Unanswered, false},
 		{"hung up within", func(w http.ResponseWriter, r *http.Request) {
 			stream(chunk("abcd"))(w, r)
 			hangUp(w)
-		}, false, Broken},
+		}, false, Broken, false},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			url, client := server(t, c.answer)
-			l, a := newLedger(), &Attempt{ID: "x"}
-			send(t.Context(), client, l, url, a, &payload{path: "/v1/chat/completions", want: []byte("abcdefgh"), stream: !c.whole}, stays)
+			a := &Attempt{ID: "x"}
+			send(t.Context(), client, newLedger(), url, a, &payload{path: "/v1/chat/completions", want: []byte("abcdefgh"), stream: !c.whole, usage: c.usage}, stays)
 			if a.Outcome != c.want || a.End < a.Sent || a.Conn == "" {
 				t.Errorf("%+v, want %s", a, c.want)
 			}
@@ -112,9 +116,6 @@ func TestOutcomes(t *testing.T) {
 			}
 			if c.what == "whole stream" && (a.Prompt != 9 || a.Cached != 4 || a.Output != 2 || a.First < a.Head || a.Node != "node-1" || a.Backend != "engine-1" || a.Text != 8) {
 				t.Errorf("%+v", a)
-			}
-			if got, _ := l.count(); got != 1 {
-				t.Errorf("%d attempts on record", got)
 			}
 		})
 	}
@@ -149,7 +150,7 @@ func TestConversations(t *testing.T) {
 	texts := make(map[string]bool)
 	play := func(seed uint64) (bodies []string) {
 		for id := range 12 {
-			c := newConversation(id, seed, "head ", "")
+			c := newConversation(id, seed, Load{}.withDefaults().Opening, "head ", "")
 			before := ""
 			for range 3 {
 				p, err := c.next(engineConfig(), 8)
@@ -197,11 +198,14 @@ func TestTrafficTriesAgain(t *testing.T) {
 	tr := newTraffic(Load{Departing: 1e-9}, 1, url, engineConfig(), d.DialContext, l)
 	client := tr.client(false)
 	defer client.CloseIdleConnections()
-	c := newConversation(0, 1, "head", chatStream)
-	if tr.turn(t.Context(), client, c, &memory{}) {
+	c := newConversation(0, 1, Load{}.withDefaults().Opening, "head", chatStream)
+	if tr.turn(client, c, &memory{}) {
 		t.Error("it went on after a failure")
 	}
 	attempts, _ := l.all()
+	if ended, failed := l.count(); ended != 3 || failed != 3 {
+		t.Errorf("%d ended, %d failed", ended, failed)
+	}
 	if len(attempts) != 3 || attempts[2].Outcome != Foreign || !attempts[2].Last || attempts[0].Last || attempts[1].Outcome != Refused {
 		t.Fatalf("%d attempts, the last %+v", len(attempts), attempts[len(attempts)-1])
 	}
@@ -214,6 +218,36 @@ func TestTrafficTriesAgain(t *testing.T) {
 		if p := pauseBefore(try, rand.New(rand.NewPCG(1, 1))); p > 500*time.Millisecond<<try || p < 375*time.Millisecond<<try {
 			t.Errorf("pause %d is %v", try, p)
 		}
+	}
+}
+
+// TestFloodsEndTheirRequests: a request that failed just before the end of a flood is tried again as any other.
+func TestFloodsEndTheirRequests(t *testing.T) {
+	flooding, stop := context.WithCancel(t.Context())
+	url, _ := server(t, func(w http.ResponseWriter, _ *http.Request) {
+		stop()
+		w.WriteHeader(http.StatusServiceUnavailable)
+		_, _ = io.WriteString(w, `{"error":{"message":"no"}}`)
+	})
+	l := newLedger()
+	var d net.Dialer
+	tr := newTraffic(Load{Departing: 1e-9}, 1, url, engineConfig(), d.DialContext, l)
+	tr.flood(flooding, 1000, 16)
+	tr.work.Wait()
+	attempts, _ := l.all()
+	tries := make(map[int]int)
+	for _, a := range attempts {
+		if tries[a.Request]++; a.Last != (a.Try == sdkRetries) {
+			t.Errorf("%+v", a)
+		}
+	}
+	for r, n := range tries {
+		if n != 1+sdkRetries {
+			t.Errorf("request %d was tried %d times", r, n)
+		}
+	}
+	if len(tries) == 0 {
+		t.Error("nothing was sent")
 	}
 }
 

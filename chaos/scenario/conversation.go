@@ -17,6 +17,9 @@ const (
 
 var shapes = []string{chatStream, chatStream, chatStream, chatStream, chatWhole, completionStream}
 
+// withoutUsage is the share of conversations whose clients do not ask for token counts in streams. Routers ask for them and leave them out again.
+const withoutUsage = 0.15
+
 // message is one turn of a chat.
 type message struct {
 	Role    string `json:"role"`
@@ -29,6 +32,9 @@ type conversation struct {
 	shape string
 	rng   *rand.Rand
 	turn  int
+	usage bool // it asks for token counts at the end of streams
+	// pauses before an attempt is made again are drawn apart: what is said does not depend on what failed.
+	pauses *rand.Rand
 
 	messages []message // chats
 	text     string    // completions
@@ -40,6 +46,7 @@ type payload struct {
 	body   []byte
 	want   []byte // the reply, byte by byte
 	stream bool
+	usage  bool // the answer tells token counts
 }
 
 const letters = "etaoinshrdlucmfw"
@@ -58,14 +65,15 @@ func prose(rng *rand.Rand, bytes int) string {
 	return string(out)
 }
 
-// newConversation begins one. head is how it begins, shared with others.
-func newConversation(id int, seed uint64, head string, shape string) *conversation {
-	c := &conversation{id: id, shape: shape, rng: rand.New(rand.NewPCG(seed, uint64(id)))}
+// newConversation begins one. head is how it begins, shared with others; opening is how many bytes follow of its own, from and to.
+func newConversation(id int, seed uint64, opening [2]int, head string, shape string) *conversation {
+	c := &conversation{id: id, shape: shape, rng: rand.New(rand.NewPCG(seed, uint64(id))), pauses: rand.New(rand.NewPCG(^seed, uint64(id)))}
 	if c.shape == "" {
 		c.shape = shapes[c.rng.IntN(len(shapes))]
 	}
+	c.usage = c.rng.Float64() >= withoutUsage
 	// The number makes every prompt, and so every reply, one of its own.
-	first := fmt.Sprintf("This is conversation %d of run %d. %s", id, seed, prose(c.rng, 2_000+c.rng.IntN(10_000)))
+	first := fmt.Sprintf("This is conversation %d of run %d. %s", id, seed, prose(c.rng, opening[0]+c.rng.IntN(opening[1]-opening[0]+1)))
 	if c.shape == completionStream {
 		c.text = head + first
 	} else {
@@ -87,8 +95,11 @@ func (c *conversation) next(cfg engine.ServerConfig, output int) (p payload, err
 	}
 	if p.stream = c.shape != chatWhole; p.stream {
 		body["stream"] = true
-		body["stream_options"] = map[string]bool{"include_usage": true}
+		if c.usage {
+			body["stream_options"] = map[string]bool{"include_usage": true}
+		}
 	}
+	p.usage = c.usage || !p.stream
 	if p.body, err = json.Marshal(body); err != nil {
 		return p, err
 	}

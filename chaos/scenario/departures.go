@@ -6,10 +6,11 @@ import "time"
 const toldBound = time.Second
 
 var enginesTold = Invariant{
-	Name:    "engines-told",
-	Promise: "an engine is told of a client that has left, and computes nothing for it any more",
-	Bound:   "1 s",
-	Seen:    "clients leave before, at and within answers; the engine itself tells when the request has ended there",
+	Name:       "engines-told",
+	Promise:    "an engine is told of a client that has left, and computes nothing for it any more",
+	Bound:      "1 s",
+	Seen:       "clients leave before, at and within answers; the engine itself tells when the request has ended there",
+	ofAttempts: true,
 	judge: func(e *evidence) (f finding) {
 		for _, a := range e.attempts {
 			if a.Outcome != Departed || e.nodeLost(a.Node, a.Sent, a.End+toldBound) || e.linkBroken(a.Node, a.Sent, a.End+toldBound, e.engines...) {

@@ -16,6 +16,8 @@ type Invariant struct {
 	Bound   string // within which it must hold
 	Seen    string // how it is seen
 	judge   func(*evidence) finding
+	// ofAttempts: it is judged attempt by attempt, so that what lies far enough back can be judged while the run goes on.
+	ofAttempts bool
 }
 
 // State is what a run says of an invariant.
@@ -53,11 +55,24 @@ type Violation struct {
 type finding struct {
 	checked    int
 	note       string
-	violations []Violation
+	violations []Violation // the first of them
+	more       int         // that are only counted
 }
 
 func (f *finding) violate(at time.Duration, place, format string, args ...any) {
-	f.violations = append(f.violations, Violation{at, place, fmt.Sprintf(format, args...)})
+	if len(f.violations) >= maxCases {
+		f.more++
+		return
+	}
+	f.add(Violation{at, place, fmt.Sprintf(format, args...)})
+}
+
+func (f *finding) add(v Violation) {
+	if len(f.violations) >= maxCases {
+		f.more++
+		return
+	}
+	f.violations = append(f.violations, v)
 }
 
 // maxCases bounds the violations of one invariant that are told in full.
@@ -66,9 +81,12 @@ const maxCases = 20
 // evidence is all that was seen of a run. Judges only read it.
 type evidence struct {
 	cfg      engine.ServerConfig
+	past     past          // of the attempts that were folded
+	partial  bool          // a part of a run that goes on
+	width    time.Duration // of a slice of the timeline; default a second
 	nodes    []string
 	engines  []string
-	attempts []*Attempt // by when they were sent
+	attempts []*Attempt // by when they were sent; without those that were folded
 	visits   map[string][]visit
 	marks    []Mark
 	seen     map[string]*seen
@@ -81,6 +99,7 @@ type evidence struct {
 	drained  time.Duration // when the last request had ended
 	limit    time.Duration // of a node that drains: what takes longer is cut
 	quiet    quiet
+	harness  memoryUse
 	died     []Violation // nodes that ended by themselves
 }
 
@@ -104,10 +123,13 @@ func judgeAll(e *evidence, leaveOut []string) []Verdict {
 			continue
 		}
 		f := i.judge(e)
+		if i.ofAttempts {
+			f = e.past.findings[i.Name].and(f)
+		}
 		v := Verdict{Invariant: i.Name, Promise: i.Promise, Bound: i.Bound, Seen: i.Seen, State: Held, Checked: f.checked, Note: f.note,
-			Count: len(f.violations), Violations: f.violations[:min(len(f.violations), maxCases)]}
+			Count: len(f.violations) + f.more, Violations: f.violations[:min(len(f.violations), maxCases)]}
 		switch {
-		case len(f.violations) > 0:
+		case v.Count > 0:
 			v.State = Violated
 		case f.checked == 0:
 			v.State = NotExercised

@@ -356,3 +356,11 @@ func TestReport(t *testing.T) {
 		t.Error("written to nowhere")
 	}
 }
+
+func TestStandardErrors(t *testing.T) {
+	for p, want := range map[float64]float64{byChance: 2.576, byChance / 100: 3.891, 0.5: 0} {
+		if got := standardErrors(p); math.Abs(got-want) > 0.001 {
+			t.Errorf("%v is exceeded once in %v, want %v", got, 1/p, want)
+		}
+	}
+}

@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -55,8 +56,8 @@ const (
 	otherBound = 5 * time.Second
 	// hitMargin is how much lower it may be.
 	hitMargin = 0.01
-	// sure is how many standard errors a difference must exceed to be more than chance: one in a few hundred.
-	sure = 2.6
+	// byChance is how often a run may look worse than it is; of many looks each has its part of that.
+	byChance = 0.005
 	// fewTurns are too few to tell a point.
 	fewTurns = 60
 )
@@ -65,7 +66,7 @@ var hitRateRecovers = Invariant{
 	Name:    "hit-rate-recovers",
 	Promise: "of what engines could have had cached, as much is hit as before the faults, to a point",
 	Bound:   "2 s after a router is lost, 5 s after all faults are over",
-	Seen:    "cached tokens that engines report for later turns, as a share of the conversation so far; turns whose engine lost it do not count. A difference counts if it is more than chance (2.6 standard errors)",
+	Seen:    "cached tokens that engines report for later turns, as a share of the conversation so far; turns whose engine lost it do not count. A difference counts if it is more than chance (once in 200 runs: 2.6 standard errors for one look, more where there are many)",
 	judge:   judgeHits,
 }
 
@@ -81,21 +82,31 @@ func (e *evidence) hits(from, to time.Duration) (s share) {
 	type second struct{ hit, weight float64 }
 	seconds := make(map[time.Duration]*second)
 	var sum, weight float64
-	for _, a := range e.attempts {
-		if a.Outcome != Complete || a.Possible == 0 || a.Cached < 0 || a.Sent < from || a.Sent >= to || e.forgot(a) {
-			continue
-		}
-		hit := min(float64(a.Cached)/float64(a.Possible), 1)
-		in := seconds[a.Sent/time.Second]
+	add := func(t turn) {
+		in := seconds[t.sent/time.Second]
 		if in == nil {
 			in = new(second)
-			seconds[a.Sent/time.Second] = in
+			seconds[t.sent/time.Second] = in
 		}
-		in.hit += hit * float64(a.Possible)
-		in.weight += float64(a.Possible)
-		sum += hit * float64(a.Possible)
-		weight += float64(a.Possible)
+		in.hit += t.hit * t.possible
+		in.weight += t.possible
+		sum += t.hit * t.possible
+		weight += t.possible
 		s.turns++
+	}
+	first, _ := slices.BinarySearchFunc(e.past.turns, from, func(t turn, at time.Duration) int { return cmp.Compare(t.sent, at) })
+	for _, t := range e.past.turns[first:] {
+		if t.sent >= to {
+			break
+		}
+		add(t)
+	}
+	for _, a := range e.attempts {
+		if a.Sent >= from && a.Sent < to {
+			if t, ok := e.turnOf(a); ok {
+				add(t)
+			}
+		}
 	}
 	if s.turns < 2 {
 		return s
@@ -107,6 +118,14 @@ func (e *evidence) hits(from, to time.Duration) (s share) {
 	}
 	s.wide = math.Sqrt(spread) / weight
 	return s
+}
+
+// turnOf is what an attempt says of hits, if it does.
+func (e *evidence) turnOf(a *Attempt) (t turn, ok bool) {
+	if a.Outcome != Complete || a.Possible == 0 || a.Cached < 0 || e.forgot(a) {
+		return t, false
+	}
+	return turn{a.Sent, min(float64(a.Cached)/float64(a.Possible), 1), float64(a.Possible)}, true
 }
 
 // forgets are the faults after which an engine does not have what it had, or may not be asked for it.
@@ -132,16 +151,10 @@ func judgeHits(e *evidence) (f finding) {
 	if before.turns < fewTurns || e.struck >= e.stopped {
 		return f
 	}
-	look := func(what string, from, to time.Duration) {
-		after := e.hits(from, to)
-		if after.turns < fewTurns {
-			return
-		}
-		f.checked++
-		f.note += fmt.Sprintf("; %s: %.2f %% of %d turns", what, 100*after.mean, after.turns)
-		if chance := sure * math.Hypot(before.wide, after.wide); after.mean < before.mean-hitMargin-chance {
-			f.violate(from, "the fleet", "%s: %.2f %% of %d turns from %v to %v, before %.2f %% of %d: more than a point below, and than chance (%.2f points)",
-				what, 100*after.mean, after.turns, from, to, 100*before.mean, before.turns, 100*chance)
+	var looks []look
+	add := func(what string, from, to time.Duration) {
+		if after := e.hits(from, to); after.turns >= fewTurns {
+			looks = append(looks, look{what, from, to, after})
 		}
 	}
 	for i := range e.marks {
@@ -158,8 +171,34 @@ func judgeHits(e *evidence) (f finding) {
 		if m.Ending >= 0 {
 			to = min(to, m.Ending)
 		}
-		look(fmt.Sprintf("from 2 s after %s", m.Event), m.Struck+lossBound, to)
+		add(fmt.Sprintf("from 2 s after %s", m.Event), m.Struck+lossBound, to)
 	}
-	look("from 5 s after all", e.healed+otherBound, e.stopped)
+	add("from 5 s after all", e.healed+otherBound, e.stopped)
+	f.checked = len(looks)
+	sure := standardErrors(byChance / float64(max(len(looks), 1)))
+	for i, l := range looks {
+		if i < toldLooks || i == len(looks)-1 {
+			f.note += fmt.Sprintf("; %s: %.2f %% of %d turns", l.what, 100*l.after.mean, l.after.turns)
+		} else if i == toldLooks {
+			f.note += fmt.Sprintf("; and %d more", len(looks)-toldLooks-1)
+		}
+		if chance := sure * math.Hypot(before.wide, l.after.wide); l.after.mean < before.mean-hitMargin-chance {
+			f.violate(l.from, "the fleet", "%s: %.2f %% of %d turns from %v to %v, before %.2f %% of %d: more than a point below, and than chance (%.2f points)",
+				l.what, 100*l.after.mean, l.after.turns, l.from, l.to, 100*before.mean, before.turns, 100*chance)
+		}
+	}
 	return f
 }
+
+// look is a time after a fault in which the hit rate must be what it was.
+type look struct {
+	what     string
+	from, to time.Duration
+	after    share
+}
+
+// toldLooks bounds how many are told of when nothing is wrong.
+const toldLooks = 4
+
+// standardErrors is how many of them a normal variable exceeds with a probability.
+func standardErrors(p float64) float64 { return math.Sqrt2 * math.Erfinv(1-2*p) }

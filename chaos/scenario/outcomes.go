@@ -8,11 +8,12 @@ import (
 // What becomes of requests: one end each, and nobody else's bytes.
 
 var oneOutcome = Invariant{
-	Name:    "one-outcome",
-	Promise: "every admitted request ends in exactly one outcome, and the engines serve exactly what clients sent, once",
-	Bound:   "within the client's patience of 40 s",
-	Seen:    "clients take every answer to its last byte; engines tell of every request they get, by its id",
-	judge:   judgeOutcomes,
+	Name:       "one-outcome",
+	Promise:    "every admitted request ends in exactly one outcome, and the engines serve exactly what clients sent, once",
+	Bound:      "within the client's patience of 40 s",
+	Seen:       "clients take every answer to its last byte; engines tell of every request they get, by its id",
+	ofAttempts: true,
+	judge:      judgeOutcomes,
 }
 
 func judgeOutcomes(e *evidence) (f finding) {
@@ -56,10 +57,11 @@ func (e *evidence) served(f *finding, a *Attempt) {
 }
 
 var noForeignBytes = Invariant{
-	Name:    "no-foreign-bytes",
-	Promise: "no byte of one stream in another, none twice, none missing, none after the end",
-	Bound:   "every byte",
-	Seen:    "an engine's reply follows from the prompt, each prompt is unlike every other, and clients compare each byte as it comes",
+	Name:       "no-foreign-bytes",
+	Promise:    "no byte of one stream in another, none twice, none missing, none after the end",
+	Bound:      "every byte",
+	Seen:       "an engine's reply follows from the prompt, each prompt is unlike every other, and clients compare each byte as it comes",
+	ofAttempts: true,
 	judge: func(e *evidence) (f finding) {
 		for _, a := range e.attempts {
 			if a.Text > 0 {

@@ -16,7 +16,7 @@ body { font: 15px/1.45 system-ui, sans-serif; max-width: 76rem; margin: 2rem aut
 table { border-collapse: collapse; font-size: 13px; margin: 1rem 0; width: 100% }
 th, td { padding: .25rem .5rem; text-align: left; vertical-align: top; border-bottom: 1px solid #ddd }
 th { border-bottom: 2px solid #888 }
-pre { background: #f5f5f5; padding: .6rem; overflow-x: auto; font-size: 12px }
+pre { background: #f5f5f5; padding: .6rem; overflow: auto; max-height: 20rem; font-size: 12px }
 svg { width: 100%; height: auto }
 .held, .passed { color: #00704d } .violated, .failed { color: #b02a00; font-weight: 600 } .idle { color: #777 }
 .note { color: #555; font-size: 13px }
@@ -26,7 +26,7 @@ svg { width: 100%; height: auto }
 {{range .}}<tr><td><a href="#{{.Scenario}}-{{.Seed}}">{{.Scenario}}</a></td><td class="{{cell .Result}}">{{.Result}}</td><td>{{.Seed}}</td><td>{{.Requests}}</td><td>{{.Violations}}</td><td>{{.Proves}}</td></tr>
 {{end}}</table>
 {{range .}}<h2 id="{{.Scenario}}-{{.Seed}}">{{.Scenario}}: <span class="{{cell .Result}}">{{.Result}}</span></h2>
-<p>{{.Proves}}. {{.Nodes}} routers, {{.Engines}} engines, {{.DurationS}} s of traffic, {{.Requests}} requests in {{.Attempts}} attempts: {{range $o, $n := .Outcomes}}{{$n}} {{$o}} {{end}}</p>
+<p>{{.Proves}}. {{.Nodes}} routers, {{.Engines}} engines, {{.DurationS}} s of traffic, {{.Requests}} requests in {{.Attempts}} attempts: {{range $o, $n := .Outcomes}}{{$n}} {{$o}} {{end}}{{with .Harness.PeakMiB}}(the harness took {{printf "%.0f" .}} MiB at most){{end}}</p>
 {{range .Missing}}<p class="idle">{{.}}</p>
 {{end}}<pre>{{.Command}}
 {{range .Schedule}}{{.}}

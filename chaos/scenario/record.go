@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"cmp"
 	"slices"
 	"sync"
 	"time"
@@ -63,7 +64,9 @@ type ledger struct {
 	began time.Time
 
 	mu       sync.Mutex
-	attempts []*Attempt
+	attempts []*Attempt // without those that were taken
+	ended    int        // of all
+	failed   int
 	visits   map[string][]visit
 	engines  map[string]string // host:port -> name
 }
@@ -93,6 +96,10 @@ func (l *ledger) add(a *Attempt) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.attempts = append(l.attempts, a)
+	l.ended++
+	if a.failed() {
+		l.failed++
+	}
 }
 
 // watch takes what engines tell of their requests.
@@ -117,11 +124,11 @@ func (l *ledger) watch(v engine.Visit) {
 	}
 }
 
-// all returns the attempts by when they were sent, and the visits by attempt. Nothing may be under way.
+// all returns the attempts that were not taken, by when they were sent, and the visits by attempt. Nothing may be under way.
 func (l *ledger) all() ([]*Attempt, map[string][]visit) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	slices.SortStableFunc(l.attempts, func(a, b *Attempt) int { return compare(a.Sent, b.Sent) })
+	slices.SortStableFunc(l.attempts, func(a, b *Attempt) int { return cmp.Compare(a.Sent, b.Sent) })
 	return l.attempts, l.visits
 }
 
@@ -129,20 +136,5 @@ func (l *ledger) all() ([]*Attempt, map[string][]visit) {
 func (l *ledger) count() (ended, failed int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, a := range l.attempts {
-		if a.failed() {
-			failed++
-		}
-	}
-	return len(l.attempts), failed
-}
-
-func compare(a, b time.Duration) int {
-	switch {
-	case a < b:
-		return -1
-	case a > b:
-		return 1
-	}
-	return 0
+	return l.ended, l.failed
 }

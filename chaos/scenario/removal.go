@@ -9,11 +9,12 @@ import (
 const removalBound = 500 * time.Millisecond
 
 var removedStayQuiet = Invariant{
-	Name:    "removed-stay-quiet",
-	Promise: "nothing is sent to an engine by a node that shows it as removed, draining or down",
-	Bound:   "0.5 s after the node showed it first",
-	Seen:    "each node's GET /backends, against the requests that the engine itself counts and the node that answered them",
-	judge:   judgeRemoval,
+	Name:       "removed-stay-quiet",
+	Promise:    "nothing is sent to an engine by a node that shows it as removed, draining or down",
+	Bound:      "0.5 s after the node showed it first",
+	Seen:       "each node's GET /backends, against the requests that the engine itself counts and the node that answered them",
+	ofAttempts: true,
+	judge:      judgeRemoval,
 }
 
 // away are the states in which an engine gets nothing.
@@ -35,7 +36,9 @@ func judgeRemoval(e *evidence) (f finding) {
 				if !slices.Contains(away, one.what) {
 					continue
 				}
-				f.checked++
+				if !e.partial { // once, for all of the run
+					f.checked++
+				}
 				spans[engine] = append(spans[engine], gone{name, one.what, one.first.answered + removalBound, one.last.asked})
 			}
 		}

@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -39,7 +40,9 @@ type Report struct {
 	Outcomes   Outcomes   `json:"outcomes"`
 	Verdicts   []Verdict  `json:"verdicts"`
 	Events     []Happened `json:"events"`
+	SliceS     float64    `json:"slice_s"` // how long a slice of the timeline is
 	Timeline   []Slice    `json:"timeline"`
+	Harness    memoryUse  `json:"harness"` // memory of this process, engines and clients included
 }
 
 // Outcomes counts attempts by how they ended.
@@ -54,7 +57,7 @@ type Happened struct {
 	Failed  string   `json:"failed,omitempty"`
 }
 
-// Slice is one second of a run, by when requests were sent. Null where there were none.
+// Slice is a second of a run, or a few of a long one, by when requests were sent. Null where there were none.
 type Slice struct {
 	FromS    float64  `json:"from_s"`
 	Sent     int      `json:"sent"`
@@ -101,17 +104,16 @@ func (r *run) report(e *evidence) *Report {
 	if out.Violations > 0 {
 		out.Result = Failed
 	}
+	maps.Copy(out.Outcomes, e.past.outcomes)
+	all := past{outcomes: out.Outcomes, attempts: e.past.attempts, requests: e.past.requests}
 	for _, a := range e.attempts {
-		out.Outcomes[a.Outcome]++
-		if a.Last {
-			out.Requests++
-		}
+		all.count(a)
 	}
-	out.Attempts = len(e.attempts)
+	out.Attempts, out.Requests, out.Harness = all.attempts, all.requests, e.harness
 	for i := range e.marks {
 		out.Events = append(out.Events, happened(&e.marks[i]))
 	}
-	out.Timeline = e.timeline()
+	out.SliceS, out.Timeline = seconds(e.sliceWidth()), e.timeline()
 	return out
 }
 
@@ -129,23 +131,38 @@ func happened(m *Mark) Happened {
 	return h
 }
 
-// timeline cuts the run into seconds.
+// maxSlices is how many slices a timeline has at most: more cannot be told apart in a picture.
+const maxSlices = 1200
+
+// sliceOf is how long a slice of a run of that length is: a whole number of seconds.
+func sliceOf(length time.Duration) time.Duration {
+	return time.Second * max(1, (length+maxSlices*time.Second-1)/(maxSlices*time.Second))
+}
+
+func (e *evidence) sliceWidth() time.Duration { return max(e.width, time.Second) }
+
+// timeline cuts the run into slices.
 func (e *evidence) timeline() []Slice {
 	if e.drained <= 0 {
 		return []Slice{}
 	}
-	const width = time.Second
-	out := make([]Slice, int(e.drained/width)+1)
+	return append(slices.Clone(e.past.slices), e.slices(e.past.until, e.drained+1)...)
+}
+
+// slices are those of a span of the run, of attempts that were not folded. The span begins where a slice does.
+func (e *evidence) slices(from, to time.Duration) []Slice {
+	width := e.sliceWidth()
+	out := make([]Slice, (to-from+width-1)/width)
 	firsts := make([][]time.Duration, len(out))
 	for i := range out {
-		from := time.Duration(i) * width
-		out[i].FromS = seconds(from)
-		if s := e.hits(from, from+width); s.turns >= 2 {
+		at := from + time.Duration(i)*width
+		out[i].FromS = seconds(at)
+		if s := e.hits(at, at+width); s.turns >= 2 {
 			out[i].Hit = &s.mean
 		}
 	}
 	for _, a := range e.attempts {
-		i := min(int(a.Sent/width), len(out)-1)
+		i := min(int((a.Sent-from)/width), len(out)-1)
 		out[i].Sent++
 		switch {
 		case a.Outcome == Complete:

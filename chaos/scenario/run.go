@@ -1,9 +1,7 @@
 package scenario
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -19,7 +17,15 @@ import (
 type run struct {
 	cfg   Config
 	s     *Scenario
+	pace  pace
 	began time.Time
+}
+
+// pace is how a run is laid out in time.
+type pace struct {
+	calm time.Duration // from when on the load is even
+	lead time.Duration // before the first event
+	tail time.Duration // from the end of the last event to the end of traffic, at least
 }
 
 // play does all of it but judging.
@@ -29,10 +35,12 @@ func (r *run) play(ctx context.Context) (e *evidence, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		e.close(f, err == nil)
-		err = errors.Join(err, r.keep(e))
-	}()
+	defer func() { e.close(f, err == nil) }()
+	if r.cfg.Keep != "" {
+		if err := os.WriteFile(filepath.Join(r.cfg.Keep, "schedule"), []byte(r.cfg.Schedule.String()), 0o600); err != nil {
+			return nil, err
+		}
+	}
 	engines := make(map[string]string)
 	for _, eng := range f.Engines() {
 		engines[eng.Addr()] = eng.Name()
@@ -45,14 +53,25 @@ func (r *run) play(ctx context.Context) (e *evidence, err error) {
 		load.Rate = r.cfg.Rate
 	}
 	t := newTraffic(load, r.cfg.Seed, f.URL(), engineConfig(), f.DialClient, l)
+	t.whole = ctx
 	w := &world{f: f, t: t, op: op, log: &marks{now: l.now}, newer: r.cfg.Newer, ready: readyWithin}
-	e = &evidence{cfg: engineConfig(), nodes: names("node", r.cfg.Nodes), engines: f.EngineNames(), calm: warmUp, limit: drainLimit}
+	e = &evidence{cfg: engineConfig(), nodes: names("node", r.cfg.Nodes), engines: f.EngineNames(), calm: r.pace.calm, limit: drainLimit, width: sliceOf(r.cfg.Duration), struck: r.cfg.Duration}
+	for _, ev := range r.cfg.Schedule {
+		e.struck = min(e.struck, ev.At)
+	}
+	folded, err := newFolder(*e, l, w.log, o, r.cfg.Keep)
+	if err != nil {
+		return e, err
+	}
+	defer func() { err = errors.Join(err, folded.close()) }()
 
 	looking, look := context.WithCancel(ctx)
 	defer look()
 	var watching sync.WaitGroup
 	watching.Go(func() { o.play(looking) })
 	watching.Go(func() { r.tell(looking, l) })
+	var unkept error // attempts that could not be kept
+	watching.Go(func() { unkept = folded.play(looking) })
 	if err := r.traffic(ctx, e, l, t, op, w); err != nil {
 		look()
 		watching.Wait()
@@ -62,10 +81,12 @@ func (r *run) play(ctx context.Context) (e *evidence, err error) {
 	err = readAll(ctx, f, op)
 	look()
 	watching.Wait()
+	folded.mem.look()
+	e.past, e.harness = folded.past, folded.mem
 	e.attempts, e.visits = l.all()
 	e.marks, e.seen = w.log.snapshot(), o.seen
 	e.history, e.strange = op.log.Operations(), op.strange
-	return e, errors.Join(err, ctx.Err())
+	return e, errors.Join(err, unkept, folded.write(e), ctx.Err())
 }
 
 func (r *run) start(ctx context.Context, l *ledger) (*fleet.Fleet, error) {
@@ -106,10 +127,8 @@ func (r *run) traffic(ctx context.Context, e *evidence, l *ledger, t *traffic, o
 	clients.Go(func() { failed = t.play(running) })
 	operators.Go(func() { op.play(running, 3, 150*time.Millisecond) })
 	healed := make(chan struct{}) // closed when what has no end of its own ends
-	e.struck = r.cfg.Duration
-	last := leadTime
+	last := r.pace.lead
 	for _, ev := range r.cfg.Schedule {
-		e.struck = min(e.struck, ev.At)
 		last = max(last, ev.At+ev.For)
 		events.Go(func() {
 			if sleep(running, ev.At-l.now()) == nil {
@@ -129,7 +148,7 @@ func (r *run) traffic(ctx context.Context, e *evidence, l *ledger, t *traffic, o
 	events.Wait()
 	e.healed = l.now()
 	// What took longer than the schedule said does not shorten what comes after.
-	err := sleep(ctx, max(r.cfg.Duration, e.healed+tailTime)-l.now())
+	err := sleep(ctx, max(r.cfg.Duration, e.healed+r.pace.tail)-l.now())
 	e.stopped = l.now()
 	stop()
 	operators.Wait()
@@ -172,41 +191,6 @@ func (e *evidence) close(f *fleet.Fleet, whole bool) {
 		e.died = append(e.died, Violation{At: e.drained, Place: "the fleet", Evidence: err.Error()})
 	}
 	_ = f.Close() // says again which nodes had ended; anything else is about what is gone now
-}
-
-// keep writes what is to be kept beside the fleet's own files: the schedule, and every attempt with where it came to, a line of JSON each.
-func (r *run) keep(e *evidence) error {
-	if r.cfg.Keep == "" {
-		return nil
-	}
-	if err := os.WriteFile(filepath.Join(r.cfg.Keep, "schedule"), []byte(r.cfg.Schedule.String()), 0o600); err != nil || e == nil {
-		return err
-	}
-	var lines bytes.Buffer
-	enc := json.NewEncoder(&lines)
-	for _, a := range e.attempts {
-		if err := enc.Encode(struct {
-			*Attempt
-			Visits []visitLine
-		}{a, e.visitLines(a.ID)}); err != nil {
-			return err
-		}
-	}
-	return os.WriteFile(filepath.Join(r.cfg.Keep, "attempts.jsonl"), lines.Bytes(), 0o600)
-}
-
-// visitLine is a visit as it is kept.
-type visitLine struct {
-	Engine       string
-	Began, Ended time.Duration
-	Departed     bool
-}
-
-func (e *evidence) visitLines(id string) (out []visitLine) {
-	for _, v := range e.visits[id] {
-		out = append(out, visitLine{v.engine, v.began, v.ended, v.departed})
-	}
-	return out
 }
 
 // tell reports progress until ctx ends.

@@ -263,7 +263,7 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 	if missing := leftOut(s, &cfg); len(missing) > 0 {
 		return skipped(&cfg, s, missing), nil
 	}
-	r := &run{cfg: cfg, s: s}
+	r := &run{cfg: cfg, s: s, pace: pace{warmUp, leadTime, tailTime}}
 	e, err := r.play(ctx)
 	if err != nil {
 		return nil, err

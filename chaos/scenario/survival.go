@@ -3,10 +3,11 @@ package scenario
 // What faults may not do to requests that have nothing to do with them.
 
 var streamsSurvive = Invariant{
-	Name:    "streams-survive",
-	Promise: "an answer that has begun on a node that lives on, from an engine that lives on, is never broken; a node that drains cuts none within its limit",
-	Bound:   "always",
-	Seen:    "ends of all answers that had begun, against the times in which their node or engine was harmed",
+	Name:       "streams-survive",
+	Promise:    "an answer that has begun on a node that lives on, from an engine that lives on, is never broken; a node that drains cuts none within its limit",
+	Bound:      "always",
+	Seen:       "ends of all answers that had begun, against the times in which their node or engine was harmed",
+	ofAttempts: true,
 	judge: func(e *evidence) (f finding) {
 		for _, a := range e.attempts {
 			if a.Head < 0 || a.Outcome == Refused {
@@ -36,10 +37,11 @@ func (e *evidence) engineExcuses(a *Attempt) bool {
 }
 
 var requestsAnswered = Invariant{
-	Name:    "requests-answered",
-	Promise: "no request fails but answers that had begun on a node or an engine that was lost: what is lost before is made good, by a router elsewhere or by the client's next attempt",
-	Bound:   "two retries of the official clients",
-	Seen:    "the last attempt of every request",
+	Name:       "requests-answered",
+	Promise:    "no request fails but answers that had begun on a node or an engine that was lost: what is lost before is made good, by a router elsewhere or by the client's next attempt",
+	Bound:      "two retries of the official clients",
+	Seen:       "the last attempt of every request",
+	ofAttempts: true,
 	judge: func(e *evidence) (f finding) {
 		for _, a := range e.attempts {
 			if !a.Last || a.Outcome == Departed {

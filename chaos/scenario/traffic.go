@@ -22,6 +22,7 @@ type Load struct {
 	Heads     int           // system prompts shared by the conversations; default 6
 	HeadBytes int           // of each; default 2048
 	KeepAlive float64       // share of conversations that keep their connection; default 0.5
+	Opening   [2]int        // bytes of the first question, from and to; default 2000 to 12000
 	Departing float64       // share of requests whose client leaves before the end; default 0.06
 	Long      float64       // share of requests whose answer takes LongOutput tokens; default 0.03
 	// LongOutput is such an answer's length in tokens. Default 600: 3 s at the engines' default pace.
@@ -47,6 +48,9 @@ func (l Load) withDefaults() Load {
 	if l.Output[1] == 0 {
 		l.Output = [2]int{8, 80}
 	}
+	if l.Opening[1] == 0 {
+		l.Opening = [2]int{2_000, 12_000}
+	}
 	if l.Heads == 0 {
 		l.Heads = 6
 	}
@@ -68,7 +72,7 @@ const sdkRetries = 2
 const leastThink = 200 * time.Millisecond
 
 // maxUnderWay bounds the conversations at once; what is due beyond is not begun, and counted.
-const maxUnderWay = 2000
+const maxUnderWay = 10_000
 
 // traffic is clients that hold conversations through the balancer, in an open loop: conversations begin when they are due, whatever became of
 // those before. Safe for concurrent use.
@@ -80,18 +84,19 @@ type traffic struct {
 	dial   func(ctx context.Context, network, address string) (net.Conn, error)
 	l      *ledger
 	heads  []string
+	whole  context.Context // of the run: its end calls off what is under way
 
 	underWay chan struct{}
 	work     sync.WaitGroup
 	mu       sync.Mutex
-	sessions int
+	floods   int
 	requests int
 	overflow int
 	broken   error // of the harness itself
 }
 
 func newTraffic(load Load, seed uint64, url string, cfg engine.ServerConfig, dial func(context.Context, string, string) (net.Conn, error), l *ledger) *traffic {
-	t := &traffic{load: load.withDefaults(), seed: seed, url: url, engine: cfg, dial: dial, l: l, underWay: make(chan struct{}, maxUnderWay)}
+	t := &traffic{load: load.withDefaults(), seed: seed, url: url, engine: cfg, dial: dial, l: l, whole: context.Background(), underWay: make(chan struct{}, maxUnderWay)}
 	rng := rand.New(rand.NewPCG(seed, 0x4ead))
 	for i := range t.load.Heads {
 		t.heads = append(t.heads, fmt.Sprintf("You are assistant %d of run %d. %s", i, seed, prose(rng, t.load.HeadBytes)))
@@ -102,11 +107,8 @@ func newTraffic(load Load, seed uint64, url string, cfg engine.ServerConfig, dia
 // play begins conversations until ctx ends, and returns when the last request has: none is called off.
 func (t *traffic) play(ctx context.Context) error {
 	rng := rand.New(rand.NewPCG(t.seed, 0xa771))
-	for {
-		if sleep(ctx, time.Duration(rng.ExpFloat64()/t.load.Rate*float64(time.Second))) != nil {
-			break
-		}
-		t.begin(ctx, func(c *conversation) { t.hold(ctx, c) }, t.heads[rng.IntN(len(t.heads))], "")
+	for id := 0; sleep(ctx, time.Duration(rng.ExpFloat64()/t.load.Rate*float64(time.Second))) == nil; id++ {
+		t.begin(id, func(c *conversation) { t.hold(ctx, c) }, t.heads[rng.IntN(len(t.heads))], "")
 	}
 	t.work.Wait()
 	t.mu.Lock()
@@ -117,12 +119,8 @@ func (t *traffic) play(ctx context.Context) error {
 	return t.broken
 }
 
-// begin starts a conversation in the background, if there is room.
-func (t *traffic) begin(ctx context.Context, hold func(*conversation), head, shape string) {
-	t.mu.Lock()
-	id := t.sessions
-	t.sessions++
-	t.mu.Unlock()
+// begin starts a conversation in the background, if there is room. Its number decides all that is said in it.
+func (t *traffic) begin(id int, hold func(*conversation), head, shape string) {
 	select {
 	case t.underWay <- struct{}{}:
 	default:
@@ -133,19 +131,24 @@ func (t *traffic) begin(ctx context.Context, hold func(*conversation), head, sha
 	}
 	t.work.Go(func() {
 		defer func() { <-t.underWay }()
-		hold(newConversation(id, t.seed, head, shape))
+		hold(newConversation(id, t.seed, t.load.Opening, head, shape))
 	})
 }
 
 // flood sends requests of one turn with one long beginning, so many a second until ctx ends, and returns without waiting for them.
 func (t *traffic) flood(ctx context.Context, rate float64, tokens int) {
-	rng := rand.New(rand.NewPCG(t.seed, 0xf100d))
+	t.mu.Lock()
+	t.floods++
+	id := t.floods << 32 // beyond those of conversations
+	t.mu.Unlock()
+	rng := rand.New(rand.NewPCG(t.seed, 0xf100d+uint64(id)))
 	head := "Everybody asks about this one thing. " + prose(rng, tokens*engine.TokenBytes)
 	for sleep(ctx, time.Duration(rng.ExpFloat64()/rate*float64(time.Second))) == nil {
-		t.begin(ctx, func(c *conversation) {
+		id++
+		t.begin(id, func(c *conversation) {
 			client := t.client(false)
 			defer client.CloseIdleConnections()
-			t.turn(ctx, client, c, &memory{})
+			t.turn(client, c, &memory{})
 		}, head, chatStream)
 	}
 }
@@ -163,7 +166,7 @@ func (t *traffic) hold(ctx context.Context, c *conversation) {
 	defer client.CloseIdleConnections()
 	var m memory
 	for {
-		if !t.turn(ctx, client, c, &m) || c.rng.Float64() < 1/t.load.Turns {
+		if !t.turn(client, c, &m) || c.rng.Float64() < 1/t.load.Turns {
 			return
 		}
 		if sleep(ctx, leastThink+time.Duration(c.rng.ExpFloat64()*float64(t.load.Think))) != nil {
@@ -177,9 +180,9 @@ func (t *traffic) client(keep bool) *http.Client {
 	return &http.Client{Transport: &http.Transport{DialContext: t.dial, DisableKeepAlives: !keep, DisableCompression: true, MaxIdleConnsPerHost: 1}}
 }
 
-// turn makes the next request of a conversation, again if need be, and says whether the conversation can go on. The end of ctx ends no
-// request, only pauses between attempts.
-func (t *traffic) turn(ctx context.Context, client *http.Client, c *conversation, m *memory) bool {
+// turn makes the next request of a conversation, again if need be, and says whether the conversation can go on. A request that was begun is
+// made to its end, with all its attempts, unless the run as a whole is called off.
+func (t *traffic) turn(client *http.Client, c *conversation, m *memory) bool {
 	output := t.load.Output[0] + c.rng.IntN(t.load.Output[1]-t.load.Output[0]+1)
 	if c.rng.Float64() < t.load.Long {
 		output = t.load.LongOutput
@@ -196,22 +199,23 @@ func (t *traffic) turn(ctx context.Context, client *http.Client, c *conversation
 	t.requests++
 	t.mu.Unlock()
 	for try := 0; ; try++ {
-		a := &Attempt{ID: fmt.Sprintf("c%d-%d-%d", t.seed, request, try), Request: request, Try: try, Session: c.id, Turn: c.turn, Shape: c.shape,
+		a := &Attempt{ID: fmt.Sprintf("c%d-%d-%d-%d", t.seed, c.id, c.turn, try), Request: request, Try: try, Session: c.id, Turn: c.turn, Shape: c.shape,
 			Possible: m.tokens, Kept: m.ended, By: m.by}
-		// Whether it is the last is known only after it, so it is put right before anybody reads.
-		send(context.WithoutCancel(ctx), client, t.l, t.url, a, &p, by)
+		send(t.whole, client, t.l, t.url, a, &p, by)
 		if a.Outcome == Complete {
 			a.Last = true
-			*m = memory{a.Prompt + a.Output, a.End, a.Backend}
+			t.l.add(a)
+			*m = memory{}
+			if p.usage {
+				*m = memory{a.Prompt + a.Output, a.End, a.Backend}
+			}
 			c.said(p.want)
 			return true
 		}
 		again := !t.load.NoRetries && try < sdkRetries && retried(a)
-		if a.Last = !again; a.Last {
-			return false
-		}
-		if sleep(ctx, pauseBefore(try, c.rng)) != nil {
-			a.Last = true
+		a.Last = !again || sleep(t.whole, pauseBefore(try, c.pauses)) != nil
+		t.l.add(a)
+		if a.Last {
 			return false
 		}
 	}

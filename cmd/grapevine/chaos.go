@@ -218,8 +218,8 @@ func (c *chaosRunCmd) one(ctx context.Context, s *streams, cfg scenario.Config) 
 		return c.isolated(ctx, s, cfg)
 	}
 	var bar *chaosProgress
-	if !c.JSON || c.Progress {
-		bar = newChaosProgress(s.err, cfg.Scenario)
+	if !c.JSON || c.Progress || c.Soak > 0 {
+		bar = newChaosProgress(s.err, cfg.Scenario, c.Soak > 0)
 		cfg.Progress = bar.update
 	}
 	defer bar.finish()
@@ -295,30 +295,45 @@ func printVerdict(out io.Writer, r *scenario.Report) error {
 			fmt.Fprintf(out, "  ! %s at %.3f s, %s: %s\n", v.Invariant, x.At.Seconds(), x.Place, x.Evidence)
 		}
 	}
-	_, err := fmt.Fprintf(out, "  %d requests in %d attempts: %v\n  again: %s\n\n", r.Requests, r.Attempts, r.Outcomes, r.Command)
+	_, err := fmt.Fprintf(out, "  %d requests in %d attempts: %v; the harness took %.0f MiB at most\n  again: %s\n\n", r.Requests, r.Attempts, r.Outcomes, r.Harness.PeakMiB, r.Command)
 	return err
 }
 
-// chaosProgress tells how far a run is, on a terminal only.
+// chaosProgress tells how far a run is: a line that is written over on a terminal, a line for each minute of a soak elsewhere.
 type chaosProgress struct {
-	w    io.Writer
-	name string
-	said bool
+	w     io.Writer
+	name  string
+	lines bool
+	next  time.Duration // when the next line is due
+	said  bool
 }
 
-func newChaosProgress(w io.Writer, name string) *chaosProgress {
+const chaosLineEvery = time.Minute
+
+func newChaosProgress(w io.Writer, name string, soak bool) *chaosProgress {
+	p := &chaosProgress{w: w, name: name}
 	if !isTerminal(w) {
-		w = nil
+		if p.lines = true; !soak {
+			p.w = nil
+		}
 	}
-	return &chaosProgress{w: w, name: name}
+	return p
 }
 
 func (p *chaosProgress) update(now scenario.Progress) {
 	if p.w == nil {
 		return
 	}
+	line := fmt.Sprintf("%s: %s, %.0f of %.0f s, %d requests, %d failed", p.name, now.Phase, min(now.Elapsed, now.Length).Seconds(), now.Length.Seconds(), now.Attempts, now.Failed)
+	if p.lines {
+		if now.Elapsed >= p.next {
+			p.next = now.Elapsed.Truncate(chaosLineEvery) + chaosLineEvery
+			fmt.Fprintln(p.w, line)
+		}
+		return
+	}
 	p.said = true
-	fmt.Fprintf(p.w, "\r\033[K%s: %s, %.0f of %.0f s, %d requests, %d failed", p.name, now.Phase, min(now.Elapsed, now.Length).Seconds(), now.Length.Seconds(), now.Attempts, now.Failed)
+	fmt.Fprint(p.w, "\r\033[K"+line)
 }
 
 // finish takes the line away. A nil progress has none.

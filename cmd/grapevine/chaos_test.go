@@ -4,11 +4,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"net"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -44,61 +44,111 @@ func TestChaosList(t *testing.T) {
 	}
 }
 
+// named is this binary under a name with which it is the program, whatever its environment is.
+func named(t *testing.T) string {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(dir, programName)
+	if os.Link(self, program) == nil {
+		return program
+	}
+	// On another file system.
+	text, err := os.ReadFile(self)
+	if err == nil {
+		err = os.WriteFile(program, text, 0o700)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return program
+}
+
 // TestChaosCalledOff: an interrupt takes down what was started, and says so.
 func TestChaosCalledOff(t *testing.T) {
-	// The real program: it starts itself.
-	dir := t.TempDir()
-	program := filepath.Join(dir, "grapevine")
-	if out, err := exec.Command("go", "build", "-o", program, ".").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, program, "chaos", "run", "router-loss", "--keep", dir, "--nodes", "3")
-	var out, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
-	log := filepath.Join(dir, "router-loss-1", "node-2.log")
-	for deadline := time.Now().Add(60 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		if text, err := os.ReadFile(log); err == nil && bytes.Contains(text, []byte(`"message":"ready"`)) {
-			break
-		}
-		select {
-		case err := <-ended:
-			t.Fatalf("it ended by itself: %v\n%s", err, errs.String())
-		default:
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("no node was ready") // and the context ends the program
-		}
-	}
-	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
-		t.Fatal(err)
-	}
-	select {
-	case <-ended:
-	case <-time.After(60 * time.Second):
-		t.Fatal("it did not end")
-	}
-	if code := cmd.ProcessState.ExitCode(); code != exitFailed || !strings.Contains(errs.String(), "called off") {
-		t.Errorf("exit %d, stderr %q", code, errs.String())
-	}
-	for _, name := range []string{"node-0", "node-1", "node-2"} {
-		text, err := os.ReadFile(filepath.Join(dir, "router-loss-1", name+".yaml"))
-		if err != nil {
+	for _, network := range [][]string{{"--loopback"}, nil} {
+		program, dir := named(t), t.TempDir()
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, program, append([]string{"chaos", "run", "router-loss", "--keep", dir}, network...)...)
+		cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0")
+		var out, errs bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &errs
+		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		found := regexp.MustCompile(`(?m)^listen: (\S+)$`).FindSubmatch(text)
-		if found == nil {
-			t.Fatalf("no address in %s", text)
+		ended := make(chan error, 1)
+		go func() { ended <- cmd.Wait() }()
+		log := filepath.Join(dir, "router-loss-1", "node-2.log")
+		for deadline := time.Now().Add(90 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+			if text, err := os.ReadFile(log); err == nil && bytes.Contains(text, []byte(`"message":"ready"`)) {
+				break
+			}
+			select {
+			case err := <-ended:
+				t.Fatalf("it ended by itself: %v\n%s%s", err, out.String(), errs.String())
+			default:
+			}
+			if time.Now().After(deadline) {
+				t.Fatal("no node was ready") // and the context ends the program, and that its nodes
+			}
 		}
-		if c, err := net.Dial("tcp", string(found[1])); err == nil {
-			_ = c.Close()
-			t.Errorf("%s is still there", name)
+		if n := len(running(t, program)); runtime.GOOS == "linux" && n < 4 {
+			t.Errorf("%d processes run, want the harness and three nodes", n)
+		}
+		if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-ended:
+		case <-time.After(60 * time.Second):
+			t.Fatal("it did not end")
+		}
+		if code := cmd.ProcessState.ExitCode(); code != exitFailed || !strings.Contains(errs.String(), "called off") {
+			t.Errorf("exit %d, stderr %q", code, errs.String())
+		}
+		eventually(t, "no process is left", func() bool { return len(running(t, program)) == 0 })
+	}
+}
+
+// running are the processes of a program, as far as this system tells.
+func running(t *testing.T, program string) (pids []string) {
+	t.Helper()
+	found, err := filepath.Glob("/proc/[0-9]*/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, exe := range found {
+		if path, err := os.Readlink(exe); err == nil && path == program { // one that has ended meanwhile has none
+			pids = append(pids, filepath.Base(filepath.Dir(exe)))
+		}
+	}
+	return pids
+}
+
+// TestChaosProgress: a soak that is not watched says once a minute how far it is; anything else is silent without a terminal.
+func TestChaosProgress(t *testing.T) {
+	for _, soak := range []bool{false, true} {
+		var out bytes.Buffer
+		p := newChaosProgress(&out, "endurance", soak)
+		for at := time.Duration(0); at < 200*time.Second; at += 250 * time.Millisecond {
+			p.update(scenario.Progress{Phase: "traffic", Elapsed: at, Length: 300 * time.Second, Attempts: int(at / time.Second)})
+		}
+		p.finish()
+		want := ""
+		if soak {
+			for _, at := range []int{0, 60, 120, 180} {
+				want += fmt.Sprintf("endurance: traffic, %d of 300 s, %d requests, 0 failed\n", at, at)
+			}
+		}
+		if out.String() != want {
+			t.Errorf("soak %v: %q, want %q", soak, out.String(), want)
 		}
 	}
 }

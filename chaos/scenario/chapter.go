@@ -1,0 +1,241 @@
+package scenario
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"runtime/metrics"
+	"slices"
+	"time"
+)
+
+// A long run makes millions of attempts. Those that lie far enough back are judged and folded into figures while it goes on, so that what the
+// harness holds depends on the load and hardly on the length.
+
+const (
+	// foldAfter is how long ago an attempt was sent that is folded: it has ended, and so has what engines did for it.
+	foldAfter = patience + 20*time.Second
+	foldEvery = 10 * time.Second
+)
+
+// past is what is kept of the attempts that were folded.
+type past struct {
+	until    time.Duration // all sent before are folded
+	findings map[string]finding
+	attempts int
+	requests int
+	outcomes Outcomes
+	turns    []turn  // by when they were sent
+	slices   []Slice // up to until
+}
+
+// turn is a later request of a conversation: what was hit of what was possible. 24 bytes of each million that a run makes.
+type turn struct {
+	sent     time.Duration
+	hit      float64 // share
+	possible float64 // tokens
+}
+
+// folder folds what a run makes while it runs. Not safe for concurrent use.
+type folder struct {
+	base evidence // what is fixed before the run; judges of attempts need no more of the rest
+	l    *ledger
+	log  *marks
+	o    *observer
+	past past
+	kept *bufio.Writer // takes every attempt as a line; nil: not kept
+	file *os.File
+	mem  memoryUse
+}
+
+// memoryUse is what the harness itself took from the system, engines included.
+type memoryUse struct {
+	PeakMiB float64 `json:"peak_mib"`
+	EndMiB  float64 `json:"end_mib"`
+}
+
+// newFolder keeps attempts in a directory, unless that is "".
+func newFolder(base evidence, l *ledger, log *marks, o *observer, keep string) (*folder, error) {
+	f := &folder{base: base, l: l, log: log, o: o, past: past{findings: make(map[string]finding), outcomes: make(Outcomes)}}
+	if keep == "" {
+		return f, nil
+	}
+	file, err := os.OpenFile(filepath.Join(keep, "attempts.jsonl"), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	f.file, f.kept = file, bufio.NewWriter(file)
+	return f, nil
+}
+
+// close ends the file, if there is one.
+func (f *folder) close() error {
+	if f.file == nil {
+		return nil
+	}
+	err := f.kept.Flush()
+	if e := f.file.Close(); err == nil {
+		err = e
+	}
+	return err
+}
+
+// play folds until ctx ends.
+func (f *folder) play(ctx context.Context) error {
+	for sleep(ctx, foldEvery) == nil {
+		if err := f.fold(f.l.now() - foldAfter); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fold judges and folds what was sent before a moment, up to the last whole slice.
+func (f *folder) fold(before time.Duration) error {
+	f.mem.look()
+	width := f.base.sliceWidth()
+	before = before.Truncate(width)
+	if before <= f.past.until {
+		return nil
+	}
+	attempts, visits := f.l.take(before)
+	part := f.base
+	part.partial = true
+	part.attempts, part.visits = attempts, visits
+	part.marks, part.seen = f.log.between(earliest(attempts, f.past.until), before+foldAfter), f.o.backends()
+	for _, i := range invariants() {
+		if i.ofAttempts {
+			f.past.findings[i.Name] = f.past.findings[i.Name].and(i.judge(&part))
+		}
+	}
+	for _, a := range attempts {
+		f.past.count(a)
+		if t, ok := part.turnOf(a); ok {
+			f.past.turns = append(f.past.turns, t)
+		}
+	}
+	f.past.slices = append(f.past.slices, part.slices(f.past.until, before)...)
+	f.past.until = before
+	return f.write(&part)
+}
+
+// earliest is the first moment that judges ask about for some attempts.
+func earliest(attempts []*Attempt, from time.Duration) time.Duration {
+	for _, a := range attempts {
+		if a.Possible > 0 {
+			from = min(from, a.Kept)
+		}
+	}
+	return from - foldAfter
+}
+
+func (p *past) count(a *Attempt) {
+	p.attempts++
+	p.outcomes[a.Outcome]++
+	if a.Last {
+		p.requests++
+	}
+}
+
+// and is both findings as one.
+func (f finding) and(g finding) finding {
+	f.checked += g.checked
+	f.more += g.more
+	for _, v := range g.violations {
+		f.add(v)
+	}
+	f.note = cmp.Or(g.note, f.note)
+	return f
+}
+
+// visitLine is a visit as it is kept.
+type visitLine struct {
+	Engine       string
+	Began, Ended time.Duration
+	Departed     bool
+}
+
+// write keeps attempts, each with where it came to, a line of JSON each.
+func (f *folder) write(e *evidence) error {
+	if f.kept == nil {
+		return nil
+	}
+	enc := json.NewEncoder(f.kept)
+	for _, a := range e.attempts {
+		line := struct {
+			*Attempt
+			Visits []visitLine
+		}{Attempt: a}
+		for _, v := range e.visits[a.ID] {
+			line.Visits = append(line.Visits, visitLine{v.engine, v.began, v.ended, v.departed})
+		}
+		if err := enc.Encode(line); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// look notes what this process has from the system now.
+func (m *memoryUse) look() {
+	s := []metrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
+	metrics.Read(s)
+	m.EndMiB = float64(s[0].Value.Uint64()-s[1].Value.Uint64()) / (1 << 20)
+	m.PeakMiB = max(m.PeakMiB, m.EndMiB)
+}
+
+// take removes and returns the attempts that were sent before a moment, in order, and the visits that had begun before it. All must have ended.
+func (l *ledger) take(before time.Duration) ([]*Attempt, map[string][]visit) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var out, rest []*Attempt
+	visits := make(map[string][]visit)
+	for _, a := range l.attempts {
+		if a.Sent >= before {
+			rest = append(rest, a)
+			continue
+		}
+		out = append(out, a)
+		if v, ok := l.visits[a.ID]; ok {
+			visits[a.ID] = v
+			delete(l.visits, a.ID)
+		}
+	}
+	for id, v := range l.visits { // of nobody, or of a request that was folded before
+		if v[0].began < before {
+			visits[id] = v
+			delete(l.visits, id)
+		}
+	}
+	l.attempts = rest
+	slices.SortStableFunc(out, func(a, b *Attempt) int { return cmp.Compare(a.Sent, b.Sent) })
+	return out, visits
+}
+
+// between are the marks of which any part lies in a span.
+func (l *marks) between(from, to time.Duration) (out []Mark) {
+	for _, m := range l.snapshot() {
+		if m.during(from, to, 0) {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+// backends is a copy of what the nodes said of the engines so far.
+func (o *observer) backends() map[string]*seen {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	out := make(map[string]*seen, len(o.seen))
+	for name, s := range o.seen {
+		c := &seen{backends: make(map[string]*track[string], len(s.backends))}
+		for engine, t := range s.backends {
+			c.backends[engine] = &track[string]{slices.Clone(t.list)}
+		}
+		out[name] = c
+	}
+	return out
+}

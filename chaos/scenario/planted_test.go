@@ -1,0 +1,166 @@
+package scenario
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"grapevine/chaos/plant"
+)
+
+// plantedEnv names a program in which the defects of chaos/plant are planted: make chaos-planted builds one and tests with it.
+const plantedEnv = "GRAPEVINE_PLANTED"
+
+// sown is the run in which a planted defect is to be found: on loopback, no longer than it must be, and with more than usual of what the
+// defect is about.
+type sown struct {
+	defect   string
+	schedule string
+	load     Load
+	pace     pace // default: brisk
+}
+
+// brisk is for runs in which nothing is compared with what was before.
+var brisk = pace{calm: time.Second, lead: 2 * time.Second, tail: 4 * time.Second}
+
+// sowing has a run for every defect.
+var sowing = []sown{
+	{defect: "broken-answer-is-whole", schedule: "3s break engine-0,engine-1,engine-2 count=5 after=2000 for 2s"},
+	{defect: "retried-midway", schedule: "3s break engine-0,engine-1,engine-2 count=5 after=2000 for 2s"},
+	{defect: "drain-cuts-answers", schedule: "4s stop node-1 for 1s", load: Load{Rate: 15, Long: 0.4, LongOutput: 900}},
+	{defect: "asks-the-same-again", schedule: "3s break engine-0,engine-1,engine-2 count=10000 after=0 for 4s"},
+	{defect: "draining-is-active", schedule: "3s drain engine-0,engine-1 for 3s"},
+	{defect: "taken-for-repeated"},
+	{defect: "founds-alone"},
+	{defect: "batch-lost"},
+	{
+		defect: "turns-without-a-peer", schedule: "10s kill node-2 for 11s", load: Load{Rate: 15},
+		pace: pace{calm: 3 * time.Second, lead: 10 * time.Second, tail: time.Second},
+	},
+	{defect: "departures-unseen", load: Load{Long: 0.4, Departing: 0.4}},
+	{defect: "departed-stay-counted", load: Load{Departing: 0.2}},
+	{
+		defect: "watcher-per-answer", schedule: "7s amnesia engine-0", load: Load{Rate: 20},
+		pace: pace{calm: 4 * time.Second, lead: 7 * time.Second, tail: 9 * time.Second},
+	},
+	{defect: "ready-to-the-end", schedule: "3s stop node-1 for 1s"},
+	{defect: "ends-a-stream-that-is-gone", schedule: "3s kill node-2 for 6s"},
+}
+
+// fallow is a run of the same program without a defect, in which all of that is done, and every promise can be broken.
+var fallow = sown{
+	schedule: "12s kill node-2 for 7s\n12.2s drain engine-3 for 3s\n14s break engine-0,engine-1 count=5 after=2000 for 2s\n22s stop node-1 for 1s",
+	load:     Load{Long: 0.05, Departing: 0.1},
+	pace:     pace{calm: warmUp, lead: leadTime, tail: tailTime},
+}
+
+// run is the run with a program.
+func (s *sown) run(t *testing.T, program string) *run {
+	t.Helper()
+	schedule, err := Parse(s.schedule)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := s.pace
+	if p == (pace{}) {
+		p = brisk
+	}
+	cfg := Config{Scenario: "planted", Seed: 1, Nodes: 3, Schedule: schedule, Duration: max(p.lead, schedule.End()) + p.tail, Binary: program, Log: zerolog.Nop()}
+	if s.defect != "" {
+		cfg.Env = []string{plant.Env + "=" + s.defect}
+	}
+	return &run{cfg: cfg, s: &Scenario{Name: cfg.Scenario, Nodes: cfg.Nodes, Engines: 4, Load: s.load}, pace: p}
+}
+
+// verdicts plays the run.
+func (s *sown) verdicts(t *testing.T, program string) map[string]Verdict {
+	t.Helper()
+	began := time.Now()
+	e, err := s.run(t, program).play(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := make(map[string]Verdict)
+	for _, v := range judgeAll(e, nil) {
+		out[v.Invariant] = v
+	}
+	t.Logf("%.0f s, %d attempts", time.Since(began).Seconds(), out[oneOutcome.Name].Checked)
+	return out
+}
+
+// TestPlanted: the harness finds each planted defect as a violation of the promise that it breaks, and finds nothing where none is planted. A
+// short test is for machines that others use, too, and leaves hit rates out.
+func TestPlanted(t *testing.T) {
+	program := os.Getenv(plantedEnv)
+	if program == "" {
+		t.Skipf("%s names no program with planted defects: make chaos-planted", plantedEnv)
+	}
+	text, err := os.ReadFile(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Contains(text, []byte(plant.Env)) {
+		t.Fatalf("%s has no planted defects: make build-chaos", program)
+	}
+	t.Run("nothing", func(t *testing.T) { // alone, before the others share the machine
+		for name, v := range fallow.verdicts(t, program) {
+			if v.State != Held && !(testing.Short() && name == hitRateRecovers.Name) {
+				t.Errorf("%s without a defect: %s, %d checked, %s: %+v", name, v.State, v.Checked, v.Note, v.Violations)
+			}
+		}
+	})
+	for _, d := range plant.All() {
+		t.Run(d.Name, func(t *testing.T) {
+			if testing.Short() && d.Breaks == hitRateRecovers.Name {
+				t.Skip("hit rates of a few seconds say nothing where others use the machine, too")
+			}
+			t.Parallel()
+			i := slices.IndexFunc(sowing, func(s sown) bool { return s.defect == d.Name })
+			verdicts := sowing[i].verdicts(t, program)
+			v := verdicts[d.Breaks]
+			if v.State != Violated {
+				t.Errorf("%s is %s although %s (%d checked, %s)", d.Breaks, v.State, d.Wrong, v.Checked, v.Note)
+			} else {
+				t.Logf("%s: %s: %d cases, the first: %+.300v", d.Wrong, d.Breaks, v.Count, v.Violations[0])
+			}
+			for name, v := range verdicts {
+				if v.State == Violated && name != d.Breaks {
+					t.Logf("and %s: %d cases", name, v.Count)
+				}
+			}
+		})
+	}
+}
+
+// TestSowing: every promise has a defect that breaks it, every defect a run, and every run a schedule that can be carried out anywhere.
+func TestSowing(t *testing.T) {
+	breaks := make(map[string]bool)
+	for _, d := range plant.All() {
+		if !slices.ContainsFunc(invariants(), func(i Invariant) bool { return i.Name == d.Breaks }) {
+			t.Errorf("%s breaks %q, which is no promise", d.Name, d.Breaks)
+		}
+		if !slices.ContainsFunc(sowing, func(s sown) bool { return s.defect == d.Name }) {
+			t.Errorf("%s has no run in which it is to be found", d.Name)
+		}
+		breaks[d.Breaks] = true
+	}
+	for _, i := range invariants() {
+		if !breaks[i.Name] {
+			t.Errorf("no planted defect breaks %s: that a run can find it broken is not shown", i.Name)
+		}
+	}
+	for _, s := range append(slices.Clone(sowing), fallow) {
+		r := s.run(t, "")
+		if words, network := needs(r.s, &r.cfg); len(words) > 0 || network {
+			t.Errorf("%q: the schedule needs %v of the machine", s.defect, words)
+		}
+		if err := r.cfg.Schedule.checkMembers(names("node", r.cfg.Nodes), names("engine", r.s.Engines)); err != nil {
+			t.Errorf("%q: %v", s.defect, err)
+		}
+	}
+}
