@@ -131,6 +131,15 @@ type DigestStatus struct {
 type FactsStatus struct {
 	Count uint64 `json:"count"`
 	XOR   string `json:"xor"`
+	// Backends are the same of each engine that has any, by the key of its name
+	// (prefixtree.BackendKey) in hexadecimal.
+	Backends map[string]FactsOf `json:"backends"`
+}
+
+// FactsOf is the digest of the live facts about one engine.
+type FactsOf struct {
+	Count uint64 `json:"count"`
+	XOR   string `json:"xor"`
 }
 
 // fleetStatus returns what /status says of the fleet, nil for a node without one.
@@ -214,8 +223,17 @@ func (n *Node) GossipStatus() *GossipStatus {
 	return s
 }
 
-// maxFactTime is beyond every time a fact can have.
-const maxFactTime = prefixtree.Time(math.MaxInt64)
+func factsStatus(backends map[uint32]prefixtree.FactSum) *FactsStatus {
+	s := &FactsStatus{Backends: make(map[string]FactsOf, len(backends))}
+	var xor uint64
+	for key, sum := range backends {
+		s.Count += sum.Count
+		xor ^= sum.XOR
+		s.Backends[fmt.Sprintf("%08x", key)] = FactsOf{sum.Count, fmt.Sprintf("%016x", sum.XOR)}
+	}
+	s.XOR = fmt.Sprintf("%016x", xor)
+	return s
+}
 
 // serveGossip answers GET /gossip.
 func (n *Node) serveGossip(w http.ResponseWriter, r *http.Request) {
@@ -225,8 +243,7 @@ func (n *Node) serveGossip(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if r.URL.Query().Get("facts") == "1" {
-		count, xor := n.tree.FactDigest(now(), 0, maxFactTime, n.knowledge.names.Load())
-		s.Facts = &FactsStatus{Count: count, XOR: fmt.Sprintf("%016x", xor)}
+		s.Facts = factsStatus(n.tree.FactDigests(now(), n.knowledge.names.Load()))
 	}
 	answer(w, s)
 }

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -9,6 +10,9 @@ import (
 	"grapevine/prefixtree"
 	"grapevine/proxy/policy"
 )
+
+// maxFactTime is beyond every time a fact can have.
+const maxFactTime = prefixtree.Time(math.MaxInt64)
 
 // sameFacts says whether two nodes know the same of all engines.
 func sameFacts(a, b *knower) (count uint64, same bool) {
@@ -152,4 +156,15 @@ func TestTakenNameIsWaitedFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	awaitFleet(t, nodes[0], moved)
+}
+
+// TestFactsOfEngines: the digest of all facts is that of each engine's together, by keys that every node has.
+func TestFactsOfEngines(t *testing.T) {
+	s := factsStatus(map[uint32]prefixtree.FactSum{0xabc: {Count: 3, XOR: 0xff}, 1: {Count: 4, XOR: 0xf0}})
+	if s.Count != 7 || s.XOR != "000000000000000f" || s.Backends["00000abc"] != (FactsOf{3, "00000000000000ff"}) || len(s.Backends) != 2 {
+		t.Errorf("%+v", s)
+	}
+	if s := factsStatus(nil); s.Count != 0 || s.XOR != "0000000000000000" || s.Backends == nil {
+		t.Errorf("of nothing: %+v", s)
+	}
 }

@@ -314,6 +314,24 @@ func TestFactDigest(t *testing.T) {
 	if d := digest(start, start+50, keyedUpTo(1), facts...); d != [2]uint64{} {
 		t.Errorf("without names: %x", d)
 	}
+	tree := newTree(t, Config{})
+	for i, f := range facts {
+		f.Backend += Backend(i % 3)
+		tree.Apply(f)
+	}
+	count, xor := tree.FactDigest(start+100, 0, start+50, oneToOne{})
+	var sum FactSum
+	apart := tree.FactDigests(start+100, oneToOne{})
+	for _, s := range apart {
+		sum.Count += s.Count
+		sum.XOR ^= s.XOR
+	}
+	if len(apart) != 3 || sum != (FactSum{count, xor}) || count != 50 || apart[1].Count != 17 {
+		t.Errorf("%x apart, %x together", apart, FactSum{count, xor})
+	}
+	if d := tree.FactDigests(start+100, keyedUpTo(2)); len(d) != 1 || d[1] != apart[1] {
+		t.Errorf("one backend with a name: %x", d)
+	}
 }
 
 // keyedUpTo names backends below a bound by their ids.
