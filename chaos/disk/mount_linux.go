@@ -51,8 +51,8 @@ func Mount(dir string, on func(func() error) error) (*Disk, error) {
 	d := &Disk{mounted: mounted{dir: dir, on: on, done: make(chan struct{})}}
 	d.state.Store(state{}.fresh())
 	raw := &requests{fs.NewNodeFS(&node{root.(*fs.LoopbackNode), d}, &fs.Options{}), d}
-	// The library calls the kernel's silence at the end an error worth a line in the log.
-	options := &fuse.MountOptions{MaxWrite: 128 << 10, MaxBackground: 64, Logger: log.New(io.Discard, "", 0)}
+	// The library calls the kernel's silence at the end an error worth a line in the log, and what it splices with it keeps open for good.
+	options := &fuse.MountOptions{MaxWrite: 128 << 10, MaxBackground: 64, DisableSplice: true, Logger: log.New(io.Discard, "", 0)}
 	server, err := fuse.NewServer(raw, fmt.Sprintf("/dev/fd/%d", fd), options)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("disk: %w", err), on(func() error { return unmount(dir) }))
