@@ -46,7 +46,7 @@ func newAuthority(dir string) (*authority, error) {
 	return a, writePEM(a.file, "CERTIFICATE", der)
 }
 
-// certificate is the file of a node's certificate, and what it needs to be issued again. Its key stays.
+// certificate is the file of a node's certificate, and what it needs to be issued again. Its key stays. Not safe for concurrent use.
 type certificate struct {
 	by         *authority
 	file       string
@@ -111,6 +111,8 @@ func (n *Node) newCertificate(good time.Duration) error {
 	if n.cert == nil {
 		return fmt.Errorf("%s: has no certificate of its own", n.name)
 	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	if err := n.cert.renew(good); err != nil {
 		return fmt.Errorf("%s: certificate: %w", n.name, err)
 	}

@@ -1,12 +1,15 @@
 package fleet
 
 import (
+	"context"
+	"debug/buildinfo"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"time"
 )
 
@@ -16,6 +19,9 @@ const clockEnv = "CHAOS_CLOCK_FILE"
 
 // errNoClock is returned for a program with an ordinary clock.
 var errNoClock = errors.New("its program has no clock that can be stepped (make build-chaos makes one that has)")
+
+// steppableWithin bounds how long a program may take to tell its version.
+const steppableWithin = 30 * time.Second
 
 // clock is such a file. Not safe for concurrent use.
 type clock struct{ path string }
@@ -82,8 +88,14 @@ func (n *Node) stepClockLocked(d time.Duration) error {
 	return n.clock.write(0, was+int64(d))
 }
 
-// Steppable returns nil if a program's clock can be stepped, else why not. It runs the program.
+// Steppable returns nil if a program's clock can be stepped, else why not. It runs the program with the argument version, unless that is a
+// test program, which would run its tests.
 func Steppable(program string) (err error) {
+	if info, err := buildinfo.ReadFile(program); err == nil && strings.HasSuffix(info.Path, ".test") {
+		return fmt.Errorf("%s: a test program: %w", program, errNoClock)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), steppableWithin)
+	defer cancel()
 	dir, err := os.MkdirTemp("", "grapevine-clock-")
 	if err != nil {
 		return err
@@ -93,7 +105,7 @@ func Steppable(program string) (err error) {
 	if err := c.reset(); err != nil {
 		return err
 	}
-	cmd := exec.Command(program, "version")
+	cmd := exec.CommandContext(ctx, program, "version")
 	cmd.Env = append(os.Environ(), clockEnv+"="+c.path)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("%s version: %w: %s", program, err, out)

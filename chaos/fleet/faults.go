@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"time"
 
 	"grapevine/chaos/disk"
-	"grapevine/chaos/netswitch"
 )
 
 // What Supports can be asked for: the faults that not every machine can do.
@@ -56,13 +56,12 @@ func (n *Node) onDisk(f func(*disk.Disk)) error {
 	return nil
 }
 
-// Supports returns nil if a fault can be done here, else why not: it tries. Links need a process of Isolate; so do disks, unless by root. Whoever
-// leaves out a fault for that says so. Of clocks it says whether this
-// very program's can be stepped; Steppable is for others.
+// Supports returns nil if a fault can be done here, else why not: it tries. Links need a process of Isolate; so do disks, unless by root.
+// Whoever leaves out a fault for that says so. Of clocks it says whether this very program's can be stepped; Steppable is for others.
 func Supports(fault string) error {
 	switch fault {
 	case FaultLinks:
-		return errors.Join(netswitch.Available(), isolatable())
+		return errors.Join(linkable(), isolatable())
 	case FaultDisks:
 		return mountable()
 	case FaultClock:
@@ -89,6 +88,8 @@ func isolatable() error {
 	if err := Isolate(cmd); err != nil {
 		return err
 	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("fleet: no network namespaces: %w %s", err, out)
 	}

@@ -24,7 +24,8 @@ func ownNetwork() (string, error) { return os.Readlink("/proc/self/ns/net") }
 
 // Isolate prepares cmd to run in an empty network namespace of its own, as root of its own where the caller is not root. Nothing that it
 // does to its network touches this machine's. It is an error where the kernel, or its administrator, does not allow that, or the
-// program ip is missing; the error of starting cmd can be the same.
+// program ip is missing; the error of starting cmd can be the same. The kernel ends the process with the thread that starts it: the caller
+// locks its thread until it has waited for the process, or a fleet in this process may take that thread with it when it is closed.
 func Isolate(cmd *exec.Cmd) error {
 	if _, err := exec.LookPath("ip"); err != nil {
 		return fmt.Errorf("fleet: network namespaces need the program ip (package iproute2): %w", err)

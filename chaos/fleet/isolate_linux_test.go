@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -34,6 +35,8 @@ func isolated(t *testing.T, required bool) bool {
 	}
 	cmd := exec.CommandContext(t.Context(), os.Args[0], args...)
 	cmd.Env = append(os.Environ(), "GRAPEVINE="+grapevine(t))
+	runtime.LockOSThread() // the process ends with it
+	defer runtime.UnlockOSThread()
 	err := fleet.Isolate(cmd)
 	if err == nil {
 		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
@@ -52,11 +55,11 @@ func isolated(t *testing.T, required bool) bool {
 }
 
 // reach says whether one node can be reached from another's network within the given time.
-func reach(t *testing.T, from, to *fleet.Node, patience time.Duration) (ok bool) {
+func reach(t *testing.T, from, to *fleet.Node, wait time.Duration) (ok bool) {
 	t.Helper()
 	err := from.InNetwork(func() error {
 		// A socket belongs to the network of the thread that opens it, and for a literal address Dial opens it itself.
-		c, err := net.DialTimeout("tcp", to.Addr(), patience)
+		c, err := net.DialTimeout("tcp", to.Addr(), wait)
 		if ok = err == nil; ok {
 			_ = c.Close()
 		}
@@ -79,17 +82,17 @@ func TestPartition(t *testing.T) {
 		a, b, c := f.Node("node-0"), f.Node("node-1"), f.Node("node-2")
 		check := func(what string, want bool) {
 			t.Helper()
-			patience := 20 * time.Second
+			wait := patience
 			if !want {
-				patience = time.Second // it is all spent
+				wait = enough // it is all spent
 			}
-			if got := reach(t, a, b, patience); got != want {
+			if got := reach(t, a, b, wait); got != want {
 				t.Errorf("round %d, %s: node-0 reaches node-1: %v", round, what, got)
 			}
-			if got := reach(t, b, a, patience); got != want {
+			if got := reach(t, b, a, wait); got != want {
 				t.Errorf("round %d, %s: node-1 reaches node-0: %v", round, what, got)
 			}
-			if !reach(t, a, c, 20*time.Second) || !reach(t, c, a, 20*time.Second) {
+			if !reach(t, a, c, patience) || !reach(t, c, a, patience) {
 				t.Errorf("round %d, %s: node-0 and node-2 do not reach each other", round, what)
 			}
 			for range 10 { // clients and engines are where they were
@@ -137,6 +140,8 @@ func diesWithHarness(t *testing.T, isolate bool) {
 	cmd.Env = append(os.Environ(), "GRAPEVINE="+grapevine(t), orphanEnv+"="+report)
 	cmd.Stderr = os.Stderr
 	if isolate {
+		runtime.LockOSThread() // the process ends with it
+		defer runtime.UnlockOSThread()
 		if err := fleet.Isolate(cmd); err != nil {
 			t.Skip(err)
 		}

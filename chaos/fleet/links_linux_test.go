@@ -5,7 +5,10 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"strconv"
+	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -13,8 +16,12 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// patience is for what must happen; what goes on for that long will not.
-const patience = 20 * time.Second
+const (
+	// patience is for what must happen; what goes on for that long will not.
+	patience = 20 * time.Second
+	// enough is for what must not happen: a thousand times what it would take.
+	enough = 300 * time.Millisecond
+)
 
 // testPort is where tests listen on a node's address: none of its services does.
 const testPort = "19000"
@@ -256,7 +263,7 @@ func TestOneWay(t *testing.T) {
 	if _, err := from.Write([]byte{1}); err != nil {
 		t.Fatal(err)
 	}
-	_ = to.SetReadDeadline(time.Now().Add(time.Second))
+	_ = to.SetReadDeadline(time.Now().Add(enough))
 	if _, err := to.Read(make([]byte, 1)); !errors.Is(err, context.DeadlineExceeded) && !isTimeout(err) {
 		t.Errorf("from node-0 to node-1: %v", err)
 	}
@@ -268,7 +275,7 @@ func TestOneWay(t *testing.T) {
 	if err := f.Partition([]string{"node-0"}, []string{"node-1"}); err != nil {
 		t.Fatal(err)
 	}
-	if reach(t, a, b, time.Second) || reach(t, b, a, time.Second) {
+	if reach(t, a, b, enough) || reach(t, b, a, enough) {
 		t.Error("node-0 and node-1 reach each other while they are cut off")
 	}
 	served(t, f)
@@ -341,6 +348,41 @@ func TestReset(t *testing.T) {
 	served(t, f)
 }
 
+// waitWithoutThreads: connections from a place to somebody who does not answer take sockets, but no threads.
+func waitWithoutThreads(t *testing.T, f *fleet.Fleet) {
+	t.Helper()
+	const count = 400
+	list := func(dir string) int {
+		files, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(files)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	var dials sync.WaitGroup
+	for range count {
+		dials.Go(func() {
+			if c, err := f.DialClient(ctx, "tcp", strings.TrimPrefix(f.URL(), "http://")); err == nil {
+				_ = c.Close()
+				t.Error("connected over a link that loses everything")
+			}
+		})
+	}
+	for list("/proc/self/fd") < count && ctx.Err() == nil { // nearly all of them
+		_ = sleep(ctx, 5*time.Millisecond) // its end is the loop's
+	}
+	if ctx.Err() != nil {
+		t.Errorf("%d descriptors with %d connections to wait for", list("/proc/self/fd"), count)
+	}
+	if n := list("/proc/self/task"); n > count/2 {
+		t.Errorf("%d connections take %d threads", count, n)
+	}
+	cancel()
+	dials.Wait()
+}
+
 // TestPlaces: clients, balancer and engines are behind links of their own, in a fleet that gossips and agrees, and what the harness
 // asks of nodes is behind none.
 func TestPlaces(t *testing.T) {
@@ -354,11 +396,12 @@ func TestPlaces(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	setLink(t, f, fleet.ClientsName, fleet.BalancerName, fleet.Link{Loss: 1})
-	short, stop := context.WithTimeout(ctx, time.Second)
+	short, stop := context.WithTimeout(ctx, enough)
 	if who, err := chatFrom(short, f.DialClient, f.URL()); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("without a link from clients to balancer: %q, %v", who, err)
 	}
 	stop()
+	waitWithoutThreads(t, f)
 	setLink(t, f, fleet.BalancerName, "node-0", fleet.Link{Loss: 1})
 	if err := f.Balancer().WaitHealthy(ctx, "node-0", false); err != nil {
 		t.Fatal(err)

@@ -21,7 +21,6 @@ import (
 type Node struct {
 	name                string
 	data, admin, gossip string
-	binary              string
 	config, key, log    string // files
 	dataDir             string // empty: it keeps nothing
 	env                 []string
@@ -32,9 +31,10 @@ type Node struct {
 	http                *http.Client
 	token               string // of the admin API; empty: none is asked for
 
-	mu    sync.Mutex
-	proc  *process // the latest; nil before the first start
-	began time.Time
+	mu     sync.Mutex // guards what follows, and what clock and cert have in files
+	binary string
+	proc   *process // the latest; nil before the first start
+	began  time.Time
 }
 
 // Usage is what a process has used since it started.

@@ -3,6 +3,7 @@ package fleet_test
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"testing"
 	"time"
 
@@ -128,7 +129,7 @@ func awaitSameFacts(ctx context.Context, t *testing.T, f *fleet.Fleet) time.Dura
 		wrong := ""
 		first := factsOf(ctx, t, f.Nodes()[0])
 		for _, n := range f.Nodes()[1:] {
-			if d := factsOf(ctx, t, n); *d != *first || d.Count == 0 {
+			if d := factsOf(ctx, t, n); !reflect.DeepEqual(d, first) || d.Count == 0 {
 				wrong = fmt.Sprintf("node-0 has %+v, %s %+v", first, n.Name(), d)
 			}
 		}

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"runtime"
 	"strconv"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -117,6 +119,27 @@ func (s *switched) Close() error {
 	return errors.Join(err, unix.Close(s.home))
 }
 
+// linkable returns nil if this process can have links of its own, in a network namespace at least: one port is made.
+func linkable() error {
+	if err := netswitch.Available(); err != nil || os.Getuid() != 0 {
+		return err // who is not root is so in a process of Isolate
+	}
+	t, err := newThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("fleet: network namespace: %w", err)
+		}
+		dev, err := netswitch.OpenTUN("eth0", netip.PrefixFrom(netip.MustParseAddr(hostOf(1)), 24))
+		if err != nil {
+			return err
+		}
+		return dev.Close()
+	})
+	if err == nil {
+		t.close()
+	}
+	return err
+}
+
 // openNetwork returns a descriptor of the calling thread's network namespace.
 func openNetwork() (int, error) {
 	fd, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -129,6 +152,11 @@ func openNetwork() (int, error) {
 // enter runs f on a thread in the place's network: sockets that f opens itself, not in another goroutine, are there for good. Calls do not
 // wait for each other.
 func (p *place) enter(f func() error) error {
+	return p.visit(func(func()) error { return f() })
+}
+
+// visit is enter for those who are in the place only until they call leave, from the same goroutine.
+func (p *place) visit(f func(leave func()) error) error {
 	result := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
@@ -137,22 +165,39 @@ func (p *place) enter(f func() error) error {
 			result <- fmt.Errorf("fleet: enter network namespace: %w", err)
 			return
 		}
-		err := f()
-		if unix.Setns(p.home, unix.CLONE_NEWNET) == nil {
-			runtime.UnlockOSThread() // or else the thread ends with the goroutine, and nothing else runs where it is
+		left := false
+		leave := func() {
+			if !left && unix.Setns(p.home, unix.CLONE_NEWNET) == nil {
+				runtime.UnlockOSThread() // or else the thread ends with the goroutine, and nothing else runs where it is
+			}
+			left = true
 		}
+		err := f(leave)
+		leave()
 		result <- err
 	}()
 	return <-result
 }
 
-// dial connects from the place. The address must be literal: a name would be looked up on another thread.
+// errOneSocket is returned when a connection would take a second socket, which would be made outside of the place.
+var errOneSocket = errors.New("fleet: dial from a place: no address to connect from")
+
+// dial connects from the place. The address must be literal: a name would be looked up on another thread. It is in the place only while the
+// socket is made, or each of many connections to somebody who does not answer would keep a thread to itself.
 func (p *place) dial(ctx context.Context, network, address string) (c net.Conn, err error) {
 	if _, perr := netip.ParseAddrPort(address); perr != nil {
 		return nil, fmt.Errorf("fleet: dial from a place: %w", perr)
 	}
-	err = p.enter(func() error {
-		var d net.Dialer
+	err = p.visit(func(leave func()) error {
+		made := false
+		d := net.Dialer{Control: func(_, _ string, _ syscall.RawConn) error {
+			if made {
+				return errOneSocket
+			}
+			made = true
+			leave()
+			return nil
+		}}
 		c, err = d.DialContext(ctx, network, address)
 		return err
 	})
