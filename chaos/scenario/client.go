@@ -233,6 +233,7 @@ func (x *exchange) whole(body io.Reader) error {
 func (x *exchange) events(body io.Reader) error {
 	lines := bufio.NewScanner(body)
 	lines.Buffer(make([]byte, 0, 4<<10), maxEvent)
+	var failed error // an error event, behind which nothing but the end mark may come
 	for lines.Scan() {
 		data, ok := bytes.CutPrefix(lines.Bytes(), []byte("data:"))
 		if !ok {
@@ -240,6 +241,9 @@ func (x *exchange) events(body io.Reader) error {
 		}
 		if data = bytes.TrimSpace(data); x.ended {
 			return &protocolError{Foreign, fmt.Sprintf("after the end %.100q comes", data)}
+		}
+		if failed != nil && string(data) != "[DONE]" {
+			return &protocolError{Foreign, fmt.Sprintf("after an error event %.100q comes", data)}
 		}
 		if string(data) == "[DONE]" {
 			x.ended = true
@@ -250,11 +254,15 @@ func (x *exchange) events(body io.Reader) error {
 			return &protocolError{Malformed, fmt.Sprintf("event %.100q: %v", data, err)}
 		}
 		if c.Error != nil {
-			return &protocolError{ErrorEvent, c.Error.Message}
+			failed = &protocolError{ErrorEvent, c.Error.Message}
+			continue
 		}
 		if err := x.take(&c); err != nil {
 			return err
 		}
+	}
+	if failed != nil {
+		return failed
 	}
 	return lines.Err()
 }

@@ -92,6 +92,8 @@ func TestOutcomes(t *testing.T) {
 			stream(chunk("abcd"), chunk("efgh"), done)(w, r)
 		}, false, Foreign, false},
 		{"an error event", stream(chunk("abcd"), `data: {"error":{"message":"gone","type":"x"}}`+"\n\n", done), false, ErrorEvent, false},
+		{"more after an error event", stream(chunk("abcd"), `data: {"error":{"message":"gone","type":"x"}}`+"\n\n", chunk("efgh"), done), false, Foreign, false},
+		{"an error event after the end", stream(chunk("abcd"), chunk("efgh"), done, `data: {"error":{"message":"gone","type":"x"}}`+"\n\n"), false, Foreign, false},
 		{"no JSON", stream("data: {\n\n"), false, Malformed, false},
 		{"no stream", status(200, "hello"), false, Malformed, false},
 		{"no answer", status(200, "hello"), true, Malformed, false},

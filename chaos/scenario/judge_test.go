@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"grapevine/chaos/history"
+	"grapevine/node"
 )
 
 const sec = time.Second
@@ -111,6 +112,17 @@ func TestEveryPromiseCanBreak(t *testing.T) {
 		}, []string{"requests-answered"}},
 		{"served twice", func(e *evidence) {
 			e.visits["a9"] = append(e.visits["a9"], visit{engine: "engine-0", began: sec, ended: sec})
+		}, []string{"one-outcome"}},
+		{"served twice, though it was left", func(e *evidence) {
+			e.visits["a7"][0].departed = false
+			e.visits["a7"] = append(e.visits["a7"], visit{engine: "engine-1", began: e.attempts[7].Sent + 1, ended: e.attempts[7].End})
+		}, []string{"one-outcome"}},
+		{"served again too early, by a third", func(e *evidence) {
+			e.visits["a9"] = append(e.visits["a9"], visit{engine: "engine-1", began: e.attempts[9].Sent + firstByte, ended: 9 * sec},
+				visit{engine: "engine-0", began: e.attempts[9].Sent + firstByte + sec, ended: 9 * sec})
+		}, []string{"one-outcome"}},
+		{"served again by one it does not name", func(e *evidence) {
+			e.visits["a9"] = append(e.visits["a9"], visit{engine: "engine-1", began: e.attempts[9].Sent + firstByte, ended: 9 * sec})
 		}, []string{"one-outcome"}},
 		{"served by nobody", func(e *evidence) { delete(e.visits, "a9") }, []string{"one-outcome"}},
 		{"served by another", func(e *evidence) { e.visits["a9"][0].engine = "engine-1" }, []string{"one-outcome"}},
@@ -269,11 +281,26 @@ func TestShareOfHits(t *testing.T) {
 func TestForgottenCaches(t *testing.T) {
 	e := evident()
 	e.marks = append(e.marks, Mark{Event: event(13*sec, 0, "amnesia engine-0"), Members: [][]string{{"engine-0"}}, Began: 13 * sec, Struck: 13 * sec, Over: 13 * sec})
-	e.quiet.differ, e.quiet.buckets = "node-0 holds 3", 2
+	e.quiet.differ, e.quiet.buckets, e.quiet.heard = "node-0 holds 3", 2, sec
+	e.quiet.engines = map[string]string{"engine-0": "of engine-0 node-0 holds 3"}
 	if v := verdicts(e)[treesConverge.Name]; v.State != Held || !strings.Contains(v.Note, "node-0 holds 3") {
 		t.Errorf("%+v", v)
 	}
 	e.quiet.buckets = 0
+	if v := verdicts(e)[treesConverge.Name]; v.State != Held {
+		t.Errorf("the other engine was compared: %+v", v)
+	}
+	e.quiet.engines["engine-1"] = "of engine-1 node-0 holds 3"
+	if v := verdicts(e)[treesConverge.Name]; v.State != Violated {
+		t.Errorf("an engine that lost nothing: %+v", v)
+	}
+	delete(e.quiet.engines, "engine-1")
+	e.quiet.heard = convergeBound + 1
+	if v := verdicts(e)[treesConverge.Name]; v.State != Violated {
+		t.Errorf("told too late: %+v", v)
+	}
+	e.quiet.heard = sec
+	e.marks = append(e.marks, Mark{Event: event(13*sec, 0, "amnesia engine-1"), Members: [][]string{{"engine-1"}}, Began: 13 * sec, Struck: 13 * sec, Over: 13 * sec})
 	if v := verdicts(e)[treesConverge.Name]; v.State != NotExercised {
 		t.Errorf("nothing was compared: %+v", v)
 	}
@@ -362,5 +389,17 @@ func TestStandardErrors(t *testing.T) {
 		if got := standardErrors(p); math.Abs(got-want) > 0.001 {
 			t.Errorf("%v is exceeded once in %v, want %v", got, 1/p, want)
 		}
+	}
+}
+
+// TestUnlike: digests that only one of two nodes has differ, whichever it is.
+func TestUnlike(t *testing.T) {
+	one := map[int64]node.DigestStatus{10: {Count: 3, XOR: "a"}, 20: {Count: 4, XOR: "b"}}
+	less := map[int64]node.DigestStatus{10: {Count: 3, XOR: "a"}}
+	if unlike(one, one, "x", "y") != "" || unlike(one, less, "x", "y") == "" || unlike(less, one, "x", "y") == "" {
+		t.Error("spans that one lacks are not compared")
+	}
+	if got := unlike(less, map[int64]node.DigestStatus{10: {Count: 3, XOR: "c"}}, "x", "y"); !strings.Contains(got, "from 10 ms x has 3 batches (a), y 3 (c)") {
+		t.Error(got)
 	}
 }

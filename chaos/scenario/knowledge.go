@@ -18,7 +18,7 @@ var treesConverge = Invariant{
 	Promise: "when traffic ends, all nodes have been told the same and hold the same live facts about the engines' caches",
 	Bound:   "5 s after the last request ended",
 	Seen: "digests of all batches of every ten seconds in which all processes ran, and of all live facts, equal to the last. Where an engine lost its cache, " +
-		"or told lies about it, each node learns for itself how long that engine's facts live, and live facts may differ. Where a clock was set, times are " +
+		"or told lies about it, each node learns for itself how long that engine's facts live: its live facts may differ, not those of others. Where a clock was set, times are " +
 		"what each node takes them for, and the numbers of facts must agree, to 2 %",
 	judge: func(e *evidence) (f finding) {
 		q := &e.quiet
@@ -27,8 +27,8 @@ var treesConverge = Invariant{
 		}
 		f.checked = q.compared
 		f.note = fmt.Sprintf("%d facts, %d spans of ten seconds, equal after %.2f s", q.facts, q.buckets, q.converged.Seconds())
-		lost := slices.ContainsFunc(e.marks, func(m Mark) bool { return m.Kind == "amnesia" || m.Kind == "crash" || m.Kind == "lie" })
 		set := slices.ContainsFunc(e.marks, func(m Mark) bool { return m.Kind == "clock" })
+		lost := e.unlearned()
 		switch {
 		case set && float64(q.most-q.least) > 0.02*float64(q.most):
 			f.violate(e.drained+q.converged, "the fleet", "%d facts at one node, %d at another", q.least, q.most)
@@ -36,11 +36,8 @@ var treesConverge = Invariant{
 			f.note = fmt.Sprintf("a clock was set: %d to %d facts", q.least, q.most)
 		case q.unheard != "":
 			f.violate(e.drained+q.converged, "the fleet", "%s", q.unheard)
-		case q.differ != "" && lost:
-			f.note += "; an engine lost its cache or lied: " + q.differ
-			if q.buckets == 0 {
-				f.checked = 0
-			}
+		case len(lost) > 0:
+			e.partly(&f, lost)
 		case q.differ != "":
 			f.violate(e.drained+q.converged, "the fleet", "%s", q.differ)
 		case q.converged > convergeBound:
@@ -48,6 +45,44 @@ var treesConverge = Invariant{
 		}
 		return f
 	},
+}
+
+// unlearned are the engines about which each node may have learned something else: that lost their cache, or lied.
+func (e *evidence) unlearned() (out []string) {
+	for _, name := range e.engines {
+		if slices.ContainsFunc(e.marks, func(m Mark) bool {
+			return (m.Kind == "amnesia" || m.Kind == "crash" || m.Kind == "lie") && m.touches(name)
+		}) {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
+// partly holds the nodes to agree on what was told, and on all engines but some.
+func (e *evidence) partly(f *finding, but []string) {
+	q := &e.quiet
+	compared := 0
+	for _, name := range e.engines {
+		what := q.engines[name]
+		switch {
+		case slices.Contains(but, name):
+			if what != "" {
+				f.note += "; it lost its cache or lied: " + what
+			}
+			continue
+		case what != "":
+			f.violate(e.drained+q.converged, "the fleet", "%s", what)
+		}
+		compared++
+	}
+	if q.heard > convergeBound {
+		f.violate(e.drained+q.heard, "the fleet", "they had been told the same after %v", q.heard)
+	}
+	if q.buckets == 0 && compared == 0 {
+		f.checked = 0
+	}
+	f.note += fmt.Sprintf("; told the same after %.2f s, %d engines compared", q.heard.Seconds(), compared)
 }
 
 const (

@@ -24,7 +24,7 @@ func judgeOutcomes(e *evidence) (f finding) {
 		switch a.Outcome {
 		case Silent, Malformed, Truncated:
 			f.violate(a.End, a.place(), "%s %s: %s", a.ID, a.Outcome, a.Detail)
-		case Complete:
+		default:
 			e.served(&f, a)
 		}
 	}
@@ -36,24 +36,40 @@ func judgeOutcomes(e *evidence) (f finding) {
 	return f
 }
 
-// served holds a complete answer to have been computed to its end by one engine, once. Engines that broke while they answered do not count; and
-// a router whose patience for a first byte has ended may ask another, while the first writes its answer to nobody.
+// served holds a complete answer to have been computed to its end by the engine that it names, and any answer to have been computed once at most.
+// Engines that broke while they answered do not count; and a router whose patience for a first byte has ended may ask another engine, while
+// the first writes its answer to nobody.
 func (e *evidence) served(f *finding, a *Attempt) {
-	whole, by, again := 0, "", false
+	var whole []visit
 	for _, v := range e.visits[a.ID] {
-		again = again || v.began-a.Sent >= firstByte
 		if v.ended >= 0 && !v.departed && !e.engineBroke(v.engine, v.began, v.ended) {
-			whole++
-			by = v.engine
+			whole = append(whole, v)
+		}
+	}
+	patience := firstByte
+	if a.Shape == chatWhole {
+		patience = wholeByte
+	}
+	for i := 1; i < len(whole); i++ {
+		if whole[i].began-whole[i-1].began < patience {
+			f.violate(a.End, a.place(), "%s was served %d times: %+v", a.ID, len(whole), e.visits[a.ID])
+			return
 		}
 	}
 	switch {
-	case whole == 1 && by == a.Backend, whole > 1 && again, whole == 0 && e.engineBroke(a.Backend, a.Sent, a.End):
-	case whole == 1:
-		f.violate(a.End, a.place(), "%s names %s, and was served by %s", a.ID, a.Backend, by)
-	default:
-		f.violate(a.End, a.place(), "%s was served %d times: %+v", a.ID, whole, e.visits[a.ID])
+	case a.Outcome != Complete:
+	case len(whole) == 0 && !e.engineBroke(a.Backend, a.Sent, a.End):
+		f.violate(a.End, a.place(), "%s was served by nobody: %+v", a.ID, e.visits[a.ID])
+	case len(whole) > 0 && whole[len(whole)-1].engine != a.Backend && !e.askedAgain(a, whole[len(whole)-1].began+patience):
+		f.violate(a.End, a.place(), "%s names %s, and was served by %s", a.ID, a.Backend, whole[len(whole)-1].engine)
 	}
+}
+
+// askedAgain says whether an engine that broke meanwhile got an attempt from a moment on, and may have answered it all the same.
+func (e *evidence) askedAgain(a *Attempt, from time.Duration) bool {
+	return slices.ContainsFunc(e.visits[a.ID], func(v visit) bool {
+		return v.engine == a.Backend && v.began >= from && e.engineBroke(v.engine, a.Sent, a.End)
+	})
 }
 
 var noForeignBytes = Invariant{

@@ -8,6 +8,7 @@ import (
 
 	"grapevine/chaos/fleet"
 	"grapevine/node"
+	"grapevine/prefixtree"
 )
 
 // quiet is what was found after the last request had ended.
@@ -17,13 +18,15 @@ type quiet struct {
 	left    []remainder
 
 	converged time.Duration // when all agreed, or were given up
+	heard     time.Duration // when all had been told the same, for the last time; or were given up
 	facts     uint64
 	least     uint64 // facts of the node that holds fewest
 	most      uint64
 	compared  int
-	differ    string // how live facts differ; "" if they agree
-	buckets   int    // spans of ten seconds that were compared
-	unheard   string // how what was told in one of them differs; "" if it does not
+	differ    string            // how live facts differ; "" if they agree
+	engines   map[string]string // the same of single engines
+	buckets   int               // spans of ten seconds that were compared
+	unheard   string            // how what was told in one of them differs; "" if it does not
 
 	after map[string]resources
 }
@@ -104,8 +107,12 @@ const convergeLook = 3 * convergeBound
 // long enough.
 func (q *quiet) converge(ctx context.Context, f *fleet.Fleet, began time.Time) {
 	for {
+		before := q.unheard
 		q.compare(ctx, f, began)
-		if q.converged = time.Since(began); q.differ == "" && q.unheard == "" || q.converged > convergeLook {
+		if q.converged = time.Since(began); q.unheard != "" || before != "" || q.heard == 0 {
+			q.heard = q.converged
+		}
+		if q.differ == "" && q.unheard == "" || q.converged > convergeLook {
 			return
 		}
 		if sleep(ctx, 50*time.Millisecond) != nil {
@@ -115,7 +122,7 @@ func (q *quiet) converge(ctx context.Context, f *fleet.Fleet, began time.Time) {
 }
 
 func (q *quiet) compare(ctx context.Context, f *fleet.Fleet, ended time.Time) {
-	q.differ, q.unheard, q.compared, q.buckets = "", "", 0, 0
+	q.differ, q.unheard, q.compared, q.buckets, q.engines = "", "", 0, 0, make(map[string]string)
 	var facts *node.FactsStatus
 	var told map[int64]node.DigestStatus
 	var latest time.Time // a process has not heard what was told before it began, but taken it over as a whole
@@ -147,15 +154,36 @@ func (q *quiet) compare(ctx context.Context, f *fleet.Fleet, ended time.Time) {
 			facts, told, name, q.facts, q.buckets = own, buckets, n.Name(), own.Count, len(buckets)
 			continue
 		}
-		if *own != *facts {
+		if own.Count != facts.Count || own.XOR != facts.XOR {
 			q.differ = fmt.Sprintf("%s holds %d live facts (%s), %s %d (%s)", name, facts.Count, facts.XOR, n.Name(), own.Count, own.XOR)
 		}
-		for start, d := range told {
-			if o := buckets[start]; o.Count != d.Count || o.XOR != d.XOR {
-				q.unheard = fmt.Sprintf("of ten seconds from %d ms %s has %d batches (%s), %s %d (%s)", start, name, d.Count, d.XOR, n.Name(), o.Count, o.XOR)
+		for _, e := range f.Engines() {
+			key := fmt.Sprintf("%08x", prefixtree.BackendKey(e.Name()))
+			if a, b := facts.Backends[key], own.Backends[key]; a != b {
+				q.engines[e.Name()] = fmt.Sprintf("of %s %s holds %d live facts (%s), %s %d (%s)", e.Name(), name, a.Count, a.XOR, n.Name(), b.Count, b.XOR)
 			}
 		}
+		if q.unheard == "" {
+			q.unheard = unlike(told, buckets, name, n.Name())
+		}
 	}
+}
+
+// unlike says how two nodes' digests of what was told differ.
+func unlike(a, b map[int64]node.DigestStatus, nameA, nameB string) string {
+	starts := make(map[int64]bool)
+	for start := range a {
+		starts[start] = true
+	}
+	for start := range b {
+		starts[start] = true
+	}
+	for start := range starts {
+		if x, y := a[start], b[start]; x.Count != y.Count || x.XOR != y.XOR {
+			return fmt.Sprintf("of ten seconds from %d ms %s has %d batches (%s), %s %d (%s)", start, nameA, x.Count, x.XOR, nameB, y.Count, y.XOR)
+		}
+	}
+	return ""
 }
 
 // within are the digests of spans that lie between two moments as a whole.

@@ -83,14 +83,15 @@ const (
 const (
 	drainGrace = 1500 * time.Millisecond
 	drainLimit = 15 * time.Second
-	firstByte  = 6 * time.Second // the routers' patience for the first byte of a stream; of anything else it is longer
+	firstByte  = 6 * time.Second  // the routers' patience for the first byte of a stream
+	wholeByte  = 10 * time.Second // and of anything else
 )
 
 // settings are those of every node.
 func settings() map[string]any {
 	return map[string]any{
 		"log_level": "info", "drain_grace": drainGrace.String(), "drain_close": "500ms", "drain_timeout": drainLimit.String(), "slow_start": "5s",
-		"stream_first_byte_timeout": firstByte.String(), "first_byte_timeout": "10s", "idle_timeout": "8s", "header_hold": "5s",
+		"stream_first_byte_timeout": firstByte.String(), "first_byte_timeout": wholeByte.String(), "idle_timeout": "8s", "header_hold": "5s",
 	}
 }
 
