@@ -253,8 +253,12 @@ func (t *Tree) revert(b Backend, chain []Hash, tr *Trail, news *[]Fact) (retract
 	if tr.recorded == 0 {
 		return 0
 	}
+	floor := Time(t.limits[b].floor.Load())
 	for i, h := range chain {
 		before := tr.at(i + 1)
+		if before <= floor {
+			before = 0 // fenced since: to say it again would bring it back where the fence lies earlier
+		}
 		was, is, removed := t.edit(&place{shard: t.shard(uint64(h))}, b, uint64(h), func(e entry) (entry, bool) {
 			if entryTime(e) != tr.recorded || before >= tr.recorded { // in a hole above what somebody recorded later
 				return e, false

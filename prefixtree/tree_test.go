@@ -201,6 +201,40 @@ func TestGenerationFencesAfterTheClockWasSetBack(t *testing.T) {
 	}
 }
 
+// A request placed on a process that only its peers know of, and that failed, gives no block the time back that it had on the process
+// before: a peer may have fenced less, as it knew less then.
+func TestRevertBringsNothingBackFromBehindAFence(t *testing.T) {
+	tree, peer := newTree(t, Config{}), newTree(t, Config{})
+	chain, other := chainOf(t, 1, 30), chainOf(t, 2, 30)
+	tree.SetGeneration(1, 1, start)
+	peer.SetGeneration(1, 1, start)
+	tree.Record(1, chain, start+10, nil)
+	tr := new(Trail)
+	tree.Record(1, chain, start+100, tr)
+	peer.SetGeneration(1, 2, start+5) // has heard of nothing to fence
+	facts := peer.RecordNews(1, other, start+50, nil, nil)
+	again := peer.RecordNews(1, chain, start+100, nil, nil) // by chance in the same millisecond
+	for _, f := range append(facts, again...) {
+		tree.Apply(f)
+	}
+	tree.SetGeneration(1, 2, start+200)
+	if h, _ := holderOf(tree, 1, chain, start+200); h.Blocks != 30 {
+		t.Fatalf("what was placed on the new process: %+v", h)
+	}
+	_, news := tree.RevertNews(1, chain, tr, nil)
+	if len(news) == 0 {
+		t.Fatal("nothing is told")
+	}
+	for _, f := range news {
+		peer.Apply(f)
+	}
+	for _, x := range []*Tree{tree, peer} {
+		if h, ok := holderOf(x, 1, chain, start+200); ok {
+			t.Errorf("believed after the revert: %+v", h)
+		}
+	}
+}
+
 func TestGenerationAndForgetFence(t *testing.T) {
 	tree := newTree(t, Config{})
 	chain := chainOf(t, 1, 30)
