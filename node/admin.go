@@ -74,9 +74,12 @@ type BackendStatus struct {
 	RetryInS float64 `json:"retry_in_s,omitempty"`
 	// Agreed is false for a backend that only this node's own list has, while the
 	// fleet has agreed on nothing that it knows of.
-	Agreed        bool    `json:"agreed"`
-	Drained       bool    `json:"drained"` // somebody asked for the drain; kept while it is down
-	Source        string  `json:"source"`  // static, file, dns or admin
+	Agreed  bool `json:"agreed"`
+	Drained bool `json:"drained"` // somebody asked for the drain; kept while it is down
+	// DrainedBy and DownBy are on whose word it is so: operator, source or health; empty if it is not.
+	DrainedBy     string  `json:"drained_by,omitempty"`
+	DownBy        string  `json:"down_by,omitempty"`
+	Source        string  `json:"source"` // static, file, dns or admin
 	Reason        string  `json:"reason,omitempty"`
 	SinceS        float64 `json:"since_s,omitempty"` // of the agreed state
 	Generation    uint32  `json:"generation"`
@@ -262,6 +265,12 @@ func (n *Node) BackendList() *BackendList {
 			s.ID = int(b.ID) // until then its place in the node's own list
 			s.Agreed, s.Drained, s.Source, s.Reason, s.Version, s.Role, s.Zone = true, b.Drained, b.Source.String(), b.Reason, b.Version, b.Role, b.Zone
 			s.SinceS = ageS(time.UnixMilli(b.Since))
+			if b.Drained {
+				s.DrainedBy = b.DrainedBy.String()
+			}
+			if b.State == raftstore.Down {
+				s.DownBy = b.DownBy.String()
+			}
 		}
 		s.PrefillTokens, s.Active = n.router.Load(u.id)
 		_, others := n.router.PeerLoad(u.id)

@@ -259,15 +259,23 @@ func TestDrainIsNotOverridden(t *testing.T) {
 	probing(&cfg)
 	n := startNode(t, cfg)
 	awaitAgreement(t, n)
-	all := []*Node{n}
 	if _, err := n.change(t.Context(), raftstore.SetBackendState{Names: []string{victim.addr}, Action: raftstore.Drain, Reason: "maintenance"}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "draining", func() bool { return inState(all, victim.addr, "draining") })
+	// told waits for a state, and for the words on which it came about.
+	told := func(state, drainedBy, downBy string) {
+		t.Helper()
+		eventually(t, state, func() bool {
+			return slices.ContainsFunc(n.BackendList().Backends, func(b BackendStatus) bool {
+				return b.Name == victim.addr && b.State == state && b.DrainedBy == drainedBy && b.DownBy == downBy
+			})
+		})
+	}
+	told("draining", "operator", "")
 	victim.die()
-	eventually(t, "down", func() bool { return inState(all, victim.addr, "down") })
+	told("down", "operator", "health")
 	victim.rise()
-	eventually(t, "draining again", func() bool { return inState(all, victim.addr, "draining") })
+	told("draining", "operator", "")
 }
 
 // TestRestartFencesTheTree: another process behind the same address is another

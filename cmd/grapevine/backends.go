@@ -78,13 +78,25 @@ func printBackends(out io.Writer, list *node.BackendList) error {
 	}
 	for _, b := range list.Backends {
 		if b.Reason != "" {
-			fmt.Fprintf(out, "%s: %s for %s: %s\n", b.Name, b.State, seconds(b.SinceS), plain(b.Reason))
+			fmt.Fprintf(out, "%s: %s for %s%s: %s\n", b.Name, b.State, seconds(b.SinceS), onWord(&b), plain(b.Reason))
 		}
 	}
 	if own > 0 {
 		fmt.Fprintln(out, "This is the router's own list: it knows of nothing that the fleet has agreed on (see grapevine raft status).")
 	}
 	return nil
+}
+
+// onWord says on whose word a backend is what it is, if somebody's.
+func onWord(b *node.BackendStatus) string {
+	by := b.DownBy
+	if b.State == "draining" {
+		by = b.DrainedBy
+	}
+	if by == "" {
+		return ""
+	}
+	return ", by " + by
 }
 
 // plain is what an engine or an operator wrote as a table may hold it: on its line,

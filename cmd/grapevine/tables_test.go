@@ -46,7 +46,7 @@ func TestTablesGolden(t *testing.T) {
 	backends := &node.BackendList{Backends: []node.BackendStatus{
 		{ID: 0, Name: "gpu1:8000", URL: "http://gpu1:8000", State: "active", Agreed: true, Source: "static", Active: 2, FleetActive: 9, PrefillTokens: 4096, HorizonS: 600,
 			KVTokens: 1_200_000, Engine: &node.EngineReport{KVUsage: .5}, Models: []string{"m", "n"}},
-		{ID: 1, Name: "gpu2", URL: "http://gpu2:8000", State: "draining", Drained: true, Agreed: true, Source: "admin", FleetActive: 1, HorizonS: 90, Models: []string{"m\x1b[2J"}, Reason: "new\ndisk \u202e", SinceS: 61},
+		{ID: 1, Name: "gpu2", URL: "http://gpu2:8000", State: "draining", Drained: true, DrainedBy: "operator", Agreed: true, Source: "admin", FleetActive: 1, HorizonS: 90, Models: []string{"m\x1b[2J"}, Reason: "new\ndisk \u202e", SinceS: 61},
 		{ID: 2, Name: "gpu3", URL: "http://gpu3:8000", State: "down", Drained: true, Agreed: true, Source: "dns"},
 		{ID: 3, Name: "gpu4", URL: "http://gpu4:8000", State: "avoided", Source: "static"},
 	}}
