@@ -18,7 +18,9 @@ import (
 	"grapevine/prefixtree"
 )
 
-// mesh is a fleet of hundreds of nodes driven by hand: one goroutine does everything in order, so a seed repeats exactly. Nodes
+// mesh is a fleet of hundreds of nodes driven by hand: one goroutine does everything in order, so what happens to it is the seed's
+// alone. What nodes make of it is, too, but for the order in which they list streams and ask for what they lack, which is that of
+// maps: where facts do not commute (a revert, a drop: m.exact is false) single ones may differ from run to run. Nodes
 // publish, accept, keep journals, compare digests, ask for and serve ranges by their own code. Left out are the goroutines: live
 // batches are handed over one by one, and a stream is a call (see meet). It must run in a bubble, for its time.
 type mesh struct {
@@ -495,13 +497,16 @@ func (m *mesh) run(lasts time.Duration, rate int) string {
 	}
 	settled := time.Duration(m.tick-began) * meshTick
 	m.probe()
-	batches, facts := uint64(0), 0
+	batches, facts, digest := uint64(0), 0, uint64(0)
 	for _, n := range m.nodes {
 		batches += n.fleet.Stats().AppliedBatches
-		facts += n.know.tree.Anchors(n.now())
+		for p, at := range m.inspectNode(n) {
+			facts++
+			digest ^= scramble(scramble(uint64(p.hash)^uint64(p.key)) ^ uint64(at) ^ uint64(n.index)<<48)
+		}
 	}
-	return fmt.Sprintf("%d nodes, skewed %v, exact %v: %d requests, %d live batches handed over, %d applied, %d facts in all, settled within %v",
-		len(m.nodes), m.skewed, m.exact, m.requests, m.delivered, batches, facts, settled)
+	return fmt.Sprintf("%d nodes, skewed %v, exact %v: %d requests, %d live batches handed over, %d applied, %d facts in all, digest %x, settled within %v",
+		len(m.nodes), m.skewed, m.exact, m.requests, m.delivered, batches, facts, digest, settled)
 }
 
 // probe has some nodes place something and expects everybody to hear of it.

@@ -315,6 +315,9 @@ func anyCommand(r *rand.Rand, st *State, kind int) Command {
 		if r.IntN(2) == 0 {
 			c.Weight, c.Role, c.Source = ptr(float64(1+r.IntN(2))), ptr(fmt.Sprint("r", r.IntN(2))), ptr(Source(r.IntN(4)))
 		}
+		if r.IntN(4) == 0 {
+			c.Zone, c.KVTokens = ptr(fmt.Sprint("z", r.IntN(2))), ptr(r.Int64N(3))
+		}
 		return c
 	case 2:
 		c := SetBackendState{
