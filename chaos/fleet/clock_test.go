@@ -25,9 +25,9 @@ func TestOrdinaryClock(t *testing.T) {
 // node's clock is left alone.
 func TestStepClock(t *testing.T) {
 	t.Parallel()
-	program := os.Getenv("GRAPEVINE_CHAOS")
+	program := os.Getenv("GRAPEVINE_STEPPABLE")
 	if program == "" || runtime.GOOS != "linux" {
-		t.Skip("GRAPEVINE_CHAOS names no program with a clock that can be stepped (make build-chaos)")
+		t.Skip("GRAPEVINE_STEPPABLE names no program with a clock that can be stepped (make build-chaos)")
 	}
 	if err := fleet.Steppable(program); err != nil {
 		t.Fatal(err)
