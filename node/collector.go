@@ -39,7 +39,7 @@ func newStateCollector(n *Node) *stateCollector {
 		refused:     d("tree_refused_total", "Facts not taken for want of room."),
 		rebuilds:    d("tree_rebuilds_total", "Tables rebuilt to grow, shrink or evict."),
 		surprises:   d("tree_surprises_total", "Answers without any cached token where a young match was predicted."),
-		amnesias:    d("tree_amnesias_total", "Backends cleared after three surprises in a row: their engine restarted."),
+		amnesias:    d("tree_amnesias_total", "Backends cleared since three answers in a row showed that their engine had lost its cache."),
 	}
 }
 

@@ -181,7 +181,7 @@ func (t *Tree) applyFence(f *Fact, now Time) bool {
 	}
 	raise(floor, int64(f.Time))
 	// As after an amnesia of its own: what surprised this node, too, is dealt with.
-	l.surprises, l.cleared = 0, now
+	l.surprises, l.misses, l.cleared = 0, misses{}, now
 	l.usage.clear()
 	t.limits[f.Backend].span.Store(l.usage.span())
 	return true

@@ -81,6 +81,7 @@ type ledger struct {
 
 	surprises     int  // consecutive ones
 	surpriseFirst Time // placement of the first of them
+	misses        misses
 	cleared       Time // when the last amnesia was concluded
 }
 
@@ -225,7 +226,7 @@ func (t *Tree) SetGeneration(b Backend, gen uint32, now Time) {
 		return
 	}
 	l.generation.Store(gen)
-	l.surprises = 0
+	l.surprises, l.misses = 0, misses{}
 	// Late facts of the old generation are refused by number, so the fence reaches up to the latest one known and no further.
 	// That may lie after now, if the clock was set back since; and it keeps a backend's very first generation from fencing
 	// placements of the same millisecond.

@@ -22,7 +22,7 @@ type Lesson struct {
 	Predicted int  // leading blocks for which a fact was retained, before the request
 	Cached    int  // leading blocks the engine had, as reported, at most the chain; -1 if unknown
 	Retracted int  // facts removed because the count contradicts them
-	Amnesia   bool // the third surprise in a row: the backend has been cleared
+	Amnesia   bool // the third sign in a row that the engine has lost its cache: the backend has been cleared
 }
 
 // Learn corrects by what the engine says after a request has completed. chain and tr are those of its Record; cached is how
@@ -34,7 +34,8 @@ type Lesson struct {
 //
 // With tr nil there was no placement: cached is a truth about the cache now, and every fact on [cached:] goes.
 //
-// After three surprises in a row every fact older than the first of them is dead. Safe for concurrent use.
+// After three surprises in a row, or three misses that no eviction explains, every fact older than the first of them is dead. Safe for
+// concurrent use.
 func (t *Tree) Learn(b Backend, chain []Hash, tr *Trail, cached int, now Time) Lesson {
 	return t.learn(b, chain, tr, cached, now, nil)
 }
@@ -57,15 +58,15 @@ func (t *Tree) learn(b Backend, chain []Hash, tr *Trail, cached int, now Time, n
 	}
 	lesson.Predicted = tr.depth()
 	switch due := t.limits[b].settled(now); {
-	case lesson.Cached == 0 && lesson.Predicted > 0:
-		// What a restarted engine has computed must not stay older than the fence of surprisedLocked.
+	case lesson.Cached == 0 && lesson.Predicted > 0, short(lesson.Cached, lesson.Predicted) && t.doubtful(b, tr, lesson.Cached, now):
+		// What an engine that lost its cache has computed must not stay older than the fence of amnesiaLocked.
 		lesson.Retracted = t.conclude(b, chain, lesson.Cached, tr.settled, now-1, now, news)
 	case tr.recorded <= due || short(lesson.Cached, lesson.Predicted):
 		lesson.Retracted = t.conclude(b, chain, lesson.Cached, tr.settled, due, now, news)
 	default: // nothing to touch and nothing to contradict, as mostly
 	}
 	if lesson.Cached >= 0 {
-		lesson.Amnesia = t.learnAges(b, tr, lesson.Cached, now)
+		lesson.Amnesia = t.learnAges(b, chain, tr, lesson.Cached, now)
 	}
 	if lesson.Amnesia && news != nil {
 		t.tellFence(news, b)
@@ -158,8 +159,8 @@ func (t *Tree) conclude(b Backend, chain []Hash, cached int, placed, due, now Ti
 	return retracted
 }
 
-// learnAges moves the horizon by the ages of what was found and of what was missing, and counts surprises.
-func (t *Tree) learnAges(b Backend, tr *Trail, cached int, now Time) (amnesia bool) {
+// learnAges moves the horizon by the ages of what was found and of what was missing, and counts what speaks for a lost cache.
+func (t *Tree) learnAges(b Backend, chain []Hash, tr *Trail, cached int, now Time) (amnesia bool) {
 	predicted := tr.depth()
 	l := &t.ledgers[b]
 	l.mu.Lock()
@@ -168,46 +169,35 @@ func (t *Tree) learnAges(b Backend, tr *Trail, cached int, now Time) (amnesia bo
 	// A block touched only a short while before this request may not have been computed by then, because the request that
 	// touched it was queued or running as well. Younger than this request's own stay, a miss proves nothing.
 	unsettled := int64(now - tr.recorded)
+	missed := short(cached, predicted)
 
 	if found := min(cached, predicted); found > 0 {
 		step := tr.step(found)
 		l.usage.survived(int64(tr.recorded-step.at), step.displaced, horizon)
+		if !missed {
+			l.foundLocked(step, tr.recorded)
+		}
 	}
 	// Nothing at all where a settled match was young is rather a restart than an eviction. It is not taken for evidence
 	// unless the backend has been cleared for that within the last horizon and it goes on: an engine with a far smaller
 	// cache than believed must be learned, too.
 	surprise := cached == 0 && tr.hasAge(unsettled, horizon/youngPerHorizon)
-	if cleared := l.cleared != 0 && int64(now-l.cleared) <= horizon; short(cached, predicted) && (!surprise || cleared) {
-		step := tr.step(cached + 1)
-		if age := int64(tr.recorded - step.at); age >= unsettled {
-			l.usage.evicted(age, step.displaced, horizon)
-		}
-	}
 	if cached > 0 {
 		l.surprises = 0
 	}
-	amnesia = surprise && t.surprisedLocked(b, l, tr.recorded, now)
+	if surprise {
+		t.surprisedLocked(l, tr.recorded)
+	}
+	if missed && !t.passOverLocked(b, l, chain, tr, cached, now) {
+		cleared := l.cleared != 0 && int64(now-l.cleared) <= horizon
+		step := tr.step(cached + 1)
+		if age := int64(tr.recorded - step.at); age >= unsettled && (!surprise || cleared) {
+			l.usage.evicted(age, step.displaced, horizon)
+		}
+	}
+	amnesia = t.amnesiaLocked(b, l, now)
 	t.limits[b].span.Store(l.usage.span())
 	return amnesia
-}
-
-// surprisedLocked counts one more surprise in a row, by a request recorded at the given time, and clears the backend at the
-// third. The surprised requests themselves were computed by the restarted engine, so the fence lies just before the
-// first of them.
-func (t *Tree) surprisedLocked(b Backend, l *ledger, recorded, now Time) (amnesia bool) {
-	if l.surprises == 0 || recorded < l.surpriseFirst {
-		l.surpriseFirst = recorded
-	}
-	l.surprises++
-	t.surprises.Add(1)
-	if l.surprises < surpriseLimit {
-		return false
-	}
-	l.surprises, l.cleared = 0, now
-	l.usage.clear()
-	t.amnesias.Add(1)
-	t.limits[b].raiseFloor(l.surpriseFirst - 1)
-	return true
 }
 
 // hasAge says whether some block's age was in [from, below).

@@ -325,7 +325,7 @@ type Stats struct {
 	Refused   uint64 // facts not taken: backend id out of range, or no room even after eviction
 	Rebuilds  uint64 // tables replaced to grow, compact, shrink or evict
 	Surprises uint64 // responses without any cached block where a young match was predicted
-	Amnesias  uint64 // backends cleared after three surprises in a row
+	Amnesias  uint64 // backends cleared after three surprises in a row, or as many misses behind what others had put back
 }
 
 // Stats returns the current figures. It takes no lock; the figures of different shards may be from slightly different

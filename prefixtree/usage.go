@@ -34,6 +34,7 @@ type learned struct {
 // Not safe for concurrent use.
 type usage struct {
 	learned
+	proof    proof
 	peers    peerReach
 	believed float64     // the reach to go by: reach and peers combined
 	now      Time        // latest touch
@@ -54,11 +55,12 @@ func (u *usage) setCapacity(blocks float64) {
 }
 
 // clear forgets the blocks, not what has been learned.
-func (u *usage) clear() { u.marks = u.marks[:0] }
+func (u *usage) clear() { u.marks, u.proof = u.marks[:0], proof{} }
 
 // forget forgets the blocks last touched up to the given time.
 func (u *usage) forget(upTo Time) {
 	u.marks = slices.DeleteFunc(u.marks, func(m usageMark) bool { return m.at <= upTo })
+	u.proof = proof{}
 }
 
 // touch counts blocks as last touched at the given time.

@@ -1,0 +1,225 @@
+package prefixtree
+
+import (
+	"container/list"
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+// talks are conversations behind one head, with an engine that holds so many blocks, and a tree that learns from it.
+type talks struct {
+	t      *testing.T
+	r      *rand.Rand
+	tree   *Tree
+	hasher *Hasher
+	engine *lruCache
+	head   []Hash
+	turns  []int
+	now    Time
+	// count is what the engine says of a prompt of so many blocks of which so many were cached.
+	count    func(prompt, cached int) int
+	amnesias int
+}
+
+func newTalks(t *testing.T, seed uint64, number, capacity int) *talks {
+	return &talks{
+		t: t, r: rand.New(rand.NewPCG(seed, 0)), tree: newTree(t, Config{Budget: 16 << 20}), hasher: newHasher(t),
+		engine: &lruCache{capacity: capacity, order: list.New(), blocks: map[Hash]*list.Element{}},
+		head:   chainOf(t, 1, 12), turns: make([]int, number), now: start,
+		count: func(_, cached int) int { return cached },
+	}
+}
+
+// chain is the prompt of a conversation's next turn but so many: two blocks more each time, and another conversation after twenty.
+func (s *talks) chain(i int) []Hash {
+	keys := make([]uint64, 10+2*(s.turns[i]%20))
+	for k := range keys {
+		keys[k] = uint64(i+2)<<32 | uint64(s.turns[i]/20)<<16 | uint64(k)
+	}
+	return FromKeys(slices.Clone(s.head), s.hasher, nil, keys)
+}
+
+// run has some conversation ask the engine so many times, every 100 ms on average, until an amnesia is seen.
+func (s *talks) run(requests int) (done int) {
+	for done = range requests {
+		s.now += Time(s.r.ExpFloat64() * 100)
+		i := s.r.IntN(len(s.turns))
+		s.turns[i]++
+		if s.ask(s.chain(i)) {
+			return done + 1
+		}
+	}
+	return requests
+}
+
+func (s *talks) ask(chain []Hash) (amnesia bool) {
+	var tr Trail
+	s.tree.Record(1, chain, s.now, &tr)
+	count := s.count(len(chain), s.engine.cached(chain))
+	s.engine.use(chain)
+	amnesia = s.tree.Learn(1, chain, &tr, count, s.now+20).Amnesia
+	if amnesia {
+		s.amnesias++
+	}
+	return amnesia
+}
+
+func (s *talks) forget() {
+	s.now += 100
+	s.engine.order.Init()
+	clear(s.engine.blocks)
+}
+
+// talkSeeds is how many times each of the tests below is made; they are the same every time.
+const talkSeeds = 2
+
+// TestAmnesiaBehindACommonHead: an engine that lost its cache is known by what conversations miss behind the head that the first of them has put
+// back, whatever the engine counts in; the horizon does not suffer, and what was lost is not believed.
+func TestAmnesiaBehindACommonHead(t *testing.T) {
+	for name, block := range map[string]int{"exact": 1, "in twos": 2, "in threes": 3} {
+		t.Run(name, func(t *testing.T) {
+			for seed := range uint64(talkSeeds) {
+				s := newTalks(t, seed, 40, 1<<20)
+				s.count = func(_, cached int) int { return cached - cached%block }
+				s.run(1000)
+				if s.amnesias != 0 {
+					t.Fatal("one without a cause")
+				}
+				horizon := s.tree.Horizon(1)
+				s.forget()
+				before := make([][]Hash, len(s.turns))
+				for i := range s.turns {
+					before[i] = s.chain(i)
+				}
+				if n := s.run(200); s.amnesias != 1 {
+					t.Fatalf("seed %d: not seen in %d requests", seed, n)
+				}
+				for i, chain := range before {
+					if h, ok := holderOf(s.tree, 1, chain, s.now+20); ok && int(h.Blocks) > s.engine.cached(chain) {
+						t.Errorf("seed %d: conversation %d: %d blocks believed, %d there", seed, i, h.Blocks, s.engine.cached(chain))
+					}
+				}
+				if s.run(500); s.amnesias != 1 {
+					t.Errorf("seed %d: %d amnesias", seed, s.amnesias)
+				}
+				if got := s.tree.Horizon(1); got < horizon/2 {
+					t.Errorf("seed %d: horizon %v, was %v", seed, got, horizon)
+				}
+				s.forget()
+				if n := s.run(200); s.amnesias != 2 {
+					t.Errorf("seed %d: the next one is not seen in %d requests", seed, n)
+				}
+			}
+		})
+	}
+}
+
+// TestFewMissesLeaveTheHorizon: what a node sees of a lost cache may be too little to be certain of; it is no eviction either, which would tell
+// this node that the engine forgets within seconds.
+func TestFewMissesLeaveTheHorizon(t *testing.T) {
+	for seed := range uint64(talkSeeds) {
+		s := newTalks(t, seed, 40, 1<<20)
+		s.run(1000)
+		turns := func(n int) {
+			for i := range n {
+				s.now += 50
+				s.turns[i]++
+				s.ask(s.chain(i))
+			}
+		}
+		turns(3)
+		horizon := s.tree.Horizon(1)
+		s.forget()
+		s.engine.use(s.head) // another node's request
+		turns(2)
+		if got := s.tree.Horizon(1); got < horizon/2 || s.amnesias != 0 {
+			t.Errorf("seed %d: horizon %v, was %v, %d amnesias", seed, got, horizon, s.amnesias)
+		}
+	}
+}
+
+// TestNoAmnesiaUnderPressure: evictions behind a head that everybody keeps fresh are learned as such, also when they come sooner than before,
+// since what runs takes room.
+func TestNoAmnesiaUnderPressure(t *testing.T) {
+	for seed := range uint64(talkSeeds) {
+		s := newTalks(t, seed, 100, 1200)
+		s.run(2000)
+		for _, capacity := range []int{800, 400} {
+			for s.engine.capacity = capacity; s.engine.order.Len() > capacity; {
+				delete(s.engine.blocks, s.engine.order.Remove(s.engine.order.Back()).(Hash))
+			}
+			s.run(2000)
+		}
+		if s.amnesias != 0 {
+			t.Errorf("seed %d: %d amnesias", seed, s.amnesias)
+		}
+		if reach, _ := s.tree.Reach(1); reach < 100 || reach > 800 {
+			t.Errorf("seed %d: a reach of %.0f blocks, the engine holds %d", seed, reach, s.engine.capacity)
+		}
+	}
+}
+
+// TestNoAmnesiaByLies: an engine that begins to count wrongly has not lost its cache. One that says anything at all may look so by chance; then
+// again only after it has told enough truths to be believed.
+func TestNoAmnesiaByLies(t *testing.T) {
+	for name, of := range map[string]struct {
+		lie  func(s *talks, prompt, cached int) int
+		most int
+	}{
+		"the uncached": {func(_ *talks, prompt, cached int) int { return prompt - cached }, 0},
+		"a half":       {func(_ *talks, _, cached int) int { return cached / 2 }, 0},
+		"anything":     {func(s *talks, prompt, _ int) int { return s.r.IntN(prompt + 1) }, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for seed := range uint64(talkSeeds) {
+				s := newTalks(t, seed, 40, 1<<20)
+				s.run(1000)
+				s.count = func(prompt, cached int) int { return of.lie(s, prompt, cached) }
+				for done := 0; done < 1000; {
+					done += s.run(1000 - done)
+				}
+				if s.amnesias > of.most {
+					t.Errorf("seed %d: %d amnesias", seed, s.amnesias)
+				}
+			}
+		})
+	}
+}
+
+// TestNoAmnesiaWithoutCounts: an engine that tells nothing has lost nothing.
+func TestNoAmnesiaWithoutCounts(t *testing.T) {
+	s := newTalks(t, 1, 40, 1<<20)
+	s.run(1000)
+	horizon := s.tree.Horizon(1)
+	s.count = func(int, int) int { return -1 }
+	s.forget()
+	s.run(1000)
+	if got := s.tree.Horizon(1); got < horizon || s.amnesias != 0 {
+		t.Errorf("horizon %v, was %v, %d amnesias", got, horizon, s.amnesias)
+	}
+}
+
+// TestNoAmnesiaByWorkUnderWay: requests that follow one on its heels miss what that has not computed yet.
+func TestNoAmnesiaByWorkUnderWay(t *testing.T) {
+	s := newTalks(t, 1, 40, 1<<20)
+	s.run(2000)
+	for i := range uint64(20) {
+		s.now += 100
+		common := slices.Concat(s.head, chainOf(t, 1000+i, 40))
+		s.tree.Record(1, common, s.now, nil) // waits
+		for j := range uint64(5) {
+			s.now += 10
+			chain := slices.Concat(common, chainOf(t, 2000+10*i+j, 5))
+			for _, stay := range []Time{1, 400} { // the second of two turns, and one that waits as well
+				if visit(s.tree, 1, chain, len(s.head), s.now, stay).Amnesia {
+					t.Fatal("took it for a lost cache")
+				}
+			}
+		}
+		s.engine.use(common)
+		if s.ask(common) {
+			t.Fatal("took it for a lost cache")
+		}
+	}
+}
