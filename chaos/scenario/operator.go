@@ -99,9 +99,13 @@ func (o *operator) play(ctx context.Context, clients int, pause time.Duration) {
 		work.Go(func() {
 			for sleep(ctx, time.Duration(rng.ExpFloat64()*float64(pause))) == nil {
 				if n := o.node(); n != nil {
-					kind := history.Kind(rng.IntN(history.Kinds))
+					in := history.Input{Kind: history.Kind(rng.IntN(history.Kinds)), Backend: fmt.Sprintf("idle-%d", rng.IntN(idleBackends))}
 					// The end of the run ends no operation, so that its outcome is known.
-					_ = o.do(context.WithoutCancel(ctx), client, n, history.Input{Kind: kind, Backend: fmt.Sprintf("idle-%d", rng.IntN(idleBackends))}, o.idle)
+					err := o.do(context.WithoutCancel(ctx), client, n, in, o.idle)
+					if other := o.node(); err == nil && in.Kind != opRead && other != nil {
+						// What was confirmed is read at once through any node: a moment later all of them have it in any case.
+						_ = o.do(context.WithoutCancel(ctx), client, other, history.Input{Kind: opRead, Backend: in.Backend}, o.idle)
+					}
 				}
 			}
 		})
