@@ -22,18 +22,32 @@ func (e *evidence) nodeLost(name string, from, to time.Duration) bool {
 			return true
 		}
 	}
-	return e.linkBroken(name, from, to, fleet.BalancerName, fleet.ClientsName, fleet.Everybody)
+	return e.linkBroken(name, from, to, fleet.BalancerName, fleet.ClientsName)
 }
 
-// linkBroken says whether links between a node and one of the others were broken at some time of a span.
+// mildLoss is what TCP makes good within the patience of everybody: nothing may break for it, only be late.
+const mildLoss = 0.05
+
+// linkBroken says whether links between a node and one of the others were broken at some time of a span. An empty name is any node.
 func (e *evidence) linkBroken(node string, from, to time.Duration, others ...string) bool {
+	return e.linkHarmed(node, from, to, others, func(m *Mark) bool {
+		l := linkOf(&m.Event)
+		return m.Kind != "link" || l.Loss > mildLoss || l.Rate > 0 || l.Delay+l.Jitter >= settle
+	})
+}
+
+// linkHarmed is linkBroken for the faults of links that count.
+func (e *evidence) linkHarmed(node string, from, to time.Duration, others []string, counts func(*Mark) bool) bool {
 	for i := range e.marks {
 		m := &e.marks[i]
-		sp := specOf(m.Kind)
-		if sp.to != toPair && sp.to != toWay || m.Kind == "partition" || !m.during(from, to, settle) {
+		if reach := specOf(m.Kind).to; reach != toPair && reach != toWay || m.Kind == "partition" || len(m.Members) != 2 || !m.during(from, to, settle) || !counts(m) {
 			continue // a partition lies between nodes
 		}
-		if (node == "" || m.touches(node) || m.touches(fleet.Everybody)) && slices.ContainsFunc(others, m.touches) {
+		in := func(g []string, name string) bool {
+			return name == "" || slices.Contains(g, name) || slices.Contains(g, fleet.Everybody)
+		}
+		a, b := m.Members[0], m.Members[1]
+		if slices.ContainsFunc(others, func(o string) bool { return in(a, node) && in(b, o) || in(b, node) && in(a, o) }) {
 			return true
 		}
 	}
@@ -44,7 +58,7 @@ func (e *evidence) linkBroken(node string, from, to time.Duration, others ...str
 func (e *evidence) overstayed(a *Attempt) bool {
 	for i := range e.marks {
 		for _, s := range e.marks[i].Steps {
-			if s.What == "asked to stop" && s.Member == a.Node && s.At <= a.End && a.End-s.At >= e.limit {
+			if s.What == "asked to stop" && (s.Member == a.Node || a.Node == "") && s.At <= a.End && a.End-s.At >= e.limit {
 				return true
 			}
 		}

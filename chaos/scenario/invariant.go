@@ -91,6 +91,7 @@ type evidence struct {
 	marks    []Mark
 	seen     map[string]*seen
 	history  []history.Operation
+	late     []Violation   // answers that operators did not get, by the node's name
 	strange  []Violation   // answers to operators
 	calm     time.Duration // when the load was even: the warm-up is over
 	struck   time.Duration // when the first event began; the end of traffic without

@@ -108,8 +108,14 @@ func TestEveryPromiseCanBreak(t *testing.T) {
 		{"a refusal", set(Refused), []string{"requests-answered"}},
 		{"no answer at the last try", func(e *evidence) {
 			set(Unanswered)(e)
-			last(e).Head = -1
+			last(e).Head, last(e).Node, last(e).Backend = -1, "", ""
+			delete(e.visits, last(e).ID)
 		}, []string{"requests-answered"}},
+		{"cut before the answer began, and made good by the next try", func(e *evidence) {
+			set(Unanswered)(e)
+			last(e).Head, last(e).Node, last(e).Backend, last(e).Last = -1, "", "", false
+		}, []string{"streams-survive"}},
+		{"no answer to an operator", func(e *evidence) { e.late = []Violation{{At: 29 * sec, Place: "node-0"}} }, []string{"membership-kept"}},
 		{"served twice", func(e *evidence) {
 			e.visits["a9"] = append(e.visits["a9"], visit{engine: "engine-0", began: sec, ended: sec})
 		}, []string{"one-outcome"}},
@@ -197,6 +203,10 @@ func TestExcuses(t *testing.T) {
 		return a
 	}
 	crash := Mark{Event: event(26*sec, sec, "crash engine-0"), Members: [][]string{{"engine-0"}}, Began: 26 * sec, Struck: 26 * sec, Ending: 27 * sec, Over: 27 * sec}
+	link := func(line string) Mark {
+		ev := event(25*sec, 2*sec, "link %s", line)
+		return Mark{Event: ev, Members: ev.Groups, Began: 25 * sec, Struck: 25 * sec, Ending: 27 * sec, Over: 27 * sec}
+	}
 	for _, c := range []struct {
 		what    string
 		harm    func(*evidence)
@@ -216,6 +226,31 @@ func TestExcuses(t *testing.T) {
 		{"cut beyond it", func(e *evidence) {
 			broken(e, 19900*time.Millisecond, "node-2", "engine-0", Broken).End = 30100 * time.Millisecond
 		}, true},
+		{"a break by a link of another node", func(e *evidence) {
+			e.marks = append(e.marks, link("node-0 > * loss=1"))
+			broken(e, 26*sec, "node-2", "engine-1", Broken)
+		}, false},
+		{"a break by a link of its own", func(e *evidence) {
+			e.marks = append(e.marks, link("node-2 > * loss=1"))
+			broken(e, 26*sec, "node-2", "engine-1", Broken)
+		}, true},
+		{"a break by a link to it", func(e *evidence) {
+			e.marks = append(e.marks, link("clients > node-2 loss=0.5"))
+			broken(e, 26*sec, "node-2", "engine-1", Broken)
+		}, true},
+		{"a break by a link among routers", func(e *evidence) {
+			e.marks = append(e.marks, link("node-2 > node-0 loss=1"))
+			broken(e, 26*sec, "node-2", "engine-1", Broken)
+		}, false},
+		{"a break while links lose little", func(e *evidence) {
+			e.marks = append(e.marks, link("* > * loss=0.04 delay=10ms"))
+			broken(e, 26*sec, "node-2", "engine-1", Broken)
+		}, false},
+		{"cut before it began, somewhere, while a node was killed", func(e *evidence) {
+			a := broken(e, 11900*time.Millisecond, "", "", Unanswered)
+			a.Head, a.Last = -1, false
+		}, true},
+		{"no answer to an operator from a node that was killed", func(e *evidence) { e.late = []Violation{{At: 16 * sec, Place: "node-1"}} }, true},
 		{"served again after a router's patience", func(e *evidence) {
 			e.visits["a9"] = append(e.visits["a9"], visit{engine: "engine-0", began: e.attempts[9].Sent + firstByte, ended: 9 * sec})
 		}, true},
@@ -224,7 +259,7 @@ func TestExcuses(t *testing.T) {
 		e.marks = append(e.marks, crash)
 		c.harm(e)
 		v := verdicts(e)
-		got := v[streamsSurvive.Name].State == Held && v[requestsAnswered.Name].State == Held && v[oneOutcome.Name].State == Held
+		got := v[streamsSurvive.Name].State == Held && v[requestsAnswered.Name].State == Held && v[oneOutcome.Name].State == Held && v[membershipKept.Name].State == Held
 		if got != c.excused {
 			t.Errorf("%s: excused is %v: %+v %+v", c.what, got, v[streamsSurvive.Name].Violations, v[requestsAnswered.Name].Violations)
 		}
@@ -329,14 +364,19 @@ func TestRemovedWhileANodeStarts(t *testing.T) {
 			kind history.Kind
 			out  history.Output
 		}{{opAdd, history.Output{}}, {opRemove, history.Output{}}, {opRead, history.Output{Exists: true}}} {
-			e.history = append(e.history, history.Operation{Input: history.Input{Kind: op.kind, Backend: name}, Call: int64(100 + 2*i), Return: int64(101 + 2*i), Output: op.out})
+			at := int64(23*sec) + int64(i)*int64(sec) // 23, 24, 25 s
+			e.history = append(e.history, history.Operation{Input: history.Input{Kind: op.kind, Backend: name}, Call: at, Return: at + 1, Output: op.out})
 		}
 	}
 	back("engine-1")
 	if v := verdicts(e)[membershipKept.Name]; v.State != Violated {
 		t.Errorf("it came back by itself: %+v", v)
 	}
-	e.marks[0].Began, e.marks[0].Over = 24*sec, 26*sec // the kill, and the restart
+	e.marks[0].Began, e.marks[0].Ending, e.marks[0].Over = 24*sec, 25500*time.Millisecond, 26*sec // the kill, and the restart
+	if v := verdicts(e)[membershipKept.Name]; v.State != Violated {
+		t.Errorf("it came back before the node was started: %+v", v)
+	}
+	e.marks[0].Ending = 24500 * time.Millisecond
 	if v := verdicts(e)[membershipKept.Name]; v.State != Held {
 		t.Errorf("it came back with a node: %+v", v)
 	}

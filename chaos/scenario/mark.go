@@ -15,7 +15,6 @@ type Mark struct {
 	Struck  time.Duration // when it was done
 	Ending  time.Duration // when its undoing was begun
 	Over    time.Duration // when nothing of it was left: started members are ready
-	Skipped string        // why it was not done at all
 	Failed  string        // what went wrong with doing or undoing it: the run says nothing then
 	// Steps are parts of an event that take their time, such as each node's turn of a roll.
 	Steps []Step
@@ -44,7 +43,7 @@ func (m *Mark) starts() bool {
 
 // during says whether any of it lay in [from, to], give or take slack at its end.
 func (m *Mark) during(from, to, slack time.Duration) bool {
-	if m.Began < 0 || m.Skipped != "" {
+	if m.Began < 0 {
 		return false
 	}
 	return m.Began <= to && (m.Over < 0 || from <= m.Over+slack)

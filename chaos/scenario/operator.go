@@ -35,6 +35,7 @@ const idleBackends = 8
 const (
 	scheduledClient = 100 // what a schedule says
 	finalClient     = 200 // reads everything at the end
+	starterClient   = 300 // and from there on: nodes that start
 )
 
 // operator changes the membership through random nodes, as the schedule says and all the time on backends that nobody needs, and records
@@ -51,6 +52,7 @@ type operator struct {
 	rng     *rand.Rand
 	counts  map[string]int
 	strange []Violation // answers that an operator cannot be given
+	late    []Violation // no answer within the patience
 }
 
 // newOperator begins a history with the engines that a fleet was started with.
@@ -65,9 +67,9 @@ func newOperator(f *fleet.Fleet, models []string, seed uint64, l *ledger) *opera
 	return o
 }
 
-// operationPatience is how long an operator waits for an answer. A node says within 2 s that there is no majority; a paused one says
-// nothing.
-const operationPatience = 5 * time.Second
+// operationPatience is how long an operator waits for an answer. A node says within 2 s that there is no majority, and four times that on a
+// machine that is busy with everything else; a paused one says nothing.
+const operationPatience = 8 * time.Second
 
 // node draws one that runs, as far as the harness knows.
 func (o *operator) node() *fleet.Node {
@@ -157,6 +159,12 @@ func (o *operator) do(ctx context.Context, client int, n *fleet.Node, in history
 	var refusal node.Refusal
 	_ = json.Unmarshal(text, &refusal) // an answer that is none has no reason
 	var op *net.OpError
+	var slow net.Error
+	if err != nil && ctx.Err() == nil && errors.As(err, &slow) && slow.Timeout() {
+		o.mu.Lock()
+		o.late = append(o.late, Violation{At: o.l.now(), Place: n.Name(), Evidence: fmt.Sprintf("%v %s was not answered within %v", in.Kind, in.Backend, operationPatience)})
+		o.mu.Unlock()
+	}
 	switch {
 	case err != nil && errors.As(err, &op) && op.Op == "dial":
 		verdict = errNotDone

@@ -85,7 +85,7 @@ func (r *run) play(ctx context.Context) (e *evidence, err error) {
 	e.past, e.harness = folded.past, folded.mem
 	e.attempts, e.visits = l.all()
 	e.marks, e.seen = w.log.snapshot(), o.seen
-	e.history, e.strange = op.log.Operations(), op.strange
+	e.history, e.strange, e.late = op.log.Operations(), op.strange, op.late
 	return e, errors.Join(err, unkept, folded.write(e), ctx.Err())
 }
 

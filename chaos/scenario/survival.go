@@ -4,12 +4,16 @@ package scenario
 
 var streamsSurvive = Invariant{
 	Name:       "streams-survive",
-	Promise:    "an answer that has begun on a node that lives on, from an engine that lives on, is never broken; a node that drains cuts none within its limit",
+	Promise:    "an answer that has begun on a node that lives on, from an engine that lives on, is never broken; a node that drains cuts none within its limit, nor a request that is at an engine",
 	Bound:      "always",
 	Seen:       "ends of all answers that had begun, against the times in which their node or engine was harmed",
 	ofAttempts: true,
 	judge: func(e *evidence) (f finding) {
 		for _, a := range e.attempts {
+			if a.Outcome == Unanswered {
+				e.cutBefore(&f, a)
+				continue
+			}
 			if a.Head < 0 || a.Outcome == Refused {
 				continue
 			}
@@ -25,6 +29,21 @@ var streamsSurvive = Invariant{
 		}
 		return f
 	},
+}
+
+// cutBefore holds a connection not to have been broken while its request was at an engine: whoever passed it on there must have been lost.
+func (e *evidence) cutBefore(f *finding, a *Attempt) {
+	for _, v := range e.visits[a.ID] {
+		if v.began > a.End {
+			continue
+		}
+		if e.nodeLost("", a.Sent, a.End) || e.overstayed(a) {
+			return
+		}
+		f.checked++
+		f.violate(a.End, a.place(), "%s was cut before its answer began, while it was at %s: %s", a.ID, v.engine, a.Detail)
+		return
+	}
 }
 
 // engineExcuses says whether the engine's end explains that of an answer that had begun: a stream ends with an error event then, and what is not

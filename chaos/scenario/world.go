@@ -199,9 +199,9 @@ func (w *world) toNode(ctx context.Context, m *Mark, n *fleet.Node) (undo, error
 	heal := func(context.Context) error { return n.HealDisk() }
 	switch m.Kind {
 	case "kill":
-		return w.restarting(n), n.Kill()
+		return w.restarting(ctx, n), n.Kill()
 	case "stop":
-		return w.restarting(n), w.stop(ctx, m, n)
+		return w.restarting(ctx, n), w.stop(ctx, m, n)
 	case "start":
 		return nil, w.start(ctx, n)
 	case "pause":
@@ -226,9 +226,16 @@ func (w *world) toNode(ctx context.Context, m *Mark, n *fleet.Node) (undo, error
 	panic("scenario: nothing is done to a node for " + m.Kind)
 }
 
-// restarting is the undoing of everything that ends a process.
-func (w *world) restarting(n *fleet.Node) undo {
-	return func(ctx context.Context) error { return w.start(ctx, n) }
+// restarting is the undoing of everything that ends a process, unless the run is called off meanwhile: then all are ended anyhow.
+func (w *world) restarting(run context.Context, n *fleet.Node) undo {
+	return func(ctx context.Context) error {
+		select {
+		case <-run.Done():
+			return nil
+		default:
+			return w.start(ctx, n)
+		}
+	}
 }
 
 // start starts a node and waits until it asks for traffic.
