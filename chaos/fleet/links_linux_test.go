@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"grapevine/chaos/fleet"
 )
 
@@ -156,6 +158,23 @@ func datagrams(t *testing.T, a, b *fleet.Node, count int) (arrived []int) {
 	}
 }
 
+// queueOf returns how many packets the interface of the calling thread's network holds.
+func queueOf() (int, error) {
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = unix.Close(s) }()
+	req, err := unix.NewIfreq("eth0")
+	if err == nil {
+		err = unix.IoctlIfreq(s, unix.SIOCGIFTXQLEN, req)
+	}
+	if err != nil {
+		return 0, err
+	}
+	return int(req.Uint32()), nil
+}
+
 // TestLinks measures each thing that a link can do, through real sockets.
 func TestLinks(t *testing.T) {
 	need(t, fleet.FaultLinks)
@@ -168,6 +187,10 @@ func TestLinks(t *testing.T) {
 	t.Run("nothing", func(t *testing.T) {
 		if got := datagrams(t, a, b, count); len(got) != count {
 			t.Errorf("%d of %d datagrams arrived over a whole link", len(got), count)
+		}
+		// Nor does the kernel lose what comes while the switch gets no processor.
+		if n := within(t, a, queueOf); n < 10_000 {
+			t.Errorf("%d packets can wait for the switch", n)
 		}
 	})
 	t.Run("delay", func(t *testing.T) {

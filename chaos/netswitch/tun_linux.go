@@ -1,8 +1,10 @@
 package netswitch
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 
@@ -87,7 +89,48 @@ func configure(name string, addr netip.Prefix) error {
 	set(name, unix.SIOCSIFADDR, func(r *unix.Ifreq) error { return r.SetInet4Addr(ip[:]) })
 	set(name, unix.SIOCSIFNETMASK, func(r *unix.Ifreq) error { return r.SetInet4Addr(mask[:]) })
 	set(name, unix.SIOCSIFMTU, func(r *unix.Ifreq) error { r.SetUint32(portMTU); return nil })
-	set(name, unix.SIOCSIFTXQLEN, func(r *unix.Ifreq) error { r.SetUint32(portQueue); return nil })
+	if err := lengthen(name, portQueue); err != nil {
+		errs = append(errs, fmt.Errorf("netswitch: queue of interface %s: %w", name, err))
+	}
 	set(name, unix.SIOCSIFFLAGS, up)
 	return errors.Join(errs...)
+}
+
+// lengthen gives an interface's queue room for so many packets, by netlink: the older call is not for who is root of a user namespace only.
+func lengthen(name string, packets uint32) error {
+	link, err := net.InterfaceByName(name)
+	if err != nil {
+		return err
+	}
+	s, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(s) }()
+	const size = unix.SizeofNlMsghdr + unix.SizeofIfInfomsg + unix.SizeofRtAttr + 4
+	order, msg := binary.NativeEndian, make([]byte, size)
+	order.PutUint32(msg, size)
+	order.PutUint16(msg[4:], unix.RTM_NEWLINK)
+	order.PutUint16(msg[6:], unix.NLM_F_REQUEST|unix.NLM_F_ACK)
+	order.PutUint32(msg[unix.SizeofNlMsghdr+4:], uint32(link.Index))
+	attr := msg[unix.SizeofNlMsghdr+unix.SizeofIfInfomsg:]
+	order.PutUint16(attr, uint16(len(attr)))
+	order.PutUint16(attr[2:], unix.IFLA_TXQLEN)
+	order.PutUint32(attr[4:], packets)
+	if err := unix.Sendto(s, msg, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return err
+	}
+	// The answer is an error message, 0 if there is none, and a copy of what was asked.
+	answer := make([]byte, 4*size)
+	n, _, err := unix.Recvfrom(s, answer, 0)
+	switch {
+	case err != nil:
+		return err
+	case n < unix.SizeofNlMsghdr+4 || order.Uint16(answer[4:]) != unix.NLMSG_ERROR:
+		return errors.New("not answered")
+	}
+	if errno := -int32(order.Uint32(answer[unix.SizeofNlMsghdr:])); errno != 0 {
+		return unix.Errno(errno)
+	}
+	return nil
 }
