@@ -100,7 +100,7 @@ chaos-short: build build-chaos build-newer ## two of the scenarios without hit r
 	$(BIN) chaos run router-loss membership-churn --seed $(SEED) --leave-out hit-rate-recovers --html out/chaos.html
 
 # A fleet for each defect of chaos/plant, four at a time, and one without any that keeps every promise.
-chaos-planted: build-chaos ## that the harness finds what is wrong: a planted defect for every promise, in three minutes (PLANT=short: two, without hit rates)
+chaos-planted: build-chaos ## that the harness finds what is wrong: a planted defect for every promise, in four minutes (PLANT=short: without hit rates)
 	GRAPEVINE_PLANTED=$(CURDIR)/$(BIN)-chaos $(GO) test $(if $(filter short,$(PLANT)),-short) -count=1 -v -parallel 4 -timeout 8m -run '^TestPlanted$$' ./chaos/scenario
 
 # Ten minutes or so of one processor; a seed that fails prints how it is repeated. Without the race detector: it would make the same runs 5 to 25

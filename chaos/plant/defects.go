@@ -12,6 +12,27 @@ var defects = []Defect{
 		}},
 	},
 	{
+		Name: "asks-twice", Breaks: "one-outcome",
+		Wrong: "every request is sent on a second connection, too, to have the answer of whichever is first, and the other one is not called off",
+		Edits: []Edit{{
+			File: "proxy/forward.go",
+			Old:  `	if err := up.send(e.body, e.sent); err != nil {`,
+			New: `	if planted("asks-twice") {
+		request := append(append([]byte(nil), up.head...), e.body...)
+		if twin, err := e.proxy.upstreams.dial(e.proxy.base, t); err == nil {
+			go func() {
+				defer twin.raw.Close()
+				_ = twin.raw.SetDeadline(time.Now().Add(5 * time.Second))
+				if _, err := twin.Write(request); err == nil {
+					_, _ = io.Copy(io.Discard, twin)
+				}
+			}()
+		}
+	}
+	if err := up.send(e.body, e.sent); err != nil {`,
+		}},
+	},
+	{
 		Name: "retried-midway", Breaks: "no-foreign-bytes",
 		Wrong: "a stream that breaks off at the engine is asked of another, whose answer is appended to what the client has",
 		Edits: []Edit{
@@ -79,6 +100,18 @@ func (e *exchange) askAgain() bool {
 		}},
 	},
 	{
+		Name: "closes-before-it-answers", Breaks: "streams-survive",
+		Wrong: "a node that drains does what Connection: close says before the answer is written, and not after it",
+		Edits: []Edit{{
+			File: "proxy/exchange.go",
+			Old:  `	if e.proxy.draining.Load() || !e.ctx.Request.Header.IsHTTP11() {`,
+			New: `	if planted("closes-before-it-answers") && e.proxy.draining.Load() {
+		e.conn.raw.Close()
+	}
+	if e.proxy.draining.Load() || !e.ctx.Request.Header.IsHTTP11() {`,
+		}},
+	},
+	{
 		Name: "asks-the-same-again", Breaks: "requests-answered",
 		Wrong: "a failed attempt is no reason to leave its engine alone: the same one is asked until the attempts are used up",
 		Edits: []Edit{
@@ -116,6 +149,18 @@ func (e *exchange) askAgain() bool {
 		e.request = requestID{e.request[0]}
 	}
 	if o, ok := m.outcomes[e.request]; ok {`,
+		}},
+	},
+	{
+		Name: "reads-what-it-has", Breaks: "membership-kept",
+		Wrong: "a consistent read does not ask the leader: what others had confirmed a moment before may be missing",
+		Edits: []Edit{{
+			File: "raftstore/call.go",
+			Old:  `	body, err := s.atLeader(ctx, askRead, nil)`,
+			New: `	if planted("reads-what-it-has") {
+		return s.State(), nil
+	}
+	body, err := s.atLeader(ctx, askRead, nil)`,
 		}},
 	},
 	{

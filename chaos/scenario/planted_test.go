@@ -31,11 +31,14 @@ var brisk = pace{calm: time.Second, lead: 2 * time.Second, tail: 4 * time.Second
 // sowing has a run for every defect.
 var sowing = []sown{
 	{defect: "broken-answer-is-whole", schedule: "3s break engine-0,engine-1,engine-2 count=5 after=2000 for 2s"},
+	{defect: "asks-twice"},
 	{defect: "retried-midway", schedule: "3s break engine-0,engine-1,engine-2 count=5 after=2000 for 2s"},
 	{defect: "drain-cuts-answers", schedule: "4s stop node-1 for 1s", load: Load{Rate: 15, Long: 0.4, LongOutput: 900}},
+	{defect: "closes-before-it-answers", schedule: "4s stop node-1 for 1s", load: Load{Rate: 25, Long: 0.4, LongOutput: 900}},
 	{defect: "asks-the-same-again", schedule: "3s break engine-0,engine-1,engine-2 count=10000 after=0 for 4s"},
 	{defect: "draining-is-active", schedule: "3s drain engine-0,engine-1 for 3s"},
 	{defect: "taken-for-repeated"},
+	{defect: "reads-what-it-has"},
 	{defect: "founds-alone"},
 	{defect: "batch-lost"},
 	{
