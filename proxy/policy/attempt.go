@@ -203,7 +203,7 @@ func (a *Attempt) learnRate(tokens float64, o Outcome, now prefixtree.Time) {
 		}
 		doubt = min(doubt, rateDoubt)
 	}
-	a.slot.learnRate(a.router.rate, tokens, interval, doubt)
+	a.slot.learnRate(a.router.rate, tokens, interval, doubt, now)
 }
 
 // doubt returns what a slow prefill counts.

@@ -77,7 +77,7 @@ func TestCommonMatchIsNotFollowed(t *testing.T) {
 func TestFirstTurnsSpreadWhileCalm(t *testing.T) {
 	r, _ := newRouter(t, Config{}, fleetOf(10))
 	for b := range 10 { // learned rates differ by a few percent
-		r.table.Load().slots[b].learnRate(r.rate, 10_000+100*float64(b), 1, 1)
+		r.table.Load().slots[b].learnRate(r.rate, 10_000+100*float64(b), 1, 1, t0)
 	}
 	var open []*Attempt
 	most := map[prefixtree.Backend]int{}
@@ -269,7 +269,7 @@ func TestSlowSamplesAreDoubtedAmongNodes(t *testing.T) {
 			if i%2 == 1 {
 				seconds = 1.6
 			}
-			r.table.Load().slots[0].learnRate(r.rate, 4000, seconds, doubt)
+			r.table.Load().slots[0].learnRate(r.rate, 4000, seconds, doubt, t0)
 		}
 		return r.Rate(0)
 	}

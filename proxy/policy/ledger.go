@@ -38,8 +38,9 @@ type slot struct {
 	first, last *Attempt // own requests waiting for their first token, oldest first (engines admit in order)
 	whole       int64    // charges of the whole ones among these
 	lastFirst   prefixtree.Time
-	rates       rateSums // own measurements
-	peerRates   rateSums // the other nodes'
+	rates       rateSums        // own measurements
+	peerRates   rateSums        // the other nodes'
+	measured    prefixtree.Time // when rates were last added to
 	lastFailure prefixtree.Time
 	failures    int32           // consecutive
 	backoff     int64           // ms; retryAt as far as the own failures go
@@ -47,7 +48,7 @@ type slot struct {
 	lastWhy     Failure
 	adapters    adapterSet
 	inferred    inferred
-	_           [48]byte // to the end of a cache line
+	_           [40]byte // to the end of a cache line
 }
 
 // overdueGrace is how many seconds a prefill may take longer than expected before that counts: steps of a busy engine are

@@ -103,7 +103,7 @@ func TestRatesOfPeersCountByTheirWeight(t *testing.T) {
 	}
 	own := r.table.Load().slots[0]
 	for range 10 {
-		own.learnRate(r.rate, 4000, 0.1, 1) // 40k tokens/s over one second
+		own.learnRate(r.rate, 4000, 0.1, 1, t0) // 40k tokens/s over one second
 	}
 	if rate, weight := r.OwnRate(0); math.Abs(rate-40_000) > 1 || math.Abs(weight-1) > 1e-9 {
 		t.Fatalf("measured %v of weight %v", rate, weight)
@@ -120,7 +120,7 @@ func TestRatesOfPeersCountByTheirWeight(t *testing.T) {
 		t.Errorf("a backend nobody measured is taken for %v, though the fleet has 5,000", got)
 	}
 	r.SetPeerRate(0, 0, 0)
-	own.learnRate(r.rate, 4000, 0.1, 1)
+	own.learnRate(r.rate, 4000, 0.1, 1, t0)
 	if got := r.Rate(0); math.Abs(got-before)/before > 0.3 {
 		t.Errorf("without the peers: %v, before them %v", got, before)
 	}

@@ -16,6 +16,9 @@ const (
 	rateWindow = 30
 	// ratePrior is the weight of the fleet's rate in a backend's own, in seconds of prefill: one sample does not decide.
 	ratePrior = 1
+	// A backend of which all nodes together have measured less than scantEvidence seconds of prefill, and nothing for scantAfter milliseconds,
+	// is taken to be as fast as the fleet again: see freshen.
+	scantEvidence, scantAfter = 3.0, 10_000
 	// rateMinTokens excludes tiny prefills: their time is one engine step whatever their length.
 	rateMinTokens = 256
 	// rateOutlier bounds how far one sample may stand below the present estimate: a single hang must not condemn a backend,
@@ -134,7 +137,7 @@ func (s *slot) combinedRate(prior float64) float64 {
 
 // learnRate books one prefill of the slot: tokens computed in seconds of the engine's own time for it. It counts doubt if it is
 // slower than what is known of the backend, or of the fleet.
-func (s *slot) learnRate(f *fleetRate, tokens, seconds, doubt float64) {
+func (s *slot) learnRate(f *fleetRate, tokens, seconds, doubt float64, now prefixtree.Time) {
 	if tokens < rateMinTokens || seconds <= 0 {
 		return
 	}
@@ -146,6 +149,23 @@ func (s *slot) learnRate(f *fleetRate, tokens, seconds, doubt float64) {
 		present = s.rateOr(f.load())
 	}
 	s.rates.add(tokens, seconds, present, doubt)
+	s.measured = now
+	s.rate.Store(math.Float64bits(s.combinedRate(f.load())))
+}
+
+// freshen forgets a rate that stands on little and that nothing corrects. A backend that was measured once or twice while the fleet's rate
+// was a guess passes for slow, so that nothing is sent there at light load, and would for ever. One that is slow shows it in as many
+// prompts as scantEvidence holds.
+func (s *slot) freshen(f *fleetRate, now prefixtree.Time) {
+	if s.active.Load() > 0 {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if now-s.measured < scantAfter || s.rates.plus(s.peerRates).seconds >= scantEvidence {
+		return
+	}
+	s.rates = rateSums{}
 	s.rate.Store(math.Float64bits(s.combinedRate(f.load())))
 }
 

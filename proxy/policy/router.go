@@ -248,6 +248,9 @@ func (r *Router) Pick(q *Request, now prefixtree.Time, att *Attempt) error {
 	if c.charged {
 		c.slot.credit.Add(-oneRequest)
 	}
+	if n := uint64(len(s.pool.entries)); n > 0 { // one at each request: all of them have their turn
+		s.pool.entries[r.seq.Load()%n].slot.freshen(r.rate, now)
+	}
 	r.rungs[att.decision.Rung].Add(1)
 	if s.Nodes > 1 && s.loadLate() > blindAfter {
 		r.blind.Add(1)
