@@ -443,3 +443,16 @@ func TestUnlike(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// TestUnevenHits: a look in which a drop of several points would not show is none.
+func TestUnevenHits(t *testing.T) {
+	e := evident()
+	for i, a := range e.attempts {
+		if a.Cached = 1000; i/10%2 == 0 {
+			a.Cached = 200
+		}
+	}
+	if v := verdicts(e)[hitRateRecovers.Name]; v.State != NotExercised || !strings.Contains(v.Note, "too uneven to tell") {
+		t.Errorf("%+v", v)
+	}
+}

@@ -26,7 +26,12 @@ var treesConverge = Invariant{
 			return f
 		}
 		f.checked = q.compared
-		f.note = fmt.Sprintf("%d facts, %d spans of ten seconds, equal after %.2f s", q.facts, q.buckets, q.converged.Seconds())
+		f.note = fmt.Sprintf("%d facts, %d spans of ten seconds, ", q.facts, q.buckets)
+		if q.differ == "" && q.unheard == "" {
+			f.note += fmt.Sprintf("equal after %.2f s", q.converged.Seconds())
+		} else {
+			f.note += fmt.Sprintf("not equal after %.2f s", q.converged.Seconds())
+		}
 		set := slices.ContainsFunc(e.marks, func(m Mark) bool { return m.Kind == "clock" })
 		lost := e.unlearned()
 		switch {
@@ -93,6 +98,8 @@ const (
 	hitMargin = 0.01
 	// byChance is how often a run may look worse than it is; of many looks each has its part of that.
 	byChance = 0.005
+	// worthless is a chance at which a look tells nothing.
+	worthless = 0.05
 	// fewTurns are too few to tell a point.
 	fewTurns = 60
 )
@@ -212,12 +219,18 @@ func judgeHits(e *evidence) (f finding) {
 	f.checked = len(looks)
 	sure := standardErrors(byChance / float64(max(len(looks), 1)))
 	for i, l := range looks {
+		chance := sure * math.Hypot(before.wide, l.after.wide)
 		if i < toldLooks || i == len(looks)-1 {
-			f.note += fmt.Sprintf("; %s: %.2f %% of %d turns", l.what, 100*l.after.mean, l.after.turns)
+			f.note += fmt.Sprintf("; %s: %.2f %% of %d turns (give or take %.2f)", l.what, 100*l.after.mean, l.after.turns, 100*chance)
 		} else if i == toldLooks {
 			f.note += fmt.Sprintf("; and %d more", len(looks)-toldLooks-1)
 		}
-		if chance := sure * math.Hypot(before.wide, l.after.wide); l.after.mean < before.mean-hitMargin-chance {
+		if chance > worthless { // a drop of several points would not show
+			f.checked--
+			f.note += ": too uneven to tell"
+			continue
+		}
+		if l.after.mean < before.mean-hitMargin-chance {
 			f.violate(l.from, "the fleet", "%s: %.2f %% of %d turns from %v to %v, before %.2f %% of %d: more than a point below, and than chance (%.2f points)",
 				l.what, 100*l.after.mean, l.after.turns, l.from, l.to, 100*before.mean, before.turns, 100*chance)
 		}
