@@ -115,9 +115,7 @@ func (m *mesh) begin(n *meshNode) {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	for b, g := range m.generations {
-		know.renew(b, g)
-	}
+	know.begin(m.generations)
 	f, err := prepare(Config{Knowledge: know, Clock: n.wall, Log: zerolog.Nop(), JournalBytes: 8 << 20})
 	if err != nil {
 		m.t.Fatal(err)
@@ -456,7 +454,7 @@ func (m *mesh) disagreement() string {
 		if m.skewed || !m.exact {
 			continue
 		}
-		if d := difference(first, held); d != "" {
+		if d := difference(first, held, max(m.nodes[0].know.since, n.know.since)); d != "" {
 			return n.name + ": " + d
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"grapevine/gossip/wire"
 	"grapevine/prefixtree"
 )
 
@@ -147,6 +148,7 @@ type treeKnowledge struct {
 	names  virtualNames
 	clock  func() prefixtree.Time
 	truth  *truth
+	since  prefixtree.Time // everything said later must be known
 
 	told    sync.Mutex // guards the following
 	applied Applied
@@ -255,6 +257,16 @@ func (k *treeKnowledge) renew(backend int, generation uint32) {
 	k.truth.renew(virtualKeys[backend], now)
 }
 
+// begin tells the tree of a new process all generations, which clears nothing. From the next bucket of digests on the process must
+// hear of everything; of what was said before by processes that have ended it has what its snapshot had.
+func (k *treeKnowledge) begin(generations [virtualBackends]uint32) {
+	now := k.clock()
+	for b, g := range generations {
+		k.tree.SetGeneration(k.names.id(b), g, now)
+	}
+	k.since = (now/wire.BucketMillis + 1) * wire.BucketMillis
+}
+
 // believes lists what the tree holds now, and says the first thing that is wrong with it.
 func (k *treeKnowledge) believes() (held map[spot]prefixtree.Time, err error) {
 	held = map[spot]prefixtree.Time{}
@@ -271,12 +283,14 @@ func (k *treeKnowledge) believes() (held map[spot]prefixtree.Time, err error) {
 	return held, err
 }
 
-// difference says how two nodes' beliefs differ, in one line.
-func difference(a, b map[spot]prefixtree.Time) string {
+// difference says how two nodes' beliefs differ in what was placed after a time, in one line.
+func difference(a, b map[spot]prefixtree.Time, since prefixtree.Time) string {
 	missing, extra, other := 0, 0, 0
 	example := ""
 	for p, at := range a {
-		if then, ok := b[p]; !ok {
+		if then, ok := b[p]; max(at, then) <= since {
+			continue
+		} else if !ok {
 			missing++
 			example = fmt.Sprintf("%x on %x at %d is missing", p.hash, p.key, at)
 		} else if then != at {
@@ -285,7 +299,7 @@ func difference(a, b map[spot]prefixtree.Time) string {
 		}
 	}
 	for p, at := range b {
-		if _, ok := a[p]; !ok {
+		if _, ok := a[p]; !ok && at > since {
 			extra++
 			example = fmt.Sprintf("%x on %x at %d is too much", p.hash, p.key, at)
 		}

@@ -119,9 +119,7 @@ func (v *virtualFleet) begin(n *virtualNode) {
 	if err != nil {
 		v.t.Fatal(err)
 	}
-	for b, g := range v.generations {
-		know.renew(b, g)
-	}
+	know.begin(v.generations)
 	n.know, n.last = know, Stats{}
 	n.node = v.net.start(n.name, func(c *Config) {
 		c.Log = zerolog.New(said{v, n.name}).Level(zerolog.WarnLevel)
@@ -304,7 +302,7 @@ func (v *virtualFleet) settled() string {
 		if i == 0 {
 			first = held
 		} else if v.exact && !v.restless && v.journal > smallJournal {
-			if d := difference(first, held); d != "" {
+			if d := difference(first, held, max(up[0].know.since, n.know.since)); d != "" {
 				return n.name + " against " + up[0].name + ": " + d
 			}
 		}
