@@ -31,7 +31,7 @@ var countsReturn = Invariant{
 const (
 	slackGoroutines = 40
 	slackFiles      = 40
-	slackHeap       = 24 << 20
+	slackHeap       = 16 << 20
 	slackResident   = 48 << 20
 	slackShare      = 0.25
 	resourcesBound  = 20 * time.Second
@@ -40,9 +40,9 @@ const (
 var resourcesReturn = Invariant{
 	Name:    "resources-return",
 	Promise: "memory, goroutines and descriptors return to what they were, and do not grow with what a process has served",
-	Bound:   "20 s after the last request ended; a quarter and 40 goroutines, 40 descriptors, 24 MiB of heap, 48 MiB resident above the most that any node held under load before the faults. Heap is less the tables of tree and journal",
+	Bound:   "20 s after the last request ended; a quarter and 40 goroutines, 40 descriptors, 16 MiB of live heap, 48 MiB resident above the most that any node held under load before the faults. Heap is what lives; tables of tree and journal do not count, which fill for minutes",
 	Seen: "each node's own metrics of its process, every two seconds. A process that lived through three minutes or more has grown if the median of its last quarter " +
-		"is above that of its second by more than a tenth and 4 MiB of heap, 16 MiB resident, 20 goroutines or descriptors",
+		"is above that of its second by more than a tenth and 4 MiB of live heap, 16 MiB resident, 20 goroutines or descriptors",
 	judge: judgeResources,
 }
 
@@ -72,7 +72,7 @@ func judgeResources(e *evidence) (f finding) {
 			f.violate(r.at, name, "%s", over)
 		}
 	}
-	f.note = fmt.Sprintf("before, at most: %.0f goroutines, %.0f descriptors, %.1f MiB heap, %.1f MiB resident", most.goroutines, most.files, most.heap/(1<<20), most.resident/(1<<20)) + lived
+	f.note = fmt.Sprintf("before, at most: %.0f goroutines, %.0f descriptors, %.1f MiB live heap, %.1f MiB resident", most.goroutines, most.files, most.heap/(1<<20), most.resident/(1<<20)) + lived
 	return f
 }
 
@@ -84,7 +84,7 @@ func (before *resources) exceeded(r resources) (out []string) {
 		slack, per float64
 	}{
 		{"goroutines", before.goroutines, r.goroutines, slackGoroutines, 1}, {"descriptors", before.files, r.files, slackFiles, 1},
-		{"MiB of heap", before.heap, r.heap, slackHeap, 1 << 20}, {"MiB resident", before.resident, r.resident, slackResident, 1 << 20},
+		{"MiB of live heap", before.heap, r.heap, slackHeap, 1 << 20}, {"MiB resident", before.resident, r.resident, slackResident, 1 << 20},
 	} {
 		if c.is > c.was*(1+slackShare)+c.slack {
 			out = append(out, fmt.Sprintf("%.1f %s, %.1f at most before", c.is/c.per, c.what, c.was/c.per))

@@ -31,7 +31,7 @@ type measure struct {
 var measures = []measure{
 	{"goroutines", growthCount, 1, func(r *resources) float64 { return r.goroutines }},
 	{"descriptors", growthCount, 1, func(r *resources) float64 { return r.files }},
-	{"MiB heap", growthHeap, 1 << 20, func(r *resources) float64 { return r.heap }},
+	{"MiB live heap", growthHeap, 1 << 20, func(r *resources) float64 { return r.heap }},
 	{"MiB resident", growthResident, 1 << 20, func(r *resources) float64 { return r.resident }},
 }
 

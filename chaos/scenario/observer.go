@@ -59,8 +59,8 @@ type resources struct {
 	pid        int
 	goroutines float64
 	files      float64
-	heap       float64 // bytes in use, without tree and journal
-	resident   float64 // bytes
+	heap       float64 // bytes that live, without tree and journal
+	resident   float64 // bytes, without what tree and journal make of them
 	inFlight   float64
 }
 
@@ -231,19 +231,21 @@ func usageOf(ctx context.Context, n *fleet.Node, l *ledger) (r resources, err er
 		return r, err
 	}
 	for name, into := range map[string]*float64{
-		"grapevine_go_goroutines": &r.goroutines, "grapevine_process_open_fds": &r.files, "grapevine_go_memstats_heap_inuse_bytes": &r.heap,
+		"grapevine_go_goroutines": &r.goroutines, "grapevine_process_open_fds": &r.files, "grapevine_go_memstats_next_gc_bytes": &r.heap,
 		"grapevine_process_resident_memory_bytes": &r.resident, "grapevine_requests_in_flight": &r.inFlight,
 	} {
 		if *into, err = m.Get(name); err != nil {
 			return r, err
 		}
 	}
+	r.heap /= 2 // the next collection is due when what lives has doubled (GOGC=100)
 	for _, name := range []string{"grapevine_tree_bytes", "grapevine_gossip_journal_bytes"} {
 		known, err := m.Get(name)
 		if err != nil {
 			return r, err
 		}
 		r.heap -= known
+		r.resident -= 2 * known // and as much is due to be collected
 	}
 	return r, nil
 }
