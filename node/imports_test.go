@@ -48,7 +48,7 @@ var mayImport = map[string][]string{
 
 	"chaos/report":   {},
 	"chaos/history":  {},
-	"chaos/scenario": {"chaos/...", "node"},
+	"chaos/scenario": {"chaos/...", "node", "prefixtree"},
 	"chaos/replay":   {"chaos/report", "chaos/workload", "prefixtree", "proxy", "proxy/..."},
 	"chaos/fleetsim": {"chaos/engine", "chaos/report", "chaos/workload", "gossip/wire", "prefixtree", "proxy/policy", "proxy/policy/hot", "proxy/prompt"},
 
