@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -63,7 +64,6 @@ type Balancer struct {
 	cfg  BalancerConfig
 	at   where
 	ln   net.Listener
-	http http.Client
 	stop context.CancelFunc
 	work sync.WaitGroup
 
@@ -110,8 +110,6 @@ func newBalancer(at where, addr string, targets []Target, cfg BalancerConfig) (*
 	ctx, stop := context.WithCancel(context.Background())
 	b := &Balancer{
 		cfg: cfg, at: at, ln: ln, stop: stop, rng: rand.New(rand.NewPCG(cfg.Seed, 0xba1a)), conns: make(map[net.Conn]struct{}),
-		// A check is a connection of its own, or a process that hangs on to old ones would pass.
-		http: http.Client{Transport: &http.Transport{DialContext: at.dial, DisableKeepAlives: true}, Timeout: cfg.Timeout},
 	}
 	for _, t := range targets {
 		tt := &target{Target: t, healthy: true}
@@ -187,12 +185,26 @@ func (b *Balancer) watch(ctx context.Context, t *target) {
 	}
 }
 
+// ask makes one check, over a connection of its own: a process that hangs on to old ones must not pass. When it returns nothing of it is
+// left, which a http.Transport does not promise: that goes on to connect when its time is over.
 func (b *Balancer) ask(ctx context.Context, addr string) bool {
+	ctx, cancel := context.WithTimeout(ctx, b.cfg.Timeout)
+	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/readyz", nil)
 	if err != nil {
 		return false
 	}
-	resp, err := b.http.Do(req)
+	req.Close = true
+	c, err := b.at.dial(ctx, "tcp", addr)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = c.Close() }()
+	defer context.AfterFunc(ctx, func() { _ = c.Close() })() // ends what waits
+	if err := req.Write(c); err != nil {
+		return false
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(c), req)
 	if err != nil {
 		return false
 	}

@@ -85,6 +85,21 @@ func TestNothingIsHeld(t *testing.T) {
 		}
 		return f.Close()
 	}
+	unanswered := func(ctx context.Context) error {
+		cfg := whole
+		cfg.HAProxy, cfg.Balancer = false, fleet.BalancerConfig{Interval: 5 * time.Millisecond, Timeout: 100 * time.Millisecond}
+		f, err := fleet.Start(ctx, cfg)
+		if err != nil {
+			return err
+		}
+		if err := f.SetLink(fleet.BalancerName, fleet.Everybody, fleet.Link{Loss: 1}); err != nil {
+			t.Error(err)
+		}
+		if err := f.WaitHealthy(ctx, "node-0", false); err != nil { // checks have waited in vain
+			t.Error(err)
+		}
+		return f.Close()
+	}
 	var before holdings
 	const long = 2 * time.Minute
 	for i, round := range []struct {
@@ -98,6 +113,7 @@ func TestNothingIsHeld(t *testing.T) {
 		{"nodes do not start", long, failing(func(c *fleet.Config) { c.Settings = map[string]any{"strategy": "no-such"} })},
 		{"out of time", time.Millisecond, failing(func(*fleet.Config) {})},
 		{"broken", long, broken},
+		{"unanswered", long, unanswered},
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), round.within)
 		if err := round.run(ctx); err != nil {

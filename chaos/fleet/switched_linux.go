@@ -22,13 +22,15 @@ type switched struct {
 	sw     *netswitch.Switch
 	home   int // descriptor of the process's namespace
 	places map[string]*place
+	end    context.CancelFunc // of the places
 }
 
 // place is a member's network namespace. It lives as long as its thread, the descriptor, or a process started from the thread.
 type place struct {
 	thread *thread
-	ns     int // its descriptor
-	home   int // that of the process
+	ns     int             // its descriptor
+	home   int             // that of the process
+	life   context.Context // ends with the fleet
 }
 
 // harnessName is the port of the process itself.
@@ -46,7 +48,8 @@ func newWires(seed uint64, members []string) (_ wires, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &switched{sw: netswitch.New(seed), home: home, places: map[string]*place{}}
+	life, end := context.WithCancel(context.Background())
+	s := &switched{sw: netswitch.New(seed), home: home, places: map[string]*place{}, end: end}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.Close())
@@ -56,7 +59,7 @@ func newWires(seed uint64, members []string) (_ wires, err error) {
 		return nil, err
 	}
 	for m, name := range members {
-		p := &place{ns: -1, home: home}
+		p := &place{ns: -1, home: home, life: life}
 		p.thread, err = newThread(func() error {
 			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 				return err
@@ -111,6 +114,7 @@ func (s *switched) heal() error {
 
 // Close takes down the switch and the places. Whatever runs in them should have ended.
 func (s *switched) Close() error {
+	s.end()
 	err := s.sw.Close()
 	for _, p := range s.places {
 		p.thread.close()
@@ -183,11 +187,15 @@ func (p *place) visit(f func(leave func()) error) error {
 var errOneSocket = errors.New("fleet: dial from a place: no address to connect from")
 
 // dial connects from the place. The address must be literal: a name would be looked up on another thread. It is in the place only while the
-// socket is made, or each of many connections to somebody who does not answer would keep a thread to itself.
+// socket is made, or each of many connections to somebody who does not answer would keep a thread to itself. It ends with the place: a
+// http.Transport goes on to connect for minutes when nobody wants it any more.
 func (p *place) dial(ctx context.Context, network, address string) (c net.Conn, err error) {
 	if _, perr := netip.ParseAddrPort(address); perr != nil {
 		return nil, fmt.Errorf("fleet: dial from a place: %w", perr)
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(p.life, cancel)()
 	err = p.visit(func(leave func()) error {
 		made := false
 		d := net.Dialer{Control: func(_, _ string, _ syscall.RawConn) error {
