@@ -148,6 +148,7 @@ func TestEveryPromiseCanBreak(t *testing.T) {
 		{"batches that some did not hear", func(e *evidence) { e.quiet.unheard = "node-1 has 3 batches" }, []string{"trees-converge"}},
 		{"trees that agree too late", func(e *evidence) { e.quiet.converged = convergeBound + 1 }, []string{"trees-converge"}},
 		{"fewer hits after a loss", func(e *evidence) {
+			e.marks[0].Ending, e.marks[0].Over = 19*sec, 19*sec
 			for i, a := range e.attempts[140:220] { // enough turns to tell
 				a.Cached, a.Sent = 500, 14*sec+time.Duration(i)*sec/30
 			}
@@ -454,5 +455,41 @@ func TestUnevenHits(t *testing.T) {
 	}
 	if v := verdicts(e)[hitRateRecovers.Name]; v.State != NotExercised || !strings.Contains(v.Note, "too uneven to tell") {
 		t.Errorf("%+v", v)
+	}
+}
+
+// TestHitsAfterOneOfMany: a loss is looked at while nothing else is done, and not for a moment only.
+func TestHitsAfterOneOfMany(t *testing.T) {
+	poor := func(other Mark) Verdict {
+		e := evident()
+		e.marks[0].Ending, e.marks[0].Over = 19*sec, 19*sec
+		e.marks = append(e.marks, other)
+		for i, a := range e.attempts[140:190] {
+			if a.Cached = 500; i%2 == 0 {
+				a.Cached = 520
+			}
+			extra := *a
+			extra.ID, extra.Sent = "extra"+a.ID, a.Sent+1
+			e.attempts = append(e.attempts, &extra)
+			e.visits[extra.ID] = e.visits[a.ID]
+		}
+		return verdicts(e)[hitRateRecovers.Name]
+	}
+	mark := func(at, over time.Duration) Mark {
+		return Mark{Event: event(at, 0, "slow engine-1 for 1s"), Members: [][]string{{"engine-1"}}, Began: at, Struck: at, Ending: over, Over: over}
+	}
+	for what, c := range map[string]struct {
+		other    Mark
+		violated bool
+	}{
+		"alone":              {mark(25*sec, 26*sec), true},
+		"another was over":   {mark(5*sec, 6*sec), true},
+		"another goes on":    {mark(11*sec, 18*sec), false},
+		"another begins":     {mark(16*sec, 18*sec), false},
+		"another never ends": {mark(11*sec, -1), false},
+	} {
+		if v := poor(c.other); (v.State == Violated) != c.violated {
+			t.Errorf("%s: %+v", what, v)
+		}
 	}
 }

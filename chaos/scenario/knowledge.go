@@ -98,6 +98,8 @@ const (
 	hitMargin = 0.01
 	// byChance is how often a run may look worse than it is; of many looks each has its part of that.
 	byChance = 0.005
+	// leastLook is how long a look after one of many faults must be: how much seconds differ cannot be told from two of them.
+	leastLook = 4 * time.Second
 	// worthless is a chance at which a look tells nothing.
 	worthless = 0.05
 	// fewTurns are too few to tell a point.
@@ -204,16 +206,25 @@ func judgeHits(e *evidence) (f finding) {
 		if m.Kind != "kill" || m.Struck < 0 {
 			continue
 		}
-		to := e.stopped
+		// What else is done meanwhile has a part in the hits, too.
+		from, to := m.Struck+lossBound, e.stopped
 		for j := range e.marks {
-			if n := &e.marks[j]; j != i && n.Began > m.Began {
+			switch n := &e.marks[j]; {
+			case j == i:
+			case n.Began > m.Began:
 				to = min(to, n.Began)
+			case n.Over < 0:
+				to = 0
+			default:
+				from = max(from, n.Over+settle)
 			}
 		}
 		if m.Ending >= 0 {
 			to = min(to, m.Ending)
 		}
-		add(fmt.Sprintf("from 2 s after %s", m.Event), m.Struck+lossBound, to)
+		if to-from >= leastLook {
+			add(fmt.Sprintf("from 2 s after %s", m.Event), from, to)
+		}
 	}
 	add("from 5 s after all", e.healed+otherBound, e.stopped)
 	f.checked = len(looks)
