@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"html/template"
 	"io"
-	"os"
 	"path/filepath"
 	"strings"
 )
@@ -89,22 +88,7 @@ func WritePlot(path string, runs ...Report) error {
 	if err := write(&b, runs...); err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), ".plot-*")
-	if err != nil {
-		return fmt.Errorf("%w: %w", ErrPlot, err)
-	}
-	defer os.Remove(f.Name()) // after the rename there is nothing to remove
-	_, err = f.Write(b.Bytes())
-	if e := f.Chmod(0o644); err == nil {
-		err = e
-	}
-	if e := f.Close(); err == nil {
-		err = e
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
+	if err := WriteFile(path, b.Bytes()); err != nil {
 		return fmt.Errorf("%w: %w", ErrPlot, err)
 	}
 	return nil

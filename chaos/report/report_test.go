@@ -212,7 +212,7 @@ func TestPlots(t *testing.T) {
 	if err := WritePlot(filepath.Join(dir, "x.svg"), Report{}); !errors.Is(err, ErrPlot) {
 		t.Errorf("nothing to draw: %v", err)
 	}
-	left, err := filepath.Glob(filepath.Join(dir, ".plot-*"))
+	left, err := filepath.Glob(filepath.Join(dir, ".report-*"))
 	if err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v %v", left, err)
 	}

@@ -4,8 +4,8 @@ import (
 	"bytes"
 	"fmt"
 	"html/template"
-	"os"
-	"path/filepath"
+
+	"grapevine/chaos/report"
 )
 
 var page = template.Must(template.New("chaos").Funcs(template.FuncMap{"picture": picture, "cell": cell}).Parse(`<!doctype html>
@@ -61,23 +61,8 @@ func WriteHTML(path string, runs ...*Report) error {
 	if err := page.Execute(&b, runs); err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), ".chaos-*")
-	if err != nil {
-		return fmt.Errorf("report: %w", err)
-	}
-	defer os.Remove(f.Name()) // after the rename there is nothing to remove
-	_, err = f.Write(b.Bytes())
-	if e := f.Chmod(0o644); err == nil {
-		err = e
-	}
-	if e := f.Close(); err == nil {
-		err = e
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return fmt.Errorf("report: %w", err)
+	if err := report.WriteFile(path, b.Bytes()); err != nil {
+		return fmt.Errorf("page: %w", err)
 	}
 	return nil
 }
