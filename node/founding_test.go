@@ -18,19 +18,7 @@ func TestChangesComeAfterOwnList(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := raftstore.Open(raftstore.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := s.Stop(context.Background()); err != nil {
-			t.Error(err)
-		}
-	}()
-	n.store.Store(s)
+	s := agree(t, n, raftstore.Config{})
 	change := raftstore.AddBackends{Backends: []raftstore.BackendSpec{{Name: "early", URL: "http://127.0.0.1:3"}}}
 	early, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
@@ -61,6 +49,25 @@ func TestChangesComeAfterOwnList(t *testing.T) {
 	}
 }
 
+// agree gives a node that is not started a store, which is stopped when the test ends.
+func agree(t *testing.T, n *Node, cfg raftstore.Config) *raftstore.Store {
+	t.Helper()
+	s, err := raftstore.Open(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Stop(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	n.store.Store(s)
+	return s
+}
+
 // TestChangeSaysWhoIsMissing: a node that starts while the majority is lost, with a list that it cannot put to anybody, refuses changes in time and
 // says who is not there. Nor does a list that gets through late give the change more time.
 func TestChangeSaysWhoIsMissing(t *testing.T) {
@@ -74,24 +81,12 @@ func TestChangeSaysWhoIsMissing(t *testing.T) {
 		t.Fatal(err)
 	}
 	gone := strings.TrimSuffix(elsewhere(), "0") + "1"
-	s, err := raftstore.Open(raftstore.Config{
+	agree(t, n, raftstore.Config{
 		Listener: ln, Join: true, Timers: raftstore.Timers{Call: time.Hour},
 		Peers: func() []raftstore.Peer {
 			return []raftstore.Peer{{ID: "2", Name: "r2", Addr: gone, Server: true}}
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := s.Stop(context.Background()); err != nil {
-			t.Error(err)
-		}
-	}()
-	n.store.Store(s)
 	change := func(patience time.Duration) error {
 		n.raftTimers.Call = patience
 		answered := make(chan error, 1)
