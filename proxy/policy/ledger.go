@@ -27,6 +27,7 @@ type slot struct {
 	headAhead atomic.Int64 // peers' tokens in front of the head when it joined the line, or since its predecessor did
 	trial     atomic.Bool  // the one half-open request is under way
 	headWhole atomic.Bool  // the head is a whole request
+	scant     atomic.Bool  // the rate stands on less than its prior's weight
 	telemetry atomic.Pointer[Telemetry]
 	id        prefixtree.Backend
 	gen       uint32
@@ -48,7 +49,7 @@ type slot struct {
 	lastWhy     Failure
 	adapters    adapterSet
 	inferred    inferred
-	_           [40]byte // to the end of a cache line
+	_           [32]byte // to the end of a cache line
 }
 
 // overdueGrace is how many seconds a prefill may take longer than expected before that counts: steps of a busy engine are
@@ -186,11 +187,14 @@ func (s *slot) release(a *Attempt) {
 	s.resident.Add(-a.resident)
 }
 
+// rateOr returns the learned rate, or the prior without one. As long as there is little behind it a backend may be slower than the prior, but
+// not faster: the first to be measured in an idle fleet would draw everything that comes, since nothing is known of the others.
 func (s *slot) rateOr(prior float64) float64 {
-	if r := math.Float64frombits(s.rate.Load()); r > 0 {
-		return r
+	r := math.Float64frombits(s.rate.Load())
+	if r <= 0 || r > prior && s.scant.Load() {
+		return prior
 	}
-	return prior
+	return r
 }
 
 // Telemetry is what an engine says of itself (its metrics), as far as the weighted scorers use it. Zero values mean idle.

@@ -123,16 +123,17 @@ func (r *Router) SetPeerRate(b prefixtree.Backend, tokensPerSecond, weight float
 	defer s.mu.Unlock()
 	r.rate.replace(s.peerRates, peers)
 	s.peerRates = peers
-	s.rate.Store(math.Float64bits(s.combinedRate(r.rate.load())))
+	s.combine(r.rate.load())
 }
 
-// combinedRate returns the rate by own and others' measurements, 0 if there are none; the lock must be held.
-func (s *slot) combinedRate(prior float64) float64 {
-	all := s.rates.plus(s.peerRates)
-	if all.seconds <= 0 {
-		return 0
+// combine makes the rate of own and others' measurements, 0 if there are none; the lock must be held.
+func (s *slot) combine(prior float64) {
+	all, rate := s.rates.plus(s.peerRates), 0.0
+	if all.seconds > 0 {
+		rate = all.estimate(prior)
 	}
-	return all.estimate(prior)
+	s.scant.Store(all.seconds < ratePrior)
+	s.rate.Store(math.Float64bits(rate))
 }
 
 // learnRate books one prefill of the slot: tokens computed in seconds of the engine's own time for it. It counts doubt if it is
@@ -150,7 +151,7 @@ func (s *slot) learnRate(f *fleetRate, tokens, seconds, doubt float64, now prefi
 	}
 	s.rates.add(tokens, seconds, present, doubt)
 	s.measured = now
-	s.rate.Store(math.Float64bits(s.combinedRate(f.load())))
+	s.combine(f.load())
 }
 
 // freshen forgets a rate that stands on little and that nothing corrects. A backend that was measured once or twice while the fleet's rate
@@ -166,7 +167,7 @@ func (s *slot) freshen(f *fleetRate, now prefixtree.Time) {
 		return
 	}
 	s.rates = rateSums{}
-	s.rate.Store(math.Float64bits(s.combinedRate(f.load())))
+	s.combine(f.load())
 }
 
 const (

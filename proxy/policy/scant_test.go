@@ -55,3 +55,24 @@ func TestScantEvidenceIsNotForEver(t *testing.T) {
 		}
 	}
 }
+
+// TestFirstMeasuredDrawsNotAll: prompts one after the other, so that nobody ever waits, at engines that are faster than the first guess. The
+// first of them to be measured is not taken for the fastest.
+func TestFirstMeasuredDrawsNotAll(t *testing.T) {
+	const prompts, blocks, tokens = 64, 24, 24 * 128
+	r, _ := newRouter(t, Config{}, fleetOf(4))
+	now, used := t0, map[prefixtree.Backend]int{}
+	for i := range uint64(prompts) {
+		a := pick(t, r, ask(prompt(i+1, 0, 99, blocks)), now)
+		used[a.Decision().Backend]++
+		a.Dispatched(now)
+		a.FirstToken(now + 15)
+		a.End(Outcome{PromptTokens: tokens, CachedTokens: 0, OutputTokens: 9}, now+40)
+		now += 500
+	}
+	for b, n := range used {
+		if n > prompts/2 {
+			t.Errorf("%d of %d prompts at backend %d: %v", n, prompts, b, used)
+		}
+	}
+}
