@@ -123,15 +123,8 @@ func (q *quiet) converge(ctx context.Context, f *fleet.Fleet, began time.Time) {
 
 func (q *quiet) compare(ctx context.Context, f *fleet.Fleet, ended time.Time) {
 	q.differ, q.unheard, q.compared, q.buckets, q.engines = "", "", 0, 0, make(map[string]string)
-	var facts *node.FactsStatus
-	var told map[int64]node.DigestStatus
-	var latest time.Time // a process has not heard what was told before it began, but taken it over as a whole
-	name := ""
-	for _, n := range f.Nodes() {
-		if n.Running() && n.Started().After(latest) {
-			latest = n.Started()
-		}
-	}
+	var nodes []known
+	var from time.Time
 	for _, n := range f.Nodes() {
 		if !n.Running() {
 			continue
@@ -146,25 +139,53 @@ func (q *quiet) compare(ctx context.Context, f *fleet.Fleet, ended time.Time) {
 			q.unheard = err.Error()
 			continue
 		}
-		buckets := within(g.Digests, latest, ended)
-		q.compared++
-		q.most = max(q.most, own.Count)
-		if q.least = min(q.least, own.Count); facts == nil {
-			q.least, q.most = own.Count, own.Count
-			facts, told, name, q.facts, q.buckets = own, buckets, n.Name(), own.Count, len(buckets)
+		whole := time.UnixMilli(g.Stats.JournalFrom)
+		if late := whole.Sub(n.Started()); late > wholeWithin && ended.Sub(n.Started()) < wholeFor {
+			q.unheard = fmt.Sprintf("%s knows all that was told only from %v after its start", n.Name(), late)
+		}
+		if whole.After(from) {
+			from = whole
+		}
+		nodes = append(nodes, known{n.Name(), own, g.Digests})
+	}
+	q.compared = len(nodes)
+	for i, n := range nodes {
+		told := within(n.digests, from, ended)
+		if i == 0 {
+			q.facts, q.least, q.most, q.buckets = n.facts.Count, n.facts.Count, n.facts.Count, len(told)
 			continue
 		}
-		if own.Count != facts.Count || own.XOR != facts.XOR {
-			q.differ = fmt.Sprintf("%s holds %d live facts (%s), %s %d (%s)", name, facts.Count, facts.XOR, n.Name(), own.Count, own.XOR)
-		}
-		for _, e := range f.Engines() {
-			key := fmt.Sprintf("%08x", prefixtree.BackendKey(e.Name()))
-			if a, b := facts.Backends[key], own.Backends[key]; a != b {
-				q.engines[e.Name()] = fmt.Sprintf("of %s %s holds %d live facts (%s), %s %d (%s)", e.Name(), name, a.Count, a.XOR, n.Name(), b.Count, b.XOR)
-			}
-		}
+		q.least, q.most = min(q.least, n.facts.Count), max(q.most, n.facts.Count)
+		q.held(&nodes[0], &n, f.EngineNames())
 		if q.unheard == "" {
-			q.unheard = unlike(told, buckets, name, n.Name())
+			q.unheard = unlike(within(nodes[0].digests, from, ended), told, nodes[0].name, n.name)
+		}
+	}
+}
+
+// known is what a node says that it knows.
+type known struct {
+	name    string
+	facts   *node.FactsStatus
+	digests []node.DigestStatus
+}
+
+// A process has not heard what was told before it began, but taken it over as a whole: it can tell all that was said from the first span of ten
+// seconds that begins after it has begun to listen, for so long at least as the journal goes back with hardly any load.
+const (
+	wholeWithin = readyWithin + 10*time.Second
+	wholeFor    = 5 * time.Minute
+)
+
+// held notes how the live facts of two nodes differ.
+func (q *quiet) held(a, b *known, engines []string) {
+	if b.facts.Count != a.facts.Count || b.facts.XOR != a.facts.XOR {
+		q.differ = fmt.Sprintf("%s holds %d live facts (%s), %s %d (%s)", a.name, a.facts.Count, a.facts.XOR, b.name, b.facts.Count, b.facts.XOR)
+	}
+	for _, engine := range engines {
+		key := fmt.Sprintf("%08x", prefixtree.BackendKey(engine))
+		if x, y := a.facts.Backends[key], b.facts.Backends[key]; x != y {
+			q.engines[engine] = fmt.Sprintf("of %s %s holds %d live facts (%s), %s %d (%s)", engine, a.name, x.Count, x.XOR, b.name, y.Count, y.XOR)
 		}
 	}
 }
