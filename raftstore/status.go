@@ -74,12 +74,13 @@ func (s *Store) Status() Status {
 		return st
 	}
 	servers := l.servers()
-	st.Role = strings.ToLower(l.raft.State().String())
+	st.Term = inOneTerm(l.raft.CurrentTerm, func() {
+		st.Role, st.Leader = strings.ToLower(l.raft.State().String()), s.leader(l).ID
+	})
 	if len(servers) == 0 {
 		st.Role = "waiting"
 	}
-	st.Leader = s.leader(l).ID
-	st.Term, st.LastIndex, st.Committed = l.raft.CurrentTerm(), l.raft.LastIndex(), l.raft.CommitIndex()
+	st.LastIndex, st.Committed = l.raft.LastIndex(), l.raft.CommitIndex()
 	if l.disk != nil {
 		st.Writes = l.disk.stats()
 	}
@@ -97,4 +98,15 @@ func (s *Store) Status() Status {
 	}
 	slices.SortFunc(st.Servers, func(a, b ServerStatus) int { return strings.Compare(a.ID, b.ID) })
 	return st
+}
+
+// inOneTerm looks at something in one term, and returns which. raft forgets its role and its leader before it goes into a new term, and learns
+// those of the new one afterwards: what is seen between two looks at one and the same term is of that term.
+func inOneTerm(term func() uint64, look func()) uint64 {
+	for {
+		before := term()
+		if look(); term() == before {
+			return before
+		}
+	}
 }
