@@ -80,6 +80,9 @@ func (c *clientConn) Read(b []byte) (int, error) {
 		if c.state.Load() == connIdle {
 			c.state.CompareAndSwap(connIdle, connReading)
 		}
+		if c.state.Load() == connClosing { // a request that the drain has forestalled: nobody could be told its answer
+			return 0, net.ErrClosed
+		}
 		if c.credit += n; c.credit >= bodyCredit {
 			c.credit -= bodyCredit
 			if by := c.readBy.Load(); by != 0 {

@@ -293,3 +293,38 @@ func TestForcedDrainDoesNotWaitForModels(t *testing.T) {
 		t.Errorf("drain took %v", d)
 	}
 }
+
+// TestForestalledRequestIsNotServed: a drain closes a connection on which nothing has come, in the moment in which a request is read from it.
+// No engine is asked what could not be answered any more.
+func TestForestalledRequestIsNotServed(t *testing.T) {
+	p := &Proxy{}
+	near, far := net.Pipe()
+	defer far.Close()
+	c := &clientConn{Conn: meanwhile{near, func() {
+		if p.closeIdle(connIdle) {
+			t.Error("the connection is not among those of the proxy")
+		}
+	}}, raw: near, proxy: p}
+	p.conns.add(c)
+	sent := make(chan error, 1)
+	go func() {
+		_, err := io.WriteString(far, "GET / HTTP/1.1\r\n\r\n")
+		sent <- err
+	}()
+	if n, err := c.Read(make([]byte, 64)); n != 0 || !errors.Is(err, net.ErrClosed) {
+		t.Errorf("%d bytes of a request were taken from a connection that the drain has closed: %v", n, err)
+	}
+	must(t, <-sent)
+}
+
+// meanwhile is a connection on which something happens between reading and being told what was read.
+type meanwhile struct {
+	net.Conn
+	do func()
+}
+
+func (c meanwhile) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.do()
+	return n, err
+}
