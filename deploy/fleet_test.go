@@ -66,8 +66,7 @@ func newExample(t *testing.T) *example {
 	}
 	for i := 1; i <= 3; i++ {
 		pairs = append(pairs, fmt.Sprintf("10.0.0.1%d:8080", i), freePort(t, fmt.Sprintf("127.77.0.1%d", i)),
-			fmt.Sprintf("10.0.0.1%d:7946", i), freePort(t, fmt.Sprintf("127.77.0.1%d", i)),
-			fmt.Sprintf("10.0.0.1%d:7947", i), freePort(t, fmt.Sprintf("127.77.0.1%d", i)))
+			fmt.Sprintf("10.0.0.1%d:7946", i), freePort(t, fmt.Sprintf("127.77.0.1%d", i)))
 	}
 	for i := 1; i <= 4; i++ {
 		pairs = append(pairs, fmt.Sprintf("10.0.1.%d:8000", i), freePort(t, fmt.Sprintf("127.77.1.%d", i)))

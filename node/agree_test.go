@@ -22,7 +22,7 @@ func agreeingConfig(t *testing.T, name string, join []string, urls ...string) Co
 	c := fleetConfig(name, join, urls...)
 	c.DataDir, c.BootstrapExpect = t.TempDir(), 3
 	// Ports that are given up stay free until they are taken again.
-	c.Gossip, c.Raft = elsewhere(), elsewhere()
+	c.Gossip = elsewhere()
 	return c
 }
 
@@ -415,14 +415,14 @@ func TestRecovery(t *testing.T) {
 	for _, n := range nodes {
 		kill(t, n)
 	}
-	if err := RecoverRaft(last.cfg.DataDir, []RaftServer{{ID: "another", Addr: last.raftAddr, Voter: true}}); err == nil || !strings.Contains(err.Error(), st.ID) {
+	if err := RecoverRaft(last.cfg.DataDir, []RaftServer{{ID: "another", Addr: last.GossipAddr(), Voter: true}}); err == nil || !strings.Contains(err.Error(), st.ID) {
 		t.Errorf("recovered for a group that this node is not in: %v", err)
 	}
-	if err := RecoverRaft(last.cfg.DataDir, []RaftServer{{ID: st.ID, Addr: last.raftAddr, Voter: true}}); err != nil {
+	if err := RecoverRaft(last.cfg.DataDir, []RaftServer{{ID: st.ID, Addr: last.GossipAddr(), Voter: true}}); err != nil {
 		t.Fatal(err)
 	}
 	cfg := last.cfg
-	cfg.Raft = last.raftAddr
+	cfg.Gossip = last.GossipAddr()
 	again := startNode(t, cfg)
 	eventually(t, "a change is taken", func() bool {
 		_, err := admin(again).SetBackendState(t.Context(), []string{"kept"}, "drain", "after the loss")

@@ -41,9 +41,6 @@ func (n *Node) gossipConfig() (gossip.Config, error) {
 		Name: n.name, Data: n.Addr(), Admin: n.AdminAddr(), Version: c.Version, Cluster: c.Cluster,
 		KeyID: n.hasher.KeyID(), BlockBytes: uint32(n.hasher.BlockBytes()),
 	}
-	if s := n.store.Load(); s != nil {
-		self.Raft, self.RaftID, self.RaftExpect, self.RaftVoter = n.raftAddr, s.ID(), uint8(c.BootstrapExpect), c.mayVote()
-	}
 	return gossip.Config{
 		Member: member.Config{
 			Self: self,
@@ -113,20 +110,12 @@ func (n *Node) startGossip(ctx context.Context) error {
 	if n.knowledge == nil {
 		return nil
 	}
-	cfg, err := n.gossipConfig()
-	if err != nil {
+	if err := n.mesh.Start(ctx); err != nil {
 		return err
 	}
-	g, err := gossip.New(cfg)
-	if err != nil {
-		return err
-	}
-	if err := g.Start(ctx); err != nil {
-		return err
-	}
-	n.cleanups.push("gossip", g.Stop)
-	n.gossip.Store(g)
-	return n.awaitSeeds(ctx, g.Members())
+	n.cleanups.push("gossip", n.mesh.Stop)
+	n.gossip.Store(n.mesh)
+	return n.awaitSeeds(ctx, n.mesh.Members())
 }
 
 // awaitSeeds waits for the first answers and judges them. A name that is taken

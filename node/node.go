@@ -58,7 +58,7 @@ type Node struct {
 	refused    atomic.Bool                     // the fleet does not take them
 	said       chan struct{}                   // closed when one of the two is known; changes wait for it
 	adoptMu    sync.Mutex                      // serialises adopt
-	raftAddr   string                          // as other nodes reach it, "" alone; set before gossip starts
+	mesh       *gossip.Fleet                   // its port opens before the store; nil: alone
 	raftTimers raftstore.Timers                // tests only; zero: the defaults
 	met        atomic.Bool                     // gossip has heard of whoever it could reach at the start
 	knowledge  *knowledge                      // what is exchanged with other nodes; nil: alone

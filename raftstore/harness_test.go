@@ -234,9 +234,6 @@ func (n *node) config() Config {
 		},
 		Log: zerolog.Nop(),
 	}
-	if n.fleet.wire != nil {
-		cfg.Faults.Dial = n.fleet.wire.dial
-	}
 	if testing.Verbose() && os.Getenv("GRAPEVINE_LOG") != "" {
 		cfg.Log = zerolog.New(zerolog.ConsoleWriter{Out: os.Stderr, NoColor: true, TimeFormat: "05.000"}).
 			With().Timestamp().Str("node", n.name).Logger()
@@ -274,27 +271,43 @@ func (n *node) resume() {
 func (n *node) open() (s *Store, err error) {
 	cfg := n.config()
 	until(n.fleet.t, "port "+n.addr(), func() (ok bool) {
-		cfg.Listener, err = n.listen()
+		cfg.Streams, err = n.listen()
 		return err == nil
 	})
 	err = whenFree(n.fleet.t, func() error {
-		if cfg.Listener == nil {
-			if cfg.Listener, err = n.listen(); err != nil {
+		if cfg.Streams == nil {
+			if cfg.Streams, err = n.listen(); err != nil {
 				return err
 			}
 		}
 		s, err = Open(cfg)
-		cfg.Listener = nil // closed if it is not in use
+		cfg.Streams = nil // closed if it is not in use
 		return err
 	})
 	return s, err
 }
 
-func (n *node) listen() (net.Listener, error) {
+func (n *node) listen() (Streams, error) {
 	if n.fleet.wire != nil {
 		return n.fleet.wire.listen(n.addr())
 	}
-	return net.Listen("tcp", n.addr())
+	return listenPlain(n.addr())
+}
+
+// plain are unauthenticated TCP connections in place of the fleet's streams.
+type plain struct{ net.Listener }
+
+func listenPlain(addr string) (Streams, error) {
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	return plain{l}, nil
+}
+
+func (plain) Dial(ctx context.Context, addr string) (net.Conn, error) {
+	var d net.Dialer
+	return d.DialContext(ctx, "tcp", addr)
 }
 
 // whenFree does what opens a data file, again while the file is in use: who was

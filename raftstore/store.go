@@ -1,8 +1,8 @@
 // Package raftstore keeps what the nodes of a fleet must agree on exactly:
 // backends with their ids and generations, hot prefixes, routing rules and the
-// constants that must be equal everywhere. It is a raft group on a port of its
-// own with its own durable log, and it looks after that group by itself: who
-// bootstraps it, who joins, who votes.
+// constants that must be equal everywhere. It is a raft group with its own
+// durable log, and it looks after that group by itself: who bootstraps it, who
+// joins, who votes. Streams between the nodes are given to it.
 //
 // It does not know what the rules mean, does not call a backend, and is never
 // asked on the path of a request: readers take State, an immutable value.
@@ -90,8 +90,8 @@ type problems struct {
 func Open(cfg Config) (*Store, error) {
 	s, err := open(cfg)
 	if err != nil {
-		if cfg.Listener != nil {
-			cfg.Listener.Close()
+		if cfg.Streams != nil {
+			cfg.Streams.Close()
 		}
 		return nil, fmt.Errorf("raftstore: %w", err)
 	}
@@ -103,8 +103,12 @@ func open(given Config) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
+	addr := "local"
+	if cfg.Streams != nil {
+		addr = cfg.Streams.Addr().String()
+	}
 	s := &Store{
-		cfg: cfg, addr: cfg.Advertise, log: cfg.Log,
+		cfg: cfg, addr: addr, log: cfg.Log,
 		poke: make(chan struct{}, 1), stopped: make(chan struct{}), health: make(map[string]*serverHealth),
 		unwilling: make(map[string]string),
 	}
@@ -190,11 +194,11 @@ func (s *Store) Start(ctx context.Context) error {
 	if s.started || s.stopping {
 		return errors.New("raftstore: started already, or stopped")
 	}
-	if s.cfg.Listener != nil {
+	if s.cfg.Streams != nil {
 		s.port = &port{
-			listener: s.cfg.Listener, addr: s.addr, id: s.id, tls: secured(s.cfg.TLS), faults: s.cfg.Faults,
+			streams: s.cfg.Streams, addr: s.addr, id: s.id, faults: s.cfg.Faults,
 			admits: s.admits, raft: s.takeRaft, requests: s.serve,
-			onError: func(err error) { s.log.Warn().Err(err).Msg("raft port does not accept") },
+			onError: func(err error) { s.log.Warn().Err(err).Msg("raft accepts no connections") },
 		}
 		s.caller = &caller{port: s.port, idle: make(map[string]idleConn)}
 	}
@@ -223,8 +227,8 @@ func (s *Store) Stop(ctx context.Context) error {
 	s.first = nil
 	s.mu.Unlock()
 	if !started {
-		if first && s.cfg.Listener != nil {
-			s.cfg.Listener.Close()
+		if first && s.cfg.Streams != nil {
+			s.cfg.Streams.Close()
 		}
 		if d != nil {
 			d.close(endWait)
@@ -361,7 +365,7 @@ func (s *Store) run(l *life) {
 
 func (s *Store) running() bool { return s.ctx.Err() == nil }
 
-// peers asks gossip who is there: nodes with a raft port, but this one.
+// peers asks gossip who is there: nodes that take part in raft, but this one.
 func (s *Store) peers() []Peer {
 	s.peersMu.Lock()
 	defer s.peersMu.Unlock()

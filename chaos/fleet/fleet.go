@@ -293,7 +293,6 @@ func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
 	if !f.cfg.Alone {
 		// A file for each: a node rewrites its own when keys are rotated.
 		settings["gossip"], settings["gossip_key_file"] = n.gossip, n.key
-		settings["raft"] = f.addrs.of(i, raftPort)
 		if f.authority != nil {
 			cert, files, err := f.authority.issue(f.dir, n.name, n.gossip)
 			if err != nil {

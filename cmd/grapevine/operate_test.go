@@ -158,7 +158,7 @@ func TestOperateByCommands(t *testing.T) {
 	if got := do("raft", "status", "--json"); got.code != 0 || json.Unmarshal([]byte(got.out), &raft) != nil {
 		t.Fatalf("%+v", got)
 	}
-	server := raft.ID + "=127.0.0.1:7947"
+	server := raft.ID + "=127.0.0.1:7946"
 	if got := grapevine(t, "", "raft", "recover", "--data-dir", data, "--server", server); got.code != exitFailed {
 		t.Errorf("recovered under a running router: %+v", got)
 	}
@@ -167,12 +167,12 @@ func TestOperateByCommands(t *testing.T) {
 		t.Errorf("exit %d\n%s", code, p.log.String())
 	}
 	peers := filepath.Join(dir, "peers.json")
-	if err := os.WriteFile(peers, []byte(`[{"id":"`+raft.ID+`","address":"127.0.0.1:7947","voter":true}] []`), 0o600); err != nil {
+	if err := os.WriteFile(peers, []byte(`[{"id":"`+raft.ID+`","address":"127.0.0.1:7946","voter":true}] []`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, wrong := range [][]string{
 		{}, {"--server", "x"}, {"--server", server, "--peers", token}, {"--peers", peers},
-		{"--server", raft.ID + "=127.0.0.1"}, {"--server", raft.ID + "=:7947"}, {"--server", raft.ID + "=0.0.0.0:7947"}, {"--server", raft.ID + "=127.0.0.1:0"},
+		{"--server", raft.ID + "=127.0.0.1"}, {"--server", raft.ID + "=:7946"}, {"--server", raft.ID + "=0.0.0.0:7946"}, {"--server", raft.ID + "=127.0.0.1:0"},
 	} {
 		if got := grapevine(t, "", append([]string{"raft", "recover", "--data-dir", data}, wrong...)...); got.code != exitUsage {
 			t.Errorf("%v: %+v", wrong, got)
@@ -182,10 +182,10 @@ func TestOperateByCommands(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	// Who is named by --server votes; one that only follows is in the file of --peers.
-	if got := grapevine(t, "", "raft", "recover", "--data-dir", data, "--server", server, "--server", "other=127.0.0.2:7947"); got.code != 0 || !strings.Contains(got.out, "a group of 2, of which 2 vote") {
+	if got := grapevine(t, "", "raft", "recover", "--data-dir", data, "--server", server, "--server", "other=127.0.0.2:7946"); got.code != 0 || !strings.Contains(got.out, "a group of 2, of which 2 vote") {
 		t.Errorf("%+v", got)
 	}
-	if err := os.WriteFile(peers, []byte(`[{"id":"`+raft.ID+`","address":"127.0.0.1:7947","voter":true},{"id":"other","address":"127.0.0.2:7947","voter":false}]`), 0o600); err != nil {
+	if err := os.WriteFile(peers, []byte(`[{"id":"`+raft.ID+`","address":"127.0.0.1:7946","voter":true},{"id":"other","address":"127.0.0.2:7946","voter":false}]`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if got := grapevine(t, "", "raft", "recover", "--data-dir", data, "--peers", peers); got.code != 0 || !strings.Contains(got.out, "a group of 2, of which 1 vote") || !strings.Contains(got.out, "on the others") {

@@ -58,11 +58,11 @@ func TestTablesGolden(t *testing.T) {
 	raft := &node.RaftStatus{Node: "one"}
 	raft.ID, raft.Role, raft.Leader, raft.Term, raft.LastIndex, raft.Committed, raft.Version = "a1", "leader", "a1", 3, 120, 120, 118
 	raft.Servers = []raftstore.ServerStatus{
-		{ID: "a1", Name: "one", Addr: "10.0.0.1:7947", Voter: true, Healthy: true, Index: 120},
-		{ID: "b2", Name: "two", Addr: "10.0.0.2:7947", Voter: true, Alive: true, Healthy: true, Index: 119},
-		{ID: "c3", Addr: "10.0.0.3:7947"},
+		{ID: "a1", Name: "one", Addr: "10.0.0.1:7946", Voter: true, Healthy: true, Index: 120},
+		{ID: "b2", Name: "two", Addr: "10.0.0.2:7946", Voter: true, Alive: true, Healthy: true, Index: 119},
+		{ID: "c3", Addr: "10.0.0.3:7946"},
 	}
-	raft.Problem = "c3 (10.0.0.3:7947) is not reached"
+	raft.Problem = "c3 (10.0.0.3:7946) is not reached"
 	waiting := &node.RaftStatus{Node: "one"}
 	waiting.ID, waiting.Role, waiting.Waiting = "a1", "waiting", "for 2 of 3 nodes"
 	prefixes := &node.PrefixList{Prefixes: []node.PrefixStatus{{Anchor: "00ff00ff00ff00ff", Tokens: 8192, Replicas: 5, AgeS: 300, ChangedS: 20, ExpiresS: 45,
@@ -122,8 +122,8 @@ func TestAddressInUse(t *testing.T) {
 	}
 	defer taken.Close()
 	addr := taken.Addr().String()
-	for _, flag := range []string{"--listen", "--admin", "--gossip", "--raft"} {
-		args := []string{"serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--gossip", "127.0.0.1:0", "--raft", "127.0.0.1:0", "--secret", fleetSecret, "--log-level", "error", flag, addr}
+	for _, flag := range []string{"--listen", "--admin", "--gossip"} {
+		args := []string{"serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--gossip", "127.0.0.1:0", "--secret", fleetSecret, "--log-level", "error", flag, addr}
 		if got := grapevine(t, "", args...); got.code != exitFailed || !strings.Contains(got.err, addr) || !strings.Contains(got.err, "another process has it") {
 			t.Errorf("%s: %+v", flag, got)
 		}

@@ -176,9 +176,10 @@ func (l *List) answer(c net.Conn, addr string, proof *peerProof) (card, error) {
 	} else if holder := l.holder(&theirs.Info); holder != "" {
 		v, text = verdictName, holder
 		refusal = &MismatchError{Field: FieldName, Mine: holder, Theirs: theirs.Addr, Peer: theirs.Name}
+	} else if _, err := l.running(); err != nil {
+		v, text, refusal = verdictBusy, "it is starting", errStarting
 	} else if l.leaving.Load() {
-		v, text = verdictBusy, "it is leaving"
-		refusal = errLeaving
+		v, text, refusal = verdictBusy, "it is leaving", errLeaving
 	}
 	if _, err := c.Write(appendVerdict(reply, v, text)); err != nil && refusal == nil {
 		return theirs, fmt.Errorf("%s: %w", addr, err)
