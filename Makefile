@@ -3,6 +3,8 @@
 
 GO       ?= go
 BIN      := bin/grapevine
+LAB      := bin/grapevine-lab
+MAXSIZE  := 24000000
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 PKGS     ?= ./...
 FUZZTIME ?= 30s
@@ -22,16 +24,18 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.6.1
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
 
-build: ## bin/grapevine, static
+build: ## bin/grapevine, the router, of at most MAXSIZE bytes, and bin/grapevine-lab, which tries it; both static
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN) ./cmd/grapevine
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $(LAB) ./cmd/grapevine-lab
+	@size=$$(wc -c <$(BIN)); echo "$(BIN): $$size bytes"; test $$size -le $(MAXSIZE) || { echo "$(BIN) is larger than $(MAXSIZE) bytes: go list -deps ./cmd/grapevine shows what it links" >&2; exit 1; }
 
-build-chaos: ## bin/grapevine-chaos, the same with a wall clock that can be stepped and defects that can be planted (a minute; never shipped)
-	$(GO) run ./chaos/clock -o $(BIN)-chaos -tags chaos -plant . ./cmd/grapevine
+build-chaos: ## bin/grapevine-chaos, the router with a wall clock that can be stepped and defects that can be planted (a minute; never shipped)
+	$(GO) run ./chaos/clock -o $(BIN)-chaos -plant . ./cmd/grapevine
 
-build-newer: ## bin/grapevine-newer, a release that does not exist yet, to try upgrades with (never shipped)
+build-newer: ## bin/grapevine-newer, a router of a release that does not exist yet, to try upgrades with (never shipped)
 	CGO_ENABLED=0 $(GO) build -trimpath -tags newer -ldflags '-X main.version=$(VERSION)-newer' -o $(BIN)-newer ./cmd/grapevine
 
-install: build ## the program, its unit and its user into DESTDIR (docs/operate.md, "As a service")
+install: build ## the router, its unit and its user into DESTDIR (docs/operate.md, "As a service")
 	install -D -m 0755 $(BIN) $(DESTDIR)/usr/bin/grapevine
 	install -D -m 0644 deploy/systemd/grapevine.service $(DESTDIR)/usr/lib/systemd/system/grapevine.service
 	install -D -m 0644 deploy/systemd/grapevine.sysusers $(DESTDIR)/usr/lib/sysusers.d/grapevine.conf
@@ -86,18 +90,18 @@ live: build ## eight real routers: spread, cost, kill, agreement, engines that d
 SCENARIOS ?= router-loss leader-loss rolling-restart partition-heal asymmetric-partition engine-loss full-disk nlb-drain packet-loss everything-at-once
 SEED      ?= 1
 
-chaos: build-chaos build-newer ## real fleets broken on purpose by SEED (1), held to what they promise: out/chaos.html; and raftstore's histories (SCENARIOS=all; CHAOS=3m for each group; installs iproute2 and haproxy with apt if missing)
+chaos: build build-chaos build-newer ## real fleets broken on purpose by SEED (1), held to what they promise: out/chaos.html; and raftstore's histories (SCENARIOS=all; CHAOS=3m for each group; installs iproute2 and haproxy with apt if missing)
 	@missing="$$(command -v ip >/dev/null || echo iproute2) $$(command -v haproxy >/dev/null || test -x /usr/sbin/haproxy || echo haproxy)"; \
 		test "$$missing" = " " || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; }
 	@mkdir -p out
 	GRAPEVINE_CHAOS=$(or $(CHAOS),20s) $(GO) test $(RACE) -count=1 -v -timeout 30m -run 'TestLinearizable|TestKilledProcesses' ./raftstore
-	$(BIN)-chaos chaos run $(SCENARIOS) --seed $(SEED) --newer $(BIN)-newer --html out/chaos.html
+	$(LAB) chaos run $(SCENARIOS) --router $(BIN)-chaos --seed $(SEED) --newer $(BIN)-newer --html out/chaos.html
 
 # Hit rates of half a minute say too little where others use the machine, too, and a second is soon over there. The two tests need programs that are not shipped.
 chaos-short: build build-chaos build-newer ## two of the scenarios without what a busy machine cannot measure, a stepped clock and an upgrade: three minutes
 	@mkdir -p out
 	GRAPEVINE_STEPPABLE=$(CURDIR)/$(BIN)-chaos GRAPEVINE_NEWER=$(CURDIR)/$(BIN)-newer $(GO) test -count=1 -v -timeout 4m -run '^(TestStepClock|TestUpgrade)$$' ./chaos/fleet
-	$(BIN) chaos run router-loss membership-churn --seed $(SEED) --leave-out hit-rate-recovers --leave-out engines-told --html out/chaos.html
+	$(LAB) chaos run router-loss membership-churn --seed $(SEED) --leave-out hit-rate-recovers --leave-out engines-told --html out/chaos.html
 
 # A fleet for each defect of chaos/plant, four at a time, and one without any that keeps every promise.
 chaos-planted: build-chaos ## that the harness finds what is wrong: a planted defect for every promise, in four minutes (PLANT=short: without hit rates)
@@ -116,12 +120,12 @@ lint: ## gofmt, vet, staticcheck, golangci-lint
 	$(GO) run $(GOLANGCI) run $(PKGS)
 
 sim: build ## policies side by side in virtual time on a generated workload
-	$(BIN) simulate --workload agentic --policy prefix,prefix-hash,least-request,session,round-robin --seed 1
+	$(LAB) simulate --workload agentic --policy prefix,prefix-hash,least-request,session,round-robin --seed 1
 
 herd: ## every policy over nodes, sharing and staleness on the traces in TRACES: docs/herd.md and herd.svg (an hour of one processor; goes on where it stopped)
 	$(GO) run ./chaos/fleetsim/herd -traces '$(TRACES)'
 
 demo: build ## the whole thing on this machine: a fleet, live traffic, a router killed; in under two minutes
-	$(BIN) demo
+	$(LAB) demo
 
 check: lint test ## what every commit passes

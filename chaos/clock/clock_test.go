@@ -22,7 +22,7 @@ func TestStep(t *testing.T) {
 	}
 	dir := t.TempDir()
 	program, file := filepath.Join(dir, "teller"), filepath.Join(dir, "clock")
-	if err := build(program, "", "", "./testdata/teller"); err != nil {
+	if err := build(program, "", "./testdata/teller"); err != nil {
 		t.Fatal(err)
 	}
 	step := func(d time.Duration) {

@@ -3,7 +3,7 @@
 // monotonic time, and with it timers and measured durations, goes on. Linux cannot do that to a process: its time namespaces leave the wall clock
 // alone.
 //
-//	go run ./chaos/clock -o bin/grapevine-chaos -tags chaos -plant . ./cmd/grapevine
+//	go run ./chaos/clock -o bin/grapevine-chaos -plant . ./cmd/grapevine
 //
 // It lays a changed time.Now over the standard library (go build -overlay). Nothing of the program's own code is changed, so what is tried
 // is what is shipped; but for the defects of chaos/plant, if they are asked for, none of which is active unless GRAPEVINE_PLANT names it.
@@ -38,21 +38,20 @@ const (
 
 func main() {
 	out := flag.String("o", "", "the program to write")
-	tags := flag.String("tags", "", "build tags, with commas")
 	planted := flag.String("plant", "", "root of the module to plant the defects of chaos/plant in; none if empty")
 	flag.Parse()
 	if *out == "" || flag.NArg() != 1 {
 		flag.Usage()
 		os.Exit(2)
 	}
-	if err := build(*out, *tags, *planted, flag.Arg(0)); err != nil {
+	if err := build(*out, *planted, flag.Arg(0)); err != nil {
 		fmt.Fprintln(os.Stderr, "clock:", err)
 		os.Exit(1)
 	}
 }
 
 // build compiles a package over the changed time and, if there is a root, with defects planted in the module there.
-func build(out, tags, planted, pkg string) (err error) {
+func build(out, planted, pkg string) (err error) {
 	root, err := exec.Command("go", "env", "GOROOT").Output()
 	if err != nil {
 		return fmt.Errorf("go env: %w", err)
@@ -86,7 +85,7 @@ func build(out, tags, planted, pkg string) (err error) {
 			return err
 		}
 	}
-	cmd := exec.Command("go", "build", "-trimpath", "-overlay", filepath.Join(dir, "overlay.json"), "-tags", tags, "-o", out, pkg)
+	cmd := exec.Command("go", "build", "-trimpath", "-overlay", filepath.Join(dir, "overlay.json"), "-o", out, pkg)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	if err := cmd.Run(); err != nil {

@@ -34,7 +34,7 @@ var ErrConfig = errors.New("demo settings")
 
 // Config says how large the demo is.
 type Config struct {
-	Binary   string        // grapevine, for the routers; default: the running program
+	Binary   string        // the program grapevine, for the routers
 	Env      []string      // more of the routers' environment
 	Nodes    int           // routers, 2 to MaxNodes: one of them is killed
 	Engines  int           // 1 to MaxEngines

@@ -15,7 +15,7 @@ import (
 const (
 	FaultLinks   = "links"   // SetLink, ResetLink, Partition in a switched fleet
 	FaultDisks   = "disks"   // FillDisk, HangDisk, SlowDisk: Config.Disks
-	FaultClock   = "clock"   // StepClock
+	FaultClock   = "clock"   // StepClock; ask Steppable
 	FaultHAProxy = "haproxy" // Config.HAProxy
 
 	FaultCertificates = "certificates" // ExpireCertificate: Config.Certificates
@@ -57,19 +57,13 @@ func (n *Node) onDisk(f func(*disk.Disk)) error {
 }
 
 // Supports returns nil if a fault can be done here, else why not: it tries. Links need a process of Isolate; so do disks, unless by root.
-// Whoever leaves out a fault for that says so. Of clocks it says whether this very program's can be stepped; Steppable is for others.
+// Clocks depend on the router's program: Steppable checks those.
 func Supports(fault string) error {
 	switch fault {
 	case FaultLinks:
 		return errors.Join(linkable(), isolatable())
 	case FaultDisks:
 		return mountable()
-	case FaultClock:
-		self, err := os.Executable()
-		if err != nil {
-			return err
-		}
-		return Steppable(self)
 	case FaultCertificates:
 		return nil
 	case FaultHAProxy:

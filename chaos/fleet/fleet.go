@@ -28,9 +28,9 @@ import (
 	"grapevine/node"
 )
 
-// Config says what a fleet consists of. Nodes is the one field without a default.
+// Config says what a fleet consists of. Binary and Nodes have no default.
 type Config struct {
-	Binary  string   // grapevine; default: the running program
+	Binary  string   // the program grapevine, see FindRouter
 	Env     []string // more of the environment of its processes: NAME=VALUE
 	Nodes   int      // node-0, node-1, ...
 	Engines int      // engine-0, ...; all in this process
@@ -116,13 +116,6 @@ func (f *Fleet) start(ctx context.Context) error {
 	}
 	if c := &f.cfg; c.Founders+c.Spares > c.Nodes || c.Later > c.Nodes || min(c.Founders, c.Spares, c.Later) < 0 {
 		return fmt.Errorf("fleet: %d founders and %d spares, %d nodes later, of %d", c.Founders, c.Spares, c.Later, c.Nodes)
-	}
-	if f.cfg.Binary == "" {
-		self, err := os.Executable()
-		if err != nil {
-			return fmt.Errorf("fleet: own program: %w", err)
-		}
-		f.cfg.Binary = self
 	}
 	if err := f.makeDir(); err != nil {
 		return err

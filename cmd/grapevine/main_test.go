@@ -28,16 +28,12 @@ var update = flag.Bool("update", false, "write the golden files")
 // with real signals and exit codes, of exactly the code that was compiled.
 const asProgram = "GRAPEVINE_TEST_AS_PROGRAM"
 
-// programName does the same by the name of the file. A program that starts itself again needs it: chaos and demo start their nodes without any
-// variable that begins with GRAPEVINE_, since those configure a router.
-const programName = "grapevine-under-test"
-
 func TestMain(m *testing.M) {
-	if self, err := os.Executable(); os.Getenv(asProgram) != "" || err == nil && filepath.Base(self) == programName {
+	if os.Getenv(asProgram) != "" {
 		main()
 		return
 	}
-	// A child of the program that was started without either would run all tests, which start children, which run all tests.
+	// A child of the program that was started without it would run all tests, which start children, which run all tests.
 	if flag.Parse(); flag.NArg() > 0 {
 		fmt.Fprintf(os.Stderr, "the tests were started as the program: %q, without %s\n", flag.Args(), asProgram)
 		os.Exit(2)
@@ -85,10 +81,10 @@ func finish(t *testing.T, cmd *exec.Cmd, stdin string) result {
 }
 
 func TestHelpGolden(t *testing.T) {
-	for _, command := range []string{"", "serve", "demo", "engine", "replay", "simulate", "explain", "backends", "nodes", "status", "version",
+	for _, command := range []string{"", "serve", "explain", "backends", "nodes", "status", "version",
 		"keys", "keys generate", "keys list", "keys install", "keys use", "keys remove",
 		"backends list", "backends add", "backends drain", "backends resume", "backends remove", "rules", "rules show", "rules apply",
-		"raft", "raft status", "raft transfer", "raft recover", "prefixes", "prefixes hot", "chaos", "chaos list", "chaos run"} {
+		"raft", "raft status", "raft transfer", "raft recover", "prefixes", "prefixes hot"} {
 		name, args := "grapevine", []string{"--help"}
 		if command != "" {
 			name, args = strings.ReplaceAll(command, " ", "-"), append(strings.Fields(command), "--help")
@@ -147,17 +143,6 @@ func TestExitCodes(t *testing.T) {
 		{"no secret file", []string{"serve", "--check-config", "--secret-file", filepath.Join(dir, "none")}, 2, "", "secret_file"},
 		{"address in use", []string{"serve", "--listen", "203.0.113.1:1", "--admin", "127.0.0.1:0", "--log-level", "error"}, 1, "", "listen: "},
 		{"nobody there", []string{"status", "--admin", "127.0.0.1:1"}, 1, "", "is the router running"},
-		{"no such policy", []string{"simulate", "--requests", "1", "--policy", "fastest"}, 2, "", "fastest"},
-		{"no such workload", []string{"simulate", "--workload", "huge"}, 2, "", "huge"},
-		{"no such delay", []string{"simulate", "--staleness", "0,soon"}, 2, "", `staleness "soon": want a duration`},
-		{"shared twice", []string{"simulate", "--share", "both,both"}, 2, "", "at most once"},
-		{"all lost", []string{"simulate", "--loss", "1"}, 2, "", "loss of 1"},
-		{"no partition", []string{"simulate", "--partition", "60s"}, 2, "", "60s-120s"},
-		{"trace and workload", []string{"simulate", "--workload", "chat", "--trace", good}, 2, "", "can't be used together"},
-		{"no such scenario", []string{"chaos", "run", "router-los"}, 2, "", `no scenario "router-los": grapevine chaos list shows them`},
-		{"short chaos", []string{"chaos", "run", "router-loss", "--duration", "1s"}, 2, "", "1s of traffic: give 27s"},
-		{"two schedules", []string{"chaos", "run", "router-loss", "leader-loss", "--schedule", good}, 2, "", "--schedule is for one scenario"},
-		{"bad schedule", []string{"chaos", "run", "router-loss", "--schedule", good}, 2, "", `good.yaml: schedule: line 1: "strategy:" is no time`},
 		{"no such body", []string{"explain", filepath.Join(dir, "none.json")}, 2, "", "none.json"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -16,11 +16,15 @@ import (
 	"github.com/rs/zerolog"
 
 	"grapevine/chaos/demo"
+	"grapevine/chaos/fleet"
 	"grapevine/chaos/replay"
 	"grapevine/chaos/report"
+	"grapevine/cmd/commandline"
 )
 
 type demoCmd struct {
+	routerFlag `embed:""`
+
 	Duration time.Duration `name:"duration" default:"30s" placeholder:"DURATION" help:"Of the traffic, which runs twice."`
 	Seed     uint64        `name:"seed" default:"1" placeholder:"N" help:"Of the traffic, the balancer, and of which router is killed."`
 	Nodes    int           `name:"nodes" default:"3" placeholder:"N" help:"Routers behind the balancer, two or more. One is killed on the way."`
@@ -40,16 +44,14 @@ func (c *demoCmd) Run(s *streams) error {
 			return err
 		}
 	}
-	var bar *progress
-	cfg.Progress = func(policy string, p replay.Progress) {
-		if bar == nil || bar.what != policy {
-			bar.finish()
-			bar = newProgress(s.err, c.Duration, policy)
-		}
-		bar.update(p)
+	line := newProgressLine(s.err)
+	cfg.Progress = func(policy string, p replay.Progress) { line.show("%s", replayed(policy, p, c.Duration)) }
+	var err error
+	if cfg.Binary, err = fleet.FindRouter(c.Router); err != nil {
+		return err
 	}
 	out, err := demo.Run(ctx, cfg)
-	bar.finish()
+	line.finish()
 	switch {
 	case errors.Is(err, demo.ErrConfig):
 		return usageError{err}
@@ -64,7 +66,7 @@ func (c *demoCmd) Run(s *streams) error {
 		}
 	}
 	if c.JSON {
-		return printJSON(s.out, out)
+		return commandline.PrintJSON(s.out, out)
 	}
 	return printDemo(s.out, out)
 }

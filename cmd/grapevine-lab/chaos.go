@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -22,6 +23,7 @@ import (
 
 	"grapevine/chaos/fleet"
 	"grapevine/chaos/scenario"
+	"grapevine/cmd/commandline"
 )
 
 // chaosCmd breaks a fleet on purpose and holds it to its promises.
@@ -36,7 +38,7 @@ type chaosListCmd struct {
 
 func (c *chaosListCmd) Run(s *streams) error {
 	if c.JSON {
-		return printJSON(s.out, chaosListOf())
+		return commandline.PrintJSON(s.out, chaosListOf())
 	}
 	l := chaosListOf()
 	fmt.Fprintln(s.out, "Scenarios, and what each is to show:")
@@ -96,14 +98,16 @@ func chaosListOf() (l chaosList) {
 }
 
 type chaosRunCmd struct {
-	Names    []string      `arg:"" name:"scenario" help:"Scenarios by name (grapevine chaos list), or all."`
+	routerFlag `embed:""`
+
+	Names    []string      `arg:"" name:"scenario" help:"Scenarios by name (grapevine-lab chaos list), or all."`
 	Seed     uint64        `name:"seed" default:"1" placeholder:"N" help:"Of the schedule, the traffic and the balancer."`
 	Schedule string        `name:"schedule" placeholder:"FILE" help:"What happens when, in place of what follows from the seed: lines as a report shows them, - is stdin."`
 	Nodes    int           `name:"nodes" placeholder:"N" help:"Routers; the scenario's own number if not given."`
 	Duration time.Duration `name:"duration" placeholder:"DURATION" help:"Of the traffic; the scenario's own if not given."`
 	Soak     time.Duration `name:"soak" placeholder:"DURATION" help:"Go on for that long on one fleet: the scenario's schedule again and again, with the next seed each time."`
 	Rate     float64       `name:"rate" placeholder:"N" help:"Conversations begun a second, of about five requests each; the scenario's own if not given."`
-	Newer    string        `name:"newer" placeholder:"FILE" help:"A grapevine of the next release, for upgrade."`
+	Newer    string        `name:"newer" placeholder:"FILE" type:"path" help:"The program grapevine of the next release, for upgrade."`
 	Loopback bool          `name:"loopback" help:"Everything in this machine's own network: nothing but the program is needed, and no link can be broken. Else every member has a network namespace of its own, if the machine has them."`
 	LeaveOut []string      `name:"leave-out" placeholder:"PROMISE" help:"Do not hold the runs to this one, because the machine is too busy for what it measures. Repeatable."`
 	JSON     bool          `name:"json" help:"Print one JSON object."`
@@ -168,7 +172,7 @@ func (c *chaosRunCmd) Run(s *streams) error {
 		}
 	}
 	if c.JSON {
-		if err := printJSON(s.out, out); err != nil {
+		if err := commandline.PrintJSON(s.out, out); err != nil {
 			return err
 		}
 	}
@@ -183,7 +187,7 @@ func (c *chaosRunCmd) schedule(in io.Reader, names []string) (scenario.Schedule,
 		return nil, nil
 	}
 	if len(names) != 1 {
-		return nil, usagef("--schedule is for one scenario, not %d", len(names))
+		return nil, usageError{fmt.Errorf("--schedule is for one scenario, not %d", len(names))}
 	}
 	var text []byte
 	var err error
@@ -214,15 +218,17 @@ func (c *chaosRunCmd) one(ctx context.Context, s *streams, cfg scenario.Config) 
 	if err != nil {
 		return nil, err
 	}
+	if cfg.Binary, err = fleet.FindRouter(c.Router); err != nil {
+		return nil, err
+	}
 	if network && !fleet.Isolated() {
 		return c.isolated(ctx, s, cfg)
 	}
-	var bar *chaosProgress
 	if !c.JSON || c.Progress || c.Soak > 0 {
-		bar = newChaosProgress(s.err, cfg.Scenario, c.Soak > 0)
-		cfg.Progress = bar.update
+		progress := newChaosProgress(s.err, cfg.Scenario, c.Soak > 0)
+		defer progress.line.finish()
+		cfg.Progress = progress.update
 	}
-	defer bar.finish()
 	return scenario.Run(ctx, cfg)
 }
 
@@ -233,7 +239,7 @@ func (c *chaosRunCmd) isolated(ctx context.Context, s *streams, cfg scenario.Con
 		return nil, err
 	}
 	args := []string{"chaos", "run", cfg.Scenario, "--json", fmt.Sprintf("--seed=%d", cfg.Seed), fmt.Sprintf("--nodes=%d", cfg.Nodes),
-		fmt.Sprintf("--duration=%v", cfg.Duration), fmt.Sprintf("--soak=%v", cfg.Soak), fmt.Sprintf("--rate=%v", cfg.Rate), "--newer=" + cfg.Newer, "--keep=" + c.Keep}
+		fmt.Sprintf("--duration=%v", cfg.Duration), fmt.Sprintf("--soak=%v", cfg.Soak), fmt.Sprintf("--rate=%v", cfg.Rate), "--newer=" + cfg.Newer, "--keep=" + c.Keep, "--router=" + cfg.Binary}
 	for _, name := range cfg.LeaveOut {
 		args = append(args, "--leave-out="+name)
 	}
@@ -281,7 +287,7 @@ func printVerdict(out io.Writer, r *scenario.Report) error {
 		if e.OverS != nil {
 			over = fmt.Sprintf("over at %.1f s", *e.OverS)
 		}
-		fmt.Fprintf(out, "  at %.1f s: %s (%s), %s\n", e.BeganS, e.Event, orDash(e.Members), over)
+		fmt.Fprintf(out, "  at %.1f s: %s (%s), %s\n", e.BeganS, e.Event, cmp.Or(e.Members, "-"), over)
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	for _, v := range r.Verdicts {
@@ -299,46 +305,29 @@ func printVerdict(out io.Writer, r *scenario.Report) error {
 	return err
 }
 
-// chaosProgress tells how far a run is: a line that is written over on a terminal, a line for each minute of a soak elsewhere.
+// chaosProgress shows how far a run is: on a terminal in its last line, elsewhere, for a soak only, in a line for each minute.
 type chaosProgress struct {
-	w     io.Writer
-	name  string
-	lines bool
-	next  time.Duration // when the next line is due
-	said  bool
+	line *progressLine
+	name string
+	log  io.Writer     // of the lines of a soak; nil: none
+	next time.Duration // when the next of them is due
 }
 
 const chaosLineEvery = time.Minute
 
 func newChaosProgress(w io.Writer, name string, soak bool) *chaosProgress {
-	p := &chaosProgress{w: w, name: name}
-	if !isTerminal(w) {
-		if p.lines = true; !soak {
-			p.w = nil
-		}
+	p := &chaosProgress{line: newProgressLine(w), name: name}
+	if p.line.w == nil && soak {
+		p.log = w
 	}
 	return p
 }
 
 func (p *chaosProgress) update(now scenario.Progress) {
-	if p.w == nil {
-		return
-	}
-	line := fmt.Sprintf("%s: %s, %.0f of %.0f s, %d requests, %d failed", p.name, now.Phase, min(now.Elapsed, now.Length).Seconds(), now.Length.Seconds(), now.Attempts, now.Failed)
-	if p.lines {
-		if now.Elapsed >= p.next {
-			p.next = now.Elapsed.Truncate(chaosLineEvery) + chaosLineEvery
-			fmt.Fprintln(p.w, line)
-		}
-		return
-	}
-	p.said = true
-	fmt.Fprint(p.w, "\r\033[K"+line)
-}
-
-// finish takes the line away. A nil progress has none.
-func (p *chaosProgress) finish() {
-	if p != nil && p.said {
-		fmt.Fprint(p.w, "\r\033[K")
+	text := fmt.Sprintf("%s: %s, %.0f of %.0f s, %d requests, %d failed", p.name, now.Phase, min(now.Elapsed, now.Length).Seconds(), now.Length.Seconds(), now.Attempts, now.Failed)
+	p.line.show("%s", text)
+	if p.log != nil && now.Elapsed >= p.next {
+		p.next = now.Elapsed.Truncate(chaosLineEvery) + chaosLineEvery
+		fmt.Fprintln(p.log, text)
 	}
 }

@@ -4,13 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 	"syscall"
 	"time"
-
-	"github.com/schollz/progressbar/v3"
 
 	"grapevine/chaos/engine"
 	"grapevine/chaos/fleetsim"
@@ -92,10 +89,10 @@ func (c *simulateCmd) Run(s *streams) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	bar := newSimProgress(s.err)
-	cfg.Progress = bar.update
+	line, all := newProgressLine(s.err), simulated(nil)
+	cfg.Progress = func(now fleetsim.Progress) { line.show("%s", all.update(now)) }
 	runs, err := fleetsim.Run(ctx, cfg)
-	bar.finish()
+	line.finish()
 	switch {
 	case errors.Is(err, fleetsim.ErrConfig), errors.Is(err, workload.ErrOptions), errors.Is(err, engine.ErrConfig):
 		return usageError{err}
@@ -115,50 +112,26 @@ func (c *simulateCmd) Run(s *streams) error {
 	return report.WriteTable(s.out, runs...)
 }
 
-// simProgress is a bar over the virtual time of all runs, on a terminal only.
-type simProgress struct {
-	bar  *progressbar.ProgressBar // nil: nobody is looking
-	done []float64                // share of each run
-}
+// simulated counts how far the runs of a simulation are, each between 0 and 1.
+type simulated []float64
 
-// simTicks is the length of a whole bar.
-const simTicks = 1000
-
-func newSimProgress(w io.Writer) *simProgress {
-	p := &simProgress{}
-	if isTerminal(w) {
-		p.bar = progressbar.NewOptions64(simTicks, progressbar.OptionSetWriter(w), progressbar.OptionSetWidth(30),
-			progressbar.OptionSetPredictTime(false), progressbar.OptionSetElapsedTime(false),
-			progressbar.OptionClearOnFinish(), progressbar.OptionThrottle(100*time.Millisecond))
+// update takes how far one run is and returns how far all are, in a line.
+func (s *simulated) update(now fleetsim.Progress) string {
+	if *s == nil {
+		*s = make([]float64, now.Runs)
 	}
-	return p
-}
-
-func (p *simProgress) update(now fleetsim.Progress) {
-	if p.bar == nil {
-		return
-	}
-	if p.done == nil {
-		p.done = make([]float64, now.Runs)
-	}
+	done := *s
 	switch {
 	case now.Done:
-		p.done[now.Run] = 1
+		done[now.Run] = 1
 	case now.Total > 0:
-		p.done[now.Run] = float64(now.Ended) / float64(now.Total)
+		done[now.Run] = float64(now.Ended) / float64(now.Total)
 	case now.Span > 0:
-		p.done[now.Run] = min(float64(now.At)/float64(now.Span), 1)
+		done[now.Run] = min(float64(now.At)/float64(now.Span), 1)
 	}
 	sum := 0.0
-	for _, d := range p.done {
+	for _, d := range done {
 		sum += d
 	}
-	p.bar.Describe(fmt.Sprintf("%s on %d: %d requests", now.Policy, now.Nodes, now.Ended))
-	_ = p.bar.Set64(int64(sum / float64(now.Runs) * simTicks)) // a terminal that is gone is no reason to stop
-}
-
-func (p *simProgress) finish() {
-	if p.bar != nil {
-		_ = p.bar.Finish()
-	}
+	return fmt.Sprintf("%3.0f %%, %s on %d: %d requests", 100*sum/float64(now.Runs), now.Policy, now.Nodes, now.Ended)
 }

@@ -10,6 +10,7 @@ import (
 	"syscall"
 
 	"grapevine/chaos/engine"
+	"grapevine/cmd/commandline"
 	"grapevine/node"
 )
 
@@ -35,7 +36,7 @@ func (engineCmd) Help() string {
 }
 
 func (c *engineCmd) Run(s *streams) error {
-	log, err := node.NewLogger(s.err, isTerminal(s.err), node.Config{LogLevel: c.LogLevel, LogFormat: "auto"})
+	log, err := node.NewLogger(s.err, commandline.IsTerminal(s.err), node.Config{LogLevel: c.LogLevel, LogFormat: "auto"})
 	if err != nil {
 		return usageError{err}
 	}

@@ -15,16 +15,17 @@ import (
 	"time"
 
 	"grapevine/chaos/scenario"
+	"grapevine/cmd/commandline"
 )
 
 // TestChaosList: everything that there is is listed, for people and for machines.
 func TestChaosList(t *testing.T) {
-	text := grapevine(t, "", "chaos", "list")
+	text := lab("chaos", "list")
 	if text.code != 0 || text.err != "" {
 		t.Fatalf("exit %d, stderr %q", text.code, text.err)
 	}
 	var list chaosList
-	out := grapevine(t, "", "chaos", "list", "--json")
+	out := lab("chaos", "list", "--json")
 	if err := json.Unmarshal([]byte(out.out), &list); err != nil || out.code != 0 {
 		t.Fatalf("exit %d, %v", out.code, err)
 	}
@@ -44,40 +45,27 @@ func TestChaosList(t *testing.T) {
 	}
 }
 
-// named is this binary under a name with which it is the program, whatever its environment is.
-func named(t *testing.T) string {
+// build compiles this program and the router into a directory of their own, and returns their paths.
+func build(t *testing.T) (dir, program string) {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	program := filepath.Join(dir, programName)
-	if os.Link(self, program) == nil {
-		return program
+	if out, err := exec.Command("go", "build", "-o", dir+"/", "grapevine/cmd/grapevine", "grapevine/cmd/grapevine-lab").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
 	}
-	// On another file system.
-	text, err := os.ReadFile(self)
-	if err == nil {
-		err = os.WriteFile(program, text, 0o700)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return program
+	return dir, filepath.Join(dir, "grapevine-lab")
 }
 
 // TestChaosCalledOff: an interrupt takes down what was started, and says so.
 func TestChaosCalledOff(t *testing.T) {
+	programs, program := build(t)
 	for _, network := range [][]string{{"--loopback"}, nil} {
-		program, dir := named(t), t.TempDir()
+		dir := t.TempDir()
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 		defer cancel()
 		cmd := exec.CommandContext(ctx, program, append([]string{"chaos", "run", "router-loss", "--keep", dir}, network...)...)
-		cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0")
 		var out, errs bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &out, &errs
 		if err := cmd.Start(); err != nil {
@@ -99,7 +87,7 @@ func TestChaosCalledOff(t *testing.T) {
 				t.Fatal("no node was ready") // and the context ends the program, and that its nodes
 			}
 		}
-		if n := len(running(t, program)); runtime.GOOS == "linux" && n < 4 {
+		if n := len(running(t, programs)); runtime.GOOS == "linux" && n < 4 {
 			t.Errorf("%d processes run, want the harness and three nodes", n)
 		}
 		if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
@@ -110,22 +98,26 @@ func TestChaosCalledOff(t *testing.T) {
 		case <-time.After(60 * time.Second):
 			t.Fatal("it did not end")
 		}
-		if code := cmd.ProcessState.ExitCode(); code != exitFailed || !strings.Contains(errs.String(), "called off") {
+		if code := cmd.ProcessState.ExitCode(); code != commandline.ExitFailed || !strings.Contains(errs.String(), "called off") {
 			t.Errorf("exit %d, stderr %q", code, errs.String())
 		}
-		eventually(t, "no process is left", func() bool { return len(running(t, program)) == 0 })
+		for deadline := time.Now().Add(time.Minute); len(running(t, programs)) > 0; time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("still running: %v", running(t, programs))
+			}
+		}
 	}
 }
 
-// running are the processes of a program, as far as this system tells.
-func running(t *testing.T, program string) (pids []string) {
+// running are the processes of the programs in a directory, as far as this system shows them.
+func running(t *testing.T, dir string) (pids []string) {
 	t.Helper()
 	found, err := filepath.Glob("/proc/[0-9]*/exe")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, exe := range found {
-		if path, err := os.Readlink(exe); err == nil && path == program { // one that has ended meanwhile has none
+		if path, err := os.Readlink(exe); err == nil && filepath.Dir(path) == dir { // one that has ended meanwhile has none
 			pids = append(pids, filepath.Base(filepath.Dir(exe)))
 		}
 	}
@@ -140,7 +132,7 @@ func TestChaosProgress(t *testing.T) {
 		for at := time.Duration(0); at < 200*time.Second; at += 250 * time.Millisecond {
 			p.update(scenario.Progress{Phase: "traffic", Elapsed: at, Length: 300 * time.Second, Attempts: int(at / time.Second)})
 		}
-		p.finish()
+		p.line.finish()
 		want := ""
 		if soak {
 			for _, at := range []int{0, 60, 120, 180} {

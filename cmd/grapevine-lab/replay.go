@@ -12,11 +12,10 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
-
 	"grapevine/chaos/replay"
 	"grapevine/chaos/report"
 	"grapevine/chaos/workload"
+	"grapevine/cmd/commandline"
 )
 
 type replayCmd struct {
@@ -57,10 +56,10 @@ func (c *replayCmd) Run(s *streams) error {
 			return fmt.Errorf("%w (is %s a router? --model skips the question)", err, c.Target[0])
 		}
 	}
-	bar := newProgress(s.err, src.Span(), "replaying "+w.Name())
-	cfg.Progress = bar.update
+	line, span := newProgressLine(s.err), src.Span()
+	cfg.Progress = func(p replay.Progress) { line.show("%s", replayed("replaying "+w.Name(), p, span)) }
 	res, err := replay.Run(ctx, cfg, src)
-	bar.finish()
+	line.finish()
 	calledOff := errors.Is(err, context.Canceled)
 	switch {
 	case errors.Is(err, replay.ErrConfig):
@@ -99,7 +98,7 @@ func (c *replayCmd) print(s *streams, res replay.Result) error {
 		}
 	}
 	if c.JSON {
-		return printJSON(s.out, res)
+		return commandline.PrintJSON(s.out, res)
 	}
 	if err := report.WriteTable(s.out, res.Report); err != nil {
 		return err
@@ -125,35 +124,7 @@ func printLive(w io.Writer, l replay.Live) error {
 	return err
 }
 
-// progress is a bar over the time of a run, on a terminal only.
-type progress struct {
-	bar  *progressbar.ProgressBar // nil: nobody is looking
-	what string
-	span time.Duration
-}
-
-func newProgress(w io.Writer, span time.Duration, what string) *progress {
-	p := &progress{what: what, span: span}
-	if !isTerminal(w) || span <= 0 {
-		return p
-	}
-	p.bar = progressbar.NewOptions64(span.Milliseconds(), progressbar.OptionSetWriter(w), progressbar.OptionSetDescription(what),
-		progressbar.OptionSetWidth(30), progressbar.OptionSetPredictTime(false), progressbar.OptionSetElapsedTime(false),
-		progressbar.OptionClearOnFinish(), progressbar.OptionThrottle(100*time.Millisecond))
-	return p
-}
-
-func (p *progress) update(now replay.Progress) {
-	if p.bar == nil {
-		return
-	}
-	p.bar.Describe(fmt.Sprintf("%s: %d sent, %d under way, %d failed", p.what, now.Sent, now.InFlight, now.Failed))
-	_ = p.bar.Set64(min(p.span.Milliseconds(), now.Elapsed.Milliseconds())) // a terminal that is gone is no reason to stop
-}
-
-// finish takes the bar away. A nil progress has none.
-func (p *progress) finish() {
-	if p != nil && p.bar != nil {
-		_ = p.bar.Finish()
-	}
+// replayed is how far a run of a given length is, in a line.
+func replayed(what string, now replay.Progress, span time.Duration) string {
+	return fmt.Sprintf("%s: %.0f of %.0f s, %d sent, %d under way, %d failed", what, min(now.Elapsed, span).Seconds(), span.Seconds(), now.Sent, now.InFlight, now.Failed)
 }
