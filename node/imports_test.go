@@ -40,11 +40,10 @@ var mayImport = map[string][]string{
 	"chaos/engine":   {},
 	"chaos/workload": {},
 
-	"chaos/clock":     {"chaos/plant"},
-	"chaos/disk":      {},
-	"chaos/netswitch": {},
-	"chaos/plant":     {},
-	"chaos/virtual":   {},
+	"chaos/instrument": {"chaos/plant"},
+	"chaos/netswitch":  {},
+	"chaos/plant":      {},
+	"chaos/virtual":    {},
 
 	"chaos/report":   {},
 	"chaos/history":  {},
