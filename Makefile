@@ -19,7 +19,7 @@ GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.6.1
 
 .DEFAULT_GOAL := help
-.PHONY: help build build-chaos build-newer install test race fuzz bench bench-proxy test-clients test-deploy live lint sim herd demo check chaos chaos-short chaos-planted chaos-virtual
+.PHONY: help build build-chaos build-newer install test race fuzz bench bench-proxy test-clients test-deploy live lint sim herd demo figures check chaos chaos-short chaos-planted chaos-virtual
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -127,5 +127,8 @@ herd: ## every policy over nodes, sharing and staleness on the traces in TRACES:
 
 demo: build ## the whole thing on this machine: a fleet, live traffic, a router killed; in under two minutes
 	$(LAB) demo
+
+figures: build ## lines, words, the size of the router, and how the files of each package refer to each other
+	$(GO) run ./chaos/figures -binary $(BIN)
 
 check: lint test ## what every commit passes

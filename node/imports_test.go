@@ -40,6 +40,7 @@ var mayImport = map[string][]string{
 	"chaos/engine":   {},
 	"chaos/workload": {},
 
+	"chaos/figures":    {},
 	"chaos/instrument": {"chaos/plant"},
 	"chaos/netswitch":  {},
 	"chaos/plant":      {},
