@@ -19,7 +19,7 @@ GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.6.1
 
 .DEFAULT_GOAL := help
-.PHONY: help build build-chaos build-newer install test race fuzz bench bench-proxy test-clients test-deploy live lint sim herd demo check chaos chaos-short chaos-planted chaos-virtual
+.PHONY: help build build-chaos build-newer install test race fuzz bench bench-proxy test-clients test-deploy live lint sim herd demo figures check chaos chaos-short chaos-planted chaos-virtual
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -29,8 +29,8 @@ build: ## bin/grapevine, the router, of at most MAXSIZE bytes, and bin/grapevine
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $(LAB) ./cmd/grapevine-lab
 	@size=$$(wc -c <$(BIN)); echo "$(BIN): $$size bytes"; test $$size -le $(MAXSIZE) || { echo "$(BIN) is larger than $(MAXSIZE) bytes: go list -deps ./cmd/grapevine shows what it links" >&2; exit 1; }
 
-build-chaos: ## bin/grapevine-chaos, the router with a wall clock that can be stepped and defects that can be planted (a minute; never shipped)
-	$(GO) run ./chaos/clock -o $(BIN)-chaos -plant . ./cmd/grapevine
+build-chaos: ## bin/grapevine-chaos, the router with a clock that can be stepped, a disk that can fail and defects that can be planted (a minute; never shipped)
+	$(GO) run ./chaos/instrument -o $(BIN)-chaos -plant . ./cmd/grapevine
 
 build-newer: ## bin/grapevine-newer, a router of a release that does not exist yet, to try upgrades with (never shipped)
 	CGO_ENABLED=0 $(GO) build -trimpath -tags newer -ldflags '-X main.version=$(VERSION)-newer' -o $(BIN)-newer ./cmd/grapevine
@@ -97,10 +97,10 @@ chaos: build build-chaos build-newer ## real fleets broken on purpose by SEED (1
 	GRAPEVINE_CHAOS=$(or $(CHAOS),20s) $(GO) test $(RACE) -count=1 -v -timeout 30m -run 'TestLinearizable|TestKilledProcesses' ./raftstore
 	$(LAB) chaos run $(SCENARIOS) --router $(BIN)-chaos --seed $(SEED) --newer $(BIN)-newer --html out/chaos.html
 
-# Hit rates of half a minute say too little where others use the machine, too, and a second is soon over there. The two tests need programs that are not shipped.
-chaos-short: build build-chaos build-newer ## two of the scenarios without what a busy machine cannot measure, a stepped clock and an upgrade: three minutes
+# Hit rates of half a minute say too little where others use the machine, too, and a second is soon over there. The three tests need programs that are not shipped.
+chaos-short: build build-chaos build-newer ## two of the scenarios without what a busy machine cannot measure, a stepped clock, disks that fail and an upgrade: three minutes
 	@mkdir -p out
-	GRAPEVINE_STEPPABLE=$(CURDIR)/$(BIN)-chaos GRAPEVINE_NEWER=$(CURDIR)/$(BIN)-newer $(GO) test -count=1 -v -timeout 4m -run '^(TestStepClock|TestUpgrade)$$' ./chaos/fleet
+	GRAPEVINE_INSTRUMENTED=$(CURDIR)/$(BIN)-chaos GRAPEVINE_NEWER=$(CURDIR)/$(BIN)-newer $(GO) test -count=1 -v -timeout 4m -run '^(TestStepClock|TestDisks|TestUpgrade)$$' ./chaos/fleet
 	$(LAB) chaos run router-loss membership-churn --seed $(SEED) --leave-out hit-rate-recovers --leave-out engines-told --html out/chaos.html
 
 # A fleet for each defect of chaos/plant, four at a time, and one without any that keeps every promise.
@@ -127,5 +127,8 @@ herd: ## every policy over nodes, sharing and staleness on the traces in TRACES:
 
 demo: build ## the whole thing on this machine: a fleet, live traffic, a router killed; in under two minutes
 	$(LAB) demo
+
+figures: build ## lines, words, the size of the router, and how the files of each package refer to each other
+	$(GO) run ./chaos/figures -binary $(BIN)
 
 check: lint test ## what every commit passes

@@ -40,19 +40,20 @@ var mayImport = map[string][]string{
 	"chaos/engine":   {},
 	"chaos/workload": {},
 
-	"chaos/clock":     {"chaos/plant"},
-	"chaos/disk":      {},
-	"chaos/netswitch": {},
-	"chaos/plant":     {},
-	"chaos/virtual":   {},
+	"chaos/figures":    {},
+	"chaos/instrument": {"chaos/plant"},
+	"chaos/netswitch":  {},
+	"chaos/plant":      {},
+	"chaos/virtual":    {},
 
-	"chaos/report":   {},
+	"chaos/plot":     {},
+	"chaos/report":   {"chaos/plot"},
 	"chaos/history":  {},
 	"chaos/scenario": {"chaos/...", "node", "prefixtree"},
 	"chaos/replay":   {"chaos/report", "chaos/workload", "prefixtree", "proxy", "proxy/..."},
 	"chaos/fleetsim": {"chaos/engine", "chaos/report", "chaos/workload", "gossip/wire", "prefixtree", "proxy/policy", "proxy/policy/hot", "proxy/prompt"},
 
-	"chaos/fleetsim/herd": {"chaos/fleetsim", "chaos/report", "chaos/workload"},
+	"chaos/fleetsim/herd": {"chaos/fleetsim", "chaos/plot", "chaos/report", "chaos/workload"},
 
 	"chaos/fleet":   {"chaos/...", "node", "prefixtree", "proxy", "proxy/..."},
 	"chaos/demo":    {"chaos/...", "node", "proxy", "proxy/..."},

@@ -12,7 +12,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"net/http"
 	"os"
@@ -23,7 +22,6 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/chaos/disk"
 	"grapevine/chaos/engine"
 	"grapevine/node"
 )
@@ -57,8 +55,6 @@ type Config struct {
 	Switched bool
 	// HAProxy has HAProxy in TCP mode in front, set up as in deploy/example, in place of the balancer of this package.
 	HAProxy bool
-	// Disks puts the data directory of each node on a file system of its own, which can be full, slow and hang.
-	Disks bool
 	// Certificates gives each node a certificate of one authority to show to other nodes, in place of one derived from their key.
 	Certificates bool
 
@@ -84,7 +80,6 @@ type Fleet struct {
 	net     *network // nil unless isolated
 	wires   wires    // nil unless switched
 	threads []*thread
-	disks   []*disk.Disk
 
 	authority *authority // nil: nodes derive their certificates
 	nodes     []*Node
@@ -271,7 +266,7 @@ func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
 		n.thread = f.wires.thread(n.name)
 	case f.net != nil:
 		n.thread, err = f.net.attach(i)
-	case i > 0 && !f.cfg.Disks:
+	case i > 0:
 		n.thread = f.threads[0] // one thread forks them all
 	default:
 		n.thread, err = newThread(nil)
@@ -295,9 +290,7 @@ func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
 			maps.Copy(settings, files)
 		}
 		if i < f.cfg.Founders || i >= f.cfg.Nodes-f.cfg.Spares {
-			if err := f.makeDisk(n); err != nil {
-				return nil, err
-			}
+			n.dataDir = filepath.Join(f.dir, n.name+".data")
 			settings["data_dir"] = n.dataDir
 		}
 		if i < f.cfg.Founders {
@@ -311,23 +304,6 @@ func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
 	}
 	maps.Copy(settings, common)
 	return n, n.writeConfig(settings)
-}
-
-// makeDisk says where a node keeps its data. A file system of its own is one directory above that, so that what it keeps can be removed.
-func (f *Fleet) makeDisk(n *Node) (err error) {
-	if !f.cfg.Disks {
-		n.dataDir = filepath.Join(f.dir, n.name+".data")
-		return nil
-	}
-	dir := filepath.Join(f.dir, n.name+".disk")
-	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	n.dataDir = filepath.Join(dir, "data")
-	if n.disk, err = disk.Mount(dir, n.thread.do); err == nil {
-		f.disks = append(f.disks, n.disk)
-	}
-	return err
 }
 
 func (f *Fleet) backends() []map[string]any {
@@ -563,9 +539,6 @@ func (f *Fleet) close() error {
 	}
 	for _, e := range f.engines {
 		errs = append(errs, e.Stop())
-	}
-	for _, d := range f.disks {
-		errs = append(errs, d.Close())
 	}
 	f.http.CloseIdleConnections()
 	if f.addrs != nil {

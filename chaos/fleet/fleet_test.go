@@ -26,7 +26,9 @@ func start(t *testing.T, cfg fleet.Config) *fleet.Fleet {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	cfg.Binary = grapevine(t)
+	if cfg.Binary == "" {
+		cfg.Binary = grapevine(t)
+	}
 	if cfg.Engine.Models == nil {
 		cfg.Engine.Models = []string{model}
 	}

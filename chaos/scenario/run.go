@@ -114,7 +114,6 @@ func (r *run) start(ctx context.Context, l *ledger) (*fleet.Fleet, error) {
 	cfg.Switched = fleet.Isolated() && fleet.Supports(fleet.FaultLinks) == nil
 	cfg.Isolated = network && !cfg.Switched
 	cfg.Certificates = slices.Contains(words, fleet.FaultCertificates)
-	cfg.Disks = slices.Contains(words, fleet.FaultDisks)
 	return fleet.Start(starting, cfg)
 }
 

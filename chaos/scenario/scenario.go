@@ -209,8 +209,8 @@ func leftOut(s *Scenario, c *Config) (missing []string) {
 			continue
 		}
 		check := fleet.Supports
-		if w == fleet.FaultClock {
-			check = func(string) error { return fleet.Steppable(c.Binary) }
+		if w == fleet.FaultInstrumented {
+			check = func(string) error { return fleet.Instrumented(c.Binary) }
 		}
 		if err := check(w); err != nil {
 			missing = append(missing, err.Error())

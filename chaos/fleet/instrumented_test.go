@@ -11,27 +11,34 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// TestOrdinaryClock: the clock of a program as it is shipped cannot be stepped, and the error says what to do.
-func TestOrdinaryClock(t *testing.T) {
+// TestOrdinaryProgram: the clock and the disk of a program as it is shipped cannot be harmed, and the error says what to do.
+func TestOrdinaryProgram(t *testing.T) {
 	f := start(t, fleet.Config{Nodes: 1, Alone: true, NoBalancer: true})
-	for what, err := range map[string]error{"StepClock": f.Nodes()[0].StepClock(time.Hour), "Steppable": fleet.Steppable(grapevine(t))} {
+	for what, err := range map[string]error{"StepClock": f.Nodes()[0].StepClock(time.Hour), "FillDisk": f.Nodes()[0].FillDisk(), "Instrumented": fleet.Instrumented(grapevine(t))} {
 		if err == nil || !strings.Contains(err.Error(), "make build-chaos") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
 }
 
+// instrumented returns an instrumented program, and skips the test if the environment names none.
+func instrumented(t *testing.T) string {
+	t.Helper()
+	program := os.Getenv("GRAPEVINE_INSTRUMENTED")
+	if program == "" || runtime.GOOS != "linux" {
+		t.Skip("GRAPEVINE_INSTRUMENTED names no instrumented program (make build-chaos)")
+	}
+	if err := fleet.Instrumented(program); err != nil {
+		t.Fatal(err)
+	}
+	return program
+}
+
 // TestStepClock: a node whose clock goes forward and back by an hour logs the time that it sees, stays in the fleet, and answers, and the other
 // node's clock is left alone.
 func TestStepClock(t *testing.T) {
 	t.Parallel()
-	program := os.Getenv("GRAPEVINE_STEPPABLE")
-	if program == "" || runtime.GOOS != "linux" {
-		t.Skip("GRAPEVINE_STEPPABLE names no program with a clock that can be stepped (make build-chaos)")
-	}
-	if err := fleet.Steppable(program); err != nil {
-		t.Fatal(err)
-	}
+	program := instrumented(t)
 	f := start(t, fleet.Config{Nodes: 3, Engines: 1, Settings: map[string]any{"drain_grace": "0s", "drain_close": "0s"}})
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
