@@ -84,8 +84,6 @@ type BackendStatus struct {
 	SinceS        float64 `json:"since_s,omitempty"` // of the agreed state
 	Generation    uint32  `json:"generation"`
 	Version       uint64  `json:"version"` // of its last change, for if_version
-	Role          string  `json:"role,omitempty"`
-	Zone          string  `json:"zone,omitempty"`
 	Weight        float64 `json:"weight"`
 	KVTokens      int     `json:"kv_tokens,omitempty"`
 	Active        int64   `json:"active"`         // requests of this node
@@ -263,7 +261,7 @@ func (n *Node) BackendList() *BackendList {
 		}
 		if b := u.agreed; b != nil {
 			s.ID = int(b.ID) // until then its place in the node's own list
-			s.Agreed, s.Drained, s.Source, s.Reason, s.Version, s.Role, s.Zone = true, b.Drained, b.Source.String(), b.Reason, b.Version, b.Role, b.Zone
+			s.Agreed, s.Drained, s.Source, s.Reason, s.Version = true, b.Drained, b.Source.String(), b.Reason, b.Version
 			s.SinceS = ageS(time.UnixMilli(b.Since))
 			if b.Drained {
 				s.DrainedBy = b.DrainedBy.String()

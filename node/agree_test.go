@@ -125,7 +125,7 @@ func TestOneTruth(t *testing.T) {
 	nodes := startAgreeing(t, first.URL)
 	_, others := leader(t, nodes)
 	ctx := t.Context()
-	if _, err := admin(others[0]).AddBackends(ctx, []NewBackend{{Name: "second", URL: second.URL + "/v1", Zone: "z"}}, false); err != nil {
+	if _, err := admin(others[0]).AddBackends(ctx, []NewBackend{{Name: "second", URL: second.URL + "/v1"}}, false); err != nil {
 		t.Fatal(err)
 	}
 	if !inState(others[:1], "second", "active") {
@@ -135,7 +135,7 @@ func TestOneTruth(t *testing.T) {
 	want := nodes[0].fleet.roster().named("second")
 	for _, n := range nodes {
 		u := n.fleet.roster().named("second")
-		if u.id != want.id || u.generation != want.generation || u.agreed.Zone != "z" || u.agreed.Source != raftstore.Admin {
+		if u.id != want.id || u.generation != want.generation || u.agreed.Source != raftstore.Admin {
 			t.Errorf("%s: %+v, elsewhere %+v", n.Name(), u, want)
 		}
 	}

@@ -275,7 +275,7 @@ func TestOpenAPIHolds(t *testing.T) {
 		"DELETE /backends":       {"", nil},
 		"PUT /rules":             {"", map[string]any{"text": "rules:\n  - {strategy: odd}\n  - {}\n"}},
 		"POST /raft/transfer":    {"", map[string]any{"to": "nobody"}},
-		"PATCH /backends/{name}": {"", map[string]any{"if_version": 999_999, "zone": "x"}},
+		"PATCH /backends/{name}": {"", map[string]any{"if_version": 999_999, "weight": 2}},
 	} {
 		status, text := call(op, tc.query, tc.body)
 		if status < 400 {

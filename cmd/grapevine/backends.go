@@ -116,8 +116,6 @@ type backendsAddCmd struct {
 	Models   []string `name:"model" placeholder:"MODEL" help:"What it serves; it is asked if left out. Repeatable."`
 	Weight   float64  `name:"weight" placeholder:"W" help:"Its share of the work against the others' 1."`
 	KVTokens int64    `name:"kv-tokens" placeholder:"N" help:"Size of its KV cache; it is asked if left out."`
-	Zone     string   `name:"zone" placeholder:"ZONE" help:"Where it stands."`
-	Role     string   `name:"role" placeholder:"ROLE" help:"What it is for."`
 	Force    bool     `name:"force" help:"Add it even if nobody answers there now."`
 	adminFlags
 }
@@ -129,7 +127,7 @@ func (c *backendsAddCmd) Run(s *streams) error {
 	var add []node.NewBackend
 	for _, u := range c.URLs {
 		add = append(add, node.NewBackend{
-			Name: c.Name, URL: u, Models: c.Models, Weight: c.Weight, KVTokens: c.KVTokens, Zone: c.Zone, Role: c.Role,
+			Name: c.Name, URL: u, Models: c.Models, Weight: c.Weight, KVTokens: c.KVTokens,
 		})
 	}
 	client, ctx, cancel := c.client()

@@ -73,7 +73,7 @@ func TestOperateByCommands(t *testing.T) {
 	if got := do("backends", "add", "--name", "gpu1", url, "http://h"); got.code != exitUsage {
 		t.Errorf("one name for two: %+v", got)
 	}
-	if got := do("backends", "add", "--name", "gpu1", "--zone", "a", url); got.code != 0 && !strings.Contains(got.err, "exists already") { // by an attempt before
+	if got := do("backends", "add", "--name", "gpu1", url); got.code != 0 && !strings.Contains(got.err, "exists already") { // by an attempt before
 		t.Fatalf("%+v", got)
 	}
 	if got := do("backends", "add", "--name", "gpu2", url); got.code != exitFailed || !strings.Contains(got.err, "gpu1") {
@@ -81,7 +81,7 @@ func TestOperateByCommands(t *testing.T) {
 	}
 	var list node.BackendList
 	if got := do("backends", "list", "--consistent", "--json"); got.code != 0 || json.Unmarshal([]byte(got.out), &list) != nil || len(list.Backends) != 1 ||
-		list.Backends[0].Name != "gpu1" || list.Backends[0].Zone != "a" || !list.Backends[0].Agreed {
+		list.Backends[0].Name != "gpu1" || !list.Backends[0].Agreed {
 		t.Errorf("%+v", got)
 	}
 
