@@ -94,7 +94,7 @@ func TestParseErrors(t *testing.T) {
 		{"given twice", "pprof: true\n\npprof: false\n", "f.yaml:3: pprof: given twice, first in line 1: keep one"},
 		{"bad duration", "\n\nread_timeout: soon\n", `f.yaml:3: read_timeout: "soon" is not a duration: write 30s, 5m or 1h30m`},
 		{"duration without unit", "read_timeout: 30\n", `f.yaml:1: read_timeout: "30" is not a duration: write 30s`},
-		{"bad size", "max_body: 3 furlongs\n", `f.yaml:1: max_body: "3 furlongs" is not a bytes: write 65536`},
+		{"bad size", "max_body: 3 furlongs\n", `f.yaml:1: max_body: "3 furlongs" is not a size in bytes: write 65536`},
 		{"bad boolean", "pprof: perhaps\n", `f.yaml:1: pprof: "perhaps" is not a boolean: write true or false`},
 		{"no value", "listen:\n", "f.yaml:1: listen: has no value: write"},
 		{"not a list", "backends: http://a\n", "f.yaml:1: backends: not a list: write a list of URLs"},

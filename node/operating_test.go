@@ -587,3 +587,19 @@ func TestRefusals(t *testing.T) {
 		}
 	}
 }
+
+// TestLoneLeaderIsHealthy: a router alone says of itself that it is healthy from the first
+// answer on: it has nobody to ask about that.
+func TestLoneLeaderIsHealthy(t *testing.T) {
+	t.Parallel()
+	n := startAgreed(t, testConfig("http://127.0.0.3:1"))
+	var st *RaftStatus
+	eventually(t, "it leads", func() (leads bool) {
+		var err error
+		st, err = n.Raft()
+		return err == nil && st.Role == "leader"
+	})
+	if len(st.Servers) != 1 || !st.Servers[0].Healthy || st.Servers[0].Index == 0 {
+		t.Errorf("%+v", st.Servers)
+	}
+}

@@ -60,7 +60,7 @@ func printBackends(out io.Writer, list *node.BackendList) error {
 		if b.KVTokens > 0 {
 			cache = fmt.Sprintf("%d", b.KVTokens)
 		}
-		if b.Engine != nil {
+		if b.Engine != nil && b.Engine.KVUsage >= 0 {
 			cache += fmt.Sprintf(", %.0f %% used", 100*b.Engine.KVUsage)
 		}
 		state := b.State

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -42,7 +43,7 @@ type cli struct {
 	Nodes    nodesCmd    `cmd:"" help:"List the routers of a fleet, as one of them sees it."`
 	Status   statusCmd   `cmd:"" help:"Show the state of a running router."`
 	Keys     keysCmd     `cmd:"" help:"Make, list and change the keys that admit to a fleet."`
-	Version  versionCmd  `cmd:"" help:"Print the version."`
+	Version  versionCmd  `cmd:"" help:"Print the version, as --version does."`
 }
 
 // streams are the standard three, passed to commands so that nothing writes to
@@ -74,6 +75,9 @@ func run(args []string, s *streams) (code int) {
 			panic(v)
 		}
 	}()
+	if slices.Equal(args, []string{"--version"}) {
+		args = []string{"version"}
+	}
 	var c cli
 	parser, err := kong.New(&c,
 		kong.Name("grapevine"),
@@ -90,7 +94,8 @@ func run(args []string, s *streams) (code int) {
 	}
 	ctx, err := parser.Parse(args)
 	if err != nil {
-		return complain(s, "", err, exitUsage)
+		err, command := explainUsage(err, args)
+		return complain(s, command, err, exitUsage)
 	}
 	if err := ctx.Run(); err != nil {
 		var usage usageError
@@ -102,6 +107,31 @@ func run(args []string, s *streams) (code int) {
 	return 0
 }
 
+// explainUsage finds the command whose line could not be parsed, so that its own help is
+// named, and adds the subcommands it has to the error about a word that is none of them.
+func explainUsage(err error, args []string) (explained error, command string) {
+	var failed *kong.ParseError
+	if !errors.As(err, &failed) {
+		return err, ""
+	}
+	at := failed.Context.Model.Node
+	for _, p := range failed.Context.Path {
+		// A default command that was not written is not what the user meant to call.
+		if p.Command != nil && slices.Contains(args, p.Command.Name) {
+			at = p.Command
+		}
+	}
+	var names []string
+	for _, child := range at.Children {
+		names = append(names, child.Name)
+	}
+	if len(names) > 0 && strings.HasPrefix(err.Error(), "unexpected argument") {
+		err = fmt.Errorf("%w: the commands of %s are %s", err, at.FullPath(), strings.Join(names, ", "))
+	}
+	return err, strings.TrimSpace(at.Path())
+}
+
+// complain prints an error with its remedy to stderr and returns the exit code.
 func complain(s *streams, command string, err error, code int) int {
 	help := "grapevine --help"
 	if command, _, _ = strings.Cut(command, " <"); command != "" { // without its arguments
