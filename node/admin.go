@@ -212,8 +212,8 @@ func (n *Node) routes() map[string]http.Handler {
 
 		"GET /backends":             only(n.listBackends, "consistent"),
 		"POST /backends":            only(n.addBackends, "force"),
-		"PATCH /backends":           only(n.setBackendState),
-		"DELETE /backends":          only(n.removeBackends, "name"),
+		"PATCH /backends":           only(n.setBackendState, "force"),
+		"DELETE /backends":          only(n.removeBackends, "name", "force"),
 		"PATCH /backends/{name...}": only(n.updateBackend, "force"),
 
 		"GET /rules":          only(show(func() any { return n.Rules() })),

@@ -355,6 +355,12 @@ func (n *Node) setBackendState(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
+	if action == raftstore.Drain || action == raftstore.MarkDown {
+		if refused := n.checkLast(r, body.Names, "names", body.Action); refused != nil {
+			refused.write(w)
+			return
+		}
+	}
 	if action == raftstore.Drain {
 		n.hot.leave(r.Context(), body.Names) // hot prefixes move first
 	}
@@ -427,6 +433,10 @@ func (n *Node) removeBackends(w http.ResponseWriter, r *http.Request) {
 	names := r.URL.Query()["name"]
 	if len(names) == 0 || slices.Contains(names, "") {
 		invalid("name", "write ?name=A&name=B", "names no backend").write(w)
+		return
+	}
+	if refused := n.checkLast(r, names, "name", "removal"); refused != nil {
+		refused.write(w)
 		return
 	}
 	n.answerPlaced(w, r, raftstore.RemoveBackends{Names: names}, func(s *raftstore.State) string {

@@ -118,10 +118,10 @@ func TestNothingToChange(t *testing.T) {
 	t.Parallel()
 	n := startAgreed(t, testConfig("http://127.0.0.3:1"))
 	name := n.cfg.Backends[0].Name
-	if _, err := admin(n).SetBackendState(t.Context(), []string{name}, "drain", ""); err != nil {
+	if _, err := admin(n).Forced().SetBackendState(t.Context(), []string{name}, "drain", ""); err != nil {
 		t.Fatal(err)
 	}
-	done, err := admin(n).SetBackendState(t.Context(), []string{name}, "drain", "")
+	done, err := admin(n).Forced().SetBackendState(t.Context(), []string{name}, "drain", "")
 	if version := n.store.Load().State().Version; err != nil || done.Changed || done.Version != version {
 		t.Errorf("%+v %v, the state has version %d", done, err, version)
 	}

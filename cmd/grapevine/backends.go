@@ -157,12 +157,16 @@ type backendsDrainCmd struct {
 	Reason  string        `name:"reason" placeholder:"TEXT" help:"Why, for those who look."`
 	Wait    bool          `name:"wait" help:"Return when no router has a request there any more."`
 	Timeout time.Duration `name:"timeout" default:"30m" placeholder:"DURATION" help:"How long to wait at most."`
+	Force   bool          `name:"force" help:"Drain them even if no other active engine is left in the fleet or for a model."`
 	adminFlags
 }
 
 func (c *backendsDrainCmd) Run(s *streams) error {
 	client, ctx, cancel := c.client()
 	defer cancel()
+	if c.Force {
+		client = client.Forced()
+	}
 	done, err := client.SetBackendState(ctx, c.Names, "drain", c.Reason)
 	if err == nil && c.Wait {
 		waiting, cancel := context.WithTimeout(context.Background(), c.Timeout)
@@ -251,6 +255,7 @@ func (c *backendsResumeCmd) Run(s *streams) error {
 
 type backendsRemoveCmd struct {
 	Names []string `arg:"" name:"name" placeholder:"NAME" help:"Names, as list shows them."`
+	Force bool     `name:"force" help:"Remove them even if no other active engine is left in the fleet or for a model."`
 	adminFlags
 }
 
@@ -262,6 +267,9 @@ func (*backendsRemoveCmd) Help() string {
 func (c *backendsRemoveCmd) Run(s *streams) error {
 	client, ctx, cancel := c.client()
 	defer cancel()
+	if c.Force {
+		client = client.Forced()
+	}
 	done, err := client.RemoveBackends(ctx, c.Names)
 	return c.report(s, done, err, "removed %s", strings.Join(c.Names, ", "))
 }

@@ -97,7 +97,7 @@ func TestOperateByCommands(t *testing.T) {
 	}()
 	<-entered
 	drained := make(chan result, 1)
-	go func() { drained <- do("backends", "drain", "gpu1", "--reason", "new disk", "--wait") }()
+	go func() { drained <- do("backends", "drain", "gpu1", "--force", "--reason", "new disk", "--wait") }()
 	eventually(t, "the drain is seen", func() bool {
 		got := do("backends")
 		return strings.Contains(got.out, "draining") && strings.Contains(got.out, "new disk")
@@ -151,7 +151,7 @@ func TestOperateByCommands(t *testing.T) {
 	if got := do("backends", "remove", "gpu1", "gpu9"); got.code != exitFailed || !strings.Contains(got.err, "gpu9") {
 		t.Errorf("%+v", got)
 	}
-	if got := do("backends", "remove", "gpu1"); got.code != 0 {
+	if got := do("backends", "remove", "--force", "gpu1"); got.code != 0 {
 		t.Errorf("%+v", got)
 	}
 	var raft node.RaftStatus
