@@ -52,6 +52,7 @@ func TestParse(t *testing.T) {
 # A comment.
 listen: ":9000"
 first_byte_timeout: 90s
+models_interval: 0
 max_body: 1GiB
 pprof: true
 work_weight: 2.5
@@ -74,6 +75,7 @@ rules:
 	}
 	want := Default()
 	want.Listen, want.FirstByteTimeout, want.MaxBody, want.Pprof, want.WorkWeight = ":9000", 90*time.Second, 1<<30, true, 2.5
+	want.ModelsInterval = 0
 	want.Weights = map[string]float64{"prefix": 2, "load": 1}
 	want.Backends = []Backend{
 		{URL: "http://a:8000", Name: "a:8000", Weight: 1},

@@ -8,6 +8,7 @@ import (
 	"os"
 	"reflect"
 	"strings"
+	"time"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -157,6 +158,10 @@ func decodeValue(v *yaml.Node, key string, f field) []error {
 			*dst = append(*dst, r)
 			return errs
 		})
+	}
+	if d, ok := f.dst.(*time.Duration); ok && v.Kind == yaml.ScalarNode && v.Value == "0" {
+		*d = 0 // the one duration that needs no unit; a flag takes it too
+		return nil
 	}
 	if v.Kind == yaml.ScalarNode && v.Tag == "!!null" {
 		return []error{&ConfigError{Line: v.Line, Key: key, Reason: "has no value", Remedy: "write " + example(f.kind) + ", or remove the key"}}

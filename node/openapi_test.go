@@ -17,6 +17,8 @@ import (
 	"testing"
 
 	"go.yaml.in/yaml/v3"
+
+	"grapevine/node/health"
 )
 
 // document is docs/openapi.yaml.
@@ -282,6 +284,18 @@ func TestOpenAPIHolds(t *testing.T) {
 			t.Errorf("%s took %v: %s", op, tc.body, text)
 		}
 		d.checkAnswer(t, op, ops[op], status, text)
+	}
+}
+
+// TestOpenAPINamesReservedReasons: the document quotes the beginnings that the API refuses
+// in the reason of a change, the space included.
+func TestOpenAPINamesReservedReasons(t *testing.T) {
+	t.Parallel()
+	patch := readDocument(t).at("paths", "/backends", "patch", "requestBody", "content", "application/json", "schema", "properties", "reason", "description")
+	for _, prefix := range []string{health.Prefix, gonePrefix} {
+		if !strings.Contains(patch.(string), "`"+prefix+"`") {
+			t.Errorf("%q is not in %q", prefix, patch)
+		}
 	}
 }
 
