@@ -65,7 +65,7 @@ func (n *Node) gossipTLS() (*tls.Config, error) {
 	if c.GossipCert == "" {
 		return nil, nil
 	}
-	first, err := tls.LoadX509KeyPair(c.GossipCert, c.GossipCertKey)
+	first, err := loadKeyPair(c.GossipCert, c.GossipCertKey)
 	if err != nil {
 		return nil, fmt.Errorf("gossip_cert: %w", err)
 	}
@@ -78,15 +78,15 @@ func (n *Node) gossipTLS() (*tls.Config, error) {
 		return nil, fmt.Errorf("gossip_ca: %s holds no certificate", c.GossipCA)
 	}
 	var good atomic.Pointer[tls.Certificate]
-	good.Store(&first)
+	good.Store(first)
 	current := func() *tls.Certificate {
-		cert, err := tls.LoadX509KeyPair(c.GossipCert, c.GossipCertKey)
+		cert, err := loadKeyPair(c.GossipCert, c.GossipCertKey)
 		if err != nil {
 			n.log.Error().Str("component", "gossip").Err(err).Msg("gossip_cert cannot be read again: going on with the last one")
 			return good.Load()
 		}
-		good.Store(&cert)
-		return &cert
+		good.Store(cert)
+		return cert
 	}
 	return &tls.Config{
 		RootCAs: roots, ClientCAs: roots,

@@ -221,11 +221,11 @@ func (n *Node) Reload() error {
 	if n.cfg.TLSCert == "" {
 		return nil
 	}
-	cert, err := tls.LoadX509KeyPair(n.cfg.TLSCert, n.cfg.TLSKey)
+	cert, err := loadKeyPair(n.cfg.TLSCert, n.cfg.TLSKey)
 	if err != nil {
 		return fmt.Errorf("tls_cert: %w", err)
 	}
-	n.cert.Store(&cert)
+	n.cert.Store(cert)
 	return nil
 }
 
