@@ -44,6 +44,8 @@ type Status struct {
 	Rungs       map[string]uint64 `json:"rungs"`
 	Tree        TreeStatus        `json:"tree"`
 	Fleet       *FleetStatus      `json:"fleet"` // null without one
+	// Certificate is that of the data port; null if it speaks no TLS.
+	Certificate *CertificateStatus `json:"certificate"`
 }
 
 // TreeStatus is what the tree says of itself; see prefixtree.Stats.
@@ -239,7 +241,7 @@ func (n *Node) Status() *Status {
 			Retracted: tree.Retracted, Surprises: tree.Surprises, Amnesias: tree.Amnesias,
 		},
 	}
-	s.Fleet = n.fleetStatus()
+	s.Fleet, s.Certificate = n.fleetStatus(), n.certificateStatus(time.Now())
 	s.Ready, s.NotReady = n.ready.get()
 	if n.Addr() != "" {
 		s.UptimeS = math.Round(time.Since(n.began).Seconds()*10) / 10

@@ -48,6 +48,8 @@ type Node struct {
 	metrics *metrics
 	cert    atomic.Pointer[tls.Certificate] // of the data port; nil: it speaks no TLS
 
+	gossipCert atomic.Pointer[tls.Certificate] // the last good gossip_cert; nil: none is configured
+
 	checker    *checker                        // looks after the engines
 	sources    *sources                        // of backends
 	hot        *replicator                     // sees to hot prefixes
@@ -225,6 +227,7 @@ func (n *Node) Reload() error {
 	if err != nil {
 		return fmt.Errorf("tls_cert: %w", err)
 	}
+	n.noteCertificate("tls_cert", cert, nil)
 	n.cert.Store(cert)
 	return nil
 }

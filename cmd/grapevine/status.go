@@ -48,6 +48,13 @@ func printStatus(out io.Writer, st *node.Status) error {
 	fmt.Fprintf(w, "node\t%s, up %s, %s\n", st.Node, seconds(st.UptimeS), ready)
 	fmt.Fprintf(w, "version\t%s (%s)\n", st.Version, st.GoVersion)
 	fmt.Fprintf(w, "listen\t%s, admin %s\n", st.Listen, st.Admin)
+	if c := st.Certificate; c != nil {
+		valid := "until " + c.NotAfter.UTC().Format(time.RFC3339)
+		if c.Problem != "" {
+			valid = c.Problem + ": clients refuse it"
+		}
+		fmt.Fprintf(w, "tls\tcertificate %s\n", valid)
+	}
 	fmt.Fprintf(w, "strategy\t%s over %d backends, blocks of %d bytes, key %s\n", st.Strategy, st.Backends, st.BlockBytes, st.KeyID)
 	fmt.Fprintf(w, "requests\t%d in flight on %d connections, %s\n", st.InFlight, st.Connections, picks)
 	fmt.Fprintf(w, "tree\t%d facts in %s\n", st.Tree.Facts, amount(uint64(st.Tree.Bytes)))

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"grapevine/node"
 	"grapevine/raftstore"
@@ -25,6 +26,9 @@ func TestTablesGolden(t *testing.T) {
 	alone := *status
 	alone.Fleet, alone.Ready, alone.NotReady = nil, false, "draining"
 	fresh := alone
+	fresh.Certificate = &node.CertificateStatus{NotAfter: time.Unix(1_800_000_000, 0)}
+	expired := fresh
+	expired.Certificate = &node.CertificateStatus{Problem: "expired at 2026-11-01T00:00:00Z"}
 	fresh.Picks, fresh.Rungs, fresh.Tree = 0, nil, node.TreeStatus{Bytes: 133_888}
 	nodes := &node.NodeList{
 		Nodes: []node.NodeStatus{
@@ -82,6 +86,7 @@ func TestTablesGolden(t *testing.T) {
 		"status":       func(w io.Writer) error { return printStatus(w, status) },
 		"status-alone": func(w io.Writer) error { return printStatus(w, &alone) },
 		"status-fresh": func(w io.Writer) error { return printStatus(w, &fresh) },
+		"status-tls":   func(w io.Writer) error { return printStatus(w, &expired) },
 		"nodes":        func(w io.Writer) error { return printNodes(w, nodes) },
 		"keys": func(w io.Writer) error {
 			if err := printKeys(w, keys, false); err == nil || err.Error() != keys.Error {
