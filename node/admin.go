@@ -24,6 +24,9 @@ import (
 // adminReadTimeout bounds how long an admin request may take to arrive.
 const adminReadTimeout = 30 * time.Second
 
+// maxScrapes bounds how many collectors are answered at once; more are answered 503.
+const maxScrapes = 8
+
 // Status is the answer of /status: one node at one moment.
 type Status struct {
 	Node        string            `json:"node"`
@@ -121,15 +124,40 @@ func (n *Node) startAdmin(ctx context.Context) error {
 	if host, _, err := net.SplitHostPort(ln.Addr().String()); err == nil && n.cfg.AdminTokenFile == "" && !net.ParseIP(host).IsLoopback() {
 		n.log.Warn().Str("component", "admin").Str("admin", ln.Addr().String()).Msg("the admin API shows backends, nodes and load to everybody who reaches it: give it an admin_token_file, or an address on loopback")
 	}
-	server := &http.Server{Handler: n.guard(n.adminHandler()), ReadTimeout: adminReadTimeout, ErrorLog: stdlog.New(n.log.With().Str("component", "admin").Logger(), "", 0)}
+	n.serveHTTP("admin", ln, n.guard(n.adminHandler()))
+	return nil
+}
+
+// startMetrics serves what openPaths holds at the address for collectors, if one is configured.
+func (n *Node) startMetrics(ctx context.Context) error {
+	if n.cfg.MetricsListen == "" {
+		return nil
+	}
+	var lc net.ListenConfig
+	ln, err := lc.Listen(ctx, "tcp", n.cfg.MetricsListen)
+	if err != nil {
+		return fmt.Errorf("metrics_listen: %w", err)
+	}
+	n.metricsAddr.Store(ln.Addr().String())
+	mux, all := http.NewServeMux(), n.routes()
+	for path := range openPaths {
+		mux.Handle("GET "+path, all["GET "+path])
+	}
+	n.serveHTTP("metrics", ln, inJSON(mux))
+	return nil
+}
+
+// serveHTTP answers on a listener until the node stops. component names it in logs and errors.
+func (n *Node) serveHTTP(component string, ln net.Listener, handler http.Handler) {
+	server := &http.Server{Handler: handler, ReadTimeout: adminReadTimeout, ErrorLog: stdlog.New(n.log.With().Str("component", component).Logger(), "", 0)}
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
 		if err := server.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
-			n.fail(fmt.Errorf("admin: %w", err))
+			n.fail(fmt.Errorf("%s: %w", component, err))
 		}
 	}()
-	n.cleanups.push("admin", func(ctx context.Context) error {
+	n.cleanups.push(component, func(ctx context.Context) error {
 		// A scrape may finish; a profile of 30 s may not.
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
@@ -139,8 +167,10 @@ func (n *Node) startAdmin(ctx context.Context) error {
 		<-served
 		return nil
 	})
-	return nil
 }
+
+// MetricsAddr is the bound address of metrics_listen, "" without one and before Start.
+func (n *Node) MetricsAddr() string { s, _ := n.metricsAddr.Load().(string); return s }
 
 func (n *Node) adminHandler() http.Handler {
 	mux := http.NewServeMux()
@@ -201,7 +231,7 @@ func (n *Node) routes() map[string]http.Handler {
 			}
 			_, _ = io.WriteString(w, "ready\n")
 		}),
-		"GET /metrics":  promhttp.HandlerFor(n.metrics.registry, promhttp.HandlerOpts{}),
+		"GET /metrics":  promhttp.HandlerFor(n.metrics.registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes}),
 		"GET /status":   show(func() any { return n.Status() }),
 		"GET /nodes":    show(func() any { return n.NodeList() }),
 		"GET /gossip":   http.HandlerFunc(n.serveGossip),

@@ -31,7 +31,8 @@ func ReadToken(file string) (string, error) {
 	return token, nil
 }
 
-// openPaths are answered to everybody: balancers and collectors ask them, and have no token.
+// openPaths are answered to everyone, also at metrics_listen: balancers and collectors ask
+// them, and have no token.
 var openPaths = map[string]bool{"/healthz": true, "/readyz": true, "/metrics": true}
 
 // guard lets through to the admin API who may use it. With a token that is who

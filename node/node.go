@@ -71,10 +71,13 @@ type Node struct {
 
 	knowledgeTurns atomic.Uint64 // of gossip's loop; see Working
 
-	failed  chan error    // a listener died; capacity 1
-	began   time.Time     // set by Start, before anything serves
-	addr    atomic.Value  // string: bound data address
-	admin   atomic.Value  // string: bound admin address
+	failed chan error   // a listener died; capacity 1
+	began  time.Time    // set by Start, before anything serves
+	addr   atomic.Value // string: bound data address
+	admin  atomic.Value // string: bound admin address
+
+	metricsAddr atomic.Value // string: bound address of metrics_listen
+
 	stopped chan struct{} // closed when Stop has finished
 	stopErr error         // valid once stopped is closed
 
@@ -262,6 +265,9 @@ func (n *Node) start(ctx context.Context) error {
 	n.began = time.Now()
 	n.ready.wait(because("starting"))
 	if err := n.startAdmin(ctx); err != nil {
+		return err
+	}
+	if err := n.startMetrics(ctx); err != nil {
 		return err
 	}
 	var lc net.ListenConfig
