@@ -103,9 +103,7 @@ func (n *Node) awaitVersion(ctx context.Context, s *raftstore.Store, version uin
 type NewBackend struct {
 	Name     string   `json:"name,omitempty"` // host:port of the URL if empty
 	URL      string   `json:"url"`
-	Models   []string `json:"models,omitempty"` // none: the engine is asked
-	Role     string   `json:"role,omitempty"`
-	Zone     string   `json:"zone,omitempty"`
+	Models   []string `json:"models,omitempty"`    // none: the engine is asked
 	Weight   float64  `json:"weight,omitempty"`    // 0: 1
 	KVTokens int64    `json:"kv_tokens,omitempty"` // 0: the engine is asked
 }
@@ -123,7 +121,7 @@ func (b *NewBackend) spec(place string) (raftstore.BackendSpec, *Refusal) {
 		return raftstore.BackendSpec{}, invalid(place+".url", "write http://host:port", "%v", err)
 	}
 	return raftstore.BackendSpec{
-		Name: own.Name, URL: own.URL, Models: b.Models, Role: b.Role, Zone: b.Zone, Weight: own.Weight, KVTokens: b.KVTokens, Source: raftstore.Admin,
+		Name: own.Name, URL: own.URL, Models: b.Models, Weight: own.Weight, KVTokens: b.KVTokens, Source: raftstore.Admin,
 	}, nil
 }
 
@@ -357,6 +355,12 @@ func (n *Node) setBackendState(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
+	if action == raftstore.Drain || action == raftstore.MarkDown {
+		if refused := n.checkLast(r, body.Names, "names", body.Action); refused != nil {
+			refused.write(w)
+			return
+		}
+	}
 	if action == raftstore.Drain {
 		n.hot.leave(r.Context(), body.Names) // hot prefixes move first
 	}
@@ -370,8 +374,6 @@ type backendUpdate struct {
 	IfVersion *uint64   `json:"if_version,omitempty"`
 	URL       *string   `json:"url,omitempty"`
 	Models    *[]string `json:"models,omitempty"`
-	Role      *string   `json:"role,omitempty"`
-	Zone      *string   `json:"zone,omitempty"`
 	Weight    *float64  `json:"weight,omitempty"`
 	KVTokens  *int64    `json:"kv_tokens,omitempty"`
 }
@@ -415,7 +417,7 @@ func (n *Node) updateBackend(w http.ResponseWriter, r *http.Request) {
 		body.URL = &spec.URL
 	}
 	n.answerChange(w, r, raftstore.UpdateBackend{
-		Name: name, IfVersion: body.IfVersion, URL: body.URL, Models: body.Models, Role: body.Role, Zone: body.Zone,
+		Name: name, IfVersion: body.IfVersion, URL: body.URL, Models: body.Models,
 		Weight: body.Weight, KVTokens: body.KVTokens,
 	})
 }
@@ -431,6 +433,10 @@ func (n *Node) removeBackends(w http.ResponseWriter, r *http.Request) {
 	names := r.URL.Query()["name"]
 	if len(names) == 0 || slices.Contains(names, "") {
 		invalid("name", "write ?name=A&name=B", "names no backend").write(w)
+		return
+	}
+	if refused := n.checkLast(r, names, "name", "removal"); refused != nil {
+		refused.write(w)
 		return
 	}
 	n.answerPlaced(w, r, raftstore.RemoveBackends{Names: names}, func(s *raftstore.State) string {

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"sync/atomic"
 	"time"
 
 	"grapevine/gossip"
@@ -62,7 +61,7 @@ func (n *Node) gossipTLS() (*tls.Config, error) {
 	if c.GossipCert == "" {
 		return nil, nil
 	}
-	first, err := tls.LoadX509KeyPair(c.GossipCert, c.GossipCertKey)
+	first, err := loadKeyPair(c.GossipCert, c.GossipCertKey)
 	if err != nil {
 		return nil, fmt.Errorf("gossip_cert: %w", err)
 	}
@@ -74,16 +73,15 @@ func (n *Node) gossipTLS() (*tls.Config, error) {
 	if !roots.AppendCertsFromPEM(pem) {
 		return nil, fmt.Errorf("gossip_ca: %s holds no certificate", c.GossipCA)
 	}
-	var good atomic.Pointer[tls.Certificate]
-	good.Store(&first)
+	n.noteCertificate("gossip_cert", first, n.gossipCert.Swap(first))
 	current := func() *tls.Certificate {
-		cert, err := tls.LoadX509KeyPair(c.GossipCert, c.GossipCertKey)
+		cert, err := loadKeyPair(c.GossipCert, c.GossipCertKey)
 		if err != nil {
 			n.log.Error().Str("component", "gossip").Err(err).Msg("gossip_cert cannot be read again: going on with the last one")
-			return good.Load()
+			return n.gossipCert.Load()
 		}
-		good.Store(&cert)
-		return &cert
+		n.noteCertificate("gossip_cert", cert, n.gossipCert.Swap(cert))
+		return cert
 	}
 	return &tls.Config{
 		RootCAs: roots, ClientCAs: roots,

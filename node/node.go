@@ -48,6 +48,8 @@ type Node struct {
 	metrics *metrics
 	cert    atomic.Pointer[tls.Certificate] // of the data port; nil: it speaks no TLS
 
+	gossipCert atomic.Pointer[tls.Certificate] // the last good gossip_cert; nil: none is configured
+
 	checker    *checker                        // looks after the engines
 	sources    *sources                        // of backends
 	hot        *replicator                     // sees to hot prefixes
@@ -69,10 +71,13 @@ type Node struct {
 
 	knowledgeTurns atomic.Uint64 // of gossip's loop; see Working
 
-	failed  chan error    // a listener died; capacity 1
-	began   time.Time     // set by Start, before anything serves
-	addr    atomic.Value  // string: bound data address
-	admin   atomic.Value  // string: bound admin address
+	failed chan error   // a listener died; capacity 1
+	began  time.Time    // set by Start, before anything serves
+	addr   atomic.Value // string: bound data address
+	admin  atomic.Value // string: bound admin address
+
+	metricsAddr atomic.Value // string: bound address of metrics_listen
+
 	stopped chan struct{} // closed when Stop has finished
 	stopErr error         // valid once stopped is closed
 
@@ -221,11 +226,12 @@ func (n *Node) Reload() error {
 	if n.cfg.TLSCert == "" {
 		return nil
 	}
-	cert, err := tls.LoadX509KeyPair(n.cfg.TLSCert, n.cfg.TLSKey)
+	cert, err := loadKeyPair(n.cfg.TLSCert, n.cfg.TLSKey)
 	if err != nil {
 		return fmt.Errorf("tls_cert: %w", err)
 	}
-	n.cert.Store(&cert)
+	n.noteCertificate("tls_cert", cert, nil)
+	n.cert.Store(cert)
 	return nil
 }
 
@@ -259,6 +265,9 @@ func (n *Node) start(ctx context.Context) error {
 	n.began = time.Now()
 	n.ready.wait(because("starting"))
 	if err := n.startAdmin(ctx); err != nil {
+		return err
+	}
+	if err := n.startMetrics(ctx); err != nil {
 		return err
 	}
 	var lc net.ListenConfig

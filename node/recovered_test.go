@@ -44,7 +44,7 @@ func TestRecoveredApart(t *testing.T) {
 	if ok, err := first.store.Load().Proven(); !ok || err != nil {
 		t.Errorf("a start has not waited for the recovered data: %v, %v", ok, err)
 	}
-	if _, err := admin(first).SetBackendState(t.Context(), []string{first.cfg.Backends[0].Name}, "drain", "after the loss"); err != nil {
+	if _, err := admin(first).Forced().SetBackendState(t.Context(), []string{first.cfg.Backends[0].Name}, "drain", "after the loss"); err != nil {
 		t.Error(err)
 	}
 	for range 2 {

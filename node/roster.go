@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"grapevine/gossip/member"
 	"grapevine/prefixtree"
 	"grapevine/proxy"
 	"grapevine/proxy/policy"
@@ -80,10 +81,19 @@ func readLocals(backends []Backend) (map[string]local, error) {
 	locals := make(map[string]local)
 	for i := range backends {
 		b := &backends[i]
-		if b.APIKey == "" && b.CAFile == "" {
+		if b.APIKey == "" && b.APIKeyFile == "" && b.CAFile == "" {
 			continue
 		}
 		l := local{apiKey: b.APIKey, caFile: b.CAFile}
+		if b.APIKeyFile != "" {
+			text, err := member.ReadSecret(b.APIKeyFile, maxTokenFile)
+			if err != nil {
+				return nil, fmt.Errorf("backend %s: api_key_file: %w", b.Name, err)
+			}
+			if l.apiKey = strings.TrimSpace(string(text)); l.apiKey == "" || !headerWord(l.apiKey) {
+				return nil, fmt.Errorf("backend %s: api_key_file %s: want one word of visible ASCII", b.Name, b.APIKeyFile)
+			}
+		}
 		if b.CAFile != "" {
 			pem, err := os.ReadFile(b.CAFile)
 			if err != nil {

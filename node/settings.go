@@ -18,7 +18,7 @@ type Setting struct {
 	Default string // as text; "" is the field's zero value
 	Help    string
 	Group   string // heading it is listed under
-	Kind    string // what a value looks like, for people: "duration", "bytes", ...
+	Kind    string // what a value looks like, for people: "duration", "size in bytes", ...
 
 	field int // index in Config
 }
@@ -107,7 +107,7 @@ func kindName(t reflect.Type) string {
 	case reflect.TypeFor[time.Duration]():
 		return "duration"
 	case reflect.TypeFor[Bytes]():
-		return "bytes"
+		return "size in bytes"
 	case reflect.TypeFor[[]Backend]():
 		return "list of backends"
 	case reflect.TypeFor[[]Rule]():
@@ -134,7 +134,7 @@ func example(kind string) string {
 	switch kind {
 	case "duration":
 		return "30s, 5m or 1h30m"
-	case "bytes":
+	case "size in bytes":
 		return "65536, 64KiB or 1GiB"
 	case "boolean":
 		return "true or false"

@@ -3,11 +3,11 @@ package node
 import (
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"time"
 
+	"grapevine/gossip/member"
 	"grapevine/proxy"
 	"grapevine/proxy/policy"
 	"grapevine/raftstore"
@@ -188,12 +188,12 @@ func (c *Config) secret() ([]byte, error) {
 	if c.SecretFile == "" {
 		return []byte(c.Secret), nil
 	}
-	text, err := os.ReadFile(c.SecretFile)
+	text, err := member.ReadSecret(c.SecretFile, maxSecretFile)
 	if err != nil {
 		return nil, fmt.Errorf("secret_file: %w", err)
 	}
 	key := strings.TrimSpace(string(text))
-	if len(key) < minSecret || len(text) > maxSecretFile {
+	if len(key) < minSecret {
 		return nil, fmt.Errorf("secret_file %s: want %d to %d bytes, got %d", c.SecretFile, minSecret, maxSecretFile, len(key))
 	}
 	return []byte(key), nil

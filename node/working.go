@@ -155,6 +155,9 @@ func (n *Node) Summary() string {
 		engines += fmt.Sprintf(" (%d avoided)", avoided)
 	}
 	parts = append(parts, engines, count(n.proxy.InFlight(), "request")+" in flight")
+	if c := n.certificateStatus(time.Now()); c != nil && c.Problem != "" {
+		parts = append(parts, "its certificate "+c.Problem)
+	}
 	return strings.Join(parts, ", ")
 }
 

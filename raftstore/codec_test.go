@@ -19,11 +19,11 @@ func readCloser(b []byte) io.ReadCloser { return io.NopCloser(bytes.NewReader(b)
 func commands() []Command {
 	return []Command{
 		AddBackends{[]BackendSpec{backend("a"), {
-			Name: "b", URL: "https://b.test", Models: []string{"m", "n"}, Role: "prefill", Zone: "z1", Weight: 2.5, KVTokens: 1 << 40, Source: DNS,
+			Name: "b", URL: "https://b.test", Models: []string{"m", "n"}, Weight: 2.5, KVTokens: 1 << 40, Source: DNS,
 		}}},
 		UpdateBackend{Name: "a"},
 		UpdateBackend{
-			Name: "a", IfVersion: ptr(uint64(7)), URL: ptr("http://x"), Models: ptr([]string{"q"}), Role: ptr(""), Zone: ptr("z"),
+			Name: "a", IfVersion: ptr(uint64(7)), URL: ptr("http://x"), Models: ptr([]string{"q"}),
 			Weight: ptr(0.5), KVTokens: ptr(int64(9)), Source: ptr(File),
 		},
 		SetBackendState{Names: []string{"a", "b"}, Action: MarkDown, Reason: "3 of 3 probes failed"},
@@ -201,7 +201,7 @@ func fullMachine(backends int) *machine {
 	for i := range backends {
 		list = append(list, BackendSpec{
 			Name: fmt.Sprintf("rack%02d-host%02d-gpu%d", i/64, i/8%8, i%8), URL: fmt.Sprintf("http://10.%d.%d.%d:8000", i/4096, i/64%64, i%64),
-			Models: []string{"meta-llama/Llama-4-Maverick-17B-128E-Instruct"}, Role: "both", Zone: fmt.Sprintf("zone-%d", i%3),
+			Models: []string{"meta-llama/Llama-4-Maverick-17B-128E-Instruct"},
 			Weight: 1, KVTokens: 1_500_000, Source: File,
 		})
 	}

@@ -18,7 +18,7 @@ type Command interface {
 // keep a snapshot of 2,000 ordinary backends below 1 MB.
 const (
 	MaxBackends      = 4096
-	MaxNameBytes     = 128 // names of backends, models, roles, zones, clusters
+	MaxNameBytes     = 128 // names of backends, models, clusters
 	MaxURLBytes      = 512
 	MaxReasonBytes   = 256
 	MaxModels        = 64 // of one backend
@@ -50,8 +50,6 @@ type BackendSpec struct {
 	Name     string
 	URL      string
 	Models   []string
-	Role     string
-	Zone     string
 	Weight   float64
 	KVTokens int64
 	Source   Source
@@ -69,8 +67,6 @@ type UpdateBackend struct {
 	IfVersion *uint64
 	URL       *string
 	Models    *[]string
-	Role      *string
-	Zone      *string
 	Weight    *float64
 	KVTokens  *int64
 	Source    *Source

@@ -147,7 +147,7 @@ func (m *machine) addBackends(index uint64, at int64, c AddBackends) (bool, *ref
 		m.generations[id] = max(m.generations[id], m.retired) + 1
 		m.backends = append(m.backends, Backend{
 			ID: uint16(id), Generation: m.generations[id], Name: spec.Name, URL: spec.URL, Models: spec.Models,
-			Role: spec.Role, Zone: spec.Zone, Weight: cmp.Or(spec.Weight, 1), KVTokens: spec.KVTokens,
+			Weight: cmp.Or(spec.Weight, 1), KVTokens: spec.KVTokens,
 			Source: spec.Source, Since: at, Version: index,
 		})
 		m.urls[spec.URL] = spec.Name
@@ -173,8 +173,6 @@ func (m *machine) updateBackend(index uint64, c UpdateBackend) (bool, *refusal) 
 		b.URL = *c.URL
 		b.Generation++
 	}
-	set(&b.Role, c.Role)
-	set(&b.Zone, c.Zone)
 	set(&b.Weight, c.Weight)
 	set(&b.KVTokens, c.KVTokens)
 	set(&b.Source, c.Source)
@@ -199,7 +197,7 @@ func set[T any](field, value *T) {
 
 // sameBackend compares what a command can change.
 func sameBackend(a, b Backend) bool {
-	return a.URL == b.URL && a.Role == b.Role && a.Zone == b.Zone && a.Weight == b.Weight &&
+	return a.URL == b.URL && a.Weight == b.Weight &&
 		a.KVTokens == b.KVTokens && a.Source == b.Source && slices.Equal(a.Models, b.Models)
 }
 

@@ -68,7 +68,7 @@ func appendBackend(dst []byte, b Backend) []byte {
 	dst = binary.AppendUvarint(dst, uint64(b.ID))
 	dst = binary.AppendUvarint(dst, uint64(b.Generation))
 	dst = appendSpec(dst, BackendSpec{
-		Name: b.Name, URL: b.URL, Models: b.Models, Role: b.Role, Zone: b.Zone,
+		Name: b.Name, URL: b.URL, Models: b.Models,
 		Weight: b.Weight, KVTokens: b.KVTokens, Source: b.Source,
 	})
 	dst = append(dst, byte(b.State))
@@ -169,13 +169,13 @@ func decodeMachine(b []byte) (*machine, error) {
 
 // decodeBackends reads the backends and derives which ids and URLs are in use.
 func (m *machine) decodeBackends(d *decoder) error {
-	// The shortest backend: 24 bytes, if everything is empty or 0.
-	m.backends = make([]Backend, d.count(MaxBackends, 24))
+	// The shortest backend: 22 bytes, if everything is empty or 0.
+	m.backends = make([]Backend, d.count(MaxBackends, 22))
 	for i := range m.backends {
 		b := &m.backends[i]
 		*b = Backend{
 			ID: uint16(d.uint(math.MaxUint16)), Generation: uint32(d.uint(math.MaxUint32)),
-			Name: d.name(), URL: d.url(), Models: d.models(), Role: d.name(), Zone: d.name(),
+			Name: d.name(), URL: d.url(), Models: d.models(),
 			Weight: d.float(), KVTokens: d.int(), Source: d.source(),
 			State: BackendState(d.enum(byte(Down))), Drained: d.bool(), DrainedBy: d.author(), DownBy: d.author(),
 			Since: d.int(), Reason: d.string(MaxReasonBytes), Version: d.uint(math.MaxUint64),

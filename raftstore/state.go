@@ -41,8 +41,6 @@ type Backend struct {
 	Name       string // unique, at most 128 bytes
 	URL        string // unique, as NormalURL gives it
 	Models     []string
-	Role       string
-	Zone       string
 	Weight     float64 // relative share of the load, above 0
 	KVTokens   int64   // size of the KV cache in tokens; 0 is unknown
 	State      BackendState

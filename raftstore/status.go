@@ -94,6 +94,9 @@ func (s *Store) Status() Status {
 		if h := s.health[one.ID]; h != nil && leads {
 			one.Healthy, one.Index, one.Since = h.healthy, h.index, h.since
 		}
+		if leads && one.ID == s.id { // known without the round of questions that fills s.health
+			one.Healthy, one.Index = true, st.LastIndex
+		}
 		st.Servers = append(st.Servers, one)
 	}
 	slices.SortFunc(st.Servers, func(a, b ServerStatus) int { return strings.Compare(a.ID, b.ID) })

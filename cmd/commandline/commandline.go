@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -63,7 +64,8 @@ func (p Program) Run(commands any, args []string, vars kong.Vars, bind ...any) (
 	}
 	ctx, err := parser.Parse(args)
 	if err != nil {
-		return p.complain("", err, ExitUsage)
+		err, command := explainUsage(err, args)
+		return p.complain(command, err, ExitUsage)
 	}
 	if err := ctx.Run(); err != nil {
 		if usage := UsageError(nil); errors.As(err, &usage) {
@@ -72,6 +74,30 @@ func (p Program) Run(commands any, args []string, vars kong.Vars, bind ...any) (
 		return p.complain(ctx.Command(), err, ExitFailed)
 	}
 	return 0
+}
+
+// explainUsage finds the command whose line could not be parsed, so that the message
+// refers to its help, and lists its subcommands if the line names none of them.
+func explainUsage(err error, args []string) (explained error, command string) {
+	var failed *kong.ParseError
+	if !errors.As(err, &failed) {
+		return err, ""
+	}
+	at := failed.Context.Model.Node
+	for _, p := range failed.Context.Path {
+		// A default command that was not written is not what the user meant to call.
+		if p.Command != nil && slices.Contains(args, p.Command.Name) {
+			at = p.Command
+		}
+	}
+	var names []string
+	for _, child := range at.Children {
+		names = append(names, child.Name)
+	}
+	if len(names) > 0 && strings.HasPrefix(err.Error(), "unexpected argument") {
+		err = fmt.Errorf("%w: the commands of %s are %s", err, at.FullPath(), strings.Join(names, ", "))
+	}
+	return err, strings.TrimSpace(at.Path())
 }
 
 func (p Program) complain(command string, err error, code int) int {

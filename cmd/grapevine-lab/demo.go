@@ -39,6 +39,9 @@ func (c *demoCmd) Run(s *streams) error {
 	defer stop()
 	cfg := demo.Config{Nodes: c.Nodes, Engines: c.Engines, Duration: c.Duration, Seed: c.Seed, Policy: c.Policy,
 		Log: zerolog.New(s.err).Level(zerolog.ErrorLevel)}
+	if err := cfg.Validate(); err != nil {
+		return usageError{err}
+	}
 	if !c.JSON {
 		if _, err := fmt.Fprintln(s.out, demo.Describe(c.Nodes, c.Engines, c.Duration)); err != nil {
 			return err

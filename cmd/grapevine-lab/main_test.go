@@ -81,6 +81,7 @@ func TestExitCodes(t *testing.T) {
 		{"two schedules", []string{"chaos", "run", "router-loss", "leader-loss", "--schedule", bad}, commandline.ExitUsage, "", "--schedule is for one scenario"},
 		{"bad schedule", []string{"chaos", "run", "router-loss", "--schedule", bad}, commandline.ExitUsage, "", `bad.yaml: schedule: line 1: "strategy:" is no time`},
 		{"no router for chaos", []string{"chaos", "run", "router-loss"}, commandline.ExitFailed, "", "make build"},
+		{"no engines", []string{"demo", "--engines", "0"}, commandline.ExitUsage, "", "0 engines, want 1 to 32"},
 		{"no router for the demo", []string{"demo", "--json"}, commandline.ExitFailed, "", "--router"},
 		{"no such router", []string{"demo", "--json", "--router", filepath.Join(dir, "none")}, commandline.ExitFailed, "", filepath.Join(dir, "none")},
 	} {

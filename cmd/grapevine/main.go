@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 
 	"github.com/alecthomas/kong"
 
@@ -35,7 +36,7 @@ type cli struct {
 	Nodes    nodesCmd    `cmd:"" help:"List the routers of a fleet, as one of them sees it."`
 	Status   statusCmd   `cmd:"" help:"Show the state of a running router."`
 	Keys     keysCmd     `cmd:"" help:"Make, list and change the keys that admit to a fleet."`
-	Version  versionCmd  `cmd:"" help:"Print the version."`
+	Version  versionCmd  `cmd:"" help:"Print the version, as --version does."`
 }
 
 // streams are the standard three, passed to commands so that nothing writes to
@@ -59,6 +60,9 @@ func main() {
 
 // run executes one command line and returns the exit code.
 func run(args []string, s *streams) int {
+	if slices.Equal(args, []string{"--version"}) {
+		args = []string{"version"}
+	}
 	return commandline.Program{
 		Name:        "grapevine",
 		Description: "A router for LLM inference: each request goes where its prompt is already cached, unless that engine is too busy for it to pay.",

@@ -122,6 +122,7 @@ func TestExitCodes(t *testing.T) {
 		}
 		return path
 	}
+	size := write("size.yaml", "max_body: 10QB\n")
 	good, bad := write("good.yaml", "strategy: session\n"), write("bad.yaml", "pprof: true\nstrategyy: session\n")
 	for _, tc := range []struct {
 		name string
@@ -131,9 +132,14 @@ func TestExitCodes(t *testing.T) {
 		err  string // in stderr, else stderr must be empty
 	}{
 		{"version", []string{"version"}, 0, "grapevine dev (go1.", ""},
+		{"version flag", []string{"--version"}, 0, "grapevine dev (go1.", ""},
 		{"no command", nil, 2, "", "expected one of"},
 		{"unknown command", []string{"sevre"}, 2, "", "unexpected argument sevre"},
-		{"unknown flag", []string{"serve", "--bakend", "x"}, 2, "", "unknown flag --bakend"},
+		{"unknown subcommand", []string{"backends", "ad", "x"}, 2, "", "unexpected argument ad: the commands of grapevine backends are list, add, drain, resume, remove\nSee grapevine backends --help."},
+		{"default subcommand", []string{"raft", "x"}, 2, "", "unexpected argument x: the commands of grapevine raft are status, transfer, recover\nSee grapevine raft --help."},
+		{"unknown flag", []string{"serve", "--bakend", "x"}, 2, "", "did you mean \"--backend\"?\nSee grapevine serve --help."},
+		{"flag of a subcommand", []string{"backends", "drain", "--now"}, 2, "", "See grapevine backends drain --help."},
+		{"bad size in a file", []string{"serve", "--check-config", "--config", size}, 2, "", `max_body: "10QB" is not a size in bytes`},
 		{"bad flag value", []string{"serve", "--max-body", "3 furlongs"}, 2, "", `"3 furlongs" is not a size in bytes`},
 		{"bad backend", []string{"serve", "--backend", "gpu1:8000"}, 2, "", "write http://host:port"},
 		{"bad strategy", []string{"serve", "--check-config", "--strategy", "fastest"}, 2, "", `strategy: "fastest" is unknown`},

@@ -73,7 +73,7 @@ func TestOperateByCommands(t *testing.T) {
 	if got := do("backends", "add", "--name", "gpu1", url, "http://h"); got.code != exitUsage {
 		t.Errorf("one name for two: %+v", got)
 	}
-	if got := do("backends", "add", "--name", "gpu1", "--zone", "a", url); got.code != 0 && !strings.Contains(got.err, "exists already") { // by an attempt before
+	if got := do("backends", "add", "--name", "gpu1", url); got.code != 0 && !strings.Contains(got.err, "exists already") { // by an attempt before
 		t.Fatalf("%+v", got)
 	}
 	if got := do("backends", "add", "--name", "gpu2", url); got.code != exitFailed || !strings.Contains(got.err, "gpu1") {
@@ -81,7 +81,7 @@ func TestOperateByCommands(t *testing.T) {
 	}
 	var list node.BackendList
 	if got := do("backends", "list", "--consistent", "--json"); got.code != 0 || json.Unmarshal([]byte(got.out), &list) != nil || len(list.Backends) != 1 ||
-		list.Backends[0].Name != "gpu1" || list.Backends[0].Zone != "a" || !list.Backends[0].Agreed {
+		list.Backends[0].Name != "gpu1" || !list.Backends[0].Agreed {
 		t.Errorf("%+v", got)
 	}
 
@@ -97,7 +97,7 @@ func TestOperateByCommands(t *testing.T) {
 	}()
 	<-entered
 	drained := make(chan result, 1)
-	go func() { drained <- do("backends", "drain", "gpu1", "--reason", "new disk", "--wait") }()
+	go func() { drained <- do("backends", "drain", "gpu1", "--force", "--reason", "new disk", "--wait") }()
 	eventually(t, "the drain is seen", func() bool {
 		got := do("backends")
 		return strings.Contains(got.out, "draining") && strings.Contains(got.out, "new disk")
@@ -151,7 +151,7 @@ func TestOperateByCommands(t *testing.T) {
 	if got := do("backends", "remove", "gpu1", "gpu9"); got.code != exitFailed || !strings.Contains(got.err, "gpu9") {
 		t.Errorf("%+v", got)
 	}
-	if got := do("backends", "remove", "gpu1"); got.code != 0 {
+	if got := do("backends", "remove", "--force", "gpu1"); got.code != 0 {
 		t.Errorf("%+v", got)
 	}
 	var raft node.RaftStatus

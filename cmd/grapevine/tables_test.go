@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"grapevine/node"
 	"grapevine/raftstore"
@@ -24,6 +25,11 @@ func TestTablesGolden(t *testing.T) {
 	}
 	alone := *status
 	alone.Fleet, alone.Ready, alone.NotReady = nil, false, "draining"
+	fresh := alone
+	fresh.Certificate = &node.CertificateStatus{NotAfter: time.Unix(1_800_000_000, 0)}
+	expired := fresh
+	expired.Certificate = &node.CertificateStatus{Problem: "expired at 2026-11-01T00:00:00Z"}
+	fresh.Picks, fresh.Rungs, fresh.Tree = 0, nil, node.TreeStatus{Bytes: 133_888}
 	nodes := &node.NodeList{
 		Nodes: []node.NodeStatus{
 			{Name: "one", Self: true, State: "alive", SinceS: 754.2, Gossip: "10.0.0.1:7946", Data: "10.0.0.1:8080", Version: "v1.2.3"},
@@ -48,7 +54,7 @@ func TestTablesGolden(t *testing.T) {
 			KVTokens: 1_200_000, Engine: &node.EngineReport{KVUsage: .5}, Models: []string{"m", "n"}},
 		{ID: 1, Name: "gpu2", URL: "http://gpu2:8000", State: "draining", Drained: true, DrainedBy: "operator", Agreed: true, Source: "admin", FleetActive: 1, HorizonS: 90, Models: []string{"m\x1b[2J"}, Reason: "new\ndisk \u202e", SinceS: 61},
 		{ID: 2, Name: "gpu3", URL: "http://gpu3:8000", State: "down", Drained: true, Agreed: true, Source: "dns"},
-		{ID: 3, Name: "gpu4", URL: "http://gpu4:8000", State: "avoided", Source: "static"},
+		{ID: 3, Name: "gpu4", URL: "http://gpu4:8000", State: "avoided", Source: "static", Engine: &node.EngineReport{Running: -1, Waiting: -1, KVUsage: -1}},
 	}}
 	rules := &node.RuleSet{Source: "fleet", Version: 17, Text: "rules: []\n", Rules: []node.RuleStatus{
 		{Model: "batch-*", Strategy: "round-robin"}, {Path: "/v1/embeddings", Header: "x-tier", HeaderValue: "low", Strategy: "least-request"},
@@ -79,6 +85,8 @@ func TestTablesGolden(t *testing.T) {
 		"raft-json":    func(w io.Writer) error { return printJSON(w, raft) },
 		"status":       func(w io.Writer) error { return printStatus(w, status) },
 		"status-alone": func(w io.Writer) error { return printStatus(w, &alone) },
+		"status-fresh": func(w io.Writer) error { return printStatus(w, &fresh) },
+		"status-tls":   func(w io.Writer) error { return printStatus(w, &expired) },
 		"nodes":        func(w io.Writer) error { return printNodes(w, nodes) },
 		"keys": func(w io.Writer) error {
 			if err := printKeys(w, keys, false); err == nil || err.Error() != keys.Error {
