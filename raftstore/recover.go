@@ -114,7 +114,7 @@ func openExisting(dir string) (*disk, error) {
 	if _, err := os.Stat(filepath.Join(dir, dataFile)); err != nil {
 		return nil, err
 	}
-	return openDisk(dir, recoverDeadline, nil)
+	return openDisk(dir, recoverDeadline, nil, &writeCounts{})
 }
 
 // Recover forces a new configuration on the data in dir, for a group that has
