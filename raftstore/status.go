@@ -64,7 +64,7 @@ func (s *Store) Status() Status {
 	st := Status{
 		ID: s.id, Addr: s.addr, Role: "failed", Version: s.State().Version, Waiting: s.waiting, Servers: []ServerStatus{},
 		Problem: strings.Join(slices.DeleteFunc([]string{
-			s.problem.disk, s.problem.halted, s.problem.constants, s.problem.group,
+			s.problem.disk, s.problem.halted, s.problem.constants, s.problem.group, s.problem.clone.text(time.Now()),
 		}, func(text string) bool { return text == "" }), "; "),
 		DiskFailed: s.problem.disk != "", Writes: s.counts.stats(),
 	}

@@ -84,6 +84,7 @@ type view struct {
 // problems are what an operator should know of; empty if nothing.
 type problems struct {
 	disk, halted, constants, group string
+	clone                          cloneSighting
 }
 
 // Open opens the data, without starting anything that another node could see. It
