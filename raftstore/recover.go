@@ -25,7 +25,7 @@ type Server struct {
 	Voter bool   `json:"voter"`
 }
 
-// Survivor is what the data of one node holds, for whoever has to decide about a
+// Survivor is what the data of one node holds, for the operator who decides about a
 // recovery.
 type Survivor struct {
 	ID        string   `json:"id"`
