@@ -116,9 +116,9 @@ func (n *Node) startGossip(ctx context.Context) error {
 	return n.awaitSeeds(ctx, n.mesh.Members())
 }
 
-// awaitSeeds waits for the first answers and judges them. A name that is taken
-// may be this node's own of before, at another address: it becomes free when the
-// others have found that one dead, so that is waited for.
+// awaitSeeds waits for the first answers and judges them. A name or raft id that is
+// taken may be this node's own, by its former process at another address: it becomes
+// free when the others have found that one dead, so the node waits for that.
 func (n *Node) awaitSeeds(ctx context.Context, members *member.List) error {
 	answers, name := time.Now().Add(n.cfg.WarmDeadline), time.Now().Add(n.nameWait)
 	poll := time.NewTicker(joinPoll)
@@ -180,7 +180,7 @@ func isRefusal(err error) bool {
 
 func nameTaken(err error) bool {
 	var mismatch *member.MismatchError
-	return errors.As(err, &mismatch) && mismatch.Field == member.FieldName
+	return errors.As(err, &mismatch) && (mismatch.Field == member.FieldName || mismatch.Field == member.FieldRaftID)
 }
 
 // awaitWarm makes the node ready once it knows what the others know, or has

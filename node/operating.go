@@ -237,5 +237,9 @@ func RecoverRaft(dir string, servers []raftstore.Server) error {
 	return raftstore.Recover(dir, servers)
 }
 
+// InspectRaft shows what the data of a node that does not run holds; see
+// raftstore.Inspect.
+func InspectRaft(dir string) (raftstore.Survivor, error) { return raftstore.Inspect(dir) }
+
 // RaftServer is a server of the group, as RecoverRaft is told them.
 type RaftServer = raftstore.Server

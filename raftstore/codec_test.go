@@ -98,7 +98,7 @@ func TestClaimsAllocateNothing(t *testing.T) {
 		"hot":      func() error { _, err := decodeEntry(append(hot, binary.AppendUvarint(nil, MaxHot)...)); return err },
 		"snapshot": func() error { _, err := restoreMachine(state); return err },
 		"frame": func() error {
-			_, _, err := readFrame(bytes.NewReader(binary.BigEndian.AppendUint32([]byte{1}, maxFrameBytes)))
+			_, _, err := readFrame(bytes.NewReader(binary.BigEndian.AppendUint32([]byte{1}, maxRequestBytes)), maxRequestBytes)
 			return err
 		},
 	} {
@@ -163,7 +163,7 @@ func FuzzFrame(f *testing.F) {
 	f.Add([]byte{1, 0, 0, 0, 3, 'a', 'b', 'c'})
 	f.Add([]byte{1, 0xff, 0xff, 0xff, 0xff})
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		what, body, err := readFrame(bytes.NewReader(raw))
+		what, body, err := readFrame(bytes.NewReader(raw), maxRequestBytes)
 		if err != nil {
 			return
 		}

@@ -238,7 +238,7 @@ func (s *Store) handOn(ctx context.Context, l *life) {
 func (s *Store) serve(c *conn) {
 	for {
 		c.limit(time.Now().Add(idleTimeout))
-		what, body, err := readFrame(c)
+		what, body, err := readFrame(c, maxRequestBytes)
 		if err != nil {
 			return
 		}
@@ -277,6 +277,12 @@ func (s *Store) answer(kind requestKind, body []byte) answer {
 			return failedAnswer(answerRefused, err)
 		}
 		return jsonAnswer(nil, s.join(ctx, req))
+	case askState:
+		var req stateRequest
+		if err := json.Unmarshal(body, &req); err != nil {
+			return failedAnswer(answerRefused, err)
+		}
+		return s.stateAfter(ctx, req)
 	}
 	return failedAnswer(answerRefused, fmt.Errorf("request of the unknown kind %d", kind))
 }

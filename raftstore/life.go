@@ -35,12 +35,19 @@ type life struct {
 	pending sync.WaitGroup // calls that wait for raft
 	mu      sync.Mutex
 	ending  bool
-	applied atomic.Uint64 // last index that was noted on the disk
+	applied atomic.Uint64 // highest index that was noted on the disk, by this raft or one before
 }
 
 // begin starts a raft on an open disk.
 func (s *Store) begin(d *disk) (*life, error) {
 	l := &life{disk: d, cut: make(chan struct{}), fsm: newFSM(s.publish, s.halt)}
+	if d != nil {
+		index, err := noted(d)
+		if err != nil {
+			return nil, err
+		}
+		l.applied.Store(index)
+	}
 	trans := s.transport(l)
 	var (
 		logs   raft.LogStore
@@ -199,7 +206,8 @@ func (l *life) note(after time.Duration) error {
 	if l.disk == nil {
 		return nil
 	}
-	applied := l.raft.AppliedIndex()
+	// A raft that has just begun has not applied yet what the one before had noted.
+	applied := max(l.raft.AppliedIndex(), l.applied.Load())
 	probe := l.raft.State() == raft.Leader && l.disk.idle() >= after
 	if applied <= l.applied.Load() && !probe {
 		return nil

@@ -226,12 +226,13 @@ func TestDiskLatch(t *testing.T) {
 	var fail error
 	hang := make(chan struct{})
 	hung := false
+	var counts writeCounts
 	d, err := openDisk(t.TempDir(), patience, &Faults{Write: func() error {
 		if hung {
 			<-hang
 		}
 		return fail
-	}})
+	}}, &counts)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -259,7 +260,7 @@ func TestDiskLatch(t *testing.T) {
 	if err := logs.Set([]byte("k"), []byte("x")); err == nil {
 		t.Error("a failed disk takes writes")
 	}
-	if st := d.stats(); st.Failed == 0 || st.Count < 2 {
+	if st := counts.stats(); st.Failed == 0 || st.Count < 2 {
 		t.Errorf("stats are %+v", st)
 	}
 }

@@ -84,7 +84,7 @@ func TestHelpGolden(t *testing.T) {
 	for _, command := range []string{"", "serve", "explain", "backends", "nodes", "status", "version",
 		"keys", "keys generate", "keys list", "keys install", "keys use", "keys remove",
 		"backends list", "backends add", "backends drain", "backends resume", "backends remove", "rules", "rules show", "rules apply",
-		"raft", "raft status", "raft transfer", "raft recover", "prefixes", "prefixes hot"} {
+		"raft", "raft status", "raft transfer", "raft inspect", "raft recover", "prefixes", "prefixes hot"} {
 		name, args := "grapevine", []string{"--help"}
 		if command != "" {
 			name, args = strings.ReplaceAll(command, " ", "-"), append(strings.Fields(command), "--help")

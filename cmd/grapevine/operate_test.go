@@ -166,6 +166,19 @@ func TestOperateByCommands(t *testing.T) {
 	if code := p.wait(t); code != 0 {
 		t.Errorf("exit %d\n%s", code, p.log.String())
 	}
+	var held struct {
+		ID        string `json:"id"`
+		LastIndex uint64 `json:"last_index"`
+	}
+	if got := grapevine(t, "", "raft", "inspect", "--data-dir", data, "--json"); got.code != 0 || json.Unmarshal([]byte(got.out), &held) != nil || held.ID != raft.ID || held.LastIndex < raft.LastIndex {
+		t.Errorf("%+v", got)
+	}
+	if got := grapevine(t, "", "raft", "inspect", "--data-dir", data); got.code != 0 || !strings.Contains(got.out, "id "+raft.ID+", group "+raft.Group) || !strings.Contains(got.out, "VOTES") {
+		t.Errorf("%+v", got)
+	}
+	if got := grapevine(t, "", "raft", "inspect", "--data-dir", dir); got.code != exitFailed || !strings.Contains(got.err, "raft.db: no such file") {
+		t.Errorf("%+v", got)
+	}
 	peers := filepath.Join(dir, "peers.json")
 	if err := os.WriteFile(peers, []byte(`[{"id":"`+raft.ID+`","address":"127.0.0.1:7946","voter":true}] []`), 0o600); err != nil {
 		t.Fatal(err)

@@ -399,9 +399,6 @@ func (l *List) Refusals() []Refusal { return l.refusals.list() }
 // it holds the fingerprint of the constant that stands for none.
 func (l *List) Keys() []KeyInfo { return l.ring.list() }
 
-// holder is table.holder; here because answer needs no more of the table.
-func (l *List) holder(info *Info) string { return l.table.holder(info) }
-
 // Stats are counters since the start, and what is open now.
 type Stats struct {
 	Streams, MaxStreams int // knowledge and key streams
