@@ -45,12 +45,13 @@ type clientConn struct {
 	net.Conn
 	proxy *Proxy
 	raw   net.Conn // the socket
-	probe *probe   // nil if the socket cannot be asked
 	index int      // in the registry
+	key   uint64   // in departures
 
 	forwarded []byte // the client's address as X-Forwarded-For has it
 
 	state    atomic.Int32
+	left     atomic.Bool  // the client has closed the connection, or its sending half
 	writing  atomic.Int64 // coarse time the write in progress began, 0 without one
 	deadline atomic.Int64 // coarse time at which the wait for the backend is to be interrupted, 0 without one
 
@@ -198,14 +199,27 @@ func (b *wholeBody) WriteTo(w io.Writer) (int64, error) {
 
 var errNotRead = errors.New("proxy: body is written, not read")
 
-// begin marks the start of a request.
+// begin marks the start of a request. A client may have left right behind it, before depart had a
+// request to interrupt.
 func (c *clientConn) begin() {
 	c.state.Store(connActive)
 	c.mu.Lock()
-	if c.why != forced {
+	defer c.mu.Unlock()
+	switch {
+	case c.why == forced:
+	case c.left.Load():
+		c.why = departed
+	default:
 		c.why = undisturbed
 	}
-	c.mu.Unlock()
+}
+
+// depart notes that the client has left and ends the request that is being served, if any.
+func (c *clientConn) depart() {
+	c.left.Store(true)
+	if c.state.Load() == connActive {
+		c.interrupt(departed)
+	}
 }
 
 // attach gives the watch the backend connection to interrupt when the client leaves or the time is up. It reports why

@@ -73,7 +73,7 @@ type Timeouts struct {
 	Write time.Duration
 	// UpstreamIdle is how long an unused backend connection is kept. Default 4 s, because uvicorn closes after 5.
 	UpstreamIdle time.Duration
-	// Watch is the period at which connections are looked at for departed clients and passed deadlines. Default 250 ms.
+	// Watch is the period at which connections are looked at for passed deadlines. Default 250 ms.
 	Watch time.Duration
 	// Models bounds the answer of one backend to /v1/models. Default 5 s.
 	Models time.Duration
@@ -133,6 +133,8 @@ type Proxy struct {
 	parsers   sync.Pool // of Describe
 	upstreams upstreams
 	models    modelCache
+
+	departures departures // of clients; open while watchDone is not nil
 
 	mu        sync.Mutex // guards what follows
 	listeners map[net.Listener]struct{}

@@ -54,9 +54,9 @@ func (silentLogger) Printf(string, ...any) {}
 // The accept loop and the goroutine per connection are the proxy's own, not fasthttp's: its loop ends when the process
 // is out of file descriptors, and its worker pool outlives the server.
 func (p *Proxy) Serve(ln net.Listener) error {
-	if !p.open(ln) {
+	if err := p.open(ln); err != nil {
 		ln.Close()
-		return ErrClosed
+		return err
 	}
 	defer p.served.Done()
 	var pause time.Duration
@@ -80,20 +80,23 @@ func (p *Proxy) Serve(ln net.Listener) error {
 	}
 }
 
-// open registers a listener, and starts the watch with the first.
-func (p *Proxy) open(ln net.Listener) bool {
+// open registers a listener, and starts what watches the connections with the first.
+func (p *Proxy) open(ln net.Listener) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
-		return false
+		return ErrClosed
 	}
-	p.listeners[ln] = struct{}{}
-	p.served.Add(1)
 	if p.watchDone == nil {
+		if err := p.departures.open(); err != nil {
+			return err
+		}
 		p.watchDone = make(chan struct{})
 		go p.watch(p.watchDone)
 	}
-	return true
+	p.listeners[ln] = struct{}{}
+	p.served.Add(1)
+	return nil
 }
 
 // forget removes a listener that failed to accept and reports whether that is because of Shutdown.
@@ -117,7 +120,7 @@ func temporary(err error) bool {
 }
 
 func (p *Proxy) accept(raw net.Conn) {
-	c := &clientConn{Conn: fast(raw), proxy: p, raw: raw, probe: newProbe(raw)}
+	c := &clientConn{Conn: raw, proxy: p, raw: raw}
 	p.mu.Lock()
 	if p.closed || len(p.conns.list) >= p.cfg.MaxConns {
 		p.mu.Unlock()
@@ -133,8 +136,12 @@ func (p *Proxy) accept(raw net.Conn) {
 // serveConn owns a client connection from accept to close.
 func (p *Proxy) serveConn(c *clientConn) {
 	defer p.served.Done()
-	err := p.converse(c)
+	err := p.departures.add(c)
+	if err == nil {
+		err = p.converse(c)
+	}
 	c.raw.Close()
+	p.departures.remove(c)
 	p.mu.Lock()
 	p.conns.remove(c)
 	p.mu.Unlock()

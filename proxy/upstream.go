@@ -138,7 +138,7 @@ func (u *upstreams) dial(ctx context.Context, t *Target) (*upstreamConn, error) 
 	if err != nil {
 		return nil, fmt.Errorf("dial: %w", err)
 	}
-	c := &upstreamConn{Conn: fast(raw), raw: raw, probe: newProbe(raw), pool: u.pool(t)}
+	c := &upstreamConn{Conn: raw, raw: raw, probe: newProbe(raw), pool: u.pool(t)}
 	if t.TLS != nil {
 		cfg := t.TLS
 		if cfg.ServerName == "" && !cfg.InsecureSkipVerify {
@@ -156,20 +156,11 @@ func (u *upstreams) dial(ctx context.Context, t *Target) (*upstreamConn, error) 
 	return c, nil
 }
 
-// asker is a connection that saves a system call if it is told that an answer is waited for.
-type asker interface {
-	// ask writes p, calls sent if that succeeded, and may return only when there is something to read.
-	ask(p []byte, sent func()) error
-}
-
-// send writes a request, the head of which is in c.head, and calls sent when it is written. body is only read. It may wait for the
-// beginning of the response, but its error is only of the writing.
+// send writes a request, the head of which is in c.head, and calls sent when it is written. body is
+// only read.
 func (c *upstreamConn) send(body []byte, sent func()) error {
 	if len(body) <= smallBody {
 		c.head = append(c.head, body...)
-		if a, ok := c.Conn.(asker); ok {
-			return a.ask(c.head, sent)
-		}
 		_, err := c.Write(c.head)
 		return after(err, sent)
 	}
