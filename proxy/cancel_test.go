@@ -2,9 +2,11 @@ package proxy
 
 import (
 	"bufio"
+	"errors"
 	"io"
 	"net"
 	"net/http"
+	"syscall"
 	"testing"
 	"time"
 
@@ -137,6 +139,10 @@ func TestClientThatDoesNotReadIsCut(t *testing.T) {
 	<-ended
 	if rec := r.record(0); rec.Failed != policy.ClientGone {
 		t.Errorf("record %+v", rec)
+	}
+	// A FIN would wait in the kernel behind megabytes that nobody reads.
+	if _, err := io.Copy(io.Discard, c); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("cut by %v, want a reset", err)
 	}
 }
 

@@ -29,10 +29,10 @@ const (
 	forced             // the drain has run out of time
 )
 
-const (
-	bodyCredit = 256 << 10        // bytes after which a request that keeps coming is given more time
-	creditTime = 16 * time.Second // how much: so a body must come at 16 KiB/s or more
-)
+// bodyCredit is how much of a request must arrive within each Timeouts.Read, in bytes, unless it is
+// whole: 8.7 KiB/s at the default of 30 s. Any byte would do for a network that is slow, but then a
+// client that sends one now and then could hold the memory of its body for hours.
+const bodyCredit = 256 << 10
 
 const (
 	lingerTime = 10 * time.Second
@@ -85,9 +85,9 @@ func (c *clientConn) Read(b []byte) (int, error) {
 			return 0, net.ErrClosed
 		}
 		if c.credit += n; c.credit >= bodyCredit {
-			c.credit -= bodyCredit
-			if by := c.readBy.Load(); by != 0 {
-				c.readBy.Store(by + int64(creditTime))
+			c.credit = 0
+			if c.readBy.Load() != 0 {
+				c.readBy.Store(c.proxy.clock.Load() + int64(c.proxy.cfg.Timeouts.Read+c.proxy.cfg.Timeouts.Watch))
 			}
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -141,6 +142,7 @@ func (p *Proxy) serveConn(c *clientConn) {
 		err = p.converse(c)
 	}
 	c.raw.Close()
+	c.releaseBody(0)
 	p.departures.remove(c)
 	p.mu.Lock()
 	p.conns.remove(c)
@@ -177,6 +179,8 @@ func (p *Proxy) establish(c *clientConn) error {
 	if p.cfg.ProxyProtocol {
 		conn := proxyproto.NewConn(c.Conn, proxyproto.WithPolicy(proxyproto.REQUIRE), proxyproto.SetReadHeaderTimeout(p.cfg.Timeouts.Read))
 		if conn.ProxyHeader() == nil {
+			p.warn(&p.warned.proxyHeader, c, "connection without a PROXY protocol header closed: while proxy_protocol is on every client and every health check of this port must send one; "+
+				"have the balancer send it, or set proxy_protocol: false")
 			return errNoProxyHeader
 		}
 		c.Conn = conn
@@ -186,6 +190,9 @@ func (p *Proxy) establish(c *clientConn) error {
 		ctx, cancel := context.WithTimeout(context.Background(), p.cfg.Timeouts.Read)
 		defer cancel()
 		if err := conn.HandshakeContext(ctx); err != nil {
+			if plain := (tls.RecordHeaderError{}); errors.As(err, &plain) {
+				p.warn(&p.warned.plain, c, "connection that does not speak TLS closed: use https:// for this port, or remove tls_cert to serve plain HTTP")
+			}
 			return errHandshake
 		}
 		c.Conn = conn
@@ -203,6 +210,18 @@ var (
 	errNoProxyHeader = errors.New("no valid PROXY header")
 	errHandshake     = errors.New("tls handshake failed")
 )
+
+// warnings are the warnings that clients can cause. Each is logged once a minute at most.
+type warnings struct{ proxyHeader, plain, bodyMemory atomic.Int64 }
+
+// warn logs a warning about a connection. due is the time since the epoch before which it is not
+// repeated.
+func (p *Proxy) warn(due *atomic.Int64, c *clientConn, message string) {
+	now, then := int64(time.Since(p.epoch)), due.Load()
+	if now >= then && due.CompareAndSwap(then, now+int64(time.Minute)) {
+		p.cfg.Log.Warn().Str("peer", c.raw.RemoteAddr().String()).Msg(message)
+	}
+}
 
 // connState hears from fasthttp when a response is on the wire.
 func (p *Proxy) connState(c net.Conn, s fasthttp.ConnState) {
