@@ -32,10 +32,11 @@ var mayImport = map[string][]string{
 
 	"proxy/policy/hot": {"prefixtree", "proxy/policy"},
 
-	"proxy":       {"prefixtree", "proxy/..."},
-	"node/notify": {},
-	"node/health": {},
-	"node":        {"prefixtree", "gossip", "gossip/member", "node/health", "raftstore", "proxy", "proxy/..."},
+	"proxy":        {"prefixtree", "proxy/..."},
+	"node/notify":  {},
+	"node/health":  {},
+	"node/machine": {},
+	"node":         {"prefixtree", "gossip", "gossip/member", "node/health", "node/machine", "raftstore", "proxy", "proxy/..."},
 
 	"chaos/engine":   {},
 	"chaos/workload": {},
@@ -59,7 +60,7 @@ var mayImport = map[string][]string{
 	"chaos/bench":   {"chaos/...", "node", "prefixtree", "proxy", "proxy/..."},
 	"chaos/clients": {"chaos/...", "node", "prefixtree", "proxy", "proxy/..."},
 
-	"cmd/grapevine": {"node", "node/notify", "chaos/...", "prefixtree", "proxy", "proxy/..."},
+	"cmd/grapevine": {"node", "node/machine", "node/notify", "chaos/...", "prefixtree", "proxy", "proxy/..."},
 }
 
 // outside restricts what the pure packages import from beyond the module: no
@@ -72,6 +73,7 @@ var outside = map[string][]string{
 	"proxy/engine":     nil,
 	"gossip/wire":      nil,
 	"node/health":      {"github.com/zeebo/xxh3"},
+	"node/machine":     nil,
 	"node/notify":      nil,
 }
 

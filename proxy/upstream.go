@@ -4,9 +4,12 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
+	"math"
 	"net"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -135,6 +138,10 @@ func (u *upstreams) dial(ctx context.Context, t *Target) (*upstreamConn, error) 
 	ctx, cancel := context.WithTimeout(ctx, u.proxy.cfg.Timeouts.Connect)
 	defer cancel()
 	raw, err := u.dialer.DialContext(ctx, "tcp", t.Addr)
+	if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) {
+		u.closeIdle() // a request needs the descriptor more than connections to other engines do
+		raw, err = u.dialer.DialContext(ctx, "tcp", t.Addr)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("dial: %w", err)
 	}
@@ -242,6 +249,15 @@ func (pl *pool) retire(since int64) bool {
 	}
 	pl.dead = true
 	return true
+}
+
+// closeIdle closes the connections that are unused now.
+func (u *upstreams) closeIdle() {
+	u.mu.RLock()
+	defer u.mu.RUnlock()
+	for _, pl := range u.pools {
+		pl.expire(math.MaxInt64)
+	}
 }
 
 // close closes all unused connections, and those given back later.

@@ -339,10 +339,24 @@ func serve(t *testing.T, args ...string) *process {
 // serveWith is serve with variables in the environment.
 func serveWith(t *testing.T, env []string, args ...string) *process {
 	t.Helper()
+	p := newProcess(t, env, args...)
+	p.start(t)
+	return p
+}
+
+// newProcess prepares one that start starts.
+func newProcess(t *testing.T, env []string, args ...string) *process {
+	t.Helper()
 	p := &process{log: &watchedLog{found: make(chan []string, 1)}}
 	p.cmd = command(t, append([]string{"serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--drain-close", "0s", "--log-format", "json"}, args...)...)
 	p.cmd.Stderr = p.log
 	p.cmd.Env = append(p.cmd.Env, env...)
+	return p
+}
+
+// start returns when the process says that it serves.
+func (p *process) start(t *testing.T) {
+	t.Helper()
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -352,7 +366,6 @@ func serveWith(t *testing.T, env []string, args ...string) *process {
 	case <-time.After(time.Minute):
 		t.Fatalf("it does not say that it serves: %s", p.log.String())
 	}
-	return p
 }
 
 func (p *process) signal(t *testing.T, sig syscall.Signal) {
