@@ -17,7 +17,7 @@ func TestDefaultIsValid(t *testing.T) {
 	if err := c.Validate("", nil); err != nil {
 		t.Fatal(err)
 	}
-	if c.Listen != ":8080" || c.UpstreamIdle != 4*time.Second || c.MaxBody != 64<<20 || c.WorkWeight != policy.DefaultWorkWeight {
+	if c.Listen != ":8080" || c.UpstreamIdle != 4*time.Second || c.MaxBody != 32<<20 || c.WorkWeight != policy.DefaultWorkWeight {
 		t.Fatalf("defaults were not read from the table: %+v", c)
 	}
 }

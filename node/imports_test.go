@@ -32,10 +32,11 @@ var mayImport = map[string][]string{
 
 	"proxy/policy/hot": {"prefixtree", "proxy/policy"},
 
-	"proxy":       {"prefixtree", "proxy/..."},
-	"node/notify": {},
-	"node/health": {},
-	"node":        {"prefixtree", "gossip", "gossip/member", "node/health", "raftstore", "proxy", "proxy/..."},
+	"proxy":        {"prefixtree", "proxy/..."},
+	"node/notify":  {},
+	"node/health":  {},
+	"node/machine": {},
+	"node":         {"prefixtree", "gossip", "gossip/member", "node/health", "node/machine", "raftstore", "proxy", "proxy/..."},
 
 	"chaos/engine":   {},
 	"chaos/workload": {},
@@ -61,7 +62,7 @@ var mayImport = map[string][]string{
 	"chaos/clients": {"chaos/...", "node", "prefixtree", "proxy", "proxy/..."},
 
 	"cmd/commandline":   {},
-	"cmd/grapevine":     {"cmd/commandline", "node", "node/notify"},
+	"cmd/grapevine":     {"cmd/commandline", "node", "node/machine", "node/notify"},
 	"cmd/grapevine-lab": {"cmd/commandline", "chaos/...", "node"},
 }
 
@@ -75,6 +76,7 @@ var outside = map[string][]string{
 	"proxy/engine":     nil,
 	"gossip/wire":      nil,
 	"node/health":      {"github.com/zeebo/xxh3"},
+	"node/machine":     nil,
 	"node/notify":      nil,
 }
 

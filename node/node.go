@@ -39,6 +39,7 @@ var (
 // Node is one router. Its methods are safe for concurrent use.
 type Node struct {
 	cfg     Config
+	limits  limits // of cfg, as the machine allows them
 	name    string
 	log     zerolog.Logger
 	hasher  *prefixtree.Hasher
@@ -110,6 +111,7 @@ func New(cfg Config) (*Node, error) {
 		n.name = host
 	}
 	n.log = cfg.Log.With().Str("node", n.name).Logger()
+	n.limits = n.cfg.fitHere()
 	if err := n.buildRouting(); err != nil {
 		return nil, err
 	}
@@ -263,6 +265,7 @@ func (n *Node) Start(ctx context.Context) error {
 // first moment, and so that unwinding it in reverse keeps it until the end.
 func (n *Node) start(ctx context.Context) error {
 	n.began = time.Now()
+	n.limits.warn(&n.cfg, n.log.With().Str("component", "node").Logger())
 	n.ready.wait(because("starting"))
 	if err := n.startAdmin(ctx); err != nil {
 		return err

@@ -172,6 +172,9 @@ func (c *Config) checkAmounts(bad complain) {
 	if c.MaxHeader > 0 && c.MaxHeader < proxy.DefaultMaxHeader {
 		bad("max_header", "16KiB is the default", "%s is below 16KiB, which agents' headers need", c.MaxHeader)
 	}
+	if c.MaxBodyMemory < 0 || c.MaxBodyMemory > 0 && c.MaxBodyMemory/proxy.BodyMemoryShare < c.MaxBody {
+		bad("max_body_memory", "raise it or lower max_body, or write 0 for a quarter of the memory", "%s is below %d times max_body, %s", c.MaxBodyMemory, proxy.BodyMemoryShare, c.MaxBody)
+	}
 	if c.MaxBody > maxBodyLimit {
 		bad("max_body", "1GiB is the most", "%s is too large: a body is held in memory", c.MaxBody)
 	}

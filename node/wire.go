@@ -67,10 +67,12 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config) proxy.Config {
 		Log:      n.log.With().Str("component", "proxy").Logger(),
 		NodeName: n.name,
 
-		MaxBody:     int(n.cfg.MaxBody),
+		MaxBody:       int(n.limits.maxBody),
+		MaxBodyMemory: int(n.limits.bodyMemory),
+
 		MaxHeader:   int(n.cfg.MaxHeader),
 		MaxAttempts: n.cfg.MaxAttempts,
-		MaxConns:    n.cfg.MaxConnections,
+		MaxConns:    n.limits.connections,
 		MaxIdle:     n.cfg.MaxIdle,
 
 		Timeouts: proxy.Timeouts{

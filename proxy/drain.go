@@ -56,6 +56,7 @@ func (p *Proxy) drain(ctx context.Context) error {
 	close(p.watchStop)
 	if done != nil {
 		<-done
+		p.departures.close()
 	}
 	p.cancel()
 	p.upstreams.close()

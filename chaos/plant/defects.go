@@ -219,9 +219,12 @@ func (e *exchange) askAgain() bool {
 		Wrong: "an answer whose client has left is read to its end, so that the connection to the engine can be used again",
 		Edits: []Edit{
 			{
-				File: "proxy/watch.go",
-				Old:  `		if c.probe != nil && c.probe.gone() {`,
-				New:  `		if c.probe != nil && !planted("departures-unseen") && c.probe.gone() {`,
+				File: "proxy/clientconn.go",
+				Old:  `	c.left.Store(true)`,
+				New: `	if planted("departures-unseen") {
+		return
+	}
+	c.left.Store(true)`,
 			},
 			{
 				File: "proxy/relay.go",

@@ -136,7 +136,7 @@ func TestExitCodes(t *testing.T) {
 		{"no command", nil, 2, "", "expected one of"},
 		{"unknown command", []string{"sevre"}, 2, "", "unexpected argument sevre"},
 		{"unknown subcommand", []string{"backends", "ad", "x"}, 2, "", "unexpected argument ad: the commands of grapevine backends are list, add, drain, resume, remove\nSee grapevine backends --help."},
-		{"default subcommand", []string{"raft", "x"}, 2, "", "unexpected argument x: the commands of grapevine raft are status, transfer, recover\nSee grapevine raft --help."},
+		{"default subcommand", []string{"raft", "x"}, 2, "", "unexpected argument x: the commands of grapevine raft are status, transfer, inspect, recover\nSee grapevine raft --help."},
 		{"unknown flag", []string{"serve", "--bakend", "x"}, 2, "", "did you mean \"--backend\"?\nSee grapevine serve --help."},
 		{"flag of a subcommand", []string{"backends", "drain", "--now"}, 2, "", "See grapevine backends drain --help."},
 		{"bad size in a file", []string{"serve", "--check-config", "--config", size}, 2, "", `max_body: "10QB" is not a size in bytes`},
@@ -330,10 +330,24 @@ func serve(t *testing.T, args ...string) *process {
 // serveWith is serve with variables in the environment.
 func serveWith(t *testing.T, env []string, args ...string) *process {
 	t.Helper()
+	p := newProcess(t, env, args...)
+	p.start(t)
+	return p
+}
+
+// newProcess prepares one that start starts.
+func newProcess(t *testing.T, env []string, args ...string) *process {
+	t.Helper()
 	p := &process{log: &watchedLog{found: make(chan []string, 1)}}
 	p.cmd = command(t, append([]string{"serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--drain-close", "0s", "--log-format", "json"}, args...)...)
 	p.cmd.Stderr = p.log
 	p.cmd.Env = append(p.cmd.Env, env...)
+	return p
+}
+
+// start returns when the process says that it serves.
+func (p *process) start(t *testing.T) {
+	t.Helper()
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -343,7 +357,6 @@ func serveWith(t *testing.T, env []string, args ...string) *process {
 	case <-time.After(time.Minute):
 		t.Fatalf("it does not say that it serves: %s", p.log.String())
 	}
-	return p
 }
 
 func (p *process) signal(t *testing.T, sig syscall.Signal) {

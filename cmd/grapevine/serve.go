@@ -12,6 +12,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"grapevine/node"
+	"grapevine/node/machine"
 )
 
 type serveCmd struct {
@@ -46,7 +47,8 @@ func (c *serveCmd) Run(s *streams, k *kong.Context) error {
 		return err
 	}
 	defer super.close()
-	raiseHeapFloor()
+	memory, limited := machine.Memory()
+	tuneCollector(memory, limited, cfg.Log)
 	return runUntilSignal(n, cfg, super, func() error { return c.reload(k, n, cfg) })
 }
 
