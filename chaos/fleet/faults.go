@@ -9,7 +9,7 @@ import (
 
 // What Supports can be asked for: the faults that not every machine can do.
 const (
-	FaultLinks   = "links"   // SetLink, ResetLink, Partition in a switched fleet
+	FaultLinks   = "links"   // SetLink, ResetLink, Partition: Config.Switched
 	FaultHAProxy = "haproxy" // Config.HAProxy
 
 	FaultCertificates = "certificates" // ExpireCertificate: Config.Certificates
@@ -49,7 +49,7 @@ func isolatable() error {
 	if Isolated() {
 		return nil
 	}
-	cmd := exec.Command("ip", "-Version")
+	cmd := exec.Command("true")
 	if err := Isolate(cmd); err != nil {
 		return err
 	}
