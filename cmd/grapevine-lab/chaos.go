@@ -107,7 +107,7 @@ type chaosRunCmd struct {
 	Duration time.Duration `name:"duration" placeholder:"DURATION" help:"Of the traffic; the scenario's own if not given."`
 	Soak     time.Duration `name:"soak" placeholder:"DURATION" help:"Go on for that long on one fleet: the scenario's schedule again and again, with the next seed each time."`
 	Rate     float64       `name:"rate" placeholder:"N" help:"Conversations begun a second, of about five requests each; the scenario's own if not given."`
-	Newer    string        `name:"newer" placeholder:"FILE" type:"path" help:"The program grapevine of the next release, for upgrade."`
+	Newer    string        `name:"newer" placeholder:"FILE" help:"The program grapevine of the next release, for upgrade."`
 	Loopback bool          `name:"loopback" help:"Everything in this machine's own network: nothing but the program is needed, and no link can be broken. Else every member has a network namespace of its own, if the machine has them."`
 	LeaveOut []string      `name:"leave-out" placeholder:"PROMISE" help:"Do not hold the runs to this one, because the machine is too busy for what it measures. Repeatable."`
 	JSON     bool          `name:"json" help:"Print one JSON object."`
