@@ -16,7 +16,7 @@ const (
 	FaultInstrumented = "instrumented" // StepClock, FillDisk, HangDisk, SlowDisk: it depends on the router's program, see Instrumented
 )
 
-// Pause stops the process where it stands, with SIGSTOP. Its connections stay, and nobody is told.
+// Pause stops the process with SIGSTOP. Its connections stay open; no peer is notified.
 func (n *Node) Pause() error { return n.Signal(stopSignal) }
 
 // Resume lets a paused process go on.
