@@ -79,20 +79,17 @@ test-deploy: build ## the unit and the example fleet: systemd and HAProxy read t
 		test "$$missing" = " " || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; }
 	GRAPEVINE=$(CURDIR)/$(BIN) GRAPEVINE_DEPLOY=$(or $(DEPLOY),short) $(GO) test -count=1 -v -timeout 10m ./deploy
 
-# A network of their own for the partition is made with ip; root is not needed
-# where users may have namespaces.
-live: build ## eight real routers: spread, cost, kill, agreement, engines that die, hot prefixes, partition, loss, memory; 45 minutes (LIVE=short: 4 minutes, wider limits; installs iproute2 with apt if missing)
-	@command -v ip >/dev/null || { apt-get update -qq && apt-get install -y -qq iproute2; }
+# The partition has a network of its own; root is not needed where users may have namespaces.
+live: build ## eight real routers: spread, cost, kill, agreement, engines that die, hot prefixes, partition, loss, memory; 45 minutes (LIVE=short: 4 minutes, wider limits)
 	GRAPEVINE=$(CURDIR)/$(BIN) GRAPEVINE_LIVE=1 $(GO) test $(if $(filter short,$(LIVE)),-short) -count=1 -run '^TestLive' -v -timeout 60m ./chaos/fleet
 
-# The scenarios that together exercise every promise, ten minutes of them; the others with SCENARIOS=all (20 minutes). Namespaces are made with
-# ip; root is not needed where users may have them, and what cannot be done is named as skipped.
+# The scenarios that together exercise every promise, ten minutes of them; the others with SCENARIOS=all (20 minutes). Root is not needed
+# where users may have namespaces, and what cannot be done is named as skipped.
 SCENARIOS ?= router-loss leader-loss rolling-restart partition-heal asymmetric-partition engine-loss full-disk nlb-drain packet-loss everything-at-once
 SEED      ?= 1
 
-chaos: build build-chaos build-newer ## real fleets broken on purpose by SEED (1), held to what they promise: out/chaos.html; and raftstore's histories (SCENARIOS=all; CHAOS=3m for each group; installs iproute2 and haproxy with apt if missing)
-	@missing="$$(command -v ip >/dev/null || echo iproute2) $$(command -v haproxy >/dev/null || test -x /usr/sbin/haproxy || echo haproxy)"; \
-		test "$$missing" = " " || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; }
+chaos: build build-chaos build-newer ## real fleets broken on purpose by SEED (1), held to what they promise: out/chaos.html; and raftstore's histories (SCENARIOS=all; CHAOS=3m for each group; installs haproxy with apt if missing)
+	@command -v haproxy >/dev/null || test -x /usr/sbin/haproxy || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends haproxy; }
 	@mkdir -p out
 	GRAPEVINE_CHAOS=$(or $(CHAOS),20s) $(GO) test $(RACE) -count=1 -v -timeout 30m -run 'TestLinearizable|TestKilledProcesses' ./raftstore
 	$(LAB) chaos run $(SCENARIOS) --router $(BIN)-chaos --seed $(SEED) --newer $(BIN)-newer --html out/chaos.html

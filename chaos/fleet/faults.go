@@ -9,14 +9,14 @@ import (
 
 // What Supports can be asked for: the faults that not every machine can do.
 const (
-	FaultLinks   = "links"   // SetLink, ResetLink, Partition in a switched fleet
+	FaultLinks   = "links"   // SetLink, ResetLink, Partition: Config.Switched
 	FaultHAProxy = "haproxy" // Config.HAProxy
 
 	FaultCertificates = "certificates" // ExpireCertificate: Config.Certificates
 	FaultInstrumented = "instrumented" // StepClock, FillDisk, HangDisk, SlowDisk: it depends on the router's program, see Instrumented
 )
 
-// Pause stops the process where it stands, with SIGSTOP. Its connections stay, and nobody is told.
+// Pause stops the process with SIGSTOP. Its connections stay open; no peer is notified.
 func (n *Node) Pause() error { return n.Signal(stopSignal) }
 
 // Resume lets a paused process go on.
@@ -49,7 +49,7 @@ func isolatable() error {
 	if Isolated() {
 		return nil
 	}
-	cmd := exec.Command("ip", "-Version")
+	cmd := exec.Command("true")
 	if err := Isolate(cmd); err != nil {
 		return err
 	}

@@ -47,9 +47,6 @@ type Config struct {
 	// Settings are more settings of every node, by their keys in the configuration file; they replace what is there.
 	Settings map[string]any
 
-	// Isolated gives every node a network namespace of its own, so that Partition works. Only in a process started by Isolate.
-	Isolated bool
-
 	// Switched gives every node, every engine, the balancer and the clients a network namespace of their own, joined by a switch
 	// whose links can be broken one by one and in one direction; see SetLink. Only in a process started by Isolate.
 	Switched bool
@@ -77,8 +74,7 @@ type Fleet struct {
 	temp    bool
 	janitor *janitor // of a temporary directory
 	addrs   addresses
-	net     *network // nil unless isolated
-	wires   wires    // nil unless switched
+	wires   wires // nil unless switched
 	threads []*thread
 
 	authority *authority // nil: nodes derive their certificates
@@ -161,8 +157,8 @@ func engineName(i int) string { return fmt.Sprintf("engine-%d", i) }
 func (f *Fleet) makeAddresses() error {
 	members := f.cfg.Nodes + f.cfg.Engines + 1 + f.cfg.Guests
 	switch {
-	case f.cfg.Switched && (f.cfg.Isolated || f.cfg.Guests > 0):
-		return errors.New("fleet: a switched fleet is isolated already, and this process has no place in it for guests")
+	case f.cfg.Switched && f.cfg.Guests > 0:
+		return errors.New("fleet: this process has no place in a switched fleet for guests")
 	case f.cfg.Switched:
 		var names []string
 		for i := range f.cfg.Nodes {
@@ -176,13 +172,6 @@ func (f *Fleet) makeAddresses() error {
 			return err
 		}
 		f.wires, f.addrs = w, w
-		return nil
-	case f.cfg.Isolated:
-		net, err := newNetwork(f.cfg.Nodes, members)
-		if err != nil {
-			return err
-		}
-		f.net, f.addrs = net, net
 		return nil
 	}
 	if err := raiseLoopback(); err != nil {
@@ -232,7 +221,7 @@ func (f *Fleet) makeNodes() error {
 			f.authority = a
 		}
 	}
-	if f.net != nil || f.wires != nil { // whoever asks a node is on another machine then, to the node's knowledge
+	if f.wires != nil { // nodes take the harness for another machine then
 		f.token = rand.Text()
 		path := filepath.Join(f.dir, "admin-token")
 		if err := os.WriteFile(path, []byte(f.token+"\n"), 0o600); err != nil {
@@ -264,8 +253,6 @@ func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
 	switch {
 	case f.wires != nil:
 		n.thread = f.wires.thread(n.name)
-	case f.net != nil:
-		n.thread, err = f.net.attach(i)
 	case i > 0:
 		n.thread = f.threads[0] // one thread forks them all
 	default:
@@ -472,21 +459,10 @@ func (f *Fleet) hearsAll(ctx context.Context, n *Node) error {
 
 // Partition cuts the network between the two groups of nodes, named, in both directions: what is sent is lost without a word. Engines,
 // balancer and admin APIs stay reachable from both. It adds to what is cut already, and takes the place of what SetLink said of these
-// links. Only isolated and switched fleets can.
-func (f *Fleet) Partition(a, b []string) error {
-	if f.net == nil && f.wires == nil {
-		return errors.New("fleet: only an isolated or switched fleet can be partitioned")
-	}
-	left, err := f.members(a)
-	if err != nil {
-		return err
-	}
-	right, err := f.members(b)
-	if err != nil {
-		return err
-	}
+// links. Only switched fleets can.
+func (f *Fleet) Partition(a, b []string) (err error) {
 	if f.wires == nil {
-		return f.net.cut(left, right)
+		return errNotSwitched
 	}
 	for _, x := range a {
 		for _, y := range b {
@@ -494,29 +470,6 @@ func (f *Fleet) Partition(a, b []string) error {
 		}
 	}
 	return err
-}
-
-// Heal joins again what Partition cut. In a switched fleet it is HealLinks.
-func (f *Fleet) Heal() error {
-	switch {
-	case f.wires != nil:
-		return f.wires.heal()
-	case f.net != nil:
-		return f.net.heal()
-	}
-	return nil
-}
-
-func (f *Fleet) members(names []string) ([]int, error) {
-	var out []int
-	for _, name := range names {
-		i := slices.IndexFunc(f.nodes, func(n *Node) bool { return n.name == name })
-		if i < 0 {
-			return nil, fmt.Errorf("fleet: no node is called %q", name)
-		}
-		out = append(out, i)
-	}
-	return out, nil
 }
 
 // Close ends everything: processes with SIGKILL, by their ids, then the rest. It returns when nothing is left. The error says what did

@@ -83,7 +83,7 @@ func (n *Node) Start() error {
 	return nil
 }
 
-// InNetwork runs f, which should be short, on the thread that starts the node's processes. In an isolated fleet that is in the node's
+// InNetwork runs f, which should be short, on the thread that starts the node's processes. In a switched fleet that is in the node's
 // network: what f starts or opens there (itself, not in another goroutine) is where the node is.
 func (n *Node) InNetwork(f func() error) error { return n.thread.do(f) }
 
@@ -106,9 +106,6 @@ func (n *Node) PID() int {
 	}
 	return 0
 }
-
-// KeyFile is the node's keyring, none if it is alone.
-func (n *Node) KeyFile() string { return n.key }
 
 // DataDir is where it keeps what the fleet has agreed on, empty if it keeps nothing. Whoever removes it while the node does not run gets a
 // node that has lost its disk.
@@ -207,9 +204,6 @@ const shownLog = 8 << 10
 
 // Log returns the end of what the node has logged, over all its processes.
 func (n *Node) Log() string { return tail(n.log, shownLog) }
-
-// LogFile is where all of it stands until the fleet is closed.
-func (n *Node) LogFile() string { return n.log }
 
 func (n *Node) files(dir string) {
 	base := filepath.Join(dir, n.name)

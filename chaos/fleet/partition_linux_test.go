@@ -20,7 +20,7 @@ func TestLivePartition(t *testing.T) {
 	}
 	f := liveFleet(t, func(cfg *fleet.Config) {
 		rulesOf(cfg)
-		cfg.Isolated = true
+		cfg.Switched = true
 	})
 	apart := whenFull(full, 60*time.Second, 20*time.Second)
 	lead := whenFull(full, 15*time.Second, 5*time.Second)

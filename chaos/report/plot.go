@@ -141,7 +141,7 @@ func courses(p *plot.Picture, runs []Report) {
 			}
 		}
 		f := panel(p, n)
-		f.Across, f.Up = plot.Even(0, end/scale, 10), plot.Even(0, 100, 5)
+		f.Across, f.Up = plot.Even(0, end/scale, 8), plot.Even(0, 100, 5)
 		if q.log { // in whole decades
 			f.Up = plot.Decades(math.Pow(10, math.Floor(math.Log10(min(lo, hi))+1e-9)), math.Pow(10, math.Ceil(math.Log10(hi)-1e-9)), seconds, 1)
 		}

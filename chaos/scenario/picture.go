@@ -142,7 +142,7 @@ type line struct {
 func (c *chart) panel(n int, title string, up plot.Axis, lines ...line) {
 	f := plot.Panel{
 		Picture: c.Picture, Left: leftMargin, Top: c.top + float64(n)*(panelHeight+panelGap), Width: pictureWidth - leftMargin - rightMargin, Height: panelHeight,
-		Across: plot.Even(0, c.length, 20), Up: up,
+		Across: plot.Even(0, c.length, 8), Up: up,
 	}
 	for i := range f.Across.Ticks {
 		f.Across.Ticks[i].Label += " s"

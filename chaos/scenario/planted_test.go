@@ -163,7 +163,7 @@ func TestSowing(t *testing.T) {
 	}
 	for _, s := range append(slices.Clone(sowing), fallow) {
 		r := s.run(t, "")
-		if words, network := needs(r.s, &r.cfg); len(words) > 0 || network {
+		if words := needs(r.s, &r.cfg); len(words) > 0 {
 			t.Errorf("%q: the schedule needs %v of the machine", s.defect, words)
 		}
 		if err := r.cfg.Schedule.checkMembers(names("node", r.cfg.Nodes), names("engine", r.s.Engines)); err != nil {

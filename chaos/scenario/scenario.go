@@ -197,8 +197,9 @@ func names(what string, n int) (out []string) {
 
 // leftOut says why a schedule cannot be carried out here, for each thing that is missing.
 func leftOut(s *Scenario, c *Config) (missing []string) {
-	words, network := needs(s, c)
-	if network && c.Loopback {
+	words := needs(s, c)
+	links := slices.Contains(words, fleet.FaultLinks)
+	if links && c.Loopback {
 		return []string{"partition: there are no links to break on the loopback interface (--loopback)"}
 	}
 	for _, w := range words {
@@ -216,29 +217,23 @@ func leftOut(s *Scenario, c *Config) (missing []string) {
 			missing = append(missing, err.Error())
 		}
 	}
-	if network && !fleet.Isolated() {
+	if links && len(missing) == 0 && !fleet.Isolated() {
 		missing = append(missing, "partition: this process has no network of its own")
 	}
 	return missing
 }
 
-// WantsNetwork says whether a run is to be made in a process that fleet.Isolate has started: where it cannot do without one, and where
-// one can be had.
+// WantsNetwork says whether a run is to be made in a process that fleet.Isolate has started: wherever there can be one.
 func WantsNetwork(c Config) (bool, error) {
-	c, s, err := c.checked()
-	if err != nil {
-		return false, err
-	}
-	_, network := needs(s, &c)
-	return !c.Loopback && (network || fleet.Supports(fleet.FaultLinks) == nil), nil
+	c, _, err := c.checked()
+	return err == nil && !c.Loopback && fleet.Supports(fleet.FaultLinks) == nil, err
 }
 
-// needs is all that a run asks of the machine, by the words of fleet.Supports; network says whether it needs namespaces.
-func needs(s *Scenario, c *Config) (words []string, network bool) {
-	words, network = c.Schedule.needs()
-	words = append(words, s.Needs...)
+// needs is all that a run asks of the machine, by the words of fleet.Supports.
+func needs(s *Scenario, c *Config) []string {
+	words := append(c.Schedule.needs(), s.Needs...)
 	slices.Sort(words)
-	return slices.Compact(words), network || slices.Contains(words, fleet.FaultLinks)
+	return slices.Compact(words)
 }
 
 // LeaveOut is the report of a run that cannot be made here, for the reason given.

@@ -101,19 +101,19 @@ type chaosRunCmd struct {
 	routerFlag `embed:""`
 
 	Names    []string      `arg:"" name:"scenario" help:"Scenarios by name (grapevine-lab chaos list), or all."`
-	Seed     uint64        `name:"seed" default:"1" placeholder:"N" help:"Of the schedule, the traffic and the balancer."`
-	Schedule string        `name:"schedule" placeholder:"FILE" help:"What happens when, in place of what follows from the seed: lines as a report shows them, - is stdin."`
-	Nodes    int           `name:"nodes" placeholder:"N" help:"Routers; the scenario's own number if not given."`
-	Duration time.Duration `name:"duration" placeholder:"DURATION" help:"Of the traffic; the scenario's own if not given."`
-	Soak     time.Duration `name:"soak" placeholder:"DURATION" help:"Go on for that long on one fleet: the scenario's schedule again and again, with the next seed each time."`
-	Rate     float64       `name:"rate" placeholder:"N" help:"Conversations begun a second, of about five requests each; the scenario's own if not given."`
-	Newer    string        `name:"newer" placeholder:"FILE" type:"path" help:"The program grapevine of the next release, for upgrade."`
-	Loopback bool          `name:"loopback" help:"Everything in this machine's own network: nothing but the program is needed, and no link can be broken. Else every member has a network namespace of its own, if the machine has them."`
-	LeaveOut []string      `name:"leave-out" placeholder:"PROMISE" help:"Do not hold the runs to this one, because the machine is too busy for what it measures. Repeatable."`
+	Seed     uint64        `name:"seed" default:"1" placeholder:"N" help:"Seed of the schedule, the traffic and the balancer."`
+	Schedule string        `name:"schedule" placeholder:"FILE" help:"File with the events to carry out instead of those that follow from the seed, one per line as a report shows them; - is stdin."`
+	Nodes    int           `name:"nodes" placeholder:"N" help:"Number of routers; default: the scenario's."`
+	Duration time.Duration `name:"duration" placeholder:"DURATION" help:"Length of the traffic; default: the scenario's."`
+	Soak     time.Duration `name:"soak" placeholder:"DURATION" help:"Run one fleet for this long and repeat the scenario's schedule, each time with the next seed."`
+	Rate     float64       `name:"rate" placeholder:"N" help:"Conversations started per second, of about five requests each; default: the scenario's."`
+	Newer    string        `name:"newer" placeholder:"FILE" help:"The program grapevine of the next release, for upgrade."`
+	Loopback bool          `name:"loopback" help:"Run everything in this machine's own network, where links cannot be broken. Default: a network namespace for each member, where the machine allows them."`
+	LeaveOut []string      `name:"leave-out" placeholder:"PROMISE" help:"Promise that is not checked, because the machine is too busy for what it measures. Repeatable."`
 	JSON     bool          `name:"json" help:"Print one JSON object."`
-	Progress bool          `name:"progress" hidden:"" help:"Show progress also with --json: for the process in which a run with a network of its own is made."`
-	HTML     string        `name:"html" placeholder:"FILE" help:"Write verdicts and timelines as one page."`
-	Keep     string        `name:"keep" placeholder:"DIR" help:"Keep logs, configurations and schedules there, in a directory for each run."`
+	Progress bool          `name:"progress" hidden:"" help:"Show progress also with --json: used for the process that runs a scenario in a network of its own."`
+	HTML     string        `name:"html" placeholder:"FILE" help:"Write verdicts and timelines as one HTML page."`
+	Keep     string        `name:"keep" placeholder:"DIR" help:"Directory for logs, configurations and schedules, with a subdirectory for each run."`
 }
 
 // chaosOutcome is what chaos run --json prints.
@@ -209,7 +209,7 @@ func (c *chaosRunCmd) schedule(in io.Reader, names []string) (scenario.Schedule,
 	return sched, nil
 }
 
-// one runs a scenario here or, where it needs a network of its own, in a process that has one.
+// one runs a scenario in this process or, where network namespaces are possible, in a child process that has its own network.
 func (c *chaosRunCmd) one(ctx context.Context, s *streams, cfg scenario.Config) (*scenario.Report, error) {
 	if c.Keep != "" {
 		cfg.Keep = filepath.Join(c.Keep, fmt.Sprintf("%s-%d", cfg.Scenario, cfg.Seed))
@@ -232,7 +232,8 @@ func (c *chaosRunCmd) one(ctx context.Context, s *streams, cfg scenario.Config) 
 	return scenario.Run(ctx, cfg)
 }
 
-// isolated runs one scenario in a process with a network of its own and takes its report. Where there can be none the scenario says so.
+// isolated runs one scenario in a child process with its own network and returns the child's report. If the child cannot be
+// started, the report says that the scenario was skipped and why.
 func (c *chaosRunCmd) isolated(ctx context.Context, s *streams, cfg scenario.Config) (*scenario.Report, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -267,7 +268,7 @@ func (c *chaosRunCmd) isolated(ctx context.Context, s *streams, cfg scenario.Con
 	err = cmd.Wait()
 	var got chaosOutcome
 	if json.Unmarshal(out.Bytes(), &got) == nil && len(got.Runs) == 1 {
-		return got.Runs[0], nil // that it failed stands in it
+		return got.Runs[0], nil // the report says whether it failed
 	}
 	return nil, fmt.Errorf("the process with a network of its own: %w", errors.Join(err, ctx.Err()))
 }

@@ -25,11 +25,11 @@ import (
 type demoCmd struct {
 	routerFlag `embed:""`
 
-	Duration time.Duration `name:"duration" default:"30s" placeholder:"DURATION" help:"Of the traffic, which runs twice."`
-	Seed     uint64        `name:"seed" default:"1" placeholder:"N" help:"Of the traffic, the balancer, and of which router is killed."`
-	Nodes    int           `name:"nodes" default:"3" placeholder:"N" help:"Routers behind the balancer, two or more. One is killed on the way."`
+	Duration time.Duration `name:"duration" default:"30s" placeholder:"DURATION" help:"Length of the traffic, which runs twice."`
+	Seed     uint64        `name:"seed" default:"1" placeholder:"N" help:"Seed of the traffic, the balancer and the choice of the router that is killed."`
+	Nodes    int           `name:"nodes" default:"3" placeholder:"N" help:"Routers behind the balancer, two or more. One is killed half-way."`
 	Engines  int           `name:"engines" default:"4" placeholder:"N" help:"Emulated engines behind the routers; the traffic grows with them."`
-	Policy   string        `name:"policy" default:"prefix" placeholder:"NAME" help:"Strategy that is compared with round robin."`
+	Policy   string        `name:"policy" default:"prefix" placeholder:"NAME" help:"Strategy to compare with round robin."`
 	JSON     bool          `name:"json" help:"Print one JSON object."`
 	Plot     string        `name:"plot" placeholder:"FILE" help:"Draw hit rate, first-token time and load per engine of both (.svg or .html)."`
 }

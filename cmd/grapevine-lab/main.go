@@ -61,7 +61,7 @@ func run(args []string, s *streams) int {
 
 // routerFlag names the router whose processes a command starts; demo and chaos run share it.
 type routerFlag struct {
-	Router string `name:"router" type:"path" placeholder:"PATH" help:"The program grapevine whose routers run; if not given, the one beside this program, or else in PATH."`
+	Router string `name:"router" placeholder:"PATH" help:"The program grapevine whose routers run; if not given, the one beside this program, or else in PATH."`
 }
 
 // progressLine is the last line of a terminal, written over again and again. On anything else it shows nothing.
