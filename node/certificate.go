@@ -32,6 +32,27 @@ func loadKeyPair(certFile, keyFile string) (*tls.Certificate, error) {
 	return &cert, nil
 }
 
+// readCertificate reads that of the data port, nil if it speaks no TLS.
+func (n *Node) readCertificate() (*tls.Certificate, error) {
+	if n.cfg.TLSCert == "" {
+		return nil, nil
+	}
+	cert, err := loadKeyPair(n.cfg.TLSCert, n.cfg.TLSKey)
+	if err != nil {
+		return nil, fmt.Errorf("tls_cert: %w", err)
+	}
+	return cert, nil
+}
+
+// useCertificate makes handshakes of the data port from now on with a certificate, if it
+// is one.
+func (n *Node) useCertificate(cert *tls.Certificate) {
+	if cert != nil {
+		n.noteCertificate("tls_cert", cert, nil)
+		n.cert.Store(cert)
+	}
+}
+
 // CertificateStatus is what /status says of the certificate of the data port.
 type CertificateStatus struct {
 	NotBefore time.Time `json:"not_before"`

@@ -59,7 +59,7 @@ func TestCertificateTimes(t *testing.T) {
 	} {
 		end := write(tc.from, tc.to)
 		log.Reset()
-		if err := n.Reload(); err != nil {
+		if _, err := n.Reload(*n.Running()); err != nil {
 			t.Fatal(err)
 		}
 		if warned := strings.Contains(log.String(), `"level":"warn"`) && strings.Contains(log.String(), tc.problem); warned != (tc.problem != "") {

@@ -38,7 +38,7 @@ var (
 
 // Node is one router. Its methods are safe for concurrent use.
 type Node struct {
-	cfg     Config
+	cfg     Config // as New got it
 	name    string
 	log     zerolog.Logger
 	hasher  *prefixtree.Hasher
@@ -47,6 +47,9 @@ type Node struct {
 	proxy   *proxy.Proxy
 	metrics *metrics
 	cert    atomic.Pointer[tls.Certificate] // of the data port; nil: it speaks no TLS
+
+	running  atomic.Pointer[Config] // cfg with what Reload has taken since; replaced, never written
+	reloadMu sync.Mutex             // one Reload at a time
 
 	gossipCert atomic.Pointer[tls.Certificate] // the last good gossip_cert; nil: none is configured
 
@@ -109,6 +112,7 @@ func New(cfg Config) (*Node, error) {
 		}
 		n.name = host
 	}
+	n.running.Store(&cfg)
 	n.log = cfg.Log.With().Str("node", n.name).Logger()
 	if err := n.buildRouting(); err != nil {
 		return nil, err
@@ -201,9 +205,11 @@ func (n *Node) buildRouting() error {
 const assumedBytesPerToken = 4
 
 func (n *Node) buildProxy() error {
-	if err := n.Reload(); err != nil {
+	cert, err := n.readCertificate()
+	if err != nil {
 		return err
 	}
+	n.useCertificate(cert)
 	var tlsConfig *tls.Config
 	if n.cfg.TLSCert != "" {
 		tlsConfig = &tls.Config{
@@ -211,27 +217,10 @@ func (n *Node) buildProxy() error {
 			MinVersion:     tls.VersionTLS12,
 		}
 	}
-	var err error
-	n.proxy, err = proxy.New(n.proxyConfig(tlsConfig))
+	n.proxy, err = proxy.New(n.proxyConfig(tlsConfig, &n.cfg))
 	if err != nil {
 		return fmt.Errorf("proxy: %w", err)
 	}
-	return nil
-}
-
-// Reload reads the certificate of the data port again, which handshakes from
-// then on are made with. If it cannot be read the last one stays in force. What
-// else is configured is read by New, or, as gossip_cert, wherever it is used.
-func (n *Node) Reload() error {
-	if n.cfg.TLSCert == "" {
-		return nil
-	}
-	cert, err := loadKeyPair(n.cfg.TLSCert, n.cfg.TLSKey)
-	if err != nil {
-		return fmt.Errorf("tls_cert: %w", err)
-	}
-	n.noteCertificate("tls_cert", cert, nil)
-	n.cert.Store(cert)
 	return nil
 }
 

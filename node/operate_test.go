@@ -69,7 +69,11 @@ func settingsTable() string {
 		if s.Default == "" {
 			def = "-"
 		}
-		fmt.Fprintf(&b, "| `%s` | `--%s`, `%s` | %s | %s (%s) |\n", s.Key, s.Flag, s.Env, def, strings.ReplaceAll(s.Help, "|", `\|`), s.Kind)
+		kind := s.Kind
+		if s.Reload != "" {
+			kind += "; reload: " + s.Reload
+		}
+		fmt.Fprintf(&b, "| `%s` | `--%s`, `%s` | %s | %s (%s) |\n", s.Key, s.Flag, s.Env, def, strings.ReplaceAll(s.Help, "|", `\|`), kind)
 	}
 	return b.String()
 }
