@@ -31,7 +31,7 @@ func (c *serveCmd) Run(s *streams, k *kong.Context) error {
 		return usageError{err}
 	}
 	cfg.Level = new(node.LogLevel)
-	if cfg.Log, err = node.NewLogger(s.err, isTerminal(s.err), cfg); err != nil {
+	if cfg.Log, err = node.NewLogger(logTo(s.err, os.Getenv("JOURNAL_STREAM")), isTerminal(s.err), cfg); err != nil {
 		return usageError{err}
 	}
 	cfg.Version = version
