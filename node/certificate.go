@@ -90,6 +90,6 @@ func (n *Node) noteCertificate(setting string, cert, before *tls.Certificate) {
 	}
 	n.metrics.certificates.WithLabelValues(setting).Set(float64(cert.Leaf.NotAfter.Unix()))
 	if problem := certificateProblem(cert.Leaf, time.Now()); problem != "" {
-		n.log.Warn().Str("component", "tls").Str("problem", problem).Msg(setting + ": the other side will refuse this certificate: replace it")
+		n.log.Warn().Str("component", "tls").Str("event", EventCertificate).Str("problem", problem).Msg(setting + ": the other side will refuse this certificate: replace it")
 	}
 }

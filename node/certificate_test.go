@@ -62,7 +62,7 @@ func TestCertificateTimes(t *testing.T) {
 		if _, err := n.Reload(*n.Running()); err != nil {
 			t.Fatal(err)
 		}
-		if warned := strings.Contains(log.String(), `"level":"warn"`) && strings.Contains(log.String(), tc.problem); warned != (tc.problem != "") {
+		if warned := strings.Contains(log.String(), `"level":"warn"`) && strings.Contains(log.String(), EventCertificate) && strings.Contains(log.String(), tc.problem); warned != (tc.problem != "") {
 			t.Errorf("%q: logged %s", tc.problem, log.String())
 		}
 		st := n.Status().Certificate

@@ -300,7 +300,7 @@ func (n *Node) start(ctx context.Context) error {
 		return err
 	})
 	n.awaitWarm()
-	e := n.log.Info().Str("component", "node").Str("listen", n.Addr()).Str("admin", n.AdminAddr())
+	e := n.log.Info().Str("component", "node").Str("event", EventStarted).Str("listen", n.Addr()).Str("admin", n.AdminAddr())
 	if addr := n.GossipAddr(); addr != "" {
 		e = e.Str("gossip", addr)
 	}
@@ -333,7 +333,8 @@ func (n *Node) startDiscovery() {
 // Drain makes /readyz answer 503 and goes on serving for grace, or until ctx
 // ends, so that a balancer notices before anything is refused. Stop follows.
 func (n *Node) Drain(ctx context.Context, grace time.Duration) {
-	n.ready.drain("draining")
+	n.endReadiness("draining")
+	n.log.Info().Str("component", "node").Str("event", EventDrainStarted).Float64("grace_s", grace.Seconds()).Msg("draining")
 	if grace <= 0 {
 		return
 	}
@@ -343,6 +344,14 @@ func (n *Node) Drain(ctx context.Context, grace time.Duration) {
 	case <-timer.C:
 	case <-ctx.Done():
 	}
+}
+
+// endReadiness has the node ask for no traffic any more, for good.
+func (n *Node) endReadiness(reason string) {
+	if n.Ready() {
+		n.log.Info().Str("component", "node").Str("event", EventNotReady).Str("reason", reason).Msg("not ready")
+	}
+	n.ready.drain(reason)
 }
 
 // Stop drains and ends the node: not ready, `Connection: close`, running
@@ -357,10 +366,10 @@ func (n *Node) Stop(ctx context.Context) error {
 	if first {
 		n.serving.Store(false)
 		// No Start can run any more, so the stack and the readiness are ours.
-		n.ready.drain("stopping")
+		n.endReadiness("stopping")
 		n.stopErr = n.cleanups.unwind(ctx)
 		close(n.stopped)
-		n.log.Info().Str("component", "node").Err(n.stopErr).Msg("stopped")
+		n.log.Info().Str("component", "node").Str("event", EventStopped).Err(n.stopErr).Msg("stopped")
 		return n.stopErr
 	}
 	select {

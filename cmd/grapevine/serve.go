@@ -69,9 +69,9 @@ func (c *serveCmd) reload(k *kong.Context, n *node.Node, log zerolog.Logger) err
 	}
 	e := log.Info()
 	if len(done.AtNextStart) > 0 {
-		e = log.Warn().Strs("at_next_start", done.AtNextStart)
+		e = log.Warn()
 	}
-	e.Strs("applied", done.Applied).Bool("tls_cert", next.TLSCert != "").Msg("reloaded")
+	e.Str("event", node.EventReloaded).Strs("applied", done.Applied).Strs("at_next_start", done.AtNextStart).Bool("tls_cert", next.TLSCert != "").Msg("reloaded")
 	return nil
 }
 

@@ -91,7 +91,7 @@ func TestServiceManager(t *testing.T) {
 	m.await(t, "RELOADING=1")
 	m.await(t, "READY=1")
 	eventually(t, "what is in force and what waits is named", func() bool {
-		return strings.Contains(p.log.String(), `"at_next_start":["epsilon"],"applied":["drain_timeout","log_level","backends"]`)
+		return strings.Contains(p.log.String(), `"applied":["drain_timeout","log_level","backends"],"at_next_start":["epsilon"]`)
 	})
 	write("strategyy: session\n")
 	p.signal(t, syscall.SIGHUP)
@@ -100,6 +100,11 @@ func TestServiceManager(t *testing.T) {
 	eventually(t, "the mistake is told", func() bool {
 		return strings.Contains(p.log.String(), "strategyy: unknown key") && strings.Contains(p.log.String(), "not reloaded")
 	})
+	for _, event := range []string{"started", "ready", "engine_probes_fail", "config_reloaded", "config_refused"} {
+		if !strings.Contains(p.log.String(), `"event":"`+event+`"`) {
+			t.Errorf("no line of %s", event)
+		}
+	}
 	m.await(t, "WATCHDOG=1")
 
 	p.signal(t, syscall.SIGTERM)
