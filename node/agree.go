@@ -258,8 +258,8 @@ func (n *Node) adopt(s *raftstore.State) {
 	if first {
 		n.warnOfDifferences(s)
 		log.Info().Str("event", EventStateAdopted).Uint64("version", s.Version).Int("backends", len(s.Backends)).Msg("routing by what the fleet has agreed on")
-	} else {
-		n.logChanges(before, n.fleet.roster())
+	} else if after := n.fleet.roster(); after != before {
+		n.logChanges(before, after)
 	}
 	for _, pair := range n.fleet.roster().names.clash {
 		log.Error().Strs("backends", pair[:]).Msg("two backends have the same key in gossip: give one of them another name")

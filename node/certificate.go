@@ -44,8 +44,8 @@ func (n *Node) readCertificate() (*tls.Certificate, error) {
 	return cert, nil
 }
 
-// useCertificate makes handshakes of the data port from now on with a certificate, if it
-// is one.
+// useCertificate serves a certificate on the data port from the next handshake on. nil
+// changes nothing.
 func (n *Node) useCertificate(cert *tls.Certificate) {
 	if cert != nil {
 		n.noteCertificate("tls_cert", cert, nil)
@@ -61,7 +61,7 @@ type CertificateStatus struct {
 	Problem string `json:"problem,omitempty"`
 }
 
-// certificateProblem says why nobody accepts a certificate at a time, "" if its time is right.
+// certificateProblem says why clients refuse a certificate at a time, "" if it is valid then.
 func certificateProblem(leaf *x509.Certificate, at time.Time) string {
 	switch {
 	case at.After(leaf.NotAfter):
@@ -81,9 +81,8 @@ func (n *Node) certificateStatus(at time.Time) *CertificateStatus {
 	return &CertificateStatus{NotBefore: cert.Leaf.NotBefore, NotAfter: cert.Leaf.NotAfter, Problem: certificateProblem(cert.Leaf, at)}
 }
 
-// noteCertificate exports the end of a certificate that is now in use, for the setting of
-// that name, and warns if its time is wrong. The one before it, nil at first, is compared
-// so that a certificate that is read again and again warns once.
+// noteCertificate exports when the certificate of a setting expires, and warns if it is
+// not valid now. A certificate equal to before, which may be nil, was noted already.
 func (n *Node) noteCertificate(setting string, cert, before *tls.Certificate) {
 	if before != nil && bytes.Equal(cert.Leaf.Raw, before.Leaf.Raw) {
 		return

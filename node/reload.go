@@ -22,8 +22,8 @@ type Reloaded struct {
 
 // Reload takes what can change while the node runs from a validated configuration:
 // settings whose Setting.Reload is "yes", the api_key of each backend, and what the files
-// of certificates and keys hold now. An error changes nothing. Requests that run keep the
-// limits they began with where they have looked at them already.
+// of certificates and keys hold now. A file that cannot be read is an error and changes
+// nothing. A running request may end by the limits that it began with.
 func (n *Node) Reload(next Config) (Reloaded, error) {
 	n.reloadMu.Lock()
 	defer n.reloadMu.Unlock()
@@ -116,7 +116,7 @@ func (f *fleet) setLocals(locals map[string]local) (changed bool, err error) {
 	ups := make([]*upstream, len(old.list))
 	for i, u := range old.list {
 		again := *u
-		again.kept, again.renamed = false, false // that was told with the roster before
+		again.kept, again.renamed = false, false // both concern the change to the roster before this one
 		ups[i] = &again
 	}
 	next := f.newRoster(old.version, ups, old.rules)

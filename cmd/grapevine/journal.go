@@ -33,8 +33,9 @@ func (w journalWriter) WriteLevel(level zerolog.Level, line []byte) (int, error)
 	return len(line), nil
 }
 
-// logTo is where log lines for w go: to w, with their priority if journald reads it, which
-// stream that is being the value of JOURNAL_STREAM (systemd.exec(5)).
+// logTo returns w, or a journalWriter to it if journald reads w. stream is the value of
+// JOURNAL_STREAM, in which systemd names the device and inode of that stream
+// (systemd.exec(5)).
 func logTo(w io.Writer, stream string) io.Writer {
 	f, ok := w.(*os.File)
 	if !ok || stream == "" {
