@@ -177,7 +177,8 @@ func (n *Node) follow(ctx context.Context, s *raftstore.Store) {
 func (n *Node) adopt(s *raftstore.State) {
 	n.adoptMu.Lock()
 	defer n.adoptMu.Unlock()
-	version := n.fleet.roster().version
+	before := n.fleet.roster()
+	version := before.version
 	if s.Version < version {
 		return // who had a newer one was faster
 	}
@@ -193,7 +194,9 @@ func (n *Node) adopt(s *raftstore.State) {
 	n.hot.adopt(s, time.Now())
 	if first {
 		n.warnOfDifferences(s)
-		log.Info().Uint64("version", s.Version).Int("backends", len(s.Backends)).Msg("routing by what the fleet has agreed on")
+		log.Info().Str("event", EventStateAdopted).Uint64("version", s.Version).Int("backends", len(s.Backends)).Msg("routing by what the fleet has agreed on")
+	} else if after := n.fleet.roster(); after != before {
+		n.logChanges(before, after)
 	}
 	for _, pair := range n.fleet.roster().names.clash {
 		log.Error().Strs("backends", pair[:]).Msg("two backends have the same key in gossip: give one of them another name")

@@ -32,6 +32,27 @@ func loadKeyPair(certFile, keyFile string) (*tls.Certificate, error) {
 	return &cert, nil
 }
 
+// readCertificate reads that of the data port, nil if it speaks no TLS.
+func (n *Node) readCertificate() (*tls.Certificate, error) {
+	if n.cfg.TLSCert == "" {
+		return nil, nil
+	}
+	cert, err := loadKeyPair(n.cfg.TLSCert, n.cfg.TLSKey)
+	if err != nil {
+		return nil, fmt.Errorf("tls_cert: %w", err)
+	}
+	return cert, nil
+}
+
+// useCertificate serves a certificate on the data port from the next handshake on. nil
+// changes nothing.
+func (n *Node) useCertificate(cert *tls.Certificate) {
+	if cert != nil {
+		n.noteCertificate("tls_cert", cert, nil)
+		n.cert.Store(cert)
+	}
+}
+
 // CertificateStatus is what /status says of the certificate of the data port.
 type CertificateStatus struct {
 	NotBefore time.Time `json:"not_before"`
@@ -40,7 +61,7 @@ type CertificateStatus struct {
 	Problem string `json:"problem,omitempty"`
 }
 
-// certificateProblem says why nobody accepts a certificate at a time, "" if its time is right.
+// certificateProblem says why clients refuse a certificate at a time, "" if it is valid then.
 func certificateProblem(leaf *x509.Certificate, at time.Time) string {
 	switch {
 	case at.After(leaf.NotAfter):
@@ -60,15 +81,14 @@ func (n *Node) certificateStatus(at time.Time) *CertificateStatus {
 	return &CertificateStatus{NotBefore: cert.Leaf.NotBefore, NotAfter: cert.Leaf.NotAfter, Problem: certificateProblem(cert.Leaf, at)}
 }
 
-// noteCertificate exports the end of a certificate that is now in use, for the setting of
-// that name, and warns if its time is wrong. The one before it, nil at first, is compared
-// so that a certificate that is read again and again warns once.
+// noteCertificate exports when the certificate of a setting expires, and warns if it is
+// not valid now. A certificate equal to before, which may be nil, was noted already.
 func (n *Node) noteCertificate(setting string, cert, before *tls.Certificate) {
 	if before != nil && bytes.Equal(cert.Leaf.Raw, before.Leaf.Raw) {
 		return
 	}
 	n.metrics.certificates.WithLabelValues(setting).Set(float64(cert.Leaf.NotAfter.Unix()))
 	if problem := certificateProblem(cert.Leaf, time.Now()); problem != "" {
-		n.log.Warn().Str("component", "tls").Str("problem", problem).Msg(setting + ": the other side will refuse this certificate: replace it")
+		n.log.Warn().Str("component", "tls").Str("event", EventCertificate).Str("problem", problem).Msg(setting + ": the other side will refuse this certificate: replace it")
 	}
 }

@@ -59,10 +59,10 @@ func TestCertificateTimes(t *testing.T) {
 	} {
 		end := write(tc.from, tc.to)
 		log.Reset()
-		if err := n.Reload(); err != nil {
+		if _, err := n.Reload(*n.Running()); err != nil {
 			t.Fatal(err)
 		}
-		if warned := strings.Contains(log.String(), `"level":"warn"`) && strings.Contains(log.String(), tc.problem); warned != (tc.problem != "") {
+		if warned := strings.Contains(log.String(), `"level":"warn"`) && strings.Contains(log.String(), EventCertificate) && strings.Contains(log.String(), tc.problem); warned != (tc.problem != "") {
 			t.Errorf("%q: logged %s", tc.problem, log.String())
 		}
 		st := n.Status().Certificate

@@ -300,7 +300,7 @@ func (c *Config) lists(name, url string) bool {
 // configured to be: otherwise whoever can ask for a change could have it sent
 // anywhere, even by one that is refused.
 func (n *Node) reachOne(ctx context.Context, spec *raftstore.BackendSpec) error {
-	own := n.fleet.locals[spec.Name]
+	own := n.fleet.localOf(spec.Name)
 	if !n.cfg.lists(spec.Name, spec.URL) {
 		own.apiKey = "" // a refusal is an answer, too, and nothing has been agreed on yet
 	}

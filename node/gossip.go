@@ -188,7 +188,9 @@ func nameTaken(err error) bool {
 func (n *Node) awaitWarm() {
 	g := n.gossip.Load()
 	if g == nil {
-		n.ready.set()
+		if n.ready.set() {
+			n.log.Info().Str("component", "node").Str("event", EventReady).Msg("ready")
+		}
 		return
 	}
 	n.ready.wait(func() string {
@@ -207,7 +209,7 @@ func (n *Node) awaitWarm() {
 			return
 		}
 		if n.ready.set() {
-			n.log.Info().Str("component", "node").Int64("dur_ms", time.Since(n.began).Milliseconds()).
+			n.log.Info().Str("component", "node").Str("event", EventReady).Int64("dur_ms", time.Since(n.began).Milliseconds()).
 				Float64("warm_fraction", g.WarmFraction()).Int("nodes", 1+alive(g.Members())).Int64("facts", n.tree.Stats().Facts).Msg("ready")
 		}
 	}()

@@ -38,7 +38,7 @@ var (
 
 // Node is one router. Its methods are safe for concurrent use.
 type Node struct {
-	cfg     Config
+	cfg     Config // as New got it
 	limits  limits // of cfg, as the machine allows them
 	name    string
 	log     zerolog.Logger
@@ -48,6 +48,9 @@ type Node struct {
 	proxy   *proxy.Proxy
 	metrics *metrics
 	cert    atomic.Pointer[tls.Certificate] // of the data port; nil: it speaks no TLS
+
+	running  atomic.Pointer[Config] // cfg with what Reload has taken since; replaced, never written
+	reloadMu sync.Mutex             // one Reload at a time
 
 	gossipCert atomic.Pointer[tls.Certificate] // the last good gossip_cert; nil: none is configured
 
@@ -110,6 +113,7 @@ func New(cfg Config) (*Node, error) {
 		}
 		n.name = host
 	}
+	n.running.Store(&cfg)
 	n.log = cfg.Log.With().Str("node", n.name).Logger()
 	n.limits = n.cfg.fitHere()
 	if err := n.buildRouting(); err != nil {
@@ -203,9 +207,11 @@ func (n *Node) buildRouting() error {
 const assumedBytesPerToken = 4
 
 func (n *Node) buildProxy() error {
-	if err := n.Reload(); err != nil {
+	cert, err := n.readCertificate()
+	if err != nil {
 		return err
 	}
+	n.useCertificate(cert)
 	var tlsConfig *tls.Config
 	if n.cfg.TLSCert != "" {
 		tlsConfig = &tls.Config{
@@ -213,27 +219,10 @@ func (n *Node) buildProxy() error {
 			MinVersion:     tls.VersionTLS12,
 		}
 	}
-	var err error
-	n.proxy, err = proxy.New(n.proxyConfig(tlsConfig))
+	n.proxy, err = proxy.New(n.proxyConfig(tlsConfig, &n.cfg))
 	if err != nil {
 		return fmt.Errorf("proxy: %w", err)
 	}
-	return nil
-}
-
-// Reload reads the certificate of the data port again, which handshakes from
-// then on are made with. If it cannot be read the last one stays in force. What
-// else is configured is read by New, or, as gossip_cert, wherever it is used.
-func (n *Node) Reload() error {
-	if n.cfg.TLSCert == "" {
-		return nil
-	}
-	cert, err := loadKeyPair(n.cfg.TLSCert, n.cfg.TLSKey)
-	if err != nil {
-		return fmt.Errorf("tls_cert: %w", err)
-	}
-	n.noteCertificate("tls_cert", cert, nil)
-	n.cert.Store(cert)
 	return nil
 }
 
@@ -314,7 +303,7 @@ func (n *Node) start(ctx context.Context) error {
 		return err
 	})
 	n.awaitWarm()
-	e := n.log.Info().Str("component", "node").Str("listen", n.Addr()).Str("admin", n.AdminAddr())
+	e := n.log.Info().Str("component", "node").Str("event", EventStarted).Str("listen", n.Addr()).Str("admin", n.AdminAddr())
 	if addr := n.GossipAddr(); addr != "" {
 		e = e.Str("gossip", addr)
 	}
@@ -347,7 +336,8 @@ func (n *Node) startDiscovery() {
 // Drain makes /readyz answer 503 and goes on serving for grace, or until ctx
 // ends, so that a balancer notices before anything is refused. Stop follows.
 func (n *Node) Drain(ctx context.Context, grace time.Duration) {
-	n.ready.drain("draining")
+	n.endReadiness("draining")
+	n.log.Info().Str("component", "node").Str("event", EventDrainStarted).Float64("grace_s", grace.Seconds()).Msg("draining")
 	if grace <= 0 {
 		return
 	}
@@ -357,6 +347,14 @@ func (n *Node) Drain(ctx context.Context, grace time.Duration) {
 	case <-timer.C:
 	case <-ctx.Done():
 	}
+}
+
+// endReadiness has the node ask for no traffic any more, for good.
+func (n *Node) endReadiness(reason string) {
+	if n.Ready() {
+		n.log.Info().Str("component", "node").Str("event", EventNotReady).Str("reason", reason).Msg("not ready")
+	}
+	n.ready.drain(reason)
 }
 
 // Stop drains and ends the node: not ready, `Connection: close`, running
@@ -371,10 +369,10 @@ func (n *Node) Stop(ctx context.Context) error {
 	if first {
 		n.serving.Store(false)
 		// No Start can run any more, so the stack and the readiness are ours.
-		n.ready.drain("stopping")
+		n.endReadiness("stopping")
 		n.stopErr = n.cleanups.unwind(ctx)
 		close(n.stopped)
-		n.log.Info().Str("component", "node").Err(n.stopErr).Msg("stopped")
+		n.log.Info().Str("component", "node").Str("event", EventStopped).Err(n.stopErr).Msg("stopped")
 		return n.stopErr
 	}
 	select {

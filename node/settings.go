@@ -18,6 +18,7 @@ type Setting struct {
 	Default string // as text; "" is the field's zero value
 	Help    string
 	Group   string // heading it is listed under
+	Reload  string // what Reload takes of it: "yes", "file", "api_key", or "" for nothing
 	Kind    string // what a value looks like, for people: "duration", "size in bytes", ...
 
 	field int // index in Config
@@ -36,7 +37,7 @@ func Settings() []Setting {
 		}
 		out = append(out, Setting{
 			Key: key, Flag: f.Tag.Get("name"), Env: f.Tag.Get("env"),
-			Default: f.Tag.Get("default"), Help: f.Tag.Get("help"), Group: f.Tag.Get("group"),
+			Default: f.Tag.Get("default"), Help: f.Tag.Get("help"), Group: f.Tag.Get("group"), Reload: f.Tag.Get("reload"),
 			Kind: kindName(f.Type), field: i,
 		})
 	}

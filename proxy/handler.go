@@ -223,7 +223,7 @@ func (e *exchange) forward() {
 			return
 		}
 		began = time.Now()
-		if e.rec.Attempts == e.proxy.cfg.MaxAttempts {
+		if e.rec.Attempts == e.proxy.tuned.Load().MaxAttempts {
 			e.refuseExhausted()
 			return
 		}

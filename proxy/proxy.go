@@ -122,7 +122,8 @@ type Config struct {
 
 // Proxy is the data plane of one node. Create it with New. All methods are safe for concurrent use.
 type Proxy struct {
-	cfg    Config
+	cfg    Config                 // as New got it
+	tuned  atomic.Pointer[Config] // what Retune may replace is read from here; never written
 	server *fasthttp.Server
 	base   context.Context // ends when the drain is cut short
 	cancel context.CancelFunc
@@ -170,6 +171,7 @@ func New(cfg Config) (*Proxy, error) {
 		finished:  make(chan struct{}),
 		force:     make(chan struct{}),
 	}
+	p.tuned.Store(&cfg)
 	p.base, p.cancel = context.WithCancel(context.Background())
 	p.bodies.limit = int64(cfg.MaxBodyMemory)
 	p.upstreams.init(p)
@@ -178,6 +180,17 @@ func New(cfg Config) (*Proxy, error) {
 	p.parsers.New = func() any { return newDescriber(p) }
 	p.server = p.newServer()
 	return p, nil
+}
+
+// Retune takes from a configuration what can change while the proxy serves: MaxAttempts,
+// MaxIdle, and the timeouts but Read, KeepAlive, Watch and Models. What was begun before
+// may still end by the old values. Nothing changes after an error.
+func (p *Proxy) Retune(cfg Config) error {
+	if err := cfg.complete(); err != nil {
+		return err
+	}
+	p.tuned.Store(&cfg)
+	return nil
 }
 
 // Ready says what /readyz answers: true once the node may take traffic, false when it is about to stop. Requests are

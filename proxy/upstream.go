@@ -86,7 +86,7 @@ func (u *upstreams) pool(t *Target) *pool {
 // get returns an unused connection that still looks alive, or nil.
 func (u *upstreams) get(t *Target) *upstreamConn {
 	pl := u.pool(t)
-	oldest := u.proxy.clock.Load() - int64(u.proxy.cfg.Timeouts.UpstreamIdle)
+	oldest := u.proxy.clock.Load() - int64(u.proxy.tuned.Load().Timeouts.UpstreamIdle)
 	for {
 		c := pl.take(u.proxy.clock.Load())
 		if c == nil {
@@ -123,7 +123,7 @@ func (u *upstreams) put(c *upstreamConn) {
 	c.since = u.proxy.clock.Load()
 	pl := c.pool
 	pl.mu.Lock()
-	if !pl.dead && len(pl.idle) < u.proxy.cfg.MaxIdle {
+	if !pl.dead && len(pl.idle) < u.proxy.tuned.Load().MaxIdle {
 		pl.idle = append(pl.idle, c)
 		c = nil
 	}
@@ -135,7 +135,7 @@ func (u *upstreams) put(c *upstreamConn) {
 
 // dial opens a connection. The context only cancels; the time is bounded by Timeouts.Connect.
 func (u *upstreams) dial(ctx context.Context, t *Target) (*upstreamConn, error) {
-	ctx, cancel := context.WithTimeout(ctx, u.proxy.cfg.Timeouts.Connect)
+	ctx, cancel := context.WithTimeout(ctx, u.proxy.tuned.Load().Timeouts.Connect)
 	defer cancel()
 	raw, err := u.dialer.DialContext(ctx, "tcp", t.Addr)
 	if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) {
@@ -203,7 +203,7 @@ func (c *upstreamConn) interrupt() {
 
 // sweep closes connections that were not used for too long and forgets pools that were not used for an hour.
 func (u *upstreams) sweep(now int64) {
-	oldest := now - int64(u.proxy.cfg.Timeouts.UpstreamIdle)
+	oldest := now - int64(u.proxy.tuned.Load().Timeouts.UpstreamIdle)
 	forget := false
 	u.mu.RLock()
 	for _, pl := range u.pools {

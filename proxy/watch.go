@@ -33,7 +33,7 @@ func (p *Proxy) sweep(scratch []*clientConn) []*clientConn {
 	p.mu.Lock()
 	scratch = append(scratch, p.conns.list...)
 	p.mu.Unlock()
-	stall := int64(p.cfg.Timeouts.Write)
+	stall := int64(p.tuned.Load().Timeouts.Write)
 	for _, c := range scratch {
 		if since := c.writing.Load(); since != 0 && now-since > stall {
 			c.interrupt(stalled)

@@ -28,6 +28,26 @@ func (s *Store) isLeader(l *life) bool { return l != nil && l.raft.State() == ra
 // think so for as long as its lease. Cheaper than Status. Safe for concurrent use.
 func (s *Store) Leading() bool { return s.isLeader(s.current()) }
 
+// Values of the field "event" of log lines about the leader.
+const (
+	EventLeaderChanged = "leader_changed"
+	EventLeaderLost    = "leader_lost"
+)
+
+// noteLeader logs that another node leads than at the last look, or none.
+func (s *Store) noteLeader(l *life) {
+	now := s.leader(l)
+	if now.ID == s.led {
+		return
+	}
+	s.led = now.ID
+	if now.ID == "" {
+		s.log.Warn().Str("event", EventLeaderLost).Msg("no leader is known: changes wait")
+		return
+	}
+	s.log.Info().Str("event", EventLeaderChanged).Str("leader", now.ID).Str("addr", now.Addr).Msg("another leader")
+}
+
 // leader is where the leader is, as far as this node knows.
 func (s *Store) leader(l *life) hint {
 	if l == nil {

@@ -71,6 +71,8 @@ type Store struct {
 	// unwilling are the last errors of nodes that were not taken in, by address, so
 	// that each is logged once. Only run uses it.
 	unwilling map[string]string
+	// led is the leader that was logged last. Only run uses it.
+	led string
 	// clear is since when nothing has spoken against recovered data. Only run uses it.
 	clear time.Time
 }
@@ -464,6 +466,7 @@ func (s *Store) look(l *life) {
 		return // the disk failed, and tend will see it
 	}
 	s.settle(l)
+	s.noteLeader(l)
 	s.compare()
 	if !s.prove(ctx, l) {
 		return

@@ -275,7 +275,7 @@ func (l *List) tell(ctx context.Context) {
 		case <-l.table.wake:
 		}
 		for _, e := range l.table.events() {
-			l.log.Info().Str("peer", e.Member.Name).Str("addr", e.Member.Addr).Msg("member " + e.Kind.String())
+			l.log.Info().Str("event", e.Kind.Event()).Str("peer", e.Member.Name).Str("addr", e.Member.Addr).Msg("member " + e.Kind.String())
 			if l.cfg.OnEvent == nil {
 				continue
 			}
