@@ -140,6 +140,8 @@ func TestRecoverTwoOfFive(t *testing.T) {
 	}
 	a.start()
 	b.start()
+	// Either may lead, and a leader takes no changes before its own data is in service.
+	b.inService()
 	apply(t, a.inService(), add("two"))
 	until(t, "b to know", func() bool { return has(b.store.Load().State(), "two") && has(b.store.Load().State(), "one") })
 }
