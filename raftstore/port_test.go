@@ -75,7 +75,7 @@ func (a authority) config(t *testing.T, addr string) *tls.Config {
 func TestTLS(t *testing.T) {
 	t.Parallel()
 	ours, theirs := newAuthority(t), newAuthority(t)
-	f := newFleet(t, 3, nil)
+	f := newRealFleet(t, 3, nil)
 	for _, n := range f.nodes {
 		n.edit = func(c *Config) { c.TLS = ours.config(t, n.addr()) }
 	}
@@ -106,7 +106,7 @@ func TestTLS(t *testing.T) {
 // node goes on.
 func TestNonsenseOnThePort(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t, 1, nil).start()
+	f := newRealFleet(t, 1, nil).start()
 	n := f.nodes[0]
 	s := n.store.Load()
 	apply(t, s, add("one"))
