@@ -27,10 +27,19 @@ func usedData(t *testing.T) []byte {
 	for i := range 300 {
 		apply(t, s, add(fmt.Sprintf("a-backend-with-a-rather-long-name-%d", i)))
 	}
-	until(t, "a snapshot", func() bool {
+	until(t, "a snapshot, and the end to be noted", func() bool {
 		meta, _, err := snapshotStore{s.current().disk}.load(false)
-		return err == nil && meta != nil
+		index, errNoted := noted(s.current().disk)
+		return err == nil && meta != nil && errNoted == nil && index >= s.State().Version
 	})
+	if err := s.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	// The last transaction may be lost to damage, as if it had not been completed. Opening the file makes
+	// two that change nothing.
+	if s, err = Open(Config{Dir: dir, Server: true}); err != nil {
+		t.Fatal(err)
+	}
 	if err := s.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +107,7 @@ func TestDamageIsToldOrHarmless(t *testing.T) {
 		kind.do(b, r)
 		gotID, got, err := openDamaged(t, dir, b)
 		switch {
-		case err == nil && (gotID != id || got < 299): // the last transaction may be one that counts as not completed
+		case err == nil && (gotID != id || got != 300):
 			t.Errorf("trial %d, %s: the node starts as %s with %d backends", trial, kind.name, gotID, got)
 		case err == nil:
 			harmless++

@@ -6,10 +6,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"hash/fnv"
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 
@@ -31,6 +33,24 @@ var (
 func damaged(path string, why error) error {
 	return fmt.Errorf("%s is damaged: %w; if other nodes have the fleet's state: empty the data directory and start this node with join; else restore the file from a backup",
 		path, why)
+}
+
+// seal writes a value with a checksum of key and value behind it.
+func seal(b *bbolt.Bucket, key, value []byte) error {
+	return b.Put(key, binary.BigEndian.AppendUint32(bytes.Clone(value), logSum(key, value)))
+}
+
+// unseal reads such a value into memory of its own; nil if there is none.
+func unseal(b *bbolt.Bucket, key []byte) ([]byte, error) {
+	raw := b.Get(key)
+	if raw == nil {
+		return nil, nil
+	}
+	at := max(0, len(raw)-crc32.Size)
+	if len(raw) < crc32.Size || logSum(key, raw[:at]) != binary.BigEndian.Uint32(raw[at:]) {
+		return nil, fmt.Errorf("%s is damaged: the checksum differs", key)
+	}
+	return bytes.Clone(raw[:at]), nil
 }
 
 // openBolt opens a data file. It waits for half a second if another process has it open.
@@ -89,7 +109,7 @@ func makeData(unfinished, path string) error {
 					return err
 				}
 			}
-			return tx.Bucket(bucketMeta).Put(keyIdentity, raw)
+			return seal(tx.Bucket(bucketMeta), keyIdentity, raw)
 		})
 	}
 	if err := errors.Join(err, db.Close()); err != nil {
@@ -172,7 +192,7 @@ func (c *pageCheck) run() error {
 		if !isBucket {
 			return fmt.Errorf("%q is not a bucket", key)
 		}
-		return c.bucket(value)
+		return c.bucket(string(key), value)
 	})
 	if err != nil {
 		return err
@@ -320,11 +340,20 @@ func span(b []byte, from uint64, size uint32) ([]byte, bool) {
 	return b[from : from+uint64(size)], true
 }
 
+// knownKeys are the keys that a bucket may have; the log has indexes. A key of another name is a
+// damaged one, and what it named would seem never to have been written: a vote, a snapshot.
+var knownKeys = map[string][]string{
+	"meta":     {string(keyIdentity), string(keyApplied), string(keyRoom)},
+	"stable":   {string(keyTerm), "LastVoteTerm", "LastVoteCand"}, // raft's names
+	"snapshot": {string(keySnapshotMeta), string(keySnapshotData)},
+}
+
 // bucket checks the pages of a bucket, which has no buckets of its own.
-func (c *pageCheck) bucket(value []byte) error {
+func (c *pageCheck) bucket(name string, value []byte) error {
 	plain := func(key, _ []byte, isBucket bool) error {
-		if isBucket {
-			return fmt.Errorf("key %x is a bucket", key)
+		known := slices.Contains(knownKeys[name], string(key)) || name == string(bucketLog) && len(key) == 8
+		if isBucket || !known {
+			return fmt.Errorf("bucket %q has the unknown key %q", name, key)
 		}
 		return nil
 	}

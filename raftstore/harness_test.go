@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -119,9 +120,27 @@ func quickTimers() Timers {
 	}
 }
 
-// newFleet makes nodes that expect each other, and starts none.
+// virtually runs a test in virtual time: waiting costs nothing, and a busy machine is not taken for a
+// broken node. Writes to disk are real.
+func virtually(t *testing.T, test func(t *testing.T)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, test)
+}
+
+// newFleet makes nodes that expect each other, and starts none. They meet on a network in memory, so
+// the test runs virtually.
 func newFleet(t testing.TB, size int, edit func(*Config)) *fleet {
-	f := &fleet{t: t, expect: size, cuts: make(map[[2]string]bool)}
+	return makeFleet(t, newWire(memoryDir(t)), size, edit)
+}
+
+// newRealFleet makes such nodes on loopback.
+func newRealFleet(t testing.TB, size int, edit func(*Config)) *fleet {
+	return makeFleet(t, nil, size, edit)
+}
+
+func makeFleet(t testing.TB, wire *wire, size int, edit func(*Config)) *fleet {
+	f := &fleet{t: t, expect: size, cuts: make(map[[2]string]bool), wire: wire}
 	for i := range size {
 		f.add(string(rune('a'+i)), edit)
 	}
@@ -135,6 +154,9 @@ func (f *fleet) add(name string, edit func(*Config)) *node {
 	addr := fmt.Sprintf("127.0.0.%d:7947", len(f.nodes)+1)
 	if f.wire != nil {
 		n.dir = filepath.Join(f.wire.dir, name)
+		if err := os.MkdirAll(n.dir, 0o700); err != nil {
+			f.t.Fatal(err)
+		}
 	} else {
 		n.dir = f.t.TempDir()
 		ln, err := net.Listen("tcp", host()+":0")

@@ -84,7 +84,11 @@ func newGroup() (g groupID) {
 func loadIdentity(d *disk) (identity, error) {
 	var id identity
 	err := d.read(func(tx *bbolt.Tx) error {
-		if err := json.Unmarshal(tx.Bucket(bucketMeta).Get(keyIdentity), &id); err != nil {
+		raw, err := unseal(tx.Bucket(bucketMeta), keyIdentity)
+		if err != nil {
+			return err
+		}
+		if err := json.Unmarshal(raw, &id); err != nil {
 			return fmt.Errorf("identity is damaged: %w", err)
 		}
 		if id.ID == "" {
@@ -115,5 +119,5 @@ func saveIdentity(d *disk, id identity) error {
 	if err != nil {
 		return err
 	}
-	return d.write(0, func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Put(keyIdentity, raw) })
+	return d.write(0, func(tx *bbolt.Tx) error { return seal(tx.Bucket(bucketMeta), keyIdentity, raw) })
 }

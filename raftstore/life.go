@@ -213,7 +213,7 @@ func (l *life) note(after time.Duration) error {
 		return nil
 	}
 	err := l.disk.write(0, func(tx *bbolt.Tx) error {
-		return tx.Bucket(bucketMeta).Put(keyApplied, logKey(applied))
+		return seal(tx.Bucket(bucketMeta), keyApplied, logKey(applied))
 	})
 	if err == nil {
 		l.applied.Store(applied)
@@ -235,8 +235,12 @@ func replay(d *disk) (*State, error) {
 		return nil, err
 	}
 	if meta != nil {
-		if m, err = restoreMachine(data); err != nil {
+		m, err = restoreMachine(data)
+		if errors.Is(err, errUnknownSnapshot) {
 			return nil, err
+		}
+		if err != nil {
+			return nil, fmt.Errorf("the snapshot is damaged: %w", err)
 		}
 		next = meta.Index + 1
 	}
@@ -248,7 +252,7 @@ func replay(d *disk) (*State, error) {
 		var l raft.Log
 		err := logs.GetLog(next, &l)
 		if errors.Is(err, raft.ErrLogNotFound) {
-			break
+			return nil, fmt.Errorf("the log is damaged: entry %d is missing, and %d is noted as committed", next, applied)
 		}
 		if err != nil {
 			return nil, err
@@ -270,7 +274,11 @@ func replay(d *disk) (*State, error) {
 
 func noted(d *disk) (index uint64, err error) {
 	err = d.read(func(tx *bbolt.Tx) error {
-		dec := &decoder{b: tx.Bucket(bucketMeta).Get(keyApplied)}
+		raw, err := unseal(tx.Bucket(bucketMeta), keyApplied)
+		if err != nil {
+			return err
+		}
+		dec := &decoder{b: raw}
 		if len(dec.b) > 0 {
 			index = dec.uint64()
 		}

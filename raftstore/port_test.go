@@ -12,7 +12,7 @@ import (
 // node goes on.
 func TestNonsenseOnThePort(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t, 1, nil).start()
+	f := newRealFleet(t, 1, nil).start()
 	n := f.nodes[0]
 	s := n.store.Load()
 	apply(t, s, add("one"))
