@@ -8,7 +8,7 @@ import (
 )
 
 // That a socket is taken over is tested with the program itself, whose third descriptor is its own.
-func TestListenerOfNobody(t *testing.T) {
+func TestNoListenerPassed(t *testing.T) {
 	self := strconv.Itoa(os.Getpid())
 	for name, tc := range map[string]struct{ pid, n, err string }{
 		"none":                {"", "", ""},
