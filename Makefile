@@ -38,6 +38,7 @@ build-newer: ## bin/grapevine-newer, a router of a release that does not exist y
 install: build ## the router, its unit and its user into DESTDIR (docs/operate.md, "As a service")
 	install -D -m 0755 $(BIN) $(DESTDIR)/usr/bin/grapevine
 	install -D -m 0644 deploy/systemd/grapevine.service $(DESTDIR)/usr/lib/systemd/system/grapevine.service
+	install -D -m 0644 deploy/systemd/grapevine.socket $(DESTDIR)/usr/lib/systemd/system/grapevine.socket
 	install -D -m 0644 deploy/systemd/grapevine.sysusers $(DESTDIR)/usr/lib/sysusers.d/grapevine.conf
 	install -D -m 0644 docs/operate.md $(DESTDIR)/usr/share/doc/grapevine/operate.md
 

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"net"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -22,6 +23,8 @@ type Config struct {
 	Level *LogLevel `yaml:"-" kong:"-"`
 	// Version is what /status and grapevine_build_info say; nor is it a setting.
 	Version string `yaml:"-" kong:"-"`
+	// Listener, if not nil, is used in place of Listen. The node closes it once it is started.
+	Listener net.Listener `yaml:"-" kong:"-"`
 
 	Listen         string `yaml:"listen" name:"listen" env:"GRAPEVINE_LISTEN" default:":8080" placeholder:"ADDR" group:"serving" help:"Address clients connect to."`
 	Admin          string `yaml:"admin" name:"admin" env:"GRAPEVINE_ADMIN" default:"127.0.0.1:8081" placeholder:"ADDR" group:"serving" help:"Address of the admin API (health, metrics, receipts, operation). Without --admin-token-file it takes changes from this machine only, and shows backends, nodes and load to who reaches it."`

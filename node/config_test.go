@@ -41,8 +41,8 @@ func TestSettingsAgree(t *testing.T) {
 			t.Errorf("%s: no help or no group", s.Key)
 		}
 	}
-	// Every field is a setting, but the logger, its level and the version.
-	if got, want := len(Settings()), reflect.TypeFor[Config]().NumField()-3; got != want {
+	// Every field is a setting, except the logger, its level, the version and the listener.
+	if got, want := len(Settings()), reflect.TypeFor[Config]().NumField()-4; got != want {
 		t.Errorf("%d settings for %d fields", got, want)
 	}
 }

@@ -262,10 +262,13 @@ func (n *Node) start(ctx context.Context) error {
 	if err := n.startMetrics(ctx); err != nil {
 		return err
 	}
-	var lc net.ListenConfig
-	ln, err := lc.Listen(ctx, "tcp", n.cfg.Listen)
-	if err != nil {
-		return fmt.Errorf("listen: %w", err)
+	ln := n.cfg.Listener
+	if ln == nil {
+		var lc net.ListenConfig
+		var err error
+		if ln, err = lc.Listen(ctx, "tcp", n.cfg.Listen); err != nil {
+			return fmt.Errorf("listen: %w", err)
+		}
 	}
 	// Serve closes the listener; until it runs this is ours to undo.
 	n.cleanups.push("listener", func(context.Context) error {

@@ -13,8 +13,8 @@ var errBodyMemory = errors.New("no memory for the request body")
 const retainBody = 256 << 10
 
 // BodyMemoryShare is how many of the largest bodies Config.MaxBodyMemory must hold, so that one alone
-// is never refused: its last buffer and the one it is copied from take twice its size, in three
-// quarters of the memory.
+// is never refused: its last buffer and the one it is copied from take twice its size, of three quarters
+// of the memory less what idle connections keep.
 const BodyMemoryShare = 3
 
 // bodyMemory bounds what the body buffers of all client connections hold together: those of bodies
@@ -49,9 +49,9 @@ func (m *bodyMemory) take(n int) bool {
 
 func (m *bodyMemory) give(n int) { m.used.Add(-int64(n)) }
 
-// scarce reports whether connections are to keep no buffers for later: half of the memory is for
-// requests that are there.
-func (m *bodyMemory) scarce() bool { return m.used.Load() > m.limit/2 }
+// scarce reports whether connections are to keep no buffers for later. What idle ones keep is out of
+// reach of others for minutes, so it is never more than this.
+func (m *bodyMemory) scarce() bool { return m.used.Load() > m.limit/16 }
 
 // BodyMemory returns the bytes that request bodies hold, and how many requests were answered 503
 // because there was no room for theirs.

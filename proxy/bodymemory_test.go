@@ -26,7 +26,7 @@ func upload(c net.Conn, size int) {
 }
 
 // TestBodiesShareOneMemory: stalled uploads hold no more than Config.MaxBodyMemory together, those that
-// do not fit are told to come again, and a prompt of ordinary size still passes.
+// do not fit get 503 with Retry-After, and a prompt of ordinary size still passes.
 func TestBodiesShareOneMemory(t *testing.T) {
 	const size, limit, clients = 4 << 20, 12 << 20, 12
 	var log syncBuffer
@@ -84,6 +84,24 @@ func TestLargestBodyFitsAlone(t *testing.T) {
 	readReply(t, br, "POST").want(t, 200)
 }
 
+// TestIdleConnectionsKeepLittle: buffers that connections keep for their next request do not add up, so
+// that the largest body still fits beside any number of them.
+func TestIdleConnectionsKeepLittle(t *testing.T) {
+	const size = 4 << 20
+	r := newRig(t, []string{newBackend(t, false, answering).addr}, withConfig(func(c *Config) { c.MaxBody, c.MaxBodyMemory = size, BodyMemoryShare*size }))
+	for range 60 {
+		c := r.dial()
+		_, err := io.WriteString(c, request("POST", "/v1/x", strings.Repeat("x", retainBody-1)))
+		must(t, err)
+		readReply(t, bufio.NewReader(c), "POST").want(t, 200)
+	}
+	eventually(t, "the last request is over", func() bool { return r.proxy.InFlight() == 0 })
+	if used, _ := r.proxy.BodyMemory(); used == 0 || used > BodyMemoryShare*size/16+retainBody {
+		t.Errorf("idle connections keep %d bytes", used)
+	}
+	r.raw(request("POST", "/v1/x", strings.Repeat("x", size))).want(t, 200)
+}
+
 // TestStalledBodyEnds: what a body has brought buys it no time beyond Timeouts.Read.
 func TestStalledBodyEnds(t *testing.T) {
 	r := newRig(t, []string{newBackend(t, false, answering).addr}, withTimeouts(func(t *Timeouts) { t.Read = time.Second }))
@@ -96,7 +114,7 @@ func TestStalledBodyEnds(t *testing.T) {
 	eventually(t, "the body is not held", func() bool { used, _ := r.proxy.BodyMemory(); return used == 0 })
 }
 
-// TestWarnsOfClientsThatSpeakSomethingElse: the operator is told once what is wrong and what to do.
+// TestWarnsOfClientsThatSpeakSomethingElse: one warning names the mistake and its remedy.
 func TestWarnsOfClientsThatSpeakSomethingElse(t *testing.T) {
 	for want, option := range map[string]rigOption{
 		"proxy_protocol: false": withConfig(func(c *Config) { c.ProxyProtocol = true }),

@@ -140,7 +140,7 @@ func TestClientThatDoesNotReadIsCut(t *testing.T) {
 	if rec := r.record(0); rec.Failed != policy.ClientGone {
 		t.Errorf("record %+v", rec)
 	}
-	// A FIN would wait in the kernel behind megabytes that nobody reads.
+	// A FIN would wait in the kernel behind megabytes that the client does not read.
 	if _, err := io.Copy(io.Discard, c); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("cut by %v, want a reset", err)
 	}

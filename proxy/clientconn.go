@@ -61,6 +61,7 @@ type clientConn struct {
 	body      []byte    // of the request
 	arrived   time.Time // when the request had been read whole
 	credit    int       // bytes read since readBy was last moved
+	heard     bool      // a byte of a request has come
 	ended     bool      // the client sends nothing more
 	muted     bool      // the response was written by hand, or there is to be none: what fasthttp writes is dropped
 	lingering bool      // refused before all of it was read: see Close
@@ -78,6 +79,7 @@ func (c *clientConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	c.ended = err == io.EOF
 	if n > 0 {
+		c.heard = true
 		if c.state.Load() == connIdle {
 			c.state.CompareAndSwap(connIdle, connReading)
 		}

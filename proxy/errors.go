@@ -195,7 +195,7 @@ func quoted(model []byte) string {
 }
 
 // refuseUnread answers a request that could not be read. fasthttp closes the connection after it. A
-// connection on which no byte of a request came is closed without a word.
+// connection on which no byte of a request came is closed without an answer.
 func refuseUnread(ctx *fasthttp.RequestCtx, err error) {
 	f := fault{fasthttp.StatusBadRequest, "bad_request", "the request is malformed"}
 	var small *fasthttp.ErrSmallBuffer
@@ -210,7 +210,7 @@ func refuseUnread(ctx *fasthttp.RequestCtx, err error) {
 		f = fault{fasthttp.StatusRequestTimeout, "request_timeout", "the request did not arrive in time"}
 	}
 	conn := ctx.Conn().(*clientConn)
-	if conn.state.Load() == connIdle {
+	if !conn.heard {
 		conn.muted = true // there is no request that an answer could belong to
 		return
 	}

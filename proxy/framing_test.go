@@ -233,7 +233,7 @@ func TestAnnouncedBodiesCostLittle(t *testing.T) {
 	}
 }
 
-// TestExpectedBodyThatIsTooLarge: a client that asks first is told 413, and not to go on.
+// TestExpectedBodyThatIsTooLarge: a client that asks first gets 413 at once, no 100 before it.
 func TestExpectedBodyThatIsTooLarge(t *testing.T) {
 	r := newRig(t, []string{newBackend(t, false, answering).addr}, withConfig(func(c *Config) { c.MaxBody = 1 << 20 }))
 	c := r.dial()
@@ -254,6 +254,18 @@ func TestSilentConnectionIsClosedSilently(t *testing.T) {
 	if len(got) > 0 || err != nil {
 		t.Errorf("read %q, %v", got, err)
 	}
+}
+
+// TestMalformedRequestBehindAnother: what is refused behind a good request, in the same packet, is
+// refused with an answer.
+func TestMalformedRequestBehindAnother(t *testing.T) {
+	r := newRig(t, nil)
+	c := r.dial()
+	br := bufio.NewReader(c)
+	_, err := io.WriteString(c, request("GET", "/healthz", "")+"nonsense\r\n\r\n")
+	must(t, err)
+	readReply(t, br, "GET").want(t, 200)
+	readReply(t, br, "GET").want(t, 400, "bad_request")
 }
 
 // A body that ends before its time is none: what came of it reaches no engine.

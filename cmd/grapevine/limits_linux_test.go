@@ -173,7 +173,7 @@ func TestStalledUploads(t *testing.T) {
 		t.Logf("%d uploads: the cgroup held %d MiB at most", uploads, peak()>>20)
 	}
 	if !strings.Contains(p.log.String(), `"cgroup_bytes":1073741824`) {
-		t.Errorf("the collector was not told of the cgroup:\n%s", p.log.String())
+		t.Errorf("the collector does not follow the limit of the cgroup:\n%s", p.log.String())
 	}
 	p.signal(t, syscall.SIGTERM)
 	if code := p.wait(t); code < 0 {

@@ -14,6 +14,7 @@ import (
 
 	"grapevine/node"
 	"grapevine/node/machine"
+	"grapevine/node/notify"
 )
 
 type serveCmd struct {
@@ -36,6 +37,14 @@ func (c *serveCmd) Run(s *streams, k *kong.Context) error {
 		return usageError{err}
 	}
 	cfg.Version = version
+	if !c.CheckConfig {
+		if cfg.Listener, err = notify.Listener(os.Getenv); err != nil {
+			return err
+		}
+		if cfg.Listener != nil {
+			cfg.Log.Info().Str("address", cfg.Listener.Addr().String()).Msg("the data port is the socket that the service manager passed; the setting listen has no effect")
+		}
+	}
 	n, err := node.New(cfg) // starts nothing, reads keys and certificates
 	if err != nil {
 		return usageError{err}
