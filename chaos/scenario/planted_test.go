@@ -41,6 +41,8 @@ var sowing = []sown{
 	{defect: "reads-what-it-has"},
 	{defect: "founds-alone"},
 	{defect: "batch-lost"},
+	{defect: "resume-skips-a-batch", schedule: "4s pause node-2 for 5s", load: Load{Rate: 15}},
+	{defect: "snapshot-ends-early", schedule: "6s stop node-2 for 1s", load: Load{Rate: 15}},
 	{
 		defect: "turns-without-a-peer", schedule: "10s kill node-2 for 11s", load: Load{Rate: 15},
 		pace: pace{calm: 3 * time.Second, lead: 10 * time.Second, tail: time.Second},

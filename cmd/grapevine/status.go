@@ -61,8 +61,8 @@ func printStatus(out io.Writer, st *node.Status) error {
 	if f := st.Fleet; f == nil {
 		fmt.Fprintln(w, "fleet\talone")
 	} else {
-		fmt.Fprintf(w, "fleet\t%d nodes, %.0f ms behind them, %.0f %% warm, %d decisions blind, %d buckets divergent\n",
-			f.Nodes, f.StalenessMS, 100*f.WarmFraction, f.BlindDecisions, f.Divergence)
+		fmt.Fprintf(w, "fleet\t%d nodes, %.0f ms behind them, %.0f %% warm, %d decisions blind, %d nodes incomplete\n",
+			f.Nodes, f.StalenessMS, 100*f.WarmFraction, f.BlindDecisions, f.Incomplete)
 	}
 	return w.Flush()
 }

@@ -35,7 +35,7 @@ func TestTablesGolden(t *testing.T) {
 			{Name: "one", Self: true, State: "alive", SinceS: 754.2, Gossip: "10.0.0.1:7946", Data: "10.0.0.1:8080", Version: "v1.2.3"},
 			{Name: "three", State: "failed", SinceS: 12.3, Gossip: "10.0.0.3:7946", Data: "10.0.0.3:8080", Version: "v1.2.2", LastError: "EOF"},
 			{Name: "two", State: "alive", SinceS: 700, Connected: true, LagMS: 31.25, RTTMS: 0.42, OffsetMS: -2500, ReceivedBytes: 123_456_789, SentBytes: 9_999,
-				Repaired: 17, Gossip: "10.0.0.2:7946", Data: "10.0.0.2:8080", Version: "v1.2.3"},
+				Missed: 17, Gossip: "10.0.0.2:7946", Data: "10.0.0.2:8080", Version: "v1.2.3"},
 			{Name: "wall", State: "alive", SinceS: 5, LagMS: 5000, ReceivedBytes: 50_000, Gossip: "10.0.0.4:7946", LastError: "dial tcp 10.0.0.4:7946: i/o timeout"},
 		},
 		Seeds: []node.SeedStatus{

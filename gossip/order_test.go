@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// A node that was stopped for a while finds its peers silent before it has read what they sent meanwhile. The model panics if
-// what they sent is taken for the change of a vector that is void.
+// A node that was stopped for a while finds its peers silent before it has read what they sent
+// meanwhile. The model panics if what they sent is taken for the change of a vector that is void.
 func TestSilentPeerBeginsAnewWithItsWholeLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -58,7 +58,7 @@ func TestKnowledgeThatIsSlowToTakeOnesLoadHoldsUpNobodyElse(t *testing.T) {
 		}
 	})
 	defer stopAll(t, []*testNode{a, b, c})
-	wallClock(t, "load", func() bool { return b.know.peerLoad("n0") != nil && len(b.sessions()) == 2 })
+	wallClock(t, "load", func() bool { return b.know.peerLoad("n0") != nil && len(b.streams()) == 2 })
 	slow.Store(true)
 	a.know.setLoad(1, 20, 2)
 	<-taking
