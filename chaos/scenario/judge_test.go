@@ -146,7 +146,7 @@ func TestEveryPromiseCanBreak(t *testing.T) {
 		}, []string{"one-leader-per-term"}},
 		{"trees that differ", func(e *evidence) { e.quiet.differ, e.quiet.most = "node-0 has 3", 100 }, []string{"trees-converge"}},
 		{"batches that a node has not applied", func(e *evidence) { e.quiet.behind = "node-1 has 3 batches" }, []string{"trees-converge"}},
-		{"trees that agree too late", func(e *evidence) { e.quiet.applied = convergeBound + 1 }, []string{"trees-converge"}},
+		{"trees that agree too late", func(e *evidence) { e.quiet.converged = convergeBound + 1 }, []string{"trees-converge"}},
 		{"fewer hits after a loss", func(e *evidence) {
 			e.marks[0].Ending, e.marks[0].Over = 19*sec, 19*sec
 			for i, a := range e.attempts[140:220] { // enough turns to tell

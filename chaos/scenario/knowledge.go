@@ -26,8 +26,9 @@ var treesConverge = Invariant{
 			return f
 		}
 		f.checked = q.compared
+		differ := q.differ != ""
 		equal := "equal"
-		if q.differ != "" || q.behind != "" {
+		if differ || q.behind != "" {
 			equal = "not equal"
 		}
 		f.note = fmt.Sprintf("%d facts, %d streams, %s after %.2f s", q.facts, q.streams, equal, q.converged.Seconds())
@@ -39,15 +40,15 @@ var treesConverge = Invariant{
 			f.violate(e.drained+q.converged, "the fleet", "%s", q.behind)
 		case q.applied > convergeBound:
 			f.violate(e.drained+q.applied, "the fleet", "each had applied what the others published after %v", q.applied)
-		case unheard || loose && len(lost) > 0:
+		case differ && (unheard || loose && len(lost) > 0):
 			f.note += fmt.Sprintf("; a router ended unheard, or a clock was set and caches were lost: %d to %d facts, not judged", q.least, q.most)
-		case loose && float64(q.most-q.least) > 0.02*float64(q.most):
+		case differ && loose && float64(q.most-q.least) > 0.02*float64(q.most):
 			f.violate(e.drained+q.converged, "the fleet", "%d facts at one node, %d at another", q.least, q.most)
-		case loose:
+		case differ && loose:
 			f.note += fmt.Sprintf("; a router was killed, or a clock set: %d to %d facts", q.least, q.most)
 		case len(lost) > 0:
 			e.partly(&f, lost)
-		case q.differ != "":
+		case differ:
 			f.violate(e.drained+q.converged, "the fleet", "%s", q.differ)
 		case q.converged > convergeBound:
 			f.violate(e.drained+q.converged, "the fleet", "they agreed after %v", q.converged)
