@@ -36,7 +36,7 @@ func usedData(t *testing.T) []byte {
 		t.Fatal(err)
 	}
 	// The last transaction may be lost to damage, as if it had not been completed. Opening the file makes
-	// two that change nothing.
+	// one that changes nothing.
 	if s, err = Open(Config{Dir: dir, Server: true}); err != nil {
 		t.Fatal(err)
 	}

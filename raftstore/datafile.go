@@ -343,7 +343,7 @@ func span(b []byte, from uint64, size uint32) ([]byte, bool) {
 // knownKeys are the keys that a bucket may have; the log has indexes. A key of another name is a
 // damaged one, and what it named would seem never to have been written: a vote, a snapshot.
 var knownKeys = map[string][]string{
-	"meta":     {string(keyIdentity), string(keyApplied), string(keyRoom)},
+	"meta":     {string(keyIdentity), string(keyApplied)},
 	"stable":   {string(keyTerm), "LastVoteTerm", "LastVoteCand"}, // raft's names
 	"snapshot": {string(keySnapshotMeta), string(keySnapshotData)},
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -92,18 +93,25 @@ func openDisk(dir string, deadline time.Duration, faults *Faults, counts *writeC
 	return d, nil
 }
 
-// roomBytes is what has to fit into the data file before raft uses it: some hundred changes. Without
+// roomBytes is what has to fit beside the data file before raft uses it: some hundred changes. Without
 // that much a file that can still take a few bytes would be taken into use and fail, again and again.
 const roomBytes = 256 << 10
 
-// tryRoom writes roomBytes to the data file and removes them again.
+// tryRoom makes a transaction, and beside it a file of roomBytes, which it removes again: in the data
+// file the space would stay.
 func (d *disk) tryRoom() error {
-	room := make([]byte, roomBytes)
-	err := d.write(0, func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Put(keyRoom, room) })
-	if err != nil {
-		return err
-	}
-	return d.write(0, func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Delete(keyRoom) })
+	return d.write(0, func(*bbolt.Tx) error {
+		path := d.db.Path() + ".room"
+		f, err := os.Create(path)
+		if err != nil {
+			return err
+		}
+		_, err = f.Write(make([]byte, roomBytes))
+		if err == nil {
+			err = f.Sync()
+		}
+		return errors.Join(err, f.Close(), os.Remove(path))
+	})
 }
 
 // write runs a transaction and returns when it is on the disk. size is about how

@@ -13,7 +13,6 @@ import (
 var (
 	keyIdentity = []byte("identity")
 	keyApplied  = []byte("applied")
-	keyRoom     = []byte("room") // see tryRoom
 )
 
 // groupID names one raft group. It is drawn when a group is founded and kept by
