@@ -206,8 +206,10 @@ func (n *Node) buildProxy() error {
 			MinVersion:     tls.VersionTLS12,
 		}
 	}
-	var err error
-	n.proxy, err = proxy.New(n.proxyConfig(tlsConfig))
+	cfg, err := n.proxyConfig(tlsConfig)
+	if err == nil {
+		n.proxy, err = proxy.New(cfg)
+	}
 	if err != nil {
 		return fmt.Errorf("proxy: %w", err)
 	}

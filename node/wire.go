@@ -58,7 +58,15 @@ func (n *Node) anyModel(q *policy.Request, decide func() error) error {
 }
 
 // proxyConfig says in the proxy's words what the configuration says.
-func (n *Node) proxyConfig(tlsConfig *tls.Config) proxy.Config {
+func (n *Node) proxyConfig(tlsConfig *tls.Config) (proxy.Config, error) {
+	headers, err := proxy.ParseResponseHeaders(n.cfg.ResponseHeaders)
+	if err != nil {
+		return proxy.Config{}, err
+	}
+	tenant, err := proxy.ParseTenant(n.cfg.Tenant)
+	if err != nil {
+		return proxy.Config{}, err
+	}
 	return proxy.Config{
 		Picker:   &picker{n},
 		Hasher:   n.hasher,
@@ -66,6 +74,8 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config) proxy.Config {
 		Observer: n.observe,
 		Log:      n.log.With().Str("component", "proxy").Logger(),
 		NodeName: n.name,
+
+		PassPaths: n.cfg.PassPaths, AllowEngineControl: n.cfg.AllowEngineControl, ResponseHeaders: headers, Tenant: tenant,
 
 		MaxBody:     int(n.cfg.MaxBody),
 		MaxHeader:   int(n.cfg.MaxHeader),
@@ -81,7 +91,7 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config) proxy.Config {
 		},
 		TLS:           tlsConfig,
 		ProxyProtocol: n.cfg.ProxyProtocol,
-	}
+	}, nil
 }
 
 // observe takes a request that has ended.
