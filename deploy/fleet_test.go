@@ -166,7 +166,7 @@ func (x *example) startNodes() {
 			name: name, notify: conn, log: filepath.Join(x.dir, name+".log"),
 			command: strings.Fields(strings.NewReplacer("/usr/bin/grapevine", x.program, "/etc/grapevine/grapevine.yaml", config).Replace(u.last(x.t, "Service.ExecStart"))),
 			// As from systemd: nothing of this process's environment.
-			env: append(u["Service.Environment"], "PATH=/usr/bin:/bin", "NOTIFY_SOCKET="+socket,
+			env: append(u["Service.Environment"], "PATH=/usr/bin:/bin", "GRAPEVINE_RESPONSE_HEADERS=all", "NOTIFY_SOCKET="+socket,
 				"WATCHDOG_USEC="+strconv.FormatInt(u.duration(x.t, "Service.WatchdogSec").Microseconds(), 10)),
 		}
 		x.nodes = append(x.nodes, n)

@@ -65,7 +65,7 @@ func newDeciderOf(tb testing.TB, size, facts int) *decider {
 		tb.Fatal(err)
 	}
 	d.router.SetView(view)
-	if err := d.parser.Parse(prompt.Chat, d.body, &d.request); err != nil {
+	if err := d.parser.Parse(prompt.Chat, d.body, prompt.Options{}, &d.request); err != nil {
 		tb.Fatal(err)
 	}
 	tree.Record(7, d.request.Hashes, d.now, nil)
@@ -75,7 +75,7 @@ func newDeciderOf(tb testing.TB, size, facts int) *decider {
 
 // decide reads the body, picks a backend and gives it back.
 func (d *decider) decide(tb testing.TB) prefixtree.Backend {
-	if err := d.parser.Parse(prompt.Chat, d.body, &d.request); err != nil {
+	if err := d.parser.Parse(prompt.Chat, d.body, prompt.Options{}, &d.request); err != nil {
 		tb.Fatal(err)
 	}
 	return d.pick(tb)

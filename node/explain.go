@@ -72,7 +72,10 @@ func (n *Node) Explain(path string, header func(name string) []byte, body []byte
 	var q policy.Request
 	r := &Receipt{Node: n.name, Path: path}
 	if err := n.proxy.Describe([]byte(path), header, body, &q); err != nil {
-		r.Note = fmt.Sprintf("routed by load: %v", err)
+		r.Note = fmt.Sprintf("refused with 400: %v", err)
+		if n.proxy.TakesUnreadable() {
+			r.Note = fmt.Sprintf("routed by load: %v", err)
+		}
 	}
 	r.Model, r.PromptBytes, r.Blocks = string(q.Model), q.PromptBytes, len(q.Hashes)
 	var d policy.Decision

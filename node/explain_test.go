@@ -121,7 +121,7 @@ func TestExplainErrors(t *testing.T) {
 		want        string
 	}{
 		{"", chatBody("m", "hello"), 200, `"backend":"127.0.0.1:1"`},
-		{"", "{", 200, "routed by load"},
+		{"", "{", 200, "refused with 400"},
 		{"", chatBody("x", "hello"), 404, "model"},
 		{"?path=nonsense", chatBody("m", "hello"), 400, "does not begin with /"},
 		{"", chatBody("m", strings.Repeat("x", 5000)), 413, "max_body, 4KiB"},

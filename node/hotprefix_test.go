@@ -273,7 +273,7 @@ func hotAnchor(t *testing.T, n *Node) prefixtree.Hash {
 	t.Helper()
 	var q [2]policy.Request
 	for i := range q {
-		if err := n.proxy.Describe([]byte("/v1/chat/completions"), nil, []byte(hotBody(i)), &q[i]); err != nil || len(q[i].Hashes) < 14 {
+		if err := n.proxy.Describe([]byte("/v1/chat/completions"), func(string) []byte { return nil }, []byte(hotBody(i)), &q[i]); err != nil || len(q[i].Hashes) < 14 {
 			t.Fatalf("%d blocks: %v", len(q[i].Hashes), err)
 		}
 	}

@@ -99,7 +99,7 @@ func newMetrics(n *Node) *metrics {
 	m.error.over, m.error.under = prediction.WithLabelValues("over"), prediction.WithLabelValues("under")
 
 	duration := histograms("request_duration_seconds", "From the arrival of a request to the end of its answer.", durationBuckets, "kind")
-	unparsed := counters("unparsed_total", "Requests whose prompt was not understood, routed by load.", "kind")
+	unparsed := counters("unparsed_total", "Requests whose body was not understood: refused, or routed by load where allow_engine_control is set.", "kind")
 	for k := range prompt.Kind(len(m.kinds)) {
 		m.kinds[k].duration, m.kinds[k].unparsed = duration.WithLabelValues(k.String()), unparsed.WithLabelValues(k.String())
 	}

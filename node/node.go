@@ -219,7 +219,10 @@ func (n *Node) buildProxy() error {
 			MinVersion:     tls.VersionTLS12,
 		}
 	}
-	n.proxy, err = proxy.New(n.proxyConfig(tlsConfig, &n.cfg))
+	cfg, err := n.proxyConfig(tlsConfig, &n.cfg)
+	if err == nil {
+		n.proxy, err = proxy.New(cfg)
+	}
 	if err != nil {
 		return fmt.Errorf("proxy: %w", err)
 	}

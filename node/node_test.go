@@ -26,7 +26,8 @@ func testConfig(urls ...string) Config {
 	c.Listen, c.Admin, c.NodeName = "127.0.0.1:0", "127.0.0.1:0", "test"
 	c.DrainGrace, c.DrainClose = 0, 0
 	c.Log = zerolog.Nop()
-	c.ProbePath = noProbes // most of these engines are asked nothing that is not counted
+	c.ResponseHeaders = "all" // which the tests read
+	c.ProbePath = noProbes    // most of these engines are asked nothing that is not counted
 	for _, u := range urls {
 		c.Backends = append(c.Backends, Backend{URL: u})
 	}

@@ -52,7 +52,11 @@ func (n *Node) Reload(next Config) (Reloaded, error) {
 			out.AtNextStart = append(out.AtNextStart, s.Key)
 		}
 	}
-	if err := n.proxy.Retune(n.proxyConfig(nil, &now)); err != nil {
+	tuned, err := n.proxyConfig(nil, &now)
+	if err == nil {
+		err = n.proxy.Retune(tuned)
+	}
+	if err != nil {
 		return Reloaded{}, err
 	}
 	changed, err := n.fleet.setLocals(locals)

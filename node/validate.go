@@ -62,6 +62,17 @@ func (c *Config) checkServing(bad complain) {
 	if (c.TLSCert == "") != (c.TLSKey == "") {
 		bad("tls_cert", "give both or neither", "tls_cert and tls_key belong together")
 	}
+	for _, p := range c.PassPaths {
+		if err := proxy.CheckPassPath(p); err != nil {
+			bad("pass_paths", "write paths such as /classify", "%v", err)
+		}
+	}
+	if _, err := proxy.ParseResponseHeaders(c.ResponseHeaders); err != nil {
+		bad("response_headers", "want none, route or all", "%q is unknown", c.ResponseHeaders)
+	}
+	if _, err := proxy.ParseTenant(c.Tenant); err != nil {
+		bad("tenant", "want none, credential or header:NAME, a header that is passed on to engines", "%q cannot be used", c.Tenant)
+	}
 	if !headerWord(c.NodeName) {
 		bad("node_name", "write one word of visible ASCII: it goes into a response header", "%q cannot be used", c.NodeName)
 	}

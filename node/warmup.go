@@ -59,7 +59,7 @@ func newWarmer(n *Node, index policy.Index) *warmer {
 // observe keeps the body of a request that begins with a hot prefix.
 func (w *warmer) observe(r *proxy.Record) {
 	d := r.Decision
-	if d == nil || d.Replicas == 0 || r.Status != http.StatusOK || len(r.Body) > keptBytes || r.Kind != prompt.Chat && r.Kind != prompt.Completion {
+	if d == nil || d.Replicas == 0 || r.Status != http.StatusOK || len(r.Body) == 0 || r.RequestBytes > keptBytes || r.Kind != prompt.Chat && r.Kind != prompt.Completion {
 		return
 	}
 	w.mu.Lock()
@@ -68,7 +68,7 @@ func (w *warmer) observe(r *proxy.Record) {
 	if k, ok := w.kept[d.Hot]; ok && at.Sub(k.at) < keptFor {
 		return
 	}
-	w.kept[d.Hot] = keptPrompt{string(r.Path), bytes.Clone(r.Body), at}
+	w.kept[d.Hot] = keptPrompt{string(r.Path), bytes.Join(r.Body, nil), at}
 	for len(w.kept) > keptPrompts {
 		oldest := d.Hot
 		for anchor, k := range w.kept {

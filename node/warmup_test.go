@@ -19,6 +19,12 @@ import (
 // TestHeirsAreWarmed: the engine that takes over a hot prefix has computed it before the one that had it is drained, and is known to hold it;
 // no client is involved. An engine that does not answer keeps nobody from draining.
 func TestHeirsAreWarmed(t *testing.T) {
+	for _, tenant := range []string{"none", "credential"} {
+		t.Run(tenant, func(t *testing.T) { testHeirsAreWarmed(t, tenant) })
+	}
+}
+
+func testHeirsAreWarmed(t *testing.T, tenant string) {
 	leakCheck(t)
 	var urls []string
 	engines := map[string]*fakeEngine{}
@@ -28,7 +34,7 @@ func TestHeirsAreWarmed(t *testing.T) {
 		engines[strings.TrimPrefix(e.URL, "http://")] = e
 	}
 	cfg := testConfig(urls...)
-	cfg.HotWarmUp = true
+	cfg.HotWarmUp, cfg.Tenant = true, tenant
 	n := startAgreed(t, cfg)
 	body := hotBody(0)
 	anchor := hotAnchor(t, n)
@@ -91,7 +97,7 @@ func TestKeptPromptsAreBounded(t *testing.T) {
 	w := newWarmer(n, nil)
 	see := func(anchor int, status, size int, kind prompt.Kind) {
 		w.observe(&proxy.Record{
-			Path: []byte("/v1/completions"), Kind: kind, Status: status, Body: make([]byte, size),
+			Path: []byte("/v1/completions"), Kind: kind, Status: status, Body: [][]byte{make([]byte, size)}, RequestBytes: size,
 			Decision: &policy.Decision{Hot: prefixtree.Hash(anchor), Replicas: min(anchor, 1)},
 		})
 	}

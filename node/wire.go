@@ -58,7 +58,15 @@ func (n *Node) anyModel(q *policy.Request, decide func() error) error {
 }
 
 // proxyConfig says in the proxy's words what a configuration says.
-func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *Config) proxy.Config {
+func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *Config) (proxy.Config, error) {
+	headers, err := proxy.ParseResponseHeaders(cfg.ResponseHeaders)
+	if err != nil {
+		return proxy.Config{}, err
+	}
+	tenant, err := proxy.ParseTenant(cfg.Tenant)
+	if err != nil {
+		return proxy.Config{}, err
+	}
 	return proxy.Config{
 		Picker:   &picker{n},
 		Hasher:   n.hasher,
@@ -66,6 +74,8 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *Config) proxy.Config {
 		Observer: n.observe,
 		Log:      n.log.With().Str("component", "proxy").Logger(),
 		NodeName: n.name,
+
+		PassPaths: cfg.PassPaths, AllowEngineControl: cfg.AllowEngineControl, ResponseHeaders: headers, Tenant: tenant,
 
 		MaxBody:       int(n.limits.maxBody),
 		MaxBodyMemory: int(n.limits.bodyMemory),
@@ -82,7 +92,7 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *Config) proxy.Config {
 		},
 		TLS:           tlsConfig,
 		ProxyProtocol: cfg.ProxyProtocol,
-	}
+	}, nil
 }
 
 // observe takes a request that has ended.

@@ -3,6 +3,7 @@ package prefixtree
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -25,6 +26,9 @@ const (
 
 	// chainVersion is part of the key derivation: change it whenever equal prompts would hash differently.
 	chainVersion = "grapevine prefix chain 1"
+
+	// saltVersion is the same of the key that salts are made with.
+	saltVersion = "grapevine tenant salt 1"
 )
 
 // Errors of NewHasher.
@@ -39,6 +43,7 @@ type Hasher struct {
 	blockBytes int
 	keyID      uint32
 	initial    sipState // keyed, nothing absorbed
+	saltKey    [sha256.Size]byte
 }
 
 // NewHasher derives the hashing constants from a fleet secret of any positive length and a block size in bytes (16 to
@@ -56,6 +61,7 @@ func NewHasher(secret []byte, blockBytes int) (*Hasher, error) {
 	seed = append(seed, secret...)
 	sum := sha256.Sum256(seed)
 	return &Hasher{
+		saltKey:    sha256.Sum256(append([]byte(saltVersion), secret...)),
 		blockBytes: blockBytes,
 		keyID:      binary.LittleEndian.Uint32(sum[16:]), // disjoint from the bytes that key the chain
 		initial:    newSip(binary.LittleEndian.Uint64(sum[0:]), binary.LittleEndian.Uint64(sum[8:])),
@@ -68,6 +74,19 @@ func (h *Hasher) BlockBytes() int { return h.blockBytes }
 // KeyID names secret, block size and chain version together without revealing the secret. Peers with another KeyID must
 // be refused: none of their hashes mean anything here.
 func (h *Hasher) KeyID() uint32 { return h.keyID }
+
+// Salt appends 32 hexadecimal digits that stand for a tenant and the salt that it chose itself, which may be empty. They
+// are equal on every node of a fleet, as they depend on the secret alone, and who does not have the secret can neither
+// compute them nor tell from them what they were made of.
+func (h *Hasher) Salt(dst, tenant, own []byte) []byte {
+	var words [3 * sha256.Size]byte // of one length, so that no input can be an extension of another
+	copy(words[:], h.saltKey[:])
+	a, b := sha256.Sum256(tenant), sha256.Sum256(own)
+	copy(words[sha256.Size:], a[:])
+	copy(words[2*sha256.Size:], b[:])
+	sum := sha256.Sum256(words[:])
+	return hex.AppendEncode(dst, sum[:16])
+}
 
 // Chain turns prompt bytes into block hashes as they come. It must be Reset before use, is reusable and not safe for
 // concurrent use. The result depends only on the bytes of Root and Write calls in sequence: roots are delimited, prompt

@@ -57,7 +57,7 @@ func TestBodiesShareOneMemory(t *testing.T) {
 	if used, n := r.proxy.BodyMemory(); used < size || n < clients-limit/size {
 		t.Errorf("bodies hold %d bytes, %d were refused: the uploads that fit are gone", used, n)
 	}
-	r.raw(request("POST", "/v1/chat/completions", strings.Repeat(" ", retainBody-1))).want(t, 200)
+	r.raw(request("POST", "/v1/chat/completions", `{"messages":[]}`+strings.Repeat(" ", retainBody-16))).want(t, 200)
 	if n := strings.Count(log.String(), "max_body_memory"); n != 1 {
 		t.Errorf("%d warnings: %s", n, log.String())
 	}

@@ -37,17 +37,20 @@ func describe(q *policy.Request, r *prompt.Request, names []byte, hashes []prefi
 	return names, hashes
 }
 
-// Describe fills q as the proxy would for a request, to ask the policy what it would do. header returns a request header,
-// and may be nil. The error is that of the prompt's parser: q then has no hashes, as for a request that is routed by load.
+// Describe fills q as the proxy would for a request, to ask the policy what it would do. header returns a request header;
+// nil says that the body is one that was sent to an engine, which has its tenant's salt already. The error is that of the
+// prompt's parser: q then has no hashes, as for a request that is routed by load.
 // What q refers to is the caller's own or a copy. Safe for concurrent use.
 func (p *Proxy) Describe(path []byte, header func(name string) []byte, body []byte, q *policy.Request) error {
 	d := p.parsers.Get().(*describer)
 	defer d.release(p)
 	*q = policy.Request{Path: path, Header: header}
+	o := prompt.Options{Control: p.cfg.AllowEngineControl}
 	if header != nil {
 		q.Session = sessionOf(header)
+		o.Tenant = p.cfg.Tenant.of(nil, p.cfg.Tenant.lines(header))
 	}
-	err := d.parser.Parse(prompt.KindOf(path), body, &d.prompt)
+	err := d.parser.Parse(prompt.KindOf(path), body, o, &d.prompt)
 	describe(q, &d.prompt, nil, nil)
 	return err
 }

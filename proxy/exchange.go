@@ -30,13 +30,16 @@ type exchange struct {
 	rec   Record
 	last  failure // of the last attempt that failed
 
-	path   []byte
-	target []byte // path and query
-	body   []byte // to send
-	edited []byte // scratch: the body with include_usage
-	strip  bool   // the client did not ask for the usage that was asked for
-	id     []byte // scratch of a minted id
-	route  []byte // scratch of the route header
+	path     []byte
+	target   []byte // path and query
+	access   access
+	body     []byte   // as received
+	pieces   [][]byte // the body as it is sent: views of body and inserted
+	inserted []byte   // scratch: the texts of the edits
+	tenant   []byte   // scratch: what identifies the tenant
+	strip    bool     // the client did not ask for the usage that was asked for
+	id       []byte   // scratch of a minted id
+	route    []byte   // scratch of the route header
 
 	// Scratch: what the query keeps of the prompt. Body and parser are let go long before a stream ends.
 	names  []byte
@@ -158,7 +161,7 @@ func (e *exchange) observe() {
 	}
 	r.PromptTokens, r.CachedTokens, r.OutputTokens = e.usage.PromptTokens, e.usage.CachedTokens, e.usage.OutputTokens
 	if e.proxy.cfg.Observer != nil {
-		r.Body = e.body
+		r.Body = e.pieces
 		e.tell(r)
 		r.Body = nil
 	}
@@ -184,12 +187,14 @@ func (e *exchange) recycle() {
 	e.conn.releaseBody(retainBody)
 	e.ctx, e.conn = nil, nil
 	e.path, e.target, e.body, e.first = nil, nil, nil, nil
-	e.head = requestHead{block: reuse(e.head.block)}
+	e.head = requestHead{block: reuse(e.head.block), forwarded: reuse(e.head.forwarded)}
 	e.query = policy.Request{Header: e.query.Header, Exclude: e.query.Exclude[:0]}
 	if cap(e.hashes) > retainHashes {
 		e.hashes = nil
 	}
-	e.edited, e.partial, e.tail = reuse(e.edited), reuse(e.partial), reuse(e.tail)
+	e.partial, e.tail = reuse(e.partial), reuse(e.tail)
+	e.forgetPieces()
+	clear(e.tenant) // a credential
 	e.rec = Record{}
 	e.last = failure{}
 	e.response = bodyReader{}
@@ -209,20 +214,28 @@ func reuse(b []byte) []byte {
 // prompt be megabytes.
 func (e *exchange) dropBody() {
 	e.body = nil
-	e.edited = reuse(e.edited)
+	e.forgetPieces()
 	e.conn.releaseBody(smallBody)
+}
+
+func (e *exchange) forgetPieces() {
+	clear(e.pieces)
+	e.pieces, e.inserted = e.pieces[:0], reuse(e.inserted)
 }
 
 // decorate adds the headers the client gets with every response.
 func (e *exchange) decorate() {
 	h := &e.ctx.Response.Header
 	h.SetBytesV(headerRequestID, e.head.id)
-	if e.proxy.cfg.NodeName != "" {
+	show := e.proxy.cfg.ResponseHeaders
+	if show >= AllHeaders && e.proxy.cfg.NodeName != "" {
 		h.Set(headerNode, e.proxy.cfg.NodeName)
 	}
-	if e.rec.Attempts > 0 {
-		d := e.rec.Decision
+	if show >= AllHeaders && e.rec.Attempts > 0 {
 		h.Set(headerBackend, e.rec.Backend)
+	}
+	if show >= RouteHeader && e.rec.Attempts > 0 {
+		d := e.rec.Decision
 		e.route = append(e.route[:0], d.Rung.String()...)
 		e.route = append(e.route, ";matched="...)
 		e.route = fasthttp.AppendUint(e.route, e.matchedTokens(d))

@@ -107,8 +107,8 @@ func (e *exchange) cutShort(why reason) bool {
 
 // converse sends the request and reads the head of the final response into the client's.
 func (e *exchange) converse(up *upstreamConn, t *Target) error {
-	up.head = e.appendRequest(up.head[:0], t, len(e.body))
-	if err := up.send(e.body, e.sent); err != nil {
+	up.head = e.appendRequest(up.head[:0], t, pieceBytes(e.pieces))
+	if err := up.send(e.pieces, e.sent); err != nil {
 		if up.reused {
 			return untouchedError{err}
 		}

@@ -115,8 +115,7 @@ func TestFramingThatIsServed(t *testing.T) {
 		"chunked case":  {"POST /v1/x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: Chunked\r\n\r\n" + chunk("hello") + chunkEnd, "/v1/x", "hello"},
 		"body of a GET": {"GET /v1/x HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello", "/v1/x", "hello"},
 		"absolute form": {"GET http://a/v1/x?q=1 HTTP/1.1\r\nHost: a\r\n\r\n", "/v1/x?q=1", ""},
-		"dots":          {"GET /v1/../x%2f..?q=%00 HTTP/1.1\r\nHost: a\r\n\r\n", "/v1/../x%2f..?q=%00", ""},
-		"double slash":  {"GET //v1//x HTTP/1.1\r\nHost: a\r\n\r\n", "//v1//x", ""},
+		"odd query":     {"GET /v1/x?q=%00/../ HTTP/1.1\r\nHost: a\r\n\r\n", "/v1/x?q=%00/../", ""},
 		"empty chunked": {"POST /v1/x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + chunkEnd, "/v1/x", ""},
 		"expect":        {"POST /v1/x HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\nhello", "/v1/x", "hello"},
 	} {
@@ -170,7 +169,7 @@ func TestLimits(t *testing.T) {
 	if n := len(b.requests()); n != 0 {
 		t.Errorf("%d requests reached the backend", n)
 	}
-	r.raw(request("POST", "/v1/messages", big[:1<<20])).want(t, 200)
+	r.raw(request("POST", "/v1/x", big[:1<<20])).want(t, 200)
 }
 
 // A 100 MiB body is refused at the head and not held, and the client hears of it although it goes on sending: by
@@ -335,7 +334,7 @@ func TestBodiesOfEverySize(t *testing.T) {
 
 func TestStrangeBodiesReachTheEngineUnchanged(t *testing.T) {
 	b := newBackend(t, false, answering)
-	r := newRig(t, []string{b.addr}, withStrategy("prefix"))
+	r := newRig(t, []string{b.addr}, withStrategy("prefix"), withConfig(func(c *Config) { c.AllowEngineControl = true }))
 	for name, body := range map[string]string{
 		"empty":           "",
 		"truncated":       `{"model":"m","messages":[{"role":"user","content":"he`,

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -67,14 +68,13 @@ func (e *exchange) flushWhole() {
 
 func (e *exchange) serve() {
 	ctx := e.ctx
-	e.target = ctx.Request.Header.RequestURI()
-	e.path, _, _ = bytes.Cut(e.target, []byte("?"))
+	badTarget := e.locate()
 	kind := prompt.KindOf(e.path)
 	if kind != prompt.Other && !ctx.IsPost() {
 		kind = prompt.Other
 	}
 	e.body = e.conn.body
-	e.head.scan(ctx.Request.Header.RawHeaders(), kind != prompt.Other)
+	e.head.scan(ctx.Request.Header.RawHeaders(), scanOptions{plainAnswer: kind != prompt.Other, control: e.proxy.cfg.AllowEngineControl})
 	if len(e.head.id) == 0 {
 		e.id = mintID(e.id[:0])
 		e.head.id = e.id
@@ -86,21 +86,26 @@ func (e *exchange) serve() {
 	}
 	e.startRecord()
 	e.rec.Kind = kind
-	if f, bad := e.screen(); bad {
+	if f, bad := e.screen(badTarget); bad {
 		e.refuse(f)
 		e.conn.lingering = true
 		ctx.SetConnectionClose()
 		return
 	}
-	if e.serveLocal() {
+	if e.serveLocal() || !e.admit(kind) {
 		return
 	}
-	e.read(kind)
+	if f, bad := e.read(kind); bad {
+		e.last.refused = true
+		e.refuse(f)
+		return
+	}
 	e.forward()
 }
 
-// screen refuses what two parsers could understand differently, and what the proxy does not speak.
-func (e *exchange) screen() (fault, bool) {
+// screen refuses what two parsers could understand differently, and what the proxy does not speak. badTarget is what
+// is wrong with the request's target, "" if nothing is.
+func (e *exchange) screen(badTarget string) (fault, bool) {
 	h := &e.ctx.Request.Header
 	bad := func(message string) (fault, bool) {
 		return fault{fasthttp.StatusBadRequest, "bad_request", message}, true
@@ -126,30 +131,35 @@ func (e *exchange) screen() (fault, bool) {
 	if e.ctx.IsConnect() || e.ctx.IsTrace() {
 		return fault{fasthttp.StatusMethodNotAllowed, "method_not_allowed", "the method is not served"}, true
 	}
-	if len(e.target) == 0 || e.target[0] != '/' {
-		return e.screenTarget(bad)
+	if badTarget != "" {
+		return bad(badTarget)
+	}
+	if e.head.websocket && e.head.dropped([]byte("upgrade")) {
+		return fault{fasthttp.StatusNotImplemented, "websocket_not_served", "this router does not serve WebSockets; use streaming over HTTP"}, true
 	}
 	return fault{}, false
 }
 
-// screenTarget admits the absolute form of a request target if it names the host that the Host header names, and takes
-// the origin form out of it.
-func (e *exchange) screenTarget(bad func(string) (fault, bool)) (fault, bool) {
-	_, rest, absolute := bytes.Cut(e.target, []byte("://"))
-	if !absolute {
-		return bad("the request target must be a path")
+// locate finds the request's target and path. It admits the absolute form of a target if it names the host that the
+// Host header names, and takes the origin form out of it. It returns what is wrong with the target, "" if nothing is.
+func (e *exchange) locate() (fault string) {
+	e.target = e.ctx.Request.Header.RequestURI()
+	if len(e.target) == 0 || e.target[0] != '/' {
+		_, rest, absolute := bytes.Cut(e.target, []byte("://"))
+		if !absolute {
+			return "the request target must be a path"
+		}
+		authority, path := rest, []byte("/")
+		if slash := bytes.IndexAny(rest, "/?#"); slash >= 0 {
+			authority, path = rest[:slash], rest[slash:]
+		}
+		if !bytes.EqualFold(authority, e.ctx.Request.Header.Host()) || path[0] != '/' {
+			return "the request target and the Host header name different hosts"
+		}
+		e.target = path
 	}
-	authority, path := rest, []byte("/")
-	if slash := bytes.IndexAny(rest, "/?#"); slash >= 0 {
-		authority, path = rest[:slash], rest[slash:]
-	}
-	if !bytes.EqualFold(authority, e.ctx.Request.Header.Host()) || path[0] != '/' {
-		return bad("the request target and the Host header name different hosts")
-	}
-	e.target = path
-	e.path, _, _ = bytes.Cut(path, []byte("?"))
-	e.rec.Path = e.path
-	return fault{}, false
+	e.path, _, _ = bytes.Cut(e.target, []byte("?"))
+	return ""
 }
 
 // serveLocal answers what no backend is asked for.
@@ -166,7 +176,7 @@ func (e *exchange) serveLocal() bool {
 		} else {
 			e.answer(fasthttp.StatusServiceUnavailable, "not ready\n")
 		}
-	case e.proxy.cfg.Models != nil && bytes.HasPrefix(e.path, modelsPath) && (len(e.path) == len(modelsPath) || e.path[len(modelsPath)] == '/'):
+	case e.proxy.cfg.Models != nil && isModels(e.path):
 		e.serveModels()
 	default:
 		return false
@@ -182,30 +192,44 @@ func (e *exchange) answer(status int, text string) {
 	e.decorate()
 }
 
-// read makes the policy's request of what the client sent. A body that is not understood is routed by load, and the
-// engine judges it.
-func (e *exchange) read(kind prompt.Kind) {
+// TakesUnreadable reports whether inference bodies that cannot be read are forwarded, by load, and not refused.
+func (p *Proxy) TakesUnreadable() bool {
+	return p.cfg.AllowEngineControl && len(p.cfg.Tenant.headers) == 0
+}
+
+// read makes the policy's request of what the client sent, and edits the body.
+//
+// A body that is not understood may hold anything: engines read UTF-16, NaN and more. It is refused if members had to be
+// taken out of it or a salt put in, else routed by load, and the engine judges it.
+func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 	q := &e.query
 	q.Path = e.path
 	q.Session = e.head.session
-	if kind == prompt.Other || e.head.encoded {
+	e.splice(nil)
+	if kind == prompt.Other {
 		q.Whole = true // whatever its answer is, nobody looks for tokens in it
-		e.rec.Kind, e.rec.Unparsed = kind, e.head.encoded
-		return
+		return fault{}, false
+	}
+	e.tenant = e.proxy.cfg.Tenant.of(e.tenant[:0], e.head.block)
+	o := prompt.Options{Control: e.proxy.cfg.AllowEngineControl, Tenant: e.tenant}
+	if e.head.encoded {
+		q.Whole, e.rec.Unparsed = true, true
+		return fault{fasthttp.StatusUnsupportedMediaType, "encoded_body", "request bodies may not be compressed: send it without Content-Encoding"}, !e.proxy.TakesUnreadable()
 	}
 	d := e.proxy.parsers.Get().(*describer)
 	defer d.release(e.proxy)
 	r := &d.prompt
-	err := d.parser.Parse(kind, e.body, r)
+	err := d.parser.Parse(kind, e.body, o, r)
 	e.rec.Unparsed = err != nil
 	e.rec.Stream, e.rec.PromptBytes = r.Stream, r.PromptBytes
 	e.names, e.hashes = describe(q, r, e.names[:0], e.hashes[:0])
 	e.rec.Model = q.Model
-	if err == nil && r.UsageEdited() {
-		e.edited = r.AppendWithUsage(e.edited[:0], e.body)
-		e.body = e.edited
-		e.strip = true
+	if err != nil {
+		return fault{fasthttp.StatusBadRequest, "invalid_json", "the request body cannot be read: " + strings.TrimPrefix(err.Error(), "prompt: ")}, !e.proxy.TakesUnreadable()
 	}
+	e.strip = r.UsageAdded
+	e.splice(r.Edits)
+	return fault{}, false
 }
 
 // forward tries one backend after the other until the client has been answered, the attempts are used up, or nobody is

@@ -106,6 +106,7 @@ func newRig(t testing.TB, backends []string, options ...rigOption) *rig {
 		cfg.Log = zerolog.New(os.Stderr)
 	}
 	cfg.NodeName = "n1"
+	cfg.ResponseHeaders, cfg.PassPaths = AllHeaders, []string{"/"}
 	cfg.Timeouts = Timeouts{Watch: 20 * time.Millisecond, DrainGrace: -1}
 	for _, o := range options {
 		o(&cfg)

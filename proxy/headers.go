@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bytes"
+	"errors"
 	"math/rand/v2"
 
 	"github.com/valyala/fasthttp"
@@ -15,10 +16,33 @@ const (
 	headerRetry     = "X-Should-Retry"
 )
 
+// ResponseHeaders says what clients are told of where their answers come from.
+type ResponseHeaders uint8
+
+const (
+	// NoHeaders tells nothing but the request's id.
+	NoHeaders ResponseHeaders = iota
+	// RouteHeader adds x-grapevine-route. Its matched tokens tell whether somebody has lately sent a prompt that begins
+	// alike: unless tenants are told apart, that is enough to guess another client's prompt piece by piece.
+	RouteHeader
+	// AllHeaders adds the names of the node and of the backend, which by default are its internal host and port.
+	AllHeaders
+)
+
+// ParseResponseHeaders reads none, route or all.
+func ParseResponseHeaders(s string) (ResponseHeaders, error) {
+	for i, name := range [...]string{"none", "route", "all"} {
+		if s == name {
+			return ResponseHeaders(i), nil
+		}
+	}
+	return NoHeaders, errors.New("response headers: want none, route or all")
+}
+
 const (
 	maxRequestID  = 128 // longer ones are replaced: they go into logs
 	maxNominated  = 16  // names one Connection header may list
-	longestKnown  = 32  // no header name that is looked for is longer
+	longestKnown  = 40  // no header name that is looked for is longer
 	noSession     = 1 << 10
 	forwardedName = "x-forwarded-for"
 
@@ -39,7 +63,8 @@ type requestHead struct {
 	id            []byte
 	session       []byte
 	sessionRank   int
-	forwarded     []byte // the client's own X-Forwarded-For
+	forwarded     []byte // the client's own X-Forwarded-For lines, joined; scratch of the exchange
+	websocket     bool   // Upgrade names WebSocket
 	authorization []byte
 	apiKey        []byte
 	encoded       bool // Content-Encoding: the body is not to be parsed
@@ -50,13 +75,18 @@ type requestHead struct {
 	fault         string
 }
 
-// scan reads raw, the header lines as they came, in one pass. plainAnswer leaves Accept-Encoding out, so that the answer
-// can be learned from. A fault is a reason to refuse the request.
+// scanOptions say which headers are passed on.
+type scanOptions struct {
+	plainAnswer bool // not Accept-Encoding: the answer is to be learned from
+	control     bool // also those that steer engines
+}
+
+// scan reads raw, the header lines as they came, in one pass. A fault is a reason to refuse the request.
 //
 // The lines are read again rather than taken from fasthttp's parse, which normalizes names, drops one of
 // Content-Length and Transfer-Encoding when both are given, and joins folded lines.
-func (h *requestHead) scan(raw []byte, plainAnswer bool) {
-	*h = requestHead{block: h.block[:0], sessionRank: noSession}
+func (h *requestHead) scan(raw []byte, o scanOptions) {
+	*h = requestHead{block: h.block[:0], forwarded: h.forwarded[:0], sessionRank: noSession}
 	for len(raw) > 0 {
 		end := bytes.IndexByte(raw, '\n')
 		if end < 0 {
@@ -81,7 +111,7 @@ func (h *requestHead) scan(raw []byte, plainAnswer bool) {
 			return
 		}
 		name, value := line[:colon], bytes.TrimSpace(line[colon+1:])
-		if h.take(name, value, plainAnswer) {
+		if h.take(name, value, o) {
 			h.block = appendHeader(h.block, name, value)
 		}
 		if h.fault != "" {
@@ -91,14 +121,27 @@ func (h *requestHead) scan(raw []byte, plainAnswer bool) {
 }
 
 // take notes what a header says and reports whether it is to be passed on.
-func (h *requestHead) take(name, value []byte, plainAnswer bool) bool {
+//
+// Names with underscores are dropped, as nginx does: many engines and gateways take X_Forwarded_For for X-Forwarded-For.
+// The exception are session keys, which Codex spells so.
+func (h *requestHead) take(name, value []byte, o scanOptions) bool {
 	var scratch [longestKnown]byte
-	switch string(lower(&scratch, name)) {
+	known, underscored := lower(&scratch, name)
+	if underscored {
+		return h.takeSession(known, value)
+	}
+	if !o.control && steersByHeader(name) {
+		return false
+	}
+	switch string(known) {
 	case "connection":
 		h.nominate(value)
 		return false
-	case "keep-alive", "proxy-connection", "proxy-authorization", "te", "trailer", "upgrade", "expect", "host", "http2-settings":
+	case "keep-alive", "proxy-connection", "proxy-authorization", "te", "trailer", "expect", "host", "http2-settings":
 		return false // of this hop, or written anew
+	case "upgrade":
+		h.websocket = h.websocket || bytes.Contains(bytes.ToLower(value), []byte("websocket"))
+		return false
 	case "content-length":
 		h.lengths++
 		if n, err := fasthttp.ParseUint(value); err == nil {
@@ -110,7 +153,7 @@ func (h *requestHead) take(name, value []byte, plainAnswer bool) bool {
 		h.badCoding = h.badCoding || !bytes.EqualFold(value, []byte("chunked"))
 		return false
 	case "accept-encoding":
-		return !plainAnswer
+		return !o.plainAnswer
 	case "content-encoding":
 		h.encoded = !bytes.EqualFold(value, []byte("identity"))
 	case "x-request-id":
@@ -119,24 +162,51 @@ func (h *requestHead) take(name, value []byte, plainAnswer bool) bool {
 		}
 		return false
 	case forwardedName:
-		h.forwarded = value // of several lines the last: the one nearest to us
+		// Lines of one name are one list, in their order.
+		if len(h.forwarded) > 0 {
+			h.forwarded = append(h.forwarded, ", "...)
+		}
+		h.forwarded = append(h.forwarded, value...)
 		return false
 	case "authorization":
 		h.authorization = value
 	case "x-api-key":
 		h.apiKey = value
-	case sessionID:
-		h.claimSession(0, value)
-	case sessionAffinity:
-		h.claimSession(1, value)
-	case claudeSession:
-		h.claimSession(2, value)
-	case codexSession:
-		h.claimSession(3, value)
-	case codexThread:
-		h.claimSession(4, value)
+	default:
+		h.takeSession(known, value)
 	}
 	return true
+}
+
+// takeSession notes a session key and reports whether the header holds one.
+func (h *requestHead) takeSession(name, value []byte) bool {
+	for rank, known := range sessionHeaders {
+		if string(name) == known {
+			if rank < h.sessionRank && len(value) > 0 {
+				h.session, h.sessionRank = value, rank
+			}
+			return true
+		}
+	}
+	return false
+}
+
+// steeringHeaders are how the names of headers begin that tell an engine where to compute, or where to take KV blocks
+// from: vLLM's and SGLang's data-parallel rank, what SGLang overrides by headers, and the addresses that llm-d's sidecar
+// of an engine takes.
+var steeringHeaders = [...][]byte{[]byte("x-data-parallel-"), []byte("x-override-"), []byte("x-prefiller-"), []byte("x-encoder-hosts-")}
+
+// steersByHeader reports whether a header of this name, of any length, steers the engine. That is not for clients.
+func steersByHeader(name []byte) bool {
+	if len(name) < len("x-override-") || name[0]|0x20 != 'x' {
+		return false
+	}
+	for _, prefix := range steeringHeaders {
+		if len(name) >= len(prefix) && bytes.EqualFold(name[:len(prefix)], prefix) {
+			return true
+		}
+	}
+	return false
 }
 
 // sessionHeaders are what agents send already, the most deliberate first: x-session-id is the convention of routers,
@@ -151,12 +221,6 @@ func sessionOf(header func(name string) []byte) []byte {
 		}
 	}
 	return nil
-}
-
-func (h *requestHead) claimSession(rank int, value []byte) {
-	if rank < h.sessionRank && len(value) > 0 {
-		h.session, h.sessionRank = value, rank
-	}
 }
 
 // nominate notes the names that a Connection header makes hop-by-hop.
@@ -177,22 +241,22 @@ func (h *requestHead) nominate(value []byte) {
 	}
 }
 
-// lower returns name in lower case with hyphens for underscores, as gateways rewrite names both ways; nil for a name
-// longer than any that is looked for.
-func lower(dst *[longestKnown]byte, name []byte) []byte {
+// lower returns name in lower case with hyphens for underscores, and whether there were any. A name longer than any that
+// is looked for is nil.
+func lower(dst *[longestKnown]byte, name []byte) (known []byte, underscored bool) {
 	if len(name) > len(dst) {
-		return nil
+		return nil, bytes.IndexByte(name, '_') >= 0
 	}
 	for i, c := range name {
 		switch {
 		case 'A' <= c && c <= 'Z':
 			c += 'a' - 'A'
 		case c == '_':
-			c = '-'
+			c, underscored = '-', true
 		}
 		dst[i] = c
 	}
-	return dst[:len(name)]
+	return dst[:len(name)], underscored
 }
 
 func fitID(id []byte) bool {
@@ -239,10 +303,14 @@ func (e *exchange) appendRequest(dst []byte, t *Target, length int) []byte {
 		dst = append(dst, t.Addr...)
 	}
 	dst = append(dst, "\r\n"...)
-	if e.head.nominees == 0 && len(t.Header) == 0 {
+	own := t.Header
+	if e.access != served {
+		own = nil
+	}
+	if e.head.nominees == 0 && len(own) == 0 {
 		dst = append(dst, e.head.block...)
 	} else {
-		dst = e.appendFiltered(dst, t)
+		dst = e.appendFiltered(dst, own)
 	}
 	dst = append(dst, "X-Request-Id: "...)
 	dst = append(dst, e.head.id...)
@@ -261,19 +329,19 @@ func (e *exchange) appendRequest(dst []byte, t *Target, length int) []byte {
 	return append(dst, "\r\n\r\n"...)
 }
 
-// appendFiltered appends the block without the headers of this hop and those that the target sets, and then these.
-func (e *exchange) appendFiltered(dst []byte, t *Target) []byte {
+// appendFiltered appends the block without the headers of this hop and those that the target sets, and then these: own.
+func (e *exchange) appendFiltered(dst []byte, own [][2]string) []byte {
 	block := e.head.block
 	for len(block) > 0 {
 		end := bytes.IndexByte(block, '\n') + 1
 		line := block[:end]
 		block = block[end:]
 		name := line[:bytes.IndexByte(line, ':')]
-		if !e.head.dropped(name) && !sets(t, name) {
+		if !e.head.dropped(name) && !sets(own, name) {
 			dst = append(dst, line...)
 		}
 	}
-	for _, kv := range t.Header {
+	for _, kv := range own {
 		dst = append(dst, kv[0]...)
 		dst = append(dst, ": "...)
 		dst = append(dst, kv[1]...)
@@ -291,9 +359,9 @@ func (h *requestHead) dropped(name []byte) bool {
 	return false
 }
 
-func sets(t *Target, name []byte) bool {
-	for i := range t.Header {
-		if bytes.EqualFold([]byte(t.Header[i][0]), name) {
+func sets(own [][2]string, name []byte) bool {
+	for i := range own {
+		if bytes.EqualFold([]byte(own[i][0]), name) {
 			return true
 		}
 	}

@@ -139,7 +139,7 @@ func TestSessionHeaders(t *testing.T) {
 		{"X-Other: a\r\n", ""},
 	} {
 		var h requestHead
-		h.scan([]byte(tc.headers+"\r\n"), true)
+		h.scan([]byte(tc.headers+"\r\n"), scanOptions{plainAnswer: true})
 		if string(h.session) != tc.want || h.fault != "" {
 			t.Errorf("%q: %q %s", tc.headers, h.session, h.fault)
 		}
@@ -167,7 +167,8 @@ func TestTargetHeadersReplaceTheClients(t *testing.T) {
 	b := newBackend(t, false, answering)
 	e := newExchange(&Proxy{cfg: Config{Hasher: mustHasher(t)}})
 	e.conn = &clientConn{}
-	e.head.scan([]byte("Authorization: Bearer client\r\nX-A: b\r\nConnection: X-A\r\n\r\n"), true)
+	e.head.scan([]byte("Authorization: Bearer client\r\nX-A: b\r\nConnection: X-A\r\n\r\n"), scanOptions{plainAnswer: true})
+	e.access = served
 	e.head.id = []byte("id")
 	e.target = []byte("/v1/x")
 	ctx := newContext("POST", "/v1/x")
@@ -176,6 +177,86 @@ func TestTargetHeadersReplaceTheClients(t *testing.T) {
 	want := "POST /base/v1/x HTTP/1.1\r\nHost: engine\r\nauthorization: Bearer engine\r\nX-Request-Id: id\r\nContent-Length: 3\r\n\r\n"
 	if got != want {
 		t.Errorf("got  %q\nwant %q", got, want)
+	}
+}
+
+// TestForwardedForIsWhatTheRouterSaw: whatever a client sends, the last address is the one that it came from, and what was
+// there before is kept in its order.
+func TestForwardedForIsWhatTheRouterSaw(t *testing.T) {
+	b := newBackend(t, false, answering)
+	r := newRig(t, []string{b.addr})
+	for headers, want := range map[string]string{
+		"X-A: b":                   "127.0.0.1",
+		"X-Forwarded-For: 1.1.1.1": "1.1.1.1, 127.0.0.1",
+		"X-Forwarded-For: 1.1.1.1, 2.2.2.2\r\nx-forwarded-for: 3.3.3.3":                         "1.1.1.1, 2.2.2.2, 3.3.3.3, 127.0.0.1",
+		"X-Forwarded-For: 1.1.1.1\r\nX_Forwarded_For: 8.8.8.8":                                  "1.1.1.1, 127.0.0.1",
+		"X_Forwarded_For: 8.8.8.8\r\nX-Forwarded_For: 8.8.8.8":                                  "127.0.0.1",
+		"Connection: X-Forwarded-For\r\nX-Forwarded-For: 1.1.1.1":                               "1.1.1.1, 127.0.0.1",
+		"X-Forwarded-For:\r\nX-Forwarded-For: 1.1.1.1\r\nX-Other_Name: 8.8.8.8\r\nx_b: 8.8.8.8": "1.1.1.1, 127.0.0.1",
+	} {
+		before := len(b.requests())
+		r.raw(request("POST", "/v1/chat/completions", inference, headers)).want(t, 200)
+		req := b.requests()[before]
+		if got := req.Header["X-Forwarded-For"]; len(got) != 1 || got[0] != want {
+			t.Errorf("%q: %q, want %q", headers, got, want)
+		}
+		if strings.Contains(string(req.raw), "8.8.8.8") {
+			t.Errorf("%q: an alias went on:\n%s", headers, req.raw)
+		}
+	}
+}
+
+// TestSteeringHeadersAreRemoved: clients choose neither an engine's rank nor where it takes KV blocks from, unless the
+// operator lets them. Nor by members of the body.
+func TestSteeringHeadersAreRemoved(t *testing.T) {
+	b := newBackend(t, false, answering)
+	steering := []string{"X-data-parallel-rank: 3", "x-override-bootstrap-host: 10.0.0.1", "X-Override-Disagg-Prefill-Dp-Rank: 1",
+		"x-override-rid: a", "X-OVERRIDE-" + strings.Repeat("a", 50) + ": 1", "x-prefiller-host-port: 10.0.0.1:80", "x-encoder-hosts-ports: a:1",
+		"x-data-parallel-host-port: a:1", "X_Data_Parallel_Rank: 3", "x-override-" + strings.Repeat("a_", 30) + ": 1"}
+	for _, allowed := range []bool{false, true} {
+		r := newRig(t, []string{b.addr}, withConfig(func(c *Config) { c.AllowEngineControl = allowed }))
+		before := len(b.requests())
+		body := `{"kv_transfer_params":{},"messages":[]}`
+		r.raw(request("POST", "/v1/chat/completions", body, append(steering, "X-Data: kept", "X-Over: kept")...)).want(t, 200)
+		req := b.requests()[before]
+		for _, h := range steering {
+			name, _, _ := strings.Cut(h, ":")
+			if passed := strings.Contains(string(req.raw), name+":"); passed != (allowed && !strings.Contains(name, "_")) {
+				t.Errorf("allowed %v: %s passed: %v", allowed, name, passed)
+			}
+		}
+		if req.Header.Get("X-Data") != "kept" || req.Header.Get("X-Over") != "kept" || strings.Contains(req.body, "kv_transfer_params") != allowed {
+			t.Errorf("allowed %v: %s\n%s", allowed, req.raw, req.body)
+		}
+	}
+}
+
+// TestResponseHeadersTellWhatIsConfigured: by default clients learn neither names nor addresses of the fleet, nor what
+// others have asked.
+func TestResponseHeadersTellWhatIsConfigured(t *testing.T) {
+	for shown, want := range map[string][3]bool{"none": {}, "route": {true, false, false}, "all": {true, true, true}} {
+		headers, err := ParseResponseHeaders(shown)
+		must(t, err)
+		r := newRig(t, []string{newBackend(t, false, answering).addr}, withConfig(func(c *Config) { c.ResponseHeaders = headers }))
+		for _, req := range []string{chat(false), request("POST", "/v1/models", "")} {
+			rp := r.raw(req)
+			for i, name := range []string{"X-Grapevine-Route", "X-Grapevine-Node", "X-Grapevine-Backend"} {
+				// What is not forwarded has neither a route nor a backend.
+				if got := rp.Header.Get(name) != ""; got != (want[i] && (rp.StatusCode == 200 || name == "X-Grapevine-Node")) {
+					t.Errorf("%s, %d: %s %v", shown, rp.StatusCode, name, got)
+				}
+			}
+			if rp.Header.Get("X-Request-Id") == "" {
+				t.Errorf("%s: no request id", shown)
+			}
+		}
+	}
+	var zero Config
+	if zero.ResponseHeaders != NoHeaders {
+		t.Error("something is told by default")
+	}
+	if _, err := ParseResponseHeaders("some"); err == nil {
+		t.Error("some is taken")
 	}
 }
 
@@ -222,7 +303,7 @@ func FuzzScan(f *testing.F) {
 	f.Add([]byte("\n"))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		var h requestHead
-		h.scan(raw, true)
+		h.scan(raw, scanOptions{plainAnswer: true})
 		if h.fault != "" {
 			return
 		}

@@ -217,7 +217,7 @@ func (p *Proxy) getModels(up *upstreamConn, t *Target, h *requestHead) (body []b
 		name  string
 		value []byte
 	}{{"Authorization", h.authorization}, {"X-Api-Key", h.apiKey}} {
-		if len(own.value) > 0 && !sets(t, []byte(own.name)) {
+		if len(own.value) > 0 && !sets(t.Header, []byte(own.name)) {
 			up.head = appendHeader(up.head, []byte(own.name), own.value)
 		}
 	}

@@ -35,7 +35,7 @@ func TestWhatIsOutstanding(t *testing.T) {
 				}
 				return false
 			})
-			r := newRig(t, []string{b.addr})
+			r := newRig(t, []string{b.addr}, withConfig(func(c *Config) { c.AllowEngineControl = true }))
 			outstanding := func(later time.Duration) policy.PeerLoad {
 				loads := r.router.OwnLoads(nil, (&routed{}).Now()+prefixtree.Time(later.Milliseconds()))
 				if len(loads) == 0 {

@@ -36,7 +36,7 @@ type Target struct {
 	Host     string      // Host header; "" means Addr
 	TLS      *tls.Config // nil for plain HTTP; one pointer per backend, since it is part of the pool's key
 	BasePath string      // put before the request's path, without a trailing slash
-	Header   [][2]string // set on every request, in place of the client's headers of these names (engine keys)
+	Header   [][2]string // set on requests to known paths, in place of the client's headers of these names (engine keys)
 }
 
 // Picker decides which backend a request goes to. Both methods are called from many goroutines.
@@ -104,6 +104,14 @@ type Config struct {
 	Observer func(*Record)
 	Log      zerolog.Logger
 	NodeName string // x-grapevine-node
+
+	// PassPaths are prefixes, in whole segments, of paths that are forwarded though the proxy does not know them. Their
+	// bodies are not read, and the targets' own headers are not added.
+	PassPaths []string
+	// AllowEngineControl passes members and headers on that steer engines, and bodies that cannot be read.
+	AllowEngineControl bool
+	ResponseHeaders    ResponseHeaders
+	Tenant             Tenant
 
 	MaxBody int // bytes of a request body; more is answered 413
 	// MaxBodyMemory bounds the bytes that all request bodies hold at once; a request whose body does not
@@ -235,6 +243,11 @@ func (c *Config) complete() error {
 	}
 	if c.MaxBodyMemory/BodyMemoryShare < c.MaxBody {
 		return fmt.Errorf("%w: MaxBodyMemory is below %d times MaxBody", ErrConfig, BodyMemoryShare)
+	}
+	for _, prefix := range c.PassPaths {
+		if err := CheckPassPath(prefix); err != nil {
+			return fmt.Errorf("%w: %w", ErrConfig, err)
+		}
 	}
 	if c.MaxHeader < DefaultMaxHeader {
 		return fmt.Errorf("%w: MaxHeader is below %d", ErrConfig, DefaultMaxHeader)

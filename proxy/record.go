@@ -17,7 +17,7 @@ type Record struct {
 	Kind     prompt.Kind
 	Model    []byte
 	Stream   bool // a stream was asked for
-	Unparsed bool // the prompt was not understood: routed by load
+	Unparsed bool // the body was not understood: refused, or routed by load
 
 	Status   int            // sent to the client; 499 if it left before any was
 	Failed   policy.Failure // how the last attempt ended
@@ -29,10 +29,10 @@ type Record struct {
 	Decision *policy.Decision
 	Backend  string
 
-	Body          []byte // of the request as received
-	RequestBytes  int    // its length
-	ResponseBytes int64  // body as sent
-	PromptBytes   int    // canonical
+	Body          [][]byte // of the request as it was sent, in pieces; empty once a stream has begun
+	RequestBytes  int      // as received
+	ResponseBytes int64    // body as sent
+	PromptBytes   int      // canonical
 	// Tokens as the engine counts them, -1 where it did not say.
 	PromptTokens, CachedTokens, OutputTokens int
 

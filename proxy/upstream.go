@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"net"
 	"sync"
@@ -52,8 +53,8 @@ type upstreamConn struct {
 	br       *bufio.Reader
 	probe    *probe
 	pool     *pool
-	head     []byte // scratch of the request's head
-	vector   [2][]byte
+	head     []byte   // scratch of the request's head
+	vector   [][]byte // scratch
 	buffers  net.Buffers
 	since    int64 // coarse time it was put back
 	reused   bool  // has carried a request before
@@ -116,7 +117,7 @@ func (pl *pool) take(now int64) *upstreamConn {
 
 // put takes a connection back whose response was read to its end.
 func (u *upstreams) put(c *upstreamConn) {
-	c.vector = [2][]byte{}
+	clear(c.vector)
 	if cap(c.head) > upstreamBuffer {
 		c.head = nil
 	}
@@ -163,25 +164,53 @@ func (u *upstreams) dial(ctx context.Context, t *Target) (*upstreamConn, error) 
 	return c, nil
 }
 
-// send writes a request, the head of which is in c.head, and calls sent when it is written. body is
+// send writes a request, the head of which is in c.head, and calls sent when it is written. The body comes in pieces, which are
 // only read.
-func (c *upstreamConn) send(body []byte, sent func()) error {
-	if len(body) <= smallBody {
-		c.head = append(c.head, body...)
+func (c *upstreamConn) send(body [][]byte, sent func()) error {
+	if pieceBytes(body) <= smallBody {
+		for _, p := range body {
+			c.head = append(c.head, p...)
+		}
 		_, err := c.Write(c.head)
 		return after(err, sent)
 	}
+	c.vector = append(append(c.vector[:0], c.head), body...)
 	if _, secure := c.Conn.(*tls.Conn); secure {
-		if _, err := c.Write(c.head); err != nil {
-			return err
-		}
-		_, err := c.Write(body)
-		return after(err, sent)
+		return after(c.writeEach(), sent)
 	}
-	c.vector = [2][]byte{c.head, body}
-	c.buffers = c.vector[:]
+	c.buffers = c.vector
 	_, err := c.buffers.WriteTo(c.raw)
 	return after(err, sent)
+}
+
+// writeEach writes the vector to a connection that has no vectored write. Small pieces are put together first: each write is a
+// record of TLS, and a system call.
+func (c *upstreamConn) writeEach() error {
+	small := c.head // whose end is free: it is the vector's first piece
+	for _, p := range c.vector[1:] {
+		if len(p) <= smallBody && len(small) <= smallBody {
+			small = append(small, p...)
+			continue
+		}
+		if err := writeAll(c.Conn, small); err != nil {
+			return err
+		}
+		if err := writeAll(c.Conn, p); err != nil {
+			return err
+		}
+		small = small[:0]
+	}
+	c.head = small
+	return writeAll(c.Conn, small)
+}
+
+// writeAll writes p, if there is any.
+func writeAll(w io.Writer, p []byte) error {
+	if len(p) == 0 {
+		return nil
+	}
+	_, err := w.Write(p)
+	return err
 }
 
 // after calls sent if err is nil, and returns err.

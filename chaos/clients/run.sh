@@ -83,11 +83,11 @@ for port in "$e1" "$e2"; do
 done
 # One router that asks engines for their models, and lets them judge a model that none has listed; one that was told, and refuses
 # it itself.
-"$grapevine" serve --listen "127.0.0.1:$data" --admin "127.0.0.1:$admin" --drain-grace 0s \
+"$grapevine" serve --listen "127.0.0.1:$data" --admin "127.0.0.1:$admin" --drain-grace 0s --response-headers all \
 	--backend "http://127.0.0.1:$e1" --backend "http://127.0.0.1:$e2" >"$logs/serve.log" 2>&1 &
 pids+=($!)
 await "http://127.0.0.1:$data/readyz" "the router" "$!"
-"$grapevine" serve --listen "127.0.0.1:$strict" --admin "127.0.0.1:$strictadmin" --drain-grace 0s \
+"$grapevine" serve --listen "127.0.0.1:$strict" --admin "127.0.0.1:$strictadmin" --drain-grace 0s --response-headers all \
 	--backend "http://127.0.0.1:$e1,models=$model" --backend "http://127.0.0.1:$e2,models=$model" >"$logs/serve-strict.log" 2>&1 &
 pids+=($!)
 await "http://127.0.0.1:$strict/readyz" "the second router" "$!"

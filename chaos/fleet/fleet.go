@@ -264,7 +264,7 @@ func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
 	if !slices.Contains(f.threads, n.thread) {
 		f.threads = append(f.threads, n.thread)
 	}
-	settings := map[string]any{"listen": n.data, "admin": n.admin, "node_name": n.name}
+	settings := map[string]any{"listen": n.data, "admin": n.admin, "node_name": n.name, "response_headers": "all"}
 	if !f.cfg.Alone {
 		// A file for each: a node rewrites its own when keys are rotated.
 		settings["gossip"], settings["gossip_key_file"] = n.gossip, n.key

@@ -81,7 +81,7 @@ func BenchmarkParse(b *testing.B) {
 			b.SetBytes(int64(len(body)))
 			b.ReportAllocs()
 			for b.Loop() {
-				if err := p.Parse(Chat, body, &r); err != nil {
+				if err := p.Parse(Chat, body, Options{}, &r); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -137,7 +137,7 @@ func BenchmarkShapes(b *testing.B) {
 			b.SetBytes(int64(len(c.body)))
 			b.ReportAllocs()
 			for b.Loop() {
-				if err := p.Parse(c.kind, c.body, &r); err != nil {
+				if err := p.Parse(c.kind, c.body, Options{}, &r); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -12,7 +12,7 @@ type controls struct {
 	continuous   bool // continuous_usage_stats is true
 	max          [4]int
 	session      [6]op
-	edit         edit
+	ask          ask
 	optionsGiven bool
 }
 
@@ -58,6 +58,10 @@ func (p *Parser) control(f field) bool {
 		})
 	case asOptions:
 		ok = p.options()
+	case asExtraArgs:
+		ok = p.extraArgs()
+	case asSteering:
+		ok = p.skip()
 	}
 	return ok
 }

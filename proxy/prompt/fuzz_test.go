@@ -85,7 +85,7 @@ func checkAgainstReference(t failer, p *Parser, k Kind, body []byte) {
 		t.Fatalf("%v %q:\ngot  %q\nwant %q", k, body, got, want)
 	}
 	var r Request
-	if err := p.Parse(k, body, &r); err != nil {
+	if err := p.Parse(k, body, Options{Control: true}, &r); err != nil {
 		t.Fatalf("%v %q: PromptBytes succeeded, Parse: %v", k, body, err)
 	}
 	parts := bytes.Split(got, []byte{0})

@@ -452,7 +452,7 @@ func TestPrefix(t *testing.T) {
 			if step > 0 && !bytes.HasPrefix(b, steps[step-1]) {
 				t.Fatalf("%v %q\n%q\nis no prefix of\n%q", d.kind, body, steps[step-1], b)
 			}
-			if err := p.Parse(d.kind, body, &r); err != nil || len(r.Hashes) < hashes {
+			if err := p.Parse(d.kind, body, Options{}, &r); err != nil || len(r.Hashes) < hashes {
 				t.Fatalf("%v, %d hashes after %d", err, len(r.Hashes), hashes)
 			}
 			hashes = len(r.Hashes)

@@ -1,5 +1,7 @@
 package prompt
 
+import "bytes"
+
 // Which members of a body's object matter, per kind, and where they stand in the prompt. Everything not named
 // here (sampling parameters, response_format and other constraints on the output, identifiers, metadata) leaves
 // the prompt as it is.
@@ -78,6 +80,8 @@ const (
 	asSessionObject
 	asOptions  // stream_options
 	asSampling // sampling_params
+	asSteering // not for clients
+	asExtraArgs
 )
 
 // field says what to do with a member.
@@ -107,6 +111,16 @@ var common = map[string]field{
 	"session_params":   {3, asSessionObject, ""},
 	"metadata":         {4, asSessionObject, ""},
 	"prompt_cache_key": {5, asSession, ""},
+
+	"kv_transfer_params":        {0, asSteering, ""},
+	"ec_transfer_params":        {0, asSteering, ""},
+	"kv_cache_report_mode":      {0, asSteering, ""},
+	"data_parallel_rank":        {0, asSteering, ""},
+	"data_parallel_rank_decode": {0, asSteering, ""},
+	"routed_dp_rank":            {0, asSteering, ""},
+	"disagg_prefill_dp_rank":    {0, asSteering, ""},
+	"decode_tp_size":            {0, asSteering, ""},
+	"vllm_xargs":                {0, asExtraArgs, ""},
 
 	"truncate_prompt_tokens": {slotTruncate, asSetting, ""},
 	"mm_processor_kwargs":    {slotMediaArgs, asSorted, ""},
@@ -208,21 +222,21 @@ func (p *Parser) top() bool {
 	if !p.open() {
 		return false
 	}
-	inside, empty := p.pos, true
+	p.inside, p.rest = p.pos, remains{end: p.pos}
 	for first := true; ; first = false {
 		key, more, ok := p.member(first)
 		if !ok {
 			return false
 		}
 		if !more {
-			break
+			return true
 		}
-		empty = false
 		name := p.tape.bytes(key)
 		f, known := perKind[p.kind][string(name)]
 		if !known {
 			f, known = common[string(name)]
 		}
+		gone := p.unwanted(name, f, known)
 		switch {
 		case !known:
 			ok = p.skip()
@@ -231,12 +245,29 @@ func (p *Parser) top() bool {
 		default:
 			ok = p.promptMember(key, f)
 		}
-		if !ok {
+		switch {
+		case !ok:
+			return false
+		case !gone:
+			p.retain(&p.rest)
+		case !p.cut(&p.rest):
 			return false
 		}
 	}
-	p.ctl.finish(p.kind, inside, empty)
-	return true
+}
+
+// unwanted says whether a member is to be cut out of the body: it steers the engine, or it is the
+// client's salt, in whose place a tenant's is put.
+func (p *Parser) unwanted(name []byte, f field, known bool) bool {
+	switch {
+	case !known:
+		return !p.opt.Control && bytes.HasPrefix(name, bootstrapFields)
+	case f.how == asSteering:
+		return !p.opt.Control
+	case f.how == asRoot:
+		return len(p.opt.Tenant) > 0 && string(name) == saltMember(p.kind)
+	}
+	return false
 }
 
 // promptMember reads a member that is part of the prompt into its slot. The last of several wins.

@@ -116,7 +116,14 @@ type Request struct {
 	Hashes      []prefixtree.Hash // full blocks of the prompt bytes, root to leaf; empty after an error
 	PromptBytes int               // 0 after an error
 
-	edit edit
+	// Edits change the body as the options of Parse ask for, and ask for the usage at the end of a
+	// stream where the client did not. Empty after an error.
+	Edits []Edit
+	// UsageAdded says that the usage in the answer was not asked for by the client: it is ours to remove.
+	// It is not asked for where the request does not stream or is neither chat nor completion, nor where
+	// continuous_usage_stats is set without include_usage, which our asking would bring to life in
+	// every chunk.
+	UsageAdded bool
 }
 
 // Parser parses bodies. It holds the scratch, so that a warm one allocates nothing. One goroutine.
@@ -144,6 +151,13 @@ type Parser struct {
 	slots [slotCount]span
 	root  [rootCount]op
 	ctl   controls
+
+	opt    Options
+	inside int     // where the members of the body's object begin
+	rest   remains // of its members
+	edits  []Edit
+	head   []byte // scratch: what is put in front of the first member
+	salt   []byte // scratch
 }
 
 // NewParser returns a parser whose hashes are h's.
@@ -151,25 +165,38 @@ func NewParser(h *prefixtree.Hasher) *Parser {
 	return &Parser{hasher: h}
 }
 
-// Parse scans body once and fills r. An error is an *Error; r then holds what was found before it, and no hashes.
-// For Other the body is not looked at.
-func (p *Parser) Parse(k Kind, body []byte, r *Request) error {
+// Parse scans body once and fills r. An error is an *Error; r then holds what was found before it, and neither hashes
+// nor edits. For Other the body is not looked at. The options' Tenant is not kept.
+func (p *Parser) Parse(k Kind, body []byte, o Options, r *Request) error {
 	*r = Request{Kind: k}
 	if k == Other {
 		return nil
 	}
-	ok := p.scan(k, body)
+	ok := p.scan(k, body, o)
+	p.opt.Tenant = nil
 	p.fill(r)
 	if !ok {
 		bad := p.bad
 		return &bad
 	}
-	r.edit = p.ctl.edit
-	r.edit.size = len(body)
+	salted := rootCount // the root string that the tenant's salt replaces: none
+	p.salt = p.salt[:0]
+	if len(o.Tenant) > 0 {
+		salted = rootSalt
+		if saltMember(k) == "extra_key" {
+			salted = rootExtra
+		}
+		p.salt = p.hasher.Salt(p.salt, o.Tenant, p.tape.bytes(p.root[salted]))
+	}
+	p.finishEdits(r)
 	c := &p.chain
 	c.Reset(p.hasher)
-	for _, o := range p.root {
-		c.Root(p.tape.bytes(o))
+	for i, o := range p.root {
+		if i == salted {
+			c.Root(p.salt)
+		} else {
+			c.Root(p.tape.bytes(o))
+		}
 	}
 	for _, s := range p.slots {
 		for _, o := range p.tape.ops[s.from:s.to] {
@@ -187,7 +214,7 @@ func (p *Parser) PromptBytes(k Kind, body []byte) ([]byte, error) {
 	if k == Other {
 		return nil, nil
 	}
-	if !p.scan(k, body) {
+	if !p.scan(k, body, Options{Control: true}) {
 		bad := p.bad
 		return nil, &bad
 	}
@@ -203,7 +230,8 @@ func (p *Parser) PromptBytes(k Kind, body []byte) ([]byte, error) {
 }
 
 // scan reads the whole body onto the tape.
-func (p *Parser) scan(k Kind, body []byte) bool {
+func (p *Parser) scan(k Kind, body []byte, o Options) bool {
+	p.opt, p.edits = o, p.edits[:0]
 	p.tape.reset(body)
 	if 32*cap(p.members)+16*cap(p.spans)+4*cap(p.table)+cap(p.texts) > keepBytes {
 		p.members, p.spans, p.table, p.texts = nil, nil, nil, nil

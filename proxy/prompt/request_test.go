@@ -58,7 +58,7 @@ func TestRequest(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			p := newTestParser(t)
 			var r Request
-			_ = p.Parse(c.kind, []byte(c.body), &r) // one is cut off on purpose
+			_ = p.Parse(c.kind, []byte(c.body), Options{}, &r) // one is cut off on purpose
 			got := []any{r.Kind, string(r.Model), string(r.LoRA), r.Stream, r.MaxTokens, string(r.Session), r.UsageAsked}
 			want := []any{c.kind, c.model, c.lora, c.stream, c.max, c.session, c.usage}
 			for i := range got {
@@ -149,12 +149,12 @@ func TestAllocations(t *testing.T) {
 		dst []byte
 	)
 	check := func(name string, k Kind, body []byte) {
-		if p.Parse(k, body, &r) != nil {
+		if p.Parse(k, body, Options{}, &r) != nil {
 			return // the error is allocated
 		}
 		run := func() {
-			_ = p.Parse(k, body, &r)
-			dst = r.AppendWithUsage(dst[:0], body)
+			_ = p.Parse(k, body, Options{}, &r)
+			dst = apply(dst[:0], body, r.Edits)
 		}
 		run()
 		if n := testing.AllocsPerRun(20, run); n > 0 {

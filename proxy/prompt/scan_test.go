@@ -157,7 +157,7 @@ func TestRefused(t *testing.T) {
 func TestTooLong(t *testing.T) {
 	p := newTestParser(t)
 	var r Request
-	err := p.Parse(Chat, make([]byte, MaxBody+1), &r)
+	err := p.Parse(Chat, make([]byte, MaxBody+1), Options{}, &r)
 	var e *Error
 	if !errors.As(err, &e) || e.Offset != MaxBody {
 		t.Fatal(err)

@@ -1,0 +1,115 @@
+package proxy
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+
+	"github.com/valyala/fasthttp"
+
+	"grapevine/proxy/prompt"
+)
+
+// access is why a request is forwarded.
+type access uint8
+
+const (
+	// passed: the operator opened the path by PassPaths. The request goes to an engine without the key
+	// that the router has for that engine, as the router does not know what the path does there.
+	passed access = iota
+	// served: a path of inference, which the engine's key is meant for.
+	served
+)
+
+// methods lists what may be done with a path, for the Allow header: "" if it is not known.
+func methods(path []byte) string {
+	if prompt.KindOf(path) != prompt.Other {
+		return "POST, OPTIONS"
+	}
+	switch string(path) {
+	case "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech", "/v1/images/generations", "/v1/images/edits":
+		return "POST, OPTIONS"
+	case "/healthz", "/readyz":
+		return "GET, HEAD"
+	}
+	if isModels(path) {
+		return "GET, HEAD, OPTIONS"
+	}
+	if id, ok := bytes.CutPrefix(path, []byte("/v1/responses/")); ok {
+		id, cancel := bytes.CutSuffix(id, []byte("/cancel"))
+		switch {
+		case len(id) == 0 || bytes.IndexByte(id, '/') >= 0:
+		case cancel:
+			return "POST, OPTIONS"
+		default:
+			return "GET, HEAD, OPTIONS"
+		}
+	}
+	return ""
+}
+
+// isModels reports whether path is /v1/models or below it.
+func isModels(path []byte) bool {
+	rest, ok := bytes.CutPrefix(path, modelsPath)
+	return ok && (len(rest) == 0 || rest[0] == '/')
+}
+
+// plainPath reports whether every parser takes path for the same one: no escapes and no empty or dot
+// segments, which an engine may resolve to another path than the one that was decided about, and no
+// bytes that some take for a separator or an end. They are refused rather than resolved here, since
+// what engines make of them differs, and no path of inference needs any.
+func plainPath(path []byte) bool {
+	for _, c := range path {
+		if c <= ' ' || c > '~' || c == '%' || c == '\\' || c == '#' || c == ';' {
+			return false
+		}
+	}
+	if bytes.Contains(path, []byte("//")) {
+		return false
+	}
+	for segment := range bytes.SplitSeq(path, []byte("/")) {
+		if string(segment) == "." || string(segment) == ".." {
+			return false
+		}
+	}
+	return true
+}
+
+// admit says how a request may use its path, or refuses it.
+func (e *exchange) admit(kind prompt.Kind) bool {
+	e.access = served
+	if kind != prompt.Other {
+		return true
+	}
+	if !plainPath(e.path) {
+		e.refuse(fault{fasthttp.StatusBadRequest, "bad_path", "the path holds an escape, or an empty or dot segment: write it plainly"})
+		return false
+	}
+	allow := methods(e.path)
+	for method := range strings.SplitSeq(allow, ", ") {
+		if method == string(e.ctx.Method()) {
+			return true
+		}
+	}
+	e.access = passed
+	for _, prefix := range e.proxy.cfg.PassPaths {
+		if rest, ok := bytes.CutPrefix(e.path, []byte(strings.TrimSuffix(prefix, "/"))); ok && (len(rest) == 0 || rest[0] == '/') {
+			return true
+		}
+	}
+	if allow == "" {
+		e.refuse(fault{fasthttp.StatusNotFound, "path_not_served", "this router does not serve the path; its operator can open it by the setting pass_paths"})
+		return false
+	}
+	e.refuse(fault{fasthttp.StatusMethodNotAllowed, "method_not_allowed", "the path is not served with this method, but with " + allow})
+	e.ctx.Response.Header.Set("Allow", allow)
+	return false
+}
+
+// CheckPassPath says why prefix cannot be one of Config.PassPaths.
+func CheckPassPath(prefix string) error {
+	if !strings.HasPrefix(prefix, "/") || strings.Contains(prefix, "?") || !plainPath([]byte(prefix)) {
+		return fmt.Errorf("%q is no path that begins with / and holds neither escapes nor empty or dot segments", prefix)
+	}
+	return nil
+}
