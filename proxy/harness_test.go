@@ -229,8 +229,10 @@ func request(method, path, body string, headers ...string) string {
 	return b.String() + "\r\n" + body
 }
 
-func chat(stream bool) string {
-	return request("POST", "/v1/chat/completions", fmt.Sprintf(`{"model":"m","stream":%v,"messages":[{"role":"user","content":"hello"}]}`, stream))
+func chat(stream bool) string { return chatOf("hello", stream) }
+
+func chatOf(content string, stream bool) string {
+	return request("POST", "/v1/chat/completions", fmt.Sprintf(`{"model":"m","stream":%v,"messages":[{"role":"user","content":%q}]}`, stream, content))
 }
 
 // reply is a response as the client got it.

@@ -10,6 +10,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -131,6 +132,7 @@ type Proxy struct {
 	exchanges sync.Pool
 	parsers   sync.Pool // of Describe
 	upstreams upstreams
+	broken    broken
 
 	mu        sync.Mutex // guards what follows
 	listeners map[net.Listener]struct{}
@@ -161,6 +163,7 @@ func New(cfg Config) (*Proxy, error) {
 	}
 	p.base, p.cancel = context.WithCancel(context.Background())
 	p.upstreams.init(p)
+	p.broken.seed = rand.Uint64()
 	p.exchanges.New = func() any { return newExchange(p) }
 	p.parsers.New = func() any { return newDescriber(p) }
 	p.server = p.newServer()
