@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -103,9 +104,9 @@ func (u *upstream) get(ctx context.Context, path string, limit int64) ([]byte, e
 	return text, nil
 }
 
-// askModels returns the ids the engine lists, sorted, without duplicates. An
-// engine that lists none serves, as far as is known, any.
-func (u *upstream) askModels(ctx context.Context) ([]string, error) {
+// askModels returns the entries of the engine's list. An engine that lists none serves, as
+// far as is known, any.
+func (u *upstream) askModels(ctx context.Context) ([]listedModel, error) {
 	text, err := u.get(ctx, "/v1/models", maxModelList)
 	if err != nil {
 		return nil, err
@@ -122,12 +123,10 @@ func (u *upstream) askMetrics(ctx context.Context) (engine.Metrics, error) {
 	return engine.ParseMetrics(bytes.NewReader(text))
 }
 
-// parseModels reads OpenAI's list of models.
-func parseModels(text []byte) ([]string, error) {
+// parseModels reads OpenAI's list of models: its entries by id, without duplicates.
+func parseModels(text []byte) ([]listedModel, error) {
 	var list struct {
-		Data []struct {
-			ID string `json:"id"`
-		} `json:"data"`
+		Data []json.RawMessage `json:"data"`
 	}
 	if err := json.Unmarshal(text, &list); err != nil {
 		return nil, fmt.Errorf("/v1/models: %w", err)
@@ -135,12 +134,27 @@ func parseModels(text []byte) ([]string, error) {
 	if len(list.Data) > maxModelNames {
 		return nil, fmt.Errorf("/v1/models: %d models, more than %d", len(list.Data), maxModelNames)
 	}
-	var names []string
-	for _, m := range list.Data {
-		if m.ID != "" {
-			names = append(names, m.ID)
+	var models []listedModel
+	for _, raw := range list.Data {
+		var entry struct {
+			ID string `json:"id"`
+		}
+		if err := json.Unmarshal(raw, &entry); err != nil {
+			return nil, fmt.Errorf("/v1/models: %w", err)
+		}
+		if entry.ID != "" {
+			models = append(models, listedModel{id: entry.ID, raw: raw})
 		}
 	}
-	slices.Sort(names)
-	return slices.Compact(names), nil
+	slices.SortStableFunc(models, func(a, b listedModel) int { return strings.Compare(a.id, b.id) })
+	return slices.CompactFunc(models, func(a, b listedModel) bool { return a.id == b.id }), nil
+}
+
+// idsOf are the names of models.
+func idsOf(list []listedModel) []string {
+	var names []string
+	for i := range list {
+		names = append(names, list[i].id)
+	}
+	return names
 }

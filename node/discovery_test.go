@@ -140,7 +140,7 @@ func TestParseModels(t *testing.T) {
 		{`{"data":[` + strings.Repeat(`{"id":"x"},`, maxModelNames) + `{"id":"x"}]}`, nil, true},
 	} {
 		got, err := parseModels([]byte(tc.text))
-		if (err != nil) != tc.bad || !slices.Equal(got, tc.want) {
+		if (err != nil) != tc.bad || !slices.Equal(idsOf(got), tc.want) {
 			t.Errorf("%.40s: %v %v", tc.text, got, err)
 		}
 	}
@@ -170,7 +170,7 @@ func TestDiscoverySendsTheKey(t *testing.T) {
 	}
 	defer n.fleet.close()
 	keyed, keyless := n.fleet.roster().list[0], n.fleet.roster().list[1]
-	if got, err := keyed.askModels(t.Context()); err != nil || !slices.Equal(got, []string{"m"}) {
+	if got, err := keyed.askModels(t.Context()); err != nil || !slices.Equal(idsOf(got), []string{"m"}) {
 		t.Errorf("with the key: %v %v", got, err)
 	}
 	if _, err := keyless.askModels(t.Context()); err == nil || !strings.Contains(err.Error(), "401") {

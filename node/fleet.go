@@ -35,6 +35,8 @@ type fleet struct {
 	last         []policy.Backend // of the newest view
 	heard, shown uint64           // what engines have told that changes the view, and how much of that the newest has
 	places       placements
+	entries      map[string]listedModel // by model
+	listed       *modelList             // the last answer to /v1/models
 }
 
 // report is an engine's own word on its load, and when it was given; the zero
@@ -50,7 +52,7 @@ func newFleet(backends []Backend, rules []Rule, idle time.Duration) (*fleet, err
 	if err != nil {
 		return nil, err
 	}
-	f := &fleet{backends: backends, rules: policyRules(rules), locals: locals, idle: idle, places: newPlacements(backends)}
+	f := &fleet{backends: backends, rules: policyRules(rules), locals: locals, idle: idle, places: newPlacements(backends), entries: make(map[string]listedModel)}
 	f.changed.Store(new(make(chan struct{})))
 	f.current.Store(f.configuredRoster())
 	return f, nil
@@ -153,14 +155,14 @@ func (f *fleet) refresh() error {
 // changed what is known. An engine that fails keeps the models it last
 // listed: it is avoided by its failures, not forgotten. was is how the question
 // before this one ended.
-func (f *fleet) learnModels(u *upstream, models []string, failure error) (changed bool, was answering, err error) {
+func (f *fleet) learnModels(u *upstream, models []listedModel, failure error) (changed bool, was answering, err error) {
 	if changed, was = f.noteModels(u, models, failure); changed {
 		err = f.refresh()
 	}
 	return changed, was, err
 }
 
-func (f *fleet) noteModels(u *upstream, models []string, failure error) (changed bool, was answering) {
+func (f *fleet) noteModels(u *upstream, models []listedModel, failure error) (changed bool, was answering) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	was = u.answered
@@ -169,10 +171,12 @@ func (f *fleet) noteModels(u *upstream, models []string, failure error) (changed
 		return false, was
 	}
 	u.answered, u.failure = tells, ""
-	if slices.Equal(u.found, models) {
+	f.noteEntries(u, models)
+	ids := idsOf(models)
+	if slices.Equal(u.found, ids) {
 		return false, was
 	}
-	u.found = models
+	u.found = ids
 	f.heard++
 	return true, was
 }

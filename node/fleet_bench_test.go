@@ -33,7 +33,7 @@ func BenchmarkLearnAll(b *testing.B) {
 			slots <- struct{}{}
 			wg.Go(func() {
 				defer func() { <-slots }()
-				if _, _, err := n.fleet.learnModels(u, []string{"all", fmt.Sprintf("m%d", i%8)}, nil); err != nil {
+				if _, _, err := n.fleet.learnModels(u, []listedModel{{id: "all"}, {id: fmt.Sprintf("m%d", i%8)}}, nil); err != nil {
 					b.Error(err)
 				}
 			})
@@ -70,7 +70,7 @@ func TestLearningAtOnce(t *testing.T) {
 		wg.Go(func() {
 			for i := teller; i < engines; i += tellers {
 				model := fmt.Sprint("m", i)
-				if changed, _, err := n.fleet.learnModels(list[i], []string{model}, nil); !changed || err != nil {
+				if changed, _, err := n.fleet.learnModels(list[i], []listedModel{{id: model}}, nil); !changed || err != nil {
 					t.Errorf("engine %d: %v %v", i, changed, err)
 				}
 				if !slices.Contains(n.router.View().Models(), model) {
@@ -102,7 +102,7 @@ func TestOneViewForAll(t *testing.T) {
 	}
 	list := n.fleet.roster().list
 	for _, u := range list {
-		n.fleet.noteModels(u, []string{u.Name}, nil)
+		n.fleet.noteModels(u, []listedModel{{id: u.Name}}, nil)
 	}
 	for range list {
 		if err := n.fleet.refresh(); err != nil {

@@ -67,7 +67,7 @@ type checker struct {
 	raise   chan health.Generation
 	writing chan []health.Proposal // capacity 1
 
-	probes  [engine.Sick + 1]atomic.Uint64 // by what they found
+	probes  [engine.Ailments]atomic.Uint64 // by what they found
 	downs   atomic.Uint64                  // engines that this node had written down as down
 	ups     atomic.Uint64
 	raised  atomic.Uint64 // generations
@@ -222,8 +222,15 @@ func (c *checker) look(r *roster, at time.Time) {
 	for _, u := range r.list {
 		alive[u.link] = true
 		key, ok := r.names.Key(u.id)
-		if h := c.router.Health(u.id); ok && h.Answered > 0 {
+		h := c.router.Health(u.id)
+		if !ok {
+			continue
+		}
+		if h.Answered > 0 {
 			c.board.Answered(key, time.UnixMilli(int64(h.Answered)))
+		}
+		if c.board.Ejected(key, h.Ejected, reasonOfFailure[h.Failure], at) {
+			c.tell()
 		}
 	}
 	c.mu.Lock()
@@ -297,11 +304,15 @@ func (c *checker) probe(ctx context.Context, r *roster, due []health.Probe, prob
 func (c *checker) probeOne(ctx context.Context, u *upstream, p health.Probe) {
 	asked, cancel := context.WithTimeout(ctx, c.limit)
 	defer cancel()
+	began := now()
 	found, err := c.prober(u).Probe(asked)
 	if ctx.Err() != nil {
 		return // the node stops, and that is all this says
 	}
 	c.probes[found].Add(1)
+	if found == engine.Alive {
+		c.router.Lives(u.id, began, now())
+	}
 	changed, back := c.board.Probed(p, reasonOf[found], time.Now())
 	if changed {
 		e := c.log.Info().Str("event", EventProbesPass)
@@ -338,16 +349,22 @@ func (c *checker) prober(u *upstream) *engine.Prober {
 // reasonOf and reasonOfFailure say in health's words what is wrong.
 var reasonOf = [...]health.Reason{
 	engine.Alive: health.NoReason, engine.Refused: health.Refused, engine.NoRoute: health.Connect, engine.Silent: health.Timeout,
-	engine.Broken: health.Reset, engine.Sick: health.Status5xx,
+	engine.Broken: health.Reset, engine.Sick: health.Status5xx, engine.Untrusted: health.TLS,
 }
 
-var reasonOfFailure = [...]health.Reason{
+var reasonOfFailure = [policy.Failures]health.Reason{
 	policy.Connect: health.Connect, policy.Timeout: health.Timeout, policy.Reset: health.Reset, policy.Status5xx: health.Status5xx,
 }
 
 // failed is told by the router of every request that speaks against a backend.
-func (c *checker) failed(b prefixtree.Backend, f policy.Failure, _ prefixtree.Time) {
-	if key, ok := c.fleet.roster().names.Key(b); ok && c.board.Failed(key, reasonOfFailure[f], time.Now()) {
+func (c *checker) failed(b prefixtree.Backend, _ policy.Failure, _ prefixtree.Time) {
+	key, ok := c.fleet.roster().names.Key(b)
+	if !ok {
+		return
+	}
+	at, h := time.Now(), c.router.Health(b)
+	changed := c.board.Ejected(key, h.Ejected, reasonOfFailure[h.Failure], at)
+	if c.board.Failed(key, at) || changed {
 		c.tell()
 		c.poke()
 	}

@@ -512,10 +512,8 @@ func newOddEngine(t *testing.T, status int) *fakeEngine {
 func TestHealthTravels(t *testing.T) {
 	a, b := newKnowledgeNode(t, "a"), newKnowledgeNode(t, "b")
 	key := prefixtree.BackendKey(a.fleet.roster().list[0].Name)
-	for range 3 {
-		a.checker.board.SetBackends(agreedBackends(a.fleet.roster()), time.Now())
-		a.checker.board.Failed(key, health.Status5xx, time.Now())
-	}
+	a.checker.board.SetBackends(agreedBackends(a.fleet.roster()), time.Now())
+	a.checker.board.Ejected(key, true, health.Status5xx, time.Now())
 	b.checker.board.SetBackends(agreedBackends(b.fleet.roster()), time.Now())
 	b.checker.board.SetNodes([]string{"a"}, time.Now())
 	state := a.knowledge.State(nil)
@@ -567,4 +565,42 @@ func backendOf(t *testing.T, n *Node, name string) BackendStatus {
 	}
 	t.Fatalf("%s does not know %s", n.Name(), name)
 	return BackendStatus{}
+}
+
+// TestRestartedEngineIsUsedSoon: with the default times, an engine that was dead for long enough to be written down gets
+// requests again within 2.5 s of its return; here within ten, whatever else the machine does.
+func TestRestartedEngineIsUsedSoon(t *testing.T) {
+	t.Parallel()
+	victim := newMortal(t)
+	cfg := testConfig(victim.url(), newFakeEngine(t, "m").URL)
+	cfg.ProbePath = "/health"
+	n := startNode(t, cfg)
+	awaitAgreement(t, n)
+	answers := func() {
+		t.Helper()
+		i, before := 0, victim.requests.Load()
+		eventually(t, "it serves a request", func() bool {
+			i++
+			return chatCode(t, n, fmt.Sprint("prompt ", i)) == http.StatusOK && victim.requests.Load() > before
+		})
+	}
+	answers()
+	var took []time.Duration
+	for range 3 { // all within what is forgiven
+		victim.die()
+		eventually(t, "it is down", func() bool {
+			if code := chatCode(t, n, "while it is dead"); code != http.StatusOK {
+				t.Errorf("answered %d", code)
+			}
+			return backendOf(t, n, victim.addr).State == "down"
+		})
+		victim.rise()
+		rose := time.Now()
+		answers()
+		took = append(took, time.Since(rose))
+	}
+	t.Logf("used again after %v", took)
+	if slices.Max(took) > 10*time.Second {
+		t.Errorf("used again after %v", took)
+	}
 }

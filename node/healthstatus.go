@@ -14,7 +14,7 @@ import (
 type HealthStatus struct {
 	Failing   bool     `json:"failing"`            // by this node's probes or requests
 	Avoided   bool     `json:"avoided"`            // here, because of probes or other nodes
-	Reason    string   `json:"reason,omitempty"`   // refused, connect, timeout, reset or 5xx
+	Reason    string   `json:"reason,omitempty"`   // refused, connect, timeout, reset, 5xx or tls
 	SinceS    float64  `json:"since_s,omitempty"`  // failing or well
 	ProbedS   *float64 `json:"probed_s,omitempty"` // since this node's last probe; null: it does not probe it
 	Reporters []string `json:"reporters"`          // nodes that probe it
@@ -48,7 +48,7 @@ func tenths(d time.Duration) float64 { return math.Round(d.Seconds()*10) / 10 }
 
 // ailmentNames are the label values of probes.
 var ailmentNames = [...]string{
-	engine.Alive: "ok", engine.Refused: "refused", engine.NoRoute: "connect", engine.Silent: "timeout", engine.Broken: "reset", engine.Sick: "5xx",
+	engine.Alive: "ok", engine.Refused: "refused", engine.NoRoute: "connect", engine.Silent: "timeout", engine.Broken: "reset", engine.Sick: "5xx", engine.Untrusted: "tls",
 }
 
 // healthCollector reads the checker when it is scraped.

@@ -159,7 +159,7 @@ func (m *metrics) addBackends(r *roster) {
 }
 
 func (m *metrics) newBackend(name string) (series []prometheus.Counter) {
-	for f := policy.None; f <= policy.Client4xx; f++ {
+	for f := range policy.Failure(policy.Failures) {
 		series = append(series, m.outcomes.WithLabelValues(name, f.String()))
 	}
 	return series

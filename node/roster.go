@@ -23,7 +23,6 @@ type roster struct {
 	version uint64 // of the state that it was made from; 0: the node's own list
 	list    []*upstream
 	byID    []*upstream // nil where there is none
-	targets []proxy.Target
 	names   *backendNames
 	rules   []policy.Rule
 	ruled   raftstore.Rules // what rules were made from; no text: they are the node's own
@@ -271,7 +270,6 @@ func (f *fleet) newRoster(version uint64, ups []*upstream, rules []policy.Rule) 
 		top = max(top, int(u.id)+1)
 	}
 	r.byID = make([]*upstream, top)
-	r.targets = make([]proxy.Target, 0, len(ups))
 	for _, u := range ups {
 		l := f.locals[u.Name]
 		u.APIKey, u.CAFile = l.apiKey, l.caFile
@@ -287,9 +285,6 @@ func (f *fleet) newRoster(version uint64, ups []*upstream, rules []policy.Rule) 
 			u.target.Header = [][2]string{{"Authorization", "Bearer " + u.APIKey}}
 		}
 		r.byID[u.id] = u
-		if u.state != policy.Down {
-			r.targets = append(r.targets, u.target)
-		}
 		r.open = r.open || len(u.Models) == 0
 	}
 	r.names = newBackendNames(ups)

@@ -64,7 +64,7 @@ func TestPicksAmongChanges(t *testing.T) {
 	for version := uint64(2); version < 400; version++ {
 		n.adopt(state(version))
 		if u := n.fleet.roster().list[0]; version%5 == 0 {
-			if _, _, err := n.fleet.learnModels(u, []string{"m", fmt.Sprint("m", version)}, nil); err != nil {
+			if _, _, err := n.fleet.learnModels(u, []listedModel{{id: "m"}, {id: fmt.Sprint("m", version)}}, nil); err != nil {
 				t.Error(err)
 			}
 		}

@@ -70,7 +70,7 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *Config) (proxy.Config, er
 	return proxy.Config{
 		Picker:   &picker{n},
 		Hasher:   n.hasher,
-		Models:   func() []proxy.Target { return n.fleet.roster().targets },
+		Models:   n.fleet.modelsAnswer,
 		Observer: n.observe,
 		Log:      n.log.With().Str("component", "proxy").Logger(),
 		NodeName: n.name,

@@ -60,7 +60,6 @@ func (p *Proxy) drain(ctx context.Context) error {
 	}
 	p.cancel()
 	p.upstreams.close()
-	p.models.wait()
 	p.cfg.Log.Info().Msg("drained")
 	return err
 }

@@ -269,31 +269,6 @@ func TestDrainUnderLoad(t *testing.T) {
 	wg.Wait()
 }
 
-// Engines that do not answer /v1/models do not hold up a drain that is to end.
-func TestForcedDrainDoesNotWaitForModels(t *testing.T) {
-	var hanging []string
-	for range modelsAtOnce + 4 {
-		hanging = append(hanging, newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
-			_, _ = c.closedByPeer(time.Minute)
-			return false
-		}).addr)
-	}
-	r := newRig(t, hanging, withTimeouts(func(t *Timeouts) { t.Models = time.Minute }))
-	c := r.dial()
-	_, err := io.WriteString(c, request("GET", "/v1/models", ""))
-	must(t, err)
-	eventually(t, "request in flight", func() bool { return r.proxy.InFlight() == 1 })
-	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
-	defer cancel()
-	begun := time.Now()
-	if err := r.proxy.Shutdown(ctx); err == nil {
-		t.Error("nothing was interrupted")
-	}
-	if d := time.Since(begun); d > 10*time.Second {
-		t.Errorf("drain took %v", d)
-	}
-}
-
 // TestForestalledRequestIsNotServed: a drain closes a connection on which nothing has come, in the moment in which a request is read from it.
 // No engine is asked what could not be answered any more.
 func TestForestalledRequestIsNotServed(t *testing.T) {

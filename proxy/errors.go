@@ -154,6 +154,10 @@ func (e *exchange) refuse(f fault) {
 // timeout, which has cost minutes and still occupies engines, and when several engines broke off on this very request.
 func (e *exchange) refuseExhausted() {
 	last := &e.last
+	if last.busy > 0 {
+		e.refuseBusy()
+		return
+	}
 	f := fault{fasthttp.StatusBadGateway, "upstream_unreachable", "no connection to a backend"}
 	again := true
 	switch last.failed {
@@ -161,8 +165,8 @@ func (e *exchange) refuseExhausted() {
 		f = fault{fasthttp.StatusGatewayTimeout, "upstream_timeout", "the backend did not answer in time"}
 		again = false
 	case policy.Reset:
-		f = fault{fasthttp.StatusBadGateway, "upstream_broken", "the backend closed the connection without an answer"}
-		again = last.dispatched < 2
+		f = fault{fasthttp.StatusBadGateway, "upstream_broken", "the backend closed the connection without an answer, or its answer is no HTTP"}
+		again = len(e.suspects) < maxSeen
 	case policy.Status5xx:
 		f = fault{last.status, "upstream_unavailable", "the backend answered " + strconv.Itoa(last.status)}
 	}

@@ -9,6 +9,7 @@ import (
 	"grapevine/prefixtree"
 	"grapevine/proxy/engine"
 	"grapevine/proxy/policy"
+	"grapevine/proxy/prompt"
 )
 
 // retainScratch and retainHashes bound the scratch buffers of a pooled exchange.
@@ -29,6 +30,10 @@ type exchange struct {
 	guard guard
 	rec   Record
 	last  failure // of the last attempt that failed
+	// suspects are the backends that were given the request and did not answer it.
+	suspects []prefixtree.Backend
+	wait     int    // seconds that a backend which answered 429 asked for
+	name     uint64 // see requestName; 0: not needed yet
 
 	path     []byte
 	target   []byte // path and query
@@ -121,12 +126,21 @@ func (e *exchange) end(f policy.Failure) {
 	}
 	e.guard.open = false
 	e.rec.Failed = f
-	e.guard.attempt.End(policy.Outcome{
+	o := policy.Outcome{
 		PromptTokens: e.usage.PromptTokens,
 		CachedTokens: e.usage.CachedTokens,
 		OutputTokens: e.usage.OutputTokens,
 		Failed:       f,
-	}, e.proxy.cfg.Picker.Now())
+	}
+	switch f {
+	case policy.Timeout, policy.Reset, policy.Status5xx:
+		if e.rec.Kind != prompt.Other { // what is passed on unread may fail for reasons that only its client knows
+			o.Request, o.FailedBefore = e.requestName(), e.suspects
+		}
+	case policy.Busy:
+		o.RetryAfter = int64(e.wait) * 1000
+	}
+	e.guard.attempt.End(o, e.proxy.cfg.Picker.Now())
 }
 
 // release takes the backend connection away from the watch and gives it back, or closes it. It reports whether and why
@@ -196,7 +210,7 @@ func (e *exchange) recycle() {
 	e.forgetPieces()
 	clear(e.tenant) // a credential
 	e.rec = Record{}
-	e.last = failure{}
+	e.last, e.suspects, e.name = failure{}, e.suspects[:0], 0
 	e.response = bodyReader{}
 	e.strip, e.keep, e.learn, e.sse, e.told, e.holding, e.relaying = false, false, false, false, false, false, false
 	p.active.Add(-1)

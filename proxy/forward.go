@@ -22,24 +22,27 @@ const earlyAnswer = 200 * time.Millisecond
 // maxInterim bounds the 1xx responses before the final one.
 const maxInterim = 100
 
-var (
-	errUnwanted = errors.New("unexpected response")
-	errAborted  = errors.New("response aborted")
-)
+var errAborted = errors.New("response aborted")
 
 // failure is why an attempt did not answer.
 type failure struct {
 	failed     policy.Failure
 	status     int    // of a backend that answered 502, 503 or 504
 	retryAfter []byte // of the same; scratch
-	dispatched int    // attempts whose request was sent
 	refused    bool   // no backend was to be had
+	busy       int    // attempts that were answered 429
+	wait       int    // seconds; the shortest that one of these asked for
+	held       bool   // the response holds the answer of the last of these
 }
 
 // attempt tries one backend and reports whether that settles the request: answered, or its client gone. If not, another
 // may be tried, and e.last says what happened. It ends the attempt, except when the response is to be relayed.
 func (e *exchange) attempt(t *Target) (settled bool) {
-	up := e.proxy.upstreams.get(t)
+	var up *upstreamConn
+	if e.rec.Kind != prompt.Other || e.ctx.IsGet() || e.ctx.IsHead() || e.ctx.IsOptions() {
+		// Anything else may not be sent twice, as on a connection that turns out to be stale.
+		up = e.proxy.upstreams.get(t)
+	}
 	for {
 		if up == nil {
 			var err error
@@ -82,9 +85,16 @@ func (e *exchange) patience() time.Duration {
 	return e.proxy.tuned.Load().Timeouts.FirstByte
 }
 
-// failed ends the attempt; the request is not settled.
+// failed ends the attempt; the request is not settled. One that an engine was given and did not answer is a suspect, and
+// one that broke two is remembered.
 func (e *exchange) failed(f policy.Failure) bool {
 	e.end(f)
+	if f != policy.Connect {
+		e.suspects = append(e.suspects, e.rec.Decision.Backend)
+		if f == policy.Reset && e.last.failed == policy.Reset && len(e.suspects) == maxSeen {
+			e.proxy.broken.add(e.requestName(), time.Now())
+		}
+	}
 	e.last.failed, e.last.status = f, 0
 	return false
 }
@@ -120,7 +130,6 @@ func (e *exchange) converse(up *upstreamConn, t *Target) error {
 // dispatched notes that the request has been written.
 func (e *exchange) dispatched() {
 	e.guard.attempt.Dispatched(e.proxy.cfg.Picker.Now())
-	e.last.dispatched++
 	e.rec.Queue = time.Since(e.rec.Start)
 }
 
@@ -137,32 +146,13 @@ func (e *exchange) converseEarly(up *upstreamConn, cause error) error {
 	return nil
 }
 
-func (e *exchange) readHead(up *upstreamConn) error {
-	h := &e.ctx.Response.Header
-	for range maxInterim {
-		if err := h.Read(up.br); err != nil {
-			return err
-		}
-		switch status := h.StatusCode(); {
-		case status == fasthttp.StatusSwitchingProtocols || status < 100:
-			return errUnwanted
-		case status >= 200:
-			return nil
-		}
-	}
-	return errUnwanted
-}
-
 // untouchedError is an error of sending on a connection that had gone stale.
 type untouchedError struct{ error }
 
 // untouched reports whether an error came before any byte of a response.
 func untouched(err error) bool {
-	switch err.(type) {
-	case untouchedError, fasthttp.ErrNothingRead:
-		return true
-	}
-	return err == io.EOF
+	_, unsent := err.(untouchedError)
+	return unsent || err == io.EOF
 }
 
 // receive takes the response whose head has been read: it is passed on, unless the backend says that another should be
@@ -171,14 +161,23 @@ func (e *exchange) receive(up *upstreamConn) (settled bool) {
 	h := &e.ctx.Response.Header
 	status, length := h.StatusCode(), h.ContentLength()
 	keep := cleanResponse(h)
+	inference := e.rec.Kind != prompt.Other
+	bodiless, clean := e.withoutBody()
+	keep = keep && clean
+	e.sse = isEventStream(h.ContentType()) && len(h.ContentEncoding()) == 0
+	relayed := !bodiless && (length < 0 || length > bufferedBody || e.sse)
 	switch status {
 	case fasthttp.StatusBadGateway, fasthttp.StatusServiceUnavailable, fasthttp.StatusGatewayTimeout:
-		return e.passOver(up, status)
+		if inference {
+			return e.passOver(up, status)
+		}
+	case fasthttp.StatusTooManyRequests:
+		if inference && relayed {
+			return e.passOver(up, status)
+		}
 	}
-	e.sse = isEventStream(h.ContentType()) && len(h.ContentEncoding()) == 0
-	e.learn = e.rec.Kind != prompt.Other && status == fasthttp.StatusOK && len(h.ContentEncoding()) == 0
-	bodiless := e.ctx.IsHead() || status == fasthttp.StatusNoContent || status == fasthttp.StatusNotModified
-	if !bodiless && (length < 0 || length > bufferedBody || e.sse) {
+	e.learn = inference && status == fasthttp.StatusOK && len(h.ContentEncoding()) == 0
+	if relayed {
 		return e.startRelay(up, length, keep)
 	}
 	if !bodiless {
@@ -189,6 +188,10 @@ func (e *exchange) receive(up *upstreamConn) (settled bool) {
 	}
 	if why := e.release(up, keep); why != undisturbed && why != expired {
 		return e.cutShort(why)
+	}
+	if inference && status == fasthttp.StatusTooManyRequests {
+		e.busy(true)
+		return false
 	}
 	if e.learn {
 		if u, ok := engine.ParseUsage(e.ctx.Response.Body()); ok {
@@ -245,6 +248,10 @@ func (e *exchange) passOver(up *upstreamConn, status int) bool {
 	e.last.retryAfter = append(e.last.retryAfter[:0], e.ctx.Response.Header.Peek("Retry-After")...)
 	if why := e.release(up, false); why != undisturbed && why != expired {
 		return e.cutShort(why)
+	}
+	if status == fasthttp.StatusTooManyRequests {
+		e.busy(false)
+		return false
 	}
 	e.failed(policy.Status5xx)
 	e.last.status = status

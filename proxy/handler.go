@@ -232,9 +232,12 @@ func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 	return fault{}, false
 }
 
-// forward tries one backend after the other until the client has been answered, the attempts are used up, or nobody is
-// left.
+// forward tries one backend after the other until the client has been answered, the request may not move on, or no backend
+// is left.
 func (e *exchange) forward() {
+	if e.refuseBroken() {
+		return
+	}
 	began := e.rec.Start
 	for {
 		t, err := e.pick()
@@ -242,12 +245,16 @@ func (e *exchange) forward() {
 			e.refusePick(err)
 			return
 		}
+		if e.last.held {
+			e.ctx.Response.ResetBody()
+			e.last.held = false
+		}
 		e.rec.Overhead += time.Since(began)
 		if e.attempt(&t) {
 			return
 		}
 		began = time.Now()
-		if e.rec.Attempts == e.proxy.tuned.Load().MaxAttempts {
+		if !e.mayMove() {
 			e.refuseExhausted()
 			return
 		}

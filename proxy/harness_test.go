@@ -119,7 +119,6 @@ func newRig(t testing.TB, backends []string, options ...rigOption) *rig {
 	must(t, err)
 	picker := &routed{router: r.router, targets: make(map[prefixtree.Backend]Target), stopped: cfg.stopped}
 	var entries []policy.Backend
-	var targets []Target
 	secure := &tls.Config{RootCAs: roots, ServerName: "127.0.0.1"}
 	for i, addr := range backends {
 		target := Target{ID: prefixtree.Backend(i), Name: "b" + strconv.Itoa(i), Addr: addr}
@@ -127,16 +126,12 @@ func newRig(t testing.TB, backends []string, options ...rigOption) *rig {
 			target.Addr, target.TLS = rest, secure
 		}
 		picker.targets[target.ID] = target
-		targets = append(targets, target)
 		entries = append(entries, policy.Backend{ID: target.ID, Generation: 1, Name: target.Name, State: policy.Active, Models: cfg.models[addr]})
 	}
 	view, err := policy.NewView(entries, nil)
 	must(t, err)
 	r.router.SetView(view)
 	cfg.Picker, cfg.Hasher = picker, hasher
-	if cfg.Models == nil {
-		cfg.Models = func() []Target { return targets }
-	}
 	cfg.Observer = func(rec *Record) {
 		kept := *rec
 		kept.ID, kept.Model, kept.Path, kept.Method = bytes.Clone(rec.ID), bytes.Clone(rec.Model), bytes.Clone(rec.Path), bytes.Clone(rec.Method)
@@ -235,8 +230,10 @@ func request(method, path, body string, headers ...string) string {
 	return b.String() + "\r\n" + body
 }
 
-func chat(stream bool) string {
-	return request("POST", "/v1/chat/completions", fmt.Sprintf(`{"model":"m","stream":%v,"messages":[{"role":"user","content":"hello"}]}`, stream))
+func chat(stream bool) string { return chatOf("hello", stream) }
+
+func chatOf(content string, stream bool) string {
+	return request("POST", "/v1/chat/completions", fmt.Sprintf(`{"model":"m","stream":%v,"messages":[{"role":"user","content":%q}]}`, stream, content))
 }
 
 // reply is a response as the client got it.

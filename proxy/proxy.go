@@ -10,6 +10,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -75,8 +76,6 @@ type Timeouts struct {
 	UpstreamIdle time.Duration
 	// Watch is the period at which connections are looked at for passed deadlines. Default 250 ms.
 	Watch time.Duration
-	// Models bounds the answer of one backend to /v1/models. Default 5 s.
-	Models time.Duration
 	// DrainGrace is how long Shutdown goes on accepting, answering with Connection: close, before it closes the
 	// listeners and the idle connections. Default 1 s; negative: none.
 	DrainGrace time.Duration
@@ -97,8 +96,9 @@ const (
 type Config struct {
 	Picker Picker
 	Hasher *prefixtree.Hasher
-	// Models lists the backends whose /v1/models are merged. It is called per request; nil serves none.
-	Models func() []Target
+	// Models returns the body that answers GET /v1/models, or with an id /v1/models/ID; nil if nothing is known of it. It is
+	// called per request and must not wait for a backend. A nil Models passes these requests on.
+	Models func(id string) []byte
 	// Observer is called once per finished request that was to be forwarded, from the goroutine that served it, after
 	// the attempt has ended. The record is valid during the call only. It must be quick and safe for concurrent use.
 	Observer func(*Record)
@@ -146,11 +146,11 @@ type Proxy struct {
 	exchanges sync.Pool
 	parsers   sync.Pool // of Describe
 	upstreams upstreams
-	models    modelCache
 	bodies    bodyMemory
 	warned    warnings
 
 	departures departures // of clients; open while watchDone is not nil
+	broken     broken
 
 	mu        sync.Mutex // guards what follows
 	listeners map[net.Listener]struct{}
@@ -183,7 +183,7 @@ func New(cfg Config) (*Proxy, error) {
 	p.base, p.cancel = context.WithCancel(context.Background())
 	p.bodies.limit = int64(cfg.MaxBodyMemory)
 	p.upstreams.init(p)
-	p.models.init()
+	p.broken.seed = rand.Uint64()
 	p.exchanges.New = func() any { return newExchange(p) }
 	p.parsers.New = func() any { return newDescriber(p) }
 	p.server = p.newServer()
@@ -277,7 +277,6 @@ func (t *Timeouts) complete() error {
 		{"Write", &t.Write, time.Minute, false},
 		{"UpstreamIdle", &t.UpstreamIdle, 4 * time.Second, false},
 		{"Watch", &t.Watch, 250 * time.Millisecond, false},
-		{"Models", &t.Models, 5 * time.Second, false},
 		{"DrainGrace", &t.DrainGrace, time.Second, true},
 	} {
 		switch {

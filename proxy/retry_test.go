@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"grapevine/prefixtree"
 	"grapevine/proxy/policy"
 )
 
@@ -80,8 +81,8 @@ func TestFailingBackendCostsNoError(t *testing.T) {
 						}
 					}))
 					var failures []policy.Failure
-					for i := range 4 {
-						r.raw(chat(stream)).want(t, 200, "hi")
+					for i := range 8 {
+						r.raw(chatOf(fmt.Sprint("prompt ", i), stream)).want(t, 200, "hi")
 						rec := r.record(i)
 						if rec.Attempts > 2 || rec.Failed != policy.None || rec.Backend != "b1" {
 							t.Fatalf("record %+v", rec)
@@ -90,8 +91,12 @@ func TestFailingBackendCostsNoError(t *testing.T) {
 							failures = append(failures, tc.failed)
 						}
 					}
-					// The failing one was tried, once, and then left alone.
-					if len(failures) != 1 {
+					// The failing one was left alone once it had refused one connection, or failed two requests.
+					want := 2
+					if tc.failed == policy.Connect {
+						want = 1
+					}
+					if len(failures) != want {
 						t.Errorf("tried %d times", len(failures))
 					}
 				})
@@ -101,7 +106,13 @@ func TestFailingBackendCostsNoError(t *testing.T) {
 }
 
 func TestConcurrentFailover(t *testing.T) {
-	// Every engine of three but one goes bad in its own way under load; no client sees it.
+	// One engine of three goes bad under load, each time in another way; no client sees it.
+	for name, bad := range map[string]script{"resetting": resetting, "hanging": hanging} {
+		t.Run(name, func(t *testing.T) { t.Parallel(); failOver(t, bad) })
+	}
+}
+
+func failOver(t *testing.T, bad script) {
 	var broken atomic.Bool
 	flaky := func(bad script) script {
 		return func(c *upstreamSide, req seenRequest) bool {
@@ -111,10 +122,10 @@ func TestConcurrentFailover(t *testing.T) {
 			return answering(c, req)
 		}
 	}
-	a, b, good := newBackend(t, false, flaky(resetting)), newBackend(t, false, flaky(hanging)), newBackend(t, false, answering)
-	r := newRig(t, []string{a.addr, b.addr, good.addr}, withTimeouts(func(t *Timeouts) { t.FirstByte = 4 * time.Second }))
+	a, b, c := newBackend(t, false, flaky(bad)), newBackend(t, false, answering), newBackend(t, false, answering)
+	r := newRig(t, []string{a.addr, b.addr, c.addr}, withTimeouts(func(t *Timeouts) { t.FirstByte = 4 * time.Second }))
 	var wg sync.WaitGroup
-	for range 8 {
+	for client := range 8 {
 		wg.Go(func() {
 			c, err := net.Dial("tcp", r.addr)
 			if err != nil {
@@ -127,7 +138,7 @@ func TestConcurrentFailover(t *testing.T) {
 				if i == 20 {
 					broken.Store(true)
 				}
-				if _, err := io.WriteString(c, chat(false)); err != nil {
+				if _, err := io.WriteString(c, chatOf(fmt.Sprint(client, " ", i), false)); err != nil {
 					t.Error(err)
 					return
 				}
@@ -179,15 +190,192 @@ func TestAllFail(t *testing.T) {
 	}
 }
 
+// TestAttemptsAreBounded: a request that no engine was given goes to MaxAttempts of them, one that was given to an engine
+// to one more if it is inference, and anything else to none.
 func TestAttemptsAreBounded(t *testing.T) {
-	var addrs []string
+	var engines []*backend
+	var addrs, refuse []string
 	for range 6 {
-		addrs = append(addrs, newBackend(t, false, resetting).addr)
+		b := newBackend(t, false, resetting)
+		engines, addrs, refuse = append(engines, b), append(addrs, b.addr), append(refuse, refusing())
 	}
-	r := newRig(t, addrs, withConfig(func(c *Config) { c.MaxAttempts = 4 }))
-	r.raw(chat(false)).want(t, 502, "backends tried: 4")
-	if rec := r.record(0); rec.Attempts != 4 || rec.Status != 502 {
+	seen := func() (n int) {
+		for _, b := range engines {
+			n += len(b.requests())
+		}
+		return n
+	}
+	four := withConfig(func(c *Config) { c.MaxAttempts = 4 })
+	newRig(t, refuse, four).raw(chat(false)).want(t, 502, "backends tried: 4")
+	r := newRig(t, addrs, four)
+	r.raw(chat(false)).want(t, 502, "backends tried: 2")
+	if rec := r.record(0); rec.Attempts != 2 || rec.Status != 502 || seen() != 2 {
+		t.Errorf("%d engines have seen it; record %+v", seen(), rec)
+	}
+	for _, path := range []string{"/anything", "/v1/batches"} {
+		before := seen()
+		r.raw(request("POST", path, `{"run":"once"}`)).want(t, 502, "backends tried: 1")
+		if n := seen() - before; n != 1 {
+			t.Errorf("%s was done %d times", path, n)
+		}
+	}
+}
+
+// TestPassedOnIsNotRepeated: what is not known to be inference is not sent twice, as on a connection that has gone stale,
+// and how it fails says nothing of an engine.
+func TestPassedOnIsNotRepeated(t *testing.T) {
+	var broken atomic.Bool
+	b := newBackend(t, false, func(c *upstreamSide, req seenRequest) bool {
+		if broken.Load() {
+			return resetting(c, req)
+		}
+		return c.send(jsonReply(503, `{"error":"mine"}`))
+	})
+	r := newRig(t, []string{b.addr, b.addr})
+	for range 5 {
+		r.raw(request("POST", "/anything", "{}")).want(t, 503, "mine")
+	}
+	broken.Store(true)
+	for i := range 5 {
+		before := len(b.requests())
+		r.raw(request("POST", "/anything", "{}")).want(t, 502)
+		if n := len(b.requests()) - before; n != 1 {
+			t.Errorf("request %d was done %d times", i, n)
+		}
+	}
+	for id := range 2 {
+		if _, avoided := r.router.Avoided(prefixtree.Backend(id), prefixtree.Time(time.Now().UnixMilli())); avoided {
+			t.Errorf("engine %d is left alone", id)
+		}
+	}
+}
+
+// TestBadRequestHarmsNobody: a prompt that every engine resets reaches two of eight, none of which is left alone for it, and
+// is not sent again; other requests go where they went.
+func TestBadRequestHarmsNobody(t *testing.T) {
+	var engines []*backend
+	var addrs []string
+	deadly := func(c *upstreamSide, req seenRequest) bool {
+		if strings.Contains(req.body, "deadly") {
+			return resetting(c, req)
+		}
+		return c.send(jsonReply(200, okBody))
+	}
+	for range 8 {
+		b := newBackend(t, false, deadly)
+		engines, addrs = append(engines, b), append(addrs, b.addr)
+	}
+	seen := func() (n int) {
+		for _, b := range engines {
+			for _, req := range b.requests() {
+				if strings.Contains(req.body, "deadly") {
+					n++
+				}
+			}
+		}
+		return n
+	}
+	r := newRig(t, addrs)
+	avoided := func() (n int) {
+		for id := range engines {
+			if _, avoid := r.router.Avoided(prefixtree.Backend(id), prefixtree.Time(time.Now().UnixMilli())); avoid {
+				n++
+			}
+		}
+		return n
+	}
+	var wg sync.WaitGroup
+	for client := range 12 {
+		wg.Go(func() {
+			c, err := net.Dial("tcp", r.addr)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer c.Close()
+			br := bufio.NewReader(c)
+			for turn := range 30 {
+				if _, err := io.WriteString(c, chatOf(fmt.Sprint("conversation ", client, " turn ", turn), false)); err != nil {
+					t.Error(err)
+					return
+				}
+				readReply(t, br, "POST").want(t, 200)
+			}
+		})
+	}
+	rp := r.raw(chatOf("deadly", false)).want(t, 502, "backends tried: 2")
+	if rp.Header.Get("X-Should-Retry") != "false" || seen() < 2 {
+		t.Errorf("headers %v, sent %d times", rp.Header, seen())
+	}
+	if n := avoided(); n > 0 {
+		t.Errorf("one bad request: %d of 8 engines are left alone", n)
+	}
+	before := seen()
+	for range 3 {
+		rp := r.raw(chatOf("deadly", false)).want(t, 502, `"code":"upstream_broken"`, "not sent to more")
+		if rp.Header.Get("X-Should-Retry") != "false" {
+			t.Errorf("headers %v", rp.Header)
+		}
+	}
+	if n := seen() - before; n > 0 {
+		t.Errorf("a prompt that broke two engines was sent %d times more", n)
+	}
+	for i := range 40 { // others of its kind
+		r.raw(chatOf(fmt.Sprint("deadly ", i), false)).want(t, 502)
+		if n := avoided(); n > 0 {
+			t.Fatalf("%d of 8 engines are left alone", n)
+		}
+	}
+	wg.Wait()
+}
+
+func TestBrokenIsBoundedAndForgets(t *testing.T) {
+	var b broken
+	start := time.Unix(1_800_000_000, 0)
+	for i := range uint64(2 * brokeKept) {
+		b.add(i+1, start)
+	}
+	if b.has(1, start) || !b.has(2*brokeKept, start) || b.has(2*brokeKept, start.Add(brokeFor)) {
+		t.Error("it holds what it should not, or does not hold what it should")
+	}
+}
+
+// TestBusyEngineIsPassedOver: 429 means that another engine may have room. The one that said it is left alone for as long as
+// it asks; if all say it, the client is told the shortest wait.
+func TestBusyEngineIsPassedOver(t *testing.T) {
+	full := func(wait string) *backend {
+		return newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
+			return c.send(jsonReply(429, `{"error":"full, wait `+wait+`"}`, "Retry-After: "+wait))
+		})
+	}
+	a, idle := full("2"), newBackend(t, false, answering)
+	r := newRig(t, []string{a.addr, idle.addr}, withStoppedClock())
+	for i := range 15 {
+		r.raw(chatOf(fmt.Sprint(i), i%2 == 0)).want(t, 200)
+		if rec := r.record(i); rec.Failed != policy.None || rec.Backend != "b1" {
+			t.Errorf("record %+v", rec)
+		}
+	}
+	if n := len(a.requests()); n != 1 {
+		t.Errorf("the one that is busy was asked %d times", n)
+	}
+	r = newRig(t, []string{full("7").addr, full("3").addr, full("9").addr, full("5").addr}, withStoppedClock())
+	if rp := r.raw(chat(false)).want(t, 429, "full, wait "); rp.Header.Get("Retry-After") != "3" {
+		t.Errorf("headers %v", rp.Header)
+	}
+	if rec := r.record(0); rec.Attempts != 4 || rec.Failed != policy.Busy {
 		t.Errorf("record %+v", rec)
+	}
+	r.raw(chat(false)).want(t, 429, "full, wait ")
+	if rec := r.record(1); rec.Attempts != 1 {
+		t.Errorf("all are known to be busy, and %d are asked", rec.Attempts)
+	}
+	// A list of a length that is not told is not waited for.
+	r = newRig(t, []string{newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
+		return c.send("HTTP/1.1 429 Too Many Requests\r\nTransfer-Encoding: chunked\r\n\r\n")
+	}).addr})
+	if rp := r.raw(chat(false)).want(t, 429, "backends_busy"); rp.Header.Get("Retry-After") != "1" {
+		t.Errorf("headers %v", rp.Header)
 	}
 }
 
@@ -228,7 +416,7 @@ func TestEnginesErrorsPassThrough(t *testing.T) {
 		t.Errorf("headers %v", rp.Header)
 	}
 	r.raw(with("500")).want(t, 500, "bug")
-	for i, want := range []policy.Failure{policy.Client4xx, policy.Client4xx, policy.Status5xx} {
+	for i, want := range []policy.Failure{policy.Client4xx, policy.Busy, policy.Status5xx} {
 		if rec := r.record(i); rec.Failed != want || rec.Attempts != 1 {
 			t.Errorf("record %+v", rec)
 		}

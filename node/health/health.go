@@ -23,10 +23,11 @@ const (
 	Timeout          // connected, and no answer in time
 	Reset            // connection lost before the answer
 	Status5xx        // answered 5xx
+	TLS              // no TLS, or a certificate that is not trusted
 	reasons
 )
 
-var reasonNames = [reasons]string{"none", "refused", "connect", "timeout", "reset", "5xx"}
+var reasonNames = [reasons]string{"none", "refused", "connect", "timeout", "reset", "5xx", "tls"}
 
 // String gives the reason as metrics, logs and the fleet's state show it.
 func (r Reason) String() string {
@@ -52,17 +53,21 @@ const (
 	// goodsToOK probes in a row turn it back. An engine that starts answers a
 	// probe or two before it falls over again.
 	goodsToOK = 3
-	// strikesToBad failures of own requests in a row, without an answer in
-	// between, are failing. Fewer may be those requests' own fault.
-	strikesToBad = 3
-	// strikesLast is how long failures of requests speak against an engine: beyond
-	// the longest time in which the policy gives it no trial (30 s), so that one
-	// that fails every trial stays failing.
-	strikesLast = 45 * time.Second
 	// suspicionLasts is how long a failed request makes reporters probe at once.
 	suspicionLasts = 2 * time.Second
 	// retryAfter is the pause before a failed or a wanted probe is repeated.
 	retryAfter = 150 * time.Millisecond
+	// confirmAfter is the pause before the next probe of an engine that answers again:
+	// it has to answer goodsToOK of them before it is given work.
+	confirmAfter = 250 * time.Millisecond
+	// For quickFor after an engine has failed it is probed four times as often as a healthy
+	// one, since it may just be restarting: but each that fails so makes that rarer for
+	// all by quickShare, so that a node probes 250 a second that fail.
+	quickFor   = 30 * time.Second
+	quickShare = 4 * time.Millisecond
+	// ejectShare: what other nodes' failed requests say keeps this node away from one
+	// engine in so many at most, and from one in any fleet.
+	ejectShare = 5
 	// grace is how long the word of one node is enough to leave an engine alone:
 	// in that time all its reporters have probed it themselves, and outvote it if
 	// it was mistaken.
@@ -111,6 +116,7 @@ type Board struct {
 
 	mu      sync.Mutex
 	engines map[uint32]*engine
+	failing int                 // engines that this node's probes find failing; as of the last Due
 	nodes   []string            // alive and heard lately, this one included, sorted
 	said    map[string][]Report // by node: its latest word on all engines, known here or not yet
 	writing pacer
@@ -218,7 +224,7 @@ func (b *Board) SetPeer(origin string, reports []Report, now time.Time) (urgent 
 			urgent = true
 		}
 		if ok && (r.Suspect || r.Failing) && e.mine && !e.own.failing() {
-			urgent = e.own.hurry(now) || urgent
+			urgent = e.hurry(now) || urgent
 		}
 	}
 	return urgent
@@ -290,9 +296,9 @@ func (b *Board) Verdict(key uint32, now time.Time) (Verdict, bool) {
 	c := b.count(e, now)
 	v := Verdict{
 		Failing: e.own.failing(), Reason: e.own.reason(), Since: e.own.since, Probed: e.own.probed, Reporters: e.reporters,
-		OK: c.ok, Bad: c.failing, Avoid: b.avoid(e, now),
+		OK: c.ok, Bad: c.failing,
 	}
-	if v.Avoid && v.Reason == NoReason {
+	if v.Avoid, _ = b.avoid(e, now); v.Avoid && v.Reason == NoReason {
 		v.Reason = cmp.Or(c.reason, c.rumour)
 	}
 	return v, true

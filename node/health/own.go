@@ -10,6 +10,7 @@ import (
 type own struct {
 	due      time.Time // of the next probe
 	underway bool
+	wanted   bool      // to be probed soon, though it may be for others to probe it
 	began    time.Time // of the last probe
 	probed   time.Time // when the last probe ended; zero none
 	fails    int       // probes in a row
@@ -17,11 +18,11 @@ type own struct {
 	goods    int
 	bad      bool // by probes
 	badWhy   Reason
+	badAt    time.Time // when that began
 
-	strikes    int // own requests that failed, since one was answered
-	strikeWhy  Reason
-	struckAt   time.Time
-	passive    bool // failing by requests
+	struckAt   time.Time // when a request last failed
+	passive    bool      // failing by requests
+	passiveWhy Reason
 	answeredAt time.Time
 
 	since time.Time // of failing or, while it is not, of being well
@@ -34,21 +35,26 @@ func (o *own) reason() Reason {
 	case o.bad:
 		return o.badWhy
 	case o.passive:
-		return o.strikeWhy
+		return o.passiveWhy
 	}
 	return NoReason
 }
 
 // hurry moves the next probe forward to now, but not on the heels of the last.
-func (o *own) hurry(now time.Time) bool {
+func (e *engine) hurry(now time.Time) bool {
+	o := &e.own
 	at := now
 	if soonest := o.began.Add(retryAfter); at.Before(soonest) {
 		at = soonest
 	}
-	if o.underway || !at.Before(o.due) {
+	if o.underway {
+		o.wanted = true // the answer to what is under way says nothing of what has happened since
 		return false
 	}
-	o.due = at
+	if (e.mine || o.wanted) && !at.Before(o.due) {
+		return false
+	}
+	o.due, o.wanted = at, true
 	return true
 }
 
@@ -64,15 +70,19 @@ func (b *Board) Due(dst []Probe, now time.Time) (probes []Probe, next time.Time)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	next = now.Add(b.cfg.Interval)
+	b.failing = 0
 	for key, e := range b.engines {
+		if e.mine && e.own.bad {
+			b.failing++
+		}
 		switch o := &e.own; {
-		case !e.mine || o.underway:
+		case !e.mine && !o.wanted || o.underway:
 		case o.due.After(now):
 			if o.due.Before(next) {
 				next = o.due
 			}
 		default:
-			o.underway, o.began = true, now
+			o.underway, o.wanted, o.began = true, false, now
 			dst = append(dst, Probe{key, now})
 		}
 	}
@@ -91,7 +101,12 @@ func (b *Board) Probed(p Probe, why Reason, now time.Time) (changed, back bool) 
 	}
 	o := &e.own
 	was, first := o.failing(), o.probed.IsZero()
-	o.underway, o.probed = false, now
+	o.underway = false
+	o.due = now.Add(retryAfter)
+	if !e.mine {
+		return false, false // put for this node's own requests alone; the reporters judge
+	}
+	o.probed = now
 	pause := time.Duration(float64(b.cfg.Interval) * (0.9 + 0.2*b.cfg.Jitter()))
 	switch {
 	case why == NoReason:
@@ -99,6 +114,8 @@ func (b *Board) Probed(p Probe, why Reason, now time.Time) (changed, back bool) 
 		o.fails, o.timeouts = 0, 0
 		if o.goods++; o.goods >= goodsToOK {
 			o.bad = false
+		} else if o.bad {
+			pause = min(pause, confirmAfter)
 		}
 	case why == Timeout && o.answeredAt.After(p.Began):
 		// Too busy to answer this, but it computes.
@@ -110,16 +127,30 @@ func (b *Board) Probed(p Probe, why Reason, now time.Time) (changed, back bool) 
 			o.timeouts++
 		}
 		if o.fails-o.timeouts >= failsToBad || o.fails >= timeoutsToBad {
-			o.bad = true
+			pause = o.failed(pause, b.failing, now)
 		} else {
 			pause = retryAfter
 		}
 	}
-	o.due = now.Add(pause)
+	if !o.wanted {
+		o.due = now.Add(pause)
+	}
 	if changed = o.settle(was, now); first && !o.failing() {
 		o.since, changed = now, true
 	}
 	return changed, back
+}
+
+// failed notes that probes find the engine failing, as they do so many others, and returns
+// the pause before the next.
+func (o *own) failed(pause time.Duration, others int, now time.Time) time.Duration {
+	if !o.bad {
+		o.bad, o.badAt = true, now
+	}
+	if now.Sub(o.badAt) > quickFor {
+		return pause
+	}
+	return min(pause, max(pause/4, time.Duration(others)*quickShare))
 }
 
 // settle notes when the verdict changed.
@@ -132,26 +163,35 @@ func (o *own) settle(was bool, now time.Time) bool {
 }
 
 // Failed takes a request of this node's that spoke against the engine. It
-// reports whether there is something to tell the others, or to probe, now.
-func (b *Board) Failed(key uint32, why Reason, now time.Time) (urgent bool) {
+// reports whether there is something to tell the others, or to probe, now: the
+// engine is probed at once, by whichever node has seen that.
+func (b *Board) Failed(key uint32, now time.Time) (urgent bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	e := b.engines[key]
 	if e == nil {
 		return false
 	}
-	o := &e.own
-	was := o.failing()
-	urgent = now.Sub(o.struckAt) > suspicionLasts
-	o.strikes++
-	o.strikeWhy, o.struckAt = why, now
-	if o.strikes >= strikesToBad {
-		o.passive = true
+	urgent = now.Sub(e.own.struckAt) > suspicionLasts
+	e.own.struckAt = now
+	if !e.own.bad {
+		urgent = e.hurry(now) || urgent
 	}
-	if e.mine && !o.bad {
-		urgent = o.hurry(now) || urgent
+	return urgent
+}
+
+// Ejected says whether this node gives the engine no requests because they failed, and of
+// what. It reports whether that is news for the others.
+func (b *Board) Ejected(key uint32, ejected bool, why Reason, now time.Time) (changed bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	e := b.engines[key]
+	if e == nil {
+		return false
 	}
-	return o.settle(was, now) || urgent
+	was := e.own.failing()
+	e.own.passive, e.own.passiveWhy = ejected, why
+	return e.own.settle(was, now)
 }
 
 // Answered says when the engine last answered a request of this node's.
@@ -162,13 +202,7 @@ func (b *Board) Answered(key uint32, at time.Time) {
 	if e == nil || !at.After(e.own.answeredAt) {
 		return
 	}
-	o := &e.own
-	was := o.failing()
-	o.answeredAt = at
-	if at.After(o.struckAt) {
-		o.strikes, o.passive = 0, false
-	}
-	o.settle(was, at)
+	e.own.answeredAt = at
 }
 
 // Reports appends this node's word on all engines it has something to say of:
@@ -179,10 +213,9 @@ func (b *Board) Reports(dst []Report, now time.Time) []Report {
 	defer b.mu.Unlock()
 	for key, e := range b.engines {
 		o := &e.own
-		o.expire(now)
 		r := Report{Backend: key, Failing: o.failing(), Passive: o.passive && !o.bad, Reason: o.reason(), Started: e.restart.seconds()}
 		r.OK = e.mine && !r.Failing && b.probedLately(o, now)
-		r.Suspect = !r.Failing && o.strikes > 0 && now.Sub(o.struckAt) < suspicionLasts
+		r.Suspect = !r.Failing && now.Sub(o.struckAt) < suspicionLasts
 		if !r.OK && !r.Failing && !r.Suspect {
 			continue
 		}
@@ -193,16 +226,6 @@ func (b *Board) Reports(dst []Report, now time.Time) []Report {
 	}
 	slices.SortFunc(dst, func(x, y Report) int { return cmp.Compare(x.Backend, y.Backend) })
 	return dst
-}
-
-// expire ends what failures of requests said once they are old.
-func (o *own) expire(now time.Time) {
-	if o.strikes == 0 || now.Sub(o.struckAt) < strikesLast {
-		return
-	}
-	was := o.failing()
-	o.strikes, o.passive = 0, false
-	o.settle(was, now)
 }
 
 // probedLately says whether the last probe is recent enough to speak for now.

@@ -40,7 +40,6 @@ func (b *Board) count(e *engine, now time.Time) (c count) {
 	}
 	for _, name := range e.reporters {
 		if name == b.cfg.Self {
-			e.own.expire(now)
 			vote(b.probedLately(&e.own, now), e.own.failing(), !e.own.bad, e.own.reason())
 			continue
 		}
@@ -59,29 +58,40 @@ func (b *Board) count(e *engine, now time.Time) (c count) {
 }
 
 // Avoid appends the keys of the engines to be left alone because probes, or
-// other nodes, say that they fail.
+// other nodes, say that they fail. Of those of which only failed requests say so it is
+// one in ejectShare at most, this node's own included: requests may be at fault themselves.
 func (b *Board) Avoid(dst []uint32, now time.Time) []uint32 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	room := max(len(b.engines)/ejectShare, 1)
+	var doubtful []uint32
 	for key, e := range b.engines {
-		if b.avoid(e, now) {
+		avoid, byRequests := b.avoid(e, now)
+		switch {
+		case avoid && !byRequests:
 			dst = append(dst, key)
+		case e.own.passive:
+			room-- // the policy leaves it alone
+		case avoid:
+			doubtful = append(doubtful, key)
 		}
 	}
-	return dst
+	slices.Sort(doubtful)
+	return append(dst, doubtful[:max(min(room, len(doubtful)), 0)]...)
 }
 
-// avoid decides that. Own failed requests alone do not count here: the policy
-// answers those by leaving the engine alone and trying it now and then.
+// avoid decides that, and says whether failed requests are all that speaks for it. Own
+// failed requests do not count here: the policy answers those by leaving the engine alone
+// and trying it now and then.
 //
 // Another node's word counts at once, for as long as the reporters need to see
 // for themselves. After that it counts unless it is outvoted, so that a node
 // whose own network is at fault costs the fleet no engine. A word by failed
 // requests is not outvoted by probes, which know nothing of requests, but
 // by an answer this node has had since.
-func (b *Board) avoid(e *engine, now time.Time) bool {
+func (b *Board) avoid(e *engine, now time.Time) (avoid, byRequests bool) {
 	if e.own.bad || e.Down && e.Ours {
-		return true // what is down by the fleet's own word, everybody goes by until it is up
+		return true, false // what is down by the fleet's own word, everybody goes by until it is up
 	}
 	probed, passive := 0, false
 	var newest time.Time
@@ -102,13 +112,10 @@ func (b *Board) avoid(e *engine, now time.Time) bool {
 			}
 		}
 	}
-	switch {
-	case passive:
-		return true
-	case probed == 0:
-		return false
+	if probed > 0 && (now.Sub(newest) < grace || probed > b.count(e, now).ok) {
+		return true, false
 	}
-	return now.Sub(newest) < grace || probed > b.count(e, now).ok
+	return passive, passive
 }
 
 // Proposal is something the fleet should write down.
@@ -132,10 +139,12 @@ type Generation struct {
 
 const (
 	// upAfter is how long most reporters must have been content.
-	upAfter = time.Second
-	// relapseWithin an engine that goes down again has flapped: it is kept down for
-	// firstHold, and each time twice as long, up to lastHold.
+	upAfter = 500 * time.Millisecond
+	// relapseWithin an engine that goes down again has relapsed. After more than
+	// forgiven relapses, which an operator may need to get it right, it flaps: it is kept
+	// down for firstHold, and each time twice as long, up to lastHold.
 	relapseWithin = 5 * time.Minute
+	forgiven      = 2
 	firstHold     = 30 * time.Second
 	lastHold      = 10 * time.Minute
 	// patience is how long a proposal may take to show before it is made again.
@@ -150,6 +159,7 @@ const (
 type written struct {
 	downAt, upAt time.Time // as this node saw it
 	generation   uint32    // when it went down; 0: it has been down since before this node knew it
+	relapses     int
 	hold         time.Duration
 	contentSince time.Time // most reporters are, since
 	proposedAt   time.Time
@@ -169,9 +179,11 @@ func (w *written) note(was, is *Backend, now time.Time) {
 	switch {
 	case !is.Ours:
 	case w.upAt.IsZero() || now.Sub(w.upAt) > relapseWithin:
-		w.hold = 0
+		w.relapses, w.hold = 0, 0
 	default:
-		w.hold = min(max(2*w.hold, firstHold), lastHold)
+		if w.relapses++; w.relapses > forgiven {
+			w.hold = min(max(2*w.hold, firstHold), lastHold)
+		}
 	}
 }
 

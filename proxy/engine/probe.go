@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -17,13 +18,18 @@ type Ailment uint8
 
 // The ailments. Any answer below 500 is a sign of life: engines want keys, have other paths, or redirect.
 const (
-	Alive   Ailment = iota
-	Refused         // nothing listens
-	NoRoute         // no connection for another reason
-	Silent          // took the connection, and gave no answer in time
-	Broken          // connection lost before the answer, or no HTTP
-	Sick            // answered 5xx
+	Alive     Ailment = iota
+	Refused           // nothing listens
+	NoRoute           // no connection for another reason
+	Silent            // took the connection, and gave no answer in time
+	Broken            // connection lost before the answer, or no HTTP
+	Sick              // answered 5xx
+	Untrusted         // no TLS, or a certificate that is not trusted
+	ailments
 )
+
+// Ailments is how many there are, Alive included.
+const Ailments = int(ailments)
 
 // maxProbeAnswer bounds what is read of an answer, so that the connection can be used again.
 const maxProbeAnswer = 64 << 10
@@ -94,13 +100,18 @@ func (p *Prober) get(ctx context.Context, path string) (status int, err error) {
 // ailmentOf judges an error; reached: there was a connection.
 func ailmentOf(err error, reached bool) Ailment {
 	var (
-		timeout net.Error
-		op      *net.OpError
+		timeout     net.Error
+		op          *net.OpError
+		certificate *tls.CertificateVerificationError
+		alert       tls.AlertError
+		record      tls.RecordHeaderError
 	)
 	late := errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout()
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return Refused
+	case errors.As(err, &certificate), errors.As(err, &alert), errors.As(err, &record), errors.Is(err, http.ErrSchemeMismatch):
+		return Untrusted
 	case late && reached:
 		return Silent
 	case late, errors.As(err, &op) && op.Op == "dial":

@@ -3,10 +3,13 @@ package engine
 import (
 	"context"
 	"errors"
+	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -130,5 +133,21 @@ func TestProbeAilments(t *testing.T) {
 	defer lost.Close()
 	if got, err := newProber(lost.URL).Probe(t.Context()); got != Broken || err == nil {
 		t.Errorf("lost: %d, %v", got, err)
+	}
+}
+
+// TestProbeNamesTLS: a certificate that is not trusted, or no TLS at all, is told from a connection that broke.
+func TestProbeNamesTLS(t *testing.T) {
+	answer := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
+	secure, plain := httptest.NewUnstartedServer(answer), httptest.NewServer(answer)
+	secure.Config.ErrorLog = log.New(io.Discard, "", 0)
+	secure.StartTLS()
+	defer secure.Close()
+	defer plain.Close()
+	for name, url := range map[string]string{"unknown authority": secure.URL, "no TLS": strings.Replace(plain.URL, "http:", "https:", 1)} {
+		p := Prober{Client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, URL: url, Path: "/health"}
+		if got, err := p.Probe(t.Context()); got != Untrusted || err == nil {
+			t.Errorf("%s: %v %v", name, got, err)
+		}
 	}
 }

@@ -8,6 +8,12 @@ import (
 type Outcome struct {
 	PromptTokens, CachedTokens, OutputTokens int
 	Failed                                   Failure
+	// Request names the request that failed, so that two failures of one can be told from those of two. 0: whatever it
+	// failed of but Connect says nothing of the backend.
+	Request uint64
+	// FailedBefore are the backends on which the same request failed before, connections refused aside.
+	FailedBefore []prefixtree.Backend
+	RetryAfter   int64 // milliseconds for which the backend asked to be left alone, with Busy; 0 if it did not say
 }
 
 type stage uint8
@@ -123,10 +129,11 @@ func (a *Attempt) End(o Outcome, now prefixtree.Time) {
 	a.work, a.prefix = nil, nil
 	switch {
 	case o.Failed.blames():
-		a.slot.failed(o.Failed, a.at.picked, now)
-		if a.router.cfg.Failed != nil && !a.outlived() {
+		if a.router.failed(a.slot, &o, a.at.picked, now) && a.router.cfg.Failed != nil && !a.outlived() {
 			a.router.cfg.Failed(a.slot.id, o.Failed, now)
 		}
+	case o.Failed == Busy:
+		a.slot.busy(o.RetryAfter, now)
 	case o.Failed != ClientGone && before != picked:
 		a.router.answered(a.slot, a.at.picked, now)
 	}
@@ -134,11 +141,12 @@ func (a *Attempt) End(o Outcome, now prefixtree.Time) {
 		a.slot.trial.Store(false)
 	}
 	a.router.outcomes[min(int(o.Failed), len(a.router.outcomes)-1)].Add(1)
-	if before == dispatched && o.Failed.blames() && a.router.retract != nil && len(a.hashes) > 0 && !a.outlived() {
+	useless := o.Failed.blames() || o.Failed == Busy
+	if before == dispatched && useless && a.router.retract != nil && len(a.hashes) > 0 && !a.outlived() {
 		// The prompt was sent and never prefilled: take back what Record advertised.
 		a.router.retract.Revert(a.slot.id, a.hashes, &a.trail)
 	}
-	if before != picked && !o.Failed.blames() {
+	if before != picked && !useless {
 		a.learn(o, now)
 	}
 	a.hashes = nil

@@ -241,7 +241,7 @@ func TestRequestsOutliveTheirBackend(t *testing.T) {
 		attempts[0].End(Outcome{Failed: ClientGone}, t0+3)
 		attempts[1].FirstToken(t0 + 2)
 		attempts[1].End(Outcome{PromptTokens: 40 * 128, CachedTokens: 0, OutputTokens: 1}, t0+3)
-		attempts[2].End(Outcome{Failed: Reset}, t0+3)
+		attempts[2].End(failed(Reset), t0+3)
 		attempts[3].FirstToken(t0 + 2)
 		attempts[3].End(Outcome{Failed: ClientGone}, t0+3)
 		held := 0

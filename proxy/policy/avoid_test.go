@@ -13,13 +13,167 @@ func fail(t *testing.T, r *Router, b prefixtree.Backend, f Failure, n int, now p
 	a.End(failed(f), now)
 }
 
+// TestOnlyTheBackendsOwnFailuresCount: a refused connection ejects at once, other failures when two different requests
+// have met them in a row, and what is not the backend's doing never.
 func TestOnlyTheBackendsOwnFailuresCount(t *testing.T) {
 	for f := None; int(f) < len(failureNames); f++ {
 		r, _ := newRouter(t, Config{}, fleetOf(2))
 		fail(t, r, 0, f, 2, t0)
-		want := f == Connect || f == Timeout || f == Reset || f == Status5xx
-		if _, got := r.Avoided(0, t0+1); got != want {
-			t.Errorf("%v: avoided %v, want %v", f, got, want)
+		if _, got := r.Avoided(0, t0+1); got != (f == Connect || f == Busy) {
+			t.Errorf("%v: avoided %v after one", f, got)
+		}
+		fail(t, r, 0, f, 2, t0+2)
+		want := f == Connect || f == Timeout || f == Reset || f == Status5xx || f == Busy
+		if _, got := r.Avoided(0, t0+3); got != want {
+			t.Errorf("%v: avoided %v after two, want %v", f, got, want)
+		}
+	}
+}
+
+// bad ends a request at a backend of n in a failure, and names the request and where it failed before.
+func bad(t *testing.T, r *Router, b prefixtree.Backend, n int, request uint64, now prefixtree.Time, before ...prefixtree.Backend) {
+	t.Helper()
+	a := pick(t, r, &Request{Exclude: except(n, b)}, now)
+	a.Dispatched(now)
+	a.End(Outcome{PromptTokens: -1, CachedTokens: -1, OutputTokens: -1, Failed: Reset, Request: request, FailedBefore: before}, now)
+}
+
+// ejected counts the backends that are left alone.
+func ejected(r *Router, n int, now prefixtree.Time) (count int) {
+	for b := range n {
+		if _, avoided := r.Avoided(prefixtree.Backend(b), now); avoided {
+			count++
+		}
+	}
+	return count
+}
+
+// TestBadRequestsEjectNobody: requests that fail on a second backend, too, are their own fault; so is one that fails again
+// and again.
+func TestBadRequestsEjectNobody(t *testing.T) {
+	r, _ := newRouter(t, Config{}, fleetOf(8))
+	for i := range 200 {
+		now := t0 + prefixtree.Time(i*100)
+		first, second := prefixtree.Backend(i%8), prefixtree.Backend((i+3)%8)
+		bad(t, r, first, 8, uint64(i+1), now)
+		bad(t, r, second, 8, uint64(i+1), now+1, first)
+		if n := ejected(r, 8, now+2); n > 0 {
+			t.Fatalf("request %d: %d of 8 backends are left alone", i, n)
+		}
+	}
+	for i := range 5 {
+		bad(t, r, 0, 8, 7, t0+60_000+prefixtree.Time(i))
+	}
+	if n := ejected(r, 8, t0+60_010); n > 0 {
+		t.Errorf("%d backends are left alone for one request that was sent again and again", n)
+	}
+	// Another request has failed there meanwhile: ejected, until the first shows that it was at fault itself.
+	bad(t, r, 0, 8, 8, t0+60_020)
+	if n := ejected(r, 8, t0+60_021); n != 1 {
+		t.Fatalf("%d are left alone after the failures of two requests", n)
+	}
+	bad(t, r, 1, 8, 7, t0+60_030, 0)
+	if n := ejected(r, 8, t0+60_031); n > 0 {
+		t.Errorf("%d are left alone although one of the two requests fails elsewhere, too", n)
+	}
+}
+
+// TestFailedRequestsEjectAFifth: of any pool, and one of a small one; connections refused eject all.
+func TestFailedRequestsEjectAFifth(t *testing.T) {
+	for size, want := range map[int]int{2: 1, 5: 1, 8: 1, 10: 2, 25: 5} {
+		r, _ := newRouter(t, Config{}, fleetOf(size))
+		for i := range 10 * size {
+			fail(t, r, prefixtree.Backend(i%size), Reset, size, t0+prefixtree.Time(i/size))
+		}
+		if got := ejected(r, size, t0+11); got != want {
+			t.Errorf("%d of %d are left alone, want %d", got, size, want)
+		}
+		for i := range size {
+			fail(t, r, prefixtree.Backend(i), Connect, size, t0+12)
+		}
+		if got := ejected(r, size, t0+13); got != size {
+			t.Errorf("%d of %d that refuse connections are left alone", got, size)
+		}
+	}
+}
+
+// TestAnAnswerEndsAStrike: failures of two requests with an answer between them eject nobody, nor do two half a minute apart.
+func TestAnAnswerEndsAStrike(t *testing.T) {
+	r, _ := newRouter(t, Config{}, fleetOf(2))
+	fail(t, r, 0, Reset, 2, t0)
+	fail(t, r, 0, None, 2, t0+1)
+	fail(t, r, 0, Reset, 2, t0+2)
+	fail(t, r, 0, Reset, 2, t0+3+strikeLasts)
+	if n := ejected(r, 2, t0+4+strikeLasts); n > 0 {
+		t.Error("left alone")
+	}
+}
+
+// TestAProbeEndsAnEjection that came before it, unless probes have been shown not to tell.
+func TestAProbeEndsAnEjection(t *testing.T) {
+	twice := func(r *Router, f Failure, now prefixtree.Time) {
+		fail(t, r, 0, f, 2, now)
+		fail(t, r, 0, f, 2, now)
+	}
+	for f, ends := range map[Failure]bool{Connect: true, Reset: true, Timeout: true, Status5xx: false} {
+		r, _ := newRouter(t, Config{}, fleetOf(2))
+		twice(r, f, t0)
+		r.Lives(0, t0-1, t0+5)
+		if ejected(r, 2, t0+6) != 1 {
+			t.Errorf("%v: a probe from before the failure ended the ejection", f)
+		}
+		r.Lives(0, t0+1, t0+7)
+		if got := ejected(r, 2, t0+8) == 0; got != ends {
+			t.Errorf("%v: a good probe ends the ejection: %v, want %v", f, got, ends)
+		}
+	}
+	r, _ := newRouter(t, Config{}, fleetOf(2))
+	twice(r, Reset, t0)
+	r.Lives(0, t0+1, t0+2)
+	fail(t, r, 0, Reset, 2, t0+3)
+	r.Lives(0, t0+4, t0+5)
+	if ejected(r, 2, t0+6) != 1 {
+		t.Error("it answers probes and no requests, and gets them all the same")
+	}
+	r.Lives(0, t0+3_000, t0+3_001)
+	if ejected(r, 2, t0+3_002) != 0 {
+		t.Error("a probe after the back-off does not end the ejection")
+	}
+}
+
+// TestBusy: a backend that answers 429 is left alone for as long as it asks, within bounds, unless all are.
+func TestBusy(t *testing.T) {
+	refuse := func(r *Router, b prefixtree.Backend, wait int64) {
+		a := pick(t, r, &Request{Exclude: except(2, b)}, t0)
+		a.Dispatched(t0)
+		o := unknown()
+		o.Failed, o.RetryAfter = Busy, wait
+		a.End(o, t0)
+	}
+	for wait, want := range map[int64]prefixtree.Time{0: busyMin, 1: busyMin, 3_000: 3_000, 3_600_000: busyMax} {
+		r, _ := newRouter(t, Config{Strategy: RoundRobin}, fleetOf(2))
+		refuse(r, 0, wait)
+		if until, avoided := r.Avoided(0, t0+1); !avoided || until != t0+want {
+			t.Errorf("asked for %d ms: left alone until %d", wait, until-t0)
+		}
+		for range 4 {
+			if d := serve(t, r, &Request{}, t0+want-1); d.Backend != 1 || d.LastResort {
+				t.Errorf("asked for %d ms: %v", wait, d)
+			}
+		}
+		taken := 0
+		for range 4 {
+			if d := serve(t, r, &Request{}, t0+want); d.Backend == 0 && !d.Trial {
+				taken++
+			}
+		}
+		if taken != 2 {
+			t.Errorf("asked for %d ms: then it gets %d of 4 requests", wait, taken)
+		}
+		refuse(r, 0, wait)
+		refuse(r, 1, wait)
+		if d := serve(t, r, &Request{}, t0+1); !d.LastResort {
+			t.Errorf("all are busy: %v", d)
 		}
 	}
 }
@@ -42,7 +196,7 @@ func TestFastFailureDoesNotLookIdle(t *testing.T) {
 			a.FirstToken(now + 5)
 			a.End(unknown(), now+5)
 		}
-		if bad > 6 { // at 0, 1, 3, 7, 15 s
+		if bad > 6 { // two at 0, then at 1, 3, 7, 15 s
 			t.Errorf("%s: %d of %d requests went to a backend that fails at once", strategy, bad, requests)
 		}
 		if bad == 0 {
@@ -103,8 +257,8 @@ func TestOneCrashIsOneFailure(t *testing.T) {
 	for i, a := range open {
 		a.End(failed(Reset), t0+prefixtree.Time(i))
 	}
-	if until, _ := r.Avoided(0, t0+20); until != t0+1000 {
-		t.Errorf("20 requests lost in one crash: back-off until %d ms, want 1000", until-t0)
+	if until, _ := r.Avoided(0, t0+20); until != t0+1001 {
+		t.Errorf("20 requests lost in one crash: back-off until %d ms, want 1001", until-t0)
 	}
 }
 
@@ -112,12 +266,12 @@ func TestAllFailing(t *testing.T) {
 	r, _ := newRouter(t, Config{}, fleetOf(3))
 	for i := range 3 {
 		for n := range i + 1 {
-			fail(t, r, prefixtree.Backend(i), Timeout, 3, t0+prefixtree.Time(i*10_000+n*60_000))
+			fail(t, r, prefixtree.Backend(i), Connect, 3, t0+prefixtree.Time(i*10_000+n*60_000))
 		}
 	}
 	now := t0 + 140_001
 	for i := range 3 {
-		fail(t, r, prefixtree.Backend(2-i), Timeout, 3, now)
+		fail(t, r, prefixtree.Backend(2-i), Connect, 3, now)
 	}
 	a := pick(t, r, &Request{}, now+1)
 	defer a.End(unknown(), now+1)

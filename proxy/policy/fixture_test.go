@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"strconv"
+	"sync/atomic"
 	"testing"
 
 	"grapevine/prefixtree"
@@ -112,8 +113,11 @@ func serve(t testing.TB, r *Router, q *Request, now prefixtree.Time) *Decision {
 
 func unknown() Outcome { return Outcome{PromptTokens: -1, CachedTokens: -1, OutputTokens: -1} }
 
+var requests atomic.Uint64
+
+// failed is the outcome of a request like no other.
 func failed(f Failure) Outcome {
 	o := unknown()
-	o.Failed = f
+	o.Failed, o.Request = f, requests.Add(1)
 	return o
 }

@@ -19,21 +19,25 @@ type slot struct {
 	headTokens atomic.Int64  // charge of the request whose prefill is believed to run now; 0 for none
 	headSince  atomic.Int64  // when that prefill is believed to have begun, ms
 	rate       atomic.Uint64 // learned prefill rate, tokens/s as float64 bits; 0 until learned
-	retryAt    atomic.Int64  // ms; 0 healthy, else the backend is avoided until then and half-open after
+	retryAt    atomic.Int64  // ms; 0 healthy, else the backend is avoided until then; see health
 	peerTokens atomic.Int64  // prefill tokens outstanding as other nodes report them, summed over origins
 	peerActive atomic.Int64  // the same for active requests
 
 	resident  atomic.Int64 // prompt and output tokens of own active requests: the KV memory they pin
 	headAhead atomic.Int64 // peers' tokens in front of the head when it joined the line, or since its predecessor did
 	trial     atomic.Bool  // the one half-open request is under way
-	headWhole atomic.Bool  // the head is a whole request
-	scant     atomic.Bool  // the rate stands on less than its prior's weight
-	telemetry atomic.Pointer[Telemetry]
-	id        prefixtree.Backend
-	gen       uint32
-	began     atomic.Int64 // ms; when the backend began anew, see easeIn; 0 long ago
-	credit    atomic.Int64 // of requests while it is cold, in millionths
-	answerAt  atomic.Int64 // ms; when it last showed that it lives
+	ejected   atomic.Bool  // left alone for failures of own requests: half-open after retryAt
+	// byRequests: ejected for other failures than refused connections; mayEject bounds these.
+	byRequests atomic.Bool
+	struck     atomic.Bool // strikes.by is not empty
+	headWhole  atomic.Bool // the head is a whole request
+	scant      atomic.Bool // the rate stands on less than its prior's weight
+	telemetry  atomic.Pointer[Telemetry]
+	id         prefixtree.Backend
+	gen        uint32
+	began      atomic.Int64 // ms; when the backend began anew, see easeIn; 0 long ago
+	credit     atomic.Int64 // of requests while it is cold, in millionths
+	answerAt   atomic.Int64 // ms; when it last showed that it lives
 
 	mu          sync.Mutex
 	first, last *Attempt // own requests waiting for their first token, oldest first (engines admit in order)
@@ -42,14 +46,13 @@ type slot struct {
 	rates       rateSums        // own measurements
 	peerRates   rateSums        // the other nodes'
 	measured    prefixtree.Time // when rates were last added to
-	lastFailure prefixtree.Time
-	failures    int32           // consecutive
-	backoff     int64           // ms; retryAt as far as the own failures go
+	strikes     strikes
 	reportedAt  prefixtree.Time // since when others say that it fails; 0 they do not
-	lastWhy     Failure
+	busyAt      prefixtree.Time // of its last answer of 429
+	busyUntil   int64           // ms; 0 for none
 	adapters    adapterSet
 	inferred    inferred
-	_           [32]byte // to the end of a cache line
+	_           [48]byte // to the end of a cache line
 }
 
 // overdueGrace is how many seconds a prefill may take longer than expected before that counts: steps of a busy engine are

@@ -19,6 +19,13 @@ type PeerLoad struct {
 // Never is the staleness of what nodes do not tell each other at all.
 const Never = time.Duration(math.MaxInt64)
 
+// What one node may claim of one backend, so that a wrong figure does not keep all others from it for long: as many prefill
+// tokens as its KV cache holds, and a number of requests that no engine runs at once.
+const (
+	claimTokens   = 4 << 20 // where the size of the cache is not known
+	claimRequests = 4 << 10
+)
+
 // peerLoads keeps every origin's last report apart, so that reports replace each other per origin and are summed over
 // them: one origin's news never overwrites another's, and a dead origin's share can be taken out again.
 type peerLoads struct {
@@ -74,13 +81,21 @@ func (p *peerLoads) add(t *table, origin string, loads []PeerLoad) {
 	}
 	for _, l := range loads {
 		s := t.slot(l.Backend)
-		l.PrefillTokens, l.Active = max(l.PrefillTokens, 0), max(l.Active, 0)
-		if s == nil || l.PrefillTokens == 0 && l.Active == 0 {
+		if s == nil {
+			continue
+		}
+		most := int64(claimTokens)
+		if b, _ := t.view.Backend(l.Backend); b.KVTokens > 0 {
+			most = int64(b.KVTokens)
+		}
+		was := held[s]
+		l.PrefillTokens = min(max(l.PrefillTokens, 0), most-was.PrefillTokens)
+		l.Active = min(max(l.Active, 0), claimRequests-was.Active)
+		if l.PrefillTokens == 0 && l.Active == 0 {
 			continue
 		}
 		s.peerTokens.Add(l.PrefillTokens)
 		s.peerActive.Add(l.Active)
-		was := held[s]
 		l.PrefillTokens += was.PrefillTokens
 		l.Active += was.Active
 		held[s] = l

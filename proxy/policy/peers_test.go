@@ -131,3 +131,25 @@ func TestRatesOfPeersCountByTheirWeight(t *testing.T) {
 		t.Errorf("nonsense was taken for a rate: %v", got)
 	}
 }
+
+// TestClaimsAreBounded: no node's word makes a backend look busier than its engine can be, however often it is given.
+func TestClaimsAreBounded(t *testing.T) {
+	list := fleetOf(2)
+	list[0].KVTokens = 100_000
+	r, _ := newRouter(t, Config{}, list)
+	const nonsense = 1<<32 - 1
+	loads := []PeerLoad{{Backend: 0, PrefillTokens: nonsense, Active: nonsense}, {Backend: 1, PrefillTokens: nonsense, Active: nonsense}, {Backend: 0, PrefillTokens: nonsense}}
+	for range 3 {
+		r.SetPeerLoad("liar", loads)
+		r.UpdatePeerLoad("liar", loads)
+	}
+	for b, most := range []int64{100_000, claimTokens} {
+		if tokens, active := r.PeerLoad(prefixtree.Backend(b)); tokens != most || active != claimRequests {
+			t.Errorf("backend %d: %d tokens and %d requests, want %d and %d", b, tokens, active, most, int64(claimRequests))
+		}
+	}
+	r.DropPeer("liar")
+	if tokens, active := r.PeerLoad(0); tokens != 0 || active != 0 {
+		t.Errorf("%d tokens and %d requests are left of one that has gone", tokens, active)
+	}
+}

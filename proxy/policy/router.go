@@ -53,7 +53,7 @@ type Config struct {
 	SlowStart   time.Duration       // in which the share of a backend that returns grows; 0 means DefaultSlowStart, below 0 none
 	Seed        uint64              // of every random choice
 	Extra       map[string]Strategy // further strategies by name
-	// Failed, if not nil, is told of every attempt that speaks against its backend, at once: it must not block, nor call the router.
+	// Failed, if not nil, is told of every attempt that speaks against its backend, at once: it must not block.
 	Failed func(b prefixtree.Backend, f Failure, now prefixtree.Time)
 	// Forgot, if not nil, is told of a backend whose answers have shown an empty cache (prefixtree.Lesson.Amnesia), on the same terms.
 	Forgot func(b prefixtree.Backend)
@@ -112,6 +112,7 @@ type Router struct {
 	models     *modelStats
 	sketch     *sketch
 	ledger     ledger
+	ejecting   sync.Mutex // serialises failures, so that the bound on ejections holds; taken before slot.mu
 	table      atomic.Pointer[table]
 	viewMu     sync.Mutex // serialises SetView and SetPeerHeat, so that no pool misses what comes meanwhile
 	scenes     sync.Pool

@@ -50,7 +50,7 @@ func (s *Scene) all() bool {
 		return false
 	}
 	for i := range s.pool.entries {
-		if s.pool.entries[i].slot.retryAt.Load() != 0 {
+		if s.pool.entries[i].slot.health(s.Now) != healthy {
 			return false
 		}
 	}
@@ -113,7 +113,7 @@ func (leastRequest) scan(s *Scene) (int, Rung) {
 		case x == least:
 			n++
 		}
-		trials = trials || x == least && s.pool.entries[i].slot.retryAt.Load() != 0
+		trials = trials || x == least && s.pool.entries[i].slot.health(s.Now) != healthy
 		s.ranks[i], most = x, max(most, x)
 	}
 	if n == 0 || least == most {

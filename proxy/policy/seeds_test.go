@@ -254,7 +254,7 @@ func (w *bench) judge(d *Decision, q *Request, ids []prefixtree.Backend, best he
 			w.t.Fatalf("impossible candidate %+v of %v", c, d)
 		}
 	}
-	if best == healthy && !d.Trial && chosen.slot.retryAt.Load() != 0 {
+	if best == healthy && !d.Trial && chosen.slot.health(w.now) != healthy {
 		w.t.Fatalf("goes to one that is left alone, no trial: %v", d)
 	}
 }
@@ -284,7 +284,10 @@ func (w *bench) step(i int, end bool) {
 			}
 		}
 		if w.r.IntN(3) == 0 {
-			o.Failed = Failure(w.r.IntN(len(failureNames)))
+			o.Failed, o.Request = Failure(w.r.IntN(len(failureNames))), uint64(w.r.IntN(4))
+			if w.r.IntN(3) == 0 {
+				o.FailedBefore = []prefixtree.Backend{prefixtree.Backend(w.r.IntN(w.size + 1))}
+			}
 		}
 		both(func(a *Attempt) { a.End(o, w.now) })
 		if q.stage < 2 {
