@@ -3,6 +3,7 @@ package gossip
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -56,13 +57,15 @@ func TestLifecycle(t *testing.T) {
 func TestStreamOfANodeThatLeavesIsReadToItsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
-		nodes := net.startAll(2, nil)
+		var delayed atomic.Bool
 		net.slow = func(from, _ string) time.Duration {
-			if from == "n0" {
+			if from == "n0" && delayed.Load() {
 				return 600 * time.Millisecond
 			}
 			return 0
 		}
+		nodes := net.startAll(2, nil)
+		delayed.Store(true)
 		nodes[0].know.learn(7, 1)
 		nodes[0].stop(t)
 		if p := nodes[1].Peers(); p[0].State.String() != "left" || nodes[1].know.knows(7) {
