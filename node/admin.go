@@ -278,7 +278,7 @@ func (n *Node) BackendList() *BackendList {
 		if until, avoid := n.router.Avoided(u.id, at); avoid && u.state == policy.Active {
 			s.State, s.RetryInS = "avoided", max(float64(until-at)/1000, 0)
 		}
-		s.Health = n.checker.status(roster, u)
+		s.Health = n.checker.status(u)
 		s.Models, s.ModelsFrom, s.ModelsError = n.fleet.modelsOf(u)
 		var r report
 		if r, s.KVTokens = n.fleet.reportOf(u); !r.at.IsZero() {

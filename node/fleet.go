@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"grapevine/node/backends"
 	"grapevine/proxy/engine"
 	"grapevine/proxy/policy"
 	"grapevine/raftstore"
@@ -32,9 +33,9 @@ type fleet struct {
 	refreshing sync.Mutex // one refresh at a time; taken before mu
 
 	mu           sync.Mutex
-	last         []policy.Backend // of the newest view
-	heard, shown uint64           // what engines have told that changes the view, and how much of that the newest has
-	places       placements
+	last         []policy.Backend   // of the newest view
+	heard, shown uint64             // what engines have told that changes the view, and how much of that the newest has
+	numbers      *backends.Registry // its List is called under mu, once the fleet is built
 }
 
 // report is an engine's own word on its load, and when it was given; the zero
@@ -45,15 +46,16 @@ type report struct {
 }
 
 // newFleet begins with the node's own list.
-func newFleet(backends []Backend, rules []Rule, idle time.Duration) (*fleet, error) {
-	locals, err := readLocals(backends)
+func newFleet(own []Backend, rules []Rule, idle time.Duration, numbers *backends.Registry) (*fleet, error) {
+	locals, err := readLocals(own)
 	if err != nil {
 		return nil, err
 	}
-	f := &fleet{backends: backends, rules: policyRules(rules), locals: locals, idle: idle, places: newPlacements(backends)}
+	f := &fleet{backends: own, rules: policyRules(rules), locals: locals, idle: idle, numbers: numbers}
 	f.changed.Store(new(make(chan struct{})))
-	f.current.Store(f.configuredRoster())
-	return f, nil
+	first, err := f.configuredRoster()
+	f.current.Store(first)
+	return f, err
 }
 
 // roster is what there is to route to now.

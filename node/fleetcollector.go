@@ -110,7 +110,7 @@ func newFleetCollector(figures func() *fleetFigures) *fleetCollector {
 		sentRecords: d("gossip_sent_records_total", "Records of this node's own news, counted once however many nodes they go to."),
 		applied:     d("gossip_applied_records_total", "Records of other nodes' news that were merged."),
 		changed:     d("gossip_changed_records_total", "Of the merged records, those that told this node something new."),
-		dropped:     d("gossip_dropped_records_total", "Own records given up at the bound of the outbox (add, touch, drop), others' of backends this node does not have (unknown), and others' that lie behind a fence or are older than what is kept (late).", "kind"),
+		dropped:     d("gossip_dropped_records_total", "Own records given up at the bound of the outbox (add, touch, drop), others' of backends that this node has not listed and has no number left for (unknown), and others' that lie behind a fence or are older than what is kept (late).", "kind"),
 		repaired:    d("gossip_repaired_records_total", "Records that were missing and came when asked for."),
 		gaps:        d("gossip_missing_batches_total", "Batches found missing."),
 		lost:        d("gossip_lost_batches_total", "Batches given up because no node has them any more."),

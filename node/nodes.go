@@ -87,7 +87,7 @@ type GossipStatus struct {
 	// Facts is the digest of all that the tree holds now, with ?facts=1: it
 	// takes a scan.
 	Facts    *FactsStatus `json:"facts,omitempty"`
-	Unknown  uint64       `json:"unknown"`   // loads and claims about backends this node does not have
+	Unknown  uint64       `json:"unknown"`   // loads and claims about unlisted backends that no number was left for
 	BadState uint64       `json:"bad_state"` // state blobs that could not be read
 }
 
@@ -109,7 +109,7 @@ type PeerStatus struct {
 	News          uint64  `json:"news"` // changed something here
 	Dropped       uint64  `json:"dropped"`
 	Repaired      uint64  `json:"repaired"`
-	Unknown       uint64  `json:"unknown"`      // of backends this node does not have
+	Unknown       uint64  `json:"unknown"`      // of unlisted backends that no number was left for
 	GapBatches    uint64  `json:"gap_batches"`  // found missing
 	LostBatches   uint64  `json:"lost_batches"` // of them never found
 	Violations    uint64  `json:"violations"`   // streams closed because of what it sent
@@ -243,7 +243,7 @@ func (n *Node) serveGossip(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if r.URL.Query().Get("facts") == "1" {
-		s.Facts = factsStatus(n.tree.FactDigests(now(), n.knowledge.names.Load()))
+		s.Facts = factsStatus(n.tree.FactDigests(now(), n.knowledge.numbers))
 	}
 	answer(w, s)
 }
