@@ -388,9 +388,9 @@ func TestFactsStay(t *testing.T) {
 		t.Fatal("nothing to keep")
 	}
 	state := &raftstore.State{Version: 7, Backends: []raftstore.Backend{
-		{ID: 0, Generation: 1, Name: own.list[2].Name, URL: own.list[2].URL, Weight: 1, Version: 7},
-		{ID: 1, Generation: 1, Name: own.list[1].Name, URL: own.list[1].URL, Weight: 1, Version: 7},
-		{ID: 2, Generation: 1, Name: own.list[0].Name, URL: own.list[0].URL, Weight: 1, Version: 7},
+		{Generation: 1, Name: own.list[2].Name, URL: own.list[2].URL, Weight: 1, Version: 7},
+		{Generation: 1, Name: own.list[1].Name, URL: own.list[1].URL, Weight: 1, Version: 7},
+		{Generation: 1, Name: own.list[0].Name, URL: own.list[0].URL, Weight: 1, Version: 7},
 	}}
 	slices.SortFunc(state.Backends, func(a, b raftstore.Backend) int { return strings.Compare(a.Name, b.Name) })
 	n.proposed.Store(true)

@@ -17,12 +17,12 @@ import (
 	"grapevine/raftstore"
 )
 
-// stateWith is a state that gives these names the ids 0, 1, 2 and so on.
+// stateWith is a state with these backends.
 func stateWith(version uint64, generation uint32, names ...string) *raftstore.State {
 	s := &raftstore.State{Version: version}
-	for i, name := range names {
+	for _, name := range names {
 		s.Backends = append(s.Backends, raftstore.Backend{
-			ID: uint16(i), Generation: generation, Name: name, URL: "http://" + name + ":1", Weight: 1, Source: raftstore.Static, Version: version,
+			Generation: generation, Name: name, URL: "http://" + name + ":1", Weight: 1, Source: raftstore.Static, Version: version,
 		})
 	}
 	return s

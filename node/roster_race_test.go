@@ -23,7 +23,7 @@ func TestPicksAmongChanges(t *testing.T) {
 		s := &raftstore.State{Version: version}
 		for id := range uint16(8) {
 			// One of two names after the other; generations grow with it.
-			b := raftstore.Backend{ID: id, Generation: uint32(version) + 1, Weight: 1, State: raftstore.BackendState(version / 3 % 2), Since: 1}
+			b := raftstore.Backend{Generation: uint32(version) + 1, Weight: 1, State: raftstore.BackendState(version / 3 % 2), Since: 1}
 			b.Name = fmt.Sprintf("b%d-%d", id, (version+uint64(id))%2)
 			b.URL = "http://" + b.Name
 			if id == 0 {

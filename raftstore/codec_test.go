@@ -89,8 +89,8 @@ func TestClaimsAllocateNothing(t *testing.T) {
 	command := append([]byte{commandFormat, byte(kindAddBackends)}, make([]byte, len(requestID{})+1)...)
 	hot := append([]byte{commandFormat, byte(kindSetHot)}, make([]byte, len(requestID{})+1)...)
 	empty := newMachine().snapshot()
-	// Everything up to the list of generations, of which there are none.
-	head := len(snapshotMagic) + 1 + 1 + 3 + 2 + 1
+	// Everything up to the list of backends, of which there are none.
+	head := len(snapshotMagic) + 1 + 1 + 3 + 2 + 1 + 1
 	state := append(bytes.Clone(empty[:head]), claim...)
 	state = binary.BigEndian.AppendUint32(state, crc32.Checksum(state, castagnoli))
 	for name, read := range map[string]func() error{

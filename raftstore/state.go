@@ -32,13 +32,11 @@ type Constants struct {
 
 // Backend is one inference engine that requests may be sent to.
 type Backend struct {
-	// ID is dense: the lowest that was free when the backend was added. An id
-	// that is given out again comes with a higher Generation, and so does a name.
-	ID uint16
+	Name string // unique, at most 128 bytes
 	// Generation fences what is known of a backend's cache: it grows when the
-	// engine was restarted, when its URL changes, and when the id changes hands.
+	// engine was restarted and when its URL changes, and is higher than before when a
+	// name is added again.
 	Generation uint32
-	Name       string // unique, at most 128 bytes
 	URL        string // unique, as NormalURL gives it
 	Models     []string
 	Role       string
