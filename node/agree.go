@@ -325,7 +325,7 @@ func (n *Node) proposeOwn(ctx context.Context, s *raftstore.Store) {
 }
 
 // missingBackends are those that a state has neither by name nor by URL.
-func missingBackends(s *raftstore.State, own []Backend) (specs []raftstore.BackendSpec) {
+func missingBackends(s *raftstore.State, own []Backend) (specs []raftstore.Backend) {
 	urls := make(map[string]bool, len(s.Backends))
 	for i := range s.Backends {
 		urls[s.Backends[i].URL] = true
@@ -343,8 +343,8 @@ func missingBackends(s *raftstore.State, own []Backend) (specs []raftstore.Backe
 
 // spec is a configured backend as it is put to the fleet: without what is this
 // node's own.
-func (b *Backend) spec() raftstore.BackendSpec {
-	return raftstore.BackendSpec{
+func (b *Backend) spec() raftstore.Backend {
+	return raftstore.Backend{
 		Name: b.Name, URL: b.URL, Models: b.Models, Weight: b.Weight, KVTokens: int64(b.KVTokens), Source: raftstore.Static,
 	}
 }

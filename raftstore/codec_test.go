@@ -18,7 +18,7 @@ func readCloser(b []byte) io.ReadCloser { return io.NopCloser(bytes.NewReader(b)
 // commands has one of each, with all that it can carry.
 func commands() []Command {
 	return []Command{
-		AddBackends{[]BackendSpec{backend("a"), {
+		AddBackends{[]Backend{backend("a"), {
 			Name: "b", URL: "https://b.test", Models: []string{"m", "n"}, Role: "prefill", Zone: "z1", Weight: 2.5, KVTokens: 1 << 40, Source: DNS,
 		}}},
 		UpdateBackend{Name: "a"},
@@ -197,9 +197,9 @@ func TestLogRecordsRoundTrip(t *testing.T) {
 // fullMachine has as many backends as a large fleet and a long memory.
 func fullMachine(backends int) *machine {
 	m := newMachine()
-	var list []BackendSpec
+	var list []Backend
 	for i := range backends {
-		list = append(list, BackendSpec{
+		list = append(list, Backend{
 			Name: fmt.Sprintf("rack%02d-host%02d-gpu%d", i/64, i/8%8, i%8), URL: fmt.Sprintf("http://10.%d.%d.%d:8000", i/4096, i/64%64, i%64),
 			Models: []string{"meta-llama/Llama-4-Maverick-17B-128E-Instruct"}, Role: "both", Zone: fmt.Sprintf("zone-%d", i%3),
 			Weight: 1, KVTokens: 1_500_000, Source: File,

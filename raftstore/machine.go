@@ -129,13 +129,10 @@ func (m *machine) addBackends(index uint64, at int64, c AddBackends) (bool, *ref
 		}
 		names[b.Name], urls[b.URL] = true, b.Name
 	}
-	for _, spec := range c.Backends {
-		m.backends = append(m.backends, Backend{
-			Generation: m.retired + 1, Name: spec.Name, URL: spec.URL, Models: spec.Models,
-			Role: spec.Role, Zone: spec.Zone, Weight: cmp.Or(spec.Weight, 1), KVTokens: spec.KVTokens,
-			Source: spec.Source, Since: at, Version: index,
-		})
-		m.urls[spec.URL] = spec.Name
+	for _, b := range c.Backends {
+		b.Generation, b.Weight, b.Since, b.Version = m.retired+1, cmp.Or(b.Weight, 1), at, index
+		m.backends = append(m.backends, b)
+		m.urls[b.URL] = b.Name
 	}
 	slices.SortFunc(m.backends, func(a, b Backend) int { return strings.Compare(a.Name, b.Name) })
 	return len(c.Backends) > 0, nil

@@ -99,7 +99,7 @@ func TestRefusals(t *testing.T) {
 	}{
 		{add("c", "a"), ErrExists, "backend a exists already"},
 		{add("c", "c"), ErrExists, "backend c is given twice"},
-		{AddBackends{[]BackendSpec{backend("c"), same}}, ErrExists, "url http://a.test:8000 of backend z is backend a already"},
+		{AddBackends{[]Backend{backend("c"), same}}, ErrExists, "url http://a.test:8000 of backend z is backend a already"},
 		{twice, ErrExists, "url http://n.test:8000 is given for n and for m"},
 		{UpdateBackend{Name: "q"}, ErrNotFound, "backend q does not exist"},
 		{UpdateBackend{Name: "a", IfVersion: ptr(uint64(9)), Role: ptr("r")}, ErrConflict, "backend a has version 1, not 9"},
@@ -505,7 +505,7 @@ func TestNormalURL(t *testing.T) {
 // Commands that are wrong by themselves are refused before anybody is asked, with
 // the place.
 func TestValidate(t *testing.T) {
-	bad := func(edit func(*BackendSpec)) Command {
+	bad := func(edit func(*Backend)) Command {
 		c := add("good", "bad")
 		edit(&c.Backends[1])
 		return c
@@ -515,16 +515,16 @@ func TestValidate(t *testing.T) {
 		text    string
 	}{
 		{AddBackends{}, "none given"},
-		{bad(func(b *BackendSpec) { b.Name = "" }), "backends[1]: name"},
-		{bad(func(b *BackendSpec) { b.Name = "a b" }), `byte 1 is ' '`},
-		{bad(func(b *BackendSpec) { b.URL = "nonsense" }), "backends[1]: url of bad"},
-		{bad(func(b *BackendSpec) { b.Weight = math.NaN() }), "weight of bad"},
-		{bad(func(b *BackendSpec) { b.Weight = -1 }), "weight of bad"},
-		{bad(func(b *BackendSpec) { b.KVTokens = -1 }), "kv_tokens of bad"},
-		{bad(func(b *BackendSpec) { b.Models = []string{"m", ""} }), "models of bad: [1]"},
-		{bad(func(b *BackendSpec) { b.Role = strings.Repeat("r", 200) }), "role of bad: 200 bytes"},
-		{bad(func(b *BackendSpec) { b.Zone = "\xff" }), "zone of bad: is not UTF-8"},
-		{bad(func(b *BackendSpec) { b.Source = 9 }), "source"},
+		{bad(func(b *Backend) { b.Name = "" }), "backends[1]: name"},
+		{bad(func(b *Backend) { b.Name = "a b" }), `byte 1 is ' '`},
+		{bad(func(b *Backend) { b.URL = "nonsense" }), "backends[1]: url of bad"},
+		{bad(func(b *Backend) { b.Weight = math.NaN() }), "weight of bad"},
+		{bad(func(b *Backend) { b.Weight = -1 }), "weight of bad"},
+		{bad(func(b *Backend) { b.KVTokens = -1 }), "kv_tokens of bad"},
+		{bad(func(b *Backend) { b.Models = []string{"m", ""} }), "models of bad: [1]"},
+		{bad(func(b *Backend) { b.Role = strings.Repeat("r", 200) }), "role of bad: 200 bytes"},
+		{bad(func(b *Backend) { b.Zone = "\xff" }), "zone of bad: is not UTF-8"},
+		{bad(func(b *Backend) { b.Source = 9 }), "source"},
 		{SetBackendState{Names: []string{"a", "a"}}, "names[1]: a is given twice"},
 		{SetBackendState{Names: []string{"a"}, Action: 9}, "action"},
 		{SetBackendState{Names: []string{"a"}, By: 9}, "by"},

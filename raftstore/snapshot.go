@@ -61,10 +61,7 @@ func (m *machine) snapshot() []byte {
 
 func appendBackend(dst []byte, b Backend) []byte {
 	dst = binary.AppendUvarint(dst, uint64(b.Generation))
-	dst = appendSpec(dst, BackendSpec{
-		Name: b.Name, URL: b.URL, Models: b.Models, Role: b.Role, Zone: b.Zone,
-		Weight: b.Weight, KVTokens: b.KVTokens, Source: b.Source,
-	})
+	dst = appendSpec(dst, b)
 	dst = append(dst, byte(b.State))
 	dst = appendBool(dst, b.Drained)
 	dst = append(dst, byte(b.DrainedBy), byte(b.DownBy))
@@ -162,13 +159,11 @@ func (m *machine) decodeBackends(d *decoder) error {
 	m.backends = make([]Backend, d.count(MaxBackends, 23))
 	for i := range m.backends {
 		b := &m.backends[i]
-		*b = Backend{
-			Generation: uint32(d.uint(math.MaxUint32)),
-			Name:       d.name(), URL: d.url(), Models: d.models(), Role: d.name(), Zone: d.name(),
-			Weight: d.float(), KVTokens: d.int(), Source: d.source(),
-			State: BackendState(d.enum(byte(Down))), Drained: d.bool(), DrainedBy: d.author(), DownBy: d.author(),
-			Since: d.int(), Reason: d.string(MaxReasonBytes), Version: d.uint(math.MaxUint64),
-		}
+		generation := uint32(d.uint(math.MaxUint32))
+		*b = d.spec()
+		b.Generation, b.State, b.Drained = generation, BackendState(d.enum(byte(Down))), d.bool()
+		b.DrainedBy, b.DownBy, b.Since = d.author(), d.author(), d.int()
+		b.Reason, b.Version = d.string(MaxReasonBytes), d.uint(math.MaxUint64)
 		if d.err != nil {
 			return d.err
 		}
