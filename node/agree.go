@@ -412,7 +412,7 @@ func (n *Node) forget(b prefixtree.Backend) {
 // knew says whether a roster, which may be nil, had a backend as it is now.
 func (r *roster) knew(u *upstream) bool {
 	w := r.at(u.id)
-	return w != nil && w.generation == u.generation && w.KVTokens == u.KVTokens
+	return w != nil && w.URL == u.URL && w.generation == u.generation && w.KVTokens == u.KVTokens
 }
 
 // awaitBackends waits, within the time a start has for the others, until a node

@@ -314,6 +314,26 @@ func TestAnotherEngineOfThatName(t *testing.T) {
 	}
 }
 
+// TestAnotherEngineHasItsCapacity: the fleet's engine under a name of the own list has the cache size that is agreed for it, though
+// what was known of the own list's engine, with the same size, is forgotten.
+func TestAnotherEngineHasItsCapacity(t *testing.T) {
+	n := unstarted(t, "a")
+	s := stateWith(1, firstGeneration, "a")
+	s.Backends[0].URL, s.Backends[0].KVTokens = "http://elsewhere:1", 20_000
+	own := n.fleet.roster().named("a")
+	own.KVTokens = 20_000
+	if err := n.fleet.adopt(s); err != nil {
+		t.Fatal(err)
+	}
+	before := n.tree.Horizon(own.id)
+	for i := range 100 {
+		n.tree.Record(own.id, chain(i, 100), now()+prefixtree.Time(i*10), nil)
+	}
+	if after := n.tree.Horizon(own.id); after >= before {
+		t.Errorf("10,000 blocks in a cache of 20,000 tokens leave the horizon at %v", after)
+	}
+}
+
 // TestReleaseForgetsAnEngine: before a number goes to another engine nothing is left of the one before: neither what is believed of its
 // cache, nor news of it, nor its load. While a request runs there, everything stays.
 func TestReleaseForgetsAnEngine(t *testing.T) {

@@ -21,9 +21,8 @@ import (
 type Number = prefixtree.Backend
 
 const (
-	// MaxStrangers bounds the engines that only other nodes have mentioned, so that a faulty node cannot use up the numbers.
-	MaxStrangers = 1024
-	// StrangerFor is how long such an engine keeps its number when others wait for one: longer than an agreement takes to arrive.
+	// StrangerFor is how long an engine that only other nodes have mentioned keeps its number when others wait for one: longer than an
+	// agreement takes to arrive.
 	StrangerFor = time.Minute
 	// retry is how long strangers are turned away after none could be given a number: looking for one goes over all of them.
 	retry = time.Second
@@ -55,7 +54,8 @@ type engine struct {
 	since time.Time // when it was first mentioned, or left the list
 }
 
-// New returns a registry of numbers below capacity. release is called before a number goes to another engine: it has everything
+// New returns a registry of numbers below capacity. Half of them at most go to engines that only other nodes have mentioned, so that a
+// faulty node cannot use them up. release is called before a number goes to another engine: it has everything
 // forgotten that the node keeps under the number and reports true, or reports false if requests still run there, and the number stays
 // as it is. It must not call the registry. clock is time.Now outside of tests.
 func New(capacity int, release func(Number) bool, clock func() time.Time) *Registry {
@@ -154,7 +154,7 @@ func (r *Registry) bind(b Number, e engine) {
 // For a stranger that is one of more than StrangerFor, and another stranger's if there are as many of these as there may be. waiting
 // is what a former call has found and not taken; nil before the first.
 func (r *Registry) take(stranger bool, waiting *[]Number) (Number, bool) {
-	crowded := stranger && r.strangers >= MaxStrangers
+	crowded := stranger && r.strangers >= r.capacity/2
 	if len(r.engines) < r.capacity && !crowded {
 		return Number(len(r.engines)), true
 	}
