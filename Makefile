@@ -3,6 +3,8 @@
 
 GO       ?= go
 BIN      := bin/grapevine
+LAB      := bin/grapevine-lab
+MAXSIZE  := 24000000
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 PKGS     ?= ./...
 FUZZTIME ?= 30s
@@ -17,23 +19,26 @@ GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.6.1
 
 .DEFAULT_GOAL := help
-.PHONY: help build build-chaos build-newer install test race fuzz bench bench-proxy test-clients test-deploy live lint sim herd demo check chaos chaos-short chaos-planted chaos-virtual
+.PHONY: help build build-chaos build-newer install test race fuzz bench bench-proxy test-clients test-deploy live lint sim herd demo figures check chaos chaos-short chaos-planted chaos-virtual
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
 
-build: ## bin/grapevine, static
+build: ## bin/grapevine, the router, of at most MAXSIZE bytes, and bin/grapevine-lab, which tries it; both static
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN) ./cmd/grapevine
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $(LAB) ./cmd/grapevine-lab
+	@size=$$(wc -c <$(BIN)); echo "$(BIN): $$size bytes"; test $$size -le $(MAXSIZE) || { echo "$(BIN) is larger than $(MAXSIZE) bytes: go list -deps ./cmd/grapevine shows what it links" >&2; exit 1; }
 
-build-chaos: ## bin/grapevine-chaos, the same with a wall clock that can be stepped and defects that can be planted (a minute; never shipped)
-	$(GO) run ./chaos/clock -o $(BIN)-chaos -tags chaos -plant . ./cmd/grapevine
+build-chaos: ## bin/grapevine-chaos, the router with a clock that can be stepped, a disk that can fail and defects that can be planted (a minute; never shipped)
+	$(GO) run ./chaos/instrument -o $(BIN)-chaos -plant . ./cmd/grapevine
 
-build-newer: ## bin/grapevine-newer, a release that does not exist yet, to try upgrades with (never shipped)
+build-newer: ## bin/grapevine-newer, a router of a release that does not exist yet, to try upgrades with (never shipped)
 	CGO_ENABLED=0 $(GO) build -trimpath -tags newer -ldflags '-X main.version=$(VERSION)-newer' -o $(BIN)-newer ./cmd/grapevine
 
-install: build ## the program, its unit and its user into DESTDIR (docs/operate.md, "As a service")
+install: build ## the router, its unit and its user into DESTDIR (docs/operate.md, "As a service")
 	install -D -m 0755 $(BIN) $(DESTDIR)/usr/bin/grapevine
 	install -D -m 0644 deploy/systemd/grapevine.service $(DESTDIR)/usr/lib/systemd/system/grapevine.service
+	install -D -m 0644 deploy/systemd/grapevine.socket $(DESTDIR)/usr/lib/systemd/system/grapevine.socket
 	install -D -m 0644 deploy/systemd/grapevine.sysusers $(DESTDIR)/usr/lib/sysusers.d/grapevine.conf
 	install -D -m 0644 docs/operate.md $(DESTDIR)/usr/share/doc/grapevine/operate.md
 
@@ -75,29 +80,26 @@ test-deploy: build ## the unit and the example fleet: systemd and HAProxy read t
 		test "$$missing" = " " || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; }
 	GRAPEVINE=$(CURDIR)/$(BIN) GRAPEVINE_DEPLOY=$(or $(DEPLOY),short) $(GO) test -count=1 -v -timeout 10m ./deploy
 
-# A network of their own for the partition is made with ip; root is not needed
-# where users may have namespaces.
-live: build ## eight real routers: spread, cost, kill, agreement, engines that die, hot prefixes, partition, loss, memory; 45 minutes (LIVE=short: 4 minutes, wider limits; installs iproute2 with apt if missing)
-	@command -v ip >/dev/null || { apt-get update -qq && apt-get install -y -qq iproute2; }
+# The partition has a network of its own; root is not needed where users may have namespaces.
+live: build ## eight real routers: spread, cost, kill, agreement, engines that die, hot prefixes, partition, loss, memory; 45 minutes (LIVE=short: 4 minutes, wider limits)
 	GRAPEVINE=$(CURDIR)/$(BIN) GRAPEVINE_LIVE=1 $(GO) test $(if $(filter short,$(LIVE)),-short) -count=1 -run '^TestLive' -v -timeout 60m ./chaos/fleet
 
-# The scenarios that together exercise every promise, ten minutes of them; the others with SCENARIOS=all (20 minutes). Namespaces are made with
-# ip; root is not needed where users may have them, and what cannot be done is named as skipped.
+# The scenarios that together exercise every promise, ten minutes of them; the others with SCENARIOS=all (20 minutes). Root is not needed
+# where users may have namespaces, and what cannot be done is named as skipped.
 SCENARIOS ?= router-loss leader-loss rolling-restart partition-heal asymmetric-partition engine-loss full-disk nlb-drain packet-loss everything-at-once
 SEED      ?= 1
 
-chaos: build-chaos build-newer ## real fleets broken on purpose by SEED (1), held to what they promise: out/chaos.html; and raftstore's histories (SCENARIOS=all; CHAOS=3m for each group; installs iproute2 and haproxy with apt if missing)
-	@missing="$$(command -v ip >/dev/null || echo iproute2) $$(command -v haproxy >/dev/null || test -x /usr/sbin/haproxy || echo haproxy)"; \
-		test "$$missing" = " " || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; }
+chaos: build build-chaos build-newer ## real fleets broken on purpose by SEED (1), held to what they promise: out/chaos.html; and raftstore's histories (SCENARIOS=all; CHAOS=3m for each group; installs haproxy with apt if missing)
+	@command -v haproxy >/dev/null || test -x /usr/sbin/haproxy || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends haproxy; }
 	@mkdir -p out
 	GRAPEVINE_CHAOS=$(or $(CHAOS),20s) $(GO) test $(RACE) -count=1 -v -timeout 30m -run 'TestLinearizable|TestKilledProcesses' ./raftstore
-	$(BIN)-chaos chaos run $(SCENARIOS) --seed $(SEED) --newer $(BIN)-newer --html out/chaos.html
+	$(LAB) chaos run $(SCENARIOS) --router $(BIN)-chaos --seed $(SEED) --newer $(BIN)-newer --html out/chaos.html
 
-# Hit rates of half a minute say too little where others use the machine, too, and a second is soon over there. The two tests need programs that are not shipped.
-chaos-short: build build-chaos build-newer ## two of the scenarios without what a busy machine cannot measure, a stepped clock and an upgrade: three minutes
+# Hit rates of half a minute say too little where others use the machine, too, and a second is soon over there. The three tests need programs that are not shipped.
+chaos-short: build build-chaos build-newer ## two of the scenarios without what a busy machine cannot measure, a stepped clock, disks that fail and an upgrade: three minutes
 	@mkdir -p out
-	GRAPEVINE_STEPPABLE=$(CURDIR)/$(BIN)-chaos GRAPEVINE_NEWER=$(CURDIR)/$(BIN)-newer $(GO) test -count=1 -v -timeout 4m -run '^(TestStepClock|TestUpgrade)$$' ./chaos/fleet
-	$(BIN) chaos run router-loss membership-churn --seed $(SEED) --leave-out hit-rate-recovers --leave-out engines-told --html out/chaos.html
+	GRAPEVINE_INSTRUMENTED=$(CURDIR)/$(BIN)-chaos GRAPEVINE_NEWER=$(CURDIR)/$(BIN)-newer $(GO) test -count=1 -v -timeout 4m -run '^(TestStepClock|TestDisks|TestUpgrade)$$' ./chaos/fleet
+	$(LAB) chaos run router-loss membership-churn --seed $(SEED) --leave-out hit-rate-recovers --leave-out engines-told --html out/chaos.html
 
 # A fleet for each defect of chaos/plant, four at a time, and one without any that keeps every promise.
 chaos-planted: build-chaos ## that the harness finds what is wrong: a planted defect for every promise, in four minutes (PLANT=short: without hit rates)
@@ -106,7 +108,7 @@ chaos-planted: build-chaos ## that the harness finds what is wrong: a planted de
 # Ten minutes or so of one processor; a seed that fails prints how it is repeated. Without the race detector: it would make the same runs 5 to 25
 # times as dear, and the first few seeds run under it in test.
 chaos-virtual: ## fleets, routers and state machines in virtual time over SEEDS seeds (5000) beginning with FROM (1)
-	@echo "seeds from $(or $(FROM),1): $(or $(SEEDS),5000) of routers and state machines, a 20th of them of fleets and groups, a 50th of meshes"
+	@echo "seeds from $(or $(FROM),1): $(or $(SEEDS),5000) of routers and state machines, an 8th of them of fleets, a 20th of groups"
 	GRAPEVINE_TEST_SEEDS=$(or $(SEEDS),5000) GRAPEVINE_TEST_FROM=$(or $(FROM),1) $(GO) test -count=1 -timeout 3h -run '^TestSeeds' ./gossip ./proxy/policy ./raftstore
 
 lint: ## gofmt, vet, staticcheck, golangci-lint
@@ -116,12 +118,15 @@ lint: ## gofmt, vet, staticcheck, golangci-lint
 	$(GO) run $(GOLANGCI) run $(PKGS)
 
 sim: build ## policies side by side in virtual time on a generated workload
-	$(BIN) simulate --workload agentic --policy prefix,prefix-hash,least-request,session,round-robin --seed 1
+	$(LAB) simulate --workload agentic --policy prefix,prefix-hash,least-request,session,round-robin --seed 1
 
 herd: ## every policy over nodes, sharing and staleness on the traces in TRACES: docs/herd.md and herd.svg (an hour of one processor; goes on where it stopped)
 	$(GO) run ./chaos/fleetsim/herd -traces '$(TRACES)'
 
 demo: build ## the whole thing on this machine: a fleet, live traffic, a router killed; in under two minutes
-	$(BIN) demo
+	$(LAB) demo
+
+figures: build ## lines, words, the size of the router, and how the files of each package refer to each other
+	$(GO) run ./chaos/figures -binary $(BIN)
 
 check: lint test ## what every commit passes

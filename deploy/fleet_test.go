@@ -66,8 +66,8 @@ func newExample(t *testing.T) *example {
 	}
 	for i := 1; i <= 3; i++ {
 		pairs = append(pairs, fmt.Sprintf("10.0.0.1%d:8080", i), freePort(t, fmt.Sprintf("127.77.0.1%d", i)),
-			fmt.Sprintf("10.0.0.1%d:7946", i), freePort(t, fmt.Sprintf("127.77.0.1%d", i)),
-			fmt.Sprintf("10.0.0.1%d:7947", i), freePort(t, fmt.Sprintf("127.77.0.1%d", i)))
+			fmt.Sprintf("10.0.0.1%d:8082", i), freePort(t, fmt.Sprintf("127.77.0.1%d", i)),
+			fmt.Sprintf("10.0.0.1%d:7946", i), freePort(t, fmt.Sprintf("127.77.0.1%d", i)))
 	}
 	for i := 1; i <= 4; i++ {
 		pairs = append(pairs, fmt.Sprintf("10.0.1.%d:8000", i), freePort(t, fmt.Sprintf("127.77.1.%d", i)))
@@ -181,9 +181,17 @@ func (x *example) startNodes() {
 			}
 		}
 	})
-	for _, n := range x.nodes {
+	for i, n := range x.nodes {
 		x.await(n, "READY=1")
 		x.await(n, "WATCHDOG=1")
+		addr := x.addr.Replace(fmt.Sprintf("10.0.0.1%d:8082", i+1))
+		x.eventually("the metrics of "+n.name, func() bool {
+			resp, err := http.Get("http://" + addr + "/metrics")
+			if err == nil {
+				resp.Body.Close()
+			}
+			return err == nil && resp.StatusCode == http.StatusOK
+		})
 	}
 }
 

@@ -152,6 +152,7 @@ func installed(t *testing.T, dropIns ...string) string {
 		return text
 	}
 	place("usr/lib/systemd/system/grapevine.service", read(unitFile), 0o644)
+	place("usr/lib/systemd/system/grapevine.socket", read("systemd/grapevine.socket"), 0o644)
 	for _, d := range dropIns {
 		place(filepath.Join("etc/systemd/system/grapevine.service.d", filepath.Base(d)), read(d), 0o644)
 	}
@@ -159,7 +160,7 @@ func installed(t *testing.T, dropIns ...string) string {
 		place(program, []byte("#!/bin/sh\n"), 0o755)
 	}
 	// What every system has, without which the unit hangs in the air.
-	for _, target := range []string{"sysinit", "basic", "network-online", "nss-lookup", "shutdown", "multi-user"} {
+	for _, target := range []string{"sysinit", "basic", "network-online", "nss-lookup", "shutdown", "multi-user", "sockets"} {
 		place("usr/lib/systemd/system/"+target+".target", []byte("[Unit]\nDescription="+target+"\n"), 0o644)
 	}
 	return root
@@ -181,7 +182,7 @@ func TestSystemd(t *testing.T) {
 	hosts, common := examples(t)
 	for _, host := range hosts {
 		root := installed(t, host, common)
-		if out, err := run(t, analyze, "verify", "--root="+root, "--recursive-errors=no", "--man=no", "grapevine.service"); err != nil || strings.Contains(out, "grapevine") {
+		if out, err := run(t, analyze, "verify", "--root="+root, "--recursive-errors=no", "--man=no", "grapevine.service", "grapevine.socket"); err != nil || strings.Contains(out, "grapevine") {
 			t.Errorf("%s: %v\n%s", host, err, out)
 		}
 		if out, err := run(t, analyze, "security", "--root="+root, "--offline=true", "--threshold=20", "--no-pager", "grapevine.service"); err != nil {

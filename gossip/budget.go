@@ -5,14 +5,15 @@ import (
 	"time"
 )
 
-// budget is a token bucket over the bytes this node sends. What cannot wait is debited even below zero; what can, asks first.
-// Repairs and snapshots have a share of their own in it, so that news without end does not stop them: what they take is not
-// left to news. Safe for concurrent use.
+// budget is a token bucket over the bytes this node sends. What cannot wait is debited even below
+// zero; what can, asks first. Resumed batches and snapshots ("bulk") have a share of their own in
+// it, so that endless news does not stop them: news gets only what they leave. Safe for concurrent
+// use.
 type budget struct {
 	mu     sync.Mutex
 	rate   float64 // bytes per second
 	tokens float64 // at most one second's worth
-	share  float64 // of repairs and snapshots; at most one second's worth
+	share  float64 // of bulk; at most one second's worth
 	at     time.Time
 }
 
@@ -28,8 +29,8 @@ func (b *budget) refillLocked(now time.Time) {
 	b.at = now
 }
 
-// spend debits n bytes that were sent. The debt is bounded by one second's worth, so that a burst of what cannot wait
-// does not silence the rest for longer.
+// spend debits n bytes that were sent. The debt is bounded by one second's worth, so that a burst
+// of what cannot wait does not silence the rest for longer.
 func (b *budget) spend(now time.Time, n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -46,21 +47,21 @@ func (b *budget) left(now time.Time) int {
 }
 
 const (
-	// bulkReserve is the share of a full bucket that repairs and snapshots leave to news.
+	// bulkReserve is the share of a full bucket that bulk leaves to news.
 	bulkReserve = 0.25
-	// bulkShare is the share of the rate that is theirs even if news would take all.
+	// bulkShare is the share of the rate that bulk gets even if news would take all.
 	bulkShare = 0.25
-	// minPiece is the least that is worth a write of repairs or a page.
+	// minPiece is the smallest piece of bulk that is worth a write, in bytes.
 	minPiece = 4 << 10
 )
 
-// piece is how much of repairs, and how much of a snapshot, is sent at a time, at most limit bytes of each: so much that
-// their share allows the next within a second.
+// piece is how many bytes of bulk are sent at a time, at most limit: so many that the share allows
+// the next piece within a second.
 func (b *budget) piece(limit int) int {
 	return min(limit, max(minPiece, int(b.rate*bulkShare/2)))
 }
 
-// bulk reports whether n bytes of repairs or snapshots may be sent now, and else how long to wait before asking again.
+// bulk returns 0 if n bytes of bulk may be sent now, else how long to wait before asking again.
 func (b *budget) bulk(now time.Time, n int) (wait time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -74,8 +75,8 @@ func (b *budget) bulk(now time.Time, n int) (wait time.Duration) {
 	return min(time.Second, time.Duration(seconds*float64(time.Second))+time.Millisecond)
 }
 
-// bulked debits the share with n bytes of repairs and snapshots that are about to be sent. Spend debits them, too. The debt is
-// bounded like that of spend.
+// bulked debits the share with n bytes of bulk that are about to be sent; spend debits the bucket
+// when they are. The debt is bounded like that of spend.
 func (b *budget) bulked(n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -29,7 +29,8 @@ func TestClockThatIsSetIsFollowedAtOnce(t *testing.T) {
 	}
 }
 
-// A shift is only for clocks that are apart for certain: else every node would give one fact a time of its own.
+// A shift is only for clocks that are apart for certain: else every node would give one fact a time
+// of its own.
 func TestShiftIsForClocksThatAreApart(t *testing.T) {
 	ms := time.Millisecond
 	for _, c := range []struct{ used, offset, rtt, want time.Duration }{

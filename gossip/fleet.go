@@ -19,14 +19,15 @@ const (
 	defaultFlush    = 50 * time.Millisecond
 	defaultDeadline = 10 * time.Second
 	defaultBudget   = 8 << 20
-	defaultJournal  = 64 << 20
-	// minJournal keeps the smallest journal useful: some seconds of a busy node.
+	defaultJournal  = 16 << 20
+	// minJournal keeps the smallest journal useful: half a minute of a busy node.
 	minJournal = 1 << 20
 	// minBudget keeps control frames and the load of a small fleet going.
 	minBudget = 16 << 10
 )
 
-// membership is what this package needs of package member; tests have one of their own without sockets.
+// membership is what this package needs of package member; tests have one of their own without
+// sockets.
 type membership interface {
 	Start(ctx context.Context) error
 	Leave(timeout time.Duration) error
@@ -51,29 +52,27 @@ func (r roster) connect(ctx context.Context, peer member.Info) (net.Conn, member
 
 // Fleet is this node's part in the exchange. Safe for concurrent use.
 //
-// Locks, in order of taking: peer.voice, feed.mu, Fleet.mu, peer.mu, repairs.mu, session.mu; those of journal, loadTable,
-// stateSlot, budget and warming are leaves. Knowledge is called with none held, but for PeerLoad, PeerState and DropPeer, which
-// peer.voice orders, and which nobody waits for who has to do with other peers.
+// Locks, in order of taking: peer.applying, peer.order, subscriber.mu, Fleet.mu, peer.mu,
+// subscription.mu; those of journal, loadTable, stateSlot, budget and warming are leaves. Knowledge
+// is called with none held but peer.applying (Apply) or peer.order (PeerLoad, PeerState, DropPeer),
+// for which only goroutines of the same peer wait.
 type Fleet struct {
 	knowledge Knowledge
 	flush     time.Duration
 	deadline  time.Duration
-	faults    func(peer string, b *wire.Batch) (drop bool, copies int, delay time.Duration)
 	clock     func(time.Time) time.Time
 	log       zerolog.Logger
 
 	members membership
 	list    *member.List // members, unless in tests
 
-	self    streamID // set by Start
+	self    processID // set by Start
 	journal *journal
 	budget  *budget
 	loads   loadTable
 	state   stateSlot
-	repairs repairs
 	warming warming
-	touched chan struct{}          // capacity 1; the state is to be told now
-	relearn atomic.Pointer[string] // a peer whose snapshot would make good what was lost; nil: nothing was
+	touched chan struct{} // capacity 1; the state is to be sent now
 	counts  counters
 
 	ctx    context.Context // of everything that runs; ends with Stop
@@ -82,12 +81,12 @@ type Fleet struct {
 
 	snapshots chan struct{} // one element for every snapshot that is being served
 
-	mu      sync.Mutex
-	peers   map[string]*peer
-	feeds   map[string]*feed // by subscriber
-	phase   phase
-	stopped chan struct{}
-	stopErr error
+	mu          sync.Mutex
+	peers       map[string]*peer
+	subscribers map[string]*subscriber // by name
+	phase       phase
+	stopped     chan struct{}
+	stopErr     error
 }
 
 type phase uint8
@@ -102,12 +101,8 @@ const (
 type counters struct {
 	publishedBatches, publishedRecords, publishedBytes atomic.Uint64
 	appliedBatches, appliedRecords, appliedNews        atomic.Uint64
-	appliedBytes, unknownRecords, duplicates           atomic.Uint64
+	appliedBytes, unknownRecords, resumes, missed      atomic.Uint64
 	heldBack, droppedBound, malformed                  atomic.Uint64
-	gaps, repairRequests, repairedBatches              atomic.Uint64
-	repairedRecords, lostBatches, repairsServed        atomic.Uint64
-	digests, divergent                                 atomic.Uint64
-	divergence                                         atomic.Int64
 	snapshotsServed, snapshotsTaken, snapshotsRefused  atomic.Uint64
 	snapshotRecords, snapshotBytes                     atomic.Uint64
 	writes, skipped, violations, slow, refused         atomic.Uint64
@@ -140,8 +135,8 @@ func prepare(cfg Config) (*Fleet, error) {
 	}
 	f := &Fleet{
 		touched:   make(chan struct{}, 1),
-		knowledge: cfg.Knowledge, flush: cfg.FlushInterval, deadline: cfg.SnapshotDeadline, faults: cfg.Faults, clock: cfg.Clock, log: cfg.Log,
-		peers: map[string]*peer{}, feeds: map[string]*feed{}, stopped: make(chan struct{}),
+		knowledge: cfg.Knowledge, flush: cfg.FlushInterval, deadline: cfg.SnapshotDeadline, clock: cfg.Clock, log: cfg.Log,
+		peers: map[string]*peer{}, subscribers: map[string]*subscriber{}, stopped: make(chan struct{}),
 		snapshots: make(chan struct{}, maxSnapshots),
 	}
 	if f.flush == 0 {
@@ -167,16 +162,14 @@ func prepare(cfg Config) (*Fleet, error) {
 	case rate < minBudget:
 		return nil, fmt.Errorf("gossip: budget of %d bytes/s is less than %d", rate, int64(minBudget))
 	}
-	now := time.Now()
-	f.journal = newJournal(limit, f.wall(now).UnixMilli())
-	f.budget = newBudget(rate, now)
+	f.journal = newJournal(limit)
+	f.budget = newBudget(rate, time.Now())
 	f.warming.init()
-	f.repairs.init()
 	return f, nil
 }
 
-// Start listens, joins and begins to exchange. It does not wait for others: see Warm. Ctx bounds the start alone. A
-// Fleet is started once; after an error it is stopped.
+// Start listens, joins and begins to exchange. It does not wait for others: see Warm. Ctx bounds
+// the start alone. A Fleet is started once; after an error it is stopped.
 func (f *Fleet) Start(ctx context.Context) error {
 	f.mu.Lock()
 	if f.phase != idle {
@@ -185,11 +178,11 @@ func (f *Fleet) Start(ctx context.Context) error {
 	}
 	f.phase = running
 	f.ctx, f.cancel = context.WithCancel(context.Background())
-	// Streams and events may come before Start of the membership returns, and need to know who this node is.
+	// Streams and events may come before Start of the membership returns, and need to know who this
+	// node is.
 	self := f.members.Self()
-	f.self = streamID{self.Name, self.Incarnation}
+	f.self = processID{self.Name, self.Incarnation}
 	f.mu.Unlock()
-	f.journal.own(f.self, f.wall(time.Now()).UnixMilli())
 	if err := f.members.Start(ctx); err != nil {
 		f.mu.Lock()
 		mine := f.phase == running // or else Stop does the same
@@ -205,7 +198,7 @@ func (f *Fleet) Start(ctx context.Context) error {
 		}
 		return fmt.Errorf("gossip: %w", err)
 	}
-	for _, loop := range []func(){f.publish, f.tellState, f.keepHouse, f.repair, f.warmUp} {
+	for _, loop := range []func(){f.publish, f.publishState, f.keepHouse, f.learn} {
 		if !f.spawn(loop) {
 			return errors.New("gossip: stopped while it was started")
 		}
@@ -213,11 +206,11 @@ func (f *Fleet) Start(ctx context.Context) error {
 	return nil
 }
 
-// leaveTimeout bounds how long Stop tells others that this node goes.
+// leaveTimeout bounds how long Stop waits until others know that this node leaves.
 const leaveTimeout = 3 * time.Second
 
-// Stop sends what is left, leaves the fleet and returns when every goroutine is gone or ctx is done. Idempotent: a
-// second call waits for the first.
+// Stop sends what is left, leaves the fleet and returns when every goroutine is gone or ctx is
+// done. Idempotent: a second call waits for the first.
 func (f *Fleet) Stop(ctx context.Context) error {
 	f.mu.Lock()
 	switch f.phase {
@@ -245,8 +238,8 @@ func (f *Fleet) Stop(ctx context.Context) error {
 	}
 	err := f.members.Leave(leave)
 	if errors.Is(err, member.ErrUnconfirmed) {
-		// The others find out by themselves.
-		f.log.Warn().Err(err).Msg("left without a word")
+		// The others will find this node dead instead.
+		f.log.Warn().Err(err).Msg("no other node has confirmed that this one leaves")
 		err = nil
 	}
 	f.cancel()
@@ -267,20 +260,21 @@ func (f *Fleet) Stop(ctx context.Context) error {
 	return err
 }
 
-// closeStreams ends every connection, so that nobody waits in a read or write.
+// closeStreams ends every connection, so that no goroutine waits in a read or write.
 func (f *Fleet) closeStreams() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, fd := range f.feeds {
-		fd.conn.Close()
+	for _, d := range f.subscribers {
+		d.conn.Close()
 	}
 	for _, p := range f.peers {
-		p.endSession(errStopped)
+		p.endStream(errStopped)
 	}
 }
 
-// wall is what this node's wall clock shows at a moment: for times that are told to others, compared with theirs or kept
-// beside them. How long something takes is told by the moments themselves, which no clock that is set changes.
+// wall is what this node's wall clock shows at a moment: for times that are sent to others,
+// compared with theirs or kept beside them. Durations are differences of moments, which setting a
+// clock does not change.
 func (f *Fleet) wall(at time.Time) time.Time {
 	if f.clock == nil {
 		return at
@@ -306,15 +300,19 @@ func (f *Fleet) spawnLocked(loop func()) bool {
 // Members is the membership this fleet runs on.
 func (f *Fleet) Members() *member.List { return f.list }
 
-// Warm is closed when this node knows what its peers know, or there is nobody to learn from, or the deadline is over.
+// Warm is closed when this node knows what its peers know, or no peer has anything to learn from,
+// or the deadline is over.
 func (f *Fleet) Warm() <-chan struct{} { return f.warming.done }
 
-// WarmFraction is how much of the others' knowledge has come, about, from 0 to 1. It stays below 1 when the deadline
-// ended the wait, until the rest has come.
+// WarmFraction is how much of the others' knowledge has come, about, from 0 to 1. It stays below 1
+// when the deadline ended the wait, until the rest has come.
 func (f *Fleet) WarmFraction() float64 { return f.warming.fraction() }
 
-// Digests lists the buckets in which this node's journal is complete, oldest first.
-func (f *Fleet) Digests() []Bucket { return f.journal.list(f.wall(time.Now()).UnixMilli()) }
+// Position is how far this node has published: the sequence of its next batch.
+func (f *Fleet) Position() uint64 {
+	_, next := f.journal.position()
+	return next
+}
 
 // sleep waits for d or the end of the fleet; false means the end.
 func (f *Fleet) sleep(d time.Duration) bool {

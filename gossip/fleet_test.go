@@ -21,12 +21,22 @@ func (n *memnet) startAll(count int, adjust func(*Config)) []*testNode {
 	return nodes
 }
 
+// streams lists the streams that are open.
+func (f *Fleet) streams() (out []*subscription) {
+	for _, p := range f.alive() {
+		if s := p.open(); s != nil {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
 // connected waits until every node hears every other.
 func (n *memnet) connected(nodes []*testNode) {
 	n.t.Helper()
 	until(n.t, 15*time.Second, "all nodes hear each other", func() bool {
 		for _, node := range nodes {
-			if len(node.sessions()) != len(nodes)-1 {
+			if len(node.streams()) != len(nodes)-1 {
 				return false
 			}
 		}
@@ -65,8 +75,8 @@ func TestNewsReachesEveryNodeWithinAFlush(t *testing.T) {
 					if twice := n.know.appliedTwice(); twice != "" {
 						t.Errorf("%s applied %s", n.name, twice)
 					}
-					if s := n.Stats(); s.RepairsServed != 0 || s.RepairRequests != 0 {
-						t.Errorf("%s: repairs without loss: %d asked, %d served", n.name, s.RepairRequests, s.RepairsServed)
+					if s := n.Stats(); s.Resumes != 0 || s.MissedBatches != 0 {
+						t.Errorf("%s: %d resumes, %d batches missed without a broken stream", n.name, s.Resumes, s.MissedBatches)
 					}
 				}
 			})
@@ -125,8 +135,8 @@ func TestStateIsSentWhenItChanges(t *testing.T) {
 	})
 }
 
-// TestTouchedStateIsSentSoon: what cannot wait for the next regular state takes a fraction of a second, and a storm of it no
-// more than ten states in one.
+// TestTouchedStateIsSentSoon: what cannot wait for the next regular state takes a fraction of a
+// second, and a storm of it no more than ten states in one.
 func TestTouchedStateIsSentSoon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -173,7 +183,7 @@ func TestRestartedOriginStartsAnew(t *testing.T) {
 			time.Sleep(100 * time.Millisecond)
 		}
 		a.kill(t)
-		time.Sleep(100 * time.Millisecond) // back before anybody noticed
+		time.Sleep(100 * time.Millisecond) // back before the others noticed
 		again := net.start("n0", nil)
 		defer again.stop(t)
 		again.know.setLoad(2, 20, 2)
@@ -187,7 +197,7 @@ func TestRestartedOriginStartsAnew(t *testing.T) {
 		if !b.know.knows(4) {
 			t.Error("facts of the old process were forgotten")
 		}
-		// News of the old process's death comes late and is about nobody.
+		// News of the old process's death comes late and changes nothing.
 		time.Sleep(2 * net.notice)
 		if b.know.peerLoad("n0") == nil {
 			t.Error("late death of the old process voided the load of the new one")
@@ -242,7 +252,8 @@ func TestStalenessIsThatOfThreeQuarters(t *testing.T) {
 	}
 }
 
-// What a peer said while it could not be heard is old when it comes, and says nothing about how fresh the peer's news is now.
+// What a peer said while it could not be heard is old when it comes, and says nothing about how
+// fresh the peer's news is now.
 func TestLagForgetsAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -315,7 +326,8 @@ func TestStalenessIsMeasured(t *testing.T) {
 	})
 }
 
-// TestBytesGoOnOverReconnections: what a peer was sent is a counter, whatever becomes of the stream it was sent on.
+// TestBytesGoOnOverReconnections: what a peer was sent is a counter, whatever becomes of the stream
+// it was sent on.
 func TestBytesGoOnOverReconnections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -329,7 +341,7 @@ func TestBytesGoOnOverReconnections(t *testing.T) {
 		before := sent()
 
 		connects := nodes[1].Peers()[0].Connects
-		nodes[0].subscribers()[0].conn.Close()
+		nodes[0].listSubscribers()[0].conn.Close()
 		until(t, 10*time.Second, "it has connected again", func() bool {
 			p := nodes[1].Peers()[0]
 			if now := sent(); now < before {

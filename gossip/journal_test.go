@@ -11,247 +11,119 @@ import (
 	"grapevine/gossip/wire"
 )
 
-const t0 = int64(1_795_232_000_000) // the beginning of a bucket, Unix ms
+const t0 = int64(1_795_232_000_000) // Unix ms
 
-func put(j *journal, id streamID, sequence uint64, at int64, size int) verdict {
-	b := wire.Batch{Sequence: sequence, Time: at, Records: 1, Payload: make([]byte, size)}
-	return j.add(id, &b, b.AppendBody(nil), 0, at)
-}
+func put(j *journal, at int64, size int) { j.append(bytes.Repeat([]byte{byte(j.next)}, size), at) }
 
-func TestJournalTakesEachBatchOnce(t *testing.T) {
-	j := newJournal(1<<20, t0)
-	id := streamID{"a", 1}
-	for _, seq := range []uint64{5, 1, 900, 3, 64, 63, 65} {
-		if v := put(j, id, seq, t0, 10); v != fresh {
-			t.Errorf("%d: %v", seq, v)
+// read lists the first bytes of the bodies that a journal has from a sequence on.
+func read(j *journal, from uint64, most int) (got []byte, next uint64, ok bool) {
+	next, ok = j.read(from, func(body []byte) bool {
+		if len(got) == most {
+			return false
 		}
-		if v := put(j, id, seq, t0, 10); v != duplicate {
-			t.Errorf("%d again: %v", seq, v)
-		}
-	}
-	if got := j.gaps(id, 1, 66, 8); !slices.Equal(got, []span{{2, 1}, {4, 1}, {6, 57}, {66, 1}}) {
-		t.Errorf("gaps %v", got)
-	}
-	if got := j.gaps(id, 1, 66, 2); !slices.Equal(got, []span{{2, 1}, {4, 63}}) {
-		t.Errorf("gaps %v, the last to hold the rest", got)
-	}
-	var read []uint64
-	next := j.read(id, 2, 1000, func(seq uint64, _ []byte) bool {
-		read = append(read, seq)
-		return len(read) < 4
+		got = append(got, body[0])
+		return true
 	})
-	if !slices.Equal(read, []uint64{3, 5, 63, 64}) || next != 64 {
-		t.Errorf("read %v, next %d", read, next)
+	return got, next, ok
+}
+
+func TestJournalIsReadFromACursor(t *testing.T) {
+	j := newJournal(1 << 20)
+	if oldest, next := j.position(); oldest != 1 || next != 1 {
+		t.Errorf("empty: %d to %d", oldest, next)
 	}
-	if got := j.gaps(id, 60, 2000, 8); !slices.Equal(got, []span{{60, 3}, {66, 834}, {901, 1159}}) {
-		t.Errorf("gaps %v", got)
+	if got, next, ok := read(j, 1, 9); len(got) > 0 || next != 1 || !ok {
+		t.Errorf("empty: %v, next %d, %v", got, next, ok)
 	}
-	if v := put(j, streamID{"a", 2}, 5, t0, 10); v != fresh {
-		t.Errorf("another process of the same node: %v", v)
+	for i := range int64(9) {
+		put(j, t0+i*1000, 10)
+	}
+	for _, c := range []struct {
+		from uint64
+		most int
+		want string
+		next uint64
+	}{
+		{1, 99, "\x01\x02\x03\x04\x05\x06\x07\x08\x09", 10}, {4, 2, "\x04\x05", 6}, {9, 5, "\x09", 10}, {10, 5, "", 10}, {12, 5, "", 12},
+	} {
+		if got, next, ok := read(j, c.from, c.most); string(got) != c.want || next != c.next || !ok {
+			t.Errorf("from %d at most %d: %v, next %d, %v", c.from, c.most, got, next, ok)
+		}
+	}
+	for at, want := range map[int64]uint64{t0 - 5: 1, t0: 1, t0 + 1: 2, t0 + 8000: 9, t0 + 8001: 10} {
+		if got := j.since(at); got != want {
+			t.Errorf("since %d: %d, want %d", at-t0, got, want)
+		}
 	}
 }
 
-func TestJournalDigestIsThatOfTheSet(t *testing.T) {
-	a, b := newJournal(1<<20, t0-1), newJournal(1<<20, t0-1)
-	ids := []streamID{{"a", 1}, {"b", 1}, {"a", 2}}
-	for i := range 300 {
-		put(a, ids[i%3], uint64(1+i/3), t0+int64(i)*100, 10)
-		i = 299 - i
-		put(b, ids[i%3], uint64(1+i/3), t0+int64(i)*100, 10)
-	}
-	now := t0 + 40_000
-	from, through, da := a.digest(now)
-	_, _, db := b.digest(now)
-	if !slices.Equal(da, db) || len(da) != 3 || da[0].Count != 100 {
-		t.Errorf("digests %v and %v", da, db)
-	}
-	if from != t0/wire.BucketMillis || through != now/wire.BucketMillis-2 {
-		t.Errorf("sealed from %d to %d", from, through)
-	}
-	put(a, ids[0], 500, t0+5000, 10)
-	if _, _, da := a.digest(now); slices.Equal(da, db) {
-		t.Error("one batch more does not show")
-	}
-	// The runs of a bucket are its batches.
-	count := uint64(0)
-	for _, r := range a.runs(t0 / wire.BucketMillis) {
-		count += r.Count
-	}
-	if count != 101 {
-		t.Errorf("%d batches listed", count)
-	}
-}
-
+// Old batches make room for new ones, and a cursor among them cannot be read from. The newest stays even if
+// it is too large: no subscriber has been sent it yet.
 func TestJournalKeepsItsBounds(t *testing.T) {
-	const limit = 1 << 20
-	j := newJournal(limit, t0-20_000)
-	small, large := streamID{"small", 1}, streamID{"large", 1}
-	for i := range uint64(2000) {
-		at := t0 + int64(i)*50
-		put(j, large, 1+i, at, 4000)
-		if i%10 == 0 {
-			put(j, small, 1+i/10, at, 100)
-		}
-		if bytes, _, _ := j.size(); bytes > limit {
-			t.Fatalf("%d bytes, bound %d", bytes, limit)
+	const limit = 100 << 10
+	j := newJournal(limit)
+	for i := range int64(2000) {
+		put(j, t0+i*50, 4000)
+		bytes, batches := j.size()
+		if bytes > limit || bytes != batches*(4000+entryBytes) {
+			t.Fatalf("%d bytes for %d batches, bound %d", bytes, batches, limit)
 		}
 	}
-	if gaps := j.gaps(small, 1, 200, 8); len(gaps) > 0 {
-		t.Errorf("who says little lost %v to who says much", gaps)
+	oldest, next := j.position()
+	if next != 2001 || oldest != 2001-limit/(4000+entryBytes) {
+		t.Errorf("%d to %d", oldest, next)
 	}
-	floor, next, _ := j.position(large)
-	if next != 2001 || floor < 1700 || floor > 2000 {
-		t.Errorf("floor %d, next %d", floor, next)
+	if _, _, ok := read(j, oldest-1, 9); ok {
+		t.Error("a batch that was dropped can be read")
 	}
-	if v := put(j, large, 3, t0, 10); v != outdated {
-		t.Errorf("a batch from before the floor: %v", v)
+	if got, next, ok := read(j, oldest, 1); len(got) != 1 || next != oldest+1 || !ok {
+		t.Errorf("the oldest: %v, next %d, %v", got, next, ok)
 	}
-	if v := put(j, large, 2001, t0+100_000, 10); v != fresh {
-		t.Errorf("the next one: %v", v)
-	}
-	// What is no longer complete is no longer compared.
-	from, _, buckets := j.digest(t0 + 200_000)
-	if from <= t0/wire.BucketMillis || len(buckets) > 0 && int64(buckets[0].Number) < from {
-		t.Errorf("buckets %v from %d", buckets, from)
-	}
-	var sum int64
-	for _, s := range j.streams {
-		sum += s.bytes + streamBytes
-	}
-	if bytes, _, _ := j.size(); sum != bytes {
-		t.Errorf("accounted %d, streams hold %d", bytes, sum)
-	}
-}
-
-// A full journal makes room for what its own node says by what others said, and not by what it has just put in, which no feed
-// has sent yet.
-func TestFullJournalKeepsWhatIsYetToBeSent(t *testing.T) {
-	j := newJournal(1<<20, t0)
-	self := streamID{"self", 1}
-	j.own(self, t0)
-	for i := range uint64(3000) {
-		at := t0 + int64(i)*50
-		for o := range uint64(20) {
-			put(j, streamID{"other", o}, 1+i, at, 100)
-		}
-		put(j, self, 1+i, at, 12_000) // one chunk of this stream is more than all that any other has
-		var sent []uint64
-		j.read(self, 1+i, 2+i, func(sequence uint64, _ []byte) bool {
-			sent = append(sent, sequence)
-			return true
-		})
-		if len(sent) != 1 {
-			t.Fatalf("batch %d is gone before it could be sent", 1+i)
-		}
-	}
-	if bytes, _, _ := j.size(); bytes > 1<<20 {
-		t.Errorf("%d bytes", bytes)
+	put(j, t0+200_000, 2*limit)
+	if got, _, ok := read(j, 2001, 9); len(got) != 1 || !ok {
+		t.Errorf("the newest: %v, %v", got, ok)
 	}
 }
 
 func TestJournalForgetsByAge(t *testing.T) {
-	j := newJournal(64<<20, t0-20_000)
-	own := streamID{"own", 1}
-	j.own(own, t0)
-	id := streamID{"a", 1}
-	for i := range uint64(1000) {
-		put(j, id, 1+i, t0+int64(i)*50, 100)
+	j := newJournal(1 << 20)
+	for i := range int64(100) {
+		put(j, t0+i*10_000, 10)
 	}
-	j.age(t0 + journalAge.Milliseconds() + 25_000) // half of it is too old
-	floor, next, _ := j.position(id)
-	if floor <= 500-chunkSize || floor > 500 || next != 1001 {
-		t.Errorf("floor %d, next %d", floor, next)
+	j.age(t0 + 990_000)
+	if oldest, next := j.position(); oldest != 40 || next != 101 {
+		t.Errorf("%d to %d", oldest, next)
 	}
-	j.age(t0 + 2*journalAge.Milliseconds())
-	if _, batches, _ := j.size(); batches != 0 {
-		t.Errorf("%d batches left", batches)
+	j.age(t0 - 990_000) // a clock set back
+	if oldest, _ := j.position(); oldest != 40 {
+		t.Errorf("from %d after the clock was set back", oldest)
 	}
-	if _, _, ok := j.position(id); ok {
-		t.Error("an empty stream of a node long gone is still there")
-	}
-	if _, next, ok := j.position(own); !ok || next != 1 {
-		t.Error("the node's own stream is gone")
-	}
-	if bytes, _, _ := j.size(); bytes != streamBytes {
-		t.Errorf("%d bytes for one empty stream", bytes)
+	j.age(t0 + 9_000_000)
+	bytes, batches := j.size()
+	if oldest, next := j.position(); oldest != 100 || next != 101 || batches != 1 || bytes != 10+entryBytes {
+		t.Errorf("%d to %d, %d batches of %d bytes after an hour", oldest, next, batches, bytes)
 	}
 }
 
-func TestJournalStreamsAreBounded(t *testing.T) {
-	j := newJournal(64<<20, t0)
-	for i := range uint64(maxStreams) {
-		put(j, streamID{"a", i + 1}, 1, t0, 1)
-	}
-	if v := put(j, streamID{"b", 1}, 1, t0, 1); v != refused {
-		t.Errorf("one stream more: %v", v)
-	}
-}
-
-func TestJournalAgesAbsurdTimesByTheirComing(t *testing.T) {
-	j := newJournal(1<<20, t0-20_000)
-	id := streamID{"a", 1}
-	for i, at := range []int64{0, 1 << 47, t0 + 2*maxAhead.Milliseconds(), t0 - 2*journalAge.Milliseconds()} {
-		b := wire.Batch{Sequence: uint64(i + 1), Time: at, Records: 1}
-		if v := j.add(id, &b, b.AppendBody(nil), 0, t0); v != fresh {
-			t.Errorf("%d: %v", at, v)
+func TestJournalCopiesBodies(t *testing.T) {
+	j := newJournal(1 << 20)
+	body := make([]byte, 100)
+	for i := range 500 {
+		for k := range body {
+			body[k] = byte(i)
 		}
+		j.append(body[:1+i%100], t0)
 	}
-	if _, _, buckets := j.digest(t0 + time.Hour.Milliseconds()); len(buckets) > 0 {
-		t.Errorf("absurd times are in digests: %v", buckets)
-	}
-	j.age(t0 + journalAge.Milliseconds() + 1)
-	if _, batches, _ := j.size(); batches != 0 {
-		t.Errorf("%d of them never go", batches)
-	}
-}
-
-func TestJournalSurvivesAClockThatIsSet(t *testing.T) {
-	j := newJournal(1<<20, t0-20_000)
-	hour := time.Hour.Milliseconds()
-	j.age(t0 + hour) // wrong by an hour for a while
-	j.age(t0)
-	// As soon as clocks that may be ahead cannot have said anything before, digests begin again.
-	soon := t0 + maxAhead.Milliseconds() + 2*wire.BucketMillis
-	put(j, streamID{"a", 1}, 1, soon, 10)
-	from, through, buckets := j.digest(soon + 2*wire.BucketMillis)
-	if from > through || len(buckets) != 1 {
-		t.Errorf("buckets %v from %d through %d", buckets, from, through)
-	}
-}
-
-func TestPoisonedBatchIsKnownButNotServed(t *testing.T) {
-	j := newJournal(1<<20, t0)
-	id := streamID{"a", 1}
-	put(j, id, 1, t0, 10)
-	put(j, id, 2, t0, 10)
-	j.poison(id, 1)
-	var read []uint64
-	j.read(id, 1, 3, func(seq uint64, _ []byte) bool { read = append(read, seq); return true })
-	if !slices.Equal(read, []uint64{2}) || len(j.gaps(id, 1, 2, 1)) > 0 {
-		t.Errorf("read %v", read)
-	}
-}
-
-func TestJournalBodiesDoNotMixUp(t *testing.T) {
-	j := newJournal(8<<20, t0)
-	id := streamID{"a", 1}
-	want := map[uint64][]byte{}
-	for i := range uint64(500) {
-		b := wire.Batch{Sequence: 1 + i*7%500, Time: t0, Records: 1, Payload: bytes.Repeat([]byte{byte(i)}, int(i*37%10_000))}
-		body := b.AppendBody(nil)
-		want[b.Sequence] = bytes.Clone(body)
-		j.add(id, &b, body, 0, t0)
-		clear(body)
-	}
-	j.read(id, 1, 501, func(seq uint64, body []byte) bool {
-		if !bytes.Equal(body, want[seq]) {
-			t.Errorf("batch %d has changed", seq)
+	i := 0
+	j.read(1, func(got []byte) bool {
+		if !bytes.Equal(got, bytes.Repeat([]byte{byte(i)}, 1+i%100)) {
+			t.Errorf("batch %d has changed", i)
 		}
-		delete(want, seq)
+		i++
 		return true
 	})
-	if len(want) > 0 {
-		t.Errorf("%d batches missing", len(want))
+	if i != 500 {
+		t.Errorf("%d batches", i)
 	}
 }
 
@@ -264,45 +136,26 @@ func heap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// The bound of the journal is one of memory, however its batches came.
+// The bound of the journal is one of memory, for small batches too, and however many have come and
+// gone.
 func TestJournalHoldsNoMoreMemoryThanItCounts(t *testing.T) {
 	const limit = 8 << 20
-	for name, pour := range map[string]func(j *journal){
-		"a batch of each of many streams": func(j *journal) {
-			for i := range uint64(maxStreams) {
-				put(j, streamID{"a", i + 1}, 1, t0, 10)
-			}
-		},
-		"what stays between what goes": func(j *journal) {
-			low, high := uint64(1), uint64(1<<40)
-			for range 1500 {
-				for range 4 {
-					put(j, streamID{"a", 1}, low, t0, 7000)
-					low++
-				}
-				put(j, streamID{"a", 1}, high, t0, 10)
-				high += chunkSize
-			}
-		},
-		"small ones": func(j *journal) {
-			for i := range uint64(60_000) {
-				put(j, streamID{"a", 1 + i%10}, 1+i/10, t0, 100)
-			}
-		},
-	} {
-		j := newJournal(limit, t0)
+	for _, size := range []int{20, 100, 7000} {
+		j := newJournal(limit)
 		before := heap()
-		pour(j)
+		for range 3 * limit / size {
+			put(j, t0, size)
+		}
 		got := heap() - before
-		bytes, batches, _ := j.size()
-		if batches == 0 || got > limit+limit/2 {
-			t.Errorf("%s: %d bytes in use, %d counted, bound %d", name, got, bytes, int64(limit))
+		if bytes, batches := j.size(); batches == 0 || got > limit+limit/2 {
+			t.Errorf("batches of %d: %d bytes in use, %d counted, bound %d", size, got, bytes, int64(limit))
 		}
 		runtime.KeepAlive(j)
 	}
 }
 
-// Any subscriber that is sent what the table says is new has what the table has, whatever it missed.
+// Any subscriber that is sent what the table says is new has what the table has, whatever it
+// missed.
 func TestLoadTableAgainstAMap(t *testing.T) {
 	rnd := seeded(t)
 	var table loadTable

@@ -42,11 +42,34 @@ func TestLifecycle(t *testing.T) {
 			t.Errorf("stop took %v", took)
 		}
 		nodes[0].stop(t)
-		_, _, _ = nodes[0].Peers(), nodes[0].Stats(), nodes[0].Digests() // may be asked for at any time
+		_, _, _ = nodes[0].Peers(), nodes[0].Stats(), nodes[0].Position() // may be asked for at any time
 		until(t, time.Second, "the other one knows that it left", func() bool {
 			p := nodes[1].Peers()
 			return len(p) == 1 && p[0].State.String() == "left" && !p[0].Connected
 		})
+		nodes[1].stop(t)
+	})
+}
+
+// The last batches of a node that leaves may still be on their way when the others know that it has
+// left.
+func TestStreamOfANodeThatLeavesIsReadToItsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := newMemnet(t)
+		nodes := net.startAll(2, nil)
+		net.slow = func(from, _ string) time.Duration {
+			if from == "n0" {
+				return 600 * time.Millisecond
+			}
+			return 0
+		}
+		nodes[0].know.learn(7, 1)
+		nodes[0].stop(t)
+		if p := nodes[1].Peers(); p[0].State.String() != "left" || nodes[1].know.knows(7) {
+			t.Fatalf("%v: nothing is tested", p[0].State)
+		}
+		until(t, time.Second, "the last batch", func() bool { return nodes[1].know.knows(7) })
+		until(t, time.Second, "the end of the stream", func() bool { return !nodes[1].Peers()[0].Connected })
 		nodes[1].stop(t)
 	})
 }

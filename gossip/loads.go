@@ -6,12 +6,12 @@ import (
 	"grapevine/gossip/wire"
 )
 
-// keepIdle is for how many updates the table remembers that a backend became idle: a subscriber that was last told before that
-// is sent the full vector.
+// keepIdle is for how many updates the table remembers that a backend became idle: a subscriber
+// whose load is older than that is sent the full vector.
 const keepIdle = 256
 
-// loadTable is this node's outstanding work with the version at which each backend's changed, so that any subscriber
-// can be sent what is new to it, without a queue. Safe for concurrent use.
+// loadTable is this node's outstanding work with the version at which each backend's changed, so
+// that any subscriber can be sent what is new to it, without a queue. Safe for concurrent use.
 type loadTable struct {
 	mu      sync.Mutex
 	slots   []loadSlot
@@ -29,7 +29,8 @@ type loadSlot struct {
 	idle    uint64 // update at which it became idle
 }
 
-// update takes the whole vector and reports whether anything changed, and how many entries were beyond the bound.
+// update takes the whole vector and reports whether anything changed, and how many entries were
+// beyond the bound.
 func (t *loadTable) update(loads []Load, now int64) (changed bool, beyond int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -89,7 +90,8 @@ func (t *loadTable) removeLocked(i int) {
 	t.slots = t.slots[:last]
 }
 
-// since appends to dst what changed after a version, or, if full is asked for or needed, everything that is not idle.
+// since appends to dst what changed after a version, or, if full is asked for or needed, everything
+// that is not idle.
 func (t *loadTable) since(dst []Load, version uint64, full bool) (loads []Load, now uint64, time int64, whole bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -90,7 +90,7 @@ func loopbackFleet(t testing.TB, count int) []*testNode {
 	}
 	for _, n := range nodes {
 		wallClock(t, n.name+" hears all others and is warm", func() bool {
-			return len(n.sessions()) == count-1 && n.warming.warm()
+			return len(n.streams()) == count-1 && n.warming.warm()
 		})
 	}
 	return nodes
@@ -125,8 +125,8 @@ func TestEightNodesOverTLS(t *testing.T) {
 	}
 	for _, n := range nodes {
 		s := n.Stats()
-		if twice := n.know.appliedTwice(); twice != "" || s.Violations > 0 || s.LostBatches > 0 {
-			t.Errorf("%s: applied %s, violations %d, lost %d", n.name, twice, s.Violations, s.LostBatches)
+		if twice := n.know.appliedTwice(); twice != "" || s.Violations > 0 || s.MissedBatches > 0 {
+			t.Errorf("%s: applied %s, violations %d, missed %d", n.name, twice, s.Violations, s.MissedBatches)
 		}
 		for _, p := range n.Peers() {
 			if p.Name != "n8" && (p.RTT <= 0 || p.Offset > time.Second || p.Offset < -time.Second || p.State != member.StateAlive) {
@@ -150,7 +150,8 @@ const (
 	tlsRecord           = 22 // header, tag and type of a TLS 1.3 record
 )
 
-// place records one placement: as many records of the model as come nearest to its size, the first with the time.
+// place records one placement: as many records of the model as come nearest to its size, the first
+// with the time.
 func (m *model) place(key uint64) {
 	for i := range uint64((placementBytes + recordSize/2) / recordSize) {
 		m.learn(key*16+i, uint64(time.Now().UnixMicro()))
@@ -207,8 +208,9 @@ func cpuTime(b *testing.B) time.Duration {
 	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
-// BenchmarkFleet is one second of a busy fleet per iteration, all nodes in this process over TLS on loopback. The latency is from
-// the placement to its application at a peer, the wait for the flush included.
+// BenchmarkFleet is one second of a busy fleet per iteration, all nodes in this process over TLS on
+// loopback. The latency is from the placement to its application at a peer, the wait for the flush
+// included.
 func BenchmarkFleet(b *testing.B) {
 	for _, count := range []int{2, 8} {
 		b.Run(fmt.Sprintf("nodes=%d", count), func(b *testing.B) {

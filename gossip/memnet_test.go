@@ -15,8 +15,9 @@ import (
 	"grapevine/gossip/member"
 )
 
-// memnet is a network of nodes in one process: streams with a latency and a finite buffer that stall, as TCP does, while two nodes
-// are cut off from each other, and a membership that notices. Made for virtual time.
+// memnet is a network of nodes in one process: streams with a latency and a finite buffer that
+// stall, as TCP does, while two nodes are cut off from each other, and a membership that notices.
+// Made for virtual time.
 type memnet struct {
 	t       *testing.T
 	latency time.Duration

@@ -10,15 +10,13 @@ import (
 	"sync"
 	"testing"
 	"time"
-
-	"grapevine/gossip/wire"
 )
 
 // recordSize is a record of the model: a key and a time.
 const recordSize = 16
 
-// model is Knowledge reduced to its law: a map from facts to the latest time, merged by maximum. It also notes how
-// often it was told the same thing.
+// model is Knowledge reduced to its law: a map from facts to the latest time, merged by maximum. It
+// also notes how often the same batch was applied.
 type model struct {
 	name string
 
@@ -71,9 +69,9 @@ func (m *model) mergeLocked(key, at uint64) bool {
 		return false
 	}
 	if ok {
-		m.sum ^= wire.BatchID(key, old)
+		m.sum ^= scramble(key ^ scramble(old))
 	}
-	m.sum ^= wire.BatchID(key, at)
+	m.sum ^= scramble(key ^ scramble(at))
 	m.facts[key] = at
 	return true
 }
@@ -288,23 +286,22 @@ func allKnow(nodes []*testNode) bool {
 	return true
 }
 
-// digestsAgree reports whether all nodes have the same sealed buckets from the latest of their beginnings on.
-func digestsAgree(nodes []*testNode) bool {
-	now := time.Now().UnixMilli()
-	from, through := int64(0), sealed(now)
-	var all []map[uint64]wire.Bucket
+// positionsAgree reports whether every node has applied all that every other one has published, and
+// misses nothing.
+func positionsAgree(nodes []*testNode) bool {
 	for _, n := range nodes {
-		f, _, buckets := n.journal.digest(now)
-		from = max(from, f)
-		have := map[uint64]wire.Bucket{}
-		for _, b := range buckets {
-			have[b.Number] = b
-		}
-		all = append(all, have)
-	}
-	for b := from; b <= through; b++ {
-		for _, have := range all[1:] {
-			if have[uint64(b)] != all[0][uint64(b)] {
+		for _, o := range nodes {
+			if n == o {
+				continue
+			}
+			p := n.peer(o.name)
+			if p == nil {
+				return false
+			}
+			p.mu.Lock()
+			c := p.cursor
+			p.mu.Unlock()
+			if c.incarnation != o.self.incarnation || c.next != o.Position() || c.missing != 0 {
 				return false
 			}
 		}

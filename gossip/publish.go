@@ -11,21 +11,21 @@ import (
 )
 
 const (
-	// batchPayload is how large a batch may become: a few packets, so that one lost batch is little to repair.
+	// batchPayload is how large a batch may become, in bytes: a few packets, so that load never
+	// waits long behind one.
 	batchPayload = 16 << 10
-	// batchesPerFlush bounds what one flush takes out of Knowledge: 5 MB/s at the default interval, far more than engines
-	// can compute prefixes for.
+	// batchesPerFlush bounds what one flush takes out of Knowledge: 5 MB/s at the default interval,
+	// far more than engines can compute prefixes for.
 	batchesPerFlush = 16
 	// minDrain is the least that is worth asking Knowledge for when the budget is short.
 	minDrain = 256
 	// houseInterval is how often slow things are looked at: ages, staleness, expiry.
 	houseInterval = time.Second
-	// stateInterval is how often the state is collected: it holds what is learned over many requests.
+	// stateInterval is how often the state is collected: it holds what is learned over many
+	// requests.
 	stateInterval = 5 * time.Second
-	// stateGap is the pause between two states of a node that has much to tell at once (Touch): it bounds what a storm of news costs.
+	// stateGap is the least pause between two states: it bounds what a storm of Touch costs.
 	stateGap = 100 * time.Millisecond
-	// digestInterval is how often digests are compared with a random peer, beside every reconnection.
-	digestInterval = 10 * time.Second
 	// drainPatience bounds how long Stop waits for peers to take the last batches.
 	drainPatience = 250 * time.Millisecond
 )
@@ -53,20 +53,20 @@ func (f *Fleet) publish() {
 	}
 }
 
-// flushNews takes what is new into the journal, from where every subscriber's feed reads it.
+// flushNews takes what is new into the journal, from which every subscriber is sent it.
 func (f *Fleet) flushNews(p *publisher, now time.Time) {
 	ms := f.wall(now).UnixMilli()
 	p.loads = f.knowledge.Loads(p.loads[:0])
 	changed, beyond := f.loads.update(p.loads, ms)
 	f.counts.droppedBound.Add(uint64(beyond))
-	feeds := f.subscribers()
+	subscribers := f.listSubscribers()
 	left := f.budget.left(now)
-	// Among very many subscribers even a full bucket may hold less than that for each: then half a bucket is enough, and the debt
-	// is paid before the next.
-	enough := min(minDrain*len(feeds), int(f.budget.rate/2))
+	// Among very many subscribers even a full bucket may hold less than that for each: then half a
+	// bucket is enough, and the debt is paid before the next.
+	enough := min(minDrain*len(subscribers), int(f.budget.rate/2))
 	for range batchesPerFlush {
 		limit := batchPayload
-		if n := len(feeds); n > 0 {
+		if n := len(subscribers); n > 0 {
 			limit = min(limit, max(left/n, minDrain))
 		}
 		if left < enough {
@@ -85,24 +85,24 @@ func (f *Fleet) flushNews(p *publisher, now time.Time) {
 		}
 		f.publishBatch(p, payload, records, ms)
 		changed = true
-		left -= len(payload) * len(feeds)
+		left -= len(payload) * len(subscribers)
 		if len(payload) < limit/2 {
 			break // that was all
 		}
 	}
 	if changed {
-		for _, d := range feeds {
+		for _, d := range subscribers {
 			d.poke()
 		}
 	}
 }
 
 func (f *Fleet) publishBatch(p *publisher, payload []byte, records int, ms int64) {
-	p.time = max(p.time, ms) // the wall clock may be set back; batches of one origin never go back
+	p.time = max(p.time, ms) // the wall clock may be set back; the times of batches never go back
 	b := wire.Batch{Sequence: p.next, Time: p.time, Records: records, Payload: payload}
 	p.next++
 	p.body = b.AppendBody(p.body[:0])
-	f.journal.add(f.self, &b, p.body, 0, ms)
+	f.journal.append(p.body, p.time)
 	f.counts.publishedBatches.Add(1)
 	f.counts.publishedRecords.Add(uint64(records))
 	f.counts.publishedBytes.Add(uint64(len(payload)))
@@ -112,7 +112,7 @@ func (f *Fleet) publishBatch(p *publisher, payload []byte, records int, ms int64
 func (f *Fleet) flushLast(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, f.flush+drainPatience)
 	defer cancel()
-	if len(f.subscribers()) == 0 {
+	if len(f.listSubscribers()) == 0 {
 		return
 	}
 	wait := func(d time.Duration) bool {
@@ -126,10 +126,10 @@ func (f *Fleet) flushLast(ctx context.Context) {
 		}
 	}
 	for more := wait(f.flush + time.Millisecond); more; more = wait(5 * time.Millisecond) {
-		_, head, _ := f.journal.position(f.self)
+		_, next := f.journal.position()
 		behind := 0
-		for _, d := range f.subscribers() {
-			if d.position() < head {
+		for _, d := range f.listSubscribers() {
+			if d.position() < next {
 				behind++
 			}
 		}
@@ -171,8 +171,6 @@ func (f *Fleet) keepHouse() {
 	var (
 		nodes     int
 		stale     time.Duration
-		digestAt  = time.Now().Add(jitter(digestInterval))
-		learnAt   time.Time
 		announced bool
 	)
 	for now := time.Now(); ; {
@@ -180,18 +178,6 @@ func (f *Fleet) keepHouse() {
 		if n, s := f.sweepPeers(now); !announced || n != nodes || moved(stale, s) {
 			nodes, stale, announced = n, s, true
 			f.knowledge.Fleet(nodes, stale)
-		}
-		if now.After(digestAt) {
-			digestAt = now.Add(jitter(digestInterval))
-			if open := f.sessions(); len(open) > 0 {
-				open[rand.IntN(len(open))].askDigest(now)
-			}
-		}
-		if now.After(learnAt) && f.warming.warm() {
-			if from := f.relearn.Swap(nil); from != nil {
-				learnAt = now.Add(relearnInterval)
-				f.spawn(func() { f.learnAgain(*from) })
-			}
 		}
 		select {
 		case now = <-tick.C:
@@ -201,7 +187,7 @@ func (f *Fleet) keepHouse() {
 	}
 }
 
-// Touch says that the knowledge's State has something that the others should know now, and not within seconds.
+// Touch has Knowledge's State sent now, and not within seconds.
 func (f *Fleet) Touch() {
 	select {
 	case f.touched <- struct{}{}:
@@ -209,8 +195,8 @@ func (f *Fleet) Touch() {
 	}
 }
 
-// tellState collects the state every few seconds, and soon after a Touch, until the fleet ends.
-func (f *Fleet) tellState() {
+// publishState collects the state every few seconds, and soon after a Touch, until the fleet ends.
+func (f *Fleet) publishState() {
 	var scratch []byte
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -246,14 +232,15 @@ func (f *Fleet) collectState(scratch []byte, now time.Time) []byte {
 		return blob[:0]
 	}
 	if f.state.set(blob, f.wall(now).UnixMilli()) {
-		for _, d := range f.subscribers() {
+		for _, d := range f.listSubscribers() {
 			d.poke()
 		}
 	}
 	return blob[:0]
 }
 
-// jitter spreads a pause over half to one and a half times d, so that nodes that began together do not go on together.
+// jitter spreads a pause over half to one and a half times d, so that nodes that began together do
+// not go on together.
 func jitter(d time.Duration) time.Duration {
 	return d/2 + time.Duration(rand.Int64N(int64(d)+1))
 }

@@ -8,37 +8,35 @@ import (
 )
 
 const (
-	// maxSnapshots is how many joiners are sent snapshots at a time. Others are told to ask another node, or again.
+	// maxSnapshots is how many snapshots a node serves at a time. Other subscribers have to ask
+	// again, or another node.
 	maxSnapshots = 2
-	// pageBytes is the largest page of a snapshot; under a small budget pages are smaller, so that a joiner does not take a paced
-	// source for a stalled one.
+	// pageBytes is the largest page of a snapshot; under a small budget pages are smaller, so that
+	// a subscriber does not take a paced source for a stalled one.
 	pageBytes = 32 << 10
 	// maxIntake bounds the bytes of one snapshot: ten times the facts of 800 engines.
 	maxIntake = 256 << 20
 )
 
-// offer is a snapshot that is being sent. It holds one frame at a time, however slow the joiner is. Guarded by feed.mu.
+// offer is a snapshot that is being sent. It holds one frame at a time, however slow the subscriber
+// is. Guarded by subscriber.mu.
 type offer struct {
 	request uint64
 	frame   []byte        // to be sent next; empty: taken
 	last    bool          // frame is the last one
 	taken   chan struct{} // capacity 1
-	stop    chan struct{} // closed when the joiner cancels
+	stop    chan struct{} // closed when the subscriber cancels
 	stopped bool
-	until   time.Time // when every joiner has given up
+	until   time.Time // when the subscriber has given up
 }
 
-// offerSnapshot begins to answer a Snapshot.
-func (d *feed) offerSnapshot(request uint64) error {
+// offerSnapshot begins to answer a Snapshot. A subscriber may have one at a time, cancelled ones
+// included.
+func (d *subscriber) offerSnapshot(request uint64) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.offer != nil {
-		if !d.offer.stopped || len(d.jobs) == maxJobs {
-			return errTooMany
-		}
-		// The one that was cancelled still waits for the budget.
-		d.jobs = append(d.jobs, refusal(request))
-		return nil
+		return errTooMany
 	}
 	o := &offer{request: request, taken: make(chan struct{}, 1), stop: make(chan struct{}), until: time.Now().Add(intakeTimeout)}
 	d.offer = o
@@ -50,7 +48,9 @@ func (d *feed) offerSnapshot(request uint64) error {
 	if !d.f.warming.warm() {
 		return refuse(wire.Cold)
 	}
-	if !d.f.warming.serves() {
+	if d.f.warming.learning() {
+		// Warm by the deadline alone: the part that this node has must not pass for what the fleet
+		// knows.
 		d.f.counts.snapshotsRefused.Add(1)
 		return refuse(wire.Busy)
 	}
@@ -67,17 +67,7 @@ func (d *feed) offerSnapshot(request uint64) error {
 	return nil
 }
 
-// refusal answers a Snapshot that cannot be begun now.
-type refusal uint64
-
-func (r refusal) fill(f *Fleet, dst []byte, _ int) (out []byte, done bool) {
-	n := len(dst)
-	dst = wire.AppendSnapshotDone(dst, uint64(r), wire.Busy)
-	f.counts.sent[wire.KindSnapshotDone].Add(uint64(len(dst) - n))
-	return dst, true
-}
-
-func (d *feed) cancelSnapshot(request uint64) {
+func (d *subscriber) cancelSnapshot(request uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if o := d.offer; o != nil && o.request == request && !o.stopped {
@@ -86,12 +76,13 @@ func (d *feed) cancelSnapshot(request uint64) {
 	}
 }
 
-// sendSnapshot passes Knowledge's pages to the writer, one at a time.
-func (d *feed) sendSnapshot(o *offer) {
+// sendSnapshot passes Knowledge's pages to the writer, one at a time. The positions are read before
+// the first page, so that the pages contain at least what the positions say.
+func (d *subscriber) sendSnapshot(o *offer) {
 	defer func() { <-d.f.snapshots }()
 	began := time.Now()
-	size := uint64(max(0, d.f.knowledge.SnapshotSize()))
-	whole := d.put(o, false, func(b []byte) []byte { return wire.AppendSnapshotHead(b, o.request, size) })
+	positions, size := d.f.positions(), uint64(max(0, d.f.knowledge.SnapshotSize()))
+	whole := d.put(o, false, func(b []byte) []byte { return wire.AppendSnapshotHead(b, o.request, size, positions) })
 	total := 0
 	if whole {
 		limit := d.f.budget.piece(pageBytes)
@@ -113,13 +104,30 @@ func (d *feed) sendSnapshot(o *offer) {
 	d.put(o, true, func(b []byte) []byte { return wire.AppendSnapshotDone(b, o.request, how) })
 	if whole {
 		d.f.counts.snapshotsServed.Add(1)
-		d.f.log.Info().Str("peer", d.who.origin).Int("records", total).Dur("dur_ms", time.Since(began)).Msg("snapshot sent")
+		d.f.log.Info().Str("peer", d.who.name).Int("records", total).Dur("dur_ms", time.Since(began)).Msg("snapshot sent")
 	}
 }
 
-// put waits until the frame before has been taken and offers the next; false if the joiner does not want it any more, or has
-// had its time. The last frame is put even then.
-func (d *feed) put(o *offer, last bool, add func([]byte) []byte) bool {
+// positions lists how far this node knows the journals of all processes, its own included, of which
+// it misses nothing.
+func (f *Fleet) positions() []wire.Position {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	out := make([]wire.Position, 0, len(f.peers)+1)
+	out = append(out, wire.Position{Name: []byte(f.self.name), Incarnation: f.self.incarnation, Next: f.Position()})
+	for name, p := range f.peers {
+		p.mu.Lock()
+		if c := p.cursor; c.next > 0 && c.missing == 0 {
+			out = append(out, wire.Position{Name: []byte(name), Incarnation: c.incarnation, Next: c.next})
+		}
+		p.mu.Unlock()
+	}
+	return out
+}
+
+// put waits until the frame before has been taken and offers the next; false if the subscriber has
+// cancelled, or has had its time. The last frame is put even then.
+func (d *subscriber) put(o *offer, last bool, add func([]byte) []byte) bool {
 	for {
 		d.mu.Lock()
 		if !last && (o.stopped || time.Now().After(o.until)) {
@@ -148,23 +156,26 @@ func (d *feed) put(o *offer, last bool, add func([]byte) []byte) bool {
 	}
 }
 
-// intake is a snapshot that is being taken from a peer. Guarded by session.mu.
+// intake is a snapshot that is being taken from a peer. Guarded by subscription.mu.
 type intake struct {
-	request uint64
-	bytes   int64
-	at      time.Time // of the last frame of it
-	end     chan struct{}
-	outcome wire.Outcome // valid when end is closed
+	request   uint64
+	bytes     int64
+	at        time.Time // of its last frame
+	cancelled bool      // what still comes is ignored, up to SnapshotDone
+	positions map[processID]uint64
+	end       chan struct{} // closed with outcome
+	outcome   wire.Outcome
 }
 
-// askSnapshot begins to take a snapshot; nil if the stream has no room for the request.
-func (s *session) askSnapshot(now time.Time) *intake {
+// askSnapshot begins to take a snapshot; nil if the stream has ended or an earlier one is still
+// being sent.
+func (s *subscription) askSnapshot(now time.Time) *intake {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.intake != nil || s.why != nil {
 		return nil
 	}
-	in := &intake{request: s.requests.Add(1), at: now, end: make(chan struct{})}
+	in := &intake{request: s.requests.Add(1), at: now, positions: map[processID]uint64{}, end: make(chan struct{})}
 	if !s.sendLocked(wire.KindSnapshot, func(b []byte) []byte { return wire.AppendSnapshot(b, in.request) }) {
 		return nil
 	}
@@ -172,33 +183,29 @@ func (s *session) askSnapshot(now time.Time) *intake {
 	return in
 }
 
-// cancelIntake gives up a snapshot. What still comes of it is ignored.
-func (s *session) cancelIntake(in *intake) {
+// cancelIntake gives up a snapshot unless it has ended.
+func (s *subscription) cancelIntake(in *intake) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.intake == in {
-		s.finishLocked(wire.Cancelled)
+	if s.intake == in && !in.cancelled {
+		in.cancelled = true
 		s.sendLocked(wire.KindCancel, func(b []byte) []byte { return wire.AppendCancel(b, in.request) })
 	}
 }
 
-// abandonIntake ends a snapshot whose stream has ended.
-func (s *session) abandonIntake() {
+// finishIntake ends the snapshot that is being taken, if any.
+func (s *subscription) finishIntake(how wire.Outcome) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.finishLocked(wire.Cancelled)
-}
-
-func (s *session) finishLocked(o wire.Outcome) {
 	if s.intake != nil {
-		s.intake.outcome = o
+		s.intake.outcome = how
 		close(s.intake.end)
 		s.intake = nil
 	}
 }
 
 // progress is when the last frame of an intake came.
-func (s *session) progress(in *intake) time.Time {
+func (s *subscription) progress(in *intake) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return in.at
@@ -206,57 +213,55 @@ func (s *session) progress(in *intake) time.Time {
 
 var errEndless = errors.New("snapshot beyond the bound")
 
-// takeSnapshot takes a frame of a snapshot: of the one that is being taken, or late of one that was given up.
-func (s *session) takeSnapshot(kind wire.Kind, body []byte, now time.Time) error {
+// takeSnapshot takes a frame of the snapshot that was asked for.
+func (s *subscription) takeSnapshot(kind wire.Kind, body []byte, now time.Time) error {
 	request, err := wire.DecodeRequest(body)
 	if err != nil {
 		return err
 	}
 	s.mu.Lock()
 	in := s.intake
-	switch {
-	case request == 0 || request > s.requests.Load():
+	if in == nil || request != in.request {
 		s.mu.Unlock()
 		return errUnexpected
-	case in == nil || request != in.request:
-		s.mu.Unlock()
-		return nil
 	}
 	in.at = now
 	in.bytes += int64(len(body))
-	endless := in.bytes > maxIntake
+	endless, cancelled := in.bytes > maxIntake, in.cancelled
 	s.mu.Unlock()
-	if endless {
+	switch {
+	case endless:
 		return errEndless
-	}
-	switch kind {
-	case wire.KindSnapshotHead:
-		_, records, err := wire.DecodeSnapshotHead(body)
+	case kind == wire.KindSnapshotDone:
+		_, how, err := wire.DecodeSnapshotDone(body)
 		if err == nil {
-			s.f.warming.expect(records)
+			s.finishIntake(how)
 		}
 		return err
-	case wire.KindPage:
+	case cancelled:
+		return nil
+	case kind == wire.KindPage:
 		return s.takePage(body)
 	}
-	_, how, err := wire.DecodeSnapshotDone(body)
+	_, records, positions, err := wire.DecodeSnapshotHead(body)
 	if err != nil {
 		return err
 	}
+	s.f.warming.expect(records)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.intake == in {
-		s.finishLocked(how)
+	for _, p := range positions {
+		in.positions[processID{string(p.Name), p.Incarnation}] = p.Next
 	}
 	return nil
 }
 
-func (s *session) takePage(body []byte) error {
+func (s *subscription) takePage(body []byte) error {
 	_, records, page, err := wire.DecodePage(body)
 	if err != nil {
 		return err
 	}
-	got, err := s.f.knowledge.ApplySnapshot(page, s.shift())
+	got, err := s.f.knowledge.ApplySnapshot(page, s.p.shift())
 	if err != nil {
 		s.f.counts.malformed.Add(1)
 		return err

@@ -76,7 +76,7 @@ func TestNobodyToLearnFromIsWarmAtOnce(t *testing.T) {
 
 // inOrder sorts nodes by whom a joiner asks first.
 func inOrder(nodes []*testNode, joiner string) []*testNode {
-	f := &Fleet{self: streamID{joiner, 1}}
+	f := &Fleet{self: processID{joiner, 1}}
 	nodes = slices.Clone(nodes)
 	slices.SortFunc(nodes, func(a, b *testNode) int {
 		if f.attraction(a.name) < f.attraction(b.name) {
@@ -124,8 +124,8 @@ func TestSecondSourceWhenTheFirstStalls(t *testing.T) {
 	}
 }
 
-// slowPages makes the pages of snapshots from a number on come a second apart: slowly, but never stalled. All come at once when
-// the channel is closed.
+// slowPages makes the pages of snapshots from a number on come a second apart: slowly, but never
+// stalled. All come at once when the channel is closed.
 func slowPages(nodes []*testNode, from int) (release chan struct{}) {
 	release = make(chan struct{})
 	for _, n := range nodes {
@@ -328,12 +328,83 @@ func TestManySubscribersOfASmallBudgetAreSentNews(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range 4 * minBudget / minDrain {
-		f.feeds[fmt.Sprint(i)] = &feed{wake: make(chan struct{}, 1)}
+		f.subscribers[fmt.Sprint(i)] = &subscriber{wake: make(chan struct{}, 1)}
 	}
-	f.journal.own(f.self, time.Now().UnixMilli())
 	know.learn(1, 1)
 	f.flushNews(&publisher{next: 1}, time.Now())
 	if s := f.Stats(); s.PublishedBatches != 1 || s.DroppedBudget != 0 {
 		t.Errorf("%d batches, %d flushes cut short of a full bucket", s.PublishedBatches, s.DroppedBudget)
 	}
+}
+
+// The positions of a snapshot leave out a batch that is still being applied: the pages may not
+// contain it.
+func TestPositionsLeaveOutABatchThatIsBeingApplied(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := newMemnet(t)
+		nodes := net.startAll(2, nil)
+		defer stopAll(t, nodes)
+		release, applying := make(chan struct{}), false
+		reader := nodes[1].know
+		reader.mu.Lock()
+		reader.refuse = func([]byte) bool {
+			applying = true
+			reader.mu.Unlock()
+			<-release
+			reader.mu.Lock()
+			return false
+		}
+		reader.mu.Unlock()
+		position := func() uint64 {
+			for _, p := range nodes[1].positions() {
+				if string(p.Name) == "n0" {
+					return p.Next
+				}
+			}
+			return 0
+		}
+		nodes[0].know.learn(1, 1)
+		until(t, time.Second, "the batch is being applied", func() bool {
+			reader.mu.Lock()
+			defer reader.mu.Unlock()
+			return applying
+		})
+		if got := position(); got != 1 {
+			t.Errorf("position %d while batch 1 is being applied", got)
+		}
+		close(release)
+		until(t, time.Second, "the batch is applied", func() bool { return position() == 2 })
+		for _, p := range nodes[0].positions() {
+			if string(p.Name) == "n0" && p.Next != 2 {
+				t.Errorf("own position %d", p.Next)
+			}
+		}
+	})
+}
+
+// A joiner whose source has not heard a third node takes another snapshot, from that node.
+func TestJoinerTakesWhatItsSourceHasNotHeard(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := newMemnet(t)
+		net.notice = time.Hour
+		nodes := net.startAll(2, nil)
+		net.setCut(func(a, b string) bool { return a+b == "n0n1" || a+b == "n1n0" })
+		for i, n := range nodes {
+			n.know.learn(uint64(i), 1)
+		}
+		time.Sleep(4 * replaySpan)
+		name := "joiner"
+		for inOrder(nodes, name)[0] != nodes[0] {
+			name += "x"
+		}
+		joiner := net.start(name, nil)
+		nodes = append(nodes, joiner)
+		defer stopAll(t, nodes)
+		until(t, 5*time.Second, "what either node knows", func() bool {
+			return joiner.know.knows(0) && joiner.know.knows(1)
+		})
+		if s := joiner.Stats(); s.SnapshotsTaken != 2 {
+			t.Errorf("%d snapshots", s.SnapshotsTaken)
+		}
+	})
 }

@@ -9,8 +9,9 @@ import (
 	"grapevine/gossip/wire"
 )
 
-// Peer is what this node knows of one other and of the stream from it. Counters start with this process and go on over
-// reconnections and restarts of the peer. Bytes are those of frames, before encryption.
+// Peer is what this node knows of one other and of the stream from it. Counters start with this
+// process and go on over reconnections and restarts of the peer. Bytes are those of frames, before
+// encryption.
 type Peer struct {
 	member.Status
 	Connected bool
@@ -21,15 +22,17 @@ type Peer struct {
 	RTT    time.Duration // least of the last samples; 0: not measured
 	Offset time.Duration // what to add to its clock to have this node's
 
-	Received uint64 // records of its live stream
-	Applied  uint64 // records of its batches, live and repaired
-	News     uint64 // of them, those that changed something here
-	Unknown  uint64 // of them, those that name a backend unknown here
-	Repaired uint64 // of them, those that came by repair, from whomever
-	Dropped  uint64 // records that were malformed or beyond a bound
+	Received uint64 // records that came on its streams
+	Applied  uint64 // of them, those that were merged
+	News     uint64 // of those, those that changed something here
+	Unknown  uint64 // of those, those that name a backend unknown here
+	Dropped  uint64 // records that were malformed
 
-	Gaps       uint64 // batches found missing in its sequence
-	Lost       uint64 // of them given up, because nobody has them
+	Process    uint64 // incarnation of its process that Position is about; 0: none yet
+	Position   uint64 // sequence of its next batch to be applied here; 0: no stream has started yet
+	Incomplete bool   // some batches below Position are missing until a snapshot is taken
+
+	Missed     uint64 // batches that its journal had dropped before they were sent here; snapshots replaced them
 	Violations uint64 // streams closed because of what it sent
 	Connects   uint64 // streams opened to it
 
@@ -39,41 +42,24 @@ type Peer struct {
 	Behind        uint64 // batches of this node that were not yet written to it
 }
 
-// Bucket is the digest of all batches whose time lies in ten seconds. Two nodes with equal Count and XOR know the
-// same batches of that time.
-type Bucket struct {
-	Start  int64 // Unix milliseconds
-	Sealed bool  // late batches apart, it will not change any more
-	Count  uint64
-	XOR    uint64
-}
-
-// Stats counts what this node has sent, taken and lost since it started. Its JSON is part of the admin API.
+// Stats counts what this node has sent, taken and dropped since it started. Its JSON is part of the
+// admin API.
 type Stats struct {
 	PublishedBatches uint64 `json:"published_batches"`
 	PublishedRecords uint64 `json:"published_records"`
 	PublishedBytes   uint64 `json:"published_bytes"` // of payload, once however many peers there are
 
-	AppliedBatches uint64 `json:"applied_batches"` // live and repaired, each batch once
-	AppliedRecords uint64 `json:"applied_records"` // live and repaired, each batch once
+	AppliedBatches uint64 `json:"applied_batches"`
+	AppliedRecords uint64 `json:"applied_records"`
 	AppliedNews    uint64 `json:"applied_news"`    // records that changed something here
 	AppliedBytes   uint64 `json:"applied_bytes"`   // of payload
 	UnknownRecords uint64 `json:"unknown_records"` // that name a backend unknown here
-	Duplicates     uint64 `json:"duplicates"`      // batches that had been applied already
-	DroppedBudget  uint64 `json:"dropped_budget"`  // flushes cut short because the budget was used up; what to lose is Knowledge's choice
-	DroppedBound   uint64 `json:"dropped_bound"`   // batches and loads dropped because of another bound
-	Malformed      uint64 `json:"malformed"`       // batches and pages that made no sense, others' and own
+	DroppedBudget  uint64 `json:"dropped_budget"`  // flushes cut short because the budget was used up; Knowledge chooses what to drop
+	DroppedBound   uint64 `json:"dropped_bound"`   // loads dropped because of another bound
+	Malformed      uint64 `json:"malformed"`       // batches and pages that could not be read, others' and own
 
-	Gaps            uint64 `json:"gaps"`             // batches found missing
-	RepairRequests  uint64 `json:"repair_requests"`  // ranges asked for
-	RepairedBatches uint64 `json:"repaired_batches"` // of those missing, that came
-	RepairedRecords uint64 `json:"repaired_records"` // of those missing, that came
-	LostBatches     uint64 `json:"lost_batches"`     // of those missing, that were given up
-	RepairsServed   uint64 `json:"repairs_served"`   // batches sent to others again
-
-	DigestExchanges    uint64 `json:"digest_exchanges"`    // finished
-	DivergentExchanges uint64 `json:"divergent_exchanges"` // of them, those that found a difference
-	Divergence         int64  `json:"divergence"`          // buckets that differed in the last one
+	Resumes       uint64 `json:"resumes"`        // streams that went on behind the last batch of the stream before
+	MissedBatches uint64 `json:"missed_batches"` // that a publisher's journal had dropped; snapshots replaced them
 
 	SnapshotsServed  uint64 `json:"snapshots_served"`
 	SnapshotsRefused uint64 `json:"snapshots_refused"`
@@ -88,12 +74,11 @@ type Stats struct {
 	Writes         uint64            `json:"writes"`           // of one TLS record or a few; each record is 22 bytes more
 	SkippedFrames  uint64            `json:"skipped_frames"`   // of kinds this version does not know
 
-	JournalBytes   int64 `json:"journal_bytes"`
+	JournalBytes   int64 `json:"journal_bytes"` // of this node's own batches
 	JournalBatches int64 `json:"journal_batches"`
-	JournalFrom    int64 `json:"journal_from"` // Unix milliseconds since when the journal is complete
 
 	Violations uint64 `json:"violations"` // streams closed because of what came on them
-	SlowPeers  uint64 `json:"slow_peers"` // streams closed because the peer took nothing
+	SlowPeers  uint64 `json:"slow_peers"` // streams closed because the peer read too slowly
 	Refused    uint64 `json:"refused"`    // members and streams beyond a bound
 }
 
@@ -103,11 +88,9 @@ func (f *Fleet) Stats() Stats {
 	s := Stats{
 		PublishedBatches: c.publishedBatches.Load(), PublishedRecords: c.publishedRecords.Load(), PublishedBytes: c.publishedBytes.Load(),
 		AppliedBatches: c.appliedBatches.Load(), AppliedRecords: c.appliedRecords.Load(), AppliedNews: c.appliedNews.Load(),
-		AppliedBytes: c.appliedBytes.Load(), UnknownRecords: c.unknownRecords.Load(), Duplicates: c.duplicates.Load(),
+		AppliedBytes: c.appliedBytes.Load(), UnknownRecords: c.unknownRecords.Load(),
 		DroppedBudget: c.heldBack.Load(), DroppedBound: c.droppedBound.Load(), Malformed: c.malformed.Load(),
-		Gaps: c.gaps.Load(), RepairRequests: c.repairRequests.Load(), RepairedBatches: c.repairedBatches.Load(),
-		RepairedRecords: c.repairedRecords.Load(), LostBatches: c.lostBatches.Load(), RepairsServed: c.repairsServed.Load(),
-		DigestExchanges: c.digests.Load(), DivergentExchanges: c.divergent.Load(), Divergence: c.divergence.Load(),
+		Resumes: c.resumes.Load(), MissedBatches: c.missed.Load(),
 		SnapshotsServed: c.snapshotsServed.Load(), SnapshotsRefused: c.snapshotsRefused.Load(), SnapshotsTaken: c.snapshotsTaken.Load(),
 		SnapshotRecords: c.snapshotRecords.Load(), SnapshotBytes: c.snapshotBytes.Load(),
 		Writes: c.writes.Load(), SkippedFrames: c.skipped.Load(),
@@ -124,7 +107,7 @@ func (f *Fleet) Stats() Stats {
 		s.SentBytes += c.sent[k].Load()
 		s.ReceivedBytes += c.received[k].Load()
 	}
-	s.JournalBytes, s.JournalBatches, s.JournalFrom = f.journal.size()
+	s.JournalBytes, s.JournalBatches = f.journal.size()
 	return s
 }
 
@@ -132,24 +115,24 @@ func (f *Fleet) Stats() Stats {
 func (f *Fleet) Peers() []Peer {
 	now := time.Now()
 	f.mu.Lock()
-	_, head, _ := f.journal.position(f.self)
-	feeds := make(map[string]*feed, len(f.feeds))
-	for name, d := range f.feeds {
-		feeds[name] = d
+	published := f.Position()
+	subscribers := make(map[string]*subscriber, len(f.subscribers))
+	for name, d := range f.subscribers {
+		subscribers[name] = d
 	}
 	out := make([]Peer, 0, len(f.peers))
 	for name, p := range f.peers {
 		o := p.describe(now)
-		if d := feeds[name]; d != nil {
+		if d := subscribers[name]; d != nil {
 			o.SentBytes += d.sent.Load()
 		}
 		out = append(out, o)
 	}
 	f.mu.Unlock()
 	for i := range out {
-		if d := feeds[out[i].Name]; d != nil {
+		if d := subscribers[out[i].Name]; d != nil {
 			if next := d.position(); next > 0 {
-				out[i].Subscribed, out[i].Behind = true, head-min(head, next)
+				out[i].Subscribed, out[i].Behind = true, published-min(published, next)
 			}
 		}
 	}
@@ -163,10 +146,10 @@ func (p *peer) describe(now time.Time) Peer {
 	best, _ := p.clock.best()
 	out := Peer{
 		Status: p.status, LastHeard: p.heard, LastError: p.failure, RTT: best.rtt, Offset: best.offset,
-		Connected: p.session != nil && p.session.started.Load(),
+		Connected: p.stream != nil && p.stream.started.Load(),
 		Received:  p.received.Load(), Applied: p.applied.Load(), News: p.news.Load(), Unknown: p.unknown.Load(),
-		Repaired: p.repaired.Load(), Dropped: p.dropped.Load(),
-		Gaps: p.gaps.Load(), Lost: p.lost.Load(), Violations: p.violations.Load(), Connects: p.connects.Load(),
+		Process: p.cursor.incarnation, Position: p.cursor.next, Incomplete: p.cursor.missing > 0,
+		Dropped: p.dropped.Load(), Missed: p.missed.Load(), Violations: p.violations.Load(), Connects: p.connects.Load(),
 		ReceivedBytes: p.bytes.Load(), SentBytes: p.sent.Load(),
 	}
 	if p.status.State == member.StateAlive {

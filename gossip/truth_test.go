@@ -4,14 +4,15 @@ import (
 	"fmt"
 	"hash/maphash"
 	"math"
+	"slices"
 	"sync"
 	"time"
 
-	"grapevine/gossip/wire"
 	"grapevine/prefixtree"
 )
 
-// virtualBackends is how many backends virtual fleets have. The last one is never fenced and takes the probes.
+// virtualBackends is how many backends virtual fleets have. The last one is never fenced and takes
+// the probes.
 const virtualBackends = 5
 
 // spot is a block on a backend, by the name that all nodes use.
@@ -20,20 +21,34 @@ type spot struct {
 	key  uint32
 }
 
-// truth is what has really happened in a virtual fleet: every placement with its times and generations. Trees may know less than
-// that, never anything else.
+// truth is what has really happened in a virtual fleet: every placement with its times and
+// generations. Trees may know less than that, never anything else.
 type truth struct {
-	mu      sync.Mutex
-	told    map[spot]map[prefixtree.Time]uint32   // generation in which the block was placed there at that time
-	latest  map[spot]uint32                       // the latest such generation
-	first   map[uint32]map[uint32]prefixtree.Time // by backend and generation: of its placements
-	renewed map[uint32]prefixtree.Time            // by backend: when the last node learned of its present generation, on its clock
-	skewed  bool                                  // clocks were set, so times tell nothing
-	newest  prefixtree.Time                       // that any node's clock has shown
+	mu       sync.Mutex
+	placings map[spot]map[prefixtree.Time]*placing // how the block was placed there at that time
+	ended    map[*treeKnowledge]bool               // processes
+	forgets  map[uint32][]forgetting               // by backend
+	latest   map[spot]uint32                       // the latest such generation
+	first    map[uint32]map[uint32]prefixtree.Time // by backend and generation: of its placements
+	renewed  map[uint32]prefixtree.Time            // by backend: when the last node learned of its present generation, on its clock
+	skewed   bool                                  // clocks were set, so times tell nothing
+	newest   prefixtree.Time                       // that any node's clock has shown
+}
+
+// placing is who placed a block on a backend at some time, and in which generation of the backend.
+type placing struct {
+	generation uint32
+	by         []*treeKnowledge
+}
+
+// forgetting is that a process found a backend empty.
+type forgetting struct {
+	by *treeKnowledge
+	at prefixtree.Time
 }
 
 func newTruth() *truth {
-	return &truth{told: map[spot]map[prefixtree.Time]uint32{}, latest: map[spot]uint32{}, renewed: map[uint32]prefixtree.Time{},
+	return &truth{placings: map[spot]map[prefixtree.Time]*placing{}, ended: map[*treeKnowledge]bool{}, forgets: map[uint32][]forgetting{}, latest: map[spot]uint32{}, renewed: map[uint32]prefixtree.Time{},
 		first: map[uint32]map[uint32]prefixtree.Time{},
 	}
 }
@@ -45,7 +60,7 @@ func (w *truth) show(now prefixtree.Time) {
 	w.newest = max(w.newest, now)
 }
 
-func (w *truth) place(key uint32, chain []prefixtree.Hash, at prefixtree.Time, generation uint32) {
+func (w *truth) place(by *treeKnowledge, key uint32, chain []prefixtree.Hash, at prefixtree.Time, generation uint32) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.first[key] == nil {
@@ -56,10 +71,14 @@ func (w *truth) place(key uint32, chain []prefixtree.Hash, at prefixtree.Time, g
 	}
 	for _, h := range chain {
 		p := spot{h, key}
-		if w.told[p] == nil {
-			w.told[p] = map[prefixtree.Time]uint32{}
+		if w.placings[p] == nil {
+			w.placings[p] = map[prefixtree.Time]*placing{}
 		}
-		w.told[p][at] = max(w.told[p][at], generation)
+		if w.placings[p][at] == nil {
+			w.placings[p][at] = &placing{}
+		}
+		t := w.placings[p][at]
+		t.generation, t.by = max(t.generation, generation), append(t.by, by)
 		w.latest[p] = max(w.latest[p], generation)
 	}
 }
@@ -70,12 +89,17 @@ func (w *truth) renew(key uint32, at prefixtree.Time) {
 	w.renewed[key] = max(w.renewed[key], at)
 }
 
-// judge says what is wrong with a fact that a node believes, whose generation of the backend is the fact's.
+// judge says what is wrong with a fact that a node believes, whose generation of the backend is the
+// fact's.
 func (w *truth) judge(key uint32, f prefixtree.Fact) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	times, placed := w.told[spot{f.Hash, key}]
-	switch generation, then := times[f.Time]; {
+	times, placed := w.placings[spot{f.Hash, key}]
+	then, generation := times[f.Time], uint32(0)
+	if then != nil {
+		generation = then.generation
+	}
+	switch {
 	case !placed:
 		return fmt.Errorf("invented: block %x was never placed on backend %x", f.Hash, key)
 	case w.skewed && w.latest[spot{f.Hash, key}] < f.Generation && !w.begunLocked(key, f.Generation, math.MaxInt64):
@@ -84,16 +108,17 @@ func (w *truth) judge(key uint32, f prefixtree.Fact) error {
 		return fmt.Errorf("invented: time %d is later than any clock has shown", f.Time)
 	case w.skewed:
 		return nil
-	case !then:
-		return fmt.Errorf("invented: block %x was not placed on backend %x at %d, but at %v", f.Hash, key, f.Time, times)
+	case then == nil:
+		return fmt.Errorf("invented: block %x was not placed on backend %x at %d, but at %d other times", f.Hash, key, f.Time, len(times))
 	case generation < f.Generation && !w.begunLocked(key, f.Generation, f.Time):
 		return fmt.Errorf("fenced: block %x on backend %x is of generation %d, before %d", f.Hash, key, generation, f.Generation)
 	}
 	return nil
 }
 
-// begunLocked reports whether something was placed on a backend in a generation, or one after it, at that time or before: then the
-// new process was there, and had what was placed from then on, whoever knew.
+// begunLocked reports whether something was placed on a backend in a generation, or one after it,
+// at that time or before: then the new process was there, and had what was placed from then on,
+// whether other nodes knew it or not.
 func (w *truth) begunLocked(key, generation uint32, at prefixtree.Time) bool {
 	for g, first := range w.first[key] {
 		if g >= generation && first <= at {
@@ -103,11 +128,40 @@ func (w *truth) begunLocked(key, generation uint32, at prefixtree.Time) bool {
 	return false
 }
 
-// comparable reports whether all trees must agree on a fact: one that no new generation has cleared on some nodes and not on others.
+// comparable reports whether all trees must agree on a fact: one that no new generation has cleared
+// on some nodes and not on others.
 func (w *truth) comparable(key uint32, f prefixtree.Fact) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return f.Time > w.renewed[key]
+}
+
+// end notes that a process has ended. Its last batches may have reached some nodes only.
+func (w *truth) end(k *treeKnowledge) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.ended[k] = true
+}
+
+// forget notes that a process found a backend empty.
+func (w *truth) forget(by *treeKnowledge, key uint32, at prefixtree.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.forgets[key] = append(w.forgets[key], forgetting{by, at})
+}
+
+// sure reports whether every node must believe the same of a placement: the processes that
+// published it, and those that found the backend empty later, all still run.
+func (w *truth) sure(p spot, at prefixtree.Time) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, f := range w.forgets[p.key] {
+		if w.ended[f.by] && f.at >= at {
+			return false
+		}
+	}
+	then := w.placings[p][at]
+	return then != nil && !slices.ContainsFunc(then.by, func(k *treeKnowledge) bool { return w.ended[k] })
 }
 
 // virtualNames gives each node ids of its own for the same backends.
@@ -140,7 +194,8 @@ func (n virtualNames) Backend(key uint32) (prefixtree.Backend, bool) {
 	return 0, false
 }
 
-// treeKnowledge is Knowledge with a real tree and outbox, wired as a node does it; load and state are the model's.
+// treeKnowledge is Knowledge with a real tree and outbox, wired as a node does it; load and state
+// are the model's.
 type treeKnowledge struct {
 	*model
 	tree   *prefixtree.Tree
@@ -148,14 +203,13 @@ type treeKnowledge struct {
 	names  virtualNames
 	clock  func() prefixtree.Time
 	truth  *truth
-	since  prefixtree.Time // everything said later must be known
 
-	told    sync.Mutex // guards the following
-	applied Applied
-	batches uint64
-	drained uint64
-	seen    map[batchKey]bool // batches, which journals of these runs do not forget
-	twice   error
+	counting sync.Mutex // guards the following
+	applied  Applied
+	batches  uint64
+	drained  uint64
+	seen     map[batchKey]bool // batches, which journals of these runs do not forget
+	twice    error
 }
 
 func newTreeKnowledge(name string, turn int, clock func() prefixtree.Time, w *truth) (*treeKnowledge, error) {
@@ -176,19 +230,19 @@ func newTreeKnowledge(name string, turn int, clock func() prefixtree.Time, w *tr
 
 func (k *treeKnowledge) Drain(dst []byte, limit int) ([]byte, int) {
 	payload, records := k.outbox.Drain(dst, limit, k.names)
-	k.told.Lock()
-	defer k.told.Unlock()
+	k.counting.Lock()
+	defer k.counting.Unlock()
 	k.drained += uint64(records)
 	return payload, records
 }
 
 func (k *treeKnowledge) Apply(origin string, payload []byte, shift time.Duration) (Applied, error) {
 	a, err := k.merge(payload, shift)
-	k.told.Lock()
-	defer k.told.Unlock()
+	k.counting.Lock()
+	defer k.counting.Unlock()
 	k.batches++
 	batch := batchKey{origin, maphash.Bytes(payloadSeed, payload)}
-	if k.seen[batch] && !k.truth.skewed { // after a clock was set back a fence may be told once more as it stands
+	if k.seen[batch] && !k.truth.skewed { // after a clock was set back a fence may be published once more as it stands
 		k.twice = fmt.Errorf("a batch of %s was applied twice", origin)
 	}
 	k.seen[batch] = true
@@ -214,15 +268,16 @@ func (k *treeKnowledge) ApplySnapshot(page []byte, shift time.Duration) (Applied
 	return k.merge(page, shift)
 }
 
-// request places a chain and returns what ends it. cached is what the engine will report, -1 nothing.
+// request places a chain and returns what ends it. cached is what the engine will report, -1
+// nothing.
 func (k *treeKnowledge) request(backend int, chain []prefixtree.Hash, cached int) (end func(failed bool)) {
 	b, key, trail := k.names.id(backend), virtualKeys[backend], new(prefixtree.Trail)
 	tell := func(at prefixtree.Time, news []prefixtree.Fact) {
 		generation := k.generation(b)
-		k.truth.place(key, chain, at, generation)
+		k.truth.place(k, key, chain, at, generation)
 		for _, f := range news {
 			if f.Kind == prefixtree.Add || f.Kind == prefixtree.Touch {
-				k.truth.place(key, chain, f.Time, generation) // just behind a fence that was ahead
+				k.truth.place(k, key, chain, f.Time, generation) // just behind a fence that was ahead
 			}
 		}
 		k.outbox.Add(news)
@@ -248,6 +303,7 @@ func (k *treeKnowledge) generation(b prefixtree.Backend) uint32 {
 }
 
 func (k *treeKnowledge) forget(backend int) {
+	k.truth.forget(k, virtualKeys[backend], k.clock())
 	k.outbox.Add(k.tree.ForgetNews(k.names.id(backend), k.clock(), nil))
 }
 
@@ -257,14 +313,12 @@ func (k *treeKnowledge) renew(backend int, generation uint32) {
 	k.truth.renew(virtualKeys[backend], now)
 }
 
-// begin tells the tree of a new process all generations, which clears nothing. From the next bucket of digests on the process must
-// hear of everything; of what was said before by processes that have ended it has what its snapshot had.
+// begin gives the tree of a new process all generations, which clears nothing.
 func (k *treeKnowledge) begin(generations [virtualBackends]uint32) {
 	now := k.clock()
 	for b, g := range generations {
 		k.tree.SetGeneration(k.names.id(b), g, now)
 	}
-	k.since = (now/wire.BucketMillis + 1) * wire.BucketMillis
 }
 
 // believes lists what the tree holds now, and says the first thing that is wrong with it.
@@ -283,23 +337,26 @@ func (k *treeKnowledge) believes() (held map[spot]prefixtree.Time, err error) {
 	return held, err
 }
 
-// difference says how two nodes' beliefs differ in what was placed after a time, in one line.
-func difference(a, b map[spot]prefixtree.Time, since prefixtree.Time) string {
+// difference says in one line how two nodes' beliefs differ in what processes that still run have
+// published.
+func (w *truth) difference(a, b map[spot]prefixtree.Time) string {
 	missing, extra, other := 0, 0, 0
 	example := ""
 	for p, at := range a {
-		if then, ok := b[p]; max(at, then) <= since {
+		then, ok := b[p]
+		if at == then || !w.sure(p, max(at, then)) {
 			continue
-		} else if !ok {
+		}
+		if !ok {
 			missing++
 			example = fmt.Sprintf("%x on %x at %d is missing", p.hash, p.key, at)
-		} else if then != at {
+		} else {
 			other++
 			example = fmt.Sprintf("%x on %x is of %d and of %d", p.hash, p.key, at, then)
 		}
 	}
 	for p, at := range b {
-		if _, ok := a[p]; !ok && at > since {
+		if _, ok := a[p]; !ok && w.sure(p, at) {
 			extra++
 			example = fmt.Sprintf("%x on %x at %d is too much", p.hash, p.key, at)
 		}
@@ -310,7 +367,8 @@ func difference(a, b map[spot]prefixtree.Time, since prefixtree.Time) string {
 	return fmt.Sprintf("%d missing, %d too many, %d of another time, e.g. %s", missing, extra, other, example)
 }
 
-// virtualChain is the chain of a prompt: those of one family share their first blocks. A hash names all of its path.
+// virtualChain is the chain of a prompt: those of one family share their first blocks. A hash names
+// all of its path.
 func virtualChain(family, own uint64, common, blocks int) []prefixtree.Hash {
 	chain := make([]prefixtree.Hash, blocks)
 	path := uint64(0)

@@ -2,7 +2,9 @@ package gossip
 
 import (
 	"cmp"
-	"math/rand/v2"
+	"hash/fnv"
+	"io"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -12,16 +14,21 @@ import (
 )
 
 const (
-	// stallTimeout is how long a snapshot may make no progress, or an asked peer be out of reach, before another is asked.
+	// stallTimeout is how long a snapshot may make no progress, or a peer be out of reach, before
+	// another peer is asked.
 	stallTimeout = 2 * time.Second
-	// busyPause is after how long a peer that was busy with other joiners is asked again.
+	// busyPause is after how long a peer that was busy with other snapshots is asked again, and how
+	// often a warm node looks whether it needs a snapshot.
 	busyPause = 250 * time.Millisecond
 	// lookInterval is how often a joiner looks for a peer to ask while there is none.
 	lookInterval = 20 * time.Millisecond
 	// intakeTimeout bounds a whole snapshot from one peer.
 	intakeTimeout = time.Minute
-	// learnTimeout is when a joiner gives up to find a source; long after the deadline has made it ready without.
+	// learnTimeout is when a joiner stops looking for a source; long after the deadline has made it
+	// ready without one.
 	learnTimeout = 5 * time.Minute
+	// snapshotPause is the least time between two snapshots that a warm node takes.
+	snapshotPause = time.Second
 )
 
 // warming is how far this node has come in learning what others know. Safe for concurrent use.
@@ -29,17 +36,18 @@ type warming struct {
 	done chan struct{} // closed when the node is warm or the deadline is over
 	once sync.Once
 
-	mu       sync.Mutex
-	complete bool
-	gaveUp   bool // nobody could be found who knows more
-	expected uint64
-	records  uint64
-	took     time.Time // when a snapshot was whole the last time
+	mu        sync.Mutex
+	complete  bool // a snapshot is whole, or there was nothing to learn
+	gaveUp    bool // no peer could send a snapshot
+	expected  uint64
+	records   uint64
+	positions map[processID]uint64 // what the last whole snapshot contained: batches below these sequences
 }
 
 func (w *warming) init() { w.done = make(chan struct{}) }
 
-// warm reports whether the node takes part: it knows what the others know, or has waited long enough.
+// warm reports whether the node takes part: it knows what the others know, or has waited long
+// enough.
 func (w *warming) warm() bool {
 	select {
 	case <-w.done:
@@ -58,26 +66,11 @@ func (w *warming) finish() {
 	w.open()
 }
 
-// take notes that a snapshot is whole.
-func (w *warming) take(now time.Time) {
+// learning reports whether the node is a joiner: it still looks for its first snapshot.
+func (w *warming) learning() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.took = now
-}
-
-// fresh reports whether a snapshot has just come: what a peer replays to who has nothing of it goes back further than that.
-func (w *warming) fresh(now time.Time) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return now.Sub(w.took) < replaySpan
-}
-
-// serves reports whether what the node knows may pass for what the fleet knows. A node that is warm by the deadline alone has a
-// part of it, and a joiner that took that for the whole would look no further.
-func (w *warming) serves() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.complete || w.gaveUp
+	return !w.complete && !w.gaveUp
 }
 
 func (w *warming) giveUp() {
@@ -110,8 +103,23 @@ func (w *warming) fraction() float64 {
 	return min(0.99, float64(w.records)/float64(w.expected)) // what was expected is an estimate
 }
 
-// warmUp learns what others know, and opens the node when that is done or the deadline is over.
-func (f *Fleet) warmUp() {
+// contained returns the sequence below which the last whole snapshot contained all batches of a
+// process.
+func (w *warming) contained(id processID) uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.positions[id]
+}
+
+func (w *warming) contains(positions map[processID]uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.positions = positions
+}
+
+// learn takes a first snapshot, which makes this node warm, and later one whenever batches of a
+// peer are missing, until the fleet ends. At the deadline the node is warm without the first one.
+func (f *Fleet) learn() {
 	deadline := time.AfterFunc(f.deadline, func() {
 		if !f.warming.warm() {
 			f.log.Warn().Dur("dur_ms", f.deadline).Float64("fraction", f.WarmFraction()).Msg("not all knowledge has come in time: ready without it")
@@ -119,18 +127,63 @@ func (f *Fleet) warmUp() {
 		}
 	})
 	defer deadline.Stop()
-	why, ok := f.learn(time.Now())
-	if f.ctx.Err() != nil {
+	why, ok := f.takeFirst(time.Now())
+	switch {
+	case f.ctx.Err() != nil:
 		return
-	}
-	if !ok {
+	case ok:
+		f.log.Info().Str("why", why).Msg("warm")
+		f.warming.finish()
+	default:
 		f.log.Warn().Msg("no peer could send a snapshot")
 		f.warming.giveUp()
-		<-f.ctx.Done() // the deadline must not be stopped before it is over
-		return
 	}
-	f.log.Info().Str("why", why).Msg("warm")
-	f.warming.finish()
+	notBefore := map[processID]time.Time{}
+	for f.sleep(busyPause) {
+		now := time.Now()
+		maps.DeleteFunc(notBefore, func(_ processID, at time.Time) bool { return !now.Before(at) })
+		s := f.missingFrom(notBefore)
+		if s == nil {
+			continue
+		}
+		switch how := f.takeFrom(s); how {
+		case wire.Complete:
+			f.warming.finish() // if no source was found before, this was it
+			f.log.Info().Str("peer", s.p.name).Msg("missing batches replaced by a snapshot")
+			f.sleep(snapshotPause - busyPause)
+		default:
+			notBefore[s.id] = time.Now().Add(pauseAfter(how))
+		}
+	}
+}
+
+// pauseAfter is how long not to ask a peer again that could not send a whole snapshot.
+func pauseAfter(how wire.Outcome) time.Duration {
+	if how == wire.Busy || how == wire.Cold {
+		return busyPause
+	}
+	return stallTimeout
+}
+
+// missingFrom chooses an open stream from a peer of which batches are missing; nil if there is none
+// that may be asked now. Each node has an order of its own, so that after a partition they ask
+// different peers.
+func (f *Fleet) missingFrom(notBefore map[processID]time.Time) (s *subscription) {
+	least := uint64(0)
+	for _, p := range f.alive() {
+		p.mu.Lock()
+		missing := p.cursor.missing
+		p.mu.Unlock()
+		if missing == 0 {
+			continue
+		}
+		stream, order := p.open(), f.attraction(p.name)
+		if stream == nil || !notBefore[stream.id].IsZero() || s != nil && order >= least {
+			continue
+		}
+		s, least = stream, order
+	}
+	return s
 }
 
 // source is what a joiner has found out about a peer.
@@ -140,9 +193,10 @@ type source struct {
 	since time.Time // first looked at
 }
 
-// learn asks peers for a snapshot, one after the other in rendezvous order, so that many joiners ask different ones.
-func (f *Fleet) learn(began time.Time) (why string, ok bool) {
-	known := map[streamID]*source{}
+// takeFirst asks peers for a snapshot, one after the other in rendezvous order, so that many
+// joiners ask different ones. ok is false if none could send one.
+func (f *Fleet) takeFirst(began time.Time) (why string, ok bool) {
+	known := map[processID]*source{}
 	for f.ctx.Err() == nil && time.Since(began) < learnTimeout {
 		now := time.Now()
 		s, why := f.pickSource(known, now)
@@ -153,32 +207,26 @@ func (f *Fleet) learn(began time.Time) (why string, ok bool) {
 			f.sleep(lookInterval)
 			continue
 		}
-		src := known[s.id]
-		switch f.takeFrom(s) {
-		case wire.Complete:
-			f.counts.snapshotsTaken.Add(1)
-			f.warming.take(time.Now())
+		how := f.takeFrom(s)
+		if how == wire.Complete {
 			return "snapshot from " + s.p.name, true
-		case wire.Cold:
-			src.cold, src.notTo = true, time.Now().Add(busyPause)
-		case wire.Busy:
-			src.notTo = time.Now().Add(busyPause)
-		default:
-			src.notTo = time.Now().Add(stallTimeout)
 		}
+		known[s.id].cold = how == wire.Cold
+		known[s.id].notTo = time.Now().Add(pauseAfter(how))
 	}
 	return "", false
 }
 
-// pickSource chooses whom to ask next; nil if there is nobody at the moment. Why is not empty if there is nothing to
-// learn: no peer, or only peers that have nothing or cannot be reached.
-func (f *Fleet) pickSource(known map[streamID]*source, now time.Time) (s *session, why string) {
+// pickSource chooses the peer to ask next; s is nil if there is none at the moment. why is not
+// empty if there is nothing to learn: no peer, or only peers that have nothing or cannot be
+// reached.
+func (f *Fleet) pickSource(known map[processID]*source, now time.Time) (s *subscription, why string) {
 	if !f.members.Joined() {
 		return nil, ""
 	}
 	var alive []member.Status
 	for _, m := range f.members.Members() {
-		if m.State == member.StateAlive && m.Name != f.self.origin {
+		if m.State == member.StateAlive && m.Name != f.self.name {
 			alive = append(alive, m)
 		}
 	}
@@ -190,13 +238,13 @@ func (f *Fleet) pickSource(known map[streamID]*source, now time.Time) (s *sessio
 	})
 	cold, open := 0, 0
 	for _, m := range alive {
-		id := streamID{m.Name, m.Incarnation}
+		id := processID{m.Name, m.Incarnation}
 		src := known[id]
 		if src == nil {
 			src = &source{since: now}
 			known[id] = src
 		}
-		var stream *session
+		var stream *subscription
 		if p := f.peer(m.Name); p != nil {
 			stream = p.open()
 		}
@@ -218,35 +266,26 @@ func (f *Fleet) pickSource(known map[streamID]*source, now time.Time) (s *sessio
 	return s, ""
 }
 
-// attraction orders peers by rendezvous: each joiner has an order of its own.
+// attraction orders peers by rendezvous hashing: each node has an order of its own.
 func (f *Fleet) attraction(name string) uint64 {
-	return wire.BatchID(wire.StreamKey(name, 0), wire.StreamKey(f.self.origin, 0))
+	h := fnv.New64a()
+	_, _ = io.WriteString(h, name+" "+f.self.name) // names have no spaces
+	return mix(h.Sum64())
 }
 
-// relearnInterval is how often a node that has lost batches for good may take another snapshot.
-const relearnInterval = time.Minute
-
-// learnAgain takes a snapshot from the peer whose batches were lost, or another if there is no stream from it: after a
-// partition that outlasted the journals this is how both sides learn of each other. It does not make the node cold.
-func (f *Fleet) learnAgain(from string) {
-	var s *session
-	if p := f.peer(from); p != nil {
-		s = p.open()
-	}
-	if open := f.sessions(); s == nil && len(open) > 0 {
-		s = open[rand.IntN(len(open))]
-	}
-	if s != nil && f.takeFrom(s) == wire.Complete {
-		f.counts.snapshotsTaken.Add(1)
-		f.warming.finish() // had no source been found before, this was it
-		f.log.Info().Str("peer", s.p.name).Msg("lost batches made good by a snapshot")
-		return
-	}
-	f.relearn.CompareAndSwap(nil, &from) // try again in a minute
+// mix is the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): FNV alone orders similar
+// names alike.
+func mix(x uint64) uint64 {
+	x ^= x >> 30
+	x *= 0xbf58476d1ce4e5b9
+	x ^= x >> 27
+	x *= 0x94d049bb133111eb
+	return x ^ x>>31
 }
 
-// takeFrom takes a snapshot from one peer.
-func (f *Fleet) takeFrom(s *session) wire.Outcome {
+// takeFrom takes a snapshot from one peer. If it is whole, the batches that it contains are not
+// missing any more.
+func (f *Fleet) takeFrom(s *subscription) wire.Outcome {
 	in := s.askSnapshot(time.Now())
 	if in == nil {
 		return wire.Cancelled
@@ -259,6 +298,11 @@ func (f *Fleet) takeFrom(s *session) wire.Outcome {
 	for {
 		select {
 		case <-in.end:
+			if in.outcome == wire.Complete {
+				f.counts.snapshotsTaken.Add(1)
+				f.warming.contains(in.positions)
+				f.clearMissing(in.positions)
+			}
 			return in.outcome
 		case now := <-look.C:
 			if now.Sub(s.progress(in)) >= stallTimeout {
@@ -270,5 +314,18 @@ func (f *Fleet) takeFrom(s *session) wire.Outcome {
 		case <-f.ctx.Done():
 			return wire.Cancelled
 		}
+	}
+}
+
+// clearMissing notes that a snapshot contained all batches below some sequences.
+func (f *Fleet) clearMissing(positions map[processID]uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for name, p := range f.peers {
+		p.mu.Lock()
+		if positions[processID{name, p.cursor.incarnation}] >= p.cursor.missing {
+			p.cursor.missing = 0
+		}
+		p.mu.Unlock()
 	}
 }

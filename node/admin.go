@@ -24,6 +24,9 @@ import (
 // adminReadTimeout bounds how long an admin request may take to arrive.
 const adminReadTimeout = 30 * time.Second
 
+// maxScrapes bounds how many collectors are answered at once; more are answered 503.
+const maxScrapes = 8
+
 // Status is the answer of /status: one node at one moment.
 type Status struct {
 	Node        string            `json:"node"`
@@ -44,6 +47,8 @@ type Status struct {
 	Rungs       map[string]uint64 `json:"rungs"`
 	Tree        TreeStatus        `json:"tree"`
 	Fleet       *FleetStatus      `json:"fleet"` // null without one
+	// Certificate is that of the data port; null if it speaks no TLS.
+	Certificate *CertificateStatus `json:"certificate"`
 }
 
 // TreeStatus is what the tree says of itself; see prefixtree.Stats.
@@ -83,8 +88,6 @@ type BackendStatus struct {
 	SinceS        float64 `json:"since_s,omitempty"` // of the agreed state
 	Generation    uint32  `json:"generation"`
 	Version       uint64  `json:"version"` // of its last change, for if_version
-	Role          string  `json:"role,omitempty"`
-	Zone          string  `json:"zone,omitempty"`
 	Weight        float64 `json:"weight"`
 	KVTokens      int     `json:"kv_tokens,omitempty"`
 	Active        int64   `json:"active"`         // requests of this node
@@ -120,15 +123,40 @@ func (n *Node) startAdmin(ctx context.Context) error {
 	if host, _, err := net.SplitHostPort(ln.Addr().String()); err == nil && n.cfg.AdminTokenFile == "" && !net.ParseIP(host).IsLoopback() {
 		n.log.Warn().Str("component", "admin").Str("admin", ln.Addr().String()).Msg("the admin API shows backends, nodes and load to everybody who reaches it: give it an admin_token_file, or an address on loopback")
 	}
-	server := &http.Server{Handler: n.guard(n.adminHandler()), ReadTimeout: adminReadTimeout, ErrorLog: stdlog.New(n.log.With().Str("component", "admin").Logger(), "", 0)}
+	n.serveHTTP("admin", ln, n.guard(n.adminHandler()))
+	return nil
+}
+
+// startMetrics serves what openPaths holds at the address for collectors, if one is configured.
+func (n *Node) startMetrics(ctx context.Context) error {
+	if n.cfg.MetricsListen == "" {
+		return nil
+	}
+	var lc net.ListenConfig
+	ln, err := lc.Listen(ctx, "tcp", n.cfg.MetricsListen)
+	if err != nil {
+		return fmt.Errorf("metrics_listen: %w", err)
+	}
+	n.metricsAddr.Store(ln.Addr().String())
+	mux, all := http.NewServeMux(), n.routes()
+	for path := range openPaths {
+		mux.Handle("GET "+path, all["GET "+path])
+	}
+	n.serveHTTP("metrics", ln, inJSON(mux))
+	return nil
+}
+
+// serveHTTP answers on a listener until the node stops. component names it in logs and errors.
+func (n *Node) serveHTTP(component string, ln net.Listener, handler http.Handler) {
+	server := &http.Server{Handler: handler, ReadTimeout: adminReadTimeout, ErrorLog: stdlog.New(n.log.With().Str("component", component).Logger(), "", 0)}
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
 		if err := server.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
-			n.fail(fmt.Errorf("admin: %w", err))
+			n.fail(fmt.Errorf("%s: %w", component, err))
 		}
 	}()
-	n.cleanups.push("admin", func(ctx context.Context) error {
+	n.cleanups.push(component, func(ctx context.Context) error {
 		// A scrape may finish; a profile of 30 s may not.
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
@@ -138,8 +166,10 @@ func (n *Node) startAdmin(ctx context.Context) error {
 		<-served
 		return nil
 	})
-	return nil
 }
+
+// MetricsAddr is the bound address of metrics_listen, "" without one and before Start.
+func (n *Node) MetricsAddr() string { s, _ := n.metricsAddr.Load().(string); return s }
 
 func (n *Node) adminHandler() http.Handler {
 	mux := http.NewServeMux()
@@ -200,7 +230,7 @@ func (n *Node) routes() map[string]http.Handler {
 			}
 			_, _ = io.WriteString(w, "ready\n")
 		}),
-		"GET /metrics":  promhttp.HandlerFor(n.metrics.registry, promhttp.HandlerOpts{}),
+		"GET /metrics":  promhttp.HandlerFor(n.metrics.registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes}),
 		"GET /status":   show(func() any { return n.Status() }),
 		"GET /nodes":    show(func() any { return n.NodeList() }),
 		"GET /gossip":   http.HandlerFunc(n.serveGossip),
@@ -213,8 +243,8 @@ func (n *Node) routes() map[string]http.Handler {
 
 		"GET /backends":             only(n.listBackends, "consistent"),
 		"POST /backends":            only(n.addBackends, "force"),
-		"PATCH /backends":           only(n.setBackendState),
-		"DELETE /backends":          only(n.removeBackends, "name"),
+		"PATCH /backends":           only(n.setBackendState, "force"),
+		"DELETE /backends":          only(n.removeBackends, "name", "force"),
 		"PATCH /backends/{name...}": only(n.updateBackend, "force"),
 
 		"GET /rules":          only(show(func() any { return n.Rules() })),
@@ -240,7 +270,7 @@ func (n *Node) Status() *Status {
 			Retracted: tree.Retracted, Surprises: tree.Surprises, Amnesias: tree.Amnesias,
 		},
 	}
-	s.Fleet = n.fleetStatus()
+	s.Fleet, s.Certificate = n.fleetStatus(), n.certificateStatus(time.Now())
 	s.Ready, s.NotReady = n.ready.get()
 	if n.Addr() != "" {
 		s.UptimeS = math.Round(time.Since(n.began).Seconds()*10) / 10
@@ -261,7 +291,7 @@ func (n *Node) BackendList() *BackendList {
 			Weight: u.Weight, Rate: math.Round(n.router.Rate(u.id)), HorizonS: n.tree.Horizon(u.id).Seconds(),
 		}
 		if b := u.agreed; b != nil {
-			s.Agreed, s.Drained, s.Source, s.Reason, s.Version, s.Role, s.Zone = true, b.Drained, b.Source.String(), b.Reason, b.Version, b.Role, b.Zone
+			s.Agreed, s.Drained, s.Source, s.Reason, s.Version = true, b.Drained, b.Source.String(), b.Reason, b.Version
 			s.SinceS = ageS(time.UnixMilli(b.Since))
 			if b.Drained {
 				s.DrainedBy = b.DrainedBy.String()

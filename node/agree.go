@@ -6,12 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"net"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
+	"grapevine/gossip"
 	"grapevine/gossip/member"
 	"grapevine/prefixtree"
 	"grapevine/proxy/policy"
@@ -26,23 +25,6 @@ func (c *Config) mayVote() bool { return !c.inFleet() || c.DataDir != "" }
 // found it: this one never does so alone then.
 func (c *Config) joins() bool { return c.inFleet() && (len(c.Join) > 0 || c.DataDir == "") }
 
-// raftListen is the address of the raft port, in a fleet: the port after gossip's
-// if the configuration does not say.
-func (c *Config) raftListen() string {
-	if c.Raft != "" {
-		return c.Raft
-	}
-	host, port, err := net.SplitHostPort(c.gossipAddr())
-	n, errPort := strconv.Atoi(port)
-	if err != nil || errPort != nil {
-		return ":7947" // the configuration is refused anyway
-	}
-	if n > 0 {
-		n++
-	}
-	return net.JoinHostPort(host, strconv.Itoa(n))
-}
-
 // checkAgreement says what is wrong with what a node keeps.
 func (c *Config) checkAgreement(bad complain) {
 	if !c.inFleet() && c.DataDir != "" && c.Secret == "" && c.SecretFile == "" {
@@ -56,17 +38,6 @@ func (c *Config) checkAgreement(bad complain) {
 
 // checkRaft says what is wrong with the settings of a fleet that agrees.
 func (c *Config) checkRaft(bad complain) {
-	if _, err := splitAddress(c.raftListen(), true); err != nil {
-		bad("raft", "write :7947 or HOST:PORT", "%q: %v", c.raftListen(), err)
-	}
-	if c.RaftAdvertise != "" {
-		switch host, err := splitAddress(c.RaftAdvertise, false); {
-		case err != nil:
-			bad("raft_advertise", "write HOST:PORT as the other nodes reach it", "%q: %v", c.RaftAdvertise, err)
-		case net.ParseIP(host).IsUnspecified():
-			bad("raft_advertise", "write HOST:PORT as the other nodes reach it", "%q is nobody's address", c.RaftAdvertise)
-		}
-	}
 	switch e := c.BootstrapExpect; {
 	case e != 0 && e != 1 && e != 3 && e != 5:
 		bad("bootstrap_expect", "write 3 or 5, on as many nodes", "%d nodes cannot found a fleet", e)
@@ -89,9 +60,11 @@ func (n *Node) startStore(ctx context.Context) error {
 		cfg.Constants = raftstore.Constants{} // a random secret concerns nobody
 	}
 	if c.inFleet() {
-		if err := n.openRaftPort(ctx, &cfg); err != nil {
+		streams, err := n.openPort(ctx)
+		if err != nil {
 			return err
 		}
+		cfg.Streams = streams
 	}
 	s, err := raftstore.Open(cfg)
 	if errors.Is(err, raftstore.ErrBarred) {
@@ -105,6 +78,11 @@ func (n *Node) startStore(ctx context.Context) error {
 	}
 	n.cleanups.push("raft", s.Stop)
 	n.store.Store(s)
+	if n.mesh != nil {
+		n.mesh.Members().Describe(func(self *member.Info) {
+			self.RaftID, self.RaftExpect, self.RaftVoter = s.ID(), uint8(c.BootstrapExpect), c.mayVote()
+		})
+	}
 	if n.knowledge != nil {
 		n.knowledge.poke = s.Poke
 	}
@@ -147,74 +125,33 @@ func timeToHandOn(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), handOnTime)
 }
 
-// openRaftPort fills in how other nodes reach this one.
-func (n *Node) openRaftPort(ctx context.Context, cfg *raftstore.Config) error {
-	var lc net.ListenConfig
-	ln, err := lc.Listen(ctx, "tcp", n.cfg.raftListen())
+// openPort binds the port on which the nodes of the fleet reach each other, and
+// returns raft's streams on it. Gossip joins in later, when the node serves.
+func (n *Node) openPort(ctx context.Context) (*member.Streams, error) {
+	cfg, err := n.gossipConfig()
 	if err != nil {
-		return fmt.Errorf("raft: %w", err)
+		return nil, err
 	}
-	cfg.Listener = ln
-	if n.raftAddr, err = n.raftAdvertise(ctx, ln.Addr()); err != nil {
-		_ = ln.Close()
-		return err
+	if n.mesh, err = gossip.New(cfg); err != nil {
+		return nil, err
 	}
-	cfg.Advertise = n.raftAddr
-	cfg.TLS = member.StreamTLS(func() *member.List {
-		if g := n.gossip.Load(); g != nil {
-			return g.Members()
-		}
-		return nil
-	}, raftstore.ALPN)
-	return nil
-}
-
-// raftAdvertise is where others reach a raft port: as configured, else as bound
-// and, bound to every interface, the host at which they reach gossip.
-func (n *Node) raftAdvertise(ctx context.Context, bound net.Addr) (string, error) {
-	c := &n.cfg
-	if c.RaftAdvertise != "" {
-		return c.RaftAdvertise, nil
-	}
-	host, port, err := net.SplitHostPort(bound.String())
-	if err != nil {
-		return "", fmt.Errorf("raft: %w", err)
-	}
-	if !net.ParseIP(host).IsUnspecified() {
-		return bound.String(), nil
-	}
-	for _, addr := range []string{c.GossipAdvertise, c.gossipAddr()} {
-		if host, _, err := net.SplitHostPort(addr); err == nil && host != "" && !net.ParseIP(host).IsUnspecified() {
-			return net.JoinHostPort(host, port), nil
-		}
-	}
-	gossip, err := n.gossipConfig()
-	if err != nil {
-		return "", err
-	}
-	members, err := member.New(gossip.Member)
-	if err != nil {
-		return "", err
-	}
-	own, err := members.OwnAddress(ctx)
-	if err != nil {
-		return "", fmt.Errorf("raft_advertise: %w", err)
-	}
-	return net.JoinHostPort(own.String(), port), nil
+	list := n.mesh.Members()
+	streams := list.Streams(raftstore.ALPN)
+	n.cleanups.push("fleet port", list.Stop)
+	return streams, list.Listen(ctx)
 }
 
 // raftPeers are the other nodes that take part, as gossip knows them.
 func (n *Node) raftPeers() (peers []raftstore.Peer) {
-	g := n.gossip.Load()
-	if g == nil {
+	if n.mesh == nil {
 		return nil
 	}
-	for _, m := range g.Members().Members() {
-		if m.Raft == "" {
-			continue // of a release without raft
+	for _, m := range n.mesh.Members().Members() {
+		if m.RaftID == "" {
+			continue
 		}
 		peers = append(peers, raftstore.Peer{
-			ID: m.RaftID, Name: m.Name, Addr: reachable(m.Raft, m.Addr), Expect: int(m.RaftExpect), Server: m.RaftVoter,
+			ID: m.RaftID, Name: m.Name, Addr: m.Addr, Expect: int(m.RaftExpect), Server: m.RaftVoter,
 			Alive: m.State == member.StateAlive, Left: m.State == member.StateLeft, Since: m.Since,
 		})
 	}
@@ -241,7 +178,8 @@ func (n *Node) follow(ctx context.Context, s *raftstore.Store) {
 func (n *Node) adopt(s *raftstore.State) {
 	n.adoptMu.Lock()
 	defer n.adoptMu.Unlock()
-	version := n.fleet.roster().version
+	before := n.fleet.roster()
+	version := before.version
 	if s.Version < version {
 		return // who had a newer one was faster
 	}
@@ -257,7 +195,9 @@ func (n *Node) adopt(s *raftstore.State) {
 	n.hot.adopt(s, time.Now())
 	if first {
 		n.warnOfDifferences(s)
-		log.Info().Uint64("version", s.Version).Int("backends", len(s.Backends)).Msg("routing by what the fleet has agreed on")
+		log.Info().Str("event", EventStateAdopted).Uint64("version", s.Version).Int("backends", len(s.Backends)).Msg("routing by what the fleet has agreed on")
+	} else if after := n.fleet.roster(); after != before {
+		n.logChanges(before, after)
 	}
 }
 

@@ -22,7 +22,7 @@ func agreeingConfig(t *testing.T, name string, join []string, urls ...string) Co
 	c := fleetConfig(name, join, urls...)
 	c.DataDir, c.BootstrapExpect = t.TempDir(), 3
 	// Ports that are given up stay free until they are taken again.
-	c.Gossip, c.Raft = elsewhere(), elsewhere()
+	c.Gossip = elsewhere()
 	return c
 }
 
@@ -125,7 +125,7 @@ func TestOneTruth(t *testing.T) {
 	nodes := startAgreeing(t, first.URL)
 	_, others := leader(t, nodes)
 	ctx := t.Context()
-	if _, err := admin(others[0]).AddBackends(ctx, []NewBackend{{Name: "second", URL: second.URL + "/v1", Zone: "z"}}, false); err != nil {
+	if _, err := admin(others[0]).AddBackends(ctx, []NewBackend{{Name: "second", URL: second.URL + "/v1"}}, false); err != nil {
 		t.Fatal(err)
 	}
 	if !inState(others[:1], "second", "active") {
@@ -135,7 +135,7 @@ func TestOneTruth(t *testing.T) {
 	want := nodes[0].fleet.roster().named("second")
 	for _, n := range nodes {
 		u := n.fleet.roster().named("second")
-		if u.generation != want.generation || u.agreed.Zone != "z" || u.agreed.Source != raftstore.Admin {
+		if u.generation != want.generation || u.agreed.Source != raftstore.Admin {
 			t.Errorf("%s: %+v, elsewhere %+v", n.Name(), u, want)
 		}
 	}
@@ -264,7 +264,7 @@ func TestMajorityLost(t *testing.T) {
 	kill(t, nodes[0])
 	kill(t, nodes[1])
 	began := time.Now()
-	_, err := admin(last).SetBackendState(t.Context(), []string{last.cfg.Backends[0].Name}, "drain", "")
+	_, err := admin(last).Forced().SetBackendState(t.Context(), []string{last.cfg.Backends[0].Name}, "drain", "")
 	took := time.Since(began)
 	var refused *Refusal
 	if !errors.As(err, &refused) || refused.status != http.StatusServiceUnavailable && refused.status != http.StatusGatewayTimeout || refused.Remedy == "" {
@@ -275,7 +275,7 @@ func TestMajorityLost(t *testing.T) {
 		t.Errorf("refused only after %v", took)
 	}
 	eventually(t, "the reason names who is missing", func() bool {
-		_, err := admin(last).SetBackendState(t.Context(), []string{last.cfg.Backends[0].Name}, "drain", "")
+		_, err := admin(last).Forced().SetBackendState(t.Context(), []string{last.cfg.Backends[0].Name}, "drain", "")
 		return errors.As(err, &refused) && refused.status == http.StatusServiceUnavailable && strings.Contains(refused.Reason, "one (") && strings.Contains(refused.Reason, "two (")
 	})
 	for i := range 20 {
@@ -339,7 +339,7 @@ func TestServesBeforeThereIsAnAgreement(t *testing.T) {
 		st, err := n.Raft()
 		return err == nil && st.Waiting != ""
 	})
-	_, err := admin(n).SetBackendState(t.Context(), []string{n.cfg.Backends[0].Name}, "drain", "")
+	_, err := admin(n).Forced().SetBackendState(t.Context(), []string{n.cfg.Backends[0].Name}, "drain", "")
 	var refused *Refusal
 	if !errors.As(err, &refused) || refused.status != http.StatusServiceUnavailable {
 		t.Error(err)
@@ -415,17 +415,17 @@ func TestRecovery(t *testing.T) {
 	for _, n := range nodes {
 		kill(t, n)
 	}
-	if err := RecoverRaft(last.cfg.DataDir, []RaftServer{{ID: "another", Addr: last.raftAddr, Voter: true}}); err == nil || !strings.Contains(err.Error(), st.ID) {
+	if err := RecoverRaft(last.cfg.DataDir, []RaftServer{{ID: "another", Addr: last.GossipAddr(), Voter: true}}); err == nil || !strings.Contains(err.Error(), st.ID) {
 		t.Errorf("recovered for a group that this node is not in: %v", err)
 	}
-	if err := RecoverRaft(last.cfg.DataDir, []RaftServer{{ID: st.ID, Addr: last.raftAddr, Voter: true}}); err != nil {
+	if err := RecoverRaft(last.cfg.DataDir, []RaftServer{{ID: st.ID, Addr: last.GossipAddr(), Voter: true}}); err != nil {
 		t.Fatal(err)
 	}
 	cfg := last.cfg
-	cfg.Raft = last.raftAddr
+	cfg.Gossip = last.GossipAddr()
 	again := startNode(t, cfg)
 	eventually(t, "a change is taken", func() bool {
-		_, err := admin(again).SetBackendState(t.Context(), []string{"kept"}, "drain", "after the loss")
+		_, err := admin(again).Forced().SetBackendState(t.Context(), []string{"kept"}, "drain", "after the loss")
 		return err == nil
 	})
 	if got := states(again); got["kept"] != "draining" || got[last.cfg.Backends[0].Name] != "active" {

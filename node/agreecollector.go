@@ -14,7 +14,7 @@ type agreeCollector struct {
 	leads, led, version, behind, voters *prometheus.Desc
 	writes, failed, slowest, backends   *prometheus.Desc
 	hot, replicas, changes, unwritten   *prometheus.Desc
-	warmed                              *prometheus.Desc
+	warmed, diskFailed                  *prometheus.Desc
 }
 
 func newAgreeCollector(n *Node) *agreeCollector {
@@ -22,16 +22,17 @@ func newAgreeCollector(n *Node) *agreeCollector {
 		return prometheus.NewDesc(name, help, labels, nil)
 	}
 	return &agreeCollector{
-		n:        n,
-		leads:    d("raft_leads", "1 on the node that leads; the sum over a fleet is 1."),
-		led:      d("raft_has_leader", "1 while this node knows a leader; without one nothing can be changed, and routing goes on. Not additive."),
-		version:  d("state_version", "Version of the agreed state that this node routes by; 0: its own list. Not additive."),
-		behind:   d("raft_behind", "Log entries that this node has and does not know to be committed."),
-		voters:   d("raft_voters", "Nodes that vote, as this node knows the group. Not additive."),
-		writes:   d("raft_writes_total", "Writes of the agreed state's log to this node's disk."),
-		failed:   d("raft_write_failures_total", "Of these, failed or too slow: the node does not vote until its disk works again."),
-		slowest:  d("raft_write_max_seconds", "The slowest of these since the start. Not additive."),
-		backends: d("backends", "Backends by their agreed state. Not additive.", "state"),
+		n:          n,
+		leads:      d("raft_leads", "1 on the node that leads; the sum over a fleet is 1."),
+		led:        d("raft_has_leader", "1 while this node knows a leader; without one nothing can be changed, and routing goes on. Not additive."),
+		version:    d("state_version", "Version of the agreed state that this node routes by; 0: its own list. Not additive."),
+		behind:     d("raft_behind", "Log entries that this node has and does not know to be committed."),
+		voters:     d("raft_voters", "Nodes that vote, as this node knows the group. Not additive."),
+		writes:     d("raft_writes_total", "Writes of the agreed state's log to this node's disk."),
+		failed:     d("raft_write_failures_total", "Of these, failed or too slow: the node does not vote until its disk works again."),
+		diskFailed: d("raft_disk_failed", "1 while the disk of data_dir takes no writes: the node follows the others in memory and does not vote; alone, it refuses changes."),
+		slowest:    d("raft_write_max_seconds", "The slowest of these since the start. Not additive."),
+		backends:   d("backends", "Backends by their agreed state. Not additive.", "state"),
 
 		hot:       d("hot_prefixes", "Prefixes that this node routes by as hot. Not additive."),
 		replicas:  d("hot_prefix_replicas", "Backends that hold them, summed over prefixes. Not additive."),
@@ -43,7 +44,7 @@ func newAgreeCollector(n *Node) *agreeCollector {
 
 // Describe implements prometheus.Collector.
 func (c *agreeCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.leads, c.led, c.version, c.behind, c.voters, c.writes, c.failed, c.slowest, c.backends, c.hot, c.replicas, c.changes, c.unwritten, c.warmed} {
+	for _, d := range []*prometheus.Desc{c.leads, c.led, c.version, c.behind, c.voters, c.writes, c.failed, c.slowest, c.backends, c.hot, c.replicas, c.changes, c.unwritten, c.warmed, c.diskFailed} {
 		ch <- d
 	}
 }
@@ -80,6 +81,7 @@ func (c *agreeCollector) Collect(ch chan<- prometheus.Metric) {
 			voters++
 		}
 	}
+	gauge(c.diskFailed, oneIf(st.DiskFailed))
 	gauge(c.leads, oneIf(st.Role == "leader"))
 	gauge(c.led, oneIf(st.Leader != ""))
 	gauge(c.behind, max(float64(st.LastIndex)-float64(st.Committed), 0))

@@ -4,11 +4,11 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
-	"os"
 	"strings"
+
+	"grapevine/gossip/member"
 )
 
 // minToken is the shortest token of the admin API that is taken: anything shorter
@@ -20,23 +20,19 @@ const maxTokenFile = 4096
 
 // ReadToken reads a token of the admin API from a file.
 func ReadToken(file string) (string, error) {
-	f, err := os.Open(file)
-	if err != nil {
-		return "", fmt.Errorf("admin_token_file: %w", err)
-	}
-	defer func() { _ = f.Close() }()
-	text, err := io.ReadAll(io.LimitReader(f, maxTokenFile+1))
+	text, err := member.ReadSecret(file, maxTokenFile)
 	if err != nil {
 		return "", fmt.Errorf("admin_token_file: %w", err)
 	}
 	token := strings.TrimSpace(string(text))
-	if len(token) < minToken || len(text) > maxTokenFile || !headerWord(token) {
+	if len(token) < minToken || !headerWord(token) {
 		return "", fmt.Errorf("admin_token_file %s: want one word of %d to %d bytes (make one with openssl rand -hex 32)", file, minToken, maxTokenFile)
 	}
 	return token, nil
 }
 
-// openPaths are answered to everybody: balancers and collectors ask them, and have no token.
+// openPaths are answered to everyone, also at metrics_listen: balancers and collectors ask
+// them, and have no token.
 var openPaths = map[string]bool{"/healthz": true, "/readyz": true, "/metrics": true}
 
 // guard lets through to the admin API who may use it. With a token that is who

@@ -22,7 +22,10 @@ type Backend struct {
 	Weight   float64  // share of traffic against the others; 0 is 1
 	KVTokens int      // capacity of its KV cache in tokens; 0: unknown, learned
 	APIKey   string   // sent as "Authorization: Bearer"; replaces what the client sent
-	CAFile   string   // PEM roots for https; default: the system's
+	// APIKeyFile holds the api_key instead, so that it is in no process list, variable or
+	// configuration. It is read at the start and at each reload.
+	APIKeyFile string
+	CAFile     string // PEM roots for https; default: the system's
 }
 
 // Rule gives the requests it matches a strategy of their own. Fields left
@@ -40,7 +43,7 @@ func (b *Backend) fields() []field {
 	return []field{
 		{"url", "text", &b.URL}, {"name", "text", &b.Name}, {"models", "list of texts", &b.Models},
 		{"weight", "number", &b.Weight}, {"kv_tokens", "whole number", &b.KVTokens},
-		{"api_key", "text", &b.APIKey}, {"ca_file", "text", &b.CAFile},
+		{"api_key", "text", &b.APIKey}, {"api_key_file", "text", &b.APIKeyFile}, {"ca_file", "text", &b.CAFile},
 	}
 }
 
@@ -93,10 +96,12 @@ func (b *Backend) UnmarshalText(text []byte) error {
 			b.KVTokens, err = strconv.Atoi(v)
 		case "api_key":
 			b.APIKey = v
+		case "api_key_file":
+			b.APIKeyFile = v
 		case "ca_file":
 			b.CAFile = v
 		default:
-			return fmt.Errorf("backend %s: unknown attribute %q: name, models, weight, kv_tokens, api_key and ca_file are known", b.URL, k)
+			return fmt.Errorf("backend %s: unknown attribute %q: name, models, weight, kv_tokens, api_key, api_key_file and ca_file are known", b.URL, k)
 		}
 		if err != nil {
 			return fmt.Errorf("backend %s: %s %q is not a number", b.URL, k, v)
@@ -143,6 +148,8 @@ func (b *Backend) check() error {
 		return fmt.Errorf("weight %v is not a number from 0 up", b.Weight)
 	case b.KVTokens < 0:
 		return fmt.Errorf("kv_tokens %d is negative", b.KVTokens)
+	case b.APIKey != "" && b.APIKeyFile != "":
+		return errors.New("api_key and api_key_file are both given: keep one")
 	case b.CAFile != "" && u.Scheme != "https":
 		return errors.New("ca_file without https")
 	}

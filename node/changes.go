@@ -292,7 +292,7 @@ func (c *Config) lists(name, url string) bool {
 // configured to be: otherwise whoever can ask for a change could have it sent
 // anywhere, even by one that is refused.
 func (n *Node) reachOne(ctx context.Context, spec *raftstore.Backend) error {
-	own := n.fleet.locals[spec.Name]
+	own := n.fleet.localOf(spec.Name)
 	if !n.cfg.lists(spec.Name, spec.URL) {
 		own.apiKey = "" // a refusal is an answer, too, and nothing has been agreed on yet
 	}
@@ -347,6 +347,12 @@ func (n *Node) setBackendState(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
+	if action == raftstore.Drain || action == raftstore.MarkDown {
+		if refused := n.checkLast(r, body.Names, "names", body.Action); refused != nil {
+			refused.write(w)
+			return
+		}
+	}
 	if action == raftstore.Drain {
 		n.hot.leave(r.Context(), body.Names) // hot prefixes move first
 	}
@@ -360,8 +366,6 @@ type backendUpdate struct {
 	IfVersion *uint64   `json:"if_version,omitempty"`
 	URL       *string   `json:"url,omitempty"`
 	Models    *[]string `json:"models,omitempty"`
-	Role      *string   `json:"role,omitempty"`
-	Zone      *string   `json:"zone,omitempty"`
 	Weight    *float64  `json:"weight,omitempty"`
 	KVTokens  *int64    `json:"kv_tokens,omitempty"`
 }
@@ -405,7 +409,7 @@ func (n *Node) updateBackend(w http.ResponseWriter, r *http.Request) {
 		body.URL = &spec.URL
 	}
 	n.answerChange(w, r, raftstore.UpdateBackend{
-		Name: name, IfVersion: body.IfVersion, URL: body.URL, Models: body.Models, Role: body.Role, Zone: body.Zone,
+		Name: name, IfVersion: body.IfVersion, URL: body.URL, Models: body.Models,
 		Weight: body.Weight, KVTokens: body.KVTokens,
 	})
 }
@@ -421,6 +425,10 @@ func (n *Node) removeBackends(w http.ResponseWriter, r *http.Request) {
 	names := r.URL.Query()["name"]
 	if len(names) == 0 || slices.Contains(names, "") {
 		invalid("name", "write ?name=A&name=B", "names no backend").write(w)
+		return
+	}
+	if refused := n.checkLast(r, names, "name", "removal"); refused != nil {
+		refused.write(w)
 		return
 	}
 	n.answerPlaced(w, r, raftstore.RemoveBackends{Names: names}, func(s *raftstore.State) string {

@@ -18,6 +18,7 @@ import (
 type Client struct {
 	base             string
 	token, tokenFile string // one of them, or none
+	force            bool   // see Forced
 	http             *http.Client
 }
 
@@ -47,7 +48,15 @@ func stay(*http.Request, []*http.Request) error { return http.ErrUseLastResponse
 // WithToken gives a client that shows the router a token or, if that is empty,
 // the one in a file; neither shows none.
 func (c *Client) WithToken(token, file string) *Client {
-	return &Client{base: c.base, token: token, tokenFile: file, http: c.http}
+	return &Client{base: c.base, token: token, tokenFile: file, force: c.force, http: c.http}
+}
+
+// Forced gives a client whose SetBackendState and RemoveBackends may take the last active
+// engines of the fleet, or of a model, out of service.
+func (c *Client) Forced() *Client {
+	forced := *c
+	forced.force = true
+	return &forced
 }
 
 // Status returns the state of the router.

@@ -17,7 +17,7 @@ func TestDefaultIsValid(t *testing.T) {
 	if err := c.Validate("", nil); err != nil {
 		t.Fatal(err)
 	}
-	if c.Listen != ":8080" || c.UpstreamIdle != 4*time.Second || c.MaxBody != 64<<20 || c.WorkWeight != policy.DefaultWorkWeight {
+	if c.Listen != ":8080" || c.UpstreamIdle != 4*time.Second || c.MaxBody != 32<<20 || c.WorkWeight != policy.DefaultWorkWeight {
 		t.Fatalf("defaults were not read from the table: %+v", c)
 	}
 }
@@ -41,8 +41,8 @@ func TestSettingsAgree(t *testing.T) {
 			t.Errorf("%s: no help or no group", s.Key)
 		}
 	}
-	// Every field is a setting, but the logger and the version.
-	if got, want := len(Settings()), reflect.TypeFor[Config]().NumField()-2; got != want {
+	// Every field is a setting, except the logger, its level, the version and the listener.
+	if got, want := len(Settings()), reflect.TypeFor[Config]().NumField()-4; got != want {
 		t.Errorf("%d settings for %d fields", got, want)
 	}
 }
@@ -52,6 +52,7 @@ func TestParse(t *testing.T) {
 # A comment.
 listen: ":9000"
 first_byte_timeout: 90s
+models_interval: 0
 max_body: 1GiB
 pprof: true
 work_weight: 2.5
@@ -74,6 +75,7 @@ rules:
 	}
 	want := Default()
 	want.Listen, want.FirstByteTimeout, want.MaxBody, want.Pprof, want.WorkWeight = ":9000", 90*time.Second, 1<<30, true, 2.5
+	want.ModelsInterval = 0
 	want.Weights = map[string]float64{"prefix": 2, "load": 1}
 	want.Backends = []Backend{
 		{URL: "http://a:8000", Name: "a:8000", Weight: 1},
@@ -94,7 +96,7 @@ func TestParseErrors(t *testing.T) {
 		{"given twice", "pprof: true\n\npprof: false\n", "f.yaml:3: pprof: given twice, first in line 1: keep one"},
 		{"bad duration", "\n\nread_timeout: soon\n", `f.yaml:3: read_timeout: "soon" is not a duration: write 30s, 5m or 1h30m`},
 		{"duration without unit", "read_timeout: 30\n", `f.yaml:1: read_timeout: "30" is not a duration: write 30s`},
-		{"bad size", "max_body: 3 furlongs\n", `f.yaml:1: max_body: "3 furlongs" is not a bytes: write 65536`},
+		{"bad size", "max_body: 3 furlongs\n", `f.yaml:1: max_body: "3 furlongs" is not a size in bytes: write 65536`},
 		{"bad boolean", "pprof: perhaps\n", `f.yaml:1: pprof: "perhaps" is not a boolean: write true or false`},
 		{"no value", "listen:\n", "f.yaml:1: listen: has no value: write"},
 		{"not a list", "backends: http://a\n", "f.yaml:1: backends: not a list: write a list of URLs"},

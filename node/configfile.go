@@ -7,9 +7,13 @@ import (
 	"io"
 	"os"
 	"reflect"
+	"slices"
 	"strings"
+	"time"
 
 	"go.yaml.in/yaml/v3"
+
+	"grapevine/gossip/member"
 )
 
 // maxConfigFile bounds what is read as a configuration: thousands of backends
@@ -63,7 +67,30 @@ func Load(path string) (cfg Config, lines map[string]int, err error) {
 	if len(text) > maxConfigFile {
 		return Config{}, nil, &ConfigError{File: path, Reason: fmt.Sprintf("larger than %s", Bytes(maxConfigFile)), Remedy: "is this a configuration file?"}
 	}
-	return Parse(path, text)
+	if cfg, lines, err = Parse(path, text); err != nil {
+		return cfg, lines, err
+	}
+	if key := cfg.inlineSecret(); key != "" {
+		if err := member.CheckSecret(f); err != nil {
+			return Config{}, nil, &ConfigError{File: path, Line: lines[key], Key: key, Reason: "holds a secret, and " + err.Error(), Remedy: "or move the secret to " + secretFiles[key]}
+		}
+	}
+	return cfg, lines, nil
+}
+
+// secretFiles names, for each key under which a secret can be written into the
+// configuration itself, the setting that takes a file instead.
+var secretFiles = map[string]string{"secret": "secret_file", "backends": "api_key_file"}
+
+// inlineSecret is the key of a secret that the configuration itself holds, "" if none.
+func (c *Config) inlineSecret() string {
+	switch {
+	case c.Secret != "":
+		return "secret"
+	case slices.ContainsFunc(c.Backends, func(b Backend) bool { return b.APIKey != "" }):
+		return "backends"
+	}
+	return ""
 }
 
 // Parse is Load for text already read; name stands for the file in errors.
@@ -157,6 +184,10 @@ func decodeValue(v *yaml.Node, key string, f field) []error {
 			*dst = append(*dst, r)
 			return errs
 		})
+	}
+	if d, ok := f.dst.(*time.Duration); ok && v.Kind == yaml.ScalarNode && v.Value == "0" {
+		*d = 0 // the one duration that needs no unit; a flag takes it too
+		return nil
 	}
 	if v.Kind == yaml.ScalarNode && v.Tag == "!!null" {
 		return []error{&ConfigError{Line: v.Line, Key: key, Reason: "has no value", Remedy: "write " + example(f.kind) + ", or remove the key"}}

@@ -102,6 +102,10 @@ func (n *Node) explain(w http.ResponseWriter, r *http.Request) {
 		}
 		return // or the client left
 	}
+	if len(body) == 0 {
+		refuse(w, http.StatusBadRequest, "there is no body: send that of the request to be explained")
+		return
+	}
 	path := r.URL.Query().Get("path")
 	if path == "" {
 		path = "/v1/chat/completions"

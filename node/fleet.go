@@ -19,8 +19,7 @@ import (
 type fleet struct {
 	backends []Backend // the node's own list; never changed
 	rules    []policy.Rule
-	locals   map[string]local // by backend name
-	idle     time.Duration    // how long an idle connection for questions is kept
+	idle     time.Duration // how long an idle connection for questions is kept
 
 	// publish is told every new roster and the view made of it, under mu, so that
 	// they are published in the order in which they were made. view is nil if it
@@ -33,6 +32,7 @@ type fleet struct {
 	refreshing sync.Mutex // one refresh at a time; taken before mu
 
 	mu           sync.Mutex
+	locals       map[string]local   // by backend name; replaced, never written
 	last         []policy.Backend   // of the newest view
 	heard, shown uint64             // what engines have told that changes the view, and how much of that the newest has
 	numbers      *backends.Registry // its List is called under mu, once the fleet is built

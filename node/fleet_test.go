@@ -28,7 +28,7 @@ import (
 // fleetConfig is a node of a fleet on loopback: ports of its own, the common secret.
 func fleetConfig(name string, join []string, urls ...string) Config {
 	c := testConfig(urls...)
-	c.NodeName, c.Gossip, c.Raft, c.Join = name, "127.0.0.1:0", "127.0.0.1:0", join
+	c.NodeName, c.Gossip, c.Join = name, "127.0.0.1:0", join
 	c.Secret = "the secret of a fleet that is a test"
 	c.WarmDeadline = time.Minute // a busy machine must not make nodes go without the others
 	return c

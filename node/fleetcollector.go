@@ -86,10 +86,10 @@ type fleetCollector struct {
 	members, seeds, received, sent, connected     *prometheus.Desc
 	lag, offset                                   *prometheus.Desc
 	frames, posted, sentRecords, applied, changed *prometheus.Desc
-	dropped, repaired, gaps, lost, malformed      *prometheus.Desc
+	dropped, resumes, missed, malformed           *prometheus.Desc
 	violations, slow, heldBack                    *prometheus.Desc
 	refused, snapshots, journal, pending          *prometheus.Desc
-	warm, divergence, staleness, blind            *prometheus.Desc
+	warm, incomplete, staleness, blind            *prometheus.Desc
 }
 
 func newFleetCollector(figures func() *fleetFigures) *fleetCollector {
@@ -111,19 +111,18 @@ func newFleetCollector(figures func() *fleetFigures) *fleetCollector {
 		applied:     d("gossip_applied_records_total", "Records of other nodes' news that were merged."),
 		changed:     d("gossip_changed_records_total", "Of the merged records, those that told this node something new."),
 		dropped:     d("gossip_dropped_records_total", "Own records given up at the bound of the outbox (add, touch, drop), others' of backends that this node has not listed and has no number left for (unknown), and others' that lie behind a fence or are older than what is kept (late).", "kind"),
-		repaired:    d("gossip_repaired_records_total", "Records that were missing and came when asked for."),
-		gaps:        d("gossip_missing_batches_total", "Batches found missing."),
-		lost:        d("gossip_lost_batches_total", "Batches given up because no node has them any more."),
+		resumes:     d("gossip_resumes_total", "Streams that went on where the one before had ended."),
+		missed:      d("gossip_missed_batches_total", "Batches that were gone from another node's journal before this node could resume: a snapshot replaced them."),
 		malformed:   d("gossip_malformed_total", "Batches, pages and states of other nodes that could not be read."),
 		violations:  d("gossip_violations_total", "Streams closed for what came on them."),
-		slow:        d("gossip_slow_streams_total", "Streams closed because the other node took nothing for seconds."),
+		slow:        d("gossip_slow_streams_total", "Streams closed because the other node read nothing for seconds, or fell behind the journal."),
 		heldBack:    d("gossip_held_back_total", "Times at which gossip_budget was used up and own news had to wait."),
 		refused:     d("gossip_refused_total", "Attempts of nodes to join or connect that were turned away: another secret, key, block size, cluster, protocol or certificate, or a taken name."),
 		snapshots:   d("gossip_snapshots_total", "Snapshots served to nodes that joined, and taken.", "role"),
-		journal:     d("gossip_journal_bytes", "Bytes of batches kept for repairs."),
+		journal:     d("gossip_journal_bytes", "Bytes of own batches kept for nodes that connect again."),
 		pending:     d("gossip_pending_records", "Own records waiting to be sent."),
 		warm:        d("warm_fraction", "Share of what the others knew when this node came that it has by now. Not additive."),
-		divergence:  d("gossip_divergent_buckets", "Buckets of ten seconds in which this node and the last it compared with knew different batches."),
+		incomplete:  d("gossip_incomplete_peers", "Other nodes whose news lacks a part here, until a snapshot brings it."),
 		staleness:   d("staleness_seconds", "How late what other nodes did is known here, by which the policy decides. Not additive."),
 		blind:       d("blind_decisions_total", "Decisions made while other nodes exist and nothing recent is known of them."),
 	}
@@ -132,8 +131,8 @@ func newFleetCollector(figures func() *fleetFigures) *fleetCollector {
 // Describe implements prometheus.Collector.
 func (c *fleetCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		c.members, c.seeds, c.connected, c.lag, c.offset, c.received, c.sent, c.frames, c.posted, c.sentRecords, c.applied, c.changed, c.dropped, c.repaired,
-		c.gaps, c.lost, c.malformed, c.violations, c.slow, c.heldBack, c.refused, c.snapshots, c.journal, c.pending, c.warm, c.divergence, c.staleness, c.blind,
+		c.members, c.seeds, c.connected, c.lag, c.offset, c.received, c.sent, c.frames, c.posted, c.sentRecords, c.applied, c.changed, c.dropped, c.resumes,
+		c.missed, c.malformed, c.violations, c.slow, c.heldBack, c.refused, c.snapshots, c.journal, c.pending, c.warm, c.incomplete, c.staleness, c.blind,
 	} {
 		ch <- d
 	}
@@ -187,9 +186,8 @@ func (c *fleetCollector) Collect(ch chan<- prometheus.Metric) {
 	counter(c.dropped, out.LostDrops, "drop")
 	counter(c.dropped, st.UnknownRecords, "unknown")
 	counter(c.dropped, f.late, "late")
-	counter(c.repaired, st.RepairedRecords)
-	counter(c.gaps, st.Gaps)
-	counter(c.lost, st.LostBatches)
+	counter(c.resumes, st.Resumes)
+	counter(c.missed, st.MissedBatches)
 	counter(c.malformed, st.Malformed+f.malformed)
 	counter(c.violations, st.Violations)
 	counter(c.slow, st.SlowPeers)
@@ -200,7 +198,7 @@ func (c *fleetCollector) Collect(ch chan<- prometheus.Metric) {
 	gauge(c.journal, float64(st.JournalBytes))
 	gauge(c.pending, float64(out.Pending))
 	gauge(c.warm, f.warm)
-	gauge(c.divergence, float64(st.Divergence))
+	gauge(c.incomplete, float64(incomplete(f.peers)))
 	gauge(c.staleness, f.staleness.Seconds())
 	counter(c.blind, f.blind)
 }

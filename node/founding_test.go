@@ -3,11 +3,11 @@ package node
 import (
 	"context"
 	"errors"
-	"net"
 	"strings"
 	"testing"
 	"time"
 
+	"grapevine/gossip/member"
 	"grapevine/raftstore"
 )
 
@@ -76,13 +76,18 @@ func TestChangeSaysWhoIsMissing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ln, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	list, err := member.New(member.Config{Bind: "127.0.0.1:0", Self: member.Info{Name: "alone", ProtocolMin: 1, ProtocolMax: 1}})
 	if err != nil {
 		t.Fatal(err)
 	}
+	streams := list.Streams(raftstore.ALPN)
+	if err := list.Listen(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = list.Stop(context.Background()) })
 	gone := strings.TrimSuffix(elsewhere(), "0") + "1"
 	agree(t, n, raftstore.Config{
-		Listener: ln, Join: true, Timers: raftstore.Timers{Call: time.Hour},
+		Streams: streams, Join: true, Timers: raftstore.Timers{Call: time.Hour},
 		Peers: func() []raftstore.Peer {
 			return []raftstore.Peer{{ID: "2", Name: "r2", Addr: gone, Server: true}}
 		},

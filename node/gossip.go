@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"sync/atomic"
 	"time"
 
 	"grapevine/gossip"
@@ -41,9 +40,6 @@ func (n *Node) gossipConfig() (gossip.Config, error) {
 		Name: n.name, Data: n.Addr(), Admin: n.AdminAddr(), Version: c.Version, Cluster: c.Cluster,
 		KeyID: n.hasher.KeyID(), BlockBytes: uint32(n.hasher.BlockBytes()),
 	}
-	if s := n.store.Load(); s != nil {
-		self.Raft, self.RaftID, self.RaftExpect, self.RaftVoter = n.raftAddr, s.ID(), uint8(c.BootstrapExpect), c.mayVote()
-	}
 	return gossip.Config{
 		Member: member.Config{
 			Self: self,
@@ -65,7 +61,7 @@ func (n *Node) gossipTLS() (*tls.Config, error) {
 	if c.GossipCert == "" {
 		return nil, nil
 	}
-	first, err := tls.LoadX509KeyPair(c.GossipCert, c.GossipCertKey)
+	first, err := loadKeyPair(c.GossipCert, c.GossipCertKey)
 	if err != nil {
 		return nil, fmt.Errorf("gossip_cert: %w", err)
 	}
@@ -77,16 +73,15 @@ func (n *Node) gossipTLS() (*tls.Config, error) {
 	if !roots.AppendCertsFromPEM(pem) {
 		return nil, fmt.Errorf("gossip_ca: %s holds no certificate", c.GossipCA)
 	}
-	var good atomic.Pointer[tls.Certificate]
-	good.Store(&first)
+	n.noteCertificate("gossip_cert", first, n.gossipCert.Swap(first))
 	current := func() *tls.Certificate {
-		cert, err := tls.LoadX509KeyPair(c.GossipCert, c.GossipCertKey)
+		cert, err := loadKeyPair(c.GossipCert, c.GossipCertKey)
 		if err != nil {
 			n.log.Error().Str("component", "gossip").Err(err).Msg("gossip_cert cannot be read again: going on with the last one")
-			return good.Load()
+			return n.gossipCert.Load()
 		}
-		good.Store(&cert)
-		return &cert
+		n.noteCertificate("gossip_cert", cert, n.gossipCert.Swap(cert))
+		return cert
 	}
 	return &tls.Config{
 		RootCAs: roots, ClientCAs: roots,
@@ -113,25 +108,17 @@ func (n *Node) startGossip(ctx context.Context) error {
 	if n.knowledge == nil {
 		return nil
 	}
-	cfg, err := n.gossipConfig()
-	if err != nil {
+	if err := n.mesh.Start(ctx); err != nil {
 		return err
 	}
-	g, err := gossip.New(cfg)
-	if err != nil {
-		return err
-	}
-	if err := g.Start(ctx); err != nil {
-		return err
-	}
-	n.cleanups.push("gossip", g.Stop)
-	n.gossip.Store(g)
-	return n.awaitSeeds(ctx, g.Members())
+	n.cleanups.push("gossip", n.mesh.Stop)
+	n.gossip.Store(n.mesh)
+	return n.awaitSeeds(ctx, n.mesh.Members())
 }
 
-// awaitSeeds waits for the first answers and judges them. A name that is taken
-// may be this node's own of before, at another address: it becomes free when the
-// others have found that one dead, so that is waited for.
+// awaitSeeds waits for the first answers and judges them. A name or raft id that is
+// taken may be this node's own, by its former process at another address: it becomes
+// free when the others have found that one dead, so the node waits for that.
 func (n *Node) awaitSeeds(ctx context.Context, members *member.List) error {
 	answers, name := time.Now().Add(n.cfg.WarmDeadline), time.Now().Add(n.nameWait)
 	poll := time.NewTicker(joinPoll)
@@ -193,7 +180,7 @@ func isRefusal(err error) bool {
 
 func nameTaken(err error) bool {
 	var mismatch *member.MismatchError
-	return errors.As(err, &mismatch) && mismatch.Field == member.FieldName
+	return errors.As(err, &mismatch) && (mismatch.Field == member.FieldName || mismatch.Field == member.FieldRaftID)
 }
 
 // awaitWarm makes the node ready once it knows what the others know, or has
@@ -201,7 +188,9 @@ func nameTaken(err error) bool {
 func (n *Node) awaitWarm() {
 	g := n.gossip.Load()
 	if g == nil {
-		n.ready.set()
+		if n.ready.set() {
+			n.log.Info().Str("component", "node").Str("event", EventReady).Msg("ready")
+		}
 		return
 	}
 	n.ready.wait(func() string {
@@ -220,7 +209,7 @@ func (n *Node) awaitWarm() {
 			return
 		}
 		if n.ready.set() {
-			n.log.Info().Str("component", "node").Int64("dur_ms", time.Since(n.began).Milliseconds()).
+			n.log.Info().Str("component", "node").Str("event", EventReady).Int64("dur_ms", time.Since(n.began).Milliseconds()).
 				Float64("warm_fraction", g.WarmFraction()).Int("nodes", 1+alive(g.Members())).Int64("facts", n.tree.Stats().Facts).Msg("ready")
 		}
 	}()

@@ -297,9 +297,9 @@ func (c *checker) probeOne(ctx context.Context, u *upstream, p health.Probe) {
 	c.probes[found].Add(1)
 	changed, back := c.board.Probed(p, reasonOf[found], time.Now())
 	if changed {
-		e := c.log.Info()
+		e := c.log.Info().Str("event", EventProbesPass)
 		if found != engine.Alive {
-			e = c.log.Warn().Err(err)
+			e = c.log.Warn().Str("event", EventProbesFail).Err(err)
 		}
 		e.Str("backend", u.Name).Bool("answers", found == engine.Alive).Msg("probes say otherwise than before")
 		c.tell()

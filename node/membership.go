@@ -44,7 +44,7 @@ func (c *Config) checkFleet(bad complain) {
 			given bool
 		}{
 			{"gossip_key_file", c.GossipKeyFile != ""}, {"gossip_advertise", c.GossipAdvertise != ""}, {"gossip_insecure", c.GossipInsecure},
-			{"raft", c.Raft != ""}, {"raft_advertise", c.RaftAdvertise != ""}, {"bootstrap_expect", c.BootstrapExpect > 1},
+			{"bootstrap_expect", c.BootstrapExpect > 1},
 			{"gossip_cert", c.GossipCert != ""}, {"gossip_cert_key", c.GossipCertKey != ""}, {"gossip_ca", c.GossipCA != ""},
 		} {
 			if s.given {

@@ -44,8 +44,9 @@ type metrics struct {
 	models   atomic.Pointer[map[string]*modelTokens] // replaced, never written
 	other    *modelTokens
 
-	outcomes *prometheus.CounterVec                          // backend, outcome
-	backends atomic.Pointer[map[string][]prometheus.Counter] // by name and failure; replaced, never written
+	outcomes     *prometheus.CounterVec                          // backend, outcome
+	certificates *prometheus.GaugeVec                            // Unix time of expiry by setting
+	backends     atomic.Pointer[map[string][]prometheus.Counter] // by name and failure; replaced, never written
 }
 
 // kindSeries are the series of one kind of endpoint.
@@ -114,6 +115,9 @@ func newMetrics(n *Node) *metrics {
 	}
 	m.outcomes = counters("backend_requests_total", "Requests by the backend that was tried last and how that ended.", "backend", "outcome")
 
+	m.certificates = prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "tls_certificate_expiry_seconds",
+		Help: "Unix time at which the certificate of a setting expires; no series without one. Not additive."}, []string{"setting"})
+	reg.MustRegister(m.certificates)
 	info := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "build_info", Help: "1, labelled with what runs."}, []string{"version", "goversion"})
 	info.WithLabelValues(n.cfg.Version, runtime.Version()).Set(1)
 	reg.MustRegister(info, newStateCollector(n), newAgreeCollector(n), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))

@@ -39,7 +39,8 @@ var (
 
 // Node is one router. Its methods are safe for concurrent use.
 type Node struct {
-	cfg     Config
+	cfg     Config // as New got it
+	limits  limits // of cfg, as the machine allows them
 	name    string
 	log     zerolog.Logger
 	hasher  *prefixtree.Hasher
@@ -48,6 +49,11 @@ type Node struct {
 	proxy   *proxy.Proxy
 	metrics *metrics
 	cert    atomic.Pointer[tls.Certificate] // of the data port; nil: it speaks no TLS
+
+	running  atomic.Pointer[Config] // cfg with what Reload has taken since; replaced, never written
+	reloadMu sync.Mutex             // one Reload at a time
+
+	gossipCert atomic.Pointer[tls.Certificate] // the last good gossip_cert; nil: none is configured
 
 	checker    *checker                        // looks after the engines
 	sources    *sources                        // of backends
@@ -59,7 +65,7 @@ type Node struct {
 	refused    atomic.Bool                     // the fleet does not take them
 	said       chan struct{}                   // closed when one of the two is known; changes wait for it
 	adoptMu    sync.Mutex                      // serialises adopt
-	raftAddr   string                          // as other nodes reach it, "" alone; set before gossip starts
+	mesh       *gossip.Fleet                   // its port opens before the store; nil: alone
 	raftTimers raftstore.Timers                // tests only; zero: the defaults
 	met        atomic.Bool                     // gossip has heard of whoever it could reach at the start
 	knowledge  *knowledge                      // what is exchanged with other nodes; nil: alone
@@ -70,10 +76,13 @@ type Node struct {
 
 	knowledgeTurns atomic.Uint64 // of gossip's loop; see Working
 
-	failed  chan error    // a listener died; capacity 1
-	began   time.Time     // set by Start, before anything serves
-	addr    atomic.Value  // string: bound data address
-	admin   atomic.Value  // string: bound admin address
+	failed chan error   // a listener died; capacity 1
+	began  time.Time    // set by Start, before anything serves
+	addr   atomic.Value // string: bound data address
+	admin  atomic.Value // string: bound admin address
+
+	metricsAddr atomic.Value // string: bound address of metrics_listen
+
 	stopped chan struct{} // closed when Stop has finished
 	stopErr error         // valid once stopped is closed
 
@@ -105,7 +114,9 @@ func New(cfg Config) (*Node, error) {
 		}
 		n.name = host
 	}
+	n.running.Store(&cfg)
 	n.log = cfg.Log.With().Str("node", n.name).Logger()
+	n.limits = n.cfg.fitHere()
 	if err := n.buildRouting(); err != nil {
 		return nil, err
 	}
@@ -197,9 +208,11 @@ func (n *Node) buildRouting() error {
 const assumedBytesPerToken = 4
 
 func (n *Node) buildProxy() error {
-	if err := n.Reload(); err != nil {
+	cert, err := n.readCertificate()
+	if err != nil {
 		return err
 	}
+	n.useCertificate(cert)
 	var tlsConfig *tls.Config
 	if n.cfg.TLSCert != "" {
 		tlsConfig = &tls.Config{
@@ -207,26 +220,10 @@ func (n *Node) buildProxy() error {
 			MinVersion:     tls.VersionTLS12,
 		}
 	}
-	var err error
-	n.proxy, err = proxy.New(n.proxyConfig(tlsConfig))
+	n.proxy, err = proxy.New(n.proxyConfig(tlsConfig, &n.cfg))
 	if err != nil {
 		return fmt.Errorf("proxy: %w", err)
 	}
-	return nil
-}
-
-// Reload reads the certificate of the data port again, which handshakes from
-// then on are made with. If it cannot be read the last one stays in force. What
-// else is configured is read by New, or, as gossip_cert, wherever it is used.
-func (n *Node) Reload() error {
-	if n.cfg.TLSCert == "" {
-		return nil
-	}
-	cert, err := tls.LoadX509KeyPair(n.cfg.TLSCert, n.cfg.TLSKey)
-	if err != nil {
-		return fmt.Errorf("tls_cert: %w", err)
-	}
-	n.cert.Store(&cert)
 	return nil
 }
 
@@ -258,14 +255,21 @@ func (n *Node) Start(ctx context.Context) error {
 // first moment, and so that unwinding it in reverse keeps it until the end.
 func (n *Node) start(ctx context.Context) error {
 	n.began = time.Now()
+	n.limits.warn(&n.cfg, n.log.With().Str("component", "node").Logger())
 	n.ready.wait(because("starting"))
 	if err := n.startAdmin(ctx); err != nil {
 		return err
 	}
-	var lc net.ListenConfig
-	ln, err := lc.Listen(ctx, "tcp", n.cfg.Listen)
-	if err != nil {
-		return fmt.Errorf("listen: %w", err)
+	if err := n.startMetrics(ctx); err != nil {
+		return err
+	}
+	ln := n.cfg.Listener
+	if ln == nil {
+		var lc net.ListenConfig
+		var err error
+		if ln, err = lc.Listen(ctx, "tcp", n.cfg.Listen); err != nil {
+			return fmt.Errorf("listen: %w", err)
+		}
 	}
 	// Serve closes the listener; until it runs this is ours to undo.
 	n.cleanups.push("listener", func(context.Context) error {
@@ -303,7 +307,7 @@ func (n *Node) start(ctx context.Context) error {
 		return err
 	})
 	n.awaitWarm()
-	e := n.log.Info().Str("component", "node").Str("listen", n.Addr()).Str("admin", n.AdminAddr())
+	e := n.log.Info().Str("component", "node").Str("event", EventStarted).Str("listen", n.Addr()).Str("admin", n.AdminAddr())
 	if addr := n.GossipAddr(); addr != "" {
 		e = e.Str("gossip", addr)
 	}
@@ -336,7 +340,8 @@ func (n *Node) startDiscovery() {
 // Drain makes /readyz answer 503 and goes on serving for grace, or until ctx
 // ends, so that a balancer notices before anything is refused. Stop follows.
 func (n *Node) Drain(ctx context.Context, grace time.Duration) {
-	n.ready.drain("draining")
+	n.endReadiness("draining")
+	n.log.Info().Str("component", "node").Str("event", EventDrainStarted).Float64("grace_s", grace.Seconds()).Msg("draining")
 	if grace <= 0 {
 		return
 	}
@@ -346,6 +351,14 @@ func (n *Node) Drain(ctx context.Context, grace time.Duration) {
 	case <-timer.C:
 	case <-ctx.Done():
 	}
+}
+
+// endReadiness has the node ask for no traffic any more, for good.
+func (n *Node) endReadiness(reason string) {
+	if n.Ready() {
+		n.log.Info().Str("component", "node").Str("event", EventNotReady).Str("reason", reason).Msg("not ready")
+	}
+	n.ready.drain(reason)
 }
 
 // Stop drains and ends the node: not ready, `Connection: close`, running
@@ -360,10 +373,10 @@ func (n *Node) Stop(ctx context.Context) error {
 	if first {
 		n.serving.Store(false)
 		// No Start can run any more, so the stack and the readiness are ours.
-		n.ready.drain("stopping")
+		n.endReadiness("stopping")
 		n.stopErr = n.cleanups.unwind(ctx)
 		close(n.stopped)
-		n.log.Info().Str("component", "node").Err(n.stopErr).Msg("stopped")
+		n.log.Info().Str("component", "node").Str("event", EventStopped).Err(n.stopErr).Msg("stopped")
 		return n.stopErr
 	}
 	select {

@@ -20,7 +20,7 @@ type FleetStatus struct {
 	WarmFraction   float64 `json:"warm_fraction"` // of what the others knew when this node came, 0 to 1
 	StalenessMS    float64 `json:"staleness_ms"`  // how late what the others did is known here
 	BlindDecisions uint64  `json:"blind_decisions"`
-	Divergence     int     `json:"divergence"` // ten-second buckets that differed in the last exchange
+	Incomplete     int     `json:"incomplete"` // peers whose news lacks a part here, until a snapshot brings it
 	Refused        uint64  `json:"refused"`    // attempts of nodes that were turned away
 }
 
@@ -53,8 +53,7 @@ type NodeStatus struct {
 	OffsetMS      float64 `json:"offset_ms"`  // to add to its clock to have this node's
 	Subscribed    bool    `json:"subscribed"` // it takes this node's news
 	Behind        uint64  `json:"behind"`     // batches not yet sent to it
-	Gaps          uint64  `json:"gaps"`
-	Repaired      uint64  `json:"repaired"` // records
+	Missed        uint64  `json:"missed"`     // its batches that came too late to be resumed: a snapshot replaced them
 	ReceivedBytes uint64  `json:"received_bytes"`
 	SentBytes     uint64  `json:"sent_bytes"`
 	LastError     string  `json:"last_error,omitempty"`
@@ -79,11 +78,15 @@ type RefusalStatus struct {
 
 // GossipStatus is the answer of /gossip.
 type GossipStatus struct {
-	Node    string                `json:"node"`
-	Stats   gossip.Stats          `json:"stats"`
-	Outbox  OutboxStatus          `json:"outbox"`
-	Peers   map[string]PeerStatus `json:"peers"`
-	Digests []DigestStatus        `json:"digests"`
+	Node   string                `json:"node"`
+	Stats  gossip.Stats          `json:"stats"`
+	Outbox OutboxStatus          `json:"outbox"`
+	Peers  map[string]PeerStatus `json:"peers"`
+	// Process is this node's incarnation, Position the sequence of its next
+	// batch. A peer knows all that this node published when the peer's entry
+	// for it has the same two numbers and is not incomplete.
+	Process  uint64 `json:"process"`
+	Position uint64 `json:"position"`
 	// Facts is the digest of all that the tree holds now, with ?facts=1: it
 	// takes a scan.
 	Facts    *FactsStatus `json:"facts,omitempty"`
@@ -108,22 +111,15 @@ type PeerStatus struct {
 	Applied       uint64  `json:"applied"`
 	News          uint64  `json:"news"` // changed something here
 	Dropped       uint64  `json:"dropped"`
-	Repaired      uint64  `json:"repaired"`
-	Unknown       uint64  `json:"unknown"`      // of unlisted backends that no number was left for
-	GapBatches    uint64  `json:"gap_batches"`  // found missing
-	LostBatches   uint64  `json:"lost_batches"` // of them never found
-	Violations    uint64  `json:"violations"`   // streams closed because of what it sent
+	Unknown       uint64  `json:"unknown"`    // of unlisted backends that no number was left for
+	Process       uint64  `json:"process"`    // incarnation that position is about
+	Position      uint64  `json:"position"`   // sequence of its next batch to be applied here
+	Incomplete    bool    `json:"incomplete"` // batches below position are missing, until a snapshot is taken
+	MissedBatches uint64  `json:"missed_batches"`
+	Violations    uint64  `json:"violations"` // streams closed because of what it sent
 	Connects      uint64  `json:"connects"`
 	ReceivedBytes uint64  `json:"received_bytes"`
 	SentBytes     uint64  `json:"sent_bytes"`
-}
-
-// DigestStatus is the digest of ten seconds; equal ones mean equal knowledge.
-type DigestStatus struct {
-	StartMS int64  `json:"start_ms"`
-	Sealed  bool   `json:"sealed"`
-	Count   uint64 `json:"count"`
-	XOR     string `json:"xor"`
 }
 
 // FactsStatus is the digest of live facts about engines; trees that agree have
@@ -148,12 +144,21 @@ func (n *Node) fleetStatus() *FleetStatus {
 	if g == nil {
 		return nil
 	}
-	st := g.Stats()
 	return &FleetStatus{
 		Nodes: int(n.knowledge.nodes.Load()), WarmFraction: g.WarmFraction(),
 		StalenessMS: milliseconds(time.Duration(n.knowledge.staleness.Load())), BlindDecisions: n.router.Stats().Blind,
-		Divergence: int(st.Divergence), Refused: g.Members().Stats().Refused,
+		Incomplete: incomplete(g.Peers()), Refused: g.Members().Stats().Refused,
 	}
+}
+
+// incomplete counts the living peers of which batches are missing here.
+func incomplete(peers []gossip.Peer) (count int) {
+	for i := range peers {
+		if peers[i].Incomplete && peers[i].State == member.StateAlive {
+			count++
+		}
+	}
+	return count
 }
 
 // NodeList returns the fleet as this node sees it; a node without one lists itself.
@@ -195,7 +200,7 @@ func nodeStatus(p *gossip.Peer) NodeStatus {
 		Name: p.Name, State: p.State.String(), SinceS: ageS(p.Since), Gossip: p.Addr,
 		Data: reachable(p.Data, p.Addr), Admin: reachable(p.Admin, p.Addr), Version: p.Version, StartedMS: p.Incarnation,
 		Connected: p.Connected, LagMS: milliseconds(p.Lag), RTTMS: milliseconds(p.RTT), OffsetMS: milliseconds(p.Offset),
-		Subscribed: p.Subscribed, Behind: p.Behind, Gaps: p.Gaps, Repaired: p.Repaired, ReceivedBytes: p.ReceivedBytes, SentBytes: p.SentBytes, LastError: p.LastError,
+		Subscribed: p.Subscribed, Behind: p.Behind, Missed: p.Missed, ReceivedBytes: p.ReceivedBytes, SentBytes: p.SentBytes, LastError: p.LastError,
 	}
 }
 
@@ -208,17 +213,14 @@ func (n *Node) GossipStatus() *GossipStatus {
 	k := n.knowledge
 	s := &GossipStatus{
 		Node: n.name, Stats: g.Stats(), Outbox: OutboxStatus(k.outbox.Stats()), Peers: make(map[string]PeerStatus),
-		Digests: []DigestStatus{}, Unknown: k.unknown.Load(), BadState: k.malformed.Load(),
+		Process: g.Members().Self().Incarnation, Position: g.Position(), Unknown: k.unknown.Load(), BadState: k.malformed.Load(),
 	}
 	for _, p := range g.Peers() {
 		s.Peers[p.Name] = PeerStatus{
-			LagMS: milliseconds(p.Lag), Received: p.Received, Applied: p.Applied, News: p.News, Dropped: p.Dropped, Repaired: p.Repaired,
-			Unknown: p.Unknown, GapBatches: p.Gaps, LostBatches: p.Lost, Violations: p.Violations, Connects: p.Connects,
+			LagMS: milliseconds(p.Lag), Received: p.Received, Applied: p.Applied, News: p.News, Dropped: p.Dropped,
+			Unknown: p.Unknown, Process: p.Process, Position: p.Position, Incomplete: p.Incomplete, MissedBatches: p.Missed, Violations: p.Violations, Connects: p.Connects,
 			ReceivedBytes: p.ReceivedBytes, SentBytes: p.SentBytes,
 		}
-	}
-	for _, d := range g.Digests() {
-		s.Digests = append(s.Digests, DigestStatus{StartMS: d.Start, Sealed: d.Sealed, Count: d.Count, XOR: fmt.Sprintf("%016x", d.XOR)})
 	}
 	return s
 }

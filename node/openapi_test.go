@@ -17,6 +17,8 @@ import (
 	"testing"
 
 	"go.yaml.in/yaml/v3"
+
+	"grapevine/node/health"
 )
 
 // document is docs/openapi.yaml.
@@ -275,13 +277,25 @@ func TestOpenAPIHolds(t *testing.T) {
 		"DELETE /backends":       {"", nil},
 		"PUT /rules":             {"", map[string]any{"text": "rules:\n  - {strategy: odd}\n  - {}\n"}},
 		"POST /raft/transfer":    {"", map[string]any{"to": "nobody"}},
-		"PATCH /backends/{name}": {"", map[string]any{"if_version": 999_999, "zone": "x"}},
+		"PATCH /backends/{name}": {"", map[string]any{"if_version": 999_999, "weight": 2}},
 	} {
 		status, text := call(op, tc.query, tc.body)
 		if status < 400 {
 			t.Errorf("%s took %v: %s", op, tc.body, text)
 		}
 		d.checkAnswer(t, op, ops[op], status, text)
+	}
+}
+
+// TestOpenAPINamesReservedReasons: the document quotes the beginnings that the API refuses
+// in the reason of a change, the space included.
+func TestOpenAPINamesReservedReasons(t *testing.T) {
+	t.Parallel()
+	patch := readDocument(t).at("paths", "/backends", "patch", "requestBody", "content", "application/json", "schema", "properties", "reason", "description")
+	for _, prefix := range []string{health.Prefix, gonePrefix} {
+		if !strings.Contains(patch.(string), "`"+prefix+"`") {
+			t.Errorf("%q is not in %q", prefix, patch)
+		}
 	}
 }
 

@@ -17,7 +17,7 @@ var update = flag.Bool("update", false, "write the generated parts of docs/opera
 const operateFile = "../docs/operate.md"
 
 // TestOperateReference holds the tables of docs/operate.md against the code:
-// the settings against Config, the metrics against a node that has served. It
+// the settings against Config, the events against Events, the metrics against a node that has served. It
 // is also the golden test of the metrics' names, types and labels.
 func TestOperateReference(t *testing.T) {
 	text, err := os.ReadFile(operateFile)
@@ -26,6 +26,7 @@ func TestOperateReference(t *testing.T) {
 	}
 	want := replaceSection(t, text, "settings", settingsTable())
 	want = replaceSection(t, want, "metrics", metricsTable(t))
+	want = replaceSection(t, want, "events", eventsTable())
 	if bytes.Equal(text, want) {
 		return
 	}
@@ -69,7 +70,20 @@ func settingsTable() string {
 		if s.Default == "" {
 			def = "-"
 		}
-		fmt.Fprintf(&b, "| `%s` | `--%s`, `%s` | %s | %s (%s) |\n", s.Key, s.Flag, s.Env, def, strings.ReplaceAll(s.Help, "|", `\|`), s.Kind)
+		kind := s.Kind
+		if s.Reload != "" {
+			kind += "; reload: " + s.Reload
+		}
+		fmt.Fprintf(&b, "| `%s` | `--%s`, `%s` | %s | %s (%s) |\n", s.Key, s.Flag, s.Env, def, strings.ReplaceAll(s.Help, "|", `\|`), kind)
+	}
+	return b.String()
+}
+
+func eventsTable() string {
+	var b strings.Builder
+	b.WriteString("| event | when, and what the line has beside it |\n|---|---|\n")
+	for _, e := range Events() {
+		fmt.Fprintf(&b, "| `%s` | %s |\n", e.Name, e.Meaning)
 	}
 	return b.String()
 }
@@ -85,6 +99,7 @@ func metricsTable(t *testing.T) string {
 	for _, r := range everyRecord() {
 		n.metrics.observe(r)
 	}
+	n.metrics.certificates.WithLabelValues("tls_cert").Set(1)
 	prometheus.WrapRegistererWithPrefix("grapevine_", n.metrics.registry).MustRegister(newFleetCollector(everyFigure))
 	families, err := n.metrics.registry.Gather()
 	if err != nil {

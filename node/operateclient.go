@@ -21,15 +21,25 @@ func (c *Client) AddBackends(ctx context.Context, backends []NewBackend, force b
 }
 
 // SetBackendState drains or resumes all of the backends, or none; action is
-// drain, resume, down or up.
+// drain, resume, down or up. It refuses to drain or take down the last active engines of
+// the fleet or of a model unless the client is Forced.
 func (c *Client) SetBackendState(ctx context.Context, names []string, action, reason string) (*Changed, error) {
-	return send[Changed](ctx, c, http.MethodPatch, "/backends", stateChange{Names: names, Action: action, Reason: reason})
+	path := "/backends"
+	if c.force {
+		path += "?force=true"
+	}
+	return send[Changed](ctx, c, http.MethodPatch, path, stateChange{Names: names, Action: action, Reason: reason})
 }
 
-// RemoveBackends takes all of the backends out of the fleet, or none.
+// RemoveBackends takes all of the backends out of the fleet, or none. The last active
+// engines of the fleet or of a model go only if the client is Forced.
 func (c *Client) RemoveBackends(ctx context.Context, names []string) (*Changed, error) {
+	query := url.Values{"name": names}
+	if c.force {
+		query.Set("force", "true")
+	}
 	done := new(Changed)
-	return done, c.ask(ctx, http.MethodDelete, "/backends?"+url.Values{"name": names}.Encode(), nil, nil, done)
+	return done, c.ask(ctx, http.MethodDelete, "/backends?"+query.Encode(), nil, nil, done)
 }
 
 // CurrentBackends is Backends with every change that was confirmed anywhere before.

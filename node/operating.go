@@ -158,12 +158,17 @@ func (n *Node) transferLeadership(w http.ResponseWriter, r *http.Request) {
 		}
 		to = v.ID
 	}
-	before := s.Status().Leader
+	before := s.Status()
+	if before.Leader == before.ID && !slices.ContainsFunc(before.Servers, func(v raftstore.ServerStatus) bool { return v.Voter && v.ID != before.ID }) {
+		(&Refusal{status: http.StatusConflict, Reason: "this node is the only voter: no other can lead",
+			Remedy: "start other nodes with a data_dir, and wait until one of them votes (grapevine raft status)"}).write(w)
+		return
+	}
 	if err := s.Transfer(r.Context(), to); err != nil {
 		refusalOf(err).write(w)
 		return
 	}
-	n.awaitLeader(r.Context(), func(leader string) bool { return tookOver(leader, before, to) })
+	n.awaitLeader(r.Context(), func(leader string) bool { return tookOver(leader, before.Leader, to) })
 	n.serveRaft(w, r)
 }
 
@@ -231,6 +236,10 @@ func (n *Node) awaitLeader(ctx context.Context, does func(leader string) bool) {
 func RecoverRaft(dir string, servers []raftstore.Server) error {
 	return raftstore.Recover(dir, servers)
 }
+
+// InspectRaft shows what the data of a node that does not run holds; see
+// raftstore.Inspect.
+func InspectRaft(dir string) (raftstore.Survivor, error) { return raftstore.Inspect(dir) }
 
 // RaftServer is a server of the group, as RecoverRaft is told them.
 type RaftServer = raftstore.Server

@@ -46,6 +46,9 @@ func TestWrongInput(t *testing.T) {
 		"two values":          {"POST", "/backends?force", `{"backends":[` + good + `]} {}`, 400, "body", "follows"},
 		"no backends":         {"POST", "/backends?force", `{"backends":[]}`, 400, "backends", "none"},
 		"unknown field":       {"POST", "/backends?force", `{"backends":[` + good + `,{"url":"http://h","wieght":2}]}`, 400, "backends[1].wieght", "unknown field"},
+		"a role":              {"POST", "/backends?force", `{"backends":[{"url":"http://h","role":"prefill"}]}`, 400, "backends[0].role", "unknown field"},
+		"a zone":              {"POST", "/backends?force", `{"backends":[{"url":"http://h","zone":"a"}]}`, 400, "backends[0].zone", "unknown field"},
+		"a new role":          {"PATCH", "/backends/" + n.cfg.Backends[0].Name, `{"role":"decode"}`, 400, "role", "unknown field"},
 		"wrong type":          {"POST", "/backends?force", `{"backends":[` + good + `,{"url":"http://h","weight":"2"}]}`, 400, "backends[1].weight", "string"},
 		"bad URL":             {"POST", "/backends?force", `{"backends":[` + good + `,{"url":"gpu:8000"}]}`, 400, "backends[1]", "http://host:port"},
 		"user in the URL":     {"POST", "/backends?force", `{"backends":[{"url":"http://a:b@h"}]}`, 400, "backends[0]", "user"},
@@ -68,6 +71,10 @@ func TestWrongInput(t *testing.T) {
 		"one unknown name":    {"PATCH", "/backends", `{"names":["` + n.cfg.Backends[0].Name + `","nobody"],"action":"drain"}`, 404, "names[1]", "nobody"},
 		"no name":             {"DELETE", "/backends", "", 400, "name", "no backend"},
 		"remove one unknown":  {"DELETE", "/backends?name=" + n.cfg.Backends[0].Name + "&name=nobody", "", 404, "name", "nobody"},
+		"null for an update":  {"PATCH", "/backends/" + n.cfg.Backends[0].Name, `null`, 400, "body", "is null"},
+		"null for a backend":  {"POST", "/backends?force", `{"backends":[null]}`, 400, "backends[0].body", "is null"},
+		"nothing to explain":  {"POST", "/explain", "", 400, "", "no body"},
+		"alone, hand on":      {"POST", "/raft/transfer", "{}", 409, "", "the only voter"},
 		"weight 0":            {"PATCH", "/backends/" + n.cfg.Backends[0].Name, `{"weight":0}`, 400, "weight", "none"},
 		"old version":         {"PATCH", "/backends/" + n.cfg.Backends[0].Name, `{"weight":2,"if_version":1000000}`, 409, "", "version"},
 		"negative new cache":  {"PATCH", "/backends/" + n.cfg.Backends[0].Name, `{"kv_tokens":-1}`, 400, "kv_tokens", "negative"},
@@ -114,10 +121,10 @@ func TestNothingToChange(t *testing.T) {
 	t.Parallel()
 	n := startAgreed(t, testConfig("http://127.0.0.3:1"))
 	name := n.cfg.Backends[0].Name
-	if _, err := admin(n).SetBackendState(t.Context(), []string{name}, "drain", ""); err != nil {
+	if _, err := admin(n).Forced().SetBackendState(t.Context(), []string{name}, "drain", ""); err != nil {
 		t.Fatal(err)
 	}
-	done, err := admin(n).SetBackendState(t.Context(), []string{name}, "drain", "")
+	done, err := admin(n).Forced().SetBackendState(t.Context(), []string{name}, "drain", "")
 	if version := n.store.Load().State().Version; err != nil || done.Changed || done.Version != version {
 		t.Errorf("%+v %v, the state has version %d", done, err, version)
 	}
@@ -552,5 +559,21 @@ func TestRefusals(t *testing.T) {
 		if r.status != want || strings.Contains(r.Remedy, "nothing was changed") != (want == 503 && errors.Is(err, raftstore.ErrNoLeader)) {
 			t.Errorf("%v: %d %+v", err, r.status, r)
 		}
+	}
+}
+
+// TestLoneLeaderIsHealthy: a router alone says of itself that it is healthy from the first
+// answer on: it has nobody to ask about that.
+func TestLoneLeaderIsHealthy(t *testing.T) {
+	t.Parallel()
+	n := startAgreed(t, testConfig("http://127.0.0.3:1"))
+	var st *RaftStatus
+	eventually(t, "it leads", func() (leads bool) {
+		var err error
+		st, err = n.Raft()
+		return err == nil && st.Role == "leader"
+	})
+	if len(st.Servers) != 1 || !st.Servers[0].Healthy || st.Servers[0].Index == 0 {
+		t.Errorf("%+v", st.Servers)
 	}
 }

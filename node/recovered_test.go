@@ -21,7 +21,7 @@ func TestRecoveredApart(t *testing.T) {
 	}
 	again := func(old *Node) (*Node, error) {
 		cfg := old.cfg
-		cfg.Gossip, cfg.Raft = old.GossipAddr(), old.raftAddr
+		cfg.Gossip = old.GossipAddr()
 		cfg.WarmDeadline = patientChange
 		n, err := New(cfg)
 		if err != nil {
@@ -32,7 +32,7 @@ func TestRecoveredApart(t *testing.T) {
 		return n, n.Start(t.Context())
 	}
 	for _, n := range nodes[:2] {
-		if err := RecoverRaft(n.cfg.DataDir, []RaftServer{{ID: n.store.Load().ID(), Addr: n.raftAddr, Voter: true}}); err != nil {
+		if err := RecoverRaft(n.cfg.DataDir, []RaftServer{{ID: n.store.Load().ID(), Addr: n.GossipAddr(), Voter: true}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -44,7 +44,7 @@ func TestRecoveredApart(t *testing.T) {
 	if ok, err := first.store.Load().Proven(); !ok || err != nil {
 		t.Errorf("a start has not waited for the recovered data: %v, %v", ok, err)
 	}
-	if _, err := admin(first).SetBackendState(t.Context(), []string{first.cfg.Backends[0].Name}, "drain", "after the loss"); err != nil {
+	if _, err := admin(first).Forced().SetBackendState(t.Context(), []string{first.cfg.Backends[0].Name}, "drain", "after the loss"); err != nil {
 		t.Error(err)
 	}
 	for range 2 {
@@ -52,7 +52,7 @@ func TestRecoveredApart(t *testing.T) {
 		if !errors.Is(err, ErrRefused) || !errors.Is(err, raftstore.ErrBarred) {
 			t.Fatalf("the second is started: %v", err)
 		}
-		for _, want := range []string{"data_dir", first.raftAddr, "empty its data directory", "recover here once more"} {
+		for _, want := range []string{"data_dir", first.GossipAddr(), "empty its data directory", "recover here once more"} {
 			if !strings.Contains(err.Error(), want) {
 				t.Errorf("%q does not name %q", err, want)
 			}

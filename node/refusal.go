@@ -145,6 +145,9 @@ func readBody(w http.ResponseWriter, r *http.Request, into any) *Refusal {
 // strictJSON decodes one value that stands at a place of a request. Unknown
 // fields and anything behind the value are mistakes.
 func strictJSON(text []byte, place string, into any) *Refusal {
+	if string(bytes.TrimSpace(text)) == "null" { // the decoder takes it for no change
+		return invalid(join(place, "body"), "send a JSON object", "is null")
+	}
 	dec := json.NewDecoder(bytes.NewReader(text))
 	dec.DisallowUnknownFields()
 	err := dec.Decode(into)

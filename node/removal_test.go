@@ -37,7 +37,7 @@ func TestRequestsOutliveTheirBackend(t *testing.T) {
 		return ended
 	}
 	for what, change := range map[string]func() error{
-		"removed": func() error { _, err := c.RemoveBackends(t.Context(), []string{"gpu"}); return err },
+		"removed": func() error { _, err := c.Forced().RemoveBackends(t.Context(), []string{"gpu"}); return err },
 		"moved": func() error {
 			_, err := send[Changed](t.Context(), c, http.MethodPatch, "/backends/gpu", backendUpdate{URL: new(next.alias())})
 			return err
@@ -72,7 +72,7 @@ func TestRequestsOutliveTheirBackend(t *testing.T) {
 		for _, b := range n.BackendList().Backends {
 			names = append(names, b.Name)
 		}
-		if _, err := c.RemoveBackends(t.Context(), names); err != nil {
+		if _, err := c.Forced().RemoveBackends(t.Context(), names); err != nil {
 			t.Fatal(err)
 		}
 	}

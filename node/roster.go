@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"grapevine/gossip/member"
 	"grapevine/prefixtree"
 	"grapevine/proxy"
 	"grapevine/proxy/policy"
@@ -76,10 +77,19 @@ func readLocals(backends []Backend) (map[string]local, error) {
 	locals := make(map[string]local)
 	for i := range backends {
 		b := &backends[i]
-		if b.APIKey == "" && b.CAFile == "" {
+		if b.APIKey == "" && b.APIKeyFile == "" && b.CAFile == "" {
 			continue
 		}
 		l := local{apiKey: b.APIKey, caFile: b.CAFile}
+		if b.APIKeyFile != "" {
+			text, err := member.ReadSecret(b.APIKeyFile, maxTokenFile)
+			if err != nil {
+				return nil, fmt.Errorf("backend %s: api_key_file: %w", b.Name, err)
+			}
+			if l.apiKey = strings.TrimSpace(string(text)); l.apiKey == "" || !headerWord(l.apiKey) {
+				return nil, fmt.Errorf("backend %s: api_key_file %s: want one word of visible ASCII", b.Name, b.APIKeyFile)
+			}
+		}
 		if b.CAFile != "" {
 			pem, err := os.ReadFile(b.CAFile)
 			if err != nil {
@@ -335,8 +345,14 @@ func (u *upstream) kvTokens() int {
 func equalBackends(a, b []policy.Backend) bool {
 	return slices.EqualFunc(a, b, func(x, y policy.Backend) bool {
 		return x.ID == y.ID && x.Generation == y.Generation && x.Name == y.Name && slices.Equal(x.Models, y.Models) &&
-			x.Weight == y.Weight && x.State == y.State && x.KVTokens == y.KVTokens && x.Since == y.Since
+			x.Weight == y.Weight && x.State == y.State && x.KVTokens == y.KVTokens && x.Since == y.Since && sameTarget(x.Handle, y.Handle)
 	})
+}
+
+// sameTarget says whether requests are sent in the same way to the targets of two views.
+func sameTarget(a, b any) bool {
+	x, y := a.(*proxy.Target), b.(*proxy.Target)
+	return x.Addr == y.Addr && x.Host == y.Host && x.BasePath == y.BasePath && x.TLS == y.TLS && slices.Equal(x.Header, y.Header)
 }
 
 func policyRules(rules []Rule) []policy.Rule {

@@ -18,7 +18,8 @@ type Setting struct {
 	Default string // as text; "" is the field's zero value
 	Help    string
 	Group   string // heading it is listed under
-	Kind    string // what a value looks like, for people: "duration", "bytes", ...
+	Reload  string // what Reload takes of it: "yes", "file", "api_key", or "" for nothing
+	Kind    string // what a value looks like, for people: "duration", "size in bytes", ...
 
 	field int // index in Config
 }
@@ -36,7 +37,7 @@ func Settings() []Setting {
 		}
 		out = append(out, Setting{
 			Key: key, Flag: f.Tag.Get("name"), Env: f.Tag.Get("env"),
-			Default: f.Tag.Get("default"), Help: f.Tag.Get("help"), Group: f.Tag.Get("group"),
+			Default: f.Tag.Get("default"), Help: f.Tag.Get("help"), Group: f.Tag.Get("group"), Reload: f.Tag.Get("reload"),
 			Kind: kindName(f.Type), field: i,
 		})
 	}
@@ -107,7 +108,7 @@ func kindName(t reflect.Type) string {
 	case reflect.TypeFor[time.Duration]():
 		return "duration"
 	case reflect.TypeFor[Bytes]():
-		return "bytes"
+		return "size in bytes"
 	case reflect.TypeFor[[]Backend]():
 		return "list of backends"
 	case reflect.TypeFor[[]Rule]():
@@ -134,7 +135,7 @@ func example(kind string) string {
 	switch kind {
 	case "duration":
 		return "30s, 5m or 1h30m"
-	case "bytes":
+	case "size in bytes":
 		return "65536, 64KiB or 1GiB"
 	case "boolean":
 		return "true or false"

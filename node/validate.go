@@ -3,11 +3,11 @@ package node
 import (
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"time"
 
+	"grapevine/gossip/member"
 	"grapevine/proxy"
 	"grapevine/proxy/policy"
 	"grapevine/raftstore"
@@ -172,6 +172,9 @@ func (c *Config) checkAmounts(bad complain) {
 	if c.MaxHeader > 0 && c.MaxHeader < proxy.DefaultMaxHeader {
 		bad("max_header", "16KiB is the default", "%s is below 16KiB, which agents' headers need", c.MaxHeader)
 	}
+	if c.MaxBodyMemory < 0 || c.MaxBodyMemory > 0 && c.MaxBodyMemory/proxy.BodyMemoryShare < c.MaxBody {
+		bad("max_body_memory", "raise it or lower max_body, or write 0 for a quarter of the memory", "%s is below %d times max_body, %s", c.MaxBodyMemory, proxy.BodyMemoryShare, c.MaxBody)
+	}
 	if c.MaxBody > maxBodyLimit {
 		bad("max_body", "1GiB is the most", "%s is too large: a body is held in memory", c.MaxBody)
 	}
@@ -188,12 +191,12 @@ func (c *Config) secret() ([]byte, error) {
 	if c.SecretFile == "" {
 		return []byte(c.Secret), nil
 	}
-	text, err := os.ReadFile(c.SecretFile)
+	text, err := member.ReadSecret(c.SecretFile, maxSecretFile)
 	if err != nil {
 		return nil, fmt.Errorf("secret_file: %w", err)
 	}
 	key := strings.TrimSpace(string(text))
-	if len(key) < minSecret || len(text) > maxSecretFile {
+	if len(key) < minSecret {
 		return nil, fmt.Errorf("secret_file %s: want %d to %d bytes, got %d", c.SecretFile, minSecret, maxSecretFile, len(key))
 	}
 	return []byte(key), nil

@@ -50,8 +50,8 @@ func (n *Node) anyModel(q *policy.Request, decide func() error) error {
 	return err
 }
 
-// proxyConfig says in the proxy's words what the configuration says.
-func (n *Node) proxyConfig(tlsConfig *tls.Config) proxy.Config {
+// proxyConfig says in the proxy's words what a configuration says.
+func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *Config) proxy.Config {
 	return proxy.Config{
 		Picker:   &picker{n},
 		Hasher:   n.hasher,
@@ -60,20 +60,21 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config) proxy.Config {
 		Log:      n.log.With().Str("component", "proxy").Logger(),
 		NodeName: n.name,
 
-		MaxBody:     int(n.cfg.MaxBody),
-		MaxHeader:   int(n.cfg.MaxHeader),
-		MaxAttempts: n.cfg.MaxAttempts,
-		MaxConns:    n.cfg.MaxConnections,
-		MaxIdle:     n.cfg.MaxIdle,
+		MaxBody:       int(n.limits.maxBody),
+		MaxBodyMemory: int(n.limits.bodyMemory),
+		MaxHeader:     int(cfg.MaxHeader),
+		MaxAttempts:   cfg.MaxAttempts,
+		MaxConns:      n.limits.connections,
+		MaxIdle:       cfg.MaxIdle,
 
 		Timeouts: proxy.Timeouts{
-			Read: n.cfg.ReadTimeout, KeepAlive: n.cfg.KeepAlive, Connect: n.cfg.ConnectTimeout,
-			FirstByte: n.cfg.FirstByteTimeout, StreamFirstByte: n.cfg.StreamFirstByteTimeout, Idle: n.cfg.IdleTimeout,
-			HeaderHold: orNone(n.cfg.HeaderHold), Write: n.cfg.WriteTimeout, UpstreamIdle: n.cfg.UpstreamIdle,
-			DrainGrace: orNone(n.cfg.DrainClose),
+			Read: cfg.ReadTimeout, KeepAlive: cfg.KeepAlive, Connect: cfg.ConnectTimeout,
+			FirstByte: cfg.FirstByteTimeout, StreamFirstByte: cfg.StreamFirstByteTimeout, Idle: cfg.IdleTimeout,
+			HeaderHold: orNone(cfg.HeaderHold), Write: cfg.WriteTimeout, UpstreamIdle: cfg.UpstreamIdle,
+			DrainGrace: orNone(cfg.DrainClose),
 		},
 		TLS:           tlsConfig,
-		ProxyProtocol: n.cfg.ProxyProtocol,
+		ProxyProtocol: cfg.ProxyProtocol,
 	}
 }
 

@@ -155,6 +155,9 @@ func (n *Node) Summary() string {
 		engines += fmt.Sprintf(" (%d avoided)", avoided)
 	}
 	parts = append(parts, engines, count(n.proxy.InFlight(), "request")+" in flight")
+	if c := n.certificateStatus(time.Now()); c != nil && c.Problem != "" {
+		parts = append(parts, "its certificate "+c.Problem)
+	}
 	return strings.Join(parts, ", ")
 }
 
@@ -181,7 +184,8 @@ func (n *Node) StartWithin() time.Duration {
 // StopWithin is how long Drain with the configured grace and Stop may take
 // together, if what is left is cut at the end of drain_timeout.
 func (n *Node) StopWithin() time.Duration {
-	return n.cfg.DrainGrace + n.cfg.DrainClose + n.cfg.DrainTimeout + stopSlack
+	c := n.running.Load()
+	return c.DrainGrace + c.DrainClose + c.DrainTimeout + stopSlack
 }
 
 // stopSlack is what a stop takes beside its waiting: gossip's last word is

@@ -218,14 +218,14 @@ func TestReload(t *testing.T) {
 	presents(first)
 	second := a.issue("localhost")
 	presents(first)
-	if err := n.Reload(); err != nil {
+	if _, err := n.Reload(*n.Running()); err != nil {
 		t.Fatal(err)
 	}
 	presents(second)
 	if err := os.Remove(cfg.TLSKey); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.Reload(); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "tls_cert") {
+	if _, err := n.Reload(*n.Running()); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "tls_cert") {
 		t.Errorf("without a key: %v", err)
 	}
 	presents(second)

@@ -230,7 +230,7 @@ func BenchmarkSweep(b *testing.B) {
 				raw, err := ln.Accept()
 				must(b, err)
 				defer raw.Close()
-				c := &clientConn{Conn: raw, proxy: p, raw: raw, probe: newProbe(raw)}
+				c := &clientConn{Conn: raw, proxy: p, raw: raw}
 				if active {
 					c.state.Store(connActive)
 				}
@@ -244,31 +244,4 @@ func BenchmarkSweep(b *testing.B) {
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/conns, "ns/conn")
 		})
 	}
-}
-
-// BenchmarkParkedWatcher is the alternative to the sweep: per request, a goroutine parked in the poller on the client's
-// socket, and its end before the connection is read again.
-func BenchmarkParkedWatcher(b *testing.B) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	must(b, err)
-	defer ln.Close()
-	peer, err := net.Dial("tcp", ln.Addr().String())
-	must(b, err)
-	defer peer.Close()
-	c, err := ln.Accept()
-	must(b, err)
-	defer c.Close()
-	rc, err := c.(*net.TCPConn).SyscallConn()
-	must(b, err)
-	p := newProbe(c)
-	ended := make(chan error)
-	b.ReportAllocs()
-	start := cpuTime(b)
-	for b.Loop() {
-		go func() { ended <- rc.Read(func(uintptr) bool { return p.gone() }) }()
-		must(b, c.SetReadDeadline(aLongTimeAgo))
-		<-ended
-		must(b, c.SetReadDeadline(time.Time{}))
-	}
-	b.ReportMetric(float64((cpuTime(b)-start).Nanoseconds())/float64(b.N), "cpu-ns/op")
 }

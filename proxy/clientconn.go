@@ -29,10 +29,10 @@ const (
 	forced             // the drain has run out of time
 )
 
-const (
-	bodyCredit = 256 << 10        // bytes after which a request that keeps coming is given more time
-	creditTime = 16 * time.Second // how much: so a body must come at 16 KiB/s or more
-)
+// bodyCredit is how much of a request must arrive within each Timeouts.Read, in bytes, unless it is
+// whole: 8.7 KiB/s at the default of 30 s. Any byte would do for a network that is slow, but then a
+// client that sends one now and then could hold the memory of its body for hours.
+const bodyCredit = 256 << 10
 
 const (
 	lingerTime = 10 * time.Second
@@ -45,12 +45,13 @@ type clientConn struct {
 	net.Conn
 	proxy *Proxy
 	raw   net.Conn // the socket
-	probe *probe   // nil if the socket cannot be asked
 	index int      // in the registry
+	key   uint64   // in departures
 
 	forwarded []byte // the client's address as X-Forwarded-For has it
 
 	state    atomic.Int32
+	left     atomic.Bool  // the client has closed the connection, or its sending half
 	writing  atomic.Int64 // coarse time the write in progress began, 0 without one
 	deadline atomic.Int64 // coarse time at which the wait for the backend is to be interrupted, 0 without one
 
@@ -60,6 +61,7 @@ type clientConn struct {
 	body      []byte    // of the request
 	arrived   time.Time // when the request had been read whole
 	credit    int       // bytes read since readBy was last moved
+	heard     bool      // a byte of a request has come
 	ended     bool      // the client sends nothing more
 	muted     bool      // the response was written by hand, or there is to be none: what fasthttp writes is dropped
 	lingering bool      // refused before all of it was read: see Close
@@ -77,6 +79,7 @@ func (c *clientConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	c.ended = err == io.EOF
 	if n > 0 {
+		c.heard = true
 		if c.state.Load() == connIdle {
 			c.state.CompareAndSwap(connIdle, connReading)
 		}
@@ -84,9 +87,9 @@ func (c *clientConn) Read(b []byte) (int, error) {
 			return 0, net.ErrClosed
 		}
 		if c.credit += n; c.credit >= bodyCredit {
-			c.credit -= bodyCredit
-			if by := c.readBy.Load(); by != 0 {
-				c.readBy.Store(by + int64(creditTime))
+			c.credit = 0
+			if c.readBy.Load() != 0 {
+				c.readBy.Store(c.proxy.clock.Load() + int64(c.proxy.cfg.Timeouts.Read+c.proxy.cfg.Timeouts.Watch))
 			}
 		}
 	}
@@ -198,14 +201,27 @@ func (b *wholeBody) WriteTo(w io.Writer) (int64, error) {
 
 var errNotRead = errors.New("proxy: body is written, not read")
 
-// begin marks the start of a request.
+// begin marks the start of a request. A client may have left right behind it, before depart had a
+// request to interrupt.
 func (c *clientConn) begin() {
 	c.state.Store(connActive)
 	c.mu.Lock()
-	if c.why != forced {
+	defer c.mu.Unlock()
+	switch {
+	case c.why == forced:
+	case c.left.Load():
+		c.why = departed
+	default:
 		c.why = undisturbed
 	}
-	c.mu.Unlock()
+}
+
+// depart notes that the client has left and ends the request that is being served, if any.
+func (c *clientConn) depart() {
+	c.left.Store(true)
+	if c.state.Load() == connActive {
+		c.interrupt(departed)
+	}
 }
 
 // attach gives the watch the backend connection to interrupt when the client leaves or the time is up. It reports why

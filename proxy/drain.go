@@ -36,7 +36,7 @@ func (p *Proxy) drain(ctx context.Context) error {
 	p.Ready(false)
 	p.draining.Store(true)
 	p.cfg.Log.Info().Int("requests", p.InFlight()).Msg("draining")
-	_ = p.wait(ctx, p.cfg.Timeouts.DrainGrace) // cut short or not, the next steps are the same
+	_ = p.wait(ctx, p.tuned.Load().Timeouts.DrainGrace) // cut short or not, the next steps are the same
 	p.closeListeners()
 	var err error
 	for cut := time.Now().Add(arrivalGrace); !p.closeIdle(connIdle) && err == nil; {
@@ -56,6 +56,7 @@ func (p *Proxy) drain(ctx context.Context) error {
 	close(p.watchStop)
 	if done != nil {
 		<-done
+		p.departures.close()
 	}
 	p.cancel()
 	p.upstreams.close()

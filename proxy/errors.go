@@ -194,7 +194,8 @@ func quoted(model []byte) string {
 	return strconv.Quote(string(model))
 }
 
-// refuseUnread answers a request that could not be read. fasthttp closes the connection after it.
+// refuseUnread answers a request that could not be read. fasthttp closes the connection after it. A
+// connection on which no byte of a request came is closed without an answer.
 func refuseUnread(ctx *fasthttp.RequestCtx, err error) {
 	f := fault{fasthttp.StatusBadRequest, "bad_request", "the request is malformed"}
 	var small *fasthttp.ErrSmallBuffer
@@ -203,13 +204,23 @@ func refuseUnread(ctx *fasthttp.RequestCtx, err error) {
 		f = fault{fasthttp.StatusRequestEntityTooLarge, "body_too_large", "the request body is larger than this router accepts"}
 	case errors.As(err, &small):
 		f = fault{fasthttp.StatusRequestHeaderFieldsTooLarge, "headers_too_large", "the request headers are larger than this router accepts"}
+	case errors.Is(err, errBodyMemory):
+		f = fault{fasthttp.StatusServiceUnavailable, "body_memory", "the router's memory for request bodies is in use, try again"}
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		f = fault{fasthttp.StatusRequestTimeout, "request_timeout", "the request did not arrive in time"}
 	}
-	ctx.Conn().(*clientConn).lingering = true
+	conn := ctx.Conn().(*clientConn)
+	if !conn.heard {
+		conn.muted = true // there is no request that an answer could belong to
+		return
+	}
+	conn.lingering = true
 	ctx.Response.Reset()
 	ctx.Response.Header.SetNoDefaultContentType(true)
 	ctx.Response.Header.SetContentType("application/json")
 	ctx.SetStatusCode(f.status)
+	if f.status == fasthttp.StatusServiceUnavailable {
+		ctx.Response.Header.Set("Retry-After", "1")
+	}
 	ctx.Response.SetBodyRaw(f.body(either))
 }

@@ -11,10 +11,6 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// retainBody is the largest body buffer a connection keeps for its next request: above it, a few thousand idle
-// connections that once sent a long prompt would hold gigabytes.
-const retainBody = 256 << 10
-
 // retainScratch and retainHashes bound the scratch buffers of a pooled exchange.
 const (
 	retainScratch = 64 << 10

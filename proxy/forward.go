@@ -77,9 +77,9 @@ func (e *exchange) attempt(t *Target) (settled bool) {
 // patience is how long the backend may take to begin its response.
 func (e *exchange) patience() time.Duration {
 	if e.rec.Stream {
-		return e.proxy.cfg.Timeouts.StreamFirstByte
+		return e.proxy.tuned.Load().Timeouts.StreamFirstByte
 	}
-	return e.proxy.cfg.Timeouts.FirstByte
+	return e.proxy.tuned.Load().Timeouts.FirstByte
 }
 
 // failed ends the attempt; the request is not settled.
@@ -182,7 +182,7 @@ func (e *exchange) receive(up *upstreamConn) (settled bool) {
 		return e.startRelay(up, length, keep)
 	}
 	if !bodiless {
-		e.conn.arm(e.proxy.cfg.Timeouts.Idle)
+		e.conn.arm(e.proxy.tuned.Load().Timeouts.Idle)
 		if err := e.ctx.Response.ReadBody(up.br, bufferedBody); err != nil {
 			return e.broke(up)
 		}
@@ -256,7 +256,7 @@ func (e *exchange) passOver(up *upstreamConn, status int) bool {
 // lose patience with a connection that is silent.
 func (e *exchange) startRelay(up *upstreamConn, length int, keep bool) bool {
 	e.response.reset(up.br, length)
-	hold := e.proxy.cfg.Timeouts.HeaderHold
+	hold := e.proxy.tuned.Load().Timeouts.HeaderHold
 	patience := e.patience()
 	e.holding = hold < patience
 	e.conn.arm(min(hold, patience))

@@ -70,6 +70,7 @@ func TestFraming(t *testing.T) {
 		"no version":                  {"GET /\r\n\r\n", 0},
 		"nonsense":                    {"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n", 0},
 		"bare LF lines":               {"GET / HTTP/1.1\nHost: a\n\n", 408},
+		"bare LF behind a header":     {"GET / HTTP/1.1\r\nHost: a\nX-A: b\r\n\r\n", 0},
 		"1.0 after 1.1":               {"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\nGET /healthz HTTP/1.0\r\nHost: a\r\n\r\n", -1},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -232,6 +233,41 @@ func TestAnnouncedBodiesCostLittle(t *testing.T) {
 	}
 }
 
+// TestExpectedBodyThatIsTooLarge: a client that asks first gets 413 at once, no 100 before it.
+func TestExpectedBodyThatIsTooLarge(t *testing.T) {
+	r := newRig(t, []string{newBackend(t, false, answering).addr}, withConfig(func(c *Config) { c.MaxBody = 1 << 20 }))
+	c := r.dial()
+	_, err := fmt.Fprintf(c, "POST /v1/x HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n", 1<<20+1)
+	must(t, err)
+	line, err := bufio.NewReader(c).ReadString('\n')
+	must(t, err)
+	if !strings.HasPrefix(line, "HTTP/1.1 413 ") {
+		t.Errorf("answered %q", line)
+	}
+}
+
+// TestSilentConnectionIsClosedSilently: no byte of a request has come, so there is nothing to answer. A
+// client that sends its first request just then would take a 408 for the answer to it.
+func TestSilentConnectionIsClosedSilently(t *testing.T) {
+	r := newRig(t, nil, withTimeouts(func(t *Timeouts) { t.Read = 100 * time.Millisecond }))
+	got, err := io.ReadAll(r.dial())
+	if len(got) > 0 || err != nil {
+		t.Errorf("read %q, %v", got, err)
+	}
+}
+
+// TestMalformedRequestBehindAnother: what is refused behind a good request, in the same packet, is
+// refused with an answer.
+func TestMalformedRequestBehindAnother(t *testing.T) {
+	r := newRig(t, nil)
+	c := r.dial()
+	br := bufio.NewReader(c)
+	_, err := io.WriteString(c, request("GET", "/healthz", "")+"nonsense\r\n\r\n")
+	must(t, err)
+	readReply(t, br, "GET").want(t, 200)
+	readReply(t, br, "GET").want(t, 400, "bad_request")
+}
+
 // A body that ends before its time is none: what came of it reaches no engine.
 func TestBodiesThatBreakOff(t *testing.T) {
 	b := newBackend(t, false, answering)
@@ -325,7 +361,6 @@ func TestStrangeBodiesReachTheEngineUnchanged(t *testing.T) {
 func TestSlowLoris(t *testing.T) {
 	r := newRig(t, []string{newBackend(t, false, answering).addr}, withTimeouts(func(t *Timeouts) { t.Read = time.Second }))
 	for name, start := range map[string]string{
-		"silent":        "",
 		"request line":  "GE",
 		"headers":       "POST /v1/x HTTP/1.1\r\nHost: a\r\n",
 		"body":          "POST /v1/x HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n",
@@ -342,7 +377,7 @@ func TestSlowLoris(t *testing.T) {
 			stop := make(chan bool)
 			go func() { // a byte now and then does not help
 				defer close(stop)
-				for start != "" {
+				for {
 					time.Sleep(20 * time.Millisecond)
 					if _, err := io.WriteString(c, "x"); err != nil {
 						return
@@ -377,16 +412,19 @@ func TestReadTimeoutSparesTheHonest(t *testing.T) {
 	r := newRig(t, []string{b.addr}, withTimeouts(func(t *Timeouts) { t.Read = read }))
 	c := r.dial()
 	br := bufio.NewReader(c)
-	body := strings.Repeat("x", 2<<20)
+	body := strings.Repeat("x", 4*bodyCredit)
 	req := request("POST", "/v1/x", body)
-	_, err := io.WriteString(c, req[:len(req)-1<<20])
-	must(t, err)
-	time.Sleep(longer) // but a megabyte has bought time
-	_, err = io.WriteString(c, req[len(req)-1<<20:])
-	must(t, err)
+	for len(req) > 0 { // in more time than Read, and each bodyCredit of it in less
+		n := min(len(req), bodyCredit+4<<10)
+		_, err := io.WriteString(c, req[:n])
+		must(t, err)
+		if req = req[n:]; len(req) > 0 {
+			time.Sleep(read / 2)
+		}
+	}
 	readReply(t, br, "POST").want(t, 200)
 	time.Sleep(longer) // idle
-	_, err = io.WriteString(c, chat(false))
+	_, err := io.WriteString(c, chat(false))
 	must(t, err)
 	readReply(t, br, "POST").want(t, 200)
 }

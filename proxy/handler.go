@@ -17,6 +17,10 @@ import (
 func (p *Proxy) handle(ctx *fasthttp.RequestCtx) {
 	conn := ctx.Conn().(*clientConn)
 	if err := conn.receive(ctx, p.cfg.MaxBody); err != nil {
+		conn.releaseBody(0) // before the connection lingers
+		if err == errBodyMemory {
+			p.warn(&p.warned.bodyMemory, conn, "request bodies are refused with 503: they hold all of max_body_memory; raise it if the machine has the memory")
+		}
 		refuseUnread(ctx, err)
 		ctx.SetConnectionClose()
 		return
@@ -219,7 +223,7 @@ func (e *exchange) forward() {
 			return
 		}
 		began = time.Now()
-		if e.rec.Attempts == e.proxy.cfg.MaxAttempts {
+		if e.rec.Attempts == e.proxy.tuned.Load().MaxAttempts {
 			e.refuseExhausted()
 			return
 		}

@@ -62,10 +62,11 @@ func (h *requestHead) scan(raw []byte, plainAnswer bool) {
 		if end < 0 {
 			end = len(raw) - 1
 		}
-		line := raw[:end]
+		line, crlf := bytes.CutSuffix(raw[:end], []byte("\r"))
 		raw = raw[end+1:]
-		if n := len(line); n > 0 && line[n-1] == '\r' {
-			line = line[:n-1]
+		if !crlf {
+			h.fault = "lines of the head must end with CR LF"
+			return
 		}
 		if len(line) == 0 {
 			return

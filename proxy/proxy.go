@@ -51,8 +51,8 @@ type Picker interface {
 // Timeouts are the ladder of DESIGN.md. A zero field takes its default. Those that every request has are kept by no timer
 // of their own, but looked at once every Watch: they end up to two Watches late, never early.
 type Timeouts struct {
-	// Read bounds the arrival of a request: its headers, and then its body up to 256 KiB; each further 256 KiB buys
-	// another 16 s. Default 30 s.
+	// Read bounds the arrival of a request: its head with the first 256 KiB of its body, and each further
+	// 256 KiB or the rest. Default 30 s.
 	Read time.Duration
 	// KeepAlive is how long a client connection may be idle between requests. Default 6 min, above the 350 s after
 	// which AWS's balancer forgets a flow, so that it is not we who close under a request in flight.
@@ -73,7 +73,7 @@ type Timeouts struct {
 	Write time.Duration
 	// UpstreamIdle is how long an unused backend connection is kept. Default 4 s, because uvicorn closes after 5.
 	UpstreamIdle time.Duration
-	// Watch is the period at which connections are looked at for departed clients and passed deadlines. Default 250 ms.
+	// Watch is the period at which connections are looked at for passed deadlines. Default 250 ms.
 	Watch time.Duration
 	// Models bounds the answer of one backend to /v1/models. Default 5 s.
 	Models time.Duration
@@ -84,11 +84,13 @@ type Timeouts struct {
 
 // Defaults of Config.
 const (
-	DefaultMaxBody     = 64 << 20
+	DefaultMaxBody     = 32 << 20 // what Anthropic's API takes: a conversation with a dozen images in base64
 	DefaultMaxHeader   = 16 << 10 // also the read buffer of every connection: larger costs memory on all of them
 	DefaultMaxAttempts = 3
 	DefaultMaxConns    = 256 << 10
 	DefaultMaxIdle     = 512
+
+	DefaultMaxBodyMemory = 256 << 20
 )
 
 // Config describes a Proxy. Picker and Hasher are required, any other zero field takes its default.
@@ -103,11 +105,14 @@ type Config struct {
 	Log      zerolog.Logger
 	NodeName string // x-grapevine-node
 
-	MaxBody     int // bytes of a request body; more is answered 413
-	MaxHeader   int // bytes of a request's head; more is answered 431. At least 16 KiB.
-	MaxAttempts int // backends tried for one request
-	MaxConns    int // client connections
-	MaxIdle     int // unused connections kept per backend
+	MaxBody int // bytes of a request body; more is answered 413
+	// MaxBodyMemory bounds the bytes that all request bodies hold at once; a request whose body does not
+	// fit is answered 503 with Retry-After. At least BodyMemoryShare times MaxBody.
+	MaxBodyMemory int
+	MaxHeader     int // bytes of a request's head; more is answered 431. At least 16 KiB.
+	MaxAttempts   int // backends tried for one request
+	MaxConns      int // client connections
+	MaxIdle       int // unused connections kept per backend
 
 	Timeouts Timeouts
 
@@ -117,7 +122,8 @@ type Config struct {
 
 // Proxy is the data plane of one node. Create it with New. All methods are safe for concurrent use.
 type Proxy struct {
-	cfg    Config
+	cfg    Config                 // as New got it
+	tuned  atomic.Pointer[Config] // what Retune may replace is read from here; never written
 	server *fasthttp.Server
 	base   context.Context // ends when the drain is cut short
 	cancel context.CancelFunc
@@ -133,6 +139,10 @@ type Proxy struct {
 	parsers   sync.Pool // of Describe
 	upstreams upstreams
 	models    modelCache
+	bodies    bodyMemory
+	warned    warnings
+
+	departures departures // of clients; open while watchDone is not nil
 
 	mu        sync.Mutex // guards what follows
 	listeners map[net.Listener]struct{}
@@ -161,13 +171,26 @@ func New(cfg Config) (*Proxy, error) {
 		finished:  make(chan struct{}),
 		force:     make(chan struct{}),
 	}
+	p.tuned.Store(&cfg)
 	p.base, p.cancel = context.WithCancel(context.Background())
+	p.bodies.limit = int64(cfg.MaxBodyMemory)
 	p.upstreams.init(p)
 	p.models.init()
 	p.exchanges.New = func() any { return newExchange(p) }
 	p.parsers.New = func() any { return newDescriber(p) }
 	p.server = p.newServer()
 	return p, nil
+}
+
+// Retune takes from a configuration what can change while the proxy serves: MaxAttempts,
+// MaxIdle, and the timeouts but Read, KeepAlive, Watch and Models. What was begun before
+// may still end by the old values. Nothing changes after an error.
+func (p *Proxy) Retune(cfg Config) error {
+	if err := cfg.complete(); err != nil {
+		return err
+	}
+	p.tuned.Store(&cfg)
+	return nil
 }
 
 // Ready says what /readyz answers: true once the node may take traffic, false when it is about to stop. Requests are
@@ -201,6 +224,7 @@ func (c *Config) complete() error {
 		{"MaxAttempts", &c.MaxAttempts, DefaultMaxAttempts},
 		{"MaxConns", &c.MaxConns, DefaultMaxConns},
 		{"MaxIdle", &c.MaxIdle, DefaultMaxIdle},
+		{"MaxBodyMemory", &c.MaxBodyMemory, max(DefaultMaxBodyMemory, BodyMemoryShare*c.MaxBody)},
 	} {
 		if *f.value < 0 {
 			return fmt.Errorf("%w: %s is negative", ErrConfig, f.name)
@@ -208,6 +232,9 @@ func (c *Config) complete() error {
 		if *f.value == 0 {
 			*f.value = f.fallback
 		}
+	}
+	if c.MaxBodyMemory/BodyMemoryShare < c.MaxBody {
+		return fmt.Errorf("%w: MaxBodyMemory is below %d times MaxBody", ErrConfig, BodyMemoryShare)
 	}
 	if c.MaxHeader < DefaultMaxHeader {
 		return fmt.Errorf("%w: MaxHeader is below %d", ErrConfig, DefaultMaxHeader)

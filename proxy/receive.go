@@ -7,9 +7,10 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// firstPiece is the buffer that a body of a given length is begun with, in bytes. It is doubled when it is full, so that a
-// client has to send what it wants memory spent on: fasthttp by itself allocates what Content-Length announces, 64 MiB for
-// a hundred bytes. The connection keeps the buffer, so that only its first large body pays for the growing.
+// firstPiece is the size of the first buffer of a body of a given length, in bytes. A full buffer is
+// doubled, so that a client has to send what it wants memory spent on: fasthttp by itself allocates
+// what Content-Length announces, megabytes for a hundred bytes. The connection keeps a buffer up to
+// retainBody, so that only its first large body pays for the growing.
 const firstPiece = 64 << 10
 
 // firstChunks is the same of a body of unknown length.
@@ -18,16 +19,18 @@ const firstChunks = 16 << 10
 // prefetched is how much of a body of a given length fasthttp has read when it calls the handler.
 const prefetched = 8 << 10
 
-// refuseAnnounced keeps fasthttp from waiting for the beginning of a body that is too large; screen refuses it by what it
-// announced.
+// refuseAnnounced keeps fasthttp from waiting for the beginning of a body that is too large, and from
+// asking for it with 100 Continue; screen refuses it by the length it announced.
 func (p *Proxy) refuseAnnounced(h *fasthttp.RequestHeader) (none fasthttp.RequestConfig) {
 	if h.ContentLength() > p.cfg.MaxBody {
 		h.SetContentLength(0)
+		h.Del(fasthttp.HeaderExpect)
 	}
 	return none
 }
 
-// receive reads the body of a request into c.body, at most limit bytes. Errors are fasthttp's, or the connection's.
+// receive reads the body of a request into c.body, at most limit bytes. Errors are fasthttp's, the
+// connection's, or errBodyMemory.
 func (c *clientConn) receive(ctx *fasthttp.RequestCtx, limit int) error {
 	c.body, c.arrived = c.body[:0], ctx.Time()
 	stream := ctx.RequestBodyStream()
@@ -41,9 +44,9 @@ func (c *clientConn) receive(ctx *fasthttp.RequestCtx, limit int) error {
 	}
 	for len(c.body) < most {
 		if len(c.body) == cap(c.body) {
-			grown := make([]byte, len(c.body), min(max(2*len(c.body), piece), most))
-			copy(grown, c.body)
-			c.body = grown
+			if err := c.growBody(min(max(2*len(c.body), piece), most)); err != nil {
+				return err
+			}
 		}
 		n, err := stream.Read(c.body[len(c.body):min(cap(c.body), most)])
 		c.body = c.body[:len(c.body)+n]
@@ -61,11 +64,4 @@ func (c *clientConn) receive(ctx *fasthttp.RequestCtx, limit int) error {
 		}
 	}
 	return fasthttp.ErrBodyTooLarge // of a given length the last read says io.EOF
-}
-
-// releaseBody lets go of the body's buffer if it is larger than keep.
-func (c *clientConn) releaseBody(keep int) {
-	if cap(c.body) > keep {
-		c.body = nil
-	}
 }

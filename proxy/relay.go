@@ -96,7 +96,7 @@ func (e *exchange) gap() time.Duration {
 	if e.rec.ResponseBytes == 0 {
 		return e.patience()
 	}
-	return e.proxy.cfg.Timeouts.Idle
+	return e.proxy.tuned.Load().Timeouts.Idle
 }
 
 // deliver writes to the client.

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -54,9 +55,9 @@ func (silentLogger) Printf(string, ...any) {}
 // The accept loop and the goroutine per connection are the proxy's own, not fasthttp's: its loop ends when the process
 // is out of file descriptors, and its worker pool outlives the server.
 func (p *Proxy) Serve(ln net.Listener) error {
-	if !p.open(ln) {
+	if err := p.open(ln); err != nil {
 		ln.Close()
-		return ErrClosed
+		return err
 	}
 	defer p.served.Done()
 	var pause time.Duration
@@ -80,20 +81,23 @@ func (p *Proxy) Serve(ln net.Listener) error {
 	}
 }
 
-// open registers a listener, and starts the watch with the first.
-func (p *Proxy) open(ln net.Listener) bool {
+// open registers a listener, and starts what watches the connections with the first.
+func (p *Proxy) open(ln net.Listener) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
-		return false
+		return ErrClosed
 	}
-	p.listeners[ln] = struct{}{}
-	p.served.Add(1)
 	if p.watchDone == nil {
+		if err := p.departures.open(); err != nil {
+			return err
+		}
 		p.watchDone = make(chan struct{})
 		go p.watch(p.watchDone)
 	}
-	return true
+	p.listeners[ln] = struct{}{}
+	p.served.Add(1)
+	return nil
 }
 
 // forget removes a listener that failed to accept and reports whether that is because of Shutdown.
@@ -117,7 +121,7 @@ func temporary(err error) bool {
 }
 
 func (p *Proxy) accept(raw net.Conn) {
-	c := &clientConn{Conn: fast(raw), proxy: p, raw: raw, probe: newProbe(raw)}
+	c := &clientConn{Conn: raw, proxy: p, raw: raw}
 	p.mu.Lock()
 	if p.closed || len(p.conns.list) >= p.cfg.MaxConns {
 		p.mu.Unlock()
@@ -133,8 +137,13 @@ func (p *Proxy) accept(raw net.Conn) {
 // serveConn owns a client connection from accept to close.
 func (p *Proxy) serveConn(c *clientConn) {
 	defer p.served.Done()
-	err := p.converse(c)
+	err := p.departures.add(c)
+	if err == nil {
+		err = p.converse(c)
+	}
 	c.raw.Close()
+	c.releaseBody(0)
+	p.departures.remove(c)
 	p.mu.Lock()
 	p.conns.remove(c)
 	p.mu.Unlock()
@@ -170,6 +179,8 @@ func (p *Proxy) establish(c *clientConn) error {
 	if p.cfg.ProxyProtocol {
 		conn := proxyproto.NewConn(c.Conn, proxyproto.WithPolicy(proxyproto.REQUIRE), proxyproto.SetReadHeaderTimeout(p.cfg.Timeouts.Read))
 		if conn.ProxyHeader() == nil {
+			p.warn(&p.warned.proxyHeader, c, "connection without a PROXY protocol header closed: while proxy_protocol is on every client and every health check of this port must send one; "+
+				"have the balancer send it, or set proxy_protocol: false")
 			return errNoProxyHeader
 		}
 		c.Conn = conn
@@ -179,6 +190,9 @@ func (p *Proxy) establish(c *clientConn) error {
 		ctx, cancel := context.WithTimeout(context.Background(), p.cfg.Timeouts.Read)
 		defer cancel()
 		if err := conn.HandshakeContext(ctx); err != nil {
+			if plain := (tls.RecordHeaderError{}); errors.As(err, &plain) {
+				p.warn(&p.warned.plain, c, "connection that does not speak TLS closed: use https:// for this port, or remove tls_cert to serve plain HTTP")
+			}
 			return errHandshake
 		}
 		c.Conn = conn
@@ -196,6 +210,18 @@ var (
 	errNoProxyHeader = errors.New("no valid PROXY header")
 	errHandshake     = errors.New("tls handshake failed")
 )
+
+// warnings are the warnings that clients can cause. Each is logged once a minute at most.
+type warnings struct{ proxyHeader, plain, bodyMemory atomic.Int64 }
+
+// warn logs a warning about a connection. due is the time since the epoch before which it is not
+// repeated.
+func (p *Proxy) warn(due *atomic.Int64, c *clientConn, message string) {
+	now, then := int64(time.Since(p.epoch)), due.Load()
+	if now >= then && due.CompareAndSwap(then, now+int64(time.Minute)) {
+		p.cfg.Log.Warn().Str("peer", c.raw.RemoteAddr().String()).Msg(message)
+	}
+}
 
 // connState hears from fasthttp when a response is on the wire.
 func (p *Proxy) connState(c net.Conn, s fasthttp.ConnState) {

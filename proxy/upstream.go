@@ -4,9 +4,12 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
+	"math"
 	"net"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -83,7 +86,7 @@ func (u *upstreams) pool(t *Target) *pool {
 // get returns an unused connection that still looks alive, or nil.
 func (u *upstreams) get(t *Target) *upstreamConn {
 	pl := u.pool(t)
-	oldest := u.proxy.clock.Load() - int64(u.proxy.cfg.Timeouts.UpstreamIdle)
+	oldest := u.proxy.clock.Load() - int64(u.proxy.tuned.Load().Timeouts.UpstreamIdle)
 	for {
 		c := pl.take(u.proxy.clock.Load())
 		if c == nil {
@@ -120,7 +123,7 @@ func (u *upstreams) put(c *upstreamConn) {
 	c.since = u.proxy.clock.Load()
 	pl := c.pool
 	pl.mu.Lock()
-	if !pl.dead && len(pl.idle) < u.proxy.cfg.MaxIdle {
+	if !pl.dead && len(pl.idle) < u.proxy.tuned.Load().MaxIdle {
 		pl.idle = append(pl.idle, c)
 		c = nil
 	}
@@ -132,13 +135,17 @@ func (u *upstreams) put(c *upstreamConn) {
 
 // dial opens a connection. The context only cancels; the time is bounded by Timeouts.Connect.
 func (u *upstreams) dial(ctx context.Context, t *Target) (*upstreamConn, error) {
-	ctx, cancel := context.WithTimeout(ctx, u.proxy.cfg.Timeouts.Connect)
+	ctx, cancel := context.WithTimeout(ctx, u.proxy.tuned.Load().Timeouts.Connect)
 	defer cancel()
 	raw, err := u.dialer.DialContext(ctx, "tcp", t.Addr)
+	if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) {
+		u.closeIdle() // a request needs the descriptor more than connections to other engines do
+		raw, err = u.dialer.DialContext(ctx, "tcp", t.Addr)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("dial: %w", err)
 	}
-	c := &upstreamConn{Conn: fast(raw), raw: raw, probe: newProbe(raw), pool: u.pool(t)}
+	c := &upstreamConn{Conn: raw, raw: raw, probe: newProbe(raw), pool: u.pool(t)}
 	if t.TLS != nil {
 		cfg := t.TLS
 		if cfg.ServerName == "" && !cfg.InsecureSkipVerify {
@@ -156,20 +163,11 @@ func (u *upstreams) dial(ctx context.Context, t *Target) (*upstreamConn, error) 
 	return c, nil
 }
 
-// asker is a connection that saves a system call if it is told that an answer is waited for.
-type asker interface {
-	// ask writes p, calls sent if that succeeded, and may return only when there is something to read.
-	ask(p []byte, sent func()) error
-}
-
-// send writes a request, the head of which is in c.head, and calls sent when it is written. body is only read. It may wait for the
-// beginning of the response, but its error is only of the writing.
+// send writes a request, the head of which is in c.head, and calls sent when it is written. body is
+// only read.
 func (c *upstreamConn) send(body []byte, sent func()) error {
 	if len(body) <= smallBody {
 		c.head = append(c.head, body...)
-		if a, ok := c.Conn.(asker); ok {
-			return a.ask(c.head, sent)
-		}
 		_, err := c.Write(c.head)
 		return after(err, sent)
 	}
@@ -205,7 +203,7 @@ func (c *upstreamConn) interrupt() {
 
 // sweep closes connections that were not used for too long and forgets pools that were not used for an hour.
 func (u *upstreams) sweep(now int64) {
-	oldest := now - int64(u.proxy.cfg.Timeouts.UpstreamIdle)
+	oldest := now - int64(u.proxy.tuned.Load().Timeouts.UpstreamIdle)
 	forget := false
 	u.mu.RLock()
 	for _, pl := range u.pools {
@@ -251,6 +249,15 @@ func (pl *pool) retire(since int64) bool {
 	}
 	pl.dead = true
 	return true
+}
+
+// closeIdle closes the connections that are unused now.
+func (u *upstreams) closeIdle() {
+	u.mu.RLock()
+	defer u.mu.RUnlock()
+	for _, pl := range u.pools {
+		pl.expire(math.MaxInt64)
+	}
 }
 
 // close closes all unused connections, and those given back later.

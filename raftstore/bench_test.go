@@ -30,7 +30,7 @@ func usual(c *Config) { c.Timers = Timers{} }
 func BenchmarkFailover(b *testing.B) {
 	for _, how := range []string{"killed", "stopped"} {
 		b.Run(how, func(b *testing.B) {
-			f := newFleet(b, 3, usual).start()
+			f := newRealFleet(b, 3, usual).start()
 			apply(b, leads(b, f.nodes).store.Load(), add("one"))
 			var took []float64
 			for b.Loop() {
@@ -69,7 +69,7 @@ func BenchmarkApply(b *testing.B) {
 	for _, callers := range []int{1, 32} {
 		for _, at := range []string{"leader", "follower"} {
 			b.Run(fmt.Sprintf("callers=%d/at=%s", callers, at), func(b *testing.B) {
-				f := newFleet(b, 3, usual).start()
+				f := newRealFleet(b, 3, usual).start()
 				leader := leads(b, f.nodes)
 				s := leader.store.Load()
 				if at == "follower" {
@@ -92,7 +92,7 @@ func BenchmarkApply(b *testing.B) {
 
 // BenchmarkRead is a linearizable read, and the one that asks nobody.
 func BenchmarkRead(b *testing.B) {
-	f := newFleet(b, 3, usual).start()
+	f := newRealFleet(b, 3, usual).start()
 	s := leads(b, f.nodes).store.Load()
 	apply(b, s, add("one"))
 	b.Run("linearizable", func(b *testing.B) {

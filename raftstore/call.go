@@ -58,9 +58,8 @@ func (s *Store) Apply(ctx context.Context, c Command) (Result, error) {
 	if o.refuse != nil {
 		return o.result, o.refuse
 	}
-	if o.result.Changed && s.current() != nil {
-		// The command is committed whether or not this node hears of it in time, and
-		// one whose disk has failed does not.
+	if o.result.Changed {
+		// The command is committed whether or not this node hears of it in time.
 		_, _ = s.await(ctx, o.result.Index)
 	}
 	return o.result, nil

@@ -16,7 +16,7 @@ func TestNoAttemptWithoutTime(t *testing.T) {
 	p := &port{conns: make(map[*conn]struct{})}
 	const addr = "127.0.0.1:7"
 	s := &Store{port: p, caller: &caller{port: p, idle: map[string]idleConn{
-		addr: {conn: &conn{Conn: near, raw: near, port: p}, since: time.Now()},
+		addr: {conn: &conn{Conn: near, port: p}, since: time.Now()},
 	}}}
 	ctx, cancel := context.WithTimeout(t.Context(), leastAttempt/2)
 	defer cancel()

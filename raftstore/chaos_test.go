@@ -23,7 +23,7 @@ func chaotic() bool { return os.Getenv("GRAPEVINE_CHAOS") != "" }
 
 func chaosLength() time.Duration {
 	if !chaotic() {
-		return 4 * time.Second
+		return 2 * time.Second
 	}
 	if d, err := time.ParseDuration(os.Getenv("GRAPEVINE_CHAOS")); err == nil {
 		return d
@@ -86,9 +86,15 @@ func (h *historian) do(ctx context.Context, client int, s *Store, in history.Inp
 
 // Histories of groups of three and five, in which nodes are killed, disks hang
 // and fill up, and the network is cut, are those of a store that does one thing
-// after the other; and at the end all nodes know the same.
+// after the other; and at the end all nodes know the same. This is on real sockets
+// and in real time, so it is short, unless it is to be long, and with three nodes:
+// TestSeedsGroup does more of the same in virtual time.
 func TestLinearizable(t *testing.T) {
-	for _, size := range []int{3, 5} {
+	sizes := []int{3}
+	if chaotic() {
+		sizes = []int{3, 5}
+	}
+	for _, size := range sizes {
 		t.Run(fmt.Sprintf("nodes=%d", size), func(t *testing.T) {
 			t.Parallel()
 			linearizable(t, size, 4, chaosLength())
@@ -98,7 +104,7 @@ func TestLinearizable(t *testing.T) {
 
 func linearizable(t *testing.T, size, clients int, length time.Duration) {
 	r := seeded(t)
-	f := newFleet(t, size, func(c *Config) {
+	f := newRealFleet(t, size, func(c *Config) {
 		c.Timers.Call, c.Timers.Write = 2*time.Second, 500*time.Millisecond
 		c.Timers.Heartbeat, c.Timers.Lease = 300*time.Millisecond, 300*time.Millisecond
 	}).start()

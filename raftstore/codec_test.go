@@ -19,11 +19,11 @@ func readCloser(b []byte) io.ReadCloser { return io.NopCloser(bytes.NewReader(b)
 func commands() []Command {
 	return []Command{
 		AddBackends{[]Backend{backend("a"), {
-			Name: "b", URL: "https://b.test", Models: []string{"m", "n"}, Role: "prefill", Zone: "z1", Weight: 2.5, KVTokens: 1 << 40, Source: DNS,
+			Name: "b", URL: "https://b.test", Models: []string{"m", "n"}, Weight: 2.5, KVTokens: 1 << 40, Source: DNS,
 		}}},
 		UpdateBackend{Name: "a"},
 		UpdateBackend{
-			Name: "a", IfVersion: ptr(uint64(7)), URL: ptr("http://x"), Models: ptr([]string{"q"}), Role: ptr(""), Zone: ptr("z"),
+			Name: "a", IfVersion: ptr(uint64(7)), URL: ptr("http://x"), Models: ptr([]string{"q"}),
 			Weight: ptr(0.5), KVTokens: ptr(int64(9)), Source: ptr(File),
 		},
 		SetBackendState{Names: []string{"a", "b"}, Action: MarkDown, Reason: "3 of 3 probes failed"},
@@ -98,7 +98,7 @@ func TestClaimsAllocateNothing(t *testing.T) {
 		"hot":      func() error { _, err := decodeEntry(append(hot, binary.AppendUvarint(nil, MaxHot)...)); return err },
 		"snapshot": func() error { _, err := restoreMachine(state); return err },
 		"frame": func() error {
-			_, _, err := readFrame(bytes.NewReader(binary.BigEndian.AppendUint32([]byte{1}, maxFrameBytes)))
+			_, _, err := readFrame(bytes.NewReader(binary.BigEndian.AppendUint32([]byte{1}, maxRequestBytes)), maxRequestBytes)
 			return err
 		},
 	} {
@@ -163,7 +163,7 @@ func FuzzFrame(f *testing.F) {
 	f.Add([]byte{1, 0, 0, 0, 3, 'a', 'b', 'c'})
 	f.Add([]byte{1, 0xff, 0xff, 0xff, 0xff})
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		what, body, err := readFrame(bytes.NewReader(raw))
+		what, body, err := readFrame(bytes.NewReader(raw), maxRequestBytes)
 		if err != nil {
 			return
 		}
@@ -201,7 +201,7 @@ func fullMachine(backends int) *machine {
 	for i := range backends {
 		list = append(list, Backend{
 			Name: fmt.Sprintf("rack%02d-host%02d-gpu%d", i/64, i/8%8, i%8), URL: fmt.Sprintf("http://10.%d.%d.%d:8000", i/4096, i/64%64, i%64),
-			Models: []string{"meta-llama/Llama-4-Maverick-17B-128E-Instruct"}, Role: "both", Zone: fmt.Sprintf("zone-%d", i%3),
+			Models: []string{"meta-llama/Llama-4-Maverick-17B-128E-Instruct"},
 			Weight: 1, KVTokens: 1_500_000, Source: File,
 		})
 	}

@@ -18,7 +18,7 @@ type Command interface {
 // keep a snapshot of 2,000 ordinary backends below 1 MB.
 const (
 	MaxBackends      = 4096
-	MaxNameBytes     = 128 // names of backends, models, roles, zones, clusters
+	MaxNameBytes     = 128 // names of backends, models, clusters
 	MaxURLBytes      = 512
 	MaxReasonBytes   = 256
 	MaxModels        = 64 // of one backend
@@ -44,7 +44,7 @@ type Result struct {
 	Changed bool   // the state is another one because of it
 }
 
-// AddBackends adds all of the backends or none. Name, URL, Models, Role, Zone, Weight (0
+// AddBackends adds all of the backends or none. Name, URL, Models, Weight (0
 // means 1), KVTokens and Source are the caller's; the state machine sets the rest. A
 // name or URL that is in use, or twice in the list, is ErrExists.
 type AddBackends struct{ Backends []Backend }
@@ -57,8 +57,6 @@ type UpdateBackend struct {
 	IfVersion *uint64
 	URL       *string
 	Models    *[]string
-	Role      *string
-	Zone      *string
 	Weight    *float64
 	KVTokens  *int64
 	Source    *Source

@@ -80,8 +80,6 @@ func appendSpec(dst []byte, b Backend) []byte {
 	dst = appendString(dst, b.Name)
 	dst = appendString(dst, b.URL)
 	dst = appendStrings(dst, b.Models)
-	dst = appendString(dst, b.Role)
-	dst = appendString(dst, b.Zone)
 	dst = appendFloat(dst, b.Weight)
 	dst = binary.AppendVarint(dst, b.KVTokens)
 	return append(dst, byte(b.Source))
@@ -99,8 +97,6 @@ func appendUpdate(dst []byte, c UpdateBackend) []byte {
 	dst = appendOptional(dst, c.IfVersion, binary.AppendUvarint)
 	dst = appendOptional(dst, c.URL, appendString)
 	dst = appendOptional(dst, c.Models, appendStrings)
-	dst = appendOptional(dst, c.Role, appendString)
-	dst = appendOptional(dst, c.Zone, appendString)
 	dst = appendOptional(dst, c.Weight, appendFloat)
 	dst = appendOptional(dst, c.KVTokens, binary.AppendVarint)
 	return appendOptional(dst, c.Source, func(dst []byte, s Source) []byte { return append(dst, byte(s)) })
@@ -197,8 +193,8 @@ func (d *decoder) models() []string { return d.strings(MaxModels, MaxNameBytes) 
 func (d *decoder) source() Source   { return Source(d.enum(byte(Admin))) }
 
 func (d *decoder) addBackends() AddBackends {
-	// The shortest backend: seven lengths or numbers of a byte and a float.
-	list := make([]Backend, d.count(MaxBackends, 15))
+	// The shortest backend: five lengths or numbers of a byte and a float.
+	list := make([]Backend, d.count(MaxBackends, 13))
 	for i := range list {
 		list[i] = d.spec()
 	}
@@ -207,7 +203,7 @@ func (d *decoder) addBackends() AddBackends {
 
 func (d *decoder) spec() Backend {
 	return Backend{
-		Name: d.name(), URL: d.url(), Models: d.models(), Role: d.name(), Zone: d.name(),
+		Name: d.name(), URL: d.url(), Models: d.models(),
 		Weight: d.float(), KVTokens: d.int(), Source: d.source(),
 	}
 }
@@ -215,7 +211,7 @@ func (d *decoder) spec() Backend {
 func (d *decoder) updateBackend() UpdateBackend {
 	return UpdateBackend{
 		Name: d.name(), IfVersion: optional(d, d.version), URL: optional(d, d.url), Models: optional(d, d.models),
-		Role: optional(d, d.name), Zone: optional(d, d.name), Weight: optional(d, d.float),
+		Weight:   optional(d, d.float),
 		KVTokens: optional(d, d.int), Source: optional(d, d.source),
 	}
 }

@@ -2,18 +2,25 @@ package raftstore
 
 import (
 	"cmp"
-	"crypto/tls"
+	"context"
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"time"
 
 	"github.com/rs/zerolog"
 )
 
-// ALPN is the protocol that both ends of a TLS connection to the raft port name.
+// ALPN names the store's protocol among those on the fleet's port.
 const ALPN = "grapevine-raft/1"
+
+// Streams are connections between the stores of one fleet. Both ends of each are
+// authenticated as nodes of the fleet before Accept or Dial returns it. Accept
+// ends with an error once Close is called. Addr is where other nodes dial this one.
+type Streams interface {
+	net.Listener
+	Dial(ctx context.Context, addr string) (net.Conn, error)
+}
 
 // Config says where a store keeps its data, how it is reached and who else may
 // be there. Open copies it.
@@ -22,16 +29,10 @@ type Config struct {
 	// memory: good for a fleet of one that starts from its configuration every
 	// time, and for a node that joins others and never votes.
 	Dir string
-	// Listener is the node's raft port. The store owns it from Open on, even if
+	// Streams lead to the other nodes. The store owns it from Open on, even if
 	// Open fails. nil means that there is no network, which needs Expect <= 1
 	// and Join false.
-	Listener net.Listener
-	// Advertise is the host:port at which others reach Listener; empty is the
-	// listener's own address.
-	Advertise string
-	// TLS authenticates both directions; nil is plain TCP, which is refused on
-	// anything but loopback. Open adds ALPN to a copy.
-	TLS *tls.Config
+	Streams Streams
 	// Expect is how many candidates must see each other before they form a group.
 	// 0 or 1 is a fleet of one, which bootstraps itself at once unless Join is set.
 	Expect int
@@ -81,7 +82,7 @@ type Timers struct {
 type Peer struct {
 	ID     string // raft id; empty if unknown: it is asked for
 	Name   string // for people
-	Addr   string // host:port of its raft port
+	Addr   string // host:port at which Streams dials it
 	Expect int    // its Config.Expect; 0 if unknown
 	Server bool   // may vote
 	Alive  bool
@@ -107,8 +108,8 @@ func (c Config) normal() (Config, error) {
 		return c, errors.New("expect: a voter must not forget its vote, so it needs a data directory")
 	case c.Expect > 1 && !c.Server:
 		return c, errors.New("expect: a node that may not vote cannot help to found a group")
-	case c.Listener == nil && (c.Expect > 1 || c.Join):
-		return c, errors.New("a node that has a group with others needs a listener")
+	case c.Streams == nil && (c.Expect > 1 || c.Join):
+		return c, errors.New("a node that has a group with others needs streams to them")
 	}
 	if c.Constants != (Constants{}) {
 		if err := (SetConstants{c.Constants}).validate(); err != nil {
@@ -118,14 +119,6 @@ func (c Config) normal() (Config, error) {
 	if c.Dir == "" && c.Join {
 		// What it forgets it must not have voted for.
 		c.Server = false
-	}
-	if c.Listener != nil {
-		c.Advertise = cmp.Or(c.Advertise, c.Listener.Addr().String())
-		if err := checkReach(c.Advertise, c.Listener.Addr(), c.TLS != nil); err != nil {
-			return c, err
-		}
-	} else {
-		c.Advertise = cmp.Or(c.Advertise, "local")
 	}
 	if c.Peers == nil {
 		c.Peers = func() []Peer { return nil }
@@ -139,27 +132,6 @@ func (c Config) normal() (Config, error) {
 
 // maxExpect bounds the nodes that found a group together.
 const maxExpect = 5
-
-// checkReach holds the address that others are told to one that they can use,
-// and plain connections to loopback.
-func checkReach(advertise string, listens net.Addr, secure bool) error {
-	host, port, err := net.SplitHostPort(advertise)
-	if err != nil {
-		return fmt.Errorf("advertise: %w", err)
-	}
-	ip, _ := netip.ParseAddr(host)
-	if host == "" || ip.IsUnspecified() || port == "" || port == "0" {
-		return fmt.Errorf("advertise: nobody can dial %q", advertise)
-	}
-	if secure {
-		return nil
-	}
-	tcp, ok := listens.(*net.TCPAddr)
-	if !ok || !tcp.IP.IsLoopback() {
-		return fmt.Errorf("tls: without it the raft port may only listen on loopback, not on %v", listens)
-	}
-	return nil
-}
 
 func (t *Timers) normal() error {
 	defaults := Timers{

@@ -4,24 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"go.etcd.io/bbolt"
-	berrors "go.etcd.io/bbolt/errors"
-)
-
-// dataFile is the one file of a store, in Config.Dir.
-const dataFile = "raft.db"
-
-var (
-	bucketMeta     = []byte("meta")     // identity of the node and its group
-	bucketLog      = []byte("log")      // raft's log, by index
-	bucketStable   = []byte("stable")   // raft's term and vote
-	bucketSnapshot = []byte("snapshot") // the newest snapshot
 )
 
 var (
@@ -50,13 +39,18 @@ type disk struct {
 	failed chan struct{} // closed after cause is set
 	gone   chan struct{} // closed when the file is closed
 
+	counts *writeCounts
+	ended  atomic.Int64 // when the last write ended, unix ns
+
 	mu    sync.Mutex
 	cause error // see fail
 	shut  bool
+}
 
+// writeCounts count the writes to all data files that a store has opened one after the other.
+type writeCounts struct {
 	writes, failures atomic.Uint64
 	last, max        atomic.Int64 // duration of writes, ns
-	ended            atomic.Int64 // when the last write ended, unix ns
 }
 
 type diskOp struct {
@@ -65,44 +59,51 @@ type diskOp struct {
 	result   chan error // has room for one
 }
 
-// openDisk opens or makes the data file. It waits for half a second if another
-// process has it open.
-func openDisk(dir string, deadline time.Duration, faults *Faults) (*disk, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+// openDisk opens the data file in dir, and makes it if there is none. It waits for half a second if
+// another process has it open. It does not write to a file that is there. A file on a read-only file
+// system is opened for reading, and the disk has failed from the start.
+func openDisk(dir string, deadline time.Duration, faults *Faults, counts *writeCounts) (*disk, error) {
+	path := filepath.Join(dir, dataFile)
+	if err := ensureData(dir, path); err != nil {
 		return nil, err
 	}
-	path := filepath.Join(dir, dataFile)
-	db, err := bbolt.Open(path, 0o600, &bbolt.Options{
-		Timeout:      500 * time.Millisecond,
-		FreelistType: bbolt.FreelistMapType,
-		// Growing the map waits for readers; the log and a snapshot fit in this.
-		InitialMmapSize: 16 << 20,
-	})
-	if errors.Is(err, berrors.ErrTimeout) {
-		return nil, fmt.Errorf("%s is in use by another process", path)
+	if err := checkData(path); err != nil {
+		return nil, err
+	}
+	db, err := openBolt(path, false)
+	var readOnly error
+	if errors.Is(err, syscall.EROFS) {
+		readOnly = err
+		db, err = openBolt(path, true)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", path, err)
+		return nil, err
 	}
 	d := &disk{
-		db: db, deadline: deadline, faults: faults,
+		db: db, deadline: deadline, faults: faults, counts: counts,
 		ops: make(chan diskOp), done: make(chan struct{}), closed: make(chan struct{}),
 		failed: make(chan struct{}), gone: make(chan struct{}),
 	}
+	d.ended.Store(time.Now().UnixNano())
 	go d.run()
-	err = d.write(0, func(tx *bbolt.Tx) error {
-		for _, name := range [][]byte{bucketMeta, bucketLog, bucketStable, bucketSnapshot} {
-			if _, err := tx.CreateBucketIfNotExists(name); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		d.close(time.Second)
-		return nil, fmt.Errorf("open %s: %w", path, err)
+	if readOnly != nil {
+		d.fail(readOnly)
 	}
 	return d, nil
+}
+
+// roomBytes is what has to fit into the data file before raft uses it: some hundred changes. Without
+// that much a file that can still take a few bytes would be taken into use and fail, again and again.
+const roomBytes = 256 << 10
+
+// tryRoom writes roomBytes to the data file and removes them again.
+func (d *disk) tryRoom() error {
+	room := make([]byte, roomBytes)
+	err := d.write(0, func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Put(keyRoom, room) })
+	if err != nil {
+		return err
+	}
+	return d.write(0, func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Delete(keyRoom) })
 }
 
 // write runs a transaction and returns when it is on the disk. size is about how
@@ -150,10 +151,10 @@ func (d *disk) execute(op diskOp) error {
 	defer alarm.Stop()
 	err := d.transact(op.write)
 	took := time.Since(start)
-	d.writes.Add(1)
-	d.last.Store(int64(took))
+	d.counts.writes.Add(1)
+	d.counts.last.Store(int64(took))
 	d.ended.Store(time.Now().UnixNano())
-	d.max.Store(max(d.max.Load(), int64(took)))
+	d.counts.max.Store(max(d.counts.max.Load(), int64(took)))
 	if err != nil {
 		d.fail(err)
 		return err
@@ -175,7 +176,7 @@ func (d *disk) transact(f func(*bbolt.Tx) error) error {
 func (d *disk) fail(cause error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.failures.Add(1)
+	d.counts.failures.Add(1)
 	switch {
 	case d.cause == nil:
 		d.cause = cause
@@ -219,23 +220,23 @@ func (d *disk) close(wait time.Duration) bool {
 // idle is how long nothing has been written.
 func (d *disk) idle() time.Duration { return time.Since(time.Unix(0, d.ended.Load())) }
 
-func (d *disk) stats() WriteStats {
+func (c *writeCounts) stats() WriteStats {
 	return WriteStats{
-		Count: d.writes.Load(), Failed: d.failures.Load(),
-		Last: time.Duration(d.last.Load()), Max: time.Duration(d.max.Load()),
+		Count: c.writes.Load(), Failed: c.failures.Load(),
+		Last: time.Duration(c.last.Load()), Max: time.Duration(c.max.Load()),
 	}
 }
 
 // mayReopen says whether data written before the failure can be trusted to be
 // what the file says: after a hang that ended, and after a write that the system
-// refused (a full disk), but not after a failed fsync or anything unknown. Then
-// only a new process after a look at the disk will do.
+// refused (a full disk, a read-only file system), but not after a failed fsync or anything unknown.
+// Then only a new process after a look at the disk will do.
 func mayReopen(cause error) bool {
 	if errors.Is(cause, errDiskHung) {
 		return true
 	}
 	path, ok := errors.AsType[*fs.PathError](cause)
-	return ok && (path.Op == "write" || path.Op == "truncate")
+	return ok && (path.Op == "write" || path.Op == "truncate" || path.Op == "open")
 }
 
 // over says whether a closed disk is let go of: nothing hangs in it any more.

@@ -1,10 +1,6 @@
 package raftstore
 
-import (
-	"context"
-	"net"
-	"time"
-)
+import "time"
 
 // Faults injects what breaks in production. Its functions are called from many
 // goroutines, and must be safe for that; nil ones do nothing.
@@ -15,8 +11,6 @@ type Faults struct {
 	// Cut says that nothing passes between this node and the address, in either
 	// direction. Connections that exist are cut as well when they are next used.
 	Cut func(addr string) bool
-	// Dial takes the place of the network, as Config.Listener does on the other side.
-	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 	// Delay is waited for before each write to a connection.
 	Delay func(addr string) time.Duration
 }

@@ -388,6 +388,10 @@ func (s *Store) join(ctx context.Context, req joinRequest) error {
 
 // admits says why another node's raft is refused.
 func (s *Store) admits(h hello) error {
+	if original, ok := s.originalOf(h); ok {
+		s.noteClone(h, original)
+		return fmt.Errorf("the raft id %s is that of %s, which is alive: %s; %s", h.id, original.where(), cloned, cloneRemedy)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {

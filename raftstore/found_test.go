@@ -10,140 +10,143 @@ import (
 // A promise holds for one founder until that one has given its group up, or is
 // gone; and outlives a restart.
 func TestPromiseIsExclusive(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t, 2, func(c *Config) { c.Expect = 3 }) // one too few: nobody founds
-	n, founder := f.nodes[0], f.nodes[1]
-	s := n.start()
-	founder.start()
-	first := promiseRequest{Group: newGroup(), Founder: founder.store.Load().ID(), Addr: founder.addr()}
-	second := promiseRequest{Group: newGroup(), Founder: "zz", Addr: "127.0.0.1:1"}
-	refused := func(req promiseRequest, text string) {
-		t.Helper()
-		if err := s.promise(t.Context(), req); err == nil || !strings.Contains(err.Error(), text) {
-			t.Errorf("promise to %s: error is %v, want %q in it", req.Founder, err, text)
+	virtually(t, func(t *testing.T) {
+		f := newFleet(t, 2, func(c *Config) { c.Expect = 3 }) // one too few: nobody founds
+		n, founder := f.nodes[0], f.nodes[1]
+		s := n.start()
+		founder.start()
+		first := promiseRequest{Group: newGroup(), Founder: founder.store.Load().ID(), Addr: founder.addr()}
+		second := promiseRequest{Group: newGroup(), Founder: "zz", Addr: "127.0.0.1:1"}
+		refused := func(req promiseRequest, text string) {
+			t.Helper()
+			if err := s.promise(t.Context(), req); err == nil || !strings.Contains(err.Error(), text) {
+				t.Errorf("promise to %s: error is %v, want %q in it", req.Founder, err, text)
+			}
 		}
-	}
-	given := func(req promiseRequest) {
-		t.Helper()
-		if err := s.promise(t.Context(), req); err != nil {
-			t.Errorf("promise to %s: %v", req.Founder, err)
+		given := func(req promiseRequest) {
+			t.Helper()
+			if err := s.promise(t.Context(), req); err != nil {
+				t.Errorf("promise to %s: %v", req.Founder, err)
+			}
+			if id := s.identity(); id.Group != req.Group || id.member() {
+				t.Errorf("after a promise to %s this node is %+v", req.Founder, id)
+			}
 		}
-		if id := s.identity(); id.Group != req.Group || id.member() {
-			t.Errorf("after a promise to %s this node is %+v", req.Founder, id)
+		refused(promiseRequest{}, "names no group")
+		// As if the founder had drawn this group.
+		b := founder.store.Load()
+		b.identMu.Lock()
+		if err := b.setIdentity(identity{ID: b.ID(), Group: first.Group, Founder: b.ID(), FounderAddr: founder.addr()}); err != nil {
+			t.Fatal(err)
 		}
-	}
-	refused(promiseRequest{}, "names no group")
-	// As if the founder had drawn this group.
-	b := founder.store.Load()
-	b.identMu.Lock()
-	if err := b.setIdentity(identity{ID: b.ID(), Group: first.Group, Founder: b.ID(), FounderAddr: founder.addr()}); err != nil {
-		t.Fatal(err)
-	}
-	b.identMu.Unlock()
-	given(first)
-	given(first) // the same again
-	refused(second, "promised to "+first.Founder)
+		b.identMu.Unlock()
+		given(first)
+		given(first) // the same again
+		refused(second, "promised to "+first.Founder)
 
-	n.kill()
-	s = n.start()
-	refused(second, "promised to "+first.Founder)
+		n.kill()
+		s = n.start()
+		refused(second, "promised to "+first.Founder)
 
-	// The founder does not answer, and gossip calls it alive.
-	f.isolate(n)
-	alive := n.edit
-	n.kill()
-	n.edit = func(c *Config) {
-		alive(c)
-		c.Peers = func() []Peer { return []Peer{{ID: first.Founder, Addr: first.Addr, Alive: true}} }
-	}
-	s = n.start()
-	refused(second, "does not answer")
+		// The founder does not answer, and gossip calls it alive.
+		f.isolate(n)
+		alive := n.edit
+		n.kill()
+		n.edit = func(c *Config) {
+			alive(c)
+			c.Peers = func() []Peer { return []Peer{{ID: first.Founder, Addr: first.Addr, Alive: true}} }
+		}
+		s = n.start()
+		refused(second, "does not answer")
 
-	// It is gone.
-	n.kill()
-	n.edit = alive
-	founder.kill()
-	f.heal()
-	s = n.start()
-	given(second)
+		// It is gone.
+		n.kill()
+		n.edit = alive
+		founder.kill()
+		f.heal()
+		s = n.start()
+		given(second)
 
-	// Who belongs to a group promises nothing any more, and is not taken in by
-	// another one.
-	third := joinRequest{Group: newGroup(), Leader: "x"}
-	if err := s.join(t.Context(), third); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.join(t.Context(), third); err != nil {
-		t.Errorf("taken in twice: %v", err)
-	}
-	refused(first, "belongs to group "+third.Group.String())
-	if err := s.join(t.Context(), joinRequest{Group: newGroup()}); err == nil || !strings.Contains(err.Error(), "belongs to group") {
-		t.Errorf("taken in by a second group: %v", err)
-	}
-	if err := s.join(t.Context(), joinRequest{Group: newGroup(), Format: commandFormat + 1}); err == nil || !strings.Contains(err.Error(), "format") {
-		t.Errorf("taken in by a group of newer programs: %v", err)
-	}
+		// Who belongs to a group promises nothing any more, and is not taken in by
+		// another one.
+		third := joinRequest{Group: newGroup(), Leader: "x"}
+		if err := s.join(t.Context(), third); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.join(t.Context(), third); err != nil {
+			t.Errorf("taken in twice: %v", err)
+		}
+		refused(first, "belongs to group "+third.Group.String())
+		if err := s.join(t.Context(), joinRequest{Group: newGroup()}); err == nil || !strings.Contains(err.Error(), "belongs to group") {
+			t.Errorf("taken in by a second group: %v", err)
+		}
+		if err := s.join(t.Context(), joinRequest{Group: newGroup(), Format: commandFormat + 1}); err == nil || !strings.Contains(err.Error(), "format") {
+			t.Errorf("taken in by a group of newer programs: %v", err)
+		}
+	})
 }
 
 // Of two that mean to found a group the one with the higher id gives way.
 func TestLowerFounderWins(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t, 1, func(c *Config) { c.Expect = 3 })
-	s := f.nodes[0].start()
-	own, err := s.promiseSelf()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.promise(t.Context(), promiseRequest{Group: newGroup(), Founder: "zz", Addr: "127.0.0.1:1"}); err == nil {
-		t.Error("a founder gives way to a higher one")
-	}
-	lower := promiseRequest{Group: newGroup(), Founder: "!", Addr: "127.0.0.1:1"}
-	if err := s.promise(t.Context(), lower); err != nil {
-		t.Fatal(err)
-	}
-	// What was under way comes to nothing.
-	if err := s.bootstrap(s.current(), own, nil); err != nil {
-		t.Fatal(err)
-	}
-	if len(s.current().servers()) != 0 || s.identity().Group != lower.Group {
-		t.Error("a founder that gave way has founded its group")
-	}
-	if again, err := s.promiseSelf(); err != nil || again != (groupID{}) {
-		t.Errorf("a node that promised its help means to found group %s, %v", again, err)
-	}
+	virtually(t, func(t *testing.T) {
+		f := newFleet(t, 1, func(c *Config) { c.Expect = 3 })
+		s := f.nodes[0].start()
+		own, err := s.promiseSelf()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.promise(t.Context(), promiseRequest{Group: newGroup(), Founder: "zz", Addr: "127.0.0.1:1"}); err == nil {
+			t.Error("a founder gives way to a higher one")
+		}
+		lower := promiseRequest{Group: newGroup(), Founder: "!", Addr: "127.0.0.1:1"}
+		if err := s.promise(t.Context(), lower); err != nil {
+			t.Fatal(err)
+		}
+		// What was under way comes to nothing.
+		if err := s.bootstrap(s.current(), own, nil); err != nil {
+			t.Fatal(err)
+		}
+		if len(s.current().servers()) != 0 || s.identity().Group != lower.Group {
+			t.Error("a founder that gave way has founded its group")
+		}
+		if again, err := s.promiseSelf(); err != nil || again != (groupID{}) {
+			t.Errorf("a node that promised its help means to found group %s, %v", again, err)
+		}
+	})
 }
 
 // A founder that was stopped before it founded anything has promised itself
 // nothing; one that was stopped right after belongs to its group.
 func TestFounderRestarts(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t, 1, func(c *Config) { c.Expect = 3 })
-	n := f.nodes[0]
-	s := n.start()
-	if _, err := s.promiseSelf(); err != nil {
-		t.Fatal(err)
-	}
-	n.kill()
-	s = n.start()
-	if id := s.identity(); id.Group != (groupID{}) || id.Founder != "" {
-		t.Errorf("after a restart before the founding: %+v", id)
-	}
-	group, err := s.promiseSelf()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.bootstrap(s.current(), group, []raft.Server{s.self()}); err != nil {
-		t.Fatal(err)
-	}
-	// As if it had died before it wrote down that it did.
-	s.identMu.Lock()
-	if err := s.setIdentity(identity{ID: s.id, Group: group, Founder: s.id}); err != nil {
-		t.Fatal(err)
-	}
-	s.identMu.Unlock()
-	n.kill()
-	s = n.start()
-	if id := s.identity(); id.Group != group || !id.member() {
-		t.Errorf("after a restart behind the founding: %+v", id)
-	}
+	virtually(t, func(t *testing.T) {
+		f := newFleet(t, 1, func(c *Config) { c.Expect = 3 })
+		n := f.nodes[0]
+		s := n.start()
+		if _, err := s.promiseSelf(); err != nil {
+			t.Fatal(err)
+		}
+		n.kill()
+		s = n.start()
+		if id := s.identity(); id.Group != (groupID{}) || id.Founder != "" {
+			t.Errorf("after a restart before the founding: %+v", id)
+		}
+		group, err := s.promiseSelf()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.bootstrap(s.current(), group, []raft.Server{s.self()}); err != nil {
+			t.Fatal(err)
+		}
+		// As if it had died before it wrote down that it did.
+		s.identMu.Lock()
+		if err := s.setIdentity(identity{ID: s.id, Group: group, Founder: s.id}); err != nil {
+			t.Fatal(err)
+		}
+		s.identMu.Unlock()
+		n.kill()
+		s = n.start()
+		if id := s.identity(); id.Group != group || !id.member() {
+			t.Errorf("after a restart behind the founding: %+v", id)
+		}
+	})
 }

@@ -17,7 +17,10 @@ import (
 //	body    by kind
 //
 // Several may follow each other on a connection, one at a time.
-const maxFrameBytes = MaxCommandBytes + 64
+const (
+	maxRequestBytes = MaxCommandBytes + 64
+	maxAnswerBytes  = MaxSnapshotBytes + 64
+)
 
 // The kinds of requests. Bodies are JSON but for apply and read.
 type requestKind uint8
@@ -30,6 +33,7 @@ const (
 	askRemove                          // removeRequest -> nothing
 	askPromise                         // promiseRequest -> nothing
 	askJoin                            // joinRequest -> nothing
+	askState                           // stateRequest -> snapshot, or nothing if there is no newer one
 )
 
 // The statuses of answers.
@@ -58,14 +62,14 @@ func writeFrame(w io.Writer, what byte, body []byte) error {
 	return err
 }
 
-func readFrame(r io.Reader) (what byte, body []byte, err error) {
+func readFrame(r io.Reader, limit int) (what byte, body []byte, err error) {
 	var head [5]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return 0, nil, err
 	}
 	n := binary.BigEndian.Uint32(head[1:])
-	if n > maxFrameBytes {
-		return 0, nil, fmt.Errorf("frame of %d bytes, at most %d are allowed", n, maxFrameBytes)
+	if n > uint32(limit) {
+		return 0, nil, fmt.Errorf("frame of %d bytes, at most %d are allowed", n, limit)
 	}
 	body, err = readBody(r, int(n))
 	return head[0], body, err
@@ -123,7 +127,7 @@ func (c *caller) call(ctx context.Context, addr string, kind requestKind, body [
 		conn.Close()
 		return answer{}, true, fmt.Errorf("ask %s: %w", addr, err)
 	}
-	status, reply, err := readFrame(conn)
+	status, reply, err := readFrame(conn, maxAnswerBytes)
 	if err != nil {
 		conn.Close()
 		if ctx.Err() != nil {

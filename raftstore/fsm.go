@@ -70,12 +70,18 @@ func (f *fsm) applyLocked(l *raft.Log) any {
 // Snapshot is part of raft.FSM. A machine that stands still gives none: its
 // snapshot would say that it had seen what it has not.
 func (f *fsm) Snapshot() (raft.FSMSnapshot, error) {
+	b, err := f.encoded()
+	return encodedSnapshot(b), err
+}
+
+// encoded is the machine as a snapshot.
+func (f *fsm) encoded() ([]byte, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.halted != nil {
 		return nil, f.halted
 	}
-	return encodedSnapshot(f.machine.snapshot()), nil
+	return f.machine.snapshot(), nil
 }
 
 // Restore is part of raft.FSM.

@@ -36,7 +36,7 @@ func TestFleetOfOne(t *testing.T) {
 
 func TestThreeNodes(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t, 3, nil).start()
+	f := newRealFleet(t, 3, nil).start()
 	for i, s := range f.running() {
 		apply(t, s, add(string(rune('x'+i))))
 		if _, ok := s.State().Backend(string(rune('x' + i))); !ok {

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -119,9 +120,27 @@ func quickTimers() Timers {
 	}
 }
 
-// newFleet makes nodes that expect each other, and starts none.
+// virtually runs a test in virtual time: waiting costs nothing, and a busy machine is not taken for a
+// broken node. Writes to disk are real.
+func virtually(t *testing.T, test func(t *testing.T)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, test)
+}
+
+// newFleet makes nodes that expect each other, and starts none. They meet on a network in memory, so
+// the test runs virtually.
 func newFleet(t testing.TB, size int, edit func(*Config)) *fleet {
-	f := &fleet{t: t, expect: size, cuts: make(map[[2]string]bool)}
+	return makeFleet(t, newWire(memoryDir(t)), size, edit)
+}
+
+// newRealFleet makes such nodes on loopback.
+func newRealFleet(t testing.TB, size int, edit func(*Config)) *fleet {
+	return makeFleet(t, nil, size, edit)
+}
+
+func makeFleet(t testing.TB, wire *wire, size int, edit func(*Config)) *fleet {
+	f := &fleet{t: t, expect: size, cuts: make(map[[2]string]bool), wire: wire}
 	for i := range size {
 		f.add(string(rune('a'+i)), edit)
 	}
@@ -135,6 +154,9 @@ func (f *fleet) add(name string, edit func(*Config)) *node {
 	addr := fmt.Sprintf("127.0.0.%d:7947", len(f.nodes)+1)
 	if f.wire != nil {
 		n.dir = filepath.Join(f.wire.dir, name)
+		if err := os.MkdirAll(n.dir, 0o700); err != nil {
+			f.t.Fatal(err)
+		}
 	} else {
 		n.dir = f.t.TempDir()
 		ln, err := net.Listen("tcp", host()+":0")
@@ -234,9 +256,6 @@ func (n *node) config() Config {
 		},
 		Log: zerolog.Nop(),
 	}
-	if n.fleet.wire != nil {
-		cfg.Faults.Dial = n.fleet.wire.dial
-	}
 	if testing.Verbose() && os.Getenv("GRAPEVINE_LOG") != "" {
 		cfg.Log = zerolog.New(zerolog.ConsoleWriter{Out: os.Stderr, NoColor: true, TimeFormat: "05.000"}).
 			With().Timestamp().Str("node", n.name).Logger()
@@ -274,27 +293,43 @@ func (n *node) resume() {
 func (n *node) open() (s *Store, err error) {
 	cfg := n.config()
 	until(n.fleet.t, "port "+n.addr(), func() (ok bool) {
-		cfg.Listener, err = n.listen()
+		cfg.Streams, err = n.listen()
 		return err == nil
 	})
 	err = whenFree(n.fleet.t, func() error {
-		if cfg.Listener == nil {
-			if cfg.Listener, err = n.listen(); err != nil {
+		if cfg.Streams == nil {
+			if cfg.Streams, err = n.listen(); err != nil {
 				return err
 			}
 		}
 		s, err = Open(cfg)
-		cfg.Listener = nil // closed if it is not in use
+		cfg.Streams = nil // closed if it is not in use
 		return err
 	})
 	return s, err
 }
 
-func (n *node) listen() (net.Listener, error) {
+func (n *node) listen() (Streams, error) {
 	if n.fleet.wire != nil {
 		return n.fleet.wire.listen(n.addr())
 	}
-	return net.Listen("tcp", n.addr())
+	return listenPlain(n.addr())
+}
+
+// plain are unauthenticated TCP connections in place of the fleet's streams.
+type plain struct{ net.Listener }
+
+func listenPlain(addr string) (Streams, error) {
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	return plain{l}, nil
+}
+
+func (plain) Dial(ctx context.Context, addr string) (net.Conn, error) {
+	var d net.Dialer
+	return d.DialContext(ctx, "tcp", addr)
 }
 
 // whenFree does what opens a data file, again while the file is in use: who was

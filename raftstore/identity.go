@@ -13,6 +13,7 @@ import (
 var (
 	keyIdentity = []byte("identity")
 	keyApplied  = []byte("applied")
+	keyRoom     = []byte("room") // see tryRoom
 )
 
 // groupID names one raft group. It is drawn when a group is founded and kept by
@@ -79,13 +80,13 @@ func newGroup() (g groupID) {
 	return g
 }
 
-// loadIdentity reads who the node is, and makes it somebody the first time.
+// loadIdentity reads who the node is.
 func loadIdentity(d *disk) (identity, error) {
 	var id identity
 	err := d.read(func(tx *bbolt.Tx) error {
-		raw := tx.Bucket(bucketMeta).Get(keyIdentity)
-		if raw == nil {
-			return nil
+		raw, err := unseal(tx.Bucket(bucketMeta), keyIdentity)
+		if err != nil {
+			return err
 		}
 		if err := json.Unmarshal(raw, &id); err != nil {
 			return fmt.Errorf("identity is damaged: %w", err)
@@ -95,11 +96,19 @@ func loadIdentity(d *disk) (identity, error) {
 		}
 		return nil
 	})
-	if err != nil || id.ID != "" {
+	if err != nil || id.Founder != id.ID {
 		return id, err
 	}
-	id.ID = newID()
-	return id, saveIdentity(d, id)
+	// A node keeps a promise to itself by founding the group, and that leaves a log.
+	last, err := (&logStore{disk: d}).LastIndex()
+	if err != nil {
+		return id, err
+	}
+	id.Founder, id.FounderAddr = "", ""
+	if last == 0 {
+		id.Group = groupID{}
+	}
+	return id, nil
 }
 
 func saveIdentity(d *disk, id identity) error {
@@ -110,5 +119,5 @@ func saveIdentity(d *disk, id identity) error {
 	if err != nil {
 		return err
 	}
-	return d.write(0, func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Put(keyIdentity, raw) })
+	return d.write(0, func(tx *bbolt.Tx) error { return seal(tx.Bucket(bucketMeta), keyIdentity, raw) })
 }

@@ -56,6 +56,7 @@ func (s *Store) lead(ctx context.Context, l *life) {
 		return
 	}
 	s.commitConstants(ctx)
+	answers = s.withoutClones(servers, answers)
 	s.examine(l, servers, answers)
 	if s.moveServers(l, servers, answers) {
 		return

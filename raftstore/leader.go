@@ -28,6 +28,26 @@ func (s *Store) isLeader(l *life) bool { return l != nil && l.raft.State() == ra
 // think so for as long as its lease. Cheaper than Status. Safe for concurrent use.
 func (s *Store) Leading() bool { return s.isLeader(s.current()) }
 
+// Values of the field "event" of log lines about the leader.
+const (
+	EventLeaderChanged = "leader_changed"
+	EventLeaderLost    = "leader_lost"
+)
+
+// noteLeader logs that another node leads than at the last look, or none.
+func (s *Store) noteLeader(l *life) {
+	now := s.leader(l)
+	if now.ID == s.led {
+		return
+	}
+	s.led = now.ID
+	if now.ID == "" {
+		s.log.Warn().Str("event", EventLeaderLost).Msg("no leader is known: changes wait")
+		return
+	}
+	s.log.Info().Str("event", EventLeaderChanged).Str("leader", now.ID).Str("addr", now.Addr).Msg("another leader")
+}
+
 // leader is where the leader is, as far as this node knows.
 func (s *Store) leader(l *life) hint {
 	if l == nil {
@@ -238,7 +258,7 @@ func (s *Store) handOn(ctx context.Context, l *life) {
 func (s *Store) serve(c *conn) {
 	for {
 		c.limit(time.Now().Add(idleTimeout))
-		what, body, err := readFrame(c)
+		what, body, err := readFrame(c, maxRequestBytes)
 		if err != nil {
 			return
 		}
@@ -277,6 +297,12 @@ func (s *Store) answer(kind requestKind, body []byte) answer {
 			return failedAnswer(answerRefused, err)
 		}
 		return jsonAnswer(nil, s.join(ctx, req))
+	case askState:
+		var req stateRequest
+		if err := json.Unmarshal(body, &req); err != nil {
+			return failedAnswer(answerRefused, err)
+		}
+		return s.stateAfter(ctx, req)
 	}
 	return failedAnswer(answerRefused, fmt.Errorf("request of the unknown kind %d", kind))
 }

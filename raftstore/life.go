@@ -35,12 +35,19 @@ type life struct {
 	pending sync.WaitGroup // calls that wait for raft
 	mu      sync.Mutex
 	ending  bool
-	applied atomic.Uint64 // last index that was noted on the disk
+	applied atomic.Uint64 // highest index that was noted on the disk, by this raft or one before
 }
 
 // begin starts a raft on an open disk.
 func (s *Store) begin(d *disk) (*life, error) {
 	l := &life{disk: d, cut: make(chan struct{}), fsm: newFSM(s.publish, s.halt)}
+	if d != nil {
+		index, err := noted(d)
+		if err != nil {
+			return nil, err
+		}
+		l.applied.Store(index)
+	}
 	trans := s.transport(l)
 	var (
 		logs   raft.LogStore
@@ -199,13 +206,14 @@ func (l *life) note(after time.Duration) error {
 	if l.disk == nil {
 		return nil
 	}
-	applied := l.raft.AppliedIndex()
+	// A raft that has just begun has not applied yet what the one before had noted.
+	applied := max(l.raft.AppliedIndex(), l.applied.Load())
 	probe := l.raft.State() == raft.Leader && l.disk.idle() >= after
 	if applied <= l.applied.Load() && !probe {
 		return nil
 	}
 	err := l.disk.write(0, func(tx *bbolt.Tx) error {
-		return tx.Bucket(bucketMeta).Put(keyApplied, logKey(applied))
+		return seal(tx.Bucket(bucketMeta), keyApplied, logKey(applied))
 	})
 	if err == nil {
 		l.applied.Store(applied)
@@ -227,8 +235,12 @@ func replay(d *disk) (*State, error) {
 		return nil, err
 	}
 	if meta != nil {
-		if m, err = restoreMachine(data); err != nil {
+		m, err = restoreMachine(data)
+		if errors.Is(err, errUnknownSnapshot) {
 			return nil, err
+		}
+		if err != nil {
+			return nil, fmt.Errorf("the snapshot is damaged: %w", err)
 		}
 		next = meta.Index + 1
 	}
@@ -240,7 +252,7 @@ func replay(d *disk) (*State, error) {
 		var l raft.Log
 		err := logs.GetLog(next, &l)
 		if errors.Is(err, raft.ErrLogNotFound) {
-			break
+			return nil, fmt.Errorf("the log is damaged: entry %d is missing, and %d is noted as committed", next, applied)
 		}
 		if err != nil {
 			return nil, err
@@ -262,7 +274,11 @@ func replay(d *disk) (*State, error) {
 
 func noted(d *disk) (index uint64, err error) {
 	err = d.read(func(tx *bbolt.Tx) error {
-		dec := &decoder{b: tx.Bucket(bucketMeta).Get(keyApplied)}
+		raw, err := unseal(tx.Bucket(bucketMeta), keyApplied)
+		if err != nil {
+			return err
+		}
+		dec := &decoder{b: raw}
 		if len(dec.b) > 0 {
 			index = dec.uint64()
 		}

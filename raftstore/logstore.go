@@ -86,10 +86,18 @@ func decodeLog(key, record []byte, l *raft.Log) error {
 	return d.done()
 }
 
-// check reads the whole log, so that damage is found when the store is opened
-// and not when raft needs the entry, which it does not survive.
+// check reads the whole log, and the term and vote, so that damage is found when the
+// store is opened and not when raft needs the entry, which it does not survive.
 func (s *logStore) check() error {
 	return s.disk.read(func(tx *bbolt.Tx) error {
+		stable := tx.Bucket(bucketStable)
+		err := stable.ForEach(func(k, _ []byte) error {
+			_, err := unseal(stable, k)
+			return err
+		})
+		if err != nil {
+			return err
+		}
 		return tx.Bucket(bucketLog).ForEach(func(k, v []byte) error {
 			var l raft.Log
 			if err := decodeLog(k, v, &l); err != nil {
@@ -170,14 +178,14 @@ func (s *logStore) DeleteRange(first, last uint64) error {
 
 // Set is part of raft.StableStore.
 func (s *logStore) Set(key, val []byte) error {
-	return s.disk.write(0, func(tx *bbolt.Tx) error { return tx.Bucket(bucketStable).Put(key, val) })
+	return s.disk.write(0, func(tx *bbolt.Tx) error { return seal(tx.Bucket(bucketStable), key, val) })
 }
 
 // Get is part of raft.StableStore.
 func (s *logStore) Get(key []byte) (val []byte, err error) {
-	err = s.disk.read(func(tx *bbolt.Tx) error {
-		val = append([]byte{}, tx.Bucket(bucketStable).Get(key)...)
-		return nil
+	err = s.disk.read(func(tx *bbolt.Tx) (err error) {
+		val, err = unseal(tx.Bucket(bucketStable), key)
+		return err
 	})
 	return val, err
 }

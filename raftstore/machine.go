@@ -155,8 +155,6 @@ func (m *machine) updateBackend(index uint64, c UpdateBackend) (bool, *refusal) 
 		b.URL = *c.URL
 		b.Generation++
 	}
-	set(&b.Role, c.Role)
-	set(&b.Zone, c.Zone)
 	set(&b.Weight, c.Weight)
 	set(&b.KVTokens, c.KVTokens)
 	set(&b.Source, c.Source)
@@ -180,7 +178,7 @@ func set[T any](field, value *T) {
 
 // sameBackend compares what a command can change.
 func sameBackend(a, b Backend) bool {
-	return a.URL == b.URL && a.Role == b.Role && a.Zone == b.Zone && a.Weight == b.Weight &&
+	return a.URL == b.URL && a.Weight == b.Weight &&
 		a.KVTokens == b.KVTokens && a.Source == b.Source && slices.Equal(a.Models, b.Models)
 }
 

@@ -23,116 +23,122 @@ func voters(s *Store) (ids []string) {
 // One node by itself grows into a fleet: others are taken in, and two of them get
 // a vote together, so that there never are two voters for long.
 func TestOneNodeGrows(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t, 1, nil).start()
-	first := f.nodes[0].store.Load()
-	apply(t, first, add("alone"))
-	join := func(c *Config) { c.Expect, c.Join = 0, true }
-	b := f.add("b", join)
-	b.start()
-	until(t, "b to follow", func() bool { return has(b.store.Load().State(), "alone") })
-	if got := voters(first); len(got) != 1 {
-		t.Errorf("voters of two nodes are %v", got)
-	}
-	f.add("c", join).start()
-	d := f.add("d", func(c *Config) { c.Dir, c.Expect, c.Join = "", 0, true })
-	d.start()
-	until(t, "three voters", func() bool { return len(voters(first)) == 3 })
-	until(t, "d to follow", func() bool { return has(d.store.Load().State(), "alone") })
-	apply(t, d.store.Load(), add("by-a-guest"))
-	if slices.Contains(voters(first), d.store.Load().ID()) {
-		t.Error("a node that forgets may vote")
-	}
-	if st := first.Status(); len(st.Servers) != 4 || st.Group == "" || st.Problem != "" {
-		t.Errorf("status is %+v", st)
-	}
-	// The first leaves, and the group goes on without it.
-	f.nodes[0].halt()
-	apply(t, b.store.Load(), add("after"))
+	virtually(t, func(t *testing.T) {
+		f := newFleet(t, 1, nil).start()
+		first := f.nodes[0].store.Load()
+		apply(t, first, add("alone"))
+		join := func(c *Config) { c.Expect, c.Join = 0, true }
+		b := f.add("b", join)
+		b.start()
+		until(t, "b to follow", func() bool { return has(b.store.Load().State(), "alone") })
+		if got := voters(first); len(got) != 1 {
+			t.Errorf("voters of two nodes are %v", got)
+		}
+		f.add("c", join).start()
+		d := f.add("d", func(c *Config) { c.Dir, c.Expect, c.Join = "", 0, true })
+		d.start()
+		until(t, "three voters", func() bool { return len(voters(first)) == 3 })
+		until(t, "d to follow", func() bool { return has(d.store.Load().State(), "alone") })
+		apply(t, d.store.Load(), add("by-a-guest"))
+		if slices.Contains(voters(first), d.store.Load().ID()) {
+			t.Error("a node that forgets may vote")
+		}
+		if st := first.Status(); len(st.Servers) != 4 || st.Group == "" || st.Problem != "" {
+			t.Errorf("status is %+v", st)
+		}
+		// The first leaves, and the group goes on without it.
+		f.nodes[0].halt()
+		apply(t, b.store.Load(), add("after"))
+	})
 }
 
 // A voter that says goodbye is replaced at once by one that stands by, and
 // forgotten.
 func TestVoterLeaves(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t, 3, nil).start()
-	apply(t, f.running()[0], add("one"))
-	stand := f.add("stand-by", func(c *Config) { c.Expect, c.Join = 0, true })
-	stand.start()
-	until(t, "the stand-by to follow", func() bool { return has(stand.store.Load().State(), "one") })
-	leaver := f.others(f.leader())[0]
-	id := leaver.store.Load().ID()
-	leaver.halt()
-	leaver.left.Store(true)
-	until(t, "the stand-by to vote in its place", func() bool {
-		s := f.leader().store.Load()
-		known := slices.ContainsFunc(s.Status().Servers, func(v ServerStatus) bool { return v.ID == id })
-		return len(voters(s)) == 3 && !known && slices.Contains(voters(s), stand.store.Load().ID())
+	virtually(t, func(t *testing.T) {
+		f := newFleet(t, 3, nil).start()
+		apply(t, f.running()[0], add("one"))
+		stand := f.add("stand-by", func(c *Config) { c.Expect, c.Join = 0, true })
+		stand.start()
+		until(t, "the stand-by to follow", func() bool { return has(stand.store.Load().State(), "one") })
+		leaver := f.others(f.leader())[0]
+		id := leaver.store.Load().ID()
+		leaver.halt()
+		leaver.left.Store(true)
+		until(t, "the stand-by to vote in its place", func() bool {
+			s := f.leader().store.Load()
+			known := slices.ContainsFunc(s.Status().Servers, func(v ServerStatus) bool { return v.ID == id })
+			return len(voters(s)) == 3 && !known && slices.Contains(voters(s), stand.store.Load().ID())
+		})
+		apply(t, stand.store.Load(), add("two"))
 	})
-	apply(t, stand.store.Load(), add("two"))
 }
 
 // A voter that is dead stays one while nobody can take its place, and loses its
 // vote when somebody can.
 func TestDeadVoterIsReplaced(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t, 3, func(c *Config) { c.Timers.Dead = 300 * time.Millisecond }).start()
-	apply(t, f.running()[0], add("one"))
-	dead := f.others(f.leader())[0]
-	id := *dead.id.Load()
-	dead.kill()
-	stand := f.add("stand-by", func(c *Config) {
-		c.Expect, c.Join, c.Timers.Stable = 0, true, 300*time.Millisecond
+	virtually(t, func(t *testing.T) {
+		f := newFleet(t, 3, func(c *Config) { c.Timers.Dead = 300 * time.Millisecond }).start()
+		apply(t, f.running()[0], add("one"))
+		dead := f.others(f.leader())[0]
+		id := *dead.id.Load()
+		dead.kill()
+		stand := f.add("stand-by", func(c *Config) {
+			c.Expect, c.Join, c.Timers.Stable = 0, true, 300*time.Millisecond
+		})
+		if got := voters(f.leader().store.Load()); len(got) != 3 || !slices.Contains(got, id) {
+			t.Errorf("voters are %v", got)
+		}
+		stand.start()
+		until(t, "the stand-by to vote in its place", func() bool {
+			got := voters(f.leader().store.Load())
+			return len(got) == 3 && !slices.Contains(got, id)
+		})
+		dead.start()
+		apply(t, stand.store.Load(), add("two"))
+		until(t, "the dead one to be back", func() bool { return has(dead.store.Load().State(), "two") })
 	})
-	if got := voters(f.leader().store.Load()); len(got) != 3 || !slices.Contains(got, id) {
-		t.Errorf("voters are %v", got)
-	}
-	stand.start()
-	until(t, "the stand-by to vote in its place", func() bool {
-		got := voters(f.leader().store.Load())
-		return len(got) == 3 && !slices.Contains(got, id)
-	})
-	dead.start()
-	apply(t, stand.store.Load(), add("two"))
-	until(t, "the dead one to be back", func() bool { return has(dead.store.Load().State(), "two") })
 }
 
 // A node that has lost its data comes back at its address as another one. It does
 // not vote for the one that it was, and takes its place.
 func TestWipedNode(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t, 3, nil).start()
-	apply(t, f.running()[0], add("one"))
-	wiped := f.others(f.leader())[0]
-	old := wiped.store.Load().ID()
-	wiped.kill()
-	if err := os.RemoveAll(wiped.dir); err != nil {
-		t.Fatal(err)
-	}
-	s := wiped.start()
-	if s.ID() == old {
-		t.Fatal("it has its old id")
-	}
-	until(t, "the new one to vote in place of the old", func() bool {
-		got := voters(f.leader().store.Load())
-		return len(got) == 3 && slices.Contains(got, s.ID()) && !slices.Contains(got, old)
+	virtually(t, func(t *testing.T) {
+		f := newFleet(t, 3, nil).start()
+		apply(t, f.running()[0], add("one"))
+		wiped := f.others(f.leader())[0]
+		old := wiped.store.Load().ID()
+		wiped.kill()
+		if err := os.RemoveAll(wiped.dir); err != nil {
+			t.Fatal(err)
+		}
+		s := wiped.start()
+		if s.ID() == old {
+			t.Fatal("it has its old id")
+		}
+		until(t, "the new one to vote in place of the old", func() bool {
+			got := voters(f.leader().store.Load())
+			return len(got) == 3 && slices.Contains(got, s.ID()) && !slices.Contains(got, old)
+		})
+		until(t, "the state to be back", func() bool { return has(s.State(), "one") })
 	})
-	until(t, "the state to be back", func() bool { return has(s.State(), "one") })
 }
 
 // A node that comes back at another address is the same server.
 func TestMovedNode(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t, 3, nil).start()
-	apply(t, f.running()[0], add("one"))
-	moved := f.others(f.leader())[0]
-	moved.kill()
-	moved.at.Store(newFleet(t, 1, nil).nodes[0].at.Load())
-	s := moved.start()
-	apply(t, f.leader().store.Load(), add("two"))
-	until(t, "the server to be known at its new address", func() bool {
-		return has(s.State(), "two") && slices.ContainsFunc(f.leader().store.Load().Status().Servers, func(v ServerStatus) bool {
-			return v.ID == s.ID() && v.Addr == moved.addr() && v.Voter
+	virtually(t, func(t *testing.T) {
+		f := newFleet(t, 3, nil).start()
+		apply(t, f.running()[0], add("one"))
+		moved := f.others(f.leader())[0]
+		moved.kill()
+		elsewhere := "127.0.0.9:7947"
+		moved.at.Store(&elsewhere)
+		s := moved.start()
+		apply(t, f.leader().store.Load(), add("two"))
+		until(t, "the server to be known at its new address", func() bool {
+			return has(s.State(), "two") && slices.ContainsFunc(f.leader().store.Load().Status().Servers, func(v ServerStatus) bool {
+				return v.ID == s.ID() && v.Addr == moved.addr() && v.Voter
+			})
 		})
 	})
 }
@@ -140,119 +146,124 @@ func TestMovedNode(t *testing.T) {
 // A voter that answers and whose disk has failed for good is replaced like a dead
 // one.
 func TestVoterWithBrokenDiskIsReplaced(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t, 3, func(c *Config) { c.Timers.Dead = 300 * time.Millisecond }).start()
-	apply(t, f.running()[0], add("one"))
-	broken := f.others(f.leader())[0]
-	id := broken.store.Load().ID()
-	cause := error(syscall.EIO)
-	broken.fail.Store(&cause)
-	apply(t, f.running()[0], add("two"))
-	until(t, "the disk to have failed", func() bool { return broken.store.Load().Status().Role == "failed" })
-	stand := f.add("stand-by", func(c *Config) { c.Expect, c.Join, c.Timers.Dead = 0, true, 300*time.Millisecond })
-	stand.start()
-	until(t, "the stand-by to vote in its place", func() bool {
-		got := voters(f.leader().store.Load())
-		return len(got) == 3 && !slices.Contains(got, id) && slices.Contains(got, stand.store.Load().ID())
+	virtually(t, func(t *testing.T) {
+		f := newFleet(t, 3, func(c *Config) { c.Timers.Dead = 300 * time.Millisecond }).start()
+		apply(t, f.running()[0], add("one"))
+		broken := f.others(f.leader())[0]
+		id := broken.store.Load().ID()
+		cause := error(syscall.EIO)
+		broken.fail.Store(&cause)
+		apply(t, f.running()[0], add("two"))
+		until(t, "the disk to have failed", func() bool { return broken.store.Load().Status().Role == "failed" })
+		stand := f.add("stand-by", func(c *Config) { c.Expect, c.Join, c.Timers.Dead = 0, true, 300*time.Millisecond })
+		stand.start()
+		until(t, "the stand-by to vote in its place", func() bool {
+			got := voters(f.leader().store.Load())
+			return len(got) == 3 && !slices.Contains(got, id) && slices.Contains(got, stand.store.Load().ID())
+		})
 	})
 }
 
 // Two groups that meet stay two, and say so.
 func TestForeignGroup(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t, 2, func(c *Config) { c.Expect = 0 }).start()
-	for _, s := range f.running() {
-		apply(t, s, add("mine-"+s.ID()))
-		until(t, "the other group to be reported", func() bool {
-			return strings.Contains(s.Status().Problem, "another group")
-		})
-	}
-	a, b := f.nodes[0].store.Load(), f.nodes[1].store.Load()
-	if len(a.State().Backends) != 1 || len(b.State().Backends) != 1 || a.Status().Group == b.Status().Group {
-		t.Error("two groups have become one")
-	}
-	// One gives in: it is wiped and joins.
-	f.nodes[1].kill()
-	if err := os.RemoveAll(f.nodes[1].dir); err != nil {
-		t.Fatal(err)
-	}
-	f.nodes[1].edit = func(c *Config) { c.Expect, c.Join = 0, true }
-	s := f.nodes[1].start()
-	until(t, "the other to follow", func() bool { return has(s.State(), "mine-"+a.ID()) })
-	until(t, "the problem to be gone", func() bool { return a.Status().Problem == "" })
+	virtually(t, func(t *testing.T) {
+		f := newFleet(t, 2, func(c *Config) { c.Expect = 0 }).start()
+		for _, s := range f.running() {
+			apply(t, s, add("mine-"+s.ID()))
+			until(t, "the other group to be reported", func() bool {
+				return strings.Contains(s.Status().Problem, "another group")
+			})
+		}
+		a, b := f.nodes[0].store.Load(), f.nodes[1].store.Load()
+		if len(a.State().Backends) != 1 || len(b.State().Backends) != 1 || a.Status().Group == b.Status().Group {
+			t.Error("two groups have become one")
+		}
+		// One gives in: it is wiped and joins.
+		f.nodes[1].kill()
+		if err := os.RemoveAll(f.nodes[1].dir); err != nil {
+			t.Fatal(err)
+		}
+		f.nodes[1].edit = func(c *Config) { c.Expect, c.Join = 0, true }
+		s := f.nodes[1].start()
+		until(t, "the other to follow", func() bool { return has(s.State(), "mine-"+a.ID()) })
+		until(t, "the problem to be gone", func() bool { return a.Status().Problem == "" })
+	})
 }
 
 // A node whose constants differ is not taken in; one that is a member already
 // says in what it differs.
 func TestConstantsMustAgree(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t, 1, nil).start()
-	a := f.nodes[0].store.Load()
-	until(t, "constants", func() bool { return a.State().Constants.BlockBytes == 1024 })
-	other := func(c *Config) { c.Expect, c.Join, c.Constants.BlockBytes = 0, true, 512 }
-	b := f.add("b", other)
-	s := b.start()
-	err := s.join(t.Context(), joinRequest{Group: a.group(), Constants: a.State().Constants})
-	if err == nil || !strings.Contains(err.Error(), "block bytes (fleet 1024, this node 512)") {
-		t.Errorf("join: %v", err)
-	}
-	until(t, "b to say why it is not taken in", func() bool { return strings.Contains(s.Status().Problem, "block bytes") })
-	for range 10 { // as many looks: there is nothing to wait for
-		time.Sleep(a.cfg.Timers.Poll)
-		if len(a.Status().Servers) > 1 {
-			t.Fatal("a node with other constants was taken in")
+	virtually(t, func(t *testing.T) {
+		f := newFleet(t, 1, nil).start()
+		a := f.nodes[0].store.Load()
+		until(t, "constants", func() bool { return a.State().Constants.BlockBytes == 1024 })
+		other := func(c *Config) { c.Expect, c.Join, c.Constants.BlockBytes = 0, true, 512 }
+		b := f.add("b", other)
+		s := b.start()
+		err := s.join(t.Context(), joinRequest{Group: a.group(), Constants: a.State().Constants})
+		if err == nil || !strings.Contains(err.Error(), "block bytes (fleet 1024, this node 512)") {
+			t.Errorf("join: %v", err)
 		}
-	}
-	b.kill()
-	b.edit = func(c *Config) { c.Expect, c.Join = 0, true }
-	s = b.start()
-	until(t, "b to follow", func() bool { return s.State().Constants.BlockBytes == 1024 })
-	b.kill()
-	b.edit = other
-	s = b.start()
-	until(t, "the difference to be told", func() bool { return strings.Contains(s.Status().Problem, "block bytes") })
+		until(t, "b to say why it is not taken in", func() bool { return strings.Contains(s.Status().Problem, "block bytes") })
+		for range 10 { // as many looks: there is nothing to wait for
+			time.Sleep(a.cfg.Timers.Poll)
+			if len(a.Status().Servers) > 1 {
+				t.Fatal("a node with other constants was taken in")
+			}
+		}
+		b.kill()
+		b.edit = func(c *Config) { c.Expect, c.Join = 0, true }
+		s = b.start()
+		until(t, "b to follow", func() bool { return s.State().Constants.BlockBytes == 1024 })
+		b.kill()
+		b.edit = other
+		s = b.start()
+		until(t, "the difference to be told", func() bool { return strings.Contains(s.Status().Problem, "block bytes") })
+	})
 }
 
 // A removed server that is alive is taken in again; the only voter stays.
 func TestRemoveServer(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t, 3, nil).start()
-	apply(t, f.running()[0], add("one"))
-	victim := f.others(f.leader())[0]
-	id := victim.store.Load().ID()
-	victim.kill()
-	s := f.leader().store.Load()
-	if err := s.RemoveServer(t.Context(), "nobody"); !errors.Is(err, ErrInvalid) {
-		t.Errorf("remove nobody: %v", err)
-	}
-	if err := f.others(f.leader())[0].store.Load().RemoveServer(t.Context(), id); err != nil {
-		t.Fatal(err)
-	}
-	until(t, "the others to know that it is removed", func() bool { return !slices.Contains(voters(s), id) })
-	apply(t, s, add("two"))
-	back := victim.start()
-	until(t, "it to vote again", func() bool { return slices.Contains(voters(f.leader().store.Load()), id) })
-	until(t, "it to know", func() bool { return has(back.State(), "two") })
+	virtually(t, func(t *testing.T) {
+		f := newFleet(t, 3, nil).start()
+		apply(t, f.running()[0], add("one"))
+		victim := f.others(f.leader())[0]
+		id := victim.store.Load().ID()
+		victim.kill()
+		s := f.leader().store.Load()
+		if err := s.RemoveServer(t.Context(), "nobody"); !errors.Is(err, ErrInvalid) {
+			t.Errorf("remove nobody: %v", err)
+		}
+		if err := f.others(f.leader())[0].store.Load().RemoveServer(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+		until(t, "the others to know that it is removed", func() bool { return !slices.Contains(voters(s), id) })
+		apply(t, s, add("two"))
+		back := victim.start()
+		until(t, "it to vote again", func() bool { return slices.Contains(voters(f.leader().store.Load()), id) })
+		until(t, "it to know", func() bool { return has(back.State(), "two") })
+	})
 }
 
 // A node that was away for long gets a snapshot instead of the log.
 func TestSnapshotIsSent(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t, 3, nil).start()
-	apply(t, f.running()[0], add("first"))
-	away := f.others(f.leader())[0]
-	away.kill()
-	s := f.leader().store.Load()
-	for i := range 150 {
-		apply(t, s, SetSwitches{Switches{Hot: i%2 == 0}})
-	}
-	apply(t, s, add("last"))
-	until(t, "the old log to be dropped", func() bool {
-		first, err := (&logStore{disk: f.leader().store.Load().current().disk}).FirstIndex()
-		return err == nil && first > 20
+	virtually(t, func(t *testing.T) {
+		f := newFleet(t, 3, nil).start()
+		apply(t, f.running()[0], add("first"))
+		away := f.others(f.leader())[0]
+		away.kill()
+		s := f.leader().store.Load()
+		for i := range 150 {
+			apply(t, s, SetSwitches{Switches{Hot: i%2 == 0}})
+		}
+		apply(t, s, add("last"))
+		until(t, "the old log to be dropped", func() bool {
+			first, err := (&logStore{disk: f.leader().store.Load().current().disk}).FirstIndex()
+			return err == nil && first > 20
+		})
+		back := away.start()
+		until(t, "the node to catch up", func() bool { return has(back.State(), "last") && has(back.State(), "first") })
 	})
-	back := away.start()
-	until(t, "the node to catch up", func() bool { return has(back.State(), "last") && has(back.State(), "first") })
 }
 
 // What is noted of nodes that were not taken in goes with them.

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -39,10 +39,6 @@ func TestOneGroupWhateverTheOrder(t *testing.T) {
 		rounds = 10
 	}
 	r := seeded(t)
-	// Several at a time: they mostly wait.
-	gate := make(chan struct{}, 6)
-	var wg sync.WaitGroup
-	var mu sync.Mutex
 	var took []time.Duration
 	orders, blinded, lates := make(map[string]int), 0, make(map[int]int)
 	for round := range rounds {
@@ -51,40 +47,36 @@ func TestOneGroupWhateverTheOrder(t *testing.T) {
 		if round%10 == 9 {
 			size = 5
 		}
-		f := newFleet(t, size, func(c *Config) {
-			c.Expect = 3
-			c.Timers.Heartbeat, c.Timers.Lease, c.Timers.Poll = 250*time.Millisecond, 250*time.Millisecond, 25*time.Millisecond
-		})
 		order := r.Perm(size)
 		var waits []time.Duration
 		for range order {
 			waits = append(waits, time.Duration(r.IntN(30))*time.Millisecond)
 		}
-		late := r.IntN(size)
+		late, hidden := r.IntN(size), r.IntN(size)
 		waits[late] += time.Duration(r.IntN(200)) * time.Millisecond
 		// In a third of the rounds one node does not see another for a while.
 		blind := r.IntN(3) == 0
 		if blind {
-			f.isolate(f.nodes[r.IntN(size)])
 			blinded++
 		}
 		orders[fmt.Sprint(order)]++
 		lates[late]++
-		gate <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-gate }()
-			defer f.stop()
+		synctest.Test(t, func(t *testing.T) {
+			f := newFleet(t, size, func(c *Config) {
+				c.Expect = 3
+				c.Timers.Heartbeat, c.Timers.Lease, c.Timers.Poll = 250*time.Millisecond, 250*time.Millisecond, 25*time.Millisecond
+			})
+			if blind {
+				f.isolate(f.nodes[hidden])
+			}
 			began := time.Now()
 			if err := oneGroup(f, order, waits, blind); err != nil {
 				t.Errorf("round %d, order %v, waits %v: %v", round, order, waits, err)
 				return
 			}
-			mu.Lock()
-			defer mu.Unlock()
 			took = append(took, time.Since(began))
 		})
 	}
-	wg.Wait()
 	if len(took) != rounds {
 		t.Fatalf("%d of %d orders formed one group", len(took), rounds)
 	}
@@ -113,7 +105,7 @@ func oneGroup(f *fleet, order []int, waits []time.Duration, blind bool) error {
 		f.heal()
 	}
 	var why error
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		groups, leaders := make(map[string]int), 0
 		why = nil
 		for _, s := range f.running() {

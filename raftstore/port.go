@@ -2,7 +2,6 @@ package raftstore
 
 import (
 	"context"
-	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -19,7 +18,7 @@ const (
 	// maxConns bounds the connections that others have open to this node. A group
 	// of a hundred needs two or three from each other node.
 	maxConns = 1024
-	// greetTimeout bounds the TLS handshake and the hello.
+	// greetTimeout bounds the hello.
 	greetTimeout = 5 * time.Second
 	// idleTimeout ends a connection for requests that nobody uses.
 	idleTimeout = time.Minute
@@ -89,14 +88,12 @@ func readHello(r io.Reader) (hello, error) {
 	return h, d.done()
 }
 
-// port is the node's raft port: it accepts, authenticates and sorts connections,
-// and dials.
+// port accepts connections, tells raft's from those for requests, and dials.
 type port struct {
-	listener net.Listener
-	addr     string // as others reach it
-	id       string
-	tls      *tls.Config
-	faults   *Faults
+	streams Streams
+	addr    string // as others reach it
+	id      string
+	faults  *Faults
 	// admits says why a connection for raft is refused; nil if it is not.
 	admits func(hello) error
 	// raft takes a connection for raft over.
@@ -115,20 +112,19 @@ type port struct {
 
 // conn is a connection whose hello was exchanged.
 type conn struct {
-	net.Conn // secure, once greeted
-	raw      net.Conn
-	port     *port
-	hello    hello       // the dialing side's
-	peer     string      // the address of the other node
-	lost     atomic.Bool // faults have swallowed something
-	once     sync.Once
+	net.Conn
+	port  *port
+	hello hello       // the dialing side's
+	peer  string      // the address of the other node
+	lost  atomic.Bool // faults have swallowed something
+	once  sync.Once
 }
 
 // Close ends the connection; it may be called more than once.
 func (c *conn) Close() error {
 	var err error
 	c.once.Do(func() {
-		err = c.raw.Close()
+		err = c.Conn.Close()
 		c.port.mu.Lock()
 		delete(c.port.conns, c)
 		c.port.mu.Unlock()
@@ -138,7 +134,7 @@ func (c *conn) Close() error {
 
 // limit sets the deadline of everything on the connection. Setting it fails on a
 // closed connection only, which the next read or write finds out.
-func (c *conn) limit(t time.Time) { _ = c.raw.SetDeadline(t) }
+func (c *conn) limit(t time.Time) { _ = c.Conn.SetDeadline(t) }
 
 // interrupt ends what waits on the connection.
 func (c *conn) interrupt() { c.limit(time.Now().Add(-time.Second)) }
@@ -178,7 +174,7 @@ func (p *port) close() {
 		conns = append(conns, c)
 	}
 	p.mu.Unlock()
-	p.listener.Close()
+	p.streams.Close()
 	for _, c := range conns {
 		c.Close()
 	}
@@ -188,7 +184,7 @@ func (p *port) close() {
 func (p *port) accept() {
 	wait := 5 * time.Millisecond
 	for {
-		raw, err := p.listener.Accept()
+		raw, err := p.streams.Accept()
 		p.mu.Lock()
 		closed, full := p.closed, len(p.conns) >= maxConns
 		p.mu.Unlock()
@@ -199,11 +195,11 @@ func (p *port) accept() {
 			}
 			return
 		case errors.Is(err, net.ErrClosed):
-			p.onError(fmt.Errorf("raft port: %w", err))
+			p.onError(fmt.Errorf("accept: %w", err))
 			return
 		case err != nil:
 			// Out of file descriptors, most likely: it passes.
-			p.onError(fmt.Errorf("raft port: %w", err))
+			p.onError(fmt.Errorf("accept: %w", err))
 			time.Sleep(wait)
 			wait = min(2*wait, time.Second)
 			continue
@@ -213,7 +209,7 @@ func (p *port) accept() {
 			continue
 		}
 		wait = 5 * time.Millisecond
-		c := &conn{Conn: raw, raw: raw, port: p}
+		c := &conn{Conn: raw, port: p}
 		if !p.track(c) {
 			return
 		}
@@ -231,7 +227,7 @@ func (p *port) track(c *conn) bool {
 		return true
 	}
 	p.mu.Unlock()
-	c.raw.Close()
+	c.Conn.Close()
 	return false
 }
 
@@ -244,16 +240,6 @@ func (p *port) greet(c *conn) {
 		}
 	}()
 	c.limit(time.Now().Add(greetTimeout))
-	if p.tls != nil {
-		secure := tls.Server(c.Conn, p.tls)
-		if err := secure.Handshake(); err != nil {
-			return
-		}
-		if secure.ConnectionState().NegotiatedProtocol != ALPN {
-			return
-		}
-		c.Conn = secure
-	}
 	h, err := readHello(c.Conn)
 	if err != nil {
 		return
@@ -293,26 +279,22 @@ func (p *port) dial(ctx context.Context, addr string, h hello) (*conn, error) {
 		<-ctx.Done() // nobody answers a packet that was dropped
 		return nil, fmt.Errorf("dial %s: %w", addr, ctx.Err())
 	}
-	connect := (&net.Dialer{}).DialContext
-	if p.faults != nil && p.faults.Dial != nil {
-		connect = p.faults.Dial
-	}
-	raw, err := connect(ctx, "tcp", addr)
+	raw, err := p.streams.Dial(ctx, addr)
 	if err != nil {
 		return nil, err
 	}
-	c := &conn{Conn: raw, raw: raw, port: p, hello: h, peer: addr}
+	c := &conn{Conn: raw, port: p, hello: h, peer: addr}
 	if !p.track(c) {
 		return nil, net.ErrClosed
 	}
-	if err := p.introduce(ctx, c, addr); err != nil {
+	if err := p.introduce(ctx, c); err != nil {
 		c.Close()
 		return nil, fmt.Errorf("dial %s: %w", addr, err)
 	}
 	return c, nil
 }
 
-func (p *port) introduce(ctx context.Context, c *conn, addr string) error {
+func (p *port) introduce(ctx context.Context, c *conn) error {
 	deadline, ok := ctx.Deadline()
 	if !ok {
 		deadline = time.Now().Add(greetTimeout)
@@ -324,21 +306,6 @@ func (p *port) introduce(ctx context.Context, c *conn, addr string) error {
 			c.limit(time.Time{})
 		}
 	}()
-	if p.tls != nil {
-		cfg := p.tls
-		if cfg.ServerName == "" && !cfg.InsecureSkipVerify {
-			cfg = cfg.Clone()
-			cfg.ServerName, _, _ = net.SplitHostPort(addr)
-		}
-		secure := tls.Client(c.Conn, cfg)
-		if err := secure.HandshakeContext(ctx); err != nil {
-			return err
-		}
-		if got := secure.ConnectionState().NegotiatedProtocol; got != ALPN {
-			return fmt.Errorf("the other side speaks %q, not %s", got, ALPN)
-		}
-		c.Conn = secure
-	}
 	if _, err := c.Write(c.hello.encode()); err != nil {
 		return err
 	}
@@ -364,14 +331,4 @@ func readAdmission(r io.Reader) error {
 		return d.err
 	}
 	return fmt.Errorf("refused: %s", why)
-}
-
-// secured makes the TLS configuration of both directions from the one given.
-func secured(cfg *tls.Config) *tls.Config {
-	if cfg == nil {
-		return nil
-	}
-	cfg = cfg.Clone()
-	cfg.NextProtos = []string{ALPN}
-	return cfg
 }

@@ -42,12 +42,12 @@ func child(config string) error {
 	if err := json.Unmarshal([]byte(config), &c); err != nil {
 		return err
 	}
-	ln, err := net.Listen("tcp", c.Addr)
+	ln, err := listenPlain(c.Addr)
 	if err != nil {
 		return err
 	}
 	s, err := Open(Config{
-		Dir: c.Dir, Listener: ln, Expect: len(c.Peers) + 1, Server: true, Timers: quickTimers(),
+		Dir: c.Dir, Streams: ln, Expect: len(c.Peers) + 1, Server: true, Timers: quickTimers(),
 		Peers: func() []Peer {
 			var list []Peer
 			for _, addr := range c.Peers {

@@ -25,7 +25,7 @@ type Server struct {
 	Voter bool   `json:"voter"`
 }
 
-// Survivor is what the data of one node holds, for whoever has to decide about a
+// Survivor is what the data of one node holds, for the operator who decides about a
 // recovery.
 type Survivor struct {
 	ID        string   `json:"id"`
@@ -114,7 +114,7 @@ func openExisting(dir string) (*disk, error) {
 	if _, err := os.Stat(filepath.Join(dir, dataFile)); err != nil {
 		return nil, err
 	}
-	return openDisk(dir, recoverDeadline, nil)
+	return openDisk(dir, recoverDeadline, nil, &writeCounts{})
 }
 
 // Recover forces a new configuration on the data in dir, for a group that has

@@ -14,134 +14,139 @@ import (
 // has all that was acknowledged, and takes new nodes in. The lost ones return
 // with their old data and do no harm.
 func TestRecover(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t, 3, nil).start()
-	apply(t, f.running()[0], add("one"))
-	apply(t, f.running()[1], add("two"))
-	a, b, c := f.nodes[0], f.nodes[1], f.nodes[2]
-	until(t, "a to know", func() bool { return has(a.store.Load().State(), "two") })
-	group, id := a.store.Load().Status().Group, a.store.Load().ID()
-	if err := Recover(a.dir, []Server{{ID: id, Addr: a.addr(), Voter: true}}); err == nil || !strings.Contains(err.Error(), "in use") {
-		t.Errorf("recovery under a running node: %v", err)
-	}
-	for _, n := range f.all() {
-		n.kill()
-	}
-	var sv Survivor
-	err := whenFree(t, func() (err error) {
-		sv, err = Inspect(a.dir)
-		return err
-	})
-	if err != nil || sv.ID != id || sv.Group != group || len(sv.Servers) != 3 || sv.LastIndex < 3 {
-		t.Errorf("the survivor is %+v, %v", sv, err)
-	}
-	if err := Recover(a.dir, []Server{{ID: id, Addr: a.addr(), Voter: true}}); err != nil {
-		t.Fatal(err)
-	}
-	if sv, err = Inspect(a.dir); err != nil || len(sv.Servers) != 1 || sv.Backends != 2 || sv.Group == group {
-		t.Errorf("the recovered survivor is %+v, %v", sv, err)
-	}
-	a.start()
-	s := a.inService()
-	apply(t, s, add("three"))
-	for _, name := range []string{"one", "two", "three"} {
-		if !has(s.State(), name) {
-			t.Errorf("%s is lost", name)
+	virtually(t, func(t *testing.T) {
+		f := newFleet(t, 3, nil).start()
+		apply(t, f.running()[0], add("one"))
+		apply(t, f.running()[1], add("two"))
+		a, b, c := f.nodes[0], f.nodes[1], f.nodes[2]
+		until(t, "a to know", func() bool { return has(a.store.Load().State(), "two") })
+		group, id := a.store.Load().Status().Group, a.store.Load().ID()
+		if err := Recover(a.dir, []Server{{ID: id, Addr: a.addr(), Voter: true}}); err == nil || !strings.Contains(err.Error(), "in use") {
+			t.Errorf("recovery under a running node: %v", err)
 		}
-	}
-	st := s.Status()
-	if len(st.Servers) != 1 || st.Group == group {
-		t.Errorf("status after recovery is %+v", st)
-	}
-	// b and c are a majority of what was; they are kept out, and change nothing any more.
-	b.start()
-	c.start()
-	until(t, "the old group to be barred", func() bool {
-		_, err := b.store.Load().Apply(t.Context(), add("elsewhere"))
-		return errors.Is(err, ErrBarred) && strings.Contains(err.Error(), "was given up and recovered as "+st.Group)
-	})
-	until(t, "the old group to be noticed", func() bool { return strings.Contains(s.Status().Problem, "another group") })
-	apply(t, s, add("four"))
-	if has(s.State(), "elsewhere") {
-		t.Error("the old group has written into the new one")
-	}
-	for _, n := range []*node{b, c} {
-		n.kill()
-		if err := os.RemoveAll(n.dir); err != nil {
+		for _, n := range f.all() {
+			n.kill()
+		}
+		var sv Survivor
+		err := whenFree(t, func() (err error) {
+			sv, err = Inspect(a.dir)
+			return err
+		})
+		if err != nil || sv.ID != id || sv.Group != group || len(sv.Servers) != 3 || sv.LastIndex < 3 {
+			t.Errorf("the survivor is %+v, %v", sv, err)
+		}
+		if err := Recover(a.dir, []Server{{ID: id, Addr: a.addr(), Voter: true}}); err != nil {
 			t.Fatal(err)
 		}
-		n.edit = func(c *Config) { c.Expect, c.Join = 0, true }
-		n.start()
-	}
-	until(t, "three voters", func() bool { return len(voters(s)) == 3 })
-	apply(t, c.store.Load(), add("five"))
-	for _, name := range []string{"one", "two", "three", "four"} {
-		if !has(c.store.Load().State(), name) {
-			t.Errorf("%s is lost to the new node", name)
+		if sv, err = Inspect(a.dir); err != nil || len(sv.Servers) != 1 || sv.Backends != 2 || sv.Group == group {
+			t.Errorf("the recovered survivor is %+v, %v", sv, err)
 		}
-	}
+		a.start()
+		s := a.inService()
+		apply(t, s, add("three"))
+		for _, name := range []string{"one", "two", "three"} {
+			if !has(s.State(), name) {
+				t.Errorf("%s is lost", name)
+			}
+		}
+		st := s.Status()
+		if len(st.Servers) != 1 || st.Group == group {
+			t.Errorf("status after recovery is %+v", st)
+		}
+		// b and c are a majority of what was; they are kept out, and change nothing any more.
+		b.start()
+		c.start()
+		until(t, "the old group to be barred", func() bool {
+			_, err := b.store.Load().Apply(t.Context(), add("elsewhere"))
+			return errors.Is(err, ErrBarred) && strings.Contains(err.Error(), "was given up and recovered as "+st.Group)
+		})
+		until(t, "the old group to be noticed", func() bool { return strings.Contains(s.Status().Problem, "another group") })
+		apply(t, s, add("four"))
+		if has(s.State(), "elsewhere") {
+			t.Error("the old group has written into the new one")
+		}
+		for _, n := range []*node{b, c} {
+			n.kill()
+			if err := os.RemoveAll(n.dir); err != nil {
+				t.Fatal(err)
+			}
+			n.edit = func(c *Config) { c.Expect, c.Join = 0, true }
+			n.start()
+		}
+		until(t, "three voters", func() bool { return len(voters(s)) == 3 })
+		apply(t, c.store.Load(), add("five"))
+		for _, name := range []string{"one", "two", "three", "four"} {
+			if !has(c.store.Load().State(), name) {
+				t.Errorf("%s is lost to the new node", name)
+			}
+		}
+	})
 }
 
 // A node that keeps nothing and outlives its group is told by nobody that the
 // fleet goes on in another one. It finds out, says so, and follows that one after
 // a restart.
 func TestFollowerOfALostGroup(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t, 3, nil).start()
-	a, b, c := f.nodes[0], f.nodes[1], f.nodes[2]
-	d := f.add("d", func(c *Config) { c.Dir, c.Expect, c.Join = "", 0, true })
-	follower := d.start()
-	apply(t, f.running()[0], add("one"))
-	for _, s := range []*Store{a.store.Load(), follower} {
-		until(t, "both to know", func() bool { return has(s.State(), "one") })
-	}
-	for _, n := range []*node{a, b, c} {
-		n.kill()
-	}
-	if err := whenFree(t, func() error { return Recover(a.dir, []Server{{*a.id.Load(), a.addr(), true}}) }); err != nil {
-		t.Fatal(err)
-	}
-	a.start()
-	s := a.inService()
-	apply(t, s, add("two"))
-	until(t, "the follower to notice", func() bool {
-		return strings.Contains(follower.Status().Problem, "was given up and recovered as "+s.Status().Group) && strings.Contains(follower.Status().Problem, "restart this node")
+	virtually(t, func(t *testing.T) {
+		f := newFleet(t, 3, nil).start()
+		a, b, c := f.nodes[0], f.nodes[1], f.nodes[2]
+		d := f.add("d", func(c *Config) { c.Dir, c.Expect, c.Join = "", 0, true })
+		follower := d.start()
+		apply(t, f.running()[0], add("one"))
+		for _, s := range []*Store{a.store.Load(), follower} {
+			until(t, "both to know", func() bool { return has(s.State(), "one") })
+		}
+		for _, n := range []*node{a, b, c} {
+			n.kill()
+		}
+		if err := whenFree(t, func() error { return Recover(a.dir, []Server{{*a.id.Load(), a.addr(), true}}) }); err != nil {
+			t.Fatal(err)
+		}
+		a.start()
+		s := a.inService()
+		apply(t, s, add("two"))
+		until(t, "the follower to notice", func() bool {
+			return strings.Contains(follower.Status().Problem, "was given up and recovered as "+s.Status().Group) && strings.Contains(follower.Status().Problem, "restart this node")
+		})
+		if !has(follower.State(), "one") {
+			t.Error("the follower has forgotten what was agreed on")
+		}
+		until(t, "the leader to notice", func() bool { return strings.Contains(s.Status().Problem, "another group") })
+		d.kill()
+		follower = d.start()
+		until(t, "the follower to follow", func() bool { return has(follower.State(), "two") })
+		for _, s := range []*Store{s, follower} {
+			until(t, "the problem to be gone", func() bool { return s.Status().Problem == "" })
+		}
 	})
-	if !has(follower.State(), "one") {
-		t.Error("the follower has forgotten what was agreed on")
-	}
-	until(t, "the leader to notice", func() bool { return strings.Contains(s.Status().Problem, "another group") })
-	d.kill()
-	follower = d.start()
-	until(t, "the follower to follow", func() bool { return has(follower.State(), "two") })
-	for _, s := range []*Store{s, follower} {
-		until(t, "the problem to be gone", func() bool { return s.Status().Problem == "" })
-	}
 }
 
 // Two survivors that are recovered with the same servers, in whatever order, are
 // one group again.
 func TestRecoverTwoOfFive(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t, 5, nil).start()
-	apply(t, f.running()[0], add("one"))
-	a, b := f.nodes[0], f.nodes[1]
-	for _, n := range []*node{a, b} {
-		until(t, "both to know", func() bool { return has(n.store.Load().State(), "one") })
-	}
-	for _, n := range f.all() {
-		n.kill()
-	}
-	one, two := Server{*a.id.Load(), a.addr(), true}, Server{*b.id.Load(), b.addr(), true}
-	for dir, servers := range map[string][]Server{a.dir: {one, two}, b.dir: {two, one}} {
-		if err := whenFree(t, func() error { return Recover(dir, servers) }); err != nil {
-			t.Fatal(err)
+	virtually(t, func(t *testing.T) {
+		f := newFleet(t, 5, nil).start()
+		apply(t, f.running()[0], add("one"))
+		a, b := f.nodes[0], f.nodes[1]
+		for _, n := range []*node{a, b} {
+			until(t, "both to know", func() bool { return has(n.store.Load().State(), "one") })
 		}
-	}
-	a.start()
-	b.start()
-	apply(t, a.inService(), add("two"))
-	until(t, "b to know", func() bool { return has(b.store.Load().State(), "two") && has(b.store.Load().State(), "one") })
+		for _, n := range f.all() {
+			n.kill()
+		}
+		one, two := Server{*a.id.Load(), a.addr(), true}, Server{*b.id.Load(), b.addr(), true}
+		for dir, servers := range map[string][]Server{a.dir: {one, two}, b.dir: {two, one}} {
+			if err := whenFree(t, func() error { return Recover(dir, servers) }); err != nil {
+				t.Fatal(err)
+			}
+		}
+		a.start()
+		b.start()
+		// Either may lead, and a leader takes no changes before its own data is in service.
+		b.inService()
+		apply(t, a.inService(), add("two"))
+		until(t, "b to know", func() bool { return has(b.store.Load().State(), "two") && has(b.store.Load().State(), "one") })
+	})
 }
 
 func TestRecoverRefuses(t *testing.T) {
@@ -226,12 +231,13 @@ func TestDiskLatch(t *testing.T) {
 	var fail error
 	hang := make(chan struct{})
 	hung := false
+	var counts writeCounts
 	d, err := openDisk(t.TempDir(), patience, &Faults{Write: func() error {
 		if hung {
 			<-hang
 		}
 		return fail
-	}})
+	}}, &counts)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -259,7 +265,7 @@ func TestDiskLatch(t *testing.T) {
 	if err := logs.Set([]byte("k"), []byte("x")); err == nil {
 		t.Error("a failed disk takes writes")
 	}
-	if st := d.stats(); st.Failed == 0 || st.Count < 2 {
+	if st := counts.stats(); st.Failed == 0 || st.Count < 2 {
 		t.Errorf("stats are %+v", st)
 	}
 }

@@ -40,12 +40,12 @@ func (i identity) relationTo(p info) relation {
 	return stranger
 }
 
-// where names a peer for people.
-func (a answered) where() string {
-	if a.Name == "" {
-		return a.Addr
+// where is a peer's name and address.
+func (p Peer) where() string {
+	if p.Name == "" {
+		return p.Addr
 	}
-	return a.Name + " (" + a.Addr + ")"
+	return p.Name + " (" + p.Addr + ")"
 }
 
 const (

@@ -65,44 +65,45 @@ func TestRecoverApart(t *testing.T) {
 	t.Parallel()
 	for _, second := range []string{"follows", "is recovered again"} {
 		t.Run(second, func(t *testing.T) {
-			t.Parallel()
-			f := lost(t, 3)
-			a, b := f.nodes[0], f.nodes[1]
-			a.recover(a.voter())
-			b.recover(b.voter())
-			a.start()
-			apply(t, a.inService(), add("two"))
-			s := b.start()
-			until(t, "the second to find the first", func() bool {
-				_, err := s.Proven()
-				return errors.Is(err, ErrBarred)
-			})
-			until(t, "the second to lead itself", func() bool { return s.Leading() })
-			barred(t, s, "start it with join")
-			if p := s.Status().Problem; !strings.Contains(p, a.store.Load().Status().Group) || !strings.Contains(p, a.addr()) || !strings.Contains(p, "recover here once more") {
-				t.Errorf("the problem is told as %q", p)
-			}
-			b.kill()
-			err := whenFree(t, func() error { _, err := b.open(); return err })
-			if !errors.Is(err, ErrBarred) || !strings.Contains(err.Error(), b.dir) || !strings.Contains(err.Error(), a.addr()) {
-				t.Errorf("the second is started again: %v", err)
-			}
-			if second == "follows" {
-				if err := os.RemoveAll(b.dir); err != nil {
-					t.Fatal(err)
+			virtually(t, func(t *testing.T) {
+				f := lost(t, 3)
+				a, b := f.nodes[0], f.nodes[1]
+				a.recover(a.voter())
+				b.recover(b.voter())
+				a.start()
+				apply(t, a.inService(), add("two"))
+				s := b.start()
+				until(t, "the second to find the first", func() bool {
+					_, err := s.Proven()
+					return errors.Is(err, ErrBarred)
+				})
+				until(t, "the second to lead itself", func() bool { return s.Leading() })
+				barred(t, s, "start it with join")
+				if p := s.Status().Problem; !strings.Contains(p, a.store.Load().Status().Group) || !strings.Contains(p, a.addr()) || !strings.Contains(p, "recover here once more") {
+					t.Errorf("the problem is told as %q", p)
 				}
-				b.edit = func(c *Config) { c.Expect, c.Join = 0, true }
-				s = b.start()
-				until(t, "the second to follow", func() bool { return has(s.State(), "two") })
-				return
-			}
-			a.kill()
-			b.recover(b.voter())
-			b.start()
-			apply(t, b.inService(), add("three"))
-			if state := b.store.Load().State(); !has(state, "one") || has(state, "two") {
-				t.Errorf("the state is %+v", state)
-			}
+				b.kill()
+				err := whenFree(t, func() error { _, err := b.open(); return err })
+				if !errors.Is(err, ErrBarred) || !strings.Contains(err.Error(), b.dir) || !strings.Contains(err.Error(), a.addr()) {
+					t.Errorf("the second is started again: %v", err)
+				}
+				if second == "follows" {
+					if err := os.RemoveAll(b.dir); err != nil {
+						t.Fatal(err)
+					}
+					b.edit = func(c *Config) { c.Expect, c.Join = 0, true }
+					s = b.start()
+					until(t, "the second to follow", func() bool { return has(s.State(), "two") })
+					return
+				}
+				a.kill()
+				b.recover(b.voter())
+				b.start()
+				apply(t, b.inService(), add("three"))
+				if state := b.store.Load().State(); !has(state, "one") || has(state, "two") {
+					t.Errorf("the state is %+v", state)
+				}
+			})
 		})
 	}
 }
@@ -110,73 +111,77 @@ func TestRecoverApart(t *testing.T) {
 // Started at the same time, neither of the two takes a change, whoever leads what;
 // recovered again with the same servers they are one group, and nothing is lost.
 func TestRecoverApartAtOnce(t *testing.T) {
-	t.Parallel()
-	f := lost(t, 3)
-	a, b := f.nodes[0], f.nodes[1]
-	a.recover(a.voter())
-	b.recover(b.voter())
-	// Both are known as alive before either runs.
-	for _, n := range []*node{a, b} {
-		n.edit = func(c *Config) {
-			c.Met = func() bool { return a.store.Load() != nil && b.store.Load() != nil }
+	virtually(t, func(t *testing.T) {
+		f := lost(t, 3)
+		a, b := f.nodes[0], f.nodes[1]
+		a.recover(a.voter())
+		b.recover(b.voter())
+		// Both are known as alive before either runs.
+		for _, n := range []*node{a, b} {
+			n.edit = func(c *Config) {
+				c.Met = func() bool { return a.store.Load() != nil && b.store.Load() != nil }
+			}
+			n.start()
 		}
-		n.start()
-	}
-	for _, n := range []*node{a, b} {
-		s := n.store.Load()
-		until(t, "both to see each other", func() bool { return s.Leading() && strings.Contains(s.Status().Waiting, "for the operator") })
-		barred(t, s, "run grapevine raft recover on both")
-	}
-	a.kill()
-	b.kill()
-	a.recover(a.voter(), b.voter())
-	a.recover(b.voter(), a.voter()) // done twice, it is the same
-	b.recover(a.voter(), b.voter())
-	a.start()
-	b.start()
-	apply(t, a.inService(), add("two"))
-	until(t, "b to know", func() bool { return has(b.inService().State(), "two") && has(b.store.Load().State(), "one") })
+		for _, n := range []*node{a, b} {
+			s := n.store.Load()
+			until(t, "both to see each other", func() bool { return s.Leading() && strings.Contains(s.Status().Waiting, "for the operator") })
+			barred(t, s, "run grapevine raft recover on both")
+		}
+		a.kill()
+		b.kill()
+		a.recover(a.voter(), b.voter())
+		a.recover(b.voter(), a.voter()) // done twice, it is the same
+		b.recover(a.voter(), b.voter())
+		a.start()
+		b.start()
+		b.inService() // either may lead
+		apply(t, a.inService(), add("two"))
+		until(t, "b to know", func() bool { return has(b.store.Load().State(), "two") && has(b.store.Load().State(), "one") })
+	})
 }
 
 // A node that is recovered although the others have their majority stays out.
 func TestRecoverWithoutNeed(t *testing.T) {
-	t.Parallel()
-	f := lost(t, 3)
-	a, b, c := f.nodes[0], f.nodes[1], f.nodes[2]
-	a.recover(a.voter())
-	b.start()
-	c.start()
-	apply(t, b.store.Load(), add("two"))
-	s := a.start()
-	until(t, "the majority to be found", func() bool {
-		_, err := s.Proven()
-		return err != nil && strings.Contains(err.Error(), "has a majority")
+	virtually(t, func(t *testing.T) {
+		f := lost(t, 3)
+		a, b, c := f.nodes[0], f.nodes[1], f.nodes[2]
+		a.recover(a.voter())
+		b.start()
+		c.start()
+		apply(t, b.store.Load(), add("two"))
+		s := a.start()
+		until(t, "the majority to be found", func() bool {
+			_, err := s.Proven()
+			return err != nil && strings.Contains(err.Error(), "has a majority")
+		})
+		until(t, "it to lead itself", s.Leading)
+		barred(t, s, "has a majority")
+		apply(t, c.store.Load(), add("three"))
 	})
-	until(t, "it to lead itself", s.Leading)
-	barred(t, s, "has a majority")
-	apply(t, c.store.Load(), add("three"))
 }
 
 // Two groups that were recovered apart, and could not see each other, meet: one goes
 // on, the other takes no more changes and says so.
 func TestRecoveredGroupsMeet(t *testing.T) {
-	t.Parallel()
-	f := lost(t, 3)
-	a, b := f.nodes[0], f.nodes[1]
-	a.recover(a.voter())
-	b.recover(b.voter())
-	f.isolate(a)
-	for _, n := range []*node{a, b} {
-		n.start()
-		apply(t, n.inService(), add(n.name+"s-own"))
-	}
-	f.heal()
-	goes, ends := a.store.Load(), b.store.Load()
-	if ends.Status().Group < goes.Status().Group {
-		goes, ends = ends, goes
-	}
-	until(t, "one to yield", func() bool { return strings.Contains(ends.Status().Problem, "recovered apart") })
-	barred(t, ends, "give one up")
-	until(t, "the other to tell", func() bool { return strings.Contains(goes.Status().Problem, "another group") })
-	apply(t, goes, add("more"))
+	virtually(t, func(t *testing.T) {
+		f := lost(t, 3)
+		a, b := f.nodes[0], f.nodes[1]
+		a.recover(a.voter())
+		b.recover(b.voter())
+		f.isolate(a)
+		for _, n := range []*node{a, b} {
+			n.start()
+			apply(t, n.inService(), add(n.name+"s-own"))
+		}
+		f.heal()
+		goes, ends := a.store.Load(), b.store.Load()
+		if ends.Status().Group < goes.Status().Group {
+			goes, ends = ends, goes
+		}
+		until(t, "one to yield", func() bool { return strings.Contains(ends.Status().Problem, "recovered apart") })
+		barred(t, ends, "give one up")
+		until(t, "the other to tell", func() bool { return strings.Contains(goes.Status().Problem, "another group") })
+		apply(t, goes, add("more"))
+	})
 }

@@ -206,7 +206,7 @@ func (g *virtualGroup) healed() time.Duration {
 
 // memoryDir is a directory for data files that need not outlive the test: on a file system in memory where there is one, since
 // what is written is not what is measured.
-func memoryDir(t *testing.T) string {
+func memoryDir(t testing.TB) string {
 	if dir, err := os.MkdirTemp("/dev/shm", "raftstore"); err == nil {
 		t.Cleanup(func() { os.RemoveAll(dir) })
 		return dir
@@ -222,13 +222,9 @@ func TestSeedsGroup(t *testing.T) {
 		h := &historian{count: make(map[string]int)}
 		synctest.Test(t, func(t *testing.T) {
 			r := virtual.Rand(seed, 0)
-			f := &fleet{t: t, expect: 3 + 2*r.IntN(2), cuts: make(map[[2]string]bool), wire: newWire(dir)}
-			for i := range f.expect {
-				f.add(string(rune('a'+i)), func(c *Config) {
-					c.Timers = Timers{SnapshotEvery: time.Second, SnapshotAfter: 32, KeepLog: 8}
-				})
-			}
-			defer f.stop()
+			f := makeFleet(t, newWire(dir), 3+2*r.IntN(2), func(c *Config) {
+				c.Timers = Timers{SnapshotEvery: time.Second, SnapshotAfter: 32, KeepLog: 8}
+			})
 			g := &virtualGroup{fleet: f, t: t, r: r, h: h, leaders: map[uint64]string{}, newest: map[*Store]uint64{}}
 			g.run(30 * time.Second)
 		})

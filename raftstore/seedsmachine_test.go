@@ -130,7 +130,7 @@ func (m *naive) add(index uint64, at int64, c AddBackends) (bool, error) {
 	}
 	for _, b := range c.Backends {
 		m.backends[b.Name] = &Backend{
-			Generation: m.retired + 1, Name: b.Name, URL: b.URL, Models: b.Models, Role: b.Role, Zone: b.Zone,
+			Generation: m.retired + 1, Name: b.Name, URL: b.URL, Models: b.Models,
 			Weight: cmp.Or(b.Weight, 1), KVTokens: b.KVTokens, Source: b.Source, Since: at, Version: index,
 		}
 	}
@@ -151,11 +151,6 @@ func (m *naive) update(index uint64, c UpdateBackend) (bool, error) {
 	if c.URL != nil && *c.URL != b.URL {
 		b.URL = *c.URL
 		b.Generation++
-	}
-	for to, from := range map[*string]*string{&b.Role: c.Role, &b.Zone: c.Zone} {
-		if from != nil {
-			*to = *from
-		}
 	}
 	if c.Weight != nil {
 		b.Weight = *c.Weight
@@ -291,7 +286,7 @@ func anyCommand(r *rand.Rand, st *State, kind int) Command {
 			if r.IntN(4) == 0 {
 				b.URL = backend(name()).URL
 			}
-			b.Weight, b.KVTokens, b.Zone = float64(r.IntN(3)), r.Int64N(3), fmt.Sprint("z", r.IntN(2))
+			b.Weight, b.KVTokens = float64(r.IntN(3)), r.Int64N(3)
 			c.Backends = append(c.Backends, b)
 		}
 		return c
@@ -306,10 +301,10 @@ func anyCommand(r *rand.Rand, st *State, kind int) Command {
 			c.Models = ptr([]string{name()})
 		}
 		if r.IntN(2) == 0 {
-			c.Weight, c.Role, c.Source = ptr(float64(1+r.IntN(2))), ptr(fmt.Sprint("r", r.IntN(2))), ptr(Source(r.IntN(4)))
+			c.Weight, c.Source = ptr(float64(1+r.IntN(2))), ptr(Source(r.IntN(4)))
 		}
 		if r.IntN(4) == 0 {
-			c.Zone, c.KVTokens = ptr(fmt.Sprint("z", r.IntN(2))), ptr(r.Int64N(3))
+			c.KVTokens = ptr(r.Int64N(3))
 		}
 		return c
 	case 2:

@@ -155,8 +155,8 @@ func decodeMachine(b []byte) (*machine, error) {
 
 // decodeBackends reads the backends and derives which URLs are in use.
 func (m *machine) decodeBackends(d *decoder) error {
-	// The shortest backend: 23 bytes, if everything is empty or 0.
-	m.backends = make([]Backend, d.count(MaxBackends, 23))
+	// The shortest backend: 21 bytes, if everything is empty or 0.
+	m.backends = make([]Backend, d.count(MaxBackends, 21))
 	for i := range m.backends {
 		b := &m.backends[i]
 		generation := uint32(d.uint(math.MaxUint32))

@@ -57,9 +57,9 @@ func (s snapshotStore) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error
 func (s snapshotStore) load(withData bool) (meta *raft.SnapshotMeta, data []byte, err error) {
 	err = s.disk.read(func(tx *bbolt.Tx) error {
 		b := tx.Bucket(bucketSnapshot)
-		raw := b.Get(keySnapshotMeta)
-		if raw == nil {
-			return nil
+		raw, err := unseal(b, keySnapshotMeta)
+		if raw == nil || err != nil {
+			return err
 		}
 		if withData {
 			data = bytes.Clone(b.Get(keySnapshotData))
@@ -115,6 +115,6 @@ func (s *snapshotSink) Close() error {
 		if err := b.Put(keySnapshotData, s.data.Bytes()); err != nil {
 			return err
 		}
-		return b.Put(keySnapshotMeta, meta)
+		return seal(b, keySnapshotMeta, meta)
 	})
 }

@@ -33,11 +33,9 @@ type Constants struct {
 // Backend is one inference engine that requests may be sent to. Its JSON is how an
 // operator adds one: what the state machine sets is not in it.
 type Backend struct {
-	Name     string   `json:"name,omitempty"`   // unique, at most 128 bytes
-	URL      string   `json:"url"`              // unique, as NormalURL gives it
-	Models   []string `json:"models,omitempty"` // none: the engine is asked
-	Role     string   `json:"role,omitempty"`
-	Zone     string   `json:"zone,omitempty"`
+	Name     string   `json:"name,omitempty"`      // unique, at most 128 bytes
+	URL      string   `json:"url"`                 // unique, as NormalURL gives it
+	Models   []string `json:"models,omitempty"`    // none: the engine is asked
 	Weight   float64  `json:"weight,omitempty"`    // relative share of the load, above 0
 	KVTokens int64    `json:"kv_tokens,omitempty"` // size of the KV cache in tokens; 0 is unknown, and the engine is asked
 	Source   Source   `json:"-"`

@@ -23,8 +23,11 @@ type Status struct {
 	// Problem says what an operator should do something about; empty if nothing.
 	Problem string `json:"problem,omitempty"`
 	// Waiting says what a node without a group waits for.
-	Waiting string     `json:"waiting,omitempty"`
-	Writes  WriteStats `json:"writes"`
+	Waiting string `json:"waiting,omitempty"`
+	// DiskFailed says that this node's disk takes no writes: the node does not vote, and follows the
+	// others in memory until the disk works again.
+	DiskFailed bool       `json:"disk_failed,omitempty"`
+	Writes     WriteStats `json:"writes"`
 }
 
 // ServerStatus is one server of the group's configuration. What only a leader
@@ -45,7 +48,7 @@ type WriteStats struct {
 	Count  uint64        `json:"count"`
 	Failed uint64        `json:"failed"`
 	Last   time.Duration `json:"last_ns"`
-	Max    time.Duration `json:"max_ns"` // since the store was opened
+	Max    time.Duration `json:"max_ns"` // since the start of the process, as all of these
 }
 
 // Status says how this node sees the group. It is made anew at each call and
@@ -61,8 +64,9 @@ func (s *Store) Status() Status {
 	st := Status{
 		ID: s.id, Addr: s.addr, Role: "failed", Version: s.State().Version, Waiting: s.waiting, Servers: []ServerStatus{},
 		Problem: strings.Join(slices.DeleteFunc([]string{
-			s.problem.disk, s.problem.halted, s.problem.constants, s.problem.group,
+			s.problem.disk, s.problem.halted, s.problem.constants, s.problem.group, s.problem.clone.text(time.Now()),
 		}, func(text string) bool { return text == "" }), "; "),
+		DiskFailed: s.problem.disk != "", Writes: s.counts.stats(),
 	}
 	if s.ident.member() {
 		st.Group = s.ident.Group.String()
@@ -81,9 +85,6 @@ func (s *Store) Status() Status {
 		st.Role = "waiting"
 	}
 	st.LastIndex, st.Committed = l.raft.LastIndex(), l.raft.CommitIndex()
-	if l.disk != nil {
-		st.Writes = l.disk.stats()
-	}
 	leads := s.isLeader(l)
 	for _, server := range servers {
 		p := names[string(server.ID)]
@@ -93,6 +94,9 @@ func (s *Store) Status() Status {
 		}
 		if h := s.health[one.ID]; h != nil && leads {
 			one.Healthy, one.Index, one.Since = h.healthy, h.index, h.since
+		}
+		if leads && one.ID == s.id { // known without the round of questions that fills s.health
+			one.Healthy, one.Index = true, st.LastIndex
 		}
 		st.Servers = append(st.Servers, one)
 	}

@@ -1,8 +1,8 @@
 // Package raftstore keeps what the nodes of a fleet must agree on exactly:
 // backends with their ids and generations, hot prefixes, routing rules and the
-// constants that must be equal everywhere. It is a raft group on a port of its
-// own with its own durable log, and it looks after that group by itself: who
-// bootstraps it, who joins, who votes.
+// constants that must be equal everywhere. It is a raft group with its own
+// durable log, and it looks after that group by itself: who bootstraps it, who
+// joins, who votes. Streams between the nodes are given to it.
 //
 // It does not know what the rules mean, does not call a backend, and is never
 // asked on the path of a request: readers take State, an immutable value.
@@ -60,6 +60,7 @@ type Store struct {
 	ident    identity
 	life     *life // nil while there is none
 	first    *disk // what Open opened, until Start takes it
+	counts   writeCounts
 	problem  problems
 	waiting  string                   // what a node without a group, or with recovered data, waits for
 	bar      string                   // why a leader takes no changes
@@ -70,6 +71,8 @@ type Store struct {
 	// unwilling are the last errors of nodes that were not taken in, by address, so
 	// that each is logged once. Only run uses it.
 	unwilling map[string]string
+	// led is the leader that was logged last. Only run uses it.
+	led string
 	// clear is since when nothing has spoken against recovered data. Only run uses it.
 	clear time.Time
 }
@@ -83,6 +86,7 @@ type view struct {
 // problems are what an operator should know of; empty if nothing.
 type problems struct {
 	disk, halted, constants, group string
+	clone                          cloneSighting
 }
 
 // Open opens the data, without starting anything that another node could see. It
@@ -90,8 +94,8 @@ type problems struct {
 func Open(cfg Config) (*Store, error) {
 	s, err := open(cfg)
 	if err != nil {
-		if cfg.Listener != nil {
-			cfg.Listener.Close()
+		if cfg.Streams != nil {
+			cfg.Streams.Close()
 		}
 		return nil, fmt.Errorf("raftstore: %w", err)
 	}
@@ -103,8 +107,12 @@ func open(given Config) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
+	addr := "local"
+	if cfg.Streams != nil {
+		addr = cfg.Streams.Addr().String()
+	}
 	s := &Store{
-		cfg: cfg, addr: cfg.Advertise, log: cfg.Log,
+		cfg: cfg, addr: addr, log: cfg.Log,
 		poke: make(chan struct{}, 1), stopped: make(chan struct{}), health: make(map[string]*serverHealth),
 		unwilling: make(map[string]string),
 	}
@@ -123,6 +131,10 @@ func open(given Config) (*Store, error) {
 		d.close(endWait)
 		return nil, fmt.Errorf("%s: %w", cfg.Dir, err)
 	}
+	// A disk that takes no writes can be read all the same: the node starts with what it has kept.
+	if cause := d.tryRoom(); cause != nil {
+		s.report(cause)
+	}
 	s.first = d
 	return s, nil
 }
@@ -130,7 +142,7 @@ func open(given Config) (*Store, error) {
 // openData opens the data file and takes from it who this node is and the state
 // that it proves.
 func (s *Store) openData() (*disk, error) {
-	d, err := openDisk(s.cfg.Dir, s.cfg.Timers.Write, s.cfg.Faults)
+	d, err := openDisk(s.cfg.Dir, s.cfg.Timers.Write, s.cfg.Faults, &s.counts)
 	if err != nil {
 		return nil, err
 	}
@@ -141,20 +153,6 @@ func (s *Store) openData() (*disk, error) {
 		}
 		if s.id != "" && s.id != ident.ID {
 			return fmt.Errorf("the data is of another node: %s, not %s", ident.ID, s.id)
-		}
-		// A promise to oneself is kept by founding the group, and that leaves a log.
-		if ident.Founder == ident.ID {
-			last, err := (&logStore{disk: d}).LastIndex()
-			if err != nil {
-				return err
-			}
-			ident.Founder, ident.FounderAddr = "", ""
-			if last == 0 {
-				ident.Group = groupID{}
-			}
-			if err := saveIdentity(d, ident); err != nil {
-				return err
-			}
 		}
 		state, err := replay(d)
 		if err != nil {
@@ -190,25 +188,28 @@ func (s *Store) Start(ctx context.Context) error {
 	if s.started || s.stopping {
 		return errors.New("raftstore: started already, or stopped")
 	}
-	if s.cfg.Listener != nil {
+	if s.cfg.Streams != nil {
 		s.port = &port{
-			listener: s.cfg.Listener, addr: s.addr, id: s.id, tls: secured(s.cfg.TLS), faults: s.cfg.Faults,
+			streams: s.cfg.Streams, addr: s.addr, id: s.id, faults: s.cfg.Faults,
 			admits: s.admits, raft: s.takeRaft, requests: s.serve,
-			onError: func(err error) { s.log.Warn().Err(err).Msg("raft port does not accept") },
+			onError: func(err error) { s.log.Warn().Err(err).Msg("raft accepts no connections") },
 		}
 		s.caller = &caller{port: s.port, idle: make(map[string]idleConn)}
 	}
-	l, err := s.begin(s.first)
-	if err != nil {
-		return fmt.Errorf("raftstore: %w", err)
+	d := s.first
+	if d == nil || d.failure() == nil {
+		l, err := s.begin(d)
+		if err != nil {
+			return fmt.Errorf("raftstore: %w", err)
+		}
+		s.life = l
 	}
 	s.first = nil
-	s.life = l
 	s.started = true
 	if s.port != nil {
 		s.port.start()
 	}
-	go s.run(l)
+	go s.run(s.life, d)
 	return nil
 }
 
@@ -223,8 +224,8 @@ func (s *Store) Stop(ctx context.Context) error {
 	s.first = nil
 	s.mu.Unlock()
 	if !started {
-		if first && s.cfg.Listener != nil {
-			s.cfg.Listener.Close()
+		if first && s.cfg.Streams != nil {
+			s.cfg.Streams.Close()
 		}
 		if d != nil {
 			d.close(endWait)
@@ -333,24 +334,30 @@ func (s *Store) current() *life {
 	return s.life
 }
 
-// run looks after the group until Stop: one raft after the other.
-func (s *Store) run(l *life) {
+// run looks after the group until Stop: one raft after the other. l is nil if the disk d had failed
+// before there was one.
+func (s *Store) run(l *life, d *disk) {
 	defer close(s.stopped)
-	for l != nil {
-		s.tend(l)
-		s.mu.Lock()
-		s.life = nil
-		s.mu.Unlock()
-		over := l.end()
-		if !over {
-			s.log.Warn().Msg("raft did not end in time; the disk hangs, most likely")
+	for {
+		if l != nil {
+			s.tend(l)
+			s.mu.Lock()
+			s.life = nil
+			s.mu.Unlock()
+			if !l.end() {
+				s.log.Warn().Msg("raft did not end in time; the disk hangs, most likely")
+			}
+		} else {
+			d.close(endWait)
 		}
-		if cause := l.failure(); cause != nil && s.running() {
-			s.report(cause)
-			l = s.reopen(l)
-			continue
+		if d == nil || d.failure() == nil || !s.running() {
+			break
 		}
-		l = nil
+		s.report(d.failure())
+		if l = s.reopen(d); l == nil {
+			break
+		}
+		d = l.disk
 	}
 	if s.port != nil {
 		s.caller.close()
@@ -361,7 +368,7 @@ func (s *Store) run(l *life) {
 
 func (s *Store) running() bool { return s.ctx.Err() == nil }
 
-// peers asks gossip who is there: nodes with a raft port, but this one.
+// peers asks gossip who is there: nodes that take part in raft, but this one.
 func (s *Store) peers() []Peer {
 	s.peersMu.Lock()
 	defer s.peersMu.Unlock()
@@ -377,14 +384,22 @@ func (s *Store) report(cause error) {
 		text += "; it will not be used again before a restart"
 	}
 	s.mu.Lock()
+	news := s.problem.disk != text
 	s.problem.disk = text
 	s.mu.Unlock()
-	s.log.Error().Err(cause).Bool("retry", mayReopen(cause)).Msg("disk failed: this node takes no part in raft")
+	if news {
+		s.log.Error().Err(cause).Bool("retry", mayReopen(cause)).Msg("disk failed: this node follows in memory and does not vote")
+	}
 }
 
-// reopen waits until the disk of a life that failed works again, and begins
-// another; nil when the store is stopped.
-func (s *Store) reopen(old *life) *life {
+// reopen waits until the failed disk works again, and begins another raft on it; nil when the store is
+// stopped. Meanwhile the node follows in memory.
+func (s *Store) reopen(failed *disk) *life {
+	ctx, cancel := context.WithCancel(s.ctx)
+	var following sync.WaitGroup
+	following.Go(func() { s.follow(ctx) })
+	defer following.Wait()
+	defer cancel()
 	timer := time.NewTicker(s.cfg.Timers.Reopen)
 	defer timer.Stop()
 	for {
@@ -393,8 +408,8 @@ func (s *Store) reopen(old *life) *life {
 			return nil
 		case <-timer.C:
 		}
-		// Only when the disk is let go of is it known how the last write ended.
-		if !old.disk.over() || !mayReopen(old.failure()) {
+		// How the last write ended is known once the file is closed.
+		if !failed.over() || !mayReopen(failed.failure()) {
 			continue
 		}
 		d, err := s.openData()
@@ -402,10 +417,9 @@ func (s *Store) reopen(old *life) *life {
 			s.log.Warn().Err(err).Msg("disk still fails")
 			continue
 		}
-		l, err := s.begin(d)
-		if err == nil && l.failure() != nil {
-			l.end()
-			err = l.failure()
+		var l *life
+		if err = d.tryRoom(); err == nil {
+			l, err = s.begin(d)
 		}
 		if err != nil {
 			d.close(endWait)
@@ -452,6 +466,7 @@ func (s *Store) look(l *life) {
 		return // the disk failed, and tend will see it
 	}
 	s.settle(l)
+	s.noteLeader(l)
 	s.compare()
 	if !s.prove(ctx, l) {
 		return

@@ -35,12 +35,6 @@ func (b Backend) Check() error {
 	if err := checkModels(b.Models); err != nil {
 		return fmt.Errorf("models of %s: %w", b.Name, err)
 	}
-	if err := checkLabel(b.Role); err != nil {
-		return fmt.Errorf("role of %s: %w", b.Name, err)
-	}
-	if err := checkLabel(b.Zone); err != nil {
-		return fmt.Errorf("zone of %s: %w", b.Name, err)
-	}
 	if b.Weight != 0 {
 		if err := checkWeight(b.Weight); err != nil {
 			return fmt.Errorf("weight of %s: %w", b.Name, err)
@@ -64,16 +58,6 @@ func (c UpdateBackend) validate() error {
 	if c.Models != nil {
 		if err := checkModels(*c.Models); err != nil {
 			return fmt.Errorf("models of %s: %w", c.Name, err)
-		}
-	}
-	if c.Role != nil {
-		if err := checkLabel(*c.Role); err != nil {
-			return fmt.Errorf("role of %s: %w", c.Name, err)
-		}
-	}
-	if c.Zone != nil {
-		if err := checkLabel(*c.Zone); err != nil {
-			return fmt.Errorf("zone of %s: %w", c.Name, err)
 		}
 	}
 	if c.Weight != nil {
@@ -225,8 +209,6 @@ func checkName(s string) error {
 	return nil
 }
 
-func checkLabel(s string) error { return checkText(s, MaxNameBytes) }
-
 func checkText(s string, limit int) error {
 	if len(s) > limit {
 		return fmt.Errorf("%d bytes, at most %d are allowed", len(s), limit)
@@ -245,7 +227,7 @@ func checkModels(models []string) error {
 		if m == "" {
 			return fmt.Errorf("[%d] is empty", i)
 		}
-		if err := checkLabel(m); err != nil {
+		if err := checkText(m, MaxNameBytes); err != nil {
 			return fmt.Errorf("[%d]: %w", i, err)
 		}
 	}

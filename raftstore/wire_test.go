@@ -26,7 +26,7 @@ type wireListener struct {
 
 func newWire(dir string) *wire { return &wire{dir: dir, listeners: make(map[string]*wireListener)} }
 
-func (w *wire) listen(addr string) (net.Listener, error) {
+func (w *wire) listen(addr string) (Streams, error) {
 	at, err := net.ResolveTCPAddr("tcp", addr)
 	if err != nil {
 		return nil, err
@@ -41,18 +41,19 @@ func (w *wire) listen(addr string) (net.Listener, error) {
 	return l, nil
 }
 
-func (w *wire) dial(ctx context.Context, _, addr string) (net.Conn, error) {
+func (l *wireListener) Dial(ctx context.Context, addr string) (net.Conn, error) {
+	w := l.wire
 	w.mu.Lock()
-	l := w.listeners[addr]
+	to := w.listeners[addr]
 	w.mu.Unlock()
-	if l == nil {
+	if to == nil {
 		return nil, syscall.ECONNREFUSED
 	}
 	here, there := net.Pipe()
 	select {
-	case l.conns <- there:
+	case to.conns <- there:
 		return here, nil
-	case <-l.closed:
+	case <-to.closed:
 		return nil, syscall.ECONNREFUSED
 	case <-ctx.Done():
 		return nil, errors.Join(ctx.Err(), here.Close(), there.Close())

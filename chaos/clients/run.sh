@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Runs the official openai and anthropic Python clients through a grapevine router in front of two emulated engines.
-# Needs the built binary (GRAPEVINE, default bin/grapevine), python3 and pip. Everything it starts listens on loopback and is
+# Needs the built router (GRAPEVINE, default bin/grapevine), grapevine-lab beside it, python3 and pip. Everything it starts listens on loopback and is
 # ended by its process id.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 grapevine=${GRAPEVINE:-$root/bin/grapevine}
+lab=$(dirname "$grapevine")/grapevine-lab
 env=$root/.venv/clients
 logs=$(mktemp -d)
 pids=()
@@ -63,7 +64,9 @@ await() {
 	exit 1
 }
 
-[ -x "$grapevine" ] || { echo "no $grapevine: run make build" >&2; exit 1; }
+for program in "$grapevine" "$lab"; do
+	[ -x "$program" ] || { echo "no $program: run make build" >&2; exit 1; }
+done
 install
 
 read -r e1 e2 data admin strict strictadmin < <(python3 - <<'PY'
@@ -74,7 +77,7 @@ PY
 )
 model=test-model
 for port in "$e1" "$e2"; do
-	"$grapevine" engine --listen "127.0.0.1:$port" --model "$model" >"$logs/engine-$port.log" 2>&1 &
+	"$lab" engine --listen "127.0.0.1:$port" --model "$model" >"$logs/engine-$port.log" 2>&1 &
 	pids+=($!)
 	await "http://127.0.0.1:$port/health" "the engine on port $port" "$!"
 done

@@ -34,7 +34,7 @@ var ErrConfig = errors.New("demo settings")
 
 // Config says how large the demo is.
 type Config struct {
-	Binary   string        // grapevine, for the routers; default: the running program
+	Binary   string        // the program grapevine, for the routers
 	Env      []string      // more of the routers' environment
 	Nodes    int           // routers, 2 to MaxNodes: one of them is killed
 	Engines  int           // 1 to MaxEngines
@@ -58,19 +58,27 @@ type Arm struct {
 	Kill Kill `json:"kill"`
 }
 
+// Validate reports, as ErrConfig, the first setting that Run would refuse.
+func (c *Config) Validate() error {
+	switch {
+	case c.Engines < 1 || c.Engines > MaxEngines:
+		return fmt.Errorf("%w: %d engines, want 1 to %d", ErrConfig, c.Engines, MaxEngines)
+	case c.Nodes < 2 || c.Nodes > MaxNodes:
+		return fmt.Errorf("%w: %d routers, want 2 to %d: one is killed", ErrConfig, c.Nodes, MaxNodes)
+	case c.Duration < time.Second:
+		return fmt.Errorf("%w: %v of traffic, want a second or more", ErrConfig, c.Duration)
+	}
+	return nil
+}
+
 // Run runs both, one after the other, and returns when everything it started has ended. When ctx is cancelled it does so early, with
 // the context's error.
 func Run(ctx context.Context, cfg Config) (Outcome, error) {
 	var out Outcome
-	switch {
-	case cfg.Engines < 1 || cfg.Engines > MaxEngines:
-		return out, fmt.Errorf("%w: %d engines, want 1 to %d", ErrConfig, cfg.Engines, MaxEngines)
-	case cfg.Nodes < 2 || cfg.Nodes > MaxNodes:
-		return out, fmt.Errorf("%w: %d routers, want 2 to %d: one is killed", ErrConfig, cfg.Nodes, MaxNodes)
-	case cfg.Duration < time.Second:
-		return out, fmt.Errorf("%w: %v of traffic, want a second or more", ErrConfig, cfg.Duration)
+	err := cfg.Validate()
+	if err != nil {
+		return out, err
 	}
-	var err error
 	if out.Baseline, err = runArm(ctx, cfg, Baseline); err != nil {
 		return out, fmt.Errorf("%s: %w", Baseline, err)
 	}

@@ -17,7 +17,6 @@ const (
 	dataPort service = iota
 	adminPort
 	gossipPort
-	raftPort
 	services // how many there are
 )
 

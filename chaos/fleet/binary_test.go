@@ -2,7 +2,6 @@ package fleet_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -43,7 +42,7 @@ const orphanEnv = "GRAPEVINE_TEST_ORPHAN"
 func orphan(path string) int {
 	cfg := fleet.Config{Binary: os.Getenv("GRAPEVINE"), Nodes: 3, Engines: 1, NoBalancer: true}
 	if fleet.Isolated() { // all that there can be
-		cfg.Switched, cfg.Disks = fleet.Supports(fleet.FaultLinks) == nil, fleet.Supports(fleet.FaultDisks) == nil
+		cfg.Switched = fleet.Supports(fleet.FaultLinks) == nil
 		cfg.HAProxy = fleet.Supports(fleet.FaultHAProxy) == nil
 		cfg.NoBalancer = !cfg.HAProxy
 	}
@@ -52,12 +51,7 @@ func orphan(path string) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	for _, n := range f.Nodes()[1:] {
-		if cfg.Disks {
-			err = errors.Join(err, n.HangDisk())
-		}
-	}
-	if err = errors.Join(err, f.Nodes()[0].Pause()); err != nil {
+	if err := f.Nodes()[0].Pause(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}

@@ -47,7 +47,7 @@ func TestLiveApplyCost(t *testing.T) {
 	atLeast(t, "placements applied", rate, 0.9*placementsPerSecond, "/s") // or the machine is too slow to say
 	shown(t, "records applied", float64(after.AppliedRecords-before.AppliedRecords)/seconds, "/s")
 	shown(t, "payload applied", float64(after.AppliedBytes-before.AppliedBytes)/seconds/1e3, "kB/s")
-	if lost := after.LostBatches + after.Malformed + after.DroppedBound; lost > 0 || after.AppliedNews == before.AppliedNews {
+	if lost := after.MissedBatches + after.Malformed + after.DroppedBound; lost > 0 || after.AppliedNews == before.AppliedNews {
 		t.Errorf("not all was applied: %+v", after)
 	}
 	atMost(t, "CPU for applying", 100*(busy-idle), whenFull(full, 5.0, 15), "% of a core")

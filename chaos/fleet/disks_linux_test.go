@@ -13,14 +13,8 @@ import (
 // TestDisks breaks the disk of the node that leads in each of the ways there are. Another one leads while it is full or hangs, a node whose disk
 // hangs can be killed, and in the end all agree.
 func TestDisks(t *testing.T) {
-	need(t, fleet.FaultDisks)
-	if os.Getuid() == 0 { // it needs the rights to mount
-		t.Parallel()
-	} else if !isolated(t, false) {
-		return
-	}
-	f := start(t, fleet.Config{Nodes: 3, Engines: 1, Disks: true, NoBalancer: true,
-		Settings: map[string]any{"drain_grace": "0s", "drain_close": "0s"}})
+	t.Parallel()
+	f := start(t, fleet.Config{Binary: instrumented(t), Nodes: 3, Engines: 1, NoBalancer: true, Settings: map[string]any{"drain_grace": "0s", "drain_close": "0s"}})
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	w := newWrites(t)

@@ -12,7 +12,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"net/http"
 	"os"
@@ -23,14 +22,13 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/chaos/disk"
 	"grapevine/chaos/engine"
 	"grapevine/node"
 )
 
-// Config says what a fleet consists of. Nodes is the one field without a default.
+// Config says what a fleet consists of. Binary and Nodes have no default.
 type Config struct {
-	Binary  string   // grapevine; default: the running program
+	Binary  string   // the program grapevine, see FindRouter
 	Env     []string // more of the environment of its processes: NAME=VALUE
 	Nodes   int      // node-0, node-1, ...
 	Engines int      // engine-0, ...; all in this process
@@ -49,16 +47,11 @@ type Config struct {
 	// Settings are more settings of every node, by their keys in the configuration file; they replace what is there.
 	Settings map[string]any
 
-	// Isolated gives every node a network namespace of its own, so that Partition works. Only in a process started by Isolate.
-	Isolated bool
-
 	// Switched gives every node, every engine, the balancer and the clients a network namespace of their own, joined by a switch
 	// whose links can be broken one by one and in one direction; see SetLink. Only in a process started by Isolate.
 	Switched bool
 	// HAProxy has HAProxy in TCP mode in front, set up as in deploy/example, in place of the balancer of this package.
 	HAProxy bool
-	// Disks puts the data directory of each node on a file system of its own, which can be full, slow and hang.
-	Disks bool
 	// Certificates gives each node a certificate of one authority to show to other nodes, in place of one derived from their key.
 	Certificates bool
 
@@ -81,10 +74,8 @@ type Fleet struct {
 	temp    bool
 	janitor *janitor // of a temporary directory
 	addrs   addresses
-	net     *network // nil unless isolated
-	wires   wires    // nil unless switched
+	wires   wires // nil unless switched
 	threads []*thread
-	disks   []*disk.Disk
 
 	authority *authority // nil: nodes derive their certificates
 	nodes     []*Node
@@ -116,13 +107,6 @@ func (f *Fleet) start(ctx context.Context) error {
 	}
 	if c := &f.cfg; c.Founders+c.Spares > c.Nodes || c.Later > c.Nodes || min(c.Founders, c.Spares, c.Later) < 0 {
 		return fmt.Errorf("fleet: %d founders and %d spares, %d nodes later, of %d", c.Founders, c.Spares, c.Later, c.Nodes)
-	}
-	if f.cfg.Binary == "" {
-		self, err := os.Executable()
-		if err != nil {
-			return fmt.Errorf("fleet: own program: %w", err)
-		}
-		f.cfg.Binary = self
 	}
 	if err := f.makeDir(); err != nil {
 		return err
@@ -173,8 +157,8 @@ func engineName(i int) string { return fmt.Sprintf("engine-%d", i) }
 func (f *Fleet) makeAddresses() error {
 	members := f.cfg.Nodes + f.cfg.Engines + 1 + f.cfg.Guests
 	switch {
-	case f.cfg.Switched && (f.cfg.Isolated || f.cfg.Guests > 0):
-		return errors.New("fleet: a switched fleet is isolated already, and this process has no place in it for guests")
+	case f.cfg.Switched && f.cfg.Guests > 0:
+		return errors.New("fleet: this process has no place in a switched fleet for guests")
 	case f.cfg.Switched:
 		var names []string
 		for i := range f.cfg.Nodes {
@@ -188,13 +172,6 @@ func (f *Fleet) makeAddresses() error {
 			return err
 		}
 		f.wires, f.addrs = w, w
-		return nil
-	case f.cfg.Isolated:
-		net, err := newNetwork(f.cfg.Nodes, members)
-		if err != nil {
-			return err
-		}
-		f.net, f.addrs = net, net
 		return nil
 	}
 	if err := raiseLoopback(); err != nil {
@@ -244,7 +221,7 @@ func (f *Fleet) makeNodes() error {
 			f.authority = a
 		}
 	}
-	if f.net != nil || f.wires != nil { // whoever asks a node is on another machine then, to the node's knowledge
+	if f.wires != nil { // nodes take the harness for another machine then
 		f.token = rand.Text()
 		path := filepath.Join(f.dir, "admin-token")
 		if err := os.WriteFile(path, []byte(f.token+"\n"), 0o600); err != nil {
@@ -276,9 +253,7 @@ func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
 	switch {
 	case f.wires != nil:
 		n.thread = f.wires.thread(n.name)
-	case f.net != nil:
-		n.thread, err = f.net.attach(i)
-	case i > 0 && !f.cfg.Disks:
+	case i > 0:
 		n.thread = f.threads[0] // one thread forks them all
 	default:
 		n.thread, err = newThread(nil)
@@ -293,7 +268,6 @@ func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
 	if !f.cfg.Alone {
 		// A file for each: a node rewrites its own when keys are rotated.
 		settings["gossip"], settings["gossip_key_file"] = n.gossip, n.key
-		settings["raft"] = f.addrs.of(i, raftPort)
 		if f.authority != nil {
 			cert, files, err := f.authority.issue(f.dir, n.name, n.gossip)
 			if err != nil {
@@ -303,9 +277,7 @@ func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
 			maps.Copy(settings, files)
 		}
 		if i < f.cfg.Founders || i >= f.cfg.Nodes-f.cfg.Spares {
-			if err := f.makeDisk(n); err != nil {
-				return nil, err
-			}
+			n.dataDir = filepath.Join(f.dir, n.name+".data")
 			settings["data_dir"] = n.dataDir
 		}
 		if i < f.cfg.Founders {
@@ -319,23 +291,6 @@ func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
 	}
 	maps.Copy(settings, common)
 	return n, n.writeConfig(settings)
-}
-
-// makeDisk says where a node keeps its data. A file system of its own is one directory above that, so that what it keeps can be removed.
-func (f *Fleet) makeDisk(n *Node) (err error) {
-	if !f.cfg.Disks {
-		n.dataDir = filepath.Join(f.dir, n.name+".data")
-		return nil
-	}
-	dir := filepath.Join(f.dir, n.name+".disk")
-	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	n.dataDir = filepath.Join(dir, "data")
-	if n.disk, err = disk.Mount(dir, n.thread.do); err == nil {
-		f.disks = append(f.disks, n.disk)
-	}
-	return err
 }
 
 func (f *Fleet) backends() []map[string]any {
@@ -504,21 +459,10 @@ func (f *Fleet) hearsAll(ctx context.Context, n *Node) error {
 
 // Partition cuts the network between the two groups of nodes, named, in both directions: what is sent is lost without a word. Engines,
 // balancer and admin APIs stay reachable from both. It adds to what is cut already, and takes the place of what SetLink said of these
-// links. Only isolated and switched fleets can.
-func (f *Fleet) Partition(a, b []string) error {
-	if f.net == nil && f.wires == nil {
-		return errors.New("fleet: only an isolated or switched fleet can be partitioned")
-	}
-	left, err := f.members(a)
-	if err != nil {
-		return err
-	}
-	right, err := f.members(b)
-	if err != nil {
-		return err
-	}
+// links. Only switched fleets can.
+func (f *Fleet) Partition(a, b []string) (err error) {
 	if f.wires == nil {
-		return f.net.cut(left, right)
+		return errNotSwitched
 	}
 	for _, x := range a {
 		for _, y := range b {
@@ -526,29 +470,6 @@ func (f *Fleet) Partition(a, b []string) error {
 		}
 	}
 	return err
-}
-
-// Heal joins again what Partition cut. In a switched fleet it is HealLinks.
-func (f *Fleet) Heal() error {
-	switch {
-	case f.wires != nil:
-		return f.wires.heal()
-	case f.net != nil:
-		return f.net.heal()
-	}
-	return nil
-}
-
-func (f *Fleet) members(names []string) ([]int, error) {
-	var out []int
-	for _, name := range names {
-		i := slices.IndexFunc(f.nodes, func(n *Node) bool { return n.name == name })
-		if i < 0 {
-			return nil, fmt.Errorf("fleet: no node is called %q", name)
-		}
-		out = append(out, i)
-	}
-	return out, nil
 }
 
 // Close ends everything: processes with SIGKILL, by their ids, then the rest. It returns when nothing is left. The error says what did
@@ -571,9 +492,6 @@ func (f *Fleet) close() error {
 	}
 	for _, e := range f.engines {
 		errs = append(errs, e.Stop())
-	}
-	for _, d := range f.disks {
-		errs = append(errs, d.Close())
 	}
 	f.http.CloseIdleConnections()
 	if f.addrs != nil {

@@ -26,7 +26,9 @@ func start(t *testing.T, cfg fleet.Config) *fleet.Fleet {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	cfg.Binary = grapevine(t)
+	if cfg.Binary == "" {
+		cfg.Binary = grapevine(t)
+	}
 	if cfg.Engine.Models == nil {
 		cfg.Engine.Models = []string{model}
 	}
@@ -239,7 +241,7 @@ func TestFailedStart(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	for _, bad := range []fleet.Config{{}, {Nodes: 1, Engines: -1}, {Nodes: 1, Engines: 1000}, {Nodes: 1, Binary: "/does/not/exist"},
-		{Nodes: 1, Isolated: true}, {Nodes: 2, Later: 3}, {Nodes: 4, Founders: 3, Spares: 2}, {Nodes: 2, Founders: 3}, {Nodes: 1, Engines: 1, Engine: engine.ServerConfig{MaxModelLen: 1}}} {
+		{Nodes: 1, Switched: true}, {Nodes: 2, Later: 3}, {Nodes: 4, Founders: 3, Spares: 2}, {Nodes: 2, Founders: 3}, {Nodes: 1, Engines: 1, Engine: engine.ServerConfig{MaxModelLen: 1}}} {
 		if f, err := fleet.Start(ctx, bad); err == nil {
 			t.Errorf("%+v started", bad)
 			_ = f.Close()

@@ -15,7 +15,6 @@ import (
 	"grapevine/chaos/fleet"
 	"grapevine/gossip"
 	"grapevine/gossip/member"
-	"grapevine/gossip/wire"
 	"grapevine/prefixtree"
 )
 
@@ -58,7 +57,6 @@ type guestConfig struct {
 	secret  string
 	engines []string
 	deaf    bool
-	faults  func(peer string, b *wire.Batch) (drop bool, copies int, delay time.Duration)
 }
 
 // newGuest starts a member that leaves with the test.
@@ -78,7 +76,7 @@ func newGuest(t *testing.T, cfg guestConfig) *guest {
 			Self: member.Info{Name: cfg.name, Version: "test", Cluster: "grapevine", KeyID: hasher.KeyID(), BlockBytes: blockBytes},
 			Bind: cfg.addr, Join: cfg.join, Keys: [][]byte{cfg.key}, Log: zerolog.Nop(),
 		},
-		Knowledge: g, Faults: cfg.faults, Log: zerolog.Nop(),
+		Knowledge: g, Log: zerolog.Nop(),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -77,7 +77,7 @@ func TestPartition(t *testing.T) {
 		return
 	}
 	for round := range 2 { // the second finds no trace of the first
-		f := start(t, fleet.Config{Nodes: 3, Engines: 1, Alone: true, Isolated: true})
+		f := start(t, fleet.Config{Nodes: 3, Engines: 1, Alone: true, Switched: true})
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		a, b, c := f.Node("node-0"), f.Node("node-1"), f.Node("node-2")
 		check := func(what string, want bool) {
@@ -125,7 +125,7 @@ func TestPartition(t *testing.T) {
 	}
 }
 
-// TestDiesWithHarness: a harness that is killed takes all with it: nodes, also one that is stopped and ones whose disk hangs, HAProxy, and its
+// TestDiesWithHarness: a harness that is killed takes all with it: nodes, also one that is stopped, HAProxy, and its
 // directory.
 func TestDiesWithHarness(t *testing.T) {
 	t.Parallel()

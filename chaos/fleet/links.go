@@ -77,8 +77,8 @@ func (f *Fleet) ResetLink(a, b string) error {
 	return f.wires.reset(a, b)
 }
 
-// HealLinks ends all that SetLink and Partition did. Packets under way arrive when they would have.
-func (f *Fleet) HealLinks() error {
+// Heal ends all that SetLink and Partition did. Packets under way arrive when they would have.
+func (f *Fleet) Heal() error {
 	if f.wires == nil {
 		return errNotSwitched
 	}

@@ -263,7 +263,7 @@ func TestLinks(t *testing.T) {
 
 func heal(t *testing.T, f *fleet.Fleet) {
 	t.Helper()
-	if err := f.HealLinks(); err != nil {
+	if err := f.Heal(); err != nil {
 		t.Fatal(err)
 	}
 }

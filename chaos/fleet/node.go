@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"go.yaml.in/yaml/v3"
-
-	"grapevine/chaos/disk"
 )
 
 // Node is one router of a fleet: a process that can be started, ended in several ways, and started again under the same name, addresses
@@ -24,14 +22,13 @@ type Node struct {
 	config, key, log    string // files
 	dataDir             string // empty: it keeps nothing
 	env                 []string
-	clock               clock
+	control             control
 	cert                *certificate // nil: derived from the key
 	thread              *thread
-	disk                *disk.Disk // under dataDir; nil: it is on this machine's
 	http                *http.Client
 	token               string // of the admin API; empty: none is asked for
 
-	mu     sync.Mutex // guards what follows, and what clock and cert have in files
+	mu     sync.Mutex // guards what follows, and what control and cert have in files
 	binary string
 	proc   *process // the latest; nil before the first start
 	began  time.Time
@@ -74,22 +71,19 @@ func (n *Node) Start() error {
 	if n.proc != nil && n.proc.running() {
 		return fmt.Errorf("%s: runs already", n.name)
 	}
-	if err := n.clock.reset(); err != nil {
+	if err := n.control.reset(); err != nil {
 		return fmt.Errorf("%s: %w", n.name, err)
 	}
-	env := append(slices.Clone(n.env), clockEnv+"="+n.clock.path)
+	env := append(slices.Clone(n.env), controlEnv+"="+n.control.path)
 	p, err := startProcess(n.thread, n.log, n.binary, []string{"serve", "--config", n.config}, env)
 	if err != nil {
 		return fmt.Errorf("%s: %w", n.name, err)
-	}
-	if n.disk != nil {
-		p.unstick = n.disk.Fail
 	}
 	n.proc, n.began = p, time.Now()
 	return nil
 }
 
-// InNetwork runs f, which should be short, on the thread that starts the node's processes. In an isolated fleet that is in the node's
+// InNetwork runs f, which should be short, on the thread that starts the node's processes. In a switched fleet that is in the node's
 // network: what f starts or opens there (itself, not in another goroutine) is where the node is.
 func (n *Node) InNetwork(f func() error) error { return n.thread.do(f) }
 
@@ -112,9 +106,6 @@ func (n *Node) PID() int {
 	}
 	return 0
 }
-
-// KeyFile is the node's keyring, none if it is alone.
-func (n *Node) KeyFile() string { return n.key }
 
 // DataDir is where it keeps what the fleet has agreed on, empty if it keeps nothing. Whoever removes it while the node does not run gets a
 // node that has lost its disk.
@@ -214,10 +205,7 @@ const shownLog = 8 << 10
 // Log returns the end of what the node has logged, over all its processes.
 func (n *Node) Log() string { return tail(n.log, shownLog) }
 
-// LogFile is where all of it stands until the fleet is closed.
-func (n *Node) LogFile() string { return n.log }
-
 func (n *Node) files(dir string) {
 	base := filepath.Join(dir, n.name)
-	n.config, n.key, n.log, n.clock = base+".yaml", base+".key", base+".log", clock{base + ".clock"}
+	n.config, n.key, n.log, n.control = base+".yaml", base+".key", base+".log", control{base + ".control"}
 }

@@ -5,11 +5,29 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"strconv"
 	"testing"
 	"time"
 
 	"grapevine/chaos/fleet"
 )
+
+// seedEnv repeats a run: its value is the seed that the run has printed.
+const seedEnv = "GRAPEVINE_LIVE_SEED"
+
+// seed is the one that seedEnv gives, else one from the clock. It is printed.
+func seed(t *testing.T) uint64 {
+	t.Helper()
+	s := uint64(time.Now().UnixNano())
+	if text := os.Getenv(seedEnv); text != "" {
+		var err error
+		if s, err = strconv.ParseUint(text, 10, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("repeat with %s=%d", seedEnv, s)
+	return s
+}
 
 // TestLiveOrders starts three empty routers in random orders, one of them late: each time they found one group, and take writes.
 func TestLiveOrders(t *testing.T) {

@@ -18,8 +18,6 @@ type process struct {
 	cmd  *exec.Cmd
 	done chan struct{} // closed when it has been waited for
 	err  error         // of Wait; valid once done is closed
-	// unstick has what keeps a killed process from ending fail; nil if nothing does.
-	unstick func()
 
 	mu     sync.Mutex
 	asked  bool // somebody here ended it
@@ -86,14 +84,6 @@ func (p *process) signal(sig os.Signal) error {
 func (p *process) kill() error {
 	if err := p.signal(syscall.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
-	}
-	for p.unstick != nil {
-		p.unstick()
-		select {
-		case <-p.done:
-			return nil
-		case <-time.After(10 * time.Millisecond): // it may have asked for more
-		}
 	}
 	<-p.done
 	return nil

@@ -72,28 +72,42 @@ func configure(name string, addr netip.Prefix) error {
 		mask[i/8] |= 0x80 >> (i % 8)
 	}
 	var errs []error
-	set := func(name string, call uint, value func(*unix.Ifreq) error) {
-		req, err := unix.NewIfreq(name)
-		if err == nil {
-			err = value(req)
-		}
-		if err == nil {
-			err = unix.IoctlIfreq(s, call, req)
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("netswitch: interface %s: %w", name, err))
-		}
-	}
-	up := func(r *unix.Ifreq) error { r.SetUint16(unix.IFF_UP | unix.IFF_RUNNING); return nil }
-	set("lo", unix.SIOCSIFFLAGS, up)
-	set(name, unix.SIOCSIFADDR, func(r *unix.Ifreq) error { return r.SetInet4Addr(ip[:]) })
-	set(name, unix.SIOCSIFNETMASK, func(r *unix.Ifreq) error { return r.SetInet4Addr(mask[:]) })
-	set(name, unix.SIOCSIFMTU, func(r *unix.Ifreq) error { r.SetUint32(portMTU); return nil })
+	set := func(call uint, value func(*unix.Ifreq) error) { errs = append(errs, order(s, name, call, value)) }
+	errs = append(errs, order(s, "lo", unix.SIOCSIFFLAGS, up))
+	set(unix.SIOCSIFADDR, func(r *unix.Ifreq) error { return r.SetInet4Addr(ip[:]) })
+	set(unix.SIOCSIFNETMASK, func(r *unix.Ifreq) error { return r.SetInet4Addr(mask[:]) })
+	set(unix.SIOCSIFMTU, func(r *unix.Ifreq) error { r.SetUint32(portMTU); return nil })
 	if err := lengthen(name, portQueue); err != nil {
 		errs = append(errs, fmt.Errorf("netswitch: queue of interface %s: %w", name, err))
 	}
-	set(name, unix.SIOCSIFFLAGS, up)
+	set(unix.SIOCSIFFLAGS, up)
 	return errors.Join(errs...)
+}
+
+// order asks something of an interface through a socket.
+func order(socket int, name string, call uint, value func(*unix.Ifreq) error) error {
+	req, err := unix.NewIfreq(name)
+	if err == nil {
+		err = value(req)
+	}
+	if err == nil {
+		err = unix.IoctlIfreq(socket, call, req)
+	}
+	if err != nil {
+		return fmt.Errorf("netswitch: interface %s: %w", name, err)
+	}
+	return nil
+}
+
+func up(r *unix.Ifreq) error { r.SetUint16(unix.IFF_UP | unix.IFF_RUNNING); return nil }
+
+// RaiseLoopback makes 127.0.0.0/8 work in the network namespace of the calling thread.
+func RaiseLoopback() error {
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("netswitch: socket: %w", err)
+	}
+	return errors.Join(order(s, "lo", unix.SIOCSIFFLAGS, up), unix.Close(s))
 }
 
 // lengthen gives an interface's queue room for so many packets, by netlink: the older call is not for who is root of a user namespace only.

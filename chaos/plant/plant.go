@@ -1,7 +1,7 @@
 // Package plant holds defects that are planted in the program on purpose, so that the chaos harness can be shown to find them: for every
 // promise of the fleet at least one mistake that breaks it, of the kind that is made in earnest.
 //
-// The program's own source knows nothing of them. They are laid over it when bin/grapevine-chaos is built (make build-chaos, chaos/clock),
+// The program's own source knows nothing of them. They are laid over it when bin/grapevine-chaos is built (make build-chaos, chaos/instrument),
 // all of them into one program, where none is active but the one that GRAPEVINE_PLANT names when a process starts. A defect is
 // text: what a file has, and what it has in its place. If the file does not have it any more, exactly once, the build fails, and so does
 // a test that needs no build.

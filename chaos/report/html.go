@@ -58,12 +58,7 @@ func WriteHTML(w io.Writer, runs ...Report) error {
 		}
 		data.Rows = append(data.Rows, row)
 	}
-	// The XML declaration has no place inside a page.
-	picture := svg.String()
-	if i := strings.Index(picture, "<svg"); i > 0 {
-		picture = picture[i:]
-	}
-	data.Picture = template.HTML(picture) //nolint:gosec // drawn above; vgsvg escapes text
+	data.Picture = template.HTML(svg.String()) //nolint:gosec // drawn above; texts are escaped
 	r := &runs[0]
 	data.Notes = fmt.Sprintf(" Seed %d.", r.Seed)
 	if r.WarmupS > 0 {

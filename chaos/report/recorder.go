@@ -49,13 +49,6 @@ func (r *Recorder) Add(s Sample) {
 	r.mu.Unlock()
 }
 
-// Len returns the number of samples.
-func (r *Recorder) Len() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return len(r.samples)
-}
-
 // Setting is what a report must know beside the samples.
 type Setting struct {
 	Policy, Workload, Label string

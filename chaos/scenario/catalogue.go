@@ -159,7 +159,7 @@ var catalogue = []Scenario{
 		},
 	},
 	{
-		Name: "slow-disk", Nodes: 3, LeastNodes: 3, Engines: 4, Duration: half, Must: and(membershipKept.Name), Needs: []string{fleet.FaultDisks},
+		Name: "slow-disk", Nodes: 3, LeastNodes: 3, Engines: 4, Duration: half, Must: and(membershipKept.Name), Needs: []string{fleet.FaultInstrumented},
 		Proves: "the leader's disk is slow, then a voter's hangs: the fleet agrees on, or says that it cannot, and traffic does not notice",
 		generate: func(d *dice) (s Schedule) {
 			at, length := d.part(0, 2)
@@ -169,7 +169,7 @@ var catalogue = []Scenario{
 		},
 	},
 	{
-		Name: "full-disk", Nodes: 3, LeastNodes: 3, Engines: 4, Duration: half, Must: and(membershipKept.Name), Needs: []string{fleet.FaultDisks},
+		Name: "full-disk", Nodes: 3, LeastNodes: 3, Engines: 4, Duration: half, Must: and(membershipKept.Name), Needs: []string{fleet.FaultInstrumented},
 		Proves: "the disks of the leader and then of another are full: the same",
 		generate: func(d *dice) (s Schedule) {
 			for i := range 2 {
@@ -254,7 +254,7 @@ var catalogue = []Scenario{
 		generate: endurance,
 	},
 	{
-		Name: "everything-at-once", Nodes: 4, LeastNodes: 3, Engines: 5, Duration: 75 * time.Second, Needs: []string{fleet.FaultLinks, fleet.FaultDisks},
+		Name: "everything-at-once", Nodes: 4, LeastNodes: 3, Engines: 5, Duration: 75 * time.Second, Needs: []string{fleet.FaultLinks, fleet.FaultInstrumented},
 		Must:     []string{oneOutcome.Name, noForeignBytes.Name, streamsSurvive.Name, requestsAnswered.Name, removedStayQuiet.Name, membershipKept.Name, oneLeader.Name, treesConverge.Name, countsReturn.Name, enginesTold.Name},
 		Proves:   "faults of all kinds that leave a majority and most engines, over each other and in any order: every promise at once",
 		generate: swarm,

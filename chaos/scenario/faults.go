@@ -33,13 +33,12 @@ const (
 
 // spec is one kind of fault: what its line in a schedule may look like. What it does is in world.go.
 type spec struct {
-	name    string
-	help    string
-	to      reach
-	lasts   lasting
-	params  []paramSpec
-	needs   []string // of fleet.Supports
-	network bool     // needs members in namespaces of their own
+	name   string
+	help   string
+	to     reach
+	lasts  lasting
+	params []paramSpec
+	needs  []string // of fleet.Supports
 	// operator: nothing breaks, this is what an operator does on a good day.
 	operator bool
 }
@@ -62,15 +61,15 @@ var specs = []spec{
 	{name: "roll", help: "each node in turn: SIGTERM, waits for its end, starts it, waits until it is ready and the balancer knows", to: toNodes, operator: true,
 		params: []paramSpec{{"pause", "0s", isDuration}}},
 	{name: "pause", help: "SIGSTOP, SIGCONT after the time", to: toNodes, lasts: mustEnd},
-	{name: "partition", help: "no packet between two groups of nodes", to: toPair, lasts: mayEnd, network: true},
-	{name: "link", help: "what happens to packets of one direction: loss 1 is a link that is open the other way only", to: toWay, lasts: mayEnd, network: true, params: linkParams,
+	{name: "partition", help: "no packet between two groups of nodes", to: toPair, lasts: mayEnd, needs: []string{fleet.FaultLinks}},
+	{name: "link", help: "what happens to packets of one direction: loss 1 is a link that is open the other way only", to: toWay, lasts: mayEnd, params: linkParams,
 		needs: []string{fleet.FaultLinks}},
-	{name: "reset", help: "every TCP connection between two groups is reset at both ends", to: toPair, network: true, needs: []string{fleet.FaultLinks}},
-	{name: "fill-disk", help: "no room left in the node's data directory", to: toNodes, lasts: mustEnd, needs: []string{fleet.FaultDisks}},
-	{name: "hang-disk", help: "nothing that is asked of the node's data directory ends", to: toNodes, lasts: mustEnd, needs: []string{fleet.FaultDisks}},
-	{name: "slow-disk", help: "every write and sync of the node's data directory takes so much longer", to: toNodes, lasts: mustEnd, needs: []string{fleet.FaultDisks},
+	{name: "reset", help: "every TCP connection between two groups is reset at both ends", to: toPair, needs: []string{fleet.FaultLinks}},
+	{name: "fill-disk", help: "the node's writes to files fail for want of room", to: toNodes, lasts: mustEnd, needs: []string{fleet.FaultInstrumented}},
+	{name: "hang-disk", help: "the node's writes and syncs of files do not end", to: toNodes, lasts: mustEnd, needs: []string{fleet.FaultInstrumented}},
+	{name: "slow-disk", help: "every write and sync of the node's files takes so much longer", to: toNodes, lasts: mustEnd, needs: []string{fleet.FaultInstrumented},
 		params: []paramSpec{{"by", "300ms", isDuration}}},
-	{name: "clock", help: "moves the node's wall clock", to: toNodes, params: []paramSpec{{"step", "5s", isStep}}, needs: []string{fleet.FaultClock}},
+	{name: "clock", help: "moves the node's wall clock", to: toNodes, params: []paramSpec{{"step", "5s", isStep}}, needs: []string{fleet.FaultInstrumented}},
 	{name: "expire", help: "the node's certificate between nodes ends so soon; renewed after the time", to: toNodes, lasts: mustEnd, params: []paramSpec{{"in", "1s", isDuration}},
 		needs: []string{fleet.FaultCertificates}},
 	{name: "upgrade", help: "each node in turn: stopped, and started with the next release", to: toNodes, operator: true, needs: []string{faultNewer}},
@@ -208,18 +207,12 @@ func (s Schedule) checkMembers(nodes, engines []string) error {
 	return nil
 }
 
-// needs is all that a schedule asks of the machine, by the words of fleet.Supports; network says whether it needs namespaces.
-func (s Schedule) needs() (words []string, network bool) {
+// needs is all that a schedule asks of the machine, by the words of fleet.Supports.
+func (s Schedule) needs() (words []string) {
 	for _, e := range s {
-		sp := specOf(e.Kind)
-		network = network || sp.network
-		for _, n := range sp.needs {
-			if !slices.Contains(words, n) {
-				words = append(words, n)
-			}
-		}
+		words = append(words, specOf(e.Kind).needs...)
 	}
-	return words, network
+	return words
 }
 
 func isDuration(v string) error {

@@ -144,9 +144,9 @@ func TestEveryPromiseCanBreak(t *testing.T) {
 		{"two that lead in a term", func(e *evidence) {
 			e.seen["node-1"].raft.note(span{16 * sec, 16 * sec}, leadership{id: "1", role: "leader", term: 2})
 		}, []string{"one-leader-per-term"}},
-		{"trees that differ", func(e *evidence) { e.quiet.differ = "node-0 has 3" }, []string{"trees-converge"}},
-		{"batches that some did not hear", func(e *evidence) { e.quiet.unheard = "node-1 has 3 batches" }, []string{"trees-converge"}},
-		{"trees that agree too late", func(e *evidence) { e.quiet.converged = convergeBound + 1 }, []string{"trees-converge"}},
+		{"trees that differ", func(e *evidence) { e.quiet.differ, e.quiet.most = "node-0 has 3", 100 }, []string{"trees-converge"}},
+		{"batches that a node has not applied", func(e *evidence) { e.quiet.behind = "node-1 has 3 batches" }, []string{"trees-converge"}},
+		{"trees that agree too late", func(e *evidence) { e.quiet.applied = convergeBound + 1 }, []string{"trees-converge"}},
 		{"fewer hits after a loss", func(e *evidence) {
 			e.marks[0].Ending, e.marks[0].Over = 19*sec, 19*sec
 			for i, a := range e.attempts[140:220] { // enough turns to tell
@@ -313,16 +313,16 @@ func TestShareOfHits(t *testing.T) {
 	}
 }
 
-// TestForgottenCaches: where an engine lost its cache, what was told is compared, and live facts are not.
+// TestForgottenCaches: where an engine lost its cache, its live facts are not compared; what was applied and other engines are.
 func TestForgottenCaches(t *testing.T) {
 	e := evident()
-	e.marks = append(e.marks, Mark{Event: event(13*sec, 0, "amnesia engine-0"), Members: [][]string{{"engine-0"}}, Began: 13 * sec, Struck: 13 * sec, Over: 13 * sec})
-	e.quiet.differ, e.quiet.buckets, e.quiet.heard = "node-0 holds 3", 2, sec
+	e.marks = []Mark{{Event: event(13*sec, 0, "amnesia engine-0"), Members: [][]string{{"engine-0"}}, Began: 13 * sec, Struck: 13 * sec, Over: 13 * sec}}
+	e.quiet.differ, e.quiet.streams, e.quiet.applied = "node-0 holds 3", 2, sec
 	e.quiet.engines = map[string]string{"engine-0": "of engine-0 node-0 holds 3"}
 	if v := verdicts(e)[treesConverge.Name]; v.State != Held || !strings.Contains(v.Note, "node-0 holds 3") {
 		t.Errorf("%+v", v)
 	}
-	e.quiet.buckets = 0
+	e.quiet.streams = 0
 	if v := verdicts(e)[treesConverge.Name]; v.State != Held {
 		t.Errorf("the other engine was compared: %+v", v)
 	}
@@ -331,18 +331,18 @@ func TestForgottenCaches(t *testing.T) {
 		t.Errorf("an engine that lost nothing: %+v", v)
 	}
 	delete(e.quiet.engines, "engine-1")
-	e.quiet.heard = convergeBound + 1
+	e.quiet.applied = convergeBound + 1
 	if v := verdicts(e)[treesConverge.Name]; v.State != Violated {
 		t.Errorf("told too late: %+v", v)
 	}
-	e.quiet.heard = sec
+	e.quiet.applied = sec
 	e.marks = append(e.marks, Mark{Event: event(13*sec, 0, "amnesia engine-1"), Members: [][]string{{"engine-1"}}, Began: 13 * sec, Struck: 13 * sec, Over: 13 * sec})
 	if v := verdicts(e)[treesConverge.Name]; v.State != NotExercised {
 		t.Errorf("nothing was compared: %+v", v)
 	}
 	clock := evident()
-	clock.marks = append(clock.marks, Mark{Event: event(13*sec, 0, "clock node-0"), Members: [][]string{{"node-0"}}, Began: 13 * sec, Struck: 13 * sec, Over: 13 * sec})
-	clock.quiet.differ, clock.quiet.unheard, clock.quiet.least, clock.quiet.most = "times", "times", 99, 100
+	clock.marks = []Mark{{Event: event(13*sec, 0, "clock node-0"), Members: [][]string{{"node-0"}}, Began: 13 * sec, Struck: 13 * sec, Over: 13 * sec}}
+	clock.quiet.differ, clock.quiet.least, clock.quiet.most = "times", 99, 100
 	if v := verdicts(clock)[treesConverge.Name]; v.State != Held {
 		t.Errorf("%+v", v)
 	}
@@ -350,9 +350,48 @@ func TestForgottenCaches(t *testing.T) {
 	if v := verdicts(clock)[treesConverge.Name]; v.State != Violated {
 		t.Errorf("%+v", v)
 	}
-	e.quiet.buckets, e.quiet.unheard = 2, "node-1 has 3 batches"
+	clock.quiet.least, clock.quiet.behind = 99, "node-1 has 3 batches"
+	if v := verdicts(clock)[treesConverge.Name]; v.State != Violated {
+		t.Errorf("batches are counted by no clock: %+v", v)
+	}
+	e.quiet.streams, e.quiet.behind = 2, "node-1 has 3 batches"
 	if v := verdicts(e)[treesConverge.Name]; v.State != Violated {
 		t.Errorf("%+v", v)
+	}
+}
+
+// TestLastBatchOfAKilledRouter: it may have reached some nodes only, so numbers of facts are compared; and nothing but positions
+// if the router ended while it could not be heard.
+func TestLastBatchOfAKilledRouter(t *testing.T) {
+	mark := func(what string) Mark {
+		lasts := sec
+		if strings.HasPrefix(what, "amnesia") {
+			lasts = 0
+		}
+		return Mark{Event: event(13*sec, lasts, "%s", what), Members: [][]string{strings.Fields(what)[1:]}, Began: 13 * sec, Struck: 13 * sec, Ending: 14 * sec, Over: 14 * sec}
+	}
+	for _, c := range []struct {
+		marks       []string
+		least, most uint64
+		want        State
+	}{
+		{[]string{"kill node-1"}, 99, 100, Held},
+		{[]string{"kill node-1"}, 90, 100, Violated},
+		{[]string{"stop node-1"}, 100, 100, Violated},
+		{[]string{"pause node-1"}, 100, 100, Violated},
+		{[]string{"pause node-1", "stop node-1"}, 50, 100, Held},
+		{[]string{"partition node-0 | node-1", "kill node-1"}, 50, 100, Held},
+		{[]string{"kill node-1", "amnesia engine-0"}, 50, 100, Held},
+	} {
+		e := evident()
+		e.marks = nil
+		e.quiet.differ, e.quiet.least, e.quiet.most = "node-0 holds 3", c.least, c.most
+		for _, m := range c.marks {
+			e.marks = append(e.marks, mark(m))
+		}
+		if v := verdicts(e)[treesConverge.Name]; v.State != c.want {
+			t.Errorf("%v, %d to %d facts: %+v", c.marks, c.least, c.most, v)
+		}
 	}
 }
 
@@ -405,6 +444,7 @@ func TestReport(t *testing.T) {
 			t.Errorf("the page lacks %q", want)
 		}
 	}
+	text = strings.ReplaceAll(text, `xmlns="http://www.w3.org/2000/svg"`, "") // a name, not a place
 	if strings.Contains(text, "http://") || strings.Contains(text, "https://") {
 		t.Error("the page needs something else to be shown")
 	}
@@ -433,15 +473,24 @@ func TestStandardErrors(t *testing.T) {
 	}
 }
 
-// TestUnlike: digests that only one of two nodes has differ, whichever it is.
-func TestUnlike(t *testing.T) {
-	one := map[int64]node.DigestStatus{10: {Count: 3, XOR: "a"}, 20: {Count: 4, XOR: "b"}}
-	less := map[int64]node.DigestStatus{10: {Count: 3, XOR: "a"}}
-	if unlike(one, one, "x", "y") != "" || unlike(one, less, "x", "y") == "" || unlike(less, one, "x", "y") == "" {
-		t.Error("spans that one lacks are not compared")
-	}
-	if got := unlike(less, map[int64]node.DigestStatus{10: {Count: 3, XOR: "c"}}, "x", "y"); !strings.Contains(got, "from 10 ms x has 3 batches (a), y 3 (c)") {
-		t.Error(got)
+// TestBehind: a node is behind if it follows another process, misses batches, or has not applied the last one.
+func TestBehind(t *testing.T) {
+	publisher := &known{name: "x", gossip: &node.GossipStatus{Process: 7, Position: 10}}
+	for _, c := range []struct {
+		peer node.PeerStatus
+		want string
+	}{
+		{node.PeerStatus{Process: 7, Position: 10}, ""},
+		{node.PeerStatus{Process: 7, Position: 12}, ""}, // asked later
+		{node.PeerStatus{Process: 7, Position: 9}, "below 9, of those below 10"},
+		{node.PeerStatus{Process: 7, Position: 10, Incomplete: true}, "lacks batches below 10"},
+		{node.PeerStatus{Process: 6, Position: 10}, "process 6 of x"},
+		{node.PeerStatus{}, "process 0 of x"},
+	} {
+		k := &known{name: "y", gossip: &node.GossipStatus{Peers: map[string]node.PeerStatus{"x": c.peer}}}
+		if got := k.behind(publisher); (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
+			t.Errorf("%+v: %q, want %q", c.peer, got, c.want)
+		}
 	}
 }
 

@@ -10,37 +10,41 @@ import (
 
 // What the nodes know, and what that is good for.
 
-// convergeBound is how long after the last request all trees must hold the same.
+// convergeBound is how long after the last request one resume or snapshot may take, until all trees hold the same.
 const convergeBound = 5 * time.Second
 
 var treesConverge = Invariant{
 	Name:    "trees-converge",
-	Promise: "when traffic ends, all nodes have been told the same and hold the same live facts about the engines' caches",
-	Bound:   "5 s after the last request ended",
-	Seen: "digests of all batches of every ten seconds in which all processes ran, and of all live facts, equal to the last. Where an engine lost its cache, " +
-		"or told lies about it, each node learns for itself how long that engine's facts live: its live facts may differ, not those of others. Where a clock was set, times are " +
-		"what each node takes them for, and the numbers of facts must agree, to 2 %",
+	Promise: "when traffic ends, every node has applied all that the others published, and all hold the same live facts about the engines' caches",
+	Bound:   "one resume or snapshot, at most 5 s after the last request ended",
+	Seen: "position of every node in every other one's journal, and digests of all live facts, equal to the last. Where an engine lost its cache, " +
+		"or told lies about it, each node learns for itself how long that engine's facts live: its live facts may differ, not those of others. Where a clock was set, or a " +
+		"router was killed, whose last batch may have reached some nodes only, the numbers of facts must agree, to 2 %. Where a router ended while the others could not hear it, positions are compared alone",
 	judge: func(e *evidence) (f finding) {
 		q := &e.quiet
-		if q.facts == 0 && q.differ == "" && q.unheard == "" {
+		if q.facts == 0 && q.differ == "" && q.behind == "" {
 			return f
 		}
 		f.checked = q.compared
-		f.note = fmt.Sprintf("%d facts, %d spans of ten seconds, ", q.facts, q.buckets)
-		if q.differ == "" && q.unheard == "" {
-			f.note += fmt.Sprintf("equal after %.2f s", q.converged.Seconds())
-		} else {
-			f.note += fmt.Sprintf("not equal after %.2f s", q.converged.Seconds())
+		equal := "equal"
+		if q.differ != "" || q.behind != "" {
+			equal = "not equal"
 		}
-		set := slices.ContainsFunc(e.marks, func(m Mark) bool { return m.Kind == "clock" })
+		f.note = fmt.Sprintf("%d facts, %d streams, %s after %.2f s", q.facts, q.streams, equal, q.converged.Seconds())
 		lost := e.unlearned()
+		killed, unheard := e.endings()
+		loose := killed || slices.ContainsFunc(e.marks, func(m Mark) bool { return m.Kind == "clock" })
 		switch {
-		case set && float64(q.most-q.least) > 0.02*float64(q.most):
+		case q.behind != "":
+			f.violate(e.drained+q.converged, "the fleet", "%s", q.behind)
+		case q.applied > convergeBound:
+			f.violate(e.drained+q.applied, "the fleet", "each had applied what the others published after %v", q.applied)
+		case unheard || loose && len(lost) > 0:
+			f.note += fmt.Sprintf("; a router ended unheard, or a clock was set and caches were lost: %d to %d facts, not judged", q.least, q.most)
+		case loose && float64(q.most-q.least) > 0.02*float64(q.most):
 			f.violate(e.drained+q.converged, "the fleet", "%d facts at one node, %d at another", q.least, q.most)
-		case set:
-			f.note = fmt.Sprintf("a clock was set: %d to %d facts", q.least, q.most)
-		case q.unheard != "":
-			f.violate(e.drained+q.converged, "the fleet", "%s", q.unheard)
+		case loose:
+			f.note += fmt.Sprintf("; a router was killed, or a clock set: %d to %d facts", q.least, q.most)
 		case len(lost) > 0:
 			e.partly(&f, lost)
 		case q.differ != "":
@@ -50,6 +54,23 @@ var treesConverge = Invariant{
 		}
 		return f
 	},
+}
+
+// endings says how routers ended: whether one was killed, so that its last batch may have reached some nodes only; and whether
+// one ended in a run in which nodes could not hear each other for a while, so that much of what it published may have.
+func (e *evidence) endings() (killed, unheard bool) {
+	ended, apart := false, false
+	for i := range e.marks {
+		switch e.marks[i].Kind {
+		case "kill":
+			killed, ended = true, true
+		case "stop", "roll", "upgrade":
+			ended = true
+		case "pause", "partition", "link", "expire":
+			apart = true
+		}
+	}
+	return killed, ended && apart
 }
 
 // unlearned are the engines about which each node may have learned something else: that lost their cache, or lied.
@@ -64,7 +85,7 @@ func (e *evidence) unlearned() (out []string) {
 	return out
 }
 
-// partly holds the nodes to agree on what was told, and on all engines but some.
+// partly holds the nodes to agree on all engines but some.
 func (e *evidence) partly(f *finding, but []string) {
 	q := &e.quiet
 	compared := 0
@@ -81,13 +102,10 @@ func (e *evidence) partly(f *finding, but []string) {
 		}
 		compared++
 	}
-	if q.heard > convergeBound {
-		f.violate(e.drained+q.heard, "the fleet", "they had been told the same after %v", q.heard)
-	}
-	if q.buckets == 0 && compared == 0 {
+	if q.streams == 0 && compared == 0 {
 		f.checked = 0
 	}
-	f.note += fmt.Sprintf("; told the same after %.2f s, %d engines compared", q.heard.Seconds(), compared)
+	f.note += fmt.Sprintf("; all was applied after %.2f s, %d engines compared", q.applied.Seconds(), compared)
 }
 
 const (

@@ -220,18 +220,18 @@ func (o *operator) odd(at time.Duration, n *fleet.Node, in history.Input, status
 }
 
 func (o *operator) send(ctx context.Context, n *fleet.Node, in history.Input, spec func(string) node.NewBackend) (int, []byte, error) {
-	method, path := http.MethodPatch, "/backends"
+	// With force: an engine that does not answer may be added, and the last one that does
+	// be drained: other faults decide which engines run.
+	method, path := http.MethodPatch, "/backends?force=true"
 	var body any
 	switch in.Kind {
 	case opRead:
 		method, path = http.MethodGet, "/backends?consistent=true"
 	case opAdd:
 		method = http.MethodPost
-		// An engine that does not answer may be added all the same: whether it runs is not what is tried here.
-		path += "?force=true"
 		body = map[string]any{"backends": []node.NewBackend{spec(in.Backend)}}
 	case opRemove:
-		method, path = http.MethodDelete, "/backends?"+url.Values{"name": {in.Backend}}.Encode()
+		method, path = http.MethodDelete, "/backends?"+url.Values{"name": {in.Backend}, "force": {"true"}}.Encode()
 	default:
 		body = map[string]any{"names": []string{in.Backend}, "action": in.Kind.String(), "reason": "chaos"}
 	}

@@ -10,7 +10,7 @@ import (
 
 var page = template.Must(template.New("chaos").Funcs(template.FuncMap{"picture": picture, "cell": cell}).Parse(`<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>grapevine chaos</title>
+<title>grapevine-lab chaos</title>
 <style>
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; color: #1b1b1b; background: #fff }
 table { border-collapse: collapse; font-size: 13px; margin: 1rem 0; width: 100% }
@@ -26,7 +26,7 @@ td { overflow-wrap: anywhere } td.word { overflow-wrap: normal }
  td { display: inline-block; border: 0; padding: .1rem .6rem .1rem 0 } td:last-child { display: block }
 }
 </style>
-<h1>grapevine chaos</h1>
+<h1>grapevine-lab chaos</h1>
 <table><tr><th>scenario</th><th>result</th><th>seed</th><th>requests</th><th>violations</th><th>what it is to show</th></tr>
 {{range .}}<tr><td class="word"><a href="#{{.Scenario}}-{{.Seed}}">{{.Scenario}}</a></td><td class="word {{cell .Result}}">{{.Result}}</td><td>{{.Seed}}</td><td>{{.Requests}}</td><td>{{.Violations}}</td><td>{{.Proves}}</td></tr>
 {{end}}</table>

@@ -6,6 +6,8 @@ import (
 	"math"
 	"slices"
 	"strings"
+
+	"grapevine/chaos/plot"
 )
 
 // Sizes of the picture, in its own units.
@@ -20,7 +22,7 @@ const (
 
 // chart draws the panels of one run, each second a point, below bars that show when something was done.
 type chart struct {
-	strings.Builder
+	*plot.Picture
 	r      *Report
 	length float64 // seconds
 	width  float64 // of a slice, seconds
@@ -36,10 +38,10 @@ func picture(r *Report) template.HTML {
 	c := &chart{r: r, width: max(r.SliceS, 1), top: markHeight*float64(len(rows)) + 24}
 	c.length = float64(len(r.Timeline)) * c.width
 	height := c.top + 3*(panelHeight+panelGap)
-	fmt.Fprintf(c, `<svg viewBox="0 0 %.0f %.0f" font-family="system-ui, sans-serif" font-size="11" role="img">`, pictureWidth, height)
+	c.Picture = plot.New(pictureWidth, height)
 	c.events(rows, height-panelGap)
-	c.panel(0, "hit rate of later turns, % of what was possible", 0, 100, func(v float64) float64 { return v }, "",
-		line{"#0072b2", func(s *Slice) *float64 { return times(s.Hit, 100) }, ""})
+	c.panel(0, "hit rate of later turns, % of what was possible", plot.Even(0, 100, 4),
+		line{"#0072b2", "", func(s *Slice) *float64 { return times(s.Hit, 100) }})
 	span := "a second"
 	if c.width > 1 {
 		span = fmt.Sprintf("%.0f seconds", c.width)
@@ -48,12 +50,12 @@ func picture(r *Report) template.HTML {
 	for i := range r.Timeline {
 		most = max(most, float64(r.Timeline[i].Sent))
 	}
-	c.panel(1, "requests sent (grey) and failed attempts (red) in "+span, 0, math.Ceil(most/10)*10, func(v float64) float64 { return v }, "",
-		line{"#999", func(s *Slice) *float64 { v := float64(s.Sent); return &v }, ""}, line{"#d00000", func(s *Slice) *float64 { v := float64(s.Broken); return &v }, ""})
-	c.panel(2, "time to first token, median and 99th percentile, ms (log scale)", 0, 4, math.Log10, "log",
-		line{"#009e73", func(s *Slice) *float64 { return s.TTFT50 }, ""}, line{"#d55e00", func(s *Slice) *float64 { return s.TTFT99 }, "5 3"})
-	c.WriteString("</svg>")
-	return template.HTML(c.String()) //nolint:gosec // drawn here; texts are escaped
+	c.panel(1, "requests sent (grey) and failed attempts (red) in "+span, plot.Even(0, math.Ceil(most/10)*10, 4),
+		line{"#999", "", func(s *Slice) *float64 { v := float64(s.Sent); return &v }}, line{"#d00000", "", func(s *Slice) *float64 { v := float64(s.Broken); return &v }})
+	number := func(v float64) string { return fmt.Sprintf("%g", v) }
+	c.panel(2, "time to first token, median and 99th percentile, ms (log scale)", plot.Decades(1, 1e4, number, 1),
+		line{"#009e73", "", func(s *Slice) *float64 { return s.TTFT50 }}, line{"#d55e00", "5 3", func(s *Slice) *float64 { return s.TTFT99 }})
+	return template.HTML(c.SVG()) //nolint:gosec // drawn here; texts are escaped
 }
 
 func times(v *float64, by float64) *float64 {
@@ -113,9 +115,8 @@ func (c *chart) events(rows []lane, bottom float64) {
 				over = *e.OverS
 			}
 			from, to := c.x(e.BeganS), c.x(max(over, e.BeganS+0.1))
-			fmt.Fprintf(c, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="#d55e00" opacity="%.2f"/>`, from, y, to-from, bottom-y, shadow)
-			fmt.Fprintf(c, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="#d55e00" opacity="0.55"><title>%s</title></rect>`,
-				from, y+2, max(to-from, 0.5), markHeight-4, template.HTMLEscapeString(e.Event))
+			c.Box(from, y, to-from, bottom-y, fmt.Sprintf(`fill="#d55e00" opacity="%.2f"`, shadow), "")
+			c.Box(from, y+2, max(to-from, 0.5), markHeight-4, `fill="#d55e00" opacity="0.55"`, e.Event)
 			if len(l.events) > 1 || len(rows) < len(c.r.Events) {
 				continue
 			}
@@ -123,55 +124,39 @@ func (c *chart) events(rows []lane, bottom float64) {
 			if at > pictureWidth*0.7 {
 				anchor, at = "end", from-4
 			}
-			fmt.Fprintf(c, `<text x="%.1f" y="%.1f" text-anchor="%s">%s</text>`, at, y+markHeight-4, anchor, template.HTMLEscapeString(e.Event))
+			c.Text(at, y+markHeight-4, fmt.Sprintf(`text-anchor="%s"`, anchor), e.Event)
 		}
 		if len(rows) < len(c.r.Events) {
-			fmt.Fprintf(c, `<text x="%.1f" y="%.1f" text-anchor="end">%s</text>`, leftMargin-6, y+markHeight-4, template.HTMLEscapeString(l.label))
+			c.Text(leftMargin-6, y+markHeight-4, `text-anchor="end"`, l.label)
 		}
 	}
 }
 
 // line is one figure of the slices; nil leaves a gap.
 type line struct {
-	color string
-	pick  func(*Slice) *float64
-	dash  string
+	colour, dash string
+	pick         func(*Slice) *float64
 }
 
-// panel draws the n-th panel; lo and hi are in the units that scale gives.
-func (c *chart) panel(n int, title string, lo, hi float64, scale func(float64) float64, kind string, lines ...line) {
-	top := c.top + float64(n)*(panelHeight+panelGap)
-	y := func(v float64) float64 { return top + panelHeight - panelHeight*min(max((v-lo)/(hi-lo), 0), 1) }
-	fmt.Fprintf(c, `<text x="%.1f" y="%.1f" font-weight="600">%s</text>`, leftMargin, top-6, template.HTMLEscapeString(title))
-	for i := range 5 {
-		v := lo + (hi-lo)*float64(i)/4
-		label := fmt.Sprintf("%.4g", v)
-		if kind == "log" {
-			label = fmt.Sprintf("%.4g", math.Pow(10, v))
-		}
-		fmt.Fprintf(c, `<line x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f" stroke="#ddd"/><text x="%.1f" y="%.1f" text-anchor="end">%s</text>`,
-			leftMargin, pictureWidth-rightMargin, y(v), y(v), leftMargin-6, y(v)+4, label)
+// panel draws the n-th panel.
+func (c *chart) panel(n int, title string, up plot.Axis, lines ...line) {
+	f := plot.Panel{
+		Picture: c.Picture, Left: leftMargin, Top: c.top + float64(n)*(panelHeight+panelGap), Width: pictureWidth - leftMargin - rightMargin, Height: panelHeight,
+		Across: plot.Even(0, c.length, 8), Up: up,
 	}
-	step := math.Max(5, math.Ceil(c.length/100)*5)
-	for s := 0.0; s <= c.length; s += step {
-		fmt.Fprintf(c, `<text x="%.1f" y="%.1f" text-anchor="middle" fill="#555">%.0f s</text>`, c.x(s), top+panelHeight+14, s)
+	for i := range f.Across.Ticks {
+		f.Across.Ticks[i].Label += " s"
 	}
+	f.Frame(title)
 	for _, l := range lines {
-		var points strings.Builder
-		flush := func() {
-			if points.Len() > 0 {
-				fmt.Fprintf(c, `<polyline points="%s" fill="none" stroke="%s" stroke-width="1.6" stroke-dasharray="%s"/>`, points.String(), l.color, l.dash)
-			}
-			points.Reset()
-		}
+		var points []plot.Point
 		for i := range c.r.Timeline {
-			v := l.pick(&c.r.Timeline[i])
-			if v == nil {
-				flush()
-				continue
+			at := plot.Point{X: c.r.Timeline[i].FromS + c.width/2, Y: math.NaN()}
+			if v := l.pick(&c.r.Timeline[i]); v != nil {
+				at.Y = *v
 			}
-			fmt.Fprintf(&points, "%.1f,%.1f ", c.x(c.r.Timeline[i].FromS+c.width/2), y(scale(math.Max(*v, 1e-9))))
+			points = append(points, at)
 		}
-		flush()
+		f.Line(points, fmt.Sprintf(`stroke="%s" stroke-width="1.6" stroke-dasharray="%s"`, l.colour, l.dash))
 	}
 }

@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -18,15 +19,15 @@ type quiet struct {
 	left    []remainder
 
 	converged time.Duration // when all agreed, or were given up
-	heard     time.Duration // when all had been told the same, for the last time; or were given up
+	applied   time.Duration // when each had applied all that the others had published, for the last time; or were given up
 	facts     uint64
 	least     uint64 // facts of the node that holds fewest
 	most      uint64
 	compared  int
 	differ    string            // how live facts differ; "" if they agree
 	engines   map[string]string // the same of single engines
-	buckets   int               // spans of ten seconds that were compared
-	unheard   string            // how what was told in one of them differs; "" if it does not
+	streams   int               // pairs of publisher and subscriber that were compared
+	behind    string            // what one node has yet to apply of another's batches; "" if nothing
 
 	after map[string]resources
 }
@@ -103,16 +104,16 @@ func remaining(ctx context.Context, f *fleet.Fleet) (left []remainder, asked int
 // convergeLook is how long trees that differ beyond the bound are looked at: whether they ever agree tells delay from loss.
 const convergeLook = 3 * convergeBound
 
-// converge compares what the running nodes have been told, and the live facts that they hold, until both are equal or have been looked at for
-// long enough.
+// converge compares how far the running nodes have applied each other's batches, and the live facts that they hold, until both
+// agree or have been looked at for long enough.
 func (q *quiet) converge(ctx context.Context, f *fleet.Fleet, began time.Time) {
 	for {
-		before := q.unheard
-		q.compare(ctx, f, began)
-		if q.converged = time.Since(began); q.unheard != "" || before != "" || q.heard == 0 {
-			q.heard = q.converged
+		before := q.behind
+		q.compare(ctx, f)
+		if q.converged = time.Since(began); q.behind != "" || before != "" || q.applied == 0 {
+			q.applied = q.converged
 		}
-		if q.differ == "" && q.unheard == "" || q.converged > convergeLook {
+		if q.differ == "" && q.behind == "" || q.converged > convergeLook {
 			return
 		}
 		if sleep(ctx, 50*time.Millisecond) != nil {
@@ -121,10 +122,9 @@ func (q *quiet) converge(ctx context.Context, f *fleet.Fleet, began time.Time) {
 	}
 }
 
-func (q *quiet) compare(ctx context.Context, f *fleet.Fleet, ended time.Time) {
-	q.differ, q.unheard, q.compared, q.buckets, q.engines = "", "", 0, 0, make(map[string]string)
+func (q *quiet) compare(ctx context.Context, f *fleet.Fleet) {
+	q.differ, q.behind, q.compared, q.streams, q.engines = "", "", 0, 0, make(map[string]string)
 	var nodes []known
-	var from time.Time
 	for _, n := range f.Nodes() {
 		if !n.Running() {
 			continue
@@ -136,46 +136,48 @@ func (q *quiet) compare(ctx context.Context, f *fleet.Fleet, ended time.Time) {
 		}
 		g, err := n.Gossip(ctx)
 		if err != nil {
-			q.unheard = err.Error()
+			q.behind = err.Error()
 			continue
 		}
-		whole := time.UnixMilli(g.Stats.JournalFrom)
-		if late := whole.Sub(n.Started()); late > wholeWithin && ended.Sub(n.Started()) < wholeFor {
-			q.unheard = fmt.Sprintf("%s knows all that was told only from %v after its start", n.Name(), late)
-		}
-		if whole.After(from) {
-			from = whole
-		}
-		nodes = append(nodes, known{n.Name(), own, g.Digests})
+		nodes = append(nodes, known{n.Name(), own, g})
 	}
 	q.compared = len(nodes)
-	for i, n := range nodes {
-		told := within(n.digests, from, ended)
+	for i := range nodes {
+		n := &nodes[i]
+		for j := range nodes {
+			if i != j {
+				q.streams++
+				q.behind = cmp.Or(q.behind, n.behind(&nodes[j]))
+			}
+		}
 		if i == 0 {
-			q.facts, q.least, q.most, q.buckets = n.facts.Count, n.facts.Count, n.facts.Count, len(told)
+			q.facts, q.least, q.most = n.facts.Count, n.facts.Count, n.facts.Count
 			continue
 		}
 		q.least, q.most = min(q.least, n.facts.Count), max(q.most, n.facts.Count)
-		q.held(&nodes[0], &n, f.EngineNames())
-		if q.unheard == "" {
-			q.unheard = unlike(within(nodes[0].digests, from, ended), told, nodes[0].name, n.name)
-		}
+		q.held(&nodes[0], n, f.EngineNames())
 	}
 }
 
-// known is what a node says that it knows.
+// known is what a node answers about its knowledge.
 type known struct {
-	name    string
-	facts   *node.FactsStatus
-	digests []node.DigestStatus
+	name   string
+	facts  *node.FactsStatus
+	gossip *node.GossipStatus
 }
 
-// A process has not heard what was told before it began, but taken it over as a whole: it can tell all that was said from the first span of ten
-// seconds that begins after it has begun to listen, for so long at least as the journal goes back with hardly any load.
-const (
-	wholeWithin = readyWithin + 10*time.Second
-	wholeFor    = 5 * time.Minute
-)
+// behind says what a node has yet to apply of another's batches; "" if nothing.
+func (k *known) behind(publisher *known) string {
+	switch p, g := k.gossip.Peers[publisher.name], publisher.gossip; {
+	case p.Process != g.Process:
+		return fmt.Sprintf("%s follows process %d of %s, which is now %d", k.name, p.Process, publisher.name, g.Process)
+	case p.Incomplete:
+		return fmt.Sprintf("%s lacks batches below %d of %s", k.name, p.Position, publisher.name)
+	case p.Position < g.Position:
+		return fmt.Sprintf("%s has applied the batches of %s below %d, of those below %d", k.name, publisher.name, p.Position, g.Position)
+	}
+	return ""
+}
 
 // held notes how the live facts of two nodes differ.
 func (q *quiet) held(a, b *known, engines []string) {
@@ -188,35 +190,6 @@ func (q *quiet) held(a, b *known, engines []string) {
 			q.engines[engine] = fmt.Sprintf("of %s %s holds %d live facts (%s), %s %d (%s)", engine, a.name, x.Count, x.XOR, b.name, y.Count, y.XOR)
 		}
 	}
-}
-
-// unlike says how two nodes' digests of what was told differ.
-func unlike(a, b map[int64]node.DigestStatus, nameA, nameB string) string {
-	starts := make(map[int64]bool)
-	for start := range a {
-		starts[start] = true
-	}
-	for start := range b {
-		starts[start] = true
-	}
-	for start := range starts {
-		if x, y := a[start], b[start]; x.Count != y.Count || x.XOR != y.XOR {
-			return fmt.Sprintf("of ten seconds from %d ms %s has %d batches (%s), %s %d (%s)", start, nameA, x.Count, x.XOR, nameB, y.Count, y.XOR)
-		}
-	}
-	return ""
-}
-
-// within are the digests of spans that lie between two moments as a whole.
-func within(digests []node.DigestStatus, from, to time.Time) map[int64]node.DigestStatus {
-	const width = 10_000
-	out := make(map[int64]node.DigestStatus)
-	for _, d := range digests {
-		if d.StartMS >= from.UnixMilli() && d.StartMS+width <= to.UnixMilli() {
-			out[d.StartMS] = d
-		}
-	}
-	return out
 }
 
 // settle waits until every node holds little, or the bound has passed, and notes the least that each held.

@@ -109,12 +109,8 @@ func (r *run) start(ctx context.Context, l *ledger) (*fleet.Fleet, error) {
 	if r.cfg.Nodes < 3 {
 		cfg.Founders = 0
 	}
-	// Links are broken by the switch; where there can be none, a partition alone needs no more than routes.
-	words, network := needs(r.s, &r.cfg)
 	cfg.Switched = fleet.Isolated() && fleet.Supports(fleet.FaultLinks) == nil
-	cfg.Isolated = network && !cfg.Switched
-	cfg.Certificates = slices.Contains(words, fleet.FaultCertificates)
-	cfg.Disks = slices.Contains(words, fleet.FaultDisks)
+	cfg.Certificates = slices.Contains(needs(r.s, &r.cfg), fleet.FaultCertificates)
 	return fleet.Start(starting, cfg)
 }
 

@@ -23,7 +23,7 @@ import (
 // ErrConfig is wrapped by every error about how a run was asked for.
 var ErrConfig = errors.New("chaos")
 
-// Config says what to run. Scenario is the one field without a default.
+// Config says what to run. Scenario and, to run it, Binary have no default.
 type Config struct {
 	Scenario string // one of Names
 	Seed     uint64
@@ -39,7 +39,7 @@ type Config struct {
 	// LeaveOut are invariants that the run is not held to, by name: where the machine is too busy for what they measure.
 	LeaveOut []string
 
-	Binary string   // grapevine; default: the running program
+	Binary string   // the program grapevine; it has no default
 	Newer  string   // grapevine of the next release, for upgrades; "": such schedules are left out
 	Env    []string // more of the environment of the nodes
 	// Keep is where logs, configurations and histories stay; "": nowhere.
@@ -111,7 +111,7 @@ func engineConfig() engine.ServerConfig {
 func (c Config) checked() (Config, *Scenario, error) {
 	s, ok := find(c.Scenario)
 	if !ok {
-		return c, nil, fmt.Errorf("%w: no scenario %q: grapevine chaos list shows them", ErrConfig, c.Scenario)
+		return c, nil, fmt.Errorf("%w: no scenario %q: grapevine-lab chaos list shows them", ErrConfig, c.Scenario)
 	}
 	if c.Nodes == 0 {
 		c.Nodes = s.Nodes
@@ -119,7 +119,7 @@ func (c Config) checked() (Config, *Scenario, error) {
 	if c.Nodes < s.LeastNodes || c.Nodes > maxNodes {
 		return c, nil, fmt.Errorf("%w: %s with %d nodes: give %d to %d", ErrConfig, s.Name, c.Nodes, s.LeastNodes, maxNodes)
 	}
-	c.command = fmt.Sprintf("grapevine chaos run %s --seed %d --nodes %d", c.Scenario, c.Seed, c.Nodes)
+	c.command = fmt.Sprintf("grapevine-lab chaos run %s --seed %d --nodes %d", c.Scenario, c.Seed, c.Nodes)
 	given := c.Duration
 	if c.Duration == 0 {
 		c.Duration = s.Duration
@@ -138,7 +138,7 @@ func (c Config) checked() (Config, *Scenario, error) {
 	}
 	for _, name := range c.LeaveOut {
 		if !slices.ContainsFunc(invariants(), func(i Invariant) bool { return i.Name == name }) {
-			return c, nil, fmt.Errorf("%w: no promise %q to leave out: grapevine chaos list shows them", ErrConfig, name)
+			return c, nil, fmt.Errorf("%w: no promise %q to leave out: grapevine-lab chaos list shows them", ErrConfig, name)
 		}
 		c.command += " --leave-out " + name
 	}
@@ -167,12 +167,8 @@ func (c Config) checked() (Config, *Scenario, error) {
 	if given != 0 || c.Duration != max(s.Duration, c.Soak) {
 		c.command += fmt.Sprintf(" --duration %v", c.Duration)
 	}
-	if c.Binary == "" {
-		self, err := os.Executable()
-		if err != nil {
-			return c, nil, fmt.Errorf("own program: %w", err)
-		}
-		c.Binary = self
+	if beside, err := fleet.FindRouter(""); c.Binary != "" && (err != nil || c.Binary != beside) {
+		c.command += " --router " + c.Binary
 	}
 	return c, s, nil
 }
@@ -201,8 +197,9 @@ func names(what string, n int) (out []string) {
 
 // leftOut says why a schedule cannot be carried out here, for each thing that is missing.
 func leftOut(s *Scenario, c *Config) (missing []string) {
-	words, network := needs(s, c)
-	if network && c.Loopback {
+	words := needs(s, c)
+	links := slices.Contains(words, fleet.FaultLinks)
+	if links && c.Loopback {
 		return []string{"partition: there are no links to break on the loopback interface (--loopback)"}
 	}
 	for _, w := range words {
@@ -213,36 +210,30 @@ func leftOut(s *Scenario, c *Config) (missing []string) {
 			continue
 		}
 		check := fleet.Supports
-		if w == fleet.FaultClock {
-			check = func(string) error { return fleet.Steppable(c.Binary) }
+		if w == fleet.FaultInstrumented {
+			check = func(string) error { return fleet.Instrumented(c.Binary) }
 		}
 		if err := check(w); err != nil {
 			missing = append(missing, err.Error())
 		}
 	}
-	if network && !fleet.Isolated() {
+	if links && len(missing) == 0 && !fleet.Isolated() {
 		missing = append(missing, "partition: this process has no network of its own")
 	}
 	return missing
 }
 
-// WantsNetwork says whether a run is to be made in a process that fleet.Isolate has started: where it cannot do without one, and where
-// one can be had.
+// WantsNetwork says whether a run is to be made in a process that fleet.Isolate has started: wherever there can be one.
 func WantsNetwork(c Config) (bool, error) {
-	c, s, err := c.checked()
-	if err != nil {
-		return false, err
-	}
-	_, network := needs(s, &c)
-	return !c.Loopback && (network || fleet.Supports(fleet.FaultLinks) == nil), nil
+	c, _, err := c.checked()
+	return err == nil && !c.Loopback && fleet.Supports(fleet.FaultLinks) == nil, err
 }
 
-// needs is all that a run asks of the machine, by the words of fleet.Supports; network says whether it needs namespaces.
-func needs(s *Scenario, c *Config) (words []string, network bool) {
-	words, network = c.Schedule.needs()
-	words = append(words, s.Needs...)
+// needs is all that a run asks of the machine, by the words of fleet.Supports.
+func needs(s *Scenario, c *Config) []string {
+	words := append(c.Schedule.needs(), s.Needs...)
 	slices.Sort(words)
-	return slices.Compact(words), network || slices.Contains(words, fleet.FaultLinks)
+	return slices.Compact(words)
 }
 
 // LeaveOut is the report of a run that cannot be made here, for the reason given.

@@ -184,11 +184,11 @@ func TestConfigIsChecked(t *testing.T) {
 	if err != nil || c.Duration < 35*time.Second+tailTime {
 		t.Errorf("a longer schedule: %v of traffic, %v", c.Duration, err)
 	}
-	if c.command != "grapevine chaos run router-loss --seed 0 --nodes 3 --schedule FILE --duration 46s" {
+	if c.command != "grapevine-lab chaos run router-loss --seed 0 --nodes 3 --schedule FILE --duration 46s --router x" {
 		t.Errorf("to be repeated by %q", c.command)
 	}
-	c, _, err = Config{Scenario: "router-loss", Seed: 3, Soak: time.Hour, Rate: 20, Binary: "x"}.checked()
-	if err != nil || c.command != "grapevine chaos run router-loss --seed 3 --nodes 3 --soak 1h0m0s --rate 20" {
+	c, _, err = Config{Scenario: "router-loss", Seed: 3, Soak: time.Hour, Rate: 20}.checked()
+	if err != nil || c.command != "grapevine-lab chaos run router-loss --seed 3 --nodes 3 --soak 1h0m0s --rate 20" {
 		t.Errorf("to be repeated by %q, %v", c.command, err)
 	}
 	dir := t.TempDir()

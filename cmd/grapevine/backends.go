@@ -60,7 +60,7 @@ func printBackends(out io.Writer, list *node.BackendList) error {
 		if b.KVTokens > 0 {
 			cache = fmt.Sprintf("%d", b.KVTokens)
 		}
-		if b.Engine != nil {
+		if b.Engine != nil && b.Engine.KVUsage >= 0 {
 			cache += fmt.Sprintf(", %.0f %% used", 100*b.Engine.KVUsage)
 		}
 		state := b.State
@@ -116,8 +116,6 @@ type backendsAddCmd struct {
 	Models   []string `name:"model" placeholder:"MODEL" help:"What it serves; it is asked if left out. Repeatable."`
 	Weight   float64  `name:"weight" placeholder:"W" help:"Its share of the work against the others' 1."`
 	KVTokens int64    `name:"kv-tokens" placeholder:"N" help:"Size of its KV cache; it is asked if left out."`
-	Zone     string   `name:"zone" placeholder:"ZONE" help:"Where it stands."`
-	Role     string   `name:"role" placeholder:"ROLE" help:"What it is for."`
 	Force    bool     `name:"force" help:"Add it even if nobody answers there now."`
 	adminFlags
 }
@@ -129,7 +127,7 @@ func (c *backendsAddCmd) Run(s *streams) error {
 	var add []node.NewBackend
 	for _, u := range c.URLs {
 		add = append(add, node.NewBackend{
-			Name: c.Name, URL: u, Models: c.Models, Weight: c.Weight, KVTokens: c.KVTokens, Zone: c.Zone, Role: c.Role,
+			Name: c.Name, URL: u, Models: c.Models, Weight: c.Weight, KVTokens: c.KVTokens,
 		})
 	}
 	client, ctx, cancel := c.client()
@@ -159,12 +157,16 @@ type backendsDrainCmd struct {
 	Reason  string        `name:"reason" placeholder:"TEXT" help:"Why, for those who look."`
 	Wait    bool          `name:"wait" help:"Return when no router has a request there any more."`
 	Timeout time.Duration `name:"timeout" default:"30m" placeholder:"DURATION" help:"How long to wait at most."`
+	Force   bool          `name:"force" help:"Drain them even if no other active engine is left in the fleet or for a model."`
 	adminFlags
 }
 
 func (c *backendsDrainCmd) Run(s *streams) error {
 	client, ctx, cancel := c.client()
 	defer cancel()
+	if c.Force {
+		client = client.Forced()
+	}
 	done, err := client.SetBackendState(ctx, c.Names, "drain", c.Reason)
 	if err == nil && c.Wait {
 		waiting, cancel := context.WithTimeout(context.Background(), c.Timeout)
@@ -253,6 +255,7 @@ func (c *backendsResumeCmd) Run(s *streams) error {
 
 type backendsRemoveCmd struct {
 	Names []string `arg:"" name:"name" placeholder:"NAME" help:"Names, as list shows them."`
+	Force bool     `name:"force" help:"Remove them even if no other active engine is left in the fleet or for a model."`
 	adminFlags
 }
 
@@ -264,6 +267,9 @@ func (*backendsRemoveCmd) Help() string {
 func (c *backendsRemoveCmd) Run(s *streams) error {
 	client, ctx, cancel := c.client()
 	defer cancel()
+	if c.Force {
+		client = client.Forced()
+	}
 	done, err := client.RemoveBackends(ctx, c.Names)
 	return c.report(s, done, err, "removed %s", strings.Join(c.Names, ", "))
 }

@@ -36,6 +36,7 @@ func TestExampleFleet(t *testing.T) {
 		t.Fatalf("%v %v", hosts, err)
 	}
 	for _, host := range hosts {
+		scraped := false
 		cmd := command(t, "serve", "--check-config", "--config", file)
 		for _, dropIn := range []string{host, "../../deploy/example/20-resources.conf"} {
 			text, err := os.ReadFile(dropIn)
@@ -45,11 +46,15 @@ func TestExampleFleet(t *testing.T) {
 			for line := range strings.Lines(string(text)) {
 				if setting, ok := strings.CutPrefix(strings.TrimSpace(line), "Environment="); ok {
 					cmd.Env = append(cmd.Env, setting)
+					scraped = scraped || strings.HasPrefix(setting, "GRAPEVINE_METRICS_LISTEN=10.0.0.1")
 					if name, _, _ := strings.Cut(setting, "="); !variables[name] {
 						t.Errorf("%s: nothing reads %s", dropIn, name)
 					}
 				}
 			}
+		}
+		if !scraped {
+			t.Errorf("%s: no collector on another machine reaches its metrics", host)
 		}
 		if got := finish(t, cmd, ""); got.code != 0 || got.out != "configuration is valid: 4 backends, strategy prefix\n" {
 			t.Errorf("%s: %+v", host, got)

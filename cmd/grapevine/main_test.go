@@ -28,16 +28,12 @@ var update = flag.Bool("update", false, "write the golden files")
 // with real signals and exit codes, of exactly the code that was compiled.
 const asProgram = "GRAPEVINE_TEST_AS_PROGRAM"
 
-// programName does the same by the name of the file. A program that starts itself again needs it: chaos and demo start their nodes without any
-// variable that begins with GRAPEVINE_, since those configure a router.
-const programName = "grapevine-under-test"
-
 func TestMain(m *testing.M) {
-	if self, err := os.Executable(); os.Getenv(asProgram) != "" || err == nil && filepath.Base(self) == programName {
+	if os.Getenv(asProgram) != "" {
 		main()
 		return
 	}
-	// A child of the program that was started without either would run all tests, which start children, which run all tests.
+	// A child of the program that was started without it would run all tests, which start children, which run all tests.
 	if flag.Parse(); flag.NArg() > 0 {
 		fmt.Fprintf(os.Stderr, "the tests were started as the program: %q, without %s\n", flag.Args(), asProgram)
 		os.Exit(2)
@@ -85,10 +81,10 @@ func finish(t *testing.T, cmd *exec.Cmd, stdin string) result {
 }
 
 func TestHelpGolden(t *testing.T) {
-	for _, command := range []string{"", "serve", "demo", "engine", "replay", "simulate", "explain", "backends", "nodes", "status", "version",
+	for _, command := range []string{"", "serve", "explain", "backends", "nodes", "status", "version",
 		"keys", "keys generate", "keys list", "keys install", "keys use", "keys remove",
 		"backends list", "backends add", "backends drain", "backends resume", "backends remove", "rules", "rules show", "rules apply",
-		"raft", "raft status", "raft transfer", "raft recover", "prefixes", "prefixes hot", "chaos", "chaos list", "chaos run"} {
+		"raft", "raft status", "raft transfer", "raft inspect", "raft recover", "prefixes", "prefixes hot"} {
 		name, args := "grapevine", []string{"--help"}
 		if command != "" {
 			name, args = strings.ReplaceAll(command, " ", "-"), append(strings.Fields(command), "--help")
@@ -126,6 +122,7 @@ func TestExitCodes(t *testing.T) {
 		}
 		return path
 	}
+	size := write("size.yaml", "max_body: 10QB\n")
 	good, bad := write("good.yaml", "strategy: session\n"), write("bad.yaml", "pprof: true\nstrategyy: session\n")
 	for _, tc := range []struct {
 		name string
@@ -135,9 +132,14 @@ func TestExitCodes(t *testing.T) {
 		err  string // in stderr, else stderr must be empty
 	}{
 		{"version", []string{"version"}, 0, "grapevine dev (go1.", ""},
+		{"version flag", []string{"--version"}, 0, "grapevine dev (go1.", ""},
 		{"no command", nil, 2, "", "expected one of"},
 		{"unknown command", []string{"sevre"}, 2, "", "unexpected argument sevre"},
-		{"unknown flag", []string{"serve", "--bakend", "x"}, 2, "", "unknown flag --bakend"},
+		{"unknown subcommand", []string{"backends", "ad", "x"}, 2, "", "unexpected argument ad: the commands of grapevine backends are list, add, drain, resume, remove\nSee grapevine backends --help."},
+		{"default subcommand", []string{"raft", "x"}, 2, "", "unexpected argument x: the commands of grapevine raft are status, transfer, inspect, recover\nSee grapevine raft --help."},
+		{"unknown flag", []string{"serve", "--bakend", "x"}, 2, "", "did you mean \"--backend\"?\nSee grapevine serve --help."},
+		{"flag of a subcommand", []string{"backends", "drain", "--now"}, 2, "", "See grapevine backends drain --help."},
+		{"bad size in a file", []string{"serve", "--check-config", "--config", size}, 2, "", `max_body: "10QB" is not a size in bytes`},
 		{"bad flag value", []string{"serve", "--max-body", "3 furlongs"}, 2, "", `"3 furlongs" is not a size in bytes`},
 		{"bad backend", []string{"serve", "--backend", "gpu1:8000"}, 2, "", "write http://host:port"},
 		{"bad strategy", []string{"serve", "--check-config", "--strategy", "fastest"}, 2, "", `strategy: "fastest" is unknown`},
@@ -147,17 +149,6 @@ func TestExitCodes(t *testing.T) {
 		{"no secret file", []string{"serve", "--check-config", "--secret-file", filepath.Join(dir, "none")}, 2, "", "secret_file"},
 		{"address in use", []string{"serve", "--listen", "203.0.113.1:1", "--admin", "127.0.0.1:0", "--log-level", "error"}, 1, "", "listen: "},
 		{"nobody there", []string{"status", "--admin", "127.0.0.1:1"}, 1, "", "is the router running"},
-		{"no such policy", []string{"simulate", "--requests", "1", "--policy", "fastest"}, 2, "", "fastest"},
-		{"no such workload", []string{"simulate", "--workload", "huge"}, 2, "", "huge"},
-		{"no such delay", []string{"simulate", "--staleness", "0,soon"}, 2, "", `staleness "soon": want a duration`},
-		{"shared twice", []string{"simulate", "--share", "both,both"}, 2, "", "at most once"},
-		{"all lost", []string{"simulate", "--loss", "1"}, 2, "", "loss of 1"},
-		{"no partition", []string{"simulate", "--partition", "60s"}, 2, "", "60s-120s"},
-		{"trace and workload", []string{"simulate", "--workload", "chat", "--trace", good}, 2, "", "can't be used together"},
-		{"no such scenario", []string{"chaos", "run", "router-los"}, 2, "", `no scenario "router-los": grapevine chaos list shows them`},
-		{"short chaos", []string{"chaos", "run", "router-loss", "--duration", "1s"}, 2, "", "1s of traffic: give 27s"},
-		{"two schedules", []string{"chaos", "run", "router-loss", "leader-loss", "--schedule", good}, 2, "", "--schedule is for one scenario"},
-		{"bad schedule", []string{"chaos", "run", "router-loss", "--schedule", good}, 2, "", `good.yaml: schedule: line 1: "strategy:" is no time`},
 		{"no such body", []string{"explain", filepath.Join(dir, "none.json")}, 2, "", "none.json"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -339,10 +330,24 @@ func serve(t *testing.T, args ...string) *process {
 // serveWith is serve with variables in the environment.
 func serveWith(t *testing.T, env []string, args ...string) *process {
 	t.Helper()
+	p := newProcess(t, env, args...)
+	p.start(t)
+	return p
+}
+
+// newProcess prepares one that start starts.
+func newProcess(t *testing.T, env []string, args ...string) *process {
+	t.Helper()
 	p := &process{log: &watchedLog{found: make(chan []string, 1)}}
 	p.cmd = command(t, append([]string{"serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--drain-close", "0s", "--log-format", "json"}, args...)...)
 	p.cmd.Stderr = p.log
 	p.cmd.Env = append(p.cmd.Env, env...)
+	return p
+}
+
+// start returns when the process says that it serves.
+func (p *process) start(t *testing.T) {
+	t.Helper()
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -352,7 +357,6 @@ func serveWith(t *testing.T, env []string, args ...string) *process {
 	case <-time.After(time.Minute):
 		t.Fatalf("it does not say that it serves: %s", p.log.String())
 	}
-	return p
 }
 
 func (p *process) signal(t *testing.T, sig syscall.Signal) {

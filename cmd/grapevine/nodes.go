@@ -32,11 +32,11 @@ const clocksApartMS = 500
 // printNodes shows the fleet, the asked node first, and then what keeps others out of it.
 func printNodes(out io.Writer, list *node.NodeList) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "NAME\tSTATE\tSINCE\tLAG\tRTT\tRECEIVED\tSENT\tREPAIRED\tGOSSIP\tDATA\tVERSION")
+	fmt.Fprintln(w, "NAME\tSTATE\tSINCE\tLAG\tRTT\tRECEIVED\tSENT\tMISSED\tGOSSIP\tDATA\tVERSION")
 	for i := range list.Nodes {
 		n := &list.Nodes[i]
 		name, state := n.Name, n.State
-		lag, rtt, received, sent, repaired := "-", "-", "-", "-", "-"
+		lag, rtt, received, sent, missed := "-", "-", "-", "-", "-"
 		if n.Self {
 			name += " *"
 		} else {
@@ -50,10 +50,10 @@ func printNodes(out io.Writer, list *node.NodeList) error {
 				rtt = fmt.Sprintf("%.1f ms", n.RTTMS)
 			}
 			received, sent = amount(n.ReceivedBytes), amount(n.SentBytes)
-			repaired = fmt.Sprint(n.Repaired)
+			missed = fmt.Sprint(n.Missed)
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
-			name, state, seconds(n.SinceS), lag, rtt, received, sent, repaired, orDash(n.Gossip), orDash(n.Data), orDash(n.Version))
+			name, state, seconds(n.SinceS), lag, rtt, received, sent, missed, orDash(n.Gossip), orDash(n.Data), orDash(n.Version))
 	}
 	if err := w.Flush(); err != nil {
 		return err

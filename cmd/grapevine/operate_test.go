@@ -73,7 +73,7 @@ func TestOperateByCommands(t *testing.T) {
 	if got := do("backends", "add", "--name", "gpu1", url, "http://h"); got.code != exitUsage {
 		t.Errorf("one name for two: %+v", got)
 	}
-	if got := do("backends", "add", "--name", "gpu1", "--zone", "a", url); got.code != 0 && !strings.Contains(got.err, "exists already") { // by an attempt before
+	if got := do("backends", "add", "--name", "gpu1", url); got.code != 0 && !strings.Contains(got.err, "exists already") { // by an attempt before
 		t.Fatalf("%+v", got)
 	}
 	if got := do("backends", "add", "--name", "gpu2", url); got.code != exitFailed || !strings.Contains(got.err, "gpu1") {
@@ -81,7 +81,7 @@ func TestOperateByCommands(t *testing.T) {
 	}
 	var list node.BackendList
 	if got := do("backends", "list", "--consistent", "--json"); got.code != 0 || json.Unmarshal([]byte(got.out), &list) != nil || len(list.Backends) != 1 ||
-		list.Backends[0].Name != "gpu1" || list.Backends[0].Zone != "a" || !list.Backends[0].Agreed {
+		list.Backends[0].Name != "gpu1" || !list.Backends[0].Agreed {
 		t.Errorf("%+v", got)
 	}
 
@@ -97,7 +97,7 @@ func TestOperateByCommands(t *testing.T) {
 	}()
 	<-entered
 	drained := make(chan result, 1)
-	go func() { drained <- do("backends", "drain", "gpu1", "--reason", "new disk", "--wait") }()
+	go func() { drained <- do("backends", "drain", "gpu1", "--force", "--reason", "new disk", "--wait") }()
 	eventually(t, "the drain is seen", func() bool {
 		got := do("backends")
 		return strings.Contains(got.out, "draining") && strings.Contains(got.out, "new disk")
@@ -151,14 +151,14 @@ func TestOperateByCommands(t *testing.T) {
 	if got := do("backends", "remove", "gpu1", "gpu9"); got.code != exitFailed || !strings.Contains(got.err, "gpu9") {
 		t.Errorf("%+v", got)
 	}
-	if got := do("backends", "remove", "gpu1"); got.code != 0 {
+	if got := do("backends", "remove", "--force", "gpu1"); got.code != 0 {
 		t.Errorf("%+v", got)
 	}
 	var raft node.RaftStatus
 	if got := do("raft", "status", "--json"); got.code != 0 || json.Unmarshal([]byte(got.out), &raft) != nil {
 		t.Fatalf("%+v", got)
 	}
-	server := raft.ID + "=127.0.0.1:7947"
+	server := raft.ID + "=127.0.0.1:7946"
 	if got := grapevine(t, "", "raft", "recover", "--data-dir", data, "--server", server); got.code != exitFailed {
 		t.Errorf("recovered under a running router: %+v", got)
 	}
@@ -166,13 +166,26 @@ func TestOperateByCommands(t *testing.T) {
 	if code := p.wait(t); code != 0 {
 		t.Errorf("exit %d\n%s", code, p.log.String())
 	}
+	var held struct {
+		ID        string `json:"id"`
+		LastIndex uint64 `json:"last_index"`
+	}
+	if got := grapevine(t, "", "raft", "inspect", "--data-dir", data, "--json"); got.code != 0 || json.Unmarshal([]byte(got.out), &held) != nil || held.ID != raft.ID || held.LastIndex < raft.LastIndex {
+		t.Errorf("%+v", got)
+	}
+	if got := grapevine(t, "", "raft", "inspect", "--data-dir", data); got.code != 0 || !strings.Contains(got.out, "id "+raft.ID+", group "+raft.Group) || !strings.Contains(got.out, "VOTES") {
+		t.Errorf("%+v", got)
+	}
+	if got := grapevine(t, "", "raft", "inspect", "--data-dir", dir); got.code != exitFailed || !strings.Contains(got.err, "raft.db: no such file") {
+		t.Errorf("%+v", got)
+	}
 	peers := filepath.Join(dir, "peers.json")
-	if err := os.WriteFile(peers, []byte(`[{"id":"`+raft.ID+`","address":"127.0.0.1:7947","voter":true}] []`), 0o600); err != nil {
+	if err := os.WriteFile(peers, []byte(`[{"id":"`+raft.ID+`","address":"127.0.0.1:7946","voter":true}] []`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, wrong := range [][]string{
 		{}, {"--server", "x"}, {"--server", server, "--peers", token}, {"--peers", peers},
-		{"--server", raft.ID + "=127.0.0.1"}, {"--server", raft.ID + "=:7947"}, {"--server", raft.ID + "=0.0.0.0:7947"}, {"--server", raft.ID + "=127.0.0.1:0"},
+		{"--server", raft.ID + "=127.0.0.1"}, {"--server", raft.ID + "=:7946"}, {"--server", raft.ID + "=0.0.0.0:7946"}, {"--server", raft.ID + "=127.0.0.1:0"},
 	} {
 		if got := grapevine(t, "", append([]string{"raft", "recover", "--data-dir", data}, wrong...)...); got.code != exitUsage {
 			t.Errorf("%v: %+v", wrong, got)
@@ -182,10 +195,10 @@ func TestOperateByCommands(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	// Who is named by --server votes; one that only follows is in the file of --peers.
-	if got := grapevine(t, "", "raft", "recover", "--data-dir", data, "--server", server, "--server", "other=127.0.0.2:7947"); got.code != 0 || !strings.Contains(got.out, "a group of 2, of which 2 vote") {
+	if got := grapevine(t, "", "raft", "recover", "--data-dir", data, "--server", server, "--server", "other=127.0.0.2:7946"); got.code != 0 || !strings.Contains(got.out, "a group of 2, of which 2 vote") {
 		t.Errorf("%+v", got)
 	}
-	if err := os.WriteFile(peers, []byte(`[{"id":"`+raft.ID+`","address":"127.0.0.1:7947","voter":true},{"id":"other","address":"127.0.0.2:7947","voter":false}]`), 0o600); err != nil {
+	if err := os.WriteFile(peers, []byte(`[{"id":"`+raft.ID+`","address":"127.0.0.1:7946","voter":true},{"id":"other","address":"127.0.0.2:7946","voter":false}]`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if got := grapevine(t, "", "raft", "recover", "--data-dir", data, "--peers", peers); got.code != 0 || !strings.Contains(got.out, "a group of 2, of which 1 vote") || !strings.Contains(got.out, "on the others") {

@@ -17,6 +17,7 @@ import (
 type raftCmd struct {
 	Status   raftStatusCmd   `cmd:"" default:"withargs" help:"Show the group as one router sees it (the default)."`
 	Transfer raftTransferCmd `cmd:"" help:"Hand leadership to another voter."`
+	Inspect  raftInspectCmd  `cmd:"" help:"Show what the data of a stopped router holds: its id, its last log entry, its group."`
 	Recover  raftRecoverCmd  `cmd:"" help:"Force a new group on the data of a stopped router, when most voters are lost for good."`
 }
 
@@ -92,6 +93,36 @@ func (c *raftTransferCmd) Run(s *streams) error {
 		return printJSON(s.out, st)
 	}
 	return printRaft(s.out, st)
+}
+
+type raftInspectCmd struct {
+	DataDir string `name:"data-dir" required:"" type:"existingdir" placeholder:"DIR" help:"The router's data_dir. It must not run."`
+	JSON    bool   `name:"json" help:"Print one JSON object."`
+}
+
+// Help is shown below the flags.
+func (*raftInspectCmd) Help() string {
+	return "It changes nothing. Of several survivors of a lost majority, the one with the highest last log entry has lost the least."
+}
+
+func (c *raftInspectCmd) Run(s *streams) error {
+	data, err := node.InspectRaft(c.DataDir)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return printJSON(s.out, data)
+	}
+	fmt.Fprintf(s.out, "id %s, group %s, log %d, state version %d with %d backends\n", data.ID, orDash(data.Group), data.LastIndex, data.Version, data.Backends)
+	if len(data.Servers) == 0 {
+		return nil
+	}
+	w := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "ID\tADDRESS\tVOTES")
+	for _, v := range data.Servers {
+		fmt.Fprintf(w, "%s\t%s\t%s\n", v.ID, v.Addr, yesNo(v.Voter))
+	}
+	return w.Flush()
 }
 
 type raftRecoverCmd struct {

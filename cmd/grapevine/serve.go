@@ -10,8 +10,11 @@ import (
 	"syscall"
 
 	"github.com/alecthomas/kong"
+	"github.com/rs/zerolog"
 
 	"grapevine/node"
+	"grapevine/node/machine"
+	"grapevine/node/notify"
 )
 
 type serveCmd struct {
@@ -29,10 +32,19 @@ func (c *serveCmd) Run(s *streams, k *kong.Context) error {
 	if err := cfg.Validate(c.ConfigFile, lines); err != nil {
 		return usageError{err}
 	}
-	if cfg.Log, err = node.NewLogger(s.err, isTerminal(s.err), cfg); err != nil {
+	cfg.Level = new(node.LogLevel)
+	if cfg.Log, err = node.NewLogger(logTo(s.err, os.Getenv("JOURNAL_STREAM")), isTerminal(s.err), cfg); err != nil {
 		return usageError{err}
 	}
 	cfg.Version = version
+	if !c.CheckConfig {
+		if cfg.Listener, err = notify.Listener(os.Getenv); err != nil {
+			return err
+		}
+		if cfg.Listener != nil {
+			cfg.Log.Info().Str("address", cfg.Listener.Addr().String()).Msg("the data port is the socket that the service manager passed; the setting listen has no effect")
+		}
+	}
 	n, err := node.New(cfg) // starts nothing, reads keys and certificates
 	if err != nil {
 		return usageError{err}
@@ -46,14 +58,15 @@ func (c *serveCmd) Run(s *streams, k *kong.Context) error {
 		return err
 	}
 	defer super.close()
-	raiseHeapFloor()
-	return runUntilSignal(n, cfg, super, func() error { return c.reload(k, n, cfg) })
+	memory, limited := machine.Memory()
+	tuneCollector(memory, limited, cfg.Log)
+	return runUntilSignal(n, cfg.Log, super, func() error { return c.reload(k, n, cfg.Log) })
 }
 
-// reload is SIGHUP: it takes what can change while the node runs, the
-// certificate of the data port, and names what else has changed, which the next
-// start takes. A configuration that is wrong changes nothing.
-func (c *serveCmd) reload(k *kong.Context, n *node.Node, running node.Config) error {
+// reload is SIGHUP: the node takes what can change while it runs, and the log names that
+// and what else has changed, which waits for the next start. A configuration that is wrong
+// changes nothing.
+func (c *serveCmd) reload(k *kong.Context, n *node.Node, log zerolog.Logger) error {
 	next, lines, err := c.configuration(k)
 	if err != nil {
 		return err
@@ -61,14 +74,15 @@ func (c *serveCmd) reload(k *kong.Context, n *node.Node, running node.Config) er
 	if err := next.Validate(c.ConfigFile, lines); err != nil {
 		return err
 	}
-	if err := n.Reload(); err != nil {
+	done, err := n.Reload(next)
+	if err != nil {
 		return err
 	}
-	e := running.Log.Info()
-	if keys := running.Differing(next); len(keys) > 0 {
-		e = running.Log.Warn().Strs("at_next_start", keys)
+	e := log.Info()
+	if len(done.AtNextStart) > 0 {
+		e = log.Warn()
 	}
-	e.Bool("tls_cert", running.TLSCert != "").Msg("reloaded")
+	e.Str("event", node.EventReloaded).Strs("applied", done.Applied).Strs("at_next_start", done.AtNextStart).Bool("tls_cert", next.TLSCert != "").Msg("reloaded")
 	return nil
 }
 
@@ -99,7 +113,7 @@ func (c *serveCmd) configuration(k *kong.Context) (cfg node.Config, lines map[st
 
 // runUntilSignal serves until SIGTERM or SIGINT, then drains; a second signal
 // cuts what still runs. SIGHUP reloads.
-func runUntilSignal(n *node.Node, cfg node.Config, super *supervision, reload func() error) error {
+func runUntilSignal(n *node.Node, log zerolog.Logger, super *supervision, reload func() error) error {
 	signals, reloads := make(chan os.Signal, 2), make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	defer signal.Stop(signals)
@@ -126,11 +140,12 @@ func runUntilSignal(n *node.Node, cfg node.Config, super *supervision, reload fu
 		}
 	}
 	super.stopping()
+	cfg := n.Running()
 	grace := cfg.DrainGrace
 	if first == syscall.SIGINT {
 		grace = 0 // somebody at a terminal, not a balancer that needs time to notice
 	}
-	cfg.Log.Info().Str("signal", first.String()).Dur("grace", grace).Dur("timeout", cfg.DrainTimeout).Msg("draining")
+	log.Info().Str("signal", first.String()).Dur("grace", grace).Dur("timeout", cfg.DrainTimeout).Msg("draining")
 	ctx, cancel := context.WithTimeoutCause(context.Background(), grace+cfg.DrainClose+cfg.DrainTimeout, errDrainTimeout)
 	defer cancel()
 	ctx, force := context.WithCancelCause(ctx)

@@ -18,8 +18,8 @@ type sample struct{ text, yaml string }
 // samples has one for every setting that its kind alone does not give.
 var samples = map[string]sample{
 	"backends": {
-		"http://a:8000 https://b,name=n,models=x|y,weight=2,kv_tokens=5,api_key=k",
-		"[http://a:8000, {url: https://b, name: n, models: [x, y], weight: 2, kv_tokens: 5, api_key: k}]",
+		"http://a:8000 https://b,name=n,models=x|y,weight=2,kv_tokens=5,api_key=k http://c,api_key_file=/f",
+		"[http://a:8000, {url: https://b, name: n, models: [x, y], weight: 2, kv_tokens: 5, api_key: k}, {url: http://c, api_key_file: /f}]",
 	},
 	"rules": {
 		"strategy=session,model=m* strategy=random,path=/p,header=x-a:b",
@@ -31,7 +31,7 @@ var samples = map[string]sample{
 }
 
 var samplesByKind = map[string]sample{
-	"text": {"some:text", `"some:text"`}, "duration": {"1m30s", "1m30s"}, "bytes": {"3MiB", "3MiB"},
+	"text": {"some:text", `"some:text"`}, "duration": {"1m30s", "1m30s"}, "size in bytes": {"3MiB", "3MiB"},
 	"boolean": {"true", "true"}, "whole number": {"7", "7"}, "number": {"0.125", "0.125"},
 }
 

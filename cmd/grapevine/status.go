@@ -40,18 +40,29 @@ func printStatus(out io.Writer, st *node.Status) error {
 			rungs = append(rungs, fmt.Sprintf("%s %d", name, st.Rungs[name]))
 		}
 	}
+	picks := fmt.Sprintf("%d picks", st.Picks)
+	if len(rungs) > 0 {
+		picks += " (" + strings.Join(rungs, ", ") + ")"
+	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "node\t%s, up %s, %s\n", st.Node, seconds(st.UptimeS), ready)
 	fmt.Fprintf(w, "version\t%s (%s)\n", st.Version, st.GoVersion)
 	fmt.Fprintf(w, "listen\t%s, admin %s\n", st.Listen, st.Admin)
+	if c := st.Certificate; c != nil {
+		valid := "until " + c.NotAfter.UTC().Format(time.RFC3339)
+		if c.Problem != "" {
+			valid = c.Problem + ": clients refuse it"
+		}
+		fmt.Fprintf(w, "tls\tcertificate %s\n", valid)
+	}
 	fmt.Fprintf(w, "strategy\t%s over %d backends, blocks of %d bytes, key %s\n", st.Strategy, st.Backends, st.BlockBytes, st.KeyID)
-	fmt.Fprintf(w, "requests\t%d in flight on %d connections, %d picks (%s)\n", st.InFlight, st.Connections, st.Picks, strings.Join(rungs, ", "))
-	fmt.Fprintf(w, "tree\t%d facts in %s\n", st.Tree.Facts, node.Bytes(st.Tree.Bytes))
+	fmt.Fprintf(w, "requests\t%d in flight on %d connections, %s\n", st.InFlight, st.Connections, picks)
+	fmt.Fprintf(w, "tree\t%d facts in %s\n", st.Tree.Facts, amount(uint64(st.Tree.Bytes)))
 	if f := st.Fleet; f == nil {
 		fmt.Fprintln(w, "fleet\talone")
 	} else {
-		fmt.Fprintf(w, "fleet\t%d nodes, %.0f ms behind them, %.0f %% warm, %d decisions blind, %d buckets divergent\n",
-			f.Nodes, f.StalenessMS, 100*f.WarmFraction, f.BlindDecisions, f.Divergence)
+		fmt.Fprintf(w, "fleet\t%d nodes, %.0f ms behind them, %.0f %% warm, %d decisions blind, %d nodes incomplete\n",
+			f.Nodes, f.StalenessMS, 100*f.WarmFraction, f.BlindDecisions, f.Incomplete)
 	}
 	return w.Flush()
 }

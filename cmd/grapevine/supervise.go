@@ -60,7 +60,7 @@ func (s *supervision) started() {
 func (s *supervision) reloaded(reload func() error) {
 	s.send(notify.Reloading)
 	if err := reload(); err != nil {
-		s.log.Error().Err(err).Msg("not reloaded: going on as before")
+		s.log.Error().Str("event", node.EventReloadRefused).Err(err).Msg("not reloaded: going on as before")
 	}
 	s.send(notify.Ready)
 }

@@ -68,7 +68,7 @@ func TestServiceManager(t *testing.T) {
 		}
 	}
 	write("backends: [{url: 'http://127.0.0.1:1', models: [m]}]\n")
-	p := serveWith(t, m.env, "--config", file, "--drain-grace", "1ms", "--drain-timeout", "7m")
+	p := serveWith(t, m.env, "--config", file, "--drain-grace", "1ms")
 
 	if got := m.next(t, time.Minute); got != "STATUS=starting\nEXTEND_TIMEOUT_USEC=30000000" {
 		t.Errorf("first: %q", got)
@@ -86,12 +86,12 @@ func TestServiceManager(t *testing.T) {
 	p.signal(t, syscall.SIGCONT)
 	m.await(t, "WATCHDOG=1")
 
-	write("backends: [{url: 'http://127.0.0.1:1', models: [m]}]\nlog_level: debug\n")
+	write("backends: [{url: 'http://127.0.0.1:1', models: [m], api_key: k}]\nlog_level: warn\nepsilon: 0.5\ndrain_timeout: 7m\n")
 	p.signal(t, syscall.SIGHUP)
 	m.await(t, "RELOADING=1")
 	m.await(t, "READY=1")
-	eventually(t, "what is left for the next start is named", func() bool {
-		return strings.Contains(p.log.String(), `"at_next_start":["log_level"]`)
+	eventually(t, "what is in force and what waits is named", func() bool {
+		return strings.Contains(p.log.String(), `"applied":["drain_timeout","log_level","backends"],"at_next_start":["epsilon"]`)
 	})
 	write("strategyy: session\n")
 	p.signal(t, syscall.SIGHUP)
@@ -100,10 +100,15 @@ func TestServiceManager(t *testing.T) {
 	eventually(t, "the mistake is told", func() bool {
 		return strings.Contains(p.log.String(), "strategyy: unknown key") && strings.Contains(p.log.String(), "not reloaded")
 	})
+	for _, event := range []string{"started", "ready", "engine_probes_fail", "config_reloaded", "config_refused"} {
+		if !strings.Contains(p.log.String(), `"event":"`+event+`"`) {
+			t.Errorf("no line of %s", event)
+		}
+	}
 	m.await(t, "WATCHDOG=1")
 
 	p.signal(t, syscall.SIGTERM)
-	// drain_timeout, the grace, and some seconds.
+	// drain_timeout of the reload, the grace, and some seconds.
 	if got := m.await(t, "STOPPING=1"); got != "STOPPING=1\nSTATUS=draining\nEXTEND_TIMEOUT_USEC=435001000" {
 		t.Errorf("at the end: %q", got)
 	}

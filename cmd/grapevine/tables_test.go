@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"grapevine/node"
 	"grapevine/raftstore"
@@ -24,12 +25,17 @@ func TestTablesGolden(t *testing.T) {
 	}
 	alone := *status
 	alone.Fleet, alone.Ready, alone.NotReady = nil, false, "draining"
+	fresh := alone
+	fresh.Certificate = &node.CertificateStatus{NotAfter: time.Unix(1_800_000_000, 0)}
+	expired := fresh
+	expired.Certificate = &node.CertificateStatus{Problem: "expired at 2026-11-01T00:00:00Z"}
+	fresh.Picks, fresh.Rungs, fresh.Tree = 0, nil, node.TreeStatus{Bytes: 133_888}
 	nodes := &node.NodeList{
 		Nodes: []node.NodeStatus{
 			{Name: "one", Self: true, State: "alive", SinceS: 754.2, Gossip: "10.0.0.1:7946", Data: "10.0.0.1:8080", Version: "v1.2.3"},
 			{Name: "three", State: "failed", SinceS: 12.3, Gossip: "10.0.0.3:7946", Data: "10.0.0.3:8080", Version: "v1.2.2", LastError: "EOF"},
 			{Name: "two", State: "alive", SinceS: 700, Connected: true, LagMS: 31.25, RTTMS: 0.42, OffsetMS: -2500, ReceivedBytes: 123_456_789, SentBytes: 9_999,
-				Repaired: 17, Gossip: "10.0.0.2:7946", Data: "10.0.0.2:8080", Version: "v1.2.3"},
+				Missed: 17, Gossip: "10.0.0.2:7946", Data: "10.0.0.2:8080", Version: "v1.2.3"},
 			{Name: "wall", State: "alive", SinceS: 5, LagMS: 5000, ReceivedBytes: 50_000, Gossip: "10.0.0.4:7946", LastError: "dial tcp 10.0.0.4:7946: i/o timeout"},
 		},
 		Seeds: []node.SeedStatus{
@@ -48,7 +54,7 @@ func TestTablesGolden(t *testing.T) {
 			KVTokens: 1_200_000, Engine: &node.EngineReport{KVUsage: .5}, Models: []string{"m", "n"}},
 		{Name: "gpu2", URL: "http://gpu2:8000", State: "draining", Drained: true, DrainedBy: "operator", Agreed: true, Source: "admin", FleetActive: 1, HorizonS: 90, Models: []string{"m\x1b[2J"}, Reason: "new\ndisk \u202e", SinceS: 61},
 		{Name: "gpu3", URL: "http://gpu3:8000", State: "down", Drained: true, Agreed: true, Source: "dns"},
-		{Name: "gpu4", URL: "http://gpu4:8000", State: "avoided", Source: "static"},
+		{Name: "gpu4", URL: "http://gpu4:8000", State: "avoided", Source: "static", Engine: &node.EngineReport{Running: -1, Waiting: -1, KVUsage: -1}},
 	}}
 	rules := &node.RuleSet{Source: "fleet", Version: 17, Text: "rules: []\n", Rules: []node.RuleStatus{
 		{Model: "batch-*", Strategy: "round-robin"}, {Path: "/v1/embeddings", Header: "x-tier", HeaderValue: "low", Strategy: "least-request"},
@@ -58,11 +64,11 @@ func TestTablesGolden(t *testing.T) {
 	raft := &node.RaftStatus{Node: "one"}
 	raft.ID, raft.Role, raft.Leader, raft.Term, raft.LastIndex, raft.Committed, raft.Version = "a1", "leader", "a1", 3, 120, 120, 118
 	raft.Servers = []raftstore.ServerStatus{
-		{ID: "a1", Name: "one", Addr: "10.0.0.1:7947", Voter: true, Healthy: true, Index: 120},
-		{ID: "b2", Name: "two", Addr: "10.0.0.2:7947", Voter: true, Alive: true, Healthy: true, Index: 119},
-		{ID: "c3", Addr: "10.0.0.3:7947"},
+		{ID: "a1", Name: "one", Addr: "10.0.0.1:7946", Voter: true, Healthy: true, Index: 120},
+		{ID: "b2", Name: "two", Addr: "10.0.0.2:7946", Voter: true, Alive: true, Healthy: true, Index: 119},
+		{ID: "c3", Addr: "10.0.0.3:7946"},
 	}
-	raft.Problem = "c3 (10.0.0.3:7947) is not reached"
+	raft.Problem = "c3 (10.0.0.3:7946) is not reached"
 	waiting := &node.RaftStatus{Node: "one"}
 	waiting.ID, waiting.Role, waiting.Waiting = "a1", "waiting", "for 2 of 3 nodes"
 	prefixes := &node.PrefixList{Prefixes: []node.PrefixStatus{{Anchor: "00ff00ff00ff00ff", Tokens: 8192, Replicas: 5, AgeS: 300, ChangedS: 20, ExpiresS: 45,
@@ -79,6 +85,8 @@ func TestTablesGolden(t *testing.T) {
 		"raft-json":    func(w io.Writer) error { return printJSON(w, raft) },
 		"status":       func(w io.Writer) error { return printStatus(w, status) },
 		"status-alone": func(w io.Writer) error { return printStatus(w, &alone) },
+		"status-fresh": func(w io.Writer) error { return printStatus(w, &fresh) },
+		"status-tls":   func(w io.Writer) error { return printStatus(w, &expired) },
 		"nodes":        func(w io.Writer) error { return printNodes(w, nodes) },
 		"keys": func(w io.Writer) error {
 			if err := printKeys(w, keys, false); err == nil || err.Error() != keys.Error {
@@ -122,8 +130,8 @@ func TestAddressInUse(t *testing.T) {
 	}
 	defer taken.Close()
 	addr := taken.Addr().String()
-	for _, flag := range []string{"--listen", "--admin", "--gossip", "--raft"} {
-		args := []string{"serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--gossip", "127.0.0.1:0", "--raft", "127.0.0.1:0", "--secret", fleetSecret, "--log-level", "error", flag, addr}
+	for _, flag := range []string{"--listen", "--admin", "--gossip"} {
+		args := []string{"serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--gossip", "127.0.0.1:0", "--secret", fleetSecret, "--log-level", "error", flag, addr}
 		if got := grapevine(t, "", args...); got.code != exitFailed || !strings.Contains(got.err, addr) || !strings.Contains(got.err, "another process has it") {
 			t.Errorf("%s: %+v", flag, got)
 		}

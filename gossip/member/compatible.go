@@ -16,6 +16,7 @@ const (
 	FieldBlockBytes Field = "block bytes"
 	FieldGossipKey  Field = "gossip key"
 	FieldName       Field = "name"
+	FieldRaftID     Field = "raft id"
 )
 
 // MismatchError says why two nodes cannot be in one fleet, and what to do.
@@ -47,6 +48,10 @@ func (e *MismatchError) Error() string {
 	case FieldName:
 		return fmt.Sprintf("two nodes are named %q, at %s and at %s: give every node a name of its own; "+
 			"if it is one node that has moved, the name is free once the old address is known to be dead", e.Peer, e.Theirs, e.Mine)
+	case FieldRaftID:
+		return fmt.Sprintf("node %s has the raft id of another node that is alive, at %s and at %s: one of them runs on a copy of the other's data_dir; "+
+			"stop the copy, empty its data_dir and start it again; if it is one node that has moved, the id is free once the old address is known to be dead",
+			e.Peer, e.Theirs, e.Mine)
 	}
 	return fmt.Sprintf("%s: %s differs (%s there, %s here)", e.Peer, e.Field, e.Theirs, e.Mine)
 }

@@ -36,6 +36,9 @@ func (k Kind) String() string {
 	return "unknown"
 }
 
+// Event is the value of the field "event" in the log line about it.
+func (k Kind) Event() string { return "peer_" + k.String() }
+
 // Event is one change of membership. Events about this node itself are not sent.
 type Event struct {
 	Kind   Kind

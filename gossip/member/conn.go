@@ -5,7 +5,9 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"time"
 )
@@ -81,7 +83,7 @@ func (s *conns) add(c *Conn) error {
 		if s.foreignLocked(c) {
 			return errRemovedKey
 		}
-		if c.incoming {
+		if c.incoming && ownProtocol(c.alpn) {
 			victim = s.excessLocked(c.Peer.Name, c.alpn)
 		}
 		if len(s.open) >= maxConns && victim == nil {
@@ -254,6 +256,10 @@ func (l *List) accept(x *gated) {
 		return
 	}
 	x.leave()
+	if s := l.streams[c.alpn]; s != nil {
+		s.hand(c)
+		return
+	}
 	defer func() { _ = c.Close() }()
 	if c.alpn != alpnHello { // who only asks is about to join by himself
 		l.hint(&c.Peer)
@@ -271,15 +277,29 @@ func (l *List) accept(x *gated) {
 	}
 }
 
+// protocols are those that this node accepts, by ALPN.
+func (l *List) protocols() []string {
+	return append([]string{alpnKnowledge, alpnKeys, alpnHello}, slices.Sorted(maps.Keys(l.streams))...)
+}
+
 // welcome returns the stream, or the reason why there is none. Refusals are noted.
 func (l *List) welcome(x *gated, host string) (*Conn, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), l.cfg.handshake)
 	defer cancel()
 	in := &bounded{Conn: x.Conn, left: maxHandshakeBytes}
-	conn, proof, err := l.secure.server(ctx, in, host)
+	conn, proof, err := l.secure.server(ctx, in, host, l.protocols())
 	if err != nil {
 		l.noteMismatch(host, "", err)
 		return nil, err
+	}
+	if !ownProtocol(conn.ConnectionState().NegotiatedProtocol) {
+		if err := l.ofMember(proof); err != nil {
+			return nil, fmt.Errorf("%s: %w", host, err)
+		}
+		in.known = true
+		_ = x.raw.SetDeadline(time.Time{})
+		c := l.newConn(conn, x.raw, proof, &card{Info: Info{Name: proof.cert.Subject.CommonName}}, true)
+		return c, l.conns.add(c)
 	}
 	peer, err := l.answer(conn, host, proof)
 	if err != nil {
@@ -322,7 +342,7 @@ var errLongHandshake = fmt.Errorf("no handshake within %d bytes", maxHandshakeBy
 // noteMismatch notes a refusal that somebody has to do something about.
 // Garbage and broken connections are only counted.
 func (l *List) noteMismatch(addr, name string, err error) {
-	if mismatch := (*MismatchError)(nil); errors.As(err, &mismatch) || l.cfg.TLS != nil && !errors.Is(err, errLeaving) && name != "" {
+	if mismatch := (*MismatchError)(nil); errors.As(err, &mismatch) || l.cfg.TLS != nil && !errors.Is(err, errLeaving) && !errors.Is(err, errStarting) && name != "" {
 		l.refused(addr, name, err)
 	}
 }

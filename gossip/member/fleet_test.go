@@ -116,6 +116,12 @@ func patient(_ int, cfg *Config) {
 // start starts a node; the test's end stops it.
 func start(t *testing.T, cfg Config) *testNode {
 	t.Helper()
+	return startWith(t, cfg, nil)
+}
+
+// startWith is start with a look at the list before it listens.
+func startWith(t *testing.T, cfg Config, before func(*List)) *testNode {
+	t.Helper()
 	n := &testNode{}
 	cfg.OnEvent = func(e Event) {
 		n.mu.Lock()
@@ -140,6 +146,9 @@ func start(t *testing.T, cfg Config) *testNode {
 		t.Fatal(err)
 	}
 	n.List = l
+	if before != nil {
+		before(l)
+	}
 	if err := l.Start(context.Background()); err != nil {
 		t.Fatal(err)
 	}
@@ -159,6 +168,12 @@ func stop(t *testing.T, n *testNode) {
 // fleet starts n nodes that join through the first, and waits until all know all.
 func fleet(t *testing.T, n int, edit func(i int, cfg *Config)) []*testNode {
 	t.Helper()
+	return fleetOf(t, n, edit, func(int, *List) {})
+}
+
+// fleetOf is fleet with a look at each list before it listens.
+func fleetOf(t *testing.T, n int, edit func(i int, cfg *Config), before func(i int, l *List)) []*testNode {
+	t.Helper()
 	nodes := make([]*testNode, n)
 	for i := range nodes {
 		cfg := testConfig(fmt.Sprintf("node-%d", i))
@@ -168,7 +183,7 @@ func fleet(t *testing.T, n int, edit func(i int, cfg *Config)) []*testNode {
 		if edit != nil {
 			edit(i, &cfg)
 		}
-		nodes[i] = start(t, cfg)
+		nodes[i] = startWith(t, cfg, func(l *List) { before(i, l) })
 	}
 	whole(t, nodes)
 	return nodes

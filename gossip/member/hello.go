@@ -26,6 +26,8 @@ const (
 	verdictName
 	// verdictBusy: the node is going, or has no room; the text says why.
 	verdictBusy
+	// verdictRaftID: another member has this raft id; the text is its name and address.
+	verdictRaftID
 )
 
 // appendHello appends a hello to dst: magic, length, card.
@@ -143,6 +145,8 @@ func (l *List) greet(c net.Conn, addr string, proof *peerProof) (card, error) {
 		return theirs, nil
 	case verdictName:
 		return theirs, &MismatchError{Field: FieldName, Mine: mine.Addr, Theirs: text, Peer: mine.Name}
+	case verdictRaftID:
+		return theirs, &MismatchError{Field: FieldRaftID, Mine: mine.Addr, Theirs: text, Peer: mine.Name}
 	case verdictMismatch:
 		return theirs, fmt.Errorf("%s: %w: %s", addr, ErrRefused, text)
 	default:
@@ -173,12 +177,16 @@ func (l *List) answer(c net.Conn, addr string, proof *peerProof) (card, error) {
 	}
 	if refusal != nil {
 		v, text = verdictMismatch, refusal.Error()
-	} else if holder := l.holder(&theirs.Info); holder != "" {
+	} else if holder := l.table.holder(&theirs.Info); holder != "" {
 		v, text = verdictName, holder
 		refusal = &MismatchError{Field: FieldName, Mine: holder, Theirs: theirs.Addr, Peer: theirs.Name}
+	} else if holder := l.table.raftIDHolder(&theirs.Info); holder != "" {
+		v, text = verdictRaftID, holder
+		refusal = &MismatchError{Field: FieldRaftID, Mine: holder, Theirs: theirs.Addr, Peer: theirs.Name}
+	} else if _, err := l.running(); err != nil {
+		v, text, refusal = verdictBusy, "it is starting", errStarting
 	} else if l.leaving.Load() {
-		v, text = verdictBusy, "it is leaving"
-		refusal = errLeaving
+		v, text, refusal = verdictBusy, "it is leaving", errLeaving
 	}
 	if _, err := c.Write(appendVerdict(reply, v, text)); err != nil && refusal == nil {
 		return theirs, fmt.Errorf("%s: %w", addr, err)

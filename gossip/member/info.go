@@ -35,9 +35,8 @@ const (
 	tagBlockBytes  = 10
 	// tagLeaving stands in metadata only, when the node is about to leave.
 	tagLeaving = 11
-	// tagRaft is the raft address, tagRaftID the raft id, tagRaftVote two bytes:
-	// Expect, and 1 if the node may vote.
-	tagRaft     = 12
+	// tagRaftID is the raft id, tagRaftVote two bytes: Expect, and 1 if the node
+	// may vote. Tag 12 was the address of a raft port.
 	tagRaftID   = 13
 	tagRaftVote = 14
 	// tagKeys stands in hellos only: fingerprints of the keys on the ring,
@@ -82,9 +81,8 @@ type Info struct {
 	KeyID uint32
 	// BlockBytes is the length of a block of prompt, in bytes.
 	BlockBytes uint32
-	// Raft is the address of the raft port, host:port, and RaftID the node's id
-	// there. Empty for a node without one, as of earlier releases.
-	Raft, RaftID string
+	// RaftID is the node's raft id; empty for a node that takes no part in Raft.
+	RaftID string
 	// RaftExpect is how many such nodes the node waits for before it helps to
 	// found a group; RaftVoter says that it may vote.
 	RaftExpect uint8
@@ -105,7 +103,7 @@ func (i *Info) validate() error {
 	if len(i.Version) > maxVersion || !isText(i.Version) {
 		return fmt.Errorf("version %q: at most %d printable characters", clean(i.Version, maxVersion), maxVersion)
 	}
-	for _, a := range []struct{ what, addr string }{{"gossip", i.Addr}, {"data", i.Data}, {"admin", i.Admin}, {"raft", i.Raft}} {
+	for _, a := range []struct{ what, addr string }{{"gossip", i.Addr}, {"data", i.Data}, {"admin", i.Admin}} {
 		if a.addr == "" {
 			continue
 		}
@@ -173,7 +171,6 @@ func appendCard(dst []byte, c *card) ([]byte, error) {
 	if c.leaving {
 		dst = append(dst, tagLeaving, 0)
 	}
-	text(tagRaft, c.Raft)
 	text(tagRaftID, c.RaftID)
 	if c.RaftExpect > 0 || c.RaftVoter {
 		var vote byte
@@ -269,8 +266,6 @@ func (c *card) field(tag byte, v []byte) bool {
 		c.BlockBytes = binary.BigEndian.Uint32(v)
 	case tagLeaving:
 		c.leaving = true
-	case tagRaft:
-		c.Raft = string(v)
 	case tagRaftID:
 		c.RaftID = string(v)
 	case tagRaftVote:

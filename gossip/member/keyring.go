@@ -6,7 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -256,24 +256,12 @@ func (r *ring) movePackets(keys [][]byte) error {
 // readKeyring reads a JSON list of base64 keys, or one key a line with empty
 // lines and lines that begin with # left out.
 func readKeyring(path string) ([][]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
+	text, err := ReadSecret(path, maxKeyringFile)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("gossip keys: %w (`grapevine keys generate` makes one)", err)
-	}
-	defer func() { _ = f.Close() }()
-	info, err := f.Stat()
-	if err != nil {
+	case err != nil:
 		return nil, fmt.Errorf("gossip keys: %w", err)
-	}
-	if info.Mode().Perm()&0o007 != 0 {
-		return nil, fmt.Errorf("gossip keys: everyone may use %s (mode %04o): chmod 600 it", path, info.Mode().Perm())
-	}
-	text, err := io.ReadAll(io.LimitReader(f, maxKeyringFile+1))
-	if err != nil {
-		return nil, fmt.Errorf("gossip keys: %w", err)
-	}
-	if len(text) > maxKeyringFile {
-		return nil, fmt.Errorf("gossip keys: %s is longer than %d bytes", path, maxKeyringFile)
 	}
 	keys, err := ParseKeys(text)
 	if err != nil {

@@ -23,6 +23,7 @@ var (
 	// its error has the text.
 	ErrRefused  = errors.New("refuses this node")
 	errLeaving  = errors.New("this node is leaving")
+	errStarting = errors.New("this node is starting")
 	errStarted  = errors.New("started or stopped before: a node of a fleet starts once")
 	errNameless = errors.New("nobody answers there under that name")
 )
@@ -40,6 +41,8 @@ type List struct {
 	table  *table
 	conns  conns
 	seeds  *seeds
+	// streams are other protocols on the port, by ALPN; fixed by Listen.
+	streams map[string]*Streams
 
 	attempts attempts
 
@@ -57,6 +60,7 @@ type List struct {
 	members   *memberlist.Memberlist
 	cancel    context.CancelFunc
 	wg        sync.WaitGroup
+	stopping  chan struct{} // closed when Stop begins
 	stopped   chan struct{} // closed when Stop has done everything
 }
 
@@ -64,6 +68,7 @@ type lifeState uint8
 
 const (
 	lifeNew lifeState = iota
+	lifeListening
 	lifeRunning
 	lifeStopped
 )
@@ -106,6 +111,8 @@ func New(cfg Config) (*List, error) {
 		ring:       ring,
 		secure:     &secure{ring: ring, operator: cfg.TLS},
 		refusalLog: newLimiter(20, 1),
+		streams:    make(map[string]*Streams),
+		stopping:   make(chan struct{}),
 		stopped:    make(chan struct{}),
 	}
 	if l.seeds, err = newSeeds(cfg.Join, cfg.resolver); err != nil {
@@ -126,48 +133,97 @@ func setDefault(d *time.Duration, to time.Duration) {
 	}
 }
 
-// Start listens, and begins to join in the background: see Joined. ctx bounds
-// only the start.
-func (l *List) Start(ctx context.Context) error {
+// Listen binds the port and accepts connections of the protocols that Streams
+// has registered. Gossip's own are refused until Start. ctx bounds the search
+// for the address that other nodes dial.
+func (l *List) Listen(ctx context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	return l.listenLocked(ctx)
+}
+
+func (l *List) listenLocked(ctx context.Context) error {
 	if l.state != lifeNew {
 		return errStarted
 	}
-	label := "grapevine/" + l.cfg.Self.Cluster
-	t, err := newTransport(&l.cfg, label)
+	t, err := newTransport(&l.cfg, l.label())
 	if err != nil {
 		return err
 	}
-	if err := l.begin(ctx, t, label); err != nil {
+	advert, err := l.advertise(ctx, t)
+	if err != nil {
 		_ = t.Shutdown()
+		return err
+	}
+	t.setAdvertise(advert)
+	self := l.Self()
+	self.Addr = advert.String()
+	l.self.Store(&self)
+	l.transport, l.state = t, lifeListening
+	t.run(l.accept)
+	return nil
+}
+
+// label marks the packets and streams of memberlist as those of this cluster.
+func (l *List) label() string { return "grapevine/" + l.cfg.Self.Cluster }
+
+// Describe changes what the node says of itself; it has no effect after Start.
+func (l *List) Describe(change func(self *Info)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.state == lifeNew || l.state == lifeListening {
+		self := l.Self()
+		change(&self)
+		l.self.Store(&self)
+	}
+}
+
+// Start listens, unless Listen was called before, and begins to join in the
+// background: see Joined. ctx bounds only the start. A List that could not be
+// started is stopped.
+func (l *List) Start(ctx context.Context) error {
+	err := l.start(ctx)
+	if err != nil && !errors.Is(err, errStarted) {
+		_ = l.Stop(context.WithoutCancel(ctx)) // closes the port
+	}
+	return err
+}
+
+func (l *List) start(ctx context.Context) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch l.state {
+	case lifeNew:
+		if err := l.listenLocked(ctx); err != nil {
+			return err
+		}
+	case lifeListening:
+	default:
+		return errStarted
+	}
+	if err := l.begin(); err != nil {
 		return err
 	}
 	l.state = lifeRunning
 	return nil
 }
 
-// begin starts everything on a bound transport. On an error only the transport
-// is left to close.
-func (l *List) begin(ctx context.Context, t *transport, label string) error {
-	advert, err := l.advertise(ctx, t)
-	if err != nil {
+// begin starts the membership on the bound port.
+func (l *List) begin() error {
+	self := l.Self()
+	if err := self.validate(); err != nil {
 		return err
 	}
-	t.setAdvertise(advert)
-	self := l.cfg.Self
-	self.Addr = advert.String()
 	if _, err := appendCard(nil, &card{Info: self, leaving: true}); err != nil {
 		return err
 	}
-	l.self.Store(&self)
-	m, err := memberlist.Create(l.memberlistConfig(t, label))
+	m, err := memberlist.Create(l.memberlistConfig(l.transport, l.label()))
 	if err != nil {
 		return fmt.Errorf("gossip: %w", err)
 	}
 	run, cancel := context.WithCancel(context.Background())
-	l.transport, l.members, l.cancel = t, m, cancel
-	t.run(l.accept)
+	l.members, l.cancel = m, cancel
+	l.transport.gossip.Store(true)
 	l.wg.Go(func() { l.tell(run) })
 	l.wg.Go(func() { l.rejoin(run) })
 	l.wg.Go(func() { l.seeds.watch(run) })
@@ -219,7 +275,7 @@ func (l *List) tell(ctx context.Context) {
 		case <-l.table.wake:
 		}
 		for _, e := range l.table.events() {
-			l.log.Info().Str("peer", e.Member.Name).Str("addr", e.Member.Addr).Msg("member " + e.Kind.String())
+			l.log.Info().Str("event", e.Kind.Event()).Str("peer", e.Member.Name).Str("addr", e.Member.Addr).Msg("member " + e.Kind.String())
 			if l.cfg.OnEvent == nil {
 				continue
 			}
@@ -261,13 +317,22 @@ func (l *List) Leave(timeout time.Duration) error {
 // of it. Idempotent; a List that has been stopped cannot start again.
 func (l *List) Stop(ctx context.Context) error {
 	l.mu.Lock()
-	was := l.state
+	was, t := l.state, l.transport
 	l.state = lifeStopped
+	if was != lifeStopped {
+		close(l.stopping)
+	}
 	l.mu.Unlock()
 	switch was {
 	case lifeNew:
 		close(l.stopped)
 		return nil
+	case lifeListening:
+		go func() {
+			defer close(l.stopped)
+			l.conns.close()
+			_ = t.Shutdown()
+		}()
 	case lifeRunning:
 		go func() {
 			defer close(l.stopped)
@@ -298,7 +363,20 @@ func (l *List) running() (*transport, error) {
 	return l.transport, nil
 }
 
-// Self is what this node tells of itself; Addr is known after Start.
+// listening returns the transport while the port is open.
+func (l *List) listening() (*transport, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch l.state {
+	case lifeListening, lifeRunning:
+		return l.transport, nil
+	case lifeNew:
+		return nil, errNotListening
+	}
+	return nil, ErrStopped
+}
+
+// Self is what this node says of itself; Addr is known after Listen or Start.
 func (l *List) Self() Info { return *l.self.Load() }
 
 // card is what this node says on a new stream.
@@ -320,9 +398,6 @@ func (l *List) Refusals() []Refusal { return l.refusals.list() }
 // Keys returns the keys on this node's ring, the primary first. Without keys
 // it holds the fingerprint of the constant that stands for none.
 func (l *List) Keys() []KeyInfo { return l.ring.list() }
-
-// holder is table.holder; here because answer needs no more of the table.
-func (l *List) holder(info *Info) string { return l.table.holder(info) }
 
 // Stats are counters since the start, and what is open now.
 type Stats struct {

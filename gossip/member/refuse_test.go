@@ -22,10 +22,13 @@ func TestRefusals(t *testing.T) {
 		{FieldProtocol, func(cfg *Config) { cfg.Self.ProtocolMin, cfg.Self.ProtocolMax = 2, 3 }, "(1 there, 2 to 3 here): upgrade"},
 		{FieldCluster, func(cfg *Config) { cfg.Self.Cluster = "other" }, `another cluster ("test" there, "other" here)`},
 		{FieldName, func(cfg *Config) { cfg.Self.Name = "first" }, `two nodes are named "first"`},
+		{FieldRaftID, func(cfg *Config) { cfg.Self.RaftID = "id-of-first" }, "node second has the raft id of another node that is alive, at first ("},
 	} {
 		t.Run(string(tc.field), func(t *testing.T) {
-			first := start(t, testConfig("first"))
-			cfg := testConfig("second")
+			cfg := testConfig("first")
+			cfg.Self.RaftID = "id-of-first"
+			first := start(t, cfg)
+			cfg = testConfig("second")
 			cfg.Join = []string{first.Self().Addr}
 			tc.edit(&cfg)
 			second := start(t, cfg)

@@ -19,6 +19,11 @@ const (
 	alpnHello     = "grapevine-hello/1" // the hello, and nothing after it
 )
 
+// ownProtocol reports whether this package speaks the protocol itself.
+func ownProtocol(alpn string) bool {
+	return alpn == alpnKnowledge || alpn == alpnKeys || alpn == alpnHello
+}
+
 // peerProof is what the handshake has shown of the other side.
 type peerProof struct {
 	cert *x509.Certificate
@@ -99,12 +104,13 @@ func (s *secure) newProof(id *identity) *peerProof {
 	return &peerProof{own: id.primary()}
 }
 
-// server does the handshake on a connection that another node has opened.
-func (s *secure) server(ctx context.Context, raw net.Conn, addr string) (*tls.Conn, *peerProof, error) {
+// server does the handshake on a connection that another node has opened; it
+// offers the given protocols.
+func (s *secure) server(ctx context.Context, raw net.Conn, addr string, protocols []string) (*tls.Conn, *peerProof, error) {
 	id := s.ring.identity.Load()
 	proof := s.newProof(id)
 	c := s.base(id)
-	c.NextProtos = []string{alpnKnowledge, alpnKeys, alpnHello}
+	c.NextProtos = protocols
 	c.ClientAuth = tls.RequireAnyClientCert // and verified here
 	c.VerifyPeerCertificate = s.verify(proof, x509.ExtKeyUsageClientAuth)
 	c.GetConfigForClient = func(h *tls.ClientHelloInfo) (*tls.Config, error) {

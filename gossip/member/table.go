@@ -278,11 +278,33 @@ func (t *table) holder(info *Info) string {
 		return self.Addr
 	}
 	m, ok := t.get(info.Name)
-	if !ok || m.Addr == info.Addr {
+	if ok && m.Addr != info.Addr && t.lives(m.State, m.Since) {
+		return m.Addr
+	}
+	return ""
+}
+
+// lives reports whether a member is alive, or failed so recently that others may not know it yet.
+func (t *table) lives(state State, since time.Time) bool {
+	return state == StateAlive || state == StateFailed && t.now().Sub(since) < nameRest
+}
+
+// raftIDHolder returns the name and address of another node that has the raft id of info, and is alive
+// or was until just now; else "". A raft id stands in the data of its node, so one of the two runs on
+// a copy.
+func (t *table) raftIDHolder(info *Info) string {
+	if info.RaftID == "" {
 		return ""
 	}
-	if m.State == StateAlive || m.State == StateFailed && t.now().Sub(m.Since) < nameRest {
-		return m.Addr
+	if self := t.self(); info.RaftID == self.RaftID && info.Name != self.Name {
+		return self.Name + " (" + self.Addr + ")"
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for name, m := range t.byName {
+		if m.card.RaftID == info.RaftID && name != info.Name && m.card.Addr != info.Addr && t.lives(m.state, m.since) {
+			return name + " (" + m.card.Addr + ")"
+		}
 	}
 	return ""
 }

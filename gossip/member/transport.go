@@ -77,6 +77,7 @@ type transport struct {
 	open     map[*stream]struct{} // memberlist's streams, both ways
 	buffered int                  // bytes read from them
 
+	gossip         atomic.Bool // memberlist runs; until then its packets and streams are dropped
 	stray, dropped atomic.Uint64
 
 	closing chan struct{}
@@ -180,7 +181,7 @@ func (t *transport) receive() {
 			t.stray.Add(1)
 			continue
 		}
-		if t.cut != nil && t.cut(from.String()) {
+		if !t.gossip.Load() || t.cut != nil && t.cut(from.String()) {
 			continue
 		}
 		p := &memberlist.Packet{
@@ -238,6 +239,10 @@ func (t *transport) sort(x *gated) {
 		t.serve(x)
 	case firstLabel:
 		x.leave()
+		if !t.gossip.Load() {
+			_ = x.raw.Close()
+			return
+		}
 		t.hand(&peeked{Conn: x.raw, first: first[:]})
 	default:
 		t.stray.Add(1)

@@ -2,11 +2,11 @@ package wire
 
 import "encoding/binary"
 
-// Subscribe opens a stream: what the subscriber has of the publisher already.
+// Subscribe opens a stream and says where the subscriber wants to begin.
 type Subscribe struct {
 	Version     uint8
-	Incarnation uint64 // of the publisher's process whose batches it has; 0: none
-	Next        uint64 // sequence after the latest it has of that incarnation; any number, for others may have lied to it
+	Incarnation uint64 // of the publisher's process that Next is about; 0: a joiner, which needs recent batches only
+	Next        uint64 // sequence of the first batch it wants
 }
 
 // AppendSubscribe appends a Subscribe frame.
@@ -32,7 +32,7 @@ func DecodeSubscribe(body []byte) (Subscribe, error) {
 type Start struct {
 	Version     uint8
 	Incarnation uint64 // of the publisher's process
-	Next        uint64 // sequence of the first batch that will come
+	Next        uint64 // sequence of the first batch that will come; beyond the one asked for if the journal has dropped that
 }
 
 // AppendStart appends a Start frame.
@@ -68,10 +68,10 @@ func DecodePing(body []byte) (sent int64, err error) {
 	return sent, c.err
 }
 
-// Pong answers Ping. Times are Unix nanoseconds; Sent is the subscriber's own, returned; the others are the publisher's.
+// Pong answers Ping. Times are Unix nanoseconds; Sent is the subscriber's own, returned; the others
+// are the publisher's.
 type Pong struct {
 	Sent, Received, Replied int64
-	Next                    uint64 // sequence of the next batch that will come on this stream: all before it were sent
 }
 
 // AppendPong appends a Pong frame.
@@ -80,7 +80,6 @@ func AppendPong(dst []byte, p Pong) []byte {
 	dst = binary.LittleEndian.AppendUint64(dst, uint64(p.Sent))
 	dst = binary.LittleEndian.AppendUint64(dst, uint64(p.Received))
 	dst = binary.AppendUvarint(dst, uint64(max(0, p.Replied-p.Received)))
-	dst = binary.AppendUvarint(dst, p.Next)
 	return end(dst, mark)
 }
 
@@ -89,52 +88,5 @@ func DecodePong(body []byte) (Pong, error) {
 	c := cursor{rest: body}
 	p := Pong{Sent: int64(c.uint64()), Received: int64(c.uint64())}
 	p.Replied = p.Received + int64(c.bounded(1<<50)) // thirteen days
-	p.Next = c.bounded(maxSequence)
 	return p, c.err
-}
-
-// Range asks for batches of one origin again.
-type Range struct {
-	Request     uint64
-	Origin      []byte
-	Incarnation uint64
-	From        uint64
-	Count       uint64 // 1 to MaxRange
-}
-
-// AppendRange appends a Range frame.
-func AppendRange(dst []byte, r Range) []byte {
-	dst, mark := begin(dst, KindRange)
-	dst = binary.AppendUvarint(dst, r.Request)
-	dst = binary.AppendUvarint(dst, uint64(len(r.Origin)))
-	dst = append(dst, r.Origin...)
-	dst = binary.AppendUvarint(dst, r.Incarnation)
-	dst = binary.AppendUvarint(dst, r.From)
-	dst = binary.AppendUvarint(dst, r.Count)
-	return end(dst, mark)
-}
-
-// DecodeRange reads the body of a Range frame. Origin points into it.
-func DecodeRange(body []byte) (Range, error) {
-	c := cursor{rest: body}
-	r := Range{Request: c.uvarint(), Origin: c.name(), Incarnation: c.uvarint(), From: c.bounded(maxSequence), Count: c.bounded(MaxRange)}
-	if c.err == nil && (r.From == 0 || r.Count == 0) {
-		c.fail(ErrMalformed)
-	}
-	return r, c.err
-}
-
-// AppendRangeDone appends a RangeDone frame: the sender has sent what it has of the range below next.
-func AppendRangeDone(dst []byte, request, next uint64) []byte {
-	dst, mark := begin(dst, KindRangeDone)
-	dst = binary.AppendUvarint(dst, request)
-	dst = binary.AppendUvarint(dst, next)
-	return end(dst, mark)
-}
-
-// DecodeRangeDone reads the body of a RangeDone frame.
-func DecodeRangeDone(body []byte) (request, next uint64, err error) {
-	c := cursor{rest: body}
-	request, next = c.uvarint(), c.bounded(maxSequence+MaxRange)
-	return request, next, c.err
 }

@@ -12,8 +12,8 @@ type Load struct {
 // loadFull says that a Load frame is a whole vector: backends it does not list are idle.
 const loadFull = 1 << 0
 
-// AppendLoad appends a Load frame with at most MaxLoads entries of loads; entries beyond are left out, which the caller
-// prevents or counts. Time is in Unix milliseconds on the sender's clock.
+// AppendLoad appends a Load frame with at most MaxLoads entries of loads; entries beyond are left
+// out, which the caller prevents or counts. Time is in Unix milliseconds on the sender's clock.
 func AppendLoad(dst []byte, time int64, full bool, loads []Load) []byte {
 	if len(loads) > MaxLoads {
 		loads = loads[:MaxLoads]

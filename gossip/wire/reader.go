@@ -12,13 +12,13 @@ const (
 	NewsSize = 32 << 10
 	// RequestSize suits a stream of requests, which are small and few.
 	RequestSize = 2 << 10
-	// growStep is how much a reader grows at a time for a large frame: memory is spent on bytes that came, not on
-	// bytes that were announced.
+	// growStep is how much a reader grows at a time for a large frame: memory is spent on bytes
+	// that came, not on bytes that were announced.
 	growStep = 64 << 10
 )
 
-// Reader cuts a stream of bytes into frames. It reads as much as there is at once and hands out frames in place, so a
-// burst costs one system call and no allocation. Not safe for concurrent use.
+// Reader cuts a stream of bytes into frames. It reads as much as there is at once and hands out
+// frames in place, so a burst costs one system call and no allocation. Not safe for concurrent use.
 type Reader struct {
 	src     io.Reader
 	size    int // of buf, while frames are small
@@ -27,7 +27,8 @@ type Reader struct {
 	skipped uint64
 }
 
-// NewReader returns a reader of src's frames. It holds size bytes (NewsSize, RequestSize), and more while a frame is larger.
+// NewReader returns a reader of src's frames. It holds size bytes (NewsSize, RequestSize), and more
+// while a frame is larger.
 func NewReader(src io.Reader, size int) *Reader {
 	return &Reader{src: src, size: size, buf: make([]byte, size)}
 }
@@ -38,8 +39,9 @@ func (r *Reader) Skipped() uint64 { return r.skipped }
 // Buffered is how many received bytes have not been handed out yet.
 func (r *Reader) Buffered() int { return r.hi - r.lo }
 
-// Next returns the next frame of a known kind and its whole length in bytes. The body is valid until the next call.
-// io.EOF means that the stream ended between two frames; any other error that it cannot be used any more.
+// Next returns the next frame of a known kind and its whole length in bytes. The body is valid
+// until the next call. io.EOF means that the stream ended between two frames; any other error that
+// it cannot be used any more.
 func (r *Reader) Next() (k Kind, body []byte, size int, err error) {
 	for {
 		k, n, head, err := r.head()

@@ -2,8 +2,8 @@
 
 package wire
 
-// A release that does not exist yet, to try with what is shipped how the two get along: it speaks one version more, and does all that DESIGN.md
-// ("Versions") allows later releases to do.
+// A release that does not exist yet, to try with what is shipped how the two get along: it speaks
+// one version more, and does all that DESIGN.md ("Versions") allows later releases to do.
 
 // Version is what this release speaks besides Oldest.
 const Version = 2
@@ -14,10 +14,11 @@ const (
 	kindLaterDown Kind = 0x1e
 )
 
-// appended adds fields to a frame that is about to end: to those whose last field is not a list or a payload.
+// appended adds fields to a frame that is about to end: to those whose last field is not a list or
+// a payload.
 func appended(dst []byte, mark int) []byte {
 	switch Kind(dst[mark]) {
-	case KindSubscribe, KindPing, KindStart, KindPong, KindRangeDone, KindSnapshotHead, KindSnapshotDone, KindDigestDone:
+	case KindSubscribe, KindPing, KindStart, KindPong, KindSnapshotHead, KindSnapshotDone:
 		return append(dst, "\x80\xff\x00later"...)
 	}
 	return dst

@@ -9,9 +9,10 @@ type Outcome uint8
 const (
 	// Complete: all pages were sent.
 	Complete Outcome = 1
-	// Cold: the publisher is itself waiting for others' knowledge and has none worth sending.
+	// Cold: the publisher is itself a joiner and has no knowledge worth sending.
 	Cold Outcome = 2
-	// Busy: the publisher is sending to as many as it allows, or has itself only a part as yet; ask again or ask another.
+	// Busy: the publisher serves as many snapshots as it allows, or has only a part of one itself;
+	// ask again, or another node.
 	Busy Outcome = 3
 	// Cancelled: by the subscriber, or because the publisher stops.
 	Cancelled Outcome = 4
@@ -38,19 +39,40 @@ func DecodeRequest(body []byte) (request uint64, err error) {
 	return request, c.err
 }
 
-// AppendSnapshotHead appends a SnapshotHead frame: about how many records will come.
-func AppendSnapshotHead(dst []byte, request, records uint64) []byte {
+// Position says that a snapshot contains all batches below Next of one process.
+type Position struct {
+	Name        []byte // of the node
+	Incarnation uint64 // of its process
+	Next        uint64
+}
+
+// AppendSnapshotHead appends a SnapshotHead frame: about how many records will come, and what they
+// contain. Positions beyond MaxPositions are left out.
+func AppendSnapshotHead(dst []byte, request, records uint64, positions []Position) []byte {
+	positions = positions[:min(len(positions), MaxPositions)]
 	dst, mark := begin(dst, KindSnapshotHead)
 	dst = binary.AppendUvarint(dst, request)
 	dst = binary.AppendUvarint(dst, records)
+	dst = binary.AppendUvarint(dst, uint64(len(positions)))
+	for i := range positions {
+		p := &positions[i]
+		dst = binary.AppendUvarint(dst, uint64(len(p.Name)))
+		dst = append(dst, p.Name...)
+		dst = binary.AppendUvarint(dst, p.Incarnation)
+		dst = binary.AppendUvarint(dst, p.Next)
+	}
 	return end(dst, mark)
 }
 
-// DecodeSnapshotHead reads the body of a SnapshotHead frame.
-func DecodeSnapshotHead(body []byte) (request, records uint64, err error) {
+// DecodeSnapshotHead reads the body of a SnapshotHead frame. The names in positions point into it.
+func DecodeSnapshotHead(body []byte) (request, records uint64, positions []Position, err error) {
 	c := cursor{rest: body}
 	request, records = c.uvarint(), c.bounded(1<<48)
-	return request, records, c.err
+	for n := c.bounded(MaxPositions); n > 0 && c.err == nil; n-- {
+		p := Position{Name: c.name(), Incarnation: c.uvarint(), Next: c.bounded(maxSequence)}
+		positions = append(positions, p)
+	}
+	return request, records, positions, c.err
 }
 
 // AppendPage appends a Page frame.
@@ -80,7 +102,8 @@ func AppendSnapshotDone(dst []byte, request uint64, o Outcome) []byte {
 	return end(dst, mark)
 }
 
-// DecodeSnapshotDone reads the body of a SnapshotDone frame. An outcome this version does not know is Cancelled.
+// DecodeSnapshotDone reads the body of a SnapshotDone frame. An outcome this version does not know
+// is Cancelled.
 func DecodeSnapshotDone(body []byte) (request uint64, o Outcome, err error) {
 	c := cursor{rest: body}
 	request, o = c.uvarint(), Outcome(c.byte())

@@ -1,9 +1,9 @@
-// Package wire is the format of knowledge streams: frames, what stands in them, and the bounds that hold before any of
-// it is believed. It knows neither sockets nor goroutines nor clocks, and not what a payload means. DESIGN.md one
-// directory up describes it byte by byte.
+// Package wire is the format of knowledge streams: frames, what stands in them, and the bounds that
+// hold before any of it is believed. It knows neither sockets nor goroutines nor clocks, and not
+// what a payload means. DESIGN.md one directory up describes it byte by byte.
 //
-// A decoder never allocates more than a small multiple of the bytes it was given, and never reads past them. What it
-// returns points into its input unless it says otherwise.
+// A decoder never allocates more than a small multiple of the bytes it was given, and never reads
+// past them. What it returns points into its input unless it says otherwise.
 package wire
 
 import (
@@ -12,7 +12,8 @@ import (
 	"fmt"
 )
 
-// Oldest is the first version that this release still speaks: the one before its own, or every upgrade would split the fleet.
+// Oldest is the first version that this release still speaks: the one before its own, or every
+// upgrade would split the fleet.
 const Oldest = 1
 
 // Kind says what a frame holds. Kinds below 0x10 go from subscriber to publisher, the others back.
@@ -20,28 +21,22 @@ type Kind uint8
 
 // Frames from the subscriber, which dialed, to the publisher.
 const (
-	KindSubscribe Kind = 0x01 // what I have of you already
+	KindSubscribe Kind = 0x01 // where to begin
 	KindPing      Kind = 0x02 // measures round trip and clock offset
-	KindRange     Kind = 0x03 // send these batches again
-	KindDigest    Kind = 0x04 // my sealed buckets; tell me where you have others
-	KindSnapshot  Kind = 0x05 // send all you know
-	KindCancel    Kind = 0x06 // stop sending it
+	KindSnapshot  Kind = 0x03 // asks for all that the publisher knows
+	KindCancel    Kind = 0x04 // ends a snapshot
 )
 
 // Frames from the publisher to the subscriber.
 const (
-	KindStart        Kind = 0x11 // the first sequence that will come
-	KindPong         Kind = 0x12 // answer to Ping, and the next sequence that will come
-	KindBatch        Kind = 0x13 // live news of the publisher itself
+	KindStart        Kind = 0x11 // the sequence of the first batch that will come
+	KindPong         Kind = 0x12 // answers Ping
+	KindBatch        Kind = 0x13 // news of the publisher itself
 	KindLoad         Kind = 0x14 // its outstanding work
 	KindState        Kind = 0x15 // its small state
-	KindRepair       Kind = 0x16 // a batch of any origin, as asked for by Range
-	KindRangeDone    Kind = 0x17 // no more of that range will come
-	KindRuns         Kind = 0x18 // which batches a differing bucket has
-	KindDigestDone   Kind = 0x19 // no more buckets differ
-	KindSnapshotHead Kind = 0x1a // a snapshot begins
-	KindPage         Kind = 0x1b // a page of it
-	KindSnapshotDone Kind = 0x1c // it ended, or will not begin
+	KindSnapshotHead Kind = 0x16 // a snapshot begins
+	KindPage         Kind = 0x17 // a page of it
+	KindSnapshotDone Kind = 0x18 // it ended, or will not begin
 )
 
 // Kinds is above all kinds, for arrays indexed by kind.
@@ -49,28 +44,30 @@ const Kinds = 0x20
 
 // Bounds of what a peer may send. Each is checked before memory is spent on what it bounds.
 const (
-	// MaxPayload bounds a batch's payload: at 150 bytes per placement it holds some 400 placements, far beyond one flush.
+	// MaxPayload bounds a batch's payload: at 150 bytes per placement it holds some 400 placements,
+	// far beyond one flush.
 	MaxPayload = 64 << 10
-	// MaxRecords bounds how many records a batch or page may claim: no record is shorter than a byte.
+	// MaxRecords bounds how many records a batch or page may claim: no record is shorter than a
+	// byte.
 	MaxRecords = 1 << 20
-	// MaxPage bounds a page of a snapshot: small enough that live frames between two pages wait for milliseconds.
+	// MaxPage bounds a page of a snapshot: small enough that live frames between two pages wait for
+	// milliseconds.
 	MaxPage = 64 << 10
 	// MaxState bounds the state blob: a thousand backends at 256 bytes each.
 	MaxState = 256 << 10
 	// MaxLoads bounds the backends in one load frame. A full vector of more backends does not fit.
 	MaxLoads = 16384
-	// MaxName bounds the name of an origin.
+	// MaxName bounds the name of a node.
 	MaxName = 255
-	// MaxBuckets bounds the buckets of one Digest: half an hour of ten seconds each, three times what is kept.
-	MaxBuckets = 180
-	// MaxRuns bounds the runs of sequences in one Runs frame.
-	MaxRuns = 4096
-	// MaxRange bounds the batches one Range asks for.
-	MaxRange = 1024
+	// MaxPositions bounds the positions in one SnapshotHead: the members that a node keeps streams
+	// of, and itself.
+	MaxPositions = 2049
 
-	// maxSmall bounds the frames that hold only a few numbers, and what later versions may append to them.
+	// maxSmall bounds the frames that hold only a few numbers, and what later versions may append
+	// to them.
 	maxSmall = 1 << 10
-	// maxUnknown bounds a frame of a kind this version does not know. It is skipped without being held.
+	// maxUnknown bounds a frame of a kind this version does not know. It is skipped without being
+	// held.
 	maxUnknown = 1 << 20
 	// slack is what a later version may append to any frame.
 	slack = 1 << 10
@@ -83,24 +80,20 @@ var (
 	ErrMalformed = errors.New("wire: malformed")
 )
 
-// Limit is the longest body of a kind, in bytes; known is false for kinds of other versions, which are skipped.
+// Limit is the longest body of a kind, in bytes; known is false for kinds of other versions, which
+// are skipped.
 func Limit(k Kind) (limit int, known bool) {
 	switch k {
-	case KindSubscribe, KindPing, KindStart, KindPong, KindRange, KindRangeDone, KindSnapshot, KindCancel,
-		KindSnapshotHead, KindSnapshotDone, KindDigestDone:
+	case KindSubscribe, KindPing, KindStart, KindPong, KindSnapshot, KindCancel, KindSnapshotDone:
 		return maxSmall, true
-	case KindDigest:
-		return MaxBuckets*(2*binary.MaxVarintLen64+8) + slack, true
 	case KindBatch:
 		return MaxPayload + slack, true
-	case KindRepair:
-		return MaxPayload + 2*slack, true
 	case KindLoad:
 		return MaxLoads*(4+2*binary.MaxVarintLen32) + slack, true
 	case KindState:
 		return MaxState + slack, true
-	case KindRuns:
-		return 64<<10 + slack, true
+	case KindSnapshotHead:
+		return MaxPositions*(2+MaxName+2*binary.MaxVarintLen64) + slack, true
 	case KindPage:
 		return MaxPage + slack, true
 	}
@@ -114,10 +107,6 @@ func (k Kind) String() string {
 		return "subscribe"
 	case KindPing:
 		return "ping"
-	case KindRange:
-		return "range"
-	case KindDigest:
-		return "digest"
 	case KindSnapshot:
 		return "snapshot"
 	case KindCancel:
@@ -132,14 +121,6 @@ func (k Kind) String() string {
 		return "load"
 	case KindState:
 		return "state"
-	case KindRepair:
-		return "repair"
-	case KindRangeDone:
-		return "range_done"
-	case KindRuns:
-		return "runs"
-	case KindDigestDone:
-		return "digest_done"
 	case KindSnapshotHead:
 		return "snapshot_head"
 	case KindPage:
@@ -150,8 +131,9 @@ func (k Kind) String() string {
 	return fmt.Sprintf("unknown_%02x", uint8(k))
 }
 
-// begin reserves a frame's head in dst; end fills it in. Between the two the body is appended. Most bodies are shorter
-// than 128 bytes and stay where they are; a longer one is moved by a byte or two.
+// begin reserves a frame's head in dst; end fills it in. Between the two the body is appended. Most
+// bodies are shorter than 128 bytes and stay where they are; a longer one is moved by a byte or
+// two.
 func begin(dst []byte, k Kind) (out []byte, mark int) {
 	mark = len(dst)
 	return append(dst, byte(k), 0), mark
@@ -172,7 +154,8 @@ func end(dst []byte, mark int) []byte {
 	return followed(dst, Kind(dst[mark]))
 }
 
-// cursor reads a body from the front. The first failure sticks, so that callers check once at the end.
+// cursor reads a body from the front. The first failure sticks, so that callers check once at the
+// end.
 type cursor struct {
 	rest []byte
 	err  error
@@ -205,16 +188,6 @@ func (c *cursor) bounded(limit uint64) uint64 {
 	return v
 }
 
-func (c *cursor) varint() int64 {
-	v, n := binary.Varint(c.rest)
-	if n <= 0 {
-		c.fail(ErrTruncated)
-		return 0
-	}
-	c.rest = c.rest[n:]
-	return v
-}
-
 func (c *cursor) byte() byte {
 	if len(c.rest) < 1 {
 		c.fail(ErrTruncated)
@@ -222,16 +195,6 @@ func (c *cursor) byte() byte {
 	}
 	v := c.rest[0]
 	c.rest = c.rest[1:]
-	return v
-}
-
-func (c *cursor) uint16() uint16 {
-	if len(c.rest) < 2 {
-		c.fail(ErrTruncated)
-		return 0
-	}
-	v := binary.LittleEndian.Uint16(c.rest)
-	c.rest = c.rest[2:]
 	return v
 }
 
@@ -270,7 +233,7 @@ func (c *cursor) bytes(limit uint64) []byte {
 	return v
 }
 
-// name reads an origin's name.
+// name reads a node's name.
 func (c *cursor) name() []byte {
 	v := c.bytes(MaxName)
 	if c.err == nil && !validName(v) {
@@ -279,7 +242,8 @@ func (c *cursor) name() []byte {
 	return v
 }
 
-// validName reports whether a name is one that members may have, so that it can stand in logs and metrics as it is.
+// validName reports whether a name is one that members may have, so that it can stand in logs and
+// metrics as it is.
 func validName(name []byte) bool {
 	for _, b := range name {
 		switch {

@@ -46,26 +46,15 @@ func TestFramesComeBackAsTheyWere(t *testing.T) {
 	sent, err := DecodePing(one(t, AppendPing(nil, -5), KindPing))
 	equal(t, sent, int64(-5), err)
 
-	pong := Pong{Sent: math.MinInt64, Received: 1 << 60, Replied: 1<<60 + 999, Next: 3}
+	pong := Pong{Sent: math.MinInt64, Received: 1 << 60, Replied: 1<<60 + 999}
 	gotPong, err := DecodePong(one(t, AppendPong(nil, pong), KindPong))
 	equal(t, gotPong, pong, err)
-
-	rng := Range{Request: 9, Origin: []byte("node-1.example"), Incarnation: 5, From: 100, Count: MaxRange}
-	gotRange, err := DecodeRange(one(t, AppendRange(nil, rng), KindRange))
-	equal(t, gotRange, rng, err)
-
-	request, next, err := DecodeRangeDone(one(t, AppendRangeDone(nil, 9, 400), KindRangeDone))
-	equal(t, []uint64{request, next}, []uint64{9, 400}, err)
 
 	for _, size := range []int{0, 1, 100, 127, 128, 1000, 16384, MaxPayload} {
 		b := Batch{Sequence: 1 << 40, Time: 1795231982067, Records: 99, Payload: bytes.Repeat([]byte{7}, size)}
 		body := b.AppendBody(nil)
 		gotBatch, err := DecodeBatch(one(t, AppendBatch(nil, body), KindBatch))
 		equal(t, gotBatch, b, err)
-
-		rep := Repair{Request: 3, Shift: -70, Origin: []byte("a"), Incarnation: 1, Body: body}
-		gotRep, err := DecodeRepair(one(t, AppendRepair(nil, &rep), KindRepair))
-		equal(t, gotRep, rep, err)
 	}
 
 	var loads []Load
@@ -82,57 +71,20 @@ func TestFramesComeBackAsTheyWere(t *testing.T) {
 	equal(t, string(state), "state", err)
 	equal(t, at, int64(5), err)
 
-	d := Digest{Request: 1, From: 179523198, Through: 179523250, Buckets: []Bucket{{179523198, 3, 1 << 63}, {179523200, 1, 5}, {179523250, 9, 0}}}
-	var gotDigest Digest
-	err = DecodeDigest(&gotDigest, one(t, AppendDigest(nil, &d), KindDigest))
-	equal(t, gotDigest, d, err)
-
-	runs := []Run{{[]byte("a"), 1, 1, 5}, {[]byte("a"), 1, 9, 1}, {[]byte("a"), 2, 1, 1}, {[]byte("bb"), 2, 7, MaxRun}}
-	frame, rest := AppendRuns(nil, 4, 55, runs)
-	var gotRuns []Run
-	request, err = DecodeRuns(one(t, frame, KindRuns), func(bucket uint64, r Run) {
-		if bucket != 55 {
-			t.Errorf("bucket %d", bucket)
-		}
-		gotRuns = append(gotRuns, r)
-	})
-	equal(t, gotRuns, runs, err)
-	if request != 4 || len(rest) != 0 {
-		t.Errorf("request %d, rest %d", request, len(rest))
-	}
-
-	request, compared, differ, err := DecodeDigestDone(one(t, AppendDigestDone(nil, 1, 60, 2), KindDigestDone))
-	equal(t, []uint64{request, compared, differ}, []uint64{1, 60, 2}, err)
-
-	request, err = DecodeRequest(one(t, AppendSnapshot(nil, 300), KindSnapshot))
+	request, err := DecodeRequest(one(t, AppendSnapshot(nil, 300), KindSnapshot))
 	equal(t, request, uint64(300), err)
 	request, err = DecodeRequest(one(t, AppendCancel(nil, 300), KindCancel))
 	equal(t, request, uint64(300), err)
-	request, records, err := DecodeSnapshotHead(one(t, AppendSnapshotHead(nil, 300, 1<<30), KindSnapshotHead))
+	positions := []Position{{[]byte("node-1.example"), 1 << 50, 12345}, {[]byte("a"), 1, 1}}
+	request, records, gotPositions, err := DecodeSnapshotHead(one(t, AppendSnapshotHead(nil, 300, 1<<30, positions), KindSnapshotHead))
 	equal(t, []uint64{request, records}, []uint64{300, 1 << 30}, err)
+	equal(t, gotPositions, positions, err)
+	_, _, gotPositions, err = DecodeSnapshotHead(one(t, AppendSnapshotHead(nil, 1, 1, slices.Repeat(positions, MaxPositions)), KindSnapshotHead))
+	equal(t, len(gotPositions), MaxPositions, err)
 	request, n, page, err := DecodePage(one(t, AppendPage(nil, 300, 77, []byte("page")), KindPage))
 	equal(t, []any{request, n, string(page)}, []any{uint64(300), 77, "page"}, err)
 	request, how, err := DecodeSnapshotDone(one(t, AppendSnapshotDone(nil, 300, Busy), KindSnapshotDone))
 	equal(t, []any{request, how}, []any{uint64(300), Busy}, err)
-}
-
-func TestManyRunsTakeSeveralFrames(t *testing.T) {
-	var runs []Run
-	for i := range uint64(20_000) {
-		runs = append(runs, Run{[]byte("some-node-with-a-name"), i / 3, 1 + 2*i, 1})
-	}
-	var got []Run
-	for rest := runs; len(rest) > 0; {
-		var frame []byte
-		frame, rest = AppendRuns(nil, 1, 2, rest)
-		if _, err := DecodeRuns(one(t, frame, KindRuns), func(_ uint64, r Run) {
-			r.Origin = bytes.Clone(r.Origin)
-			got = append(got, r)
-		}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	equal(t, got, runs, nil)
 }
 
 func TestReaderCutsFramesHoweverTheyCome(t *testing.T) {
@@ -230,21 +182,6 @@ func TestReadingAllocatesNothing(t *testing.T) {
 		}
 	}); n > 0 {
 		t.Errorf("%v allocations per 100 frames", n)
-	}
-}
-
-func TestNamesOfBatchesSpread(t *testing.T) {
-	seen := map[uint64]bool{}
-	for _, origin := range []string{"a", "b", "ab"} {
-		for inc := range uint64(3) {
-			key := StreamKey(origin, inc)
-			for seq := range uint64(1000) {
-				seen[BatchID(key, seq)] = true
-			}
-		}
-	}
-	if len(seen) != 9000 {
-		t.Errorf("%d different names of 9000", len(seen))
 	}
 }
 

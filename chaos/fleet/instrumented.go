@@ -1,0 +1,152 @@
+package fleet
+
+import (
+	"context"
+	"debug/buildinfo"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// controlEnv names the file that controls a program built by chaos/instrument.
+const controlEnv = "CHAOS_CONTROL_FILE"
+
+// The words of that file, each an int64.
+const (
+	stepWord   = iota // what the wall clock is ahead of the machine's, in nanoseconds
+	lookedWord        // 1 once the program looks
+	diskWord          // one of the constants below; more: nanoseconds that each write and sync takes longer
+	words
+)
+
+const (
+	diskWorks = 0
+	diskFull  = 1
+	diskHangs = 2
+)
+
+// errNotInstrumented is returned for a program without such faults.
+var errNotInstrumented = errors.New("its program is not instrumented for clock and disk faults (make build-chaos makes one that is)")
+
+// instrumentedWithin bounds how long a program may take to tell its version.
+const instrumentedWithin = 30 * time.Second
+
+// control is such a file. Not safe for concurrent use.
+type control struct{ path string }
+
+// write puts a number into the file, which is made if it is not there.
+func (c control) write(word int, v int64) (err error) {
+	f, err := os.OpenFile(c.path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	if info, err := f.Stat(); err != nil || info.Size() < 8*words {
+		if err = errors.Join(err, f.Truncate(8*words)); err != nil {
+			return err
+		}
+	}
+	_, err = f.WriteAt(binary.LittleEndian.AppendUint64(nil, uint64(v)), int64(8*word))
+	return err
+}
+
+func (c control) read(word int) (int64, error) {
+	text, err := os.ReadFile(c.path)
+	if err != nil {
+		return 0, err
+	}
+	if len(text) != 8*words {
+		return 0, fmt.Errorf("%s has %d bytes, want %d", c.path, len(text), 8*words)
+	}
+	return int64(binary.LittleEndian.Uint64(text[8*word:])), nil
+}
+
+// reset is for a process that is about to start: no program looks yet.
+func (c control) reset() error { return c.write(lookedWord, 0) }
+
+// looked returns nil if the process that was started last looks.
+func (c control) looked() error {
+	v, err := c.read(lookedWord)
+	if err == nil && v != 1 {
+		err = errNotInstrumented
+	}
+	return err
+}
+
+// StepClock moves the node's wall clock by d, which is added to what it was moved before. Monotonic time goes on as it did. It lasts
+// over restarts of the node. The node's program must be built for it; see Instrumented.
+func (n *Node) StepClock(d time.Duration) error {
+	return n.instruct(stepWord, func(was int64) int64 { return was + int64(d) })
+}
+
+// FillDisk makes writes of the node's process to files fail with ENOSPC until HealDisk, also those over what is there, as where a file
+// system copies on write. Like the next two it lasts over restarts of the node and needs an instrumented program.
+func (n *Node) FillDisk() error { return n.setDisk(diskFull) }
+
+// HangDisk makes writes and syncs of the node's process to files wait until HealDisk, as those to a disk that is gone from its bus.
+func (n *Node) HangDisk() error { return n.setDisk(diskHangs) }
+
+// SlowDisk makes every write and every sync of a file take so much longer, until HealDisk.
+func (n *Node) SlowDisk(by time.Duration) error { return n.setDisk(max(int64(by), diskHangs+1)) }
+
+// HealDisk ends what the three above began. What waited goes on. The node need not run.
+func (n *Node) HealDisk() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.control.write(diskWord, diskWorks)
+}
+
+func (n *Node) setDisk(to int64) error { return n.instruct(diskWord, func(int64) int64 { return to }) }
+
+// instruct changes a word that a running process looks at.
+func (n *Node) instruct(word int, change func(was int64) int64) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	err := errNotRunning
+	if n.proc != nil && n.proc.running() {
+		err = n.control.looked()
+	}
+	if err == nil {
+		var was int64
+		if was, err = n.control.read(word); err == nil {
+			err = n.control.write(word, change(was))
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", n.name, err)
+	}
+	return nil
+}
+
+// Instrumented returns nil if a program's clock can be stepped and its disk made to fail, else why not. It runs the program with the
+// argument version, unless that is a test program, which would run its tests.
+func Instrumented(program string) (err error) {
+	if info, err := buildinfo.ReadFile(program); err == nil && strings.HasSuffix(info.Path, ".test") {
+		return fmt.Errorf("%s: a test program: %w", program, errNotInstrumented)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), instrumentedWithin)
+	defer cancel()
+	dir, err := os.MkdirTemp("", "grapevine-control-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	c := control{filepath.Join(dir, "control")}
+	if err := c.reset(); err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, program, "version")
+	cmd.Env = append(os.Environ(), controlEnv+"="+c.path)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s version: %w: %s", program, err, out)
+	}
+	if err := c.looked(); err != nil {
+		return fmt.Errorf("%s: %w", program, err)
+	}
+	return nil
+}

@@ -1,0 +1,40 @@
+package fleet
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+)
+
+// ErrNoRouter says that FindRouter found no program.
+var ErrNoRouter = errors.New("no router to start")
+
+// routerName is the file name of the router's program.
+const routerName = "grapevine"
+
+// FindRouter returns the absolute path of the router's program: the one given, or else grapevine in the directory of
+// this program, or else grapevine in PATH.
+func FindRouter(given string) (string, error) {
+	if given != "" {
+		path, err := exec.LookPath(given)
+		if err != nil {
+			return "", fmt.Errorf("%w: %w", ErrNoRouter, err)
+		}
+		return filepath.Abs(path)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return "", fmt.Errorf("%w: %w", ErrNoRouter, err)
+	}
+	dir := filepath.Dir(self)
+	if path, err := exec.LookPath(filepath.Join(dir, routerName)); err == nil {
+		return path, nil
+	}
+	path, err := exec.LookPath(routerName)
+	if err != nil {
+		return "", fmt.Errorf("%w: there is no %s in %s nor in PATH: build it (make build) or name it (--router)", ErrNoRouter, routerName, dir)
+	}
+	return filepath.Abs(path)
+}

@@ -1,0 +1,178 @@
+// Command instrument builds a program whose wall clock can be stepped and whose disk can be full, slow or hang while it
+// runs, for itself alone. Linux cannot do the first to a process at all, and the second only with a file system of its own.
+//
+//	go run ./chaos/instrument -o bin/grapevine-chaos -plant . ./cmd/grapevine
+//
+// It lays changed files over the standard library (go build -overlay). time.Now shows the stepped time to the program, its
+// libraries and the standard library, while monotonic time, and with it timers and measured durations, goes on. Writes at
+// an offset, truncations and syncs of files fail, wait or hang; other writes do not, which include those to sockets and
+// logs. Nothing of the program's own code is changed, so what is tried is what is shipped; but for the defects of
+// chaos/plant, if they are asked for, none of which is active unless GRAPEVINE_PLANT names it.
+//
+// The file that CHAOS_CONTROL_FILE names controls a running program. It holds three little-endian int64: the step of the
+// wall clock in nanoseconds; 1, written by the program when it starts to look; and what the disk does: 0 works, 1 is full,
+// 2 hangs, more: so many nanoseconds slower.
+package main
+
+import (
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"grapevine/chaos/plant"
+)
+
+// Files that are added to packages time and syscall.
+var (
+	//go:embed clock.txt
+	clock []byte
+	//go:embed disk.txt
+	disk []byte
+)
+
+// added are these files by the package that they are added to.
+var added = map[string][]byte{"time": clock, "syscall": disk}
+
+// edit puts a statement at the beginning of a function of the standard library.
+type edit struct {
+	file      string // below GOROOT/src; GOARCH stands for the architecture
+	begins    string // the function's first lines, which occur once in the file
+	statement string
+}
+
+const refuse = "\tif err = chaosDisk(%v); err != nil {\n\t\treturn\n\t}\n"
+
+var edits = []edit{
+	{"time/time.go", "func Now() Time {\n\tsec, nsec, mono := runtimeNow()\n", "\tsec, nsec = stepped(sec, nsec)\n"},
+	{"syscall/syscall_unix.go", "func Pwrite(fd int, p []byte, offset int64) (n int, err error) {\n", fmt.Sprintf(refuse, true)},
+	{"syscall/zsyscall_linux_GOARCH.go", "func Ftruncate(fd int, length int64) (err error) {\n", fmt.Sprintf(refuse, true)},
+	{"syscall/zsyscall_linux_GOARCH.go", "func Fsync(fd int) (err error) {\n", fmt.Sprintf(refuse, false)},
+	{"syscall/zsyscall_linux_GOARCH.go", "func Fdatasync(fd int) (err error) {\n", fmt.Sprintf(refuse, false)},
+}
+
+func main() {
+	out := flag.String("o", "", "the program to write")
+	planted := flag.String("plant", "", "root of the module to plant the defects of chaos/plant in; none if empty")
+	flag.Parse()
+	if *out == "" || flag.NArg() != 1 {
+		flag.Usage()
+		os.Exit(2)
+	}
+	if err := build(*out, *planted, flag.Arg(0)); err != nil {
+		fmt.Fprintln(os.Stderr, "instrument:", err)
+		os.Exit(1)
+	}
+}
+
+// overlay is what go build -overlay takes: the files that are replaced or added, by paths of texts in one directory.
+type overlay struct {
+	dir     string
+	Replace map[string]string
+}
+
+// add puts text in the place of a file.
+func (o *overlay) add(file string, text []byte) error {
+	path := filepath.Join(o.dir, fmt.Sprintf("%d-%s", len(o.Replace), filepath.Base(file)))
+	o.Replace[file] = path
+	return os.WriteFile(path, text, 0o600)
+}
+
+// build compiles a package over the changed library and, if there is a root, with defects planted in the module there.
+func build(out, planted, pkg string) (err error) {
+	dir, err := os.MkdirTemp("", "grapevine-instrument-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	o := &overlay{dir: dir, Replace: make(map[string]string)}
+	if err := o.library(); err != nil {
+		return err
+	}
+	if planted != "" {
+		if err := o.sow(planted); err != nil {
+			return err
+		}
+	}
+	text, err := json.Marshal(o)
+	if err != nil {
+		return err
+	}
+	file := filepath.Join(dir, "overlay.json")
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		return err
+	}
+	cmd := exec.Command("go", "build", "-trimpath", "-overlay", file, "-o", out, pkg)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("go build: %w", err)
+	}
+	return nil
+}
+
+// library changes the standard library.
+func (o *overlay) library() error {
+	env, err := exec.Command("go", "env", "GOROOT", "GOARCH").Output()
+	if err != nil {
+		return fmt.Errorf("go env: %w", err)
+	}
+	root, arch, _ := strings.Cut(strings.TrimSpace(string(env)), "\n")
+	src := filepath.Join(root, "src")
+	for pkg, text := range added {
+		if err := o.add(filepath.Join(src, pkg, "chaos_added.go"), text); err != nil {
+			return err
+		}
+	}
+	changed := make(map[string]string)
+	for _, e := range edits {
+		file := filepath.Join(src, strings.ReplaceAll(e.file, "GOARCH", arch))
+		if changed[file] == "" {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				return err
+			}
+			changed[file] = string(text)
+		}
+		if changed[file], err = e.in(changed[file]); err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+	}
+	for file, text := range changed {
+		if err := o.add(file, []byte(text)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// in returns a file's text with the statement in its place.
+func (e edit) in(text string) (string, error) {
+	if n := strings.Count(text, e.begins); n != 1 {
+		return "", fmt.Errorf("this version of Go has %q %d times, want once: adapt chaos/instrument", e.begins, n)
+	}
+	return strings.Replace(text, e.begins, e.begins+e.statement, 1), nil
+}
+
+// sow plants the defects in the module at root.
+func (o *overlay) sow(root string) error {
+	root, err := filepath.Abs(root)
+	if err != nil {
+		return err
+	}
+	files, err := plant.Overlay(root)
+	if err != nil {
+		return err
+	}
+	for file, text := range files {
+		if err := o.add(filepath.Join(root, filepath.FromSlash(file)), []byte(text)); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,334 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"grapevine/chaos/fleet"
+	"grapevine/chaos/scenario"
+	"grapevine/cmd/commandline"
+)
+
+// chaosCmd breaks a fleet on purpose and holds it to its promises.
+type chaosCmd struct {
+	List chaosListCmd `cmd:"" help:"List the scenarios, the faults and the promises."`
+	Run  chaosRunCmd  `cmd:"" help:"Run scenarios against real processes on this machine."`
+}
+
+type chaosListCmd struct {
+	JSON bool `name:"json" help:"Print one JSON object."`
+}
+
+func (c *chaosListCmd) Run(s *streams) error {
+	if c.JSON {
+		return commandline.PrintJSON(s.out, chaosListOf())
+	}
+	l := chaosListOf()
+	fmt.Fprintln(s.out, "Scenarios, and what each is to show:")
+	w := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
+	for _, x := range l.Scenarios {
+		fmt.Fprintf(w, "  %s\t%s\n", x.Name, x.Proves)
+	}
+	fmt.Fprintln(w, "\nFaults, as a line of a schedule has them after its time:")
+	for _, x := range l.Faults {
+		fmt.Fprintf(w, "  %s\t%s\n", x.Usage, x.Does)
+	}
+	fmt.Fprintln(w, "\nPromises that every run is held to:")
+	for _, x := range l.Invariants {
+		fmt.Fprintf(w, "  %s\t%s (%s)\n", x.Name, x.Promise, x.Bound)
+	}
+	return w.Flush()
+}
+
+// chaosList is what chaos list --json prints.
+type chaosList struct {
+	Scenarios  []listedScenario  `json:"scenarios"`
+	Faults     []listedFault     `json:"faults"`
+	Invariants []listedInvariant `json:"invariants"`
+}
+
+type listedScenario struct {
+	Name      string  `json:"name"`
+	Proves    string  `json:"proves"`
+	Nodes     int     `json:"nodes"`
+	Engines   int     `json:"engines"`
+	DurationS float64 `json:"duration_s"`
+}
+
+type listedFault struct {
+	Usage string `json:"usage"`
+	Does  string `json:"does"`
+}
+
+type listedInvariant struct {
+	Name    string `json:"name"`
+	Promise string `json:"promise"`
+	Bound   string `json:"bound"`
+	Seen    string `json:"seen"`
+}
+
+func chaosListOf() (l chaosList) {
+	for _, x := range scenario.List() {
+		l.Scenarios = append(l.Scenarios, listedScenario{x.Name, x.Proves, x.Nodes, x.Engines, x.Duration.Seconds()})
+	}
+	for _, x := range scenario.Faults() {
+		l.Faults = append(l.Faults, listedFault{x[0], x[1]})
+	}
+	for _, x := range scenario.Invariants() {
+		l.Invariants = append(l.Invariants, listedInvariant{x.Name, x.Promise, x.Bound, x.Seen})
+	}
+	return l
+}
+
+type chaosRunCmd struct {
+	routerFlag `embed:""`
+
+	Names    []string      `arg:"" name:"scenario" help:"Scenarios by name (grapevine-lab chaos list), or all."`
+	Seed     uint64        `name:"seed" default:"1" placeholder:"N" help:"Seed of the schedule, the traffic and the balancer."`
+	Schedule string        `name:"schedule" placeholder:"FILE" help:"File with the events to carry out instead of those that follow from the seed, one per line as a report shows them; - is stdin."`
+	Nodes    int           `name:"nodes" placeholder:"N" help:"Number of routers; default: the scenario's."`
+	Duration time.Duration `name:"duration" placeholder:"DURATION" help:"Length of the traffic; default: the scenario's."`
+	Soak     time.Duration `name:"soak" placeholder:"DURATION" help:"Run one fleet for this long and repeat the scenario's schedule, each time with the next seed."`
+	Rate     float64       `name:"rate" placeholder:"N" help:"Conversations started per second, of about five requests each; default: the scenario's."`
+	Newer    string        `name:"newer" placeholder:"FILE" help:"The program grapevine of the next release, for upgrade."`
+	Loopback bool          `name:"loopback" help:"Run everything in this machine's own network, where links cannot be broken. Default: a network namespace for each member, where the machine allows them."`
+	LeaveOut []string      `name:"leave-out" placeholder:"PROMISE" help:"Promise that is not checked, because the machine is too busy for what it measures. Repeatable."`
+	JSON     bool          `name:"json" help:"Print one JSON object."`
+	Progress bool          `name:"progress" hidden:"" help:"Show progress also with --json: used for the process that runs a scenario in a network of its own."`
+	HTML     string        `name:"html" placeholder:"FILE" help:"Write verdicts and timelines as one HTML page."`
+	Keep     string        `name:"keep" placeholder:"DIR" help:"Directory for logs, configurations and schedules, with a subdirectory for each run."`
+}
+
+// chaosOutcome is what chaos run --json prints.
+type chaosOutcome struct {
+	Violations int                `json:"violations"`
+	Passed     int                `json:"passed"`
+	Skipped    int                `json:"skipped"`
+	Runs       []*scenario.Report `json:"runs"`
+}
+
+func (c *chaosRunCmd) Run(s *streams) error {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	names := c.Names
+	if slices.Equal(names, []string{"all"}) {
+		names = scenario.Names()
+	}
+	schedule, err := c.schedule(s.in, names)
+	if err != nil {
+		return err
+	}
+	var out chaosOutcome
+	failed := 0
+	for _, name := range names {
+		r, err := c.one(ctx, s, scenario.Config{
+			Scenario: name, Seed: c.Seed, Schedule: schedule, Nodes: c.Nodes, Duration: c.Duration, Soak: c.Soak, Rate: c.Rate, Loopback: c.Loopback, LeaveOut: c.LeaveOut, Newer: c.Newer,
+			Log: zerolog.New(s.err).Level(zerolog.ErrorLevel),
+		})
+		switch {
+		case errors.Is(err, scenario.ErrConfig), errors.Is(err, scenario.ErrSchedule):
+			return usageError{err}
+		case ctx.Err() != nil:
+			return errors.New("called off")
+		case err != nil:
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		out.Runs = append(out.Runs, r)
+		out.Violations += r.Violations
+		switch r.Result {
+		case scenario.Passed:
+			out.Passed++
+		case scenario.Skipped:
+			out.Skipped++
+		default:
+			failed++
+		}
+		if !c.JSON {
+			if err := printVerdict(s.out, r); err != nil {
+				return err
+			}
+		}
+	}
+	if c.HTML != "" {
+		if err := scenario.WriteHTML(c.HTML, out.Runs...); err != nil {
+			return err
+		}
+	}
+	if c.JSON {
+		if err := commandline.PrintJSON(s.out, out); err != nil {
+			return err
+		}
+	}
+	if failed > 0 {
+		return fmt.Errorf("%d of %d runs did not pass, %d violations", failed, len(out.Runs), out.Violations)
+	}
+	return nil
+}
+
+func (c *chaosRunCmd) schedule(in io.Reader, names []string) (scenario.Schedule, error) {
+	if c.Schedule == "" {
+		return nil, nil
+	}
+	if len(names) != 1 {
+		return nil, usageError{fmt.Errorf("--schedule is for one scenario, not %d", len(names))}
+	}
+	var text []byte
+	var err error
+	if c.Schedule == "-" {
+		text, err = io.ReadAll(in)
+	} else {
+		text, err = os.ReadFile(c.Schedule)
+	}
+	if err != nil {
+		return nil, usageError{err}
+	}
+	sched, err := scenario.Parse(string(text))
+	if err != nil {
+		return nil, usageError{fmt.Errorf("%s: %w", c.Schedule, err)}
+	}
+	if sched == nil {
+		sched = scenario.Schedule{} // an empty one is one: nothing happens
+	}
+	return sched, nil
+}
+
+// one runs a scenario in this process or, where network namespaces are possible, in a child process that has its own network.
+func (c *chaosRunCmd) one(ctx context.Context, s *streams, cfg scenario.Config) (*scenario.Report, error) {
+	if c.Keep != "" {
+		cfg.Keep = filepath.Join(c.Keep, fmt.Sprintf("%s-%d", cfg.Scenario, cfg.Seed))
+	}
+	network, err := scenario.WantsNetwork(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Binary, err = fleet.FindRouter(c.Router); err != nil {
+		return nil, err
+	}
+	if network && !fleet.Isolated() {
+		return c.isolated(ctx, s, cfg)
+	}
+	if !c.JSON || c.Progress || c.Soak > 0 {
+		progress := newChaosProgress(s.err, cfg.Scenario, c.Soak > 0)
+		defer progress.line.finish()
+		cfg.Progress = progress.update
+	}
+	return scenario.Run(ctx, cfg)
+}
+
+// isolated runs one scenario in a child process with its own network and returns the child's report. If the child cannot be
+// started, the report says that the scenario was skipped and why.
+func (c *chaosRunCmd) isolated(ctx context.Context, s *streams, cfg scenario.Config) (*scenario.Report, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	args := []string{"chaos", "run", cfg.Scenario, "--json", fmt.Sprintf("--seed=%d", cfg.Seed), fmt.Sprintf("--nodes=%d", cfg.Nodes),
+		fmt.Sprintf("--duration=%v", cfg.Duration), fmt.Sprintf("--soak=%v", cfg.Soak), fmt.Sprintf("--rate=%v", cfg.Rate), "--newer=" + cfg.Newer, "--keep=" + c.Keep, "--router=" + cfg.Binary}
+	for _, name := range cfg.LeaveOut {
+		args = append(args, "--leave-out="+name)
+	}
+	if !c.JSON {
+		args = append(args, "--progress")
+	}
+	cmd := exec.Command(self, args...)
+	if cfg.Schedule != nil {
+		cmd.Args = append(cmd.Args, "--schedule=-")
+		cmd.Stdin = strings.NewReader(cfg.Schedule.String())
+	}
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, s.err
+	if err := fleet.Isolate(cmd); err != nil {
+		return scenario.LeaveOut(cfg, err)
+	}
+	// The kernel ends the child with the thread that started it.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := cmd.Start(); err != nil {
+		return scenario.LeaveOut(cfg, fmt.Errorf("no network of its own: %w", err))
+	}
+	end := context.AfterFunc(ctx, func() { _ = cmd.Process.Signal(syscall.SIGTERM) }) // one that is gone needs no signal
+	defer end()
+	err = cmd.Wait()
+	var got chaosOutcome
+	if json.Unmarshal(out.Bytes(), &got) == nil && len(got.Runs) == 1 {
+		return got.Runs[0], nil // the report says whether it failed
+	}
+	return nil, fmt.Errorf("the process with a network of its own: %w", errors.Join(err, ctx.Err()))
+}
+
+// printVerdict writes what one run says.
+func printVerdict(out io.Writer, r *scenario.Report) error {
+	fmt.Fprintf(out, "%s: %s (seed %d, %s)\n  %s\n", r.Scenario, r.Result, r.Seed, r.Network, r.Proves)
+	for _, m := range r.Missing {
+		fmt.Fprintf(out, "  %s\n", m)
+	}
+	if r.Result == scenario.Skipped {
+		_, err := fmt.Fprintln(out)
+		return err
+	}
+	for _, e := range r.Events {
+		over := "not over"
+		if e.OverS != nil {
+			over = fmt.Sprintf("over at %.1f s", *e.OverS)
+		}
+		fmt.Fprintf(out, "  at %.1f s: %s (%s), %s\n", e.BeganS, e.Event, cmp.Or(e.Members, "-"), over)
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	for _, v := range r.Verdicts {
+		fmt.Fprintf(w, "  %s\t%s\t%d checked\t%s\n", v.Invariant, v.State, v.Checked, v.Note)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	for _, v := range r.Verdicts {
+		for _, x := range v.Violations {
+			fmt.Fprintf(out, "  ! %s at %.3f s, %s: %s\n", v.Invariant, x.At.Seconds(), x.Place, x.Evidence)
+		}
+	}
+	_, err := fmt.Fprintf(out, "  %d requests in %d attempts: %v; the harness took %.0f MiB at most\n  again: %s\n\n", r.Requests, r.Attempts, r.Outcomes, r.Harness.PeakMiB, r.Command)
+	return err
+}
+
+// chaosProgress shows how far a run is: on a terminal in its last line, elsewhere, for a soak only, in a line for each minute.
+type chaosProgress struct {
+	line *progressLine
+	name string
+	log  io.Writer     // of the lines of a soak; nil: none
+	next time.Duration // when the next of them is due
+}
+
+const chaosLineEvery = time.Minute
+
+func newChaosProgress(w io.Writer, name string, soak bool) *chaosProgress {
+	p := &chaosProgress{line: newProgressLine(w), name: name}
+	if p.line.w == nil && soak {
+		p.log = w
+	}
+	return p
+}
+
+func (p *chaosProgress) update(now scenario.Progress) {
+	text := fmt.Sprintf("%s: %s, %.0f of %.0f s, %d requests, %d failed", p.name, now.Phase, min(now.Elapsed, now.Length).Seconds(), now.Length.Seconds(), now.Attempts, now.Failed)
+	p.line.show("%s", text)
+	if p.log != nil && now.Elapsed >= p.next {
+		p.next = now.Elapsed.Truncate(chaosLineEvery) + chaosLineEvery
+		fmt.Fprintln(p.log, text)
+	}
+}

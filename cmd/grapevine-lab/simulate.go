@@ -1,0 +1,137 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"grapevine/chaos/engine"
+	"grapevine/chaos/fleetsim"
+	"grapevine/chaos/report"
+	"grapevine/chaos/workload"
+)
+
+type simulateCmd struct {
+	workloadFlags `embed:""`
+	engineFlags   `embed:""`
+
+	Policy   []string       `name:"policy" default:"prefix,round-robin" placeholder:"NAME" help:"Policies to compare: the strategies of serve, and from the literature argmin, lmetric, two-choice and sglang."`
+	Nodes    []int          `name:"nodes" default:"1" placeholder:"N" help:"Routers in the fleet."`
+	Share    []string       `name:"share" default:"both" enum:"both,prefix,load,none" placeholder:"WHAT" help:"What routers tell each other: both placements and load, only prefix, only load, or none."`
+	Stale    []string       `name:"staleness" default:"200ms" placeholder:"DELAY" help:"How long after an event all other routers know of it; none: never."`
+	Loss     float64        `name:"loss" placeholder:"P" help:"Share of the news of placements that never arrives; live routers would ask for it again."`
+	Cut      string         `name:"partition" placeholder:"FROM-TO" help:"Cut the routers in two halves that do not hear each other, from one time since the start to another, such as 60s-120s."`
+	Backends int            `name:"backends" placeholder:"N" help:"Engines; what a generated workload is made for, or 16 for a trace, if not given."`
+	Ingress  string         `name:"ingress" enum:"random,sticky" default:"random" help:"Which router a request enters by: any (random), or one per session (sticky)."`
+	Hot      string         `name:"hot" enum:"on,off" default:"on" help:"Whether the fleet agrees on which engines hold a hot prefix."`
+	HotReps  int            `name:"hot-replicas" placeholder:"R" help:"Hold every hot prefix on so many engines, in place of what the fleet would decide."`
+	Warmup   *time.Duration `name:"warmup" placeholder:"DURATION" help:"Leave out of the report what arrives before. A generated workload has its own unless given."`
+	Parallel int            `name:"parallel" placeholder:"N" help:"Runs at once; as many as there are processors if not given."`
+	JSON     bool           `name:"json" help:"Print one JSON object."`
+	Plot     string         `name:"plot" placeholder:"FILE" help:"Draw hit rate, first-token time and load per engine (.svg or .html)."`
+}
+
+// engineFlags say what one emulated engine is; engine and simulate share them.
+// 0 is the default of the workload.
+type engineFlags struct {
+	KVTokens     int           `name:"kv-tokens" placeholder:"N" group:"engine" help:"Tokens its KV memory holds. Default 1500000."`
+	BlockTokens  int           `name:"block-tokens" placeholder:"N" group:"engine" help:"Tokens of one page of KV memory. Default 16."`
+	MaxRunning   int           `name:"max-running" placeholder:"N" group:"engine" help:"Sequences it runs at once. Default 64."`
+	PrefillRate  float64       `name:"prefill-rate" placeholder:"N" group:"engine" help:"Prompt tokens it computes per second. Default 10000."`
+	ChunkTokens  int           `name:"chunk" placeholder:"N" group:"engine" help:"Prompt tokens it computes in one step. Default 512."`
+	DecodeStep   time.Duration `name:"decode-step" placeholder:"DURATION" group:"engine" help:"One step of its batch, which makes one token per sequence. Default 20ms."`
+	DecodeGrowth float64       `name:"decode-growth" placeholder:"X" group:"engine" help:"A full batch takes (1+X) times as long. Default 0."`
+}
+
+func (f *engineFlags) config() engine.Config {
+	return engine.Config{
+		KVTokens: f.KVTokens, BlockTokens: f.BlockTokens, MaxRunning: f.MaxRunning, PrefillRate: f.PrefillRate,
+		ChunkTokens: f.ChunkTokens, DecodeStep: f.DecodeStep, DecodeGrowth: f.DecodeGrowth,
+	}
+}
+
+// Help is shown below the flags.
+func (simulateCmd) Help() string {
+	return "A generated workload brings engines ten times as fast as a real one, as its load is; the flags below replace what they name. Every combination of --policy, --nodes, --share and --staleness is a run; several print {\"runs\":[...]}."
+}
+
+func (c *simulateCmd) Run(s *streams) error {
+	w, opt, err := c.open(c.Backends)
+	if err != nil {
+		return err
+	}
+	cfg := fleetsim.Config{
+		Workload: w, Options: opt, Policies: c.Policy, Nodes: c.Nodes, Backends: c.Backends, Engine: c.config(),
+		NoHot: c.Hot == "off", HotReplicas: c.HotReps,
+		Ingress: fleetsim.Ingress(c.Ingress), Parallel: c.Parallel, Loss: c.Loss,
+	}
+	for _, s := range c.Share {
+		cfg.Share = append(cfg.Share, fleetsim.Share(s))
+	}
+	for _, s := range c.Stale {
+		d, err := fleetsim.ParseStaleness(s)
+		if err != nil {
+			return usageError{err}
+		}
+		cfg.Staleness = append(cfg.Staleness, d)
+	}
+	if cfg.Partition, err = fleetsim.ParsePartition(c.Cut); err != nil {
+		return usageError{err}
+	}
+	if c.Warmup != nil {
+		if cfg.Warmup = *c.Warmup; cfg.Warmup == 0 {
+			cfg.Warmup = -1 // said to be none, which is not unsaid
+		}
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	line, all := newProgressLine(s.err), simulated(nil)
+	cfg.Progress = func(now fleetsim.Progress) { line.show("%s", all.update(now)) }
+	runs, err := fleetsim.Run(ctx, cfg)
+	line.finish()
+	switch {
+	case errors.Is(err, fleetsim.ErrConfig), errors.Is(err, workload.ErrOptions), errors.Is(err, engine.ErrConfig):
+		return usageError{err}
+	case errors.Is(err, context.Canceled):
+		return errors.New("called off")
+	case err != nil:
+		return err
+	}
+	if c.Plot != "" {
+		if err := report.WritePlot(c.Plot, runs...); err != nil {
+			return err
+		}
+	}
+	if c.JSON {
+		return report.WriteJSON(s.out, runs...)
+	}
+	return report.WriteTable(s.out, runs...)
+}
+
+// simulated counts how far the runs of a simulation are, each between 0 and 1.
+type simulated []float64
+
+// update takes how far one run is and returns how far all are, in a line.
+func (s *simulated) update(now fleetsim.Progress) string {
+	if *s == nil {
+		*s = make([]float64, now.Runs)
+	}
+	done := *s
+	switch {
+	case now.Done:
+		done[now.Run] = 1
+	case now.Total > 0:
+		done[now.Run] = float64(now.Ended) / float64(now.Total)
+	case now.Span > 0:
+		done[now.Run] = min(float64(now.At)/float64(now.Span), 1)
+	}
+	sum := 0.0
+	for _, d := range done {
+		sum += d
+	}
+	return fmt.Sprintf("%3.0f %%, %s on %d: %d requests", 100*sum/float64(now.Runs), now.Policy, now.Nodes, now.Ended)
+}

@@ -1,0 +1,44 @@
+package member
+
+import (
+	"fmt"
+	"io"
+	"os"
+)
+
+// CheckSecret refuses an open file that holds a key, a token or a password if its mode
+// lets anyone but its owner change it, or anyone outside its group read it. The error
+// names the remedy.
+func CheckSecret(f *os.File) error {
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	switch mode := info.Mode().Perm(); {
+	case mode&0o007 != 0:
+		return fmt.Errorf("everyone may use %s (mode %04o): chmod 600 it", f.Name(), mode)
+	case mode&0o020 != 0:
+		return fmt.Errorf("its group may change %s (mode %04o): chmod 600 or 640 it", f.Name(), mode)
+	}
+	return nil
+}
+
+// ReadSecret reads a file that CheckSecret accepts. One longer than limit bytes is an error.
+func ReadSecret(path string, limit int) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	if err := CheckSecret(f); err != nil {
+		return nil, err
+	}
+	text, err := io.ReadAll(io.LimitReader(f, int64(limit)+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(text) > limit {
+		return nil, fmt.Errorf("%s is longer than %d bytes", path, limit)
+	}
+	return text, nil
+}

@@ -1,0 +1,443 @@
+package gossip
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"grapevine/gossip/member"
+	"grapevine/gossip/wire"
+)
+
+const (
+	// replaySpan is how far back a joiner's streams begin. The snapshot that the joiner takes from
+	// one peer may lack what the others published in the last moments.
+	replaySpan = 5 * time.Second
+	// writeTimeout is how long one write may take before the stream is closed: 10 kB/s is too slow
+	// for a fleet.
+	writeTimeout = 5 * time.Second
+	// subscriberSilence is how long a subscriber, which pings, may be silent.
+	subscriberSilence = 10 * time.Second
+	// fullLoadInterval is how often the whole load vector is sent, so that any error in it is
+	// short-lived.
+	fullLoadInterval = 10 * time.Second
+	// writeSize is about how much is written at once; a frame more at most.
+	writeSize = 48 << 10
+	// resumeSize is how much of that may be batches from before the subscription.
+	resumeSize = 32 << 10
+	// maxPongs bounds the pings that wait for an answer. Honest subscribers have no more of them
+	// than fit into writeTimeout.
+	maxPongs = 16
+)
+
+// errViolation marks what no honest peer does. The stream is closed, and the peer is not dialed
+// again at once.
+var errViolation = errors.New("protocol violation")
+
+// subscriber is another node that dialed this one to follow its journal. Its reader takes requests;
+// its writer answers them and sends the journal from a cursor on. Neither waits for the other.
+type subscriber struct {
+	f    *Fleet
+	conn net.Conn
+	who  processID
+	wake chan struct{} // capacity 1
+	done chan struct{} // closed when the reader has returned
+	sent atomic.Uint64
+
+	mu         sync.Mutex
+	subscribed bool
+	version    uint8  // of the format, that both sides speak
+	cursor     uint64 // sequence of the next batch to send
+	live       uint64 // batches below were published before the subscription: they wait for the bulk budget
+	pongs      []wire.Pong
+	offer      *offer // the snapshot that is being sent
+
+	// Of the writer alone.
+	started bool
+	loads   []Load
+	loaded  uint64 // version of the load table it has
+	fullAt  time.Time
+	state   uint64 // version of the state it has
+}
+
+// serve runs one accepted stream until it ends. Called by the membership in a goroutine of its own.
+func (f *Fleet) serve(c net.Conn, peer member.Info) {
+	d := &subscriber{
+		f: f, conn: c, who: processID{peer.Name, peer.Incarnation},
+		wake: make(chan struct{}, 1), done: make(chan struct{}),
+	}
+	defer c.Close()
+	if !f.admit(d) {
+		return
+	}
+	defer f.wg.Done()
+	err := d.read()
+	close(d.done)
+	c.Close()
+	f.dismiss(d)
+	if errors.Is(err, errViolation) {
+		f.counts.violations.Add(1)
+		if p := f.peer(d.who.name); p != nil {
+			p.violations.Add(1)
+		}
+		f.log.Warn().Str("peer", d.who.name).Err(err).Msg("subscriber's stream closed")
+	}
+}
+
+// admit registers a stream and starts its writer. A node has one stream; a newer one replaces the
+// older.
+func (f *Fleet) admit(d *subscriber) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	old := f.subscribers[d.who.name]
+	switch {
+	case f.phase != running, d.who.name == f.self.name:
+		return false
+	case old == nil && len(f.subscribers) >= maxPeers:
+		f.counts.refused.Add(1)
+		return false
+	case old != nil && old.who.incarnation > d.who.incarnation:
+		return false // of a process that has been replaced
+	}
+	if old != nil {
+		old.conn.Close()
+		f.keepSentLocked(old)
+	}
+	f.subscribers[d.who.name] = d
+	f.wg.Add(1) // of serve itself
+	f.spawnLocked(d.write)
+	return true
+}
+
+func (f *Fleet) dismiss(d *subscriber) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.subscribers[d.who.name] == d {
+		delete(f.subscribers, d.who.name)
+	}
+	f.keepSentLocked(d)
+}
+
+// keepSentLocked moves a stream's count of sent bytes to the peer, whose count goes on over
+// reconnections.
+func (f *Fleet) keepSentLocked(d *subscriber) {
+	if p := f.peers[d.who.name]; p != nil {
+		p.sent.Add(d.sent.Swap(0))
+	}
+}
+
+// listSubscribers copies the set of streams that follow this node.
+func (f *Fleet) listSubscribers() []*subscriber {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	out := make([]*subscriber, 0, len(f.subscribers))
+	for _, d := range f.subscribers {
+		out = append(out, d)
+	}
+	return out
+}
+
+// poke tells the writer that there is something to do.
+func (d *subscriber) poke() {
+	select {
+	case d.wake <- struct{}{}:
+	default:
+	}
+}
+
+// position is the sequence of the next batch this subscriber will be sent; 0 before it has
+// subscribed.
+func (d *subscriber) position() uint64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.cursor
+}
+
+// read takes the subscriber's requests until the stream ends.
+func (d *subscriber) read() error {
+	r := wire.NewReader(d.conn, wire.RequestSize)
+	var limit time.Time
+	for {
+		// A deadline costs more than a frame; it is moved when it has lost a tenth of its span.
+		if now := time.Now(); limit.Sub(now) < subscriberSilence*9/10 {
+			limit = now.Add(subscriberSilence)
+			if err := d.conn.SetReadDeadline(limit); err != nil {
+				return err
+			}
+		}
+		kind, body, size, err := r.Next()
+		if err != nil {
+			return blame(err)
+		}
+		d.f.counts.received[kind].Add(uint64(size))
+		if err := d.take(kind, body); err != nil {
+			return fmt.Errorf("%w: %v: %w", errViolation, kind, err)
+		}
+	}
+}
+
+// blame marks an error of reading as a violation unless it is the network's.
+func blame(err error) error {
+	if errors.Is(err, wire.ErrMalformed) || errors.Is(err, wire.ErrTooLarge) || errors.Is(err, wire.ErrTruncated) {
+		return fmt.Errorf("%w: %w", errViolation, err)
+	}
+	return err
+}
+
+var (
+	errUnexpected = errors.New("not expected here")
+	errTooMany    = errors.New("more requests than allowed at a time")
+)
+
+// take acts on one frame of the subscriber. Every error is a violation.
+func (d *subscriber) take(kind wire.Kind, body []byte) error {
+	switch kind {
+	case wire.KindSubscribe:
+		s, err := wire.DecodeSubscribe(body)
+		if err != nil {
+			return err
+		}
+		return d.subscribe(s)
+	case wire.KindPing:
+		sent, err := wire.DecodePing(body)
+		if err != nil {
+			return err
+		}
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if len(d.pongs) == maxPongs {
+			return errTooMany
+		}
+		d.pongs = append(d.pongs, wire.Pong{Sent: sent, Received: d.f.wall(time.Now()).UnixNano()})
+		d.poke()
+		return nil
+	case wire.KindSnapshot:
+		request, err := wire.DecodeRequest(body)
+		if err != nil {
+			return err
+		}
+		return d.offerSnapshot(request)
+	case wire.KindCancel:
+		request, err := wire.DecodeRequest(body)
+		if err != nil {
+			return err
+		}
+		d.cancelSnapshot(request)
+		return nil
+	}
+	return errUnexpected
+}
+
+// subscribe sets the cursor: where the subscriber asks to begin if the journal still holds that,
+// else behind the last batch. The subscriber sees the difference in Start and takes a snapshot.
+func (d *subscriber) subscribe(s wire.Subscribe) error {
+	oldest, next := d.f.journal.position()
+	from := next
+	switch {
+	case s.Incarnation == 0: // a joiner
+		from = d.f.journal.since(d.f.wall(time.Now()).Add(-replaySpan).UnixMilli())
+	case s.Incarnation == d.f.self.incarnation && oldest <= s.Next && s.Next < next:
+		from = s.Next
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.subscribed {
+		return errUnexpected
+	}
+	d.subscribed, d.cursor, d.live = true, from, next
+	d.version = min(wire.Version, s.Version)
+	d.poke()
+	return nil
+}
+
+// write sends what there is whenever there is something, until the stream ends.
+func (d *subscriber) write() {
+	defer d.conn.Close() // ends the reader
+	// The writer also wakes up by itself: for the full load vector, and for what the budget held
+	// back.
+	timer := time.NewTimer(fullLoadInterval)
+	defer timer.Stop()
+	var buf []byte
+	for {
+		now := time.Now()
+		out, wait, ok := d.fill(buf[:0], now)
+		if buf = out; !ok {
+			d.f.counts.slow.Add(1)
+			d.f.log.Warn().Str("peer", d.who.name).Msg("subscriber is behind the journal: stream closed, it will take a snapshot")
+			return
+		}
+		if len(buf) > 0 {
+			if !d.flush(buf, now) {
+				return
+			}
+			if cap(buf) > 4*writeSize {
+				buf = nil // it held a large state
+			}
+			continue
+		}
+		timer.Reset(wait)
+		select {
+		case <-d.wake:
+		case <-timer.C:
+		case <-d.done:
+			return
+		case <-d.f.ctx.Done():
+			return
+		}
+	}
+}
+
+// flush writes buf and reports whether the stream can go on.
+func (d *subscriber) flush(buf []byte, now time.Time) bool {
+	if d.conn.SetWriteDeadline(now.Add(writeTimeout)) != nil {
+		return false
+	}
+	n, err := d.conn.Write(buf)
+	d.f.budget.spend(now, n)
+	d.f.counts.writes.Add(1)
+	d.sent.Add(uint64(n))
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		d.f.counts.slow.Add(1)
+		d.f.log.Warn().Str("peer", d.who.name).Dur("dur_ms", writeTimeout).Msg("subscriber reads nothing: stream closed")
+	}
+	return err == nil
+}
+
+// fill appends what is to be sent now, most urgent first. If that is nothing, wait is the longest
+// time until the next call. ok is false if the journal has dropped what the subscriber needs next.
+func (d *subscriber) fill(dst []byte, now time.Time) (out []byte, wait time.Duration, ok bool) {
+	dst = d.fillPongs(dst, now)
+	d.mu.Lock()
+	subscribed, from := d.subscribed, d.cursor
+	d.mu.Unlock()
+	if !subscribed {
+		return dst, fullLoadInterval, true
+	}
+	if !d.started {
+		d.started = true
+		dst = d.framed(wire.KindStart, dst, func(b []byte) []byte {
+			return wire.AppendStart(b, wire.Start{Version: d.version, Incarnation: d.f.self.incarnation, Next: from})
+		})
+	}
+	dst = d.fillLoad(dst, now)
+	dst, held, ok := d.fillBatches(dst, now)
+	if !ok {
+		return dst, 0, false
+	}
+	if len(dst) < writeSize {
+		dst = d.fillState(dst)
+	}
+	wait = max(d.f.flush, d.fullAt.Sub(now))
+	if len(dst) < writeSize {
+		var page time.Duration
+		if dst, page = d.fillSnapshot(dst, now); page > 0 {
+			wait = min(wait, page)
+		}
+	}
+	if held > 0 {
+		wait = min(wait, held)
+	}
+	return dst, wait, true
+}
+
+// framed counts the bytes that add appends to dst as frames of a kind.
+func (d *subscriber) framed(kind wire.Kind, dst []byte, add func([]byte) []byte) []byte {
+	n := len(dst)
+	dst = add(dst)
+	d.f.counts.sent[kind].Add(uint64(len(dst) - n))
+	return dst
+}
+
+func (d *subscriber) fillPongs(dst []byte, now time.Time) []byte {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n := len(dst)
+	for _, p := range d.pongs {
+		p.Replied = d.f.wall(now).UnixNano()
+		dst = wire.AppendPong(dst, p)
+	}
+	d.pongs = d.pongs[:0]
+	d.f.counts.sent[wire.KindPong].Add(uint64(len(dst) - n))
+	return dst
+}
+
+func (d *subscriber) fillLoad(dst []byte, now time.Time) []byte {
+	if !d.f.loads.ready() {
+		return dst
+	}
+	full := d.loaded == 0 || !now.Before(d.fullAt)
+	loads, version, ms, full := d.f.loads.since(d.loads[:0], d.loaded, full)
+	d.loads = loads
+	if full {
+		d.fullAt = now.Add(jitter(fullLoadInterval))
+	} else if version == d.loaded {
+		return dst
+	}
+	d.loaded = version
+	return d.framed(wire.KindLoad, dst, func(b []byte) []byte { return wire.AppendLoad(b, ms, full, loads) })
+}
+
+// fillBatches appends batches from the cursor on. Those from before the subscription wait for the
+// bulk budget: then held is how long.
+func (d *subscriber) fillBatches(dst []byte, now time.Time) (out []byte, held time.Duration, ok bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n, size, resuming := len(dst), writeSize, d.cursor < d.live
+	if resuming {
+		size = d.f.budget.piece(resumeSize)
+		if held := d.f.budget.bulk(now, size); held > 0 {
+			return dst, held, true
+		}
+	}
+	d.cursor, ok = d.f.journal.read(d.cursor, func(body []byte) bool {
+		if len(dst)-n >= size {
+			return false
+		}
+		dst = wire.AppendBatch(dst, body)
+		return true
+	})
+	if resuming {
+		d.f.budget.bulked(len(dst) - n)
+	}
+	d.f.counts.sent[wire.KindBatch].Add(uint64(len(dst) - n))
+	return dst, 0, ok
+}
+
+func (d *subscriber) fillState(dst []byte) []byte {
+	blob, version, ms := d.f.state.get()
+	if version == d.state {
+		return dst
+	}
+	d.state = version
+	return d.framed(wire.KindState, dst, func(b []byte) []byte { return wire.AppendState(b, ms, blob) })
+}
+
+// fillSnapshot appends the next frame of a snapshot. If the budget does not allow that now, wait is
+// how long it takes.
+func (d *subscriber) fillSnapshot(dst []byte, now time.Time) (out []byte, wait time.Duration) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	o := d.offer
+	if o == nil || len(o.frame) == 0 {
+		return dst, 0
+	}
+	if wait := d.f.budget.bulk(now, len(o.frame)); wait > 0 {
+		return dst, wait
+	}
+	d.f.counts.sent[wire.Kind(o.frame[0])].Add(uint64(len(o.frame)))
+	d.f.budget.bulked(len(o.frame))
+	dst = append(dst, o.frame...)
+	o.frame = o.frame[:0]
+	if o.last {
+		d.offer = nil
+	}
+	select {
+	case o.taken <- struct{}{}:
+	default:
+	}
+	return dst, 0
+}

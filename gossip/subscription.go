@@ -1,0 +1,433 @@
+package gossip
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"grapevine/gossip/member"
+	"grapevine/gossip/wire"
+)
+
+const (
+	// pingInterval is how often a publisher is asked for a sign of life and the time.
+	pingInterval = 500 * time.Millisecond
+	// publisherSilence is how long a publisher, which answers pings, may be silent.
+	publisherSilence = 3 * time.Second
+	// dialTimeout bounds connecting, encryption and hello.
+	dialTimeout = 5 * time.Second
+	// firstPause, maxPause and violationPause are the pauses between attempts to open a stream,
+	// before jitter. A peer that is a member and does not answer is tried every two seconds, so
+	// that a healed network is used soon; a peer that breaks the protocol is left alone for longer.
+	firstPause     = 50 * time.Millisecond
+	maxPause       = 2 * time.Second
+	violationPause = 10 * time.Second
+	// maxOut bounds the requests that wait to be written to a publisher, in bytes.
+	maxOut = 64 << 10
+	// maxShift bounds how far clocks of members may be apart for their times to be used.
+	maxShift = 365 * 24 * time.Hour
+)
+
+// subscription is one stream on which this node receives a peer's knowledge. Its reader applies
+// what comes, its writer sends requests and pings; neither waits for the other.
+type subscription struct {
+	f     *Fleet
+	p     *peer
+	conn  net.Conn
+	id    processID // of the publisher
+	began time.Time
+
+	started  atomic.Bool   // Start has come
+	requests atomic.Uint64 // snapshots asked for so far
+	done     chan struct{} // closed when the reader has returned
+	wake     chan struct{} // capacity 1
+
+	mu     sync.Mutex
+	why    error // why the stream has ended; nil: it has not
+	out    []byte
+	intake *intake // the snapshot that is being taken
+
+	// Of the reader alone.
+	asked  wire.Subscribe
+	loaded bool // the full load vector has come
+	loads  []Load
+}
+
+// subscribe keeps a stream from a peer open until ctx ends.
+func (f *Fleet) subscribe(ctx context.Context, p *peer, info member.Info) {
+	pause := firstPause
+	for {
+		began := time.Now()
+		err := f.follow(ctx, p, info)
+		if ctx.Err() != nil {
+			return
+		}
+		if errors.Is(err, errViolation) {
+			f.counts.violations.Add(1)
+			p.violations.Add(1)
+			pause = violationPause
+			f.log.Warn().Str("peer", p.name).Err(err).Msg("stream from peer closed")
+		} else {
+			if time.Since(began) > maxPause {
+				pause = firstPause
+			}
+			f.log.Debug().Str("peer", p.name).Err(err).Msg("stream from peer ended")
+		}
+		t := time.NewTimer(jitter(pause))
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return
+		}
+		pause = min(2*pause, maxPause)
+	}
+}
+
+// follow opens one stream and takes what comes until it ends.
+func (f *Fleet) follow(ctx context.Context, p *peer, info member.Info) error {
+	conn, peer, err := f.dial(ctx, info)
+	if err != nil {
+		p.failed(err)
+		return err
+	}
+	s := &subscription{
+		f: f, p: p, conn: conn, id: processID{peer.Name, peer.Incarnation},
+		began: time.Now(), done: make(chan struct{}), wake: make(chan struct{}, 1),
+	}
+	p.mu.Lock()
+	if ctx.Err() != nil {
+		p.mu.Unlock()
+		conn.Close()
+		return ctx.Err()
+	}
+	p.stream = s
+	p.mu.Unlock()
+	p.connects.Add(1)
+	if !f.spawn(s.write) {
+		s.end(errStopped)
+	}
+	s.request()
+	err = s.read()
+	s.end(err)
+	close(s.done)
+	p.mu.Lock()
+	if p.stream == s {
+		p.stream = nil
+	}
+	p.mu.Unlock()
+	s.mu.Lock()
+	err = s.why // the first reason: closing a connection makes its reader fail, too
+	s.mu.Unlock()
+	p.failed(err)
+	s.finishIntake(wire.Cancelled)
+	return err
+}
+
+func (f *Fleet) dial(ctx context.Context, info member.Info) (net.Conn, member.Info, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	conn, peer, err := f.members.connect(ctx, info)
+	if err != nil {
+		return nil, peer, err
+	}
+	switch {
+	case peer.Name != info.Name:
+		err = fmt.Errorf("%w: %s answers at the address of %s", errViolation, peer.Name, info.Name)
+	case peer.Incarnation < info.Incarnation:
+		err = fmt.Errorf("an older process of %s answers", info.Name)
+	default:
+		return conn, peer, nil
+	}
+	conn.Close()
+	return nil, peer, err
+}
+
+func (p *peer) failed(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err != nil {
+		p.failure = err.Error()
+	}
+}
+
+// end closes the stream. The first reason is kept.
+func (s *subscription) end(why error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.why == nil {
+		s.why = why
+		s.conn.Close()
+	}
+}
+
+// sendLocked queues a frame of a kind; false if there is no room. s.mu is held.
+func (s *subscription) sendLocked(kind wire.Kind, add func([]byte) []byte) bool {
+	if len(s.out) > maxOut {
+		return false
+	}
+	n := len(s.out)
+	s.out = add(s.out)
+	s.f.counts.sent[kind].Add(uint64(len(s.out) - n))
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+	return true
+}
+
+func (s *subscription) send(kind wire.Kind, add func([]byte) []byte) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sendLocked(kind, add)
+}
+
+// request asks for the publisher's batches from this node's cursor on. The ping goes first: its
+// answer comes before the first batch, whose times need it.
+func (s *subscription) request() {
+	s.ping()
+	s.asked = wire.Subscribe{Version: wire.Version}
+	next := s.f.cursorAt(s.p, s.id)
+	switch {
+	case next > 0:
+		s.asked.Incarnation, s.asked.Next = s.id.incarnation, next
+	case !s.f.warming.learning():
+		// A process that is new to this node, which is no joiner: all that the process has
+		// published is wanted.
+		s.asked.Incarnation, s.asked.Next = s.id.incarnation, 1
+	}
+	s.send(wire.KindSubscribe, func(b []byte) []byte { return wire.AppendSubscribe(b, s.asked) })
+}
+
+func (s *subscription) ping() {
+	s.send(wire.KindPing, func(b []byte) []byte { return wire.AppendPing(b, s.f.wall(time.Now()).UnixNano()) })
+}
+
+// write sends requests as they come and a ping when it is time, until the stream ends.
+func (s *subscription) write() {
+	tick := time.NewTicker(pingInterval)
+	defer tick.Stop()
+	var spare []byte
+	for {
+		select {
+		case <-s.wake:
+		case <-tick.C:
+			s.ping()
+			continue
+		case <-s.done:
+			return
+		case <-s.f.ctx.Done():
+			s.end(errStopped)
+			return
+		}
+		s.mu.Lock()
+		out := s.out
+		s.out, spare = spare[:0], out
+		s.mu.Unlock()
+		if len(out) == 0 {
+			continue
+		}
+		now := time.Now()
+		err := s.conn.SetWriteDeadline(now.Add(writeTimeout))
+		if err == nil {
+			var n int
+			n, err = s.conn.Write(out)
+			s.f.budget.spend(now, n)
+			s.f.counts.writes.Add(1)
+			s.p.sent.Add(uint64(n))
+		}
+		if err != nil {
+			return // the reader ends the stream: the last batches of a peer that left may still come
+		}
+	}
+}
+
+// read takes what the publisher sends until the stream ends.
+func (s *subscription) read() error {
+	r := wire.NewReader(s.conn, wire.NewsSize)
+	var limit time.Time
+	var skipped uint64
+	for {
+		now := time.Now()
+		if limit.Sub(now) < publisherSilence*9/10 {
+			limit = now.Add(publisherSilence)
+			if err := s.conn.SetReadDeadline(limit); err != nil {
+				return err
+			}
+		}
+		kind, body, size, err := r.Next()
+		if err != nil {
+			return blame(err)
+		}
+		s.f.counts.received[kind].Add(uint64(size))
+		s.p.bytes.Add(uint64(size))
+		if n := r.Skipped(); n != skipped {
+			s.f.counts.skipped.Add(n - skipped)
+			skipped = n
+		}
+		now = time.Now()
+		s.p.mu.Lock()
+		s.p.heard = now
+		s.p.mu.Unlock()
+		if err := s.take(kind, body, now); err != nil {
+			return fmt.Errorf("%w: %v: %w", errViolation, kind, err)
+		}
+	}
+}
+
+// take acts on one frame of the publisher. Every error is a violation.
+func (s *subscription) take(kind wire.Kind, body []byte, now time.Time) error {
+	switch kind {
+	case wire.KindPong:
+		return s.takePong(body, now)
+	case wire.KindStart:
+		return s.takeStart(body)
+	}
+	if !s.started.Load() {
+		return errUnexpected
+	}
+	switch kind {
+	case wire.KindBatch:
+		return s.takeBatch(body, now)
+	case wire.KindLoad:
+		return s.takeLoad(body, now)
+	case wire.KindState:
+		return s.takeState(body)
+	case wire.KindSnapshotHead, wire.KindPage, wire.KindSnapshotDone:
+		return s.takeSnapshot(kind, body, now)
+	}
+	return errUnexpected
+}
+
+func (s *subscription) takePong(body []byte, now time.Time) error {
+	p, err := wire.DecodePong(body)
+	if err != nil {
+		return err
+	}
+	s.p.measured(p.Sent, p.Received, p.Replied, s.f.wall(now).UnixNano())
+	s.lagged(time.Unix(0, p.Replied), now) // the only sample of an idle peer
+	return nil
+}
+
+// takeStart learns with which batch the stream begins. If that is beyond the one that was asked
+// for, the batches between are no longer in the publisher's journal, and a snapshot has to bring
+// what they said.
+func (s *subscription) takeStart(body []byte) error {
+	st, err := wire.DecodeStart(body)
+	if err != nil {
+		return err
+	}
+	if s.started.Load() || st.Version > wire.Version || st.Incarnation != s.id.incarnation {
+		return errUnexpected
+	}
+	missed := s.f.startAt(s, max(s.asked.Next, 1), st.Next)
+	switch {
+	case s.asked.Next == 0: // a joiner, which takes a snapshot anyway
+	case missed == 0 && s.asked.Next > 1:
+		s.f.counts.resumes.Add(1)
+	case missed > 0:
+		s.f.counts.missed.Add(missed)
+		s.p.missed.Add(missed)
+		s.f.log.Info().Str("peer", s.p.name).Uint64("batches", missed).Msg("the peer's journal has dropped what this node needs next: taking a snapshot")
+	}
+	s.started.Store(true)
+	return nil
+}
+
+// takeBatch applies the next batch. Streams neither lose nor reorder, so any other than the next
+// one is a violation.
+func (s *subscription) takeBatch(body []byte, now time.Time) error {
+	b, err := wire.DecodeBatch(body)
+	if err != nil {
+		return err
+	}
+	s.lagged(time.UnixMilli(b.Time), now)
+	s.p.received.Add(uint64(b.Records))
+	s.p.applying.Lock()
+	defer s.p.applying.Unlock()
+	s.p.mu.Lock()
+	if s.p.stream != s {
+		s.p.mu.Unlock()
+		return nil // a newer stream has taken over and asked for this batch again
+	}
+	if b.Sequence != s.p.cursor.next {
+		s.p.mu.Unlock()
+		return errUnexpected
+	}
+	s.p.mu.Unlock()
+	err = s.apply(&b)
+	// The cursor moves behind the batch only now, because snapshots promise what it says; and even
+	// if the batch is malformed, because it would be so again.
+	s.p.mu.Lock()
+	s.p.cursor.next++
+	s.p.mu.Unlock()
+	return err
+}
+
+// apply hands a batch to Knowledge and counts what it did.
+func (s *subscription) apply(b *wire.Batch) error {
+	f, p := s.f, s.p
+	got, err := f.knowledge.Apply(p.name, b.Payload, p.shift())
+	if err != nil {
+		f.counts.malformed.Add(1)
+		p.dropped.Add(uint64(b.Records))
+		return fmt.Errorf("batch %d of %s: %w", b.Sequence, p.name, err)
+	}
+	f.counts.appliedBatches.Add(1)
+	f.counts.appliedRecords.Add(uint64(got.Records))
+	f.counts.appliedNews.Add(uint64(got.News))
+	f.counts.appliedBytes.Add(uint64(len(b.Payload)))
+	f.counts.unknownRecords.Add(uint64(got.Unknown))
+	p.applied.Add(uint64(got.Records))
+	p.news.Add(uint64(got.News))
+	p.unknown.Add(uint64(got.Unknown))
+	return nil
+}
+
+func (s *subscription) takeLoad(body []byte, now time.Time) error {
+	loads, ms, full, err := wire.DecodeLoad(s.loads[:0], body)
+	if err != nil {
+		return err
+	}
+	s.loads = loads
+	if !full && !s.loaded {
+		return errUnexpected
+	}
+	s.loaded = true
+	s.lagged(time.UnixMilli(ms), now)
+	s.pass(func() { s.f.knowledge.PeerLoad(s.p.name, loads, full) })
+	return nil
+}
+
+func (s *subscription) takeState(body []byte) error {
+	_, state, err := wire.DecodeState(body)
+	if err != nil {
+		return err
+	}
+	s.pass(func() { s.f.knowledge.PeerState(s.p.name, state) })
+	return nil
+}
+
+// pass hands the peer's load or state to Knowledge, unless the peer has ended or has a newer
+// stream: then Knowledge may have dropped the peer already, and this would bring it back.
+func (s *subscription) pass(what func()) {
+	p := s.p
+	p.order.Lock()
+	defer p.order.Unlock()
+	p.mu.Lock()
+	if p.stream != s || p.status.State != member.StateAlive {
+		p.mu.Unlock()
+		return
+	}
+	void := p.void
+	p.passed, p.void = true, false
+	p.mu.Unlock()
+	if void {
+		s.f.knowledge.DropPeer(p.name)
+	}
+	what()
+}

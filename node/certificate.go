@@ -1,0 +1,94 @@
+package node
+
+import (
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"os"
+	"time"
+
+	"grapevine/gossip/member"
+)
+
+// maxKeyFile bounds what is read as a private key, in bytes.
+const maxKeyFile = 1 << 20
+
+// loadKeyPair reads a certificate chain and its private key. The key's file is held to
+// the same modes as every other secret.
+func loadKeyPair(certFile, keyFile string) (*tls.Certificate, error) {
+	chain, err := os.ReadFile(certFile)
+	if err != nil {
+		return nil, err
+	}
+	key, err := member.ReadSecret(keyFile, maxKeyFile)
+	if err != nil {
+		return nil, err
+	}
+	cert, err := tls.X509KeyPair(chain, key)
+	if err != nil {
+		return nil, fmt.Errorf("%s with %s: %w", certFile, keyFile, err)
+	}
+	return &cert, nil
+}
+
+// readCertificate reads that of the data port, nil if it speaks no TLS.
+func (n *Node) readCertificate() (*tls.Certificate, error) {
+	if n.cfg.TLSCert == "" {
+		return nil, nil
+	}
+	cert, err := loadKeyPair(n.cfg.TLSCert, n.cfg.TLSKey)
+	if err != nil {
+		return nil, fmt.Errorf("tls_cert: %w", err)
+	}
+	return cert, nil
+}
+
+// useCertificate serves a certificate on the data port from the next handshake on. nil
+// changes nothing.
+func (n *Node) useCertificate(cert *tls.Certificate) {
+	if cert != nil {
+		n.noteCertificate("tls_cert", cert, nil)
+		n.cert.Store(cert)
+	}
+}
+
+// CertificateStatus is what /status says of the certificate of the data port.
+type CertificateStatus struct {
+	NotBefore time.Time `json:"not_before"`
+	NotAfter  time.Time `json:"not_after"`
+	// Problem is why clients refuse it now, empty if its time is right.
+	Problem string `json:"problem,omitempty"`
+}
+
+// certificateProblem says why clients refuse a certificate at a time, "" if it is valid then.
+func certificateProblem(leaf *x509.Certificate, at time.Time) string {
+	switch {
+	case at.After(leaf.NotAfter):
+		return "expired at " + leaf.NotAfter.UTC().Format(time.RFC3339)
+	case at.Before(leaf.NotBefore):
+		return "not valid before " + leaf.NotBefore.UTC().Format(time.RFC3339)
+	}
+	return ""
+}
+
+// certificateStatus is that of the data port, nil if it speaks no TLS.
+func (n *Node) certificateStatus(at time.Time) *CertificateStatus {
+	cert := n.cert.Load()
+	if cert == nil {
+		return nil
+	}
+	return &CertificateStatus{NotBefore: cert.Leaf.NotBefore, NotAfter: cert.Leaf.NotAfter, Problem: certificateProblem(cert.Leaf, at)}
+}
+
+// noteCertificate exports when the certificate of a setting expires, and warns if it is
+// not valid now. A certificate equal to before, which may be nil, was noted already.
+func (n *Node) noteCertificate(setting string, cert, before *tls.Certificate) {
+	if before != nil && bytes.Equal(cert.Leaf.Raw, before.Leaf.Raw) {
+		return
+	}
+	n.metrics.certificates.WithLabelValues(setting).Set(float64(cert.Leaf.NotAfter.Unix()))
+	if problem := certificateProblem(cert.Leaf, time.Now()); problem != "" {
+		n.log.Warn().Str("component", "tls").Str("event", EventCertificate).Str("problem", problem).Msg(setting + ": the other side will refuse this certificate: replace it")
+	}
+}

@@ -1,0 +1,76 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"grapevine/gossip/member"
+)
+
+// TestCopiedDataIsRefused: a node that is started on a copy of a live voter's data_dir is refused with
+// the voter's name and the remedy, and the leader shows it; when the voter has died, the node is taken
+// for that one at a new address.
+func TestCopiedDataIsRefused(t *testing.T) {
+	t.Parallel()
+	var original Config
+	nodes := startAgreeingWith(t, func(c *Config) {
+		if c.NodeName == "three" {
+			original = *c
+		}
+	}, newFakeEngine(t, "m").URL)
+	stopNode(t, nodes[2])
+	copied := agreeingConfig(t, "four", []string{nodes[0].GossipAddr(), nodes[1].GossipAddr()})
+	raw, err := os.ReadFile(filepath.Join(original.DataDir, "raft.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(copied.DataDir, "raft.db"), raw, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	nodes[2] = startNodeWithin(t, original, patientChange)
+	awaitAgreement(t, nodes...)
+	clone, err := New(copied)
+	if err != nil {
+		t.Fatal(err)
+	}
+	clone.nameWait = time.Hour // until the leader has said so
+	ctx, cancel := context.WithCancel(t.Context())
+	started := make(chan error, 1)
+	go func() { started <- clone.Start(ctx) }()
+	eventually(t, "the clone is refused", func() bool {
+		_, why := clone.ready.get()
+		return strings.Contains(why, "node four has the raft id of another node that is alive") && strings.Contains(why, "three ("+nodes[2].GossipAddr()+")")
+	})
+	eventually(t, "the leader shows the clone", func() bool {
+		for _, n := range nodes {
+			if st, err := n.Raft(); err == nil && st.Role == "leader" {
+				return strings.Contains(st.Problem, "of three (") && strings.Contains(st.Problem, "its data directory was copied; stop the copy, empty its data directory")
+			}
+		}
+		return false
+	})
+	cancel()
+	if err := <-started; err == nil {
+		t.Fatal("the clone was started")
+	}
+
+	refused, err := New(copied)
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused.nameWait = 100 * time.Millisecond
+	var mismatch *member.MismatchError
+	if err := refused.Start(t.Context()); !errors.Is(err, ErrRefused) || !errors.As(err, &mismatch) || mismatch.Field != member.FieldRaftID {
+		t.Errorf("the clone ends with %v", err)
+	}
+	stopNode(t, refused)
+
+	stopNode(t, nodes[2])
+	moved := startNodeWithin(t, copied, patientChange)
+	awaitAgreement(t, nodes[0], nodes[1], moved)
+}

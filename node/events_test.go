@@ -1,0 +1,137 @@
+package node
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"grapevine/raftstore"
+)
+
+// eventLog collects the lines of a log.
+type eventLog struct {
+	mu  sync.Mutex
+	out bytes.Buffer
+}
+
+func (l *eventLog) logger() zerolog.Logger { return zerolog.New(lockedWriter{&l.mu, &l.out}) }
+
+// has says whether a line of the event holds a text; an empty text is in every line.
+func (l *eventLog) has(event, text string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for line := range strings.Lines(l.out.String()) {
+		var got struct{ Event string }
+		if json.Unmarshal([]byte(line), &got) == nil && got.Event == event && strings.Contains(line, text) {
+			return true
+		}
+	}
+	return false
+}
+
+// TestEventsOfAFleet: what operators do, and what becomes of nodes, is logged at every
+// node that sees it under the event's name.
+func TestEventsOfAFleet(t *testing.T) {
+	t.Parallel()
+	logs := make(map[string]*eventLog)
+	first, second := newFakeEngine(t, "m"), newFakeEngine(t, "m")
+	nodes := startAgreeingWith(t, func(c *Config) {
+		logs[c.NodeName] = new(eventLog)
+		c.Log = logs[c.NodeName].logger()
+	}, first.URL)
+	everywhere := func(event, text string) {
+		t.Helper()
+		eventually(t, event+" at every node", func() bool {
+			for _, l := range logs {
+				if !l.has(event, text) {
+					return false
+				}
+			}
+			return true
+		})
+	}
+	everywhere(EventStarted, "")
+	everywhere(EventReady, "")
+	everywhere(EventStateAdopted, "")
+	everywhere("peer_joined", "")
+	everywhere("leader_changed", "")
+	c, ctx := admin(nodes[1]), t.Context()
+	done := func(_ *Changed, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	const gpu = `"backend":"second"`
+	done(c.AddBackends(ctx, []NewBackend{{Name: "second", URL: second.URL}}, false))
+	everywhere(EventEngineAdded, gpu)
+	done(c.SetBackendState(ctx, []string{"second"}, "drain", "new disk"))
+	everywhere(EventEngineDraining, `"reason":"new disk","by":"operator"`)
+	done(c.SetBackendState(ctx, []string{"second"}, "resume", ""))
+	everywhere(EventEngineResumed, gpu)
+	done(c.SetBackendState(ctx, []string{"second"}, "down", "smoke"))
+	everywhere(EventEngineDown, `"reason":"smoke","by":"operator"`)
+	done(c.SetBackendState(ctx, []string{"second"}, "up", ""))
+	everywhere(EventEngineUp, gpu)
+	done(send[Changed](ctx, c, "PATCH", "/backends/second", backendUpdate{Weight: new(2.0)}))
+	everywhere(EventEngineChanged, gpu)
+	if _, err := nodes[0].store.Load().Apply(ctx, raftstore.NewGeneration{Name: "second"}); err != nil {
+		t.Fatal(err)
+	}
+	everywhere(EventEngineRestart, gpu)
+	done(c.RemoveBackends(ctx, []string{"second"}))
+	everywhere(EventEngineRemoved, gpu)
+	if _, err := c.ApplyRules(ctx, "rules: [{strategy: random}]\n", nil, false); err != nil {
+		t.Fatal(err)
+	}
+	everywhere(EventRulesApplied, `"rules":1`)
+
+	gone := nodes[2]
+	gone.Drain(ctx, time.Nanosecond)
+	stopNode(t, gone)
+	for _, event := range []string{EventNotReady, EventDrainStarted, EventStopped} {
+		if !logs[gone.Name()].has(event, "") {
+			t.Errorf("no %s at the node that stopped", event)
+		}
+	}
+	delete(logs, gone.Name())
+	everywhere("peer_left", `"peer":"`+gone.Name()+`"`)
+}
+
+// TestEventsAreListed: the names are one word each, and none is listed twice.
+func TestEventsAreListed(t *testing.T) {
+	t.Parallel()
+	var seen []string
+	for _, e := range Events() {
+		if e.Meaning == "" || slices.Contains(seen, e.Name) || strings.Trim(e.Name, "abcdefghijklmnopqrstuvwxyz_") != "" {
+			t.Errorf("%+v", e)
+		}
+		seen = append(seen, e.Name)
+	}
+}
+
+// TestEngineEventsAreBounded: a change of thousands of engines is some lines of log.
+func TestEngineEventsAreBounded(t *testing.T) {
+	t.Parallel()
+	n, err := New(testConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := new(eventLog)
+	n.log = l.logger()
+	now := &roster{version: 2}
+	for i := range 2000 {
+		now.list = append(now.list, &upstream{agreed: &raftstore.Backend{Name: fmt.Sprint(i)}, Backend: Backend{Name: fmt.Sprint(i)}})
+	}
+	n.logChanges(&roster{version: 1}, now)
+	if lines := strings.Count(l.out.String(), "\n"); lines != maxEngineEvents+1 || !strings.Contains(l.out.String(), `"more":1936`) {
+		t.Errorf("%d lines", lines)
+	}
+}

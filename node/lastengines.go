@@ -1,0 +1,92 @@
+package node
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	"grapevine/proxy/policy"
+)
+
+// checkLast refuses a change that takes the named backends out of service if no active
+// engine would then be left in the fleet, or for a model that one of them serves. It
+// guards against a slip of the operator's and not against two changes that cross each
+// other: it goes by the roster that this node has. Backends that
+// are not active lose nothing. The client's force switches it off.
+func (n *Node) checkLast(r *http.Request, names []string, place, verb string) *Refusal {
+	force, refused := isSet(r, "force")
+	if refused != nil || force {
+		return refused
+	}
+	unknown := make(map[string]bool, len(names))
+	for _, name := range names {
+		unknown[name] = true
+	}
+	var going, staying []*upstream
+	for _, u := range n.fleet.roster().list {
+		named := unknown[u.Name]
+		delete(unknown, u.Name)
+		switch {
+		case u.state != policy.Active:
+		case named:
+			going = append(going, u)
+		default:
+			staying = append(staying, u)
+		}
+	}
+	lost := ""
+	switch {
+	case len(going) == 0, len(unknown) > 0: // the latter is refused as a whole for the unknown name
+		return nil
+	case len(staying) == 0:
+		lost = "no active engine"
+	default:
+		models := n.fleet.onlyServedBy(going, staying)
+		if len(models) == 0 {
+			return nil
+		}
+		lost = fmt.Sprintf("no active engine for model %s", strings.Join(models, ", "))
+	}
+	return &Refusal{status: http.StatusConflict, Place: place, Reason: fmt.Sprintf("%s of %s would leave the fleet with %s", verb, someNames(going), lost),
+		Remedy: "add or resume another engine first, or do it all the same with force (--force)"}
+}
+
+// onlyServedBy lists, sorted, the models that some of the engines that go are known to
+// serve and none of those that stay. An engine whose models are not known serves any.
+func (f *fleet) onlyServedBy(going, staying []*upstream) (models []string) {
+	served := make(map[string]bool)
+	for _, u := range staying {
+		names, _, _ := f.modelsOf(u)
+		if names == nil {
+			return nil
+		}
+		for _, name := range names {
+			served[name] = true
+		}
+	}
+	for _, u := range going {
+		names, _, _ := f.modelsOf(u)
+		for _, name := range names {
+			if !served[name] {
+				models = append(models, name)
+			}
+		}
+	}
+	slices.Sort(models)
+	return slices.Compact(models)
+}
+
+// namesInRefusal is how many backends a refusal names.
+const namesInRefusal = 3
+
+func someNames(list []*upstream) string {
+	var names []string
+	for _, u := range list[:min(len(list), namesInRefusal)] {
+		names = append(names, u.Name)
+	}
+	if more := len(list) - len(names); more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(names, ", "), more)
+	}
+	return strings.Join(names, ", ")
+}

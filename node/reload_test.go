@@ -1,0 +1,181 @@
+package node
+
+import (
+	"bytes"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+)
+
+// another gives a setting a valid value that it does not have in testConfig.
+func another(t *testing.T, c *Config, s Setting) {
+	t.Helper()
+	v := reflect.ValueOf(c).Elem().Field(s.field)
+	switch s.Key {
+	case "log_level":
+		c.LogLevel = "error"
+		return
+	case "backends":
+		c.Backends = append(c.Backends, Backend{URL: "http://127.0.0.3:9", Name: "more", Weight: 1})
+		return
+	case "rules":
+		c.Rules = append(c.Rules, Rule{Strategy: "random"})
+		return
+	}
+	switch v.Kind() {
+	case reflect.String:
+		v.SetString(v.String() + "x")
+	case reflect.Bool:
+		v.SetBool(!v.Bool())
+	case reflect.Int, reflect.Int64:
+		v.SetInt(v.Int() + int64(time.Second))
+	case reflect.Float64:
+		v.SetFloat(v.Float() + 1)
+	case reflect.Slice:
+		v.Set(reflect.ValueOf([]string{"x"}))
+	case reflect.Map:
+		v.Set(reflect.ValueOf(map[string]float64{"x": 1}))
+	default:
+		t.Fatalf("%s: no other value of a %s", s.Key, v.Kind())
+	}
+}
+
+// TestReloadGoesByTheTable: a reload puts in force just the settings that the table of
+// docs/operate.md says, and names every other that differs as waiting.
+func TestReloadGoesByTheTable(t *testing.T) {
+	for _, s := range Settings() {
+		n, err := New(testConfig("http://127.0.0.3:1"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		next := *n.Running()
+		another(t, &next, s)
+		if keys := n.Running().Differing(next); !slices.Equal(keys, []string{s.Key}) {
+			t.Fatalf("%s: the other value differs in %v", s.Key, keys)
+		}
+		got, err := n.Reload(next)
+		want := Reloaded{AtNextStart: []string{s.Key}}
+		if s.Reload == reloadValue {
+			want = Reloaded{Applied: []string{s.Key}}
+		}
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v %v, want %+v", s.Key, got, err, want)
+		}
+		if still := n.Running().Differing(next); (len(still) == 0) != (s.Reload == reloadValue) {
+			t.Errorf("%s: still differing: %v", s.Key, still)
+		}
+	}
+}
+
+// TestReloadReachesRequests: the key, the timeout and the log level of a reload hold for
+// the requests that follow, and a reload that fails changes none of them.
+func TestReloadReachesRequests(t *testing.T) {
+	leakCheck(t)
+	var mu sync.Mutex
+	var key string
+	hold := make(chan struct{})
+	var slow bool
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		key = r.Header.Get("Authorization")
+		wait := slow
+		mu.Unlock()
+		if wait {
+			<-hold
+		}
+		w.WriteHeader(http.StatusNotFound)
+	}))
+	defer s.Close()
+	defer close(hold)
+	file := filepath.Join(t.TempDir(), "key")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("first")
+	var out bytes.Buffer
+	var outMu sync.Mutex
+	cfg := testConfig()
+	cfg.Backends = []Backend{{URL: s.URL, APIKeyFile: file, Models: []string{"m"}}}
+	cfg.MetricsInterval, cfg.MaxAttempts = 0, 1
+	cfg.Level = new(LogLevel)
+	log, err := NewLogger(lockedWriter{&outMu, &out}, false, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Log = log
+	n := startNode(t, cfg)
+	sent := func() string {
+		chat(t, n, chatBody("m", "hello"))
+		mu.Lock()
+		defer mu.Unlock()
+		return key
+	}
+	if got := sent(); got != "Bearer first" {
+		t.Fatalf("key %q", got)
+	}
+	write("second")
+	next := *n.Running()
+	next.LogLevel, next.FirstByteTimeout = "debug", 300*time.Millisecond
+	done, err := n.Reload(next)
+	if err != nil || !slices.Equal(done.Applied, []string{"first_byte_timeout", "log_level", "backends"}) || done.AtNextStart != nil {
+		t.Fatalf("%+v %v", done, err)
+	}
+	if got := sent(); got != "Bearer second" {
+		t.Errorf("after the reload: key %q", got)
+	}
+	if !logged(&outMu, &out, zerolog.LevelDebugValue) {
+		t.Error("no debug line after the reload")
+	}
+	if state := n.BackendList().Backends[0]; state.Name != n.cfg.Backends[0].Name {
+		t.Errorf("%+v", state)
+	}
+	mu.Lock()
+	slow = true
+	mu.Unlock()
+	if status, _, _ := chat(t, n, chatBody("m", "slowly")); status != http.StatusGatewayTimeout {
+		t.Errorf("status %d of a request beyond the new first_byte_timeout", status)
+	}
+
+	mu.Lock()
+	slow = false
+	mu.Unlock()
+	write("two words")
+	next.LogLevel = "info"
+	if _, err := n.Reload(next); err == nil || !strings.Contains(err.Error(), "api_key_file") || n.Running().LogLevel != "debug" {
+		t.Errorf("a bad key: %v, level %s", err, n.Running().LogLevel)
+	}
+	if got := sent(); got != "Bearer second" {
+		t.Errorf("after a reload that failed: key %q", got)
+	}
+}
+
+// logged says whether a line of that level was written.
+func logged(mu *sync.Mutex, out *bytes.Buffer, level string) bool {
+	mu.Lock()
+	defer mu.Unlock()
+	return strings.Contains(out.String(), `"level":"`+level+`"`)
+}
+
+// lockedWriter is a buffer that goroutines share.
+type lockedWriter struct {
+	mu  *sync.Mutex
+	out *bytes.Buffer
+}
+
+func (w lockedWriter) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.out.Write(p)
+}

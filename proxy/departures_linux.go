@@ -1,0 +1,114 @@
+package proxy
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// departures hears from the kernel when the peer of a client connection closes it or its sending
+// half, whatever the connection is doing: an epoll instance that holds every client socket,
+// edge-triggered, for EPOLLRDHUP alone (EPOLLHUP and EPOLLERR, the peer's RST, always come with
+// it). Arriving data wakes nothing, so a request costs nothing; a FIN behind unread bytes (a
+// pipelined request, a TLS close_notify) is reported all the same, which a peeking read cannot do.
+//
+// The zero value is not usable; see open. Methods are safe for concurrent use.
+type departures struct {
+	fd    int      // of file; File.Fd would make it blocking
+	file  *os.File // the epoll instance, in the runtime's poller: waiting for it occupies no thread
+	ready syscall.RawConn
+	ended chan struct{}
+
+	mu    sync.Mutex // guards what follows
+	conns map[uint64]*clientConn
+	last  uint64 // the key given out last; descriptors come back, keys do not
+}
+
+// open makes the epoll instance and starts its goroutine. close ends both.
+func (d *departures) open() error {
+	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("watch for departing clients: epoll_create1: %w", err)
+	}
+	err = unix.SetNonblock(fd, true) // os.NewFile hands only such files to the runtime's poller
+	d.fd, d.file = fd, os.NewFile(uintptr(fd), "epoll")
+	if err == nil {
+		d.ready, err = d.file.SyscallConn()
+	}
+	if err != nil {
+		d.file.Close()
+		return fmt.Errorf("watch for departing clients: %w", err)
+	}
+	d.conns, d.ended = make(map[uint64]*clientConn), make(chan struct{})
+	go d.run()
+	return nil
+}
+
+// close is called once, after open, when no connection is left.
+func (d *departures) close() {
+	d.file.Close()
+	<-d.ended
+}
+
+// add has c.depart called when the peer of c leaves, until remove. A connection that is no socket
+// (of a test) is not watched.
+func (d *departures) add(c *clientConn) error {
+	sc, ok := c.raw.(syscall.Conn)
+	if !ok {
+		return nil
+	}
+	rc, err := sc.SyscallConn()
+	if err != nil {
+		return err
+	}
+	d.mu.Lock()
+	d.last++
+	c.key = d.last
+	d.conns[c.key] = c
+	d.mu.Unlock()
+	var failed error
+	err = rc.Control(func(fd uintptr) {
+		event := unix.EpollEvent{Events: unix.EPOLLRDHUP | unix.EPOLLET, Fd: int32(uint32(c.key)), Pad: int32(uint32(c.key >> 32))}
+		failed = unix.EpollCtl(d.fd, unix.EPOLL_CTL_ADD, int(fd), &event)
+	})
+	if err := errors.Join(err, failed); err != nil {
+		return fmt.Errorf("watch for its departure: %w", err)
+	}
+	return nil
+}
+
+// remove forgets c. The kernel forgets its socket when that is closed.
+func (d *departures) remove(c *clientConn) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.conns, c.key)
+}
+
+// run reports departures until close.
+func (d *departures) run() {
+	defer close(d.ended)
+	var events [128]unix.EpollEvent
+	n := 0
+	wait := func(fd uintptr) bool {
+		var err error
+		for {
+			if n, err = unix.EpollWait(int(fd), events[:], 0); err != unix.EINTR {
+				return n > 0
+			}
+		}
+	}
+	for d.ready.Read(wait) == nil {
+		for _, event := range events[:n] {
+			d.mu.Lock()
+			c := d.conns[uint64(uint32(event.Fd))|uint64(uint32(event.Pad))<<32]
+			d.mu.Unlock()
+			if c != nil {
+				c.depart()
+			}
+		}
+	}
+}

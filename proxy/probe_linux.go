@@ -1,0 +1,41 @@
+package proxy
+
+import (
+	"net"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// probe asks the kernel about one pooled backend connection without reading from it and without
+// waiting. Use it from one goroutine at a time.
+type probe struct {
+	conn syscall.RawConn
+	fds  [1]unix.PollFd
+	err  error
+	ask  func(fd uintptr) // made once, because a closure per call would be garbage
+}
+
+// newProbe returns nil if c is not a socket.
+func newProbe(c net.Conn) *probe {
+	sc, ok := c.(syscall.Conn)
+	if !ok {
+		return nil
+	}
+	rc, err := sc.SyscallConn()
+	if err != nil {
+		return nil
+	}
+	p := &probe{conn: rc}
+	p.ask = func(fd uintptr) {
+		p.fds[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN | unix.POLLRDHUP}
+		_, p.err = unix.Poll(p.fds[:], 0)
+	}
+	return p
+}
+
+// quiet reports whether the connection is open and has nothing to read, and so can carry another
+// request: unread bytes would be taken for the next response.
+func (p *probe) quiet() bool {
+	return p.conn.Control(p.ask) == nil && p.err == nil && p.fds[0].Revents == 0
+}

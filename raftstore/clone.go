@@ -1,0 +1,89 @@
+package raftstore
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/hashicorp/raft"
+)
+
+const (
+	cloned      = "its data directory was copied"
+	cloneRemedy = "stop the copy, empty its data directory and start it with join"
+	// cloneAfter is how long a copy must be seen before it is called one: as long as gossip may take
+	// to find out that a node has died and come back elsewhere.
+	cloneAfter = 5 * time.Second
+	// cloneShown is how long it is shown after it was last seen, and not logged again.
+	cloneShown = time.Minute
+)
+
+// cloneSighting is the last node that was seen to run on a copy of another's data. Two processes with
+// one raft id could vote twice in one term.
+type cloneSighting struct {
+	id, addr, original string
+	first, last        time.Time
+	logged             time.Time
+}
+
+func (c cloneSighting) text(now time.Time) string {
+	if c.last.Sub(c.first) < cloneAfter || now.Sub(c.last) > cloneShown {
+		return ""
+	}
+	return fmt.Sprintf("the node at %s has the raft id %s of %s, which is alive: %s; %s", c.addr, c.id, c.original, cloned, cloneRemedy)
+}
+
+// originalOf is the node that has the raft id of a hello and is alive at another address; false if
+// there is none, or the hello comes from where the configuration has that id. A node that has moved is
+// let in once gossip has found its former process dead.
+func (s *Store) originalOf(h hello) (Peer, bool) {
+	if h.id == s.id {
+		return Peer{ID: s.id, Name: "this node", Addr: s.addr}, true
+	}
+	if l := s.current(); l != nil {
+		if addr, ok := l.find(raft.ServerID(h.id)); ok && string(addr) == h.addr {
+			return Peer{}, false
+		}
+	}
+	for _, p := range s.peers() {
+		if p.ID == h.id && p.Alive && p.Addr != h.addr {
+			return p, true
+		}
+	}
+	return Peer{}, false
+}
+
+// noteClone remembers a copy, and logs it once a minute.
+func (s *Store) noteClone(h hello, original Peer) {
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := &s.problem.clone
+	if c.id != h.id || c.addr != h.addr || now.Sub(c.last) > cloneShown {
+		*c = cloneSighting{id: h.id, addr: h.addr, first: now, logged: c.logged}
+	}
+	c.original, c.last = original.where(), now
+	if text := c.text(now); text != "" && now.Sub(c.logged) > cloneShown {
+		c.logged = now
+		s.log.Warn().Msg(text)
+	}
+}
+
+// withoutClones drops the answers of nodes with the raft id of a server that answers, too, at another
+// address: they are not servers that have moved.
+func (s *Store) withoutClones(servers []raft.Server, answers []answered) []answered {
+	isClone := func(a answered) bool {
+		at := slices.IndexFunc(servers, func(server raft.Server) bool { return string(server.ID) == a.info.ID })
+		if a.err != nil || at < 0 || string(servers[at].Address) == a.Addr {
+			return false
+		}
+		for _, other := range answers {
+			if other.err == nil && other.info.ID == a.info.ID && other.Addr != a.Addr {
+				s.noteClone(hello{id: a.info.ID, addr: a.Addr}, other.Peer)
+				return true
+			}
+		}
+		return false
+	}
+	return slices.DeleteFunc(slices.Clone(answers), isClone)
+}
