@@ -72,7 +72,6 @@ type BackendList struct {
 
 // BackendStatus is what a node knows of one backend. Loads are this node's own.
 type BackendStatus struct {
-	ID       int     `json:"id"`
 	Name     string  `json:"name"`
 	URL      string  `json:"url"`
 	State    string  `json:"state"` // active, draining, down, or avoided: it failed here and is tried again in RetryInS
@@ -282,17 +281,16 @@ func (n *Node) Status() *Status {
 	return s
 }
 
-// BackendList returns what the node knows of its backends, by id.
+// BackendList returns what the node knows of its backends, by name once the fleet has agreed on them.
 func (n *Node) BackendList() *BackendList {
 	at, roster := now(), n.fleet.roster()
 	list := &BackendList{Backends: make([]BackendStatus, len(roster.list)), Sources: n.sources.status()}
 	for i, u := range roster.list {
 		s := BackendStatus{
-			ID: i, Name: u.Name, URL: u.URL, State: u.state.String(), Source: raftstore.Static.String(), Generation: u.generation,
+			Name: u.Name, URL: u.URL, State: u.state.String(), Source: raftstore.Static.String(), Generation: u.generation,
 			Weight: u.Weight, Rate: math.Round(n.router.Rate(u.id)), HorizonS: n.tree.Horizon(u.id).Seconds(),
 		}
 		if b := u.agreed; b != nil {
-			s.ID = int(b.ID) // until then its place in the node's own list
 			s.Agreed, s.Drained, s.Source, s.Reason, s.Version = true, b.Drained, b.Source.String(), b.Reason, b.Version
 			s.SinceS = ageS(time.UnixMilli(b.Since))
 			if b.Drained {
@@ -308,7 +306,7 @@ func (n *Node) BackendList() *BackendList {
 		if until, avoid := n.router.Avoided(u.id, at); avoid && u.state == policy.Active {
 			s.State, s.RetryInS = "avoided", max(float64(until-at)/1000, 0)
 		}
-		s.Health = n.checker.status(roster, u)
+		s.Health = n.checker.status(u)
 		s.Models, s.ModelsFrom, s.ModelsError = n.fleet.modelsOf(u)
 		var r report
 		if r, s.KVTokens = n.fleet.reportOf(u); !r.at.IsZero() {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -198,9 +199,6 @@ func (n *Node) adopt(s *raftstore.State) {
 	} else if after := n.fleet.roster(); after != before {
 		n.logChanges(before, after)
 	}
-	for _, pair := range n.fleet.roster().names.clash {
-		log.Error().Strs("backends", pair[:]).Msg("two backends have the same key in gossip: give one of them another name")
-	}
 }
 
 // warnOfDifferences tells which configured backends the fleet knows otherwise.
@@ -267,7 +265,7 @@ func (n *Node) proposeOwn(ctx context.Context, s *raftstore.Store) {
 }
 
 // missingBackends are those that a state has neither by name nor by URL.
-func missingBackends(s *raftstore.State, own []Backend) (specs []raftstore.BackendSpec) {
+func missingBackends(s *raftstore.State, own []Backend) (specs []raftstore.Backend) {
 	urls := make(map[string]bool, len(s.Backends))
 	for i := range s.Backends {
 		urls[s.Backends[i].URL] = true
@@ -285,8 +283,8 @@ func missingBackends(s *raftstore.State, own []Backend) (specs []raftstore.Backe
 
 // spec is a configured backend as it is put to the fleet: without what is this
 // node's own.
-func (b *Backend) spec() raftstore.BackendSpec {
-	return raftstore.BackendSpec{
+func (b *Backend) spec() raftstore.Backend {
+	return raftstore.Backend{
 		Name: b.Name, URL: b.URL, Models: b.Models, Weight: b.Weight, KVTokens: int64(b.KVTokens), Source: raftstore.Static,
 	}
 }
@@ -296,7 +294,7 @@ func (b *Backend) spec() raftstore.BackendSpec {
 // the view is new.
 func (n *Node) publish(old, r *roster, v *policy.View) {
 	if r != old {
-		n.setGenerations(r)
+		n.setGenerations(old, r)
 	}
 	if v != nil {
 		n.router.SetView(v)
@@ -312,67 +310,49 @@ func (n *Node) publish(old, r *roster, v *policy.View) {
 			n.setCapacity(u.id, tokens)
 		}
 	}
-	if n.knowledge != nil {
-		n.knowledge.setNames(r.names)
-	}
-	n.tellAgain(r)
 }
 
-// setGenerations tells the tree how often the engines have begun anew. What it knows
-// of its own list's is of the generation that the fleet tells of: no engine begins anew
-// by being agreed on. Of one that begins anew, what others have placed on it since then
-// stays, and what this node has; where an id has another engine now, that was for the
-// one before.
-func (n *Node) setGenerations(r *roster) {
+// setGenerations tells the tree the generation of every backend's cache. Where the node's own list
+// had another engine under a backend's name, nothing of what it knows of that one holds.
+func (n *Node) setGenerations(old, r *roster) {
 	at := now()
 	for _, u := range r.list {
-		generation := u.generation - firstGeneration
-		if u.kept {
-			n.tree.AssumeGeneration(u.id, generation)
-			continue
+		if was := old.at(u.id); was != nil && was.agreed == nil && !sameURL(was.URL, u.URL) {
+			n.router.Release(u.id)
+			n.forget(u.id)
 		}
-		n.tree.SetGeneration(u.id, generation, at)
-		if r.before.hadAnother(u) {
-			n.tree.Forget(u.id, at)
-		}
+		n.tree.SetGeneration(u.id, u.knownGeneration(), at)
 	}
 }
 
-// tellAgain tells the other nodes what this one has placed on backends before it
-// knew how often they have begun anew, or by which name the others know them: what it
-// told of them until then was refused as old news, or of nobody.
-func (n *Node) tellAgain(r *roster) {
-	if n.knowledge == nil || n.began.IsZero() {
-		return
+// maxNumbers is how many engines a node keeps apart: as many as a fleet may have or its own list has, and
+// as many more that were removed or that only other nodes have mentioned.
+func (c *Config) maxNumbers() int {
+	return min(raftstore.MaxBackends+max(raftstore.MaxBackends, len(c.Backends)), math.MaxUint16)
+}
+
+// release forgets an engine that was removed, so that its number can go to another; false if requests still run
+// there. See backends.New.
+func (n *Node) release(b prefixtree.Backend) bool {
+	if !n.router.Release(b) {
+		return false
 	}
-	late := make(map[prefixtree.Backend]bool)
-	for _, u := range r.list {
-		if u.kept && (u.generation > firstGeneration || u.renamed) {
-			late[u.id] = true
-		}
+	n.forget(b)
+	return true
+}
+
+// forget drops what is known of the engine with that number, and what waits to be sent about it.
+func (n *Node) forget(b prefixtree.Backend) {
+	n.tree.Reset(b)
+	if n.knowledge != nil {
+		n.knowledge.outbox.Forget(b)
 	}
-	if len(late) == 0 {
-		return
-	}
-	began := prefixtree.Time(n.began.UnixMilli())
-	buffer := n.knowledge.announced.buffer()
-	news := *buffer
-	n.tree.Range(now(), func(f prefixtree.Fact) bool {
-		if late[f.Backend] && f.Time >= began {
-			news = append(news, f)
-		}
-		return len(news) < outboxLimit
-	})
-	n.knowledge.announced.post(buffer, news)
 }
 
 // knew says whether a roster, which may be nil, had a backend as it is now.
 func (r *roster) knew(u *upstream) bool {
-	if r == nil {
-		return false
-	}
 	w := r.at(u.id)
-	return w != nil && w.Name == u.Name && w.generation == u.generation && w.KVTokens == u.KVTokens
+	return w != nil && w.URL == u.URL && w.generation == u.generation && w.KVTokens == u.KVTokens
 }
 
 // awaitBackends waits, within the time a start has for the others, until a node

@@ -118,7 +118,7 @@ func inState(nodes []*Node, name, state string) bool {
 }
 
 // TestOneTruth: what is added, drained and removed at one node is seen at all of
-// them, under the same id and generation, and routed by.
+// them, under the same generation, and routed by.
 func TestOneTruth(t *testing.T) {
 	t.Parallel()
 	first, second := newFakeEngine(t, "m"), newFakeEngine(t, "m")
@@ -135,7 +135,7 @@ func TestOneTruth(t *testing.T) {
 	want := nodes[0].fleet.roster().named("second")
 	for _, n := range nodes {
 		u := n.fleet.roster().named("second")
-		if u.id != want.id || u.generation != want.generation || u.agreed.Source != raftstore.Admin {
+		if u.generation != want.generation || u.agreed.Source != raftstore.Admin {
 			t.Errorf("%s: %+v, elsewhere %+v", n.Name(), u, want)
 		}
 	}
@@ -289,7 +289,7 @@ func TestMajorityLost(t *testing.T) {
 }
 
 // TestRestartKeepsTheAgreement: a node alone with a data directory comes back
-// with what was added, under the same ids.
+// with what was added, under the same generations.
 func TestRestartKeepsTheAgreement(t *testing.T) {
 	t.Parallel()
 	a, b := newFakeEngine(t, "m"), newFakeEngine(t, "m")
@@ -312,7 +312,7 @@ func TestRestartKeepsTheAgreement(t *testing.T) {
 		return len(after) == len(before) && len(again.Rules().Rules) == 1
 	})
 	if !slices.EqualFunc(before, after, func(x, y BackendStatus) bool {
-		return x.ID == y.ID && x.Name == y.Name && x.Generation == y.Generation && x.Version == y.Version && y.Agreed
+		return x.Name == y.Name && x.Generation == y.Generation && x.Version == y.Version && y.Agreed
 	}) {
 		t.Errorf("before %+v\nafter %+v", before, after)
 	}
@@ -332,7 +332,7 @@ func TestServesBeforeThereIsAnAgreement(t *testing.T) {
 	if status, _, _ := chat(t, n, chatBody("m", "hello")); status != 200 {
 		t.Error(status)
 	}
-	if l := n.BackendList().Backends; len(l) != 1 || l[0].Agreed || l[0].ID != 0 {
+	if l := n.BackendList().Backends; len(l) != 1 || l[0].Agreed {
 		t.Errorf("%+v", l)
 	}
 	eventually(t, "it says what it waits for", func() bool {

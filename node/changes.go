@@ -99,30 +99,23 @@ func (n *Node) awaitVersion(ctx context.Context, s *raftstore.Store, version uin
 	}
 }
 
-// NewBackend is a backend as an operator adds it.
-type NewBackend struct {
-	Name     string   `json:"name,omitempty"` // host:port of the URL if empty
-	URL      string   `json:"url"`
-	Models   []string `json:"models,omitempty"`    // none: the engine is asked
-	Weight   float64  `json:"weight,omitempty"`    // 0: 1
-	KVTokens int64    `json:"kv_tokens,omitempty"` // 0: the engine is asked
-}
+// NewBackend is a backend as an operator adds it. The name is host:port of the URL if it is empty; a weight of 0 is 1.
+type NewBackend = raftstore.Backend
 
-// spec checks the backend and says it in the store's words.
-func (b *NewBackend) spec(place string) (raftstore.BackendSpec, *Refusal) {
+// completeNew checks a backend that an operator adds, and fills in what was left out.
+func completeNew(b *raftstore.Backend, place string) *Refusal {
 	own := Backend{URL: b.URL, Name: b.Name, Models: b.Models, Weight: b.Weight}
 	if err := own.check(); err != nil {
-		return raftstore.BackendSpec{}, invalid(place, "", "%v", err)
+		return invalid(place, "", "%v", err)
 	}
 	if b.KVTokens < 0 {
-		return raftstore.BackendSpec{}, invalid(place+".kv_tokens", "leave it out to have the engine asked", "%d is negative", b.KVTokens)
+		return invalid(place+".kv_tokens", "leave it out to have the engine asked", "%d is negative", b.KVTokens)
 	}
 	if _, err := raftstore.NormalURL(own.URL); err != nil {
-		return raftstore.BackendSpec{}, invalid(place+".url", "write http://host:port", "%v", err)
+		return invalid(place+".url", "write http://host:port", "%v", err)
 	}
-	return raftstore.BackendSpec{
-		Name: own.Name, URL: own.URL, Models: b.Models, Weight: own.Weight, KVTokens: b.KVTokens, Source: raftstore.Admin,
-	}, nil
+	b.Name, b.URL, b.Weight, b.Source = own.Name, own.URL, own.Weight, raftstore.Admin
+	return nil
 }
 
 const (
@@ -157,13 +150,12 @@ func (n *Node) addBackends(w http.ResponseWriter, r *http.Request) {
 		refused.write(w)
 		return
 	}
-	specs := make([]raftstore.BackendSpec, len(body.Backends))
+	specs := make([]raftstore.Backend, len(body.Backends))
 	for i, text := range body.Backends {
 		place := fmt.Sprintf("backends[%d]", i)
-		var b NewBackend
-		refused := strictJSON(text, place, &b)
+		refused := strictJSON(text, place, &specs[i])
 		if refused == nil {
-			specs[i], refused = b.spec(place)
+			refused = completeNew(&specs[i], place)
 		}
 		if refused != nil {
 			refused.write(w)
@@ -205,7 +197,7 @@ func (n *Node) answerPlaced(w http.ResponseWriter, r *http.Request, c raftstore.
 
 // placeTaken is the first of new backends whose name or URL a state, or another of
 // them, has; "" if none.
-func placeTaken(s *raftstore.State, specs []raftstore.BackendSpec) string {
+func placeTaken(s *raftstore.State, specs []raftstore.Backend) string {
 	names, urls := make(map[string]bool), make(map[string]bool)
 	for i := range s.Backends {
 		names[s.Backends[i].Name], urls[s.Backends[i].URL] = true, true
@@ -235,7 +227,7 @@ func placeUnknown(s *raftstore.State, names []string, place func(i int) string) 
 
 // checkNew finds what the store cannot know of new backends: names that gossip
 // cannot tell apart, and engines that nobody answers for.
-func (n *Node) checkNew(ctx context.Context, specs []raftstore.BackendSpec, force bool) *Refusal {
+func (n *Node) checkNew(ctx context.Context, specs []raftstore.Backend, force bool) *Refusal {
 	keys := make(map[uint32]string)
 	for _, u := range n.fleet.roster().list {
 		keys[prefixtree.BackendKey(u.Name)] = u.Name
@@ -274,7 +266,7 @@ const reachers = 64
 // reach asks every one of the backends something, as this node would, and says
 // what keeps it from answering. What it answers is no matter, unless it is that
 // something in front of it has no engine.
-func (n *Node) reach(ctx context.Context, specs []raftstore.BackendSpec) []error {
+func (n *Node) reach(ctx context.Context, specs []raftstore.Backend) []error {
 	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
 	defer cancel()
 	errs := make([]error, len(specs))
@@ -299,7 +291,7 @@ func (c *Config) lists(name, url string) bool {
 // reachOne sends the api_key that is configured for a name only to where that is
 // configured to be: otherwise whoever can ask for a change could have it sent
 // anywhere, even by one that is refused.
-func (n *Node) reachOne(ctx context.Context, spec *raftstore.BackendSpec) error {
+func (n *Node) reachOne(ctx context.Context, spec *raftstore.Backend) error {
 	own := n.fleet.localOf(spec.Name)
 	if !n.cfg.lists(spec.Name, spec.URL) {
 		own.apiKey = "" // a refusal is an answer, too, and nothing has been agreed on yet
@@ -402,8 +394,8 @@ func (n *Node) updateBackend(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if body.URL != nil {
-		b := NewBackend{Name: name, URL: *body.URL}
-		spec, refused := b.spec("url")
+		spec := raftstore.Backend{Name: name, URL: *body.URL}
+		refused := completeNew(&spec, "url")
 		if refused == nil && !force {
 			if err := n.reachWithin(r.Context(), &spec); err != nil {
 				refused = &Refusal{status: http.StatusUnprocessableEntity, Place: "url", Remedy: "start it first, or change it all the same with force",
@@ -422,7 +414,7 @@ func (n *Node) updateBackend(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-func (n *Node) reachWithin(ctx context.Context, spec *raftstore.BackendSpec) error {
+func (n *Node) reachWithin(ctx context.Context, spec *raftstore.Backend) error {
 	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
 	defer cancel()
 	return n.reachOne(ctx, spec)

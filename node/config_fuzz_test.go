@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"grapevine/node/backends"
 )
 
 // FuzzParse: whatever a file holds, it is read or refused with a reason; what
@@ -27,7 +29,7 @@ func FuzzParse(f *testing.F) {
 		if err := c.Validate("f.yaml", lines); err != nil {
 			return
 		}
-		known, err := newFleet(c.Backends, c.Rules, time.Second)
+		known, err := newFleet(c.Backends, c.Rules, time.Second, backends.New(c.maxNumbers(), nil, time.Now))
 		if err != nil {
 			if !strings.Contains(err.Error(), "ca_file") {
 				t.Errorf("valid, and no targets: %v\n%s", err, text)

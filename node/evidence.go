@@ -220,21 +220,6 @@ func (e *evidence) set(origin string, claims map[uint32]claim) {
 	}
 }
 
-// again tells the means of the keys that are asked for as if they were new.
-func (e *evidence) again(asked func(key uint32) bool) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	seen := make(map[uint32]bool)
-	for i := range e.origins {
-		for key := range e.origins[i].claims {
-			if !seen[key] && asked(key) {
-				e.told(key, e.meanLocked(key))
-			}
-			seen[key] = true
-		}
-	}
-}
-
 // meanLocked is what all origins together claim about a backend.
 func (e *evidence) meanLocked(key uint32) (m claim) {
 	for i := range e.origins {

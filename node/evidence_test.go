@@ -6,6 +6,8 @@ import (
 	"math"
 	"math/rand/v2"
 	"testing"
+
+	"grapevine/prefixtree"
 )
 
 func TestStateRoundTrip(t *testing.T) {
@@ -113,7 +115,7 @@ func FuzzState(f *testing.F) {
 // what a node can have found out, and stays within what can be.
 func TestNoWordOutweighsAll(t *testing.T) {
 	k := newKnower(t, "a")
-	key := k.names.Load().keys[0]
+	key := prefixtree.BackendKey("a")
 	for i, c := range []claim{
 		{reach: 1000, reachWeight: 64, rate: 10_000, rateWeight: 30},
 		{reach: 1e14, reachWeight: 1e14, rate: 1e14, rateWeight: 1e14},

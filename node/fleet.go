@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"grapevine/node/backends"
 	"grapevine/proxy/engine"
 	"grapevine/proxy/policy"
 	"grapevine/raftstore"
@@ -31,10 +32,10 @@ type fleet struct {
 	refreshing sync.Mutex // one refresh at a time; taken before mu
 
 	mu           sync.Mutex
-	locals       map[string]local // by backend name; replaced, never written
-	last         []policy.Backend // of the newest view
-	heard, shown uint64           // what engines have told that changes the view, and how much of that the newest has
-	places       placements
+	locals       map[string]local       // by backend name; replaced, never written
+	last         []policy.Backend       // of the newest view
+	heard, shown uint64                 // what engines have told that changes the view, and how much of that the newest has
+	numbers      *backends.Registry     // its List is called under mu, once the fleet is built
 	entries      map[string]listedModel // by model
 	listed       *modelList             // the last answer to /v1/models
 }
@@ -47,15 +48,16 @@ type report struct {
 }
 
 // newFleet begins with the node's own list.
-func newFleet(backends []Backend, rules []Rule, idle time.Duration) (*fleet, error) {
-	locals, err := readLocals(backends)
+func newFleet(own []Backend, rules []Rule, idle time.Duration, numbers *backends.Registry) (*fleet, error) {
+	locals, err := readLocals(own)
 	if err != nil {
 		return nil, err
 	}
-	f := &fleet{backends: backends, rules: policyRules(rules), locals: locals, idle: idle, places: newPlacements(backends), entries: make(map[string]listedModel)}
+	f := &fleet{backends: own, rules: policyRules(rules), locals: locals, idle: idle, numbers: numbers, entries: make(map[string]listedModel)}
 	f.changed.Store(new(make(chan struct{})))
-	f.current.Store(f.configuredRoster())
-	return f, nil
+	first, err := f.configuredRoster()
+	f.current.Store(first)
+	return f, err
 }
 
 // roster is what there is to route to now.

@@ -276,7 +276,7 @@ func TestLoadIsTheFleets(t *testing.T) {
 
 // facts is the digest of all that a node knows about the engines.
 func facts(n *Node) (count, xor uint64) {
-	return n.tree.FactDigest(now(), 0, maxFactTime, n.knowledge.names.Load())
+	return n.tree.FactDigest(now(), 0, maxFactTime, n.knowledge.numbers)
 }
 
 // TestRestartedNodeIsWarmBeforeItIsReady: it asks for traffic only once it

@@ -110,7 +110,7 @@ func newFleetCollector(figures func() *fleetFigures) *fleetCollector {
 		sentRecords: d("gossip_sent_records_total", "Records of this node's own news, counted once however many nodes they go to."),
 		applied:     d("gossip_applied_records_total", "Records of other nodes' news that were merged."),
 		changed:     d("gossip_changed_records_total", "Of the merged records, those that told this node something new."),
-		dropped:     d("gossip_dropped_records_total", "Own records given up at the bound of the outbox (add, touch, drop), others' of backends this node does not have (unknown), and others' that lie behind a fence or are older than what is kept (late).", "kind"),
+		dropped:     d("gossip_dropped_records_total", "Own records given up at the bound of the outbox (add, touch, drop), others' of backends that this node has not listed and has no number left for (unknown), and others' that lie behind a fence or are older than what is kept (late).", "kind"),
 		resumes:     d("gossip_resumes_total", "Streams that went on where the one before had ended."),
 		missed:      d("gossip_missed_batches_total", "Batches that were gone from another node's journal before this node could resume: a snapshot replaced them."),
 		malformed:   d("gossip_malformed_total", "Batches, pages and states of other nodes that could not be read."),

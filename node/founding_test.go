@@ -19,7 +19,7 @@ func TestChangesComeAfterOwnList(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := agree(t, n, raftstore.Config{})
-	change := raftstore.AddBackends{Backends: []raftstore.BackendSpec{{Name: "early", URL: "http://127.0.0.1:3"}}}
+	change := raftstore.AddBackends{Backends: []raftstore.Backend{{Name: "early", URL: "http://127.0.0.1:3"}}}
 	early, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if _, err := n.change(early, change); !errors.Is(err, errNotSaid) || refusalOf(err).status != 503 {

@@ -75,7 +75,7 @@ type checker struct {
 
 	mu      sync.Mutex
 	probers map[*link]*engine.Prober
-	avoided map[uint32]prefixtree.Backend // those reported to the router
+	avoided map[prefixtree.Backend]bool // those reported to the router
 }
 
 func newChecker(n *Node) *checker {
@@ -86,7 +86,7 @@ func newChecker(n *Node) *checker {
 		fleet: n.fleet, router: n.router, log: n.log.With().Str("component", "health").Logger(),
 		path: n.cfg.ProbePath, limit: n.cfg.ProbeTimeout, every: min(lookEvery, n.cfg.ProbeInterval/2), ask: n.learnMetrics(),
 		wake: make(chan struct{}, 1), slots: make(chan struct{}, maxProbes), raise: make(chan health.Generation, raiseQueue),
-		writing: make(chan []health.Proposal, 1), probers: make(map[*link]*engine.Prober), avoided: make(map[uint32]prefixtree.Backend),
+		writing: make(chan []health.Proposal, 1), probers: make(map[*link]*engine.Prober), avoided: make(map[prefixtree.Backend]bool),
 	}
 }
 
@@ -200,11 +200,7 @@ func (c *checker) run(ctx context.Context) {
 func agreedBackends(r *roster) []health.Backend {
 	list := make([]health.Backend, 0, len(r.list))
 	for _, u := range r.list {
-		key, ok := r.names.Key(u.id)
-		if !ok {
-			continue // its key is another's, too
-		}
-		b := health.Backend{Key: key, Name: u.Name, Generation: u.generation, Down: u.state == policy.Down}
+		b := health.Backend{Key: u.key, Name: u.Name, Generation: u.generation, Down: u.state == policy.Down}
 		if u.agreed != nil {
 			b.Version, b.Ours, b.Reason = u.agreed.Version, u.downByHealth(), u.agreed.Reason
 		}
@@ -221,15 +217,11 @@ func (c *checker) look(r *roster, at time.Time) {
 	alive := make(map[*link]bool, len(r.list))
 	for _, u := range r.list {
 		alive[u.link] = true
-		key, ok := r.names.Key(u.id)
 		h := c.router.Health(u.id)
-		if !ok {
-			continue
-		}
 		if h.Answered > 0 {
-			c.board.Answered(key, time.UnixMilli(int64(h.Answered)))
+			c.board.Answered(u.key, time.UnixMilli(int64(h.Answered)))
 		}
-		if c.board.Ejected(key, h.Ejected, reasonOfFailure[h.Failure], at) {
+		if c.board.Ejected(u.key, h.Ejected, reasonOfFailure[h.Failure], at) {
 			c.tell()
 		}
 	}
@@ -248,33 +240,32 @@ func (c *checker) resort(r *roster) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, u := range r.list {
-		if key, ok := r.names.Key(u.id); ok && u.lastResort() {
+		if u.lastResort() {
 			c.router.SetReported(u.id, true, now())
-			c.avoided[key] = u.id
+			c.avoided[u.id] = true
 		}
 	}
 }
 
 // leave tells the router which engines to leave alone.
 func (c *checker) leave(r *roster, at time.Time) {
-	avoid, ids := make(map[uint32]prefixtree.Backend), make(map[prefixtree.Backend]bool)
+	avoid := make(map[prefixtree.Backend]bool)
 	for _, key := range c.board.Avoid(nil, at) {
-		if id, ok := r.names.Backend(key); ok {
-			avoid[key], ids[id] = id, true
-			c.router.SetReported(id, true, now()) // again and again: a new generation does not know it
+		if u := r.byKey[key]; u != nil {
+			avoid[u.id] = true
+			c.router.SetReported(u.id, true, now()) // again and again: a new generation does not know it
 		}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	latest := c.fleet.roster() // the board may not have it yet
-	for key := range c.avoided {
-		if id, ok := latest.names.Backend(key); ok && latest.at(id).lastResort() {
-			avoid[key], ids[id] = id, true
+	for id := range c.avoided {
+		if u := latest.at(id); u != nil && u.lastResort() {
+			avoid[id] = true
 		}
 	}
-	// By id: whoever has it now may have been taken for one that went.
-	for _, id := range c.avoided {
-		if !ids[id] {
+	for id := range c.avoided {
+		if !avoid[id] {
 			c.router.SetReported(id, false, now())
 		}
 	}
@@ -284,9 +275,8 @@ func (c *checker) leave(r *roster, at time.Time) {
 // probe puts the questions that are due.
 func (c *checker) probe(ctx context.Context, r *roster, due []health.Probe, probing *sync.WaitGroup) {
 	for _, p := range due {
-		id, ok := r.names.Backend(p.Backend)
-		u := r.at(id)
-		if !ok || u == nil {
+		u := r.byKey[p.Backend]
+		if u == nil {
 			continue // it is gone, and the board forgets it
 		}
 		probing.Go(func() {
@@ -358,13 +348,13 @@ var reasonOfFailure = [policy.Failures]health.Reason{
 
 // failed is told by the router of every request that speaks against a backend.
 func (c *checker) failed(b prefixtree.Backend, _ policy.Failure, _ prefixtree.Time) {
-	key, ok := c.fleet.roster().names.Key(b)
-	if !ok {
+	u := c.fleet.roster().at(b)
+	if u == nil {
 		return
 	}
 	at, h := time.Now(), c.router.Health(b)
-	changed := c.board.Ejected(key, h.Ejected, reasonOfFailure[h.Failure], at)
-	if c.board.Failed(key, at) || changed {
+	changed := c.board.Ejected(u.key, h.Ejected, reasonOfFailure[h.Failure], at)
+	if c.board.Failed(u.key, at) || changed {
 		c.tell()
 		c.poke()
 	}
@@ -479,27 +469,23 @@ func (c *checker) apply(ctx context.Context, command raftstore.Command) bool {
 
 // started takes when an engine's process began, as its metrics say.
 func (c *checker) started(u *upstream, m *engine.Metrics) {
-	key, ok := c.fleet.roster().names.Key(u.id)
-	if !ok || m.Started <= 0 {
+	if m.Started <= 0 {
 		return
 	}
 	began := time.UnixMilli(int64(m.Started * 1000))
-	if ended, again := c.board.Started(key, began, u.generation); again {
+	if ended, again := c.board.Started(u.key, began, u.generation); again {
 		c.restarted(health.Generation{Name: u.Name, From: ended})
 	}
 }
 
 // forgot takes an engine's answers having shown an empty cache.
 func (c *checker) forgot(b prefixtree.Backend) {
-	r := c.fleet.roster()
-	u := r.at(b)
+	u := c.fleet.roster().at(b)
 	if u == nil {
 		return
 	}
-	if key, ok := r.names.Key(b); ok {
-		if ended, again := c.board.Forgot(key, time.Now()); again {
-			c.restarted(health.Generation{Name: u.Name, From: ended})
-		}
+	if ended, again := c.board.Forgot(u.key, time.Now()); again {
+		c.restarted(health.Generation{Name: u.Name, From: ended})
 	}
 }
 

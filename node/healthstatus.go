@@ -22,11 +22,10 @@ type HealthStatus struct {
 	Bad       int      `json:"bad"`                // of them, say it fails
 }
 
-func (c *checker) status(r *roster, u *upstream) HealthStatus {
+func (c *checker) status(u *upstream) HealthStatus {
 	at := time.Now()
-	key, known := r.names.Key(u.id)
-	v, ok := c.board.Verdict(key, at)
-	if !known || !ok {
+	v, ok := c.board.Verdict(u.key, at)
+	if !ok {
 		return HealthStatus{Reporters: []string{}}
 	}
 	s := HealthStatus{Failing: v.Failing, Avoided: v.Avoid, Reporters: v.Reporters, OK: v.OK, Bad: v.Bad}
@@ -85,7 +84,7 @@ func (h *healthCollector) Describe(ch chan<- *prometheus.Desc) {
 func (h *healthCollector) Collect(ch chan<- prometheus.Metric) {
 	c, r := h.n.checker, h.n.fleet.roster()
 	for _, u := range r.list {
-		s := c.status(r, u)
+		s := c.status(u)
 		ch <- prometheus.MustNewConstMetric(h.failing, prometheus.GaugeValue, oneIf(s.Failing), u.Name)
 		ch <- prometheus.MustNewConstMetric(h.avoided, prometheus.GaugeValue, oneIf(s.Avoided), u.Name)
 	}

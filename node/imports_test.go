@@ -36,7 +36,9 @@ var mayImport = map[string][]string{
 	"node/notify":  {},
 	"node/health":  {},
 	"node/machine": {},
-	"node":         {"prefixtree", "gossip", "gossip/member", "node/health", "node/machine", "raftstore", "proxy", "proxy/..."},
+	"node":         {"prefixtree", "gossip", "gossip/member", "node/backends", "node/health", "node/machine", "raftstore", "proxy", "proxy/..."},
+
+	"node/backends": {"prefixtree"},
 
 	"chaos/engine":   {},
 	"chaos/workload": {},
@@ -75,6 +77,7 @@ var outside = map[string][]string{
 	"proxy/prompt":     {"github.com/zeebo/xxh3", "golang.org/x/sys/cpu"},
 	"proxy/engine":     nil,
 	"gossip/wire":      nil,
+	"node/backends":    nil,
 	"node/health":      {"github.com/zeebo/xxh3"},
 	"node/machine":     nil,
 	"node/notify":      nil,
@@ -87,6 +90,7 @@ var impure = map[string][]string{
 	"proxy/policy/hot": {"net", "net/http", "log", "log/slog", "os", "context"},
 	"proxy/prompt":     {"net", "net/http", "log", "log/slog", "os", "context"},
 	"proxy/engine":     {"log", "log/slog", "os"},
+	"node/backends":    {"net", "net/http", "log", "log/slog", "os", "context"},
 	"node/health":      {"net", "net/http", "log", "log/slog", "os", "context"},
 }
 

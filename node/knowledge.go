@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"grapevine/gossip"
+	"grapevine/node/backends"
 	"grapevine/node/health"
 	"grapevine/prefixtree"
 	"grapevine/proxy/policy"
@@ -25,14 +26,10 @@ type knowledge struct {
 	announced *announcer     // the tree for the policy: what requests change in it is posted
 	router    *policy.Router // set once, before gossip starts
 	outbox    *prefixtree.Outbox
-	names     atomic.Pointer[backendNames]
+	numbers   *backends.Registry
 	evidence  *evidence
 	checker   *checker // set once, before gossip starts
 	heard     heatBoard
-	unplaced  unplaced
-
-	loadMu sync.Mutex // one at a time tells the router of others' load, so that no older word replaces a newer
-	early  unplacedLoads
 
 	mu      sync.Mutex // guards the scratch below
 	loads   []policy.PeerLoad
@@ -51,9 +48,8 @@ type knowledge struct {
 
 var _ gossip.Knowledge = (*knowledge)(nil)
 
-func newKnowledge(tree *prefixtree.Tree) *knowledge {
-	k := &knowledge{tree: tree, outbox: prefixtree.NewOutbox(outboxLimit), told: make(map[uint32]claim)}
-	k.names.Store(newBackendNames(nil))
+func newKnowledge(tree *prefixtree.Tree, numbers *backends.Registry) *knowledge {
+	k := &knowledge{tree: tree, outbox: prefixtree.NewOutbox(outboxLimit), numbers: numbers, told: make(map[uint32]claim)}
 	k.announced = newAnnouncer(tree, k.outbox)
 	k.evidence = newEvidence(k.learn)
 	k.nodes.Store(1)
@@ -62,7 +58,7 @@ func newKnowledge(tree *prefixtree.Tree) *knowledge {
 
 // Drain implements gossip.Knowledge.
 func (k *knowledge) Drain(dst []byte, limit int) (payload []byte, records int) {
-	return k.outbox.Drain(dst, limit, k.names.Load())
+	return k.outbox.Drain(dst, limit, k.numbers)
 }
 
 // Apply implements gossip.Knowledge.
@@ -71,38 +67,18 @@ func (k *knowledge) Apply(_ string, payload []byte, shift time.Duration) (gossip
 }
 
 // merge takes a batch or a page, which have one form. What it makes known that
-// only this node knows better is posted in turn; the tree sees to it that this ends.
-// What speaks of backends that are not known yet is taken once more when others are.
+// only this node knows better is posted in turn; prefixtree.Tree.ApplyDeltaNews says why this ends.
 func (k *knowledge) merge(payload []byte, shift time.Duration) (gossip.Applied, error) {
-	return k.mergeAt(payload, shift, time.Now())
-}
-
-// mergeAt is merge of what came at that time.
-func (k *knowledge) mergeAt(payload []byte, shift time.Duration, at time.Time) (gossip.Applied, error) {
-	buffer, names := k.announced.buffer(), k.names.Load()
-	applied, news, err := k.tree.ApplyDeltaNews(payload, names, shift, now(), *buffer)
+	buffer := k.announced.buffer()
+	applied, news, err := k.tree.ApplyDeltaNews(payload, k.numbers, shift, now(), *buffer)
 	k.announced.post(buffer, news)
 	k.late.Add(uint64(applied.Late))
-	if err == nil && applied.Unplaced > 0 {
-		k.unplaced.keep(payload, shift, at)
-		if k.names.Load() != names {
-			k.mergeUnplaced() // the change may have come before this was kept
-		}
-	}
 	return gossip.Applied{Records: applied.Records, News: applied.News, Unknown: applied.Unknown}, err
-}
-
-// mergeUnplaced takes what could not be placed again. What still cannot be is
-// kept on.
-func (k *knowledge) mergeUnplaced() {
-	for _, told := range k.unplaced.take(time.Now()) {
-		_, _ = k.mergeAt(told.payload, told.shift, told.at) // it was well-formed before
-	}
 }
 
 // Snapshot implements gossip.Knowledge.
 func (k *knowledge) Snapshot(limit int, yield func(page []byte, records int) bool) {
-	k.tree.Snapshot(now(), k.names.Load(), limit, yield)
+	k.tree.Snapshot(now(), k.numbers, limit, yield)
 }
 
 // SnapshotSize implements gossip.Knowledge.
@@ -118,9 +94,8 @@ func (k *knowledge) Loads(dst []gossip.Load) []gossip.Load {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.loads = k.router.OwnLoads(k.loads[:0], now())
-	names := k.names.Load()
 	for _, l := range k.loads {
-		if key, ok := names.Key(l.Backend); ok {
+		if key, ok := k.numbers.Key(l.Backend); ok {
 			dst = append(dst, gossip.Load{Backend: key, PrefillTokens: clamp32(l.PrefillTokens), Active: clamp32(l.Active)})
 		}
 	}
@@ -131,21 +106,14 @@ func clamp32(v int64) uint32 { return uint32(min(max(v, 0), math.MaxUint32)) }
 
 // PeerLoad implements gossip.Knowledge.
 func (k *knowledge) PeerLoad(origin string, changed []gossip.Load, full bool) {
-	k.loadMu.Lock()
-	defer k.loadMu.Unlock()
 	loads := make([]policy.PeerLoad, 0, len(changed))
-	names := k.names.Load()
-	if full {
-		k.early.forget(origin)
-	}
 	for _, l := range changed {
-		b, ok := names.Backend(l.Backend)
+		b, ok := k.numbers.Backend(l.Backend)
 		if !ok {
 			k.unknown.Add(1)
-			k.early.keep(origin, l)
 			continue
 		}
-		loads = append(loads, peerLoad(b, l))
+		loads = append(loads, policy.PeerLoad{Backend: b, PrefillTokens: int64(l.PrefillTokens), Active: int64(l.Active)})
 	}
 	if full {
 		k.router.SetPeerLoad(origin, loads)
@@ -156,10 +124,7 @@ func (k *knowledge) PeerLoad(origin string, changed []gossip.Load, full bool) {
 
 // DropPeer implements gossip.Knowledge.
 func (k *knowledge) DropPeer(origin string) {
-	k.loadMu.Lock()
-	k.early.forget(origin)
 	k.router.DropPeer(origin)
-	k.loadMu.Unlock()
 	k.evidence.set(origin, nil)
 	if k.checker != nil {
 		k.checker.board.DropPeer(origin)
@@ -177,23 +142,20 @@ func (k *knowledge) State(dst []byte) []byte {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.claims = k.claims[:0]
-	names := k.names.Load()
-	for id, key := range names.keys {
-		if !names.has[id] {
-			continue
-		}
-		b := prefixtree.Backend(id)
+	told := make(map[uint32]claim, len(k.told))
+	k.numbers.Listed(func(b prefixtree.Backend, key uint32) {
 		var c claim
 		c.reach, c.reachWeight = k.tree.Reach(b)
 		c.rate, c.rateWeight = k.router.OwnRate(b)
-		if k.told[key].near(c) {
-			c = k.told[key]
+		if before := k.told[key]; before.near(c) {
+			c = before
 		}
-		k.told[key] = c
 		if c.reachWeight > 0 || c.rateWeight > 0 {
+			told[key] = c
 			k.claims = append(k.claims, keyedClaim{key, c})
 		}
-	}
+	})
+	k.told = told
 	k.heard.hand(k.router)
 	dst = laterSections(k.heat.tell(appendState(dst, k.claims), k.router, now()))
 	if k.checker == nil {
@@ -218,12 +180,8 @@ func (k *knowledge) PeerState(origin string, state []byte) {
 		k.malformed.Add(1)
 		return
 	}
-	names := k.names.Load()
 	claims := make(map[uint32]claim, len(told))
 	for _, c := range told {
-		if _, ok := names.Backend(c.key); !ok {
-			k.unknown.Add(1) // kept all the same: it may be agreed on in a moment
-		}
 		claims[c.key] = c.claim.bounded()
 	}
 	k.evidence.set(origin, claims)
@@ -236,40 +194,15 @@ func (k *knowledge) PeerState(origin string, state []byte) {
 	}
 }
 
-// setNames changes which backends there are. What others claim of those whose
-// place is new is learned again, and their load on those that are new counts; what was
-// told of those that went is forgotten. The router must have the view of them.
-func (k *knowledge) setNames(names *backendNames) {
-	k.loadMu.Lock()
-	old := k.names.Swap(names)
-	for origin, loads := range k.early.take(names) {
-		k.router.UpdatePeerLoad(origin, loads)
-	}
-	k.loadMu.Unlock()
-	k.mu.Lock()
-	for key := range k.told {
-		if _, ok := names.ids[key]; !ok {
-			delete(k.told, key)
-		}
-	}
-	k.mu.Unlock()
-	k.evidence.again(func(key uint32) bool {
-		is, ok := names.ids[key]
-		was, had := old.ids[key]
-		return ok && (!had || was != is)
-	})
-	for key := range names.ids {
-		if _, had := old.ids[key]; !had {
-			k.mergeUnplaced()
-			return
-		}
-	}
-}
-
 // learn takes what the other nodes together found out about an engine.
 func (k *knowledge) learn(key uint32, mean claim) {
-	b, ok := k.names.Load().Backend(key)
+	number := k.numbers.Backend
+	if mean == (claim{}) {
+		number = k.numbers.Lookup // nothing is claimed any more: that gives no engine a number
+	}
+	b, ok := number(key)
 	if !ok {
+		k.unknown.Add(1)
 		return
 	}
 	k.tree.SetPeerReach(b, mean.reach, mean.reachWeight)

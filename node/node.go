@@ -24,6 +24,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"grapevine/gossip"
+	"grapevine/node/backends"
 	"grapevine/prefixtree"
 	"grapevine/proxy"
 	"grapevine/proxy/policy"
@@ -151,14 +152,14 @@ func (n *Node) buildRouting() error {
 		return fmt.Errorf("hasher: %w", err)
 	}
 	n.tree, err = prefixtree.New(prefixtree.Config{
-		Budget: int64(n.cfg.TreeBudget), Horizon: n.cfg.Horizon, MaxBackends: n.cfg.maxPlaces(),
+		Budget: int64(n.cfg.TreeBudget), Horizon: n.cfg.Horizon, MaxBackends: n.cfg.maxNumbers(),
 	})
 	if err != nil {
 		return fmt.Errorf("tree: %w", err)
 	}
-	index := policy.Index(n.tree)
+	index, numbers := policy.Index(n.tree), backends.New(n.cfg.maxNumbers(), n.release, time.Now)
 	if n.cfg.inFleet() {
-		n.knowledge = newKnowledge(n.tree)
+		n.knowledge = newKnowledge(n.tree, numbers)
 		index = n.knowledge.announced
 	}
 	n.router, err = policy.NewRouter(policy.Config{
@@ -173,7 +174,7 @@ func (n *Node) buildRouting() error {
 	if n.knowledge != nil {
 		n.knowledge.router = n.router
 	}
-	if n.fleet, err = newFleet(n.cfg.Backends, n.cfg.Rules, n.cfg.UpstreamIdle); err != nil {
+	if n.fleet, err = newFleet(n.cfg.Backends, n.cfg.Rules, n.cfg.UpstreamIdle, numbers); err != nil {
 		return err
 	}
 	n.checker = newChecker(n)

@@ -90,7 +90,7 @@ type GossipStatus struct {
 	// Facts is the digest of all that the tree holds now, with ?facts=1: it
 	// takes a scan.
 	Facts    *FactsStatus `json:"facts,omitempty"`
-	Unknown  uint64       `json:"unknown"`   // loads and claims about backends this node does not have
+	Unknown  uint64       `json:"unknown"`   // loads and claims about unlisted backends that no number was left for
 	BadState uint64       `json:"bad_state"` // state blobs that could not be read
 }
 
@@ -111,7 +111,7 @@ type PeerStatus struct {
 	Applied       uint64  `json:"applied"`
 	News          uint64  `json:"news"` // changed something here
 	Dropped       uint64  `json:"dropped"`
-	Unknown       uint64  `json:"unknown"`    // of backends this node does not have
+	Unknown       uint64  `json:"unknown"`    // of unlisted backends that no number was left for
 	Process       uint64  `json:"process"`    // incarnation that position is about
 	Position      uint64  `json:"position"`   // sequence of its next batch to be applied here
 	Incomplete    bool    `json:"incomplete"` // batches below position are missing, until a snapshot is taken
@@ -245,7 +245,7 @@ func (n *Node) serveGossip(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if r.URL.Query().Get("facts") == "1" {
-		s.Facts = factsStatus(n.tree.FactDigests(now(), n.knowledge.names.Load()))
+		s.Facts = factsStatus(n.tree.FactDigests(now(), n.knowledge.numbers))
 	}
 	answer(w, s)
 }

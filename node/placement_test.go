@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strings"
@@ -13,16 +12,17 @@ import (
 
 	"grapevine/gossip"
 	"grapevine/prefixtree"
+	"grapevine/proxy"
 	"grapevine/proxy/policy"
 	"grapevine/raftstore"
 )
 
-// stateWith is a state that gives these names the ids 0, 1, 2 and so on.
+// stateWith is a state with these backends.
 func stateWith(version uint64, generation uint32, names ...string) *raftstore.State {
 	s := &raftstore.State{Version: version}
-	for i, name := range names {
+	for _, name := range names {
 		s.Backends = append(s.Backends, raftstore.Backend{
-			ID: uint16(i), Generation: generation, Name: name, URL: "http://" + name + ":1", Weight: 1, Source: raftstore.Static, Version: version,
+			Generation: generation, Name: name, URL: "http://" + name + ":1", Weight: 1, Source: raftstore.Static, Version: version,
 		})
 	}
 	return s
@@ -66,7 +66,7 @@ func TestPlacementsOutlastTheAgreement(t *testing.T) {
 			n := unstarted(t, "a", "b", "c", "d")
 			peer := newKnower(t, "c", "d", "a", "b")
 			for id := range 4 {
-				peer.tree.SetGeneration(prefixtree.Backend(id), generation-firstGeneration, now())
+				peer.tree.SetGeneration(prefixtree.Backend(id), generation, now())
 			}
 			receive := func() {
 				for {
@@ -111,8 +111,8 @@ func TestPlacementsOutlastTheAgreement(t *testing.T) {
 				dispatch()
 			}
 			receive()
-			count, xor := n.tree.FactDigest(now(), 0, prefixtree.Time(1)<<43, n.knowledge.names.Load())
-			atPeer, xorAtPeer := peer.tree.FactDigest(now(), 0, prefixtree.Time(1)<<43, peer.names.Load())
+			count, xor := n.tree.FactDigest(now(), 0, prefixtree.Time(1)<<43, n.knowledge.numbers)
+			atPeer, xorAtPeer := peer.tree.FactDigest(now(), 0, prefixtree.Time(1)<<43, peer.numbers)
 			if least := uint64(len(attempts) + 4); count < least || atPeer != count || xorAtPeer != xor {
 				t.Errorf("%d facts here, %d at the peer, the same %v; want the same, %d at least", count, atPeer, xorAtPeer == xor, least)
 			}
@@ -128,47 +128,12 @@ func TestPlacementsOutlastTheAgreement(t *testing.T) {
 			}
 			for i := range attempts {
 				d := attempts[i].Decision()
-				if target, ok := n.fleet.roster().target(d.Backend, d.Name); !ok || target.Name != d.Name {
-					t.Errorf("the decision for %s leads to %q", d.Name, target.Name)
+				if target, ok := d.Handle.(*proxy.Target); !ok || target.Name != d.Name {
+					t.Errorf("the decision for %s leads to %+v", d.Name, target)
 				}
 				attempts[i].End(policy.Outcome{PromptTokens: 40 * 128, OutputTokens: 1}, now())
 			}
 		})
-	}
-}
-
-// TestIDsHereStandForIDsThere: whatever comes and goes, one agreed id is one id
-// here, no two share one, and a generation that is new there is new here.
-func TestIDsHereStandForIDsThere(t *testing.T) {
-	seed := rand.Uint64()
-	rnd := rand.New(rand.NewPCG(seed, 0))
-	t.Logf("seed %d", seed)
-	n := unstarted(t, "a", "b", "c")
-	here := make(map[uint16]prefixtree.Backend)
-	generations := make([]uint32, 8)
-	names := []string{"a", "b", "c", "d", "e", "f", "g", "h"}
-	for version := uint64(1); version < 200; version++ {
-		s := &raftstore.State{Version: version}
-		rnd.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
-		for id := range rnd.IntN(len(generations)) {
-			if rnd.IntN(3) == 0 {
-				generations[id]++ // another backend, or begun anew
-			}
-			b := stateWith(version, max(1, generations[id]), names[id]).Backends[0]
-			b.ID = uint16(id)
-			s.Backends = append(s.Backends, b)
-		}
-		if err := n.fleet.adopt(s); err != nil {
-			t.Fatal(err)
-		}
-		taken := make(map[prefixtree.Backend]bool)
-		for _, u := range n.fleet.roster().list {
-			id, known := here[u.agreed.ID]
-			if known && id != u.id || taken[u.id] || int(u.id) >= n.cfg.maxPlaces() {
-				t.Fatalf("version %d: agreed id %d is %d here, was %d", version, u.agreed.ID, u.id, id)
-			}
-			here[u.agreed.ID], taken[u.id] = u.id, true
-		}
 	}
 }
 
@@ -196,65 +161,50 @@ func TestSinceIsNotToCome(t *testing.T) {
 	}
 }
 
-// TestNewsBeforeTheBackend: what another node tells of a backend that this one has
-// not heard of yet is taken when it has.
+// TestNewsBeforeTheBackend: what another node sends about a backend that this one has
+// not heard of yet counts when it has.
 func TestNewsBeforeTheBackend(t *testing.T) {
 	n := unstarted(t)
 	peer := newKnower(t, "a")
+	peer.tree.SetGeneration(0, firstGeneration, now())
+	var last string
 	for i := range 8 {
-		peer.serve(t, new(policy.Attempt), chain(i, 40), 0)
+		last, _ = peer.serve(t, new(policy.Attempt), chain(i, 40), 0)
 	}
-	want, _ := tell(t, peer, &knower{knowledge: n.knowledge})
-	if want < 8 || n.tree.Stats().Facts != 0 {
-		t.Fatalf("%d records, %d facts", want, n.tree.Stats().Facts)
+	want, news := tell(t, peer, &knower{knowledge: n.knowledge})
+	if want < 8 || news != want {
+		t.Fatalf("%d records, %d of them are news", want, news)
 	}
-	for version, names := range [][]string{{"b"}, {"b", "a"}} {
+	digest := func() uint64 {
+		count, _ := n.tree.FactDigest(now(), 0, maxFactTime, n.knowledge.numbers)
+		return count
+	}
+	for version, names := range [][]string{{"b"}, {"b", last}} {
+		if count := digest(); count != 0 {
+			t.Errorf("%d facts of a backend that is in no list would be sent on", count)
+		}
 		if err := n.fleet.adopt(stateWith(uint64(version+1), firstGeneration, names...)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if got, _ := n.tree.FactDigest(now(), 0, prefixtree.Time(1)<<43, n.knowledge.names.Load()); int(got) != want {
+	if got := digest(); int(got) != want {
 		t.Errorf("%d of %d facts", got, want)
 	}
-}
-
-// TestUnplacedWaitsForBackends: a state without new backends, and what no backend will
-// ever explain, cost nothing.
-func TestUnplacedWaitsForBackends(t *testing.T) {
-	n := unstarted(t, "a")
-	peer := newKnower(t, "b")
-	peer.serve(t, new(policy.Attempt), chain(1, 40), 0)
-	if records, _ := tell(t, peer, &knower{knowledge: n.knowledge}); records == 0 {
-		t.Fatal("nothing was told")
-	}
-	later := []byte{1, 1, 7, 1, 0} // an extension of a later release
-	if applied, err := n.knowledge.Apply("peer", later, 0); err != nil || applied.Unknown != 1 {
-		t.Fatalf("%+v %v", applied, err)
-	}
-	kept := n.knowledge.unplaced.told
-	if len(kept) != 1 {
-		t.Fatalf("%d payloads are kept", len(kept))
-	}
-	for version, names := range [][]string{{"a"}, {"a", "c"}} {
-		if err := n.fleet.adopt(stateWith(uint64(version+1), firstGeneration, names...)); err != nil {
-			t.Fatal(err)
-		}
-		told := n.knowledge.unplaced.told
-		if again := &told[0].payload[0] != &kept[0].payload[0]; len(told) != 1 || again != (version > 0) {
-			t.Errorf("version %d: %d payloads are kept, tried again: %v", version+1, len(told), again)
-		}
+	const prior = 10_000 // tokens/s, of an engine of which nothing is known
+	if rate := n.router.Rate(n.fleet.roster().named(last).id); rate < 2*prior {
+		t.Errorf("%v tokens/s, where the other has measured %v", rate, peer.router.Rate(0))
 	}
 }
 
-// TestNewsAheadOfTheState: what others have placed on an engine since it restarted stays
-// known to a node that hears of it before it hears of the restart, and to nobody who has another engine under the id then.
+// TestNewsAheadOfTheState: what others have placed on an engine since it restarted, or since its name leads to another
+// URL, stays known to a node that hears of it before it hears of the change. An engine of another name has nothing of it.
 func TestNewsAheadOfTheState(t *testing.T) {
 	elsewhere := stateWith(2, firstGeneration+1, "a")
 	elsewhere.Backends[0].URL = "http://elsewhere:1"
 	for _, c := range []struct {
 		next *raftstore.State
 		want int // blocks
-	}{{stateWith(2, firstGeneration+1, "a"), 40}, {elsewhere, 0}, {stateWith(2, firstGeneration+1, "b"), 0}} {
+	}{{stateWith(2, firstGeneration+1, "a"), 40}, {elsewhere, 40}, {stateWith(2, firstGeneration+1, "b"), 0}} {
 		n := unstarted(t)
 		if err := n.fleet.adopt(stateWith(1, firstGeneration, "a")); err != nil {
 			t.Fatal(err)
@@ -262,7 +212,7 @@ func TestNewsAheadOfTheState(t *testing.T) {
 		id := n.fleet.roster().named("a").id
 		n.tree.Record(id, chain(1, 40), now()-1000, nil)
 		peer := newKnower(t, "a")
-		peer.tree.SetGeneration(0, 1, now())
+		peer.tree.SetGeneration(0, firstGeneration+1, now())
 		peer.serve(t, new(policy.Attempt), chain(2, 40), 0)
 		if _, news := tell(t, peer, &knower{knowledge: n.knowledge}); news == 0 {
 			t.Fatal("nothing was told")
@@ -274,7 +224,7 @@ func TestNewsAheadOfTheState(t *testing.T) {
 			var m prefixtree.Matches
 			n.tree.Match(&m, hashes, now())
 			for _, h := range m.Holders() {
-				if h.Backend == id {
+				if h.Backend == n.fleet.roster().list[0].id {
 					blocks = int(h.Blocks)
 				}
 			}
@@ -317,30 +267,8 @@ func TestLoadWaitsForBackends(t *testing.T) {
 	if err := n.fleet.adopt(stateWith(2, firstGeneration, "a", "b", "c")); err != nil {
 		t.Fatal(err)
 	}
-	if b, c := of("b"), of("c"); b != "0 0" || c != "0 0" || len(k.early.byOrigin) != 0 || k.early.count != 0 {
-		t.Errorf("load of others %s, %s; kept: %+v", b, c, k.early)
-	}
-}
-
-// TestUnplacedLoadsAreBounded, and what is kept already is replaced at the bound.
-func TestUnplacedLoadsAreBounded(t *testing.T) {
-	var u unplacedLoads
-	for i := range uint32(3 * maxUnplacedLoads) {
-		u.keep(fmt.Sprint(i%7), gossip.Load{Backend: i, Active: 1})
-	}
-	u.keep("0", gossip.Load{Backend: 0, Active: 5})
-	held := 0
-	for _, loads := range u.byOrigin {
-		held += len(loads)
-	}
-	if held != maxUnplacedLoads || u.count != held || u.byOrigin["0"][0].Active != 5 {
-		t.Errorf("%d of %d are kept, %+v", held, u.count, u.byOrigin["0"][0])
-	}
-	for i := range 7 {
-		u.forget(fmt.Sprint(i))
-	}
-	if u.count != 0 || len(u.byOrigin) != 0 {
-		t.Errorf("%+v", u)
+	if b, c := of("b"), of("c"); b != "0 0" || c != "0 0" {
+		t.Errorf("load of others %s, %s", b, c)
 	}
 }
 
@@ -360,15 +288,12 @@ func TestAnotherEngineOfThatName(t *testing.T) {
 	if err := n.fleet.adopt(s); err != nil {
 		t.Fatal(err)
 	}
-	r := n.fleet.roster()
-	if a := r.named("a"); a.id == own[0].id || a.id == own[1].id || a.kept {
-		t.Errorf("another engine has the id %d, kept: %v", a.id, a.kept)
-	}
-	if b := r.named("b"); b.id != own[1].id || !b.kept {
-		t.Errorf("the same engine has the id %d, had %d", b.id, own[1].id)
-	}
-	if target, ok := r.target(a.id, "a"); !ok || target.Addr != "a:1" {
-		t.Errorf("a decision of before leads to %+v", target)
+	for i, want := range []int{0, 1} {
+		var m prefixtree.Matches
+		n.tree.Match(&m, chain(i+1, 40), now())
+		if got := len(m.Holders()); got != want {
+			t.Errorf("%s: %d believed holders, want %d", own[i].Name, got, want)
+		}
 	}
 	told := 0
 	for {
@@ -377,7 +302,7 @@ func TestAnotherEngineOfThatName(t *testing.T) {
 			break
 		}
 		peer := newKnower(t, "a")
-		peer.tree.SetGeneration(0, firstGeneration+2, now())
+		peer.tree.SetGeneration(0, firstGeneration+3, now())
 		applied, err := peer.knowledge.Apply("one", payload, 0)
 		if err != nil {
 			t.Fatal(err)
@@ -389,71 +314,54 @@ func TestAnotherEngineOfThatName(t *testing.T) {
 	}
 }
 
-// TestSameEngineUnderAnotherName: what a node knows of an engine of its own list it
-// knows of it still when the fleet calls it otherwise, and tells it by that name.
-func TestSameEngineUnderAnotherName(t *testing.T) {
-	n := unstarted(t, "a", "b")
-	was := n.fleet.roster().named("a").id
-	n.tree.Record(was, chain(1, 40), now(), nil)
-	n.knowledge.Drain(nil, 64<<10)
-	s := stateWith(1, firstGeneration, "a", "b", "z")
-	s.Backends[0].URL, s.Backends[2].URL = "http://elsewhere:1", "HTTP://a:1/"
+// TestAnotherEngineHasItsCapacity: the fleet's engine under a name of the own list has the cache size that is agreed for it, though
+// what was known of the own list's engine, with the same size, is forgotten.
+func TestAnotherEngineHasItsCapacity(t *testing.T) {
+	n := unstarted(t, "a")
+	s := stateWith(1, firstGeneration, "a")
+	s.Backends[0].URL, s.Backends[0].KVTokens = "http://elsewhere:1", 20_000
+	own := n.fleet.roster().named("a")
+	own.KVTokens = 20_000
 	if err := n.fleet.adopt(s); err != nil {
 		t.Fatal(err)
 	}
-	r := n.fleet.roster()
-	if z := r.named("z"); z.id != was || !z.kept || !z.renamed {
-		t.Errorf("id %d, was %d; %v, %v", z.id, was, z.kept, z.renamed)
+	before := n.tree.Horizon(own.id)
+	for i := range 100 {
+		n.tree.Record(own.id, chain(i, 100), now()+prefixtree.Time(i*10), nil)
 	}
-	if a := r.named("a"); a.id == was || a.kept {
-		t.Errorf("another engine has id %d, kept: %v", a.id, a.kept)
-	}
-	if b := r.named("b"); !b.kept || b.renamed {
-		t.Errorf("%+v", b)
-	}
-	facts := 0
-	n.tree.Range(now(), func(f prefixtree.Fact) bool {
-		if f.Backend == was {
-			facts++
-		}
-		return true
-	})
-	payload, _ := n.knowledge.Drain(nil, 64<<10)
-	applied, err := newKnower(t, "z").Apply("one", payload, 0)
-	if err != nil || facts == 0 || applied.News != facts || applied.Unknown != 0 {
-		t.Errorf("%d facts, told %+v, %v", facts, applied, err)
-	}
-	if err := n.fleet.adopt(stateWith(2, firstGeneration+1, "a", "b", "z")); err != nil {
-		t.Fatal(err)
-	}
-	if z := n.fleet.roster().named("z"); z.id != was || z.kept {
-		t.Errorf("id %d, was %d; kept: %v", z.id, was, z.kept)
+	if after := n.tree.Horizon(own.id); after >= before {
+		t.Errorf("10,000 blocks in a cache of 20,000 tokens leave the horizon at %v", after)
 	}
 }
 
-// TestUnplacedIsBounded: what nobody here knows anything of is forgotten by size and by age.
-func TestUnplacedIsBounded(t *testing.T) {
-	var u unplaced
-	at := time.Now()
-	const page = 64 << 10
-	for range 3 * unplacedBytes / page {
-		u.keep(make([]byte, page), 0, at)
+// TestReleaseForgetsAnEngine: before a number goes to another engine nothing is left of the one before: neither what is believed of its
+// cache, nor news of it, nor its load. While a request runs there, everything stays.
+func TestReleaseForgetsAnEngine(t *testing.T) {
+	n := unstarted(t, "a")
+	id := n.fleet.roster().named("a").id
+	var a policy.Attempt
+	n.place(t, &a, chain(1, 40))()
+	n.knowledge.PeerLoad("peer", []gossip.Load{{Backend: prefixtree.BackendKey("a"), PrefillTokens: 9, Active: 1}}, true)
+	if err := n.fleet.adopt(stateWith(1, firstGeneration, "b")); err != nil {
+		t.Fatal(err)
 	}
-	if most := unplacedBytes / (page + unplacedEach); len(u.told) != most || u.bytes != most*(page+unplacedEach) {
-		t.Errorf("%d kept of %d bytes", len(u.told), u.bytes)
+	if n.release(id) || n.tree.Stats().Facts == 0 || n.knowledge.outbox.Stats().Pending == 0 {
+		t.Fatalf("released while a request runs: %+v, %+v", n.tree.Stats(), n.knowledge.outbox.Stats())
 	}
-	for range 2 * unplacedBytes / unplacedEach {
-		u.keep(nil, 0, at)
+	a.End(policy.Outcome{PromptTokens: 40 * 128, OutputTokens: 1}, now())
+	if !n.release(id) {
+		t.Fatal("not released")
 	}
-	if len(u.told) != unplacedBytes/unplacedEach || u.bytes != unplacedBytes {
-		t.Errorf("%d empty ones kept, %d bytes", len(u.told), u.bytes)
+	var m prefixtree.Matches
+	n.tree.Match(&m, chain(1, 40), now())
+	if st := n.knowledge.outbox.Stats(); len(m.Holders()) > 0 || st.Pending > 0 {
+		t.Errorf("%d holders, %+v", len(m.Holders()), st)
 	}
-	u.keep(nil, 0, at.Add(unplacedFor+time.Second))
-	if len(u.told) != 1 || u.bytes != unplacedEach {
-		t.Errorf("%d kept of %d bytes", len(u.told), u.bytes)
+	if err := n.fleet.adopt(stateWith(2, firstGeneration+1, "a", "b")); err != nil {
+		t.Fatal(err)
 	}
-	if told := u.take(at.Add(3 * unplacedFor)); len(told) != 0 || len(u.told) != 0 {
-		t.Errorf("%d are still worth something", len(told))
+	if tokens, active := n.router.PeerLoad(id); tokens != 0 || active != 0 {
+		t.Errorf("%d tokens, %d requests of others", tokens, active)
 	}
 }
 
@@ -506,7 +414,7 @@ func TestPlacementsWhileTheFleetIsFounded(t *testing.T) {
 	var digests [3][2]uint64
 	eventually(t, "all know the same", func() bool {
 		for i, n := range nodes {
-			count, xor := n.tree.FactDigest(now(), 0, prefixtree.Time(1)<<43, n.knowledge.names.Load())
+			count, xor := n.tree.FactDigest(now(), 0, prefixtree.Time(1)<<43, n.knowledge.numbers)
 			digests[i] = [2]uint64{count, xor}
 		}
 		return digests[0] == digests[1] && digests[1] == digests[2]

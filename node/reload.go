@@ -120,7 +120,6 @@ func (f *fleet) setLocals(locals map[string]local) (changed bool, err error) {
 	ups := make([]*upstream, len(old.list))
 	for i, u := range old.list {
 		again := *u
-		again.kept, again.renamed = false, false // both concern the change to the roster before this one
 		ups[i] = &again
 	}
 	next := f.newRoster(old.version, ups, old.rules)

@@ -3,6 +3,7 @@ package node
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -23,24 +24,19 @@ type roster struct {
 	version uint64 // of the state that it was made from; 0: the node's own list
 	list    []*upstream
 	byID    []*upstream // nil where there is none
-	names   *backendNames
+	byKey   map[uint32]*upstream
 	rules   []policy.Rule
 	ruled   raftstore.Rules // what rules were made from; no text: they are the node's own
 	// open: not every model there is, is declared: one that is not listed may exist all the same.
 	open bool
-	// before is the roster that this one replaced, without its own: a decision may
-	// just have been made by the view that went with it.
-	before *roster
 }
 
 // upstream is one backend of a roster.
 type upstream struct {
 	Backend
-	id         prefixtree.Backend // as this node counts; see placement
+	id         prefixtree.Backend // this node's number for it; see backends.Registry
+	key        uint32             // prefixtree.BackendKey of its name
 	generation uint32
-	born       uint32 // generation under which this node first knew the id
-	kept       bool   // it was of the node's own list until this roster
-	renamed    bool   // kept, and under another name there
 	state      policy.State
 	since      prefixtree.Time    // see policy.Backend.Since
 	agreed     *raftstore.Backend // nil: from the node's own list
@@ -108,95 +104,63 @@ func readLocals(backends []Backend) (map[string]local, error) {
 	return locals, nil
 }
 
-// placements give backends the ids by which this node, and nobody else, knows them.
-// A backend of its own list keeps its id when the fleet agrees on it, by whatever
-// name: what is known of the backend, what waits to be told of it, and requests that
-// are on their way to it outlast the change. An id that the fleet agreed on has the same one here for
-// ever, so that generations grow here as they do there.
-type placements struct {
-	own    map[string]ownPlace  // of the node's own list, by URL (raftstore.NormalURL), that the fleet has not agreed on yet
-	agreed map[uint16]placement // by agreed id
-	next   prefixtree.Backend
-}
-
-type ownPlace struct {
-	id   prefixtree.Backend
-	name string
-}
-
-type placement struct {
-	id   prefixtree.Backend
-	born uint32 // the generation at first
-}
-
-// newPlacements gives the node's own list the first ids, in its order.
-func newPlacements(backends []Backend) placements {
-	p := placements{own: make(map[string]ownPlace, len(backends)), agreed: make(map[uint16]placement)}
-	for i := range backends {
-		if url, err := raftstore.NormalURL(backends[i].URL); err == nil {
-			if _, twice := p.own[url]; !twice {
-				p.own[url] = ownPlace{p.next, backends[i].Name}
-			}
-		}
-		p.next++
-	}
-	return p
-}
-
-// place returns where a backend is here and, if it keeps what it had in the node's own
-// list until now, its name there, else none. It is the URL that tells an engine: the
-// fleet may know it by another name, and another engine by that.
-func (p *placements) place(b *raftstore.Backend) (at placement, was string) {
-	if at, ok := p.agreed[b.ID]; ok {
-		return at, ""
-	}
-	at = placement{p.next, b.Generation}
-	url, err := raftstore.NormalURL(b.URL)
-	if own, listed := p.own[url]; err == nil && listed {
-		delete(p.own, url)
-		at.id, was = own.id, own.name
-	} else {
-		p.next++
-	}
-	p.agreed[b.ID] = at
-	return at, was
-}
-
-// maxPlaces is how many ids a node may come to need.
-func (c *Config) maxPlaces() int { return raftstore.MaxBackends + len(c.Backends) }
-
 // firstGeneration is what the store gives a backend that is the first under its id.
 const firstGeneration = 1
 
-// configured makes the roster of the node's own list.
-func (f *fleet) configuredRoster() *roster {
+// configuredRoster makes the roster of the node's own list. An error names the
+// backends that are not in it.
+func (f *fleet) configuredRoster() (*roster, error) {
 	ups := make([]*upstream, len(f.backends))
 	for i := range f.backends {
-		ups[i] = &upstream{Backend: f.backends[i], id: prefixtree.Backend(i), generation: firstGeneration, born: firstGeneration}
+		ups[i] = &upstream{Backend: f.backends[i], generation: firstGeneration}
 	}
-	return f.newRoster(0, ups, f.rules)
+	ups, err := f.number(ups)
+	return f.newRoster(0, ups, f.rules), err
 }
 
 // agreedRoster makes the roster of what the fleet has agreed on. Rules that do
 // not parse are the ones of a later release; the node's own stay in force then.
+// An error names these, or the backends that are not in the roster.
 func (f *fleet) agreedRoster(s *raftstore.State) (*roster, error) {
 	ups, all := make([]*upstream, len(s.Backends)), make([]upstream, len(s.Backends))
 	for i := range s.Backends {
 		b := &s.Backends[i]
-		at, was := f.places.place(b)
 		ups[i] = &all[i]
 		all[i] = upstream{
-			Backend: Backend{URL: b.URL, Name: b.Name, Models: b.Models, Weight: b.Weight, KVTokens: int(min(b.KVTokens, maxKVTokens))},
-			id:      at.id, generation: b.Generation, born: at.born, kept: was != "", renamed: was != "" && was != b.Name, state: stateOfBackend(b.State), since: f.since(b, at.id), agreed: b,
+			Backend:    Backend{URL: b.URL, Name: b.Name, Models: b.Models, Weight: b.Weight, KVTokens: int(min(b.KVTokens, maxKVTokens))},
+			generation: b.Generation, state: stateOfBackend(b.State), agreed: b,
 		}
 	}
-	slices.SortFunc(ups, func(a, b *upstream) int { return int(a.agreed.ID) - int(b.agreed.ID) })
+	ups, errNumbers := f.number(ups)
+	for _, u := range ups {
+		u.since = f.since(u)
+	}
 	rules, err := f.rulesOf(s)
 	r := f.newRoster(s.Version, ups, rules)
 	if r.ruled = s.Rules; err != nil {
 		r.ruled.Text = ""
 	}
-	return r, err
+	return r, errors.Join(err, errNumbers)
+}
+
+// number gives the upstreams their numbers, and returns those that have one.
+func (f *fleet) number(ups []*upstream) ([]*upstream, error) {
+	names := make([]string, len(ups))
+	for i, u := range ups {
+		names[i] = u.Name
+	}
+	numbers, refused := f.numbers.List(names)
+	var errs []error
+	numbered := ups[:0]
+	for i, u := range ups {
+		if refused[i] != nil {
+			errs = append(errs, fmt.Errorf("no request goes to backend %s: %w", u.Name, refused[i]))
+			continue
+		}
+		u.id, u.key = numbers[i], prefixtree.BackendKey(u.Name)
+		numbered = append(numbered, u)
+	}
+	return numbered, errors.Join(errs...)
 }
 
 // rulesOf are the rules that hold under a state: the fleet's if it has any, else
@@ -235,36 +199,27 @@ func returned(b *raftstore.Backend) prefixtree.Time {
 // since is returned, or when this node learned that the engine has begun anew,
 // if that was later. No time is later than now here, whatever the clock said of
 // the node that wrote it down.
-func (f *fleet) since(b *raftstore.Backend, id prefixtree.Backend) prefixtree.Time {
-	since := returned(b)
+func (f *fleet) since(u *upstream) prefixtree.Time {
+	since := returned(u.agreed)
 	if since > 0 {
 		since = min(since, now())
 	}
-	u := f.roster().at(id)
+	old := f.roster().at(u.id)
 	switch {
-	case u == nil || u.Name != b.Name || u.agreed == nil:
+	case old == nil || old.agreed == nil:
 		return since
-	case u.generation != b.Generation:
+	case old.generation != u.generation:
 		return now()
-	case returned(u.agreed) == returned(b):
-		return u.since
+	case returned(old.agreed) == returned(u.agreed):
+		return old.since
 	}
-	return max(since, u.since)
+	return max(since, old.since)
 }
 
 // newRoster completes the upstreams: links of before, or new ones, and targets.
 func (f *fleet) newRoster(version uint64, ups []*upstream, rules []policy.Rule) *roster {
-	r := &roster{version: version, list: ups, rules: rules, open: len(ups) == 0}
-	known := make(map[string]*upstream)
-	if old := f.current.Load(); old != nil {
-		known = make(map[string]*upstream, len(old.list))
-		for _, u := range old.list {
-			known[u.Name] = u
-		}
-		before := *old
-		before.before = nil
-		r.before = &before
-	}
+	r := &roster{version: version, list: ups, rules: rules, open: len(ups) == 0, byKey: make(map[uint32]*upstream, len(ups))}
+	old := f.current.Load()
 	top := 0
 	for _, u := range ups {
 		top = max(top, int(u.id)+1)
@@ -273,9 +228,9 @@ func (f *fleet) newRoster(version uint64, ups []*upstream, rules []policy.Rule) 
 	for _, u := range ups {
 		l := f.locals[u.Name]
 		u.APIKey, u.CAFile = l.apiKey, l.caFile
-		if old := known[u.Name]; old != nil && old.url == u.URL {
-			u.link = old.link
-			u.target = proxy.Target{ID: u.id, Name: u.Name, Addr: old.target.Addr, Host: old.target.Host, BasePath: old.target.BasePath, TLS: u.tls}
+		if was := old.at(u.id); was != nil && was.url == u.URL {
+			u.link = was.link
+			u.target = proxy.Target{ID: u.id, Name: u.Name, Addr: was.target.Addr, Host: was.target.Host, BasePath: was.target.BasePath, TLS: u.tls}
 		} else {
 			addr, host, base, secure := u.address()
 			u.link = f.newLink(u.URL, l, host, secure)
@@ -284,10 +239,9 @@ func (f *fleet) newRoster(version uint64, ups []*upstream, rules []policy.Rule) 
 		if u.APIKey != "" {
 			u.target.Header = [][2]string{{"Authorization", "Bearer " + u.APIKey}}
 		}
-		r.byID[u.id] = u
+		r.byID[u.id], r.byKey[u.key] = u, u
 		r.open = r.open || len(u.Models) == 0
 	}
-	r.names = newBackendNames(ups)
 	return r
 }
 
@@ -304,33 +258,12 @@ func (f *fleet) newLink(url string, l local, host string, secure bool) *link {
 	return n
 }
 
-// at returns the upstream with that id, nil if there is none.
+// at returns the upstream with that number, nil if there is none, as in a nil roster.
 func (r *roster) at(id prefixtree.Backend) *upstream {
-	if int(id) >= len(r.byID) {
+	if r == nil || int(id) >= len(r.byID) {
 		return nil
 	}
 	return r.byID[id]
-}
-
-// hadAnother says whether a roster, which may be nil, had another engine under the id
-// of an upstream.
-func (r *roster) hadAnother(u *upstream) bool {
-	if r == nil {
-		return false
-	}
-	was := r.at(u.id)
-	return was != nil && (was.Name != u.Name || was.URL != u.URL)
-}
-
-// target is where a decision for a backend of that id and name leads; false if
-// it was made too long ago.
-func (r *roster) target(id prefixtree.Backend, name string) (proxy.Target, bool) {
-	for ; r != nil; r = r.before {
-		if u := r.at(id); u != nil && u.Name == name {
-			return u.target, true
-		}
-	}
-	return proxy.Target{}, false
 }
 
 // named returns the upstream of that name, nil if there is none.
@@ -349,12 +282,20 @@ func (r *roster) policyBackends() []policy.Backend {
 	list := make([]policy.Backend, len(r.list))
 	for i, u := range r.list {
 		list[i] = policy.Backend{
-			// Counted from the first, since requests outlast that the fleet tells how often it has begun anew.
-			ID: u.id, Generation: u.generation - u.born, Name: u.Name, Models: u.models(), Weight: u.Weight, State: u.eligible(),
-			KVTokens: u.kvTokens(), Since: u.since,
+			ID: u.id, Generation: u.knownGeneration(), Name: u.Name, Models: u.models(), Weight: u.Weight, State: u.eligible(),
+			KVTokens: u.kvTokens(), Since: u.since, Handle: &u.target,
 		}
 	}
 	return list
+}
+
+// knownGeneration is the generation for tree and policy: 0, unknown, until the fleet has said which it is. What requests have shown of
+// the engine until then holds when it is known.
+func (u *upstream) knownGeneration() uint32 {
+	if u.agreed == nil {
+		return 0
+	}
+	return u.generation
 }
 
 // lastResort says whether health, and nobody else, has taken a backend down: it is
@@ -399,8 +340,14 @@ func (u *upstream) kvTokens() int {
 func equalBackends(a, b []policy.Backend) bool {
 	return slices.EqualFunc(a, b, func(x, y policy.Backend) bool {
 		return x.ID == y.ID && x.Generation == y.Generation && x.Name == y.Name && slices.Equal(x.Models, y.Models) &&
-			x.Weight == y.Weight && x.State == y.State && x.KVTokens == y.KVTokens && x.Since == y.Since
+			x.Weight == y.Weight && x.State == y.State && x.KVTokens == y.KVTokens && x.Since == y.Since && sameTarget(x.Handle, y.Handle)
 	})
+}
+
+// sameTarget says whether requests are sent in the same way to the targets of two views.
+func sameTarget(a, b any) bool {
+	x, y := a.(*proxy.Target), b.(*proxy.Target)
+	return x.Addr == y.Addr && x.Host == y.Host && x.BasePath == y.BasePath && x.TLS == y.TLS && slices.Equal(x.Header, y.Header)
 }
 
 func policyRules(rules []Rule) []policy.Rule {

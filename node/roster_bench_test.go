@@ -38,7 +38,7 @@ func agreedState(backends, models int) *raftstore.State {
 	s := &raftstore.State{}
 	for i := range backends {
 		s.Backends = append(s.Backends, raftstore.Backend{
-			ID: uint16(i), Generation: 1, Name: fmt.Sprintf("gpu-%04d.rack-%02d:8000", i, i/40), URL: fmt.Sprintf("http://gpu-%04d:8000", i), Weight: 1,
+			Generation: 1, Name: fmt.Sprintf("gpu-%04d.rack-%02d:8000", i, i/40), URL: fmt.Sprintf("http://gpu-%04d:8000", i), Weight: 1,
 			Models: []string{"all", fmt.Sprintf("m%d", i%models)},
 		})
 	}

@@ -274,7 +274,7 @@ func (s *sources) write(ctx context.Context, store agreement, c raftstore.Comman
 	if add, ok := c.(raftstore.AddBackends); ok && len(add.Backends) > 1 {
 		var errs []error
 		for _, b := range add.Backends {
-			err := s.write(ctx, store, raftstore.AddBackends{Backends: []raftstore.BackendSpec{b}}, at)
+			err := s.write(ctx, store, raftstore.AddBackends{Backends: []raftstore.Backend{b}}, at)
 			if err != nil && !refusedByFleet(err) {
 				return err
 			}
@@ -318,7 +318,7 @@ func (s *sources) changes(state *raftstore.State, at time.Time) (commands []raft
 	for i := range state.Backends {
 		urls[state.Backends[i].URL] = true
 	}
-	var add []raftstore.BackendSpec
+	var add []raftstore.Backend
 	for i := range s.answers {
 		a := &s.answers[i]
 		for _, name := range sortedNames(a.list) {
@@ -331,7 +331,7 @@ func (s *sources) changes(state *raftstore.State, at time.Time) (commands []raft
 			case !ok:
 				if url, err := raftstore.NormalURL(b.URL); err == nil && !urls[url] {
 					urls[url] = true
-					add = append(add, raftstore.BackendSpec{
+					add = append(add, raftstore.Backend{
 						Name: name, URL: b.URL, Models: b.Models, Weight: b.Weight, KVTokens: int64(b.KVTokens), Source: a.kind,
 					})
 				}

@@ -18,8 +18,8 @@ var (
 	_ proxy.Picker     = (*picker)(nil)
 )
 
-// picker lets the proxy ask the policy, and turns the backend's id into where
-// it is to be reached.
+// picker lets the proxy ask the policy. Where the chosen backend is to be reached is part
+// of the view that was decided by.
 type picker struct{ n *Node }
 
 // Now is the node's clock.
@@ -28,21 +28,14 @@ func (p *picker) Now() prefixtree.Time { return now() }
 // Pick chooses a backend and books the request there.
 func (p *picker) Pick(q *policy.Request, a *policy.Attempt) (proxy.Target, error) {
 	n := p.n
-	for {
-		err := n.router.Pick(q, now(), a)
-		if errors.Is(err, policy.ErrUnknownModel) && n.fleet.roster().open {
-			err = n.anyModel(q, func() error { return n.router.Pick(q, now(), a) })
-		}
-		if err != nil {
-			return proxy.Target{}, err
-		}
-		d := a.Decision()
-		if t, ok := n.fleet.roster().target(d.Backend, d.Name); ok {
-			return t, nil
-		}
-		// Two rosters have come while this one decision was made. Nothing was sent.
-		a.End(policy.Outcome{Failed: policy.ClientGone}, now())
+	err := n.router.Pick(q, now(), a)
+	if errors.Is(err, policy.ErrUnknownModel) && n.fleet.roster().open {
+		err = n.anyModel(q, func() error { return n.router.Pick(q, now(), a) })
 	}
+	if err != nil {
+		return proxy.Target{}, err
+	}
+	return *a.Decision().Handle.(*proxy.Target), nil
 }
 
 // anyModel decides again as if the request named no model. A model that no

@@ -17,8 +17,8 @@ const maxFactTime = prefixtree.Time(math.MaxInt64)
 // sameFacts says whether two nodes know the same of all engines.
 func sameFacts(a, b *knower) (count uint64, same bool) {
 	at := max(a.at, b.at)
-	count, xor := a.tree.FactDigest(at, 0, maxFactTime, a.names.Load())
-	n, x := b.tree.FactDigest(at, 0, maxFactTime, b.names.Load())
+	count, xor := a.tree.FactDigest(at, 0, maxFactTime, a.numbers)
+	n, x := b.tree.FactDigest(at, 0, maxFactTime, b.numbers)
 	return count, n == count && x == xor
 }
 
@@ -83,7 +83,7 @@ func TestLearnedElsewhere(t *testing.T) {
 		k.serve(t, new(policy.Attempt), chain(seed, 20), -1)
 	}
 	before := k.tree.Horizon(0)
-	k.PeerState("one", appendState(nil, []keyedClaim{{k.names.Load().keys[0], claim{reach: 400, reachWeight: 10}}}))
+	k.PeerState("one", appendState(nil, []keyedClaim{{prefixtree.BackendKey("a"), claim{reach: 400, reachWeight: 10}}}))
 	if got := k.tree.Horizon(0); got >= before/2 {
 		t.Errorf("a horizon of %v, %v before, after others have seen a cache of a tenth", got, before)
 	}

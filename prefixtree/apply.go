@@ -10,10 +10,8 @@ import (
 type Applied struct {
 	Records int // all of them
 	News    int // changed this tree
-	Unknown int // of backends this node does not know, or of kinds it does not know: skipped
+	Unknown int // of backends that names does not know, or of kinds this node does not know: skipped
 	Late    int // of an older generation, behind a fence or past retention: without effect
-
-	Unplaced int // of the Unknown, those of backends: worth another try when others are known
 }
 
 // ApplyDelta merges a payload that another node's Outbox has drained, or a page of its Snapshot, which has the same form. shift
@@ -77,9 +75,6 @@ func (m *merge) payload(payload []byte, names Names, shift time.Duration) (appli
 		}
 		if !known || int(f.Backend) >= len(m.t.limits) {
 			applied.Unknown += n
-			if !r.skip && !known {
-				applied.Unplaced += n
-			}
 			continue
 		}
 		f.Time = m.clamp(f.Time + by)
@@ -148,10 +143,11 @@ func (m *merge) flush() {
 	m.waiting, m.filled = 0, 0
 }
 
-// late says whether a fact's backend or the present are past it. One that is ahead of its backend is noted.
+// late says whether a fact's backend or the present are past it. One that is ahead of its backend is noted. A fact of an unknown
+// generation, 0, is judged by its time alone: its node did not know the generation, but sent the request to the engine of that time.
 func (t *Tree) late(f *Fact, now Time) bool {
 	generation := t.ledgers[f.Backend].generation.Load()
-	if f.Generation < generation {
+	if f.Generation != 0 && f.Generation < generation {
 		return true
 	}
 	switch f.Kind {

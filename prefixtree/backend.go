@@ -85,15 +85,16 @@ type ledger struct {
 	cleared       Time // when the last amnesia was concluded
 }
 
-// heardFor is how long the first fact of a generation is remembered that is not known here yet: the membership tells of it within
-// seconds, and a peer that is not sound must not keep a fence from being drawn for longer.
+// heardFor is how long the first fact of a generation is remembered that is not known here yet: the membership announces it within
+// seconds, and a faulty peer must not keep a fence from being drawn for longer.
 const heardFor = Time(time.Minute / time.Millisecond)
 
-// heard is what facts of a newer generation than a backend's own have told of it: since when the cache that they speak of exists.
+// heard is what peers' facts of generations newer than a backend's own have shown: since when the caches they describe exist.
 type heard struct {
 	generation uint32 // the newest; 0 none
-	since      Time   // the earliest time of its facts
-	at         Time   // when it was first heard of
+	oldest     uint32 // the oldest
+	since      Time   // the earliest time of facts of the newest
+	at         Time   // when a fact of the newest came first
 }
 
 // hear takes in a live fact of a generation that is newer than the backend's.
@@ -103,23 +104,33 @@ func (t *Tree) hear(f *Fact, now Time) {
 	defer l.mu.Unlock()
 	switch h := &l.heard; {
 	case f.Generation <= l.generation.Load(): // the membership was faster
+	case h.generation == 0:
+		*h = heard{f.Generation, f.Generation, f.Time, now}
 	case f.Generation > h.generation, now-h.at > heardFor:
-		*h = heard{f.Generation, f.Time, now}
+		*h = heard{f.Generation, min(h.oldest, f.Generation), f.Time, now}
 	case f.Generation == h.generation:
 		h.since = min(h.since, f.Time)
+	default:
+		h.oldest = min(h.oldest, f.Generation)
 	}
 }
 
-// fence returns up to when facts are of older generations than one that is told now; newest is the time of the latest of all.
-func (h *heard) fence(generation uint32, newest, now Time) Time {
-	fence := newest
-	if h.generation >= generation && now-h.at <= heardFor {
-		fence = min(fence, h.since-1)
-	}
+// older says whether facts of a generation before the given one have been taken.
+func (h *heard) older(generation uint32) bool { return h.generation != 0 && h.oldest < generation }
+
+// settle forgets what the generation, now known, has answered.
+func (h *heard) settle(generation uint32) {
 	if h.generation <= generation {
 		*h = heard{}
 	}
-	return fence
+}
+
+// fence returns up to when facts are older than a generation that becomes known now; newest is the time of the latest of all.
+func (h *heard) fence(generation uint32, newest, now Time) Time {
+	if h.generation >= generation && now-h.at <= heardFor {
+		return min(newest, h.since-1)
+	}
+	return newest
 }
 
 // Placed returns how many blocks facts of other nodes have newly placed on b since the start, as far as this tree has heard:
@@ -210,9 +221,10 @@ func (t *Tree) Forget(b Backend, now Time) {
 	l.usage.clear()
 }
 
-// SetGeneration tells b's generation as the membership issued it. A newer one clears b (its engine restarted or its cache
-// was reset) and makes Apply refuse facts of the old one; an older or equal one is ignored. What peers who knew the generation
-// earlier have told of it stays. Safe for concurrent use.
+// SetGeneration sets b's generation as the membership issued it, from 1 up; 0 is unknown. A newer one clears b (its engine restarted
+// or its cache was reset) and makes Apply refuse facts of older ones; an older or equal one is ignored. What peers who knew the
+// generation earlier have placed on it stays. The first generation of a backend clears nothing, unless peers' facts of an older one
+// have been taken: what was placed before it was known was placed on the present engine. Safe for concurrent use.
 func (t *Tree) SetGeneration(b Backend, gen uint32, now Time) {
 	if int(b) >= len(t.ledgers) {
 		return
@@ -222,27 +234,37 @@ func (t *Tree) SetGeneration(b Backend, gen uint32, now Time) {
 	l := &t.ledgers[b]
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if gen <= l.generation.Load() {
+	before := l.generation.Load()
+	if gen <= before {
 		return
 	}
 	l.generation.Store(gen)
+	if before == 0 && !l.heard.older(gen) {
+		l.heard.settle(gen)
+		return
+	}
 	l.surprises, l.misses = 0, misses{}
 	// Late facts of the old generation are refused by number, so the fence reaches up to the latest one known and no further.
-	// That may lie after now, if the clock was set back since; and it keeps a backend's very first generation from fencing
-	// placements of the same millisecond.
+	// That may lie after now, if the clock was set back since.
 	fence := l.heard.fence(gen, Time(t.newest[b].Load()), now)
+	l.heard.settle(gen)
 	l.usage.forget(fence)
 	t.limits[b].raiseFloor(fence)
 }
 
-// AssumeGeneration tells b's generation to a tree that did not know it: what is known of b stays, as of that generation, and
-// Apply refuses facts of older ones. A generation that is not newer is ignored. Safe for concurrent use.
-func (t *Tree) AssumeGeneration(b Backend, gen uint32) {
+// Reset makes b a backend of which nothing is known: its id stands for another engine from now on. Facts up to the latest one known
+// are dead. No request of the engine before may still be running. Safe for concurrent use.
+func (t *Tree) Reset(b Backend) {
 	if int(b) >= len(t.ledgers) {
 		return
 	}
 	l := &t.ledgers[b]
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.generation.Store(max(gen, l.generation.Load()))
+	l.generation.Store(0)
+	l.heard, l.surprises, l.misses, l.cleared = heard{}, 0, misses{}, 0
+	l.usage = usage{}
+	l.usage.horizon = int64(t.turn)
+	t.limits[b].span.Store(int64(t.turn))
+	t.limits[b].raiseFloor(Time(t.newest[b].Load()))
 }

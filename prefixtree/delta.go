@@ -45,7 +45,7 @@ const (
 // ErrDelta is wrapped by every error about a payload that is none.
 var ErrDelta = errors.New("prefixtree: malformed delta")
 
-// BackendKey names a backend on the wire, so that nodes need not agree on dense ids: the low half of the name's xxh3. Two
+// BackendKey names a backend on the wire, since each node numbers backends by itself: the low half of the name's xxh3. Two
 // names of a fleet of 2,000 share one with probability 5e-4; who builds Names must refuse that.
 func BackendKey(name string) uint32 { return uint32(xxh3.HashString(name)) }
 

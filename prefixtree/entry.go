@@ -1,6 +1,6 @@
 package prefixtree
 
-// Backend is the dense id of one inference engine (or one data-parallel rank of it), issued by the membership.
+// Backend is the dense id of one inference engine (or one data-parallel rank of it), as this node numbers them.
 type Backend uint16
 
 // Time is milliseconds since the Unix epoch (in virtual time: since its start). It is always a parameter; the package

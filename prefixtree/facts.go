@@ -46,7 +46,7 @@ func (t *Tree) AppendFacts(dst []Fact, b Backend, chain []Hash, at Time) []Fact 
 // merge is by maximum time, hence, but for Drop and Revert, idempotent, commutative and associative over facts. Refused,
 // without effect, are facts of an older generation, behind the backend's fence, past retention by the latest time this tree
 // has heard of, or with a backend id out of range. A fact of a generation newer than the one known is taken: its
-// fence is on the way. Safe for concurrent use.
+// fence is on the way. So is one of generation 0: the node it comes from did not know the generation. Safe for concurrent use.
 func (t *Tree) Apply(f Fact) (changed bool) {
 	if int(f.Backend) >= len(t.limits) || f.Hash == 0 && f.Kind != Fence {
 		t.refused.Add(1)

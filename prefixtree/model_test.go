@@ -54,32 +54,44 @@ func (m *model) record(b Backend, chain []Hash, now Time) Time {
 }
 
 func (m *model) apply(f Fact) {
-	old := f.Generation < m.gen[f.Backend] || f.Time <= m.floor[f.Backend]
+	old := f.Generation != 0 && f.Generation < m.gen[f.Backend] || f.Time <= m.floor[f.Backend]
 	if !old && int64(m.clock-f.Time) <= 3*m.horizon.Milliseconds() {
 		m.put(f.Backend, f.Hash, f.Time)
-		switch h := m.heard[f.Backend]; {
-		case f.Generation == m.gen[f.Backend]:
+		h := m.heard[f.Backend]
+		oldest := min(h.oldest, f.Generation)
+		if h.generation == 0 {
+			oldest = f.Generation
+		}
+		switch {
+		case f.Generation <= m.gen[f.Backend]:
 		case f.Generation > h.generation || m.clock-h.at > 60_000:
-			m.heard[f.Backend] = heard{f.Generation, f.Time, m.clock}
-		case f.Generation == h.generation && f.Time < h.since:
-			m.heard[f.Backend] = heard{f.Generation, f.Time, h.at}
+			m.heard[f.Backend] = heard{f.Generation, oldest, f.Time, m.clock}
+		case f.Generation == h.generation:
+			m.heard[f.Backend] = heard{f.Generation, oldest, min(h.since, f.Time), h.at}
+		default:
+			m.heard[f.Backend] = heard{h.generation, oldest, h.since, h.at}
 		}
 	}
 }
 
 func (m *model) setGeneration(b Backend, gen uint32, now Time) {
 	m.clock = max(m.clock, now)
-	if gen > m.gen[b] {
-		m.gen[b] = gen
-		fence := m.newest[b]
-		if h := m.heard[b]; h.generation >= gen && now-h.at <= 60_000 && h.since <= fence {
-			fence = h.since - 1
-		}
-		if m.heard[b].generation <= gen {
-			delete(m.heard, b)
-		}
-		m.floor[b] = max(m.floor[b], fence)
+	if gen <= m.gen[b] {
+		return
 	}
+	h, unknown := m.heard[b], m.gen[b] == 0
+	m.gen[b] = gen
+	if h.generation <= gen {
+		delete(m.heard, b)
+	}
+	if unknown && (h.generation == 0 || h.oldest >= gen) {
+		return
+	}
+	fence := m.newest[b]
+	if h.generation >= gen && now-h.at <= 60_000 && h.since <= fence {
+		fence = h.since - 1
+	}
+	m.floor[b] = max(m.floor[b], fence)
 }
 
 // bounds returns the least and most blocks that Match may report for b: what a walk over the anchors without a hole finds,

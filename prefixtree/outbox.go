@@ -34,7 +34,7 @@ type OutboxStats struct {
 	LostAdds    uint64 // records that found no room, by kind
 	LostTouches uint64
 	LostDrops   uint64 // drops and reverts
-	Unnamed     uint64 // records of backends that had no name any more when they were to be sent
+	Unnamed     uint64 // records of backends that had no key when they were to be sent
 }
 
 // NewOutbox returns an outbox for at most limit facts, 32 bytes each; 0 is 65536. Fences, one per backend, come on top.
@@ -160,6 +160,23 @@ func (o *Outbox) encodeLocked(w *encoder, from *queue) (records int) {
 		from.drop(n)
 	}
 	return records
+}
+
+// Forget drops what waits to be sent about b: its id stands for another engine from now on.
+func (o *Outbox) Forget(b Backend) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.fences, b)
+	for _, q := range []*queue{&o.adds, &o.touches} {
+		for range q.n {
+			if f := *q.first(); f.Backend == b {
+				q.drop(1)
+			} else {
+				q.drop(1)
+				q.push(&f)
+			}
+		}
+	}
 }
 
 // Stats returns the current figures.

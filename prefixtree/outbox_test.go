@@ -192,3 +192,30 @@ func TestOutboxIsConcurrent(t *testing.T) {
 		}
 	}
 }
+
+// TestOutboxForgetsABackend: what waits about one backend goes, the rest keeps its order.
+func TestOutboxForgetsABackend(t *testing.T) {
+	o := NewOutbox(0)
+	var news []Fact
+	for i := range Time(200) {
+		news = append(news, Fact{Hash: Hash(i + 1), Time: start + i, Backend: Backend(i % 3), Span: 1, Kind: Kind(i % 2)})
+	}
+	o.Add(append(news, Fact{Time: start, Backend: 1, Kind: Fence}, Fact{Time: start, Backend: 2, Kind: Fence}))
+	o.Forget(1)
+	if st := o.Stats(); st.Pending != 200-67+1 { // 67 facts and one fence of two are about it
+		t.Fatalf("%+v", st)
+	}
+	payload, _ := o.Drain(nil, MaxPayload, oneToOne{})
+	tree := newTree(t, Config{})
+	if _, err := tree.ApplyDelta(payload, oneToOne{}, 0, start+300); err != nil {
+		t.Fatal(err)
+	}
+	for spot := range heldBy(tree, start+300) {
+		if spot.Backend == 1 {
+			t.Fatalf("sent %+v", spot)
+		}
+	}
+	if last := o.adds.n + o.touches.n; last != 0 {
+		t.Errorf("%d are left", last)
+	}
+}

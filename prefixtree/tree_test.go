@@ -3,6 +3,7 @@ package prefixtree
 import (
 	"errors"
 	"math"
+	"slices"
 	"testing"
 	"time"
 )
@@ -114,29 +115,83 @@ func TestHorizonWeighsExpected(t *testing.T) {
 	}
 }
 
-func TestAssumedGenerationKeepsFacts(t *testing.T) {
-	tree := newTree(t, Config{MaxBackends: 4})
-	chain := chainOf(t, 1, 30)
-	tree.Record(1, chain, start, nil)
-	old := tree.AppendFacts(nil, 1, chain, start+5)
-	tree.AssumeGeneration(1, 3)
-	tree.AssumeGeneration(1, 2)
-	tree.AssumeGeneration(4, 1) // not one of its backends
-	if h, _ := holderOf(tree, 1, chain, start); h.Blocks != 30 {
-		t.Errorf("kept %+v", h)
-	}
-	if f := tree.AppendFacts(nil, 1, chain, start+5); f[0].Generation != 3 {
-		t.Errorf("told as of generation %d", f[0].Generation)
-	}
-	for _, f := range old {
-		f.Time += 10
-		if tree.Apply(f) {
-			t.Fatal("took a fact of an old generation")
+// TestFirstGenerationKeepsFacts: what was placed before a backend's generation was known stays, and facts of nodes that do not know
+// the generation yet are taken by their time alone. Facts of an older generation that came before go.
+func TestFirstGenerationKeepsFacts(t *testing.T) {
+	for name, c := range map[string]struct {
+		heard []uint32 // generations of peers' facts before
+		kept  bool
+	}{
+		"nothing heard": {nil, true}, "the same": {[]uint32{3}, true}, "the next": {[]uint32{4}, true}, "both": {[]uint32{4, 3}, true},
+		"an older one": {[]uint32{2}, false}, "an older one and the same": {[]uint32{2, 3}, false}, "the same and an older one": {[]uint32{3, 2}, false},
+	} {
+		tree, source := newTree(t, Config{MaxBackends: 4}), newTree(t, Config{})
+		own, others := chainOf(t, 1, 30), chainOf(t, 2, 10)
+		tree.Record(1, own, start, nil)
+		unaware := tree.AppendFacts(nil, 1, own[:20], start+5)
+		source.Record(1, others, start+1, nil)
+		for i, generation := range c.heard {
+			for _, f := range source.AppendFacts(nil, 1, others, start+1) {
+				f.Generation, f.Time = generation, f.Time+Time(i)
+				tree.Apply(f)
+			}
+		}
+		tree.SetGeneration(1, 3, start+10)
+		tree.SetGeneration(1, 2, start+10)
+		tree.SetGeneration(4, 1, start) // not one of its backends
+		if _, ok := holderOf(tree, 1, own, start+10); ok != c.kept {
+			t.Errorf("%s: kept %v", name, ok)
+		}
+		if f := tree.AppendFacts(nil, 1, own, start+5); f[0].Generation != 3 {
+			t.Errorf("%s: sent as of generation %d", name, f[0].Generation)
+		}
+		for _, f := range unaware {
+			f.Time += 10
+			if f.Generation != 0 || !tree.Apply(f) {
+				t.Fatalf("%s: refused a fact of an unknown generation: %+v", name, f)
+			}
+			if f.Generation, f.Time = 2, f.Time+10; tree.Apply(f) {
+				t.Fatalf("%s: took a fact of an old generation", name)
+			}
+		}
+		tree.SetGeneration(1, 4, start+30)
+		if h, ok := holderOf(tree, 1, own, start+30); ok && !slices.Contains(c.heard, 4) { // which speaks of this one's cache since then
+			t.Errorf("%s: the next generation keeps %+v", name, h)
 		}
 	}
-	tree.SetGeneration(1, 3, start+10)
-	if _, ok := holderOf(tree, 1, chain, start+10); !ok {
-		t.Error("fenced by the generation that it has")
+}
+
+// TestResetForgetsABackend: nothing of what was known of a backend is said of the engine that has its id next.
+func TestResetForgetsABackend(t *testing.T) {
+	tree := newTree(t, Config{Horizon: time.Minute, MaxBackends: 4})
+	before := tree.Horizon(1)
+	old, chain := chainOf(t, 1, 30), chainOf(t, 2, 10)
+	tree.SetGeneration(1, 7, start)
+	tree.SetCapacity(1, 100)
+	tree.SetPeerReach(1, 5_000, 10)
+	tree.Record(1, old, start, nil)
+	late := tree.AppendFacts(nil, 1, old, start)
+	tree.Record(2, old, start, nil)
+	tree.Reset(1)
+	tree.Reset(4) // not one of its backends
+	if h, ok := holderOf(tree, 1, old, start); ok {
+		t.Errorf("it holds %+v", h)
+	}
+	if _, ok := holderOf(tree, 2, old, start); !ok {
+		t.Error("another backend was reset")
+	}
+	if got := tree.Horizon(1); got != before {
+		t.Errorf("a horizon of %v, %v at first", got, before)
+	}
+	for _, f := range late {
+		if tree.Apply(f) {
+			t.Fatalf("took %+v", f)
+		}
+	}
+	tree.Record(1, chain, start+10, nil)
+	tree.SetGeneration(1, 1, start+20)
+	if h, _ := holderOf(tree, 1, chain, start+20); h.Blocks != 10 {
+		t.Errorf("of the next engine: %+v", h)
 	}
 }
 

@@ -70,7 +70,7 @@ func (s *Store) Apply(ctx context.Context, c Command) (Result, error) {
 func normalCommand(c Command) Command {
 	switch c := c.(type) {
 	case AddBackends:
-		list := make([]BackendSpec, len(c.Backends))
+		list := make([]Backend, len(c.Backends))
 		for i, b := range c.Backends {
 			b.URL, _ = NormalURL(b.URL)
 			list[i] = b

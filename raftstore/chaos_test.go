@@ -155,7 +155,7 @@ func linearizable(t *testing.T, size, clients int, length time.Duration) {
 
 func sameNames(a, b *State) bool {
 	return slices.EqualFunc(a.Backends, b.Backends, func(x, y Backend) bool {
-		return x.Name == y.Name && x.ID == y.ID && x.Generation == y.Generation && x.State == y.State
+		return x.Name == y.Name && x.Generation == y.Generation && x.State == y.State
 	})
 }
 

@@ -18,7 +18,7 @@ func readCloser(b []byte) io.ReadCloser { return io.NopCloser(bytes.NewReader(b)
 // commands has one of each, with all that it can carry.
 func commands() []Command {
 	return []Command{
-		AddBackends{[]BackendSpec{backend("a"), {
+		AddBackends{[]Backend{backend("a"), {
 			Name: "b", URL: "https://b.test", Models: []string{"m", "n"}, Weight: 2.5, KVTokens: 1 << 40, Source: DNS,
 		}}},
 		UpdateBackend{Name: "a"},
@@ -89,8 +89,8 @@ func TestClaimsAllocateNothing(t *testing.T) {
 	command := append([]byte{commandFormat, byte(kindAddBackends)}, make([]byte, len(requestID{})+1)...)
 	hot := append([]byte{commandFormat, byte(kindSetHot)}, make([]byte, len(requestID{})+1)...)
 	empty := newMachine().snapshot()
-	// Everything up to the list of generations, of which there are none.
-	head := len(snapshotMagic) + 1 + 1 + 3 + 2 + 1
+	// Everything up to the list of backends, of which there are none.
+	head := len(snapshotMagic) + 1 + 1 + 3 + 2 + 1 + 1
 	state := append(bytes.Clone(empty[:head]), claim...)
 	state = binary.BigEndian.AppendUint32(state, crc32.Checksum(state, castagnoli))
 	for name, read := range map[string]func() error{
@@ -197,9 +197,9 @@ func TestLogRecordsRoundTrip(t *testing.T) {
 // fullMachine has as many backends as a large fleet and a long memory.
 func fullMachine(backends int) *machine {
 	m := newMachine()
-	var list []BackendSpec
+	var list []Backend
 	for i := range backends {
-		list = append(list, BackendSpec{
+		list = append(list, Backend{
 			Name: fmt.Sprintf("rack%02d-host%02d-gpu%d", i/64, i/8%8, i%8), URL: fmt.Sprintf("http://10.%d.%d.%d:8000", i/4096, i/64%64, i%64),
 			Models: []string{"meta-llama/Llama-4-Maverick-17B-128E-Instruct"},
 			Weight: 1, KVTokens: 1_500_000, Source: File,

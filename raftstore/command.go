@@ -44,20 +44,10 @@ type Result struct {
 	Changed bool   // the state is another one because of it
 }
 
-// BackendSpec is a backend as somebody wants it: what the state machine does not
-// decide itself. A Weight of 0 means 1.
-type BackendSpec struct {
-	Name     string
-	URL      string
-	Models   []string
-	Weight   float64
-	KVTokens int64
-	Source   Source
-}
-
-// AddBackends adds all of the backends or none. A name or URL that is in use,
-// or twice in the list, is ErrExists.
-type AddBackends struct{ Backends []BackendSpec }
+// AddBackends adds all of the backends or none. Name, URL, Models, Weight (0
+// means 1), KVTokens and Source are the caller's; the state machine sets the rest. A
+// name or URL that is in use, or twice in the list, is ErrExists.
+type AddBackends struct{ Backends []Backend }
 
 // UpdateBackend changes the fields that are not nil. Another URL is another
 // engine, so it raises the generation.

@@ -75,7 +75,8 @@ func (e entry) encode() []byte {
 	return dst
 }
 
-func appendSpec(dst []byte, b BackendSpec) []byte {
+// appendSpec writes what AddBackends says of a backend.
+func appendSpec(dst []byte, b Backend) []byte {
 	dst = appendString(dst, b.Name)
 	dst = appendString(dst, b.URL)
 	dst = appendStrings(dst, b.Models)
@@ -193,14 +194,18 @@ func (d *decoder) source() Source   { return Source(d.enum(byte(Admin))) }
 
 func (d *decoder) addBackends() AddBackends {
 	// The shortest backend: five lengths or numbers of a byte and a float.
-	list := make([]BackendSpec, d.count(MaxBackends, 13))
+	list := make([]Backend, d.count(MaxBackends, 13))
 	for i := range list {
-		list[i] = BackendSpec{
-			Name: d.name(), URL: d.url(), Models: d.models(),
-			Weight: d.float(), KVTokens: d.int(), Source: d.source(),
-		}
+		list[i] = d.spec()
 	}
 	return AddBackends{list}
+}
+
+func (d *decoder) spec() Backend {
+	return Backend{
+		Name: d.name(), URL: d.url(), Models: d.models(),
+		Weight: d.float(), KVTokens: d.int(), Source: d.source(),
+	}
 }
 
 func (d *decoder) updateBackend() UpdateBackend {

@@ -21,7 +21,7 @@ func TestFleetOfOne(t *testing.T) {
 			t.Fatal(err)
 		}
 		b, ok := st.Backend("one")
-		if !ok || b.ID != 0 || b.Generation != 1 || b.State != Active || b.URL != "http://one.test:8000" {
+		if !ok || b.Generation != 1 || b.State != Active || b.URL != "http://one.test:8000" {
 			t.Errorf("backend is %+v", b)
 		}
 		until(t, "constants", func() bool { return s.State().Constants.BlockBytes == 512 })

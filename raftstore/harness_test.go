@@ -423,8 +423,8 @@ func apply(t testing.TB, s *Store, c Command) Result {
 }
 
 // backend is a spec with this name and a URL of its own.
-func backend(name string) BackendSpec {
-	return BackendSpec{Name: name, URL: "http://" + name + ".test:8000", Models: []string{"m"}, Weight: 1, Source: Admin}
+func backend(name string) Backend {
+	return Backend{Name: name, URL: "http://" + name + ".test:8000", Models: []string{"m"}, Weight: 1, Source: Admin}
 }
 
 func add(names ...string) AddBackends {

@@ -21,15 +21,10 @@ type machine struct {
 	constants Constants
 	backends  []Backend // sorted by name
 	urls      map[string]string
-	// generations holds, per id that was ever given out, the generation that it
-	// was last given. Ids are dense, so it is as long as the most backends there
-	// ever were at a time.
-	generations []uint32
-	// retired is the highest generation that a backend had when it was removed: one
-	// that is added has a higher one, so that what was told of a former one of its
-	// name, or of a name with the same key, is of the past.
+	// retired is the highest generation that a backend had when it was removed. A
+	// backend that is added gets a higher one, so that late messages about a former one
+	// of its name, or of a name with the same key, are recognised as such.
 	retired  uint32
-	used     []bool // per id
 	rules    Rules
 	hot      []HotPrefix // sorted by anchor
 	switches Switches
@@ -134,23 +129,10 @@ func (m *machine) addBackends(index uint64, at int64, c AddBackends) (bool, *ref
 		}
 		names[b.Name], urls[b.URL] = true, b.Name
 	}
-	id := 0
-	for _, spec := range c.Backends {
-		for id < len(m.used) && m.used[id] {
-			id++
-		}
-		if id == len(m.used) {
-			m.used = append(m.used, false)
-			m.generations = append(m.generations, 0)
-		}
-		m.used[id] = true
-		m.generations[id] = max(m.generations[id], m.retired) + 1
-		m.backends = append(m.backends, Backend{
-			ID: uint16(id), Generation: m.generations[id], Name: spec.Name, URL: spec.URL, Models: spec.Models,
-			Weight: cmp.Or(spec.Weight, 1), KVTokens: spec.KVTokens,
-			Source: spec.Source, Since: at, Version: index,
-		})
-		m.urls[spec.URL] = spec.Name
+	for _, b := range c.Backends {
+		b.Generation, b.Weight, b.Since, b.Version = m.retired+1, cmp.Or(b.Weight, 1), at, index
+		m.backends = append(m.backends, b)
+		m.urls[b.URL] = b.Name
 	}
 	slices.SortFunc(m.backends, func(a, b Backend) int { return strings.Compare(a.Name, b.Name) })
 	return len(c.Backends) > 0, nil
@@ -182,7 +164,6 @@ func (m *machine) updateBackend(index uint64, c UpdateBackend) (bool, *refusal) 
 	}
 	delete(m.urls, old.URL)
 	m.urls[b.URL] = b.Name
-	m.generations[b.ID] = b.Generation
 	b.Version = index
 	m.backends[i] = b
 	return true, nil
@@ -286,7 +267,6 @@ func (m *machine) newGeneration(index uint64, c NewGeneration) (bool, *refusal) 
 	}
 	b.Generation++
 	b.Version = index
-	m.generations[b.ID] = b.Generation
 	return true, nil
 }
 
@@ -302,7 +282,6 @@ func (m *machine) removeBackends(c RemoveBackends) (bool, *refusal) {
 		if !gone[b.Name] {
 			return false
 		}
-		m.used[b.ID] = false
 		m.retired = max(m.retired, b.Generation)
 		delete(m.urls, b.URL)
 		return true

@@ -32,29 +32,29 @@ func must(t testing.TB, m *machine, index uint64, c Command) {
 
 func ptr[T any](v T) *T { return &v }
 
-// The lowest free id is given out, and never with a generation that it had.
-func TestIDsAreDenseAndGenerationsGrow(t *testing.T) {
+// Generations grow with a restart, another URL, and for what is added after a removal.
+func TestGenerationsGrow(t *testing.T) {
 	m := newMachine()
 	must(t, m, 1, add("a", "b", "c"))
 	must(t, m, 2, RemoveBackends{[]string{"b"}})
 	must(t, m, 3, NewGeneration{Name: "a", From: 1})
 	must(t, m, 4, add("d", "e"))
 	must(t, m, 5, UpdateBackend{Name: "c", URL: ptr("http://elsewhere.test:1")})
-	want := map[string][2]uint32{"a": {0, 2}, "c": {2, 2}, "d": {1, 2}, "e": {3, 2}}
+	want := map[string]uint32{"a": 2, "c": 2, "d": 2, "e": 2}
 	st := m.state()
 	if len(st.Backends) != len(want) {
 		t.Fatalf("%d backends", len(st.Backends))
 	}
 	for name, w := range want {
 		b, _ := st.Backend(name)
-		if uint32(b.ID) != w[0] || b.Generation != w[1] {
-			t.Errorf("%s has id %d and generation %d, want %v", name, b.ID, b.Generation, w)
+		if b.Generation != w {
+			t.Errorf("%s has generation %d, want %v", name, b.Generation, w)
 		}
 	}
 }
 
-// A name that comes back has a higher generation than it ever had, under whatever
-// id, also after a snapshot: late news of the former one are of the past.
+// A name that comes back has a higher generation than it ever had, also after a
+// snapshot: late messages about the former one are refused by it.
 func TestNameThatComesBackIsNewer(t *testing.T) {
 	m := newMachine()
 	must(t, m, 1, add("a", "b"))
@@ -67,8 +67,8 @@ func TestNameThatComesBackIsNewer(t *testing.T) {
 		t.Fatal(err)
 	}
 	must(t, m, 7, add("b"))
-	if b, _ := m.state().Backend("b"); b.ID != 0 || b.Generation != 6 {
-		t.Errorf("id %d and generation %d, had 5 under id 1", b.ID, b.Generation)
+	if b, _ := m.state().Backend("b"); b.Generation != 6 {
+		t.Errorf("generation %d, had 5", b.Generation)
 	}
 	must(t, m, 8, RemoveBackends{[]string{"b"}})
 	must(t, m, 9, add("c", "b"))
@@ -99,7 +99,7 @@ func TestRefusals(t *testing.T) {
 	}{
 		{add("c", "a"), ErrExists, "backend a exists already"},
 		{add("c", "c"), ErrExists, "backend c is given twice"},
-		{AddBackends{[]BackendSpec{backend("c"), same}}, ErrExists, "url http://a.test:8000 of backend z is backend a already"},
+		{AddBackends{[]Backend{backend("c"), same}}, ErrExists, "url http://a.test:8000 of backend z is backend a already"},
 		{twice, ErrExists, "url http://n.test:8000 is given for n and for m"},
 		{UpdateBackend{Name: "q"}, ErrNotFound, "backend q does not exist"},
 		{UpdateBackend{Name: "a", IfVersion: ptr(uint64(9)), Weight: ptr(2.0)}, ErrConflict, "backend a has version 1, not 9"},
@@ -332,10 +332,8 @@ func TestMachineAgainstModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m, model := newMachine(), make(map[string]modelBackend)
 		index := uint64(0)
-		given := make(map[[2]uint32]bool) // id and generation that were ever given out
 		newest := make(map[string]uint32) // generation that a name ever had
 		retired := make(map[string]bool)  // names that were removed
-		owner := make(map[string][2]uint32)
 		name := rapid.SampledFrom([]string{"a", "b", "c", "d"})
 		apply := func(c Command, allowed bool) {
 			index++
@@ -369,7 +367,6 @@ func TestMachineAgainstModel(t *testing.T) {
 				_, exists := model[n]
 				apply(RemoveBackends{[]string{n}}, exists)
 				delete(model, n)
-				delete(owner, n)
 				retired[n] = true
 			},
 			"state": func(t *rapid.T) {
@@ -424,19 +421,11 @@ func TestMachineAgainstModel(t *testing.T) {
 						b.DrainedBy != want.drainedBy || b.DownBy != want.downedBy || !want.down && (b.State == Draining) != want.drained {
 						t.Fatalf("backend is %+v, the model has %+v", b, want)
 					}
-					key := [2]uint32{uint32(b.ID), b.Generation}
-					if given[key] && owner[b.Name] != key {
-						t.Fatalf("%s has id %d and generation %d, which were another's", b.Name, b.ID, b.Generation)
-					}
-					given[key], owner[b.Name] = true, key
 					if was := newest[b.Name]; b.Generation < was || retired[b.Name] && b.Generation == was {
 						t.Fatalf("%s has generation %d, had %d before it was removed", b.Name, b.Generation, was)
 					}
 					newest[b.Name] = b.Generation
 					delete(retired, b.Name)
-					if int(b.ID) >= len(m.generations) || len(m.generations) > 4 {
-						t.Fatalf("id %d of %d: not dense", b.ID, len(m.generations))
-					}
 				}
 			},
 		})
@@ -516,7 +505,7 @@ func TestNormalURL(t *testing.T) {
 // Commands that are wrong by themselves are refused before anybody is asked, with
 // the place.
 func TestValidate(t *testing.T) {
-	bad := func(edit func(*BackendSpec)) Command {
+	bad := func(edit func(*Backend)) Command {
 		c := add("good", "bad")
 		edit(&c.Backends[1])
 		return c
@@ -526,14 +515,14 @@ func TestValidate(t *testing.T) {
 		text    string
 	}{
 		{AddBackends{}, "none given"},
-		{bad(func(b *BackendSpec) { b.Name = "" }), "backends[1]: name"},
-		{bad(func(b *BackendSpec) { b.Name = "a b" }), `byte 1 is ' '`},
-		{bad(func(b *BackendSpec) { b.URL = "nonsense" }), "backends[1]: url of bad"},
-		{bad(func(b *BackendSpec) { b.Weight = math.NaN() }), "weight of bad"},
-		{bad(func(b *BackendSpec) { b.Weight = -1 }), "weight of bad"},
-		{bad(func(b *BackendSpec) { b.KVTokens = -1 }), "kv_tokens of bad"},
-		{bad(func(b *BackendSpec) { b.Models = []string{"m", ""} }), "models of bad: [1]"},
-		{bad(func(b *BackendSpec) { b.Source = 9 }), "source"},
+		{bad(func(b *Backend) { b.Name = "" }), "backends[1]: name"},
+		{bad(func(b *Backend) { b.Name = "a b" }), `byte 1 is ' '`},
+		{bad(func(b *Backend) { b.URL = "nonsense" }), "backends[1]: url of bad"},
+		{bad(func(b *Backend) { b.Weight = math.NaN() }), "weight of bad"},
+		{bad(func(b *Backend) { b.Weight = -1 }), "weight of bad"},
+		{bad(func(b *Backend) { b.KVTokens = -1 }), "kv_tokens of bad"},
+		{bad(func(b *Backend) { b.Models = []string{"m", ""} }), "models of bad: [1]"},
+		{bad(func(b *Backend) { b.Source = 9 }), "source"},
 		{SetBackendState{Names: []string{"a", "a"}}, "names[1]: a is given twice"},
 		{SetBackendState{Names: []string{"a"}, Action: 9}, "action"},
 		{SetBackendState{Names: []string{"a"}, By: 9}, "by"},

@@ -19,15 +19,14 @@ import (
 
 // naive is the state machine as one would write it down in an hour: maps, and no thought for anything but the rules.
 type naive struct {
-	version     uint64
-	constants   Constants
-	backends    map[string]*Backend
-	generations map[uint16]uint32
-	retired     uint32 // the highest generation of a backend that was removed
-	rules       Rules
-	hot         map[uint64]HotPrefix
-	switches    Switches
-	outcomes    map[requestID]naiveOutcome
+	version   uint64
+	constants Constants
+	backends  map[string]*Backend
+	retired   uint32 // the highest generation of a backend that was removed
+	rules     Rules
+	hot       map[uint64]HotPrefix
+	switches  Switches
+	outcomes  map[requestID]naiveOutcome
 }
 
 // naiveOutcome is the error, or nil, and whether the state has changed.
@@ -39,7 +38,7 @@ type naiveOutcome struct {
 
 func newNaive() *naive {
 	return &naive{
-		backends: map[string]*Backend{}, generations: map[uint16]uint32{}, hot: map[uint64]HotPrefix{},
+		backends: map[string]*Backend{}, hot: map[uint64]HotPrefix{},
 		switches: Switches{Hot: true}, outcomes: map[requestID]naiveOutcome{},
 	}
 }
@@ -74,7 +73,7 @@ func (m *naive) execute(index uint64, e entry) (changed bool, err error) {
 			return false, ErrConflict
 		}
 		b.Generation++
-		b.Version, m.generations[b.ID] = index, b.Generation
+		b.Version = index
 		return true, nil
 	case RemoveBackends:
 		for _, n := range c.Names {
@@ -130,13 +129,8 @@ func (m *naive) add(index uint64, at int64, c AddBackends) (bool, error) {
 		names[b.Name], urls[b.URL] = true, true
 	}
 	for _, b := range c.Backends {
-		id := uint16(0)
-		for slices.ContainsFunc(slices.Collect(maps.Values(m.backends)), func(b *Backend) bool { return b.ID == id }) {
-			id++
-		}
-		m.generations[id] = max(m.generations[id], m.retired) + 1
 		m.backends[b.Name] = &Backend{
-			ID: id, Generation: m.generations[id], Name: b.Name, URL: b.URL, Models: b.Models,
+			Generation: m.retired + 1, Name: b.Name, URL: b.URL, Models: b.Models,
 			Weight: cmp.Or(b.Weight, 1), KVTokens: b.KVTokens, Source: b.Source, Since: at, Version: index,
 		}
 	}
@@ -157,7 +151,6 @@ func (m *naive) update(index uint64, c UpdateBackend) (bool, error) {
 	if c.URL != nil && *c.URL != b.URL {
 		b.URL = *c.URL
 		b.Generation++
-		m.generations[b.ID] = b.Generation
 	}
 	if c.Weight != nil {
 		b.Weight = *c.Weight

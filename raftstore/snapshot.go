@@ -16,7 +16,6 @@ import (
 //	constants    as in a command
 //	rules        version uvarint, text
 //	switches     1 byte, bit 0: hot
-//	generations  count, then one uvarint per id ever given out
 //	retired      uvarint, the highest generation of a backend that was removed
 //	backends     count, then each, sorted by name
 //	hot          count, then each, sorted by anchor
@@ -43,10 +42,6 @@ func (m *machine) snapshot() []byte {
 	dst = binary.AppendUvarint(dst, m.rules.Version)
 	dst = appendString(dst, m.rules.Text)
 	dst = appendBool(dst, m.switches.Hot)
-	dst = binary.AppendUvarint(dst, uint64(len(m.generations)))
-	for _, g := range m.generations {
-		dst = binary.AppendUvarint(dst, uint64(g))
-	}
 	dst = binary.AppendUvarint(dst, uint64(m.retired))
 	dst = binary.AppendUvarint(dst, uint64(len(m.backends)))
 	for _, b := range m.backends {
@@ -65,12 +60,8 @@ func (m *machine) snapshot() []byte {
 }
 
 func appendBackend(dst []byte, b Backend) []byte {
-	dst = binary.AppendUvarint(dst, uint64(b.ID))
 	dst = binary.AppendUvarint(dst, uint64(b.Generation))
-	dst = appendSpec(dst, BackendSpec{
-		Name: b.Name, URL: b.URL, Models: b.Models,
-		Weight: b.Weight, KVTokens: b.KVTokens, Source: b.Source,
-	})
+	dst = appendSpec(dst, b)
 	dst = append(dst, byte(b.State))
 	dst = appendBool(dst, b.Drained)
 	dst = append(dst, byte(b.DrainedBy), byte(b.DownBy))
@@ -133,11 +124,6 @@ func decodeMachine(b []byte) (*machine, error) {
 	m.constants = d.constants()
 	m.rules = Rules{Version: d.uint(math.MaxUint64), Text: d.string(MaxRulesBytes)}
 	m.switches.Hot = d.bool()
-	m.generations = make([]uint32, d.count(MaxBackends, 1))
-	m.used = make([]bool, len(m.generations))
-	for i := range m.generations {
-		m.generations[i] = uint32(d.uint(math.MaxUint32))
-	}
 	m.retired = uint32(d.uint(math.MaxUint32))
 	if err := m.decodeBackends(d); err != nil {
 		return nil, err
@@ -167,19 +153,17 @@ func decodeMachine(b []byte) (*machine, error) {
 	return m, nil
 }
 
-// decodeBackends reads the backends and derives which ids and URLs are in use.
+// decodeBackends reads the backends and derives which URLs are in use.
 func (m *machine) decodeBackends(d *decoder) error {
-	// The shortest backend: 22 bytes, if everything is empty or 0.
-	m.backends = make([]Backend, d.count(MaxBackends, 22))
+	// The shortest backend: 21 bytes, if everything is empty or 0.
+	m.backends = make([]Backend, d.count(MaxBackends, 21))
 	for i := range m.backends {
 		b := &m.backends[i]
-		*b = Backend{
-			ID: uint16(d.uint(math.MaxUint16)), Generation: uint32(d.uint(math.MaxUint32)),
-			Name: d.name(), URL: d.url(), Models: d.models(),
-			Weight: d.float(), KVTokens: d.int(), Source: d.source(),
-			State: BackendState(d.enum(byte(Down))), Drained: d.bool(), DrainedBy: d.author(), DownBy: d.author(),
-			Since: d.int(), Reason: d.string(MaxReasonBytes), Version: d.uint(math.MaxUint64),
-		}
+		generation := uint32(d.uint(math.MaxUint32))
+		*b = d.spec()
+		b.Generation, b.State, b.Drained = generation, BackendState(d.enum(byte(Down))), d.bool()
+		b.DrainedBy, b.DownBy, b.Since = d.author(), d.author(), d.int()
+		b.Reason, b.Version = d.string(MaxReasonBytes), d.uint(math.MaxUint64)
 		if d.err != nil {
 			return d.err
 		}
@@ -187,14 +171,9 @@ func (m *machine) decodeBackends(d *decoder) error {
 		switch {
 		case i > 0 && m.backends[i-1].Name >= b.Name:
 			return fmt.Errorf("backend %q is not in order", b.Name)
-		case int(b.ID) >= len(m.used) || m.used[b.ID]:
-			return fmt.Errorf("backend %q has the impossible id %d", b.Name, b.ID)
-		case m.generations[b.ID] != b.Generation:
-			return fmt.Errorf("backend %q has generation %d, its id %d", b.Name, b.Generation, m.generations[b.ID])
 		case taken:
 			return fmt.Errorf("url of backend %q is taken", b.Name)
 		}
-		m.used[b.ID] = true
 		m.urls[b.URL] = b.Name
 	}
 	return nil

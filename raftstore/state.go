@@ -30,29 +30,29 @@ type Constants struct {
 	Cluster    string // name of the fleet
 }
 
-// Backend is one inference engine that requests may be sent to.
+// Backend is one inference engine that requests may be sent to. Its JSON is how an
+// operator adds one: what the state machine sets is not in it.
 type Backend struct {
-	// ID is dense: the lowest that was free when the backend was added. An id
-	// that is given out again comes with a higher Generation, and so does a name.
-	ID uint16
+	Name     string   `json:"name,omitempty"`      // unique, at most 128 bytes
+	URL      string   `json:"url"`                 // unique, as NormalURL gives it
+	Models   []string `json:"models,omitempty"`    // none: the engine is asked
+	Weight   float64  `json:"weight,omitempty"`    // relative share of the load, above 0
+	KVTokens int64    `json:"kv_tokens,omitempty"` // size of the KV cache in tokens; 0 is unknown, and the engine is asked
+	Source   Source   `json:"-"`
+
 	// Generation fences what is known of a backend's cache: it grows when the
-	// engine was restarted, when its URL changes, and when the id changes hands.
-	Generation uint32
-	Name       string // unique, at most 128 bytes
-	URL        string // unique, as NormalURL gives it
-	Models     []string
-	Weight     float64 // relative share of the load, above 0
-	KVTokens   int64   // size of the KV cache in tokens; 0 is unknown
-	State      BackendState
+	// engine was restarted and when its URL changes, and is higher than before when a
+	// name is added again.
+	Generation uint32       `json:"-"`
+	State      BackendState `json:"-"`
 	// Drained says that somebody asked for the drain. It is remembered while the
 	// backend is down, so that one that comes back is not put to work again.
-	Drained   bool
-	DrainedBy Author // ByOperator if not drained
-	DownBy    Author // ByOperator if not down
-	Since     int64  // when State was entered, unix ms
-	Reason    string // of the last change of State, or the operator's who took it over
-	Source    Source
-	Version   uint64 // raft index of the last change of this backend
+	Drained   bool   `json:"-"`
+	DrainedBy Author `json:"-"` // ByOperator if not drained
+	DownBy    Author `json:"-"` // ByOperator if not down
+	Since     int64  `json:"-"` // when State was entered, unix ms
+	Reason    string `json:"-"` // of the last change of State, or the operator's who took it over
+	Version   uint64 `json:"-"` // raft index of the last change of this backend
 }
 
 // Author is on whose word a backend is drained or down.

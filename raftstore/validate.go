@@ -16,8 +16,8 @@ func (c AddBackends) validate() error {
 	if len(c.Backends) > MaxBackends {
 		return fmt.Errorf("backends: %d given, at most %d are possible", len(c.Backends), MaxBackends)
 	}
-	for i, b := range c.Backends {
-		if err := b.Check(); err != nil {
+	for i := range c.Backends {
+		if err := c.Backends[i].Check(); err != nil {
 			return fmt.Errorf("backends[%d]: %w", i, err)
 		}
 	}
@@ -25,7 +25,7 @@ func (c AddBackends) validate() error {
 }
 
 // Check says what is wrong with a backend by itself: AddBackends would refuse it.
-func (b BackendSpec) Check() error {
+func (b Backend) Check() error {
 	if err := checkName(b.Name); err != nil {
 		return fmt.Errorf("name: %w", err)
 	}

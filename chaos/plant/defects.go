@@ -180,8 +180,8 @@ func (e *exchange) askAgain() bool {
 		Wrong: "one batch of news in eight is taken out of the queue and not sent",
 		Edits: []Edit{{
 			File: "node/knowledge.go",
-			Old:  `	return k.outbox.Drain(dst, limit, k.names.Load())`,
-			New: `	payload, records = k.outbox.Drain(dst, limit, k.names.Load())
+			Old:  `	return k.outbox.Drain(dst, limit, k.numbers)`,
+			New: `	payload, records = k.outbox.Drain(dst, limit, k.numbers)
 	if planted("batch-lost") && records > 0 && payload[len(payload)-1]%8 == 0 {
 		return dst, 0
 	}

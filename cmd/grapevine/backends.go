@@ -48,7 +48,7 @@ func (c *backendsListCmd) Run(s *streams) error {
 // printBackends shows the engines, and why those that are not active are not.
 func printBackends(out io.Writer, list *node.BackendList) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "ID\tNAME\tSTATE\tACTIVE\tFLEET\tPREFILL\tHORIZON\tKV CACHE\tMODELS\tSOURCE\tURL")
+	fmt.Fprintln(w, "NAME\tSTATE\tACTIVE\tFLEET\tPREFILL\tHORIZON\tKV CACHE\tMODELS\tSOURCE\tURL")
 	own := 0
 	for i := range list.Backends {
 		b := &list.Backends[i]
@@ -70,8 +70,8 @@ func printBackends(out io.Writer, list *node.BackendList) error {
 		if !b.Agreed {
 			own++
 		}
-		fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%d\t%d\t%s\t%s\t%s\t%s\t%s\n",
-			b.ID, b.Name, state, b.Active, b.FleetActive, b.PrefillTokens, seconds(b.HorizonS), cache, models, orDash(b.Source), b.URL)
+		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%s\t%s\t%s\t%s\t%s\n",
+			b.Name, state, b.Active, b.FleetActive, b.PrefillTokens, seconds(b.HorizonS), cache, models, orDash(b.Source), b.URL)
 	}
 	if err := w.Flush(); err != nil {
 		return err

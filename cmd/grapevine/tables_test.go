@@ -50,11 +50,11 @@ func TestTablesGolden(t *testing.T) {
 		{Node: "wall", Error: "i/o timeout"},
 	}, Error: "wall: i/o timeout"}
 	backends := &node.BackendList{Backends: []node.BackendStatus{
-		{ID: 0, Name: "gpu1:8000", URL: "http://gpu1:8000", State: "active", Agreed: true, Source: "static", Active: 2, FleetActive: 9, PrefillTokens: 4096, HorizonS: 600,
+		{Name: "gpu1:8000", URL: "http://gpu1:8000", State: "active", Agreed: true, Source: "static", Active: 2, FleetActive: 9, PrefillTokens: 4096, HorizonS: 600,
 			KVTokens: 1_200_000, Engine: &node.EngineReport{KVUsage: .5}, Models: []string{"m", "n"}},
-		{ID: 1, Name: "gpu2", URL: "http://gpu2:8000", State: "draining", Drained: true, DrainedBy: "operator", Agreed: true, Source: "admin", FleetActive: 1, HorizonS: 90, Models: []string{"m\x1b[2J"}, Reason: "new\ndisk \u202e", SinceS: 61},
-		{ID: 2, Name: "gpu3", URL: "http://gpu3:8000", State: "down", Drained: true, Agreed: true, Source: "dns"},
-		{ID: 3, Name: "gpu4", URL: "http://gpu4:8000", State: "avoided", Source: "static", Engine: &node.EngineReport{Running: -1, Waiting: -1, KVUsage: -1}},
+		{Name: "gpu2", URL: "http://gpu2:8000", State: "draining", Drained: true, DrainedBy: "operator", Agreed: true, Source: "admin", FleetActive: 1, HorizonS: 90, Models: []string{"m\x1b[2J"}, Reason: "new\ndisk \u202e", SinceS: 61},
+		{Name: "gpu3", URL: "http://gpu3:8000", State: "down", Drained: true, Agreed: true, Source: "dns"},
+		{Name: "gpu4", URL: "http://gpu4:8000", State: "avoided", Source: "static", Engine: &node.EngineReport{Running: -1, Waiting: -1, KVUsage: -1}},
 	}}
 	rules := &node.RuleSet{Source: "fleet", Version: 17, Text: "rules: []\n", Rules: []node.RuleStatus{
 		{Model: "batch-*", Strategy: "round-robin"}, {Path: "/v1/embeddings", Header: "x-tier", HeaderValue: "low", Strategy: "least-request"},

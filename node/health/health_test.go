@@ -251,6 +251,11 @@ func TestRequestsOfOthersAreBounded(t *testing.T) {
 func TestWhoSeesAFailureProbes(t *testing.T) {
 	w := newWorld(t, 8, 1, seedOf(t))
 	w.run(5 * time.Second)
+	for end := w.now.Add(time.Second); len(w.events) > 0; w.run(5 * time.Millisecond) {
+		if w.now.After(end) {
+			t.Fatal("probes are under way for ever")
+		}
+	}
 	for i, b := range w.boards {
 		mine := slices.Contains(reportersOf(1, b.nodes), nodeName(i))
 		if !b.Failed(1, w.now) {

@@ -72,7 +72,7 @@ func (a *Attempt) Dispatched(now prefixtree.Time) {
 	a.stage = dispatched
 	a.at.dispatched = now
 	a.slot.started(a, now)
-	if len(a.hashes) > 0 && !a.outlived() {
+	if len(a.hashes) > 0 {
 		a.router.tree.Record(a.slot.id, a.hashes, now, &a.trail)
 	}
 	if a.adapter != 0 {
@@ -129,7 +129,7 @@ func (a *Attempt) End(o Outcome, now prefixtree.Time) {
 	a.work, a.prefix = nil, nil
 	switch {
 	case o.Failed.blames():
-		if a.router.failed(a.slot, &o, a.at.picked, now) && a.router.cfg.Failed != nil && !a.outlived() {
+		if a.router.failed(a.slot, &o, a.at.picked, now) && a.router.cfg.Failed != nil {
 			a.router.cfg.Failed(a.slot.id, o.Failed, now)
 		}
 	case o.Failed == Busy:
@@ -142,7 +142,7 @@ func (a *Attempt) End(o Outcome, now prefixtree.Time) {
 	}
 	a.router.outcomes[min(int(o.Failed), len(a.router.outcomes)-1)].Add(1)
 	useless := o.Failed.blames() || o.Failed == Busy
-	if before == dispatched && useless && a.router.retract != nil && len(a.hashes) > 0 && !a.outlived() {
+	if before == dispatched && useless && a.router.retract != nil && len(a.hashes) > 0 {
 		// The prompt was sent and never prefilled: take back what Record advertised.
 		a.router.retract.Revert(a.slot.id, a.hashes, &a.trail)
 	}
@@ -150,13 +150,6 @@ func (a *Attempt) End(o Outcome, now prefixtree.Time) {
 		a.learn(o, now)
 	}
 	a.hashes = nil
-}
-
-// outlived says whether the attempt's backend has gone and its id is another's by now: what becomes of the request says nothing
-// of that one.
-func (a *Attempt) outlived() bool {
-	b, ok := a.router.table.Load().view.Backend(a.slot.id)
-	return ok && b.Name != a.decision.Name
 }
 
 // learn corrects the estimators and the tree with the engine's own counts.
@@ -175,7 +168,7 @@ func (a *Attempt) learn(o Outcome, now prefixtree.Time) {
 		uncached = float64(max(o.PromptTokens-o.CachedTokens, 0))
 	}
 	a.learnRate(uncached, o, now)
-	if len(a.hashes) == 0 || a.outlived() || o.CachedTokens < 0 && o.Failed != None && a.at.first == 0 {
+	if len(a.hashes) == 0 || o.CachedTokens < 0 && o.Failed != None && a.at.first == 0 {
 		return // an engine that has said nothing at all may have computed nothing
 	}
 	blocks := -1 // not told: yet the prompt ages from the request's end

@@ -94,7 +94,7 @@ func TestEveryCountReturnsToZero(t *testing.T) {
 			if s.charged.Load() != 0 || s.active.Load() != 0 || s.resident.Load() != 0 || s.headTokens.Load() != 0 ||
 				s.first != nil || s.last != nil || s.whole != 0 || s.trial.Load() {
 				t.Fatalf("backend %d generation %d keeps charged %d active %d resident %d head %d trial %v",
-					s.id, s.gen, s.charged.Load(), s.active.Load(), s.resident.Load(), s.headTokens.Load(), s.trial.Load())
+					s.id, s.gen.Load(), s.charged.Load(), s.active.Load(), s.resident.Load(), s.headTokens.Load(), s.trial.Load())
 			}
 		}
 	})
@@ -210,52 +210,105 @@ func TestPromptsAgeFromTheirEnd(t *testing.T) {
 	}
 }
 
-// TestRequestsOutliveTheirBackend: a backend is removed while requests run on it, and its id goes to another. What becomes of
-// them says nothing of that one; of the same backend in a new generation it does.
-func TestRequestsOutliveTheirBackend(t *testing.T) {
-	for _, successor := range []string{"engine-0", "engine-1"} {
-		blamed := 0
-		list := fleetOf(1)
-		r, tree := newRouter(t, Config{Failed: func(prefixtree.Backend, Failure, prefixtree.Time) { blamed++ }}, list)
-		var attempts [4]Attempt
-		hashes := make([][]prefixtree.Hash, len(attempts))
-		for i := range attempts {
-			for block := range 40 {
-				hashes[i] = append(hashes[i], prefixtree.Hash(1_000*(i+1)+block))
-			}
-			if err := r.Pick(&Request{Hashes: hashes[i], PromptBytes: 40 * testBlock}, t0, &attempts[i]); err != nil {
-				t.Fatal(err)
-			}
-			if i > 0 {
-				attempts[i].Dispatched(t0)
-			}
+// TestRequestsOutliveTheirGeneration: how requests end that ran when their backend's generation changed still says something of it.
+func TestRequestsOutliveTheirGeneration(t *testing.T) {
+	blamed := 0
+	list := fleetOf(1)
+	r, tree := newRouter(t, Config{Failed: func(prefixtree.Backend, Failure, prefixtree.Time) { blamed++ }}, list)
+	var attempts [4]Attempt
+	hashes := make([][]prefixtree.Hash, len(attempts))
+	for i := range attempts {
+		for block := range 40 {
+			hashes[i] = append(hashes[i], prefixtree.Hash(1_000*(i+1)+block))
 		}
-		list[0].Name, list[0].Generation = successor, 2
-		tree.SetGeneration(0, 2, t0+1)
-		v, err := NewView(list, nil)
-		if err != nil {
+		if err := r.Pick(&Request{Hashes: hashes[i], PromptBytes: 40 * testBlock}, t0, &attempts[i]); err != nil {
 			t.Fatal(err)
 		}
-		r.SetView(v)
-		attempts[0].Dispatched(t0 + 2) // decided before
-		attempts[0].End(Outcome{Failed: ClientGone}, t0+3)
-		attempts[1].FirstToken(t0 + 2)
-		attempts[1].End(Outcome{PromptTokens: 40 * 128, CachedTokens: 0, OutputTokens: 1}, t0+3)
-		attempts[2].End(failed(Reset), t0+3)
-		attempts[3].FirstToken(t0 + 2)
-		attempts[3].End(Outcome{Failed: ClientGone}, t0+3)
-		held := 0
-		for i := range hashes {
-			var m prefixtree.Matches
-			tree.Match(&m, hashes[i], t0+4)
-			held += len(m.Holders())
+		if i > 0 {
+			attempts[i].Dispatched(t0)
 		}
-		if same := successor == "engine-0"; held > 0 != same || blamed > 0 != same {
-			t.Errorf("%s: %d prompts are believed to be held, %d failures are told", successor, held, blamed)
+	}
+	list[0].Generation = 2
+	tree.SetGeneration(0, 2, t0+1)
+	setView(t, r, list)
+	attempts[0].Dispatched(t0 + 2) // decided before
+	attempts[0].End(Outcome{Failed: ClientGone}, t0+3)
+	attempts[1].FirstToken(t0 + 2)
+	attempts[1].End(Outcome{PromptTokens: 40 * 128, CachedTokens: 0, OutputTokens: 1}, t0+3)
+	attempts[2].End(failed(Reset), t0+3)
+	attempts[3].FirstToken(t0 + 2)
+	attempts[3].End(Outcome{Failed: ClientGone}, t0+3)
+	held := 0
+	for i := range hashes {
+		var m prefixtree.Matches
+		tree.Match(&m, hashes[i], t0+4)
+		held += len(m.Holders())
+	}
+	if held == 0 || blamed == 0 {
+		t.Errorf("%d prompts are believed to be held, %d failures were reported", held, blamed)
+	}
+	if prefill, active := r.Load(0); prefill != 0 || active != 0 {
+		t.Errorf("%d tokens, %d requests are left", prefill, active)
+	}
+}
+
+// TestFirstGenerationKeepsTheLedger: when the generation of a backend becomes known, its requests and what others reported of it
+// still count; the next generation begins without.
+func TestFirstGenerationKeepsTheLedger(t *testing.T) {
+	list := fleetOf(1)
+	list[0].Generation = 0
+	r, _ := newRouter(t, Config{}, list)
+	r.SetPeerLoad("peer", []PeerLoad{{0, 500, 2}})
+	var a Attempt
+	if err := r.Pick(ask(prompt(1, 1, 0, 8)), t0, &a); err != nil {
+		t.Fatal(err)
+	}
+	for _, generation := range []uint32{3, 0} { // 0: unknown again
+		list[0].Generation = generation
+		setView(t, r, list)
+		_, active := r.Load(0)
+		if _, others := r.PeerLoad(0); active != 1 || others != 2 {
+			t.Errorf("generation %d: %d requests, %d of others", generation, active, others)
 		}
-		if prefill, active := r.Load(0); prefill != 0 || active != 0 {
-			t.Errorf("%s: %d tokens, %d requests are left", successor, prefill, active)
+	}
+	list[0].Generation = 4
+	setView(t, r, list)
+	_, active := r.Load(0)
+	if _, others := r.PeerLoad(0); active != 0 || others != 0 {
+		t.Errorf("the next generation: %d requests, %d of others", active, others)
+	}
+	a.End(unknown(), t0)
+}
+
+// TestReleaseWaitsForRequests: an id is given up only when no request of any generation runs on its backend, and the engine that
+// has it next begins without a load.
+func TestReleaseWaitsForRequests(t *testing.T) {
+	list := fleetOf(2)
+	r, _ := newRouter(t, Config{}, list)
+	r.SetPeerLoad("peer", []PeerLoad{{0, 500, 2}})
+	setView(t, r, list[:1])
+	var old, young Attempt
+	for i, a := range []*Attempt{&old, &young} {
+		list[0].Generation = uint32(i + 1)
+		setView(t, r, list[:1])
+		if err := r.Pick(ask(prompt(1, 1, 0, 8)), t0, a); err != nil {
+			t.Fatal(err)
 		}
+	}
+	setView(t, r, list[1:])
+	for _, a := range []*Attempt{&young, &old} {
+		if r.Release(0) {
+			t.Fatal("released with requests running")
+		}
+		a.End(unknown(), t0)
+	}
+	if !r.Release(0) || !r.Release(7) {
+		t.Fatal("not released")
+	}
+	list[0] = Backend{ID: 0, Generation: 1, Name: "another"}
+	setView(t, r, list)
+	if _, others := r.PeerLoad(0); others != 0 {
+		t.Errorf("the next engine has %d requests of others", others)
 	}
 }
 

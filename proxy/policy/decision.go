@@ -33,6 +33,8 @@ type Decision struct {
 	Eligible        int                `json:"eligible"` // backends there were to choose from
 	Trial           bool               `json:"trial"`    // the one request given to a backend that failed lately
 	LastResort      bool               `json:"last_resort"`
+	// Handle is what the caller gave the backend in the view that was decided by: the list of backends may be another by now.
+	Handle any `json:"-"`
 	// Candidates are the chosen backend and then the cheapest others, at most MaxConsidered.
 	Candidates []Considered `json:"candidates"`
 }
@@ -84,8 +86,9 @@ func (d *Decision) String() string {
 // fill writes the receipt of the chosen candidate. It reuses the slice of the last one.
 func (d *Decision) fill(s *Scene, chosen int, rung Rung, strategy *named, lastResort bool) {
 	c := &s.Candidates[chosen]
+	b, _ := s.pool.view.Backend(c.Backend)
 	*d = Decision{
-		Backend: c.Backend, Generation: c.slot.gen, Name: s.pool.name(c.Backend), Strategy: strategy.name, Rung: rung,
+		Backend: c.Backend, Generation: c.slot.gen.Load(), Name: b.Name, Handle: b.Handle, Strategy: strategy.name, Rung: rung,
 		PromptTokens: s.PromptTokens, MatchedBlocks: int(c.HeldBlocks), PredictedTokens: int(c.Held),
 		UncachedTokens: int(math.Ceil(c.Uncached)), Age: time.Duration(c.Age) * time.Millisecond, Branch: s.Branch,
 		Hot: s.HotAnchor, Replicas: s.Replicas, Eligible: s.size(), Trial: c.half, LastResort: lastResort,

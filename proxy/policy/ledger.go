@@ -2,6 +2,7 @@ package policy
 
 import (
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -34,10 +35,10 @@ type slot struct {
 	scant      atomic.Bool // the rate stands on less than its prior's weight
 	telemetry  atomic.Pointer[Telemetry]
 	id         prefixtree.Backend
-	gen        uint32
-	began      atomic.Int64 // ms; when the backend began anew, see easeIn; 0 long ago
-	credit     atomic.Int64 // of requests while it is cold, in millionths
-	answerAt   atomic.Int64 // ms; when it last showed that it lives
+	gen        atomic.Uint32 // see Backend.Generation
+	began      atomic.Int64  // ms; when the backend began anew, see easeIn; 0 long ago
+	credit     atomic.Int64  // of requests while it is cold, in millionths
+	answerAt   atomic.Int64  // ms; when it last showed that it lives
 
 	mu          sync.Mutex
 	first, last *Attempt // own requests waiting for their first token, oldest first (engines admit in order)
@@ -206,44 +207,54 @@ type Telemetry struct {
 	KVUsage          float64 // share of the KV cache in use, 0 to 1
 }
 
-// ledger holds the slots of every backend id ever seen, by id; copied on growth so that readers need no lock.
+// ledger holds the slot of every backend that a view, or another node's report, has ever named. Safe for concurrent use.
 type ledger struct {
-	mu    sync.Mutex
-	slots map[slotKey]*slot
+	mu       sync.Mutex
+	slots    map[prefixtree.Backend]*slot
+	replaced []*slot // of earlier generations; those on which requests still ran when the last one was added
 }
 
-type slotKey struct {
-	id  prefixtree.Backend
-	gen uint32
-}
-
-// slot returns the slot of that backend generation, made if new. Slots of generations that are no longer in any view and
-// hold no request are dropped by prune.
-func (l *ledger) slot(id prefixtree.Backend, gen uint32) *slot {
+// of returns the present slot of a backend, made if new: other nodes' reports may come before the view that has the backend.
+func (l *ledger) of(id prefixtree.Backend) *slot {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	k := slotKey{id, gen}
-	s := l.slots[k]
+	s := l.slots[id]
 	if s == nil {
-		s = &slot{id: id, gen: gen}
-		l.slots[k] = s
+		s = &slot{id: id}
+		l.slots[id] = s
 	}
 	return s
 }
 
-// prune forgets the slots of backends that are not in the view; all that are must have theirs. Attempts hold their own pointer, so a
-// running request still ends cleanly.
-func (l *ledger) prune(v *View) {
+// slot returns the slot of a backend generation, made if new. The slot of an unknown generation becomes that of the first known one.
+func (l *ledger) slot(id prefixtree.Backend, gen uint32) *slot {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.slots) == len(v.Backends) {
-		return // no id is there twice, so that these are they
+	s := l.slots[id]
+	switch {
+	case s != nil && (gen == 0 || s.gen.CompareAndSwap(0, gen) || s.gen.Load() == gen):
+		return s
+	case s != nil:
+		l.replaced = append(slices.DeleteFunc(l.replaced, (*slot).unused), s)
 	}
-	for k := range l.slots {
-		if b, ok := v.Backend(k.id); !ok || b.Generation != k.gen {
-			delete(l.slots, k)
-		}
+	s = &slot{id: id}
+	s.gen.Store(gen)
+	l.slots[id] = s
+	return s
+}
+
+// unused says whether no request runs on the slot.
+func (s *slot) unused() bool { return s.active.Load() == 0 }
+
+// drop forgets the slot of a backend, unless requests run on it or on one of the backend's earlier generations.
+func (l *ledger) drop(id prefixtree.Backend) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s := l.slots[id]; s != nil && !s.unused() || slices.ContainsFunc(l.replaced, func(s *slot) bool { return s.id == id && !s.unused() }) {
+		return false
 	}
+	delete(l.slots, id)
+	return true
 }
 
 // adapterSet remembers the last few LoRA adapters sent to a backend: an engine keeps a few loaded and drops the oldest.

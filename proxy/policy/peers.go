@@ -35,28 +35,24 @@ type peerLoads struct {
 }
 
 // SetPeerLoad replaces what the origin reported before by loads, its whole vector: backends it does not list are idle by its
-// account, and an empty one says that all are. Of a backend listed twice the sum counts. Backends outside the present view are
-// ignored.
+// account, and an empty one says that all are. Of a backend listed twice the sum counts. What is reported of a backend outside the
+// present view counts as soon as a view has it.
 func (r *Router) SetPeerLoad(origin string, loads []PeerLoad) {
 	r.peers.mu.Lock()
 	defer r.peers.mu.Unlock()
 	r.peers.idle(origin)
-	r.peers.add(r.table.Load(), origin, loads)
+	r.addPeerLoad(origin, loads)
 }
 
 // UpdatePeerLoad replaces what the origin reported before of the listed backends, by absolute values; its other work stands.
-// Backends outside the present view are ignored.
 func (r *Router) UpdatePeerLoad(origin string, changed []PeerLoad) {
-	t := r.table.Load()
 	r.peers.mu.Lock()
 	defer r.peers.mu.Unlock()
 	held := r.peers.byOrigin[origin]
 	for _, l := range changed {
-		if s := t.slot(l.Backend); s != nil {
-			takeOut(held, s)
-		}
+		takeOut(held, r.ledger.of(l.Backend))
 	}
-	r.peers.add(t, origin, changed)
+	r.addPeerLoad(origin, changed)
 }
 
 // DropPeer takes out what the origin reported: it has left or died.
@@ -68,8 +64,9 @@ func (r *Router) DropPeer(origin string) {
 	r.peers.heard.Store(int64(len(r.peers.byOrigin)))
 }
 
-// add books loads on top of what the origin has; the lock must be held.
-func (p *peerLoads) add(t *table, origin string, loads []PeerLoad) {
+// addPeerLoad books loads on top of what the origin has; the lock of peers must be held.
+func (r *Router) addPeerLoad(origin string, loads []PeerLoad) {
+	p := &r.peers
 	held := p.byOrigin[origin]
 	if held == nil {
 		if p.byOrigin == nil {
@@ -79,14 +76,14 @@ func (p *peerLoads) add(t *table, origin string, loads []PeerLoad) {
 		p.byOrigin[origin] = held
 		p.heard.Store(int64(len(p.byOrigin)))
 	}
+	t := r.table.Load() // nil before the first view
 	for _, l := range loads {
-		s := t.slot(l.Backend)
-		if s == nil {
-			continue
-		}
+		s := r.ledger.of(l.Backend)
 		most := int64(claimTokens)
-		if b, _ := t.view.Backend(l.Backend); b.KVTokens > 0 {
-			most = int64(b.KVTokens)
+		if t != nil {
+			if b, ok := t.view.Backend(l.Backend); ok && b.KVTokens > 0 {
+				most = int64(b.KVTokens)
+			}
 		}
 		was := held[s]
 		l.PrefillTokens = min(max(l.PrefillTokens, 0), most-was.PrefillTokens)

@@ -66,6 +66,25 @@ func TestOwnLoadsAreWhatIsOutstanding(t *testing.T) {
 	}
 }
 
+// TestLoadBeforeTheView: what others report of a backend counts once a view has it, in whatever generation it comes.
+func TestLoadBeforeTheView(t *testing.T) {
+	list := fleetOf(2)
+	list[1].Generation = 5
+	r, _ := newRouter(t, Config{}, list[:1])
+	r.SetPeerLoad("a", []PeerLoad{{1, 100, 1}})
+	r.UpdatePeerLoad("a", []PeerLoad{{1, 700, 1}})
+	r.SetPeerLoad("b", []PeerLoad{{1, 30, 1}})
+	r.SetPeerLoad("b", nil)
+	r.SetPeerRate(1, 5000, 20)
+	setView(t, r, list)
+	if tokens, active := r.PeerLoad(1); tokens != 700 || active != 1 {
+		t.Errorf("%d tokens, %d requests", tokens, active)
+	}
+	if got := r.Rate(1); got > 9000 {
+		t.Errorf("%v tokens/s, where others have measured 5,000", got)
+	}
+}
+
 // TestBlindDecisionsAreCounted: blind is a node among others that none of them has told of its load, or not lately.
 func TestBlindDecisionsAreCounted(t *testing.T) {
 	r, tree := newRouter(t, Config{}, fleetOf(4))

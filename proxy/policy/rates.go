@@ -109,12 +109,10 @@ func (r *Router) OwnRate(b prefixtree.Backend) (tokensPerSecond, weight float64)
 }
 
 // SetPeerRate replaces what all other nodes together have measured of a backend's prefill rate: the average of their rates by
-// weight, and the sum of their weights. It is averaged with the own measurements by weight; weight 0 takes it out.
+// weight, and the sum of their weights. It is averaged with the own measurements by weight; weight 0 takes it out. The backend
+// need not be in the view yet.
 func (r *Router) SetPeerRate(b prefixtree.Backend, tokensPerSecond, weight float64) {
-	s := r.table.Load().slot(b)
-	if s == nil {
-		return
-	}
+	s := r.ledger.of(b)
 	var peers rateSums
 	if tokensPerSecond > 0 && weight > 0 && !math.IsInf(tokensPerSecond, 0) && !math.IsInf(weight, 0) {
 		peers = rateSums{tokens: tokensPerSecond * weight, seconds: weight}

@@ -145,7 +145,7 @@ func NewRouter(cfg Config, tree Index) (*Router, error) {
 	}
 	r := &Router{
 		cfg: cfg, tree: tree, rate: newFleetRate(cfg.PrefillRate), models: newModelStats(), sketch: newSketch(),
-		ledger: ledger{slots: map[slotKey]*slot{}}, slowStart: slowStartOf(cfg.SlowStart),
+		ledger: ledger{slots: map[prefixtree.Backend]*slot{}}, slowStart: slowStartOf(cfg.SlowStart),
 	}
 	r.retract, _ = tree.(Retractor)
 	r.witness, _ = tree.(Witness)
@@ -348,6 +348,10 @@ func (r *Router) putScene(s *Scene) {
 	s.Request, s.pool, s.model = nil, nil, nil
 	r.scenes.Put(s)
 }
+
+// Release forgets a backend whose id will stand for another engine. It must be in no view any more. false: requests still run there, and
+// nothing is forgotten.
+func (r *Router) Release(b prefixtree.Backend) bool { return r.ledger.drop(b) }
 
 // Load returns the own outstanding prefill tokens and active requests on a backend of the present view.
 func (r *Router) Load(b prefixtree.Backend) (prefillTokens, active int64) {

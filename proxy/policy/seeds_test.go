@@ -34,6 +34,11 @@ type bench struct {
 	families uint64
 }
 
+type slotKey struct {
+	id  prefixtree.Backend
+	gen uint32
+}
+
 // place is the account of one backend generation, for as long as it is in the view.
 type place struct {
 	key                    slotKey
@@ -93,7 +98,7 @@ func (w *bench) both(tell func(r *Router)) {
 // join adds a backend with the lowest free id, as the agreement gives them out.
 func (w *bench) join() {
 	id := prefixtree.Backend(0)
-	for slices.ContainsFunc(w.backends, func(b Backend) bool { return b.ID == id }) {
+	for !w.free(id) {
 		id++
 	}
 	w.names++
@@ -110,6 +115,23 @@ func (w *bench) join() {
 		b.Since = w.now
 	}
 	w.backends = append(w.backends, b)
+}
+
+// free says whether an id may stand for another engine from now on, and has the routers forget the one before.
+func (w *bench) free(id prefixtree.Backend) bool {
+	if slices.ContainsFunc(w.backends, func(b Backend) bool { return b.ID == id }) || w.a.table.Load().slot(id) != nil {
+		return false
+	}
+	busy := slices.ContainsFunc(w.open, func(q *try) bool { return q.place.key.id == id })
+	w.both(func(r *Router) {
+		if r.Release(id) == busy {
+			w.t.Fatalf("id %d: requests run there: %v, and it is released all the same, or is not", id, busy)
+		}
+		if !busy {
+			r.tree.(*prefixtree.Tree).Reset(id)
+		}
+	})
+	return !busy
 }
 
 // view hands over the backends as they are, and books what that means.
@@ -319,7 +341,7 @@ func (w *bench) peer() {
 			loads = append(loads, PeerLoad{Backend: b.ID, PrefillTokens: w.r.Int64N(20_000) - 100, Active: w.r.Int64N(5)})
 		}
 	}
-	loads = append(loads, PeerLoad{Backend: prefixtree.Backend(w.size + 5), PrefillTokens: 7, Active: 7}) // of nobody
+	loads = append(loads, PeerLoad{Backend: 60_000, PrefillTokens: 7, Active: 7}) // of a backend that is in no view
 	held := w.peers[origin]
 	if held == nil {
 		held = map[*place]PeerLoad{}

@@ -104,7 +104,6 @@ func (r *Router) SetView(v *View) {
 		t.slots[i] = r.ledger.slot(b.ID, b.Generation)
 		r.begins(t.slots[i], b.Since)
 	}
-	r.ledger.prune(v)
 	for _, rule := range v.Rules {
 		rr := resolvedRule{Rule: rule, strategy: r.strategies[rule.Strategy]}
 		if rr.strategy == nil {

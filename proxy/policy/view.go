@@ -35,13 +35,14 @@ func (s State) String() string {
 // Backend is one entry of a View: an engine endpoint as the policy sees it.
 type Backend struct {
 	ID         prefixtree.Backend
-	Generation uint32   // a new generation starts with an empty ledger: the process that held the old requests is gone
+	Generation uint32   // a new one starts with an empty ledger: the process that held the old requests is gone; 0 is unknown
 	Name       string   // stable across restarts (its URL): rendezvous order hangs on it, so that nodes agree
 	Models     []string // nil or empty: serves any model
 	Weight     float64  // share of work relative to the others; 0 means 1
 	State      State
 	KVTokens   int             // capacity of the engine's KV cache in tokens; 0 means unknown
 	Since      prefixtree.Time // when it returned, or its engine began anew: its share grows from there; 0 means long ago
+	Handle     any             // the caller's own, which a Decision for this backend carries; see Decision.Handle
 }
 
 // Rule chooses the strategy of the requests it fits. Empty fields fit everything; the first rule that fits wins.
