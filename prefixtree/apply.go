@@ -6,49 +6,49 @@ import (
 	"time"
 )
 
-// Applied says what became of a payload's records: facts, fences and what a later release may have put between them.
+// Applied counts the records of a payload.
 type Applied struct {
-	Records int // all of them
-	News    int // changed this tree
-	Unknown int // of backends that names does not know, or of kinds this node does not know: skipped
-	Late    int // of an older generation, behind a fence or past retention: without effect
+	Records int // all
+	News    int // records that changed this tree
+	Unknown int // skipped: unknown backend or kind
+	Late    int // without effect: older generation, behind a fence or past retention
 }
 
-// ApplyDelta merges a payload that another node's Outbox has drained, or a page of its Snapshot, which has the same form. shift
-// is added to its times; times then more than 5 s ahead of now are taken as that. Order, repetition and loss of payloads do not
-// matter, but for drops and reverts, which are hints. On an error, which wraps ErrDelta, the records before the malformed one have been merged, which does no harm.
-// Payload stays the caller's. Allocates nothing. Safe for concurrent use.
+// ApplyDelta merges a payload of another node's Outbox or Snapshot. It adds shift to the payload's
+// times and caps them at 5 s after now. Payloads may be reordered, repeated or lost, except that
+// drops and reverts are hints. After an error, which wraps ErrDelta, the records before the fault
+// stay merged. It keeps no reference to payload and does not allocate. Safe for concurrent use.
 func (t *Tree) ApplyDelta(payload []byte, names Names, shift time.Duration, now Time) (Applied, error) {
 	m := merge{t: t, now: clampTime(now)}
 	return m.payload(payload, names, shift)
 }
 
-// ApplyDeltaNews is ApplyDelta that appends to news what this tree alone now knows at anchors. A block that was no anchor
-// here becomes one by a peer's older fact: its later time has not been told to anybody yet. That happens at most once per
-// fact and node, so it cannot echo.
+// ApplyDeltaNews is ApplyDelta that appends to news what only this tree knows: if a peer's older
+// fact turns a block into an anchor, no peer has this node's later time. That happens once per fact
+// and node, so it cannot echo.
 func (t *Tree) ApplyDeltaNews(payload []byte, names Names, shift time.Duration, now Time, news []Fact) (Applied, []Fact, error) {
 	m := merge{t: t, now: clampTime(now), tells: true, news: news}
 	applied, err := m.payload(payload, names, shift)
 	return applied, m.news, err
 }
 
-// merge brings other nodes' facts into a tree. Blocks are looked up in runs of lookahead whatever records they come in, so that
-// their cache misses overlap; records wait until there are so many.
+// merge applies other nodes' facts. It collects blocks across records into runs of lookahead, so
+// that their cache misses overlap.
 type merge struct {
 	t     *Tree
 	now   Time
-	tells bool // somebody wants the news
+	tells bool // append to news
 	news  []Fact
 
 	changed int
 	runs    [lookahead]run
-	waiting int // runs
+	waiting int // used entries of runs
 	blocks  [lookahead]Hash
 	filled  int
 	ahead
 }
 
-// run is a part of a record: blocks [from, to) of those that wait.
+// run is the part of a record in blocks [from, to).
 type run struct {
 	Fact
 	from, to int
@@ -82,7 +82,7 @@ func (m *merge) payload(payload []byte, names Names, shift time.Duration) (appli
 			f.Before = m.clamp(f.Before + by)
 		}
 		if f.Kind == Fence {
-			m.flush() // what came before the fence may be news yet
+			m.flush() // earlier facts may still be news
 			if m.t.late(&f, m.now) {
 				applied.Late++
 			} else if m.t.applyFence(&f, m.now) {
@@ -105,7 +105,7 @@ func (m *merge) payload(payload []byte, names Names, shift time.Duration) (appli
 
 func (m *merge) clamp(at Time) Time { return clampTime(min(at, m.now+maxAhead)) }
 
-// record takes a run of any length.
+// record queues a run of any length.
 func (m *merge) record(f *Fact, hashes []byte) error {
 	for len(hashes) > 0 {
 		if m.filled == lookahead {
@@ -126,7 +126,7 @@ func (m *merge) record(f *Fact, hashes []byte) error {
 	return nil
 }
 
-// flush merges what waits.
+// flush merges the queued runs.
 func (m *merge) flush() {
 	m.fetch(m.t, m.blocks[:m.filled])
 	m.index = 0
@@ -143,8 +143,9 @@ func (m *merge) flush() {
 	m.waiting, m.filled = 0, 0
 }
 
-// late says whether a fact's backend or the present are past it. One that is ahead of its backend is noted. A fact of an unknown
-// generation, 0, is judged by its time alone: its node did not know the generation, but sent the request to the engine of that time.
+// late reports whether a fact has no effect any more, and records facts of a newer generation. A
+// fact of generation 0 comes from a node that did not know the generation, and is judged by its
+// time alone.
 func (t *Tree) late(f *Fact, now Time) bool {
 	generation := t.ledgers[f.Backend].generation.Load()
 	if f.Generation != 0 && f.Generation < generation {
@@ -176,7 +177,7 @@ func (t *Tree) applyFence(f *Fact, now Time) bool {
 		return false
 	}
 	raise(floor, int64(f.Time))
-	// As after an amnesia of its own: what surprised this node, too, is dealt with.
+	// As after a lost cache found here, earlier surprises are settled.
 	l.surprises, l.misses, l.cleared = 0, misses{}, now
 	l.usage.clear()
 	t.limits[f.Backend].span.Store(l.usage.span())
@@ -188,7 +189,7 @@ func (m *merge) place(f *Fact, blocks []Hash, places []place) {
 	lim := &m.t.limits[f.Backend]
 	told := makeEntry(f.Backend, f.Time, anchorFlags(f.Span))
 	span := float64(max(1, min(f.Span, maxSpan)))
-	var left [lookahead]use // earlier touches of the blocks that are touched now
+	var left [lookahead]use // earlier touches of the blocks touched now
 	touched, fresh, n := 0, 0, 0
 	for i, h := range blocks {
 		p := &places[i]
