@@ -12,10 +12,10 @@ import (
 type Failure uint8
 
 const (
-	None    Failure = iota
-	Connect         // no connection
-	Timeout         // no first byte in time
-	Reset           // connection lost, or an answer that is not HTTP
+	None Failure = iota
+	Connect
+	Timeout // no first byte in time
+	Reset   // connection lost, or an answer that is not HTTP
 	Status5xx
 	ClientGone // no evidence about the backend
 	Client4xx  // the backend is alive
@@ -41,16 +41,15 @@ const (
 	// backoffMin is the first back-off in ms: it ends a storm of retries, and a mistake costs
 	// little.
 	backoffMin = 1_000
-	// backoffMax bounds the doubling, in ms, so that a repaired backend returns within half a
-	// minute.
+	// backoffMax bounds the doubling, in ms.
 	backoffMax = 30_000
-	// strikeLasts is how long one failure counts towards an ejection, ms.
+	// strikeLasts is how long a failure counts, in ms.
 	strikeLasts = 30_000
 	// ejectShare: failed requests eject at most one in so many backends of a pool, but one in any
-	// pool. More failures suggest bad requests. Refused connections are not bounded.
+	// pool. Refused connections are not bounded.
 	ejectShare = 5
-	// busyMin and busyMax bound how long a 429 keeps requests away, in ms. The default is the
-	// least, since the limit may be that of one client's key.
+	// Bounds of the pause after a 429, in ms. The default is the least, since the limit may be one
+	// client's.
 	busyMin, busyMax = 1_000, 10_000
 )
 
@@ -70,7 +69,7 @@ func (s *slot) health(now prefixtree.Time) health {
 	case int64(now) < at:
 		return avoided
 	case !s.ejected.Load():
-		return healthy // the pause of a 429 is over
+		return healthy
 	case s.trial.Load():
 		return avoided
 	}
@@ -79,20 +78,17 @@ func (s *slot) health(now prefixtree.Time) health {
 
 // strikes are failed requests that count against a backend; guarded by slot.mu.
 type strikes struct {
-	by          [2]uint64       // failed requests; 0: none. Two eject the backend
-	at          prefixtree.Time // last strike
-	failures    int32           // ejections since the last answer
-	lastFailure prefixtree.Time // last ejection
+	by          [2]uint64 // failed requests; 0: none. Two eject the backend
+	at          prefixtree.Time
+	failures    int32 // ejections since the last answer
+	lastFailure prefixtree.Time
 	lastWhy     Failure
 	backoff     int64 // ms; end of the ejection, 0: none
 }
 
-// failed records a failure and reports whether it can count against a backend.
-//
-// A refused connection ejects at once. Other failures eject after two different requests in a row,
-// or after one if the backend answered none since its last ejection. A request that fails on a
-// second backend counts against neither. Requests that ran when the backend was ejected do not
-// count, because one crash fails many.
+// failed records a failure and reports whether it can count against a backend; DESIGN.md,
+// "Failures", has the rules. Requests that ran when the backend was ejected do not count, because
+// one crash fails many.
 func (r *Router) failed(s *slot, o *Outcome, picked, now prefixtree.Time) bool {
 	if o.Failed != Connect && o.Request == 0 {
 		return false
@@ -139,7 +135,7 @@ func (r *Router) failed(s *slot, o *Outcome, picked, now prefixtree.Time) bool {
 	return true
 }
 
-// absolve undoes a strike, and its ejection, of a request that failed on another backend as well.
+// absolve undoes a strike, and its ejection.
 func (s *slot) absolve(request uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -159,8 +155,7 @@ func (s *slot) absolve(request uint64) {
 	s.retryLocked()
 }
 
-// mayEject reports whether failed requests may eject one more backend in every pool of the slot.
-// ejecting must be held.
+// mayEject reports whether failed requests may eject one more backend. ejecting must be held.
 func (r *Router) mayEject(s *slot) bool {
 	for _, p := range r.table.Load().pools() {
 		if p.entryOf(s.id) < 0 {
@@ -179,8 +174,8 @@ func (r *Router) mayEject(s *slot) bool {
 	return true
 }
 
-// retryLocked recomputes until when the backend is avoided. While peers report failures it stays
-// avoided: they probe it.
+// retryLocked recomputes until when the backend is avoided. Peers that report failures also probe
+// it.
 func (s *slot) retryLocked() {
 	s.struck.Store(s.strikes.by[0] != 0)
 	s.ejected.Store(s.strikes.backoff != 0)
@@ -192,8 +187,8 @@ func (s *slot) retryLocked() {
 	s.retryAt.Store(max(s.strikes.backoff, s.busyUntil))
 }
 
-// answered records a sign of life, which ends strikes, and an ejection that preceded the Pick.
-// After two ejections the backend enters slow start, since it probably restarted.
+// answered records a sign of life, which ends strikes, and an ejection before the Pick. After two
+// ejections it starts slow start, since the backend probably restarted.
 func (r *Router) answered(s *slot, picked, now prefixtree.Time) {
 	raise(&s.answerAt, int64(now))
 	if s.retryAt.Load() == 0 && !s.struck.Load() {
@@ -214,7 +209,6 @@ func (r *Router) answered(s *slot, picked, now prefixtree.Time) {
 	s.retryLocked()
 }
 
-// busy keeps requests away for wait ms, within busyMin and busyMax.
 func (s *slot) busy(wait int64, now prefixtree.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -222,10 +216,9 @@ func (s *slot) busy(wait int64, now prefixtree.Time) {
 	s.retryLocked()
 }
 
-// Lives reports that the backend answered a probe sent at asked. A probe sent after an ejection
-// ends it; after the second ejection in a row for failed requests, the probe must follow the
-// back-off. An ejection for 5xx stays, because such a backend may answer probes and fail requests.
-// The next failed request ejects the backend again until one is answered.
+// Lives reports that the backend answered a probe sent at asked, which ends an earlier ejection.
+// After a second ejection in a row the probe must follow the back-off. An ejection for 5xx stays:
+// such a backend may answer probes.
 func (r *Router) Lives(b prefixtree.Backend, asked, now prefixtree.Time) {
 	s := r.table.Load().slot(b)
 	if s == nil || !s.ejected.Load() {
@@ -245,9 +238,9 @@ func (r *Router) Lives(b prefixtree.Backend, asked, now prefixtree.Time) {
 	s.retryLocked()
 }
 
-// SetReported sets whether other nodes report the backend as failing. It is avoided meanwhile, and
-// the other nodes probe it. If the report lasted longer than backoffMin the backend enters slow
-// start; own ejections end, except for 5xx.
+// SetReported sets whether other nodes report the backend as failing; it is avoided meanwhile.
+// After more than backoffMin the backend restarts slowly. Own ejections end with the report, except
+// for 5xx.
 func (r *Router) SetReported(b prefixtree.Backend, failing bool, now prefixtree.Time) {
 	s := r.table.Load().slot(b)
 	if s == nil {
@@ -272,15 +265,15 @@ func (r *Router) SetReported(b prefixtree.Backend, failing bool, now prefixtree.
 
 // Health is the failure state of a backend at this node.
 type Health struct {
-	Failures int32           // ejections in a row
-	Failure  Failure         // kind of the last failure
-	FailedAt prefixtree.Time // last ejection; 0: never
-	Answered prefixtree.Time // last sign of life; 0: never
-	Reported bool            // other nodes report it as failing
-	Ejected  bool            // by failed requests of this node, and not retried yet
+	Failures int32 // ejections in a row
+	Failure  Failure
+	FailedAt prefixtree.Time
+	Answered prefixtree.Time
+	Reported bool
+	Ejected  bool // by failed requests of this node, and not retried yet
 }
 
-// Health returns the failure state of a backend of the present view.
+// Health returns the failure state of a backend of the view.
 func (r *Router) Health(b prefixtree.Backend) Health {
 	s := r.table.Load().slot(b)
 	if s == nil {
@@ -293,11 +286,10 @@ func (r *Router) Health(b prefixtree.Backend) Health {
 	}
 }
 
-// reportedFailures ranks reported failures above those of own requests, because the reporting node
-// has verified them.
+// reportedFailures ranks reported failures above own ones, because the reporting node has verified
+// them.
 const reportedFailures = 1 << 20
 
-// consecutive returns the failures in a row.
 func (s *slot) consecutive() int32 {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -43,9 +43,8 @@ type roundRobin struct{}
 
 func (roundRobin) Choose(s *Scene) (int, Rung) { return rotate(s), Rotate }
 
-// rotate returns the next candidate in turn. With unequal weights it follows the golden ratio's
-// low-discrepancy sequence over the cumulated weights, which gives nearly exact shares without more
-// state.
+// rotate returns the next candidate in turn. Unequal weights follow the golden ratio's
+// low-discrepancy sequence, which needs no state but the turn.
 func rotate(s *Scene) int {
 	turn := s.Turn()
 	if !s.weighted {
@@ -55,7 +54,6 @@ func rotate(s *Scene) int {
 	return byWeight(s, frac)
 }
 
-// random takes a backend at random, in proportion to the weights.
 type random struct{}
 
 func (random) Choose(s *Scene) (int, Rung) {
@@ -65,7 +63,6 @@ func (random) Choose(s *Scene) (int, Rung) {
 	return byWeight(s, float64(s.Rand()>>11)/(1<<53)), Rotate
 }
 
-// byWeight returns the candidate at a fraction in [0,1) of the cumulated weights.
 func byWeight(s *Scene, fraction float64) int {
 	var sum float64
 	for i := range s.Candidates {

@@ -27,10 +27,10 @@ type Decision struct {
 	UncachedTokens  int                `json:"uncached_tokens"`  // charge: prompt minus predicted, at least 1
 	Age             time.Duration      `json:"age_ns"`           // age of the match; 0: none
 	Branch          prefixtree.Hash    `json:"branch"`
-	Hot             prefixtree.Hash    `json:"hot"`      // anchor of the prompt's hot prefix; 0: none
-	Replicas        int                `json:"replicas"` // size of its replica set
-	Eligible        int                `json:"eligible"` // eligible backends
-	Trial           bool               `json:"trial"`    // trial request of a half-open backend
+	Hot             prefixtree.Hash    `json:"hot"` // anchor of the prompt's hot prefix; 0: none
+	Replicas        int                `json:"replicas"`
+	Eligible        int                `json:"eligible"`
+	Trial           bool               `json:"trial"` // trial request of a half-open backend
 	LastResort      bool               `json:"last_resort"`
 	// Handle is Backend.Handle from the view of this decision, which may be replaced by now.
 	Handle any `json:"-"`
@@ -58,10 +58,10 @@ func (d *Decision) Clone() Decision {
 	return c
 }
 
-// JSON returns the decision as one JSON object.
+// JSON returns the decision as JSON.
 func (d *Decision) JSON() ([]byte, error) { return json.Marshal(d) }
 
-// String returns one headline and one line per candidate, the chosen one first.
+// String returns a headline and one line per candidate.
 func (d *Decision) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s by %s/%s: %d of %d prompt tokens expected cached", d.Name, d.Strategy, d.Rung, d.PredictedTokens, d.PromptTokens)
@@ -82,7 +82,6 @@ func (d *Decision) String() string {
 	return b.String()
 }
 
-// fill sets d from the scene and reuses the slice of Candidates.
 func (d *Decision) fill(s *Scene, chosen int, rung Rung, strategy *named, lastResort bool) {
 	c := &s.Candidates[chosen]
 	b, _ := s.pool.view.Backend(c.Backend)

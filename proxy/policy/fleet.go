@@ -11,64 +11,58 @@ import (
 const (
 	// blindAfter is the age of peer loads, in ms, from which a decision ignores them.
 	blindAfter = 10_000
-	// factsLost is the age of peer placements, in ms, from which they count as unknown: turns of a
-	// conversation follow each other within seconds to minutes.
+	// factsLost is the age in ms from which peers' placements count as unknown; turns of a
+	// conversation follow within minutes.
 	factsLost = 60_000
-	// unseenBoost is the part of its own work by which a node scales up per unseen peer; peers
-	// follow the same caches and orders, so their work is similar.
+	// unseenBoost is by how much own work is scaled up per unseen peer, whose work is similar.
 	unseenBoost = 0.3
 	// DefaultEpsilon is the slack of the bounded-load test among several nodes.
 	DefaultEpsilon = 0.25
-	// fewChoices is the least number of candidates where placements are known: two let a node avoid
-	// the busier one.
+	// fewChoices is the least number of candidates: two let a node avoid the busier one.
 	fewChoices = 2
-	// aimless narrows the candidates faster where placements are unknown, because only the order
-	// then leads the next turn to the same backend.
+	// aimless narrows the candidates faster where only the order leads the next turn to the same
+	// backend.
 	aimless = 16
-	// maxChoices bounds the candidates unless all are candidates.
+	// maxChoices bounds the candidates.
 	maxChoices = 64
-	// maxHolders bounds the deepest holders added to the candidates.
+	// maxHolders bounds the deepest holders added.
 	maxHolders = 4
 )
 
-// fleetState is immutable.
 type fleetState struct {
 	nodes        int   // routers including this one, at least 1
 	loads, facts int64 // staleness of peer loads and placements, ms
 }
 
-// SetFleet sets the number of routers and the measured staleness of what other nodes report.
+// SetFleet sets the number of routers and the measured staleness of their reports.
 func (r *Router) SetFleet(nodes int, staleness time.Duration) {
 	r.SetKnowledge(nodes, staleness, staleness)
 }
 
-// SetKnowledge is SetFleet with separate staleness for loads and placements; Never means not
-// shared. Loads count as not shared until a report arrives (SetPeerLoad).
+// SetKnowledge is SetFleet with separate staleness; Never means not shared. Loads count as not
+// shared before the first SetPeerLoad.
 func (r *Router) SetKnowledge(nodes int, loads, facts time.Duration) {
 	r.fleet.Store(&fleetState{nodes: max(nodes, 1), loads: max(loads, 0).Milliseconds(), facts: max(facts, 0).Milliseconds()})
 }
 
-// outsight estimates the work of other nodes that this node has not seen yet, and limits the
-// candidates accordingly.
+// outsight estimates the unseen work of other nodes.
 type outsight struct {
 	blind  bool    // peer loads are unknown
 	unseen float64 // expected peer placements since the reports
-	seen   float64 // expected share of backends without such a placement
-	sure   float64 // probability of no such placement
+	seen   float64 // expected share of backends without them
+	sure   float64 // probability of none
 	boost  float64 // blind: scale of own work, at least 1
 	slack  float64 // blind: slack of the bounded-load test, in prompts
 	flood  float64 // expected prefill tokens of the unseen placements
 	crowd  float64 // water level of active requests
 	queue  float64 // water level of the queues, prefill tokens
-	k      int     // number of rendezvous candidates, unless all is set
+	k      int
 	all    bool
 }
 
-// look estimates what other nodes have placed since their reports: m placements on B backends.
-//
-// All nodes act on the same reports. If each took the backend that looks best, m more requests
-// would follow within one staleness. Each node therefore chooses among K = B/(1+m) candidates, in
-// an order that differs between prompts.
+// look estimates what other nodes have placed since their reports: m placements on B backends. If
+// all nodes took the backend that looks best, m requests would follow within one staleness. Each
+// chooses among K = B/(1+m) candidates instead, in an order that differs between prompts.
 func (s *Scene) look(o *outlook) outsight {
 	b := float64(s.size())
 	if s.Nodes <= 1 {
@@ -90,9 +84,8 @@ func (s *Scene) look(o *outlook) outsight {
 	return out.among(k, s.size())
 }
 
-// lookBlindly is look without peer loads. Common reports cannot draw nodes together here, so all
-// backends are candidates by own work, unless only the order leads the next turn to the same
-// backend.
+// lookBlindly is look without peer loads: no common reports draw nodes together, so all backends
+// are candidates, unless only the order leads the next turn to the same backend.
 func (s *Scene) lookBlindly() outsight {
 	others := float64(s.Nodes - 1)
 	out := outsight{blind: true, boost: 1 + unseenBoost*others}
@@ -111,8 +104,7 @@ func (o outsight) among(k float64, candidates int) outsight {
 	return o
 }
 
-// narrow adapts the number of candidates to a part of the pool; unseen work is spread evenly over
-// the whole pool.
+// narrow adapts the candidates to a part of the pool; unseen work is spread over the whole.
 func (o *outsight) narrow(within, all int) {
 	if o.blind {
 		return
@@ -125,11 +117,9 @@ func (o *outsight) narrow(within, all int) {
 	*o = o.among(k, within)
 }
 
-// weigh sets every candidate's expected queue (prefill tokens) and crowd (requests).
-//
-// Unseen work went to the backends that looked emptiest, so it fills them like water up to a level,
-// and a report counts only above that level. Reported work has progressed for as long as the report
-// is old. Own work is exact and comes on top, because the peers cannot see it.
+// weigh sets every candidate's expected queue and crowd. Unseen work fills the backends like water
+// up to a level, and a report, minus the progress since, counts only above it. Own work comes on
+// top, because the peers cannot see it.
 func (o *outsight) weigh(s *Scene) {
 	switch {
 	case s.Nodes <= 1:
@@ -163,7 +153,6 @@ func (o *outsight) weigh(s *Scene) {
 	}
 }
 
-// level returns the surveyed water level if the candidates are a selection, else computes it.
 func (s *Scene) level(surveyed, flood float64) float64 {
 	if s.sampled {
 		return surveyed
@@ -172,7 +161,7 @@ func (s *Scene) level(surveyed, flood float64) float64 {
 }
 
 // waterLevel returns the level to which flood fills the queues from the lowest up. Each pass drops
-// the queues above the last level; a few passes suffice.
+// the queues above it.
 func (s *Scene) waterLevel(flood float64) float64 {
 	level := math.Inf(1)
 	for {
@@ -190,20 +179,18 @@ func (s *Scene) waterLevel(flood float64) float64 {
 	}
 }
 
-// rateSeen returns the prefill rate to use. All nodes see the same small differences in rate, so
-// these count only by the chance that no peer has acted on them yet.
+// rateSeen returns the rate to use: small differences count only by the chance that no peer has
+// acted on them.
 func (o *outsight) rateSeen(s *Scene, c *Candidate) float64 {
 	return s.FleetRate + (c.Rate-s.FleetRate)*o.sure
 }
 
-// orderKey returns the key whose rendezvous order breaks ties and selects candidates, and whether
-// it leads the next request of the conversation to the same backends. 0 means that the whole prompt
-// is common.
+// orderKey returns the key whose order breaks ties and selects candidates, and whether it leads the
+// conversation's next request to the same backends. 0: the whole prompt is common.
 //
-// It is normally the branch key, which gathers requests that share a prefix. Nodes learn branch
-// points separately, so without each other's placements they agree sooner on sessions. Until enough
-// requests were seen, the branch key may be what all prompts have in common; the hash of the whole
-// prompt then replaces it.
+// Normally it is the branch key. Nodes learn branch points separately, so without placements they
+// agree sooner on sessions. Before enough requests, the branch key may be common to all, and the
+// whole prompt's hash replaces it.
 func (s *Scene) orderKey() (key uint64, leads bool) {
 	session := len(s.Request.Session) > 0 && s.Nodes > 1
 	switch {
@@ -217,8 +204,8 @@ func (s *Scene) orderKey() (key uint64, leads bool) {
 	return uint64(s.Request.Hashes[len(s.Request.Hashes)-1]), true
 }
 
-// preselect rules out all but the first K candidates in the key's order whose queues pass the
-// bounded-load test, and the deepest holders of an uncommon prefix.
+// preselect rules out all but the first K candidates within the bounded load, and the deepest
+// holders of an uncommon prefix.
 func (p *prefix) preselect(s *Scene, o *outsight, key uint64) {
 	var sum, deepest float64
 	within := 0
@@ -251,8 +238,8 @@ func (p *prefix) preselect(s *Scene, o *outsight, key uint64) {
 	}
 }
 
-// choices returns 1 to k candidates, best first. In a selection, every ranked candidate may exceed
-// the limit; then unranked ones within the limit replace them, and else the limit is dropped.
+// choices returns 1 to k candidates, best first. If every ranked candidate of a selection exceeds
+// the limit, unranked ones replace them, or else the limit is dropped.
 func (s *Scene) choices(key uint64, limit float64, k int) (at [maxChoices]int32, n int) {
 	if at, n = s.firstFitting(key, limit, k, !s.sampled); n > 0 {
 		return at, n
@@ -266,8 +253,8 @@ func (s *Scene) choices(key uint64, limit float64, k int) (at [maxChoices]int32,
 	return s.firstFitting(key, math.Inf(1), k, true)
 }
 
-// firstFitting returns the first k candidates in the key's order whose queue is within limit.
-// Without anyone it takes ranked candidates of the selection only.
+// firstFitting returns the first k candidates in order within limit; without anyone only ranked
+// ones of a selection.
 func (s *Scene) firstFitting(key uint64, limit float64, k int, anyone bool) (at [maxChoices]int32, n int) {
 	var ranks [maxChoices]float64
 	for i := range s.Candidates {

@@ -3,32 +3,29 @@ package policy
 import "grapevine/prefixtree"
 
 // further learns how far prompts continue alike behind an anchor, by comparing each with the one
-// before. The sketch alone needs minutes for a long prefix, since it finds one anchor after the
-// other.
+// before. The sketch alone needs minutes for a long prefix.
 type further struct {
-	known  bool                        // before is set
+	known  bool
 	before [maxFurther]prefixtree.Hash // anchors of the latest prompt behind this one
-	length int                         // used entries of before
-	depths [maxFurther + 1]uint8       // prompts by number of anchors shared with the one before
-	seen   int                         // sum of depths; halved at furtherSeen
-	turn   uint8                       // prompts, compared or not
-	until  int                         // block up to which most continue alike, and its hash; 0: none
+	length int
+	depths [maxFurther + 1]uint8 // prompts by number of anchors shared with the one before
+	seen   int                   // sum of depths; halved at furtherSeen
+	turn   uint8
+	until  int // block up to which most continue alike, and its hash; 0: none
 	end    prefixtree.Hash
 }
 
 const (
-	// maxFurther is the number of anchors up to sketchDepth.
 	maxFurther = sketchDense + (sketchDepth-sketchDense)/sketchStride
 	// Number of prompts in depths, and the least that give a result.
 	furtherSeen, furtherLeast = 64, 3
 	// From half of furtherSeen on, one prompt in furtherEvery is compared.
 	furtherEvery = 8
-	// alike is the required share of prompts that continue like the one before; the most popular
-	// continuation has at least that share.
+	// alike is the share of prompts that must continue like the one before.
 	alike = 0.7
 )
 
-// extent adds a prompt and returns the block up to which it continues like most, at least blocks.
+// extent adds a prompt and returns up to which block it continues like most, at least blocks.
 func (f *further) extent(hashes []prefixtree.Hash, blocks int) int {
 	if f.turn++; f.seen < furtherSeen/2 || f.turn%furtherEvery == 0 {
 		f.compare(hashes, blocks)
@@ -39,7 +36,6 @@ func (f *further) extent(hashes []prefixtree.Hash, blocks int) int {
 	return blocks
 }
 
-// compare compares a prompt with the one before.
 func (f *further) compare(hashes []prefixtree.Hash, blocks int) {
 	last := min(len(hashes), sketchDepth) - 1
 	n, depth, same := 0, 0, f.known
@@ -87,8 +83,8 @@ func (f *further) compare(hashes []prefixtree.Hash, blocks int) {
 // maxBeginnings bounds the anchors compared per pool.
 const maxBeginnings = 64
 
-// beginnings holds a further for each recent anchor, replaced by a clock with a second chance. Not
-// safe for concurrent use.
+// beginnings holds a further for each recent anchor, replaced by a clock algorithm. Not safe for
+// concurrent use.
 type beginnings struct {
 	index map[prefixtree.Hash]*beginning
 	list  []beginning // allocated whole at the first prompt

@@ -13,9 +13,9 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// rendezvous returns the rank of a backend for a key; the highest wins. Unequal weights use
-// -w/ln(u), which gives each backend its share (Schindelhauer and Schomaker, SPAA 2005). Both forms
-// are monotone in the same hash, so weights that become equal move no key.
+// rendezvous returns the rank of a backend for a key; the highest wins. With unequal weights
+// -w/ln(u) gives each backend its share (Schindelhauer and Schomaker, SPAA 2005). Both forms are
+// monotone in one hash, so equal weights move no key.
 func rendezvous(key, backend uint64, weight float64, weighted bool) float64 {
 	h := mix(key ^ backend)
 	u := (float64(h>>11) + 0.5) / (1 << 53)
@@ -26,7 +26,7 @@ func rendezvous(key, backend uint64, weight float64, weighted bool) float64 {
 }
 
 // prefixHash is rendezvous hashing of the first blocks with bounded loads (Mirrokni, Thorup,
-// Zadimoghaddam, SODA 2018): it takes the first backend in the key's order that is not saturated.
+// Zadimoghaddam, SODA 2018).
 type prefixHash struct {
 	blocks int
 	bound  float64
@@ -58,8 +58,7 @@ func (p *prefixHash) Choose(s *Scene) (int, Rung) {
 	return best, Hash // the least loaded candidate is always within its limit
 }
 
-// keyOf returns a backend's key in rendezvous orders, from its name, since ids are not stable, or
-// else from its id.
+// keyOf prefers the name, because ids are not stable.
 func keyOf(b *Backend) uint64 {
 	if b.Name == "" {
 		return mix(uint64(b.ID) + 0x9e3779b97f4a7c15)

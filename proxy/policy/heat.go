@@ -7,17 +7,15 @@ import (
 	"grapevine/prefixtree"
 )
 
-// Heat is what one node counted of recent requests: popular anchors, paces and work. Nodes sum
-// their heats, because each sees too little traffic alone.
+// Heat is what one node counted of recent requests; each node alone sees too little.
 type Heat struct {
 	Requests float64     // decayed number of requests
 	Anchors  []HotAnchor // hottest first
 	Paces    []Pace
-	Works    []Work // per pool, most work first
+	Works    []Work
 }
 
-// HotAnchor is an anchor and its decayed count, a lower bound without the inherited part of its
-// counter. Sums over nodes are lower bounds too.
+// HotAnchor is an anchor and its decayed count, a lower bound. So are sums over nodes.
 type HotAnchor struct {
 	Hash  prefixtree.Hash
 	Count float64
@@ -26,7 +24,7 @@ type HotAnchor struct {
 // leastHeat is the least reported count: one request two half-lives ago.
 const leastHeat = 0.25
 
-// OwnHeat returns this node's heat, bounded to that many anchors and pools, the busiest first.
+// OwnHeat returns this node's heat, at most so many anchors and pools, the busiest first.
 func (r *Router) OwnHeat(anchors, paces int, now prefixtree.Time) Heat {
 	var h Heat
 	h.Requests, h.Anchors = r.sketch.heat(anchors, now)
@@ -43,7 +41,7 @@ func (r *Router) OwnHeat(anchors, paces int, now prefixtree.Time) Heat {
 
 // HeatSum is the heat of several nodes. It must not change after SetPeerHeat.
 type HeatSum struct {
-	counters int // nodes that reported requests
+	counters int
 	requests float64
 	counts   map[prefixtree.Hash]float64
 	paces    map[uint64]*Pace
@@ -84,7 +82,6 @@ func (s *HeatSum) Add(h *Heat) {
 	}
 }
 
-// pace returns the sum for a pool, or nil.
 func (s *HeatSum) pace(pool uint64) *Pace {
 	if s == nil {
 		return nil
@@ -92,8 +89,8 @@ func (s *HeatSum) pace(pool uint64) *Pace {
 	return s.paces[pool]
 }
 
-// SetPeerHeat sets the other nodes' heat to all minus own, this node's part in all, which may be
-// nil. With all nil it is unknown. The router keeps both and only reads them.
+// SetPeerHeat sets the other nodes' heat to all minus own, this node's part, which may be nil. With
+// all nil it is unknown. The router keeps and only reads both.
 func (r *Router) SetPeerHeat(all, own *HeatSum) {
 	r.viewMu.Lock()
 	defer r.viewMu.Unlock()
@@ -108,7 +105,6 @@ type peerHeat struct {
 	all, own *HeatSum
 }
 
-// hear updates the pool from the peers' heat.
 func (p *pool) hear(h peerHeat) {
 	p.pace.setPeers(h.all.pace(p.key), h.own.pace(p.key))
 	if h.all != nil {
@@ -118,9 +114,8 @@ func (p *pool) hear(h peerHeat) {
 	}
 }
 
-// peerCounts are the other nodes' counts: all minus own.
 type peerCounts struct {
-	all, own *HeatSum // nil: none
+	all, own *HeatSum
 	nodes    int
 	requests float64
 }
@@ -138,7 +133,6 @@ func newPeerCounts(all, own *HeatSum) peerCounts {
 	return p
 }
 
-// of returns the other nodes' count of an anchor.
 func (p *peerCounts) of(h prefixtree.Hash) float64 {
 	if p.all == nil {
 		return 0

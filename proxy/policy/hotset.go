@@ -7,13 +7,12 @@ import (
 	"grapevine/prefixtree"
 )
 
-// HotPrefix is a prefix that the fleet has agreed to keep on a number of backends: the first
-// eligible ones in the anchor's rendezvous order. All nodes thus name the same set, and losing a
-// backend changes one member.
+// HotPrefix is a prefix that the fleet has agreed to keep on the first eligible backends in its
+// anchor's rendezvous order, so all nodes name the same ones.
 type HotPrefix struct {
 	Anchor   prefixtree.Hash
 	Tokens   int // prompt tokens up to the anchor
-	Replicas int // at least 1
+	Replicas int
 }
 
 // hotPrefixes is immutable; nil is empty.
@@ -41,8 +40,8 @@ func (r *Router) SetHotPrefixes(list []HotPrefix) {
 // PoolSize is the size of a pool of backends.
 type PoolSize struct {
 	Pool     uint64 // name, the same on all nodes
-	Backends int    // active ones
-	KVTokens int64  // total KV capacity; 0 unless all are known
+	Backends int
+	KVTokens int64 // total KV capacity; 0 unless all are known
 }
 
 // Pools returns the pools of the present view, sorted by name.
@@ -64,9 +63,8 @@ func (r *Router) Pools() []PoolSize {
 	return list
 }
 
-// HotSet returns the names of the backends of a hot prefix's set on the present view, in order,
-// skipping those in without. It includes backends that are avoided now. It returns nil for an
-// unknown pool.
+// HotSet returns the names of a hot prefix's set on the present view, in order, skipping those in
+// without and including avoided ones; nil for an unknown pool.
 func (r *Router) HotSet(key uint64, p HotPrefix, without ...string) []string {
 	pools := r.table.Load().pools()
 	at := slices.IndexFunc(pools, func(p *pool) bool { return p.key == key })
@@ -93,8 +91,7 @@ func (r *Router) HotSet(key uint64, p HotPrefix, without ...string) []string {
 	return names
 }
 
-// deepest returns the deepest hot prefix of a prompt and its number of blocks. It checks the
-// anchors of the sketch.
+// deepest returns the deepest hot prefix of a prompt and its blocks.
 func (h *hotPrefixes) deepest(hashes []prefixtree.Hash) (p HotPrefix, blocks int, ok bool) {
 	last := min(len(hashes), sketchDepth) - 1
 	for i := 0; i <= last; i = nextAnchor(i, last) {
@@ -111,8 +108,7 @@ func (h *hotPrefixes) deepest(hashes []prefixtree.Hash) (p HotPrefix, blocks int
 	return p, blocks, ok
 }
 
-// agree treats the prompt's hot prefix as common, whatever this node has counted, and returns the
-// common blocks.
+// agree treats the prompt's hot prefix as common and returns the common blocks.
 func (s *Scene) agree(h *hotPrefixes, blocks int) int {
 	p, deep, ok := h.deepest(s.Request.Hashes)
 	if !ok {
@@ -130,9 +126,8 @@ func (s *Scene) agree(h *hotPrefixes, blocks int) int {
 	return deep
 }
 
-// gather marks the candidates outside the hot prefix's replica set and returns the size of the set,
-// or of the pool if the set does not restrict it. A candidate whose queue exceeds limit is replaced
-// by the next in the anchor's order.
+// gather marks the candidates outside the hot prefix's set and returns its size, or that of the
+// pool if all are inside. The next in order replaces a candidate whose queue exceeds limit.
 func (s *Scene) gather(limit float64) int {
 	if s.Replicas == 0 || s.Replicas >= s.size() {
 		return s.size()
@@ -164,8 +159,8 @@ func (s *Scene) gather(limit float64) int {
 	return n
 }
 
-// gatherSelected is gather for a selection, where ranked candidates come first in the anchor's
-// order. If all of them exceed the limit, the set does not restrict the choice.
+// gatherSelected is gather for a selection, whose ranked candidates are in the anchor's order. If
+// all exceed the limit, all candidates are inside.
 func (s *Scene) gatherSelected(limit float64) int {
 	n := 0
 	for i := range s.Candidates {
@@ -183,7 +178,7 @@ func (s *Scene) gatherSelected(limit float64) int {
 	return s.size()
 }
 
-// nthLargest returns the element at n in descending order in linear time. It reorders the list.
+// nthLargest takes linear time and reorders the list.
 func nthLargest(list []float64, n int) float64 {
 	low, high := 0, len(list)-1
 	for low < high {

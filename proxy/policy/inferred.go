@@ -2,9 +2,8 @@ package policy
 
 import "grapevine/prefixtree"
 
-// inferred estimates a backend's prefill work from placements, for nodes that do not share load.
-// The backend computes what was newly placed in turn, at its rate. The error vanishes when it falls
-// idle, and own first tokens correct it.
+// inferred estimates a backend's prefill work from placements: it computes new ones in turn, at its
+// rate. Idle times and own first tokens correct the error.
 type inferred struct {
 	placed int64           // Witness.Placed at that time
 	tokens float64         // prefill tokens, including own ones
@@ -18,14 +17,13 @@ const lastPlaced = 1.0
 // rate.
 const leastAhead = 256
 
-// advance subtracts the work done until now.
 func (w *inferred) advance(now prefixtree.Time, rate float64) {
 	w.tokens = max(w.tokens-seconds(w.at, now)*rate, 0)
 	w.at = max(w.at, now)
 }
 
-// infer returns the prefill tokens of all nodes in front of a new request, and whether other nodes
-// placed anything since the last call.
+// infer returns all nodes' prefill tokens in front of a new request, and whether other nodes placed
+// anything since.
 func (s *slot) infer(placed int64, perBlock, rate float64, now prefixtree.Time) (tokens float64, news bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -35,8 +33,7 @@ func (s *slot) infer(placed int64, perBlock, rate float64, now prefixtree.Time) 
 		w.tokens, fresh = float64(s.charged.Load()), 0
 	}
 	passed := seconds(w.at, now)
-	// The times of the placements are unknown. If evenly spread, all but the latest are computed by
-	// now.
+	// If spread evenly, all but the latest placements are computed by now.
 	w.tokens = max(w.tokens+fresh-passed*rate, fresh*min(lastPlaced/passed, 1), 0)
 	w.at = max(w.at, now)
 	news = placed > w.placed
@@ -44,7 +41,7 @@ func (s *slot) infer(placed int64, perBlock, rate float64, now prefixtree.Time) 
 	return w.tokens, news
 }
 
-// chargeInferred records the work in front of an own request and adds its charge. mu must be held.
+// chargeInferred adds an own charge. mu must be held.
 func (s *slot) chargeInferred(a *Attempt) {
 	w := &s.inferred
 	if ahead := int64(w.tokens) - (s.charged.Load() - a.charged); ahead > leastAhead {
@@ -54,8 +51,7 @@ func (s *slot) chargeInferred(a *Attempt) {
 	a.placed = w.placed
 }
 
-// correctInferred corrects the estimate at an own first token: all earlier placements are computed.
-// mu must be held.
+// correctInferred: at an own first token all earlier placements are computed. mu must be held.
 func (s *slot) correctInferred(a *Attempt, perBlock, rate float64, now prefixtree.Time) {
 	w := &s.inferred
 	w.advance(now, rate)
@@ -79,7 +75,6 @@ func (r *Router) infer(s *Scene) {
 	s.inferred = int64(s.Now)-r.witnessed.Load() <= blindAfter
 }
 
-// infers reports whether the load of other nodes must and can be inferred.
 func (r *Router) infers(s *Scene) bool {
 	return s.Nodes > 1 && r.witness != nil && s.Staleness > blindAfter && s.FactStaleness <= blindAfter
 }

@@ -10,15 +10,12 @@ import (
 )
 
 // slot holds this node's load on one backend generation, its learned rate and its failure state.
-// Pick reads the first cache line of every candidate, so the fields that it needs come first and
-// the size is a multiple of 64 bytes.
-//
-// The counters are exact: an Attempt takes back what its Pick added. mu guards the line of
-// prefills, the rate sums and the failure state. Readers use the atomics without it and may see
-// them at slightly different times.
+// Pick reads the first cache line of every candidate, so its fields come first and the size is a
+// multiple of 64 bytes. An Attempt takes back exactly what its Pick added. mu guards the non-atomic
+// fields; readers may see the atomics at slightly different times.
 type slot struct {
-	charged    atomic.Int64  // prefill tokens of own requests before their first token
-	active     atomic.Int64  // own requests that have not ended
+	charged    atomic.Int64 // prefill tokens of own requests before their first token
+	active     atomic.Int64
 	headTokens atomic.Int64  // charge of the prefill that runs; 0: none
 	headSince  atomic.Int64  // ms; estimated start of that prefill
 	rate       atomic.Uint64 // learned prefill rate, tokens/s as float64 bits; 0: none
@@ -28,11 +25,11 @@ type slot struct {
 
 	resident  atomic.Int64 // prompt and output tokens of own active requests, which pin KV memory
 	headAhead atomic.Int64 // peers' tokens in front of the head of the line
-	trial     atomic.Bool  // the trial request of the half-open backend runs
-	ejected   atomic.Bool  // own requests failed: half-open after retryAt
+	trial     atomic.Bool
+	ejected   atomic.Bool // own requests failed: half-open after retryAt
 	// byRequests: ejected by failures other than refused connections; mayEject bounds these.
 	byRequests atomic.Bool
-	struck     atomic.Bool // strikes.by is not empty
+	struck     atomic.Bool
 	headWhole  atomic.Bool // the head's first token is not observable
 	scant      atomic.Bool // the rate rests on less evidence than its prior's weight
 	telemetry  atomic.Pointer[Telemetry]
@@ -40,15 +37,15 @@ type slot struct {
 	gen        atomic.Uint32
 	began      atomic.Int64 // ms; start of slow start; 0: none
 	credit     atomic.Int64 // millionths of a request, for slow start
-	answerAt   atomic.Int64 // ms; last sign of life
+	answerAt   atomic.Int64
 
 	mu          sync.Mutex
 	first, last *Attempt // own requests before their first token, in order of admission
 	whole       int64    // charges of whole requests in the line
 	lastFirst   prefixtree.Time
-	rates       rateSums        // measured by this node
-	peerRates   rateSums        // measured by other nodes
-	measured    prefixtree.Time // last sample of rates
+	rates       rateSums
+	peerRates   rateSums // measured by other nodes
+	measured    prefixtree.Time
 	strikes     strikes
 	reportedAt  prefixtree.Time // since when other nodes report failures; 0: none
 	busyAt      prefixtree.Time // last answer of 429
@@ -61,13 +58,10 @@ type slot struct {
 // overdueGrace is in seconds: engine steps take tenths of a second, and rates are averages.
 const overdueGrace = 1.0
 
-// queued returns the own prefill tokens in front of a new request: all outstanding tokens minus the
-// progress of the running prefill, without which a long prefill that is nearly done looks like a
-// full queue. Work of peers in front of an own prefill delays its start.
-//
-// overdue is the delay of the running prefill in seconds (DESIGN.md, "Load"). A whole request shows
-// no first token, so it is never overdue and leaves the line when its charge must have been
-// computed; see settle.
+// queued returns the own prefill tokens in front of a new request: all outstanding minus the
+// progress of the running prefill, or a long one nearly done would look like a full queue. overdue
+// is its delay in seconds. A whole request is never overdue and leaves the line when its charge
+// must be computed; see settle.
 func (s *slot) queued(now prefixtree.Time, rate float64) (tokens, overdue float64) {
 	tokens = float64(s.charged.Load())
 	head := float64(s.headTokens.Load())
@@ -89,12 +83,10 @@ func (s *slot) queued(now prefixtree.Time, rate float64) (tokens, overdue float6
 	return max(tokens, 0), overdue
 }
 
-// ran estimates for how many seconds the prefill at the head of the line has run.
 func (s *slot) ran(now prefixtree.Time, rate float64) float64 {
 	return max(seconds(prefixtree.Time(s.headSince.Load()), now)-float64(s.headAhead.Load())/rate, 0)
 }
 
-// charge adds a picked attempt to the counters and the line.
 func (s *slot) charge(a *Attempt, now prefixtree.Time) {
 	s.active.Add(1)
 	s.charged.Add(a.charged)
@@ -128,7 +120,6 @@ func (s *slot) headed(a *Attempt, ahead int64, since prefixtree.Time) {
 	s.headTokens.Store(a.charged)
 }
 
-// started moves the start of the attempt's prefill from Pick to dispatch.
 func (s *slot) started(a *Attempt, now prefixtree.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -138,8 +129,8 @@ func (s *slot) started(a *Attempt, now prefixtree.Time) {
 	}
 }
 
-// prefilled takes the attempt out of the line and releases its prefill charge; repeated calls do
-// nothing. A first token proves that the whole requests in front are prefilled as well.
+// prefilled takes the attempt out of the line and releases its charge, once. A first token proves
+// that the whole requests in front are prefilled as well.
 func (s *slot) prefilled(a *Attempt, now prefixtree.Time, token bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -185,15 +176,13 @@ func (s *slot) leave(a *Attempt, done, now prefixtree.Time) {
 	s.headed(s.first, max(s.first.ahead-a.ahead, 0), min(max(done, s.first.since), now))
 }
 
-// release ends the attempt's other claims; call prefilled before it.
 func (s *slot) release(a *Attempt) {
 	s.active.Add(-1)
 	s.resident.Add(-a.resident)
 }
 
-// rateOr returns the learned rate, else the prior. A rate with little evidence may be slower than
-// the prior but not faster: otherwise the first backend measured in an idle fleet would attract all
-// requests.
+// rateOr returns the learned rate, else the prior. A rate with little evidence counts only if
+// slower: otherwise the first measured backend of an idle fleet would attract all requests.
 func (s *slot) rateOr(prior float64) float64 {
 	r := math.Float64frombits(s.rate.Load())
 	if r <= 0 || r > prior && s.scant.Load() {
@@ -209,16 +198,14 @@ type Telemetry struct {
 	KVUsage          float64 // share of the KV cache in use, 0 to 1
 }
 
-// ledger holds the slots of all backends named by a view or by a peer's report. Safe for concurrent
-// use.
+// ledger holds the slots of all backends. Safe for concurrent use.
 type ledger struct {
 	mu       sync.Mutex
 	slots    map[prefixtree.Backend]*slot
 	replaced []*slot // slots of earlier generations on which requests still ran
 }
 
-// of returns the slot of a backend and creates a missing one, because peers' reports may precede
-// the view.
+// of creates a missing slot, because peers' reports may precede the view.
 func (l *ledger) of(id prefixtree.Backend) *slot {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -230,8 +217,7 @@ func (l *ledger) of(id prefixtree.Backend) *slot {
 	return s
 }
 
-// slot returns the slot of a backend generation and creates a missing one. A slot of unknown
-// generation takes the first known generation.
+// slot creates a missing slot. A slot of unknown generation takes the first known one.
 func (l *ledger) slot(id prefixtree.Backend, gen uint32) *slot {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -261,7 +247,6 @@ func (l *ledger) drop(id prefixtree.Backend) bool {
 	return true
 }
 
-// adapterSet remembers the LoRA adapters last sent to a backend.
 type adapterSet struct {
 	names [adapterSlots]uint64
 	next  int

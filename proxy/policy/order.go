@@ -7,9 +7,8 @@ import (
 )
 
 // order finds the first backends for a key without ranking all. Backends occupy places in a larger
-// table, which a key visits in a random sequence. Each backend comes first for its share of the
-// keys, and removing one moves only the few that it displaced. Nodes with the same backends have
-// the same table. Immutable.
+// table, which a key visits in a random sequence. Removing a backend moves only the few that it
+// displaced. Immutable.
 type order struct {
 	places []int32  // entry of the pool, -1: none; the length is a power of two
 	accept []uint32 // by entry: probability in 2^-32 to be taken; nil if weights are equal
@@ -18,19 +17,18 @@ type order struct {
 const (
 	// orderRoom is the least number of places per backend, so that few are displaced.
 	orderRoom = 4
-	// orderProbes bounds the places visited per wanted backend; with three of four backends gone,
-	// about 30 are needed.
+	// orderProbes bounds the places visited per wanted backend; with three of four gone, about 30
+	// are needed.
 	orderProbes, orderWanted = 64, 16
 )
 
-// orderKey is a backend and its preferred place.
 type orderKey struct {
 	at    uint64
 	entry int32 // -1: inactive; it keeps its place
 }
 
-// newOrder lays out the table. Backends are placed in order of preference, and a taken place moves
-// to the next free one, so the layout does not depend on the order of the list.
+// newOrder places backends in order of preference, each at the next free place, so the list's order
+// does not matter.
 func newOrder(keys []orderKey, entries []entry, weighted bool) *order {
 	bits := 0
 	for 1<<bits < orderRoom*len(keys) {
@@ -59,8 +57,7 @@ func newOrder(keys []orderKey, entries []entry, weighted bool) *order {
 	return o
 }
 
-// acceptance scales weights by a power of two, so that one change of weight rarely changes the
-// other backends' values.
+// acceptance scales weights by a power of two, so that it rarely changes.
 func acceptance(entries []entry) []uint32 {
 	heaviest := 0.0
 	for i := range entries {
@@ -74,15 +71,13 @@ func acceptance(entries []entry) []uint32 {
 	return list
 }
 
-// walk visits the order of one key.
 type walk struct {
 	order *order
 	key   uint64
 	step  uint64
-	left  int // places to visit
+	left  int
 }
 
-// begin returns a walk long enough for want backends, unless most are gone or light.
 func (o *order) begin(key uint64, want int) walk {
 	return walk{order: o, key: mix(key), left: orderProbes * max(want, orderWanted)}
 }

@@ -17,43 +17,39 @@ const (
 	// paceSmooth is the least weight of one request in the mean.
 	paceSmooth = 0.01
 	// The slow mark is slowShare of the time in which all but slowRest of recent requests could
-	// have had their first token at best. Long prompts set it and waiting does not, so following
-	// caches does not raise it.
+	// have had their first token at best. Waiting does not raise it.
 	slowShare, slowRest = 0.8, 0.01
-	// Memory of the demand in seconds, and the least time that it is averaged over, so that a
-	// node's first requests do not look like a flood.
+	// Memory of the demand, and the least time averaged over, in seconds.
 	demandWindow, demandStart = 60.0, 5.0
 )
 
-// pace measures the prompts of a pool: their best times to first token and their demand. It scales
-// the price of waiting, so that the same constants fit short and long prompts. Safe for concurrent
-// use.
+// pace measures a pool's best times to first token and its demand, which scale the price of
+// waiting. Safe for concurrent use.
 type pace struct {
 	mu     sync.Mutex
 	mean   float64 // whole prefill in seconds; 0: no request yet
-	seen   float64 // requests, not decayed
+	seen   float64
 	counts [paceBuckets]float64
 	total  float64
 	peers  Pace // of the other nodes; zero if unknown
 
-	work     float64         // whole prefills in seconds, decayed with demandWindow
-	arrivals float64         // requests, decayed with demandWindow
-	since    prefixtree.Time // first request
+	work     float64 // whole prefills in seconds, decayed with demandWindow
+	arrivals float64 // requests, decayed with demandWindow
+	since    prefixtree.Time
 	last     prefixtree.Time
 }
 
-// outlook is what a decision reads from the pace.
 type outlook struct {
 	mean   float64 // mean whole prefill, seconds
 	slow   float64 // slow mark, seconds; +Inf if unknown
 	rate   float64 // requests/s at this node, including this one
-	demand float64 // prefill seconds per second at this node without caches, including this request
+	demand float64 // prefill seconds per second without caches, including this request
 
 	others      float64 // requests/s at all other nodes
 	fleetDemand float64 // demand at all nodes
 }
 
-// outlook returns the outlook for a request whose whole prefill takes whole seconds.
+// outlook takes the request's whole prefill in seconds.
 func (p *pace) outlook(whole float64, nodes int, now prefixtree.Time) outlook {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -73,7 +69,7 @@ func (p *pace) outlook(whole float64, nodes int, now prefixtree.Time) outlook {
 	return o
 }
 
-// count adds a request with its whole prefill and its soonest first token, in seconds.
+// count adds a request's whole prefill and soonest first token, in seconds.
 func (p *pace) count(whole, soonest float64, now prefixtree.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -96,7 +92,6 @@ func (p *pace) count(whole, soonest float64, now prefixtree.Time) {
 	p.last = max(p.last, now)
 }
 
-// fadeLocked returns the decay factor of the sums and the seconds that they cover.
 func (p *pace) fadeLocked(now prefixtree.Time) (fade, covered float64) {
 	now = max(now, p.last)
 	since := now
@@ -106,7 +101,6 @@ func (p *pace) fadeLocked(now prefixtree.Time) (fade, covered float64) {
 	return math.Exp(-seconds(p.last, now) / demandWindow), demandWindow * (1 - math.Exp(-(seconds(since, now)+demandStart)/demandWindow))
 }
 
-// seconds returns to-from in seconds, at least 0.
 func seconds(from, to prefixtree.Time) float64 { return float64(max(to-from, 0)) / 1000 }
 
 // slowMark returns the slow mark in seconds, +Inf before paceSupport requests.
@@ -133,7 +127,7 @@ type Pace struct {
 	Demand   float64              // prefill seconds per second without caches
 	Requests float64              // number of requests in Work and Soonest
 	Work     float64              // seconds of whole prefills
-	Soonest  [paceBuckets]float64 // requests by best time to first token, in quarter octaves from 1 ms
+	Soonest  [paceBuckets]float64 // by best time to first token, in quarter octaves from 1 ms
 }
 
 // PaceBuckets is the number of buckets of Pace.Soonest.
@@ -153,7 +147,6 @@ func (p *Pace) add(o *Pace, sign float64) {
 	}
 }
 
-// own returns this node's pace.
 func (p *pace) own(pool uint64, now prefixtree.Time) Pace {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -178,14 +171,11 @@ func (p *pace) setPeers(all, own *Pace) {
 	}
 }
 
-// holdTime is the decayed mean time in seconds for which requests keep their memory after the first
-// token.
 type holdTime struct {
 	mu   sync.Mutex
 	mean float64
 }
 
-// holdSmooth is the weight of one request.
 const holdSmooth = 0.02
 
 func (h *holdTime) add(seconds float64) {

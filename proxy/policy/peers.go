@@ -13,14 +13,14 @@ import (
 type PeerLoad struct {
 	Backend       prefixtree.Backend
 	PrefillTokens int64 // of requests before their first token
-	Active        int64 // requests that have not ended
+	Active        int64
 }
 
 // Never is the staleness of what nodes do not share.
 const Never = time.Duration(math.MaxInt64)
 
-// Bounds of what one node may report for one backend, so that a wrong report does not divert all
-// requests: prefill tokens up to the KV capacity, and more requests than any engine runs.
+// Bounds of one node's report for one backend, so that a wrong one does not divert all requests:
+// prefill tokens up to the KV capacity, and more requests than any engine runs.
 const (
 	claimTokens   = 4 << 20 // if the capacity is unknown
 	claimRequests = 4 << 10
@@ -33,8 +33,8 @@ type peerLoads struct {
 	heard    atomic.Int64 // origins with a report, including idle ones
 }
 
-// SetPeerLoad replaces the origin's report; backends that it does not list are idle. Duplicates add
-// up. Loads of backends outside the view count once a view has them.
+// SetPeerLoad replaces the origin's report; unlisted backends are idle, duplicates add up. Backends
+// may be outside the view.
 func (r *Router) SetPeerLoad(origin string, loads []PeerLoad) {
 	r.peers.mu.Lock()
 	defer r.peers.mu.Unlock()
@@ -42,7 +42,7 @@ func (r *Router) SetPeerLoad(origin string, loads []PeerLoad) {
 	r.addPeerLoad(origin, loads)
 }
 
-// UpdatePeerLoad replaces the origin's report for the listed backends only, by absolute values.
+// UpdatePeerLoad replaces the origin's report for the listed backends only.
 func (r *Router) UpdatePeerLoad(origin string, changed []PeerLoad) {
 	r.peers.mu.Lock()
 	defer r.peers.mu.Unlock()
@@ -62,7 +62,7 @@ func (r *Router) DropPeer(origin string) {
 	r.peers.heard.Store(int64(len(r.peers.byOrigin)))
 }
 
-// addPeerLoad adds loads to the origin's report. peers.mu must be held.
+// addPeerLoad requires peers.mu.
 func (r *Router) addPeerLoad(origin string, loads []PeerLoad) {
 	p := &r.peers
 	held := p.byOrigin[origin]
@@ -97,7 +97,7 @@ func (r *Router) addPeerLoad(origin string, loads []PeerLoad) {
 	}
 }
 
-// idle removes all of the origin's work but keeps the origin. mu must be held.
+// idle removes the origin's work. mu must be held.
 func (p *peerLoads) idle(origin string) {
 	held := p.byOrigin[origin]
 	for s := range held {
@@ -115,8 +115,7 @@ func takeOut(held map[*slot]PeerLoad, s *slot) {
 	delete(held, s)
 }
 
-// OwnLoads appends this node's outstanding work on the backends of the view, without idle ones: its
-// report to peers.
+// OwnLoads appends this node's outstanding work on the view's backends, without idle ones.
 func (r *Router) OwnLoads(dst []PeerLoad, now prefixtree.Time) []PeerLoad {
 	for _, s := range r.table.Load().slots {
 		if s.headWhole.Load() {

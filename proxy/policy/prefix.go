@@ -5,30 +5,27 @@ import "math"
 // Parameters of the cost; see DESIGN.md, "Cost".
 const (
 	// DefaultWorkWeight is W for requests with a worthwhile match: a recomputation also evicts
-	// another prefix, so a wait may take many times as long. The slow mark bounds the wait.
+	// another prefix. The slow mark bounds the wait.
 	DefaultWorkWeight = 100.0
-	// plainWork is W for the other requests: no cached prefix justifies a detour, but computed
-	// tokens still count.
+	// plainWork is W for the other requests.
 	plainWork = 4.0
-	// worthwhile is the least share of a prompt that a match must cover to justify a detour. Common
-	// system prompts mostly stay below it, and so do not gather all requests on one backend.
+	// worthwhile is the least share of a prompt that a match must cover. Common system prompts
+	// mostly stay below it.
 	worthwhile = 0.2
 	// patience scales the quadratic price of waiting, in mean whole prefills.
 	patience = 20.0
-	// tightDemand is the demand above which the work of a late choice weighs more than 1,
-	// quadratically.
+	// tightDemand is the demand above which late work weighs more, quadratically.
 	tightDemand = 2.0
-	// easyWork is that weight without any demand; it falls to 1 at a demand of 1.
+	// easyWork is its weight without demand; it falls to 1 at a demand of 1.
 	easyWork = 8.0
 	// crowding is the price of an active request, in mean whole prefills: it slows the batch and
 	// holds memory.
 	crowding = 0.03
 )
 
-// prefix takes the candidate with the lowest sum of expected first-token time and price of
-// recomputation.
+// prefix minimises the expected first-token time plus the price of recomputation.
 type prefix struct {
-	work    float64 // W
+	work    float64
 	epsilon float64
 }
 
@@ -72,8 +69,8 @@ func (s *Scene) foresee() {
 	s.outsight = s.look(&s.outlook)
 }
 
-// gather rules out candidates outside the hot prefix's replica set, except the deepest holders of
-// an uncommon prefix. It reports whether any candidate was outside.
+// gather rules out candidates outside the hot prefix's set, except the deepest holders of an
+// uncommon prefix, and reports whether there were any.
 func (p *prefix) gather(s *Scene, out *outsight, deepest float64) bool {
 	sum, all := s.queues()
 	within := s.gather((1+p.epsilon)*sum/float64(all) + float64(s.PromptTokens))
@@ -89,8 +86,7 @@ func (p *prefix) gather(s *Scene, out *outsight, deepest float64) bool {
 	return true
 }
 
-// queues returns the sum and number of all eligible queues, from the survey if the candidates are a
-// selection.
+// queues returns the sum and number of all eligible queues.
 func (s *Scene) queues() (sum float64, n int) {
 	if s.sampled {
 		return s.overview.mean * float64(s.overview.eligible), s.overview.eligible
@@ -101,14 +97,9 @@ func (s *Scene) queues() (sum float64, n int) {
 	return sum, len(s.Candidates)
 }
 
-// price sets the cost of every candidate not ruled out (+Inf) and returns the least cost and the
-// soonest first token, in seconds. T is the expected time to first token, U the uncached tokens, v'
-// the fleet's prefill rate, m the mean whole prefill; each cost includes a price for active
-// requests.
-//
-// A candidate with T below the slow mark is timely: waiting for its cache does not lengthen the
-// tail. It costs T + (W-1) U/v' + T^2/(patience m). A late candidate costs the best timely cost
-// plus its disadvantage against that candidate in T + (W'-1) U/v'.
+// price sets the cost of every candidate not ruled out (+Inf), in seconds, and returns the least
+// cost and the soonest first token; DESIGN.md, "Cost", has the formulas. Candidates below the slow
+// mark are timely: waiting for their cache does not lengthen the tail.
 func (p *prefix) price(s *Scene, o *outlook, out *outsight, follow bool) (least, soonest float64) {
 	n := float64(s.PromptTokens)
 	free := 0.0
@@ -155,8 +146,8 @@ func (p *prefix) price(s *Scene, o *outlook, out *outsight, follow bool) (least,
 	return least, soonest
 }
 
-// weights returns W for timely and for late candidates. W fades with seen, because a wait that only
-// looks timely does not justify much.
+// weights returns W for timely and late candidates. W fades with seen, because a wait may only look
+// timely.
 func (p *prefix) weights(follow bool, seen, demand float64) (timely, late float64) {
 	timely = min(plainWork, p.work)
 	if follow {
@@ -166,12 +157,10 @@ func (p *prefix) weights(follow bool, seen, demand float64) (timely, late float6
 	return timely, min(max(tight*tight, easyWork-(easyWork-1)*demand, 1), timely)
 }
 
-// uncached returns the tokens to compute if the first free tokens of the prompt cost nothing.
 func (c *Candidate) uncached(n, free float64) float64 { return min(c.Uncached, max(n-free, 1)) }
 
-// memoryWait estimates the seconds until the engine can admit the request. Engines admit in order
-// and only what fits; a full engine turns over its memory once per HoldSeconds. It returns 0 if the
-// capacity is unknown.
+// memoryWait estimates the seconds until the engine can admit the request: it admits in order and
+// only what fits, and a full one turns over its memory once per HoldSeconds.
 func (s *Scene) memoryWait(c *Candidate) float64 {
 	if c.KVTokens == 0 {
 		return 0
@@ -180,8 +169,7 @@ func (s *Scene) memoryWait(c *Candidate) float64 {
 	return max(missing, 0) / float64(c.KVTokens) * s.HoldSeconds
 }
 
-// rung returns what made the choice: a cache that other candidates lack, the rendezvous order, or
-// the load.
+// rung returns what made the choice.
 func (p *prefix) rung(s *Scene, chosen int, ordered bool) Rung {
 	even := true
 	for i := range s.Candidates {

@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// defaultPrefillRate is about one current GPU with a mid-size model, tokens/s. A wrong common
-	// prior is harmless, since only ratios between backends matter.
+	// defaultPrefillRate is about one current GPU, tokens/s. A wrong prior is harmless: only ratios
+	// between backends matter.
 	defaultPrefillRate = 10_000
 	// rateWindow bounds the memory of a rate to this many seconds of prefill.
 	rateWindow = 30
@@ -20,11 +20,11 @@ const (
 	scantEvidence, scantAfter = 3.0, 10_000
 	// rateMinTokens excludes small prefills, which take one engine step whatever their length.
 	rateMinTokens = 256
-	// rateOutlier bounds how far one sample may fall below the estimate: one hang must not condemn
-	// a backend, while a lasting slowdown shows within a few samples.
+	// rateOutlier bounds how far a sample may fall below the estimate, so that one hang does not
+	// condemn a backend.
 	rateOutlier = 16
-	// rateDoubt is the weight of a prefill slower than the estimate, among several nodes: it may
-	// have waited for another node's prefill. A faster one always counts 1.
+	// rateDoubt is the weight of a slow prefill among several nodes: it may have waited for another
+	// node's.
 	rateDoubt = 0.1
 	// rateGuess is rateDoubt where the work in front is inferred from placements.
 	rateGuess = 0.01
@@ -35,7 +35,6 @@ type rateSums struct {
 	tokens, seconds float64
 }
 
-// add records a sample; doubt is its weight if it is slower than the present estimate.
 func (r *rateSums) add(tokens, seconds, present, doubt float64) {
 	if present > 0 {
 		seconds = min(seconds, rateOutlier*tokens/present)
@@ -62,8 +61,8 @@ func (r rateSums) estimate(prior float64) float64 {
 // fleetRate is the prior for backends without samples, learned over all backends.
 type fleetRate struct {
 	mu    sync.Mutex
-	sums  rateSums // measured by this node
-	peers rateSums // measured by other nodes
+	sums  rateSums
+	peers rateSums
 	bits  atomic.Uint64
 }
 
@@ -82,7 +81,6 @@ func (f *fleetRate) add(tokens, seconds, doubt float64) {
 	f.bits.Store(math.Float64bits(f.sums.plus(f.peers).estimate(f.load())))
 }
 
-// replace replaces what peers measured of one backend.
 func (f *fleetRate) replace(before, now rateSums) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -92,8 +90,8 @@ func (f *fleetRate) replace(before, now rateSums) {
 	}
 }
 
-// OwnRate returns the prefill rate of a backend as this node measured it, in tokens/s, and its
-// weight in seconds of prefill. Weight 0 means no measurement. Peers average these rates by weight.
+// OwnRate returns the prefill rate measured by this node, in tokens/s, and its weight in seconds of
+// prefill; 0: none.
 func (r *Router) OwnRate(b prefixtree.Backend) (tokensPerSecond, weight float64) {
 	s := r.table.Load().slot(b)
 	if s == nil {
@@ -107,8 +105,8 @@ func (r *Router) OwnRate(b prefixtree.Backend) (tokensPerSecond, weight float64)
 	return s.rates.tokens / s.rates.seconds, s.rates.seconds
 }
 
-// SetPeerRate replaces the other nodes' weighted mean rate of a backend, and the sum of their
-// weights. It counts by weight; weight 0 removes it. The backend need not be in the view yet.
+// SetPeerRate replaces the other nodes' weighted mean rate and total weight; 0 removes it. The
+// backend need not be in the view.
 func (r *Router) SetPeerRate(b prefixtree.Backend, tokensPerSecond, weight float64) {
 	s := r.ledger.of(b)
 	var peers rateSums
@@ -132,8 +130,8 @@ func (s *slot) combine(prior float64) {
 	s.rate.Store(math.Float64bits(rate))
 }
 
-// learnRate records one prefill of that many tokens and seconds of engine time. doubt is its weight
-// if it is slower than the present rate.
+// learnRate records a prefill and the seconds it took; doubt is its weight if slower than the
+// present rate.
 func (s *slot) learnRate(f *fleetRate, tokens, seconds, doubt float64, now prefixtree.Time) {
 	if tokens < rateMinTokens || seconds <= 0 {
 		return
@@ -150,8 +148,8 @@ func (s *slot) learnRate(f *fleetRate, tokens, seconds, doubt float64, now prefi
 	s.combine(f.load())
 }
 
-// freshen drops a rate with little evidence that no sample corrects. Otherwise a backend whose few
-// samples made it look slow would stay without requests at light load for ever.
+// freshen drops a rate with little evidence: a backend that only seemed slow would stay unused at
+// light load for ever.
 func (s *slot) freshen(f *fleetRate, now prefixtree.Time) {
 	if s.active.Load() > 0 {
 		return
@@ -172,8 +170,7 @@ const (
 	maxModels = 256
 	// bytesWindow is the memory of an estimate in tokens: a few dozen long prompts.
 	bytesWindow = 1 << 20
-	// bytesPrior is the weight of the prior in tokens.
-	bytesPrior = 1 << 11
+	bytesPrior  = 1 << 11
 	// Estimates outside these bounds do not describe this prompt (for example images by hash).
 	minBytesPerToken, maxBytesPerToken = 1.0, 16.0
 )
@@ -184,8 +181,8 @@ type modelStat struct {
 	mu            sync.Mutex
 	bytes, tokens float64
 
-	further      atomic.Uint64 // float64 bits; see cachedFurther
-	found, fresh float64       // decayed tokens beyond matches: cached ones, and all
+	further      atomic.Uint64
+	found, fresh float64 // decayed tokens beyond matches: cached ones, and all
 }
 
 func newModelStat() *modelStat {
@@ -215,18 +212,16 @@ func (m *modelStat) learn(promptBytes, promptTokens int) {
 }
 
 const (
-	// furtherWindow is the memory of these sums, in tokens.
 	furtherWindow = 1 << 20
 	// furtherPrior is the weight of finding nothing cached, in tokens: a few follow-ups.
 	furtherPrior = 1 << 13
 )
 
-// cachedFurther returns the expected cached share of a prompt beyond its conversation's match:
-// generated answers, which routers hash only when they return in a prompt.
+// cachedFurther returns the expected cached share beyond a conversation's match: its generated
+// answers.
 func (m *modelStat) cachedFurther() float64 { return math.Float64frombits(m.further.Load()) }
 
-// learnFurther records a follow-up with held matched and cached cached tokens of prompt. The tree
-// handles counts below the match.
+// learnFurther ignores counts below the match, which concern the tree.
 func (m *modelStat) learnFurther(held, cached, prompt float64) {
 	if cached < held || cached > prompt || prompt <= held {
 		return

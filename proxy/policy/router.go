@@ -1,8 +1,6 @@
 // Package policy chooses a backend for one request from the request, the matches of the prefix
-// tree, an immutable view of the fleet and this node's load on each backend.
-//
-// Time and the random seed are parameters, so the same calls in the same order give the same
-// choices. DESIGN.md has the decisions.
+// tree, an immutable view of the fleet and this node's load. Time and the random seed are
+// parameters. DESIGN.md has the decisions.
 package policy
 
 import (
@@ -24,7 +22,7 @@ import (
 var (
 	ErrNoBackend       = errors.New("no backend can take the request") // no active backend is left after exclusions
 	ErrUnknownModel    = errors.New("no backend serves the model")
-	ErrUnknownStrategy = errors.New("no such strategy")             // from Request.Strategy or Config
+	ErrUnknownStrategy = errors.New("no such strategy")
 	ErrAttemptInUse    = errors.New("attempt has not ended")        // Pick before End of the previous request
 	ErrConfig          = errors.New("invalid policy configuration") // wrapped by every error of NewRouter
 	errNoIndex         = fmt.Errorf("%w: no index: give a tree", ErrConfig)
@@ -32,30 +30,29 @@ var (
 
 const (
 	DefaultHashBound  = 1.25 // the usual value for consistent hashing with bounded loads
-	defaultHashBytes  = 8192 // about 2k tokens
+	defaultHashBytes  = 8192
 	defaultBlockBytes = 512
 )
 
 // Config configures a Router. The zero value of every field selects its default.
 type Config struct {
-	Strategy    string        // default strategy; "" means prefix
-	WorkWeight  float64       // W: cost of an uncached token relative to a queued one
-	Epsilon     float64       // bounded-load slack of prefix with several nodes
-	BlockBytes  int           // bytes of one block of Request.Hashes
-	Nodes       int           // routers in the fleet; 0 and 1 mean a single node
-	Staleness   time.Duration // see SetFleet
+	Strategy    string  // default strategy; "" means prefix
+	WorkWeight  float64 // W: cost of an uncached token relative to a queued one
+	Epsilon     float64 // bounded-load slack of prefix with several nodes
+	BlockBytes  int     // bytes of one block of Request.Hashes
+	Nodes       int     // routers in the fleet; 0 and 1 mean a single node
+	Staleness   time.Duration
 	Weights     map[string]float64
-	HashBlocks  int           // blocks that prefix-hash keys on; 0 means about 2k tokens
-	HashBound   float64       // prefix-hash limits load to this multiple of the mean
-	PrefillRate float64       // prior for the prefill rate, tokens/s
+	HashBlocks  int     // blocks that prefix-hash keys on; 0 means about 2k tokens
+	HashBound   float64 // prefix-hash limits load to this multiple of the mean
+	PrefillRate float64
 	SlowStart   time.Duration // see easeIn; 0 means DefaultSlowStart, negative disables it
 	Seed        uint64
-	Extra       map[string]Strategy // more strategies by name
-	// Failed, if not nil, is called for every failure that counts against its backend. It must not
+	Extra       map[string]Strategy
+	// Failed, if not nil, is called for every failure that counts against its backend, and must not
 	// block.
 	Failed func(b prefixtree.Backend, f Failure, now prefixtree.Time)
-	// Forgot, if not nil, is called when answers show that a backend lost its cache. It must not
-	// block.
+	// Forgot, if not nil, is called when a backend lost its cache, and must not block.
 	Forgot func(b prefixtree.Backend)
 }
 
@@ -66,32 +63,31 @@ type Index interface {
 	Learn(b prefixtree.Backend, chain []prefixtree.Hash, tr *prefixtree.Trail, cached int, now prefixtree.Time) prefixtree.Lesson
 }
 
-// Retractor is an Index that can undo one Record, for requests that failed after they were sent.
-// Without it, the next response corrects the index.
+// Retractor is an Index that can undo one Record, for requests that failed. Without it, the next
+// response corrects the index.
 type Retractor interface {
 	Revert(b prefixtree.Backend, chain []prefixtree.Hash, tr *prefixtree.Trail) (retracted int)
 }
 
-// Witness is an Index that counts the blocks newly placed on a backend by other nodes. The router
-// infers their load from it where they report none.
+// Witness is an Index that counts the blocks newly placed by other nodes, from which the router
+// infers unreported load.
 type Witness interface {
 	Placed(b prefixtree.Backend) int64
 }
 
-// Request describes one request. The router only reads the byte slices; Hashes must not change
-// before End.
+// Request describes one request. Hashes must not change before End.
 type Request struct {
-	Model       []byte // "" if the request names none
+	Model       []byte
 	LoRA        []byte
 	Path        []byte
-	Session     []byte // session key from a header or the body
+	Session     []byte
 	Hashes      []prefixtree.Hash
 	PromptBytes int                      // canonical prompt bytes; 0: computed from Hashes
 	OutputHint  int                      // expected output tokens; 0: unknown
 	Whole       bool                     // the proxy cannot observe the first token: not streamed, or not understood
 	Header      func(name string) []byte // may be nil; used when a rule names a header
 	Exclude     []prefixtree.Backend     // backends that already failed this request
-	Strategy    string                   // overrides the rules; "" uses them
+	Strategy    string
 }
 
 type named struct {
@@ -104,7 +100,7 @@ type Router struct {
 	cfg        Config
 	tree       Index
 	retract    Retractor // nil if the index has none
-	witness    Witness   // nil if the index has none
+	witness    Witness
 	strategies map[string]*named
 	fallback   *named
 	rate       *fleetRate
@@ -115,7 +111,7 @@ type Router struct {
 	ledger     ledger
 	ejecting   sync.Mutex // serialises failures to bound ejections; taken before slot.mu
 	table      atomic.Pointer[table]
-	viewMu     sync.Mutex // serialises SetView and SetPeerHeat, so that new pools get the latest peer heat
+	viewMu     sync.Mutex // serialises SetView and SetPeerHeat
 	scenes     sync.Pool
 	seq        atomic.Uint64
 	slowStart  int64        // ms; 0: disabled
@@ -124,7 +120,7 @@ type Router struct {
 	peerHeat   peerHeat // guarded by viewMu
 	hot        atomic.Pointer[hotPrefixes]
 	witnessed  atomic.Int64 // ms; when infer last saw placements of other nodes
-	streamed   atomic.Bool  // some request has reported a first token
+	streamed   atomic.Bool
 
 	rungs      [rungs]atomic.Uint64
 	blind      atomic.Uint64
@@ -260,8 +256,8 @@ func (r *Router) Pick(q *Request, now prefixtree.Time, att *Attempt) error {
 	return nil
 }
 
-// Explain fills d with the decision that Pick would make now and changes nothing. It returns the
-// errors of Pick. d shares no memory with the router.
+// Explain fills d with the decision of the next Pick and changes nothing. Errors as Pick. d shares
+// no memory with the router.
 func (r *Router) Explain(q *Request, now prefixtree.Time, d *Decision) error {
 	s := r.scenes.Get().(*Scene)
 	defer r.putScene(s)
@@ -270,8 +266,6 @@ func (r *Router) Explain(q *Request, now prefixtree.Time, d *Decision) error {
 	return err
 }
 
-// decide stages the scene, runs the strategy, fills d and returns the index of the chosen
-// candidate.
 func (r *Router) decide(s *Scene, q *Request, now prefixtree.Time, d *Decision) (int, error) {
 	t := r.table.Load()
 	strategy := t.rules.strategy(q)
@@ -298,8 +292,8 @@ func (r *Router) decide(s *Scene, q *Request, now prefixtree.Time, d *Decision) 
 	return chosen, nil
 }
 
-// populate fills the scene with candidates, or with a selection if the pool is large and the
-// strategy allows it. It reports whether every candidate is being avoided.
+// populate adds candidates, or a selection in a large pool, and reports whether all are being
+// avoided.
 func (r *Router) populate(s *Scene, strategy *named) (lastResort bool) {
 	if s.pool.order != nil && r.scan(s, strategy) {
 		r.match(s)
@@ -327,8 +321,7 @@ func (r *Router) populate(s *Scene, strategy *named) (lastResort bool) {
 	return lastResort
 }
 
-// choose runs the strategy, and runs it again if another request has just become the trial of the
-// half-open backend that it chose.
+// choose repeats if another request has just become the trial of the chosen half-open backend.
 func (r *Router) choose(s *Scene, strategy *named) (int, Rung) {
 	if s.scanned {
 		return 0, s.rung
@@ -352,12 +345,11 @@ func (r *Router) putScene(s *Scene) {
 	r.scenes.Put(s)
 }
 
-// Release forgets a backend whose id will be reused. The backend must not be in the view. It
-// returns false and forgets nothing while requests still run there.
+// Release forgets a backend outside the view, whose id will be reused. It returns false and does
+// nothing while requests run there.
 func (r *Router) Release(b prefixtree.Backend) bool { return r.ledger.drop(b) }
 
-// Load returns this node's outstanding prefill tokens and active requests on a backend of the
-// present view.
+// Load returns this node's outstanding prefill tokens and active requests on a backend.
 func (r *Router) Load(b prefixtree.Backend) (prefillTokens, active int64) {
 	if s := r.table.Load().slot(b); s != nil {
 		return s.charged.Load(), s.active.Load()
@@ -365,8 +357,7 @@ func (r *Router) Load(b prefixtree.Backend) (prefillTokens, active int64) {
 	return 0, 0
 }
 
-// Rate returns the learned prefill rate of a backend in tokens/s, or the fleet's rate if there is
-// none.
+// Rate returns the learned prefill rate of a backend, else the fleet's, in tokens/s.
 func (r *Router) Rate(b prefixtree.Backend) float64 {
 	if s := r.table.Load().slot(b); s != nil {
 		return s.rateOr(r.rate.load())
@@ -387,8 +378,8 @@ func (r *Router) SetTelemetry(b prefixtree.Backend, t Telemetry) {
 // Stats are counters since the start.
 type Stats struct {
 	Picks      uint64
-	Blind      uint64        // made while peer loads were older than blindAfter
-	Rungs      [rungs]uint64 // by Rung
+	Blind      uint64 // made while peer loads were older than blindAfter
+	Rungs      [rungs]uint64
 	Outcomes   map[string]uint64
 	DoubleEnds uint64 // Attempts ended twice: a bug in the caller
 }

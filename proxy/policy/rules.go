@@ -13,7 +13,6 @@ type resolvedRule struct {
 	strategy    *named
 }
 
-// strategy returns the strategy of the first rule that fits q, else the default.
 func (s *ruleSet) strategy(q *Request) *named {
 	for i := range s.rules {
 		if s.rules[i].fits(q) {

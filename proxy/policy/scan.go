@@ -6,15 +6,15 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// scanner is a strategy that needs one number per backend. In a large pool only its choice becomes
-// a candidate. It makes the same choice as Choose would.
+// scanner is a strategy that needs one number per backend: in a large pool only its choice, equal
+// to Choose's, becomes a candidate.
 type scanner interface {
 	// scan returns the chosen entry, or -1 if Choose must see the candidates.
 	scan(s *Scene) (int, Rung)
 }
 
-// scan reports whether the strategy made a choice. It does not while a backend is in slow start,
-// whose credit needs all candidates, or if the choice is not healthy.
+// scan reports whether the strategy made a choice. Slow start needs all candidates, and an
+// unhealthy choice needs Choose.
 func (r *Router) scan(s *Scene, strategy *named) bool {
 	by, ok := strategy.Strategy.(scanner)
 	if !ok || int64(s.Now) < r.coldUntil.Load() {
@@ -38,14 +38,12 @@ func (r *Router) scan(s *Scene, strategy *named) bool {
 	return true
 }
 
-// may reports whether an entry is eligible.
 func (s *Scene) may(at int) bool {
 	e := &s.pool.entries[at]
 	return e.slot.health(s.Now) != avoided && !excluded(s.Request.Exclude, e.id)
 }
 
-// all reports whether every entry is healthy and none is excluded; then turns and draws index the
-// pool.
+// all reports whether turns and draws can index the pool.
 func (s *Scene) all() bool {
 	if len(s.Request.Exclude) > 0 {
 		return false
@@ -70,7 +68,6 @@ func (s *Scene) firstOf(key uint64) int {
 	return best
 }
 
-// activeOf returns all nodes' active requests on an entry.
 func (s *Scene) activeOf(at int) int64 {
 	slot := s.pool.entries[at].slot
 	return slot.active.Load() + slot.peerActive.Load()

@@ -6,8 +6,8 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// session pins a session key to the first backend of its rendezvous order, so only the loss of that
-// backend moves it. Requests without a key take turns.
+// session pins a session key to the first backend of its rendezvous order. Requests without a key
+// take turns.
 type session struct{}
 
 func (session) Choose(s *Scene) (int, Rung) {

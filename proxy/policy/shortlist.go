@@ -11,18 +11,16 @@ import (
 )
 
 const (
-	// weighAll is the largest pool that prefix weighs as a whole. Of a larger one it weighs a
-	// selection.
+	// weighAll is the largest pool that prefix weighs as a whole.
 	weighAll = 256
-	// selectHolders bounds the selected holders of more than the common prefix.
+	// selectHolders bounds the selected holders.
 	selectHolders = 32
-	// selectOrder is the reserve beyond the needed entries of the order, because some have long
-	// queues.
+	// selectOrder is a reserve, because some entries have long queues.
 	selectOrder = 16
 	// Least loaded and random entries, where load decides.
 	selectLows, selectRandom = 64, 16
-	// selectReplicas bounds the entries of a hot prefix's replica set; each prompt gets its own
-	// part of a larger set.
+	// selectReplicas bounds the entries of a hot set; each prompt gets its own part of a larger
+	// one.
 	selectReplicas = 96
 	// knownSets bounds the replica sets that a pool remembers.
 	knownSets = 256
@@ -33,7 +31,7 @@ var unranked = float32(math.Inf(-1))
 
 // large is the extra state of a pool of more than weighAll backends.
 type large struct {
-	order    *order // nil in smaller pools
+	order    *order
 	survey   *survey
 	credited []atomic.Uint64 // by entry: last decision that credited it during slow start
 
@@ -41,7 +39,6 @@ type large struct {
 	sets   map[prefixtree.Hash][]int32 // entries in the order of a hot prefix's anchor
 }
 
-// enlarge builds the order of a pool from all its backends, including inactive ones.
 func (p *pool) enlarge(positions []int32) {
 	keys := make([]orderKey, len(positions))
 	for i, at := range positions {
@@ -80,7 +77,6 @@ func (r *Router) shortlist(s *Scene) {
 	}
 }
 
-// putMore adds an entry unless it is present.
 func (s *Scene) putMore(at int) *Candidate {
 	if c := s.candidate(at); c != nil {
 		return c
@@ -91,7 +87,6 @@ func (s *Scene) putMore(at int) *Candidate {
 	return &s.Candidates[len(s.Candidates)-1]
 }
 
-// putFirst adds the first entries in the key's order.
 func (s *Scene) putFirst(key uint64, n int) {
 	w := s.pool.order.begin(key, n)
 	for len(s.Candidates) < n {
@@ -105,7 +100,7 @@ func (s *Scene) putFirst(key uint64, n int) {
 	}
 }
 
-// putHolders adds the deepest holders of an uncommon prefix, the most recent first among equals.
+// putHolders adds the deepest holders of an uncommon prefix, the most recent first.
 func (s *Scene) putHolders() {
 	var best [selectHolders]prefixtree.Holder
 	n := 0
@@ -138,8 +133,7 @@ func deeper(a, b *prefixtree.Holder) bool {
 	return a.Backend < b.Backend
 }
 
-// putSet adds the hot prefix's replica set and its reserve in the anchor's order, or for a large
-// set a part that differs between keys.
+// putSet adds the hot set and its reserve, or of a large set a part that depends on key.
 func (s *Scene) putSet(key uint64) {
 	set := s.pool.replicas(s.HotAnchor, s.Replicas)
 	n, partly := 0, s.Replicas > selectReplicas
@@ -161,8 +155,7 @@ func (s *Scene) putSet(key uint64) {
 	}
 }
 
-// replicas returns the first n entries in the anchor's order and a reserve for those that are
-// avoided.
+// replicas returns the first entries in the anchor's order, with a reserve for avoided ones.
 func (p *pool) replicas(anchor prefixtree.Hash, n int) []int32 {
 	want := min(n+n/8+selectOrder, len(p.entries))
 	p.setsMu.RLock()
@@ -174,7 +167,6 @@ func (p *pool) replicas(anchor prefixtree.Hash, n int) []int32 {
 	return set[:want] // an earlier set may be larger
 }
 
-// findReplicas ranks all entries for an anchor and caches the result.
 func (p *pool) findReplicas(anchor prefixtree.Hash, n int) []int32 {
 	type ranked struct {
 		at   int32

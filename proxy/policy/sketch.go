@@ -13,11 +13,10 @@ const (
 	// sketchHalfLife is in ms: long against the gap between requests, short against the life of a
 	// system prompt.
 	sketchHalfLife = 30_000
-	// sketchGap bounds the time in ms that decays between two requests, so that a node with few
-	// requests remembers about the last 90. Nodes that share counts remember as many together.
+	// sketchGap bounds the decay between two requests, in ms, so that a quiet node remembers about
+	// the last 90.
 	sketchGap = sketchHalfLife / 90
-	// sketchSupport is the least decayed count of a common anchor; otherwise the first request
-	// would be common.
+	// sketchSupport is the least count of a common anchor, or the first request would be common.
 	sketchSupport = 4
 	// Anchors are the first sketchDense blocks, then every sketchStride-th, as in the tree.
 	sketchDense, sketchStride = 16, 4
@@ -30,16 +29,15 @@ const (
 )
 
 // sketch finds common anchors: SpaceSaving (Metwally, Agrawal, El Abbadi, ICDT 2005) with forward
-// exponential decay and bounded memory. It counts an anchor only if the one before is common, so a
-// request costs one or two updates.
+// decay. It counts an anchor only behind a common one, so a request costs one or two updates.
 type sketch struct {
 	mu    sync.Mutex
-	index map[prefixtree.Hash]int32 // anchor -> position in heap
-	heap  []heavy                   // min-heap by count
+	index map[prefixtree.Hash]int32
+	heap  []heavy // min-heap by count
 	limit int
 	total float64
-	last  prefixtree.Time // latest request; 0: none
-	clock float64         // ms since an increment weighed 1, bounded per request by sketchGap
+	last  prefixtree.Time
+	clock float64 // ms since an increment weighed 1, bounded per request by sketchGap
 	peers peerCounts
 }
 
@@ -53,17 +51,15 @@ func newSketch() *sketch {
 	return &sketch{index: make(map[prefixtree.Hash]int32, 2*sketchMin), limit: sketchMin}
 }
 
-// resize adapts the number of counters to the number of backends.
 func (s *sketch) resize(backends int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.limit = min(max(8*backends, s.limit), sketchMax)
 }
 
-// branch counts the request, unless peek is set. It returns the branch key, which is the first
-// anchor whose share of recent traffic is at most share, or the deepest anchor; the number of
-// common blocks before it; and whether enough requests were seen to judge that share. hashes must
-// not be empty.
+// branch counts the request, unless peek is set. It returns the first anchor with at most share of
+// recent traffic, or the deepest; the number of common blocks before it; and whether enough
+// requests were seen to judge.
 func (s *sketch) branch(hashes []prefixtree.Hash, share float64, now prefixtree.Time, peek bool) (key prefixtree.Hash, common int, judged bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -93,7 +89,6 @@ func (s *sketch) branch(hashes []prefixtree.Hash, share float64, now prefixtree.
 	}
 }
 
-// nextAnchor returns the position of the anchor after i, at most last.
 func nextAnchor(i, last int) int {
 	if i++; i >= sketchDense {
 		i += (sketchStride - 1 - i%sketchStride)
@@ -101,7 +96,6 @@ func nextAnchor(i, last int) int {
 	return min(i, last)
 }
 
-// setPeers replaces the other nodes' counts.
 func (s *sketch) setPeers(all, own *HeatSum) {
 	p := newPeerCounts(all, own)
 	s.mu.Lock()
@@ -109,7 +103,6 @@ func (s *sketch) setPeers(all, own *HeatSum) {
 	s.peers = p
 }
 
-// heat returns the recent number of requests and the hottest anchors.
 func (s *sketch) heat(limit int, now prefixtree.Time) (requests float64, anchors []HotAnchor) {
 	s.mu.Lock()
 	w := s.weight(now, true)
@@ -131,8 +124,8 @@ func (s *sketch) estimate(h prefixtree.Hash) float64 {
 	return 0
 }
 
-// weight returns the present weight of a request and rescales large sums. Without peek it advances
-// the clock.
+// weight returns the present weight of a request. Without peek it advances the clock and may
+// rescale the sums.
 func (s *sketch) weight(now prefixtree.Time, peek bool) float64 {
 	clock := s.clock
 	if s.last != 0 {
@@ -166,8 +159,8 @@ func (s *sketch) count(h prefixtree.Hash, w float64) float64 {
 			s.up(at)
 			return 0
 		}
-		// SpaceSaving: the new anchor takes over the least counter. The inherited count is no
-		// evidence, so the result is 0.
+		// The new anchor takes over the least counter, whose count is no evidence, so the result is
+		// 0.
 		delete(s.index, s.heap[0].hash)
 		s.heap[0] = heavy{hash: h, count: s.heap[0].count + w, over: s.heap[0].count}
 		s.index[h] = 0

@@ -15,17 +15,15 @@ const (
 	coldShare = 0.1
 	// coldCredit bounds the requests that a cold backend may save up.
 	coldCredit = 4
-	// oneRequest is the unit of slot.credit.
 	oneRequest = 1_000_000
 )
 
-// sticky is a strategy that follows the order of a key. During slow start each key moves to the
-// backend once and stays; alternating would split a session's cache.
+// sticky is a strategy that follows a key. During slow start each key moves once; alternating would
+// split a session's cache.
 type sticky interface {
 	key(s *Scene) (key uint64, ok bool)
 }
 
-// begins starts the slow start of a backend at a time.
 func (r *Router) begins(s *slot, at prefixtree.Time) {
 	if r.slowStart <= 0 || at <= 0 {
 		return
@@ -43,12 +41,9 @@ func (r *Router) warmth(s *slot, now prefixtree.Time) float64 {
 	return coldShare + (1-coldShare)*max(float64(int64(now)-began), 0)/float64(r.slowStart)
 }
 
-// easeIn removes cold candidates that have had their share. A cold engine has no queue, so by load
-// alone it would attract every new prompt.
-//
-// Each request credits a candidate with its share by warmth and weight; a request that it takes by
-// load costs one credit. Follow-ups of prefixes that it holds are admitted without. If no candidate
-// would remain, all stay.
+// easeIn removes cold candidates that have had their share: without a queue they would attract
+// every new prompt. Each request credits a candidate with its share; one taken by load costs a
+// credit, follow-ups do not. If none would remain, all stay.
 func (r *Router) easeIn(s *Scene, strategy *named) {
 	var total float64
 	cold := 0
@@ -93,7 +88,7 @@ func (r *Router) easeIn(s *Scene, strategy *named) {
 	s.Candidates = s.Candidates[:n]
 }
 
-// credited adds the candidate's share and reports whether it may take the request.
+// credited adds the share and reports whether the candidate may take the request.
 func (c *Candidate) credited(s *Scene, share float64) bool {
 	if s.sampled {
 		// It also gets credit for the decisions that did not select it.
@@ -112,8 +107,8 @@ func (c *Candidate) credited(s *Scene, share float64) bool {
 	return credit >= oneRequest
 }
 
-// missed returns the decisions in this pool since the candidate was last credited, including this
-// one; at most the number of backends, because it may have been warm for long.
+// missed returns the decisions since the candidate was last credited, at most the number of
+// backends.
 func (s *Scene) missed(c *Candidate) uint64 {
 	last := &s.pool.credited[c.at]
 	var before uint64
@@ -123,17 +118,15 @@ func (s *Scene) missed(c *Candidate) uint64 {
 		before = last.Swap(s.turn)
 	}
 	if s.turn <= before {
-		return 1 // a later decision was faster
+		return 1
 	}
 	return min(s.turn-before, uint64(len(s.pool.entries)))
 }
 
-// key implements sticky.
 func (session) key(s *Scene) (uint64, bool) {
 	return hashBytes(string(s.Request.Session)), len(s.Request.Session) > 0
 }
 
-// key implements sticky.
 func (p *prefixHash) key(s *Scene) (uint64, bool) {
 	if len(s.Request.Hashes) == 0 {
 		return 0, false

@@ -9,10 +9,10 @@ import (
 	"grapevine/prefixtree"
 )
 
-// table joins a view with the router's state. Pick reads it through an atomic pointer.
+// table joins a view with the router's state.
 type table struct {
 	view    *View
-	slots   []*slot // by position in the view
+	slots   []*slot
 	rules   ruleSet
 	byModel map[string]*pool
 	general *pool // backends that serve any model; may be nil
@@ -26,8 +26,8 @@ type pool struct {
 	entries []entry
 	byID    []int32 // backend id -> entry, -1: none
 	*history
-	weighted bool // entries differ in weight
-	large         // zero up to weighAll entries
+	weighted bool
+	large    // zero up to weighAll entries
 }
 
 // Keys of the pools without a model.
@@ -36,10 +36,9 @@ const (
 	poolGeneral = 1
 )
 
-// history is what a pool learned from its requests. It outlives views, so that frequent changes
-// restart no rotation.
+// history is what a pool learned from its requests; it outlives views.
 type history struct {
-	turn atomic.Uint64 // rotation
+	turn atomic.Uint64
 	pace pace
 	work workMeter
 }
@@ -64,7 +63,6 @@ func (t *table) slot(b prefixtree.Backend) *slot {
 	return t.slots[t.view.byID[b]]
 }
 
-// pool returns the pool of a model, or nil.
 func (t *table) pool(model []byte) *pool {
 	if len(model) == 0 {
 		return t.all
@@ -75,7 +73,6 @@ func (t *table) pool(model []byte) *pool {
 	return t.general
 }
 
-// pools returns all pools in random order.
 func (t *table) pools() []*pool {
 	list := make([]*pool, 0, 2+len(t.byModel))
 	if list = append(list, t.all); t.general != nil {
@@ -90,8 +87,8 @@ func (t *table) pools() []*pool {
 // View returns the view in use.
 func (r *Router) View() *View { return r.table.Load().view }
 
-// SetView replaces the view. Requests in flight keep their slots, and remaining backends keep load,
-// rate and failures. It panics if a rule names a strategy that this router does not have.
+// SetView replaces the view. Running requests keep their slots, remaining backends their state. It
+// panics if a rule names an unknown strategy.
 func (r *Router) SetView(v *View) {
 	r.viewMu.Lock()
 	defer r.viewMu.Unlock()
@@ -127,7 +124,6 @@ func (r *Router) SetView(v *View) {
 	r.table.Store(t)
 }
 
-// historyOf returns the pool's history in the old view, or a new one.
 func historyOf(old *table, of func(*table) *pool) *history {
 	if old != nil {
 		if p := of(old); p != nil {
@@ -158,7 +154,6 @@ func (t *table) newPool(key uint64, positions []int32, h *history) *pool {
 	return p
 }
 
-// open initialises a scene without candidates.
 func (r *Router) open(s *Scene, q *Request, p *pool, now prefixtree.Time) {
 	s.Request, s.pool, s.Now, s.weighted, s.sampled, s.scanned = q, p, now, p.weighted, false, false
 	f := r.fleet.Load()
@@ -185,7 +180,7 @@ func (r *Router) open(s *Scene, q *Request, p *pool, now prefixtree.Time) {
 	s.PromptTokens = max(int(float64(s.promptBytes(r.cfg.BlockBytes))/perToken+0.5), 1)
 }
 
-// stage adds the eligible backends. If all are avoided it adds those with the fewest failures and
+// stage adds the eligible backends, or if all are avoided those with the fewest failures and
 // returns true.
 func (s *Scene) stage() (lastResort bool) {
 	s.stageAll()
@@ -205,7 +200,6 @@ func (s *Scene) stageAll() {
 	}
 }
 
-// put adds an entry unless it is avoided or excluded.
 func (s *Scene) put(at int, e *entry) bool {
 	h := e.slot.health(s.Now)
 	if h == avoided || excluded(s.Request.Exclude, e.id) {
@@ -215,8 +209,7 @@ func (s *Scene) put(at int, e *entry) bool {
 	return true
 }
 
-// stageLeastBad adds the avoided entries with the fewest failures in a row. It reads each count
-// once, because counts may grow meanwhile and one entry must remain.
+// stageLeastBad reads each count once: counts may grow meanwhile, and one entry must remain.
 func (s *Scene) stageLeastBad() {
 	fewest := int32(math.MaxInt32)
 	for i := range s.pool.entries {
@@ -258,7 +251,6 @@ func (s *Scene) add(at int, e *entry, half bool) {
 	c.at, c.rank = int32(at), unranked
 }
 
-// candidate returns the candidate of an entry, or nil.
 func (s *Scene) candidate(at int) *Candidate {
 	// A large pool does not clear where, so the candidate must confirm it.
 	if i := s.where[at]; i >= 0 && int(i) < len(s.Candidates) && s.Candidates[i].at == int32(at) {
@@ -267,7 +259,6 @@ func (s *Scene) candidate(at int) *Candidate {
 	return nil
 }
 
-// size returns the number of eligible backends.
 func (s *Scene) size() int {
 	if s.sampled {
 		return s.overview.eligible
@@ -284,7 +275,6 @@ func excluded(list []prefixtree.Backend, b prefixtree.Backend) bool {
 	return false
 }
 
-// match queries the tree and the sketch.
 func (r *Router) match(s *Scene) {
 	q, n := s.Request, float64(s.PromptTokens)
 	if len(q.Hashes) == 0 {
@@ -304,15 +294,14 @@ func (r *Router) match(s *Scene) {
 	}
 }
 
-// holders returns the holders of the prompt, including those outside the pool.
+// holders includes backends outside the pool.
 func (s *Scene) holders() []prefixtree.Holder {
 	if len(s.Request.Hashes) == 0 {
-		return nil // s.matches belongs to another request
+		return nil
 	}
 	return s.matches.Holders()
 }
 
-// entryOf returns the entry of a backend, or -1.
 func (p *pool) entryOf(b prefixtree.Backend) int {
 	if int(b) >= len(p.byID) {
 		return -1
@@ -320,7 +309,7 @@ func (p *pool) entryOf(b prefixtree.Backend) int {
 	return int(p.byID[b])
 }
 
-// assign sets what each candidate holds of the prompt, and infers load from placements.
+// assign sets what each candidate holds of the prompt.
 func (r *Router) assign(s *Scene) {
 	n := float64(s.PromptTokens)
 	for i := range s.Candidates {
@@ -351,8 +340,8 @@ func (r *Router) assign(s *Scene) {
 	}
 }
 
-// widespread treats as common what more than half of the backends hold, until enough requests were
-// seen to judge.
+// widespread treats as common what more than half of the backends hold, before the sketch can
+// judge.
 func (s *Scene) widespread() {
 	holders := s.matches.Holders()
 	deep := func(blocks int32) (n int) {
@@ -363,7 +352,7 @@ func (s *Scene) widespread() {
 		}
 		return n
 	}
-	low, high := int32(0), int32(len(s.Request.Hashes)) // invariant: more than half hold low blocks
+	low, high := int32(0), int32(len(s.Request.Hashes))
 	for low < high {
 		if mid := (low + high + 1) / 2; 2*deep(mid) > s.size() {
 			low = mid
@@ -379,7 +368,6 @@ func (s *Scene) widespread() {
 	}
 }
 
-// promptBytes returns the prompt's length, computed from the hashes if the caller gave none.
 func (s *Scene) promptBytes(blockBytes int) int {
 	return max(s.Request.PromptBytes, len(s.Request.Hashes)*blockBytes)
 }

@@ -21,10 +21,9 @@ func Strategies() []string { return slices.Clone(builtin) }
 
 var builtin = []string{Prefix, PrefixHash, LeastRequest, Session, RoundRobin, Random, Weighted}
 
-// Strategy chooses among the eligible backends of one request. Choose runs concurrently and must
-// not keep the scene, block or allocate. It returns an index into s.Candidates, which is never
-// empty, and the rung that decided, and should set the Cost of every candidate it weighed (any
-// unit, lower is better).
+// Strategy chooses among eligible backends. Choose runs concurrently and must not keep the scene,
+// block or allocate. It returns an index into s.Candidates, which is never empty, and the rung that
+// decided, and sets the Cost of weighed candidates (any unit, lower is better).
 type Strategy interface {
 	Choose(s *Scene) (int, Rung)
 }
@@ -53,18 +52,18 @@ func (r Rung) String() string {
 
 func (r Rung) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
 
-// Candidate is one eligible backend. Loads are those at the time of Pick; tokens are estimates.
+// Candidate is one eligible backend at the time of Pick; tokens are estimates.
 type Candidate struct {
 	Backend     prefixtree.Backend
 	HeldBlocks  int32 // leading blocks with a known placement
 	Weight      float64
 	Rate        float64 // prefill tokens/s, learned or the prior; above 0
-	OwnQueued   float64 // this node's prefill tokens in front of a new request; see slot.queued
+	OwnQueued   float64 // own prefill tokens in front of a new request
 	Queued      float64 // OwnQueued plus what other nodes report
 	Overdue     float64 // seconds; see slot.queued
 	Outstanding int64   // charged prefill tokens of all nodes
 	Active      int64   // requests of all nodes
-	OwnActive   int64   // requests of this node
+	OwnActive   int64
 	Resident    int64   // prompt and output tokens of own active requests
 	KVTokens    int     // capacity of the KV cache; 0: unknown
 	Held        float64 // prompt tokens expected in its cache
@@ -77,9 +76,9 @@ type Candidate struct {
 	queue    float64 // expected queue; set by outsight.weigh
 	crowd    float64 // expected active requests; likewise
 	inferred float64 // queue inferred from placements; 0: none
-	at       int32   // entry of the pool
+	at       int32
 	rank     float32 // rank in the order that selected it, or unranked
-	half     bool    // may only take a trial request
+	half     bool
 
 	// easeIn sets turnedAway, charged and warmth. With outside they fit into the word of half.
 	turnedAway, charged bool // charged: the request costs credit
@@ -87,8 +86,8 @@ type Candidate struct {
 	warmth              float32
 }
 
-// KVUsage returns the used share of the KV cache, 0 to 1: from the engine's report, else from own
-// active requests, else 0.
+// KVUsage returns the used share of the KV cache, 0 to 1: the engine's report, else an estimate
+// from own requests, else 0.
 func (c *Candidate) KVUsage() float64 {
 	if t := c.slot.telemetry.Load(); t != nil {
 		return min(max(t.KVUsage, 0), 1)
@@ -105,8 +104,7 @@ func (c *Candidate) holdsAdapter(name uint64) bool {
 	return c.slot.adapters.has(name)
 }
 
-// Scene is the input of one decision. A strategy may write only the candidates' Cost and must not
-// keep it.
+// Scene is the input of one decision. A strategy may write only the Cost of candidates.
 type Scene struct {
 	Request        *Request
 	Now            prefixtree.Time
@@ -118,22 +116,22 @@ type Scene struct {
 	FleetRate      float64         // prefill tokens/s over all backends; above 0
 	HoldSeconds    float64         // mean time a request keeps its memory after the first token
 	Nodes          int             // routers in the fleet, at least 1
-	Staleness      int64           // staleness of peers' load, ms
+	Staleness      int64
 	FactStaleness  int64           // staleness of peers' placements, ms
 	HotAnchor      prefixtree.Hash // deepest agreed hot prefix of the prompt; 0: none
-	Replicas       int             // size of its replica set; 0: none
+	Replicas       int
 
 	matches  prefixtree.Matches
-	where    []int32   // pool entry -> candidate index, -1: none; see candidate
-	lows     []int32   // least loaded entries of a large pool, in order
-	ranks    []float64 // buffer of gather
-	common   int       // leading blocks that are common
-	known    int32     // leading blocks of the longest match on any backend
+	where    []int32 // pool entry -> candidate index, -1: none; see candidate
+	lows     []int32 // least loaded entries of a large pool, in order
+	ranks    []float64
+	common   int   // leading blocks that are common
+	known    int32 // leading blocks of the longest match on any backend
 	pool     *pool
 	model    *modelStat
-	nameless bool   // the whole prompt is common
-	judged   bool   // enough requests were seen to judge what is common
-	weighted bool   // candidates differ in weight
+	nameless bool // the whole prompt is common
+	judged   bool // enough requests were seen to judge what is common
+	weighted bool
 	inferred bool   // peers' load is inferred from their placements
 	sampled  bool   // the candidates are a selection
 	turn     uint64 // decision number in the pool
@@ -160,13 +158,13 @@ func (s *Scene) Turn() uint64 {
 	return s.pool.turn.Add(1) - 1
 }
 
-// Rendezvous returns candidate i's rank for key, the same on all nodes; the highest comes first.
+// Rendezvous returns candidate i's rank for key, the same on all nodes; the highest wins.
 func (s *Scene) Rendezvous(key uint64, i int) float64 {
 	c := &s.Candidates[i]
 	return rendezvous(key, c.key, c.Weight, s.pool.weighted)
 }
 
-// place is Rendezvous for the scene's order key; selected candidates already have their rank.
+// place is Rendezvous for the order key, which already ranks a selection.
 func (s *Scene) place(key uint64, i int) float64 {
 	if s.sampled {
 		return float64(s.Candidates[i].rank)
@@ -174,8 +172,8 @@ func (s *Scene) place(key uint64, i int) float64 {
 	return s.Rendezvous(key, i)
 }
 
-// firstAmong returns the first candidate with that cost in the key's order, or the next in turn if
-// key is 0, and whether there were several.
+// firstAmong returns the first candidate of that cost in the key's order, or in turn if key is 0,
+// and whether others tie.
 func (s *Scene) firstAmong(cost float64, key uint64) (int, bool) {
 	best, rank, n := 0, math.Inf(-1), 0
 	for i := range s.Candidates {

@@ -8,22 +8,19 @@ import (
 )
 
 const (
-	// A survey is due after surveyPicks decisions or surveyAge ms. Until then a node adds one
-	// request to at most one backend in four of the smallest such pool, and peers' reports are
-	// older than that.
+	// A survey is due after surveyPicks decisions or surveyAge ms. Until then a node adds at most
+	// one request to a quarter of the smallest large pool.
 	surveyPicks, surveyAge = 64, 100
-	// surveyLows bounds the least loaded backends of a survey: each decision uses up one, and the
-	// last decision before the next survey still needs selectLows.
+	// surveyLows: each decision uses up one, and the last before the next survey still needs
+	// selectLows.
 	surveyLows = 2 * surveyPicks
-	// coldLast ranks backends in slow start last: they look idle, but most requests are turned away
-	// there.
+	// coldLast ranks backends in slow start last, which look idle but turn most requests away.
 	coldLast = 1e6
 )
 
-// survey caches figures over all backends of a large pool, and its least loaded backends. Readers
-// may briefly see fields of two surveys, which is harmless.
+// survey caches figures over a large pool. Readers may briefly mix two surveys, which is harmless.
 type survey struct {
-	picks  atomic.Uint64 // decisions in the pool
+	picks  atomic.Uint64
 	due    atomic.Uint64 // value of picks at the next survey; 0 before the first
 	until  atomic.Int64  // ms; time of the next survey
 	taking atomic.Bool
@@ -31,20 +28,19 @@ type survey struct {
 	eligible     atomic.Int64
 	crowd, queue atomic.Uint64 // levels of outsight.weigh, float64 bits
 	mean         atomic.Uint64 // mean queue, float64 bits
-	known        atomic.Int64  // used entries of lows
+	known        atomic.Int64
 	lows         [surveyLows]atomic.Int32
 }
 
-// overview is the result of a survey.
 type overview struct {
-	eligible int     // backends that are not avoided
-	crowd    float64 // see outsight
-	queue    float64 // see outsight
+	eligible int // backends that are not avoided
+	crowd    float64
+	queue    float64
 	mean     float64 // mean expected queue, prefill tokens
 }
 
-// look puts the survey into the scene and reports whether any backend is eligible. When the survey
-// is due, one decision takes it anew for all.
+// look loads the survey and reports whether any backend is eligible. When due, one decision renews
+// it.
 func (v *survey) look(r *Router, s *Scene) bool {
 	turn := v.picks.Load() + 1
 	if !s.peek {
@@ -54,8 +50,7 @@ func (v *survey) look(r *Router, s *Scene) bool {
 	due := v.due.Load()
 	stale := turn >= due || int64(s.Now) >= v.until.Load()
 	claimed := stale && !s.peek && v.taking.CompareAndSwap(false, true)
-	// Before the first survey every decision surveys for itself; Explain does so whenever Pick
-	// would.
+	// Before the first survey every decision makes its own; Explain does when Pick would.
 	if !claimed && due > 0 && !(stale && s.peek) {
 		v.recall(s, int64(turn)-int64(due)+surveyPicks)
 		return s.overview.eligible > 0
@@ -71,7 +66,6 @@ func (v *survey) look(r *Router, s *Scene) bool {
 	return s.overview.eligible > 0
 }
 
-// note stores the scene's survey.
 func (v *survey) note(s *Scene) {
 	v.eligible.Store(int64(s.overview.eligible))
 	v.crowd.Store(math.Float64bits(s.overview.crowd))
@@ -83,8 +77,7 @@ func (v *survey) note(s *Scene) {
 	v.known.Store(int64(len(s.lows)))
 }
 
-// recall loads the survey; since is the number of decisions after it, which have taken its least
-// loaded backends.
+// recall loads the survey; the since later decisions have used up its least loaded backends.
 func (v *survey) recall(s *Scene, since int64) {
 	s.overview = overview{
 		eligible: int(v.eligible.Load()), crowd: math.Float64frombits(v.crowd.Load()),
@@ -92,8 +85,7 @@ func (v *survey) recall(s *Scene, since int64) {
 	}
 	known := v.known.Load()
 	s.lows = s.lows[:0]
-	// If few backends are idle, the first stay the best; if many are, the next ones are. So it
-	// takes half of each.
+	// The first stay best if few are idle, the next ones if many are: half of each.
 	const half = selectLows / 2
 	next := min(max(since, 0), surveyLows-selectLows)
 	for i := range min(known, next+selectLows) {
@@ -133,8 +125,8 @@ func (r *Router) overlook(s *Scene, turn uint64) {
 	s.Candidates = s.Candidates[:0]
 }
 
-// findLows lists that many candidates of cost up to bound, cheapest first. Ties start at a changing
-// position, because all candidates of an idle fleet tie.
+// findLows lists the cheapest candidates up to bound. Ties start at a changing position, because an
+// idle fleet ties.
 func (s *Scene) findLows(bound float64, least, from int) {
 	for i := range s.Candidates {
 		if s.Candidates[i].Cost < bound {

@@ -12,7 +12,7 @@ import (
 // State says whether a backend may take new work.
 type State uint8
 
-// Only Active backends take new work; running requests are not affected.
+// Only Active backends take new work.
 const (
 	Active State = iota
 	Draining
@@ -41,18 +41,17 @@ type Backend struct {
 	Weight     float64  // relative share of work; 0 means 1
 	State      State
 	KVTokens   int             // capacity of the KV cache in tokens; 0: unknown
-	Since      prefixtree.Time // start of slow start, for example a restart; 0: none
+	Since      prefixtree.Time // start of slow start; 0: none
 	Handle     any             // the caller's value, copied to Decision.Handle
 }
 
-// Rule chooses the strategy of matching requests. Empty fields match everything; the first match
-// wins.
+// Rule chooses the strategy of matching requests. Empty fields match all; the first match wins.
 type Rule struct {
 	Model       string // exact, or a prefix if it ends in "*"
-	PathPrefix  string // of the request path
-	Header      string // header that must be present
+	PathPrefix  string
+	Header      string // empty matches any non-empty value
 	HeaderValue string // exact value; empty matches any non-empty value
-	Strategy    string // required
+	Strategy    string
 }
 
 // View is an immutable set of backends and rules. Safe for concurrent use.
@@ -69,8 +68,8 @@ type View struct {
 // ErrView is wrapped by every error of NewView.
 var ErrView = errors.New("invalid view")
 
-// NewView validates and copies backends and rules. extra names the strategies of Config.Extra.
-// Errors name the invalid entry and the remedy.
+// NewView validates and copies backends and rules; extra names further strategies. Errors name the
+// entry and the remedy.
 func NewView(backends []Backend, rules []Rule, extra ...string) (*View, error) {
 	v := &View{
 		Backends: slices.Clone(backends),
@@ -150,7 +149,6 @@ func (v *View) indexModels() {
 				at = new([]int32)
 				declared[m] = at
 			}
-			// A model listed twice counts once.
 			if n := len(*at); n == 0 || (*at)[n-1] != int32(i) {
 				*at = append(*at, int32(i))
 			}
@@ -163,7 +161,6 @@ func (v *View) indexModels() {
 	}
 }
 
-// merged merges two disjoint ascending lists.
 func merged(a, b []int32) []int32 {
 	out := make([]int32, 0, len(a)+len(b))
 	for len(a) > 0 && len(b) > 0 {

@@ -6,12 +6,10 @@ import (
 	"grapevine/prefixtree"
 )
 
-// Only the end of an answer that is not streamed is visible, seconds or minutes after its prefill.
-// Counted as a prefill until then, one such request would make its engine look stuck and drive away
-// all its conversations.
+// An answer that is not streamed ends long after its prefill. Counted as a prefill until then, it
+// would make its engine look stuck and drive away its conversations.
 
-// settle removes the whole requests from the head of the line whose prefill must be done by now at
-// that rate.
+// settle removes whole requests from the head of the line when their prefill must be done.
 func (s *slot) settle(now prefixtree.Time, rate float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -25,9 +23,8 @@ func (s *slot) settle(now prefixtree.Time, rate float64) {
 	}
 }
 
-// wholeDoubt returns the weight of a whole answer slower than its expected prefill: 0, as
-// generation took part of the time. If this router never sees a first token it is rateGuess, else a
-// rate learned too high would never fall.
+// wholeDoubt returns the weight of a slow whole answer: 0, since generation took part of it.
+// Without any streams it is rateGuess, or a rate learned too high would never fall.
 func (r *Router) wholeDoubt() float64 {
 	if r.streamed.Load() {
 		return 0

@@ -9,15 +9,14 @@ import (
 	"grapevine/prefixtree"
 )
 
-// Work is the load that one node's recent requests put on a pool, for the prompts that begin with a
-// popular prefix. It excludes the prefix itself, so replicas do not reduce it. A prompt counts for
-// its deepest popular prefix. Sums over nodes are lower bounds. Anchor 0 stands for all work of the
-// pool.
+// Work is what one node's recent requests demand of a pool behind a popular prefix, each counted
+// for its deepest one. It excludes the prefix itself, so replicas do not reduce it. Sums over nodes
+// are lower bounds. Anchor 0 is the whole pool.
 type Work struct {
 	Pool     uint64
 	Anchor   prefixtree.Hash
 	Tokens   float64 // prompt tokens up to the anchor
-	Requests float64 // per second
+	Requests float64
 	Fresh    float64 // of these, new conversations; follow-ups go where their conversation is held
 	Prefill  float64 // prefill seconds per second
 	Active   float64 // mean concurrent requests
@@ -31,16 +30,14 @@ const (
 	workStart = 1.0
 	// workAnchors bounds the prefixes measured per pool; only a few are worth a replica set.
 	workAnchors = 128
-	// workTold bounds the prefixes reported per pool.
-	workTold = 64
+	workTold    = 64
 	// A prefix is reported from leastWork prefill seconds per second or leastWorkActive active
 	// requests.
 	leastWork, leastWorkActive = 0.005, 1
 )
 
-// workMeter measures the work of one pool by prefix: SpaceSaving by requests, with exponential
-// decay. It counts a prefix only since the prefix took its place, so the figures are lower bounds.
-// Safe for concurrent use.
+// workMeter measures a pool's work by prefix: SpaceSaving with decay, counted since the prefix took
+// its place, so a lower bound. Safe for concurrent use.
 type workMeter struct {
 	mu    sync.Mutex
 	index map[prefixtree.Hash]*prefixWork
@@ -50,41 +47,38 @@ type workMeter struct {
 	told  map[prefixtree.Hash]bool // anchors that other nodes report; never changed in place
 }
 
-// hear replaces the anchors that other nodes report.
 func (m *workMeter) hear(anchors map[prefixtree.Hash]bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.told = anchors
 }
 
-// prefixWork is the work of one prefix, guarded by the meter's lock. Another prefix may take its
-// place only when no request runs on it.
+// prefixWork is guarded by the meter's lock. Another prefix may take its place only when no request
+// runs on it.
 type prefixWork struct {
 	anchor prefixtree.Hash
 	tokens float64
-	rank   float64   // requests, including those of the place's former prefixes
-	apart  bool      // prompts diverge here
-	latest promptEnd // of the prompts that begin with it
+	rank   float64 // requests, including those of the place's former prefixes
+	apart  bool    // prompts diverge here
+	latest promptEnd
 	decayedWork
 }
 
-// decayedWork is sums that decay with workWindow. The first request only starts the clock, because
-// one request says nothing about a frequency.
+// decayedWork decays with workWindow. The first request only starts the clock, since it shows no
+// frequency.
 type decayedWork struct {
 	since, last prefixtree.Time
 	requests    float64
 	fresh       float64
-	prefill     float64 // seconds
+	prefill     float64
 	busy        float64 // request-seconds
 	active      int     // requests that have not ended
 }
 
-// fade returns the decay factor since last.
 func (d *decayedWork) fade(now prefixtree.Time) float64 {
 	return math.Exp(-seconds(d.last, now) / workWindow)
 }
 
-// pass decays the sums up to now.
 func (d *decayedWork) pass(now prefixtree.Time) {
 	fade := d.fade(now)
 	d.requests *= fade
@@ -94,7 +88,6 @@ func (d *decayedWork) pass(now prefixtree.Time) {
 	d.last = max(d.last, now)
 }
 
-// begin adds a request.
 func (d *decayedWork) begin(prefill float64, fresh bool, now prefixtree.Time) {
 	d.pass(now)
 	d.active++
@@ -124,9 +117,8 @@ func (d decayedWork) work(now prefixtree.Time) (w Work) {
 	return Work{Requests: d.requests / over, Fresh: d.fresh / over, Prefill: d.prefill / over, Active: d.busy / over}
 }
 
-// count adds the work of a decision: the chosen candidate's uncached tokens to the pool, and to the
-// prompt's deepest popular prefix what would remain if that were held. It returns the prefix, or
-// nil.
+// count adds the chosen candidate's uncached tokens to the pool, and to the prompt's deepest
+// popular prefix what would remain if that were held. It returns the prefix, or nil.
 func (s *Scene) count(c *Candidate) *prefixWork {
 	m := &s.pool.work
 	m.mu.Lock()
@@ -150,21 +142,18 @@ func (s *Scene) count(c *Candidate) *prefixWork {
 	return p
 }
 
-// promptEnd is the end of the latest prompt. Beyond sketchDepth, the longest match cannot
-// distinguish a follow-up from a new question about the same text; promptEnd can.
+// promptEnd distinguishes follow-ups from new questions about the same text beyond sketchDepth.
 type promptEnd struct {
 	hash   prefixtree.Hash
 	blocks int
 }
 
-// next replaces the end and reports whether the prompt continues the previous one.
 func (e *promptEnd) next(hashes []prefixtree.Hash) (goesOn bool) {
 	goesOn = e.blocks > 0 && e.blocks < len(hashes) && hashes[e.blocks-1] == e.hash
 	*e = promptEnd{hashes[len(hashes)-1], len(hashes)}
 	return goesOn
 }
 
-// end records the end of a request that was counted for p, which may be nil.
 func (m *workMeter) end(p *prefixWork, now prefixtree.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -174,8 +163,8 @@ func (m *workMeter) end(p *prefixWork, now prefixtree.Time) {
 	}
 }
 
-// deepest returns the place and depth in blocks of the prompt's deepest popular prefix; common is
-// the number of blocks known to be common. It returns nil if there is none or no place is free.
+// deepest returns the place and depth of the prompt's deepest popular prefix, or nil; common blocks
+// are known to be common.
 func (m *workMeter) deepest(hashes []prefixtree.Hash, common int, now prefixtree.Time) (p *prefixWork, blocks int) {
 	from := max(common, 1)
 	f := m.alike.behind(hashes[from-1])
@@ -186,8 +175,8 @@ func (m *workMeter) deepest(hashes []prefixtree.Hash, common int, now prefixtree
 		blocks = max(blocks, m.alike.behind(hashes[0]).extent(hashes, 1))
 	}
 	if seen < furtherLeast {
-		// While the sketch descends a long prefix, each anchor is new here. Earlier descents or
-		// other nodes may know its end already.
+		// While the sketch descends, each anchor is new here; earlier descents or other nodes may
+		// know the end.
 		last := min(len(hashes), sketchDepth) - 1
 		for i := from - 1; i < last; {
 			i = nextAnchor(i, last)
@@ -205,8 +194,7 @@ func (m *workMeter) deepest(hashes []prefixtree.Hash, common int, now prefixtree
 	return p, blocks
 }
 
-// place returns the place of an anchor. A new anchor takes the least used place, or nil if requests
-// run on all.
+// place gives a new anchor the least used place, or nil if requests run on all.
 func (m *workMeter) place(anchor prefixtree.Hash, now prefixtree.Time) *prefixWork {
 	if p := m.index[anchor]; p != nil {
 		return p
@@ -238,7 +226,7 @@ func (m *workMeter) place(anchor prefixtree.Hash, now prefixtree.Time) *prefixWo
 	return least
 }
 
-// tell appends the pool's total work and then its largest prefixes, or nothing if the pool is idle.
+// tell appends the pool's work and then its largest prefixes, or nothing if idle.
 func (m *workMeter) tell(dst []Work, pool uint64, now prefixtree.Time) []Work {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -1,7 +1,6 @@
 // Package hot decides which prompt prefixes a fleet keeps on several backends, and on how many. One
-// node decides from the sum of all nodes' work; every node derives the backends from the anchor.
-//
-// The package is pure: time is a parameter.
+// node decides from all nodes' work; every node derives the backends from the anchor. Time is a
+// parameter.
 package hot
 
 import (
@@ -13,15 +12,15 @@ import (
 
 // Pool is the backends of one model, or those for any model.
 type Pool struct {
-	Key      uint64 // as in policy.Work
-	Backends int    // eligible ones
-	KVTokens int64  // total KV capacity; 0: unknown
+	Key      uint64
+	Backends int
+	KVTokens int64 // total KV capacity; 0: unknown
 }
 
 // Prefix is an agreed hot prefix.
 type Prefix struct {
 	policy.HotPrefix
-	Since   prefixtree.Time // when it became hot
+	Since   prefixtree.Time
 	Changed prefixtree.Time // last change of the number of replicas
 	Expires prefixtree.Time
 }
@@ -49,9 +48,8 @@ type Key struct {
 	Anchor prefixtree.Hash
 }
 
-// Add adds the report of one node, which lists each prefix of a pool once. A node's prefixes count
-// in order and for at most its total work in that pool, because rates of new prefixes are too high
-// and a faulty node must stay within its total.
+// Add adds one node's report, which lists each prefix once. A node's prefixes count at most its
+// total work in the pool: rates of new prefixes are too high, and this bounds a faulty node.
 func (s Sum) Add(works []policy.Work) {
 	rest := make(map[uint64]policy.Work)
 	for _, w := range works {
@@ -82,7 +80,6 @@ func (s Sum) Add(works []policy.Work) {
 	}
 }
 
-// part takes at most claim from of.
 func part(claim, of float64) (got, left float64) {
 	got = min(claim, of)
 	return got, of - got

@@ -11,20 +11,18 @@ import (
 const (
 	// fill is how busy a replica may be in total.
 	fill = 0.8
-	// leastRoom is the least part of a backend available to the prefix, however busy it is
-	// otherwise.
+	// leastRoom is the least part of each backend available to the prefix.
 	leastRoom = 0.1
 	// comfort is the multiple of its fair share (backends x share of requests) that a prefix gets.
 	comfort = 2
 	// memoryShare is the part of the pool's KV memory that comfort may claim.
 	memoryShare = 0.05
-	// A prefix turns hot at enterWork busy backends or enterShare fair shares, and stays hot down
-	// to stayWork or stayShare.
+	// A prefix turns hot at enterWork busy backends or enterShare fair shares, and cools below
+	// stayWork and stayShare.
 	enterWork, stayWork   = 0.2, 0.1
 	enterShare, stayShare = 1.0, 0.5
-	// Requests/s of new conversations that a prefix needs to turn and stay hot: one in the last
-	// seconds in two decisions running, and one in several minutes. Follow-ups go to their holder
-	// with or without a set.
+	// Requests/s of new conversations to turn and stay hot: one in the last seconds, and one in
+	// several minutes.
 	enterFresh, stayFresh = 0.05, 0.002
 	// leastTokens is the least length worth a set; shorter prefixes are cheap to compute.
 	leastTokens = 2048
@@ -40,7 +38,6 @@ type Need struct {
 	Capped   bool    // limited by KV memory
 }
 
-// Why returns the reasons as text.
 func (n *Need) Why() string {
 	why := fmt.Sprintf("%.0f %% of the requests; keeps %.2f backends busy, all else %.2f of each", 100*n.Share, n.Work, n.Other)
 	if n.Capped {
@@ -49,12 +46,9 @@ func (n *Need) Why() string {
 	return why
 }
 
-// Size returns the need of a prefix with work w in a pool with total work all. free is the KV
-// tokens that it may claim, negative if unknown.
-//
-// Work alone underestimates: an engine's concurrency limit is unknown and rates are uncertain. By
-// its share of requests the prefix could have that share of the backends alone, with all as busy as
-// before; comfort leaves a choice.
+// Size returns the need of a prefix with work w in a pool with work all. free is the KV tokens that
+// it may claim, negative if unknown. Work alone underestimates, since concurrency limits are
+// unknown; the share of requests does not, and comfort leaves a choice.
 func Size(w, all policy.Work, backends int, free float64) Need {
 	b := float64(backends)
 	busy := max(all.Prefill, w.Prefill) / b
@@ -74,12 +68,10 @@ func Size(w, all policy.Work, backends int, free float64) Need {
 	return n
 }
 
-// heat returns how far above the threshold of being hot the prefix is, by work or share.
 func (n *Need) heat(backends int) float64 {
 	return max(n.Work/enterWork, n.Share*float64(backends)/enterShare)
 }
 
-// warm reports whether a prefix of that length is hot; agreed means that it has a set.
 func (n *Need) warm(tokens float64, backends int, agreed bool) bool {
 	work, share, fresh := enterWork, enterShare, enterFresh
 	if agreed {

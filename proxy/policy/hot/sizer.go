@@ -11,29 +11,26 @@ import (
 
 // Times are in milliseconds.
 const (
-	// Every is the interval of decisions, equal to that of the nodes' reports.
+	// Every is the interval of decisions and of the nodes' reports.
 	Every = 5_000
 	// dwell is the least time between two changes of a set, unless it must double.
 	dwell = 60_000
-	// A change also waits for evidence requests, since the share of few is chance, but at most
-	// longest. longestCold bounds the wait for a set's end, below the lifetime that remains at
-	// renewal.
+	// A change also waits for evidence requests, because the share of few is chance, but at most
+	// longest, and a set's end at most longestCold, less than the lifetime left at renewal.
 	evidence             = 100
 	longest, longestCold = 600_000, 150_000
 	calm                 = 60_000
-	// lifetime is how long a set lasts without renewal, for example without a leader; it is renewed
-	// every renewal.
+	// lifetime is how long a set lasts without renewal; renewal is its interval.
 	lifetime, renewal = 300_000, 120_000
 	// smooth is the number of decisions over which a prefix's rate is averaged.
 	smooth = 20
 	// again is how long an ended set is not created again.
 	again = 60_000
-	// Decisions in a row that must find a prefix hot, or in need of more.
+	// Decisions in a row that must find a prefix hot, or needing more.
 	looksNew, looksMore = 2, 2
 	// MaxPrefixes bounds the agreed prefixes.
 	MaxPrefixes = 64
-	// displaceBy is how many times hotter than the coolest set a prefix must be to replace it when
-	// all places are taken.
+	// displaceBy is how many times hotter than the coolest set a prefix must be to replace it.
 	displaceBy = 2
 )
 
@@ -44,7 +41,7 @@ type Sizer struct {
 	Fixed int
 
 	seen map[Key]*past
-	gone map[Key]prefixtree.Time // when sets ended
+	gone map[Key]prefixtree.Time
 }
 
 // past is the needs of a prefix at recent decisions, oldest first.
@@ -52,9 +49,9 @@ type past struct {
 	needs []int
 	heats []float64 // see Need.heat
 	at    []prefixtree.Time
-	since prefixtree.Time // first decision
+	since prefixtree.Time
 	cold  prefixtree.Time // since when it is not warm; 0: it is
-	rate  float64         // smoothed requests/s
+	rate  float64
 }
 
 // Decide returns the changes to the agreed sets, at most one per prefix. Call it at interval Every.
@@ -87,20 +84,18 @@ func (z *Sizer) Decide(now prefixtree.Time, pools []Pool, sum Sum, agreed []Pref
 	return r.changes
 }
 
-// round is one decision.
 type round struct {
 	*Sizer
 	now     prefixtree.Time
 	sum     Sum
-	held    map[prefixtree.Hash]Prefix // agreed sets
+	held    map[prefixtree.Hash]Prefix
 	owner   map[prefixtree.Hash]uint64 // see owners
-	covered map[prefixtree.Hash]bool   // already decided
-	used    int                        // places taken so far
+	covered map[prefixtree.Hash]bool
+	used    int
 	changes []Change
 	waiting []Change // hot prefixes without a place
 }
 
-// decide decides about the prefixes of one pool.
 func (r *round) decide(pool Pool) {
 	all := r.sum[Key{pool.Key, 0}].Work
 	free := memoryShare * float64(pool.KVTokens)
@@ -145,9 +140,8 @@ func (r *round) decide(pool Pool) {
 	}
 }
 
-// displace replaces the coolest set by the hottest waiting prefix, if over a whole pause that was
-// always at least displaceBy times as hot as the coolest one at its peak. Similar prefixes thus do
-// not take turns.
+// displace replaces the coolest set if, over a pause, a waiting prefix was always displaceBy times
+// as hot as the set at its peak, so similar prefixes do not take turns.
 func (r *round) displace() {
 	var hottest Change
 	most := 0.0
@@ -183,8 +177,8 @@ func (r *round) displace() {
 // known reports whether the prefix was observed for a whole pause.
 func (h *past) known(now prefixtree.Time) bool { return h != nil && now-h.since >= h.pause() }
 
-// owners returns the pool with most of each prefix's requests. While backends start or stop to
-// declare models, nodes may count one model's prompts in different pools.
+// owners returns the pool with most of each prefix's requests: while backends change their models,
+// nodes may count one model in different pools.
 func owners(pools []Pool, sum Sum) map[prefixtree.Hash]uint64 {
 	owner := make(map[prefixtree.Hash]uint64)
 	for k, w := range sum {
@@ -199,8 +193,7 @@ func owners(pools []Pool, sum Sum) map[prefixtree.Hash]uint64 {
 	return owner
 }
 
-// ofPool returns the work of a pool's prefixes, largest first, with zero work for agreed ones
-// without reports.
+// ofPool returns the work of a pool's prefixes, largest first, and zero for unreported agreed ones.
 func (z *Sizer) ofPool(pool uint64, sum Sum, held map[prefixtree.Hash]Prefix) []policy.Work {
 	var list []policy.Work
 	for k, w := range sum {
@@ -221,7 +214,6 @@ func (z *Sizer) ofPool(pool uint64, sum Sum, held map[prefixtree.Hash]Prefix) []
 	return list
 }
 
-// look decides about one prefix.
 func (z *Sizer) look(k Key, now prefixtree.Time, w policy.Work, n Need, heat float64, p Prefix, is bool) (Change, bool) {
 	h := z.seen[k]
 	warm := n.Replicas > 0
@@ -271,7 +263,6 @@ func (z *Sizer) look(k Key, now prefixtree.Time, w policy.Work, n Need, heat flo
 	return c, false
 }
 
-// forget drops prefixes that were not observed for long.
 func (z *Sizer) forget(now prefixtree.Time) {
 	for k, h := range z.seen {
 		if now-h.last() > longest {
@@ -285,7 +276,6 @@ func (z *Sizer) forget(now prefixtree.Time) {
 	}
 }
 
-// add records the present need (0: not hot) and heat.
 func (h *past) add(need int, heat float64, now, pause prefixtree.Time) {
 	keep := 0
 	for keep < len(h.at) && now-h.at[keep] > pause {
@@ -301,7 +291,7 @@ func (h *past) add(need int, heat float64, now, pause prefixtree.Time) {
 	}
 }
 
-// see updates the rate. It keeps the last rate of a prefix that cools, so that pause still fits it.
+// see keeps the last rate of a prefix that cools, for pause.
 func (h *past) see(rate float64, warm bool) {
 	switch {
 	case h.rate == 0:
@@ -311,12 +301,11 @@ func (h *past) see(rate float64, warm bool) {
 	}
 }
 
-// pause is how long a set stays as it is, and over which less must have sufficed before it shrinks.
+// pause is how long a set stays as it is, and the time over which less must have sufficed.
 func (h *past) pause() prefixtree.Time {
 	return prefixtree.Time(min(max(evidence*1000/max(h.rate, 1e-3), dwell), longest))
 }
 
-// last returns the time of the latest decision, or 0.
 func (h *past) last() prefixtree.Time {
 	if len(h.at) == 0 {
 		return 0
@@ -324,7 +313,6 @@ func (h *past) last() prefixtree.Time {
 	return h.at[len(h.at)-1]
 }
 
-// least returns the least of the latest n needs, 0 if there are fewer.
 func (h *past) least(n int) int {
 	if len(h.needs) < n {
 		return 0
@@ -332,5 +320,4 @@ func (h *past) least(n int) int {
 	return slices.Min(h.needs[len(h.needs)-n:])
 }
 
-// most returns the greatest need of the last pause.
 func (h *past) most() int { return slices.Max(h.needs) }
