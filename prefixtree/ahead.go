@@ -2,39 +2,36 @@ package prefixtree
 
 import "sync/atomic"
 
-// lookahead is the number of blocks looked up at once: their cache misses overlap, and they fit the
-// first-level cache.
+// lookahead is the number of blocks looked up at once, to overlap their cache misses.
 const lookahead = 32
 
 // place is where a writer found a block before it took the shard's lock.
 type place struct {
 	shard *shard
 	slot  uint64 // hint; verified under the lock
-	index int    // hint for the backend's index among the holders
-	entry entry  // the backend's fact; 0: none, or torn
-	torn  bool   // a concurrent move made the read unusable
+	index int
+	entry entry // the backend's fact; 0: none, or torn
+	torn  bool  // a concurrent move made the read unusable
 
 	tab  *table
 	seq  uint64
-	word *uint64 // address of the entry
+	word *uint64
 }
 
-// touch replaces the entry by a later one without the lock. It returns false if that is uncertain,
-// or if the shard is due for a sweep; the caller then makes the change under the lock.
+// touch replaces the entry without the lock. If it returns false, the caller makes the change under
+// the lock.
 func (p *place) touch(to entry, now Time) bool {
 	return p.entry != 0 && int64(now) < p.shard.swept.Load() && p.tab.touch(p.word, p.seq, p.entry, to)
 }
 
-// ahead looks up a run of blocks for a writer without locks, because the atomic instructions of
-// edits prevent cache misses from overlapping. Most edits then prove unnecessary (grainsPerHorizon)
-// or know their slot.
+// ahead looks up a run of blocks without locks, because the atomic instructions of edits keep cache
+// misses from overlapping.
 type ahead struct {
 	places  [lookahead]place
-	index   int    // hint shared by neighbouring blocks
+	index   int
 	fetched uint64 // unused; keeps the compiler from removing fetch's reads
 }
 
-// look fills places for the first blocks of the chain and returns how many.
 func (a *ahead) look(t *Tree, b Backend, chain []Hash) int {
 	run := chain[:min(lookahead, len(chain))]
 	a.fetch(t, run)
@@ -62,8 +59,8 @@ func (a *ahead) see(b Backend, run []Hash, from int) {
 	}
 }
 
-// fetch loads the blocks' slots into the CPU cache. No branch depends on the loads, since a
-// misprediction would serialise them.
+// fetch loads the slots into the CPU cache without branches on them, which would serialise the
+// loads.
 func (a *ahead) fetch(t *Tree, run []Hash) {
 	var any uint64
 	for i, h := range run {
@@ -75,8 +72,8 @@ func (a *ahead) fetch(t *Tree, run []Hash) {
 	a.fetched = any
 }
 
-// peek returns b's entry in a possibly torn span and its address, or 0. It tries index first and
-// updates it.
+// peek returns b's entry in a possibly torn span and its address. It tries index first and updates
+// it.
 func (tb *table) peek(v span, b Backend, index *int) (entry, *uint64) {
 	if spanOffset(v)+spanCount(v) > len(tb.arena) {
 		return 0, nil

@@ -3,9 +3,8 @@ package prefixtree
 import "math"
 
 // A lost cache is obvious only while nothing of a prompt is cached. If prompts share a head, the
-// first request puts it back, and the others miss only the rest, as after an eviction. But an LRU
-// cache holds everything used after the oldest block that it still holds: a missing block was not
-// evicted if an older one was found lately.
+// first request puts it back, and the rest is missing as after an eviction. But an LRU cache holds
+// everything used after its oldest block: a miss is no eviction if an older block was found lately.
 
 const (
 	// certainty is how many times nearer than a found block a miss must be to indicate a lost
@@ -21,7 +20,7 @@ const (
 )
 
 // proof is the furthest distance, in distinct blocks touched since, at which a block was found. It
-// decays, because running requests take varying room.
+// decays.
 type proof struct {
 	displaced float64
 	at        Time
@@ -41,11 +40,10 @@ func (p *proof) add(displaced float64, now Time) {
 type gap struct {
 	head, gone int
 	headAt     Time // last touch of the block at head; 0: none
-	trailStep       // of the block at gone
+	trailStep
 }
 
-// gap returns the gap of a short count, ignoring steps younger than unsettled ms. ok is false if
-// none remains.
+// gap ignores steps younger than unsettled ms; ok is false if none remains.
 func (tr *Trail) gap(cached int, unsettled int64) (g gap, ok bool) {
 	slack := 0
 	if cached > 0 {
@@ -72,8 +70,8 @@ func (tr *Trail) gap(cached int, unsettled int64) (g gap, ok bool) {
 
 // misses are consecutive misses that no eviction explains. The zero value is empty.
 type misses struct {
-	doubts     int   // number of misses
-	first      Time  // placement of the first
+	doubts     int
+	first      Time
 	count      int   // misses that indicate a lost cache
 	since      Time  // earliest placement of these
 	lost       Time  // latest touch of a block missing in them
@@ -82,7 +80,6 @@ type misses struct {
 	gone       [doubtLimit]block
 }
 
-// block is one block of a chain.
 type block struct {
 	depth int
 	hash  Hash
@@ -92,8 +89,7 @@ func (b block) in(chain []Hash) bool {
 	return b.depth > 0 && b.depth <= len(chain) && chain[b.depth-1] == b.hash
 }
 
-// add counts a miss as a sign of a lost cache, if it is of another prompt and found only what other
-// requests put back.
+// add counts a miss of another prompt that found only what other requests put back.
 func (m *misses) add(g *gap, chain []Hash, recorded Time) {
 	for _, gone := range m.gone[:m.count] {
 		if gone.in(chain) {
@@ -126,7 +122,7 @@ func (m *misses) add(g *gap, chain []Hash, recorded Time) {
 
 func abs(n int) int { return max(n, -n) }
 
-// foundLocked records that a request found all that was expected, down to the step's block.
+// foundLocked records that a request found all that was expected.
 func (l *ledger) foundLocked(step trailStep, recorded Time) {
 	l.usage.proof.add(step.displaced, recorded)
 	if step.at <= l.misses.lost {
@@ -134,7 +130,7 @@ func (l *ledger) foundLocked(step trailStep, recorded Time) {
 	}
 }
 
-// impossible returns how many times nearer than the proof a miss is, 0 if it may be an eviction.
+// impossible returns how many times nearer than the proof a miss is, 0 if an eviction is possible.
 func (u *usage) impossible(displaced float64, now Time) float64 {
 	found := u.proof.value(now)
 	if found < minDisplaced || displaced >= found {
@@ -143,7 +139,6 @@ func (u *usage) impossible(displaced float64, now Time) float64 {
 	return found / max(displaced, 1)
 }
 
-// doubtful reports whether a short count suggests a lost cache.
 func (t *Tree) doubtful(b Backend, tr *Trail, cached int, now Time) bool {
 	g, ok := tr.gap(cached, int64(now-tr.recorded))
 	l := &t.ledgers[b]
@@ -153,14 +148,14 @@ func (t *Tree) doubtful(b Backend, tr *Trail, cached int, now Time) bool {
 }
 
 // passOverLocked reports whether a miss is no evidence of an eviction, and counts it as a sign of a
-// lost cache. cached falls short of the trail.
+// lost cache.
 func (t *Tree) passOverLocked(b Backend, l *ledger, chain []Hash, tr *Trail, cached int, now Time) bool {
 	g, ok := tr.gap(cached, int64(now-tr.recorded))
 	switch {
 	case !ok:
 		return false
 	case int64(g.at) <= max(t.limits[b].floor.Load(), int64(l.cleared)):
-		return true // lost with the whole cache
+		return true
 	}
 	by := l.usage.impossible(g.displaced, tr.recorded)
 	if by == 0 || by < certainty && l.usage.taught {
@@ -184,7 +179,6 @@ func (t *Tree) passOverLocked(b Backend, l *ledger, chain []Hash, tr *Trail, cac
 	return true
 }
 
-// surprisedLocked counts a surprise by a request recorded at the given time.
 func (t *Tree) surprisedLocked(l *ledger, recorded Time) {
 	if l.surprises == 0 || recorded < l.surpriseFirst {
 		l.surpriseFirst = recorded
@@ -193,9 +187,8 @@ func (t *Tree) surprisedLocked(l *ledger, recorded Time) {
 	t.surprises.Add(1)
 }
 
-// amnesiaLocked clears the backend at the third surprise, or the third miss that indicates a lost
-// cache. The fence lies before the first of them, because the emptied engine computed what these
-// requests placed.
+// amnesiaLocked clears the backend at the third surprise or sign. The fence lies before the first
+// of them, because the emptied engine computed what these requests placed.
 func (t *Tree) amnesiaLocked(b Backend, l *ledger, now Time) bool {
 	var first Time
 	switch {

@@ -6,13 +6,11 @@ const (
 	denseDepth = 16
 	// anchorStride: deeper, every 4th block (about 512 tokens) is an anchor.
 	anchorStride = 4
-	// maxSpan is the most blocks that an anchor stands for.
-	maxSpan = anchorStride
+	maxSpan      = anchorStride
 )
 
 // IsAnchor reports whether nodes share the block at depth (from 1) of a prompt of total full
-// blocks: every block to 16, then every 4th, and the last, because the next turn shares the whole
-// previous prompt.
+// blocks: every block to 16, then every 4th, and the last, which a next turn shares.
 func IsAnchor(depth, total int) bool {
 	if depth < 1 || depth > total {
 		return false
@@ -20,9 +18,8 @@ func IsAnchor(depth, total int) bool {
 	return depth <= denseDepth || depth%anchorStride == 0 || depth == total
 }
 
-// anchorSpan returns how many blocks the anchor at depth stands for: itself and those above, up to
-// the stride's previous anchor. It depends on depth alone, so all nodes agree; the last block of an
-// earlier prompt in between counts twice.
+// anchorSpan returns how many blocks the anchor at depth stands for. It depends on depth alone, so
+// all nodes agree.
 func anchorSpan(depth int) uint8 {
 	if depth <= denseDepth {
 		return 1

@@ -8,16 +8,16 @@ import (
 
 // Applied counts the records of a payload.
 type Applied struct {
-	Records int // all
+	Records int
 	News    int // records that changed this tree
 	Unknown int // skipped: unknown backend or kind
 	Late    int // without effect: older generation, behind a fence or past retention
 }
 
-// ApplyDelta merges a payload of another node's Outbox or Snapshot. It adds shift to the payload's
-// times and caps them at 5 s after now. Payloads may be reordered, repeated or lost, except that
-// drops and reverts are hints. After an error, which wraps ErrDelta, the records before the fault
-// stay merged. It keeps no reference to payload and does not allocate. Safe for concurrent use.
+// ApplyDelta merges a payload of another node's Outbox or Snapshot, with shift added to its times,
+// which are capped at 5 s after now. Payloads may be reordered, repeated or lost. After an error,
+// which wraps ErrDelta, the records before the fault stay merged. It does not retain payload or
+// allocate. Safe for concurrent use.
 func (t *Tree) ApplyDelta(payload []byte, names Names, shift time.Duration, now Time) (Applied, error) {
 	m := merge{t: t, now: clampTime(now)}
 	return m.payload(payload, names, shift)
@@ -25,24 +25,23 @@ func (t *Tree) ApplyDelta(payload []byte, names Names, shift time.Duration, now 
 
 // ApplyDeltaNews is ApplyDelta that appends to news what only this tree knows: if a peer's older
 // fact turns a block into an anchor, no peer has this node's later time. That happens once per fact
-// and node, so it cannot echo.
+// and node.
 func (t *Tree) ApplyDeltaNews(payload []byte, names Names, shift time.Duration, now Time, news []Fact) (Applied, []Fact, error) {
 	m := merge{t: t, now: clampTime(now), tells: true, news: news}
 	applied, err := m.payload(payload, names, shift)
 	return applied, m.news, err
 }
 
-// merge applies other nodes' facts. It collects blocks across records into runs of lookahead, so
-// that their cache misses overlap.
+// merge applies facts in runs of lookahead blocks, whatever their records.
 type merge struct {
 	t     *Tree
 	now   Time
-	tells bool // append to news
+	tells bool
 	news  []Fact
 
 	changed int
 	runs    [lookahead]run
-	waiting int // used entries of runs
+	waiting int
 	blocks  [lookahead]Hash
 	filled  int
 	ahead
@@ -105,7 +104,6 @@ func (m *merge) payload(payload []byte, names Names, shift time.Duration) (appli
 
 func (m *merge) clamp(at Time) Time { return clampTime(min(at, m.now+maxAhead)) }
 
-// record queues a run of any length.
 func (m *merge) record(f *Fact, hashes []byte) error {
 	for len(hashes) > 0 {
 		if m.filled == lookahead {
@@ -126,7 +124,6 @@ func (m *merge) record(f *Fact, hashes []byte) error {
 	return nil
 }
 
-// flush merges the queued runs.
 func (m *merge) flush() {
 	m.fetch(m.t, m.blocks[:m.filled])
 	m.index = 0
@@ -143,9 +140,8 @@ func (m *merge) flush() {
 	m.waiting, m.filled = 0, 0
 }
 
-// late reports whether a fact has no effect any more, and records facts of a newer generation. A
-// fact of generation 0 comes from a node that did not know the generation, and is judged by its
-// time alone.
+// late reports whether a fact has no effect, and records facts of a newer generation. Generation 0
+// is judged by time alone.
 func (t *Tree) late(f *Fact, now Time) bool {
 	generation := t.ledgers[f.Backend].generation.Load()
 	if f.Generation != 0 && f.Generation < generation {
@@ -167,7 +163,7 @@ func (t *Tree) late(f *Fact, now Time) bool {
 	}
 }
 
-// applyFence clears the backend up to the fact's time and reports whether that was new.
+// applyFence reports whether the fence is new.
 func (t *Tree) applyFence(f *Fact, now Time) bool {
 	l := &t.ledgers[f.Backend]
 	l.mu.Lock()
@@ -177,19 +173,18 @@ func (t *Tree) applyFence(f *Fact, now Time) bool {
 		return false
 	}
 	raise(floor, int64(f.Time))
-	// As after a lost cache found here, earlier surprises are settled.
+	// as after a lost cache found here
 	l.surprises, l.misses, l.cleared = 0, misses{}, now
 	l.usage.clear()
 	t.limits[f.Backend].span.Store(l.usage.span())
 	return true
 }
 
-// place merges one run of placements that are not late.
 func (m *merge) place(f *Fact, blocks []Hash, places []place) {
 	lim := &m.t.limits[f.Backend]
 	told := makeEntry(f.Backend, f.Time, anchorFlags(f.Span))
 	span := float64(max(1, min(f.Span, maxSpan)))
-	var left [lookahead]use // earlier touches of the blocks touched now
+	var left [lookahead]use
 	touched, fresh, n := 0, 0, 0
 	for i, h := range blocks {
 		p := &places[i]
@@ -229,7 +224,6 @@ func (m *merge) place(f *Fact, blocks []Hash, places []place) {
 	}
 }
 
-// retract merges one run of drops or reverts.
 func (m *merge) retract(f *Fact, blocks []Hash, places []place) {
 	verdict := func(e entry) (to entry, remove bool) {
 		switch at := entryTime(e); {

@@ -35,20 +35,18 @@ const (
 
 	// MinPayload is the least payload limit in bytes: head and one fact.
 	MinPayload = payloadHead + maxRecordHead + hashBytes
-	// MaxPayload bounds a payload in bytes; applying one of this size takes about ten milliseconds.
+	// MaxPayload bounds a payload in bytes, about ten milliseconds of work.
 	MaxPayload = 1 << 20
 
-	// maxAhead, in ms, bounds future times of peers: clocks differ by about a second, and a fact
-	// from the far future would never expire.
+	// maxAhead, in ms, bounds future times of peers: clocks differ by about a second.
 	maxAhead Time = 5_000
 )
 
 // ErrDelta is wrapped by every error about a malformed payload.
 var ErrDelta = errors.New("prefixtree: malformed delta")
 
-// BackendKey returns the wire name of a backend, the low half of the name's xxh3, since ids are
-// local to a node. Two of 2,000 names collide with probability 5e-4; implementations of Names must
-// refuse that.
+// BackendKey returns the wire name of a backend, the low half of its name's xxh3. Names must refuse
+// collisions (5e-4 among 2,000).
 func BackendKey(name string) uint32 { return uint32(xxh3.HashString(name)) }
 
 // Names translates between this node's backend ids and wire keys. Immutable and safe for concurrent
@@ -60,7 +58,7 @@ type Names interface {
 
 type encoder struct {
 	dst   []byte
-	limit int // bound of len(dst)
+	limit int
 	names Names
 
 	begun      bool
@@ -79,8 +77,8 @@ func (w *encoder) room() int {
 	return room / hashBytes
 }
 
-// head writes what precedes n hashes, or a whole fence (n = 0), from f. It writes nothing and
-// returns false if the backend has no key. There must be room.
+// head writes what precedes n hashes, or a whole fence (n = 0). It returns false if the backend has
+// no key. There must be room.
 func (w *encoder) head(f *Fact, n int) bool {
 	key, ok := w.names.Key(f.Backend)
 	if !ok {
@@ -130,8 +128,7 @@ func (w *encoder) head(f *Fact, n int) bool {
 
 func (w *encoder) hash(h Hash) { w.dst = binary.LittleEndian.AppendUint64(w.dst, uint64(h)) }
 
-// decoder reads one payload without trusting it: results lie within the payload, times within [1,
-// 2^44).
+// decoder reads one untrusted payload: results lie within it, times within [1, 2^44).
 type decoder struct {
 	rest []byte
 	at   Time
@@ -141,7 +138,7 @@ type decoder struct {
 
 	fact   Fact   // all fields but Hash and Backend
 	hashes []byte // 8 bytes each, in the payload's memory
-	skip   bool   // the record is an extension
+	skip   bool
 }
 
 func (r *decoder) begin(payload []byte) error {
@@ -160,7 +157,7 @@ func (r *decoder) begin(payload []byte) error {
 	return nil
 }
 
-// next reads the next record, after any backend records. more is false at the end.
+// next reads the next record; more is false at the end.
 func (r *decoder) next() (more bool, err error) {
 	for len(r.rest) > 0 {
 		tag := r.rest[0]
@@ -201,7 +198,7 @@ func (r *decoder) readBackend() bool {
 	return ok && generation <= 1<<32-1
 }
 
-// readRecord reads a run or fence after its tag and returns the malformed part, or "".
+// readRecord returns the malformed part, or "".
 func (r *decoder) readRecord(tag byte) (wrong string) {
 	f := &r.fact
 	f.Kind = Kind(tag&tagOp - opAdd)

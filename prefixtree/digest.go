@@ -1,9 +1,8 @@
 package prefixtree
 
-// FactDigest returns the number and the XOR of the mixed values of live anchor facts last touched
-// in [from, to); trees with equal facts have equal digests. With names, backends count by key, and
-// those without a key are skipped; nil uses dense ids. It reads the whole tree, about 30 ns a fact.
-// Safe for concurrent use.
+// FactDigest returns the number and XOR of the mixed values of live anchor facts last touched in
+// [from, to); equal trees have equal digests. With names, backends count by key, without by id. It
+// reads the whole tree, about 30 ns a fact. Safe for concurrent use.
 func (t *Tree) FactDigest(now, from, to Time, names Names) (count, xor uint64) {
 	t.Range(now, func(f Fact) bool {
 		if f.Time < from || f.Time >= to {
@@ -25,8 +24,7 @@ func (t *Tree) FactDigest(now, from, to Time, names Names) (count, xor uint64) {
 // FactSum is the digest of some facts.
 type FactSum struct{ Count, XOR uint64 }
 
-// FactDigests returns the digest of each backend with facts, over all times, by key. It costs as
-// much as FactDigest.
+// FactDigests returns the digest of each named backend with facts, by key, over all times.
 func (t *Tree) FactDigests(now Time, names Names) map[uint32]FactSum {
 	out := make(map[uint32]FactSum)
 	t.Range(now, func(f Fact) bool {

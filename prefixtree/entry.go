@@ -3,17 +3,17 @@ package prefixtree
 // Backend is this node's dense id of one engine, or of one data-parallel rank.
 type Backend uint16
 
-// Time is milliseconds since the Unix epoch, or since the start of virtual time. Facts hold 44
-// bits; times outside [1, 2^44) are clamped.
+// Time is milliseconds since the Unix epoch, or of virtual time. Times outside [1, 2^44) are
+// clamped.
 type Time int64
 
 const maxTime Time = 1<<44 - 1
 
 func clampTime(t Time) Time { return max(1, min(t, maxTime)) }
 
-// An entry is one fact about one block: backend in bits 0-15, time in bits 16-59, span minus one in
-// bits 60-61, anchor flag in bit 62; bit 63 is clear. Only anchors have a span (anchorSpan). Flag
-// and span are never removed. Times are at least 1, so no entry is zero.
+// An entry is one fact: backend in bits 0-15, time in 16-59, span minus one in 60-61, anchor flag
+// in 62; bit 63 is clear. Only anchors have a span (anchorSpan). Times are at least 1, so no entry
+// is zero.
 type entry = uint64
 
 const (
@@ -39,7 +39,6 @@ func entryBackend(e entry) Backend { return Backend(e) }
 func entryTime(e entry) Time       { return Time(e >> entryTimeShift & entryTimeMask) }
 func entrySpan(e entry) uint8      { return uint8(e>>entrySpanShift&(maxSpan-1)) + 1 }
 
-// anchorFlags returns the flags of an anchor that stands for span blocks, clamped to [1, maxSpan].
 func anchorFlags(span uint8) uint64 {
 	return entryAnchor | uint64(max(1, min(span, maxSpan))-1)<<entrySpanShift
 }
@@ -66,7 +65,7 @@ func mergeEntries(a, b entry) entry {
 }
 
 // A span locates the entries of a block with several holders: arena offset in words in bits 0-31,
-// count in 32-47, class in 48-55, spanTag in 63. Count is at least 2 outside the shard's lock.
+// count (at least 2) in 32-47, class in 48-55, spanTag in 63.
 type span = uint64
 
 func makeSpan(offset uint32, count, class int) span {
@@ -77,8 +76,7 @@ func spanOffset(s span) int { return int(uint32(s)) }
 func spanCount(s span) int  { return int(s >> 32 & 0xffff) }
 func spanClass(s span) int  { return int(s >> 48 & 0x7f) }
 
-// classSizes are arena block sizes in words: powers of two and the halves between, so at most a
-// third is unused.
+// classSizes are arena block sizes in words; at most a third of a block is unused.
 var classSizes = func() (sizes []int) {
 	for n := 2; n <= 1<<16; n *= 2 {
 		sizes = append(sizes, n)
@@ -93,7 +91,6 @@ var classSizes = func() (sizes []int) {
 
 const classCount = 32
 
-// classFor returns the smallest class that holds n entries.
 func classFor(n int) int {
 	for c, size := range classSizes {
 		if size >= n {

@@ -11,22 +11,21 @@ const (
 	Fence              // the backend lost its cache: kills all facts up to Time; no Hash
 )
 
-// Fact is what nodes share: a backend of a generation was last sent the prefix named by Hash at
-// Time, or the retraction of that.
+// Fact is the last placement of the prefix Hash on a backend generation, or its retraction.
 type Fact struct {
 	Hash       Hash
 	Time       Time
-	Before     Time // for Revert
+	Before     Time
 	Generation uint32
 	Backend    Backend
 	// Span is the number of blocks the fact stands for: itself and the non-anchors above, at most
-	// 4; 0 means 1. It counts towards the backend's usage.
+	// 4; 0 means 1.
 	Span uint8
 	Kind Kind
 }
 
-// AppendFacts appends the anchor facts, root first, that Record of this chain on b adds to a tree
-// without them. It does not check times. Safe for concurrent use.
+// AppendFacts appends the anchor facts, root first, that Record of this chain adds to a tree
+// without them. Safe for concurrent use.
 func (t *Tree) AppendFacts(dst []Fact, b Backend, chain []Hash, at Time) []Fact {
 	if int(b) >= len(t.ledgers) {
 		return dst
@@ -42,9 +41,8 @@ func (t *Tree) AppendFacts(dst []Fact, b Backend, chain []Hash, at Time) []Fact 
 }
 
 // Apply merges a fact of another node by maximum time and reports whether it changed the tree.
-// Apart from Drop and Revert the merge is idempotent, commutative and associative. Facts of an
-// older generation, behind the fence, past retention or with an id out of range have no effect.
-// Facts of newer generations, and of generation 0 (unknown), are taken. Safe for concurrent use.
+// Except for Drop and Revert the merge is idempotent, commutative and associative. Facts of an
+// older generation, behind the fence or past retention have no effect. Safe for concurrent use.
 func (t *Tree) Apply(f Fact) (changed bool) {
 	if int(f.Backend) >= len(t.limits) || f.Hash == 0 && f.Kind != Fence {
 		t.refused.Add(1)
@@ -65,9 +63,9 @@ func (t *Tree) Apply(f Fact) (changed bool) {
 	return m.changed > 0
 }
 
-// Range yields every live anchor fact, in no order, until yield returns false. now decides what is
-// live. It holds no lock while yield runs; facts that change meanwhile may appear in either state.
-// Safe for concurrent use.
+// Range yields every live anchor fact, in no order, until yield returns false. It holds no lock
+// while yield runs; facts that change meanwhile may appear in either state. Safe for concurrent
+// use.
 func (t *Tree) Range(now Time, yield func(Fact) bool) {
 	now = clampTime(now)
 	var kept []anchor
@@ -81,15 +79,13 @@ func (t *Tree) Range(now Time, yield func(Fact) bool) {
 	}
 }
 
-// anchorSample is the number of facts from which Anchors estimates, to within about one percent.
+// anchorSample facts give an estimate within about one percent.
 const anchorSample = 1 << 16
 
-// Anchors returns the number of live anchor facts, which a Snapshot would send: exact for a small
-// tree, else estimated from a sample of the shards in up to two milliseconds. Safe for concurrent
-// use.
+// Anchors returns the number of live anchor facts, estimated for a large tree, in at most two
+// milliseconds. Safe for concurrent use.
 func (t *Tree) Anchors(now Time) int { return t.estimateAnchors(clampTime(now), anchorSample) }
 
-// estimateAnchors reads about sample facts.
 func (t *Tree) estimateAnchors(now Time, sample int64) int {
 	all := int64(len(t.shards))
 	some := all
@@ -105,7 +101,6 @@ func (t *Tree) estimateAnchors(now Time, sample int64) int {
 	return int(count * all / some)
 }
 
-// anchor is an anchor fact in the tree.
 type anchor struct {
 	key uint64
 	entry
@@ -119,7 +114,7 @@ func (t *Tree) fact(a anchor) Fact {
 	}
 }
 
-// anchors appends the shard's live anchor facts touched in (after, upTo], under the shard's lock.
+// anchors appends the shard's live anchor facts touched in (after, upTo].
 func (t *Tree) anchors(s *shard, now Time, dst []anchor, after, upTo Time) []anchor {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -12,23 +12,19 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// Hash names a whole prefix by a keyed chain over its blocks: equal hashes mean equal prompts up to
-// there. Zero is never used.
+// Hash names a whole prefix: equal hashes mean equal prompts up to there. Zero is never used.
 type Hash uint64
 
 const (
-	// DefaultBlockBytes is about 128 tokens: fine enough for prompts of 2k tokens, and fast for
-	// prompts of 32k.
+	// DefaultBlockBytes is about 128 tokens: fine enough for prompts of 2k tokens.
 	DefaultBlockBytes = 512
 
 	minBlockBytes = 16
 	maxBlockBytes = 1 << 20
 
-	// chainVersion is part of the key derivation; change it whenever equal prompts would hash
-	// differently.
+	// chainVersion must change whenever equal prompts would hash differently.
 	chainVersion = "grapevine prefix chain 1"
 
-	// saltVersion is part of the key derivation of salts.
 	saltVersion = "grapevine tenant salt 1"
 )
 
@@ -71,12 +67,12 @@ func NewHasher(secret []byte, blockBytes int) (*Hasher, error) {
 // BlockBytes returns the block size in bytes.
 func (h *Hasher) BlockBytes() int { return h.blockBytes }
 
-// KeyID identifies secret, block size and chain version without revealing the secret. Nodes must
-// refuse peers with another KeyID, whose hashes never match.
+// KeyID identifies secret, block size and chain version without revealing the secret. Hashes of
+// peers with another KeyID never match.
 func (h *Hasher) KeyID() uint32 { return h.keyID }
 
 // Salt appends 32 hexadecimal digits for a tenant and its own salt, which may be empty. They are
-// equal on every node of a fleet. Without the secret, they can be neither computed nor inverted.
+// equal on every node, and cannot be computed without the secret.
 func (h *Hasher) Salt(dst, tenant, own []byte) []byte {
 	var words [3 * sha256.Size]byte // fixed lengths, so that no input extends another
 	copy(words[:], h.saltKey[:])
@@ -87,18 +83,13 @@ func (h *Hasher) Salt(dst, tenant, own []byte) []byte {
 	return hex.AppendEncode(dst, sum[:16])
 }
 
-// Chain hashes prompt bytes into blocks incrementally. Reset it before use; it is reusable and not
-// safe for concurrent use. Root calls are delimited, Write calls are not, so any split of the
-// prompt gives the same hashes.
-//
-// Each block is hashed with unseeded xxh3, because a seed is several times as slow above 240 bytes.
-// A SipHash-1-3 state keyed with the fleet's secret absorbs the block hashes; its finalised copy
-// after block i is hash i. Without the secret, hashes can be neither computed nor recognised. A
-// client can build two blocks with equal xxh3, but misroutes only its own prompts.
+// Chain hashes prompt bytes into blocks. Reset it before use; reusable, not safe for concurrent
+// use. Any split of the prompt over Write calls gives the same hashes. DESIGN.md, "Hashing", has
+// the construction.
 type Chain struct {
 	h       *Hasher
 	state   sipState
-	started bool // the first Write seals the root
+	started bool
 	buf     []byte
 	hashes  []Hash
 	length  int
@@ -118,8 +109,7 @@ func (c *Chain) Reset(h *Hasher) {
 }
 
 // Root mixes p (model, LoRA, cache salt) into the root: prompts with different roots share no hash.
-// Calls are delimited: Root("ab"), Root("c") differs from Root("a"), Root("bc"). It panics after
-// the first Write.
+// Calls are delimited. It panics after the first Write.
 func (c *Chain) Root(p []byte) {
 	if c.started {
 		panic("prefixtree: Chain.Root after Write")
@@ -173,7 +163,6 @@ func (c *Chain) WriteByte1(b byte) {
 	c.Write(one[:])
 }
 
-// block absorbs one block's hash and appends the prefix hash.
 func (c *Chain) block(content uint64) {
 	c.state.absorb(content)
 	c.hashes = append(c.hashes, c.state.sum())
@@ -182,11 +171,10 @@ func (c *Chain) block(content uint64) {
 // Hashes returns the hashes of the full blocks, root first, valid until the next Reset.
 func (c *Chain) Hashes() []Hash { return c.hashes }
 
-// Len returns the number of prompt bytes written, including those past the last full block.
+// Len returns the number of prompt bytes written.
 func (c *Chain) Len() int { return c.length }
 
-// FromKeys appends one hash per key, for traces that carry block ids instead of text. root counts
-// as one Chain.Root.
+// FromKeys appends one hash per key, for traces with block ids. root counts as one Chain.Root.
 func FromKeys(dst []Hash, h *Hasher, root []byte, keys []uint64) []Hash {
 	state := h.initial
 	absorbRoot(&state, root)
@@ -198,8 +186,7 @@ func FromKeys(dst []Hash, h *Hasher, root []byte, keys []uint64) []Hash {
 	return dst
 }
 
-// sipState is SipHash-1-3 (Aumasson and Bernstein, 2012) over 64-bit words, finalised on a copy
-// after every block, so that finalisation overlaps with hashing the next block.
+// sipState is SipHash-1-3 (Aumasson and Bernstein, 2012), finalised on a copy after every block.
 type sipState struct{ v0, v1, v2, v3 uint64 }
 
 func newSip(k0, k1 uint64) sipState {

@@ -1,13 +1,12 @@
 package prefixtree
 
 const (
-	// Steps of the reach towards the displaced volume at which a block was missing, or found.
-	// Believing too little costs more hits than believing too much.
+	// Steps of the reach. Believing too little costs more hits than believing too much.
 	shrinkRate = 0.1
 	growRate   = 0.3
 
-	// countSlack: a count that falls short of the match by less than a block plus this share of the
-	// match is no evidence, because of rounding between engine blocks, tokens and bytes.
+	// countSlack: a count short by less than a block plus this share of the match is no evidence,
+	// because of rounding.
 	countSlack = 1.0 / 16
 
 	// surpriseLimit responses in a row with nothing cached, where a block younger than a quarter of
@@ -25,20 +24,16 @@ type Lesson struct {
 }
 
 // Learn corrects the tree after a completed request. chain and tr are those of its Record; cached
-// is the number of leading blocks that the engine reports as cached at the start, -1 if unknown.
+// is the number of leading blocks reported as cached at the start, -1 if unknown.
 //
-// The request put its whole prompt into the cache, so its own facts are touched again. The count
-// contradicts only earlier facts: it moves the horizon (see usage) and removes facts on [cached:]
-// older than the placement. It never creates one. With tr nil, cached describes the present, and
-// every fact on [cached:] is removed.
-//
-// Three surprises in a row, or three misses that no eviction explains, clear the backend up to the
-// first of them. Safe for concurrent use.
+// The request's own facts are touched again. The count contradicts only earlier facts: it moves the
+// horizon and removes older facts on [cached:], and never creates one. With tr nil it removes every
+// fact on [cached:]. Three surprises in a row, or three misses that no eviction explains, clear the
+// backend up to the first of them. Safe for concurrent use.
 func (t *Tree) Learn(b Backend, chain []Hash, tr *Trail, cached int, now Time) Lesson {
 	return t.learn(b, chain, tr, cached, now, nil)
 }
 
-// learn is Learn that appends changes at anchors to news, unless that is nil.
 func (t *Tree) learn(b Backend, chain []Hash, tr *Trail, cached int, now Time, news *[]Fact) Lesson {
 	if int(b) >= len(t.limits) {
 		t.refused.Add(1)
@@ -80,8 +75,8 @@ func short(cached, predicted int) bool {
 	return float64(predicted-cached) > 1+countSlack*float64(predicted)
 }
 
-// contradict removes every fact on [cached:] of the chain on b. held is the depth of the deepest
-// live fact before.
+// contradict removes every fact on [cached:] of the chain. held is the depth of the deepest live
+// fact before.
 func (t *Tree) contradict(b Backend, chain []Hash, cached int, now Time, news *[]Fact) (held, retracted int) {
 	for i, h := range chain {
 		was, _, removed := t.edit(&place{shard: t.shard(uint64(h))}, b, uint64(h), func(e entry) (entry, bool) {
@@ -100,8 +95,8 @@ func (t *Tree) contradict(b Backend, chain []Hash, cached int, now Time, news *[
 	return held, retracted
 }
 
-// conclude touches the chain's facts on b up to due, at the end of a request. Facts up to placed
-// precede its placement and are removed on [cached:].
+// conclude touches the chain's facts up to due. Facts up to placed precede the placement and are
+// removed on [cached:].
 func (t *Tree) conclude(b Backend, chain []Hash, cached int, placed, due, now Time, news *[]Fact) (retracted int) {
 	verdict := func(e entry, i int) (to entry, remove bool) {
 		switch at := entryTime(e); {
@@ -112,7 +107,7 @@ func (t *Tree) conclude(b Backend, chain []Hash, cached int, placed, due, now Ti
 		}
 		return entryAt(e, now), false
 	}
-	var again Trail // of the touched blocks, for their usage
+	var again Trail
 	again.settled = due
 	touched := 0
 	note := func(h Hash, e, to entry) {
@@ -158,15 +153,15 @@ func (t *Tree) conclude(b Backend, chain []Hash, cached int, placed, due, now Ti
 	return retracted
 }
 
-// learnAges moves the horizon by what was found and missing, and counts signs of a lost cache.
+// learnAges moves the horizon and counts signs of a lost cache.
 func (t *Tree) learnAges(b Backend, chain []Hash, tr *Trail, cached int, now Time) (amnesia bool) {
 	predicted := tr.depth()
 	l := &t.ledgers[b]
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	horizon := t.limits[b].horizon(tr.recorded)
-	// A block touched shortly before this request may not have been computed then. A miss younger
-	// than the request's own duration proves nothing.
+	// A miss younger than the request's own duration proves nothing: the block may not have been
+	// computed.
 	unsettled := int64(now - tr.recorded)
 	missed := short(cached, predicted)
 
@@ -177,9 +172,8 @@ func (t *Tree) learnAges(b Backend, chain []Hash, tr *Trail, cached int, now Tim
 			l.foundLocked(step, tr.recorded)
 		}
 	}
-	// Nothing cached where a match was young suggests a restart, not an eviction. It counts as an
-	// eviction only if the backend was cleared within the last horizon: its cache may be far
-	// smaller than believed.
+	// Nothing cached where a match was young suggests a restart, unless the backend was cleared
+	// lately: its cache may be smaller than believed.
 	surprise := cached == 0 && tr.hasAge(unsettled, horizon/youngPerHorizon)
 	if cached > 0 {
 		l.surprises = 0
@@ -199,7 +193,6 @@ func (t *Tree) learnAges(b Backend, chain []Hash, tr *Trail, cached int, now Tim
 	return amnesia
 }
 
-// hasAge reports whether some block's age was in [from, below).
 func (tr *Trail) hasAge(from, below int64) bool {
 	for i := range tr.n {
 		if age := int64(tr.recorded - tr.steps[i].at); age >= from && age < below {

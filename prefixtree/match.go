@@ -5,9 +5,7 @@ import (
 	"time"
 )
 
-// scanLimit bounds the entries that one Match reads to resolve depths, about 40 us. Only thousands
-// of backends that leave the chain at many depths reach it; those that leave early then get a lower
-// bound.
+// scanLimit bounds the entries that one Match reads, about 40 us. Beyond, depths are lower bounds.
 const scanLimit = 1 << 14
 
 // Holder is what one backend is believed to hold of a prompt.
@@ -19,20 +17,20 @@ type Holder struct {
 	Age      time.Duration // since the deepest block was touched
 }
 
-// Matches is the result and scratch memory of Match. The zero value is ready; it allocates only to
-// grow. Not safe for concurrent use.
+// Matches is the result and scratch memory of Match. The zero value is ready. Not safe for
+// concurrent use.
 type Matches struct {
 	holders []Holder
 	found   []finding // by backend; zero outside of Match
-	seen    []uint64  // set of backends found
-	levels  []uint64  // two sets per probe in progress
-	words   int       // words of one set
+	seen    []uint64
+	levels  []uint64 // two sets per probe in progress
+	words   int
 	entries []entry
 }
 
 // finding is the deepest block found of one backend.
 type finding struct {
-	at            Time // of the deepest block
+	at            Time
 	blocks, fresh int32
 }
 
@@ -42,11 +40,10 @@ func (m *Matches) Holders() []Holder { return m.holders }
 // Match finds, for every backend, how many leading blocks of the chain (root first) it is believed
 // to hold. Once m is warm it does not allocate. Safe for concurrent use with different m.
 //
-// A backend that holds a block was sent its whole prefix, so presence is monotone in depth unless
-// facts are lost. Match probes ever deeper anchors until no backend is left, then bisects for the
-// backends that drop out between two probes. Between neighbouring anchors it reads every block. A
-// backend found at a depth counts as holding everything above; one with missing facts may get only
-// the part above the gap.
+// A backend that holds a block was sent its whole prefix, so presence is monotone in depth. Match
+// probes ever deeper anchors until no backend is left, then bisects for those that drop out, and
+// reads every block between neighbouring anchors. A backend with missing facts may get only the
+// part above the gap.
 func (t *Tree) Match(m *Matches, chain []Hash, now Time) {
 	m.holders = m.holders[:0]
 	if len(chain) == 0 {
@@ -59,19 +56,17 @@ func (t *Tree) Match(m *Matches, chain []Hash, now Time) {
 	s.collect()
 }
 
-// search is one Match in progress.
 type search struct {
 	t     *Tree
 	m     *Matches
 	chain []Hash
 	now   Time
-	left  int // remaining budget of entries
+	left  int
 }
 
 // sets are the backends at one depth: present ones, and those within their horizon.
 type sets struct{ present, fresh []uint64 }
 
-// level returns the k-th pair of sets.
 func (m *Matches) level(k int) sets {
 	lo, w := 2*k*m.words, m.words
 	return sets{m.levels[lo : lo+w : lo+w], m.levels[lo+w : lo+2*w : lo+2*w]}
@@ -94,9 +89,8 @@ func (m *Matches) prepare(words, levels int) {
 	clear(m.seen)
 }
 
-// gallop probes depths 1, 8, 32, 128 and so on up to the last block, until a probe finds no
-// backend, then resolves the intervals from the deepest up. It reports whether it found any
-// backend.
+// gallop probes depths 1, 8, 32, 128 ... until no backend is left, then resolves the intervals from
+// the deepest up. It reports whether it found any.
 func (s *search) gallop() bool {
 	total := len(s.chain)
 	highest := int(s.t.highest.Load())
@@ -132,8 +126,7 @@ func nextGallop(depth, total int) int {
 	return min(4*depth, total)
 }
 
-// resolve finds the depths at which the backends in lo but not in hi end; free is the first unused
-// level.
+// resolve finds where backends in lo but not in hi end; free is the first unused level.
 func (s *search) resolve(loDepth, hiDepth int, lo, hi sets, free int) {
 	if s.left <= 0 || !differ(lo, hi) {
 		return
@@ -153,7 +146,6 @@ func (s *search) resolve(loDepth, hiDepth int, lo, hi sets, free int) {
 	s.resolve(loDepth, midDepth, lo, mid, free+1)
 }
 
-// refine reads the blocks between two neighbouring anchors, deepest first.
 func (s *search) refine(loDepth, hiDepth int, lo, hi sets, free int) {
 	acc := s.m.level(free)
 	copy(acc.present, hi.present)
@@ -165,7 +157,7 @@ func (s *search) refine(loDepth, hiDepth int, lo, hi sets, free int) {
 	}
 }
 
-// probe reads the facts at depth into out and the findings, and reports whether there were any.
+// probe reads the facts at depth and reports whether there were any.
 func (s *search) probe(depth int, out sets) bool {
 	m := s.m
 	clear(out.present)
@@ -210,7 +202,6 @@ func (s *search) probe(depth int, out sets) bool {
 	return any
 }
 
-// collect turns the findings into holders and clears them.
 func (s *search) collect() {
 	m := s.m
 	for i, w := range m.seen {
@@ -238,7 +229,6 @@ func union(into, from sets) {
 	}
 }
 
-// differ reports whether lo has a member that hi lacks.
 func differ(lo, hi sets) bool {
 	for i := range lo.present {
 		if lo.present[i]&^hi.present[i]|lo.fresh[i]&^hi.fresh[i] != 0 {

@@ -1,8 +1,7 @@
 package prefixtree
 
-// News is exactly what a call changed in this tree at anchors. More would let two nodes echo facts
-// for ever; less would keep trees from converging. The functions here append their news to a slice,
-// chain root first.
+// News is exactly what a call changed in this tree at anchors: more could echo for ever, less would
+// keep trees from converging. It is appended root first.
 
 // RecordNews is Record that appends the new and touched anchors to news. Safe for concurrent use.
 func (t *Tree) RecordNews(b Backend, chain []Hash, now Time, tr *Trail, news []Fact) []Fact {
@@ -39,7 +38,6 @@ func (t *Tree) ForgetNews(b Backend, now Time, news []Fact) []Fact {
 	return news
 }
 
-// tell appends the change of an anchor from prior by merging e.
 func (t *Tree) tell(news *[]Fact, h Hash, prior, e entry, now Time) {
 	e = mergeEntries(prior, e)
 	if e&entryAnchor == 0 {

@@ -6,11 +6,10 @@ import (
 	"sync"
 )
 
-// Outbox queues a tree's news until they are sent. When full, it drops and counts the least
-// valuable: touches, which repeat, then the oldest placement's adds. Fences leave first and are
-// never dropped; adds leave before touches, in order and root first, so that any sent part is a
-// usable prefix. A retraction stays behind what it retracts: the revert of an add is queued with
-// the adds, all others with the touches. Safe for concurrent use.
+// Outbox queues a tree's news until they are sent. When full, it drops and counts touches, which
+// repeat, then the oldest placement's adds. Fences leave first and are never dropped; adds leave
+// before touches, root first, so that any sent part is a usable prefix. A retraction stays behind
+// what it retracts. Safe for concurrent use.
 type Outbox struct {
 	limit int
 
@@ -26,8 +25,8 @@ const defaultOutbox = 1 << 16
 
 // OutboxStats are totals since NewOutbox, except Pending.
 type OutboxStats struct {
-	Pending     int    // records waiting
-	Sent        uint64 // records drained
+	Pending     int
+	Sent        uint64
 	LostAdds    uint64 // dropped when full, by kind
 	LostTouches uint64
 	LostDrops   uint64 // drops and reverts
@@ -43,7 +42,7 @@ func NewOutbox(limit int) *Outbox {
 	return &Outbox{limit: limit, fences: map[Backend]Fact{}}
 }
 
-// Add queues news in order. It keeps no reference to the slice.
+// Add queues news in order. It does not retain the slice.
 func (o *Outbox) Add(news []Fact) {
 	if len(news) == 0 {
 		return
@@ -103,8 +102,7 @@ func (o *Outbox) lostLocked(f *Fact) {
 }
 
 // Drain appends at most limit bytes of encoded news to dst, at most MaxPayload, and returns dst and
-// the number of records. The rest waits for the next call. It returns dst unchanged if nothing
-// waits or limit is below MinPayload.
+// the number of records. A limit below MinPayload drains nothing.
 func (o *Outbox) Drain(dst []byte, limit int, names Names) (payload []byte, records int) {
 	if limit < MinPayload {
 		return dst, 0
@@ -122,7 +120,7 @@ func (o *Outbox) Drain(dst []byte, limit int, names Names) (payload []byte, reco
 // encodeFencesLocked writes fences sorted by backend, for reproducible payloads.
 func (o *Outbox) encodeFencesLocked(w *encoder) (records int) {
 	if len(o.fences) == 0 {
-		return 0 // the usual case
+		return 0
 	}
 	for _, b := range slices.Sorted(maps.Keys(o.fences)) {
 		if w.room() < 1 {
@@ -160,7 +158,7 @@ func (o *Outbox) encodeLocked(w *encoder, from *queue) (records int) {
 	return records
 }
 
-// Forget drops all queued news about b, whose id will be reused.
+// Forget drops all queued news about b, for a reused id.
 func (o *Outbox) Forget(b Backend) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -185,7 +183,7 @@ func (o *Outbox) Stats() OutboxStats {
 	return st
 }
 
-// queue is a ring of facts that doubles when full and frees a large ring when empty.
+// queue is a ring that doubles when full and frees a large ring when empty.
 type queue struct {
 	ring    []Fact // length is a power of two
 	head, n int
@@ -216,7 +214,7 @@ func (q *queue) drop(n int) {
 	}
 }
 
-// run returns how many facts at the front, at most limit, differ only in their hashes.
+// run returns how many facts at the front differ only in their hashes.
 func (q *queue) run(limit int) int {
 	first := *q.first()
 	n := 1

@@ -2,13 +2,11 @@ package prefixtree
 
 import "math"
 
-// Each node shares its own reach of a backend and the weight of its evidence, and uses the weighted
-// mean of all nodes. Received values never enter its own reach, so they cannot return as new
-// evidence.
+// Nodes use the weighted mean of all nodes' reaches. Received values never enter a node's own
+// reach, so they cannot return as new evidence.
 
 const (
-	// MaxEvidence bounds the weight of one node's evidence; a reach follows its last twenty or so
-	// observations.
+	// MaxEvidence bounds one node's evidence; a reach follows its last twenty or so observations.
 	MaxEvidence = 64
 
 	// evidenceHalfLife, in ms, lets a changed cache size show soon.
@@ -32,7 +30,6 @@ func (w *weight) value(now Time) float64 {
 	return w.count * math.Exp2(-float64(max(0, now-w.at))/evidenceHalfLife)
 }
 
-// peerReach is what the other nodes last reported.
 type peerReach struct{ reach, evidence float64 }
 
 // combine computes believed from own and peers' reach. A configured capacity has no weight against
@@ -49,9 +46,9 @@ func (u *usage) combine() {
 	u.believed = (own*u.reach + u.peers.evidence*u.peers.reach) / (own + u.peers.evidence)
 }
 
-// Reach returns the number of distinct blocks after whose use an untouched block is evicted from b,
-// and the weight of this node's evidence (decayed observations, at most MaxEvidence); both 0
-// without evidence. Nodes share these values. Safe for concurrent use.
+// Reach returns the number of distinct blocks after whose use a block is evicted from b, and the
+// weight of this node's evidence (at most MaxEvidence); 0 without evidence. Safe for concurrent
+// use.
 func (t *Tree) Reach(b Backend) (blocks, evidence float64) {
 	if int(b) >= len(t.ledgers) {
 		return 0, 0
@@ -65,8 +62,8 @@ func (t *Tree) Reach(b Backend) (blocks, evidence float64) {
 	return l.usage.reach, evidence
 }
 
-// SetPeerReach replaces the other nodes' mean Reach of b, weighted by evidence, and the sum of that
-// evidence; 0 removes it. NaN and negative values are ignored. Safe for concurrent use.
+// SetPeerReach replaces the other nodes' mean Reach of b and their total evidence; 0 removes it.
+// NaN and negative values are ignored. Safe for concurrent use.
 func (t *Tree) SetPeerReach(b Backend, blocks, evidence float64) {
 	if int(b) >= len(t.ledgers) || !(blocks >= 0 && evidence >= 0) {
 		return

@@ -3,22 +3,20 @@ package prefixtree
 import "slices"
 
 const (
-	// A table is full at 25/32 of its slots and grows by a fifth, so a fact with one holder takes
-	// 20.5 to 24.6 bytes. A miss in a full table visits about 11 slots, a hit three.
+	// A table is full at 25/32 of its slots and grows by a fifth: 20.5 to 24.6 bytes for a fact
+	// with one holder. A miss in a full table visits about 11 slots, a hit three.
 	loadNumerator, loadDenominator = 25, 32
 	headroom                       = 1.2
 
 	minSlots = 16
 
-	// evictShare is the least share of facts that a rebuild drops at the budget, to amortise its
-	// cost.
+	// evictShare amortises the cost of a rebuild at the budget.
 	evictShare = 1.0 / 16
 
-	// spareWords is the least spare arena of a rebuild, plus a word per 32 keys, so that a shard
-	// whose first blocks become shared does not rebuild for each.
+	// spareWords is the least spare arena, plus a word per 32 keys, so that newly shared blocks do
+	// not rebuild each time.
 	spareWords = 8
 
-	// cutSamples is the number of facts sampled to find the cut.
 	cutSamples = 1024
 )
 
@@ -30,16 +28,14 @@ func slotsFor(keys int) int { return keys*loadDenominator/loadNumerator + 2 }
 // survey counts what a rebuild would keep and drop.
 type survey struct {
 	keys, facts int
-	words       int // arena words
+	words       int
 	dead        int // dropped as dead
-	cut         int // dropped as older than the cut
+	cut         int
 }
 
 func (v survey) bytes() int64 { return int64(slotsFor(v.keys))*16 + int64(v.words)*8 }
 
-// sieve keeps live facts later than before, and those exactly at before except the first ties.
-// Ancestors are at most a grain older than their descendants, so eviction by time removes tails
-// first.
+// sieve keeps live facts later than before, and those at before except the first ties.
 type sieve struct {
 	t      *Tree
 	now    Time
@@ -84,10 +80,8 @@ func (f *sieve) keep(tb *table, v uint64, dst []entry, sv *survey) []entry {
 	return dst
 }
 
-// workspace is the buffer of one rebuild, pooled by the tree.
 type workspace struct{ kept, sample []uint64 }
 
-// survey counts what the sieve (a copy) would keep.
 func (w *workspace) survey(tb *table, f sieve) (sv survey) {
 	for i := range tb.cap {
 		w.kept = f.keep(tb, tb.value(i), w.kept[:0], &sv)
@@ -95,9 +89,8 @@ func (w *workspace) survey(tb *table, f sieve) (sv survey) {
 	return sv
 }
 
-// rebuildLocked replaces the shard's table by a compacted one with room for moreKeys keys and one
-// arena block of moreEntries, within the shard's budget. It drops dead facts and, if needed, the
-// oldest. Readers use the old table meanwhile.
+// rebuildLocked replaces the table by a compacted one with room for moreKeys and moreEntries. It
+// drops dead facts and, at the budget, the oldest. Readers use the old table meanwhile.
 func (t *Tree) rebuildLocked(s *shard, moreKeys, moreEntries int, now Time) {
 	f := sieve{t: t, now: now}
 	moreWords := 0
@@ -136,8 +129,8 @@ func (t *Tree) rebuildLocked(s *shard, moreKeys, moreEntries int, now Time) {
 	s.replaceLocked(w, f, newTable(slots, words))
 }
 
-// cut returns the time below which about share of the facts kept by f lie, and how many of the
-// facts exactly at that time to drop as well, since one call records all its facts at one time.
+// cut returns the time below which about share of the facts lie, and how many at exactly that time
+// to drop: one call records all its facts at one time.
 func (w *workspace) cut(tb *table, f sieve, facts int, share float64) (before Time, ties int) {
 	if share >= 1 {
 		return maxTime + 1, 0
@@ -164,8 +157,7 @@ func (w *workspace) cut(tb *table, f sieve, facts int, share float64) (before Ti
 	return Time(at), (rank - older + 1) * stride
 }
 
-// replaceLocked fills and publishes a new table. If a horizon grew since the survey, facts without
-// room count as evicted.
+// replaceLocked publishes a new table. Facts without room count as evicted.
 func (s *shard) replaceLocked(w *workspace, f sieve, to *table) {
 	from := s.tab.Load()
 	var sv survey
@@ -209,7 +201,7 @@ func (s *shard) replaceLocked(w *workspace, f sieve, to *table) {
 	s.tab.Store(to)
 }
 
-// shrinkLocked shrinks a table that is less than a third full, once per turn of the sweep.
+// shrinkLocked shrinks a table less than a third full.
 func (t *Tree) shrinkLocked(s *shard, now Time) bool {
 	tb := s.tab.Load()
 	if tb.cap <= 4*minSlots || uint64(s.keys) > maxKeys(tb.cap)/3 {

@@ -6,9 +6,8 @@ import (
 	"sync/atomic"
 )
 
-// Writers sweep dead facts. Every new fact checks two slots, which balances removal with insertion.
-// In addition each shard is swept once per configured horizon, in steps of eight slots by its next
-// writer.
+// Every new fact sweeps two slots, which balances removal with insertion. In addition writers sweep
+// each shard once per configured horizon.
 const (
 	sweepSlots = 2
 	sweepStep  = 8
@@ -18,8 +17,8 @@ const (
 // so many.
 const readSpins = 256
 
-// shard is one part of the tree: a published table, and its writer's state under mu. Lock order: a
-// ledger's lock, then a shard's; never two shards.
+// shard is a published table, and its writer's state under mu. Lock order: a ledger's lock, then a
+// shard's; never two shards.
 type shard struct {
 	tab atomic.Pointer[table]
 
@@ -30,21 +29,19 @@ type shard struct {
 	hand  uint64
 	swept atomic.Int64 // when the next step of the sweep is due
 
-	counts counters // starts on the cache line of the fields above
+	counts counters
 
-	free [classCount]uint32 // first free arena block of each class, offset + 1; linked by its first word
-	_    [80]byte           // pads to whole cache lines, apart from the neighbour's lock
+	free [classCount]uint32 // first free arena block of each class, offset + 1; linked
+	_    [80]byte           // pads to whole cache lines
 }
 
-// counters are written under the shard's lock and read by Stats at any time.
 type counters struct {
 	facts, bytes                atomic.Int64
 	evicted, expired, retracted atomic.Uint64
 	refused, rebuilds           atomic.Uint64
 }
 
-// read returns a consistent copy of the entries under key, in dst if they fit. It takes the lock
-// only if a writer stalls during a move.
+// read returns a consistent copy of the entries under key, in dst if they fit.
 func (s *shard) read(key uint64, dst []entry) []entry {
 	for try := range readSpins {
 		tb := s.tab.Load()
@@ -66,8 +63,7 @@ func (s *shard) read(key uint64, dst []entry) []entry {
 	return out
 }
 
-// copyEntries appends the entries under key. It returns false for an impossible span, which is a
-// torn read.
+// copyEntries returns false for a torn read.
 func (tb *table) copyEntries(key uint64, dst []entry) ([]entry, bool) {
 	_, v := tb.find(key)
 	if v&spanTag == 0 {
@@ -91,8 +87,8 @@ func (tb *table) copyEntries(key uint64, dst []entry) ([]entry, bool) {
 	return dst, true
 }
 
-// putLocked merges e into the facts under key, seen at p, and returns the backend's prior entry, or
-// 0. If no room is left even after eviction, it refuses and counts the fact.
+// putLocked merges e into the facts under key and returns the backend's prior entry, or 0. Without
+// room even after eviction it refuses and counts the fact.
 func (t *Tree) putLocked(p *place, key uint64, e entry, now Time) (prior entry) {
 	s := p.shard
 	for range 2 {
@@ -113,7 +109,7 @@ func (t *Tree) putLocked(p *place, key uint64, e entry, now Time) (prior entry) 
 	return 0
 }
 
-// tryPutLocked is putLocked without making room; done is false if table or arena is full.
+// tryPutLocked makes no room; done is false if it is full.
 func (t *Tree) tryPutLocked(p *place, key uint64, e entry, now Time) (prior entry, done bool) {
 	s := p.shard
 	tb := s.tab.Load()
@@ -186,7 +182,6 @@ func (s *shard) putSpanLocked(slot uint64, v span, e entry, index int) (prior en
 	return 0, true
 }
 
-// allocLocked takes an arena block from the class's free list, or from the unused end.
 func (s *shard) allocLocked(tb *table, class int) (offset int, ok bool) {
 	if f := s.free[class]; f != 0 {
 		offset = int(f - 1)
@@ -201,15 +196,13 @@ func (s *shard) allocLocked(tb *table, class int) (offset int, ok bool) {
 	return offset, true
 }
 
-// freeLocked frees an arena block, between beginMove and endMove. The tag keeps a late touch from
-// taking the link for an entry.
+// freeLocked requires beginMove. The tag keeps a late touch from taking the link for an entry.
 func (s *shard) freeLocked(tb *table, offset, class int) {
 	tb.setEntry(offset, 0, spanTag|uint64(s.free[class]))
 	s.free[class] = uint32(offset + 1)
 }
 
-// removeLocked removes entry i of slot. It returns true if it deleted the slot, in which case
-// another slot may have moved there.
+// removeLocked returns true if it deleted the slot; another may have moved there.
 func (s *shard) removeLocked(slot uint64, i int) (slotGone bool) {
 	tb := s.tab.Load()
 	s.facts--
@@ -232,7 +225,7 @@ func (s *shard) removeLocked(slot uint64, i int) (slotGone bool) {
 	return false
 }
 
-// tendLocked is one write's share of the sweep; before is the number of facts before it.
+// tendLocked is one write's share of the sweep.
 func (t *Tree) tendLocked(s *shard, before int, now Time) {
 	if s.facts > before {
 		t.sweepLocked(s, sweepSlots, now)
@@ -247,7 +240,6 @@ func (t *Tree) tendLocked(s *shard, before int, now Time) {
 	}
 }
 
-// sweepLocked advances by that many slots and removes dead facts.
 func (t *Tree) sweepLocked(s *shard, slots int, now Time) {
 	tb := s.tab.Load()
 	for n := 0; n < slots; {
@@ -258,14 +250,14 @@ func (t *Tree) sweepLocked(s *shard, slots int, now Time) {
 			}
 		}
 		if t.sweepSlotLocked(s, tb, s.hand, now) {
-			continue // another slot may have moved here
+			continue
 		}
 		s.hand++
 		n++
 	}
 }
 
-// sweepSlotLocked removes the dead facts of one slot and reports whether it deleted the slot.
+// sweepSlotLocked reports whether it deleted the slot.
 func (t *Tree) sweepSlotLocked(s *shard, tb *table, slot uint64, now Time) (slotGone bool) {
 	v := tb.value(slot)
 	if v&spanTag == 0 {

@@ -7,20 +7,19 @@ import (
 )
 
 const (
-	// Facts per stratum, 24 bytes each: the first is small so that the newest leave at once, then
-	// they double up to 6 MiB. Each takes one pass over the tree.
+	// Facts per stratum, 24 bytes each: small at first so that the newest leave at once, then
+	// doubling up to 6 MiB.
 	firstStratum = 1 << 14
 	maxStratum   = 1 << 18
 
-	// Ages fall into classes, 32 per octave. Within a class facts are sorted by backend first,
-	// which saves backend records.
+	// Ages fall into classes, 32 per octave, within which facts are sorted by backend to save
+	// backend records.
 	ageOctave  = 5
 	maxAge     = Time(retention*maxHorizonMs) + 1
 	ageClasses = (28 - ageOctave + 1) << ageOctave
 )
 
-// ageClass maps ages to [0, ageClasses) monotonously: ages below 2^(ageOctave+1) ms exactly, others
-// by their leading ageOctave+1 bits. Future facts have age 0.
+// ageClass maps ages to classes monotonously; future facts have age 0.
 func ageClass(age Time) int {
 	a := uint64(max(0, min(age, maxAge)))
 	shift := max(0, bits.Len64(a)-ageOctave-1)
@@ -35,8 +34,8 @@ func classAge(class int) Time {
 	return Time(class&(1<<ageOctave-1)|1<<ageOctave) << (class>>ageOctave - 1)
 }
 
-// found is an anchor and its order in a snapshot: class in bits 46-55, backend in 30-45, age in
-// 2-29, span minus one in 0-1.
+// found orders an anchor: class in bits 46-55, backend in 30-45, age in 2-29, span minus one in
+// 0-1.
 type found struct {
 	order uint64
 	anchor
@@ -50,31 +49,29 @@ func ordered(a anchor, now Time) found {
 	return found{order | uint64(entrySpan(a.entry)-1), a}
 }
 
-// Snapshot yields this tree's fences and live anchor facts, newest first by age class, in pages of
-// at most limit bytes (MinPayload to MaxPayload), until yield returns false. A page is valid until
-// yield returns; records counts its facts and fences. Each fact of a named backend that lives and
-// is not touched meanwhile is yielded once; others may be missing or repeated, and are sent as
-// news. It takes about 6 MiB and holds no lock while yield runs. Safe for concurrent use.
+// Snapshot yields fences and live anchor facts, newest first by age class, in pages of at most
+// limit bytes (MinPayload to MaxPayload), until yield returns false. A page is valid until yield
+// returns; records counts its records. A named backend's fact that lives and is not touched
+// meanwhile is yielded once; others are sent as news. It takes about 6 MiB and holds no lock while
+// yield runs. Safe for concurrent use.
 func (t *Tree) Snapshot(now Time, names Names, limit int, yield func(page []byte, records int) bool) {
 	p := pages{t: t, now: clampTime(now), most: maxStratum, yield: yield}
 	p.w = encoder{limit: max(MinPayload, min(limit, MaxPayload)), names: names}
 	p.all()
 }
 
-// pages is a snapshot in progress.
 type pages struct {
 	t       *Tree
 	now     Time
 	most    int // facts collected at once
 	w       encoder
-	records int // in the current page
+	records int
 	yield   func(page []byte, records int) bool
 
 	kept    []anchor // of one shard
 	stratum []found
 }
 
-// all yields fences and facts until yield returns false.
 func (p *pages) all() {
 	if !p.fences() {
 		return
@@ -96,7 +93,6 @@ func (p *pages) all() {
 	p.flush()
 }
 
-// count returns the number of facts of each age class, and of all.
 func (p *pages) count() (counts [ageClasses]int, total int) {
 	for i := range p.t.shards {
 		p.kept = p.t.anchors(&p.t.shards[i], p.now, p.kept[:0], 0, maxTime)
@@ -108,7 +104,7 @@ func (p *pages) count() (counts [ageClasses]int, total int) {
 	return counts, total
 }
 
-// collect yields the facts of age classes [from, to). It returns false if yield did.
+// collect yields the facts of age classes [from, to).
 func (p *pages) collect(from, to int) bool {
 	after, upTo := Time(0), maxTime // the first class includes the future, the last the whole past
 	if from > 0 {
@@ -130,7 +126,6 @@ func (p *pages) collect(from, to int) bool {
 	return p.emit()
 }
 
-// emit sorts the stratum and writes it to pages.
 func (p *pages) emit() bool {
 	slices.SortFunc(p.stratum, func(a, b found) int { return cmp.Compare(a.order, b.order) })
 	for rest := p.stratum; len(rest) > 0; {
@@ -159,8 +154,7 @@ func (p *pages) emit() bool {
 	return true
 }
 
-// fences writes all fences, so that facts behind them which reach the joiner otherwise are dead
-// there too.
+// fences: facts behind them may reach the joiner otherwise.
 func (p *pages) fences() bool {
 	for b := range p.t.limits {
 		f := p.t.fence(Backend(b))

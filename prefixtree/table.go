@@ -5,22 +5,18 @@ import (
 	"sync/atomic"
 )
 
-// table is a shard's published state: an open-addressing hash table of slots (key, value) and the
-// arena of entries of blocks with several holders. The arrays hold no pointers, so the garbage
-// collector does not scan them.
+// table is an open-addressing hash table of slots (key, value) and the arena of entries of blocks
+// with several holders, without pointers for the garbage collector to scan.
 //
-// One writer at a time holds the shard's lock; readers take no lock, and all words are atomic. A
-// change published by one word needs no more. A change that moves words (deletion, reuse of an
-// arena block) increments seq before and after; readers retry if seq was odd or changed. A replaced
-// table is never written again.
-//
-// A touch takes no lock either: it swaps an entry, if nothing moved between finding the entry and
-// after the swap. The lock's holder therefore also changes entries in place by swap, and reads what
-// it moves after beginMove or freeze.
+// One writer holds the shard's lock; readers take none, and all words are atomic. A change that
+// moves words increments seq before and after; readers retry if seq was odd or changed. A replaced
+// table is never written again. A touch takes no lock either: it swaps an entry if nothing moved
+// meanwhile. The lock's holder therefore changes entries in place by swap, and reads what it moves
+// after beginMove or freeze.
 type table struct {
 	seq   atomic.Uint64 // odd during a move; frozenBit once the table is being replaced
-	cap   uint64        // slots; any number, since home multiplies
-	slots []uint64      // 2*cap words: key, value; key 0: empty
+	cap   uint64
+	slots []uint64 // 2*cap words: key, value; key 0: empty
 	arena []uint64
 }
 
@@ -34,7 +30,7 @@ func newTable(slots, arenaWords int) *table {
 	return tb
 }
 
-// makeWords returns at least n zero words and uses the whole size class of the allocator.
+// makeWords returns at least n zero words, up to the allocator's size class.
 func makeWords(n int) []uint64 {
 	w := append([]uint64(nil), make([]uint64, n)...)
 	return w[:cap(w)]
@@ -64,7 +60,6 @@ func (tb *table) setSlot(i, key, v uint64) {
 	atomic.StoreUint64(&tb.slots[2*i], key)
 }
 
-// clearSlot empties a slot, between beginMove and endMove.
 func (tb *table) clearSlot(i uint64) {
 	atomic.StoreUint64(&tb.slots[2*i], 0)
 	atomic.StoreUint64(&tb.slots[2*i+1], 0)
@@ -78,16 +73,14 @@ const frozenBit = 1 << 63
 // freeze makes all later touches fail, so that they take the lock.
 func (tb *table) freeze() { tb.seq.Or(frozenBit) }
 
-// touch swaps the entry in a word for a later one. seq was read before the word. It returns false
-// if something may have moved: the swap was then lost, or hit an equal entry of another block,
-// which only looks younger.
+// touch swaps the entry in a word; seq was read before it. False means that something may have
+// moved: the swap was lost, or hit an equal entry of another block, which only looks younger.
 func (tb *table) touch(word *uint64, seq uint64, from, to entry) bool {
 	return seq&(frozenBit|1) == 0 && tb.seq.Load() == seq &&
 		atomic.CompareAndSwapUint64(word, from, to) && tb.seq.Load() == seq
 }
 
-// find returns the slot and value of key, or the empty slot for it and 0. Only a reader that races
-// with deletions can reach the bound, since a table always has an empty slot.
+// find returns the slot and value of key, or the empty slot for it and 0.
 func (tb *table) find(key uint64) (slot, v uint64) {
 	slots := tb.slots
 	i := tb.home(key)
@@ -106,8 +99,7 @@ func (tb *table) find(key uint64) (slot, v uint64) {
 	return 0, 0
 }
 
-// locate returns the slot of key, or the empty slot for it and false. It tries hint first. Writer
-// only.
+// locate returns the slot of key, or the empty slot for it. It tries hint first. Writer only.
 func (tb *table) locate(key, hint uint64) (slot uint64, found bool) {
 	if hint < tb.cap && tb.key(hint) == key {
 		return hint, true
@@ -116,8 +108,7 @@ func (tb *table) locate(key, hint uint64) (slot uint64, found bool) {
 	return slot, tb.key(slot) == key
 }
 
-// deleteSlot empties slot i and moves later members of the cluster back, instead of leaving a
-// tombstone. Writer only; it brackets the move itself.
+// deleteSlot moves later members of the cluster back instead of leaving a tombstone. Writer only.
 func (tb *table) deleteSlot(i uint64) {
 	tb.beginMove()
 	defer tb.endMove()
@@ -154,8 +145,8 @@ func (tb *table) replaceEntry(offset, i int, old, e entry) bool {
 	return atomic.CompareAndSwapUint64(&tb.arena[offset+i], old, e)
 }
 
-// indexOf returns the index of b among the entries of s, or -1. It tries hint first, because
-// neighbouring blocks mostly have the same holders in the same order.
+// indexOf returns the index of b, or -1. It tries hint first: neighbouring blocks mostly have the
+// same holders.
 func (tb *table) indexOf(s span, b Backend, hint int) int {
 	off, n := spanOffset(s), spanCount(s)
 	if hint < n && entryBackend(tb.entry(off, hint)) == b {

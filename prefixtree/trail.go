@@ -4,9 +4,9 @@ package prefixtree
 const trailSteps = 16
 
 // Trail is what was believed about a chain on one backend before Record: the time of last touch as
-// a falling step function of depth. A missing block gets the time of the deepest known block below.
-// Beyond 16 steps it is coarsened towards older times, which errs towards a longer horizon. The
-// zero value is empty. Reusable, not safe for concurrent use.
+// a falling step function of depth. A missing block gets the time of the next known block below.
+// Beyond 16 steps it is coarsened towards older times. The zero value is empty. Not safe for
+// concurrent use.
 type Trail struct {
 	recorded Time
 	settled  Time // later facts were left as they were
@@ -17,7 +17,7 @@ type Trail struct {
 }
 
 type trailStep struct {
-	depth     int // last block of the step
+	depth     int
 	at        Time
 	displaced float64 // distinct blocks of the backend touched since
 }
@@ -26,9 +26,9 @@ func (tr *Trail) reset() {
 	tr.recorded, tr.settled, tr.n, tr.fresh, tr.expected = 0, 0, 0, 0, 0
 }
 
-// push adds the block at depth, deeper than all before, with its last touch.
+// push adds the block at depth, deeper than all before.
 func (tr *Trail) push(depth int, at Time) {
-	if tr.n > 0 && tr.steps[tr.n-1].at == at { // the usual case
+	if tr.n > 0 && tr.steps[tr.n-1].at == at {
 		tr.steps[tr.n-1].depth = depth
 		return
 	}
@@ -74,10 +74,8 @@ func (tr *Trail) depth() int {
 	return tr.steps[tr.n-1].depth
 }
 
-// at returns the last touch of the block at depth, or 0.
 func (tr *Trail) at(depth int) Time { return tr.step(depth).at }
 
-// step returns the step of the block at depth, or zero.
 func (tr *Trail) step(depth int) trailStep {
 	for _, step := range tr.steps[:tr.n] {
 		if depth <= step.depth {
@@ -93,5 +91,5 @@ func (tr *Trail) Blocks() int { return tr.depth() }
 // Fresh returns the number of leading blocks touched within the horizon.
 func (tr *Trail) Fresh() int { return tr.fresh }
 
-// Expected returns the blocks expected in the cache: Fresh, and the rest by its residency.
+// Expected returns the blocks expected in the cache.
 func (tr *Trail) Expected() float32 { return tr.expected }

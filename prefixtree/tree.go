@@ -1,13 +1,10 @@
 // Package prefixtree remembers which backend was sent which prompt prefix, and estimates how much
 // of it the backend still holds in its KV cache.
 //
-// A prompt is a chain of blocks (Chain); each Hash names the whole prefix up to its block. The tree
-// keeps facts (hash, backend, time of last touch) in flat hash tables, which merge by maximum time
-// in any order. Match returns the leading blocks that each backend is believed to hold, Record adds
-// a placement, and Learn corrects from engines' reports.
-//
-// The package has no clock, goroutine, logger or network, and does not choose backends. See
-// DESIGN.md.
+// A prompt is a chain of blocks; each Hash names the prefix up to its block. Facts (hash, backend,
+// time of last touch) merge by maximum time. Match returns the leading blocks that each backend is
+// believed to hold, Record adds a placement, and Learn corrects from engines' reports. Time is a
+// parameter. See DESIGN.md.
 package prefixtree
 
 import (
@@ -27,8 +24,7 @@ const (
 	// maxMaxBackends: a span counts its holders in 16 bits.
 	maxMaxBackends = 1<<16 - 1
 
-	// A shard is at least this large, with room for a few blocks held by every backend. Small
-	// shards make short rebuilds: 0.1 ms at 256 KiB.
+	// Small shards make short rebuilds: 0.1 ms at 256 KiB.
 	minShardBytes        = 64 << 10
 	shardBytesPerBackend = 64
 	maxShards            = 4096
@@ -40,9 +36,8 @@ var ErrConfig = errors.New("prefixtree: invalid config")
 
 // Config configures a Tree. Each zero field selects its default.
 type Config struct {
-	// Budget bounds the bytes of the fact tables; default 256 MiB, about 10 million facts. At the
-	// budget the oldest facts are evicted. A rebuild exceeds it by one shard (256 KiB at the
-	// defaults) per concurrent writer.
+	// Budget bounds the bytes of the tables; default 256 MiB, about 10 million facts. Then the
+	// oldest are evicted. Each concurrent rebuild exceeds it by one shard.
 	Budget int64
 	// Horizon is each backend's initial age of probable eviction; default 10 minutes.
 	Horizon time.Duration
@@ -71,7 +66,6 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// minShare is the least size of a shard.
 func (c Config) minShare() int64 {
 	return max(minShardBytes, shardBytesPerBackend*int64(c.MaxBackends))
 }
@@ -86,8 +80,8 @@ type Tree struct {
 	ledgers []ledger
 	newest  []atomic.Int64 // time of the latest fact per backend
 
-	clock      atomic.Int64 // latest time seen, for Apply, which has no time parameter
-	highest    atomic.Int64 // highest backend id with a fact, for the bit sets of Match
+	clock      atomic.Int64 // latest time seen, for Apply
+	highest    atomic.Int64 // highest backend id with a fact
 	workspaces sync.Pool
 
 	surprises, amnesias, refused atomic.Uint64
@@ -129,7 +123,6 @@ func (t *Tree) dead(e entry, now Time) bool {
 	return t.limits[entryBackend(e)].dead(entryTime(e), now)
 }
 
-// advance moves the tree's clock forward, never back.
 func (t *Tree) advance(now Time) { raise(&t.clock, int64(now)) }
 
 func raise(v *atomic.Int64, to int64) {
@@ -140,20 +133,18 @@ func raise(v *atomic.Int64, to int64) {
 	}
 }
 
-// noteBackend updates newest and highest for a fact of b.
 func (t *Tree) noteBackend(b Backend, at Time) {
 	raise(&t.newest[b], int64(at))
 	raise(&t.highest, int64(b))
 }
 
-// Record notes that b was sent the prompt of this chain. It touches every block older than a grain
-// (grainsPerHorizon). tr, if not nil, receives what was believed of the chain before, for Learn.
-// Ids out of range are refused and counted. Safe for concurrent use.
+// Record notes that b was sent the prompt of this chain and touches every block older than a grain.
+// tr, if not nil, receives the earlier belief, for Learn. Ids out of range are refused and counted.
+// Safe for concurrent use.
 func (t *Tree) Record(b Backend, chain []Hash, now Time, tr *Trail) {
 	t.record(b, chain, now, tr, nil)
 }
 
-// record is Record that appends changes at anchors to news, unless that is nil.
 func (t *Tree) record(b Backend, chain []Hash, now Time, tr *Trail, news *[]Fact) {
 	if tr == nil {
 		tr = new(Trail)
@@ -202,8 +193,7 @@ func (t *Tree) record(b Backend, chain []Hash, now Time, tr *Trail, news *[]Fact
 	t.use(b, tr, len(chain), now)
 }
 
-// change merges e into the fact seen at p, after p.touch failed, and returns the prior entry, 0 if
-// none.
+// change merges e under the lock, after p.touch failed, and returns the prior entry.
 func (t *Tree) change(p *place, key uint64, e entry, now Time) (prior entry) {
 	if prior = t.put(p, key, e, now); prior == e && p.entry != 0 {
 		return p.entry // the failed touch did take effect
@@ -211,7 +201,6 @@ func (t *Tree) change(p *place, key uint64, e entry, now Time) (prior entry) {
 	return prior
 }
 
-// put merges one fact and does its share of the sweep.
 func (t *Tree) put(p *place, key uint64, e entry, now Time) (prior entry) {
 	s := p.shard
 	s.mu.Lock()
@@ -222,13 +211,12 @@ func (t *Tree) put(p *place, key uint64, e entry, now Time) (prior entry) {
 	return prior
 }
 
-// Drop removes the blocks [from:] of the chain on b, including those that other requests placed.
-// Revert undoes a single Record. Safe for concurrent use.
+// Drop removes the blocks [from:] of the chain on b, whichever requests placed them. Safe for
+// concurrent use.
 func (t *Tree) Drop(b Backend, chain []Hash, from int) {
 	t.drop(b, chain, from, maxTime, nil)
 }
 
-// drop removes the facts of the blocks [from:] on b up to time upTo.
 func (t *Tree) drop(b Backend, chain []Hash, from int, upTo Time, news *[]Fact) {
 	for i := max(0, from); i < len(chain); i++ {
 		was, _, removed := t.edit(&place{shard: t.shard(uint64(chain[i]))}, b, uint64(chain[i]), func(e entry) (entry, bool) {
@@ -240,9 +228,8 @@ func (t *Tree) drop(b Backend, chain []Hash, from int, upTo Time, news *[]Fact) 
 	}
 }
 
-// Revert undoes the Record that filled tr, for a request that failed before prefill: a block not
-// touched since gets its earlier time back, or is removed. It returns the number of removed blocks.
-// Safe for concurrent use.
+// Revert undoes the Record that filled tr, for a request that failed before prefill, and returns
+// the number of removed blocks. A block touched since stays. Safe for concurrent use.
 func (t *Tree) Revert(b Backend, chain []Hash, tr *Trail) (retracted int) {
 	return t.revert(b, chain, tr, nil)
 }
@@ -273,8 +260,8 @@ func (t *Tree) revert(b Backend, chain []Hash, tr *Trail, news *[]Fact) (retract
 	return retracted
 }
 
-// edit lets change replace or remove the fact (key, b) seen at p. It returns the fact before (0:
-// none) and after, and whether it was removed. It calls change again after a concurrent touch.
+// edit lets change replace or remove the fact (key, b). It returns the fact before (0: none) and
+// after. It calls change again after a concurrent touch.
 func (t *Tree) edit(p *place, b Backend, key uint64, change func(entry) (to entry, remove bool)) (was, is entry, removed bool) {
 	s := p.shard
 	s.mu.Lock()
@@ -314,19 +301,19 @@ func (t *Tree) edit(p *place, b Backend, key uint64, change func(entry) (to entr
 
 // Stats describes the tree. Counts are totals since New.
 type Stats struct {
-	Facts     int64  // including dead ones not swept yet
-	Bytes     int64  // of the tables
-	Budget    int64  // bound of Bytes
+	Facts     int64 // including dead ones not swept yet
+	Bytes     int64
+	Budget    int64
 	Evicted   uint64 // dropped at the budget, oldest first
 	Expired   uint64 // removed as dead
-	Retracted uint64 // removed by Drop, Revert and Learn
+	Retracted uint64
 	Refused   uint64 // backend id out of range, or no room after eviction
 	Rebuilds  uint64 // tables replaced to grow, compact, shrink or evict
 	Surprises uint64 // responses with nothing cached where a young match was predicted
 	Amnesias  uint64 // backends cleared for a lost cache
 }
 
-// Stats returns the current figures without a lock; shards may be from slightly different moments.
+// Stats returns the current figures without a lock; shards may differ by moments.
 func (t *Tree) Stats() Stats {
 	st := Stats{
 		Budget:    t.share * int64(len(t.shards)),

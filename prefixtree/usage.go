@@ -7,8 +7,7 @@ const (
 	usageMarks    = 64
 	marksPerReach = 20
 
-	// minDisplaced is the least number of blocks that explains an eviction; with fewer, this tree
-	// did not see its cause.
+	// minDisplaced is the least number of blocks that explains an eviction.
 	minDisplaced = 8
 
 	// minRateMs: a rate over a shorter time is noise.
@@ -23,18 +22,15 @@ type learned struct {
 	weight  weight
 }
 
-// usage counts one backend's blocks by time of last touch, in up to 64 intervals.
-//
-// An LRU cache evicts a block once as many distinct other blocks were used as it holds. usage
-// therefore learns a reach in blocks: the cache's capacity minus outputs and unseen traffic. The
-// horizon in time follows from the reach and the marks, so it shrinks in a burst and stands still
-// when idle. Not safe for concurrent use.
+// usage counts one backend's blocks by time of last touch, in up to 64 intervals. An LRU cache
+// evicts by use, so usage learns a reach in blocks: the cache's capacity minus outputs and unseen
+// traffic. The horizon follows from the reach and the marks. Not safe for concurrent use.
 type usage struct {
 	learned
 	proof    proof
 	peers    peerReach
-	believed float64     // own and peers' reach combined
-	now      Time        // latest touch
+	believed float64 // own and peers' reach combined
+	now      Time
 	marks    []usageMark // oldest first
 }
 
@@ -51,16 +47,13 @@ func (u *usage) setCapacity(blocks float64) {
 	}
 }
 
-// clear forgets the blocks but not what was learned.
 func (u *usage) clear() { u.marks, u.proof = u.marks[:0], proof{} }
 
-// forget forgets the blocks last touched up to upTo.
 func (u *usage) forget(upTo Time) {
 	u.marks = slices.DeleteFunc(u.marks, func(m usageMark) bool { return m.at <= upTo })
 	u.proof = proof{}
 }
 
-// touch counts blocks as last touched at the given time.
 func (u *usage) touch(at Time, blocks float64) {
 	u.now = max(u.now, at)
 	if i := u.interval(at); i >= 0 && (i < len(u.marks)-1 || !u.due(at, blocks)) {
@@ -78,7 +71,6 @@ func (u *usage) touch(at Time, blocks float64) {
 	u.marks = append(u.marks, usageMark{at, blocks})
 }
 
-// due reports whether the last interval is full.
 func (u *usage) due(at Time, blocks float64) bool {
 	last := u.marks[len(u.marks)-1]
 	if u.believed == 0 {
@@ -99,14 +91,13 @@ func (u *usage) join() {
 	u.marks = slices.Delete(u.marks, best+1, best+2)
 }
 
-// leave removes blocks last touched at the given time, because they were touched again.
+// leave removes blocks that were touched again.
 func (u *usage) leave(at Time, blocks float64) {
 	if i := u.interval(at); i >= 0 {
 		u.marks[i].blocks = max(0, u.marks[i].blocks-blocks)
 	}
 }
 
-// interval returns the index of the interval of a time, -1 if older than all.
 func (u *usage) interval(at Time) int {
 	for i := len(u.marks) - 1; i >= 0; i-- {
 		if at >= u.marks[i].at {
@@ -133,7 +124,6 @@ func (u *usage) since(at Time) float64 {
 	return sum
 }
 
-// span returns the horizon as limits.span stores it.
 func (u *usage) span() int64 {
 	if u.believed == 0 {
 		return u.horizon
@@ -155,8 +145,8 @@ func (u *usage) span() int64 {
 	return -max(1, int64(u.now)-int64(min(elapsed*u.believed/sum, float64(maxHorizonMs))))
 }
 
-// evicted records that a block was missing, age ms and displaced blocks after its last touch;
-// horizon is the present one.
+// evicted records a miss, age ms and displaced blocks after the last touch, under the present
+// horizon.
 func (u *usage) evicted(age int64, displaced float64, horizon int64) {
 	switch {
 	case u.taught && u.reach > 0:

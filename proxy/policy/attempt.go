@@ -9,10 +9,9 @@ type Outcome struct {
 	PromptTokens, CachedTokens, OutputTokens int
 	Failed                                   Failure
 	// Request identifies the request, to distinguish two failures of one request from failures of
-	// two. With 0, only Connect counts against the backend.
+	// two. 0: only Connect counts.
 	Request uint64
-	// FailedBefore lists the backends on which the request failed before, except by refused
-	// connections.
+	// FailedBefore lists the backends on which the request failed before, except by refusal.
 	FailedBefore []prefixtree.Backend
 	RetryAfter   int64 // ms from a 429's Retry-After; 0: not given
 }
@@ -28,26 +27,25 @@ const (
 )
 
 // Attempt is one try of a request at one backend, and owns its charges from Pick to End. The zero
-// value is ready; it may be reused after End, must not be copied meanwhile, and is not safe for
-// concurrent use.
+// value is ready. Reusable after End; not safe for concurrent use; do not copy.
 type Attempt struct {
 	router   *Router
 	slot     *slot
 	model    *modelStat
 	decision Decision
 	trail    prefixtree.Trail
-	hashes   []prefixtree.Hash // owned by the caller
+	hashes   []prefixtree.Hash
 	bytes    int
-	charged  int64 // prefill tokens
+	charged  int64
 	ahead    int64 // peers' prefill tokens on the backend at Pick
-	placed   int64 // inferred.placed at Pick
-	inferred bool  // peers' load was inferred
+	placed   int64
+	inferred bool
 	whole    bool
 	held     float64 // prompt tokens expected in the cache
 	followed bool    // held exceeds the common prefix
-	resident int64   // prompt and expected output tokens
+	resident int64
 	adapter  uint64
-	work     *workMeter  // the pool's
+	work     *workMeter
 	prefix   *prefixWork // popular prefix of the prompt; may be nil
 	interval float64     // seconds of prefill; 0: unknown
 	at       struct{ picked, dispatched, first prefixtree.Time }
@@ -64,8 +62,8 @@ type Attempt struct {
 // Decision returns the choice, valid until the next Pick with this attempt.
 func (a *Attempt) Decision() *Decision { return &a.decision }
 
-// Dispatched reports that the request was sent, and records the placement: a request that is shed
-// before must not advertise a holder. Later calls do nothing.
+// Dispatched reports that the request was sent, and records the placement: a request shed before
+// must not advertise a holder. Later calls do nothing.
 func (a *Attempt) Dispatched(now prefixtree.Time) {
 	if a.stage != picked {
 		return
@@ -83,8 +81,7 @@ func (a *Attempt) Dispatched(now prefixtree.Time) {
 	}
 }
 
-// FirstToken reports the end of the prefill, releases its charge and measures its duration. It
-// counts once, after Dispatched.
+// FirstToken ends the prefill charge and measures its duration. It counts once, after Dispatched.
 func (a *Attempt) FirstToken(now prefixtree.Time) {
 	if a.stage != dispatched {
 		return
@@ -107,17 +104,17 @@ func (a *Attempt) FirstToken(now prefixtree.Time) {
 	a.router.answered(a.slot, a.at.picked, now)
 }
 
-// Answers reports that an answer began in a form without a visible first token. It releases the
-// prefill charge but measures nothing. It does nothing before Dispatched.
+// Answers reports an answer without a visible first token: it ends the prefill charge and measures
+// nothing. It does nothing before Dispatched.
 func (a *Attempt) Answers(now prefixtree.Time) {
 	if a.stage == dispatched {
 		a.slot.prefilled(a, now, false)
 	}
 }
 
-// End releases what the attempt still holds and learns from the outcome. Call it exactly once per
-// successful Pick. A second call is counted (Stats.DoubleEnds), and panics with the race or
-// invariants build tag.
+// End releases the attempt's charges and learns from the outcome. Call it exactly once per
+// successful Pick. A second call counts in Stats.DoubleEnds, and panics with the race or invariants
+// build tag.
 func (a *Attempt) End(o Outcome, now prefixtree.Time) {
 	if a.stage == idle || a.stage == ended {
 		a.misused()
@@ -145,7 +142,6 @@ func (a *Attempt) End(o Outcome, now prefixtree.Time) {
 	a.router.outcomes[min(int(o.Failed), len(a.router.outcomes)-1)].Add(1)
 	useless := o.Failed.blames() || o.Failed == Busy
 	if before == dispatched && useless && a.router.retract != nil && len(a.hashes) > 0 {
-		// The engine never finished the prefill, so the placement is withdrawn.
 		a.router.retract.Revert(a.slot.id, a.hashes, &a.trail)
 	}
 	if before != picked && !useless {
@@ -154,7 +150,6 @@ func (a *Attempt) End(o Outcome, now prefixtree.Time) {
 	a.hashes = nil
 }
 
-// learn updates the estimators and the tree from the engine's counts.
 func (a *Attempt) learn(o Outcome, now prefixtree.Time) {
 	if o.PromptTokens > 0 {
 		a.model.learn(a.bytes, o.PromptTokens)
@@ -171,7 +166,7 @@ func (a *Attempt) learn(o Outcome, now prefixtree.Time) {
 	}
 	a.learnRate(uncached, o, now)
 	if len(a.hashes) == 0 || o.CachedTokens < 0 && o.Failed != None && a.at.first == 0 {
-		return // the engine may have computed nothing
+		return
 	}
 	blocks := -1 // unknown; the prompt's age still counts from now
 	if o.CachedTokens >= 0 {
@@ -188,18 +183,17 @@ func (a *Attempt) learn(o Outcome, now prefixtree.Time) {
 	}
 }
 
-// learnRate records the prefill as a sample of the engine's rate, if its interval allows that.
+// learnRate records the prefill as a sample of the rate, if nothing distorts its interval.
 func (a *Attempt) learnRate(tokens float64, o Outcome, now prefixtree.Time) {
 	interval, doubt := a.interval, a.doubt()
 	if a.whole && a.at.first == 0 && o.Failed == None {
 		interval, doubt = seconds(a.at.dispatched, now), a.router.wholeDoubt()
 	}
-	// The interval includes the prefills of peers.
 	if interval <= 0 || a.ahead > 0 {
 		return
 	}
-	// The interval includes an unknown part of the whole requests in front. It counts only if it is
-	// long for all of them or short for this prefill alone.
+	// The interval includes part of the whole requests in front: it counts only if long for all or
+	// short for this one.
 	if present := a.slot.rateOr(a.router.rate.load()); a.front > 0 && tokens < present*interval {
 		if tokens += float64(a.front); tokens >= present*interval {
 			return
@@ -209,7 +203,6 @@ func (a *Attempt) learnRate(tokens float64, o Outcome, now prefixtree.Time) {
 	a.slot.learnRate(a.router.rate, tokens, interval, doubt, now)
 }
 
-// doubt returns the weight of a slow prefill.
 func (a *Attempt) doubt() float64 {
 	switch {
 	case a.inferred:
