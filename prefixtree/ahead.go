@@ -39,7 +39,6 @@ func (a *ahead) look(t *Tree, b Backend, chain []Hash) int {
 	return len(run)
 }
 
-// see fills the places of fetched blocks, starting at from.
 func (a *ahead) see(b Backend, run []Hash, from int) {
 	for i, h := range run {
 		p := &a.places[(from+i)%lookahead] // the modulo spares a bounds check

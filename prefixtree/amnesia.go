@@ -39,7 +39,7 @@ func (p *proof) add(displaced float64, now Time) {
 // gap is what a short count shows: blocks down to head were cached, the one at gone was not.
 type gap struct {
 	head, gone int
-	headAt     Time // last touch of the block at head; 0: none
+	headAt     Time
 	trailStep
 }
 
@@ -122,7 +122,6 @@ func (m *misses) add(g *gap, chain []Hash, recorded Time) {
 
 func abs(n int) int { return max(n, -n) }
 
-// foundLocked records that a request found all that was expected.
 func (l *ledger) foundLocked(step trailStep, recorded Time) {
 	l.usage.proof.add(step.displaced, recorded)
 	if step.at <= l.misses.lost {

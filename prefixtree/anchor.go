@@ -43,7 +43,6 @@ func anchorDepth(i, total int) int {
 	return min(denseDepth+anchorStride*(i-denseDepth+1), total)
 }
 
-// anchorIndex returns the number of the deepest anchor at or above depth.
 func anchorIndex(depth, total int) int {
 	if depth <= denseDepth {
 		return depth - 1

@@ -47,7 +47,6 @@ type merge struct {
 	ahead
 }
 
-// run is the part of a record in blocks [from, to).
 type run struct {
 	Fact
 	from, to int
@@ -163,7 +162,6 @@ func (t *Tree) late(f *Fact, now Time) bool {
 	}
 }
 
-// applyFence reports whether the fence is new.
 func (t *Tree) applyFence(f *Fact, now Time) bool {
 	l := &t.ledgers[f.Backend]
 	l.mu.Lock()

@@ -44,12 +44,10 @@ func (l *limits) horizon(now Time) int64 {
 
 func (l *limits) raiseFloor(at Time) { raise(&l.floor, int64(at)) }
 
-// settled returns the time after which a fact needs no touch.
 func (l *limits) settled(now Time) Time {
 	return max(Time(l.floor.Load()), now-Time(l.horizon(now)/grainsPerHorizon)-1)
 }
 
-// dead reports whether a fact of that time is behind the fence or past retention.
 func (l *limits) dead(at, now Time) bool {
 	return int64(at) <= l.floor.Load() || int64(now-at) > retention*l.horizon(now)
 }
@@ -91,7 +89,6 @@ type heard struct {
 	at         Time // first arrival of a fact of the newest
 }
 
-// hear records a live fact of a newer generation.
 func (t *Tree) hear(f *Fact, now Time) {
 	l := &t.ledgers[f.Backend]
 	l.mu.Lock()

@@ -136,7 +136,7 @@ type decoder struct {
 	named bool
 	key   uint32
 
-	fact   Fact   // all fields but Hash and Backend
+	fact   Fact
 	hashes []byte // 8 bytes each, in the payload's memory
 	skip   bool
 }
@@ -157,7 +157,6 @@ func (r *decoder) begin(payload []byte) error {
 	return nil
 }
 
-// next reads the next record; more is false at the end.
 func (r *decoder) next() (more bool, err error) {
 	for len(r.rest) > 0 {
 		tag := r.rest[0]
@@ -198,7 +197,6 @@ func (r *decoder) readBackend() bool {
 	return ok && generation <= 1<<32-1
 }
 
-// readRecord returns the malformed part, or "".
 func (r *decoder) readRecord(tag byte) (wrong string) {
 	f := &r.fact
 	f.Kind = Kind(tag&tagOp - opAdd)

@@ -43,7 +43,6 @@ func anchorFlags(span uint8) uint64 {
 	return entryAnchor | uint64(max(1, min(span, maxSpan))-1)<<entrySpanShift
 }
 
-// blockFlags returns the flags of the block at depth in a chain of total blocks.
 func blockFlags(depth, total int) uint64 {
 	if depth <= denseDepth {
 		return entryAnchor

@@ -56,7 +56,7 @@ func (t *Tree) learn(b Backend, chain []Hash, tr *Trail, cached int, now Time, n
 		lesson.Retracted = t.conclude(b, chain, lesson.Cached, tr.settled, now-1, now, news)
 	case tr.recorded <= due || short(lesson.Cached, lesson.Predicted):
 		lesson.Retracted = t.conclude(b, chain, lesson.Cached, tr.settled, due, now, news)
-	default: // the usual case: nothing to touch or contradict
+	default:
 	}
 	if lesson.Cached >= 0 {
 		lesson.Amnesia = t.learnAges(b, chain, tr, lesson.Cached, now)
@@ -67,7 +67,6 @@ func (t *Tree) learn(b Backend, chain []Hash, tr *Trail, cached int, now Time, n
 	return lesson
 }
 
-// short reports whether a count contradicts the match.
 func short(cached, predicted int) bool {
 	if cached <= 0 {
 		return cached == 0 && predicted > 0
@@ -153,7 +152,6 @@ func (t *Tree) conclude(b Backend, chain []Hash, cached int, placed, due, now Ti
 	return retracted
 }
 
-// learnAges moves the horizon and counts signs of a lost cache.
 func (t *Tree) learnAges(b Backend, chain []Hash, tr *Trail, cached int, now Time) (amnesia bool) {
 	predicted := tr.depth()
 	l := &t.ledgers[b]

@@ -28,7 +28,6 @@ type Matches struct {
 	entries []entry
 }
 
-// finding is the deepest block found of one backend.
 type finding struct {
 	at            Time
 	blocks, fresh int32
@@ -157,7 +156,6 @@ func (s *search) refine(loDepth, hiDepth int, lo, hi sets, free int) {
 	}
 }
 
-// probe reads the facts at depth and reports whether there were any.
 func (s *search) probe(depth int, out sets) bool {
 	m := s.m
 	clear(out.present)

@@ -67,7 +67,6 @@ func (o *Outbox) Add(news []Fact) {
 	}
 }
 
-// makeRoomLocked drops the least valuable record. It returns false if that is f.
 func (o *Outbox) makeRoomLocked(f *Fact, to *queue) bool {
 	if o.touches.n > 0 {
 		o.lostLocked(o.touches.first())
@@ -189,7 +188,6 @@ type queue struct {
 	head, n int
 }
 
-// keptRing is the largest ring, in facts, that an empty queue keeps.
 const keptRing = 1 << 12
 
 func (q *queue) at(i int) *Fact { return &q.ring[(q.head+i)&(len(q.ring)-1)] }

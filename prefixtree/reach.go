@@ -16,7 +16,6 @@ const (
 	maxReach = 1e12
 )
 
-// weight counts observations, halved every evidenceHalfLife.
 type weight struct {
 	count float64
 	at    Time

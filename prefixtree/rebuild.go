@@ -22,10 +22,8 @@ const (
 
 func maxKeys(n uint64) uint64 { return n * loadNumerator / loadDenominator }
 
-// slotsFor is the inverse of maxKeys.
 func slotsFor(keys int) int { return keys*loadDenominator/loadNumerator + 2 }
 
-// survey counts what a rebuild would keep and drop.
 type survey struct {
 	keys, facts int
 	words       int
@@ -43,7 +41,6 @@ type sieve struct {
 	ties   int
 }
 
-// keep appends the surviving entries of the slot's value to dst.
 func (f *sieve) keep(tb *table, v uint64, dst []entry, sv *survey) []entry {
 	if v == 0 {
 		return dst
@@ -201,7 +198,6 @@ func (s *shard) replaceLocked(w *workspace, f sieve, to *table) {
 	s.tab.Store(to)
 }
 
-// shrinkLocked shrinks a table less than a third full.
 func (t *Tree) shrinkLocked(s *shard, now Time) bool {
 	tb := s.tab.Load()
 	if tb.cap <= 4*minSlots || uint64(s.keys) > maxKeys(tb.cap)/3 {

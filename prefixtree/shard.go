@@ -63,7 +63,6 @@ func (s *shard) read(key uint64, dst []entry) []entry {
 	return out
 }
 
-// copyEntries returns false for a torn read.
 func (tb *table) copyEntries(key uint64, dst []entry) ([]entry, bool) {
 	_, v := tb.find(key)
 	if v&spanTag == 0 {
@@ -109,7 +108,6 @@ func (t *Tree) putLocked(p *place, key uint64, e entry, now Time) (prior entry) 
 	return 0
 }
 
-// tryPutLocked makes no room; done is false if it is full.
 func (t *Tree) tryPutLocked(p *place, key uint64, e entry, now Time) (prior entry, done bool) {
 	s := p.shard
 	tb := s.tab.Load()
@@ -225,7 +223,6 @@ func (s *shard) removeLocked(slot uint64, i int) (slotGone bool) {
 	return false
 }
 
-// tendLocked is one write's share of the sweep.
 func (t *Tree) tendLocked(s *shard, before int, now Time) {
 	if s.facts > before {
 		t.sweepLocked(s, sweepSlots, now)
@@ -257,7 +254,6 @@ func (t *Tree) sweepLocked(s *shard, slots int, now Time) {
 	}
 }
 
-// sweepSlotLocked reports whether it deleted the slot.
 func (t *Tree) sweepSlotLocked(s *shard, tb *table, slot uint64, now Time) (slotGone bool) {
 	v := tb.value(slot)
 	if v&spanTag == 0 {

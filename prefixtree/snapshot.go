@@ -26,7 +26,6 @@ func ageClass(age Time) int {
 	return shift<<ageOctave + int(a>>shift)
 }
 
-// classAge returns the least age of a class.
 func classAge(class int) Time {
 	if class < 1<<ageOctave {
 		return Time(class)
@@ -104,7 +103,6 @@ func (p *pages) count() (counts [ageClasses]int, total int) {
 	return counts, total
 }
 
-// collect yields the facts of age classes [from, to).
 func (p *pages) collect(from, to int) bool {
 	after, upTo := Time(0), maxTime // the first class includes the future, the last the whole past
 	if from > 0 {
@@ -171,7 +169,6 @@ func (p *pages) fences() bool {
 	return true
 }
 
-// flush yields the current page unless it is empty.
 func (p *pages) flush() bool {
 	page, records := p.w.dst, p.records
 	p.w, p.records = encoder{dst: page[:0], limit: p.w.limit, names: p.w.names}, 0

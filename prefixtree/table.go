@@ -30,7 +30,6 @@ func newTable(slots, arenaWords int) *table {
 	return tb
 }
 
-// makeWords returns at least n zero words, up to the allocator's size class.
 func makeWords(n int) []uint64 {
 	w := append([]uint64(nil), make([]uint64, n)...)
 	return w[:cap(w)]
@@ -80,7 +79,6 @@ func (tb *table) touch(word *uint64, seq uint64, from, to entry) bool {
 		atomic.CompareAndSwapUint64(word, from, to) && tb.seq.Load() == seq
 }
 
-// find returns the slot and value of key, or the empty slot for it and 0.
 func (tb *table) find(key uint64) (slot, v uint64) {
 	slots := tb.slots
 	i := tb.home(key)

@@ -42,7 +42,6 @@ func (tr *Trail) push(depth int, at Time) {
 	tr.n++
 }
 
-// coarsen joins the two neighbouring steps that are closest in time.
 func (tr *Trail) coarsen() {
 	best := 0
 	for i := 1; i+1 < tr.n; i++ {

@@ -78,7 +78,7 @@ type Tree struct {
 	shards  []shard
 	limits  []limits
 	ledgers []ledger
-	newest  []atomic.Int64 // time of the latest fact per backend
+	newest  []atomic.Int64
 
 	clock      atomic.Int64 // latest time seen, for Apply
 	highest    atomic.Int64 // highest backend id with a fact

@@ -34,7 +34,6 @@ type usage struct {
 	marks    []usageMark // oldest first
 }
 
-// usageMark counts the blocks last touched from its time to that of the next mark.
 type usageMark struct {
 	at     Time
 	blocks float64
@@ -79,7 +78,6 @@ func (u *usage) due(at Time, blocks float64) bool {
 	return at > last.at && last.blocks+blocks > u.believed/marksPerReach
 }
 
-// join merges the two neighbouring intervals with the fewest blocks.
 func (u *usage) join() {
 	best := 0
 	for i := range len(u.marks) - 1 {
@@ -91,7 +89,6 @@ func (u *usage) join() {
 	u.marks = slices.Delete(u.marks, best+1, best+2)
 }
 
-// leave removes blocks that were touched again.
 func (u *usage) leave(at Time, blocks float64) {
 	if i := u.interval(at); i >= 0 {
 		u.marks[i].blocks = max(0, u.marks[i].blocks-blocks)
@@ -107,7 +104,6 @@ func (u *usage) interval(at Time) int {
 	return -1
 }
 
-// since returns the number of distinct blocks touched since the given time.
 func (u *usage) since(at Time) float64 {
 	sum, end := 0.0, u.now
 	for i := len(u.marks) - 1; i >= 0; i-- {
@@ -166,7 +162,6 @@ func (u *usage) evicted(age int64, displaced float64, horizon int64) {
 	u.combine()
 }
 
-// survived records that a block was still cached.
 func (u *usage) survived(age int64, displaced float64, horizon int64) {
 	switch {
 	case u.reach > 0 && displaced > u.reach:

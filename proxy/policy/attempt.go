@@ -41,8 +41,8 @@ type Attempt struct {
 	placed   int64
 	inferred bool
 	whole    bool
-	held     float64 // prompt tokens expected in the cache
-	followed bool    // held exceeds the common prefix
+	held     float64
+	followed bool // held exceeds the common prefix
 	resident int64
 	adapter  uint64
 	work     *workMeter

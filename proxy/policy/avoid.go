@@ -80,7 +80,7 @@ func (s *slot) health(now prefixtree.Time) health {
 type strikes struct {
 	by          [2]uint64 // failed requests; 0: none. Two eject the backend
 	at          prefixtree.Time
-	failures    int32 // ejections since the last answer
+	failures    int32
 	lastFailure prefixtree.Time
 	lastWhy     Failure
 	backoff     int64 // ms; end of the ejection, 0: none
@@ -267,8 +267,8 @@ func (r *Router) SetReported(b prefixtree.Backend, failing bool, now prefixtree.
 type Health struct {
 	Failures int32 // ejections in a row
 	Failure  Failure
-	FailedAt prefixtree.Time
-	Answered prefixtree.Time
+	FailedAt prefixtree.Time // last ejection; 0: never
+	Answered prefixtree.Time // last sign of life; 0: never
 	Reported bool
 	Ejected  bool // by failed requests of this node, and not retried yet
 }

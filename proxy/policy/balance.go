@@ -38,7 +38,6 @@ func (leastRequest) Choose(s *Scene) (int, Rung) {
 	return 0, Load
 }
 
-// roundRobin takes the backends in turn, in proportion to their weights.
 type roundRobin struct{}
 
 func (roundRobin) Choose(s *Scene) (int, Rung) { return rotate(s), Rotate }

@@ -30,7 +30,7 @@ const (
 )
 
 type fleetState struct {
-	nodes        int   // routers including this one, at least 1
+	nodes        int
 	loads, facts int64 // staleness of peer loads and placements, ms
 }
 
@@ -54,7 +54,7 @@ type outsight struct {
 	boost  float64 // blind: scale of own work, at least 1
 	slack  float64 // blind: slack of the bounded-load test, in prompts
 	flood  float64 // expected prefill tokens of the unseen placements
-	crowd  float64 // water level of active requests
+	crowd  float64
 	queue  float64 // water level of the queues, prefill tokens
 	k      int
 	all    bool

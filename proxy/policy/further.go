@@ -71,7 +71,7 @@ func (f *further) compare(hashes []prefixtree.Hash, blocks int) {
 	switch {
 	case from == 0:
 		f.until = 0
-	case depth >= from: // this prompt is one of the majority
+	case depth >= from:
 		at := blocks - 1
 		for range from {
 			at = nextAnchor(at, last)
@@ -87,7 +87,7 @@ const maxBeginnings = 64
 // concurrent use.
 type beginnings struct {
 	index map[prefixtree.Hash]*beginning
-	list  []beginning // allocated whole at the first prompt
+	list  []beginning
 	hand  int
 }
 
@@ -97,7 +97,6 @@ type beginning struct {
 	further
 }
 
-// behind returns the further of an anchor, valid until the next call.
 func (b *beginnings) behind(anchor prefixtree.Hash) *further {
 	if e := b.index[anchor]; e != nil {
 		e.again = true

@@ -45,7 +45,7 @@ type HeatSum struct {
 	requests float64
 	counts   map[prefixtree.Hash]float64
 	paces    map[uint64]*Pace
-	works    map[uint64]map[prefixtree.Hash]bool // by pool: anchors whose work is reported
+	works    map[uint64]map[prefixtree.Hash]bool
 }
 
 // Add adds the heat of one node and keeps no reference to h.

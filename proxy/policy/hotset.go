@@ -91,7 +91,6 @@ func (r *Router) HotSet(key uint64, p HotPrefix, without ...string) []string {
 	return names
 }
 
-// deepest returns the deepest hot prefix of a prompt and its blocks.
 func (h *hotPrefixes) deepest(hashes []prefixtree.Hash) (p HotPrefix, blocks int, ok bool) {
 	last := min(len(hashes), sketchDepth) - 1
 	for i := 0; i <= last; i = nextAnchor(i, last) {

@@ -43,9 +43,9 @@ type Config struct {
 	Nodes       int     // routers in the fleet; 0 and 1 mean a single node
 	Staleness   time.Duration
 	Weights     map[string]float64
-	HashBlocks  int     // blocks that prefix-hash keys on; 0 means about 2k tokens
-	HashBound   float64 // prefix-hash limits load to this multiple of the mean
-	PrefillRate float64
+	HashBlocks  int           // blocks that prefix-hash keys on; 0 means about 2k tokens
+	HashBound   float64       // prefix-hash limits load to this multiple of the mean
+	PrefillRate float64       // prior, tokens/s
 	SlowStart   time.Duration // see easeIn; 0 means DefaultSlowStart, negative disables it
 	Seed        uint64
 	Extra       map[string]Strategy
@@ -99,7 +99,7 @@ type named struct {
 type Router struct {
 	cfg        Config
 	tree       Index
-	retract    Retractor // nil if the index has none
+	retract    Retractor
 	witness    Witness
 	strategies map[string]*named
 	fallback   *named
@@ -114,10 +114,10 @@ type Router struct {
 	viewMu     sync.Mutex // serialises SetView and SetPeerHeat
 	scenes     sync.Pool
 	seq        atomic.Uint64
-	slowStart  int64        // ms; 0: disabled
+	slowStart  int64
 	coldUntil  atomic.Int64 // ms; no backend is cold after this time
 	fleet      atomic.Pointer[fleetState]
-	peerHeat   peerHeat // guarded by viewMu
+	peerHeat   peerHeat
 	hot        atomic.Pointer[hotPrefixes]
 	witnessed  atomic.Int64 // ms; when infer last saw placements of other nodes
 	streamed   atomic.Bool

@@ -116,7 +116,7 @@ type Scene struct {
 	FleetRate      float64         // prefill tokens/s over all backends; above 0
 	HoldSeconds    float64         // mean time a request keeps its memory after the first token
 	Nodes          int             // routers in the fleet, at least 1
-	Staleness      int64
+	Staleness      int64           // staleness of peers' load, ms
 	FactStaleness  int64           // staleness of peers' placements, ms
 	HotAnchor      prefixtree.Hash // deepest agreed hot prefix of the prompt; 0: none
 	Replicas       int

@@ -49,7 +49,7 @@ type Backend struct {
 type Rule struct {
 	Model       string // exact, or a prefix if it ends in "*"
 	PathPrefix  string
-	Header      string // empty matches any non-empty value
+	Header      string // must be present
 	HeaderValue string // exact value; empty matches any non-empty value
 	Strategy    string
 }
@@ -59,10 +59,10 @@ type View struct {
 	Backends []Backend
 	Rules    []Rule
 
-	byID    []int32            // backend id -> position in Backends, -1: none
-	byModel map[string][]int32 // model -> positions that may serve it, ascending
-	general []int32            // positions that serve any model
-	all     []int32            // all positions, for requests without a model
+	byID    []int32
+	byModel map[string][]int32
+	general []int32
+	all     []int32
 }
 
 // ErrView is wrapped by every error of NewView.

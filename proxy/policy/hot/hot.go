@@ -38,8 +38,8 @@ type Sum map[Key]Total
 
 // Total is the summed work of a prefix or pool.
 type Total struct {
-	policy.Work           // Tokens is the median of the reports
-	lengths     []float64 // all reported lengths, sorted
+	policy.Work // Tokens is the median of the reports
+	lengths     []float64
 }
 
 // Key identifies the work of a prefix, or with anchor 0 of a whole pool.

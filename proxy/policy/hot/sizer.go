@@ -174,7 +174,6 @@ func (r *round) displace() {
 	r.changes = append(r.changes, Change{HotPrefix: coolest.HotPrefix, Remove: true, Why: "a hotter one has its place"}, hottest)
 }
 
-// known reports whether the prefix was observed for a whole pause.
 func (h *past) known(now prefixtree.Time) bool { return h != nil && now-h.since >= h.pause() }
 
 // owners returns the pool with most of each prefix's requests: while backends change their models,
