@@ -2,15 +2,15 @@ package raftstore
 
 import "slices"
 
-// standing is a server as the rules for voters see it.
+// standing is a server as seen by nextChange.
 type standing struct {
 	id      string
 	voter   bool
 	leader  bool
-	healthy bool // answers, and its log is near the end
-	stable  bool // healthy for long enough to be given a vote, and may have one
-	dead    bool // said goodbye, or was not heard of for long: a voter to be replaced
-	gone    bool // the same, for longer: a non-voter to be forgotten
+	healthy bool // answers, and its log is nearly complete
+	stable  bool // may vote, and was healthy long enough to get a vote
+	dead    bool // left, or silent long enough to lose its vote
+	gone    bool // left, or silent long enough to be removed as a non-voter
 }
 
 // change is one step of the configuration.
@@ -18,27 +18,25 @@ type change uint8
 
 const (
 	changeNothing change = iota
-	changePromote        // a non-voter votes
-	changeDemote         // a voter does not vote any more
+	changePromote        // a non-voter becomes a voter
+	changeDemote         // a voter becomes a non-voter
 	changeRemove         // a non-voter leaves the configuration
 )
 
-// String gives the change as it is logged.
+// String returns the name used in logs.
 func (c change) String() string { return nameOf(c, "nothing", "promote", "demote", "remove") }
 
-// nextChange is the one step that brings the voters nearer to the wanted number.
-// It is a pure function of what the leader sees:
+// nextChange is the one step that brings the voters closer to the wanted number. It is a pure
+// function:
 //
-//   - The number of voters aimed at is the largest odd one that is not above the
-//     wanted one and that there are servers for. An even number needs as many
-//     more to agree and bears the loss of no more.
-//   - A server is given a vote when there are too few live voters.
-//   - A dead voter loses its vote when the live ones are enough without it, and
-//     never if fewer than three would remain, or an even number: an unreachable
-//     voter that comes back is worth more than a smaller group.
-//   - Nothing is taken from anybody while the dead are half of the voters or more.
-//     They may be on the other side of a partition.
-//   - A living voter loses its vote only if more were wanted once than now.
+//   - The target is the largest odd number up to wanted for which there are servers, because an even
+//     number tolerates no more losses than the odd number below.
+//   - A stable server gets a vote when live voters are too few.
+//   - A dead voter loses its vote if enough live voters remain, but never if fewer than three or an
+//     even number would remain: an unreachable voter may return.
+//   - No dead voter loses its vote while half of the voters or more are dead: they may be on the other
+//     side of a partition.
+//   - A live voter loses its vote only above the wanted number.
 func nextChange(list []standing, wanted int) (change, string) {
 	var voters, live, candidates []standing
 	for _, s := range list {
@@ -85,8 +83,7 @@ func nextChange(list []standing, wanted int) (change, string) {
 	return changeNothing, ""
 }
 
-// surplus picks the voter that is missed least: an ill one, else any that does
-// not lead.
+// surplus picks the voter to demote: an unhealthy one, else any but the leader.
 func surplus(voters []standing) string {
 	pick := ""
 	for _, s := range voters {

@@ -11,15 +11,16 @@ import (
 const (
 	cloned      = "its data directory was copied"
 	cloneRemedy = "stop the copy, empty its data directory and start it with join"
-	// cloneAfter is how long a copy must be seen before it is called one: as long as gossip may take
-	// to find out that a node has died and come back elsewhere.
+	// cloneAfter is how long a copy must be seen before it is reported: the time that gossip may
+	// need to notice that a node died and came back elsewhere.
 	cloneAfter = 5 * time.Second
-	// cloneShown is how long it is shown after it was last seen, and not logged again.
+	// cloneShown is how long a copy stays reported after its last sighting, and the least time
+	// between two log lines.
 	cloneShown = time.Minute
 )
 
-// cloneSighting is the last node that was seen to run on a copy of another's data. Two processes with
-// one raft id could vote twice in one term.
+// cloneSighting is the last node seen with a copy of another's data. Two processes with one raft id
+// could vote twice in one term.
 type cloneSighting struct {
 	id, addr, original string
 	first, last        time.Time
@@ -33,9 +34,9 @@ func (c cloneSighting) text(now time.Time) string {
 	return fmt.Sprintf("the node at %s has the raft id %s of %s, which is alive: %s; %s", c.addr, c.id, c.original, cloned, cloneRemedy)
 }
 
-// originalOf is the node that has the raft id of a hello and is alive at another address; false if
-// there is none, or the hello comes from where the configuration has that id. A node that has moved is
-// let in once gossip has found its former process dead.
+// originalOf returns the live node with a hello's raft id at another address; false if there is
+// none, or if the configuration has the id at the hello's address. A node that moved is admitted
+// once gossip has found its former process dead.
 func (s *Store) originalOf(h hello) (Peer, bool) {
 	if h.id == s.id {
 		return Peer{ID: s.id, Name: "this node", Addr: s.addr}, true
@@ -53,7 +54,7 @@ func (s *Store) originalOf(h hello) (Peer, bool) {
 	return Peer{}, false
 }
 
-// noteClone remembers a copy, and logs it once a minute.
+// noteClone records a copy and logs it at most once a minute.
 func (s *Store) noteClone(h hello, original Peer) {
 	now := time.Now()
 	s.mu.Lock()
@@ -69,8 +70,8 @@ func (s *Store) noteClone(h hello, original Peer) {
 	}
 }
 
-// withoutClones drops the answers of nodes with the raft id of a server that answers, too, at another
-// address: they are not servers that have moved.
+// withoutClones drops answers with a server's raft id from another address while the original
+// answers, too: those nodes are copies and have not moved.
 func (s *Store) withoutClones(servers []raft.Server, answers []answered) []answered {
 	isClone := func(a answered) bool {
 		at := slices.IndexFunc(servers, func(server raft.Server) bool { return string(server.ID) == a.info.ID })

@@ -11,82 +11,77 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// ALPN names the store's protocol among those on the fleet's port.
+// ALPN names the store's protocol on the fleet's port.
 const ALPN = "grapevine-raft/1"
 
-// Streams are connections between the stores of one fleet. Both ends of each are
-// authenticated as nodes of the fleet before Accept or Dial returns it. Accept
-// ends with an error once Close is called. Addr is where other nodes dial this one.
+// Streams are connections between the stores of one fleet. Accept and Dial return only connections
+// whose both ends are authenticated as nodes of the fleet. Close makes Accept return an error. Addr
+// is the address at which other nodes dial this one.
 type Streams interface {
 	net.Listener
 	Dial(ctx context.Context, addr string) (net.Conn, error)
 }
 
-// Config says where a store keeps its data, how it is reached and who else may
-// be there. Open copies it.
+// Config configures a store. Open copies it.
 type Config struct {
-	// Dir is the data directory; it is made if missing. Empty keeps everything in
-	// memory: good for a fleet of one that starts from its configuration every
-	// time, and for a node that joins others and never votes.
+	// Dir is the data directory, created if missing. Empty keeps everything in memory: for a fleet
+	// of one that starts from its configuration, and for a node that joins and never votes.
 	Dir string
-	// Streams lead to the other nodes. The store owns it from Open on, even if
-	// Open fails. nil means that there is no network, which needs Expect <= 1
-	// and Join false.
+	// Streams belong to the store from Open on, even if Open fails. nil means no network, which
+	// needs Expect <= 1 and Join false.
 	Streams Streams
-	// Expect is how many candidates must see each other before they form a group.
-	// 0 or 1 is a fleet of one, which bootstraps itself at once unless Join is set.
+	// Expect is how many candidates must see each other before they found a group: at most 5, odd.
+	// With 0 or 1 the node founds a group of its own at once, unless Join is set.
 	Expect int
-	// Join says that other nodes exist: never bootstrap alone.
+	// Join says that a group exists: never bootstrap.
 	Join bool
-	// Voters is how many voters the leader keeps: 1, 3 or 5. 0 means 3, or Expect
-	// if that is more: founders that found themselves too many would give up their
-	// votes at once.
+	// Voters is how many voters the leader keeps: 1, 3 or 5. 0 means max(3, Expect), so that no
+	// founder loses its vote at once.
 	Voters int
-	// Server says that this node may vote. Without Dir it never does.
+	// Server says that this node may vote. It is ignored with Join and without Dir.
 	Server bool
-	// Peers tells which other nodes gossip knows, this one left out. It is called
-	// from one goroutine at a time, about every second and after Poke, and must
-	// not block. nil is nobody.
+	// Peers lists the other nodes that gossip knows. The store calls it from one goroutine at a
+	// time, about every second and after Poke; it must not block. nil means no peers.
 	Peers func() []Peer
-	// Met says whether Peers has had the time to meet the others, which recovered data
-	// waits for. nil is always.
+	// Met says whether gossip has had time to meet the fleet; recovered data waits for it. nil
+	// means always.
 	Met func() bool
 	// Constants are this node's; the first leader commits its own.
 	Constants Constants
 	Timers    Timers
-	Faults    *Faults // tests only; nil is none
+	Faults    *Faults // tests only; nil injects nothing
 	Log       zerolog.Logger
 }
 
-// Timers are the delays of a store; zero fields take the defaults given beside
-// them. All nodes of a group must use the same Heartbeat.
+// Timers are the delays of a store; zero means the default given here. All nodes of a group must
+// use the same Heartbeat.
 type Timers struct {
-	Heartbeat     time.Duration // 300 ms without a leader's word before an election
-	Lease         time.Duration // without a quorum before a leader steps down; as long as Heartbeat
-	Commit        time.Duration // 50 ms until followers learn what is committed when nothing follows
-	Write         time.Duration // 1 s for one write to disk, then the store is failed
-	Probe         time.Duration // 5 s without a write before a leader writes something to try its disk
-	Call          time.Duration // 1.8 s for one Apply, Read or Transfer in all
+	Heartbeat     time.Duration // 300 ms without contact to a leader before an election
+	Lease         time.Duration // without a quorum before a leader steps down; defaults to Heartbeat
+	Commit        time.Duration // 50 ms until followers learn the commit index without new entries
+	Write         time.Duration // 1 s for a disk write before the disk counts as failed
+	Probe         time.Duration // 5 s without a write before a leader tests its disk
+	Call          time.Duration // 1.8 s for a call of Apply, Read, Transfer or RemoveServer
 	Poll          time.Duration // 1 s between looks at Peers
-	Stable        time.Duration // 10 s in good health before a server is given a vote
+	Stable        time.Duration // 10 s of good health before a server gets a vote
 	Dead          time.Duration // 5 min unreachable before a voter is replaced
 	Forget        time.Duration // 10 min unreachable before a non-voter is removed
 	Settle        time.Duration // 5 s without a sign of another group before recovered data is in service
-	Reopen        time.Duration // 5 s between attempts to open a failed store again
-	SnapshotEvery time.Duration // 30 s between looks whether a snapshot is due
+	Reopen        time.Duration // 5 s between attempts to reopen a failed store
+	SnapshotEvery time.Duration // 30 s between checks whether a snapshot is due
 	SnapshotAfter uint64        // 512 log entries since the last snapshot make one due
-	KeepLog       uint64        // 512 log entries stay behind a snapshot for slow followers
+	KeepLog       uint64        // 512 log entries kept behind a snapshot for slow followers
 }
 
 // Peer is another node as gossip knows it.
 type Peer struct {
-	ID     string // raft id; empty if unknown: it is asked for
+	ID     string // raft id; empty if unknown
 	Name   string // for people
 	Addr   string // host:port at which Streams dials it
 	Expect int    // its Config.Expect; 0 if unknown
 	Server bool   // may vote
 	Alive  bool
-	Left   bool      // said goodbye
+	Left   bool      // announced its leave
 	Since  time.Time // when Alive or Left last changed; may be zero
 }
 

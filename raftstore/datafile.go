@@ -19,28 +19,26 @@ import (
 	berrors "go.etcd.io/bbolt/errors"
 )
 
-// dataFile is the one file of a store, in Config.Dir.
 const dataFile = "raft.db"
 
 var (
-	bucketMeta     = []byte("meta")     // identity of the node and its group
+	bucketMeta     = []byte("meta")     // identity, and the index known to be committed
 	bucketLog      = []byte("log")      // raft's log, by index
 	bucketStable   = []byte("stable")   // raft's term and vote
 	bucketSnapshot = []byte("snapshot") // the newest snapshot
 )
 
-// damaged says what is wrong with a data file, and what to do.
 func damaged(path string, why error) error {
 	return fmt.Errorf("%s is damaged: %w; if other nodes have the fleet's state: empty the data directory and start this node with join; else restore the file from a backup",
 		path, why)
 }
 
-// seal writes a value with a checksum of key and value behind it.
+// seal writes a value followed by a checksum of key and value.
 func seal(b *bbolt.Bucket, key, value []byte) error {
 	return b.Put(key, binary.BigEndian.AppendUint32(bytes.Clone(value), logSum(key, value)))
 }
 
-// unseal reads such a value into memory of its own; nil if there is none.
+// unseal reads a sealed value into new memory; nil if there is none.
 func unseal(b *bbolt.Bucket, key []byte) ([]byte, error) {
 	raw := b.Get(key)
 	if raw == nil {
@@ -53,12 +51,12 @@ func unseal(b *bbolt.Bucket, key []byte) ([]byte, error) {
 	return bytes.Clone(raw[:at]), nil
 }
 
-// openBolt opens a data file. It waits for half a second if another process has it open.
+// openBolt opens a data file, waiting half a second if another process has it open.
 func openBolt(path string, readOnly bool) (*bbolt.DB, error) {
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{
 		Timeout:      500 * time.Millisecond,
 		FreelistType: bbolt.FreelistMapType,
-		// Growing the map waits for readers; the log and a snapshot fit in this.
+		// A larger map would wait for readers; log and snapshot fit in 16 MiB.
 		InitialMmapSize: 16 << 20,
 		ReadOnly:        readOnly,
 	})
@@ -76,9 +74,8 @@ func openBolt(path string, readOnly bool) (*bbolt.DB, error) {
 	return nil, damaged(path, err)
 }
 
-// ensureData makes the data file if there is none. A new file gets its name when it is complete: it has
-// its buckets and the identity of a new node. So a file that lacks any of them is damaged, and is never
-// taken for that of a new node.
+// ensureData creates the data file if it is missing. The file gets its name only with its buckets
+// and an identity, so an incomplete file is damaged and never taken for a new node's.
 func ensureData(dir, path string) error {
 	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -118,7 +115,7 @@ func makeData(unfinished, path string) error {
 	return os.Rename(unfinished, path)
 }
 
-// syncDir makes a new name in a directory durable.
+// syncDir makes a new directory entry durable.
 func syncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -127,8 +124,8 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// checkData reads the structure of a data file before it is used. bbolt trusts the pages that it maps
-// into memory: a damaged one makes it read beyond the map or for ever, and neither can be caught.
+// checkData checks the file's structure before use. bbolt trusts mapped pages: a damaged page makes
+// it fault or loop forever, and the process cannot recover from either.
 func checkData(path string) error {
 	if info, err := os.Stat(path); err == nil && info.Size() == 0 {
 		return damaged(path, errors.New("it is empty"))
@@ -154,8 +151,8 @@ func checkData(path string) error {
 	return nil
 }
 
-// pageCheck walks the pages of a bbolt file (format 2) that its newest transaction uses. All integers
-// are in the machine's byte order:
+// pageCheck walks the pages of a bbolt file (format 2) that its newest transaction uses. All
+// integers are in the machine's byte order:
 //
 //	page    id 8 bytes, flags 2, count of elements 2, further pages 4; elements; their keys and values
 //	branch  element: offset of the key from the element 4, its length 4, page 8
@@ -164,7 +161,7 @@ func checkData(path string) error {
 type pageCheck struct {
 	file               io.ReaderAt
 	fileSize, pageSize int64
-	end                uint64 // the first page that is not in use
+	end                uint64 // first page not in use
 	used               map[uint64]bool
 }
 
@@ -175,7 +172,7 @@ const (
 	flagLeaf     = 2
 	flagFreelist = 16
 	bucketHead   = 16
-	maxDepth     = 32 // of pages; a file of a terabyte has fewer
+	maxDepth     = 32 // of the page tree; a terabyte needs fewer levels
 	noFreelist   = ^uint64(0)
 )
 
@@ -211,7 +208,7 @@ func (c *pageCheck) run() error {
 	return c.freelist(freelist)
 }
 
-// newestMeta reads the page of the last transaction that was completed: page 0 or 1.
+// newestMeta reads page 0 or 1, whichever holds the last complete transaction.
 func (c *pageCheck) newestMeta() (root, freelist uint64, err error) {
 	const metaSize, magic, version = 64, 0xED0CDAED, 2
 	newest, found := uint64(0), false
@@ -235,7 +232,7 @@ func (c *pageCheck) newestMeta() (root, freelist uint64, err error) {
 	return root, freelist, nil
 }
 
-// page reads a page with those that continue it, and marks them as used.
+// page reads a page with its continuation pages and marks all as used.
 func (c *pageCheck) page(id uint64) (b []byte, flags uint16, err error) {
 	var head [pageHead]byte
 	if id < 2 || id >= c.end {
@@ -264,8 +261,7 @@ func (c *pageCheck) page(id uint64) (b []byte, flags uint16, err error) {
 	return b, order.Uint16(head[8:]), nil
 }
 
-// keyOrder holds the keys of a tree to their order: each leaf's above the one before, and not below
-// the one that the branch above gives.
+// keyOrder checks that leaf keys rise and none is below the key of its branch.
 type keyOrder struct{ last, least []byte }
 
 func (o *keyOrder) branch(key []byte) bool {
@@ -281,7 +277,7 @@ func (o *keyOrder) leaf(key []byte) bool {
 
 type visitLeaf func(key, value []byte, isBucket bool) error
 
-// tree checks a page and those below it, and calls visit with every element of a leaf.
+// tree checks a page and its descendants, and calls visit for every leaf element.
 func (c *pageCheck) tree(id uint64, depth int, keys *keyOrder, visit visitLeaf) error {
 	b, flags, err := c.page(id)
 	switch {
@@ -311,7 +307,6 @@ func (c *pageCheck) tree(id uint64, depth int, keys *keyOrder, visit visitLeaf) 
 	return nil
 }
 
-// leaf checks the elements of a leaf.
 func leaf(id uint64, b []byte, keys *keyOrder, visit visitLeaf) error {
 	count := int(order.Uint16(b[10:]))
 	if pageHead+count*elementSize > len(b) {
@@ -332,7 +327,7 @@ func leaf(id uint64, b []byte, keys *keyOrder, visit visitLeaf) error {
 	return nil
 }
 
-// span is a part of a page; false if it is not inside.
+// span is a part of a page; false if it exceeds the page.
 func span(b []byte, from uint64, size uint32) ([]byte, bool) {
 	if from+uint64(size) > uint64(len(b)) {
 		return nil, false
@@ -340,15 +335,15 @@ func span(b []byte, from uint64, size uint32) ([]byte, bool) {
 	return b[from : from+uint64(size)], true
 }
 
-// knownKeys are the keys that a bucket may have; the log has indexes. A key of another name is a
-// damaged one, and what it named would seem never to have been written: a vote, a snapshot.
+// knownKeys are the valid keys per bucket; the log has indexes. An unknown key is a damaged one,
+// and the vote or snapshot under its true name would seem never written.
 var knownKeys = map[string][]string{
 	"meta":     {string(keyIdentity), string(keyApplied)},
-	"stable":   {string(keyTerm), "LastVoteTerm", "LastVoteCand"}, // raft's names
+	"stable":   {string(keyTerm), "LastVoteTerm", "LastVoteCand"}, // LastVote* are raft's names
 	"snapshot": {string(keySnapshotMeta), string(keySnapshotData)},
 }
 
-// bucket checks the pages of a bucket, which has no buckets of its own.
+// bucket checks the pages of a bucket without nested buckets.
 func (c *pageCheck) bucket(name string, value []byte) error {
 	plain := func(key, _ []byte, isBucket bool) error {
 		known := slices.Contains(knownKeys[name], string(key)) || name == string(bucketLog) && len(key) == 8
@@ -371,13 +366,13 @@ func (c *pageCheck) bucket(name string, value []byte) error {
 	return leaf(0, inside, &keyOrder{}, plain)
 }
 
-// freelist checks that no page in use counts as free: it would be overwritten.
+// freelist checks that no page in use is marked free, because bbolt would overwrite it.
 func (c *pageCheck) freelist(id uint64) error {
 	b, flags, err := c.page(id)
 	if err != nil {
 		return err
 	}
-	const long = 0xFFFF // then the first id is the count
+	const long = 0xFFFF // then the first id holds the count
 	count, ids := uint64(order.Uint16(b[10:])), b[pageHead:]
 	if count == long {
 		count, ids = order.Uint64(ids), ids[8:]

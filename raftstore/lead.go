@@ -12,28 +12,26 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// nearIndex is how many entries a server may be behind the leader and still
-// count as healthy.
+// nearIndex is how many entries a healthy server may lag behind the leader.
 const nearIndex = 250
 
-// maxAdded bounds the servers that one look takes in.
+// maxAdded bounds the servers added at one look.
 const maxAdded = 16
 
-// serverHealth is what a leader has seen of a server of its configuration.
+// serverHealth is what a leader has observed of a server.
 type serverHealth struct {
 	healthy bool
 	since   time.Time // when healthy last changed
-	heard   time.Time // last answer, or the beginning of this leadership
+	heard   time.Time // last answer, or the start of this leadership
 	index   uint64
 	vote    bool // may vote
-	left    bool // gossip says that it said goodbye
+	left    bool // gossip says that it announced its leave
 }
 
-// lead is what a leader does at each look: it commits the constants, takes in
-// who is not in the configuration, and sees to the voters.
+// lead runs at each look of a leader: it commits the constants, adds nodes and chooses the voters.
 func (s *Store) lead(ctx context.Context, l *life) {
 	if l.fsm.stopped() != nil {
-		// A leader that cannot follow its own log is of no use to anybody.
+		// A leader must be able to apply its own log.
 		if a := transfer(l, ""); a.status != answerDone {
 			s.log.Warn().Str("err", string(a.body)).Msg("leadership was not handed on")
 		}
@@ -75,11 +73,10 @@ func (s *Store) commitConstants(ctx context.Context) {
 	}
 }
 
-// toAsk is everybody that is known: peers at the address that gossip gives, and
-// servers that gossip does not know at the one in the configuration. This node
-// is left out.
+// toAsk returns all other known nodes: peers at gossip's address, and servers unknown to gossip at
+// their configured address.
 func (s *Store) toAsk(peers []Peer, servers []raft.Server) []Peer {
-	// Who is alive comes first: it may have taken over the address of one that is not.
+	// Live peers first: one may have taken over a dead peer's address.
 	slices.SortStableFunc(peers, func(a, b Peer) int {
 		switch {
 		case a.Alive == b.Alive:
@@ -108,7 +105,7 @@ func (s *Store) toAsk(peers []Peer, servers []raft.Server) []Peer {
 	return list
 }
 
-// examine brings what this leader knows of its servers up to date.
+// examine updates the health of the servers from their answers.
 func (s *Store) examine(l *life, servers []raft.Server, answers []answered) {
 	byID := make(map[string]answered, len(answers))
 	for _, a := range answers {
@@ -122,7 +119,7 @@ func (s *Store) examine(l *life, servers []raft.Server, answers []answered) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if term := l.raft.CurrentTerm(); term != s.healthTerm {
-		// What was seen when this node led before says nothing about now.
+		// Observations from an earlier leadership are outdated.
 		clear(s.health)
 		s.healthTerm = term
 	}
@@ -134,7 +131,7 @@ func (s *Store) examine(l *life, servers []raft.Server, answers []answered) {
 		a, answered := byID[id]
 		if h == nil {
 			h = &serverHealth{since: now, heard: now}
-			// The long wait for a dead voter does not begin again with each leader.
+			// The wait for a dead voter must not restart with each leader.
 			if answered && !a.Alive && !a.Since.IsZero() && a.Since.Before(now) {
 				h.heard = a.Since
 			}
@@ -145,14 +142,14 @@ func (s *Store) examine(l *life, servers []raft.Server, answers []answered) {
 			h.left = a.Left
 		}
 		if answered && a.err == nil {
-			// One that answers and takes no part, its disk having failed, is as good as
-			// silent: after a while its vote is another's.
+			// A server that answers with a failed disk counts as silent, so that its vote moves to
+			// another after Dead.
 			if a.info.Failed == "" {
 				h.heard = now
 			}
 			h.index, h.vote = a.info.LastIndex, a.info.Server
 			healthy = a.info.Group == group && a.info.Failed == "" && a.info.LastIndex+nearIndex >= last
-			// Who answers has not gone, whatever gossip says.
+			// A node that answers has not left, whatever gossip says.
 			h.left = false
 		}
 		if id == s.id {
@@ -169,8 +166,8 @@ func (s *Store) examine(l *life, servers []raft.Server, answers []answered) {
 	}
 }
 
-// moveServers follows servers to new addresses, and removes one whose address
-// another node has taken over. It makes one change at most and says whether it did.
+// moveServers updates a server's address, or removes a server whose address another node has taken
+// over. It makes at most one change and reports whether it did.
 func (s *Store) moveServers(l *life, servers []raft.Server, answers []answered) bool {
 	for _, a := range answers {
 		if a.err != nil || a.info.Group != s.group() && a.info.Member {
@@ -215,7 +212,7 @@ func (s *Store) canLose(servers []raft.Server, id string) bool {
 	return healthy > voters/2
 }
 
-// changed waits for a change of the configuration and says whether it was made.
+// changed waits for a configuration change and reports success.
 func (s *Store) changed(f raft.IndexFuture) bool {
 	if err := f.Error(); err != nil {
 		s.log.Warn().Err(err).Msg("configuration of the group was not changed")
@@ -224,15 +221,15 @@ func (s *Store) changed(f raft.IndexFuture) bool {
 	return true
 }
 
-// forgetUnwilling drops what was noted of nodes that are not there any more.
+// forgetUnwilling drops notes about nodes that are no longer asked.
 func (s *Store) forgetUnwilling(answers []answered) {
 	maps.DeleteFunc(s.unwilling, func(addr, _ string) bool {
 		return !slices.ContainsFunc(answers, func(a answered) bool { return a.Addr == addr })
 	})
 }
 
-// takeIn makes members of the nodes that are alive and in no group, and servers
-// of the members that the configuration lacks.
+// takeIn asks live nodes without a group to join, and adds them and unlisted members to the
+// configuration.
 func (s *Store) takeIn(ctx context.Context, l *life, servers []raft.Server, answers []answered) {
 	s.forgetUnwilling(answers)
 	added := 0
@@ -274,7 +271,7 @@ func (s *Store) takeIn(ctx context.Context, l *life, servers []raft.Server, answ
 	s.foreign(text)
 }
 
-// foreign notes what is wrong with the groups in this fleet; "" if nothing is.
+// foreign records a problem with the groups in this fleet; "" clears it.
 func (s *Store) foreign(text string) {
 	s.mu.Lock()
 	news := text != s.problem.group && text != ""
@@ -285,13 +282,12 @@ func (s *Store) foreign(text string) {
 	}
 }
 
-// maxAsked bounds whom a node without a leader asks at one look: without a
-// majority all nodes of a fleet do, for as long as that lasts.
+// maxAsked bounds the requests of a node without a leader per look, because without a majority
+// every node of the fleet sends them.
 const maxAsked = 3
 
-// lookAbroad is what a member of a group without a leader does at each look: it
-// asks some nodes, others each time, whether the fleet goes on in another group.
-// After a recovery nobody would ever tell it.
+// lookAbroad runs at each look of a member without a leader. It asks random nodes whether the fleet
+// continues in another group; after a recovery, no other message would say so.
 func (s *Store) lookAbroad(ctx context.Context) {
 	peers := slices.DeleteFunc(s.peers(), func(p Peer) bool { return !p.Alive || p.Left })
 	rand.Shuffle(len(peers), func(i, j int) { peers[i], peers[j] = peers[j], peers[i] })
@@ -315,7 +311,7 @@ func (s *Store) lookAbroad(ctx context.Context) {
 	}
 }
 
-// seeToVoters makes at most one change of who votes.
+// seeToVoters makes at most one change of the voters.
 func (s *Store) seeToVoters(l *life) {
 	var list []standing
 	s.mu.Lock()
@@ -323,7 +319,7 @@ func (s *Store) seeToVoters(l *life) {
 	for _, server := range l.servers() {
 		h := s.health[string(server.ID)]
 		if h == nil {
-			continue // just taken in
+			continue // just added
 		}
 		silent := now.Sub(h.heard)
 		list = append(list, standing{

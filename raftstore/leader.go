@@ -12,29 +12,27 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// transferRequest is the body of askTransfer.
 type transferRequest struct {
 	To string `json:"to"`
 }
 
-// removeRequest is the body of askRemove.
 type removeRequest struct {
 	ID string `json:"id"`
 }
 
 func (s *Store) isLeader(l *life) bool { return l != nil && l.raft.State() == raft.Leader }
 
-// Leading says whether this node leads, as it sees itself: one that has been cut off may
-// think so for as long as its lease. Cheaper than Status. Safe for concurrent use.
+// Leading says whether this node considers itself leader; after a partition it can be wrong for one
+// lease. Cheaper than Status. Safe for concurrent use.
 func (s *Store) Leading() bool { return s.isLeader(s.current()) }
 
-// Values of the field "event" of log lines about the leader.
+// Values of the log field "event" for leader changes.
 const (
 	EventLeaderChanged = "leader_changed"
 	EventLeaderLost    = "leader_lost"
 )
 
-// noteLeader logs that another node leads than at the last look, or none.
+// noteLeader logs a change of leader since the last look.
 func (s *Store) noteLeader(l *life) {
 	now := s.leader(l)
 	if now.ID == s.led {
@@ -48,7 +46,7 @@ func (s *Store) noteLeader(l *life) {
 	s.log.Info().Str("event", EventLeaderChanged).Str("leader", now.ID).Str("addr", now.Addr).Msg("another leader")
 }
 
-// leader is where the leader is, as far as this node knows.
+// leader is the leader that raft knows; zero if none.
 func (s *Store) leader(l *life) hint {
 	if l == nil {
 		return hint{}
@@ -61,7 +59,7 @@ func failedAnswer(status answerStatus, err error) answer {
 	return answer{status, []byte(err.Error())}
 }
 
-// execute carries a request out if this node leads.
+// execute runs a request if this node leads.
 func (s *Store) execute(ctx context.Context, kind requestKind, payload []byte) answer {
 	l := s.current()
 	if !s.isLeader(l) {
@@ -77,7 +75,7 @@ func (s *Store) execute(ctx context.Context, kind requestKind, payload []byte) a
 	if !l.enter() {
 		return failedAnswer(answerFailed, ErrStopped)
 	}
-	// raft cannot be told to give up waiting, so the wait is another goroutine's.
+	// raft's futures cannot be cancelled, so another goroutine waits for them.
 	result := make(chan answer, 1)
 	go func() {
 		defer l.pending.Done()
@@ -93,7 +91,6 @@ func (s *Store) execute(ctx context.Context, kind requestKind, payload []byte) a
 	}
 }
 
-// carryOut does what a request asks of the leader.
 func (s *Store) carryOut(ctx context.Context, l *life, kind requestKind, payload []byte) answer {
 	wait := s.cfg.Timers.Call
 	if deadline, ok := ctx.Deadline(); ok {
@@ -126,7 +123,7 @@ func (s *Store) carryOut(ctx context.Context, l *life, kind requestKind, payload
 	return failedAnswer(answerRefused, fmt.Errorf("request of the unknown kind %d", kind))
 }
 
-// propose puts an entry into the log and waits for what comes of it.
+// propose puts an entry into the log and waits for its outcome.
 func (s *Store) propose(l *life, raw []byte, wait time.Duration) answer {
 	e, err := decodeEntry(raw)
 	if err == nil {
@@ -155,8 +152,7 @@ func (s *Store) propose(l *life, raw []byte, wait time.Duration) answer {
 	return failedAnswer(answerUncertain, errors.New("the state machine gave no outcome"))
 }
 
-// admissible says what a leader does not propose although it is well-formed:
-// what would make the snapshot too large to be sent.
+// admissible refuses commands that would make the snapshot too large to send.
 func (s *Store) admissible(c Command) error {
 	if add, ok := c.(AddBackends); ok && len(s.State().Backends)+len(add.Backends) > MaxBackends {
 		return refuse(refusedTooMany, "%d backends and %d more are above the %d that are possible",
@@ -165,18 +161,17 @@ func (s *Store) admissible(c Command) error {
 	return nil
 }
 
-// afterRaft says what an error of raft's means for the one who asked.
+// afterRaft says whether raft's error leaves the outcome unknown.
 func afterRaft(err error) answer {
 	switch {
 	case errors.Is(err, raft.ErrNotLeader), errors.Is(err, raft.ErrEnqueueTimeout),
 		errors.Is(err, raft.ErrLeadershipTransferInProgress):
 		return failedAnswer(answerFailed, err)
 	}
-	// Lost leadership, a failed disk, the end of raft: the entry may be in some log.
+	// After lost leadership, a failed disk or raft's end, some log may hold the entry.
 	return failedAnswer(answerUncertain, err)
 }
 
-// transfer hands leadership to a voter.
 func transfer(l *life, to string) answer {
 	var f raft.Future
 	if _, leader := l.raft.LeaderWithID(); to != "" && to == string(leader) {
@@ -202,7 +197,7 @@ func transfer(l *life, to string) answer {
 	return answer{status: answerDone}
 }
 
-// removeServer takes a server out of the configuration because somebody asked.
+// removeServer removes a server from the configuration on request.
 func (s *Store) removeServer(l *life, id string, wait time.Duration) answer {
 	voters, known := 0, false
 	for _, server := range l.servers() {
@@ -223,7 +218,7 @@ func (s *Store) removeServer(l *life, id string, wait time.Duration) answer {
 	return answer{status: answerDone}
 }
 
-// handOn gives leadership away before the node goes.
+// handOn transfers leadership before the node stops.
 func (s *Store) handOn(ctx context.Context, l *life) {
 	if !s.isLeader(l) {
 		return

@@ -15,28 +15,26 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// recoverDeadline bounds one write of Recover, which nobody waits for but a person.
+// recoverDeadline bounds one write of Recover; only an operator waits for it.
 const recoverDeadline = time.Minute
 
-// Server is one member of a group's configuration.
 type Server struct {
 	ID    string `json:"id"`
 	Addr  string `json:"address"`
 	Voter bool   `json:"voter"`
 }
 
-// Survivor is what the data of one node holds, for the operator who decides about a
-// recovery.
+// Survivor summarizes one node's data for an operator who decides about a recovery.
 type Survivor struct {
 	ID        string   `json:"id"`
-	Group     string   `json:"group"`      // hex; empty if it is in none
-	LastIndex uint64   `json:"last_index"` // the survivor with the highest one has lost the least
-	Version   uint64   `json:"version"`    // of the state that is known to be agreed on
+	Group     string   `json:"group"`      // hex; empty if in no group
+	LastIndex uint64   `json:"last_index"` // the survivor with the highest index has lost the least
+	Version   uint64   `json:"version"`    // of the state known to be committed
 	Backends  int      `json:"backends"`   // in that state
-	Servers   []Server `json:"servers"`    // the newest configuration it knows, agreed on or not
+	Servers   []Server `json:"servers"`    // newest known configuration, committed or not
 }
 
-// Inspect reads the data in dir while no process uses it. It changes nothing.
+// Inspect reads the data in dir without changing it. No process may use the data.
 func Inspect(dir string) (Survivor, error) {
 	sv, err := inspectDir(dir)
 	if err != nil {
@@ -77,8 +75,8 @@ func inspectDir(dir string) (Survivor, error) {
 	return sv, nil
 }
 
-// newestConfiguration is the last one in the log, else that of the snapshot. last
-// is the last index of either.
+// newestConfiguration is the last configuration in the log, else the snapshot's. last is the
+// highest index of both.
 func newestConfiguration(d *disk) (conf raft.Configuration, last uint64, err error) {
 	meta, _, err := snapshotStore{d}.load(false)
 	if err != nil {
@@ -108,8 +106,7 @@ func newestConfiguration(d *disk) (conf raft.Configuration, last uint64, err err
 	return conf, max(last, end), nil
 }
 
-// openExisting opens data that is there. Nothing is made where nothing was: a
-// wrong directory is a likely mistake.
+// openExisting never creates data, because a wrong directory is a likely mistake.
 func openExisting(dir string) (*disk, error) {
 	if _, err := os.Stat(filepath.Join(dir, dataFile)); err != nil {
 		return nil, err
@@ -117,19 +114,16 @@ func openExisting(dir string) (*disk, error) {
 	return openDisk(dir, recoverDeadline, nil, &writeCounts{})
 }
 
-// Recover forces a new configuration on the data in dir, for a group that has
-// lost its majority for good. No process may use the data.
+// Recover forces a new configuration on the data in dir, after a group has lost its majority for
+// good. No process may use the data.
 //
-// Stop all nodes, call it on each survivor with the same servers, start them
-// again. Everything in the survivor's log counts as agreed on from then on, also
-// what the group had not decided; what only lost nodes had is gone.
+// Stop all nodes, call Recover on each survivor with the same servers, and start them again. All
+// entries in a survivor's log then count as committed; entries that only lost nodes had are gone.
 //
-// The group gets a new id, made from the old one and the servers, so that a lost
-// node that returns with its old data is kept out instead of voting with others
-// like it: its data directory has to be emptied before it joins again. Started
-// again, a node looks for another group of its fleet first, and stays out of service
-// if there is one (ErrBarred): two nodes that were recovered each by itself never
-// both take changes while they see each other.
+// The group gets a new id, derived from the old id and the servers, so a lost node with old data
+// cannot vote against it; empty that node's data directory before it joins. A recovered node first
+// looks for another group of its fleet and stays out of service (ErrBarred) if it finds one, so two
+// separate recoveries never both take changes while their nodes see each other.
 func Recover(dir string, servers []Server) error {
 	if err := recoverDir(dir, servers); err != nil {
 		return fmt.Errorf("recover %s: %w", dir, err)
@@ -164,8 +158,8 @@ func recoverDir(dir string, servers []Server) error {
 	if there, err := raft.HasExistingState(logs, logs, snaps); err != nil || !there {
 		return cmp.Or(err, errors.New("no initial state: it has never been in a group"))
 	}
-	// The identity comes first: data with the new servers under the old one would be
-	// taken for the group that is given up.
+	// The identity comes first: the new servers under the old group's id would look like a part of
+	// the old group.
 	if err := saveIdentity(d, recoveredIdentity(id, conf)); err != nil {
 		return err
 	}
@@ -177,9 +171,9 @@ func recoverDir(dir string, servers []Server) error {
 	return raft.RecoverCluster(rc, machine, logs, logs, snaps, trans, conf)
 }
 
-// recoveredIdentity is who a node is after a recovery. One that was recovered and has
-// not been in service since is recovered as if it had not been: then a mistake in the
-// servers can be put right, and doing it twice does no harm.
+// recoveredIdentity is the identity after a recovery. Data that is still unproven is recovered
+// again from the original group, so that an operator can correct the servers or repeat the
+// recovery.
 func recoveredIdentity(id identity, conf raft.Configuration) identity {
 	given := id.Given
 	if !id.Unproven || len(given) == 0 {
@@ -191,7 +185,6 @@ func recoveredIdentity(id identity, conf raft.Configuration) identity {
 	}
 }
 
-// configurationOf checks the servers of a recovery.
 func configurationOf(servers []Server) (raft.Configuration, error) {
 	var conf raft.Configuration
 	voters := 0
@@ -219,8 +212,8 @@ func configurationOf(servers []Server) (raft.Configuration, error) {
 	return conf, nil
 }
 
-// recoveredGroup is the same for everybody who recovers the same group with the
-// same servers, in whatever order they are given.
+// recoveredGroup depends only on the old group and the set of servers, so all survivors get the
+// same id.
 func recoveredGroup(old groupID, conf raft.Configuration) (g groupID) {
 	var lines []string
 	for _, s := range conf.Servers {

@@ -1,11 +1,9 @@
-// Package raftstore keeps what the nodes of a fleet must agree on exactly:
-// backends with their ids and generations, hot prefixes, routing rules and the
-// constants that must be equal everywhere. It is a raft group with its own
-// durable log, and it looks after that group by itself: who bootstraps it, who
-// joins, who votes. Streams between the nodes are given to it.
+// Package raftstore keeps what the nodes of a fleet must agree on exactly: backends with their
+// generations, hot prefixes, routing rules and fleet-wide constants. It is a raft group with a
+// durable log that bootstraps itself, takes nodes in and chooses its voters.
 //
-// It does not know what the rules mean, does not call a backend, and is never
-// asked on the path of a request: readers take State, an immutable value.
+// It does not interpret rules, does not call backends, and is not on the request path: readers use
+// State, an immutable value.
 package raftstore
 
 import (
@@ -20,21 +18,19 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// Errors of Apply, Read, Transfer and RemoveServer. errors.Is finds them.
+// Errors of Apply, Read, Transfer and RemoveServer, for errors.Is.
 var (
-	// ErrNoLeader: nothing was done. The text says who is missing.
+	// ErrNoLeader means that nothing was done. The text says who is missing.
 	ErrNoLeader = errors.New("no leader")
-	// ErrUncertain: the command was handed on, and nobody knows whether it was or
-	// will be carried out.
+	// ErrUncertain means that the command was sent, and may or may not take effect.
 	ErrUncertain = errors.New("outcome unknown")
-	// ErrStopped: the store was stopped, or not started.
+	// ErrStopped means that the store is stopped or not started.
 	ErrStopped = errors.New("store is not running")
 )
 
-// Store is one node's part of the group. All methods may be called from any
-// goroutine.
+// Store is one node's part of the group. All methods are safe for concurrent use.
 type Store struct {
-	cfg  Config // as normal made it
+	cfg  Config // with defaults
 	id   string
 	addr string
 	log  zerolog.Logger
@@ -44,53 +40,52 @@ type Store struct {
 	port   *port // nil without network
 	caller *caller
 
-	poke    chan struct{} // has room for one
+	poke    chan struct{} // capacity 1
 	stopped chan struct{} // closed when run has ended
-	// ctx ends when Stop is called; it is what goroutines of the store live by.
+	// Stop cancels ctx, which ends all goroutines of the store.
 	ctx    context.Context
 	cancel context.CancelFunc
-	wg     sync.WaitGroup // what spawn has started
+	wg     sync.WaitGroup // goroutines of spawn
 
-	peersMu sync.Mutex // one call of Peers at a time
-	identMu sync.Mutex // held over each change of ident, before mu
+	peersMu sync.Mutex // serializes calls of Config.Peers
+	identMu sync.Mutex // held by callers of setIdentity; locked before mu
 
 	mu       sync.Mutex
 	started  bool
 	stopping bool
 	ident    identity
-	life     *life // nil while there is none
-	first    *disk // what Open opened, until Start takes it
+	life     *life // nil while no raft runs
+	first    *disk // opened by Open, taken by Start
 	counts   writeCounts
 	problem  problems
-	waiting  string                   // what a node without a group, or with recovered data, waits for
+	waiting  string                   // what this node waits for
 	bar      string                   // why a leader takes no changes
-	health   map[string]*serverHealth // by id, as seen while this node led in healthTerm
+	health   map[string]*serverHealth // by id, observed while leading in healthTerm
 
 	healthTerm uint64
 
-	// unwilling are the last errors of nodes that were not taken in, by address, so
-	// that each is logged once. Only run uses it.
+	// unwilling holds the last error of each node that refused to join, by address, to log it once.
+	// Only run uses it.
 	unwilling map[string]string
-	// led is the leader that was logged last. Only run uses it.
+	// led is the last leader logged. Only run uses it.
 	led string
-	// clear is since when nothing has spoken against recovered data. Only run uses it.
+	// clear is when the search for rivals of recovered data began to find none. Only run uses it.
 	clear time.Time
 }
 
-// view is a state and the channel that is closed when a newer one comes.
 type view struct {
 	state   *State
 	changed chan struct{}
 }
 
-// problems are what an operator should know of; empty if nothing.
+// problems are reported to operators in Status; empty means none.
 type problems struct {
 	disk, halted, constants, group string
 	clone                          cloneSighting
 }
 
-// Open opens the data, without starting anything that another node could see. It
-// fails if the data is damaged or in use.
+// Open opens the data and starts nothing that other nodes could see. It fails if the data is
+// damaged or in use.
 func Open(cfg Config) (*Store, error) {
 	s, err := open(cfg)
 	if err != nil {
@@ -131,7 +126,7 @@ func open(given Config) (*Store, error) {
 		d.close(endWait)
 		return nil, fmt.Errorf("%s: %w", cfg.Dir, err)
 	}
-	// A disk that takes no writes can be read all the same: the node starts with what it has kept.
+	// A disk that takes no writes can still be read, so the node starts with the stored state.
 	if cause := d.tryRoom(); cause != nil {
 		s.report(cause)
 	}
@@ -139,8 +134,7 @@ func open(given Config) (*Store, error) {
 	return s, nil
 }
 
-// openData opens the data file and takes from it who this node is and the state
-// that it proves.
+// openData opens the data file, sets the node's identity and publishes the stored state.
 func (s *Store) openData() (*disk, error) {
 	d, err := openDisk(s.cfg.Dir, s.cfg.Timers.Write, s.cfg.Faults, &s.counts)
 	if err != nil {
@@ -161,7 +155,7 @@ func (s *Store) openData() (*disk, error) {
 		if state != nil {
 			s.publish(state)
 		}
-		if s.id == "" { // never again: it is read without a lock
+		if s.id == "" { // only once, because ID reads it without a lock
 			s.id = ident.ID
 		}
 		s.mu.Lock()
@@ -176,9 +170,8 @@ func (s *Store) openData() (*disk, error) {
 	return d, nil
 }
 
-// Start takes part in the group until Stop. It returns as soon as the node
-// listens; whether there is a leader yet is seen in Status. The context bounds
-// only the start.
+// Start takes part in the group until Stop. It returns once the node listens; Status shows whether
+// there is a leader. ctx bounds only the start.
 func (s *Store) Start(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -213,9 +206,8 @@ func (s *Store) Start(ctx context.Context) error {
 	return nil
 }
 
-// Stop hands leadership on, if this node has it, and ends. It is idempotent. The
-// context bounds the handing on; ending takes a few seconds at most, also if the
-// disk hangs.
+// Stop transfers leadership, if this node leads, and ends the store. ctx bounds the transfer; the
+// rest takes a few seconds at most, even if the disk hangs. It is idempotent.
 func (s *Store) Stop(ctx context.Context) error {
 	s.mu.Lock()
 	first := !s.stopping
@@ -240,7 +232,7 @@ func (s *Store) Stop(ctx context.Context) error {
 	return nil
 }
 
-// spawn runs f beside the caller; Stop waits for it.
+// spawn runs f in a goroutine that Stop waits for.
 func (s *Store) spawn(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -249,18 +241,18 @@ func (s *Store) spawn(f func()) {
 	}
 }
 
-// ID is the node's raft id: made once and kept in Config.Dir, never the address.
+// ID is the node's raft id, drawn once and kept in Config.Dir. It is not the address.
 func (s *Store) ID() string { return s.id }
 
-// State is what this node knows the fleet to have agreed on. It never is nil,
-// never blocks and never goes back.
+// State returns the latest state this node knows. It is never nil, never blocks and never returns
+// an older version than before.
 func (s *Store) State() *State { return s.view.Load().state }
 
-// Changed gives a channel that is closed when State is replaced by a newer one.
-// Take it before State, so that no change is missed.
+// Changed returns a channel that is closed when a newer State arrives. Call it before State to miss
+// no change.
 func (s *Store) Changed() <-chan struct{} { return s.view.Load().changed }
 
-// Poke says that Peers would answer differently than a moment ago.
+// Poke tells the store that the result of Config.Peers has changed.
 func (s *Store) Poke() {
 	select {
 	case s.poke <- struct{}{}:
@@ -268,8 +260,8 @@ func (s *Store) Poke() {
 	}
 }
 
-// publish makes a state the current one, unless it is older: a raft that begins
-// again goes through what this node has seen already.
+// publish installs a state unless it is older than the current one: a restarted raft replays old
+// entries.
 func (s *Store) publish(state *State) {
 	for {
 		old := s.view.Load()
@@ -283,7 +275,6 @@ func (s *Store) publish(state *State) {
 	}
 }
 
-// await waits until State is at least this version.
 func (s *Store) await(ctx context.Context, version uint64) (*State, error) {
 	for {
 		v := s.view.Load()
@@ -301,8 +292,7 @@ func (s *Store) await(ctx context.Context, version uint64) (*State, error) {
 	}
 }
 
-// halt is told that the state machine stands still, or, with nil, that it does
-// not any more.
+// halt records that the state machine has stopped, or with nil that it runs again.
 func (s *Store) halt(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -314,7 +304,6 @@ func (s *Store) halt(err error) {
 	s.log.Error().Err(err).Msg("state stands still: this program is too old for its fleet")
 }
 
-// group is the group whose raft this node speaks.
 func (s *Store) group() groupID {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -327,15 +316,15 @@ func (s *Store) identity() identity {
 	return s.ident
 }
 
-// current is the raft that runs now; nil if none does.
+// current is the running raft, or nil.
 func (s *Store) current() *life {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.life
 }
 
-// run looks after the group until Stop: one raft after the other. l is nil if the disk d had failed
-// before there was one.
+// run manages the group until Stop, with one raft after another. l is nil if disk d failed before
+// the first raft began.
 func (s *Store) run(l *life, d *disk) {
 	defer close(s.stopped)
 	for {
@@ -368,7 +357,7 @@ func (s *Store) run(l *life, d *disk) {
 
 func (s *Store) running() bool { return s.ctx.Err() == nil }
 
-// peers asks gossip who is there: nodes that take part in raft, but this one.
+// peers returns gossip's peers that have an address, without this node.
 func (s *Store) peers() []Peer {
 	s.peersMu.Lock()
 	defer s.peersMu.Unlock()
@@ -377,7 +366,6 @@ func (s *Store) peers() []Peer {
 	})
 }
 
-// report notes why the disk failed.
 func (s *Store) report(cause error) {
 	text := "disk failed: " + cause.Error()
 	if !mayReopen(cause) {
@@ -392,8 +380,8 @@ func (s *Store) report(cause error) {
 	}
 }
 
-// reopen waits until the failed disk works again, and begins another raft on it; nil when the store is
-// stopped. Meanwhile the node follows in memory.
+// reopen waits until the failed disk works again and begins another raft on it; nil if the store
+// was stopped. Meanwhile the node follows in memory.
 func (s *Store) reopen(failed *disk) *life {
 	ctx, cancel := context.WithCancel(s.ctx)
 	var following sync.WaitGroup
@@ -408,7 +396,7 @@ func (s *Store) reopen(failed *disk) *life {
 			return nil
 		case <-timer.C:
 		}
-		// How the last write ended is known once the file is closed.
+		// The outcome of the last write is known once the file is closed.
 		if !failed.over() || !mayReopen(failed.failure()) {
 			continue
 		}
@@ -434,7 +422,7 @@ func (s *Store) reopen(failed *disk) *life {
 	}
 }
 
-// tend does what is due until the life's disk fails or the store is stopped.
+// tend looks after the group until the life's disk fails or the store stops.
 func (s *Store) tend(l *life) {
 	timer := time.NewTicker(s.cfg.Timers.Poll)
 	defer timer.Stop()
@@ -456,14 +444,14 @@ func (s *Store) tend(l *life) {
 	}
 }
 
-// look is one look at the group.
+// look checks the group once and does what is due.
 func (s *Store) look(l *life) {
 	ctx, cancel := context.WithTimeout(s.ctx, lookTimeout)
 	defer cancel()
 	stop := untilFailure(l, cancel)
 	defer stop()
 	if err := l.note(s.cfg.Timers.Probe); err != nil {
-		return // the disk failed, and tend will see it
+		return // tend sees the disk failure
 	}
 	s.settle(l)
 	s.noteLeader(l)
@@ -479,11 +467,11 @@ func (s *Store) look(l *life) {
 	case s.leader(l).ID == "":
 		s.lookAbroad(ctx)
 	default:
-		s.foreign("") // only a leader sees all there are
+		s.foreign("") // only a leader asks all nodes
 	}
 }
 
-// untilFailure cancels a look when the disk fails. What it returns ends the watch.
+// untilFailure cancels a look when the disk fails; stop ends the watch.
 func untilFailure(l *life, cancel context.CancelFunc) (stop func()) {
 	if l.disk == nil {
 		return func() {}
@@ -499,7 +487,6 @@ func untilFailure(l *life, cancel context.CancelFunc) (stop func()) {
 	return func() { close(done) }
 }
 
-// compare notes whether this node's constants are the fleet's.
 func (s *Store) compare() {
 	fleet, own := s.State().Constants, s.cfg.Constants
 	if fleet == (Constants{}) || own == (Constants{}) {
@@ -508,8 +495,7 @@ func (s *Store) compare() {
 	s.differ(mismatch(fleet, own))
 }
 
-// differ notes that this node's constants are not the fleet's, or, with nil, that
-// they are.
+// differ records how this node's constants differ from the fleet's; nil if they are equal.
 func (s *Store) differ(err error) {
 	text := ""
 	if err != nil {
