@@ -7,18 +7,17 @@ import (
 	"math"
 )
 
-// commandFormat is the version of the log entries. A node proposes nothing of a
-// format that it does not know, and stops at an entry of one.
+// commandFormat is the version of log entries. A node proposes no other format and stops at an
+// entry with an unknown one.
 const commandFormat = 1
 
-// errUnknownCommand is an entry of a format or kind that this program does not
-// know: written by a newer one.
+// errUnknownCommand means a format or kind written by a newer program.
 var errUnknownCommand = errors.New("command of an unknown version")
 
-// requestID makes a command that is proposed twice take effect once.
+// requestID identifies a command across retries, so that it takes effect once.
 type requestID [16]byte
 
-// entry is a command as it stands in the log:
+// entry is a command in the log:
 //
 //	format   1 byte, 1
 //	kind     1 byte
@@ -26,8 +25,8 @@ type requestID [16]byte
 //	time     varint, unix ms at the node that was asked
 //	body     by kind, to the end
 //
-// Strings and lists begin with their length as a uvarint; an optional field is
-// preceded by a byte that says whether it is there.
+// Strings and lists begin with their length as a uvarint; a byte before an optional field says
+// whether it is present.
 type entry struct {
 	request requestID
 	at      int64
@@ -75,7 +74,7 @@ func (e entry) encode() []byte {
 	return dst
 }
 
-// appendSpec writes what AddBackends says of a backend.
+// appendSpec writes the fields that AddBackends sets.
 func appendSpec(dst []byte, b Backend) []byte {
 	dst = appendString(dst, b.Name)
 	dst = appendString(dst, b.URL)
@@ -123,8 +122,8 @@ func appendConstants(dst []byte, c Constants) []byte {
 	return appendString(dst, c.Cluster)
 }
 
-// decodeEntry reads an entry. errUnknownCommand is one of a later program;
-// every other error is damage.
+// decodeEntry reads an entry. errUnknownCommand means a newer program's entry; any other error is
+// damage.
 func decodeEntry(b []byte) (entry, error) {
 	if len(b) > MaxCommandBytes {
 		return entry{}, fmt.Errorf("command of %d bytes, at most %d are allowed", len(b), MaxCommandBytes)
@@ -177,7 +176,6 @@ func (d *decoder) enum(last byte) byte {
 
 func (d *decoder) version() uint64 { return d.uint(math.MaxUint64) }
 
-// optional reads what appendOptional wrote.
 func optional[T any](d *decoder, read func() T) *T {
 	if !d.bool() {
 		return nil

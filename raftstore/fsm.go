@@ -8,13 +8,13 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// fsm gives raft's committed log to the machine and publishes what comes out.
+// fsm applies raft's committed log to the machine and publishes the states.
 type fsm struct {
 	publish func(*State)
-	// halt is told why the machine stopped, nil when a snapshot has healed it.
+	// halt gets the reason when the machine stops, and nil when a snapshot has healed it.
 	halt func(error)
 
-	mu      sync.Mutex // raft calls from one goroutine; recovery and tests from another
+	mu      sync.Mutex // raft uses one goroutine; follow requests and tests use other ones
 	machine *machine
 	halted  error
 }
@@ -28,12 +28,11 @@ func newFSM(publish func(*State), halt func(error)) *fsm {
 	return &fsm{publish: publish, halt: halt, machine: newMachine()}
 }
 
-// Apply is part of raft.FSM. It gives an outcome, or an error if the machine
-// stands still.
+// Apply implements raft.FSM. It returns an outcome, or an error if the machine has stopped.
 func (f *fsm) Apply(l *raft.Log) any { return f.ApplyBatch([]*raft.Log{l})[0] }
 
-// ApplyBatch is part of raft.BatchingFSM. The state is published once for all of
-// the batch, and before anybody hears that a command was applied.
+// ApplyBatch implements raft.BatchingFSM. It publishes one state per batch, before any caller
+// learns that its command was applied.
 func (f *fsm) ApplyBatch(logs []*raft.Log) []any {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -51,9 +50,8 @@ func (f *fsm) ApplyBatch(logs []*raft.Log) []any {
 	return answers
 }
 
-// applyLocked carries out one entry. An entry that cannot be read stops the
-// machine: what the others make of it is unknown, so nothing after it can be
-// trusted either.
+// applyLocked executes one entry. An entry that cannot be read stops the machine, because other
+// nodes may have understood it and later entries depend on it.
 func (f *fsm) applyLocked(l *raft.Log) any {
 	if f.halted != nil {
 		return f.halted
@@ -67,14 +65,13 @@ func (f *fsm) applyLocked(l *raft.Log) any {
 	return f.machine.apply(l.Index, e)
 }
 
-// Snapshot is part of raft.FSM. A machine that stands still gives none: its
-// snapshot would say that it had seen what it has not.
+// Snapshot implements raft.FSM. A stopped machine refuses, because its snapshot would cover entries
+// that it has not applied.
 func (f *fsm) Snapshot() (raft.FSMSnapshot, error) {
 	b, err := f.encoded()
 	return encodedSnapshot(b), err
 }
 
-// encoded is the machine as a snapshot.
 func (f *fsm) encoded() ([]byte, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -84,7 +81,7 @@ func (f *fsm) encoded() ([]byte, error) {
 	return f.machine.snapshot(), nil
 }
 
-// Restore is part of raft.FSM.
+// Restore implements raft.FSM.
 func (f *fsm) Restore(source io.ReadCloser) error {
 	b, err := io.ReadAll(io.LimitReader(source, MaxSnapshotBytes+1))
 	if err != nil {
@@ -114,10 +111,9 @@ func (f *fsm) stopped() error {
 	return f.halted
 }
 
-// encodedSnapshot is a snapshot that only has to be written.
 type encodedSnapshot []byte
 
-// Persist is part of raft.FSMSnapshot.
+// Persist implements raft.FSMSnapshot.
 func (s encodedSnapshot) Persist(sink raft.SnapshotSink) error {
 	if _, err := sink.Write(s); err != nil {
 		_ = sink.Cancel()
@@ -126,5 +122,5 @@ func (s encodedSnapshot) Persist(sink raft.SnapshotSink) error {
 	return sink.Close()
 }
 
-// Release is part of raft.FSMSnapshot.
+// Release implements raft.FSMSnapshot.
 func (encodedSnapshot) Release() {}

@@ -15,9 +15,8 @@ var (
 	keyApplied  = []byte("applied")
 )
 
-// groupID names one raft group. It is drawn when a group is founded and kept by
-// every member; nodes of different groups do not talk raft to each other, so two
-// groups can meet and neither comes to harm.
+// groupID names one raft group, drawn by its founder. Nodes of different groups do not exchange
+// raft messages, so groups that meet cannot mix.
 type groupID [16]byte
 
 func (g groupID) String() string {
@@ -27,10 +26,10 @@ func (g groupID) String() string {
 	return hex.EncodeToString(g[:])
 }
 
-// MarshalText writes the id in hex.
+// MarshalText writes hex.
 func (g groupID) MarshalText() ([]byte, error) { return []byte(g.String()), nil }
 
-// UnmarshalText reads it.
+// UnmarshalText reads hex; empty is the zero group.
 func (g *groupID) UnmarshalText(text []byte) error {
 	*g = groupID{}
 	if len(text) == 0 {
@@ -43,34 +42,29 @@ func (g *groupID) UnmarshalText(text []byte) error {
 	return err
 }
 
-// identity is who a node is, and what it has promised.
+// identity is a node's raft id with its group or promise.
 type identity struct {
 	ID string `json:"id"`
-	// Group is the group this node belongs to, or has promised to help to found.
+	// Group is the group that this node belongs to, or has promised to help found.
 	Group groupID `json:"group"`
-	// Founder is the node that asked for the promise. It is empty once the node
-	// belongs to the group: it founded it, was taken in, or has heard its leader.
-	Founder string `json:"founder,omitempty"`
-	// FounderAddr is where the founder is reached.
+	// Founder is the node that got the promise. It is empty once this node is a member.
+	Founder     string `json:"founder,omitempty"`
 	FounderAddr string `json:"founder_addr,omitempty"`
-	// Given are the groups that Group was recovered from, the oldest first.
+	// Given lists the groups from which Group was recovered, oldest first.
 	Given []groupID `json:"given,omitempty"`
-	// Size is how many servers it was recovered with; 0 if it was founded.
+	// Size is the number of servers of the recovery; 0 if the group was founded.
 	Size int `json:"size,omitempty"`
-	// Unproven says that this node's data was recovered, and that it is not known yet
-	// whether the fleet has another group.
+	// Unproven says that the data was recovered and may have a rival group.
 	Unproven bool `json:"unproven,omitempty"`
-	// Rival says that it has one, and which: the data is not to be used.
+	// Rival describes the rival group that rules this data out; empty if none.
 	Rival string `json:"rival,omitempty"`
 }
 
-// member says that the node belongs to a group for good.
 func (i identity) member() bool { return i.Group != groupID{} && i.Founder == "" }
 
-// newID draws a raft id.
 func newID() string {
 	var b [8]byte
-	rand.Read(b[:]) // never fails, says its documentation
+	rand.Read(b[:]) // documented never to fail
 	return hex.EncodeToString(b[:])
 }
 
@@ -79,7 +73,6 @@ func newGroup() (g groupID) {
 	return g
 }
 
-// loadIdentity reads who the node is.
 func loadIdentity(d *disk) (identity, error) {
 	var id identity
 	err := d.read(func(tx *bbolt.Tx) error {
@@ -98,7 +91,7 @@ func loadIdentity(d *disk) (identity, error) {
 	if err != nil || id.Founder != id.ID {
 		return id, err
 	}
-	// A node keeps a promise to itself by founding the group, and that leaves a log.
+	// A founder keeps the promise to itself by founding, which leaves a log.
 	last, err := (&logStore{disk: d}).LastIndex()
 	if err != nil {
 		return id, err

@@ -12,15 +12,14 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// quiet is how long a message of raft's is not repeated. It says the same for
-// every heartbeat that an absent server does not answer.
+// quiet is how long a message is not repeated; raft logs each heartbeat that an absent server
+// misses.
 const quiet = 10 * time.Second
 
-// raftLog passes raft's messages on to zerolog, each text at most once in a
-// while. One level lower than raft says, because it does not know what is
-// normal here: it calls an unreachable peer an error.
+// raftLog passes raft's messages to zerolog, each text at most once per quiet period. It logs one
+// level lower, because raft reports every unreachable peer as an error.
 type raftLog struct {
-	hclog.Logger // for what is not needed; says nothing
+	hclog.Logger // discards; covers the unused methods
 	log          zerolog.Logger
 	args         []any
 
@@ -36,7 +35,7 @@ func newRaftLog(l zerolog.Logger) hclog.Logger {
 	return raftLog{Logger: hclog.NewNullLogger(), log: l, shared: &raftLogTimes{last: make(map[string]time.Time)}}
 }
 
-// Log is part of hclog.Logger.
+// Log implements hclog.Logger.
 func (r raftLog) Log(level hclog.Level, msg string, args ...any) {
 	var to zerolog.Level
 	switch level {
@@ -63,7 +62,7 @@ func (r raftLog) Log(level hclog.Level, msg string, args ...any) {
 			case error:
 				e = e.Str(strings.ReplaceAll(key, "error", "err"), v.Error())
 			case hclog.Format:
-				// A format and its arguments: the servers of a configuration.
+				// skipped: a format and its arguments, for the servers of a configuration
 			case fmt.Stringer:
 				e = e.Stringer(key, v)
 			default:
@@ -74,8 +73,8 @@ func (r raftLog) Log(level hclog.Level, msg string, args ...any) {
 	e.Msg("raft: " + msg)
 }
 
-// repeated notes that a message is said, and whether it was said lately. The
-// texts are constants of raft, so there are few.
+// repeated records a message and says whether it was logged lately. The texts are raft's constants,
+// so there are few.
 func (r raftLog) repeated(msg string) bool {
 	r.shared.mu.Lock()
 	defer r.shared.mu.Unlock()

@@ -16,14 +16,14 @@ var (
 	keySnapshotData = []byte("data")
 )
 
-// snapshotStore keeps the newest snapshot in the data file. It is small, so it
-// is gathered in memory and replaces the old one in a single transaction: there
-// is no half of one to find after a crash, and one latch guards everything.
+// snapshotStore keeps the newest snapshot in the data file. A small snapshot is gathered in memory
+// and replaces the old one in one transaction, so a crash leaves no partial snapshot and one
+// failure latch covers all writes.
 type snapshotStore struct{ disk *disk }
 
 var _ raft.SnapshotStore = snapshotStore{}
 
-// Create is part of raft.SnapshotStore.
+// Create implements raft.SnapshotStore.
 func (s snapshotStore) Create(version raft.SnapshotVersion, index, term uint64, configuration raft.Configuration,
 	configurationIndex uint64, _ raft.Transport,
 ) (raft.SnapshotSink, error) {
@@ -33,7 +33,7 @@ func (s snapshotStore) Create(version raft.SnapshotVersion, index, term uint64, 
 	}}, nil
 }
 
-// List is part of raft.SnapshotStore.
+// List implements raft.SnapshotStore.
 func (s snapshotStore) List() ([]*raft.SnapshotMeta, error) {
 	meta, _, err := s.load(false)
 	if meta == nil || err != nil {
@@ -42,7 +42,7 @@ func (s snapshotStore) List() ([]*raft.SnapshotMeta, error) {
 	return []*raft.SnapshotMeta{meta}, nil
 }
 
-// Open is part of raft.SnapshotStore.
+// Open implements raft.SnapshotStore.
 func (s snapshotStore) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
 	meta, data, err := s.load(true)
 	switch {
@@ -73,7 +73,7 @@ func (s snapshotStore) load(withData bool) (meta *raft.SnapshotMeta, data []byte
 	return meta, data, err
 }
 
-// snapshotSink takes the bytes of a snapshot that is made or received.
+// snapshotSink gathers the bytes of a snapshot made or received.
 type snapshotSink struct {
 	disk *disk
 	meta raft.SnapshotMeta
@@ -90,13 +90,11 @@ func (s *snapshotSink) Write(p []byte) (int, error) {
 	return s.data.Write(p)
 }
 
-// Cancel forgets the snapshot.
 func (s *snapshotSink) Cancel() error {
 	s.done = true
 	return nil
 }
 
-// Close makes the snapshot the newest one.
 func (s *snapshotSink) Close() error {
 	if s.done {
 		return nil
