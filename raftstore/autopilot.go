@@ -2,40 +2,35 @@ package raftstore
 
 import "slices"
 
-// standing is a server as seen by nextChange.
 type standing struct {
 	id      string
 	voter   bool
 	leader  bool
-	healthy bool // answers, and its log is nearly complete
-	stable  bool // may vote, and was healthy long enough to get a vote
-	dead    bool // left, or silent long enough to lose its vote
-	gone    bool // left, or silent long enough to be removed as a non-voter
+	healthy bool // answers with a nearly complete log
+	stable  bool // may vote, and healthy for Timers.Stable
+	dead    bool // left, or silent for Timers.Dead
+	gone    bool // left, or silent for Timers.Forget
 }
 
-// change is one step of the configuration.
 type change uint8
 
 const (
 	changeNothing change = iota
-	changePromote        // a non-voter becomes a voter
-	changeDemote         // a voter becomes a non-voter
-	changeRemove         // a non-voter leaves the configuration
+	changePromote        // non-voter to voter
+	changeDemote         // voter to non-voter
+	changeRemove         // removes a non-voter
 )
 
-// String returns the name used in logs.
 func (c change) String() string { return nameOf(c, "nothing", "promote", "demote", "remove") }
 
-// nextChange is the one step that brings the voters closer to the wanted number. It is a pure
-// function:
+// nextChange is the next step towards the wanted number of voters, a pure function:
 //
-//   - The target is the largest odd number up to wanted for which there are servers, because an even
-//     number tolerates no more losses than the odd number below.
+//   - The target is the largest odd number up to wanted for which servers exist; an even number
+//     tolerates no more losses.
 //   - A stable server gets a vote when live voters are too few.
-//   - A dead voter loses its vote if enough live voters remain, but never if fewer than three or an
-//     even number would remain: an unreachable voter may return.
-//   - No dead voter loses its vote while half of the voters or more are dead: they may be on the other
-//     side of a partition.
+//   - A dead voter loses its vote if enough live voters remain, never below three or to an even
+//     number: it may return.
+//   - While half of the voters are dead, none loses its vote: they may be beyond a partition.
 //   - A live voter loses its vote only above the wanted number.
 func nextChange(list []standing, wanted int) (change, string) {
 	var voters, live, candidates []standing
@@ -83,7 +78,7 @@ func nextChange(list []standing, wanted int) (change, string) {
 	return changeNothing, ""
 }
 
-// surplus picks the voter to demote: an unhealthy one, else any but the leader.
+// surplus prefers an unhealthy voter and spares the leader.
 func surplus(voters []standing) string {
 	pick := ""
 	for _, s := range voters {

@@ -13,29 +13,27 @@ import (
 )
 
 const (
-	// retryFirst and retryLast bound the wait between attempts.
 	retryFirst = 5 * time.Millisecond
 	retryLast  = 100 * time.Millisecond
-	// leastAttempt is the least time for asking another node: a request cut off on its way only
-	// makes the outcome unknown.
+	// leastAttempt is the least time for an attempt, because one that is cut off leaves the outcome
+	// unknown.
 	leastAttempt = 20 * time.Millisecond
-	// leaderPoll is how often a waiting call checks for a new leader.
-	leaderPoll = 20 * time.Millisecond
+	leaderPoll   = 20 * time.Millisecond
 )
 
-// Apply commits a command from any node. It retries under one request id until the outcome is
-// known, so the command takes effect once. On success a majority has the command on disk and this
-// node's State includes it, unless this node lags by more than the remaining time.
+// Apply commits a command from any node. It retries under one request id, so the command takes
+// effect once. On success a majority has it on disk and this node's State includes it, unless this
+// node lags by more than the remaining time.
 //
-// It takes at most Timers.Call (1.8 s) or until ctx ends. Errors: ErrInvalid, ErrExists,
-// ErrNotFound, ErrConflict and ErrTooMany if the state machine refused; ErrNoLeader and ErrBarred
-// if nothing was done; ErrUncertain if the outcome is unknown; ErrStopped.
+// It takes at most Timers.Call. Errors: ErrInvalid, ErrExists, ErrNotFound, ErrConflict or
+// ErrTooMany from the state machine; ErrNoLeader or ErrBarred if nothing was done; ErrUncertain;
+// ErrStopped.
 func (s *Store) Apply(ctx context.Context, c Command) (Result, error) {
 	if err := c.validate(); err != nil {
 		return Result{}, refuse(refusedInvalid, "%v", err)
 	}
 	e := entry{at: time.Now().UnixMilli(), command: normalCommand(c)}
-	rand.Read(e.request[:]) // documented never to fail
+	rand.Read(e.request[:]) // never fails
 	raw := e.encode()
 	if len(raw) > MaxCommandBytes {
 		return Result{}, refuse(refusedInvalid, "command of %d bytes, at most %d are allowed", len(raw), MaxCommandBytes)
@@ -55,13 +53,13 @@ func (s *Store) Apply(ctx context.Context, c Command) (Result, error) {
 		return o.result, o.refuse
 	}
 	if o.result.Changed {
-		// The command is committed even if this node learns of it later.
+		// The command is committed, even if this node learns of it later.
 		_, _ = s.await(ctx, o.result.Index)
 	}
 	return o.result, nil
 }
 
-// normalCommand brings URLs into the form that the state machine compares. c must be valid.
+// normalCommand applies NormalURL to a valid command.
 func normalCommand(c Command) Command {
 	switch c := c.(type) {
 	case AddBackends:
@@ -81,8 +79,8 @@ func normalCommand(c Command) Command {
 	return c
 }
 
-// Read returns a state at least as new as every Apply that returned on any node before Read was
-// called. It costs a write to the leader's log. Errors are those of Apply without ErrUncertain.
+// Read returns a state at least as new as every Apply that returned on any node before. It writes
+// to the leader's log. Errors are those of Apply without ErrUncertain.
 func (s *Store) Read(ctx context.Context) (*State, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timers.Call)
 	defer cancel()
@@ -98,14 +96,14 @@ func (s *Store) Read(ctx context.Context) (*State, error) {
 	return s.await(ctx, version)
 }
 
-// Transfer hands leadership to the voter with this id, or to the most advanced voter if to is
-// empty. Any node can call it.
+// Transfer hands leadership to the voter with this id, or if empty to the most advanced one. Any
+// node can call it.
 func (s *Store) Transfer(ctx context.Context, to string) error {
 	return s.administer(ctx, askTransfer, transferRequest{to})
 }
 
-// RemoveServer removes a server from the group. Any node can call it. The leader adds the server
-// again if gossip knows it as alive.
+// RemoveServer removes a server from the group, from any node. A live server that gossip knows is
+// added again.
 func (s *Store) RemoveServer(ctx context.Context, id string) error {
 	return s.administer(ctx, askRemove, removeRequest{id})
 }
@@ -123,7 +121,7 @@ func (s *Store) administer(ctx context.Context, kind requestKind, req any) error
 
 var errNotYet = errors.New("no leader is known")
 
-// atLeader runs a request at the leader and retries until ctx, which needs a deadline, ends.
+// atLeader retries a request until ctx, which needs a deadline, ends.
 func (s *Store) atLeader(ctx context.Context, kind requestKind, payload []byte) ([]byte, error) {
 	var (
 		search    = search{}
@@ -148,7 +146,7 @@ func (s *Store) atLeader(ctx context.Context, kind requestKind, payload []byte) 
 		case a.status == answerDone:
 			return a.body, nil
 		case a.status == answerRefused && uncertain != nil && kind == askRemove:
-			return nil, nil // an attempt whose answer was lost has removed it
+			return nil, nil // by an attempt whose answer was lost
 		case a.status == answerRefused:
 			return nil, refuse(refusedInvalid, "%s", a.body)
 		case a.status == answerBarred && (uncertain == nil || kind != askApply):
@@ -175,7 +173,6 @@ func (s *Store) serving() bool {
 	return s.started && !s.stopping
 }
 
-// pause waits before another attempt; false means that ctx has ended.
 func (s *Store) pause(ctx context.Context, wait time.Duration) bool {
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
@@ -185,11 +182,10 @@ func (s *Store) pause(ctx context.Context, wait time.Duration) bool {
 	case <-ctx.Done():
 		return false
 	case <-s.ctx.Done():
-		return true // atLeader checks serving next
+		return true // atLeader checks serving
 	}
 }
 
-// gaveUp makes the error of a call whose time is over.
 func (s *Store) gaveUp(kind requestKind, uncertain, last error, c *census) error {
 	missing := s.missing(c)
 	switch {
@@ -205,14 +201,13 @@ func (s *Store) gaveUp(kind requestKind, uncertain, last error, c *census) error
 	return ErrNoLeader
 }
 
-// search finds a leader when this node's raft knows none.
+// search finds a leader that raft does not know.
 type search struct {
 	hinted hint
 	next   int
 	random bool
 }
 
-// learn takes a hint, which is used once.
 func (q *search) learn(body []byte) {
 	var h hint
 	if json.Unmarshal(body, &h) == nil {
@@ -220,7 +215,6 @@ func (q *search) learn(body []byte) {
 	}
 }
 
-// attempt asks the presumed leader.
 func (s *Store) attempt(ctx context.Context, q *search, kind requestKind, payload []byte) (a answer, sent bool, err error) {
 	l := s.current()
 	if s.isLeader(l) {
@@ -252,7 +246,7 @@ func (s *Store) attempt(ctx context.Context, q *search, kind requestKind, payloa
 	return s.caller.call(ctx, to.Addr, kind, append(body, payload...))
 }
 
-// anybody picks the live peers in turn, for a node without a running raft or a configuration.
+// anybody picks live peers in turn, for a node without a running raft or a configuration.
 func (s *Store) anybody(q *search) hint {
 	var alive []Peer
 	for _, p := range s.peers() {
@@ -271,7 +265,7 @@ func (s *Store) anybody(q *search) hint {
 	return hint{ID: p.ID, Addr: p.Addr}
 }
 
-// abandon cancels a request when raft names another leader, because the one asked may hang.
+// abandon cancels a request when another node leads, because the one asked may hang.
 func (s *Store) abandon(l *life, asked hint, cancel context.CancelFunc, done <-chan struct{}) {
 	if l == nil {
 		return

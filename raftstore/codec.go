@@ -7,7 +7,6 @@ import (
 	"math"
 )
 
-// errShort means that a field ends beyond its message.
 var errShort = errors.New("cut short")
 
 func appendString(dst []byte, s string) []byte {
@@ -34,8 +33,7 @@ func appendFloat(dst []byte, f float64) []byte {
 	return binary.BigEndian.AppendUint64(dst, math.Float64bits(f))
 }
 
-// decoder reads fields in order. It keeps the first error, after which every field reads as zero.
-// It never allocates more than the input covers.
+// decoder keeps the first error, then reads zeros. It never allocates more than the input covers.
 type decoder struct {
 	b   []byte
 	err error
@@ -112,7 +110,7 @@ func (d *decoder) string(limit int) string {
 	return string(d.take(int(d.uint(uint64(limit)))))
 }
 
-// count reads the number of elements that follow, each of at least size bytes.
+// count reads a number of elements of at least size bytes.
 func (d *decoder) count(limit, size int) int {
 	n := int(d.uint(uint64(limit)))
 	if n*size > len(d.b) {

@@ -2,30 +2,28 @@ package raftstore
 
 import "errors"
 
-// Command is a change of the state, applied or refused as a whole. Only types of this package
-// implement it.
+// Command is a change of the state, applied or refused as a whole.
 type Command interface {
 	kind() commandKind
-	// validate checks the command without the state. It may depend on the version of the standard
-	// library, so it runs before a command is proposed, never when the log is applied.
+	// validate checks the command alone, before it is proposed. It may depend on the standard
+	// library's version, so the log's replay does not use it.
 	validate() error
 }
 
-// Limits of commands and of the state. They keep a snapshot of 2,000 ordinary backends below 1 MB.
+// Limits of commands and state, which keep a snapshot of 2,000 ordinary backends below 1 MB.
 const (
 	MaxBackends      = 4096
-	MaxNameBytes     = 128 // names of backends, models, clusters
+	MaxNameBytes     = 128
 	MaxURLBytes      = 512
 	MaxReasonBytes   = 256
-	MaxModels        = 64 // of one backend
+	MaxModels        = 64 // per backend
 	MaxRulesBytes    = 256 << 10
 	MaxHot           = 1024
 	MaxCommandBytes  = 4 << 20
 	MaxSnapshotBytes = 64 << 20
 )
 
-// Errors of commands that the state machine refused, for errors.Is. The text names the backend,
-// field or version.
+// Errors of the state machine. The text names the backend, field or version.
 var (
 	ErrInvalid  = errors.New("invalid command")
 	ErrExists   = errors.New("exists already")
@@ -34,22 +32,20 @@ var (
 	ErrTooMany  = errors.New("too many")
 )
 
-// Result is the outcome of an applied command.
+// Result is a command's outcome.
 type Result struct {
-	Index   uint64 // raft index of the entry
-	Changed bool   // the command changed the state
+	Index   uint64 // in raft's log
+	Changed bool
 }
 
-// AddBackends adds all backends or none. The caller sets Name, URL, Models, Weight (0 means 1),
-// KVTokens and Source; the state machine sets the rest. A name or URL in use, or given twice, is
-// ErrExists.
+// AddBackends adds all or none. The state machine sets the fields without JSON, except Source.
+// Weight 0 means 1. A name or URL in use or given twice is ErrExists.
 type AddBackends struct{ Backends []Backend }
 
-// UpdateBackend changes the fields that are not nil. A new URL means another engine, so it raises
-// the generation.
+// UpdateBackend changes the fields that are not nil. A new URL raises the generation.
 type UpdateBackend struct {
 	Name string
-	// IfVersion, if not nil, must equal the backend's Version, else ErrConflict.
+	// else ErrConflict
 	IfVersion *uint64
 	URL       *string
 	Models    *[]string
@@ -61,35 +57,33 @@ type UpdateBackend struct {
 // Action is what SetBackendState does.
 type Action uint8
 
-// The actions are idempotent: an action without effect is no error and no change.
+// The actions are idempotent.
 const (
-	Drain  Action = iota // no new sessions
-	Resume               // end the drain
+	Drain Action = iota
+	Resume
 	MarkDown
 	MarkUp
 )
 
-// String returns the name used in errors and logs.
 func (a Action) String() string { return nameOf(a, "drain", "resume", "down", "up") }
 
-// SetBackendState takes one action on all backends, or on none if a name is unknown. Sources and
-// health cannot end what an operator began; an operator can end or take over what they began. An
-// action without that right changes nothing and is no error, because its sender cannot know.
+// SetBackendState takes one action on all backends, or on none if a name is unknown. Only an
+// operator ends what an operator began; without that right an action changes nothing and is no
+// error.
 type SetBackendState struct {
 	Names  []string
 	Action Action
 	Reason string
-	By     Author // sources drain and resume, health marks down and up, operators do all four
-	// IfVersions is empty or holds, for each name, the Version that the sender judged. A backend
-	// with another Version stays as it is.
+	By     Author // sources drain and resume, health marks down and up
+	// IfVersions is empty or has a Version per name; backends with another Version stay unchanged.
 	IfVersions []uint64
 }
 
-// NewGeneration raises a backend's generation because its KV cache is lost.
+// NewGeneration raises a backend's generation after the loss of its KV cache.
 type NewGeneration struct {
 	Name string
-	// From is the generation that ended, so that several nodes that notice one restart raise it
-	// once: if the backend has another generation, the result is ErrConflict. 0 always raises.
+	// From is the generation that ended, else ErrConflict: several nodes may notice one restart. 0
+	// always raises.
 	From uint32
 }
 
@@ -99,26 +93,23 @@ type RemoveBackends struct{ Names []string }
 // SetRules replaces the routing rules.
 type SetRules struct {
 	Text string
-	// IfVersion, if not nil, must equal the rules' Version, else ErrConflict. Version is 0 before
-	// the first SetRules.
+	// else ErrConflict; 0 before the first SetRules
 	IfVersion *uint64
 }
 
 // HotChange sets or removes one hot prefix.
 type HotChange struct {
 	Anchor  uint64
-	Remove  bool // ignores the other fields; an unknown anchor is no error
+	Remove  bool // an unknown anchor is no error
 	Depth   uint32
-	R       uint16 // at least 1
-	Expires int64  // unix ms
+	R       uint16
+	Expires int64 // unix ms
 }
 
-// SetHot applies all changes of hot prefixes, or none.
+// SetHot applies all changes or none.
 type SetHot struct{ Changes []HotChange }
 
-// SetSwitches replaces the switches.
 type SetSwitches struct{ Switches Switches }
 
-// SetConstants fixes the constants once. Later, equal constants change nothing and others are
-// ErrConflict.
+// SetConstants works once; then other constants are ErrConflict.
 type SetConstants struct{ Constants Constants }

@@ -7,14 +7,13 @@ import (
 	"math"
 )
 
-// commandFormat is the version of log entries. A node proposes no other format and stops at an
-// entry with an unknown one.
+// commandFormat is the version of log entries; a node stops at an unknown one.
 const commandFormat = 1
 
-// errUnknownCommand means a format or kind written by a newer program.
+// errUnknownCommand means an entry of a newer program.
 var errUnknownCommand = errors.New("command of an unknown version")
 
-// requestID identifies a command across retries, so that it takes effect once.
+// requestID makes a repeated command take effect once.
 type requestID [16]byte
 
 // entry is a command in the log:
@@ -25,8 +24,7 @@ type requestID [16]byte
 //	time     varint, unix ms at the node that was asked
 //	body     by kind, to the end
 //
-// Strings and lists begin with their length as a uvarint; a byte before an optional field says
-// whether it is present.
+// Strings and lists begin with their length as a uvarint, optional fields with a byte for presence.
 type entry struct {
 	request requestID
 	at      int64
@@ -74,7 +72,6 @@ func (e entry) encode() []byte {
 	return dst
 }
 
-// appendSpec writes the fields that AddBackends sets.
 func appendSpec(dst []byte, b Backend) []byte {
 	dst = appendString(dst, b.Name)
 	dst = appendString(dst, b.URL)
@@ -122,8 +119,7 @@ func appendConstants(dst []byte, c Constants) []byte {
 	return appendString(dst, c.Cluster)
 }
 
-// decodeEntry reads an entry. errUnknownCommand means a newer program's entry; any other error is
-// damage.
+// decodeEntry returns errUnknownCommand for a newer program's entry; other errors mean damage.
 func decodeEntry(b []byte) (entry, error) {
 	if len(b) > MaxCommandBytes {
 		return entry{}, fmt.Errorf("command of %d bytes, at most %d are allowed", len(b), MaxCommandBytes)
@@ -191,7 +187,7 @@ func (d *decoder) models() []string { return d.strings(MaxModels, MaxNameBytes) 
 func (d *decoder) source() Source   { return Source(d.enum(byte(Admin))) }
 
 func (d *decoder) addBackends() AddBackends {
-	// The shortest backend: five lengths or numbers of a byte and a float.
+	// five lengths or numbers of a byte, and a float
 	list := make([]Backend, d.count(MaxBackends, 13))
 	for i := range list {
 		list[i] = d.spec()

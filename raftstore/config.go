@@ -14,9 +14,8 @@ import (
 // ALPN names the store's protocol on the fleet's port.
 const ALPN = "grapevine-raft/1"
 
-// Streams are connections between the stores of one fleet. Accept and Dial return only connections
-// whose both ends are authenticated as nodes of the fleet. Close makes Accept return an error. Addr
-// is the address at which other nodes dial this one.
+// Streams are connections between the stores of one fleet, authenticated at both ends before Accept
+// or Dial returns them. Close makes Accept fail. Other nodes dial Addr.
 type Streams interface {
 	net.Listener
 	Dial(ctx context.Context, addr string) (net.Conn, error)
@@ -24,69 +23,66 @@ type Streams interface {
 
 // Config configures a store. Open copies it.
 type Config struct {
-	// Dir is the data directory, created if missing. Empty keeps everything in memory: for a fleet
-	// of one that starts from its configuration, and for a node that joins and never votes.
+	// Dir is the data directory, created if missing. Empty keeps everything in memory, for a fleet
+	// of one or a node that never votes.
 	Dir string
-	// Streams belong to the store from Open on, even if Open fails. nil means no network, which
-	// needs Expect <= 1 and Join false.
+	// The store owns Streams from Open on, even if Open fails. nil means no network and needs
+	// Expect <= 1 and no Join.
 	Streams Streams
-	// Expect is how many candidates must see each other before they found a group: at most 5, odd.
-	// With 0 or 1 the node founds a group of its own at once, unless Join is set.
+	// Expect is how many candidates must see each other to found a group: 3 or 5. With 0 or 1 the
+	// node founds a group alone, unless Join is set.
 	Expect int
-	// Join says that a group exists: never bootstrap.
+	// Join: a group exists, so never bootstrap.
 	Join bool
-	// Voters is how many voters the leader keeps: 1, 3 or 5. 0 means max(3, Expect), so that no
-	// founder loses its vote at once.
+	// Voters is the wanted number of voters: 1, 3 or 5. 0 means max(3, Expect), which keeps all
+	// founders.
 	Voters int
-	// Server says that this node may vote. It is ignored with Join and without Dir.
+	// Server: this node may vote, except with Join and without Dir.
 	Server bool
-	// Peers lists the other nodes that gossip knows. The store calls it from one goroutine at a
-	// time, about every second and after Poke; it must not block. nil means no peers.
+	// Peers lists the other nodes that gossip knows; nil means none. It is called from one
+	// goroutine at a time and must not block.
 	Peers func() []Peer
-	// Met says whether gossip has had time to meet the fleet; recovered data waits for it. nil
-	// means always.
+	// Met says whether gossip has had time to meet the fleet, for which recovered data waits. nil:
+	// always.
 	Met func() bool
 	// Constants are this node's; the first leader commits its own.
 	Constants Constants
 	Timers    Timers
-	Faults    *Faults // tests only; nil injects nothing
+	Faults    *Faults // for tests
 	Log       zerolog.Logger
 }
 
-// Timers are the delays of a store; zero means the default given here. All nodes of a group must
-// use the same Heartbeat.
+// Timers are the delays of a store; zero means the default given here. Heartbeat must be equal in a
+// group.
 type Timers struct {
-	Heartbeat     time.Duration // 300 ms without contact to a leader before an election
-	Lease         time.Duration // without a quorum before a leader steps down; defaults to Heartbeat
-	Commit        time.Duration // 50 ms until followers learn the commit index without new entries
-	Write         time.Duration // 1 s for a disk write before the disk counts as failed
+	Heartbeat     time.Duration // 300 ms without a leader before an election
+	Lease         time.Duration // without a quorum before a leader steps down; as Heartbeat
+	Commit        time.Duration // 50 ms until followers learn the commit index
+	Write         time.Duration // 1 s for a disk write before the disk has failed
 	Probe         time.Duration // 5 s without a write before a leader tests its disk
-	Call          time.Duration // 1.8 s for a call of Apply, Read, Transfer or RemoveServer
+	Call          time.Duration // 1.8 s for one call of Apply, Read, Transfer or RemoveServer
 	Poll          time.Duration // 1 s between looks at Peers
-	Stable        time.Duration // 10 s of good health before a server gets a vote
+	Stable        time.Duration // 10 s healthy before a server gets a vote
 	Dead          time.Duration // 5 min unreachable before a voter is replaced
 	Forget        time.Duration // 10 min unreachable before a non-voter is removed
-	Settle        time.Duration // 5 s without a sign of another group before recovered data is in service
-	Reopen        time.Duration // 5 s between attempts to reopen a failed store
-	SnapshotEvery time.Duration // 30 s between checks whether a snapshot is due
-	SnapshotAfter uint64        // 512 log entries since the last snapshot make one due
-	KeepLog       uint64        // 512 log entries kept behind a snapshot for slow followers
+	Settle        time.Duration // 5 s without a rival group before recovered data is in service
+	Reopen        time.Duration // 5 s between attempts to reopen a failed disk
+	SnapshotEvery time.Duration // 30 s between checks for a due snapshot
+	SnapshotAfter uint64        // 512 log entries make a snapshot due
+	KeepLog       uint64        // 512 log entries stay for slow followers
 }
 
-// Peer is another node as gossip knows it.
 type Peer struct {
-	ID     string // raft id; empty if unknown
-	Name   string // for people
-	Addr   string // host:port at which Streams dials it
+	ID     string // empty if unknown
+	Name   string
+	Addr   string // host:port for Streams.Dial
 	Expect int    // its Config.Expect; 0 if unknown
-	Server bool   // may vote
+	Server bool
 	Alive  bool
-	Left   bool      // announced its leave
-	Since  time.Time // when Alive or Left last changed; may be zero
+	Left   bool
+	Since  time.Time // last change of Alive or Left; may be zero
 }
 
-// normal gives a copy of the configuration with defaults in place of zeroes, or
-// says what is wrong with it.
 func (c Config) normal() (Config, error) {
 	switch {
 	case c.Voters == 0:
@@ -112,7 +108,7 @@ func (c Config) normal() (Config, error) {
 		}
 	}
 	if c.Dir == "" && c.Join {
-		// What it forgets it must not have voted for.
+		// A voter must not forget its votes.
 		c.Server = false
 	}
 	if c.Peers == nil {
@@ -125,7 +121,6 @@ func (c Config) normal() (Config, error) {
 	return c, err
 }
 
-// maxExpect bounds the nodes that found a group together.
 const maxExpect = 5
 
 func (t *Timers) normal() error {

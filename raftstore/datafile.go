@@ -33,12 +33,12 @@ func damaged(path string, why error) error {
 		path, why)
 }
 
-// seal writes a value followed by a checksum of key and value.
+// seal appends a checksum of key and value.
 func seal(b *bbolt.Bucket, key, value []byte) error {
 	return b.Put(key, binary.BigEndian.AppendUint32(bytes.Clone(value), logSum(key, value)))
 }
 
-// unseal reads a sealed value into new memory; nil if there is none.
+// unseal copies a sealed value; nil if there is none.
 func unseal(b *bbolt.Bucket, key []byte) ([]byte, error) {
 	raw := b.Get(key)
 	if raw == nil {
@@ -51,12 +51,12 @@ func unseal(b *bbolt.Bucket, key []byte) ([]byte, error) {
 	return bytes.Clone(raw[:at]), nil
 }
 
-// openBolt opens a data file, waiting half a second if another process has it open.
+// openBolt waits half a second for a file that is in use.
 func openBolt(path string, readOnly bool) (*bbolt.DB, error) {
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{
 		Timeout:      500 * time.Millisecond,
 		FreelistType: bbolt.FreelistMapType,
-		// A larger map would wait for readers; log and snapshot fit in 16 MiB.
+		// A growing map would wait for readers; log and snapshot fit in 16 MiB.
 		InitialMmapSize: 16 << 20,
 		ReadOnly:        readOnly,
 	})
@@ -74,8 +74,8 @@ func openBolt(path string, readOnly bool) (*bbolt.DB, error) {
 	return nil, damaged(path, err)
 }
 
-// ensureData creates the data file if it is missing. The file gets its name only with its buckets
-// and an identity, so an incomplete file is damaged and never taken for a new node's.
+// ensureData names a new file only when it has its buckets and identity, so an incomplete file is
+// damaged and never a new node's.
 func ensureData(dir, path string) error {
 	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -115,7 +115,6 @@ func makeData(unfinished, path string) error {
 	return os.Rename(unfinished, path)
 }
 
-// syncDir makes a new directory entry durable.
 func syncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -124,8 +123,8 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// checkData checks the file's structure before use. bbolt trusts mapped pages: a damaged page makes
-// it fault or loop forever, and the process cannot recover from either.
+// checkData protects from bbolt, which trusts mapped pages: a damaged page makes it fault or loop
+// forever, which ends the process.
 func checkData(path string) error {
 	if info, err := os.Stat(path); err == nil && info.Size() == 0 {
 		return damaged(path, errors.New("it is empty"))
@@ -151,8 +150,8 @@ func checkData(path string) error {
 	return nil
 }
 
-// pageCheck walks the pages of a bbolt file (format 2) that its newest transaction uses. All
-// integers are in the machine's byte order:
+// pageCheck walks the pages of a bbolt file (format 2) that its newest transaction uses. Integers
+// are in the machine's byte order:
 //
 //	page    id 8 bytes, flags 2, count of elements 2, further pages 4; elements; their keys and values
 //	branch  element: offset of the key from the element 4, its length 4, page 8
@@ -172,7 +171,7 @@ const (
 	flagLeaf     = 2
 	flagFreelist = 16
 	bucketHead   = 16
-	maxDepth     = 32 // of the page tree; a terabyte needs fewer levels
+	maxDepth     = 32 // a terabyte needs fewer levels
 	noFreelist   = ^uint64(0)
 )
 
@@ -208,7 +207,7 @@ func (c *pageCheck) run() error {
 	return c.freelist(freelist)
 }
 
-// newestMeta reads page 0 or 1, whichever holds the last complete transaction.
+// newestMeta reads the last complete transaction from page 0 or 1.
 func (c *pageCheck) newestMeta() (root, freelist uint64, err error) {
 	const metaSize, magic, version = 64, 0xED0CDAED, 2
 	newest, found := uint64(0), false
@@ -232,7 +231,7 @@ func (c *pageCheck) newestMeta() (root, freelist uint64, err error) {
 	return root, freelist, nil
 }
 
-// page reads a page with its continuation pages and marks all as used.
+// page reads a page with its continuations and marks them as used.
 func (c *pageCheck) page(id uint64) (b []byte, flags uint16, err error) {
 	var head [pageHead]byte
 	if id < 2 || id >= c.end {
@@ -261,7 +260,7 @@ func (c *pageCheck) page(id uint64) (b []byte, flags uint16, err error) {
 	return b, order.Uint16(head[8:]), nil
 }
 
-// keyOrder checks that leaf keys rise and none is below the key of its branch.
+// keyOrder checks that leaf keys rise and are not below their branch's key.
 type keyOrder struct{ last, least []byte }
 
 func (o *keyOrder) branch(key []byte) bool {
@@ -277,7 +276,6 @@ func (o *keyOrder) leaf(key []byte) bool {
 
 type visitLeaf func(key, value []byte, isBucket bool) error
 
-// tree checks a page and its descendants, and calls visit for every leaf element.
 func (c *pageCheck) tree(id uint64, depth int, keys *keyOrder, visit visitLeaf) error {
 	b, flags, err := c.page(id)
 	switch {
@@ -327,7 +325,6 @@ func leaf(id uint64, b []byte, keys *keyOrder, visit visitLeaf) error {
 	return nil
 }
 
-// span is a part of a page; false if it exceeds the page.
 func span(b []byte, from uint64, size uint32) ([]byte, bool) {
 	if from+uint64(size) > uint64(len(b)) {
 		return nil, false
@@ -336,14 +333,13 @@ func span(b []byte, from uint64, size uint32) ([]byte, bool) {
 }
 
 // knownKeys are the valid keys per bucket; the log has indexes. An unknown key is a damaged one,
-// and the vote or snapshot under its true name would seem never written.
+// whose vote or snapshot would be lost.
 var knownKeys = map[string][]string{
 	"meta":     {string(keyIdentity), string(keyApplied)},
-	"stable":   {string(keyTerm), "LastVoteTerm", "LastVoteCand"}, // LastVote* are raft's names
+	"stable":   {string(keyTerm), "LastVoteTerm", "LastVoteCand"}, // from raft
 	"snapshot": {string(keySnapshotMeta), string(keySnapshotData)},
 }
 
-// bucket checks the pages of a bucket without nested buckets.
 func (c *pageCheck) bucket(name string, value []byte) error {
 	plain := func(key, _ []byte, isBucket bool) error {
 		known := slices.Contains(knownKeys[name], string(key)) || name == string(bucketLog) && len(key) == 8
@@ -366,7 +362,7 @@ func (c *pageCheck) bucket(name string, value []byte) error {
 	return leaf(0, inside, &keyOrder{}, plain)
 }
 
-// freelist checks that no page in use is marked free, because bbolt would overwrite it.
+// freelist checks that no page in use counts as free, because bbolt would overwrite it.
 func (c *pageCheck) freelist(id uint64) error {
 	b, flags, err := c.page(id)
 	if err != nil {

@@ -15,50 +15,48 @@ import (
 )
 
 var (
-	// errDiskHung means that a write missed its deadline.
 	errDiskHung   = errors.New("the disk did not answer in time")
 	errDiskClosed = errors.New("the data file is closed")
 )
 
-// disk is the data file with a deadline and a failure latch.
+// disk is the data file with a deadline and a failure latch. One goroutine writes.
 //
-// One goroutine writes. A write that fails or misses its deadline fails the disk for good, because
-// raft would go on using a failed store, a failed fsync may have dropped data that later reports as
-// written, and a leader with a hung disk keeps sending heartbeats, so that no other is elected.
+// A write that fails or misses its deadline fails the disk for good: raft would go on with a failed
+// store, a failed fsync may have lost data silently, and a leader with a hung disk would keep
+// leading by its heartbeats.
 type disk struct {
 	db       *bbolt.DB
 	deadline time.Duration
 	faults   *Faults
 
 	ops    chan diskOp
-	done   chan struct{} // closed when the writing goroutine has ended
+	done   chan struct{} // closed at the end of run
 	closed chan struct{}
 	failed chan struct{} // closed after cause is set
-	gone   chan struct{} // closed when the file is closed
+	gone   chan struct{} // closed with the file
 
 	counts *writeCounts
-	ended  atomic.Int64 // end of the last write, unix ns
+	ended  atomic.Int64 // of the last write, unix ns
 
 	mu    sync.Mutex
-	cause error // see fail
+	cause error
 	shut  bool
 }
 
-// writeCounts counts the writes of a store across its disks.
+// writeCounts spans all disks of a store.
 type writeCounts struct {
 	writes, failures atomic.Uint64
-	last, max        atomic.Int64 // duration of writes, ns
+	last, max        atomic.Int64 // ns
 }
 
 type diskOp struct {
 	write    func(*bbolt.Tx) error
 	deadline time.Duration
-	result   chan error // capacity 1
+	result   chan error
 }
 
-// openDisk opens the data file in dir or creates it, waiting half a second if another process has
-// it open. It does not write to an existing file. On a read-only file system the disk is failed
-// from the start but can be read.
+// openDisk opens or creates the data file in dir. It does not write to an existing file. On a
+// read-only file system the disk has failed but can be read.
 func openDisk(dir string, deadline time.Duration, faults *Faults, counts *writeCounts) (*disk, error) {
 	path := filepath.Join(dir, dataFile)
 	if err := ensureData(dir, path); err != nil {
@@ -89,12 +87,11 @@ func openDisk(dir string, deadline time.Duration, faults *Faults, counts *writeC
 	return d, nil
 }
 
-// roomBytes must be free before raft uses the file: enough for about a hundred changes. With less
-// room, the store would reopen the file and fail again and again.
+// roomBytes must be free before raft uses the file: some hundred changes. Otherwise a nearly full
+// disk would fail again and again.
 const roomBytes = 256 << 10
 
-// tryRoom writes a transaction and a temporary file of roomBytes; in the data file itself the space
-// would stay allocated.
+// tryRoom uses a temporary file, because the data file would keep the space.
 func (d *disk) tryRoom() error {
 	return d.write(0, func(*bbolt.Tx) error {
 		path := d.db.Path() + ".room"
@@ -110,8 +107,7 @@ func (d *disk) tryRoom() error {
 	})
 }
 
-// write runs a transaction and returns when it is on disk. size is the approximate number of bytes;
-// each 4 MiB adds one deadline.
+// write returns when the transaction is on disk. Each 4 MiB of size adds one deadline.
 func (d *disk) write(size int, f func(*bbolt.Tx) error) error {
 	op := diskOp{write: f, deadline: d.deadline * time.Duration(1+size>>22), result: make(chan error, 1)}
 	select {
@@ -174,8 +170,7 @@ func (d *disk) transact(f func(*bbolt.Tx) error) error {
 	return d.db.Update(f)
 }
 
-// fail latches the disk. The first cause stays, unless a later one rules out reopening: a hung
-// write may still fail.
+// fail keeps the first cause, unless a later one rules out reopening: a hung write may still fail.
 func (d *disk) fail(cause error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -195,8 +190,7 @@ func (d *disk) failure() error {
 	return d.cause
 }
 
-// close ends the writing goroutine and closes the file. It reports whether both were done in time;
-// if not, they are done when the disk answers.
+// close reports whether the file was closed in time. Otherwise it closes when the disk answers.
 func (d *disk) close(wait time.Duration) bool {
 	d.mu.Lock()
 	first := !d.shut
@@ -229,9 +223,8 @@ func (c *writeCounts) stats() WriteStats {
 	}
 }
 
-// mayReopen says whether the file can be trusted without a new process: after a hang that ended and
-// after a write that the system refused (full disk, read-only file system), but not after a failed
-// fsync or an unknown error.
+// mayReopen says whether the file can be trusted: after a hang that ended or a write that the
+// system refused, but not after a failed fsync or an unknown error.
 func mayReopen(cause error) bool {
 	if errors.Is(cause, errDiskHung) {
 		return true
@@ -240,7 +233,6 @@ func mayReopen(cause error) bool {
 	return ok && (path.Op == "write" || path.Op == "truncate" || path.Op == "open")
 }
 
-// over says whether the file is closed.
 func (d *disk) over() bool {
 	select {
 	case <-d.gone:

@@ -2,14 +2,13 @@ package raftstore
 
 import "time"
 
-// Faults injects failures for tests. Its functions must be safe for concurrent use; nil ones do
-// nothing.
+// Faults injects failures for tests. Its functions must be safe for concurrent use; each may be
+// nil.
 type Faults struct {
-	// Write runs before each disk write. It may delay or block the write, or return its error.
+	// Write runs before each disk write and may block it or return its error.
 	Write func() error
-	// Cut says that nothing passes between this node and addr in either direction. It also cuts
-	// open connections at their next use.
+	// Cut says that nothing passes to or from addr, also on open connections.
 	Cut func(addr string) bool
-	// Delay is the wait before each write to a connection.
+	// Delay precedes each write to a connection.
 	Delay func(addr string) time.Duration
 }

@@ -7,19 +7,17 @@ import (
 	"time"
 )
 
-// stateRequest asks a member for a newer state than the asking node has.
+// stateRequest asks a member for a newer state.
 type stateRequest struct {
 	Group   groupID `json:"group"`
-	Version uint64  `json:"version"` // of the asking node's state
+	Version uint64  `json:"version"` // of the asking node
 }
 
-// stateTimeout bounds the transfer of a state, after the answering node's wait for one.
+// stateTimeout bounds the transfer after the member's wait.
 const stateTimeout = 5 * time.Second
 
-// follow keeps State current in memory while this node's disk takes no writes. It asks the live
-// members in turn for a newer state. A member that knows a leader delays its answer until a newer
-// state exists, at most Timers.Poll, so changes arrive at once and a member without news is soon
-// left.
+// follow keeps State current while this node's disk takes no writes. It asks live members in turn.
+// One that knows a leader answers when it has a newer state, or after Timers.Poll.
 func (s *Store) follow(ctx context.Context) {
 	if s.port == nil {
 		return
@@ -37,7 +35,7 @@ func (s *Store) follow(ctx context.Context) {
 	}
 }
 
-// followOnce asks one member for a newer state and reports whether the answer was valid.
+// followOnce reports whether the answer was valid.
 func (s *Store) followOnce(ctx context.Context, addr string) bool {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timers.Poll+stateTimeout)
 	defer cancel()
@@ -73,7 +71,7 @@ func (s *Store) stateAfter(ctx context.Context, req stateRequest) answer {
 	case s.leader(l).ID != "":
 		ctx, cancel := context.WithTimeout(ctx, s.cfg.Timers.Poll)
 		defer cancel()
-		_, _ = s.await(ctx, req.Version+1) // after a timeout there is no newer state
+		_, _ = s.await(ctx, req.Version+1) // or there is none
 	}
 	if s.State().Version <= req.Version {
 		return answer{status: answerDone}

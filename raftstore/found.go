@@ -13,28 +13,26 @@ import (
 )
 
 const (
-	// askTimeout bounds one request for info.
 	askTimeout = 500 * time.Millisecond
-	// lookTimeout bounds one look at the group with all its requests.
+	// lookTimeout bounds one look with all its requests.
 	lookTimeout = 10 * time.Second
 )
 
-// info is what a node reports about itself.
 type info struct {
 	ID        string    `json:"id"`
-	Format    int       `json:"format"` // newest commandFormat it understands
+	Format    int       `json:"format"` // newest commandFormat understood
 	Group     groupID   `json:"group"`
-	Member    bool      `json:"member"`            // Group is a membership, not a promise
-	Founder   string    `json:"founder,omitempty"` // node to which Group was promised
-	Given     []groupID `json:"given,omitempty"`   // groups from which Group was recovered
-	Size      int       `json:"size,omitempty"`    // servers it was recovered with
-	Proven    bool      `json:"proven"`            // a member, in service
+	Member    bool      `json:"member"`            // of Group; false for a promise
+	Founder   string    `json:"founder,omitempty"` // of the promise
+	Given     []groupID `json:"given,omitempty"`   // Group was recovered from these
+	Size      int       `json:"size,omitempty"`    // servers of the recovery
+	Proven    bool      `json:"proven"`            // a member in service
 	Expect    int       `json:"expect"`
-	Server    bool      `json:"server"` // may vote
+	Server    bool      `json:"server"`
 	Constants Constants `json:"constants"`
 	LastIndex uint64    `json:"last_index"`
 	Leader    string    `json:"leader,omitempty"`
-	Failed    string    `json:"failed,omitempty"` // why it takes no part
+	Failed    string    `json:"failed,omitempty"`
 }
 
 func (s *Store) info() info {
@@ -67,7 +65,6 @@ func (s *Store) askInfo(ctx context.Context, addr string) (info, error) {
 	return i, err
 }
 
-// answered is a peer with its answer.
 type answered struct {
 	Peer
 	info info
@@ -87,27 +84,27 @@ func (s *Store) askAll(ctx context.Context, peers []Peer) []answered {
 	return list
 }
 
-// promiseRequest asks a node to help found this group and no other.
+// promiseRequest asks a node to help found this group only.
 type promiseRequest struct {
 	Group   groupID `json:"group"`
 	Founder string  `json:"founder"`
-	Addr    string  `json:"addr"` // of the founder
+	Addr    string  `json:"addr"`
 }
 
-// joinRequest tells a node that the sender's group takes it in.
+// joinRequest tells a node that the group takes it in.
 type joinRequest struct {
 	Group     groupID   `json:"group"`
 	Leader    string    `json:"leader"`
-	Format    int       `json:"format"` // of the commands in the group's log
+	Format    int       `json:"format"` // of the group's log
 	Constants Constants `json:"constants"`
-	Given     []groupID `json:"given,omitempty"` // groups from which the group was recovered
+	Given     []groupID `json:"given,omitempty"` // see info
 	Size      int       `json:"size,omitempty"`
 }
 
 // found runs at each look of a node without a group. The candidate with the lowest id founds the
-// group. It needs an answer from every live node, none of which may belong to a group, and a
-// durable promise from every other founder to help this founder only. A node helps one group, so
-// two founder lists with a common member cannot both succeed.
+// group, after answers from all live nodes, none of which may have a group, and durable promises of
+// all other founders. A node helps one group, so founder lists with a common member cannot both
+// succeed.
 func (s *Store) found(ctx context.Context, l *life) {
 	why, err := s.tryFound(ctx, l)
 	if err != nil {
@@ -158,8 +155,7 @@ func (s *Store) self() raft.Server {
 	return raft.Server{ID: raft.ServerID(s.id), Address: raft.ServerAddress(s.addr)}
 }
 
-// founders returns the Config.Expect candidates with the lowest ids, sorted and including this
-// node, or what to wait for.
+// founders returns the Config.Expect lowest candidates with this node, or what to wait for.
 func (s *Store) founders(ctx context.Context) (list []Peer, waiting string) {
 	var peers []Peer
 	for _, p := range s.peers() {
@@ -182,7 +178,7 @@ func (s *Store) founders(ctx context.Context) (list []Peer, waiting string) {
 		case mismatch(s.cfg.Constants, a.info.Constants) != nil:
 			return nil, fmt.Sprintf("%s: %v", name, mismatch(a.info.Constants, s.cfg.Constants))
 		case !a.Server || a.Expect != 0 && a.Expect != s.cfg.Expect:
-			// Gossip says that this node is no candidate.
+			// Gossip knows it as no candidate.
 		case a.info.Server && a.info.Expect == s.cfg.Expect && a.info.Failed == "":
 			all = append(all, Peer{ID: a.info.ID, Name: name, Addr: a.Addr})
 			seen = append(seen, name)
@@ -206,8 +202,7 @@ func (s *Store) founders(ctx context.Context) (list []Peer, waiting string) {
 	return all, ""
 }
 
-// promiseSelf draws the group that this node wants to found and stores it. The zero group means
-// that this node serves another founder or belongs to a group.
+// promiseSelf draws and stores a group to found; zero if this node has promised or joined already.
 func (s *Store) promiseSelf() (groupID, error) {
 	s.identMu.Lock()
 	defer s.identMu.Unlock()
@@ -221,7 +216,7 @@ func (s *Store) promiseSelf() (groupID, error) {
 	return group, s.setIdentity(identity{ID: s.id, Group: group, Founder: s.id, FounderAddr: s.addr})
 }
 
-// setIdentity stores an identity on disk, then uses it. The caller holds identMu.
+// setIdentity stores an identity before use. The caller holds identMu.
 func (s *Store) setIdentity(id identity) error {
 	l := s.current()
 	if l == nil {
@@ -240,7 +235,7 @@ func (s *Store) setIdentity(id identity) error {
 	return nil
 }
 
-// bootstrap runs on the founder only; the other nodes learn the configuration from it.
+// bootstrap runs on the founder only; raft sends the configuration to the other nodes.
 func (s *Store) bootstrap(l *life, group groupID, servers []raft.Server) error {
 	s.identMu.Lock()
 	defer s.identMu.Unlock()
@@ -250,7 +245,7 @@ func (s *Store) bootstrap(l *life, group groupID, servers []raft.Server) error {
 		}
 	}
 	if now := s.identity(); now.Group != group || now.Founder != s.id {
-		return nil // promised to another founder in the meantime
+		return nil // promised elsewhere in the meantime
 	}
 	if err := l.raft.BootstrapCluster(raft.Configuration{Servers: servers}).Error(); err != nil {
 		return fmt.Errorf("bootstrap: %w", err)
@@ -259,20 +254,19 @@ func (s *Store) bootstrap(l *life, group groupID, servers []raft.Server) error {
 	return s.setIdentity(identity{ID: s.id, Group: group})
 }
 
-// settle turns a promise into membership once raft has a configuration, which proves that the group
-// was founded.
+// settle turns a promise into membership: a configuration in raft proves the group.
 func (s *Store) settle(l *life) {
 	if id := s.identity(); id.Group == (groupID{}) || id.member() || len(l.servers()) == 0 {
 		return
 	}
 	s.identMu.Lock()
 	defer s.identMu.Unlock()
-	// A failure is the disk's, and tend handles it.
+	// tend handles disk failures.
 	_ = s.setIdentity(identity{ID: s.id, Group: s.identity().Group})
 	s.waitFor("")
 }
 
-// waitFor records what this node waits for and reports whether that changed.
+// waitFor reports whether the text is new.
 func (s *Store) waitFor(what string) (news bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -281,7 +275,7 @@ func (s *Store) waitFor(what string) (news bool) {
 	return news
 }
 
-// committed says whether this node has voted or has log entries. Then it cannot change groups.
+// committed says that this node voted or has a log, so it cannot change groups.
 func committed(l *life) bool {
 	return l.raft.CurrentTerm() > 0 || l.raft.LastIndex() > 0
 }
@@ -314,8 +308,7 @@ func (s *Store) promise(ctx context.Context, req promiseRequest) error {
 	return s.setIdentity(identity{ID: s.id, Group: req.Group, Founder: req.Founder, FounderAddr: req.Addr})
 }
 
-// released returns nil if a promise no longer holds, because the founder gave the group up or is
-// gone; else why the promise holds.
+// released returns why a promise still holds; nil if the founder gave the group up or is gone.
 func (s *Store) released(ctx context.Context, id identity) error {
 	info, err := s.askInfo(ctx, id.FounderAddr)
 	switch {
@@ -375,7 +368,7 @@ func (s *Store) join(ctx context.Context, req joinRequest) error {
 	return nil
 }
 
-// admits returns why another node's raft is refused; nil if it is not.
+// admits returns why another node's raft is refused.
 func (s *Store) admits(h hello) error {
 	if original, ok := s.originalOf(h); ok {
 		s.noteClone(h, original)

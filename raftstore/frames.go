@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// A request and its answer are frames; a connection carries one at a time:
+// Requests and answers are frames; a connection carries one at a time:
 //
 //	what    1 byte: the kind of the request, or the status of the answer
 //	length  4 bytes, big-endian
@@ -20,8 +20,7 @@ const (
 	maxAnswerBytes  = MaxSnapshotBytes + 64
 )
 
-// requestKind names what is asked of a node. Bodies are JSON except for apply, read, and the answer
-// to state.
+// The bodies of apply, read and the answer to state are not JSON.
 type requestKind uint8
 
 const (
@@ -39,11 +38,11 @@ type answerStatus uint8
 
 const (
 	answerDone      answerStatus = iota // the body is the answer
-	answerNotLeader                     // nothing was done; hint: the leader, if known
+	answerNotLeader                     // nothing was done; hint
 	answerRefused                       // nothing was done, retrying is useless: text
 	answerFailed                        // nothing was done, retrying may help: text
 	answerUncertain                     // may have been done: text
-	answerBarred                        // nothing was done, the fleet may have another group: text
+	answerBarred                        // nothing was done, there may be a rival group: text
 )
 
 type hint struct {
@@ -72,7 +71,7 @@ func readFrame(r io.Reader, limit int) (what byte, body []byte, err error) {
 	return head[0], body, err
 }
 
-// readBody allocates as bytes arrive, so that an announced length costs nothing.
+// readBody allocates as bytes arrive, not as announced.
 func readBody(r io.Reader, n int) ([]byte, error) {
 	const step = 64 << 10
 	body := make([]byte, 0, min(n, step))
@@ -91,7 +90,6 @@ type answer struct {
 	body   []byte
 }
 
-// caller keeps one idle connection per address.
 type caller struct {
 	port *port
 
@@ -107,8 +105,8 @@ type idleConn struct {
 
 const maxIdle = 256
 
-// call sends a request once. sent is false if the other node cannot have seen it. Without a
-// deadline in ctx, it waits as long as the other node takes.
+// call sends a request once. sent is false if the other node cannot have seen it. It needs a
+// deadline in ctx or waits for the other node.
 func (c *caller) call(ctx context.Context, addr string, kind requestKind, body []byte) (a answer, sent bool, err error) {
 	conn, err := c.get(ctx, addr)
 	if err != nil {
@@ -153,7 +151,7 @@ func (c *caller) get(ctx context.Context, addr string) (*conn, error) {
 	return c.port.dial(ctx, addr, hello{use: useRequests})
 }
 
-// alive says whether an idle connection is still open and has nothing to read.
+// alive says whether an idle connection is open and has nothing to read.
 func alive(c *conn) bool {
 	if c.lost.Load() {
 		return false
@@ -182,7 +180,6 @@ func (c *caller) put(addr string, conn *conn) {
 	}
 }
 
-// close leaves pending calls to the port.
 func (c *caller) close() {
 	c.mu.Lock()
 	c.closed = true
@@ -194,8 +191,7 @@ func (c *caller) close() {
 	}
 }
 
-// ask sends a request with a JSON body and decodes the JSON answer into out, if not nil. Any status
-// but answerDone is an error.
+// ask exchanges JSON; out may be nil. Any status but answerDone is an error.
 func (c *caller) ask(ctx context.Context, addr string, kind requestKind, in, out any) error {
 	var body []byte
 	if in != nil {

@@ -8,13 +8,13 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// fsm applies raft's committed log to the machine and publishes the states.
+// fsm applies raft's committed log to the machine.
 type fsm struct {
 	publish func(*State)
-	// halt gets the reason when the machine stops, and nil when a snapshot has healed it.
+	// halt gets the reason of a stop, and nil when a snapshot heals it.
 	halt func(error)
 
-	mu      sync.Mutex // raft uses one goroutine; follow requests and tests use other ones
+	mu      sync.Mutex // raft, and requests for state
 	machine *machine
 	halted  error
 }
@@ -28,11 +28,10 @@ func newFSM(publish func(*State), halt func(error)) *fsm {
 	return &fsm{publish: publish, halt: halt, machine: newMachine()}
 }
 
-// Apply implements raft.FSM. It returns an outcome, or an error if the machine has stopped.
+// Apply returns an outcome, or an error if the machine has stopped.
 func (f *fsm) Apply(l *raft.Log) any { return f.ApplyBatch([]*raft.Log{l})[0] }
 
-// ApplyBatch implements raft.BatchingFSM. It publishes one state per batch, before any caller
-// learns that its command was applied.
+// ApplyBatch publishes one state, before any caller learns the outcome.
 func (f *fsm) ApplyBatch(logs []*raft.Log) []any {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -50,8 +49,7 @@ func (f *fsm) ApplyBatch(logs []*raft.Log) []any {
 	return answers
 }
 
-// applyLocked executes one entry. An entry that cannot be read stops the machine, because other
-// nodes may have understood it and later entries depend on it.
+// applyLocked stops the machine at an unreadable entry, because later entries depend on it.
 func (f *fsm) applyLocked(l *raft.Log) any {
 	if f.halted != nil {
 		return f.halted
@@ -65,8 +63,7 @@ func (f *fsm) applyLocked(l *raft.Log) any {
 	return f.machine.apply(l.Index, e)
 }
 
-// Snapshot implements raft.FSM. A stopped machine refuses, because its snapshot would cover entries
-// that it has not applied.
+// Snapshot fails on a stopped machine, because it would cover entries that are not applied.
 func (f *fsm) Snapshot() (raft.FSMSnapshot, error) {
 	b, err := f.encoded()
 	return encodedSnapshot(b), err
@@ -81,7 +78,6 @@ func (f *fsm) encoded() ([]byte, error) {
 	return f.machine.snapshot(), nil
 }
 
-// Restore implements raft.FSM.
 func (f *fsm) Restore(source io.ReadCloser) error {
 	b, err := io.ReadAll(io.LimitReader(source, MaxSnapshotBytes+1))
 	if err != nil {
@@ -113,7 +109,6 @@ func (f *fsm) stopped() error {
 
 type encodedSnapshot []byte
 
-// Persist implements raft.FSMSnapshot.
 func (s encodedSnapshot) Persist(sink raft.SnapshotSink) error {
 	if _, err := sink.Write(s); err != nil {
 		_ = sink.Cancel()
@@ -122,5 +117,4 @@ func (s encodedSnapshot) Persist(sink raft.SnapshotSink) error {
 	return sink.Close()
 }
 
-// Release implements raft.FSMSnapshot.
 func (encodedSnapshot) Release() {}

@@ -15,8 +15,8 @@ var (
 	keyApplied  = []byte("applied")
 )
 
-// groupID names one raft group, drawn by its founder. Nodes of different groups do not exchange
-// raft messages, so groups that meet cannot mix.
+// groupID names one raft group. Nodes of different groups exchange no raft messages, so groups
+// cannot mix.
 type groupID [16]byte
 
 func (g groupID) String() string {
@@ -26,10 +26,9 @@ func (g groupID) String() string {
 	return hex.EncodeToString(g[:])
 }
 
-// MarshalText writes hex.
 func (g groupID) MarshalText() ([]byte, error) { return []byte(g.String()), nil }
 
-// UnmarshalText reads hex; empty is the zero group.
+// UnmarshalText accepts the empty text as zero.
 func (g *groupID) UnmarshalText(text []byte) error {
 	*g = groupID{}
 	if len(text) == 0 {
@@ -42,21 +41,20 @@ func (g *groupID) UnmarshalText(text []byte) error {
 	return err
 }
 
-// identity is a node's raft id with its group or promise.
 type identity struct {
 	ID string `json:"id"`
-	// Group is the group that this node belongs to, or has promised to help found.
+	// Group is joined or, with Founder, promised.
 	Group groupID `json:"group"`
-	// Founder is the node that got the promise. It is empty once this node is a member.
+	// Founder is the node that got the promise.
 	Founder     string `json:"founder,omitempty"`
 	FounderAddr string `json:"founder_addr,omitempty"`
-	// Given lists the groups from which Group was recovered, oldest first.
+	// Given lists the groups that were recovered into Group, oldest first.
 	Given []groupID `json:"given,omitempty"`
-	// Size is the number of servers of the recovery; 0 if the group was founded.
+	// Size is the number of servers of the recovery.
 	Size int `json:"size,omitempty"`
-	// Unproven says that the data was recovered and may have a rival group.
+	// Unproven: the data was recovered and may have a rival.
 	Unproven bool `json:"unproven,omitempty"`
-	// Rival describes the rival group that rules this data out; empty if none.
+	// Rival describes the group that rules this data out.
 	Rival string `json:"rival,omitempty"`
 }
 
@@ -64,7 +62,7 @@ func (i identity) member() bool { return i.Group != groupID{} && i.Founder == ""
 
 func newID() string {
 	var b [8]byte
-	rand.Read(b[:]) // documented never to fail
+	rand.Read(b[:]) // never fails
 	return hex.EncodeToString(b[:])
 }
 
@@ -91,7 +89,7 @@ func loadIdentity(d *disk) (identity, error) {
 	if err != nil || id.Founder != id.ID {
 		return id, err
 	}
-	// A founder keeps the promise to itself by founding, which leaves a log.
+	// Founding keeps a promise to itself and leaves a log.
 	last, err := (&logStore{disk: d}).LastIndex()
 	if err != nil {
 		return id, err

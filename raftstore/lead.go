@@ -12,26 +12,25 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// nearIndex is how many entries a healthy server may lag behind the leader.
+// nearIndex is how many entries a healthy server may lag.
 const nearIndex = 250
 
-// maxAdded bounds the servers added at one look.
+// maxAdded bounds the servers added per look.
 const maxAdded = 16
 
-// serverHealth is what a leader has observed of a server.
 type serverHealth struct {
 	healthy bool
-	since   time.Time // when healthy last changed
-	heard   time.Time // last answer, or the start of this leadership
+	since   time.Time // last change of healthy
+	heard   time.Time // last answer, or start of this leadership
 	index   uint64
-	vote    bool // may vote
-	left    bool // gossip says that it announced its leave
+	vote    bool
+	left    bool // according to gossip
 }
 
-// lead runs at each look of a leader: it commits the constants, adds nodes and chooses the voters.
+// lead runs at each look of a leader.
 func (s *Store) lead(ctx context.Context, l *life) {
 	if l.fsm.stopped() != nil {
-		// A leader must be able to apply its own log.
+		// A leader that cannot apply its log must not lead.
 		if a := transfer(l, ""); a.status != answerDone {
 			s.log.Warn().Str("err", string(a.body)).Msg("leadership was not handed on")
 		}
@@ -63,7 +62,6 @@ func (s *Store) lead(ctx context.Context, l *life) {
 	s.seeToVoters(l)
 }
 
-// commitConstants commits this node's constants if the fleet has none.
 func (s *Store) commitConstants(ctx context.Context) {
 	if s.cfg.Constants == (Constants{}) || s.State().Constants != (Constants{}) {
 		return
@@ -73,10 +71,9 @@ func (s *Store) commitConstants(ctx context.Context) {
 	}
 }
 
-// toAsk returns all other known nodes: peers at gossip's address, and servers unknown to gossip at
-// their configured address.
+// toAsk returns all peers, and servers unknown to gossip at their configured address.
 func (s *Store) toAsk(peers []Peer, servers []raft.Server) []Peer {
-	// Live peers first: one may have taken over a dead peer's address.
+	// Live peers first, as one may have a dead peer's address.
 	slices.SortStableFunc(peers, func(a, b Peer) int {
 		switch {
 		case a.Alive == b.Alive:
@@ -105,7 +102,6 @@ func (s *Store) toAsk(peers []Peer, servers []raft.Server) []Peer {
 	return list
 }
 
-// examine updates the health of the servers from their answers.
 func (s *Store) examine(l *life, servers []raft.Server, answers []answered) {
 	byID := make(map[string]answered, len(answers))
 	for _, a := range answers {
@@ -119,7 +115,7 @@ func (s *Store) examine(l *life, servers []raft.Server, answers []answered) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if term := l.raft.CurrentTerm(); term != s.healthTerm {
-		// Observations from an earlier leadership are outdated.
+		// Earlier observations are outdated.
 		clear(s.health)
 		s.healthTerm = term
 	}
@@ -131,7 +127,7 @@ func (s *Store) examine(l *life, servers []raft.Server, answers []answered) {
 		a, answered := byID[id]
 		if h == nil {
 			h = &serverHealth{since: now, heard: now}
-			// The wait for a dead voter must not restart with each leader.
+			// The wait for a dead voter survives a change of leader.
 			if answered && !a.Alive && !a.Since.IsZero() && a.Since.Before(now) {
 				h.heard = a.Since
 			}
@@ -142,14 +138,13 @@ func (s *Store) examine(l *life, servers []raft.Server, answers []answered) {
 			h.left = a.Left
 		}
 		if answered && a.err == nil {
-			// A server that answers with a failed disk counts as silent, so that its vote moves to
-			// another after Dead.
+			// A server with a failed disk counts as silent, so that its vote moves after Dead.
 			if a.info.Failed == "" {
 				h.heard = now
 			}
 			h.index, h.vote = a.info.LastIndex, a.info.Server
 			healthy = a.info.Group == group && a.info.Failed == "" && a.info.LastIndex+nearIndex >= last
-			// A node that answers has not left, whatever gossip says.
+			// gossip is wrong: the node answers
 			h.left = false
 		}
 		if id == s.id {
@@ -166,8 +161,8 @@ func (s *Store) examine(l *life, servers []raft.Server, answers []answered) {
 	}
 }
 
-// moveServers updates a server's address, or removes a server whose address another node has taken
-// over. It makes at most one change and reports whether it did.
+// moveServers follows one server to a new address, or removes one whose address another node has.
+// It reports whether it made a change.
 func (s *Store) moveServers(l *life, servers []raft.Server, answers []answered) bool {
 	for _, a := range answers {
 		if a.err != nil || a.info.Group != s.group() && a.info.Member {
@@ -212,7 +207,6 @@ func (s *Store) canLose(servers []raft.Server, id string) bool {
 	return healthy > voters/2
 }
 
-// changed waits for a configuration change and reports success.
 func (s *Store) changed(f raft.IndexFuture) bool {
 	if err := f.Error(); err != nil {
 		s.log.Warn().Err(err).Msg("configuration of the group was not changed")
@@ -221,15 +215,13 @@ func (s *Store) changed(f raft.IndexFuture) bool {
 	return true
 }
 
-// forgetUnwilling drops notes about nodes that are no longer asked.
 func (s *Store) forgetUnwilling(answers []answered) {
 	maps.DeleteFunc(s.unwilling, func(addr, _ string) bool {
 		return !slices.ContainsFunc(answers, func(a answered) bool { return a.Addr == addr })
 	})
 }
 
-// takeIn asks live nodes without a group to join, and adds them and unlisted members to the
-// configuration.
+// takeIn lets live nodes without a group join, and adds missing members to the configuration.
 func (s *Store) takeIn(ctx context.Context, l *life, servers []raft.Server, answers []answered) {
 	s.forgetUnwilling(answers)
 	added := 0
@@ -271,7 +263,7 @@ func (s *Store) takeIn(ctx context.Context, l *life, servers []raft.Server, answ
 	s.foreign(text)
 }
 
-// foreign records a problem with the groups in this fleet; "" clears it.
+// foreign records a problem of groups; "" clears it.
 func (s *Store) foreign(text string) {
 	s.mu.Lock()
 	news := text != s.problem.group && text != ""
@@ -282,12 +274,11 @@ func (s *Store) foreign(text string) {
 	}
 }
 
-// maxAsked bounds the requests of a node without a leader per look, because without a majority
-// every node of the fleet sends them.
+// maxAsked is small, because without a majority every node asks.
 const maxAsked = 3
 
-// lookAbroad runs at each look of a member without a leader. It asks random nodes whether the fleet
-// continues in another group; after a recovery, no other message would say so.
+// lookAbroad runs at each look of a member without a leader. It asks random nodes for another group
+// of the fleet, because after a recovery no message announces one.
 func (s *Store) lookAbroad(ctx context.Context) {
 	peers := slices.DeleteFunc(s.peers(), func(p Peer) bool { return !p.Alive || p.Left })
 	rand.Shuffle(len(peers), func(i, j int) { peers[i], peers[j] = peers[j], peers[i] })

@@ -22,8 +22,8 @@ type removeRequest struct {
 
 func (s *Store) isLeader(l *life) bool { return l != nil && l.raft.State() == raft.Leader }
 
-// Leading says whether this node considers itself leader; after a partition it can be wrong for one
-// lease. Cheaper than Status. Safe for concurrent use.
+// Leading says whether this node considers itself leader, wrongly for at most one lease. It is
+// cheaper than Status and safe for concurrent use.
 func (s *Store) Leading() bool { return s.isLeader(s.current()) }
 
 // Values of the log field "event" for leader changes.
@@ -32,7 +32,6 @@ const (
 	EventLeaderLost    = "leader_lost"
 )
 
-// noteLeader logs a change of leader since the last look.
 func (s *Store) noteLeader(l *life) {
 	now := s.leader(l)
 	if now.ID == s.led {
@@ -46,7 +45,6 @@ func (s *Store) noteLeader(l *life) {
 	s.log.Info().Str("event", EventLeaderChanged).Str("leader", now.ID).Str("addr", now.Addr).Msg("another leader")
 }
 
-// leader is the leader that raft knows; zero if none.
 func (s *Store) leader(l *life) hint {
 	if l == nil {
 		return hint{}
@@ -75,7 +73,7 @@ func (s *Store) execute(ctx context.Context, kind requestKind, payload []byte) a
 	if !l.enter() {
 		return failedAnswer(answerFailed, ErrStopped)
 	}
-	// raft's futures cannot be cancelled, so another goroutine waits for them.
+	// raft's futures cannot be cancelled.
 	result := make(chan answer, 1)
 	go func() {
 		defer l.pending.Done()
@@ -123,7 +121,6 @@ func (s *Store) carryOut(ctx context.Context, l *life, kind requestKind, payload
 	return failedAnswer(answerRefused, fmt.Errorf("request of the unknown kind %d", kind))
 }
 
-// propose puts an entry into the log and waits for its outcome.
 func (s *Store) propose(l *life, raw []byte, wait time.Duration) answer {
 	e, err := decodeEntry(raw)
 	if err == nil {
@@ -152,7 +149,7 @@ func (s *Store) propose(l *life, raw []byte, wait time.Duration) answer {
 	return failedAnswer(answerUncertain, errors.New("the state machine gave no outcome"))
 }
 
-// admissible refuses commands that would make the snapshot too large to send.
+// admissible refuses what would make the snapshot too large to send.
 func (s *Store) admissible(c Command) error {
 	if add, ok := c.(AddBackends); ok && len(s.State().Backends)+len(add.Backends) > MaxBackends {
 		return refuse(refusedTooMany, "%d backends and %d more are above the %d that are possible",
@@ -161,14 +158,14 @@ func (s *Store) admissible(c Command) error {
 	return nil
 }
 
-// afterRaft says whether raft's error leaves the outcome unknown.
+// afterRaft separates errors that leave the outcome unknown.
 func afterRaft(err error) answer {
 	switch {
 	case errors.Is(err, raft.ErrNotLeader), errors.Is(err, raft.ErrEnqueueTimeout),
 		errors.Is(err, raft.ErrLeadershipTransferInProgress):
 		return failedAnswer(answerFailed, err)
 	}
-	// After lost leadership, a failed disk or raft's end, some log may hold the entry.
+	// Some log may hold the entry.
 	return failedAnswer(answerUncertain, err)
 }
 
@@ -197,7 +194,6 @@ func transfer(l *life, to string) answer {
 	return answer{status: answerDone}
 }
 
-// removeServer removes a server from the configuration on request.
 func (s *Store) removeServer(l *life, id string, wait time.Duration) answer {
 	voters, known := 0, false
 	for _, server := range l.servers() {
@@ -218,7 +214,6 @@ func (s *Store) removeServer(l *life, id string, wait time.Duration) answer {
 	return answer{status: answerDone}
 }
 
-// handOn transfers leadership before the node stops.
 func (s *Store) handOn(ctx context.Context, l *life) {
 	if !s.isLeader(l) {
 		return
@@ -249,7 +244,6 @@ func (s *Store) handOn(ctx context.Context, l *life) {
 	}
 }
 
-// serve answers the requests of a connection.
 func (s *Store) serve(c *conn) {
 	for {
 		c.limit(time.Now().Add(idleTimeout))

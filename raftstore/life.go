@@ -12,29 +12,28 @@ import (
 )
 
 const (
-	// rpcTimeout bounds one raft exchange. It exceeds a follower's write deadline, so that a slow
-	// disk does not look like a lost node.
+	// rpcTimeout exceeds a follower's write deadline, so that a slow disk does not look like a lost
+	// node.
 	rpcTimeout = 2 * time.Second
-	// endWait bounds each step of ending a raft.
+	// endWait bounds each step of an end.
 	endWait = 2 * time.Second
-	// cachedLogs is the number of newest entries kept in memory for replication.
+	// cachedLogs is the number of entries kept in memory for replication.
 	cachedLogs = 512
 )
 
-// life is one raft, from the opening of the data file until the disk fails or the store stops.
+// life is one raft, until its disk fails or the store stops.
 type life struct {
-	disk *disk // nil in memory
-	fsm  *fsm
-	link *link // nil without network
-	raft *raft.Raft
-	// close ends all of raft's connections.
+	disk  *disk // nil in memory
+	fsm   *fsm
+	link  *link // nil without network
+	raft  *raft.Raft
 	close func()
 	cut   chan struct{} // closed when raft can send nothing more
 
-	pending sync.WaitGroup // calls that wait for raft
+	pending sync.WaitGroup
 	mu      sync.Mutex
 	ending  bool
-	applied atomic.Uint64 // highest index noted on the disk
+	applied atomic.Uint64 // on the disk
 }
 
 func (s *Store) begin(d *disk) (*life, error) {
@@ -62,7 +61,7 @@ func (s *Store) begin(d *disk) (*life, error) {
 			return nil, err
 		}
 		logs, stable, snaps = cache, store, snapshotStore{d}
-		// A raft on a failed disk must not reach other nodes.
+		// After a disk failure, raft must not reach other nodes.
 		go func() {
 			select {
 			case <-d.failed:
@@ -98,7 +97,6 @@ func (s *Store) raftConfig() *raft.Config {
 	return conf
 }
 
-// transport returns the life's link, or an unconnected transport without network.
 func (s *Store) transport(l *life) raft.Transport {
 	if s.port == nil {
 		_, t := raft.NewInmemTransport(raft.ServerAddress(s.addr))
@@ -113,15 +111,13 @@ func (s *Store) transport(l *life) raft.Transport {
 		MaxPool:               2,
 		Timeout:               rpcTimeout,
 		// No pipelining: in raft v1.8.0 a pipeline whose follower refuses an entry while another is
-		// handed over blocks forever, and with it the replication to that follower and raft's
-		// shutdown.
+		// handed over blocks forever, and so do replication and shutdown.
 		MaxRPCsInFlight: 1,
 	})
 	l.close = func() { t.Close() }
 	return t
 }
 
-// find returns a server's address in the configuration.
 func (l *life) find(id raft.ServerID) (raft.ServerAddress, bool) {
 	for _, server := range l.servers() {
 		if server.ID == id {
@@ -131,7 +127,7 @@ func (l *life) find(id raft.ServerID) (raft.ServerAddress, bool) {
 	return "", false
 }
 
-// servers is the newest configuration, committed or not; empty before there is one.
+// servers is the newest configuration, committed or not.
 func (l *life) servers() []raft.Server {
 	if l == nil || l.raft == nil {
 		return nil
@@ -139,7 +135,7 @@ func (l *life) servers() []raft.Server {
 	return l.raft.GetConfiguration().Configuration().Servers
 }
 
-// enter registers a call that waits for raft; false means that raft is ending.
+// enter registers a call that waits for raft; false if raft is ending.
 func (l *life) enter() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -150,8 +146,8 @@ func (l *life) enter() bool {
 	return true
 }
 
-// end stops the raft and reports whether that was done in time. It waits for pending calls first,
-// because raft may never answer those that it has already committed.
+// end stops the raft and reports whether it ended in time. Pending calls come first, because raft
+// may never answer them afterwards.
 func (l *life) end() bool {
 	l.mu.Lock()
 	l.ending = true
@@ -165,7 +161,7 @@ func (l *life) end() bool {
 	return over
 }
 
-// within runs f and reports whether it ended in time. Otherwise f continues on its own.
+// within reports whether f ended in time. Otherwise f continues alone.
 func within(limit time.Duration, f func()) bool {
 	done := make(chan struct{})
 	go func() {
@@ -182,7 +178,6 @@ func within(limit time.Duration, f func()) bool {
 	}
 }
 
-// failure is why the life's disk failed; nil if it works.
 func (l *life) failure() error {
 	if l.disk == nil {
 		return nil
@@ -190,17 +185,15 @@ func (l *life) failure() error {
 	return l.disk.failure()
 }
 
-// note stores the index known to be committed, so that a node without a leader starts with recent
-// state. raft's own RestoreCommittedLogs forgets configuration changes and blocks forever on many
-// entries.
+// note stores the commit index, so that a node without a leader starts with recent state. raft's
+// RestoreCommittedLogs loses configuration changes and blocks forever on many entries.
 //
-// A leader that has written nothing for a while writes the index again, to detect a hung disk
-// before a caller has to wait for it.
+// An idle leader stores it again, to detect a hung disk before a caller waits.
 func (l *life) note(after time.Duration) error {
 	if l.disk == nil {
 		return nil
 	}
-	// A new raft may not yet have applied what its predecessor noted.
+	// A new raft may lag behind its predecessor.
 	applied := max(l.raft.AppliedIndex(), l.applied.Load())
 	probe := l.raft.State() == raft.Leader && l.disk.idle() >= after
 	if applied <= l.applied.Load() && !probe {
@@ -215,8 +208,7 @@ func (l *life) note(after time.Duration) error {
 	return err
 }
 
-// replay builds the state that the disk alone proves: the snapshot and the log up to the noted
-// index; nil if there is none.
+// replay builds the state that the disk proves: snapshot and log up to the noted index.
 func replay(d *disk) (*State, error) {
 	logs := &logStore{disk: d}
 	if err := logs.check(); err != nil {
@@ -256,7 +248,7 @@ func replay(d *disk) (*State, error) {
 		}
 		e, err := decodeEntry(l.Data)
 		if err != nil {
-			break // the state machine stops here, too, and reports it
+			break // the state machine reports it
 		}
 		m.apply(next, e)
 	}

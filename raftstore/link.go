@@ -13,11 +13,10 @@ import (
 
 var errLinkClosed = errors.New("raft is not running")
 
-// link is one raft's stream layer over its connections on the port. It ends with that raft; the
-// port goes on.
+// link is one raft's share of the port's connections.
 type link struct {
 	port  *port
-	group func() groupID // this node's current group
+	group func() groupID
 
 	incoming chan *conn
 	closed   chan struct{}
@@ -63,7 +62,6 @@ func (l *link) take(c *conn) error {
 	}
 }
 
-// Accept implements net.Listener.
 func (l *link) Accept() (net.Conn, error) {
 	select {
 	case c := <-l.incoming:
@@ -73,10 +71,9 @@ func (l *link) Accept() (net.Conn, error) {
 	}
 }
 
-// Addr implements net.Listener with the address that other nodes dial.
 func (l *link) Addr() net.Addr { return address(l.port.addr) }
 
-// Close ends all of raft's connections; raft can send nothing more.
+// Close ends all of raft's connections.
 func (l *link) Close() error {
 	l.mu.Lock()
 	first := !l.shut
@@ -116,7 +113,7 @@ func (l *link) track(c *conn) (net.Conn, error) {
 	return lc, nil
 }
 
-// Dial implements raft.StreamLayer for addresses made by named.
+// Dial takes addresses from named.
 func (l *link) Dial(to raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
 	id, addr, ok := strings.Cut(string(to), "@")
 	if !ok {
@@ -140,15 +137,14 @@ func (l *link) Dial(to raft.ServerAddress, timeout time.Duration) (net.Conn, err
 	return l.track(c)
 }
 
-// named makes raft dial servers as "id@host:port", so that the hello can name the server. This
-// node's own address stays plain, because raft sends it to other nodes.
+// named makes raft dial "id@host:port", so that the hello can name the server. This node's own
+// address stays plain, because raft sends it to other nodes.
 type named struct {
 	self string
 	addr string
 	find func(raft.ServerID) (raft.ServerAddress, bool)
 }
 
-// ServerAddr implements raft.ServerAddressProvider.
 func (n named) ServerAddr(id raft.ServerID) (raft.ServerAddress, error) {
 	if string(id) == n.self {
 		return raft.ServerAddress(n.addr), nil
@@ -162,7 +158,6 @@ func (n named) ServerAddr(id raft.ServerID) (raft.ServerAddress, error) {
 
 type address string
 
-// Network implements net.Addr.
 func (address) Network() string { return "tcp" }
 
 func (a address) String() string { return string(a) }

@@ -14,11 +14,9 @@ import (
 
 const logRecordFormat = 1
 
-// keyTerm is raft's name for the current term.
 var keyTerm = []byte("CurrentTerm")
 
-// logStore keeps raft's log, term and vote on a disk. A log record, under its index as 8 bytes
-// big-endian:
+// logStore keeps raft's log, term and vote. A log record, under its index as 8 bytes big-endian:
 //
 //	format    1 byte, 1
 //	type      1 byte, raft's
@@ -29,7 +27,7 @@ var keyTerm = []byte("CurrentTerm")
 //	checksum  4 bytes, CRC-32C of the key and everything before
 type logStore struct {
 	disk *disk
-	// cut is closed when raft can send nothing more, see SetUint64.
+	// see SetUint64
 	cut <-chan struct{}
 }
 
@@ -60,7 +58,7 @@ func logSum(key, record []byte) uint32 {
 	return crc32.Update(crc32.Checksum(key, castagnoli), castagnoli, record)
 }
 
-// decodeLog reads a record into memory of its own.
+// decodeLog copies what it keeps.
 func decodeLog(key, record []byte, l *raft.Log) error {
 	if len(key) != 8 || len(record) < crc32.Size+2 {
 		return errShort
@@ -84,8 +82,7 @@ func decodeLog(key, record []byte, l *raft.Log) error {
 	return d.done()
 }
 
-// check reads the whole log, term and vote, so that damage is found at opening; raft panics over an
-// unreadable entry.
+// check reads everything at opening, because raft panics over an unreadable entry.
 func (s *logStore) check() error {
 	return s.disk.read(func(tx *bbolt.Tx) error {
 		stable := tx.Bucket(bucketStable)
@@ -106,10 +103,8 @@ func (s *logStore) check() error {
 	})
 }
 
-// FirstIndex implements raft.LogStore.
 func (s *logStore) FirstIndex() (uint64, error) { return s.end((*bbolt.Cursor).First) }
 
-// LastIndex implements raft.LogStore.
 func (s *logStore) LastIndex() (uint64, error) { return s.end((*bbolt.Cursor).Last) }
 
 func (s *logStore) end(of func(*bbolt.Cursor) ([]byte, []byte)) (index uint64, err error) {
@@ -122,7 +117,6 @@ func (s *logStore) end(of func(*bbolt.Cursor) ([]byte, []byte)) (index uint64, e
 	return index, err
 }
 
-// GetLog implements raft.LogStore.
 func (s *logStore) GetLog(index uint64, l *raft.Log) error {
 	return s.disk.read(func(tx *bbolt.Tx) error {
 		key := logKey(index)
@@ -137,10 +131,8 @@ func (s *logStore) GetLog(index uint64, l *raft.Log) error {
 	})
 }
 
-// StoreLog implements raft.LogStore.
 func (s *logStore) StoreLog(l *raft.Log) error { return s.StoreLogs([]*raft.Log{l}) }
 
-// StoreLogs implements raft.LogStore. It writes all or none.
 func (s *logStore) StoreLogs(logs []*raft.Log) error {
 	keys, records, size := make([][]byte, len(logs)), make([][]byte, len(logs)), 0
 	for i, l := range logs {
@@ -160,11 +152,10 @@ func (s *logStore) StoreLogs(logs []*raft.Log) error {
 	})
 }
 
-// DeleteRange implements raft.LogStore.
 func (s *logStore) DeleteRange(first, last uint64) error {
 	return s.disk.write(0, func(tx *bbolt.Tx) error {
 		c, from := tx.Bucket(bucketLog).Cursor(), logKey(first)
-		// A bbolt cursor must not advance from a key that it deleted.
+		// A bbolt cursor must not advance from a deleted key.
 		for k, _ := c.Seek(from); k != nil && binary.BigEndian.Uint64(k) <= last; k, _ = c.Seek(from) {
 			if err := c.Delete(); err != nil {
 				return err
@@ -174,12 +165,10 @@ func (s *logStore) DeleteRange(first, last uint64) error {
 	})
 }
 
-// Set implements raft.StableStore.
 func (s *logStore) Set(key, val []byte) error {
 	return s.disk.write(0, func(tx *bbolt.Tx) error { return seal(tx.Bucket(bucketStable), key, val) })
 }
 
-// Get implements raft.StableStore.
 func (s *logStore) Get(key []byte) (val []byte, err error) {
 	err = s.disk.read(func(tx *bbolt.Tx) (err error) {
 		val, err = unseal(tx.Bucket(bucketStable), key)
@@ -188,9 +177,9 @@ func (s *logStore) Get(key []byte) (val []byte, err error) {
 	return val, err
 }
 
-// SetUint64 implements raft.StableStore. raft panics if its term cannot be written, and a full disk
-// must not kill a router. So a failed write of the term blocks until raft's connections are closed,
-// then reports success: the raft that believes in that term ends unheard.
+// SetUint64 hides a failed write of the term, over which raft would panic: a full disk must not
+// kill a router. It first waits until raft's connections are closed, so that no other node hears of
+// the term.
 func (s *logStore) SetUint64(key []byte, val uint64) error {
 	err := s.Set(key, binary.BigEndian.AppendUint64(nil, val))
 	if err != nil && string(key) == string(keyTerm) {
@@ -200,7 +189,6 @@ func (s *logStore) SetUint64(key []byte, val uint64) error {
 	return err
 }
 
-// GetUint64 implements raft.StableStore.
 func (s *logStore) GetUint64(key []byte) (uint64, error) {
 	val, err := s.Get(key)
 	if err != nil || len(val) == 0 {

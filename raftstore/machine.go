@@ -7,33 +7,31 @@ import (
 	"strings"
 )
 
-// maxOutcomes is how many command outcomes are remembered. A repeated command takes effect once as
-// long as fewer others come between; a node gives up after seconds, in which a disk writes far
-// fewer.
+// maxOutcomes is how many outcomes are remembered, so that a repeated command takes effect once. It
+// exceeds what a disk writes before a node gives up.
 const maxOutcomes = 8192
 
-// machine applies the log in order. It is deterministic: no clock, no randomness, no map order. It
-// is not safe for concurrent use.
+// machine applies the log in order. It is deterministic: no clock, no randomness, no map order.
 type machine struct {
 	version   uint64
 	constants Constants
 	backends  []Backend // sorted by name
 	urls      map[string]string
-	// retired is the highest generation of a removed backend. Added backends get a higher one,
-	// which fences late messages about an earlier backend with the same name or key.
+	// retired is the highest removed generation. New backends start above it, which fences late
+	// messages.
 	retired  uint32
 	rules    Rules
 	hot      []HotPrefix // sorted by anchor
 	switches Switches
 
 	outcomes map[requestID]outcome
-	order    []requestID // of outcomes; the oldest is at head
+	order    []requestID // oldest at head
 	head     int
 }
 
 type outcome struct {
 	result Result
-	refuse *refusal // nil if carried out
+	refuse *refusal
 }
 
 func newMachine() *machine {
@@ -44,8 +42,7 @@ func newMachine() *machine {
 	}
 }
 
-// apply executes the entry at this log index, or refuses it as a whole. A repeated request only
-// returns its earlier outcome.
+// apply executes or refuses an entry. A repeated request returns its earlier outcome.
 func (m *machine) apply(index uint64, e entry) outcome {
 	if o, ok := m.outcomes[e.request]; ok {
 		return o
@@ -170,7 +167,6 @@ func set[T any](field, value *T) {
 	}
 }
 
-// sameBackend compares the fields that UpdateBackend can change.
 func sameBackend(a, b Backend) bool {
 	return a.URL == b.URL && a.Weight == b.Weight &&
 		a.KVTokens == b.KVTokens && a.Source == b.Source && slices.Equal(a.Models, b.Models)
@@ -197,7 +193,7 @@ func (m *machine) setBackendState(index uint64, at int64, c SetBackendState) (bo
 	return changed, nil
 }
 
-// act applies an action and reports whether anything changed.
+// act reports whether the action changed anything.
 func (b *Backend) act(at int64, c *SetBackendState) bool {
 	was, wasDrained, wasDown := b.State, word{b.Drained, b.DrainedBy}, word{b.State == Down, b.DownBy}
 	drained, down := wasDrained, wasDown
@@ -215,7 +211,7 @@ func (b *Backend) act(at int64, c *SetBackendState) bool {
 		return false
 	}
 	b.Drained, b.DrainedBy, b.DownBy, b.State = drained.given, drained.by, down.by, Active
-	shown, wasShown := word{}, word{} // the fact behind State
+	shown, wasShown := word{}, word{} // what State shows
 	switch {
 	case down.given:
 		b.State, shown, wasShown = Down, down, wasDown
@@ -225,25 +221,23 @@ func (b *Backend) act(at int64, c *SetBackendState) bool {
 	if b.State != was {
 		b.Since, b.Reason = at, c.Reason
 	} else if shown != wasShown {
-		b.Reason = c.Reason // another author has taken it over
+		b.Reason = c.Reason // another author took over
 	}
 	return true
 }
 
-// word is whether a backend is drained, or down, and by which author.
+// word is a drain or a failure, with its author.
 type word struct {
 	given bool
 	by    Author
 }
 
-// begin sets the fact; an operator's replaces another author's.
 func (w *word) begin(by Author) {
 	if !w.given || by == ByOperator {
 		*w = word{true, by}
 	}
 }
 
-// end clears the fact if its author or an operator asks.
 func (w *word) end(by Author) {
 	if by == ByOperator || by == w.by {
 		*w = word{}
@@ -337,7 +331,6 @@ func (m *machine) setConstants(c SetConstants) (bool, *refusal) {
 	return false, nil
 }
 
-// mismatch says how the constants of fleet and node differ; nil if they are equal.
 func mismatch(fleet, node Constants) error {
 	var list []string
 	if fleet.Cluster != node.Cluster {
@@ -355,8 +348,7 @@ func mismatch(fleet, node Constants) error {
 	return fmt.Errorf("the constants of the fleet and of this node differ: %s", strings.Join(list, ", "))
 }
 
-// state returns the state for readers. apply never writes to what it shares: model lists are
-// replaced, not changed.
+// state shares only model lists, which are replaced and never changed.
 func (m *machine) state() *State {
 	return &State{
 		Version: m.version, Constants: m.constants, Backends: slices.Clone(m.backends), Rules: m.rules,

@@ -12,21 +12,19 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// censusTimeout is the time after which a silent voter counts as missing, and the least time
-// between two counts.
+// censusTimeout is the time after which a silent voter is missing, and the least between counts.
 const censusTimeout = 500 * time.Millisecond
 
-// census counts the missing voters during a call without a leader, for the call's error.
+// census counts missing voters for the error of a call without a leader.
 type census struct {
 	mu      sync.Mutex
 	started time.Time
 	running bool
 	voters  int
-	missing []string // at the last count
+	missing []string
 	counted bool
 }
 
-// count starts a count unless one runs or started within censusTimeout.
 func (s *Store) count(c *census) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -80,8 +78,7 @@ func (s *Store) roll(ctx context.Context) (voters int, missing []string) {
 	return voters, missing
 }
 
-// voters returns the group's voters with gossip's names. A node without a group uses all peers that
-// may vote.
+// voters uses all peers that may vote if there is no configuration.
 func (s *Store) voters() (list []Peer) {
 	peers, servers := s.peers(), s.current().servers()
 	names := make(map[string]string)
@@ -99,7 +96,7 @@ func (s *Store) voters() (list []Peer) {
 	return list
 }
 
-// missing says why there is no leader, as far as this node knows.
+// missing says why there is no leader.
 func (s *Store) missing(c *census) string {
 	s.mu.Lock()
 	waiting, disk := s.waiting, s.problem.disk

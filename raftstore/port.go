@@ -13,34 +13,31 @@ import (
 )
 
 const (
-	// helloFormat is the version of the hello.
 	helloFormat = 1
-	// maxConns bounds incoming connections. In a group of a hundred, each other node needs two or
-	// three.
-	maxConns     = 1024
-	greetTimeout = 5 * time.Second
-	// idleTimeout ends an unused connection for requests.
+	// maxConns is ample: in a group of a hundred, each node opens two or three.
+	maxConns      = 1024
+	greetTimeout  = 5 * time.Second
 	idleTimeout   = time.Minute
 	maxHelloBytes = 1024
 )
 
 const (
-	useRaft     = 'R' // raft's protocol; only the dialer asks
-	useRequests = 'Q' // frames of requests and answers
+	useRaft     = 'R' // only the dialer asks
+	useRequests = 'Q' // see frames.go
 )
 
-// hello begins every connection; the dialing side writes it:
+// hello begins every connection, written by the dialer:
 //
 //	use     1 byte
 //	format  1 byte, 1
 //	length  2 bytes, of the rest
 //	group   16 bytes; zero with requests
-//	to      string: the id of the node that is dialed; empty with requests
-//	id      string: the dialing node
-//	addr    string: the dialing node's address
+//	to      string: id of the node that is dialed; empty with requests
+//	id      string: the dialer
+//	addr    string: the dialer's address
 //
-// For raft the answer is a byte 0, or 1 and a string with the reason. Naming the dialed node keeps
-// a node that took over an address from voting for the previous one.
+// For raft the answer is a byte 0, or 1 and a reason. Naming the dialed node keeps a node that took
+// over an address from voting for the previous one.
 type hello struct {
 	use   byte
 	group groupID
@@ -84,39 +81,36 @@ func readHello(r io.Reader) (hello, error) {
 	return h, d.done()
 }
 
-// port accepts and dials connections for raft and for requests.
 type port struct {
 	streams Streams
-	addr    string // as other nodes dial it
+	addr    string
 	id      string
 	faults  *Faults
-	// admits returns why a connection for raft is refused; nil if it is not.
+	// admits returns why a connection for raft is refused.
 	admits func(hello) error
-	// raft takes over a connection for raft.
+	// raft owns the connection afterwards.
 	raft func(*conn) error
-	// requests serves a connection for requests until it ends.
+	// requests serves until the connection ends.
 	requests func(*conn)
 	onError  func(error)
 
-	refused atomic.Uint64 // connections beyond maxConns
+	refused atomic.Uint64 // beyond maxConns
 
 	mu     sync.Mutex
 	conns  map[*conn]struct{} // in and out
 	closed bool
-	wg     sync.WaitGroup // accepting, greeting and serving
+	wg     sync.WaitGroup
 }
 
-// conn is a connection with its hello.
 type conn struct {
 	net.Conn
 	port  *port
-	hello hello       // from the dialing side
-	peer  string      // address of the other node
-	lost  atomic.Bool // Faults.Cut has swallowed a write
+	hello hello // from the dialer
+	peer  string
+	lost  atomic.Bool // Faults.Cut swallowed a write
 	once  sync.Once
 }
 
-// Close is idempotent.
 func (c *conn) Close() error {
 	var err error
 	c.once.Do(func() {
@@ -128,17 +122,14 @@ func (c *conn) Close() error {
 	return err
 }
 
-// limit sets all deadlines. An error means a closed connection, which the next read or write
-// reports.
+// limit leaves errors to the next read or write.
 func (c *conn) limit(t time.Time) { _ = c.Conn.SetDeadline(t) }
 
 func (c *conn) interrupt() { c.limit(time.Now().Add(-time.Second)) }
 
-// turnAway tells the dialing side why its hello is refused.
 func (c *conn) turnAway(why string) { _, _ = c.Write(appendString([]byte{1}, why)) }
 
-// Write lets faults delay or swallow data. After a loss the connection stays silent, like one whose
-// packets are dropped.
+// Write stays silent after a loss, as when packets are dropped.
 func (c *conn) Write(p []byte) (int, error) {
 	if f := c.port.faults; f != nil {
 		if f.Delay != nil {
@@ -159,7 +150,6 @@ func (p *port) start() {
 	p.wg.Go(p.accept)
 }
 
-// close ends everything on the port and waits for it.
 func (p *port) close() {
 	p.mu.Lock()
 	p.closed = true
@@ -192,7 +182,7 @@ func (p *port) accept() {
 			p.onError(fmt.Errorf("accept: %w", err))
 			return
 		case err != nil:
-			// Probably out of file descriptors, which passes.
+			// probably out of file descriptors, which passes
 			p.onError(fmt.Errorf("accept: %w", err))
 			time.Sleep(wait)
 			wait = min(2*wait, time.Second)
@@ -211,7 +201,7 @@ func (p *port) accept() {
 	}
 }
 
-// track registers a connection; false means that the port, and so the connection, is closed.
+// track registers a connection, or closes it if the port is closed.
 func (p *port) track(c *conn) bool {
 	p.mu.Lock()
 	if !p.closed {
@@ -224,7 +214,6 @@ func (p *port) track(c *conn) bool {
 	return false
 }
 
-// greet reads a new connection's hello, then serves the connection or hands it to raft.
 func (p *port) greet(c *conn) {
 	keep := false
 	defer func() {
@@ -256,7 +245,7 @@ func (p *port) admit(c *conn) bool {
 		c.turnAway(err.Error())
 		return false
 	}
-	// Answer before raft writes to the connection.
+	// before raft writes
 	if _, err := c.Write([]byte{0}); err != nil {
 		return false
 	}

@@ -12,14 +12,13 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// quiet is how long a message is not repeated; raft logs each heartbeat that an absent server
-// misses.
+// quiet is long, because raft logs each missed heartbeat.
 const quiet = 10 * time.Second
 
-// raftLog passes raft's messages to zerolog, each text at most once per quiet period. It logs one
-// level lower, because raft reports every unreachable peer as an error.
+// raftLog logs raft's messages one level lower, as raft reports every unreachable peer as an error,
+// and each text at most once per quiet.
 type raftLog struct {
-	hclog.Logger // discards; covers the unused methods
+	hclog.Logger // discards
 	log          zerolog.Logger
 	args         []any
 
@@ -35,7 +34,6 @@ func newRaftLog(l zerolog.Logger) hclog.Logger {
 	return raftLog{Logger: hclog.NewNullLogger(), log: l, shared: &raftLogTimes{last: make(map[string]time.Time)}}
 }
 
-// Log implements hclog.Logger.
 func (r raftLog) Log(level hclog.Level, msg string, args ...any) {
 	var to zerolog.Level
 	switch level {
@@ -62,7 +60,7 @@ func (r raftLog) Log(level hclog.Level, msg string, args ...any) {
 			case error:
 				e = e.Str(strings.ReplaceAll(key, "error", "err"), v.Error())
 			case hclog.Format:
-				// skipped: a format and its arguments, for the servers of a configuration
+				// skip a configuration's format and arguments
 			case fmt.Stringer:
 				e = e.Stringer(key, v)
 			default:
@@ -73,8 +71,7 @@ func (r raftLog) Log(level hclog.Level, msg string, args ...any) {
 	e.Msg("raft: " + msg)
 }
 
-// repeated records a message and says whether it was logged lately. The texts are raft's constants,
-// so there are few.
+// repeated keeps one time per text; raft has few texts.
 func (r raftLog) repeated(msg string) bool {
 	r.shared.mu.Lock()
 	defer r.shared.mu.Unlock()

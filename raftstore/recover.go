@@ -15,7 +15,7 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// recoverDeadline bounds one write of Recover; only an operator waits for it.
+// recoverDeadline bounds one write; only an operator waits for it.
 const recoverDeadline = time.Minute
 
 type Server struct {
@@ -24,17 +24,17 @@ type Server struct {
 	Voter bool   `json:"voter"`
 }
 
-// Survivor summarizes one node's data for an operator who decides about a recovery.
+// Survivor summarizes one node's data for an operator.
 type Survivor struct {
 	ID        string   `json:"id"`
-	Group     string   `json:"group"`      // hex; empty if in no group
-	LastIndex uint64   `json:"last_index"` // the survivor with the highest index has lost the least
-	Version   uint64   `json:"version"`    // of the state known to be committed
-	Backends  int      `json:"backends"`   // in that state
-	Servers   []Server `json:"servers"`    // newest known configuration, committed or not
+	Group     string   `json:"group"`      // hex; empty without a group
+	LastIndex uint64   `json:"last_index"` // the highest index has lost the least
+	Version   uint64   `json:"version"`    // of the committed state
+	Backends  int      `json:"backends"`   // of the committed state
+	Servers   []Server `json:"servers"`    // newest configuration, committed or not
 }
 
-// Inspect reads the data in dir without changing it. No process may use the data.
+// Inspect reads the data in dir, which no process may use. It changes nothing.
 func Inspect(dir string) (Survivor, error) {
 	sv, err := inspectDir(dir)
 	if err != nil {
@@ -75,8 +75,7 @@ func inspectDir(dir string) (Survivor, error) {
 	return sv, nil
 }
 
-// newestConfiguration is the last configuration in the log, else the snapshot's. last is the
-// highest index of both.
+// newestConfiguration is from the log, else from the snapshot. last is the highest index.
 func newestConfiguration(d *disk) (conf raft.Configuration, last uint64, err error) {
 	meta, _, err := snapshotStore{d}.load(false)
 	if err != nil {
@@ -106,7 +105,7 @@ func newestConfiguration(d *disk) (conf raft.Configuration, last uint64, err err
 	return conf, max(last, end), nil
 }
 
-// openExisting never creates data, because a wrong directory is a likely mistake.
+// openExisting creates nothing, because a wrong directory is a likely mistake.
 func openExisting(dir string) (*disk, error) {
 	if _, err := os.Stat(filepath.Join(dir, dataFile)); err != nil {
 		return nil, err
@@ -114,16 +113,13 @@ func openExisting(dir string) (*disk, error) {
 	return openDisk(dir, recoverDeadline, nil, &writeCounts{})
 }
 
-// Recover forces a new configuration on the data in dir, after a group has lost its majority for
-// good. No process may use the data.
+// Recover forces a new configuration on the data in dir, which no process may use, after the
+// permanent loss of a majority. Run it on each survivor with the same servers while all nodes are
+// stopped.
 //
-// Stop all nodes, call Recover on each survivor with the same servers, and start them again. All
-// entries in a survivor's log then count as committed; entries that only lost nodes had are gone.
-//
-// The group gets a new id, derived from the old id and the servers, so a lost node with old data
-// cannot vote against it; empty that node's data directory before it joins. A recovered node first
-// looks for another group of its fleet and stays out of service (ErrBarred) if it finds one, so two
-// separate recoveries never both take changes while their nodes see each other.
+// All entries in a survivor's log then count as committed; entries of lost nodes are gone. The
+// group gets a new id, so lost nodes must empty their data directories before they join. A
+// recovered node stays out of service (ErrBarred) if its fleet has another group.
 func Recover(dir string, servers []Server) error {
 	if err := recoverDir(dir, servers); err != nil {
 		return fmt.Errorf("recover %s: %w", dir, err)
@@ -158,8 +154,7 @@ func recoverDir(dir string, servers []Server) error {
 	if there, err := raft.HasExistingState(logs, logs, snaps); err != nil || !there {
 		return cmp.Or(err, errors.New("no initial state: it has never been in a group"))
 	}
-	// The identity comes first: the new servers under the old group's id would look like a part of
-	// the old group.
+	// The identity comes first: the new servers must not appear under the old group.
 	if err := saveIdentity(d, recoveredIdentity(id, conf)); err != nil {
 		return err
 	}
@@ -171,9 +166,7 @@ func recoverDir(dir string, servers []Server) error {
 	return raft.RecoverCluster(rc, machine, logs, logs, snaps, trans, conf)
 }
 
-// recoveredIdentity is the identity after a recovery. Data that is still unproven is recovered
-// again from the original group, so that an operator can correct the servers or repeat the
-// recovery.
+// recoveredIdentity recovers unproven data from its original group again, which allows corrections.
 func recoveredIdentity(id identity, conf raft.Configuration) identity {
 	given := id.Given
 	if !id.Unproven || len(given) == 0 {
@@ -212,8 +205,7 @@ func configurationOf(servers []Server) (raft.Configuration, error) {
 	return conf, nil
 }
 
-// recoveredGroup depends only on the old group and the set of servers, so all survivors get the
-// same id.
+// recoveredGroup is equal for all survivors with the same servers.
 func recoveredGroup(old groupID, conf raft.Configuration) (g groupID) {
 	var lines []string
 	for _, s := range conf.Servers {

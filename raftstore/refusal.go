@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// refusalCode stands for a sentinel error in stored outcomes and on the wire.
+// refusalCode is a sentinel error in stored outcomes and on the wire.
 type refusalCode uint8
 
 const (
@@ -16,7 +16,6 @@ const (
 	refusedTooMany
 )
 
-// maxRefusalBytes bounds the text, which every node remembers.
 const maxRefusalBytes = 512
 
 func (c refusalCode) sentinel() error {
@@ -35,8 +34,7 @@ func (c refusalCode) sentinel() error {
 	return nil
 }
 
-// refusal says why the state machine refused a command. It is a code and a text, so that it can
-// travel to the asking node.
+// refusal is a code and a text, so that it can travel to the asking node.
 type refusal struct {
 	code refusalCode
 	text string
@@ -44,7 +42,6 @@ type refusal struct {
 
 func (r *refusal) Error() string { return r.text }
 
-// Is makes errors.Is find the sentinel.
 func (r *refusal) Is(target error) bool { return target == r.code.sentinel() }
 
 func refuse(code refusalCode, format string, args ...any) *refusal {

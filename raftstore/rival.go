@@ -8,21 +8,20 @@ import (
 	"time"
 )
 
-// ErrBarred means that nothing was done, because the fleet has, or may have, another group. The
-// text names the group and the remedy.
+// ErrBarred means that nothing was done, because the fleet may have another group. The text names
+// the remedy.
 var ErrBarred = errors.New("this group takes no changes")
 
-// maxGiven bounds the ancestors that a group remembers.
+// maxGiven bounds the remembered ancestors of a group.
 const maxGiven = 16
 
-// relation is how another group relates to this node's.
 type relation int
 
 const (
-	stranger relation = iota // unrelated, or the same group
-	origin                   // this node's group was recovered from it
-	heir                     // it was recovered from this node's group
-	sibling                  // both were recovered from a third
+	stranger relation = iota // or the same group
+	origin                   // recovered into this node's group
+	heir                     // recovered from this node's group
+	sibling                  // recovered from the same group
 )
 
 func (i identity) relationTo(p info) relation {
@@ -51,8 +50,7 @@ const (
 	giveUpOther = "if the other group is the one to give up: do that with its nodes, then run grapevine raft recover here once more"
 )
 
-// rivalOf says why recovered data must stay out of service: its fleet has another group. "" if no
-// answer shows one.
+// rivalOf says why recovered data must stay out of service: the fleet has another group.
 func rivalOf(id identity, answers []answered) string {
 	for _, a := range answers {
 		if a.err != nil {
@@ -63,8 +61,7 @@ func rivalOf(id identity, answers []answered) string {
 			return fmt.Sprintf("this node's data was recovered as group %s, and the fleet goes on in group %s, recovered from the same one: %s is in it; %s; %s",
 				id.Group, a.info.Group, a.where(), giveUpSelf, giveUpOther)
 		case relation == origin && a.info.Leader == a.info.ID:
-			// Only the leader's own answer counts, because a follower may name a leader that is
-			// gone.
+			// A follower may name a leader that is gone.
 			return fmt.Sprintf("this node's data was recovered, and the group that it was recovered from (%s) has a majority: %s leads it; %s",
 				a.info.Group, a.where(), giveUpSelf)
 		}
@@ -72,8 +69,7 @@ func rivalOf(id identity, answers []answered) string {
 	return ""
 }
 
-// yields says why a leader's group must take no changes: another group of the fleet takes
-// precedence. "" if none does.
+// yields says why a leader's group must take no changes: another group takes precedence.
 func yields(id identity, answers []answered) string {
 	for _, a := range answers {
 		if a.err != nil || !a.info.Proven {
@@ -94,8 +90,7 @@ func yields(id identity, answers []answered) string {
 	return ""
 }
 
-// before decides which of two separately recovered groups continues when they meet too late: the
-// one with more servers, else the lower id. All nodes must agree on the order.
+// before orders separately recovered groups that meet too late; all nodes must agree on it.
 func before(size int, group groupID, ownSize int, own groupID) bool {
 	if size != ownSize {
 		return size > ownSize
@@ -103,7 +98,7 @@ func before(size int, group groupID, ownSize int, own groupID) bool {
 	return group.String() < own.String()
 }
 
-// barred says why this leader refuses Apply and Read; "" if it does not.
+// barred says why this leader refuses Apply and Read.
 func (s *Store) barred() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -116,16 +111,14 @@ func (s *Store) barred() string {
 	return s.bar
 }
 
-// setBar records why a leader takes no changes; "" allows them.
 func (s *Store) setBar(why string) {
 	s.mu.Lock()
 	s.bar = why
 	s.mu.Unlock()
 }
 
-// Proven says whether the data is in service: it was never recovered, or the search for a rival
-// group found none. Both results are zero during the search. The error wraps ErrBarred and is
-// permanent.
+// Proven says whether the data is in service. During the search for a rival group both results are
+// zero. The error wraps ErrBarred and is permanent.
 func (s *Store) Proven() (bool, error) {
 	id := s.identity()
 	if id.Rival != "" {
@@ -134,9 +127,8 @@ func (s *Store) Proven() (bool, error) {
 	return !id.Unproven, nil
 }
 
-// prove looks for rival groups before recovered data is used, and reports whether the data may be
-// used. Answers from the fleet outweigh the operator's claim that the other nodes are gone; two
-// nodes that were recovered separately would form two groups.
+// prove looks for rivals and reports whether recovered data may be used. The fleet's answers
+// outweigh the operator's claim that the other nodes are gone.
 func (s *Store) prove(ctx context.Context, l *life) bool {
 	id := s.identity()
 	if !id.Unproven {
@@ -167,7 +159,7 @@ func (s *Store) prove(ctx context.Context, l *life) bool {
 	s.identMu.Lock()
 	defer s.identMu.Unlock()
 	if err := s.setIdentity(id); err != nil {
-		return false // tend sees the disk failure
+		return false // tend sees the failure
 	}
 	s.waitFor("")
 	s.foreign(rival)
@@ -177,7 +169,7 @@ func (s *Store) prove(ctx context.Context, l *life) bool {
 	return rival == ""
 }
 
-// seekRivals asks all live peers and returns what to wait for, or a rival.
+// seekRivals asks all live peers.
 func (s *Store) seekRivals(ctx context.Context, id identity) (waiting, rival string) {
 	if s.port == nil {
 		return "", ""
@@ -193,7 +185,7 @@ func (s *Store) seekRivals(ctx context.Context, id identity) (waiting, rival str
 		if a.err != nil {
 			return fmt.Sprintf("for an answer of %s: %v", a.where(), a.err), ""
 		}
-		if id.relationTo(a.info) == sibling { // and unproven, like this node's group
+		if id.relationTo(a.info) == sibling { // an unproven one
 			return fmt.Sprintf("for the operator: %s was recovered too, with other servers (group %s): stop both, run grapevine raft recover on both with the same --server for each, or empty the data directory of one",
 				a.where(), a.info.Group), ""
 		}
@@ -201,8 +193,8 @@ func (s *Store) seekRivals(ctx context.Context, id identity) (waiting, rival str
 	return "", ""
 }
 
-// unsettled says what a recovered group without a rival waits for. A group without a leader stays
-// unproven, so that it can be recovered again with other servers.
+// unsettled says what else a recovered group waits for. Without a leader it stays unproven, so that
+// it can be recovered with other servers.
 func (s *Store) unsettled(l *life) string {
 	switch {
 	case s.port != nil && time.Since(s.clear) < s.cfg.Timers.Settle:

@@ -8,7 +8,7 @@ import (
 	"math"
 )
 
-// A snapshot is the whole machine:
+// A snapshot is the whole machine; equal machines have equal snapshots:
 //
 //	magic        4 bytes, "GVRS"
 //	format       1 byte, 1
@@ -21,8 +21,6 @@ import (
 //	hot          count, then each, sorted by anchor
 //	outcomes     count, then each, oldest first
 //	checksum     4 bytes, CRC-32C of everything before, big-endian
-//
-// Equal machines have equal snapshots, byte for byte.
 const (
 	snapshotMagic  = "GVRS"
 	snapshotFormat = 1
@@ -30,7 +28,7 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// errUnknownSnapshot means a snapshot written by a newer program.
+// errUnknownSnapshot means a newer program's snapshot.
 var errUnknownSnapshot = errors.New("snapshot of an unknown version")
 
 func (m *machine) snapshot() []byte {
@@ -79,8 +77,7 @@ func appendHot(dst []byte, h HotPrefix) []byte {
 	return binary.AppendVarint(dst, h.LastChange)
 }
 
-// appendOutcome writes the index, whether the state changed, and the refusal, if any. A leader's
-// answers have the same form.
+// appendOutcome also encodes a leader's answers.
 func appendOutcome(dst []byte, o outcome) []byte {
 	dst = binary.AppendUvarint(dst, o.result.Index)
 	dst = appendBool(dst, o.result.Changed)
@@ -152,9 +149,8 @@ func decodeMachine(b []byte) (*machine, error) {
 	return m, nil
 }
 
-// decodeBackends reads the backends and derives the URLs in use.
 func (m *machine) decodeBackends(d *decoder) error {
-	// The shortest backend: 21 bytes, with every field empty or 0.
+	// 21 bytes is the shortest backend.
 	m.backends = make([]Backend, d.count(MaxBackends, 21))
 	for i := range m.backends {
 		b := &m.backends[i]

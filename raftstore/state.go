@@ -5,13 +5,12 @@ import (
 	"strings"
 )
 
-// State is one version of what the fleet has agreed on. It is immutable and safe for concurrent
-// use; callers must not write to its slices.
+// State is one version of what the fleet agreed on. It is immutable; callers must not write to its
+// slices.
 type State struct {
-	// Version is the raft index of the command that made this state; 0 before the first. It only
-	// grows.
+	// Version is the raft index of the last change; 0 before the first.
 	Version uint64
-	// Constants are zero until the first leader has committed its own.
+	// Constants are zero until the first leader commits its own.
 	Constants Constants
 	// sorted by Name
 	Backends []Backend
@@ -21,60 +20,56 @@ type State struct {
 	Switches Switches
 }
 
-// Constants must be equal on every node, because they give placements their meaning.
+// Constants give placements their meaning, so they must be equal on every node.
 type Constants struct {
 	KeyID      uint32 // names the secret of the block hashes
 	BlockBytes uint32 // prompt bytes per block
-	Cluster    string // name of the fleet
+	Cluster    string
 }
 
-// Backend is one inference engine. Its JSON holds what an operator sets when adding one.
+// Backend is one inference engine. An operator sets the fields in its JSON.
 type Backend struct {
 	Name     string   `json:"name,omitempty"`      // unique, at most 128 bytes
 	URL      string   `json:"url"`                 // unique, in the form of NormalURL
 	Models   []string `json:"models,omitempty"`    // empty: the engine is asked
-	Weight   float64  `json:"weight,omitempty"`    // relative share of the load, above 0
-	KVTokens int64    `json:"kv_tokens,omitempty"` // capacity of the KV cache in tokens; 0 is unknown: the engine is asked
+	Weight   float64  `json:"weight,omitempty"`    // share of the load, above 0
+	KVTokens int64    `json:"kv_tokens,omitempty"` // capacity of the KV cache; 0: the engine is asked
 	Source   Source   `json:"-"`
 
-	// Generation fences knowledge of the KV cache. It grows when the engine restarts and when the
-	// URL changes; a name that is added again starts higher than before.
+	// Generation fences knowledge of the KV cache: it grows with each restart or new URL, also when
+	// a removed name returns.
 	Generation uint32       `json:"-"`
 	State      BackendState `json:"-"`
-	// Drained is kept while the backend is down, so that it does not take sessions on recovery.
+	// Drained is kept while the backend is down.
 	Drained   bool   `json:"-"`
-	DrainedBy Author `json:"-"` // ByOperator if not drained
-	DownBy    Author `json:"-"` // ByOperator if not down
-	Since     int64  `json:"-"` // when State last changed, unix ms
-	Reason    string `json:"-"` // of the last change of State, or of the operator who took it over
-	Version   uint64 `json:"-"` // raft index of the last change of this backend
+	DrainedBy Author `json:"-"`
+	DownBy    Author `json:"-"`
+	Since     int64  `json:"-"` // last change of State, unix ms
+	Reason    string `json:"-"` // of State
+	Version   uint64 `json:"-"` // raft index of the last change
 }
 
 // Author says who drained a backend or marked it down.
 type Author uint8
 
-// The authors. Only an operator ends what an operator began; an operator can also end what the
-// other authors began.
+// The authors. Operators can end what any author began, other authors only their own.
 const (
 	ByOperator Author = iota
-	BySource          // no source names the backend any more
-	ByHealth          // most nodes that probe the backend report a failure
+	BySource          // no source names the backend
+	ByHealth          // most nodes that probe it report failures
 )
 
-// String returns the name used in logs.
 func (a Author) String() string { return nameOf(a, "operator", "source", "health") }
 
-// BackendState says whether a backend takes requests.
 type BackendState uint8
 
-// The states of a backend. Down takes precedence over Draining.
+// The states of a backend. Down precedes Draining.
 const (
-	Active   BackendState = iota // takes requests
-	Draining                     // no new sessions
-	Down                         // no requests
+	Active   BackendState = iota
+	Draining              // no new sessions
+	Down                  // no requests
 )
 
-// String returns the name used in JSON and tables.
 func (s BackendState) String() string {
 	return nameOf(s, "active", "draining", "down")
 }
@@ -82,15 +77,13 @@ func (s BackendState) String() string {
 // Source says how the fleet learned of a backend.
 type Source uint8
 
-// The sources of backends.
 const (
-	Static Source = iota // named in the configuration
-	File                 // listed in a watched file
-	DNS                  // an address of a DNS name
-	Admin                // added by an operator
+	Static Source = iota // from the configuration
+	File                 // from a watched file
+	DNS                  // from a DNS name
+	Admin                // from an operator
 )
 
-// String returns the name used in JSON and tables.
 func (s Source) String() string { return nameOf(s, "static", "file", "dns", "admin") }
 
 func nameOf[T ~uint8](v T, names ...string) string {
@@ -100,30 +93,26 @@ func nameOf[T ~uint8](v T, names ...string) string {
 	return "unknown"
 }
 
-// Rules are the routing rules as an operator wrote them. Callers validate the text before they
-// propose it; the store does not parse it.
+// Rules are the routing rules as an operator wrote them. The store does not parse them.
 type Rules struct {
 	Text    string // YAML, at most MaxRulesBytes
-	Version uint64 // raft index of the last change; 0 before the first
+	Version uint64 // raft index of the last change
 }
 
-// HotPrefix is a prefix that R backends hold on purpose. Routers compute which ones from Anchor and
-// R.
+// HotPrefix is a prefix that R backends hold on purpose; routers compute which.
 type HotPrefix struct {
-	Anchor     uint64 // block hash that identifies the prefix
+	Anchor     uint64 // block hash
 	Depth      uint32 // prompt tokens up to the anchor
-	R          uint16 // number of backends that hold it
-	Expires    int64  // unix ms
-	Since      int64  // when it became hot, unix ms
-	LastChange int64  // when R last changed, unix ms
+	R          uint16
+	Expires    int64 // unix ms
+	Since      int64 // unix ms
+	LastChange int64 // of R, unix ms
 }
 
-// Switches turn features off for the whole fleet.
 type Switches struct {
 	Hot bool // replicate hot prefixes; initially true
 }
 
-// Backend finds a backend by name.
 func (s *State) Backend(name string) (Backend, bool) {
 	i, found := slices.BinarySearchFunc(s.Backends, name, func(b Backend, name string) int {
 		return strings.Compare(b.Name, name)

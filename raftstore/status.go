@@ -8,11 +8,10 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// Status describes the store for operators and metrics.
 type Status struct {
 	ID        string         `json:"id"`
 	Addr      string         `json:"addr"`
-	Group     string         `json:"group"` // hex; empty without a group
+	Group     string         `json:"group"` // hex
 	Role      string         `json:"role"`  // leader, follower, candidate, waiting (for a group), failed, stopped
 	Leader    string         `json:"leader"`
 	Term      uint64         `json:"term"`
@@ -20,29 +19,28 @@ type Status struct {
 	Committed uint64         `json:"committed"`
 	Version   uint64         `json:"version"` // of State
 	Servers   []ServerStatus `json:"servers"` // sorted by id
-	// Problem is what an operator should act on; empty if nothing.
+	// Problem needs an operator's action.
 	Problem string `json:"problem,omitempty"`
-	// Waiting is what a node waits for: without a group, or with recovered data.
+	// Waiting says what a node without a group or with recovered data waits for.
 	Waiting string `json:"waiting,omitempty"`
-	// DiskFailed says that this node's disk takes no writes: the node does not vote, and follows in
-	// memory until the disk works again.
+	// DiskFailed: the node does not vote and follows in memory until the disk takes writes again.
 	DiskFailed bool       `json:"disk_failed,omitempty"`
 	Writes     WriteStats `json:"writes"`
 }
 
-// ServerStatus is one server of the configuration. Fields marked "leader" are zero on other nodes.
+// ServerStatus is one server of the configuration. Only a leader fills Healthy, Index and Since.
 type ServerStatus struct {
 	ID      string    `json:"id"`
-	Name    string    `json:"name"` // as gossip knows it; empty if it does not
+	Name    string    `json:"name"` // according to gossip
 	Addr    string    `json:"addr"`
 	Voter   bool      `json:"voter"`
 	Alive   bool      `json:"alive"`             // according to gossip
-	Healthy bool      `json:"healthy,omitempty"` // leader: answers, and its log is nearly complete
-	Index   uint64    `json:"index,omitempty"`   // leader: last log index reported
-	Since   time.Time `json:"since,omitzero"`    // leader: when Healthy last changed
+	Healthy bool      `json:"healthy,omitempty"` // answers with a nearly complete log
+	Index   uint64    `json:"index,omitempty"`   // last log index
+	Since   time.Time `json:"since,omitzero"`    // last change of Healthy
 }
 
-// WriteStats counts the writes to this node's disk since the process started.
+// WriteStats counts disk writes since the process started.
 type WriteStats struct {
 	Count  uint64        `json:"count"`
 	Failed uint64        `json:"failed"`
@@ -93,7 +91,7 @@ func (s *Store) Status() Status {
 		if h := s.health[one.ID]; h != nil && leads {
 			one.Healthy, one.Index, one.Since = h.healthy, h.index, h.since
 		}
-		if leads && one.ID == s.id { // known before the first round of answers fills s.health
+		if leads && one.ID == s.id { // before the first answers fill s.health
 			one.Healthy, one.Index = true, st.LastIndex
 		}
 		st.Servers = append(st.Servers, one)
@@ -102,8 +100,8 @@ func (s *Store) Status() Status {
 	return st
 }
 
-// inOneTerm repeats look until it falls within one term, which it returns. raft clears its role and
-// leader before it enters a new term.
+// inOneTerm repeats look until it falls within one term, because raft changes term, role and leader
+// in separate steps.
 func inOneTerm(term func() uint64, look func()) uint64 {
 	for {
 		before := term()

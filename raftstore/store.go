@@ -1,9 +1,8 @@
 // Package raftstore keeps what the nodes of a fleet must agree on exactly: backends with their
-// generations, hot prefixes, routing rules and fleet-wide constants. It is a raft group with a
-// durable log that bootstraps itself, takes nodes in and chooses its voters.
+// generations, hot prefixes, routing rules and constants. It is a raft group with a durable log
+// that manages its own members and voters.
 //
-// It does not interpret rules, does not call backends, and is not on the request path: readers use
-// State, an immutable value.
+// It is not on the request path: readers use State, an immutable value.
 package raftstore
 
 import (
@@ -24,30 +23,29 @@ var (
 	ErrNoLeader = errors.New("no leader")
 	// ErrUncertain means that the command was sent, and may or may not take effect.
 	ErrUncertain = errors.New("outcome unknown")
-	// ErrStopped means that the store is stopped or not started.
+	// ErrStopped means that the store is not running.
 	ErrStopped = errors.New("store is not running")
 )
 
 // Store is one node's part of the group. All methods are safe for concurrent use.
 type Store struct {
-	cfg  Config // with defaults
+	cfg  Config
 	id   string
 	addr string
 	log  zerolog.Logger
 
 	view atomic.Pointer[view]
 
-	port   *port // nil without network
+	port   *port
 	caller *caller
 
-	poke    chan struct{} // capacity 1
+	poke    chan struct{}
 	stopped chan struct{} // closed when run has ended
-	// Stop cancels ctx, which ends all goroutines of the store.
-	ctx    context.Context
-	cancel context.CancelFunc
-	wg     sync.WaitGroup // goroutines of spawn
+	ctx     context.Context
+	cancel  context.CancelFunc
+	wg      sync.WaitGroup
 
-	peersMu sync.Mutex // serializes calls of Config.Peers
+	peersMu sync.Mutex
 	identMu sync.Mutex // held by callers of setIdentity; locked before mu
 
 	mu       sync.Mutex
@@ -55,21 +53,21 @@ type Store struct {
 	stopping bool
 	ident    identity
 	life     *life // nil while no raft runs
-	first    *disk // opened by Open, taken by Start
+	first    *disk // until Start takes it
 	counts   writeCounts
 	problem  problems
-	waiting  string                   // what this node waits for
+	waiting  string
 	bar      string                   // why a leader takes no changes
-	health   map[string]*serverHealth // by id, observed while leading in healthTerm
+	health   map[string]*serverHealth // by id, in healthTerm
 
 	healthTerm uint64
 
-	// unwilling holds the last error of each node that refused to join, by address, to log it once.
-	// Only run uses it.
+	// unwilling holds the last error of each node that refused to join, by address. Only run uses
+	// it.
 	unwilling map[string]string
 	// led is the last leader logged. Only run uses it.
 	led string
-	// clear is when the search for rivals of recovered data began to find none. Only run uses it.
+	// clear is since when the search for rivals finds none. Only run uses it.
 	clear time.Time
 }
 
@@ -78,14 +76,12 @@ type view struct {
 	changed chan struct{}
 }
 
-// problems are reported to operators in Status; empty means none.
 type problems struct {
 	disk, halted, constants, group string
 	clone                          cloneSighting
 }
 
-// Open opens the data and starts nothing that other nodes could see. It fails if the data is
-// damaged or in use.
+// Open opens the data, invisibly to other nodes. It fails if the data is damaged or in use.
 func Open(cfg Config) (*Store, error) {
 	s, err := open(cfg)
 	if err != nil {
@@ -126,7 +122,7 @@ func open(given Config) (*Store, error) {
 		d.close(endWait)
 		return nil, fmt.Errorf("%s: %w", cfg.Dir, err)
 	}
-	// A disk that takes no writes can still be read, so the node starts with the stored state.
+	// A disk that takes no writes can still be read.
 	if cause := d.tryRoom(); cause != nil {
 		s.report(cause)
 	}
@@ -134,7 +130,7 @@ func open(given Config) (*Store, error) {
 	return s, nil
 }
 
-// openData opens the data file, sets the node's identity and publishes the stored state.
+// openData opens the data file, sets the identity and publishes the stored state.
 func (s *Store) openData() (*disk, error) {
 	d, err := openDisk(s.cfg.Dir, s.cfg.Timers.Write, s.cfg.Faults, &s.counts)
 	if err != nil {
@@ -155,7 +151,7 @@ func (s *Store) openData() (*disk, error) {
 		if state != nil {
 			s.publish(state)
 		}
-		if s.id == "" { // only once, because ID reads it without a lock
+		if s.id == "" { // once, because ID reads it without a lock
 			s.id = ident.ID
 		}
 		s.mu.Lock()
@@ -170,8 +166,8 @@ func (s *Store) openData() (*disk, error) {
 	return d, nil
 }
 
-// Start takes part in the group until Stop. It returns once the node listens; Status shows whether
-// there is a leader. ctx bounds only the start.
+// Start takes part in the group until Stop. It returns once the node listens, perhaps without a
+// leader. ctx bounds only the start.
 func (s *Store) Start(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -206,8 +202,8 @@ func (s *Store) Start(ctx context.Context) error {
 	return nil
 }
 
-// Stop transfers leadership, if this node leads, and ends the store. ctx bounds the transfer; the
-// rest takes a few seconds at most, even if the disk hangs. It is idempotent.
+// Stop transfers leadership and ends the store. ctx bounds the transfer; the rest takes a few
+// seconds, even if the disk hangs. It is idempotent.
 func (s *Store) Stop(ctx context.Context) error {
 	s.mu.Lock()
 	first := !s.stopping
@@ -241,15 +237,14 @@ func (s *Store) spawn(f func()) {
 	}
 }
 
-// ID is the node's raft id, drawn once and kept in Config.Dir. It is not the address.
+// ID is the node's raft id, drawn once and kept in Config.Dir.
 func (s *Store) ID() string { return s.id }
 
-// State returns the latest state this node knows. It is never nil, never blocks and never returns
-// an older version than before.
+// State returns the latest state this node knows. It is never nil, never blocks and never goes
+// back.
 func (s *Store) State() *State { return s.view.Load().state }
 
-// Changed returns a channel that is closed when a newer State arrives. Call it before State to miss
-// no change.
+// Changed returns a channel that closes when a newer State arrives. Call it before State.
 func (s *Store) Changed() <-chan struct{} { return s.view.Load().changed }
 
 // Poke tells the store that the result of Config.Peers has changed.
@@ -260,8 +255,7 @@ func (s *Store) Poke() {
 	}
 }
 
-// publish installs a state unless it is older than the current one: a restarted raft replays old
-// entries.
+// publish ignores older states: a restarted raft replays old entries.
 func (s *Store) publish(state *State) {
 	for {
 		old := s.view.Load()
@@ -292,7 +286,7 @@ func (s *Store) await(ctx context.Context, version uint64) (*State, error) {
 	}
 }
 
-// halt records that the state machine has stopped, or with nil that it runs again.
+// halt records why the state machine stopped; nil means that it runs again.
 func (s *Store) halt(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -316,15 +310,13 @@ func (s *Store) identity() identity {
 	return s.ident
 }
 
-// current is the running raft, or nil.
 func (s *Store) current() *life {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.life
 }
 
-// run manages the group until Stop, with one raft after another. l is nil if disk d failed before
-// the first raft began.
+// run manages the group until Stop, one raft after another. l is nil if disk d failed at the start.
 func (s *Store) run(l *life, d *disk) {
 	defer close(s.stopped)
 	for {
@@ -357,7 +349,6 @@ func (s *Store) run(l *life, d *disk) {
 
 func (s *Store) running() bool { return s.ctx.Err() == nil }
 
-// peers returns gossip's peers that have an address, without this node.
 func (s *Store) peers() []Peer {
 	s.peersMu.Lock()
 	defer s.peersMu.Unlock()
@@ -380,8 +371,8 @@ func (s *Store) report(cause error) {
 	}
 }
 
-// reopen waits until the failed disk works again and begins another raft on it; nil if the store
-// was stopped. Meanwhile the node follows in memory.
+// reopen waits until the failed disk works and begins another raft on it; nil after Stop. Meanwhile
+// the node follows in memory.
 func (s *Store) reopen(failed *disk) *life {
 	ctx, cancel := context.WithCancel(s.ctx)
 	var following sync.WaitGroup
@@ -396,7 +387,7 @@ func (s *Store) reopen(failed *disk) *life {
 			return nil
 		case <-timer.C:
 		}
-		// The outcome of the last write is known once the file is closed.
+		// Only a closed file shows how its last write ended.
 		if !failed.over() || !mayReopen(failed.failure()) {
 			continue
 		}
@@ -422,7 +413,7 @@ func (s *Store) reopen(failed *disk) *life {
 	}
 }
 
-// tend looks after the group until the life's disk fails or the store stops.
+// tend runs until the life's disk fails or the store stops.
 func (s *Store) tend(l *life) {
 	timer := time.NewTicker(s.cfg.Timers.Poll)
 	defer timer.Stop()
@@ -444,7 +435,6 @@ func (s *Store) tend(l *life) {
 	}
 }
 
-// look checks the group once and does what is due.
 func (s *Store) look(l *life) {
 	ctx, cancel := context.WithTimeout(s.ctx, lookTimeout)
 	defer cancel()
@@ -471,7 +461,6 @@ func (s *Store) look(l *life) {
 	}
 }
 
-// untilFailure cancels a look when the disk fails; stop ends the watch.
 func untilFailure(l *life, cancel context.CancelFunc) (stop func()) {
 	if l.disk == nil {
 		return func() {}
@@ -495,7 +484,7 @@ func (s *Store) compare() {
 	s.differ(mismatch(fleet, own))
 }
 
-// differ records how this node's constants differ from the fleet's; nil if they are equal.
+// differ records a mismatch of constants; nil if there is none.
 func (s *Store) differ(err error) {
 	text := ""
 	if err != nil {
