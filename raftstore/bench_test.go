@@ -20,11 +20,9 @@ func leads(b *testing.B, nodes []*node) *node {
 	return nil
 }
 
-// usual are the default timers.
 func usual(c *Config) { c.Timers = Timers{} }
 
-// BenchmarkFailover is the time without a leader after its death and after its stop. Use -benchtime
-// 20x for quantiles.
+// BenchmarkFailover needs -benchtime 20x for quantiles.
 func BenchmarkFailover(b *testing.B) {
 	for _, how := range []string{"killed", "stopped"} {
 		b.Run(how, func(b *testing.B) {
@@ -61,7 +59,7 @@ func BenchmarkFailover(b *testing.B) {
 	}
 }
 
-// BenchmarkApply includes fsync; callers run at the same time.
+// BenchmarkApply includes fsync.
 func BenchmarkApply(b *testing.B) {
 	for _, callers := range []int{1, 32} {
 		for _, at := range []string{"leader", "follower"} {
@@ -87,7 +85,6 @@ func BenchmarkApply(b *testing.B) {
 	}
 }
 
-// BenchmarkRead compares Read with State.
 func BenchmarkRead(b *testing.B) {
 	f := newRealFleet(b, 3, usual).start()
 	s := leads(b, f.nodes).store.Load()

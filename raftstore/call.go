@@ -15,15 +15,13 @@ import (
 const (
 	retryFirst = 5 * time.Millisecond
 	retryLast  = 100 * time.Millisecond
-	// leastAttempt is the least time for an attempt, because one that is cut off leaves the outcome
-	// unknown.
+	// leastAttempt avoids attempts that are cut off, which leaves their outcome unknown.
 	leastAttempt = 20 * time.Millisecond
 	leaderPoll   = 20 * time.Millisecond
 )
 
-// Apply commits a command from any node. It retries under one request id, so the command takes
-// effect once. On success a majority has it on disk and this node's State includes it, unless this
-// node lags by more than the remaining time.
+// Apply commits a command from any node, once. On success a majority has it on disk and this node's
+// State includes it, unless this node lags too much.
 //
 // It takes at most Timers.Call. Errors: ErrInvalid, ErrExists, ErrNotFound, ErrConflict or
 // ErrTooMany from the state machine; ErrNoLeader or ErrBarred if nothing was done; ErrUncertain;
@@ -53,13 +51,12 @@ func (s *Store) Apply(ctx context.Context, c Command) (Result, error) {
 		return o.result, o.refuse
 	}
 	if o.result.Changed {
-		// The command is committed, even if this node learns of it later.
+		// The command is committed in any case.
 		_, _ = s.await(ctx, o.result.Index)
 	}
 	return o.result, nil
 }
 
-// normalCommand applies NormalURL to a valid command.
 func normalCommand(c Command) Command {
 	switch c := c.(type) {
 	case AddBackends:
@@ -79,8 +76,8 @@ func normalCommand(c Command) Command {
 	return c
 }
 
-// Read returns a state at least as new as every Apply that returned on any node before. It writes
-// to the leader's log. Errors are those of Apply without ErrUncertain.
+// Read returns a state at least as new as every Apply that returned on any node before. Errors are
+// those of Apply without ErrUncertain.
 func (s *Store) Read(ctx context.Context) (*State, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timers.Call)
 	defer cancel()
@@ -96,14 +93,12 @@ func (s *Store) Read(ctx context.Context) (*State, error) {
 	return s.await(ctx, version)
 }
 
-// Transfer hands leadership to the voter with this id, or if empty to the most advanced one. Any
-// node can call it.
+// Transfer hands leadership to the voter with this id, or if empty to the most advanced one.
 func (s *Store) Transfer(ctx context.Context, to string) error {
 	return s.administer(ctx, askTransfer, transferRequest{to})
 }
 
-// RemoveServer removes a server from the group, from any node. A live server that gossip knows is
-// added again.
+// RemoveServer removes a server from the group. A live one joins again.
 func (s *Store) RemoveServer(ctx context.Context, id string) error {
 	return s.administer(ctx, askRemove, removeRequest{id})
 }
@@ -121,7 +116,7 @@ func (s *Store) administer(ctx context.Context, kind requestKind, req any) error
 
 var errNotYet = errors.New("no leader is known")
 
-// atLeader retries a request until ctx, which needs a deadline, ends.
+// atLeader retries until ctx, which needs a deadline, ends.
 func (s *Store) atLeader(ctx context.Context, kind requestKind, payload []byte) ([]byte, error) {
 	var (
 		search    = search{}
@@ -182,7 +177,7 @@ func (s *Store) pause(ctx context.Context, wait time.Duration) bool {
 	case <-ctx.Done():
 		return false
 	case <-s.ctx.Done():
-		return true // atLeader checks serving
+		return true
 	}
 }
 
@@ -201,7 +196,6 @@ func (s *Store) gaveUp(kind requestKind, uncertain, last error, c *census) error
 	return ErrNoLeader
 }
 
-// search finds a leader that raft does not know.
 type search struct {
 	hinted hint
 	next   int
@@ -246,7 +240,7 @@ func (s *Store) attempt(ctx context.Context, q *search, kind requestKind, payloa
 	return s.caller.call(ctx, to.Addr, kind, append(body, payload...))
 }
 
-// anybody picks live peers in turn, for a node without a running raft or a configuration.
+// anybody picks live peers in turn, for a node without a configuration.
 func (s *Store) anybody(q *search) hint {
 	var alive []Peer
 	for _, p := range s.peers() {

@@ -32,7 +32,7 @@ func (c cloneSighting) text(now time.Time) string {
 }
 
 // originalOf returns the live node with a hello's raft id at another address, unless the
-// configuration has the hello's address. A moved node is admitted once gossip knows its former
+// configuration has the hello's address. A moved node must wait until gossip knows its former
 // process as dead.
 func (s *Store) originalOf(h hello) (Peer, bool) {
 	if h.id == s.id {

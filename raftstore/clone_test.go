@@ -43,7 +43,7 @@ func TestCloneIsRefused(t *testing.T) {
 		if has(copied.State(), "after-a") {
 			t.Error("the copy takes part")
 		}
-		// After the original's death the copy is a node that has moved.
+		// With the original dead, the copy is a moved node.
 		original.kill()
 		until(t, "the copy to be taken for the node", func() bool { return has(copied.State(), "after-c") })
 	})

@@ -15,7 +15,6 @@ import (
 
 func readCloser(b []byte) io.ReadCloser { return io.NopCloser(bytes.NewReader(b)) }
 
-// commands has every command with every field.
 func commands() []Command {
 	return []Command{
 		AddBackends{[]Backend{backend("a"), {
@@ -88,7 +87,6 @@ func TestClaimsAllocateNothing(t *testing.T) {
 	command := append([]byte{commandFormat, byte(kindAddBackends)}, make([]byte, len(requestID{})+1)...)
 	hot := append([]byte{commandFormat, byte(kindSetHot)}, make([]byte, len(requestID{})+1)...)
 	empty := newMachine().snapshot()
-	// everything before the list of backends
 	head := len(snapshotMagic) + 1 + 1 + 3 + 2 + 1 + 1
 	state := append(bytes.Clone(empty[:head]), claim...)
 	state = binary.BigEndian.AppendUint32(state, crc32.Checksum(state, castagnoli))
@@ -114,7 +112,6 @@ func TestClaimsAllocateNothing(t *testing.T) {
 	}
 }
 
-// What decodes also encodes to the same bytes, and the machine continues.
 func FuzzSnapshot(f *testing.F) {
 	m := newMachine()
 	f.Add(m.snapshot())
@@ -191,7 +188,6 @@ func TestLogRecordsRoundTrip(t *testing.T) {
 	}
 }
 
-// fullMachine has a large fleet's backends and a full memory of outcomes.
 func fullMachine(backends int) *machine {
 	m := newMachine()
 	var list []Backend

@@ -5,12 +5,12 @@ import "errors"
 // Command is a change of the state, applied or refused as a whole.
 type Command interface {
 	kind() commandKind
-	// validate checks the command alone, before it is proposed. It may depend on the standard
-	// library's version, so the log's replay does not use it.
+	// validate runs only before a command is proposed, because it may depend on the standard
+	// library's version.
 	validate() error
 }
 
-// Limits of commands and state, which keep a snapshot of 2,000 ordinary backends below 1 MB.
+// The limits keep a snapshot of 2,000 ordinary backends below 1 MB.
 const (
 	MaxBackends      = 4096
 	MaxNameBytes     = 128
@@ -23,7 +23,7 @@ const (
 	MaxSnapshotBytes = 64 << 20
 )
 
-// Errors of the state machine. The text names the backend, field or version.
+// Errors of the state machine.
 var (
 	ErrInvalid  = errors.New("invalid command")
 	ErrExists   = errors.New("exists already")
@@ -32,20 +32,19 @@ var (
 	ErrTooMany  = errors.New("too many")
 )
 
-// Result is a command's outcome.
 type Result struct {
-	Index   uint64 // in raft's log
+	Index   uint64
 	Changed bool
 }
 
-// AddBackends adds all or none. The state machine sets the fields without JSON, except Source.
-// Weight 0 means 1. A name or URL in use or given twice is ErrExists.
+// AddBackends adds all or none. The state machine sets generation, state and version. Weight 0
+// means 1. A name or URL in use or given twice is ErrExists.
 type AddBackends struct{ Backends []Backend }
 
 // UpdateBackend changes the fields that are not nil. A new URL raises the generation.
 type UpdateBackend struct {
 	Name string
-	// else ErrConflict
+	// another Version is ErrConflict
 	IfVersion *uint64
 	URL       *string
 	Models    *[]string
@@ -67,9 +66,8 @@ const (
 
 func (a Action) String() string { return nameOf(a, "drain", "resume", "down", "up") }
 
-// SetBackendState takes one action on all backends, or on none if a name is unknown. Only an
-// operator ends what an operator began; without that right an action changes nothing and is no
-// error.
+// SetBackendState acts on all backends, or on none if a name is unknown. What the author may not
+// end (see Author) stays, without an error.
 type SetBackendState struct {
 	Names  []string
 	Action Action
@@ -82,22 +80,19 @@ type SetBackendState struct {
 // NewGeneration raises a backend's generation after the loss of its KV cache.
 type NewGeneration struct {
 	Name string
-	// From is the generation that ended, else ErrConflict: several nodes may notice one restart. 0
-	// always raises.
+	// another generation is ErrConflict, as several nodes may notice one restart; 0 matches any
 	From uint32
 }
 
-// RemoveBackends removes all backends, or none if a name is unknown.
+// RemoveBackends removes all, or none if a name is unknown.
 type RemoveBackends struct{ Names []string }
 
-// SetRules replaces the routing rules.
 type SetRules struct {
 	Text string
-	// else ErrConflict; 0 before the first SetRules
+	// another Version is ErrConflict
 	IfVersion *uint64
 }
 
-// HotChange sets or removes one hot prefix.
 type HotChange struct {
 	Anchor  uint64
 	Remove  bool // an unknown anchor is no error

@@ -11,11 +11,11 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// ALPN names the store's protocol on the fleet's port.
+// ALPN is the store's protocol on the fleet's port.
 const ALPN = "grapevine-raft/1"
 
-// Streams are connections between the stores of one fleet, authenticated at both ends before Accept
-// or Dial returns them. Close makes Accept fail. Other nodes dial Addr.
+// Streams are connections between stores, authenticated at both ends before Accept or Dial returns
+// them. Close makes Accept fail. Other nodes dial Addr.
 type Streams interface {
 	net.Listener
 	Dial(ctx context.Context, addr string) (net.Conn, error)
@@ -26,29 +26,27 @@ type Config struct {
 	// Dir is the data directory, created if missing. Empty keeps everything in memory, for a fleet
 	// of one or a node that never votes.
 	Dir string
-	// The store owns Streams from Open on, even if Open fails. nil means no network and needs
-	// Expect <= 1 and no Join.
+	// The store owns Streams once Open is called. nil means no network, with Expect <= 1 and no
+	// Join.
 	Streams Streams
-	// Expect is how many candidates must see each other to found a group: 3 or 5. With 0 or 1 the
-	// node founds a group alone, unless Join is set.
+	// Expect is how many candidates found a group: 3 or 5. With 0 or 1 the node founds one alone,
+	// unless Join is set.
 	Expect int
-	// Join: a group exists, so never bootstrap.
+	// Join keeps the node from founding a group alone.
 	Join bool
-	// Voters is the wanted number of voters: 1, 3 or 5. 0 means max(3, Expect), which keeps all
-	// founders.
+	// Voters is the wanted number: 1, 3 or 5. 0 means max(3, Expect), which keeps all founders.
 	Voters int
-	// Server: this node may vote, except with Join and without Dir.
+	// Server allows this node to vote, except with Join and without Dir.
 	Server bool
-	// Peers lists the other nodes that gossip knows; nil means none. It is called from one
-	// goroutine at a time and must not block.
+	// Peers lists the other nodes that gossip knows. It is called from one goroutine at a time and
+	// must not block.
 	Peers func() []Peer
-	// Met says whether gossip has had time to meet the fleet, for which recovered data waits. nil:
-	// always.
+	// Met says whether gossip has met the fleet, for which recovered data waits. nil means always.
 	Met func() bool
-	// Constants are this node's; the first leader commits its own.
+	// the first leader commits its own
 	Constants Constants
 	Timers    Timers
-	Faults    *Faults // for tests
+	Faults    *Faults
 	Log       zerolog.Logger
 }
 
@@ -60,7 +58,7 @@ type Timers struct {
 	Commit        time.Duration // 50 ms until followers learn the commit index
 	Write         time.Duration // 1 s for a disk write before the disk has failed
 	Probe         time.Duration // 5 s without a write before a leader tests its disk
-	Call          time.Duration // 1.8 s for one call of Apply, Read, Transfer or RemoveServer
+	Call          time.Duration // 1.8 s per call of Apply, Read, Transfer or RemoveServer
 	Poll          time.Duration // 1 s between looks at Peers
 	Stable        time.Duration // 10 s healthy before a server gets a vote
 	Dead          time.Duration // 5 min unreachable before a voter is replaced
@@ -68,8 +66,8 @@ type Timers struct {
 	Settle        time.Duration // 5 s without a rival group before recovered data is in service
 	Reopen        time.Duration // 5 s between attempts to reopen a failed disk
 	SnapshotEvery time.Duration // 30 s between checks for a due snapshot
-	SnapshotAfter uint64        // 512 log entries make a snapshot due
-	KeepLog       uint64        // 512 log entries stay for slow followers
+	SnapshotAfter uint64        // 512 log entries
+	KeepLog       uint64        // 512 log entries for slow followers, behind a snapshot
 }
 
 type Peer struct {
@@ -80,7 +78,7 @@ type Peer struct {
 	Server bool
 	Alive  bool
 	Left   bool
-	Since  time.Time // last change of Alive or Left; may be zero
+	Since  time.Time // of the last change of Alive or Left
 }
 
 func (c Config) normal() (Config, error) {

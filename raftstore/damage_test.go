@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// usedData is a data file with a log of several pages and a snapshot.
+// usedData has several pages of log and a snapshot.
 func usedData(t *testing.T) []byte {
 	t.Helper()
 	dir := memoryDir(t)
@@ -49,7 +49,6 @@ func usedData(t *testing.T) []byte {
 	return bytes.TrimRight(raw, "\x00") // the rest is a hole
 }
 
-// openDamaged opens a data file with this content; err is what a start would return.
 func openDamaged(t *testing.T, dir string, raw []byte) (id string, backends int, err error) {
 	t.Helper()
 	path := filepath.Join(dir, dataFile)

@@ -22,10 +22,10 @@ import (
 const dataFile = "raft.db"
 
 var (
-	bucketMeta     = []byte("meta")     // identity, and the index known to be committed
-	bucketLog      = []byte("log")      // raft's log, by index
-	bucketStable   = []byte("stable")   // raft's term and vote
-	bucketSnapshot = []byte("snapshot") // the newest snapshot
+	bucketMeta     = []byte("meta") // identity and commit index
+	bucketLog      = []byte("log")
+	bucketStable   = []byte("stable") // term and vote
+	bucketSnapshot = []byte("snapshot")
 )
 
 func damaged(path string, why error) error {
@@ -38,7 +38,7 @@ func seal(b *bbolt.Bucket, key, value []byte) error {
 	return b.Put(key, binary.BigEndian.AppendUint32(bytes.Clone(value), logSum(key, value)))
 }
 
-// unseal copies a sealed value; nil if there is none.
+// unseal copies a sealed value.
 func unseal(b *bbolt.Bucket, key []byte) ([]byte, error) {
 	raw := b.Get(key)
 	if raw == nil {
@@ -129,7 +129,7 @@ func checkData(path string) error {
 	if info, err := os.Stat(path); err == nil && info.Size() == 0 {
 		return damaged(path, errors.New("it is empty"))
 	}
-	db, err := openBolt(path, true) // holds the lock while the file is read
+	db, err := openBolt(path, true) // holds the lock meanwhile
 	if err != nil {
 		return err
 	}
@@ -160,7 +160,7 @@ func checkData(path string) error {
 type pageCheck struct {
 	file               io.ReaderAt
 	fileSize, pageSize int64
-	end                uint64 // first page not in use
+	end                uint64
 	used               map[uint64]bool
 }
 
@@ -231,7 +231,7 @@ func (c *pageCheck) newestMeta() (root, freelist uint64, err error) {
 	return root, freelist, nil
 }
 
-// page reads a page with its continuations and marks them as used.
+// page marks a page and its continuations as used.
 func (c *pageCheck) page(id uint64) (b []byte, flags uint16, err error) {
 	var head [pageHead]byte
 	if id < 2 || id >= c.end {
@@ -260,7 +260,7 @@ func (c *pageCheck) page(id uint64) (b []byte, flags uint16, err error) {
 	return b, order.Uint16(head[8:]), nil
 }
 
-// keyOrder checks that leaf keys rise and are not below their branch's key.
+// keyOrder checks that leaf keys rise, starting at their branch's key.
 type keyOrder struct{ last, least []byte }
 
 func (o *keyOrder) branch(key []byte) bool {

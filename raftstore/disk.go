@@ -19,18 +19,18 @@ var (
 	errDiskClosed = errors.New("the data file is closed")
 )
 
-// disk is the data file with a deadline and a failure latch. One goroutine writes.
+// disk is the data file with one writing goroutine, a deadline and a failure latch.
 //
-// A write that fails or misses its deadline fails the disk for good: raft would go on with a failed
-// store, a failed fsync may have lost data silently, and a leader with a hung disk would keep
-// leading by its heartbeats.
+// A write that fails or misses its deadline fails the disk for good: raft would continue with a
+// failed store, a failed fsync may have lost data silently, and a leader with a hung disk would
+// keep sending heartbeats.
 type disk struct {
 	db       *bbolt.DB
 	deadline time.Duration
 	faults   *Faults
 
 	ops    chan diskOp
-	done   chan struct{} // closed at the end of run
+	done   chan struct{}
 	closed chan struct{}
 	failed chan struct{} // closed after cause is set
 	gone   chan struct{} // closed with the file
@@ -55,8 +55,8 @@ type diskOp struct {
 	result   chan error
 }
 
-// openDisk opens or creates the data file in dir. It does not write to an existing file. On a
-// read-only file system the disk has failed but can be read.
+// openDisk creates a missing file and does not write to an existing one. On a read-only file system
+// the disk has failed but can be read.
 func openDisk(dir string, deadline time.Duration, faults *Faults, counts *writeCounts) (*disk, error) {
 	path := filepath.Join(dir, dataFile)
 	if err := ensureData(dir, path); err != nil {
@@ -87,8 +87,8 @@ func openDisk(dir string, deadline time.Duration, faults *Faults, counts *writeC
 	return d, nil
 }
 
-// roomBytes must be free before raft uses the file: some hundred changes. Otherwise a nearly full
-// disk would fail again and again.
+// roomBytes must be free before raft uses the file, lest a nearly full disk fail again and again:
+// about a hundred changes.
 const roomBytes = 256 << 10
 
 // tryRoom uses a temporary file, because the data file would keep the space.

@@ -71,7 +71,7 @@ func TestFullDiskFollowsInMemory(t *testing.T) {
 	}
 }
 
-// noted waits until a node alone would know a backend, and returns its version.
+// noted waits until a node alone would know a backend.
 func (n *node) noted(name string) (version uint64) {
 	n.fleet.t.Helper()
 	until(n.fleet.t, n.name+" to note "+name, func() bool {
@@ -83,7 +83,6 @@ func (n *node) noted(name string) (version uint64) {
 	return version
 }
 
-// smallDisk mounts a file system of this size, or skips the test.
 func smallDisk(t *testing.T, size string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -98,7 +97,7 @@ func smallDisk(t *testing.T, size string) string {
 	return dir
 }
 
-// fill uses up a file system and returns the file to remove.
+// fill returns the file that uses up the space.
 func fill(t *testing.T, dir string) string {
 	t.Helper()
 	f, err := os.Create(filepath.Join(dir, "fill"))

@@ -26,7 +26,6 @@ func (f *fleet) others(not *node) []*node {
 	return list
 }
 
-// A killed leader is replaced, and no acknowledged write is lost.
 func TestLeaderKilled(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, nil).start()
@@ -120,7 +119,6 @@ func TestMajorityLost(t *testing.T) {
 	})
 }
 
-// A leader with a hung disk is replaced, and takes part again when the disk works.
 func TestLeaderWithHungDisk(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, func(c *Config) { c.Timers.Write = time.Second }).start()
@@ -136,7 +134,7 @@ func TestLeaderWithHungDisk(t *testing.T) {
 			st := leader.store.Load().Status()
 			return st.Role == "failed" && strings.Contains(st.Problem, "did not answer")
 		})
-		// It forwards writes and learns state from other members.
+		// The node forwards writes.
 		if _, err := leader.store.Load().Apply(t.Context(), add("handed-on")); err != nil {
 			t.Errorf("a node with a failed disk does not hand a write on: %v", err)
 		}
@@ -147,7 +145,6 @@ func TestLeaderWithHungDisk(t *testing.T) {
 	})
 }
 
-// An idle leader detects that its disk hangs.
 func TestIdleLeaderWithHungDisk(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, func(c *Config) { c.Timers.Write, c.Timers.Probe = time.Second, 200*time.Millisecond }).start()
@@ -182,7 +179,6 @@ func TestLeaderWithFullDisk(t *testing.T) {
 	})
 }
 
-// After a failed fsync the node stays out until it is restarted.
 func TestFailedFsyncIsFinal(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, nil).start()
@@ -237,7 +233,6 @@ func TestPartition(t *testing.T) {
 	})
 }
 
-// Any node can transfer leadership to a named voter.
 func TestTransfer(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, nil).start()

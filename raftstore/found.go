@@ -22,11 +22,11 @@ type info struct {
 	ID        string    `json:"id"`
 	Format    int       `json:"format"` // newest commandFormat understood
 	Group     groupID   `json:"group"`
-	Member    bool      `json:"member"`            // of Group; false for a promise
-	Founder   string    `json:"founder,omitempty"` // of the promise
-	Given     []groupID `json:"given,omitempty"`   // Group was recovered from these
-	Size      int       `json:"size,omitempty"`    // servers of the recovery
-	Proven    bool      `json:"proven"`            // a member in service
+	Member    bool      `json:"member"` // of Group; false for a promise
+	Founder   string    `json:"founder,omitempty"`
+	Given     []groupID `json:"given,omitempty"` // Group was recovered from these
+	Size      int       `json:"size,omitempty"`  // servers of the recovery
+	Proven    bool      `json:"proven"`          // a member in service
 	Expect    int       `json:"expect"`
 	Server    bool      `json:"server"`
 	Constants Constants `json:"constants"`
@@ -84,27 +84,24 @@ func (s *Store) askAll(ctx context.Context, peers []Peer) []answered {
 	return list
 }
 
-// promiseRequest asks a node to help found this group only.
 type promiseRequest struct {
 	Group   groupID `json:"group"`
 	Founder string  `json:"founder"`
 	Addr    string  `json:"addr"`
 }
 
-// joinRequest tells a node that the group takes it in.
 type joinRequest struct {
 	Group     groupID   `json:"group"`
 	Leader    string    `json:"leader"`
-	Format    int       `json:"format"` // of the group's log
+	Format    int       `json:"format"`
 	Constants Constants `json:"constants"`
 	Given     []groupID `json:"given,omitempty"` // see info
 	Size      int       `json:"size,omitempty"`
 }
 
-// found runs at each look of a node without a group. The candidate with the lowest id founds the
-// group, after answers from all live nodes, none of which may have a group, and durable promises of
-// all other founders. A node helps one group, so founder lists with a common member cannot both
-// succeed.
+// found lets the candidate with the lowest id found a group. It needs answers from all live nodes,
+// none of which may have a group, and durable promises of all other founders. A node promises to
+// one founder, so overlapping founder lists cannot both succeed.
 func (s *Store) found(ctx context.Context, l *life) {
 	why, err := s.tryFound(ctx, l)
 	if err != nil {
@@ -155,7 +152,7 @@ func (s *Store) self() raft.Server {
 	return raft.Server{ID: raft.ServerID(s.id), Address: raft.ServerAddress(s.addr)}
 }
 
-// founders returns the Config.Expect lowest candidates with this node, or what to wait for.
+// founders returns the Config.Expect lowest candidates, or what to wait for.
 func (s *Store) founders(ctx context.Context) (list []Peer, waiting string) {
 	var peers []Peer
 	for _, p := range s.peers() {
@@ -178,7 +175,7 @@ func (s *Store) founders(ctx context.Context) (list []Peer, waiting string) {
 		case mismatch(s.cfg.Constants, a.info.Constants) != nil:
 			return nil, fmt.Sprintf("%s: %v", name, mismatch(a.info.Constants, s.cfg.Constants))
 		case !a.Server || a.Expect != 0 && a.Expect != s.cfg.Expect:
-			// Gossip knows it as no candidate.
+			// no candidate, says gossip
 		case a.info.Server && a.info.Expect == s.cfg.Expect && a.info.Failed == "":
 			all = append(all, Peer{ID: a.info.ID, Name: name, Addr: a.Addr})
 			seen = append(seen, name)
@@ -202,7 +199,7 @@ func (s *Store) founders(ctx context.Context) (list []Peer, waiting string) {
 	return all, ""
 }
 
-// promiseSelf draws and stores a group to found; zero if this node has promised or joined already.
+// promiseSelf draws and stores a group; zero if this node has promised or joined already.
 func (s *Store) promiseSelf() (groupID, error) {
 	s.identMu.Lock()
 	defer s.identMu.Unlock()
@@ -235,7 +232,6 @@ func (s *Store) setIdentity(id identity) error {
 	return nil
 }
 
-// bootstrap runs on the founder only; raft sends the configuration to the other nodes.
 func (s *Store) bootstrap(l *life, group groupID, servers []raft.Server) error {
 	s.identMu.Lock()
 	defer s.identMu.Unlock()
@@ -254,7 +250,7 @@ func (s *Store) bootstrap(l *life, group groupID, servers []raft.Server) error {
 	return s.setIdentity(identity{ID: s.id, Group: group})
 }
 
-// settle turns a promise into membership: a configuration in raft proves the group.
+// settle ends a promise: a configuration in raft proves that the group was founded.
 func (s *Store) settle(l *life) {
 	if id := s.identity(); id.Group == (groupID{}) || id.member() || len(l.servers()) == 0 {
 		return
@@ -308,7 +304,7 @@ func (s *Store) promise(ctx context.Context, req promiseRequest) error {
 	return s.setIdentity(identity{ID: s.id, Group: req.Group, Founder: req.Founder, FounderAddr: req.Addr})
 }
 
-// released returns why a promise still holds; nil if the founder gave the group up or is gone.
+// released returns why a promise still holds.
 func (s *Store) released(ctx context.Context, id identity) error {
 	info, err := s.askInfo(ctx, id.FounderAddr)
 	switch {

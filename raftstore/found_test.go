@@ -48,7 +48,7 @@ func TestPromiseIsExclusive(t *testing.T) {
 		s = n.start()
 		refused(second, "promised to "+first.Founder)
 
-		// The founder is silent, and gossip calls it alive.
+		// The founder is silent but alive for gossip.
 		f.isolate(n)
 		alive := n.edit
 		n.kill()
@@ -59,7 +59,6 @@ func TestPromiseIsExclusive(t *testing.T) {
 		s = n.start()
 		refused(second, "does not answer")
 
-		// The founder is gone.
 		n.kill()
 		n.edit = alive
 		founder.kill()
@@ -101,7 +100,6 @@ func TestLowerFounderWins(t *testing.T) {
 		if err := s.promise(t.Context(), lower); err != nil {
 			t.Fatal(err)
 		}
-		// The founding under way fails.
 		if err := s.bootstrap(s.current(), own, nil); err != nil {
 			t.Fatal(err)
 		}
@@ -114,8 +112,7 @@ func TestLowerFounderWins(t *testing.T) {
 	})
 }
 
-// A founder stopped before founding has no promise to itself; one stopped right after belongs to
-// its group.
+// A founder is bound only once it has founded.
 func TestFounderRestarts(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 1, func(c *Config) { c.Expect = 3 })

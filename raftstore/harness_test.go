@@ -79,10 +79,10 @@ type node struct {
 	name  string
 	dir   string
 	at    atomic.Pointer[string]
-	// edit changes the configuration before each start.
+	// edit runs before each start.
 	edit func(*Config)
 
-	store atomic.Pointer[Store] // nil while killed or stopped
+	store atomic.Pointer[Store] // nil while the node is down
 	id    atomic.Pointer[string]
 	left  atomic.Bool
 	hang  atomic.Pointer[chan struct{}] // writes block until it is closed
@@ -99,7 +99,7 @@ type fleet struct {
 	wire *wire // nil: loopback
 
 	mu   sync.Mutex
-	cuts map[[2]string]bool // of addresses, both orders
+	cuts map[[2]string]bool
 }
 
 // quickTimers are short where a test only waits, and long where a slow machine could look broken.
@@ -186,7 +186,7 @@ func (f *fleet) all() []*node {
 	return append([]*node(nil), f.nodes...)
 }
 
-// peers is gossip's answer: the nodes that run and can be reached.
+// peers is gossip's answer.
 func (n *node) peers() []Peer {
 	var list []Peer
 	for _, other := range n.fleet.all() {
@@ -255,7 +255,6 @@ func (n *node) config() Config {
 	return cfg
 }
 
-// write is the fault before each disk write.
 func (n *node) write() error {
 	if hang := n.hang.Load(); hang != nil {
 		<-*hang

@@ -20,14 +20,13 @@ const maxAdded = 16
 
 type serverHealth struct {
 	healthy bool
-	since   time.Time // last change of healthy
+	since   time.Time // of healthy
 	heard   time.Time // last answer, or start of this leadership
 	index   uint64
 	vote    bool
 	left    bool // according to gossip
 }
 
-// lead runs at each look of a leader.
 func (s *Store) lead(ctx context.Context, l *life) {
 	if l.fsm.stopped() != nil {
 		// A leader that cannot apply its log must not lead.
@@ -161,8 +160,8 @@ func (s *Store) examine(l *life, servers []raft.Server, answers []answered) {
 	}
 }
 
-// moveServers follows one server to a new address, or removes one whose address another node has.
-// It reports whether it made a change.
+// moveServers gives one server its new address, or removes one whose address another node has. It
+// reports a change.
 func (s *Store) moveServers(l *life, servers []raft.Server, answers []answered) bool {
 	for _, a := range answers {
 		if a.err != nil || a.info.Group != s.group() && a.info.Member {
@@ -263,7 +262,6 @@ func (s *Store) takeIn(ctx context.Context, l *life, servers []raft.Server, answ
 	s.foreign(text)
 }
 
-// foreign records a problem of groups; "" clears it.
 func (s *Store) foreign(text string) {
 	s.mu.Lock()
 	news := text != s.problem.group && text != ""
@@ -277,8 +275,8 @@ func (s *Store) foreign(text string) {
 // maxAsked is small, because without a majority every node asks.
 const maxAsked = 3
 
-// lookAbroad runs at each look of a member without a leader. It asks random nodes for another group
-// of the fleet, because after a recovery no message announces one.
+// lookAbroad asks random nodes for another group of the fleet, because after a recovery no message
+// announces one.
 func (s *Store) lookAbroad(ctx context.Context) {
 	peers := slices.DeleteFunc(s.peers(), func(p Peer) bool { return !p.Alive || p.Left })
 	rand.Shuffle(len(peers), func(i, j int) { peers[i], peers[j] = peers[j], peers[i] })
@@ -302,7 +300,7 @@ func (s *Store) lookAbroad(ctx context.Context) {
 	}
 }
 
-// seeToVoters makes at most one change of the voters.
+// seeToVoters makes at most one change.
 func (s *Store) seeToVoters(l *life) {
 	var list []standing
 	s.mu.Lock()

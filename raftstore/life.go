@@ -15,9 +15,8 @@ const (
 	// rpcTimeout exceeds a follower's write deadline, so that a slow disk does not look like a lost
 	// node.
 	rpcTimeout = 2 * time.Second
-	// endWait bounds each step of an end.
-	endWait = 2 * time.Second
-	// cachedLogs is the number of entries kept in memory for replication.
+	endWait    = 2 * time.Second
+	// cachedLogs entries stay in memory for replication.
 	cachedLogs = 512
 )
 
@@ -127,7 +126,6 @@ func (l *life) find(id raft.ServerID) (raft.ServerAddress, bool) {
 	return "", false
 }
 
-// servers is the newest configuration, committed or not.
 func (l *life) servers() []raft.Server {
 	if l == nil || l.raft == nil {
 		return nil
@@ -146,8 +144,8 @@ func (l *life) enter() bool {
 	return true
 }
 
-// end stops the raft and reports whether it ended in time. Pending calls come first, because raft
-// may never answer them afterwards.
+// end reports whether raft ended in time. Pending calls come first, because raft may never answer
+// them afterwards.
 func (l *life) end() bool {
 	l.mu.Lock()
 	l.ending = true
@@ -161,7 +159,7 @@ func (l *life) end() bool {
 	return over
 }
 
-// within reports whether f ended in time. Otherwise f continues alone.
+// within reports whether f ended in time; f continues otherwise.
 func within(limit time.Duration, f func()) bool {
 	done := make(chan struct{})
 	go func() {

@@ -7,11 +7,11 @@ import (
 	"strings"
 )
 
-// maxOutcomes is how many outcomes are remembered, so that a repeated command takes effect once. It
-// exceeds what a disk writes before a node gives up.
+// maxOutcomes exceeds what a disk writes before a node gives up, so that a repeated command takes
+// effect once.
 const maxOutcomes = 8192
 
-// machine applies the log in order. It is deterministic: no clock, no randomness, no map order.
+// machine is deterministic: no clock, no randomness, no map order.
 type machine struct {
 	version   uint64
 	constants Constants

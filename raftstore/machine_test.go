@@ -31,7 +31,7 @@ func must(t testing.TB, m *machine, index uint64, c Command) {
 
 func ptr[T any](v T) *T { return &v }
 
-// Generations rise with a restart, with another URL, and when a backend is added after a removal.
+// Generations rise with a restart, another URL, and a removal before an addition.
 func TestGenerationsGrow(t *testing.T) {
 	m := newMachine()
 	must(t, m, 1, add("a", "b", "c"))
@@ -52,7 +52,7 @@ func TestGenerationsGrow(t *testing.T) {
 	}
 }
 
-// A returning name gets a higher generation than ever before, also after a snapshot.
+// A returning name gets a higher generation, also after a snapshot.
 func TestNameThatComesBackIsNewer(t *testing.T) {
 	m := newMachine()
 	must(t, m, 1, add("a", "b"))
@@ -75,7 +75,6 @@ func TestNameThatComesBackIsNewer(t *testing.T) {
 	}
 }
 
-// A refusal names its reason and changes nothing.
 func TestRefusals(t *testing.T) {
 	m := newMachine()
 	must(t, m, 1, add("a", "b"))

@@ -10,7 +10,6 @@ import (
 	"time"
 )
 
-// voters lists the voting ids in a node's view.
 func voters(s *Store) (ids []string) {
 	for _, server := range s.Status().Servers {
 		if server.Voter {
@@ -120,7 +119,6 @@ func TestWipedNode(t *testing.T) {
 	})
 }
 
-// A node that returns at another address is the same server.
 func TestMovedNode(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, nil).start()
@@ -139,7 +137,6 @@ func TestMovedNode(t *testing.T) {
 	})
 }
 
-// A voter whose disk failed for good is replaced like a dead one.
 func TestVoterWithBrokenDiskIsReplaced(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, func(c *Config) { c.Timers.Dead = 300 * time.Millisecond }).start()
@@ -159,7 +156,6 @@ func TestVoterWithBrokenDiskIsReplaced(t *testing.T) {
 	})
 }
 
-// Two groups that meet stay separate and report it.
 func TestForeignGroup(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 2, func(c *Config) { c.Expect = 0 }).start()
@@ -173,7 +169,6 @@ func TestForeignGroup(t *testing.T) {
 		if len(a.State().Backends) != 1 || len(b.State().Backends) != 1 || a.Status().Group == b.Status().Group {
 			t.Error("two groups have become one")
 		}
-		// One is wiped and joins the other.
 		f.nodes[1].kill()
 		if err := os.RemoveAll(f.nodes[1].dir); err != nil {
 			t.Fatal(err)
@@ -200,7 +195,7 @@ func TestConstantsMustAgree(t *testing.T) {
 			t.Errorf("join: %v", err)
 		}
 		until(t, "b to say why it is not taken in", func() bool { return strings.Contains(s.Status().Problem, "block bytes") })
-		for range 10 { // as many looks
+		for range 10 {
 			time.Sleep(a.cfg.Timers.Poll)
 			if len(a.Status().Servers) > 1 {
 				t.Fatal("a node with other constants was taken in")
@@ -261,7 +256,6 @@ func TestSnapshotIsSent(t *testing.T) {
 	})
 }
 
-// Notes about unwilling nodes disappear with them.
 func TestUnwillingAreForgotten(t *testing.T) {
 	s := &Store{unwilling: map[string]string{"gone:1": "no", "here:1": "no"}}
 	s.forgetUnwilling([]answered{{Peer: Peer{Addr: "here:1"}}, {Peer: Peer{Addr: "new:1"}}})

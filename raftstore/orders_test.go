@@ -12,7 +12,7 @@ import (
 
 var seedFlag = flag.Uint64("seed", 0, "seed of random tests; 0 draws one")
 
-// seeded returns a test's random source and logs its seed.
+// seeded logs its seed.
 func seeded(t testing.TB) *rand.Rand {
 	seed := *seedFlag
 	if seed == 0 {
@@ -29,8 +29,7 @@ func TestSeedsMatter(t *testing.T) {
 	}
 }
 
-// Nodes started in any order, late, and with different views form exactly one group. The log shows
-// the orders and durations.
+// Nodes started in any order and with different views form exactly one group.
 func TestOneGroupWhateverTheOrder(t *testing.T) {
 	t.Parallel()
 	rounds := 100
@@ -84,7 +83,6 @@ func TestOneGroupWhateverTheOrder(t *testing.T) {
 		len(took), len(orders), lates, blinded, took[len(took)/2].Round(time.Millisecond), took[len(took)-1].Round(time.Millisecond))
 }
 
-// oneGroup starts the nodes and returns why they did not form one group.
 func oneGroup(f *fleet, order []int, waits []time.Duration, blind bool) error {
 	for i, n := range order {
 		time.Sleep(waits[i])

@@ -97,7 +97,7 @@ type port struct {
 	refused atomic.Uint64 // beyond maxConns
 
 	mu     sync.Mutex
-	conns  map[*conn]struct{} // in and out
+	conns  map[*conn]struct{}
 	closed bool
 	wg     sync.WaitGroup
 }
@@ -105,7 +105,7 @@ type port struct {
 type conn struct {
 	net.Conn
 	port  *port
-	hello hello // from the dialer
+	hello hello
 	peer  string
 	lost  atomic.Bool // Faults.Cut swallowed a write
 	once  sync.Once

@@ -25,8 +25,8 @@ type childConfig struct {
 	Peers []string `json:"peers"`
 }
 
-// childMain adds one backend after another and prints each acknowledged name. Input "quiet" ends
-// the writes, "read" prints what the node reads, and end of input stops it.
+// childMain adds backends and prints acknowledged names. Input "quiet" ends the writes, "read"
+// prints what the node reads, end of input stops the node.
 func childMain(config string) {
 	if err := child(config); err != nil {
 		fmt.Println("error", err)
@@ -76,7 +76,7 @@ func child(config string) error {
 	return s.Stop(context.Background())
 }
 
-// write removes all but its last fifty writes, so that the store does not fill.
+// write keeps only its last fifty writes.
 func write(s *Store, orders <-chan string) {
 	apply := func(cmd Command) error {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
@@ -123,7 +123,7 @@ type process struct {
 	config childConfig
 	cmd    *exec.Cmd
 	stdin  io.WriteCloser
-	done   chan struct{} // closed when its output has ended
+	done   chan struct{}
 
 	mu       sync.Mutex
 	writes   int             // acknowledged, over all its lives
@@ -189,7 +189,6 @@ func (p *process) acks() int {
 	return p.writes
 }
 
-// kill sends SIGKILL.
 func (p *process) kill() {
 	p.cmd.Process.Kill()
 	<-p.done
@@ -269,7 +268,6 @@ func TestKilledProcesses(t *testing.T) {
 	t.Logf("%d acknowledged writes, %d of them to be found, %d kills", writes, len(acked), rounds+len(all))
 }
 
-// order sends an order and waits for its completion.
 func (p *process) order(t *testing.T, order string, done *bool) {
 	t.Helper()
 	if _, err := io.WriteString(p.stdin, order+"\n"); err != nil {

@@ -113,13 +113,12 @@ func openExisting(dir string) (*disk, error) {
 	return openDisk(dir, recoverDeadline, nil, &writeCounts{})
 }
 
-// Recover forces a new configuration on the data in dir, which no process may use, after the
-// permanent loss of a majority. Run it on each survivor with the same servers while all nodes are
-// stopped.
+// Recover forces a new configuration on the data in dir after the permanent loss of a majority. Run
+// it on each survivor with the same servers while all nodes are stopped.
 //
-// All entries in a survivor's log then count as committed; entries of lost nodes are gone. The
-// group gets a new id, so lost nodes must empty their data directories before they join. A
-// recovered node stays out of service (ErrBarred) if its fleet has another group.
+// A survivor's entries then count as committed. The group gets a new id, so lost nodes must empty
+// their data directories before they join. A recovered node stays out of service (ErrBarred) if its
+// fleet has another group.
 func Recover(dir string, servers []Server) error {
 	if err := recoverDir(dir, servers); err != nil {
 		return fmt.Errorf("recover %s: %w", dir, err)

@@ -52,7 +52,7 @@ func TestRecover(t *testing.T) {
 		if len(st.Servers) != 1 || st.Group == group {
 			t.Errorf("status after recovery is %+v", st)
 		}
-		// The lost majority is kept out and changes nothing.
+		// The lost majority is kept out.
 		b.start()
 		c.start()
 		until(t, "the old group to be barred", func() bool {

@@ -117,8 +117,8 @@ func (s *Store) setBar(why string) {
 	s.mu.Unlock()
 }
 
-// Proven says whether the data is in service. During the search for a rival group both results are
-// zero. The error wraps ErrBarred and is permanent.
+// Proven says whether the data is in service. Both results are zero during the search for a rival.
+// The error wraps ErrBarred and is permanent.
 func (s *Store) Proven() (bool, error) {
 	id := s.identity()
 	if id.Rival != "" {
@@ -127,8 +127,8 @@ func (s *Store) Proven() (bool, error) {
 	return !id.Unproven, nil
 }
 
-// prove looks for rivals and reports whether recovered data may be used. The fleet's answers
-// outweigh the operator's claim that the other nodes are gone.
+// prove reports whether recovered data may be used. The fleet's answers outweigh the operator's
+// claim that the other nodes are gone.
 func (s *Store) prove(ctx context.Context, l *life) bool {
 	id := s.identity()
 	if !id.Unproven {
@@ -193,8 +193,8 @@ func (s *Store) seekRivals(ctx context.Context, id identity) (waiting, rival str
 	return "", ""
 }
 
-// unsettled says what else a recovered group waits for. Without a leader it stays unproven, so that
-// it can be recovered with other servers.
+// unsettled says what else a recovered group waits for. Without a leader the data stays unproven, so
+// that it can be recovered with other servers.
 func (s *Store) unsettled(l *life) string {
 	switch {
 	case s.port != nil && time.Since(s.clear) < s.cfg.Timers.Settle:

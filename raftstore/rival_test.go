@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// lost is a fleet that committed a backend and was then killed entirely.
+// lost is a killed fleet with a committed backend.
 func lost(t *testing.T, size int) *fleet {
 	f := newFleet(t, size, nil).start()
 	apply(t, f.running()[0], add("one"))
@@ -21,7 +21,6 @@ func lost(t *testing.T, size int) *fleet {
 	return f
 }
 
-// voter is the node as a server for Recover.
 func (n *node) voter() Server { return Server{*n.id.Load(), n.addr(), true} }
 
 func (n *node) recover(servers ...Server) {
@@ -31,7 +30,6 @@ func (n *node) recover(servers ...Server) {
 	}
 }
 
-// inService waits until a node's recovered data is in service.
 func (n *node) inService() *Store {
 	n.fleet.t.Helper()
 	s := n.store.Load()
@@ -45,7 +43,6 @@ func (n *node) inService() *Store {
 	return s
 }
 
-// barred fails the test unless Apply and Read are refused for this reason.
 func barred(t *testing.T, s *Store, why string) {
 	t.Helper()
 	_, err := s.Apply(context.Background(), add("never"))
@@ -114,7 +111,6 @@ func TestRecoverApartAtOnce(t *testing.T) {
 		a, b := f.nodes[0], f.nodes[1]
 		a.recover(a.voter())
 		b.recover(b.voter())
-		// Both know each other before either runs.
 		for _, n := range []*node{a, b} {
 			n.edit = func(c *Config) {
 				c.Met = func() bool { return a.store.Load() != nil && b.store.Load() != nil }
@@ -133,7 +129,7 @@ func TestRecoverApartAtOnce(t *testing.T) {
 		b.recover(a.voter(), b.voter())
 		a.start()
 		b.start()
-		b.inService() // either may lead
+		b.inService()
 		apply(t, a.inService(), add("two"))
 		until(t, "b to know", func() bool { return has(b.store.Load().State(), "two") && has(b.store.Load().State(), "one") })
 	})

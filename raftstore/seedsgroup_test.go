@@ -19,15 +19,14 @@ import (
 	"grapevine/chaos/virtual"
 )
 
-// virtualGroup is a group of whole stores in virtual time. Writes to their real data files take no
-// virtual time.
+// virtualGroup is a group of stores in virtual time, with real data files.
 type virtualGroup struct {
 	*fleet
 	t       *testing.T
 	r       *rand.Rand
 	h       *historian
 	leaders map[uint64]string // by term
-	newest  map[*Store]uint64 // highest version of State each process has shown
+	newest  map[*Store]uint64 // highest version that each process has shown
 	notes   []string
 }
 
@@ -172,7 +171,7 @@ func (g *virtualGroup) run(lasts time.Duration) {
 	g.t.Logf("healed after %v, %d terms, %d operations: %v", took, len(g.leaders), len(g.h.Operations()), g.h.count)
 }
 
-// healed waits until all nodes know the latest state and returns the time taken.
+// healed returns the time until all nodes agree.
 func (g *virtualGroup) healed() time.Duration {
 	g.t.Helper()
 	began := time.Now()
@@ -202,7 +201,7 @@ func (g *virtualGroup) healed() time.Duration {
 	return 0
 }
 
-// memoryDir is a directory for data files, in memory where possible.
+// memoryDir is in memory where possible.
 func memoryDir(t testing.TB) string {
 	if dir, err := os.MkdirTemp("/dev/shm", "raftstore"); err == nil {
 		t.Cleanup(func() { os.RemoveAll(dir) })

@@ -17,12 +17,12 @@ import (
 	"grapevine/chaos/virtual"
 )
 
-// naive is a state machine of plain maps without optimization.
+// naive is a state machine of plain maps.
 type naive struct {
 	version   uint64
 	constants Constants
 	backends  map[string]*Backend
-	retired   uint32 // highest generation of a removed backend
+	retired   uint32
 	rules     Rules
 	hot       map[uint64]HotPrefix
 	switches  Switches
@@ -109,7 +109,6 @@ func (m *naive) execute(index uint64, e entry) (changed bool, err error) {
 	return false, fmt.Errorf("no rule for %T", e.command)
 }
 
-// owner is the backend that has a URL, or nil.
 func (m *naive) owner(url string) *Backend {
 	for _, b := range m.backends {
 		if b.URL == url {
@@ -356,7 +355,6 @@ func newReplica(t *testing.T) *replica {
 	return p
 }
 
-// snapshot is nil if the machine refuses.
 func (p *replica) snapshot(t *testing.T) []byte {
 	t.Helper()
 	s, err := p.fsm.Snapshot()
@@ -376,10 +374,10 @@ type machines struct {
 	naive    *naive
 	replicas []*replica
 	log      []*raft.Log
-	applied  []int // entries that each replica has applied
+	applied  []int // per replica
 }
 
-// propose appends a command to the log, sometimes under an earlier request id.
+// propose sometimes repeats an earlier request id.
 func (m *machines) propose(c Command) {
 	m.index += 1 + uint64(m.r.IntN(2)) // raft adds its own entries between
 	e := entry{at: int64(m.index) * 10, command: c}
@@ -397,7 +395,7 @@ func (m *machines) propose(c Command) {
 	m.log = append(m.log, &raft.Log{Index: m.index, Type: raft.LogCommand, Data: e.encode()})
 }
 
-// advance applies some entries to a replica in one batch.
+// advance applies one batch to a replica.
 func (m *machines) advance(i, most int) {
 	from := m.applied[i]
 	to := min(len(m.log), from+1+m.r.IntN(most))
@@ -424,7 +422,7 @@ func (m *machines) advance(i, most int) {
 	}
 }
 
-// level brings all replicas to the end of the log and compares their snapshots.
+// level brings all replicas to the end of the log and compares them.
 func (m *machines) level() {
 	m.t.Helper()
 	var first []byte
@@ -441,7 +439,6 @@ func (m *machines) level() {
 	}
 }
 
-// install gives a replica the snapshot of a more advanced one.
 func (m *machines) install(to, from int) {
 	if m.applied[from] < m.applied[to] {
 		return

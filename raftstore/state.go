@@ -5,8 +5,7 @@ import (
 	"strings"
 )
 
-// State is one version of what the fleet agreed on. It is immutable; callers must not write to its
-// slices.
+// State is one version of what the fleet agreed on. It is immutable, slices included.
 type State struct {
 	// Version is the raft index of the last change; 0 before the first.
 	Version uint64
@@ -20,24 +19,23 @@ type State struct {
 	Switches Switches
 }
 
-// Constants give placements their meaning, so they must be equal on every node.
+// Constants must be equal on every node, because placements depend on them.
 type Constants struct {
-	KeyID      uint32 // names the secret of the block hashes
+	KeyID      uint32 // identifies the secret of the block hashes
 	BlockBytes uint32 // prompt bytes per block
 	Cluster    string
 }
 
-// Backend is one inference engine. An operator sets the fields in its JSON.
+// Backend is one inference engine. Its JSON holds what an operator sets.
 type Backend struct {
-	Name     string   `json:"name,omitempty"`      // unique, at most 128 bytes
-	URL      string   `json:"url"`                 // unique, in the form of NormalURL
+	Name     string   `json:"name,omitempty"`      // unique
+	URL      string   `json:"url"`                 // unique, see NormalURL
 	Models   []string `json:"models,omitempty"`    // empty: the engine is asked
 	Weight   float64  `json:"weight,omitempty"`    // share of the load, above 0
-	KVTokens int64    `json:"kv_tokens,omitempty"` // capacity of the KV cache; 0: the engine is asked
+	KVTokens int64    `json:"kv_tokens,omitempty"` // tokens; 0: the engine is asked
 	Source   Source   `json:"-"`
 
-	// Generation fences knowledge of the KV cache: it grows with each restart or new URL, also when
-	// a removed name returns.
+	// Generation grows whenever the KV cache is lost, and when a removed name returns.
 	Generation uint32       `json:"-"`
 	State      BackendState `json:"-"`
 	// Drained is kept while the backend is down.
@@ -45,14 +43,14 @@ type Backend struct {
 	DrainedBy Author `json:"-"`
 	DownBy    Author `json:"-"`
 	Since     int64  `json:"-"` // last change of State, unix ms
-	Reason    string `json:"-"` // of State
+	Reason    string `json:"-"`
 	Version   uint64 `json:"-"` // raft index of the last change
 }
 
-// Author says who drained a backend or marked it down.
+// Author drained a backend or marked it down.
 type Author uint8
 
-// The authors. Operators can end what any author began, other authors only their own.
+// Operators end what any author began, other authors only their own.
 const (
 	ByOperator Author = iota
 	BySource          // no source names the backend
@@ -63,11 +61,11 @@ func (a Author) String() string { return nameOf(a, "operator", "source", "health
 
 type BackendState uint8
 
-// The states of a backend. Down precedes Draining.
+// Down precedes Draining.
 const (
-	Active   BackendState = iota
-	Draining              // no new sessions
-	Down                  // no requests
+	Active BackendState = iota
+	Draining
+	Down
 )
 
 func (s BackendState) String() string {
@@ -78,10 +76,10 @@ func (s BackendState) String() string {
 type Source uint8
 
 const (
-	Static Source = iota // from the configuration
-	File                 // from a watched file
-	DNS                  // from a DNS name
-	Admin                // from an operator
+	Static Source = iota
+	File          // a watched file
+	DNS
+	Admin // an operator
 )
 
 func (s Source) String() string { return nameOf(s, "static", "file", "dns", "admin") }
@@ -93,15 +91,15 @@ func nameOf[T ~uint8](v T, names ...string) string {
 	return "unknown"
 }
 
-// Rules are the routing rules as an operator wrote them. The store does not parse them.
+// Rules are the routing rules, which the store does not parse.
 type Rules struct {
-	Text    string // YAML, at most MaxRulesBytes
+	Text    string // YAML
 	Version uint64 // raft index of the last change
 }
 
 // HotPrefix is a prefix that R backends hold on purpose; routers compute which.
 type HotPrefix struct {
-	Anchor     uint64 // block hash
+	Anchor     uint64
 	Depth      uint32 // prompt tokens up to the anchor
 	R          uint16
 	Expires    int64 // unix ms
@@ -110,7 +108,7 @@ type HotPrefix struct {
 }
 
 type Switches struct {
-	Hot bool // replicate hot prefixes; initially true
+	Hot bool // initially true
 }
 
 func (s *State) Backend(name string) (Backend, bool) {

@@ -1,8 +1,6 @@
-// Package raftstore keeps what the nodes of a fleet must agree on exactly: backends with their
-// generations, hot prefixes, routing rules and constants. It is a raft group with a durable log
-// that manages its own members and voters.
-//
-// It is not on the request path: readers use State, an immutable value.
+// Package raftstore keeps what the nodes of a fleet must agree on exactly: backends, hot prefixes,
+// routing rules and constants. It is a raft group that manages its own members and voters. Requests
+// do not wait for it: readers use State, an immutable value.
 package raftstore
 
 import (
@@ -17,11 +15,11 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// Errors of Apply, Read, Transfer and RemoveServer, for errors.Is.
+// Errors of Apply, Read, Transfer and RemoveServer.
 var (
-	// ErrNoLeader means that nothing was done. The text says who is missing.
+	// ErrNoLeader means that nothing was done.
 	ErrNoLeader = errors.New("no leader")
-	// ErrUncertain means that the command was sent, and may or may not take effect.
+	// ErrUncertain means that the command may or may not take effect.
 	ErrUncertain = errors.New("outcome unknown")
 	// ErrStopped means that the store is not running.
 	ErrStopped = errors.New("store is not running")
@@ -40,7 +38,7 @@ type Store struct {
 	caller *caller
 
 	poke    chan struct{}
-	stopped chan struct{} // closed when run has ended
+	stopped chan struct{}
 	ctx     context.Context
 	cancel  context.CancelFunc
 	wg      sync.WaitGroup
@@ -65,9 +63,9 @@ type Store struct {
 	// unwilling holds the last error of each node that refused to join, by address. Only run uses
 	// it.
 	unwilling map[string]string
-	// led is the last leader logged. Only run uses it.
+	// led is the leader logged last. Only run uses it.
 	led string
-	// clear is since when the search for rivals finds none. Only run uses it.
+	// clear is when the search for rivals began to find none. Only run uses it.
 	clear time.Time
 }
 
@@ -81,7 +79,7 @@ type problems struct {
 	clone                          cloneSighting
 }
 
-// Open opens the data, invisibly to other nodes. It fails if the data is damaged or in use.
+// Open opens the data, unnoticed by other nodes. It fails if the data is damaged or in use.
 func Open(cfg Config) (*Store, error) {
 	s, err := open(cfg)
 	if err != nil {
@@ -130,7 +128,6 @@ func open(given Config) (*Store, error) {
 	return s, nil
 }
 
-// openData opens the data file, sets the identity and publishes the stored state.
 func (s *Store) openData() (*disk, error) {
 	d, err := openDisk(s.cfg.Dir, s.cfg.Timers.Write, s.cfg.Faults, &s.counts)
 	if err != nil {
@@ -166,8 +163,8 @@ func (s *Store) openData() (*disk, error) {
 	return d, nil
 }
 
-// Start takes part in the group until Stop. It returns once the node listens, perhaps without a
-// leader. ctx bounds only the start.
+// Start takes part in the group until Stop. It returns before there is a leader. ctx bounds only
+// the start.
 func (s *Store) Start(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -202,8 +199,8 @@ func (s *Store) Start(ctx context.Context) error {
 	return nil
 }
 
-// Stop transfers leadership and ends the store. ctx bounds the transfer; the rest takes a few
-// seconds, even if the disk hangs. It is idempotent.
+// Stop transfers leadership within ctx and ends the store within seconds, even if the disk hangs.
+// It is idempotent.
 func (s *Store) Stop(ctx context.Context) error {
 	s.mu.Lock()
 	first := !s.stopping
@@ -228,7 +225,7 @@ func (s *Store) Stop(ctx context.Context) error {
 	return nil
 }
 
-// spawn runs f in a goroutine that Stop waits for.
+// spawn runs f in a goroutine; Stop waits for it.
 func (s *Store) spawn(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -240,14 +237,14 @@ func (s *Store) spawn(f func()) {
 // ID is the node's raft id, drawn once and kept in Config.Dir.
 func (s *Store) ID() string { return s.id }
 
-// State returns the latest state this node knows. It is never nil, never blocks and never goes
-// back.
+// State returns the latest state this node knows: never nil and never older than before. It does
+// not block.
 func (s *Store) State() *State { return s.view.Load().state }
 
 // Changed returns a channel that closes when a newer State arrives. Call it before State.
 func (s *Store) Changed() <-chan struct{} { return s.view.Load().changed }
 
-// Poke tells the store that the result of Config.Peers has changed.
+// Poke announces a new result of Config.Peers.
 func (s *Store) Poke() {
 	select {
 	case s.poke <- struct{}{}:
@@ -371,8 +368,7 @@ func (s *Store) report(cause error) {
 	}
 }
 
-// reopen waits until the failed disk works and begins another raft on it; nil after Stop. Meanwhile
-// the node follows in memory.
+// reopen waits until the failed disk works and begins another raft on it; nil after Stop.
 func (s *Store) reopen(failed *disk) *life {
 	ctx, cancel := context.WithCancel(s.ctx)
 	var following sync.WaitGroup
@@ -413,7 +409,6 @@ func (s *Store) reopen(failed *disk) *life {
 	}
 }
 
-// tend runs until the life's disk fails or the store stops.
 func (s *Store) tend(l *life) {
 	timer := time.NewTicker(s.cfg.Timers.Poll)
 	defer timer.Stop()
@@ -484,7 +479,6 @@ func (s *Store) compare() {
 	s.differ(mismatch(fleet, own))
 }
 
-// differ records a mismatch of constants; nil if there is none.
 func (s *Store) differ(err error) {
 	text := ""
 	if err != nil {
