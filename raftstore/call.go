@@ -15,7 +15,7 @@ import (
 const (
 	retryFirst = 5 * time.Millisecond
 	retryLast  = 100 * time.Millisecond
-	// leastAttempt avoids attempts that are cut off, which leaves their outcome unknown.
+	// leastAttempt is the least time for an attempt: if it is cut off, its outcome stays unknown.
 	leastAttempt = 20 * time.Millisecond
 	leaderPoll   = 20 * time.Millisecond
 )
@@ -98,7 +98,7 @@ func (s *Store) Transfer(ctx context.Context, to string) error {
 	return s.administer(ctx, askTransfer, transferRequest{to})
 }
 
-// RemoveServer removes a server from the group. A live one joins again.
+// RemoveServer removes a server from the group. A live server that gossip knows is added again.
 func (s *Store) RemoveServer(ctx context.Context, id string) error {
 	return s.administer(ctx, askRemove, removeRequest{id})
 }
@@ -141,7 +141,7 @@ func (s *Store) atLeader(ctx context.Context, kind requestKind, payload []byte) 
 		case a.status == answerDone:
 			return a.body, nil
 		case a.status == answerRefused && uncertain != nil && kind == askRemove:
-			return nil, nil // by an attempt whose answer was lost
+			return nil, nil // an attempt whose answer was lost has removed it
 		case a.status == answerRefused:
 			return nil, refuse(refusedInvalid, "%s", a.body)
 		case a.status == answerBarred && (uncertain == nil || kind != askApply):

@@ -37,14 +37,14 @@ type Result struct {
 	Changed bool
 }
 
-// AddBackends adds all or none. The state machine sets generation, state and version. Weight 0
-// means 1. A name or URL in use or given twice is ErrExists.
+// AddBackends adds all backends or none. The state machine sets generation, state and version.
+// Weight 0 means 1. A name or URL in use or given twice is ErrExists.
 type AddBackends struct{ Backends []Backend }
 
 // UpdateBackend changes the fields that are not nil. A new URL raises the generation.
 type UpdateBackend struct {
 	Name string
-	// another Version is ErrConflict
+	// IfVersion, if not nil, must equal the backend's Version, else ErrConflict.
 	IfVersion *uint64
 	URL       *string
 	Models    *[]string
@@ -80,7 +80,8 @@ type SetBackendState struct {
 // NewGeneration raises a backend's generation after the loss of its KV cache.
 type NewGeneration struct {
 	Name string
-	// another generation is ErrConflict, as several nodes may notice one restart; 0 matches any
+	// From is the generation that ended; 0 matches any. Another one is ErrConflict, because another
+	// node has reported the same restart.
 	From uint32
 }
 
@@ -89,7 +90,7 @@ type RemoveBackends struct{ Names []string }
 
 type SetRules struct {
 	Text string
-	// another Version is ErrConflict
+	// IfVersion, if not nil, must equal the rules' Version, else ErrConflict.
 	IfVersion *uint64
 }
 

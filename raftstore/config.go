@@ -26,7 +26,7 @@ type Config struct {
 	// Dir is the data directory, created if missing. Empty keeps everything in memory, for a fleet
 	// of one or a node that never votes.
 	Dir string
-	// The store owns Streams once Open is called. nil means no network, with Expect <= 1 and no
+	// The store owns Streams once Open is called. nil means no network and needs Expect <= 1 and no
 	// Join.
 	Streams Streams
 	// Expect is how many candidates found a group: 3 or 5. With 0 or 1 the node founds one alone,
@@ -38,12 +38,12 @@ type Config struct {
 	Voters int
 	// Server allows this node to vote, except with Join and without Dir.
 	Server bool
-	// Peers lists the other nodes that gossip knows. It is called from one goroutine at a time and
-	// must not block.
+	// Peers lists the other nodes that gossip knows; nil means none. It is called from one
+	// goroutine at a time and must not block.
 	Peers func() []Peer
 	// Met says whether gossip has met the fleet, for which recovered data waits. nil means always.
 	Met func() bool
-	// the first leader commits its own
+	// Constants are this node's; the first leader commits its own.
 	Constants Constants
 	Timers    Timers
 	Faults    *Faults
@@ -54,7 +54,7 @@ type Config struct {
 // group.
 type Timers struct {
 	Heartbeat     time.Duration // 300 ms without a leader before an election
-	Lease         time.Duration // without a quorum before a leader steps down; as Heartbeat
+	Lease         time.Duration // 300 ms without a quorum before a leader steps down; Heartbeat if that is set
 	Commit        time.Duration // 50 ms until followers learn the commit index
 	Write         time.Duration // 1 s for a disk write before the disk has failed
 	Probe         time.Duration // 5 s without a write before a leader tests its disk
@@ -66,8 +66,8 @@ type Timers struct {
 	Settle        time.Duration // 5 s without a rival group before recovered data is in service
 	Reopen        time.Duration // 5 s between attempts to reopen a failed disk
 	SnapshotEvery time.Duration // 30 s between checks for a due snapshot
-	SnapshotAfter uint64        // 512 log entries
-	KeepLog       uint64        // 512 log entries for slow followers, behind a snapshot
+	SnapshotAfter uint64        // 512 new log entries before a snapshot is due
+	KeepLog       uint64        // 512 log entries kept behind a snapshot for slow followers
 }
 
 type Peer struct {
@@ -78,7 +78,7 @@ type Peer struct {
 	Server bool
 	Alive  bool
 	Left   bool
-	Since  time.Time // of the last change of Alive or Left
+	Since  time.Time // last change of Alive or Left; may be zero
 }
 
 func (c Config) normal() (Config, error) {

@@ -38,7 +38,7 @@ func seal(b *bbolt.Bucket, key, value []byte) error {
 	return b.Put(key, binary.BigEndian.AppendUint32(bytes.Clone(value), logSum(key, value)))
 }
 
-// unseal copies a sealed value.
+// unseal copies a sealed value; nil if there is none.
 func unseal(b *bbolt.Bucket, key []byte) ([]byte, error) {
 	raw := b.Get(key)
 	if raw == nil {
@@ -332,8 +332,8 @@ func span(b []byte, from uint64, size uint32) ([]byte, bool) {
 	return b[from : from+uint64(size)], true
 }
 
-// knownKeys are the valid keys per bucket; the log has indexes. An unknown key is a damaged one,
-// whose vote or snapshot would be lost.
+// knownKeys are the valid keys per bucket; the log has indexes. An unknown key is a damaged known
+// key, whose vote or snapshot would otherwise seem never written.
 var knownKeys = map[string][]string{
 	"meta":     {string(keyIdentity), string(keyApplied)},
 	"stable":   {string(keyTerm), "LastVoteTerm", "LastVoteCand"}, // from raft

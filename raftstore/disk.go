@@ -56,7 +56,7 @@ type diskOp struct {
 }
 
 // openDisk creates a missing file and does not write to an existing one. On a read-only file system
-// the disk has failed but can be read.
+// the disk counts as failed but can be read.
 func openDisk(dir string, deadline time.Duration, faults *Faults, counts *writeCounts) (*disk, error) {
 	path := filepath.Join(dir, dataFile)
 	if err := ensureData(dir, path); err != nil {
@@ -87,8 +87,8 @@ func openDisk(dir string, deadline time.Duration, faults *Faults, counts *writeC
 	return d, nil
 }
 
-// roomBytes must be free before raft uses the file, lest a nearly full disk fail again and again:
-// about a hundred changes.
+// roomBytes, about a hundred changes, must be free before raft uses the file; a fuller disk would
+// fail again at once.
 const roomBytes = 256 << 10
 
 // tryRoom uses a temporary file, because the data file would keep the space.

@@ -175,7 +175,7 @@ func (s *Store) founders(ctx context.Context) (list []Peer, waiting string) {
 		case mismatch(s.cfg.Constants, a.info.Constants) != nil:
 			return nil, fmt.Sprintf("%s: %v", name, mismatch(a.info.Constants, s.cfg.Constants))
 		case !a.Server || a.Expect != 0 && a.Expect != s.cfg.Expect:
-			// no candidate, says gossip
+			// gossip says that the peer is no candidate
 		case a.info.Server && a.info.Expect == s.cfg.Expect && a.info.Failed == "":
 			all = append(all, Peer{ID: a.info.ID, Name: name, Addr: a.Addr})
 			seen = append(seen, name)
@@ -304,7 +304,7 @@ func (s *Store) promise(ctx context.Context, req promiseRequest) error {
 	return s.setIdentity(identity{ID: s.id, Group: req.Group, Founder: req.Founder, FounderAddr: req.Addr})
 }
 
-// released returns why a promise still holds.
+// released returns why a promise still holds; nil if the founder gave the group up or is gone.
 func (s *Store) released(ctx context.Context, id identity) error {
 	info, err := s.askInfo(ctx, id.FounderAddr)
 	switch {

@@ -41,7 +41,7 @@ const (
 	answerNotLeader                     // nothing was done; hint
 	answerRefused                       // nothing was done, retrying is useless: text
 	answerFailed                        // nothing was done, retrying may help: text
-	answerUncertain                     // may have been done: text
+	answerUncertain                     // it may have been done: text
 	answerBarred                        // nothing was done, there may be a rival group: text
 )
 

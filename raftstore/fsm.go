@@ -14,7 +14,7 @@ type fsm struct {
 	// halt gets the reason of a stop, and nil when a snapshot heals it.
 	halt func(error)
 
-	mu      sync.Mutex // raft, and requests for state
+	mu      sync.Mutex // raft's goroutine and requests for state use the machine
 	machine *machine
 	halted  error
 }

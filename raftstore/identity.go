@@ -43,7 +43,7 @@ func (g *groupID) UnmarshalText(text []byte) error {
 
 type identity struct {
 	ID string `json:"id"`
-	// Group is joined or, with Founder, promised.
+	// Group is joined or, while Founder is set, promised.
 	Group groupID `json:"group"`
 	// Founder is the node that got the promise.
 	Founder     string `json:"founder,omitempty"`

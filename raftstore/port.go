@@ -122,7 +122,7 @@ func (c *conn) Close() error {
 	return err
 }
 
-// limit leaves errors to the next read or write.
+// limit ignores errors, which the next read or write reports.
 func (c *conn) limit(t time.Time) { _ = c.Conn.SetDeadline(t) }
 
 func (c *conn) interrupt() { c.limit(time.Now().Add(-time.Second)) }
@@ -245,7 +245,7 @@ func (p *port) admit(c *conn) bool {
 		c.turnAway(err.Error())
 		return false
 	}
-	// before raft writes
+	// Answer before raft writes.
 	if _, err := c.Write([]byte{0}); err != nil {
 		return false
 	}

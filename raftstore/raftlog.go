@@ -12,7 +12,7 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// quiet is long, because raft logs each missed heartbeat.
+// quiet is how long a message is not repeated, because raft logs each missed heartbeat.
 const quiet = 10 * time.Second
 
 // raftLog logs raft's messages one level lower, as raft reports every unreachable peer as an error,

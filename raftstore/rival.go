@@ -193,8 +193,8 @@ func (s *Store) seekRivals(ctx context.Context, id identity) (waiting, rival str
 	return "", ""
 }
 
-// unsettled says what else a recovered group waits for. Without a leader the data stays unproven, so
-// that it can be recovered with other servers.
+// unsettled says what else a recovered group waits for. Without a leader the data stays unproven,
+// so that it can be recovered with other servers.
 func (s *Store) unsettled(l *life) string {
 	switch {
 	case s.port != nil && time.Since(s.clear) < s.cfg.Timers.Settle:

@@ -150,7 +150,7 @@ func decodeMachine(b []byte) (*machine, error) {
 }
 
 func (m *machine) decodeBackends(d *decoder) error {
-	// 21 bytes is the shortest backend.
+	// The shortest backend has 21 bytes.
 	m.backends = make([]Backend, d.count(MaxBackends, 21))
 	for i := range m.backends {
 		b := &m.backends[i]

@@ -5,7 +5,8 @@ import (
 	"strings"
 )
 
-// State is one version of what the fleet agreed on. It is immutable, slices included.
+// State is one version of what the fleet agreed on. It is immutable; callers must not write to its
+// slices.
 type State struct {
 	// Version is the raft index of the last change; 0 before the first.
 	Version uint64
@@ -26,7 +27,7 @@ type Constants struct {
 	Cluster    string
 }
 
-// Backend is one inference engine. Its JSON holds what an operator sets.
+// Backend is one inference engine. Its JSON holds the fields that an operator sets.
 type Backend struct {
 	Name     string   `json:"name,omitempty"`      // unique
 	URL      string   `json:"url"`                 // unique, see NormalURL
@@ -35,7 +36,8 @@ type Backend struct {
 	KVTokens int64    `json:"kv_tokens,omitempty"` // tokens; 0: the engine is asked
 	Source   Source   `json:"-"`
 
-	// Generation grows whenever the KV cache is lost, and when a removed name returns.
+	// Generation fences knowledge of the KV cache: it grows with each restart and new URL, and a
+	// removed name returns with a higher one.
 	Generation uint32       `json:"-"`
 	State      BackendState `json:"-"`
 	// Drained is kept while the backend is down.
@@ -47,7 +49,7 @@ type Backend struct {
 	Version   uint64 `json:"-"` // raft index of the last change
 }
 
-// Author drained a backend or marked it down.
+// Author says who drained a backend or marked it down.
 type Author uint8
 
 // Operators end what any author began, other authors only their own.
@@ -61,7 +63,7 @@ func (a Author) String() string { return nameOf(a, "operator", "source", "health
 
 type BackendState uint8
 
-// Down precedes Draining.
+// A backend that is drained and down is Down.
 const (
 	Active BackendState = iota
 	Draining
@@ -77,9 +79,9 @@ type Source uint8
 
 const (
 	Static Source = iota
-	File          // a watched file
+	File          // from a watched file
 	DNS
-	Admin // an operator
+	Admin // from an operator
 )
 
 func (s Source) String() string { return nameOf(s, "static", "file", "dns", "admin") }
@@ -104,11 +106,11 @@ type HotPrefix struct {
 	R          uint16
 	Expires    int64 // unix ms
 	Since      int64 // unix ms
-	LastChange int64 // of R, unix ms
+	LastChange int64 // when R changed, unix ms
 }
 
 type Switches struct {
-	Hot bool // initially true
+	Hot bool // replicate hot prefixes; initially true
 }
 
 func (s *State) Backend(name string) (Backend, bool) {

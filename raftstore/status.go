@@ -19,7 +19,7 @@ type Status struct {
 	Committed uint64         `json:"committed"`
 	Version   uint64         `json:"version"` // of State
 	Servers   []ServerStatus `json:"servers"` // sorted by id
-	// Problem needs an operator's action.
+	// Problem is what an operator should act on; empty if nothing.
 	Problem string `json:"problem,omitempty"`
 	// Waiting says what a node without a group or with recovered data waits for.
 	Waiting string `json:"waiting,omitempty"`

@@ -15,9 +15,9 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// Errors of Apply, Read, Transfer and RemoveServer.
+// Errors of Apply, Read, Transfer and RemoveServer, for errors.Is.
 var (
-	// ErrNoLeader means that nothing was done.
+	// ErrNoLeader means that nothing was done. The text says who is missing.
 	ErrNoLeader = errors.New("no leader")
 	// ErrUncertain means that the command may or may not take effect.
 	ErrUncertain = errors.New("outcome unknown")
@@ -25,7 +25,8 @@ var (
 	ErrStopped = errors.New("store is not running")
 )
 
-// Store is one node's part of the group. All methods are safe for concurrent use.
+// Store is one node's part of the group. Its methods work on every node and are safe for concurrent
+// use.
 type Store struct {
 	cfg  Config
 	id   string
@@ -163,8 +164,8 @@ func (s *Store) openData() (*disk, error) {
 	return d, nil
 }
 
-// Start takes part in the group until Stop. It returns before there is a leader. ctx bounds only
-// the start.
+// Start takes part in the group until Stop. It returns once the node listens, without waiting for a
+// leader. ctx bounds only the start.
 func (s *Store) Start(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -199,7 +200,7 @@ func (s *Store) Start(ctx context.Context) error {
 	return nil
 }
 
-// Stop transfers leadership within ctx and ends the store within seconds, even if the disk hangs.
+// Stop transfers leadership within ctx, then ends the store within seconds, even if the disk hangs.
 // It is idempotent.
 func (s *Store) Stop(ctx context.Context) error {
 	s.mu.Lock()
@@ -241,10 +242,11 @@ func (s *Store) ID() string { return s.id }
 // not block.
 func (s *Store) State() *State { return s.view.Load().state }
 
-// Changed returns a channel that closes when a newer State arrives. Call it before State.
+// Changed returns a channel that closes when a newer State arrives. Call it before State to miss no
+// change.
 func (s *Store) Changed() <-chan struct{} { return s.view.Load().changed }
 
-// Poke announces a new result of Config.Peers.
+// Poke makes the store call Config.Peers at once.
 func (s *Store) Poke() {
 	select {
 	case s.poke <- struct{}{}:
@@ -313,7 +315,8 @@ func (s *Store) current() *life {
 	return s.life
 }
 
-// run manages the group until Stop, one raft after another. l is nil if disk d failed at the start.
+// run manages the group until Stop, one raft after another. l is nil if disk d failed before the
+// first.
 func (s *Store) run(l *life, d *disk) {
 	defer close(s.stopped)
 	for {
