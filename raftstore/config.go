@@ -54,7 +54,7 @@ type Config struct {
 // group.
 type Timers struct {
 	Heartbeat     time.Duration // 300 ms without a leader before an election
-	Lease         time.Duration // 300 ms without a quorum before a leader steps down; Heartbeat if that is set
+	Lease         time.Duration // without a quorum before a leader steps down; default Heartbeat
 	Commit        time.Duration // 50 ms until followers learn the commit index
 	Write         time.Duration // 1 s for a disk write before the disk has failed
 	Probe         time.Duration // 5 s without a write before a leader tests its disk
