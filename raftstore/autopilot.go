@@ -29,7 +29,7 @@ func (c change) String() string { return nameOf(c, "nothing", "promote", "demote
 //     tolerates no more losses.
 //   - A stable server gets a vote when live voters are too few.
 //   - A dead voter may return, so it loses its vote only if enough live voters remain, at least
-//     three and an odd number.
+//     three and, up to wanted, an odd number.
 //   - While half of the voters or more are dead, none loses its vote: they may be beyond a
 //     partition.
 //   - A live voter loses its vote only above the wanted number.
