@@ -12,33 +12,30 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Backend is one engine of the static list. In YAML it is a mapping, or a URL
-// alone; on the command line and in the environment it is the text form that
-// UnmarshalText reads.
+// Backend is one engine of the static list: in YAML a mapping or a bare URL, on the command line
+// and in the environment the text that UnmarshalText reads.
 type Backend struct {
-	URL      string   // http://host:port[/base] or https://...; the port defaults to the scheme's
+	URL      string   // http://host:port[/base] or https: // http://host:port[/base] or https://...; the port defaults to the scheme's
 	Name     string   // unique; shown to clients in x-grapevine-backend. Default: host:port and base
-	Models   []string // what it serves; nil: it is asked
-	Weight   float64  // share of traffic against the others; 0 is 1
-	KVTokens int      // capacity of its KV cache in tokens; 0: unknown, learned
-	APIKey   string   // sent as "Authorization: Bearer"; replaces what the client sent
-	// APIKeyFile holds the api_key instead, so that it is in no process list, variable or
-	// configuration. It is read at the start and at each reload.
+	Models   []string // served models; nil: the engine is asked
+	Weight   float64  // relative share of traffic; 0 becomes 1
+	KVTokens int      // capacity of its KV cache in tokens; 0: learned
+	APIKey   string   // sent as "Authorization: Bearer"; replaces the client's
+	// APIKeyFile keeps the api_key out of process lists, variables and configuration. It is read at
+	// the start and at each reload.
 	APIKeyFile string
 	CAFile     string // PEM roots for https; default: the system's
 }
 
-// Rule gives the requests it matches a strategy of their own. Fields left
-// empty match everything; all given ones must match.
+// Rule gives the requests it matches their own strategy. All fields given must match.
 type Rule struct {
 	Model       string
 	Path        string // prefix of the request path
-	Header      string // name; matches when present with HeaderValue, or with any value if that is empty
+	Header      string // name; matches HeaderValue, or any value if that is empty
 	HeaderValue string
 	Strategy    string
 }
 
-// fields of a backend under their keys, for YAML.
 func (b *Backend) fields() []field {
 	return []field{
 		{"url", "text", &b.URL}, {"name", "text", &b.Name}, {"models", "list of texts", &b.Models},
@@ -47,7 +44,6 @@ func (b *Backend) fields() []field {
 	}
 }
 
-// fields of a rule under their keys, for YAML.
 func (r *Rule) fields() []field {
 	return []field{
 		{"model", "text", &r.Model}, {"path", "text", &r.Path}, {"header", "text", &r.Header},
@@ -134,7 +130,7 @@ func (r *Rule) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// check normalises the entry and says what is wrong with it.
+// check normalises the entry, or returns the first mistake.
 func (b *Backend) check() error {
 	u, err := url.Parse(b.URL)
 	switch {
@@ -165,8 +161,7 @@ func (b *Backend) check() error {
 		return errors.New("api_key holds a character that no header may hold")
 	}
 	u.Path = strings.TrimSuffix(u.Path, "/")
-	// Engines document their URL with /v1 as clients want it; requests arrive
-	// with /v1 in their own path.
+	// Engines document their URL with /v1; requests carry /v1 in their own path.
 	u.Path = strings.TrimSuffix(u.Path, "/v1")
 	b.URL = u.String()
 	if b.Name == "" {
@@ -181,15 +176,14 @@ func (b *Backend) check() error {
 	return nil
 }
 
-// finite says whether x is a number one can reckon with.
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 
-// headerWord says whether s can stand in a header as one word: visible ASCII.
+// headerWord reports whether s is visible ASCII without spaces, fit for a header.
 func headerWord(s string) bool {
 	return !strings.ContainsFunc(s, func(r rune) bool { return r < '!' || r > '~' })
 }
 
-// address splits the URL into what a dialer and a Host header need.
+// address splits the URL for a dialer and a Host header.
 func (b *Backend) address() (addr, host, base string, tls bool) {
 	u, err := url.Parse(b.URL)
 	if err != nil {

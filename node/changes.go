@@ -16,23 +16,24 @@ import (
 	"grapevine/raftstore"
 )
 
-// Changed is the answer to every change.
+// Changed is the answer to every change of the agreed state.
 type Changed struct {
-	// Version is that of the state in which the change is; that of the state which
-	// the node that was asked has if there was nothing to change.
+	// Version is the version that contains the change, or the asked node's current one if nothing
+	// changed.
 	Version uint64 `json:"version"`
-	// Changed is false if everything was so already.
+	// Changed is false if the state already was as requested.
 	Changed bool `json:"changed"`
 }
 
-// change applies a command and waits until this node goes by it, so that who
-// asks the same node next sees it. Whatever has to be waited for before that, it has failed within changeWithin.
+// change applies a command and waits until this node routes by it, so that the client's next
+// request to the same node sees the change. Waiting for the configured backends and the commit
+// together fail after changeWithin.
 func (n *Node) change(ctx context.Context, c raftstore.Command) (*Changed, error) {
 	s, err := n.agreement()
 	if err != nil {
 		return nil, err
 	}
-	// Raft's timers are set in tests alone: those that are patient with a change are so here.
+	// Tests slow Raft's timers down; a change then gets as much more time.
 	within, cancel := context.WithTimeout(ctx, changeWithin+n.raftTimers.Call)
 	defer cancel()
 	if err := n.awaitSaid(within, s); err != nil {
@@ -43,17 +44,18 @@ func (n *Node) change(ctx context.Context, c raftstore.Command) (*Changed, error
 		return nil, err
 	}
 	if !result.Changed {
-		return &Changed{Version: s.State().Version}, nil // nothing will come that could be waited for
+		return &Changed{Version: s.State().Version}, nil // no new version comes
 	}
 	n.awaitVersion(ctx, s, result.Index)
 	return &Changed{Version: result.Index, Changed: true}, nil
 }
 
-// errNotSaid is returned for changes of a fleet that has not heard of this node's own list. The store's error that is wrapped beside it says why.
+// errNotSaid means that the configured backends are not committed yet. The store's error wrapped
+// beside it says why.
 var errNotSaid = errors.New("the configured backends could not be put to the fleet yet")
 
-// awaitSaid waits until the configured backends have been put to the fleet, or ctx ends. A change that came before would make a state of it in
-// which they are missing, and by that all nodes would route: requests would be refused until the list had come, too.
+// awaitSaid waits until proposeOwn has finished with the configured backends. An earlier change
+// would produce a state without them, and all nodes would route by that state.
 func (n *Node) awaitSaid(ctx context.Context, s *raftstore.Store) error {
 	select {
 	case <-n.said:
@@ -64,7 +66,7 @@ func (n *Node) awaitSaid(ctx context.Context, s *raftstore.Store) error {
 	defer cancel()
 	answered := make(chan error, 1)
 	go func() {
-		_, err := s.Read(asking) // finds out beside the wait what the list waits for: who is missing, mostly
+		_, err := s.Read(asking) // learns meanwhile why the list cannot be committed: usually missing voters
 		answered <- err
 	}()
 	select {
@@ -78,8 +80,8 @@ func (n *Node) awaitSaid(ctx context.Context, s *raftstore.Store) error {
 	return errNotSaid
 }
 
-// ownWait bounds how long the answer to a change is held until the node that was
-// asked has it itself; it is a follower then, and far behind.
+// ownWait bounds how long the answer waits for this node to apply the change: past it, the node is
+// a follower that is far behind.
 const ownWait = time.Second
 
 func (n *Node) awaitVersion(ctx context.Context, s *raftstore.Store, version uint64) {
@@ -99,10 +101,11 @@ func (n *Node) awaitVersion(ctx context.Context, s *raftstore.Store, version uin
 	}
 }
 
-// NewBackend is a backend as an operator adds it. The name is host:port of the URL if it is empty; a weight of 0 is 1.
+// NewBackend is a backend as an operator adds it. An empty name becomes the URL's host:port; weight
+// 0 becomes 1.
 type NewBackend = raftstore.Backend
 
-// completeNew checks a backend that an operator adds, and fills in what was left out.
+// completeNew checks a backend that an operator adds, and fills in the defaults.
 func completeNew(b *raftstore.Backend, place string) *Refusal {
 	own := Backend{URL: b.URL, Name: b.Name, Models: b.Models, Weight: b.Weight}
 	if err := own.check(); err != nil {
@@ -119,14 +122,14 @@ func completeNew(b *raftstore.Backend, place string) *Refusal {
 }
 
 const (
-	// changeWithin is how long a change may take, with the look at engines before
-	// it, until it has failed: a fleet without a majority says so within 2 s.
+	// changeWithin bounds a change, with the check of its engines: a fleet without a majority
+	// answers within 2 s.
 	changeWithin = 1900 * time.Millisecond
-	// changeLeast is what is left to it after a long look: an election's time.
+	// changeLeast remains for the commit after a long check: the time of an election.
 	changeLeast = 1200 * time.Millisecond
 )
 
-// changeBy is until when a change may try that was asked for at began and begins now.
+// changeBy returns the deadline of a change that was requested at began and can be applied now.
 func changeBy(began, now time.Time) time.Time {
 	by := began.Add(changeWithin)
 	if least := now.Add(changeLeast); by.Before(least) {
@@ -135,7 +138,7 @@ func changeBy(began, now time.Time) time.Time {
 	return by
 }
 
-// addBackends answers POST /backends: all are added, or none.
+// addBackends answers POST /backends: it adds all backends, or none.
 func (n *Node) addBackends(w http.ResponseWriter, r *http.Request) {
 	began := time.Now()
 	var body struct {
@@ -179,9 +182,8 @@ func (n *Node) answerChange(w http.ResponseWriter, r *http.Request, c raftstore.
 	n.answerPlaced(w, r, c, func(*raftstore.State) string { return "" })
 }
 
-// answerPlaced makes a change and answers what became of it. place finds where in the
-// request that is which the fleet has, or has not: the refusal names it, and is the
-// leader's, who may know of a newer state than this node.
+// answerPlaced makes a change and answers with its outcome. place finds the offending field in this
+// node's state when the leader refuses a name or URL that exists, or a name that does not.
 func (n *Node) answerPlaced(w http.ResponseWriter, r *http.Request, c raftstore.Command, place func(*raftstore.State) string) {
 	done, err := n.change(r.Context(), c)
 	if err == nil {
@@ -195,15 +197,15 @@ func (n *Node) answerPlaced(w http.ResponseWriter, r *http.Request, c raftstore.
 	refused.write(w)
 }
 
-// placeTaken is the first of new backends whose name or URL a state, or another of
-// them, has; "" if none.
+// placeTaken returns the place of the first new backend whose name or URL is already used in the
+// state or earlier in specs; "" if none.
 func placeTaken(s *raftstore.State, specs []raftstore.Backend) string {
 	names, urls := make(map[string]bool), make(map[string]bool)
 	for i := range s.Backends {
 		names[s.Backends[i].Name], urls[s.Backends[i].URL] = true, true
 	}
 	for i := range specs {
-		url, _ := raftstore.NormalURL(specs[i].URL) // it was checked
+		url, _ := raftstore.NormalURL(specs[i].URL) // completeNew checked it
 		switch {
 		case names[specs[i].Name]:
 			return fmt.Sprintf("backends[%d].name", i)
@@ -215,7 +217,7 @@ func placeTaken(s *raftstore.State, specs []raftstore.Backend) string {
 	return ""
 }
 
-// placeUnknown is the first of some names that a state does not have; "" if it has all.
+// placeUnknown returns the place of the first name that the state lacks; "" if none.
 func placeUnknown(s *raftstore.State, names []string, place func(i int) string) string {
 	for i, name := range names {
 		if _, ok := s.Backend(name); !ok {
@@ -225,8 +227,7 @@ func placeUnknown(s *raftstore.State, names []string, place func(i int) string) 
 	return ""
 }
 
-// checkNew finds what the store cannot know of new backends: names that gossip
-// cannot tell apart, and engines that nobody answers for.
+// checkNew checks what the store cannot: that gossip keys differ and that the engines answer.
 func (n *Node) checkNew(ctx context.Context, specs []raftstore.Backend, force bool) *Refusal {
 	keys := make(map[uint32]string)
 	for _, u := range n.fleet.roster().list {
@@ -256,16 +257,14 @@ func (n *Node) checkNew(ctx context.Context, specs []raftstore.Backend, force bo
 	return nil
 }
 
-// reachTimeout bounds the look at all new engines together, below the patience of
-// whoever asks.
+// reachTimeout bounds the check of all new engines together, below a client's patience.
 const reachTimeout = 4 * time.Second
 
-// reachers bounds how many are looked at at once.
+// reachers bounds concurrent checks.
 const reachers = 64
 
-// reach asks every one of the backends something, as this node would, and says
-// what keeps it from answering. What it answers is no matter, unless it is that
-// something in front of it has no engine.
+// reach sends every backend one request as this node would, and returns the errors by index. Any
+// answer below 500 passes; a 5xx may come from a proxy that has no engine behind it.
 func (n *Node) reach(ctx context.Context, specs []raftstore.Backend) []error {
 	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
 	defer cancel()
@@ -283,18 +282,18 @@ func (n *Node) reach(ctx context.Context, specs []raftstore.Backend) []error {
 	return errs
 }
 
-// lists says whether the configuration has a backend of that name at that URL.
+// lists reports whether the configuration has a backend of that name at that URL.
 func (c *Config) lists(name, url string) bool {
 	return slices.ContainsFunc(c.Backends, func(b Backend) bool { return b.Name == name && sameURL(b.URL, url) })
 }
 
-// reachOne sends the api_key that is configured for a name only to where that is
-// configured to be: otherwise whoever can ask for a change could have it sent
-// anywhere, even by one that is refused.
+// reachOne sends the api_key configured for a name only to the URL configured for that name:
+// otherwise any client allowed to ask for a change, even a refused one, could have the key sent
+// anywhere.
 func (n *Node) reachOne(ctx context.Context, spec *raftstore.Backend) error {
 	own := n.fleet.localOf(spec.Name)
 	if !n.cfg.lists(spec.Name, spec.URL) {
-		own.apiKey = "" // a refusal is an answer, too, and nothing has been agreed on yet
+		own.apiKey = "" // a refusal counts as an answer, too
 	}
 	b := Backend{URL: spec.URL, Name: spec.Name}
 	_, host, _, secure := b.address()
@@ -329,7 +328,7 @@ var actions = map[string]raftstore.Action{
 	"drain": raftstore.Drain, "resume": raftstore.Resume, "down": raftstore.MarkDown, "up": raftstore.MarkUp,
 }
 
-// setBackendState answers PATCH /backends: one action on all of the named, or on none.
+// setBackendState answers PATCH /backends: one action on all named backends, or on none.
 func (n *Node) setBackendState(w http.ResponseWriter, r *http.Request) {
 	var body stateChange
 	if refused := readBody(w, r, &body); refused != nil {
@@ -361,7 +360,7 @@ func (n *Node) setBackendState(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// backendUpdate is the body of PATCH /backends/NAME: what is left out stays.
+// backendUpdate is the body of PATCH /backends/NAME; omitted fields stay.
 type backendUpdate struct {
 	IfVersion *uint64   `json:"if_version,omitempty"`
 	URL       *string   `json:"url,omitempty"`
@@ -370,7 +369,6 @@ type backendUpdate struct {
 	KVTokens  *int64    `json:"kv_tokens,omitempty"`
 }
 
-// updateBackend answers PATCH /backends/NAME.
 func (n *Node) updateBackend(w http.ResponseWriter, r *http.Request) {
 	var body backendUpdate
 	if refused := readBody(w, r, &body); refused != nil {
@@ -420,7 +418,7 @@ func (n *Node) reachWithin(ctx context.Context, spec *raftstore.Backend) error {
 	return n.reachOne(ctx, spec)
 }
 
-// removeBackends answers DELETE /backends?name=A&name=B: all are removed, or none.
+// removeBackends answers DELETE /backends?name=A&name=B: it removes all, or none.
 func (n *Node) removeBackends(w http.ResponseWriter, r *http.Request) {
 	names := r.URL.Query()["name"]
 	if len(names) == 0 || slices.Contains(names, "") {
@@ -436,8 +434,8 @@ func (n *Node) removeBackends(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// listBackends answers GET /backends. With consistent, the answer holds every
-// change that was confirmed anywhere before it was asked for.
+// listBackends answers GET /backends. With consistent, the answer holds every change confirmed on
+// any node before the request.
 func (n *Node) listBackends(w http.ResponseWriter, r *http.Request) {
 	consistent, refused := isSet(r, "consistent")
 	if refused != nil {

@@ -16,21 +16,20 @@ import (
 	"grapevine/gossip/member"
 )
 
-// maxConfigFile bounds what is read as a configuration: thousands of backends
-// fit ten times over, a mistaken path (a model file, a device) does not.
+// maxConfigFile fits thousands of backends ten times over, but not a mistaken path to a model file
+// or a device.
 const maxConfigFile = 4 << 20
 
-// ConfigError is one thing wrong with a configuration: where it is, what is
-// wrong, and what to write instead.
+// ConfigError is one mistake in a configuration and its remedy.
 type ConfigError struct {
-	File   string // "" when it did not come from a file
+	File   string // "" if not from a file
 	Line   int    // 1-based; 0 unknown
-	Key    string // the setting, "" for the file as a whole
+	Key    string // the setting; "" for the whole file
 	Reason string
 	Remedy string
 }
 
-// Error prints FILE:LINE: key: reason (remedy), leaving out what is unknown.
+// Error prints FILE:LINE: key: reason: remedy, omitting what is unknown.
 func (e *ConfigError) Error() string {
 	var b strings.Builder
 	if e.File != "" {
@@ -50,10 +49,9 @@ func (e *ConfigError) Error() string {
 	return b.String()
 }
 
-// Load reads a YAML file over the defaults. Unknown and repeated keys are
-// errors. The result is not validated yet, since flags may still be laid over
-// it; lines maps each key found to its line, for Validate's errors. Every
-// mistake is reported, not only the first: the error is a join of *ConfigError.
+// Load reads a YAML file over the defaults. Unknown and repeated keys are errors; the error joins
+// one *ConfigError per mistake. The result is not validated, since flags may override it; lines
+// maps each key to its line, for Validate's errors.
 func Load(path string) (cfg Config, lines map[string]int, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -78,11 +76,10 @@ func Load(path string) (cfg Config, lines map[string]int, err error) {
 	return cfg, lines, nil
 }
 
-// secretFiles names, for each key under which a secret can be written into the
-// configuration itself, the setting that takes a file instead.
+// secretFiles names, for each key that can hold a secret, the setting that takes a file instead.
 var secretFiles = map[string]string{"secret": "secret_file", "backends": "api_key_file"}
 
-// inlineSecret is the key of a secret that the configuration itself holds, "" if none.
+// inlineSecret is the first key that holds a secret in the configuration itself, "" if none.
 func (c *Config) inlineSecret() string {
 	switch {
 	case c.Secret != "":
@@ -100,7 +97,7 @@ func Parse(name string, text []byte) (cfg Config, lines map[string]int, err erro
 	dec := yaml.NewDecoder(bytes.NewReader(text))
 	switch err := dec.Decode(&doc); {
 	case errors.Is(err, io.EOF):
-		return cfg, lines, nil // an empty file says nothing, and that is allowed
+		return cfg, lines, nil // an empty file is allowed
 	case err != nil:
 		return Config{}, nil, &ConfigError{File: name, Reason: err.Error()}
 	}
@@ -122,23 +119,21 @@ func Parse(name string, text []byte) (cfg Config, lines map[string]int, err erro
 	return cfg, lines, errors.Join(errs...)
 }
 
-// field is one key a mapping may have, and where its value goes.
+// field is a key that a mapping may have, and the destination of its value.
 type field struct {
 	key  string
 	kind string
 	dst  any // pointer
 }
 
-// decodeMapping reads a mapping strictly: known keys only, each once. lines,
-// if not nil, receives the line of each key. It walks the nodes itself rather
-// than use the decoder's strictness because that neither reaches into types
-// with their own decoding nor says what to write instead.
+// decodeMapping accepts known keys only, each once. lines, if not nil, receives the line of each
+// key. yaml's own strict mode does not reach into types with custom decoding and offers no remedy.
 func decodeMapping(n *yaml.Node, path string, fields []field, lines map[string]int) []error {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
 	}
 	if n.Kind == yaml.ScalarNode && n.Tag == "!!null" {
-		return nil // a file, or an entry, of comments only
+		return nil // a file or entry with comments only
 	}
 	if n.Kind != yaml.MappingNode {
 		return []error{&ConfigError{Line: n.Line, Key: path, Reason: "not a mapping", Remedy: "write KEY: VALUE lines"}}
@@ -166,7 +161,6 @@ func decodeMapping(n *yaml.Node, path string, fields []field, lines map[string]i
 	return errs
 }
 
-// decodeValue reads one value into a field.
 func decodeValue(v *yaml.Node, key string, f field) []error {
 	if v.Kind == yaml.AliasNode {
 		v = v.Alias
@@ -186,7 +180,7 @@ func decodeValue(v *yaml.Node, key string, f field) []error {
 		})
 	}
 	if d, ok := f.dst.(*time.Duration); ok && v.Kind == yaml.ScalarNode && v.Value == "0" {
-		*d = 0 // the one duration that needs no unit; a flag takes it too
+		*d = 0 // 0 needs no unit, as in flags
 		return nil
 	}
 	if v.Kind == yaml.ScalarNode && v.Tag == "!!null" {
@@ -232,7 +226,7 @@ func join(path, key string) string {
 	return path + "." + key
 }
 
-// remedyUnknown names the nearest known key, if one is near, else all of them.
+// remedyUnknown names the nearest known key, or all keys if none is near.
 func remedyUnknown(key string, fields []field) string {
 	norm := strings.ReplaceAll(strings.ToLower(key), "-", "_")
 	best, bestDist := "", len(norm)/3+1
