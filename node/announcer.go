@@ -7,17 +7,16 @@ import (
 	"grapevine/prefixtree"
 )
 
-// announcer is the tree as the policy of a node in a fleet sees it: what a
-// request changes in it is also news for the others. It waits for nobody and,
-// once its buffers have grown, allocates nothing. Safe for concurrent use.
+// announcer is the tree that the policy of a fleet's node writes to; it also queues each change for
+// the other nodes. It never blocks on peers and allocates nothing once its buffers have grown. Safe
+// for concurrent use.
 type announcer struct {
-	*prefixtree.Tree // what only reads goes straight there
+	*prefixtree.Tree // reads go straight there
 	outbox           *prefixtree.Outbox
 	buffers          sync.Pool // of *[]prefixtree.Fact
 	posted           kindCounts
 }
 
-// kindCounts counts facts by kind. Safe for concurrent use.
 type kindCounts [prefixtree.Fence + 1]atomic.Uint64
 
 func (c *kindCounts) add(news []prefixtree.Fact) {
@@ -40,14 +39,12 @@ func newAnnouncer(tree *prefixtree.Tree, outbox *prefixtree.Outbox) *announcer {
 	return a
 }
 
-// maxKeptFacts bounds the buffers that are kept: the anchors of a prompt of
-// about 500k tokens. One longer prompt must not leave its memory behind.
+// maxKeptFacts are the anchors of a prompt of about 500k tokens; larger buffers are freed.
 const maxKeptFacts = 1024
 
-// buffer is an empty one to collect news in; post takes it back.
 func (a *announcer) buffer() *[]prefixtree.Fact { return a.buffers.Get().(*[]prefixtree.Fact) }
 
-// post takes the news out of a buffer to the outbox, and the buffer back.
+// post queues news and returns the buffer to the pool.
 func (a *announcer) post(buffer *[]prefixtree.Fact, news []prefixtree.Fact) {
 	if len(news) > 0 {
 		a.posted.add(news)

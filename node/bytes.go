@@ -7,9 +7,8 @@ import (
 	"strings"
 )
 
-// Bytes is a size in bytes that reads and prints with a unit: 512, 64KiB,
-// 1.5GiB, 10MB. Units are KiB, MiB, GiB (powers of 1024) and KB, MB, GB
-// (powers of 1000).
+// Bytes is a size in bytes, written with an optional unit: KiB, MiB, GiB (powers of 1024) or KB,
+// MB, GB (powers of 1000).
 type Bytes int64
 
 var byteUnits = []struct {

@@ -16,25 +16,23 @@ import (
 )
 
 const (
-	// askTimeout bounds one question to one engine: an engine busy with a long
-	// prefill still answers from another thread well within it.
+	// askTimeout bounds one question: an engine answers it within seconds even during a long
+	// prefill.
 	askTimeout = 5 * time.Second
-	// maxModelList and maxMetricsPage bound one answer: 4 MiB hold tens of
-	// thousands of adapters, and ten times the largest metrics page seen.
+	// An answer of 4 MiB holds tens of thousands of adapters, and ten times the largest known
+	// metrics page.
 	maxModelList   = 4 << 20
 	maxMetricsPage = 4 << 20
-	// maxModelNames bounds what is kept of one engine's list.
-	maxModelNames = 10_000
-	// askers bounds how many engines are asked at once.
+	maxModelNames  = 10_000
+	// askers bounds concurrent questions.
 	askers = 16
 )
 
-// question is what is asked of one engine; what it hears is its own business.
+// question asks one engine and records its answer.
 type question func(ctx context.Context, u *upstream)
 
-// rounds puts a question to every backend of the roster at once, and again every
-// interval, and to those that are new as soon as they are there, until ctx ends.
-// It returns when no question is under way any more.
+// rounds asks every backend at once, again every interval, and new ones as soon as they appear,
+// until ctx ends. No question is running when it returns.
 func (f *fleet) rounds(ctx context.Context, interval time.Duration, ask question) {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
@@ -57,7 +55,6 @@ func (f *fleet) rounds(ctx context.Context, interval time.Duration, ask question
 	}
 }
 
-// askAll puts the question to every one of the backends once, a few at a time.
 func askAll(ctx context.Context, list []*upstream, ask question) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -77,7 +74,7 @@ func askAll(ctx context.Context, list []*upstream, ask question) {
 	}
 }
 
-// get asks a backend for one page of at most limit bytes.
+// get reads one page of at most limit bytes.
 func (u *upstream) get(ctx context.Context, path string, limit int64) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.URL+path, nil)
 	if err != nil {
@@ -104,8 +101,6 @@ func (u *upstream) get(ctx context.Context, path string, limit int64) ([]byte, e
 	return text, nil
 }
 
-// askModels returns the entries of the engine's list. An engine that lists none serves, as
-// far as is known, any.
 func (u *upstream) askModels(ctx context.Context) ([]listedModel, error) {
 	text, err := u.get(ctx, "/v1/models", maxModelList)
 	if err != nil {
@@ -114,7 +109,7 @@ func (u *upstream) askModels(ctx context.Context) ([]listedModel, error) {
 	return parseModels(text)
 }
 
-// askMetrics returns what the engine says of its load, under vLLM's or SGLang's names.
+// askMetrics understands the metric names of vLLM and SGLang.
 func (u *upstream) askMetrics(ctx context.Context) (engine.Metrics, error) {
 	text, err := u.get(ctx, "/metrics", maxMetricsPage)
 	if err != nil {
@@ -123,7 +118,7 @@ func (u *upstream) askMetrics(ctx context.Context) (engine.Metrics, error) {
 	return engine.ParseMetrics(bytes.NewReader(text))
 }
 
-// parseModels reads OpenAI's list of models: its entries by id, without duplicates.
+// parseModels returns the entries of OpenAI's model list, sorted by id, without duplicates.
 func parseModels(text []byte) ([]listedModel, error) {
 	var list struct {
 		Data []json.RawMessage `json:"data"`
@@ -150,7 +145,6 @@ func parseModels(text []byte) ([]listedModel, error) {
 	return slices.CompactFunc(models, func(a, b listedModel) bool { return a.id == b.id }), nil
 }
 
-// idsOf are the names of models.
 func idsOf(list []listedModel) []string {
 	var names []string
 	for i := range list {

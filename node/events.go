@@ -7,8 +7,7 @@ import (
 	"grapevine/raftstore"
 )
 
-// Values of the field "event" of log lines: what operators search for and alert on. The
-// text beside them may change, these do not. Events lists all with their meaning.
+// Values of the log field "event", for searches and alerts: unlike messages they never change.
 const (
 	EventStarted       = "started"
 	EventReady         = "ready"
@@ -34,7 +33,7 @@ const (
 	EventProbesPass     = "engine_probes_pass"
 )
 
-// Event is one value of the field "event" and when it is logged.
+// Event is one value of the log field "event" and when it is logged.
 type Event struct{ Name, Meaning string }
 
 // Events lists every event in the order of docs/operate.md, which is generated from it.

@@ -10,16 +10,15 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// Receipt explains one decision: the answer of /explain. Token counts are
-// estimates; see policy.Decision.
+// Receipt explains one decision: the answer to POST /explain. Token counts are estimates; see
+// policy.Decision.
 type Receipt struct {
 	Node        string `json:"node"`
 	Path        string `json:"path"`
 	Model       string `json:"model"`
 	PromptBytes int    `json:"prompt_bytes"`
 	Blocks      int    `json:"blocks"`
-	// Note says what would be done differently than the request asks, or could
-	// not be understood; "" if nothing.
+	// Note says where a real request would be treated differently; "" if nowhere.
 	Note string `json:"note,omitempty"`
 
 	Backend         string `json:"backend"`
@@ -28,13 +27,12 @@ type Receipt struct {
 	PromptTokens    int    `json:"prompt_tokens"`
 	MatchedBlocks   int    `json:"matched_blocks"`
 	PredictedTokens int    `json:"predicted_tokens"` // expected in the backend's cache
-	Hot             string `json:"hot,omitempty"`    // anchor of the hot prefix that the prompt begins with
-	Replicas        int    `json:"replicas"`         // backends that are agreed to hold it; 0: it is not hot
-	Eligible        int    `json:"eligible"`         // backends there were to choose from
+	Hot             string `json:"hot,omitempty"`    // anchor of the prompt's hot prefix
+	Replicas        int    `json:"replicas"`         // agreed holders of it; 0: not hot
+	Eligible        int    `json:"eligible"`         // backends to choose from
 	Trial           bool   `json:"trial"`            // the backend failed lately
-	LastResort      bool   `json:"last_resort"`      // all of them did
-	// Candidates are the chosen backend and then the cheapest others, at most
-	// policy.MaxConsidered.
+	LastResort      bool   `json:"last_resort"`      // all backends failed lately
+	// Candidates are the chosen backend, then the cheapest others, at most policy.MaxConsidered.
 	Candidates []Candidate `json:"candidates"`
 }
 
@@ -43,11 +41,11 @@ type Candidate struct {
 	Backend       string  `json:"backend"`
 	MatchedBlocks int     `json:"matched_blocks"`
 	HeldTokens    float64 `json:"held_tokens"`   // of the prompt
-	QueuedTokens  float64 `json:"queued_tokens"` // to be computed before it
+	QueuedTokens  float64 `json:"queued_tokens"` // computed before it
 	Active        int64   `json:"active"`        // requests
 	Rate          float64 `json:"rate"`          // prefill tokens/s
 	AgeS          float64 `json:"age_s"`         // since the deepest held block was touched
-	Cost          float64 `json:"cost"`          // in the strategy's unit, lower is better
+	Cost          float64 `json:"cost"`          // in the strategy's unit; lower is better
 }
 
 func (r *Receipt) take(d *policy.Decision) {
@@ -65,9 +63,8 @@ func (r *Receipt) take(d *policy.Decision) {
 	}
 }
 
-// Explain decides where a request would go now, without sending it or leaving
-// a trace. header returns the value of a request header, or nil. The errors are
-// those of the policy (ErrNoBackend, ErrUnknownModel).
+// Explain returns where such a request would go now, without sending or recording it. header
+// returns a header's value or nil. Errors: ErrNoBackend and ErrUnknownModel of policy.
 func (n *Node) Explain(path string, header func(name string) []byte, body []byte) (*Receipt, error) {
 	var q policy.Request
 	r := &Receipt{Node: n.name, Path: path}
@@ -92,10 +89,8 @@ func (n *Node) Explain(path string, header func(name string) []byte, body []byte
 	return r, nil
 }
 
-// explain answers POST /explain?path=PATH: where a request with this body and
-// these headers would go now, and why. It reads the request with the proxy's
-// own code and decides with the policy's; nothing is dispatched, charged or
-// recorded.
+// explain answers POST /explain?path=PATH with the proxy's own parser and the policy's own
+// decision.
 func (n *Node) explain(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, int64(n.cfg.MaxBody)))
 	if err != nil {
