@@ -9,7 +9,7 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// TestOpenAdminIsTold: a node whose admin API shows things beyond its machine says so.
+// TestOpenAdminIsTold: an admin API open to other machines is logged.
 func TestOpenAdminIsTold(t *testing.T) {
 	leakCheck(t)
 	token := filepath.Join(t.TempDir(), "token")

@@ -11,8 +11,7 @@ import (
 	"grapevine/raftstore"
 )
 
-// TestChangesComeAfterOwnList: an operator who is faster than the founding of the fleet does not make a state in which nothing but his change
-// is: what the nodes have in their configuration comes first.
+// TestChangesComeAfterOwnList: configured backends are committed before an early change.
 func TestChangesComeAfterOwnList(t *testing.T) {
 	n, err := New(testConfig("http://127.0.0.1:1", "http://127.0.0.1:2"))
 	if err != nil {
@@ -68,8 +67,8 @@ func agree(t *testing.T, n *Node, cfg raftstore.Config) *raftstore.Store {
 	return s
 }
 
-// TestChangeSaysWhoIsMissing: a node that starts while the majority is lost, with a list that it cannot put to anybody, refuses changes in time and
-// says who is not there. Nor does a list that gets through late give the change more time.
+// TestChangeSaysWhoIsMissing: without a majority at the start, changes fail in time and name the
+// missing nodes; a late list gives them no extra time.
 func TestChangeSaysWhoIsMissing(t *testing.T) {
 	t.Parallel()
 	n, err := New(testConfig("http://127.0.0.1:1"))
@@ -107,7 +106,7 @@ func TestChangeSaysWhoIsMissing(t *testing.T) {
 			return nil
 		}
 	}
-	err = change(4 * time.Second) // some time for the look at the others on a busy machine
+	err = change(4 * time.Second) // leaves a busy machine time to ask the other voters
 	if !errors.Is(err, errNotSaid) || !errors.Is(err, raftstore.ErrNoLeader) || refusalOf(err).status != 503 {
 		t.Errorf("before the list was put to anybody: %v", err)
 	}
