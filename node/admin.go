@@ -21,10 +21,9 @@ import (
 	"grapevine/raftstore"
 )
 
-// adminReadTimeout bounds how long reading an admin request may take.
 const adminReadTimeout = 30 * time.Second
 
-// maxScrapes bounds concurrent scrapes; further ones get 503.
+// maxScrapes bounds concurrent scrapes; more get 503.
 const maxScrapes = 8
 
 // Status is the answer to GET /status.
@@ -42,7 +41,7 @@ type Status struct {
 	InFlight    int               `json:"in_flight"`
 	Connections int               `json:"connections"`
 	BlockBytes  int               `json:"block_bytes"`
-	KeyID       string            `json:"key_id"` // of the hash secret: equal ids, equal secrets
+	KeyID       string            `json:"key_id"` // equal ids: equal secrets
 	Picks       uint64            `json:"picks"`
 	Rungs       map[string]uint64 `json:"rungs"`
 	Tree        TreeStatus        `json:"tree"`
@@ -70,17 +69,16 @@ type BackendList struct {
 	Sources []SourceStatus `json:"sources"`
 }
 
-// BackendStatus is this node's knowledge of one backend. Loads are this node's own unless named
-// fleet.
+// BackendStatus is one backend as this node knows it. Loads are its own unless named fleet.
 type BackendStatus struct {
 	Name     string  `json:"name"`
 	URL      string  `json:"url"`
-	State    string  `json:"state"` // active, draining, down, or avoided: it failed here and is retried in RetryInS
+	State    string  `json:"state"` // active, draining, down, or avoided: failed here, retried in RetryInS
 	RetryInS float64 `json:"retry_in_s,omitempty"`
-	// Agreed is false for a backend of the node's own list while no agreed state is known.
+	// Agreed is false for a backend known only from this node's own list.
 	Agreed  bool `json:"agreed"`
-	Drained bool `json:"drained"` // a drain was requested; kept while it is down
-	// DrainedBy and DownBy name the author: operator, source or health; empty if not so.
+	Drained bool `json:"drained"` // drain requested; kept while down
+	// DrainedBy and DownBy are operator, source or health; "" if not so.
 	DrainedBy     string  `json:"drained_by,omitempty"`
 	DownBy        string  `json:"down_by,omitempty"`
 	Source        string  `json:"source"` // static, file, dns or admin
@@ -91,20 +89,20 @@ type BackendStatus struct {
 	Weight        float64 `json:"weight"`
 	KVTokens      int     `json:"kv_tokens,omitempty"`
 	Active        int64   `json:"active"`         // requests of this node
-	FleetActive   int64   `json:"fleet_active"`   // requests of all nodes, as last reported
+	FleetActive   int64   `json:"fleet_active"`   // of all nodes, as last reported
 	PrefillTokens int64   `json:"prefill_tokens"` // outstanding
 	Rate          float64 `json:"rate"`           // prefill tokens/s, learned
 	HorizonS      float64 `json:"horizon_s"`
-	// Health is the result of probes and requests.
+	// Health is what probes and requests have shown.
 	Health HealthStatus `json:"health"`
-	// Engine is the engine's own report; null before the first.
+	// Engine is null before the first report.
 	Engine      *EngineReport `json:"engine"`
 	Models      []string      `json:"models"`      // null: any
 	ModelsFrom  string        `json:"models_from"` // configured, engine or unknown
 	ModelsError string        `json:"models_error,omitempty"`
 }
 
-// EngineReport is an engine's own load, from all routers together.
+// EngineReport is an engine's whole load, from all routers.
 type EngineReport struct {
 	AgeS    float64 `json:"age_s"`
 	Running int     `json:"running"`  // requests
@@ -126,7 +124,7 @@ func (n *Node) startAdmin(ctx context.Context) error {
 	return nil
 }
 
-// startMetrics serves openPaths at metrics_listen, if configured.
+// startMetrics serves openPaths at metrics_listen, if set.
 func (n *Node) startMetrics(ctx context.Context) error {
 	if n.cfg.MetricsListen == "" {
 		return nil
@@ -145,7 +143,6 @@ func (n *Node) startMetrics(ctx context.Context) error {
 	return nil
 }
 
-// serveHTTP serves until the node stops. component names the server in logs and errors.
 func (n *Node) serveHTTP(component string, ln net.Listener, handler http.Handler) {
 	server := &http.Server{Handler: handler, ReadTimeout: adminReadTimeout, ErrorLog: stdlog.New(n.log.With().Str("component", component).Logger(), "", 0)}
 	served := make(chan struct{})
@@ -156,7 +153,7 @@ func (n *Node) serveHTTP(component string, ln net.Listener, handler http.Handler
 		}
 	}()
 	n.cleanups.push(component, func(ctx context.Context) error {
-		// One second lets a scrape finish, but not a 30 s profile.
+		// A scrape may finish; a 30 s profile may not.
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		if server.Shutdown(ctx) != nil {
@@ -167,7 +164,7 @@ func (n *Node) serveHTTP(component string, ln net.Listener, handler http.Handler
 	})
 }
 
-// MetricsAddr is the bound address of metrics_listen, "" without one and before Start.
+// MetricsAddr is the bound metrics_listen, "" without one and before Start.
 func (n *Node) MetricsAddr() string { s, _ := n.metricsAddr.Load().(string); return s }
 
 func (n *Node) adminHandler() http.Handler {
@@ -185,7 +182,7 @@ func (n *Node) adminHandler() http.Handler {
 	return inJSON(mux)
 }
 
-// inJSON refuses unknown paths and methods in JSON, like all other refusals.
+// inJSON answers unknown paths and methods in JSON, like all refusals.
 func inJSON(mux *http.ServeMux) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, pattern := mux.Handler(r); pattern != "" {
@@ -202,7 +199,7 @@ func inJSON(mux *http.ServeMux) http.Handler {
 	})
 }
 
-// headOnly keeps an answer's status and headers and drops the body.
+// headOnly drops an answer's body.
 type headOnly struct {
 	header http.Header
 	status int
@@ -212,7 +209,7 @@ func (h *headOnly) Header() http.Header         { return h.header }
 func (h *headOnly) Write(b []byte) (int, error) { return len(b), nil }
 func (h *headOnly) WriteHeader(status int)      { h.status = status }
 
-// routes are the paths of the admin API; docs/openapi.yaml lists them.
+// routes match docs/openapi.yaml.
 func (n *Node) routes() map[string]http.Handler {
 	show := func(of func() any) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) { answer(w, of()) }
@@ -279,8 +276,7 @@ func (n *Node) Status() *Status {
 	return s
 }
 
-// BackendList returns this node's knowledge of its backends, sorted by name once the fleet agrees
-// on them.
+// BackendList returns the node's backends, sorted by name once the fleet agrees on them.
 func (n *Node) BackendList() *BackendList {
 	at, roster := now(), n.fleet.roster()
 	list := &BackendList{Backends: make([]BackendStatus, len(roster.list)), Sources: n.sources.status()}
@@ -318,7 +314,7 @@ func (n *Node) BackendList() *BackendList {
 
 func answer(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
-	// The status line is sent, so a failed write cannot be reported.
+	// With the status line sent, a failed write cannot be reported.
 	_ = json.NewEncoder(w).Encode(v)
 }
 

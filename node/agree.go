@@ -17,8 +17,7 @@ import (
 	"grapevine/raftstore"
 )
 
-// mayVote reports whether the node may vote: a fleet member without a data directory would forget
-// its votes.
+// mayVote is false for fleet members without data_dir: they would forget their votes.
 func (c *Config) mayVote() bool { return !c.inFleet() || c.DataDir != "" }
 
 // joins reports whether this node must never found a fleet alone.
@@ -43,8 +42,8 @@ func (c *Config) checkRaft(bad complain) {
 	}
 }
 
-// startStore opens the agreed state that this node has kept, joins the Raft group and routes by its
-// state. It does not wait for other nodes: until a state arrives, the node routes by its own list.
+// startStore joins the Raft group without waiting: the node routes by its own list until a state
+// arrives.
 func (n *Node) startStore(ctx context.Context) error {
 	c := &n.cfg
 	cfg := raftstore.Config{
@@ -100,7 +99,7 @@ func (n *Node) startStore(ctx context.Context) error {
 	return nil
 }
 
-// handOnFirst transfers leadership when the node stops, while it is still a reachable member.
+// handOnFirst makes a stop transfer leadership while peers are reachable.
 func (n *Node) handOnFirst() {
 	s := n.store.Load()
 	n.cleanups.push("leadership", func(ctx context.Context) error {
@@ -113,14 +112,12 @@ func (n *Node) handOnFirst() {
 // handOnTime is ample: a transfer takes milliseconds.
 const handOnTime = time.Second
 
-// timeToHandOn gives the transfer its time even if unfinished requests have used up the stop's: the
-// other nodes would otherwise wait for an election timeout.
+// timeToHandOn outlasts an expired stop: peers would otherwise wait for an election timeout.
 func timeToHandOn(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), handOnTime)
 }
 
-// openPort binds the port shared by gossip and Raft and returns Raft's streams on it. Gossip starts
-// later, when the node serves.
+// openPort binds the port of gossip and Raft and returns Raft's streams; gossip starts later.
 func (n *Node) openPort(ctx context.Context) (*member.Streams, error) {
 	cfg, err := n.gossipConfig()
 	if err != nil {
@@ -135,7 +132,6 @@ func (n *Node) openPort(ctx context.Context) (*member.Streams, error) {
 	return streams, list.Listen(ctx)
 }
 
-// raftPeers returns the other nodes that take part in Raft, as the member list has them.
 func (n *Node) raftPeers() (peers []raftstore.Peer) {
 	if n.mesh == nil {
 		return nil
@@ -152,7 +148,6 @@ func (n *Node) raftPeers() (peers []raftstore.Peer) {
 	return peers
 }
 
-// follow adopts every new state until ctx ends.
 func (n *Node) follow(ctx context.Context, s *raftstore.Store) {
 	for {
 		changed := s.Changed()
@@ -165,16 +160,15 @@ func (n *Node) follow(ctx context.Context, s *raftstore.Store) {
 	}
 }
 
-// adopt routes by a state. While the node has configured backends, it ignores a state without
-// backends until it has proposed its own; and, if the fleet refuses these, until a state with
-// backends has come.
+// adopt routes by a state. A node with configured backends ignores a state without any until it has
+// proposed them or, if the fleet refuses them, until a state with others has come.
 func (n *Node) adopt(s *raftstore.State) {
 	n.adoptMu.Lock()
 	defer n.adoptMu.Unlock()
 	before := n.fleet.roster()
 	version := before.version
 	if s.Version < version {
-		return // a concurrent caller had a newer state
+		return // a concurrent caller had a newer one
 	}
 	first := version == 0
 	unsaid := !n.proposed.Load() && (first || !n.refused.Load())
@@ -206,11 +200,10 @@ func (n *Node) warnOfDifferences(s *raftstore.State) {
 	}
 }
 
-// proposeRetry is how long a proposal waits for a leader or a newer state.
+// proposeRetry applies unless a newer state comes first.
 const proposeRetry = time.Second
 
-// proposeOwn proposes the configured backends that the fleet lacks, once: later removals are
-// deliberate.
+// proposeOwn proposes missing configured backends once: later removals are deliberate.
 func (n *Node) proposeOwn(ctx context.Context, s *raftstore.Store) {
 	defer func() {
 		if n.proposed.Load() || n.refused.Load() {
@@ -255,7 +248,7 @@ func (n *Node) proposeOwn(ctx context.Context, s *raftstore.Store) {
 	n.adopt(s.State())
 }
 
-// missingBackends returns the configured backends whose name and URL both are unknown to the state.
+// missingBackends are unknown by name and by URL.
 func missingBackends(s *raftstore.State, own []Backend) (specs []raftstore.Backend) {
 	urls := make(map[string]bool, len(s.Backends))
 	for i := range s.Backends {
@@ -272,15 +265,15 @@ func missingBackends(s *raftstore.State, own []Backend) (specs []raftstore.Backe
 	return specs
 }
 
-// spec is the part of a configured backend that the fleet agrees on.
+// spec is what the fleet agrees on.
 func (b *Backend) spec() raftstore.Backend {
 	return raftstore.Backend{
 		Name: b.Name, URL: b.URL, Models: b.Models, Weight: b.Weight, KVTokens: int64(b.KVTokens), Source: raftstore.Static,
 	}
 }
 
-// publish puts a roster, and its view unless nil, into force; fleet.mu is held. old is nil for the
-// first roster, and equal to r if only the view is new.
+// publish puts a roster, and its view unless nil, into force under fleet.mu. old is nil for the
+// first roster, r if only the view is new.
 func (n *Node) publish(old, r *roster, v *policy.View) {
 	if r != old {
 		n.setGenerations(old, r)
@@ -301,8 +294,7 @@ func (n *Node) publish(old, r *roster, v *policy.View) {
 	}
 }
 
-// setGenerations sets the generation of every backend's cache in the tree. If the node's own list
-// had another engine under the name, its records are dropped.
+// setGenerations also drops the records of an engine replaced under its name at first agreement.
 func (n *Node) setGenerations(old, r *roster) {
 	at := now()
 	for _, u := range r.list {
@@ -314,13 +306,12 @@ func (n *Node) setGenerations(old, r *roster) {
 	}
 }
 
-// maxNumbers leaves room for as many removed or unlisted engines as a fleet may list.
+// maxNumbers leaves as much room for unlisted engines as for listed ones.
 func (c *Config) maxNumbers() int {
 	return min(raftstore.MaxBackends+max(raftstore.MaxBackends, len(c.Backends)), math.MaxUint16)
 }
 
-// release forgets a removed engine so that its number can be reused; false while requests run
-// there. See backends.New.
+// release frees the number of a removed engine, unless requests run there; see backends.New.
 func (n *Node) release(b prefixtree.Backend) bool {
 	if !n.router.Release(b) {
 		return false
@@ -336,14 +327,14 @@ func (n *Node) forget(b prefixtree.Backend) {
 	}
 }
 
-// knew reports whether the roster, which may be nil, has the backend unchanged.
+// knew reports whether r, which may be nil, has u unchanged.
 func (r *roster) knew(u *upstream) bool {
 	w := r.at(u.id)
 	return w != nil && w.URL == u.URL && w.generation == u.generation && w.KVTokens == u.KVTokens
 }
 
-// awaitBackends waits up to WarmDeadline until the node knows a backend. A node that cannot vote
-// waits only if a voter is alive to send it the list. It returns false if ctx ends.
+// awaitBackends waits up to WarmDeadline for a first backend; without a vote, only if a live voter
+// can send the list. False if ctx ends.
 func (n *Node) awaitBackends(ctx context.Context) bool {
 	if !n.cfg.mayVote() && !slices.ContainsFunc(n.raftPeers(), func(p raftstore.Peer) bool { return p.Server && p.Alive }) {
 		return true
@@ -366,7 +357,6 @@ func (n *Node) awaitBackends(ctx context.Context) bool {
 	}
 }
 
-// agreement returns the store, or errNotStarted.
 func (n *Node) agreement() (*raftstore.Store, error) {
 	if s := n.store.Load(); s != nil {
 		return s, nil
@@ -382,7 +372,7 @@ type RaftStatus struct {
 	raftstore.Status
 }
 
-// Raft returns this node's view of the Raft group, or an error while the node starts.
+// Raft returns this node's view of the Raft group, or an error before the store is open.
 func (n *Node) Raft() (*RaftStatus, error) {
 	s, err := n.agreement()
 	if err != nil {

@@ -21,12 +21,12 @@ import (
 func agreeingConfig(t *testing.T, name string, join []string, urls ...string) Config {
 	c := fleetConfig(name, join, urls...)
 	c.DataDir, c.BootstrapExpect = t.TempDir(), 3
-	// A port released there stays free until the node binds it again.
+	// Released ports stay free there.
 	c.Gossip = elsewhere()
 	return c
 }
 
-// startAgreeing starts three nodes and waits until they share one agreed state.
+// startAgreeing starts three nodes and awaits one state.
 func startAgreeing(t *testing.T, urls ...string) []*Node {
 	t.Helper()
 	return startAgreeingWith(t, func(*Config) {}, urls...)
@@ -92,7 +92,6 @@ func leader(t *testing.T, nodes []*Node) (led *Node, others []*Node) {
 
 func admin(n *Node) *Client { return NewClient(n.AdminAddr()) }
 
-// states maps a node's backends to their states.
 func states(n *Node) map[string]string {
 	out := make(map[string]string)
 	for _, b := range n.BackendList().Backends {
@@ -103,7 +102,7 @@ func states(n *Node) map[string]string {
 	return out
 }
 
-// inState reports whether every node has the backend in that state; "" means absent.
+// inState: "" means absent.
 func inState(nodes []*Node, name, state string) bool {
 	for _, n := range nodes {
 		if states(n)[name] != state {
@@ -113,7 +112,7 @@ func inState(nodes []*Node, name, state string) bool {
 	return true
 }
 
-// TestOneTruth: a change made at one node takes effect at all, under one generation.
+// TestOneTruth: a change at one node takes effect at all.
 func TestOneTruth(t *testing.T) {
 	t.Parallel()
 	first, second := newFakeEngine(t, "m"), newFakeEngine(t, "m")
@@ -196,7 +195,7 @@ func TestOneTruth(t *testing.T) {
 	}
 }
 
-// TestLeaderStops: no request fails while the leader stops, and writes soon work again.
+// TestLeaderStops: no request fails meanwhile, and writes soon work again.
 func TestLeaderStops(t *testing.T) {
 	t.Parallel()
 	more := newFakeEngine(t, "m")
@@ -225,7 +224,7 @@ func TestLeaderStops(t *testing.T) {
 	eventually(t, "a write is taken again", func() bool {
 		_, err := admin(led2).AddBackends(t.Context(), []NewBackend{{Name: "more", URL: more.URL}}, false)
 		var refused *Refusal
-		return err == nil || errors.As(err, &refused) && refused.status == http.StatusConflict // an earlier attempt with unknown outcome did it
+		return err == nil || errors.As(err, &refused) && refused.status == http.StatusConflict // an earlier attempt did it
 	})
 	eventually(t, "both have it", func() bool { return inState(others, "more", "active") })
 	cancel()
@@ -247,7 +246,7 @@ func TestTimeToHandOn(t *testing.T) {
 	}
 }
 
-// TestMajorityLost: the remaining node routes on, and refuses changes in time with the reason.
+// TestMajorityLost: the last node routes on and refuses changes with the reason.
 func TestMajorityLost(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t, "m")
@@ -280,7 +279,7 @@ func TestMajorityLost(t *testing.T) {
 	}
 }
 
-// TestRestartKeepsTheAgreement: a lone node with a data directory keeps backends and generations.
+// TestRestartKeepsTheAgreement: data_dir keeps backends and generations.
 func TestRestartKeepsTheAgreement(t *testing.T) {
 	t.Parallel()
 	a, b := newFakeEngine(t, "m"), newFakeEngine(t, "m")
@@ -312,7 +311,7 @@ func TestRestartKeepsTheAgreement(t *testing.T) {
 	}
 }
 
-// TestServesBeforeThereIsAnAgreement: without a majority a new node routes by its own list.
+// TestServesBeforeThereIsAnAgreement: without a majority, by its own list.
 func TestServesBeforeThereIsAnAgreement(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t, "m")
@@ -346,7 +345,7 @@ func TestOwnListThatTheFleetRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.cfg.Backends[0].Models = []string{strings.Repeat("m", raftstore.MaxNameBytes+1)} // as if a leader of another release were stricter
+	n.cfg.Backends[0].Models = []string{strings.Repeat("m", raftstore.MaxNameBytes+1)} // as if the leader's release were stricter
 	if err := n.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -386,7 +385,7 @@ func TestDataDirThatCannotBeUsed(t *testing.T) {
 	}
 }
 
-// TestRecovery: the steps of docs/operate.md restore a fleet that lost two of three nodes.
+// TestRecovery: docs/operate.md's steps restore a fleet from one of three nodes.
 func TestRecovery(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t, "m")

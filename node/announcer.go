@@ -7,11 +7,10 @@ import (
 	"grapevine/prefixtree"
 )
 
-// announcer is the tree that the policy of a fleet's node writes to; it also queues each change for
-// the other nodes. It never blocks on peers and allocates nothing once its buffers have grown. Safe
-// for concurrent use.
+// announcer is the tree of a fleet's node: it queues what requests change for the other nodes,
+// without blocking and, once warm, without allocating. Safe for concurrent use.
 type announcer struct {
-	*prefixtree.Tree // reads go straight there
+	*prefixtree.Tree // reads
 	outbox           *prefixtree.Outbox
 	buffers          sync.Pool // of *[]prefixtree.Fact
 	posted           kindCounts
@@ -39,12 +38,12 @@ func newAnnouncer(tree *prefixtree.Tree, outbox *prefixtree.Outbox) *announcer {
 	return a
 }
 
-// maxKeptFacts are the anchors of a prompt of about 500k tokens; larger buffers are freed.
+// maxKeptFacts, for prompts of about 500k tokens, bounds reused buffers.
 const maxKeptFacts = 1024
 
 func (a *announcer) buffer() *[]prefixtree.Fact { return a.buffers.Get().(*[]prefixtree.Fact) }
 
-// post queues news and returns the buffer to the pool.
+// post queues news and returns the buffer.
 func (a *announcer) post(buffer *[]prefixtree.Fact, news []prefixtree.Fact) {
 	if len(news) > 0 {
 		a.posted.add(news)

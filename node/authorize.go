@@ -11,7 +11,7 @@ import (
 	"grapevine/gossip/member"
 )
 
-// minToken keeps tokens too long to guess.
+// minToken rules out guessing.
 const minToken = 16
 
 const maxTokenFile = 4096
@@ -29,13 +29,12 @@ func ReadToken(file string) (string, error) {
 	return token, nil
 }
 
-// openPaths need no token, since balancers and collectors have none.
+// openPaths need no token: balancers and collectors have none.
 var openPaths = map[string]bool{"/healthz": true, "/readyz": true, "/metrics": true}
 
-// guard admits requests with the token, if one is configured. Without one, every client may read,
-// and only direct clients on this machine may change state, ask what looks excludes, or take
-// profiles. Local requests must address the node by IP or as localhost: a web page could otherwise
-// reach it by DNS rebinding. Cross-site pages fail because changes must declare JSON.
+// guard demands the configured token. Without one, all clients may look, but only direct ones on
+// this machine may do more. These must use an IP or localhost, against DNS rebinding, and declare
+// changes as JSON, which no cross-site page can.
 func (n *Node) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if openPaths[r.URL.Path] {
@@ -89,20 +88,20 @@ func (n *Node) refusal(r *http.Request) *Refusal {
 
 const ownMachineOnly = "without a token changes, and questions that cost or tell more than a look, are taken from the node's own machine only"
 
-// looks reports whether a request changes nothing, costs little and reveals no client's prompt.
+// looks reports whether a request changes nothing, costs little and reveals no prompt.
 func looks(r *http.Request) bool {
 	switch query := r.URL.Query(); {
 	case strings.HasPrefix(r.URL.Path, "/debug/"):
-		return false // a profile reveals flags and slows the process
+		return false // reveals flags, costs time
 	case r.URL.Path == "/explain":
-		return false // reveals whether a prompt was sent before
+		return false // reveals whether a prompt was sent
 	case r.URL.Path == "/keys", query.Has("consistent"), query.Has("facts"):
-		return false // asks every node, writes to every voter's log, scans all facts
+		return false // asks every node, writes every voter's log, or scans all facts
 	}
 	return r.Method == http.MethodGet || r.Method == http.MethodHead
 }
 
-// forwarded returns the first header that shows a proxy, "" if none.
+// forwarded is the first header of a proxy, "" if none.
 func forwarded(h http.Header) string {
 	for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-Ip", "Via"} {
 		if _, ok := h[name]; ok {

@@ -12,26 +12,25 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Backend is one engine of the static list: in YAML a mapping or a bare URL, on the command line
-// and in the environment the text that UnmarshalText reads.
+// Backend is one engine of the static list: in YAML a mapping or bare URL, else the text that
+// UnmarshalText reads.
 type Backend struct {
-	URL      string   // http://host:port[/base] or https: // http://host:port[/base] or https://...; the port defaults to the scheme's
-	Name     string   // unique; shown to clients in x-grapevine-backend. Default: host:port and base
-	Models   []string // served models; nil: the engine is asked
-	Weight   float64  // relative share of traffic; 0 becomes 1
-	KVTokens int      // capacity of its KV cache in tokens; 0: learned
-	APIKey   string   // sent as "Authorization: Bearer"; replaces the client's
-	// APIKeyFile keeps the api_key out of process lists, variables and configuration. It is read at
-	// the start and at each reload.
+	URL      string   // http://host:port[/base] or https: // http or https://host[:port][/base]
+	Name     string   // unique, in x-grapevine-backend; default: host:port and base
+	Models   []string // nil: the engine is asked
+	Weight   float64  // share of traffic; 0 becomes 1
+	KVTokens int      // KV cache in tokens; 0: learned
+	APIKey   string   // bearer token instead of the client's
+	// APIKeyFile is read at the start and each reload, and shown nowhere.
 	APIKeyFile string
-	CAFile     string // PEM roots for https; default: the system's
+	CAFile     string // PEM roots; default: the system's
 }
 
-// Rule gives the requests it matches their own strategy. All fields given must match.
+// Rule gives requests that match all given fields a strategy.
 type Rule struct {
 	Model       string
 	Path        string // prefix of the request path
-	Header      string // name; matches HeaderValue, or any value if that is empty
+	Header      string // name; with HeaderValue, or any value if that is empty
 	HeaderValue string
 	Strategy    string
 }
@@ -73,7 +72,7 @@ func decodeRule(n *yaml.Node, key string) (r Rule, errs []error) {
 	return r, errs
 }
 
-// UnmarshalText reads URL[,key=value...], the form of --backend.
+// UnmarshalText reads URL[,key=value...], as in --backend.
 func (b *Backend) UnmarshalText(text []byte) error {
 	*b = Backend{}
 	parts := strings.Split(string(text), ",")
@@ -106,7 +105,7 @@ func (b *Backend) UnmarshalText(text []byte) error {
 	return b.check()
 }
 
-// UnmarshalText reads key=value[,key=value...], the form of --rule.
+// UnmarshalText reads key=value[,key=value...], as in --rule.
 func (r *Rule) UnmarshalText(text []byte) error {
 	*r = Rule{}
 	for _, p := range strings.Split(string(text), ",") {
@@ -130,7 +129,7 @@ func (r *Rule) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// check normalises the entry, or returns the first mistake.
+// check normalises b, or returns the first mistake.
 func (b *Backend) check() error {
 	u, err := url.Parse(b.URL)
 	switch {
@@ -161,7 +160,7 @@ func (b *Backend) check() error {
 		return errors.New("api_key holds a character that no header may hold")
 	}
 	u.Path = strings.TrimSuffix(u.Path, "/")
-	// Engines document their URL with /v1; requests carry /v1 in their own path.
+	// Requests carry the /v1 of documented engine URLs in their own path.
 	u.Path = strings.TrimSuffix(u.Path, "/v1")
 	b.URL = u.String()
 	if b.Name == "" {
@@ -178,12 +177,12 @@ func (b *Backend) check() error {
 
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 
-// headerWord reports whether s is visible ASCII without spaces, fit for a header.
+// headerWord reports whether s is visible ASCII without spaces.
 func headerWord(s string) bool {
 	return !strings.ContainsFunc(s, func(r rune) bool { return r < '!' || r > '~' })
 }
 
-// address splits the URL for a dialer and a Host header.
+// address returns what dialers and Host headers need.
 func (b *Backend) address() (addr, host, base string, tls bool) {
 	u, err := url.Parse(b.URL)
 	if err != nil {
@@ -203,7 +202,6 @@ func (b *Backend) address() (addr, host, base string, tls bool) {
 	return h + ":" + port, u.Host, u.Path, tls
 }
 
-// hostname cuts the port off a Host header.
 func hostname(host string) string {
 	u := url.URL{Host: host}
 	return u.Hostname()

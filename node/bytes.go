@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Bytes is a size in bytes, written with an optional unit: KiB, MiB, GiB (powers of 1024) or KB,
-// MB, GB (powers of 1000).
+// Bytes is a size, written with an optional unit: KiB, MiB, GiB (powers of 1024), KB, MB or GB
+// (powers of 1000).
 type Bytes int64
 
 var byteUnits = []struct {
@@ -20,7 +20,7 @@ var byteUnits = []struct {
 	{"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"B", 1},
 }
 
-// UnmarshalText reads a size. Negative, fractional and overlarge sizes are errors.
+// UnmarshalText refuses negative, fractional and overlarge sizes.
 func (b *Bytes) UnmarshalText(text []byte) error {
 	s := strings.TrimSpace(string(text))
 	unit := int64(1)
@@ -42,7 +42,7 @@ func (b *Bytes) UnmarshalText(text []byte) error {
 // MarshalText is the inverse of UnmarshalText.
 func (b Bytes) MarshalText() ([]byte, error) { return []byte(b.String()), nil }
 
-// String prints the size in the largest binary unit that divides it.
+// String uses the largest binary unit that divides b.
 func (b Bytes) String() string {
 	for _, u := range []struct {
 		suffix string

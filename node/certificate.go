@@ -14,7 +14,7 @@ import (
 // maxKeyFile is in bytes.
 const maxKeyFile = 1 << 20
 
-// loadKeyPair reads a certificate chain and its key, whose file mode must suit a secret.
+// loadKeyPair requires a private file mode of the key.
 func loadKeyPair(certFile, keyFile string) (*tls.Certificate, error) {
 	chain, err := os.ReadFile(certFile)
 	if err != nil {
@@ -77,8 +77,8 @@ func (n *Node) certificateStatus(at time.Time) *CertificateStatus {
 	return &CertificateStatus{NotBefore: cert.Leaf.NotBefore, NotAfter: cert.Leaf.NotAfter, Problem: certificateProblem(cert.Leaf, at)}
 }
 
-// noteCertificate exports the expiry of a setting's certificate and warns if it is invalid now. It
-// skips a certificate equal to before, which may be nil.
+// noteCertificate exports a setting's expiry and warns of an invalid certificate, unless it equals
+// before, which may be nil.
 func (n *Node) noteCertificate(setting string, cert, before *tls.Certificate) {
 	if before != nil && bytes.Equal(cert.Leaf.Raw, before.Leaf.Raw) {
 		return

@@ -16,24 +16,22 @@ import (
 	"grapevine/raftstore"
 )
 
-// Changed is the answer to every change of the agreed state.
+// Changed is the answer to every change.
 type Changed struct {
-	// Version is the version that contains the change, or the asked node's current one if nothing
-	// changed.
+	// Version is that of the change, or this node's current one if nothing changed.
 	Version uint64 `json:"version"`
 	// Changed is false if the state already was as requested.
 	Changed bool `json:"changed"`
 }
 
 // change applies a command and waits until this node routes by it, so that the client's next
-// request to the same node sees the change. Waiting for the configured backends and the commit
-// together fail after changeWithin.
+// request sees the change. It fails after changeWithin.
 func (n *Node) change(ctx context.Context, c raftstore.Command) (*Changed, error) {
 	s, err := n.agreement()
 	if err != nil {
 		return nil, err
 	}
-	// Tests slow Raft's timers down; a change then gets as much more time.
+	// Tests with slower Raft timers get as much more time.
 	within, cancel := context.WithTimeout(ctx, changeWithin+n.raftTimers.Call)
 	defer cancel()
 	if err := n.awaitSaid(within, s); err != nil {
@@ -50,12 +48,11 @@ func (n *Node) change(ctx context.Context, c raftstore.Command) (*Changed, error
 	return &Changed{Version: result.Index, Changed: true}, nil
 }
 
-// errNotSaid means that the configured backends are not committed yet. The store's error wrapped
-// beside it says why.
+// errNotSaid is wrapped together with the store's error, if any.
 var errNotSaid = errors.New("the configured backends could not be put to the fleet yet")
 
-// awaitSaid waits until proposeOwn has finished with the configured backends. An earlier change
-// would produce a state without them, and all nodes would route by that state.
+// awaitSaid waits for the configured backends: an earlier change would make all nodes route by a
+// state without them.
 func (n *Node) awaitSaid(ctx context.Context, s *raftstore.Store) error {
 	select {
 	case <-n.said:
@@ -66,7 +63,7 @@ func (n *Node) awaitSaid(ctx context.Context, s *raftstore.Store) error {
 	defer cancel()
 	answered := make(chan error, 1)
 	go func() {
-		_, err := s.Read(asking) // learns meanwhile why the list cannot be committed: usually missing voters
+		_, err := s.Read(asking) // finds out why the list waits: mostly missing voters
 		answered <- err
 	}()
 	select {
@@ -80,8 +77,7 @@ func (n *Node) awaitSaid(ctx context.Context, s *raftstore.Store) error {
 	return errNotSaid
 }
 
-// ownWait bounds how long the answer waits for this node to apply the change: past it, the node is
-// a follower that is far behind.
+// ownWait bounds the wait for a follower that lags.
 const ownWait = time.Second
 
 func (n *Node) awaitVersion(ctx context.Context, s *raftstore.Store, version uint64) {
@@ -101,11 +97,9 @@ func (n *Node) awaitVersion(ctx context.Context, s *raftstore.Store, version uin
 	}
 }
 
-// NewBackend is a backend as an operator adds it. An empty name becomes the URL's host:port; weight
-// 0 becomes 1.
+// NewBackend is a backend as an operator adds it. Name defaults to host:port, weight to 1.
 type NewBackend = raftstore.Backend
 
-// completeNew checks a backend that an operator adds, and fills in the defaults.
 func completeNew(b *raftstore.Backend, place string) *Refusal {
 	own := Backend{URL: b.URL, Name: b.Name, Models: b.Models, Weight: b.Weight}
 	if err := own.check(); err != nil {
@@ -122,14 +116,13 @@ func completeNew(b *raftstore.Backend, place string) *Refusal {
 }
 
 const (
-	// changeWithin bounds a change, with the check of its engines: a fleet without a majority
-	// answers within 2 s.
+	// changeWithin, engine check included, lets a fleet without a majority answer within 2 s.
 	changeWithin = 1900 * time.Millisecond
-	// changeLeast remains for the commit after a long check: the time of an election.
+	// changeLeast, an election's time, remains after a long check.
 	changeLeast = 1200 * time.Millisecond
 )
 
-// changeBy returns the deadline of a change that was requested at began and can be applied now.
+// changeBy is the deadline of a change requested at began and ready at now.
 func changeBy(began, now time.Time) time.Time {
 	by := began.Add(changeWithin)
 	if least := now.Add(changeLeast); by.Before(least) {
@@ -138,7 +131,7 @@ func changeBy(began, now time.Time) time.Time {
 	return by
 }
 
-// addBackends answers POST /backends: it adds all backends, or none.
+// addBackends adds all backends, or none.
 func (n *Node) addBackends(w http.ResponseWriter, r *http.Request) {
 	began := time.Now()
 	var body struct {
@@ -182,8 +175,8 @@ func (n *Node) answerChange(w http.ResponseWriter, r *http.Request, c raftstore.
 	n.answerPlaced(w, r, c, func(*raftstore.State) string { return "" })
 }
 
-// answerPlaced makes a change and answers with its outcome. place finds the offending field in this
-// node's state when the leader refuses a name or URL that exists, or a name that does not.
+// answerPlaced applies a command. On ErrExists and ErrNotFound the refusal names the field that
+// place finds in this node's state.
 func (n *Node) answerPlaced(w http.ResponseWriter, r *http.Request, c raftstore.Command, place func(*raftstore.State) string) {
 	done, err := n.change(r.Context(), c)
 	if err == nil {
@@ -197,15 +190,14 @@ func (n *Node) answerPlaced(w http.ResponseWriter, r *http.Request, c raftstore.
 	refused.write(w)
 }
 
-// placeTaken returns the place of the first new backend whose name or URL is already used in the
-// state or earlier in specs; "" if none.
+// placeTaken is the first name or URL in use, "" if none.
 func placeTaken(s *raftstore.State, specs []raftstore.Backend) string {
 	names, urls := make(map[string]bool), make(map[string]bool)
 	for i := range s.Backends {
 		names[s.Backends[i].Name], urls[s.Backends[i].URL] = true, true
 	}
 	for i := range specs {
-		url, _ := raftstore.NormalURL(specs[i].URL) // completeNew checked it
+		url, _ := raftstore.NormalURL(specs[i].URL) // checked by completeNew
 		switch {
 		case names[specs[i].Name]:
 			return fmt.Sprintf("backends[%d].name", i)
@@ -217,7 +209,7 @@ func placeTaken(s *raftstore.State, specs []raftstore.Backend) string {
 	return ""
 }
 
-// placeUnknown returns the place of the first name that the state lacks; "" if none.
+// placeUnknown is the place of the first unknown name, "" if none.
 func placeUnknown(s *raftstore.State, names []string, place func(i int) string) string {
 	for i, name := range names {
 		if _, ok := s.Backend(name); !ok {
@@ -227,7 +219,7 @@ func placeUnknown(s *raftstore.State, names []string, place func(i int) string) 
 	return ""
 }
 
-// checkNew checks what the store cannot: that gossip keys differ and that the engines answer.
+// checkNew requires distinct gossip keys and, unless forced, engines that answer.
 func (n *Node) checkNew(ctx context.Context, specs []raftstore.Backend, force bool) *Refusal {
 	keys := make(map[uint32]string)
 	for _, u := range n.fleet.roster().list {
@@ -257,14 +249,13 @@ func (n *Node) checkNew(ctx context.Context, specs []raftstore.Backend, force bo
 	return nil
 }
 
-// reachTimeout bounds the check of all new engines together, below a client's patience.
+// reachTimeout, for all new engines together, stays below clients' patience.
 const reachTimeout = 4 * time.Second
 
-// reachers bounds concurrent checks.
 const reachers = 64
 
-// reach sends every backend one request as this node would, and returns the errors by index. Any
-// answer below 500 passes; a 5xx may come from a proxy that has no engine behind it.
+// reach returns errors by index. Any answer below 500 passes; a 5xx may come from a proxy without
+// an engine.
 func (n *Node) reach(ctx context.Context, specs []raftstore.Backend) []error {
 	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
 	defer cancel()
@@ -282,18 +273,16 @@ func (n *Node) reach(ctx context.Context, specs []raftstore.Backend) []error {
 	return errs
 }
 
-// lists reports whether the configuration has a backend of that name at that URL.
 func (c *Config) lists(name, url string) bool {
 	return slices.ContainsFunc(c.Backends, func(b Backend) bool { return b.Name == name && sameURL(b.URL, url) })
 }
 
-// reachOne sends the api_key configured for a name only to the URL configured for that name:
-// otherwise any client allowed to ask for a change, even a refused one, could have the key sent
-// anywhere.
+// reachOne sends a name's api_key only to its configured URL: clients could otherwise have the key
+// sent anywhere.
 func (n *Node) reachOne(ctx context.Context, spec *raftstore.Backend) error {
 	own := n.fleet.localOf(spec.Name)
 	if !n.cfg.lists(spec.Name, spec.URL) {
-		own.apiKey = "" // a refusal counts as an answer, too
+		own.apiKey = "" // even before a refusal
 	}
 	b := Backend{URL: spec.URL, Name: spec.Name}
 	_, host, _, secure := b.address()
@@ -317,7 +306,6 @@ func (n *Node) reachOne(ctx context.Context, spec *raftstore.Backend) error {
 	return nil
 }
 
-// stateChange is the body of PATCH /backends.
 type stateChange struct {
 	Names  []string `json:"names"`
 	Action string   `json:"action"`
@@ -328,7 +316,7 @@ var actions = map[string]raftstore.Action{
 	"drain": raftstore.Drain, "resume": raftstore.Resume, "down": raftstore.MarkDown, "up": raftstore.MarkUp,
 }
 
-// setBackendState answers PATCH /backends: one action on all named backends, or on none.
+// setBackendState acts on all named backends, or on none.
 func (n *Node) setBackendState(w http.ResponseWriter, r *http.Request) {
 	var body stateChange
 	if refused := readBody(w, r, &body); refused != nil {
@@ -360,7 +348,7 @@ func (n *Node) setBackendState(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// backendUpdate is the body of PATCH /backends/NAME; omitted fields stay.
+// backendUpdate keeps omitted fields.
 type backendUpdate struct {
 	IfVersion *uint64   `json:"if_version,omitempty"`
 	URL       *string   `json:"url,omitempty"`
@@ -418,7 +406,7 @@ func (n *Node) reachWithin(ctx context.Context, spec *raftstore.Backend) error {
 	return n.reachOne(ctx, spec)
 }
 
-// removeBackends answers DELETE /backends?name=A&name=B: it removes all, or none.
+// removeBackends removes all named backends, or none.
 func (n *Node) removeBackends(w http.ResponseWriter, r *http.Request) {
 	names := r.URL.Query()["name"]
 	if len(names) == 0 || slices.Contains(names, "") {
@@ -434,8 +422,7 @@ func (n *Node) removeBackends(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// listBackends answers GET /backends. With consistent, the answer holds every change confirmed on
-// any node before the request.
+// listBackends with consistent includes every change confirmed before the request.
 func (n *Node) listBackends(w http.ResponseWriter, r *http.Request) {
 	consistent, refused := isSet(r, "consistent")
 	if refused != nil {

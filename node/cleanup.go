@@ -6,8 +6,7 @@ import (
 	"fmt"
 )
 
-// cleanups is a stack of named steps that undo a start, whether it failed half-way or the node
-// stops. The owner's lock guards it.
+// cleanups is a stack of steps that undo a start. The owner's lock guards it.
 type cleanups struct {
 	steps []cleanup
 }
@@ -17,13 +16,12 @@ type cleanup struct {
 	run  func(context.Context) error
 }
 
-// push registers a step; call it before the next thing that may fail.
+// push must come before the next thing that may fail.
 func (c *cleanups) push(name string, run func(context.Context) error) {
 	c.steps = append(c.steps, cleanup{name, run})
 }
 
-// unwind runs every step, newest first, despite failures, and empties the stack. The steps must
-// respect ctx. It joins their errors, each with its step's name.
+// unwind runs all steps, newest first, and joins their errors. Steps must respect ctx.
 func (c *cleanups) unwind(ctx context.Context) error {
 	var errs []error
 	for len(c.steps) > 0 {

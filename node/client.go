@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-// Client calls the admin API of a running router. Safe for concurrent use.
+// Client calls a running router's admin API. Safe for concurrent use.
 type Client struct {
 	base             string
 	token, tokenFile string // at most one of them
@@ -25,7 +25,7 @@ type Client struct {
 // maxAdminAnswer fits thousands of backends.
 const maxAdminAnswer = 64 << 20
 
-// NewClient returns a client of the router whose admin API is at addr: host:port, or a URL.
+// NewClient takes the admin API's host:port or URL.
 func NewClient(addr string) *Client {
 	if !strings.Contains(addr, "://") {
 		if strings.HasPrefix(addr, ":") {
@@ -36,21 +36,21 @@ func NewClient(addr string) *Client {
 	return &Client{base: strings.TrimSuffix(addr, "/"), http: &http.Client{Transport: direct(), CheckRedirect: stay}}
 }
 
-// direct ignores the environment's web proxy, which would see the token, keys and rules.
+// direct avoids web proxies, which would see tokens and keys.
 func direct() *http.Transport {
-	return &http.Transport{DisableKeepAlives: true} // one request, usually
+	return &http.Transport{DisableKeepAlives: true} // mostly one request
 }
 
-// stay refuses redirects: the admin API has none.
+// stay follows no redirects: the admin API has none.
 func stay(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
-// WithToken returns a client that sends the token or, if that is empty, the one in the file.
+// WithToken returns a client that sends token or, if empty, the file's.
 func (c *Client) WithToken(token, file string) *Client {
 	return &Client{base: c.base, token: token, tokenFile: file, force: c.force, http: c.http}
 }
 
-// Forced returns a client whose SetBackendState and RemoveBackends may take the last active engines
-// of the fleet, or of a model, out of service.
+// Forced returns a client that may take the last active engines of the fleet, or of a model, out of
+// service.
 func (c *Client) Forced() *Client {
 	forced := *c
 	forced.force = true
@@ -63,13 +63,13 @@ func (c *Client) Status(ctx context.Context) (*Status, error) {
 	return s, c.ask(ctx, http.MethodGet, "/status", nil, nil, s)
 }
 
-// Backends returns the router's engines.
+// Backends returns the router's backends.
 func (c *Client) Backends(ctx context.Context) (*BackendList, error) {
 	l := new(BackendList)
 	return l, c.ask(ctx, http.MethodGet, "/backends", nil, nil, l)
 }
 
-// Explain returns the receipt that such a request would get. Nothing is dispatched.
+// Explain returns such a request's receipt without dispatching.
 func (c *Client) Explain(ctx context.Context, path string, headers map[string]string, body []byte) (*Receipt, error) {
 	r := new(Receipt)
 	return r, c.ask(ctx, http.MethodPost, "/explain?path="+url.QueryEscape(path), headers, body, r)
@@ -98,12 +98,12 @@ func (c *Client) InstallKey(ctx context.Context, key []byte) (*KeyList, error) {
 	return c.changeKeys(ctx, "install", keyRequest{Key: base64.StdEncoding.EncodeToString(key)})
 }
 
-// UseKey makes every node encrypt with a key that all nodes have installed.
+// UseKey makes every node encrypt with an installed key.
 func (c *Client) UseKey(ctx context.Context, id string) (*KeyList, error) {
 	return c.changeKeys(ctx, "use", keyRequest{ID: id})
 }
 
-// RemoveKey makes every node forget a key that is not in use.
+// RemoveKey makes every node forget an unused key.
 func (c *Client) RemoveKey(ctx context.Context, id string) (*KeyList, error) {
 	return c.changeKeys(ctx, "remove", keyRequest{ID: id})
 }
@@ -157,8 +157,7 @@ func (c *Client) ask(ctx context.Context, method, path string, headers map[strin
 	return nil
 }
 
-// unanswered explains an error without an answer: a change may have happened, unless the connection
-// failed.
+// unanswered warns that a change may have happened, unless the connection failed.
 func unanswered(method, path string, err error) error {
 	var dial *net.OpError
 	switch {

@@ -7,9 +7,8 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// Config is the configuration of one node. Its struct tags are the only source of YAML keys, flags,
-// environment variables, defaults, help texts, reload rules and the reference in docs/operate.md
-// (see Settings). Start from Default; New copies what it needs.
+// Config configures one node; its struct tags define all settings (see Settings). Start from
+// Default; New copies what it needs.
 type Config struct {
 	// Log receives all log lines; see NewLogger.
 	Log zerolog.Logger `yaml:"-" kong:"-"`

@@ -16,20 +16,19 @@ import (
 	"grapevine/gossip/member"
 )
 
-// maxConfigFile fits thousands of backends ten times over, but not a mistaken path to a model file
-// or a device.
+// maxConfigFile fits ten times thousands of backends, but no model file or device.
 const maxConfigFile = 4 << 20
 
-// ConfigError is one mistake in a configuration and its remedy.
+// ConfigError is one mistake and its remedy.
 type ConfigError struct {
-	File   string // "" if not from a file
+	File   string // "" if none
 	Line   int    // 1-based; 0 unknown
 	Key    string // the setting; "" for the whole file
 	Reason string
 	Remedy string
 }
 
-// Error prints FILE:LINE: key: reason: remedy, omitting what is unknown.
+// Error prints FILE:LINE: KEY: REASON: REMEDY without unknown parts.
 func (e *ConfigError) Error() string {
 	var b strings.Builder
 	if e.File != "" {
@@ -49,9 +48,9 @@ func (e *ConfigError) Error() string {
 	return b.String()
 }
 
-// Load reads a YAML file over the defaults. Unknown and repeated keys are errors; the error joins
-// one *ConfigError per mistake. The result is not validated, since flags may override it; lines
-// maps each key to its line, for Validate's errors.
+// Load reads a YAML file over the defaults. The error joins a *ConfigError per mistake, unknown and
+// repeated keys included. Flags may override the result, which Validate then checks with lines, the
+// line of each key.
 func Load(path string) (cfg Config, lines map[string]int, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -76,10 +75,10 @@ func Load(path string) (cfg Config, lines map[string]int, err error) {
 	return cfg, lines, nil
 }
 
-// secretFiles names, for each key that can hold a secret, the setting that takes a file instead.
+// secretFiles maps keys that can hold a secret to settings that name a file.
 var secretFiles = map[string]string{"secret": "secret_file", "backends": "api_key_file"}
 
-// inlineSecret is the first key that holds a secret in the configuration itself, "" if none.
+// inlineSecret is a key with a secret in the configuration itself, "" if none.
 func (c *Config) inlineSecret() string {
 	switch {
 	case c.Secret != "":
@@ -90,14 +89,14 @@ func (c *Config) inlineSecret() string {
 	return ""
 }
 
-// Parse is Load for text already read; name stands for the file in errors.
+// Parse is Load for text; name stands for the file in errors.
 func Parse(name string, text []byte) (cfg Config, lines map[string]int, err error) {
 	cfg, lines = Default(), make(map[string]int)
 	var doc yaml.Node
 	dec := yaml.NewDecoder(bytes.NewReader(text))
 	switch err := dec.Decode(&doc); {
 	case errors.Is(err, io.EOF):
-		return cfg, lines, nil // an empty file is allowed
+		return cfg, lines, nil // allowed
 	case err != nil:
 		return Config{}, nil, &ConfigError{File: name, Reason: err.Error()}
 	}
@@ -119,21 +118,20 @@ func Parse(name string, text []byte) (cfg Config, lines map[string]int, err erro
 	return cfg, lines, errors.Join(errs...)
 }
 
-// field is a key that a mapping may have, and the destination of its value.
 type field struct {
 	key  string
 	kind string
 	dst  any // pointer
 }
 
-// decodeMapping accepts known keys only, each once. lines, if not nil, receives the line of each
-// key. yaml's own strict mode does not reach into types with custom decoding and offers no remedy.
+// decodeMapping accepts known keys, once each, and fills lines unless nil. yaml's strict mode skips
+// types with custom decoding and offers no remedy.
 func decodeMapping(n *yaml.Node, path string, fields []field, lines map[string]int) []error {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
 	}
 	if n.Kind == yaml.ScalarNode && n.Tag == "!!null" {
-		return nil // a file or entry with comments only
+		return nil // comments only
 	}
 	if n.Kind != yaml.MappingNode {
 		return []error{&ConfigError{Line: n.Line, Key: path, Reason: "not a mapping", Remedy: "write KEY: VALUE lines"}}
@@ -180,7 +178,7 @@ func decodeValue(v *yaml.Node, key string, f field) []error {
 		})
 	}
 	if d, ok := f.dst.(*time.Duration); ok && v.Kind == yaml.ScalarNode && v.Value == "0" {
-		*d = 0 // 0 needs no unit, as in flags
+		*d = 0 // needs no unit, as in flags
 		return nil
 	}
 	if v.Kind == yaml.ScalarNode && v.Tag == "!!null" {
@@ -226,7 +224,7 @@ func join(path, key string) string {
 	return path + "." + key
 }
 
-// remedyUnknown names the nearest known key, or all keys if none is near.
+// remedyUnknown names the nearest key, else all.
 func remedyUnknown(key string, fields []field) string {
 	norm := strings.ReplaceAll(strings.ToLower(key), "-", "_")
 	best, bestDist := "", len(norm)/3+1
@@ -243,7 +241,7 @@ func remedyUnknown(key string, fields []field) string {
 	return "known keys are " + strings.Join(names, ", ")
 }
 
-// editDistance is the Levenshtein distance of two short strings.
+// editDistance is the Levenshtein distance.
 func editDistance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

@@ -15,8 +15,7 @@ import (
 	"grapevine/proxy/prompt"
 )
 
-// decider takes a request from bytes to backend without sockets, on 64 engines and a tree of a
-// million facts.
+// decider goes from request bytes to backend without sockets.
 type decider struct {
 	body    []byte
 	parser  *prompt.Parser
@@ -92,7 +91,7 @@ func (d *decider) pick(tb testing.TB) prefixtree.Backend {
 	return chosen
 }
 
-// longChat is a chat of about size bytes in 32 messages, with escapes as frequent as in code.
+// longChat has 32 messages, and escapes as often as code has.
 func longChat(size int) []byte {
 	rnd := rand.New(rand.NewPCG(3, 4))
 	words := []string{"the", "engine", "return", "prefix", "if err != nil {", "router", "of", "request\n\t", "token", "key", "state\n", "with"}
@@ -127,7 +126,7 @@ func TestDecideFindsTheHolder(t *testing.T) {
 	}
 }
 
-// BenchmarkDecide compares deciding with its floor: one quote search and one xxh3 over the body.
+// BenchmarkDecide has a floor: one quote search and one xxh3 over the body.
 func BenchmarkDecide(b *testing.B) {
 	for _, kib := range []int{1, 16, 128} {
 		d := newDecider(b, kib<<10)

@@ -16,11 +16,9 @@ import (
 )
 
 const (
-	// askTimeout bounds one question: an engine answers it within seconds even during a long
-	// prefill.
+	// askTimeout suffices during a long prefill: engines answer from another thread.
 	askTimeout = 5 * time.Second
-	// An answer of 4 MiB holds tens of thousands of adapters, and ten times the largest known
-	// metrics page.
+	// 4 MiB hold tens of thousands of adapters, and ten times the largest metrics page seen.
 	maxModelList   = 4 << 20
 	maxMetricsPage = 4 << 20
 	maxModelNames  = 10_000
@@ -31,8 +29,8 @@ const (
 // question asks one engine and records its answer.
 type question func(ctx context.Context, u *upstream)
 
-// rounds asks every backend at once, again every interval, and new ones as soon as they appear,
-// until ctx ends. No question is running when it returns.
+// rounds asks all backends every interval, and new ones at once, until ctx ends and all questions
+// have returned.
 func (f *fleet) rounds(ctx context.Context, interval time.Duration, ask question) {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
@@ -118,7 +116,7 @@ func (u *upstream) askMetrics(ctx context.Context) (engine.Metrics, error) {
 	return engine.ParseMetrics(bytes.NewReader(text))
 }
 
-// parseModels returns the entries of OpenAI's model list, sorted by id, without duplicates.
+// parseModels returns OpenAI's list sorted by id, without duplicates.
 func parseModels(text []byte) ([]listedModel, error) {
 	var list struct {
 		Data []json.RawMessage `json:"data"`

@@ -11,15 +11,13 @@ import (
 	"grapevine/prefixtree"
 )
 
-// claim is what one node has learned about one engine from its own requests, each value with the
-// weight of its evidence. Weight 0 means no evidence.
+// claim is what one node learned about one engine from its own requests. Weight 0: no evidence.
 type claim struct {
 	reach, reachWeight float64 // blocks; see prefixtree.Tree.Reach
 	rate, rateWeight   float64 // prefill tokens/s; see policy.Router.OwnRate
 }
 
-// near reports whether a claim is too close to d to be worth sending: within a sixteenth of reach
-// and rate, an eighth of the weights.
+// near reports whether c is too close to d to be worth sending.
 func (c claim) near(d claim) bool {
 	within := func(a, b, share float64) bool {
 		return a == b || math.Abs(a-b) <= share*math.Min(math.Abs(a), math.Abs(b))
@@ -28,28 +26,27 @@ func (c claim) near(d claim) bool {
 		within(c.rate, d.rate, 1.0/16) && within(c.rateWeight, d.rateWeight, 1.0/8)
 }
 
-// keyedClaim is a claim in wire form, under the key of the backend's name.
+// keyedClaim is a claim under the key of the backend's name, as sent.
 type keyedClaim struct {
 	key uint32
 	claim
 }
 
-// The state blob; DESIGN.md has its bytes. Newer versions append fields to entries and add
-// sections, which older ones skip; the version changes only if that is not enough.
+// The state blob; DESIGN.md has its bytes. Newer versions may append fields to entries and add
+// sections, which this one skips, without a new version number.
 const (
 	stateVersion   = 1
 	sectionClaims  = 1
 	sectionHealth  = 4         // see health.AppendReports
-	claimBytes     = 12        // entry size written by this version
+	claimBytes     = 12        // entry size of this version
 	maxClaims      = 16_384    // backends in one blob
 	maxStateBytes  = 256 << 10 // gossip's limit
 	maxStateParts  = 16        // sections
-	smallestLog2   = -16       // of the smallest value that can be encoded
-	stepsPerDouble = 1024      // neighbouring values differ by 0.07 %
+	smallestLog2   = -16       // of the smallest value
+	stepsPerDouble = 1024      // neighbours differ by 0.07 %
 )
 
-// Bounds on the claims of one node, so that a faulty one cannot outweigh the rest: the evidence a
-// node can have, and values far beyond real caches and engines.
+// Limits on one node's claims, so that a faulty node cannot outweigh the rest.
 const (
 	maxClaimedWeight = prefixtree.MaxEvidence // rates have at most 30, seconds of prefill
 	maxClaimedReach  = 1e9                    // blocks
@@ -64,7 +61,7 @@ func (c claim) bounded() claim {
 
 var errState = errors.New("malformed state")
 
-// appendState appends a blob with the first maxClaims claims.
+// appendState appends at most maxClaims claims.
 func appendState(dst []byte, claims []keyedClaim) []byte {
 	claims = claims[:min(len(claims), maxClaims)]
 	dst = append(dst, stateVersion, sectionClaims)
@@ -79,8 +76,7 @@ func appendState(dst []byte, claims []keyedClaim) []byte {
 	return dst
 }
 
-// parseState appends the claims in a blob to dst and skips unknown sections. A malformed blob is an
-// error.
+// parseState appends a blob's claims to dst and skips unknown sections.
 func parseState(dst []keyedClaim, blob []byte) ([]keyedClaim, error) {
 	err := eachSection(blob, func(kind byte, section []byte) (err error) {
 		if kind == sectionClaims {
@@ -91,7 +87,7 @@ func parseState(dst []keyedClaim, blob []byte) ([]keyedClaim, error) {
 	return dst, err
 }
 
-// eachSection calls take with every section of a blob until take fails.
+// eachSection stops at take's first error.
 func eachSection(blob []byte, take func(kind byte, section []byte) error) error {
 	switch {
 	case len(blob) > maxStateBytes:
@@ -125,7 +121,7 @@ func appendSection(dst []byte, kind byte, section []byte) []byte {
 	return append(dst, section...)
 }
 
-// sectionOf returns a section of a blob that parseState has accepted, nil if absent.
+// sectionOf expects a blob that parseState accepted; nil if the section is absent.
 func sectionOf(blob []byte, wanted byte) (found []byte) {
 	_ = eachSection(blob, func(kind byte, section []byte) error {
 		if kind == wanted {
@@ -152,8 +148,7 @@ func parseClaims(dst []keyedClaim, section []byte) ([]keyedClaim, error) {
 	return dst, nil
 }
 
-// logCode encodes a number from 2^-16 to 2^47 in 16 bits at constant relative precision. 0 means
-// none; values outside are clamped.
+// logCode encodes 2^-16 to 2^47, clamped, at constant relative precision. 0 means none.
 func logCode(v float64) uint16 {
 	if !(v > 0) { // NaN too
 		return 0
@@ -169,10 +164,9 @@ func fromLogCode(code uint16) float64 {
 	return math.Exp2(float64(code-1)/stepsPerDouble + smallestLog2)
 }
 
-// evidence keeps every other node's claims and their weighted mean per backend key. Safe for
-// concurrent use.
+// evidence holds all peers' claims and reports their weighted means. Safe for concurrent use.
 type evidence struct {
-	// told receives each new mean, in order, since it is called under mu.
+	// told receives new means by backend key, in order, under mu.
 	told func(key uint32, mean claim)
 
 	mu      sync.Mutex
@@ -188,8 +182,8 @@ func newEvidence(told func(key uint32, mean claim)) *evidence {
 	return &evidence{told: told}
 }
 
-// set replaces an origin's claims and keeps the map; nil removes the origin. It recomputes the
-// means that change: corrections would add up rounding errors over days.
+// set replaces an origin's claims, which it keeps; nil removes the origin. It computes means
+// afresh: corrections would add up rounding errors over days.
 func (e *evidence) set(origin string, claims map[uint32]claim) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -10,15 +10,14 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// Receipt explains one decision: the answer to POST /explain. Token counts are estimates; see
-// policy.Decision.
+// Receipt explains one decision. Token counts are estimates; see policy.Decision.
 type Receipt struct {
 	Node        string `json:"node"`
 	Path        string `json:"path"`
 	Model       string `json:"model"`
 	PromptBytes int    `json:"prompt_bytes"`
 	Blocks      int    `json:"blocks"`
-	// Note says where a real request would be treated differently; "" if nowhere.
+	// Note says how a real request would be treated differently; "" if it would not.
 	Note string `json:"note,omitempty"`
 
 	Backend         string `json:"backend"`
@@ -26,13 +25,13 @@ type Receipt struct {
 	Rung            string `json:"rung"`
 	PromptTokens    int    `json:"prompt_tokens"`
 	MatchedBlocks   int    `json:"matched_blocks"`
-	PredictedTokens int    `json:"predicted_tokens"` // expected in the backend's cache
-	Hot             string `json:"hot,omitempty"`    // anchor of the prompt's hot prefix
-	Replicas        int    `json:"replicas"`         // agreed holders of it; 0: not hot
-	Eligible        int    `json:"eligible"`         // backends to choose from
-	Trial           bool   `json:"trial"`            // the backend failed lately
-	LastResort      bool   `json:"last_resort"`      // all backends failed lately
-	// Candidates are the chosen backend, then the cheapest others, at most policy.MaxConsidered.
+	PredictedTokens int    `json:"predicted_tokens"` // expected cached
+	Hot             string `json:"hot,omitempty"`    // the prompt's hot anchor
+	Replicas        int    `json:"replicas"`         // agreed holders of Hot; 0: none
+	Eligible        int    `json:"eligible"`         // candidates in all
+	Trial           bool   `json:"trial"`            // Backend failed lately
+	LastResort      bool   `json:"last_resort"`      // all failed lately
+	// Candidates are the chosen backend, then the cheapest, at most policy.MaxConsidered.
 	Candidates []Candidate `json:"candidates"`
 }
 
@@ -41,11 +40,11 @@ type Candidate struct {
 	Backend       string  `json:"backend"`
 	MatchedBlocks int     `json:"matched_blocks"`
 	HeldTokens    float64 `json:"held_tokens"`   // of the prompt
-	QueuedTokens  float64 `json:"queued_tokens"` // computed before it
+	QueuedTokens  float64 `json:"queued_tokens"` // ahead of it
 	Active        int64   `json:"active"`        // requests
 	Rate          float64 `json:"rate"`          // prefill tokens/s
-	AgeS          float64 `json:"age_s"`         // since the deepest held block was touched
-	Cost          float64 `json:"cost"`          // in the strategy's unit; lower is better
+	AgeS          float64 `json:"age_s"`         // since use of the deepest held block
+	Cost          float64 `json:"cost"`          // in the strategy's unit
 }
 
 func (r *Receipt) take(d *policy.Decision) {
@@ -63,8 +62,8 @@ func (r *Receipt) take(d *policy.Decision) {
 	}
 }
 
-// Explain returns where such a request would go now, without sending or recording it. header
-// returns a header's value or nil. Errors: ErrNoBackend and ErrUnknownModel of policy.
+// Explain decides without sending or recording the request. header returns nil for absent headers.
+// Errors: policy.ErrNoBackend, policy.ErrUnknownModel.
 func (n *Node) Explain(path string, header func(name string) []byte, body []byte) (*Receipt, error) {
 	var q policy.Request
 	r := &Receipt{Node: n.name, Path: path}
@@ -89,8 +88,7 @@ func (n *Node) Explain(path string, header func(name string) []byte, body []byte
 	return r, nil
 }
 
-// explain answers POST /explain?path=PATH with the proxy's own parser and the policy's own
-// decision.
+// explain answers POST /explain?path=PATH.
 func (n *Node) explain(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, int64(n.cfg.MaxBody)))
 	if err != nil {

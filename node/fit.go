@@ -16,12 +16,11 @@ type limits struct {
 	descriptors int   // 0: unknown
 }
 
-// descriptorReserve is for everything but the data port: admin API, probes, gossip, raft, files.
+// descriptorReserve is for admin API, probes, gossip, raft and files.
 const descriptorReserve = 1024
 
-// fit lowers limits to what the machine has. Request bodies get a quarter of the memory, since the
-// tree, connections and garbage need the rest. A request takes two descriptors; a quarter of them,
-// at most descriptorReserve, stays free so that the node can still answer its operator.
+// fit lowers limits to the machine's. Bodies get a quarter of the memory: tree, connections and
+// garbage need the rest. A request takes two descriptors; up to a quarter stays free for operators.
 func (c *Config) fit(memory int64, descriptors int) limits {
 	l := limits{c.MaxBody, c.MaxBodyMemory, c.MaxConnections, memory, descriptors}
 	if l.bodyMemory == 0 {

@@ -13,15 +13,14 @@ import (
 	"grapevine/raftstore"
 )
 
-// fleet holds the roster of backends, agreed or from the node's own list, and what each engine
-// reports about itself. Routing views are made from it. Safe for concurrent use.
+// fleet holds the roster and what engines report; views are made from it. Safe for concurrent use.
 type fleet struct {
-	backends []Backend // the node's own list; never changed
+	backends []Backend // own list; never changed
 	rules    []policy.Rule
-	idle     time.Duration // how long a connection for questions to an engine may stay idle
+	idle     time.Duration // limit of idle connections for questions
 
-	// publish receives every new roster and its view, in order, since it is called under mu. view
-	// is nil if it did not change. publish is nil until the node is built.
+	// publish gets rosters in order, under mu. A nil view is unchanged. nil until the node is
+	// built.
 	publish func(old, now *roster, view *policy.View)
 
 	current atomic.Pointer[roster]
@@ -32,19 +31,18 @@ type fleet struct {
 	mu           sync.Mutex
 	locals       map[string]local       // by backend name; replaced, never written
 	last         []policy.Backend       // of the newest view
-	heard, shown uint64                 // changes that engines reported, and how many of them the newest view contains
-	numbers      *backends.Registry     // its List is called under mu once newFleet has returned
+	heard, shown uint64                 // changes reported by engines, and those in the newest view
+	numbers      *backends.Registry     // listed under mu once newFleet has returned
 	entries      map[string]listedModel // by model
-	listed       *modelList             // the last answer to /v1/models
+	listed       *modelList             // the last /v1/models answer
 }
 
-// report is an engine's latest report on its load; at is zero before the first one.
+// report is an engine's latest load report; at is zero before the first.
 type report struct {
 	engine.Metrics
 	at time.Time
 }
 
-// newFleet starts with the node's own list.
 func newFleet(own []Backend, rules []Rule, idle time.Duration, numbers *backends.Registry) (*fleet, error) {
 	locals, err := readLocals(own)
 	if err != nil {
@@ -59,8 +57,7 @@ func newFleet(own []Backend, rules []Rule, idle time.Duration, numbers *backends
 
 func (f *fleet) roster() *roster { return f.current.Load() }
 
-// rosterChanged returns a channel that closes when the roster is replaced. Take it before the
-// roster so that no change is missed.
+// rosterChanged closes when the roster is replaced. Take it before the roster.
 func (f *fleet) rosterChanged() <-chan struct{} { return *f.changed.Load() }
 
 func (f *fleet) view() (*policy.View, error) {
@@ -79,8 +76,7 @@ func newView(backends []policy.Backend, rules []policy.Rule) (*policy.View, erro
 	return v, nil
 }
 
-// adopt makes a newer agreed state the roster. Rules that cannot be used are an error; the backends
-// take effect all the same.
+// adopt makes a newer state the roster. Unusable rules are an error, but backends take effect.
 func (f *fleet) adopt(s *raftstore.State) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -94,7 +90,7 @@ func (f *fleet) adopt(s *raftstore.State) error {
 	return errRules
 }
 
-// changeLocked publishes a roster, and its view if that differs from the last.
+// changeLocked publishes a roster, with a view if that changed.
 func (f *fleet) changeLocked(next *roster) error {
 	old := f.roster()
 	list := next.policyBackends()
@@ -124,15 +120,15 @@ func (f *fleet) changeLocked(next *roster) error {
 	return nil
 }
 
-// refresh publishes a view with all reported changes. Concurrent callers share one: when a node
-// starts every engine reports changes, and a view of thousands takes milliseconds.
+// refresh publishes reported changes. Concurrent callers share a view: at a start every engine
+// reports, and a view of thousands takes milliseconds.
 func (f *fleet) refresh() error {
 	f.refreshing.Lock()
 	defer f.refreshing.Unlock()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.shown == f.heard {
-		return nil // another call has published it
+		return nil // another call published it
 	}
 	r := f.roster()
 	list := r.policyBackends()
@@ -147,9 +143,8 @@ func (f *fleet) refresh() error {
 	return nil
 }
 
-// learnModels records an engine's model list and publishes a new view if the list changed. An
-// engine that fails keeps its last list: its failures already keep requests away. was is the
-// outcome of the previous question.
+// learnModels records an engine's models. A failing engine keeps its list: the router avoids it for
+// its failures. was is the outcome of the previous question.
 func (f *fleet) learnModels(u *upstream, models []listedModel, failure error) (changed bool, was answering, err error) {
 	if changed, was = f.noteModels(u, models, failure); changed {
 		err = f.refresh()
@@ -176,8 +171,7 @@ func (f *fleet) noteModels(u *upstream, models []listedModel, failure error) (ch
 	return true, was
 }
 
-// learnMetrics records an engine's metrics. It reports whether they changed the cache size in use,
-// which a configured size overrides; if so, it publishes a new view.
+// learnMetrics records metrics. resized: the size in use, unless configured, changed.
 func (f *fleet) learnMetrics(u *upstream, m engine.Metrics, at time.Time) (resized bool, err error) {
 	if resized = f.noteMetrics(u, m, at); resized {
 		err = f.refresh()
@@ -190,7 +184,7 @@ func (f *fleet) noteMetrics(u *upstream, m engine.Metrics, at time.Time) (resize
 	defer f.mu.Unlock()
 	before := u.kvTokens()
 	if m.KVTokens <= 0 || m.KVTokens > maxKVTokens {
-		m.KVTokens = u.link.report.KVTokens // not in this report
+		m.KVTokens = u.link.report.KVTokens // not reported
 	}
 	u.link.report = report{m, at}
 	if u.kvTokens() == before {
@@ -200,19 +194,17 @@ func (f *fleet) noteMetrics(u *upstream, m engine.Metrics, at time.Time) (resize
 	return true
 }
 
-// maxKVTokens is more than any engine holds; larger values would overflow what is computed from
-// them.
+// maxKVTokens exceeds any engine; larger values would overflow sums.
 const maxKVTokens = 1 << 40
 
-// reportOf returns the engine's latest report, and its cache size as far as known.
 func (f *fleet) reportOf(u *upstream) (r report, kvTokens int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return u.link.report, u.kvTokens()
 }
 
-// modelsOf returns the known models of a backend, their source ("configured", "engine" or
-// "unknown", which matches any model), and why the last question failed.
+// modelsOf returns a backend's models, their source ("configured", "engine" or "unknown", which
+// matches any), and the last question's failure.
 func (f *fleet) modelsOf(u *upstream) (names []string, source, failure string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

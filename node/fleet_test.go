@@ -34,8 +34,7 @@ func fleetConfig(name string, join []string, urls ...string) Config {
 	return c
 }
 
-// elsewhere returns an address on a loopback host of its own, where a released port stays free; on
-// 127.0.0.1 another test may take it.
+// elsewhere returns a loopback host of its own, where a released port stays free.
 func elsewhere() string {
 	n := elsewhereCalls.Add(1)
 	return fmt.Sprintf("127.%d.%d.%d:0", 64+os.Getpid()%64, n/250%250+1, n%250+1)
@@ -56,7 +55,6 @@ func startFleet(t *testing.T, size int, urls ...string) []*Node {
 	return nodes
 }
 
-// awaitFleet waits until every node is ready and hears all the others.
 func awaitFleet(t *testing.T, nodes ...*Node) {
 	t.Helper()
 	eventually(t, "every node is ready and hears every other", func() bool {
@@ -75,7 +73,7 @@ func awaitFleet(t *testing.T, nodes ...*Node) {
 	})
 }
 
-// awaitCount waits until every node's router counts all nodes, updated once a second.
+// awaitCount waits for the count that gossip updates once a second.
 func awaitCount(t *testing.T, nodes ...*Node) {
 	t.Helper()
 	eventually(t, "every node counts all of them", func() bool {
@@ -83,7 +81,6 @@ func awaitCount(t *testing.T, nodes ...*Node) {
 	})
 }
 
-// lockedLog can be read while it is written.
 type lockedLog struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -101,7 +98,7 @@ func (l *lockedLog) String() string {
 	return l.text.String()
 }
 
-// kill stops a node without a leave message and cuts its requests.
+// kill stops a node without a leave message.
 func kill(t *testing.T, n *Node) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
@@ -113,10 +110,10 @@ func kill(t *testing.T, n *Node) {
 	now()
 	_ = n.Stop(cut)
 	<-n.stopped
-	n.stopErr = nil // it cannot leave any more, and startNode's cleanup would fail
+	n.stopErr = nil // leaving failed, which startNode's cleanup must ignore
 }
 
-// stateOf is a node's view of another: alive, failed, left, or "" if unknown.
+// stateOf is alive, failed, left, or "" if unknown.
 func stateOf(n *Node, name string) string {
 	for _, p := range n.NodeList().Nodes {
 		if p.Name == name {
@@ -126,7 +123,7 @@ func stateOf(n *Node, name string) string {
 	return ""
 }
 
-// activeAt is the requests of all nodes at the engine, as one node knows them.
+// activeAt counts all nodes' requests at the engine.
 func activeAt(t *testing.T, n *Node) int64 {
 	t.Helper()
 	r, err := n.Explain("/v1/chat/completions", func(string) []byte { return nil }, []byte(chatBody("m", "anything")))
@@ -164,7 +161,7 @@ func TestAloneNeverGossips(t *testing.T) {
 	}
 }
 
-// TestConversationAcrossNodes: turns that enter at different nodes reach the same engine.
+// TestConversationAcrossNodes: turns at different nodes reach the same engine.
 func TestConversationAcrossNodes(t *testing.T) {
 	t.Parallel()
 	nodes := startFleet(t, 3, startEngine(t), startEngine(t), startEngine(t), startEngine(t))
@@ -218,7 +215,7 @@ func TestConversationAcrossNodes(t *testing.T) {
 	}
 }
 
-// TestLoadIsTheFleets: nodes count each other's requests, but not those of a dead node.
+// TestLoadIsTheFleets: nodes count the requests of all live nodes.
 func TestLoadIsTheFleets(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t, "m")
@@ -281,7 +278,7 @@ func TestRestartedNodeIsWarmBeforeItIsReady(t *testing.T) {
 	cfg.Gossip = elsewhere()
 	two := startNode(t, cfg)
 	awaitFleet(t, one, two)
-	const placements, blocks = 3000, 16 // all anchors: six snapshot pages
+	const placements, blocks = 3000, 16 // all anchors: six pages
 	for seed := range placements {
 		one.knowledge.announced.Record(one.fleet.roster().list[seed%2].id, chain(seed, blocks), now(), nil)
 	}
@@ -345,7 +342,7 @@ func TestNotReadyWithAReason(t *testing.T) {
 	}
 }
 
-// TestRefusedStartFails: a node the fleet refuses fails to start, and names the difference.
+// TestRefusedStartFails: the error names the difference.
 func TestRefusedStartFails(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -377,7 +374,7 @@ func TestRefusedStartFails(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		n.nameWait = time.Hour // the other cases do not wait for a name
+		n.nameWait = time.Hour // only the taken name is waited for
 		if name == "name" {
 			n.nameWait = 100 * time.Millisecond
 		}
@@ -405,7 +402,7 @@ func TestRefusedStartFails(t *testing.T) {
 	}
 }
 
-// TestUnreachableSeedsAreTriedAgain: the first node serves alone and meets seeds started later.
+// TestUnreachableSeedsAreTriedAgain: the first node serves alone until others start.
 func TestUnreachableSeedsAreTriedAgain(t *testing.T) {
 	t.Parallel()
 	reserved, err := net.Listen("tcp", elsewhere())
@@ -511,7 +508,7 @@ func TestSeedsAreThoseOfJoin(t *testing.T) {
 	}
 }
 
-// TestDrainKeepsTheLoadKnown: a draining node's requests still count, and then it leaves cleanly.
+// TestDrainKeepsTheLoadKnown: a draining node's requests count until it leaves.
 func TestDrainKeepsTheLoadKnown(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t, "m")

@@ -75,7 +75,7 @@ func (c *kindCounts) byName() map[string]uint64 {
 	return m
 }
 
-// fleetCollector reads the figures at each scrape. Series of peers are bounded by the fleet's size.
+// fleetCollector has as many peer series as the fleet has nodes.
 type fleetCollector struct {
 	figures func() *fleetFigures // returns nil: no series
 

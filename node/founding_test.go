@@ -48,7 +48,7 @@ func TestChangesComeAfterOwnList(t *testing.T) {
 	}
 }
 
-// agree gives a node that is not started a store, which is stopped when the test ends.
+// agree gives an unstarted node a store.
 func agree(t *testing.T, n *Node, cfg raftstore.Config) *raftstore.Store {
 	t.Helper()
 	s, err := raftstore.Open(cfg)
@@ -67,8 +67,7 @@ func agree(t *testing.T, n *Node, cfg raftstore.Config) *raftstore.Store {
 	return s
 }
 
-// TestChangeSaysWhoIsMissing: without a majority at the start, changes fail in time and name the
-// missing nodes; a late list gives them no extra time.
+// TestChangeSaysWhoIsMissing: without a majority, a change fails in time and names missing nodes.
 func TestChangeSaysWhoIsMissing(t *testing.T) {
 	t.Parallel()
 	n, err := New(testConfig("http://127.0.0.1:1"))
@@ -106,7 +105,7 @@ func TestChangeSaysWhoIsMissing(t *testing.T) {
 			return nil
 		}
 	}
-	err = change(4 * time.Second) // leaves a busy machine time to ask the other voters
+	err = change(4 * time.Second) // for the question to the other voters
 	if !errors.Is(err, errNotSaid) || !errors.Is(err, raftstore.ErrNoLeader) || refusalOf(err).status != 503 {
 		t.Errorf("before the list was put to anybody: %v", err)
 	}

@@ -15,19 +15,17 @@ import (
 	"grapevine/gossip/member"
 )
 
-// joinPoll is how often a starting node checks whether the seeds have answered.
 const joinPoll = 20 * time.Millisecond
 
-// defaultNameWait covers the failure detection of the node's former process (3 to 4 s, more in
-// large fleets), the release of its name (5 s) and the next join attempt (5 s).
+// defaultNameWait covers failure detection of the node's former process (3 to 4 s, more in large
+// fleets), release of its name (5 s) and the next join attempt (5 s).
 const defaultNameWait = 20 * time.Second
 
-// ErrRefused is wrapped by the error of a start that failed because the fleet refuses this node, or
-// its data directory. Without that failure the node would silently serve alone.
+// ErrRefused is wrapped if the fleet refuses this node or its data directory: the node would
+// otherwise serve alone unnoticed.
 var ErrRefused = errors.New("the fleet does not take this node")
 
-// gossipConfig translates the configuration. The listeners' addresses are in it once they are
-// bound.
+// gossipConfig contains the listeners' addresses only once they are bound.
 func (n *Node) gossipConfig() (gossip.Config, error) {
 	c := &n.cfg
 	tlsConfig, err := n.gossipTLS()
@@ -50,9 +48,8 @@ func (n *Node) gossipConfig() (gossip.Config, error) {
 	}, nil
 }
 
-// gossipTLS verifies the streams between nodes with the operator's certificates; nil means
-// certificates derived from the key ring. Every stream reads the short-lived certificate again; if
-// that fails, the last good one is used.
+// gossipTLS verifies streams by the operator's certificates; nil: by the key ring. Each stream
+// reads the short-lived certificate again, and falls back to the last good one.
 func (n *Node) gossipTLS() (*tls.Config, error) {
 	c := &n.cfg
 	if c.GossipCert == "" {
@@ -87,8 +84,7 @@ func (n *Node) gossipTLS() (*tls.Config, error) {
 	}, nil
 }
 
-// checkGossip builds and drops the gossip side once, to report wrong keys, certificates and names
-// before anything runs.
+// checkGossip reports wrong keys, certificates and names before anything runs.
 func (n *Node) checkGossip() error {
 	cfg, err := n.gossipConfig()
 	if err != nil {
@@ -98,8 +94,8 @@ func (n *Node) checkGossip() error {
 	return err
 }
 
-// startGossip joins the fleet. It returns when every seed has answered or failed, so that a refused
-// node fails here instead of serving alone. Unreachable seeds are retried for ever.
+// startGossip returns when the first seeds have answered or failed, so that a refused node fails
+// here. Unreachable seeds are retried for ever.
 func (n *Node) startGossip(ctx context.Context) error {
 	if n.knowledge == nil {
 		return nil
@@ -112,8 +108,8 @@ func (n *Node) startGossip(ctx context.Context) error {
 	return n.awaitSeeds(ctx, n.mesh.Members())
 }
 
-// awaitSeeds waits for the first answers. A name or raft id that is taken may belong to this node's
-// former process at another address, so the node waits until the fleet has released it.
+// awaitSeeds judges the first answers. A taken name or raft id may be this node's former process at
+// another address: awaitSeeds then waits for its release.
 func (n *Node) awaitSeeds(ctx context.Context, members *member.List) error {
 	answers, name := time.Now().Add(n.cfg.WarmDeadline), time.Now().Add(n.nameWait)
 	poll := time.NewTicker(joinPoll)
@@ -143,10 +139,10 @@ func (n *Node) awaitSeeds(ctx context.Context, members *member.List) error {
 	}
 }
 
-// judgeSeeds reports whether a member has accepted this node, and otherwise why not.
+// judgeSeeds reports whether a member took this node, else why not.
 func judgeSeeds(members *member.List) (taken bool, refused, unreachable error) {
 	if alive(members) > 0 {
-		return true, nil, nil // other seeds' errors are in the log and in /nodes
+		return true, nil, nil // other errors are in the log and /nodes
 	}
 	for _, seed := range members.JoinErrors() {
 		if isRefusal(seed.Err) {
@@ -158,8 +154,7 @@ func judgeSeeds(members *member.List) (taken bool, refused, unreachable error) {
 	return false, refused, unreachable
 }
 
-// isRefusal reports whether joining failed because the nodes differ or do not trust each other's
-// certificates: retrying does not help.
+// isRefusal reports whether a join failed for a difference or distrust, which retries do not cure.
 func isRefusal(err error) bool {
 	var (
 		mismatch  *member.MismatchError
@@ -169,7 +164,7 @@ func isRefusal(err error) bool {
 		name      x509.HostnameError
 	)
 	return errors.Is(err, member.ErrRefused) || errors.As(err, &mismatch) || errors.As(err, &authority) || errors.As(err, &invalid) || errors.As(err, &name) ||
-		errors.As(err, &alert) && alert.Op == "remote error" // crypto/tls reports the peer's alert so
+		errors.As(err, &alert) && alert.Op == "remote error" // an alert of the peer
 }
 
 func nameTaken(err error) bool {
@@ -177,8 +172,7 @@ func nameTaken(err error) bool {
 	return errors.As(err, &mismatch) && (mismatch.Field == member.FieldName || mismatch.Field == member.FieldRaftID)
 }
 
-// awaitWarm makes the node ready when its snapshot is complete or its deadline has passed; see
-// gossip.Fleet.Warm.
+// awaitWarm makes the node ready once warm (see gossip.Fleet.Warm) and provided with backends.
 func (n *Node) awaitWarm() {
 	g := n.gossip.Load()
 	if g == nil {
@@ -214,7 +208,7 @@ func (n *Node) awaitWarm() {
 	})
 }
 
-// alive counts the other nodes that are alive.
+// alive counts live peers.
 func alive(members *member.List) (count int) {
 	for _, m := range members.Members() {
 		if m.State == member.StateAlive {
@@ -224,8 +218,7 @@ func alive(members *member.List) (count int) {
 	return count
 }
 
-// GossipAddr is the address at which other nodes reach this one, "" before Start and without a
-// fleet.
+// GossipAddr is where peers reach this node, "" before Start and without a fleet.
 func (n *Node) GossipAddr() string {
 	if g := n.gossip.Load(); g != nil {
 		return g.Members().Self().Addr
@@ -233,7 +226,7 @@ func (n *Node) GossipAddr() string {
 	return ""
 }
 
-// reachable replaces an unspecified host by the host of the node's gossip address.
+// reachable replaces an unspecified host by that of gossipAddr.
 func reachable(addr, gossipAddr string) string {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil || host != "" && !net.ParseIP(host).IsUnspecified() {

@@ -21,14 +21,11 @@ import (
 )
 
 const (
-	// lookEvery is how often the checker polls state that sends no signal: members, answered
-	// requests, elapsed limits.
+	// lookEvery is the polling interval for state that sends no signal, such as members.
 	lookEvery = 250 * time.Millisecond
-	// leastPause separates two rounds: a round visits all engines, and events of a failing fleet
-	// would otherwise start one each.
+	// leastPause bounds the rounds, each over all engines, that events of a failing fleet start.
 	leastPause = 10 * time.Millisecond
-	// reporterSilence is several gossip pings. The reports of a node unheard for longer do not
-	// count, and other nodes take over its probes.
+	// reporterSilence is several gossip pings. Reports of nodes unheard for longer do not count.
 	reporterSilence = 3 * time.Second
 	// maxProbes bounds concurrent probes.
 	maxProbes = 128
@@ -36,17 +33,16 @@ const (
 	raiseQueue = 64
 )
 
-// noProbes is the probe path that turns probes off: only requests then judge engines.
+// noProbes as the probe path turns probes off: only requests judge engines.
 const noProbes = "-"
 
 type agreement interface {
 	Apply(ctx context.Context, c raftstore.Command) (raftstore.Result, error)
-	Leading() bool // only the leader commits which engines are up or down
+	Leading() bool // the leader alone commits up and down
 }
 
-// checker runs this node's share of the probes, shares the results with the other nodes, tells the
-// router which engines to avoid and, on the leader, commits what most nodes report. The board makes
-// the decisions.
+// checker probes this node's share of the engines, tells the router which ones to avoid, and on the
+// leader commits the majority's reports. The board decides.
 type checker struct {
 	board  *health.Board
 	fleet  *fleet
@@ -54,12 +50,12 @@ type checker struct {
 	log    zerolog.Logger
 	path   string
 	limit  time.Duration // of one probe
-	every  time.Duration // the pause between rounds without events
+	every  time.Duration // between rounds without events
 
-	store func() agreement // may return nil: the store is not open yet
-	peers func() []string  // other nodes that are alive and heard; nil without gossip
-	touch func()           // makes gossip send this node's state now; nil without gossip
-	ask   question         // reads the metrics of an engine that answers again
+	store func() agreement // may return nil: the store is not open
+	peers func() []string  // live, heard peers; nil without gossip
+	touch func()           // gossips this node's state now; nil without gossip
+	ask   question         // reads the metrics of a returned engine
 
 	wake    chan struct{} // capacity 1
 	slots   chan struct{} // held by running probes
@@ -67,14 +63,14 @@ type checker struct {
 	writing chan []health.Proposal // capacity 1
 
 	probes  [engine.Ailments]atomic.Uint64 // by result
-	downs   atomic.Uint64                  // engines committed as down by this node
+	downs   atomic.Uint64                  // commits of this node
 	ups     atomic.Uint64
-	raised  atomic.Uint64 // generations committed by this node
-	refused atomic.Uint64 // commands that failed
+	raised  atomic.Uint64
+	refused atomic.Uint64 // failed commands
 
 	mu      sync.Mutex
 	probers map[*link]*engine.Prober
-	avoided map[prefixtree.Backend]bool // engines reported to the router
+	avoided map[prefixtree.Backend]bool // as reported to the router
 }
 
 func newChecker(n *Node) *checker {
@@ -116,7 +112,6 @@ func (n *Node) startHealth() {
 	})
 }
 
-// heardNodes returns the other nodes that are alive and were heard within reporterSilence.
 func (n *Node) heardNodes() (names []string) {
 	g := n.gossip.Load()
 	if g == nil {
@@ -144,7 +139,6 @@ func (c *checker) tell() {
 	}
 }
 
-// run returns when ctx has ended and no probe is running.
 func (c *checker) run(ctx context.Context) {
 	var probing sync.WaitGroup
 	defer probing.Wait()
@@ -228,8 +222,7 @@ func (c *checker) look(r *roster, at time.Time) {
 	}
 }
 
-// resort reports engines that a new roster marks as last resort to the router at once, before the
-// board knows that roster. The board repeats the report in later rounds.
+// resort makes the router avoid last-resort engines before the board knows the roster.
 func (c *checker) resort(r *roster) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -269,7 +262,7 @@ func (c *checker) probe(ctx context.Context, r *roster, due []health.Probe, prob
 	for _, p := range due {
 		u := r.byKey[p.Backend]
 		if u == nil {
-			continue // removed since the board chose it
+			continue // removed since
 		}
 		probing.Go(func() {
 			select {
@@ -289,7 +282,7 @@ func (c *checker) probeOne(ctx context.Context, u *upstream, p health.Probe) {
 	began := now()
 	found, err := c.prober(u).Probe(asked)
 	if ctx.Err() != nil {
-		return // a stopping node says nothing about the engine
+		return // says nothing about the engine
 	}
 	c.probes[found].Add(1)
 	if found == engine.Alive {
@@ -305,7 +298,7 @@ func (c *checker) probeOne(ctx context.Context, u *upstream, p health.Probe) {
 		c.tell()
 	}
 	if changed || found != engine.Alive {
-		c.poke() // otherwise the next round comes in time for the next probe
+		c.poke() // otherwise the next round is soon enough
 	}
 	if back {
 		asking, cancel := context.WithTimeout(ctx, askTimeout)
@@ -314,7 +307,7 @@ func (c *checker) probeOne(ctx context.Context, u *upstream, p health.Probe) {
 	}
 }
 
-// prober returns the engine's prober. Each link has its own: new credentials get a new one.
+// A prober lives as long as its link, whose credentials it uses.
 func (c *checker) prober(u *upstream) *engine.Prober {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -337,7 +330,7 @@ var reasonOfFailure = [policy.Failures]health.Reason{
 	policy.Connect: health.Connect, policy.Timeout: health.Timeout, policy.Reset: health.Reset, policy.Status5xx: health.Status5xx,
 }
 
-// failed is the router's callback for each request that counts against a backend.
+// failed receives each request that counts against a backend.
 func (c *checker) failed(b prefixtree.Backend, _ policy.Failure, _ prefixtree.Time) {
 	u := c.fleet.roster().at(b)
 	if u == nil {
@@ -351,7 +344,6 @@ func (c *checker) failed(b prefixtree.Backend, _ policy.Failure, _ prefixtree.Ti
 	}
 }
 
-// heard takes the health section of another node's state; empty means no reports.
 func (c *checker) heard(origin string, section []byte) error {
 	var reports []health.Report
 	if len(section) > 0 {
@@ -366,15 +358,15 @@ func (c *checker) heard(origin string, section []byte) error {
 	return nil
 }
 
-// propose hands the board's proposals to the writer if this node leads and no batch waits. With
-// probes off it proposes nothing: no node could see an idle engine recover.
+// propose gives the leader's proposals to the writer. Without probes there are none: no node could
+// see an idle engine recover.
 func (c *checker) propose(at time.Time) {
 	s := c.store()
 	if c.path == noProbes || len(c.writing) > 0 || s == nil || !s.Leading() {
 		return
 	}
 	if list := c.board.Proposals(at); len(list) > 0 {
-		c.writing <- list // capacity 1, and only this loop sends
+		c.writing <- list // capacity 1, one sender
 	}
 }
 
@@ -413,9 +405,8 @@ func (c *checker) writeProposal(ctx context.Context, p health.Proposal) {
 	}
 }
 
-// stillDown reduces p to engines that health still holds down, and reports whether any remain.
-// MarkUp skips an engine that an operator took over since, but a new generation would clear what is
-// known of its cache.
+// stillDown drops engines that health no longer holds down, and reports whether any remain. MarkUp
+// would skip them, but a new generation would clear their caches' records.
 func (c *checker) stillDown(p *health.Proposal) bool {
 	down := make(map[string]bool)
 	for _, u := range c.fleet.roster().list {
@@ -426,7 +417,6 @@ func (c *checker) stillDown(p *health.Proposal) bool {
 	return len(p.Names) > 0
 }
 
-// renew commits a new generation. A conflict means that another node already committed it.
 func (c *checker) renew(ctx context.Context, g health.Generation) {
 	if c.apply(ctx, raftstore.NewGeneration{Name: g.Name, From: g.From}) {
 		c.raised.Add(1)
@@ -434,7 +424,8 @@ func (c *checker) renew(ctx context.Context, g health.Generation) {
 	}
 }
 
-// apply reports whether the command changed the agreed state.
+// apply reports whether the command changed the state. A conflict is no failure: another change
+// won.
 func (c *checker) apply(ctx context.Context, command raftstore.Command) bool {
 	s := c.store()
 	if s == nil {
@@ -453,7 +444,6 @@ func (c *checker) apply(ctx context.Context, command raftstore.Command) bool {
 	return false
 }
 
-// started compares the process start time in an engine's metrics with the known one.
 func (c *checker) started(u *upstream, m *engine.Metrics) {
 	if m.Started <= 0 {
 		return
@@ -464,7 +454,7 @@ func (c *checker) started(u *upstream, m *engine.Metrics) {
 	}
 }
 
-// forgot is called when an engine's answers have shown that its cache is empty.
+// forgot is called when answers show that an engine's cache is empty.
 func (c *checker) forgot(b prefixtree.Backend) {
 	u := c.fleet.roster().at(b)
 	if u == nil {
@@ -478,7 +468,7 @@ func (c *checker) forgot(b prefixtree.Backend) {
 func (c *checker) restarted(g health.Generation) {
 	select {
 	case c.raise <- g:
-	default: // more restarts wait than a fleet has in a day
+	default: // more than a fleet restarts in a day
 		c.refused.Add(1)
 	}
 }

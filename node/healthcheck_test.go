@@ -72,8 +72,8 @@ func probing(c *Config) {
 	c.ProbePath, c.ProbeInterval, c.ProbeTimeout = "/health", 50*time.Millisecond, 5*time.Second
 }
 
-// TestEngineDiesAndReturns: nodes avoid a dead engine, the fleet marks it down, and it returns up
-// with a new generation and a slow start.
+// TestEngineDiesAndReturns: a dead engine is avoided, marked down, and returns with a new
+// generation and a slow start.
 func TestEngineDiesAndReturns(t *testing.T) {
 	t.Parallel()
 	victim := newMortal(t)
@@ -127,8 +127,7 @@ func TestEngineDiesAndReturns(t *testing.T) {
 	})
 }
 
-// TestDownIsTheLastResort: requests go to an engine that health took down only if none else is
-// left, and never to one that an operator took down.
+// TestDownIsTheLastResort: an engine that health took down serves only if all others are gone.
 func TestDownIsTheLastResort(t *testing.T) {
 	t.Parallel()
 	down, other := newFakeEngine(t, "m"), newMortal(t)
@@ -158,7 +157,7 @@ func TestDownIsTheLastResort(t *testing.T) {
 	if code := chatCode(t, n, "nobody else is left"); code != http.StatusOK || down.requests.Load() == 0 {
 		t.Errorf("answered %d", code)
 	}
-	mark(raftstore.MarkDown, raftstore.ByOperator, "the rack is being moved", name, other.addr) // health takes this one down first; the operator's mark must outlast that
+	mark(raftstore.MarkDown, raftstore.ByOperator, "the rack is being moved", name, other.addr) // an operator's mark outlasts health's
 	list := health.Proposal{Names: []string{name}, Reason: health.Prefix + "answers again", Renew: []health.Generation{{Name: name}}}
 	n.checker.writeProposal(t.Context(), list)
 	if b := backendOf(t, n, name); b.State != "down" || b.Reason != "the rack is being moved" || b.Generation != firstGeneration {
@@ -180,8 +179,7 @@ func TestDownIsTheLastResort(t *testing.T) {
 	})
 }
 
-// TestWhoLeftIsForgotten: avoidance of a removed engine affects neither its successor nor its
-// return.
+// TestWhoLeftIsForgotten: a removed engine's failures do not outlive it.
 func TestWhoLeftIsForgotten(t *testing.T) {
 	n := unstarted(t)
 	c := n.checker
@@ -238,14 +236,14 @@ func TestAnswerOfOneThatWent(t *testing.T) {
 	now := n.fleet.roster().list[0]
 	n.checker.board.SetBackends(agreedBackends(n.fleet.roster()), time.Now())
 	ask(t.Context(), was)
-	// Its first start time would count as a restart if the removed engine's had been recorded.
+	// b's first start time would seem a restart if the removed engine's were recorded.
 	ended, again := n.checker.board.Started(prefixtree.BackendKey("b"), time.Unix(1_800_000_000, 0), now.generation)
 	if again {
 		t.Errorf("generation %d has ended", ended)
 	}
 }
 
-// TestDrainIsNotOverridden: a drained engine that died and returned stays drained.
+// TestDrainIsNotOverridden: death and return do not end a drain.
 func TestDrainIsNotOverridden(t *testing.T) {
 	t.Parallel()
 	victim := newMortal(t)
@@ -256,7 +254,6 @@ func TestDrainIsNotOverridden(t *testing.T) {
 	if _, err := n.change(t.Context(), raftstore.SetBackendState{Names: []string{victim.addr}, Action: raftstore.Drain, Reason: "maintenance"}); err != nil {
 		t.Fatal(err)
 	}
-	// told waits for a state and its authors.
 	told := func(state, drainedBy, downBy string) {
 		t.Helper()
 		eventually(t, state, func() bool {
@@ -272,7 +269,7 @@ func TestDrainIsNotOverridden(t *testing.T) {
 	told("draining", "operator", "")
 }
 
-// TestRestartFencesTheTree: a new process at an address gets a new generation and an empty tree.
+// TestRestartFencesTheTree: a new process gets a new generation.
 func TestRestartFencesTheTree(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t, "m")
@@ -334,7 +331,7 @@ func (f *fakeAgreement) Leading() bool {
 	return f.leads
 }
 
-// TestReturnIsAskedAboutInTime: the questions to a returned engine time out.
+// TestReturnIsAskedAboutInTime: questions to a returned engine time out.
 func TestReturnIsAskedAboutInTime(t *testing.T) {
 	e := newMortal(t)
 	cfg := testConfig(e.url())
@@ -442,9 +439,7 @@ func TestOnlyTheLeaderWrites(t *testing.T) {
 	}
 }
 
-// TestFailsAtOnceIsNoFavourite: an engine that fails every request fast gets few, although it looks
-// idle; one that answers 400 gets its share. (A plain 500 may be the request's fault, and is passed
-// on.)
+// TestFailsAtOnceIsNoFavourite: an engine that fails fast looks idle, but gets few requests.
 func TestFailsAtOnceIsNoFavourite(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -468,7 +463,7 @@ func TestFailsAtOnceIsNoFavourite(t *testing.T) {
 		if failures != got {
 			t.Errorf("%d clients saw an error, of %d requests that it got", failures, got)
 		}
-		// Trials come after one, two and four seconds, however long this takes.
+		// Trials are one, two, four seconds apart.
 		if c.bad && got > requests/4 {
 			t.Errorf("%d of %d requests went to an engine that fails them all", got, requests)
 		}
@@ -494,7 +489,7 @@ func newOddEngine(t *testing.T, status int) *fakeEngine {
 	return e
 }
 
-// TestHealthTravels: reports travel in the state, and bad sections harm no others.
+// TestHealthTravels: reports travel in the state; bad sections harm nothing else.
 func TestHealthTravels(t *testing.T) {
 	a, b := newKnowledgeNode(t, "a"), newKnowledgeNode(t, "b")
 	key := prefixtree.BackendKey(a.fleet.roster().list[0].Name)
@@ -550,8 +545,7 @@ func backendOf(t *testing.T, n *Node, name string) BackendStatus {
 	return BackendStatus{}
 }
 
-// TestRestartedEngineIsUsedSoon: by default an engine marked down gets requests within 2.5 s of its
-// return; the test allows ten for a busy machine.
+// TestRestartedEngineIsUsedSoon: within 2.5 s by default; ten here, for busy machines.
 func TestRestartedEngineIsUsedSoon(t *testing.T) {
 	t.Parallel()
 	victim := newMortal(t)

@@ -10,16 +10,16 @@ import (
 	"grapevine/proxy/engine"
 )
 
-// HealthStatus describes one engine's health as this node knows it.
+// HealthStatus is an engine's health as this node knows it.
 type HealthStatus struct {
-	Failing   bool     `json:"failing"`            // by this node's probes or requests
-	Avoided   bool     `json:"avoided"`            // here, because of probes or other nodes
+	Failing   bool     `json:"failing"`            // own probes or requests
+	Avoided   bool     `json:"avoided"`            // here, by probes or peers
 	Reason    string   `json:"reason,omitempty"`   // refused, connect, timeout, reset, 5xx or tls
 	SinceS    float64  `json:"since_s,omitempty"`  // failing or well
-	ProbedS   *float64 `json:"probed_s,omitempty"` // since this node's last probe; null: none
+	ProbedS   *float64 `json:"probed_s,omitempty"` // since the last own probe; null: none
 	Reporters []string `json:"reporters"`          // nodes that probe it
-	OK        int      `json:"ok"`                 // reporters that find it well
-	Bad       int      `json:"bad"`                // reporters that find it failing
+	OK        int      `json:"ok"`                 // reporters
+	Bad       int      `json:"bad"`                // reporters
 }
 
 func (c *checker) status(u *upstream) HealthStatus {

@@ -11,25 +11,25 @@ import (
 	"grapevine/proxy/policy/hot"
 )
 
-// The heat sections of the state blob, at most 4 KiB; DESIGN.md has their bytes.
+// The heat sections of the state blob; DESIGN.md has their bytes. They take at most 4 KiB.
 const (
 	sectionHeat  = 2    // the hottest anchors
-	sectionPace  = 3    // of one pool of backends; one section each
-	sectionWork  = 5    // the work behind popular prefixes
-	workBytes    = 26   // entry size written by this version
-	workBytesOld = 24   // entry size of versions without Fresh
+	sectionPace  = 3    // one section per pool of backends
+	sectionWork  = 5    // of popular prefixes
+	workBytes    = 26   // entry size of this version
+	workBytesOld = 24   // without Fresh
 	maxWorks     = 1024 // read from one blob
 	maxWork      = 1e6  // prefill seconds or requests per second, or concurrent requests
 	maxDepth     = 1e8  // tokens of a prefix
 	heatAnchors  = 320
 	heatPaces    = 4
-	anchorBytes  = 10 // entry size written by this version
+	anchorBytes  = 10 // entry size of this version
 	paceBytes    = 16
 	bucketBytes  = 3
 	maxAnchors   = 4096  // read from one blob
-	maxRequests  = 1e6   // recent requests of one node
+	maxRequests  = 1e6   // recent, of one node
 	maxPaceSeen  = 1e4   // requests behind one pace
-	maxPace      = 1e6   // requests, or seconds of prefill, per second
+	maxPace      = 1e6   // requests or prefill seconds, per second
 	maxPaceWhole = 3600. // seconds of a mean prefill
 )
 
@@ -74,7 +74,7 @@ func appendHeat(blob []byte, h *policy.Heat) []byte {
 	return appendSection(blob, sectionWork, section)
 }
 
-// parseHeat returns the heat in a blob, clamped to the bounds above. A malformed blob is an error.
+// parseHeat clamps values to the bounds above.
 func parseHeat(blob []byte) (h policy.Heat, err error) {
 	err = eachSection(blob, func(kind byte, section []byte) error {
 		switch kind {
@@ -121,10 +121,10 @@ func parseWorks(h *policy.Heat, section []byte) error {
 		}
 		k := hot.Key{Pool: w.Pool, Anchor: w.Anchor}
 		if seen[k] {
-			continue // a duplicate would count twice
+			continue // counted already
 		}
 		seen[k] = true
-		w.Fresh = w.Requests // for senders without Fresh
+		w.Fresh = w.Requests // the sender omits Fresh
 		if size >= workBytes {
 			w.Fresh = min(value(24), w.Requests)
 		}
@@ -156,8 +156,8 @@ func parsePace(h *policy.Heat, section []byte) error {
 	return nil
 }
 
-// heatTold is the heat this node last sent. It stays until a sixteenth more requests have come,
-// since an unchanged blob is not sent again, but at most for heatKept, since rates fade.
+// heatTold is the last heat sent. Unchanged blobs are not sent again, so it stays until a sixteenth
+// more requests came, but not beyond heatKept, since rates fade.
 type heatTold struct {
 	blob     []byte
 	picks    uint64
@@ -167,7 +167,6 @@ type heatTold struct {
 
 const heatKept = prefixtree.Time(time.Minute / time.Millisecond)
 
-// tell appends the heat sections to a state blob.
 func (t *heatTold) tell(blob []byte, r *policy.Router, now prefixtree.Time) []byte {
 	picks := r.Stats().Picks
 	if t.at == 0 || float64(picks-t.picks) > t.requests/16 || now-t.at >= heatKept || now < t.at {
@@ -177,14 +176,14 @@ func (t *heatTold) tell(blob []byte, r *policy.Router, now prefixtree.Time) []by
 	return append(blob, t.blob...)
 }
 
-// heatBoard holds every other node's latest heat. Safe for concurrent use.
+// heatBoard holds peers' latest heat. Safe for concurrent use.
 type heatBoard struct {
 	mu      sync.Mutex
 	heats   map[string]policy.Heat // by origin
 	changed bool
 }
 
-// set replaces an origin's heat; nil removes the origin.
+// set replaces an origin's heat; nil removes it.
 func (b *heatBoard) set(origin string, h *policy.Heat) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -202,7 +201,7 @@ func (b *heatBoard) set(origin string, h *policy.Heat) {
 	b.changed = true
 }
 
-// works adds the other nodes' work to a sum.
+// works adds peers' work to sum.
 func (b *heatBoard) works(sum hot.Sum) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -211,8 +210,7 @@ func (b *heatBoard) works(sum hot.Sum) {
 	}
 }
 
-// hand gives the router the sum if it changed. It sums anew: corrections would add up rounding
-// errors over days.
+// hand gives the router a changed sum, made afresh: corrections would add up rounding errors.
 func (b *heatBoard) hand(r *policy.Router) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -84,7 +84,7 @@ func TestHeatRoundTrip(t *testing.T) {
 	}
 }
 
-// TestWorkCountsOnce: the first of duplicate entries counts, and sections are bounded.
+// TestWorkCountsOnce: duplicates are ignored, and sections bounded.
 func TestWorkCountsOnce(t *testing.T) {
 	works := []policy.Work{{Pool: 3, Requests: 4}, {Pool: 3, Anchor: 5, Requests: 2}, {Pool: 3, Anchor: 5, Requests: 64}, {Pool: 3, Requests: 64}, {Pool: 4, Anchor: 5, Requests: 1}}
 	h, err := parseHeat(appendHeat(appendState(nil, nil), &policy.Heat{Works: works}))
@@ -99,7 +99,7 @@ func TestWorkCountsOnce(t *testing.T) {
 	}
 }
 
-// TestWorkOfOtherVersions: missing Fresh counts as all, longer entries parse, and Fresh is bounded.
+// TestWorkOfOtherVersions: Fresh may be absent and is bounded, and entries may grow.
 func TestWorkOfOtherVersions(t *testing.T) {
 	works := []policy.Work{{Pool: 3, Anchor: 5, Tokens: 4096, Requests: 4, Prefill: 2, Active: 8, Fresh: 1}, {Pool: 3, Anchor: 6, Tokens: 2048, Requests: 2, Fresh: 64}}
 	blob := appendHeat(appendState(nil, nil), &policy.Heat{Works: works})
@@ -152,8 +152,7 @@ func TestHeatIsSmall(t *testing.T) {
 	}
 }
 
-// TestHeatIsSharedAndExpires: prefixes seen twice by each of twenty peers are common until the
-// peers go.
+// TestHeatIsSharedAndExpires: prefixes of live peers' requests are common.
 func TestHeatIsSharedAndExpires(t *testing.T) {
 	prompts := chain(1, 6)
 	mine := newKnower(t, "a", "b", "c", "d")

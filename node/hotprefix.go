@@ -15,28 +15,27 @@ import (
 	"grapevine/raftstore"
 )
 
-// hotEvery is how often a node checks that agreed hot prefixes have not expired and, on the leader,
-// that their replica counts are still right.
+// hotEvery is the interval of look.
 const hotEvery = hot.Every * time.Millisecond
 
-// replicator puts the agreed hot prefixes into force on every node and, on the leader, decides how
-// many backends hold each. Safe for concurrent use.
+// replicator applies the agreed hot prefixes and, on the leader, decides how many backends hold
+// each. Safe for concurrent use.
 type replicator struct {
 	router *policy.Router
 	log    zerolog.Logger
-	others func(hot.Sum)       // adds the work reported by other nodes; nil: alone
-	store  func() hotAgreement // may return nil: the store is not open yet
-	// warm makes backends compute a prefix that they lack, and returns when they have or its time
-	// is up. nil: requests warm them.
+	others func(hot.Sum)       // adds peers' work; nil: alone
+	store  func() hotAgreement // may return nil: the store is not open
+	// warm makes backends compute a prefix, and returns when done or out of time. nil: requests do
+	// it.
 	warm func(ctx context.Context, anchor prefixtree.Hash, backends []string)
 
 	changes atomic.Uint64 // replica counts changed by this node
-	refused atomic.Uint64 // commands that failed
+	refused atomic.Uint64 // failed commands
 
 	mu      sync.Mutex
-	sizer   *hot.Sizer // nil: this node does not lead
+	sizer   *hot.Sizer // nil unless leading
 	inForce []policy.HotPrefix
-	version uint64 // of the state that inForce comes from
+	version uint64 // of inForce's state
 }
 
 type hotAgreement interface {
@@ -75,9 +74,8 @@ func (n *Node) startHotPrefixes() {
 	})
 }
 
-// adopt puts the agreed prefixes into force, without expired ones, and none if the fleet has
-// switched them off. Both follow and look call it, so it ignores a state older than the one in
-// force.
+// adopt applies unexpired prefixes, or none if switched off. Since follow and look both call it, it
+// ignores older states.
 func (h *replicator) adopt(s *raftstore.State, at time.Time) {
 	var list []policy.HotPrefix
 	for _, p := range agreedPrefixes(s) {
@@ -99,7 +97,6 @@ func (h *replicator) adopt(s *raftstore.State, at time.Time) {
 
 func millis(at time.Time) prefixtree.Time { return prefixtree.Time(at.UnixMilli()) }
 
-// agreedPrefixes converts a state's hot prefixes, which are sorted by anchor.
 func agreedPrefixes(s *raftstore.State) []hot.Prefix {
 	list := make([]hot.Prefix, len(s.Hot))
 	for i, p := range s.Hot {
@@ -111,7 +108,7 @@ func agreedPrefixes(s *raftstore.State) []hot.Prefix {
 	return list
 }
 
-// work sums the work of all nodes, as far as their reports have arrived.
+// work sums the reported work of all nodes.
 func (h *replicator) work(at time.Time) hot.Sum {
 	sum := hot.Sum{}
 	sum.Add(h.router.OwnWork(heatPaces, millis(at)))
@@ -129,7 +126,7 @@ func (h *replicator) pools() []hot.Pool {
 	return list
 }
 
-// look puts the agreed prefixes into force and, on the leader, commits changes to them.
+// look adopts the agreed prefixes and, on the leader, commits changes.
 func (h *replicator) look(ctx context.Context, at time.Time) {
 	s := h.store()
 	if s == nil {
@@ -152,17 +149,16 @@ func (h *replicator) look(ctx context.Context, at time.Time) {
 			h.refused.Add(1)
 			h.log.Warn().Err(err).Msg("what is to be held of hot prefixes cannot be written down")
 		}
-		return // the next look decides again
+		return // the next look retries
 	}
 	h.tell(ctx, state, changes)
 }
 
-// decide returns the leader's changes.
 func (h *replicator) decide(leads bool, state *raftstore.State, at time.Time) []hot.Change {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !leads || !state.Switches.Hot {
-		h.sizer = nil // a new leader starts its observations afresh
+		h.sizer = nil // a new leader observes afresh
 		return nil
 	}
 	if h.sizer == nil {
@@ -173,7 +169,7 @@ func (h *replicator) decide(leads bool, state *raftstore.State, at time.Time) []
 
 // tell logs and counts committed changes, and warms new holders.
 func (h *replicator) tell(ctx context.Context, before *raftstore.State, changes []hot.Change) {
-	ctx, cancel := context.WithTimeout(ctx, warmLimit) // for all together: agreed prefixes must not expire meanwhile
+	ctx, cancel := context.WithTimeout(ctx, warmLimit) // for all: agreed prefixes must not expire meanwhile
 	defer cancel()
 	was := make(map[prefixtree.Hash]policy.HotPrefix)
 	for _, p := range agreedPrefixes(before) {
@@ -185,7 +181,7 @@ func (h *replicator) tell(ctx context.Context, before *raftstore.State, changes 
 			c.Replicas = 0
 		}
 		if old.Replicas == c.Replicas {
-			continue // renewed only
+			continue // renewed
 		}
 		h.changes.Add(1)
 		h.log.Info().Str("anchor", anchorText(c.Anchor)).Int("tokens", c.Tokens).Int("replicas", c.Replicas).Int("before", old.Replicas).
@@ -196,7 +192,7 @@ func (h *replicator) tell(ctx context.Context, before *raftstore.State, changes 
 	}
 }
 
-// joining returns the backends that hold a prefix now and did not before.
+// joining returns the new holders.
 func (h *replicator) joining(now, before policy.HotPrefix) []string {
 	pool, ok := poolOf(now.Anchor, h.work(time.Now()))
 	if !ok {
@@ -206,12 +202,12 @@ func (h *replicator) joining(now, before policy.HotPrefix) []string {
 	return slices.DeleteFunc(h.router.HotSet(pool, now), func(name string) bool { return slices.Contains(held, name) })
 }
 
-// leave warms the backends that take over hot prefixes from those about to be drained.
+// leave warms backends that take over from those about to be drained.
 func (h *replicator) leave(ctx context.Context, names []string) {
 	if h.warm == nil {
-		return // the drain itself moves them: drained backends are not eligible
+		return // the drain moves them: drained backends are not eligible
 	}
-	ctx, cancel := context.WithTimeout(ctx, warmLimit) // for all together: the client waits for the drain
+	ctx, cancel := context.WithTimeout(ctx, warmLimit) // for all: the client waits
 	defer cancel()
 	h.mu.Lock()
 	list := slices.Clone(h.inForce)
@@ -230,7 +226,7 @@ func (h *replicator) leave(ctx context.Context, names []string) {
 	}
 }
 
-// poolOf returns the pool with most of the requests for a prefix; false if no node reports any.
+// poolOf is the pool with most requests for a prefix; false if none are reported.
 func poolOf(anchor prefixtree.Hash, sum hot.Sum) (pool uint64, ok bool) {
 	most := -1.0
 	for k, w := range sum {

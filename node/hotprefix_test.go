@@ -83,7 +83,7 @@ func hotChain(own int) []prefixtree.Hash {
 	return append(slices.Clone(chain(1, 32)), chain(1000+own, 8)...)
 }
 
-// run serves 20 requests a second, hot of ten with the hot prefix, and looks every five seconds.
+// run serves 20 requests a second, hot of ten hot, and looks every five seconds.
 func (r *hotRig) run(seconds, hot int) {
 	for range seconds * 20 {
 		r.at = r.at.Add(50 * time.Millisecond)
@@ -115,8 +115,7 @@ func (r *hotRig) decision() *policy.Decision {
 	return d
 }
 
-// TestHotPrefixComesAndGoes: a prefix of a fifth of all requests gets stable holders until it
-// cools.
+// TestHotPrefixComesAndGoes: a fifth of all requests gets stable holders until it ends.
 func TestHotPrefixComesAndGoes(t *testing.T) {
 	r := newHotRig(t)
 	r.run(30, 2)
@@ -197,7 +196,7 @@ func TestHotPrefixesOfOlderStates(t *testing.T) {
 	}
 }
 
-// TestOnlyTheLeaderDecides: followers only adopt, and failed commands are counted and retried.
+// TestOnlyTheLeaderDecides: followers adopt; failed commands are counted and retried.
 func TestOnlyTheLeaderDecides(t *testing.T) {
 	r := newHotRig(t)
 	r.store.follows = true
@@ -238,7 +237,7 @@ func TestLeaderCountsWhatOthersTell(t *testing.T) {
 	}
 }
 
-// TestEveryOneDrainedHasAnHeir: each drained holder is replaced by a backend that is warmed first.
+// TestEveryOneDrainedHasAnHeir: drained holders are replaced by warmed backends.
 func TestEveryOneDrainedHasAnHeir(t *testing.T) {
 	r := newHotRig(t)
 	r.run(35, 2)
@@ -261,12 +260,12 @@ func TestEveryOneDrainedHasAnHeir(t *testing.T) {
 	}
 }
 
-// hotBody shares its first six thousand bytes with every other.
+// hotBody shares six thousand bytes with all others.
 func hotBody(i int) string {
 	return chatBody("m", strings.Repeat(longText, 120)+strings.Repeat(fmt.Sprintf("And this is prompt %d. ", i), 100))
 }
 
-// hotAnchor is the last block common to all hotBody prompts.
+// hotAnchor is the last block they share.
 func hotAnchor(t *testing.T, n *Node) prefixtree.Hash {
 	t.Helper()
 	var q [2]policy.Request
@@ -282,8 +281,8 @@ func hotAnchor(t *testing.T, n *Node) prefixtree.Hash {
 	return q[0].Hashes[at]
 }
 
-// TestPrefixesOfANode: agreed prefixes show in list, receipt, decisions and metrics, move before a
-// drain, and end when switched off.
+// TestPrefixesOfANode: agreed prefixes show everywhere, move before a drain, and can be switched
+// off.
 func TestPrefixesOfANode(t *testing.T) {
 	leakCheck(t)
 	var urls []string

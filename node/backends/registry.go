@@ -1,9 +1,8 @@
 // Package backends gives engines the dense numbers by which the parts of one node refer to them.
 //
-// Nodes exchange the 32-bit keys of engine names; numbers never leave the node. An engine gets its
-// number at the first mention: in the configuration, the agreed list or a peer's report. The number
-// keeps its meaning until the Registry gives it to another engine, after the node has dropped
-// everything recorded under it.
+// Nodes exchange 32-bit keys of engine names; numbers never leave the node. An engine gets its
+// number at the first mention, by configuration, agreed list or peer, and keeps it until the
+// Registry gives it to another engine, once all records under it are dropped.
 package backends
 
 import (
@@ -20,41 +19,40 @@ import (
 type Number = prefixtree.Backend
 
 const (
-	// StrangerFor protects the number of an unlisted engine from other unlisted ones for longer
-	// than an agreed list takes to arrive.
+	// StrangerFor protects an unlisted engine's number from other unlisted ones for longer than an
+	// agreed list takes to arrive.
 	StrangerFor = time.Minute
-	// retry spares a full registry a scan of all numbers for each unknown key.
+	// retry spares a full registry a scan for each unknown key.
 	retry = time.Second
 )
 
-// Registry holds the numbers of one node and implements prefixtree.Names. Safe for concurrent use.
+// Registry holds one node's numbers. Safe for concurrent use; implements prefixtree.Names.
 type Registry struct {
 	capacity int
 	release  func(Number) bool
 	now      func() time.Time
-	keys     []atomic.Uint64 // by number: listed bit and key; 0 if unlisted
+	keys     []atomic.Uint64 // by number: listed bit and key, or 0
 
 	mu        sync.RWMutex
 	numbers   map[uint32]Number // by key
 	engines   []engine          // by number
 	strangers int
-	fullUntil time.Time // unlisted engines get no number before this
-	round     uint64    // calls of List so far
+	fullUntil time.Time // no number for strangers before this
+	round     uint64    // calls of List
 }
 
 const listed = 1 << 32
 
 type engine struct {
 	key   uint32
-	name  string    // "" for a stranger: only peers have mentioned it
+	name  string    // "": a stranger, mentioned only by peers
 	round uint64    // of the last List with it; 0: none
-	since time.Time // when it was first mentioned, or left the list
+	since time.Time // when first mentioned or unlisted
 }
 
-// New returns a registry of numbers below capacity, of which strangers get at most half, so that a
-// faulty peer cannot exhaust them. Before a number is reused, release must drop all records under
-// it and report true, or report false if requests still run there; it must not call the registry.
-// clock is time.Now except in tests.
+// New returns a registry of numbers below capacity. Strangers get at most half, so that a faulty
+// peer cannot exhaust them. release must drop all records under a number, or return false while
+// requests run there; it must not call the registry.
 func New(capacity int, release func(Number) bool, clock func() time.Time) *Registry {
 	return &Registry{
 		capacity: capacity, release: release, now: clock,
@@ -62,9 +60,8 @@ func New(capacity int, release func(Number) bool, clock func() time.Time) *Regis
 	}
 }
 
-// List makes the engines with these distinct names the listed ones, to which the node routes, and
-// returns their numbers. An error at an index means that the name's key is in use, or that all
-// numbers belong to listed engines or to engines with running requests.
+// List replaces the listed engines, to which the node routes; names must be distinct. It returns
+// numbers and errors by index: another engine has the key, or no number is free.
 func (r *Registry) List(names []string) (numbers []Number, errs []error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -96,7 +93,6 @@ func (r *Registry) List(names []string) (numbers []Number, errs []error) {
 	return numbers, errs
 }
 
-// number assigns a number to a listed engine that has none.
 func (r *Registry) number(name string, waiting *[]Number) (Number, error) {
 	key := prefixtree.BackendKey(name)
 	b, taken := r.numbers[key]
@@ -123,13 +119,12 @@ func (r *Registry) enlist(b Number, name string) {
 	r.keys[b].Store(listed | uint64(e.key))
 }
 
-// recent reports whether the engine is in the last two Lists: requests may still be routed to it.
+// recent engines, of the last two Lists, may still get requests.
 func (r *Registry) recent(b Number) bool {
 	round := r.engines[b].round
 	return round != 0 && round+1 >= r.round
 }
 
-// bind assigns number b to an engine.
 func (r *Registry) bind(b Number, e engine) {
 	if int(b) == len(r.engines) {
 		r.engines = append(r.engines, engine{})
@@ -146,9 +141,9 @@ func (r *Registry) bind(b Number, e engine) {
 	}
 }
 
-// take returns a free number, or else that of the engine unlisted for longest. A stranger takes
-// only numbers unlisted for StrangerFor and, if strangers hold their half, only a stranger's.
-// waiting carries the candidates between calls; nil at first.
+// take returns an unused number, else that of the engine unlisted longest. A stranger must wait
+// StrangerFor and, if strangers hold half, takes a stranger's. waiting caches candidates; nil at
+// first.
 func (r *Registry) take(stranger bool, waiting *[]Number) (Number, bool) {
 	crowded := stranger && r.strangers >= r.capacity/2
 	if len(r.engines) < r.capacity && !crowded {
@@ -176,8 +171,7 @@ func (r *Registry) take(stranger bool, waiting *[]Number) (Number, bool) {
 	return 0, false
 }
 
-// Backend returns the number of the engine with that key, assigning one at its first mention; false
-// if none is free.
+// Backend returns the number for a key, assigned at its first mention; false if none is free.
 func (r *Registry) Backend(key uint32) (Number, bool) {
 	if b, ok := r.Lookup(key); ok {
 		return b, true
@@ -200,7 +194,7 @@ func (r *Registry) Backend(key uint32) (Number, bool) {
 	return b, true
 }
 
-// Lookup returns the number of the engine with that key; false if it has none.
+// Lookup returns the number for a key; false if it has none.
 func (r *Registry) Lookup(key uint32) (Number, bool) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -208,7 +202,7 @@ func (r *Registry) Lookup(key uint32) (Number, bool) {
 	return b, ok
 }
 
-// Key returns the key of a listed engine; false for all others, about which the node sends nothing.
+// Key returns a listed engine's key; false for unlisted ones, about which the node sends nothing.
 func (r *Registry) Key(b Number) (key uint32, ok bool) {
 	if int(b) >= len(r.keys) {
 		return 0, false

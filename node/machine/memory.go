@@ -9,12 +9,12 @@ import (
 	"strings"
 )
 
-// Memory returns the bytes this process may use, 0 if unknown: the lowest limit of its cgroup and
-// the enclosing ones (v1 and v2), else the machine's memory. limited: a cgroup sets it.
+// Memory returns the bytes this process may use, 0 if unknown: the lowest limit of its cgroups (v1
+// and v2) or the machine's memory. limited: a cgroup's.
 func Memory() (size int64, limited bool) { return memory(os.DirFS("/")) }
 
-// memory reads below root. In a container without a cgroup namespace, the host's cgroup path does
-// not exist; only the mount's root does, which is the container's cgroup.
+// Containers without a cgroup namespace see the host's path in /proc/self/cgroup, of which only the
+// mount's root exists: their own cgroup.
 func memory(root fs.FS) (size int64, limited bool) {
 	size = machineMemory(root)
 	text, err := fs.ReadFile(root, "proc/self/cgroup")
@@ -48,7 +48,7 @@ func memory(root fs.FS) (size int64, limited bool) {
 	return size, limited
 }
 
-// number returns 0 for a missing or non-numeric file, such as "max".
+// number is 0 without a number, as in "max".
 func number(root fs.FS, name string) int64 {
 	text, err := fs.ReadFile(root, name)
 	if err != nil {
