@@ -23,7 +23,6 @@ import (
 
 const adminReadTimeout = 30 * time.Second
 
-// maxScrapes bounds concurrent scrapes; more get 503.
 const maxScrapes = 8
 
 // Status is the answer to GET /status.
@@ -41,7 +40,7 @@ type Status struct {
 	InFlight    int               `json:"in_flight"`
 	Connections int               `json:"connections"`
 	BlockBytes  int               `json:"block_bytes"`
-	KeyID       string            `json:"key_id"` // equal ids: equal secrets
+	KeyID       string            `json:"key_id"` // of the hash secret
 	Picks       uint64            `json:"picks"`
 	Rungs       map[string]uint64 `json:"rungs"`
 	Tree        TreeStatus        `json:"tree"`
@@ -78,7 +77,7 @@ type BackendStatus struct {
 	// Agreed is false for a backend known only from this node's own list.
 	Agreed  bool `json:"agreed"`
 	Drained bool `json:"drained"` // drain requested; kept while down
-	// DrainedBy and DownBy are operator, source or health; "" if not so.
+	// DrainedBy and DownBy are operator, source or health; "" if not drained or down.
 	DrainedBy     string  `json:"drained_by,omitempty"`
 	DownBy        string  `json:"down_by,omitempty"`
 	Source        string  `json:"source"` // static, file, dns or admin
@@ -124,7 +123,6 @@ func (n *Node) startAdmin(ctx context.Context) error {
 	return nil
 }
 
-// startMetrics serves openPaths at metrics_listen, if set.
 func (n *Node) startMetrics(ctx context.Context) error {
 	if n.cfg.MetricsListen == "" {
 		return nil
@@ -199,7 +197,6 @@ func inJSON(mux *http.ServeMux) http.Handler {
 	})
 }
 
-// headOnly drops an answer's body.
 type headOnly struct {
 	header http.Header
 	status int

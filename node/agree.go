@@ -17,7 +17,7 @@ import (
 	"grapevine/raftstore"
 )
 
-// mayVote is false for fleet members without data_dir: they would forget their votes.
+// mayVote is false for fleet members without data_dir, which would forget their votes.
 func (c *Config) mayVote() bool { return !c.inFleet() || c.DataDir != "" }
 
 // joins reports whether this node must never found a fleet alone.
@@ -99,7 +99,7 @@ func (n *Node) startStore(ctx context.Context) error {
 	return nil
 }
 
-// handOnFirst makes a stop transfer leadership while peers are reachable.
+// handOnFirst makes a stop transfer leadership first, while peers are still reachable.
 func (n *Node) handOnFirst() {
 	s := n.store.Load()
 	n.cleanups.push("leadership", func(ctx context.Context) error {
@@ -112,7 +112,8 @@ func (n *Node) handOnFirst() {
 // handOnTime is ample: a transfer takes milliseconds.
 const handOnTime = time.Second
 
-// timeToHandOn outlasts an expired stop: peers would otherwise wait for an election timeout.
+// timeToHandOn grants handOnTime even to an expired stop: peers would otherwise wait for an
+// election timeout.
 func timeToHandOn(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), handOnTime)
 }
@@ -160,8 +161,8 @@ func (n *Node) follow(ctx context.Context, s *raftstore.Store) {
 	}
 }
 
-// adopt routes by a state. A node with configured backends ignores a state without any until it has
-// proposed them or, if the fleet refuses them, until a state with others has come.
+// adopt routes by a state. A node with configured backends ignores a state without backends until
+// it has proposed its own or, if the fleet refuses these, until a state with others has come.
 func (n *Node) adopt(s *raftstore.State) {
 	n.adoptMu.Lock()
 	defer n.adoptMu.Unlock()
@@ -200,7 +201,7 @@ func (n *Node) warnOfDifferences(s *raftstore.State) {
 	}
 }
 
-// proposeRetry applies unless a newer state comes first.
+// proposeRetry is the pause after a failed proposal; a newer state ends it early.
 const proposeRetry = time.Second
 
 // proposeOwn proposes missing configured backends once: later removals are deliberate.
@@ -248,7 +249,7 @@ func (n *Node) proposeOwn(ctx context.Context, s *raftstore.Store) {
 	n.adopt(s.State())
 }
 
-// missingBackends are unknown by name and by URL.
+// missingBackends are those that s has neither by name nor by URL.
 func missingBackends(s *raftstore.State, own []Backend) (specs []raftstore.Backend) {
 	urls := make(map[string]bool, len(s.Backends))
 	for i := range s.Backends {
@@ -265,15 +266,15 @@ func missingBackends(s *raftstore.State, own []Backend) (specs []raftstore.Backe
 	return specs
 }
 
-// spec is what the fleet agrees on.
+// spec is the part of b that the fleet agrees on.
 func (b *Backend) spec() raftstore.Backend {
 	return raftstore.Backend{
 		Name: b.Name, URL: b.URL, Models: b.Models, Weight: b.Weight, KVTokens: int64(b.KVTokens), Source: raftstore.Static,
 	}
 }
 
-// publish puts a roster, and its view unless nil, into force under fleet.mu. old is nil for the
-// first roster, r if only the view is new.
+// publish puts a roster, and its view unless nil, into force, under fleet.mu. old is nil for the
+// first roster, and r if only the view is new.
 func (n *Node) publish(old, r *roster, v *policy.View) {
 	if r != old {
 		n.setGenerations(old, r)
@@ -294,7 +295,7 @@ func (n *Node) publish(old, r *roster, v *policy.View) {
 	}
 }
 
-// setGenerations also drops the records of an engine replaced under its name at first agreement.
+// setGenerations also drops all records of a name that meant another engine in the node's own list.
 func (n *Node) setGenerations(old, r *roster) {
 	at := now()
 	for _, u := range r.list {
@@ -333,8 +334,8 @@ func (r *roster) knew(u *upstream) bool {
 	return w != nil && w.URL == u.URL && w.generation == u.generation && w.KVTokens == u.KVTokens
 }
 
-// awaitBackends waits up to WarmDeadline for a first backend; without a vote, only if a live voter
-// can send the list. False if ctx ends.
+// awaitBackends waits up to WarmDeadline for a first backend; a node without a vote waits only for
+// a live voter, which can send the list. It returns false if ctx ends.
 func (n *Node) awaitBackends(ctx context.Context) bool {
 	if !n.cfg.mayVote() && !slices.ContainsFunc(n.raftPeers(), func(p raftstore.Peer) bool { return p.Server && p.Alive }) {
 		return true

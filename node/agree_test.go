@@ -234,7 +234,6 @@ func TestLeaderStops(t *testing.T) {
 	}
 }
 
-// TestTimeToHandOn: an expired stop still hands leadership on.
 func TestTimeToHandOn(t *testing.T) {
 	t.Parallel()
 	over, end := context.WithCancel(t.Context())
@@ -311,7 +310,7 @@ func TestRestartKeepsTheAgreement(t *testing.T) {
 	}
 }
 
-// TestServesBeforeThereIsAnAgreement: without a majority, by its own list.
+// TestServesBeforeThereIsAnAgreement: a node without a majority routes by its own list.
 func TestServesBeforeThereIsAnAgreement(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t, "m")
@@ -363,7 +362,6 @@ func TestOwnListThatTheFleetRefuses(t *testing.T) {
 	}
 }
 
-// TestDataDirThatCannotBeUsed: the start fails with the reason and leaves nothing running.
 func TestDataDirThatCannotBeUsed(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "file")

@@ -7,10 +7,10 @@ import (
 	"grapevine/prefixtree"
 )
 
-// announcer is the tree of a fleet's node: it queues what requests change for the other nodes,
-// without blocking and, once warm, without allocating. Safe for concurrent use.
+// announcer is the tree of a fleet's node. It queues changes for peers, without blocking and, once
+// warm, without allocating. Safe for concurrent use.
 type announcer struct {
-	*prefixtree.Tree // reads
+	*prefixtree.Tree // for reads
 	outbox           *prefixtree.Outbox
 	buffers          sync.Pool // of *[]prefixtree.Fact
 	posted           kindCounts
@@ -38,7 +38,7 @@ func newAnnouncer(tree *prefixtree.Tree, outbox *prefixtree.Outbox) *announcer {
 	return a
 }
 
-// maxKeptFacts, for prompts of about 500k tokens, bounds reused buffers.
+// maxKeptFacts, enough for a prompt of 500k tokens, bounds the buffers that are reused.
 const maxKeptFacts = 1024
 
 func (a *announcer) buffer() *[]prefixtree.Fact { return a.buffers.Get().(*[]prefixtree.Fact) }

@@ -32,9 +32,9 @@ func ReadToken(file string) (string, error) {
 // openPaths need no token: balancers and collectors have none.
 var openPaths = map[string]bool{"/healthz": true, "/readyz": true, "/metrics": true}
 
-// guard demands the configured token. Without one, all clients may look, but only direct ones on
-// this machine may do more. These must use an IP or localhost, against DNS rebinding, and declare
-// changes as JSON, which no cross-site page can.
+// guard requires the configured token. Without one, every client may look, but only direct clients
+// on this machine may do more. These must address the node by IP or as localhost, against DNS
+// rebinding, and declare changes as JSON, which cross-site pages cannot.
 func (n *Node) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if openPaths[r.URL.Path] {

@@ -9,7 +9,6 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// TestOpenAdminIsTold: an admin API open to other machines is logged.
 func TestOpenAdminIsTold(t *testing.T) {
 	leakCheck(t)
 	token := filepath.Join(t.TempDir(), "token")

@@ -15,18 +15,18 @@ import (
 // Backend is one engine of the static list: in YAML a mapping or bare URL, else the text that
 // UnmarshalText reads.
 type Backend struct {
-	URL      string   // http://host:port[/base] or https: // http or https://host[:port][/base]
+	URL      string   // http or https://host[:port][/base]
 	Name     string   // unique, in x-grapevine-backend; default: host:port and base
 	Models   []string // nil: the engine is asked
 	Weight   float64  // share of traffic; 0 becomes 1
 	KVTokens int      // KV cache in tokens; 0: learned
 	APIKey   string   // bearer token instead of the client's
-	// APIKeyFile is read at the start and each reload, and shown nowhere.
+	// APIKeyFile keeps the key out of process lists and configuration; each reload reads it again.
 	APIKeyFile string
 	CAFile     string // PEM roots; default: the system's
 }
 
-// Rule gives requests that match all given fields a strategy.
+// Rule sets the strategy of requests that match all its given fields.
 type Rule struct {
 	Model       string
 	Path        string // prefix of the request path
@@ -160,7 +160,7 @@ func (b *Backend) check() error {
 		return errors.New("api_key holds a character that no header may hold")
 	}
 	u.Path = strings.TrimSuffix(u.Path, "/")
-	// Requests carry the /v1 of documented engine URLs in their own path.
+	// Engines document their URL with /v1, but requests carry that in their own path.
 	u.Path = strings.TrimSuffix(u.Path, "/v1")
 	b.URL = u.String()
 	if b.Name == "" {
@@ -182,7 +182,7 @@ func headerWord(s string) bool {
 	return !strings.ContainsFunc(s, func(r rune) bool { return r < '!' || r > '~' })
 }
 
-// address returns what dialers and Host headers need.
+// address splits the URL for dialers and Host headers.
 func (b *Backend) address() (addr, host, base string, tls bool) {
 	u, err := url.Parse(b.URL)
 	if err != nil {

@@ -68,7 +68,6 @@ func certificateProblem(leaf *x509.Certificate, at time.Time) string {
 	return ""
 }
 
-// certificateStatus is nil without TLS.
 func (n *Node) certificateStatus(at time.Time) *CertificateStatus {
 	cert := n.cert.Load()
 	if cert == nil {
@@ -77,8 +76,8 @@ func (n *Node) certificateStatus(at time.Time) *CertificateStatus {
 	return &CertificateStatus{NotBefore: cert.Leaf.NotBefore, NotAfter: cert.Leaf.NotAfter, Problem: certificateProblem(cert.Leaf, at)}
 }
 
-// noteCertificate exports a setting's expiry and warns of an invalid certificate, unless it equals
-// before, which may be nil.
+// noteCertificate exports a setting's expiry and warns of a certificate that is invalid now. A
+// certificate equal to before, which may be nil, is skipped.
 func (n *Node) noteCertificate(setting string, cert, before *tls.Certificate) {
 	if before != nil && bytes.Equal(cert.Leaf.Raw, before.Leaf.Raw) {
 		return

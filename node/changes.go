@@ -48,7 +48,7 @@ func (n *Node) change(ctx context.Context, c raftstore.Command) (*Changed, error
 	return &Changed{Version: result.Index, Changed: true}, nil
 }
 
-// errNotSaid is wrapped together with the store's error, if any.
+// errNotSaid means that the configured backends are not committed yet.
 var errNotSaid = errors.New("the configured backends could not be put to the fleet yet")
 
 // awaitSaid waits for the configured backends: an earlier change would make all nodes route by a
@@ -77,7 +77,7 @@ func (n *Node) awaitSaid(ctx context.Context, s *raftstore.Store) error {
 	return errNotSaid
 }
 
-// ownWait bounds the wait for a follower that lags.
+// ownWait bounds how long a lagging follower holds the answer to a change.
 const ownWait = time.Second
 
 func (n *Node) awaitVersion(ctx context.Context, s *raftstore.Store, version uint64) {
@@ -116,9 +116,9 @@ func completeNew(b *raftstore.Backend, place string) *Refusal {
 }
 
 const (
-	// changeWithin, engine check included, lets a fleet without a majority answer within 2 s.
+	// changeWithin, engine check included, makes a fleet without a majority answer within 2 s.
 	changeWithin = 1900 * time.Millisecond
-	// changeLeast, an election's time, remains after a long check.
+	// changeLeast, the time of an election, remains after a long engine check.
 	changeLeast = 1200 * time.Millisecond
 )
 
@@ -190,7 +190,7 @@ func (n *Node) answerPlaced(w http.ResponseWriter, r *http.Request, c raftstore.
 	refused.write(w)
 }
 
-// placeTaken is the first name or URL in use, "" if none.
+// placeTaken is the field of the first name or URL in use, "" if none.
 func placeTaken(s *raftstore.State, specs []raftstore.Backend) string {
 	names, urls := make(map[string]bool), make(map[string]bool)
 	for i := range s.Backends {
@@ -209,7 +209,7 @@ func placeTaken(s *raftstore.State, specs []raftstore.Backend) string {
 	return ""
 }
 
-// placeUnknown is the place of the first unknown name, "" if none.
+// placeUnknown is the field of the first unknown name, "" if none.
 func placeUnknown(s *raftstore.State, names []string, place func(i int) string) string {
 	for i, name := range names {
 		if _, ok := s.Backend(name); !ok {
@@ -282,7 +282,7 @@ func (c *Config) lists(name, url string) bool {
 func (n *Node) reachOne(ctx context.Context, spec *raftstore.Backend) error {
 	own := n.fleet.localOf(spec.Name)
 	if !n.cfg.lists(spec.Name, spec.URL) {
-		own.apiKey = "" // even before a refusal
+		own.apiKey = "" // a 401 would count as an answer, too
 	}
 	b := Backend{URL: spec.URL, Name: spec.Name}
 	_, host, _, secure := b.address()

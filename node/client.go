@@ -69,7 +69,7 @@ func (c *Client) Backends(ctx context.Context) (*BackendList, error) {
 	return l, c.ask(ctx, http.MethodGet, "/backends", nil, nil, l)
 }
 
-// Explain returns such a request's receipt without dispatching.
+// Explain returns the receipt that such a request would get; nothing is dispatched.
 func (c *Client) Explain(ctx context.Context, path string, headers map[string]string, body []byte) (*Receipt, error) {
 	r := new(Receipt)
 	return r, c.ask(ctx, http.MethodPost, "/explain?path="+url.QueryEscape(path), headers, body, r)

@@ -16,7 +16,7 @@ import (
 	"grapevine/gossip/member"
 )
 
-// maxConfigFile fits ten times thousands of backends, but no model file or device.
+// maxConfigFile holds thousands of backends, but stops a mistaken model file or device.
 const maxConfigFile = 4 << 20
 
 // ConfigError is one mistake and its remedy.
@@ -48,9 +48,9 @@ func (e *ConfigError) Error() string {
 	return b.String()
 }
 
-// Load reads a YAML file over the defaults. The error joins a *ConfigError per mistake, unknown and
-// repeated keys included. Flags may override the result, which Validate then checks with lines, the
-// line of each key.
+// Load reads a YAML file over the defaults and reports all mistakes, each a *ConfigError, unknown
+// and repeated keys included. Flags may then override cfg before Validate, which takes the line of
+// each key from lines.
 func Load(path string) (cfg Config, lines map[string]int, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -131,7 +131,7 @@ func decodeMapping(n *yaml.Node, path string, fields []field, lines map[string]i
 		n = n.Alias
 	}
 	if n.Kind == yaml.ScalarNode && n.Tag == "!!null" {
-		return nil // comments only
+		return nil // only comments
 	}
 	if n.Kind != yaml.MappingNode {
 		return []error{&ConfigError{Line: n.Line, Key: path, Reason: "not a mapping", Remedy: "write KEY: VALUE lines"}}
@@ -224,7 +224,6 @@ func join(path, key string) string {
 	return path + "." + key
 }
 
-// remedyUnknown names the nearest key, else all.
 func remedyUnknown(key string, fields []field) string {
 	norm := strings.ReplaceAll(strings.ToLower(key), "-", "_")
 	best, bestDist := "", len(norm)/3+1
@@ -241,7 +240,6 @@ func remedyUnknown(key string, fields []field) string {
 	return "known keys are " + strings.Join(names, ", ")
 }
 
-// editDistance is the Levenshtein distance.
 func editDistance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

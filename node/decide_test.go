@@ -15,7 +15,6 @@ import (
 	"grapevine/proxy/prompt"
 )
 
-// decider goes from request bytes to backend without sockets.
 type decider struct {
 	body    []byte
 	parser  *prompt.Parser
@@ -72,7 +71,6 @@ func newDeciderOf(tb testing.TB, size, facts int) *decider {
 	return d
 }
 
-// decide parses the body, picks a backend and releases it.
 func (d *decider) decide(tb testing.TB) prefixtree.Backend {
 	if err := d.parser.Parse(prompt.Chat, d.body, prompt.Options{}, &d.request); err != nil {
 		tb.Fatal(err)
@@ -80,7 +78,6 @@ func (d *decider) decide(tb testing.TB) prefixtree.Backend {
 	return d.pick(tb)
 }
 
-// pick is decide without parsing.
 func (d *decider) pick(tb testing.TB) prefixtree.Backend {
 	d.query = policy.Request{Model: d.request.Model, Session: d.request.Session, Hashes: d.request.Hashes, PromptBytes: d.request.PromptBytes}
 	if err := d.router.Pick(&d.query, d.now, &d.attempt); err != nil {

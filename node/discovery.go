@@ -22,11 +22,9 @@ const (
 	maxModelList   = 4 << 20
 	maxMetricsPage = 4 << 20
 	maxModelNames  = 10_000
-	// askers bounds concurrent questions.
-	askers = 16
+	askers         = 16
 )
 
-// question asks one engine and records its answer.
 type question func(ctx context.Context, u *upstream)
 
 // rounds asks all backends every interval, and new ones at once, until ctx ends and all questions
@@ -72,7 +70,6 @@ func askAll(ctx context.Context, list []*upstream, ask question) {
 	}
 }
 
-// get reads one page of at most limit bytes.
 func (u *upstream) get(ctx context.Context, path string, limit int64) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.URL+path, nil)
 	if err != nil {

@@ -22,7 +22,6 @@ type eventLog struct {
 
 func (l *eventLog) logger() zerolog.Logger { return zerolog.New(lockedWriter{&l.mu, &l.out}) }
 
-// has reports whether a line of the event contains text.
 func (l *eventLog) has(event, text string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -114,7 +113,6 @@ func TestEventsAreListed(t *testing.T) {
 	}
 }
 
-// TestEngineEventsAreBounded: changing thousands of engines logs few lines.
 func TestEngineEventsAreBounded(t *testing.T) {
 	t.Parallel()
 	n, err := New(testConfig())

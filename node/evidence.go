@@ -48,7 +48,7 @@ const (
 
 // Limits on one node's claims, so that a faulty node cannot outweigh the rest.
 const (
-	maxClaimedWeight = prefixtree.MaxEvidence // rates have at most 30, seconds of prefill
+	maxClaimedWeight = prefixtree.MaxEvidence // a rate's weight is seconds of prefill, at most 30
 	maxClaimedReach  = 1e9                    // blocks
 	maxClaimedRate   = 1e7                    // tokens/s
 )

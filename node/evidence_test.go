@@ -57,7 +57,6 @@ func TestStateBounds(t *testing.T) {
 	}
 }
 
-// TestStateOfANewerNode: unknown fields and sections are skipped.
 func TestStateOfANewerNode(t *testing.T) {
 	entry := appendState(nil, []keyedClaim{{7, claim{1, 2, 4, 8}}})
 	longer := append([]byte{stateVersion, 200, 3, 1, 2, 3, sectionClaims, 1 + claimBytes + 2, claimBytes + 2}, entry[4:]...)

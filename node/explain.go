@@ -29,8 +29,8 @@ type Receipt struct {
 	Hot             string `json:"hot,omitempty"`    // the prompt's hot anchor
 	Replicas        int    `json:"replicas"`         // agreed holders of Hot; 0: none
 	Eligible        int    `json:"eligible"`         // candidates in all
-	Trial           bool   `json:"trial"`            // Backend failed lately
-	LastResort      bool   `json:"last_resort"`      // all failed lately
+	Trial           bool   `json:"trial"`            // the chosen backend failed lately
+	LastResort      bool   `json:"last_resort"`      // all backends failed lately
 	// Candidates are the chosen backend, then the cheapest, at most policy.MaxConsidered.
 	Candidates []Candidate `json:"candidates"`
 }

@@ -48,7 +48,6 @@ func TestExplain(t *testing.T) {
 	_ = served // the fake engine reports nothing cached, so the placement may be retracted
 }
 
-// TestExplainLeavesNoTrace: tree, load, counters and backends stay unchanged.
 func TestExplainLeavesNoTrace(t *testing.T) {
 	leakCheck(t)
 	a, b := newFakeEngine(t, "m"), newFakeEngine(t, "m")
@@ -144,7 +143,7 @@ func TestExplainErrors(t *testing.T) {
 	}
 }
 
-// TestChangeWithoutAnswer: only unanswered changes are reported as possibly made.
+// TestChangeWithoutAnswer: the error says that the change may have been made.
 func TestChangeWithoutAnswer(t *testing.T) {
 	deaf := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if c, _, err := w.(http.Hijacker).Hijack(); err == nil {

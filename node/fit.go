@@ -7,7 +7,6 @@ import (
 	"grapevine/proxy"
 )
 
-// limits are the settings that depend on the machine.
 type limits struct {
 	maxBody, bodyMemory Bytes
 	connections         int
@@ -20,7 +19,8 @@ type limits struct {
 const descriptorReserve = 1024
 
 // fit lowers limits to the machine's. Bodies get a quarter of the memory: tree, connections and
-// garbage need the rest. A request takes two descriptors; up to a quarter stays free for operators.
+// garbage need the rest. A request takes two descriptors; up to a quarter of them stay free, so
+// that operators get answers.
 func (c *Config) fit(memory int64, descriptors int) limits {
 	l := limits{c.MaxBody, c.MaxBodyMemory, c.MaxConnections, memory, descriptors}
 	if l.bodyMemory == 0 {

@@ -17,10 +17,10 @@ import (
 type fleet struct {
 	backends []Backend // own list; never changed
 	rules    []policy.Rule
-	idle     time.Duration // limit of idle connections for questions
+	idle     time.Duration // how long a connection for questions may idle
 
-	// publish gets rosters in order, under mu. A nil view is unchanged. nil until the node is
-	// built.
+	// publish receives new rosters and views in order, under mu; a nil view means unchanged.
+	// publish is nil until the node is built.
 	publish func(old, now *roster, view *policy.View)
 
 	current atomic.Pointer[roster]
@@ -31,8 +31,8 @@ type fleet struct {
 	mu           sync.Mutex
 	locals       map[string]local       // by backend name; replaced, never written
 	last         []policy.Backend       // of the newest view
-	heard, shown uint64                 // changes reported by engines, and those in the newest view
-	numbers      *backends.Registry     // listed under mu once newFleet has returned
+	heard, shown uint64                 // number of changes that engines reported, and that the newest view has
+	numbers      *backends.Registry     // its List is called under mu
 	entries      map[string]listedModel // by model
 	listed       *modelList             // the last /v1/models answer
 }
@@ -143,8 +143,8 @@ func (f *fleet) refresh() error {
 	return nil
 }
 
-// learnModels records an engine's models. A failing engine keeps its list: the router avoids it for
-// its failures. was is the outcome of the previous question.
+// learnModels records an engine's models. An engine that fails keeps its list, since its failures
+// make the router avoid it. was is the outcome of the previous question.
 func (f *fleet) learnModels(u *upstream, models []listedModel, failure error) (changed bool, was answering, err error) {
 	if changed, was = f.noteModels(u, models, failure); changed {
 		err = f.refresh()
@@ -171,7 +171,7 @@ func (f *fleet) noteModels(u *upstream, models []listedModel, failure error) (ch
 	return true, was
 }
 
-// learnMetrics records metrics. resized: the size in use, unless configured, changed.
+// learnMetrics reports whether the cache size in use changed; a configured size stays.
 func (f *fleet) learnMetrics(u *upstream, m engine.Metrics, at time.Time) (resized bool, err error) {
 	if resized = f.noteMetrics(u, m, at); resized {
 		err = f.refresh()

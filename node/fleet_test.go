@@ -25,7 +25,6 @@ import (
 	"grapevine/gossip/member"
 )
 
-// fleetConfig is a node of a fleet on loopback.
 func fleetConfig(name string, join []string, urls ...string) Config {
 	c := testConfig(urls...)
 	c.NodeName, c.Gossip, c.Join = name, "127.0.0.1:0", join
@@ -264,7 +263,6 @@ func TestLoadIsTheFleets(t *testing.T) {
 	}
 }
 
-// facts is the digest of a node's tree.
 func facts(n *Node) (count, xor uint64) {
 	return n.tree.FactDigest(now(), 0, maxFactTime, n.knowledge.numbers)
 }
@@ -493,7 +491,6 @@ func TestFleetIsExported(t *testing.T) {
 	})
 }
 
-// TestSeedsAreThoseOfJoin: only configured seeds are counted.
 func TestSeedsAreThoseOfJoin(t *testing.T) {
 	got := countSeeds([]string{"a:1", "dns:b"}, []member.SeedError{
 		{Seed: "a:1", Addr: "10.0.0.1:1"},

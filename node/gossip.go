@@ -21,8 +21,8 @@ const joinPoll = 20 * time.Millisecond
 // fleets), release of its name (5 s) and the next join attempt (5 s).
 const defaultNameWait = 20 * time.Second
 
-// ErrRefused is wrapped if the fleet refuses this node or its data directory: the node would
-// otherwise serve alone unnoticed.
+// ErrRefused is wrapped by Start's error if the fleet refuses this node or its data directory: the
+// node would otherwise serve alone unnoticed.
 var ErrRefused = errors.New("the fleet does not take this node")
 
 // gossipConfig contains the listeners' addresses only once they are bound.
@@ -48,8 +48,8 @@ func (n *Node) gossipConfig() (gossip.Config, error) {
 	}, nil
 }
 
-// gossipTLS verifies streams by the operator's certificates; nil: by the key ring. Each stream
-// reads the short-lived certificate again, and falls back to the last good one.
+// gossipTLS verifies streams by the operator's certificates; nil leaves that to the key ring. Each
+// stream reads the short-lived certificate again; on failure the last good one serves.
 func (n *Node) gossipTLS() (*tls.Config, error) {
 	c := &n.cfg
 	if c.GossipCert == "" {
@@ -154,7 +154,7 @@ func judgeSeeds(members *member.List) (taken bool, refused, unreachable error) {
 	return false, refused, unreachable
 }
 
-// isRefusal reports whether a join failed for a difference or distrust, which retries do not cure.
+// isRefusal reports a mismatch or distrust, which retries do not cure.
 func isRefusal(err error) bool {
 	var (
 		mismatch  *member.MismatchError
@@ -164,7 +164,7 @@ func isRefusal(err error) bool {
 		name      x509.HostnameError
 	)
 	return errors.Is(err, member.ErrRefused) || errors.As(err, &mismatch) || errors.As(err, &authority) || errors.As(err, &invalid) || errors.As(err, &name) ||
-		errors.As(err, &alert) && alert.Op == "remote error" // an alert of the peer
+		errors.As(err, &alert) && alert.Op == "remote error" // an alert from the peer
 }
 
 func nameTaken(err error) bool {
@@ -172,7 +172,7 @@ func nameTaken(err error) bool {
 	return errors.As(err, &mismatch) && (mismatch.Field == member.FieldName || mismatch.Field == member.FieldRaftID)
 }
 
-// awaitWarm makes the node ready once warm (see gossip.Fleet.Warm) and provided with backends.
+// awaitWarm makes the node ready once it is warm (see gossip.Fleet.Warm) and has backends.
 func (n *Node) awaitWarm() {
 	g := n.gossip.Load()
 	if g == nil {

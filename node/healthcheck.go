@@ -27,8 +27,7 @@ const (
 	leastPause = 10 * time.Millisecond
 	// reporterSilence is several gossip pings. Reports of nodes unheard for longer do not count.
 	reporterSilence = 3 * time.Second
-	// maxProbes bounds concurrent probes.
-	maxProbes = 128
+	maxProbes       = 128
 	// raiseQueue bounds the restarts that wait for a commit.
 	raiseQueue = 64
 )
@@ -125,7 +124,6 @@ func (n *Node) heardNodes() (names []string) {
 	return names
 }
 
-// poke starts a round early.
 func (c *checker) poke() {
 	select {
 	case c.wake <- struct{}{}:
@@ -358,8 +356,8 @@ func (c *checker) heard(origin string, section []byte) error {
 	return nil
 }
 
-// propose gives the leader's proposals to the writer. Without probes there are none: no node could
-// see an idle engine recover.
+// propose hands the leader's proposals to the writer. Without probes it proposes nothing: no node
+// could see an idle engine recover.
 func (c *checker) propose(at time.Time) {
 	s := c.store()
 	if c.path == noProbes || len(c.writing) > 0 || s == nil || !s.Leading() {
@@ -405,8 +403,8 @@ func (c *checker) writeProposal(ctx context.Context, p health.Proposal) {
 	}
 }
 
-// stillDown drops engines that health no longer holds down, and reports whether any remain. MarkUp
-// would skip them, but a new generation would clear their caches' records.
+// stillDown drops engines that health no longer holds down from p, and reports whether any remain:
+// a new generation would needlessly clear the records of the others.
 func (c *checker) stillDown(p *health.Proposal) bool {
 	down := make(map[string]bool)
 	for _, u := range c.fleet.roster().list {
@@ -468,7 +466,7 @@ func (c *checker) forgot(b prefixtree.Backend) {
 func (c *checker) restarted(g health.Generation) {
 	select {
 	case c.raise <- g:
-	default: // more than a fleet restarts in a day
+	default: // more restarts than a fleet has in a day
 		c.refused.Add(1)
 	}
 }

@@ -67,7 +67,6 @@ func (m *mortal) die() {
 	}
 }
 
-// probing turns on fast probes.
 func probing(c *Config) {
 	c.ProbePath, c.ProbeInterval, c.ProbeTimeout = "/health", 50*time.Millisecond, 5*time.Second
 }
@@ -127,7 +126,7 @@ func TestEngineDiesAndReturns(t *testing.T) {
 	})
 }
 
-// TestDownIsTheLastResort: an engine that health took down serves only if all others are gone.
+// TestDownIsTheLastResort: an engine that health took down serves only if no other can.
 func TestDownIsTheLastResort(t *testing.T) {
 	t.Parallel()
 	down, other := newFakeEngine(t, "m"), newMortal(t)
@@ -243,7 +242,6 @@ func TestAnswerOfOneThatWent(t *testing.T) {
 	}
 }
 
-// TestDrainIsNotOverridden: death and return do not end a drain.
 func TestDrainIsNotOverridden(t *testing.T) {
 	t.Parallel()
 	victim := newMortal(t)
@@ -269,7 +267,6 @@ func TestDrainIsNotOverridden(t *testing.T) {
 	told("draining", "operator", "")
 }
 
-// TestRestartFencesTheTree: a new process gets a new generation.
 func TestRestartFencesTheTree(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t, "m")
@@ -331,7 +328,6 @@ func (f *fakeAgreement) Leading() bool {
 	return f.leads
 }
 
-// TestReturnIsAskedAboutInTime: questions to a returned engine time out.
 func TestReturnIsAskedAboutInTime(t *testing.T) {
 	e := newMortal(t)
 	cfg := testConfig(e.url())

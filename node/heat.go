@@ -201,7 +201,6 @@ func (b *heatBoard) set(origin string, h *policy.Heat) {
 	b.changed = true
 }
 
-// works adds peers' work to sum.
 func (b *heatBoard) works(sum hot.Sum) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -210,7 +209,7 @@ func (b *heatBoard) works(sum hot.Sum) {
 	}
 }
 
-// hand gives the router a changed sum, made afresh: corrections would add up rounding errors.
+// hand gives the router the sum if it changed. It sums afresh, without old rounding errors.
 func (b *heatBoard) hand(r *policy.Router) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -152,7 +152,7 @@ func TestHeatIsSmall(t *testing.T) {
 	}
 }
 
-// TestHeatIsSharedAndExpires: prefixes of live peers' requests are common.
+// TestHeatIsSharedAndExpires: prefixes that peers report count as common while the peers live.
 func TestHeatIsSharedAndExpires(t *testing.T) {
 	prompts := chain(1, 6)
 	mine := newKnower(t, "a", "b", "c", "d")

@@ -15,7 +15,6 @@ import (
 	"grapevine/raftstore"
 )
 
-// hotEvery is the interval of look.
 const hotEvery = hot.Every * time.Millisecond
 
 // replicator applies the agreed hot prefixes and, on the leader, decides how many backends hold
@@ -74,8 +73,8 @@ func (n *Node) startHotPrefixes() {
 	})
 }
 
-// adopt applies unexpired prefixes, or none if switched off. Since follow and look both call it, it
-// ignores older states.
+// adopt applies the unexpired prefixes, or none if the fleet has switched them off. It ignores
+// older states, since follow and look both call it.
 func (h *replicator) adopt(s *raftstore.State, at time.Time) {
 	var list []policy.HotPrefix
 	for _, p := range agreedPrefixes(s) {
@@ -169,7 +168,7 @@ func (h *replicator) decide(leads bool, state *raftstore.State, at time.Time) []
 
 // tell logs and counts committed changes, and warms new holders.
 func (h *replicator) tell(ctx context.Context, before *raftstore.State, changes []hot.Change) {
-	ctx, cancel := context.WithTimeout(ctx, warmLimit) // for all: agreed prefixes must not expire meanwhile
+	ctx, cancel := context.WithTimeout(ctx, warmLimit) // for all changes: prefixes must not expire meanwhile
 	defer cancel()
 	was := make(map[prefixtree.Hash]policy.HotPrefix)
 	for _, p := range agreedPrefixes(before) {
@@ -192,7 +191,6 @@ func (h *replicator) tell(ctx context.Context, before *raftstore.State, changes 
 	}
 }
 
-// joining returns the new holders.
 func (h *replicator) joining(now, before policy.HotPrefix) []string {
 	pool, ok := poolOf(now.Anchor, h.work(time.Now()))
 	if !ok {
@@ -207,7 +205,7 @@ func (h *replicator) leave(ctx context.Context, names []string) {
 	if h.warm == nil {
 		return // the drain moves them: drained backends are not eligible
 	}
-	ctx, cancel := context.WithTimeout(ctx, warmLimit) // for all: the client waits
+	ctx, cancel := context.WithTimeout(ctx, warmLimit) // for all prefixes: the client waits
 	defer cancel()
 	h.mu.Lock()
 	list := slices.Clone(h.inForce)

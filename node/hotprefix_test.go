@@ -83,7 +83,7 @@ func hotChain(own int) []prefixtree.Hash {
 	return append(slices.Clone(chain(1, 32)), chain(1000+own, 8)...)
 }
 
-// run serves 20 requests a second, hot of ten hot, and looks every five seconds.
+// run serves 20 requests a second, of which hot in ten begin hot, and looks every five seconds.
 func (r *hotRig) run(seconds, hot int) {
 	for range seconds * 20 {
 		r.at = r.at.Add(50 * time.Millisecond)
@@ -115,7 +115,7 @@ func (r *hotRig) decision() *policy.Decision {
 	return d
 }
 
-// TestHotPrefixComesAndGoes: a fifth of all requests gets stable holders until it ends.
+// TestHotPrefixComesAndGoes: a prefix gets stable holders while a fifth of all requests have it.
 func TestHotPrefixComesAndGoes(t *testing.T) {
 	r := newHotRig(t)
 	r.run(30, 2)
@@ -144,7 +144,6 @@ func TestHotPrefixComesAndGoes(t *testing.T) {
 	}
 }
 
-// TestHotPrefixIsSwitchedOff: the switch takes effect at once, in both directions.
 func TestHotPrefixIsSwitchedOff(t *testing.T) {
 	r := newHotRig(t)
 	r.run(30, 2)
@@ -216,7 +215,6 @@ func TestOnlyTheLeaderDecides(t *testing.T) {
 	}
 }
 
-// TestLeaderCountsWhatOthersTell: the leader decides by other nodes' requests.
 func TestLeaderCountsWhatOthersTell(t *testing.T) {
 	seer, leader := newHotRig(t), newHotRig(t)
 	seer.store.follows = true
@@ -260,12 +258,12 @@ func TestEveryOneDrainedHasAnHeir(t *testing.T) {
 	}
 }
 
-// hotBody shares six thousand bytes with all others.
+// hotBody begins with six thousand bytes that all of them share.
 func hotBody(i int) string {
 	return chatBody("m", strings.Repeat(longText, 120)+strings.Repeat(fmt.Sprintf("And this is prompt %d. ", i), 100))
 }
 
-// hotAnchor is the last block they share.
+// hotAnchor is the last block that hot bodies share.
 func hotAnchor(t *testing.T, n *Node) prefixtree.Hash {
 	t.Helper()
 	var q [2]policy.Request

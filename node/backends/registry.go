@@ -61,7 +61,7 @@ func New(capacity int, release func(Number) bool, clock func() time.Time) *Regis
 }
 
 // List replaces the listed engines, to which the node routes; names must be distinct. It returns
-// numbers and errors by index: another engine has the key, or no number is free.
+// numbers and errors by index. An error means that another engine has the key or no number is free.
 func (r *Registry) List(names []string) (numbers []Number, errs []error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -141,9 +141,9 @@ func (r *Registry) bind(b Number, e engine) {
 	}
 }
 
-// take returns an unused number, else that of the engine unlisted longest. A stranger must wait
-// StrangerFor and, if strangers hold half, takes a stranger's. waiting caches candidates; nil at
-// first.
+// take returns an unused number, else that of the engine unlisted longest. A stranger gets only
+// numbers unlisted for StrangerFor and, if strangers hold half, only a stranger's. waiting caches
+// the candidates; nil at first.
 func (r *Registry) take(stranger bool, waiting *[]Number) (Number, bool) {
 	crowded := stranger && r.strangers >= r.capacity/2
 	if len(r.engines) < r.capacity && !crowded {

@@ -10,11 +10,11 @@ import (
 )
 
 // Memory returns the bytes this process may use, 0 if unknown: the lowest limit of its cgroups (v1
-// and v2) or the machine's memory. limited: a cgroup's.
+// and v2) or the machine's memory. limited means that a cgroup sets it.
 func Memory() (size int64, limited bool) { return memory(os.DirFS("/")) }
 
-// Containers without a cgroup namespace see the host's path in /proc/self/cgroup, of which only the
-// mount's root exists: their own cgroup.
+// memory reads below root. Without a cgroup namespace, a container sees the host's cgroup path, of
+// which only the mount's root exists: the container's own cgroup.
 func memory(root fs.FS) (size int64, limited bool) {
 	size = machineMemory(root)
 	text, err := fs.ReadFile(root, "proc/self/cgroup")
@@ -48,7 +48,7 @@ func memory(root fs.FS) (size int64, limited bool) {
 	return size, limited
 }
 
-// number is 0 without a number, as in "max".
+// number returns 0 for files without a number, such as "max".
 func number(root fs.FS, name string) int64 {
 	text, err := fs.ReadFile(root, name)
 	if err != nil {
