@@ -14,7 +14,7 @@ import (
 // maxKeyFile is in bytes.
 const maxKeyFile = 1 << 20
 
-// loadKeyPair requires a private file mode of the key.
+// loadKeyPair requires that member.CheckSecret accepts the key file.
 func loadKeyPair(certFile, keyFile string) (*tls.Certificate, error) {
 	chain, err := os.ReadFile(certFile)
 	if err != nil {

@@ -57,7 +57,8 @@ func newFleet(own []Backend, rules []Rule, idle time.Duration, numbers *backends
 
 func (f *fleet) roster() *roster { return f.current.Load() }
 
-// rosterChanged closes when the roster is replaced. Take it before the roster.
+// rosterChanged returns a channel that closes when the roster is replaced. Take it before the
+// roster.
 func (f *fleet) rosterChanged() <-chan struct{} { return *f.changed.Load() }
 
 func (f *fleet) view() (*policy.View, error) {
@@ -76,7 +77,8 @@ func newView(backends []policy.Backend, rules []policy.Rule) (*policy.View, erro
 	return v, nil
 }
 
-// adopt makes a newer state the roster. Unusable rules are an error, but backends take effect.
+// adopt makes a newer state the roster. Its error names what is left out: unusable rules, and
+// backends that get no number.
 func (f *fleet) adopt(s *raftstore.State) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -154,7 +154,7 @@ func judgeSeeds(members *member.List) (taken bool, refused, unreachable error) {
 	return false, refused, unreachable
 }
 
-// isRefusal reports a mismatch or distrust, which retries do not cure.
+// isRefusal reports a mismatch or distrust. Retries cure only a taken name; see awaitSeeds.
 func isRefusal(err error) bool {
 	var (
 		mismatch  *member.MismatchError

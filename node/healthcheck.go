@@ -403,8 +403,8 @@ func (c *checker) writeProposal(ctx context.Context, p health.Proposal) {
 	}
 }
 
-// stillDown drops engines that health no longer holds down from p, and reports whether any remain:
-// a new generation would needlessly clear the records of the others.
+// stillDown removes from p the engines that health no longer holds down, since a new generation
+// would needlessly clear their records. It reports whether any engine remains.
 func (c *checker) stillDown(p *health.Proposal) bool {
 	down := make(map[string]bool)
 	for _, u := range c.fleet.roster().list {

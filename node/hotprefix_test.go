@@ -83,7 +83,8 @@ func hotChain(own int) []prefixtree.Hash {
 	return append(slices.Clone(chain(1, 32)), chain(1000+own, 8)...)
 }
 
-// run serves 20 requests a second, of which hot in ten begin hot, and looks every five seconds.
+// run serves 20 requests a second, hot of each ten with the hot prefix, and looks every five
+// seconds.
 func (r *hotRig) run(seconds, hot int) {
 	for range seconds * 20 {
 		r.at = r.at.Add(50 * time.Millisecond)

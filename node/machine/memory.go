@@ -48,7 +48,7 @@ func memory(root fs.FS) (size int64, limited bool) {
 	return size, limited
 }
 
-// number returns 0 for files without a number, such as "max".
+// number returns 0 if the file holds no number, such as "max".
 func number(root fs.FS, name string) int64 {
 	text, err := fs.ReadFile(root, name)
 	if err != nil {
