@@ -7,8 +7,8 @@ import (
 	"syscall"
 )
 
-// Descriptors returns how many files and connections this process may have open, 0 if the system does
-// not say. The Go runtime has raised the soft limit to the hard one by then.
+// Descriptors returns how many files this process may open, 0 if unknown. The Go runtime has raised
+// the soft limit to the hard one.
 func Descriptors() int {
 	var limit syscall.Rlimit
 	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) != nil {
