@@ -1,9 +1,9 @@
-// Package health judges engines by what probes and requests of several nodes
-// have shown: which engines a node probes, what it tells the others, which it
-// leaves alone, and what the fleet should write down.
+// Package health judges engines from the probes and requests of several nodes. It decides which
+// engines a node probes, what the node reports to its peers, which engines the node avoids, and
+// which state changes the fleet should commit.
 //
-// It is a book, not an actor: time is a parameter, and there are no sockets,
-// goroutines, clocks or logs in here. DESIGN.md of node says how it is wired.
+// Time is a parameter; the package holds no sockets, goroutines, clocks or logs. node/DESIGN.md
+// describes the wiring.
 package health
 
 import (
@@ -12,14 +12,14 @@ import (
 	"time"
 )
 
-// Reason says what is wrong with an engine.
+// Reason is the kind of failure of an engine.
 type Reason uint8
 
-// The reasons. Answers of 4xx are none: they prove that the engine lives.
+// The reasons. A 4xx answer is no failure: it proves that the engine is alive.
 const (
 	NoReason  Reason = iota
 	Refused          // nothing listens
-	Connect          // no connection for another reason
+	Connect          // connecting failed, but was not refused
 	Timeout          // connected, and no answer in time
 	Reset            // connection lost before the answer
 	Status5xx        // answered 5xx
@@ -34,110 +34,105 @@ func (r Reason) String() string {
 	if r < reasons {
 		return reasonNames[r]
 	}
-	return "other" // a newer node's
+	return "other" // sent by a newer node
 }
 
 const (
-	// Reporters is how many nodes probe one engine: a majority of three outvotes
-	// one whose own network is at fault, and engines see three small requests a
-	// second whatever the size of the fleet.
+	// Reporters is the number of nodes that probe one engine. Two of three outvote a node whose own
+	// network is broken, and the load on an engine does not grow with the fleet.
 	Reporters = 3
-	// failsToBad probes in a row turn a reporter's word to failing; the second
-	// comes soon after the first (retryAfter). One alone may be bad luck.
+	// failsToBad failed probes in a row make an engine failing for this node; one may be an
+	// accident.
 	failsToBad = 2
-	// timeoutsToBad probes in a row, of which it took the connections and answered
-	// none in time, do the same: an engine in the middle of a long prefill, or a
-	// machine that is short of memory, is as silent as one that hangs, and to take
-	// its work away for that costs its cache. With a timeout of 1.5 s, ten seconds.
+	// timeoutsToBad applies to probes that connect and get no answer. A long prefill looks the same
+	// as a hang, and taking the engine out of service would waste its cache; six timeouts of 1.5 s
+	// are about ten seconds.
 	timeoutsToBad = 6
-	// goodsToOK probes in a row turn it back. An engine that starts answers a
-	// probe or two before it falls over again.
+	// goodsToOK good probes in a row end a failure: a starting engine often answers once or twice
+	// and then crashes again.
 	goodsToOK = 3
 	// suspicionLasts is how long a failed request makes reporters probe at once.
 	suspicionLasts = 2 * time.Second
-	// retryAfter is the pause before a failed or a wanted probe is repeated.
+	// retryAfter is the least time between the starts of two probes of an engine that may be
+	// failing.
 	retryAfter = 150 * time.Millisecond
-	// confirmAfter is the pause before the next probe of an engine that answers again:
-	// it has to answer goodsToOK of them before it is given work.
+	// confirmAfter is the pause between the goodsToOK probes of an engine that answers again.
 	confirmAfter = 250 * time.Millisecond
-	// For quickFor after an engine has failed it is probed four times as often as a healthy
-	// one, since it may just be restarting: but each that fails so makes that rarer for
-	// all by quickShare, so that a node probes 250 a second that fail.
+	// For quickFor after an engine failed it is probed four times as often as a healthy one,
+	// because it may just be restarting. Each failing engine adds quickShare to the pause, so a
+	// node sends at most 250 such probes a second.
 	quickFor   = 30 * time.Second
 	quickShare = 4 * time.Millisecond
-	// ejectShare: what other nodes' failed requests say keeps this node away from one
-	// engine in so many at most, and from one in any fleet.
+	// ejectShare: failed requests of peers make this node avoid at most one engine in ejectShare,
+	// and one in a smaller fleet.
 	ejectShare = 5
-	// grace is how long the word of one node is enough to leave an engine alone:
-	// in that time all its reporters have probed it themselves, and outvote it if
-	// it was mistaken.
+	// grace is how long the report of one peer suffices to avoid an engine. All reporters can probe
+	// the engine within that time and outvote a mistaken peer.
 	grace = 2500 * time.Millisecond
 )
 
-// Prefix begins the reason of every state that was written down by the fleet
-// itself, for people.
+// Prefix begins the reason of every state change that health makes.
 const Prefix = "health: "
 
-// Backend is one engine as the fleet has agreed on it.
+// Backend is one engine as the fleet agreed on it.
 type Backend struct {
-	Key        uint32 // of its name, by which nodes speak of it
+	Key        uint32 // of its name; identifies the engine between nodes
 	Name       string
 	Generation uint32
-	Version    uint64 // of the last change of what was agreed on of it
+	Version    uint64 // of the last change of the engine's agreed record
 	Down       bool
-	Ours       bool   // it was the fleet itself that took it down; else it is an operator's affair
+	Ours       bool   // health took the engine down, not an operator
 	Reason     string // of the last change of state
 }
 
-// Report is what one node says of one engine.
+// Report is one node's statement about one engine.
 type Report struct {
-	Backend uint32 // key of its name
-	OK      bool   // it is one of the node's to probe, and answers
+	Backend uint32 // of the engine's name
+	OK      bool   // the node probes the engine, and it answers
 	Failing bool
-	Passive bool // Failing by requests alone: probes may go well
-	Suspect bool // a request has just failed: probe it now
+	Passive bool // Failing because of requests alone; probes may succeed
+	Suspect bool // a request has just failed: probe now
 	Reason  Reason
-	Since   uint32 // Unix seconds; when Failing began, or OK
-	Started uint32 // Unix seconds; when its process began, as its metrics say; 0 not told
+	Since   uint32 // Unix seconds; when Failing or OK began
+	Started uint32 // Unix seconds; start of the engine's process as its metrics report it; 0 unknown
 }
 
-// Config says for whom and how often.
+// Config configures a Board.
 type Config struct {
 	Self     string        // this node's name
 	Interval time.Duration // between two probes of a healthy engine
 	Timeout  time.Duration // of one probe
-	// Jitter gives numbers from 0 to 1 that spread probes; nil is 0.5 always.
+	// Jitter returns numbers from 0 to 1 that spread probes in time; nil means always 0.5.
 	Jitter func() float64
 }
 
-// Board is what one node knows of all engines' health. Safe for concurrent use.
+// Board holds the health of all engines as one node knows it. It is safe for concurrent use.
 type Board struct {
 	cfg Config
 
 	mu      sync.Mutex
 	engines map[uint32]*engine
-	failing int                 // engines that this node's probes find failing; as of the last Due
-	nodes   []string            // alive and heard lately, this one included, sorted
-	said    map[string][]Report // by node: its latest word on all engines, known here or not yet
+	failing int                 // engines that this node's probes find failing, at the last Due
+	nodes   []string            // live nodes heard recently, including this one, sorted
+	said    map[string][]Report // latest reports by node, including those about unknown engines
 	writing pacer
 }
 
-// engine is everything known of one engine.
 type engine struct {
 	Backend
 	mine      bool     // this node probes it
-	reporters []string // the nodes that do
+	reporters []string // nodes that probe it
 	own       own
-	peers     []peerReport // in no order; few
+	peers     []peerReport // unordered
 	restart   restart
 	written   written
 }
 
-// peerReport is another node's latest word.
+// peerReport is the latest report of another node.
 type peerReport struct {
 	origin string
 	Report
-	failingAt time.Time // when its Failing came; zero while it is not
+	failingAt time.Time // when Failing arrived; zero while not failing
 }
 
 // New returns an empty board.
@@ -148,8 +143,7 @@ func New(cfg Config) *Board {
 	return &Board{cfg: cfg, engines: make(map[uint32]*engine), nodes: []string{cfg.Self}, said: make(map[string][]Report)}
 }
 
-// SetBackends replaces the list of engines. What is known of those that stay is
-// kept; one of a new generation begins anew but for what others say of it.
+// SetBackends replaces the list of engines and keeps what the board knows of those that remain.
 func (b *Board) SetBackends(list []Backend, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -179,8 +173,7 @@ func (b *Board) SetBackends(list []Backend, now time.Time) {
 	}
 }
 
-// recall takes what others have said of an engine before it was known here:
-// they say it once.
+// recall applies reports that arrived before this node knew the engine; peers do not repeat them.
 func (b *Board) recall(e *engine, now time.Time) {
 	for origin, reports := range b.said {
 		for _, r := range reports {
@@ -191,8 +184,8 @@ func (b *Board) recall(e *engine, now time.Time) {
 	}
 }
 
-// SetNodes says which other nodes live and have been heard lately. Reports of
-// the others do not count, and engines they probed are probed by somebody else.
+// SetNodes sets the peers that are alive and were heard recently. Only they count as reporters;
+// engines of a lost reporter get another one.
 func (b *Board) SetNodes(others []string, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -208,8 +201,8 @@ func (b *Board) SetNodes(others []string, now time.Time) {
 	}
 }
 
-// SetPeer replaces what another node says of all engines; the board keeps the
-// slice. It reports whether that calls for something to be done now: a probe, or another engine avoided.
+// SetPeer replaces all reports of one peer and keeps the slice. It returns whether the caller
+// should act at once: probe, or avoid another set of engines.
 func (b *Board) SetPeer(origin string, reports []Report, now time.Time) (urgent bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -230,8 +223,8 @@ func (b *Board) SetPeer(origin string, reports []Report, now time.Time) (urgent 
 	return urgent
 }
 
-// hear takes a node's word on the engine, or that it has none; it reports
-// whether that changes what the node says about failing.
+// hear stores a peer's report on the engine, or removes it if ok is false. It returns whether the
+// peer's Failing changed.
 func (e *engine) hear(origin string, r Report, ok bool, now time.Time) bool {
 	at := -1
 	for i := range e.peers {
@@ -263,7 +256,7 @@ func (e *engine) hear(origin string, r Report, ok bool, now time.Time) bool {
 	return was != r.Failing
 }
 
-// DropPeer forgets what a node that has gone has said.
+// DropPeer forgets the reports of a peer that left.
 func (b *Board) DropPeer(origin string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -273,19 +266,19 @@ func (b *Board) DropPeer(origin string) {
 	}
 }
 
-// Verdict is what one node makes of one engine, for people.
+// Verdict is one node's view of one engine, for display.
 type Verdict struct {
 	Failing   bool // by own evidence
-	Avoid     bool // left alone because of probes or other nodes
+	Avoid     bool // because of probes or reports of peers
 	Reason    Reason
-	Since     time.Time // of Failing or, while it is not, of its being well; zero unknown
-	Probed    time.Time // last own probe that ended; zero none
+	Since     time.Time // start of the failing or healthy state; zero unknown
+	Probed    time.Time // end of the last own probe; zero none
 	Reporters []string  // the nodes that probe it
-	OK        int       // of them, say it is well
-	Bad       int       // of them, say it fails
+	OK        int       // reporters that find it healthy
+	Bad       int       // reporters that find it failing
 }
 
-// Verdict returns what is known of an engine now.
+// Verdict returns the state of an engine; false if the engine is unknown.
 func (b *Board) Verdict(key uint32, now time.Time) (Verdict, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

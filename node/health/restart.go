@@ -6,21 +6,20 @@ import (
 )
 
 const (
-	// sameProcess is how far two readings of one process's start may lie apart:
-	// front ends of one engine start one after the other.
+	// sameProcess is how far two start times of one process may lie apart, because several front
+	// ends of one engine start one after the other.
 	sameProcess = time.Second
-	// firstAmnesia is the pause between two generations that caches alone have
-	// shown; each further one doubles it, up to lastAmnesia. An engine that keeps
-	// no cache at all looks restarted all the time.
+	// firstAmnesia is the pause between two generations that only empty caches indicate; it doubles
+	// up to lastAmnesia. An engine without a prefix cache always looks restarted.
 	firstAmnesia = time.Minute
 	lastAmnesia  = time.Hour
 )
 
-// restart is what is known of the process behind an engine.
+// restart is what this node knows about the process behind an engine.
 type restart struct {
-	started    time.Time // of the newest process seen; zero: its metrics do not tell
-	generation uint32    // in force when that was last seen
-	amnesia    time.Time // when caches last showed a restart
+	started    time.Time // of the newest process seen; zero: its metrics do not report it
+	generation uint32    // in force when started was last seen
+	amnesia    time.Time // when an empty cache last indicated a restart
 	pause      time.Duration
 }
 
@@ -31,10 +30,9 @@ func (r *restart) seconds() uint32 {
 	return uint32(max(r.started.Unix(), 0))
 }
 
-// Started takes when an engine's process began, as its metrics say, and the
-// generation that was in force when it was asked. It reports whether that is
-// another process than before, and the generation that has ended with the old
-// one. Later starts only: several front ends of one engine may answer in turn.
+// Started records the start time that an engine's metrics report and the generation in force when
+// they were read. It returns whether this is a new process, and the generation that ended with the
+// old one. Earlier start times are ignored: several front ends of one engine may answer in turn.
 func (b *Board) Started(key uint32, started time.Time, generation uint32) (ended uint32, again bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -55,9 +53,9 @@ func (b *Board) Started(key uint32, started time.Time, generation uint32) (ended
 	return ended, true
 }
 
-// Forgot says that an engine's answers have shown an empty cache. It reports
-// whether the fleet should be told: not if its metrics tell when its process
-// began, which is the better evidence, and not again and again.
+// Forgot records that an engine's answers showed an empty cache. It returns whether to raise the
+// generation: not if metrics report the start of the process, which is better evidence, and not
+// again within the pause.
 func (b *Board) Forgot(key uint32, now time.Time) (ended uint32, again bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -78,8 +76,8 @@ func (b *Board) Forgot(key uint32, now time.Time) (ended uint32, again bool) {
 	return e.Generation, true
 }
 
-// gone says whether the process of an engine that is down has surely ended: its
-// port was closed, and no metrics tell better.
+// gone says whether the process of a down engine has certainly ended: its port was closed, and no
+// metrics report its start.
 func (e *engine) gone() bool {
 	if !e.restart.started.IsZero() {
 		return false

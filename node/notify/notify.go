@@ -1,10 +1,6 @@
-// Package notify tells the service manager that started this process how it is
-// doing: sd_notify(3), which systemd, podman, s6 and others speak. It is one
-// datagram of NAME=VALUE lines per message, to the socket named by
-// NOTIFY_SOCKET; what the names mean is the manager's.
-//
-// It knows nothing of what it speaks for: whether that works is asked of the
-// caller (see Watch).
+// Package notify speaks sd_notify(3), the protocol between a process and its service manager
+// (systemd, podman, s6): one datagram of NAME=VALUE lines per message, sent to the socket in
+// NOTIFY_SOCKET.
 package notify
 
 import (
@@ -20,14 +16,14 @@ import (
 
 // Lines of messages, as sd_notify(3) defines them.
 const (
-	Ready     = "READY=1"     // started, or done with reloading
+	Ready     = "READY=1"     // started, or reloaded
 	Reloading = "RELOADING=1" // until the next Ready
 	Stopping  = "STOPPING=1"
 	alive     = "WATCHDOG=1"
 )
 
-// Status is the line of free text that systemctl status shows. One line: breaks
-// become spaces, since what follows one would be a statement of its own.
+// Status returns a STATUS line with free text. Line breaks become spaces, since the text after one
+// would be a line of its own.
 func Status(text string) string {
 	return "STATUS=" + strings.Map(func(r rune) rune {
 		if r == '\n' || r == '\r' {
@@ -37,30 +33,29 @@ func Status(text string) string {
 	}, text)
 }
 
-// Extend asks for patience with the start or the stop that is under way: d from
-// now, however little the manager was configured to grant. It never shortens.
+// Extend asks the manager to wait for the running start or stop until d from now; it never shortens
+// the manager's own timeout.
 func Extend(d time.Duration) string {
 	return "EXTEND_TIMEOUT_USEC=" + strconv.FormatInt(d.Microseconds(), 10)
 }
 
-// sendTimeout bounds one message. The socket's queue is full when the manager
-// has not read for a while; a stop must not wait for it.
+// sendTimeout bounds one message: the socket's queue is full if the manager does not read, and a
+// stop must not wait for that.
 const sendTimeout = 5 * time.Second
 
-// Manager is the service manager. A nil one is nobody: every method does
-// nothing then. Safe for concurrent use.
+// Manager is the connection to the service manager. All methods of a nil Manager do nothing. It is
+// safe for concurrent use.
 type Manager struct {
 	addr     net.UnixAddr
 	watchdog time.Duration
 
 	mu   sync.Mutex
-	conn *net.UnixConn // kept, so that a process out of descriptors can still be heard; nil: to be dialled
+	conn *net.UnixConn // kept open so that a process without free descriptors can still send; nil: dial first
 }
 
-// FromEnvironment finds the manager in the variables that it set, which getenv
-// reads. It returns nil if there is none, and an error if the variables are not
-// what sd_notify(3) says: a process whose manager waits for a word that cannot
-// be sent would be ended in the middle of its work.
+// FromEnvironment finds the manager in the environment. It returns nil if there is none, and an
+// error if the variables are malformed: a manager that never gets the expected messages would kill
+// the process.
 func FromEnvironment(getenv func(string) string) (*Manager, error) {
 	path := getenv("NOTIFY_SOCKET")
 	if path == "" {
@@ -69,7 +64,7 @@ func FromEnvironment(getenv func(string) string) (*Manager, error) {
 	if path[0] != '/' && path[0] != '@' {
 		return nil, fmt.Errorf("NOTIFY_SOCKET %q is neither a path nor an abstract name", path)
 	}
-	m := &Manager{addr: net.UnixAddr{Name: path, Net: "unixgram"}} // net knows the @
+	m := &Manager{addr: net.UnixAddr{Name: path, Net: "unixgram"}} // package net handles the @
 	if usec := getenv("WATCHDOG_USEC"); usec != "" && forThisProcess(getenv("WATCHDOG_PID")) {
 		n, err := strconv.ParseInt(usec, 10, 64)
 		if err != nil || n <= 0 || n > int64(maxWatchdog/time.Microsecond) {
@@ -83,15 +78,14 @@ func FromEnvironment(getenv func(string) string) (*Manager, error) {
 	return m, nil
 }
 
-// maxWatchdog keeps the conversion from overflowing.
+// maxWatchdog prevents overflow in the conversion.
 const maxWatchdog = 365 * 24 * time.Hour
 
-// forThisProcess says whether the watchdog is meant for this process: the
-// variables are inherited, by a child of the one they were set for too.
+// forThisProcess checks that the variables are meant for this process: children inherit them.
 func forThisProcess(pid string) bool { return pid == "" || pid == strconv.Itoa(os.Getpid()) }
 
-// Watchdog is after how long without a sign of life the manager ends the
-// process; 0 means never.
+// Watchdog is how long the manager waits for a sign of life before it kills the process; 0 is for
+// ever.
 func (m *Manager) Watchdog() time.Duration {
 	if m == nil {
 		return 0
@@ -99,8 +93,8 @@ func (m *Manager) Watchdog() time.Duration {
 	return m.watchdog
 }
 
-// Send sends the lines as one message, so that they take effect together. It
-// waits some seconds at most.
+// Send sends the lines as one message, so that they take effect together. It blocks for at most
+// sendTimeout per attempt.
 func (m *Manager) Send(lines ...string) error {
 	if m == nil {
 		return nil
@@ -110,7 +104,7 @@ func (m *Manager) Send(lines ...string) error {
 	defer m.mu.Unlock()
 	err := m.writeLocked(text)
 	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-		// The socket may have been made anew by a manager that was restarted.
+		// A restarted manager may have created the socket anew.
 		m.closeLocked()
 		err = m.writeLocked(text)
 	}
@@ -145,7 +139,7 @@ func (m *Manager) closeLocked() {
 	}
 }
 
-// Close gives the socket back. A later Send opens it again.
+// Close closes the socket. A later Send opens it again.
 func (m *Manager) Close() {
 	if m == nil {
 		return
