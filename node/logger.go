@@ -9,18 +9,18 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// LogLevel is the least severe level that a logger writes, and can change while it is in
-// use. Safe for concurrent use.
+// LogLevel is the least severe level that a logger writes; it can change at run time. It is safe
+// for concurrent use.
 type LogLevel struct{ least atomic.Int32 }
 
-// Sample implements zerolog.Sampler: a line below the level is not even built.
+// Sample implements zerolog.Sampler.
 func (l *LogLevel) Sample(of zerolog.Level) bool { return of >= zerolog.Level(l.least.Load()) }
 
 func (l *LogLevel) set(least zerolog.Level) { l.least.Store(int32(least)) }
 
-// NewLogger builds the logger that a configuration asks for, writing to w.
-// terminal says whether w is one: the "auto" format is for people there and
-// JSON elsewhere. With a cfg.Level the logger filters by that, which begins with log_level.
+// NewLogger builds the configured logger, writing to w. terminal says whether w is a terminal,
+// where the format "auto" is readable text instead of JSON. If cfg.Level is set, the logger follows
+// it.
 func NewLogger(w io.Writer, terminal bool, cfg Config) (zerolog.Logger, error) {
 	level, err := parseLevel(cfg.LogLevel)
 	if err != nil {
@@ -37,8 +37,7 @@ func NewLogger(w io.Writer, terminal bool, cfg Config) (zerolog.Logger, error) {
 	return log.Sample(cfg.Level), nil
 }
 
-// parseLevel takes the four levels that are written; zerolog would take more
-// (the empty string, numbers), which in a configuration are mistakes.
+// parseLevel rejects the empty string and numbers, which zerolog would accept.
 func parseLevel(name string) (zerolog.Level, error) {
 	switch name {
 	case "debug", "info", "warn", "error":

@@ -58,7 +58,7 @@ type Node struct {
 	fleet      *fleet                          // the backends; makes the view
 	store      atomic.Pointer[raftstore.Store] // the agreed state; nil: not started
 	proposed   atomic.Bool                     // the configured backends were proposed to the fleet
-	refused    atomic.Bool                     // the fleet refuses this node
+	refused    atomic.Bool                     // the fleet rejected the configured backends
 	said       chan struct{}                   // closed when proposed or refused is known; changes wait for it
 	adoptMu    sync.Mutex                      // serialises adopt
 	mesh       *gossip.Fleet                   // its port opens before the store; nil without a fleet

@@ -10,22 +10,19 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// The house's interfaces stand with their consumers; that the pieces fit them
-// is said here, once.
+// Interfaces are declared by their consumers; these lines check that the parts implement them.
 var (
 	_ policy.Index     = (*prefixtree.Tree)(nil)
 	_ policy.Retractor = (*prefixtree.Tree)(nil)
 	_ proxy.Picker     = (*picker)(nil)
 )
 
-// picker lets the proxy ask the policy. Where the chosen backend is to be reached is part
-// of the view that was decided by.
+// picker connects the proxy to the policy. The target belongs to the view that the decision was
+// made with.
 type picker struct{ n *Node }
 
-// Now is the node's clock.
 func (p *picker) Now() prefixtree.Time { return now() }
 
-// Pick chooses a backend and books the request there.
 func (p *picker) Pick(q *policy.Request, a *policy.Attempt) (proxy.Target, error) {
 	n := p.n
 	err := n.router.Pick(q, now(), a)
@@ -38,10 +35,9 @@ func (p *picker) Pick(q *policy.Request, a *policy.Attempt) (proxy.Target, error
 	return *a.Decision().Handle.(*proxy.Target), nil
 }
 
-// anyModel decides again as if the request named no model. A model that no
-// engine has listed is refused only if every list is configured: lists that
-// were learned by asking may be out of date, and some engines answer to any
-// name, so such a request goes to some engine and that engine judges it.
+// anyModel decides again as if the request named no model. Lists learned from engines may be out of
+// date and some engines accept any name, so unless every list is configured, an engine must judge
+// the request.
 func (n *Node) anyModel(q *policy.Request, decide func() error) error {
 	model := q.Model
 	q.Model = nil
@@ -50,7 +46,7 @@ func (n *Node) anyModel(q *policy.Request, decide func() error) error {
 	return err
 }
 
-// proxyConfig says in the proxy's words what a configuration says.
+// proxyConfig translates a configuration for the proxy.
 func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *Config) (proxy.Config, error) {
 	headers, err := proxy.ParseResponseHeaders(cfg.ResponseHeaders)
 	if err != nil {
@@ -88,7 +84,7 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *Config) (proxy.Config, er
 	}, nil
 }
 
-// observe takes a request that has ended.
+// observe receives each finished request.
 func (n *Node) observe(r *proxy.Record) {
 	n.metrics.observe(r)
 	if n.warmer != nil {
@@ -96,8 +92,8 @@ func (n *Node) observe(r *proxy.Record) {
 	}
 }
 
-// orNone turns the 0 of a configuration, none, into the proxy's, whose own 0
-// is the default.
+// orNone translates 0, which means "none" in a configuration, for packages whose 0 means their
+// default.
 func orNone(d time.Duration) time.Duration {
 	if d == 0 {
 		return -1
