@@ -15,7 +15,7 @@ const (
 
 // Reloaded lists the settings that differ from those in force.
 type Reloaded struct {
-	Applied     []string // wait for the next start
+	Applied     []string // now in force
 	AtNextStart []string // waiting for the next start
 }
 

@@ -16,7 +16,7 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// another gives a setting a valid value that it does not have in testConfig.
+// another gives a setting a valid value that differs from testConfig.
 func another(t *testing.T, c *Config, s Setting) {
 	t.Helper()
 	v := reflect.ValueOf(c).Elem().Field(s.field)
@@ -49,8 +49,8 @@ func another(t *testing.T, c *Config, s Setting) {
 	}
 }
 
-// TestReloadGoesByTheTable: a reload puts in force just the settings that the table of
-// docs/operate.md says, and names every other that differs as waiting.
+// TestReloadGoesByTheTable: a reload applies exactly the settings that docs/operate.md lists and
+// names the rest.
 func TestReloadGoesByTheTable(t *testing.T) {
 	for _, s := range Settings() {
 		n, err := New(testConfig("http://127.0.0.3:1"))
@@ -76,8 +76,8 @@ func TestReloadGoesByTheTable(t *testing.T) {
 	}
 }
 
-// TestReloadReachesRequests: the key, the timeout and the log level of a reload hold for
-// the requests that follow, and a reload that fails changes none of them.
+// TestReloadReachesRequests: a new key, timeout and log level apply to later requests; a failed
+// reload changes nothing.
 func TestReloadReachesRequests(t *testing.T) {
 	leakCheck(t)
 	var mu sync.Mutex
@@ -161,14 +161,12 @@ func TestReloadReachesRequests(t *testing.T) {
 	}
 }
 
-// logged says whether a line of that level was written.
 func logged(mu *sync.Mutex, out *bytes.Buffer, level string) bool {
 	mu.Lock()
 	defer mu.Unlock()
 	return strings.Contains(out.String(), `"level":"`+level+`"`)
 }
 
-// lockedWriter is a buffer that goroutines share.
 type lockedWriter struct {
 	mu  *sync.Mutex
 	out *bytes.Buffer

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestRequestsOutliveTheirBackend: a request that runs at a backend which is removed, or led to another URL, goes on to its
-// end there, and leaves nothing behind on whoever gets the id next.
+// TestRequestsOutliveTheirBackend: a request at a removed or moved backend ends normally and leaves
+// nothing behind under its id.
 func TestRequestsOutliveTheirBackend(t *testing.T) {
 	leakCheck(t)
 	old, next := newFakeEngine(t, "m"), newFakeEngine(t, "m")
@@ -50,7 +50,7 @@ func TestRequestsOutliveTheirBackend(t *testing.T) {
 		if err := change(); err != nil {
 			t.Fatal(err)
 		}
-		add("next", next.URL) // under the id that was given up, if one was
+		add("next", next.URL) // under the freed id, if one was freed
 		select {
 		case status := <-ended:
 			t.Errorf("%s: the request ended with %d at once", what, status)

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestSourceIsNoPipe: a pipe in place of a file is refused, and not waited for.
+// TestSourceIsNoPipe: a pipe is refused without blocking.
 func TestSourceIsNoPipe(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "backends")
 	if err := syscall.Mkfifo(path, 0o600); err != nil {
