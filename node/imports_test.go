@@ -80,7 +80,6 @@ var outside = map[string][]string{
 	"node/notify":      nil,
 }
 
-// impure lists standard packages that pure packages must not import.
 var impure = map[string][]string{
 	"prefixtree":       {"net", "net/http", "log", "log/slog", "os", "context"},
 	"proxy/policy":     {"net", "net/http", "log", "log/slog", "os", "context"},
@@ -91,11 +90,9 @@ var impure = map[string][]string{
 	"node/health":      {"net", "net/http", "log", "log/slog", "os", "context"},
 }
 
-// topLevel lists the entries of the repository's root, except dot files.
 var topLevel = []string{
 	"cmd", "node", "proxy", "prefixtree", "gossip", "raftstore", "chaos", "deploy", "docs",
 	"go.mod", "go.sum", "Makefile", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md",
-	// Ignored by git.
 	"bin", "out", "node_modules",
 }
 
@@ -176,7 +173,6 @@ func TestImports(t *testing.T) {
 	}
 }
 
-// TestRouterNeverImportsChaos: cmd/grapevine does not link the test machinery.
 func TestRouterNeverImportsChaos(t *testing.T) {
 	graph := imports(t)
 	if len(graph["cmd/grapevine"]) == 0 {
@@ -213,7 +209,6 @@ func TestTopLevel(t *testing.T) {
 	}
 }
 
-// TestNoGrabBags: packages and files are named after a concept.
 func TestNoGrabBags(t *testing.T) {
 	bad := []string{"util", "utils", "common", "helpers", "helper", "types", "misc"}
 	err := filepath.WalkDir("..", func(name string, d fs.DirEntry, err error) error {

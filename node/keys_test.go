@@ -11,7 +11,6 @@ import (
 	"grapevine/gossip/member"
 )
 
-// TestKeyRotation rotates the key of a running fleet through one node; every node persists it.
 func TestKeyRotation(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -93,7 +92,7 @@ func TestKeysOfASilentNode(t *testing.T) {
 	two.GossipKeyFile = file
 	nodes = append(nodes, startNode(t, two))
 	awaitFleet(t, nodes...)
-	ctx, cancel := context.WithTimeout(t.Context(), 0) // expires at once
+	ctx, cancel := context.WithTimeout(t.Context(), 0)
 	defer cancel()
 	list, err := nodes[0].Keys(ctx)
 	if err != nil || len(list.Nodes) != 2 || list.Nodes[0].Error != "" || list.Nodes[0].Primary == "" || !strings.Contains(list.Nodes[1].Error, "timeout") || list.Error != "two: "+list.Nodes[1].Error {

@@ -22,7 +22,6 @@ type knower struct {
 	q  policy.Request
 }
 
-// newKnower numbers the engines in the given order.
 func newKnower(tb testing.TB, engines ...string) *knower {
 	tb.Helper()
 	tree, err := prefixtree.New(prefixtree.Config{})
@@ -71,7 +70,6 @@ func (k *knower) serve(tb testing.TB, a *policy.Attempt, hashes []prefixtree.Has
 	return d.Name, d.Rung
 }
 
-// tell sends all pending news of a to b.
 func tell(t *testing.T, a, b *knower) (records, news int) {
 	t.Helper()
 	for {
@@ -108,7 +106,7 @@ func TestKnowledgeTravels(t *testing.T) {
 			t.Errorf("prompt %d went to %s, its continuation elsewhere to %s by %s", seed, engine, got, rung)
 		}
 		tell(t, two, one)
-		for range 3 { // known facts are not sent again
+		for range 3 {
 			tell(t, one, two)
 			if records, _ := tell(t, two, one); records != 0 {
 				t.Fatalf("%d records still go round", records)
@@ -131,7 +129,7 @@ func TestSnapshotTellsEverything(t *testing.T) {
 		}
 		return true
 	})
-	for name, k := range map[string]*knower{"first": one, "joiner": two} { // one has every block, the other those at anchors
+	for name, k := range map[string]*knower{"first": one, "joiner": two} {
 		if size := k.SnapshotSize(); size != total || size < 50*20 {
 			t.Errorf("the %s announces %d facts, a snapshot has %d", name, size, total)
 		}
@@ -243,7 +241,6 @@ func TestStateTravels(t *testing.T) {
 	}
 }
 
-// TestStateStaysUntilItMatters: small changes leave the blob unchanged, large ones do not.
 func TestStateStaysUntilItMatters(t *testing.T) {
 	k := newKnower(t, "a")
 	for seed := range 20 {
@@ -284,7 +281,6 @@ func TestApplyRefusesNonsense(t *testing.T) {
 	}
 }
 
-// BenchmarkRequest measures the policy's and tree's work for one request, alone and in a fleet.
 func BenchmarkRequest(b *testing.B) {
 	for _, fleet := range []bool{false, true} {
 		b.Run(fmt.Sprintf("fleet=%v", fleet), func(b *testing.B) {
@@ -306,7 +302,7 @@ func BenchmarkRequest(b *testing.B) {
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
 				k.serve(b, &a, prompts[i%len(prompts)], 0)
-				k.at += 3000 // every prompt repeats after 48 s, when it is news again
+				k.at += 3000
 				if i%16 == 0 {
 					k.Drain(payload[:0], cap(payload))
 				}
@@ -326,7 +322,7 @@ func TestKnowledgeIsConcurrent(t *testing.T) {
 		for w := range 2 {
 			serving.Go(func() {
 				for n := range 60 {
-					hashes := chain(n%30*2+w, 10+(n+7*i)%40) // shared by both nodes, with different lengths
+					hashes := chain(n%30*2+w, 10+(n+7*i)%40)
 					q := policy.Request{Hashes: hashes, PromptBytes: len(hashes) * 512}
 					var a policy.Attempt
 					if err := k.router.Pick(&q, now(), &a); err != nil {
@@ -382,7 +378,7 @@ func TestKnowledgeIsConcurrent(t *testing.T) {
 	serving.Wait()
 	close(ended)
 	telling.Wait()
-	for tell(t, nodes[0], nodes[1]); ; { // news from the last pages
+	for tell(t, nodes[0], nodes[1]); ; {
 		if records, _ := tell(t, nodes[1], nodes[0]); records == 0 {
 			break
 		}

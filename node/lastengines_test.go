@@ -7,8 +7,6 @@ import (
 	"testing"
 )
 
-// TestLastEngines: a change that would leave the fleet or a model without an active engine needs
-// force.
 func TestLastEngines(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig()

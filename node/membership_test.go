@@ -15,7 +15,6 @@ import (
 	"grapevine/prefixtree"
 )
 
-// fleetText is a valid configuration of a fleet.
 const fleetText = "join: [10.0.0.1:7946]\nsecret: 0123456789abcdef\ngossip_key_file: k\n"
 
 func TestFleetSettings(t *testing.T) {
@@ -77,7 +76,6 @@ func TestFleetSettings(t *testing.T) {
 	}
 }
 
-// TestBackendKeysCollide: names with equal keys are refused, in a fleet only.
 func TestBackendKeysCollide(t *testing.T) {
 	seen := make(map[uint32]string)
 	for i := 0; ; i++ {
@@ -105,7 +103,6 @@ func TestBackendKeysCollide(t *testing.T) {
 	}
 }
 
-// TestIsRefusal distinguishes refusals from unreachable nodes.
 func TestIsRefusal(t *testing.T) {
 	for _, tc := range []struct {
 		err  error

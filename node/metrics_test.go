@@ -19,7 +19,6 @@ import (
 	"grapevine/proxy/prompt"
 )
 
-// everyRecord has a finished request for each counted case.
 func everyRecord() []*proxy.Record {
 	decision := func(rung policy.Rung, predicted int) *policy.Decision {
 		return &policy.Decision{Strategy: policy.Prefix, Rung: rung, PredictedTokens: predicted}
@@ -46,7 +45,6 @@ func everyRecord() []*proxy.Record {
 	}
 }
 
-// everyFigure is a fleet with a value for every exported figure.
 func everyFigure() *fleetFigures {
 	return &fleetFigures{
 		members: map[member.State]int{member.StateAlive: 2, member.StateFailed: 1, member.StateLeft: 0},
@@ -131,7 +129,6 @@ func countSeries(t *testing.T, n *Node, prefix string) (count int) {
 	return count
 }
 
-// TestMetricsBounded: clients and engines cannot create unlimited series.
 func TestMetricsBounded(t *testing.T) {
 	n, err := New(testConfig("http://127.0.0.1:1"))
 	if err != nil {
@@ -200,7 +197,6 @@ func TestMetricsCoverEveryKind(t *testing.T) {
 	}
 }
 
-// TestMetricsStatuses: requests count whatever status an engine sends.
 func TestMetricsStatuses(t *testing.T) {
 	n, err := New(testConfig("http://127.0.0.1:1"))
 	if err != nil {

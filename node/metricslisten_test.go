@@ -9,7 +9,6 @@ import (
 	"testing"
 )
 
-// TestMetricsListen: metrics_listen answers health and metrics without a token, and nothing else.
 func TestMetricsListen(t *testing.T) {
 	leakCheck(t)
 	cfg := testConfig("http://127.0.0.3:1")

@@ -11,8 +11,6 @@ import (
 	"testing"
 )
 
-// TestModelListAsksNobody: the list of models comes from discovery, with the engines' own entries;
-// requests for it reach no engine.
 func TestModelListAsksNobody(t *testing.T) {
 	var asked atomic.Int64
 	tell := func(list string) *httptest.Server {

@@ -20,14 +20,13 @@ import (
 	"grapevine/raftstore"
 )
 
-// testConfig is a node on free loopback ports that drains fast.
 func testConfig(urls ...string) Config {
 	c := Default()
 	c.Listen, c.Admin, c.NodeName = "127.0.0.1:0", "127.0.0.1:0", "test"
 	c.DrainGrace, c.DrainClose = 0, 0
 	c.Log = zerolog.Nop()
 	c.ResponseHeaders = "all"
-	c.ProbePath = noProbes // most of these engines count requests
+	c.ProbePath = noProbes
 	for _, u := range urls {
 		c.Backends = append(c.Backends, Backend{URL: u})
 	}
@@ -42,7 +41,6 @@ const patientChange = 50 * time.Second
 // slow disks.
 var patientRaft = raftstore.Timers{Heartbeat: 700 * time.Millisecond, Lease: 700 * time.Millisecond, Write: 20 * time.Second}
 
-// startNode starts a node that is stopped with the test.
 func startNode(t *testing.T, cfg Config) *Node {
 	t.Helper()
 	return startNodeWithin(t, cfg, patientChange)
@@ -73,7 +71,6 @@ func stopNode(t *testing.T, n *Node) {
 	}
 }
 
-// TestMain fails if tests leave a goroutine behind.
 func TestMain(m *testing.M) {
 	before := goleak.IgnoreCurrent()
 	code := m.Run()
@@ -98,7 +95,6 @@ func leakCheck(t *testing.T) {
 	})
 }
 
-// leaked waits until only the goroutines of before are left, or names the rest.
 func leaked(before goleak.Option) (err error) {
 	http.DefaultClient.CloseIdleConnections()
 	// memberlist's goroutines end up to a second after its shutdown.
@@ -113,7 +109,6 @@ func leaked(before goleak.Option) (err error) {
 	return err
 }
 
-// eventually polls until ok, or fails after a generous deadline.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(2 * time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
@@ -127,7 +122,6 @@ func chatBody(model, text string) string {
 	return fmt.Sprintf(`{"model":%q,"messages":[{"role":"user","content":%q}]}`, model, text)
 }
 
-// chat sends one request and returns the status, the answering backend and the body.
 func chat(t *testing.T, n *Node, body string) (int, string, string) {
 	t.Helper()
 	resp, err := http.Post("http://"+n.Addr()+"/v1/chat/completions", "application/json", strings.NewReader(body))
@@ -239,7 +233,6 @@ func TestStopConcurrently(t *testing.T) {
 	wg.Wait()
 }
 
-// TestStopRacesStart: either order leaves nothing behind.
 func TestStopRacesStart(t *testing.T) {
 	leakCheck(t)
 	for range 20 {
@@ -292,7 +285,6 @@ func TestFailedStartUnwinds(t *testing.T) {
 	}
 }
 
-// TestTwoNodes: two nodes of one process share nothing.
 func TestTwoNodes(t *testing.T) {
 	leakCheck(t)
 	a, b := newFakeEngine(t, "m"), newFakeEngine(t, "m")
@@ -319,7 +311,7 @@ func TestTwoNodes(t *testing.T) {
 // TestUnreachableBackends: a start waits for no engine, and dead engines cost no client an error.
 func TestUnreachableBackends(t *testing.T) {
 	leakCheck(t)
-	const dead = "http://127.0.0.1:1" // never assigned to a listener
+	const dead = "http://127.0.0.1:1"
 	e := newFakeEngine(t, "m")
 	began := time.Now()
 	n := startNode(t, testConfig(dead, e.URL, "http://192.0.2.1:1")) // the last drops packets
@@ -337,7 +329,6 @@ func TestUnreachableBackends(t *testing.T) {
 	}
 }
 
-// TestDrain: a running request ends well, /readyz fails first, and new requests are refused.
 func TestDrain(t *testing.T) {
 	leakCheck(t)
 	e := newFakeEngine(t, "m")
@@ -393,7 +384,6 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// TestForcedStop: Stop cuts running requests when its context ends.
 func TestForcedStop(t *testing.T) {
 	leakCheck(t)
 	e := newFakeEngine(t, "m")

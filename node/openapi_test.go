@@ -29,7 +29,7 @@ func readDocument(t *testing.T) document {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var d map[string]any // nested maps have this type too
+	var d map[string]any
 	if err := yaml.Unmarshal(text, &d); err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +45,6 @@ func (d document) at(keys ...string) any {
 	return v
 }
 
-// resolve follows v if it is a reference.
 func (d document) resolve(t *testing.T, v any) map[string]any {
 	t.Helper()
 	m, _ := v.(map[string]any)
@@ -60,7 +59,6 @@ func (d document) resolve(t *testing.T, v any) map[string]any {
 	return m
 }
 
-// operations are the paths and methods, such as "GET /status".
 func (d document) operations(t *testing.T) map[string]map[string]any {
 	t.Helper()
 	ops := make(map[string]map[string]any)
@@ -166,10 +164,8 @@ func (d document) parameters(t *testing.T, op map[string]any) (names []string) {
 	return names
 }
 
-// operating are the paths that change things.
 var operating = []string{" /backends", " /rules", " /raft", " /prefixes"}
 
-// TestOpenAPINamesEveryPath: the document lists exactly the existing paths and methods.
 func TestOpenAPINamesEveryPath(t *testing.T) {
 	n, err := New(testConfig())
 	if err != nil {
@@ -242,7 +238,7 @@ func TestOpenAPIHolds(t *testing.T) {
 		query := ""
 		switch op {
 		case "POST /backends":
-			query = "?force=true" // the example's URLs do not answer
+			query = "?force=true"
 		case "DELETE /backends":
 			query = "?name=gpu8"
 		}
@@ -262,7 +258,6 @@ func TestOpenAPIHolds(t *testing.T) {
 		}
 		d.checkAnswer(t, op, ops[op], status, text)
 	}
-	// Refusals must be valid, too.
 	for op, tc := range map[string]struct {
 		query string
 		body  any
@@ -282,7 +277,6 @@ func TestOpenAPIHolds(t *testing.T) {
 	}
 }
 
-// TestOpenAPINamesReservedReasons: the document quotes the reserved prefixes of reasons.
 func TestOpenAPINamesReservedReasons(t *testing.T) {
 	t.Parallel()
 	patch := readDocument(t).at("paths", "/backends", "patch", "requestBody", "content", "application/json", "schema", "properties", "reason", "description")
@@ -293,7 +287,6 @@ func TestOpenAPINamesReservedReasons(t *testing.T) {
 	}
 }
 
-// checkAnswer validates an answer against the document.
 func (d document) checkAnswer(t *testing.T, op string, spec map[string]any, status int, text string) {
 	t.Helper()
 	responses := spec["responses"].(map[string]any)
@@ -391,7 +384,6 @@ func TestOpenAPISaysWhoMayAsk(t *testing.T) {
 	}
 }
 
-// statuses are the documented statuses of refusals.
 func (d document) statuses(t *testing.T) map[string]any {
 	t.Helper()
 	m, ok := d.at("components", "responses", "Refusal", "x-statuses").(map[string]any)
@@ -401,7 +393,6 @@ func (d document) statuses(t *testing.T) map[string]any {
 	return m
 }
 
-// refusing finds the statuses of refusals in the package's source.
 var refusing = regexp.MustCompile(`(?:status: ?|status, r\.Remedy = |r\.status = |refuse\(w, |http\.Error\(w, .*, )http\.Status(\w+)`)
 
 // TestOpenAPINamesEveryStatus: the document explains exactly the statuses that refusals use.

@@ -86,7 +86,6 @@ func eventsTable() string {
 	return b.String()
 }
 
-// metricsTable lists the metrics that a node exports after it has counted everything once.
 func metricsTable(t *testing.T) string {
 	t.Helper()
 	n, err := New(testConfig("http://127.0.0.1:1"))

@@ -18,7 +18,6 @@ import (
 	"grapevine/raftstore"
 )
 
-// startAgreed starts a lone node and waits for its agreed state.
 func startAgreed(t *testing.T, cfg Config) *Node {
 	t.Helper()
 	n := startNode(t, cfg)
@@ -26,7 +25,6 @@ func startAgreed(t *testing.T, cfg Config) *Node {
 	return n
 }
 
-// TestWrongInput: every mistake is refused with its place and reason, and nothing is applied.
 func TestWrongInput(t *testing.T) {
 	t.Parallel()
 	engine := newFakeEngine(t, "m")
@@ -114,7 +112,6 @@ func TestWrongInput(t *testing.T) {
 	}
 }
 
-// TestNothingToChange: a change that changes nothing returns an existing version.
 func TestNothingToChange(t *testing.T) {
 	t.Parallel()
 	n := startAgreed(t, testConfig("http://127.0.0.3:1"))
@@ -128,17 +125,15 @@ func TestNothingToChange(t *testing.T) {
 	}
 }
 
-// TestKeysStayWhereTheyBelong: the check of a new engine sends an api_key only to its configured
-// URL.
 func TestKeysStayWhereTheyBelong(t *testing.T) {
 	t.Parallel()
-	var shown sync.Map // by host
+	var shown sync.Map
 	listen := func() *httptest.Server {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if key := r.Header.Get("Authorization"); key != "" {
 				shown.Store(r.Host, key)
 			}
-			w.WriteHeader(http.StatusBadGateway) // refused, so that nothing is agreed
+			w.WriteHeader(http.StatusBadGateway)
 		}))
 		t.Cleanup(s.Close)
 		return s
@@ -315,7 +310,7 @@ func TestChangesFromElsewhere(t *testing.T) {
 		{"POST", "/explain", "127.0.0.1:5", "127.0.0.1:8081", true, ""},
 		{"POST", "/explain", "10.0.0.9:5", "router:8081", false, ""}, // would reveal other clients' prompts
 		{"POST", "/explain", "127.0.0.1:5", "127.0.0.1:8081", false, "X-Forwarded-For"},
-		{"GET", "/backends?consistent", "10.0.0.9:5", "10.0.0.1:8081", false, ""}, // a write at every voter
+		{"GET", "/backends?consistent", "10.0.0.9:5", "10.0.0.1:8081", false, ""},
 		{"GET", "/backends?consistent=true", "127.0.0.1:5", "127.0.0.1:8081", true, ""},
 		{"GET", "/gossip?facts=1", "10.0.0.9:5", "10.0.0.1:8081", false, ""},
 		{"GET", "/gossip", "10.0.0.9:5", "10.0.0.1:8081", true, ""},
@@ -330,7 +325,7 @@ func TestChangesFromElsewhere(t *testing.T) {
 		{"PATCH", "/backends", "127.0.0.1:5", "rebound.example:8081", false, ""}, // DNS rebinding
 		{"GET", "/status", "127.0.0.1:5", "rebound.example:8081", false, ""},
 		{"POST", "/explain", "127.0.0.1:5", "rebound.example:8081", false, ""},
-		{"GET", "/metrics", "127.0.0.1:5", "rebound.example:8081", true, ""}, // open to all
+		{"GET", "/metrics", "127.0.0.1:5", "rebound.example:8081", true, ""},
 		{"GET", "/status", "127.0.0.1:5", "LOCALHOST", true, ""},
 		{"GET", "/debug/pprof/cmdline", "127.0.0.1:5", "127.0.0.1:8081", true, ""},
 		{"GET", "/debug/pprof/cmdline", "10.0.0.9:5", "10.0.0.1:8081", false, ""}, // contains the api_key of --backend
@@ -373,7 +368,6 @@ func TestDifference(t *testing.T) {
 	}
 }
 
-// TestFactsStay: facts about caches survive the first agreement, whatever ids the fleet assigns.
 func TestFactsStay(t *testing.T) {
 	cfg := fleetConfig("one", nil, "http://127.0.0.3:1", "http://127.0.0.3:2", "http://127.0.0.3:3")
 	n, err := New(cfg)
@@ -415,8 +409,6 @@ func TestFactsStay(t *testing.T) {
 	}
 }
 
-// TestEmptyAgreementWaits: an empty agreed state does not replace a node's own list before that was
-// proposed.
 func TestEmptyAgreementWaits(t *testing.T) {
 	n, err := New(testConfig("http://127.0.0.3:1"))
 	if err != nil {
@@ -433,8 +425,6 @@ func TestEmptyAgreementWaits(t *testing.T) {
 	}
 }
 
-// TestRefusedListGivesWay: a node whose list the fleet refused uses it only until the fleet has had
-// backends.
 func TestRefusedListGivesWay(t *testing.T) {
 	n, err := New(testConfig("http://127.0.0.3:1"))
 	if err != nil {
@@ -457,7 +447,6 @@ func TestRefusedListGivesWay(t *testing.T) {
 	}
 }
 
-// TestStatesComeOutOfOrder: an older state has no effect, on hot prefixes either.
 func TestStatesComeOutOfOrder(t *testing.T) {
 	n, err := New(testConfig("http://127.0.0.3:1"))
 	if err != nil {
@@ -473,7 +462,6 @@ func TestStatesComeOutOfOrder(t *testing.T) {
 	}
 }
 
-// TestUnchangedAgreementKeepsTheView: a state without changes for the policy makes no new view.
 func TestUnchangedAgreementKeepsTheView(t *testing.T) {
 	n, err := New(testConfig("http://127.0.0.3:1"))
 	if err != nil {
@@ -496,7 +484,6 @@ func TestUnchangedAgreementKeepsTheView(t *testing.T) {
 	}
 }
 
-// TestLeadershipMoves: any node can move leadership to a named node, and the answer shows it.
 func TestLeadershipMoves(t *testing.T) {
 	t.Parallel()
 	nodes := startAgreeing(t)
@@ -520,7 +507,6 @@ func TestTookOver(t *testing.T) {
 	}
 }
 
-// TestVoterNamed: of two servers with one name, the one that can lead is meant.
 func TestVoterNamed(t *testing.T) {
 	t.Parallel()
 	servers := []raftstore.ServerStatus{

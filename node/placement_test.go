@@ -27,7 +27,6 @@ func stateWith(version uint64, generation uint32, names ...string) *raftstore.St
 	return s
 }
 
-// unstarted returns a node of a fleet with a list of its own.
 func unstarted(t *testing.T, names ...string) *Node {
 	t.Helper()
 	var urls []string
@@ -83,12 +82,12 @@ func TestPlacementsOutlastTheAgreement(t *testing.T) {
 				dispatch := n.place(t, &attempts[i], chain(i, 40))
 				switch {
 				case i < 8:
-					dispatch() // sent before
+					dispatch()
 				case i < 16:
 					if i == 8 {
 						receive()
 					}
-					dispatch() // waits to be sent
+					dispatch()
 				default:
 					later = append(later, dispatch)
 				}
@@ -200,7 +199,7 @@ func TestNewsAheadOfTheState(t *testing.T) {
 	elsewhere.Backends[0].URL = "http://elsewhere:1"
 	for _, c := range []struct {
 		next *raftstore.State
-		want int // blocks
+		want int
 	}{{stateWith(2, firstGeneration+1, "a"), 40}, {elsewhere, 40}, {stateWith(2, firstGeneration+1, "b"), 0}} {
 		n := unstarted(t)
 		if err := n.fleet.adopt(stateWith(1, firstGeneration, "a")); err != nil {
@@ -233,7 +232,6 @@ func TestNewsAheadOfTheState(t *testing.T) {
 	}
 }
 
-// TestLoadWaitsForBackends: the latest load of peers counts as soon as the backend is listed.
 func TestLoadWaitsForBackends(t *testing.T) {
 	n := unstarted(t, "a")
 	k, key := n.knowledge, prefixtree.BackendKey
@@ -244,7 +242,7 @@ func TestLoadWaitsForBackends(t *testing.T) {
 	k.PeerLoad("x", load("b", 700), false)
 	k.PeerLoad("x", load("c", 50), false)
 	k.PeerLoad("y", load("b", 30), true)
-	k.PeerLoad("y", load("c", 0)[:0], true) // full report without load
+	k.PeerLoad("y", load("c", 0)[:0], true)
 	k.PeerLoad("z", load("b", 9), true)
 	k.DropPeer("z")
 	k.PeerLoad("v", load("b", 4), true)
@@ -268,8 +266,6 @@ func TestLoadWaitsForBackends(t *testing.T) {
 	}
 }
 
-// TestAnotherEngineOfThatName: facts about the own list's engine do not count for the fleet's
-// engine of that name.
 func TestAnotherEngineOfThatName(t *testing.T) {
 	n := unstarted(t, "a", "b")
 	own := n.fleet.roster().list
@@ -330,8 +326,6 @@ func TestAnotherEngineHasItsCapacity(t *testing.T) {
 	}
 }
 
-// TestReleaseForgetsAnEngine: before a number is reused, its facts, news and load are dropped; a
-// running request prevents that.
 func TestReleaseForgetsAnEngine(t *testing.T) {
 	n := unstarted(t, "a")
 	id := n.fleet.roster().named("a").id

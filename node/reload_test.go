@@ -16,7 +16,6 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// another gives a setting a valid value that differs from testConfig.
 func another(t *testing.T, c *Config, s Setting) {
 	t.Helper()
 	v := reflect.ValueOf(c).Elem().Field(s.field)
@@ -49,8 +48,6 @@ func another(t *testing.T, c *Config, s Setting) {
 	}
 }
 
-// TestReloadGoesByTheTable: a reload applies exactly the settings that docs/operate.md lists and
-// names the rest.
 func TestReloadGoesByTheTable(t *testing.T) {
 	for _, s := range Settings() {
 		n, err := New(testConfig("http://127.0.0.3:1"))
@@ -76,8 +73,6 @@ func TestReloadGoesByTheTable(t *testing.T) {
 	}
 }
 
-// TestReloadReachesRequests: a new key, timeout and log level apply to later requests; a failed
-// reload changes nothing.
 func TestReloadReachesRequests(t *testing.T) {
 	leakCheck(t)
 	var mu sync.Mutex

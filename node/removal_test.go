@@ -6,8 +6,6 @@ import (
 	"testing"
 )
 
-// TestRequestsOutliveTheirBackend: a request at a removed or moved backend ends normally and leaves
-// nothing behind under its id.
 func TestRequestsOutliveTheirBackend(t *testing.T) {
 	leakCheck(t)
 	old, next := newFakeEngine(t, "m"), newFakeEngine(t, "m")
@@ -50,7 +48,7 @@ func TestRequestsOutliveTheirBackend(t *testing.T) {
 		if err := change(); err != nil {
 			t.Fatal(err)
 		}
-		add("next", next.URL) // under the freed id, if one was freed
+		add("next", next.URL)
 		select {
 		case status := <-ended:
 			t.Errorf("%s: the request ended with %d at once", what, status)

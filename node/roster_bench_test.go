@@ -32,7 +32,6 @@ func BenchmarkAdopt(b *testing.B) {
 	}
 }
 
-// agreedState has backends that each serve one of the models and one that all share.
 func agreedState(backends, models int) *raftstore.State {
 	s := &raftstore.State{}
 	for i := range backends {

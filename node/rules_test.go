@@ -8,7 +8,6 @@ import (
 	"grapevine/raftstore"
 )
 
-// TestRulesInForce: GET /rules shows the rules in force.
 func TestRulesInForce(t *testing.T) {
 	cfg := testConfig("http://127.0.0.3:1")
 	cfg.Rules = []Rule{{Model: "own", Strategy: "session"}}
@@ -38,7 +37,6 @@ func TestRulesInForce(t *testing.T) {
 	}
 }
 
-// TestEveryMistakeInRules: each mistake is reported once, with its line.
 func TestEveryMistakeInRules(t *testing.T) {
 	for text, want := range map[string]string{
 		"rules:\n  - {strategy: random}\n  - {strategy: odd}\n  - {stratgy: random}\n  - {path: 5, strategy: [a]}\n  - {value: x, strategy: random}\n": "3 rules[1].strategy, 4 rules[2].stratgy, 5 rules[3].strategy, 6 rules[4].value",

@@ -10,8 +10,6 @@ import (
 	"testing"
 )
 
-// TestSecretFilesAreGuarded: a secret file that others may read or change is refused, with the
-// command that repairs it.
 func TestSecretFilesAreGuarded(t *testing.T) {
 	t.Parallel()
 	secure := httptest.NewTLSServer(http.NotFoundHandler())
@@ -84,7 +82,6 @@ func TestConfigWithSecretIsGuarded(t *testing.T) {
 	}
 }
 
-// TestAPIKeyFile: the key of a file reaches the engine, and an invalid file is refused.
 func TestAPIKeyFile(t *testing.T) {
 	t.Parallel()
 	got := make(chan string, 16)

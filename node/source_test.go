@@ -142,7 +142,6 @@ func TestReadNames(t *testing.T) {
 	}
 }
 
-// ledgerOf applies the commands of sources like the store.
 type ledgerOf struct {
 	t     *testing.T
 	state raftstore.State
@@ -190,8 +189,6 @@ func (l *ledgerOf) take(at time.Time, commands []raftstore.Command) {
 	slices.SortFunc(l.state.Backends, func(a, b raftstore.Backend) int { return strings.Compare(a.Name, b.Name) })
 }
 
-// TestSourcesChangeTheState: a file and a name through additions, changes, failures, running
-// requests and removals.
 func TestSourcesChangeTheState(t *testing.T) {
 	s, err := newSources([]string{"file:/x", "dns:e:80"}, zerolog.Nop())
 	if err != nil {
@@ -275,7 +272,6 @@ func named(t *testing.T, url string, weight float64) Backend {
 	return b
 }
 
-// TestSourcesThatContradict: the first source that names a backend wins, and nothing flaps.
 func TestSourcesThatContradict(t *testing.T) {
 	s, err := newSources([]string{"file:/first", "file:/second", "dns:e:80"}, zerolog.Nop())
 	if err != nil {
@@ -321,7 +317,6 @@ func TestSourcesThatContradict(t *testing.T) {
 	step("nobody does any more", "add f:1", "drain d:80", "remove d:80")
 }
 
-// TestWhoDrainedIt: a source ends only a drain that a source began.
 func TestWhoDrainedIt(t *testing.T) {
 	have := raftstore.Backend{Name: "a:1", URL: "http://a:1", Weight: 1, Source: raftstore.File, Drained: true}
 	b := named(t, "a:1", 1)
@@ -384,7 +379,6 @@ func TestSourceOutlivesSkew(t *testing.T) {
 	}
 }
 
-// strictAgreement refuses some backends.
 type strictAgreement struct {
 	fakeAgreement
 	refuse map[string]error
@@ -400,8 +394,6 @@ func (a *strictAgreement) Apply(ctx context.Context, c raftstore.Command) (rafts
 	return a.fakeAgreement.Apply(ctx, c)
 }
 
-// TestOneRefusalKeepsOutNoOther: a refused backend does not block other backends and is not retried
-// every second.
 func TestOneRefusalKeepsOutNoOther(t *testing.T) {
 	s, err := newSources([]string{"file:/x"}, zerolog.Nop())
 	if err != nil {
@@ -435,7 +427,6 @@ func TestOneRefusalKeepsOutNoOther(t *testing.T) {
 	}
 }
 
-// TestBackendsFromFile: a node follows its file and ignores a broken or missing one.
 func TestBackendsFromFile(t *testing.T) {
 	t.Parallel()
 	first, second := newFakeEngine(t, "m"), newFakeEngine(t, "m")
@@ -447,7 +438,7 @@ func TestBackendsFromFile(t *testing.T) {
 		if err := os.WriteFile(next, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		turn++ // distinct times even within one tick of the file system's clock
+		turn++
 		when := time.Now().Add(time.Duration(turn) * time.Second)
 		if err := errors.Join(os.Chtimes(next, when, when), os.Rename(next, path)); err != nil {
 			t.Fatal(err)

@@ -14,7 +14,6 @@ import (
 	"testing"
 )
 
-// TestTLS: both clients and engines are reached over TLS, an engine with its own roots.
 func TestTLS(t *testing.T) {
 	leakCheck(t)
 	e := newFakeEngine(t, "m")
@@ -52,7 +51,6 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// TestUntrustedBackend: an engine with an untrusted certificate gets no request.
 func TestUntrustedBackend(t *testing.T) {
 	leakCheck(t)
 	e := newFakeEngine(t, "m")

@@ -76,7 +76,6 @@ func testHeirsAreWarmed(t *testing.T, tenant string) {
 	if m := scrape(t, n); m[`grapevine_hot_warm_ups_total{outcome="warmed"}`] != 1 {
 		t.Errorf("%v are counted", m[`grapevine_hot_warm_ups_total{outcome="warmed"}`])
 	}
-	// The next engine in order is dead, and no prompt of its prefix is stored.
 	if _, err := admin(n).SetBackendState(t.Context(), order[:1], "resume", ""); err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +90,6 @@ func testHeirsAreWarmed(t *testing.T, tenant string) {
 	}
 }
 
-// TestKeptPromptsAreBounded: prompts are bounded in number, size and age.
 func TestKeptPromptsAreBounded(t *testing.T) {
 	n := &Node{}
 	w := newWarmer(n, nil)

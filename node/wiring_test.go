@@ -11,10 +11,8 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// maxFactTime is later than any fact.
 const maxFactTime = prefixtree.Time(math.MaxInt64)
 
-// sameFacts compares what two nodes know of all engines.
 func sameFacts(a, b *knower) (count uint64, same bool) {
 	at := max(a.at, b.at)
 	count, xor := a.tree.FactDigest(at, 0, maxFactTime, a.numbers)
@@ -22,7 +20,6 @@ func sameFacts(a, b *knower) (count uint64, same bool) {
 	return count, n == count && x == xor
 }
 
-// TestAllNewsTravels: peers also learn what the end of a request changed.
 func TestAllNewsTravels(t *testing.T) {
 	t.Parallel()
 	one, two := newKnower(t, "a"), newKnower(t, "a")
@@ -74,7 +71,6 @@ func TestAllNewsTravels(t *testing.T) {
 	check("a restart of the engine", 16, prefixtree.Fence)
 }
 
-// TestLearnedElsewhere: peers' claims about caches and the fleet reach the tree and the policy.
 func TestLearnedElsewhere(t *testing.T) {
 	k := newKnower(t, "a")
 	for seed := range 200 {
@@ -99,7 +95,6 @@ func TestLearnedElsewhere(t *testing.T) {
 	}
 }
 
-// TestAnnouncerForgetsItsLongest: one huge prompt leaves no large buffer behind.
 func TestAnnouncerForgetsItsLongest(t *testing.T) {
 	k := newKnower(t, "a")
 	k.announced.Record(0, chain(1, 3*maxKeptFacts*4), k.at, nil)
@@ -110,7 +105,6 @@ func TestAnnouncerForgetsItsLongest(t *testing.T) {
 	}
 }
 
-// TestGossipConfig: settings reach gossip.
 func TestGossipConfig(t *testing.T) {
 	c := fleetConfig("one", []string{"10.0.0.1:7946"})
 	c.GossipAdvertise, c.Cluster, c.GossipBudget, c.WarmDeadline, c.Version = "10.0.0.9:1234", "other", 1<<20, 3*time.Second, "v1"
@@ -131,7 +125,6 @@ func TestGossipConfig(t *testing.T) {
 	}
 }
 
-// TestTakenNameIsWaitedFor: a node that moved starts once its old process is gone.
 func TestTakenNameIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	nodes := startFleet(t, 2)
@@ -140,7 +133,7 @@ func TestTakenNameIsWaitedFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer stopNode(t, moved)
-	moved.nameWait = 10 * time.Minute // longer than the test
+	moved.nameWait = 10 * time.Minute
 	started := make(chan error, 1)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -156,7 +149,6 @@ func TestTakenNameIsWaitedFor(t *testing.T) {
 	awaitFleet(t, nodes[0], moved)
 }
 
-// TestFactsOfEngines: the total digest combines those of all engines.
 func TestFactsOfEngines(t *testing.T) {
 	s := factsStatus(map[uint32]prefixtree.FactSum{0xabc: {Count: 3, XOR: 0xff}, 1: {Count: 4, XOR: 0xf0}})
 	if s.Count != 7 || s.XOR != "000000000000000f" || s.Backends["00000abc"] != (FactsOf{3, "00000000000000ff"}) || len(s.Backends) != 2 {

@@ -17,7 +17,6 @@ import (
 	"grapevine/node/notify"
 )
 
-// works calls Working with a generous deadline.
 func works(t *testing.T, n *Node) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -25,7 +24,6 @@ func works(t *testing.T, n *Node) error {
 	return n.Working(ctx)
 }
 
-// TestWorking: a healthy node works in every configuration, without engines or peers too.
 func TestWorking(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t, "test")
@@ -109,7 +107,6 @@ func TestDeafDataPort(t *testing.T) {
 	}
 }
 
-// TestWatchdogOfStuckNode: a stuck node sends no sign of life until it continues.
 func TestWatchdogOfStuckNode(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "notify")
@@ -189,7 +186,6 @@ func TestPatience(t *testing.T) {
 	}
 }
 
-// TestReload: a new certificate is used for the next handshake; a broken one is ignored.
 func TestReload(t *testing.T) {
 	leakCheck(t)
 	a := newAuthority(t, "test")

@@ -11,7 +11,6 @@ import (
 	"time"
 )
 
-// seedOf returns GRAPEVINE_TEST_SEED or a random seed, which a failing test prints.
 func seedOf(t *testing.T) uint64 {
 	seed := rand.Uint64()
 	if v := os.Getenv("GRAPEVINE_TEST_SEED"); v != "" {
@@ -48,7 +47,7 @@ func TestDeadEngine(t *testing.T) {
 		w.run(5 * time.Second)
 		alive := w.answer
 		w.dies(3, Refused, time.Millisecond)
-		w.after(20*time.Millisecond, func() { // the next request of any node
+		w.after(20*time.Millisecond, func() {
 			if w.boards[nodes/2].Failed(3, w.now) {
 				w.tell(nodes / 2)
 			}
@@ -79,8 +78,6 @@ func TestDeadEngine(t *testing.T) {
 	}
 }
 
-// TestOneRestartIsOneGeneration: a restart that is already committed does not raise the generation
-// again.
 func TestOneRestartIsOneGeneration(t *testing.T) {
 	w := newWorld(t, 3, 4, seedOf(t))
 	w.run(5 * time.Second)
@@ -97,7 +94,6 @@ func TestOneRestartIsOneGeneration(t *testing.T) {
 	}
 }
 
-// TestHungEngine: without traffic a hung engine is down after six timeouts.
 func TestHungEngine(t *testing.T) {
 	w := newWorld(t, 5, 8, seedOf(t))
 	w.run(5 * time.Second)
@@ -128,12 +124,11 @@ func TestPausedEngine(t *testing.T) {
 	}
 }
 
-// TestBusyEngine: probes that time out do not count while requests are answered.
 func TestBusyEngine(t *testing.T) {
 	w := newWorld(t, 3, 4, seedOf(t))
 	w.run(5 * time.Second)
 	w.dies(2, Timeout, time.Hour)
-	for range 300 { // 30 s
+	for range 300 {
 		w.run(100 * time.Millisecond)
 		for _, b := range w.boards {
 			b.Answered(2, w.now)
@@ -170,7 +165,6 @@ func TestPartitionedNode(t *testing.T) {
 	}
 }
 
-// TestFailsFast: peers avoid an engine that answers probes but fails every request.
 func TestFailsFast(t *testing.T) {
 	w := newWorld(t, 8, 8, seedOf(t))
 	w.run(5 * time.Second)
@@ -181,7 +175,7 @@ func TestFailsFast(t *testing.T) {
 	}
 	try()
 	w.until(time.Second, "avoided by the others", func() bool { return w.avoiding(5) == 7 })
-	for range 4 { // a trial every half minute
+	for range 4 {
 		w.run(30 * time.Second)
 		if got := w.avoiding(5); got != 7 {
 			t.Fatalf("avoided by %d of 7 others", got)
@@ -192,7 +186,6 @@ func TestFailsFast(t *testing.T) {
 	w.until(time.Second, "nobody avoids it once a request was answered", func() bool { return w.avoiding(5) == 0 })
 }
 
-// TestRequestsTakeNothingDown: failed requests alone never take an engine down.
 func TestRequestsTakeNothingDown(t *testing.T) {
 	w := newWorld(t, 3, 4, seedOf(t))
 	w.run(5 * time.Second)
@@ -204,7 +197,7 @@ func TestRequestsTakeNothingDown(t *testing.T) {
 		}
 		w.run(100 * time.Millisecond)
 	}
-	if got := w.avoiding(2); got != 1 { // the other two routers have ejected it themselves
+	if got := w.avoiding(2); got != 1 {
 		t.Errorf("avoided by %d nodes for the word of others", got)
 	}
 	if len(w.written) > 0 {
@@ -217,8 +210,6 @@ func TestRequestsTakeNothingDown(t *testing.T) {
 	}
 }
 
-// TestRequestsOfOthersAreBounded: failed requests of peers make a node avoid at most one engine of
-// eight.
 func TestRequestsOfOthersAreBounded(t *testing.T) {
 	w := newWorld(t, 8, 8, seedOf(t))
 	w.run(5 * time.Second)
@@ -262,7 +253,7 @@ func TestWhoSeesAFailureProbes(t *testing.T) {
 		if len(due) != 1 {
 			t.Fatalf("node %d, reporter %v: %d probes", i, mine, len(due))
 		}
-		b.Failed(1, w.now.Add(retryAfter)) // while the probe runs
+		b.Failed(1, w.now.Add(retryAfter))
 		b.Probed(due[0], NoReason, w.now.Add(retryAfter+time.Millisecond))
 		if due, _ = b.Due(nil, w.now.Add(3*retryAfter)); len(due) != 1 {
 			t.Errorf("node %d: the failure after a probe began is not looked into", i)
@@ -276,7 +267,6 @@ func TestWhoSeesAFailureProbes(t *testing.T) {
 	}
 }
 
-// TestFailingEnginesAreProbedSoon: failing engines are probed more often, within a bound.
 func TestFailingEnginesAreProbedSoon(t *testing.T) {
 	for _, engines := range []int{1, 10, 2000} {
 		b := New(Config{Self: "a", Interval: time.Second, Timeout: time.Second})
@@ -327,7 +317,6 @@ func TestFailuresOfOnesOwn(t *testing.T) {
 	}
 }
 
-// TestFlapping: a flapping engine is committed ever more rarely.
 func TestFlapping(t *testing.T) {
 	w := newWorld(t, 3, 4, seedOf(t))
 	alive := w.answer
@@ -343,7 +332,6 @@ func TestFlapping(t *testing.T) {
 	}
 }
 
-// TestAllFail: at most half of the engines are taken down.
 func TestAllFail(t *testing.T) {
 	w := newWorld(t, 3, 9, seedOf(t))
 	w.run(5 * time.Second)
@@ -363,7 +351,7 @@ func TestCommitsAreBounded(t *testing.T) {
 	b.SetBackends(list, start)
 	commits, names := 0, 0
 	now := start
-	for i := range 400 { // 40 s, ten engines fail every 100 ms
+	for i := range 400 {
 		now = now.Add(100 * time.Millisecond)
 		for j := range 10 {
 			for range failsToBad {
@@ -383,7 +371,6 @@ func TestCommitsAreBounded(t *testing.T) {
 	}
 }
 
-// TestOperatorsWord: health does not raise what an operator took down.
 func TestOperatorsWord(t *testing.T) {
 	w := newWorld(t, 3, 4, seedOf(t))
 	w.backends[1].Down, w.backends[1].Reason = true, "the rack is being moved"
@@ -449,10 +436,10 @@ func TestRestarts(t *testing.T) {
 		again      bool
 	}{
 		{at(0), 4, 0, false},
-		{at(0.7), 4, 0, false}, // another front end
-		{at(0), 5, 0, false},   // raised by another node for a reset cache
-		{at(90), 6, 5, true},   // restarted; another node was faster
-		{at(0.7), 6, 0, false}, // a late answer
+		{at(0.7), 4, 0, false},
+		{at(0), 5, 0, false}, // raised by another node for a reset cache
+		{at(90), 6, 5, true}, // restarted; another node was faster
+		{at(0.7), 6, 0, false},
 		{at(90), 6, 0, false},
 		{time.Time{}, 6, 0, false},
 	} {
@@ -469,7 +456,7 @@ func TestForgotIsRare(t *testing.T) {
 	b := New(Config{Self: "a"})
 	b.SetBackends([]Backend{{Key: 1, Name: "e", Generation: 4}}, start)
 	times := 0
-	for s := range 2 * 3600 { // two hours without a cache
+	for s := range 2 * 3600 {
 		if ended, again := b.Forgot(1, start.Add(time.Duration(s)*time.Second)); again {
 			times++
 			if ended != 4 {

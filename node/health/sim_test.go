@@ -17,16 +17,15 @@ type world struct {
 	now    time.Time
 	delay  time.Duration
 	boards []*Board
-	told   []string // by board: its last reports as text
+	told   []string
 	events []event
 	// answer returns the outcome and the duration of a probe.
-	answer func(node int, key uint32, at time.Time) (Reason, time.Duration)
-	// cut nodes exchange no reports.
+	answer   func(node int, key uint32, at time.Time) (Reason, time.Duration)
 	cut      map[int]bool
 	backends []Backend
 	leader   int
-	commit   time.Duration // from a proposal to the state of all nodes
-	written  []string      // commits, with the time since start
+	commit   time.Duration
+	written  []string
 	renewed  []Generation
 }
 
@@ -83,7 +82,6 @@ func (w *world) after(d time.Duration, do func()) {
 	w.events = append(w.events, event{w.now.Add(d), do})
 }
 
-// tell sends a node's reports to the other nodes if they changed.
 func (w *world) tell(i int) {
 	reports := w.boards[i].Reports(nil, w.now)
 	blob := AppendReports(nil, reports)
@@ -107,7 +105,6 @@ func (w *world) tell(i int) {
 	}
 }
 
-// run advances time in steps of 5 ms.
 func (w *world) run(d time.Duration) {
 	for end := w.now.Add(d); w.now.Before(end); w.now = w.now.Add(5 * time.Millisecond) {
 		var due []event
@@ -137,7 +134,7 @@ func (w *world) run(d time.Duration) {
 					}
 				})
 			}
-			if w.now.UnixMilli()%100 == 0 { // changes by time alone
+			if w.now.UnixMilli()%100 == 0 {
 				w.tell(i)
 			}
 		}
@@ -149,7 +146,6 @@ func (w *world) run(d time.Duration) {
 	}
 }
 
-// write applies a proposal like the fleet's state machine.
 func (w *world) write(p Proposal) {
 	action := "up"
 	if p.Down {
@@ -166,7 +162,6 @@ func (w *world) write(p Proposal) {
 	w.setBackends()
 }
 
-// avoiding counts the nodes that avoid the engine.
 func (w *world) avoiding(key uint32) (n int) {
 	for _, b := range w.boards {
 		if slices.Contains(b.Avoid(nil, w.now), key) {
@@ -176,7 +171,6 @@ func (w *world) avoiding(key uint32) (n int) {
 	return n
 }
 
-// until advances time until ok, by at most d, and returns how much.
 func (w *world) until(d time.Duration, what string, ok func() bool) time.Duration {
 	w.t.Helper()
 	from := w.now

@@ -15,7 +15,6 @@ import (
 	"go.uber.org/goleak"
 )
 
-// manager is the other end: a datagram socket.
 type manager struct {
 	conn *net.UnixConn
 	path string
@@ -31,7 +30,6 @@ func listen(t *testing.T, path string) *manager {
 	return &manager{conn, path}
 }
 
-// next returns the next message, or "" if none comes within d.
 func (m *manager) next(t *testing.T, d time.Duration) string {
 	t.Helper()
 	if err := m.conn.SetReadDeadline(time.Now().Add(d)); err != nil {
@@ -196,7 +194,6 @@ func watched(t *testing.T, m *Manager, p Patient) (failures chan error, stop fun
 	return failures, stop
 }
 
-// TestWatch: signs of life come only while the patient works.
 func TestWatch(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	to := listen(t, filepath.Join(t.TempDir(), "notify"))
@@ -221,7 +218,7 @@ func TestWatch(t *testing.T) {
 	if got := to.next(t, 30*time.Second); got != "STATUS=not working: the loop stands still" {
 		t.Errorf("not working: %q", got)
 	}
-	for err := range failures { // after any number of slow checks
+	for err := range failures {
 		if !errors.Is(err, errNoAnswer) {
 			if err.Error() != "the loop stands still" {
 				t.Error(err)
@@ -232,7 +229,6 @@ func TestWatch(t *testing.T) {
 	results <- nil
 	to.await(t, "WATCHDOG=1")
 
-	// Now the check hangs through several intervals.
 	for range 5 {
 		if err := <-failures; !errors.Is(err, errNoAnswer) {
 			t.Fatal(err)
@@ -241,13 +237,12 @@ func TestWatch(t *testing.T) {
 	if got := to.next(t, time.Millisecond); got != "" {
 		t.Errorf("no answer, and yet a sign of life: %q", got)
 	}
-	results <- nil // the check was only slow
+	results <- nil
 	to.await(t, "WATCHDOG=1")
-	close(end) // for a check that may still run
+	close(end)
 	stop()
 }
 
-// TestWatchEndsWhileNobodyAnswers: a stop does not wait for a check that hangs.
 func TestWatchEndsWhileNobodyAnswers(t *testing.T) {
 	to := listen(t, filepath.Join(t.TempDir(), "notify"))
 	m := open(t, map[string]string{"NOTIFY_SOCKET": to.path, "WATCHDOG_USEC": "30000"})
@@ -265,7 +260,6 @@ func TestWatchEndsWhileNobodyAnswers(t *testing.T) {
 	}
 }
 
-// TestPatience: the context of a check has a deadline.
 func TestPatience(t *testing.T) {
 	to := listen(t, filepath.Join(t.TempDir(), "notify"))
 	m := open(t, map[string]string{"NOTIFY_SOCKET": to.path, "WATCHDOG_USEC": "90000"})
