@@ -1,6 +1,5 @@
 // Package node is one router as a value: configuration, wiring, lifecycle, metrics and the admin
-// API. New builds it, Start serves, Stop drains and cleans up; one process can hold any number of
-// nodes. Routing decisions are made in proxy/policy.
+// API.
 package node
 
 import (
@@ -35,7 +34,7 @@ var (
 
 // Node is one router. Its methods are safe for concurrent use.
 type Node struct {
-	cfg     Config // as passed to New
+	cfg     Config
 	limits  limits // of cfg, reduced to what the machine allows
 	name    string
 	log     zerolog.Logger
@@ -46,10 +45,10 @@ type Node struct {
 	metrics *metrics
 	cert    atomic.Pointer[tls.Certificate] // of the data port; nil without TLS
 
-	running  atomic.Pointer[Config] // cfg plus what Reload applied; replaced, never written
+	running  atomic.Pointer[Config] // cfg plus what Reload applied; immutable
 	reloadMu sync.Mutex             // one Reload at a time
 
-	gossipCert atomic.Pointer[tls.Certificate] // the last valid gossip_cert; nil: none configured
+	gossipCert atomic.Pointer[tls.Certificate] // last valid gossip_cert; nil: none configured
 
 	checker    *checker
 	sources    *sources
@@ -57,23 +56,23 @@ type Node struct {
 	warmer     *warmer                         // nil without hot_warm_up
 	fleet      *fleet                          // the backends; makes the view
 	store      atomic.Pointer[raftstore.Store] // the agreed state; nil: not started
-	proposed   atomic.Bool                     // the configured backends were proposed to the fleet
-	refused    atomic.Bool                     // the fleet rejected the configured backends
-	said       chan struct{}                   // closed when proposed or refused is known; changes wait for it
-	adoptMu    sync.Mutex                      // serialises adopt
-	mesh       *gossip.Fleet                   // its port opens before the store; nil without a fleet
-	raftTimers raftstore.Timers                // tests only; zero: defaults
-	met        atomic.Bool                     // gossip has tried the seeds
-	knowledge  *knowledge                      // nil without a fleet
-	gossip     atomic.Pointer[gossip.Fleet]    // nil without a fleet, or not started
-	nameWait   time.Duration                   // see defaultNameWait
-	ready      readiness                       // /readyz
-	serving    atomic.Bool                     // started, and no stop requested
+	proposed   atomic.Bool                     // the configured backends were proposed
+	refused    atomic.Bool                     // the fleet rejected them
+	said       chan struct{}                   // closed once proposed or refused is known
+	adoptMu    sync.Mutex
+	mesh       *gossip.Fleet                // opens before the store; nil without a fleet
+	raftTimers raftstore.Timers             // tests only; zero: defaults
+	met        atomic.Bool                  // gossip has tried the seeds
+	knowledge  *knowledge                   // nil without a fleet
+	gossip     atomic.Pointer[gossip.Fleet] // nil without a fleet, or not started
+	nameWait   time.Duration                // see defaultNameWait
+	ready      readiness
+	serving    atomic.Bool // started, and no stop requested
 
 	knowledgeTurns atomic.Uint64 // turns of gossip's loop; see Working
 
-	failed chan error   // a listener failed; capacity 1
-	began  time.Time    // set by Start
+	failed chan error // a listener failed; capacity 1
+	began  time.Time
 	addr   atomic.Value // string: bound data address
 	admin  atomic.Value // string: bound admin address
 
@@ -95,8 +94,7 @@ const (
 	stopping
 )
 
-// New validates the configuration and builds a node without starting a listener or a goroutine. The
-// error joins all mistakes.
+// New validates the configuration and builds a node, without listeners or goroutines.
 func New(cfg Config) (*Node, error) {
 	cfg.Backends, cfg.Rules = slices.Clone(cfg.Backends), slices.Clone(cfg.Rules)
 	if err := cfg.Validate("", nil); err != nil {
@@ -133,14 +131,13 @@ func New(cfg Config) (*Node, error) {
 	return n, nil
 }
 
-// buildRouting makes the hasher, the tree, the router and the first view.
 func (n *Node) buildRouting() error {
 	secret, err := n.cfg.secret()
 	if err != nil {
 		return err
 	}
 	if len(secret) == 0 {
-		// Without a fleet no other node needs the same hashes.
+		// No other node needs the same hashes.
 		secret = make([]byte, 32)
 		rand.Read(secret) // never fails
 	}
@@ -198,8 +195,8 @@ func (n *Node) buildRouting() error {
 	return nil
 }
 
-// assumedBytesPerToken converts a capacity in tokens to blocks. English text and code have about
-// four bytes a token; the tree corrects the resulting horizon from observed cache hits.
+// assumedBytesPerToken converts tokens to blocks for a first guess of the horizon, which the tree
+// then learns.
 const assumedBytesPerToken = 4
 
 func (n *Node) buildProxy() error {
@@ -225,9 +222,8 @@ func (n *Node) buildProxy() error {
 	return nil
 }
 
-// Start binds the listeners and serves. It waits for no engine; in a fleet the node becomes Ready
-// once it is warm, and Start returns ErrRefused if the fleet rejects the node. ctx bounds the start
-// only. After an error everything is undone and the node is stopped.
+// Start serves; in a fleet it returns ErrRefused if the fleet rejects the node. ctx bounds the
+// start only. After an error the node is stopped.
 func (n *Node) Start(ctx context.Context) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -247,8 +243,7 @@ func (n *Node) Start(ctx context.Context) error {
 	return nil
 }
 
-// start runs in this order so that the admin API answers first and, since cleanup runs in reverse,
-// last.
+// start begins with the admin API so that reverse cleanup ends it last.
 func (n *Node) start(ctx context.Context) error {
 	n.began = time.Now()
 	n.limits.warn(&n.cfg, n.log.With().Str("component", "node").Logger())
@@ -315,7 +310,6 @@ func (n *Node) start(ctx context.Context) error {
 	return nil
 }
 
-// startDiscovery polls the engines until the node stops.
 func (n *Node) startDiscovery() {
 	ctx, cancel := context.WithCancel(context.Background())
 	var loops sync.WaitGroup
@@ -333,8 +327,8 @@ func (n *Node) startDiscovery() {
 	})
 }
 
-// Drain makes /readyz answer 503 and keeps serving for grace or until ctx ends, so that load
-// balancers react before requests are refused. Call Stop next.
+// Drain makes /readyz answer 503 and serves for grace, so that load balancers react. Call Stop
+// next.
 func (n *Node) Drain(ctx context.Context, grace time.Duration) {
 	n.endReadiness("draining")
 	n.log.Info().Str("component", "node").Str("event", EventDrainStarted).Float64("grace_s", grace.Seconds()).Msg("draining")
@@ -349,7 +343,6 @@ func (n *Node) Drain(ctx context.Context, grace time.Duration) {
 	}
 }
 
-// endReadiness makes the node not ready for good.
 func (n *Node) endReadiness(reason string) {
 	if n.Ready() {
 		n.log.Info().Str("component", "node").Str("event", EventNotReady).Str("reason", reason).Msg("not ready")
@@ -357,9 +350,8 @@ func (n *Node) endReadiness(reason string) {
 	n.ready.drain(reason)
 }
 
-// Stop drains and ends the node: running requests may finish until ctx ends, then they are cut.
-// Later and concurrent calls wait for the first one or their own ctx and return the same error.
-// Stop also ends a node that was never started.
+// Stop lets running requests finish until ctx ends, then cuts them. It is idempotent; later calls
+// wait for the first or their own ctx. It also ends a node that was never started.
 func (n *Node) Stop(ctx context.Context) error {
 	n.mu.Lock()
 	first := n.state != stopping
@@ -367,7 +359,7 @@ func (n *Node) Stop(ctx context.Context) error {
 	n.mu.Unlock()
 	if first {
 		n.serving.Store(false)
-		// No Start can run any more, so no lock is needed.
+		// No Start can run any more.
 		n.endReadiness("stopping")
 		n.stopErr = n.cleanups.unwind(ctx)
 		close(n.stopped)
@@ -382,29 +374,28 @@ func (n *Node) Stop(ctx context.Context) error {
 	}
 }
 
-// Failed delivers the error of a listener that failed. The caller must still call Stop.
+// Failed delivers the error of a failed listener. The caller must still call Stop.
 func (n *Node) Failed() <-chan error { return n.failed }
 
 func (n *Node) fail(err error) {
 	n.log.Error().Str("component", "node").Err(err).Msg("listener failed")
 	select {
 	case n.failed <- err:
-	default: // the first failure counts
+	default:
 	}
 }
 
-// Name is the node's name in headers, logs and status.
+// Name is the node's name.
 func (n *Node) Name() string { return n.name }
 
 func (n *Node) Addr() string { s, _ := n.addr.Load().(string); return s }
 
 func (n *Node) AdminAddr() string { s, _ := n.admin.Load().(string); return s }
 
-// Ready says whether /readyz answers that the node wants traffic.
+// Ready says whether the node wants traffic.
 func (n *Node) Ready() bool {
 	ready, _ := n.ready.get()
 	return ready
 }
 
-// now is the clock for everything that takes time as a parameter.
 func now() prefixtree.Time { return prefixtree.Time(time.Now().UnixMilli()) }

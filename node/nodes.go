@@ -14,24 +14,22 @@ import (
 	"grapevine/prefixtree"
 )
 
-// FleetStatus is the part of /status about the fleet, as this node sees it.
+// FleetStatus is the fleet's part of /status.
 type FleetStatus struct {
 	Nodes          int     `json:"nodes"`         // alive, including this one
 	WarmFraction   float64 `json:"warm_fraction"` // of the snapshot at the start, 0 to 1
-	StalenessMS    float64 `json:"staleness_ms"`  // age of what this node knows of its peers' actions
+	StalenessMS    float64 `json:"staleness_ms"`  // of peers' actions
 	BlindDecisions uint64  `json:"blind_decisions"`
-	Incomplete     int     `json:"incomplete"` // peers of which batches are missing until the next snapshot
+	Incomplete     int     `json:"incomplete"` // peers with missing batches
 	Refused        uint64  `json:"refused"`    // rejected join attempts
 }
 
 // NodeList is the answer of /nodes.
 type NodeList struct {
-	// Nodes are this node, then its peers by name, including recently failed or left ones.
+	// Nodes are this node, then peers by name, recently departed ones included.
 	Nodes []NodeStatus `json:"nodes"`
-	// Seeds are the outcomes of the last join attempt for each seed, each recently failed member,
-	// and each other address that was tried.
-	Seeds []SeedStatus `json:"seeds"`
-	// Refusals are nodes that were recently rejected.
+	// Seeds are the last join attempts.
+	Seeds    []SeedStatus    `json:"seeds"`
 	Refusals []RefusalStatus `json:"refusals"`
 }
 
@@ -46,19 +44,19 @@ type NodeStatus struct {
 	Admin         string  `json:"admin"`
 	Version       string  `json:"version"`
 	StartedMS     uint64  `json:"started_ms"` // Unix milliseconds
-	Connected     bool    `json:"connected"`  // its news arrives
+	Connected     bool    `json:"connected"`
 	LagMS         float64 `json:"lag_ms"`
 	RTTMS         float64 `json:"rtt_ms"`
-	OffsetMS      float64 `json:"offset_ms"`  // clock offset: add to its clock to get this node's
+	OffsetMS      float64 `json:"offset_ms"`  // added to its clock, gives this node's
 	Subscribed    bool    `json:"subscribed"` // it receives this node's news
 	Behind        uint64  `json:"behind"`     // batches not yet sent to it
-	Missed        uint64  `json:"missed"`     // its batches that a snapshot replaced because they were too old to resume
+	Missed        uint64  `json:"missed"`     // its batches too old to resume, replaced by a snapshot
 	ReceivedBytes uint64  `json:"received_bytes"`
 	SentBytes     uint64  `json:"sent_bytes"`
 	LastError     string  `json:"last_error,omitempty"`
 }
 
-// SeedStatus is the outcome of the last attempt to join through one address.
+// SeedStatus is the last attempt to join through one address.
 type SeedStatus struct {
 	Seed  string  `json:"seed"`
 	Addr  string  `json:"addr"`
@@ -71,7 +69,7 @@ type RefusalStatus struct {
 	Name  string  `json:"name"`
 	Addr  string  `json:"addr"`
 	AgeS  float64 `json:"age_s"`
-	Count int     `json:"count"` // in a row
+	Count int     `json:"count"`
 	Error string  `json:"error"`
 }
 
@@ -81,15 +79,14 @@ type GossipStatus struct {
 	Stats  gossip.Stats          `json:"stats"`
 	Outbox OutboxStatus          `json:"outbox"`
 	Peers  map[string]PeerStatus `json:"peers"`
-	// Process is this node's incarnation, Position the sequence number of its next batch. A peer
-	// has all that this node published if the peer's entry for it shows the same two numbers and is
-	// not incomplete.
+	// Process is the incarnation, Position the next batch. A peer whose entry shows the same two,
+	// and is not incomplete, has all of this node's news.
 	Process  uint64 `json:"process"`
 	Position uint64 `json:"position"`
-	// Facts is the digest of the tree, only with ?facts=1 because it takes a scan.
+	// Facts is only set with ?facts=1, because it takes a scan.
 	Facts    *FactsStatus `json:"facts,omitempty"`
-	Unknown  uint64       `json:"unknown"`   // loads and claims about unlisted backends without a free number
-	BadState uint64       `json:"bad_state"` // state blobs that could not be read
+	Unknown  uint64       `json:"unknown"`   // about unlisted backends without a free number
+	BadState uint64       `json:"bad_state"` // malformed blobs
 }
 
 // OutboxStatus counts this node's own news, in records.
@@ -102,17 +99,17 @@ type OutboxStatus struct {
 	Unnamed     uint64 `json:"unnamed"`
 }
 
-// PeerStatus counts what arrived from one peer, in records unless the name says otherwise.
+// PeerStatus counts what arrived from a peer, mostly in records.
 type PeerStatus struct {
 	LagMS         float64 `json:"lag_ms"`
 	Received      uint64  `json:"received"`
 	Applied       uint64  `json:"applied"`
 	News          uint64  `json:"news"` // changed the tree
 	Dropped       uint64  `json:"dropped"`
-	Unknown       uint64  `json:"unknown"`    // about unlisted backends without a free number
+	Unknown       uint64  `json:"unknown"`    // no free number
 	Process       uint64  `json:"process"`    // incarnation that Position belongs to
-	Position      uint64  `json:"position"`   // sequence number of its next batch to apply
-	Incomplete    bool    `json:"incomplete"` // batches below Position are missing until a snapshot
+	Position      uint64  `json:"position"`   // next batch to apply
+	Incomplete    bool    `json:"incomplete"` // batches below Position are missing
 	MissedBatches uint64  `json:"missed_batches"`
 	Violations    uint64  `json:"violations"` // streams closed because of invalid data
 	Connects      uint64  `json:"connects"`
@@ -120,12 +117,11 @@ type PeerStatus struct {
 	SentBytes     uint64  `json:"sent_bytes"`
 }
 
-// FactsStatus is the digest of live facts about engines; equal trees have equal digests.
+// FactsStatus is the digest of live facts; equal trees have equal digests.
 type FactsStatus struct {
 	Count uint64 `json:"count"`
 	XOR   string `json:"xor"`
-	// Backends holds the digest of each engine with facts, by its key (prefixtree.BackendKey) in
-	// hexadecimal.
+	// Backends is by prefixtree.BackendKey in hexadecimal.
 	Backends map[string]FactsOf `json:"backends"`
 }
 
@@ -134,7 +130,6 @@ type FactsOf struct {
 	XOR   string `json:"xor"`
 }
 
-// fleetStatus is nil for a node without a fleet.
 func (n *Node) fleetStatus() *FleetStatus {
 	g := n.gossip.Load()
 	if g == nil {
@@ -147,7 +142,6 @@ func (n *Node) fleetStatus() *FleetStatus {
 	}
 }
 
-// incomplete counts living peers with missing batches.
 func incomplete(peers []gossip.Peer) (count int) {
 	for i := range peers {
 		if peers[i].Incomplete && peers[i].State == member.StateAlive {
@@ -157,7 +151,7 @@ func incomplete(peers []gossip.Peer) (count int) {
 	return count
 }
 
-// NodeList returns the fleet as this node sees it; without a fleet only the node itself.
+// NodeList is the fleet as this node sees it.
 func (n *Node) NodeList() *NodeList {
 	self := NodeStatus{
 		Name: n.name, Self: true, State: member.StateAlive.String(), Data: n.Addr(), Admin: n.AdminAddr(), Version: n.cfg.Version,
@@ -200,7 +194,7 @@ func nodeStatus(p *gossip.Peer) NodeStatus {
 	}
 }
 
-// GossipStatus returns the counters of gossip, nil without a fleet.
+// GossipStatus is nil without a fleet.
 func (n *Node) GossipStatus() *GossipStatus {
 	g := n.gossip.Load()
 	if g == nil {
@@ -233,7 +227,6 @@ func factsStatus(backends map[uint32]prefixtree.FactSum) *FactsStatus {
 	return s
 }
 
-// serveGossip answers GET /gossip.
 func (n *Node) serveGossip(w http.ResponseWriter, r *http.Request) {
 	s := n.GossipStatus()
 	if s == nil {
@@ -246,10 +239,8 @@ func (n *Node) serveGossip(w http.ResponseWriter, r *http.Request) {
 	answer(w, s)
 }
 
-// milliseconds rounds to microseconds.
 func milliseconds(d time.Duration) float64 { return math.Round(float64(d)/1e3) / 1e3 }
 
-// ageS is the time since t in seconds; 0 for the zero time.
 func ageS(t time.Time) float64 {
 	if t.IsZero() {
 		return 0

@@ -17,16 +17,16 @@ import (
 	"grapevine/raftstore"
 )
 
-// roster is one version of the backends that a node routes to: the fleet's agreed list or, until
-// that is known, the node's own list. It is immutable except for the links.
+// roster is one version of the backends: the agreed list or, before that is known, the node's own.
+// Only the links change.
 type roster struct {
 	version uint64 // of the agreed state; 0: the node's own list
 	list    []*upstream
-	byID    []*upstream // nil where unused
+	byID    []*upstream
 	byKey   map[uint32]*upstream
 	rules   []policy.Rule
 	ruled   raftstore.Rules // source of rules; empty text: the node's own
-	// open: some backend declares no models, so an unlisted model may still exist.
+	// open: a backend declares no models, so unlisted ones may exist.
 	open bool
 }
 
@@ -42,14 +42,13 @@ type upstream struct {
 	*link
 }
 
-// link is what a node keeps for a backend across rosters while its URL stays: TLS settings, the
-// client for polling, and the engine's answers. fleet.mu guards the answers.
+// link is what outlives rosters while a backend's URL stays. fleet.mu guards the engine's answers.
 type link struct {
 	url      string
 	tls      *tls.Config  // nil: no TLS
 	client   *http.Client // for polling the engine
 	found    []string     // models that it listed; nil if it never answered
-	failure  string       // why the last query for models failed; "" if it succeeded
+	failure  string       // of the last query for models; "" if it succeeded
 	answered answering    // outcome of that query
 	report   report       // last reported load
 }
@@ -62,7 +61,7 @@ const (
 	silent
 )
 
-// local is a backend's configuration that is never shared with the fleet.
+// local is configuration that never leaves this node.
 type local struct {
 	apiKey, caFile string
 	roots          *x509.CertPool // nil: the system's
@@ -100,11 +99,10 @@ func readLocals(backends []Backend) (map[string]local, error) {
 	return locals, nil
 }
 
-// firstGeneration is what the store gives a backend when it is first added under its id.
+// firstGeneration is the store's first for a new backend.
 const firstGeneration = 1
 
-// configuredRoster makes the roster of the node's own list. Its error names backends that are left
-// out.
+// configuredRoster is the node's own list. Its error names backends left out.
 func (f *fleet) configuredRoster() (*roster, error) {
 	ups := make([]*upstream, len(f.backends))
 	for i := range f.backends {
@@ -114,9 +112,8 @@ func (f *fleet) configuredRoster() (*roster, error) {
 	return f.newRoster(0, ups, f.rules), err
 }
 
-// agreedRoster makes the roster of the agreed state. If the agreed rules do not parse (a later
-// release may have made them), the node's own rules stay in force. The error names these rules or
-// backends that are left out.
+// agreedRoster is the agreed list. Rules that do not parse, as of a later release, leave the node's
+// own in force. The error names these rules and backends left out.
 func (f *fleet) agreedRoster(s *raftstore.State) (*roster, error) {
 	ups, all := make([]*upstream, len(s.Backends)), make([]upstream, len(s.Backends))
 	for i := range s.Backends {
@@ -139,7 +136,6 @@ func (f *fleet) agreedRoster(s *raftstore.State) (*roster, error) {
 	return r, errors.Join(err, errNumbers)
 }
 
-// number assigns numbers to the upstreams and returns those that got one.
 func (f *fleet) number(ups []*upstream) ([]*upstream, error) {
 	names := make([]string, len(ups))
 	for i, u := range ups {
@@ -159,7 +155,6 @@ func (f *fleet) number(ups []*upstream) ([]*upstream, error) {
 	return numbered, errors.Join(errs...)
 }
 
-// rulesOf returns the fleet's rules if there are any, else the node's own.
 func (f *fleet) rulesOf(s *raftstore.State) ([]policy.Rule, error) {
 	if s.Rules.Text == "" {
 		return f.rules, nil
@@ -181,9 +176,8 @@ func stateOfBackend(s raftstore.BackendState) policy.State {
 	return policy.Down // including states of later releases
 }
 
-// returned is the start of a backend's slow start: when it was added to a running fleet, returned
-// from down or drained, or restarted. It is 0 for backends of the configuration in their first
-// generation, since those are all equally cold.
+// returned is the start of slow start: the backend was added, restarted or resumed. It is 0 for the
+// first generation of configured backends, all of which are cold.
 func returned(b *raftstore.Backend) prefixtree.Time {
 	if b.State != raftstore.Active || b.Source == raftstore.Static && b.Generation == firstGeneration && b.Reason == "" {
 		return 0
@@ -191,8 +185,8 @@ func returned(b *raftstore.Backend) prefixtree.Time {
 	return prefixtree.Time(b.Since)
 }
 
-// since is returned, or the time at which this node learned of a new generation if that is later.
-// It never lies in the future, because another node's clock may be ahead.
+// since is returned, or when this node saw a new generation. It is never in the future, since other
+// clocks may be ahead.
 func (f *fleet) since(u *upstream) prefixtree.Time {
 	since := returned(u.agreed)
 	if since > 0 {
@@ -210,7 +204,6 @@ func (f *fleet) since(u *upstream) prefixtree.Time {
 	return max(since, old.since)
 }
 
-// newRoster completes the upstreams with their links, reusing existing ones, and targets.
 func (f *fleet) newRoster(version uint64, ups []*upstream, rules []policy.Rule) *roster {
 	r := &roster{version: version, list: ups, rules: rules, open: len(ups) == 0, byKey: make(map[uint32]*upstream, len(ups))}
 	old := f.current.Load()
@@ -246,13 +239,12 @@ func (f *fleet) newLink(url string, l local, host string, secure bool) *link {
 	}
 	n.client = &http.Client{Transport: &http.Transport{
 		TLSClientConfig: n.tls.Clone(), MaxIdleConns: 1, IdleConnTimeout: f.idle,
-		// Engines are reached directly, whatever proxy the environment names.
 		Proxy: nil,
 	}}
 	return n
 }
 
-// at returns the upstream with that number, or nil; r may be nil.
+// at returns nil if there is none; r may be nil.
 func (r *roster) at(id prefixtree.Backend) *upstream {
 	if r == nil || int(id) >= len(r.byID) {
 		return nil
@@ -260,7 +252,6 @@ func (r *roster) at(id prefixtree.Backend) *upstream {
 	return r.byID[id]
 }
 
-// named returns the upstream with that name, or nil.
 func (r *roster) named(name string) *upstream {
 	for _, u := range r.list {
 		if u.Name == name {
@@ -270,8 +261,7 @@ func (r *roster) named(name string) *upstream {
 	return nil
 }
 
-// policyBackends is the roster as the policy's input, with the models and capacities known now.
-// fleet.mu must be held.
+// policyBackends is the policy's input. fleet.mu must be held.
 func (r *roster) policyBackends() []policy.Backend {
 	list := make([]policy.Backend, len(r.list))
 	for i, u := range r.list {
@@ -283,8 +273,7 @@ func (r *roster) policyBackends() []policy.Backend {
 	return list
 }
 
-// knownGeneration is 0 (unknown) until the fleet's state is known. What requests showed until then
-// stays valid afterwards.
+// knownGeneration is 0 until the fleet's state is known; what requests showed before stays valid.
 func (u *upstream) knownGeneration() uint32 {
 	if u.agreed == nil {
 		return 0
@@ -292,8 +281,7 @@ func (u *upstream) knownGeneration() uint32 {
 	return u.generation
 }
 
-// lastResort says whether only health took the backend down. Such a backend is used when no other
-// is left: health may be wrong, and the request would fail anyway.
+// lastResort: only health took the backend down, so it is used if no other is left.
 func (u *upstream) lastResort() bool {
 	return u.downByHealth() && !u.agreed.Drained
 }
@@ -302,8 +290,7 @@ func (u *upstream) downByHealth() bool {
 	return u.state == policy.Down && u.agreed != nil && u.agreed.DownBy == raftstore.ByHealth
 }
 
-// eligible is the backend's state for the policy. A last resort is active, but avoided; see
-// checker.resort.
+// eligible is the state for the policy. A last resort is active, but avoided (checker.resort).
 func (u *upstream) eligible() policy.State {
 	if u.lastResort() {
 		return policy.Active
@@ -311,8 +298,7 @@ func (u *upstream) eligible() policy.State {
 	return u.state
 }
 
-// models are the declared models, else those the engine listed; nil means any. fleet.mu must be
-// held.
+// models are declared or listed; nil means any. fleet.mu must be held.
 func (u *upstream) models() []string {
 	if len(u.Models) > 0 {
 		return u.Models
@@ -320,8 +306,7 @@ func (u *upstream) models() []string {
 	return u.found
 }
 
-// kvTokens is the declared cache capacity in tokens, else the reported one, else 0. fleet.mu must
-// be held.
+// kvTokens are declared or reported; 0 unknown. fleet.mu must be held.
 func (u *upstream) kvTokens() int {
 	if u.KVTokens > 0 {
 		return u.KVTokens
@@ -336,7 +321,6 @@ func equalBackends(a, b []policy.Backend) bool {
 	})
 }
 
-// sameTarget says whether two targets send requests in the same way.
 func sameTarget(a, b any) bool {
 	x, y := a.(*proxy.Target), b.(*proxy.Target)
 	return x.Addr == y.Addr && x.Host == y.Host && x.BasePath == y.BasePath && x.TLS == y.TLS && slices.Equal(x.Header, y.Header)
@@ -352,7 +336,6 @@ func policyRules(rules []Rule) []policy.Rule {
 	return out
 }
 
-// sameURL says whether two URLs lead to the same engine.
 func sameURL(a, b string) bool {
 	x, errX := raftstore.NormalURL(a)
 	y, errY := raftstore.NormalURL(b)

@@ -6,13 +6,12 @@ import (
 	"fmt"
 )
 
-// Reports travel as one section of the state that nodes gossip: one byte with the size of an entry,
-// at least entryBytes, then the entries. A newer node may append fields; readers skip them.
-// Integers are little-endian.
+// Reports travel as a section of the gossiped state: one byte with the entry size, at least
+// entryBytes, then the entries. Readers skip appended fields. Integers are little-endian.
 //
 //	bytes  field
 //	4      key of the backend's name
-//	1      flags: bit 0 OK, 1 failing, 2 passive, 3 suspect; others 0 and ignored
+//	1      bit 0 OK, 1 failing, 2 passive, 3 suspect
 //	1      reason
 //	4      since, Unix seconds
 //	4      start of the engine's process, Unix seconds
@@ -24,7 +23,7 @@ const MaxReports = 4096
 // ErrReports is wrapped by the errors of ParseReports.
 var ErrReports = errors.New("malformed reports")
 
-// AppendReports appends the section's content, at most MaxReports reports.
+// AppendReports appends a section of at most MaxReports reports.
 func AppendReports(dst []byte, reports []Report) []byte {
 	dst = append(dst, entryBytes)
 	for i := range reports[:min(len(reports), MaxReports)] {
@@ -43,7 +42,7 @@ func AppendReports(dst []byte, reports []Report) []byte {
 	return dst
 }
 
-// ParseReports appends the reports of a section to dst; errors wrap ErrReports.
+// ParseReports appends the reports of a section to dst.
 func ParseReports(dst []Report, section []byte) ([]Report, error) {
 	if len(section) == 0 || section[0] < entryBytes || (len(section)-1)%int(section[0]) != 0 {
 		return dst, fmt.Errorf("%w: %d bytes", ErrReports, len(section))

@@ -1,9 +1,5 @@
-// Package health judges engines from the probes and requests of several nodes. It decides which
-// engines a node probes, what the node reports to its peers, which engines the node avoids, and
-// which state changes the fleet should commit.
-//
-// Time is a parameter; the package holds no sockets, goroutines, clocks or logs. node/DESIGN.md
-// describes the wiring.
+// Package health judges engines from the probes and requests of several nodes: which engines a node
+// probes and avoids, what it reports, and what the fleet commits. It is pure: time is a parameter.
 package health
 
 import (
@@ -15,21 +11,21 @@ import (
 // Reason is the kind of failure of an engine.
 type Reason uint8
 
-// The reasons. A 4xx answer is no failure: it proves that the engine is alive.
+// A 4xx answer is no failure: it proves that the engine is alive.
 const (
-	NoReason  Reason = iota
-	Refused          // nothing listens
-	Connect          // connecting failed, but was not refused
-	Timeout          // connected, and no answer in time
-	Reset            // connection lost before the answer
-	Status5xx        // answered 5xx
-	TLS              // no TLS, or a certificate that is not trusted
+	NoReason Reason = iota
+	Refused         // nothing listens
+	Connect         // connecting failed, but was not refused
+	Timeout         // connected, and no answer in time
+	Reset           // connection lost before the answer
+	Status5xx
+	TLS // no TLS, or a certificate that is not trusted
 	reasons
 )
 
 var reasonNames = [reasons]string{"none", "refused", "connect", "timeout", "reset", "5xx", "tls"}
 
-// String gives the reason as metrics, logs and the fleet's state show it.
+// String returns the reason as shown in metrics and logs.
 func (r Reason) String() string {
 	if r < reasons {
 		return reasonNames[r]
@@ -38,36 +34,29 @@ func (r Reason) String() string {
 }
 
 const (
-	// Reporters is the number of nodes that probe one engine. Two of three outvote a node whose own
-	// network is broken, and the load on an engine does not grow with the fleet.
+	// Reporters is the number of nodes that probe an engine: two of three outvote a broken network.
 	Reporters = 3
-	// failsToBad failed probes in a row make an engine failing for this node; one may be an
-	// accident.
+	// failsToBad failed probes in a row make an engine failing; one may be an accident.
 	failsToBad = 2
-	// timeoutsToBad applies to probes that connect and get no answer. A long prefill looks the same
-	// as a hang, and taking the engine out of service would waste its cache; six timeouts of 1.5 s
-	// are about ten seconds.
+	// timeoutsToBad is for probes that connect and get no answer, as in a long prefill: ten seconds
+	// with a timeout of 1.5 s, since taking the engine away costs its cache.
 	timeoutsToBad = 6
-	// goodsToOK good probes in a row end a failure: a starting engine often answers once or twice
-	// and then crashes again.
+	// goodsToOK good probes end a failure: a starting engine often answers once and crashes again.
 	goodsToOK = 3
 	// suspicionLasts is how long a failed request makes reporters probe at once.
 	suspicionLasts = 2 * time.Second
-	// retryAfter is the least time between the starts of two probes of an engine that may be
-	// failing.
+	// retryAfter is the least time between probes of an engine that may be failing.
 	retryAfter = 150 * time.Millisecond
-	// confirmAfter is the pause between the goodsToOK probes of an engine that answers again.
+	// confirmAfter is the pause between those probes.
 	confirmAfter = 250 * time.Millisecond
-	// For quickFor after an engine failed it is probed four times as often as a healthy one,
-	// because it may just be restarting. Each failing engine adds quickShare to the pause, so a
-	// node sends at most 250 such probes a second.
+	// For quickFor an engine that fails is probed four times as often, as it may be restarting, but
+	// quickShare per failing engine bounds that to 250 probes a second.
 	quickFor   = 30 * time.Second
 	quickShare = 4 * time.Millisecond
-	// ejectShare: failed requests of peers make this node avoid at most one engine in ejectShare,
-	// and one in a smaller fleet.
+	// ejectShare: peers' failed requests make a node avoid one engine in ejectShare, and at least
+	// one.
 	ejectShare = 5
-	// grace is how long the report of one peer suffices to avoid an engine. All reporters can probe
-	// the engine within that time and outvote a mistaken peer.
+	// grace is how long one peer's report suffices: all reporters can probe the engine meanwhile.
 	grace = 2500 * time.Millisecond
 )
 
@@ -79,56 +68,55 @@ type Backend struct {
 	Key        uint32 // of its name; identifies the engine between nodes
 	Name       string
 	Generation uint32
-	Version    uint64 // of the last change of the engine's agreed record
+	Version    uint64 // of the engine's agreed record
 	Down       bool
-	Ours       bool   // health took the engine down, not an operator
-	Reason     string // of the last change of state
+	Ours       bool // health took it down, not an operator
+	Reason     string
 }
 
 // Report is one node's statement about one engine.
 type Report struct {
-	Backend uint32 // of the engine's name
-	OK      bool   // the node probes the engine, and it answers
+	Backend uint32
+	OK      bool // the node probes the engine, and it answers
 	Failing bool
 	Passive bool // Failing because of requests alone; probes may succeed
 	Suspect bool // a request has just failed: probe now
 	Reason  Reason
 	Since   uint32 // Unix seconds; when Failing or OK began
-	Started uint32 // Unix seconds; start of the engine's process as its metrics report it; 0 unknown
+	Started uint32 // Unix seconds; when the engine's process started; 0 unknown
 }
 
 // Config configures a Board.
 type Config struct {
-	Self     string        // this node's name
+	Self     string
 	Interval time.Duration // between two probes of a healthy engine
-	Timeout  time.Duration // of one probe
-	// Jitter returns numbers from 0 to 1 that spread probes in time; nil means always 0.5.
+	Timeout  time.Duration
+	// Jitter returns numbers from 0 to 1 that spread probes; nil means 0.5.
 	Jitter func() float64
 }
 
-// Board holds the health of all engines as one node knows it. It is safe for concurrent use.
+// Board is one node's view of all engines. It is safe for concurrent use.
 type Board struct {
 	cfg Config
 
 	mu      sync.Mutex
 	engines map[uint32]*engine
-	failing int                 // engines that this node's probes find failing, at the last Due
-	nodes   []string            // live nodes heard recently, including this one, sorted
-	said    map[string][]Report // latest reports by node, including those about unknown engines
+	failing int // failing engines at the last Due
+	nodes   []string
+	said    map[string][]Report // latest by node; also for unknown engines
 	writing pacer
 }
 
 type engine struct {
 	Backend
-	mine      bool     // this node probes it
-	reporters []string // nodes that probe it
+	mine      bool
+	reporters []string
 	own       own
-	peers     []peerReport // unordered
+	peers     []peerReport
 	restart   restart
 	written   written
 }
 
-// peerReport is the latest report of another node.
 type peerReport struct {
 	origin string
 	Report
@@ -143,7 +131,7 @@ func New(cfg Config) *Board {
 	return &Board{cfg: cfg, engines: make(map[uint32]*engine), nodes: []string{cfg.Self}, said: make(map[string][]Report)}
 }
 
-// SetBackends replaces the list of engines and keeps what the board knows of those that remain.
+// SetBackends replaces the list of engines.
 func (b *Board) SetBackends(list []Backend, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -173,7 +161,7 @@ func (b *Board) SetBackends(list []Backend, now time.Time) {
 	}
 }
 
-// recall applies reports that arrived before this node knew the engine; peers do not repeat them.
+// recall applies earlier reports to a new engine; peers do not repeat them.
 func (b *Board) recall(e *engine, now time.Time) {
 	for origin, reports := range b.said {
 		for _, r := range reports {
@@ -184,8 +172,7 @@ func (b *Board) recall(e *engine, now time.Time) {
 	}
 }
 
-// SetNodes sets the peers that are alive and were heard recently. Only they count as reporters;
-// engines of a lost reporter get another one.
+// SetNodes sets the live peers; only they count as reporters.
 func (b *Board) SetNodes(others []string, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -201,8 +188,7 @@ func (b *Board) SetNodes(others []string, now time.Time) {
 	}
 }
 
-// SetPeer replaces all reports of one peer and keeps the slice. It returns whether the caller
-// should act at once: probe, or avoid another set of engines.
+// SetPeer replaces a peer's reports and keeps the slice. urgent asks for a call of Due or Avoid.
 func (b *Board) SetPeer(origin string, reports []Report, now time.Time) (urgent bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -223,8 +209,7 @@ func (b *Board) SetPeer(origin string, reports []Report, now time.Time) (urgent 
 	return urgent
 }
 
-// hear stores a peer's report on the engine, or removes it if ok is false. It returns whether the
-// peer's Failing changed.
+// hear stores a report, or removes it if ok is false. It returns whether Failing changed.
 func (e *engine) hear(origin string, r Report, ok bool, now time.Time) bool {
 	at := -1
 	for i := range e.peers {
@@ -268,14 +253,14 @@ func (b *Board) DropPeer(origin string) {
 
 // Verdict is one node's view of one engine, for display.
 type Verdict struct {
-	Failing   bool // by own evidence
+	Failing   bool
 	Avoid     bool // because of probes or reports of peers
 	Reason    Reason
 	Since     time.Time // start of the failing or healthy state; zero unknown
 	Probed    time.Time // end of the last own probe; zero none
-	Reporters []string  // the nodes that probe it
-	OK        int       // reporters that find it healthy
-	Bad       int       // reporters that find it failing
+	Reporters []string
+	OK        int // reporters that find it healthy
+	Bad       int // reporters that find it failing
 }
 
 // Verdict returns the state of an engine; false if the engine is unknown.

@@ -6,22 +6,21 @@ import (
 	"time"
 )
 
-// own is this node's own evidence about an engine.
 type own struct {
-	due      time.Time // of the next probe
+	due      time.Time
 	underway bool
-	wanted   bool      // probe soon, even if this node is no reporter
-	began    time.Time // start of the last probe
+	wanted   bool // probe soon, even if this node is no reporter
+	began    time.Time
 	probed   time.Time // end of the last probe; zero none
 	fails    int       // failed probes in a row
 	timeouts int       // those of fails that connected and got no answer
 	goods    int
-	bad      bool // by probes
+	bad      bool
 	badWhy   Reason
 	badAt    time.Time // when bad became true
 
-	struckAt   time.Time // last failed request
-	passive    bool      // failing by requests
+	struckAt   time.Time
+	passive    bool // failing by requests
 	passiveWhy Reason
 	answeredAt time.Time
 
@@ -40,7 +39,7 @@ func (o *own) reason() Reason {
 	return NoReason
 }
 
-// hurry moves the next probe forward to now, or to retryAfter after the last one began.
+// hurry moves the next probe to now, or retryAfter after the last one.
 func (e *engine) hurry(now time.Time) bool {
 	o := &e.own
 	at := now
@@ -48,7 +47,7 @@ func (e *engine) hurry(now time.Time) bool {
 		at = soonest
 	}
 	if o.underway {
-		o.wanted = true // a probe that already runs says nothing about later events
+		o.wanted = true // a running probe proves nothing about later events
 		return false
 	}
 	if (e.mine || o.wanted) && !at.Before(o.due) {
@@ -64,8 +63,8 @@ type Probe struct {
 	Began   time.Time
 }
 
-// Due appends the probes to send now and returns when to call again at the latest. The caller must
-// pass each probe to Probed, whatever its outcome.
+// Due appends the probes to send and returns when to call again at the latest. Each probe must be
+// passed to Probed.
 func (b *Board) Due(dst []Probe, now time.Time) (probes []Probe, next time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -89,22 +88,21 @@ func (b *Board) Due(dst []Probe, now time.Time) (probes []Probe, next time.Time)
 	return dst, next
 }
 
-// Probed records the outcome of a probe; NoReason means success. It returns whether this node's
-// report on the engine changed, and whether the engine has just come back, so that its models and
-// capacity are worth asking for again.
+// Probed records the outcome of a probe; NoReason is success. changed: this node's report changed;
+// back: the engine answers again.
 func (b *Board) Probed(p Probe, why Reason, now time.Time) (changed, back bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	e := b.engines[p.Backend]
 	if e == nil {
-		return false, false // removed in the meantime
+		return false, false
 	}
 	o := &e.own
 	was, first := o.failing(), o.probed.IsZero()
 	o.underway = false
 	o.due = now.Add(retryAfter)
 	if !e.mine {
-		return false, false // sent because of this node's own requests; only reporters judge by probes
+		return false, false // sent for this node's own requests; only reporters judge
 	}
 	o.probed = now
 	pause := time.Duration(float64(b.cfg.Interval) * (0.9 + 0.2*b.cfg.Jitter()))
@@ -118,7 +116,7 @@ func (b *Board) Probed(p Probe, why Reason, now time.Time) (changed, back bool) 
 			pause = min(pause, confirmAfter)
 		}
 	case why == Timeout && o.answeredAt.After(p.Began):
-		// The engine is too busy for the probe, but it answers requests.
+		// Too busy for the probe, but answering requests.
 	default:
 		o.goods = 0
 		o.badWhy = why
@@ -141,8 +139,8 @@ func (b *Board) Probed(p Probe, why Reason, now time.Time) (changed, back bool) 
 	return changed, back
 }
 
-// failed marks the engine as failing by probes and returns the pause before the next probe; others
-// is the number of engines that fail.
+// failed marks the engine as failing and returns the pause; others is the number of failing
+// engines.
 func (o *own) failed(pause time.Duration, others int, now time.Time) time.Duration {
 	if !o.bad {
 		o.bad, o.badAt = true, now
@@ -153,7 +151,6 @@ func (o *own) failed(pause time.Duration, others int, now time.Time) time.Durati
 	return min(pause, max(pause/4, time.Duration(others)*quickShare))
 }
 
-// settle records the time if the verdict changed.
 func (o *own) settle(was bool, now time.Time) bool {
 	if was == o.failing() {
 		return false
@@ -162,8 +159,7 @@ func (o *own) settle(was bool, now time.Time) bool {
 	return true
 }
 
-// Failed records a failed request of this node. It returns whether to report or to probe now: the
-// node that saw the failure probes at once, even if it is no reporter.
+// Failed records a failed request of this node. urgent: report or probe now, reporter or not.
 func (b *Board) Failed(key uint32, now time.Time) (urgent bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -179,8 +175,8 @@ func (b *Board) Failed(key uint32, now time.Time) (urgent bool) {
 	return urgent
 }
 
-// Ejected records whether the policy ejected the engine for failed requests, and why. It returns
-// whether this node's report changed.
+// Ejected records that the policy ejected the engine, or ended that. changed: this node's report
+// changed.
 func (b *Board) Ejected(key uint32, ejected bool, why Reason, now time.Time) (changed bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -204,8 +200,7 @@ func (b *Board) Answered(key uint32, at time.Time) {
 	e.own.answeredAt = at
 }
 
-// Reports appends this node's reports: on engines it probes, and on others that fail its requests.
-// They are sorted by key, so that unchanged reports encode to the same bytes.
+// Reports appends this node's reports, sorted by key so that unchanged ones encode to equal bytes.
 func (b *Board) Reports(dst []Report, now time.Time) []Report {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -226,7 +221,6 @@ func (b *Board) Reports(dst []Report, now time.Time) []Report {
 	return dst
 }
 
-// probedLately says whether the last probe is recent enough to count as a vote.
 func (b *Board) probedLately(o *own, now time.Time) bool {
 	return !o.probed.IsZero() && now.Sub(o.probed) < 3*b.cfg.Interval+b.cfg.Timeout
 }

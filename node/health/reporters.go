@@ -7,7 +7,6 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// changed stores the nodes and returns whether they differ from before.
 func (b *Board) changed(others []string) bool {
 	nodes := append(slices.Clone(others), b.cfg.Self)
 	slices.Sort(nodes)
@@ -19,8 +18,8 @@ func (b *Board) changed(others []string) bool {
 	return true
 }
 
-// assign computes which nodes probe the engine: the first in rendezvous order. Nodes that know the
-// same members agree, and a node that joins or leaves moves only its own share.
+// assign picks the reporters by rendezvous order, so nodes agree and a new node moves only its
+// share.
 func (b *Board) assign(e *engine) {
 	e.reporters = reportersOf(e.Key, b.nodes)
 	e.mine = slices.Contains(e.reporters, b.cfg.Self)

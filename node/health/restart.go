@@ -6,18 +6,16 @@ import (
 )
 
 const (
-	// sameProcess is how far two start times of one process may lie apart, because several front
-	// ends of one engine start one after the other.
+	// sameProcess covers the start times of several front ends of one engine.
 	sameProcess = time.Second
-	// firstAmnesia is the pause between two generations that only empty caches indicate; it doubles
-	// up to lastAmnesia. An engine without a prefix cache always looks restarted.
+	// firstAmnesia is the pause between generations that only empty caches show, doubling to
+	// lastAmnesia: an engine without a prefix cache always looks restarted.
 	firstAmnesia = time.Minute
 	lastAmnesia  = time.Hour
 )
 
-// restart is what this node knows about the process behind an engine.
 type restart struct {
-	started    time.Time // of the newest process seen; zero: its metrics do not report it
+	started    time.Time // of the newest process; zero: unknown
 	generation uint32    // in force when started was last seen
 	amnesia    time.Time // when an empty cache last indicated a restart
 	pause      time.Duration
@@ -30,9 +28,8 @@ func (r *restart) seconds() uint32 {
 	return uint32(max(r.started.Unix(), 0))
 }
 
-// Started records the start time that an engine's metrics report and the generation in force when
-// they were read. It returns whether this is a new process, and the generation that ended with the
-// old one. Earlier start times are ignored: several front ends of one engine may answer in turn.
+// Started records when an engine's process began and the generation at that time. again: it is a
+// new process, and ended the generation of the old one. Earlier times belong to other front ends.
 func (b *Board) Started(key uint32, started time.Time, generation uint32) (ended uint32, again bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -53,9 +50,8 @@ func (b *Board) Started(key uint32, started time.Time, generation uint32) (ended
 	return ended, true
 }
 
-// Forgot records that an engine's answers showed an empty cache. It returns whether to raise the
-// generation: not if metrics report the start of the process, which is better evidence, and not
-// again within the pause.
+// Forgot records an answer that showed an empty cache. again: raise the generation. It is false if
+// the start of the process is known or the pause has not passed.
 func (b *Board) Forgot(key uint32, now time.Time) (ended uint32, again bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -76,8 +72,8 @@ func (b *Board) Forgot(key uint32, now time.Time) (ended uint32, again bool) {
 	return e.Generation, true
 }
 
-// gone says whether the process of a down engine has certainly ended: its port was closed, and no
-// metrics report its start.
+// gone says whether a down engine has certainly restarted: its port was closed, and no metrics
+// contradict.
 func (e *engine) gone() bool {
 	if !e.restart.started.IsZero() {
 		return false

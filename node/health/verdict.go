@@ -7,18 +7,16 @@ import (
 	"time"
 )
 
-// count is the vote of an engine's reporters.
 type count struct {
 	heard, ok, failing int
-	reason             Reason // the most frequent one among failing votes
+	reason             Reason
 	rumour             Reason // of an abstaining reporter
 }
 
 func (c *count) majority(reporters int) bool { return 2*c.heard > reporters }
 
-// count counts the current reports of the engine's reporters, including this node. A reporter that
-// finds the engine failing by requests alone abstains: the requests may be at fault, and every node
-// already avoids the engine for such a report.
+// count counts the reporters' votes. One that only saw requests fail abstains: they may be at
+// fault.
 func (b *Board) count(e *engine, now time.Time) (c count) {
 	var why [reasons]int
 	vote := func(ok, failing, passive bool, reason Reason) {
@@ -55,9 +53,8 @@ func (b *Board) count(e *engine, now time.Time) (c count) {
 	return c
 }
 
-// Avoid appends the keys of engines to avoid because of probes or reports of peers. Engines that
-// only failed requests speak against are at most one in ejectShare, counting those that this node's
-// policy ejected.
+// Avoid appends the engines to avoid. Of those with only failed requests as evidence it includes
+// one in ejectShare, minus those that the policy ejected.
 func (b *Board) Avoid(dst []uint32, now time.Time) []uint32 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -78,12 +75,10 @@ func (b *Board) Avoid(dst []uint32, now time.Time) []uint32 {
 	return append(dst, doubtful[:max(min(room, len(doubtful)), 0)]...)
 }
 
-// avoid decides for one engine, and returns whether failed requests are the only evidence. This
-// node's own failed requests do not count here: the policy ejects the engine and tries it again.
-//
-// A peer's report counts for the grace period, then only while at least as many reporters do not
-// contradict it, so a node with a broken network costs the fleet no engine. Probes do not
-// contradict a report of failed requests; an answered request of this node does.
+// avoid judges one engine; byRequests: failed requests are the only evidence. Own failed requests
+// do not count, since the policy ejects for them. A peer's report counts for the grace period, then
+// unless outvoted, so a node with a broken network costs no engine. An answered own request, not a
+// probe, refutes a report of failed requests.
 func (b *Board) avoid(e *engine, now time.Time) (avoid, byRequests bool) {
 	if e.own.bad || e.Down && e.Ours {
 		return true, false // agreed by the fleet until it is up again
@@ -113,16 +108,14 @@ func (b *Board) avoid(e *engine, now time.Time) (avoid, byRequests bool) {
 	return passive, passive
 }
 
-// Proposal is a state change that the fleet should commit.
+// Proposal is a state change for the fleet to commit.
 type Proposal struct {
 	Down  bool // else up
 	Names []string
-	// Versions are those that down proposals were judged by; the store rejects a proposal for an
-	// engine that has changed since.
+	// Versions are those of Names as judged; the store skips engines that changed since.
 	Versions []uint64
 	Reason   string
-	// Renew lists engines of Names that have certainly restarted, with the generation that ended:
-	// their caches are empty.
+	// Renew lists restarted engines with the generation that ended.
 	Renew []Generation
 }
 
@@ -135,25 +128,22 @@ type Generation struct {
 const (
 	// upAfter is how long most reporters must have found the engine healthy.
 	upAfter = 500 * time.Millisecond
-	// An engine that goes down again within relapseWithin of its return has relapsed. After more
-	// than forgiven relapses, which leave an operator two attempts at a repair, the engine flaps: it
-	// stays down for firstHold, doubling up to lastHold.
+	// An engine that goes down within relapseWithin of its return relapses. After more than
+	// forgiven relapses, which allow repairs, it stays down for firstHold, doubling to lastHold.
 	relapseWithin = 5 * time.Minute
 	forgiven      = 2
 	firstHold     = 30 * time.Second
 	lastHold      = 10 * time.Minute
-	// patience is how long to wait for a proposal to take effect before repeating it.
+	// patience is how long a proposal may take before it is repeated.
 	patience = 3 * time.Second
-	// writeEvery and writeBurst bound proposals, so that health does not fill the raft log. Each
-	// proposal covers all engines with the same reason.
+	// writeEvery and writeBurst bound proposals, so that health does not fill the raft log.
 	writeEvery = time.Second
 	writeBurst = 3
 )
 
-// written is the history of an engine's agreed state.
 type written struct {
 	downAt, upAt time.Time // as this node saw it
-	generation   uint32    // when it went down; 0: it was down when this node first saw it
+	generation   uint32    // when it went down; 0: before this node knew it
 	relapses     int
 	hold         time.Duration
 	contentSince time.Time // since when most reporters find it healthy
@@ -200,9 +190,8 @@ func (p *pacer) take(now time.Time) bool {
 	return true
 }
 
-// Proposals returns what most reporters agree on and the fleet has not committed yet; only the
-// leader calls it. At most half of all engines are taken down: if more fail, the network is the
-// likelier cause, and every node avoids failing engines anyway.
+// Proposals returns the uncommitted decisions of most reporters, for the leader. It takes at most
+// half of the engines down: beyond that the network is the likelier cause.
 func (b *Board) Proposals(now time.Time) []Proposal {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -238,7 +227,7 @@ func (b *Board) Proposals(now time.Time) []Proposal {
 		case e.Down && e.Ours && e.written.mayRise(now):
 			up.Names = append(up.Names, e.Name)
 			if e.gone() {
-				// If another node noticed the restart, it has already ended this generation.
+				// Another node may have noticed the restart and ended this generation.
 				up.Renew = append(up.Renew, Generation{e.Name, cmp.Or(e.written.generation, e.Generation)})
 			}
 		}
@@ -260,7 +249,6 @@ func (w *written) mayRise(now time.Time) bool {
 	return !w.contentSince.IsZero() && now.Sub(w.contentSince) >= upAfter && now.Sub(w.downAt) >= w.hold
 }
 
-// paced returns the proposals that may be made now.
 func (b *Board) paced(list []Proposal, now time.Time) []Proposal {
 	for i := range list {
 		if !b.writing.take(now) {
@@ -277,7 +265,7 @@ func (b *Board) paced(list []Proposal, now time.Time) []Proposal {
 	return list
 }
 
-// sorted lists the engines by name, so that every leader makes the same proposals.
+// sorted makes every leader's proposals equal.
 func (b *Board) sorted() []*engine {
 	out := make([]*engine, 0, len(b.engines))
 	for _, e := range b.engines {

@@ -6,12 +6,12 @@ import (
 	"os"
 )
 
-// firstPassed is the first descriptor that a service manager passes (sd_listen_fds(3)).
+// firstPassed is the first passed descriptor (sd_listen_fds(3)).
 const firstPassed = 3
 
-// Listener returns the socket that a service manager passes to this process (LISTEN_FDS), or nil if
-// there is none. The manager keeps the socket open across restarts, so clients wait instead of
-// being refused. Call it once, before other files are opened; the caller closes the listener.
+// Listener returns the socket that the service manager passed (LISTEN_FDS), or nil. The manager
+// keeps it open across restarts, so no client is refused. Call it once, before opening files; the
+// caller closes it.
 func Listener(getenv func(string) string) (net.Listener, error) {
 	n := getenv("LISTEN_FDS")
 	if n == "" || getenv("LISTEN_PID") == "" || !forThisProcess(getenv("LISTEN_PID")) {

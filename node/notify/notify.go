@@ -1,6 +1,5 @@
-// Package notify speaks sd_notify(3), the protocol between a process and its service manager
-// (systemd, podman, s6): one datagram of NAME=VALUE lines per message, sent to the socket in
-// NOTIFY_SOCKET.
+// Package notify speaks sd_notify(3) with the service manager: one datagram of NAME=VALUE lines per
+// message, to the socket in NOTIFY_SOCKET.
 package notify
 
 import (
@@ -14,7 +13,6 @@ import (
 	"time"
 )
 
-// Lines of messages, as sd_notify(3) defines them.
 const (
 	Ready     = "READY=1"     // started, or reloaded
 	Reloading = "RELOADING=1" // until the next Ready
@@ -22,8 +20,7 @@ const (
 	alive     = "WATCHDOG=1"
 )
 
-// Status returns a STATUS line with free text. Line breaks become spaces, since the text after one
-// would be a line of its own.
+// Status returns a STATUS line. Line breaks become spaces, or they would begin another line.
 func Status(text string) string {
 	return "STATUS=" + strings.Map(func(r rune) rune {
 		if r == '\n' || r == '\r' {
@@ -33,29 +30,25 @@ func Status(text string) string {
 	}, text)
 }
 
-// Extend asks the manager to wait for the running start or stop until d from now; it never shortens
-// the manager's own timeout.
+// Extend asks for time until d from now; it never shortens the manager's timeout.
 func Extend(d time.Duration) string {
 	return "EXTEND_TIMEOUT_USEC=" + strconv.FormatInt(d.Microseconds(), 10)
 }
 
-// sendTimeout bounds one message: the socket's queue is full if the manager does not read, and a
-// stop must not wait for that.
+// sendTimeout bounds a message: a stop must not wait for a manager that does not read.
 const sendTimeout = 5 * time.Second
 
-// Manager is the connection to the service manager. All methods of a nil Manager do nothing. It is
-// safe for concurrent use.
+// Manager is the service manager; nil does nothing. It is safe for concurrent use.
 type Manager struct {
 	addr     net.UnixAddr
 	watchdog time.Duration
 
 	mu   sync.Mutex
-	conn *net.UnixConn // kept open so that a process without free descriptors can still send; nil: dial first
+	conn *net.UnixConn // kept open for a process out of descriptors; nil: dial first
 }
 
-// FromEnvironment finds the manager in the environment. It returns nil if there is none, and an
-// error if the variables are malformed: a manager that never gets the expected messages would kill
-// the process.
+// FromEnvironment returns the manager, nil if there is none. Malformed variables are an error,
+// since a manager without messages kills the process.
 func FromEnvironment(getenv func(string) string) (*Manager, error) {
 	path := getenv("NOTIFY_SOCKET")
 	if path == "" {
@@ -64,7 +57,7 @@ func FromEnvironment(getenv func(string) string) (*Manager, error) {
 	if path[0] != '/' && path[0] != '@' {
 		return nil, fmt.Errorf("NOTIFY_SOCKET %q is neither a path nor an abstract name", path)
 	}
-	m := &Manager{addr: net.UnixAddr{Name: path, Net: "unixgram"}} // package net handles the @
+	m := &Manager{addr: net.UnixAddr{Name: path, Net: "unixgram"}}
 	if usec := getenv("WATCHDOG_USEC"); usec != "" && forThisProcess(getenv("WATCHDOG_PID")) {
 		n, err := strconv.ParseInt(usec, 10, 64)
 		if err != nil || n <= 0 || n > int64(maxWatchdog/time.Microsecond) {
@@ -81,11 +74,10 @@ func FromEnvironment(getenv func(string) string) (*Manager, error) {
 // maxWatchdog prevents overflow in the conversion.
 const maxWatchdog = 365 * 24 * time.Hour
 
-// forThisProcess checks that the variables are meant for this process: children inherit them.
+// forThisProcess: children inherit the variables.
 func forThisProcess(pid string) bool { return pid == "" || pid == strconv.Itoa(os.Getpid()) }
 
-// Watchdog is how long the manager waits for a sign of life before it kills the process; 0 is for
-// ever.
+// Watchdog is the manager's limit between signs of life; 0 is none.
 func (m *Manager) Watchdog() time.Duration {
 	if m == nil {
 		return 0
@@ -93,8 +85,7 @@ func (m *Manager) Watchdog() time.Duration {
 	return m.watchdog
 }
 
-// Send sends the lines as one message, so that they take effect together. It blocks for at most
-// sendTimeout per attempt.
+// Send sends the lines as one message. It blocks for at most sendTimeout per attempt.
 func (m *Manager) Send(lines ...string) error {
 	if m == nil {
 		return nil
@@ -104,7 +95,7 @@ func (m *Manager) Send(lines ...string) error {
 	defer m.mu.Unlock()
 	err := m.writeLocked(text)
 	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-		// A restarted manager may have created the socket anew.
+		// A restarted manager makes a new socket.
 		m.closeLocked()
 		err = m.writeLocked(text)
 	}

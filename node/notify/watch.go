@@ -6,14 +6,12 @@ import (
 	"time"
 )
 
-// errNoAnswer is reported when a check still runs at the time of the next.
+// errNoAnswer: a check still runs when the next is due.
 var errNoAnswer = errors.New("whether this node works cannot be found out: something it needs is held")
 
-// statusInterval is how often the status is sent without a watchdog.
 const statusInterval = 10 * time.Second
 
-// Interval is the pause between two checks: a third of the watchdog's timeout, so that one failed
-// or slow check does not kill the process.
+// Interval is the pause between checks: one may fail or be slow before the watchdog acts.
 func (m *Manager) Interval() time.Duration {
 	if w := m.Watchdog(); w > 0 {
 		return w / 3
@@ -21,19 +19,15 @@ func (m *Manager) Interval() time.Duration {
 	return statusInterval
 }
 
-// Patient is what Watch checks. Watch calls its methods one at a time, from a goroutine of its own.
+// Patient is what Watch checks. Its methods are called one at a time.
 type Patient interface {
-	// Working returns nil if the process does its work, else the failure. A call that never returns
-	// counts as a failure, so that a deadlock is one too.
+	// Working returns what does not work. Not returning counts as a failure.
 	Working(ctx context.Context) error
-	// Summary is the status in one line of text.
 	Summary() string
 }
 
-// Watch sends a sign of life and a status each time p works, until ctx ends. While p fails or does
-// not answer it sends no sign of life, and the manager kills the process after Watchdog. Failed
-// receives each failure and each send error; it must not block. Watch returns soon after ctx ends
-// and leaves behind only a check that hangs.
+// Watch sends a sign of life and a status each time p works, until ctx ends. Failed receives
+// failures and send errors and must not block. Only a check that hangs may outlive Watch.
 func (m *Manager) Watch(ctx context.Context, p Patient, failed func(error)) {
 	if m == nil {
 		return
