@@ -13,15 +13,13 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// outboxLimit bounds the records that wait to be sent, 32 bytes each: more than a node places in
-// its worst second, so that gossip's budget is what limits them.
+// outboxLimit is more records than a node places in its worst second, 32 bytes each.
 const outboxLimit = 1 << 17
 
-// knowledge implements gossip's view of the node: it connects the tree, the outbox, the router and
-// the evidence about engines. It is safe for concurrent use and does not block.
+// knowledge implements gossip.Knowledge. It is safe for concurrent use and does not block.
 type knowledge struct {
 	tree      *prefixtree.Tree
-	announced *announcer     // the tree as the policy uses it; posts changes to the outbox
+	announced *announcer     // the policy's view of the tree; posts changes
 	router    *policy.Router // set once, before gossip starts
 	outbox    *prefixtree.Outbox
 	numbers   *backends.Registry
@@ -36,12 +34,12 @@ type knowledge struct {
 	reports []health.Report
 	heat    heatTold
 
-	poke      func()       // called when nodes changes; set once, before gossip starts; may be nil
+	poke      func()       // called when nodes changes; set before gossip starts; may be nil
 	nodes     atomic.Int64 // alive, including this one
 	staleness atomic.Int64 // of peers' actions, ns
 	unknown   atomic.Uint64
 	malformed atomic.Uint64
-	late      atomic.Uint64 // peers' records without effect: of an old generation or too old
+	late      atomic.Uint64 // peers' records of an old generation, or too old
 }
 
 var _ gossip.Knowledge = (*knowledge)(nil)
@@ -64,8 +62,8 @@ func (k *knowledge) Apply(_ string, payload []byte, shift time.Duration) (gossip
 	return k.merge(payload, shift)
 }
 
-// merge applies a batch or a snapshot page, which have the same format. Facts on which this node
-// knows more are posted in return; prefixtree.Tree.ApplyDeltaNews explains why this ends.
+// merge applies a batch or page. Where this node knows more it posts that; ApplyDeltaNews explains
+// why this ends.
 func (k *knowledge) merge(payload []byte, shift time.Duration) (gossip.Applied, error) {
 	buffer := k.announced.buffer()
 	applied, news, err := k.tree.ApplyDeltaNews(payload, k.numbers, shift, now(), *buffer)
@@ -131,9 +129,8 @@ func (k *knowledge) DropPeer(origin string) {
 	k.heard.set(origin, nil)
 }
 
-// State implements gossip.Knowledge: what this node measured of engines and requests. A claim stays
-// as last sent until it has moved enough to matter, since gossip does not resend an unchanged blob.
-// Peers' heat is handed to the router at the same pace.
+// State implements gossip.Knowledge. A claim stays as sent until it has moved enough, because
+// gossip does not resend an unchanged blob.
 func (k *knowledge) State(dst []byte) []byte {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -164,8 +161,7 @@ func (k *knowledge) State(dst []byte) []byte {
 	return appendSection(dst, sectionHealth, health.AppendReports(nil, k.reports))
 }
 
-// PeerState implements gossip.Knowledge. A malformed blob is counted, and the origin's previous
-// claims stay in force.
+// PeerState implements gossip.Knowledge. After a malformed blob the previous claims stay.
 func (k *knowledge) PeerState(origin string, state []byte) {
 	told, err := parseState(nil, state)
 	var heat policy.Heat
@@ -190,7 +186,6 @@ func (k *knowledge) PeerState(origin string, state []byte) {
 	}
 }
 
-// learn takes the mean of the peers' claims about an engine.
 func (k *knowledge) learn(key uint32, mean claim) {
 	number := k.numbers.Backend
 	if mean == (claim{}) {

@@ -9,9 +9,8 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// checkLast refuses to take the named backends out of service if the fleet, or a model that one of
-// them serves, would be left without an active engine. It goes by this node's roster, so it does
-// not catch two concurrent changes. The client's force skips it.
+// checkLast refuses to leave the fleet, or a model of a named backend, without an active engine, by
+// this node's roster. The client's force skips it.
 func (n *Node) checkLast(r *http.Request, names []string, place, verb string) *Refusal {
 	force, refused := isSet(r, "force")
 	if refused != nil || force {
@@ -50,8 +49,8 @@ func (n *Node) checkLast(r *http.Request, names []string, place, verb string) *R
 		Remedy: "add or resume another engine first, or do it all the same with force (--force)"}
 }
 
-// onlyServedBy lists, sorted, the known models that only the going engines serve. A staying engine
-// with unknown models serves any.
+// onlyServedBy lists models that only going engines serve. A staying engine with unknown models
+// serves any.
 func (f *fleet) onlyServedBy(going, staying []*upstream) (models []string) {
 	served := make(map[string]bool)
 	for _, u := range staying {

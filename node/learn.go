@@ -9,7 +9,6 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// learnModels returns the query for models. It logs changes of state, not answers.
 func (n *Node) learnModels() question {
 	log := n.log.With().Str("component", "discovery").Logger()
 	return func(ctx context.Context, u *upstream) {
@@ -32,8 +31,7 @@ func (n *Node) learnModels() question {
 	}
 }
 
-// learnMetrics returns the query for an engine's load and cache size. Engines without metrics fail
-// silently: the policy has its own estimates.
+// learnMetrics fails silently: the policy has its own estimates.
 func (n *Node) learnMetrics() question {
 	return func(ctx context.Context, u *upstream) {
 		m, err := u.askMetrics(ctx)
@@ -41,7 +39,7 @@ func (n *Node) learnMetrics() question {
 			return // /backends shows the age of the last answer
 		}
 		if now := n.fleet.roster().at(u.id); now == nil || now.link != u.link {
-			return // removed or moved, and its number may be reused
+			return // the number may be another engine's
 		}
 		n.checker.started(u, &m)
 		n.router.SetTelemetry(u.id, policy.Telemetry{Running: m.Running, Waiting: m.Waiting, KVUsage: m.KVUsage})
@@ -55,7 +53,6 @@ func (n *Node) learnMetrics() question {
 	}
 }
 
-// setCapacity sets an engine's cache size in the tree.
 func (n *Node) setCapacity(b prefixtree.Backend, tokens int) {
 	n.tree.SetCapacity(b, tokens*assumedBytesPerToken/n.cfg.BlockBytes)
 }

@@ -9,8 +9,7 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// LogLevel is the least severe level that a logger writes; it can change at run time. It is safe
-// for concurrent use.
+// LogLevel is the least level that a logger writes. It is safe for concurrent use.
 type LogLevel struct{ least atomic.Int32 }
 
 // Sample implements zerolog.Sampler.
@@ -18,9 +17,8 @@ func (l *LogLevel) Sample(of zerolog.Level) bool { return of >= zerolog.Level(l.
 
 func (l *LogLevel) set(least zerolog.Level) { l.least.Store(int32(least)) }
 
-// NewLogger builds the configured logger, writing to w. terminal says whether w is a terminal,
-// where the format "auto" is readable text instead of JSON. If cfg.Level is set, the logger follows
-// it.
+// NewLogger builds the configured logger. terminal: w is a terminal, where "auto" means text
+// instead of JSON. The logger follows cfg.Level if set.
 func NewLogger(w io.Writer, terminal bool, cfg Config) (zerolog.Logger, error) {
 	level, err := parseLevel(cfg.LogLevel)
 	if err != nil {

@@ -10,7 +10,6 @@ import (
 	"grapevine/prefixtree"
 )
 
-// gossipPort is the default port of gossip.
 const gossipPort = "7946"
 
 // maxNodeName and maxCluster keep a node's card within a packet of 512 bytes.
@@ -22,10 +21,9 @@ const (
 // minGossipBudget is the least that gossip works with, in bytes/s.
 const minGossipBudget = 16 << 10
 
-// inFleet says whether the node joins a fleet; otherwise nothing of gossip exists.
+// inFleet: otherwise nothing of gossip exists.
 func (c *Config) inFleet() bool { return len(c.Join) > 0 || c.Gossip != "" }
 
-// gossipAddr is the listen address of gossip.
 func (c *Config) gossipAddr() string {
 	if c.Gossip == "" {
 		return ":" + gossipPort
@@ -33,7 +31,6 @@ func (c *Config) gossipAddr() string {
 	return c.Gossip
 }
 
-// checkFleet validates the settings of a fleet.
 func (c *Config) checkFleet(bad complain) {
 	if !c.inFleet() {
 		for _, s := range []struct {
@@ -105,7 +102,6 @@ func (c *Config) checkFleetKeys(bad complain) {
 	}
 }
 
-// checkBackendKeys rejects two backends with the same key in gossip.
 func (c *Config) checkBackendKeys(bad complain) {
 	names := make(map[uint32]string, len(c.Backends))
 	for _, b := range c.Backends {
@@ -117,7 +113,6 @@ func (c *Config) checkBackendKeys(bad complain) {
 	}
 }
 
-// checkSeed validates one entry of join; the port is optional.
 func checkSeed(seed string) error {
 	if path, ok := strings.CutPrefix(seed, "file:"); ok {
 		if path == "" {
@@ -139,8 +134,7 @@ func checkSeed(seed string) error {
 	return err
 }
 
-// splitAddress splits and validates host:port. anyHost allows an empty host and port 0, for
-// listening.
+// splitAddress splits host:port. anyHost allows an empty host and port 0.
 func splitAddress(addr string, anyHost bool) (host string, err error) {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -159,7 +153,7 @@ func splitAddress(addr string, anyHost bool) (host string, err error) {
 	return host, nil
 }
 
-// memberName says whether a name is valid in a fleet: it appears in logs, metrics and certificates.
+// memberName: names appear in logs, metrics and certificates.
 func memberName(name string, most int) bool {
 	return name != "" && len(name) <= most && !strings.ContainsFunc(name, func(r rune) bool {
 		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '.' || r == '-' || r == '_')

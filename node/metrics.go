@@ -18,12 +18,9 @@ import (
 	"grapevine/raftstore"
 )
 
-// metrics are one node's metrics in a registry of their own. Counters, histograms and loads are
-// this node's share and add up over nodes. Label values come from bounded sets: a model or path
-// that a client writes becomes a label only if an engine listed it.
-//
-// Series are looked up once and kept in arrays, because a lookup by labels costs more than routing
-// a request.
+// metrics is this node's registry. Counters, histograms and loads add up over nodes. A model or
+// path that a client writes becomes a label only if an engine listed it. Series are looked up once,
+// because a lookup costs more than routing a request.
 type metrics struct {
 	registry *prometheus.Registry
 
@@ -43,8 +40,8 @@ type metrics struct {
 	models   atomic.Pointer[map[string]*modelTokens] // replaced, never written
 	other    *modelTokens
 
-	outcomes     *prometheus.CounterVec                          // backend, outcome
-	certificates *prometheus.GaugeVec                            // Unix time of expiry, by setting
+	outcomes     *prometheus.CounterVec // backend, outcome
+	certificates *prometheus.GaugeVec
 	backends     atomic.Pointer[map[string][]prometheus.Counter] // by name and failure; replaced, never written
 }
 
@@ -56,15 +53,12 @@ type kindSeries struct {
 
 type modelTokens struct{ prompt, cached, output prometheus.Counter }
 
-// otherModel is the label of a model that no engine listed.
 const otherModel = "other"
 
-// maxModelLabels bounds the label model over the life of a node, because adapters come and go by
-// the thousand.
+// maxModelLabels bounds the label model, because adapters come and go by the thousand.
 const maxModelLabels = 200
 
-// Bucket bounds: first tokens take from 10 ms (a cached short prompt) to minutes (a queue of long
-// ones), the router itself microseconds.
+// First tokens take from 10 ms (cached) to minutes (queued), the router itself microseconds.
 var (
 	ttftBuckets       = []float64{.01, .025, .05, .1, .2, .4, .8, 1.6, 3.2, 6.4, 12.8, 25.6, 60, 120, 300}
 	durationBuckets   = []float64{.05, .1, .25, .5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640}
@@ -132,11 +126,9 @@ func newMetrics(n *Node) *metrics {
 	return m
 }
 
-// maxBackendLabels bounds the label backend over the life of a node: removed backends keep their
-// series.
+// maxBackendLabels bounds the label backend; removed backends keep their series.
 const maxBackendLabels = 2 * raftstore.MaxBackends
 
-// addBackends creates the series of a roster's backends while there is room.
 func (m *metrics) addBackends(r *roster) {
 	m.modelsMu.Lock()
 	defer m.modelsMu.Unlock()
@@ -169,7 +161,6 @@ func (m *metrics) newModel(name string) *modelTokens {
 	}
 }
 
-// addModels creates the series of models while there is room.
 func (m *metrics) addModels(names []string) {
 	m.modelsMu.Lock()
 	defer m.modelsMu.Unlock()
@@ -189,8 +180,7 @@ func (m *metrics) addModels(names []string) {
 	m.models.Store(&next)
 }
 
-// observe counts one finished request. It runs in the request's goroutine; r is valid during the
-// call only.
+// observe counts a finished request, in its goroutine; r is valid during the call only.
 func (m *metrics) observe(r *proxy.Record) {
 	m.request(r.Kind, r.Status).Inc()
 	m.kinds[r.Kind].duration.Observe(r.Total.Seconds())
@@ -212,7 +202,7 @@ func (m *metrics) observe(r *proxy.Record) {
 	}
 	d := r.Decision
 	if d == nil {
-		return // no backend was available
+		return
 	}
 	m.decisions[d.Strategy][d.Rung].Inc()
 	if series := (*m.backends.Load())[r.Backend]; series != nil {
@@ -262,7 +252,6 @@ func (m *metrics) countTokens(r *proxy.Record, d *policy.Decision) {
 	}
 }
 
-// codeLabel bounds the values of the label code.
 func codeLabel(status int) string {
 	if http.StatusText(status) == "" && status != proxy.StatusClientGone {
 		return "other"

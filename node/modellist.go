@@ -9,22 +9,20 @@ import (
 )
 
 const (
-	// modelListFresh is how long an answer is reused; engines give every list a new time of
-	// creation.
+	// modelListFresh is how long an answer is reused; engines send new times of creation with every
+	// list.
 	modelListFresh = 3 * time.Second
-	// maxModelEntry bounds an engine's entry that is kept; of a longer one only the id is used.
+	// maxModelEntry bounds an entry that is kept; else only its id is used.
 	maxModelEntry = 4 << 10
 )
 
-// listedModel is one entry of an engine's list, verbatim.
 type listedModel struct {
 	id  string
 	raw json.RawMessage
-	by  *link // the engine that sent it; other engines' entries for the model are ignored
+	by  *link // the sender; other engines' entries are ignored
 }
 
-// modelList is the answer to /v1/models, from the engines' lists and the configuration. It is
-// immutable.
+// modelList is an immutable answer to /v1/models.
 type modelList struct {
 	of    *roster
 	heard uint64
@@ -33,7 +31,7 @@ type modelList struct {
 	byID  map[string]json.RawMessage
 }
 
-// noteEntries keeps the entries of an engine's list. f.mu must be held.
+// noteEntries needs f.mu.
 func (f *fleet) noteEntries(u *upstream, list []listedModel) {
 	for _, m := range list {
 		was, known := f.entries[m.id]
@@ -45,7 +43,7 @@ func (f *fleet) noteEntries(u *upstream, list []listedModel) {
 	}
 }
 
-// modelsAnswer is the body for /v1/models or, with an id, for /v1/models/ID; nil if unknown.
+// modelsAnswer is the body for /v1/models or /v1/models/ID; nil if unknown.
 func (f *fleet) modelsAnswer(id string) []byte {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -60,7 +58,7 @@ func (f *fleet) modelsAnswer(id string) []byte {
 	return l.byID[id]
 }
 
-// newModelList merges the models of all backends that are not down. f.mu must be held.
+// newModelList merges the models of backends that are not down. f.mu must be held.
 func (f *fleet) newModelList() *modelList {
 	l := &modelList{of: f.roster(), heard: f.heard, at: time.Now(), byID: make(map[string]json.RawMessage)}
 	links, kept, told := make(map[*link]bool), make(map[string]bool), len(f.roster().list) == 0
@@ -97,13 +95,12 @@ func (f *fleet) newModelList() *modelList {
 	return l
 }
 
-// declaredModel is the entry of a model without an engine's entry.
 func declaredModel(id string) json.RawMessage {
 	text, _ := json.Marshal(map[string]any{"id": id, "object": "model", "created": 0, "owned_by": "grapevine"}) // cannot fail
 	return text
 }
 
-// modelPage is OpenAI's list object, with the members that Anthropic's clients use for paging.
+// modelPage is OpenAI's list with Anthropic's paging fields.
 func modelPage(ids []string, byID map[string]json.RawMessage) []byte {
 	page := struct {
 		Object  string            `json:"object"`
@@ -118,6 +115,6 @@ func modelPage(ids []string, byID map[string]json.RawMessage) []byte {
 	if n := len(ids); n > 0 {
 		page.FirstID, page.LastID = &ids[0], &ids[n-1]
 	}
-	text, _ := json.Marshal(page) // entries were parsed before
+	text, _ := json.Marshal(page)
 	return text
 }

@@ -8,7 +8,7 @@ import (
 	"net/url"
 )
 
-// AddBackends adds all of the backends or none. Unless force is set, their engines must answer.
+// AddBackends adds all backends or none. Unless force is set, their engines must answer.
 func (c *Client) AddBackends(ctx context.Context, backends []NewBackend, force bool) (*Changed, error) {
 	path := "/backends"
 	if force {
@@ -19,9 +19,8 @@ func (c *Client) AddBackends(ctx context.Context, backends []NewBackend, force b
 	}{backends})
 }
 
-// SetBackendState changes all of the backends or none; action is drain, resume, down or up. Unless
-// the client is Forced, it is refused if no active engine would remain for the fleet or for a
-// model.
+// SetBackendState changes all backends or none; action is drain, resume, down or up. Only a Forced
+// client may leave the fleet or a model without an active engine.
 func (c *Client) SetBackendState(ctx context.Context, names []string, action, reason string) (*Changed, error) {
 	path := "/backends"
 	if c.force {
@@ -30,8 +29,8 @@ func (c *Client) SetBackendState(ctx context.Context, names []string, action, re
 	return send[Changed](ctx, c, http.MethodPatch, path, stateChange{Names: names, Action: action, Reason: reason})
 }
 
-// RemoveBackends removes all of the backends or none. Unless the client is Forced, it is refused if
-// no active engine would remain for the fleet or for a model.
+// RemoveBackends removes all backends or none. Only a Forced client may leave the fleet or a model
+// without an active engine.
 func (c *Client) RemoveBackends(ctx context.Context, names []string) (*Changed, error) {
 	query := url.Values{"name": names}
 	if c.force {
@@ -41,7 +40,7 @@ func (c *Client) RemoveBackends(ctx context.Context, names []string) (*Changed, 
 	return done, c.ask(ctx, http.MethodDelete, "/backends?"+query.Encode(), nil, nil, done)
 }
 
-// CurrentBackends is Backends including every change confirmed before the call, on any node.
+// CurrentBackends is Backends with every change confirmed before on any node.
 func (c *Client) CurrentBackends(ctx context.Context) (*BackendList, error) {
 	l := new(BackendList)
 	return l, c.ask(ctx, http.MethodGet, "/backends?consistent=true", nil, nil, l)
@@ -53,8 +52,8 @@ func (c *Client) Rules(ctx context.Context) (*RuleSet, error) {
 	return r, c.ask(ctx, http.MethodGet, "/rules", nil, nil, r)
 }
 
-// ApplyRules replaces the fleet's routing rules or, if dry, returns what would change. ifVersion,
-// if not nil, must be the version to replace.
+// ApplyRules replaces the fleet's rules or, if dry, returns the change. ifVersion, if not nil, is
+// the version to replace.
 func (c *Client) ApplyRules(ctx context.Context, text string, ifVersion *uint64, dry bool) (*RuleChange, error) {
 	path := "/rules"
 	if dry {
@@ -69,8 +68,7 @@ func (c *Client) Raft(ctx context.Context) (*RaftStatus, error) {
 	return s, c.ask(ctx, http.MethodGet, "/raft", nil, nil, s)
 }
 
-// TransferLeadership makes a voter, given by name or raft id, the leader; "" means the most
-// advanced one.
+// TransferLeadership makes a voter (name or raft id) the leader; "" is the most advanced one.
 func (c *Client) TransferLeadership(ctx context.Context, to string) (*RaftStatus, error) {
 	return send[RaftStatus](ctx, c, http.MethodPost, "/raft/transfer", transferRequest{To: to})
 }

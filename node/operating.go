@@ -11,8 +11,8 @@ import (
 )
 
 type RuleSet struct {
-	// Source is "fleet" for rules of the whole fleet, or "configuration" for this node's own, which
-	// hold while the fleet has none or this release cannot read them.
+	// Source is "fleet", or "configuration" for this node's own rules, which hold without readable
+	// rules of the fleet.
 	Source  string `json:"source"`
 	Version uint64 `json:"version"` // of the fleet's rules; 0: none yet
 	Text    string `json:"text"`    // as applied; empty for a node's own
@@ -32,13 +32,13 @@ type RuleStatus struct {
 type RuleChange struct {
 	Changed
 	DryRun bool `json:"dry_run"`
-	// Difference is the change of the text, line by line with "-" and "+".
+	// Difference is the change by line, with "-" and "+".
 	Difference string `json:"difference"`
 }
 
 type rulesRequest struct {
 	Text string `json:"text"`
-	// IfVersion, if given, must be the version to replace.
+	// IfVersion, if given, is the version to replace.
 	IfVersion *uint64 `json:"if_version,omitempty"`
 }
 
@@ -56,7 +56,7 @@ func (n *Node) Rules() *RuleSet {
 	return set
 }
 
-// putRules answers PUT /rules; with dry_run it only shows the change.
+// putRules answers PUT /rules.
 func (n *Node) putRules(w http.ResponseWriter, r *http.Request) {
 	var body rulesRequest
 	if refused := readBody(w, r, &body); refused != nil {
@@ -99,8 +99,7 @@ func (n *Node) putRules(w http.ResponseWriter, r *http.Request) {
 	answer(w, out)
 }
 
-// versionOfRules is the version of the agreed rules with this text. A node that is behind waits
-// until it has them.
+// versionOfRules is the version of rules with this text; a node that is behind waits for it.
 func (n *Node) versionOfRules(ctx context.Context, s *raftstore.Store, text string) uint64 {
 	ctx, cancel := context.WithTimeout(ctx, ownWait)
 	defer cancel()
@@ -165,8 +164,7 @@ func (n *Node) transferLeadership(w http.ResponseWriter, r *http.Request) {
 	n.serveRaft(w, r)
 }
 
-// namedVoter returns the voter with that raft id or name. A node that came back without its data
-// appears twice for a while; the living voter is meant.
+// namedVoter finds a voter by raft id or name; of two with one name it takes the living one.
 func (n *Node) namedVoter(to string) (raftstore.ServerStatus, *Refusal) {
 	st, err := n.Raft()
 	if err != nil {
@@ -193,11 +191,9 @@ func voterNamed(servers []raftstore.ServerStatus, to string) (raftstore.ServerSt
 		Remedy: "take a voter from GET /raft (grapevine raft status)"}
 }
 
-// leaderPoll is how often awaitLeader looks for a leader.
 const leaderPoll = 10 * time.Millisecond
 
-// tookOver says whether the transfer is done: leader is the requested voter or, if none was
-// requested, any voter but the one before.
+// tookOver: leader is the requested voter or, without one, not the one before.
 func tookOver(leader, before, to string) bool {
 	if to != "" {
 		return leader == to
@@ -205,8 +201,7 @@ func tookOver(leader, before, to string) bool {
 	return leader != "" && leader != before
 }
 
-// awaitLeader waits, for at most ownWait, until this node sees the new leader, so that the answer
-// shows it.
+// awaitLeader waits up to ownWait for the new leader, so that the answer shows it.
 func (n *Node) awaitLeader(ctx context.Context, does func(leader string) bool) {
 	ctx, cancel := context.WithTimeout(ctx, ownWait)
 	defer cancel()

@@ -21,12 +21,10 @@ type PrefixStatus struct {
 	Anchor   string `json:"anchor"`   // hex
 	Tokens   uint32 `json:"tokens"`   // length of the prefix
 	Replicas uint16 `json:"replicas"` // size of the replica set
-	// Backends are the names of the replica set in order of preference, as this node computes them;
-	// empty while no node reports work for the prefix.
+	// Backends is in order of preference, as computed here; empty while no node reports work.
 	Backends []string `json:"backends"`
-	// Share is the prefix's share of requests, Work the number of backends that its work keeps
-	// busy, Other the rest of the load of each backend, summed over all nodes. Why explains the
-	// size.
+	// Share of requests, Work in busy backends, Other load of each backend, over all nodes; Why in
+	// words.
 	Share    float64 `json:"share"`
 	Work     float64 `json:"work"`
 	Other    float64 `json:"other"`
@@ -61,7 +59,6 @@ func (n *Node) Prefixes() (*PrefixList, error) {
 	return list, nil
 }
 
-// backends is the number of backends of a pool, at least 1.
 func (h *replicator) backends(pool uint64) int {
 	for _, p := range h.router.Pools() {
 		if p.Pool == pool {

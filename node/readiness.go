@@ -2,10 +2,10 @@ package node
 
 import "sync"
 
-// readiness is whether the node wants traffic and, if not, why. A node that drains never becomes
-// ready again. It is safe for concurrent use.
+// readiness is whether the node wants traffic and why not. Draining is final. It is safe for
+// concurrent use.
 type readiness struct {
-	announce func(ready bool) // called under mu at every change, so that changes arrive in order
+	announce func(ready bool) // called under mu, so that changes arrive in order
 
 	mu       sync.Mutex
 	ready    bool
@@ -13,7 +13,6 @@ type readiness struct {
 	reason   func() string // why not ready; nil: not started
 }
 
-// get returns whether the node is ready, and if not, why.
 func (r *readiness) get() (ready bool, reason string) {
 	r.mu.Lock()
 	ready, why := r.ready, r.reason
@@ -27,7 +26,6 @@ func (r *readiness) get() (ready bool, reason string) {
 	return false, why()
 }
 
-// wait sets what the node waits for.
 func (r *readiness) wait(reason func() string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -36,7 +34,6 @@ func (r *readiness) wait(reason func() string) {
 	}
 }
 
-// set makes the node ready unless it drains, and returns whether it did.
 func (r *readiness) set() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -48,7 +45,6 @@ func (r *readiness) set() bool {
 	return true
 }
 
-// drain makes the node not ready for good.
 func (r *readiness) drain(reason string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -17,7 +17,7 @@ import (
 	"grapevine/raftstore"
 )
 
-// Refusal is the body of every error answer of the admin API's operations.
+// Refusal is the body of error answers of the admin API.
 type Refusal struct {
 	Reason string `json:"error"`
 	// Place is the field, header or parameter at fault.
@@ -32,7 +32,6 @@ type Refusal struct {
 	status int
 }
 
-// Error is one line per mistake.
 func (r *Refusal) Error() string {
 	var b strings.Builder
 	if r.Line > 0 {
@@ -61,7 +60,6 @@ func invalid(place, remedy, format string, args ...any) *Refusal {
 	return &Refusal{status: http.StatusBadRequest, Place: place, Remedy: remedy, Reason: fmt.Sprintf(format, args...)}
 }
 
-// refusalOf converts an error of the store or of a configuration.
 func refusalOf(err error) *Refusal {
 	var own *Refusal
 	var cfg *ConfigError
@@ -99,7 +97,6 @@ func refusalOf(err error) *Refusal {
 	return r
 }
 
-// refusalOfConfig converts all mistakes of a text into one refusal.
 func refusalOfConfig(err error) *Refusal {
 	var all []Refusal
 	var walk func(error)
@@ -121,13 +118,10 @@ func refusalOfConfig(err error) *Refusal {
 	return &first
 }
 
-// maxAdminBody is the store's limit for one command.
 const maxAdminBody = raftstore.MaxCommandBytes
 
-// readBody reads a JSON body and rejects unknown fields.
 func readBody(w http.ResponseWriter, r *http.Request, into any) *Refusal {
-	// Requiring this type blocks cross-site requests: browsers send forms and text without asking,
-	// but not JSON.
+	// Browsers send forms and text across sites, but not this type.
 	if media, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")); media != "application/json" {
 		return &Refusal{status: http.StatusUnsupportedMediaType, Reason: "the body must be JSON", Place: "Content-Type", Remedy: "send Content-Type: application/json"}
 	}
@@ -142,7 +136,7 @@ func readBody(w http.ResponseWriter, r *http.Request, into any) *Refusal {
 	return strictJSON(body, "", into)
 }
 
-// strictJSON decodes exactly one value at a place of a request and rejects unknown fields.
+// strictJSON decodes exactly one value without unknown fields.
 func strictJSON(text []byte, place string, into any) *Refusal {
 	if string(bytes.TrimSpace(text)) == "null" { // the decoder would accept it as no change
 		return invalid(join(place, "body"), "send a JSON object", "is null")
@@ -173,8 +167,7 @@ func strictJSON(text []byte, place string, into any) *Refusal {
 	return invalid(join(place, "body"), "", "%s", text2)
 }
 
-// only rejects requests with other query parameters. Otherwise a misspelt ?dryrun would apply a
-// change that was meant as a trial.
+// only rejects other query parameters, so that a misspelt ?dryrun does not apply the change.
 func only(next http.HandlerFunc, parameters ...string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		given, err := url.ParseQuery(r.URL.RawQuery)
@@ -192,7 +185,7 @@ func only(next http.HandlerFunc, parameters ...string) http.HandlerFunc {
 	}
 }
 
-// isSet reads a boolean query parameter; present without a value means true.
+// isSet reads a boolean parameter; without a value it is true.
 func isSet(r *http.Request, name string) (bool, *Refusal) {
 	values, ok := r.URL.Query()[name]
 	if !ok {

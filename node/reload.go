@@ -13,15 +13,14 @@ const (
 	reloadKeys  = "api_key" // of backends: api_key and the content of api_key_file
 )
 
-// Reloaded lists the settings that differ from those in force.
+// Reloaded lists the changed settings.
 type Reloaded struct {
 	Applied     []string // now in force
 	AtNextStart []string // waiting for the next start
 }
 
-// Reload applies the settings that may change at run time from a validated configuration: those
-// with Setting.Reload "yes", API keys of backends, and the content of certificate and key files. If
-// a file cannot be read, nothing changes. Running requests may keep their old limits.
+// Reload applies settings with Setting.Reload "yes", API keys, and the content of certificate and
+// key files. On an error nothing changes. Running requests may keep their old limits.
 func (n *Node) Reload(next Config) (Reloaded, error) {
 	n.reloadMu.Lock()
 	defer n.reloadMu.Unlock()
@@ -72,18 +71,15 @@ func (n *Node) Reload(next Config) (Reloaded, error) {
 	return out, nil
 }
 
-// Running is the configuration in force, including what Reload applied. The caller must not change
-// it.
+// Running is the configuration in force; read only.
 func (n *Node) Running() *Config { return n.running.Load() }
 
-// sameButKey compares two backends without their API keys.
 func sameButKey(a, b Backend) bool {
 	return a.URL == b.URL && a.Name == b.Name && slices.Equal(a.Models, b.Models) && a.Weight == b.Weight &&
 		a.KVTokens == b.KVTokens && a.CAFile == b.CAFile
 }
 
-// keysFrom reads the backends' API keys. CA files stay as they were, because a link's connections
-// were verified with them.
+// keysFrom reads API keys. CA files stay, because connections were verified with them.
 func (f *fleet) keysFrom(backends []Backend) (map[string]local, error) {
 	keys := slices.Clone(backends)
 	for i := range keys {
@@ -105,8 +101,7 @@ func (f *fleet) keysFrom(backends []Backend) (map[string]local, error) {
 	return locals, nil
 }
 
-// setLocals replaces the backends' local settings and returns whether anything changed. New
-// requests carry the new keys.
+// setLocals replaces the local settings for new requests.
 func (f *fleet) setLocals(locals map[string]local) (changed bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -125,7 +120,6 @@ func (f *fleet) setLocals(locals map[string]local) (changed bool, err error) {
 	return true, f.changeLocked(next)
 }
 
-// localOf returns the local settings of the named backend.
 func (f *fleet) localOf(name string) local {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -14,8 +14,8 @@ import (
 	"grapevine/raftstore"
 )
 
-// ParseRules parses a fleet's routing rules: a YAML mapping with the key rules, as in a
-// configuration. The error joins a *ConfigError with its line for each mistake.
+// ParseRules parses a YAML mapping with the key rules. The error joins a *ConfigError for each
+// mistake.
 func ParseRules(text string) ([]Rule, error) {
 	if len(text) > raftstore.MaxRulesBytes {
 		return nil, &ConfigError{Reason: fmt.Sprintf("%d bytes are more than the %d that are possible", len(text), raftstore.MaxRulesBytes), Remedy: "make one of several rules with model: PREFIX*"}
@@ -63,7 +63,6 @@ func ParseRules(text string) ([]Rule, error) {
 	return rules, nil
 }
 
-// concerns says whether a mistake is in the entry with that key.
 func concerns(err error, key string) bool {
 	var c *ConfigError
 	return errors.As(err, &c) && (c.Key == key || strings.HasPrefix(c.Key, key+"."))
@@ -77,7 +76,6 @@ func lineOf(err error) int {
 	return 0
 }
 
-// ruleLines returns the first line of each rule.
 func ruleLines(top *yaml.Node) (lines []int) {
 	if top.Kind == yaml.AliasNode {
 		top = top.Alias
@@ -97,7 +95,6 @@ func ruleLines(top *yaml.Node) (lines []int) {
 	return lines
 }
 
-// yamlError extracts the line from an error of the YAML reader.
 func yamlError(err error) error {
 	text := strings.TrimPrefix(err.Error(), "yaml: ")
 	e := &ConfigError{Reason: text, Remedy: "write YAML"}

@@ -9,21 +9,21 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Setting is one configuration setting: a field of Config with the names by which it can be set.
+// Setting is a field of Config with the names by which it can be set.
 type Setting struct {
 	Key     string // in the YAML file
 	Flag    string // on the command line, without the dashes
 	Env     string // in the environment
 	Default string // as text; "" is the zero value
 	Help    string
-	Group   string // heading in lists
-	Reload  string // what Reload applies: "yes", "file", "api_key", or "" for nothing
-	Kind    string // form of a value, for display: "duration", "size in bytes", ...
+	Group   string
+	Reload  string // what Reload applies: "yes", "file", "api_key" or ""
+	Kind    string // form of a value, such as "duration"
 
 	field int // index in Config
 }
 
-// Settings lists all settings in the order of the help text and of docs/operate.md.
+// Settings lists all settings in the order of the help text.
 func Settings() []Setting {
 	t := reflect.TypeFor[Config]()
 	out := make([]Setting, 0, t.NumField())
@@ -42,7 +42,7 @@ func Settings() []Setting {
 	return out
 }
 
-// Default is the configuration with all defaults; it has no backends.
+// Default has no backends.
 func Default() Config {
 	var c Config
 	v := reflect.ValueOf(&c).Elem()
@@ -50,7 +50,7 @@ func Default() Config {
 		if s.Default == "" {
 			continue
 		}
-		// A default is written like a YAML scalar, so the same decoder reads both.
+		// Defaults are written like YAML scalars.
 		if err := yaml.Unmarshal([]byte(quoteText(v.Field(s.field), s.Default)), v.Field(s.field).Addr().Interface()); err != nil {
 			panic(fmt.Sprintf("node: default of %s: %v", s.Key, err))
 		}
@@ -58,7 +58,7 @@ func Default() Config {
 	return c
 }
 
-// quoteText quotes a text default so that YAML reads ":8080" or "4s" as a string.
+// quoteText keeps YAML from reading ":8080" or "4s" as anything but a string.
 func quoteText(v reflect.Value, text string) string {
 	if v.Kind() == reflect.String {
 		return fmt.Sprintf("%q", text)
@@ -66,8 +66,8 @@ func quoteText(v reflect.Value, text string) string {
 	return text
 }
 
-// Overlay copies the settings with the given keys from another configuration; flags and environment
-// use it to override the file. It panics on an unknown key.
+// Overlay copies the settings with the given keys from another configuration; an unknown key
+// panics.
 func (c *Config) Overlay(from Config, keys ...string) {
 	dst, src := reflect.ValueOf(c).Elem(), reflect.ValueOf(&from).Elem()
 	byKey := make(map[string]int)
@@ -94,7 +94,6 @@ func (c *Config) Differing(other Config) (keys []string) {
 	return keys
 }
 
-// kindName describes the values of a setting, for docs/operate.md and error messages.
 func kindName(t reflect.Type) string {
 	switch t {
 	case reflect.TypeFor[time.Duration]():
@@ -122,7 +121,6 @@ func kindName(t reflect.Type) string {
 	}
 }
 
-// example is an example value of a kind, for error messages.
 func example(kind string) string {
 	switch kind {
 	case "duration":

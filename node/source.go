@@ -19,17 +19,16 @@ import (
 )
 
 const (
-	// fileEvery is how often a file of backends is checked; a check is one stat.
+	// fileEvery is how often a file is checked, by one stat.
 	fileEvery = time.Second
-	// dnsEvery is how often names are resolved; resolveWait bounds one attempt.
+	// resolveWait bounds one attempt to resolve.
 	dnsEvery    = 5 * time.Second
 	resolveWait = 4 * time.Second
-	// dnsPatience is how long an address must be missing before it counts as gone: large sets are
-	// answered in part, and DNS caches disagree for a while.
-	dnsPatience = 30 * time.Second
-	// maxSourceFile bounds a file, in bytes.
+	// dnsPatience: an address must be missing for so long, as answers may be partial and caches
+	// disagree.
+	dnsPatience   = 30 * time.Second
 	maxSourceFile = 1 << 20
-	// errSilence is the pause between log lines about one failing source.
+	// errSilence is the pause between log lines about a failing source.
 	errSilence = time.Minute
 )
 
@@ -38,13 +37,13 @@ type resolver interface {
 	LookupSRV(ctx context.Context, service, proto, name string) (string, []*net.SRV, error)
 }
 
-// source is one entry of backends_from: a watched file or a name that is resolved repeatedly.
+// source is one entry of backends_from.
 type source struct {
 	entry string // as configured: file:PATH, dns:NAME:PORT or srv:NAME
 	kind  raftstore.Source
 	rest  string
 	dns   resolver
-	stamp fileStamp // of the last file read
+	stamp fileStamp
 	every time.Duration
 }
 
@@ -53,7 +52,6 @@ type fileStamp struct {
 	size int64
 }
 
-// parseSource reads one entry of backends_from.
 func parseSource(entry string) (*source, error) {
 	kind, rest, _ := strings.Cut(entry, ":")
 	s := &source{entry: entry, rest: rest, dns: net.DefaultResolver, every: dnsEvery}
@@ -74,8 +72,8 @@ func parseSource(entry string) (*source, error) {
 	return s, nil
 }
 
-// read polls the source; unchanged means that the last answer is still valid. An empty answer is an
-// error: a half-written file or a broken name service must not empty the fleet.
+// read polls the source. unchanged: the last answer stands. An empty answer is an error: a
+// half-written file must not empty the fleet.
 func (s *source) read(ctx context.Context) (list []Backend, unchanged bool, err error) {
 	switch {
 	case s.kind == raftstore.File:
@@ -110,8 +108,7 @@ func (s *source) readHost(ctx context.Context, host, port string, list []Backend
 	return distinct(list), nil
 }
 
-// readSRV returns every address of every target. If one target does not resolve, the whole answer
-// fails, because it would be incomplete.
+// readSRV returns every address of every target, or an error if one does not resolve.
 func (s *source) readSRV(ctx context.Context) (list []Backend, err error) {
 	ctx, cancel := context.WithTimeout(ctx, resolveWait)
 	defer cancel()
@@ -127,7 +124,6 @@ func (s *source) readSRV(ctx context.Context) (list []Backend, err error) {
 	return list, nil
 }
 
-// distinct drops repeated names, in place.
 func distinct(list []Backend) []Backend {
 	seen := make(map[string]bool, len(list))
 	out := list[:0]
@@ -170,8 +166,8 @@ func (s *source) readFile() (list []Backend, unchanged bool, err error) {
 	return list, false, err
 }
 
-// parseBackendFile reads a list of backends: one per line in the form of --backend, or YAML in the
-// form of backends. One mistake invalidates the whole file.
+// parseBackendFile reads one backend per line in the form of --backend, or YAML. One mistake
+// rejects it all.
 func parseBackendFile(name string, text []byte) (list []Backend, err error) {
 	var errs []error
 	place := func(line int, err error) {
@@ -235,7 +231,7 @@ func parseBackendFile(name string, text []byte) (list []Backend, err error) {
 	return list, errors.Join(errs...)
 }
 
-// isYAML tells the two forms apart by the first line with content: a URL begins with its scheme.
+// isYAML goes by the first line with content.
 func isYAML(text []byte) bool {
 	for line := range strings.Lines(string(text)) {
 		line = strings.TrimSpace(line)

@@ -16,19 +16,16 @@ import (
 )
 
 const (
-	// gonePrefix begins the reason of a drain by a source.
 	gonePrefix = "source: "
-	// goneWait is how long requests on a backend that its source dropped may take before it is
-	// removed anyway.
+	// goneWait is how long requests on a dropped backend may take before it is removed anyway.
 	goneWait = 10 * time.Minute
-	// sourceRetry is the pause between two attempts to change the state.
+	// sourceRetry is the pause between attempts to change the state.
 	sourceRetry = time.Second
-	// refusalLasts is how long a backend that the fleet refused is left out of proposals.
+	// refusalLasts is how long a refused backend is not proposed again.
 	refusalLasts = time.Minute
 )
 
-// sources holds the last answers of the sources of backends. Every node reads its sources; only the
-// leader changes the fleet's state by them.
+// sources holds the last answers. Every node reads its sources; only the leader applies them.
 type sources struct {
 	log   zerolog.Logger
 	store func() agreement
@@ -40,18 +37,17 @@ type sources struct {
 
 	mu      sync.Mutex
 	answers []sourceAnswer
-	drained map[string]time.Time // by name; when this node first saw the source's drain
-	refused map[string]time.Time // by name; when the fleet last refused a change
+	drained map[string]time.Time // by name; when first seen here
+	refused map[string]time.Time // by name; last refusal
 }
 
-// sourceAnswer is a source and its last answer.
 type sourceAnswer struct {
 	*source
-	list    map[string]Backend // by name; nil: none yet
+	list    map[string]Backend
 	missing map[string]time.Time
 	at      time.Time // of the last good answer
-	err     error     // of the last attempt
-	clash   string    // entries that contradict another source; "" none
+	err     error
+	clash   string // entries that contradict an earlier source
 	logged  time.Time
 }
 
@@ -60,7 +56,7 @@ type SourceStatus struct {
 	Source   string  `json:"source"`
 	Backends int     `json:"backends"` // of the last good answer
 	AgeS     float64 `json:"age_s"`    // of the last good answer; 0: none yet
-	// Error is why the last read failed, or which of its entries do not count.
+	// Error is the last failure, or which entries do not count.
 	Error string `json:"error,omitempty"`
 }
 
@@ -76,7 +72,6 @@ func newSources(entries []string, log zerolog.Logger) (*sources, error) {
 	return s, nil
 }
 
-// startSources reads the sources until the node stops.
 func (n *Node) startSources() {
 	s := n.sources
 	if len(s.answers) == 0 {
@@ -111,7 +106,6 @@ func (n *Node) startSources() {
 	})
 }
 
-// follow polls one source.
 func (s *sources) follow(ctx context.Context, i int) {
 	src := s.answers[i].source
 	tick := time.NewTicker(src.every)
@@ -130,7 +124,7 @@ func (s *sources) follow(ctx context.Context, i int) {
 	}
 }
 
-// take stores an answer. A source that fails keeps its last good one.
+// take stores an answer; after a failure the last good one stays.
 func (s *sources) take(i int, list []Backend, unchanged bool, err error, at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -165,8 +159,7 @@ func (s *sources) take(i int, list []Backend, unchanged bool, err error, at time
 	s.findClashesLocked()
 }
 
-// findClashesLocked finds contradictions between sources. The first source in the configuration
-// wins; the other's entry is logged and ignored.
+// findClashesLocked finds contradictions between sources; the first source wins.
 func (s *sources) findClashesLocked() {
 	names, urls := make(map[string]int), make(map[string]string)
 	for i := range s.answers {
@@ -202,15 +195,12 @@ func (s *sources) findClashesLocked() {
 	}
 }
 
-// maxClashes bounds the contradictions shown for one source.
 const maxClashes = 5
 
-// same says whether two entries describe the same backend.
 func (b *Backend) same(c *Backend) bool {
 	return sameURL(b.URL, c.URL) && b.Weight == c.Weight && b.KVTokens == c.KVTokens && slices.Equal(b.Models, c.Models)
 }
 
-// firstLocked is the first source that names a backend, or nil.
 func (s *sources) firstLocked(name string) *sourceAnswer {
 	for i := range s.answers {
 		if _, ok := s.answers[i].list[name]; ok {
@@ -220,7 +210,7 @@ func (s *sources) firstLocked(name string) *sourceAnswer {
 	return nil
 }
 
-// apply changes the fleet's state by the sources while this node leads.
+// apply applies the sources while this node leads.
 func (s *sources) apply(ctx context.Context) {
 	tick := time.NewTicker(s.retry)
 	defer tick.Stop()
@@ -252,7 +242,7 @@ func (s *sources) applyOnce(ctx context.Context, store agreement, state *raftsto
 	}
 }
 
-// refusedByFleet says whether the fleet rejected this command only, so that the next may succeed.
+// refusedByFleet says whether only this command was rejected.
 func refusedByFleet(err error) bool {
 	for _, refusal := range []error{raftstore.ErrInvalid, raftstore.ErrExists, raftstore.ErrNotFound, raftstore.ErrConflict, raftstore.ErrTooMany} {
 		if errors.Is(err, refusal) {
@@ -262,8 +252,7 @@ func refusedByFleet(err error) bool {
 	return false
 }
 
-// write applies a command. If the fleet rejects several new backends together, each is tried alone,
-// so that a bad one does not block the rest.
+// write applies a command; new backends that are rejected together are tried one by one.
 func (s *sources) write(ctx context.Context, store agreement, c raftstore.Command, at time.Time) error {
 	_, err := store.Apply(ctx, c)
 	if err == nil || !refusedByFleet(err) {
@@ -288,7 +277,6 @@ func (s *sources) write(ctx context.Context, store agreement, c raftstore.Comman
 	return err
 }
 
-// namesOf returns the backends that a command changes.
 func namesOf(c raftstore.Command) (names []string) {
 	switch c := c.(type) {
 	case raftstore.AddBackends:
@@ -305,9 +293,8 @@ func namesOf(c raftstore.Command) (names []string) {
 	return names
 }
 
-// changes returns the commands that bring a state in line with the sources: add missing backends,
-// update those of sources, and drain, then remove those no longer named. Backends that an operator
-// or the configuration added are not touched.
+// changes returns the commands that apply the sources: add, update, and drain, then remove.
+// Backends of an operator or the configuration stay.
 func (s *sources) changes(state *raftstore.State, at time.Time) (commands []raftstore.Command) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -342,7 +329,6 @@ func (s *sources) changes(state *raftstore.State, at time.Time) (commands []raft
 	return append(commands, s.removals(state, at)...)
 }
 
-// changed resumes or updates a backend that its source names.
 func changed(have *raftstore.Backend, b *Backend) (commands []raftstore.Command) {
 	if have.Drained && have.DrainedBy == raftstore.BySource {
 		commands = append(commands, raftstore.SetBackendState{
@@ -369,8 +355,7 @@ func changed(have *raftstore.Backend, b *Backend) (commands []raftstore.Command)
 	return commands
 }
 
-// removals removes what no source names any more. Until all sources of a kind have answered, none
-// of that kind is removed: a silent source may name it.
+// removals removes what no source names, once all sources of its kind have answered.
 func (s *sources) removals(state *raftstore.State, at time.Time) (commands []raftstore.Command) {
 	draining := make(map[string]time.Time)
 	defer func() { s.drained = draining }()
@@ -383,7 +368,7 @@ func (s *sources) removals(state *raftstore.State, at time.Time) (commands []raf
 		if b.Source == raftstore.DNS && at.Sub(since) < dnsPatience {
 			continue
 		}
-		// Use this node's clock: the state's times come from another node.
+		// The state's times come from another node's clock.
 		drained, seen := s.drained[b.Name]
 		if !seen {
 			drained = at
@@ -403,8 +388,8 @@ func (s *sources) removals(state *raftstore.State, at time.Time) (commands []raf
 	return commands
 }
 
-// missing says since when no source has named a backend that a source of its kind added. A backend
-// that is missing from the first answers is missing since those.
+// missing says since when no source has named a source's backend, at the earliest since the first
+// answers.
 func (s *sources) missing(b *raftstore.Backend) (since time.Time, gone bool) {
 	if s.firstLocked(b.Name) != nil {
 		return time.Time{}, false
@@ -438,7 +423,6 @@ func sortedNames(list map[string]Backend) []string {
 	return names
 }
 
-// status returns the sources in the order of the configuration.
 func (s *sources) status() []SourceStatus {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -13,15 +13,13 @@ import (
 	"grapevine/raftstore"
 )
 
-// minSecret is the shortest secret: 128 bits, if random, resist a search.
+// minSecret is 128 bits, if random, which resist a search.
 const minSecret = 16
 
-// maxSecretFile bounds a secret file, in bytes.
 const maxSecretFile = 4096
 
-// Validate returns all mistakes of a configuration, as joined *ConfigError. file and lines, as
-// returned by Load, locate them; both may be empty. It fills in missing names and weights of
-// backends.
+// Validate returns all mistakes as joined *ConfigError, located by file and lines of Load. It fills
+// in missing names and weights.
 func (c *Config) Validate(file string, lines map[string]int) error {
 	var errs []error
 	bad := func(key, remedy, format string, args ...any) {
@@ -192,10 +190,9 @@ func (c *Config) checkAmounts(bad complain) {
 // minProbeInterval keeps probes from loading the engines.
 const minProbeInterval = 10 * time.Millisecond
 
-// maxBodyLimit keeps one request from using up the machine's memory.
+// maxBodyLimit protects the machine's memory.
 const maxBodyLimit = 1 << 30
 
-// secret returns the configured hash key, or nil.
 func (c *Config) secret() ([]byte, error) {
 	if c.SecretFile == "" {
 		return []byte(c.Secret), nil

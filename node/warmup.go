@@ -21,17 +21,16 @@ import (
 )
 
 const (
-	// keptPrompts bounds the stored prompts of at most keptBytes each; a newer one replaces a
-	// prompt that is older than keptFor.
+	// keptPrompts bounds the stored prompts; newer ones replace those older than keptFor.
 	keptPrompts = 8
 	keptBytes   = 1 << 20
 	keptFor     = time.Minute
-	// warmLimit bounds one warm-up over all new backends of the prefixes.
+	// warmLimit bounds one warm-up of all backends.
 	warmLimit = 5 * time.Second
 )
 
-// warmer makes engines compute hot prefixes before requests need them. It stores a prompt of each
-// prefix, since an engine computes a prefix only from a prompt. It is safe for concurrent use.
+// warmer makes engines compute hot prefixes beforehand, from stored prompts. It is safe for
+// concurrent use.
 type warmer struct {
 	node  *Node
 	index policy.Index // learns what the engines hold afterwards
@@ -55,7 +54,6 @@ func newWarmer(n *Node, index policy.Index) *warmer {
 	}
 }
 
-// observe stores the body of a request that begins with a hot prefix.
 func (w *warmer) observe(r *proxy.Record) {
 	d := r.Decision
 	if d == nil || d.Replicas == 0 || r.Status != http.StatusOK || len(r.Body) == 0 || r.RequestBytes > keptBytes || r.Kind != prompt.Chat && r.Kind != prompt.Completion {
@@ -79,8 +77,7 @@ func (w *warmer) observe(r *proxy.Record) {
 	}
 }
 
-// warm sends the prefix's prompt to each of the backends and returns when all have answered or
-// failed, within warmLimit.
+// warm returns when all backends have computed the prefix or failed, within warmLimit.
 func (w *warmer) warm(ctx context.Context, anchor prefixtree.Hash, backends []string) {
 	if len(backends) == 0 {
 		return
@@ -140,7 +137,6 @@ func (w *warmer) warmOne(ctx context.Context, anchor prefixtree.Hash, k *keptPro
 	return nil
 }
 
-// record records that the backend holds the prefix.
 func (w *warmer) record(b prefixtree.Backend, anchor prefixtree.Hash, k *keptPrompt) {
 	var q policy.Request
 	if err := w.node.proxy.Describe([]byte(k.path), nil, k.body, &q); err != nil {
@@ -151,8 +147,7 @@ func (w *warmer) record(b prefixtree.Backend, anchor prefixtree.Hash, k *keptPro
 	}
 }
 
-// forOneToken changes a completion request to ask for one token, without streaming. It removes
-// store and metadata, because the client did not send this request.
+// forOneToken asks for one token, unstreamed and unstored, since no client sent this request.
 func forOneToken(body []byte) ([]byte, error) {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(body, &fields); err != nil {
@@ -165,7 +160,6 @@ func forOneToken(body []byte) ([]byte, error) {
 	return json.Marshal(fields)
 }
 
-// figures counts warm-ups by outcome.
 func (w *warmer) figures() map[string]uint64 {
 	if w == nil {
 		w = new(warmer) // the series exist without a warmer

@@ -10,15 +10,14 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// Interfaces are declared by their consumers; these lines check that the parts implement them.
+// The parts implement their consumers' interfaces.
 var (
 	_ policy.Index     = (*prefixtree.Tree)(nil)
 	_ policy.Retractor = (*prefixtree.Tree)(nil)
 	_ proxy.Picker     = (*picker)(nil)
 )
 
-// picker connects the proxy to the policy. The target belongs to the view that the decision was
-// made with.
+// picker connects the proxy to the policy. The target belongs to the decision's view.
 type picker struct{ n *Node }
 
 func (p *picker) Now() prefixtree.Time { return now() }
@@ -35,9 +34,8 @@ func (p *picker) Pick(q *policy.Request, a *policy.Attempt) (proxy.Target, error
 	return *a.Decision().Handle.(*proxy.Target), nil
 }
 
-// anyModel decides again as if the request named no model. Lists learned from engines may be out of
-// date and some engines accept any name, so unless every list is configured, an engine must judge
-// the request.
+// anyModel ignores the request's model. Learned lists may be out of date and some engines accept
+// any name, so an engine judges.
 func (n *Node) anyModel(q *policy.Request, decide func() error) error {
 	model := q.Model
 	q.Model = nil
@@ -46,7 +44,6 @@ func (n *Node) anyModel(q *policy.Request, decide func() error) error {
 	return err
 }
 
-// proxyConfig translates a configuration for the proxy.
 func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *Config) (proxy.Config, error) {
 	headers, err := proxy.ParseResponseHeaders(cfg.ResponseHeaders)
 	if err != nil {
@@ -84,7 +81,6 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *Config) (proxy.Config, er
 	}, nil
 }
 
-// observe receives each finished request.
 func (n *Node) observe(r *proxy.Record) {
 	n.metrics.observe(r)
 	if n.warmer != nil {
@@ -92,8 +88,7 @@ func (n *Node) observe(r *proxy.Record) {
 	}
 }
 
-// orNone translates 0, which means "none" in a configuration, for packages whose 0 means their
-// default.
+// orNone turns a configured 0 (none) into -1, since the proxy's 0 is its default.
 func orNone(d time.Duration) time.Duration {
 	if d == 0 {
 		return -1

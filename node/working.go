@@ -15,22 +15,19 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// workingPoll is how often Working checks a loop.
 const workingPoll = 10 * time.Millisecond
 
-// loop is a loop that runs as long as the node works.
 type loop struct {
 	name  string
-	turns func() uint64 // completed so far
+	turns func() uint64
 }
 
-// Working returns nil if this node can do its work, else the part that cannot. It makes a decision,
-// waits for a turn of the loops over connections and of gossip until ctx ends, and connects to the
-// data port. It never returns if a lock is held forever; the caller must treat that as a failure
-// (notify.Watch does).
+// Working returns which part of this node does not work, or nil: the decision, the turns of its
+// loops until ctx ends, or the data port. With a lock held forever it never returns, which is a
+// failure, too.
 //
-// Missing engines or peers, readiness and load do not count, because a restart repairs none of
-// them. A node that is not started or is stopping returns nil.
+// Missing engines, readiness and load do not count: a restart repairs none. A stopping node returns
+// nil.
 func (n *Node) Working(ctx context.Context) error {
 	if !n.serving.Load() {
 		return nil
@@ -54,7 +51,7 @@ func (n *Node) Working(ctx context.Context) error {
 	return nil
 }
 
-// until polls ok; it returns false only if ctx ends first. It also ends when the node stops.
+// until polls ok; false if ctx ends first. A stop ends it with true.
 func (n *Node) until(ctx context.Context, ok func() bool) bool {
 	poll := time.NewTicker(workingPoll)
 	defer poll.Stop()
@@ -68,7 +65,6 @@ func (n *Node) until(ctx context.Context, ok func() bool) bool {
 	return true
 }
 
-// decides makes and drops a routing decision.
 func (n *Node) decides() error {
 	_, err := n.Explain("/v1/chat/completions", func(string) []byte { return nil }, []byte(`{"messages":[{"role":"user","content":"?"}]}`))
 	if err != nil && !errors.Is(err, policy.ErrNoBackend) && !errors.Is(err, policy.ErrUnknownModel) {
@@ -77,9 +73,8 @@ func (n *Node) decides() error {
 	return nil
 }
 
-// takesConnection returns nil if the listener on addr accepts a connection and answers or closes it
-// (it closes if it expects TLS or has its maximum of connections). A lack of local descriptors or
-// ports is no verdict.
+// takesConnection tests that the listener on addr accepts: it answers or closes. A local lack of
+// descriptors or ports is no verdict.
 func takesConnection(ctx context.Context, addr string, proxyProtocol bool) error {
 	var d net.Dialer
 	c, err := d.DialContext(ctx, "tcp", addr)
@@ -114,7 +109,7 @@ func timedOut(err error) bool {
 	return errors.As(err, &ne) && ne.Timeout()
 }
 
-// counted counts the calls of Loads, which gossip makes once per turn of its loop.
+// counted counts the calls of Loads, one per turn of gossip's loop.
 type counted struct {
 	*knowledge
 	turns *atomic.Uint64
@@ -126,7 +121,7 @@ func (c counted) Loads(dst []gossip.Load) []gossip.Load {
 	return dst
 }
 
-// Summary is the node's status in one line of text.
+// Summary is the node's status in one line.
 func (n *Node) Summary() string {
 	var parts []string
 	if ready, reason := n.ready.get(); ready {
@@ -161,7 +156,7 @@ func count(n int, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// startSlack is the time for a start beside its waits.
+// startSlack is for a start's work beside its waits.
 const startSlack = 30 * time.Second
 
 // StartWithin bounds the duration of Start.
@@ -172,12 +167,11 @@ func (n *Node) StartWithin() time.Duration {
 	return max(n.cfg.WarmDeadline, n.nameWait) + startSlack
 }
 
-// StopWithin bounds the duration of Drain with the configured grace plus Stop, if what remains is
-// cut at the end of drain_timeout.
+// StopWithin bounds Drain with the configured grace plus Stop with drain_timeout.
 func (n *Node) StopWithin() time.Duration {
 	c := n.running.Load()
 	return c.DrainGrace + c.DrainClose + c.DrainTimeout + stopSlack
 }
 
-// stopSlack is the time for a stop beside its waits; gossip's leave takes some seconds.
+// stopSlack is for a stop's work beside its waits, such as gossip's leave.
 const stopSlack = 15 * time.Second
