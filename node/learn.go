@@ -31,7 +31,7 @@ func (n *Node) learnModels() question {
 	}
 }
 
-// learnMetrics fails silently: the policy has its own estimates.
+// learnMetrics ignores engines without metrics: the policy has its own estimates.
 func (n *Node) learnMetrics() question {
 	return func(ctx context.Context, u *upstream) {
 		m, err := u.askMetrics(ctx)

@@ -21,7 +21,7 @@ const (
 // minGossipBudget is the least that gossip works with, in bytes/s.
 const minGossipBudget = 16 << 10
 
-// inFleet: otherwise nothing of gossip exists.
+// inFleet says whether the node joins a fleet; otherwise no part of gossip is built.
 func (c *Config) inFleet() bool { return len(c.Join) > 0 || c.Gossip != "" }
 
 func (c *Config) gossipAddr() string {
@@ -153,7 +153,8 @@ func splitAddress(addr string, anyHost bool) (host string, err error) {
 	return host, nil
 }
 
-// memberName: names appear in logs, metrics and certificates.
+// memberName says whether a name is valid in a fleet: names appear in logs, metrics and
+// certificates.
 func memberName(name string, most int) bool {
 	return name != "" && len(name) <= most && !strings.ContainsFunc(name, func(r rune) bool {
 		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '.' || r == '-' || r == '_')

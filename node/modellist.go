@@ -31,7 +31,7 @@ type modelList struct {
 	byID  map[string]json.RawMessage
 }
 
-// noteEntries needs f.mu.
+// noteEntries keeps the entries of an engine's list. f.mu must be held.
 func (f *fleet) noteEntries(u *upstream, list []listedModel) {
 	for _, m := range list {
 		was, known := f.entries[m.id]

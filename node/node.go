@@ -1,5 +1,5 @@
 // Package node is one router as a value: configuration, wiring, lifecycle, metrics and the admin
-// API.
+// API. New builds it, Start serves, Stop drains and cleans up.
 package node
 
 import (
@@ -94,7 +94,8 @@ const (
 	stopping
 )
 
-// New validates the configuration and builds a node, without listeners or goroutines.
+// New validates the configuration and builds a node without starting listeners or goroutines. The
+// error joins all mistakes.
 func New(cfg Config) (*Node, error) {
 	cfg.Backends, cfg.Rules = slices.Clone(cfg.Backends), slices.Clone(cfg.Rules)
 	if err := cfg.Validate("", nil); err != nil {
@@ -137,7 +138,7 @@ func (n *Node) buildRouting() error {
 		return err
 	}
 	if len(secret) == 0 {
-		// No other node needs the same hashes.
+		// Without a fleet no other node needs the same hashes.
 		secret = make([]byte, 32)
 		rand.Read(secret) // never fails
 	}
@@ -222,8 +223,8 @@ func (n *Node) buildProxy() error {
 	return nil
 }
 
-// Start serves; in a fleet it returns ErrRefused if the fleet rejects the node. ctx bounds the
-// start only. After an error the node is stopped.
+// Start serves; it waits for no engine. In a fleet it returns ErrRefused if the fleet rejects the
+// node. ctx bounds the start only. After an error the node is stopped.
 func (n *Node) Start(ctx context.Context) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -243,7 +244,7 @@ func (n *Node) Start(ctx context.Context) error {
 	return nil
 }
 
-// start begins with the admin API so that reverse cleanup ends it last.
+// start begins with the admin API, so that cleanup in reverse order ends it last.
 func (n *Node) start(ctx context.Context) error {
 	n.began = time.Now()
 	n.limits.warn(&n.cfg, n.log.With().Str("component", "node").Logger())
@@ -359,7 +360,7 @@ func (n *Node) Stop(ctx context.Context) error {
 	n.mu.Unlock()
 	if first {
 		n.serving.Store(false)
-		// No Start can run any more.
+		// No Start can run any more, so no lock is needed.
 		n.endReadiness("stopping")
 		n.stopErr = n.cleanups.unwind(ctx)
 		close(n.stopped)
@@ -392,7 +393,7 @@ func (n *Node) Addr() string { s, _ := n.addr.Load().(string); return s }
 
 func (n *Node) AdminAddr() string { s, _ := n.admin.Load().(string); return s }
 
-// Ready says whether the node wants traffic.
+// Ready says whether /readyz answers that the node wants traffic.
 func (n *Node) Ready() bool {
 	ready, _ := n.ready.get()
 	return ready

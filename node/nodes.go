@@ -18,7 +18,7 @@ import (
 type FleetStatus struct {
 	Nodes          int     `json:"nodes"`         // alive, including this one
 	WarmFraction   float64 `json:"warm_fraction"` // of the snapshot at the start, 0 to 1
-	StalenessMS    float64 `json:"staleness_ms"`  // of peers' actions
+	StalenessMS    float64 `json:"staleness_ms"`  // age of peers' actions when known here
 	BlindDecisions uint64  `json:"blind_decisions"`
 	Incomplete     int     `json:"incomplete"` // peers with missing batches
 	Refused        uint64  `json:"refused"`    // rejected join attempts
@@ -28,7 +28,7 @@ type FleetStatus struct {
 type NodeList struct {
 	// Nodes are this node, then peers by name, recently departed ones included.
 	Nodes []NodeStatus `json:"nodes"`
-	// Seeds are the last join attempts.
+	// Seeds are the outcomes of the last join attempts, by address.
 	Seeds    []SeedStatus    `json:"seeds"`
 	Refusals []RefusalStatus `json:"refusals"`
 }
@@ -79,8 +79,8 @@ type GossipStatus struct {
 	Stats  gossip.Stats          `json:"stats"`
 	Outbox OutboxStatus          `json:"outbox"`
 	Peers  map[string]PeerStatus `json:"peers"`
-	// Process is the incarnation, Position the next batch. A peer whose entry shows the same two,
-	// and is not incomplete, has all of this node's news.
+	// Process is this node's incarnation, Position the number of its next batch. A peer whose entry
+	// for this node shows the same two, and is not incomplete, has all of this node's news.
 	Process  uint64 `json:"process"`
 	Position uint64 `json:"position"`
 	// Facts is only set with ?facts=1, because it takes a scan.
@@ -99,7 +99,7 @@ type OutboxStatus struct {
 	Unnamed     uint64 `json:"unnamed"`
 }
 
-// PeerStatus counts what arrived from a peer, mostly in records.
+// PeerStatus counts what arrived from a peer, in records unless a name says otherwise.
 type PeerStatus struct {
 	LagMS         float64 `json:"lag_ms"`
 	Received      uint64  `json:"received"`
@@ -117,7 +117,7 @@ type PeerStatus struct {
 	SentBytes     uint64  `json:"sent_bytes"`
 }
 
-// FactsStatus is the digest of live facts; equal trees have equal digests.
+// FactsStatus is the digest of live facts about engines; equal trees have equal digests.
 type FactsStatus struct {
 	Count uint64 `json:"count"`
 	XOR   string `json:"xor"`
@@ -194,7 +194,7 @@ func nodeStatus(p *gossip.Peer) NodeStatus {
 	}
 }
 
-// GossipStatus is nil without a fleet.
+// GossipStatus returns the counters of gossip, nil without a fleet.
 func (n *Node) GossipStatus() *GossipStatus {
 	g := n.gossip.Load()
 	if g == nil {

@@ -11,8 +11,8 @@ import (
 )
 
 type RuleSet struct {
-	// Source is "fleet", or "configuration" for this node's own rules, which hold without readable
-	// rules of the fleet.
+	// Source is "fleet", or "configuration" for this node's own rules, which are in force while the
+	// fleet has none that this release can read.
 	Source  string `json:"source"`
 	Version uint64 `json:"version"` // of the fleet's rules; 0: none yet
 	Text    string `json:"text"`    // as applied; empty for a node's own
@@ -193,7 +193,8 @@ func voterNamed(servers []raftstore.ServerStatus, to string) (raftstore.ServerSt
 
 const leaderPoll = 10 * time.Millisecond
 
-// tookOver: leader is the requested voter or, without one, not the one before.
+// tookOver says whether leader is the requested voter or, if none was requested, another than
+// before.
 func tookOver(leader, before, to string) bool {
 	if to != "" {
 		return leader == to

@@ -23,8 +23,8 @@ type PrefixStatus struct {
 	Replicas uint16 `json:"replicas"` // size of the replica set
 	// Backends is in order of preference, as computed here; empty while no node reports work.
 	Backends []string `json:"backends"`
-	// Share of requests, Work in busy backends, Other load of each backend, over all nodes; Why in
-	// words.
+	// Share is the prefix's share of requests, Work the backends that its requests keep busy, Other
+	// the rest of each backend's load, all over all nodes. Why explains the size.
 	Share    float64 `json:"share"`
 	Work     float64 `json:"work"`
 	Other    float64 `json:"other"`

@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// awaitProven waits, within warm_deadline, whether recovered data would form a second group. If so,
-// the start fails, so that the operator notices. In doubt the node serves but takes no changes.
+// awaitProven waits, within warm_deadline, until this node knows whether its recovered data would
+// form a second group in the fleet. If so, the start fails, so that the operator notices. While
+// that is unknown, the node serves but takes no changes.
 func (n *Node) awaitProven(ctx context.Context) error {
 	n.met.Store(true)
 	s := n.store.Load()

@@ -167,7 +167,8 @@ func strictJSON(text []byte, place string, into any) *Refusal {
 	return invalid(join(place, "body"), "", "%s", text2)
 }
 
-// only rejects other query parameters, so that a misspelt ?dryrun does not apply the change.
+// only rejects requests with other query parameters; otherwise a misspelt ?dryrun would apply the
+// change.
 func only(next http.HandlerFunc, parameters ...string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		given, err := url.ParseQuery(r.URL.RawQuery)

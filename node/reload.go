@@ -13,14 +13,14 @@ const (
 	reloadKeys  = "api_key" // of backends: api_key and the content of api_key_file
 )
 
-// Reloaded lists the changed settings.
+// Reloaded lists the settings that differ from those in force before.
 type Reloaded struct {
 	Applied     []string // now in force
 	AtNextStart []string // waiting for the next start
 }
 
 // Reload applies settings with Setting.Reload "yes", API keys, and the content of certificate and
-// key files. On an error nothing changes. Running requests may keep their old limits.
+// key files. If a file cannot be read, nothing changes. Running requests may keep their old limits.
 func (n *Node) Reload(next Config) (Reloaded, error) {
 	n.reloadMu.Lock()
 	defer n.reloadMu.Unlock()
@@ -101,7 +101,8 @@ func (f *fleet) keysFrom(backends []Backend) (map[string]local, error) {
 	return locals, nil
 }
 
-// setLocals replaces the local settings for new requests.
+// setLocals replaces the backends' local settings for new requests and returns whether they
+// changed.
 func (f *fleet) setLocals(locals map[string]local) (changed bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

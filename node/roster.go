@@ -99,10 +99,10 @@ func readLocals(backends []Backend) (map[string]local, error) {
 	return locals, nil
 }
 
-// firstGeneration is the store's first for a new backend.
+// firstGeneration is what the store gives a new backend.
 const firstGeneration = 1
 
-// configuredRoster is the node's own list. Its error names backends left out.
+// configuredRoster makes the roster of the node's own list. Its error names backends left out.
 func (f *fleet) configuredRoster() (*roster, error) {
 	ups := make([]*upstream, len(f.backends))
 	for i := range f.backends {
@@ -112,8 +112,9 @@ func (f *fleet) configuredRoster() (*roster, error) {
 	return f.newRoster(0, ups, f.rules), err
 }
 
-// agreedRoster is the agreed list. Rules that do not parse, as of a later release, leave the node's
-// own in force. The error names these rules and backends left out.
+// agreedRoster makes the roster of the agreed state. If its rules do not parse (a later release may
+// have written them), the node's own rules stay in force. The error names these rules and backends
+// left out.
 func (f *fleet) agreedRoster(s *raftstore.State) (*roster, error) {
 	ups, all := make([]*upstream, len(s.Backends)), make([]upstream, len(s.Backends))
 	for i := range s.Backends {
@@ -244,7 +245,7 @@ func (f *fleet) newLink(url string, l local, host string, secure bool) *link {
 	return n
 }
 
-// at returns nil if there is none; r may be nil.
+// at returns nil if there is no such upstream; r may be nil.
 func (r *roster) at(id prefixtree.Backend) *upstream {
 	if r == nil || int(id) >= len(r.byID) {
 		return nil
@@ -273,7 +274,7 @@ func (r *roster) policyBackends() []policy.Backend {
 	return list
 }
 
-// knownGeneration is 0 until the fleet's state is known; what requests showed before stays valid.
+// knownGeneration is 0 until the fleet's state is known; facts learned before stay valid.
 func (u *upstream) knownGeneration() uint32 {
 	if u.agreed == nil {
 		return 0
@@ -281,7 +282,8 @@ func (u *upstream) knownGeneration() uint32 {
 	return u.generation
 }
 
-// lastResort: only health took the backend down, so it is used if no other is left.
+// lastResort says whether only health took the backend down. The policy uses such a backend if no
+// other is left, since the request would fail anyway.
 func (u *upstream) lastResort() bool {
 	return u.downByHealth() && !u.agreed.Drained
 }
@@ -290,7 +292,8 @@ func (u *upstream) downByHealth() bool {
 	return u.state == policy.Down && u.agreed != nil && u.agreed.DownBy == raftstore.ByHealth
 }
 
-// eligible is the state for the policy. A last resort is active, but avoided (checker.resort).
+// eligible is the backend's state for the policy. A last resort is active, but avoided
+// (checker.resort).
 func (u *upstream) eligible() policy.State {
 	if u.lastResort() {
 		return policy.Active
@@ -298,7 +301,7 @@ func (u *upstream) eligible() policy.State {
 	return u.state
 }
 
-// models are declared or listed; nil means any. fleet.mu must be held.
+// models are the declared or else the listed models; nil means any. fleet.mu must be held.
 func (u *upstream) models() []string {
 	if len(u.Models) > 0 {
 		return u.Models
@@ -306,7 +309,7 @@ func (u *upstream) models() []string {
 	return u.found
 }
 
-// kvTokens are declared or reported; 0 unknown. fleet.mu must be held.
+// kvTokens is the declared or else the reported capacity; 0 is unknown. fleet.mu must be held.
 func (u *upstream) kvTokens() int {
 	if u.KVTokens > 0 {
 		return u.KVTokens

@@ -42,7 +42,7 @@ func Settings() []Setting {
 	return out
 }
 
-// Default has no backends.
+// Default returns the default of every setting; it has no backends.
 func Default() Config {
 	var c Config
 	v := reflect.ValueOf(&c).Elem()

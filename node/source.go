@@ -24,8 +24,8 @@ const (
 	// resolveWait bounds one attempt to resolve.
 	dnsEvery    = 5 * time.Second
 	resolveWait = 4 * time.Second
-	// dnsPatience: an address must be missing for so long, as answers may be partial and caches
-	// disagree.
+	// dnsPatience is how long an address must be missing, since large answers are partial and DNS
+	// caches disagree.
 	dnsPatience   = 30 * time.Second
 	maxSourceFile = 1 << 20
 	// errSilence is the pause between log lines about a failing source.

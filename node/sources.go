@@ -242,7 +242,7 @@ func (s *sources) applyOnce(ctx context.Context, store agreement, state *raftsto
 	}
 }
 
-// refusedByFleet says whether only this command was rejected.
+// refusedByFleet says whether the fleet rejected only this command, so that the next may succeed.
 func refusedByFleet(err error) bool {
 	for _, refusal := range []error{raftstore.ErrInvalid, raftstore.ErrExists, raftstore.ErrNotFound, raftstore.ErrConflict, raftstore.ErrTooMany} {
 		if errors.Is(err, refusal) {

@@ -34,8 +34,8 @@ func (p *picker) Pick(q *policy.Request, a *policy.Attempt) (proxy.Target, error
 	return *a.Decision().Handle.(*proxy.Target), nil
 }
 
-// anyModel ignores the request's model. Learned lists may be out of date and some engines accept
-// any name, so an engine judges.
+// anyModel decides as if the request named no model. Learned lists may be out of date and some
+// engines accept any name, so an engine has to judge.
 func (n *Node) anyModel(q *policy.Request, decide func() error) error {
 	model := q.Model
 	q.Model = nil

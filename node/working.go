@@ -51,7 +51,7 @@ func (n *Node) Working(ctx context.Context) error {
 	return nil
 }
 
-// until polls ok; false if ctx ends first. A stop ends it with true.
+// until polls until ok or until the node stops; it returns false if ctx ends first.
 func (n *Node) until(ctx context.Context, ok func() bool) bool {
 	poll := time.NewTicker(workingPoll)
 	defer poll.Stop()
@@ -73,8 +73,8 @@ func (n *Node) decides() error {
 	return nil
 }
 
-// takesConnection tests that the listener on addr accepts: it answers or closes. A local lack of
-// descriptors or ports is no verdict.
+// takesConnection returns nil if the listener on addr answers or closes a connection. A local lack
+// of descriptors or ports is no verdict.
 func takesConnection(ctx context.Context, addr string, proxyProtocol bool) error {
 	var d net.Dialer
 	c, err := d.DialContext(ctx, "tcp", addr)

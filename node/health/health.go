@@ -47,14 +47,14 @@ const (
 	suspicionLasts = 2 * time.Second
 	// retryAfter is the least time between probes of an engine that may be failing.
 	retryAfter = 150 * time.Millisecond
-	// confirmAfter is the pause between those probes.
+	// confirmAfter is the pause between the good probes that end a failure.
 	confirmAfter = 250 * time.Millisecond
 	// For quickFor an engine that fails is probed four times as often, as it may be restarting, but
 	// quickShare per failing engine bounds that to 250 probes a second.
 	quickFor   = 30 * time.Second
 	quickShare = 4 * time.Millisecond
-	// ejectShare: peers' failed requests make a node avoid one engine in ejectShare, and at least
-	// one.
+	// ejectShare: peers' failed requests make a node avoid at most one engine in ejectShare, or one
+	// in a small fleet.
 	ejectShare = 5
 	// grace is how long one peer's report suffices: all reporters can probe the engine meanwhile.
 	grace = 2500 * time.Millisecond
@@ -188,7 +188,8 @@ func (b *Board) SetNodes(others []string, now time.Time) {
 	}
 }
 
-// SetPeer replaces a peer's reports and keeps the slice. urgent asks for a call of Due or Avoid.
+// SetPeer replaces a peer's reports and keeps the slice. urgent means that probes are due or the
+// set of avoided engines changed.
 func (b *Board) SetPeer(origin string, reports []Report, now time.Time) (urgent bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -209,7 +210,7 @@ func (b *Board) SetPeer(origin string, reports []Report, now time.Time) (urgent 
 	return urgent
 }
 
-// hear stores a report, or removes it if ok is false. It returns whether Failing changed.
+// hear stores a peer's report, or removes it if ok is false. It returns whether Failing changed.
 func (e *engine) hear(origin string, r Report, ok bool, now time.Time) bool {
 	at := -1
 	for i := range e.peers {

@@ -88,8 +88,8 @@ func (b *Board) Due(dst []Probe, now time.Time) (probes []Probe, next time.Time)
 	return dst, next
 }
 
-// Probed records the outcome of a probe; NoReason is success. changed: this node's report changed;
-// back: the engine answers again.
+// Probed records the outcome of a probe; NoReason is success. changed means that this node's report
+// changed, back that the engine answers again.
 func (b *Board) Probed(p Probe, why Reason, now time.Time) (changed, back bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -159,7 +159,8 @@ func (o *own) settle(was bool, now time.Time) bool {
 	return true
 }
 
-// Failed records a failed request of this node. urgent: report or probe now, reporter or not.
+// Failed records a failed request of this node. urgent means that this node should report or probe
+// now, even if it is no reporter.
 func (b *Board) Failed(key uint32, now time.Time) (urgent bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -175,8 +176,8 @@ func (b *Board) Failed(key uint32, now time.Time) (urgent bool) {
 	return urgent
 }
 
-// Ejected records that the policy ejected the engine, or ended that. changed: this node's report
-// changed.
+// Ejected records whether and why the policy ejects the engine. changed means that this node's
+// report changed.
 func (b *Board) Ejected(key uint32, ejected bool, why Reason, now time.Time) (changed bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -53,8 +53,8 @@ func (b *Board) count(e *engine, now time.Time) (c count) {
 	return c
 }
 
-// Avoid appends the engines to avoid. Of those with only failed requests as evidence it includes
-// one in ejectShare, minus those that the policy ejected.
+// Avoid appends the engines to avoid. With failed requests as the only evidence it names at most
+// one engine in ejectShare, counting those that the policy ejected.
 func (b *Board) Avoid(dst []uint32, now time.Time) []uint32 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
