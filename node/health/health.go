@@ -189,7 +189,7 @@ func (b *Board) SetNodes(others []string, now time.Time) {
 }
 
 // SetPeer replaces a peer's reports and keeps the slice. urgent means that probes are due or the
-// set of avoided engines changed.
+// set of avoided engines may have changed.
 func (b *Board) SetPeer(origin string, reports []Report, now time.Time) (urgent bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
