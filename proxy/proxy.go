@@ -1,8 +1,9 @@
-// Package proxy stands between clients and engines: it reads a request, has a backend picked for it, forwards it, streams
-// the answer back as it arrives, and tells the policy what it learned. DESIGN.md tells the life of a request.
+// Package proxy is the data plane: it reads a request, asks a Picker for a backend, forwards the
+// request, streams the answer back, and reports to the policy what it measured. DESIGN.md describes
+// the stages.
 //
-// The package decides how a request travels, never where: that is the Picker's. It keeps no list of backends, probes
-// nothing, reads no configuration, and exports no metrics; one Record per request says all there is to count.
+// The package keeps no list of backends, probes nothing, reads no configuration and exports no
+// metrics; the Observer receives one Record per request.
 package proxy
 
 import (
@@ -23,68 +24,74 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// ErrConfig is wrapped by every error of New.
+// ErrConfig is wrapped by every error of New and Retune.
 var ErrConfig = errors.New("invalid proxy configuration")
 
 // ErrClosed is returned by Serve after Shutdown has begun.
 var ErrClosed = errors.New("proxy is shut down")
 
-// Target is where a picked request goes. Values are compared by Addr and TLS only to share connections.
+// Target is the backend that a Picker chose.
 type Target struct {
 	ID       prefixtree.Backend
-	Name     string      // for x-grapevine-backend, logs and records
+	Name     string      // for the X-Grapevine-Backend header, logs and records
 	Addr     string      // host:port to dial
 	Host     string      // Host header; "" means Addr
-	TLS      *tls.Config // nil for plain HTTP; one pointer per backend, since it is part of the pool's key
-	BasePath string      // put before the request's path, without a trailing slash
-	Header   [][2]string // set on requests to known paths, in place of the client's headers of these names (engine keys)
+	TLS      *tls.Config // nil for plain HTTP; one pointer per backend, since pools are keyed by it
+	BasePath string      // put before the request's path; no trailing slash
+	// Header is set on requests to inference paths, e.g. the engine's key, and replaces the
+	// client's headers of these names.
+	Header [][2]string
 }
 
-// Picker decides which backend a request goes to. Both methods are called from many goroutines.
+// Picker chooses backends. Its methods must be safe for concurrent use.
 type Picker interface {
-	// Pick chooses a backend and books the request there. After a nil error the proxy calls a.End exactly once; it
-	// returns policy.ErrNoBackend and policy.ErrUnknownModel as they are, and any other error answers 500.
+	// Pick chooses a backend and books the request there. After a nil error the proxy calls a.End
+	// exactly once. The proxy answers policy.ErrNoBackend with 503, policy.ErrUnknownModel with 404
+	// and any other error with 500.
 	Pick(q *policy.Request, a *policy.Attempt) (Target, error)
-	// Now is the clock of the policy: the times given to the attempt's methods come from it.
+	// Now is the policy's clock: the proxy passes its times to the Attempt's methods.
 	Now() prefixtree.Time
 }
 
-// Timeouts are the ladder of DESIGN.md. A zero field takes its default. Those that every request has are kept by no timer
-// of their own, but looked at once every Watch: they end up to two Watches late, never early.
+// Timeouts are explained in DESIGN.md. A zero field takes its default. The watch enforces most of
+// them once per Watch, so they expire up to two Watch periods late and never early.
 type Timeouts struct {
-	// Read bounds the arrival of a request: its head with the first 256 KiB of its body, and each further
-	// 256 KiB or the rest. Default 30 s.
+	// Read bounds the time in which the head and the first 256 KiB of the body must arrive, and
+	// then each further 256 KiB or the rest. Default 30 s.
 	Read time.Duration
-	// KeepAlive is how long a client connection may be idle between requests. Default 6 min, above the 350 s after
-	// which AWS's balancer forgets a flow, so that it is not we who close under a request in flight.
+	// KeepAlive bounds how long a client connection may be idle between requests. Default 6 min:
+	// AWS's balancer forgets a flow after 350 s, so it closes first and no request is lost in
+	// flight.
 	KeepAlive time.Duration
-	// Connect bounds dialling a backend, TLS handshake included. Default 2 s.
+	// Connect bounds dialing a backend, including the TLS handshake. Default 2 s.
 	Connect time.Duration
-	// FirstByte bounds the wait for the response to a request that is not streamed, which is the whole generation.
-	// Default 10 min, the OpenAI client's own limit.
+	// FirstByte bounds the wait for a response that is not streamed, i.e. the whole generation.
+	// Default 10 min, the limit of OpenAI's client.
 	FirstByte time.Duration
-	// StreamFirstByte is FirstByte for streamed requests, which owe only their prefill. Default 5 min.
+	// StreamFirstByte bounds the wait for a streamed response, i.e. the prefill. Default 5 min.
 	StreamFirstByte time.Duration
-	// Idle bounds the gap between two reads of a response that has begun. Default 2 min.
+	// Idle bounds the gap between two reads of a response. Default 2 min.
 	Idle time.Duration
-	// HeaderHold is how long the head of a stream is kept back for want of a first body byte: engines send it before the
-	// prefill, and until the client has seen a byte another backend can still take over. Default 15 s; negative: none.
+	// HeaderHold bounds how long the proxy holds back the head of a stream while no body byte has
+	// come: until the client sees a byte, another backend can take over. Default 15 s; negative
+	// means no hold.
 	HeaderHold time.Duration
 	// Write bounds one write to a client that does not read. Default 1 min.
 	Write time.Duration
-	// UpstreamIdle is how long an unused backend connection is kept. Default 4 s, because uvicorn closes after 5.
+	// UpstreamIdle bounds how long an unused backend connection is kept. Default 4 s, because
+	// uvicorn closes after 5 s.
 	UpstreamIdle time.Duration
-	// Watch is the period at which connections are looked at for passed deadlines. Default 250 ms.
+	// Watch is the period at which the watch checks all deadlines. Default 250 ms.
 	Watch time.Duration
-	// DrainGrace is how long Shutdown goes on accepting, answering with Connection: close, before it closes the
-	// listeners and the idle connections. Default 1 s; negative: none.
+	// DrainGrace is how long Shutdown keeps accepting, with Connection: close on each response,
+	// before it closes the listeners and idle connections. Default 1 s; negative means none.
 	DrainGrace time.Duration
 }
 
-// Defaults of Config.
 const (
-	DefaultMaxBody     = 32 << 20 // what Anthropic's API takes: a conversation with a dozen images in base64
-	DefaultMaxHeader   = 16 << 10 // also the read buffer of every connection: larger costs memory on all of them
+	// DefaultMaxBody is the limit of Anthropic's API: a conversation with a dozen base64 images.
+	DefaultMaxBody     = 32 << 20
+	DefaultMaxHeader   = 16 << 10 // every connection has a read buffer of this size
 	DefaultMaxAttempts = 3
 	DefaultMaxConns    = 256 << 10
 	DefaultMaxIdle     = 512
@@ -92,33 +99,36 @@ const (
 	DefaultMaxBodyMemory = 256 << 20
 )
 
-// Config describes a Proxy. Picker and Hasher are required, any other zero field takes its default.
+// Config describes a Proxy. Picker and Hasher are required; any other zero field takes its default.
 type Config struct {
 	Picker Picker
 	Hasher *prefixtree.Hasher
-	// Models returns the body that answers GET /v1/models, or with an id /v1/models/ID; nil if nothing is known of it. It is
-	// called per request and must not wait for a backend. A nil Models passes these requests on.
+	// Models returns the body for GET /v1/models (id "") or /v1/models/ID, nil if it knows nothing
+	// of that model. The proxy calls it per request, so it must not block. If Models is nil, these
+	// requests go to a backend.
 	Models func(id string) []byte
-	// Observer is called once per finished request that was to be forwarded, from the goroutine that served it, after
-	// the attempt has ended. The record is valid during the call only. It must be quick and safe for concurrent use.
+	// Observer receives the Record of every request that the proxy forwarded or tried to forward,
+	// on the request's goroutine, after the attempt ended. The record is valid only during the
+	// call. Observer must be fast and safe for concurrent use.
 	Observer func(*Record)
 	Log      zerolog.Logger
 	NodeName string // x-grapevine-node
 
-	// PassPaths are prefixes, in whole segments, of paths that are forwarded though the proxy does not know them. Their
-	// bodies are not read, and the targets' own headers are not added.
+	// PassPaths are path prefixes, in whole segments, that are forwarded although the proxy does
+	// not know them. It does not read their bodies and does not add Target.Header.
 	PassPaths []string
-	// AllowEngineControl passes members and headers on that steer engines, and bodies that cannot be read.
+	// AllowEngineControl forwards the members and headers that steer engines, and unreadable
+	// bodies.
 	AllowEngineControl bool
 	ResponseHeaders    ResponseHeaders
 	Tenant             Tenant
 
-	MaxBody int // bytes of a request body; more is answered 413
-	// MaxBodyMemory bounds the bytes that all request bodies hold at once; a request whose body does not
-	// fit is answered 503 with Retry-After. At least BodyMemoryShare times MaxBody.
+	MaxBody int // bytes of a request body; 413 above
+	// MaxBodyMemory bounds the bytes of all request bodies together; a request that does not fit
+	// gets 503 with Retry-After. At least BodyMemoryShare times MaxBody.
 	MaxBodyMemory int
-	MaxHeader     int // bytes of a request's head; more is answered 431. At least 16 KiB.
-	MaxAttempts   int // backends tried for one request
+	MaxHeader     int // bytes of a request's head; 431 above. At least 16 KiB.
+	MaxAttempts   int // backends tried for one request, not counting those that answer 429
 	MaxConns      int // client connections
 	MaxIdle       int // unused connections kept per backend
 
@@ -128,12 +138,12 @@ type Config struct {
 	ProxyProtocol bool        // every connection must begin with a PROXY protocol header, v1 or v2
 }
 
-// Proxy is the data plane of one node. Create it with New. All methods are safe for concurrent use.
+// Proxy is the data plane of one node. All methods are safe for concurrent use.
 type Proxy struct {
-	cfg    Config                 // as New got it
-	tuned  atomic.Pointer[Config] // what Retune may replace is read from here; never written
+	cfg    Config                 // as New received it
+	tuned  atomic.Pointer[Config] // what Retune replaces; never modified in place
 	server *fasthttp.Server
-	base   context.Context // ends when the drain is cut short
+	base   context.Context // canceled when Shutdown runs out of time or has finished
 	cancel context.CancelFunc
 	epoch  time.Time    // of the coarse clock
 	clock  atomic.Int64 // nanoseconds since epoch, at most one Watch old
@@ -141,32 +151,32 @@ type Proxy struct {
 
 	ready    atomic.Bool
 	draining atomic.Bool
-	active   atomic.Int64 // requests between the end of their arrival and their last byte
+	active   atomic.Int64 // requests from complete arrival to the last response byte
 
 	exchanges sync.Pool
-	parsers   sync.Pool // of Describe
+	parsers   sync.Pool // of *describer
 	upstreams upstreams
 	bodies    bodyMemory
 	warned    warnings
 
-	departures departures // of clients; open while watchDone is not nil
+	departures departures // open while watchDone is not nil
 	broken     broken
 
-	mu        sync.Mutex // guards what follows
+	mu        sync.Mutex // guards the fields below
 	listeners map[net.Listener]struct{}
 	conns     registry
-	closed    bool          // no more connections are taken
+	closed    bool          // no more connections are accepted
 	watchDone chan struct{} // closed when the watch has ended; nil before the first Serve
 	watchStop chan struct{}
-	served    sync.WaitGroup // goroutines of accept loops and connections
+	served    sync.WaitGroup // accept loops and connections
 	shutdown  sync.Once
 	finished  chan struct{} // closed when Shutdown is done
-	result    error         // of Shutdown; read after finished
+	result    error         // of Shutdown; read it after finished
 	force     chan struct{} // closed by a second Shutdown
 	forced    sync.Once
 }
 
-// New returns a proxy that is not ready and serves nothing yet. It starts no goroutine.
+// New returns a proxy that is not ready. It starts no goroutine.
 func New(cfg Config) (*Proxy, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
@@ -190,9 +200,9 @@ func New(cfg Config) (*Proxy, error) {
 	return p, nil
 }
 
-// Retune takes from a configuration what can change while the proxy serves: MaxAttempts,
-// MaxIdle, and the timeouts but Read, KeepAlive, Watch and Models. What was begun before
-// may still end by the old values. Nothing changes after an error.
+// Retune replaces MaxAttempts, MaxIdle and all timeouts except Read, KeepAlive and Watch while the
+// proxy serves, and ignores the other fields. A request in progress may still use the old values.
+// Nothing changes after an error.
 func (p *Proxy) Retune(cfg Config) error {
 	if err := cfg.complete(); err != nil {
 		return err
@@ -201,14 +211,14 @@ func (p *Proxy) Retune(cfg Config) error {
 	return nil
 }
 
-// Ready says what /readyz answers: true once the node may take traffic, false when it is about to stop. Requests are
-// served either way.
+// Ready sets the answer of /readyz: true for 200, false for 503. The proxy serves requests either
+// way.
 func (p *Proxy) Ready(ready bool) { p.ready.Store(ready) }
 
-// InFlight returns the requests being served.
+// InFlight returns how many requests are being served.
 func (p *Proxy) InFlight() int { return int(p.active.Load()) }
 
-// Connections returns the open client connections.
+// Connections returns how many client connections are open.
 func (p *Proxy) Connections() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -253,7 +263,7 @@ func (c *Config) complete() error {
 		return fmt.Errorf("%w: MaxHeader is below %d", ErrConfig, DefaultMaxHeader)
 	}
 	if c.TLS != nil && len(c.TLS.NextProtos) == 0 {
-		// By name, so that clients that prefer HTTP/2 do not speak it unasked.
+		// Naming http/1.1 keeps clients that prefer HTTP/2 from speaking it.
 		c.TLS = c.TLS.Clone()
 		c.TLS.NextProtos = []string{"http/1.1"}
 	}
