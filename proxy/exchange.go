@@ -12,15 +12,16 @@ import (
 	"grapevine/proxy/prompt"
 )
 
-// retainScratch and retainHashes bound the scratch buffers of a pooled exchange.
+// retainScratch and retainHashes bound the scratch that a pooled exchange keeps, in bytes and
+// hashes.
 const (
 	retainScratch = 64 << 10
-	retainHashes  = 8 << 10 // of a prompt of 4 MiB
+	retainHashes  = 8 << 10 // a prompt of 4 MiB
 )
 
-// exchange is one request on its way: everything there is to know until its record is written. It is taken from a pool
-// when the request has arrived and given back by finish, which every way out passes exactly once: at the end of the
-// handler, or, for a response that is streamed, when fasthttp closes the stream.
+// exchange is one request. acquire takes it from a pool when the request has arrived; finish
+// returns it exactly once, at the end of the handler or, for a streamed response, when fasthttp
+// closes the body.
 type exchange struct {
 	proxy *Proxy
 	ctx   *fasthttp.RequestCtx
@@ -29,45 +30,45 @@ type exchange struct {
 	query policy.Request
 	guard guard
 	rec   Record
-	last  failure // of the last attempt that failed
-	// suspects are the backends that were given the request and did not answer it.
+	last  failure // the last failed attempt
+	// suspects are backends that received the request and did not answer it.
 	suspects []prefixtree.Backend
-	wait     int    // seconds that a backend which answered 429 asked for
-	name     uint64 // see requestName; 0: not needed yet
+	wait     int    // Retry-After of the last 429, in seconds
+	name     uint64 // see requestName; 0 until needed
 
 	path     []byte
 	target   []byte // path and query
 	access   access
 	body     []byte   // as received
-	pieces   [][]byte // the body as it is sent: views of body and inserted
-	inserted []byte   // scratch: the texts of the edits
-	tenant   []byte   // scratch: what identifies the tenant
-	strip    bool     // the client did not ask for the usage that was asked for
-	id       []byte   // scratch of a minted id
-	route    []byte   // scratch of the route header
+	pieces   [][]byte // the body to send: views of body and inserted
+	inserted []byte   // scratch: the edits' texts
+	tenant   []byte   // scratch: identifies the tenant
+	strip    bool     // remove the usage event: the router asked for it, the client did not
+	id       []byte   // scratch: a minted id
+	route    []byte   // scratch: the route header
 
-	// Scratch: what the query keeps of the prompt. Body and parser are let go long before a stream ends.
+	// Scratch for the query's copies of the prompt: a stream outlives body and parser.
 	names  []byte
 	hashes []prefixtree.Hash
 
-	sent     func()        // dispatched, made once
-	up       *upstreamConn // of a response that is being relayed
-	keep     bool          // up may be used again
+	sent     func()        // dispatched, as a func value made once
+	up       *upstreamConn // of a relayed response
+	keep     bool          // up can be reused
 	response bodyReader
 	learner  engine.Stream
-	learn    bool // the response is understood: tokens are counted
+	learn    bool // tokens of the response can be counted
 	sse      bool
-	told     bool   // the client has had the stream's own end
-	holding  bool   // waiting for the first byte, head held back
-	first    []byte // body bytes at hand when relaying began
-	partial  []byte // an event that has not arrived whole
-	tail     []byte // last bytes of a long response, for its usage
+	told     bool   // the client received the stream's own end
+	holding  bool   // waiting for the first byte with the head held back
+	first    []byte // body bytes read before relaying began
+	partial  []byte // an incomplete event
+	tail     []byte // end of a long response, for its usage
 	relay    relay
 	relaying bool
 	usage    engine.Usage
 }
 
-// guard owns the in-flight count of an attempt: it ends it once, whoever comes first.
+// guard owns an attempt and ends it exactly once.
 type guard struct {
 	attempt policy.Attempt
 	open    bool
@@ -81,7 +82,7 @@ func newExchange(p *Proxy) *exchange {
 	return e
 }
 
-// header returns a request header for the rules of the policy.
+// header serves the policy's routing rules.
 func (e *exchange) header(name string) []byte { return e.ctx.Request.Header.Peek(name) }
 
 func (p *Proxy) acquire(ctx *fasthttp.RequestCtx, conn *clientConn) *exchange {
@@ -91,10 +92,9 @@ func (p *Proxy) acquire(ctx *fasthttp.RequestCtx, conn *clientConn) *exchange {
 	return e
 }
 
-// unknown is the usage of an engine that did not tell.
+// unknown is the usage of an engine that reported none.
 var unknown = engine.Usage{PromptTokens: -1, CachedTokens: -1, OutputTokens: -1}
 
-// startRecord begins the record.
 func (e *exchange) startRecord() {
 	e.usage = unknown
 	e.rec = Record{
@@ -106,7 +106,7 @@ func (e *exchange) startRecord() {
 	}
 }
 
-// pick asks for a backend and opens the guard.
+// pick asks the Picker for a backend and opens the guard.
 func (e *exchange) pick() (Target, error) {
 	t, err := e.proxy.cfg.Picker.Pick(&e.query, &e.guard.attempt)
 	if err != nil {
@@ -119,7 +119,7 @@ func (e *exchange) pick() (Target, error) {
 	return t, nil
 }
 
-// end closes the guard.
+// end ends the attempt if the guard is open.
 func (e *exchange) end(f policy.Failure) {
 	if !e.guard.open {
 		return
@@ -134,7 +134,8 @@ func (e *exchange) end(f policy.Failure) {
 	}
 	switch f {
 	case policy.Timeout, policy.Reset, policy.Status5xx:
-		if e.rec.Kind != prompt.Other { // what is passed on unread may fail for reasons that only its client knows
+		// Requests of unknown kinds may fail for reasons that only their clients know.
+		if e.rec.Kind != prompt.Other {
 			o.Request, o.FailedBefore = e.requestName(), e.suspects
 		}
 	case policy.Busy:
@@ -143,8 +144,8 @@ func (e *exchange) end(f policy.Failure) {
 	e.guard.attempt.End(o, e.proxy.cfg.Picker.Now())
 }
 
-// release takes the backend connection away from the watch and gives it back, or closes it. It reports whether and why
-// the watch had interrupted it.
+// release detaches the backend connection from the watch and pools or closes it. It returns why the
+// watch interrupted it, if it did.
 func (e *exchange) release(up *upstreamConn, reusable bool) reason {
 	why := e.conn.detach()
 	if reusable && why == undisturbed && up.br.Buffered() == 0 {
@@ -155,7 +156,7 @@ func (e *exchange) release(up *upstreamConn, reusable bool) reason {
 	return why
 }
 
-// finish ends the request: the guard if it is still open, the record, the exchange itself.
+// finish ends the attempt if still open, reports the record and recycles the exchange.
 func (e *exchange) finish() {
 	if e.up != nil { // a stream that was not read to its end
 		e.release(e.up, false)
@@ -185,7 +186,7 @@ func (e *exchange) observe() {
 	}
 }
 
-// tell calls the observer. Its panic is a defect too, and may not keep the request from being counted as over.
+// tell calls the Observer and recovers its panics, so that the request still counts as finished.
 func (e *exchange) tell(r *Record) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -195,7 +196,7 @@ func (e *exchange) tell(r *Record) {
 	e.proxy.cfg.Observer(r)
 }
 
-// recycle gives the exchange back to the pool without anything that belongs to the request.
+// recycle returns the exchange to the pool with nothing of the request.
 func (e *exchange) recycle() {
 	p := e.proxy
 	e.conn.releaseBody(retainBody)
@@ -224,8 +225,8 @@ func reuse(b []byte) []byte {
 	return b[:0]
 }
 
-// dropBody lets go of the request's body once it can no longer be sent again: a stream may last for minutes, and its
-// prompt be megabytes.
+// dropBody releases the request's body once it cannot be sent again: a stream may last minutes, a
+// prompt hold megabytes.
 func (e *exchange) dropBody() {
 	e.body = nil
 	e.forgetPieces()
@@ -237,7 +238,7 @@ func (e *exchange) forgetPieces() {
 	e.pieces, e.inserted = e.pieces[:0], reuse(e.inserted)
 }
 
-// decorate adds the headers the client gets with every response.
+// decorate adds the proxy's response headers.
 func (e *exchange) decorate() {
 	h := &e.ctx.Response.Header
 	h.SetBytesV(headerRequestID, e.head.id)
@@ -260,7 +261,7 @@ func (e *exchange) decorate() {
 	}
 }
 
-// matchedTokens estimates the tokens of the matched blocks from those of the whole prompt.
+// matchedTokens estimates the matched tokens from the matched share of the prompt's bytes.
 func (e *exchange) matchedTokens(d *policy.Decision) int {
 	if d.MatchedBlocks == 0 || e.rec.PromptBytes == 0 {
 		return 0
