@@ -13,8 +13,8 @@ import (
 	"grapevine/proxy/prompt"
 )
 
-// handle serves one request. fasthttp calls it on the connection's goroutine when the request's head has been read, and
-// writes the response when it returns.
+// handle serves one request. fasthttp calls it on the connection's goroutine once the head has been
+// read, and writes the response after it returns.
 func (p *Proxy) handle(ctx *fasthttp.RequestCtx) {
 	conn := ctx.Conn().(*clientConn)
 	if err := conn.receive(ctx, p.cfg.MaxBody); err != nil {
@@ -32,14 +32,14 @@ func (p *Proxy) handle(ctx *fasthttp.RequestCtx) {
 	e.serve()
 }
 
-// leave ends the exchange unless its response is still to be streamed. A panic is a defect of the proxy or of what it
-// calls: it costs this request, not the others.
+// leave ends the exchange unless its response is still to be streamed. A panic costs this request
+// only.
 func (e *exchange) leave() {
 	if r := recover(); r != nil {
 		e.proxy.logPanic(r)
 		ctx := e.ctx
 		if e.relaying {
-			ctx.Response.Reset() // closes the relay, and with it the exchange
+			ctx.Response.Reset() // closes the relay and so finishes the exchange
 			ctx.SetStatusCode(fasthttp.StatusInternalServerError)
 			ctx.SetConnectionClose()
 			return
@@ -57,7 +57,7 @@ func (p *Proxy) logPanic(r any) {
 	p.cfg.Log.Error().Interface("panic", r).Bytes("stack", debug.Stack()).Msg("request handler panicked")
 }
 
-// flushWhole has the response, if it has a body, flushed as soon as it is written.
+// flushWhole makes fasthttp flush a response body as soon as it is written.
 func (e *exchange) flushWhole() {
 	resp := &e.ctx.Response
 	if body := resp.Body(); len(body) > 0 && !e.ctx.IsHead() {
@@ -103,8 +103,8 @@ func (e *exchange) serve() {
 	e.forward()
 }
 
-// screen refuses what two parsers could understand differently, and what the proxy does not speak. badTarget is what
-// is wrong with the request's target, "" if nothing is.
+// screen refuses requests that two parsers could read differently, and protocol features that the
+// proxy lacks. badTarget says what is wrong with the target; "" means nothing.
 func (e *exchange) screen(badTarget string) (fault, bool) {
 	h := &e.ctx.Request.Header
 	bad := func(message string) (fault, bool) {
@@ -121,7 +121,7 @@ func (e *exchange) screen(badTarget string) (fault, bool) {
 	switch string(h.Protocol()) {
 	case "HTTP/1.1":
 	case "HTTP/1.0":
-		// Responses to HTTP/1.0 end with the connection, so a second request cannot be told from a smuggled one.
+		// An HTTP/1.0 response ends with the connection, so a second request may be a smuggled one.
 		if e.ctx.ConnRequestNum() > 1 {
 			return bad("HTTP/1.0 is served on a connection's first request only")
 		}
@@ -140,8 +140,9 @@ func (e *exchange) screen(badTarget string) (fault, bool) {
 	return fault{}, false
 }
 
-// locate finds the request's target and path. It admits the absolute form of a target if it names the host that the
-// Host header names, and takes the origin form out of it. It returns what is wrong with the target, "" if nothing is.
+// locate sets the request's target and path. It accepts an absolute target only if it names the
+// host of the Host header, and reduces it to its path. It returns what is wrong with the target, ""
+// if nothing.
 func (e *exchange) locate() (fault string) {
 	e.target = e.ctx.Request.Header.RequestURI()
 	if len(e.target) == 0 || e.target[0] != '/' {
@@ -162,7 +163,7 @@ func (e *exchange) locate() (fault string) {
 	return ""
 }
 
-// serveLocal answers what no backend is asked for.
+// serveLocal answers requests that need no backend, and reports whether it did.
 func (e *exchange) serveLocal() bool {
 	get := e.ctx.IsGet() || e.ctx.IsHead()
 	switch {
@@ -184,7 +185,7 @@ func (e *exchange) serveLocal() bool {
 	return true
 }
 
-// answer sends a short text of the proxy's own.
+// answer sends a short text.
 func (e *exchange) answer(status int, text string) {
 	e.ctx.Response.Header.SetContentType("text/plain; charset=utf-8")
 	e.ctx.SetStatusCode(status)
@@ -192,22 +193,24 @@ func (e *exchange) answer(status int, text string) {
 	e.decorate()
 }
 
-// TakesUnreadable reports whether inference bodies that cannot be read are forwarded, by load, and not refused.
+// TakesUnreadable reports whether inference bodies that cannot be parsed are routed by load instead
+// of refused.
 func (p *Proxy) TakesUnreadable() bool {
 	return p.cfg.AllowEngineControl && len(p.cfg.Tenant.headers) == 0
 }
 
-// read makes the policy's request of what the client sent, and edits the body.
+// read fills the policy's request from what the client sent, and edits the body.
 //
-// A body that is not understood may hold anything: engines read UTF-16, NaN and more. It is refused if members had to be
-// taken out of it or a salt put in, else routed by load, and the engine judges it.
+// An unparsable body may hold anything: engines read UTF-16, NaN and more. read refuses such a body
+// if members had to be removed or a salt added; otherwise it is routed by load and the engine
+// judges it.
 func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 	q := &e.query
 	q.Path = e.path
 	q.Session = e.head.session
 	e.splice(nil)
 	if kind == prompt.Other {
-		q.Whole = true // whatever its answer is, nobody looks for tokens in it
+		q.Whole = true // tokens of the answer are not observed
 		return fault{}, false
 	}
 	e.tenant = e.proxy.cfg.Tenant.of(e.tenant[:0], e.head.block)
@@ -232,7 +235,7 @@ func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 	return fault{}, false
 }
 
-// forward tries one backend after the other until the client has been answered, the request may not move on, or no backend
+// forward tries backends until the client is answered, the request may not move on, or no backend
 // is left.
 func (e *exchange) forward() {
 	if e.refuseBroken() {
@@ -262,12 +265,12 @@ func (e *exchange) forward() {
 	}
 }
 
-// refusePick answers a request that no backend can take.
+// refusePick answers a request for which the Picker has no backend.
 func (e *exchange) refusePick(err error) {
 	e.last.refused = true
 	switch {
 	case e.rec.Attempts > 0:
-		e.refuseExhausted() // all there are have failed
+		e.refuseExhausted() // every backend failed
 	case errors.Is(err, policy.ErrUnknownModel):
 		e.refuse(fault{fasthttp.StatusNotFound, "model_not_found", "no backend serves the model " + quoted(e.rec.Model)})
 	case errors.Is(err, policy.ErrNoBackend):

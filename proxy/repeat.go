@@ -14,19 +14,21 @@ import (
 )
 
 const (
-	// maxSeen is how many engines may see a request that does not end well on them. The first may have failed by itself;
-	// after the second it is rather the request, and each further engine would be harmed for it.
+	// maxSeen is how many engines may fail on one request. After the first failure the engine may
+	// be at fault; after the second more likely the request, which would harm further engines.
 	maxSeen = 2
-	// maxBusy bounds how many engines are asked that answer 429: they have done nothing of it.
+	// maxBusy bounds the engines that answer 429 to one request; a 429 costs an engine nothing.
 	maxBusy = 16
-	// brokeFor is how long a request that broke two engines is not sent again: SDKs and agents repeat within seconds.
+	// brokeFor is how long a request that broke two engines is refused: SDKs and agents repeat
+	// within seconds.
 	brokeFor = time.Minute
-	// brokeKept is how many such requests are remembered, the latest.
+	// brokeKept is how many such requests are remembered.
 	brokeKept = 256
 )
 
-// mayMove says whether the request may go to another engine after the attempt that has just failed. What no engine has
-// been given can go anywhere; what one has been given goes to one more, if it is inference, which changes nothing.
+// mayMove reports whether the request may go to another engine after the failed attempt. A request
+// that no engine received may always move; an inference request that one engine received may move
+// once, because inference has no side effects.
 func (e *exchange) mayMove() bool {
 	if e.last.failed == policy.Busy {
 		e.last.busy++
@@ -38,7 +40,7 @@ func (e *exchange) mayMove() bool {
 	return e.last.failed == policy.Connect || e.rec.Kind != prompt.Other && len(e.suspects) < maxSeen
 }
 
-// requestName tells this request from others: by its body, or by its prompt or its id if the body has been let go.
+// requestName identifies a request by its body or, once the body is released, by its prompt or id.
 func (e *exchange) requestName() uint64 {
 	if e.name != 0 {
 		return e.name
@@ -54,10 +56,10 @@ func (e *exchange) requestName() uint64 {
 	return e.name
 }
 
-// broken remembers the requests that broke two engines: they are not tried on more. Safe for concurrent use.
+// broken remembers requests that broke two engines. Safe for concurrent use.
 type broken struct {
-	seed uint64       // so that nobody can make a request that has the name of another's
-	last atomic.Int64 // until when any of them counts, Unix nanoseconds
+	seed uint64       // random, so that no client can forge the name of another's request
+	last atomic.Int64 // when the latest entry expires, in Unix nanoseconds
 
 	mu   sync.Mutex
 	ring [brokeKept]struct {
@@ -87,8 +89,8 @@ func (b *broken) has(name uint64, now time.Time) bool {
 	return false
 }
 
-// refuseBroken refuses a request that broke two engines a moment ago, and reports whether it is one. While there is none
-// the body is not even hashed.
+// refuseBroken refuses a request that broke two engines within brokeFor, and reports whether it
+// did. It hashes the body only while such a request is remembered.
 func (e *exchange) refuseBroken() bool {
 	b := &e.proxy.broken
 	if e.rec.Kind == prompt.Other || e.rec.Start.UnixNano() >= b.last.Load() || !b.has(e.requestName(), e.rec.Start) {
@@ -101,7 +103,8 @@ func (e *exchange) refuseBroken() bool {
 	return true
 }
 
-// busy ends an attempt at an engine that has no room. Its answer, if it was read, is kept for the case that none has.
+// busy ends an attempt that an engine answered with 429. held says that the response holds that
+// answer, for the case that every engine is busy.
 func (e *exchange) busy(held bool) {
 	wait := max(retrySeconds(e.ctx.Response.Header.Peek("Retry-After")), 1)
 	if e.last.busy == 0 || wait < e.last.wait {
@@ -111,7 +114,8 @@ func (e *exchange) busy(held bool) {
 	e.end(policy.Busy)
 }
 
-// refuseBusy answers 429 with the shortest wait that an engine has asked for: as the last of them did, if that is at hand.
+// refuseBusy answers 429 with the shortest Retry-After that an engine sent, and with the last
+// engine's body if it was read.
 func (e *exchange) refuseBusy() {
 	wait := e.last.wait
 	if e.last.held {
@@ -122,7 +126,7 @@ func (e *exchange) refuseBusy() {
 	e.retryAfter(wait)
 }
 
-// retrySeconds reads a Retry-After in seconds; 0 for none, or for a date, which engines do not send.
+// retrySeconds parses a Retry-After in seconds; 0 if absent or a date, which engines do not send.
 func retrySeconds(value []byte) int {
 	n, err := fasthttp.ParseUint(value)
 	if err != nil {
