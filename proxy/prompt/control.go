@@ -5,19 +5,19 @@ import (
 	"strconv"
 )
 
-// controls are the members that say something about the request and nothing about the prompt.
+// controls are the members that concern the request but not the prompt.
 type controls struct {
 	stream       bool
-	usage        bool // include_usage is true
-	continuous   bool // continuous_usage_stats is true
+	usage        bool // include_usage
+	continuous   bool // continuous_usage_stats
 	max          [4]int
 	session      [6]op
 	ask          ask
 	optionsGiven bool
 }
 
-// control reads a member into the root or the controls. As for all members, the last of several counts, and null
-// means not given.
+// control reads a member into the root or the controls. The last of several counts; null means
+// absent.
 func (p *Parser) control(f field) bool {
 	p.peek()
 	c := &p.ctl
@@ -66,8 +66,8 @@ func (p *Parser) control(f field) bool {
 	return ok
 }
 
-// inObject calls each with every member's name, p.pos at its value, if the value at p.pos is an object. each says
-// whether it read the value.
+// inObject calls each for every member if the value at p.pos is an object. each reports whether it
+// read the value.
 func (p *Parser) inObject(each func(name []byte) (read, ok bool)) bool {
 	if p.peek() != '{' {
 		return p.skip()
@@ -87,7 +87,7 @@ func (p *Parser) inObject(each func(name []byte) (read, ok bool)) bool {
 	}
 }
 
-// rootString reads a value that belongs to the root: a string's text, else its JSON behind a marker.
+// rootString reads a root string: a string's text, other values' JSON behind a marker.
 func (p *Parser) rootString() (op, bool) {
 	switch p.peek() {
 	case '"':
@@ -103,7 +103,7 @@ func (p *Parser) rootString() (op, bool) {
 	return p.tape.flatten(at), true
 }
 
-// scalar reads a string or number as text; other values are nothing.
+// scalar reads a string or number as text; other values count as absent.
 func (p *Parser) scalar() (op, bool) {
 	switch c := p.peek(); {
 	case c == '"':
@@ -116,7 +116,7 @@ func (p *Parser) scalar() (op, bool) {
 	return op{}, p.skip()
 }
 
-// count reads a positive whole number up to 2^30; other values are 0.
+// count reads a whole number up to 2^30; other values are 0.
 func (p *Parser) count() (int, bool) {
 	if c := p.peek(); c < '0' || c > '9' {
 		return 0, p.skip()
@@ -132,7 +132,7 @@ func (p *Parser) count() (int, bool) {
 	return n, true
 }
 
-// truth reads a boolean as the engines' validation does: they also take 1 and a few words.
+// truth reads a boolean as the engines' validation does, which also accepts 1 and a few words.
 func (p *Parser) truth() (bool, bool) {
 	switch c := p.peek(); {
 	case c == 't' || c == 'f' || c == 'n':
@@ -155,7 +155,7 @@ func (p *Parser) truth() (bool, bool) {
 	return false, p.skip()
 }
 
-// fill hands what was found to r.
+// fill copies the results to r.
 func (p *Parser) fill(r *Request) {
 	c := &p.ctl
 	r.Model = p.decoded(p.root[rootModel])
@@ -174,7 +174,7 @@ func (p *Parser) fill(r *Request) {
 	}
 }
 
-// decoded returns the string a piece of canonical text stands for; nil for none and for what is no string.
+// decoded unescapes canonical text; nil if it is empty or not a string.
 func (p *Parser) decoded(o op) []byte {
 	if o.n == 0 {
 		return nil

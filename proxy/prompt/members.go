@@ -2,11 +2,10 @@ package prompt
 
 import "bytes"
 
-// Which members of a body's object matter, per kind, and where they stand in the prompt. Everything not named
-// here (sampling parameters, response_format and other constraints on the output, identifiers, metadata) leaves
-// the prompt as it is.
+// These tables say which members of a body matter, per kind, and where they go in the prompt.
+// Members not named here do not change the prompt.
 
-// slot is a place in the prompt; the order is the template's.
+// slot is a place in the prompt, in template order.
 type slot uint8
 
 const (
@@ -28,14 +27,14 @@ const (
 	slotFunctions
 	slotSystem
 	slotMessages
-	slotFirst // and the other names for the first of a pair
+	slotFirst // and other names for the first of a pair
 	slotFirstB
 	slotFirstC
 	slotFirstD
 	slotPrompt
 	slotIDs
 	slotEmbeds
-	slotSecond // and for the second
+	slotSecond // and other names for the second
 	slotSecondB
 	slotSecondC
 	slotSecondD
@@ -46,7 +45,7 @@ const (
 	slotCount
 )
 
-// The root strings. They decide about every block, and stand outside the prompt bytes.
+// The root strings affect every block and are not in the prompt bytes.
 const (
 	rootModel = iota
 	rootLoRA
@@ -56,39 +55,38 @@ const (
 	rootCount
 )
 
-// how is the way a member is read.
+// how says how a member is read.
 type how uint8
 
 const (
-	asSetting how = iota // a value that changes the template: marker, name, JSON
-	asSorted             // the same with members sorted: keyword arguments
-	asMedia              // the same with the value's hash in place of the value
+	asSetting how = iota // changes the template: marker, name, JSON
+	asSorted             // the same with members sorted
+	asMedia              // the same with a hash for the value
 	asTail               // a setting that acts behind the messages
-	asChoice             // tool_choice
+	asChoice
 	asTools
 	asFunctions
-	asSystem // one system message
+	asSystem
 	asMessages
-	asItems // Responses input
+	asItems
 	asPrompt
-	asSecond // the second of a pair of prompts
-	asRoot   // into the root; slot is the index there
+	asSecond
+	asRoot // into root[slot]
 
 	asStream
-	asMaxTokens // slot is the index in controls.max
-	asSession   // slot is the index in controls.session
+	asMaxTokens // into controls.max[slot]
+	asSession   // into controls.session[slot]
 	asSessionObject
-	asOptions  // stream_options
-	asSampling // sampling_params
-	asSteering // not for clients
+	asOptions
+	asSampling
+	asSteering // cut out unless Options.Control
 	asExtraArgs
 )
 
-// field says what to do with a member.
 type field struct {
 	slot slot
 	how  how
-	dflt string // a literal that means the same as leaving the member out
+	dflt string // literal that equals leaving the member out
 }
 
 // common holds for every kind.
@@ -126,7 +124,7 @@ var common = map[string]field{
 	"mm_processor_kwargs":    {slotMediaArgs, asSorted, ""},
 }
 
-// chat is the OpenAI conversation and what vLLM and SGLang add to it.
+// chat is OpenAI's conversation with vLLM's and SGLang's additions.
 var chat = map[string]field{
 	"messages":               {slotMessages, asMessages, ""},
 	"tools":                  {slotTools, asTools, ""},
@@ -163,7 +161,7 @@ var responses = map[string]field{
 	"chat_template_kwargs": {slotTemplateArgs, asSorted, ""},
 }
 
-// perKind is indexed by Kind. A kind whose body may be a conversation or a plain text has both.
+// perKind is indexed by Kind. A kind that takes conversations or plain text has both.
 var perKind = [kinds]map[string]field{
 	Chat: chat,
 	Completion: {
@@ -217,7 +215,6 @@ func with(base, more map[string]field) map[string]field {
 	return m
 }
 
-// top scans the body's object.
 func (p *Parser) top() bool {
 	if !p.open() {
 		return false
@@ -256,8 +253,8 @@ func (p *Parser) top() bool {
 	}
 }
 
-// unwanted says whether a member is to be cut out of the body: it steers the engine, or it is the
-// client's salt, in whose place a tenant's is put.
+// unwanted reports whether to cut a member: it steers the engine, or is a client's salt that a
+// tenant's salt replaces.
 func (p *Parser) unwanted(name []byte, f field, known bool) bool {
 	switch {
 	case !known:
@@ -270,7 +267,7 @@ func (p *Parser) unwanted(name []byte, f field, known bool) bool {
 	return false
 }
 
-// promptMember reads a member that is part of the prompt into its slot. The last of several wins.
+// promptMember reads a prompt member into its slot. The last of several wins.
 func (p *Parser) promptMember(key op, f field) bool {
 	from := p.tape.mark()
 	ok := false
@@ -315,7 +312,7 @@ func (p *Parser) promptMember(key op, f field) bool {
 	return true
 }
 
-// isSetting says whether s is the member key with the literal value v.
+// isSetting reports whether s is the member key with the literal value v.
 func (p *Parser) isSetting(key op, s span, v string) bool {
 	if s.to != s.from+1 {
 		return false
@@ -325,7 +322,7 @@ func (p *Parser) isSetting(key op, s span, v string) bool {
 	return n == int(key.n)+4 && string(b[n:]) == v
 }
 
-// setting reads a member as marker, "name":, JSON. Null and empty mean not given.
+// setting puts marker, "name": and JSON on the tape; nothing for null, {} and [].
 func (p *Parser) setting(key op, mark byte, sorted bool) bool {
 	from := p.tape.mark()
 	p.tape.addByte(mark)
@@ -342,7 +339,7 @@ func (p *Parser) setting(key op, mark byte, sorted bool) bool {
 	return true
 }
 
-// isEmpty says whether the JSON after a mark is null, {} or [].
+// isEmpty reports whether the JSON after a mark is null, {} or [].
 func (p *Parser) isEmpty(at int) bool {
 	if len(p.tape.ops) != at+1 {
 		return false
@@ -354,7 +351,7 @@ func (p *Parser) isEmpty(at int) bool {
 	return false
 }
 
-// mediaSetting is setting with the hash of the value in its place.
+// mediaSetting is setting with the value's hash.
 func (p *Parser) mediaSetting(key op) bool {
 	from := p.tape.mark()
 	p.tape.addByte(markSetting)
@@ -374,8 +371,8 @@ func (p *Parser) mediaSetting(key op) bool {
 	return true
 }
 
-// choice reads tool_choice. Naming a tool or "none" changes which tools the template is given (SGLang always,
-// vLLM by option); the other values constrain the output only.
+// choice reads tool_choice. "none" or a named tool changes the tools in the prompt (SGLang always,
+// vLLM by option); other values only constrain the output.
 func (p *Parser) choice(key op) bool {
 	from := p.tape.mark()
 	if !p.setting(key, markSetting, true) {
@@ -388,7 +385,7 @@ func (p *Parser) choice(key op) bool {
 	return true
 }
 
-// list reads an array, each element by each. Null is empty; anything else is not understood and taken as JSON.
+// list calls each for every element of an array. Null is empty; other values are taken as JSON.
 func (p *Parser) list(each func(*Parser) bool) bool {
 	switch p.peek() {
 	case '[':

@@ -7,11 +7,10 @@ import (
 	"strconv"
 )
 
-// Canonical JSON, for values that reach the prompt as JSON (tool schemas) or whose shape we do not know: no white
-// space, canonical strings and numbers, a comma after every element (so that it is never known to be the last),
-// duplicate names resolved as Python does (the first one's place, the last one's value).
+// Canonical JSON: no white space, canonical strings and numbers, a comma after every element (so
+// that appending one only appends bytes), duplicate names resolved as in Python: first place, last
+// value.
 
-// member is one member of an object on the tape.
 type member struct {
 	key  op
 	at   span
@@ -19,19 +18,18 @@ type member struct {
 }
 
 const (
-	// pairwise is the number of members up to which duplicates are looked for by comparing all pairs.
+	// pairwise is how many members are compared in pairs to find duplicates.
 	pairwise = 8
 
-	// maxSorted bounds the members of an object that has to be sorted: the sort is the only step that is not
-	// linear in the body. Such objects (template arguments, content parts) have a handful.
+	// maxSorted bounds the members of a sorted object, because sorting is not linear in the body.
+	// Such objects have a handful.
 	maxSorted = 1024
 )
 
-// nameSeed keys the hash of names, so that nobody can construct a body with many collisions.
+// nameSeed is random, so that clients cannot construct collisions.
 var nameSeed = maphash.MakeSeed()
 
-// json puts the canonical form of the value at p.pos on the tape. With sorted, members of objects at every level
-// are ordered by name; else they stay in the order of the body.
+// json puts the canonical value at p.pos on the tape. sorted orders members by name at every level.
 func (p *Parser) json(sorted bool) bool {
 	switch p.peek() {
 	case '"':
@@ -70,8 +68,8 @@ func (p *Parser) json(sorted bool) bool {
 	return p.jsonNumber()
 }
 
-// jsonNumber puts a number on the tape: digits as written if whole (Python integers have any size), else the
-// shortest form of its float64 with an exponent, so that 1 and 1.0 stay apart, as they do in Python's JSON.
+// jsonNumber keeps whole numbers as written, since Python's have any size, and writes others as the
+// shortest float64 with an exponent, so that 1 and 1.0 differ as in Python.
 func (p *Parser) jsonNumber() bool {
 	raw, whole, ok := p.number()
 	if !ok {
@@ -79,7 +77,7 @@ func (p *Parser) jsonNumber() bool {
 	}
 	switch {
 	case !whole:
-		// A number beyond float64 becomes infinite, here as there.
+		// Beyond float64 a number becomes infinite, as in Python.
 		f, _ := strconv.ParseFloat(string(raw), 64)
 		off := len(p.tape.arena)
 		p.tape.arena = strconv.AppendFloat(p.tape.arena, f, 'e', -1, 64)
@@ -115,11 +113,10 @@ func (p *Parser) jsonObject(sorted bool) bool {
 	}
 	p.arrangeMembers(start, base)
 	p.tape.addByte('}')
-	p.tape.coalesce(start - 1) // from the opening brace on
+	p.tape.coalesce(start - 1) // including the brace
 	return true
 }
 
-// jsonMember puts a member on the tape, p.pos at its value, and remembers it.
 func (p *Parser) jsonMember(key op, sorted bool) bool {
 	from := p.tape.mark()
 	p.memberName(key)
@@ -146,7 +143,7 @@ func (p *Parser) remember(key op, from int) {
 	p.members = append(p.members, member{key: key, at: p.tape.since(from), hash: maphash.Bytes(nameSeed, p.tape.bytes(key))})
 }
 
-// settle removes duplicates from the members after base and, if asked, sorts them by name.
+// settle removes duplicates from the members after base and sorts them if asked.
 func (p *Parser) settle(base int, sorted bool) bool {
 	ms := p.members[base:]
 	if len(ms) <= pairwise {
@@ -185,7 +182,7 @@ next:
 	return ms[:n]
 }
 
-// uniqueHashed is uniquePairwise with a hash table of indexes (plus one) in place of the inner loop.
+// uniqueHashed is uniquePairwise with a hash table of indexes plus one.
 func (p *Parser) uniqueHashed(ms []member) []member {
 	size := 1
 	for size < 2*len(ms) {
@@ -213,8 +210,8 @@ next:
 	return ms[:n]
 }
 
-// arrangeMembers makes the tape after start the members after base, in their order, after the given spans, and
-// forgets the members.
+// arrangeMembers makes the tape after start the spans in before, then the members after base, which
+// it forgets.
 func (p *Parser) arrangeMembers(start, base int, before ...span) {
 	spans := append(p.spans[:0], before...)
 	for i := range p.members[base:] {
