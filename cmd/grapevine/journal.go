@@ -9,12 +9,10 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// journalWriter puts the priority in front of each log line ("<4>{...}"), which journald
-// takes off and stores (sd-daemon(3), SyslogLevelPrefix). Without it all lines have
-// priority 6, and journalctl -p warning shows none.
+// journalWriter prefixes each log line with its priority ("<4>{...}"), which journald strips and
+// stores (sd-daemon(3), SyslogLevelPrefix). Otherwise journalctl -p warning shows no lines.
 type journalWriter struct{ io.Writer }
 
-// WriteLevel implements zerolog.LevelWriter.
 func (w journalWriter) WriteLevel(level zerolog.Level, line []byte) (int, error) {
 	priority := byte('6')
 	switch level {
@@ -33,9 +31,8 @@ func (w journalWriter) WriteLevel(level zerolog.Level, line []byte) (int, error)
 	return len(line), nil
 }
 
-// logTo returns w, or a journalWriter to it if journald reads w. stream is the value of
-// JOURNAL_STREAM, in which systemd names the device and inode of that stream
-// (systemd.exec(5)).
+// logTo wraps w in a journalWriter if journald reads it: stream is JOURNAL_STREAM, which holds the
+// stream's device and inode (systemd.exec(5)).
 func logTo(w io.Writer, stream string) io.Writer {
 	f, ok := w.(*os.File)
 	if !ok || stream == "" {

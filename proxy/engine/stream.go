@@ -3,42 +3,41 @@ package engine
 import "bytes"
 
 const (
-	// maxHold is how much of an event that may have to be removed is held back, in bytes. The chunk in question
-	// has a few hundred.
+	// maxHold bounds, in bytes, a held-back event; the usage event has a few hundred.
 	maxHold = 64 << 10
 
-	// maxLook is the longest event that is looked into. The last event of a Responses stream repeats the whole
-	// answer; beyond this its usage stays unknown.
+	// maxLook bounds, in bytes, the events that are parsed. The last event of a Responses stream
+	// repeats the whole answer; above this bound its usage stays unknown.
 	maxLook = 1 << 20
 )
 
-// Seen is what a chunk brought.
+// Seen is what Feed found.
 type Seen struct {
-	FirstToken bool // the first event that carries output: the prompt has been processed. Once per stream
+	FirstToken bool // the first event with output, i.e. prefill is done; once per stream
 	Done       bool // the engine says that the answer is complete
 }
 
-// Stream watches the bytes of a server-sent event stream go by. The zero value needs a Reset. One goroutine.
+// Stream reads a server-sent event stream as it passes. Call Reset before use. Not safe for
+// concurrent use.
 //
-// With strip it removes the event that only brings the usage (no choices, usage given), once, with all its lines;
-// for that an event that has not ended yet is held back, to 64 KiB. Events beyond are passed on and never removed.
-// Nothing else is altered: in particular the "usage":null that engines put in the other chunks when asked for
-// usage stays. Lines end with LF or CRLF.
+// With strip it removes, once, the event that carries only usage (empty choices and a usage
+// object). Until then it holds back the incomplete event, up to 64 KiB; longer events are passed
+// on. It alters nothing else.
 type Stream struct {
 	strip   bool
-	passing bool // the current event has grown too long to be held
+	passing bool // the current event is too long to hold
 	tokens  bool // FirstToken was reported
-	choices bool // the events are OpenAI's chunks
+	choices bool // events are OpenAI chunks
 	line    lineState
 	counts  counts
 
-	event []byte // of the current event, what earlier chunks brought
-	long  bool   // the current event is beyond maxLook and event is empty
-	out   []byte // scratch for what Feed returns, if it is no part of its argument
-	data  []byte // scratch for data of several lines
+	event []byte // the current event, from earlier chunks
+	long  bool   // the current event is beyond maxLook; event is empty
+	out   []byte // scratch for Feed's result
+	data  []byte // scratch for multi-line data
 }
 
-// lineState is what the current line has so far.
+// lineState summarizes the current line.
 type lineState uint8
 
 const (
@@ -47,7 +46,7 @@ const (
 	lineFull
 )
 
-// Reset makes s ready for another stream, keeping its memory if it is small.
+// Reset prepares s for another stream and keeps small buffers.
 func (s *Stream) Reset(strip bool) {
 	event, out, data := s.event[:0], s.out[:0], s.data[:0]
 	if cap(event)+cap(out)+cap(data) > 4*maxHold {
@@ -56,15 +55,15 @@ func (s *Stream) Reset(strip bool) {
 	*s = Stream{strip: strip, counts: noCounts, event: event, out: out, data: data}
 }
 
-// Usage returns what is known so far.
+// Usage returns the counts seen so far; false if none.
 func (s *Stream) Usage() (Usage, bool) { return s.counts.usage() }
 
-// Feed takes the next bytes of the stream, however they are cut, and returns those to forward now: p itself or a
-// part of it where possible, else the stream's own buffer, valid until the next call.
+// Feed takes the next bytes of the stream, cut anywhere, and returns those to forward now: part of
+// p, or a buffer that is valid until the next call.
 func (s *Stream) Feed(p []byte) (out []byte, seen Seen) {
 	s.out = s.out[:0]
 	strip, copied := s.strip, false
-	from, to, start := 0, 0, 0 // p[from:to] is to be forwarded; the current event begins at p[start]
+	from, to, start := 0, 0, 0 // forward p[from:to]; the current event begins at p[start]
 	for at := 0; at < len(p); {
 		n := bytes.IndexByte(p[at:], '\n')
 		if n < 0 {
@@ -117,7 +116,7 @@ func (s *Stream) Feed(p []byte) (out []byte, seen Seen) {
 	return s.out, seen
 }
 
-// with is the state after more bytes, none of them LF.
+// with returns the state after b, which holds no LF.
 func (l lineState) with(b []byte) lineState {
 	switch {
 	case len(b) == 0:
@@ -128,7 +127,7 @@ func (l lineState) with(b []byte) lineState {
 	return lineFull
 }
 
-// keep remembers bytes of an event that has not ended.
+// keep stores bytes of an incomplete event.
 func (s *Stream) keep(b []byte) {
 	if s.long || len(s.event)+len(b) > maxLook {
 		s.long = true
@@ -138,8 +137,8 @@ func (s *Stream) keep(b []byte) {
 	s.event = append(s.event, b...)
 }
 
-// ended looks at the event that ends with tail and says whether it is to be removed. Afterwards s.event holds the
-// whole of it if it held some of it before.
+// ended reads the event that ends with tail and reports whether to remove it. Afterwards s.event
+// holds the whole event if it held a part.
 func (s *Stream) ended(tail []byte, seen *Seen) (drop bool) {
 	if s.long || len(s.event)+len(tail) > maxLook {
 		return false
@@ -151,14 +150,13 @@ func (s *Stream) ended(tail []byte, seen *Seen) (drop bool) {
 	}
 	usageOnly := s.look(event, seen)
 	if usageOnly && s.strip && len(event) <= maxHold {
-		s.strip = false // once is enough, and nothing need be held any more
+		s.strip = false // remove once; nothing need be held any more
 		return true
 	}
 	return false
 }
 
-// Flush ends the stream and returns the bytes that were still held back. An event that the end of the stream cuts
-// short is forwarded like others, unless it is the one to remove.
+// Flush ends the stream and returns the held bytes, unless they are the event to remove.
 func (s *Stream) Flush() []byte {
 	event := s.event
 	held := s.strip && !s.passing
