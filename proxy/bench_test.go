@@ -23,7 +23,7 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// fixed is a backend that answers every request with the same bytes, reading no more of it than its length.
+// fixed is a backend that answers every request with the same bytes.
 func fixed(b *testing.B, answer string) string {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	must(b, err)
@@ -52,7 +52,7 @@ func fixed(b *testing.B, answer string) string {
 	return ln.Addr().String()
 }
 
-// skipMessage reads one message with a Content-Length, case as Go and the proxy write it.
+// skipMessage reads one message that has a Content-Length.
 func skipMessage(br *bufio.Reader) error {
 	length := 0
 	for {
@@ -72,8 +72,8 @@ func skipMessage(br *bufio.Reader) error {
 	}
 }
 
-// BenchmarkForward: one request and its answer over kept connections, all ends in this process. "direct" is client and
-// backend alone, to be subtracted; "httputil" is the standard library's proxy in the same place. cpu-us/op is of the whole
+// BenchmarkForward measures one exchange over kept connections. "direct" is client and backend
+// alone, to be subtracted; "httputil" is the standard library's proxy. cpu-us/op covers the whole
 // process.
 func BenchmarkForward(b *testing.B) {
 	for _, size := range []int{1 << 10, 128 << 10} {
@@ -175,7 +175,7 @@ func cpuTime(b *testing.B) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// BenchmarkStream: one event of a stream that passes through the proxy, sent when the one before has arrived.
+// BenchmarkStream measures one event that passes through the proxy.
 func BenchmarkStream(b *testing.B) {
 	next := make(chan bool)
 	backend := newBackend(b, false, func(c *upstreamSide, _ seenRequest) bool {
@@ -213,7 +213,7 @@ func BenchmarkStream(b *testing.B) {
 	_, _ = io.ReadAll(resp.Body)
 }
 
-// BenchmarkSweep: what the watch costs per connection and pass.
+// BenchmarkSweep measures the watch per connection and pass.
 func BenchmarkSweep(b *testing.B) {
 	for _, active := range []bool{false, true} {
 		b.Run(fmt.Sprintf("active=%v", active), func(b *testing.B) {
