@@ -7,11 +7,10 @@ import (
 	"io"
 )
 
-// errFraming says that a response body violates its framing.
 var errFraming = errors.New("malformed response body")
 
 const (
-	maxChunkLine = 1 << 10 // a chunk size with its extensions
+	maxChunkLine = 1 << 10 // with extensions
 	maxTrailer   = 8 << 10
 )
 
@@ -21,15 +20,14 @@ const (
 	lengthToClose = -2
 )
 
-// bodyReader removes the framing of a response body in place: it returns views of the
-// bufio.Reader's buffer. It returns all buffered chunks as one piece, so that behind a slow client
-// tokens leave in fewer, larger writes.
+// bodyReader removes the framing of a body in place. It returns all buffered chunks as one piece,
+// so that behind a slow client tokens leave in fewer writes.
 type bodyReader struct {
 	br      *bufio.Reader
 	length  int   // bytes, lengthChunked or lengthToClose
-	left    int64 // bytes left of the body or chunk
+	left    int64 // of the body or chunk
 	phase   chunkPhase
-	trailer int // trailer bytes read
+	trailer int // bytes read
 	done    bool
 }
 
@@ -46,9 +44,9 @@ func (b *bodyReader) reset(br *bufio.Reader, length int) {
 	*b = bodyReader{br: br, length: length, left: int64(max(length, 0)), done: length == 0}
 }
 
-// next waits for and returns at least one byte of the body. The view is valid until the next call,
-// and the caller may overwrite it. Errors are io.EOF after the last byte and io.ErrUnexpectedEOF if
-// the body ends early. After a timeout next may be called again.
+// next waits for at least one byte of the body. The view is valid until the next call and may be
+// overwritten. It returns io.EOF at the end, io.ErrUnexpectedEOF if that comes early; after a
+// timeout it may be called again.
 func (b *bodyReader) next() ([]byte, error) {
 	for {
 		if b.done {
@@ -80,7 +78,6 @@ func (b *bodyReader) next() ([]byte, error) {
 	}
 }
 
-// take consumes the complete part of the buffer and returns its body bytes.
 func (b *bodyReader) take() ([]byte, error) {
 	view, err := b.br.Peek(b.br.Buffered())
 	if err != nil {
@@ -103,10 +100,9 @@ func (b *bodyReader) take() ([]byte, error) {
 	return view, err
 }
 
-// dechunk moves the data of the chunks in view together and returns it with the number of bytes
-// consumed.
+// dechunk moves the chunks' data together and returns it with the bytes consumed.
 func (b *bodyReader) dechunk(view []byte) (data []byte, used int, err error) {
-	from, to := 0, 0 // data is view[from:to]
+	from, to := 0, 0
 	for used < len(view) && !b.done {
 		n := 0
 		rest := view[used:]
@@ -152,7 +148,6 @@ func (b *bodyReader) endChunk(rest []byte) (int, error) {
 	return 2, nil
 }
 
-// startChunk reads a chunk size and skips extensions.
 func (b *bodyReader) startChunk(rest []byte) (int, error) {
 	end := bytes.IndexByte(rest, '\n')
 	if end < 0 && len(rest) < maxChunkLine {
@@ -184,7 +179,6 @@ func (b *bodyReader) startChunk(rest []byte) (int, error) {
 	return end + 1, nil
 }
 
-// skipTrailer skips one trailer line; trailers are not passed on.
 func (b *bodyReader) skipTrailer(rest []byte) (int, error) {
 	end := bytes.IndexByte(rest, '\n')
 	if b.trailer+end+1 > maxTrailer || end < 0 && b.trailer+len(rest) > maxTrailer {

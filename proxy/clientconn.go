@@ -10,13 +10,12 @@ import (
 	"time"
 )
 
-// States of a client connection. Its goroutine advances the state; the drain moves it from idle or
-// reading to closing.
+// The connection's goroutine advances the state; the drain sets connClosing.
 const (
-	connIdle    int32 = iota // no byte of the next request has come
-	connReading              // part of a request has come
-	connActive               // a request is being served
-	connClosing              // the drain is closing it
+	connIdle int32 = iota
+	connReading
+	connActive
+	connClosing
 )
 
 // reason says why a wait for the backend was interrupted.
@@ -24,14 +23,14 @@ type reason uint8
 
 const (
 	undisturbed reason = iota
-	expired            // the deadline passed
-	departed           // the client left
-	stalled            // the client does not read
-	forced             // the drain ran out of time
+	expired
+	departed // the client left
+	stalled  // the client does not read
+	forced   // the drain ran out of time
 )
 
-// bodyCredit is how many bytes of a request must arrive per Timeouts.Read: 8.7 KiB/s at the
-// default, so a client that sends a byte now and then cannot hold the memory of its body for hours.
+// bodyCredit is how many bytes of a request must arrive per Timeouts.Read, so that a client that
+// sends a byte now and then cannot hold body memory for hours.
 const bodyCredit = 256 << 10
 
 const (
@@ -39,34 +38,34 @@ const (
 	lingerIdle = 2 * time.Second
 )
 
-// clientConn is an accepted connection as fasthttp sees it. The embedded net.Conn carries HTTP: the
-// socket itself, or the connection left after the PROXY header or TLS.
+// clientConn is an accepted connection as fasthttp sees it. The embedded Conn carries HTTP: the
+// socket, or the connection inside PROXY protocol or TLS.
 type clientConn struct {
 	net.Conn
 	proxy *Proxy
-	raw   net.Conn // the socket
-	index int      // in the registry
-	key   uint64   // in departures
+	raw   net.Conn
+	index int
+	key   uint64
 
-	forwarded []byte // the client's address, for X-Forwarded-For
+	forwarded []byte // for X-Forwarded-For
 
 	state    atomic.Int32
 	left     atomic.Bool  // the client closed the connection or its sending half
-	writing  atomic.Int64 // coarse time at which the current write began; 0 if none
-	deadline atomic.Int64 // coarse time at which to interrupt the wait for the backend; 0 if none
+	writing  atomic.Int64 // coarse start of the current write; 0 if none
+	deadline atomic.Int64 // coarse end of the wait for the backend; 0 if none
 
-	// readBy is when the request must have arrived, in nanoseconds since Proxy.epoch; 0 for no
-	// limit.
+	// readBy is when the request must have arrived, in nanoseconds since Proxy.epoch; 0 if
+	// unlimited.
 	readBy atomic.Int64
 
-	// Used by the connection's goroutine only.
-	body      []byte    // of the request
-	arrived   time.Time // when the whole request had arrived
+	// For the connection's goroutine only.
+	body      []byte
+	arrived   time.Time // when the request was complete
 	credit    int       // bytes read since readBy last moved
-	heard     bool      // a byte of a request has come
-	ended     bool      // the client's sending half is closed
-	muted     bool      // drop what fasthttp writes: the proxy wrote a response, or sends none
-	lingering bool      // the request was refused before all of it was read: see Close
+	heard     bool
+	ended     bool
+	muted     bool // drop what fasthttp writes
+	lingering bool // the rest of a refused request is unread: see Close
 	whole     wholeBody
 
 	mu   sync.Mutex // guards the fields below
@@ -75,8 +74,7 @@ type clientConn struct {
 	late bool // reads fail because readBy has passed
 }
 
-// Read implements net.Conn. Every bodyCredit bytes extend readBy, so large bodies have time and
-// slow trickles do not.
+// Read implements net.Conn. Every bodyCredit bytes extend readBy.
 func (c *clientConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	c.ended = err == io.EOF
@@ -98,8 +96,8 @@ func (c *clientConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// SetReadDeadline implements net.Conn. fasthttp sets two deadlines per request; the watch enforces
-// them, so they cost no timers.
+// SetReadDeadline implements net.Conn. The watch enforces the two deadlines per request that
+// fasthttp sets, so they cost no timers.
 func (c *clientConn) SetReadDeadline(t time.Time) error {
 	c.credit = 0
 	var by int64
@@ -116,7 +114,6 @@ func (c *clientConn) SetReadDeadline(t time.Time) error {
 	return c.Conn.SetReadDeadline(time.Time{})
 }
 
-// expireRead makes reads fail once readBy has passed.
 func (c *clientConn) expireRead(now int64) {
 	if by := c.readBy.Load(); by == 0 || now <= by {
 		return
@@ -125,7 +122,7 @@ func (c *clientConn) expireRead(now int64) {
 	defer c.mu.Unlock()
 	if by := c.readBy.Load(); by != 0 && now > by && !c.late {
 		c.late = true
-		_ = c.Conn.SetReadDeadline(aLongTimeAgo) // an error means the connection is closed already
+		_ = c.Conn.SetReadDeadline(aLongTimeAgo) // the connection is closed otherwise
 	}
 }
 
@@ -139,13 +136,13 @@ func (c *clientConn) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// Close implements net.Conn. Closing a socket that has unread bytes resets it, and the reset would
-// overtake a refusal. So after a refusal Close first reads and drops what the client still sends.
+// Close implements net.Conn. After a refusal it first drops what the client still sends: closing a
+// socket with unread bytes would reset it, and the reset would overtake the answer.
 func (c *clientConn) Close() error {
 	if tc, ok := c.raw.(*net.TCPConn); ok && c.lingering {
 		c.lingering = false
 		if secure, ok := c.Conn.(*tls.Conn); ok {
-			_ = secure.CloseWrite() // an error means the client has gone
+			_ = secure.CloseWrite()
 		}
 		_ = tc.CloseWrite()
 		c.state.Store(connIdle) // lets a drain close it
@@ -154,16 +151,15 @@ func (c *clientConn) Close() error {
 	return c.Conn.Close()
 }
 
-// abort closes the connection with a TCP reset.
+// abort closes with a TCP reset.
 func (c *clientConn) abort() {
 	if tc, ok := c.raw.(*net.TCPConn); ok {
-		_ = tc.SetLinger(0) // an error means the connection is closed already
+		_ = tc.SetLinger(0)
 	}
 	c.raw.Close()
 }
 
-// drop reads and discards until the peer closes, sends nothing for lingerIdle, or lingerTime is
-// over.
+// drop discards input until the peer closes or a limit has passed.
 func drop(c net.Conn) {
 	scratch := dropBuffers.Get().(*[]byte)
 	defer dropBuffers.Put(scratch)
@@ -180,8 +176,8 @@ func drop(c net.Conn) {
 
 var dropBuffers = sync.Pool{New: func() any { b := make([]byte, 64<<10); return &b }}
 
-// wholeBody is a response body that is flushed once written. fasthttp alone delays a response while
-// its buffer holds the next pipelined request.
+// wholeBody is a response body that is flushed at once. fasthttp alone would wait for the answer to
+// the next pipelined request.
 type wholeBody struct{ body []byte }
 
 // Read implements io.Reader. fasthttp uses WriteTo.
@@ -200,8 +196,7 @@ func (b *wholeBody) WriteTo(w io.Writer) (int64, error) {
 
 var errNotRead = errors.New("proxy: body is written, not read")
 
-// begin marks the start of a request. The client may have left before there was a request to
-// interrupt, so begin checks left.
+// begin marks the start of a request, whose client may have left already.
 func (c *clientConn) begin() {
 	c.state.Store(connActive)
 	c.mu.Lock()
@@ -215,7 +210,6 @@ func (c *clientConn) begin() {
 	}
 }
 
-// depart records that the client left and interrupts the current request, if any.
 func (c *clientConn) depart() {
 	c.left.Store(true)
 	if c.state.Load() == connActive {
@@ -223,8 +217,8 @@ func (c *clientConn) depart() {
 	}
 }
 
-// attach hands the backend connection to the watch, which may interrupt it, and starts the wait. It
-// returns why the request must stop, or undisturbed.
+// attach lets the watch interrupt up and starts the wait. It returns why the request must stop, if
+// it must.
 func (c *clientConn) attach(up *upstreamConn, wait time.Duration) reason {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -237,14 +231,13 @@ func (c *clientConn) attach(up *upstreamConn, wait time.Duration) reason {
 	return undisturbed
 }
 
-// arm sets the deadline of the wait at least wait from now, allowing for the age of the coarse
-// clock.
+// arm sets the deadline of the wait. One Watch is added for the age of the coarse clock.
 func (c *clientConn) arm(wait time.Duration) {
 	c.deadline.Store(c.proxy.clock.Load() + int64(wait+c.proxy.cfg.Timeouts.Watch))
 }
 
-// detach takes the backend connection back and returns why it was interrupted, if it was. The watch
-// does not touch the connection afterwards.
+// detach takes the connection back from the watch and returns why the wait was interrupted, if it
+// was.
 func (c *clientConn) detach() reason {
 	c.deadline.Store(0)
 	c.mu.Lock()
@@ -253,7 +246,7 @@ func (c *clientConn) detach() reason {
 	return c.why
 }
 
-// resume clears an expiry and waits again, so that the attached connection stays readable.
+// resume clears an expiry and waits again.
 func (c *clientConn) resume(wait time.Duration) reason {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -279,7 +272,7 @@ func (c *clientConn) overdue() bool {
 	return deadline != 0 && c.proxy.clock.Load() > deadline
 }
 
-// interrupt ends the wait for the backend. The first reason stands, but any other replaces expired.
+// interrupt ends the wait. The first reason stands, except that others replace expired.
 func (c *clientConn) interrupt(why reason) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -287,7 +280,7 @@ func (c *clientConn) interrupt(why reason) {
 		return
 	}
 	if why == expired && (c.up == nil || c.why == expired || !c.overdue()) {
-		return // the wait went on since the watch looked
+		return // the wait went on meanwhile
 	}
 	c.why = why
 	if c.up != nil {
@@ -295,7 +288,7 @@ func (c *clientConn) interrupt(why reason) {
 	}
 }
 
-// registry lists the open client connections, unordered. Guarded by Proxy.mu.
+// registry lists the open connections. Guarded by Proxy.mu.
 type registry struct{ list []*clientConn }
 
 func (r *registry) add(c *clientConn) {

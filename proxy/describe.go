@@ -6,8 +6,8 @@ import (
 	"grapevine/proxy/prompt"
 )
 
-// describer parses prompts. It is pooled and held only while parsing, because its scratch grows
-// with the prompts while requests last minutes.
+// describer is held only while parsing: its scratch grows with the prompts, and requests last
+// minutes.
 type describer struct {
 	parser *prompt.Parser
 	prompt prompt.Request
@@ -20,8 +20,8 @@ func (d *describer) release(p *Proxy) {
 	p.parsers.Put(d)
 }
 
-// describe copies a parsed prompt into a policy request. A session already in q, from a header,
-// wins over the body's. It appends the copies to names and hashes and returns both for reuse.
+// describe copies a parsed prompt into q, appending to names and hashes. A session already in q
+// wins over the body's.
 func describe(q *policy.Request, r *prompt.Request, names []byte, hashes []prefixtree.Hash) ([]byte, []prefixtree.Hash) {
 	keep := func(b []byte) []byte {
 		from := len(names)
@@ -37,10 +37,9 @@ func describe(q *policy.Request, r *prompt.Request, names []byte, hashes []prefi
 	return names, hashes
 }
 
-// Describe fills q as the proxy would for this request, to ask the policy for its choice. header
-// returns a request header; nil means that body was already sent to an engine and holds its
-// tenant's salt. The error is the prompt parser's; q then has no hashes. q may keep references to
-// path and header. Safe for concurrent use.
+// Describe fills q as for a request, to ask the policy for its choice. header returns a request
+// header; nil means that body holds its tenant's salt already. The error is the parser's; q then
+// has no hashes. Safe for concurrent use.
 func (p *Proxy) Describe(path []byte, header func(name string) []byte, body []byte, q *policy.Request) error {
 	d := p.parsers.Get().(*describer)
 	defer d.release(p)

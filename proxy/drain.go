@@ -5,21 +5,18 @@ import (
 	"time"
 )
 
-// forceGrace is how long interrupted requests have to send their error to the client.
+// forceGrace is for sending errors to interrupted clients.
 const forceGrace = 500 * time.Millisecond
 
-// arrivalGrace is how long an arriving request may still take once the listeners are closed: enough
-// for any body on a working network, and a bound on the delay by a trickling client.
+// arrivalGrace is for requests that still arrive: enough for any body on a working network.
 const arrivalGrace = 5 * time.Second
 
-// Shutdown drains and stops the proxy: /readyz turns 503, responses carry Connection: close, after
-// DrainGrace listeners and idle connections are closed, and requests in flight run to their end.
-// When ctx ends or Shutdown is called again, the remaining requests are interrupted: streams end
-// with an error event, other requests with 503.
+// Shutdown drains and stops the proxy: /readyz turns 503, after DrainGrace listeners and idle
+// connections close, and requests run to their end. When ctx ends or Shutdown is called again,
+// streams end with an error event and other requests with 503.
 //
-// It returns when every goroutine of the proxy has ended, about half a second after ctx at the
-// latest: nil if nothing was interrupted, else ctx's error or context.Canceled. A second call
-// returns the result of the first.
+// It returns when every goroutine has ended, about half a second after ctx at the latest: nil, or
+// an error if requests were interrupted. A second call returns the same.
 func (p *Proxy) Shutdown(ctx context.Context) error {
 	first := false
 	p.shutdown.Do(func() { first = true })
@@ -37,7 +34,7 @@ func (p *Proxy) drain(ctx context.Context) error {
 	p.Ready(false)
 	p.draining.Store(true)
 	p.cfg.Log.Info().Int("requests", p.InFlight()).Msg("draining")
-	_ = p.wait(ctx, p.tuned.Load().Timeouts.DrainGrace) // the next steps are the same after an error
+	_ = p.wait(ctx, p.tuned.Load().Timeouts.DrainGrace) // an error changes nothing here
 	p.closeListeners()
 	var err error
 	for cut := time.Now().Add(arrivalGrace); !p.closeIdle(connIdle) && err == nil; {
@@ -65,7 +62,7 @@ func (p *Proxy) drain(ctx context.Context) error {
 	return err
 }
 
-// wait returns nil after d, or earlier an error if the drain must be cut short.
+// wait returns an error if the drain must be cut short before d has passed.
 func (p *Proxy) wait(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -79,7 +76,6 @@ func (p *Proxy) wait(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// closeListeners makes Serve return and refuses new connections.
 func (p *Proxy) closeListeners() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -90,8 +86,7 @@ func (p *Proxy) closeListeners() {
 	}
 }
 
-// closeIdle closes the connections in a state and reports whether no connection of any state is
-// left.
+// closeIdle closes the connections in a state and reports whether no connection is left.
 func (p *Proxy) closeIdle(state int32) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -103,8 +98,6 @@ func (p *Proxy) closeIdle(state int32) bool {
 	return len(p.conns.list) == 0
 }
 
-// forceClosed interrupts every request, waits up to forceGrace for the answers, and closes every
-// connection.
 func (p *Proxy) forceClosed() {
 	p.cancel()
 	p.mu.Lock()

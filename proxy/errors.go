@@ -12,21 +12,21 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// fault is an error that the proxy reports to a client.
+// fault is an error for a client.
 type fault struct {
 	status  int
 	code    string // stable, for programs
-	message string // for people; from the request it quotes only the model's name
+	message string // holds nothing of the request but the model's name
 }
 
 // dialect is the API whose error format is used.
 type dialect uint8
 
 const (
-	openAI    dialect = iota
-	responses         // OpenAI's Responses API, whose stream events name their type
+	openAI dialect = iota
+	responses
 	anthropic
-	either // path unknown yet: one object that both APIs' clients can read
+	either // unknown path: both APIs' clients can read it
 )
 
 func dialectOf(path []byte) dialect {
@@ -70,7 +70,7 @@ func anthropicType(status int) string {
 	return "invalid_request_error"
 }
 
-// The envelopes of OpenAI and Anthropic. Clients expect param, which is always null here.
+// Clients expect param, which is always null here.
 type (
 	envelope struct {
 		Type  string `json:"type,omitempty"`
@@ -96,7 +96,6 @@ type (
 	}
 )
 
-// body returns the error as JSON.
 func (f fault) body(d dialect) []byte {
 	inner := openAIError{Message: f.message, Type: openAIType(f.status), Code: f.code}
 	switch d {
@@ -109,7 +108,6 @@ func (f fault) body(d dialect) []byte {
 	return marshal(envelope{"", inner})
 }
 
-// event returns the error as the last event of a stream.
 func (f fault) event(path []byte) []byte {
 	var head string
 	var data []byte
@@ -129,12 +127,11 @@ func (f fault) event(path []byte) []byte {
 func marshal(v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil {
-		panic("proxy: error envelope: " + err.Error()) // strings and a nil pointer always marshal
+		panic("proxy: error envelope: " + err.Error()) // cannot happen
 	}
 	return b
 }
 
-// refuse replaces the response by an error.
 func (e *exchange) refuse(f fault) {
 	e.ctx.Response.Reset()
 	h := &e.ctx.Response.Header
@@ -146,11 +143,9 @@ func (e *exchange) refuse(f fault) {
 	e.rec.Status = f.status
 }
 
-// refuseExhausted turns the failure of the last backend into the client's error.
-//
-// Clients retry by themselves, twice by default. x-should-retry: false stops them after a timeout,
-// which cost minutes and still occupies engines, and after maxSeen engines failed on this request
-// and the last broke the connection.
+// refuseExhausted answers for the last backend's failure. x-should-retry: false stops a client's
+// own retries after a timeout, which still occupies engines, and after the request broke maxSeen
+// engines.
 func (e *exchange) refuseExhausted() {
 	last := &e.last
 	if last.busy > 0 {
@@ -187,7 +182,6 @@ func (e *exchange) retryAfter(seconds int) {
 	e.ctx.Response.Header.Set("Retry-After", strconv.Itoa(seconds))
 }
 
-// quoted returns a model's name, truncated, for a message.
 func quoted(model []byte) string {
 	const longest = 200
 	if len(model) > longest {
@@ -196,8 +190,7 @@ func quoted(model []byte) string {
 	return strconv.Quote(string(model))
 }
 
-// refuseUnread answers a request that could not be read; the connection is closed afterwards. If no
-// byte of a request came, it sends nothing.
+// refuseUnread answers a request that could not be read, if a byte of it came.
 func refuseUnread(ctx *fasthttp.RequestCtx, err error) {
 	f := fault{fasthttp.StatusBadRequest, "bad_request", "the request is malformed"}
 	var small *fasthttp.ErrSmallBuffer
@@ -213,7 +206,7 @@ func refuseUnread(ctx *fasthttp.RequestCtx, err error) {
 	}
 	conn := ctx.Conn().(*clientConn)
 	if !conn.heard {
-		conn.muted = true // there is no request to answer
+		conn.muted = true
 		return
 	}
 	conn.lingering = true

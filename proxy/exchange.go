@@ -12,16 +12,14 @@ import (
 	"grapevine/proxy/prompt"
 )
 
-// retainScratch and retainHashes bound the scratch that a pooled exchange keeps, in bytes and
-// hashes.
+// Bounds of the scratch that a pooled exchange keeps.
 const (
 	retainScratch = 64 << 10
 	retainHashes  = 8 << 10 // a prompt of 4 MiB
 )
 
-// exchange is one request. acquire takes it from a pool when the request has arrived; finish
-// returns it exactly once, at the end of the handler or, for a streamed response, when fasthttp
-// closes the body.
+// exchange is one request, from a pool. finish returns it exactly once: at the end of the handler
+// or, if streamed, when fasthttp closes the body.
 type exchange struct {
 	proxy *Proxy
 	ctx   *fasthttp.RequestCtx
@@ -30,39 +28,39 @@ type exchange struct {
 	query policy.Request
 	guard guard
 	rec   Record
-	last  failure // the last failed attempt
-	// suspects are backends that received the request and did not answer it.
+	last  failure
+	// Backends that received the request and did not answer.
 	suspects []prefixtree.Backend
-	wait     int    // Retry-After of the last 429, in seconds
-	name     uint64 // see requestName; 0 until needed
+	wait     int    // seconds, of the last 429
+	name     uint64 // see requestName
 
 	path     []byte
-	target   []byte // path and query
+	target   []byte
 	access   access
 	body     []byte   // as received
 	pieces   [][]byte // the body to send: views of body and inserted
-	inserted []byte   // scratch: the edits' texts
-	tenant   []byte   // scratch: identifies the tenant
-	strip    bool     // remove the usage event: the router asked for it, the client did not
-	id       []byte   // scratch: a minted id
-	route    []byte   // scratch: the route header
+	inserted []byte   // scratch: texts of the edits
+	tenant   []byte   // scratch
+	strip    bool     // remove the usage that only the router asked for
+	id       []byte   // scratch
+	route    []byte   // scratch
 
-	// Scratch for the query's copies of the prompt: a stream outlives body and parser.
+	// Scratch: a stream outlives the body and the parser.
 	names  []byte
 	hashes []prefixtree.Hash
 
-	sent     func()        // dispatched, as a func value made once
+	sent     func()        // dispatched
 	up       *upstreamConn // of a relayed response
 	keep     bool          // up can be reused
 	response bodyReader
 	learner  engine.Stream
-	learn    bool // tokens of the response can be counted
+	learn    bool // count tokens
 	sse      bool
-	told     bool   // the client received the stream's own end
-	holding  bool   // waiting for the first byte with the head held back
-	first    []byte // body bytes read before relaying began
+	told     bool   // the stream's own end was delivered
+	holding  bool   // the head is held back
+	first    []byte // body bytes read before relaying
 	partial  []byte // an incomplete event
-	tail     []byte // end of a long response, for its usage
+	tail     []byte // of a long response
 	relay    relay
 	relaying bool
 	usage    engine.Usage
@@ -82,7 +80,6 @@ func newExchange(p *Proxy) *exchange {
 	return e
 }
 
-// header serves the policy's routing rules.
 func (e *exchange) header(name string) []byte { return e.ctx.Request.Header.Peek(name) }
 
 func (p *Proxy) acquire(ctx *fasthttp.RequestCtx, conn *clientConn) *exchange {
@@ -106,7 +103,6 @@ func (e *exchange) startRecord() {
 	}
 }
 
-// pick asks the Picker for a backend and opens the guard.
 func (e *exchange) pick() (Target, error) {
 	t, err := e.proxy.cfg.Picker.Pick(&e.query, &e.guard.attempt)
 	if err != nil {
@@ -119,7 +115,6 @@ func (e *exchange) pick() (Target, error) {
 	return t, nil
 }
 
-// end ends the attempt if the guard is open.
 func (e *exchange) end(f policy.Failure) {
 	if !e.guard.open {
 		return
@@ -134,7 +129,7 @@ func (e *exchange) end(f policy.Failure) {
 	}
 	switch f {
 	case policy.Timeout, policy.Reset, policy.Status5xx:
-		// Requests of unknown kinds may fail for reasons that only their clients know.
+		// Passed requests may fail for reasons that only their clients know.
 		if e.rec.Kind != prompt.Other {
 			o.Request, o.FailedBefore = e.requestName(), e.suspects
 		}
@@ -144,8 +139,8 @@ func (e *exchange) end(f policy.Failure) {
 	e.guard.attempt.End(o, e.proxy.cfg.Picker.Now())
 }
 
-// release detaches the backend connection from the watch and pools or closes it. It returns why the
-// watch interrupted it, if it did.
+// release pools or closes the backend connection and returns why the watch interrupted it, if it
+// did.
 func (e *exchange) release(up *upstreamConn, reusable bool) reason {
 	why := e.conn.detach()
 	if reusable && why == undisturbed && up.br.Buffered() == 0 {
@@ -158,7 +153,7 @@ func (e *exchange) release(up *upstreamConn, reusable bool) reason {
 
 // finish ends the attempt if still open, reports the record and recycles the exchange.
 func (e *exchange) finish() {
-	if e.up != nil { // a stream that was not read to its end
+	if e.up != nil { // not read to its end
 		e.release(e.up, false)
 		e.up = nil
 	}
@@ -186,7 +181,7 @@ func (e *exchange) observe() {
 	}
 }
 
-// tell calls the Observer and recovers its panics, so that the request still counts as finished.
+// tell calls the Observer. Its panic must not keep the request from being counted as finished.
 func (e *exchange) tell(r *Record) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -196,7 +191,6 @@ func (e *exchange) tell(r *Record) {
 	e.proxy.cfg.Observer(r)
 }
 
-// recycle returns the exchange to the pool with nothing of the request.
 func (e *exchange) recycle() {
 	p := e.proxy
 	e.conn.releaseBody(retainBody)
@@ -225,8 +219,7 @@ func reuse(b []byte) []byte {
 	return b[:0]
 }
 
-// dropBody releases the request's body once it cannot be sent again: a stream may last minutes, a
-// prompt hold megabytes.
+// dropBody releases the body once it cannot be sent again: a stream may last minutes.
 func (e *exchange) dropBody() {
 	e.body = nil
 	e.forgetPieces()
@@ -238,7 +231,6 @@ func (e *exchange) forgetPieces() {
 	e.pieces, e.inserted = e.pieces[:0], reuse(e.inserted)
 }
 
-// decorate adds the proxy's response headers.
 func (e *exchange) decorate() {
 	h := &e.ctx.Response.Header
 	h.SetBytesV(headerRequestID, e.head.id)
@@ -261,7 +253,7 @@ func (e *exchange) decorate() {
 	}
 }
 
-// matchedTokens estimates the matched tokens from the matched share of the prompt's bytes.
+// matchedTokens scales the prompt's tokens by the matched share of its bytes.
 func (e *exchange) matchedTokens(d *policy.Decision) int {
 	if d.MatchedBlocks == 0 || e.rec.PromptBytes == 0 {
 		return 0

@@ -12,36 +12,34 @@ import (
 	"grapevine/proxy/prompt"
 )
 
-// bufferedBody is the longest response, in bytes, that is read whole before the client sees a byte;
-// until then another backend can take over.
+// bufferedBody is the longest response, in bytes, that is read whole first; until the client sees a
+// byte another backend can take over.
 const bufferedBody = 256 << 10
 
-// earlyAnswer is how long to wait for the answer of a backend that stopped reading the request.
+// earlyAnswer bounds the wait for the answer of a backend that stopped reading.
 const earlyAnswer = 200 * time.Millisecond
 
 const maxInterim = 100
 
 var errAborted = errors.New("response aborted")
 
-// failure describes the last attempt that did not answer the request.
+// failure describes the last failed attempt.
 type failure struct {
 	failed     policy.Failure
-	status     int    // 502, 503 or 504 if the backend answered so
-	retryAfter []byte // scratch: the Retry-After of that answer
-	refused    bool   // no backend could be picked, or the request was refused
-	busy       int    // attempts that were answered with 429
-	wait       int    // shortest Retry-After among them, in seconds
-	held       bool   // the client's response holds the last 429 answer
+	status     int    // 502, 503, 504 or 0
+	retryAfter []byte // scratch
+	refused    bool
+	busy       int  // attempts answered with 429
+	wait       int  // their shortest Retry-After, in seconds
+	held       bool // the response holds the last 429 answer
 }
 
 // attempt tries one backend and reports whether the request is settled: answered, or its client
-// gone. If not, e.last says why, and the caller may try another backend. It ends the policy's
-// attempt unless the response is to be relayed.
+// gone. If not, e.last says why. It ends the policy's attempt unless the response is relayed.
 func (e *exchange) attempt(t *Target) (settled bool) {
 	var up *upstreamConn
 	if e.rec.Kind != prompt.Other || e.ctx.IsGet() || e.ctx.IsHead() || e.ctx.IsOptions() {
-		// Other requests might not be idempotent: a stale pooled connection would need a second
-		// send.
+		// Other requests must not be sent twice, as a stale connection would require.
 		up = e.proxy.upstreams.get(t)
 	}
 	for {
@@ -72,13 +70,12 @@ func (e *exchange) attempt(t *Target) (settled bool) {
 		case !again:
 			return e.failed(policy.Reset)
 		}
-		// The backend closed an idle connection, which says nothing about its health.
+		// Closing an idle connection says nothing about the backend's health.
 		e.rec.Resent++
 		up = nil
 	}
 }
 
-// patience is how long to wait for the first byte of the response.
 func (e *exchange) patience() time.Duration {
 	if e.rec.Stream {
 		return e.proxy.tuned.Load().Timeouts.StreamFirstByte
@@ -86,8 +83,7 @@ func (e *exchange) patience() time.Duration {
 	return e.proxy.tuned.Load().Timeouts.FirstByte
 }
 
-// failed ends the attempt and returns false. A backend that received the request becomes a suspect;
-// a request that made maxSeen backends reset the connection is remembered as broken.
+// failed ends the attempt and returns false. It notes suspects and broken requests.
 func (e *exchange) failed(f policy.Failure) bool {
 	e.end(f)
 	if f != policy.Connect {
@@ -100,8 +96,8 @@ func (e *exchange) failed(f policy.Failure) bool {
 	return false
 }
 
-// cutShort settles a request whose client left or that the drain interrupted. Neither counts
-// against the backend.
+// cutShort settles a request whose client left or that the drain interrupted; the backend is not to
+// blame.
 func (e *exchange) cutShort(why reason) bool {
 	e.end(policy.ClientGone)
 	if why == forced {
@@ -117,7 +113,6 @@ func (e *exchange) cutShort(why reason) bool {
 	return true
 }
 
-// converse sends the request and reads the final response head into the client's response.
 func (e *exchange) converse(up *upstreamConn, t *Target) error {
 	up.head = e.appendRequest(up.head[:0], t, pieceBytes(e.pieces))
 	if err := up.send(e.pieces, e.sent); err != nil {
@@ -134,8 +129,8 @@ func (e *exchange) dispatched() {
 	e.rec.Queue = time.Since(e.rec.Start)
 }
 
-// converseEarly looks for an error answer of a backend that closed its side before it had read the
-// whole request.
+// converseEarly looks for an error answer of a backend that closed before it read the whole
+// request.
 func (e *exchange) converseEarly(up *upstreamConn, cause error) error {
 	if err := up.raw.SetReadDeadline(time.Now().Add(earlyAnswer)); err != nil {
 		return cause
@@ -147,7 +142,6 @@ func (e *exchange) converseEarly(up *upstreamConn, cause error) error {
 	return nil
 }
 
-// untouchedError is a failed send on a reused connection.
 type untouchedError struct{ error }
 
 // untouched reports whether an error came before any response byte.
@@ -156,8 +150,7 @@ func untouched(err error) bool {
 	return unsent || err == io.EOF
 }
 
-// receive passes on the response whose head has been read, unless its status asks for another
-// backend or it breaks before the first byte could be passed on.
+// receive passes on the response unless its status, or an early break, asks for another backend.
 func (e *exchange) receive(up *upstreamConn) (settled bool) {
 	h := &e.ctx.Response.Header
 	status, length := h.StatusCode(), h.ContentLength()
@@ -206,7 +199,6 @@ func (e *exchange) receive(up *upstreamConn) (settled bool) {
 	return true
 }
 
-// settle ends the attempt of a complete response.
 func (e *exchange) settle(status int) {
 	e.end(outcome(status))
 	e.prepare(status)
@@ -230,7 +222,7 @@ func outcome(status int) policy.Failure {
 	return policy.None
 }
 
-// broke ends an attempt whose response broke before the client saw a byte of it.
+// broke ends an attempt whose response broke before the client saw a byte.
 func (e *exchange) broke(up *upstreamConn) bool {
 	switch why := e.release(up, false); why {
 	case undisturbed:
@@ -242,8 +234,8 @@ func (e *exchange) broke(up *upstreamConn) bool {
 	}
 }
 
-// passOver ends an attempt whose status sends the request to another backend. It closes the
-// connection instead of reading the body, because waiting costs more than a new connection.
+// passOver sends the request to another backend. Closing the connection is cheaper than reading the
+// body.
 func (e *exchange) passOver(up *upstreamConn, status int) bool {
 	e.last.retryAfter = append(e.last.retryAfter[:0], e.ctx.Response.Header.Peek("Retry-After")...)
 	if why := e.release(up, false); why != undisturbed && why != expired {
@@ -258,9 +250,8 @@ func (e *exchange) passOver(up *upstreamConn, status int) bool {
 	return false
 }
 
-// startRelay prepares a streamed response. It waits for the first body bytes, since until then
-// another backend can take over, but no longer than HeaderHold, since middle boxes may close a
-// silent connection.
+// startRelay prepares a streamed response. It waits for body bytes, so that another backend can
+// take over until then, but at most HeaderHold, since middle boxes close silent connections.
 func (e *exchange) startRelay(up *upstreamConn, length int, keep bool) bool {
 	e.response.reset(up.br, length)
 	hold := e.proxy.tuned.Load().Timeouts.HeaderHold
@@ -290,7 +281,7 @@ func (e *exchange) startRelay(up *upstreamConn, length int, keep bool) bool {
 	e.relaying = true
 	e.ctx.Response.ImmediateHeaderFlush = flush
 	switch {
-	// An event stream may change its length: usage is stripped, an error event added.
+	// The proxy may change an event stream's length.
 	case length >= 0 && !e.sse:
 		e.ctx.Response.SetBodyStream(&e.relay, length)
 	case e.ctx.Request.Header.IsHTTP11():

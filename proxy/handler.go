@@ -13,8 +13,8 @@ import (
 	"grapevine/proxy/prompt"
 )
 
-// handle serves one request. fasthttp calls it on the connection's goroutine once the head has been
-// read, and writes the response after it returns.
+// handle serves one request. fasthttp calls it once the head has been read, and writes the response
+// afterwards.
 func (p *Proxy) handle(ctx *fasthttp.RequestCtx) {
 	conn := ctx.Conn().(*clientConn)
 	if err := conn.receive(ctx, p.cfg.MaxBody); err != nil {
@@ -32,14 +32,13 @@ func (p *Proxy) handle(ctx *fasthttp.RequestCtx) {
 	e.serve()
 }
 
-// leave ends the exchange unless its response is still to be streamed. A panic costs this request
-// only.
+// leave ends the exchange unless its response is still to be streamed. A panic costs one request.
 func (e *exchange) leave() {
 	if r := recover(); r != nil {
 		e.proxy.logPanic(r)
 		ctx := e.ctx
 		if e.relaying {
-			ctx.Response.Reset() // closes the relay and so finishes the exchange
+			ctx.Response.Reset() // finishes the exchange
 			ctx.SetStatusCode(fasthttp.StatusInternalServerError)
 			ctx.SetConnectionClose()
 			return
@@ -57,7 +56,6 @@ func (p *Proxy) logPanic(r any) {
 	p.cfg.Log.Error().Interface("panic", r).Bytes("stack", debug.Stack()).Msg("request handler panicked")
 }
 
-// flushWhole makes fasthttp flush a response body as soon as it is written.
 func (e *exchange) flushWhole() {
 	resp := &e.ctx.Response
 	if body := resp.Body(); len(body) > 0 && !e.ctx.IsHead() {
@@ -103,8 +101,8 @@ func (e *exchange) serve() {
 	e.forward()
 }
 
-// screen refuses requests that two parsers could read differently, and protocol features that the
-// proxy lacks. badTarget says what is wrong with the target; "" means nothing.
+// screen refuses requests that two parsers could read differently, and unsupported protocol
+// features.
 func (e *exchange) screen(badTarget string) (fault, bool) {
 	h := &e.ctx.Request.Header
 	bad := func(message string) (fault, bool) {
@@ -140,9 +138,8 @@ func (e *exchange) screen(badTarget string) (fault, bool) {
 	return fault{}, false
 }
 
-// locate sets the request's target and path. It accepts an absolute target only if it names the
-// host of the Host header, and reduces it to its path. It returns what is wrong with the target, ""
-// if nothing.
+// locate sets the request's target and path, and returns what is wrong with the target, if
+// anything. An absolute target must name the Host header's host.
 func (e *exchange) locate() (fault string) {
 	e.target = e.ctx.Request.Header.RequestURI()
 	if len(e.target) == 0 || e.target[0] != '/' {
@@ -163,7 +160,7 @@ func (e *exchange) locate() (fault string) {
 	return ""
 }
 
-// serveLocal answers requests that need no backend, and reports whether it did.
+// serveLocal answers requests that need no backend.
 func (e *exchange) serveLocal() bool {
 	get := e.ctx.IsGet() || e.ctx.IsHead()
 	switch {
@@ -185,7 +182,6 @@ func (e *exchange) serveLocal() bool {
 	return true
 }
 
-// answer sends a short text.
 func (e *exchange) answer(status int, text string) {
 	e.ctx.Response.Header.SetContentType("text/plain; charset=utf-8")
 	e.ctx.SetStatusCode(status)
@@ -193,17 +189,15 @@ func (e *exchange) answer(status int, text string) {
 	e.decorate()
 }
 
-// TakesUnreadable reports whether inference bodies that cannot be parsed are routed by load instead
-// of refused.
+// TakesUnreadable reports whether inference bodies that cannot be parsed are routed by load, not
+// refused.
 func (p *Proxy) TakesUnreadable() bool {
 	return p.cfg.AllowEngineControl && len(p.cfg.Tenant.headers) == 0
 }
 
-// read fills the policy's request from what the client sent, and edits the body.
-//
-// An unparsable body may hold anything: engines read UTF-16, NaN and more. read refuses such a body
-// if members had to be removed or a salt added; otherwise it is routed by load and the engine
-// judges it.
+// read fills the policy's request and edits the body. A body that cannot be parsed is refused if
+// members must be removed or a salt added, because engines read UTF-16, NaN and more; otherwise it
+// is routed by load.
 func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 	q := &e.query
 	q.Path = e.path
@@ -235,8 +229,6 @@ func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 	return fault{}, false
 }
 
-// forward tries backends until the client is answered, the request may not move on, or no backend
-// is left.
 func (e *exchange) forward() {
 	if e.refuseBroken() {
 		return
@@ -265,7 +257,6 @@ func (e *exchange) forward() {
 	}
 }
 
-// refusePick answers a request for which the Picker has no backend.
 func (e *exchange) refusePick(err error) {
 	e.last.refused = true
 	switch {

@@ -9,12 +9,10 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// errMalformed says that an engine's response head is not HTTP.
 var errMalformed = errors.New("malformed response head")
 
-// readHead reads the final response head into the client's response, with the standard reason
-// phrase. It checks lines first, because fasthttp's lenient parser accepts what other readers
-// interpret differently. A bare LF ends the check at once instead of waiting for more lines.
+// readHead reads the final response head and sets the standard reason phrase. It checks lines
+// first, because fasthttp accepts what other readers interpret differently.
 func (e *exchange) readHead(up *upstreamConn) error {
 	h := &e.ctx.Response.Header
 	for range maxInterim {
@@ -37,8 +35,7 @@ func (e *exchange) readHead(up *upstreamConn) error {
 	return errMalformed
 }
 
-// awaitHead waits for a whole head and checks its lines as they arrive. io.EOF means that no byte
-// came.
+// awaitHead checks lines as they arrive. io.EOF means that no byte came.
 func awaitHead(br *bufio.Reader) error {
 	checked := 0 // bytes of complete lines
 	for {
@@ -71,8 +68,6 @@ func awaitHead(br *bufio.Reader) error {
 	}
 }
 
-// readError maps an error after had bytes of a head: io.EOF if there were none, unless a deadline
-// interrupted the wait.
 func readError(err error, had int) error {
 	var late interface{ Timeout() bool }
 	if had > 0 || errors.As(err, &late) && late.Timeout() {
@@ -81,8 +76,7 @@ func readError(err error, had int) error {
 	return io.EOF
 }
 
-// isStatusLine reports whether a line is HTTP/1.0 or HTTP/1.1 with a status from 100 to 599. It
-// ignores the reason phrase, which is not passed on.
+// isStatusLine ignores the reason phrase, which is not passed on.
 func isStatusLine(line []byte) bool {
 	const protocol, status = len("HTTP/1.x "), len("HTTP/1.x 200")
 	if len(line) < status || !bytes.HasPrefix(line, []byte("HTTP/1.")) || line[7] != '0' && line[7] != '1' || line[8] != ' ' {
@@ -96,7 +90,6 @@ func isStatusLine(line []byte) bool {
 	return len(line) == status || line[status] == ' '
 }
 
-// isHeaderLine reports whether a line is one header name and value.
 func isHeaderLine(line []byte) bool {
 	colon := bytes.IndexByte(line, ':')
 	if colon <= 0 {
@@ -115,7 +108,7 @@ func isHeaderLine(line []byte) bool {
 	return true
 }
 
-// tokenBytes are the bytes allowed in header names (RFC 9110, 5.6.2).
+// Bytes of header names (RFC 9110, 5.6.2).
 var tokenBytes = func() (t [256]bool) {
 	for c := range t {
 		t[c] = c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c < 0x80 && bytes.IndexByte([]byte("!#$%&'*+-.^_`|~"), byte(c)) >= 0
@@ -123,9 +116,8 @@ var tokenBytes = func() (t [256]bool) {
 	return t
 }()
 
-// withoutBody fixes the head of a response that has no body, because of its status or a HEAD
-// request. clean is false if the engine announced a body anyway, so the connection cannot be
-// reused.
+// withoutBody fixes the head of a bodiless response. clean is false if the engine announced a body,
+// so the connection cannot be reused.
 func (e *exchange) withoutBody() (bodiless, clean bool) {
 	h := &e.ctx.Response.Header
 	length := h.ContentLength()
@@ -134,7 +126,7 @@ func (e *exchange) withoutBody() (bodiless, clean bool) {
 		clean = length <= 0 && length != lengthChunked
 		h.Del("Transfer-Encoding")
 		h.Del("Content-Length")
-		h.SetContentLength(0) // no effect on a 204
+		h.SetContentLength(0)
 		return true, clean
 	case fasthttp.StatusNotModified:
 		clean = length != lengthChunked

@@ -20,13 +20,12 @@ const (
 type ResponseHeaders uint8
 
 const (
-	// NoHeaders adds only X-Request-Id.
+	// NoHeaders sends none.
 	NoHeaders ResponseHeaders = iota
-	// RouteHeader adds X-Grapevine-Route. Its matched tokens reveal whether a prompt with the same
-	// beginning was sent lately; unless tenants are told apart, a client can guess another's prompt
-	// piece by piece.
+	// RouteHeader sends X-Grapevine-Route. Without tenants its matched tokens let a client guess
+	// another's prompt piece by piece.
 	RouteHeader
-	// AllHeaders adds the names of the node and the backend, by default internal hosts and ports.
+	// AllHeaders adds the names of node and backend, by default internal addresses.
 	AllHeaders
 )
 
@@ -41,9 +40,9 @@ func ParseResponseHeaders(s string) (ResponseHeaders, error) {
 }
 
 const (
-	maxRequestID  = 128 // longer ids are replaced, because ids go into logs
-	maxNominated  = 16  // names that one request's Connection headers may list
-	longestKnown  = 40  // bytes of the longest header name that scan looks for
+	maxRequestID  = 128 // longer ids are replaced, since ids are logged
+	maxNominated  = 16  // names per request
+	longestKnown  = 40  // of the header names that take knows
 	noSession     = 1 << 10
 	forwardedName = "x-forwarded-for"
 
@@ -54,37 +53,36 @@ const (
 	codexThread     = "thread-id"
 )
 
-// requestHead is what the proxy reads from a request's headers. Slices other than scratch point
-// into the request.
+// requestHead is what the proxy reads from a request's headers. Slices point into the request,
+// except scratch.
 type requestHead struct {
-	block     []byte // scratch: the end-to-end header lines, in their order and spelling
+	block     []byte // scratch: end-to-end header lines as received
 	nominated [maxNominated][]byte
 	nominees  int
 
 	id            []byte
 	session       []byte
 	sessionRank   int
-	forwarded     []byte // scratch: the client's X-Forwarded-For values, joined
-	websocket     bool   // Upgrade names WebSocket
+	forwarded     []byte // scratch: X-Forwarded-For values, joined
+	websocket     bool
 	authorization []byte
 	apiKey        []byte
-	encoded       bool // a Content-Encoding other than identity: do not parse the body
+	encoded       bool // the body is compressed
 	lengths       int  // Content-Length lines
-	announced     int  // length in the last of them
+	announced     int  // by the last of them
 	codings       int  // Transfer-Encoding lines
-	badCoding     bool // a coding other than chunked
+	badCoding     bool // not chunked
 	fault         string
 }
 
-// scanOptions say which headers scan passes on.
 type scanOptions struct {
-	plainAnswer bool // drop Accept-Encoding, so that the proxy can read the answer
+	plainAnswer bool // drop Accept-Encoding, so that the answer is readable
 	control     bool // keep headers that steer engines
 }
 
-// scan reads the raw header lines in one pass; fault is set if the request must be refused.
-// fasthttp's own parse does not suffice: it normalizes names, drops Content-Length or
-// Transfer-Encoding when both are given, and joins folded lines.
+// scan reads the raw header lines; fault is set if the request must be refused. fasthttp's parse
+// normalizes names, joins folded lines, and drops Content-Length or Transfer-Encoding if both are
+// given.
 func (h *requestHead) scan(raw []byte, o scanOptions) {
 	*h = requestHead{block: h.block[:0], forwarded: h.forwarded[:0], sessionRank: noSession}
 	for len(raw) > 0 {
@@ -120,9 +118,9 @@ func (h *requestHead) scan(raw []byte, o scanOptions) {
 	}
 }
 
-// take reads one header and reports whether to pass it on. Names with underscores are dropped, as
-// in nginx, because many engines read X_Forwarded_For as X-Forwarded-For; session keys are
-// excepted, because Codex spells them so.
+// take reads a header and reports whether to pass it on. It drops names with underscores, as nginx
+// does, because engines may read X_Forwarded_For as X-Forwarded-For; Codex's session keys are
+// excepted.
 func (h *requestHead) take(name, value []byte, o scanOptions) bool {
 	var scratch [longestKnown]byte
 	known, underscored := lower(&scratch, name)
@@ -177,7 +175,6 @@ func (h *requestHead) take(name, value []byte, o scanOptions) bool {
 	return true
 }
 
-// takeSession stores a session key and reports whether name is that of a session header.
 func (h *requestHead) takeSession(name, value []byte) bool {
 	for rank, known := range sessionHeaders {
 		if string(name) == known {
@@ -190,12 +187,10 @@ func (h *requestHead) takeSession(name, value []byte) bool {
 	return false
 }
 
-// steeringHeaders are prefixes of headers that tell an engine where to compute or where to fetch KV
-// blocks: the data-parallel rank of vLLM and SGLang, SGLang's overrides, and the addresses that
-// llm-d's sidecar reads.
+// steeringHeaders begin the names of headers by which vLLM, SGLang and llm-d's sidecar choose where
+// to compute or fetch KV blocks.
 var steeringHeaders = [...][]byte{[]byte("x-data-parallel-"), []byte("x-override-"), []byte("x-prefiller-"), []byte("x-encoder-hosts-")}
 
-// steersByHeader reports whether a header steers the engine.
 func steersByHeader(name []byte) bool {
 	if len(name) < len("x-override-") || name[0]|0x20 != 'x' {
 		return false
@@ -208,8 +203,8 @@ func steersByHeader(name []byte) bool {
 	return false
 }
 
-// sessionHeaders are the session headers that agents send, most specific first: the routers'
-// convention, then OpenCode's, Claude Code's and Codex's two.
+// sessionHeaders are what agents send, most specific first: the routers' convention, OpenCode,
+// Claude Code, and two of Codex.
 var sessionHeaders = [...]string{sessionID, sessionAffinity, claudeSession, codexSession, codexThread}
 
 func sessionOf(header func(name string) []byte) []byte {
@@ -221,7 +216,6 @@ func sessionOf(header func(name string) []byte) []byte {
 	return nil
 }
 
-// nominate records the names that a Connection header makes hop-by-hop.
 func (h *requestHead) nominate(value []byte) {
 	for len(value) > 0 {
 		var token []byte
@@ -239,8 +233,8 @@ func (h *requestHead) nominate(value []byte) {
 	}
 }
 
-// lower returns name in lower case with hyphens for underscores, nil if it is too long to be known,
-// and whether it had underscores.
+// lower returns name in lower case with hyphens, nil if it is longer than known names, and whether
+// it had underscores.
 func lower(dst *[longestKnown]byte, name []byte) (known []byte, underscored bool) {
 	if len(name) > len(dst) {
 		return nil, bytes.IndexByte(name, '_') >= 0
@@ -287,7 +281,6 @@ func appendHeader(dst, name, value []byte) []byte {
 	return append(dst, "\r\n"...)
 }
 
-// appendRequest appends the request head for target t.
 func (e *exchange) appendRequest(dst []byte, t *Target, length int) []byte {
 	dst = append(dst, e.ctx.Method()...)
 	dst = append(dst, ' ')
@@ -326,8 +319,7 @@ func (e *exchange) appendRequest(dst []byte, t *Target, length int) []byte {
 	return append(dst, "\r\n\r\n"...)
 }
 
-// appendFiltered appends the header block without nominated headers and those that own replaces,
-// then own.
+// appendFiltered appends the headers except nominated ones and those that own replaces, then own.
 func (e *exchange) appendFiltered(dst []byte, own [][2]string) []byte {
 	block := e.head.block
 	for len(block) > 0 {
@@ -366,11 +358,10 @@ func sets(own [][2]string, name []byte) bool {
 	return false
 }
 
-// hopByHop are response headers that concern only the backend's connection.
 var hopByHop = []string{"Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Upgrade", "Trailer", "Te"}
 
-// cleanResponse removes hop-by-hop headers from the backend's response head. It reports whether the
-// backend keeps its connection open.
+// cleanResponse removes hop-by-hop headers. It reports whether the backend keeps its connection
+// open.
 func cleanResponse(h *fasthttp.ResponseHeader) (keep bool) {
 	keep = !h.ConnectionClose()
 	if options := h.Peek("Connection"); len(options) > 0 && keep {
@@ -395,7 +386,7 @@ func cleanResponse(h *fasthttp.ResponseHeader) (keep bool) {
 
 var protocol11 = []byte("HTTP/1.1")
 
-// framing reports whether a header delimits the body; a backend may not nominate such a header.
+// framing reports whether a header delimits the body, so that a backend may not nominate it.
 func framing(name []byte) bool {
 	return bytes.EqualFold(name, []byte("content-length")) || bytes.EqualFold(name, []byte("transfer-encoding"))
 }

@@ -10,18 +10,16 @@ import (
 	"grapevine/proxy/prompt"
 )
 
-// access says why a request may be forwarded.
 type access uint8
 
 const (
-	// passed: the operator opened the path by PassPaths. The proxy does not add the engine's key,
-	// because it does not know what the path does.
+	// The operator opened the path by PassPaths; the engine's key is not added.
 	passed access = iota
-	// served: an inference path, for which the engine's key is meant.
+	// An inference path, for which the engine's key is meant.
 	served
 )
 
-// methods returns the Allow header of a path, "" if the path is unknown.
+// methods returns the Allow header of a path, "" if unknown.
 func methods(path []byte) string {
 	if prompt.KindOf(path) != prompt.Other {
 		return "POST, OPTIONS"
@@ -53,9 +51,8 @@ func isModels(path []byte) bool {
 	return ok && (len(rest) == 0 || rest[0] == '/')
 }
 
-// plainPath reports whether all parsers read path alike: no escapes, no empty or dot segments, no
-// bytes that some take for a separator or an end. Engines may resolve such paths differently, so
-// they are refused; inference paths need none.
+// plainPath reports whether all parsers read path alike: no escapes, separators or dot segments
+// that an engine may resolve to another path.
 func plainPath(path []byte) bool {
 	for _, c := range path {
 		if c <= ' ' || c > '~' || c == '%' || c == '\\' || c == '#' || c == ';' {
@@ -73,7 +70,7 @@ func plainPath(path []byte) bool {
 	return true
 }
 
-// admit sets how a request may use its path, or refuses it and returns false.
+// admit sets e.access, or refuses the request.
 func (e *exchange) admit(kind prompt.Kind) bool {
 	e.access = served
 	if kind != prompt.Other {

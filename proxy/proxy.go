@@ -1,9 +1,6 @@
-// Package proxy is the data plane: it reads a request, asks a Picker for a backend, forwards the
-// request, streams the answer back, and reports to the policy what it measured. DESIGN.md describes
-// the stages.
-//
-// The package keeps no list of backends, probes nothing, reads no configuration and exports no
-// metrics; the Observer receives one Record per request.
+// Package proxy forwards requests: it reads one, asks a Picker for a backend, streams the answer
+// back, and reports what it measured to the policy and, as one Record, to the Observer. It keeps no
+// list of backends, probes nothing and reads no configuration. See DESIGN.md.
 package proxy
 
 import (
@@ -33,65 +30,61 @@ var ErrClosed = errors.New("proxy is shut down")
 // Target is the backend that a Picker chose.
 type Target struct {
 	ID       prefixtree.Backend
-	Name     string      // for the X-Grapevine-Backend header, logs and records
-	Addr     string      // host:port to dial
-	Host     string      // Host header; "" means Addr
-	TLS      *tls.Config // nil for plain HTTP; one pointer per backend, since pools are keyed by it
-	BasePath string      // put before the request's path; no trailing slash
-	// Header is set on requests to inference paths, e.g. the engine's key, and replaces the
-	// client's headers of these names.
+	Name     string      // for headers, logs and records
+	Addr     string      // host:port
+	Host     string      // Host header; "" for Addr
+	TLS      *tls.Config // nil for plain HTTP; one pointer per backend, which keys the pool
+	BasePath string      // without a trailing slash
+	// Header replaces the client's headers of these names, on inference paths only.
 	Header [][2]string
 }
 
 // Picker chooses backends. Its methods must be safe for concurrent use.
 type Picker interface {
 	// Pick chooses a backend and books the request there. After a nil error the proxy calls a.End
-	// exactly once. The proxy answers policy.ErrNoBackend with 503, policy.ErrUnknownModel with 404
-	// and any other error with 500.
+	// exactly once. ErrNoBackend is answered 503, ErrUnknownModel 404, other errors 500.
 	Pick(q *policy.Request, a *policy.Attempt) (Target, error)
-	// Now is the policy's clock: the proxy passes its times to the Attempt's methods.
+	// Now is the policy's clock.
 	Now() prefixtree.Time
 }
 
-// Timeouts are explained in DESIGN.md. A zero field takes its default. The watch enforces most of
-// them once per Watch, so they expire up to two Watch periods late and never early.
+// Timeouts are explained in DESIGN.md. Zero means the default. Most expire up to two Watch late,
+// never early.
 type Timeouts struct {
-	// Read bounds the time in which the head and the first 256 KiB of the body must arrive, and
-	// then each further 256 KiB or the rest. Default 30 s.
+	// Read bounds the arrival of the head with 256 KiB of body, and of each further 256 KiB or the
+	// rest. Default 30 s.
 	Read time.Duration
-	// KeepAlive bounds how long a client connection may be idle between requests. Default 6 min:
-	// AWS's balancer forgets a flow after 350 s, so it closes first and no request is lost in
-	// flight.
+	// KeepAlive bounds idle client connections. Default 6 min, above the 350 s after which AWS's
+	// balancer forgets a flow.
 	KeepAlive time.Duration
-	// Connect bounds dialing a backend, including the TLS handshake. Default 2 s.
+	// Connect bounds dialing a backend and the TLS handshake. Default 2 s.
 	Connect time.Duration
-	// FirstByte bounds the wait for a response that is not streamed, i.e. the whole generation.
-	// Default 10 min, the limit of OpenAI's client.
+	// FirstByte bounds the whole generation of a response that is not streamed. Default 10 min, the
+	// limit of OpenAI's client.
 	FirstByte time.Duration
-	// StreamFirstByte bounds the wait for a streamed response, i.e. the prefill. Default 5 min.
+	// StreamFirstByte bounds the prefill of a streamed request. Default 5 min.
 	StreamFirstByte time.Duration
 	// Idle bounds the gap between two reads of a response. Default 2 min.
 	Idle time.Duration
-	// HeaderHold bounds how long the proxy holds back the head of a stream while no body byte has
-	// come: until the client sees a byte, another backend can take over. Default 15 s; negative
-	// means no hold.
+	// HeaderHold bounds how long a stream's head waits for a body byte, before which another
+	// backend can take over. Default 15 s; negative means none.
 	HeaderHold time.Duration
 	// Write bounds one write to a client that does not read. Default 1 min.
 	Write time.Duration
-	// UpstreamIdle bounds how long an unused backend connection is kept. Default 4 s, because
-	// uvicorn closes after 5 s.
+	// UpstreamIdle bounds unused backend connections. Default 4 s, because uvicorn closes after 5
+	// s.
 	UpstreamIdle time.Duration
-	// Watch is the period at which the watch checks all deadlines. Default 250 ms.
+	// Watch is the period of deadline checks. Default 250 ms.
 	Watch time.Duration
-	// DrainGrace is how long Shutdown keeps accepting, with Connection: close on each response,
-	// before it closes the listeners and idle connections. Default 1 s; negative means none.
+	// DrainGrace is how long Shutdown keeps accepting connections. Default 1 s; negative means
+	// none.
 	DrainGrace time.Duration
 }
 
 const (
-	// DefaultMaxBody is the limit of Anthropic's API: a conversation with a dozen base64 images.
+	// DefaultMaxBody is the limit of Anthropic's API.
 	DefaultMaxBody     = 32 << 20
-	DefaultMaxHeader   = 16 << 10 // every connection has a read buffer of this size
+	DefaultMaxHeader   = 16 << 10 // the read buffer of every connection
 	DefaultMaxAttempts = 3
 	DefaultMaxConns    = 256 << 10
 	DefaultMaxIdle     = 512
@@ -99,59 +92,57 @@ const (
 	DefaultMaxBodyMemory = 256 << 20
 )
 
-// Config describes a Proxy. Picker and Hasher are required; any other zero field takes its default.
+// Config describes a Proxy. Picker and Hasher are required; other zero fields take defaults.
 type Config struct {
 	Picker Picker
 	Hasher *prefixtree.Hasher
-	// Models returns the body for GET /v1/models (id "") or /v1/models/ID, nil if it knows nothing
-	// of that model. The proxy calls it per request, so it must not block. If Models is nil, these
-	// requests go to a backend.
+	// Models returns the body for GET /v1/models (id "") or /v1/models/ID, nil if unknown. It must
+	// not block. If it is nil, these requests go to a backend.
 	Models func(id string) []byte
-	// Observer receives the Record of every request that the proxy forwarded or tried to forward,
-	// on the request's goroutine, after the attempt ended. The record is valid only during the
-	// call. Observer must be fast and safe for concurrent use.
+	// Observer receives the Record of every request to be forwarded, on its goroutine, after the
+	// attempt ended. The record is valid during the call only. Observer must be safe for concurrent
+	// use.
 	Observer func(*Record)
 	Log      zerolog.Logger
-	NodeName string // x-grapevine-node
+	NodeName string
 
-	// PassPaths are path prefixes, in whole segments, that are forwarded although the proxy does
-	// not know them. It does not read their bodies and does not add Target.Header.
+	// PassPaths are path prefixes, in whole segments, to forward without reading bodies or adding
+	// Target.Header.
 	PassPaths []string
-	// AllowEngineControl forwards the members and headers that steer engines, and unreadable
-	// bodies.
+	// AllowEngineControl forwards members and headers that steer engines, and unreadable bodies.
 	AllowEngineControl bool
 	ResponseHeaders    ResponseHeaders
 	Tenant             Tenant
 
-	MaxBody int // bytes of a request body; 413 above
-	// MaxBodyMemory bounds the bytes of all request bodies together; a request that does not fit
-	// gets 503 with Retry-After. At least BodyMemoryShare times MaxBody.
+	MaxBody int // bytes; 413 above
+	// MaxBodyMemory bounds the bytes of all bodies together; 503 above. At least BodyMemoryShare
+	// times MaxBody.
 	MaxBodyMemory int
-	MaxHeader     int // bytes of a request's head; 431 above. At least 16 KiB.
-	MaxAttempts   int // backends tried for one request, not counting those that answer 429
+	MaxHeader     int // bytes, at least 16 KiB; 431 above
+	MaxAttempts   int // backends tried per request, besides those that answer 429
 	MaxConns      int // client connections
-	MaxIdle       int // unused connections kept per backend
+	MaxIdle       int // per backend
 
 	Timeouts Timeouts
 
-	TLS           *tls.Config // nil serves plain HTTP
-	ProxyProtocol bool        // every connection must begin with a PROXY protocol header, v1 or v2
+	TLS           *tls.Config // nil for plain HTTP
+	ProxyProtocol bool        // require a PROXY header, v1 or v2
 }
 
 // Proxy is the data plane of one node. All methods are safe for concurrent use.
 type Proxy struct {
-	cfg    Config                 // as New received it
-	tuned  atomic.Pointer[Config] // what Retune replaces; never modified in place
+	cfg    Config                 // as given to New
+	tuned  atomic.Pointer[Config] // replaced by Retune, never modified
 	server *fasthttp.Server
-	base   context.Context // canceled when Shutdown runs out of time or has finished
+	base   context.Context // of dials; canceled to cut a drain short
 	cancel context.CancelFunc
-	epoch  time.Time    // of the coarse clock
+	epoch  time.Time
 	clock  atomic.Int64 // nanoseconds since epoch, at most one Watch old
 	sweeps atomic.Uint64
 
 	ready    atomic.Bool
 	draining atomic.Bool
-	active   atomic.Int64 // requests from complete arrival to the last response byte
+	active   atomic.Int64 // requests being served
 
 	exchanges sync.Pool
 	parsers   sync.Pool // of *describer
@@ -159,19 +150,19 @@ type Proxy struct {
 	bodies    bodyMemory
 	warned    warnings
 
-	departures departures // open while watchDone is not nil
+	departures departures
 	broken     broken
 
 	mu        sync.Mutex // guards the fields below
 	listeners map[net.Listener]struct{}
 	conns     registry
-	closed    bool          // no more connections are accepted
-	watchDone chan struct{} // closed when the watch has ended; nil before the first Serve
+	closed    bool          // accept no more
+	watchDone chan struct{} // nil before the first Serve
 	watchStop chan struct{}
-	served    sync.WaitGroup // accept loops and connections
+	served    sync.WaitGroup
 	shutdown  sync.Once
-	finished  chan struct{} // closed when Shutdown is done
-	result    error         // of Shutdown; read it after finished
+	finished  chan struct{} // closed by the first Shutdown
+	result    error         // valid after finished
 	force     chan struct{} // closed by a second Shutdown
 	forced    sync.Once
 }
@@ -200,9 +191,9 @@ func New(cfg Config) (*Proxy, error) {
 	return p, nil
 }
 
-// Retune replaces MaxAttempts, MaxIdle and all timeouts except Read, KeepAlive and Watch while the
-// proxy serves, and ignores the other fields. A request in progress may still use the old values.
-// Nothing changes after an error.
+// Retune replaces MaxAttempts, MaxIdle and all timeouts except Read, KeepAlive and Watch, and
+// ignores other fields. Requests in progress may use the old values. Nothing changes after an
+// error.
 func (p *Proxy) Retune(cfg Config) error {
 	if err := cfg.complete(); err != nil {
 		return err
@@ -211,14 +202,13 @@ func (p *Proxy) Retune(cfg Config) error {
 	return nil
 }
 
-// Ready sets the answer of /readyz: true for 200, false for 503. The proxy serves requests either
-// way.
+// Ready sets whether /readyz answers 200 or 503. Requests are served either way.
 func (p *Proxy) Ready(ready bool) { p.ready.Store(ready) }
 
-// InFlight returns how many requests are being served.
+// InFlight returns the number of requests being served.
 func (p *Proxy) InFlight() int { return int(p.active.Load()) }
 
-// Connections returns how many client connections are open.
+// Connections returns the number of open client connections.
 func (p *Proxy) Connections() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -263,7 +253,7 @@ func (c *Config) complete() error {
 		return fmt.Errorf("%w: MaxHeader is below %d", ErrConfig, DefaultMaxHeader)
 	}
 	if c.TLS != nil && len(c.TLS.NextProtos) == 0 {
-		// Naming http/1.1 keeps clients that prefer HTTP/2 from speaking it.
+		// Keeps clients from choosing HTTP/2.
 		c.TLS = c.TLS.Clone()
 		c.TLS.NextProtos = []string{"http/1.1"}
 	}

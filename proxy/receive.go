@@ -7,19 +7,17 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// firstPiece is the first buffer, in bytes, of a body of known length. Full buffers double, so a
-// client must send data to make the proxy allocate; fasthttp would allocate the announced
-// Content-Length.
+// firstPiece is the first buffer of a body of known length, in bytes. Full buffers double, so that
+// clients must send data; fasthttp would allocate the announced length.
 const firstPiece = 64 << 10
 
-// firstChunks is the same for a body of unknown length.
+// firstChunks is used for unknown lengths.
 const firstChunks = 16 << 10
 
-// prefetched is how much of a body of known length fasthttp reads before it calls the handler.
+// prefetched bytes are read by fasthttp before the handler.
 const prefetched = 8 << 10
 
-// refuseAnnounced keeps fasthttp from reading, or asking for with 100 Continue, a body that is too
-// large; serve refuses it by its announced length.
+// refuseAnnounced keeps fasthttp from waiting for a body that is too large; serve refuses it.
 func (p *Proxy) refuseAnnounced(h *fasthttp.RequestHeader) (none fasthttp.RequestConfig) {
 	if h.ContentLength() > p.cfg.MaxBody {
 		h.SetContentLength(0)
@@ -28,8 +26,7 @@ func (p *Proxy) refuseAnnounced(h *fasthttp.RequestHeader) (none fasthttp.Reques
 	return none
 }
 
-// receive reads at most limit bytes of the request's body into c.body. Errors are fasthttp's, the
-// connection's, or errBodyMemory.
+// receive reads the body, at most limit bytes, into c.body.
 func (c *clientConn) receive(ctx *fasthttp.RequestCtx, limit int) error {
 	c.body, c.arrived = c.body[:0], ctx.Time()
 	stream := ctx.RequestBodyStream()

@@ -12,20 +12,18 @@ import (
 )
 
 const (
-	// maxPartial bounds, in bytes, an incomplete event that is held back.
+	// maxPartial bounds, in bytes, an incomplete event held back.
 	maxPartial = 64 << 10
-	// tailWindow is how many bytes at the end of a long response are searched for its usage.
+	// tailWindow is how many last bytes of a response are searched for usage.
 	tailWindow = 8 << 10
 )
 
-// relay is the body of a streamed response. After the handler returned, fasthttp calls WriteTo on
-// the same goroutine; for a chunked body each Write is one chunk and one flush. Close ends the
-// exchange.
+// relay is the body of a streamed response. After the handler, fasthttp calls WriteTo on the same
+// goroutine; each Write is one chunk and one flush. Close ends the exchange.
 type relay struct{ e *exchange }
 
 var _ fasthttp.BodyWriterTo = (*relay)(nil)
 
-// Read implements io.Reader. fasthttp uses WriteTo.
 func (r *relay) Read([]byte) (int, error) { return 0, errNotRead }
 
 func (r *relay) SupportsBodyWriteTo() bool { return true }
@@ -45,9 +43,8 @@ func (r *relay) Close() error {
 	return nil
 }
 
-// relayToClose streams a body of unknown length to an HTTP/1.0 client, for which closing the
-// connection ends the body. fasthttp cannot do that, so relayToClose writes the response and drops
-// what fasthttp writes.
+// relayToClose streams a body of unknown length to an HTTP/1.0 client. fasthttp cannot do that, so
+// its own output is dropped.
 func (e *exchange) relayToClose() {
 	e.relaying = false
 	h := &e.ctx.Response.Header
@@ -66,8 +63,8 @@ func (e *exchange) relayToClose() {
 	e.ctx.SetConnectionClose()
 }
 
-// pump copies the response to w until it ends. An error aborts the client's connection, so that a
-// truncated response does not look complete.
+// pump copies the response to w. Its error aborts the client's connection, so that a truncated
+// response does not look complete.
 func (e *exchange) pump(w io.Writer) (int64, error) {
 	view := e.first
 	e.first = nil
@@ -90,7 +87,7 @@ func (e *exchange) pump(w io.Writer) (int64, error) {
 	}
 }
 
-// gap is how long the backend may be silent: the first byte has its own limit.
+// gap is how long the backend may be silent.
 func (e *exchange) gap() time.Duration {
 	if e.rec.ResponseBytes == 0 {
 		return e.patience()
@@ -112,8 +109,8 @@ func (e *exchange) deliver(w io.Writer, p []byte) error {
 	return nil
 }
 
-// inspect learns from body bytes and returns those to deliver. Of an event stream it returns whole
-// events only, so that an error event can follow a broken stream.
+// inspect learns from body bytes and returns those to deliver: of an event stream whole events
+// only, so that an error event may follow.
 func (e *exchange) inspect(view []byte) []byte {
 	if !e.sse {
 		e.noteFirst(false)
@@ -137,7 +134,6 @@ func (e *exchange) inspect(view []byte) []byte {
 	return out
 }
 
-// noteFirst records the time of the first token, or of the first byte of a response without tokens.
 func (e *exchange) noteFirst(token bool) {
 	if e.rec.TTFT == 0 {
 		e.rec.TTFT = time.Since(e.rec.Start)
@@ -150,8 +146,7 @@ func (e *exchange) noteFirst(token bool) {
 	}
 }
 
-// wholeEvents returns the events that view completes and holds back the rest, at most maxPartial
-// bytes.
+// wholeEvents returns the events that view completes and holds back the rest.
 func (e *exchange) wholeEvents(view []byte) []byte {
 	if len(e.partial) > 0 {
 		e.partial = append(e.partial, view...)
@@ -174,8 +169,7 @@ func (e *exchange) wholeEvents(view []byte) []byte {
 	return view[:end]
 }
 
-// eventsEnd returns how many bytes of p are complete events or complete comment lines, which keep
-// connections alive.
+// eventsEnd returns how many bytes of p are complete events or keep-alive comment lines.
 func eventsEnd(p []byte) int {
 	if bytes.HasSuffix(p, []byte("\n\n")) || bytes.HasSuffix(p, []byte("\r\n\r\n")) {
 		return len(p)
@@ -194,7 +188,6 @@ func eventsEnd(p []byte) int {
 	return end
 }
 
-// keepTail keeps at least the last tailWindow bytes of the response.
 func (e *exchange) keepTail(view []byte) {
 	e.tail = append(e.tail, view...)
 	if extra := len(e.tail) - tailWindow; extra > tailWindow {
@@ -202,7 +195,6 @@ func (e *exchange) keepTail(view []byte) {
 	}
 }
 
-// complete ends a response that arrived whole.
 func (e *exchange) complete(w io.Writer) error {
 	rest := e.partial
 	if e.sse && e.learn {
@@ -235,11 +227,8 @@ func (e *exchange) complete(w io.Writer) error {
 	return nil
 }
 
-// breakOff ends a response that broke after the client got its head. An event stream ends with an
-// error event, which clients raise as an exception. Other bodies are cut off; clients notice by the
-// length.
-//
-// A stream whose own end was delivered is complete, even if the connection breaks afterwards.
+// breakOff ends a response that broke after its head: an event stream with an error event, unless
+// its own end was delivered; other bodies are cut off, which clients notice by the length.
 func (e *exchange) breakOff(w io.Writer) error {
 	why := e.conn.cause()
 	if e.sse && e.told && why != departed && why != stalled {
@@ -265,7 +254,7 @@ func (e *exchange) breakOff(w io.Writer) error {
 	if !e.sse {
 		return errAborted
 	}
-	if e.learn { // the usage so far may be known
+	if e.learn {
 		if u, ok := e.learner.Usage(); ok {
 			e.usage = u
 		}
@@ -275,8 +264,7 @@ func (e *exchange) breakOff(w io.Writer) error {
 		return err
 	}
 	if e.ctx.Request.Header.IsHTTP11() {
-		// fasthttp writes the last chunk only if it keeps the connection, and some clients drop the
-		// error event without it.
+		// fasthttp omits the last chunk when it closes, and some clients then drop the event.
 		_, _ = e.conn.Write([]byte("0\r\n\r\n"))
 	}
 	return errAborted

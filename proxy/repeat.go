@@ -14,21 +14,18 @@ import (
 )
 
 const (
-	// maxSeen is how many engines may fail on one request. After the first failure the engine may
-	// be at fault; after the second more likely the request, which would harm further engines.
+	// maxSeen is how many engines may fail on one request: after the second the request is more
+	// likely at fault than the engines.
 	maxSeen = 2
-	// maxBusy bounds the engines that answer 429 to one request; a 429 costs an engine nothing.
+	// maxBusy bounds the engines that answer 429 to one request.
 	maxBusy = 16
-	// brokeFor is how long a request that broke two engines is refused: SDKs and agents repeat
-	// within seconds.
-	brokeFor = time.Minute
-	// brokeKept is how many such requests are remembered.
+	// brokeFor is how long a request that broke two engines is refused: SDKs repeat within seconds.
+	brokeFor  = time.Minute
 	brokeKept = 256
 )
 
-// mayMove reports whether the request may go to another engine after the failed attempt. A request
-// that no engine received may always move; an inference request that one engine received may move
-// once, because inference has no side effects.
+// mayMove reports whether the request may go to another engine: always if no engine received it,
+// once if it is inference, which has no side effects.
 func (e *exchange) mayMove() bool {
 	if e.last.failed == policy.Busy {
 		e.last.busy++
@@ -40,7 +37,7 @@ func (e *exchange) mayMove() bool {
 	return e.last.failed == policy.Connect || e.rec.Kind != prompt.Other && len(e.suspects) < maxSeen
 }
 
-// requestName identifies a request by its body or, once the body is released, by its prompt or id.
+// requestName identifies a request by its body or, once that is released, by its prompt or id.
 func (e *exchange) requestName() uint64 {
 	if e.name != 0 {
 		return e.name
@@ -58,8 +55,8 @@ func (e *exchange) requestName() uint64 {
 
 // broken remembers requests that broke two engines. Safe for concurrent use.
 type broken struct {
-	seed uint64       // random, so that no client can forge the name of another's request
-	last atomic.Int64 // when the latest entry expires, in Unix nanoseconds
+	seed uint64       // random, so that clients cannot forge names
+	last atomic.Int64 // when the latest entry expires, Unix nanoseconds
 
 	mu   sync.Mutex
 	ring [brokeKept]struct {
@@ -89,8 +86,7 @@ func (b *broken) has(name uint64, now time.Time) bool {
 	return false
 }
 
-// refuseBroken refuses a request that broke two engines within brokeFor, and reports whether it
-// did. It hashes the body only while such a request is remembered.
+// refuseBroken hashes the body only while a broken request is remembered.
 func (e *exchange) refuseBroken() bool {
 	b := &e.proxy.broken
 	if e.rec.Kind == prompt.Other || e.rec.Start.UnixNano() >= b.last.Load() || !b.has(e.requestName(), e.rec.Start) {
@@ -103,8 +99,7 @@ func (e *exchange) refuseBroken() bool {
 	return true
 }
 
-// busy ends an attempt that an engine answered with 429. held says that the response holds that
-// answer, for the case that every engine is busy.
+// busy ends an attempt answered with 429, which the response holds if held.
 func (e *exchange) busy(held bool) {
 	wait := max(retrySeconds(e.ctx.Response.Header.Peek("Retry-After")), 1)
 	if e.last.busy == 0 || wait < e.last.wait {
@@ -114,8 +109,7 @@ func (e *exchange) busy(held bool) {
 	e.end(policy.Busy)
 }
 
-// refuseBusy answers 429 with the shortest Retry-After that an engine sent, and with the last
-// engine's body if it was read.
+// refuseBusy answers 429 with the shortest Retry-After of the engines.
 func (e *exchange) refuseBusy() {
 	wait := e.last.wait
 	if e.last.held {
@@ -126,7 +120,6 @@ func (e *exchange) refuseBusy() {
 	e.retryAfter(wait)
 }
 
-// retrySeconds parses a Retry-After in seconds; 0 if absent or a date, which engines do not send.
 func retrySeconds(value []byte) int {
 	n, err := fasthttp.ParseUint(value)
 	if err != nil {

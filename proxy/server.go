@@ -16,11 +16,9 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// serverBuffer is the write buffer of a client connection, in bytes.
 const serverBuffer = 16 << 10
 
-// clientKeepAlive is below the 350 s after which AWS's balancer forgets a silent flow, so a long
-// prefill keeps its connection.
+// clientKeepAlive is below the 350 s after which AWS's balancer forgets a silent flow.
 const clientKeepAlive = 60 * time.Second
 
 func (p *Proxy) newServer() *fasthttp.Server {
@@ -43,17 +41,16 @@ func (p *Proxy) newServer() *fasthttp.Server {
 	}
 }
 
-// silentLogger drops fasthttp's log lines, because they quote header bytes and so API keys.
-// logBroken logs failed connections instead.
+// silentLogger drops fasthttp's log lines, which quote header bytes and so API keys.
 type silentLogger struct{}
 
 func (silentLogger) Printf(string, ...any) {}
 
 // Serve accepts connections from ln until Shutdown, which makes it return nil, or until ln fails
-// for good. It closes ln. Call it for as many listeners as needed.
+// for good, and closes ln. Several listeners may be served.
 //
-// The accept loop and connection goroutines are the proxy's own: fasthttp's loop ends when file
-// descriptors run out, and its worker pool outlives the server.
+// The accept loop is not fasthttp's, which ends when descriptors run out and whose workers outlive
+// the server.
 func (p *Proxy) Serve(ln net.Listener) error {
 	if err := p.open(ln); err != nil {
 		ln.Close()
@@ -81,7 +78,6 @@ func (p *Proxy) Serve(ln net.Listener) error {
 	}
 }
 
-// open registers a listener; the first also starts the watch and departures.
 func (p *Proxy) open(ln net.Listener) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -105,12 +101,11 @@ func (p *Proxy) forget(ln net.Listener) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if _, ok := p.listeners[ln]; !ok {
-		return true // closeListeners removed it
+		return true
 	}
 	return false
 }
 
-// temporary reports whether accepting may recover by itself.
 func temporary(err error) bool {
 	for _, e := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED, syscall.ECONNRESET, syscall.EINTR} {
 		if errors.Is(err, e) {
@@ -134,7 +129,6 @@ func (p *Proxy) accept(raw net.Conn) {
 	go p.serveConn(c)
 }
 
-// serveConn owns a client connection from accept to close.
 func (p *Proxy) serveConn(c *clientConn) {
 	defer p.served.Done()
 	err := p.departures.add(c)
@@ -152,8 +146,7 @@ func (p *Proxy) serveConn(c *clientConn) {
 	}
 }
 
-// converse serves the requests of one connection. A panic outside of a request, e.g. in a library's
-// parser, ends only this connection.
+// converse serves one connection. A panic outside of a request ends only this connection.
 func (p *Proxy) converse(c *clientConn) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -167,8 +160,7 @@ func (p *Proxy) converse(c *clientConn) (err error) {
 	return p.server.ServeConn(c) // closes c
 }
 
-// establish sets socket options, reads the PROXY header and does the TLS handshake, each of the
-// latter within Timeouts.Read.
+// establish does what comes before HTTP: socket options, PROXY header, TLS handshake.
 func (p *Proxy) establish(c *clientConn) error {
 	if tc, ok := c.raw.(*net.TCPConn); ok {
 		cfg := net.KeepAliveConfig{Enable: true, Idle: clientKeepAlive, Interval: 15 * time.Second, Count: 4}
@@ -211,11 +203,9 @@ var (
 	errHandshake     = errors.New("tls handshake failed")
 )
 
-// warnings holds when each warning that clients can cause may be logged again: at most once a
-// minute.
+// warnings holds when each may be logged again: at most once a minute.
 type warnings struct{ proxyHeader, plain, bodyMemory atomic.Int64 }
 
-// warn logs a warning about a connection unless the time since p.epoch is below due.
 func (p *Proxy) warn(due *atomic.Int64, c *clientConn, message string) {
 	now, then := int64(time.Since(p.epoch)), due.Load()
 	if now >= then && due.CompareAndSwap(then, now+int64(time.Minute)) {
@@ -223,15 +213,13 @@ func (p *Proxy) warn(due *atomic.Int64, c *clientConn, message string) {
 	}
 }
 
-// connState learns from fasthttp when a response has been written.
 func (p *Proxy) connState(c net.Conn, s fasthttp.ConnState) {
 	if s == fasthttp.StateIdle {
 		c.(*clientConn).state.CompareAndSwap(connActive, connIdle)
 	}
 }
 
-// logBroken logs the class of a connection's error, never its text, because fasthttp quotes bytes
-// it could not parse.
+// logBroken logs an error's class, never its text, which may quote the client's bytes.
 func (p *Proxy) logBroken(c *clientConn, err error) {
 	class := "malformed"
 	var opErr *net.OpError
@@ -239,7 +227,7 @@ func (p *Proxy) logBroken(c *clientConn, err error) {
 	case errors.Is(err, errNoProxyHeader) || errors.Is(err, errHandshake):
 		class = err.Error()
 	case errors.Is(err, errAborted):
-		return // the place that aborted has logged it
+		return // logged already
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		class = "timeout"
 	case errors.As(err, &opErr) || errors.Is(err, net.ErrClosed):

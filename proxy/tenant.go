@@ -6,15 +6,14 @@ import (
 	"strings"
 )
 
-// Tenant names the headers that identify a request's tenant. Prompts of different tenants share no
-// cache: neither in the router's tree nor, where engines take a salt, in the engines. The zero
-// value does not tell tenants apart.
+// Tenant names the headers that identify a tenant. Prompts of different tenants share no cache, in
+// the tree and in engines that take a salt. The zero value does not tell tenants apart.
 type Tenant struct{ headers []string }
 
 var errTenant = errors.New("tenant: want none, credential or header:NAME, NAME being a header that is passed on to engines")
 
-// ParseTenant reads "none", "credential" (Authorization and X-Api-Key) or "header:NAME". A proxy in
-// front of the router must set that header, or clients can choose their tenant.
+// ParseTenant reads "none", "credential" (Authorization and X-Api-Key) or "header:NAME", a header
+// that clients must not be able to choose.
 func ParseTenant(s string) (Tenant, error) {
 	name, named := strings.CutPrefix(s, "header:")
 	switch {
@@ -33,9 +32,8 @@ func ParseTenant(s string) (Tenant, error) {
 	return Tenant{[]string{name}}, nil
 }
 
-// of appends to dst what identifies the tenant of a request with these header lines; nothing if t
-// is the zero value. A request without the headers is a tenant too. Names match exactly except for
-// case. All lines of a name count, so that adding a line cannot imitate another tenant.
+// of appends a request's tenant to dst, nothing for the zero Tenant. Requests without the headers
+// are one tenant. All lines of a name count, so that adding one cannot imitate another tenant.
 func (t Tenant) of(dst, lines []byte) []byte {
 	for _, name := range t.headers {
 		dst = append(dst, '\n') // cannot occur in a value
@@ -49,7 +47,6 @@ func (t Tenant) of(dst, lines []byte) []byte {
 	return dst
 }
 
-// lines returns the identifying headers as header lines.
 func (t Tenant) lines(header func(name string) []byte) (lines []byte) {
 	for _, name := range t.headers {
 		if value := header(name); len(value) > 0 {

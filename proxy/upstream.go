@@ -14,37 +14,34 @@ import (
 	"time"
 )
 
-// upstreamBuffer is the read buffer of a backend connection and bounds the head of a response.
-// Larger buffers do not make reads cheaper.
+// upstreamBuffer bounds a response's head; larger reads are not cheaper.
 const upstreamBuffer = 16 << 10
 
-// smallBody is the largest request body, in bytes, that is copied behind its head into one plain
-// write; above, a vectored write is cheaper.
+// smallBody is the largest body, in bytes, that is copied behind its head into one write; above, a
+// vectored write is cheaper.
 const smallBody = 8 << 10
 
-// upstreams pools connections to backends. Unlike a general HTTP client it hands out the
-// connection, so that a request can be canceled by interrupting it, or sent again after a stale
-// connection.
+// upstreams pools connections to backends and hands out the connection itself, so that callers can
+// interrupt it or replace a stale one.
 type upstreams struct {
 	proxy  *Proxy
 	dialer net.Dialer
-	mu     sync.RWMutex // guards pools
+	mu     sync.RWMutex
 	pools  map[poolKey]*pool
 }
 
-// poolKey makes connections interchangeable.
 type poolKey struct {
 	addr string
 	tls  *tls.Config
 }
 
-// pool holds the unused connections to one backend, longest unused first. take uses the end, so
-// that the surplus of a burst ages out.
+// pool holds unused connections, longest unused first; take uses the last, so that a burst's
+// surplus ages out.
 type pool struct {
 	mu   sync.Mutex
 	idle []*upstreamConn
-	used int64 // coarse time of the last use; unused pools are removed
-	dead bool  // removed: takes no more connections
+	used int64 // coarse time of the last use
+	dead bool  // removed
 }
 
 type upstreamConn struct {
@@ -53,11 +50,11 @@ type upstreamConn struct {
 	br       *bufio.Reader
 	probe    *probe
 	pool     *pool
-	head     []byte   // scratch: the request's head
+	head     []byte   // scratch
 	vector   [][]byte // scratch
 	buffers  net.Buffers
-	since    int64 // coarse time at which put pooled it
-	reused   bool  // has carried an earlier request
+	since    int64 // coarse time of put
+	reused   bool
 }
 
 func (u *upstreams) init(p *Proxy) {
@@ -84,7 +81,7 @@ func (u *upstreams) pool(t *Target) *pool {
 	return pl
 }
 
-// get returns a pooled connection that still looks alive, or nil.
+// get returns a pooled connection that looks alive, or nil.
 func (u *upstreams) get(t *Target) *upstreamConn {
 	pl := u.pool(t)
 	oldest := u.proxy.clock.Load() - int64(u.proxy.tuned.Load().Timeouts.UpstreamIdle)
@@ -115,7 +112,7 @@ func (pl *pool) take(now int64) *upstreamConn {
 	return c
 }
 
-// put pools a connection whose response was read to its end.
+// put pools a connection whose response was read whole.
 func (u *upstreams) put(c *upstreamConn) {
 	clear(c.vector)
 	if cap(c.head) > upstreamBuffer {
@@ -134,13 +131,12 @@ func (u *upstreams) put(c *upstreamConn) {
 	}
 }
 
-// dial opens a connection within Timeouts.Connect.
 func (u *upstreams) dial(ctx context.Context, t *Target) (*upstreamConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, u.proxy.tuned.Load().Timeouts.Connect)
 	defer cancel()
 	raw, err := u.dialer.DialContext(ctx, "tcp", t.Addr)
 	if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) {
-		u.closeIdle() // a request needs the descriptor more than pooled connections do
+		u.closeIdle() // a request needs the descriptor more
 		raw, err = u.dialer.DialContext(ctx, "tcp", t.Addr)
 	}
 	if err != nil {
@@ -164,8 +160,7 @@ func (u *upstreams) dial(ctx context.Context, t *Target) (*upstreamConn, error) 
 	return c, nil
 }
 
-// send writes the request head c.head and the body, and calls sent once both are written. It does
-// not modify the body's pieces.
+// send writes the head c.head and the body, then calls sent.
 func (c *upstreamConn) send(body [][]byte, sent func()) error {
 	if pieceBytes(body) <= smallBody {
 		for _, p := range body {
@@ -183,10 +178,10 @@ func (c *upstreamConn) send(body [][]byte, sent func()) error {
 	return after(err, sent)
 }
 
-// writeEach writes the vector to a TLS connection, which has no vectored write. It joins small
-// pieces, because each write is a TLS record and a system call.
+// writeEach writes the vector over TLS, joining small pieces: each write is a TLS record and a
+// system call.
 func (c *upstreamConn) writeEach() error {
-	small := c.head // the vector's first piece, with free capacity at its end
+	small := c.head // the vector's first piece
 	for _, p := range c.vector[1:] {
 		if len(p) <= smallBody && len(small) <= smallBody {
 			small = append(small, p...)
@@ -204,7 +199,6 @@ func (c *upstreamConn) writeEach() error {
 	return writeAll(c.Conn, small)
 }
 
-// writeAll writes p unless it is empty.
 func writeAll(w io.Writer, p []byte) error {
 	if len(p) == 0 {
 		return nil
@@ -222,13 +216,13 @@ func after(err error, sent func()) error {
 
 var aLongTimeAgo = time.Unix(1, 0)
 
-// interrupt makes current and later reads and writes fail. The connection cannot be reused.
+// interrupt makes reads and writes fail for good.
 func (c *upstreamConn) interrupt() {
-	// An error means the connection is closed already.
+	// It fails only if the connection is closed.
 	_ = c.raw.SetDeadline(aLongTimeAgo)
 }
 
-// sweep closes connections unused for Timeouts.UpstreamIdle and removes pools unused for an hour.
+// sweep closes connections unused for UpstreamIdle and removes pools unused for an hour.
 func (u *upstreams) sweep(now int64) {
 	oldest := now - int64(u.proxy.tuned.Load().Timeouts.UpstreamIdle)
 	forget := false
@@ -249,8 +243,7 @@ func (u *upstreams) sweep(now int64) {
 	}
 }
 
-// expire closes connections pooled before oldest and reports whether the pool looks due for
-// removal.
+// expire reports whether the pool looks due for removal.
 func (pl *pool) expire(oldest int64) bool {
 	pl.mu.Lock()
 	defer pl.mu.Unlock()
@@ -267,8 +260,7 @@ func (pl *pool) expire(oldest int64) bool {
 	return len(pl.idle) == 0 && oldest-pl.used > int64(time.Hour)
 }
 
-// retire marks the pool dead if it is empty and was not used after since. Connections in use close
-// when they come back.
+// retire marks an empty pool dead if it was not used after since.
 func (pl *pool) retire(since int64) bool {
 	pl.mu.Lock()
 	defer pl.mu.Unlock()
@@ -279,7 +271,6 @@ func (pl *pool) retire(since int64) bool {
 	return true
 }
 
-// closeIdle closes all pooled connections.
 func (u *upstreams) closeIdle() {
 	u.mu.RLock()
 	defer u.mu.RUnlock()
@@ -288,7 +279,7 @@ func (u *upstreams) closeIdle() {
 	}
 }
 
-// close closes all pooled connections and makes put close later ones.
+// close closes pooled connections, now and when put.
 func (u *upstreams) close() {
 	u.mu.Lock()
 	defer u.mu.Unlock()

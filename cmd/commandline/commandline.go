@@ -1,5 +1,5 @@
-// Package commandline is shared by the programs under cmd: argument parsing by kong, exit codes,
-// help and JSON output.
+// Package commandline is shared by the programs under cmd: argument parsing, exit codes, help and
+// JSON output.
 package commandline
 
 import (
@@ -35,7 +35,7 @@ type Program struct {
 }
 
 // Run executes one command line and returns the exit code. commands points to a struct of kong
-// commands, whose Run methods may take the values in bind as arguments.
+// commands; their Run methods may take the values in bind.
 func (p Program) Run(commands any, args []string, vars kong.Vars, bind ...any) (code int) {
 	// kong ends --help by calling exit during parsing.
 	type left struct{ code int }
@@ -60,7 +60,7 @@ func (p Program) Run(commands any, args []string, vars kong.Vars, bind ...any) (
 		kong.Bind(bind...),
 	)
 	if err != nil {
-		panic(p.Name + ": command line: " + err.Error()) // a defect in the struct of commands
+		panic(p.Name + ": command line: " + err.Error()) // a defect of the struct
 	}
 	ctx, err := parser.Parse(args)
 	if err != nil {
@@ -76,8 +76,8 @@ func (p Program) Run(commands any, args []string, vars kong.Vars, bind ...any) (
 	return 0
 }
 
-// explainUsage returns the error of a line that could not be parsed, with the subcommands if the
-// line names none, and the command whose help to refer to.
+// explainUsage returns a parse error, with subcommands if none was named, and the command whose
+// help applies.
 func explainUsage(err error, args []string) (explained error, command string) {
 	var failed *kong.ParseError
 	if !errors.As(err, &failed) {
@@ -85,7 +85,7 @@ func explainUsage(err error, args []string) (explained error, command string) {
 	}
 	at := failed.Context.Model.Node
 	for _, p := range failed.Context.Path {
-		// Ignore default commands that the user did not write.
+		// Ignore default commands that are not in the line.
 		if p.Command != nil && slices.Contains(args, p.Command.Name) {
 			at = p.Command
 		}
@@ -116,7 +116,6 @@ func (p Program) complain(command string, err error, code int) int {
 	return code
 }
 
-// helpOf returns a flag's help with its default and variable.
 func helpOf(v *kong.Value) string {
 	var more []string
 	if v.HasDefault && v.Default != "" && v.Default != "false" {

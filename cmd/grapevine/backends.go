@@ -85,7 +85,6 @@ func printBackends(out io.Writer, list *node.BackendList) error {
 	return nil
 }
 
-// onWord returns who set the backend's state, if known.
 func onWord(b *node.BackendStatus) string {
 	by := b.DownBy
 	if b.State == "draining" {
@@ -97,7 +96,7 @@ func onWord(b *node.BackendStatus) string {
 	return ", by " + by
 }
 
-// plain removes line breaks and terminal escapes from text written by engines or operators.
+// plain replaces line breaks and terminal escapes in text of engines and operators.
 func plain(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
@@ -133,7 +132,6 @@ func (c *backendsAddCmd) Run(s *streams) error {
 	return c.report(s, done, err, "added %s", strings.Join(c.URLs, ", "))
 }
 
-// report prints the result of a change.
 func (f *adminFlags) report(s *streams, done *node.Changed, err error, format string, args ...any) error {
 	if err != nil {
 		return err
@@ -174,18 +172,17 @@ func (c *backendsDrainCmd) Run(s *streams) error {
 }
 
 const (
-	// idlePoll is the interval at which a drain is checked.
 	idlePoll = 250 * time.Millisecond
-	// idleCalm is how long no request must run: the counts of other routers, and the drain's
-	// arrival there, are some tenths of a second late.
+	// idleCalm without requests counts as idle, because other routers report some tenths of a
+	// second late.
 	idleCalm = 2 * time.Second
 )
 
-// pollTimeout bounds one check of a drain, in case the router hangs.
+// pollTimeout bounds one check, in case the router hangs.
 const pollTimeout = 5 * time.Second
 
 // awaitIdle returns when no router has had a request at these engines for idleCalm, or ctx has
-// ended. It calls tell when the number of requests changes.
+// ended.
 func awaitIdle(ctx context.Context, client *node.Client, names []string, tell func(string)) error {
 	calm, last, known := time.Now(), int64(0), false
 	for ctx.Err() == nil {
@@ -219,7 +216,6 @@ func awaitIdle(ctx context.Context, client *node.Client, names []string, tell fu
 	return fmt.Errorf("the drain stays, but the time is over and %d requests still run", last)
 }
 
-// runningAt returns the requests of all routers at these engines.
 func runningAt(ctx context.Context, client *node.Client, names []string) (running int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pollTimeout)
 	defer cancel()

@@ -1,9 +1,8 @@
-// Command grapevine is the router and the commands that operate a running fleet, one file per
-// command. Commands parse flags, call a package, and print. grapevine-lab has the commands that
-// test a fleet.
+// Command grapevine is the router and the commands that operate a fleet, one file per command.
+// grapevine-lab has the commands that test one.
 //
-// Exit codes: 0 done, 1 failed, 2 wrong usage. With --json a command prints one JSON object to
-// stdout and nothing else there.
+// Exit codes: 0 done, 1 failed, 2 wrong usage. --json prints one JSON object to stdout and nothing
+// else there.
 package main
 
 import (
@@ -44,7 +43,7 @@ type streams struct {
 	out, err io.Writer
 }
 
-// usageError is a usage mistake found after parsing.
+// usageError is found after parsing.
 type usageError struct{ error }
 
 // Usage implements commandline.UsageError.
@@ -67,7 +66,7 @@ func run(args []string, s *streams) int {
 	}.Run(&cli{}, args, nil, s)
 }
 
-// groups are the headings of serve's flags; node.Config's tags refer to them.
+// groups are the headings of serve's flags, by node.Config's tags.
 var groups = []kong.Group{
 	{Key: "serving", Title: "Serving:"},
 	{Key: "backends", Title: "Engines:"},

@@ -45,7 +45,7 @@ func (c *serveCmd) Run(s *streams, k *kong.Context) error {
 			cfg.Log.Info().Str("address", cfg.Listener.Addr().String()).Msg("the data port is the socket that the service manager passed; the setting listen has no effect")
 		}
 	}
-	n, err := node.New(cfg) // starts nothing; reads keys and certificates
+	n, err := node.New(cfg) // starts nothing
 	if err != nil {
 		return usageError{err}
 	}
@@ -63,8 +63,7 @@ func (c *serveCmd) Run(s *streams, k *kong.Context) error {
 	return runUntilSignal(n, cfg.Log, super, func() error { return c.reload(k, n, cfg.Log) })
 }
 
-// reload handles SIGHUP: it applies the settings that can change at run time and logs those that
-// wait for the next start. A wrong configuration changes nothing.
+// reload handles SIGHUP. A wrong configuration changes nothing.
 func (c *serveCmd) reload(k *kong.Context, n *node.Node, log zerolog.Logger) error {
 	next, lines, err := c.configuration(k)
 	if err != nil {
@@ -85,8 +84,8 @@ func (c *serveCmd) reload(k *kong.Context, n *node.Node, log zerolog.Logger) err
 	return nil
 }
 
-// configuration merges file, environment and flags, later ones winning. It does not validate; lines
-// maps the file's settings to their lines.
+// configuration merges file, environment and flags, later ones winning; lines maps the file's
+// settings to lines.
 func (c *serveCmd) configuration(k *kong.Context) (cfg node.Config, lines map[string]int, err error) {
 	cfg = node.Default()
 	if c.ConfigFile != "" {
@@ -103,14 +102,13 @@ func (c *serveCmd) configuration(k *kong.Context) (cfg node.Config, lines map[st
 	for _, setting := range node.Settings() {
 		if _, ok := os.LookupEnv(setting.Env); ok || given[setting.Flag] {
 			cfg.Overlay(c.Settings, setting.Key)
-			delete(lines, setting.Key) // the file is not the source of this setting
+			delete(lines, setting.Key) // not from the file
 		}
 	}
 	return cfg, lines, nil
 }
 
-// runUntilSignal serves until SIGTERM or SIGINT, then drains; a second signal cuts the rest. SIGHUP
-// reloads.
+// runUntilSignal serves until SIGTERM or SIGINT, then drains; a second signal cuts the rest.
 func runUntilSignal(n *node.Node, log zerolog.Logger, super *supervision, reload func() error) error {
 	signals, reloads := make(chan os.Signal, 2), make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
@@ -141,7 +139,7 @@ func runUntilSignal(n *node.Node, log zerolog.Logger, super *supervision, reload
 	cfg := n.Running()
 	grace := cfg.DrainGrace
 	if first == syscall.SIGINT {
-		grace = 0 // a person at a terminal, not a balancer that needs time to notice
+		grace = 0 // a terminal, not a balancer that needs time to notice
 	}
 	log.Info().Str("signal", first.String()).Dur("grace", grace).Dur("timeout", cfg.DrainTimeout).Msg("draining")
 	ctx, cancel := context.WithTimeoutCause(context.Background(), grace+cfg.DrainClose+cfg.DrainTimeout, errDrainTimeout)
@@ -163,8 +161,7 @@ func runUntilSignal(n *node.Node, log zerolog.Logger, super *supervision, reload
 	return err
 }
 
-// startUntilSignal starts the node, which may wait for other nodes. A signal cancels the start; it
-// is returned with the start's result.
+// startUntilSignal starts the node; a signal cancels the start and is returned.
 func startUntilSignal(n *node.Node, signals <-chan os.Signal) (first os.Signal, err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -179,7 +176,6 @@ func startUntilSignal(n *node.Node, signals <-chan os.Signal) (first os.Signal, 
 	return first, <-started
 }
 
-// Causes of a drain that cuts requests, with exit code 1.
 var (
 	errDrainTimeout = errors.New("drain_timeout has passed: what still ran was cut")
 	errSecondSignal = errors.New("second signal: what still ran was cut")

@@ -10,13 +10,12 @@ import (
 	"grapevine/node/notify"
 )
 
-// supervision reports to the service manager that started this process, if any. Not safe for
-// concurrent use.
+// supervision reports to the service manager, if any. Not safe for concurrent use.
 type supervision struct {
 	manager *notify.Manager
 	node    *node.Node
 	log     zerolog.Logger
-	unwatch func() // stops the watch; nil if none runs
+	unwatch func() // nil if no watch runs
 }
 
 func supervise(n *node.Node, log zerolog.Logger) (*supervision, error) {
@@ -33,14 +32,13 @@ func (s *supervision) send(lines ...string) {
 	}
 }
 
-// starting asks for the time that the start may take; it depends on the configuration, so the unit
-// file cannot state it.
+// starting asks for the time that the configuration allows the start.
 func (s *supervision) starting() {
 	s.send(notify.Status("starting"), notify.Extend(s.node.StartWithin()))
 }
 
-// started reports that the node serves, not that it is warm: balancers read that from /readyz, and
-// the manager must not kill a node that waits for its peers.
+// started reports that the node serves, not that it is warm: the manager must not kill a node that
+// waits for its peers.
 func (s *supervision) started() {
 	s.send(notify.Ready, notify.Status(s.node.Summary()))
 	ctx, cancel := context.WithCancel(context.Background())
@@ -55,7 +53,6 @@ func (s *supervision) started() {
 	}
 }
 
-// reloaded reloads; a failure is logged and changes nothing.
 func (s *supervision) reloaded(reload func() error) {
 	s.send(notify.Reloading)
 	if err := reload(); err != nil {
@@ -64,7 +61,6 @@ func (s *supervision) reloaded(reload func() error) {
 	s.send(notify.Ready)
 }
 
-// stopping asks for the time that the drain may take, and stops the watchdog.
 func (s *supervision) stopping() {
 	if s.unwatch != nil {
 		s.unwatch()

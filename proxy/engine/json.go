@@ -2,16 +2,15 @@ package engine
 
 import "bytes"
 
-// This JSON reader trusts its input: it finds members and the ends of values and checks only what
-// keeps it within bounds. It does not decode escaped names; engines send none.
+// This JSON reader trusts its input and checks only its bounds. It does not decode escaped names;
+// engines send none.
 
 type members struct {
 	b          []byte
-	at         int // behind the last member; -1 at the end
+	at         int // -1 at the end
 	key, value []byte
 }
 
-// membersOf iterates over object; other values have no members.
 func membersOf(object []byte) members {
 	at := skipSpace(object, 0)
 	if at >= len(object) || object[at] != '{' {
@@ -57,7 +56,6 @@ type elements struct {
 	value []byte
 }
 
-// elementsOf iterates over array; other values have no elements.
 func elementsOf(array []byte) elements {
 	at := skipSpace(array, 0)
 	if at >= len(array) || array[at] != '[' {
@@ -106,7 +104,6 @@ func skipString(b []byte, i int) int {
 	return -1
 }
 
-// escaped reports whether an odd number of backslashes precedes b[i].
 func escaped(b []byte, i int) bool {
 	n := i
 	for n > 0 && b[n-1] == '\\' {
@@ -152,7 +149,6 @@ func skipValue(b []byte, i int) int {
 	return -1
 }
 
-// ends reports whether c ends a number or literal.
 func ends(c byte) bool {
 	switch c {
 	case ',', ':', '}', ']', ' ', '\n', '\r', '\t':
@@ -161,12 +157,11 @@ func ends(c byte) bool {
 	return false
 }
 
-// maxCandidates bounds the places that lastMember examines.
 const maxCandidates = 64
 
-// lastMember returns the object value of the outermost object's last member of this name (given in
-// quotes), or nil. An unescaped quoted name is always a whole string, and it belongs to the
-// outermost object if its object ends where the body ends.
+// lastMember returns the object that is the last member of this quoted name in the outermost
+// object, or nil. An unescaped quoted name is a whole string, and belongs to the outermost object
+// if its object ends where the body ends.
 func lastMember(body []byte, quoted string) []byte {
 	end := len(body)
 	for range maxCandidates {

@@ -9,22 +9,21 @@ import (
 	"strconv"
 )
 
-// Metrics is the state of an engine endpoint, summed over its data-parallel engines. -1 means that
-// the page does not report it.
+// Metrics is the state of an engine endpoint, summed over its data-parallel engines; -1 means not
+// reported.
 type Metrics struct {
 	Running int     // requests
 	Waiting int     // requests
-	KVUsage float64 // share of the KV cache in use, 0 to 1; mean over engines
+	KVUsage float64 // 0 to 1, mean over engines
 	// KVTokens is the size of the KV cache in tokens.
 	KVTokens int64
-	// QueriedTokens and HitTokens count prompt tokens looked up and found in the prefix cache since
-	// the engine started.
+	// QueriedTokens and HitTokens count prompt tokens looked up and found in the prefix cache.
 	QueriedTokens, HitTokens int64
 	// Started is the latest process start, in Unix seconds.
 	Started float64
 }
 
-// maxLine bounds a line of a metrics page, in bytes; labels with model paths take a few hundred.
+// maxLine bounds a line, in bytes; labels take a few hundred.
 const maxLine = 64 << 10
 
 type sample uint8
@@ -42,8 +41,8 @@ const (
 	samples
 )
 
-// metricNames maps names to meanings. Engines report old and new names side by side, so only the
-// present name of lowest rank counts.
+// metricNames: engines report old and new names side by side, so the present name of lowest rank
+// counts.
 var metricNames = map[string]struct {
 	what sample
 	rank int
@@ -76,8 +75,8 @@ var metricNames = map[string]struct {
 
 const ranks = 4
 
-// ParseMetrics reads a page in Prometheus' text format and skips lines that it does not know. It
-// fails only if r does or a line exceeds 64 KiB.
+// ParseMetrics reads a page in Prometheus' text format. It fails only if r does or a line exceeds
+// 64 KiB.
 func ParseMetrics(r io.Reader) (Metrics, error) {
 	var sums [samples][ranks]struct {
 		total float64
@@ -137,7 +136,6 @@ func ParseMetrics(r io.Reader) (Metrics, error) {
 	return out, nil
 }
 
-// splitSample splits a line into name, labels without braces, and the rest. A comment has no name.
 func splitSample(line []byte) (name, labels, rest []byte) {
 	i := bytes.IndexAny(line, "{ \t")
 	if i <= 0 || line[0] == '#' {
@@ -160,7 +158,7 @@ func splitSample(line []byte) (name, labels, rest []byte) {
 	return nil, nil, nil
 }
 
-// number parses the value at the start of rest. NaN, infinite and negative values are not ok.
+// number parses the value at the start of rest; negative, NaN and infinite ones are not ok.
 func number(rest []byte) (float64, bool) {
 	rest = bytes.TrimLeft(rest, " \t")
 	if i := bytes.IndexAny(rest, " \t\r"); i >= 0 {
@@ -173,7 +171,6 @@ func number(rest []byte) (float64, bool) {
 	return v, true
 }
 
-// tokensOf computes the size of the KV cache from the labels of cache_config_info.
 func tokensOf(labels []byte) (float64, bool) {
 	size, count := 0.0, 0.0
 	for len(labels) > 0 {

@@ -16,40 +16,39 @@ import (
 // Ailment is what a probe found wrong with an engine.
 type Ailment uint8
 
-// The ailments. Any status below 500 is a sign of life: engines may want keys, lack the path, or
-// redirect.
+// Any status below 500 is a sign of life: engines may want keys, lack the path, or redirect.
 const (
 	Alive     Ailment = iota
 	Refused           // nothing listens
-	NoRoute           // no connection for another reason
-	Silent            // connected, but no answer in time
-	Broken            // connection lost before the answer, or not HTTP
+	NoRoute           // other connection failure
+	Silent            // connected, no answer in time
+	Broken            // connection lost, or not HTTP
 	Sick              // 5xx
-	Untrusted         // no TLS, or an untrusted certificate
+	Untrusted         // no TLS or trusted certificate
 	ailments
 )
 
 // Ailments is the number of ailments, Alive included.
 const Ailments = int(ailments)
 
-// maxProbeAnswer bounds what is read of an answer so that the connection can be reused.
+// maxProbeAnswer is read so that the connection can be reused.
 const maxProbeAnswer = 64 << 10
 
-// modelsPath replaces a missing health path; every engine serves it.
+// modelsPath replaces a missing health path.
 const modelsPath = "/v1/models"
 
 // Prober probes one engine. Safe for concurrent use.
 type Prober struct {
-	Client *http.Client // must not follow redirects to other hosts; its Timeout and ctx bound the probe
-	URL    string       // of the engine, without a trailing slash
-	Path   string       // such as /health
-	Key    string       // sent as bearer token unless empty
+	Client *http.Client // must not follow redirects to other hosts; bounds the probe with ctx
+	URL    string       // without a trailing slash
+	Path   string
+	Key    string // bearer token, if not empty
 
-	noPath atomic.Bool // Path was answered with 404: use modelsPath
+	noPath atomic.Bool // Path was answered 404
 }
 
-// Probe sends one probe. The error explains the ailment, nil for Alive. If ctx was canceled, it
-// wraps context.Canceled and says nothing about the engine.
+// Probe probes once. The error explains the ailment, nil for Alive; after a cancellation it wraps
+// context.Canceled and says nothing about the engine.
 func (p *Prober) Probe(ctx context.Context) (Ailment, error) {
 	path := p.Path
 	if p.noPath.Load() {
@@ -93,12 +92,11 @@ func (p *Prober) get(ctx context.Context, path string) (status int, err error) {
 		return 0, err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	// Read the rest so that the connection can be reused.
+	// So that the connection can be reused.
 	_, _ = io.CopyN(io.Discard, resp.Body, maxProbeAnswer)
 	return resp.StatusCode, nil
 }
 
-// ailmentOf classifies an error; reached says that a connection existed.
 func ailmentOf(err error, reached bool) Ailment {
 	var (
 		timeout     net.Error

@@ -3,41 +3,39 @@ package engine
 import "bytes"
 
 const (
-	// maxHold bounds, in bytes, a held-back event; the usage event has a few hundred.
+	// maxHold bounds a held-back event, in bytes.
 	maxHold = 64 << 10
 
-	// maxLook bounds, in bytes, the events that are parsed. The last event of a Responses stream
-	// repeats the whole answer; above this bound its usage stays unknown.
+	// maxLook bounds parsed events, in bytes. A Responses stream's last event repeats the answer;
+	// its usage is unknown above this.
 	maxLook = 1 << 20
 )
 
 // Seen is what Feed found.
 type Seen struct {
-	FirstToken bool // the first event with output, i.e. prefill is done; once per stream
-	Done       bool // the engine says that the answer is complete
+	FirstToken bool // prefill is done; once per stream
+	Done       bool // the answer is complete
 }
 
-// Stream reads a server-sent event stream as it passes. Call Reset before use. Not safe for
-// concurrent use.
+// Stream reads a server-sent event stream as it passes. Call Reset first. Not safe for concurrent
+// use.
 //
-// With strip it removes, once, the event that carries only usage (empty choices and a usage
-// object). Until then it holds back the incomplete event, up to 64 KiB; longer events are passed
-// on. It alters nothing else.
+// With strip it removes, once, the event that carries only usage. Until then it holds back an
+// incomplete event of up to 64 KiB.
 type Stream struct {
 	strip   bool
-	passing bool // the current event is too long to hold
+	passing bool // too long to hold
 	tokens  bool // FirstToken was reported
 	choices bool // events are OpenAI chunks
 	line    lineState
 	counts  counts
 
-	event []byte // the current event, from earlier chunks
-	long  bool   // the current event is beyond maxLook; event is empty
-	out   []byte // scratch for Feed's result
-	data  []byte // scratch for multi-line data
+	event []byte // the current event so far
+	long  bool   // beyond maxLook
+	out   []byte // scratch
+	data  []byte // scratch
 }
 
-// lineState summarizes the current line.
 type lineState uint8
 
 const (
@@ -46,7 +44,7 @@ const (
 	lineFull
 )
 
-// Reset prepares s for another stream and keeps small buffers.
+// Reset prepares s for another stream.
 func (s *Stream) Reset(strip bool) {
 	event, out, data := s.event[:0], s.out[:0], s.data[:0]
 	if cap(event)+cap(out)+cap(data) > 4*maxHold {
@@ -58,8 +56,8 @@ func (s *Stream) Reset(strip bool) {
 // Usage returns the counts seen so far; false if none.
 func (s *Stream) Usage() (Usage, bool) { return s.counts.usage() }
 
-// Feed takes the next bytes of the stream, cut anywhere, and returns those to forward now: part of
-// p, or a buffer that is valid until the next call.
+// Feed takes the next bytes, cut anywhere, and returns those to forward: part of p, or a buffer
+// valid until the next call.
 func (s *Stream) Feed(p []byte) (out []byte, seen Seen) {
 	s.out = s.out[:0]
 	strip, copied := s.strip, false
@@ -116,7 +114,6 @@ func (s *Stream) Feed(p []byte) (out []byte, seen Seen) {
 	return s.out, seen
 }
 
-// with returns the state after b, which holds no LF.
 func (l lineState) with(b []byte) lineState {
 	switch {
 	case len(b) == 0:
@@ -127,7 +124,6 @@ func (l lineState) with(b []byte) lineState {
 	return lineFull
 }
 
-// keep stores bytes of an incomplete event.
 func (s *Stream) keep(b []byte) {
 	if s.long || len(s.event)+len(b) > maxLook {
 		s.long = true
@@ -137,8 +133,8 @@ func (s *Stream) keep(b []byte) {
 	s.event = append(s.event, b...)
 }
 
-// ended reads the event that ends with tail and reports whether to remove it. Afterwards s.event
-// holds the whole event if it held a part.
+// ended reports whether to remove the event that ends with tail. Afterwards s.event holds all of it
+// if it held a part.
 func (s *Stream) ended(tail []byte, seen *Seen) (drop bool) {
 	if s.long || len(s.event)+len(tail) > maxLook {
 		return false
@@ -150,13 +146,13 @@ func (s *Stream) ended(tail []byte, seen *Seen) (drop bool) {
 	}
 	usageOnly := s.look(event, seen)
 	if usageOnly && s.strip && len(event) <= maxHold {
-		s.strip = false // remove once; nothing need be held any more
+		s.strip = false // once
 		return true
 	}
 	return false
 }
 
-// Flush ends the stream and returns the held bytes, unless they are the event to remove.
+// Flush ends the stream and returns held bytes, unless they are the event to remove.
 func (s *Stream) Flush() []byte {
 	event := s.event
 	held := s.strip && !s.passing

@@ -1,16 +1,15 @@
-// Package engine reads what vLLM and SGLang report about themselves: the usage in answers, streamed
-// or not, in OpenAI's, Anthropic's and SGLang's formats, and their metrics. Invalid input yields no
-// or wrong counts within bounds, never a panic.
+// Package engine reads what vLLM and SGLang report: the usage in answers, streamed or not, and
+// metrics. Invalid input yields wrong counts within bounds, never a panic.
 package engine
 
 // Usage counts the tokens of one request; -1 means unknown.
 type Usage struct {
-	PromptTokens int // the whole prompt
-	CachedTokens int // of these, served from the prefix cache
+	PromptTokens int
+	CachedTokens int // of these, from the prefix cache
 	OutputTokens int
 }
 
-// counts are the numbers as sent; -1 means absent.
+// -1 means absent.
 type counts struct {
 	prompt, input, read, created, cached, output int
 }
@@ -23,8 +22,8 @@ const maxTokens = 1 << 30
 func (c *counts) usage() (u Usage, ok bool) {
 	u = Usage{PromptTokens: c.prompt, CachedTokens: c.cached, OutputTokens: c.output}
 	if u.PromptTokens < 0 && c.input >= 0 {
-		// Anthropic's input_tokens excludes tokens read from or written to the cache. The Responses
-		// API's input_tokens includes all and comes without the other two.
+		// Anthropic's input_tokens excludes cached tokens; that of the Responses API includes them
+		// and comes without the other two.
 		u.PromptTokens = c.input + max(c.read, 0) + max(c.created, 0)
 	}
 	if u.CachedTokens < 0 {
@@ -36,7 +35,7 @@ func (c *counts) usage() (u Usage, ok bool) {
 	return u, u.PromptTokens >= 0 || u.CachedTokens >= 0 || u.OutputTokens >= 0
 }
 
-// merge copies the counts of a usage or meta_info object; absent ones keep their value.
+// merge copies the counts present in a usage or meta_info object.
 func (c *counts) merge(object []byte) {
 	for m := membersOf(object); m.next(); {
 		switch string(m.key) {
@@ -62,7 +61,6 @@ func (c *counts) merge(object []byte) {
 	}
 }
 
-// set stores a non-negative whole number.
 func set(to *int, value []byte) {
 	n := int64(0)
 	for _, c := range value {
@@ -76,11 +74,11 @@ func set(to *int, value []byte) {
 	}
 }
 
-// smallBody is the size in bytes up to which a body is read from its beginning.
+// smallBody bytes are read from the beginning.
 const smallBody = 4 << 10
 
-// ParseUsage returns the usage in the body of an answer that was not streamed, false if it has
-// none. It searches large bodies from their end, where engines put the usage. It does not allocate.
+// ParseUsage returns the usage in the body of an answer, false if it has none. It searches large
+// bodies from the end. It does not allocate.
 func ParseUsage(body []byte) (u Usage, ok bool) {
 	c := noCounts
 	at := skipSpace(body, 0)
@@ -99,7 +97,6 @@ func ParseUsage(body []byte) (u Usage, ok bool) {
 	return c.usage()
 }
 
-// mergeTop copies the counts of an answer: in usage, in meta_info, or bare (count_tokens).
 func (c *counts) mergeTop(object []byte) {
 	for m := membersOf(object); m.next(); {
 		switch string(m.key) {
@@ -115,8 +112,7 @@ func (c *counts) mergeTop(object []byte) {
 	}
 }
 
-// sumUsages adds the answers to a batch, which SGLang sends as an array. A count is known only if
-// all its parts are.
+// sumUsages adds SGLang's answers to a batch; a count is known if all its parts are.
 func sumUsages(array []byte) (u Usage, ok bool) {
 	first := true
 	for e := elementsOf(array); e.next(); first = false {

@@ -1,11 +1,10 @@
 package prompt
 
-// Content is a string or an array of parts. A string equals one text part; null, an empty array and
-// one empty text are no content. A part within a part has one markNested per level, so no end
-// markers are needed.
+// A string equals one text part; null, an empty array and one empty text are no content. A nested
+// part has a markNested per level instead of end markers.
 
-// billing starts a text block that Claude Code puts before its system prompt. Its hash changes with
-// each request, so it would defeat prefix caching; vLLM omits it too (vllm-project/vllm#36829).
+// billing begins a block that Claude Code puts before its system prompt. It changes with each
+// request, so it is left out, as in vLLM (vllm-project/vllm#36829).
 const billing = "x-anthropic-billing-header"
 
 func (p *Parser) content() bool {
@@ -59,9 +58,8 @@ func (p *Parser) content() bool {
 
 func (k Kind) anthropic() bool { return k == Messages || k == CountTokens }
 
-// isBilling reports whether the part after from is the billing block.
 func (p *Parser) isBilling(from int) bool {
-	at := -1 // index in billing; -1 at the part's marker
+	at := -1 // -1: at the part's marker
 	for _, o := range p.tape.ops[from:] {
 		for _, c := range p.tape.bytes(o) {
 			switch {
@@ -76,16 +74,14 @@ func (p *Parser) isBilling(from int) bool {
 	return false
 }
 
-// nested puts one marker per nesting level on the tape.
 func (p *Parser) nested() {
 	for range p.level {
 		p.tape.addByte(markNested)
 	}
 }
 
-// partFields are the members of a part that have a place of their own.
 type partFields struct {
-	start int // of the part on the tape
+	start int // on the tape
 	kind  op
 	f     [partCount]span
 }
@@ -106,7 +102,7 @@ const (
 	partCount
 )
 
-// part reads one part and sets p.blank if it is an empty text.
+// part sets p.blank if the part is an empty text.
 func (p *Parser) part() bool {
 	start := p.tape.mark()
 	p.nested()
@@ -172,7 +168,7 @@ func (p *Parser) partMember(key op, s *partFields) bool {
 		at, ok = partContent, p.content()
 		p.level--
 	case "cache_control", "signature", "annotations", "logprobs":
-		return p.skip() // not part of any prompt; cache_control changes from turn to turn
+		return p.skip() // not in any prompt
 	case "image_url", "audio_url", "video_url":
 		return p.urlMember(key)
 	default:
@@ -190,7 +186,6 @@ func (p *Parser) failed() bool {
 	return ok
 }
 
-// urlMember reads a medium's address: a string, or an object with url.
 func (p *Parser) urlMember(key op) bool {
 	if p.peek() != '{' {
 		return p.extra(key)
@@ -231,7 +226,7 @@ func (p *Parser) urlMember(key op) bool {
 	return true
 }
 
-// renderPart orders a part by its type; the members after base have no place of their own.
+// renderPart orders a part's members by its type.
 func (p *Parser) renderPart(s *partFields, base int) bool {
 	has := func(i int) bool { return s.f[i].from != s.f[i].to }
 	kind := p.tape.bytes(s.kind)
@@ -288,7 +283,7 @@ func (p *Parser) renderText(s *partFields, base int) {
 	p.blank = n == p.level+1
 }
 
-// keep makes the part the given fields, in order, behind a marker (0 for none).
+// keep makes the part the given fields behind a marker (0 for none).
 func (p *Parser) keep(s *partFields, base int, mark byte, fields ...int) {
 	p.members = p.members[:base]
 	var order [partCount]span

@@ -1,22 +1,22 @@
 package prompt
 
-// Markers. Canonical text has no control characters, so no text can forge a marker, and a marker
-// ends the text before it.
+// Markers. Canonical text has no control characters, so no text can forge one, and a marker ends
+// the text before it.
 const (
-	markSetting     = 0x01 // a member that changes the template
-	markTail        = 0x02 // the same, behind the messages
+	markSetting     = 0x01
+	markTail        = 0x02
 	markTool        = 0x03
-	markFunction    = 0x04 // an entry of the older functions member
+	markFunction    = 0x04
 	markType        = 0x05
 	markDescription = 0x06
 	markSchema      = 0x07
-	markOther       = 0x08 // JSON of an unknown shape follows
-	markMessage     = 0x0e // a role follows
+	markOther       = 0x08 // JSON of unknown shape
+	markMessage     = 0x0e
 	markText        = 0x0f
 	markRefusal     = 0x10
 	markReasoning   = 0x11
-	markMedia       = 0x12 // type, colon and hash follow
-	markNested      = 0x13 // the next part belongs to the part before
+	markMedia       = 0x12
+	markNested      = 0x13 // the part belongs to the one before
 	markCall        = 0x14
 	markID          = 0x15
 	markName        = 0x16
@@ -26,10 +26,10 @@ const (
 	markAudio       = 0x1a
 	markPrompt      = 0x1b
 	markTokens      = 0x1c
-	markSecond      = 0x1d // the second of a pair
+	markSecond      = 0x1d // of a pair
 )
 
-// field reads a string member behind a marker (0 for none). Null means absent.
+// field reads a string behind a marker (0 for none). Null means absent.
 func (p *Parser) field(mark byte) bool {
 	switch p.peek() {
 	case 'n':
@@ -47,8 +47,7 @@ func (p *Parser) field(mark byte) bool {
 	return p.other()
 }
 
-// arguments reads a call's arguments: JSON in a string (OpenAI) or as a value (Anthropic), whose
-// order is kept.
+// arguments reads JSON in a string (OpenAI) or as a value (Anthropic), whose order is kept.
 func (p *Parser) arguments() bool {
 	if c := p.peek(); c == 'n' || c == '"' {
 		return p.field(markArguments)
@@ -58,7 +57,6 @@ func (p *Parser) arguments() bool {
 	return p.json(false)
 }
 
-// system reads a system prompt outside the messages as one message, unless empty.
 func (p *Parser) system() bool {
 	from := p.tape.mark()
 	p.tape.addByte(markMessage)
@@ -73,7 +71,7 @@ func (p *Parser) system() bool {
 	return ok
 }
 
-// message puts role, name, tool_call_id, reasoning, content and calls on the tape, in this order.
+// message orders a message's members.
 func (p *Parser) message() bool {
 	start := p.tape.mark()
 	p.tape.addByte(markMessage)
@@ -160,7 +158,6 @@ func (p *Parser) call() bool {
 	return p.other()
 }
 
-// callBody reads the object at p.pos, after what the tape holds since start.
 func (p *Parser) callBody(start int) bool {
 	const (
 		id = iota + 1
@@ -219,8 +216,7 @@ func (p *Parser) callInner(start int) bool {
 	return p.field(0)
 }
 
-// tool reads {type, function: {...}} (chat), {name, description, input_schema} (Anthropic) or
-// {type, name, description, parameters} (Responses).
+// tool reads chat's {type, function: {...}} and the flat forms of Anthropic and Responses.
 func (p *Parser) tool() bool { return p.toolAfter(markTool) }
 
 func (p *Parser) function() bool { return p.toolAfter(markFunction) }
@@ -234,8 +230,8 @@ func (p *Parser) toolAfter(mark byte) bool {
 	return p.toolBody(start)
 }
 
-// toolBody reads the object at p.pos, after what the tape holds since start. Engines parse tools
-// into records, so only the order within schemas matters.
+// toolBody reads the object at p.pos. Engines parse tools into records, so only the order within
+// schemas matters.
 func (p *Parser) toolBody(start int) bool {
 	const (
 		kind = iota + 1
@@ -297,7 +293,6 @@ func (p *Parser) toolBody(start int) bool {
 	return true
 }
 
-// toolType reads a tool's type; "function" is the default.
 func (p *Parser) toolType() bool {
 	from := p.tape.mark()
 	p.tape.addByte(markType)
@@ -324,7 +319,7 @@ func (p *Parser) schema() bool {
 	return true
 }
 
-// extra reads a member without a place of its own; null means absent, also as the last of several.
+// extra reads a member without a place of its own; null means absent.
 func (p *Parser) extra(key op) bool {
 	from := p.tape.mark()
 	p.memberName(key)

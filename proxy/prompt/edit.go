@@ -5,25 +5,23 @@ import (
 	"slices"
 )
 
-// Edit replaces the bytes [From, To) of a body by Text. The edits of a body are in ascending order
-// and do not overlap, so the body can be sent in pieces and need not be copied.
+// Edit replaces the bytes [From, To) of a body by Text. Edits are ascending and do not overlap, so
+// a body is sent in pieces without a copy.
 type Edit struct {
 	From, To int
 	Text     []byte
 }
 
-// Options say how to change a body. The zero value removes members that steer engines and adds no
-// salt.
+// Options say how to change a body. The zero value removes steering members and adds no salt.
 type Options struct {
-	// Control keeps the members that steer engines.
+	// Control keeps steering members.
 	Control bool
-	// Tenant identifies the prompt's tenant. If not empty, the body gets a salt made of Tenant, the
-	// client's own salt and the hasher's key. Prompts with different salts share neither hashes
-	// nor, in engines that take a salt, cache.
+	// Tenant, if not empty, adds a salt made of it, the client's own salt and the hasher's key.
+	// Prompts with different salts share no hashes, and no cache in engines that take a salt.
 	Tenant []byte
 }
 
-// maxEdits bounds a body's edits, since it is sent as one vector; honest clients need a handful.
+// maxEdits bounds the vector by which a body is sent; honest clients need a handful.
 const maxEdits = 64
 
 var (
@@ -35,8 +33,7 @@ var (
 
 const optionMember = `"stream_options":{"include_usage":true}`
 
-// options reads stream_options and prepares the edit that sets include_usage. The last of several
-// counts, for include_usage too.
+// options reads stream_options and prepares the edit that sets include_usage.
 func (p *Parser) options() bool {
 	c := &p.ctl
 	c.usage, c.continuous, c.optionsGiven, c.ask = false, false, true, ask{}
@@ -77,23 +74,22 @@ func (p *Parser) options() bool {
 	return ok
 }
 
-// ask is the edit that sets include_usage; no edit if text is nil.
 type ask struct {
 	text     []byte
 	from, to int
 }
 
-// remains tracks the members of an object of which some are cut out.
+// remains tracks an object's members while some are cut.
 type remains struct {
-	// end is behind the last member seen, or behind the bracket before the first.
+	// end is behind the last member, or behind the bracket before the first.
 	end  int
 	some bool // a member stays
 }
 
 func (p *Parser) retain(r *remains) { r.end, r.some = p.pos, true }
 
-// cut removes the member that ends at p.pos, with the comma before it or, if no earlier member
-// stays, the comma after it.
+// cut removes the member that ends at p.pos with a comma: before it or, if no earlier member stays,
+// after it.
 func (p *Parser) cut(r *remains) bool {
 	from := r.end
 	r.end = p.pos
@@ -111,16 +107,16 @@ func (p *Parser) cut(r *remains) bool {
 	return true
 }
 
-// bootstrapFields is the prefix of SGLang's members that name where to fetch KV blocks.
+// bootstrapFields begins SGLang's members that name a source of KV blocks.
 var bootstrapFields = []byte("bootstrap_")
 
-// steers reports whether a member tells the engine where to compute or fetch KV blocks. Clients may
-// not set these: they allow SSRF, reading another prompt's answer, and crashing the engine.
+// steers reports whether a member tells the engine where to compute or fetch KV blocks, which would
+// let clients read other prompts' answers or crash engines.
 func steers(name []byte) bool {
 	return common[string(name)].how == asSteering || bytes.HasPrefix(name, bootstrapFields)
 }
 
-// extraArgs cuts steering members out of vllm_xargs, which vLLM passes to the engine unchanged.
+// extraArgs cuts steering members from vllm_xargs, which vLLM passes to the engine.
 func (p *Parser) extraArgs() bool {
 	if p.opt.Control || p.peek() != '{' {
 		return p.skip()
@@ -139,8 +135,7 @@ func (p *Parser) extraArgs() bool {
 	})
 }
 
-// finishEdits completes the edits of a parsed body: additions go in front of the first member, the
-// usage request into stream_options if present.
+// finishEdits adds the texts before the first member and the usage request.
 func (p *Parser) finishEdits(r *Request) {
 	c := &p.ctl
 	r.UsageAdded = (p.kind == Chat || p.kind == Completion) && c.stream && !c.usage && !c.continuous &&
@@ -173,8 +168,7 @@ func (p *Parser) finishEdits(r *Request) {
 	r.Edits = p.edits
 }
 
-// saltMember returns the member that holds the salt in bodies of kind k, "" if engines take none
-// there.
+// saltMember returns the member for the salt, "" if engines take none.
 func saltMember(k Kind) string {
 	switch k {
 	case Chat, Completion, Responses, Messages:

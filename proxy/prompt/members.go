@@ -2,8 +2,7 @@ package prompt
 
 import "bytes"
 
-// These tables say which members of a body matter, per kind, and where they go in the prompt.
-// Members not named here do not change the prompt.
+// The members of a body that matter, per kind; others do not change the prompt.
 
 // slot is a place in the prompt, in template order.
 type slot uint8
@@ -27,14 +26,14 @@ const (
 	slotFunctions
 	slotSystem
 	slotMessages
-	slotFirst // and other names for the first of a pair
+	slotFirst // and other names for it
 	slotFirstB
 	slotFirstC
 	slotFirstD
 	slotPrompt
 	slotIDs
 	slotEmbeds
-	slotSecond // and other names for the second
+	slotSecond // and other names for it
 	slotSecondB
 	slotSecondC
 	slotSecondD
@@ -45,7 +44,7 @@ const (
 	slotCount
 )
 
-// The root strings affect every block and are not in the prompt bytes.
+// Root strings affect every block.
 const (
 	rootModel = iota
 	rootLoRA
@@ -55,14 +54,13 @@ const (
 	rootCount
 )
 
-// how says how a member is read.
 type how uint8
 
 const (
-	asSetting how = iota // changes the template: marker, name, JSON
-	asSorted             // the same with members sorted
-	asMedia              // the same with a hash for the value
-	asTail               // a setting that acts behind the messages
+	asSetting how = iota // changes the template
+	asSorted             // the same, members sorted
+	asMedia              // the same, by hash
+	asTail               // acts behind the messages
 	asChoice
 	asTools
 	asFunctions
@@ -124,7 +122,6 @@ var common = map[string]field{
 	"mm_processor_kwargs":    {slotMediaArgs, asSorted, ""},
 }
 
-// chat is OpenAI's conversation with vLLM's and SGLang's additions.
 var chat = map[string]field{
 	"messages":               {slotMessages, asMessages, ""},
 	"tools":                  {slotTools, asTools, ""},
@@ -161,7 +158,6 @@ var responses = map[string]field{
 	"chat_template_kwargs": {slotTemplateArgs, asSorted, ""},
 }
 
-// perKind is indexed by Kind. A kind that takes conversations or plain text has both.
 var perKind = [kinds]map[string]field{
 	Chat: chat,
 	Completion: {
@@ -253,8 +249,7 @@ func (p *Parser) top() bool {
 	}
 }
 
-// unwanted reports whether to cut a member: it steers the engine, or is a client's salt that a
-// tenant's salt replaces.
+// unwanted reports whether to cut a member: it steers, or a tenant's salt replaces it.
 func (p *Parser) unwanted(name []byte, f field, known bool) bool {
 	switch {
 	case !known:
@@ -267,7 +262,7 @@ func (p *Parser) unwanted(name []byte, f field, known bool) bool {
 	return false
 }
 
-// promptMember reads a prompt member into its slot. The last of several wins.
+// promptMember reads a member into its slot; the last of several wins.
 func (p *Parser) promptMember(key op, f field) bool {
 	from := p.tape.mark()
 	ok := false
@@ -312,7 +307,6 @@ func (p *Parser) promptMember(key op, f field) bool {
 	return true
 }
 
-// isSetting reports whether s is the member key with the literal value v.
 func (p *Parser) isSetting(key op, s span, v string) bool {
 	if s.to != s.from+1 {
 		return false
@@ -322,7 +316,7 @@ func (p *Parser) isSetting(key op, s span, v string) bool {
 	return n == int(key.n)+4 && string(b[n:]) == v
 }
 
-// setting puts marker, "name": and JSON on the tape; nothing for null, {} and [].
+// setting puts marker, name and JSON on the tape unless empty.
 func (p *Parser) setting(key op, mark byte, sorted bool) bool {
 	from := p.tape.mark()
 	p.tape.addByte(mark)
@@ -351,7 +345,6 @@ func (p *Parser) isEmpty(at int) bool {
 	return false
 }
 
-// mediaSetting is setting with the value's hash.
 func (p *Parser) mediaSetting(key op) bool {
 	from := p.tape.mark()
 	p.tape.addByte(markSetting)
@@ -371,8 +364,8 @@ func (p *Parser) mediaSetting(key op) bool {
 	return true
 }
 
-// choice reads tool_choice. "none" or a named tool changes the tools in the prompt (SGLang always,
-// vLLM by option); other values only constrain the output.
+// choice reads tool_choice. "none" or a named tool changes the prompt (SGLang always, vLLM by
+// option); other values constrain only the output.
 func (p *Parser) choice(key op) bool {
 	from := p.tape.mark()
 	if !p.setting(key, markSetting, true) {
@@ -385,7 +378,7 @@ func (p *Parser) choice(key op) bool {
 	return true
 }
 
-// list calls each for every element of an array. Null is empty; other values are taken as JSON.
+// list reads an array; other values become JSON, null nothing.
 func (p *Parser) list(each func(*Parser) bool) bool {
 	switch p.peek() {
 	case '[':

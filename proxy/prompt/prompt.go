@@ -1,7 +1,6 @@
-// Package prompt turns the body of an inference request into prompt bytes and their block hashes.
-// Prompt bytes are a canonical form of the prompt: bodies that render to the same engine prompt
-// have equal prompt bytes, and more text or another message only appends. DESIGN.md gives the
-// format.
+// Package prompt turns the body of an inference request into prompt bytes and block hashes. Bodies
+// that render to the same engine prompt have equal prompt bytes; more text or messages only append.
+// DESIGN.md gives the format.
 package prompt
 
 import (
@@ -35,7 +34,7 @@ const (
 var kindNames = [kinds]string{"other", "chat", "completion", "responses", "embeddings", "messages", "count_tokens",
 	"generate", "tokenize", "detokenize", "score", "rerank", "pooling"}
 
-// String returns the kind's name in metrics and receipts.
+// String returns the name used in metrics and receipts.
 func (k Kind) String() string {
 	if k < kinds {
 		return kindNames[k]
@@ -75,53 +74,52 @@ func KindOf(path []byte) Kind {
 }
 
 const (
-	// MaxBody is the longest body that is parsed, in bytes: tape offsets have 31 bits, and the
-	// arena can grow to four times the body.
+	// MaxBody is the longest parsed body, in bytes: tape offsets have 31 bits, and the arena can
+	// take four times the body.
 	MaxBody = 256 << 20
 
-	// MaxDepth bounds the nesting of arrays and objects, and so the parser's stack to tens of KiB.
-	// Real tool schemas stay below 30.
+	// MaxDepth bounds nesting, and so the stack. Real tool schemas stay below 30.
 	MaxDepth = 256
 )
 
-// Error says why a body cannot be parsed. The caller decides whether to forward the request.
+// Error says why a body cannot be parsed; the caller decides whether to forward it.
 type Error struct {
-	Offset int    // in bytes
-	Reason string // constant text, never part of the body
+	Offset int
+	Reason string // never part of the body
 }
 
+// Error implements error.
 func (e *Error) Error() string { return fmt.Sprintf("prompt: %s at byte %d", e.Reason, e.Offset) }
 
-// Request is what a body says. Slices point into the body or the parser and are valid until the
-// next Parse.
+// Request is what a body says. Slices are valid until the next Parse.
 type Request struct {
 	Kind  Kind
-	Model []byte // decoded; nil if absent
-	LoRA  []byte // decoded lora_path (SGLang); nil if absent
+	Model []byte // nil if absent
+	LoRA  []byte // lora_path (SGLang); nil if absent
 
 	Stream    bool
-	MaxTokens int // bound on output tokens; 0 if absent
+	MaxTokens int // of output; 0 if absent
 
-	// Session is the first present of session_id, user, user_id, session_params.session_id (or
-	// .id), metadata.user_id, prompt_cache_key; nil if all are absent.
+	// Session is the first of session_id, user, user_id, session_params.session_id (or .id),
+	// metadata.user_id, prompt_cache_key; nil if absent.
 	Session []byte
 
-	// UsageAsked says that the body sets stream_options.include_usage.
+	// UsageAsked says that the body sets include_usage.
 	UsageAsked bool
 
 	Hashes      []prefixtree.Hash // full blocks, root to leaf; empty after an error
-	PromptBytes int               // 0 after an error
+	PromptBytes int
 
-	// Edits change the body as Options ask, and request the usage of a stream if the client does
-	// not. Empty after an error.
+	// Edits are those that Options ask for, and the request for a stream's usage. Empty after an
+	// error.
 	Edits []Edit
-	// UsageAdded says that Edits request the usage, so the router must remove it from the answer.
-	// Only streamed chats and completions get that edit, and not those with continuous_usage_stats,
-	// which would then add usage to every chunk.
+	// UsageAdded says that Edits request the usage of a streamed chat or completion, so the router
+	// must remove it from the answer. Not with continuous_usage_stats, which would add usage to
+	// every chunk.
 	UsageAdded bool
 }
 
-// Parser parses bodies; once warm it does not allocate. Not safe for concurrent use.
+// Parser parses bodies, once warm without allocating. Not safe for concurrent use.
 type Parser struct {
 	hasher *prefixtree.Hasher
 	chain  prefixtree.Chain
@@ -130,28 +128,28 @@ type Parser struct {
 	body  []byte
 	pos   int
 	depth int
-	level int // content parts within content parts
+	level int // nested content parts
 	kind  Kind
 	bad   Error
 
 	tape    tape
 	members []member // stack of the objects being scanned
-	spans   []span   // scratch of arrangeMembers
-	table   []int32  // scratch of uniqueHashed
-	texts   []byte   // decoded strings of the Request
+	spans   []span   // scratch
+	table   []int32  // scratch
+	texts   []byte   // scratch
 
 	blank    bool // the last part was an empty text
-	inSystem bool // within a system prompt outside the messages
+	inSystem bool // in a system prompt outside the messages
 
 	slots [slotCount]span
 	root  [rootCount]op
 	ctl   controls
 
 	opt    Options
-	inside int     // offset of the body object's first member
-	rest   remains // of the body object's members
+	inside int // offset of the first member
+	rest   remains
 	edits  []Edit
-	head   []byte // scratch: text put in front of the first member
+	head   []byte // scratch
 	salt   []byte
 }
 
@@ -160,8 +158,8 @@ func NewParser(h *prefixtree.Hasher) *Parser {
 	return &Parser{hasher: h}
 }
 
-// Parse scans body once and fills r. An error is an *Error; r then holds what was found before it,
-// without hashes and edits. Parse does not read bodies of kind Other and does not keep o.Tenant.
+// Parse scans body once and fills r. After an *Error, r has no hashes and edits. Bodies of kind
+// Other are not read.
 func (p *Parser) Parse(k Kind, body []byte, o Options, r *Request) error {
 	*r = Request{Kind: k}
 	if k == Other {
@@ -174,7 +172,7 @@ func (p *Parser) Parse(k Kind, body []byte, o Options, r *Request) error {
 		bad := p.bad
 		return &bad
 	}
-	salted := rootCount // index of the root string that the tenant's salt replaces; rootCount if none
+	salted := rootCount // the root that the salt replaces; rootCount if none
 	p.salt = p.salt[:0]
 	if len(o.Tenant) > 0 {
 		salted = rootSalt
@@ -203,8 +201,8 @@ func (p *Parser) Parse(k Kind, body []byte, o Options, r *Request) error {
 	return nil
 }
 
-// PromptBytes returns everything that a body's hashes depend on: the root strings, each ended by a
-// zero byte, then the prompt bytes. The caller owns the slice. It serves tests.
+// PromptBytes returns what a body's hashes depend on: the root strings, each ended by a zero byte,
+// and the prompt bytes. For tests.
 func (p *Parser) PromptBytes(k Kind, body []byte) ([]byte, error) {
 	if k == Other {
 		return nil, nil

@@ -6,15 +6,14 @@ import (
 	"unicode/utf8"
 )
 
-// The JSON scanner follows RFC 8259 strictly and requires valid UTF-8 without lone surrogates.
-// Methods advance p.pos, or set p.bad and return false.
+// A strict JSON scanner (RFC 8259, valid UTF-8, no lone surrogates). Methods advance p.pos, or set
+// p.bad and return false.
 
 func (p *Parser) fail(at int, reason string) bool {
 	p.bad = Error{Offset: at, Reason: reason}
 	return false
 }
 
-// peek skips white space and returns the next byte, 0 at the end.
 func (p *Parser) peek() byte {
 	b := p.body
 	for p.pos < len(b) {
@@ -27,9 +26,8 @@ func (p *Parser) peek() byte {
 	return 0
 }
 
-// special sets the high bits of the bytes of x that are not ordinary ASCII text: quote, backslash,
-// control, non-ASCII. y^2 < 0x21 holds only for control characters and the quote. A borrow can flag
-// a byte wrongly, but only above a byte flagged rightly.
+// special flags the bytes of x that are not ordinary ASCII text. y^2 < 0x21 holds only for control
+// characters and the quote. A borrow can flag a wrong byte, but only above a right one.
 func special(x uint64) uint64 {
 	const ones, highs = 0x0101010101010101, 0x8080808080808080
 	return (((x ^ 0x02*ones) - 0x21*ones) | ((x ^ '\\'*ones) - ones) | x) & highs
@@ -49,7 +47,6 @@ func plain(b []byte, i int) int {
 	return i
 }
 
-// class says how hop treats each byte.
 var class = func() (t [256]uint8) {
 	for c := range t {
 		if c < ' ' || c >= utf8.RuneSelf {
@@ -69,10 +66,9 @@ const (
 	simple              // canonical behind a backslash
 )
 
-// hop returns the index of the first byte at or after i that is neither ordinary text nor part of a
+// hop returns the index of the first byte at or after i that is neither ordinary text nor in a
 // canonical escape. Escapes are frequent and unpredictable, so they are handled within their word,
-// and the next word's load does not depend on them. With AVX2, hopBlocks passes whole blocks
-// without branches (BenchmarkHop).
+// independently of the next one.
 func hop(b []byte, i int) int {
 	// Short strings and accented text stop within a few words.
 	for range 2 {
@@ -134,8 +130,7 @@ func hopWords(b []byte, i int) int {
 	return i
 }
 
-// text scans the string at p.pos and, if emit is set, puts its canonical text on the tape.
-// Canonical escapes stay in their run.
+// text scans the string at p.pos and, if emit, puts its canonical text on the tape.
 func (p *Parser) text(emit bool) bool {
 	b := p.body
 	i := p.pos + 1
@@ -173,8 +168,7 @@ func (p *Parser) text(emit bool) bool {
 	}
 }
 
-// sequences returns the index after the non-ASCII characters at i, or the complement of the index
-// of an invalid one.
+// sequences skips non-ASCII characters; it returns the complement of the index of an invalid one.
 func sequences(b []byte, i int) int {
 	for i < len(b) && b[i] >= utf8.RuneSelf {
 		// Most CJK characters have three bytes, most accented ones two.
@@ -195,7 +189,7 @@ func sequences(b []byte, i int) int {
 	return i
 }
 
-// escaped decodes a slash or \u escape (or surrogate pair) at the start of b; n is 0 if invalid.
+// escaped decodes a slash or \u escape, or a surrogate pair; n is 0 if invalid.
 func escaped(b []byte) (r rune, n int) {
 	if len(b) > 1 && b[1] == '/' {
 		return '/', 2
@@ -216,7 +210,7 @@ func escaped(b []byte) (r rune, n int) {
 	return (hi-0xD800)<<10 + (lo - 0xDC00) + 0x10000, 12
 }
 
-// hex4 returns the value of the \uXXXX at the start of b, or -1.
+// hex4 returns the value of \uXXXX, or -1.
 func hex4(b []byte) rune {
 	if len(b) < 6 || b[0] != '\\' || b[1] != 'u' {
 		return -1
@@ -238,8 +232,6 @@ func hex4(b []byte) rune {
 	return r
 }
 
-// rune puts the canonical form of r on the tape: shortest escape if one is needed, lower-case hex,
-// else UTF-8.
 func (p *Parser) rune(r rune) {
 	const hex = "0123456789abcdef"
 	t := &p.tape
@@ -265,7 +257,7 @@ func (p *Parser) rune(r rune) {
 	t.grown(off)
 }
 
-// word returns a string's canonical text in one piece, not on the tape.
+// word returns a string's canonical text in one piece, off the tape.
 func (p *Parser) word() (op, bool) {
 	from := p.pos + 1
 	if i := plain(p.body, from); i < len(p.body) && p.body[i] == '"' {
@@ -279,7 +271,6 @@ func (p *Parser) word() (op, bool) {
 	return p.tape.flatten(at), true
 }
 
-// open enters the object or array at p.pos.
 func (p *Parser) open() bool {
 	if p.depth++; p.depth > MaxDepth {
 		return p.fail(p.pos, "nested too deeply")
@@ -288,7 +279,6 @@ func (p *Parser) open() bool {
 	return true
 }
 
-// next moves to the next element of an array or object closed by end, or past its end.
 func (p *Parser) next(end byte, first bool) (more, ok bool) {
 	c := p.peek()
 	if c == end {
@@ -306,7 +296,7 @@ func (p *Parser) next(end byte, first bool) (more, ok bool) {
 	return true, true
 }
 
-// member moves to the value of the next member and returns its name.
+// member returns the next member's name and moves to its value.
 func (p *Parser) member(first bool) (key op, more, ok bool) {
 	if more, ok = p.next('}', first); !more || !ok {
 		return key, false, ok
@@ -341,7 +331,6 @@ func (p *Parser) literal() (string, bool) {
 	return want, true
 }
 
-// number scans a number; whole means without fraction and exponent.
 func (p *Parser) number() (raw []byte, whole, ok bool) {
 	b, i := p.body, p.pos
 	if i < len(b) && b[i] == '-' {

@@ -2,10 +2,9 @@ package prompt
 
 import "slices"
 
-// Members come in any order, the engine's template has one. So the scanner writes a tape of
-// references, to runs of the body that are canonical already and to the arena, which holds made
-// bytes (markers, decoded escapes, short runs). The tape is then hashed in template order: every
-// body byte is scanned once, and long runs are not copied.
+// Members come in any order, the template has one. So the scanner writes a tape of references to
+// canonical runs of the body and to the arena of made bytes, which is hashed in template order:
+// body bytes are scanned once, long runs not copied.
 
 // op is n bytes at off of the body or, with arenaBit, of the arena.
 type op struct{ off, n uint32 }
@@ -13,13 +12,11 @@ type op struct{ off, n uint32 }
 const (
 	arenaBit = 1 << 31
 
-	// inlineBytes is the length below which a run is copied to the arena. Adjacent arena pieces
-	// merge, so it bounds the tape by the body's length. 64 measured the same as 32 and costs less
-	// than one Write.
+	// inlineBytes is the length below which runs are copied to the arena. Adjacent pieces there
+	// merge, which bounds the tape; 64 measured the same as 32.
 	inlineBytes = 64
 
-	// keepBytes is the scratch that a parser keeps between requests, so that one huge body does not
-	// hold its memory.
+	// keepBytes of scratch are kept between requests.
 	keepBytes = 4 << 20
 )
 
@@ -30,7 +27,7 @@ type tape struct {
 	body    []byte
 	arena   []byte
 	ops     []op
-	moved   []op // scratch of arrange
+	moved   []op // scratch
 	barrier int  // nothing merges into ops below this index
 }
 
@@ -86,7 +83,6 @@ func (t *tape) add4(a, b, c, d byte) {
 	t.grown(len(t.arena) - 4)
 }
 
-// grown puts arena[off:] on the tape.
 func (t *tape) grown(off int) {
 	n := uint32(len(t.arena) - off)
 	if k := len(t.ops); k > t.barrier {
@@ -107,8 +103,7 @@ func (t *tape) bytes(o op) []byte {
 	return t.body[o.off : o.off+o.n]
 }
 
-// arrange replaces the tape after start by the given spans, in their order. The spans must lie
-// after start and not overlap. Later ops may merge into the result.
+// arrange replaces the tape after start by these spans, which must lie there without overlap.
 func (t *tape) arrange(start int, order []span) {
 	at := start
 	for i, s := range order {
@@ -134,7 +129,6 @@ func (t *tape) rearrange(at int, order []span) {
 	t.ops = append(t.ops[:at], t.moved...)
 }
 
-// coalesce merges neighboring arena pieces after start.
 func (t *tape) coalesce(start int) {
 	t.barrier = start
 	if len(t.ops)-start < 2 {
@@ -153,7 +147,7 @@ func (t *tape) coalesce(start int) {
 	t.ops = t.ops[:out+1]
 }
 
-// flatten removes the tape after start and returns it as one piece.
+// flatten takes the tape after start off it, in one piece.
 func (t *tape) flatten(start int) op {
 	ops := t.ops[start:]
 	switch len(ops) {

@@ -8,28 +8,26 @@ import (
 )
 
 // Canonical JSON: no white space, canonical strings and numbers, a comma after every element (so
-// that appending one only appends bytes), duplicate names resolved as in Python: first place, last
-// value.
+// that one more only appends), duplicates as in Python: first place, last value.
 
 type member struct {
 	key  op
 	at   span
-	hash uint64 // of the name
+	hash uint64
 }
 
 const (
-	// pairwise is how many members are compared in pairs to find duplicates.
+	// pairwise members are compared in pairs to find duplicates.
 	pairwise = 8
 
-	// maxSorted bounds the members of a sorted object, because sorting is not linear in the body.
-	// Such objects have a handful.
+	// maxSorted bounds sorting, which is not linear; such objects have a handful of members.
 	maxSorted = 1024
 )
 
-// nameSeed is random, so that clients cannot construct collisions.
+// Random, so that clients cannot construct collisions.
 var nameSeed = maphash.MakeSeed()
 
-// json puts the canonical value at p.pos on the tape. sorted orders members by name at every level.
+// json puts the canonical value on the tape; sorted orders members by name at every level.
 func (p *Parser) json(sorted bool) bool {
 	switch p.peek() {
 	case '"':
@@ -68,8 +66,8 @@ func (p *Parser) json(sorted bool) bool {
 	return p.jsonNumber()
 }
 
-// jsonNumber keeps whole numbers as written, since Python's have any size, and writes others as the
-// shortest float64 with an exponent, so that 1 and 1.0 differ as in Python.
+// jsonNumber keeps whole numbers as written and writes others with an exponent, so that 1 and 1.0
+// differ as in Python.
 func (p *Parser) jsonNumber() bool {
 	raw, whole, ok := p.number()
 	if !ok {
@@ -127,7 +125,6 @@ func (p *Parser) jsonMember(key op, sorted bool) bool {
 	return true
 }
 
-// memberName puts "name": on the tape.
 func (p *Parser) memberName(key op) {
 	t := &p.tape
 	off := len(t.arena)
@@ -137,7 +134,6 @@ func (p *Parser) memberName(key op) {
 	t.grown(off)
 }
 
-// remember ends the member begun at from.
 func (p *Parser) remember(key op, from int) {
 	p.tape.addByte(',')
 	p.members = append(p.members, member{key: key, at: p.tape.since(from), hash: maphash.Bytes(nameSeed, p.tape.bytes(key))})
@@ -182,7 +178,6 @@ next:
 	return ms[:n]
 }
 
-// uniqueHashed is uniquePairwise with a hash table of indexes plus one.
 func (p *Parser) uniqueHashed(ms []member) []member {
 	size := 1
 	for size < 2*len(ms) {
@@ -210,8 +205,7 @@ next:
 	return ms[:n]
 }
 
-// arrangeMembers makes the tape after start the spans in before, then the members after base, which
-// it forgets.
+// arrangeMembers makes the tape after start the spans in before, then the members after base.
 func (p *Parser) arrangeMembers(start, base int, before ...span) {
 	spans := append(p.spans[:0], before...)
 	for i := range p.members[base:] {
