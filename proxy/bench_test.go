@@ -52,7 +52,6 @@ func fixed(b *testing.B, answer string) string {
 	return ln.Addr().String()
 }
 
-// skipMessage reads one message that has a Content-Length.
 func skipMessage(br *bufio.Reader) error {
 	length := 0
 	for {
@@ -133,7 +132,6 @@ func serveHTTPUtil(b *testing.B, backend string) string {
 	return ln.Addr().String()
 }
 
-// drive sends b.N requests over 16 connections.
 func drive(b *testing.B, addr string, req []byte) {
 	const conns = 16
 	var wg sync.WaitGroup
@@ -175,7 +173,6 @@ func cpuTime(b *testing.B) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// BenchmarkStream measures one event that passes through the proxy.
 func BenchmarkStream(b *testing.B) {
 	next := make(chan bool)
 	backend := newBackend(b, false, func(c *upstreamSide, _ seenRequest) bool {
@@ -213,7 +210,6 @@ func BenchmarkStream(b *testing.B) {
 	_, _ = io.ReadAll(resp.Body)
 }
 
-// BenchmarkSweep measures the watch per connection and pass.
 func BenchmarkSweep(b *testing.B) {
 	for _, active := range []bool{false, true} {
 		b.Run(fmt.Sprintf("active=%v", active), func(b *testing.B) {

@@ -38,8 +38,8 @@ const (
 	lingerIdle = 2 * time.Second
 )
 
-// clientConn is an accepted connection as fasthttp sees it. The embedded Conn carries HTTP: the
-// socket, or the connection inside PROXY protocol or TLS.
+// clientConn is an accepted connection as fasthttp sees it. The embedded Conn carries HTTP, inside
+// PROXY protocol or TLS if configured.
 type clientConn struct {
 	net.Conn
 	proxy *Proxy
@@ -236,8 +236,6 @@ func (c *clientConn) arm(wait time.Duration) {
 	c.deadline.Store(c.proxy.clock.Load() + int64(wait+c.proxy.cfg.Timeouts.Watch))
 }
 
-// detach takes the connection back from the watch and returns why the wait was interrupted, if it
-// was.
 func (c *clientConn) detach() reason {
 	c.deadline.Store(0)
 	c.mu.Lock()

@@ -4,8 +4,8 @@ package proxy
 
 import "net"
 
-// departures is a stub: other systems do not report a FIN behind unread bytes. The proxy notices a
-// departure when a write fails: a stream ends with its next chunk, other requests run to their end.
+// departures is a stub: other systems do not report a FIN behind unread bytes. A departure is
+// noticed when a write fails.
 type departures struct{}
 
 func (*departures) open() error { return nil }
@@ -16,8 +16,7 @@ func (*departures) add(*clientConn) error { return nil }
 
 func (*departures) remove(*clientConn) {}
 
-// probe is a stub: a stale pooled connection is noticed when a request fails on it, and the request
-// is sent again on a new one.
+// probe is a stub: a stale connection is noticed when a request fails on it.
 type probe struct{}
 
 func newProbe(net.Conn) *probe { return nil }

@@ -253,7 +253,6 @@ func (e *exchange) decorate() {
 	}
 }
 
-// matchedTokens scales the prompt's tokens by the matched share of its bytes.
 func (e *exchange) matchedTokens(d *policy.Decision) int {
 	if d.MatchedBlocks == 0 || e.rec.PromptBytes == 0 {
 		return 0

@@ -96,8 +96,7 @@ func (e *exchange) failed(f policy.Failure) bool {
 	return false
 }
 
-// cutShort settles a request whose client left or that the drain interrupted; the backend is not to
-// blame.
+// cutShort settles a request whose client left or that the drain interrupted.
 func (e *exchange) cutShort(why reason) bool {
 	e.end(policy.ClientGone)
 	if why == forced {
@@ -129,8 +128,7 @@ func (e *exchange) dispatched() {
 	e.rec.Queue = time.Since(e.rec.Start)
 }
 
-// converseEarly looks for an error answer of a backend that closed before it read the whole
-// request.
+// converseEarly looks for the answer of a backend that closed before it read the whole request.
 func (e *exchange) converseEarly(up *upstreamConn, cause error) error {
 	if err := up.raw.SetReadDeadline(time.Now().Add(earlyAnswer)); err != nil {
 		return cause
@@ -250,8 +248,8 @@ func (e *exchange) passOver(up *upstreamConn, status int) bool {
 	return false
 }
 
-// startRelay prepares a streamed response. It waits for body bytes, so that another backend can
-// take over until then, but at most HeaderHold, since middle boxes close silent connections.
+// startRelay prepares a streamed response. Until body bytes come another backend can take over, but
+// middle boxes close silent connections, so it waits at most HeaderHold.
 func (e *exchange) startRelay(up *upstreamConn, length int, keep bool) bool {
 	e.response.reset(up.br, length)
 	hold := e.proxy.tuned.Load().Timeouts.HeaderHold

@@ -13,8 +13,7 @@ import (
 	"grapevine/proxy/prompt"
 )
 
-// handle serves one request. fasthttp calls it once the head has been read, and writes the response
-// afterwards.
+// fasthttp calls handle once a request's head has been read, and writes the response afterwards.
 func (p *Proxy) handle(ctx *fasthttp.RequestCtx) {
 	conn := ctx.Conn().(*clientConn)
 	if err := conn.receive(ctx, p.cfg.MaxBody); err != nil {
@@ -189,8 +188,7 @@ func (e *exchange) answer(status int, text string) {
 	e.decorate()
 }
 
-// TakesUnreadable reports whether inference bodies that cannot be parsed are routed by load, not
-// refused.
+// TakesUnreadable reports whether unparsable inference bodies are routed by load, not refused.
 func (p *Proxy) TakesUnreadable() bool {
 	return p.cfg.AllowEngineControl && len(p.cfg.Tenant.headers) == 0
 }

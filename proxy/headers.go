@@ -53,8 +53,7 @@ const (
 	codexThread     = "thread-id"
 )
 
-// requestHead is what the proxy reads from a request's headers. Slices point into the request,
-// except scratch.
+// Slices of requestHead point into the request, except scratch.
 type requestHead struct {
 	block     []byte // scratch: end-to-end header lines as received
 	nominated [maxNominated][]byte
@@ -203,8 +202,7 @@ func steersByHeader(name []byte) bool {
 	return false
 }
 
-// sessionHeaders are what agents send, most specific first: the routers' convention, OpenCode,
-// Claude Code, and two of Codex.
+// sessionHeaders are what agents send, most specific first.
 var sessionHeaders = [...]string{sessionID, sessionAffinity, claudeSession, codexSession, codexThread}
 
 func sessionOf(header func(name string) []byte) []byte {
@@ -319,7 +317,6 @@ func (e *exchange) appendRequest(dst []byte, t *Target, length int) []byte {
 	return append(dst, "\r\n\r\n"...)
 }
 
-// appendFiltered appends the headers except nominated ones and those that own replaces, then own.
 func (e *exchange) appendFiltered(dst []byte, own [][2]string) []byte {
 	block := e.head.block
 	for len(block) > 0 {

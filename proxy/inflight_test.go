@@ -70,8 +70,7 @@ func TestEveryCountReturnsToZero(t *testing.T) {
 	}
 }
 
-// erratic makes one request and leaves at a random point; it returns the status, 0 if it left
-// earlier.
+// erratic makes one request and may leave at a random point; 0 means no status.
 func erratic(r *rig, rng *rand.Rand) int {
 	c, err := net.Dial("tcp", r.addr)
 	if err != nil {
@@ -90,9 +89,9 @@ func erratic(r *rig, rng *rand.Rand) int {
 	case 3:
 		req = strings.Replace(req, "HTTP/1.1", "HTTP/1.0", 1)
 	case 4:
-		req = req[:rng.IntN(len(req))] // leaves half-way
+		req = req[:rng.IntN(len(req))]
 	case 5:
-		req += req // pipelines
+		req += req
 	}
 	if _, err := io.WriteString(c, req); err != nil {
 		return 0

@@ -42,7 +42,8 @@ type Target struct {
 // Picker chooses backends. Its methods must be safe for concurrent use.
 type Picker interface {
 	// Pick chooses a backend and books the request there. After a nil error the proxy calls a.End
-	// exactly once. ErrNoBackend is answered 503, ErrUnknownModel 404, other errors 500.
+	// exactly once. policy.ErrNoBackend is answered 503, policy.ErrUnknownModel 404, other errors
+	// 500.
 	Pick(q *policy.Request, a *policy.Attempt) (Target, error)
 	// Now is the policy's clock.
 	Now() prefixtree.Time
@@ -156,12 +157,12 @@ type Proxy struct {
 	mu        sync.Mutex // guards the fields below
 	listeners map[net.Listener]struct{}
 	conns     registry
-	closed    bool          // accept no more
-	watchDone chan struct{} // nil before the first Serve
+	closed    bool
+	watchDone chan struct{} // closed when the watch ends; nil before the first Serve
 	watchStop chan struct{}
 	served    sync.WaitGroup
 	shutdown  sync.Once
-	finished  chan struct{} // closed by the first Shutdown
+	finished  chan struct{} // closed at the end of Shutdown
 	result    error         // valid after finished
 	force     chan struct{} // closed by a second Shutdown
 	forced    sync.Once

@@ -21,9 +21,9 @@ type Record struct {
 
 	Status   int            // StatusClientGone if the client left first
 	Failed   policy.Failure // of the last attempt
-	Broken   bool           // cut short after the head
-	Attempts int            // backends tried
-	Resent   int            // sends repeated after a stale connection
+	Broken   bool
+	Attempts int
+	Resent   int // sends repeated after a stale connection
 
 	// Decision is the receipt of the last attempt, or nil.
 	Decision *policy.Decision
@@ -36,12 +36,12 @@ type Record struct {
 	// Tokens as the engine counted them; -1 if unknown.
 	PromptTokens, CachedTokens, OutputTokens int
 
-	// Overhead is the router's own time: headers, parsing, picking.
+	// Overhead is the router's own time.
 	Overhead time.Duration
 	// Queue is the time from arrival to the last dispatch.
 	Queue time.Duration
-	// TTFT is the time from arrival to a stream's first token, to a relayed body's first byte, or
-	// to the end of a body that is read whole; 0 if none came.
+	// TTFT is the time from arrival to a stream's first token, a relayed body's first byte, or the
+	// end of a body read whole.
 	TTFT  time.Duration
 	Total time.Duration
 }

@@ -228,7 +228,7 @@ func (e *exchange) complete(w io.Writer) error {
 }
 
 // breakOff ends a response that broke after its head: an event stream with an error event, unless
-// its own end was delivered; other bodies are cut off, which clients notice by the length.
+// its own end was delivered. Other bodies are cut off.
 func (e *exchange) breakOff(w io.Writer) error {
 	why := e.conn.cause()
 	if e.sse && e.told && why != departed && why != stalled {

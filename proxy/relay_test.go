@@ -13,7 +13,6 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// streaming sends events as they arrive and ends the stream when the channel closes.
 func streaming(events <-chan string) script {
 	return func(c *upstreamSide, _ seenRequest) bool {
 		if !c.send(sseHead) {
@@ -63,7 +62,6 @@ func TestStreamIsFlushedChunkByChunk(t *testing.T) {
 			if rest, err := io.ReadAll(body); err != nil || len(rest) > 0 {
 				t.Fatalf("after the stream: %q, %v", rest, err)
 			}
-			// Both connections stay usable.
 			_, err = io.WriteString(c, request("GET", "/healthz", ""))
 			must(t, err)
 			readReply(t, br, "GET").want(t, 200)
@@ -92,7 +90,6 @@ func TestUsageIsInjectedAndStripped(t *testing.T) {
 	if rec := r.record(0); rec.PromptTokens != 20 || rec.CachedTokens != 16 || rec.OutputTokens != 2 {
 		t.Errorf("record %+v", rec)
 	}
-	// A client that asked for usage gets it.
 	asked := `{"model":"m","stream":true,"stream_options":{"include_usage":true},"messages":[]}`
 	rp = r.raw(request("POST", "/v1/chat/completions", asked)).want(t, 200)
 	if !strings.Contains(rp.body, usage) {
@@ -123,7 +120,6 @@ func TestBrokenStreamEndsWithAnErrorEvent(t *testing.T) {
 			must(t, err)
 			br := bufio.NewReader(c)
 			rp := readReply(t, br, "POST").want(t, 200)
-			// The partial event is dropped, the chunks end, the connection closes.
 			if rp.err != nil || !strings.HasPrefix(rp.body, event("whole")+tc.want) {
 				t.Errorf("body %q, %v", rp.body, rp.err)
 			}
@@ -320,7 +316,7 @@ func TestHTTP10StreamEndsWithTheConnection(t *testing.T) {
 }
 
 func TestLargeBodiesAreStreamedThrough(t *testing.T) {
-	filler := strings.Repeat("0123456789abcdef", 1<<16) // 1 MiB
+	filler := strings.Repeat("0123456789abcdef", 1<<16)
 	body := `{"data":"` + filler + `","usage":{"prompt_tokens":7,"total_tokens":7}}`
 	for name, head := range map[string]string{
 		"length":   fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", len(body)),
@@ -457,7 +453,6 @@ func FuzzChunkedBody(f *testing.F) {
 	})
 }
 
-// dribble reads step bytes at a time.
 type dribble struct {
 	rest []byte
 	step int

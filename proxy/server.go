@@ -47,10 +47,9 @@ type silentLogger struct{}
 func (silentLogger) Printf(string, ...any) {}
 
 // Serve accepts connections from ln until Shutdown, which makes it return nil, or until ln fails
-// for good, and closes ln. Several listeners may be served.
+// for good, and closes ln. It may run for several listeners.
 //
-// The accept loop is not fasthttp's, which ends when descriptors run out and whose workers outlive
-// the server.
+// fasthttp's accept loop ends when descriptors run out, and its workers outlive the server.
 func (p *Proxy) Serve(ln net.Listener) error {
 	if err := p.open(ln); err != nil {
 		ln.Close()

@@ -2,9 +2,8 @@ package proxy
 
 import "grapevine/proxy/prompt"
 
-// splice sets e.pieces to views of the received body and of the inserted texts, so an edit costs
-// the same for any body length. It copies the edits' texts, because the parser is released before
-// the body is sent.
+// splice sets e.pieces to views of the body and of the inserted texts, which it copies, because the
+// parser is released before the body is sent.
 func (e *exchange) splice(edits []prompt.Edit) {
 	e.inserted, e.pieces = e.inserted[:0], e.pieces[:0]
 	at := 0
@@ -24,7 +23,6 @@ func (e *exchange) addPiece(p []byte) {
 	}
 }
 
-// pieceBytes returns the length of a body in pieces.
 func pieceBytes(pieces [][]byte) (n int) {
 	for _, p := range pieces {
 		n += len(p)

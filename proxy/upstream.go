@@ -21,8 +21,7 @@ const upstreamBuffer = 16 << 10
 // vectored write is cheaper.
 const smallBody = 8 << 10
 
-// upstreams pools connections to backends and hands out the connection itself, so that callers can
-// interrupt it or replace a stale one.
+// upstreams pools connections, which callers can interrupt or replace when stale.
 type upstreams struct {
 	proxy  *Proxy
 	dialer net.Dialer
@@ -60,7 +59,7 @@ type upstreamConn struct {
 func (u *upstreams) init(p *Proxy) {
 	u.proxy = p
 	u.pools = make(map[poolKey]*pool)
-	// Keep-alive probes detect a backend whose machine vanished before its first byte.
+	// Keep-alive detects a backend whose machine vanished.
 	u.dialer = net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}}
 }
 

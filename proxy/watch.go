@@ -2,8 +2,7 @@ package proxy
 
 import "time"
 
-// watch checks every client connection once per Timeouts.Watch, so that requests need no timers: it
-// ends overdue waits and aborts writes to clients that do not read.
+// watch checks all client connections every Timeouts.Watch, so that requests need no timers.
 func (p *Proxy) watch(done chan<- struct{}) {
 	defer close(done)
 	ticker := time.NewTicker(p.cfg.Timeouts.Watch)
@@ -20,12 +19,11 @@ func (p *Proxy) watch(done chan<- struct{}) {
 	}
 }
 
-// Sweeps returns how many passes the watch has finished. While a listener is open and Sweeps does
-// not grow, no request deadline is enforced.
+// Sweeps returns the number of finished passes. While a listener is open and Sweeps stands still,
+// no request deadline is enforced.
 func (p *Proxy) Sweeps() uint64 { return p.sweeps.Load() }
 
-// sweep makes one pass over a copy of the list, so that interrupting requests does not block new
-// connections.
+// sweep works on a copy of the list, so that interrupting requests does not block new connections.
 func (p *Proxy) sweep(scratch []*clientConn) []*clientConn {
 	now := int64(time.Since(p.epoch))
 	p.clock.Store(now)

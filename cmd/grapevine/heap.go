@@ -7,17 +7,17 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// heapFloor is how many bytes of garbage a router may produce before the first collection. Go's
-// default keeps the small heap of a new router small, so a thousand clients arriving at once cause
-// half a dozen collections within a second. docs/lab/proxy.md has the measurement.
+// heapFloor is how many bytes of garbage a router may produce before its first collection. By
+// default Go would collect several times a second when a thousand clients arrive at once
+// (docs/lab/proxy.md).
 const heapFloor = 128 << 20
 
-// ballast counts as live but is never touched, so it takes address space and no memory.
+// ballast counts as live but takes no memory, because it is never touched.
 var ballast []byte
 
-// tuneCollector raises the heap floor and, under a cgroup limit, sets a memory limit, without which
-// garbage could grow until the kernel kills the process. A tenth of the cgroup's limit remains for
-// thread stacks and socket buffers. It does nothing if GOGC or GOMEMLIMIT is set.
+// tuneCollector raises the heap floor and, under a cgroup limit, sets a memory limit, so that
+// garbage does not grow until the kernel kills the process. A tenth remains for thread stacks and
+// socket buffers. GOGC or GOMEMLIMIT disables it.
 func tuneCollector(memory int64, limited bool, log zerolog.Logger) {
 	for _, name := range []string{"GOGC", "GOMEMLIMIT"} {
 		if os.Getenv(name) != "" {

@@ -9,8 +9,8 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// journalWriter prefixes each log line with its priority ("<4>{...}"), which journald strips and
-// stores (sd-daemon(3), SyslogLevelPrefix). Otherwise journalctl -p warning shows no lines.
+// journalWriter begins each line with its priority ("<4>{...}") for journald (sd-daemon(3),
+// SyslogLevelPrefix).
 type journalWriter struct{ io.Writer }
 
 func (w journalWriter) WriteLevel(level zerolog.Level, line []byte) (int, error) {
@@ -31,8 +31,8 @@ func (w journalWriter) WriteLevel(level zerolog.Level, line []byte) (int, error)
 	return len(line), nil
 }
 
-// logTo wraps w in a journalWriter if journald reads it: stream is JOURNAL_STREAM, which holds the
-// stream's device and inode (systemd.exec(5)).
+// logTo wraps w if journald reads it: JOURNAL_STREAM holds that stream's device and inode
+// (systemd.exec(5)).
 func logTo(w io.Writer, stream string) io.Writer {
 	f, ok := w.(*os.File)
 	if !ok || stream == "" {

@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	// Without it the child would run all tests, and so start children, recursively.
+	// Without asProgram the child would run all tests, recursively.
 	if flag.Parse(); flag.NArg() > 0 {
 		fmt.Fprintf(os.Stderr, "the tests were started as the program: %q, without %s\n", flag.Args(), asProgram)
 		os.Exit(2)
@@ -224,8 +224,8 @@ func TestServe(t *testing.T) {
 	}
 }
 
-// TestDrainBySignals: after the first SIGTERM a running request ends normally; a second one cuts it
-// with an error. A stalled machine may need three tries.
+// TestDrainBySignals: after one SIGTERM a running request ends normally; a second cuts it. A
+// stalled machine may need three tries.
 func TestDrainBySignals(t *testing.T) {
 	if got := drainBySignals(t, false); got != http.StatusOK {
 		t.Errorf("the running request was answered %d, want 200", got)
@@ -269,7 +269,6 @@ func drainBySignals(t *testing.T, forced bool) (status int) {
 	}()
 	<-entered
 	p.signal(t, syscall.SIGTERM)
-	// During the grace the data port answers that it is not ready.
 	eventually(t, "not ready while serving", func() bool {
 		resp, err := http.Get("http://" + p.data + "/readyz")
 		if err != nil {
@@ -314,7 +313,6 @@ type process struct {
 	data, admin string // addresses
 }
 
-// serve starts a process and waits until it serves.
 func serve(t *testing.T, args ...string) *process {
 	t.Helper()
 	return serveWith(t, nil, args...)
@@ -365,7 +363,6 @@ func (p *process) wait(t *testing.T) int {
 	return p.cmd.ProcessState.ExitCode()
 }
 
-// watchedLog keeps a process's log and finds its addresses.
 type watchedLog struct {
 	lockedBuffer
 	found chan []string

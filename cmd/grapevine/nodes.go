@@ -29,7 +29,6 @@ func (c *nodesCmd) Run(s *streams) error {
 // clocksApartMS is the clock difference above which gossip corrects for it.
 const clocksApartMS = 500
 
-// printNodes prints the asked node, the other nodes, and why some cannot join.
 func printNodes(out io.Writer, list *node.NodeList) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "NAME\tSTATE\tSINCE\tLAG\tRTT\tRECEIVED\tSENT\tMISSED\tGOSSIP\tDATA\tVERSION")
@@ -81,7 +80,6 @@ func printNodes(out io.Writer, list *node.NodeList) error {
 	return nil
 }
 
-// amount formats bytes for people, to about three digits.
 func amount(bytes uint64) string {
 	switch {
 	case bytes < 10_000:

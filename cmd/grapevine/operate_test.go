@@ -40,8 +40,7 @@ func slowEngine(t *testing.T) (url string, entered <-chan struct{}, let func()) 
 	return s.URL, in, let
 }
 
-// TestOperateByCommands follows docs/operate.md: engines are added, drained, removed; rules tried
-// and applied; mistakes reported.
+// TestOperateByCommands follows docs/operate.md.
 func TestOperateByCommands(t *testing.T) {
 	dir := t.TempDir()
 	token := filepath.Join(dir, "token")
@@ -208,7 +207,6 @@ func TestOperateByCommands(t *testing.T) {
 	}
 }
 
-// TestAwaitIdle: the error says what is known.
 func TestAwaitIdle(t *testing.T) {
 	backend := func(drained bool, active int) string {
 		text, err := json.Marshal(node.BackendList{Backends: []node.BackendStatus{{Name: "a", Drained: drained, FleetActive: int64(active)}}})

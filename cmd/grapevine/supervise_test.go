@@ -56,7 +56,6 @@ func (m *serviceManager) await(t *testing.T, want string) string {
 	return ""
 }
 
-// TestServiceManager follows the messages from start to end.
 func TestServiceManager(t *testing.T) {
 	m := newServiceManager(t, "1500000")
 	file := filepath.Join(t.TempDir(), "c.yaml")
@@ -79,7 +78,7 @@ func TestServiceManager(t *testing.T) {
 		m.await(t, "WATCHDOG=1\nSTATUS=ready, 1 engine")
 	}
 
-	// A stopped process sends no sign of life; earlier ones may still arrive.
+	// earlier signs of life may still arrive
 	p.signal(t, syscall.SIGSTOP)
 	eventually(t, "silence", func() bool { return m.next(t, 1500*time.Millisecond) == "" })
 	p.signal(t, syscall.SIGCONT)

@@ -23,7 +23,7 @@ func (s *Stream) look(event []byte, seen *Seen) (usageOnly bool) {
 	return s.read(data, seen)
 }
 
-// dataOf returns the event's data: part of event or, if it has several lines, of s.data.
+// dataOf returns the event's data, in s.data if it has several lines.
 func (s *Stream) dataOf(event []byte) []byte {
 	var data []byte
 	for lines := 0; len(event) > 0; {
@@ -57,8 +57,8 @@ func (s *Stream) dataOf(event []byte) []byte {
 	return data
 }
 
-// mayMatter reports whether an event after the first token can carry anything of interest. The
-// patterns begin with letters that are rarer than quotes, which speeds up the search.
+// mayMatter reports whether an event after the first token can matter. The patterns begin with
+// letters that are rarer than quotes, which makes the search faster.
 func (s *Stream) mayMatter(data []byte) bool {
 	if bytes.Contains(data, []byte(`usage"`)) {
 		return true
@@ -119,7 +119,6 @@ func (s *Stream) read(data []byte, seen *Seen) (usageOnly bool) {
 	return noChoices && usage
 }
 
-// kindTells interprets the quoted type of an Anthropic or Responses event.
 func kindTells(kind []byte) (first, done bool) {
 	switch string(kind) {
 	case `"content_block_delta"`, `"message_delta"`:
@@ -134,8 +133,7 @@ func kindTells(kind []byte) (first, done bool) {
 	return bytes.HasSuffix(kind, []byte(`.delta"`)), false
 }
 
-// choicesTell reports whether a choice has output or a finish reason; a chat's first chunk has only
-// a role.
+// choicesTell reports whether a choice has output or a finish reason.
 func choicesTell(choices []byte) bool {
 	for e := elementsOf(choices); e.next(); {
 		for m := membersOf(e.value); m.next(); {
@@ -156,7 +154,6 @@ func choicesTell(choices []byte) bool {
 	return false
 }
 
-// isBlank reports whether a value is null or an empty string, array or object.
 func isBlank(value []byte) bool {
 	if isEmptyArray(value) {
 		return true

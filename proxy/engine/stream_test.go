@@ -66,7 +66,7 @@ func longEvent(n int) string {
 	return strings.Replace(chatUsage, `"id":"c"`, `"id":"`+strings.Repeat("c", n+1-len(chatUsage)+1)+`"`, 1)
 }
 
-// feed sends in, cut at random or into pieces of size, and returns the output and what was seen.
+// feed returns the output and what was seen; in is cut at random or into pieces of size.
 func feed(t failer, in string, strip bool, size int, rnd *rand.Rand) (out string, u Usage, first int, isDone bool) {
 	t.Helper()
 	var s Stream
@@ -158,7 +158,6 @@ func endOfEvent(in string, n int) int {
 	return at
 }
 
-// TestNotDelayed: complete events leave at once, uncopied where possible.
 func TestNotDelayed(t *testing.T) {
 	for _, strip := range []bool{false, true} {
 		var s Stream

@@ -5,8 +5,7 @@ import (
 	"slices"
 )
 
-// Edit replaces the bytes [From, To) of a body by Text. Edits are ascending and do not overlap, so
-// a body is sent in pieces without a copy.
+// Edit replaces the bytes [From, To) of a body by Text. Edits are ascending and do not overlap.
 type Edit struct {
 	From, To int
 	Text     []byte
@@ -110,8 +109,8 @@ func (p *Parser) cut(r *remains) bool {
 // bootstrapFields begins SGLang's members that name a source of KV blocks.
 var bootstrapFields = []byte("bootstrap_")
 
-// steers reports whether a member tells the engine where to compute or fetch KV blocks, which would
-// let clients read other prompts' answers or crash engines.
+// steers reports whether a member tells the engine where to compute or fetch KV blocks, which only
+// the operator may.
 func steers(name []byte) bool {
 	return common[string(name)].how == asSteering || bytes.HasPrefix(name, bootstrapFields)
 }

@@ -1,7 +1,6 @@
 package prompt
 
-// The Responses API's input is a string or an array of items. An item that a chat can express
-// renders like the chat.
+// Responses input: a string or an array of items. What a chat can express renders like the chat.
 
 func (p *Parser) items() bool {
 	if p.peek() == '"' {
@@ -86,7 +85,7 @@ func (p *Parser) item() bool {
 	return true
 }
 
-// renderItem orders an item by its type; the members after base have no place of their own.
+// renderItem orders an item by its type.
 func (p *Parser) renderItem(start, base int, kind op, f *[itemCount]span) {
 	lead := func(role string, mark byte) span {
 		from := p.tape.mark()

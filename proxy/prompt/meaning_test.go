@@ -12,8 +12,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// doc is a random request as a tree. keep marks objects whose member order matters; texts are
-// leaves whose change must change the prompt.
+// doc is a random request. keep marks objects whose member order matters; a changed leaf of texts
+// must change the prompt.
 type doc struct {
 	rnd   *rand.Rand
 	kind  Kind
@@ -419,7 +419,6 @@ func TestOtherMeaning(t *testing.T) {
 	})
 }
 
-// TestPrefix: more text in the last message, or more messages, only append.
 func TestPrefix(t *testing.T) {
 	p := newTestParser(t)
 	var r Request
@@ -529,7 +528,6 @@ func (d *doc) wild(depth int) *node {
 	}
 	o := &node{kind: '{'}
 	for range d.rnd.IntN(10) {
-		// Not put, so that duplicates stay.
 		o.names = append(o.names, wildNames[d.rnd.IntN(len(wildNames))])
 		o.items = append(o.items, d.wild(depth+1))
 	}

@@ -2,16 +2,15 @@ package prompt
 
 import "github.com/zeebo/xxh3"
 
-// digest is a 128-bit xxh3. It stands in the prompt for an image or other medium, whose encoded
-// bytes say nothing about its tokens. Call reset before use.
+// digest is a 128-bit xxh3. It stands for media, whose encoded bytes say nothing about their
+// tokens. Call reset before use.
 type digest struct {
-	few    []byte // the first bytes, up to fewBytes
+	few    []byte // up to fewBytes
 	stream xxh3.Hasher
-	many   bool // stream holds everything
+	many   bool
 }
 
-// fewBytes are gathered before the streaming hash starts, which costs half a microsecond: a body
-// can have a part every three bytes.
+// fewBytes are gathered before the streaming hash starts, which costs half a microsecond.
 const fewBytes = 1 << 10
 
 func (d *digest) reset() { d.few, d.many = d.few[:0], false }
@@ -42,7 +41,6 @@ func (p *Parser) feed(s span) {
 	}
 }
 
-// addDigest puts the digest on the tape as 32 hex digits.
 func (p *Parser) addDigest() {
 	const hex = "0123456789abcdef"
 	sum := p.media.sum()

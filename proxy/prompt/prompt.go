@@ -101,7 +101,7 @@ type Request struct {
 	MaxTokens int // of output; 0 if absent
 
 	// Session is the first of session_id, user, user_id, session_params.session_id (or .id),
-	// metadata.user_id, prompt_cache_key; nil if absent.
+	// metadata.user_id, prompt_cache_key.
 	Session []byte
 
 	// UsageAsked says that the body sets include_usage.

@@ -2,8 +2,8 @@ package prompt
 
 // Prompts without a conversation: texts and token ids.
 
-// prompts reads a string, an array of strings, an array of token ids or an array of such arrays. A
-// prompt alone equals an array of one.
+// prompts reads one text or array of token ids, or an array of these. A prompt alone equals an
+// array of one.
 func (p *Parser) prompts() bool {
 	switch p.peek() {
 	case 'n':
@@ -17,7 +17,6 @@ func (p *Parser) prompts() bool {
 	return p.other()
 }
 
-// promptArray reads an array of prompts or, unless batch, the token ids of one.
 func (p *Parser) promptArray(batch bool) bool {
 	if !p.open() {
 		return false
@@ -55,8 +54,8 @@ func (p *Parser) promptArray(batch bool) bool {
 	}
 }
 
-// token writes an id of 28 bits as four bytes above 0x7f, so ids need no separator and cannot look
-// like markers. Other values are JSON behind a marker.
+// token writes an id of 28 bits as four bytes above 0x7f, which need no separator and cannot look
+// like markers.
 func (p *Parser) token() bool {
 	b, i := p.body, p.pos
 	id := uint32(0)
