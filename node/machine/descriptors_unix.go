@@ -14,5 +14,5 @@ func Descriptors() int {
 	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) != nil {
 		return 0
 	}
-	return int(min(uint64(limit.Cur), math.MaxInt32))
+	return int(min(uint64(limit.Cur), math.MaxInt32)) //nolint:unconvert // FreeBSD has int64
 }
