@@ -45,7 +45,7 @@ type exchange struct {
 	id       []byte   // scratch
 	route    []byte   // scratch
 
-	// Scratch: a stream outlives the body and the parser.
+	// Scratch for copies from the prompt: a stream outlives the body and the parser.
 	names  []byte
 	hashes []prefixtree.Hash
 
@@ -129,7 +129,7 @@ func (e *exchange) end(f policy.Failure) {
 	}
 	switch f {
 	case policy.Timeout, policy.Reset, policy.Status5xx:
-		// Passed requests may fail for reasons that only their clients know.
+		// Requests of unknown kind may fail for reasons that only the client knows.
 		if e.rec.Kind != prompt.Other {
 			o.Request, o.FailedBefore = e.requestName(), e.suspects
 		}

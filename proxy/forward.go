@@ -26,11 +26,11 @@ var errAborted = errors.New("response aborted")
 // failure describes the last failed attempt.
 type failure struct {
 	failed     policy.Failure
-	status     int    // 502, 503, 504 or 0
+	status     int    // 502, 503 or 504 of the backend, or 0
 	retryAfter []byte // scratch
 	refused    bool
 	busy       int  // attempts answered with 429
-	wait       int  // their shortest Retry-After, in seconds
+	wait       int  // shortest Retry-After of the 429 answers, in seconds
 	held       bool // the response holds the last 429 answer
 }
 

@@ -26,14 +26,14 @@ const (
 	slotFunctions
 	slotSystem
 	slotMessages
-	slotFirst // and other names for it
+	slotFirst // first of a pair; B to D hold the same under other names
 	slotFirstB
 	slotFirstC
 	slotFirstD
 	slotPrompt
 	slotIDs
 	slotEmbeds
-	slotSecond // and other names for it
+	slotSecond // likewise
 	slotSecondB
 	slotSecondC
 	slotSecondD
@@ -249,7 +249,7 @@ func (p *Parser) top() bool {
 	}
 }
 
-// unwanted reports whether to cut a member: it steers, or a tenant's salt replaces it.
+// unwanted reports whether to cut a member: it steers the engine, or a tenant's salt replaces it.
 func (p *Parser) unwanted(name []byte, f field, known bool) bool {
 	switch {
 	case !known:
