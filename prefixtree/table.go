@@ -9,8 +9,8 @@ import (
 // with several holders, without pointers for the garbage collector to scan.
 //
 // One writer holds the shard's lock; readers take none, and all words are atomic. A change that
-// moves words increments seq before and after; readers retry if seq was odd or changed. A replaced
-// table is never written again. A touch takes no lock either: it swaps an entry if nothing moved
+// moves words increments seq before and after; readers retry if seq was odd or changed. Nothing
+// moves in a replaced table. A touch takes no lock either: it swaps an entry if nothing moved
 // meanwhile. The lock's holder therefore changes entries in place by swap, and reads what it moves
 // after beginMove or freeze.
 type table struct {
