@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// anthropicUsage counts the prompt apart: what was read from the cache is not in InputTokens.
+// anthropicUsage excludes tokens read from the cache from InputTokens.
 type anthropicUsage struct {
 	InputTokens   int  `json:"input_tokens"`
 	CacheCreation *int `json:"cache_creation_input_tokens"`
@@ -42,7 +42,7 @@ type anthropicText struct {
 	Text string `json:"text"`
 }
 
-// stopReason is Anthropic's word for why a reply ended. max_tokens is mandatory, so that it always is that.
+// stopReason is Anthropic's name for why a reply ended.
 func (c *call) stopReason() string {
 	if c.asked {
 		return "max_tokens"
@@ -59,7 +59,6 @@ func (s *Server) messagesAnswer(c *call, f *flight) any {
 	}
 }
 
-// messagesScript is the event stream of /v1/messages.
 type messagesScript struct{ told }
 
 func newMessagesScript(t told) *messagesScript {
@@ -145,7 +144,7 @@ func (t *generateScript) begin(dst []byte) []byte { return dst }
 
 func (t *generateScript) text(dst []byte, i, _, to int) []byte {
 	if to == t.c.output {
-		return dst // stop says it, with the reason
+		return dst // stop writes it, with the reason
 	}
 	return t.event(dst, i, to, false)
 }
@@ -168,7 +167,7 @@ func (t *generateScript) fail(dst []byte, err *apiError) []byte {
 	return append(dst, "\n\ndata: [DONE]\n\n"...)
 }
 
-// generated is SGLang's account of seat i after that many tokens.
+// generated is SGLang's report on seat i after that many tokens.
 func (s *Server) generated(c *call, f *flight, i int, id string, tokens int, finished bool) map[string]any {
 	p, _ := f.state(i)
 	prompt, cached := s.faults.told(f.seats[i].job.PromptTokens, p.cached)

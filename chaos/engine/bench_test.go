@@ -8,8 +8,7 @@ import (
 	"time"
 )
 
-// BenchmarkDecode: simulated steps per second when full batches only decode (64 sequences of 1,000 tokens). A stretch costs
-// the same whatever its length.
+// Simulated steps per second of full decode batches (64 sequences of 1,000 tokens).
 func BenchmarkDecode(b *testing.B) {
 	for _, watch := range []bool{false, true} {
 		b.Run(fmt.Sprintf("watch=%v", watch), func(b *testing.B) {
@@ -37,8 +36,8 @@ func BenchmarkDecode(b *testing.B) {
 	}
 }
 
-// BenchmarkJobs: jobs per second of an open loop of 500 sessions that go on from each other, with less KV memory than they
-// fill. One operation is the whole trace on a fresh engine.
+// Jobs per second of 500 sessions with less KV memory than they fill. One operation is the whole
+// trace on a fresh engine.
 func BenchmarkJobs(b *testing.B) {
 	const tokens, count = 64, 10_000
 	for _, shape := range []struct {
@@ -104,7 +103,7 @@ func lasted(now time.Duration, trace []Job) float64 {
 	return now.Seconds()
 }
 
-// BenchmarkParse: request body to the jobs of a flight.
+// From request body to the jobs of a flight.
 func BenchmarkParse(b *testing.B) {
 	s, err := NewServer(ServerConfig{})
 	if err != nil {
@@ -131,7 +130,7 @@ func BenchmarkParse(b *testing.B) {
 	}
 }
 
-// BenchmarkServer: requests over loopback, answered whole, on an engine that takes no time; client and server share the
+// Non-streamed requests over loopback, on an engine that takes no time; client and server share the
 // processors.
 func BenchmarkServer(b *testing.B) {
 	l := startServer(b, ServerConfig{Config: Config{PrefillRate: 1e9, DecodeStep: time.Nanosecond, MaxRunning: 1024}, Models: []string{"m"}})

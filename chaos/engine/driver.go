@@ -6,16 +6,16 @@ import (
 	"time"
 )
 
-// errStopped is returned to whoever asks a driver that has been stopped.
+// errStopped is the answer of a stopped driver.
 var errStopped = errors.New("engine: stopped")
 
-// errBusy is returned when the waiting queue is at its bound.
 var errBusy = errors.New("engine: waiting queue is full")
 
-// errTooLarge is returned for a job that the KV memory can never hold.
+// errTooLarge means that the KV memory can never hold the job.
 var errTooLarge = errors.New("engine: larger than the KV memory")
 
-// driver runs a Model on the wall clock. One goroutine owns the model; everybody else asks it through do.
+// driver runs a Model on the wall clock. One goroutine owns the model; other goroutines access it
+// through do.
 type driver struct {
 	model      *Model
 	maxWaiting int
@@ -64,13 +64,13 @@ func (d *driver) run() {
 	}
 }
 
-// stop loses all jobs and returns when the goroutine is gone. Idempotent.
+// stop loses all jobs and returns when the goroutine has ended. Idempotent.
 func (d *driver) stop() {
 	d.stopOnce.Do(func() { close(d.quit) })
 	<-d.done
 }
 
-// do runs op in the goroutine that owns the model, with the model advanced to now, and returns when it has run.
+// do runs op in the owning goroutine, with the model advanced to now, and returns when op has.
 func (d *driver) do(op func(now time.Duration)) error {
 	ran := make(chan struct{})
 	select {
@@ -82,7 +82,7 @@ func (d *driver) do(op func(now time.Duration)) error {
 	}
 }
 
-// emit passes what happened to whoever waits for it. It never blocks.
+// emit passes an event to its seat and the waiting flight. It never blocks.
 func (d *driver) emit(e Event) {
 	seat := e.Job.User.(*seat)
 	f := seat.flight
@@ -114,13 +114,13 @@ func (d *driver) emit(e Event) {
 	}
 }
 
-// flight is the jobs of one HTTP request on their way through the engine.
+// flight is the jobs of one HTTP request.
 type flight struct {
 	driver *driver
 	seats  []*seat
 	notify chan struct{} // capacity 1: something changed
 
-	mu   sync.Mutex // guards what follows and the progress of the seats
+	mu   sync.Mutex // guards the fields below and the progress of the seats
 	left int        // seats not done
 	err  error
 }
@@ -131,18 +131,17 @@ type seat struct {
 	job    Job
 	reply  []byte // TokenBytes for each output token
 
-	tokens int // generated so far; all at once for a job that is not watched
+	tokens int // generated so far; jumps to the total for a job that is not watched
 	cached int
 	done   bool
 }
 
-// progress is a copy of how far a seat is.
 type progress struct {
 	tokens, cached int
 	done           bool
 }
 
-// launch submits all jobs of f, or none of them.
+// launch submits all jobs of f, or none.
 func (d *driver) launch(f *flight) error {
 	f.driver, f.left, f.notify = d, len(f.seats), make(chan struct{}, 1)
 	var failed error
@@ -166,10 +165,11 @@ func (d *driver) launch(f *flight) error {
 	return errors.Join(err, failed)
 }
 
-// errAborted ends a flight that nobody waits for any more.
+// errAborted ends a flight whose client has left.
 var errAborted = errors.New("engine: aborted")
 
-// abort takes what is not finished out of the engine. Reports whether there was something, to the first caller only.
+// abort removes unfinished jobs from the engine. It returns true to the first caller only, and only
+// if a job was unfinished.
 func (f *flight) abort() bool {
 	f.mu.Lock()
 	if f.left == 0 || f.err != nil {
@@ -203,7 +203,7 @@ func (f *flight) wake() {
 	}
 }
 
-// state returns how far seat i is, and what ended the flight early.
+// state returns the progress of seat i and the error that ended the flight early.
 func (f *flight) state(i int) (progress, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -211,7 +211,7 @@ func (f *flight) state(i int) (progress, error) {
 	return progress{tokens: s.tokens, cached: s.cached, done: s.done}, f.err
 }
 
-// landed reports whether all seats are done, or what ended the flight early.
+// landed reports whether all seats are done, or the error that ended the flight early.
 func (f *flight) landed() (bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

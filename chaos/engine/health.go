@@ -4,13 +4,13 @@ import (
 	"net/http"
 )
 
-// health says that the engine lives. It does not run anything.
+// health reports that the engine is up. It runs nothing.
 func (s *Server) health(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Length", "0")
 	w.WriteHeader(http.StatusOK)
 }
 
-// healthGenerate runs one token through the engine, behind whatever waits there already.
+// healthGenerate runs one token through the engine, behind the waiting jobs.
 func (s *Server) healthGenerate(w http.ResponseWriter, r *http.Request) {
 	f := &flight{seats: []*seat{newSeat(rootKey("", "health"), []byte("health"), 1, 0, false)}}
 	err := s.driver.launch(f)
@@ -38,12 +38,11 @@ func (s *Server) load(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, map[string]int{"server_load": m.Running + m.Waiting})
 }
 
-// modelInfo is SGLang's.
 func (s *Server) modelInfo(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, map[string]any{"model_path": s.cfg.Models[0], "tokenizer_path": s.cfg.Models[0], "is_generation": true})
 }
 
-// serverInfo is the part of SGLang's that says how large the engine is.
+// serverInfo is the part of SGLang's answer that gives the engine's size.
 func (s *Server) serverInfo(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, map[string]any{
 		"model_path": s.cfg.Models[0], "served_model_name": s.cfg.Models[0], "version": s.cfg.Version,

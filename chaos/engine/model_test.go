@@ -20,7 +20,7 @@ func newModel(t testing.TB, cfg Config) *Model {
 	return m
 }
 
-// run advances m to its next happenings until nothing will happen or limit events were due, checking after each.
+// run advances m until it has no next event or limit events were due, checking after each.
 func run(t interface{ Fatal(...any) }, m *Model, emit func(Event)) {
 	for range 100_000 {
 		at, ok := m.Next()
@@ -57,7 +57,7 @@ func TestModelTimesOneJob(t *testing.T) {
 	}
 }
 
-// TestModelReplyIsCached: the next turn finds prompt and reply, but for the reply's last token, which was never fed back.
+// The next turn finds prompt and reply except the reply's last token, which was never fed back.
 func TestModelReplyIsCached(t *testing.T) {
 	m := newModel(t, Config{})
 	all := chain([]uint64{1, 2, 3, 4, 5, 6, 7, 8, 9, 10})
@@ -84,21 +84,21 @@ func TestModelReplyIsCached(t *testing.T) {
 	}
 }
 
-// TestModelSeesRunningReply: the truth includes blocks of a reply under way, and looking does not change anything.
+// The truth includes blocks of a running reply, and reading it changes nothing.
 func TestModelSeesRunningReply(t *testing.T) {
 	m := newModel(t, Config{PrefillRate: 1e6, DecodeStep: 10 * ms})
 	all := chain([]uint64{1, 2, 3, 4, 5, 6, 7, 8, 9, 10})
 	j := &Job{Keys: all[:2], OutKeys: all[2:], KeyTokens: 16, PromptTokens: 32, OutputTokens: 128}
 	m.Submit(j, 0)
 	m.Advance(20*10*ms, nil)
-	// 19 steps are over and the 20th is under way: 52 tokens, three full blocks.
+	// 19 steps are over and the 20th runs: 52 tokens, three full blocks.
 	if got := m.Cached(all, 16); got != 48 {
 		t.Fatalf("cached %d, want 48", got)
 	}
 }
 
-// TestModelIdenticalPrompts: the second of two equal prompts that arrive together finds what the first has computed when its
-// turn comes, which is all of it, because prefill is first come, first served.
+// The second of two equal prompts that arrive together finds all the blocks that the first
+// computed, because prefill is first come, first served.
 func TestModelIdenticalPrompts(t *testing.T) {
 	m := newModel(t, Config{ChunkTokens: 64})
 	a, b := prompt(16, 5, 3, 1, 2, 3, 4, 5, 6, 7, 8), prompt(16, 5, 3, 1, 2, 3, 4, 5, 6, 7, 8)
@@ -110,7 +110,7 @@ func TestModelIdenticalPrompts(t *testing.T) {
 	}
 }
 
-// TestModelOneCopyOfEqualReplies: two jobs that generate the same blocks at the same time keep one copy.
+// Two jobs that generate the same blocks at the same time keep one copy.
 func TestModelOneCopyOfEqualReplies(t *testing.T) {
 	m := newModel(t, Config{})
 	all := chain([]uint64{1, 2, 3, 4, 5, 6, 7, 8})
@@ -140,7 +140,7 @@ func TestModelRefuses(t *testing.T) {
 	}
 }
 
-// TestModelPreempts: when replies outgrow the memory the youngest waits, is computed again, and loses no token.
+// When replies outgrow the memory, the youngest is preempted, recomputed, and loses no token.
 func TestModelPreempts(t *testing.T) {
 	m := newModel(t, Config{KVTokens: 256, ChunkTokens: 64, PrefillRate: 1000, DecodeStep: 10 * ms})
 	a := &Job{PromptTokens: 60, OutputTokens: 100, Watch: true}
@@ -197,7 +197,8 @@ func TestModelConfigErrors(t *testing.T) {
 	}
 }
 
-// drawJob draws a job over few contents; prompts share prefixes and replies continue into later prompts.
+// drawJob draws a job over few contents; prompts share prefixes and replies continue into later
+// prompts.
 func drawJob(t *rapid.T, tokens int) *Job {
 	all := drawKeys(t, "keys", 12)
 	n := rapid.IntRange(0, len(all)).Draw(t, "prompt keys")
@@ -219,8 +220,8 @@ func drawConfig(t *rapid.T) Config {
 	}
 }
 
-// TestModelInvariants: whatever is submitted and cancelled when, the books balance after every operation, memory is never
-// exceeded, every job ends, every token appears once, and busy time is the work divided by the rate.
+// After every operation the counts balance and memory is within bounds; every job ends, every token
+// appears once, and busy time is the work divided by the rate.
 func TestModelInvariants(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m, err := NewModel(drawConfig(t))
@@ -302,7 +303,7 @@ func TestModelInvariants(t *testing.T) {
 	})
 }
 
-// TestModelDoesNotSeeTheObserver: events do not depend on how often anybody advances or looks, nor on watching.
+// Events do not depend on how often a test advances, reads or watches the model.
 func TestModelDoesNotSeeTheObserver(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cfg := drawConfig(t)
@@ -324,7 +325,7 @@ func TestModelDoesNotSeeTheObserver(t *testing.T) {
 				t.Fatal(err)
 			}
 			emit := func(e Event) {
-				if e.Kind != Tokens && e.Kind != Refused { // a refusal is reported when somebody asks
+				if e.Kind != Tokens && e.Kind != Refused { // a refusal is reported at the next Advance
 					log = append(log, fmt.Sprint(e.Kind, e.Job.User, e.At, e.Tokens, e.Job.Cached))
 				}
 			}
@@ -342,7 +343,7 @@ func TestModelDoesNotSeeTheObserver(t *testing.T) {
 				j.User, j.Watch = i, watch
 				to(arrivals[i].at)
 				if look > 0 && i > 0 && arrivals[i].at > arrivals[i-1].at {
-					m.Advance(arrivals[i].at-1, emit) // a nanosecond later the step under way may be the next one
+					m.Advance(arrivals[i].at-1, emit) // a nanosecond later another step may run
 				}
 				m.Submit(&j, arrivals[i].at)
 			}
@@ -367,7 +368,7 @@ func TestModelDoesNotSeeTheObserver(t *testing.T) {
 	})
 }
 
-// TestModelHitsAgainstNaive: one job at a time, hits are those of a pool of single blocks with the same memory.
+// With one job at a time, hits equal those of a pool of single blocks of the same size.
 func TestModelHitsAgainstNaive(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const tokens = 8
@@ -399,7 +400,7 @@ func TestModelHitsAgainstNaive(t *testing.T) {
 	})
 }
 
-// TestModelConservesWork: prompts only, so that every step is as long as the tokens it computes take.
+// Prompts only, so that each step takes exactly as long as its tokens.
 func TestModelConservesWork(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m, err := NewModel(Config{KVTokens: 1000, PrefillRate: 8000, ChunkTokens: rapid.IntRange(1, 100).Draw(t, "chunk")})

@@ -13,7 +13,7 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// usage is OpenAI's account of a request.
+// usage is OpenAI's token account of a request.
 type usage struct {
 	PromptTokens     int           `json:"prompt_tokens"`
 	TotalTokens      int           `json:"total_tokens"`
@@ -25,7 +25,6 @@ type usageDetails struct {
 	CachedTokens int `json:"cached_tokens"`
 }
 
-// usage returns the account of a finished flight.
 func (s *Server) usage(c *call, f *flight) usage {
 	cached, known := s.cached(c, f)
 	var u usage
@@ -41,9 +40,10 @@ func (s *Server) usage(c *call, f *flight) usage {
 	return u
 }
 
-// cached returns the prompt tokens served from cache, each prompt counted once, and whether this engine would say so.
+// cached returns the prompt tokens served from cache, each prompt counted once, and whether this
+// engine reports them.
 func (s *Server) cached(c *call, f *flight) (tokens int, known bool) {
-	for i := 0; i < len(f.seats); i += c.n { // the other replies to a prompt find what the first one left
+	for i := 0; i < len(f.seats); i += c.n { // the other replies to a prompt find the blocks of the first
 		p, _ := f.state(i)
 		tokens += p.cached
 	}
@@ -112,7 +112,7 @@ func (s *Server) completionAnswer(c *call, f *flight) any {
 	return a
 }
 
-// embeddingSize is the length of embeddings unless the request says otherwise; maxEmbeddingSize the most it may say.
+// embeddingSize is the default length, maxEmbeddingSize the largest that a request may ask for.
 const (
 	embeddingSize    = 64
 	maxEmbeddingSize = 8192
@@ -125,7 +125,7 @@ func embedding(text []byte, size int) []float32 {
 	for i := range v {
 		h := xxh3.HashSeed(text, uint64(i)*0x9e3779b97f4a7c15)
 		if i == 0 {
-			text = binary.LittleEndian.AppendUint64(nil, h) // one pass over a long text is enough
+			text = binary.LittleEndian.AppendUint64(nil, h) // hash a long text once
 		}
 		x := float64(int64(h)) / (1 << 63)
 		v[i] = float32(x)
@@ -216,7 +216,6 @@ func (s *Server) tokenize(w http.ResponseWriter, c *call) {
 	writeJSON(w, http.StatusOK, answer)
 }
 
-// modelCard is an entry of /v1/models.
 type modelCard struct {
 	ID          string   `json:"id"`
 	Object      string   `json:"object"`
@@ -293,7 +292,6 @@ func openAIError(e *apiError) any {
 	return map[string]any{"error": map[string]any{"message": e.message, "type": kind, "param": param, "code": code}}
 }
 
-// writeError answers with e in the shape of the endpoint's API.
 func (s *Server) writeError(w http.ResponseWriter, to endpoint, e *apiError) {
 	if e.status == http.StatusServiceUnavailable {
 		w.Header().Set("Retry-After", strconv.Itoa(retryAfterSeconds))
@@ -305,7 +303,7 @@ func (s *Server) writeError(w http.ResponseWriter, to endpoint, e *apiError) {
 	writeJSON(w, e.status, openAIError(e))
 }
 
-// retryAfterSeconds is what a 503 recommends.
+// retryAfterSeconds is the Retry-After of a 503.
 const retryAfterSeconds = 1
 
 func writeJSON(w http.ResponseWriter, status int, body any) {
@@ -313,10 +311,10 @@ func writeJSON(w http.ResponseWriter, status int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(b)))
 	w.WriteHeader(status)
-	_, _ = w.Write(b) // a client that has left needs no answer
+	_, _ = w.Write(b) // the client may have left
 }
 
-// mustJSON marshals values whose types always can be.
+// mustJSON marshals values of types that cannot fail.
 func mustJSON(v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil {

@@ -17,12 +17,11 @@ import (
 	"go.uber.org/goleak"
 )
 
-// net/http holds a connection that it closes half a second for the client to take the last bytes; that is not a leak.
+// net/http keeps a closing connection for half a second; that is not a leak.
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
 }
 
-// fastConfig is an engine that does not keep tests waiting.
 func fastConfig() ServerConfig {
 	return ServerConfig{
 		Config: Config{KVTokens: 40_000, PrefillRate: 1e7, DecodeStep: 200 * time.Microsecond},
@@ -30,7 +29,7 @@ func fastConfig() ServerConfig {
 	}
 }
 
-// live is a server on loopback and a client for it.
+// live is a server on loopback and its client.
 type live struct {
 	*Server
 	t      testing.TB
@@ -53,7 +52,6 @@ func startServer(t testing.TB, cfg ServerConfig) *live {
 	return &live{Server: s, t: t, url: "http://" + s.Addr(), client: &http.Client{Transport: transport, Timeout: time.Minute}}
 }
 
-// post sends body and returns the status and the answer.
 func (l *live) post(path, body string) (int, []byte) {
 	l.t.Helper()
 	resp, err := l.client.Post(l.url+path, "application/json", strings.NewReader(body))
@@ -96,7 +94,6 @@ func (l *live) events(path, body string) (data []string) {
 	return data
 }
 
-// eventually polls until the condition holds, or a deadline that no healthy run comes near.
 func eventually(t testing.TB, what string, cond func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); !cond(); time.Sleep(time.Millisecond) {
@@ -166,7 +163,7 @@ func TestServerChat(t *testing.T) {
 	if got := last.Usage.Details.CachedTokens; got != full {
 		t.Fatalf("cached %d, want %d", got, full)
 	}
-	// The next turn finds the reply, but for its last block and token, and the truth knows it before.
+	// The next turn finds the reply except its last block and token, and the truth predicts it.
 	next := chat(`,"max_tokens":3`, question, reply, "And why?")
 	truth, err := l.Cached("chat", []byte(next))
 	if err != nil {
@@ -206,7 +203,7 @@ func TestServerReportsCachedAsConfigured(t *testing.T) {
 	}
 }
 
-// TestServerCachesApart: adapters and salts have caches of their own, aliases of one model share theirs.
+// Adapters and salts have caches of their own; aliases of one model share one.
 func TestServerCachesApart(t *testing.T) {
 	l := startServer(t, fastConfig())
 	body := func(model, more string) string {
@@ -224,7 +221,7 @@ func TestServerCachesApart(t *testing.T) {
 	}
 }
 
-// TestServerEndpoints: everything is answered, with the fields that clients insist on.
+// Every endpoint answers with the fields that clients insist on.
 func TestServerEndpoints(t *testing.T) {
 	l := startServer(t, fastConfig())
 	for _, test := range []struct{ path, body, want string }{
@@ -357,8 +354,8 @@ func TestServerErrors(t *testing.T) {
 	}
 }
 
-// TestServerAborts: a client that leaves ends its jobs within 100 ms, waiting or running, streaming or not. A busy machine may
-// take longer by itself, not ten times in a row.
+// A client that leaves ends its jobs within 100 ms, in the queue or running. A busy machine may
+// exceed that, but not ten times in a row.
 func TestServerAborts(t *testing.T) {
 	cfg := fastConfig()
 	cfg.DecodeStep, cfg.MaxRunning = 20*time.Millisecond, 1
@@ -379,7 +376,8 @@ func TestServerAborts(t *testing.T) {
 	eventually(t, "departures counted", func() bool { return l.Stats().Departed == left })
 }
 
-// leave lets two clients begin a request, of which one runs and one waits, and leave, and returns how long both jobs outlived that.
+// leave starts two clients, one running and one waiting, makes both leave, and returns how long
+// their jobs outlived them.
 func (l *live) leave(stream string) time.Duration {
 	l.t.Helper()
 	failed := make(chan error, 2)
@@ -414,11 +412,11 @@ func (l *live) leave(stream string) time.Duration {
 	return took
 }
 
-// TestServerDropsClientThatDoesNotRead: a stream that nobody takes is given up, and the engine's memory with it.
+// A stream that the client does not read is aborted and its KV memory freed.
 func TestServerDropsClientThatDoesNotRead(t *testing.T) {
 	cfg := fastConfig()
-	// Some 10 MB/s for 40 s: the sockets' buffers are full long before the reply is generated, on a slow machine too, and one that is
-	// has not been given up.
+	// About 10 MB/s for 40 s fill the socket buffers long before the reply ends, on slow machines
+	// too.
 	const tokens = 2_000_000
 	cfg.MaxModelLen, cfg.KVTokens, cfg.DecodeStep, cfg.WriteTimeout = tokens, tokens, 20*time.Microsecond, 100*time.Millisecond
 	l := startServer(t, cfg)
@@ -433,7 +431,7 @@ func TestServerDropsClientThatDoesNotRead(t *testing.T) {
 	eventually(t, "given up", func() bool { s := l.Stats(); return s.Departed == 1 && s.Running == 0 && s.KVPinned == 0 })
 }
 
-// TestServerHalfClose: a client that shuts its sending side down is taken to have left, as uvicorn does.
+// A client that shuts down its sending side has left, as in uvicorn.
 func TestServerHalfClose(t *testing.T) {
 	cfg := fastConfig()
 	cfg.DecodeStep = 5 * time.Millisecond
@@ -473,7 +471,7 @@ func TestServerMetrics(t *testing.T) {
 	}
 }
 
-// TestServerCloses: Close ends running requests and the listener, twice, and Serve returns nil.
+// Close ends running requests and the listener, is idempotent, and Serve returns nil.
 func TestServerCloses(t *testing.T) {
 	cfg := fastConfig()
 	cfg.DecodeStep = 5 * time.Millisecond

@@ -6,16 +6,17 @@ import (
 	"time"
 )
 
-// script is how one API tells a reply as server-sent events. Each method appends events to dst; i is the seat.
+// script writes a reply as the server-sent events of one API. Each method appends events to dst; i
+// is the seat.
 type script interface {
 	begin(dst []byte) []byte                     // before the first token of any seat
-	text(dst []byte, i int, from, to int) []byte // tokens from to to, not including it
+	text(dst []byte, i int, from, to int) []byte // tokens [from, to)
 	stop(dst []byte, i int) []byte               // after the last token of a seat
 	end(dst []byte) []byte                       // after the last seat
-	fail(dst []byte, err *apiError) []byte       // the reply cannot go on
+	fail(dst []byte, err *apiError) []byte       // the reply fails
 }
 
-// told is what all scripts know.
+// told is the state that all scripts share.
 type told struct {
 	c       *call
 	f       *flight
@@ -24,7 +25,7 @@ type told struct {
 	created int64
 }
 
-// stream tells the reply of c while it is generated.
+// stream writes the reply of c while it is generated.
 func (s *Server) stream(w http.ResponseWriter, r *http.Request, c *call, f *flight) {
 	t := told{c: c, f: f, s: s, created: time.Now().Unix()}
 	var how script
@@ -46,7 +47,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, c *call, f *flig
 	out := http.NewResponseController(w)
 	if !s.cfg.LateHeaders {
 		w.WriteHeader(http.StatusOK)
-		_ = out.Flush() // a failed write shows in the next one
+		_ = out.Flush() // the next write reports a failure
 	}
 	sent, stopped := make([]int, len(f.seats)), make([]bool, len(f.seats))
 	var buf []byte
@@ -61,10 +62,10 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, c *call, f *flig
 		for i := range f.seats {
 			p, err := f.state(i)
 			if r.Context().Err() != nil {
-				panic(http.ErrAbortHandler) // nobody is there, or the engine is closing
+				panic(http.ErrAbortHandler) // the client has left or the engine is closing
 			}
 			if err != nil {
-				_ = write(w, out, s.cfg.WriteTimeout, how.fail(buf, launchError(err))) // the end either way
+				_ = write(w, out, s.cfg.WriteTimeout, how.fail(buf, launchError(err))) // ends here whether or not the write succeeds
 				return
 			}
 			if stopped[i] || (p.tokens == 0 && !p.done) {
@@ -76,7 +77,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, c *call, f *flig
 			for sent[i] < p.tokens {
 				to := min(sent[i]+s.cfg.TokensPerChunk, p.tokens)
 				if to-sent[i] < s.cfg.TokensPerChunk && !p.done {
-					break // the rest of the group is to come
+					break // wait for the rest of the group
 				}
 				buf = how.text(buf, i, sent[i], to)
 				sent[i] = to
@@ -95,9 +96,9 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, c *call, f *flig
 	}
 }
 
-// write sends p at once, or fails if the client does not take it in time.
+// write sends p at once, or fails if the client does not read it in time.
 func write(w http.ResponseWriter, out *http.ResponseController, timeout time.Duration, p []byte) error {
-	_ = out.SetWriteDeadline(time.Now().Add(timeout)) // unsupported by test recorders, which do not block either
+	_ = out.SetWriteDeadline(time.Now().Add(timeout)) // unsupported by test recorders, which do not block
 	if _, err := w.Write(p); err != nil {
 		return err
 	}
@@ -109,12 +110,12 @@ func (t *told) piece(i, from, to int) []byte {
 	return t.f.seats[i].reply[from*TokenBytes : to*TokenBytes]
 }
 
-// chatScript is chat completions; completionScript shares all but the names of things.
+// chatScript is chat completions; completionScript embeds it with other names.
 type chatScript struct {
 	told
-	head   string // of every chunk, up to the choices
+	head   string // start of every chunk, up to the choices
 	before string // between the index of a choice and its text
-	after  string // the text
+	after  string // after the text
 }
 
 func newChatScript(t told) *chatScript {
@@ -172,7 +173,7 @@ func newCompletionScript(t told) *completionScript {
 	return &completionScript{chatScript{told: t, head: chunkHead(t, "text_completion"), before: `,"text":"`, after: `","logprobs":null,"finish_reason":null,"stop_reason":null}]}` + "\n\n"}}
 }
 
-// begin says nothing, or with echo the prompts.
+// begin writes nothing, or with echo the prompts.
 func (t *completionScript) begin(dst []byte) []byte {
 	if !t.c.fields.Echo {
 		return dst

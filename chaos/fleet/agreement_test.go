@@ -18,17 +18,16 @@ import (
 	"grapevine/raftstore"
 )
 
-// running are the routers that run.
 func running(f *fleet.Fleet) []*fleet.Node {
 	return slices.DeleteFunc(f.Nodes(), func(n *fleet.Node) bool { return !n.Running() })
 }
 
-// without are the routers of a list but some.
+// without returns list without some routers.
 func without(list []*fleet.Node, some ...*fleet.Node) []*fleet.Node {
 	return slices.DeleteFunc(slices.Clone(list), func(n *fleet.Node) bool { return slices.Contains(some, n) })
 }
 
-// agreement is what all running routers say of the group that agrees.
+// agreement is what all running routers report about their raft group.
 type agreement struct {
 	group  string
 	leader *fleet.Node
@@ -36,7 +35,8 @@ type agreement struct {
 	voters []*fleet.Node // the leader first; nil for one that does not run
 }
 
-// agree returns when all running routers are in one group with as many voters, name the same leader, and have the same state.
+// agree returns when all running routers report one group of so many voters, one leader and equal
+// state.
 func agree(ctx context.Context, t *testing.T, f *fleet.Fleet, voters int) agreement {
 	t.Helper()
 	for {
@@ -50,7 +50,8 @@ func agree(ctx context.Context, t *testing.T, f *fleet.Fleet, voters int) agreem
 	}
 }
 
-// agreementOf says what the running routers agree on, or what keeps them from it.
+// agreementOf returns what the running routers agree on, or an error that names the first
+// difference.
 func agreementOf(ctx context.Context, f *fleet.Fleet, voters int) (a agreement, err error) {
 	var first *node.RaftStatus
 	byID := make(map[string]*fleet.Node)
@@ -99,15 +100,15 @@ func agreementOf(ctx context.Context, f *fleet.Fleet, voters int) (a agreement, 
 	return a, nil
 }
 
-// writes are backends that a test adds to a fleet, one at a time. Their engines answer and serve a model that no traffic asks for. Safe for
-// concurrent use.
+// writes are backends that a test adds to a fleet one at a time. They serve a model that no traffic
+// requests. Safe for concurrent use.
 type writes struct {
 	url string
 
 	mu      sync.Mutex
 	count   int
-	acked   []string // confirmed: there for good
-	refused []string // answered with "nothing was changed": never there
+	acked   []string // confirmed: must persist
+	refused []string // answered with "nothing was changed": must not appear
 }
 
 func newWrites(t *testing.T) *writes {
@@ -122,7 +123,7 @@ func newWrites(t *testing.T) *writes {
 	return &writes{url: engine.URL}
 }
 
-// write adds one more through a router, and returns how long the answer took.
+// write adds a backend through a router and returns how long the answer took.
 func (w *writes) write(ctx context.Context, n *fleet.Node) (took time.Duration, err error) {
 	w.mu.Lock()
 	w.count++
@@ -157,12 +158,13 @@ func (w *writes) until(ctx context.Context, t *testing.T, n *fleet.Node) (failed
 	}
 }
 
-// check holds every running router to have, by the word of the leader, what was confirmed, and nothing that was refused.
+// check checks that every running router, confirmed by the leader, has all acked backends and no
+// refused one.
 func (w *writes) check(ctx context.Context, t *testing.T, f *fleet.Fleet) {
 	t.Helper()
 	for _, n := range running(f) {
 		list, err := n.Client().CurrentBackends(ctx)
-		for err != nil { // an election may be under way
+		for err != nil { // an election may be in progress
 			if sleep(ctx, 20*time.Millisecond) != nil {
 				t.Fatalf("%s cannot tell its backends: %v", n.Name(), err)
 			}
@@ -215,14 +217,14 @@ func (a *absences) end(at time.Duration) {
 	}
 }
 
-// excuse says whether one of the deaths excuses a failure.
+// excuse reports whether one of the deaths excuses a failure.
 func (a *absences) excuse(e replay.Ended) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return slices.ContainsFunc(a.list, func(one *absence) bool { return one.excuse(e) })
 }
 
-// killAll ends routers with SIGKILL, all at the same time, and returns when they are gone.
+// killAll kills routers with SIGKILL concurrently and returns when they have ended.
 func killAll(t *testing.T, nodes ...*fleet.Node) {
 	t.Helper()
 	var wg sync.WaitGroup

@@ -21,7 +21,6 @@ import (
 
 const model = "emulated"
 
-// start starts a fleet that is closed with the test.
 func start(t *testing.T, cfg fleet.Config) *fleet.Fleet {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -50,10 +49,10 @@ func start(t *testing.T, cfg fleet.Config) *fleet.Fleet {
 	return f
 }
 
-// chat sends one request to a base URL over a connection of its own and returns which node answered.
+// chat sends one request over a new connection and returns the node that answered.
 func chat(ctx context.Context, base string) (node string, err error) { return chatFrom(ctx, nil, base) }
 
-// chatFrom does the same over a connection that dial opens.
+// chatFrom is chat over a connection that dial opens.
 func chatFrom(ctx context.Context, dial func(context.Context, string, string) (net.Conn, error), base string) (node string, err error) {
 	body := fmt.Sprintf(`{"model":%q,"messages":[{"role":"user","content":"hello"}],"max_tokens":2}`, model)
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, base+"/v1/chat/completions", strings.NewReader(body))
@@ -73,7 +72,7 @@ func chatFrom(ctx context.Context, dial func(context.Context, string, string) (n
 	return resp.Header.Get("X-Grapevine-Node"), err
 }
 
-// served: clients are answered through balancer, nodes and engine, each in its place.
+// served checks that clients get answers through balancer, nodes and engine.
 func served(t *testing.T, f *fleet.Fleet) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -85,7 +84,7 @@ func served(t *testing.T, f *fleet.Fleet) {
 	}
 }
 
-// awaitPeer waits until a node hears another one, or does not.
+// awaitPeer waits until a node does, or does not, receive another one's gossip.
 func awaitPeer(ctx context.Context, t *testing.T, n *fleet.Node, peer string, heard bool) {
 	t.Helper()
 	for {
@@ -104,10 +103,10 @@ func awaitPeer(ctx context.Context, t *testing.T, n *fleet.Node, peer string, he
 	}
 }
 
-// alive says whether a process that is not this one's zombie has the id.
+// alive reports whether the id belongs to a process other than a zombie of this one.
 func alive(pid int) bool { return syscall.Kill(pid, 0) == nil }
 
-// TestLife starts a fleet, loses a node in each of the ways there are, starts it again, and finds nothing left after Close.
+// A fleet loses a node in every way, starts it again, and leaves nothing after Close.
 func TestLife(t *testing.T) {
 	f := start(t, fleet.Config{Nodes: 2, Engines: 1, Alone: true, Balancer: fleet.BalancerConfig{Interval: 20 * time.Millisecond, Timeout: 10 * time.Second},
 		Settings: map[string]any{"drain_grace": "0s", "drain_close": "0s"}})
@@ -163,7 +162,7 @@ func TestLife(t *testing.T) {
 	leavesNothing(t, f, pids)
 }
 
-// leavesNothing closes a fleet of two nodes and looks for what may be left of it.
+// leavesNothing closes a fleet of two nodes and looks for remains.
 func leavesNothing(t *testing.T, f *fleet.Fleet, pids []int) {
 	t.Helper()
 	dir, n := f.Dir(), f.Node("node-1")
@@ -201,7 +200,7 @@ func restart(ctx context.Context, t *testing.T, n *fleet.Node) {
 	}
 }
 
-// TestUnnoticedDeath: a node that ends although nobody here ended it is told of, with what it logged.
+// Check reports a node that crashed, with its log.
 func TestUnnoticedDeath(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -230,12 +229,12 @@ func TestUnnoticedDeath(t *testing.T) {
 	}
 }
 
-// TestFailedStart: what cannot start says why, in its own words, and leaves nothing.
+// A failed start includes the node's own error and leaves nothing.
 func TestFailedStart(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	path := grapevine(t)
-	t.Setenv("TMPDIR", t.TempDir()) // nobody else's directories come and go there
+	t.Setenv("TMPDIR", t.TempDir()) // other programs create directories in the default one
 	_, err := fleet.Start(ctx, fleet.Config{Binary: path, Nodes: 2, Alone: true, Settings: map[string]any{"strategy": "no-such"}})
 	if err == nil || !strings.Contains(err.Error(), "no-such") || !strings.Contains(err.Error(), "exit status 2") {
 		t.Errorf("%v", err)
@@ -252,7 +251,7 @@ func TestFailedStart(t *testing.T) {
 	}
 }
 
-// TestManyAtOnce: fleets with the same seed, started together, do not get into each other's way.
+// Fleets with the same seed can start together.
 func TestManyAtOnce(t *testing.T) {
 	errs := make(chan error)
 	const fleets = 4
@@ -276,7 +275,7 @@ func TestManyAtOnce(t *testing.T) {
 	}
 }
 
-// TestEngineRestart: an engine that comes back at its address has forgotten everything.
+// An engine that restarts at its address has an empty cache.
 func TestEngineRestart(t *testing.T) {
 	f := start(t, fleet.Config{Nodes: 1, Engines: 1, Alone: true})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

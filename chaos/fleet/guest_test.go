@@ -18,18 +18,18 @@ import (
 	"grapevine/prefixtree"
 )
 
-// guest is a member of a fleet in this process: the real gossip and the real tree, and placements that are made up instead of requests.
-// Safe for concurrent use.
+// guest is a gossip member in this process: real gossip and prefix tree, synthetic placements. Safe
+// for concurrent use.
 type guest struct {
 	fleet  *gossip.Fleet
 	tree   *prefixtree.Tree
 	outbox *prefixtree.Outbox
 	names  engineNames
-	deaf   bool // does not merge what it hears: its own tree is not what is tested
+	deaf   bool // does not merge gossip: its own tree is not under test
 	placed atomic.Int64
 }
 
-// engineNames are the engines of a fleet by their dense ids.
+// engineNames maps dense ids to the engines of a fleet.
 type engineNames []string
 
 func (n engineNames) Key(b prefixtree.Backend) (uint32, bool) {
@@ -48,7 +48,6 @@ func (n engineNames) Backend(key uint32) (prefixtree.Backend, bool) {
 	return 0, false
 }
 
-// guestConfig says how a guest joins.
 type guestConfig struct {
 	name    string
 	addr    string // to listen on
@@ -59,7 +58,7 @@ type guestConfig struct {
 	deaf    bool
 }
 
-// newGuest starts a member that leaves with the test.
+// newGuest starts a member that leaves when the test ends.
 func newGuest(t *testing.T, cfg guestConfig) *guest {
 	t.Helper()
 	hasher, err := prefixtree.NewHasher([]byte(cfg.secret), blockBytes)
@@ -90,7 +89,7 @@ func newGuest(t *testing.T, cfg guestConfig) *guest {
 	return g
 }
 
-// leave takes the guest out of the fleet. Idempotent.
+// leave removes the guest from the fleet. Idempotent.
 func (g *guest) leave(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -100,14 +99,14 @@ func (g *guest) leave(t *testing.T) {
 	}
 }
 
-// preload makes all routers of a fleet with a guest's address know so many placements more, as if they had long been running.
+// preload gives all routers of a fleet the placements of a long run, through one guest.
 func preload(ctx context.Context, t *testing.T, f *fleet.Fleet, placements int) {
 	t.Helper()
 	g := guestsOf(t, f, 1)[0]
 	meet(ctx, t, []*guest{g}, f.Nodes()...)
 	source := newConversations(3, len(g.names))
 	for range placements {
-		for g.outbox.Stats().Pending > 16_000 { // a quarter of its room
+		for g.outbox.Stats().Pending > 16_000 { // a quarter of its capacity
 			if err := sleep(ctx, 10*time.Millisecond); err != nil {
 				t.Fatal(err)
 			}
@@ -127,10 +126,9 @@ func preload(ctx context.Context, t *testing.T, f *fleet.Fleet, placements int) 
 			}
 		}
 	}
-	g.leave(t) // or it would be asked for a snapshot, and has none
+	g.leave(t) // otherwise a joiner would ask it for a snapshot, and it has none
 }
 
-// guestsOf starts so many guests of a fleet of processes.
 func guestsOf(t *testing.T, f *fleet.Fleet, n int) []*guest {
 	t.Helper()
 	out := make([]*guest, n)
@@ -144,7 +142,7 @@ func guestsOf(t *testing.T, f *fleet.Fleet, n int) []*guest {
 	return out
 }
 
-// meet returns when all guests hear each other and the routers, and the routers hear all guests.
+// meet returns when guests and routers receive each other's gossip.
 func meet(ctx context.Context, t *testing.T, guests []*guest, nodes ...*fleet.Node) {
 	t.Helper()
 	want := len(guests) + len(nodes) - 1
@@ -187,15 +185,16 @@ func meet(ctx context.Context, t *testing.T, guests []*guest, nodes ...*fleet.No
 
 func now() prefixtree.Time { return prefixtree.Time(time.Now().UnixMilli()) }
 
-// place records that a prompt was sent to a backend, and tells the others.
+// place records a placement and publishes it.
 func (g *guest) place(b prefixtree.Backend, chain []prefixtree.Hash) {
 	var tr prefixtree.Trail
 	g.outbox.Add(g.tree.RecordNews(b, chain, now(), &tr, nil))
 	g.placed.Add(1)
 }
 
-// conversations makes up placements as the generated workload "medium" has them: first prompts of some 10k tokens with a
-// common prefix of 2k, half of which have a second turn that is a few thousand tokens longer.
+// conversations imitates the placements of the generated workload "medium": first prompts of about
+// 10k tokens with a common prefix of 2k, half followed by a second turn a few thousand tokens
+// longer.
 type conversations struct {
 	rng     *rand.Rand
 	engines int
@@ -213,10 +212,9 @@ func newConversations(seed uint64, engines int) *conversations {
 
 const (
 	sharedBlocks = 2048 * 4 / blockBytes
-	maxOpen      = 4096 // conversations remembered for a second turn
+	maxOpen      = 4096 // conversations kept for a second turn
 )
 
-// next returns the next placement.
 func (c *conversations) next() placement {
 	if len(c.open) > 0 && c.rng.IntN(3) == 0 { // a third of all placements are second turns if half of the first have one
 		i := c.rng.IntN(len(c.open))
@@ -245,7 +243,7 @@ func (c *conversations) extend(chain []prefixtree.Hash, blocks int) []prefixtree
 	return chain
 }
 
-// drive makes placements at so many a second at each of the guests until the returned function is called.
+// drive makes perSecond placements at each guest until the caller calls stop.
 func drive(ctx context.Context, guests []*guest, seed uint64, perSecond float64) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -274,12 +272,12 @@ func drive(ctx context.Context, guests []*guest, seed uint64, perSecond float64)
 	}
 }
 
-// Drain implements gossip.Knowledge, as the methods below do.
+// Drain implements gossip.Knowledge, as do the methods below.
 func (g *guest) Drain(dst []byte, limit int) ([]byte, int) {
 	return g.outbox.Drain(dst, limit, g.names)
 }
 
-// Apply merges another member's news, unless the guest is deaf.
+// Apply merges another member's placements, unless the guest is deaf.
 func (g *guest) Apply(_ string, payload []byte, shift time.Duration) (gossip.Applied, error) {
 	if g.deaf {
 		return gossip.Applied{}, nil
@@ -289,7 +287,8 @@ func (g *guest) Apply(_ string, payload []byte, shift time.Duration) (gossip.App
 	return gossip.Applied{Records: a.Records, News: a.News, Unknown: a.Unknown}, err
 }
 
-// Snapshot yields what the guest knows; a deaf one says nothing, or who joins would have it for a source.
+// Snapshot yields the guest's tree; a deaf guest yields nothing, so that joiners choose another
+// source.
 func (g *guest) Snapshot(limit int, yield func(page []byte, records int) bool) {
 	if !g.deaf {
 		g.tree.Snapshot(now(), g.names, limit, yield)
@@ -309,7 +308,7 @@ func (g *guest) ApplySnapshot(page []byte, shift time.Duration) (gossip.Applied,
 	return g.Apply("", page, shift)
 }
 
-// Loads says that the guest has work on every engine, another amount each time: what busy routers tell.
+// Loads reports changing work on every engine, as busy routers do.
 func (g *guest) Loads(dst []gossip.Load) []gossip.Load {
 	for i := range g.names {
 		key, _ := g.names.Key(prefixtree.Backend(i))
@@ -318,7 +317,7 @@ func (g *guest) Loads(dst []gossip.Load) []gossip.Load {
 	return dst
 }
 
-// PeerLoad is not for guests, nor are the rest.
+// PeerLoad does nothing, as do the methods below.
 func (g *guest) PeerLoad(string, []gossip.Load, bool) {}
 
 // DropPeer does nothing.

@@ -14,7 +14,7 @@ import (
 	"grapevine/node"
 )
 
-// hotEngine computes prompts as fast as two current accelerators, so that this machine can play sixteen of them.
+// hotEngine prefills as fast as two current accelerators, so that this machine can emulate sixteen.
 func hotEngine(cfg *fleet.Config) {
 	cfg.Engines = 16
 	cfg.Engine = engine.ServerConfig{
@@ -33,7 +33,7 @@ func hotTraffic(rate float64, length time.Duration, share float64) *workload.Ses
 	}
 }
 
-// playHot runs requests through the balancer and returns what became of them.
+// playHot plays requests through the balancer.
 func playHot(ctx context.Context, t *testing.T, f *fleet.Fleet, w *workload.Sessions, seed uint64) *replay.Result {
 	t.Helper()
 	src, err := w.Source(workload.Options{Seed: seed})
@@ -53,7 +53,7 @@ func playHot(ctx context.Context, t *testing.T, f *fleet.Fleet, w *workload.Sess
 	return &result
 }
 
-// prefixesAt are the hot prefixes by a router's word, those of 8k tokens alone.
+// prefixesAt returns a router's hot prefixes of 8k tokens.
 func prefixesAt(ctx context.Context, n *fleet.Node) (list []node.PrefixStatus) {
 	var all node.PrefixList
 	if n.Ask(ctx, http.MethodGet, "/prefixes", nil, &all) != nil {
@@ -67,11 +67,11 @@ func prefixesAt(ctx context.Context, n *fleet.Node) (list []node.PrefixStatus) {
 	return list
 }
 
-// hotWatch looks at what the routers say of hot prefixes.
+// hotWatch records the routers' hot prefixes.
 type hotWatch struct {
 	began   time.Time
 	found   time.Duration              // when every router had two; 0 never
-	changes map[string][]time.Duration // of how many backends hold it, by anchor, as the first router has it
+	changes map[string][]time.Duration // times at which a replica set changed size, by anchor, at the first router
 	stop    func()
 }
 
@@ -106,8 +106,8 @@ func watchHot(ctx context.Context, t *testing.T, f *fleet.Fleet) *hotWatch {
 	return w
 }
 
-// TestLiveHotPrefix has half of all requests begin with one of two prefixes. Both get backends of their own, the same at every router, which stay
-// as they are; and are given up when nobody asks for them any more.
+// When half of all requests begin with one of two prefixes, both get a stable replica set, equal at
+// every router, that ends with the demand.
 func TestLiveHotPrefix(t *testing.T) {
 	full := live(t)
 	f := liveFleet(t, hotEngine)
@@ -151,7 +151,7 @@ func TestLiveHotPrefix(t *testing.T) {
 	show("without", playHot(ctx, t, f, hotTraffic(rate, length, 0.5), 3))
 }
 
-// compareSets holds all routers to name the same backends for the same prefixes.
+// compareSets checks that all routers report equal replica sets.
 func compareSets(ctx context.Context, t *testing.T, f *fleet.Fleet) {
 	t.Helper()
 	want := prefixesAt(ctx, f.Nodes()[0])

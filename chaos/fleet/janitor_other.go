@@ -2,7 +2,7 @@
 
 package fleet
 
-// janitor removes nothing where there is no shell; the directory of a process that was killed stays.
+// janitor does nothing where there is no shell: a killed process leaves its directory.
 type janitor struct{}
 
 func newJanitor(string) (*janitor, error) { return &janitor{}, nil }

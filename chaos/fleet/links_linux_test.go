@@ -19,16 +19,16 @@ import (
 )
 
 const (
-	// patience is for what must happen; what goes on for that long will not.
+	// patience bounds what must happen.
 	patience = 20 * time.Second
-	// enough is for what must not happen: a thousand times what it would take.
+	// enough is how long a test waits for what must not happen: a thousand times the usual time.
 	enough = 300 * time.Millisecond
 )
 
-// testPort is where tests listen on a node's address: none of its services does.
+// testPort is a port of a node's address that no service uses.
 const testPort = "19000"
 
-// need skips a test where a fault cannot be done.
+// need skips a test where a fault is unavailable.
 func need(t *testing.T, faults ...string) {
 	t.Helper()
 	for _, fault := range faults {
@@ -52,7 +52,7 @@ func setLink(t *testing.T, f *fleet.Fleet, from, to string, l fleet.Link) {
 	}
 }
 
-// within opens what f opens in a node's network.
+// within runs f in a node's network.
 func within[T any](t *testing.T, n *fleet.Node, f func() (T, error)) (v T) {
 	t.Helper()
 	err := n.InNetwork(func() (err error) {
@@ -93,7 +93,6 @@ func connect(t *testing.T, a, b *fleet.Node) (from, to net.Conn) {
 	return from, to
 }
 
-// roundTrip is how long a byte takes there and back.
 func roundTrip(t *testing.T, from, to net.Conn) time.Duration {
 	t.Helper()
 	began := time.Now()
@@ -108,18 +107,18 @@ func roundTrip(t *testing.T, from, to net.Conn) time.Duration {
 	return time.Since(began)
 }
 
-// datagrams sends numbered datagrams from a to b, and returns the numbers in the order of their arrival.
+// datagrams sends numbered datagrams from a to b and returns the numbers in order of arrival.
 func datagrams(t *testing.T, a, b *fleet.Node, count int) (arrived []int) {
 	t.Helper()
 	in := within(t, b, func() (net.PacketConn, error) { return net.ListenPacket("udp4", hostOf(t, b)) })
 	defer func() { _ = in.Close() }()
-	_ = in.(*net.UDPConn).SetReadBuffer(4 << 20) // the kernel may give less, which holds these, too
+	_ = in.(*net.UDPConn).SetReadBuffer(4 << 20) // the kernel may grant less, which still suffices
 	out := within(t, a, func() (net.Conn, error) { return net.Dial("udp4", hostOf(t, b)) })
 	defer func() { _ = out.Close() }()
 	ended, stop := make(chan struct{}), context.WithoutCancel(t.Context())
 	stop, cancel := context.WithTimeout(stop, patience)
 	defer cancel()
-	const last = 1 << 30 // stands for the end
+	const last = 1 << 30 // marks the end
 	send := func(i int) {
 		if _, err := out.Write(strconv.AppendInt(nil, int64(i), 10)); err != nil {
 			t.Error(err)
@@ -130,7 +129,8 @@ func datagrams(t *testing.T, a, b *fleet.Node, count int) (arrived []int) {
 		for i := range count {
 			send(i)
 		}
-		// Links keep the order of what they do not hold back on purpose, and that for 10 ms only.
+		// Links keep the order of packets that they do not delay on purpose, and delay others for
+		// 10 ms only.
 		for tick := time.NewTicker(50 * time.Millisecond); stop.Err() == nil; {
 			select {
 			case <-stop.Done():
@@ -158,7 +158,7 @@ func datagrams(t *testing.T, a, b *fleet.Node, count int) (arrived []int) {
 	}
 }
 
-// queueOf returns how many packets the interface of the calling thread's network holds.
+// queueOf returns how many packets the interface of the calling thread's network can hold.
 func queueOf() (int, error) {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -175,20 +175,20 @@ func queueOf() (int, error) {
 	return int(req.Uint32()), nil
 }
 
-// TestLinks measures each thing that a link can do, through real sockets.
+// Every fault of a link is measurable through real sockets.
 func TestLinks(t *testing.T) {
 	need(t, fleet.FaultLinks)
 	if !isolated(t, false) {
 		return
 	}
 	f, a, b := switched(t)
-	const count = 200 // fit into any socket's buffer, doubled
+	const count = 200 // fits into any socket's buffer, even doubled
 
 	t.Run("nothing", func(t *testing.T) {
 		if got := datagrams(t, a, b, count); len(got) != count {
 			t.Errorf("%d of %d datagrams arrived over a whole link", len(got), count)
 		}
-		// Nor does the kernel lose what comes while the switch gets no processor.
+		// The kernel must not lose packets while the switch waits for a processor.
 		if n := within(t, a, queueOf); n < 10_000 {
 			t.Errorf("%d packets can wait for the switch", n)
 		}
@@ -268,7 +268,7 @@ func heal(t *testing.T, f *fleet.Fleet) {
 	}
 }
 
-// TestOneWay: what one side sends is lost, what the other sends arrives, and a connection survives that.
+// With one direction cut, the other still delivers, and a connection survives.
 func TestOneWay(t *testing.T) {
 	need(t, fleet.FaultLinks)
 	if !isolated(t, false) {
@@ -315,7 +315,8 @@ func isTimeout(err error) bool {
 	return errors.As(err, &n) && n.Timeout()
 }
 
-// TestReset: every connection between two members gets a reset at both ends, whatever it was doing; others go on.
+// A reset reaches both ends of every connection between two members, in any state, and no other
+// connection.
 func TestReset(t *testing.T) {
 	need(t, fleet.FaultLinks)
 	if !isolated(t, false) {
@@ -341,7 +342,7 @@ func TestReset(t *testing.T) {
 			}
 		}()
 	}
-	// Node-0 asks the engine over connections of its own; they stay.
+	// Node-0's own connections to the engine must stay.
 	other, err := net.DialTimeout("tcp", b.AdminAddr(), patience)
 	if err != nil {
 		t.Fatal(err)
@@ -353,7 +354,7 @@ func TestReset(t *testing.T) {
 	for what, c := range ends {
 		_, err := io.Copy(io.Discard, c)
 		if ended := writers[what]; ended != nil {
-			err = errors.Join(err, <-ended) // the kernel tells one of them, the other sees an end
+			err = errors.Join(err, <-ended) // the kernel reports the reset at one of them only; the other sees an end
 		}
 		if !errors.Is(err, syscall.ECONNRESET) {
 			t.Errorf("the end %s: %v, want a reset", what, err)
@@ -367,11 +368,11 @@ func TestReset(t *testing.T) {
 		t.Errorf("a connection from elsewhere: %q, %v", text, err)
 	}
 	from, to = connect(t, a, b)
-	roundTrip(t, from, to) // new ones are not touched
+	roundTrip(t, from, to) // new connections work
 	served(t, f)
 }
 
-// waitWithoutThreads: connections from a place to somebody who does not answer take sockets, but no threads.
+// Connections from a place that get no answer hold sockets, but no threads.
 func waitWithoutThreads(t *testing.T, f *fleet.Fleet) {
 	t.Helper()
 	const count = 400
@@ -394,7 +395,7 @@ func waitWithoutThreads(t *testing.T, f *fleet.Fleet) {
 		})
 	}
 	for list("/proc/self/fd") < count && ctx.Err() == nil { // nearly all of them
-		_ = sleep(ctx, 5*time.Millisecond) // its end is the loop's
+		_ = sleep(ctx, 5*time.Millisecond) // the loop checks ctx
 	}
 	if ctx.Err() != nil {
 		t.Errorf("%d descriptors with %d connections to wait for", list("/proc/self/fd"), count)
@@ -406,8 +407,8 @@ func waitWithoutThreads(t *testing.T, f *fleet.Fleet) {
 	dials.Wait()
 }
 
-// TestPlaces: clients, balancer and engines are behind links of their own, in a fleet that gossips and agrees, and what the harness
-// asks of nodes is behind none.
+// Clients, balancer and engines have links of their own in a fleet that gossips and agrees; the
+// harness's own requests pass no link.
 func TestPlaces(t *testing.T) {
 	need(t, fleet.FaultLinks)
 	if !isolated(t, false) {
@@ -456,7 +457,7 @@ func TestPlaces(t *testing.T) {
 	if err := f.Partition([]string{"node-0"}, []string{"node-1", "node-2"}); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.ResetLink("node-0", "node-1"); err != nil { // or it takes ten seconds of silence
+	if err := f.ResetLink("node-0", "node-1"); err != nil { // otherwise detection takes ten seconds of silence
 		t.Fatal(err)
 	}
 	awaitPeer(ctx, t, f.Node("node-1"), "node-0", false)

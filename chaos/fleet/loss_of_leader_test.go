@@ -19,8 +19,8 @@ import (
 	"grapevine/raftstore"
 )
 
-// TestLiveLeader kills the router that leads the group, under traffic, several times over. Another one leads within a second, every router that is left
-// takes writes, none of their requests fails, and they spend no more time on one than before.
+// After the leader is killed under traffic, another leads within a second, every survivor accepts
+// writes, no request fails, and routers spend no more time per request than before.
 func TestLiveLeader(t *testing.T) {
 	full := live(t)
 	voters := whenFull(full, 5, 3)
@@ -72,17 +72,18 @@ func TestLiveLeader(t *testing.T) {
 	compare(t, full, before, after)
 }
 
-// compare holds the routers to have spent no more time on a request after a loss than before it.
+// compare checks that routers spend no more time on a request after a loss than before.
 func compare(t *testing.T, full bool, before, after *calm) {
 	t.Helper()
 	for _, q := range []float64{0.5, 0.99} {
 		is := func(c *calm) float64 { return 1e6 * c.overhead.quantile(q) }
 		name := fmt.Sprintf("p%g of the survivors' overhead", 100*q)
 		shown(t, name+", before", is(before), fmt.Sprintf("us (of %g)", before.overhead[math.Inf(1)]))
-		if !full { // too few requests, on a machine that is too busy
+		if !full { // too few requests on a busy machine
 			shown(t, name+", after", is(after), fmt.Sprintf("us (of %g)", after.overhead[math.Inf(1)]))
 		} else {
-			// Their histogram's buckets are a factor of two wide, and another program on this machine costs milliseconds.
+			// Histogram buckets are a factor of two wide, and another program on this machine costs
+			// milliseconds.
 			atMost(t, name+", after", is(after), 2*is(before)+whenFull(q < 0.9, 100.0, 5000), "us")
 		}
 		shown(t, fmt.Sprintf("p%g of their first tokens, before", 100*q), 1e3*quantile(before.first, q).Seconds(), "ms")
@@ -90,15 +91,15 @@ func compare(t *testing.T, full bool, before, after *calm) {
 	}
 }
 
-// lossOfLeader is how a group did without its leader, from the moment of the kill.
+// lossOfLeader is how a group fared without its leader, from the moment of the kill.
 type lossOfLeader struct {
-	elected time.Duration   // until the first router said that it leads
-	known   time.Duration   // until the last one knew of it
-	took    []time.Duration // until a write, sent through every one of them, was confirmed
-	failed  int             // attempts of them that failed
+	elected time.Duration   // until the first router reported itself as leader
+	known   time.Duration   // until the last router knew the leader
+	took    []time.Duration // until a write through each router was confirmed
+	failed  int             // failed attempts of those writes
 }
 
-// leaderNow returns who leads, and what it says of itself.
+// leaderNow returns the leader and its raft status.
 func leaderNow(ctx context.Context, t *testing.T, f *fleet.Fleet, voters int) (*fleet.Node, *node.RaftStatus) {
 	t.Helper()
 	for {
@@ -109,7 +110,8 @@ func leaderNow(ctx context.Context, t *testing.T, f *fleet.Fleet, voters int) (*
 	}
 }
 
-// loseLeader kills the leader and returns when every survivor knows another one, and has taken a write.
+// loseLeader kills the leader and returns when every survivor knows a new one and has accepted a
+// write.
 func loseLeader(ctx context.Context, t *testing.T, leader *fleet.Node, led *node.RaftStatus, survivors []*fleet.Node, w *writes) (loss lossOfLeader) {
 	t.Helper()
 	var (
@@ -117,9 +119,9 @@ func loseLeader(ctx context.Context, t *testing.T, leader *fleet.Node, led *node
 		wg sync.WaitGroup
 	)
 	loss.elected = math.MaxInt64
-	killed := time.Now() // before it happens: the count is against the group
+	killed := time.Now() // taken before the kill, so that errors count against the group
 	for _, n := range survivors {
-		every := 100 * time.Millisecond // asking is work, and could disturb what is measured
+		every := 100 * time.Millisecond // polling is work, and could disturb the measurement
 		if slices.ContainsFunc(led.Servers, func(s raftstore.ServerStatus) bool { return s.Voter && s.Name == n.Name() }) {
 			every = 10 * time.Millisecond
 		}
@@ -131,7 +133,7 @@ func loseLeader(ctx context.Context, t *testing.T, leader *fleet.Node, led *node
 			took := time.Since(killed)
 			mu.Lock()
 			defer mu.Unlock()
-			// The first to know is who leads.
+			// The leader itself knows first.
 			loss.elected, loss.known = min(loss.elected, took), max(loss.known, took)
 		})
 	}
@@ -153,7 +155,7 @@ func loseLeader(ctx context.Context, t *testing.T, leader *fleet.Node, led *node
 	return loss
 }
 
-// newLeader asks a router until it says that it leads, or knows who does, in place of the one that was killed.
+// newLeader polls a router until it leads or names a leader other than the killed one.
 func newLeader(ctx context.Context, n *fleet.Node, led *node.RaftStatus, every time.Duration) error {
 	for {
 		st, err := n.Raft(ctx)
@@ -166,13 +168,13 @@ func newLeader(ctx context.Context, n *fleet.Node, led *node.RaftStatus, every t
 	}
 }
 
-// calm is what routers spent on requests, and how long first tokens took from when the client had sent the request, over some windows of time.
+// calm collects, over some windows of time, the routers' time per request and the time to first
+// token since the client sent the request.
 type calm struct {
 	overhead histogram
 	first    []time.Duration
 }
 
-// windowStart is where a window begins.
 type windowStart struct {
 	at       time.Duration        // of the traffic
 	overhead map[string]histogram // by router
@@ -188,7 +190,7 @@ func beginWindow(ctx context.Context, t *testing.T, load *traffic, nodes []*flee
 	return s
 }
 
-// add ends a window of some of the routers that it began with.
+// add ends a window for those of its routers that are in nodes.
 func (c *calm) add(ctx context.Context, t *testing.T, load *traffic, nodes []*fleet.Node, s windowStart) {
 	t.Helper()
 	if c.overhead == nil {
@@ -210,10 +212,10 @@ func (c *calm) add(ctx context.Context, t *testing.T, load *traffic, nodes []*fl
 	}
 }
 
-// histogram are counts of what was at most so many seconds.
+// histogram maps an upper bound in seconds to the count at or below it.
 type histogram map[float64]float64
 
-// overheadOf is a router's own time on each request since it started.
+// overheadOf returns a router's own time per request since it started.
 func overheadOf(ctx context.Context, t *testing.T, n *fleet.Node) histogram {
 	t.Helper()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+n.AdminAddr()+"/metrics", nil)
@@ -248,7 +250,8 @@ func overheadOf(ctx context.Context, t *testing.T, n *fleet.Node) histogram {
 	return h
 }
 
-// quantile is the q-quantile in seconds, by interpolation in its bucket; the highest bound if it lies beyond, NaN of nothing.
+// quantile is the q-quantile in seconds, interpolated within its bucket: the highest finite bound
+// if it lies above, NaN if empty.
 func (h histogram) quantile(q float64) float64 {
 	rank := q * h[math.Inf(1)]
 	if rank == 0 {
@@ -267,7 +270,7 @@ func (h histogram) quantile(q float64) float64 {
 	return low
 }
 
-// TestHistogramQuantile: a quantile lies in the bucket of its rank.
+// A quantile lies in the bucket of its rank.
 func TestHistogramQuantile(t *testing.T) {
 	h := histogram{1: 10, 2: 30, 4: 100, math.Inf(1): 200}
 	for q, want := range map[float64]float64{0.05: 1, 0.1: 1.5, 0.15: 2, 0.5: 4, 0.75: 4} {

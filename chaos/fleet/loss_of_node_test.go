@@ -13,8 +13,8 @@ import (
 	"grapevine/node"
 )
 
-// TestLiveKill loses one router of eight to SIGKILL under traffic, and starts it again. The others go on as well as before, none of
-// their requests fails, and the one that comes back asks for traffic when it knows what they know and not before.
+// When one router of eight is killed and restarted under traffic, the others perform as before,
+// none of their requests fails, and the restarted one is ready only once it has their knowledge.
 func TestLiveKill(t *testing.T) {
 	full := live(t)
 	f := liveFleet(t, func(cfg *fleet.Config) {
@@ -46,7 +46,7 @@ func TestLiveKill(t *testing.T) {
 	dead.end(load.now())
 	peers := knownProbes(ctx, t, f.Node("node-0"), probes)
 	cameBack := comeBack(ctx, t, victim)
-	// It first: what the others learn meanwhile counts against it.
+	// The victim first, so that what the others learn meanwhile counts against it.
 	facts := factsOf(ctx, t, victim)
 	allFacts := factsOf(ctx, t, f.Node("node-0"))
 	back := knownProbes(ctx, t, victim, probes)
@@ -65,7 +65,7 @@ func TestLiveKill(t *testing.T) {
 	shown(t, "answers cut on the killed router", float64(load.result.Cut), "")
 	shown(t, "repeated connections", float64(load.result.Live.Retried), "")
 	shown(t, "hits of what was possible, before", 100*before, "%")
-	point := whenFull(full, 1.0, 10) // few requests tell little
+	point := whenFull(full, 1.0, 10) // few requests make the figure noisy
 	atLeast(t, "hits at the survivors, while down", 100*down, 100*before-point, "%")
 	atLeast(t, "hits of all, after the restart", 100*again, 100*before-point, "%")
 	shown(t, "known blocks of probes at a survivor", float64(peers), "")
@@ -95,8 +95,9 @@ func (a *absence) end(at time.Duration) {
 	a.mu.Unlock()
 }
 
-// excuse says whether a failure is an answer that had begun at the router, as its name in it shows, and broke off when that died: a
-// while after the absence began, as a process goes on until the kill reaches it.
+// excuse reports whether a failed answer had begun at this router, by the name in its header, and
+// broke off at the death. That may be a while after the absence began, because the process runs
+// until the kill reaches it.
 func (a *absence) excuse(e replay.Ended) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -104,7 +105,8 @@ func (a *absence) excuse(e replay.Ended) bool {
 	return broken && e.Node == a.node && a.from > 0 && e.End >= a.from && (a.to == 0 || e.End < a.to)
 }
 
-// placeProbes starts conversations at random engines, through random routers, and returns when all routers know all of them.
+// placeProbes starts conversations at random engines, through random routers, and returns when all
+// routers know all of them.
 func placeProbes(ctx context.Context, t *testing.T, f *fleet.Fleet, count int) []*conversation {
 	t.Helper()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
@@ -135,7 +137,7 @@ func placeProbes(ctx context.Context, t *testing.T, f *fleet.Fleet, count int) [
 	return probes
 }
 
-// knownProbes is how many blocks of the probes a router believes where they are.
+// knownProbes is how many blocks of the probes a router locates correctly.
 func knownProbes(ctx context.Context, t *testing.T, n *fleet.Node, probes []*conversation) (blocks int) {
 	t.Helper()
 	for _, c := range probes {
@@ -148,7 +150,7 @@ func knownProbes(ctx context.Context, t *testing.T, n *fleet.Node, probes []*con
 	return blocks
 }
 
-// comeBack starts a router and returns when it asks for traffic, and how long that took.
+// comeBack starts a router and returns how long it took to become ready.
 func comeBack(ctx context.Context, t *testing.T, n *fleet.Node) time.Duration {
 	t.Helper()
 	begun := time.Now()

@@ -10,8 +10,8 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// TestLivePartition cuts a fleet of eight into halves under traffic and joins it again. Both halves serve all the time; soon after, all
-// have the same knowledge of the time in which they were apart.
+// Both halves of a partitioned fleet of eight serve traffic, and soon after the partition all
+// routers have equal knowledge of that time.
 func TestLivePartition(t *testing.T) {
 	full := live(t)
 	if !isolated(t, true) {
@@ -71,8 +71,8 @@ func TestLivePartition(t *testing.T) {
 	atMost(t, "trees hold the same after the last request", same.Seconds(), whenFull(full, 5.0, 30), "s")
 }
 
-// positions returns how many batches each router has published, and by router how many of every other one it has applied
-// without a gap, plus one each.
+// positions returns how many batches each router has published and, by router, how many of every
+// peer's it has applied without a gap, plus one each.
 func positions(ctx context.Context, t *testing.T, nodes []*fleet.Node) (published map[string]uint64, applied map[string]map[string]uint64) {
 	t.Helper()
 	published, applied = make(map[string]uint64), make(map[string]map[string]uint64)
@@ -92,7 +92,7 @@ func positions(ctx context.Context, t *testing.T, nodes []*fleet.Node) (publishe
 	return published, applied
 }
 
-// awaitApplied returns how long after a moment every router has applied what the others had published.
+// awaitApplied returns how long after from every router has applied its peers' published batches.
 func awaitApplied(ctx context.Context, t *testing.T, f *fleet.Fleet, published map[string]uint64, from time.Time) time.Duration {
 	t.Helper()
 	for {
@@ -117,7 +117,7 @@ func awaitApplied(ctx context.Context, t *testing.T, f *fleet.Fleet, published m
 	}
 }
 
-// awaitSameFacts returns how long it takes until all trees hold the same facts, to the last.
+// awaitSameFacts returns how long it takes until all trees hold the same facts.
 func awaitSameFacts(ctx context.Context, t *testing.T, f *fleet.Fleet) time.Duration {
 	t.Helper()
 	for began := time.Now(); ; {
