@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// chapters plays a run of 300 s, with everything in it that evident has three times over and some of it wrong, and folds it at the given moments.
+// chapters plays a run of 300 s, with the events of evident three times and some violations, and
+// folds it at the given moments.
 func chapters(t *testing.T, keep string, moments ...time.Duration) *evidence {
 	t.Helper()
 	base := evidence{engines: names("engine", 2), nodes: names("node", 3), struck: 12 * sec, calm: 4 * sec, limit: 10 * sec, width: 2 * sec}
@@ -36,9 +37,9 @@ func chapters(t *testing.T, keep string, moments ...time.Duration) *evidence {
 			if i == 1507 {
 				v.ended = a.End + 2*sec // too late
 			}
-		case i%700 == 1: // 1, 701, 1401, 2101, 2801: on nodes 1, 2, 0, 1, 2; none of them at an excused time
+		case i%700 == 1: // 1, 701, 1401, 2101, 2801: on nodes 1, 2, 0, 1, 2; none at an excused time
 			a.Outcome, a.Detail, v.departed = Broken, "reset", true
-		case i == 520: // on node-1, while it was killed
+		case i == 520: // on node-1, while it was down
 			a.Outcome, a.Detail, v.departed = Broken, "reset", true
 		case i == 1200: // to an engine that its node had removed
 			a.Backend, v.engine = "engine-1", "engine-1"
@@ -73,7 +74,7 @@ func chapters(t *testing.T, keep string, moments ...time.Duration) *evidence {
 	return &e
 }
 
-// TestFoldedRunsSayTheSame: a run that was folded on the way says what one says that was judged at its end.
+// A run that was folded on the way has the verdicts of one judged at its end.
 func TestFoldedRunsSayTheSame(t *testing.T) {
 	dir := t.TempDir()
 	whole := chapters(t, "")
@@ -111,7 +112,7 @@ func TestFoldedRunsSayTheSame(t *testing.T) {
 	}
 }
 
-// TestViolationsAreBounded: however many there are, a few are told and all are counted.
+// A few violations are reported in full and all are counted.
 func TestViolationsAreBounded(t *testing.T) {
 	var f, g finding
 	for range 3 * maxCases {
@@ -131,7 +132,7 @@ func TestSlices(t *testing.T) {
 	}
 }
 
-// TestGrowth: a process that lives long is held to stay as it was; the growth of its first quarter, bursts and short lives are passed over.
+// A long-lived process must not grow; its first quarter, bursts and short lives do not count.
 func TestGrowth(t *testing.T) {
 	for _, c := range []struct {
 		what  string
@@ -166,7 +167,7 @@ func TestGrowth(t *testing.T) {
 	}
 }
 
-// TestEnduranceSparesOne: the first node is never ended, so that its process is as old as the run.
+// The first node never ends, so that its process is as old as the run.
 func TestEnduranceSparesOne(t *testing.T) {
 	for seed := range uint64(500) {
 		s, err := Sample("endurance", seed)
@@ -181,7 +182,7 @@ func TestEnduranceSparesOne(t *testing.T) {
 	}
 }
 
-// TestLongPictures: hundreds of events share rows by their kind, and the page stays small.
+// Hundreds of events share rows by kind, and the page stays small.
 func TestLongPictures(t *testing.T) {
 	r := &Report{Scenario: "endurance", SliceS: 3}
 	for i := range 1200 {

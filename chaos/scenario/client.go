@@ -14,7 +14,8 @@ import (
 	"time"
 )
 
-// departure is when a client leaves on purpose: so long after it sent, or when so many bytes of the reply have come, whatever is first.
+// departure is when a client leaves on purpose: a time after sending, or a number of reply bytes,
+// whichever is first.
 type departure struct {
 	after time.Duration // 0: not by time
 	bytes int           // negative: not by bytes
@@ -22,11 +23,11 @@ type departure struct {
 
 var stays = departure{bytes: -1}
 
-// patience is how long a client waits for the end of an answer. It is longer than any fault and any timeout of a router here, so that what
-// runs into it has no end.
+// patience is how long a client waits for the end of an answer: longer than any fault or router
+// timeout here, so that reaching it means there is no end.
 const patience = 40 * time.Second
 
-// maxBody bounds what is read of an answer that is not a stream, maxEvent a line of one that is.
+// maxBody bounds an answer that is not a stream, maxEvent a line of a stream.
 const (
 	maxBody  = 1 << 20
 	maxEvent = 1 << 20
@@ -37,7 +38,7 @@ var (
 	errPatience = errors.New("the client's patience ended")
 )
 
-// exchange sends one attempt and takes what comes, up to the end that it records.
+// exchange sends one attempt and compares the answer as it arrives.
 type exchange struct {
 	l     *ledger
 	a     *Attempt
@@ -45,10 +46,11 @@ type exchange struct {
 	leave context.CancelCauseFunc
 	by    departure
 	got   []byte // of the reply
-	ended bool   // the answer's own end has come
+	ended bool   // the answer's end mark has come
 }
 
-// send makes one attempt. All but the identity of a is filled in. What is read of the reply is compared as it comes. The caller hands it to the ledger.
+// send makes one attempt and fills in all of a but its identity. It compares the reply as it
+// arrives. The caller adds a to the ledger.
 func send(ctx context.Context, client *http.Client, l *ledger, url string, a *Attempt, p *payload, by departure) {
 	a.Head, a.First, a.Prompt, a.Cached, a.Output, a.Want = -1, -1, -1, -1, -1, len(p.want)
 	ctx, leave := context.WithCancelCause(ctx)
@@ -99,7 +101,7 @@ func (x *exchange) run(ctx context.Context, client *http.Client, url string) err
 	return x.events(resp.Body)
 }
 
-// protocolError is an answer that came in order and is not what it should be, or an error that is an answer.
+// protocolError is an answer with wrong content, or an error answer.
 type protocolError struct {
 	as   Outcome
 	text string
@@ -107,7 +109,7 @@ type protocolError struct {
 
 func (e *protocolError) Error() string { return e.text }
 
-// conclude names what the attempt has ended in.
+// conclude sets the attempt's outcome.
 func (x *exchange) conclude(cause, err error) {
 	a := x.a
 	var own *protocolError
@@ -153,7 +155,6 @@ func (x *exchange) refusal(body io.Reader) error {
 	return &protocolError{Refused, e.Error.Message}
 }
 
-// usage is what an answer says of tokens.
 type usage struct {
 	PromptTokens     int `json:"prompt_tokens"`
 	CompletionTokens int `json:"completion_tokens"`
@@ -162,7 +163,7 @@ type usage struct {
 	} `json:"prompt_tokens_details"`
 }
 
-// answer is a chunk of a stream, or an answer as a whole, of chats and completions.
+// answer is a stream chunk or a whole answer, of chats and completions.
 type answer struct {
 	envelope
 	Choices []struct {
@@ -173,7 +174,7 @@ type answer struct {
 	Usage *usage `json:"usage"`
 }
 
-// take compares the text of a chunk with what must come next.
+// take compares the text of a chunk with the expected next bytes.
 func (x *exchange) take(c *answer) error {
 	for i := range c.Choices {
 		text := c.Choices[i].Text
@@ -229,11 +230,12 @@ func (x *exchange) whole(body io.Reader) error {
 	return x.take(&c)
 }
 
-// events reads server-sent events to the end of the body: nothing may come after the end mark.
+// events reads server-sent events to the end of the body: only the end of the body may follow the
+// end mark.
 func (x *exchange) events(body io.Reader) error {
 	lines := bufio.NewScanner(body)
 	lines.Buffer(make([]byte, 0, 4<<10), maxEvent)
-	var failed error // an error event, behind which nothing but the end mark may come
+	var failed error // an error event; only the end mark may follow it
 	for lines.Scan() {
 		data, ok := bytes.CutPrefix(lines.Bytes(), []byte("data:"))
 		if !ok {

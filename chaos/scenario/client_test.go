@@ -16,11 +16,10 @@ import (
 	"grapevine/chaos/engine"
 )
 
-// server answers every request as it is told to.
 func server(t *testing.T, answer func(w http.ResponseWriter, r *http.Request)) (url string, client *http.Client) {
 	t.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body) // so that a client that leaves is noticed
+		_, _ = io.Copy(io.Discard, r.Body) // so that the server notices a client that leaves
 		w.Header().Set("X-Request-Id", r.Header.Get("X-Request-Id"))
 		w.Header().Set("X-Grapevine-Node", "node-1")
 		w.Header().Set("X-Grapevine-Backend", "engine-1")
@@ -51,7 +50,7 @@ func hangUp(w http.ResponseWriter) {
 	}
 }
 
-// TestOutcomes: each way in which an answer can end has its name, and only a whole one is complete.
+// Each way in which an answer can end has its outcome, and only a whole one is complete.
 func TestOutcomes(t *testing.T) {
 	stream := func(parts ...string) func(http.ResponseWriter, *http.Request) {
 		return func(w http.ResponseWriter, _ *http.Request) {
@@ -123,7 +122,7 @@ func TestOutcomes(t *testing.T) {
 	}
 }
 
-// TestDepartures: a client leaves when it is to, and the server is told.
+// A client leaves at its departure, and the server notices.
 func TestDepartures(t *testing.T) {
 	gone := make(chan struct{}, 2)
 	url, client := server(t, func(w http.ResponseWriter, r *http.Request) {
@@ -147,7 +146,7 @@ func TestDepartures(t *testing.T) {
 	}
 }
 
-// TestConversations: what is sent and what must come follow from the seed, prompts grow by what was said, and no two are alike.
+// Requests and replies follow from the seed, prompts grow by the replies, and no two are alike.
 func TestConversations(t *testing.T) {
 	texts := make(map[string]bool)
 	play := func(seed uint64) (bodies []string) {
@@ -180,7 +179,7 @@ func TestConversations(t *testing.T) {
 	}
 }
 
-// TestTrafficTriesAgain: as the official clients do, what failed before an answer began is sent again, under an id of its own; and what had
+// A request that failed before its answer began is retried under a new id; one whose answer had
 // begun is not.
 func TestTrafficTriesAgain(t *testing.T) {
 	calls := make(chan string, 100)
@@ -223,7 +222,7 @@ func TestTrafficTriesAgain(t *testing.T) {
 	}
 }
 
-// TestFloodsEndTheirRequests: a request that failed just before the end of a flood is tried again as any other.
+// A request that fails just before the end of a flood is retried as any other.
 func TestFloodsEndTheirRequests(t *testing.T) {
 	flooding, stop := context.WithCancel(t.Context())
 	url, _ := server(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -253,7 +252,7 @@ func TestFloodsEndTheirRequests(t *testing.T) {
 	}
 }
 
-// TestTrafficEndsByItself: when no conversation is begun any more, what is under way ends as it would have.
+// After the last new conversation, running requests end normally.
 func TestTrafficEndsByItself(t *testing.T) {
 	began, goOn := make(chan struct{}, 100), make(chan struct{})
 	url, _ := server(t, func(w http.ResponseWriter, _ *http.Request) {

@@ -7,11 +7,11 @@ import (
 	"time"
 )
 
-// dice makes a schedule: what is drawn follows from the seed, and from nothing else but the size of the fleet and the length of the run.
+// dice draws a schedule from the seed, the size of the fleet and the length of the run alone.
 type dice struct {
 	*rand.Rand
 	nodes, engines []string
-	from, to       time.Duration // in which events begin and end
+	from, to       time.Duration // bounds of the events
 }
 
 func newDice(seed uint64, nodes, engines int, length time.Duration) *dice {
@@ -30,17 +30,18 @@ func (d *dice) some(list []string, n int) []string {
 func (d *dice) node() string   { return d.nodes[d.IntN(len(d.nodes))] }
 func (d *dice) engine() string { return d.engines[d.IntN(len(d.engines))] }
 
-// part is the i-th of n equal parts of the time for events, each begun up to a tenth of it later and ended as much before.
+// part is the i-th of n equal parts of the time for events, with begin and end each moved inwards
+// by up to a tenth.
 func (d *dice) part(i, n int) (at, length time.Duration) {
 	whole := (d.to - d.from) / time.Duration(n)
 	jitter := time.Duration(d.Int64N(int64(whole / 10)))
 	return round(d.from + time.Duration(i)*whole + jitter), round(whole - whole/10 - jitter)
 }
 
-// round is to tenths of a second, so that schedules can be read.
+// round truncates to tenths of a second, for readable schedules.
 func round(d time.Duration) time.Duration { return d.Truncate(100 * time.Millisecond) }
 
-// event makes one from a line without its times, which the scenarios write as constants: a mistake in it is a mistake of the program.
+// event makes one from a constant line without its times; it panics if the line is invalid.
 func event(at, length time.Duration, format string, args ...any) Event {
 	line := fmt.Sprintf("%v %s", at, fmt.Sprintf(format, args...))
 	if length > 0 {

@@ -14,8 +14,8 @@ import (
 
 const sec = time.Second
 
-// evident is a run of 30 s with three nodes and two engines in which node-1 was killed from 12 to 17 s, and nothing was wrong: each promise was
-// exercised and held.
+// evident is a faultless run of 30 s with three nodes and two engines in which node-1 was down from
+// 12 to 17 s: each promise was exercised and held.
 func evident() *evidence {
 	e := &evidence{
 		nodes: names("node", 3), engines: names("engine", 2), visits: make(map[string][]visit), seen: make(map[string]*seen),
@@ -84,7 +84,7 @@ func TestNothingWrong(t *testing.T) {
 	}
 }
 
-// TestEveryPromiseCanBreak: for each promise, things that break it, and that break no other unless they must.
+// For each promise, evidence that breaks it, and no other promise unless unavoidable.
 func TestEveryPromiseCanBreak(t *testing.T) {
 	last := func(e *evidence) *Attempt { return e.attempts[len(e.attempts)-1] }
 	set := func(o Outcome) func(*evidence) {
@@ -149,7 +149,7 @@ func TestEveryPromiseCanBreak(t *testing.T) {
 		{"trees that agree too late", func(e *evidence) { e.quiet.converged = convergeBound + 1 }, []string{"trees-converge"}},
 		{"fewer hits after a loss", func(e *evidence) {
 			e.marks[0].Ending, e.marks[0].Over = 19*sec, 19*sec
-			for i, a := range e.attempts[140:220] { // enough turns to tell
+			for i, a := range e.attempts[140:220] { // enough turns for a verdict
 				a.Cached, a.Sent = 500, 14*sec+time.Duration(i)*sec/30
 			}
 		}, []string{"hit-rate-recovers"}},
@@ -195,7 +195,7 @@ func TestEveryPromiseCanBreak(t *testing.T) {
 	}
 }
 
-// TestExcuses: what a fault explains is no violation, and only that.
+// A fault excuses its own effects and nothing else.
 func TestExcuses(t *testing.T) {
 	broken := func(e *evidence, at time.Duration, node, engine string, as Outcome) *Attempt {
 		a := &Attempt{ID: "x", Last: true, Shape: chatStream, Sent: at, Head: at + 1, First: at + 2, End: at + 200*time.Millisecond, Node: node, Backend: engine, Outcome: as, Text: 3, Want: 40}
@@ -267,7 +267,7 @@ func TestExcuses(t *testing.T) {
 	}
 }
 
-// TestNotExercised: a run in which nothing happened says so, and holds nothing that could not have been broken.
+// A run without events reports so, and holds no promise that it could not have broken.
 func TestNotExercised(t *testing.T) {
 	e := evident()
 	e.marks, e.struck, e.healed = nil, e.stopped, e.stopped
@@ -283,11 +283,11 @@ func TestNotExercised(t *testing.T) {
 	}
 }
 
-// TestShareOfHits: the mean is weighted by prompts, and the error is that of seconds: what comes in bursts tells less.
+// The mean is weighted by prompts and its error is that of seconds, so bursts count less.
 func TestShareOfHits(t *testing.T) {
 	wide := func(missed func(i int) bool) share {
 		e := &evidence{}
-		for i := range 400 { // four in a second
+		for i := range 400 { // four per second
 			a := &Attempt{Outcome: Complete, Possible: 1000, Cached: 1000, Sent: time.Duration(i) * sec / 4, By: "engine-0"}
 			if missed(i) {
 				a.Cached = 0
@@ -313,7 +313,8 @@ func TestShareOfHits(t *testing.T) {
 	}
 }
 
-// TestForgottenCaches: where an engine lost its cache, its live facts are not compared; what was applied and other engines are.
+// Live facts of an engine that lost its cache are not compared; applied batches and other engines
+// are.
 func TestForgottenCaches(t *testing.T) {
 	e := evident()
 	e.marks = []Mark{{Event: event(13*sec, 0, "amnesia engine-0"), Members: [][]string{{"engine-0"}}, Began: 13 * sec, Struck: 13 * sec, Over: 13 * sec}}
@@ -360,8 +361,8 @@ func TestForgottenCaches(t *testing.T) {
 	}
 }
 
-// TestLastBatchOfAKilledRouter: it may have reached some nodes only, so numbers of facts are compared; and nothing but positions
-// if the router ended while it could not be heard.
+// A killed router's last batch may have reached some nodes only, so numbers of facts are compared;
+// if it could not be heard when it ended, only positions are.
 func TestLastBatchOfAKilledRouter(t *testing.T) {
 	mark := func(what string) Mark {
 		lasts := sec
@@ -395,8 +396,8 @@ func TestLastBatchOfAKilledRouter(t *testing.T) {
 	}
 }
 
-// TestRemovedWhileANodeStarts: an engine of the configuration that a node adds when it starts is not judged as if operators had done it; other
-// backends are.
+// An engine that a starting node adds from its configuration is not judged as an operator's change;
+// other backends are.
 func TestRemovedWhileANodeStarts(t *testing.T) {
 	e := evident()
 	back := func(name string) {
@@ -444,7 +445,7 @@ func TestReport(t *testing.T) {
 			t.Errorf("the page lacks %q", want)
 		}
 	}
-	text = strings.ReplaceAll(text, `xmlns="http://www.w3.org/2000/svg"`, "") // a name, not a place
+	text = strings.ReplaceAll(text, `xmlns="http://www.w3.org/2000/svg"`, "") // a name, not an address
 	if strings.Contains(text, "http://") || strings.Contains(text, "https://") {
 		t.Error("the page needs something else to be shown")
 	}
@@ -473,7 +474,7 @@ func TestStandardErrors(t *testing.T) {
 	}
 }
 
-// TestBehind: a node is behind if it follows another process, misses batches, or has not applied the last one.
+// A node is behind if it follows another process, misses batches, or has not applied the last one.
 func TestBehind(t *testing.T) {
 	publisher := &known{name: "x", gossip: &node.GossipStatus{Process: 7, Position: 10}}
 	for _, c := range []struct {
@@ -494,7 +495,7 @@ func TestBehind(t *testing.T) {
 	}
 }
 
-// TestUnevenHits: a look in which a drop of several points would not show is none.
+// A comparison that would miss a drop of several points does not count.
 func TestUnevenHits(t *testing.T) {
 	e := evident()
 	for i, a := range e.attempts {
@@ -507,7 +508,7 @@ func TestUnevenHits(t *testing.T) {
 	}
 }
 
-// TestHitsAfterOneOfMany: a loss is looked at while nothing else is done, and not for a moment only.
+// After one of many losses, only a quiet window of some length counts.
 func TestHitsAfterOneOfMany(t *testing.T) {
 	poor := func(other Mark) Verdict {
 		e := evident()

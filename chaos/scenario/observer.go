@@ -12,7 +12,8 @@ import (
 	"grapevine/node"
 )
 
-// How often each node is asked, and how long it may take. A node that does not answer is asked again when that has passed.
+// Intervals and timeouts of the polls. A node that does not answer is polled again after the
+// timeout.
 const (
 	readyEvery   = 50 * time.Millisecond
 	viewEvery    = 150 * time.Millisecond
@@ -20,17 +21,17 @@ const (
 	askWithin    = 2 * time.Second
 )
 
-// span is a question and its answer: what was told held at some moment of it.
+// span is the time between a question and its answer; the answer was true at some moment within it.
 type span struct{ asked, answered time.Duration }
 
-// sighting is one answer that differs from the one before, with the last span in which it was still given.
+// sighting is an answer that differs from the one before, with the last span that gave it.
 type sighting[T any] struct {
 	what  T
 	first span
 	last  span
 }
 
-// track is what was told over time, changes only.
+// track is a sequence of answers, changes only.
 type track[T comparable] struct{ list []sighting[T] }
 
 func (t *track[T]) note(s span, what T) {
@@ -47,20 +48,20 @@ type readiness struct {
 	pid   int
 }
 
-// leadership is what a node says of its group.
+// leadership is a node's view of its raft group.
 type leadership struct {
 	id, leader, role string
 	term             uint64
 }
 
-// resources are what a process holds.
+// resources are the memory and handles of a process.
 type resources struct {
 	at         time.Duration
 	pid        int
 	goroutines float64
 	files      float64
-	heap       float64 // bytes that live, without tree and journal
-	resident   float64 // bytes, without what tree and journal make of them
+	heap       float64 // live bytes, without tree and journal
+	resident   float64 // bytes, without the share of tree and journal
 	inFlight   float64
 }
 
@@ -68,22 +69,22 @@ type resources struct {
 type seen struct {
 	ready    track[readiness]
 	raft     track[leadership]
-	backends map[string]*track[string] // engine -> state; "absent" if the node does not have it
+	backends map[string]*track[string] // engine -> state; "absent" if the node does not list it
 	usage    []resources
-	first    map[int]meeting // by process: what it knew when it was first ready
+	first    map[int]meeting // by process: its knowledge when first ready
 }
 
-// meeting is what a process knew soon after it was first seen ready.
+// meeting is a process's knowledge soon after it was first seen ready.
 type meeting struct {
 	ready    span
-	status   string  // why it said that it was not ready, if it did
-	warm     float64 // of what the others knew
+	status   string  // its reason for not being ready, if any
+	warm     float64 // share of its peers' knowledge
 	backends int
-	version  bool // it goes by an agreed state
+	version  bool // it has an agreed state
 	err      string
 }
 
-// observer asks all nodes all the time. Safe for concurrent use.
+// observer polls all nodes. Safe for concurrent use.
 type observer struct {
 	f       *fleet.Fleet
 	l       *ledger
@@ -110,7 +111,7 @@ func newObserver(f *fleet.Fleet, l *ledger) *observer {
 	return o
 }
 
-// play asks until ctx ends, and returns when nothing is asked any more.
+// play polls until ctx ends, and returns when no poll is running.
 func (o *observer) play(ctx context.Context) {
 	for _, n := range o.f.Nodes() {
 		for every, ask := range map[time.Duration]func(context.Context, *fleet.Node){readyEvery: o.askReady, viewEvery: o.askView, metricsEvery: o.askMetrics} {
@@ -131,7 +132,7 @@ func (o *observer) play(ctx context.Context) {
 	o.work.Wait()
 }
 
-// askReady asks as a balancer does: over a new connection.
+// askReady polls over a new connection, as a balancer does.
 func (o *observer) askReady(ctx context.Context, n *fleet.Node) {
 	pid, asked := n.PID(), o.l.now()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+n.Addr()+"/readyz", nil)
@@ -141,7 +142,7 @@ func (o *observer) askReady(ctx context.Context, n *fleet.Node) {
 	resp, err := o.http.Do(req)
 	s := span{asked, o.l.now()}
 	if ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded) {
-		return // it hangs, or nobody wants to know any more
+		return // the node hangs, or ctx has ended
 	}
 	r := readiness{pid: pid}
 	if err == nil {
@@ -149,7 +150,7 @@ func (o *observer) askReady(ctx context.Context, n *fleet.Node) {
 		_ = resp.Body.Close()
 		r.ready = resp.StatusCode == http.StatusOK
 	}
-	if n.PID() != pid { // it was restarted meanwhile: whose answer was that?
+	if n.PID() != pid { // restarted meanwhile: the answer has no known process
 		return
 	}
 	o.mu.Lock()
@@ -162,7 +163,7 @@ func (o *observer) askReady(ctx context.Context, n *fleet.Node) {
 	}
 }
 
-// meet asks a process that has just been seen ready for the first time what it knows.
+// meet asks a process that was just seen ready for the first time for its knowledge.
 func (o *observer) meet(ctx context.Context, n *fleet.Node, pid int, ready span) {
 	m := meeting{ready: ready}
 	st, err := n.Status(ctx)
@@ -185,7 +186,7 @@ func (o *observer) meet(ctx context.Context, n *fleet.Node, pid int, ready span)
 	}
 }
 
-// absent is the state of a backend that a node does not have.
+// absent is the state of a backend that a node does not list.
 const absent = "absent"
 
 func (o *observer) askView(ctx context.Context, n *fleet.Node) {
@@ -223,7 +224,7 @@ func (o *observer) askMetrics(ctx context.Context, n *fleet.Node) {
 	}
 }
 
-// usageOf asks a node what it holds.
+// usageOf asks a node for its resources.
 func usageOf(ctx context.Context, n *fleet.Node, l *ledger) (r resources, err error) {
 	r.pid, r.at = n.PID(), l.now()
 	m, err := n.Metrics(ctx)
@@ -238,14 +239,14 @@ func usageOf(ctx context.Context, n *fleet.Node, l *ledger) (r resources, err er
 			return r, err
 		}
 	}
-	r.heap /= 2 // the next collection is due when what lives has doubled (GOGC=100)
+	r.heap /= 2 // the next collection is due when the live heap has doubled (GOGC=100)
 	for _, name := range []string{"grapevine_tree_bytes", "grapevine_gossip_journal_bytes"} {
 		known, err := m.Get(name)
 		if err != nil {
 			return r, err
 		}
 		r.heap -= known
-		r.resident -= 2 * known // and as much is due to be collected
+		r.resident -= 2 * known // and as much garbage may await collection
 	}
 	return r, nil
 }

@@ -20,7 +20,7 @@ const (
 	markHeight   = 15.0 // of the row of an event above the panels
 )
 
-// chart draws the panels of one run, each second a point, below bars that show when something was done.
+// chart draws the panels of one run, each slice a point, below bars for the events.
 type chart struct {
 	*plot.Picture
 	r      *Report
@@ -29,7 +29,7 @@ type chart struct {
 	top    float64 // of the first panel
 }
 
-// picture is the course of a run: what was done when, hits, requests and failures, and the time to the first token.
+// picture draws a run: events, hits, requests and failures, and the time to first token.
 func picture(r *Report) template.HTML {
 	if len(r.Timeline) == 0 {
 		return ""
@@ -70,7 +70,7 @@ func (c *chart) x(s float64) float64 {
 	return leftMargin + (pictureWidth-leftMargin-rightMargin)*s/c.length
 }
 
-// maxRows is how many events have a row each; of more, those of one kind share one.
+// maxRows bounds the rows of single events; beyond it, events of one kind share a row.
 const maxRows = 30
 
 // lane is a row above the panels.
@@ -105,7 +105,7 @@ func lanes(events []Happened) (out []lane) {
 func (c *chart) events(rows []lane, bottom float64) {
 	shadow := 0.10
 	if len(c.r.Events) > maxRows {
-		shadow = 0.03 // there are always some
+		shadow = 0.03 // many shadows overlap
 	}
 	for i, l := range rows {
 		y := markHeight * float64(i)
