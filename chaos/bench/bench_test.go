@@ -15,7 +15,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// net/http holds a connection that it closes half a second for the client to take the last bytes; that is not a leak.
+// net/http keeps a closing connection for half a second; that is not a leak.
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
 }

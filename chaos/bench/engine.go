@@ -13,11 +13,11 @@ import (
 	"grapevine/chaos/engine"
 )
 
-// backendKind is what stands behind the proxies in one run of the bench.
+// backendKind is the kind of backend in one run of the bench.
 type backendKind struct {
 	name   string
-	shows  string // what its figures say, for the heading of its tables
-	stamps bool   // its streams carry the time of every chunk, so that delays can be measured
+	shows  string // meaning of its figures, for the heading of its tables
+	stamps bool   // its streams carry the time of every chunk, for measuring delays
 }
 
 var (
@@ -40,8 +40,8 @@ func kindsOf(name string) ([]backendKind, error) {
 	return nil, fmt.Errorf("-backend %q, want engine, light or both", name)
 }
 
-// engineConfig is an engine that costs what its HTTP, its parsing and its cache cost, and not a microsecond of emulated computing: one
-// step prefills any prompt, nobody queues, and its memory holds every body of the corpus.
+// engineConfig is an engine without emulated computing time, so that it costs only HTTP, parsing
+// and cache: one step prefills any prompt, there is no queue, and memory holds the whole corpus.
 func engineConfig() engine.ServerConfig {
 	return engine.ServerConfig{
 		Config: engine.Config{
@@ -49,7 +49,7 @@ func engineConfig() engine.ServerConfig {
 			PrefillRate: 1e12, DecodeStep: time.Nanosecond,
 		},
 		Models:      []string{"bench"},
-		IdleTimeout: 10 * time.Minute, // a contender whose turn it is not must not find its connections closed
+		IdleTimeout: 10 * time.Minute, // a contender's connections must outlast the other contenders' turns
 	}
 }
 

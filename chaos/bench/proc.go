@@ -12,16 +12,16 @@ import (
 	"time"
 )
 
-// clockTick is the unit of /proc/<pid>/stat times. Linux fixes USER_HZ at 100 on every architecture Go runs on here.
+// clockTick is the unit of /proc/<pid>/stat times: Linux fixes USER_HZ at 100 on Go's
+// architectures.
 const clockTick = 10 * time.Millisecond
 
-// usage is what a set of processes has used so far.
 type usage struct {
 	cpu time.Duration // user and system time of all threads
 	rss int64         // resident bytes, shared pages counted once per process
 }
 
-// processUsage sums over pid and its descendants (a master's workers). Processes that ended meanwhile count as nothing.
+// processUsage sums over pid and its descendants. Processes that end meanwhile count as zero.
 func processUsage(pid int) (usage, error) {
 	var u usage
 	pids, err := family(pid)
@@ -42,11 +42,11 @@ func processUsage(pid int) (usage, error) {
 // cpuTime is utime + stime of one process.
 func cpuTime(pid int) (time.Duration, error) { return statTime(pid, 11) }
 
-// endedChildren is the CPU time of a process's children that were waited for, cutime + cstime.
+// endedChildren is the CPU time of a process's reaped children, cutime + cstime.
 func endedChildren(pid int) (time.Duration, error) { return statTime(pid, 13) }
 
-// statTime is the sum of two neighbouring fields of a process's stat, user and system time, counted after the command's
-// closing bracket.
+// statTime is the sum of two neighbouring stat fields, user and system time; at counts from the
+// field after the command.
 func statTime(pid, at int) (time.Duration, error) {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -64,7 +64,8 @@ func statTime(pid, at int) (time.Duration, error) {
 	return time.Duration(user+system) * clockTick, nil
 }
 
-// afterCommand splits a stat line behind "pid (command)": a command may hold blanks and brackets. Field 0 is the state.
+// afterCommand splits a stat line after "pid (command)", because a command may hold blanks and
+// parentheses. Field 0 is the state.
 func afterCommand(raw []byte) ([]string, error) {
 	i := bytes.LastIndexByte(raw, ')')
 	if i < 0 {
@@ -117,7 +118,7 @@ func family(pid int) ([]int, error) {
 	return all, nil
 }
 
-// machine is one line about where figures were measured.
+// machine describes the machine in one line.
 func machine() string {
 	model := "unknown CPU"
 	if raw, err := os.ReadFile("/proc/cpuinfo"); err == nil {

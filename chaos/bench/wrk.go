@@ -14,8 +14,9 @@ import (
 	"time"
 )
 
-// postScript makes wrk cycle through the body files of a directory, each thread from its own place, and print its summary as
-// JSON. Requests are formatted once, in init, so that the client costs the same whatever a body holds.
+// postScript makes wrk cycle through the body files of a directory, each thread from its own
+// offset, and print its summary as JSON. init formats the requests once, so that the client's cost
+// is independent of the bodies.
 const postScript = `
 local requests, at, thread_count = {}, 0, 0
 function setup(thread)
@@ -44,7 +45,7 @@ function done(summary, latency, requests)
 end
 `
 
-// wrkResult is what one run of wrk reports.
+// wrkResult is wrk's summary of one run.
 type wrkResult struct {
 	Requests   int64 `json:"requests"`
 	DurationUS int64 `json:"duration_us"`

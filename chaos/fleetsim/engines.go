@@ -7,16 +7,16 @@ import (
 	"grapevine/chaos/engine"
 )
 
-// never is when an idle engine does something next.
+// never is the next event of an idle engine.
 const never = time.Duration(math.MaxInt64)
 
-// engines are the backends, and which of them does something next. A binary heap
-// of backend ids with their positions, so that one engine's change costs O(log n).
+// engines holds the backends in a binary heap by next event, with positions, so that one change
+// costs O(log n).
 type engines struct {
 	models []*engine.Model
 	due    []time.Duration // by id
 	heap   []int           // ids, the earliest first, ties by id
-	at     []int           // by id: its place in heap
+	at     []int           // by id: position in heap
 }
 
 func newEngines(n int, cfg engine.Config) (*engines, error) {
@@ -34,15 +34,13 @@ func newEngines(n int, cfg engine.Config) (*engines, error) {
 	return e, nil
 }
 
-// earliest returns the engine that does something next and when; never if none
-// will.
+// earliest returns the engine with the next event and its time; never if none.
 func (e *engines) earliest() (id int, at time.Duration) {
 	id = e.heap[0]
 	return id, e.due[id]
 }
 
-// update asks the engine anew what it does next. To be called after anything was
-// done to it.
+// update reads the engine's next event. Call it after every change to the engine.
 func (e *engines) update(id int) {
 	due, ok := e.models[id].Next()
 	if !ok {

@@ -14,8 +14,8 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// watched is a strategy that chooses by the prompt alone, so that fleets of any size send the same requests to the same
-// engines, and lets a test look at every choice.
+// watched is a strategy that chooses by the prompt alone, so that fleets of any size make the same
+// choices; look sees every choice.
 type watched struct {
 	look func(*policy.Scene)
 }
@@ -82,7 +82,7 @@ func play(t *testing.T, f *fleet) {
 	}
 }
 
-// digest names what a node's tree holds at anchors, by its latest knowledge.
+// digest names what a node's tree holds at anchors.
 func digest(f *fleet, node int) string {
 	if f.facts != nil {
 		f.facts.deliver(node, f.now)
@@ -92,13 +92,12 @@ func digest(f *fleet, node int) string {
 	return fmt.Sprintf("%d facts %x", n, x)
 }
 
-// TestNodesKnowWhatOneKnows: without delay, each of many nodes holds the same facts as the one that has done everything, and
-// sees the same load.
+// Without delay, each of many nodes holds the facts and sees the load of a single node.
 func TestNodesKnowWhatOneKnows(t *testing.T) {
 	one, _ := rehearse(t, point{nodes: 1}, nil)
 	play(t, one)
 	want := digest(one, 0)
-	for _, p := range []Partition{{}, {time.Hour, 2 * time.Hour}} { // the exchange of loads that could be cut, too
+	for _, p := range []Partition{{}, {time.Hour, 2 * time.Hour}} { // the partition tests loadMatrix too
 		many, w := rehearse(t, point{nodes: 5, share: ShareBoth}, func(c *Config) { c.Partition = p })
 		choices := 0
 		w.look = func(s *policy.Scene) {
@@ -131,7 +130,7 @@ func TestNodesKnowWhatOneKnows(t *testing.T) {
 	}
 }
 
-// TestDelay: what others do is known exactly the delay later.
+// A node sees other nodes' work exactly the delay later.
 func TestDelay(t *testing.T) {
 	const delay = 1500 * time.Millisecond
 	f, w := rehearse(t, point{nodes: 2, share: ShareBoth, staleness: delay}, nil)
@@ -152,9 +151,9 @@ func TestDelay(t *testing.T) {
 			me = 1
 		} else if now.load[0] == now.load[1] {
 			past = append(past, now)
-			return // cannot tell who asks
+			return // the asking node is unknown
 		}
-		// What the other had between the two choices around now - delay.
+		// The other node's count between the two choices around now - delay.
 		lo, hi := int64(math.MaxInt64), int64(-1)
 		for i := range past {
 			if past[i].at <= f.now-delay && (i+1 == len(past) || past[i+1].at >= f.now-delay) {
@@ -173,7 +172,7 @@ func TestDelay(t *testing.T) {
 			return
 		}
 		checked++
-		// One request may have come and another gone between two choices.
+		// Between two choices one request may have come and another gone.
 		if heard < lo-1 || heard > hi+1 {
 			t.Fatalf("at %v: hears of %d requests, the other had %d to %d then", f.now, heard, lo, hi)
 		}
@@ -184,8 +183,8 @@ func TestDelay(t *testing.T) {
 	}
 }
 
-// TestSharedStructuresAreExact: one log with cursors read late, and one sum of loads, give what delivering every message to
-// every node at its time gives.
+// The shared log with late cursors and the shared sum of loads equal delivery of every message to
+// every node at its time.
 func TestSharedStructuresAreExact(t *testing.T) {
 	for _, delay := range []time.Duration{0, 700 * time.Millisecond} {
 		pt := point{nodes: 6, share: ShareBoth, staleness: delay}
@@ -223,7 +222,7 @@ func TestSharedStructuresAreExact(t *testing.T) {
 	}
 }
 
-// TestLogIsCut: what everybody has is forgotten, and nothing else.
+// The log forgets exactly the items that all nodes have read.
 func TestLogIsCut(t *testing.T) {
 	pt := point{nodes: 6, share: ShareBoth, staleness: 300 * time.Millisecond}
 	whole, _ := rehearse(t, pt, nil)
@@ -233,7 +232,7 @@ func TestLogIsCut(t *testing.T) {
 	f.facts.limit = 1
 	w.look = func(*policy.Scene) {
 		longest = max(longest, len(f.facts.items))
-		f.facts.limit = 1 // cut at every chance
+		f.facts.limit = 1 // cut at every opportunity
 	}
 	play(t, f)
 	if longest > 60 {
@@ -246,11 +245,11 @@ func TestLogIsCut(t *testing.T) {
 	}
 }
 
-// TestPartition: while it lasts each side goes by itself, and when it is over both know all.
+// During a partition each half has its own knowledge; afterwards all nodes know all.
 func TestPartition(t *testing.T) {
 	p := Partition{15 * time.Second, 28 * time.Second}
 	f, w := rehearse(t, point{nodes: 4, share: ShareBoth}, func(c *Config) { c.Partition = p })
-	var same, apart [2]int // choices in which both nodes of a side, or both sides, held the same; before and within
+	var same, apart [2]int // choices in which both nodes of a half, or both halves, had equal trees; before and within
 	loads, looks := 0, 0
 	w.look = func(s *policy.Scene) {
 		var phase int
@@ -281,7 +280,7 @@ func TestPartition(t *testing.T) {
 		if phase == 0 {
 			return
 		}
-		// No load of the other side is left.
+		// The other half's load is gone.
 		for i := range s.Candidates {
 			var sides [2]int64
 			for n := range f.nodes {
@@ -310,13 +309,13 @@ func TestPartition(t *testing.T) {
 	}
 }
 
-// TestLossCostsLittle: facts need no others to be useful.
+// A small loss costs few hits, because a fact is useful without others.
 func TestLossCostsLittle(t *testing.T) {
 	hits := func(loss float64) float64 {
 		sum := 0.0
 		for seed := uint64(1); seed <= 2; seed++ {
 			cfg := chat(t, "prefix")
-			cfg.Engine.KVTokens = 400_000 // room for what is alive: the difference is in the knowledge
+			cfg.Engine.KVTokens = 400_000 // holds the live data, so that knowledge makes the difference
 			cfg.Nodes, cfg.Loss, cfg.Options.Seed, cfg.Options.Duration = []int{8}, loss, seed, 20*time.Second
 			sum += run(t, cfg)[0].HitRate / 2
 		}
@@ -329,7 +328,7 @@ func TestLossCostsLittle(t *testing.T) {
 	}
 }
 
-// TestLossLoses: what is lost on the way to a node is not in its tree.
+// A lost fact is missing from the receiver's tree.
 func TestLossLoses(t *testing.T) {
 	count := func(loss float64) (n float64) {
 		f, _ := rehearse(t, point{nodes: 5, share: SharePrefix}, func(c *Config) { c.Loss = loss })
@@ -346,7 +345,7 @@ func TestLossLoses(t *testing.T) {
 	}
 }
 
-// TestLostIsAFairCoin, the same whenever it is asked, and another for every message and pair.
+// lost returns the same for equal arguments, and independent results for every message and pair.
 func TestLostIsAFairCoin(t *testing.T) {
 	l := link{loss: 0.2, nodes: 10, seed: 7}
 	n, total := 0, 0
@@ -370,8 +369,7 @@ func TestLostIsAFairCoin(t *testing.T) {
 	}
 }
 
-// TestBytesAreCounted against the payloads themselves: eight bytes for every fact that is told, little beside them, and that to
-// every peer.
+// Counted bytes equal the payloads: eight bytes per fact, little overhead, once per peer.
 func TestBytesAreCounted(t *testing.T) {
 	var counted [2]float64
 	for i, nodes := range []int{2, 4} {

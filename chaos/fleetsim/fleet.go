@@ -14,20 +14,19 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// epoch is the routers' clock at the start of a run, in ms: their times are never
-// negative and an unset time is long ago.
+// epoch is the routers' clock at the start of a run, in ms, so that times are never negative and an
+// unset time is long ago.
 const epoch = prefixtree.Time(1_700_000_000_000)
 
 func clock(at time.Duration) prefixtree.Time { return epoch + prefixtree.Time(at.Milliseconds()) }
 
-// node is one router: what it knows is its own, but for what the exchange brings
-// from other nodes.
+// node is one router with its own knowledge.
 type node struct {
 	router *policy.Router
-	tree   *prefixtree.Tree // nil for a policy that looks at no tree
+	tree   *prefixtree.Tree // nil for blind policies
 }
 
-// blank is a policy.Index that knows nothing.
+// blank is a policy.Index without knowledge.
 type blank struct{}
 
 func (blank) Match(*prefixtree.Matches, []prefixtree.Hash, prefixtree.Time) {}
@@ -52,12 +51,12 @@ type flight struct {
 	node      int
 }
 
-// fleet is one run: one policy, so many nodes, all engines. One goroutine.
+// fleet is one run. One goroutine owns it.
 type fleet struct {
 	cfg   *Config
 	nodes []node
 	exchange
-	hot     *hotBoard // nil: nothing is replicated on purpose
+	hot     *hotBoard // nil: no replication of hot prefixes
 	engines *engines
 	feed    feed
 	ingress *rand.Rand
@@ -76,7 +75,7 @@ type fleet struct {
 	onProgress func(ended int, at time.Duration)
 }
 
-// newFleet returns a fleet that has not started, for arrivals over the given time.
+// newFleet returns a fleet for arrivals over span.
 func newFleet(cfg *Config, pt point, c *chainer, span time.Duration) (*fleet, error) {
 	f := &fleet{cfg: cfg, span: span}
 	f.ingress = rand.New(rand.NewPCG(cfg.Options.Seed, 0x16e55))
@@ -128,8 +127,8 @@ func newFleet(cfg *Config, pt point, c *chainer, span time.Duration) (*fleet, er
 	return f, nil
 }
 
-// Trees of many nodes share the memory of the machine. The least budget holds some 600,000 facts, several times what is
-// alive of the real traces at anchor resolution; the most is the live default.
+// All trees share the machine's memory. The least budget holds about 600,000 facts, several times
+// the live facts of the real traces; the most is the live default.
 const (
 	treesBudget = 4 << 30
 	leastBudget = 16 << 20
@@ -166,9 +165,8 @@ func (f *fleet) newNode(index int, c *chainer) (node, error) {
 	return n, nil
 }
 
-// run plays the feed to its end and until the last request has ended. What
-// happens at the same instant happens in a fixed order: engines by id, then
-// arrivals.
+// run plays the feed until the last request has ended. Simultaneous events have a fixed order:
+// engines by id, then arrivals.
 func (f *fleet) run(ctx context.Context) error {
 	emit := f.event
 	for turn := 0; ; turn++ {
@@ -198,8 +196,8 @@ func (f *fleet) run(ctx context.Context) error {
 	}
 }
 
-// pass moves the clock, reading the engines' busy time where measurement begins
-// and where arrivals end.
+// pass advances the clock and samples the engines' busy time at the start of measurement and the
+// end of arrivals.
 func (f *fleet) pass(now time.Duration) {
 	f.exchange.pass(now, f.nodes)
 	f.hot.pass(now, f.nodes)
@@ -212,7 +210,7 @@ func (f *fleet) pass(now time.Duration) {
 	f.now = now
 }
 
-// busy returns the time each engine has computed prompt tokens for so far.
+// busy returns each engine's total prefill time.
 func (f *fleet) busy() []time.Duration {
 	out := make([]time.Duration, len(f.engines.models))
 	for i, m := range f.engines.models {
@@ -225,7 +223,7 @@ func (f *fleet) arrive() {
 	fl := f.take()
 	r, hashes := f.feed.Next(fl.hashes)
 	if _, shared := f.feed.(*reel); !shared {
-		fl.hashes = hashes // keep the memory for the next one
+		fl.hashes = hashes // keeps the memory for the next one
 	}
 	f.started++
 	f.open++
@@ -261,15 +259,14 @@ func (f *fleet) arrive() {
 	f.engines.update(fl.backend)
 }
 
-// worked tells the other nodes that the work of the flight's node on its backend
-// may have changed.
+// worked announces the work of the flight's node on its backend.
 func (f *fleet) worked(fl *flight) {
 	if f.loads != nil {
 		f.loads.tell(fl.node, prefixtree.Backend(fl.backend), f.now)
 	}
 }
 
-// enter returns the node by which a request comes in.
+// enter returns the node by which a request enters.
 func (f *fleet) enter(r *workload.Request) int {
 	if len(f.nodes) == 1 {
 		return 0
@@ -293,7 +290,7 @@ func (f *fleet) event(e engine.Event) {
 	}
 }
 
-// end closes the books of a request.
+// end records the end of a request.
 func (f *fleet) end(fl *flight, at time.Duration, failed policy.Failure) {
 	r, j := fl.request, &fl.job
 	s := report.Sample{

@@ -8,7 +8,7 @@ import (
 	"grapevine/prefixtree"
 )
 
-// hotFleet is eight engines and four nodes. Half of all requests, or fewer, begin with one long prefix.
+// hotFleet is eight engines and four nodes. That share of all requests begins with one long prefix.
 func hotFleet(share float64) Config {
 	w := &workload.Sessions{
 		Label: "hot", Rate: 40, Backends: 8, MaxTurns: 1, SharedTokens: 4096, Pool: 1, SharedShare: share, Suffix: 256, BlockTokens: 256,
@@ -20,8 +20,8 @@ func hotFleet(share float64) Config {
 	}
 }
 
-// TestHotPrefixGetsItsSet: the prefix is found to its end, has a set within half a minute, of a size that fits its share, and the size stays;
-// from then on its requests are decided by the set.
+// The prefix is found to its end and gets, within half a minute, a set of stable and fitting size,
+// which then decides its requests.
 func TestHotPrefixGetsItsSet(t *testing.T) {
 	for _, nodes := range []int{1, 4} {
 		cfg := hotFleet(0.25)
@@ -40,7 +40,7 @@ func TestHotPrefixGetsItsSet(t *testing.T) {
 	}
 }
 
-// TestHotReplicasFixedAndOff: as told, in place of the rule; and without it nothing is agreed on.
+// HotReplicas overrides the size rule; NoHot prevents decisions.
 func TestHotReplicasFixedAndOff(t *testing.T) {
 	cfg := hotFleet(0.25)
 	cfg.HotReplicas = 2
@@ -64,7 +64,7 @@ func TestHotReplicasFixedAndOff(t *testing.T) {
 	}
 }
 
-// TestNobodyDecidesWithoutNews: nodes that hear nothing of each other agree on nothing.
+// Nodes that never hear of each other decide nothing.
 func TestNobodyDecidesWithoutNews(t *testing.T) {
 	cfg := hotFleet(0.5)
 	cfg.Options.Duration = 25 * time.Second

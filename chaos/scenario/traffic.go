@@ -16,7 +16,7 @@ import (
 // Load describes the clients. Zero fields take the defaults.
 type Load struct {
 	Rate      float64       // conversations begun per second; default 10
-	Turns     float64       // mean per conversation; default 10
+	Turns     float64       // mean per conversation; default 5
 	Think     time.Duration // mean pause before the next turn, in addition to leastThink; default 300 ms
 	Output    [2]int        // tokens of a reply, from and to; default 8 to 80
 	Heads     int           // system prompts shared by the conversations; default 6

@@ -39,7 +39,7 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// fill plays nothing: it books made-up results for the whole grid of one seed.
+// fill books invented results for the whole grid of one seed.
 func fill(t *testing.T, b *book, o options) {
 	t.Helper()
 	for _, sc := range scenes {
@@ -67,7 +67,7 @@ func fill(t *testing.T, b *book, o options) {
 	}
 }
 
-// TestBookGoesOn: what has been played is there after a restart, even one in the middle of a line, unless the code is another.
+// Finished jobs survive a restart, even one in the middle of a line, unless the code differs.
 func TestBookGoesOn(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "deep", "herd.jsonl")
 	o := options{seeds: []uint64{1, 2}, nodes: []int{1, 3}, policies: []string{"prefix", "argmin"}}

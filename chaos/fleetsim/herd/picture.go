@@ -29,8 +29,9 @@ var metrics = []metric{
 	{"hit rate, %", func(s score) float64 { return 100 * s.hit }, false},
 }
 
-// picture draws small multiples: a row for each trace and metric, a column for each share and number of nodes, and in each
-// panel a line for each policy over the delay. The dashed line is the judged policy with one node.
+// picture draws small multiples: a row per trace and metric, a column per share and number of
+// nodes, and in each panel a line per policy over the delay. The dashed line is the judged policy
+// with one node.
 type picture struct {
 	*summary
 	*plot.Picture
@@ -78,7 +79,7 @@ func (p *picture) x(column int) float64 {
 	return float64(leftW + column*(panelW+gapX) + column/max(1, len(p.nodes))*groupGap)
 }
 
-// legendWidth is where the legend ends.
+// legendWidth is the right end of the legend.
 func (p *picture) legendWidth() float64 {
 	x := float64(leftW)
 	for _, name := range p.policies {
@@ -89,7 +90,7 @@ func (p *picture) legendWidth() float64 {
 
 func legendStep(name string) float64 { return float64(44 + 7*len(name)) }
 
-// stroke is the line of a policy. The first is the one judged: it is thicker.
+// stroke is the line of a policy; the judged one, the first, is thicker.
 func stroke(i int) string {
 	width := 1.3
 	if i == 0 {
@@ -120,7 +121,7 @@ func (p *picture) row(sc scene, m metric, top float64) {
 	p.Text(0, 0, fmt.Sprintf(`transform="translate(14 %.0f) rotate(-90)" text-anchor="middle" fill="#444"`, top+panelH/2), m.name)
 }
 
-// scale takes in all that the policies of interest reach; what lies far outside is cut off at the edge.
+// scale covers the range of the main policies; outliers are clipped.
 func (p *picture) scale(sc scene, m metric) plot.Axis {
 	var all []float64
 	for i := range p.points {

@@ -22,7 +22,7 @@ of each seed's figure. *shares*: what nodes tell each other, **both** placements
 
 `
 
-// markdown is the table for people.
+// markdown is the table for readers.
 func (s *summary) markdown() string {
 	var b strings.Builder
 	speeds, seeds := "", make([]string, len(s.seeds))
@@ -113,7 +113,7 @@ func mark(ratio float64, ok bool) string {
 	return fmt.Sprintf("**%.3f x**", ratio)
 }
 
-// figure shows seconds to three figures.
+// figure shows seconds to three significant figures.
 func figure(s float64) string {
 	if s >= 100 {
 		return fmt.Sprintf("%.0f", s)
