@@ -18,13 +18,13 @@ import (
 	"grapevine/chaos/workload"
 )
 
-// net/http holds a connection that it closes half a second for the client to take the last bytes; that is not a leak.
+// net/http keeps a closing connection for half a second; that is not a leak.
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
 }
 
-// sessions is a small generated workload: rate sessions a second of up to turns turns, all of them continued for sure but for
-// the last.
+// sessions is a small generated workload: rate sessions per second, each of exactly that many
+// turns.
 func sessions(rate float64, turns int) *workload.Sessions {
 	return &workload.Sessions{
 		Label: "test", Rate: rate, Continue: 0.999999, MaxTurns: turns, Think: time.Millisecond,
@@ -43,7 +43,6 @@ func source(t *testing.T, w workload.Workload, opt workload.Options) workload.So
 	return src
 }
 
-// chatRequest is what the servers of these tests read.
 type chatRequest struct {
 	Model    string `json:"model"`
 	Messages []struct {
@@ -76,7 +75,7 @@ func answer(w http.ResponseWriter, reply string, prompt, cached int) {
 	event(w, "[DONE]")
 }
 
-// TestConversations follows whole sessions: what a later turn holds, what is measured, and how it is labelled.
+// Follows whole sessions: content of later turns, measurements and labels.
 func TestConversations(t *testing.T) {
 	var mu sync.Mutex
 	said := map[string][]string{} // replies by session header
@@ -131,14 +130,14 @@ func TestConversations(t *testing.T) {
 	}
 }
 
-// TestOpenLoop: requests go out when they are due although none has been answered, and what is due beyond the bound is
-// counted, not delayed.
+// Requests go out when due although none has been answered; those beyond the bound are counted, not
+// delayed.
 func TestOpenLoop(t *testing.T) {
 	release := make(chan struct{})
 	var arrived atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if arrived.Add(1) == 20 {
-			close(release) // only a generator that does not wait for answers gets here
+			close(release) // needs a generator that does not wait for answers
 		}
 		select {
 		case <-release:
@@ -168,7 +167,7 @@ func TestOpenLoop(t *testing.T) {
 }
 
 func TestFailureClasses(t *testing.T) {
-	const closed = "127.0.0.1:1" // nobody who asks for a port is given this one
+	const closed = "127.0.0.1:1" // a reserved port that is never assigned
 	stream := func(w http.ResponseWriter) { w.Header().Set("Content-Type", "text/event-stream") }
 	for _, tc := range []struct {
 		name    string
@@ -203,7 +202,8 @@ func TestFailureClasses(t *testing.T) {
 			target := "http://" + closed
 			if tc.handler != nil {
 				server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					// Read to the end, as engines do; else the server would not notice that the client has left.
+					// Read to the end, as engines do; otherwise the server would not notice that
+					// the client has left.
 					var sink chatRequest
 					json.NewDecoder(r.Body).Decode(&sink)
 					tc.handler(w, r)
@@ -215,7 +215,7 @@ func TestFailureClasses(t *testing.T) {
 			if tc.want != Timeout {
 				cfg.Timeout = time.Minute
 			}
-			// Two turns: the second is still sent, with made-up text for the reply that never came.
+			// The second of two turns is still sent, with invented text for the missing reply.
 			res, err := Run(context.Background(), cfg, source(t, sessions(100, 2), workload.Options{Requests: 4}))
 			if err != nil || res.Errors != 4 || res.Live.Errors[tc.want] != 4 {
 				t.Errorf("errors %v (%v), %v; want 4 of %s", res.Live.Errors, res.Live.Sample, err, tc.want)
@@ -227,7 +227,7 @@ func TestFailureClasses(t *testing.T) {
 	}
 }
 
-// TestCancel: a run that is called off ends at once, and what was under way is neither a request nor an error.
+// A cancelled run ends at once, and its running requests are neither requests nor errors.
 func TestCancel(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -239,7 +239,7 @@ func TestCancel(t *testing.T) {
 			answer(w, "quick", 10, 10)
 			return
 		case k == 10:
-			<-ended // the quick ones have been taken note of
+			<-ended // the quick ones are recorded
 			cancel()
 		}
 		var sink chatRequest
@@ -261,7 +261,7 @@ func TestCancel(t *testing.T) {
 	if res.Requests != 5 || res.Errors != 0 || res.Live.Cancelled < 5 {
 		t.Errorf("%d requests, errors %v, %d cancelled", res.Requests, res.Live.Errors, res.Live.Cancelled)
 	}
-	if d := time.Since(begun); d > 30*time.Second { // arrivals would go on for a minute
+	if d := time.Since(begun); d > 30*time.Second { // arrivals would continue for a minute
 		t.Errorf("ended after %v", d)
 	}
 }
@@ -347,7 +347,7 @@ func TestRepliesAreBounded(t *testing.T) {
 	r := newReplies(100)
 	for i := range 50 {
 		r.put(i, 1, strings.Repeat("x", 10))
-		r.put(0, i+2, "y") // speaks all the time
+		r.put(0, i+2, "y") // stays active
 		if r.held > 100 {
 			t.Fatalf("%d bytes held", r.held)
 		}
@@ -391,7 +391,7 @@ func TestFirstModel(t *testing.T) {
 	}
 }
 
-// TestOverhead reads the routers' histograms before and after, and counts only what lies between.
+// Counts only the observations between the two readings of the routers' histograms.
 func TestOverhead(t *testing.T) {
 	var scrapes atomic.Int64
 	admin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
