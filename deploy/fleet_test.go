@@ -16,9 +16,8 @@ import (
 	"time"
 )
 
-// example is the fleet of example/ on this machine: its files as they are but
-// for the addresses, which are others of the loopback network, and for what three
-// hosts have each and one machine has once (paths, the admin port).
+// example is the fleet of example/ on this machine: its files with other loopback addresses, and
+// with separate paths and admin ports, which three hosts need not separate.
 type example struct {
 	t       *testing.T
 	program string
@@ -29,7 +28,7 @@ type example struct {
 	nodes   []*service
 }
 
-// service is one node under a service manager that does nothing but listen.
+// service is one node under a minimal service manager that only reads notifications.
 type service struct {
 	name    string
 	command []string // ExecStart
@@ -39,8 +38,7 @@ type service struct {
 	cmd     *exec.Cmd
 }
 
-// freePort gives an address of this test's own a port. Nobody else asks for one
-// on such an address, so it stays free until it is used.
+// freePort returns a port of an address that only this test uses, so it stays free.
 func freePort(t *testing.T, ip string) string {
 	t.Helper()
 	ln, err := net.Listen("tcp", ip+":0")
@@ -60,7 +58,7 @@ func newExample(t *testing.T) *example {
 	x := &example{t: t, program: program, dir: t.TempDir(), front: freePort(t, "127.77.0.10")}
 	x.stats = filepath.Join(x.dir, "haproxy.sock")
 	pairs := []string{"bind :80\n", "bind " + x.front + "\n", "/run/haproxy/admin.sock", x.stats,
-		"maxconn 100000", "maxconn 1000"} // more than a machine may allow to be opened
+		"maxconn 100000", "maxconn 1000"} // a machine may allow fewer descriptors
 	if os.Geteuid() != 0 {
 		pairs = append(pairs, "user haproxy", "", "group haproxy", "")
 	}
@@ -76,7 +74,7 @@ func newExample(t *testing.T) *example {
 	return x
 }
 
-// file writes one of the example's files with the addresses that hold here.
+// file writes one of the example's files with this machine's addresses.
 func (x *example) file(name, to string, more ...string) string {
 	x.t.Helper()
 	text, err := os.ReadFile(name)
@@ -166,7 +164,7 @@ func (x *example) startNodes() {
 		n := &service{
 			name: name, notify: conn, log: filepath.Join(x.dir, name+".log"),
 			command: strings.Fields(strings.NewReplacer("/usr/bin/grapevine", x.program, "/etc/grapevine/grapevine.yaml", config).Replace(u.last(x.t, "Service.ExecStart"))),
-			// As from systemd: nothing of this process's environment.
+			// As from systemd: without this process's environment.
 			env: append(u["Service.Environment"], "PATH=/usr/bin:/bin", "GRAPEVINE_RESPONSE_HEADERS=all", "NOTIFY_SOCKET="+socket,
 				"WATCHDOG_USEC="+strconv.FormatInt(u.duration(x.t, "Service.WatchdogSec").Microseconds(), 10)),
 		}
@@ -196,7 +194,7 @@ func (x *example) startNodes() {
 	}
 }
 
-// await skips what a node says until it says want.
+// await skips a node's notifications until want.
 func (x *example) await(n *service, want string) {
 	x.t.Helper()
 	if err := n.notify.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
@@ -214,7 +212,7 @@ func (x *example) await(n *service, want string) {
 	}
 }
 
-// stop is systemctl stop: SIGTERM, and the process has to leave by itself.
+// stop is systemctl stop: SIGTERM, after which the process must exit by itself.
 func (x *example) stop(n *service) {
 	x.t.Helper()
 	if err := n.cmd.Process.Signal(syscall.SIGTERM); err != nil {
@@ -233,14 +231,14 @@ func (x *example) stop(n *service) {
 	}
 }
 
-// again starts a node that was stopped.
+// again starts a stopped node.
 func (x *example) again(n *service) {
 	x.t.Helper()
 	n.cmd = x.start(n.log, n.env, n.command...)
 	x.await(n, "READY=1")
 }
 
-// startFront starts HAProxy and waits until it sends to every node.
+// startFront starts HAProxy and waits until all nodes are up.
 func (x *example) startFront(haproxy string) {
 	x.t.Helper()
 	log := x.frontLog()
@@ -269,7 +267,7 @@ func (x *example) deaths() int {
 	return strings.Count(string(text), " is DOWN")
 }
 
-// awaitState waits until HAProxy holds a node for UP or DOWN.
+// awaitState waits until HAProxy reports a node as UP or DOWN.
 func (x *example) awaitState(n *service, want string) {
 	x.t.Helper()
 	x.eventually("HAProxy says that "+n.name+" is "+want, func() bool {

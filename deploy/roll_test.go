@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// traffic is what clients do meanwhile: conversations without a pause.
+// traffic is conversations without a pause, by several clients.
 type traffic struct {
 	url  string
 	stop chan struct{}
@@ -21,12 +21,12 @@ type traffic struct {
 
 	mu       sync.Mutex
 	answered map[string]int // by node
-	again    int            // requests sent again on a new connection, as HTTP/1.1 allows and asks for
+	again    int            // requests repeated on a new connection, as HTTP/1.1 allows
 	failures []error
 }
 
-// clients at once: half of them open a connection per request and stream, half
-// keep theirs.
+// clients run concurrently: half of them open a connection per request and stream, half keep
+// theirs.
 const clients = 8
 
 func startTraffic(t *testing.T, addr string) *traffic {
@@ -51,7 +51,7 @@ func (r *traffic) end() {
 func (r *traffic) converse(id int, keep bool) {
 	transport := &http.Transport{DisableKeepAlives: !keep}
 	defer transport.CloseIdleConnections()
-	// Much more than any answer takes here.
+	// Far longer than any answer takes.
 	client := &http.Client{Transport: transport, Timeout: time.Minute}
 	for turn := 0; ; turn++ {
 		select {
@@ -79,8 +79,7 @@ func (r *traffic) converse(id int, keep bool) {
 	}
 }
 
-// ask sends one request and takes the whole answer. began says whether any of
-// that came.
+// ask sends one request and reads the whole answer. began reports whether any of it came.
 func (r *traffic) ask(client *http.Client, body string, stream bool) (node string, began bool, err error) {
 	resp, err := client.Post(r.url, "application/json", strings.NewReader(body))
 	if err != nil {
@@ -111,7 +110,7 @@ func (r *traffic) by(node string) int {
 	return r.answered[node]
 }
 
-// moves waits until every one of the nodes has answered more requests.
+// moves waits until each of the nodes has answered more requests.
 func (r *traffic) moves(x *example, nodes ...*service) {
 	x.t.Helper()
 	for _, n := range nodes {
@@ -120,13 +119,11 @@ func (r *traffic) moves(x *example, nodes ...*service) {
 	}
 }
 
-// TestRoll is an upgrade as docs/operate.md tells it: the example's fleet behind
-// the example's HAProxy, one node after the other stopped and started again
-// under traffic, and no request fails. GRAPEVINE_DEPLOY=short does one node.
+// The upgrade of docs/operate.md fails no request: the example's nodes behind HAProxy stop and
+// start one after the other under traffic. GRAPEVINE_DEPLOY=short restarts one node.
 //
-// A machine that stalls for seconds can have HAProxy take nodes for dead that
-// are not, and then there is nobody to send to. Such a trial says nothing and is
-// made again; three times in a row it is no accident.
+// On a machine that stalls, HAProxy may take live nodes for dead; such a trial is repeated, up to
+// three times.
 func TestRoll(t *testing.T) {
 	haproxy := tool(t, "haproxy")
 	for trial := range 3 {
@@ -139,8 +136,8 @@ func TestRoll(t *testing.T) {
 	t.Error("HAProxy took nodes that ran for dead in every trial")
 }
 
-// roll makes one trial. It reports whether requests failed while HAProxy held a
-// node for dead that nobody had stopped.
+// roll makes one trial. It returns true if requests failed while HAProxy took a running node for
+// dead.
 func roll(t *testing.T, haproxy string) (stalled bool) {
 	x := newExample(t)
 	x.startEngines()

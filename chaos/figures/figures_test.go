@@ -2,7 +2,7 @@ package main
 
 import "testing"
 
-// TestBackwards: a chain has no backward edge, a circle one, and two circles that share a node two.
+// A chain has no backward edge, a circle one, and two circles that share a node two.
 func TestBackwards(t *testing.T) {
 	for _, tc := range []struct {
 		files int
@@ -21,7 +21,7 @@ func TestBackwards(t *testing.T) {
 	}
 }
 
-// TestParts: the harness is what lies under chaos and the lab, whatever the rest is called.
+// The harness is everything under chaos, and the lab.
 func TestParts(t *testing.T) {
 	for path, want := range map[string]part{
 		"node/node.go": product, "cmd/grapevine/main.go": product, "chaos/demo/demo.go": harness, "cmd/grapevine-lab/main.go": harness,
@@ -36,7 +36,7 @@ func TestParts(t *testing.T) {
 	}
 }
 
-// TestReferences: this package's own files refer to each other, and no local name makes a reference.
+// This package's files refer to each other, and a local name makes no reference.
 func TestReferences(t *testing.T) {
 	packages, err := load("../figures")
 	if err != nil || len(packages) != 1 {
@@ -48,7 +48,7 @@ func TestReferences(t *testing.T) {
 	}
 }
 
-// TestWords: markers, directives and punctuation are no words.
+// Markers, directives and punctuation are not words.
 func TestWords(t *testing.T) {
 	n, err := wordsIn("x.go", []byte("//go:build linux\n\n// Package x - has five words.\npackage x\n\nvar s = \"not counted\"\n"), product)
 	if err != nil || n != 5 {

@@ -14,14 +14,15 @@ import (
 	"time"
 )
 
-// teller is a running instrumented program that says what it sees; see testdata/teller.
+// teller is a running instance of testdata/teller.
 type teller struct {
 	t     *testing.T
 	in    io.Writer
 	lines *bufio.Reader
 }
 
-// tellers builds the program and returns how to start it with a control file, or without if the name is empty, and the control file.
+// tellers builds the program and returns a function that starts it (without a control file if the
+// name is empty), and the control file.
 func tellers(t *testing.T) (start func(control string) teller, control string) {
 	t.Helper()
 	if runtime.GOOS != "linux" {
@@ -34,7 +35,7 @@ func tellers(t *testing.T) (start func(control string) teller, control string) {
 	}
 	return func(control string) teller {
 		t.Helper()
-		cmd := exec.Command(program, filepath.Join(dir, "written")) // ended by its input, not by the test's context
+		cmd := exec.Command(program, filepath.Join(dir, "written")) // its input ends it, not the test's context
 		cmd.Env = append(os.Environ(), "CHAOS_CONTROL_FILE="+control)
 		in, err := cmd.StdinPipe()
 		if err != nil {
@@ -64,7 +65,7 @@ func (x teller) ask() {
 	}
 }
 
-// answer is the program's wall clock, how long it has run, and what became of its write.
+// answer is the program's wall clock, its running time, and the result of its write.
 func (x teller) answer() (wall time.Time, mono time.Duration, written string) {
 	x.t.Helper()
 	line, err := x.lines.ReadString('\n')
@@ -97,12 +98,12 @@ func set(t *testing.T, control string, word int, v int64) {
 	f.Close()
 }
 
-// TestStep: an instrumented program sees its wall clock step forth and back at once, and its monotonic time go on; without the file it
-// is like any other.
+// With a control file the wall clock steps at once and monotonic time continues; without one the
+// program is unchanged.
 func TestStep(t *testing.T) {
 	start, control := tellers(t)
 	set(t, control, 0, 0)
-	const slack = 30 * time.Second // for a machine that is busy
+	const slack = 30 * time.Second // for a busy machine
 	near := func(wall time.Time, ahead time.Duration) bool {
 		d := time.Until(wall) - ahead
 		return d < slack && d > -slack
@@ -134,7 +135,7 @@ func TestStep(t *testing.T) {
 	}
 }
 
-// TestDisk: a write fails while the disk is full, takes longer while it is slow, and waits while it hangs.
+// A write fails while the disk is full, takes longer while it is slow, and blocks while it hangs.
 func TestDisk(t *testing.T) {
 	start, control := tellers(t)
 	set(t, control, 2, 0)
@@ -180,7 +181,7 @@ func TestDisk(t *testing.T) {
 	}
 }
 
-// TestAnotherGo: a version of Go that this was not made for is refused.
+// An unknown version of Go is refused.
 func TestAnotherGo(t *testing.T) {
 	for _, e := range edits {
 		for _, text := range []string{"", "func other() {\n", e.begins + e.begins} {
@@ -194,7 +195,7 @@ func TestAnotherGo(t *testing.T) {
 	}
 }
 
-// TestSow: what is planted is laid over the module's own files, each from a text of its own.
+// Planted defects replace the module's own files, each from a text of its own.
 func TestSow(t *testing.T) {
 	root, err := filepath.Abs("../..")
 	if err != nil {

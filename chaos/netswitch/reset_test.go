@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// tcpPacket is a segment from one port's port 1000 to another's 80.
+// tcpPacket is a segment between one port's port 1000 and another's 80.
 func tcpPacket(from, to int, back bool, flags byte, seq, ack uint32, data int) packet {
 	p := make(packet, ipHeader+tcpHeader+data)
 	p[0], p[9] = 0x45, protoTCP
@@ -27,7 +27,8 @@ func tcpPacket(from, to int, back bool, flags byte, seq, ack uint32, data int) p
 	return p
 }
 
-// handshake opens a connection from 1 to 2 and sends 10 bytes there, of which the receiver says nothing.
+// handshake opens a connection from 1 to 2 and sends 10 bytes, which the receiver does not
+// acknowledge.
 func handshake(wires map[int]*wire) {
 	wires[1].out <- tcpPacket(1, 2, false, flagSYN, 99, 0, 0)
 	wires[2].out <- tcpPacket(2, 1, true, flagSYN|flagACK, 499, 100, 0)
@@ -35,7 +36,7 @@ func handshake(wires map[int]*wire) {
 	wires[1].out <- tcpPacket(1, 2, false, flagACK, 100, 500, 10)
 }
 
-// resets returns the sequence numbers of resets among what came, and how many other packets.
+// resets returns the sequence numbers of the resets in got, and the number of other packets.
 func resets(t *testing.T, got []arrival) (seqs []uint32, others int) {
 	t.Helper()
 	for _, a := range got {
@@ -54,8 +55,9 @@ func resets(t *testing.T, got []arrival) (seqs []uint32, others int) {
 	return seqs, others
 }
 
-// TestResetBothEnds: each side gets resets with what it last said it waits for and with what was sent to it since; then nothing
-// passes, and whatever it says is answered by a reset that it must believe; a new connection passes again.
+// Each side gets resets with its latest acknowledgement and with the end of what was sent to it
+// since. Then nothing passes and each packet is answered by a valid reset, until a new connection
+// begins.
 func TestResetBothEnds(t *testing.T) {
 	bubble(t, func(t *testing.T, s *Switch, wires map[int]*wire) {
 		handshake(wires)
@@ -91,7 +93,7 @@ func TestResetBothEnds(t *testing.T) {
 	})
 }
 
-// TestResetLeavesOthers: connections between others and those that are over get none.
+// Other connections and ended ones get no reset.
 func TestResetLeavesOthers(t *testing.T) {
 	bubble(t, func(t *testing.T, s *Switch, wires map[int]*wire) {
 		handshake(wires)
@@ -117,7 +119,7 @@ func TestResetLeavesOthers(t *testing.T) {
 	})
 }
 
-// TestFlowsAreBounded: when there is no room, the connections that were silent longest are forgotten.
+// A full table forgets the connections that were silent longest.
 func TestFlowsAreBounded(t *testing.T) {
 	f, now := flows{}, time.Unix(1000, 0)
 	seg := func(i int, flags byte) (packet, segment) {

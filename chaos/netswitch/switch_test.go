@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// wire is a device in memory. What the switch sends is kept with its time.
+// wire is a device in memory. It keeps the switch's packets with their times.
 type wire struct {
 	out    chan []byte // from the host to the switch
 	closed chan struct{}
@@ -48,7 +48,7 @@ var _ io.ReadWriteCloser = (*wire)(nil)
 
 func addr(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}) }
 
-// datagram is a packet of so many bytes that holds a number.
+// datagram is a packet of size bytes that holds a number.
 func datagram(from, to, number, size int) packet {
 	p := make(packet, max(size, ipHeader+4))
 	p[0], p[9] = 0x45, 17
@@ -62,7 +62,7 @@ func datagram(from, to, number, size int) packet {
 
 func numberOf(p packet) int { return int(binary.BigEndian.Uint32(p[ipHeader:])) }
 
-// network makes a switch with three ports a, b, c at 1, 2, 3 and one that is immune, d at 4.
+// network makes a switch with three ports a, b, c at 1, 2, 3 and an immune one, d at 4.
 func network(t *testing.T, seed uint64) (*Switch, map[int]*wire) {
 	t.Helper()
 	s, wires := New(seed), map[int]*wire{}
@@ -83,7 +83,7 @@ func set(t *testing.T, s *Switch, from, to string, l Link) {
 	}
 }
 
-// arrivals waits until nothing is under way and returns what came.
+// arrivals waits until no packet is on its way and returns those that came.
 func arrivals(w *wire) (out []arrival) {
 	time.Sleep(20 * time.Second) // virtual
 	synctest.Wait()
@@ -108,7 +108,7 @@ func bubble(t *testing.T, f func(t *testing.T, s *Switch, wires map[int]*wire)) 
 	})
 }
 
-// TestFates: in virtual time each fault does exactly what it says, in its direction alone.
+// In virtual time each fault has exactly its effect, in its direction alone.
 func TestFates(t *testing.T) {
 	const count = 2000
 	send := func(w *wire, from, to int, gap time.Duration) (sent []time.Time) {
@@ -206,7 +206,7 @@ func TestFates(t *testing.T) {
 	}
 }
 
-// TestRate: packets leave one after the other at the rate, and what a quarter of a second cannot hold is lost.
+// Packets leave in turn at the rate, and those beyond a quarter of a second are lost.
 func TestRate(t *testing.T) {
 	bubble(t, func(t *testing.T, s *Switch, wires map[int]*wire) {
 		const rate, size, count = 1_000_000, 1000, 400 // 0.4 s worth of packets at once
@@ -230,7 +230,7 @@ func TestRate(t *testing.T) {
 	})
 }
 
-// TestFlightIsBounded: a long delay does not hold more than it may, also behind a rate.
+// A long delay holds at most maxFlight bytes, even behind a rate.
 func TestFlightIsBounded(t *testing.T) {
 	for _, l := range []Link{{Delay: time.Second}, {Delay: time.Second, Rate: 1 << 30}} {
 		bubble(t, func(t *testing.T, s *Switch, wires map[int]*wire) {
@@ -253,7 +253,8 @@ func TestFlightIsBounded(t *testing.T) {
 	}
 }
 
-// TestSeed: the same seed loses the same packets, whatever else the link does; another seed and another link lose others.
+// Equal seeds lose the same packets whatever the link's other faults; another seed or link loses
+// others.
 func TestSeed(t *testing.T) {
 	const count = 500
 	lost := func(seed uint64, from, to int, l Link) string {
@@ -295,7 +296,8 @@ func TestSeed(t *testing.T) {
 	}
 }
 
-// TestStrangers: what is no IPv4, is cut short, has a false sender or an unknown destination is lost, and nothing else.
+// Exactly the packets that are not IPv4, cut short, of a false sender or for an unknown destination
+// are lost.
 func TestStrangers(t *testing.T) {
 	bubble(t, func(t *testing.T, _ *Switch, wires map[int]*wire) {
 		good := datagram(1, 2, 7, 40)
@@ -316,7 +318,7 @@ func TestStrangers(t *testing.T) {
 	})
 }
 
-// TestAttach: ports need names and addresses of their own.
+// Ports need unique names and addresses.
 func TestAttach(t *testing.T) {
 	bubble(t, func(t *testing.T, s *Switch, _ map[int]*wire) {
 		for _, p := range []Port{

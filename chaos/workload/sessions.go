@@ -21,7 +21,7 @@ type Sessions struct {
 	Backends     int     // the number of backends that Rate is meant for
 	Continue     float64 // probability in [0, 1) of another turn
 	MaxTurns     int
-	Think        time.Duration
+	Think        time.Duration // mean
 	SharedTokens int
 	Pool         int
 	SharedShare  float64       // share of the sessions with a shared prefix; 0: all

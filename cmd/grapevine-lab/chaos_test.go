@@ -18,7 +18,7 @@ import (
 	"grapevine/cmd/commandline"
 )
 
-// TestChaosList: everything that there is is listed, for people and for machines.
+// The list is complete, as text and as JSON.
 func TestChaosList(t *testing.T) {
 	text := lab("chaos", "list")
 	if text.code != 0 || text.err != "" {
@@ -45,7 +45,8 @@ func TestChaosList(t *testing.T) {
 	}
 }
 
-// build compiles this program and the router into a directory of their own, and returns their paths.
+// build compiles this program and the router into one directory, and returns its path and the
+// program's.
 func build(t *testing.T) (dir, program string) {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
@@ -58,7 +59,7 @@ func build(t *testing.T) (dir, program string) {
 	return dir, filepath.Join(dir, "grapevine-lab")
 }
 
-// TestChaosCalledOff: an interrupt takes down what was started, and says so.
+// An interrupt stops everything that was started, with a message.
 func TestChaosCalledOff(t *testing.T) {
 	programs, program := build(t)
 	for _, network := range [][]string{{"--loopback"}, nil} {
@@ -84,7 +85,7 @@ func TestChaosCalledOff(t *testing.T) {
 			default:
 			}
 			if time.Now().After(deadline) {
-				t.Fatal("no node was ready") // and the context ends the program, and that its nodes
+				t.Fatal("no node was ready") // the context ends the program, and that ends its nodes
 			}
 		}
 		if n := len(running(t, programs)); runtime.GOOS == "linux" && n < 4 {
@@ -109,7 +110,7 @@ func TestChaosCalledOff(t *testing.T) {
 	}
 }
 
-// running are the processes of the programs in a directory, as far as this system shows them.
+// running returns the processes of programs in a directory.
 func running(t *testing.T, dir string) (pids []string) {
 	t.Helper()
 	found, err := filepath.Glob("/proc/[0-9]*/exe")
@@ -117,14 +118,14 @@ func running(t *testing.T, dir string) (pids []string) {
 		t.Fatal(err)
 	}
 	for _, exe := range found {
-		if path, err := os.Readlink(exe); err == nil && filepath.Dir(path) == dir { // one that has ended meanwhile has none
+		if path, err := os.Readlink(exe); err == nil && filepath.Dir(path) == dir { // an ended process has none
 			pids = append(pids, filepath.Base(filepath.Dir(exe)))
 		}
 	}
 	return pids
 }
 
-// TestChaosProgress: a soak that is not watched says once a minute how far it is; anything else is silent without a terminal.
+// Without a terminal a soak prints a line per minute; other runs print nothing.
 func TestChaosProgress(t *testing.T) {
 	for _, soak := range []bool{false, true} {
 		var out bytes.Buffer

@@ -117,7 +117,7 @@ func printDemo(w io.Writer, out demo.Outcome) error {
 	return err
 }
 
-// share writes a share in per cent; nil is one of nothing.
+// share formats a share in per cent; nil means no data.
 func share(x *float64) string {
 	if x == nil {
 		return "-"
@@ -125,7 +125,6 @@ func share(x *float64) string {
 	return fmt.Sprintf("%.1f %%", 100**x)
 }
 
-// times says how many times x is of y.
 func times(x, y float64, how string) string {
 	if y == 0 {
 		return "not comparable"
