@@ -22,23 +22,21 @@ type example struct {
 	t       *testing.T
 	program string
 	dir     string
-	addr    *strings.Replacer // from the addresses of the example to those here
-	front   string            // where clients connect
-	stats   string            // HAProxy's socket
+	addr    *strings.Replacer
+	front   string
+	stats   string
 	nodes   []*service
 }
 
-// service is one node under a minimal service manager that only reads notifications.
 type service struct {
 	name    string
-	command []string // ExecStart
+	command []string
 	env     []string
 	notify  *net.UnixConn
-	log     string // file
+	log     string
 	cmd     *exec.Cmd
 }
 
-// freePort returns a port of an address that only this test uses, so it stays free.
 func freePort(t *testing.T, ip string) string {
 	t.Helper()
 	ln, err := net.Listen("tcp", ip+":0")
@@ -58,7 +56,7 @@ func newExample(t *testing.T) *example {
 	x := &example{t: t, program: program, dir: t.TempDir(), front: freePort(t, "127.77.0.10")}
 	x.stats = filepath.Join(x.dir, "haproxy.sock")
 	pairs := []string{"bind :80\n", "bind " + x.front + "\n", "/run/haproxy/admin.sock", x.stats,
-		"maxconn 100000", "maxconn 1000"} // a machine may allow fewer descriptors
+		"maxconn 100000", "maxconn 1000"}
 	if os.Geteuid() != 0 {
 		pairs = append(pairs, "user haproxy", "", "group haproxy", "")
 	}
@@ -74,7 +72,6 @@ func newExample(t *testing.T) *example {
 	return x
 }
 
-// file writes one of the example's files with this machine's addresses.
 func (x *example) file(name, to string, more ...string) string {
 	x.t.Helper()
 	text, err := os.ReadFile(name)
@@ -92,7 +89,6 @@ func (x *example) file(name, to string, more ...string) string {
 	return to
 }
 
-// start runs a program until the test ends, with its output in a file.
 func (x *example) start(log string, env []string, command ...string) *exec.Cmd {
 	x.t.Helper()
 	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -108,10 +104,9 @@ func (x *example) start(log string, env []string, command ...string) *exec.Cmd {
 	return cmd
 }
 
-// startEngines starts an emulated engine at every address of the configuration.
 func (x *example) startEngines() {
 	x.t.Helper()
-	lab := filepath.Join(filepath.Dir(x.program), "grapevine-lab") // make build puts it there
+	lab := filepath.Join(filepath.Dir(x.program), "grapevine-lab")
 	for i := 1; i <= 4; i++ {
 		addr := x.addr.Replace(fmt.Sprintf("10.0.1.%d:8000", i))
 		cmd := x.start(filepath.Join(x.dir, fmt.Sprintf("engine-%d.log", i)), os.Environ(), lab, "engine", "--listen", addr)
@@ -126,7 +121,6 @@ func (x *example) startEngines() {
 	}
 }
 
-// startNodes starts each host's service by its unit and waits until it is ready.
 func (x *example) startNodes() {
 	x.t.Helper()
 	secret, key := filepath.Join(x.dir, "secret"), filepath.Join(x.dir, "gossip.key")
@@ -194,7 +188,6 @@ func (x *example) startNodes() {
 	}
 }
 
-// await skips a node's notifications until want.
 func (x *example) await(n *service, want string) {
 	x.t.Helper()
 	if err := n.notify.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
@@ -231,14 +224,12 @@ func (x *example) stop(n *service) {
 	}
 }
 
-// again starts a stopped node.
 func (x *example) again(n *service) {
 	x.t.Helper()
 	n.cmd = x.start(n.log, n.env, n.command...)
 	x.await(n, "READY=1")
 }
 
-// startFront starts HAProxy and waits until all nodes are up.
 func (x *example) startFront(haproxy string) {
 	x.t.Helper()
 	log := x.frontLog()
@@ -257,7 +248,6 @@ func (x *example) startFront(haproxy string) {
 
 func (x *example) frontLog() string { return filepath.Join(x.dir, "haproxy.log") }
 
-// deaths is how often HAProxy took a node out.
 func (x *example) deaths() int {
 	x.t.Helper()
 	text, err := os.ReadFile(x.frontLog())
@@ -267,7 +257,6 @@ func (x *example) deaths() int {
 	return strings.Count(string(text), " is DOWN")
 }
 
-// awaitState waits until HAProxy reports a node as UP or DOWN.
 func (x *example) awaitState(n *service, want string) {
 	x.t.Helper()
 	x.eventually("HAProxy says that "+n.name+" is "+want, func() bool {

@@ -13,20 +13,17 @@ import (
 	"time"
 )
 
-// traffic is conversations without a pause, by several clients.
 type traffic struct {
 	url  string
 	stop chan struct{}
 	done sync.WaitGroup
 
 	mu       sync.Mutex
-	answered map[string]int // by node
-	again    int            // requests repeated on a new connection, as HTTP/1.1 allows
+	answered map[string]int
+	again    int // requests repeated on a new connection, as HTTP/1.1 allows
 	failures []error
 }
 
-// clients run concurrently: half of them open a connection per request and stream, half keep
-// theirs.
 const clients = 8
 
 func startTraffic(t *testing.T, addr string) *traffic {
@@ -79,7 +76,6 @@ func (r *traffic) converse(id int, keep bool) {
 	}
 }
 
-// ask sends one request and reads the whole answer. began reports whether any of it came.
 func (r *traffic) ask(client *http.Client, body string, stream bool) (node string, began bool, err error) {
 	resp, err := client.Post(r.url, "application/json", strings.NewReader(body))
 	if err != nil {
@@ -103,14 +99,12 @@ func (r *traffic) ask(client *http.Client, body string, stream bool) (node strin
 	return node, true, nil
 }
 
-// by is how many requests a node has answered.
 func (r *traffic) by(node string) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.answered[node]
 }
 
-// moves waits until each of the nodes has answered more requests.
 func (r *traffic) moves(x *example, nodes ...*service) {
 	x.t.Helper()
 	for _, n := range nodes {
@@ -136,8 +130,6 @@ func TestRoll(t *testing.T) {
 	t.Error("HAProxy took nodes that ran for dead in every trial")
 }
 
-// roll makes one trial. It returns true if requests failed while HAProxy took a running node for
-// dead.
 func roll(t *testing.T, haproxy string) (stalled bool) {
 	x := newExample(t)
 	x.startEngines()

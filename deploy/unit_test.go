@@ -14,11 +14,8 @@ import (
 
 const unitFile = "systemd/grapevine.service"
 
-// unit has the values of unit files and drop-ins by section and key, in order.
 type unit map[string][]string
 
-// readUnit reads unit files as systemd does, later ones added to earlier ones. It does not support
-// continued lines, which these files do not use.
 func readUnit(t *testing.T, files ...string) unit {
 	t.Helper()
 	u := unit{}
@@ -46,7 +43,6 @@ func readUnit(t *testing.T, files ...string) unit {
 	return u
 }
 
-// last is the effective value of a key with one value.
 func (u unit) last(t *testing.T, key string) string {
 	t.Helper()
 	values := u[key]
@@ -65,7 +61,6 @@ func (u unit) duration(t *testing.T, key string) time.Duration {
 	return d
 }
 
-// examples returns the drop-ins of the three hosts, and the common one.
 func examples(t *testing.T) (hosts []string, common string) {
 	t.Helper()
 	hosts, err := filepath.Glob("example/router-*/*.conf")
@@ -75,8 +70,6 @@ func examples(t *testing.T) (hosts []string, common string) {
 	return hosts, "example/20-resources.conf"
 }
 
-// Checks the promises in the unit's comments and the program's needs; TestSystemd checks systemd's
-// view.
 func TestUnit(t *testing.T) {
 	u := readUnit(t, unitFile)
 	for key, want := range map[string]string{
@@ -128,7 +121,6 @@ func tool(t *testing.T, name string) string {
 	return path
 }
 
-// installed is a directory with the unit, drop-ins and program at their places on a host.
 func installed(t *testing.T, dropIns ...string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -174,8 +166,6 @@ func run(t *testing.T, program string, args ...string) (output string, failure e
 	return both.String(), failure
 }
 
-// systemd accepts every key of the unit and each host's drop-ins, and rates the sandbox as
-// promised.
 func TestSystemd(t *testing.T) {
 	analyze := tool(t, "systemd-analyze")
 	hosts, common := examples(t)
@@ -205,7 +195,6 @@ func TestSystemd(t *testing.T) {
 	}
 }
 
-// HAProxy accepts the front, which names every host at its listening address.
 func TestHAProxy(t *testing.T) {
 	text, err := os.ReadFile("example/haproxy.cfg")
 	if err != nil {

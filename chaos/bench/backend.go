@@ -22,8 +22,8 @@ import (
 // the bottleneck and hide the differences. Its own process keeps its CPU time apart.
 const (
 	headerMode   = "x-bench-chunks" // number of chunks to stream; absent: one JSON answer
-	headerPeriod = "x-bench-period" // time between two chunks
-	stampKey     = `"content":"`    // precedes the time at which a chunk was written, nanoseconds since the epoch
+	headerPeriod = "x-bench-period"
+	stampKey     = `"content":"` // precedes the time at which a chunk was written, nanoseconds since the epoch
 )
 
 // maxHead bounds a request's header and maxBody its body; the backend closes the connection beyond.
@@ -32,7 +32,6 @@ const (
 	maxBody = 64 << 20
 )
 
-// serveBackend listens on every address and serves until SIGTERM or SIGINT.
 func serveBackend(addrs []string) error {
 	var wg sync.WaitGroup
 	listeners := make([]net.Listener, 0, len(addrs))
@@ -56,7 +55,6 @@ func serveBackend(addrs []string) error {
 	return nil
 }
 
-// acceptLoop serves ln until it is closed. Open connections end with the process.
 func acceptLoop(ln net.Listener) {
 	for {
 		c, err := ln.Accept()
@@ -72,14 +70,12 @@ func acceptLoop(ln net.Listener) {
 	}
 }
 
-// backendConn is one connection's state with reused buffers.
 type backendConn struct {
 	c         net.Conn
 	r         *bufio.Reader
 	out, body []byte
 }
 
-// requestHead is the part of a request that the backend uses.
 type requestHead struct {
 	path    string
 	length  int
@@ -149,7 +145,6 @@ func (b *backendConn) readHead() (requestHead, error) {
 	}
 }
 
-// equalFold compares name with a lower-case ASCII name without allocation.
 func equalFold(name []byte, lower string) bool {
 	return len(name) == len(lower) && strings.EqualFold(string(name), lower)
 }
@@ -162,7 +157,6 @@ func (b *backendConn) discard(h requestHead) error {
 	return err
 }
 
-// readStreamBody reads the body and reports whether it asks for the usage chunk.
 func (b *backendConn) readStreamBody(h requestHead) (usage bool, err error) {
 	if h.chunked {
 		return false, fmt.Errorf("chunked request body")
@@ -177,7 +171,6 @@ func (b *backendConn) readStreamBody(h requestHead) (usage bool, err error) {
 	return bytes.Contains(b.body, []byte(`"include_usage"`)), nil
 }
 
-// stream writes h.chunks chunks on an absolute schedule, each with a time stamp.
 func (b *backendConn) stream(h requestHead, usage bool) error {
 	b.out = append(b.out[:0], "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nCache-Control: no-cache\r\nTransfer-Encoding: chunked\r\n\r\n"...)
 	if _, err := b.c.Write(b.out); err != nil {

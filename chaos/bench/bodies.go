@@ -10,7 +10,6 @@ import (
 	"strings"
 )
 
-// chatMessage is one message of a chat request.
 type chatMessage struct {
 	Role    string `json:"role"`
 	Content string `json:"content"`

@@ -18,14 +18,13 @@ import (
 	"time"
 )
 
-// contender is one proxy in front of the backends, or direct access.
 type contender struct {
 	Name    string `json:"name"`
 	Version string `json:"version"`
 	// Config is the whole configuration, for readers to judge and repeat.
 	Config string `json:"config"`
 
-	addr       string // for requests that are answered at once
+	addr       string
 	streamAddr string // for streams; nginx needs a server without buffering for those
 	admin      string // source of CPU profiles; empty for other programs
 	proc       *process
@@ -39,7 +38,6 @@ func (c *contender) pid() int {
 	return c.proc.cmd.Process.Pid
 }
 
-// process is a started program. One goroutine waits for its end; stop ends it by pid.
 type process struct {
 	name   string
 	cmd    *exec.Cmd
@@ -141,7 +139,7 @@ func startNginx(dir string, backends []string) (*contender, error) {
 	}
 	user := ""
 	if os.Geteuid() == 0 {
-		user = "user root;\n" // otherwise the workers cannot enter their temporary directory
+		user = "user root;\n"
 	}
 	// client_body_buffer_size keeps bodies in memory, which is cheaper for nginx than its default
 	// file beyond 16 KiB.
@@ -246,14 +244,12 @@ func startGrapevine(binary string, backends, extra []string) (*contender, error)
 		addr: addrs[0], streamAddr: addrs[0], admin: addrs[1], proc: p}, nil
 }
 
-// programVersion is the first line of a program's version output.
 func programVersion(argv ...string) string {
 	out, _ := exec.Command(argv[0], argv[1:]...).CombinedOutput() // wrk exits 1 after printing it
 	line, _, _ := bytes.Cut(bytes.TrimSpace(out), []byte("\n"))
 	return string(line)
 }
 
-// install installs missing programs from the distribution.
 func install(ctx context.Context, log io.Writer, programs ...string) error {
 	var missing []string
 	for _, p := range programs {

@@ -13,7 +13,6 @@ import (
 	"grapevine/chaos/engine"
 )
 
-// backendKind is the kind of backend in one run of the bench.
 type backendKind struct {
 	name   string
 	shows  string // meaning of its figures, for the heading of its tables
@@ -27,7 +26,6 @@ var (
 		shows: "a responder that skips the body and writes a fixed answer: no engine is as cheap, so the proxy is all that counts (the harder table)"}
 )
 
-// kindsOf returns the backends that the flag -backend names.
 func kindsOf(name string) ([]backendKind, error) {
 	switch name {
 	case "both":
@@ -53,7 +51,6 @@ func engineConfig() engine.ServerConfig {
 	}
 }
 
-// serveEngines runs an engine on every address until SIGTERM or SIGINT.
 func serveEngines(addrs []string) (err error) {
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)

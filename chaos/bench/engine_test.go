@@ -11,7 +11,6 @@ import (
 	"grapevine/chaos/engine"
 )
 
-// The engine as the bench configures it answers the whole corpus, at once, and from its cache.
 func TestEngineBackend(t *testing.T) {
 	s, err := engine.NewServer(engineConfig())
 	if err != nil {
@@ -55,7 +54,6 @@ func TestKindsOf(t *testing.T) {
 	}
 }
 
-// The output has the slower backend's table and the backend's share.
 func TestTables(t *testing.T) {
 	r := newReport()
 	for _, kind := range []backendKind{engineKind, lightKind} {

@@ -108,7 +108,6 @@ func exit(err error) {
 	os.Exit(0)
 }
 
-// bench measures with each kind of backend, reports, and stops everything.
 func bench(ctx context.Context, o options) error {
 	kinds, err := kindsOf(o.backend)
 	if err != nil {
@@ -139,7 +138,6 @@ func bench(ctx context.Context, o options) error {
 	return nil
 }
 
-// benchOn measures every contender in front of one kind of backend.
 func benchOn(ctx context.Context, o options, dir string, kind backendKind) (*results, error) {
 	st, err := setStage(ctx, o, dir, kind)
 	defer st.close()
@@ -154,15 +152,13 @@ func benchOn(ctx context.Context, o options, dir string, kind backendKind) (*res
 	return res, nil
 }
 
-// stage is the backends, in one process, and the contenders.
 type stage struct {
 	kind    backendKind
 	backend *process
 	field   []*contender
-	started []*process // in order
+	started []*process
 }
 
-// close stops all processes in reverse order.
 func (st *stage) close() {
 	for i := len(st.started) - 1; i >= 0; i-- {
 		st.started[i].stop()
@@ -285,7 +281,6 @@ func measureThroughput(ctx context.Context, o options, dir string, st *stage, re
 	return nil
 }
 
-// measureLatency takes as long per contender as measureThroughput, in windows of a second.
 func measureLatency(ctx context.Context, o options, st *stage, res *results) error {
 	for _, s := range bodySizes {
 		bodies, err := chatBodies(s.distinct, s.bytes, false, o.seed)
@@ -323,17 +318,15 @@ func measureLatency(ctx context.Context, o options, st *stage, res *results) err
 	return nil
 }
 
-// measurement brackets one run: CPU use of the contender, the backends and other programs.
 type measurement struct {
 	contender, backend int // process ids, 0 for none
 	atStart, atBackend usage
 	before             machineTime
 }
 
-// spent is the result of a measurement.
 type spent struct {
-	proxy, backend time.Duration // CPU time
-	backendShare   float64       // of all CPUs
+	proxy, backend time.Duration
+	backendShare   float64
 }
 
 func beginMeasurement(ctx context.Context, o options, res *results, st *stage, x *contender) (measurement, error) {
@@ -353,7 +346,6 @@ func beginMeasurement(ctx context.Context, o options, res *results, st *stage, x
 	return m, err
 }
 
-// end returns the CPU time since the beginning and records other programs' share.
 func (m measurement) end(res *results) (spent, error) {
 	contender, err := usageOf(m.contender)
 	if err != nil {
@@ -426,7 +418,6 @@ func onTerminal() bool {
 	return err == nil && fi.Mode()&os.ModeCharDevice != 0
 }
 
-// publish prints tables or JSON and writes the file.
 func publish(o options, r *report) error {
 	clearNote()
 	raw, err := json.MarshalIndent(r, "", "  ")

@@ -14,14 +14,12 @@ import (
 // Other programs distort figures invisibly, so measurements wait, within a limit, for a quiet
 // moment, and record the other programs' share.
 
-// quietShare is the share of all CPUs up to which other programs count as quiet.
 const quietShare = 0.1
 
-// machineTime is the kernel's CPU time since boot, over all CPUs.
 type machineTime struct {
 	at   time.Time
-	busy time.Duration // running processes and the hypervisor's steal
-	ours time.Duration // this process and its descendants, ended ones included
+	busy time.Duration
+	ours time.Duration
 }
 
 func readMachineTime() (machineTime, error) {
@@ -56,7 +54,6 @@ func readMachineTime() (machineTime, error) {
 	return m, err
 }
 
-// othersSince is other programs' share of all CPUs since before.
 func othersSince(before machineTime) (float64, error) {
 	now, err := readMachineTime()
 	if err != nil {

@@ -16,7 +16,6 @@ import (
 	"time"
 )
 
-// pacedResult holds the sorted latencies of requests sent at a fixed rate.
 type pacedResult struct {
 	latencies []time.Duration
 	errors    int
@@ -88,7 +87,7 @@ func pace(ctx context.Context, total int, dueTime func(int) time.Time, due chan<
 			ts := syscall.NsecToTimespec(int64(wait))
 			_ = syscall.Nanosleep(&ts, nil) // after a signal the loop sleeps the rest
 		}
-		due <- i // has room for all
+		due <- i
 	}
 }
 

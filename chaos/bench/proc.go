@@ -17,11 +17,10 @@ import (
 const clockTick = 10 * time.Millisecond
 
 type usage struct {
-	cpu time.Duration // user and system time of all threads
-	rss int64         // resident bytes, shared pages counted once per process
+	cpu time.Duration
+	rss int64 // resident bytes, shared pages counted once per process
 }
 
-// processUsage sums over pid and its descendants. Processes that end meanwhile count as zero.
 func processUsage(pid int) (usage, error) {
 	var u usage
 	pids, err := family(pid)
@@ -39,10 +38,8 @@ func processUsage(pid int) (usage, error) {
 	return u, nil
 }
 
-// cpuTime is utime + stime of one process.
 func cpuTime(pid int) (time.Duration, error) { return statTime(pid, 11) }
 
-// endedChildren is the CPU time of a process's reaped children, cutime + cstime.
 func endedChildren(pid int) (time.Duration, error) { return statTime(pid, 13) }
 
 // statTime is the sum of two neighbouring stat fields, user and system time; at counts from the
@@ -91,7 +88,6 @@ func residentBytes(pid int) int64 {
 	return pages * int64(os.Getpagesize())
 }
 
-// family is pid and all its descendants, parents first.
 func family(pid int) ([]int, error) {
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
@@ -101,7 +97,7 @@ func family(pid int) ([]int, error) {
 	for _, path := range stats {
 		raw, err := os.ReadFile(path)
 		if err != nil {
-			continue // ended since the listing
+			continue
 		}
 		f, err := afterCommand(raw)
 		if err != nil {
@@ -118,7 +114,6 @@ func family(pid int) ([]int, error) {
 	return all, nil
 }
 
-// machine describes the machine in one line.
 func machine() string {
 	model := "unknown CPU"
 	if raw, err := os.ReadFile("/proc/cpuinfo"); err == nil {

@@ -12,7 +12,6 @@ import (
 	"time"
 )
 
-// report is the JSON output: one run per kind of backend, one after the other.
 type report struct {
 	Date    string     `json:"date"`
 	Machine string     `json:"machine"`
@@ -32,9 +31,9 @@ type results struct {
 	Latency    []latencyCell    `json:"latency"`
 	Streams    []streamsCell    `json:"streams"`
 	// Others is the share of all CPUs that other programs used, per measurement.
-	Others []float64     `json:"others_share"`
-	waited time.Duration // for quiet, so far
-	Bars   []bar         `json:"bars"`
+	Others []float64 `json:"others_share"`
+	waited time.Duration
+	Bars   []bar `json:"bars"`
 }
 
 type throughputCell struct {
@@ -72,7 +71,6 @@ type streamsCell struct {
 	FirstError   string    `json:"first_error,omitempty"`
 }
 
-// bar is one promise with its measurement.
 type bar struct {
 	What string  `json:"what"`
 	Want string  `json:"want"`
@@ -162,7 +160,6 @@ func paired(a, b []float64, f func(a, b float64) float64) float64 {
 func ratio(a, b float64) float64 { return a / b }
 func minus(a, b float64) float64 { return a - b }
 
-// judge compares grapevine with nginx. It omits bars whose contenders or phases did not run.
 func (r *results) judge() {
 	for _, s := range bodySizes {
 		g, n := r.throughput("grapevine", s.bytes), r.throughput("nginx", s.bytes)
@@ -240,7 +237,6 @@ func (r *results) streams(name string) *streamsCell {
 
 func sizeName(bytes int) string { return fmt.Sprintf("%d KiB", bytes>>10) }
 
-// tables is the report for readers: medians over rounds.
 func (r *report) tables() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n%s, %s\n", r.Machine, r.Go, r.Date)
@@ -319,7 +315,6 @@ func (r *results) latencyTables(w *tabwriter.Writer) {
 	}
 }
 
-// cpuText is blank for direct access, which has no process.
 func cpuText(c *contender, v []float64) string {
 	if c.proc == nil {
 		return "-"

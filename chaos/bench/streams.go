@@ -15,19 +15,17 @@ import (
 	"time"
 )
 
-// streamLoad is count concurrent streams of chunks chunks, one each period.
 type streamLoad struct {
 	count, chunks int
 	period        time.Duration
 }
 
-// streamResult is the sum over the clients of all streams.
 type streamResult struct {
 	delays    []time.Duration // from the backend's write to the client's read, per chunk, sorted
 	errors    int             // streams that failed or ended early
-	surplus   int             // unrequested usage chunks
+	surplus   int
 	firstErr  error
-	peakBytes int64 // resident memory of the proxy, largest sample
+	peakBytes int64
 }
 
 // runStreams opens all streams within one period, so that chunks spread evenly, and reads them to
@@ -90,7 +88,6 @@ func sleepUntil(ctx context.Context, t time.Time) {
 	}
 }
 
-// readStream runs one stream and returns the delay of each of its chunks.
 func readStream(ctx context.Context, load streamLoad, body []byte, addr string) (delays []time.Duration, surplus int, err error) {
 	c, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
 	if err != nil {
@@ -137,7 +134,6 @@ func readStream(ctx context.Context, load streamLoad, body []byte, addr string) 
 	return delays, surplus, nil
 }
 
-// stampOf finds the time at which a chunk was written, in nanoseconds since the epoch.
 func stampOf(line []byte) (int64, bool) {
 	_, rest, ok := bytes.Cut(line, []byte(stampKey))
 	if !ok {

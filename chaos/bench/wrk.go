@@ -45,7 +45,6 @@ function done(summary, latency, requests)
 end
 `
 
-// wrkResult is wrk's summary of one run.
 type wrkResult struct {
 	Requests   int64 `json:"requests"`
 	DurationUS int64 `json:"duration_us"`
@@ -60,7 +59,6 @@ type wrkResult struct {
 
 func (r wrkResult) errors() int64 { return r.Connect + r.Read + r.Write + r.Status + r.Timeout }
 
-// corpus is a directory of request bodies and the script that sends them.
 type corpus struct {
 	dir, script string
 	n, size     int
@@ -80,13 +78,11 @@ func writeCorpus(dir string, bodies [][]byte, size int) (corpus, error) {
 	return c, os.WriteFile(c.script, []byte(postScript), 0o644)
 }
 
-// wrkCommand is what runWrk executes, for the record.
 func wrkCommand(c corpus, addr string, conns int, d time.Duration) []string {
 	return []string{"wrk", "-t2", "-c", strconv.Itoa(conns), "-d", fmt.Sprintf("%ds", int(d.Seconds())), "-s", c.script,
 		"http://" + addr + "/v1/chat/completions", "--", c.dir, strconv.Itoa(c.n)}
 }
 
-// runWrk loads addr from conns connections as fast as it answers.
 func runWrk(ctx context.Context, c corpus, addr string, conns int, d time.Duration) (wrkResult, error) {
 	var r wrkResult
 	args := wrkCommand(c, addr, conns, d)

@@ -96,10 +96,8 @@ const startTimeout = 45 * time.Second
 // the tens of seconds of cloud balancers because the demo is short; until then clients retry.
 const healthInterval = 100 * time.Millisecond
 
-// modelName is the model that the engines serve.
 const modelName = "emulated-8b"
 
-// runArm starts a fleet, plays the traffic with the kill, and stops the fleet.
 func runArm(ctx context.Context, cfg Config, policy string) (arm Arm, err error) {
 	w := Workload(cfg.Engines, cfg.Duration)
 	src, err := w.Source(workload.Options{Seed: cfg.Seed})
@@ -124,7 +122,6 @@ func runArm(ctx context.Context, cfg Config, policy string) (arm Arm, err error)
 	return play(ctx, cfg, f, policy, w, src)
 }
 
-// play sends the traffic while the kill script runs. A failure of either ends both.
 func play(ctx context.Context, cfg Config, f *fleet.Fleet, policy string, w *workload.Sessions, src workload.Source) (arm Arm, err error) {
 	running, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -138,7 +135,7 @@ func play(ctx context.Context, cfg Config, f *fleet.Fleet, policy string, w *wor
 	}
 	var steady []*fleet.Node
 	for _, n := range f.Nodes() {
-		if n != k.node { // its counters restarted
+		if n != k.node {
 			steady = append(steady, n)
 			load.Admins = append(load.Admins, n.AdminAddr())
 		}

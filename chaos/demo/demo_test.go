@@ -40,7 +40,6 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// built is the program under test: the one that GRAPEVINE names, or a fresh build.
 var built struct {
 	once      sync.Once
 	path, dir string
@@ -67,8 +66,6 @@ func binary(t *testing.T) string {
 	return built.path
 }
 
-// In virtual time, for any seed, the settings show the effect of affinity at the promised load:
-// busy, not overloaded.
 func TestEffectInVirtualTime(t *testing.T) {
 	for seed := range uint64(3) {
 		w := Workload(4, 30*time.Second)
@@ -97,7 +94,6 @@ func settings(t *testing.T) Config {
 	return Config{Binary: binary(t), Nodes: 2, Engines: 2, Duration: 3 * time.Second, Seed: 1, Policy: "prefix", Log: zerolog.Nop()}
 }
 
-// Plays a short demo with real processes and sockets. It is too short to measure affinity.
 func TestRun(t *testing.T) {
 	seen := map[string]int{}
 	cfg := settings(t)
@@ -136,7 +132,6 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// Only failures that the kill can have caused are excused.
 func TestExcuses(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -175,7 +170,7 @@ func TestExcuses(t *testing.T) {
 		if e.At >= k.killed {
 			e.CachedTokens = 100
 		}
-		e.Failed = i%4 == 3 // failed requests do not count
+		e.Failed = i%4 == 3
 		k.observe(e)
 	}
 	got := k.finish(4 * time.Second).HitRate
@@ -216,7 +211,6 @@ func TestCancelledAndRefused(t *testing.T) {
 	}
 }
 
-// A router that fails to restart ends the demo with its log.
 func TestRestartFails(t *testing.T) {
 	cfg := settings(t)
 	cfg.Duration = 5 * time.Second

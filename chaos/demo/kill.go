@@ -128,7 +128,6 @@ func (k *killing) finish(warmup time.Duration) Kill {
 	return out
 }
 
-// hitRate covers the requests that arrived in [from, to).
 func (k *killing) hitRate(from, to time.Duration) *float64 {
 	var prompt, cached float64
 	for i := range k.ended {

@@ -36,7 +36,6 @@ func Workload(engines int, d time.Duration) *workload.Sessions {
 	}
 }
 
-// warmup excludes the first fifth, in which caches and conversations are still few.
 func warmup(d time.Duration) time.Duration { return d / 5 }
 
 // Describe summarises the setting of the measurements in three lines.
@@ -50,7 +49,6 @@ func Describe(nodes, engines int, d time.Duration) string {
 		nodes, share(d, killAt), share(d, restartAt))
 }
 
-// share is a part of a run.
 func share(d time.Duration, part float64) time.Duration {
 	return time.Duration(part * float64(d)).Round(time.Millisecond)
 }

@@ -6,7 +6,6 @@ import (
 	"time"
 )
 
-// anthropicUsage excludes tokens read from the cache from InputTokens.
 type anthropicUsage struct {
 	InputTokens   int  `json:"input_tokens"`
 	CacheCreation *int `json:"cache_creation_input_tokens"`
@@ -42,7 +41,6 @@ type anthropicText struct {
 	Text string `json:"text"`
 }
 
-// stopReason is Anthropic's name for why a reply ended.
 func (c *call) stopReason() string {
 	if c.asked {
 		return "max_tokens"
@@ -132,7 +130,6 @@ func (s *Server) anthropicModels(w http.ResponseWriter) {
 	})
 }
 
-// generateScript is SGLang's /generate: every event repeats the whole text so far.
 type generateScript struct{ told }
 
 func newGenerateScript(t told) *generateScript {
@@ -144,7 +141,7 @@ func (t *generateScript) begin(dst []byte) []byte { return dst }
 
 func (t *generateScript) text(dst []byte, i, _, to int) []byte {
 	if to == t.c.output {
-		return dst // stop writes it, with the reason
+		return dst
 	}
 	return t.event(dst, i, to, false)
 }
@@ -167,7 +164,6 @@ func (t *generateScript) fail(dst []byte, err *apiError) []byte {
 	return append(dst, "\n\ndata: [DONE]\n\n"...)
 }
 
-// generated is SGLang's report on seat i after that many tokens.
 func (s *Server) generated(c *call, f *flight, i int, id string, tokens int, finished bool) map[string]any {
 	p, _ := f.state(i)
 	prompt, cached := s.faults.told(f.seats[i].job.PromptTokens, p.cached)

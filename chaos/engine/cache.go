@@ -12,23 +12,23 @@ import "slices"
 // tail gives the order of an engine that frees block by block, last block of a sequence first.
 type cache struct {
 	heads     map[uint64]*node
-	root      node    // holds no keys, is never evicted
-	tokens    int     // in all nodes
-	evictable int     // in unlocked nodes
-	evicted   int64   // total tokens
-	clock     uint64  // releases so far
-	lru       []*node // heap by last: unlocked leaves
+	root      node // holds no keys, is never evicted
+	tokens    int
+	evictable int
+	evicted   int64
+	clock     uint64
+	lru       []*node
 	spare     []*node
 }
 
 type node struct {
-	keys   []uint64 // owned; at least one
+	keys   []uint64
 	parent *node
-	tokens int    // tokens per key
-	kids   int    // number of children
-	refs   int    // jobs pinned here plus locked children; the node is locked while > 0
-	last   uint64 // clock when it was last unlocked
-	slot   int    // index in the heap, or -1
+	tokens int
+	kids   int
+	refs   int // jobs pinned here plus locked children; the node is locked while > 0
+	last   uint64
+	slot   int // index in the heap, or -1
 }
 
 func (c *cache) init() {
@@ -63,7 +63,7 @@ func common(a, b []uint64) int {
 	if a[hi] == b[hi] {
 		return hi + 1
 	}
-	for lo+1 < hi { // invariant: a[lo] == b[lo], a[hi] != b[hi]
+	for lo+1 < hi {
 		if mid := (lo + hi) / 2; a[mid] == b[mid] {
 			lo = mid
 		} else {
@@ -124,12 +124,12 @@ func (c *cache) extend(n *node, keys []uint64, keyTokens, room int) (end *node, 
 		}
 		same := common(kid.keys, keys)
 		kid = c.acquire(kid, same)
-		n.refs-- // not the last one: kid is locked
+		n.refs--
 		return kid, same
 	}
 	c.tokens += len(keys) * keyTokens
 	if n != &c.root && n.kids == 0 && n.refs == 1 && n.tokens == keyTokens {
-		n.keys = append(slices.Grow(n.keys, room), keys...) // the caller is alone at this leaf
+		n.keys = append(slices.Grow(n.keys, room), keys...)
 		return n, len(keys)
 	}
 	kid := c.newNode()

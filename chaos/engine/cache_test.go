@@ -22,8 +22,6 @@ func drawKeys(t *rapid.T, label string, most int) []uint64 {
 	return chain(rapid.SliceOfN(rapid.Uint64Range(0, 2), 0, most).Draw(t, label))
 }
 
-// naiveCache is vLLM's block pool: single blocks, freed last block of a sequence first, evicted in
-// the order of freeing.
 type naiveCache struct {
 	blocks map[uint64]*naiveBlock
 	clock  int
@@ -86,7 +84,6 @@ func (c *naiveCache) evictable() (n int) {
 	return n
 }
 
-// The radix tree holds, finds and evicts exactly the blocks of a pool of single blocks.
 func TestCacheAgainstNaive(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const tokens = 3
@@ -169,7 +166,6 @@ func TestCacheAgainstNaive(t *testing.T) {
 	})
 }
 
-// Two prompts store their common prefix as one run, and a lone continuation lengthens its leaf.
 func TestCacheStoresSharedOnce(t *testing.T) {
 	var c cache
 	c.init()

@@ -29,7 +29,6 @@ const (
 	endpointClassify
 )
 
-// paths are the POST endpoints. The last element of a path is also its short name.
 var paths = map[string]endpoint{
 	"/v1/chat/completions":      endpointChat,
 	"/v1/completions":           endpointCompletion,
@@ -48,7 +47,6 @@ var paths = map[string]endpoint{
 	"/pooling":                  endpointPooling,
 }
 
-// endpointOf accepts a path or its short name (chat, messages, responses, generate, ...).
 func endpointOf(name string) endpoint {
 	switch name {
 	case "", "chat":
@@ -67,7 +65,6 @@ func endpointOf(name string) endpoint {
 
 func (e endpoint) anthropic() bool { return e == endpointMessages || e == endpointCountTokens }
 
-// apiError is an answer other than 200. Its shape on the wire depends on the endpoint.
 type apiError struct {
 	status  int
 	message string
@@ -81,7 +78,6 @@ func badRequest(param, format string, args ...any) *apiError {
 	return &apiError{status: http.StatusBadRequest, param: param, message: fmt.Sprintf(format, args...)}
 }
 
-// fields are the union of all request bodies; each endpoint reads its own.
 type fields struct {
 	Model         string `json:"model"`
 	Stream        bool   `json:"stream"`
@@ -106,7 +102,7 @@ type fields struct {
 	Echo          bool            `json:"echo"`
 	Dimensions    int             `json:"dimensions"`
 	Encoding      string          `json:"encoding_format"`
-	Text          json.RawMessage `json:"text"` // SGLang's prompt; in Responses the output format
+	Text          json.RawMessage `json:"text"`
 	InputIDs      texts           `json:"input_ids"`
 	Sampling      sampling        `json:"sampling_params"`
 	Tokens        []uint32        `json:"tokens"`
@@ -125,7 +121,6 @@ type sampling struct {
 	N            *int `json:"n"`
 }
 
-// call is one parsed request.
 type call struct {
 	endpoint endpoint
 	fields   fields
@@ -133,8 +128,8 @@ type call struct {
 	adapter  string
 	prompts  [][]byte
 	several  bool // SGLang: the prompt was a list, so the answer is one
-	n        int  // replies per prompt
-	output   int  // tokens of each reply
+	n        int
+	output   int
 	asked    bool // the request set output, so the reply ends with reason length
 }
 
@@ -143,7 +138,6 @@ const (
 	maxPrompts = 2048
 )
 
-// parse reads the prompt and the reply length from a body sent to e.
 func (s *Server) parse(e endpoint, body []byte) (*call, *apiError) {
 	c := &call{endpoint: e, n: 1}
 	f := &c.fields
@@ -182,7 +176,6 @@ func parseError(err error) *apiError {
 	return badRequest("", "There was an error parsing the body: %v", err)
 }
 
-// resolve finds the model or adapter that the request names.
 func (s *Server) resolve(c *call) *apiError {
 	name := c.fields.Model
 	switch {
@@ -201,7 +194,6 @@ func (s *Server) resolve(c *call) *apiError {
 	return nil
 }
 
-// render returns the prompt texts of a request.
 func (c *call) render() ([][]byte, *apiError) {
 	f := &c.fields
 	switch c.endpoint {
@@ -209,7 +201,7 @@ func (c *call) render() ([][]byte, *apiError) {
 		return one(c.conversation(nil))
 	case endpointMessages, endpointCountTokens:
 		if last := len(f.Messages) - 1; last >= 0 && f.Messages[last].Role == "assistant" {
-			f.Continue = true // Anthropic: the model continues the last message
+			f.Continue = true
 		}
 		return one(c.conversation(f.System.text))
 	case endpointTokenize, endpointPooling:
@@ -341,7 +333,6 @@ func (c *call) pairs() ([][]byte, *apiError) {
 	return pair(left, right), nil
 }
 
-// pair renders what a cross-encoder reads: a query (one, or one per document) and the document.
 func pair(queries, documents texts) [][]byte {
 	out := make([][]byte, len(documents))
 	for i, d := range documents {
@@ -351,7 +342,6 @@ func pair(queries, documents texts) [][]byte {
 	return out
 }
 
-// length sets the reply length and refuses requests beyond the model's context.
 func (s *Server) length(c *call) *apiError {
 	f := &c.fields
 	limit, param := f.MaxTokens, "max_tokens"
@@ -369,7 +359,7 @@ func (s *Server) length(c *call) *apiError {
 	case endpointCountTokens, endpointTokenize, endpointDetokenize:
 		return nil // never reaches the model
 	default:
-		limit = new(int) // generates nothing
+		limit = new(int)
 	}
 	if f.N != nil && (c.endpoint == endpointChat || c.endpoint == endpointCompletion || c.endpoint == endpointGenerate) {
 		if c.n = *f.N; c.n < 1 || c.n*len(c.prompts) > maxReplies {
@@ -423,7 +413,6 @@ func contextParam(e endpoint) string {
 	return "input"
 }
 
-// flight makes the jobs of a call: n replies for every prompt, in that order.
 func (c *call) flight() *flight {
 	f := &flight{}
 	root := rootKey(c.adapter, c.fields.CacheSalt)
@@ -438,7 +427,6 @@ func (c *call) flight() *flight {
 	return f
 }
 
-// promptTokens counts every prompt once, whatever its number of replies.
 func (c *call) promptTokens() (n int) {
 	for _, p := range c.prompts {
 		n += tokensIn(len(p))
@@ -446,7 +434,6 @@ func (c *call) promptTokens() (n int) {
 	return n
 }
 
-// finishReason is OpenAI's name for why a reply ended.
 func (c *call) finishReason() string {
 	if c.asked {
 		return "length"
@@ -455,6 +442,6 @@ func (c *call) finishReason() string {
 }
 
 func quoted(name string) string {
-	b, _ := json.Marshal(name) // a string always marshals
+	b, _ := json.Marshal(name)
 	return strings.TrimSpace(string(b))
 }

@@ -6,7 +6,6 @@ import (
 	"time"
 )
 
-// errStopped is the answer of a stopped driver.
 var errStopped = errors.New("engine: stopped")
 
 var errBusy = errors.New("engine: waiting queue is full")
@@ -114,22 +113,20 @@ func (d *driver) emit(e Event) {
 	}
 }
 
-// flight is the jobs of one HTTP request.
 type flight struct {
 	driver *driver
 	seats  []*seat
 	notify chan struct{} // capacity 1: something changed
 
 	mu   sync.Mutex // guards the fields below and the progress of the seats
-	left int        // seats not done
+	left int
 	err  error
 }
 
-// seat is one job of a flight.
 type seat struct {
 	flight *flight
 	job    Job
-	reply  []byte // TokenBytes for each output token
+	reply  []byte
 
 	tokens int // generated so far; jumps to the total for a job that is not watched
 	cached int
@@ -141,7 +138,6 @@ type progress struct {
 	done           bool
 }
 
-// launch submits all jobs of f, or none.
 func (d *driver) launch(f *flight) error {
 	f.driver, f.left, f.notify = d, len(f.seats), make(chan struct{}, 1)
 	var failed error
@@ -165,7 +161,6 @@ func (d *driver) launch(f *flight) error {
 	return errors.Join(err, failed)
 }
 
-// errAborted ends a flight whose client has left.
 var errAborted = errors.New("engine: aborted")
 
 // abort removes unfinished jobs from the engine. It returns true to the first caller only, and only
@@ -203,7 +198,6 @@ func (f *flight) wake() {
 	}
 }
 
-// state returns the progress of seat i and the error that ended the flight early.
 func (f *flight) state(i int) (progress, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -211,7 +205,6 @@ func (f *flight) state(i int) (progress, error) {
 	return progress{tokens: s.tokens, cached: s.cached, done: s.done}, f.err
 }
 
-// landed reports whether all seats are done, or the error that ended the flight early.
 func (f *flight) landed() (bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -35,11 +35,10 @@ type Fault struct {
 	All *bool `json:"all"`
 }
 
-// faults holds the one fault that requests suffer. slow and lie are independent of it.
 type faults struct {
 	mu   sync.Mutex
 	now  Fault
-	left int     // requests that remain of Count
+	left int
 	lie  float64 // 0: no lie
 
 	suffered int64
@@ -85,7 +84,6 @@ func (s *Server) Inject(f Fault) error {
 	return nil
 }
 
-// take returns the fault that a request suffers, if any, and counts it.
 func (f *faults) take(inference bool) (Fault, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -109,7 +107,6 @@ func (f *faults) take(inference bool) (Fault, bool) {
 	return now, true
 }
 
-// told returns the counts that the engine reports for prompt tokens of which cached were cached.
 func (f *faults) told(prompt, cached int) (saysPrompt, saysCached int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -119,7 +116,6 @@ func (f *faults) told(prompt, cached int) (saysPrompt, saysCached int) {
 	return int(f.lie * float64(prompt)), prompt - cached
 }
 
-// suffer applies the present fault to a request. Unless done, the caller answers through out.
 func (s *Server) suffer(w http.ResponseWriter, r *http.Request) (out http.ResponseWriter, done bool) {
 	_, inference := paths[r.URL.Path]
 	f, any := s.faults.take(inference)
@@ -178,10 +174,9 @@ func (f *faultWriter) strike() {
 	panic(http.ErrAbortHandler)
 }
 
-// resetConnection makes the coming close send RST instead of FIN.
 func resetConnection(ctx context.Context) {
 	conn, _ := ctx.Value(connKey{}).(net.Conn)
-	if wrapped, ok := conn.(interface{ NetConn() net.Conn }); ok { // TLS: reset the connection below
+	if wrapped, ok := conn.(interface{ NetConn() net.Conn }); ok {
 		conn = wrapped.NetConn()
 	}
 	if tcp, ok := conn.(*net.TCPConn); ok {

@@ -107,7 +107,6 @@ func TestFault503SlowAmnesia(t *testing.T) {
 	}
 }
 
-// A lying engine gives its usual answers with false counts everywhere, then true ones again.
 func TestFaultLie(t *testing.T) {
 	l := startServer(t, fastConfig())
 	counts := func() (prompt, cached int) {
@@ -131,7 +130,7 @@ func TestFaultLie(t *testing.T) {
 		}
 		return a.Usage.Prompt, a.Usage.Details.Cached
 	}
-	counts() // puts the prompt into the cache
+	counts()
 	prompt, cached := counts()
 	if cached == 0 {
 		t.Fatal("nothing is cached")
@@ -163,7 +162,7 @@ func TestFaultLie(t *testing.T) {
 			return rest[:strings.IndexAny(rest, ",}")]
 		}
 		ask()
-		truth := ask() // fully cached
+		truth := ask()
 		l.inject(Fault{Kind: "lie", Factor: 5})
 		if lie := ask(); lie == truth {
 			t.Errorf("%s: %s is told, as without the lie", path, lie)

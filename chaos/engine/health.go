@@ -4,13 +4,11 @@ import (
 	"net/http"
 )
 
-// health reports that the engine is up. It runs nothing.
 func (s *Server) health(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Length", "0")
 	w.WriteHeader(http.StatusOK)
 }
 
-// healthGenerate runs one token through the engine, behind the waiting jobs.
 func (s *Server) healthGenerate(w http.ResponseWriter, r *http.Request) {
 	f := &flight{seats: []*seat{newSeat(rootKey("", "health"), []byte("health"), 1, 0, false)}}
 	err := s.driver.launch(f)
@@ -28,7 +26,6 @@ func (s *Server) healthGenerate(w http.ResponseWriter, r *http.Request) {
 	s.health(w, r)
 }
 
-// load is vLLM's count of requests in flight.
 func (s *Server) load(w http.ResponseWriter, r *http.Request) {
 	m, err := s.modelStats()
 	if err != nil {
@@ -42,7 +39,6 @@ func (s *Server) modelInfo(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, map[string]any{"model_path": s.cfg.Models[0], "tokenizer_path": s.cfg.Models[0], "is_generation": true})
 }
 
-// serverInfo is the part of SGLang's answer that gives the engine's size.
 func (s *Server) serverInfo(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, map[string]any{
 		"model_path": s.cfg.Models[0], "served_model_name": s.cfg.Models[0], "version": s.cfg.Version,

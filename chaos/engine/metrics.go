@@ -9,7 +9,6 @@ import (
 	"time"
 )
 
-// histogram counts durations in buckets close to vLLM's for first-token times and latencies.
 type histogram struct {
 	counts []int64 // per bucket, not cumulative; the last one is above all bounds
 	sum    float64
@@ -32,7 +31,6 @@ func (h *histogram) clone() histogram {
 	return histogram{counts: append([]int64(nil), h.counts...), sum: h.sum}
 }
 
-// exposition writes metrics in Prometheus text format, all with the same labels.
 type exposition struct {
 	bytes.Buffer
 	prefix string

@@ -102,12 +102,12 @@ type Kind uint8
 
 // Events in the order in which a job may see them. Preempted is followed by another Admitted.
 const (
-	Admitted   Kind = iota + 1 // left the queue; Tokens = cached tokens found
-	FirstToken                 // prefill done, first output token generated; Tokens = 1
-	Tokens                     // another output token (watched jobs only); Tokens = 1
-	Preempted                  // lost its KV memory to older jobs; waits at the head of the queue for recomputation
-	Finished                   // all output generated
-	Refused                    // can never run: larger than the KV memory, or without a prompt
+	Admitted   Kind = iota + 1
+	FirstToken      // prefill done, first output token generated; Tokens = 1
+	Tokens          // another output token (watched jobs only); Tokens = 1
+	Preempted       // lost its KV memory to older jobs; waits at the head of the queue for recomputation
+	Finished
+	Refused // can never run: larger than the KV memory, or without a prompt
 )
 
 type Event struct {
@@ -204,7 +204,6 @@ func (m *Model) Submit(j *Job, now time.Duration) {
 	}
 }
 
-// fits reports whether j could run alone on the engine.
 func (m *Model) fits(j *Job) bool {
 	if j.PromptTokens < 1 || j.OutputTokens < 0 || (len(j.Keys) > 0 && j.KeyTokens < 1) ||
 		j.PromptTokens > m.cfg.KVTokens || j.OutputTokens > m.cfg.KVTokens {
@@ -213,7 +212,7 @@ func (m *Model) fits(j *Job) bool {
 	// The last token generated is never fed back, so it needs no KV memory.
 	need := m.roundUp(j.PromptTokens + max(j.OutputTokens-1, 0))
 	if j.KeyTokens > 0 && j.KeyTokens%m.cfg.BlockTokens != 0 {
-		need += m.cfg.BlockTokens // a cached prefix may end inside a block
+		need += m.cfg.BlockTokens
 	}
 	return need <= m.cfg.KVTokens
 }

@@ -20,7 +20,6 @@ func newModel(t testing.TB, cfg Config) *Model {
 	return m
 }
 
-// run advances m until it has no next event or limit events were due, checking after each.
 func run(t interface{ Fatal(...any) }, m *Model, emit func(Event)) {
 	for range 100_000 {
 		at, ok := m.Next()
@@ -35,7 +34,6 @@ func run(t interface{ Fatal(...any) }, m *Model, emit func(Event)) {
 	t.Fatal("the model does not come to rest")
 }
 
-// prompt returns a job whose prompt is the given blocks of tokens each, plus tail tokens.
 func prompt(tokens, tail, output int, contents ...uint64) *Job {
 	return &Job{Keys: chain(contents), KeyTokens: tokens, PromptTokens: len(contents)*tokens + tail, OutputTokens: output}
 }
@@ -57,7 +55,6 @@ func TestModelTimesOneJob(t *testing.T) {
 	}
 }
 
-// The next turn finds prompt and reply except the reply's last token, which was never fed back.
 func TestModelReplyIsCached(t *testing.T) {
 	m := newModel(t, Config{})
 	all := chain([]uint64{1, 2, 3, 4, 5, 6, 7, 8, 9, 10})
@@ -84,7 +81,6 @@ func TestModelReplyIsCached(t *testing.T) {
 	}
 }
 
-// The truth includes blocks of a running reply, and reading it changes nothing.
 func TestModelSeesRunningReply(t *testing.T) {
 	m := newModel(t, Config{PrefillRate: 1e6, DecodeStep: 10 * ms})
 	all := chain([]uint64{1, 2, 3, 4, 5, 6, 7, 8, 9, 10})
@@ -97,8 +93,6 @@ func TestModelSeesRunningReply(t *testing.T) {
 	}
 }
 
-// The second of two equal prompts that arrive together finds all the blocks that the first
-// computed, because prefill is first come, first served.
 func TestModelIdenticalPrompts(t *testing.T) {
 	m := newModel(t, Config{ChunkTokens: 64})
 	a, b := prompt(16, 5, 3, 1, 2, 3, 4, 5, 6, 7, 8), prompt(16, 5, 3, 1, 2, 3, 4, 5, 6, 7, 8)
@@ -110,7 +104,6 @@ func TestModelIdenticalPrompts(t *testing.T) {
 	}
 }
 
-// Two jobs that generate the same blocks at the same time keep one copy.
 func TestModelOneCopyOfEqualReplies(t *testing.T) {
 	m := newModel(t, Config{})
 	all := chain([]uint64{1, 2, 3, 4, 5, 6, 7, 8})
@@ -140,7 +133,6 @@ func TestModelRefuses(t *testing.T) {
 	}
 }
 
-// When replies outgrow the memory, the youngest is preempted, recomputed, and loses no token.
 func TestModelPreempts(t *testing.T) {
 	m := newModel(t, Config{KVTokens: 256, ChunkTokens: 64, PrefillRate: 1000, DecodeStep: 10 * ms})
 	a := &Job{PromptTokens: 60, OutputTokens: 100, Watch: true}
@@ -197,8 +189,6 @@ func TestModelConfigErrors(t *testing.T) {
 	}
 }
 
-// drawJob draws a job over few contents; prompts share prefixes and replies continue into later
-// prompts.
 func drawJob(t *rapid.T, tokens int) *Job {
 	all := drawKeys(t, "keys", 12)
 	n := rapid.IntRange(0, len(all)).Draw(t, "prompt keys")
@@ -220,8 +210,6 @@ func drawConfig(t *rapid.T) Config {
 	}
 }
 
-// After every operation the counts balance and memory is within bounds; every job ends, every token
-// appears once, and busy time is the work divided by the rate.
 func TestModelInvariants(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m, err := NewModel(drawConfig(t))
@@ -303,7 +291,6 @@ func TestModelInvariants(t *testing.T) {
 	})
 }
 
-// Events do not depend on how often a test advances, reads or watches the model.
 func TestModelDoesNotSeeTheObserver(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cfg := drawConfig(t)
@@ -325,7 +312,7 @@ func TestModelDoesNotSeeTheObserver(t *testing.T) {
 				t.Fatal(err)
 			}
 			emit := func(e Event) {
-				if e.Kind != Tokens && e.Kind != Refused { // a refusal is reported at the next Advance
+				if e.Kind != Tokens && e.Kind != Refused {
 					log = append(log, fmt.Sprint(e.Kind, e.Job.User, e.At, e.Tokens, e.Job.Cached))
 				}
 			}
@@ -343,7 +330,7 @@ func TestModelDoesNotSeeTheObserver(t *testing.T) {
 				j.User, j.Watch = i, watch
 				to(arrivals[i].at)
 				if look > 0 && i > 0 && arrivals[i].at > arrivals[i-1].at {
-					m.Advance(arrivals[i].at-1, emit) // a nanosecond later another step may run
+					m.Advance(arrivals[i].at-1, emit)
 				}
 				m.Submit(&j, arrivals[i].at)
 			}
@@ -368,7 +355,6 @@ func TestModelDoesNotSeeTheObserver(t *testing.T) {
 	})
 }
 
-// With one job at a time, hits equal those of a pool of single blocks of the same size.
 func TestModelHitsAgainstNaive(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const tokens = 8
@@ -400,7 +386,6 @@ func TestModelHitsAgainstNaive(t *testing.T) {
 	})
 }
 
-// Prompts only, so that each step takes exactly as long as its tokens.
 func TestModelConservesWork(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m, err := NewModel(Config{KVTokens: 1000, PrefillRate: 8000, ChunkTokens: rapid.IntRange(1, 100).Draw(t, "chunk")})

@@ -13,7 +13,6 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// usage is OpenAI's token account of a request.
 type usage struct {
 	PromptTokens     int           `json:"prompt_tokens"`
 	TotalTokens      int           `json:"total_tokens"`
@@ -118,14 +117,13 @@ const (
 	maxEmbeddingSize = 8192
 )
 
-// embedding returns a unit vector that depends on the text alone.
 func embedding(text []byte, size int) []float32 {
 	v := make([]float32, size)
 	sum := 0.0
 	for i := range v {
 		h := xxh3.HashSeed(text, uint64(i)*0x9e3779b97f4a7c15)
 		if i == 0 {
-			text = binary.LittleEndian.AppendUint64(nil, h) // hash a long text once
+			text = binary.LittleEndian.AppendUint64(nil, h)
 		}
 		x := float64(int64(h)) / (1 << 63)
 		v[i] = float32(x)
@@ -137,7 +135,6 @@ func embedding(text []byte, size int) []float32 {
 	return v
 }
 
-// poolingAnswer answers the endpoints that generate nothing: embeddings, pooling, score, rerank.
 func (s *Server) poolingAnswer(c *call, f *flight) any {
 	u := s.usage(c, f)
 	switch c.endpoint {
@@ -303,7 +300,6 @@ func (s *Server) writeError(w http.ResponseWriter, to endpoint, e *apiError) {
 	writeJSON(w, e.status, openAIError(e))
 }
 
-// retryAfterSeconds is the Retry-After of a 503.
 const retryAfterSeconds = 1
 
 func writeJSON(w http.ResponseWriter, status int, body any) {
@@ -314,7 +310,6 @@ func writeJSON(w http.ResponseWriter, status int, body any) {
 	_, _ = w.Write(b) // the client may have left
 }
 
-// mustJSON marshals values of types that cannot fail.
 func mustJSON(v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil {

@@ -14,7 +14,7 @@ func (q *queue) len() int { return len(q.jobs) - q.head }
 func (q *queue) front() *Job { return q.jobs[q.head] }
 
 func (q *queue) pushBack(j *Job) {
-	if q.head > 32 && q.head > len(q.jobs)/2 { // free the room of removed jobs
+	if q.head > 32 && q.head > len(q.jobs)/2 {
 		n := copy(q.jobs, q.jobs[q.head:])
 		clear(q.jobs[n:])
 		q.jobs, q.head = q.jobs[:n], 0
@@ -47,7 +47,6 @@ func (q *queue) remove(j *Job) {
 	}
 }
 
-// remove deletes j from jobs, keeping the order.
 func remove(jobs []*Job, j *Job) []*Job {
 	if i := slices.Index(jobs, j); i >= 0 {
 		return slices.Delete(jobs, i, i+1)

@@ -15,18 +15,16 @@ import (
 // the router, so that this truth can judge the router's predictions. Field names therefore match in
 // any case.
 
-// imageTokens is the size of one image. Its content is its hash, repeated.
 const imageTokens = 256
 
-// message is one turn of chat completions, Responses or Anthropic, with the fields of all three.
 type message struct {
 	Type      string          `json:"type"`
 	Role      string          `json:"role"`
 	Name      string          `json:"name"`
 	Content   content         `json:"content"`
 	ToolCalls json.RawMessage `json:"tool_calls"`
-	Arguments json.RawMessage `json:"arguments"` // Responses: function_call
-	Output    content         `json:"output"`    // Responses: function_call_output
+	Arguments json.RawMessage `json:"arguments"`
+	Output    content         `json:"output"`
 }
 
 // content is a string, null, or a list of parts, rendered while decoding.
@@ -39,10 +37,10 @@ type part struct {
 	Type     string          `json:"type"`
 	Text     *string         `json:"text"`
 	ImageURL json.RawMessage `json:"image_url"` // {"url":...} or, in Responses, a string
-	Source   json.RawMessage `json:"source"`    // Anthropic image or document
+	Source   json.RawMessage `json:"source"`
 	Name     string          `json:"name"`
-	Input    json.RawMessage `json:"input"`   // Anthropic tool_use
-	Content  content         `json:"content"` // Anthropic tool_result
+	Input    json.RawMessage `json:"input"`
+	Content  content         `json:"content"`
 }
 
 func (c *content) UnmarshalJSON(raw []byte) error {
@@ -66,7 +64,7 @@ func (c *content) UnmarshalJSON(raw []byte) error {
 			}
 		}
 		return nil
-	case '{': // a single part
+	case '{':
 		return c.part(raw)
 	}
 	return errors.New("content must be a string or a list of parts")
@@ -107,7 +105,6 @@ func (c *content) canonical(raw json.RawMessage) (err error) {
 	return err
 }
 
-// unquote decodes a JSON string. The result may alias raw.
 func unquote(raw []byte) ([]byte, error) {
 	end := len(raw) - 1
 	if inner := raw[1:end:end]; bytes.IndexByte(inner, '\\') < 0 {
@@ -124,8 +121,6 @@ func appendImage(dst, raw []byte) []byte {
 	return append(append(dst, "<|image|>"...), strings.Repeat(hash, imageTokens*TokenBytes/len(hash))...)
 }
 
-// appendCanonical appends JSON without insignificant space, with sorted keys, and without
-// cache_control, which engines ignore.
 func appendCanonical(dst []byte, raw json.RawMessage) ([]byte, error) {
 	if len(raw) == 0 {
 		return dst, nil
@@ -220,8 +215,6 @@ func appendTurn(dst []byte, role, name string, text []byte) []byte {
 	return append(dst, turnEnd...)
 }
 
-// appendToolCalls renders the calls of an assistant turn without their ids, which differ in every
-// conversation.
 func appendToolCalls(dst []byte, raw json.RawMessage) ([]byte, error) {
 	var calls []struct {
 		Function json.RawMessage `json:"function"`

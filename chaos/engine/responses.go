@@ -52,7 +52,6 @@ type responseUsage struct {
 	TotalTokens   int            `json:"total_tokens"`
 }
 
-// response returns the object before the first token.
 func (t *told) response(status string) response {
 	r := response{
 		ID: t.id, Object: "response", CreatedAt: t.created, Status: status, Model: t.c.model,
@@ -66,7 +65,6 @@ func (t *told) response(status string) response {
 	return r
 }
 
-// finished returns the object after the last token.
 func (t *told) finished(item string) response {
 	r := t.response("completed")
 	if t.c.asked {
@@ -129,7 +127,6 @@ func (t *responsesScript) begin(dst []byte) []byte {
 	return t.event(dst, "response.content_part.added", t.at(map[string]any{"part": part}))
 }
 
-// at adds the position of the text to an event.
 func (t *responsesScript) at(body map[string]any) map[string]any {
 	body["item_id"], body["output_index"], body["content_index"] = t.itemID, 0, 0
 	return body

@@ -159,7 +159,6 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 	return s, nil
 }
 
-// connKey is the context key of a request's connection, which the fault reset needs.
 type connKey struct{}
 
 // Config returns the configuration with its defaults filled in.
@@ -231,13 +230,11 @@ func (s *Server) close() {
 	<-s.closed
 }
 
-// die closes the server from inside a handler, so it cannot wait for handlers to end.
 func (s *Server) die() {
 	s.died.Store(true)
 	go s.close()
 }
 
-// enter counts a handler in, or returns false if the server is closing.
 func (s *Server) enter() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -309,7 +306,7 @@ func (s *Server) infer(w http.ResponseWriter, r *http.Request, e endpoint) {
 		s.writeError(w, e, err)
 		return
 	}
-	switch e { // endpoints that do not use the model
+	switch e {
 	case endpointCountTokens:
 		writeJSON(w, http.StatusOK, map[string]int{"input_tokens": c.promptTokens()})
 		return
@@ -364,7 +361,6 @@ func (f *flight) wait(ctx context.Context) error {
 	}
 }
 
-// answer returns the body of a reply that is not streamed.
 func (s *Server) answer(c *call, f *flight) any {
 	switch c.endpoint {
 	case endpointChat:

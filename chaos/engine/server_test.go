@@ -29,7 +29,6 @@ func fastConfig() ServerConfig {
 	}
 }
 
-// live is a server on loopback and its client.
 type live struct {
 	*Server
 	t      testing.TB
@@ -77,7 +76,6 @@ func (l *live) ok(path, body string, into any) {
 	}
 }
 
-// events returns the data of an event stream, [DONE] included.
 func (l *live) events(path, body string) (data []string) {
 	l.t.Helper()
 	status, answer := l.post(path, body)
@@ -103,7 +101,6 @@ func eventually(t testing.TB, what string, cond func() bool) {
 	}
 }
 
-// chat returns the body of a chat request; more is appended to its fields.
 func chat(more string, turns ...string) string {
 	var b strings.Builder
 	b.WriteString(`{"model":"m","messages":[{"role":"system","content":"You are terse, and say only what was asked for, in plain words."}`)
@@ -203,7 +200,6 @@ func TestServerReportsCachedAsConfigured(t *testing.T) {
 	}
 }
 
-// Adapters and salts have caches of their own; aliases of one model share one.
 func TestServerCachesApart(t *testing.T) {
 	l := startServer(t, fastConfig())
 	body := func(model, more string) string {
@@ -221,7 +217,6 @@ func TestServerCachesApart(t *testing.T) {
 	}
 }
 
-// Every endpoint answers with the fields that clients insist on.
 func TestServerEndpoints(t *testing.T) {
 	l := startServer(t, fastConfig())
 	for _, test := range []struct{ path, body, want string }{
@@ -354,8 +349,6 @@ func TestServerErrors(t *testing.T) {
 	}
 }
 
-// A client that leaves ends its jobs within 100 ms, in the queue or running. A busy machine may
-// exceed that, but not ten times in a row.
 func TestServerAborts(t *testing.T) {
 	cfg := fastConfig()
 	cfg.DecodeStep, cfg.MaxRunning = 20*time.Millisecond, 1
@@ -376,8 +369,6 @@ func TestServerAborts(t *testing.T) {
 	eventually(t, "departures counted", func() bool { return l.Stats().Departed == left })
 }
 
-// leave starts two clients, one running and one waiting, makes both leave, and returns how long
-// their jobs outlived them.
 func (l *live) leave(stream string) time.Duration {
 	l.t.Helper()
 	failed := make(chan error, 2)
@@ -412,7 +403,6 @@ func (l *live) leave(stream string) time.Duration {
 	return took
 }
 
-// A stream that the client does not read is aborted and its KV memory freed.
 func TestServerDropsClientThatDoesNotRead(t *testing.T) {
 	cfg := fastConfig()
 	// About 10 MB/s for 40 s fill the socket buffers long before the reply ends, on slow machines
@@ -431,7 +421,6 @@ func TestServerDropsClientThatDoesNotRead(t *testing.T) {
 	eventually(t, "given up", func() bool { s := l.Stats(); return s.Departed == 1 && s.Running == 0 && s.KVPinned == 0 })
 }
 
-// A client that shuts down its sending side has left, as in uvicorn.
 func TestServerHalfClose(t *testing.T) {
 	cfg := fastConfig()
 	cfg.DecodeStep = 5 * time.Millisecond
@@ -471,7 +460,6 @@ func TestServerMetrics(t *testing.T) {
 	}
 }
 
-// Close ends running requests and the listener, is idempotent, and Serve returns nil.
 func TestServerCloses(t *testing.T) {
 	cfg := fastConfig()
 	cfg.DecodeStep = 5 * time.Millisecond

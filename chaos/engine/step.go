@@ -15,24 +15,23 @@ const (
 	stateRefused
 	stateWaiting
 	statePrefill
-	stateReady // prefill ends with the present step
+	stateReady
 	stateDecode
 )
 
-// sequence is the model's state of one job, in tokens.
 type sequence struct {
 	state     jobState
-	unshared  bool  // a key did not fit below its predecessor: publish no more
-	generated int   // output up to the last admission; while decoding, up to the first decode step
-	context   int   // tokens to prefill: the prompt and, after a preemption, the output so far
-	done      int   // part of context that is cached or computed
-	base      int   // held through the cache since admission
-	moved     int   // allocated by the job, now held through the cache
-	held      int   // keys held through the cache
-	node      *node // end of the held keys
-	start     int64 // first decode step
-	end       int64 // value of begun after its last decode step
-	phase     int   // step mod BlockTokens that needs another block
+	unshared  bool // a key did not fit below its predecessor: publish no more
+	generated int  // output up to the last admission; while decoding, up to the first decode step
+	context   int  // tokens to prefill: the prompt and, after a preemption, the output so far
+	done      int
+	base      int
+	moved     int // allocated by the job, now held through the cache
+	held      int
+	node      *node
+	start     int64
+	end       int64
+	phase     int
 }
 
 // stretch is a run of equal steps without a scheduling decision: one step, or many that only
@@ -40,9 +39,9 @@ type sequence struct {
 // same result.
 type stretch struct {
 	start   time.Duration
-	dur     time.Duration // length of one step
-	steps   int64         // 0: idle since start
-	settled int64         // steps charged
+	dur     time.Duration
+	steps   int64 // 0: idle since start
+	settled int64
 }
 
 func (s *stretch) end() time.Duration { return s.start + time.Duration(s.steps)*s.dur }
@@ -81,7 +80,7 @@ func (m *Model) schedule(t, until time.Duration, emit func(Event)) {
 	}
 	prefilled := m.cfg.ChunkTokens - budget
 	if decoding == 0 && prefilled == 0 {
-		return // idle: all waiting jobs arrived after until
+		return
 	}
 	m.step.steps, m.step.settled = 1, 1
 	m.step.dur = m.stepTime(decoding, prefilled)
@@ -90,7 +89,6 @@ func (m *Model) schedule(t, until time.Duration, emit func(Event)) {
 	}
 }
 
-// admissible reports whether the head of the queue was submitted by until and may be tried.
 func (m *Model) admissible(until time.Duration) bool {
 	return !m.blocked && len(m.running) < m.cfg.MaxRunning && m.waiting.len() > 0 && m.waiting.front().Submitted <= until
 }
@@ -109,7 +107,7 @@ func (m *Model) stepTime(decoding, prefilled int) time.Duration {
 // decodeSteps returns how many steps from the present one are alike: until a sequence ends, memory
 // runs short or an admissible job arrives.
 func (m *Model) decodeSteps(t time.Duration) int64 {
-	k := m.nextEnd - m.begun + 1 // the present step has begun
+	k := m.nextEnd - m.begun + 1
 	if m.admissible(never) {
 		k = min(k, max(int64((m.waiting.front().Submitted-t)/m.step.dur)+1, 1))
 	}
@@ -118,7 +116,7 @@ func (m *Model) decodeSteps(t time.Duration) int64 {
 		return k
 	}
 	block := int64(m.cfg.BlockTokens)
-	cycles := int64(room) / (block * int64(m.decoding)) // one cycle allocates one block per sequence
+	cycles := int64(room) / (block * int64(m.decoding))
 	room -= int(cycles*block) * m.decoding
 	k = 1 + cycles*block
 	for at := m.begun % block; ; at = (at + 1) % block {
@@ -129,7 +127,6 @@ func (m *Model) decodeSteps(t time.Duration) int64 {
 	}
 }
 
-// growth returns the tokens of memory that the next n decode steps allocate.
 func (m *Model) growth(n int64) int {
 	block := int64(m.cfg.BlockTokens)
 	blocks := n / block * int64(m.decoding)
@@ -189,8 +186,6 @@ func (m *Model) cut(t time.Duration) {
 	m.step.steps = m.step.settled
 }
 
-// finishStep ends the present stretch: tokens appear, sequences end, finished prefills begin to
-// decode.
 func (m *Model) finishStep(emit func(Event)) {
 	at := m.step.end()
 	m.settle(at)
@@ -238,7 +233,6 @@ func (m *Model) finish(j *Job, at time.Duration, emit func(Event)) {
 	emit(Event{Kind: Finished, Job: j, At: at})
 }
 
-// prefilled emits the token that a finished prefill yields and starts the decode.
 func (m *Model) prefilled(j *Job, at time.Duration, emit func(Event)) {
 	s := &j.seq
 	switch {
@@ -322,7 +316,6 @@ func (m *Model) compute(j *Job, budget *int) {
 	}
 }
 
-// computed returns the tokens of j whose KV memory is written, including the present step.
 func (m *Model) computed(j *Job) int {
 	if j.seq.state == stateDecode {
 		return j.seq.context + int(m.begun-j.seq.start)
@@ -330,19 +323,17 @@ func (m *Model) computed(j *Job) int {
 	return j.seq.done
 }
 
-// generatedNow returns the output tokens of j at the end of the last finished step.
 func (m *Model) generatedNow(j *Job) int {
 	if j.seq.state != stateDecode {
 		return j.seq.generated
 	}
 	n := int(m.begun - j.seq.start)
 	if m.step.steps > 0 && n > 0 {
-		n-- // the present step
+		n--
 	}
 	return j.seq.generated + n
 }
 
-// allocated returns the tokens of the blocks that j took beyond base.
 func (m *Model) allocated(j *Job) int {
 	tokens := j.seq.context
 	if j.seq.state == stateDecode {
@@ -351,7 +342,6 @@ func (m *Model) allocated(j *Job) int {
 	return m.roundUp(tokens - j.seq.base)
 }
 
-// outKeys returns the usable keys of j's output.
 func outKeys(j *Job) []uint64 {
 	if j.KeyTokens < 1 || len(j.Keys) != j.PromptTokens/j.KeyTokens {
 		return nil

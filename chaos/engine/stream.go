@@ -9,14 +9,13 @@ import (
 // script writes a reply as the server-sent events of one API. Each method appends events to dst; i
 // is the seat.
 type script interface {
-	begin(dst []byte) []byte                     // before the first token of any seat
-	text(dst []byte, i int, from, to int) []byte // tokens [from, to)
-	stop(dst []byte, i int) []byte               // after the last token of a seat
-	end(dst []byte) []byte                       // after the last seat
-	fail(dst []byte, err *apiError) []byte       // the reply fails
+	begin(dst []byte) []byte
+	text(dst []byte, i int, from, to int) []byte
+	stop(dst []byte, i int) []byte
+	end(dst []byte) []byte
+	fail(dst []byte, err *apiError) []byte
 }
 
-// told is the state that all scripts share.
 type told struct {
 	c       *call
 	f       *flight
@@ -25,7 +24,6 @@ type told struct {
 	created int64
 }
 
-// stream writes the reply of c while it is generated.
 func (s *Server) stream(w http.ResponseWriter, r *http.Request, c *call, f *flight) {
 	t := told{c: c, f: f, s: s, created: time.Now().Unix()}
 	var how script
@@ -77,7 +75,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, c *call, f *flig
 			for sent[i] < p.tokens {
 				to := min(sent[i]+s.cfg.TokensPerChunk, p.tokens)
 				if to-sent[i] < s.cfg.TokensPerChunk && !p.done {
-					break // wait for the rest of the group
+					break
 				}
 				buf = how.text(buf, i, sent[i], to)
 				sent[i] = to
@@ -96,7 +94,6 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, c *call, f *flig
 	}
 }
 
-// write sends p at once, or fails if the client does not read it in time.
 func write(w http.ResponseWriter, out *http.ResponseController, timeout time.Duration, p []byte) error {
 	_ = out.SetWriteDeadline(time.Now().Add(timeout)) // unsupported by test recorders, which do not block
 	if _, err := w.Write(p); err != nil {
@@ -105,17 +102,15 @@ func write(w http.ResponseWriter, out *http.ResponseController, timeout time.Dur
 	return out.Flush()
 }
 
-// piece returns tokens [from, to) of the reply of seat i.
 func (t *told) piece(i, from, to int) []byte {
 	return t.f.seats[i].reply[from*TokenBytes : to*TokenBytes]
 }
 
-// chatScript is chat completions; completionScript embeds it with other names.
 type chatScript struct {
 	told
-	head   string // start of every chunk, up to the choices
+	head   string
 	before string // between the index of a choice and its text
-	after  string // after the text
+	after  string
 }
 
 func newChatScript(t told) *chatScript {
@@ -173,7 +168,6 @@ func newCompletionScript(t told) *completionScript {
 	return &completionScript{chatScript{told: t, head: chunkHead(t, "text_completion"), before: `,"text":"`, after: `","logprobs":null,"finish_reason":null,"stop_reason":null}]}` + "\n\n"}}
 }
 
-// begin writes nothing, or with echo the prompts.
 func (t *completionScript) begin(dst []byte) []byte {
 	if !t.c.fields.Echo {
 		return dst

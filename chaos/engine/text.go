@@ -28,7 +28,6 @@ func appendKeys(dst []uint64, parent uint64, text []byte) []uint64 {
 	return dst
 }
 
-// rootKey separates the caches of adapters and salts.
 func rootKey(adapter, salt string) uint64 {
 	b := binary.LittleEndian.AppendUint32(nil, uint32(len(adapter)))
 	return xxh3.Hash(append(append(b, adapter...), salt...))
@@ -88,7 +87,6 @@ func appendIDs(dst []uint32, text []byte) []uint32 {
 	return dst
 }
 
-// appendText appends the text of token ids, including the padding of the last one.
 func appendText(dst []byte, ids []uint32) []byte {
 	for _, id := range ids {
 		dst = binary.LittleEndian.AppendUint32(dst, id)

@@ -43,8 +43,6 @@ func (v *visitors) await(t *testing.T, id string, n int) []Visit {
 	return nil
 }
 
-// Watch reports the arrival and end of every request, however it ends, and whether the client had
-// left.
 func TestWatch(t *testing.T) {
 	var seen visitors
 	cfg := fastConfig()
@@ -96,7 +94,6 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// Replies predicts the text for every shape that the chaos harness sends.
 func TestReplies(t *testing.T) {
 	l := startServer(t, fastConfig())
 	for _, c := range []struct{ path, body string }{

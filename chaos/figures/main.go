@@ -127,7 +127,6 @@ func partOf(path string) (part, bool) {
 	return product, true
 }
 
-// wordsIn counts words with a letter or digit.
 func wordsIn(name string, text []byte, of part) (int, error) {
 	if of == documents {
 		return words(string(text)), nil
@@ -138,7 +137,7 @@ func wordsIn(name string, text []byte, of part) (int, error) {
 	}
 	n := 0
 	for _, group := range f.Comments {
-		n += words(group.Text()) // without markers and directives
+		n += words(group.Text())
 	}
 	return n, nil
 }
@@ -154,7 +153,6 @@ func words(text string) (n int) {
 	return n
 }
 
-// edge is a reference from one file of a package to another, by index.
 type edge struct{ from, to int }
 
 // backwards counts the edges to an earlier file in an order that no move of a single file improves.

@@ -15,15 +15,13 @@ import (
 	"strings"
 )
 
-// pkg is a package of the module, without its tests, with resolved identifiers.
 type pkg struct {
-	name  string // its path below the module
+	name  string
 	files []*ast.File
 	types *types.Package
 	uses  map[*ast.Ident]types.Object
 }
 
-// listed is the used part of go list's output.
 type listed struct {
 	ImportPath, Dir, Export string
 	GoFiles                 []string
@@ -100,7 +98,6 @@ func atPackageLevel(obj types.Object) bool {
 	return obj.Parent() == obj.Pkg().Scope()
 }
 
-// fileAt is the index in files of the file that contains a position.
 func (p *pkg) fileAt(pos token.Pos) int {
 	for i, f := range p.files {
 		if f.FileStart <= pos && pos <= f.FileEnd {

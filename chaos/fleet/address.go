@@ -10,20 +10,19 @@ import (
 	"strconv"
 )
 
-// service is a port that a member of a fleet listens on.
 type service uint8
 
 const (
 	dataPort service = iota
 	adminPort
 	gossipPort
-	services // number of services
+	services
 )
 
 // addresses gives every member of a fleet an address per service that stays reserved while the
 // fleet lives, so that a killed member can bind it again.
 type addresses interface {
-	of(member int, s service) string // host:port
+	of(member int, s service) string
 	Close() error
 }
 
@@ -39,18 +38,17 @@ type loopback struct {
 	guard net.Listener
 	net   [3]byte // the first three bytes of its addresses
 	base  int     // port of service 0
-	block bool    // members differ by port
+	block bool
 }
 
 const (
 	leasePort   = 17900 // of the guard
-	servicePort = 18000 // lowest port of the services of a subnet
+	servicePort = 18000
 	tries       = 64
 )
 
 var errNoAddresses = errors.New("fleet: no free loopback addresses")
 
-// lease takes addresses for so many members, all free at this moment.
 func lease(members int) (*loopback, error) {
 	if members > maxMembers {
 		return nil, fmt.Errorf("fleet: %d members, want at most %d", members, maxMembers)

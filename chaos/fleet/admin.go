@@ -115,7 +115,6 @@ func (m Metrics) Get(name string) (float64, error) {
 	return v, nil
 }
 
-// ready asks the data port, as balancers do. The error gives the reason.
 func (n *Node) ready(ctx context.Context) error {
 	_, err := n.fetch(ctx, http.MethodGet, "http://"+n.data+"/readyz", nil)
 	return err

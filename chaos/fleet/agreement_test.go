@@ -22,12 +22,10 @@ func running(f *fleet.Fleet) []*fleet.Node {
 	return slices.DeleteFunc(f.Nodes(), func(n *fleet.Node) bool { return !n.Running() })
 }
 
-// without returns list without some routers.
 func without(list []*fleet.Node, some ...*fleet.Node) []*fleet.Node {
 	return slices.DeleteFunc(slices.Clone(list), func(n *fleet.Node) bool { return slices.Contains(some, n) })
 }
 
-// agreement is what all running routers report about their raft group.
 type agreement struct {
 	group  string
 	leader *fleet.Node
@@ -35,8 +33,6 @@ type agreement struct {
 	voters []*fleet.Node // the leader first; nil for one that does not run
 }
 
-// agree returns when all running routers report one group of so many voters, one leader and equal
-// state.
 func agree(ctx context.Context, t *testing.T, f *fleet.Fleet, voters int) agreement {
 	t.Helper()
 	for {
@@ -50,8 +46,6 @@ func agree(ctx context.Context, t *testing.T, f *fleet.Fleet, voters int) agreem
 	}
 }
 
-// agreementOf returns what the running routers agree on, or an error that names the first
-// difference.
 func agreementOf(ctx context.Context, f *fleet.Fleet, voters int) (a agreement, err error) {
 	var first *node.RaftStatus
 	byID := make(map[string]*fleet.Node)
@@ -123,7 +117,6 @@ func newWrites(t *testing.T) *writes {
 	return &writes{url: engine.URL}
 }
 
-// write adds a backend through a router and returns how long the answer took.
 func (w *writes) write(ctx context.Context, n *fleet.Node) (took time.Duration, err error) {
 	w.mu.Lock()
 	w.count++
@@ -144,7 +137,6 @@ func (w *writes) write(ctx context.Context, n *fleet.Node) (took time.Duration, 
 	return took, err
 }
 
-// until writes through a router until it succeeds, and returns how many attempts failed.
 func (w *writes) until(ctx context.Context, t *testing.T, n *fleet.Node) (failed int) {
 	t.Helper()
 	for {
@@ -158,13 +150,11 @@ func (w *writes) until(ctx context.Context, t *testing.T, n *fleet.Node) (failed
 	}
 }
 
-// check checks that every running router, confirmed by the leader, has all acked backends and no
-// refused one.
 func (w *writes) check(ctx context.Context, t *testing.T, f *fleet.Fleet) {
 	t.Helper()
 	for _, n := range running(f) {
 		list, err := n.Client().CurrentBackends(ctx)
-		for err != nil { // an election may be in progress
+		for err != nil {
 			if sleep(ctx, 20*time.Millisecond) != nil {
 				t.Fatalf("%s cannot tell its backends: %v", n.Name(), err)
 			}
@@ -195,7 +185,6 @@ type absences struct {
 	list []*absence
 }
 
-// begin notes that a router is about to be killed.
 func (a *absences) begin(n *fleet.Node, at time.Duration) {
 	one := &absence{node: n.Name()}
 	one.begin(at)
@@ -204,7 +193,6 @@ func (a *absences) begin(n *fleet.Node, at time.Duration) {
 	a.mu.Unlock()
 }
 
-// end notes that all of them are about to be started.
 func (a *absences) end(at time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -217,14 +205,12 @@ func (a *absences) end(at time.Duration) {
 	}
 }
 
-// excuse reports whether one of the deaths excuses a failure.
 func (a *absences) excuse(e replay.Ended) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return slices.ContainsFunc(a.list, func(one *absence) bool { return one.excuse(e) })
 }
 
-// killAll kills routers with SIGKILL concurrently and returns when they have ended.
 func killAll(t *testing.T, nodes ...*fleet.Node) {
 	t.Helper()
 	var wg sync.WaitGroup

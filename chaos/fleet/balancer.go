@@ -74,11 +74,10 @@ type Balancer struct {
 	closed  bool
 }
 
-// target is a Target with its state, guarded by Balancer.mu.
 type target struct {
 	Target
 	healthy bool
-	streak  int // answers in a row that contradict healthy
+	streak  int
 
 	connections, refused, broken int64
 }
@@ -168,7 +167,6 @@ func (b *Balancer) WaitHealthy(ctx context.Context, name string, healthy bool) e
 	return nil
 }
 
-// watch checks one target until ctx ends.
 func (b *Balancer) watch(ctx context.Context, t *target) {
 	ticker := time.NewTicker(b.cfg.Interval)
 	defer ticker.Stop()
@@ -256,7 +254,6 @@ func (b *Balancer) accept(ctx context.Context) {
 	}
 }
 
-// draw picks a healthy target, or any if none is.
 func (b *Balancer) draw() *target {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -272,7 +269,6 @@ func (b *Balancer) draw() *target {
 	return up[b.rng.IntN(len(up))]
 }
 
-// hold registers a connection; it closes it and returns false if the balancer is closing.
 func (b *Balancer) hold(c net.Conn) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -297,7 +293,6 @@ func (b *Balancer) count(n *int64) {
 	b.mu.Unlock()
 }
 
-// carry joins a client's connection to one of the target's until both directions have ended.
 func (b *Balancer) carry(ctx context.Context, client net.Conn, t *target) {
 	defer b.release(client)
 	dialing, cancel := context.WithTimeout(ctx, b.cfg.DialTimeout)

@@ -18,11 +18,10 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// backend returns its name, and its readiness.
 type backend struct {
 	*httptest.Server
 	ready atomic.Bool
-	hold  chan struct{} // /held waits for it after the first byte
+	hold  chan struct{}
 }
 
 func newBackend(t *testing.T, name string) *backend {
@@ -50,7 +49,6 @@ func newBackend(t *testing.T, name string) *backend {
 
 func (b *backend) addr() string { return b.Listener.Addr().String() }
 
-// newBalancer puts a balancer before backends named b0, b1, ...
 func newBalancer(t *testing.T, seed uint64, backends ...*backend) *fleet.Balancer {
 	t.Helper()
 	var targets []fleet.Target
@@ -69,7 +67,6 @@ func newBalancer(t *testing.T, seed uint64, backends ...*backend) *fleet.Balance
 	return bal
 }
 
-// get sends a request through the balancer over a new connection.
 func get(t *testing.T, bal *fleet.Balancer) string {
 	t.Helper()
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 30 * time.Second}
@@ -85,7 +82,6 @@ func get(t *testing.T, bal *fleet.Balancer) string {
 	return string(text)
 }
 
-// Each target gets its share, and only the seed decides a connection's target.
 func TestBalancerSpreads(t *testing.T) {
 	backends := []*backend{newBackend(t, "b0"), newBackend(t, "b1"), newBackend(t, "b2")}
 	draw := func(seed uint64) (seen []string) {
@@ -108,8 +104,6 @@ func TestBalancerSpreads(t *testing.T) {
 	}
 }
 
-// A target that is not ready gets no new connection, keeps the old ones, and returns when ready; if
-// none is healthy, all are tried.
 func TestBalancerFollowsHealth(t *testing.T) {
 	b0, b1 := newBackend(t, "b0"), newBackend(t, "b1")
 	bal := newBalancer(t, 1, b0, b1)
@@ -146,13 +140,12 @@ func TestBalancerFollowsHealth(t *testing.T) {
 	}
 }
 
-// A client sees a target that does not listen as a reset.
 func TestBalancerRefused(t *testing.T) {
 	b := newBackend(t, "b0")
 	bal := newBalancer(t, 1, b)
 	b.Close()
 	c, err := net.Dial("tcp", bal.Addr())
-	if err == nil { // otherwise the reset was faster
+	if err == nil {
 		defer c.Close()
 		_ = c.SetDeadline(time.Now().Add(time.Minute))
 		_, err = c.Read(make([]byte, 1))
@@ -210,8 +203,6 @@ func rawBalancer(t *testing.T) (bal *fleet.Balancer, pair func() (client, server
 	}
 }
 
-// An end of one direction leaves the other open, a reset reaches the client, and Close resets open
-// connections.
 func TestBalancerPassesOnEnds(t *testing.T) {
 	bal, pair := rawBalancer(t)
 	client, server := pair()

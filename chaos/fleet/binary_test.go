@@ -35,13 +35,11 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// orphanEnv makes the test program start a fleet, write its directory to the file that the variable
-// names, and wait to be killed.
 const orphanEnv = "GRAPEVINE_TEST_ORPHAN"
 
 func orphan(path string) int {
 	cfg := fleet.Config{Binary: os.Getenv("GRAPEVINE"), Nodes: 3, Engines: 1, NoBalancer: true}
-	if fleet.Isolated() { // all that this machine supports
+	if fleet.Isolated() {
 		cfg.Switched = fleet.Supports(fleet.FaultLinks) == nil
 		cfg.HAProxy = fleet.Supports(fleet.FaultHAProxy) == nil
 		cfg.NoBalancer = !cfg.HAProxy
@@ -67,13 +65,12 @@ func orphan(path string) int {
 	return 1
 }
 
-// built is the router under test, the one that GRAPEVINE names or a fresh build, with grapevine-lab beside it.
 var built binary
 
 type binary struct {
 	once sync.Once
 	path string
-	dir  string // removed at the end
+	dir  string
 	err  error
 }
 
@@ -97,7 +94,6 @@ func (b *binary) remove() {
 	}
 }
 
-// grapevine returns the path of the program under test.
 func grapevine(t *testing.T) string {
 	t.Helper()
 	built.once.Do(built.make)
@@ -107,7 +103,6 @@ func grapevine(t *testing.T) string {
 	return built.path
 }
 
-// lab returns the path of grapevine-lab, which runs emulated engines.
 func lab(t *testing.T) string {
 	t.Helper()
 	return filepath.Join(filepath.Dir(grapevine(t)), "grapevine-lab")

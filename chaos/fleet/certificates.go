@@ -23,7 +23,6 @@ type authority struct {
 	key  *ecdsa.PrivateKey
 }
 
-// renewed is the validity of a certificate that is not to expire.
 const renewed = 24 * time.Hour
 
 func newAuthority(dir string) (*authority, error) {
@@ -55,7 +54,6 @@ type certificate struct {
 	name, host string
 }
 
-// issue makes a node's key and first certificate, and returns the settings that name the files.
 func (a *authority) issue(dir, name, addr string) (*certificate, map[string]any, error) {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -74,7 +72,6 @@ func (a *authority) issue(dir, name, addr string) (*certificate, map[string]any,
 	return c, settings, errors.Join(writePEM(keyFile, "PRIVATE KEY", der), c.renew(renewed))
 }
 
-// renew writes a certificate that is valid for so long from now.
 func (c *certificate) renew(good time.Duration) error {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
 	if err != nil {

@@ -9,8 +9,6 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// A node with an expired certificate loses its peers on new connections, and regains them with a
-// new certificate without a restart.
 func TestCertificates(t *testing.T) {
 	t.Parallel()
 	f := start(t, fleet.Config{Nodes: 3, Engines: 1, Certificates: true, Settings: map[string]any{"drain_grace": "0s", "drain_close": "0s"}})

@@ -12,10 +12,8 @@ import (
 	"grapevine/gossip"
 )
 
-const placementsPerSecond = 1000 // in the whole fleet
+const placementsPerSecond = 1000
 
-// Applying the placements of seven peers, 1,000 a second in all, costs a router little CPU. The
-// peers are guests, so that the router serves no requests.
 func TestLiveApplyCost(t *testing.T) {
 	full := live(t)
 	const guests = liveNodes - 1
@@ -33,7 +31,7 @@ func TestLiveApplyCost(t *testing.T) {
 	idle := share(ctx, t, n, length/2)
 	stop := drive(ctx, drivers, 1, float64(placementsPerSecond)/guests)
 	defer stop()
-	if err := sleep(ctx, 2*time.Second); err != nil { // lets connections and tables settle
+	if err := sleep(ctx, 2*time.Second); err != nil {
 		t.Fatal(err)
 	}
 	before, placed := applied(ctx, t, n), made(drivers)
@@ -44,7 +42,7 @@ func TestLiveApplyCost(t *testing.T) {
 	stop()
 	seconds := time.Since(began).Seconds()
 	shown(t, "idle", 100*idle, "% of a core")
-	atLeast(t, "placements applied", rate, 0.9*placementsPerSecond, "/s") // otherwise the machine is too slow for a verdict
+	atLeast(t, "placements applied", rate, 0.9*placementsPerSecond, "/s")
 	shown(t, "records applied", float64(after.AppliedRecords-before.AppliedRecords)/seconds, "/s")
 	shown(t, "payload applied", float64(after.AppliedBytes-before.AppliedBytes)/seconds/1e3, "kB/s")
 	if lost := after.MissedBatches + after.Malformed + after.DroppedBound; lost > 0 || after.AppliedNews == before.AppliedNews {
@@ -53,7 +51,6 @@ func TestLiveApplyCost(t *testing.T) {
 	atMost(t, "CPU for applying", 100*(busy-idle), whenFull(full, 5.0, 15), "% of a core")
 }
 
-// share is how much of a core a router uses over a time.
 func share(ctx context.Context, t *testing.T, n *fleet.Node, d time.Duration) float64 {
 	t.Helper()
 	before, err := n.Usage()
@@ -142,7 +139,6 @@ func TestLiveGossipBytes(t *testing.T) {
 	atMost(t, "sent for each byte of information", sent/information, 1.3, "")
 }
 
-// soakEnv overrides the soak's duration.
 const soakEnv = "GRAPEVINE_LIVE_SOAK"
 
 // Under steady traffic memory, goroutines and open files of the routers stop growing. Knowledge of
@@ -165,7 +161,7 @@ func TestLiveSoak(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), length+10*time.Minute)
 	defer cancel()
 	load := startTraffic(ctx, t, f, trafficConfig{rate: 8, seed: 4, length: length + time.Minute})
-	var samples [][]memory // by time, then router
+	var samples [][]memory
 	for began := time.Now(); time.Since(began) < length; {
 		if err := sleep(ctx, min(length/60, 10*time.Second)); err != nil {
 			t.Fatal(err)
@@ -227,7 +223,6 @@ func memoryOf(ctx context.Context, t *testing.T, n *fleet.Node) memory {
 	}
 }
 
-// medians returns the median of each figure over all samples.
 func medians(samples [][]memory) memory {
 	of := func(field func(*memory) float64) float64 {
 		var v []float64

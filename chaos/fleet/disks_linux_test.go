@@ -10,8 +10,6 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// When the leader's disk is full or hangs, another node leads; a node whose disk hangs can be
-// killed, and in the end all agree.
 func TestDisks(t *testing.T) {
 	t.Parallel()
 	f := start(t, fleet.Config{Binary: instrumented(t), Nodes: 3, Engines: 1, NoBalancer: true, Settings: map[string]any{"drain_grace": "0s", "drain_close": "0s"}})

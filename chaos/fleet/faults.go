@@ -9,10 +9,10 @@ import (
 
 // Faults for Supports: those that some machines cannot produce.
 const (
-	FaultLinks   = "links"   // SetLink, ResetLink, Partition: Config.Switched
-	FaultHAProxy = "haproxy" // Config.HAProxy
+	FaultLinks   = "links"
+	FaultHAProxy = "haproxy"
 
-	FaultCertificates = "certificates" // ExpireCertificate: Config.Certificates
+	FaultCertificates = "certificates"
 	FaultInstrumented = "instrumented" // StepClock, FillDisk, HangDisk, SlowDisk: depend on the program, see Instrumented
 )
 
@@ -44,7 +44,6 @@ func Supports(fault string) error {
 	return fmt.Errorf("fleet: %s: no such fault", fault)
 }
 
-// isolatable tests Isolate by starting a process that does nothing.
 func isolatable() error {
 	if Isolated() {
 		return nil

@@ -202,7 +202,6 @@ func (f *Fleet) startEngines() error {
 	return nil
 }
 
-// makeNodes writes the files of all nodes, equal except for names and addresses.
 func (f *Fleet) makeNodes() error {
 	common := map[string]any{"backends": f.backends(), "log_format": "json"}
 	if !f.cfg.Alone {
@@ -224,7 +223,7 @@ func (f *Fleet) makeNodes() error {
 			f.authority = a
 		}
 	}
-	if f.wires != nil { // nodes see the harness as another machine then
+	if f.wires != nil {
 		f.token = rand.Text()
 		path := filepath.Join(f.dir, "admin-token")
 		if err := os.WriteFile(path, []byte(f.token+"\n"), 0o600); err != nil {
@@ -257,7 +256,7 @@ func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
 	case f.wires != nil:
 		n.thread = f.wires.thread(n.name)
 	case i > 0:
-		n.thread = f.threads[0] // one thread forks them all
+		n.thread = f.threads[0]
 	default:
 		n.thread, err = newThread(nil)
 	}
@@ -438,7 +437,6 @@ func (f *Fleet) WaitMesh(ctx context.Context) error {
 	return nil
 }
 
-// hearsAll returns an error that names the peers whose gossip n does not receive yet.
 func (f *Fleet) hearsAll(ctx context.Context, n *Node) error {
 	if !n.Running() {
 		return nil

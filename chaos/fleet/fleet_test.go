@@ -49,10 +49,8 @@ func start(t *testing.T, cfg fleet.Config) *fleet.Fleet {
 	return f
 }
 
-// chat sends one request over a new connection and returns the node that answered.
 func chat(ctx context.Context, base string) (node string, err error) { return chatFrom(ctx, nil, base) }
 
-// chatFrom is chat over a connection that dial opens.
 func chatFrom(ctx context.Context, dial func(context.Context, string, string) (net.Conn, error), base string) (node string, err error) {
 	body := fmt.Sprintf(`{"model":%q,"messages":[{"role":"user","content":"hello"}],"max_tokens":2}`, model)
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, base+"/v1/chat/completions", strings.NewReader(body))
@@ -72,7 +70,6 @@ func chatFrom(ctx context.Context, dial func(context.Context, string, string) (n
 	return resp.Header.Get("X-Grapevine-Node"), err
 }
 
-// served checks that clients get answers through balancer, nodes and engine.
 func served(t *testing.T, f *fleet.Fleet) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -84,7 +81,6 @@ func served(t *testing.T, f *fleet.Fleet) {
 	}
 }
 
-// awaitPeer waits until a node does, or does not, receive another one's gossip.
 func awaitPeer(ctx context.Context, t *testing.T, n *fleet.Node, peer string, heard bool) {
 	t.Helper()
 	for {
@@ -103,10 +99,8 @@ func awaitPeer(ctx context.Context, t *testing.T, n *fleet.Node, peer string, he
 	}
 }
 
-// alive reports whether the id belongs to a process other than a zombie of this one.
 func alive(pid int) bool { return syscall.Kill(pid, 0) == nil }
 
-// A fleet loses a node in every way, starts it again, and leaves nothing after Close.
 func TestLife(t *testing.T) {
 	f := start(t, fleet.Config{Nodes: 2, Engines: 1, Alone: true, Balancer: fleet.BalancerConfig{Interval: 20 * time.Millisecond, Timeout: 10 * time.Second},
 		Settings: map[string]any{"drain_grace": "0s", "drain_close": "0s"}})
@@ -162,7 +156,6 @@ func TestLife(t *testing.T) {
 	leavesNothing(t, f, pids)
 }
 
-// leavesNothing closes a fleet of two nodes and looks for remains.
 func leavesNothing(t *testing.T, f *fleet.Fleet, pids []int) {
 	t.Helper()
 	dir, n := f.Dir(), f.Node("node-1")
@@ -200,7 +193,6 @@ func restart(ctx context.Context, t *testing.T, n *fleet.Node) {
 	}
 }
 
-// Check reports a node that crashed, with its log.
 func TestUnnoticedDeath(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -210,7 +202,7 @@ func TestUnnoticedDeath(t *testing.T) {
 	}
 	defer f.Close()
 	n := f.Nodes()[0]
-	if err := syscall.Kill(n.PID(), syscall.SIGABRT); err != nil { // as a crash: not through the fleet
+	if err := syscall.Kill(n.PID(), syscall.SIGABRT); err != nil {
 		t.Fatal(err)
 	}
 	for n.Running() && ctx.Err() == nil {
@@ -229,7 +221,6 @@ func TestUnnoticedDeath(t *testing.T) {
 	}
 }
 
-// A failed start includes the node's own error and leaves nothing.
 func TestFailedStart(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -251,7 +242,6 @@ func TestFailedStart(t *testing.T) {
 	}
 }
 
-// Fleets with the same seed can start together.
 func TestManyAtOnce(t *testing.T) {
 	errs := make(chan error)
 	const fleets = 4
@@ -275,7 +265,6 @@ func TestManyAtOnce(t *testing.T) {
 	}
 }
 
-// An engine that restarts at its address has an empty cache.
 func TestEngineRestart(t *testing.T) {
 	f := start(t, fleet.Config{Nodes: 1, Engines: 1, Alone: true})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -298,7 +287,7 @@ func TestEngineRestart(t *testing.T) {
 	}
 	deadline, cancelRetry := context.WithTimeout(ctx, 50*time.Second)
 	defer cancelRetry()
-	for { // the node avoids it for a moment
+	for {
 		if _, err := chat(deadline, f.URL()); err == nil {
 			break
 		} else if deadline.Err() != nil {

@@ -29,7 +29,6 @@ type guest struct {
 	placed atomic.Int64
 }
 
-// engineNames maps dense ids to the engines of a fleet.
 type engineNames []string
 
 func (n engineNames) Key(b prefixtree.Backend) (uint32, bool) {
@@ -50,7 +49,7 @@ func (n engineNames) Backend(key uint32) (prefixtree.Backend, bool) {
 
 type guestConfig struct {
 	name    string
-	addr    string // to listen on
+	addr    string
 	join    []string
 	key     []byte
 	secret  string
@@ -58,7 +57,6 @@ type guestConfig struct {
 	deaf    bool
 }
 
-// newGuest starts a member that leaves when the test ends.
 func newGuest(t *testing.T, cfg guestConfig) *guest {
 	t.Helper()
 	hasher, err := prefixtree.NewHasher([]byte(cfg.secret), blockBytes)
@@ -99,14 +97,13 @@ func (g *guest) leave(t *testing.T) {
 	}
 }
 
-// preload gives all routers of a fleet the placements of a long run, through one guest.
 func preload(ctx context.Context, t *testing.T, f *fleet.Fleet, placements int) {
 	t.Helper()
 	g := guestsOf(t, f, 1)[0]
 	meet(ctx, t, []*guest{g}, f.Nodes()...)
 	source := newConversations(3, len(g.names))
 	for range placements {
-		for g.outbox.Stats().Pending > 16_000 { // a quarter of its capacity
+		for g.outbox.Stats().Pending > 16_000 {
 			if err := sleep(ctx, 10*time.Millisecond); err != nil {
 				t.Fatal(err)
 			}
@@ -142,7 +139,6 @@ func guestsOf(t *testing.T, f *fleet.Fleet, n int) []*guest {
 	return out
 }
 
-// meet returns when guests and routers receive each other's gossip.
 func meet(ctx context.Context, t *testing.T, guests []*guest, nodes ...*fleet.Node) {
 	t.Helper()
 	want := len(guests) + len(nodes) - 1
@@ -185,7 +181,6 @@ func meet(ctx context.Context, t *testing.T, guests []*guest, nodes ...*fleet.No
 
 func now() prefixtree.Time { return prefixtree.Time(time.Now().UnixMilli()) }
 
-// place records a placement and publishes it.
 func (g *guest) place(b prefixtree.Backend, chain []prefixtree.Hash) {
 	var tr prefixtree.Trail
 	g.outbox.Add(g.tree.RecordNews(b, chain, now(), &tr, nil))
@@ -212,7 +207,7 @@ func newConversations(seed uint64, engines int) *conversations {
 
 const (
 	sharedBlocks = 2048 * 4 / blockBytes
-	maxOpen      = 4096 // conversations kept for a second turn
+	maxOpen      = 4096
 )
 
 func (c *conversations) next() placement {
@@ -243,7 +238,6 @@ func (c *conversations) extend(chain []prefixtree.Hash, blocks int) []prefixtree
 	return chain
 }
 
-// drive makes perSecond placements at each guest until the caller calls stop.
 func drive(ctx context.Context, guests []*guest, seed uint64, perSecond float64) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -272,12 +266,10 @@ func drive(ctx context.Context, guests []*guest, seed uint64, perSecond float64)
 	}
 }
 
-// Drain implements gossip.Knowledge, as do the methods below.
 func (g *guest) Drain(dst []byte, limit int) ([]byte, int) {
 	return g.outbox.Drain(dst, limit, g.names)
 }
 
-// Apply merges another member's placements, unless the guest is deaf.
 func (g *guest) Apply(_ string, payload []byte, shift time.Duration) (gossip.Applied, error) {
 	if g.deaf {
 		return gossip.Applied{}, nil
@@ -295,7 +287,6 @@ func (g *guest) Snapshot(limit int, yield func(page []byte, records int) bool) {
 	}
 }
 
-// SnapshotSize is about the number of records of a snapshot.
 func (g *guest) SnapshotSize() int {
 	if g.deaf {
 		return 0
@@ -303,12 +294,10 @@ func (g *guest) SnapshotSize() int {
 	return g.tree.Anchors(now())
 }
 
-// ApplySnapshot merges a page.
 func (g *guest) ApplySnapshot(page []byte, shift time.Duration) (gossip.Applied, error) {
 	return g.Apply("", page, shift)
 }
 
-// Loads reports changing work on every engine, as busy routers do.
 func (g *guest) Loads(dst []gossip.Load) []gossip.Load {
 	for i := range g.names {
 		key, _ := g.names.Key(prefixtree.Backend(i))
@@ -317,17 +306,12 @@ func (g *guest) Loads(dst []gossip.Load) []gossip.Load {
 	return dst
 }
 
-// PeerLoad does nothing, as do the methods below.
 func (g *guest) PeerLoad(string, []gossip.Load, bool) {}
 
-// DropPeer does nothing.
 func (g *guest) DropPeer(string) {}
 
-// State is empty.
 func (g *guest) State(dst []byte) []byte { return dst }
 
-// PeerState does nothing.
 func (g *guest) PeerState(string, []byte) {}
 
-// Fleet does nothing.
 func (g *guest) Fleet(int, time.Duration) {}

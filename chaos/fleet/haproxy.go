@@ -62,7 +62,7 @@ type haproxy struct {
 func findHAProxy() (string, error) {
 	path, err := exec.LookPath("haproxy")
 	if errors.Is(err, exec.ErrNotFound) {
-		path, err = exec.LookPath("/usr/sbin/haproxy") // often not on the path of users
+		path, err = exec.LookPath("/usr/sbin/haproxy")
 	}
 	if err != nil {
 		return "", fmt.Errorf("fleet: no HAProxy (package haproxy): %w", err)
@@ -131,7 +131,6 @@ func (h *haproxy) waitHealthy(ctx context.Context, name string, healthy bool) er
 	return nil
 }
 
-// stats reads HAProxy's counters per target.
 func (h *haproxy) stats(ctx context.Context) ([]TargetStats, error) {
 	var d net.Dialer
 	c, err := d.DialContext(ctx, "unix", h.socket)

@@ -13,8 +13,6 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// HAProxy spreads connections over the nodes, notices a node's death and return, and ends with the
-// fleet.
 func TestHAProxy(t *testing.T) {
 	t.Parallel()
 	if err := fleet.Supports(fleet.FaultHAProxy); err != nil {
@@ -65,7 +63,6 @@ func TestHAProxy(t *testing.T) {
 	same(t, filepath.Join(f.Dir(), "haproxy.cfg"))
 }
 
-// same compares a configuration with the operators' example.
 func same(t *testing.T, path string) {
 	t.Helper()
 	settings := func(path string) (out []string) {

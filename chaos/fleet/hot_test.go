@@ -25,7 +25,6 @@ func hotEngine(cfg *fleet.Config) {
 	}
 }
 
-// hotTraffic is single requests, half of which begin with one of two prefixes of 8k tokens.
 func hotTraffic(rate float64, length time.Duration, share float64) *workload.Sessions {
 	return &workload.Sessions{
 		Label: "hot", Rate: rate, MaxTurns: 1, SharedTokens: 8192, Pool: 2, SharedShare: share, Suffix: 64, BlockTokens: 64, Duration: length,
@@ -33,7 +32,6 @@ func hotTraffic(rate float64, length time.Duration, share float64) *workload.Ses
 	}
 }
 
-// playHot plays requests through the balancer.
 func playHot(ctx context.Context, t *testing.T, f *fleet.Fleet, w *workload.Sessions, seed uint64) *replay.Result {
 	t.Helper()
 	src, err := w.Source(workload.Options{Seed: seed})
@@ -53,7 +51,6 @@ func playHot(ctx context.Context, t *testing.T, f *fleet.Fleet, w *workload.Sess
 	return &result
 }
 
-// prefixesAt returns a router's hot prefixes of 8k tokens.
 func prefixesAt(ctx context.Context, n *fleet.Node) (list []node.PrefixStatus) {
 	var all node.PrefixList
 	if n.Ask(ctx, http.MethodGet, "/prefixes", nil, &all) != nil {
@@ -67,7 +64,6 @@ func prefixesAt(ctx context.Context, n *fleet.Node) (list []node.PrefixStatus) {
 	return list
 }
 
-// hotWatch records the routers' hot prefixes.
 type hotWatch struct {
 	began   time.Time
 	found   time.Duration              // when every router had two; 0 never
@@ -106,8 +102,6 @@ func watchHot(ctx context.Context, t *testing.T, f *fleet.Fleet) *hotWatch {
 	return w
 }
 
-// When half of all requests begin with one of two prefixes, both get a stable replica set, equal at
-// every router, that ends with the demand.
 func TestLiveHotPrefix(t *testing.T) {
 	full := live(t)
 	f := liveFleet(t, hotEngine)
@@ -151,7 +145,6 @@ func TestLiveHotPrefix(t *testing.T) {
 	show("without", playHot(ctx, t, f, hotTraffic(rate, length, 0.5), 3))
 }
 
-// compareSets checks that all routers report equal replica sets.
 func compareSets(ctx context.Context, t *testing.T, f *fleet.Fleet) {
 	t.Helper()
 	want := prefixesAt(ctx, f.Nodes()[0])

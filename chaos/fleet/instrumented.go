@@ -13,7 +13,6 @@ import (
 	"time"
 )
 
-// controlEnv names the file that controls a program built by chaos/instrument.
 const controlEnv = "CHAOS_CONTROL_FILE"
 
 // The words of that file, each an int64.
@@ -30,7 +29,6 @@ const (
 	diskHangs = 2
 )
 
-// errNotInstrumented is returned for a program without such faults.
 var errNotInstrumented = errors.New("its program is not instrumented for clock and disk faults (make build-chaos makes one that is)")
 
 // instrumentedWithin bounds how long a program may take to print its version.
@@ -39,7 +37,6 @@ const instrumentedWithin = 30 * time.Second
 // control is the control file. Not safe for concurrent use.
 type control struct{ path string }
 
-// write puts a number into the file, creating it if necessary.
 func (c control) write(word int, v int64) (err error) {
 	f, err := os.OpenFile(c.path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -66,7 +63,6 @@ func (c control) read(word int) (int64, error) {
 	return int64(binary.LittleEndian.Uint64(text[8*word:])), nil
 }
 
-// reset clears lookedWord for a process that is about to start.
 func (c control) reset() error { return c.write(lookedWord, 0) }
 
 // looked returns nil if the latest process reads the file.
@@ -104,7 +100,6 @@ func (n *Node) HealDisk() error {
 
 func (n *Node) setDisk(to int64) error { return n.instruct(diskWord, func(int64) int64 { return to }) }
 
-// instruct changes a word that a running process reads.
 func (n *Node) instruct(word int, change func(was int64) int64) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

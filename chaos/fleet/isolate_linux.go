@@ -13,10 +13,8 @@ import (
 	"grapevine/chaos/netswitch"
 )
 
-// isolatedEnv marks a process started by Isolate and holds its parent's network.
 const isolatedEnv = "GRAPEVINE_CHAOS_ISOLATED_FROM"
 
-// ownNetwork names the network namespace of this process.
 func ownNetwork() (string, error) { return os.Readlink("/proc/self/ns/net") }
 
 // Isolate prepares cmd to run in an empty network namespace, as root of a new user namespace if the
@@ -69,5 +67,4 @@ func hostOf(last int) string {
 
 func memberHost(m int) string { return hostOf(10 + m) }
 
-// errNotIsolated prevents changes to the machine's own network.
 var errNotIsolated = errors.New("fleet: this process was not started by Isolate")

@@ -25,7 +25,7 @@ func isolated(t *testing.T, required bool) bool {
 	if fleet.Isolated() {
 		return true
 	}
-	t.Parallel() // the work is in the other process
+	t.Parallel()
 	args := []string{"-test.run=^" + t.Name() + "$", "-test.v"}
 	if testing.Short() {
 		args = append(args, "-test.short")
@@ -35,7 +35,7 @@ func isolated(t *testing.T, required bool) bool {
 	}
 	cmd := exec.CommandContext(t.Context(), os.Args[0], args...)
 	cmd.Env = append(os.Environ(), "GRAPEVINE="+grapevine(t))
-	runtime.LockOSThread() // the process ends with this thread
+	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	err := fleet.Isolate(cmd)
 	if err == nil {
@@ -54,7 +54,6 @@ func isolated(t *testing.T, required bool) bool {
 	return false
 }
 
-// reach reports whether one node is reachable from another's network within the given time.
 func reach(t *testing.T, from, to *fleet.Node, wait time.Duration) (ok bool) {
 	t.Helper()
 	err := from.InNetwork(func() error {
@@ -72,13 +71,11 @@ func reach(t *testing.T, from, to *fleet.Node, wait time.Duration) (ok bool) {
 	return ok
 }
 
-// Two nodes in networks of their own lose each other during a partition and find each other after
-// it.
 func TestPartition(t *testing.T) {
 	if !isolated(t, false) {
 		return
 	}
-	for round := range 2 { // the second starts without effects of the first
+	for round := range 2 {
 		f := start(t, fleet.Config{Nodes: 3, Engines: 1, Alone: true, Switched: true})
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		a, b, c := f.Node("node-0"), f.Node("node-1"), f.Node("node-2")
@@ -86,7 +83,7 @@ func TestPartition(t *testing.T) {
 			t.Helper()
 			wait := patience
 			if !want {
-				wait = enough // the whole wait passes
+				wait = enough
 			}
 			if got := reach(t, a, b, wait); got != want {
 				t.Errorf("round %d, %s: node-0 reaches node-1: %v", round, what, got)
@@ -97,7 +94,7 @@ func TestPartition(t *testing.T) {
 			if !reach(t, a, c, patience) || !reach(t, c, a, patience) {
 				t.Errorf("round %d, %s: node-0 and node-2 do not reach each other", round, what)
 			}
-			for range 10 { // clients and engines are unaffected
+			for range 10 {
 				if _, err := chat(ctx, f.URL()); err != nil {
 					t.Errorf("round %d, %s: %v", round, what, err)
 				}
@@ -115,7 +112,7 @@ func TestPartition(t *testing.T) {
 		if err := b.Kill(); err != nil {
 			t.Fatal(err)
 		}
-		restart(ctx, t, b) // in the same network
+		restart(ctx, t, b)
 		check("restarted", true)
 		if err := f.Partition([]string{"node-0"}, []string{"nobody"}); err == nil {
 			t.Error("cut off from nobody")
@@ -127,7 +124,6 @@ func TestPartition(t *testing.T) {
 	}
 }
 
-// A killed harness takes its nodes (a stopped one too), HAProxy and directory with it.
 func TestDiesWithHarness(t *testing.T) {
 	t.Parallel()
 	for _, isolate := range []bool{false, true} {
@@ -141,7 +137,7 @@ func diesWithHarness(t *testing.T, isolate bool) {
 	cmd.Env = append(os.Environ(), "GRAPEVINE="+grapevine(t), orphanEnv+"="+report)
 	cmd.Stderr = os.Stderr
 	if isolate {
-		runtime.LockOSThread() // the process ends with this thread
+		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		if err := fleet.Isolate(cmd); err != nil {
 			t.Skip(err)
@@ -182,7 +178,6 @@ func diesWithHarness(t *testing.T, isolate bool) {
 	}
 }
 
-// processesOf returns the command lines that contain a directory.
 func processesOf(t *testing.T, dir string) (out []string) {
 	t.Helper()
 	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -190,7 +185,7 @@ func processesOf(t *testing.T, dir string) (out []string) {
 		t.Fatalf("no processes, %v", err)
 	}
 	for _, path := range all {
-		text, _ := os.ReadFile(path) // the process may have ended; a zombie has none
+		text, _ := os.ReadFile(path)
 		if strings.Contains(string(text), dir+"/") || strings.HasSuffix(string(text), dir+"\x00") {
 			out = append(out, strings.ReplaceAll(string(text), "\x00", " "))
 		}
@@ -198,7 +193,6 @@ func processesOf(t *testing.T, dir string) (out []string) {
 	return out
 }
 
-// A process's usage grows and belongs to that process.
 func TestUsage(t *testing.T) {
 	f := start(t, fleet.Config{Nodes: 1, Engines: 1, Alone: true})
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -219,7 +213,7 @@ func TestUsage(t *testing.T) {
 	if err := n.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.Kill(); err != nil { // even of a stopped one
+	if err := n.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := n.Usage(); err == nil {

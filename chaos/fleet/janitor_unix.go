@@ -11,7 +11,6 @@ import (
 	"syscall"
 )
 
-// janitor is a process that removes a directory when this process ends, in any way.
 type janitor struct {
 	cmd  *exec.Cmd
 	life io.Closer // its standard input: the end of it is the signal
@@ -22,7 +21,7 @@ type janitor struct {
 const sweep = `cat >/dev/null; n=0; while [ -e "$1" ] && [ $n -lt 600 ]; do rm -rf -- "$1"; [ -e "$1" ] && sleep 0.1; n=$((n+1)); done 2>/dev/null`
 
 func newJanitor(dir string) (*janitor, error) {
-	r, w, err := os.Pipe() // only this process has the write end
+	r, w, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}

@@ -12,10 +12,9 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// holdings are the kernel resources of this process beyond memory.
 type holdings struct {
-	files    []string // targets of its descriptors
-	networks int      // namespaces of its threads
+	files    []string
+	networks int
 }
 
 func held(t *testing.T) (h holdings) {
@@ -25,7 +24,7 @@ func held(t *testing.T) (h holdings) {
 		t.Fatal(err)
 	}
 	for _, f := range files {
-		if path, err := os.Readlink("/proc/self/fd/" + f.Name()); err == nil { // excludes the descriptor that reads the directory
+		if path, err := os.Readlink("/proc/self/fd/" + f.Name()); err == nil {
 			h.files = append(h.files, path)
 		}
 	}
@@ -35,7 +34,7 @@ func held(t *testing.T) (h holdings) {
 	}
 	networks := map[string]bool{}
 	for _, thread := range threads {
-		if ns, err := os.Readlink(thread + "/ns/net"); err == nil { // the thread may have ended
+		if ns, err := os.Readlink(thread + "/ns/net"); err == nil {
 			networks[ns] = true
 		}
 	}
@@ -43,8 +42,6 @@ func held(t *testing.T) (h holdings) {
 	return h
 }
 
-// A fleet with links and HAProxy that fails to start at any point, or closes while links are down,
-// leaves no descriptor, namespace or directory.
 func TestNothingIsHeld(t *testing.T) {
 	need(t, fleet.FaultLinks)
 	if !isolated(t, false) {
@@ -86,7 +83,7 @@ func TestNothingIsHeld(t *testing.T) {
 		if err := f.SetLink(fleet.BalancerName, fleet.Everybody, fleet.Link{Loss: 1}); err != nil {
 			t.Error(err)
 		}
-		if err := f.WaitHealthy(ctx, "node-0", false); err != nil { // failing checks are pending
+		if err := f.WaitHealthy(ctx, "node-0", false); err != nil {
 			t.Error(err)
 		}
 		return f.Close()
@@ -98,7 +95,7 @@ func TestNothingIsHeld(t *testing.T) {
 		within time.Duration
 		run    func(context.Context) error
 	}{
-		{"the first of its kind", long, broken}, // lets the runtime allocate what it keeps
+		{"the first of its kind", long, broken},
 		{"engines do not start", long, failing(func(c *fleet.Config) { c.Engine = engine.ServerConfig{MaxModelLen: 1} })},
 		{"no program", long, failing(func(c *fleet.Config) { c.Binary = "/does/not/exist" })},
 		{"nodes do not start", long, failing(func(c *fleet.Config) { c.Settings = map[string]any{"strategy": "no-such"} })},

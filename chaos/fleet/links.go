@@ -14,22 +14,20 @@ type Link = netswitch.Link
 // Names of the members of a switched fleet that are neither nodes nor engines, and the wildcard for
 // all members.
 const (
-	BalancerName = "balancer" // where clients connect to
-	ClientsName  = "clients"  // where DialClient connects from
+	BalancerName = "balancer"
+	ClientsName  = "clients"
 	Everybody    = "*"
 )
 
-// wires are the links and places of a switched fleet.
 type wires interface {
 	addresses
 	setLink(from, to string, l Link) error
 	reset(a, b string) error
 	heal() error
 	at(name string) where
-	thread(name string) *thread // starts processes in the member's place
+	thread(name string) *thread
 }
 
-// where is a place in the network.
 type where interface {
 	// enter runs f; sockets that f itself opens, not in another goroutine, belong to the place.
 	enter(f func() error) error
@@ -37,7 +35,6 @@ type where interface {
 	listen(address string) (net.Listener, error)
 }
 
-// here is the network of this process.
 type here struct{}
 
 func (here) enter(f func() error) error { return f() }
@@ -49,7 +46,6 @@ func (here) dial(ctx context.Context, network, address string) (net.Conn, error)
 
 func (here) listen(address string) (net.Listener, error) { return net.Listen("tcp", address) }
 
-// at returns the place of a member.
 func (f *Fleet) at(name string) where {
 	if f.wires == nil {
 		return here{}

@@ -25,10 +25,8 @@ const (
 	enough = 300 * time.Millisecond
 )
 
-// testPort is a port of a node's address that no service uses.
 const testPort = "19000"
 
-// need skips a test where a fault is unavailable.
 func need(t *testing.T, faults ...string) {
 	t.Helper()
 	for _, fault := range faults {
@@ -38,7 +36,6 @@ func need(t *testing.T, faults ...string) {
 	}
 }
 
-// switched starts two nodes and an engine that are joined by a switch.
 func switched(t *testing.T) (f *fleet.Fleet, a, b *fleet.Node) {
 	t.Helper()
 	f = start(t, fleet.Config{Nodes: 2, Engines: 1, Alone: true, Switched: true, Seed: 7, Settings: map[string]any{"drain_grace": "0s", "drain_close": "0s"}})
@@ -52,7 +49,6 @@ func setLink(t *testing.T, f *fleet.Fleet, from, to string, l fleet.Link) {
 	}
 }
 
-// within runs f in a node's network.
 func within[T any](t *testing.T, n *fleet.Node, f func() (T, error)) (v T) {
 	t.Helper()
 	err := n.InNetwork(func() (err error) {
@@ -74,7 +70,6 @@ func hostOf(t *testing.T, n *fleet.Node) string {
 	return net.JoinHostPort(host, testPort)
 }
 
-// connect returns both ends of a TCP connection that a opened to b.
 func connect(t *testing.T, a, b *fleet.Node) (from, to net.Conn) {
 	t.Helper()
 	ln := within(t, b, func() (net.Listener, error) { return net.Listen("tcp", hostOf(t, b)) })
@@ -107,7 +102,6 @@ func roundTrip(t *testing.T, from, to net.Conn) time.Duration {
 	return time.Since(began)
 }
 
-// datagrams sends numbered datagrams from a to b and returns the numbers in order of arrival.
 func datagrams(t *testing.T, a, b *fleet.Node, count int) (arrived []int) {
 	t.Helper()
 	in := within(t, b, func() (net.PacketConn, error) { return net.ListenPacket("udp4", hostOf(t, b)) })
@@ -118,7 +112,7 @@ func datagrams(t *testing.T, a, b *fleet.Node, count int) (arrived []int) {
 	ended, stop := make(chan struct{}), context.WithoutCancel(t.Context())
 	stop, cancel := context.WithTimeout(stop, patience)
 	defer cancel()
-	const last = 1 << 30 // marks the end
+	const last = 1 << 30
 	send := func(i int) {
 		if _, err := out.Write(strconv.AppendInt(nil, int64(i), 10)); err != nil {
 			t.Error(err)
@@ -158,7 +152,6 @@ func datagrams(t *testing.T, a, b *fleet.Node, count int) (arrived []int) {
 	}
 }
 
-// queueOf returns how many packets the interface of the calling thread's network can hold.
 func queueOf() (int, error) {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -175,14 +168,13 @@ func queueOf() (int, error) {
 	return int(req.Uint32()), nil
 }
 
-// Every fault of a link is measurable through real sockets.
 func TestLinks(t *testing.T) {
 	need(t, fleet.FaultLinks)
 	if !isolated(t, false) {
 		return
 	}
 	f, a, b := switched(t)
-	const count = 200 // fits into any socket's buffer, even doubled
+	const count = 200
 
 	t.Run("nothing", func(t *testing.T) {
 		if got := datagrams(t, a, b, count); len(got) != count {
@@ -268,7 +260,6 @@ func heal(t *testing.T, f *fleet.Fleet) {
 	}
 }
 
-// With one direction cut, the other still delivers, and a connection survives.
 func TestOneWay(t *testing.T) {
 	need(t, fleet.FaultLinks)
 	if !isolated(t, false) {
@@ -315,8 +306,6 @@ func isTimeout(err error) bool {
 	return errors.As(err, &n) && n.Timeout()
 }
 
-// A reset reaches both ends of every connection between two members, in any state, and no other
-// connection.
 func TestReset(t *testing.T) {
 	need(t, fleet.FaultLinks)
 	if !isolated(t, false) {
@@ -368,11 +357,10 @@ func TestReset(t *testing.T) {
 		t.Errorf("a connection from elsewhere: %q, %v", text, err)
 	}
 	from, to = connect(t, a, b)
-	roundTrip(t, from, to) // new connections work
+	roundTrip(t, from, to)
 	served(t, f)
 }
 
-// Connections from a place that get no answer hold sockets, but no threads.
 func waitWithoutThreads(t *testing.T, f *fleet.Fleet) {
 	t.Helper()
 	const count = 400
@@ -394,7 +382,7 @@ func waitWithoutThreads(t *testing.T, f *fleet.Fleet) {
 			}
 		})
 	}
-	for list("/proc/self/fd") < count && ctx.Err() == nil { // nearly all of them
+	for list("/proc/self/fd") < count && ctx.Err() == nil {
 		_ = sleep(ctx, 5*time.Millisecond) // the loop checks ctx
 	}
 	if ctx.Err() != nil {
@@ -407,8 +395,6 @@ func waitWithoutThreads(t *testing.T, f *fleet.Fleet) {
 	dials.Wait()
 }
 
-// Clients, balancer and engines have links of their own in a fleet that gossips and agrees; the
-// harness's own requests pass no link.
 func TestPlaces(t *testing.T) {
 	need(t, fleet.FaultLinks)
 	if !isolated(t, false) {
@@ -457,7 +443,7 @@ func TestPlaces(t *testing.T) {
 	if err := f.Partition([]string{"node-0"}, []string{"node-1", "node-2"}); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.ResetLink("node-0", "node-1"); err != nil { // otherwise detection takes ten seconds of silence
+	if err := f.ResetLink("node-0", "node-1"); err != nil {
 		t.Fatal(err)
 	}
 	awaitPeer(ctx, t, f.Node("node-1"), "node-0", false)

@@ -28,7 +28,6 @@ const liveEnv = "GRAPEVINE_LIVE"
 
 const liveNodes = 8
 
-// live skips the test unless liveEnv is set, and reports whether it runs without -short.
 func live(t *testing.T) (full bool) {
 	t.Helper()
 	if os.Getenv(liveEnv) == "" {
@@ -37,7 +36,6 @@ func live(t *testing.T) (full bool) {
 	return !testing.Short()
 }
 
-// figures collects the measurements for the table at the end.
 var figures struct {
 	mu   sync.Mutex
 	rows []figure
@@ -60,7 +58,6 @@ func atLeast(t *testing.T, what string, got, limit float64, unit string) {
 	record(t, what, got, limit, unit, ">=", got >= limit)
 }
 
-// shown records a figure without a limit.
 func shown(t *testing.T, what string, got float64, unit string) {
 	t.Helper()
 	record(t, what, got, math.NaN(), unit, "", true)
@@ -103,7 +100,6 @@ func printFigures(w io.Writer) {
 	_ = t.Flush()
 }
 
-// fastEngine costs this machine little: no prefill time, few events, no eviction.
 func fastEngine() engine.ServerConfig {
 	return engine.ServerConfig{
 		Config: engine.Config{
@@ -127,7 +123,7 @@ func liveFleet(t *testing.T, change func(*fleet.Config)) *fleet.Fleet {
 type conversation struct {
 	id       uint64
 	messages []message
-	engine   string // of the last answer
+	engine   string
 }
 
 type message struct {
@@ -135,7 +131,6 @@ type message struct {
 	Content string `json:"content"`
 }
 
-// firstTokens is the length of a conversation's first message.
 const firstTokens = 4096
 
 func newConversation(id uint64) *conversation {
@@ -144,14 +139,13 @@ func newConversation(id uint64) *conversation {
 	return c
 }
 
-// say adds a user message.
 func (c *conversation) say(tokens int) {
 	text := workload.Text(nil, c.id<<8|uint64(len(c.messages)), tokens)
 	c.messages = append(c.messages, message{"user", string(text)})
 }
 
 func (c *conversation) body() []byte {
-	raw, _ := json.Marshal(map[string]any{"model": model, "messages": c.messages, "max_tokens": 4}) // text always marshals
+	raw, _ := json.Marshal(map[string]any{"model": model, "messages": c.messages, "max_tokens": 4})
 	return raw
 }
 
@@ -163,7 +157,6 @@ func placeRule() []map[string]any {
 	return []map[string]any{{"header": placeHeader, "strategy": "random"}}
 }
 
-// send requests the next answer from base and appends it to the conversation.
 func (c *conversation) send(ctx context.Context, client *http.Client, base string, anywhere bool) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, base+"/v1/chat/completions", bytes.NewReader(c.body()))
 	if err != nil {
@@ -211,7 +204,6 @@ func (c *conversation) known(ctx context.Context, n *fleet.Node) (blocks int, fo
 	return blocks, r.Backend == c.engine && r.Rung == "cache", nil
 }
 
-// quantile is the q-quantile by nearest rank; v is sorted.
 func quantile(v []time.Duration, q float64) time.Duration {
 	if len(v) == 0 {
 		return math.MaxInt64
@@ -220,7 +212,6 @@ func quantile(v []time.Duration, q float64) time.Duration {
 	return v[max(0, int(math.Ceil(q*float64(len(v))))-1)]
 }
 
-// whenFull returns yes in a full run and no with -short.
 func whenFull[T any](full bool, yes, no T) T {
 	if full {
 		return yes

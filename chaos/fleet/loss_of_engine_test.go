@@ -50,7 +50,6 @@ func (p *engineProcess) start() {
 	}
 }
 
-// kill ends it with SIGKILL. It is no error if it has ended.
 func (p *engineProcess) kill() {
 	if p.cmd == nil {
 		return
@@ -81,14 +80,11 @@ func finished(ctx context.Context, url string) (total float64) {
 	return total
 }
 
-// sighting is when each router first reported the engine in one of some states.
 type sighting struct {
 	mu sync.Mutex
-	at map[string]time.Time // by router
+	at map[string]time.Time
 }
 
-// watchFor polls every router for the engine's state until all have reported one of the wanted
-// ones, or ctx ends.
 func watchFor(ctx context.Context, f *fleet.Fleet, engine string, wanted ...string) (last time.Time, missing []string) {
 	s := &sighting{at: make(map[string]time.Time)}
 	var wg sync.WaitGroup
@@ -136,7 +132,6 @@ func stateAt(ctx context.Context, n *fleet.Node, engine string) string {
 	return ""
 }
 
-// join adds an engine to a running fleet and returns when all routers list it.
 func join(ctx context.Context, t *testing.T, f *fleet.Fleet, name, url string) {
 	t.Helper()
 	client := f.Nodes()[0].Client()
@@ -231,7 +226,6 @@ func TestLiveEngineDies(t *testing.T) {
 	atLeast(t, ends, 100*last, 20, "%")
 }
 
-// waitAnswers returns when an engine's port answers.
 func waitAnswers(ctx context.Context, t *testing.T, url string) {
 	t.Helper()
 	for {
@@ -249,8 +243,6 @@ func waitAnswers(ctx context.Context, t *testing.T, url string) {
 	}
 }
 
-// An engine that passes probes and fails every request at once looks idle, yet gets almost no
-// requests.
 func TestLiveEngineFailsAtOnce(t *testing.T) {
 	live(t)
 	f := liveFleet(t, nil)

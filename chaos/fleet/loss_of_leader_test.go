@@ -19,8 +19,6 @@ import (
 	"grapevine/raftstore"
 )
 
-// After the leader is killed under traffic, another leads within a second, every survivor accepts
-// writes, no request fails, and routers spend no more time per request than before.
 func TestLiveLeader(t *testing.T) {
 	full := live(t)
 	voters := whenFull(full, 5, 3)
@@ -72,14 +70,13 @@ func TestLiveLeader(t *testing.T) {
 	compare(t, full, before, after)
 }
 
-// compare checks that routers spend no more time on a request after a loss than before.
 func compare(t *testing.T, full bool, before, after *calm) {
 	t.Helper()
 	for _, q := range []float64{0.5, 0.99} {
 		is := func(c *calm) float64 { return 1e6 * c.overhead.quantile(q) }
 		name := fmt.Sprintf("p%g of the survivors' overhead", 100*q)
 		shown(t, name+", before", is(before), fmt.Sprintf("us (of %g)", before.overhead[math.Inf(1)]))
-		if !full { // too few requests on a busy machine
+		if !full {
 			shown(t, name+", after", is(after), fmt.Sprintf("us (of %g)", after.overhead[math.Inf(1)]))
 		} else {
 			// Histogram buckets are a factor of two wide, and another program on this machine costs
@@ -91,15 +88,13 @@ func compare(t *testing.T, full bool, before, after *calm) {
 	}
 }
 
-// lossOfLeader is how a group fared without its leader, from the moment of the kill.
 type lossOfLeader struct {
-	elected time.Duration   // until the first router reported itself as leader
-	known   time.Duration   // until the last router knew the leader
-	took    []time.Duration // until a write through each router was confirmed
-	failed  int             // failed attempts of those writes
+	elected time.Duration
+	known   time.Duration
+	took    []time.Duration
+	failed  int
 }
 
-// leaderNow returns the leader and its raft status.
 func leaderNow(ctx context.Context, t *testing.T, f *fleet.Fleet, voters int) (*fleet.Node, *node.RaftStatus) {
 	t.Helper()
 	for {
@@ -110,8 +105,6 @@ func leaderNow(ctx context.Context, t *testing.T, f *fleet.Fleet, voters int) (*
 	}
 }
 
-// loseLeader kills the leader and returns when every survivor knows a new one and has accepted a
-// write.
 func loseLeader(ctx context.Context, t *testing.T, leader *fleet.Node, led *node.RaftStatus, survivors []*fleet.Node, w *writes) (loss lossOfLeader) {
 	t.Helper()
 	var (
@@ -121,7 +114,7 @@ func loseLeader(ctx context.Context, t *testing.T, leader *fleet.Node, led *node
 	loss.elected = math.MaxInt64
 	killed := time.Now() // taken before the kill, so that errors count against the group
 	for _, n := range survivors {
-		every := 100 * time.Millisecond // polling is work, and could disturb the measurement
+		every := 100 * time.Millisecond
 		if slices.ContainsFunc(led.Servers, func(s raftstore.ServerStatus) bool { return s.Voter && s.Name == n.Name() }) {
 			every = 10 * time.Millisecond
 		}
@@ -155,7 +148,6 @@ func loseLeader(ctx context.Context, t *testing.T, leader *fleet.Node, led *node
 	return loss
 }
 
-// newLeader polls a router until it leads or names a leader other than the killed one.
 func newLeader(ctx context.Context, n *fleet.Node, led *node.RaftStatus, every time.Duration) error {
 	for {
 		st, err := n.Raft(ctx)
@@ -168,16 +160,14 @@ func newLeader(ctx context.Context, n *fleet.Node, led *node.RaftStatus, every t
 	}
 }
 
-// calm collects, over some windows of time, the routers' time per request and the time to first
-// token since the client sent the request.
 type calm struct {
 	overhead histogram
 	first    []time.Duration
 }
 
 type windowStart struct {
-	at       time.Duration        // of the traffic
-	overhead map[string]histogram // by router
+	at       time.Duration
+	overhead map[string]histogram
 }
 
 func beginWindow(ctx context.Context, t *testing.T, load *traffic, nodes []*fleet.Node) (s windowStart) {
@@ -190,7 +180,6 @@ func beginWindow(ctx context.Context, t *testing.T, load *traffic, nodes []*flee
 	return s
 }
 
-// add ends a window for those of its routers that are in nodes.
 func (c *calm) add(ctx context.Context, t *testing.T, load *traffic, nodes []*fleet.Node, s windowStart) {
 	t.Helper()
 	if c.overhead == nil {
@@ -215,7 +204,6 @@ func (c *calm) add(ctx context.Context, t *testing.T, load *traffic, nodes []*fl
 // histogram maps an upper bound in seconds to the count at or below it.
 type histogram map[float64]float64
 
-// overheadOf returns a router's own time per request since it started.
 func overheadOf(ctx context.Context, t *testing.T, n *fleet.Node) histogram {
 	t.Helper()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+n.AdminAddr()+"/metrics", nil)
@@ -270,7 +258,6 @@ func (h histogram) quantile(q float64) float64 {
 	return low
 }
 
-// A quantile lies in the bucket of its rank.
 func TestHistogramQuantile(t *testing.T) {
 	h := histogram{1: 10, 2: 30, 4: 100, math.Inf(1): 200}
 	for q, want := range map[float64]float64{0.05: 1, 0.1: 1.5, 0.15: 2, 0.5: 4, 0.75: 4} {

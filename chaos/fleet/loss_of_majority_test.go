@@ -23,7 +23,7 @@ func TestLiveMajority(t *testing.T) {
 	f := liveFleet(t, func(cfg *fleet.Config) {
 		cfg.Nodes, cfg.Spares, cfg.Later = voters+followers+later, later, later
 		cfg.Engines = cfg.Nodes
-		cfg.Settings["drain_grace"], cfg.Settings["drain_close"] = "1s", "0s" // longer than the balancer needs
+		cfg.Settings["drain_grace"], cfg.Settings["drain_close"] = "1s", "0s"
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
 	defer cancel()
@@ -55,7 +55,7 @@ func TestLiveMajority(t *testing.T) {
 
 	m.lose(ctx, t, "all but the leader", a.voters[1:], whenFull(full, 10*time.Second, time.Second))
 	if !full {
-		m.load.stop() // no router is left while the last one stops
+		m.load.stop()
 	}
 	m.recover(ctx, t, a.leader)
 	m.rejoin(ctx, t, without(running(f), a.leader), fresh)
@@ -65,7 +65,6 @@ func TestLiveMajority(t *testing.T) {
 	shown(t, "changes confirmed", float64(len(m.w.acked)), fmt.Sprintf("of %d, refused %d", m.w.count, len(m.w.refused)))
 }
 
-// majority is a fleet that loses its majority.
 type majority struct {
 	full bool
 	f    *fleet.Fleet
@@ -74,7 +73,6 @@ type majority struct {
 	dead *absences
 }
 
-// lose kills two of three voters and tries changes for a while.
 func (m *majority) lose(ctx context.Context, t *testing.T, who string, victims []*fleet.Node, length time.Duration) {
 	t.Helper()
 	reason := []string{"no quorum: 2 of 3 voters unreachable"}
@@ -114,8 +112,6 @@ func (m *majority) lose(ctx context.Context, t *testing.T, who string, victims [
 	shown(t, who+"answers", float64(served), "")
 }
 
-// served counts the answers to requests that arrived since some time. None may come from a dead
-// router.
 func (m *majority) served(t *testing.T, since time.Duration, dead []*fleet.Node) (total int) {
 	t.Helper()
 	by := m.load.served(since, m.load.now())
@@ -130,7 +126,6 @@ func (m *majority) served(t *testing.T, since time.Duration, dead []*fleet.Node)
 	return total
 }
 
-// recover makes the last voter a group of its own, as an operator would.
 func (m *majority) recover(ctx context.Context, t *testing.T, last *fleet.Node) {
 	t.Helper()
 	before, err := last.Raft(ctx)
@@ -159,8 +154,6 @@ func (m *majority) recover(ctx context.Context, t *testing.T, last *fleet.Node) 
 	}
 }
 
-// rejoin starts empty routers beside the recovered one, and restarts, one by one, those of the old
-// group.
 func (m *majority) rejoin(ctx context.Context, t *testing.T, followers, fresh []*fleet.Node) {
 	t.Helper()
 	var slowest time.Duration

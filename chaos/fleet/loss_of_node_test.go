@@ -23,7 +23,7 @@ func TestLiveKill(t *testing.T) {
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
-	part := whenFull(full, 40*time.Second, 8*time.Second) // of the traffic: filling up, before, while down, after
+	part := whenFull(full, 40*time.Second, 8*time.Second)
 	victim := f.Node("node-3")
 	preload(ctx, t, f, whenFull(full, 10_000, 1500))
 	probes := placeProbes(ctx, t, f, whenFull(full, 400, 100))
@@ -65,7 +65,7 @@ func TestLiveKill(t *testing.T) {
 	shown(t, "answers cut on the killed router", float64(load.result.Cut), "")
 	shown(t, "repeated connections", float64(load.result.Live.Retried), "")
 	shown(t, "hits of what was possible, before", 100*before, "%")
-	point := whenFull(full, 1.0, 10) // few requests make the figure noisy
+	point := whenFull(full, 1.0, 10)
 	atLeast(t, "hits at the survivors, while down", 100*down, 100*before-point, "%")
 	atLeast(t, "hits of all, after the restart", 100*again, 100*before-point, "%")
 	shown(t, "known blocks of probes at a survivor", float64(peers), "")
@@ -105,8 +105,6 @@ func (a *absence) excuse(e replay.Ended) bool {
 	return broken && e.Node == a.node && a.from > 0 && e.End >= a.from && (a.to == 0 || e.End < a.to)
 }
 
-// placeProbes starts conversations at random engines, through random routers, and returns when all
-// routers know all of them.
 func placeProbes(ctx context.Context, t *testing.T, f *fleet.Fleet, count int) []*conversation {
 	t.Helper()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
@@ -137,7 +135,6 @@ func placeProbes(ctx context.Context, t *testing.T, f *fleet.Fleet, count int) [
 	return probes
 }
 
-// knownProbes is how many blocks of the probes a router locates correctly.
 func knownProbes(ctx context.Context, t *testing.T, n *fleet.Node, probes []*conversation) (blocks int) {
 	t.Helper()
 	for _, c := range probes {
@@ -150,7 +147,6 @@ func knownProbes(ctx context.Context, t *testing.T, n *fleet.Node, probes []*con
 	return blocks
 }
 
-// comeBack starts a router and returns how long it took to become ready.
 func comeBack(ctx context.Context, t *testing.T, n *fleet.Node) time.Duration {
 	t.Helper()
 	begun := time.Now()

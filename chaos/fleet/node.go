@@ -54,7 +54,6 @@ func (n *Node) AdminAddr() string { return n.admin }
 // GossipAddr is the host:port for other nodes.
 func (n *Node) GossipAddr() string { return n.gossip }
 
-// writeConfig writes the settings, by YAML key, as the node's configuration file.
 func (n *Node) writeConfig(settings map[string]any) error {
 	text, err := yaml.Marshal(settings)
 	if err != nil {
@@ -187,7 +186,6 @@ func (n *Node) WaitReady(ctx context.Context) error {
 	return nil
 }
 
-// died returns an error if the process ended without being asked to.
 func (n *Node) died() error {
 	p := n.process()
 	if p == nil {

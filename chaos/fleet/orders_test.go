@@ -12,10 +12,8 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// seedEnv repeats a run with the seed that it printed.
 const seedEnv = "GRAPEVINE_LIVE_SEED"
 
-// seed returns and prints the seed of seedEnv, or one from the clock.
 func seed(t *testing.T) uint64 {
 	t.Helper()
 	s := uint64(time.Now().UnixNano())
@@ -29,7 +27,6 @@ func seed(t *testing.T) uint64 {
 	return s
 }
 
-// Three empty routers started in any order, one of them late, found one group and accept writes.
 func TestLiveOrders(t *testing.T) {
 	full := live(t)
 	s := seed(t)

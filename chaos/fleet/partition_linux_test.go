@@ -10,8 +10,6 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// Both halves of a partitioned fleet of eight serve traffic, and soon after the partition all
-// routers have equal knowledge of that time.
 func TestLivePartition(t *testing.T) {
 	full := live(t)
 	if !isolated(t, true) {
@@ -92,7 +90,6 @@ func positions(ctx context.Context, t *testing.T, nodes []*fleet.Node) (publishe
 	return published, applied
 }
 
-// awaitApplied returns how long after from every router has applied its peers' published batches.
 func awaitApplied(ctx context.Context, t *testing.T, f *fleet.Fleet, published map[string]uint64, from time.Time) time.Duration {
 	t.Helper()
 	for {
@@ -117,7 +114,6 @@ func awaitApplied(ctx context.Context, t *testing.T, f *fleet.Fleet, published m
 	}
 }
 
-// awaitSameFacts returns how long it takes until all trees hold the same facts.
 func awaitSameFacts(ctx context.Context, t *testing.T, f *fleet.Fleet) time.Duration {
 	t.Helper()
 	for began := time.Now(); ; {

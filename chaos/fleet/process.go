@@ -16,12 +16,12 @@ import (
 // process is one running program, waited for and ended by its id alone. Safe for concurrent use.
 type process struct {
 	cmd  *exec.Cmd
-	done chan struct{} // closed after Wait
-	err  error         // of Wait; valid once done is closed
+	done chan struct{}
+	err  error
 
 	mu     sync.Mutex
-	asked  bool // the harness ended it
-	reaped bool // its id may belong to another process now
+	asked  bool
+	reaped bool
 }
 
 // startProcess starts a program on a thread and appends both outputs to the file at log. The
@@ -55,7 +55,6 @@ func startProcess(t *thread, log, path string, args, env []string) (*process, er
 	return p, nil
 }
 
-// pid is the process id; it is valid only while the process runs.
 func (p *process) pid() int { return p.cmd.Process.Pid }
 
 func (p *process) running() bool {
@@ -67,7 +66,6 @@ func (p *process) running() bool {
 	}
 }
 
-// signal sends sig, or returns os.ErrProcessDone if the process has ended.
 func (p *process) signal(sig os.Signal) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

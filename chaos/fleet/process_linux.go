@@ -20,13 +20,11 @@ func tie(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 }
 
-// onMainThread reports whether the caller, locked to its thread, runs on the process's first one.
 func onMainThread() bool { return unix.Gettid() == unix.Getpid() }
 
 // clockTick is the unit of times in /proc/PID/stat, fixed at 1/100 s.
 const clockTick = 10 * time.Millisecond
 
-// usageOf reads a process's usage from /proc.
 func usageOf(pid int) (Usage, error) {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -9,7 +9,6 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// A given path comes first, then PATH; the directory of the test program has no router.
 func TestFindRouter(t *testing.T) {
 	program := func(name string) string {
 		path := filepath.Join(t.TempDir(), name)

@@ -50,7 +50,7 @@ func TestLiveSpread(t *testing.T) {
 						mu.Unlock()
 						return
 					}
-					time.Sleep(5 * time.Millisecond) // limits the load of the questions
+					time.Sleep(5 * time.Millisecond)
 				}
 				t.Errorf("%s never learned of conversation %d at %s", n.Name(), i, c.engine)
 			})

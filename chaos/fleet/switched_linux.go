@@ -21,24 +21,22 @@ import (
 // port that no fault reaches.
 type switched struct {
 	sw     *netswitch.Switch
-	home   int // descriptor of the process's namespace
+	home   int
 	places map[string]*place
-	end    context.CancelFunc // ends the places
+	end    context.CancelFunc
 }
 
 // place is a member's network namespace. It lives as long as its thread, its descriptor, or a
 // process started from the thread.
 type place struct {
 	thread *thread
-	ns     int             // its descriptor
-	home   int             // descriptor of the process's namespace
-	life   context.Context // ends with the fleet
+	ns     int
+	home   int
+	life   context.Context
 }
 
-// harnessName is the port of the process itself.
 const harnessName = "harness"
 
-// newWires makes the switch and a place for each member, in order.
 func newWires(seed uint64, members []string) (_ wires, err error) {
 	if !Isolated() {
 		return nil, errNotIsolated
@@ -82,7 +80,6 @@ func newWires(seed uint64, members []string) (_ wires, err error) {
 	return s, nil
 }
 
-// port opens a port of the switch in the namespace of the calling thread.
 func (s *switched) port(name string, addr netip.Addr, immune bool) error {
 	dev, err := netswitch.OpenTUN("eth0", netip.PrefixFrom(addr, 24))
 	if err != nil {
@@ -147,7 +144,6 @@ func linkable() error {
 	return err
 }
 
-// openNetwork returns a descriptor of the calling thread's network namespace.
 func openNetwork() (int, error) {
 	fd, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -18,10 +18,8 @@ type thread struct {
 	once  sync.Once
 }
 
-// errThreadClosed is what do returns after close.
 var errThreadClosed = errors.New("fleet: closed")
 
-// newThread starts a thread and runs setup on it; if setup fails, the thread ends.
 func newThread(setup func() error) (*thread, error) {
 	t := &thread{calls: make(chan func()), quit: make(chan struct{}), done: make(chan struct{})}
 	ready := make(chan error, 1)
@@ -62,7 +60,6 @@ func (t *thread) run(setup func() error, ready chan<- error) {
 	}
 }
 
-// do runs f on the thread, after earlier calls, and returns its error.
 func (t *thread) do(f func() error) error {
 	result := make(chan error, 1)
 	select {

@@ -18,14 +18,12 @@ const blockBytes = 512
 func rulesOf(cfg *fleet.Config) { cfg.Settings["rules"] = placeRule() }
 
 type trafficConfig struct {
-	rate   float64 // conversations per second, of about four turns
+	rate   float64
 	seed   uint64
-	length time.Duration // of arrivals
+	length time.Duration
 	excuse func(replay.Ended) bool
 }
 
-// traffic is conversations through the balancer in the background, every turn over a new
-// connection.
 type traffic struct {
 	cancel context.CancelFunc
 	done   chan struct{}
@@ -38,13 +36,11 @@ type traffic struct {
 	sessions map[int]int // tokens of the conversation so far, as counted by the engine
 }
 
-// turnEnd is one request that ended.
 type turnEnd struct {
 	replay.Ended
 	possible int // tokens that an engine with the whole conversation could have had cached; 0: a first turn, or unknown
 }
 
-// startTraffic starts traffic that ends by itself, by stop, or with the test.
 func startTraffic(ctx context.Context, t *testing.T, f *fleet.Fleet, cfg trafficConfig) *traffic {
 	t.Helper()
 	w := &workload.Sessions{
@@ -101,7 +97,6 @@ func (tr *traffic) stop() {
 	<-tr.done
 }
 
-// wait returns when the traffic has ended by itself.
 func (tr *traffic) wait(t *testing.T) {
 	t.Helper()
 	<-tr.done
@@ -110,7 +105,6 @@ func (tr *traffic) wait(t *testing.T) {
 	}
 }
 
-// now is the time of the run.
 func (tr *traffic) now() time.Duration {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
@@ -150,7 +144,6 @@ func (tr *traffic) followed(from, to time.Duration, keep func(*turnEnd) bool) (s
 	return cached / possible, turns
 }
 
-// served counts, by router, the requests that arrived in [from, to) and were answered in full.
 func (tr *traffic) served(from, to time.Duration) map[string]int {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()

@@ -12,8 +12,6 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// A release that speaks one version more shares a fleet with this one: both halves gossip and
-// agree, unknown records are skipped, and knowledge passes between the halves.
 func TestUpgrade(t *testing.T) {
 	t.Parallel()
 	program := os.Getenv("GRAPEVINE_NEWER")
@@ -34,7 +32,7 @@ func TestUpgrade(t *testing.T) {
 		t.Fatal(err)
 	}
 	agree(ctx, t, f, 3)
-	for i := range 8 { // gossip omits short prompts
+	for i := range 8 {
 		text := strings.Repeat(fmt.Sprint("conversation ", i, " "), 1000)
 		body := fmt.Sprintf(`{"model":%q,"messages":[{"role":"user","content":%q}],"max_tokens":2}`, model, text)
 		resp, err := http.Post(f.URL()+"/v1/chat/completions", "application/json", strings.NewReader(body))

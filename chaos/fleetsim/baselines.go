@@ -18,7 +18,6 @@ func Baselines() map[string]policy.Strategy {
 	}
 }
 
-// argmin takes the least queued plus uncached tokens.
 type argmin struct{}
 
 func (argmin) Choose(s *policy.Scene) (int, policy.Rung) {
@@ -34,7 +33,6 @@ func (lmetric) Choose(s *policy.Scene) (int, policy.Rung) {
 	return cheapest(s, func(c *policy.Candidate) float64 { return (c.Queued + c.Uncached) * float64(c.Active+1) })
 }
 
-// cheapest takes the candidate with the least price; ties at random.
 func cheapest(s *policy.Scene, price func(*policy.Candidate) float64) (int, policy.Rung) {
 	best, ties := 0, uint64(0)
 	least := math.Inf(1)
@@ -53,7 +51,6 @@ func cheapest(s *policy.Scene, price func(*policy.Candidate) float64) (int, poli
 	return best, rungOf(s, best)
 }
 
-// rungOf returns the rung by whether the chosen backend holds more of the prompt than another.
 func rungOf(s *policy.Scene, chosen int) policy.Rung {
 	for i := range s.Candidates {
 		if s.Candidates[i].Held < s.Candidates[chosen].Held {
@@ -63,8 +60,6 @@ func rungOf(s *policy.Scene, chosen int) policy.Rung {
 	return policy.Load
 }
 
-// twoChoiceTarget is the first-token target in seconds, as in the DualMap evaluations for such
-// prompts.
 const twoChoiceTarget = 5.0
 
 // twoChoice maps the prompt's branch to two backends by independent hashes and takes the one with
@@ -101,7 +96,6 @@ func (t twoChoice) Choose(s *policy.Scene) (int, policy.Rung) {
 	return near, policy.Cache
 }
 
-// first returns the first candidate in rendezvous order of the key, without except.
 func first(s *policy.Scene, key uint64, except int) int {
 	best, rank := max(except, 0), math.Inf(-1)
 	for i := range s.Candidates {
@@ -127,7 +121,7 @@ const (
 // cache threshold, a worker with that match; else the least loaded, ties to the one with the fewest
 // processed.
 type sglang struct {
-	processed []atomic.Int64 // by backend id
+	processed []atomic.Int64
 }
 
 // maxBackendID bounds the ids that simulations use.

@@ -8,7 +8,6 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// standing is a candidate's state: tokens of the prompt held, tokens queued, requests active.
 type standing struct {
 	held, queued float64
 	active       int64
@@ -47,7 +46,6 @@ func choose(t *testing.T, rule policy.Strategy, backends []standing) (int, polic
 	return int(a.Decision().Backend), a.Decision().Rung
 }
 
-// stage sets the candidates' state before the rule sees them.
 type stage struct {
 	rule     policy.Strategy
 	backends []standing
@@ -90,7 +88,6 @@ func TestBaselines(t *testing.T) {
 	}
 }
 
-// Ties of load go to the worker that has processed fewest.
 func TestSGLangSpreadsFirstWork(t *testing.T) {
 	rule := Baselines()["sglang"]
 	for i := range 6 {

@@ -14,9 +14,9 @@ const never = time.Duration(math.MaxInt64)
 // costs O(log n).
 type engines struct {
 	models []*engine.Model
-	due    []time.Duration // by id
-	heap   []int           // ids, the earliest first, ties by id
-	at     []int           // by id: position in heap
+	due    []time.Duration
+	heap   []int
+	at     []int
 }
 
 func newEngines(n int, cfg engine.Config) (*engines, error) {
@@ -40,7 +40,6 @@ func (e *engines) earliest() (id int, at time.Duration) {
 	return id, e.due[id]
 }
 
-// update reads the engine's next event. Call it after every change to the engine.
 func (e *engines) update(id int) {
 	due, ok := e.models[id].Next()
 	if !ok {

@@ -17,11 +17,10 @@ func (c claim) plus(o claim, sign float64) claim {
 	return claim{c.reach + sign*o.reach, c.reachWeight + sign*o.reachWeight, c.rate + sign*o.rate, c.rateWeight + sign*o.rateWeight}
 }
 
-// sample is the claims of all nodes at one moment.
 type sample struct {
 	at   time.Duration
-	own  []claim    // by node, backend
-	sum  [2][]claim // by half, backend
+	own  []claim
+	sum  [2][]claim
 	heat sampledHeat
 }
 
@@ -39,13 +38,12 @@ type evidenceBoard struct {
 	rates    bool
 	works    bool
 	every    time.Duration
-	next     time.Duration // time of the next sample
-	samples  []sample      // samples still on their way, and the latest that has arrived
+	next     time.Duration
+	samples  []sample // samples still on their way, and the latest that has arrived
 	spare    []sample
-	taken    []time.Duration // by node: its last delivered sample
+	taken    []time.Duration
 }
 
-// evidenceEvery is how often nodes share learned figures, which change slowly.
 const evidenceEvery = 5 * time.Second
 
 // maxSamples bounds the samples on their way.
@@ -60,7 +58,6 @@ func newEvidenceBoard(x *exchange, nodes []node, backends int) *evidenceBoard {
 	return e
 }
 
-// sample samples all nodes if due. Call it before any other event at now.
 func (e *evidenceBoard) sample(now time.Duration) {
 	if now < e.next {
 		return
@@ -114,7 +111,6 @@ func (e *evidenceBoard) claim(n *node, b prefixtree.Backend) (c claim) {
 	return c
 }
 
-// deliver gives a node the latest arrived sample, once.
 func (e *evidenceBoard) deliver(index int, now time.Duration) {
 	latest := len(e.samples) - 1
 	for latest >= 0 && e.samples[latest].at+e.delay > now {
@@ -142,7 +138,6 @@ func (e *evidenceBoard) deliver(index int, now time.Duration) {
 	}
 }
 
-// leastWeight is below any real weight and above rounding errors of differences.
 const leastWeight = 1e-9
 
 func weight(w float64) float64 {

@@ -6,7 +6,6 @@ import (
 	"grapevine/chaos/report"
 )
 
-// exchange is all gossip of a run. The zero value shares nothing.
 type exchange struct {
 	link
 	point    point
@@ -52,7 +51,6 @@ func (x *exchange) hear(node int, now time.Duration) {
 	}
 }
 
-// pass advances the exchange. Call it before any other event at now.
 func (x *exchange) pass(now time.Duration, nodes []node) {
 	if x.evidence != nil {
 		x.evidence.sample(now)
@@ -80,7 +78,6 @@ func (x *exchange) pass(now time.Duration, nodes []node) {
 	}
 }
 
-// report returns the cost and speed of the exchange.
 func (x *exchange) report() report.Gossip {
 	var g report.Gossip
 	if x.meter == nil {

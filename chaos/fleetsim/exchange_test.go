@@ -27,7 +27,6 @@ func (w *watched) Choose(s *policy.Scene) (int, policy.Rung) {
 	return int(scramble(uint64(s.Request.Hashes[0])^uint64(len(s.Request.Hashes))) % uint64(len(s.Candidates))), policy.Hash
 }
 
-// grown returns a trace of sessions that grow, on prompts whose every block is an anchor.
 func grown(t testing.TB) *workload.Trace {
 	t.Helper()
 	var b strings.Builder
@@ -43,7 +42,6 @@ func grown(t testing.TB) *workload.Trace {
 	return w
 }
 
-// rehearse returns a fleet that plays the grown trace by the watched strategy, and the strategy.
 func rehearse(t *testing.T, pt point, change func(*Config)) (*fleet, *watched) {
 	t.Helper()
 	w := &watched{}
@@ -82,7 +80,6 @@ func play(t *testing.T, f *fleet) {
 	}
 }
 
-// digest names what a node's tree holds at anchors.
 func digest(f *fleet, node int) string {
 	if f.facts != nil {
 		f.facts.deliver(node, f.now)
@@ -92,12 +89,11 @@ func digest(f *fleet, node int) string {
 	return fmt.Sprintf("%d facts %x", n, x)
 }
 
-// Without delay, each of many nodes holds the facts and sees the load of a single node.
 func TestNodesKnowWhatOneKnows(t *testing.T) {
 	one, _ := rehearse(t, point{nodes: 1}, nil)
 	play(t, one)
 	want := digest(one, 0)
-	for _, p := range []Partition{{}, {time.Hour, 2 * time.Hour}} { // the partition tests loadMatrix too
+	for _, p := range []Partition{{}, {time.Hour, 2 * time.Hour}} {
 		many, w := rehearse(t, point{nodes: 5, share: ShareBoth}, func(c *Config) { c.Partition = p })
 		choices := 0
 		w.look = func(s *policy.Scene) {
@@ -130,7 +126,6 @@ func TestNodesKnowWhatOneKnows(t *testing.T) {
 	}
 }
 
-// A node sees other nodes' work exactly the delay later.
 func TestDelay(t *testing.T) {
 	const delay = 1500 * time.Millisecond
 	f, w := rehearse(t, point{nodes: 2, share: ShareBoth, staleness: delay}, nil)
@@ -151,7 +146,7 @@ func TestDelay(t *testing.T) {
 			me = 1
 		} else if now.load[0] == now.load[1] {
 			past = append(past, now)
-			return // the asking node is unknown
+			return
 		}
 		// The other node's count between the two choices around now - delay.
 		lo, hi := int64(math.MaxInt64), int64(-1)
@@ -183,8 +178,6 @@ func TestDelay(t *testing.T) {
 	}
 }
 
-// The shared log with late cursors and the shared sum of loads equal delivery of every message to
-// every node at its time.
 func TestSharedStructuresAreExact(t *testing.T) {
 	for _, delay := range []time.Duration{0, 700 * time.Millisecond} {
 		pt := point{nodes: 6, share: ShareBoth, staleness: delay}
@@ -222,7 +215,6 @@ func TestSharedStructuresAreExact(t *testing.T) {
 	}
 }
 
-// The log forgets exactly the items that all nodes have read.
 func TestLogIsCut(t *testing.T) {
 	pt := point{nodes: 6, share: ShareBoth, staleness: 300 * time.Millisecond}
 	whole, _ := rehearse(t, pt, nil)
@@ -232,7 +224,7 @@ func TestLogIsCut(t *testing.T) {
 	f.facts.limit = 1
 	w.look = func(*policy.Scene) {
 		longest = max(longest, len(f.facts.items))
-		f.facts.limit = 1 // cut at every opportunity
+		f.facts.limit = 1
 	}
 	play(t, f)
 	if longest > 60 {
@@ -245,7 +237,6 @@ func TestLogIsCut(t *testing.T) {
 	}
 }
 
-// During a partition each half has its own knowledge; afterwards all nodes know all.
 func TestPartition(t *testing.T) {
 	p := Partition{15 * time.Second, 28 * time.Second}
 	f, w := rehearse(t, point{nodes: 4, share: ShareBoth}, func(c *Config) { c.Partition = p })
@@ -265,7 +256,7 @@ func TestPartition(t *testing.T) {
 			t.Fatalf("at %v the router believes in %d nodes", f.now, s.Nodes)
 		}
 		if looks++; looks%5 != 0 {
-			return // a digest reads the whole tree
+			return
 		}
 		var d [4]string
 		for n := range f.nodes {
@@ -309,7 +300,6 @@ func TestPartition(t *testing.T) {
 	}
 }
 
-// A small loss costs few hits, because a fact is useful without others.
 func TestLossCostsLittle(t *testing.T) {
 	hits := func(loss float64) float64 {
 		sum := 0.0
@@ -328,7 +318,6 @@ func TestLossCostsLittle(t *testing.T) {
 	}
 }
 
-// A lost fact is missing from the receiver's tree.
 func TestLossLoses(t *testing.T) {
 	count := func(loss float64) (n float64) {
 		f, _ := rehearse(t, point{nodes: 5, share: SharePrefix}, func(c *Config) { c.Loss = loss })
@@ -345,7 +334,6 @@ func TestLossLoses(t *testing.T) {
 	}
 }
 
-// lost returns the same for equal arguments, and independent results for every message and pair.
 func TestLostIsAFairCoin(t *testing.T) {
 	l := link{loss: 0.2, nodes: 10, seed: 7}
 	n, total := 0, 0
@@ -369,7 +357,6 @@ func TestLostIsAFairCoin(t *testing.T) {
 	}
 }
 
-// Counted bytes equal the payloads: eight bytes per fact, little overhead, once per peer.
 func TestBytesAreCounted(t *testing.T) {
 	var counted [2]float64
 	for i, nodes := range []int{2, 4} {

@@ -15,7 +15,7 @@ const treeBlockTokens = prefixtree.DefaultBlockBytes / workload.BytesPerToken
 // chainer turns a request's keys into the tree's block hashes. Immutable, safe for concurrent use.
 type chainer struct {
 	hasher *prefixtree.Hasher
-	keys   int // keys per block
+	keys   int
 }
 
 func newChainer(keyTokens int, seed uint64) (*chainer, error) {
@@ -74,7 +74,7 @@ func newTape(src workload.Source, c *chainer) *tape {
 		before := latest[r.Session]
 		switch n := len(before); {
 		case r.Session >= 0 && n > 0 && n <= len(all) && before[n-1] == all[n-1]:
-			own = append(before, all[n:]...) // beyond the part that earlier turns see
+			own = append(before, all[n:]...)
 		default:
 			own = append([]prefixtree.Hash(nil), all...)
 		}
@@ -87,7 +87,6 @@ func newTape(src workload.Source, c *chainer) *tape {
 	return t
 }
 
-// reel is one run through a tape.
 type reel struct {
 	*tape
 	next int
@@ -107,7 +106,6 @@ func (r *reel) Next([]prefixtree.Hash) (*workload.Request, []prefixtree.Hash) {
 
 func (*reel) Done(*workload.Request, time.Duration) {}
 
-// live is a source whose later requests depend on the run.
 type live struct {
 	workload.Source
 	chainer *chainer

@@ -20,13 +20,11 @@ const epoch = prefixtree.Time(1_700_000_000_000)
 
 func clock(at time.Duration) prefixtree.Time { return epoch + prefixtree.Time(at.Milliseconds()) }
 
-// node is one router with its own knowledge.
 type node struct {
 	router *policy.Router
 	tree   *prefixtree.Tree // nil for blind policies
 }
 
-// blank is a policy.Index without knowledge.
 type blank struct{}
 
 func (blank) Match(*prefixtree.Matches, []prefixtree.Hash, prefixtree.Time) {}
@@ -37,13 +35,12 @@ func (blank) Learn(prefixtree.Backend, []prefixtree.Hash, *prefixtree.Trail, int
 	return prefixtree.Lesson{}
 }
 
-// flight is one request between arrival and end. Reused.
 type flight struct {
 	job       engine.Job
 	attempt   policy.Attempt
 	query     policy.Request
 	request   *workload.Request
-	hashes    []prefixtree.Hash // memory for the feed
+	hashes    []prefixtree.Hash
 	session   []byte
 	predicted int
 	rung      policy.Rung
@@ -51,7 +48,6 @@ type flight struct {
 	node      int
 }
 
-// fleet is one run. One goroutine owns it.
 type fleet struct {
 	cfg   *Config
 	nodes []node
@@ -62,20 +58,19 @@ type fleet struct {
 	ingress *rand.Rand
 	rec     report.Recorder
 	free    []*flight
-	open    int // flights
+	open    int
 	started int
 	ended   int
 	now     time.Duration
 	err     error
 
-	span       time.Duration // of arrivals
+	span       time.Duration
 	atWarm     []time.Duration
 	atSpan     []time.Duration
 	warmedAt   time.Duration
 	onProgress func(ended int, at time.Duration)
 }
 
-// newFleet returns a fleet for arrivals over span.
 func newFleet(cfg *Config, pt point, c *chainer, span time.Duration) (*fleet, error) {
 	f := &fleet{cfg: cfg, span: span}
 	f.ingress = rand.New(rand.NewPCG(cfg.Options.Seed, 0x16e55))
@@ -210,7 +205,6 @@ func (f *fleet) pass(now time.Duration) {
 	f.now = now
 }
 
-// busy returns each engine's total prefill time.
 func (f *fleet) busy() []time.Duration {
 	out := make([]time.Duration, len(f.engines.models))
 	for i, m := range f.engines.models {
@@ -223,12 +217,12 @@ func (f *fleet) arrive() {
 	fl := f.take()
 	r, hashes := f.feed.Next(fl.hashes)
 	if _, shared := f.feed.(*reel); !shared {
-		fl.hashes = hashes // keeps the memory for the next one
+		fl.hashes = hashes
 	}
 	f.started++
 	f.open++
 	if f.started == f.cfg.Options.Requests {
-		f.span = min(f.span, r.At) // this was the last one
+		f.span = min(f.span, r.At)
 	}
 	fl.node = f.enter(r)
 	n := &f.nodes[fl.node]
@@ -259,14 +253,12 @@ func (f *fleet) arrive() {
 	f.engines.update(fl.backend)
 }
 
-// worked announces the work of the flight's node on its backend.
 func (f *fleet) worked(fl *flight) {
 	if f.loads != nil {
 		f.loads.tell(fl.node, prefixtree.Backend(fl.backend), f.now)
 	}
 }
 
-// enter returns the node by which a request enters.
 func (f *fleet) enter(r *workload.Request) int {
 	if len(f.nodes) == 1 {
 		return 0
@@ -290,7 +282,6 @@ func (f *fleet) event(e engine.Event) {
 	}
 }
 
-// end records the end of a request.
 func (f *fleet) end(fl *flight, at time.Duration, failed policy.Failure) {
 	r, j := fl.request, &fl.job
 	s := report.Sample{

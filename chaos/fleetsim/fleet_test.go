@@ -23,10 +23,8 @@ var allPolicies = []string{
 	"argmin", "lmetric", "two-choice", "sglang",
 }
 
-// smallTree suffices for these workloads and is cheap to make.
 var smallTree = prefixtree.Config{Budget: 8 << 20, MaxBackends: 16}
 
-// chat is the chat preset on eight backends that are small enough to evict.
 func chat(t testing.TB, policies ...string) Config {
 	t.Helper()
 	w, err := workload.Preset("chat")
@@ -49,7 +47,6 @@ func run(t testing.TB, cfg Config) []report.Report {
 	return reps
 }
 
-// A run depends on its settings alone, not on concurrent runs.
 func TestSameSeedSameBytes(t *testing.T) {
 	apart := traced(t, "prefix", "least-request")
 	apart.Share, apart.Staleness = []Share{ShareBoth, ShareLoad}, []time.Duration{700 * time.Millisecond}
@@ -76,8 +73,6 @@ func TestSameSeedSameBytes(t *testing.T) {
 	}
 }
 
-// traced returns a small random trace of sessions that grow, branch and share a prefix, with one
-// prompt that no engine can hold.
 func traced(t testing.TB, policies ...string) Config {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(5, 6))
@@ -98,7 +93,6 @@ func traced(t testing.TB, policies ...string) Config {
 	return Config{Workload: w, Policies: policies, Backends: 4, Engine: engine.Config{KVTokens: 30_000, MaxRunning: 8}, Tree: smallTree}
 }
 
-// counted is a workload that records which requests it hands out and gets back.
 type counted struct {
 	workload.Workload
 	handed map[int]*workload.Request
@@ -130,13 +124,12 @@ func (s countedSource) Done(r *workload.Request, at time.Duration) {
 	s.Source.Done(r, at)
 }
 
-// Every request ends once, and the report's sums match its parts.
 func TestConservation(t *testing.T) {
 	for _, name := range allPolicies {
 		for _, cfg := range []Config{chat(t, name), traced(t, name)} {
 			book := &counted{Workload: cfg.Workload}
 			cfg.Workload, cfg.Warmup = book, -1
-			if cfg.Engine.PrefillRate == 0 { // counted hides the workload's type
+			if cfg.Engine.PrefillRate == 0 {
 				cfg.Engine.PrefillRate = 40_000
 			}
 			rep := run(t, cfg)[0]
@@ -182,7 +175,6 @@ func TestRefusedRequestIsAnError(t *testing.T) {
 	}
 }
 
-// No first token comes before the engine could have computed the uncached tokens.
 func TestEachSampleIsPossible(t *testing.T) {
 	cfg, err := traced(t, "prefix").completed()
 	if err != nil {
@@ -233,7 +225,6 @@ func TestAffinityBeatsRotation(t *testing.T) {
 	}
 }
 
-// Nodes that share nothing lose hits unless sessions stick to nodes.
 func TestNodesThatShareNothingLoseHits(t *testing.T) {
 	cfg := chat(t, "argmin")
 	cfg.Nodes, cfg.Share = []int{1, 8}, []Share{ShareNone}
@@ -338,7 +329,6 @@ func TestBlocksOfTheTree(t *testing.T) {
 	}
 }
 
-// A real hour of chat gets its hits on the engines that served its sessions before.
 func TestRealTrace(t *testing.T) {
 	path := filepath.Join("..", "..", "..", "shared", "traces", "mooncake_conversation.dev.jsonl.gz")
 	if _, err := os.Stat(path); err != nil {

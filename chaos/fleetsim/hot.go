@@ -15,10 +15,10 @@ type hotBoard struct {
 	delay  time.Duration
 	sizer  hot.Sizer
 	pools  []hot.Pool
-	next   time.Duration // time of the nodes' next reports
-	told   hot.Sum       // their sum
+	next   time.Duration
+	told   hot.Sum
 	decide time.Duration // when the reports have arrived; never once decided
-	agreed []hot.Prefix  // latest decision
+	agreed []hot.Prefix
 	spread time.Duration // when all nodes know it; never if they do
 	made   report.Hot
 }
@@ -38,7 +38,6 @@ func newHotBoard(cfg *Config, pt point, kvTokens int) *hotBoard {
 	return b
 }
 
-// pass does what is due before other events at now.
 func (b *hotBoard) pass(now time.Duration, nodes []node) {
 	if b == nil {
 		return
@@ -71,7 +70,6 @@ func (b *hotBoard) pass(now time.Duration, nodes []node) {
 	}
 }
 
-// agree applies the changes, as the store does.
 func (b *hotBoard) agree(at time.Duration, changes []hot.Change) {
 	now := clock(at)
 	for _, c := range changes {

@@ -8,7 +8,6 @@ import (
 	"grapevine/prefixtree"
 )
 
-// hotFleet is eight engines and four nodes. That share of all requests begins with one long prefix.
 func hotFleet(share float64) Config {
 	w := &workload.Sessions{
 		Label: "hot", Rate: 40, Backends: 8, MaxTurns: 1, SharedTokens: 4096, Pool: 1, SharedShare: share, Suffix: 256, BlockTokens: 256,
@@ -20,8 +19,6 @@ func hotFleet(share float64) Config {
 	}
 }
 
-// The prefix is found to its end and gets, within half a minute, a set of stable and fitting size,
-// which then decides its requests.
 func TestHotPrefixGetsItsSet(t *testing.T) {
 	for _, nodes := range []int{1, 4} {
 		cfg := hotFleet(0.25)
@@ -40,7 +37,6 @@ func TestHotPrefixGetsItsSet(t *testing.T) {
 	}
 }
 
-// HotReplicas overrides the size rule; NoHot prevents decisions.
 func TestHotReplicasFixedAndOff(t *testing.T) {
 	cfg := hotFleet(0.25)
 	cfg.HotReplicas = 2
@@ -64,7 +60,6 @@ func TestHotReplicasFixedAndOff(t *testing.T) {
 	}
 }
 
-// Nodes that never hear of each other decide nothing.
 func TestNobodyDecidesWithoutNews(t *testing.T) {
 	cfg := hotFleet(0.5)
 	cfg.Options.Duration = 25 * time.Second

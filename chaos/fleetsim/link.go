@@ -41,8 +41,6 @@ const (
 	reunion = 5 * time.Second
 )
 
-// link delivers messages between nodes after a fixed delay, except for loss and partition.
-// Immutable.
 type link struct {
 	delay time.Duration
 	nodes int
@@ -51,7 +49,6 @@ type link struct {
 	Partition
 }
 
-// half returns a node's half of the partition.
 func (l *link) half(node int) int {
 	if 2*node < l.nodes {
 		return 0
@@ -59,10 +56,8 @@ func (l *link) half(node int) int {
 	return 1
 }
 
-// far reports whether two nodes are in different halves.
 func (l *link) far(a, b int) bool { return !l.none() && l.half(a) != l.half(b) }
 
-// up reports whether a message sent at that time reaches the other half.
 func (l *link) up(sent time.Duration) bool { return l.none() || sent < l.From || sent >= l.To+reunion }
 
 // repaired returns when the other half receives what was sent at that time. Messages of a partition
@@ -87,7 +82,6 @@ func (l *link) lost(origin, node int, sent time.Duration) bool {
 	return float64(x>>11)/(1<<53) < l.loss
 }
 
-// scramble is the finaliser of SplitMix64: every bit of x changes half of the result.
 func scramble(x uint64) uint64 {
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb

@@ -13,19 +13,18 @@ type loadMatrix struct {
 	loadQueue
 	link
 	sent  []work // by origin, backend: the latest announcement that had time to arrive
-	heard []work // by node, origin, backend
-	sum   []work // by node, backend: over heard
+	heard []work
+	sum   []work
 	dirty []bool // by node, backend: not yet delivered to the router
 
 	apart  partitionPhase
 	vector []policy.PeerLoad
 }
 
-// partitionPhase is the progress of a partition.
 type partitionPhase uint8
 
 const (
-	whole partitionPhase = iota // or separated and not yet detected
+	whole partitionPhase = iota
 	noticed
 	healed
 )
@@ -58,7 +57,6 @@ func (m *loadMatrix) deliver(node int, now time.Duration) {
 	}
 }
 
-// arrive applies everything that arrives by now, in the order of sending.
 func (m *loadMatrix) arrive(now time.Duration) {
 	for {
 		turn, then := m.upcoming()
@@ -74,7 +72,6 @@ func (m *loadMatrix) arrive(now time.Duration) {
 	}
 }
 
-// upcoming returns the next phase change and its effect on the loads.
 func (m *loadMatrix) upcoming() (at time.Duration, then func()) {
 	switch {
 	case m.none() || m.apart == healed:
@@ -86,7 +83,6 @@ func (m *loadMatrix) upcoming() (at time.Duration, then func()) {
 	}
 }
 
-// change applies one change at all nodes that hear it.
 func (m *loadMatrix) change(c *loadChange) {
 	b := int(c.backend)
 	m.row(c.origin)[b] = c.is
@@ -97,12 +93,10 @@ func (m *loadMatrix) change(c *loadChange) {
 	}
 }
 
-// row is what a node has announced, by backend.
 func (m *loadMatrix) row(origin int) []work {
 	return m.sent[origin*m.backends : (origin+1)*m.backends]
 }
 
-// hear replaces a node's knowledge of another's work on a backend.
 func (m *loadMatrix) hear(node, origin, b int, is work) {
 	was := &m.heard[(node*m.nodes+origin)*m.backends+b]
 	if *was == is {
@@ -120,7 +114,6 @@ func (m *loadMatrix) hearAll(node, origin int) {
 	}
 }
 
-// drop forgets the other half's load after detection.
 func (m *loadMatrix) drop() {
 	m.acrossPairs(func(node, origin int) {
 		for b := range m.backends {
@@ -129,7 +122,6 @@ func (m *loadMatrix) drop() {
 	})
 }
 
-// reunite sends both halves each other's load, as a new connection does.
 func (m *loadMatrix) reunite() { m.acrossPairs(m.hearAll) }
 
 func (m *loadMatrix) acrossPairs(do func(node, origin int)) {

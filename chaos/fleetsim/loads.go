@@ -7,7 +7,6 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// work is the outstanding work of one or more nodes on one backend.
 type work struct {
 	tokens, active int64
 }
@@ -16,7 +15,6 @@ func (w work) plus(o work) work { return work{w.tokens + o.tokens, w.active + o.
 
 func (w work) minus(o work) work { return work{w.tokens - o.tokens, w.active - o.active} }
 
-// loadExchange carries the outstanding work of every node to all others.
 type loadExchange interface {
 	// join registers a node's router, which at once hears that its peers are idle, as on a new
 	// connection.
@@ -27,10 +25,8 @@ type loadExchange interface {
 	deliver(node int, now time.Duration)
 }
 
-// others is the peer name under which a router receives the sum over all its peers.
 const others = "others"
 
-// loadChange is one node's new work on one backend.
 type loadChange struct {
 	at      time.Duration
 	origin  int
@@ -38,14 +34,13 @@ type loadChange struct {
 	is      work
 }
 
-// loadQueue holds the changes that have not arrived, in the order in which they were made.
 type loadQueue struct {
 	routers  []*policy.Router
 	meter    *meter // nil: not counted
 	backends int
-	said     []work // by node, backend: last announced
+	said     []work
 	changes  []loadChange
-	head     int // index into changes: all before have arrived
+	head     int
 }
 
 func newLoadQueue(nodes, backends int, m *meter) loadQueue {
@@ -80,7 +75,6 @@ func (q *loadQueue) next(made time.Duration) *loadChange {
 	return &q.changes[q.head-1]
 }
 
-// peerLoad converts the peers' work on a backend for a router.
 func peerLoad(b int, w work) policy.PeerLoad {
 	return policy.PeerLoad{Backend: prefixtree.Backend(b), PrefillTokens: w.tokens, Active: w.active}
 }
@@ -91,10 +85,10 @@ func peerLoad(b int, w work) policy.PeerLoad {
 type loadBoard struct {
 	loadQueue
 	delay   time.Duration
-	sum     []work // by backend: arrived work of all nodes
-	own     []work // by node, backend: its part of sum
+	sum     []work
+	own     []work
 	version []uint32
-	seen    []uint32 // by node, backend: the version delivered to it
+	seen    []uint32
 	vector  []policy.PeerLoad
 }
 

@@ -13,7 +13,7 @@ type memory struct {
 	*prefixtree.Tree
 	log  *factLog
 	node int
-	now  *time.Duration // the fleet's clock
+	now  *time.Duration
 	news []prefixtree.Fact
 }
 

@@ -8,7 +8,6 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// flush is how often a node sends changes.
 const flush = 50 * time.Millisecond
 
 // meter counts gossip bytes by running the encoders of live nodes: all changes since the last flush
@@ -17,23 +16,21 @@ const flush = 50 * time.Millisecond
 type meter struct {
 	from, to time.Duration // only bytes sent in between
 	senders  []sender
-	bytes    int64 // of all origins, to one peer each
+	bytes    int64
 	buf, tmp []byte
 	loads    []wire.Load
 }
 
-// sender is what one node has to send at its next flush.
 type sender struct {
 	outbox  *prefixtree.Outbox
 	is      []work // by backend; nil: loads are not shared
-	said    []work // by backend: as of the last flush
+	said    []work
 	due     time.Duration
 	pending bool
-	full    time.Duration // time of the next whole vector
-	next    uint64        // next sequence number
+	full    time.Duration
+	next    uint64
 }
 
-// wholeVector is how often all loads are sent, changed or not.
 const wholeVector = 10 * time.Second
 
 func newMeter(nodes int, from, to time.Duration) *meter {
@@ -44,7 +41,6 @@ func newMeter(nodes int, from, to time.Duration) *meter {
 	return m
 }
 
-// news takes a node's tree changes.
 func (m *meter) news(node int, now time.Duration, facts []prefixtree.Fact) {
 	if m != nil {
 		m.touch(node, now)
@@ -52,7 +48,6 @@ func (m *meter) news(node int, now time.Duration, facts []prefixtree.Fact) {
 	}
 }
 
-// load takes a node's new work on a backend.
 func (m *meter) load(node int, now time.Duration, b prefixtree.Backend, is work) {
 	if m == nil {
 		return
@@ -65,7 +60,6 @@ func (m *meter) load(node int, now time.Duration, b prefixtree.Backend, is work)
 	s.is[b] = is
 }
 
-// touch sends what is due before now, and schedules the next flush.
 func (m *meter) touch(node int, now time.Duration) {
 	s := &m.senders[node]
 	if s.pending && s.due <= now {
@@ -97,7 +91,6 @@ func (m *meter) send(s *sender) {
 	}
 }
 
-// sendLoads sends the loads that changed since the last flush, or all when that is due.
 func (m *meter) sendLoads(s *sender, at int64) {
 	full := s.due >= s.full
 	m.loads = m.loads[:0]

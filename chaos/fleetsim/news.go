@@ -12,7 +12,7 @@ import (
 type news struct {
 	at       time.Duration
 	origin   int
-	from, to int // counted from the start of the run
+	from, to int
 }
 
 // factLog carries the tree changes of every node to all others. It is one log in the order of
@@ -21,12 +21,12 @@ type news struct {
 // is much cheaper, because the tree stays in the processor's cache.
 type factLog struct {
 	link
-	trees  []*prefixtree.Tree // by node
-	near   []int              // by node: number of the next item from its own half
-	far    []int              // the same for the other half
-	outbox *prefixtree.Outbox // empty between events: the encoder
-	meter  *meter             // nil: not counted
-	ages   []float64          // ms of each item until all nodes that it reaches have it
+	trees  []*prefixtree.Tree
+	near   []int // by node: number of the next item from its own half
+	far    []int
+	outbox *prefixtree.Outbox
+	meter  *meter    // nil: not counted
+	ages   []float64 // ms of each item until all nodes that it reaches have it
 
 	items []news
 	first int // number of items[0]
@@ -36,7 +36,6 @@ type factLog struct {
 	told  []prefixtree.Fact
 }
 
-// logBytes is the least length of a log before it is cut.
 const logBytes = 1 << 20
 
 // wireNames uses a backend's id as its key on the wire, because the simulated nodes agree on ids.
@@ -55,7 +54,6 @@ func newFactLog(l link, m *meter) *factLog {
 	}
 }
 
-// names covers every backend of a tree.
 var names = wireNames{MaxBackends}
 
 // tell appends a node's changes. The caller keeps the slice.
@@ -84,7 +82,6 @@ func (l *factLog) tell(origin int, now time.Duration, facts []prefixtree.Fact) {
 	}
 }
 
-// deliver applies to the node's tree what has arrived by now.
 func (l *factLog) deliver(node int, now time.Duration) {
 	l.advance(node, now, l.near, false)
 	if !l.none() {
@@ -92,7 +89,6 @@ func (l *factLog) deliver(node int, now time.Duration) {
 	}
 }
 
-// advance moves one of a node's cursors.
 func (l *factLog) advance(node int, now time.Duration, cursors []int, far bool) {
 	// Items and bytes may grow during the loop, by facts that this node corrects; it skips its own.
 	for n := cursors[node]; n < l.first+len(l.items); n = cursors[node] {
@@ -119,9 +115,8 @@ func (l *factLog) advance(node int, now time.Duration, cursors []int, far bool) 
 	}
 }
 
-// cut delivers to every node what has arrived, then drops the items that all have read.
 func (l *factLog) cut(now time.Duration) {
-	l.limit = int(^uint(0) >> 1) // prevents recursion
+	l.limit = int(^uint(0) >> 1)
 	for node := range l.near {
 		l.deliver(node, now)
 	}

@@ -33,16 +33,15 @@ func Run(ctx context.Context, cfg Config) ([]report.Report, error) {
 	return b.play(ctx)
 }
 
-// batch is all the runs of one Config.
 type batch struct {
 	cfg     *Config
 	chainer *chainer
-	points  []point // of the reports
-	runs    []point // distinct points to play
-	tape    *tape   // nil for workloads that react
+	points  []point
+	runs    []point
+	tape    *tape // nil for workloads that react
 	span    time.Duration
 	total   int
-	mu      sync.Mutex // serialises Progress
+	mu      sync.Mutex
 }
 
 // prepare draws what all runs share, and makes every fleet once, so that an invalid setting fails
@@ -125,7 +124,6 @@ func (b *batch) sharing(p point) *report.Sharing {
 	return s
 }
 
-// one plays run i.
 func (b *batch) one(ctx context.Context, i int) (report.Report, error) {
 	pt := b.runs[i]
 	f, err := newFleet(b.cfg, pt, b.chainer, b.span)

@@ -64,13 +64,10 @@ var blind = map[string]bool{
 	policy.PrefixHash: true, policy.LeastRequest: true, policy.Session: true, policy.RoundRobin: true, policy.Random: true,
 }
 
-// loners use placements, but only their own load.
 var loners = map[string]bool{"sglang": true}
 
-// deaf are the blind strategies that ignore load too, so no gossip changes their choice.
 var deaf = map[string]bool{policy.Session: true, policy.RoundRobin: true, policy.Random: true}
 
-// point is one run: the varied settings of a Config.
 type point struct {
 	policy    string
 	nodes     int
@@ -106,8 +103,6 @@ func (p point) effective() point {
 	return p
 }
 
-// knowledge returns the number of nodes that routers assume, and the delays of loads and
-// placements.
 func (p point) knowledge() (nodes int, loads, facts time.Duration) {
 	loads, facts = policy.Never, policy.Never
 	if p.staleness != Never && p.share.loads() {
@@ -122,7 +117,6 @@ func (p point) knowledge() (nodes int, loads, facts time.Duration) {
 	return p.nodes, loads, facts
 }
 
-// points lists the runs in the order of the reports: by policy, nodes, share, staleness.
 func (c *Config) points() []point {
 	var out []point
 	for _, policy := range c.Policies {

@@ -22,7 +22,7 @@ const (
 	Resume
 	Remove
 	Read
-	Kinds = int(Read) + 1 // number of kinds
+	Kinds = int(Read) + 1
 )
 
 func (k Kind) String() string {
@@ -51,7 +51,6 @@ type Output struct {
 // common zero. An unknown output has no end.
 type Operation = porcupine.Operation
 
-// backend is one backend of a sequential store.
 type backend struct{ exists, drained bool }
 
 var model = porcupine.Model{
@@ -82,7 +81,6 @@ var model = porcupine.Model{
 	},
 }
 
-// after is a backend's state after an operation, and whether the operation is refused.
 func (st backend) after(kind Kind) (next backend, refused bool) {
 	switch {
 	case kind == Add && st.exists, kind != Add && !st.exists:

@@ -7,7 +7,6 @@ import (
 	"time"
 )
 
-// Judge finds a confirmed write that is not read, and a read of a state that never existed.
 func TestJudgeFindsFaults(t *testing.T) {
 	op := func(kind Kind, call, end int64, out Output) Operation {
 		return Operation{Input: Input{kind, "b"}, Call: call, Return: end, Output: out}

@@ -36,13 +36,11 @@ var (
 	disk []byte
 )
 
-// added maps packages to their added files.
 var added = map[string][]byte{"time": clock, "syscall": disk}
 
-// edit inserts a statement at the beginning of a function of the standard library.
 type edit struct {
-	file      string // below GOROOT/src; GOARCH stands for the architecture
-	begins    string // the function's first lines, unique in the file
+	file      string
+	begins    string
 	statement string
 }
 
@@ -77,7 +75,6 @@ type overlay struct {
 	Replace map[string]string
 }
 
-// add replaces or adds a file.
 func (o *overlay) add(file string, text []byte) error {
 	path := filepath.Join(o.dir, fmt.Sprintf("%d-%s", len(o.Replace), filepath.Base(file)))
 	o.Replace[file] = path
@@ -117,7 +114,6 @@ func build(out, planted, pkg string) (err error) {
 	return nil
 }
 
-// library changes the standard library.
 func (o *overlay) library() error {
 	env, err := exec.Command("go", "env", "GOROOT", "GOARCH").Output()
 	if err != nil {
@@ -152,7 +148,6 @@ func (o *overlay) library() error {
 	return nil
 }
 
-// in returns a file's text with the statement inserted.
 func (e edit) in(text string) (string, error) {
 	if n := strings.Count(text, e.begins); n != 1 {
 		return "", fmt.Errorf("this version of Go has %q %d times, want once: adapt chaos/instrument", e.begins, n)
@@ -160,7 +155,6 @@ func (e edit) in(text string) (string, error) {
 	return strings.Replace(text, e.begins, e.begins+e.statement, 1), nil
 }
 
-// sow plants the defects in the module at root.
 func (o *overlay) sow(root string) error {
 	root, err := filepath.Abs(root)
 	if err != nil {

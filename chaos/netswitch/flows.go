@@ -6,16 +6,15 @@ import (
 	"time"
 )
 
-// flowKey names a TCP connection, the same for both directions.
 type flowKey struct{ a, b netip.AddrPort }
 
 // flow is the state of one TCP connection by side: 0 is flowKey.a, 1 is flowKey.b. Guarded by
 // Switch.mu.
 type flow struct {
 	end    [2]uint32 // sequence number after the last segment of this side
-	ack    [2]uint32 // this side's latest acknowledgement number
+	ack    [2]uint32
 	seen   time.Time
-	closed [2]bool   // this side has sent its FIN
+	closed [2]bool
 	doomed time.Time // not zero: time of the reset, after which each packet is answered by a reset
 }
 
@@ -27,10 +26,8 @@ const (
 	doomTime = time.Minute
 )
 
-// flows are the connections that passed. Guarded by Switch.mu.
 type flows map[flowKey]*flow
 
-// keyOf returns a segment's connection and its sending side.
 func keyOf(p packet, s segment) (key flowKey, side int) {
 	from, to := s.ports()
 	src, dst := netip.AddrPortFrom(p.src(), from), netip.AddrPortFrom(p.dst(), to)
@@ -58,7 +55,7 @@ func (f flows) note(p packet, s segment, now time.Time) (pass bool, answer packe
 	c.seen = now
 	if !c.doomed.IsZero() {
 		switch {
-		case s.flags()&(flagSYN|flagACK) == flagSYN, now.Sub(c.doomed) > doomTime: // another connection
+		case s.flags()&(flagSYN|flagACK) == flagSYN, now.Sub(c.doomed) > doomTime:
 			*c = flow{seen: now}
 		case s.flags()&flagRST != 0:
 			return false, nil

@@ -19,7 +19,6 @@ type Link struct {
 	Rate int64
 }
 
-// check validates a link.
 func (l Link) check() error {
 	for _, p := range []struct {
 		name string
@@ -56,19 +55,17 @@ type LinkStats struct {
 	Reordered      int64
 }
 
-// line is one direction between two ports. Guarded by Switch.mu.
 type line struct {
 	link  Link
 	draw  draws
 	stats LinkStats
 
-	pending int       // copies on their way
-	flight  int       // their bytes
-	free    time.Time // when the rate admits the next packet
+	pending int
+	flight  int // their bytes
+	free    time.Time
 	last    time.Time // arrival of the last packet that keeps its order
 }
 
-// draws are the random numbers of one packet.
 type draws interface{ Float64() float64 }
 
 // set changes the link from the next packet on, which does not queue behind packets of the old

@@ -7,7 +7,7 @@ import (
 
 // Offsets and values of IPv4 (RFC 791) and TCP (RFC 9293).
 const (
-	ipHeader  = 20 // without options
+	ipHeader  = 20
 	tcpHeader = 20
 	protoTCP  = 6
 
@@ -20,7 +20,6 @@ const (
 // packet is an IPv4 packet cut to its length, with at least a whole header.
 type packet []byte
 
-// parse returns the packet at the beginning of b; ok is true only for complete IPv4.
 func parse(b []byte) (p packet, ok bool) {
 	if len(b) < ipHeader || b[0]>>4 != 4 {
 		return nil, false
@@ -50,7 +49,6 @@ func (p packet) tcp() (s segment, ok bool) {
 	return s, true
 }
 
-// segment is a TCP segment with a whole header.
 type segment []byte
 
 func (s segment) ports() (from, to uint16) {
@@ -60,7 +58,6 @@ func (s segment) seq() uint32 { return binary.BigEndian.Uint32(s[4:]) }
 func (s segment) ack() uint32 { return binary.BigEndian.Uint32(s[8:]) }
 func (s segment) flags() byte { return s[13] }
 
-// end is the sequence number after the segment: SYN and FIN count one each.
 func (s segment) end() uint32 {
 	n := uint32(len(s)) - uint32(s[12]>>4)*4
 	if s.flags()&flagSYN != 0 {
@@ -72,7 +69,6 @@ func (s segment) end() uint32 {
 	return s.seq() + n
 }
 
-// newReset makes a packet from from that resets to's connection.
 func newReset(from, to netip.AddrPort, seq, ack uint32) packet {
 	p := make(packet, ipHeader+tcpHeader)
 	p[0] = 0x45
@@ -94,7 +90,6 @@ func newReset(from, to netip.AddrPort, seq, ack uint32) packet {
 	return p
 }
 
-// sum adds up b, of even length, in 16-bit words.
 func sum(b []byte, start uint32) uint32 {
 	for i := 0; i < len(b); i += 2 {
 		start += uint32(binary.BigEndian.Uint16(b[i:]))

@@ -36,7 +36,6 @@ func handshake(wires map[int]*wire) {
 	wires[1].out <- tcpPacket(1, 2, false, flagACK, 100, 500, 10)
 }
 
-// resets returns the sequence numbers of the resets in got, and the number of other packets.
 func resets(t *testing.T, got []arrival) (seqs []uint32, others int) {
 	t.Helper()
 	for _, a := range got {
@@ -93,7 +92,6 @@ func TestResetBothEnds(t *testing.T) {
 	})
 }
 
-// Other connections and ended ones get no reset.
 func TestResetLeavesOthers(t *testing.T) {
 	bubble(t, func(t *testing.T, s *Switch, wires map[int]*wire) {
 		handshake(wires)
@@ -109,7 +107,7 @@ func TestResetLeavesOthers(t *testing.T) {
 		if n, err := s.Reset(Everybody, Everybody); n != 0 || err != nil {
 			t.Errorf("%d reset that are over or immune, %v", n, err)
 		}
-		handshake(wires) // under the same name
+		handshake(wires)
 		arrivals(wires[1])
 		wires[1].out <- tcpPacket(1, 2, false, flagRST, 110, 500, 0)
 		arrivals(wires[1])
@@ -119,13 +117,12 @@ func TestResetLeavesOthers(t *testing.T) {
 	})
 }
 
-// A full table forgets the connections that were silent longest.
 func TestFlowsAreBounded(t *testing.T) {
 	f, now := flows{}, time.Unix(1000, 0)
 	seg := func(i int, flags byte) (packet, segment) {
 		p := tcpPacket(1, 2, false, flags, 1, 1, 0)
 		binary.BigEndian.PutUint16(p[ipHeader:], uint16(i))
-		p[13], p[14] = byte(i>>16), byte(i>>24) // of the address: more connections than ports
+		p[13], p[14] = byte(i>>16), byte(i>>24)
 		s, _ := p.tcp()
 		return p, s
 	}

@@ -44,13 +44,12 @@ type Switch struct {
 	errs   []error
 }
 
-// port is a Port with the packets on their way to it.
 type port struct {
 	Port
 	index int
 	wake  chan struct{} // capacity 1: the queue has a new first packet
-	done  chan struct{} // closed with the switch
-	queue queue         // guarded by Switch.mu
+	done  chan struct{}
+	queue queue // guarded by Switch.mu
 }
 
 // New returns a switch without ports. The faults of its links follow from the seed, the ports'
@@ -90,7 +89,6 @@ func (s *Switch) find(name string) *port {
 	return nil
 }
 
-// named returns the ports of a name, without immune ones.
 func (s *Switch) named(name string) ([]*port, error) {
 	if name == Everybody {
 		return slices.DeleteFunc(slices.Clone(s.ports), func(p *port) bool { return p.Immune }), nil
@@ -105,7 +103,6 @@ func (s *Switch) named(name string) ([]*port, error) {
 	return []*port{p}, nil
 }
 
-// pairs calls f for every pair of different ports of two names.
 func (s *Switch) pairs(from, to string, f func(a, b *port)) error {
 	left, err := s.named(from)
 	if err != nil {
@@ -199,7 +196,6 @@ func (s *Switch) Close() error {
 	return errors.Join(s.errs...)
 }
 
-// line returns the link from a to b, creating it on first use.
 func (s *Switch) line(a, b *port) *line {
 	n := s.lines[[2]*port{a, b}]
 	if n == nil {
@@ -209,10 +205,8 @@ func (s *Switch) line(a, b *port) *line {
 	return n
 }
 
-// maxPacket exceeds the MTU of any port.
 const maxPacket = 64 << 10
 
-// read takes packets from a port until it is closed.
 func (s *Switch) read(p *port) {
 	buf := make([]byte, maxPacket)
 	for {
@@ -275,7 +269,6 @@ func (s *Switch) push(to *port, n *line, at time.Time, pkt packet) {
 	}
 }
 
-// deliver writes a port's due packets until the switch is closed.
 func (s *Switch) deliver(p *port) {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -328,7 +321,6 @@ func (s *Switch) write(p *port, pkt packet) {
 	}
 }
 
-// failed keeps the first error of each port, except those that Close causes.
 func (s *Switch) failed(p *port, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -337,15 +329,13 @@ func (s *Switch) failed(p *port, err error) {
 	}
 }
 
-// queued is a packet on its way.
 type queued struct {
 	at     time.Time
-	seq    uint64 // orders equal times
+	seq    uint64
 	line   *line
 	packet packet
 }
 
-// queue is a heap by time of arrival.
 type queue []*queued
 
 func (q queue) Len() int { return len(q) }

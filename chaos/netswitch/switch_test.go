@@ -12,9 +12,8 @@ import (
 	"time"
 )
 
-// wire is a device in memory. It keeps the switch's packets with their times.
 type wire struct {
-	out    chan []byte // from the host to the switch
+	out    chan []byte
 	closed chan struct{}
 	got    chan arrival
 }
@@ -83,9 +82,8 @@ func set(t *testing.T, s *Switch, from, to string, l Link) {
 	}
 }
 
-// arrivals waits until no packet is on its way and returns those that came.
 func arrivals(w *wire) (out []arrival) {
-	time.Sleep(20 * time.Second) // virtual
+	time.Sleep(20 * time.Second)
 	synctest.Wait()
 	for {
 		select {
@@ -97,7 +95,6 @@ func arrivals(w *wire) (out []arrival) {
 	}
 }
 
-// bubble runs f with a network in virtual time.
 func bubble(t *testing.T, f func(t *testing.T, s *Switch, wires map[int]*wire)) {
 	synctest.Test(t, func(t *testing.T) {
 		s, wires := network(t, 1)
@@ -108,7 +105,6 @@ func bubble(t *testing.T, f func(t *testing.T, s *Switch, wires map[int]*wire)) 
 	})
 }
 
-// In virtual time each fault has exactly its effect, in its direction alone.
 func TestFates(t *testing.T) {
 	const count = 2000
 	send := func(w *wire, from, to int, gap time.Duration) (sent []time.Time) {
@@ -206,7 +202,6 @@ func TestFates(t *testing.T) {
 	}
 }
 
-// Packets leave in turn at the rate, and those beyond a quarter of a second are lost.
 func TestRate(t *testing.T) {
 	bubble(t, func(t *testing.T, s *Switch, wires map[int]*wire) {
 		const rate, size, count = 1_000_000, 1000, 400 // 0.4 s worth of packets at once
@@ -230,7 +225,6 @@ func TestRate(t *testing.T) {
 	})
 }
 
-// A long delay holds at most maxFlight bytes, even behind a rate.
 func TestFlightIsBounded(t *testing.T) {
 	for _, l := range []Link{{Delay: time.Second}, {Delay: time.Second, Rate: 1 << 30}} {
 		bubble(t, func(t *testing.T, s *Switch, wires map[int]*wire) {
@@ -253,8 +247,6 @@ func TestFlightIsBounded(t *testing.T) {
 	}
 }
 
-// Equal seeds lose the same packets whatever the link's other faults; another seed or link loses
-// others.
 func TestSeed(t *testing.T) {
 	const count = 500
 	lost := func(seed uint64, from, to int, l Link) string {
@@ -296,8 +288,6 @@ func TestSeed(t *testing.T) {
 	}
 }
 
-// Exactly the packets that are not IPv4, cut short, of a false sender or for an unknown destination
-// are lost.
 func TestStrangers(t *testing.T) {
 	bubble(t, func(t *testing.T, _ *Switch, wires map[int]*wire) {
 		good := datagram(1, 2, 7, 40)
@@ -318,7 +308,6 @@ func TestStrangers(t *testing.T) {
 	})
 }
 
-// Ports need unique names and addresses.
 func TestAttach(t *testing.T) {
 	bubble(t, func(t *testing.T, s *Switch, _ map[int]*wire) {
 		for _, p := range []Port{

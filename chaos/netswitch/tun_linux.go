@@ -59,7 +59,6 @@ func OpenTUN(name string, addr netip.Prefix) (_ *os.File, err error) {
 	return os.NewFile(uintptr(fd), tunPath), nil
 }
 
-// configure gives an interface its address and brings it up.
 func configure(name string, addr netip.Prefix) error {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -84,7 +83,6 @@ func configure(name string, addr netip.Prefix) error {
 	return errors.Join(errs...)
 }
 
-// order makes an ioctl for an interface through a socket.
 func order(socket int, name string, call uint, value func(*unix.Ifreq) error) error {
 	req, err := unix.NewIfreq(name)
 	if err == nil {

@@ -11,7 +11,6 @@ import (
 
 const root = "../.."
 
-// Every defect fits the present source, and the result is valid Go.
 func TestFit(t *testing.T) {
 	files, err := Overlay(root)
 	if err != nil {
@@ -30,7 +29,6 @@ func TestFit(t *testing.T) {
 	}
 }
 
-// No file of the program calls planted.
 func TestNothingOfItIsShipped(t *testing.T) {
 	files, err := Overlay(root)
 	if err != nil {
@@ -44,7 +42,6 @@ func TestNothingOfItIsShipped(t *testing.T) {
 	}
 }
 
-// Names are unique and descriptions complete.
 func TestNames(t *testing.T) {
 	seen := make(map[string]bool)
 	for _, d := range All() {
@@ -55,13 +52,12 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// An edit that no longer fits is refused with its file and a remedy.
 func TestRotten(t *testing.T) {
 	for _, e := range []Edit{
 		{File: "go.mod", Old: "no such line", New: `planted("x")`},
-		{File: "go.mod", Old: "o", New: `planted("x")`}, // more than once
+		{File: "go.mod", Old: "o", New: `planted("x")`},
 		{File: "no/such/file.go", Old: "o", New: `planted("x")`},
-		{File: "go.mod", Old: "module grapevine", New: "module other"}, // always active
+		{File: "go.mod", Old: "module grapevine", New: "module other"},
 	} {
 		err := lay(root, map[string]string{}, "x", e)
 		if err == nil || !strings.Contains(err.Error(), filepath.FromSlash(e.File)) {

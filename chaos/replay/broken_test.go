@@ -14,8 +14,6 @@ import (
 	"grapevine/chaos/workload"
 )
 
-// A request that broke before its answer began is retried as by the official clients, at most as
-// often, and counted.
 func TestRetries(t *testing.T) {
 	for _, tc := range []struct{ broken, retries, errors int }{{0, 0, 0}, {1, 1, 0}, {2, 2, 0}, {3, 2, 1}} {
 		var asked atomic.Int64
@@ -48,7 +46,6 @@ func TestRetries(t *testing.T) {
 	}
 }
 
-// Excused failures are counted apart, and Observe sees every request.
 func TestExcuse(t *testing.T) {
 	var asked atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -102,7 +99,6 @@ func TestExcuse(t *testing.T) {
 	}
 }
 
-// With NewConnections every request has a connection of its own; otherwise connections are reused.
 func TestNewConnections(t *testing.T) {
 	for _, fresh := range []bool{true, false} {
 		var mu sync.Mutex

@@ -22,7 +22,6 @@ type client struct {
 	cfg  *Config
 }
 
-// job is one request to send, owned by the sending goroutine.
 type job struct {
 	req     *workload.Request
 	target  string
@@ -36,7 +35,6 @@ const (
 	maxEvent     = 4 << 20
 )
 
-// send runs one request to its end. It always fills in req, sent and end.
 func (c *client) send(run context.Context, j job) outcome {
 	o := outcome{req: j.req, firstToken: -1, prompt: -1, cached: -1, output: -1, predicted: -1}
 	ctx, cancel := context.WithDeadline(run, j.start.Add(j.req.At+c.cfg.Timeout))
@@ -59,7 +57,7 @@ func (c *client) exchange(ctx context.Context, j job, o *outcome) error {
 	o.backend = resp.Header.Get("X-Grapevine-Backend")
 	o.rung, o.predicted = parseRoute(resp.Header.Get("X-Grapevine-Route"))
 	if resp.StatusCode != http.StatusOK {
-		text, _ := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody)) // the beginning of the body is enough
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody))
 		return &Error{statusClass(resp.StatusCode), errors.New(strings.TrimSpace(string(text)))}
 	}
 	if t := resp.Header.Get("Content-Type"); !strings.HasPrefix(t, "text/event-stream") {
@@ -68,7 +66,6 @@ func (c *client) exchange(ctx context.Context, j job, o *outcome) error {
 	return readStream(resp.Body, j.start, o)
 }
 
-// ask sends the request, with up to Retries repetitions, until an answer begins.
 func (c *client) ask(ctx context.Context, j job, body []byte, o *outcome) (*http.Response, error) {
 	for {
 		req, err := c.request(ctx, j, body)
@@ -118,7 +115,6 @@ func (c *client) request(ctx context.Context, j job, body []byte) (*http.Request
 	return req, nil
 }
 
-// chunk is the used part of one event of a chat stream.
 type chunk struct {
 	Choices []struct {
 		Delta struct {
@@ -148,7 +144,7 @@ func readStream(body io.Reader, start time.Time, o *outcome) error {
 	for lines.Scan() {
 		data, ok := bytes.CutPrefix(lines.Bytes(), []byte("data:"))
 		if !ok || done {
-			continue // event names, comments (heartbeats), blank lines
+			continue
 		}
 		data = bytes.TrimSpace(data)
 		if string(data) == "[DONE]" {

@@ -15,10 +15,9 @@ import (
 	"grapevine/chaos/workload"
 )
 
-// outcome is how one request ended. Times are since the start of the run.
 type outcome struct {
 	req        *workload.Request
-	sent       time.Duration // when it was handed to the connection pool
+	sent       time.Duration
 	firstToken time.Duration // negative: none came
 	end        time.Duration
 
@@ -28,7 +27,7 @@ type outcome struct {
 	rung, backend, node    string
 	retries                int
 
-	text string // the reply
+	text string
 	err  *Error // nil: complete
 }
 
@@ -36,14 +35,14 @@ type outcome struct {
 type Class string
 
 const (
-	Connect   Class = "connect"   // no connection
-	Timeout   Class = "timeout"   // not done by Config.Timeout
-	Reset     Class = "reset"     // the connection broke before the answer was complete
-	Truncated Class = "truncated" // the stream ended cleanly without its end mark
+	Connect   Class = "connect"
+	Timeout   Class = "timeout"
+	Reset     Class = "reset"
+	Truncated Class = "truncated"
 	InStream  Class = "in_stream" // an error event in a stream that had begun
-	Malformed Class = "malformed" // not the expected protocol
-	Overflow  Class = "overflow"  // never sent: too many were running
-	Cancelled Class = "cancelled" // the run was cancelled
+	Malformed Class = "malformed"
+	Overflow  Class = "overflow" // never sent: too many were running
+	Cancelled Class = "cancelled"
 )
 
 func statusClass(status int) Class { return Class("http_" + strconv.Itoa(status)) }
@@ -80,7 +79,6 @@ func classify(run context.Context, err error) *Error {
 	}
 }
 
-// quantiles summarises sorted durations in milliseconds.
 func quantiles(v []time.Duration) report.Quantiles {
 	if len(v) == 0 {
 		return report.Quantiles{}

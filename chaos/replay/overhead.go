@@ -23,13 +23,11 @@ const overheadMetric = "grapevine_overhead_seconds"
 // maxMetrics bounds a metrics page, in bytes.
 const maxMetrics = 16 << 20
 
-// histogram is a cumulative Prometheus histogram, summed over routers.
 type histogram struct {
 	buckets map[float64]float64
 	sum     float64
 }
 
-// overheadOf sums the histogram over all admin addresses.
 func overheadOf(ctx context.Context, admins []string) (histogram, error) {
 	h := histogram{buckets: make(map[float64]float64)}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -79,7 +77,7 @@ func (h *histogram) read(r io.Reader) error {
 		}
 		v, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
 		if err != nil {
-			continue // not a sample of the plain form
+			continue
 		}
 		switch {
 		case strings.HasPrefix(head, "_sum"):
@@ -87,7 +85,7 @@ func (h *histogram) read(r io.Reader) error {
 		case strings.HasPrefix(head, "_bucket"):
 			_, le, _ := strings.Cut(head, `le="`)
 			le, _, _ = strings.Cut(le, `"`)
-			bound, err := strconv.ParseFloat(le, 64) // +Inf is understood
+			bound, err := strconv.ParseFloat(le, 64)
 			if err != nil {
 				return fmt.Errorf("bucket %q", head)
 			}

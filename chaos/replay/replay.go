@@ -183,7 +183,7 @@ func Run(ctx context.Context, cfg Config, src workload.Source) (Result, error) {
 		return Result{}, err
 	}
 	transport := &http.Transport{
-		MaxIdleConnsPerHost: cfg.MaxInFlight, // keep-alive for every concurrent request
+		MaxIdleConnsPerHost: cfg.MaxInFlight,
 		IdleConnTimeout:     90 * time.Second,
 		DisableCompression:  true,
 		DisableKeepAlives:   cfg.NewConnections,
@@ -217,8 +217,6 @@ func Run(ctx context.Context, cfg Config, src workload.Source) (Result, error) {
 	return res, err
 }
 
-// player runs one workload. Its fields belong to Run's goroutine; requests report through ended
-// alone.
 type player struct {
 	cfg    Config
 	src    workload.Source
@@ -241,7 +239,6 @@ type player struct {
 	names              []string
 }
 
-// play is the loop: send what is due, record what ended, sleep until either.
 func (p *player) play(ctx context.Context) error {
 	defer p.wg.Wait() // all requests have reported by then; waits for the goroutines' last steps
 	p.start = time.Now()
@@ -282,7 +279,7 @@ func (p *player) play(ctx context.Context) error {
 		case <-tick:
 			p.cfg.Progress(p.progress())
 		case <-calledOff:
-			sending, calledOff = false, nil // the same context ends running requests
+			sending, calledOff = false, nil
 		}
 	}
 }
@@ -300,12 +297,11 @@ func (p *player) settle() {
 	}
 }
 
-// dispatch sends a request now, or counts it as overflow.
 func (p *player) dispatch(ctx context.Context, r *workload.Request) {
 	p.sent++
 	if p.inFlight >= p.cfg.MaxInFlight {
 		now := time.Since(p.start)
-		p.inFlight++ // undone by finish
+		p.inFlight++
 		p.finish(outcome{req: r, end: now, sent: now, firstToken: -1, prompt: -1, cached: -1, output: -1, predicted: -1,
 			err: &Error{Class: Overflow, Err: fmt.Errorf("%d requests were under way", p.cfg.MaxInFlight)}})
 		return
@@ -338,7 +334,6 @@ func (p *player) target(r *workload.Request) string {
 	return p.cfg.Targets[p.rng.IntN(len(p.cfg.Targets))]
 }
 
-// finish records a request that ended and reports it to the source.
 func (p *player) finish(o outcome) {
 	p.inFlight--
 	p.retried += o.retries
@@ -380,7 +375,6 @@ func (p *player) finish(o outcome) {
 	p.src.Done(o.req, o.end)
 }
 
-// tell calls Excuse for a failure and Observe for every request.
 func (p *player) tell(s *report.Sample, o *outcome) {
 	e := Ended{Sample: *s, Sent: o.sent, Node: o.node}
 	if o.err != nil {
@@ -395,7 +389,6 @@ func (p *player) tell(s *report.Sample, o *outcome) {
 	}
 }
 
-// backendID numbers engines in the order of first appearance.
 func (p *player) backendID(name string) int {
 	id, ok := p.backends[name]
 	if !ok {

@@ -23,8 +23,6 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
 }
 
-// sessions is a small generated workload: rate sessions per second, each of exactly that many
-// turns.
 func sessions(rate float64, turns int) *workload.Sessions {
 	return &workload.Sessions{
 		Label: "test", Rate: rate, Continue: 0.999999, MaxTurns: turns, Think: time.Millisecond,
@@ -56,13 +54,11 @@ type chatRequest struct {
 	} `json:"stream_options"`
 }
 
-// event writes one data line and flushes.
 func event(w http.ResponseWriter, format string, args ...any) {
 	fmt.Fprintf(w, "data: "+format+"\n\n", args...)
 	w.(http.Flusher).Flush()
 }
 
-// answer streams a reply in two pieces and a usage chunk.
 func answer(w http.ResponseWriter, reply string, prompt, cached int) {
 	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 	event(w, `{"choices":[{"delta":{"role":"assistant","content":""}}]}`)
@@ -75,10 +71,9 @@ func answer(w http.ResponseWriter, reply string, prompt, cached int) {
 	event(w, "[DONE]")
 }
 
-// Follows whole sessions: content of later turns, measurements and labels.
 func TestConversations(t *testing.T) {
 	var mu sync.Mutex
-	said := map[string][]string{} // replies by session header
+	said := map[string][]string{}
 	var n atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var req chatRequest
@@ -130,14 +125,12 @@ func TestConversations(t *testing.T) {
 	}
 }
 
-// Requests go out when due although none has been answered; those beyond the bound are counted, not
-// delayed.
 func TestOpenLoop(t *testing.T) {
 	release := make(chan struct{})
 	var arrived atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if arrived.Add(1) == 20 {
-			close(release) // needs a generator that does not wait for answers
+			close(release)
 		}
 		select {
 		case <-release:
@@ -227,7 +220,6 @@ func TestFailureClasses(t *testing.T) {
 	}
 }
 
-// A cancelled run ends at once, and its running requests are neither requests nor errors.
 func TestCancel(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -239,7 +231,7 @@ func TestCancel(t *testing.T) {
 			answer(w, "quick", 10, 10)
 			return
 		case k == 10:
-			<-ended // the quick ones are recorded
+			<-ended
 			cancel()
 		}
 		var sink chatRequest
@@ -261,7 +253,7 @@ func TestCancel(t *testing.T) {
 	if res.Requests != 5 || res.Errors != 0 || res.Live.Cancelled < 5 {
 		t.Errorf("%d requests, errors %v, %d cancelled", res.Requests, res.Live.Errors, res.Live.Cancelled)
 	}
-	if d := time.Since(begun); d > 30*time.Second { // arrivals would continue for a minute
+	if d := time.Since(begun); d > 30*time.Second {
 		t.Errorf("ended after %v", d)
 	}
 }
@@ -269,7 +261,7 @@ func TestCancel(t *testing.T) {
 func TestSpread(t *testing.T) {
 	for _, spread := range []Spread{PerRequest, PerSession} {
 		var mu sync.Mutex
-		seen := map[string]map[string]int{} // session, target
+		seen := map[string]map[string]int{}
 		targets := make([]string, 3)
 		for i := range targets {
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -347,7 +339,7 @@ func TestRepliesAreBounded(t *testing.T) {
 	r := newReplies(100)
 	for i := range 50 {
 		r.put(i, 1, strings.Repeat("x", 10))
-		r.put(0, i+2, "y") // stays active
+		r.put(0, i+2, "y")
 		if r.held > 100 {
 			t.Fatalf("%d bytes held", r.held)
 		}
@@ -391,7 +383,6 @@ func TestFirstModel(t *testing.T) {
 	}
 }
 
-// Counts only the observations between the two readings of the routers' histograms.
 func TestOverhead(t *testing.T) {
 	var scrapes atomic.Int64
 	admin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

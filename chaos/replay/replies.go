@@ -11,7 +11,7 @@ const maxReplyBytes = 256 << 20
 type replies struct {
 	limit, held int
 	byID        map[int]*list.Element
-	order       *list.List // of *conversation, the longest silent first
+	order       *list.List
 }
 
 type conversation struct {
@@ -45,7 +45,6 @@ func (r *replies) put(session, turn int, text string) {
 	}
 }
 
-// get returns the reply of a turn if it is still kept.
 func (r *replies) get(session, turn int) (string, bool) {
 	e, ok := r.byID[session]
 	if !ok {

@@ -28,7 +28,6 @@ const (
 	maxNamed = 7
 )
 
-// dashes tell lines apart beyond the palette and in print.
 var dashes = []string{"", "6 2", "2 2", "8 2 2 2"}
 
 // WriteSVG draws hit rate, median and 99th percentile of TTFT over the run, and the load of the
@@ -55,12 +54,10 @@ func WriteSVG(w io.Writer, runs ...Report) error {
 	return err
 }
 
-// panel is the n-th of the picture's rows.
 func panel(p *plot.Picture, n int) plot.Panel {
 	return plot.Panel{Picture: p, Left: plotLeft, Top: plotTop + panelStep*float64(n), Width: panelWidth, Height: panelHeight}
 }
 
-// stroke is the line of a run; the first is thicker.
 func stroke(i int) string {
 	width := 1.4
 	if i == 0 {
@@ -81,14 +78,13 @@ func title(runs []Report) string {
 	return t
 }
 
-// name is a run's name in the legend.
 func name(runs []Report, i int) string {
 	r := &runs[i]
 	if r.Label != "" {
 		return r.Label
 	}
 	out := r.Policy
-	var nodes, share, staleness bool // whether the runs differ in it
+	var nodes, share, staleness bool
 	for j := range runs {
 		nodes = nodes || runs[j].Nodes != r.Nodes
 		share = share || runs[j].share() != r.share()
@@ -106,10 +102,8 @@ func name(runs []Report, i int) string {
 	return out
 }
 
-// floor is the least time on a logarithmic axis, in seconds.
 const floor = 1e-3
 
-// courses draws three figures of each run over time. Slices without requests have no point.
 func courses(p *plot.Picture, runs []Report) {
 	end := 0.0
 	for i := range runs {
@@ -141,12 +135,12 @@ func courses(p *plot.Picture, runs []Report) {
 		}
 		f := panel(p, n)
 		f.Across, f.Up = plot.Even(0, end/scale, 8), plot.Even(0, 100, 5)
-		if q.log { // in whole decades
+		if q.log {
 			f.Up = plot.Decades(math.Pow(10, math.Floor(math.Log10(min(lo, hi))+1e-9)), math.Pow(10, math.Ceil(math.Log10(hi)-1e-9)), seconds, 1)
 		}
 		f.Frame(q.title)
 		p.Text(f.Left+f.Width/2, f.Top+f.Height+28, `text-anchor="middle" fill="#444"`, "time of arrival ("+unit+")")
-		for i := len(lines) - 1; i >= 0; i-- { // the first one last, on top
+		for i := len(lines) - 1; i >= 0; i-- {
 			f.Line(lines[i], stroke(i))
 		}
 	}

@@ -62,7 +62,6 @@ type Setting struct {
 	Hot    *Hot
 }
 
-// buckets is the resolution of Series.
 const buckets = 60
 
 // Report summarises the samples, which stay. Their order does not matter.
@@ -90,7 +89,6 @@ func (r *Recorder) Report(set Setting) Report {
 	return rep
 }
 
-// count fills in the sums, per backend and overall.
 func (rep *Report) count(measured []Sample, set Setting) {
 	rep.Backends = make([]Backend, set.Backends)
 	for i := range rep.Backends {
@@ -138,7 +136,6 @@ func (rep *Report) count(measured []Sample, set Setting) {
 	rep.LoadCov = loadCov(rep.Backends)
 }
 
-// counted reports whether the engine's token counts enter the sums.
 func (s *Sample) counted() bool { return !s.Failed && s.PromptTokens >= 0 }
 
 func loadCov(bs []Backend) float64 {
@@ -157,7 +154,6 @@ func loadCov(bs []Backend) float64 {
 	return ratio(math.Sqrt(square/float64(len(bs))), mean)
 }
 
-// follow measures second and later turns. The turn before may lie in the warm-up.
 func (rep *Report) follow(all []Sample, warmup time.Duration) {
 	type place struct{ session, turn int }
 	backend := make(map[place]int)
@@ -236,7 +232,6 @@ func (rep *Report) predictions(measured []Sample, warm time.Duration) {
 	}
 }
 
-// series cuts the run, warm-up included, into slices of time.
 func (rep *Report) series(all []Sample) {
 	if len(all) == 0 {
 		return
@@ -281,7 +276,6 @@ func quantiles(v []float64) Quantiles {
 	return Quantiles{Mean: round(sum / float64(len(v))), P50: round(rank(v, 0.5)), P90: round(rank(v, 0.9)), P99: round(rank(v, 0.99))}
 }
 
-// rank returns the q-quantile of sorted v by nearest rank.
 func rank(v []float64, q float64) float64 {
 	return v[max(0, int(math.Ceil(q*float64(len(v))))-1)]
 }
@@ -293,5 +287,4 @@ func ratio(a, b float64) float64 {
 	return round(a / b)
 }
 
-// round keeps six decimals; more is noise in the JSON.
 func round(x float64) float64 { return math.Round(x*1e6) / 1e6 }

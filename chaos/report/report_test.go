@@ -91,7 +91,6 @@ func TestQuantilesAreExact(t *testing.T) {
 	}
 }
 
-// The published field names stay.
 func TestJSONShape(t *testing.T) {
 	published := `{"requests":0,"errors":0,"duration_s":0,"prompt_tokens":0,"cached_tokens":0,"hit_rate":0,
  "followup_cached":0,"followup_same_backend":0,"load_cov":0,"rungs":{"cache":0},
@@ -173,7 +172,6 @@ func TestTableIsAligned(t *testing.T) {
 	}
 }
 
-// Draws into PLOT_DIR for inspection.
 func TestPlots(t *testing.T) {
 	dir := os.Getenv("PLOT_DIR")
 	if dir == "" {
@@ -218,8 +216,6 @@ func TestPlots(t *testing.T) {
 	}
 }
 
-// Sharing appears in the JSON, in the table if there are peers, and in the legend if runs differ in
-// it.
 func TestSharingIsTold(t *testing.T) {
 	ms := 200.0
 	runs := []Report{

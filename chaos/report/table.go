@@ -7,7 +7,6 @@ import (
 	"time"
 )
 
-// column is one column of the table.
 type column struct {
 	head string
 	cell func(*Report) string
@@ -52,7 +51,6 @@ var columns = []column{
 	}, func(r *Report) bool { return r.Prediction.Requests > 0 }},
 }
 
-// shared reports whether the run depends on gossip.
 func shared(r *Report) bool { return r.Nodes > 1 && r.Sharing != nil }
 
 func (r *Report) share() string {
@@ -74,7 +72,6 @@ func (r *Report) staleness() string {
 
 func hasFollowups(r *Report) bool { return r.FollowupRequests > 0 }
 
-// visible returns the columns in which some run has a value.
 func visible(runs []Report) []column {
 	var out []column
 	for _, c := range columns {
@@ -140,7 +137,6 @@ func rate(bytes float64) string {
 	return fmt.Sprintf("%.3g MB/s", bytes)
 }
 
-// span formats milliseconds to three figures.
 func span(ms float64) string {
 	switch {
 	case ms < 1:

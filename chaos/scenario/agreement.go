@@ -34,7 +34,7 @@ var membershipKept = Invariant{
 		if !v.OK() {
 			f.violate(e.drained, "the fleet", "the history of %d operations is %s", len(e.history), v.Result)
 		}
-		if f.checked <= len(e.engines) { // the initial engines
+		if f.checked <= len(e.engines) {
 			f.checked = 0
 		}
 		return f
@@ -62,7 +62,7 @@ func (e *evidence) judged() []history.Operation {
 				for range n.members() {
 					out = append(out, history.Operation{
 						ClientId: client, Input: history.Input{Kind: opAdd, Backend: engine}, Output: history.Output{Unknown: true},
-						Call: int64(max(n.Began, n.Ending)), Return: math.MaxInt64, // the history's clock began moments after the run's
+						Call: int64(max(n.Began, n.Ending)), Return: math.MaxInt64,
 					})
 					client++
 				}
@@ -72,7 +72,6 @@ func (e *evidence) judged() []history.Operation {
 	return out
 }
 
-// answeredInTime checks that nodes that were not stopped, killed or paused answered every operator.
 func (e *evidence) answeredInTime(f *finding) {
 	for _, v := range e.late {
 		from := v.At - operationPatience

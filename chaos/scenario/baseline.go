@@ -8,7 +8,6 @@ import (
 
 // Invariants about the return to the state before the faults.
 
-// countsBound is how soon after the last request all counts of running requests are zero.
 const countsBound = 5 * time.Second
 
 var countsReturn = Invariant{
@@ -76,7 +75,6 @@ func judgeResources(e *evidence) (f finding) {
 	return f
 }
 
-// exceeded returns the resources of r that exceed before by more than the slack.
 func (before *resources) exceeded(r resources) (out []string) {
 	for _, c := range []struct {
 		what       string

@@ -28,7 +28,6 @@ type Scenario struct {
 
 const half = 36 * time.Second // usual length: even load, 13 s of faults, and the time after
 
-// answered are invariants of nearly all scenarios.
 var answered = []string{oneOutcome.Name, noForeignBytes.Name, streamsSurvive.Name, requestsAnswered.Name}
 
 func and(more ...string) []string { return append(slices.Clone(answered), more...) }
@@ -305,7 +304,7 @@ func (d *dice) nodeFaults(kinds int) func() string {
 			return fmt.Sprintf(format, who[d.IntN(len(who))])
 		}
 	}
-	apart := func(format string) func() string { // one node and the other nodes
+	apart := func(format string) func() string {
 		return func() string {
 			order := d.some(d.nodes, len(d.nodes))
 			return fmt.Sprintf(format, order[0], strings.Join(order[1:], ","))
@@ -322,7 +321,6 @@ func (d *dice) nodeFaults(kinds int) func() string {
 	return func() string { return some[d.IntN(len(some))]() }
 }
 
-// row adds events that do not overlap, with up to rest between them.
 func (d *dice) row(s Schedule, draw func() string, rest time.Duration) Schedule {
 	for at := d.from + time.Duration(d.Int64N(int64(rest))); at < d.to-3*time.Second; {
 		length := min(2*time.Second+time.Duration(d.Int64N(int64(7*time.Second))), d.to-at)

@@ -22,22 +22,21 @@ const (
 	foldEvery = 10 * time.Second
 )
 
-// past is what remains of folded attempts.
 type past struct {
-	until    time.Duration // all attempts sent before are folded
+	until    time.Duration
 	findings map[string]finding
 	attempts int
 	requests int
 	outcomes Outcomes
-	turns    []turn  // by time of sending
-	slices   []Slice // up to until
+	turns    []turn
+	slices   []Slice
 }
 
 // turn is the hit of a later turn: 24 bytes, because a run makes millions.
 type turn struct {
 	sent     time.Duration
-	hit      float64 // share of possible
-	possible float64 // tokens
+	hit      float64
+	possible float64
 }
 
 // folder folds attempts during a run. Not safe for concurrent use.
@@ -52,13 +51,11 @@ type folder struct {
 	mem  memoryUse
 }
 
-// memoryUse is the memory of the harness itself, engines included.
 type memoryUse struct {
 	PeakMiB float64 `json:"peak_mib"`
 	EndMiB  float64 `json:"end_mib"`
 }
 
-// newFolder keeps attempts in a directory, unless it is "".
 func newFolder(base evidence, l *ledger, log *marks, o *observer, keep string) (*folder, error) {
 	f := &folder{base: base, l: l, log: log, o: o, past: past{findings: make(map[string]finding), outcomes: make(Outcomes)}}
 	if keep == "" {
@@ -83,7 +80,6 @@ func (f *folder) close() error {
 	return err
 }
 
-// play folds until ctx ends.
 func (f *folder) play(ctx context.Context) error {
 	for sleep(ctx, foldEvery) == nil {
 		if err := f.fold(f.l.now() - foldAfter); err != nil {
@@ -93,7 +89,6 @@ func (f *folder) play(ctx context.Context) error {
 	return nil
 }
 
-// fold judges and folds attempts sent before a time, up to the last whole slice.
 func (f *folder) fold(before time.Duration) error {
 	f.mem.look()
 	width := f.base.sliceWidth()
@@ -122,7 +117,6 @@ func (f *folder) fold(before time.Duration) error {
 	return f.write(&part)
 }
 
-// earliest is the earliest time that judges need for some attempts.
 func earliest(attempts []*Attempt, from time.Duration) time.Duration {
 	for _, a := range attempts {
 		if a.Possible > 0 {
@@ -140,7 +134,6 @@ func (p *past) count(a *Attempt) {
 	}
 }
 
-// and merges two findings.
 func (f finding) and(g finding) finding {
 	f.checked += g.checked
 	f.more += g.more
@@ -151,14 +144,12 @@ func (f finding) and(g finding) finding {
 	return f
 }
 
-// visitLine is a visit in the kept file.
 type visitLine struct {
 	Engine       string
 	Began, Ended time.Duration
 	Departed     bool
 }
 
-// write writes attempts with their visits, as JSON lines.
 func (f *folder) write(e *evidence) error {
 	if f.kept == nil {
 		return nil
@@ -179,7 +170,6 @@ func (f *folder) write(e *evidence) error {
 	return nil
 }
 
-// look records this process's memory.
 func (m *memoryUse) look() {
 	s := []metrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
 	metrics.Read(s)
@@ -205,7 +195,7 @@ func (l *ledger) take(before time.Duration) ([]*Attempt, map[string][]visit) {
 			delete(l.visits, a.ID)
 		}
 	}
-	for id, v := range l.visits { // without an attempt, or of a folded one
+	for id, v := range l.visits {
 		if v[0].began < before {
 			visits[id] = v
 			delete(l.visits, id)
@@ -216,7 +206,6 @@ func (l *ledger) take(before time.Duration) ([]*Attempt, map[string][]visit) {
 	return out, visits
 }
 
-// between returns the marks that overlap a span.
 func (l *marks) between(from, to time.Duration) (out []Mark) {
 	for _, m := range l.snapshot() {
 		if m.during(from, to, 0) {
@@ -226,7 +215,6 @@ func (l *marks) between(from, to time.Duration) (out []Mark) {
 	return out
 }
 
-// backends copies what the nodes have reported of the engines so far.
 func (o *observer) backends() map[string]*seen {
 	o.mu.Lock()
 	defer o.mu.Unlock()

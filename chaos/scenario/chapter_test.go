@@ -35,13 +35,13 @@ func chapters(t *testing.T, keep string, moments ...time.Duration) *evidence {
 		case i%50 == 7:
 			a.Outcome, v.departed = Departed, true
 			if i == 1507 {
-				v.ended = a.End + 2*sec // too late
+				v.ended = a.End + 2*sec
 			}
 		case i%700 == 1: // 1, 701, 1401, 2101, 2801: on nodes 1, 2, 0, 1, 2; none at an excused time
 			a.Outcome, a.Detail, v.departed = Broken, "reset", true
 		case i == 520: // on node-1, while it was down
 			a.Outcome, a.Detail, v.departed = Broken, "reset", true
-		case i == 1200: // to an engine that its node had removed
+		case i == 1200:
 			a.Backend, v.engine = "engine-1", "engine-1"
 		}
 		l.visits[a.ID] = []visit{v}
@@ -74,7 +74,6 @@ func chapters(t *testing.T, keep string, moments ...time.Duration) *evidence {
 	return &e
 }
 
-// A run that was folded on the way has the verdicts of one judged at its end.
 func TestFoldedRunsSayTheSame(t *testing.T) {
 	dir := t.TempDir()
 	whole := chapters(t, "")
@@ -112,7 +111,6 @@ func TestFoldedRunsSayTheSame(t *testing.T) {
 	}
 }
 
-// A few violations are reported in full and all are counted.
 func TestViolationsAreBounded(t *testing.T) {
 	var f, g finding
 	for range 3 * maxCases {
@@ -132,11 +130,10 @@ func TestSlices(t *testing.T) {
 	}
 }
 
-// A long-lived process must not grow; its first quarter, bursts and short lives do not count.
 func TestGrowth(t *testing.T) {
 	for _, c := range []struct {
 		what  string
-		heap  func(at time.Duration) float64 // MiB
+		heap  func(at time.Duration) float64
 		pid   func(at time.Duration) int
 		grown bool
 		lives int
@@ -167,7 +164,6 @@ func TestGrowth(t *testing.T) {
 	}
 }
 
-// The first node never ends, so that its process is as old as the run.
 func TestEnduranceSparesOne(t *testing.T) {
 	for seed := range uint64(500) {
 		s, err := Sample("endurance", seed)
@@ -182,7 +178,6 @@ func TestEnduranceSparesOne(t *testing.T) {
 	}
 }
 
-// Hundreds of events share rows by kind, and the page stays small.
 func TestLongPictures(t *testing.T) {
 	r := &Report{Scenario: "endurance", SliceS: 3}
 	for i := range 1200 {

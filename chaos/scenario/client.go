@@ -38,15 +38,14 @@ var (
 	errPatience = errors.New("the client's patience ended")
 )
 
-// exchange sends one attempt and compares the answer as it arrives.
 type exchange struct {
 	l     *ledger
 	a     *Attempt
 	p     *payload
 	leave context.CancelCauseFunc
 	by    departure
-	got   []byte // of the reply
-	ended bool   // the answer's end mark has come
+	got   []byte
+	ended bool
 }
 
 // send makes one attempt and fills in all of a but its identity. It compares the reply as it
@@ -101,7 +100,6 @@ func (x *exchange) run(ctx context.Context, client *http.Client, url string) err
 	return x.events(resp.Body)
 }
 
-// protocolError is an answer with wrong content, or an error answer.
 type protocolError struct {
 	as   Outcome
 	text string
@@ -109,7 +107,6 @@ type protocolError struct {
 
 func (e *protocolError) Error() string { return e.text }
 
-// conclude sets the attempt's outcome.
 func (x *exchange) conclude(cause, err error) {
 	a := x.a
 	var own *protocolError
@@ -135,7 +132,6 @@ func (x *exchange) conclude(cause, err error) {
 	}
 }
 
-// envelope is an error in OpenAI's shape.
 type envelope struct {
 	Error *struct {
 		Message string `json:"message"`
@@ -163,7 +159,6 @@ type usage struct {
 	} `json:"prompt_tokens_details"`
 }
 
-// answer is a stream chunk or a whole answer, of chats and completions.
 type answer struct {
 	envelope
 	Choices []struct {
@@ -239,7 +234,7 @@ func (x *exchange) events(body io.Reader) error {
 	for lines.Scan() {
 		data, ok := bytes.CutPrefix(lines.Bytes(), []byte("data:"))
 		if !ok {
-			continue // comments, names of events, blank lines
+			continue
 		}
 		if data = bytes.TrimSpace(data); x.ended {
 			return &protocolError{Foreign, fmt.Sprintf("after the end %.100q comes", data)}

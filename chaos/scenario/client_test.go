@@ -50,7 +50,6 @@ func hangUp(w http.ResponseWriter) {
 	}
 }
 
-// Each way in which an answer can end has its outcome, and only a whole one is complete.
 func TestOutcomes(t *testing.T) {
 	stream := func(parts ...string) func(http.ResponseWriter, *http.Request) {
 		return func(w http.ResponseWriter, _ *http.Request) {
@@ -70,9 +69,9 @@ func TestOutcomes(t *testing.T) {
 	for _, c := range []struct {
 		what   string
 		answer func(http.ResponseWriter, *http.Request)
-		whole  bool // not streamed
+		whole  bool
 		want   Outcome
-		usage  bool // asked for
+		usage  bool
 	}{
 		{"whole stream", stream(": hello\n\n", chunk("abcd"), chunk("efgh"), usageChunk, done), false, Complete, true},
 		{"counts that nobody asked for", stream(chunk("abcd"), chunk("efgh"), usageChunk, done), false, Foreign, false},
@@ -122,7 +121,6 @@ func TestOutcomes(t *testing.T) {
 	}
 }
 
-// A client leaves at its departure, and the server notices.
 func TestDepartures(t *testing.T) {
 	gone := make(chan struct{}, 2)
 	url, client := server(t, func(w http.ResponseWriter, r *http.Request) {
@@ -146,7 +144,6 @@ func TestDepartures(t *testing.T) {
 	}
 }
 
-// Requests and replies follow from the seed, prompts grow by the replies, and no two are alike.
 func TestConversations(t *testing.T) {
 	texts := make(map[string]bool)
 	play := func(seed uint64) (bodies []string) {
@@ -179,8 +176,6 @@ func TestConversations(t *testing.T) {
 	}
 }
 
-// A request that failed before its answer began is retried under a new id; one whose answer had
-// begun is not.
 func TestTrafficTriesAgain(t *testing.T) {
 	calls := make(chan string, 100)
 	url, _ := server(t, func(w http.ResponseWriter, r *http.Request) {
@@ -222,7 +217,6 @@ func TestTrafficTriesAgain(t *testing.T) {
 	}
 }
 
-// A request that fails just before the end of a flood is retried as any other.
 func TestFloodsEndTheirRequests(t *testing.T) {
 	flooding, stop := context.WithCancel(t.Context())
 	url, _ := server(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -252,7 +246,6 @@ func TestFloodsEndTheirRequests(t *testing.T) {
 	}
 }
 
-// After the last new conversation, running requests end normally.
 func TestTrafficEndsByItself(t *testing.T) {
 	began, goOn := make(chan struct{}, 100), make(chan struct{})
 	url, _ := server(t, func(w http.ResponseWriter, _ *http.Request) {

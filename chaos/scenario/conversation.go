@@ -37,17 +37,16 @@ type conversation struct {
 	// content.
 	pauses *rand.Rand
 
-	messages []message // chats
-	text     string    // completions
+	messages []message
+	text     string
 }
 
-// payload is one request and the expected reply.
 type payload struct {
 	path   string
 	body   []byte
-	want   []byte // expected reply
+	want   []byte
 	stream bool
-	usage  bool // the answer has token counts
+	usage  bool
 }
 
 const letters = "etaoinshrdlucmfw"
@@ -83,7 +82,6 @@ func newConversation(id int, seed uint64, opening [2]int, head string, shape str
 	return c
 }
 
-// next is the request of the next turn, with a reply of output tokens.
 func (c *conversation) next(cfg engine.ServerConfig, output int) (p payload, err error) {
 	c.turn++
 	body := map[string]any{"model": cfg.Models[0], "max_tokens": output, "ignore_eos": true}

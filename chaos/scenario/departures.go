@@ -12,7 +12,6 @@ const toldBound = time.Second
 // anyHarm counts every link fault, because a lost packet or two exceed the bound.
 func anyHarm(*Mark) bool { return true }
 
-// linked are all members on the path of a node's answers.
 func (e *evidence) linked() []string {
 	return append([]string{fleet.BalancerName, fleet.ClientsName}, e.engines...)
 }

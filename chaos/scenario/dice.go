@@ -18,7 +18,6 @@ func newDice(seed uint64, nodes, engines int, length time.Duration) *dice {
 	return &dice{rand.New(rand.NewPCG(seed, 0xc4a05)), names("node", nodes), names("engine", engines), leadTime, length - tailTime}
 }
 
-// some draws n different names.
 func (d *dice) some(list []string, n int) []string {
 	out := make([]string, 0, n)
 	for _, i := range d.Perm(len(list))[:min(n, len(list))] {
@@ -38,7 +37,6 @@ func (d *dice) part(i, n int) (at, length time.Duration) {
 	return round(d.from + time.Duration(i)*whole + jitter), round(whole - whole/10 - jitter)
 }
 
-// round truncates to tenths of a second, for readable schedules.
 func round(d time.Duration) time.Duration { return d.Truncate(100 * time.Millisecond) }
 
 // event makes one from a constant line without its times; it panics if the line is invalid.

@@ -10,7 +10,6 @@ import (
 // settle is how long after its end a fault can still show, by delayed packets or late detection.
 const settle = 500 * time.Millisecond
 
-// losesNode are the faults that end or stop a node.
 var losesNode = []string{"kill", "pause"}
 
 // nodeLost reports whether a node was down, stopped, or cut off from its clients in a span. An
@@ -25,7 +24,6 @@ func (e *evidence) nodeLost(name string, from, to time.Duration) bool {
 	return e.linkBroken(name, from, to, fleet.BalancerName, fleet.ClientsName)
 }
 
-// mildLoss is a packet loss that TCP repairs within all timeouts: it may delay, not break.
 const mildLoss = 0.05
 
 // linkBroken reports whether links between a node and others were broken in a span. An empty name
@@ -37,12 +35,11 @@ func (e *evidence) linkBroken(node string, from, to time.Duration, others ...str
 	})
 }
 
-// linkHarmed is linkBroken for the link faults that counts accepts.
 func (e *evidence) linkHarmed(node string, from, to time.Duration, others []string, counts func(*Mark) bool) bool {
 	for i := range e.marks {
 		m := &e.marks[i]
 		if reach := specOf(m.Kind).to; reach != toPair && reach != toWay || m.Kind == "partition" || len(m.Members) != 2 || !m.during(from, to, settle) || !counts(m) {
-			continue // a partition lies between nodes
+			continue
 		}
 		in := func(g []string, name string) bool {
 			return name == "" || slices.Contains(g, name) || slices.Contains(g, fleet.Everybody)
@@ -55,7 +52,6 @@ func (e *evidence) linkHarmed(node string, from, to time.Duration, others []stri
 	return false
 }
 
-// overstayed reports whether a draining node had to cut an attempt at its limit.
 func (e *evidence) overstayed(a *Attempt) bool {
 	for i := range e.marks {
 		for _, s := range e.marks[i].Steps {

@@ -10,35 +10,32 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// reach is the kind of members that a fault affects.
 type reach int
 
 const (
-	toNobody  reach = iota
-	toNodes         // one or more, in quick succession
-	toEngines       // one or more, in quick succession
-	toPair          // two groups of nodes: between them, both ways
-	toWay           // two groups of any members: from the first to the second
+	toNobody reach = iota
+	toNodes
+	toEngines
+	toPair
+	toWay // two groups of any members: from the first to the second
 )
 
-// lasting tells whether an event has an end.
 type lasting int
 
 const (
-	atOnce    lasting = iota // no end; "for" is refused
-	mayEnd                   // without an end it lasts until all faults end
-	mustEnd                  // "for" is required
-	untilBack                // like mayEnd: the member is down until then
+	atOnce  lasting = iota // no end; "for" is refused
+	mayEnd                 // without an end it lasts until all faults end
+	mustEnd                // "for" is required
+	untilBack
 )
 
-// spec is the syntax of one kind of fault. world.go has its effect.
 type spec struct {
 	name   string
 	help   string
 	to     reach
 	lasts  lasting
 	params []paramSpec
-	needs  []string // of fleet.Supports
+	needs  []string
 	// operator: a regular operation, no fault.
 	operator bool
 }
@@ -53,7 +50,6 @@ var linkParams = []paramSpec{
 	{"delay", "0s", isDuration}, {"jitter", "0s", isDuration}, {"loss", "0", isShare}, {"duplicate", "0", isShare}, {"reorder", "0", isShare}, {"rate", "0", isCount},
 }
 
-// specs are all faults in order of listing.
 var specs = []spec{
 	{name: "kill", help: "SIGKILL; started again after the time", to: toNodes, lasts: untilBack},
 	{name: "start", help: "starts a node that is dead", to: toNodes, operator: true},
@@ -101,7 +97,6 @@ func findSpec(name string) (*spec, bool) {
 	return &specs[i], true
 }
 
-// specOf is findSpec for a name that was checked; it panics otherwise.
 func specOf(name string) *spec {
 	s, ok := findSpec(name)
 	if !ok {
@@ -125,7 +120,6 @@ func Faults() (out [][2]string) {
 	return out
 }
 
-// joint is the separator of two groups.
 func (s *spec) joint() string {
 	switch s.to {
 	case toPair:
@@ -136,7 +130,6 @@ func (s *spec) joint() string {
 	return ""
 }
 
-// usage is the syntax of a line, without the time.
 func (s *spec) usage() string {
 	out := s.name
 	switch s.to {
@@ -161,7 +154,6 @@ func (s *spec) usage() string {
 	return out
 }
 
-// check validates an event of this kind, except member names, which depend on the fleet.
 func (s *spec) check(e *Event) error {
 	groups := map[reach]int{toNobody: 0, toNodes: 1, toEngines: 1, toPair: 2, toWay: 2}[s.to]
 	switch {
@@ -187,7 +179,6 @@ func (s *spec) check(e *Event) error {
 	return nil
 }
 
-// checkMembers returns an error that names the members that a fleet does not have.
 func (s Schedule) checkMembers(nodes, engines []string) error {
 	others := []string{fleet.BalancerName, fleet.ClientsName, fleet.Everybody}
 	for _, e := range s {
@@ -207,7 +198,6 @@ func (s Schedule) checkMembers(nodes, engines []string) error {
 	return nil
 }
 
-// needs returns what a schedule needs of the machine, in the terms of fleet.Supports.
 func (s Schedule) needs() (words []string) {
 	for _, e := range s {
 		words = append(words, specOf(e.Kind).needs...)

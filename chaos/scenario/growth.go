@@ -10,18 +10,16 @@ import (
 // A process's resources must not grow with its served requests. Only a long life shows that,
 // because tables and pools grow for a while.
 
-// longLife is the least life under load that is judged.
 const longLife = 3 * time.Minute
 
 // How much the last quarter of such a life may exceed the second.
 const (
-	growthCount    = 20 // goroutines, descriptors
+	growthCount    = 20
 	growthHeap     = 4 << 20
 	growthResident = 16 << 20
 	growthShare    = 0.1
 )
 
-// measure is one resource of a process.
 type measure struct {
 	what  string
 	slack float64
@@ -53,7 +51,7 @@ func (e *evidence) growth(f *finding) (note string) {
 				var medians []string
 				var was, is float64
 				for i, q := range quarters {
-					if len(q) == 0 { // it was stopped all the time
+					if len(q) == 0 {
 						continue
 					}
 					is = median(q, m.of)

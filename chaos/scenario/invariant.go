@@ -28,7 +28,7 @@ const (
 	Held         State = "held"
 	Violated     State = "violated"
 	NotExercised State = "not exercised"
-	LeftOut      State = "left out" // not judged
+	LeftOut      State = "left out"
 )
 
 // Verdict is an invariant with its result.
@@ -50,12 +50,11 @@ type Violation struct {
 	Evidence string        `json:"evidence"`
 }
 
-// finding is a judge's result.
 type finding struct {
 	checked    int
 	note       string
-	violations []Violation // the first cases
-	more       int         // count of further cases
+	violations []Violation
+	more       int
 }
 
 func (f *finding) violate(at time.Duration, place, format string, args ...any) {
@@ -77,33 +76,31 @@ func (f *finding) add(v Violation) {
 // maxCases bounds the violations of one invariant that are reported in full.
 const maxCases = 20
 
-// evidence holds all observations of a run. Judges only read it.
 type evidence struct {
 	cfg      engine.ServerConfig
-	past     past          // of the folded attempts
-	partial  bool          // part of a run that continues
+	past     past
+	partial  bool
 	width    time.Duration // of a slice of the timeline; default a second
 	nodes    []string
 	engines  []string
-	attempts []*Attempt // by time of sending; without folded ones
+	attempts []*Attempt
 	visits   map[string][]visit
 	marks    []Mark
 	seen     map[string]*seen
 	history  []history.Operation
-	late     []Violation   // missing answers to operators, by node
-	strange  []Violation   // invalid answers to operators
-	calm     time.Duration // end of the warm-up: the load is even
+	late     []Violation
+	strange  []Violation
+	calm     time.Duration
 	struck   time.Duration // begin of the first event, or the end of traffic without one
-	healed   time.Duration // end of the last event
-	stopped  time.Duration // end of new conversations
-	drained  time.Duration // end of the last request
+	healed   time.Duration
+	stopped  time.Duration
+	drained  time.Duration
 	limit    time.Duration // of a node that drains: it cuts longer answers
 	quiet    quiet
 	harness  memoryUse
-	died     []Violation // nodes that ended by themselves
+	died     []Violation
 }
 
-// invariants returns all invariants in order of the report.
 func invariants() []Invariant {
 	return []Invariant{
 		oneOutcome, noForeignBytes, streamsSurvive, requestsAnswered, removedStayQuiet, membershipKept, oneLeader, treesConverge, hitRateRecovers,
@@ -114,7 +111,6 @@ func invariants() []Invariant {
 // Invariants returns all invariants in order of the report.
 func Invariants() []Invariant { return invariants() }
 
-// judgeAll judges every invariant except those in leaveOut.
 func judgeAll(e *evidence, leaveOut []string) []Verdict {
 	var out []Verdict
 	for _, i := range invariants() {

@@ -84,7 +84,6 @@ func TestNothingWrong(t *testing.T) {
 	}
 }
 
-// For each promise, evidence that breaks it, and no other promise unless unavoidable.
 func TestEveryPromiseCanBreak(t *testing.T) {
 	last := func(e *evidence) *Attempt { return e.attempts[len(e.attempts)-1] }
 	set := func(o Outcome) func(*evidence) {
@@ -149,7 +148,7 @@ func TestEveryPromiseCanBreak(t *testing.T) {
 		{"trees that agree too late", func(e *evidence) { e.quiet.converged = convergeBound + 1 }, []string{"trees-converge"}},
 		{"fewer hits after a loss", func(e *evidence) {
 			e.marks[0].Ending, e.marks[0].Over = 19*sec, 19*sec
-			for i, a := range e.attempts[140:220] { // enough turns for a verdict
+			for i, a := range e.attempts[140:220] {
 				a.Cached, a.Sent = 500, 14*sec+time.Duration(i)*sec/30
 			}
 		}, []string{"hit-rate-recovers"}},
@@ -195,7 +194,6 @@ func TestEveryPromiseCanBreak(t *testing.T) {
 	}
 }
 
-// A fault excuses its own effects and nothing else.
 func TestExcuses(t *testing.T) {
 	broken := func(e *evidence, at time.Duration, node, engine string, as Outcome) *Attempt {
 		a := &Attempt{ID: "x", Last: true, Shape: chatStream, Sent: at, Head: at + 1, First: at + 2, End: at + 200*time.Millisecond, Node: node, Backend: engine, Outcome: as, Text: 3, Want: 40}
@@ -267,7 +265,6 @@ func TestExcuses(t *testing.T) {
 	}
 }
 
-// A run without events reports so, and holds no promise that it could not have broken.
 func TestNotExercised(t *testing.T) {
 	e := evident()
 	e.marks, e.struck, e.healed = nil, e.stopped, e.stopped
@@ -283,11 +280,10 @@ func TestNotExercised(t *testing.T) {
 	}
 }
 
-// The mean is weighted by prompts and its error is that of seconds, so bursts count less.
 func TestShareOfHits(t *testing.T) {
 	wide := func(missed func(i int) bool) share {
 		e := &evidence{}
-		for i := range 400 { // four per second
+		for i := range 400 {
 			a := &Attempt{Outcome: Complete, Possible: 1000, Cached: 1000, Sent: time.Duration(i) * sec / 4, By: "engine-0"}
 			if missed(i) {
 				a.Cached = 0
@@ -308,13 +304,11 @@ func TestShareOfHits(t *testing.T) {
 	for i := range time.Duration(10) {
 		e.attempts = append(e.attempts, &Attempt{Outcome: Complete, Possible: 9, Sent: i, By: "engine-0"})
 	}
-	if s := e.hits(0, sec); s.turns != 5 { // those sent before
+	if s := e.hits(0, sec); s.turns != 5 {
 		t.Errorf("%d turns of an engine that forgot meanwhile", s.turns)
 	}
 }
 
-// Live facts of an engine that lost its cache are not compared; applied batches and other engines
-// are.
 func TestForgottenCaches(t *testing.T) {
 	e := evident()
 	e.marks = []Mark{{Event: event(13*sec, 0, "amnesia engine-0"), Members: [][]string{{"engine-0"}}, Began: 13 * sec, Struck: 13 * sec, Over: 13 * sec}}
@@ -361,8 +355,6 @@ func TestForgottenCaches(t *testing.T) {
 	}
 }
 
-// A killed router's last batch may have reached some nodes only, so numbers of facts are compared;
-// if it could not be heard when it ended, only positions are.
 func TestLastBatchOfAKilledRouter(t *testing.T) {
 	mark := func(what string) Mark {
 		lasts := sec
@@ -396,8 +388,6 @@ func TestLastBatchOfAKilledRouter(t *testing.T) {
 	}
 }
 
-// An engine that a starting node adds from its configuration is not judged as an operator's change;
-// other backends are.
 func TestRemovedWhileANodeStarts(t *testing.T) {
 	e := evident()
 	back := func(name string) {
@@ -413,7 +403,7 @@ func TestRemovedWhileANodeStarts(t *testing.T) {
 	if v := verdicts(e)[membershipKept.Name]; v.State != Violated {
 		t.Errorf("it came back by itself: %+v", v)
 	}
-	e.marks[0].Began, e.marks[0].Ending, e.marks[0].Over = 24*sec, 25500*time.Millisecond, 26*sec // the kill, and the restart
+	e.marks[0].Began, e.marks[0].Ending, e.marks[0].Over = 24*sec, 25500*time.Millisecond, 26*sec
 	if v := verdicts(e)[membershipKept.Name]; v.State != Violated {
 		t.Errorf("it came back before the node was started: %+v", v)
 	}
@@ -445,7 +435,7 @@ func TestReport(t *testing.T) {
 			t.Errorf("the page lacks %q", want)
 		}
 	}
-	text = strings.ReplaceAll(text, `xmlns="http://www.w3.org/2000/svg"`, "") // a name, not an address
+	text = strings.ReplaceAll(text, `xmlns="http://www.w3.org/2000/svg"`, "")
 	if strings.Contains(text, "http://") || strings.Contains(text, "https://") {
 		t.Error("the page needs something else to be shown")
 	}
@@ -474,7 +464,6 @@ func TestStandardErrors(t *testing.T) {
 	}
 }
 
-// A node is behind if it follows another process, misses batches, or has not applied the last one.
 func TestBehind(t *testing.T) {
 	publisher := &known{name: "x", gossip: &node.GossipStatus{Process: 7, Position: 10}}
 	for _, c := range []struct {
@@ -482,7 +471,7 @@ func TestBehind(t *testing.T) {
 		want string
 	}{
 		{node.PeerStatus{Process: 7, Position: 10}, ""},
-		{node.PeerStatus{Process: 7, Position: 12}, ""}, // asked later
+		{node.PeerStatus{Process: 7, Position: 12}, ""},
 		{node.PeerStatus{Process: 7, Position: 9}, "below 9, of those below 10"},
 		{node.PeerStatus{Process: 7, Position: 10, Incomplete: true}, "lacks batches below 10"},
 		{node.PeerStatus{Process: 6, Position: 10}, "process 6 of x"},
@@ -495,7 +484,6 @@ func TestBehind(t *testing.T) {
 	}
 }
 
-// A comparison that would miss a drop of several points does not count.
 func TestUnevenHits(t *testing.T) {
 	e := evident()
 	for i, a := range e.attempts {
@@ -508,7 +496,6 @@ func TestUnevenHits(t *testing.T) {
 	}
 }
 
-// After one of many losses, only a quiet window of some length counts.
 func TestHitsAfterOneOfMany(t *testing.T) {
 	poor := func(other Mark) Verdict {
 		e := evident()

@@ -89,7 +89,6 @@ func (e *evidence) unlearned() (out []string) {
 	return out
 }
 
-// partly checks that the nodes agree on all engines except some.
 func (e *evidence) partly(f *finding, but []string) {
 	q := &e.quiet
 	compared := 0
@@ -189,7 +188,6 @@ func (e *evidence) hits(from, to time.Duration) (s share) {
 	return s
 }
 
-// turnOf returns the hit of an attempt, if it has one.
 func (e *evidence) turnOf(a *Attempt) (t turn, ok bool) {
 	if a.Outcome != Complete || a.Possible == 0 || a.Cached < 0 || e.forgot(a) {
 		return t, false
@@ -262,7 +260,7 @@ func judgeHits(e *evidence) (f finding) {
 		} else if i == toldLooks {
 			f.note += fmt.Sprintf("; and %d more", len(looks)-toldLooks-1)
 		}
-		if chance > worthless { // a drop of several points would not show
+		if chance > worthless {
 			f.checked--
 			f.note += ": too uneven to tell"
 			continue
@@ -285,5 +283,4 @@ type look struct {
 // toldLooks bounds the comparisons that a report lists when none failed.
 const toldLooks = 4
 
-// standardErrors is the one-sided normal quantile: exceeded with probability p.
 func standardErrors(p float64) float64 { return math.Sqrt2 * math.Erfinv(1-2*p) }

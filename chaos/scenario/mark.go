@@ -28,12 +28,10 @@ type Step struct {
 	At     time.Duration
 }
 
-// touches reports whether the event affects a member.
 func (m *Mark) touches(name string) bool {
 	return slices.ContainsFunc(m.Members, func(g []string) bool { return slices.Contains(g, name) })
 }
 
-// starts reports whether the event starts nodes.
 func (m *Mark) starts() bool {
 	switch m.Kind {
 	case "kill", "stop", "start", "roll", "upgrade":
@@ -42,7 +40,6 @@ func (m *Mark) starts() bool {
 	return false
 }
 
-// during reports whether the event overlaps [from, to], with slack at its end.
 func (m *Mark) during(from, to, slack time.Duration) bool {
 	if m.Began < 0 {
 		return false
@@ -66,7 +63,6 @@ func (l *marks) begin(e Event) *Mark {
 	return m
 }
 
-// set changes a mark under the log's lock.
 func (l *marks) set(m *Mark, change func(m *Mark)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -31,7 +31,6 @@ type sighting[T any] struct {
 	last  span
 }
 
-// track is a sequence of answers, changes only.
 type track[T comparable] struct{ list []sighting[T] }
 
 func (t *track[T]) note(s span, what T) {
@@ -42,19 +41,16 @@ func (t *track[T]) note(s span, what T) {
 	t.list = append(t.list, sighting[T]{what, s, s})
 }
 
-// readiness is an answer of /readyz. pid tells processes apart; a refused connection is not ready.
 type readiness struct {
 	ready bool
 	pid   int
 }
 
-// leadership is a node's view of its raft group.
 type leadership struct {
 	id, leader, role string
 	term             uint64
 }
 
-// resources are the memory and handles of a process.
 type resources struct {
 	at         time.Duration
 	pid        int
@@ -65,22 +61,20 @@ type resources struct {
 	inFlight   float64
 }
 
-// seen is what was observed of one node.
 type seen struct {
 	ready    track[readiness]
 	raft     track[leadership]
 	backends map[string]*track[string] // engine -> state; "absent" if the node does not list it
 	usage    []resources
-	first    map[int]meeting // by process: its knowledge when first ready
+	first    map[int]meeting
 }
 
-// meeting is a process's knowledge soon after it was first seen ready.
 type meeting struct {
 	ready    span
-	status   string  // its reason for not being ready, if any
-	warm     float64 // share of its peers' knowledge
+	status   string
+	warm     float64
 	backends int
-	version  bool // it has an agreed state
+	version  bool
 	err      string
 }
 
@@ -111,7 +105,6 @@ func newObserver(f *fleet.Fleet, l *ledger) *observer {
 	return o
 }
 
-// play polls until ctx ends, and returns when no poll is running.
 func (o *observer) play(ctx context.Context) {
 	for _, n := range o.f.Nodes() {
 		for every, ask := range map[time.Duration]func(context.Context, *fleet.Node){readyEvery: o.askReady, viewEvery: o.askView, metricsEvery: o.askMetrics} {
@@ -132,7 +125,6 @@ func (o *observer) play(ctx context.Context) {
 	o.work.Wait()
 }
 
-// askReady polls over a new connection, as a balancer does.
 func (o *observer) askReady(ctx context.Context, n *fleet.Node) {
 	pid, asked := n.PID(), o.l.now()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+n.Addr()+"/readyz", nil)
@@ -142,7 +134,7 @@ func (o *observer) askReady(ctx context.Context, n *fleet.Node) {
 	resp, err := o.http.Do(req)
 	s := span{asked, o.l.now()}
 	if ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded) {
-		return // the node hangs, or ctx has ended
+		return
 	}
 	r := readiness{pid: pid}
 	if err == nil {
@@ -150,7 +142,7 @@ func (o *observer) askReady(ctx context.Context, n *fleet.Node) {
 		_ = resp.Body.Close()
 		r.ready = resp.StatusCode == http.StatusOK
 	}
-	if n.PID() != pid { // restarted meanwhile: the answer has no known process
+	if n.PID() != pid {
 		return
 	}
 	o.mu.Lock()
@@ -163,7 +155,6 @@ func (o *observer) askReady(ctx context.Context, n *fleet.Node) {
 	}
 }
 
-// meet asks a process that was just seen ready for the first time for its knowledge.
 func (o *observer) meet(ctx context.Context, n *fleet.Node, pid int, ready span) {
 	m := meeting{ready: ready}
 	st, err := n.Status(ctx)
@@ -186,7 +177,6 @@ func (o *observer) meet(ctx context.Context, n *fleet.Node, pid int, ready span)
 	}
 }
 
-// absent is the state of a backend that a node does not list.
 const absent = "absent"
 
 func (o *observer) askView(ctx context.Context, n *fleet.Node) {
@@ -224,7 +214,6 @@ func (o *observer) askMetrics(ctx context.Context, n *fleet.Node) {
 	}
 }
 
-// usageOf asks a node for its resources.
 func usageOf(ctx context.Context, n *fleet.Node, l *ledger) (r resources, err error) {
 	r.pid, r.at = n.PID(), l.now()
 	m, err := n.Metrics(ctx)
@@ -246,7 +235,7 @@ func usageOf(ctx context.Context, n *fleet.Node, l *ledger) (r resources, err er
 			return r, err
 		}
 		r.heap -= known
-		r.resident -= 2 * known // and as much garbage may await collection
+		r.resident -= 2 * known
 	}
 	return r, nil
 }

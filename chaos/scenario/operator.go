@@ -34,16 +34,16 @@ const idleBackends = 8
 
 // Client numbers in the history beyond those that change idle backends.
 const (
-	scheduledClient = 100 // changes from the schedule
-	finalClient     = 200 // reads everything at the end
-	starterClient   = 300 // lowest number of nodes that start
+	scheduledClient = 100
+	finalClient     = 200
+	starterClient   = 300
 )
 
 // operator changes the membership through random nodes, as scheduled and continuously on idle
 // backends, and records the answers. Safe for concurrent use.
 type operator struct {
 	f      *fleet.Fleet
-	models []string // of the engines that take traffic
+	models []string
 	seed   uint64
 	l      *ledger
 	log    history.Log
@@ -52,11 +52,10 @@ type operator struct {
 	mu      sync.Mutex
 	rng     *rand.Rand
 	counts  map[string]int
-	strange []Violation // invalid answers
-	late    []Violation // no answer within operationPatience
+	strange []Violation
+	late    []Violation
 }
 
-// newOperator begins a history with the engines of the new fleet.
 func newOperator(f *fleet.Fleet, models []string, seed uint64, l *ledger) *operator {
 	o := &operator{
 		f: f, models: models, seed: seed, l: l, rng: rand.New(rand.NewPCG(seed, 0x09e7)), counts: make(map[string]int),
@@ -72,7 +71,6 @@ func newOperator(f *fleet.Fleet, models []string, seed uint64, l *ledger) *opera
 // reports the loss of the majority, for busy machines. A paused node does not answer.
 const operationPatience = 8 * time.Second
 
-// node draws a node that runs, as far as the harness knows.
 func (o *operator) node() *fleet.Node {
 	var up []*fleet.Node
 	for _, n := range o.f.Nodes() {
@@ -94,7 +92,6 @@ func (o *operator) count(what string) {
 	o.counts[what]++
 }
 
-// play changes and reads idle backends until ctx ends; each client is sequential.
 func (o *operator) play(ctx context.Context, clients int, pause time.Duration) {
 	var work sync.WaitGroup
 	for client := range clients {
@@ -127,8 +124,6 @@ func (o *operator) idle(name string) node.NewBackend {
 // changeWithin bounds a scheduled change, including its retries.
 const changeWithin = 20 * time.Second
 
-// change changes an engine that takes traffic, and tries again through other nodes until one
-// confirms.
 func (o *operator) change(ctx context.Context, kind history.Kind, e *fleet.Engine) error {
 	ctx, cancel := context.WithTimeout(ctx, changeWithin)
 	defer cancel()
@@ -140,7 +135,7 @@ func (o *operator) change(ctx context.Context, kind history.Kind, e *fleet.Engin
 				return node.NewBackend{Name: name, URL: e.URL(), Models: o.models}
 			})
 		}
-		if err == nil || errors.Is(err, errRefused) { // an earlier attempt of unknown outcome had succeeded
+		if err == nil || errors.Is(err, errRefused) {
 			return nil
 		}
 		if sleep(ctx, 100*time.Millisecond) != nil {
@@ -155,7 +150,6 @@ var (
 	errUnknown = errors.New("outcome unknown")
 )
 
-// do makes one operation and records it unless it certainly did not happen.
 func (o *operator) do(ctx context.Context, client int, n *fleet.Node, in history.Input, spec func(string) node.NewBackend) error {
 	called, began := o.log.Now(), o.l.now()
 	status, text, err := o.send(ctx, n, in, spec)
@@ -216,7 +210,6 @@ func (o *operator) do(ctx context.Context, client int, n *fleet.Node, in history
 	return verdict
 }
 
-// odd records an invalid answer.
 func (o *operator) odd(at time.Duration, n *fleet.Node, in history.Input, status int, text []byte) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -92,7 +92,6 @@ var noForeignBytes = Invariant{
 	},
 }
 
-// place is where an attempt ended, as far as the client knows.
 func (a *Attempt) place() string {
 	where := "connection " + a.Conn
 	if a.Node != "" {
@@ -104,7 +103,6 @@ func (a *Attempt) place() string {
 	return where
 }
 
-// breaksEngine are the faults that keep an engine from complete answers.
 var breaksEngine = []string{"crash", "hang", "overload", "break"}
 
 // engineBroke reports whether the engine suffered such a fault in a span. A crashed engine starts

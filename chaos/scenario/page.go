@@ -44,7 +44,6 @@ td { overflow-wrap: anywhere } td.word { overflow-wrap: normal }
 {{end}}</html>
 `))
 
-// cell is the CSS class of a result word.
 func cell(word any) string {
 	switch word {
 	case Held, Passed:

@@ -13,8 +13,6 @@ import (
 	"grapevine/chaos/plant"
 )
 
-// plantedEnv names a program with the defects of chaos/plant; make chaos-planted builds one and
-// runs this test.
 const plantedEnv = "GRAPEVINE_PLANTED"
 
 // sown is a run that must find a planted defect: on loopback, short, and with traffic that
@@ -26,7 +24,6 @@ type sown struct {
 	pace     pace // default: brisk
 }
 
-// brisk is for runs without a comparison of before and after.
 var brisk = pace{calm: time.Second, lead: 2 * time.Second, tail: 4 * time.Second}
 
 var sowing = []sown{
@@ -57,7 +54,6 @@ var sowing = []sown{
 	{defect: "ends-a-stream-that-is-gone", schedule: "3s kill node-2 for 6s"},
 }
 
-// fallow is a run of the same program without an active defect that exercises every promise.
 var fallow = sown{
 	schedule: "12s kill node-2 for 7s\n12.2s drain engine-3 for 3s\n14s break engine-0,engine-1 count=5 after=2000 for 2s\n22s stop node-1 for 1s",
 	load:     Load{Long: 0.05, Departing: 0.1},
@@ -81,7 +77,6 @@ func (s *sown) run(t *testing.T, program string) *run {
 	return &run{cfg: cfg, s: &Scenario{Name: cfg.Scenario, Nodes: cfg.Nodes, Engines: 4, Load: s.load}, pace: p}
 }
 
-// verdicts plays the run.
 func (s *sown) verdicts(t *testing.T, program string) map[string]Verdict {
 	t.Helper()
 	began := time.Now()
@@ -112,7 +107,7 @@ func TestPlanted(t *testing.T) {
 	if !bytes.Contains(text, []byte(plant.Env)) {
 		t.Fatalf("%s has no planted defects: make build-chaos", program)
 	}
-	t.Run("nothing", func(t *testing.T) { // alone, before the other runs share the machine
+	t.Run("nothing", func(t *testing.T) {
 		if testing.Short() {
 			t.Skip("make chaos-short has runs without a defect")
 		}
@@ -145,8 +140,6 @@ func TestPlanted(t *testing.T) {
 	}
 }
 
-// Every promise has a defect, every defect a run, and every run a schedule that works on any
-// machine.
 func TestSowing(t *testing.T) {
 	breaks := make(map[string]bool)
 	for _, d := range plant.All() {

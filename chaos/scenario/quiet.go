@@ -12,27 +12,25 @@ import (
 	"grapevine/prefixtree"
 )
 
-// quiet is the state of the fleet after the last request.
 type quiet struct {
 	zero    time.Duration // when all counts were zero, or the wait ended
-	counted int           // places that were asked
+	counted int
 	left    []remainder
 
-	converged time.Duration // when all nodes agreed, or the wait ended
+	converged time.Duration
 	applied   time.Duration // when each node had last applied all its peers' batches, or the wait ended
 	facts     uint64
-	least     uint64 // facts of the node with the fewest
+	least     uint64
 	most      uint64
 	compared  int
-	differ    string            // how live facts differ; "" if they agree
-	engines   map[string]string // the same per engine
-	streams   int               // pairs of publisher and subscriber that were compared
-	behind    string            // which batches one node has not applied; "" if none
+	differ    string // how live facts differ; "" if they agree
+	engines   map[string]string
+	streams   int
+	behind    string // which batches one node has not applied; "" if none
 
 	after map[string]resources
 }
 
-// remainder is a count that is not zero.
 type remainder struct{ place, what string }
 
 // hush waits for quiet after the last request and records the result. All parts have bounds from
@@ -63,7 +61,6 @@ func (q *quiet) count(ctx context.Context, f *fleet.Fleet, began time.Time) {
 	}
 }
 
-// remaining asks all members for running requests.
 func remaining(ctx context.Context, f *fleet.Fleet) (left []remainder, asked int) {
 	add := func(place, what string, n int64) {
 		asked++
@@ -159,14 +156,12 @@ func (q *quiet) compare(ctx context.Context, f *fleet.Fleet) {
 	}
 }
 
-// known is a node's answer about its knowledge.
 type known struct {
 	name   string
 	facts  *node.FactsStatus
 	gossip *node.GossipStatus
 }
 
-// behind returns which of publisher's batches the node has not applied; "" if none.
 func (k *known) behind(publisher *known) string {
 	switch p, g := k.gossip.Peers[publisher.name], publisher.gossip; {
 	case p.Process != g.Process:
@@ -179,7 +174,6 @@ func (k *known) behind(publisher *known) string {
 	return ""
 }
 
-// held records how the live facts of two nodes differ.
 func (q *quiet) held(a, b *known, engines []string) {
 	if b.facts.Count != a.facts.Count || b.facts.XOR != a.facts.XOR {
 		q.differ = fmt.Sprintf("%s holds %d live facts (%s), %s %d (%s)", a.name, a.facts.Count, a.facts.XOR, b.name, b.facts.Count, b.facts.XOR)
@@ -203,7 +197,7 @@ func (q *quiet) settle(ctx context.Context, f *fleet.Fleet, l *ledger, began tim
 			}
 			r, err := usageOf(ctx, n, l)
 			if err != nil {
-				continue // not among the compared nodes, which shows elsewhere
+				continue
 			}
 			before, ok := q.after[n.Name()]
 			if !ok {

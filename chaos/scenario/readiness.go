@@ -5,7 +5,6 @@ import "time"
 // drainNotice is how soon after SIGTERM readiness must fail.
 const drainNotice = 250 * time.Millisecond
 
-// warmEnough is the share of its peers' knowledge that a node needs to be ready.
 const warmEnough = 0.99
 
 var readyIsTrue = Invariant{
@@ -31,7 +30,6 @@ var readyIsTrue = Invariant{
 	},
 }
 
-// draining checks that nodes that were asked to stop were not ready until they ended.
 func (e *evidence) draining(f *finding, m *Mark) {
 	for i, asked := range m.Steps {
 		if asked.What != "asked to stop" {
@@ -53,11 +51,10 @@ func (e *evidence) draining(f *finding, m *Mark) {
 	}
 }
 
-// started checks the knowledge of a process when it was first ready.
 func (e *evidence) started(f *finding, name string, m *meeting) {
 	at := m.ready.answered
 	switch {
-	case m.err != "": // ended before it could be asked
+	case m.err != "":
 		f.checked--
 	case m.status != "":
 		f.violate(at, name, "ready, and it says of itself: %s", m.status)

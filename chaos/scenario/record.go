@@ -14,17 +14,17 @@ type Outcome string
 
 // A router may end a request with one of the first four outcomes only.
 const (
-	Complete   Outcome = "complete"    // the whole answer with its end mark
+	Complete   Outcome = "complete"
 	Refused    Outcome = "refused"     // an error answer in the API's own shape
 	ErrorEvent Outcome = "error-event" // an error event ended an answer that had begun
-	Departed   Outcome = "departed"    // the client left on purpose
+	Departed   Outcome = "departed"
 
-	Unanswered Outcome = "unanswered" // the connection failed before an answer began
-	Broken     Outcome = "broken"     // the connection failed within the answer
-	Truncated  Outcome = "truncated"  // the answer ended cleanly without its end mark
-	Foreign    Outcome = "foreign"    // bytes of another answer
-	Malformed  Outcome = "malformed"  // not the expected protocol
-	Silent     Outcome = "silent"     // no end within the client's patience
+	Unanswered Outcome = "unanswered"
+	Broken     Outcome = "broken"
+	Truncated  Outcome = "truncated"
+	Foreign    Outcome = "foreign" // bytes of another answer
+	Malformed  Outcome = "malformed"
+	Silent     Outcome = "silent"
 )
 
 // Attempt is one request as sent once. Times count from the begin of traffic; negative means never.
@@ -56,7 +56,6 @@ type Attempt struct {
 	By       string
 }
 
-// failed reports that the client did not leave and got no complete answer.
 func (a *Attempt) failed() bool { return a.Outcome != Complete && a.Outcome != Departed }
 
 // ledger holds the observations of clients and engines. Safe for concurrent use.
@@ -64,14 +63,13 @@ type ledger struct {
 	began time.Time
 
 	mu       sync.Mutex
-	attempts []*Attempt // without folded ones
-	ended    int        // count of all, folded ones included
+	attempts []*Attempt
+	ended    int
 	failed   int
 	visits   map[string][]visit
-	engines  map[string]string // host:port -> name
+	engines  map[string]string
 }
 
-// visit is one request as an engine saw it; times as in Attempt.
 type visit struct {
 	engine       string
 	began, ended time.Duration // ended is negative while it runs
@@ -90,7 +88,6 @@ func (l *ledger) begin(engines map[string]string) {
 
 func (l *ledger) now() time.Duration { return time.Since(l.began) }
 
-// at converts to the run's time.
 func (l *ledger) at(t time.Time) time.Duration { return t.Sub(l.began) }
 
 func (l *ledger) add(a *Attempt) {
@@ -103,7 +100,6 @@ func (l *ledger) add(a *Attempt) {
 	}
 }
 
-// watch records the requests that engines report.
 func (l *ledger) watch(v engine.Visit) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -134,7 +130,6 @@ func (l *ledger) all() ([]*Attempt, map[string][]visit) {
 	return l.attempts, l.visits
 }
 
-// count returns how many attempts ended, and how many of them failed.
 func (l *ledger) count() (ended, failed int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -5,7 +5,6 @@ import (
 	"time"
 )
 
-// removalBound is how late a choice from before the removal may reach an engine.
 const removalBound = 500 * time.Millisecond
 
 var removedStayQuiet = Invariant{
@@ -36,7 +35,7 @@ func judgeRemoval(e *evidence) (f finding) {
 				if !slices.Contains(away, one.what) {
 					continue
 				}
-				if !e.partial { // once per run
+				if !e.partial {
 					f.checked++
 				}
 				spans[engine] = append(spans[engine], gone{name, one.what, one.first.answered + removalBound, one.last.asked})
@@ -46,7 +45,7 @@ func judgeRemoval(e *evidence) (f finding) {
 	for id, list := range e.visits {
 		a := nodes[id]
 		if a == nil || a.Node == "" {
-			continue // without a header the sender is unknown
+			continue
 		}
 		for _, v := range list {
 			for _, g := range spans[v.engine] {

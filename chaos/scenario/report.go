@@ -17,7 +17,7 @@ const (
 	Failed Result = "failed"
 	// Idle: no violation, but the run did not exercise all of Scenario.Must.
 	Idle    Result = "proves nothing"
-	Skipped Result = "skipped" // this machine cannot run it
+	Skipped Result = "skipped"
 )
 
 // Report is the result of a run. Times are seconds since the traffic began.
@@ -134,7 +134,6 @@ func happened(m *Mark) Happened {
 // maxSlices bounds the slices of a timeline to what a picture can show.
 const maxSlices = 1200
 
-// sliceOf is the length of a slice in a run of that length: whole seconds.
 func sliceOf(length time.Duration) time.Duration {
 	return time.Second * max(1, (length+maxSlices*time.Second-1)/(maxSlices*time.Second))
 }
@@ -170,7 +169,7 @@ func (e *evidence) slices(from, to time.Duration) []Slice {
 		case a.failed():
 			out[i].Broken++
 		}
-		if a.First >= 0 && a.Shape != chatWhole { // its first token comes with its last
+		if a.First >= 0 && a.Shape != chatWhole {
 			firsts[i] = append(firsts[i], a.First-a.Sent)
 		}
 	}

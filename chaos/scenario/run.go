@@ -20,14 +20,12 @@ type run struct {
 	began time.Time
 }
 
-// pace is a run's layout in time.
 type pace struct {
-	calm time.Duration // when the load is even
-	lead time.Duration // before the first event
+	calm time.Duration
+	lead time.Duration
 	tail time.Duration // least time from the end of the last event to the end of traffic
 }
 
-// play does everything except judging.
 func (r *run) play(ctx context.Context) (e *evidence, err error) {
 	l := newLedger()
 	f, err := r.start(ctx, l)
@@ -69,7 +67,7 @@ func (r *run) play(ctx context.Context) (e *evidence, err error) {
 	var watching sync.WaitGroup
 	watching.Go(func() { o.play(looking) })
 	watching.Go(func() { r.tell(looking, l) })
-	var unkept error // attempts that could not be written
+	var unkept error
 	watching.Go(func() { unkept = folded.play(looking) })
 	if err := r.traffic(ctx, e, l, t, op, w); err != nil {
 		look()
@@ -103,7 +101,7 @@ func (r *run) start(ctx context.Context, l *ledger) (*fleet.Fleet, error) {
 	// Without the heap floor of serve, in which a leak could hide.
 	cfg.Env = append([]string{"GOGC=100"}, r.cfg.Env...)
 	if r.cfg.Nodes > 3 {
-		cfg.Spares = r.cfg.Nodes - 3 // every node may replace a lost voter
+		cfg.Spares = r.cfg.Nodes - 3
 	}
 	if r.cfg.Nodes < 3 {
 		cfg.Founders = 0
@@ -156,7 +154,6 @@ func (r *run) traffic(ctx context.Context, e *evidence, l *ledger, t *traffic, o
 // readWithin bounds the final reads, when the whole fleet runs and has a leader.
 const readWithin = 20 * time.Second
 
-// readAll ends the history with a read of everything through every node.
 func readAll(ctx context.Context, f *fleet.Fleet, op *operator) error {
 	ctx, cancel := context.WithTimeout(ctx, readWithin)
 	defer cancel()
@@ -180,7 +177,6 @@ func readAll(ctx context.Context, f *fleet.Fleet, op *operator) error {
 	return nil
 }
 
-// close stops the fleet and records which nodes had ended before.
 func (e *evidence) close(f *fleet.Fleet, whole bool) {
 	err := f.Check()
 	if err != nil && e != nil && whole {
@@ -189,7 +185,6 @@ func (e *evidence) close(f *fleet.Fleet, whole bool) {
 	_ = f.Close() // repeats which nodes had ended; other errors do not matter any more
 }
 
-// tell reports progress until ctx ends.
 func (r *run) tell(ctx context.Context, l *ledger) {
 	if r.cfg.Progress == nil {
 		return

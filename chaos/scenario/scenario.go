@@ -69,7 +69,7 @@ const (
 // Even load precedes and follows the faults, to compare hit rates and resources.
 const (
 	warmUp   = 4 * time.Second
-	leadTime = 12 * time.Second // earliest first event
+	leadTime = 12 * time.Second
 	tailTime = 11 * time.Second // least time from the end of the last event to the end of traffic
 )
 
@@ -84,8 +84,8 @@ const (
 const (
 	drainGrace = 1500 * time.Millisecond
 	drainLimit = 15 * time.Second
-	firstByte  = 6 * time.Second  // the routers' timeout for the first byte of a stream
-	wholeByte  = 10 * time.Second // and for other answers
+	firstByte  = 6 * time.Second // the routers' timeout for the first byte of a stream
+	wholeByte  = 10 * time.Second
 )
 
 func settings() map[string]any {
@@ -95,7 +95,6 @@ func settings() map[string]any {
 	}
 }
 
-// modelName is the model that the engines serve.
 const modelName = "emulated-8b"
 
 // engineConfig prefills instantly, so that knowledge and not queues decides the routing, and
@@ -129,7 +128,7 @@ func (c Config) checked() (Config, *Scenario, error) {
 	}
 	switch {
 	case c.Schedule != nil:
-		c.command += " --schedule FILE" // holds the lines that the report shows
+		c.command += " --schedule FILE"
 	default:
 		c.Schedule = s.schedule(&c)
 	}
@@ -175,7 +174,6 @@ func (c Config) checked() (Config, *Scenario, error) {
 
 const maxNodes = 16
 
-// schedule draws from the seed, repeatedly for a soak.
 func (s *Scenario) schedule(c *Config) (out Schedule) {
 	rounds := max(1, int((c.Soak-leadTime-tailTime)/(c.Duration-leadTime)))
 	for i := range rounds {
@@ -194,7 +192,6 @@ func names(what string, n int) (out []string) {
 	return out
 }
 
-// leftOut returns a reason for everything that this machine lacks for the schedule.
 func leftOut(s *Scenario, c *Config) (missing []string) {
 	words := needs(s, c)
 	links := slices.Contains(words, fleet.FaultLinks)
@@ -229,7 +226,6 @@ func WantsNetwork(c Config) (bool, error) {
 	return err == nil && !c.Loopback && fleet.Supports(fleet.FaultLinks) == nil, err
 }
 
-// needs returns what a run needs of the machine, in the terms of fleet.Supports.
 func needs(s *Scenario, c *Config) []string {
 	words := append(c.Schedule.needs(), s.Needs...)
 	slices.Sort(words)

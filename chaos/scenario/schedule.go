@@ -72,7 +72,6 @@ func (s Schedule) End() (end time.Duration) {
 	return end
 }
 
-// sorted returns the events in a stable order of time.
 func (s Schedule) sorted() Schedule {
 	out := slices.Clone(s)
 	slices.SortStableFunc(out, func(a, b Event) int { return int(min(max(a.At-b.At, -1), 1)) })

@@ -96,7 +96,6 @@ func TestMembers(t *testing.T) {
 	}
 }
 
-// Parse and String are inverses.
 func FuzzParse(f *testing.F) {
 	f.Add("12.5s partition node-0,node-1 | node-2 for 10s\n3s kill leader")
 	f.Add("1m30s link node-0 > * loss=1 delay=20ms for 1s # x")
@@ -119,8 +118,6 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// Every scenario makes valid schedules within its time from the seed alone, and different seeds
-// give different ones.
 func TestCatalogue(t *testing.T) {
 	for _, s := range catalogue {
 		if _, err := Parse(s.Name); s.Proves == "" || len(s.Must) == 0 || err == nil {

@@ -13,7 +13,6 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// strangers connect to all ports of a node and send nonsense at that rate until undo.
 func (w *world) strangers(ctx context.Context, n *fleet.Node, rate float64) (undo, error) {
 	st, err := n.Raft(ctx)
 	if err != nil {
@@ -56,16 +55,15 @@ func babble(ctx context.Context, n *fleet.Node, port string, said []byte, datagr
 	_, _ = io.CopyN(io.Discard, c, 4096)
 }
 
-// nonsense resembles the start of a protocol, and is none.
 func nonsense(rng *rand.Rand) []byte {
 	random := make([]byte, 1+rng.IntN(2000))
 	for i := range random {
 		random[i] = byte(rng.Uint32())
 	}
 	switch rng.IntN(6) {
-	case 0: // a TLS record that announces more than comes
+	case 0:
 		return append([]byte{0x16, 3, 1, byte(rng.Uint32()), byte(rng.Uint32())}, random...)
-	case 1: // a large length prefix
+	case 1:
 		return append(binary.BigEndian.AppendUint32(nil, 0xfffffff0), random...)
 	case 2:
 		return []byte("POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")

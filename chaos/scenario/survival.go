@@ -20,7 +20,7 @@ var streamsSurvive = Invariant{
 			if a.Outcome == Departed || e.nodeLost(a.Node, a.Sent, a.End) || e.overstayed(a) {
 				continue
 			}
-			if e.struck <= a.End { // an event happened during or before it
+			if e.struck <= a.End {
 				f.checked++
 			}
 			if a.failed() && !e.engineExcuses(a) {

@@ -84,7 +84,7 @@ type traffic struct {
 	dial   func(ctx context.Context, network, address string) (net.Conn, error)
 	l      *ledger
 	heads  []string
-	whole  context.Context // of the run: its end cancels running requests
+	whole  context.Context
 
 	underWay chan struct{}
 	work     sync.WaitGroup
@@ -104,7 +104,6 @@ func newTraffic(load Load, seed uint64, url string, cfg engine.ServerConfig, dia
 	return t
 }
 
-// play begins conversations until ctx ends, and returns when the last request has ended.
 func (t *traffic) play(ctx context.Context) error {
 	rng := rand.New(rand.NewPCG(t.seed, 0xa771))
 	for id := 0; sleep(ctx, time.Duration(rng.ExpFloat64()/t.load.Rate*float64(time.Second))) == nil; id++ {
@@ -140,7 +139,7 @@ func (t *traffic) begin(id int, hold func(*conversation), head, shape string) {
 func (t *traffic) flood(ctx context.Context, rate float64, tokens int) {
 	t.mu.Lock()
 	t.floods++
-	id := t.floods << 32 // above the ids of conversations
+	id := t.floods << 32
 	t.mu.Unlock()
 	rng := rand.New(rand.NewPCG(t.seed, 0xf100d+uint64(id)))
 	head := "Everybody asks about this one thing. " + prose(rng, tokens*engine.TokenBytes)
@@ -154,7 +153,6 @@ func (t *traffic) flood(ctx context.Context, rate float64, tokens int) {
 	}
 }
 
-// memory is what a client remembers of its last turn.
 type memory struct {
 	tokens int
 	ended  time.Duration
@@ -221,7 +219,6 @@ func (t *traffic) turn(client *http.Client, c *conversation, m *memory) bool {
 	}
 }
 
-// retried reports whether the official clients would repeat such a request.
 func retried(a *Attempt) bool {
 	if a.Outcome == Unanswered {
 		return true
@@ -236,19 +233,17 @@ func pauseBefore(try int, rng *rand.Rand) time.Duration {
 	return full - time.Duration(rng.Int64N(int64(full/4)))
 }
 
-// departing decides whether and when the client of a request leaves.
 func (t *traffic) departing(rng *rand.Rand, output int) departure {
 	leaves, how, where := rng.Float64() < t.load.Departing, rng.IntN(3), rng.Float64()
 	switch {
 	case !leaves:
 		return stays
-	case how == 0: // before or about when the answer begins
+	case how == 0:
 		return departure{after: time.Millisecond + time.Duration(math.Round(where*50))*time.Millisecond, bytes: -1}
 	}
 	return departure{bytes: int(where * float64(output*engine.TokenBytes))}
 }
 
-// sleep waits for d, or returns the context's error.
 func sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

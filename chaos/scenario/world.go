@@ -24,7 +24,7 @@ type world struct {
 	newer string        // program of the next release, or ""
 	ready time.Duration // how long a node may take to be ready
 
-	mu    sync.Mutex // of links: overlapping link faults are undone together
+	mu    sync.Mutex
 	links int
 }
 
@@ -65,7 +65,6 @@ func (w *world) carryOut(ctx context.Context, e Event, end <-chan struct{}) {
 	})
 }
 
-// resolve replaces the names for leader and follower by node names.
 func (w *world) resolve(ctx context.Context, e Event) (out [][]string, err error) {
 	for _, g := range e.Groups {
 		var names []string
@@ -85,7 +84,6 @@ func (w *world) resolve(ctx context.Context, e Event) (out [][]string, err error
 // whoWithin bounds the search for a leader; an election takes about a second.
 const whoWithin = 10 * time.Second
 
-// who finds the leader, or a voter that is neither leader nor taken.
 func (w *world) who(ctx context.Context, role string, taken []string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, whoWithin)
 	defer cancel()
@@ -124,11 +122,10 @@ func contains(list []string, name string) bool {
 	return false
 }
 
-// inflict does the fault and returns its undo.
 func (w *world) inflict(ctx context.Context, m *Mark, members [][]string) (undo, error) {
 	switch specOf(m.Kind).to {
 	case toNodes:
-		if m.Kind == "roll" || m.Kind == "upgrade" { // one after the other
+		if m.Kind == "roll" || m.Kind == "upgrade" {
 			for _, name := range members[0] {
 				if err := w.turn(ctx, m, w.f.Node(name)); err != nil {
 					return nil, err
@@ -142,8 +139,8 @@ func (w *world) inflict(ctx context.Context, m *Mark, members [][]string) (undo,
 	case toPair, toWay:
 		return w.toLinks(m, members[0], members[1])
 	}
-	rate, _ := strconv.ParseFloat(m.param("rate"), 64)       // checked by Parse
-	tokens, _ := strconv.ParseInt(m.param("tokens"), 10, 64) // checked by Parse
+	rate, _ := strconv.ParseFloat(m.param("rate"), 64)
+	tokens, _ := strconv.ParseInt(m.param("tokens"), 10, 64)
 	flooding, stop := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
@@ -157,7 +154,6 @@ func (w *world) inflict(ctx context.Context, m *Mark, members [][]string) (undo,
 	}, nil
 }
 
-// each applies do to several members concurrently and returns one undo for all.
 func (w *world) each(names []string, do func(name string) (undo, error)) (undo, error) {
 	undos, errs := make([]undo, len(names)), make([]error, len(names))
 	var work sync.WaitGroup
@@ -210,22 +206,21 @@ func (w *world) toNode(ctx context.Context, m *Mark, n *fleet.Node) (undo, error
 	case "hang-disk":
 		return heal, n.HangDisk()
 	case "slow-disk":
-		by, _ := time.ParseDuration(m.param("by")) // checked by Parse
+		by, _ := time.ParseDuration(m.param("by"))
 		return heal, n.SlowDisk(by)
 	case "clock":
-		by, _ := time.ParseDuration(m.param("step")) // checked by Parse
+		by, _ := time.ParseDuration(m.param("step"))
 		return nil, n.StepClock(by)
 	case "expire":
-		in, _ := time.ParseDuration(m.param("in")) // checked by Parse
+		in, _ := time.ParseDuration(m.param("in"))
 		return func(context.Context) error { return n.RenewCertificate() }, n.ExpireCertificate(in)
 	case "malformed":
-		rate, _ := strconv.ParseFloat(m.param("rate"), 64) // checked by Parse
+		rate, _ := strconv.ParseFloat(m.param("rate"), 64)
 		return w.strangers(ctx, n, rate)
 	}
 	panic("scenario: nothing is done to a node for " + m.Kind)
 }
 
-// restarting undoes faults that end a process. If the whole run is cancelled, it starts none.
 func (w *world) restarting(run context.Context, n *fleet.Node) undo {
 	return func(ctx context.Context) error {
 		select {
@@ -237,7 +232,6 @@ func (w *world) restarting(run context.Context, n *fleet.Node) undo {
 	}
 }
 
-// start starts a node and waits until it is ready.
 func (w *world) start(ctx context.Context, n *fleet.Node) error {
 	if err := n.Start(); err != nil {
 		return err
@@ -259,7 +253,6 @@ func (w *world) stop(ctx context.Context, m *Mark, n *fleet.Node) error {
 	return err
 }
 
-// turn restarts one node in good order.
 func (w *world) turn(ctx context.Context, m *Mark, n *fleet.Node) error {
 	if err := w.stop(ctx, m, n); err != nil {
 		return err
@@ -280,7 +273,7 @@ func (w *world) turn(ctx context.Context, m *Mark, n *fleet.Node) error {
 	if m.Kind != "roll" {
 		return nil
 	}
-	pause, _ := time.ParseDuration(m.param("pause")) // checked by Parse
+	pause, _ := time.ParseDuration(m.param("pause"))
 	return sleep(ctx, pause)
 }
 
@@ -291,7 +284,7 @@ func (w *world) toEngine(ctx context.Context, m *Mark, e *fleet.Engine) (undo, e
 			return nil, fmt.Errorf("%s does not run", e.Name())
 		}
 		return func(context.Context) error {
-			if now := e.Server(); now != s { // it restarted meanwhile, without the fault
+			if now := e.Server(); now != s {
 				return nil
 			}
 			return s.Inject(engine.Fault{Kind: "none"})
@@ -303,7 +296,7 @@ func (w *world) toEngine(ctx context.Context, m *Mark, e *fleet.Engine) (undo, e
 	case "hang":
 		return inject(engine.Fault{Kind: "hang"})
 	case "slow":
-		factor, _ := strconv.ParseFloat(m.param("factor"), 64) // checked by Parse
+		factor, _ := strconv.ParseFloat(m.param("factor"), 64)
 		return inject(engine.Fault{Kind: "slow", Factor: factor})
 	case "amnesia":
 		_, err := inject(engine.Fault{Kind: "amnesia"})
@@ -311,11 +304,11 @@ func (w *world) toEngine(ctx context.Context, m *Mark, e *fleet.Engine) (undo, e
 	case "overload":
 		return inject(engine.Fault{Kind: "503"})
 	case "break":
-		count, _ := strconv.Atoi(m.param("count"))             // checked by Parse
-		after, _ := strconv.ParseInt(m.param("after"), 10, 64) // checked by Parse
+		count, _ := strconv.Atoi(m.param("count"))
+		after, _ := strconv.ParseInt(m.param("after"), 10, 64)
 		return inject(engine.Fault{Kind: "reset", Count: count, AfterBytes: after})
 	case "lie":
-		factor, _ := strconv.ParseFloat(m.param("factor"), 64) // checked by Parse
+		factor, _ := strconv.ParseFloat(m.param("factor"), 64)
 		return inject(engine.Fault{Kind: "lie", Factor: factor})
 	case "drain":
 		return func(ctx context.Context) error { return w.op.change(ctx, opResume, e) }, w.op.change(ctx, opDrain, e)
@@ -363,7 +356,6 @@ func (w *world) laid() undo {
 	}
 }
 
-// linkOf reads link settings that Parse has checked.
 func linkOf(e *Event) fleet.Link {
 	number := func(name string) float64 {
 		x, _ := strconv.ParseFloat(e.param(name), 64)

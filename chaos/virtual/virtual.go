@@ -15,7 +15,7 @@ import (
 
 // The environment of a run.
 const (
-	seedVariable  = "GRAPEVINE_TEST_SEED"  // only this seed
+	seedVariable  = "GRAPEVINE_TEST_SEED"
 	seedsVariable = "GRAPEVINE_TEST_SEEDS" // number of seeds instead of each test's own few
 	fromVariable  = "GRAPEVINE_TEST_FROM"  // the first seed; 1 if unset
 )
@@ -45,7 +45,7 @@ func Seeds(t *testing.T, quick, weight int, run func(t *testing.T, seed uint64))
 			run(t, seed)
 		})
 		if !ok {
-			return // one failure is enough; more would hide it
+			return
 		}
 	}
 }

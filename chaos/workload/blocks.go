@@ -9,7 +9,6 @@ import (
 // traces, then the engines' own.
 var candidates = []int{defaultBlock, 64, 16, 128, 256, 32, 1024}
 
-// settleBlocks fixes the block size, inferring it if no line has it, and checks every line.
 func (t *Trace) settleBlocks() error {
 	given := t.blockTokens != 0
 	if !given {
@@ -62,7 +61,6 @@ func (t *Trace) inferBlock() error {
 
 func ceilDiv(a, b int) int { return (a + b - 1) / b }
 
-// order sorts the lines by time, stably, and detects a coarse clock.
 func (t *Trace) order() {
 	slices.SortStableFunc(t.lines, func(a, b line) int { return cmp.Compare(a.at, b.at) })
 	distinct := 1

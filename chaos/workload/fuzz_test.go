@@ -6,7 +6,6 @@ import (
 	"testing"
 )
 
-// Reading any file gives an error that names it, or valid requests.
 func FuzzRead(f *testing.F) {
 	f.Add(idsTrace)
 	f.Add(`{"timestamp":1.5,"input_length":1000,"output_length":1,"session":"a","turn":1,"hash_runs":[0,3,9,12]}`)

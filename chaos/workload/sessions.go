@@ -114,19 +114,18 @@ func (s *Sessions) Source(opt Options) (Source, error) {
 type session struct {
 	id       int
 	rng      *rand.Rand
-	prefix   int // index in the pool
-	shared   int // tokens of the prompt from the pool's prefix
+	prefix   int
+	shared   int
 	turn     int
-	prompt   int // tokens of the current turn's prompt
+	prompt   int
 	output   int
-	keys     []uint64 // of the conversation so far; append-only
+	keys     []uint64
 	segments []Segment
 }
 
-// turn is a request that becomes due unless the run ends before.
 type turn struct {
 	at  time.Duration
-	seq int // breaks ties in order of creation
+	seq int
 	ses *session
 }
 
@@ -151,9 +150,9 @@ type sessionSource struct {
 	opt      Options
 	rate     float64
 	arrivals *rand.Rand
-	clock    time.Duration // of the latest session start
+	clock    time.Duration
 	due      turnHeap
-	live     map[int]*session // awaiting Done, by session id
+	live     map[int]*session
 	sessions int
 	seq      int
 	issued   int

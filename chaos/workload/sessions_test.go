@@ -10,7 +10,6 @@ import (
 	"time"
 )
 
-// play runs a source on a fleet that takes a fixed time per request.
 func play(t *testing.T, w Workload, opt Options, service time.Duration) []*Request {
 	t.Helper()
 	src, err := w.Source(opt)
@@ -126,7 +125,6 @@ func TestSessionsFollowTheirParameters(t *testing.T) {
 	}
 }
 
-// A key determines all keys before it.
 func TestEqualKeysEqualPrefixes(t *testing.T) {
 	for _, name := range PresetNames() {
 		before := make(map[uint64]uint64)
@@ -199,7 +197,6 @@ func TestRequestsLimitAndDoubleDone(t *testing.T) {
 	src.Done(r, r.At)
 }
 
-// That share of the sessions begins with the shared prefix, the rest with unique text.
 func TestSharedShare(t *testing.T) {
 	rs := play(t, preset(t, "hot"), Options{Duration: 20 * time.Second, Seed: 3}, time.Second)
 	first := map[uint64]int{}

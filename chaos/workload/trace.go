@@ -46,7 +46,7 @@ type line struct {
 	blocks   int
 	session  int
 	turn     int
-	from, to int // its spans
+	from, to int
 }
 
 // Trace is a recorded workload, run-length encoded in memory.
@@ -60,7 +60,6 @@ type Trace struct {
 	coarse      bool
 }
 
-// record is one line of a file.
 type record struct {
 	Timestamp    *float64        `json:"timestamp"`
 	InputLength  *int            `json:"input_length"`
@@ -203,7 +202,6 @@ func (t *Trace) add(no int, rec *record) error {
 	return nil
 }
 
-// push appends n blocks to l, extending its last span where possible.
 func (t *Trace) push(l *line, id uint64, n uint32) {
 	l.blocks += int(n)
 	if last := len(t.spans) - 1; last >= l.from && t.spans[last].id+uint64(t.spans[last].n) == id {
@@ -213,7 +211,6 @@ func (t *Trace) push(l *line, id uint64, n uint32) {
 	t.spans = append(t.spans, span{id: id, n: n})
 }
 
-// session numbers the sessions densely in order of appearance.
 func (t *Trace) session(raw json.RawMessage) int {
 	if len(raw) == 0 || string(raw) == "null" {
 		return -1

@@ -22,7 +22,6 @@ func (t *Trace) Source(opt Options) (Source, error) {
 	return s, nil
 }
 
-// arrivals returns the times of the run's requests, from 0.
 func (t *Trace) arrivals(opt Options) []time.Duration {
 	at := make([]float64, len(t.lines))
 	for i := range t.lines {
@@ -106,7 +105,7 @@ func (s *traceSource) keys(l *line, full int) (keys []uint64, tail uint64) {
 		before = nil
 	}
 	state := uint64(0x6b65)
-	same := true // the keys so far equal before
+	same := true
 	i := 0
 	tail = mix(mix(0x7a11, s.seed), uint64(l.no))
 	for _, sp := range s.trace.spans[l.from:l.to] {
@@ -123,7 +122,7 @@ func (s *traceSource) keys(l *line, full int) (keys []uint64, tail uint64) {
 				if i < len(before) {
 					keys = slices.Clone(before[:i])
 				} else {
-					keys = before // appending does not change the shared part
+					keys = before
 				}
 				keys = slices.Grow(keys, full-i)
 			}

@@ -26,7 +26,6 @@ import (
 	"grapevine/cmd/commandline"
 )
 
-// chaosCmd breaks fleets and checks their promises.
 type chaosCmd struct {
 	List chaosListCmd `cmd:"" help:"List the scenarios, the faults and the promises."`
 	Run  chaosRunCmd  `cmd:"" help:"Run scenarios against real processes on this machine."`
@@ -267,7 +266,7 @@ func (c *chaosRunCmd) isolated(ctx context.Context, s *streams, cfg scenario.Con
 	err = cmd.Wait()
 	var got chaosOutcome
 	if json.Unmarshal(out.Bytes(), &got) == nil && len(got.Runs) == 1 {
-		return got.Runs[0], nil // the report says whether it failed
+		return got.Runs[0], nil
 	}
 	return nil, fmt.Errorf("the process with a network of its own: %w", errors.Join(err, ctx.Err()))
 }
@@ -309,8 +308,8 @@ func printVerdict(out io.Writer, r *scenario.Report) error {
 type chaosProgress struct {
 	line *progressLine
 	name string
-	log  io.Writer     // for the lines of a soak; nil: none
-	next time.Duration // when the next line is due
+	log  io.Writer // for the lines of a soak; nil: none
+	next time.Duration
 }
 
 const chaosLineEvery = time.Minute

@@ -18,7 +18,6 @@ import (
 	"grapevine/cmd/commandline"
 )
 
-// The list is complete, as text and as JSON.
 func TestChaosList(t *testing.T) {
 	text := lab("chaos", "list")
 	if text.code != 0 || text.err != "" {
@@ -45,8 +44,6 @@ func TestChaosList(t *testing.T) {
 	}
 }
 
-// build compiles this program and the router into one directory, and returns its path and the
-// program's.
 func build(t *testing.T) (dir, program string) {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
@@ -59,7 +56,6 @@ func build(t *testing.T) (dir, program string) {
 	return dir, filepath.Join(dir, "grapevine-lab")
 }
 
-// An interrupt stops everything that was started, with a message.
 func TestChaosCalledOff(t *testing.T) {
 	programs, program := build(t)
 	for _, network := range [][]string{{"--loopback"}, nil} {
@@ -110,7 +106,6 @@ func TestChaosCalledOff(t *testing.T) {
 	}
 }
 
-// running returns the processes of programs in a directory.
 func running(t *testing.T, dir string) (pids []string) {
 	t.Helper()
 	found, err := filepath.Glob("/proc/[0-9]*/exe")
@@ -118,14 +113,13 @@ func running(t *testing.T, dir string) (pids []string) {
 		t.Fatal(err)
 	}
 	for _, exe := range found {
-		if path, err := os.Readlink(exe); err == nil && filepath.Dir(path) == dir { // an ended process has none
+		if path, err := os.Readlink(exe); err == nil && filepath.Dir(path) == dir {
 			pids = append(pids, filepath.Base(filepath.Dir(exe)))
 		}
 	}
 	return pids
 }
 
-// Without a terminal a soak prints a line per minute; other runs print nothing.
 func TestChaosProgress(t *testing.T) {
 	for _, soak := range []bool{false, true} {
 		var out bytes.Buffer

@@ -74,7 +74,6 @@ func (c *demoCmd) Run(s *streams) error {
 	return printDemo(s.out, out)
 }
 
-// printDemo writes the comparison, a row for each figure.
 func printDemo(w io.Writer, out demo.Outcome) error {
 	a, b := &out.Affinity, &out.Baseline
 	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', tabwriter.AlignRight)

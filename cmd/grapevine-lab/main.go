@@ -16,7 +16,6 @@ import (
 	"grapevine/cmd/commandline"
 )
 
-// version is set by the linker: -X main.version=...
 var version = "dev"
 
 type cli struct {
@@ -35,7 +34,6 @@ type streams struct {
 	out, err io.Writer
 }
 
-// usageError is a usage mistake found after parsing.
 type usageError struct{ error }
 
 // Usage makes it a commandline.UsageError.
@@ -58,12 +56,10 @@ func run(args []string, s *streams) int {
 	}.Run(&cli{}, args, kong.Vars{"version": "grapevine-lab " + version}, s)
 }
 
-// routerFlag names the router program for demo and chaos run.
 type routerFlag struct {
 	Router string `name:"router" placeholder:"PATH" help:"The program grapevine whose routers run; if not given, the one beside this program, or else in PATH."`
 }
 
-// progressLine overwrites the last line of a terminal. Elsewhere it shows nothing.
 type progressLine struct {
 	w    io.Writer // nil: not a terminal
 	used bool

@@ -52,7 +52,7 @@ func TestHelpGolden(t *testing.T) {
 }
 
 func TestExitCodes(t *testing.T) {
-	t.Setenv("PATH", t.TempDir()) // neither there nor beside the test program
+	t.Setenv("PATH", t.TempDir())
 	dir := t.TempDir()
 	bad := filepath.Join(dir, "bad.yaml")
 	if err := os.WriteFile(bad, []byte("strategy: session\n"), 0o600); err != nil {

@@ -105,7 +105,6 @@ func (c *replayCmd) print(s *streams, res replay.Result) error {
 	return printLive(s.out, res.Live)
 }
 
-// printLive writes failures and the load generator's own lag.
 func printLive(w io.Writer, l replay.Live) error {
 	for _, class := range slices.Sorted(maps.Keys(l.Errors)) {
 		if _, err := fmt.Fprintf(w, "failed: %d %s, e.g. %s\n", l.Errors[class], class, l.Sample[class]); err != nil {
@@ -122,7 +121,6 @@ func printLive(w io.Writer, l replay.Live) error {
 	return err
 }
 
-// replayed is the progress of a run as a line.
 func replayed(what string, now replay.Progress, span time.Duration) string {
 	return fmt.Sprintf("%s: %.0f of %.0f s, %d sent, %d under way, %d failed", what, min(now.Elapsed, span).Seconds(), span.Seconds(), now.Sent, now.InFlight, now.Failed)
 }

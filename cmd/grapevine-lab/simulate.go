@@ -114,7 +114,6 @@ func (c *simulateCmd) Run(s *streams) error {
 // simulated is the progress of each run, between 0 and 1.
 type simulated []float64
 
-// update takes one run's progress and returns the total as a line.
 func (s *simulated) update(now fleetsim.Progress) string {
 	if *s == nil {
 		*s = make([]float64, now.Runs)

@@ -6,7 +6,6 @@ import (
 	"grapevine/chaos/workload"
 )
 
-// workloadFlags select the requests, for replay and simulate.
 type workloadFlags struct {
 	Trace    string        `name:"trace" type:"existingfile" placeholder:"FILE" xor:"workload" group:"workload" help:"Trace in JSON Lines, plain or .gz."`
 	Workload string        `name:"workload" placeholder:"NAME" xor:"workload" group:"workload" help:"Generated sessions instead of a trace: medium, agentic, hot or chat (the default)."`

@@ -18,9 +18,8 @@ import (
 	"grapevine/chaos/report"
 )
 
-// line is one job in the book.
 type line struct {
-	Code   string   `json:"code"` // digest of the code that decided it
+	Code   string   `json:"code"`
 	Scene  string   `json:"scene"`
 	Speed  float64  `json:"speed"`
 	Seed   uint64   `json:"seed"`
@@ -30,7 +29,6 @@ type line struct {
 	Runs   []result `json:"runs"`
 }
 
-// result is the table's part of one report.
 type result struct {
 	place
 	Requests    int     `json:"requests"`
@@ -144,7 +142,6 @@ func (b *book) add(j job, reports []report.Report, cpu time.Duration) error {
 	return err
 }
 
-// deciding are the packages whose code decides a run.
 var deciding = []string{"prefixtree", "proxy/policy", "chaos/engine", "chaos/workload", "chaos/fleetsim"}
 
 // codeDigest names the code below root that decides a run, so that results of other versions do not

@@ -128,7 +128,6 @@ func herd(ctx context.Context, o options) error {
 	return writeWhole(filepath.Join(o.docs, "herd.svg"), s.svg())
 }
 
-// writeWhole replaces a file atomically.
 func writeWhole(path, text string) error {
 	tmp := path + ".tmp"
 	if err := os.WriteFile(tmp, []byte(text), 0o644); err != nil { //nolint:gosec // a document for everybody
@@ -137,7 +136,6 @@ func writeWhole(path, text string) error {
 	return os.Rename(tmp, path)
 }
 
-// cpuTime is this process's CPU time.
 func cpuTime() time.Duration {
 	var u syscall.Rusage
 	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {

@@ -23,7 +23,6 @@ type scene struct {
 
 var scenes = []scene{{"mooncake_conversation", 4}, {"mooncake_hotmix_synthetic", 3.5}}
 
-// backends is the number of engines in every scene.
 const backends = 16
 
 var (
@@ -121,7 +120,6 @@ func (j job) play(ctx context.Context, w workload.Workload, book *book) error {
 	return book.add(j, reports, cpuTime()-began)
 }
 
-// place is a report's position in the grid.
 type place struct {
 	Scene  string  `json:"scene"`
 	Nodes  int     `json:"nodes"`

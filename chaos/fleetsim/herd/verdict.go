@@ -13,14 +13,12 @@ const (
 	comparable    = 1.20 // a policy is comparable up to this ratio of p99
 )
 
-// score is a policy at a point: means of each seed's figure.
 type score struct {
 	policy             string
 	p99, mean, hit     float64 // ms, ms, share
 	worstTail, bestHit float64 // of single seeds: the highest p99, the highest hit rate
 }
 
-// verdict compares one policy with all others at one point.
 type verdict struct {
 	judged score
 	rival  score // lowest p99 of the other policies
@@ -39,7 +37,6 @@ type verdict struct {
 
 func (v *verdict) ok() bool { return v.tailOK && v.nearOK && v.rivalOK }
 
-// judge compares the first score with the rest.
 func judge(scores []score) verdict {
 	v := verdict{judged: scores[0]}
 	others := scores[1:]
@@ -64,19 +61,18 @@ func judge(scores []score) verdict {
 	return v
 }
 
-// summary is the part of the grid that has been played for all policies and seeds.
 type summary struct {
 	options
 	points  []point
 	missing int
-	mixed   bool // runs of several versions of the code
+	mixed   bool
 	code    string
 	cpuS    float64
 }
 
 type point struct {
 	place
-	scores []score // in the order of the policies
+	scores []score
 	verdict
 }
 
@@ -106,7 +102,6 @@ func summarise(o options, b *book) *summary {
 	return s
 }
 
-// placesOf lists the distinct places of a scene with that many nodes, in the table's order.
 func placesOf(sc scene, nodes int) []place {
 	var out []place
 	for _, share := range shares {
@@ -123,7 +118,6 @@ func placesOf(sc scene, nodes int) []place {
 	return append(out, place{sc.name, nodes, "none", -1})
 }
 
-// mean returns a policy's score at a place, or false if a seed is missing.
 func (b *book) mean(sc scene, p place, policy string, seeds []uint64) (score, bool) {
 	s := score{policy: policy, worstTail: math.Inf(-1), bestHit: math.Inf(-1)}
 	for _, seed := range seeds {
