@@ -16,8 +16,6 @@ import (
 	"time"
 )
 
-// example is the fleet of example/ on this machine: its files with other loopback addresses, and
-// with separate paths and admin ports, which three hosts need not separate.
 type example struct {
 	t       *testing.T
 	program string

@@ -20,7 +20,7 @@ type traffic struct {
 
 	mu       sync.Mutex
 	answered map[string]int
-	again    int // requests repeated on a new connection, as HTTP/1.1 allows
+	again    int
 	failures []error
 }
 

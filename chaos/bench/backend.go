@@ -80,7 +80,7 @@ type requestHead struct {
 	path    string
 	length  int
 	chunked bool
-	chunks  int // 0: not a stream
+	chunks  int
 	period  time.Duration
 }
 

@@ -31,7 +31,6 @@ func chatBodies(n, size int, stream bool, seed uint64) ([][]byte, error) {
 	return bodies, nil
 }
 
-// chatBody grows a conversation until it nearly fills size and pads the last message to the byte.
 func chatBody(rng *rand.Rand, system string, size int, stream bool) ([]byte, error) {
 	messages := []chatMessage{{"system", system}, {"user", proseBytes(rng, min(200, size/8))}}
 	turn := max(120, size/16)

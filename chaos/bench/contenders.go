@@ -30,7 +30,6 @@ type contender struct {
 	proc       *process
 }
 
-// pid of the proxy's first process; 0 for direct access.
 func (c *contender) pid() int {
 	if c.proc == nil {
 		return 0
@@ -45,7 +44,6 @@ type process struct {
 	output *tail
 }
 
-// tail keeps the last bytes written, for the error of a program that ends early.
 type tail struct{ b []byte }
 
 func (t *tail) Write(p []byte) (int, error) {
@@ -71,7 +69,6 @@ func startProcess(name string, argv ...string) (*process, error) {
 	return p, nil
 }
 
-// stop terminates the process and kills it after a few seconds. Idempotent.
 func (p *process) stop() {
 	if p == nil {
 		return
@@ -85,7 +82,6 @@ func (p *process) stop() {
 	}
 }
 
-// await polls until a request through addr gets a 200, the process ends, or ten seconds pass.
 func (p *process) await(ctx context.Context, addr string) error {
 	client := &http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	deadline := time.Now().Add(10 * time.Second)
@@ -224,8 +220,6 @@ backend engines
 	return &contender{Name: "haproxy", Version: programVersion("haproxy", "-v"), Config: conf, addr: addrs[0], streamAddr: addrs[0], proc: p}, nil
 }
 
-// startGrapevine runs the binary with the default strategy: every prompt is parsed, matched and
-// recorded.
 func startGrapevine(binary string, backends, extra []string) (*contender, error) {
 	addrs, err := freeAddrs(2)
 	if err != nil {
@@ -245,7 +239,7 @@ func startGrapevine(binary string, backends, extra []string) (*contender, error)
 }
 
 func programVersion(argv ...string) string {
-	out, _ := exec.Command(argv[0], argv[1:]...).CombinedOutput() // wrk exits 1 after printing it
+	out, _ := exec.Command(argv[0], argv[1:]...).CombinedOutput()
 	line, _, _ := bytes.Cut(bytes.TrimSpace(out), []byte("\n"))
 	return string(line)
 }

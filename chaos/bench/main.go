@@ -319,7 +319,7 @@ func measureLatency(ctx context.Context, o options, st *stage, res *results) err
 }
 
 type measurement struct {
-	contender, backend int // process ids, 0 for none
+	contender, backend int
 	atStart, atBackend usage
 	before             machineTime
 }
@@ -398,7 +398,6 @@ func measureStreams(ctx context.Context, o options, st *stage, res *results) err
 	return nil
 }
 
-// note shows what is being measured: one changing line on a terminal, a line each in a log.
 func note(format string, args ...any) {
 	if onTerminal() {
 		fmt.Fprintf(os.Stderr, "\r\x1b[K"+format, args...)

@@ -23,7 +23,6 @@ type pacedResult struct {
 
 func (r pacedResult) quantile(q float64) time.Duration { return quantile(r.latencies, q) }
 
-// quantile of a sorted sample by nearest rank; 0 if empty.
 func quantile(sorted []time.Duration, q float64) time.Duration {
 	if len(sorted) == 0 {
 		return 0

@@ -18,7 +18,7 @@ const clockTick = 10 * time.Millisecond
 
 type usage struct {
 	cpu time.Duration
-	rss int64 // resident bytes, shared pages counted once per process
+	rss int64
 }
 
 func processUsage(pid int) (usage, error) {

@@ -135,7 +135,6 @@ func (r *results) addStreams(name string, load streamLoad, s streamResult, used 
 	}
 }
 
-// median of a small sample; 0 if empty.
 func median(v []float64) float64 {
 	if len(v) == 0 {
 		return 0

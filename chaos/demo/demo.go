@@ -158,6 +158,4 @@ func play(ctx context.Context, cfg Config, f *fleet.Fleet, policy string, w *wor
 	return arm, err
 }
 
-// sdkRetries is how often the official clients repeat a request whose connection broke before an
-// answer began.
 const sdkRetries = 2

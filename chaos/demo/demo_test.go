@@ -164,7 +164,7 @@ func TestExcuses(t *testing.T) {
 			t.Errorf("excused although: %s", what)
 		}
 	}
-	for i := range 40 { // one request per second, all cached from the kill on
+	for i := range 40 {
 		e := replay.Ended{}
 		e.At, e.PromptTokens = time.Duration(i)*time.Second, 100
 		if e.At >= k.killed {

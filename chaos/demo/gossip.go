@@ -10,7 +10,6 @@ import (
 // tlsRecord is the overhead of each stream write as a TLS 1.3 record: header, tag and type.
 const tlsRecord = 22
 
-// gossipMeter counts the bytes of the routers' gossip streams, from newGossipMeter to perSecond.
 type gossipMeter struct {
 	nodes []*fleet.Node
 	began time.Time
@@ -36,7 +35,6 @@ func (m *gossipMeter) total(ctx context.Context) (sent uint64, err error) {
 	return sent, nil
 }
 
-// perSecond is the mean bytes per second of each router so far, encryption included.
 func (m *gossipMeter) perSecond(ctx context.Context) (float64, error) {
 	sent, err := m.total(ctx)
 	if err != nil {

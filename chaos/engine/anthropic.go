@@ -9,7 +9,7 @@ import (
 type anthropicUsage struct {
 	InputTokens   int  `json:"input_tokens"`
 	CacheCreation *int `json:"cache_creation_input_tokens"`
-	CacheRead     *int `json:"cache_read_input_tokens"` // null: unknown
+	CacheRead     *int `json:"cache_read_input_tokens"`
 	OutputTokens  int  `json:"output_tokens"`
 }
 

@@ -12,7 +12,7 @@ import "slices"
 // tail gives the order of an engine that frees block by block, last block of a sequence first.
 type cache struct {
 	heads     map[uint64]*node
-	root      node // holds no keys, is never evicted
+	root      node
 	tokens    int
 	evictable int
 	evicted   int64
@@ -28,12 +28,12 @@ type node struct {
 	kids   int
 	refs   int // jobs pinned here plus locked children; the node is locked while > 0
 	last   uint64
-	slot   int // index in the heap, or -1
+	slot   int
 }
 
 func (c *cache) init() {
 	c.heads = make(map[uint64]*node)
-	c.root = node{refs: 1, slot: -1} // its own reference: never unlocked
+	c.root = node{refs: 1, slot: -1}
 }
 
 // match walks keys down from the root. It returns the deepest node, the number of that node's keys
@@ -96,7 +96,6 @@ func (c *cache) pin(n *node) {
 	}
 }
 
-// release ends one pin on n. Nodes that become unlocked turn evictable as the most recently used.
 func (c *cache) release(n *node) {
 	c.clock++
 	for ; n != nil; n = n.parent {

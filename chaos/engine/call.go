@@ -357,7 +357,7 @@ func (s *Server) length(c *call) *apiError {
 		limit, param = f.Sampling.MaxNewTokens, "sampling_params.max_new_tokens"
 		f.N = f.Sampling.N
 	case endpointCountTokens, endpointTokenize, endpointDetokenize:
-		return nil // never reaches the model
+		return nil
 	default:
 		limit = new(int)
 	}

@@ -10,7 +10,6 @@ var errStopped = errors.New("engine: stopped")
 
 var errBusy = errors.New("engine: waiting queue is full")
 
-// errTooLarge means that the KV memory can never hold the job.
 var errTooLarge = errors.New("engine: larger than the KV memory")
 
 // driver runs a Model on the wall clock. One goroutine owns the model; other goroutines access it
@@ -63,13 +62,11 @@ func (d *driver) run() {
 	}
 }
 
-// stop loses all jobs and returns when the goroutine has ended. Idempotent.
 func (d *driver) stop() {
 	d.stopOnce.Do(func() { close(d.quit) })
 	<-d.done
 }
 
-// do runs op in the owning goroutine, with the model advanced to now, and returns when op has.
 func (d *driver) do(op func(now time.Duration)) error {
 	ran := make(chan struct{})
 	select {
@@ -81,7 +78,6 @@ func (d *driver) do(op func(now time.Duration)) error {
 	}
 }
 
-// emit passes an event to its seat and the waiting flight. It never blocks.
 func (d *driver) emit(e Event) {
 	seat := e.Job.User.(*seat)
 	f := seat.flight
@@ -116,7 +112,7 @@ func (d *driver) emit(e Event) {
 type flight struct {
 	driver *driver
 	seats  []*seat
-	notify chan struct{} // capacity 1: something changed
+	notify chan struct{}
 
 	mu   sync.Mutex // guards the fields below and the progress of the seats
 	left int

@@ -39,7 +39,7 @@ type faults struct {
 	mu   sync.Mutex
 	now  Fault
 	left int
-	lie  float64 // 0: no lie
+	lie  float64
 
 	suffered int64
 }
@@ -138,7 +138,6 @@ func (s *Server) suffer(w http.ResponseWriter, r *http.Request) (out http.Respon
 	return fw, false
 }
 
-// faultWriter passes a number of bytes before the fault strikes.
 type faultWriter struct {
 	w     http.ResponseWriter
 	ctx   context.Context
@@ -163,8 +162,6 @@ func (f *faultWriter) Write(p []byte) (int, error) {
 	return 0, context.Canceled
 }
 
-// strike never returns normally: it ends the handler when the client has left (hang) or at once
-// (reset).
 func (f *faultWriter) strike() {
 	if f.fault.Kind == "hang" {
 		<-f.ctx.Done()

@@ -40,7 +40,7 @@ func prompt(tokens, tail, output int, contents ...uint64) *Job {
 
 func TestModelTimesOneJob(t *testing.T) {
 	m := newModel(t, Config{PrefillRate: 1000, ChunkTokens: 100, DecodeStep: 10 * ms})
-	j := prompt(16, 2, 5, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13) // 210 tokens: 100 + 100 + 10
+	j := prompt(16, 2, 5, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13)
 	m.Submit(j, 5*ms)
 	var events []string
 	run(t, m, func(e Event) { events = append(events, fmt.Sprint(e.Kind, e.At)) })

@@ -17,7 +17,7 @@ type usage struct {
 	PromptTokens     int           `json:"prompt_tokens"`
 	TotalTokens      int           `json:"total_tokens"`
 	CompletionTokens int           `json:"completion_tokens"`
-	Details          *usageDetails `json:"prompt_tokens_details"` // null: unknown
+	Details          *usageDetails `json:"prompt_tokens_details"`
 }
 
 type usageDetails struct {
@@ -39,8 +39,6 @@ func (s *Server) usage(c *call, f *flight) usage {
 	return u
 }
 
-// cached returns the prompt tokens served from cache, each prompt counted once, and whether this
-// engine reports them.
 func (s *Server) cached(c *call, f *flight) (tokens int, known bool) {
 	for i := 0; i < len(f.seats); i += c.n { // the other replies to a prompt find the blocks of the first
 		p, _ := f.state(i)
@@ -177,7 +175,6 @@ func (s *Server) list(c *call, u usage, prefix string, item func(i int) any) any
 	}
 }
 
-// score is between 0 and 1 and depends on the text alone.
 func score(text []byte) float64 { return float64(xxh3.Hash(text)>>11) / (1 << 53) }
 
 func (s *Server) rerankAnswer(c *call, u usage) any {
@@ -268,7 +265,6 @@ func (s *Server) modelByName(w http.ResponseWriter, r *http.Request) {
 	s.writeError(w, e, &apiError{status: http.StatusNotFound, param: "model", message: "The model `" + name + "` does not exist."})
 }
 
-// openAIError is vLLM's nesting of OpenAI's error: the code is the status unless it has a name.
 func openAIError(e *apiError) any {
 	kind := "BadRequestError"
 	switch {

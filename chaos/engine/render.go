@@ -27,7 +27,6 @@ type message struct {
 	Output    content         `json:"output"`
 }
 
-// content is a string, null, or a list of parts, rendered while decoding.
 type content struct {
 	text  []byte
 	given bool
@@ -150,7 +149,6 @@ func dropCacheControl(v any) {
 	}
 }
 
-// present reports whether an optional value was given and is neither null nor empty.
 func present(raw json.RawMessage) bool {
 	return len(raw) > 0 && string(raw) != "null" && string(raw) != "[]"
 }

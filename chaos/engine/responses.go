@@ -46,7 +46,7 @@ type responsePart struct {
 
 type responseUsage struct {
 	InputTokens   int            `json:"input_tokens"`
-	InputDetails  map[string]int `json:"input_tokens_details"` // null: unknown
+	InputDetails  map[string]int `json:"input_tokens_details"`
 	OutputTokens  int            `json:"output_tokens"`
 	OutputDetails map[string]int `json:"output_tokens_details"`
 	TotalTokens   int            `json:"total_tokens"`

@@ -381,7 +381,7 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, *apiE
 	r.Body = http.MaxBytesReader(w, r.Body, s.cfg.MaxBody)
 	var body []byte
 	if n := r.ContentLength; n > 0 && n <= s.cfg.MaxBody {
-		body = make([]byte, 0, min(n, 1<<20)+1) // trusts the announced length up to 1 MiB
+		body = make([]byte, 0, min(n, 1<<20)+1)
 	}
 	for {
 		if len(body) == cap(body) {

@@ -416,7 +416,7 @@ func TestServerDropsClientThatDoesNotRead(t *testing.T) {
 	}
 	defer conn.Close()
 	conn.(*net.TCPConn).SetReadBuffer(4096)
-	body := chat(fmt.Sprintf(`,"max_tokens":%d,"stream":true`, tokens-1000), "Talk.") // about 400 MB of events
+	body := chat(fmt.Sprintf(`,"max_tokens":%d,"stream":true`, tokens-1000), "Talk.")
 	fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 	eventually(t, "given up", func() bool { s := l.Stats(); return s.Departed == 1 && s.Running == 0 && s.KVPinned == 0 })
 }

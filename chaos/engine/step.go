@@ -5,7 +5,6 @@ import (
 	"time"
 )
 
-// never is a step number that no run reaches.
 const never = math.MaxInt64
 
 type jobState uint8
@@ -40,7 +39,7 @@ type sequence struct {
 type stretch struct {
 	start   time.Duration
 	dur     time.Duration
-	steps   int64 // 0: idle since start
+	steps   int64
 	settled int64
 }
 
@@ -93,8 +92,6 @@ func (m *Model) admissible(until time.Duration) bool {
 	return !m.blocked && len(m.running) < m.cfg.MaxRunning && m.waiting.len() > 0 && m.waiting.front().Submitted <= until
 }
 
-// stepTime returns the length of a step that decodes that many sequences and prefills that many
-// tokens.
 func (m *Model) stepTime(decoding, prefilled int) time.Duration {
 	var d float64
 	if decoding > 0 {
@@ -211,7 +208,6 @@ func (m *Model) finishStep(emit func(Event)) {
 	}
 }
 
-// token emits the newest token of a decoding job and reports whether it was the last one.
 func (m *Model) token(j *Job, at time.Duration, emit func(Event)) (ended bool) {
 	if j.Watch {
 		emit(Event{Kind: Tokens, Job: j, At: at, Tokens: 1})
@@ -224,7 +220,6 @@ func (m *Model) token(j *Job, at time.Duration, emit func(Event)) (ended bool) {
 	return true
 }
 
-// finish releases a job that has all its output. The caller removes it from running.
 func (m *Model) finish(j *Job, at time.Duration, emit func(Event)) {
 	m.release(j)
 	j.seq = sequence{}

@@ -15,7 +15,6 @@ const KeyTokens = 16
 
 const keyBytes = KeyTokens * TokenBytes
 
-// tokensIn returns the tokens of n bytes of prompt, at least one.
 func tokensIn(n int) int { return max(n/TokenBytes, 1) }
 
 // appendKeys appends the chained key of every full block of text[from:]. from is a block boundary
@@ -62,7 +61,7 @@ func newSeat(root uint64, text []byte, output, variant int, watch bool) *seat {
 func appendReply(dst []byte, seed uint64, tokens int) []byte {
 	const letters = "etaoinshrdlucmfw"
 	for i := range tokens {
-		seed += 0x9e3779b97f4a7c15 // splitmix64
+		seed += 0x9e3779b97f4a7c15
 		z := (seed ^ seed>>30) * 0xbf58476d1ce4e5b9
 		z = (z ^ z>>27) * 0x94d049bb133111eb
 		z ^= z >> 31
@@ -75,8 +74,6 @@ func appendReply(dst []byte, seed uint64, tokens int) []byte {
 	return dst
 }
 
-// appendIDs appends the token ids of text: its bytes, little-endian, the last ones padded with
-// zeros.
 func appendIDs(dst []uint32, text []byte) []uint32 {
 	for len(text) > 0 {
 		var b [TokenBytes]byte

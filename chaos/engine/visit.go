@@ -16,8 +16,6 @@ type Visit struct {
 	Departed bool
 }
 
-// visits reports a request to ServerConfig.Watch now and when ended runs, which a panicking handler
-// does too.
 func (s *Server) visits(r *http.Request) (ended func()) {
 	if s.cfg.Watch == nil {
 		return func() {}

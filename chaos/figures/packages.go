@@ -72,8 +72,6 @@ func load(dir string) (out []*pkg, err error) {
 	return out, nil
 }
 
-// references returns each pair of different files of which the first uses a declaration of the
-// second.
 func (p *pkg) references() (out []edge) {
 	seen := make(map[edge]bool)
 	for id, obj := range p.uses {
@@ -89,8 +87,6 @@ func (p *pkg) references() (out []edge) {
 	return out
 }
 
-// atPackageLevel reports whether an object is a function, type, variable or constant of the
-// package, or a method.
 func atPackageLevel(obj types.Object) bool {
 	if f, ok := obj.(*types.Func); ok && f.Signature().Recv() != nil {
 		return true

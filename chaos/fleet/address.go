@@ -36,8 +36,8 @@ const maxMembers = 200
 // range.
 type loopback struct {
 	guard net.Listener
-	net   [3]byte // the first three bytes of its addresses
-	base  int     // port of service 0
+	net   [3]byte
+	base  int
 	block bool
 }
 
@@ -90,7 +90,6 @@ func tryLease(members int) *loopback {
 	return nil
 }
 
-// free reports whether every address can be bound now, by TCP and, for gossip, UDP.
 func (l *loopback) free(members int) bool {
 	for m := range members {
 		for s := range services {

@@ -30,7 +30,7 @@ type agreement struct {
 	group  string
 	leader *fleet.Node
 	term   uint64
-	voters []*fleet.Node // the leader first; nil for one that does not run
+	voters []*fleet.Node
 }
 
 func agree(ctx context.Context, t *testing.T, f *fleet.Fleet, voters int) agreement {

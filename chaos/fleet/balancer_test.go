@@ -158,8 +158,6 @@ func TestBalancerRefused(t *testing.T) {
 	}
 }
 
-// rawBalancer puts a balancer before a target without HTTP; its checks fail, but as the only target
-// it stays in use. pair returns the two ends of a new connection through it.
 func rawBalancer(t *testing.T) (bal *fleet.Balancer, pair func() (client, server net.Conn)) {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")

@@ -20,7 +20,7 @@ func TestLiveApplyCost(t *testing.T) {
 	f := liveFleet(t, func(cfg *fleet.Config) {
 		cfg.Nodes, cfg.Guests, cfg.Engines = 1, guests, 64
 		cfg.NoBalancer = true
-		cfg.Settings["metrics_interval"], cfg.Settings["models_interval"] = "0s", "0s" // avoids polling 64 engines
+		cfg.Settings["metrics_interval"], cfg.Settings["models_interval"] = "0s", "0s"
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
@@ -87,9 +87,6 @@ func made(guests []*guest) (n int64) {
 // tlsRecord is the overhead of a TLS 1.3 record: 5 bytes of header, 16 of tag, 1 of content type.
 const tlsRecord = 22
 
-// The bytes on a member's gossip streams, with loads, clocks, framing and encryption, are little
-// more than its encoded records once per peer. Seven guests make 1,000 placements a second;
-// memberlist's packets, about a hundred bytes a second, are not counted.
 func TestLiveGossipBytes(t *testing.T) {
 	full := live(t)
 	const guests = liveNodes - 1
@@ -141,15 +138,12 @@ func TestLiveGossipBytes(t *testing.T) {
 
 const soakEnv = "GRAPEVINE_LIVE_SOAK"
 
-// Under steady traffic memory, goroutines and open files of the routers stop growing. Knowledge of
-// caches grows until eviction, and repair data for ten minutes, so a shorter soak excludes both.
-// The engines are small: their caches turn over in about a minute.
 func TestLiveSoak(t *testing.T) {
 	full := live(t)
 	f := liveFleet(t, func(cfg *fleet.Config) {
 		cfg.Engine.KVTokens, cfg.Engine.MaxModelLen = 200_000, 100_000
 		cfg.Settings["horizon"] = "30s"
-		cfg.Env = []string{"GOGC=100"} // no heap floor, in which a leak could hide for hours
+		cfg.Env = []string{"GOGC=100"}
 	})
 	length := whenFull(full, 20*time.Minute, 30*time.Second)
 	if text := os.Getenv(soakEnv); text != "" {

@@ -242,7 +242,6 @@ func (f *Fleet) makeNodes() error {
 	return nil
 }
 
-// defaultFounders is the smallest group that survives the loss of a node.
 const defaultFounders = 3
 
 func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {

@@ -25,7 +25,7 @@ type guest struct {
 	tree   *prefixtree.Tree
 	outbox *prefixtree.Outbox
 	names  engineNames
-	deaf   bool // does not merge gossip: its own tree is not under test
+	deaf   bool
 	placed atomic.Int64
 }
 
@@ -87,7 +87,6 @@ func newGuest(t *testing.T, cfg guestConfig) *guest {
 	return g
 }
 
-// leave removes the guest from the fleet. Idempotent.
 func (g *guest) leave(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -123,7 +122,7 @@ func preload(ctx context.Context, t *testing.T, f *fleet.Fleet, placements int) 
 			}
 		}
 	}
-	g.leave(t) // otherwise a joiner would ask it for a snapshot, and it has none
+	g.leave(t)
 }
 
 func guestsOf(t *testing.T, f *fleet.Fleet, n int) []*guest {
@@ -187,9 +186,6 @@ func (g *guest) place(b prefixtree.Backend, chain []prefixtree.Hash) {
 	g.placed.Add(1)
 }
 
-// conversations imitates the placements of the generated workload "medium": first prompts of about
-// 10k tokens with a common prefix of 2k, half followed by a second turn a few thousand tokens
-// longer.
 type conversations struct {
 	rng     *rand.Rand
 	engines int

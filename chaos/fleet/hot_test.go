@@ -66,8 +66,8 @@ func prefixesAt(ctx context.Context, n *fleet.Node) (list []node.PrefixStatus) {
 
 type hotWatch struct {
 	began   time.Time
-	found   time.Duration              // when every router had two; 0 never
-	changes map[string][]time.Duration // times at which a replica set changed size, by anchor, at the first router
+	found   time.Duration
+	changes map[string][]time.Duration
 	stop    func()
 }
 

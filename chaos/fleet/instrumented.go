@@ -17,9 +17,9 @@ const controlEnv = "CHAOS_CONTROL_FILE"
 
 // The words of that file, each an int64.
 const (
-	stepWord   = iota // how far the wall clock is ahead of the machine's, in nanoseconds
-	lookedWord        // 1 once the program reads the file
-	diskWord          // a constant below; above them: extra nanoseconds per write and sync
+	stepWord = iota // how far the wall clock is ahead of the machine's, in nanoseconds
+	lookedWord
+	diskWord // a constant below; above them: extra nanoseconds per write and sync
 	words
 )
 
@@ -65,7 +65,6 @@ func (c control) read(word int) (int64, error) {
 
 func (c control) reset() error { return c.write(lookedWord, 0) }
 
-// looked returns nil if the latest process reads the file.
 func (c control) looked() error {
 	v, err := c.read(lookedWord)
 	if err == nil && v != 1 {

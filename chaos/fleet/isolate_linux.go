@@ -50,7 +50,6 @@ func Isolated() bool {
 	return err == nil && from != "" && from != here
 }
 
-// raiseLoopback enables 127.0.0.0/8 in a process that Isolate started.
 func raiseLoopback() error {
 	if !Isolated() {
 		return nil

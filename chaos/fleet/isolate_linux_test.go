@@ -18,8 +18,6 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// isolated runs the calling test again in a process with a network of its own, and returns true in
-// that process. Without namespaces the test is skipped, or fails if required.
 func isolated(t *testing.T, required bool) bool {
 	t.Helper()
 	if fleet.Isolated() {

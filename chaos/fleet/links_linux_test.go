@@ -431,7 +431,7 @@ func TestPlaces(t *testing.T) {
 	}
 	before := f.Engines()[0].Server().Stats().Requests
 	setLink(t, f, fleet.Everybody, "engine-0", fleet.Link{Loss: 1})
-	for range 2 { // each may try engine-0 first
+	for range 2 {
 		if _, err := chatFrom(ctx, f.DialClient, f.URL()); err != nil {
 			t.Error(err)
 		}

@@ -22,8 +22,6 @@ import (
 	"grapevine/chaos/workload"
 )
 
-// liveEnv enables the tests of whole fleets of eight routers; `make live` sets it. With -short,
-// lengths and limits suit a busy CI machine; without, they are the promises for an idle machine.
 const liveEnv = "GRAPEVINE_LIVE"
 
 const liveNodes = 8
@@ -46,13 +44,11 @@ type figure struct {
 	ok                     bool
 }
 
-// atMost records a figure and fails the test if it is above its limit or NaN.
 func atMost(t *testing.T, what string, got, limit float64, unit string) {
 	t.Helper()
 	record(t, what, got, limit, unit, "<=", got <= limit)
 }
 
-// atLeast records a figure and fails the test if it is below its limit or NaN.
 func atLeast(t *testing.T, what string, got, limit float64, unit string) {
 	t.Helper()
 	record(t, what, got, limit, unit, ">=", got >= limit)
@@ -219,7 +215,6 @@ func whenFull[T any](full bool, yes, no T) T {
 	return no
 }
 
-// median sorts v; it is NaN for an empty slice.
 func median(v []float64) float64 {
 	if len(v) == 0 {
 		return math.NaN()

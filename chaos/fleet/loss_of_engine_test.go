@@ -59,8 +59,6 @@ func (p *engineProcess) kill() {
 	p.cmd = nil
 }
 
-// finished is how many requests an engine has answered in full, by its metrics; 0 if it does not
-// answer.
 func finished(ctx context.Context, url string) (total float64) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/metrics", nil)
 	if err != nil {
@@ -143,8 +141,6 @@ func join(ctx context.Context, t *testing.T, f *fleet.Fleet, name, url string) {
 	}
 }
 
-// When one engine of nine dies under traffic, no client sees an error before its first byte, every
-// router avoids it at once, and the fleet records it. Restarted, its share grows slowly.
 func TestLiveEngineDies(t *testing.T) {
 	full := live(t)
 	f := liveFleet(t, rulesOf)
@@ -158,7 +154,7 @@ func TestLiveEngineDies(t *testing.T) {
 
 	// The first time covers its slow start; then come dead, back, and warm.
 	warm, dead, back := whenFull(full, 40*time.Second, 15*time.Second), 8*time.Second, whenFull(full, 50*time.Second, 15*time.Second)
-	var killed, gone atomic.Int64 // around its death, in the traffic's time; 0: not yet
+	var killed, gone atomic.Int64
 	load := startTraffic(ctx, t, f, trafficConfig{rate: whenFull(full, 10.0, 5), seed: 5, length: warm + dead + back, excuse: func(e replay.Ended) bool {
 		began, over := time.Duration(killed.Load()), time.Duration(gone.Load())
 		// Answers that had begun at the engine break off, even before their first token: no other
@@ -207,7 +203,7 @@ func TestLiveEngineDies(t *testing.T) {
 		return own / (own + others) * float64(len(f.Engines())+1)
 	}
 	first := share(5 * time.Second)
-	late := whenFull(full, 20*time.Second, 5*time.Second) // a fair share of it is 22 requests
+	late := whenFull(full, 20*time.Second, 5*time.Second)
 	at(warm + dead + back - late - time.Second)
 	last := share(late)
 	load.wait(t)

@@ -201,7 +201,6 @@ func (c *calm) add(ctx context.Context, t *testing.T, load *traffic, nodes []*fl
 	}
 }
 
-// histogram maps an upper bound in seconds to the count at or below it.
 type histogram map[float64]float64
 
 func overheadOf(ctx context.Context, t *testing.T, n *fleet.Node) histogram {
@@ -238,8 +237,6 @@ func overheadOf(ctx context.Context, t *testing.T, n *fleet.Node) histogram {
 	return h
 }
 
-// quantile is the q-quantile in seconds, interpolated within its bucket: the highest finite bound
-// if it lies above, NaN if empty.
 func (h histogram) quantile(q float64) float64 {
 	rank := q * h[math.Inf(1)]
 	if rank == 0 {

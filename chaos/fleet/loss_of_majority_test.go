@@ -12,14 +12,11 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// Without two of three voters routing continues and changes are refused with a reason; when they
-// return, changes work and all confirmed ones persist. After a permanent loss, the procedure "Lose
-// the majority" of docs/operate.md restores the group.
 func TestLiveMajority(t *testing.T) {
 	full := live(t)
 	const voters = 3
-	later := whenFull(full, 2, 1)     // empty routers that join at the end and may vote
-	followers := whenFull(full, 3, 0) // that never vote
+	later := whenFull(full, 2, 1)
+	followers := whenFull(full, 3, 0)
 	f := liveFleet(t, func(cfg *fleet.Config) {
 		cfg.Nodes, cfg.Spares, cfg.Later = voters+followers+later, later, later
 		cfg.Engines = cfg.Nodes
@@ -101,7 +98,7 @@ func (m *majority) lose(ctx context.Context, t *testing.T, who string, victims [
 		slowest = max(slowest, took)
 		t.Logf("%s, after %.3f s: %v", n.Name(), took.Seconds(), err)
 		missing := slices.DeleteFunc(slices.Clone(reason), func(part string) bool { return strings.Contains(err.Error(), part) })
-		if named = len(missing) == 0; !named && m.full { // on a busy machine the status may not count the voters in time
+		if named = len(missing) == 0; !named && m.full {
 			t.Errorf("%s does not name %q: %v", n.Name(), missing, err)
 		}
 		served = m.served(t, gone, victims)

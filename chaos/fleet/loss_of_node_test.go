@@ -13,8 +13,6 @@ import (
 	"grapevine/node"
 )
 
-// When one router of eight is killed and restarted under traffic, the others perform as before,
-// none of their requests fails, and the restarted one is ready only once it has their knowledge.
 func TestLiveKill(t *testing.T) {
 	full := live(t)
 	f := liveFleet(t, func(cfg *fleet.Config) {
@@ -80,7 +78,7 @@ type absence struct {
 	node string
 
 	mu       sync.Mutex
-	from, to time.Duration // 0: not yet
+	from, to time.Duration
 }
 
 func (a *absence) begin(at time.Duration) {

@@ -69,8 +69,6 @@ func TestLivePartition(t *testing.T) {
 	atMost(t, "trees hold the same after the last request", same.Seconds(), whenFull(full, 5.0, 30), "s")
 }
 
-// positions returns how many batches each router has published and, by router, how many of every
-// peer's it has applied without a gap, plus one each.
 func positions(ctx context.Context, t *testing.T, nodes []*fleet.Node) (published map[string]uint64, applied map[string]map[string]uint64) {
 	t.Helper()
 	published, applied = make(map[string]uint64), make(map[string]map[string]uint64)

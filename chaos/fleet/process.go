@@ -101,7 +101,6 @@ func (p *process) terminate(ctx context.Context) error {
 	}
 }
 
-// died returns how the process ended if the harness did not end it, else nil.
 func (p *process) died() error {
 	if p.running() {
 		return nil

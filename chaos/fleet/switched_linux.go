@@ -122,8 +122,6 @@ func (s *switched) Close() error {
 	return errors.Join(err, unix.Close(s.home))
 }
 
-// linkable tests whether this process can have links, by making one port in a new network
-// namespace.
 func linkable() error {
 	if err := netswitch.Available(); err != nil || os.Getuid() != 0 {
 		return err // without root, a process of Isolate may still succeed

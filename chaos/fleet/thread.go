@@ -70,7 +70,6 @@ func (t *thread) do(f func() error) error {
 	}
 }
 
-// close ends the thread after the running call, which signals its children. Idempotent.
 func (t *thread) close() {
 	t.once.Do(func() { close(t.quit) })
 	<-t.done

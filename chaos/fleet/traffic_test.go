@@ -12,7 +12,6 @@ import (
 	"grapevine/chaos/workload"
 )
 
-// blockBytes is the routers' default.
 const blockBytes = 512
 
 func rulesOf(cfg *fleet.Config) { cfg.Settings["rules"] = placeRule() }
@@ -33,7 +32,7 @@ type traffic struct {
 	mu       sync.Mutex
 	began    time.Time
 	ended    []turnEnd
-	sessions map[int]int // tokens of the conversation so far, as counted by the engine
+	sessions map[int]int
 }
 
 type turnEnd struct {
@@ -91,7 +90,6 @@ func (tr *traffic) observe(e replay.Ended) {
 	tr.ended = append(tr.ended, end)
 }
 
-// stop cancels the remaining traffic and waits for its goroutines. Idempotent.
 func (tr *traffic) stop() {
 	tr.cancel()
 	<-tr.done

@@ -13,7 +13,6 @@ type standing struct {
 	active       int64
 }
 
-// choose makes one decision for a prompt of 1,000 tokens in blocks of 100.
 func choose(t *testing.T, rule policy.Strategy, backends []standing) (int, policy.Rung) {
 	t.Helper()
 	spy := &stage{rule: rule, backends: backends}

@@ -107,7 +107,6 @@ func EngineFor(w workload.Workload) engine.Config {
 	}
 }
 
-// completed validates the configuration and fills in defaults.
 func (c Config) completed() (Config, error) {
 	if c.Workload == nil {
 		return c, fmt.Errorf("%w: no workload: give a trace or a preset", ErrConfig)

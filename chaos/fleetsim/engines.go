@@ -7,7 +7,6 @@ import (
 	"grapevine/chaos/engine"
 )
 
-// never is the next event of an idle engine.
 const never = time.Duration(math.MaxInt64)
 
 // engines holds the backends in a binary heap by next event, with positions, so that one change
@@ -34,7 +33,6 @@ func newEngines(n int, cfg engine.Config) (*engines, error) {
 	return e, nil
 }
 
-// earliest returns the engine with the next event and its time; never if none.
 func (e *engines) earliest() (id int, at time.Duration) {
 	id = e.heap[0]
 	return id, e.due[id]

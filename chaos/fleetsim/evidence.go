@@ -31,7 +31,7 @@ type sample struct {
 type evidenceBoard struct {
 	link
 	nodes    []node
-	facts    *factLog // nil: not shared
+	facts    *factLog
 	meter    *meter
 	backends int
 	reaches  bool

@@ -9,10 +9,10 @@ import (
 type exchange struct {
 	link
 	point    point
-	facts    *factLog       // nil: not shared
-	loads    loadExchange   // nil: not shared
-	evidence *evidenceBoard // nil: nothing is shared
-	meter    *meter         // nil: not counted
+	facts    *factLog
+	loads    loadExchange
+	evidence *evidenceBoard
+	meter    *meter
 	apart    partitionPhase
 }
 
@@ -40,8 +40,6 @@ func newExchange(cfg *Config, pt point, span time.Duration) (exchange, error) {
 	return x, err
 }
 
-// hear delivers to a node what has arrived by now, except placements, which its memory reads on
-// use.
 func (x *exchange) hear(node int, now time.Duration) {
 	if x.loads != nil {
 		x.loads.deliver(node, now)

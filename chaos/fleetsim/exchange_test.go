@@ -131,7 +131,7 @@ func TestDelay(t *testing.T) {
 	f, w := rehearse(t, point{nodes: 2, share: ShareBoth, staleness: delay}, nil)
 	type moment struct {
 		at   time.Duration
-		load [2]int64 // active requests of the node, on backend 0
+		load [2]int64
 	}
 	var past []moment
 	checked := 0

@@ -55,7 +55,6 @@ type feed interface {
 	Done(r *workload.Request, at time.Duration)
 }
 
-// tape is a workload that does not react to the fleet, drawn once for all runs. Immutable.
 type tape struct {
 	requests []*workload.Request
 	hashes   [][]prefixtree.Hash

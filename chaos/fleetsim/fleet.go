@@ -22,7 +22,7 @@ func clock(at time.Duration) prefixtree.Time { return epoch + prefixtree.Time(at
 
 type node struct {
 	router *policy.Router
-	tree   *prefixtree.Tree // nil for blind policies
+	tree   *prefixtree.Tree
 }
 
 type blank struct{}
@@ -52,7 +52,7 @@ type fleet struct {
 	cfg   *Config
 	nodes []node
 	exchange
-	hot     *hotBoard // nil: no replication of hot prefixes
+	hot     *hotBoard
 	engines *engines
 	feed    feed
 	ingress *rand.Rand

@@ -17,7 +17,7 @@ type hotBoard struct {
 	pools  []hot.Pool
 	next   time.Duration
 	told   hot.Sum
-	decide time.Duration // when the reports have arrived; never once decided
+	decide time.Duration
 	agreed []hot.Prefix
 	spread time.Duration // when all nodes know it; never if they do
 	made   report.Hot
@@ -101,7 +101,6 @@ func (b *hotBoard) agree(at time.Duration, changes []hot.Change) {
 	}
 }
 
-// report returns the decisions, or nil without a board.
 func (b *hotBoard) report() *report.Hot {
 	if b == nil {
 		return nil

@@ -36,7 +36,7 @@ type loadChange struct {
 
 type loadQueue struct {
 	routers  []*policy.Router
-	meter    *meter // nil: not counted
+	meter    *meter
 	backends int
 	said     []work
 	changes  []loadChange

@@ -14,7 +14,7 @@ const flush = 50 * time.Millisecond
 // go into one batch and one load frame, equal for every peer. It counts frames without TLS, TCP,
 // pings and digests. A nil meter counts nothing.
 type meter struct {
-	from, to time.Duration // only bytes sent in between
+	from, to time.Duration
 	senders  []sender
 	bytes    int64
 	buf, tmp []byte
@@ -23,7 +23,7 @@ type meter struct {
 
 type sender struct {
 	outbox  *prefixtree.Outbox
-	is      []work // by backend; nil: loads are not shared
+	is      []work
 	said    []work
 	due     time.Duration
 	pending bool
@@ -116,7 +116,6 @@ const (
 	heatWorkHead, heatWork            = 4, 24
 )
 
-// stateSize returns the bytes of a state with that many claims.
 func stateSize(claims int, h *policy.Heat) int {
 	size := 0
 	if claims > 0 {

@@ -25,14 +25,14 @@ type factLog struct {
 	near   []int // by node: number of the next item from its own half
 	far    []int
 	outbox *prefixtree.Outbox
-	meter  *meter    // nil: not counted
+	meter  *meter
 	ages   []float64 // ms of each item until all nodes that it reaches have it
 
 	items []news
 	first int // number of items[0]
 	bytes []byte
-	base  int // offset of bytes[0]
-	limit int // length of bytes at which cut runs
+	base  int
+	limit int
 	told  []prefixtree.Fact
 }
 
@@ -56,7 +56,6 @@ func newFactLog(l link, m *meter) *factLog {
 
 var names = wireNames{MaxBackends}
 
-// tell appends a node's changes. The caller keeps the slice.
 func (l *factLog) tell(origin int, now time.Duration, facts []prefixtree.Fact) {
 	if len(facts) == 0 {
 		return

@@ -38,7 +38,7 @@ type batch struct {
 	chainer *chainer
 	points  []point
 	runs    []point
-	tape    *tape // nil for workloads that react
+	tape    *tape
 	span    time.Duration
 	total   int
 	mu      sync.Mutex

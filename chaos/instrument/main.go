@@ -81,7 +81,6 @@ func (o *overlay) add(file string, text []byte) error {
 	return os.WriteFile(path, text, 0o600)
 }
 
-// build compiles pkg over the changed library and, if planted is a module root, with the defects.
 func build(out, planted, pkg string) (err error) {
 	dir, err := os.MkdirTemp("", "grapevine-instrument-")
 	if err != nil {

@@ -85,8 +85,6 @@ func (f flows) note(p packet, s segment, now time.Time) (pass bool, answer packe
 	return true, nil
 }
 
-// forget drops connections that have ended and, if too few have, the quarter that was silent
-// longest.
 func (f flows) forget(now time.Time) {
 	var seen []time.Time
 	for key, c := range f {

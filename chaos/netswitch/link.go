@@ -24,7 +24,7 @@ func (l Link) check() error {
 		name string
 		v    float64
 	}{{"loss", l.Loss}, {"duplicate", l.Duplicate}, {"reorder", l.Reorder}} {
-		if !(p.v >= 0 && p.v <= 1) { // also rejects NaN
+		if !(p.v >= 0 && p.v <= 1) {
 			return fmt.Errorf("netswitch: %s is %v, want a probability from 0 to 1", p.name, p.v)
 		}
 	}
@@ -61,7 +61,7 @@ type line struct {
 	stats LinkStats
 
 	pending int
-	flight  int // their bytes
+	flight  int
 	free    time.Time
 	last    time.Time // arrival of the last packet that keeps its order
 }

@@ -17,7 +17,6 @@ const (
 	flagACK = 0x10
 )
 
-// packet is an IPv4 packet cut to its length, with at least a whole header.
 type packet []byte
 
 func parse(b []byte) (p packet, ok bool) {

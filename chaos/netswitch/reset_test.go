@@ -6,7 +6,6 @@ import (
 	"time"
 )
 
-// tcpPacket is a segment between one port's port 1000 and another's 80.
 func tcpPacket(from, to int, back bool, flags byte, seq, ack uint32, data int) packet {
 	p := make(packet, ipHeader+tcpHeader+data)
 	p[0], p[9] = 0x45, protoTCP
@@ -27,8 +26,6 @@ func tcpPacket(from, to int, back bool, flags byte, seq, ack uint32, data int) p
 	return p
 }
 
-// handshake opens a connection from 1 to 2 and sends 10 bytes, which the receiver does not
-// acknowledge.
 func handshake(wires map[int]*wire) {
 	wires[1].out <- tcpPacket(1, 2, false, flagSYN, 99, 0, 0)
 	wires[2].out <- tcpPacket(2, 1, true, flagSYN|flagACK, 499, 100, 0)
@@ -54,9 +51,6 @@ func resets(t *testing.T, got []arrival) (seqs []uint32, others int) {
 	return seqs, others
 }
 
-// Each side gets resets with its latest acknowledgement and with the end of what was sent to it
-// since. Then nothing passes and each packet is answered by a valid reset, until a new connection
-// begins.
 func TestResetBothEnds(t *testing.T) {
 	bubble(t, func(t *testing.T, s *Switch, wires map[int]*wire) {
 		handshake(wires)

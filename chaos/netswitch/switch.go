@@ -253,7 +253,6 @@ func (s *Switch) pass(from *port, pkt packet) *port {
 	return nil
 }
 
-// push puts a packet into a port's queue. n is its link, or nil.
 func (s *Switch) push(to *port, n *line, at time.Time, pkt packet) {
 	if n != nil {
 		n.pending++

@@ -47,7 +47,6 @@ var _ io.ReadWriteCloser = (*wire)(nil)
 
 func addr(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}) }
 
-// datagram is a packet of size bytes that holds a number.
 func datagram(from, to, number, size int) packet {
 	p := make(packet, max(size, ipHeader+4))
 	p[0], p[9] = 0x45, 17
@@ -61,7 +60,6 @@ func datagram(from, to, number, size int) packet {
 
 func numberOf(p packet) int { return int(binary.BigEndian.Uint32(p[ipHeader:])) }
 
-// network makes a switch with three ports a, b, c at 1, 2, 3 and an immune one, d at 4.
 func network(t *testing.T, seed uint64) (*Switch, map[int]*wire) {
 	t.Helper()
 	s, wires := New(seed), map[int]*wire{}
@@ -204,7 +202,7 @@ func TestFates(t *testing.T) {
 
 func TestRate(t *testing.T) {
 	bubble(t, func(t *testing.T, s *Switch, wires map[int]*wire) {
-		const rate, size, count = 1_000_000, 1000, 400 // 0.4 s worth of packets at once
+		const rate, size, count = 1_000_000, 1000, 400
 		set(t, s, "a", "b", Link{Rate: rate})
 		began := time.Now()
 		for i := range count {

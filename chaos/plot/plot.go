@@ -66,7 +66,6 @@ type Tick struct {
 	Label string
 }
 
-// share is a value's position on the axis, 0 to 1.
 func (a Axis) share(v float64) float64 {
 	v = min(max(v, a.Lo), a.Hi)
 	if a.Log {

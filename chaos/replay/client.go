@@ -182,8 +182,6 @@ func readStream(body io.Reader, start time.Time, o *outcome) error {
 	return nil
 }
 
-// parseRoute reads the rung and the predicted cached tokens from x-grapevine-route; "" and -1
-// without it.
 func parseRoute(h string) (rung string, tokens int) {
 	rung, rest, _ := strings.Cut(h, ";")
 	tokens = -1

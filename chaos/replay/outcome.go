@@ -18,7 +18,7 @@ import (
 type outcome struct {
 	req        *workload.Request
 	sent       time.Duration
-	firstToken time.Duration // negative: none came
+	firstToken time.Duration
 	end        time.Duration
 
 	// From the answer's usage and headers; -1 or empty: absent.
@@ -28,7 +28,7 @@ type outcome struct {
 	retries                int
 
 	text string
-	err  *Error // nil: complete
+	err  *Error
 }
 
 // Class groups failures by remedy. Further classes are http_ and a status.
@@ -41,7 +41,7 @@ const (
 	Truncated Class = "truncated"
 	InStream  Class = "in_stream" // an error event in a stream that had begun
 	Malformed Class = "malformed"
-	Overflow  Class = "overflow" // never sent: too many were running
+	Overflow  Class = "overflow"
 	Cancelled Class = "cancelled"
 )
 

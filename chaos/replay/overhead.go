@@ -61,7 +61,6 @@ func (h *histogram) scrape(client *http.Client, req *http.Request) error {
 	return h.read(io.LimitReader(resp.Body, maxMetrics))
 }
 
-// read adds the metric from a page in Prometheus text format, or fails if the page lacks it.
 func (h *histogram) read(r io.Reader) error {
 	found := false
 	lines := bufio.NewScanner(r)

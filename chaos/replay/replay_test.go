@@ -152,7 +152,7 @@ func TestOpenLoop(t *testing.T) {
 	stuck := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-blocked }))
 	defer stuck.Close()
 	defer close(blocked)
-	cfg = Config{Targets: []string{stuck.URL}, MaxInFlight: 5, Timeout: 4 * time.Second} // all 50 are due within a twentieth of it
+	cfg = Config{Targets: []string{stuck.URL}, MaxInFlight: 5, Timeout: 4 * time.Second}
 	res, err = Run(context.Background(), cfg, source(t, sessions(1000, 1), workload.Options{Requests: 50}))
 	if err != nil || res.Live.Errors[Overflow] != 45 || res.Live.Errors[Timeout] != 5 || res.Errors != 50 {
 		t.Errorf("errors %v (%v), %v; want 45 overflow and 5 timeout", res.Live.Errors, res.Live.Sample, err)
@@ -160,7 +160,7 @@ func TestOpenLoop(t *testing.T) {
 }
 
 func TestFailureClasses(t *testing.T) {
-	const closed = "127.0.0.1:1" // a reserved port that is never assigned
+	const closed = "127.0.0.1:1"
 	stream := func(w http.ResponseWriter) { w.Header().Set("Content-Type", "text/event-stream") }
 	for _, tc := range []struct {
 		name    string
@@ -386,7 +386,7 @@ func TestFirstModel(t *testing.T) {
 func TestOverhead(t *testing.T) {
 	var scrapes atomic.Int64
 	admin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		k := float64(scrapes.Add(1) - 1) // 0 before, 1 after
+		k := float64(scrapes.Add(1) - 1)
 		fmt.Fprintf(w, "# HELP %[1]s x\n# TYPE %[1]s histogram\nother 1\n"+
 			"%[1]s_bucket{le=\"0.0001\"} %[2]v\n%[1]s_bucket{le=\"0.0002\"} %[3]v\n%[1]s_bucket{le=\"+Inf\"} %[3]v\n%[1]s_sum %[4]v\n%[1]s_count %[3]v\n",
 			overheadMetric, 5+50*k, 10+100*k, 1+0.012*k)

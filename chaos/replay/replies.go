@@ -24,7 +24,6 @@ func newReplies(limit int) *replies {
 	return &replies{limit: limit, byID: make(map[int]*list.Element), order: list.New()}
 }
 
-// put keeps the reply of a turn, unless it alone exceeds the bound.
 func (r *replies) put(session, turn int, text string) {
 	e, ok := r.byID[session]
 	if !ok {

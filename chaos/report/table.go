@@ -126,7 +126,6 @@ func WriteTable(w io.Writer, runs ...Report) error {
 
 func percent(share float64) string { return fmt.Sprintf("%.1f", 100*share) }
 
-// rate formats bytes per second to three figures.
 func rate(bytes float64) string {
 	for _, unit := range []string{"B/s", "kB/s"} {
 		if bytes < 1000 {

@@ -11,8 +11,6 @@ import (
 	"time"
 )
 
-// chapters plays a run of 300 s, with the events of evident three times and some violations, and
-// folds it at the given moments.
 func chapters(t *testing.T, keep string, moments ...time.Duration) *evidence {
 	t.Helper()
 	base := evidence{engines: names("engine", 2), nodes: names("node", 3), struck: 12 * sec, calm: 4 * sec, limit: 10 * sec, width: 2 * sec}
@@ -39,7 +37,7 @@ func chapters(t *testing.T, keep string, moments ...time.Duration) *evidence {
 			}
 		case i%700 == 1: // 1, 701, 1401, 2101, 2801: on nodes 1, 2, 0, 1, 2; none at an excused time
 			a.Outcome, a.Detail, v.departed = Broken, "reset", true
-		case i == 520: // on node-1, while it was down
+		case i == 520:
 			a.Outcome, a.Detail, v.departed = Broken, "reset", true
 		case i == 1200:
 			a.Backend, v.engine = "engine-1", "engine-1"

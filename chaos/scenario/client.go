@@ -17,8 +17,8 @@ import (
 // departure is when a client leaves on purpose: a time after sending, or a number of reply bytes,
 // whichever is first.
 type departure struct {
-	after time.Duration // 0: not by time
-	bytes int           // negative: not by bytes
+	after time.Duration
+	bytes int
 }
 
 var stays = departure{bytes: -1}
@@ -169,7 +169,6 @@ type answer struct {
 	Usage *usage `json:"usage"`
 }
 
-// take compares the text of a chunk with the expected next bytes.
 func (x *exchange) take(c *answer) error {
 	for i := range c.Choices {
 		text := c.Choices[i].Text

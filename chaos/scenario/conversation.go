@@ -51,7 +51,6 @@ type payload struct {
 
 const letters = "etaoinshrdlucmfw"
 
-// prose is invented text of about that many bytes.
 func prose(rng *rand.Rand, bytes int) string {
 	out := make([]byte, 0, bytes+8)
 	for len(out) < bytes {
@@ -65,7 +64,6 @@ func prose(rng *rand.Rand, bytes int) string {
 	return string(out)
 }
 
-// newConversation begins one with a shared head; opening bounds its own bytes that follow.
 func newConversation(id int, seed uint64, opening [2]int, head string, shape string) *conversation {
 	c := &conversation{id: id, shape: shape, rng: rand.New(rand.NewPCG(seed, uint64(id))), pauses: rand.New(rand.NewPCG(^seed, uint64(id)))}
 	if c.shape == "" {
@@ -110,7 +108,6 @@ func (c *conversation) next(cfg engine.ServerConfig, output int) (p payload, err
 	return p, nil
 }
 
-// said adds the reply and the user's next message, which depends on the seed and the turn alone.
 func (c *conversation) said(reply []byte) {
 	more := prose(c.rng, 100+c.rng.IntN(500))
 	if c.shape == completionStream {

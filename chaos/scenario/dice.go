@@ -11,7 +11,7 @@ import (
 type dice struct {
 	*rand.Rand
 	nodes, engines []string
-	from, to       time.Duration // bounds of the events
+	from, to       time.Duration
 }
 
 func newDice(seed uint64, nodes, engines int, length time.Duration) *dice {
@@ -39,7 +39,6 @@ func (d *dice) part(i, n int) (at, length time.Duration) {
 
 func round(d time.Duration) time.Duration { return d.Truncate(100 * time.Millisecond) }
 
-// event makes one from a constant line without its times; it panics if the line is invalid.
 func event(at, length time.Duration, format string, args ...any) Event {
 	line := fmt.Sprintf("%v %s", at, fmt.Sprintf(format, args...))
 	if length > 0 {

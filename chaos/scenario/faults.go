@@ -40,7 +40,6 @@ type spec struct {
 	operator bool
 }
 
-// paramSpec is a setting of a fault with its default; check validates a value.
 type paramSpec struct {
 	name, def string
 	check     func(string) error

@@ -34,8 +34,6 @@ var measures = []measure{
 	{"MiB resident", growthResident, 1 << 20, func(r *resources) float64 { return r.resident }},
 }
 
-// growth checks that the resources of every long-lived process stay level, and returns their
-// quarters as a note.
 func (e *evidence) growth(f *finding) (note string) {
 	for _, name := range e.nodes {
 		for _, life := range e.lives(name) {
@@ -71,7 +69,6 @@ func (e *evidence) growth(f *finding) (note string) {
 	return note
 }
 
-// lives returns the samples of each process of a node that lived long under load, in order.
 func (e *evidence) lives(name string) (out [][]resources) {
 	s := e.seen[name]
 	if s == nil {

@@ -14,8 +14,6 @@ import (
 
 const sec = time.Second
 
-// evident is a faultless run of 30 s with three nodes and two engines in which node-1 was down from
-// 12 to 17 s: each promise was exercised and held.
 func evident() *evidence {
 	e := &evidence{
 		nodes: names("node", 3), engines: names("engine", 2), visits: make(map[string][]visit), seen: make(map[string]*seen),
@@ -395,7 +393,7 @@ func TestRemovedWhileANodeStarts(t *testing.T) {
 			kind history.Kind
 			out  history.Output
 		}{{opAdd, history.Output{}}, {opRemove, history.Output{}}, {opRead, history.Output{Exists: true}}} {
-			at := int64(23*sec) + int64(i)*int64(sec) // 23, 24, 25 s
+			at := int64(23*sec) + int64(i)*int64(sec)
 			e.history = append(e.history, history.Operation{Input: history.Input{Kind: op.kind, Backend: name}, Call: at, Return: at + 1, Output: op.out})
 		}
 	}

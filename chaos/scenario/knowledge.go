@@ -145,7 +145,6 @@ type share struct {
 	mean, wide float64
 }
 
-// hits is the share of the possible cached tokens that was cached, over turns sent in [from, to).
 func (e *evidence) hits(from, to time.Duration) (s share) {
 	type second struct{ hit, weight float64 }
 	seconds := make(map[time.Duration]*second)

@@ -24,7 +24,6 @@ const (
 // span is the time between a question and its answer; the answer was true at some moment within it.
 type span struct{ asked, answered time.Duration }
 
-// sighting is an answer that differs from the one before, with the last span that gave it.
 type sighting[T any] struct {
 	what  T
 	first span
@@ -56,8 +55,8 @@ type resources struct {
 	pid        int
 	goroutines float64
 	files      float64
-	heap       float64 // live bytes, without tree and journal
-	resident   float64 // bytes, without the share of tree and journal
+	heap       float64
+	resident   float64
 	inFlight   float64
 }
 

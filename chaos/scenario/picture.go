@@ -128,7 +128,6 @@ func (c *chart) events(rows []lane, bottom float64) {
 	}
 }
 
-// line is one figure of the slices; nil leaves a gap.
 type line struct {
 	colour, dash string
 	pick         func(*Slice) *float64

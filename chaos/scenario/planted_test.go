@@ -21,7 +21,7 @@ type sown struct {
 	defect   string
 	schedule string
 	load     Load
-	pace     pace // default: brisk
+	pace     pace
 }
 
 var brisk = pace{calm: time.Second, lead: 2 * time.Second, tail: 4 * time.Second}
@@ -92,9 +92,6 @@ func (s *sown) verdicts(t *testing.T, program string) map[string]Verdict {
 	return out
 }
 
-// The harness finds each planted defect as a violation of its promise, and none without a defect.
-// With -short, for shared machines, it skips defects that show in hit rates and the run without a
-// defect.
 func TestPlanted(t *testing.T) {
 	program := os.Getenv(plantedEnv)
 	if program == "" {

@@ -22,7 +22,7 @@ const (
 	Unanswered Outcome = "unanswered"
 	Broken     Outcome = "broken"
 	Truncated  Outcome = "truncated"
-	Foreign    Outcome = "foreign" // bytes of another answer
+	Foreign    Outcome = "foreign"
 	Malformed  Outcome = "malformed"
 	Silent     Outcome = "silent"
 )
@@ -72,7 +72,7 @@ type ledger struct {
 
 type visit struct {
 	engine       string
-	began, ended time.Duration // ended is negative while it runs
+	began, ended time.Duration
 	departed     bool
 }
 

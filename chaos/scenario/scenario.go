@@ -106,7 +106,6 @@ func engineConfig() engine.ServerConfig {
 	}
 }
 
-// checked fills in defaults and makes the schedule.
 func (c Config) checked() (Config, *Scenario, error) {
 	s, ok := find(c.Scenario)
 	if !ok {

@@ -158,7 +158,6 @@ func parseTime(text string) (time.Duration, error) {
 	return d, nil
 }
 
-// param returns the value of a setting, or its default.
 func (e *Event) param(name string) string {
 	for _, p := range e.Params {
 		if p.Name == name {

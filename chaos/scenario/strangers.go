@@ -35,7 +35,6 @@ func (w *world) strangers(ctx context.Context, n *fleet.Node, rate float64) (und
 	}, nil
 }
 
-// babble sends bytes to a port, reads for a moment and hangs up. It ignores the result.
 func babble(ctx context.Context, n *fleet.Node, port string, said []byte, datagram bool) {
 	network := "tcp"
 	if datagram {
@@ -69,7 +68,7 @@ func nonsense(rng *rand.Rand) []byte {
 		return []byte("POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")
 	case 3:
 		return append([]byte("GET /\x00"), random...)
-	case 4: // a message type of memberlist with random bytes
+	case 4:
 		random[0] = byte(rng.IntN(16))
 	}
 	return random

@@ -118,7 +118,6 @@ func (t *traffic) play(ctx context.Context) error {
 	return t.broken
 }
 
-// begin starts a conversation in the background, if the bound allows. Its id decides its content.
 func (t *traffic) begin(id int, hold func(*conversation), head, shape string) {
 	select {
 	case t.underWay <- struct{}{}:
@@ -159,7 +158,6 @@ type memory struct {
 	by     string
 }
 
-// hold plays one conversation to its end, or to the first request that fails after its retries.
 func (t *traffic) hold(ctx context.Context, c *conversation) {
 	client := t.client(c.rng.Float64() < t.load.KeepAlive)
 	defer client.CloseIdleConnections()
@@ -226,8 +224,6 @@ func retried(a *Attempt) bool {
 	return a.Outcome == Refused && (a.Status == http.StatusRequestTimeout || a.Status == http.StatusConflict || a.Status == http.StatusTooManyRequests || a.Status >= 500)
 }
 
-// pauseBefore is the official clients' backoff: half a second, doubled each time, less up to a
-// quarter.
 func pauseBefore(try int, rng *rand.Rand) time.Duration {
 	full := 500 * time.Millisecond << try
 	return full - time.Duration(rng.Int64N(int64(full/4)))

@@ -12,7 +12,6 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// undo takes a fault back. It may be nil.
 type undo func(ctx context.Context) error
 
 // world applies a schedule to a fleet. Safe for concurrent use.
@@ -241,7 +240,6 @@ func (w *world) start(ctx context.Context, n *fleet.Node) error {
 	return n.WaitReady(ctx)
 }
 
-// stopWithin is a service manager's limit for a node that drains, above all the node's own limits.
 const stopWithin = 60 * time.Second
 
 func (w *world) stop(ctx context.Context, m *Mark, n *fleet.Node) error {

@@ -17,7 +17,7 @@ import (
 const (
 	seedVariable  = "GRAPEVINE_TEST_SEED"
 	seedsVariable = "GRAPEVINE_TEST_SEEDS" // number of seeds instead of each test's own few
-	fromVariable  = "GRAPEVINE_TEST_FROM"  // the first seed; 1 if unset
+	fromVariable  = "GRAPEVINE_TEST_FROM"
 )
 
 // Seeds runs a test as a subtest for each seed in turn: for 1 to quick, or as the environment says.

@@ -58,8 +58,8 @@ func (r *Request) AppendText(dst []byte, s Segment) []byte {
 }
 
 const (
-	consonants = "bcdfghjklmnprstv" // 16
-	vowels     = "aeio"             // 4
+	consonants = "bcdfghjklmnprstv"
+	vowels     = "aeio"
 )
 
 // Text appends the pseudo-text of key, BytesPerToken * tokens bytes of ASCII: three-letter words
@@ -74,7 +74,7 @@ func Text(dst []byte, key uint64, tokens int) []byte {
 		w := bits & 0xffff
 		bits >>= 16
 		end := byte(' ')
-		if w>>10 == 63 { // one word in 64 ends a line
+		if w>>10 == 63 {
 			end = '\n'
 		}
 		dst = append(dst, consonants[w&15], vowels[w>>4&3], consonants[w>>6&15], end)

@@ -40,7 +40,7 @@ type span struct {
 
 type line struct {
 	at       float64 // ms
-	no       int     // in the file, from 1
+	no       int
 	input    int
 	output   int
 	blocks   int

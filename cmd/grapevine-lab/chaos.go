@@ -201,7 +201,7 @@ func (c *chaosRunCmd) schedule(in io.Reader, names []string) (scenario.Schedule,
 		return nil, usageError{fmt.Errorf("%s: %w", c.Schedule, err)}
 	}
 	if sched == nil {
-		sched = scenario.Schedule{} // not nil, so nothing happens
+		sched = scenario.Schedule{}
 	}
 	return sched, nil
 }
@@ -308,7 +308,7 @@ func printVerdict(out io.Writer, r *scenario.Report) error {
 type chaosProgress struct {
 	line *progressLine
 	name string
-	log  io.Writer // for the lines of a soak; nil: none
+	log  io.Writer
 	next time.Duration
 }
 

@@ -81,7 +81,7 @@ func TestChaosCalledOff(t *testing.T) {
 			default:
 			}
 			if time.Now().After(deadline) {
-				t.Fatal("no node was ready") // the context ends the program, and that ends its nodes
+				t.Fatal("no node was ready")
 			}
 		}
 		if n := len(running(t, programs)); runtime.GOOS == "linux" && n < 4 {

@@ -116,7 +116,6 @@ func printDemo(w io.Writer, out demo.Outcome) error {
 	return err
 }
 
-// share formats a share in per cent; nil means no data.
 func share(x *float64) string {
 	if x == nil {
 		return "-"

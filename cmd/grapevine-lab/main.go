@@ -61,7 +61,7 @@ type routerFlag struct {
 }
 
 type progressLine struct {
-	w    io.Writer // nil: not a terminal
+	w    io.Writer
 	used bool
 }
 

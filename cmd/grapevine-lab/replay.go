@@ -79,7 +79,6 @@ func (c *replayCmd) Run(s *streams) error {
 	return nil
 }
 
-// warmup is the flag's value, or the preset's if a generated workload runs at its own length.
 func (c *replayCmd) warmup(w workload.Workload) time.Duration {
 	if c.Warmup != nil {
 		return *c.Warmup

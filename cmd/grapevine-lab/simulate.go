@@ -35,7 +35,6 @@ type simulateCmd struct {
 	Plot     string         `name:"plot" placeholder:"FILE" help:"Draw hit rate, first-token time and load per engine (.svg or .html)."`
 }
 
-// engineFlags describe one emulated engine, for engine and simulate. 0 is the workload's default.
 type engineFlags struct {
 	KVTokens     int           `name:"kv-tokens" placeholder:"N" group:"engine" help:"Tokens its KV memory holds. Default 1500000."`
 	BlockTokens  int           `name:"block-tokens" placeholder:"N" group:"engine" help:"Tokens of one page of KV memory. Default 16."`
@@ -83,7 +82,7 @@ func (c *simulateCmd) Run(s *streams) error {
 	}
 	if c.Warmup != nil {
 		if cfg.Warmup = *c.Warmup; cfg.Warmup == 0 {
-			cfg.Warmup = -1 // an explicit 0 means none
+			cfg.Warmup = -1
 		}
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -111,7 +110,6 @@ func (c *simulateCmd) Run(s *streams) error {
 	return report.WriteTable(s.out, runs...)
 }
 
-// simulated is the progress of each run, between 0 and 1.
 type simulated []float64
 
 func (s *simulated) update(now fleetsim.Progress) string {

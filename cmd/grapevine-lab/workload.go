@@ -15,8 +15,6 @@ type workloadFlags struct {
 	Seed     uint64        `name:"seed" default:"1" placeholder:"N" group:"workload" help:"Decides everything random. Equal seeds, equal runs."`
 }
 
-// open returns the workload and its options for that many engines; 0 keeps the preset's session
-// rate.
 func (f *workloadFlags) open(engines int) (workload.Workload, workload.Options, error) {
 	opt := workload.Options{Speed: f.Speed, Duration: f.Duration, Requests: f.Requests, Seed: f.Seed, Backends: engines}
 	if f.Trace != "" {

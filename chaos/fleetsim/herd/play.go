@@ -15,7 +15,6 @@ import (
 	"grapevine/chaos/workload"
 )
 
-// scene is a trace at the speed that loads sixteen engines to about 70 %.
 type scene struct {
 	name  string
 	speed float64
@@ -124,7 +123,7 @@ type place struct {
 	Scene  string  `json:"scene"`
 	Nodes  int     `json:"nodes"`
 	Share  string  `json:"share"`
-	DelayS float64 `json:"delay_s"` // -1: never
+	DelayS float64 `json:"delay_s"`
 }
 
 func placeOf(j job, r *report.Report) place {

@@ -21,7 +21,7 @@ type score struct {
 
 type verdict struct {
 	judged score
-	rival  score // lowest p99 of the other policies
+	rival  score
 	tail   float64
 	tailOK bool
 
