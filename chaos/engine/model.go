@@ -110,6 +110,7 @@ const (
 	Refused // can never run: larger than the KV memory, or without a prompt
 )
 
+// Event is one event of a job.
 type Event struct {
 	Kind   Kind
 	Job    *Job

@@ -68,6 +68,7 @@ type Config struct {
 	Log zerolog.Logger
 }
 
+// Fleet is a running fleet. Safe for concurrent use.
 type Fleet struct {
 	cfg     Config
 	dir     string

@@ -8,6 +8,7 @@ import (
 	"time"
 )
 
+// Sample is one request that ended.
 type Sample struct {
 	At      time.Duration // due time, since the start of the run
 	End     time.Duration

@@ -42,6 +42,7 @@ type Source interface {
 	Span() time.Duration
 }
 
+// Request is one request as it reaches the fleet.
 type Request struct {
 	Index   int           // 0, 1, ... in the order handed out
 	At      time.Duration // arrival, since the start of the run
