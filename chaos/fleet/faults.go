@@ -7,7 +7,8 @@ import (
 	"runtime"
 )
 
-// Faults for Supports: those that some machines cannot produce.
+// Faults that some machines cannot produce. Supports tests all but FaultInstrumented, for which
+// Instrumented tests the program.
 const (
 	FaultLinks   = "links"
 	FaultHAProxy = "haproxy"
