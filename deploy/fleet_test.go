@@ -16,31 +16,25 @@ import (
 	"time"
 )
 
-// example is the fleet of example/ on this machine: its files as they are but
-// for the addresses, which are others of the loopback network, and for what three
-// hosts have each and one machine has once (paths, the admin port).
 type example struct {
 	t       *testing.T
 	program string
 	dir     string
-	addr    *strings.Replacer // from the addresses of the example to those here
-	front   string            // where clients connect
-	stats   string            // HAProxy's socket
+	addr    *strings.Replacer
+	front   string
+	stats   string
 	nodes   []*service
 }
 
-// service is one node under a service manager that does nothing but listen.
 type service struct {
 	name    string
-	command []string // ExecStart
+	command []string
 	env     []string
 	notify  *net.UnixConn
-	log     string // file
+	log     string
 	cmd     *exec.Cmd
 }
 
-// freePort gives an address of this test's own a port. Nobody else asks for one
-// on such an address, so it stays free until it is used.
 func freePort(t *testing.T, ip string) string {
 	t.Helper()
 	ln, err := net.Listen("tcp", ip+":0")
@@ -60,7 +54,7 @@ func newExample(t *testing.T) *example {
 	x := &example{t: t, program: program, dir: t.TempDir(), front: freePort(t, "127.77.0.10")}
 	x.stats = filepath.Join(x.dir, "haproxy.sock")
 	pairs := []string{"bind :80\n", "bind " + x.front + "\n", "/run/haproxy/admin.sock", x.stats,
-		"maxconn 100000", "maxconn 1000"} // more than a machine may allow to be opened
+		"maxconn 100000", "maxconn 1000"}
 	if os.Geteuid() != 0 {
 		pairs = append(pairs, "user haproxy", "", "group haproxy", "")
 	}
@@ -76,7 +70,6 @@ func newExample(t *testing.T) *example {
 	return x
 }
 
-// file writes one of the example's files with the addresses that hold here.
 func (x *example) file(name, to string, more ...string) string {
 	x.t.Helper()
 	text, err := os.ReadFile(name)
@@ -94,7 +87,6 @@ func (x *example) file(name, to string, more ...string) string {
 	return to
 }
 
-// start runs a program until the test ends, with its output in a file.
 func (x *example) start(log string, env []string, command ...string) *exec.Cmd {
 	x.t.Helper()
 	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -110,10 +102,9 @@ func (x *example) start(log string, env []string, command ...string) *exec.Cmd {
 	return cmd
 }
 
-// startEngines starts an emulated engine at every address of the configuration.
 func (x *example) startEngines() {
 	x.t.Helper()
-	lab := filepath.Join(filepath.Dir(x.program), "grapevine-lab") // make build puts it there
+	lab := filepath.Join(filepath.Dir(x.program), "grapevine-lab")
 	for i := 1; i <= 4; i++ {
 		addr := x.addr.Replace(fmt.Sprintf("10.0.1.%d:8000", i))
 		cmd := x.start(filepath.Join(x.dir, fmt.Sprintf("engine-%d.log", i)), os.Environ(), lab, "engine", "--listen", addr)
@@ -128,7 +119,6 @@ func (x *example) startEngines() {
 	}
 }
 
-// startNodes starts each host's service by its unit and waits until it is ready.
 func (x *example) startNodes() {
 	x.t.Helper()
 	secret, key := filepath.Join(x.dir, "secret"), filepath.Join(x.dir, "gossip.key")
@@ -166,7 +156,7 @@ func (x *example) startNodes() {
 		n := &service{
 			name: name, notify: conn, log: filepath.Join(x.dir, name+".log"),
 			command: strings.Fields(strings.NewReplacer("/usr/bin/grapevine", x.program, "/etc/grapevine/grapevine.yaml", config).Replace(u.last(x.t, "Service.ExecStart"))),
-			// As from systemd: nothing of this process's environment.
+			// As from systemd: without this process's environment.
 			env: append(u["Service.Environment"], "PATH=/usr/bin:/bin", "GRAPEVINE_RESPONSE_HEADERS=all", "NOTIFY_SOCKET="+socket,
 				"WATCHDOG_USEC="+strconv.FormatInt(u.duration(x.t, "Service.WatchdogSec").Microseconds(), 10)),
 		}
@@ -196,7 +186,6 @@ func (x *example) startNodes() {
 	}
 }
 
-// await skips what a node says until it says want.
 func (x *example) await(n *service, want string) {
 	x.t.Helper()
 	if err := n.notify.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
@@ -214,7 +203,7 @@ func (x *example) await(n *service, want string) {
 	}
 }
 
-// stop is systemctl stop: SIGTERM, and the process has to leave by itself.
+// stop is systemctl stop: SIGTERM, after which the process must exit by itself.
 func (x *example) stop(n *service) {
 	x.t.Helper()
 	if err := n.cmd.Process.Signal(syscall.SIGTERM); err != nil {
@@ -233,14 +222,12 @@ func (x *example) stop(n *service) {
 	}
 }
 
-// again starts a node that was stopped.
 func (x *example) again(n *service) {
 	x.t.Helper()
 	n.cmd = x.start(n.log, n.env, n.command...)
 	x.await(n, "READY=1")
 }
 
-// startFront starts HAProxy and waits until it sends to every node.
 func (x *example) startFront(haproxy string) {
 	x.t.Helper()
 	log := x.frontLog()
@@ -259,7 +246,6 @@ func (x *example) startFront(haproxy string) {
 
 func (x *example) frontLog() string { return filepath.Join(x.dir, "haproxy.log") }
 
-// deaths is how often HAProxy took a node out.
 func (x *example) deaths() int {
 	x.t.Helper()
 	text, err := os.ReadFile(x.frontLog())
@@ -269,7 +255,6 @@ func (x *example) deaths() int {
 	return strings.Count(string(text), " is DOWN")
 }
 
-// awaitState waits until HAProxy holds a node for UP or DOWN.
 func (x *example) awaitState(n *service, want string) {
 	x.t.Helper()
 	x.eventually("HAProxy says that "+n.name+" is "+want, func() bool {

@@ -13,20 +13,17 @@ import (
 	"time"
 )
 
-// traffic is what clients do meanwhile: conversations without a pause.
 type traffic struct {
 	url  string
 	stop chan struct{}
 	done sync.WaitGroup
 
 	mu       sync.Mutex
-	answered map[string]int // by node
-	again    int            // requests sent again on a new connection, as HTTP/1.1 allows and asks for
+	answered map[string]int
+	again    int
 	failures []error
 }
 
-// clients at once: half of them open a connection per request and stream, half
-// keep theirs.
 const clients = 8
 
 func startTraffic(t *testing.T, addr string) *traffic {
@@ -51,7 +48,7 @@ func (r *traffic) end() {
 func (r *traffic) converse(id int, keep bool) {
 	transport := &http.Transport{DisableKeepAlives: !keep}
 	defer transport.CloseIdleConnections()
-	// Much more than any answer takes here.
+	// Far longer than any answer takes.
 	client := &http.Client{Transport: transport, Timeout: time.Minute}
 	for turn := 0; ; turn++ {
 		select {
@@ -79,8 +76,6 @@ func (r *traffic) converse(id int, keep bool) {
 	}
 }
 
-// ask sends one request and takes the whole answer. began says whether any of
-// that came.
 func (r *traffic) ask(client *http.Client, body string, stream bool) (node string, began bool, err error) {
 	resp, err := client.Post(r.url, "application/json", strings.NewReader(body))
 	if err != nil {
@@ -104,14 +99,12 @@ func (r *traffic) ask(client *http.Client, body string, stream bool) (node strin
 	return node, true, nil
 }
 
-// by is how many requests a node has answered.
 func (r *traffic) by(node string) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.answered[node]
 }
 
-// moves waits until every one of the nodes has answered more requests.
 func (r *traffic) moves(x *example, nodes ...*service) {
 	x.t.Helper()
 	for _, n := range nodes {
@@ -120,13 +113,11 @@ func (r *traffic) moves(x *example, nodes ...*service) {
 	}
 }
 
-// TestRoll is an upgrade as docs/operate.md tells it: the example's fleet behind
-// the example's HAProxy, one node after the other stopped and started again
-// under traffic, and no request fails. GRAPEVINE_DEPLOY=short does one node.
+// The upgrade of docs/operate.md fails no request: the example's nodes behind HAProxy stop and
+// start one after the other under traffic. GRAPEVINE_DEPLOY=short restarts one node.
 //
-// A machine that stalls for seconds can have HAProxy take nodes for dead that
-// are not, and then there is nobody to send to. Such a trial says nothing and is
-// made again; three times in a row it is no accident.
+// On a machine that stalls, HAProxy may take live nodes for dead; such a trial is repeated, up to
+// three times.
 func TestRoll(t *testing.T) {
 	haproxy := tool(t, "haproxy")
 	for trial := range 3 {
@@ -139,8 +130,6 @@ func TestRoll(t *testing.T) {
 	t.Error("HAProxy took nodes that ran for dead in every trial")
 }
 
-// roll makes one trial. It reports whether requests failed while HAProxy held a
-// node for dead that nobody had stopped.
 func roll(t *testing.T, haproxy string) (stalled bool) {
 	x := newExample(t)
 	x.startEngines()

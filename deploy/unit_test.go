@@ -14,12 +14,8 @@ import (
 
 const unitFile = "systemd/grapevine.service"
 
-// unit is what systemd reads of a unit file and its drop-ins: per section and
-// key the values, in order.
 type unit map[string][]string
 
-// readUnit reads unit files as systemd does, later ones added to earlier ones.
-// Of the syntax it knows what these files use: no continued lines.
 func readUnit(t *testing.T, files ...string) unit {
 	t.Helper()
 	u := unit{}
@@ -47,7 +43,6 @@ func readUnit(t *testing.T, files ...string) unit {
 	return u
 }
 
-// last is the value that counts of a key that has one.
 func (u unit) last(t *testing.T, key string) string {
 	t.Helper()
 	values := u[key]
@@ -66,7 +61,6 @@ func (u unit) duration(t *testing.T, key string) time.Duration {
 	return d
 }
 
-// examples are the drop-ins of the three hosts, and what all have in common.
 func examples(t *testing.T) (hosts []string, common string) {
 	t.Helper()
 	hosts, err := filepath.Glob("example/router-*/*.conf")
@@ -76,8 +70,6 @@ func examples(t *testing.T) (hosts []string, common string) {
 	return hosts, "example/20-resources.conf"
 }
 
-// TestUnit holds what the unit promises in its comments and what the program
-// relies on; that systemd understands it is TestSystemd's.
 func TestUnit(t *testing.T) {
 	u := readUnit(t, unitFile)
 	for key, want := range map[string]string{
@@ -89,11 +81,12 @@ func TestUnit(t *testing.T) {
 			t.Errorf("%s=%s, want %s", key, got, want)
 		}
 	}
-	// A third of it is what one look may take, of which a quarter second goes by until the loops have gone round.
+	// A third of it bounds one health check, of which a quarter second passes until the loops have
+	// reported.
 	if d := u.duration(t, "Service.WatchdogSec"); d < 5*time.Second {
 		t.Errorf("WatchdogSec=%v leaves a busy node no time to answer", d)
 	}
-	// Go would listen with a queue of 128 (it cannot read somaxconn).
+	// Without /proc/sys Go cannot read somaxconn and listens with a queue of 128.
 	if slices.Contains(u["Service.ProcSubset"], "pid") {
 		t.Error("ProcSubset=pid")
 	}
@@ -114,8 +107,8 @@ func TestUnit(t *testing.T) {
 	}
 }
 
-// tool returns the path of a program that make test-deploy installs, and skips
-// the test where that is not what runs: what other versions say is no defect.
+// tool returns the path of a program that make test-deploy installs, and skips the test elsewhere,
+// because other versions may disagree.
 func tool(t *testing.T, name string) string {
 	t.Helper()
 	if os.Getenv("GRAPEVINE_DEPLOY") == "" {
@@ -128,8 +121,6 @@ func tool(t *testing.T, name string) string {
 	return path
 }
 
-// installed is a directory with the unit, its drop-ins and the program where
-// they belong on a host.
 func installed(t *testing.T, dropIns ...string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -159,7 +150,7 @@ func installed(t *testing.T, dropIns ...string) string {
 	for _, program := range []string{"usr/bin/grapevine", "bin/kill"} {
 		place(program, []byte("#!/bin/sh\n"), 0o755)
 	}
-	// What every system has, without which the unit hangs in the air.
+	// Units that every system has and the unit depends on.
 	for _, target := range []string{"sysinit", "basic", "network-online", "nss-lookup", "shutdown", "multi-user", "sockets"} {
 		place("usr/lib/systemd/system/"+target+".target", []byte("[Unit]\nDescription="+target+"\n"), 0o644)
 	}
@@ -175,8 +166,6 @@ func run(t *testing.T, program string, args ...string) (output string, failure e
 	return both.String(), failure
 }
 
-// TestSystemd: systemd knows every key of the unit and of each host's drop-ins,
-// and finds it as closed as promised.
 func TestSystemd(t *testing.T) {
 	analyze := tool(t, "systemd-analyze")
 	hosts, common := examples(t)
@@ -189,7 +178,7 @@ func TestSystemd(t *testing.T) {
 			t.Errorf("%s: exposure above 2.0: %v\n%s", host, err, out)
 		}
 	}
-	// That this would find a mistake.
+	// Proves that the check finds a mistake.
 	wrong := filepath.Join(t.TempDir(), "30-wrong.conf")
 	if err := os.WriteFile(wrong, []byte("[Service]\nWatchdogSecs=30s\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -206,8 +195,6 @@ func TestSystemd(t *testing.T) {
 	}
 }
 
-// TestHAProxy: HAProxy understands the front, which names every host of the
-// fleet at the address it listens on.
 func TestHAProxy(t *testing.T) {
 	text, err := os.ReadFile("example/haproxy.cfg")
 	if err != nil {

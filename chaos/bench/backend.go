@@ -17,22 +17,21 @@ import (
 	"time"
 )
 
-// The backend answers at once with a fixed completion, or streams one at a fixed pace. It is written on bare connections so
-// that it costs a few microseconds a request: on two cores a slower one would be the bottleneck and every proxy would look alike.
-// It runs as its own process so that its CPU time is nobody else's.
+// The backend answers at once with a fixed completion, or streams one at a fixed pace. It uses bare
+// connections and costs a few microseconds per request, because on two cores a slower one would be
+// the bottleneck and hide the differences. Its own process keeps its CPU time apart.
 const (
 	headerMode   = "x-bench-chunks" // number of chunks to stream; absent: one JSON answer
-	headerPeriod = "x-bench-period" // time between two chunks
-	stampKey     = `"content":"`    // stands before the time at which a chunk was written, nanoseconds since the epoch
+	headerPeriod = "x-bench-period"
+	stampKey     = `"content":"` // precedes the time at which a chunk was written, nanoseconds since the epoch
 )
 
-// maxHead bounds a request's header and maxBody its body; beyond, the connection is closed.
+// maxHead bounds a request's header and maxBody its body; the backend closes the connection beyond.
 const (
 	maxHead = 64 << 10
 	maxBody = 64 << 20
 )
 
-// serveBackend listens on every address and serves until SIGTERM or SIGINT.
 func serveBackend(addrs []string) error {
 	var wg sync.WaitGroup
 	listeners := make([]net.Listener, 0, len(addrs))
@@ -56,7 +55,6 @@ func serveBackend(addrs []string) error {
 	return nil
 }
 
-// acceptLoop serves ln until it is closed. Connections still open then end with the process.
 func acceptLoop(ln net.Listener) {
 	for {
 		c, err := ln.Accept()
@@ -72,19 +70,17 @@ func acceptLoop(ln net.Listener) {
 	}
 }
 
-// backendConn is one connection's state; buffers are kept from request to request.
 type backendConn struct {
 	c         net.Conn
 	r         *bufio.Reader
 	out, body []byte
 }
 
-// requestHead is the little the backend wants to know of a request.
 type requestHead struct {
 	path    string
 	length  int
 	chunked bool
-	chunks  int // 0: not a stream
+	chunks  int
 	period  time.Duration
 }
 
@@ -108,7 +104,8 @@ func (b *backendConn) serveOne() error {
 	return err
 }
 
-// readHead reads a request line and header. Only what a proxy under test may send is understood; the rest is skipped.
+// readHead reads a request line and header. It knows only headers that the tested proxies send and
+// skips the rest.
 func (b *backendConn) readHead() (requestHead, error) {
 	var h requestHead
 	line, err := b.r.ReadSlice('\n')
@@ -148,7 +145,6 @@ func (b *backendConn) readHead() (requestHead, error) {
 	}
 }
 
-// equalFold reports whether name is lower, a lower-case ASCII name, without allocating.
 func equalFold(name []byte, lower string) bool {
 	return len(name) == len(lower) && strings.EqualFold(string(name), lower)
 }
@@ -161,7 +157,6 @@ func (b *backendConn) discard(h requestHead) error {
 	return err
 }
 
-// readStreamBody reads the body and says whether it asks for the usage chunk.
 func (b *backendConn) readStreamBody(h requestHead) (usage bool, err error) {
 	if h.chunked {
 		return false, fmt.Errorf("chunked request body")
@@ -176,7 +171,6 @@ func (b *backendConn) readStreamBody(h requestHead) (usage bool, err error) {
 	return bytes.Contains(b.body, []byte(`"include_usage"`)), nil
 }
 
-// stream writes h.chunks chunks on an absolute schedule, each stamped with the time at which it was written.
 func (b *backendConn) stream(h requestHead, usage bool) error {
 	b.out = append(b.out[:0], "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nCache-Control: no-cache\r\nTransfer-Encoding: chunked\r\n\r\n"...)
 	if _, err := b.c.Write(b.out); err != nil {
@@ -216,8 +210,8 @@ func (b *backendConn) writeChunk(p []byte) error {
 	return err
 }
 
-// appendAnswer writes the fixed answer. Cached tokens are what an engine would report of a prompt it has just seen, because
-// the client cycles through a fixed set of bodies: a router that learns from the count then learns something true.
+// appendAnswer writes the fixed answer. Its cached tokens are plausible for a repeated prompt,
+// because the client cycles through a fixed set of bodies and routers learn from the count.
 func appendAnswer(dst []byte, h requestHead) []byte {
 	var body []byte
 	switch {

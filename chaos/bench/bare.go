@@ -10,9 +10,9 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// serveBare is the least a proxy on grapevine's HTTP library can do: read a request whole, send it to the next backend in turn, send the
-// answer back. No prompt is read, no client watched, nothing measured, no stream forwarded as it comes. What grapevine costs beyond it is
-// grapevine's; what it costs beyond nginx is the library's and the runtime's.
+// serveBare is the minimal proxy on grapevine's HTTP library: it reads a request whole, sends it to
+// the next backend, and returns the answer, without parsing, metrics or streaming. grapevine's cost
+// beyond it is grapevine's own; its cost beyond nginx is that of the library and the runtime.
 func serveBare(addr string, backends []string) error {
 	hosts := make([]*fasthttp.HostClient, len(backends))
 	for i, b := range backends {
@@ -32,7 +32,7 @@ func serveBare(addr string, backends []string) error {
 	return server.ListenAndServe(addr)
 }
 
-// startBare runs serveBare as a process of its own. It has no streamAddr: it does not take part in that measurement.
+// startBare runs serveBare as a process. It has no streamAddr, because it cannot stream.
 func startBare(self string, backends []string) (*contender, error) {
 	addrs, err := freeAddrs(1)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// net/http holds a connection that it closes half a second for the client to take the last bytes; that is not a leak.
+// net/http keeps a closing connection for half a second; that is not a leak.
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
 }
@@ -78,7 +78,6 @@ func TestProcessUsageOfSelf(t *testing.T) {
 	t.Error("busy for ten seconds and no CPU time counted")
 }
 
-// TestBackend runs both kinds of load against the backend itself.
 func TestBackend(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -111,7 +110,7 @@ func TestOthersShare(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if waited, err := awaitQuiet(context.Background(), time.Nanosecond); err != nil || waited > 5*time.Second { // one look or two
+	if waited, err := awaitQuiet(context.Background(), time.Nanosecond); err != nil || waited > 5*time.Second {
 		t.Fatalf("waited %v, %v", waited, err)
 	}
 	if share, err := othersSince(before); err != nil || share < 0 || share > 1.5 {

@@ -10,15 +10,14 @@ import (
 	"strings"
 )
 
-// chatMessage is one message of a chat request.
 type chatMessage struct {
 	Role    string `json:"role"`
 	Content string `json:"content"`
 }
 
-// chatBodies makes n chat requests of exactly size bytes each. A quarter of every body is a system prompt that all share; the rest is
-// a conversation of its own, with the escapes, quotes and non-ASCII text of real ones, and ask for one token, since it is not the
-// answer that is measured. The same seed gives the same bodies.
+// chatBodies makes n chat requests of exactly size bytes each, equal for equal seeds. A quarter of
+// every body is a shared system prompt; the rest is a unique conversation with escapes, quotes and
+// non-ASCII text. They ask for one token, because the answer is not measured.
 func chatBodies(n, size int, stream bool, seed uint64) ([][]byte, error) {
 	system := proseBytes(rand.New(rand.NewPCG(seed, 0)), size/4)
 	bodies := make([][]byte, n)
@@ -32,7 +31,6 @@ func chatBodies(n, size int, stream bool, seed uint64) ([][]byte, error) {
 	return bodies, nil
 }
 
-// chatBody grows a conversation until it nearly fills size and pads the last message to the byte.
 func chatBody(rng *rand.Rand, system string, size int, stream bool) ([]byte, error) {
 	messages := []chatMessage{{"system", system}, {"user", proseBytes(rng, min(200, size/8))}}
 	turn := max(120, size/16)
@@ -69,8 +67,9 @@ func encodeChat(messages []chatMessage, stream bool) ([]byte, error) {
 	return bytes.TrimRight(buf.Bytes(), "\n"), err
 }
 
-// proseBytes is about n bytes of text as in prompts about code: a line break every dozen words, a quoted word in twenty-four, so that JSON
-// escapes one byte in forty, and one word in a hundred that is not ASCII.
+// proseBytes is about n bytes of text as in prompts about code: a line break every dozen words and
+// a quoted word in twenty-four, so that JSON escapes one byte in forty, and one non-ASCII word in a
+// hundred.
 func proseBytes(rng *rand.Rand, n int) string {
 	words := [...]string{"the", "request", "router", "prefix", "cache", "token", "engine", "holds", "a", "of", "and", "returns",
 		"function", "value", "block", "when", "latency", "is", "measured", "from", "to", "with", "\"quoted\"", "if err != nil {"}

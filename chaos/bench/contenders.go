@@ -18,20 +18,18 @@ import (
 	"time"
 )
 
-// contender is one thing in front of the same backends: a proxy, or nothing at all.
 type contender struct {
 	Name    string `json:"name"`
 	Version string `json:"version"`
-	// Config is the whole configuration, so that a figure can be judged and repeated.
+	// Config is the whole configuration, for readers to judge and repeat.
 	Config string `json:"config"`
 
-	addr       string // for requests that are answered at once
-	streamAddr string // for streams; nginx needs buffering off for those
-	admin      string // where a CPU profile is to be had; empty for others' programs
+	addr       string
+	streamAddr string // for streams; nginx needs a server without buffering for those
+	admin      string // source of CPU profiles; empty for other programs
 	proc       *process
 }
 
-// pid of the proxy's first process; 0 for direct access.
 func (c *contender) pid() int {
 	if c.proc == nil {
 		return 0
@@ -39,7 +37,6 @@ func (c *contender) pid() int {
 	return c.proc.cmd.Process.Pid
 }
 
-// process is a started program. Its end is awaited by one goroutine; stop ends it by pid.
 type process struct {
 	name   string
 	cmd    *exec.Cmd
@@ -47,7 +44,6 @@ type process struct {
 	output *tail
 }
 
-// tail keeps the last bytes written to it, for the message when a program ends early.
 type tail struct{ b []byte }
 
 func (t *tail) Write(p []byte) (int, error) {
@@ -61,19 +57,18 @@ func (t *tail) Write(p []byte) (int, error) {
 func startProcess(name string, argv ...string) (*process, error) {
 	p := &process{name: name, cmd: exec.Command(argv[0], argv[1:]...), exited: make(chan struct{}), output: &tail{}}
 	p.cmd.Stdout, p.cmd.Stderr = p.output, p.output
-	// A bench that is killed outright must not leave servers behind.
+	// A killed bench must not leave servers behind.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	if err := p.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	go func() {
-		_ = p.cmd.Wait() // how it ended does not matter; its output tells why
+		_ = p.cmd.Wait() // its output tells the reason, so the error is not needed
 		close(p.exited)
 	}()
 	return p, nil
 }
 
-// stop asks the process to end and kills it after a few seconds. Idempotent.
 func (p *process) stop() {
 	if p == nil {
 		return
@@ -87,7 +82,6 @@ func (p *process) stop() {
 	}
 }
 
-// await polls until a request through addr is answered with 200, or the process ends, or ten seconds are over.
 func (p *process) await(ctx context.Context, addr string) error {
 	client := &http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	deadline := time.Now().Add(10 * time.Second)
@@ -115,7 +109,8 @@ func (p *process) await(ctx context.Context, addr string) error {
 	}
 }
 
-// freeAddrs picks n loopback ports that were free a moment ago: the programs under test are told their ports beforehand.
+// freeAddrs picks n loopback ports that are free at this moment, because the programs need their
+// ports in advance.
 func freeAddrs(n int) ([]string, error) {
 	addrs := make([]string, n)
 	for i := range addrs {
@@ -123,7 +118,7 @@ func freeAddrs(n int) ([]string, error) {
 		if err != nil {
 			return nil, err
 		}
-		defer ln.Close() // only after all are picked, so that none is picked twice
+		defer ln.Close() // after all are picked, so that none is picked twice
 		addrs[i] = ln.Addr().String()
 	}
 	return addrs, nil
@@ -140,9 +135,10 @@ func startNginx(dir string, backends []string) (*contender, error) {
 	}
 	user := ""
 	if os.Geteuid() == 0 {
-		user = "user root;\n" // else the workers could not enter the directory for their temporary files
+		user = "user root;\n"
 	}
-	// Bodies are kept in memory (client_body_buffer_size), which is kinder to nginx than its default of a file beyond 16 KiB.
+	// client_body_buffer_size keeps bodies in memory, which is cheaper for nginx than its default
+	// file beyond 16 KiB.
 	location := "    location / {\n      proxy_pass http://engines;\n      proxy_http_version 1.1;\n      proxy_set_header Connection \"\";\n      proxy_read_timeout 600s;\n"
 	conf := fmt.Sprintf(`%sworker_processes 2;
 daemon off;
@@ -224,7 +220,6 @@ backend engines
 	return &contender{Name: "haproxy", Version: programVersion("haproxy", "-v"), Config: conf, addr: addrs[0], streamAddr: addrs[0], proc: p}, nil
 }
 
-// startGrapevine runs the binary as a user would: default strategy, every prompt parsed, matched and recorded.
 func startGrapevine(binary string, backends, extra []string) (*contender, error) {
 	addrs, err := freeAddrs(2)
 	if err != nil {
@@ -243,14 +238,12 @@ func startGrapevine(binary string, backends, extra []string) (*contender, error)
 		addr: addrs[0], streamAddr: addrs[0], admin: addrs[1], proc: p}, nil
 }
 
-// programVersion is the first line a program prints about its version.
 func programVersion(argv ...string) string {
-	out, _ := exec.Command(argv[0], argv[1:]...).CombinedOutput() // wrk and others exit 1 after printing it
+	out, _ := exec.Command(argv[0], argv[1:]...).CombinedOutput()
 	line, _, _ := bytes.Cut(bytes.TrimSpace(out), []byte("\n"))
 	return string(line)
 }
 
-// install makes sure that the programs are there, from the distribution if not.
 func install(ctx context.Context, log io.Writer, programs ...string) error {
 	var missing []string
 	for _, p := range programs {

@@ -13,11 +13,10 @@ import (
 	"grapevine/chaos/engine"
 )
 
-// backendKind is what stands behind the proxies in one run of the bench.
 type backendKind struct {
 	name   string
-	shows  string // what its figures say, for the heading of its tables
-	stamps bool   // its streams carry the time of every chunk, so that delays can be measured
+	shows  string // meaning of its figures, for the heading of its tables
+	stamps bool   // its streams carry the time of every chunk, for measuring delays
 }
 
 var (
@@ -27,7 +26,6 @@ var (
 		shows: "a responder that skips the body and writes a fixed answer: no engine is as cheap, so the proxy is all that counts (the harder table)"}
 )
 
-// kindsOf returns the backends that the flag -backend names.
 func kindsOf(name string) ([]backendKind, error) {
 	switch name {
 	case "both":
@@ -40,8 +38,8 @@ func kindsOf(name string) ([]backendKind, error) {
 	return nil, fmt.Errorf("-backend %q, want engine, light or both", name)
 }
 
-// engineConfig is an engine that costs what its HTTP, its parsing and its cache cost, and not a microsecond of emulated computing: one
-// step prefills any prompt, nobody queues, and its memory holds every body of the corpus.
+// engineConfig is an engine without emulated computing time, so that it costs only HTTP, parsing
+// and cache: one step prefills any prompt, there is no queue, and memory holds the whole corpus.
 func engineConfig() engine.ServerConfig {
 	return engine.ServerConfig{
 		Config: engine.Config{
@@ -49,11 +47,10 @@ func engineConfig() engine.ServerConfig {
 			PrefillRate: 1e12, DecodeStep: time.Nanosecond,
 		},
 		Models:      []string{"bench"},
-		IdleTimeout: 10 * time.Minute, // a contender whose turn it is not must not find its connections closed
+		IdleTimeout: 10 * time.Minute, // a contender's connections must outlast the other contenders' turns
 	}
 }
 
-// serveEngines runs an engine on every address until SIGTERM or SIGINT.
 func serveEngines(addrs []string) (err error) {
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)

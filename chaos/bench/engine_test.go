@@ -11,7 +11,6 @@ import (
 	"grapevine/chaos/engine"
 )
 
-// TestEngineBackend sends the corpus to the engine as the bench configures it: it answers all, at once, and from its cache.
 func TestEngineBackend(t *testing.T) {
 	s, err := engine.NewServer(engineConfig())
 	if err != nil {
@@ -25,7 +24,7 @@ func TestEngineBackend(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Slow enough for a slow machine under the race detector; one that stalls does so once, not three times.
+	// Limits suit a slow machine under the race detector; one stall affects one of three attempts.
 	var p50 time.Duration
 	for range 3 {
 		r, err := runPaced(context.Background(), bodies, s.Addr(), 4, 25, 2*time.Second)
@@ -55,7 +54,6 @@ func TestKindsOf(t *testing.T) {
 	}
 }
 
-// TestTables holds the harder backend's table and the backend's share to being printed.
 func TestTables(t *testing.T) {
 	r := newReport()
 	for _, kind := range []backendKind{engineKind, lightKind} {

@@ -1,15 +1,17 @@
 //go:build linux
 
-// Command bench puts grapevine, nginx and HAProxy in front of the same backends, loads them with the same client in interleaved
-// rounds, and prints requests per second, CPU per request, latency and the cost of many slow streams side by side.
+// Command bench compares grapevine, nginx and HAProxy in front of the same backends, with the same
+// client in interleaved rounds: requests per second, CPU per request, latency, and the cost of many
+// slow streams.
 //
-// It starts every server itself on loopback ports, takes nginx, HAProxy and wrk from the distribution (installing them with apt if
-// missing), and ends them by process id. Everything runs on one machine, so the client and the backends take their share of the
-// same cores: figures compare contenders with each other, they are not capacities. It does not test correctness beyond counting
-// errors. It reads /proc and runs on Linux only.
+// It starts every server on loopback ports, installs nginx, HAProxy and wrk with apt if missing,
+// and ends them by process id. Client and backends share the cores with the contenders, so figures
+// compare contenders and are no capacities. It tests no correctness beyond counting errors, and it
+// needs Linux's /proc.
 //
-// Others' work on the same machine is reported, not removed. Where it cannot be stopped, root can put the bench and all it starts before
-// it: chrt -r 5 go run ./chaos/bench (nice does nothing between sessions where the kernel groups tasks by session).
+// It reports the load of other programs. Where that cannot be stopped, root can give the bench
+// priority: chrt -r 5 go run ./chaos/bench (nice has no effect between sessions where the kernel
+// groups tasks by session).
 package main
 
 import (
@@ -28,7 +30,6 @@ import (
 	"time"
 )
 
-// options are the command line.
 type options struct {
 	binary   string
 	backend  string
@@ -46,13 +47,14 @@ type options struct {
 	patience time.Duration
 }
 
-// bodySize is one row of the throughput test: how large bodies are, how many different ones, and the fixed rate at which latency
-// is measured: well below what one core can do, so that it shows added work and not a queue.
+// bodySize is one row of the throughput test: size and number of bodies, and the fixed rate for
+// latency, well below one core's capacity, so that latency shows added work and no queue.
 type bodySize struct{ bytes, distinct, rate int }
 
 var bodySizes = []bodySize{{1 << 10, 512, 1000}, {128 << 10, 64, 300}}
 
-// backendCount is how many backends stand behind every proxy, so that choosing one is part of the work.
+// backendCount is the number of backends behind every proxy, so that choosing one is part of the
+// work.
 const backendCount = 4
 
 func cpuCount() int { return runtime.NumCPU() }
@@ -91,7 +93,7 @@ func main() {
 		os.Exit(2)
 	}
 	o.extra = strings.Fields(extra)
-	// Debian keeps nginx and haproxy where only root looks.
+	// Debian installs nginx and haproxy outside a user's PATH.
 	os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin")
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -106,7 +108,6 @@ func exit(err error) {
 	os.Exit(0)
 }
 
-// bench measures in front of each backend in turn, reports, and takes everything down again.
 func bench(ctx context.Context, o options) error {
 	kinds, err := kindsOf(o.backend)
 	if err != nil {
@@ -137,7 +138,6 @@ func bench(ctx context.Context, o options) error {
 	return nil
 }
 
-// benchOn sets the stage with one kind of backend and measures every contender in front of it.
 func benchOn(ctx context.Context, o options, dir string, kind backendKind) (*results, error) {
 	st, err := setStage(ctx, o, dir, kind)
 	defer st.close()
@@ -152,22 +152,21 @@ func benchOn(ctx context.Context, o options, dir string, kind backendKind) (*res
 	return res, nil
 }
 
-// stage is the backends, one process, and the contenders in front of them.
 type stage struct {
 	kind    backendKind
 	backend *process
 	field   []*contender
-	started []*process // in order
+	started []*process
 }
 
-// close stops all that was started, the last first.
 func (st *stage) close() {
 	for i := len(st.started) - 1; i >= 0; i-- {
 		st.started[i].stop()
 	}
 }
 
-// setStage starts the backends and the contenders and waits until each answers. The stage is never nil and is to be closed even after an error.
+// setStage starts the backends and the contenders and waits until each answers. The caller closes
+// the stage even after an error; it is never nil.
 func setStage(ctx context.Context, o options, dir string, kind backendKind) (*stage, error) {
 	st := &stage{kind: kind}
 	backends, err := freeAddrs(backendCount)
@@ -216,7 +215,8 @@ func setStage(ctx context.Context, o options, dir string, kind backendKind) (*st
 	return st, nil
 }
 
-// measure runs the phases. Within a phase rounds are the outer loop, so that a disturbance hits all contenders alike.
+// measure runs the phases. Within a phase rounds are the outer loop, so that a disturbance hits all
+// contenders alike.
 func measure(ctx context.Context, o options, dir string, st *stage, res *results) error {
 	for _, phase := range strings.Split(o.phases, ",") {
 		var err error
@@ -251,7 +251,7 @@ func measureThroughput(ctx context.Context, o options, dir string, st *stage, re
 			return err
 		}
 		res.Command = append(res.Command, strings.Join(wrkCommand(c, "ADDR", o.conns, o.duration), " "))
-		for _, x := range st.field { // fill connection pools, heaps and the router's tree, unmeasured
+		for _, x := range st.field { // warms connection pools, heaps and the router's tree, unmeasured
 			note("%d B, warming up %s", s.bytes, x.Name)
 			if _, err := runWrk(ctx, c, x.addr, o.conns, time.Second); err != nil {
 				return fmt.Errorf("%s: %w", x.Name, err)
@@ -259,7 +259,7 @@ func measureThroughput(ctx context.Context, o options, dir string, st *stage, re
 		}
 		for round := range o.rounds {
 			for i := range st.field {
-				x := st.field[(i+round)%len(st.field)] // whoever follows a heavy one changes from round to round
+				x := st.field[(i+round)%len(st.field)] // rotates the order, so that each contender follows each other one
 				note("%d B, round %d/%d: %s", s.bytes, round+1, o.rounds, x.Name)
 				q, err := beginMeasurement(ctx, o, res, st, x)
 				if err != nil {
@@ -281,7 +281,6 @@ func measureThroughput(ctx context.Context, o options, dir string, st *stage, re
 	return nil
 }
 
-// measureLatency takes as long per contender as measureThroughput, in windows of a second.
 func measureLatency(ctx context.Context, o options, st *stage, res *results) error {
 	for _, s := range bodySizes {
 		bodies, err := chatBodies(s.distinct, s.bytes, false, o.seed)
@@ -294,7 +293,8 @@ func measureLatency(ctx context.Context, o options, st *stage, res *results) err
 				return fmt.Errorf("%s: %w", x.Name, err)
 			}
 		}
-		// Many short windows: a busy neighbour's pause of 50 ms then spoils the p99 of one window, and the median leaves it out.
+		// Many short windows: a pause of 50 ms then spoils the p99 of one window, and the median
+		// ignores it.
 		windows := o.rounds * int(o.duration.Seconds())
 		for w := range windows {
 			for i := range st.field {
@@ -318,17 +318,15 @@ func measureLatency(ctx context.Context, o options, st *stage, res *results) err
 	return nil
 }
 
-// measurement brackets one run: what the contender, the backends and others used of the machine meanwhile.
 type measurement struct {
-	contender, backend int // process ids, 0 for none
+	contender, backend int
 	atStart, atBackend usage
 	before             machineTime
 }
 
-// spent is what a measurement found.
 type spent struct {
-	proxy, backend time.Duration // CPU time
-	backendShare   float64       // of all CPUs
+	proxy, backend time.Duration
+	backendShare   float64
 }
 
 func beginMeasurement(ctx context.Context, o options, res *results, st *stage, x *contender) (measurement, error) {
@@ -348,7 +346,6 @@ func beginMeasurement(ctx context.Context, o options, res *results, st *stage, x
 	return m, err
 }
 
-// end returns what was spent since the beginning and notes the others' share.
 func (m measurement) end(res *results) (spent, error) {
 	contender, err := usageOf(m.contender)
 	if err != nil {
@@ -377,7 +374,7 @@ func measureStreams(ctx context.Context, o options, st *stage, res *results) err
 		}
 	}
 	field := streaming
-	rounds := (o.rounds + 1) / 2 // each takes three times as long as the others' rounds
+	rounds := (o.rounds + 1) / 2 // each takes three times as long as the rounds of other phases
 	for round := range rounds {
 		for i := range field {
 			x := field[(i+round)%len(field)]
@@ -401,7 +398,6 @@ func measureStreams(ctx context.Context, o options, st *stage, res *results) err
 	return nil
 }
 
-// note tells a waiting person what is being measured: one line that changes on a terminal, a line each in a log.
 func note(format string, args ...any) {
 	if onTerminal() {
 		fmt.Fprintf(os.Stderr, "\r\x1b[K"+format, args...)
@@ -421,7 +417,6 @@ func onTerminal() bool {
 	return err == nil && fi.Mode()&os.ModeCharDevice != 0
 }
 
-// publish prints the tables, or the JSON if that was asked for on stdout, and writes the file.
 func publish(o options, r *report) error {
 	clearNote()
 	raw, err := json.MarshalIndent(r, "", "  ")

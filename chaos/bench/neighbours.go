@@ -11,17 +11,15 @@ import (
 	"time"
 )
 
-// Figures from a machine that does other work at the same time are worth little, and the other work is not seen in them. So
-// measurements wait for a quiet moment first, not for ever, and record how much of the machine others took meanwhile.
+// Other programs distort figures invisibly, so measurements wait, within a limit, for a quiet
+// moment, and record the other programs' share.
 
-// quietShare is the share of all CPUs up to which others' work passes as none.
 const quietShare = 0.1
 
-// machineTime is what the kernel has counted since it started, over all CPUs.
 type machineTime struct {
 	at   time.Time
-	busy time.Duration // somebody ran, or the hypervisor ran somebody else (steal)
-	ours time.Duration // this process, its children and theirs, ended ones included
+	busy time.Duration
+	ours time.Duration
 }
 
 func readMachineTime() (machineTime, error) {
@@ -56,7 +54,6 @@ func readMachineTime() (machineTime, error) {
 	return m, err
 }
 
-// othersSince is the share of all CPUs that went to others since before.
 func othersSince(before machineTime) (float64, error) {
 	now, err := readMachineTime()
 	if err != nil {
@@ -67,7 +64,8 @@ func othersSince(before machineTime) (float64, error) {
 	return max(0, float64(others)/float64(all)), nil
 }
 
-// awaitQuiet returns when others have left the machine alone for a moment, or after patience, and how long it waited beyond that moment.
+// awaitQuiet returns at the first quiet moment or after patience, and how long it waited beyond the
+// first look.
 func awaitQuiet(ctx context.Context, patience time.Duration) (waited time.Duration, err error) {
 	if patience <= 0 {
 		return 0, nil

@@ -16,7 +16,6 @@ import (
 	"time"
 )
 
-// pacedResult holds the latencies of requests sent at a fixed rate, sorted.
 type pacedResult struct {
 	latencies []time.Duration
 	errors    int
@@ -24,7 +23,6 @@ type pacedResult struct {
 
 func (r pacedResult) quantile(q float64) time.Duration { return quantile(r.latencies, q) }
 
-// quantile of a sorted sample by nearest rank; 0 of an empty one.
 func quantile(sorted []time.Duration, q float64) time.Duration {
 	if len(sorted) == 0 {
 		return 0
@@ -32,9 +30,9 @@ func quantile(sorted []time.Duration, q float64) time.Duration {
 	return sorted[min(len(sorted)-1, int(q*float64(len(sorted))))]
 }
 
-// runPaced sends rate requests a second over conns keep-alive connections, open loop: a request's latency counts from the time it was
-// due, not from when a connection was free, so a stall cannot hide the requests it held up. It is the measurement of added latency:
-// at saturation (wrk) latency only restates throughput.
+// runPaced sends rate requests per second over conns keep-alive connections in an open loop.
+// Latency counts from the due time, so a stall shows in every request that it delays. It measures
+// added latency; at saturation (wrk) latency only restates throughput.
 func runPaced(ctx context.Context, bodies [][]byte, addr string, conns, rate int, d time.Duration) (pacedResult, error) {
 	total := int(d.Seconds() * float64(rate))
 	due := make(chan int, total)
@@ -78,17 +76,17 @@ func runPaced(ctx context.Context, bodies [][]byte, addr string, conns, rate int
 	return all, nil
 }
 
-// pace hands out 0 to total-1, each when it is due. It sleeps in the kernel on a thread of its own: the runtime's timers wake an idle
-// process up to a millisecond late, which is more than what is to be measured.
+// pace sends 0 to total-1, each when due. It sleeps in the kernel on its own thread, because the
+// runtime's timers can be a millisecond late, more than the measured latency.
 func pace(ctx context.Context, total int, dueTime func(int) time.Time, due chan<- int) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	for i := 0; i < total && ctx.Err() == nil; i++ {
 		for wait := time.Until(dueTime(i)); wait > 0; wait = time.Until(dueTime(i)) {
 			ts := syscall.NsecToTimespec(int64(wait))
-			_ = syscall.Nanosleep(&ts, nil) // woken early by a signal: the loop sleeps the rest
+			_ = syscall.Nanosleep(&ts, nil) // after a signal the loop sleeps the rest
 		}
-		due <- i // has room for all
+		due <- i
 	}
 }
 

@@ -12,16 +12,15 @@ import (
 	"time"
 )
 
-// clockTick is the unit of /proc/<pid>/stat times. Linux fixes USER_HZ at 100 on every architecture Go runs on here.
+// clockTick is the unit of /proc/<pid>/stat times: Linux fixes USER_HZ at 100 on Go's
+// architectures.
 const clockTick = 10 * time.Millisecond
 
-// usage is what a set of processes has used so far.
 type usage struct {
-	cpu time.Duration // user and system time of all threads
-	rss int64         // resident bytes, shared pages counted once per process
+	cpu time.Duration
+	rss int64
 }
 
-// processUsage sums over pid and its descendants (a master's workers). Processes that ended meanwhile count as nothing.
 func processUsage(pid int) (usage, error) {
 	var u usage
 	pids, err := family(pid)
@@ -39,14 +38,12 @@ func processUsage(pid int) (usage, error) {
 	return u, nil
 }
 
-// cpuTime is utime + stime of one process.
 func cpuTime(pid int) (time.Duration, error) { return statTime(pid, 11) }
 
-// endedChildren is the CPU time of a process's children that were waited for, cutime + cstime.
 func endedChildren(pid int) (time.Duration, error) { return statTime(pid, 13) }
 
-// statTime is the sum of two neighbouring fields of a process's stat, user and system time, counted after the command's
-// closing bracket.
+// statTime is the sum of two neighbouring stat fields, user and system time; at counts from the
+// field after the command.
 func statTime(pid, at int) (time.Duration, error) {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -64,7 +61,8 @@ func statTime(pid, at int) (time.Duration, error) {
 	return time.Duration(user+system) * clockTick, nil
 }
 
-// afterCommand splits a stat line behind "pid (command)": a command may hold blanks and brackets. Field 0 is the state.
+// afterCommand splits a stat line after "pid (command)", because a command may hold blanks and
+// parentheses. Field 0 is the state.
 func afterCommand(raw []byte) ([]string, error) {
 	i := bytes.LastIndexByte(raw, ')')
 	if i < 0 {
@@ -90,7 +88,6 @@ func residentBytes(pid int) int64 {
 	return pages * int64(os.Getpagesize())
 }
 
-// family is pid and all its descendants, parents first.
 func family(pid int) ([]int, error) {
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
@@ -100,7 +97,7 @@ func family(pid int) ([]int, error) {
 	for _, path := range stats {
 		raw, err := os.ReadFile(path)
 		if err != nil {
-			continue // ended since the listing
+			continue
 		}
 		f, err := afterCommand(raw)
 		if err != nil {
@@ -117,7 +114,6 @@ func family(pid int) ([]int, error) {
 	return all, nil
 }
 
-// machine is one line about where figures were measured.
 func machine() string {
 	model := "unknown CPU"
 	if raw, err := os.ReadFile("/proc/cpuinfo"); err == nil {

@@ -12,9 +12,9 @@ import (
 	"time"
 )
 
-// startProfile takes a CPU profile of a contender over one measurement and writes it to the directory of options.profiles, a later round
-// over an earlier one. The channel yields one error or nil when it is written; at once where none is wanted. Profiling costs the
-// contender a percent or two.
+// startProfile writes a CPU profile of a contender during one measurement to options.profiles,
+// replacing earlier rounds. The channel yields one error or nil when written, at once if no profile
+// is wanted. Profiling costs the contender a percent or two.
 func startProfile(ctx context.Context, o options, x *contender, name string) <-chan error {
 	done := make(chan error, 1)
 	if o.profiles == "" || x.admin == "" {

@@ -12,7 +12,6 @@ import (
 	"time"
 )
 
-// report is what the command prints as JSON: one run in front of each kind of backend, on the same machine one after the other.
 type report struct {
 	Date    string     `json:"date"`
 	Machine string     `json:"machine"`
@@ -21,8 +20,8 @@ type report struct {
 	Runs    []*results `json:"runs"`
 }
 
-// results are one run. Every list of figures holds one entry a round, in order; rounds of different contenders with the same index
-// were run next to each other.
+// results are one run. Every list has one entry per round; rounds with equal index ran next to each
+// other.
 type results struct {
 	Backend    string           `json:"backend"`
 	Shows      string           `json:"shows"`
@@ -31,10 +30,10 @@ type results struct {
 	Throughput []throughputCell `json:"throughput"`
 	Latency    []latencyCell    `json:"latency"`
 	Streams    []streamsCell    `json:"streams"`
-	// Others is the share of all CPUs that processes outside the bench took, a figure per measurement.
-	Others []float64     `json:"others_share"`
-	waited time.Duration // for quiet, so far
-	Bars   []bar         `json:"bars"`
+	// Others is the share of all CPUs that other programs used, per measurement.
+	Others []float64 `json:"others_share"`
+	waited time.Duration
+	Bars   []bar `json:"bars"`
 }
 
 type throughputCell struct {
@@ -42,7 +41,7 @@ type throughputCell struct {
 	Bytes     int       `json:"body_bytes"`
 	RPS       []float64 `json:"requests_per_s"`
 	CPU       []float64 `json:"cpu_us_per_request"`
-	// BackendCPU and BackendShare say whether it was the backend that set the pace.
+	// BackendCPU and BackendShare show whether the backend was the bottleneck.
 	BackendCPU   []float64 `json:"backend_cpu_us_per_request"`
 	BackendShare []float64 `json:"backend_share"`
 	P50          []float64 `json:"p50_ms"`
@@ -72,7 +71,6 @@ type streamsCell struct {
 	FirstError   string    `json:"first_error,omitempty"`
 }
 
-// bar is one promise and what was measured.
 type bar struct {
 	What string  `json:"what"`
 	Want string  `json:"want"`
@@ -137,7 +135,6 @@ func (r *results) addStreams(name string, load streamLoad, s streamResult, used 
 	}
 }
 
-// median of a small sample; 0 of an empty one.
 func median(v []float64) float64 {
 	if len(v) == 0 {
 		return 0
@@ -149,7 +146,8 @@ func median(v []float64) float64 {
 	return (s[len(s)/2-1] + s[len(s)/2]) / 2
 }
 
-// paired is the median over rounds of f(a, b): rounds run next to each other share their disturbances, medians of each alone do not.
+// paired is the median over rounds of f(a, b), because neighbouring rounds share their
+// disturbances.
 func paired(a, b []float64, f func(a, b float64) float64) float64 {
 	v := make([]float64, 0, len(a))
 	for i := range min(len(a), len(b)) {
@@ -161,7 +159,6 @@ func paired(a, b []float64, f func(a, b float64) float64) float64 {
 func ratio(a, b float64) float64 { return a / b }
 func minus(a, b float64) float64 { return a - b }
 
-// judge compares grapevine with nginx. Bars whose contenders or phases did not run are left out.
 func (r *results) judge() {
 	for _, s := range bodySizes {
 		g, n := r.throughput("grapevine", s.bytes), r.throughput("nginx", s.bytes)
@@ -239,7 +236,6 @@ func (r *results) streams(name string) *streamsCell {
 
 func sizeName(bytes int) string { return fmt.Sprintf("%d KiB", bytes>>10) }
 
-// tables is the report for people: medians over rounds.
 func (r *report) tables() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n%s, %s\n", r.Machine, r.Go, r.Date)
@@ -257,7 +253,6 @@ func (r *report) tables() string {
 	return b.String()
 }
 
-// tables writes one run's.
 func (r *results) tables(w *tabwriter.Writer) {
 	r.throughputTables(w)
 	r.latencyTables(w)
@@ -319,7 +314,6 @@ func (r *results) latencyTables(w *tabwriter.Writer) {
 	}
 }
 
-// cpuText leaves direct access blank: it has no process of its own.
 func cpuText(c *contender, v []float64) string {
 	if c.proc == nil {
 		return "-"

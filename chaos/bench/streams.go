@@ -15,23 +15,22 @@ import (
 	"time"
 )
 
-// streamLoad is many slow streams at once: count streams of chunks chunks, one each period.
 type streamLoad struct {
 	count, chunks int
 	period        time.Duration
 }
 
-// streamResult is what the clients of all streams saw together.
 type streamResult struct {
 	delays    []time.Duration // from the backend's write to the client's read, per chunk, sorted
-	errors    int             // streams that failed or came short
-	surplus   int             // usage chunks nobody had asked for
+	errors    int             // streams that failed or ended early
+	surplus   int
 	firstErr  error
-	peakBytes int64 // resident memory of the proxy, largest sample
+	peakBytes int64
 }
 
-// runStreams opens every stream within one period, so that chunks are spread evenly, and reads them to the end. pid is the
-// proxy's process, 0 for none. Clocks: backend and client are on one machine, so a chunk's stamp and its arrival compare.
+// runStreams opens all streams within one period, so that chunks spread evenly, and reads them to
+// the end. pid is the proxy's process, or 0. Backend and client share one clock, so stamps and
+// arrivals compare.
 func runStreams(ctx context.Context, load streamLoad, body []byte, addr string, pid int) streamResult {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(load.chunks)*load.period+30*time.Second)
 	defer cancel()
@@ -89,7 +88,6 @@ func sleepUntil(ctx context.Context, t time.Time) {
 	}
 }
 
-// readStream runs one stream and returns the delay of each of its chunks.
 func readStream(ctx context.Context, load streamLoad, body []byte, addr string) (delays []time.Duration, surplus int, err error) {
 	c, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
 	if err != nil {
@@ -136,7 +134,6 @@ func readStream(ctx context.Context, load streamLoad, body []byte, addr string) 
 	return delays, surplus, nil
 }
 
-// stampOf finds the time a chunk was written at, in nanoseconds since the epoch.
 func stampOf(line []byte) (int64, bool) {
 	_, rest, ok := bytes.Cut(line, []byte(stampKey))
 	if !ok {

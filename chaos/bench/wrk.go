@@ -14,8 +14,9 @@ import (
 	"time"
 )
 
-// postScript makes wrk cycle through the body files of a directory, each thread from its own place, and print its summary as
-// JSON. Requests are formatted once, in init, so that the client costs the same whatever a body holds.
+// postScript makes wrk cycle through the body files of a directory, each thread from its own
+// offset, and print its summary as JSON. init formats the requests once, so that the client's cost
+// is independent of the bodies.
 const postScript = `
 local requests, at, thread_count = {}, 0, 0
 function setup(thread)
@@ -44,7 +45,6 @@ function done(summary, latency, requests)
 end
 `
 
-// wrkResult is what one run of wrk reports.
 type wrkResult struct {
 	Requests   int64 `json:"requests"`
 	DurationUS int64 `json:"duration_us"`
@@ -59,7 +59,6 @@ type wrkResult struct {
 
 func (r wrkResult) errors() int64 { return r.Connect + r.Read + r.Write + r.Status + r.Timeout }
 
-// corpus is a directory of request bodies and the script that sends them.
 type corpus struct {
 	dir, script string
 	n, size     int
@@ -79,13 +78,11 @@ func writeCorpus(dir string, bodies [][]byte, size int) (corpus, error) {
 	return c, os.WriteFile(c.script, []byte(postScript), 0o644)
 }
 
-// wrkCommand is what runWrk executes, for the record.
 func wrkCommand(c corpus, addr string, conns int, d time.Duration) []string {
 	return []string{"wrk", "-t2", "-c", strconv.Itoa(conns), "-d", fmt.Sprintf("%ds", int(d.Seconds())), "-s", c.script,
 		"http://" + addr + "/v1/chat/completions", "--", c.dir, strconv.Itoa(c.n)}
 }
 
-// runWrk loads addr from conns connections as fast as it answers.
 func runWrk(ctx context.Context, c corpus, addr string, conns int, d time.Duration) (wrkResult, error) {
 	var r wrkResult
 	args := wrkCommand(c, addr, conns, d)

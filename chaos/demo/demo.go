@@ -1,7 +1,8 @@
-// Package demo runs the whole of grapevine on one machine: emulated engines, a fleet of routers that are processes of their own, and a
-// layer-4 balancer that sends every new connection to a random one of them. Live streaming traffic runs through it twice, once with the
-// routing under test and once with round robin, on engines and routers that start empty each time, so that what affinity buys is
-// the only difference. In the middle of each run one router is killed and, some seconds later, started again.
+// Package demo runs grapevine on one machine: emulated engines, router processes, and a layer-4
+// balancer that sends every new connection to a random router. It plays live streaming traffic
+// twice, with the tested strategy and with round robin, on empty engines and routers, so that
+// affinity is the only difference. In each run it kills one router and restarts it some seconds
+// later.
 //
 // It prints nothing.
 package demo
@@ -20,33 +21,33 @@ import (
 	"grapevine/chaos/workload"
 )
 
-// Baseline is the strategy that the one under test is compared with: what a plain HTTP balancer does.
+// Baseline is the strategy to compare with, that of a plain HTTP balancer.
 const Baseline = "round-robin"
 
-// MaxEngines and MaxNodes bound what one machine is asked to run.
+// MaxEngines and MaxNodes bound the load on one machine.
 const (
 	MaxEngines = 32
 	MaxNodes   = 16
 )
 
-// ErrConfig is wrapped by every error about a Config.
 var ErrConfig = errors.New("demo settings")
 
-// Config says how large the demo is.
+// Config is the size of the demo.
 type Config struct {
 	Binary   string        // the program grapevine, for the routers
-	Env      []string      // more of the routers' environment
+	Env      []string      // extra environment of the routers
 	Nodes    int           // routers, 2 to MaxNodes: one of them is killed
 	Engines  int           // 1 to MaxEngines
-	Duration time.Duration // of each of the two runs' arrivals; at least a second
-	Seed     uint64        // of the traffic, the balancer, and of which router is killed; both runs have the same
+	Duration time.Duration // of the arrivals of each run; at least a second
+	Seed     uint64        // of the traffic, the balancer and the choice of the killed router, for both runs
 	Policy   string        // the strategy compared with Baseline
 	Log      zerolog.Logger
-	// Progress, if not nil, is told a few times a second how far the run of a strategy is. Calls do not overlap.
+	// Progress, if not nil, is called a few times per second with a run's strategy and progress.
+	// Calls do not overlap.
 	Progress func(policy string, p replay.Progress)
 }
 
-// Outcome is what the two runs measured.
+// Outcome has the measurements of both runs.
 type Outcome struct {
 	Affinity Arm `json:"affinity"`
 	Baseline Arm `json:"baseline"`
@@ -58,7 +59,7 @@ type Arm struct {
 	Kill Kill `json:"kill"`
 }
 
-// Validate reports, as ErrConfig, the first setting that Run would refuse.
+// Validate returns an ErrConfig for the first setting that Run would refuse.
 func (c *Config) Validate() error {
 	switch {
 	case c.Engines < 1 || c.Engines > MaxEngines:
@@ -71,8 +72,8 @@ func (c *Config) Validate() error {
 	return nil
 }
 
-// Run runs both, one after the other, and returns when everything it started has ended. When ctx is cancelled it does so early, with
-// the context's error.
+// Run plays both runs in turn and returns when everything it started has ended. If ctx is
+// cancelled, it returns early with its error.
 func Run(ctx context.Context, cfg Config) (Outcome, error) {
 	var out Outcome
 	err := cfg.Validate()
@@ -88,17 +89,15 @@ func Run(ctx context.Context, cfg Config) (Outcome, error) {
 	return out, nil
 }
 
-// startTimeout bounds the start of a fleet: seconds, on a machine that does nothing else.
+// startTimeout bounds the start of a fleet, which takes seconds on an idle machine.
 const startTimeout = 45 * time.Second
 
-// healthInterval is how often the balancer asks a router for its health; two failures take it out. Cloud balancers take tens of seconds
-// for what takes a fifth of one here: a demo is short, and what clients feel until then is theirs to repair by trying again.
+// healthInterval is the balancer's check interval; two failures remove a router. It is shorter than
+// the tens of seconds of cloud balancers because the demo is short; until then clients retry.
 const healthInterval = 100 * time.Millisecond
 
-// modelName is what the engines serve.
 const modelName = "emulated-8b"
 
-// runArm starts a fleet, plays the traffic, kills a router under it, and takes everything down.
 func runArm(ctx context.Context, cfg Config, policy string) (arm Arm, err error) {
 	w := Workload(cfg.Engines, cfg.Duration)
 	src, err := w.Source(workload.Options{Seed: cfg.Seed})
@@ -123,7 +122,6 @@ func runArm(ctx context.Context, cfg Config, policy string) (arm Arm, err error)
 	return play(ctx, cfg, f, policy, w, src)
 }
 
-// play sends the traffic while the script of the kill runs beside it. Whichever fails ends the other.
 func play(ctx context.Context, cfg Config, f *fleet.Fleet, policy string, w *workload.Sessions, src workload.Source) (arm Arm, err error) {
 	running, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -137,7 +135,7 @@ func play(ctx context.Context, cfg Config, f *fleet.Fleet, policy string, w *wor
 	}
 	var steady []*fleet.Node
 	for _, n := range f.Nodes() {
-		if n != k.node { // its counters begin anew
+		if n != k.node {
 			steady = append(steady, n)
 			load.Admins = append(load.Admins, n.AdminAddr())
 		}
@@ -152,7 +150,7 @@ func play(ctx context.Context, cfg Config, f *fleet.Fleet, policy string, w *wor
 	arm.Result, err = replay.Run(running, load, src)
 	arm.Kill = k.finish(w.Warmup)
 	if cause := context.Cause(running); cause != nil && ctx.Err() == nil {
-		err = cause // of the script: the replay only heard of it
+		err = cause // the script's error, which ended the replay
 	}
 	if err == nil {
 		arm.Gossip.BytesPerSPerNode, err = meter.perSecond(ctx)
@@ -160,5 +158,4 @@ func play(ctx context.Context, cfg Config, f *fleet.Fleet, policy string, w *wor
 	return arm, err
 }
 
-// sdkRetries is how often the official clients repeat a request whose connection broke before an answer began.
 const sdkRetries = 2

@@ -22,8 +22,8 @@ import (
 	"grapevine/chaos/workload"
 )
 
-// TestMain holds the package to leaving no goroutine behind. fasthttp keeps one for the Date header for as long as the process lives.
-// net/http holds a connection that it closes for half a second, for the client to take the last bytes.
+// TestMain fails if a goroutine is left, except fasthttp's for the Date header and net/http's
+// closing connections, which last half a second.
 func TestMain(m *testing.M) {
 	code := m.Run()
 	if built.dir != "" {
@@ -40,7 +40,6 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// built is the grapevine whose routers the demo runs: the one that GRAPEVINE names, or one compiled for the tests.
 var built struct {
 	once      sync.Once
 	path, dir string
@@ -67,8 +66,6 @@ func binary(t *testing.T) string {
 	return built.path
 }
 
-// TestEffectInVirtualTime: the settings show what they are meant to show, whatever the machine that runs the tests has to do, and
-// for any seed. Load and first-token times are as the package says too: busy, not swamped.
 func TestEffectInVirtualTime(t *testing.T) {
 	for seed := range uint64(3) {
 		w := Workload(4, 30*time.Second)
@@ -97,7 +94,6 @@ func settings(t *testing.T) Config {
 	return Config{Binary: binary(t), Nodes: 2, Engines: 2, Duration: 3 * time.Second, Seed: 1, Policy: "prefix", Log: zerolog.Nop()}
 }
 
-// TestRun plays a short demo with real processes and sockets. How much affinity buys in so short a time is not its business.
 func TestRun(t *testing.T) {
 	seen := map[string]int{}
 	cfg := settings(t)
@@ -136,7 +132,6 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestExcuses: only what the kill can have broken is excused.
 func TestExcuses(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -169,13 +164,13 @@ func TestExcuses(t *testing.T) {
 			t.Errorf("excused although: %s", what)
 		}
 	}
-	for i := range 40 { // one request a second, all cached from the kill on
+	for i := range 40 {
 		e := replay.Ended{}
 		e.At, e.PromptTokens = time.Duration(i)*time.Second, 100
 		if e.At >= k.killed {
 			e.CachedTokens = 100
 		}
-		e.Failed = i%4 == 3 // what failed does not count
+		e.Failed = i%4 == 3
 		k.observe(e)
 	}
 	got := k.finish(4 * time.Second).HitRate
@@ -216,13 +211,12 @@ func TestCancelledAndRefused(t *testing.T) {
 	}
 }
 
-// TestRestartFails: a router that does not come back ends the demo with what it said.
 func TestRestartFails(t *testing.T) {
 	cfg := settings(t)
 	cfg.Duration = 5 * time.Second
 	dir := t.TempDir()
 	program := filepath.Join(dir, "grapevine")
-	// A program that is the router the first two times (there are two) and then is not.
+	// The program works as a router for the first two starts only.
 	script := fmt.Sprintf("#!/bin/sh\nn=$(ls %s/run* 2>/dev/null | wc -l)\ntouch %s/run.$$\n[ $n -lt 2 ] || { echo out of order >&2; exit 3; }\nexec %s \"$@\"\n", dir, dir, binary(t))
 	if err := os.WriteFile(program, []byte(script), 0o700); err != nil {
 		t.Fatal(err)

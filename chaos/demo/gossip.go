@@ -7,17 +7,16 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// tlsRecord is what each write to a stream between routers costs beyond its bytes: head, tag and type of a TLS 1.3 record.
+// tlsRecord is the overhead of each stream write as a TLS 1.3 record: header, tag and type.
 const tlsRecord = 22
 
-// gossipMeter counts what routers send each other on their streams, from newGossipMeter to perSecond.
 type gossipMeter struct {
 	nodes []*fleet.Node
 	began time.Time
 	sent  uint64
 }
 
-// newGossipMeter begins to count at the given routers, which must run until the end.
+// newGossipMeter starts to count at routers that must run until the end.
 func newGossipMeter(ctx context.Context, nodes []*fleet.Node) (*gossipMeter, error) {
 	m := &gossipMeter{nodes: nodes, began: time.Now()}
 	var err error
@@ -36,7 +35,6 @@ func (m *gossipMeter) total(ctx context.Context) (sent uint64, err error) {
 	return sent, nil
 }
 
-// perSecond is how many bytes a second each has sent so far, encryption included.
 func (m *gossipMeter) perSecond(ctx context.Context) (float64, error) {
 	sent, err := m.total(ctx)
 	if err != nil {

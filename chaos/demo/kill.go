@@ -11,41 +11,41 @@ import (
 	"grapevine/chaos/replay"
 )
 
-// When, as shares of a run's arrivals: the router is killed, and started again.
+// When the router is killed and restarted, as shares of a run's arrivals.
 const (
 	killAt    = 0.4
 	restartAt = 0.6
 )
 
-// readyTimeout bounds how long the router may take to ask for traffic again, on a machine that is busy with everything else.
+// readyTimeout bounds the router's restart on a busy machine.
 const readyTimeout = 30 * time.Second
 
-// Kill tells what the loss of a router did to a run. Times are seconds since the start of the run.
+// Kill describes the loss of a router. Times are seconds since the start of the run.
 type Kill struct {
 	Node     string  `json:"node"`
 	KilledS  float64 `json:"killed_s"`    // SIGKILL
-	RestartS float64 `json:"restarted_s"` // process started again
-	ReadyS   float64 `json:"ready_s"`     // asks for traffic again
+	RestartS float64 `json:"restarted_s"` // process restarted
+	ReadyS   float64 `json:"ready_s"`     // ready for traffic again
 	HitRate  Through `json:"hit_rate"`
 }
 
-// Through is the hit rate of requests that arrived in each of the three parts of a run; the first begins when the warm-up ends. Null
-// where no prompt was counted.
+// Through is the hit rate of requests by arrival in each of the three parts of a run, after the
+// warm-up. Null without prompts.
 type Through struct {
-	Before *float64 `json:"before"` // until the router is killed
-	Down   *float64 `json:"down"`   // until it is ready again
+	Before *float64 `json:"before"` // until the kill
+	Down   *float64 `json:"down"`   // until the router is ready again
 	After  *float64 `json:"after"`
 }
 
-// killing is the script of a run and what it sees. The script has a goroutine of its own, everything else belongs to the one that plays
-// the traffic.
+// killing is the script of a run and its observations. The script has its own goroutine; all else
+// belongs to the one that plays the traffic.
 type killing struct {
 	node          *fleet.Node
 	kill, restart time.Duration
 	done          sync.WaitGroup
 	ended         []replay.Ended
 
-	mu                       sync.Mutex // guards what the script writes
+	mu                       sync.Mutex // guards the script's fields
 	killed, restarted, ready time.Duration
 }
 
@@ -59,7 +59,7 @@ func newKilling(n *fleet.Node, d time.Duration) *killing {
 	}
 }
 
-// start runs the script beside a run that began at the given time. What fails in it ends the run.
+// start runs the script beside a run that began at the given time. An error in it ends the run.
 func (k *killing) start(ctx context.Context, began time.Time, fail context.CancelCauseFunc) {
 	k.done.Go(func() {
 		if err := k.script(ctx, began); err != nil && ctx.Err() == nil {
@@ -77,7 +77,7 @@ func (k *killing) script(ctx context.Context, began time.Time) error {
 	if !sleepUntil(ctx, began.Add(k.kill)) {
 		return ctx.Err()
 	}
-	mark(&k.killed) // before the signal, so that nothing it breaks has ended earlier
+	mark(&k.killed) // before the signal, so that no failure it causes has an earlier time
 	if err := k.node.Kill(); err != nil {
 		return err
 	}
@@ -108,7 +108,8 @@ func sleepUntil(ctx context.Context, at time.Time) bool {
 	}
 }
 
-// excuse says whether the kill broke a request: its answer had begun, at the router that was killed, and broke off when that was.
+// excuse reports whether the kill broke a request: its answer had begun at the killed router and
+// broke off at the kill.
 func (k *killing) excuse(e replay.Ended) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -127,7 +128,6 @@ func (k *killing) finish(warmup time.Duration) Kill {
 	return out
 }
 
-// hitRate is that of the requests that arrived in [from, to).
 func (k *killing) hitRate(from, to time.Duration) *float64 {
 	var prompt, cached float64
 	for i := range k.ended {

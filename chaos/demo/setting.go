@@ -8,11 +8,12 @@ import (
 	"grapevine/chaos/workload"
 )
 
-// pace is how many times faster than a real one an engine runs, and people think: what takes ten minutes takes two.
+// pace is how much faster than in reality engines run and people think: two minutes stand for ten.
 const pace = 5
 
-// EngineConfig is about an 8B model in 16 bits on one 32 GB card (107,000 tokens of KV at 128 KiB each beside the weights, 9,000
-// prompt tokens a second, 15 ms a decode step), at five times the speed. The memory is not scaled: neither are the prompts.
+// EngineConfig is about an 8B model in 16 bits on one 32 GB card (107,000 tokens of KV at 128 KiB
+// each beside the weights, 9,000 prompt tokens per second, 15 ms per decode step), at five times
+// the speed. Memory and prompts are not scaled.
 func EngineConfig() engine.Config {
 	return engine.Config{
 		KVTokens: 100_000, BlockTokens: 16, MaxRunning: 64,
@@ -20,9 +21,10 @@ func EngineConfig() engine.Config {
 	}
 }
 
-// Workload is conversations of up to eight turns, 4.2 on average, each with one of eight system prompts of 1,024 tokens. Thinking takes a
-// person 5 s on average here, so that a conversation's cache has to survive about as many tokens of other conversations as with longer
-// pauses on a larger card. The rate loads engines that compute three quarters of all prompt tokens to about 75 %.
+// Workload is conversations of up to eight turns, 4.2 on average, each with one of eight system
+// prompts of 1,024 tokens. The mean think time is 5 s of real time, so that a conversation's cache
+// must survive about as many tokens as with longer pauses on a larger card. The rate loads engines
+// that compute three quarters of all prompt tokens to about 75 %.
 func Workload(engines int, d time.Duration) *workload.Sessions {
 	return &workload.Sessions{
 		Label: "demo", Rate: 2.75 * float64(engines), Backends: engines,
@@ -34,10 +36,9 @@ func Workload(engines int, d time.Duration) *workload.Sessions {
 	}
 }
 
-// warmup leaves out the first fifth: caches and conversations start empty, which favours nobody but says little.
 func warmup(d time.Duration) time.Duration { return d / 5 }
 
-// Describe says in three lines what the figures of a demo are measured on.
+// Describe summarises the setting of the measurements in three lines.
 func Describe(nodes, engines int, d time.Duration) string {
 	e, w := EngineConfig(), Workload(engines, d)
 	return fmt.Sprintf("%d emulated engines, each with %d tokens of KV cache, %.0f prompt tokens/s, %v a decode step: about an 8B model on a 32 GB card, %d times as fast\n"+
@@ -48,7 +49,6 @@ func Describe(nodes, engines int, d time.Duration) string {
 		nodes, share(d, killAt), share(d, restartAt))
 }
 
-// share is a part of a run.
 func share(d time.Duration, part float64) time.Duration {
 	return time.Duration(part * float64(d)).Round(time.Millisecond)
 }

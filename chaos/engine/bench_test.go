@@ -8,8 +8,6 @@ import (
 	"time"
 )
 
-// BenchmarkDecode: simulated steps per second when full batches only decode (64 sequences of 1,000 tokens). A stretch costs
-// the same whatever its length.
 func BenchmarkDecode(b *testing.B) {
 	for _, watch := range []bool{false, true} {
 		b.Run(fmt.Sprintf("watch=%v", watch), func(b *testing.B) {
@@ -37,13 +35,11 @@ func BenchmarkDecode(b *testing.B) {
 	}
 }
 
-// BenchmarkJobs: jobs per second of an open loop of 500 sessions that go on from each other, with less KV memory than they
-// fill. One operation is the whole trace on a fresh engine.
 func BenchmarkJobs(b *testing.B) {
 	const tokens, count = 64, 10_000
 	for _, shape := range []struct {
 		name           string
-		blocks, output int // most new blocks of a turn, mean reply
+		blocks, output int
 		gap            time.Duration
 		kv             int
 	}{
@@ -96,7 +92,6 @@ func BenchmarkJobs(b *testing.B) {
 	}
 }
 
-// lasted returns the seconds until the last job has finished, at least until now.
 func lasted(now time.Duration, trace []Job) float64 {
 	for i := range trace {
 		now = max(now, trace[i].Finished)
@@ -104,7 +99,6 @@ func lasted(now time.Duration, trace []Job) float64 {
 	return now.Seconds()
 }
 
-// BenchmarkParse: request body to the jobs of a flight.
 func BenchmarkParse(b *testing.B) {
 	s, err := NewServer(ServerConfig{})
 	if err != nil {
@@ -131,8 +125,6 @@ func BenchmarkParse(b *testing.B) {
 	}
 }
 
-// BenchmarkServer: requests over loopback, answered whole, on an engine that takes no time; client and server share the
-// processors.
 func BenchmarkServer(b *testing.B) {
 	l := startServer(b, ServerConfig{Config: Config{PrefillRate: 1e9, DecodeStep: time.Nanosecond, MaxRunning: 1024}, Models: []string{"m"}})
 	body := chat(`,"max_tokens":16`, strings.Repeat("word ", 180))

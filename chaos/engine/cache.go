@@ -2,41 +2,42 @@ package engine
 
 import "slices"
 
-// The prefix cache: a path-compressed radix tree over chained keys. A node holds the run of keys of its incoming edge. As one
-// key names a whole prefix, the first key of an edge is unique in the tree, one map finds every edge, and two runs that agree
-// at a position agree in all positions before it, so that comparing runs is a bisection.
+// cache is a path-compressed radix tree over chained keys. A node holds the run of keys of its
+// incoming edge. A key names a whole prefix, so the first key of an edge is unique in the tree, one
+// map finds every edge, and runs that agree at a position agree before it: comparing runs is a
+// bisection.
 //
-// Every node is pinned or released as a whole: a pin that ends inside a run splits it. So all keys of a node were last
-// released at the same moment, and evicting the least recently released leaf from its tail is exactly the eviction order of an
-// engine that frees block by block, last block of a sequence first.
+// Every node is pinned or released as a whole, because a pin that ends inside a run splits it. All
+// keys of a node thus have one release time, and evicting the least recently released leaf from its
+// tail gives the order of an engine that frees block by block, last block of a sequence first.
 type cache struct {
-	heads     map[uint64]*node // first key of each edge
-	root      node             // holds no keys, is never evicted
-	tokens    int              // in all nodes
-	evictable int              // in nodes that are not locked
-	evicted   int64            // tokens, total
-	clock     uint64           // releases so far
-	lru       []*node          // heap by last: leaves that are not locked
+	heads     map[uint64]*node
+	root      node
+	tokens    int
+	evictable int
+	evicted   int64
+	clock     uint64
+	lru       []*node
 	spare     []*node
 }
 
 type node struct {
-	keys   []uint64 // owned; at least one
+	keys   []uint64
 	parent *node
-	tokens int    // of one key
-	kids   int    // children
-	refs   int    // jobs pinned here plus children that are locked; the node is locked while > 0
-	last   uint64 // clock when it was last unlocked
-	slot   int    // index in the heap, -1 if not in it
+	tokens int
+	kids   int
+	refs   int // jobs pinned here plus locked children; the node is locked while > 0
+	last   uint64
+	slot   int
 }
 
 func (c *cache) init() {
 	c.heads = make(map[uint64]*node)
-	c.root = node{refs: 1, slot: -1} // a reference of its own: never unlocked
+	c.root = node{refs: 1, slot: -1}
 }
 
-// match walks keys down from the root. n is the deepest node reached, within the number of its keys that match, total the
-// number of all keys that do, unlocked the tokens among them that are evictable.
+// match walks keys down from the root. It returns the deepest node, the number of that node's keys
+// that match, the total number of matching keys, and the evictable tokens among them.
 func (c *cache) match(keys []uint64, keyTokens int) (n *node, within, total, unlocked int) {
 	n = &c.root
 	for total < len(keys) {
@@ -56,13 +57,13 @@ func (c *cache) match(keys []uint64, keyTokens int) (n *node, within, total, unl
 	return n, within, total, unlocked
 }
 
-// common returns how many leading keys of a and b are equal; both are not empty and a[0] == b[0].
+// common returns how many leading keys of a and b are equal. Both are non-empty and a[0] == b[0].
 func common(a, b []uint64) int {
 	lo, hi := 0, min(len(a), len(b))-1
 	if a[hi] == b[hi] {
 		return hi + 1
 	}
-	for lo+1 < hi { // a[lo] == b[lo], a[hi] != b[hi]
+	for lo+1 < hi {
 		if mid := (lo + hi) / 2; a[mid] == b[mid] {
 			lo = mid
 		} else {
@@ -72,8 +73,8 @@ func common(a, b []uint64) int {
 	return lo + 1
 }
 
-// acquire pins the first within keys of n and what lies above, splitting n if that is not all of it. The result is what to
-// release.
+// acquire pins the first within keys of n and all its ancestors, splitting n if necessary. The
+// caller passes the result to release.
 func (c *cache) acquire(n *node, within int) *node {
 	if within < len(n.keys) {
 		n = c.split(n, within)
@@ -82,7 +83,6 @@ func (c *cache) acquire(n *node, within int) *node {
 	return n
 }
 
-// pin adds one job to n, locking n and its ancestors.
 func (c *cache) pin(n *node) {
 	for ; n != nil; n = n.parent {
 		n.refs++
@@ -96,7 +96,6 @@ func (c *cache) pin(n *node) {
 	}
 }
 
-// release ends one pin on n. What nobody else holds becomes evictable, most recently used.
 func (c *cache) release(n *node) {
 	c.clock++
 	for ; n != nil; n = n.parent {
@@ -112,10 +111,11 @@ func (c *cache) release(n *node) {
 	}
 }
 
-// extend puts keys below n, on which the caller holds a pin, and moves that pin to their end. Keys that are there already are
-// adopted, never stored twice. It may stop early, after the adopted or the stored part, and is then to be called again with
-// the rest. total is how many keys were dealt with; 0 means that the first key is in the tree in another place, which chained
-// keys of one size never are. room is how many keys the caller may still put here, these included.
+// extend puts keys below n, which the caller has pinned, and moves that pin to their end. It adopts
+// existing keys. It may stop after an adopted or stored part (total keys), and the caller calls it
+// again with the rest; total is 0 only if the first key exists elsewhere in the tree, which chained
+// keys of one size rule out. room is the number of keys the caller may still add here, these
+// included.
 func (c *cache) extend(n *node, keys []uint64, keyTokens, room int) (end *node, total int) {
 	if kid := c.heads[keys[0]]; kid != nil {
 		if kid.parent != n || kid.tokens != keyTokens {
@@ -123,12 +123,12 @@ func (c *cache) extend(n *node, keys []uint64, keyTokens, room int) (end *node, 
 		}
 		same := common(kid.keys, keys)
 		kid = c.acquire(kid, same)
-		n.refs-- // not the last one: kid is locked
+		n.refs--
 		return kid, same
 	}
 	c.tokens += len(keys) * keyTokens
 	if n != &c.root && n.kids == 0 && n.refs == 1 && n.tokens == keyTokens {
-		n.keys = append(slices.Grow(n.keys, room), keys...) // the caller is alone at this leaf
+		n.keys = append(slices.Grow(n.keys, room), keys...)
 		return n, len(keys)
 	}
 	kid := c.newNode()
@@ -139,7 +139,8 @@ func (c *cache) extend(n *node, keys []uint64, keyTokens, room int) (end *node, 
 	return kid, len(keys)
 }
 
-// split cuts the run of n after at keys and returns the new upper part. n stays the lower part, so that pins on it hold.
+// split cuts the run of n after at keys and returns the new upper part. n remains the lower part,
+// so pins on it stay valid.
 func (c *cache) split(n *node, at int) *node {
 	up := c.newNode()
 	up.keys = append(up.keys, n.keys[:at]...)
@@ -154,7 +155,8 @@ func (c *cache) split(n *node, at int) *node {
 	return up
 }
 
-// evict frees at least want tokens, least recently released leaves first and each from its tail, or all that are evictable.
+// evict frees at least want tokens, or all evictable ones, from the tails of the least recently
+// released leaves.
 func (c *cache) evict(want int) {
 	for want > 0 && len(c.lru) > 0 {
 		n := c.lru[0]
@@ -179,7 +181,7 @@ func (c *cache) evict(want int) {
 	}
 }
 
-// maxSpareKeys bounds what a discarded node keeps for its next use.
+// maxSpareKeys bounds the capacity that a discarded node keeps for reuse.
 const maxSpareKeys = 256
 
 func (c *cache) newNode() *node {

@@ -6,7 +6,6 @@ import (
 	"pgregory.net/rapid"
 )
 
-// chain returns the chained keys of a sequence of block contents.
 func chain(contents []uint64) []uint64 {
 	keys := make([]uint64, len(contents))
 	h := uint64(14695981039346656037)
@@ -23,8 +22,6 @@ func drawKeys(t *rapid.T, label string, most int) []uint64 {
 	return chain(rapid.SliceOfN(rapid.Uint64Range(0, 2), 0, most).Draw(t, label))
 }
 
-// naiveCache is an engine's block pool as vLLM has it: every block on its own, freed last block of a sequence first, evicted
-// in the order of freeing.
 type naiveCache struct {
 	blocks map[uint64]*naiveBlock
 	clock  int
@@ -87,7 +84,6 @@ func (c *naiveCache) evictable() (n int) {
 	return n
 }
 
-// TestCacheAgainstNaive: the radix tree holds, finds and evicts exactly the blocks that a pool of single blocks would.
 func TestCacheAgainstNaive(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const tokens = 3
@@ -170,7 +166,6 @@ func TestCacheAgainstNaive(t *testing.T) {
 	})
 }
 
-// TestCacheStoresSharedOnce: what two prompts have in common is one run of keys, and a lone continuation lengthens its leaf.
 func TestCacheStoresSharedOnce(t *testing.T) {
 	var c cache
 	c.init()

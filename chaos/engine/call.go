@@ -10,7 +10,6 @@ import (
 	"unicode/utf8"
 )
 
-// endpoint is one thing the engine can be asked.
 type endpoint uint8
 
 const (
@@ -30,7 +29,6 @@ const (
 	endpointClassify
 )
 
-// paths are the POST endpoints. The names after the last slash also name them for the truth.
 var paths = map[string]endpoint{
 	"/v1/chat/completions":      endpointChat,
 	"/v1/completions":           endpointCompletion,
@@ -49,7 +47,6 @@ var paths = map[string]endpoint{
 	"/pooling":                  endpointPooling,
 }
 
-// endpointOf understands a path, or one of the short names chat, completion, messages, responses, generate, ...
 func endpointOf(name string) endpoint {
 	switch name {
 	case "", "chat":
@@ -68,12 +65,11 @@ func endpointOf(name string) endpoint {
 
 func (e endpoint) anthropic() bool { return e == endpointMessages || e == endpointCountTokens }
 
-// apiError is an answer that is not 200. The shape it takes on the wire depends on the endpoint.
 type apiError struct {
 	status  int
 	message string
 	param   string
-	code    string // OpenAI's word for it; "" is the status as a number, as vLLM has it
+	code    string // OpenAI's error code; "" is the status as a number, as in vLLM
 }
 
 func (e *apiError) Error() string { return e.message }
@@ -82,7 +78,6 @@ func badRequest(param, format string, args ...any) *apiError {
 	return &apiError{status: http.StatusBadRequest, param: param, message: fmt.Sprintf(format, args...)}
 }
 
-// fields are the fields of all request bodies together; each endpoint reads its own.
 type fields struct {
 	Model         string `json:"model"`
 	Stream        bool   `json:"stream"`
@@ -107,7 +102,7 @@ type fields struct {
 	Echo          bool            `json:"echo"`
 	Dimensions    int             `json:"dimensions"`
 	Encoding      string          `json:"encoding_format"`
-	Text          json.RawMessage `json:"text"` // SGLang's prompt; in Responses the output format
+	Text          json.RawMessage `json:"text"`
 	InputIDs      texts           `json:"input_ids"`
 	Sampling      sampling        `json:"sampling_params"`
 	Tokens        []uint32        `json:"tokens"`
@@ -126,25 +121,23 @@ type sampling struct {
 	N            *int `json:"n"`
 }
 
-// call is one understood request.
 type call struct {
 	endpoint endpoint
 	fields   fields
 	model    string
 	adapter  string
 	prompts  [][]byte
-	several  bool // SGLang: a list was given, a list is returned
-	n        int  // replies per prompt
-	output   int  // tokens of each reply
-	asked    bool // output was given, so the reply ends because of it
+	several  bool // SGLang: the prompt was a list, so the answer is one
+	n        int
+	output   int
+	asked    bool // the request set output, so the reply ends with reason length
 }
 
 const (
-	maxReplies = 128  // n
-	maxPrompts = 2048 // of one request
+	maxReplies = 128
+	maxPrompts = 2048
 )
 
-// parse understands a body sent to e, as far as the prompt and the length of the reply are concerned.
 func (s *Server) parse(e endpoint, body []byte) (*call, *apiError) {
 	c := &call{endpoint: e, n: 1}
 	f := &c.fields
@@ -183,11 +176,10 @@ func parseError(err error) *apiError {
 	return badRequest("", "There was an error parsing the body: %v", err)
 }
 
-// resolve finds the model or adapter that the request names.
 func (s *Server) resolve(c *call) *apiError {
 	name := c.fields.Model
 	switch {
-	case name == "": // vLLM takes its only model, SGLang's own interface names none
+	case name == "": // vLLM takes its only model; SGLang's own interface names none
 		c.model = s.cfg.Models[0]
 	case slices.Contains(s.cfg.Models, name):
 		c.model = name
@@ -202,7 +194,6 @@ func (s *Server) resolve(c *call) *apiError {
 	return nil
 }
 
-// render returns the prompt texts of a request.
 func (c *call) render() ([][]byte, *apiError) {
 	f := &c.fields
 	switch c.endpoint {
@@ -210,7 +201,7 @@ func (c *call) render() ([][]byte, *apiError) {
 		return one(c.conversation(nil))
 	case endpointMessages, endpointCountTokens:
 		if last := len(f.Messages) - 1; last >= 0 && f.Messages[last].Role == "assistant" {
-			f.Continue = true // Anthropic: the model goes on with the last message
+			f.Continue = true
 		}
 		return one(c.conversation(f.System.text))
 	case endpointTokenize, endpointPooling:
@@ -342,7 +333,6 @@ func (c *call) pairs() ([][]byte, *apiError) {
 	return pair(left, right), nil
 }
 
-// pair renders what a cross-encoder reads: a query, or one for each document, and the document.
 func pair(queries, documents texts) [][]byte {
 	out := make([][]byte, len(documents))
 	for i, d := range documents {
@@ -352,7 +342,6 @@ func pair(queries, documents texts) [][]byte {
 	return out
 }
 
-// length decides how long the replies are, and refuses what does not fit the model's context.
 func (s *Server) length(c *call) *apiError {
 	f := &c.fields
 	limit, param := f.MaxTokens, "max_tokens"
@@ -368,9 +357,9 @@ func (s *Server) length(c *call) *apiError {
 		limit, param = f.Sampling.MaxNewTokens, "sampling_params.max_new_tokens"
 		f.N = f.Sampling.N
 	case endpointCountTokens, endpointTokenize, endpointDetokenize:
-		return nil // never reaches the model
+		return nil
 	default:
-		limit = new(int) // nothing is generated
+		limit = new(int)
 	}
 	if f.N != nil && (c.endpoint == endpointChat || c.endpoint == endpointCompletion || c.endpoint == endpointGenerate) {
 		if c.n = *f.N; c.n < 1 || c.n*len(c.prompts) > maxReplies {
@@ -406,7 +395,6 @@ func (s *Server) length(c *call) *apiError {
 	return nil
 }
 
-// generates reports whether the endpoint produces tokens.
 func (c *call) generates() bool {
 	switch c.endpoint {
 	case endpointChat, endpointCompletion, endpointResponses, endpointMessages, endpointGenerate:
@@ -425,7 +413,6 @@ func contextParam(e endpoint) string {
 	return "input"
 }
 
-// flight makes the jobs of a call: n replies for every prompt, in that order.
 func (c *call) flight() *flight {
 	f := &flight{}
 	root := rootKey(c.adapter, c.fields.CacheSalt)
@@ -440,7 +427,6 @@ func (c *call) flight() *flight {
 	return f
 }
 
-// promptTokens counts every prompt once, however many replies it gets.
 func (c *call) promptTokens() (n int) {
 	for _, p := range c.prompts {
 		n += tokensIn(len(p))
@@ -448,7 +434,6 @@ func (c *call) promptTokens() (n int) {
 	return n
 }
 
-// finishReason is OpenAI's word for why a reply ended.
 func (c *call) finishReason() string {
 	if c.asked {
 		return "length"
@@ -456,8 +441,7 @@ func (c *call) finishReason() string {
 	return "stop"
 }
 
-// quoted is name as a JSON string.
 func quoted(name string) string {
-	b, _ := json.Marshal(name) // a string always marshals
+	b, _ := json.Marshal(name)
 	return strings.TrimSpace(string(b))
 }

@@ -6,16 +6,14 @@ import (
 	"time"
 )
 
-// errStopped is returned to whoever asks a driver that has been stopped.
 var errStopped = errors.New("engine: stopped")
 
-// errBusy is returned when the waiting queue is at its bound.
 var errBusy = errors.New("engine: waiting queue is full")
 
-// errTooLarge is returned for a job that the KV memory can never hold.
 var errTooLarge = errors.New("engine: larger than the KV memory")
 
-// driver runs a Model on the wall clock. One goroutine owns the model; everybody else asks it through do.
+// driver runs a Model on the wall clock. One goroutine owns the model; other goroutines access it
+// through do.
 type driver struct {
 	model      *Model
 	maxWaiting int
@@ -64,13 +62,11 @@ func (d *driver) run() {
 	}
 }
 
-// stop loses all jobs and returns when the goroutine is gone. Idempotent.
 func (d *driver) stop() {
 	d.stopOnce.Do(func() { close(d.quit) })
 	<-d.done
 }
 
-// do runs op in the goroutine that owns the model, with the model advanced to now, and returns when it has run.
 func (d *driver) do(op func(now time.Duration)) error {
 	ran := make(chan struct{})
 	select {
@@ -82,7 +78,6 @@ func (d *driver) do(op func(now time.Duration)) error {
 	}
 }
 
-// emit passes what happened to whoever waits for it. It never blocks.
 func (d *driver) emit(e Event) {
 	seat := e.Job.User.(*seat)
 	f := seat.flight
@@ -114,35 +109,31 @@ func (d *driver) emit(e Event) {
 	}
 }
 
-// flight is the jobs of one HTTP request on their way through the engine.
 type flight struct {
 	driver *driver
 	seats  []*seat
-	notify chan struct{} // capacity 1: something changed
+	notify chan struct{}
 
-	mu   sync.Mutex // guards what follows and the progress of the seats
-	left int        // seats not done
+	mu   sync.Mutex // guards the fields below and the progress of the seats
+	left int
 	err  error
 }
 
-// seat is one job of a flight.
 type seat struct {
 	flight *flight
 	job    Job
-	reply  []byte // TokenBytes for each output token
+	reply  []byte
 
-	tokens int // generated so far; all at once for a job that is not watched
+	tokens int // generated so far; jumps to the total for a job that is not watched
 	cached int
 	done   bool
 }
 
-// progress is a copy of how far a seat is.
 type progress struct {
 	tokens, cached int
 	done           bool
 }
 
-// launch submits all jobs of f, or none of them.
 func (d *driver) launch(f *flight) error {
 	f.driver, f.left, f.notify = d, len(f.seats), make(chan struct{}, 1)
 	var failed error
@@ -166,10 +157,10 @@ func (d *driver) launch(f *flight) error {
 	return errors.Join(err, failed)
 }
 
-// errAborted ends a flight that nobody waits for any more.
 var errAborted = errors.New("engine: aborted")
 
-// abort takes what is not finished out of the engine. Reports whether there was something, to the first caller only.
+// abort removes unfinished jobs from the engine. It returns true to the first caller only, and only
+// if a job was unfinished.
 func (f *flight) abort() bool {
 	f.mu.Lock()
 	if f.left == 0 || f.err != nil {
@@ -203,7 +194,6 @@ func (f *flight) wake() {
 	}
 }
 
-// state returns how far seat i is, and what ended the flight early.
 func (f *flight) state(i int) (progress, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -211,7 +201,6 @@ func (f *flight) state(i int) (progress, error) {
 	return progress{tokens: s.tokens, cached: s.cached, done: s.done}, f.err
 }
 
-// landed reports whether all seats are done, or what ended the flight early.
 func (f *flight) landed() (bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -16,36 +16,35 @@ type Fault struct {
 	// Kind is one of
 	//
 	//	slow     every step takes Factor times as long, until none
-	//	hang     requests are accepted and never answered, or not beyond AfterBytes of the body
+	//	hang     requests are never answered, or not beyond AfterBytes of the body
 	//	reset    the connection is reset before the header, or after AfterBytes of the body
 	//	503      503 with Retry-After
 	//	die      stop listening and close all connections; this request is still answered
-	//	amnesia  the cache is emptied, once; what runs is computed again
-	//	lie      until none, the account of a request (usage) tells Factor times its prompt tokens, and as cached those that were not
-	//	none     end all faults; what hangs, hangs on until its client leaves
+	//	amnesia  empty the cache once; running jobs are recomputed
+	//	lie      until none, usage reports Factor times the prompt tokens, and the uncached ones as cached
+	//	none     end all faults; requests that hang stay so until their client leaves
 	Kind string `json:"kind"`
-	// Factor is for slow and lie. Below 1 an engine may tell more cached tokens than prompt tokens.
+	// Factor is for slow and lie. A lie below 1 can report more cached tokens than prompt tokens.
 	Factor float64 `json:"factor"`
-	// Count ends hang, reset and 503 after so many requests; 0 is never.
+	// Count ends hang, reset and 503 after so many requests; 0 means never.
 	Count int `json:"count"`
-	// AfterBytes of the answer's body go out unharmed; 0 is not even the header.
+	// AfterBytes is how much of the body passes unharmed; with 0 not even the header does.
 	AfterBytes int64 `json:"after_bytes"`
-	// All strikes /health, /metrics and the rest too, not only inference. A hang does so unless it is counted or goes by bytes:
-	// what hangs is then the process.
+	// All extends the fault to /health, /metrics and the rest. It is the default of a hang without
+	// Count and AfterBytes: there the whole process hangs.
 	All *bool `json:"all"`
 }
 
-// faults holds the one fault that requests suffer. A slow engine is the model's affair and lasts beside it, and so do lies.
 type faults struct {
 	mu   sync.Mutex
 	now  Fault
-	left int     // of Count
-	lie  float64 // 0: the truth
+	left int
+	lie  float64
 
 	suffered int64
 }
 
-// Inject starts a fault. The error says what is wrong with it.
+// Inject starts a fault. The error names the invalid field.
 func (s *Server) Inject(f Fault) error {
 	switch f.Kind {
 	case "slow":
@@ -85,7 +84,6 @@ func (s *Server) Inject(f Fault) error {
 	return nil
 }
 
-// take returns the fault that a request suffers, if any, and counts it.
 func (f *faults) take(inference bool) (Fault, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -109,7 +107,6 @@ func (f *faults) take(inference bool) (Fault, bool) {
 	return now, true
 }
 
-// told is what the engine says of so many prompt tokens, of which so many were cached.
 func (f *faults) told(prompt, cached int) (saysPrompt, saysCached int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -119,7 +116,6 @@ func (f *faults) told(prompt, cached int) (saysPrompt, saysCached int) {
 	return int(f.lie * float64(prompt)), prompt - cached
 }
 
-// suffer lets a request have its fault. If it is not done with that, it is to be answered through out.
 func (s *Server) suffer(w http.ResponseWriter, r *http.Request) (out http.ResponseWriter, done bool) {
 	_, inference := paths[r.URL.Path]
 	f, any := s.faults.take(inference)
@@ -132,8 +128,8 @@ func (s *Server) suffer(w http.ResponseWriter, r *http.Request) (out http.Respon
 	}
 	fw := &faultWriter{w: w, ctx: r.Context(), fault: f, left: f.AfterBytes}
 	if f.AfterBytes == 0 {
-		// Read the request first: a connection that is reset with unread data in it would look like another fault, and a
-		// client that leaves is only noticed once the body is read.
+		// Read the request first: a reset with unread data would look like another fault, and the
+		// server notices a client that leaves only once the body is read.
 		if _, err := s.readBody(w, r); err == nil || f.Kind == "reset" {
 			fw.strike()
 		}
@@ -142,7 +138,6 @@ func (s *Server) suffer(w http.ResponseWriter, r *http.Request) (out http.Respon
 	return fw, false
 }
 
-// faultWriter lets so many bytes through before it strikes.
 type faultWriter struct {
 	w     http.ResponseWriter
 	ctx   context.Context
@@ -167,7 +162,6 @@ func (f *faultWriter) Write(p []byte) (int, error) {
 	return 0, context.Canceled
 }
 
-// strike does not return: the handler ends when the client has left (hang) or at once (reset), without an answer.
 func (f *faultWriter) strike() {
 	if f.fault.Kind == "hang" {
 		<-f.ctx.Done()
@@ -177,10 +171,9 @@ func (f *faultWriter) strike() {
 	panic(http.ErrAbortHandler)
 }
 
-// resetConnection makes the close that follows send RST in place of FIN.
 func resetConnection(ctx context.Context) {
 	conn, _ := ctx.Value(connKey{}).(net.Conn)
-	if wrapped, ok := conn.(interface{ NetConn() net.Conn }); ok { // TLS: reset what is below
+	if wrapped, ok := conn.(interface{ NetConn() net.Conn }); ok {
 		conn = wrapped.NetConn()
 	}
 	if tcp, ok := conn.(*net.TCPConn); ok {
@@ -203,7 +196,7 @@ func (s *Server) faultHandler(w http.ResponseWriter, r *http.Request) {
 	}
 	if f.Kind == "die" {
 		writeJSON(w, http.StatusOK, map[string]string{"fault": f.Kind})
-		_ = http.NewResponseController(w).Flush() // a client that has left need not know
+		_ = http.NewResponseController(w).Flush() // the client may have left
 		s.die()
 		return
 	}

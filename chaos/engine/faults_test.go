@@ -20,7 +20,6 @@ func (l *live) inject(f Fault) {
 	}
 }
 
-// try sends a chat request and reads the answer to its end.
 func (l *live) try(more string) (status int, body string, err error) {
 	resp, err := l.client.Post(l.url+"/v1/chat/completions", "application/json", strings.NewReader(chat(more, "Hello, how are you?")))
 	if err != nil {
@@ -92,7 +91,7 @@ func TestFault503SlowAmnesia(t *testing.T) {
 	if resp.StatusCode != 503 || resp.Header.Get("Retry-After") == "" || !strings.Contains(string(body), "overloaded_error") {
 		t.Errorf("%d %v %s", resp.StatusCode, resp.Header, body)
 	}
-	l.inject(Fault{Kind: "slow", Factor: 50}) // 10 ms a step
+	l.inject(Fault{Kind: "slow", Factor: 50})
 	start := time.Now()
 	if status, _, err := l.try(`,"max_tokens":11`); status != http.StatusOK || err != nil || time.Since(start) < 90*time.Millisecond {
 		t.Errorf("slow: %d, %v in %v", status, err, time.Since(start))
@@ -108,7 +107,6 @@ func TestFault503SlowAmnesia(t *testing.T) {
 	}
 }
 
-// TestFaultLie: an engine that lies answers what it always answers, and tells false counts wherever it tells any; then the truth again.
 func TestFaultLie(t *testing.T) {
 	l := startServer(t, fastConfig())
 	counts := func() (prompt, cached int) {
@@ -132,7 +130,7 @@ func TestFaultLie(t *testing.T) {
 		}
 		return a.Usage.Prompt, a.Usage.Details.Cached
 	}
-	counts() // from now on it is in the cache
+	counts()
 	prompt, cached := counts()
 	if cached == 0 {
 		t.Fatal("nothing is cached")
@@ -164,7 +162,7 @@ func TestFaultLie(t *testing.T) {
 			return rest[:strings.IndexAny(rest, ",}")]
 		}
 		ask()
-		truth := ask() // as cached as it gets
+		truth := ask()
 		l.inject(Fault{Kind: "lie", Factor: 5})
 		if lie := ask(); lie == truth {
 			t.Errorf("%s: %s is told, as without the lie", path, lie)

@@ -4,13 +4,11 @@ import (
 	"net/http"
 )
 
-// health says that the engine lives. It does not run anything.
 func (s *Server) health(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Length", "0")
 	w.WriteHeader(http.StatusOK)
 }
 
-// healthGenerate runs one token through the engine, behind whatever waits there already.
 func (s *Server) healthGenerate(w http.ResponseWriter, r *http.Request) {
 	f := &flight{seats: []*seat{newSeat(rootKey("", "health"), []byte("health"), 1, 0, false)}}
 	err := s.driver.launch(f)
@@ -28,7 +26,6 @@ func (s *Server) healthGenerate(w http.ResponseWriter, r *http.Request) {
 	s.health(w, r)
 }
 
-// load is vLLM's count of requests in flight.
 func (s *Server) load(w http.ResponseWriter, r *http.Request) {
 	m, err := s.modelStats()
 	if err != nil {
@@ -38,12 +35,10 @@ func (s *Server) load(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, map[string]int{"server_load": m.Running + m.Waiting})
 }
 
-// modelInfo is SGLang's.
 func (s *Server) modelInfo(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, map[string]any{"model_path": s.cfg.Models[0], "tokenizer_path": s.cfg.Models[0], "is_generation": true})
 }
 
-// serverInfo is the part of SGLang's that says how large the engine is.
 func (s *Server) serverInfo(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, map[string]any{
 		"model_path": s.cfg.Models[0], "served_model_name": s.cfg.Models[0], "version": s.cfg.Version,

@@ -4,7 +4,6 @@ import (
 	"fmt"
 )
 
-// check recomputes everything the model counts incrementally. Returns the first disagreement.
 func (m *Model) check() error {
 	if err := m.cache.check(); err != nil {
 		return err

@@ -9,9 +9,8 @@ import (
 	"time"
 )
 
-// histogram counts durations in the buckets that vLLM uses for first-token times and latencies, near enough for both.
 type histogram struct {
-	counts []int64 // of each bucket, not cumulative; the last one is above all bounds
+	counts []int64 // per bucket, not cumulative; the last one is above all bounds
 	sum    float64
 }
 
@@ -32,10 +31,9 @@ func (h *histogram) clone() histogram {
 	return histogram{counts: append([]int64(nil), h.counts...), sum: h.sum}
 }
 
-// exposition writes metrics in Prometheus' text format, all with the same labels.
 type exposition struct {
 	bytes.Buffer
-	prefix string // vllm: or sglang:
+	prefix string
 	labels string
 }
 
@@ -67,7 +65,6 @@ func (x *exposition) histogram(name, help string, h histogram) {
 	x.sample(name+"_count", "", float64(total))
 }
 
-// labelValue escapes a label's value.
 func labelValue(v string) string {
 	return strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`).Replace(v)
 }
@@ -97,10 +94,11 @@ func (s *Server) metrics(w http.ResponseWriter, r *http.Request) {
 	x.histogram("e2e_request_latency_seconds", "Time from arrival to the last token.", latency)
 	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
 	w.Header().Set("Content-Length", strconv.Itoa(x.Len()))
-	_, _ = w.Write(x.Bytes()) // a scraper that has left needs no answer
+	_, _ = w.Write(x.Bytes()) // the scraper may have left
 }
 
-// usage is the share of KV memory that running jobs hold; what is merely cached counts as free, as with the engines.
+// usage is the share of KV memory that running jobs hold. Evictable blocks count as free, as in the
+// engines.
 func (m *Stats) usage() float64 { return float64(m.KVUsed-m.KVEvictable) / float64(m.KVTokens) }
 
 func (x *exposition) vllm(m Stats, cfg ServerConfig) {

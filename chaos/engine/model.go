@@ -1,12 +1,9 @@
-// Package engine is an emulated LLM inference engine: paged prefix cache, continuous batching, chunked prefill, finite KV
-// memory and a waiting queue, with invented text in place of a neural network.
+// Package engine emulates an LLM inference engine: paged prefix cache, continuous batching, chunked
+// prefill, finite KV memory and a waiting queue, with invented text instead of a neural network.
 //
-// Model is the engine as a pure state machine: no clock, goroutine, randomness or I/O, time is a parameter. Server runs one
-// Model on the wall clock behind the HTTP interfaces of vLLM, SGLang, OpenAI and Anthropic; the fleet simulator runs many of
-// them in virtual time. Both therefore agree on what is cached, which is the point of the package.
-//
-// It does not model tensor or pipeline parallelism, speculative decoding, KV offload, prefill/decode split, scheduling
-// priorities or the content of prompts. DESIGN.md gives the rules in full.
+// Model is a pure state machine: no clock, goroutine, randomness or I/O. Server runs one Model on
+// the wall clock behind the HTTP interfaces of vLLM, SGLang, OpenAI and Anthropic; the fleet
+// simulator runs many in virtual time. DESIGN.md has the rules and the limitations.
 package engine
 
 import (
@@ -16,16 +13,16 @@ import (
 	"time"
 )
 
-// Config says how large and how fast the engine is. Zero fields take the defaults, which are about one current accelerator
-// serving a mid-size model.
+// Config is the size and speed of the engine. Zero fields take the defaults, about one current
+// accelerator that serves a mid-size model.
 type Config struct {
-	KVTokens     int           // KV memory in tokens, prompts and outputs together; default 1,500,000
-	BlockTokens  int           // tokens of one page of KV memory; default 16; at most MaxBlockTokens
-	MaxRunning   int           // sequences running at once; default 64
-	PrefillRate  float64       // prompt tokens computed per second; default 10,000
-	ChunkTokens  int           // prompt tokens computed in one step at most; default 512
-	DecodeStep   time.Duration // a step that decodes one sequence; default 20 ms
-	DecodeGrowth float64       // a full batch decodes in DecodeStep*(1+DecodeGrowth); default 0: constant
+	KVTokens     int           // KV memory, prompts and outputs together; default 1,500,000
+	BlockTokens  int           // tokens of one page; default 16; at most MaxBlockTokens
+	MaxRunning   int           // sequences at once; default 64
+	PrefillRate  float64       // prompt tokens per second; default 10,000
+	ChunkTokens  int           // prompt tokens in one step at most; default 512
+	DecodeStep   time.Duration // length of a step that decodes one sequence; default 20 ms
+	DecodeGrowth float64       // a full batch decodes in DecodeStep*(1+DecodeGrowth); default 0
 }
 
 // MaxBlockTokens bounds Config.BlockTokens: the model keeps one counter per token of a block.
@@ -72,46 +69,48 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// Job is one request. The caller owns it and must not change the input fields, nor what the slices point to, between Submit
-// and the Finished or Refused event, Cancel or Reset. After that it may be reused for another Submit.
+// Job is one request. The caller must not change its input fields or the slices between Submit and
+// the Finished or Refused event, Cancel or Reset; then it may be reused.
 type Job struct {
-	// Keys name the full blocks of the prompt, root to leaf: Keys[i] stands for the first (i+1)*KeyTokens tokens, so that two
-	// equal keys mean two equal whole prefixes. The model relies on it (it compares ends of runs, not every key).
+	// Keys name the full blocks of the prompt, root to leaf. Keys[i] stands for the first
+	// (i+1)*KeyTokens tokens: equal keys must mean equal whole prefixes.
 	Keys []uint64
-	// OutKeys continue Keys with the blocks that the output completes, the one that straddles prompt and output included.
-	// May be nil: the output is then never shared. Ignored unless Keys holds every full block of the prompt.
+	// OutKeys continue Keys with the blocks that the output completes, including the one that
+	// straddles prompt and output. If nil, or if Keys lacks a full block of the prompt, the output
+	// is never shared.
 	OutKeys []uint64
-	// KeyTokens is the number of tokens one key stands for, the granularity at which this prompt is shared.
+	// KeyTokens is the number of tokens of one key.
 	KeyTokens int
-	// PromptTokens is at least 1. OutputTokens may be 0 (embedding, scoring): the job ends with its prefill.
+	// PromptTokens is at least 1. With OutputTokens 0 (embedding, scoring) the job ends with its
+	// prefill.
 	PromptTokens, OutputTokens int
-	// Watch asks for a Tokens event per generated token. One watched sequence makes the model go step by step.
+	// Watch asks for a Tokens event per generated token. The model then simulates every step
+	// singly.
 	Watch bool
-	// User belongs to the caller.
-	User any
+	User  any
 
 	// Cached is the number of prompt tokens served from cache at the first admission.
 	Cached int
-	// Times since the start of the model. FirstToken is the end of the prefill for a job without output.
+	// Times since the start of the model. For a job without output FirstToken is the end of the
+	// prefill.
 	Submitted, Admitted, FirstToken, Finished time.Duration
 
 	seq sequence
 }
 
-// Kind says what an Event reports.
 type Kind uint8
 
-// The kinds of events, in the order a job may see them. Preempted is followed by another Admitted.
+// Events in the order in which a job may see them. Preempted is followed by another Admitted.
 const (
-	Admitted   Kind = iota + 1 // left the queue; Tokens = tokens found in the cache
-	FirstToken                 // prefill done, first output token there; Tokens = 1
-	Tokens                     // another output token (watched jobs only); Tokens = 1
-	Preempted                  // lost its KV memory to older jobs and waits at the head of the queue to be recomputed
-	Finished                   // all output generated
-	Refused                    // can never run: larger than the whole KV memory, or without a prompt
+	Admitted   Kind = iota + 1
+	FirstToken      // prefill done, first output token generated; Tokens = 1
+	Tokens          // another output token (watched jobs only); Tokens = 1
+	Preempted       // lost its KV memory to older jobs; waits at the head of the queue for recomputation
+	Finished
+	Refused // can never run: larger than the KV memory, or without a prompt
 )
 
-// Event is one thing that happened to a job.
+// Event is one event of a job.
 type Event struct {
 	Kind   Kind
 	Job    *Job
@@ -119,8 +118,8 @@ type Event struct {
 	Tokens int
 }
 
-// Model is the engine as a state machine. Not safe for concurrent use. Times are durations since its start and must not
-// decrease from call to call; an earlier time counts as the latest one seen.
+// Model is the engine as a state machine. Not safe for concurrent use. Times count from its start;
+// a time earlier than the latest one seen counts as that one.
 type Model struct {
 	cfg     Config
 	now     time.Duration
@@ -131,11 +130,11 @@ type Model struct {
 	waiting  queue
 	refused  []*Job // reported by the next Advance
 	running  []*Job // in order of admission: the last one is preempted first
-	prefill  []*Job // of running: still computing the prompt
-	ready    []*Job // of running: prefill ends with the present step
-	decoding int    // of running: generating
-	watched  int    // of decoding: want an event per token
-	blocked  bool   // the head of the queue found no memory; nothing was freed since
+	prefill  []*Job // subset of running: still computing the prompt
+	ready    []*Job // subset of running: prefill ends with the present step
+	decoding int    // number of running jobs that generate
+	watched  int    // number of decoding jobs that want an event per token
+	blocked  bool   // the head of the queue found no memory, and none was freed since
 
 	step    stretch
 	begun   int64   // decode steps begun and charged
@@ -147,20 +146,20 @@ type Model struct {
 	busy    bool // inside Advance
 }
 
-// Stats are totals since the start and the state of the moment. Tokens unless said otherwise.
+// Stats are totals since the start and present state, in tokens unless noted.
 type Stats struct {
 	Running, Waiting, Decoding int // jobs
 
 	KVTokens    int // capacity
 	KVUsed      int // allocated: shared and private, pinned or not
-	KVShared    int // of KVUsed: in the prefix cache
-	KVEvictable int // of KVShared: not pinned by a running job
+	KVShared    int // part of KVUsed that is in the prefix cache
+	KVEvictable int // part of KVShared that no running job pins
 
 	Submitted, Finished, Cancelled, Refused, Preempted int64 // jobs
 
 	PromptTokens  int64 // of admitted jobs, each counted once
-	CachedTokens  int64 // of PromptTokens: found in the cache
-	PrefillTokens int64 // computed by prefill, recomputation after preemption included
+	CachedTokens  int64 // part of PromptTokens found in the cache
+	PrefillTokens int64 // computed by prefill, including recomputation after preemption
 	OutputTokens  int64 // generated
 	EvictedTokens int64
 
@@ -183,7 +182,8 @@ func NewModel(cfg Config) (*Model, error) {
 // Config returns the configuration with its defaults filled in.
 func (m *Model) Config() Config { return m.cfg }
 
-// Submit queues j. A job that can never run is reported as Refused by the next Advance. Panics if j is in the model already.
+// Submit queues j. The next Advance reports Refused for a job that can never run. Submit panics if
+// the model already holds j.
 func (m *Model) Submit(j *Job, now time.Duration) {
 	if j.seq.state != stateNone {
 		panic("engine: job submitted twice")
@@ -205,7 +205,6 @@ func (m *Model) Submit(j *Job, now time.Duration) {
 	}
 }
 
-// fits reports whether j could run on an engine that runs nothing else.
 func (m *Model) fits(j *Job) bool {
 	if j.PromptTokens < 1 || j.OutputTokens < 0 || (len(j.Keys) > 0 && j.KeyTokens < 1) ||
 		j.PromptTokens > m.cfg.KVTokens || j.OutputTokens > m.cfg.KVTokens {
@@ -214,14 +213,14 @@ func (m *Model) fits(j *Job) bool {
 	// The last token generated is never fed back, so it needs no KV memory.
 	need := m.roundUp(j.PromptTokens + max(j.OutputTokens-1, 0))
 	if j.KeyTokens > 0 && j.KeyTokens%m.cfg.BlockTokens != 0 {
-		need += m.cfg.BlockTokens // a cached prefix may end inside a block
+		need += m.cfg.BlockTokens
 	}
 	return need <= m.cfg.KVTokens
 }
 
-// Cancel takes j out, whatever its state, and releases all it holds; what it has computed stays in the cache. No event. What
-// was due before now is still to come: Advance to now first, lest a job be cancelled that has finished already. Reports
-// false if j was not in the model (finished already, or never submitted).
+// Cancel removes j in any state and releases its memory; its computed blocks stay in the cache. It
+// emits no event. Advance to now first, or Cancel may remove a job that had finished by then. It
+// returns false if the model does not hold j.
 func (m *Model) Cancel(j *Job, now time.Duration) bool {
 	m.seen(now)
 	switch j.seq.state {
@@ -244,8 +243,8 @@ func (m *Model) Cancel(j *Job, now time.Duration) bool {
 	return true
 }
 
-// Next returns the time at which something next happens. False if nothing will before the next Submit. Call it again after
-// every other method.
+// Next returns the time of the next event, or false if none comes before the next Submit. Every
+// other method invalidates the result.
 func (m *Model) Next() (time.Duration, bool) {
 	switch {
 	case len(m.refused) > 0:
@@ -258,8 +257,9 @@ func (m *Model) Next() (time.Duration, bool) {
 	return 0, false
 }
 
-// Advance runs the engine until now, inclusive, and emits what happened, in order. Its cost does not depend on the length of
-// a stretch in which sequences only decode, unless one of them is watched. emit may be nil; it must not call the model.
+// Advance runs the engine until now, inclusive, and emits the events in order. A stretch of pure
+// decoding costs the same at any length unless a job is watched. emit may be nil and must not call
+// the model.
 func (m *Model) Advance(now time.Duration, emit func(Event)) {
 	if m.busy {
 		panic("engine: Advance called from its own emit")
@@ -297,8 +297,9 @@ func (m *Model) Advance(now time.Duration, emit func(Event)) {
 	}
 }
 
-// Cached is the truth about the cache as of the latest time seen: how many leading tokens of this prefix the engine would
-// serve if a prompt that goes on after it were admitted now. It changes nothing, not even the order of eviction.
+// Cached returns how many leading tokens of this prefix the engine would serve from cache if a
+// longer prompt were admitted at the latest time seen. It changes nothing, not even the eviction
+// order.
 func (m *Model) Cached(keys []uint64, keyTokens int) int {
 	if keyTokens < 1 {
 		return 0
@@ -311,8 +312,8 @@ func (m *Model) Cached(keys []uint64, keyTokens int) int {
 	return n * keyTokens
 }
 
-// CachedFor is Cached for a whole job: what Job.Cached would be if it were admitted now. At least the last block of a prompt
-// is computed anew, as its logits are wanted.
+// CachedFor returns what Job.Cached would be if j were admitted now. The last block of a prompt is
+// always computed, because its logits are needed.
 func (m *Model) CachedFor(j *Job) int {
 	if j.KeyTokens < 1 || j.PromptTokens < 1 {
 		return 0
@@ -321,13 +322,15 @@ func (m *Model) CachedFor(j *Job) int {
 	return m.usable(m.Cached(keys, j.KeyTokens), j.PromptTokens)
 }
 
-// usable is the part of cached tokens that a prefill of total tokens can use: whole blocks, and not the last token.
+// usable returns how many cached tokens a prefill of total tokens can use: whole blocks, without
+// the last token.
 func (m *Model) usable(cached, total int) int {
 	last := total - 1
 	return min(cached, last-last%m.cfg.BlockTokens)
 }
 
-// Slow multiplies the length of every step from the next one on; 1 is normal. Panics unless factor is positive.
+// Slow multiplies the length of every step from the next one on; 1 is normal. It panics unless
+// factor is positive.
 func (m *Model) Slow(factor float64, now time.Duration) {
 	if !(factor > 0) || math.IsInf(factor, 0) {
 		panic("engine: slow factor must be positive")
@@ -337,7 +340,8 @@ func (m *Model) Slow(factor float64, now time.Duration) {
 	m.slow = factor
 }
 
-// Clear empties the cache. Running jobs keep what they generated and are computed again, as after a preemption.
+// Clear empties the cache. Running jobs keep their output and are recomputed, as after a
+// preemption.
 func (m *Model) Clear(now time.Duration) {
 	m.seen(now)
 	m.settle(m.now)
@@ -351,12 +355,12 @@ func (m *Model) Clear(now time.Duration) {
 	m.blocked = false
 }
 
-// Reset restarts the engine with an empty cache. The jobs it had are lost and returned, running ones first, in order; they
-// see no event. Totals go on.
+// Reset restarts the engine with an empty cache and returns the jobs it lost, running ones first;
+// they get no event. Totals continue.
 func (m *Model) Reset(now time.Duration) []*Job {
 	var lost []*Job
 	lost = append(lost, m.running...)
-	m.Clear(now) // the running ones are at the head of the queue now
+	m.Clear(now) // moves the running jobs to the head of the queue
 	lost = lost[:0]
 	for m.waiting.len() > 0 {
 		lost = append(lost, m.waiting.popFront())
@@ -387,7 +391,6 @@ func (m *Model) used() int { return m.cache.tokens + m.private }
 
 func (m *Model) free() int { return m.cfg.KVTokens - m.used() }
 
-// roundUp returns tokens rounded up to whole blocks.
 func (m *Model) roundUp(tokens int) int {
 	b := m.cfg.BlockTokens
 	return (tokens + b - 1) / b * b

@@ -20,7 +20,6 @@ func newModel(t testing.TB, cfg Config) *Model {
 	return m
 }
 
-// run advances m to its next happenings until nothing will happen or limit events were due, checking after each.
 func run(t interface{ Fatal(...any) }, m *Model, emit func(Event)) {
 	for range 100_000 {
 		at, ok := m.Next()
@@ -35,14 +34,13 @@ func run(t interface{ Fatal(...any) }, m *Model, emit func(Event)) {
 	t.Fatal("the model does not come to rest")
 }
 
-// prompt returns a job whose prompt is the given blocks of tokens each, plus tail tokens.
 func prompt(tokens, tail, output int, contents ...uint64) *Job {
 	return &Job{Keys: chain(contents), KeyTokens: tokens, PromptTokens: len(contents)*tokens + tail, OutputTokens: output}
 }
 
 func TestModelTimesOneJob(t *testing.T) {
 	m := newModel(t, Config{PrefillRate: 1000, ChunkTokens: 100, DecodeStep: 10 * ms})
-	j := prompt(16, 2, 5, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13) // 210 tokens: 100 + 100 + 10
+	j := prompt(16, 2, 5, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13)
 	m.Submit(j, 5*ms)
 	var events []string
 	run(t, m, func(e Event) { events = append(events, fmt.Sprint(e.Kind, e.At)) })
@@ -57,7 +55,6 @@ func TestModelTimesOneJob(t *testing.T) {
 	}
 }
 
-// TestModelReplyIsCached: the next turn finds prompt and reply, but for the reply's last token, which was never fed back.
 func TestModelReplyIsCached(t *testing.T) {
 	m := newModel(t, Config{})
 	all := chain([]uint64{1, 2, 3, 4, 5, 6, 7, 8, 9, 10})
@@ -84,21 +81,18 @@ func TestModelReplyIsCached(t *testing.T) {
 	}
 }
 
-// TestModelSeesRunningReply: the truth includes blocks of a reply under way, and looking does not change anything.
 func TestModelSeesRunningReply(t *testing.T) {
 	m := newModel(t, Config{PrefillRate: 1e6, DecodeStep: 10 * ms})
 	all := chain([]uint64{1, 2, 3, 4, 5, 6, 7, 8, 9, 10})
 	j := &Job{Keys: all[:2], OutKeys: all[2:], KeyTokens: 16, PromptTokens: 32, OutputTokens: 128}
 	m.Submit(j, 0)
 	m.Advance(20*10*ms, nil)
-	// 19 steps are over and the 20th is under way: 52 tokens, three full blocks.
+	// 19 steps are over and the 20th runs: 52 tokens, three full blocks.
 	if got := m.Cached(all, 16); got != 48 {
 		t.Fatalf("cached %d, want 48", got)
 	}
 }
 
-// TestModelIdenticalPrompts: the second of two equal prompts that arrive together finds what the first has computed when its
-// turn comes, which is all of it, because prefill is first come, first served.
 func TestModelIdenticalPrompts(t *testing.T) {
 	m := newModel(t, Config{ChunkTokens: 64})
 	a, b := prompt(16, 5, 3, 1, 2, 3, 4, 5, 6, 7, 8), prompt(16, 5, 3, 1, 2, 3, 4, 5, 6, 7, 8)
@@ -110,7 +104,6 @@ func TestModelIdenticalPrompts(t *testing.T) {
 	}
 }
 
-// TestModelOneCopyOfEqualReplies: two jobs that generate the same blocks at the same time keep one copy.
 func TestModelOneCopyOfEqualReplies(t *testing.T) {
 	m := newModel(t, Config{})
 	all := chain([]uint64{1, 2, 3, 4, 5, 6, 7, 8})
@@ -140,7 +133,6 @@ func TestModelRefuses(t *testing.T) {
 	}
 }
 
-// TestModelPreempts: when replies outgrow the memory the youngest waits, is computed again, and loses no token.
 func TestModelPreempts(t *testing.T) {
 	m := newModel(t, Config{KVTokens: 256, ChunkTokens: 64, PrefillRate: 1000, DecodeStep: 10 * ms})
 	a := &Job{PromptTokens: 60, OutputTokens: 100, Watch: true}
@@ -197,7 +189,6 @@ func TestModelConfigErrors(t *testing.T) {
 	}
 }
 
-// drawJob draws a job over few contents; prompts share prefixes and replies continue into later prompts.
 func drawJob(t *rapid.T, tokens int) *Job {
 	all := drawKeys(t, "keys", 12)
 	n := rapid.IntRange(0, len(all)).Draw(t, "prompt keys")
@@ -219,8 +210,6 @@ func drawConfig(t *rapid.T) Config {
 	}
 }
 
-// TestModelInvariants: whatever is submitted and cancelled when, the books balance after every operation, memory is never
-// exceeded, every job ends, every token appears once, and busy time is the work divided by the rate.
 func TestModelInvariants(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m, err := NewModel(drawConfig(t))
@@ -302,7 +291,6 @@ func TestModelInvariants(t *testing.T) {
 	})
 }
 
-// TestModelDoesNotSeeTheObserver: events do not depend on how often anybody advances or looks, nor on watching.
 func TestModelDoesNotSeeTheObserver(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cfg := drawConfig(t)
@@ -324,7 +312,7 @@ func TestModelDoesNotSeeTheObserver(t *testing.T) {
 				t.Fatal(err)
 			}
 			emit := func(e Event) {
-				if e.Kind != Tokens && e.Kind != Refused { // a refusal is reported when somebody asks
+				if e.Kind != Tokens && e.Kind != Refused {
 					log = append(log, fmt.Sprint(e.Kind, e.Job.User, e.At, e.Tokens, e.Job.Cached))
 				}
 			}
@@ -342,7 +330,7 @@ func TestModelDoesNotSeeTheObserver(t *testing.T) {
 				j.User, j.Watch = i, watch
 				to(arrivals[i].at)
 				if look > 0 && i > 0 && arrivals[i].at > arrivals[i-1].at {
-					m.Advance(arrivals[i].at-1, emit) // a nanosecond later the step under way may be the next one
+					m.Advance(arrivals[i].at-1, emit)
 				}
 				m.Submit(&j, arrivals[i].at)
 			}
@@ -367,7 +355,6 @@ func TestModelDoesNotSeeTheObserver(t *testing.T) {
 	})
 }
 
-// TestModelHitsAgainstNaive: one job at a time, hits are those of a pool of single blocks with the same memory.
 func TestModelHitsAgainstNaive(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const tokens = 8
@@ -399,7 +386,6 @@ func TestModelHitsAgainstNaive(t *testing.T) {
 	})
 }
 
-// TestModelConservesWork: prompts only, so that every step is as long as the tokens it computes take.
 func TestModelConservesWork(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m, err := NewModel(Config{KVTokens: 1000, PrefillRate: 8000, ChunkTokens: rapid.IntRange(1, 100).Draw(t, "chunk")})

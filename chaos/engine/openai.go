@@ -13,19 +13,17 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// usage is OpenAI's account of a request.
 type usage struct {
 	PromptTokens     int           `json:"prompt_tokens"`
 	TotalTokens      int           `json:"total_tokens"`
 	CompletionTokens int           `json:"completion_tokens"`
-	Details          *usageDetails `json:"prompt_tokens_details"` // null: unknown
+	Details          *usageDetails `json:"prompt_tokens_details"`
 }
 
 type usageDetails struct {
 	CachedTokens int `json:"cached_tokens"`
 }
 
-// usage returns the account of a finished flight.
 func (s *Server) usage(c *call, f *flight) usage {
 	cached, known := s.cached(c, f)
 	var u usage
@@ -41,9 +39,8 @@ func (s *Server) usage(c *call, f *flight) usage {
 	return u
 }
 
-// cached returns the prompt tokens served from cache, each prompt counted once, and whether this engine would say so.
 func (s *Server) cached(c *call, f *flight) (tokens int, known bool) {
-	for i := 0; i < len(f.seats); i += c.n { // the other replies to a prompt find what the first one left
+	for i := 0; i < len(f.seats); i += c.n { // the other replies to a prompt find the blocks of the first
 		p, _ := f.state(i)
 		tokens += p.cached
 	}
@@ -112,20 +109,19 @@ func (s *Server) completionAnswer(c *call, f *flight) any {
 	return a
 }
 
-// embeddingSize is the length of embeddings unless the request says otherwise; maxEmbeddingSize the most it may say.
+// embeddingSize is the default length, maxEmbeddingSize the largest that a request may ask for.
 const (
 	embeddingSize    = 64
 	maxEmbeddingSize = 8192
 )
 
-// embedding returns a unit vector that depends on the text alone.
 func embedding(text []byte, size int) []float32 {
 	v := make([]float32, size)
 	sum := 0.0
 	for i := range v {
 		h := xxh3.HashSeed(text, uint64(i)*0x9e3779b97f4a7c15)
 		if i == 0 {
-			text = binary.LittleEndian.AppendUint64(nil, h) // one pass over a long text is enough
+			text = binary.LittleEndian.AppendUint64(nil, h)
 		}
 		x := float64(int64(h)) / (1 << 63)
 		v[i] = float32(x)
@@ -137,7 +133,6 @@ func embedding(text []byte, size int) []float32 {
 	return v
 }
 
-// poolingAnswer answers the endpoints that generate nothing: embeddings, pooling, score, rerank.
 func (s *Server) poolingAnswer(c *call, f *flight) any {
 	u := s.usage(c, f)
 	switch c.endpoint {
@@ -180,7 +175,6 @@ func (s *Server) list(c *call, u usage, prefix string, item func(i int) any) any
 	}
 }
 
-// score is between 0 and 1 and depends on the text alone.
 func score(text []byte) float64 { return float64(xxh3.Hash(text)>>11) / (1 << 53) }
 
 func (s *Server) rerankAnswer(c *call, u usage) any {
@@ -216,7 +210,6 @@ func (s *Server) tokenize(w http.ResponseWriter, c *call) {
 	writeJSON(w, http.StatusOK, answer)
 }
 
-// modelCard is an entry of /v1/models.
 type modelCard struct {
 	ID          string   `json:"id"`
 	Object      string   `json:"object"`
@@ -272,7 +265,6 @@ func (s *Server) modelByName(w http.ResponseWriter, r *http.Request) {
 	s.writeError(w, e, &apiError{status: http.StatusNotFound, param: "model", message: "The model `" + name + "` does not exist."})
 }
 
-// openAIError is vLLM's nesting of OpenAI's error: the code is the status unless it has a name.
 func openAIError(e *apiError) any {
 	kind := "BadRequestError"
 	switch {
@@ -293,7 +285,6 @@ func openAIError(e *apiError) any {
 	return map[string]any{"error": map[string]any{"message": e.message, "type": kind, "param": param, "code": code}}
 }
 
-// writeError answers with e in the shape of the endpoint's API.
 func (s *Server) writeError(w http.ResponseWriter, to endpoint, e *apiError) {
 	if e.status == http.StatusServiceUnavailable {
 		w.Header().Set("Retry-After", strconv.Itoa(retryAfterSeconds))
@@ -305,7 +296,6 @@ func (s *Server) writeError(w http.ResponseWriter, to endpoint, e *apiError) {
 	writeJSON(w, e.status, openAIError(e))
 }
 
-// retryAfterSeconds is what a 503 recommends.
 const retryAfterSeconds = 1
 
 func writeJSON(w http.ResponseWriter, status int, body any) {
@@ -313,10 +303,9 @@ func writeJSON(w http.ResponseWriter, status int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(b)))
 	w.WriteHeader(status)
-	_, _ = w.Write(b) // a client that has left needs no answer
+	_, _ = w.Write(b) // the client may have left
 }
 
-// mustJSON marshals values whose types always can be.
 func mustJSON(v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil {

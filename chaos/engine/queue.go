@@ -2,7 +2,8 @@ package engine
 
 import "slices"
 
-// queue is first in, first out, except that a preempted job returns to the front. The zero value is empty.
+// queue is first in, first out, except that a preempted job returns to the front. The zero value is
+// empty.
 type queue struct {
 	jobs []*Job
 	head int
@@ -13,7 +14,7 @@ func (q *queue) len() int { return len(q.jobs) - q.head }
 func (q *queue) front() *Job { return q.jobs[q.head] }
 
 func (q *queue) pushBack(j *Job) {
-	if q.head > 32 && q.head > len(q.jobs)/2 { // give back the room of what has left
+	if q.head > 32 && q.head > len(q.jobs)/2 {
 		n := copy(q.jobs, q.jobs[q.head:])
 		clear(q.jobs[n:])
 		q.jobs, q.head = q.jobs[:n], 0
@@ -40,14 +41,12 @@ func (q *queue) popFront() *Job {
 	return j
 }
 
-// remove takes j out, wherever it is.
 func (q *queue) remove(j *Job) {
 	if i := slices.Index(q.jobs[q.head:], j); i >= 0 {
 		q.jobs = slices.Delete(q.jobs, q.head+i, q.head+i+1)
 	}
 }
 
-// remove deletes j from jobs, keeping the order.
 func remove(jobs []*Job, j *Job) []*Job {
 	if i := slices.Index(jobs, j); i >= 0 {
 		return slices.Delete(jobs, i, i+1)

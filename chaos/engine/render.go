@@ -9,40 +9,37 @@ import (
 	"strings"
 )
 
-// Requests become prompt text the way an engine's chat template does it: tools, system, then the messages in order, each
-// between markers, and at the end the marker after which the assistant speaks. Text that the template does not show (ids of
-// tool calls, cache_control, sampling parameters) is not in it. Parsing is encoding/json's and shares nothing with the
-// router, so that its truth can judge the router's predictions. Field names are therefore matched without regard to case.
+// Requests become prompt text as in a chat template: tools, system, then the messages, each between
+// markers, and the marker of the assistant's turn. Text that templates drop (ids of tool calls,
+// cache_control, sampling parameters) is absent. Parsing uses encoding/json and shares no code with
+// the router, so that this truth can judge the router's predictions. Field names therefore match in
+// any case.
 
-// imageTokens is what one image costs. Its content is its hash, repeated.
 const imageTokens = 256
 
-// message is one turn in the shape of chat completions, Responses or Anthropic; the fields of all three.
 type message struct {
 	Type      string          `json:"type"`
 	Role      string          `json:"role"`
 	Name      string          `json:"name"`
 	Content   content         `json:"content"`
 	ToolCalls json.RawMessage `json:"tool_calls"`
-	Arguments json.RawMessage `json:"arguments"` // Responses: function_call
-	Output    content         `json:"output"`    // Responses: function_call_output
+	Arguments json.RawMessage `json:"arguments"`
+	Output    content         `json:"output"`
 }
 
-// content is a string, null, or a list of parts, rendered while it is decoded.
 type content struct {
 	text  []byte
 	given bool
 }
 
-// part is one element of a content list.
 type part struct {
 	Type     string          `json:"type"`
 	Text     *string         `json:"text"`
 	ImageURL json.RawMessage `json:"image_url"` // {"url":...} or, in Responses, a string
-	Source   json.RawMessage `json:"source"`    // Anthropic image or document
+	Source   json.RawMessage `json:"source"`
 	Name     string          `json:"name"`
-	Input    json.RawMessage `json:"input"`   // Anthropic tool_use
-	Content  content         `json:"content"` // Anthropic tool_result
+	Input    json.RawMessage `json:"input"`
+	Content  content         `json:"content"`
 }
 
 func (c *content) UnmarshalJSON(raw []byte) error {
@@ -66,7 +63,7 @@ func (c *content) UnmarshalJSON(raw []byte) error {
 			}
 		}
 		return nil
-	case '{': // one part on its own
+	case '{':
 		return c.part(raw)
 	}
 	return errors.New("content must be a string or a list of parts")
@@ -107,11 +104,10 @@ func (c *content) canonical(raw json.RawMessage) (err error) {
 	return err
 }
 
-// unquote decodes a JSON string; the result may be a view into it, which lives and stays as it is as long as the body does.
 func unquote(raw []byte) ([]byte, error) {
 	end := len(raw) - 1
 	if inner := raw[1:end:end]; bytes.IndexByte(inner, '\\') < 0 {
-		return inner, nil // valid UTF-8 and free of control characters: checked before
+		return inner, nil // the JSON was checked before: valid UTF-8 without control characters
 	}
 	var s string
 	err := json.Unmarshal(raw, &s)
@@ -124,7 +120,6 @@ func appendImage(dst, raw []byte) []byte {
 	return append(append(dst, "<|image|>"...), strings.Repeat(hash, imageTokens*TokenBytes/len(hash))...)
 }
 
-// appendCanonical appends JSON without insignificant space, keys sorted, and without cache_control, which engines ignore.
 func appendCanonical(dst []byte, raw json.RawMessage) ([]byte, error) {
 	if len(raw) == 0 {
 		return dst, nil
@@ -154,13 +149,12 @@ func dropCacheControl(v any) {
 	}
 }
 
-// present reports whether an optional value was given and is neither null nor empty.
 func present(raw json.RawMessage) bool {
 	return len(raw) > 0 && string(raw) != "null" && string(raw) != "[]"
 }
 
-// appendConversation renders tools, system text and messages. open leaves the last message unfinished, to be gone on with,
-// in place of a new turn of the assistant.
+// appendConversation renders tools, system text and messages. open leaves the last message
+// unfinished, for the model to continue, instead of opening a new assistant turn.
 func appendConversation(dst []byte, tools json.RawMessage, system []byte, messages []message, open bool) ([]byte, error) {
 	if present(tools) {
 		dst = append(dst, "<|tools|>\n"...)
@@ -219,7 +213,6 @@ func appendTurn(dst []byte, role, name string, text []byte) []byte {
 	return append(dst, turnEnd...)
 }
 
-// appendToolCalls renders the calls of an assistant turn without their ids, which are different in every conversation.
 func appendToolCalls(dst []byte, raw json.RawMessage) ([]byte, error) {
 	var calls []struct {
 		Function json.RawMessage `json:"function"`
@@ -239,7 +232,8 @@ func appendToolCalls(dst []byte, raw json.RawMessage) ([]byte, error) {
 	return dst, nil
 }
 
-// texts is a prompt, or several: a string, a list of strings, a list of token ids or a list of such lists.
+// texts is one or several prompts: a string, a list of strings, a list of token ids or a list of
+// such lists.
 type texts [][]byte
 
 func (t *texts) UnmarshalJSON(raw []byte) error {

@@ -4,7 +4,8 @@ import (
 	"time"
 )
 
-// response is the object of OpenAI's Responses API. Nothing is stored: previous_response_id is never found.
+// response is the object of OpenAI's Responses API. The server stores none, so it never finds a
+// previous_response_id.
 type response struct {
 	ID                string         `json:"id"`
 	Object            string         `json:"object"`
@@ -45,13 +46,12 @@ type responsePart struct {
 
 type responseUsage struct {
 	InputTokens   int            `json:"input_tokens"`
-	InputDetails  map[string]int `json:"input_tokens_details"` // null: unknown
+	InputDetails  map[string]int `json:"input_tokens_details"`
 	OutputTokens  int            `json:"output_tokens"`
 	OutputDetails map[string]int `json:"output_tokens_details"`
 	TotalTokens   int            `json:"total_tokens"`
 }
 
-// response returns the object as it is before the first token.
 func (t *told) response(status string) response {
 	r := response{
 		ID: t.id, Object: "response", CreatedAt: t.created, Status: status, Model: t.c.model,
@@ -65,7 +65,6 @@ func (t *told) response(status string) response {
 	return r
 }
 
-// finished returns the object as it is after the last token.
 func (t *told) finished(item string) response {
 	r := t.response("completed")
 	if t.c.asked {
@@ -99,7 +98,6 @@ func (s *Server) responsesAnswer(c *call, f *flight) any {
 	return t.finished(s.id("msg_"))
 }
 
-// responsesScript is the event stream of /v1/responses.
 type responsesScript struct {
 	told
 	itemID   string
@@ -129,7 +127,6 @@ func (t *responsesScript) begin(dst []byte) []byte {
 	return t.event(dst, "response.content_part.added", t.at(map[string]any{"part": part}))
 }
 
-// at adds the place of the text to an event.
 func (t *responsesScript) at(body map[string]any) map[string]any {
 	body["item_id"], body["output_index"], body["content_index"] = t.itemID, 0, 0
 	return body

@@ -19,10 +19,11 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// MetricsStyle says whose metric names, and whose habits about reporting cached tokens, the engine has.
+// MetricsStyle selects the engine whose metric names and reporting of cached tokens the server
+// imitates.
 type MetricsStyle string
 
-// The styles. SGLang reports no cached_tokens, rather than 0, when nothing was cached.
+// SGLang omits cached_tokens when nothing was cached.
 const (
 	StyleVLLM   MetricsStyle = "vllm"
 	StyleSGLang MetricsStyle = "sglang"
@@ -30,26 +31,26 @@ const (
 
 // ServerConfig configures a live engine. Zero fields take the defaults.
 type ServerConfig struct {
-	Config // of the model
+	Config
 
-	Models        []string // names it is served under, all the same model; default "emulated"
-	Adapters      []string // LoRA adapters: names of their own, and a cache of their own
+	Models        []string // names of the one model; default "emulated"
+	Adapters      []string // LoRA adapters, each with a cache of its own
 	MaxModelLen   int      // tokens of prompt and reply together; default KVTokens
-	DefaultOutput int      // tokens of a reply whose length was not asked for; default 64
+	DefaultOutput int      // tokens of a reply if the request sets no length; default 64
 
 	TokensPerChunk int          // tokens in one event of a stream; default 1
-	HideCached     bool         // leave cached tokens out of usage, as engines do unless told to report them
-	LateHeaders    bool         // answer streams with the first token; else at once, as vLLM does
+	HideCached     bool         // omit cached tokens from usage, as engines do by default
+	LateHeaders    bool         // send the header of a stream with its first token; else at once, as vLLM does
 	MetricsStyle   MetricsStyle // default StyleVLLM
-	Version        string       // of /version
+	Version        string       // reported by /version
 
 	MaxBody      int64         // bytes of a request body; default 256 MiB
-	MaxWaiting   int           // jobs in the waiting queue, more are answered 503; default 100,000
-	IdleTimeout  time.Duration // of a kept-alive connection; default 5 s, uvicorn's
-	WriteTimeout time.Duration // for a client to take what was written; default 30 s
+	MaxWaiting   int           // jobs in the waiting queue; more get 503; default 100,000
+	IdleTimeout  time.Duration // of a kept-alive connection; default 5 s, as uvicorn
+	WriteTimeout time.Duration // how long a client may take to accept a write; default 30 s
 
-	// Watch, if not nil, is told of every request to an inference endpoint twice: when it has come, and when it has ended, with Ended set. It
-	// is called from the request's own goroutine and must not block.
+	// Watch, if not nil, is called twice for every request to an inference endpoint: on arrival
+	// and, with Ended set, at the end. It runs in the request's goroutine and must not block.
 	Watch func(Visit)
 
 	Log zerolog.Logger
@@ -116,20 +117,21 @@ type Server struct {
 	ids    atomic.Int64
 
 	requests atomic.Int64 // to inference endpoints
-	aborted  atomic.Int64 // of those: the client left before the end
+	aborted  atomic.Int64 // requests whose client left before the end
 
 	stop      context.CancelFunc
 	closeOnce sync.Once
-	closed    chan struct{} // when Close is through
+	closed    chan struct{} // closed when Close is complete
 	died      atomic.Bool
 
-	mu      sync.Mutex // guards what follows, and additions to work
+	mu      sync.Mutex // guards the fields below, and additions to work
 	closing bool
-	addr    net.Addr       // of Start
+	addr    net.Addr       // set by Start
 	work    sync.WaitGroup // handlers and Start's goroutines
 }
 
-// NewServer returns an engine that is running and idle, listening nowhere. Close it even if it never serves.
+// NewServer returns a running, idle engine without a listener. The caller must Close it even if it
+// never serves.
 func NewServer(cfg ServerConfig) (*Server, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -140,7 +142,7 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 		return nil, err
 	}
 	var nonce [6]byte
-	_, _ = rand.Read(nonce[:]) // never fails
+	_, _ = rand.Read(nonce[:])
 	s := &Server{cfg: cfg, nonce: hex.EncodeToString(nonce[:]), began: time.Now(), closed: make(chan struct{})}
 	s.driver = newDriver(model, cfg.MaxWaiting)
 	ctx, stop := context.WithCancel(context.Background())
@@ -157,13 +159,12 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 	return s, nil
 }
 
-// connKey is the context key of a request's connection, which faults reset.
 type connKey struct{}
 
 // Config returns the configuration with its defaults filled in.
 func (s *Server) Config() ServerConfig { return s.cfg }
 
-// Serve answers connections from ln until Close (nil), the fault die (ErrDied) or an error of the listener. It closes ln.
+// Serve serves ln, and closes it, until Close (nil), the fault die (ErrDied) or a listener error.
 func (s *Server) Serve(ln net.Listener) error {
 	err := s.http.Serve(ln)
 	if errors.Is(err, http.ErrServerClosed) {
@@ -198,7 +199,7 @@ func (s *Server) Start(addr string) error {
 	return nil
 }
 
-// Addr is the host:port that Start listens on, "" before it has.
+// Addr is the host:port of Start, "" before it.
 func (s *Server) Addr() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -208,8 +209,8 @@ func (s *Server) Addr() string {
 	return s.addr.String()
 }
 
-// Close closes all listeners and connections, drops all jobs and returns when every goroutine of the server is gone.
-// Idempotent; the error is always nil.
+// Close closes listeners and connections, drops all jobs and returns when all goroutines of the
+// server have ended. Idempotent; the error is always nil.
 func (s *Server) Close() error {
 	s.close()
 	return nil
@@ -221,7 +222,7 @@ func (s *Server) close() {
 		s.closing = true
 		s.mu.Unlock()
 		s.stop()
-		_ = s.http.Close() // an error of a listener that is closed changes nothing
+		_ = s.http.Close() // the listener is being closed anyway
 		s.work.Wait()
 		s.driver.stop()
 		close(s.closed)
@@ -229,13 +230,11 @@ func (s *Server) close() {
 	<-s.closed
 }
 
-// die is close from inside a handler, which must return for it to end.
 func (s *Server) die() {
 	s.died.Store(true)
 	go s.close()
 }
 
-// enter counts a handler in, unless the server is closing.
 func (s *Server) enter() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -246,8 +245,8 @@ func (s *Server) enter() bool {
 	return true
 }
 
-// ServeHTTP answers one request. It is what Serve runs, and needs the connection that Serve puts into the context only for
-// the fault reset.
+// ServeHTTP answers one request. Only the fault reset needs the connection that Serve puts into the
+// context.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !s.enter() {
 		panic(http.ErrAbortHandler)
@@ -295,7 +294,6 @@ func (s *Server) routes() {
 	})
 }
 
-// infer answers one inference request.
 func (s *Server) infer(w http.ResponseWriter, r *http.Request, e endpoint) {
 	s.requests.Add(1)
 	body, err := s.readBody(w, r)
@@ -308,7 +306,7 @@ func (s *Server) infer(w http.ResponseWriter, r *http.Request, e endpoint) {
 		s.writeError(w, e, err)
 		return
 	}
-	switch e { // answered without the model
+	switch e {
 	case endpointCountTokens:
 		writeJSON(w, http.StatusOK, map[string]int{"input_tokens": c.promptTokens()})
 		return
@@ -324,7 +322,8 @@ func (s *Server) infer(w http.ResponseWriter, r *http.Request, e endpoint) {
 		s.writeError(w, e, launchError(err))
 		return
 	}
-	// A client that leaves is noticed even while a write to it blocks, and one that takes nothing when the write fails.
+	// The context shows a client that leaves during a blocked write; the failed write shows one
+	// that does not read.
 	abort := func() {
 		if f.abort() {
 			s.aborted.Add(1)
@@ -341,7 +340,7 @@ func (s *Server) infer(w http.ResponseWriter, r *http.Request, e endpoint) {
 	}
 	if err := f.wait(r.Context()); err != nil {
 		if r.Context().Err() != nil {
-			panic(http.ErrAbortHandler) // nobody is there, or the engine is closing: no answer, least of all an empty one
+			panic(http.ErrAbortHandler) // the client has left or the engine is closing: send no answer
 		}
 		s.writeError(w, e, launchError(err))
 		return
@@ -349,7 +348,6 @@ func (s *Server) infer(w http.ResponseWriter, r *http.Request, e endpoint) {
 	writeJSON(w, http.StatusOK, s.answer(c, f))
 }
 
-// wait blocks until all seats are done.
 func (f *flight) wait(ctx context.Context) error {
 	for {
 		if done, err := f.landed(); done || err != nil {
@@ -363,7 +361,6 @@ func (f *flight) wait(ctx context.Context) error {
 	}
 }
 
-// answer is the body of a reply that is not streamed.
 func (s *Server) answer(c *call, f *flight) any {
 	switch c.endpoint {
 	case endpointChat:
@@ -384,7 +381,7 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, *apiE
 	r.Body = http.MaxBytesReader(w, r.Body, s.cfg.MaxBody)
 	var body []byte
 	if n := r.ContentLength; n > 0 && n <= s.cfg.MaxBody {
-		body = make([]byte, 0, min(n, 1<<20)+1) // what is announced is believed up to a MiB
+		body = make([]byte, 0, min(n, 1<<20)+1)
 	}
 	for {
 		if len(body) == cap(body) {
@@ -411,7 +408,6 @@ func launchError(err error) *apiError {
 	return &apiError{status: http.StatusServiceUnavailable, message: err.Error()}
 }
 
-// id returns a new id with the given prefix.
 func (s *Server) id(prefix string) string {
 	return prefix + s.nonce + strconv.FormatInt(s.ids.Add(1), 16)
 }

@@ -17,12 +17,11 @@ import (
 	"go.uber.org/goleak"
 )
 
-// net/http holds a connection that it closes half a second for the client to take the last bytes; that is not a leak.
+// net/http keeps a closing connection for half a second; that is not a leak.
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
 }
 
-// fastConfig is an engine that does not keep tests waiting.
 func fastConfig() ServerConfig {
 	return ServerConfig{
 		Config: Config{KVTokens: 40_000, PrefillRate: 1e7, DecodeStep: 200 * time.Microsecond},
@@ -30,7 +29,6 @@ func fastConfig() ServerConfig {
 	}
 }
 
-// live is a server on loopback and a client for it.
 type live struct {
 	*Server
 	t      testing.TB
@@ -53,7 +51,6 @@ func startServer(t testing.TB, cfg ServerConfig) *live {
 	return &live{Server: s, t: t, url: "http://" + s.Addr(), client: &http.Client{Transport: transport, Timeout: time.Minute}}
 }
 
-// post sends body and returns the status and the answer.
 func (l *live) post(path, body string) (int, []byte) {
 	l.t.Helper()
 	resp, err := l.client.Post(l.url+path, "application/json", strings.NewReader(body))
@@ -79,7 +76,6 @@ func (l *live) ok(path, body string, into any) {
 	}
 }
 
-// events returns the data of an event stream, [DONE] included.
 func (l *live) events(path, body string) (data []string) {
 	l.t.Helper()
 	status, answer := l.post(path, body)
@@ -96,7 +92,6 @@ func (l *live) events(path, body string) (data []string) {
 	return data
 }
 
-// eventually polls until the condition holds, or a deadline that no healthy run comes near.
 func eventually(t testing.TB, what string, cond func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); !cond(); time.Sleep(time.Millisecond) {
@@ -106,7 +101,6 @@ func eventually(t testing.TB, what string, cond func() bool) {
 	}
 }
 
-// chat returns the body of a chat request; more is appended to its fields.
 func chat(more string, turns ...string) string {
 	var b strings.Builder
 	b.WriteString(`{"model":"m","messages":[{"role":"system","content":"You are terse, and say only what was asked for, in plain words."}`)
@@ -166,7 +160,7 @@ func TestServerChat(t *testing.T) {
 	if got := last.Usage.Details.CachedTokens; got != full {
 		t.Fatalf("cached %d, want %d", got, full)
 	}
-	// The next turn finds the reply, but for its last block and token, and the truth knows it before.
+	// The next turn finds the reply except its last block and token, and the truth predicts it.
 	next := chat(`,"max_tokens":3`, question, reply, "And why?")
 	truth, err := l.Cached("chat", []byte(next))
 	if err != nil {
@@ -206,7 +200,6 @@ func TestServerReportsCachedAsConfigured(t *testing.T) {
 	}
 }
 
-// TestServerCachesApart: adapters and salts have caches of their own, aliases of one model share theirs.
 func TestServerCachesApart(t *testing.T) {
 	l := startServer(t, fastConfig())
 	body := func(model, more string) string {
@@ -224,7 +217,6 @@ func TestServerCachesApart(t *testing.T) {
 	}
 }
 
-// TestServerEndpoints: everything is answered, with the fields that clients insist on.
 func TestServerEndpoints(t *testing.T) {
 	l := startServer(t, fastConfig())
 	for _, test := range []struct{ path, body, want string }{
@@ -357,8 +349,6 @@ func TestServerErrors(t *testing.T) {
 	}
 }
 
-// TestServerAborts: a client that leaves ends its jobs within 100 ms, waiting or running, streaming or not. A busy machine may
-// take longer by itself, not ten times in a row.
 func TestServerAborts(t *testing.T) {
 	cfg := fastConfig()
 	cfg.DecodeStep, cfg.MaxRunning = 20*time.Millisecond, 1
@@ -379,7 +369,6 @@ func TestServerAborts(t *testing.T) {
 	eventually(t, "departures counted", func() bool { return l.Stats().Departed == left })
 }
 
-// leave lets two clients begin a request, of which one runs and one waits, and leave, and returns how long both jobs outlived that.
 func (l *live) leave(stream string) time.Duration {
 	l.t.Helper()
 	failed := make(chan error, 2)
@@ -414,11 +403,10 @@ func (l *live) leave(stream string) time.Duration {
 	return took
 }
 
-// TestServerDropsClientThatDoesNotRead: a stream that nobody takes is given up, and the engine's memory with it.
 func TestServerDropsClientThatDoesNotRead(t *testing.T) {
 	cfg := fastConfig()
-	// Some 10 MB/s for 40 s: the sockets' buffers are full long before the reply is generated, on a slow machine too, and one that is
-	// has not been given up.
+	// About 10 MB/s for 40 s fill the socket buffers long before the reply ends, on slow machines
+	// too.
 	const tokens = 2_000_000
 	cfg.MaxModelLen, cfg.KVTokens, cfg.DecodeStep, cfg.WriteTimeout = tokens, tokens, 20*time.Microsecond, 100*time.Millisecond
 	l := startServer(t, cfg)
@@ -428,12 +416,11 @@ func TestServerDropsClientThatDoesNotRead(t *testing.T) {
 	}
 	defer conn.Close()
 	conn.(*net.TCPConn).SetReadBuffer(4096)
-	body := chat(fmt.Sprintf(`,"max_tokens":%d,"stream":true`, tokens-1000), "Talk.") // about 400 MB of events
+	body := chat(fmt.Sprintf(`,"max_tokens":%d,"stream":true`, tokens-1000), "Talk.")
 	fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 	eventually(t, "given up", func() bool { s := l.Stats(); return s.Departed == 1 && s.Running == 0 && s.KVPinned == 0 })
 }
 
-// TestServerHalfClose: a client that shuts its sending side down is taken to have left, as uvicorn does.
 func TestServerHalfClose(t *testing.T) {
 	cfg := fastConfig()
 	cfg.DecodeStep = 5 * time.Millisecond
@@ -473,7 +460,6 @@ func TestServerMetrics(t *testing.T) {
 	}
 }
 
-// TestServerCloses: Close ends running requests and the listener, twice, and Serve returns nil.
 func TestServerCloses(t *testing.T) {
 	cfg := fastConfig()
 	cfg.DecodeStep = 5 * time.Millisecond

@@ -5,50 +5,50 @@ import (
 	"time"
 )
 
-// never is a step number that is not reached.
 const never = math.MaxInt64
 
 type jobState uint8
 
 const (
-	stateNone jobState = iota // not in the model
+	stateNone jobState = iota
 	stateRefused
 	stateWaiting
 	statePrefill
-	stateReady // prefill ends with the present step
+	stateReady
 	stateDecode
 )
 
-// sequence is what the model keeps of a job. Token counts.
 type sequence struct {
 	state     jobState
-	unshared  bool  // a key did not fit below its predecessor: publish no more
-	generated int   // output up to the last admission; while decoding, up to the first decode step
-	context   int   // to prefill: the prompt, and after a preemption what was generated before it
-	done      int   // of context: cached or computed
-	base      int   // held through the cache since admission
-	moved     int   // allocated by the job, now held through the cache
-	held      int   // keys held through the cache
-	node      *node // end of what is held
-	start     int64 // first decode step
-	end       int64 // decode steps begun when the last one is over
-	phase     int   // step mod BlockTokens that needs another block
+	unshared  bool // a key did not fit below its predecessor: publish no more
+	generated int  // output up to the last admission; while decoding, up to the first decode step
+	context   int  // tokens to prefill: the prompt and, after a preemption, the output so far
+	done      int
+	base      int
+	moved     int // allocated by the job, now held through the cache
+	held      int
+	node      *node
+	start     int64
+	end       int64
+	phase     int
 }
 
-// stretch is a run of equal steps during which nothing is decided: one step, or many in which sequences only decode. Memory
-// is charged for a step when it begins; settle does so for all that began until some time, at once and with the same result.
+// stretch is a run of equal steps without a scheduling decision: one step, or many that only
+// decode. A step's memory is charged when it begins; settle charges many steps at once with the
+// same result.
 type stretch struct {
 	start   time.Duration
-	dur     time.Duration // of one step
-	steps   int64         // 0: idle since start
-	settled int64         // steps charged
+	dur     time.Duration
+	steps   int64
+	settled int64
 }
 
 func (s *stretch) end() time.Duration { return s.start + time.Duration(s.steps)*s.dur }
 
-// schedule begins a stretch at time t, as vLLM's scheduler does: memory for the running sequences first (preempting the
-// youngest if there is none), then prefill by first come, first served while the step has tokens left. Jobs submitted after
-// the time until are not there yet: between two steps that is just before t, as the next step starts when the last one ends.
+// schedule begins a stretch at time t in the order of vLLM's scheduler: memory for the running
+// sequences (preempting the youngest if short), then prefill first come, first served while the
+// step has tokens left. It ignores jobs submitted after until: between two steps that is just
+// before t.
 func (m *Model) schedule(t, until time.Duration, emit func(Event)) {
 	preempted := false
 	for m.decoding > 0 && m.growth(1) > m.free()+m.cache.evictable {
@@ -79,7 +79,7 @@ func (m *Model) schedule(t, until time.Duration, emit func(Event)) {
 	}
 	prefilled := m.cfg.ChunkTokens - budget
 	if decoding == 0 && prefilled == 0 {
-		return // idle: whatever waits was not submitted yet
+		return
 	}
 	m.step.steps, m.step.settled = 1, 1
 	m.step.dur = m.stepTime(decoding, prefilled)
@@ -88,12 +88,10 @@ func (m *Model) schedule(t, until time.Duration, emit func(Event)) {
 	}
 }
 
-// admissible reports whether the head of the queue may be tried, if it was submitted by the time until.
 func (m *Model) admissible(until time.Duration) bool {
 	return !m.blocked && len(m.running) < m.cfg.MaxRunning && m.waiting.len() > 0 && m.waiting.front().Submitted <= until
 }
 
-// stepTime is the length of a step that decodes that many sequences and computes that many prompt tokens beside them.
 func (m *Model) stepTime(decoding, prefilled int) time.Duration {
 	var d float64
 	if decoding > 0 {
@@ -103,10 +101,10 @@ func (m *Model) stepTime(decoding, prefilled int) time.Duration {
 	return max(time.Duration(math.Round(d*m.slow)), 1)
 }
 
-// decodeSteps returns how many steps from the present one on are alike: until a sequence ends, memory gets short or a job
-// that could be admitted arrives.
+// decodeSteps returns how many steps from the present one are alike: until a sequence ends, memory
+// runs short or an admissible job arrives.
 func (m *Model) decodeSteps(t time.Duration) int64 {
-	k := m.nextEnd - m.begun + 1 // the present step is begun
+	k := m.nextEnd - m.begun + 1
 	if m.admissible(never) {
 		k = min(k, max(int64((m.waiting.front().Submitted-t)/m.step.dur)+1, 1))
 	}
@@ -115,7 +113,7 @@ func (m *Model) decodeSteps(t time.Duration) int64 {
 		return k
 	}
 	block := int64(m.cfg.BlockTokens)
-	cycles := int64(room) / (block * int64(m.decoding)) // of one block for each sequence
+	cycles := int64(room) / (block * int64(m.decoding))
 	room -= int(cycles*block) * m.decoding
 	k = 1 + cycles*block
 	for at := m.begun % block; ; at = (at + 1) % block {
@@ -126,7 +124,6 @@ func (m *Model) decodeSteps(t time.Duration) int64 {
 	}
 }
 
-// growth returns the tokens of memory that the next n decode steps allocate.
 func (m *Model) growth(n int64) int {
 	block := int64(m.cfg.BlockTokens)
 	blocks := n / block * int64(m.decoding)
@@ -140,7 +137,8 @@ func (m *Model) growth(n int64) int {
 	return int(blocks * block)
 }
 
-// charge begins n decode steps: allocates their memory, evicting what it must. The room is there.
+// charge begins n decode steps and allocates their memory, evicting as needed. The caller has
+// checked that it suffices.
 func (m *Model) charge(n int64) {
 	m.private += m.growth(n)
 	m.begun += n
@@ -153,8 +151,8 @@ func (m *Model) makeRoom() {
 	}
 }
 
-// settle brings the present stretch to time t: the steps that have begun are charged, the ones that are over counted. The last
-// one is left to finishStep. It changes no decision, so anybody may call it to look.
+// settle charges the steps that began by t and counts those that ended, except the last step, which
+// finishStep ends. It changes no decision, so readers may call it at any time.
 func (m *Model) settle(t time.Duration) {
 	s := &m.step
 	if s.steps == 0 || t < s.start {
@@ -173,20 +171,18 @@ func (m *Model) settle(t time.Duration) {
 	}
 }
 
-// count adds n finished steps of the present stretch to the totals.
 func (m *Model) count(n int64) {
 	m.stats.Steps += n
 	m.stats.Busy += time.Duration(n) * m.step.dur
 	m.stats.OutputTokens += n * int64(m.decoding)
 }
 
-// cut ends the present stretch with the step that is under way at time t, because the next one may differ.
+// cut ends the present stretch with the step that runs at t, because the next one may differ.
 func (m *Model) cut(t time.Duration) {
 	m.settle(t)
 	m.step.steps = m.step.settled
 }
 
-// finishStep ends the present stretch: tokens appear, sequences end, finished prefills begin to decode.
 func (m *Model) finishStep(emit func(Event)) {
 	at := m.step.end()
 	m.settle(at)
@@ -212,7 +208,6 @@ func (m *Model) finishStep(emit func(Event)) {
 	}
 }
 
-// token tells a decoding job of its newest token, and reports whether that was its last one.
 func (m *Model) token(j *Job, at time.Duration, emit func(Event)) (ended bool) {
 	if j.Watch {
 		emit(Event{Kind: Tokens, Job: j, At: at, Tokens: 1})
@@ -225,7 +220,6 @@ func (m *Model) token(j *Job, at time.Duration, emit func(Event)) (ended bool) {
 	return true
 }
 
-// finish releases a job that has all its output. The caller takes it out of running.
 func (m *Model) finish(j *Job, at time.Duration, emit func(Event)) {
 	m.release(j)
 	j.seq = sequence{}
@@ -234,7 +228,6 @@ func (m *Model) finish(j *Job, at time.Duration, emit func(Event)) {
 	emit(Event{Kind: Finished, Job: j, At: at})
 }
 
-// prefilled gives a job the token that its finished prefill yields and lets it decode the rest.
 func (m *Model) prefilled(j *Job, at time.Duration, emit func(Event)) {
 	s := &j.seq
 	switch {
@@ -258,7 +251,8 @@ func (m *Model) prefilled(j *Job, at time.Duration, emit func(Event)) {
 	s.state = stateDecode
 	s.start = m.begun
 	s.end = m.begun + int64(j.OutputTokens-s.generated)
-	// Decode step number b writes token context+b-start; it opens a block when that is a multiple of the block past base.
+	// Decode step b writes token context+b-start, which opens a block when it is a whole number of
+	// blocks past base.
 	block := int64(m.cfg.BlockTokens)
 	s.phase = int(((s.start+int64(s.base)-int64(s.context))%block + block) % block)
 	m.phase[s.phase]++
@@ -269,7 +263,8 @@ func (m *Model) prefilled(j *Job, at time.Duration, emit func(Event)) {
 	m.nextEnd = min(m.nextEnd, s.end)
 }
 
-// admit looks j, the head of the queue, up in the cache and gives it memory for its whole context; false if there is none.
+// admit looks up the head of the queue in the cache and allocates its whole context; false if
+// memory is short.
 func (m *Model) admit(j *Job) bool {
 	for _, r := range m.running {
 		if r.seq.state == stateDecode {
@@ -300,8 +295,8 @@ func (m *Model) admit(j *Job) bool {
 	return true
 }
 
-// compute spends budget on the oldest prefill. Blocks can be shared from the step that computes them on, so that a job
-// admitted in the same step finds them.
+// compute spends budget on the oldest prefill. Its blocks are shared from this step on, so that a
+// job admitted in the same step finds them.
 func (m *Model) compute(j *Job, budget *int) {
 	s := &j.seq
 	n := min(*budget, s.context-s.done)
@@ -316,7 +311,6 @@ func (m *Model) compute(j *Job, budget *int) {
 	}
 }
 
-// computed returns the tokens of j that have KV memory written, the step under way included.
 func (m *Model) computed(j *Job) int {
 	if j.seq.state == stateDecode {
 		return j.seq.context + int(m.begun-j.seq.start)
@@ -324,19 +318,17 @@ func (m *Model) computed(j *Job) int {
 	return j.seq.done
 }
 
-// generatedNow returns the output tokens of j at the end of the last finished step.
 func (m *Model) generatedNow(j *Job) int {
 	if j.seq.state != stateDecode {
 		return j.seq.generated
 	}
 	n := int(m.begun - j.seq.start)
 	if m.step.steps > 0 && n > 0 {
-		n-- // the step under way
+		n--
 	}
 	return j.seq.generated + n
 }
 
-// allocated returns the tokens of the blocks that j took beyond base.
 func (m *Model) allocated(j *Job) int {
 	tokens := j.seq.context
 	if j.seq.state == stateDecode {
@@ -345,7 +337,6 @@ func (m *Model) allocated(j *Job) int {
 	return m.roundUp(tokens - j.seq.base)
 }
 
-// outKeys returns the keys of j's output that can be used.
 func outKeys(j *Job) []uint64 {
 	if j.KeyTokens < 1 || len(j.Keys) != j.PromptTokens/j.KeyTokens {
 		return nil
@@ -353,7 +344,8 @@ func outKeys(j *Job) []uint64 {
 	return j.OutKeys
 }
 
-// keys returns the keys of the full blocks in the first tokens of j, prompt and output; a view, valid until the next call.
+// keys returns the keys of the full blocks in the first tokens of j, prompt and output. The result
+// is valid until the next call.
 func (m *Model) keys(j *Job, tokens int) []uint64 {
 	if j.KeyTokens < 1 {
 		return nil
@@ -367,8 +359,8 @@ func (m *Model) keys(j *Job, tokens int) []uint64 {
 	return m.scratch
 }
 
-// publish makes the full blocks in the first tokens of j findable. A block that the cache got meanwhile from another job is
-// adopted, and the own copy freed.
+// publish puts the full blocks in the first tokens of j into the cache. If another job has
+// published a block meanwhile, j adopts that copy and frees its own.
 func (m *Model) publish(j *Job, tokens int) {
 	s := &j.seq
 	if j.KeyTokens < 1 || s.unshared {
@@ -396,8 +388,8 @@ func (m *Model) publish(j *Job, tokens int) {
 	}
 }
 
-// unpublished returns how many of keys[from:] name blocks that j has generated but not published yet, which it does only
-// when somebody looks.
+// unpublished returns how many of keys[from:] j has generated but not yet published; blocks of
+// output are published lazily.
 func (m *Model) unpublished(j *Job, keys []uint64, keyTokens, from int) int {
 	s := &j.seq
 	if s.state != stateDecode || s.unshared || j.KeyTokens != keyTokens {
@@ -412,7 +404,8 @@ func (m *Model) unpublished(j *Job, keys []uint64, keyTokens, from int) int {
 	return n
 }
 
-// release takes from a running job all it holds, publishing first what it has computed. The caller takes it out of running.
+// release publishes what a running job has computed and frees all it holds. The caller removes it
+// from running.
 func (m *Model) release(j *Job) {
 	m.publish(j, m.computed(j))
 	s := &j.seq
@@ -437,7 +430,8 @@ func (m *Model) release(j *Job) {
 	}
 }
 
-// preempt takes the memory of the youngest running job and puts the job at the head of the queue.
+// preempt takes the memory of the youngest running job and returns that job to the head of the
+// queue.
 func (m *Model) preempt() *Job {
 	last := len(m.running) - 1
 	j := m.running[last]

@@ -6,16 +6,16 @@ import (
 	"time"
 )
 
-// script is how one API tells a reply as server-sent events. Each method appends events to dst; i is the seat.
+// script writes a reply as the server-sent events of one API. Each method appends events to dst; i
+// is the seat.
 type script interface {
-	begin(dst []byte) []byte                     // before the first token of any seat
-	text(dst []byte, i int, from, to int) []byte // tokens from to to, not including it
-	stop(dst []byte, i int) []byte               // after the last token of a seat
-	end(dst []byte) []byte                       // after the last seat
-	fail(dst []byte, err *apiError) []byte       // the reply cannot go on
+	begin(dst []byte) []byte
+	text(dst []byte, i int, from, to int) []byte
+	stop(dst []byte, i int) []byte
+	end(dst []byte) []byte
+	fail(dst []byte, err *apiError) []byte
 }
 
-// told is what all scripts know.
 type told struct {
 	c       *call
 	f       *flight
@@ -24,7 +24,6 @@ type told struct {
 	created int64
 }
 
-// stream tells the reply of c while it is generated.
 func (s *Server) stream(w http.ResponseWriter, r *http.Request, c *call, f *flight) {
 	t := told{c: c, f: f, s: s, created: time.Now().Unix()}
 	var how script
@@ -46,7 +45,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, c *call, f *flig
 	out := http.NewResponseController(w)
 	if !s.cfg.LateHeaders {
 		w.WriteHeader(http.StatusOK)
-		_ = out.Flush() // a failed write shows in the next one
+		_ = out.Flush() // the next write reports a failure
 	}
 	sent, stopped := make([]int, len(f.seats)), make([]bool, len(f.seats))
 	var buf []byte
@@ -61,10 +60,10 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, c *call, f *flig
 		for i := range f.seats {
 			p, err := f.state(i)
 			if r.Context().Err() != nil {
-				panic(http.ErrAbortHandler) // nobody is there, or the engine is closing
+				panic(http.ErrAbortHandler) // the client has left or the engine is closing
 			}
 			if err != nil {
-				_ = write(w, out, s.cfg.WriteTimeout, how.fail(buf, launchError(err))) // the end either way
+				_ = write(w, out, s.cfg.WriteTimeout, how.fail(buf, launchError(err))) // ends here whether or not the write succeeds
 				return
 			}
 			if stopped[i] || (p.tokens == 0 && !p.done) {
@@ -76,7 +75,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, c *call, f *flig
 			for sent[i] < p.tokens {
 				to := min(sent[i]+s.cfg.TokensPerChunk, p.tokens)
 				if to-sent[i] < s.cfg.TokensPerChunk && !p.done {
-					break // the rest of the group is to come
+					break
 				}
 				buf = how.text(buf, i, sent[i], to)
 				sent[i] = to
@@ -95,26 +94,23 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, c *call, f *flig
 	}
 }
 
-// write sends p at once, or fails if the client does not take it in time.
 func write(w http.ResponseWriter, out *http.ResponseController, timeout time.Duration, p []byte) error {
-	_ = out.SetWriteDeadline(time.Now().Add(timeout)) // unsupported by test recorders, which do not block either
+	_ = out.SetWriteDeadline(time.Now().Add(timeout)) // unsupported by test recorders, which do not block
 	if _, err := w.Write(p); err != nil {
 		return err
 	}
 	return out.Flush()
 }
 
-// piece returns tokens [from, to) of the reply of seat i.
 func (t *told) piece(i, from, to int) []byte {
 	return t.f.seats[i].reply[from*TokenBytes : to*TokenBytes]
 }
 
-// chatScript is chat completions; completionScript shares all but the names of things.
 type chatScript struct {
 	told
-	head   string // of every chunk, up to the choices
+	head   string
 	before string // between the index of a choice and its text
-	after  string // the text
+	after  string
 }
 
 func newChatScript(t told) *chatScript {
@@ -172,7 +168,6 @@ func newCompletionScript(t told) *completionScript {
 	return &completionScript{chatScript{told: t, head: chunkHead(t, "text_completion"), before: `,"text":"`, after: `","logprobs":null,"finish_reason":null,"stop_reason":null}]}` + "\n\n"}}
 }
 
-// begin says nothing, or with echo the prompts.
 func (t *completionScript) begin(dst []byte) []byte {
 	if !t.c.fields.Echo {
 		return dst

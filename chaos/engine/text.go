@@ -6,20 +6,19 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// TokenBytes is the length of every emulated token: text is cut every 4 bytes, whatever it says, which is about what real
-// tokenizers make of English and code. The bytes that do not fill the last token of a prompt are not counted.
+// TokenBytes is the length of every emulated token: a fixed 4 bytes, about what real tokenizers
+// make of English and code. A partial last token of a prompt is not counted.
 const TokenBytes = 4
 
-// KeyTokens is the number of tokens of one key of the live engine's prefix cache.
+// KeyTokens is the number of tokens per key of the live engine's prefix cache.
 const KeyTokens = 16
 
 const keyBytes = KeyTokens * TokenBytes
 
-// tokensIn returns the tokens of n bytes of prompt; a prompt has at least one.
 func tokensIn(n int) int { return max(n/TokenBytes, 1) }
 
-// appendKeys appends the chained key of every full block of text[from:], where from is a block boundary and parent the key
-// before it (the root's, if it is 0).
+// appendKeys appends the chained key of every full block of text[from:]. from is a block boundary
+// and parent the key before it, or the root's.
 func appendKeys(dst []uint64, parent uint64, text []byte) []uint64 {
 	for ; len(text) >= keyBytes; text = text[keyBytes:] {
 		parent = xxh3.HashSeed(text[:keyBytes], parent)
@@ -28,13 +27,13 @@ func appendKeys(dst []uint64, parent uint64, text []byte) []uint64 {
 	return dst
 }
 
-// rootKey names the adapter and the salt under which a prefix is cached: equal text under another one is another prefix.
 func rootKey(adapter, salt string) uint64 {
 	b := binary.LittleEndian.AppendUint32(nil, uint32(len(adapter)))
 	return xxh3.Hash(append(append(b, adapter...), salt...))
 }
 
-// newSeat makes the job of one prompt, with its reply written in advance: which tokens come is decided, only when is not.
+// newSeat makes the job of one prompt. Its reply is written in advance; the model decides only the
+// times.
 func newSeat(root uint64, text []byte, output, variant int, watch bool) *seat {
 	reply := appendReply(nil, xxh3.HashSeed(text, root+uint64(variant)), output)
 	keys := appendKeys(make([]uint64, 0, (len(text)+len(reply))/keyBytes+1), root, text)
@@ -57,12 +56,12 @@ func newSeat(root uint64, text []byte, output, variant int, watch bool) *seat {
 	return s
 }
 
-// appendReply appends tokens of invented text, the same for the same seed: four letters, or a space and three, never needing
-// an escape in JSON, and without a space at either end, which clients like to trim.
+// appendReply appends tokens of text derived from seed: four letters, or a space and three. They
+// need no JSON escape, and no space is at either end because clients trim.
 func appendReply(dst []byte, seed uint64, tokens int) []byte {
 	const letters = "etaoinshrdlucmfw"
 	for i := range tokens {
-		seed += 0x9e3779b97f4a7c15 // splitmix64
+		seed += 0x9e3779b97f4a7c15
 		z := (seed ^ seed>>30) * 0xbf58476d1ce4e5b9
 		z = (z ^ z>>27) * 0x94d049bb133111eb
 		z ^= z >> 31
@@ -75,7 +74,6 @@ func appendReply(dst []byte, seed uint64, tokens int) []byte {
 	return dst
 }
 
-// appendIDs appends the token ids of text: its bytes, little-endian, the last ones padded with zeros.
 func appendIDs(dst []uint32, text []byte) []uint32 {
 	for len(text) > 0 {
 		var b [TokenBytes]byte
@@ -86,7 +84,6 @@ func appendIDs(dst []uint32, text []byte) []uint32 {
 	return dst
 }
 
-// appendText appends the text of token ids, the padding of the last one included.
 func appendText(dst []byte, ids []uint32) []byte {
 	for _, id := range ids {
 		dst = binary.LittleEndian.AppendUint32(dst, id)

@@ -11,9 +11,9 @@ type Truth struct {
 	CachedTokens int `json:"cached_tokens"`
 }
 
-// Cached returns the truth about a request: how many tokens its prompts have, and how many of them the engine would serve from
-// cache if it came now. The endpoint is a path, or its last part ("chat", "messages", ...); the body is that of the request.
-// It changes nothing. Several prompts of one request are looked up one by one, as if each came alone.
+// Cached returns how many tokens the prompts of a request have, and how many the engine would serve
+// from cache now. endpoint is a path or its last element; body is the request's. It changes nothing
+// and looks up several prompts as if each came alone.
 func (s *Server) Cached(endpoint string, body []byte) (Truth, error) {
 	t, bad := s.truth(endpoint, body)
 	if bad != nil {
@@ -46,8 +46,8 @@ func (s *Server) truth(endpoint string, body []byte) (Truth, *apiError) {
 	return t, nil
 }
 
-// cachedHandler is POST /emulator/cached. The endpoint that the body is meant for is in the query (kind=messages, or
-// kind=/v1/messages) or the header X-Emulator-Kind; chat completions if in neither.
+// cachedHandler is POST /emulator/cached. The query (kind=messages or kind=/v1/messages) or the
+// header X-Emulator-Kind names the endpoint; the default is chat completions.
 func (s *Server) cachedHandler(w http.ResponseWriter, r *http.Request) {
 	kind := r.URL.Query().Get("kind")
 	if kind == "" {
@@ -65,14 +65,15 @@ func (s *Server) cachedHandler(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, t)
 }
 
-// ServerStats is the body of GET /emulator/stats. Counts of jobs (a request is one job for each reply it asks for) and tokens.
+// ServerStats is the body of GET /emulator/stats, in tokens and jobs. A request has one job per
+// reply.
 type ServerStats struct {
 	Running  int `json:"running"`
 	Waiting  int `json:"waiting"`
 	Decoding int `json:"decoding"`
 
 	Requests int64 `json:"requests"` // to inference endpoints
-	Departed int64 `json:"departed"` // of those: the client left before the end
+	Departed int64 `json:"departed"` // requests whose client left before the end
 	Faulted  int64 `json:"faulted"`  // requests that suffered a fault
 
 	Submitted int64 `json:"submitted"`
@@ -96,7 +97,7 @@ type ServerStats struct {
 	Uptime      float64 `json:"uptime_s"`
 }
 
-// Stats returns what the engine has done. Zero after Close.
+// Stats returns counts and totals; zero after Close.
 func (s *Server) Stats() ServerStats {
 	m, err := s.modelStats()
 	if err != nil {

@@ -10,7 +10,6 @@ import (
 	"time"
 )
 
-// visitors collects what an engine tells of its requests.
 type visitors struct {
 	mu   sync.Mutex
 	seen []Visit
@@ -22,7 +21,6 @@ func (v *visitors) watch(one Visit) {
 	v.seen = append(v.seen, one)
 }
 
-// of returns what was told of one request.
 func (v *visitors) of(id string) (out []Visit) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -45,7 +43,6 @@ func (v *visitors) await(t *testing.T, id string, n int) []Visit {
 	return nil
 }
 
-// TestWatch: whatever becomes of a request, its coming and its end are told, and whether somebody was there to be answered.
 func TestWatch(t *testing.T) {
 	var seen visitors
 	cfg := fastConfig()
@@ -97,7 +94,6 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// TestReplies: what is foretold is what comes, on every shape that the chaos harness sends.
 func TestReplies(t *testing.T) {
 	l := startServer(t, fastConfig())
 	for _, c := range []struct{ path, body string }{

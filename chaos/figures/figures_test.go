@@ -2,7 +2,6 @@ package main
 
 import "testing"
 
-// TestBackwards: a chain has no backward edge, a circle one, and two circles that share a node two.
 func TestBackwards(t *testing.T) {
 	for _, tc := range []struct {
 		files int
@@ -21,7 +20,6 @@ func TestBackwards(t *testing.T) {
 	}
 }
 
-// TestParts: the harness is what lies under chaos and the lab, whatever the rest is called.
 func TestParts(t *testing.T) {
 	for path, want := range map[string]part{
 		"node/node.go": product, "cmd/grapevine/main.go": product, "chaos/demo/demo.go": harness, "cmd/grapevine-lab/main.go": harness,
@@ -36,19 +34,17 @@ func TestParts(t *testing.T) {
 	}
 }
 
-// TestReferences: this package's own files refer to each other, and no local name makes a reference.
 func TestReferences(t *testing.T) {
 	packages, err := load("../figures")
 	if err != nil || len(packages) != 1 {
 		t.Fatalf("%d packages, %v", len(packages), err)
 	}
-	got := packages[0].references() // main.go uses load and pkg's methods, packages.go uses edge
+	got := packages[0].references()
 	if len(got) != 2 || got[0].from != got[1].to || got[0].to != got[1].from {
 		t.Errorf("%+v", got)
 	}
 }
 
-// TestWords: markers, directives and punctuation are no words.
 func TestWords(t *testing.T) {
 	n, err := wordsIn("x.go", []byte("//go:build linux\n\n// Package x - has five words.\npackage x\n\nvar s = \"not counted\"\n"), product)
 	if err != nil || n != 5 {

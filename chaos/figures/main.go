@@ -1,9 +1,9 @@
-// Command figures prints how large the project is and how its files refer to each other: lines and words by part, the
-// size of the shipped program, and for each package how many references between its files run backwards.
+// Command figures prints the size of the project, lines and words by part and the size of the
+// shipped program, and for each package the number of backward references between its files.
 //
 //	go run ./chaos/figures [-binary bin/grapevine] [-dir .]
 //
-// It needs no tool but go. It runs in the module at -dir, so that one version of it measures another commit.
+// It needs only go. -dir selects the module, so that one version measures other commits.
 package main
 
 import (
@@ -67,7 +67,6 @@ func run(out io.Writer, dir, binary string) error {
 	return w.Flush()
 }
 
-// part is what a file belongs to.
 type part int
 
 const (
@@ -84,7 +83,8 @@ func (p part) String() string {
 
 type size struct{ files, lines, words int }
 
-// measure counts every Go file and document below dir. Lines are all lines; words are those of comments, and of whole documents.
+// measure counts every Go file and document below dir: all lines, and the words of comments and of
+// whole documents.
 func measure(dir string) (out [parts]size, err error) {
 	root := os.DirFS(dir)
 	err = fs.WalkDir(root, ".", func(path string, d fs.DirEntry, err error) error {
@@ -111,7 +111,8 @@ func measure(dir string) (out [parts]size, err error) {
 	return out, err
 }
 
-// partOf says what a file belongs to, by its path below the root; false if it is neither Go nor a document.
+// partOf returns a file's part by its path below the root; false if it is neither Go nor a
+// document.
 func partOf(path string) (part, bool) {
 	switch {
 	case strings.HasSuffix(path, ".md"):
@@ -126,7 +127,6 @@ func partOf(path string) (part, bool) {
 	return product, true
 }
 
-// wordsIn counts what people read. A word has a letter or digit.
 func wordsIn(name string, text []byte, of part) (int, error) {
 	if of == documents {
 		return words(string(text)), nil
@@ -137,7 +137,7 @@ func wordsIn(name string, text []byte, of part) (int, error) {
 	}
 	n := 0
 	for _, group := range f.Comments {
-		n += words(group.Text()) // without markers and directives
+		n += words(group.Text())
 	}
 	return n, nil
 }
@@ -153,11 +153,10 @@ func words(text string) (n int) {
 	return n
 }
 
-// edge is a reference from one file of a package to another, by their places in the list of files.
 type edge struct{ from, to int }
 
-// backwards is how many edges point to an earlier file in an order that no move of a single file improves. The least
-// number of all orders, which is hard to find, is no greater.
+// backwards counts the edges to an earlier file in an order that no move of a single file improves.
+// It is an upper bound on the least number over all orders, which is hard to find.
 func backwards(files int, edges []edge) int {
 	var order []int
 	for i := range files {

@@ -15,22 +15,21 @@ import (
 	"strings"
 )
 
-// pkg is a package of the module, without its tests, with what each identifier means.
 type pkg struct {
-	name  string // its path below the module
+	name  string
 	files []*ast.File
 	types *types.Package
 	uses  map[*ast.Ident]types.Object
 }
 
-// listed is what go list says of a package.
 type listed struct {
 	ImportPath, Dir, Export string
 	GoFiles                 []string
 	DepOnly                 bool
 }
 
-// load type-checks the packages of the module at dir as built for this machine, with what they import from the compiler's export data.
+// load type-checks the packages of the module at dir for this machine, with imports from the
+// compiler's export data.
 func load(dir string) (out []*pkg, err error) {
 	cmd := exec.Command("go", "list", "-export", "-deps", "-json=ImportPath,Dir,Export,GoFiles,DepOnly", "./...")
 	cmd.Dir, cmd.Stderr = dir, os.Stderr
@@ -73,7 +72,6 @@ func load(dir string) (out []*pkg, err error) {
 	return out, nil
 }
 
-// references are the pairs of different files of which the first uses what the second declares, each pair once.
 func (p *pkg) references() (out []edge) {
 	seen := make(map[edge]bool)
 	for id, obj := range p.uses {
@@ -89,7 +87,6 @@ func (p *pkg) references() (out []edge) {
 	return out
 }
 
-// atPackageLevel says whether an object is a function, type, variable or constant of the package, or a method. Fields are not.
 func atPackageLevel(obj types.Object) bool {
 	if f, ok := obj.(*types.Func); ok && f.Signature().Recv() != nil {
 		return true
@@ -97,7 +94,6 @@ func atPackageLevel(obj types.Object) bool {
 	return obj.Parent() == obj.Pkg().Scope()
 }
 
-// fileAt is the place in files of the one that a position lies in.
 func (p *pkg) fileAt(pos token.Pos) int {
 	for i, f := range p.files {
 		if f.FileStart <= pos && pos <= f.FileEnd {

@@ -10,46 +10,45 @@ import (
 	"strconv"
 )
 
-// service is a port that a member of a fleet listens on.
 type service uint8
 
 const (
 	dataPort service = iota
 	adminPort
 	gossipPort
-	services // how many there are
+	services
 )
 
-// addresses gives every member of a fleet, by its index, an address for each service that nobody else uses as long as the fleet lives,
-// so that a member that was killed finds it free when it starts again.
+// addresses gives every member of a fleet an address per service that stays reserved while the
+// fleet lives, so that a killed member can bind it again.
 type addresses interface {
-	of(member int, s service) string // host:port
+	of(member int, s service) string
 	Close() error
 }
 
-// maxMembers bounds nodes, engines and balancer of one fleet together: the last number of an address names them.
+// maxMembers bounds nodes, engines and balancer of one fleet, because one byte of an address
+// numbers them.
 const maxMembers = 200
 
-// loopback leases addresses on this machine. On Linux all of 127.0.0.0/8 is the machine itself, so a fleet takes a /24 of it; elsewhere
-// 127.0.0.1 alone is, so it takes a block of ports. A listener on the first address of the block, held until Close, keeps other
-// fleets out, in this process and in others; all ports lie below those that the kernel hands out to clients.
+// loopback leases addresses on this machine. On Linux all of 127.0.0.0/8 is local, so a fleet takes
+// a /24 of it; elsewhere only 127.0.0.1 is, so it takes a block of ports. A listener on the block's
+// first address keeps other fleets out until Close. All ports lie below the kernel's ephemeral
+// range.
 type loopback struct {
 	guard net.Listener
-	net   [3]byte // the first three numbers of its addresses
-	base  int     // port of service 0
-	block bool    // members are told apart by port
+	net   [3]byte
+	base  int
+	block bool
 }
 
 const (
 	leasePort   = 17900 // of the guard
-	servicePort = 18000 // and up: where the services of a subnet are looked for
+	servicePort = 18000
 	tries       = 64
 )
 
-// errNoAddresses is returned when everything tried was taken.
 var errNoAddresses = errors.New("fleet: no free loopback addresses")
 
-// lease takes addresses for so many members, all of them free at this moment.
 func lease(members int) (*loopback, error) {
 	if members > maxMembers {
 		return nil, fmt.Errorf("fleet: %d members, want at most %d", members, maxMembers)
@@ -62,7 +61,8 @@ func lease(members int) (*loopback, error) {
 	return nil, errNoAddresses
 }
 
-// tryLease draws a block anywhere; where is no part of what a seed decides, or two fleets with the same seed would always meet.
+// tryLease draws a random block, independent of any seed, because fleets with equal seeds would
+// collide.
 func tryLease(members int) *loopback {
 	l := &loopback{net: [3]byte{127, byte(64 + rand.IntN(128)), byte(rand.IntN(256))}, base: servicePort}
 	guard := leasePort
@@ -76,7 +76,7 @@ func tryLease(members int) *loopback {
 		return nil
 	}
 	l.guard = ln
-	// Something that listens on all addresses of the machine may have a port of ours; then others are tried.
+	// A service on all addresses of the machine may hold one of these ports; then try others.
 	for range tries {
 		if l.free(members) {
 			return l
@@ -90,7 +90,6 @@ func tryLease(members int) *loopback {
 	return nil
 }
 
-// free says whether every address can be bound now, by TCP, and UDP where gossip uses it too.
 func (l *loopback) free(members int) bool {
 	for m := range members {
 		for s := range services {
@@ -123,5 +122,5 @@ func (l *loopback) of(member int, s service) string {
 	return net.JoinHostPort(l.host(10+member), strconv.Itoa(l.base+int(s)))
 }
 
-// Close gives the addresses back. Whatever listens on them should be gone.
+// Close gives the addresses back. Their listeners should have ended.
 func (l *loopback) Close() error { return l.guard.Close() }

@@ -15,17 +15,17 @@ import (
 	"grapevine/node"
 )
 
-// maxAnswer bounds what is read of one answer of an admin API.
+// maxAnswer bounds an answer of an admin API, in bytes.
 const maxAnswer = 64 << 20
 
 // ErrNoMetric is returned for a metric that a node does not export.
 var ErrNoMetric = errors.New("no such metric")
 
-// Client returns a client of the node's admin API that may do everything there.
+// Client returns a client of the node's admin API with all rights.
 func (n *Node) Client() *node.Client { return node.NewClient(n.admin).WithToken(n.token, "") }
 
-// Ask sends a request to the node's admin API and decodes the JSON answer into the value at into (nil: the answer is dropped). A status
-// other than 200 is an error.
+// Ask sends a request to the node's admin API and decodes the JSON answer into into, or drops it if
+// nil. A status other than 200 is an error.
 func (n *Node) Ask(ctx context.Context, method, path string, body []byte, into any) error {
 	text, err := n.fetch(ctx, method, "http://"+n.admin+path, body)
 	if err != nil || into == nil {
@@ -37,25 +37,26 @@ func (n *Node) Ask(ctx context.Context, method, path string, body []byte, into a
 	return nil
 }
 
-// Status returns what the node says of itself.
+// Status returns the node's status.
 func (n *Node) Status(ctx context.Context) (*node.Status, error) {
 	s := new(node.Status)
 	return s, n.Ask(ctx, http.MethodGet, "/status", nil, s)
 }
 
-// Explain returns where the node would send a request with that path and body now. Nothing is sent or recorded.
+// Explain returns where the node would send a request with that path and body now. Nothing is sent
+// or recorded.
 func (n *Node) Explain(ctx context.Context, path string, body []byte) (*node.Receipt, error) {
 	r := new(node.Receipt)
 	return r, n.Ask(ctx, http.MethodPost, "/explain?path="+url.QueryEscape(path), body, r)
 }
 
-// Gossip returns the counters of the node's exchange with the others.
+// Gossip returns the counters of the node's gossip.
 func (n *Node) Gossip(ctx context.Context) (*node.GossipStatus, error) {
 	s := new(node.GossipStatus)
 	return s, n.Ask(ctx, http.MethodGet, "/gossip", nil, s)
 }
 
-// Facts returns the digest of all that the node's tree holds now; it scans the tree.
+// Facts returns the digest of the node's tree. The node scans the whole tree for it.
 func (n *Node) Facts(ctx context.Context) (*node.FactsStatus, error) {
 	var s node.GossipStatus
 	if err := n.Ask(ctx, http.MethodGet, "/gossip?facts=1", nil, &s); err != nil {
@@ -73,14 +74,14 @@ func (n *Node) Fleet(ctx context.Context) (*node.NodeList, error) {
 	return l, n.Ask(ctx, http.MethodGet, "/nodes", nil, l)
 }
 
-// Raft returns the group of nodes that agree, as the node sees it.
+// Raft returns the raft group as the node sees it.
 func (n *Node) Raft(ctx context.Context) (*node.RaftStatus, error) {
 	s := new(node.RaftStatus)
 	return s, n.Ask(ctx, http.MethodGet, "/raft", nil, s)
 }
 
-// Metrics returns the node's metrics: the sum over all label sets under each plain name (histograms: name_sum, name_count,
-// name_bucket).
+// Metrics returns the node's metrics, summed over all label sets by plain name (histograms:
+// name_sum, name_count, name_bucket).
 func (n *Node) Metrics(ctx context.Context) (Metrics, error) {
 	text, err := n.fetch(ctx, http.MethodGet, "http://"+n.admin+"/metrics", nil)
 	if err != nil {
@@ -103,10 +104,9 @@ func (n *Node) Metrics(ctx context.Context) (Metrics, error) {
 	return m, nil
 }
 
-// Metrics are sums by name.
 type Metrics map[string]float64
 
-// Get returns a metric's value or ErrNoMetric: a name that changed must not read as zero.
+// Get returns a metric's value or ErrNoMetric, so that a renamed metric does not read as zero.
 func (m Metrics) Get(name string) (float64, error) {
 	v, ok := m[name]
 	if !ok {
@@ -115,13 +115,12 @@ func (m Metrics) Get(name string) (float64, error) {
 	return v, nil
 }
 
-// ready asks the data port, as balancers do. The error says why it is not.
 func (n *Node) ready(ctx context.Context) error {
 	_, err := n.fetch(ctx, http.MethodGet, "http://"+n.data+"/readyz", nil)
 	return err
 }
 
-// Authorize lets the admin API take a request as an operator's.
+// Authorize adds an operator's credentials to a request to the admin API.
 func (n *Node) Authorize(req *http.Request) {
 	if n.token != "" {
 		req.Header.Set("Authorization", "Bearer "+n.token)

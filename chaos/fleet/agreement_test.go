@@ -18,25 +18,21 @@ import (
 	"grapevine/raftstore"
 )
 
-// running are the routers that run.
 func running(f *fleet.Fleet) []*fleet.Node {
 	return slices.DeleteFunc(f.Nodes(), func(n *fleet.Node) bool { return !n.Running() })
 }
 
-// without are the routers of a list but some.
 func without(list []*fleet.Node, some ...*fleet.Node) []*fleet.Node {
 	return slices.DeleteFunc(slices.Clone(list), func(n *fleet.Node) bool { return slices.Contains(some, n) })
 }
 
-// agreement is what all running routers say of the group that agrees.
 type agreement struct {
 	group  string
 	leader *fleet.Node
 	term   uint64
-	voters []*fleet.Node // the leader first; nil for one that does not run
+	voters []*fleet.Node
 }
 
-// agree returns when all running routers are in one group with as many voters, name the same leader, and have the same state.
 func agree(ctx context.Context, t *testing.T, f *fleet.Fleet, voters int) agreement {
 	t.Helper()
 	for {
@@ -50,7 +46,6 @@ func agree(ctx context.Context, t *testing.T, f *fleet.Fleet, voters int) agreem
 	}
 }
 
-// agreementOf says what the running routers agree on, or what keeps them from it.
 func agreementOf(ctx context.Context, f *fleet.Fleet, voters int) (a agreement, err error) {
 	var first *node.RaftStatus
 	byID := make(map[string]*fleet.Node)
@@ -99,15 +94,15 @@ func agreementOf(ctx context.Context, f *fleet.Fleet, voters int) (a agreement, 
 	return a, nil
 }
 
-// writes are backends that a test adds to a fleet, one at a time. Their engines answer and serve a model that no traffic asks for. Safe for
-// concurrent use.
+// writes are backends that a test adds to a fleet one at a time. They serve a model that no traffic
+// requests. Safe for concurrent use.
 type writes struct {
 	url string
 
 	mu      sync.Mutex
 	count   int
-	acked   []string // confirmed: there for good
-	refused []string // answered with "nothing was changed": never there
+	acked   []string // confirmed: must persist
+	refused []string // answered with "nothing was changed": must not appear
 }
 
 func newWrites(t *testing.T) *writes {
@@ -122,7 +117,6 @@ func newWrites(t *testing.T) *writes {
 	return &writes{url: engine.URL}
 }
 
-// write adds one more through a router, and returns how long the answer took.
 func (w *writes) write(ctx context.Context, n *fleet.Node) (took time.Duration, err error) {
 	w.mu.Lock()
 	w.count++
@@ -143,7 +137,6 @@ func (w *writes) write(ctx context.Context, n *fleet.Node) (took time.Duration, 
 	return took, err
 }
 
-// until writes through a router until it succeeds, and returns how many attempts failed.
 func (w *writes) until(ctx context.Context, t *testing.T, n *fleet.Node) (failed int) {
 	t.Helper()
 	for {
@@ -157,12 +150,11 @@ func (w *writes) until(ctx context.Context, t *testing.T, n *fleet.Node) (failed
 	}
 }
 
-// check holds every running router to have, by the word of the leader, what was confirmed, and nothing that was refused.
 func (w *writes) check(ctx context.Context, t *testing.T, f *fleet.Fleet) {
 	t.Helper()
 	for _, n := range running(f) {
 		list, err := n.Client().CurrentBackends(ctx)
-		for err != nil { // an election may be under way
+		for err != nil {
 			if sleep(ctx, 20*time.Millisecond) != nil {
 				t.Fatalf("%s cannot tell its backends: %v", n.Name(), err)
 			}
@@ -193,7 +185,6 @@ type absences struct {
 	list []*absence
 }
 
-// begin notes that a router is about to be killed.
 func (a *absences) begin(n *fleet.Node, at time.Duration) {
 	one := &absence{node: n.Name()}
 	one.begin(at)
@@ -202,7 +193,6 @@ func (a *absences) begin(n *fleet.Node, at time.Duration) {
 	a.mu.Unlock()
 }
 
-// end notes that all of them are about to be started.
 func (a *absences) end(at time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -215,14 +205,12 @@ func (a *absences) end(at time.Duration) {
 	}
 }
 
-// excuse says whether one of the deaths excuses a failure.
 func (a *absences) excuse(e replay.Ended) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return slices.ContainsFunc(a.list, func(one *absence) bool { return one.excuse(e) })
 }
 
-// killAll ends routers with SIGKILL, all at the same time, and returns when they are gone.
 func killAll(t *testing.T, nodes ...*fleet.Node) {
 	t.Helper()
 	var wg sync.WaitGroup

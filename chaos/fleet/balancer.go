@@ -16,13 +16,13 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// BalancerConfig says how a balancer treats its targets. Zero fields take the defaults.
+// BalancerConfig configures a balancer. Zero fields take the defaults.
 type BalancerConfig struct {
-	Seed uint64 // of the draw of a target for each connection
+	Seed uint64 // of the random choice of a target per connection
 
-	// A target is asked every Interval (default 250 ms) for GET /readyz on its data port and has Timeout (default 1 s) to answer 200.
-	// Unhealthy failures in a row (default 2) take it out, Healthy successes (default 2) bring it back. A network load balancer
-	// in a cloud does the same with tens of seconds in place of these.
+	// Every Interval (default 250 ms) a target must answer GET /readyz on its data port with 200
+	// within Timeout (default 1 s). Unhealthy failures in a row (default 2) take it out, Healthy
+	// successes (default 2) bring it back. Cloud balancers use tens of seconds.
 	Interval, Timeout  time.Duration
 	Healthy, Unhealthy int
 
@@ -49,15 +49,15 @@ func (c BalancerConfig) withDefaults() BalancerConfig {
 	return c
 }
 
-// Target is one node as a balancer sees it.
+// Target is one node behind a balancer.
 type Target struct {
 	Name, Addr string
 }
 
-// Balancer is a layer-4 balancer that knows nothing of what it carries: every new connection goes to a healthy target drawn at random,
-// and stays there. What happens to a connection behind it happens to the client: an end is passed on as an end, a reset as a
-// reset; a connection that a target refuses is reset at once, as when a packet reaches a machine whose process is gone. When no
-// target is healthy all are tried, like a cloud's balancer does.
+// Balancer is a layer-4 balancer: a new connection goes to a random healthy target and stays there,
+// or to any target if none is healthy, as in a cloud. It passes on an end as an end and a reset as
+// a reset, and resets a connection that the target refuses, as a machine does whose process has
+// ended.
 //
 // Safe for concurrent use.
 type Balancer struct {
@@ -67,33 +67,32 @@ type Balancer struct {
 	stop context.CancelFunc
 	work sync.WaitGroup
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	rng     *rand.Rand
 	targets []*target
 	conns   map[net.Conn]struct{} // both sides of every pair
 	closed  bool
 }
 
-// target is a Target with what became of it. Guarded by Balancer.mu.
 type target struct {
 	Target
 	healthy bool
-	streak  int // answers in a row that contradict healthy
+	streak  int
 
 	connections, refused, broken int64
 }
 
-// TargetStats is what a balancer did with one target.
+// TargetStats counts a balancer's connections to one target.
 type TargetStats struct {
 	Target
 	Healthy     bool
 	Connections int64 // established
-	Refused     int64 // the target did not take; the client was reset
-	Broken      int64 // established ones that the target reset
+	Refused     int64 // not accepted by the target; the client was reset
+	Broken      int64 // established, then reset by the target
 }
 
-// NewBalancer listens on addr and serves in the background until Close. All targets are healthy to begin with: whoever starts a
-// balancer has waited for them.
+// NewBalancer listens on addr and serves in the background until Close. All targets start as
+// healthy, because callers wait for them first.
 func NewBalancer(addr string, targets []Target, cfg BalancerConfig) (*Balancer, error) {
 	return newBalancer(here{}, addr, targets, cfg)
 }
@@ -120,10 +119,10 @@ func newBalancer(at where, addr string, targets []Target, cfg BalancerConfig) (*
 	return b, nil
 }
 
-// Addr is the host:port clients connect to.
+// Addr is the host:port for clients.
 func (b *Balancer) Addr() string { return b.ln.Addr().String() }
 
-// Close resets what is open and returns when nothing of the balancer runs. Idempotent.
+// Close resets open connections and returns when all goroutines have ended. Idempotent.
 func (b *Balancer) Close() error {
 	b.stop()
 	err := b.ln.Close()
@@ -151,7 +150,8 @@ func (b *Balancer) Stats() []TargetStats {
 	return out
 }
 
-// WaitHealthy returns when the balancer takes the target for healthy, or for not, as asked, or when ctx ends.
+// WaitHealthy returns when the balancer's view of the target's health equals healthy, or when ctx
+// ends.
 func (b *Balancer) WaitHealthy(ctx context.Context, name string, healthy bool) error {
 	err := poll(ctx, 5*time.Millisecond, func() bool {
 		for _, t := range b.Stats() {
@@ -167,7 +167,6 @@ func (b *Balancer) WaitHealthy(ctx context.Context, name string, healthy bool) e
 	return nil
 }
 
-// watch asks one target for its health until ctx ends.
 func (b *Balancer) watch(ctx context.Context, t *target) {
 	ticker := time.NewTicker(b.cfg.Interval)
 	defer ticker.Stop()
@@ -185,8 +184,9 @@ func (b *Balancer) watch(ctx context.Context, t *target) {
 	}
 }
 
-// ask makes one check, over a connection of its own: a process that hangs on to old ones must not pass. When it returns nothing of it is
-// left, which a http.Transport does not promise: that goes on to connect when its time is over.
+// ask makes one check over a new connection, so that a process that only serves old ones fails.
+// Unlike http.Transport it leaves nothing behind when it returns; a transport may still be
+// connecting.
 func (b *Balancer) ask(ctx context.Context, addr string) bool {
 	ctx, cancel := context.WithTimeout(ctx, b.cfg.Timeout)
 	defer cancel()
@@ -200,7 +200,7 @@ func (b *Balancer) ask(ctx context.Context, addr string) bool {
 		return false
 	}
 	defer func() { _ = c.Close() }()
-	defer context.AfterFunc(ctx, func() { _ = c.Close() })() // ends what waits
+	defer context.AfterFunc(ctx, func() { _ = c.Close() })() // ends a blocked read or write
 	if err := req.Write(c); err != nil {
 		return false
 	}
@@ -212,7 +212,6 @@ func (b *Balancer) ask(ctx context.Context, addr string) bool {
 	return resp.StatusCode == http.StatusOK
 }
 
-// note counts one answer.
 func (b *Balancer) note(t *target, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -228,7 +227,7 @@ func (b *Balancer) note(t *target, ok bool) {
 	b.cfg.Log.Info().Str("component", "balancer").Str("node", t.Name).Bool("healthy", ok).Msg("target changed")
 }
 
-// acceptPause is how long accepting rests after it failed: what is short may have been given back by then.
+// acceptPause is the pause after a failed accept, so that a shortage of descriptors can pass.
 const acceptPause = 10 * time.Millisecond
 
 func (b *Balancer) accept(ctx context.Context) {
@@ -237,7 +236,7 @@ func (b *Balancer) accept(ctx context.Context) {
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil { // out of descriptors, or a client that left at once: neither is the end
+		if err != nil { // out of descriptors, or the client left at once; both can pass
 			b.cfg.Log.Warn().Str("component", "balancer").Err(err).Msg("not accepted")
 			select {
 			case <-ctx.Done():
@@ -249,13 +248,12 @@ func (b *Balancer) accept(ctx context.Context) {
 		if !b.hold(c) {
 			return
 		}
-		// Draws follow the order of connections, so that it is the seed that decides.
+		// Draws follow the order of connections, so that the seed decides them.
 		t := b.draw()
 		b.work.Go(func() { b.carry(ctx, c, t) })
 	}
 }
 
-// draw picks a healthy target, or any if there is none.
 func (b *Balancer) draw() *target {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -271,7 +269,6 @@ func (b *Balancer) draw() *target {
 	return up[b.rng.IntN(len(up))]
 }
 
-// hold takes a connection into account; false and closed if the balancer is closing.
 func (b *Balancer) hold(c net.Conn) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -296,7 +293,6 @@ func (b *Balancer) count(n *int64) {
 	b.mu.Unlock()
 }
 
-// carry joins a client's connection to one of the target's until both directions have ended.
 func (b *Balancer) carry(ctx context.Context, client net.Conn, t *target) {
 	defer b.release(client)
 	dialing, cancel := context.WithTimeout(ctx, b.cfg.DialTimeout)
@@ -320,8 +316,8 @@ func (b *Balancer) carry(ctx context.Context, client net.Conn, t *target) {
 	up.Wait()
 }
 
-// pass copies from one connection to the other. An end it passes on as an end; anything else ends both with a reset, so that neither
-// side takes a broken message for a whole one.
+// pass copies from one connection to the other. It passes on an end as an end; any error resets
+// both, so that neither side takes a broken message for a complete one.
 func pass(to, from net.Conn) error {
 	_, err := io.Copy(to, from)
 	if err == nil {
@@ -334,8 +330,8 @@ func pass(to, from net.Conn) error {
 	return err
 }
 
-// reset closes a connection in such a way that the other side sees a reset.
+// reset closes a connection so that the peer sees a reset.
 func reset(c net.Conn) {
-	_ = c.(*net.TCPConn).SetLinger(0) // of a socket that is closed already: nothing is left to reset
+	_ = c.(*net.TCPConn).SetLinger(0) // fails only on a closed socket
 	_ = c.Close()
 }

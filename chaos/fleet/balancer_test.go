@@ -18,11 +18,10 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// backend is the least that a balancer can have behind it: it says its name, and whether it is ready.
 type backend struct {
 	*httptest.Server
 	ready atomic.Bool
-	hold  chan struct{} // /held waits for it after the first byte
+	hold  chan struct{}
 }
 
 func newBackend(t *testing.T, name string) *backend {
@@ -50,7 +49,6 @@ func newBackend(t *testing.T, name string) *backend {
 
 func (b *backend) addr() string { return b.Listener.Addr().String() }
 
-// newBalancer puts a balancer before backends named b0, b1, ...
 func newBalancer(t *testing.T, seed uint64, backends ...*backend) *fleet.Balancer {
 	t.Helper()
 	var targets []fleet.Target
@@ -69,7 +67,6 @@ func newBalancer(t *testing.T, seed uint64, backends ...*backend) *fleet.Balance
 	return bal
 }
 
-// get asks through the balancer over a connection of its own.
 func get(t *testing.T, bal *fleet.Balancer) string {
 	t.Helper()
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 30 * time.Second}
@@ -85,7 +82,6 @@ func get(t *testing.T, bal *fleet.Balancer) string {
 	return string(text)
 }
 
-// TestBalancerSpreads: each target gets its part, and which one a connection gets is the seed's decision alone.
 func TestBalancerSpreads(t *testing.T) {
 	backends := []*backend{newBackend(t, "b0"), newBackend(t, "b1"), newBackend(t, "b2")}
 	draw := func(seed uint64) (seen []string) {
@@ -108,8 +104,6 @@ func TestBalancerSpreads(t *testing.T) {
 	}
 }
 
-// TestBalancerFollowsHealth: what is not ready gets no new connection and keeps the old ones, until it is ready again; with nothing
-// healthy left, everything is tried.
 func TestBalancerFollowsHealth(t *testing.T) {
 	b0, b1 := newBackend(t, "b0"), newBackend(t, "b1")
 	bal := newBalancer(t, 1, b0, b1)
@@ -146,13 +140,12 @@ func TestBalancerFollowsHealth(t *testing.T) {
 	}
 }
 
-// TestBalancerRefused: a target that does not listen looks like a reset to the client.
 func TestBalancerRefused(t *testing.T) {
 	b := newBackend(t, "b0")
 	bal := newBalancer(t, 1, b)
 	b.Close()
 	c, err := net.Dial("tcp", bal.Addr())
-	if err == nil { // else the reset was faster
+	if err == nil {
 		defer c.Close()
 		_ = c.SetDeadline(time.Now().Add(time.Minute))
 		_, err = c.Read(make([]byte, 1))
@@ -165,8 +158,6 @@ func TestBalancerRefused(t *testing.T) {
 	}
 }
 
-// rawBalancer puts a balancer before a target that speaks no HTTP: its checks fail, which changes nothing for the only one there is. Pair
-// returns the two ends of a new connection through it.
 func rawBalancer(t *testing.T) (bal *fleet.Balancer, pair func() (client, server net.Conn)) {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -199,7 +190,7 @@ func rawBalancer(t *testing.T) (bal *fleet.Balancer, pair func() (client, server
 		for _, c := range []net.Conn{client, server} {
 			_ = c.SetDeadline(time.Now().Add(time.Minute))
 		}
-		// The target may have taken what the balancer does not know to be taken yet.
+		// The target may accept before the balancer knows.
 		if _, err := io.WriteString(client, "x"); err != nil {
 			t.Fatal(err)
 		}
@@ -210,8 +201,6 @@ func rawBalancer(t *testing.T) (bal *fleet.Balancer, pair func() (client, server
 	}
 }
 
-// TestBalancerPassesOnEnds: an end of one direction leaves the other, a broken connection is broken for the client, and Close breaks
-// what there is.
 func TestBalancerPassesOnEnds(t *testing.T) {
 	bal, pair := rawBalancer(t)
 	client, server := pair()

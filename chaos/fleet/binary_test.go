@@ -15,8 +15,8 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// TestMain holds the package to leaving no goroutine behind. fasthttp keeps one for the Date header as long as the process lives.
-// net/http holds a connection that it closes for half a second, for the client to take the last bytes.
+// TestMain fails if a goroutine is left, except fasthttp's for the Date header and net/http's
+// closing connections, which last half a second.
 func TestMain(m *testing.M) {
 	if path := os.Getenv(orphanEnv); path != "" {
 		os.Exit(orphan(path))
@@ -35,13 +35,11 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// orphanEnv makes the test program start a fleet instead of testing, write its directory to the file the variable names, and wait to be
-// killed.
 const orphanEnv = "GRAPEVINE_TEST_ORPHAN"
 
 func orphan(path string) int {
 	cfg := fleet.Config{Binary: os.Getenv("GRAPEVINE"), Nodes: 3, Engines: 1, NoBalancer: true}
-	if fleet.Isolated() { // all that there can be
+	if fleet.Isolated() {
 		cfg.Switched = fleet.Supports(fleet.FaultLinks) == nil
 		cfg.HAProxy = fleet.Supports(fleet.FaultHAProxy) == nil
 		cfg.NoBalancer = !cfg.HAProxy
@@ -55,7 +53,7 @@ func orphan(path string) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	// By rename, so that nobody reads half of it.
+	// By rename, so that readers see the whole text.
 	text := f.Dir() + "\n"
 	if err := os.WriteFile(path+".new", []byte(text), 0o600); err != nil {
 		return 1
@@ -67,13 +65,12 @@ func orphan(path string) int {
 	return 1
 }
 
-// built is the router that the tests run: the one that GRAPEVINE names, or one compiled for them; grapevine-lab is beside it.
 var built binary
 
 type binary struct {
 	once sync.Once
 	path string
-	dir  string // to be removed
+	dir  string
 	err  error
 }
 
@@ -97,7 +94,6 @@ func (b *binary) remove() {
 	}
 }
 
-// grapevine returns the path of the program under test.
 func grapevine(t *testing.T) string {
 	t.Helper()
 	built.once.Do(built.make)
@@ -107,7 +103,6 @@ func grapevine(t *testing.T) string {
 	return built.path
 }
 
-// lab returns the path of grapevine-lab, which runs emulated engines.
 func lab(t *testing.T) string {
 	t.Helper()
 	return filepath.Join(filepath.Dir(grapevine(t)), "grapevine-lab")

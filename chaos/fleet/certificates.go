@@ -16,14 +16,13 @@ import (
 	"time"
 )
 
-// authority issues the certificates by which the nodes of a fleet know each other, as an operator's would. Safe for concurrent use.
+// authority issues the certificates of a fleet's nodes. Safe for concurrent use.
 type authority struct {
 	file string
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
 }
 
-// renewed is how long a certificate is good for unless it is to expire.
 const renewed = 24 * time.Hour
 
 func newAuthority(dir string) (*authority, error) {
@@ -46,7 +45,8 @@ func newAuthority(dir string) (*authority, error) {
 	return a, writePEM(a.file, "CERTIFICATE", der)
 }
 
-// certificate is the file of a node's certificate, and what it needs to be issued again. Its key stays. Not safe for concurrent use.
+// certificate is a node's certificate file and the data to issue it again with the same key. Not
+// safe for concurrent use.
 type certificate struct {
 	by         *authority
 	file       string
@@ -54,7 +54,6 @@ type certificate struct {
 	name, host string
 }
 
-// issue makes a node's key and first certificate, and returns the settings that name the files.
 func (a *authority) issue(dir, name, addr string) (*certificate, map[string]any, error) {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -73,7 +72,6 @@ func (a *authority) issue(dir, name, addr string) (*certificate, map[string]any,
 	return c, settings, errors.Join(writePEM(keyFile, "PRIVATE KEY", der), c.renew(renewed))
 }
 
-// renew puts a certificate in place that is good for so long from now.
 func (c *certificate) renew(good time.Duration) error {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
 	if err != nil {
@@ -91,7 +89,7 @@ func (c *certificate) renew(good time.Duration) error {
 	return writePEM(c.file, "CERTIFICATE", der)
 }
 
-// writePEM replaces a file as a whole: nodes read it at any time.
+// writePEM replaces a file atomically, because nodes read it at any time.
 func writePEM(path, kind string, der []byte) error {
 	text := pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
 	if err := os.WriteFile(path+".new", text, 0o600); err != nil {
@@ -100,11 +98,11 @@ func writePEM(path, kind string, der []byte) error {
 	return os.Rename(path+".new", path)
 }
 
-// ExpireCertificate replaces the certificate that the node shows to other nodes by one that ends that soon, or has ended if in is negative.
-// Nodes read it for every new connection; those that stand are not asked again. Only with Config.Certificates.
+// ExpireCertificate replaces the node's certificate by one that expires after in, or has expired if
+// in is negative. Nodes check it on new connections only. It needs Config.Certificates.
 func (n *Node) ExpireCertificate(in time.Duration) error { return n.newCertificate(in) }
 
-// RenewCertificate replaces the node's certificate by one that is good for a day.
+// RenewCertificate replaces the node's certificate by one that is valid for a day.
 func (n *Node) RenewCertificate() error { return n.newCertificate(renewed) }
 
 func (n *Node) newCertificate(good time.Duration) error {

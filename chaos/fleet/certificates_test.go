@@ -9,8 +9,6 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// TestCertificates: a node whose certificate has expired is not heard any more once its connections are new, and is heard again when it
-// has another one, without a restart.
 func TestCertificates(t *testing.T) {
 	t.Parallel()
 	f := start(t, fleet.Config{Nodes: 3, Engines: 1, Certificates: true, Settings: map[string]any{"drain_grace": "0s", "drain_close": "0s"}})
@@ -21,7 +19,7 @@ func TestCertificates(t *testing.T) {
 	if err := b.ExpireCertificate(-time.Minute); err != nil {
 		t.Fatal(err)
 	}
-	// Connections that stand are not asked again.
+	// Established connections are not checked again.
 	if err := a.Kill(); err != nil {
 		t.Fatal(err)
 	}

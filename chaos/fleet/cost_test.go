@@ -12,17 +12,15 @@ import (
 	"grapevine/gossip"
 )
 
-const placementsPerSecond = 1000 // in the whole fleet
+const placementsPerSecond = 1000
 
-// TestLiveApplyCost: what it costs a router to apply the placements of seven others, who make a thousand a second together. They are
-// members in this process, so that requests, which cost far more, are not measured; the router gets none.
 func TestLiveApplyCost(t *testing.T) {
 	full := live(t)
 	const guests = liveNodes - 1
 	f := liveFleet(t, func(cfg *fleet.Config) {
 		cfg.Nodes, cfg.Guests, cfg.Engines = 1, guests, 64
 		cfg.NoBalancer = true
-		cfg.Settings["metrics_interval"], cfg.Settings["models_interval"] = "0s", "0s" // 64 engines are asked otherwise
+		cfg.Settings["metrics_interval"], cfg.Settings["models_interval"] = "0s", "0s"
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
@@ -33,7 +31,7 @@ func TestLiveApplyCost(t *testing.T) {
 	idle := share(ctx, t, n, length/2)
 	stop := drive(ctx, drivers, 1, float64(placementsPerSecond)/guests)
 	defer stop()
-	if err := sleep(ctx, 2*time.Second); err != nil { // connections have their pace, tables their first size
+	if err := sleep(ctx, 2*time.Second); err != nil {
 		t.Fatal(err)
 	}
 	before, placed := applied(ctx, t, n), made(drivers)
@@ -44,7 +42,7 @@ func TestLiveApplyCost(t *testing.T) {
 	stop()
 	seconds := time.Since(began).Seconds()
 	shown(t, "idle", 100*idle, "% of a core")
-	atLeast(t, "placements applied", rate, 0.9*placementsPerSecond, "/s") // or the machine is too slow to say
+	atLeast(t, "placements applied", rate, 0.9*placementsPerSecond, "/s")
 	shown(t, "records applied", float64(after.AppliedRecords-before.AppliedRecords)/seconds, "/s")
 	shown(t, "payload applied", float64(after.AppliedBytes-before.AppliedBytes)/seconds/1e3, "kB/s")
 	if lost := after.MissedBatches + after.Malformed + after.DroppedBound; lost > 0 || after.AppliedNews == before.AppliedNews {
@@ -53,7 +51,6 @@ func TestLiveApplyCost(t *testing.T) {
 	atMost(t, "CPU for applying", 100*(busy-idle), whenFull(full, 5.0, 15), "% of a core")
 }
 
-// share is how much of a core a router uses over a time.
 func share(ctx context.Context, t *testing.T, n *fleet.Node, d time.Duration) float64 {
 	t.Helper()
 	before, err := n.Usage()
@@ -87,13 +84,9 @@ func made(guests []*guest) (n int64) {
 	return n
 }
 
-// tlsRecord is what a TLS 1.3 record adds to its content: a head of 5 bytes, a tag of 16, and the content's type.
+// tlsRecord is the overhead of a TLS 1.3 record: 5 bytes of header, 16 of tag, 1 of content type.
 const tlsRecord = 22
 
-// TestLiveGossipBytes: what a member sends to the others on its streams, with loads, clocks, all framing and encryption, is little more than
-// what the encoder makes of its news (records times their size), once for each of the seven others. The placements come from
-// seven members in this process, 1,000 a second together, the bytes are counted at each of them. The packets of memberlist, a
-// hundred bytes or so a second, are not counted.
 func TestLiveGossipBytes(t *testing.T) {
 	full := live(t)
 	const guests = liveNodes - 1
@@ -143,18 +136,14 @@ func TestLiveGossipBytes(t *testing.T) {
 	atMost(t, "sent for each byte of information", sent/information, 1.3, "")
 }
 
-// soakEnv is another length for the soak: a duration.
 const soakEnv = "GRAPEVINE_LIVE_SOAK"
 
-// TestLiveSoak: under steady traffic neither memory nor goroutines nor open files of the routers grow for ever. What is known of caches
-// grows until the oldest has been forgotten, and what is kept for repairs for ten minutes; a short soak, which ends before, can only tell
-// that the rest does not. The engines are small here: their caches turn over in a minute or so, and what is known of them with them.
 func TestLiveSoak(t *testing.T) {
 	full := live(t)
 	f := liveFleet(t, func(cfg *fleet.Config) {
 		cfg.Engine.KVTokens, cfg.Engine.MaxModelLen = 200_000, 100_000
 		cfg.Settings["horizon"] = "30s"
-		cfg.Env = []string{"GOGC=100"} // instead of a floor for the heap, in which a leak could hide for hours
+		cfg.Env = []string{"GOGC=100"}
 	})
 	length := whenFull(full, 20*time.Minute, 30*time.Second)
 	if text := os.Getenv(soakEnv); text != "" {
@@ -166,7 +155,7 @@ func TestLiveSoak(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), length+10*time.Minute)
 	defer cancel()
 	load := startTraffic(ctx, t, f, trafficConfig{rate: 8, seed: 4, length: length + time.Minute})
-	var samples [][]memory // by time, then router
+	var samples [][]memory
 	for began := time.Now(); time.Since(began) < length; {
 		if err := sleep(ctx, min(length/60, 10*time.Second)); err != nil {
 			t.Fatal(err)
@@ -179,7 +168,7 @@ func TestLiveSoak(t *testing.T) {
 	}
 	load.stop()
 	load.noErrors(t)
-	// Medians of quarters: single samples depend on when the collector last ran.
+	// Medians of quarters, because single samples depend on the garbage collector.
 	quarter := len(samples) / 4
 	for i := range 4 {
 		q := medians(samples[i*quarter : (i+1)*quarter])
@@ -200,7 +189,6 @@ func TestLiveSoak(t *testing.T) {
 	atMost(t, "open files more than a quarter before", last.files-third.files, 32, "")
 }
 
-// memory is what a router holds.
 type memory struct {
 	resident, heap, kept, goroutines, files float64
 }
@@ -229,7 +217,6 @@ func memoryOf(ctx context.Context, t *testing.T, n *fleet.Node) memory {
 	}
 }
 
-// medians are those of all routers' samples, each figure for itself.
 func medians(samples [][]memory) memory {
 	of := func(field func(*memory) float64) float64 {
 		var v []float64

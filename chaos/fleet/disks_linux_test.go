@@ -10,8 +10,6 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// TestDisks breaks the disk of the node that leads in each of the ways there are. Another one leads while it is full or hangs, a node whose disk
-// hangs can be killed, and in the end all agree.
 func TestDisks(t *testing.T) {
 	t.Parallel()
 	f := start(t, fleet.Config{Binary: instrumented(t), Nodes: 3, Engines: 1, NoBalancer: true, Settings: map[string]any{"drain_grace": "0s", "drain_close": "0s"}})
@@ -31,7 +29,7 @@ func TestDisks(t *testing.T) {
 		}
 		other := without(f.Nodes(), struck)[0]
 		for {
-			_, _ = w.write(ctx, other) // until one has failed, nothing asks the disk for anything
+			_, _ = w.write(ctx, other) // the disk is not used before a write
 			if st, err := other.Raft(ctx); err == nil && st.Leader != "" && st.Leader != id.ID {
 				break
 			}

@@ -7,30 +7,31 @@ import (
 	"runtime"
 )
 
-// What Supports can be asked for: the faults that not every machine can do.
+// Faults that some machines cannot produce. Supports tests all but FaultInstrumented, for which
+// Instrumented tests the program.
 const (
-	FaultLinks   = "links"   // SetLink, ResetLink, Partition: Config.Switched
-	FaultHAProxy = "haproxy" // Config.HAProxy
+	FaultLinks   = "links"
+	FaultHAProxy = "haproxy"
 
-	FaultCertificates = "certificates" // ExpireCertificate: Config.Certificates
-	FaultInstrumented = "instrumented" // StepClock, FillDisk, HangDisk, SlowDisk: it depends on the router's program, see Instrumented
+	FaultCertificates = "certificates"
+	FaultInstrumented = "instrumented" // StepClock, FillDisk, HangDisk, SlowDisk: depend on the program, see Instrumented
 )
 
-// Pause stops the process with SIGSTOP. Its connections stay open; no peer is notified.
+// Pause stops the process with SIGSTOP. Its connections stay open and peers get no notice.
 func (n *Node) Pause() error { return n.Signal(stopSignal) }
 
-// Resume lets a paused process go on.
+// Resume continues a paused process.
 func (n *Node) Resume() error { return n.Signal(continueSignal) }
 
-// UseBinary makes path the program that the node's next process runs.
+// UseBinary makes path the program of the node's next process.
 func (n *Node) UseBinary(path string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.binary = path
 }
 
-// Supports returns nil if a fault can be done here, else why not: it tries. Links need a process of Isolate.
-// A caller that leaves a fault out for that says so.
+// Supports tries whether a fault works here and returns nil or the reason. Links need a process of
+// Isolate. Callers must report faults that they leave out.
 func Supports(fault string) error {
 	switch fault {
 	case FaultLinks:
@@ -44,7 +45,6 @@ func Supports(fault string) error {
 	return fmt.Errorf("fleet: %s: no such fault", fault)
 }
 
-// isolatable returns nil if Isolate works here: a process that does nothing is started with it.
 func isolatable() error {
 	if Isolated() {
 		return nil

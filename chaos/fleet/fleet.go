@@ -1,8 +1,9 @@
-// Package fleet is a fleet of routers as a value: real processes of the grapevine binary, emulated engines behind them and a layer-4
-// balancer in front, started together, broken by name, and gone without a trace when it is closed or when whoever made it dies.
+// Package fleet starts a fleet of routers on one machine: processes of the grapevine binary,
+// emulated engines and a layer-4 balancer. Callers break members by name. Close removes everything,
+// and so does the death of the calling process.
 //
-// The nodes have addresses of their own, on loopback or (see Isolate) each in a network namespace, where the links between them can be
-// cut. It breaks nothing by itself and judges nothing: that is for whoever uses it.
+// The members have addresses of their own, on loopback or, with Config.Switched, each in a network
+// namespace whose links can be broken. The package breaks nothing by itself and judges nothing.
 package fleet
 
 import (
@@ -26,38 +27,41 @@ import (
 	"grapevine/node"
 )
 
-// Config says what a fleet consists of. Binary and Nodes have no default.
+// Config describes a fleet. Binary and Nodes have no default.
 type Config struct {
 	Binary  string   // the program grapevine, see FindRouter
-	Env     []string // more of the environment of its processes: NAME=VALUE
-	Nodes   int      // node-0, node-1, ...
-	Engines int      // engine-0, ...; all in this process
+	Env     []string // extra environment of its processes: NAME=VALUE
+	Nodes   int
+	Engines int // engine-0, ...; all in this process
 	Engine  engine.ServerConfig
 
-	// Alone leaves gossip out: every node knows only what it sees itself.
+	// Alone turns gossip off: every node knows only what it observes.
 	Alone bool
-	// Guests are gossip addresses kept for members that this process runs itself; see Guest.
+	// Guests is the number of gossip addresses reserved for members that this process runs; see
+	// Guest.
 	Guests int
-	// Founders is how many nodes, the first ones, found the fleet's agreement together and vote, 3 or 5. Default 3, and none in a smaller
-	// fleet: every node goes by its own list then. Spares is how many others, the last ones, have a data directory, too: they may vote
-	// when a voter is lost.
+	// Founders is how many nodes, the first ones, found the raft group as voters, 3 or 5. The
+	// default is 3, and none in a smaller fleet, where every node uses its own list. Spares is how
+	// many nodes, the last ones, also have a data directory and may replace a lost voter.
 	Founders, Spares int
-	// Later is how many nodes, the last ones, are left to be started by whoever wants them.
+	// Later is how many nodes, the last ones, Start leaves to the caller.
 	Later int
-	// Settings are more settings of every node, by their keys in the configuration file; they replace what is there.
+	// Settings override every node's settings, by key of the configuration file.
 	Settings map[string]any
 
-	// Switched gives every node, every engine, the balancer and the clients a network namespace of their own, joined by a switch
-	// whose links can be broken one by one and in one direction; see SetLink. Only in a process started by Isolate.
+	// Switched gives every node, every engine, the balancer and the clients a network namespace of
+	// their own. A switch joins them, and SetLink breaks its links one by one and per direction. It
+	// works only in a process started by Isolate.
 	Switched bool
-	// HAProxy has HAProxy in TCP mode in front, set up as in deploy/example, in place of the balancer of this package.
+	// HAProxy uses HAProxy in TCP mode, configured as in deploy/example, instead of the balancer of
+	// this package.
 	HAProxy bool
-	// Certificates gives each node a certificate of one authority to show to other nodes, in place of one derived from their key.
+	// Certificates gives each node a certificate from one authority instead of one derived from the
+	// gossip key.
 	Certificates bool
 
-	// NoBalancer leaves out the balancer.
 	NoBalancer bool
-	Balancer   BalancerConfig // its Log and, if zero, its Seed are those of the fleet
+	Balancer   BalancerConfig // its Log and, if zero, its Seed come from the fleet
 	Seed       uint64
 
 	Dir string // for configurations, keys and logs, kept; default: a temporary directory, removed by Close
@@ -70,9 +74,9 @@ type Fleet struct {
 	dir     string
 	secret  string // of the prompt hashes
 	key     []byte // of gossip
-	token   string // of the admin APIs; empty on loopback, where they trust their machine
+	token   string // of the admin APIs; empty on loopback, which they trust
 	temp    bool
-	janitor *janitor // of a temporary directory
+	janitor *janitor // removes a temporary directory
 	addrs   addresses
 	wires   wires // nil unless switched
 	threads []*thread
@@ -88,8 +92,8 @@ type Fleet struct {
 	closeErr error
 }
 
-// Start starts engines and nodes, waits until all nodes ask for traffic, and starts the balancer. ctx bounds the start only. After an
-// error everything is down again, and the error shows what the nodes logged.
+// Start starts engines and nodes, waits until all nodes are ready, and starts the balancer. ctx
+// bounds the start only. On error it stops everything and includes the nodes' logs.
 func Start(ctx context.Context, cfg Config) (*Fleet, error) {
 	f := &Fleet{cfg: cfg, http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 8, IdleConnTimeout: 30 * time.Second}}}
 	if err := f.start(ctx); err != nil {
@@ -199,12 +203,11 @@ func (f *Fleet) startEngines() error {
 	return nil
 }
 
-// makeNodes writes everybody's files: equal ones but for names and addresses, as an operator would.
 func (f *Fleet) makeNodes() error {
 	common := map[string]any{"backends": f.backends(), "log_format": "json"}
 	if !f.cfg.Alone {
 		var random [32]byte
-		_, _ = rand.Read(random[:]) // never fails
+		_, _ = rand.Read(random[:])
 		f.secret = hex.EncodeToString(random[:])
 		f.key = make([]byte, 32)
 		_, _ = rand.Read(f.key)
@@ -221,7 +224,7 @@ func (f *Fleet) makeNodes() error {
 			f.authority = a
 		}
 	}
-	if f.wires != nil { // nodes take the harness for another machine then
+	if f.wires != nil {
 		f.token = rand.Text()
 		path := filepath.Join(f.dir, "admin-token")
 		if err := os.WriteFile(path, []byte(f.token+"\n"), 0o600); err != nil {
@@ -240,7 +243,6 @@ func (f *Fleet) makeNodes() error {
 	return nil
 }
 
-// defaultFounders is the smallest group that outlives the loss of a node.
 const defaultFounders = 3
 
 func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
@@ -254,7 +256,7 @@ func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
 	case f.wires != nil:
 		n.thread = f.wires.thread(n.name)
 	case i > 0:
-		n.thread = f.threads[0] // one thread forks them all
+		n.thread = f.threads[0]
 	default:
 		n.thread, err = newThread(nil)
 	}
@@ -266,7 +268,7 @@ func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
 	}
 	settings := map[string]any{"listen": n.data, "admin": n.admin, "node_name": n.name, "response_headers": "all"}
 	if !f.cfg.Alone {
-		// A file for each: a node rewrites its own when keys are rotated.
+		// One file per node, because a node rewrites its own when keys rotate.
 		settings["gossip"], settings["gossip_key_file"] = n.gossip, n.key
 		if f.authority != nil {
 			cert, files, err := f.authority.issue(f.dir, n.name, n.gossip)
@@ -328,10 +330,10 @@ func (f *Fleet) startBalancer(ctx context.Context) (err error) {
 	return err
 }
 
-// Nodes returns all nodes, running or not. The caller may keep the slice.
+// Nodes returns all nodes, running or not. The caller owns the slice.
 func (f *Fleet) Nodes() []*Node { return slices.Clone(f.nodes) }
 
-// Node returns a node by name, nil if there is none.
+// Node returns a node by name, or nil.
 func (f *Fleet) Node(name string) *Node {
 	for _, n := range f.nodes {
 		if n.name == name {
@@ -341,10 +343,10 @@ func (f *Fleet) Node(name string) *Node {
 	return nil
 }
 
-// Engines returns all engines, running or not. The caller may keep the slice.
+// Engines returns all engines, running or not. The caller owns the slice.
 func (f *Fleet) Engines() []*Engine { return slices.Clone(f.engines) }
 
-// EngineNames are the names of all engines, as nodes give them in x-grapevine-backend.
+// EngineNames returns the names of all engines, as in x-grapevine-backend.
 func (f *Fleet) EngineNames() []string {
 	out := make([]string, len(f.engines))
 	for i, e := range f.engines {
@@ -353,10 +355,10 @@ func (f *Fleet) EngineNames() []string {
 	return out
 }
 
-// Balancer returns the balancer of this package, nil without one.
+// Balancer returns the balancer of this package, or nil.
 func (f *Fleet) Balancer() *Balancer { return f.balancer }
 
-// URL is the base URL that clients use: that of the balancer, whichever it is.
+// URL is the balancer's base URL, which clients use.
 func (f *Fleet) URL() string {
 	if f.haproxy != nil {
 		return "http://" + f.haproxy.addr
@@ -364,7 +366,7 @@ func (f *Fleet) URL() string {
 	return "http://" + f.balancer.Addr()
 }
 
-// Targets returns what the balancer, whichever it is, did with each node.
+// Targets returns the balancer's counts per node.
 func (f *Fleet) Targets(ctx context.Context) ([]TargetStats, error) {
 	if f.haproxy != nil {
 		return f.haproxy.stats(ctx)
@@ -372,7 +374,8 @@ func (f *Fleet) Targets(ctx context.Context) ([]TargetStats, error) {
 	return f.balancer.Stats(), nil
 }
 
-// WaitHealthy returns when the balancer, whichever it is, takes the node for healthy, or for not, as asked, or when ctx ends.
+// WaitHealthy returns when the balancer's view of the node's health equals healthy, or when ctx
+// ends.
 func (f *Fleet) WaitHealthy(ctx context.Context, node string, healthy bool) error {
 	if f.haproxy != nil {
 		return f.haproxy.waitHealthy(ctx, node, healthy)
@@ -380,16 +383,16 @@ func (f *Fleet) WaitHealthy(ctx context.Context, node string, healthy bool) erro
 	return f.balancer.WaitHealthy(ctx, node, healthy)
 }
 
-// Dir is where configurations, keys and logs are until Close.
+// Dir is the directory of configurations, keys and logs.
 func (f *Fleet) Dir() string { return f.dir }
 
-// Secret is the nodes' common secret of the prompt hashes, Key their gossip key at the start; both empty if they are alone.
+// Secret is the nodes' common secret of the prompt hashes, empty if they are alone.
 func (f *Fleet) Secret() string { return f.secret }
 
-// Key is the gossip key that the fleet was started with. The caller must not change it.
+// Key is the gossip key at the start. The caller must not change it.
 func (f *Fleet) Key() []byte { return f.key }
 
-// GossipAddrs are the addresses at which all nodes look for each other.
+// GossipAddrs returns the gossip addresses of all nodes.
 func (f *Fleet) GossipAddrs() []string {
 	out := make([]string, f.cfg.Nodes)
 	for i := range out {
@@ -398,10 +401,10 @@ func (f *Fleet) GossipAddrs() []string {
 	return out
 }
 
-// Guest is the i-th of the gossip addresses that Config.Guests keeps for members in this process.
+// Guest returns the i-th gossip address that Config.Guests reserves.
 func (f *Fleet) Guest(i int) string { return f.addrs.of(f.cfg.Nodes+f.cfg.Engines+1+i, gossipPort) }
 
-// Check returns an error if a node, or HAProxy, ended although nobody here ended it.
+// Check returns an error if a node or HAProxy ended without being asked to.
 func (f *Fleet) Check() error {
 	var errs []error
 	for _, n := range f.nodes {
@@ -413,8 +416,8 @@ func (f *Fleet) Check() error {
 	return errors.Join(errs...)
 }
 
-// WaitMesh returns when every running node hears every other running node's news, which is some time after they have found each other;
-// at once if they are alone.
+// WaitMesh returns when every running node receives the gossip of every other, which is later than
+// their discovery; at once if the nodes are alone.
 func (f *Fleet) WaitMesh(ctx context.Context) error {
 	if f.cfg.Alone {
 		return nil
@@ -434,7 +437,6 @@ func (f *Fleet) WaitMesh(ctx context.Context) error {
 	return nil
 }
 
-// hearsAll says what a running node does not hear yet.
 func (f *Fleet) hearsAll(ctx context.Context, n *Node) error {
 	if !n.Running() {
 		return nil
@@ -457,9 +459,9 @@ func (f *Fleet) hearsAll(ctx context.Context, n *Node) error {
 	return nil
 }
 
-// Partition cuts the network between the two groups of nodes, named, in both directions: what is sent is lost without a word. Engines,
-// balancer and admin APIs stay reachable from both. It adds to what is cut already, and takes the place of what SetLink said of these
-// links. Only switched fleets can.
+// Partition drops all packets between two groups of nodes, in both directions. Engines, balancer
+// and admin APIs stay reachable. It adds to existing cuts and overrides SetLink on these links. It
+// needs Config.Switched.
 func (f *Fleet) Partition(a, b []string) (err error) {
 	if f.wires == nil {
 		return errNotSwitched
@@ -472,8 +474,8 @@ func (f *Fleet) Partition(a, b []string) (err error) {
 	return err
 }
 
-// Close ends everything: processes with SIGKILL, by their ids, then the rest. It returns when nothing is left. The error says what did
-// not go as it should, among others that a node had died before. Idempotent.
+// Close kills the processes with SIGKILL, then removes the rest, and returns when nothing is left.
+// The error includes nodes that died before. Idempotent.
 func (f *Fleet) Close() error {
 	f.once.Do(func() { f.closeErr = f.close() })
 	return f.closeErr

@@ -21,7 +21,6 @@ import (
 
 const model = "emulated"
 
-// start starts a fleet that is closed with the test.
 func start(t *testing.T, cfg fleet.Config) *fleet.Fleet {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -50,10 +49,8 @@ func start(t *testing.T, cfg fleet.Config) *fleet.Fleet {
 	return f
 }
 
-// chat sends one request to a base URL over a connection of its own and returns which node answered.
 func chat(ctx context.Context, base string) (node string, err error) { return chatFrom(ctx, nil, base) }
 
-// chatFrom does the same over a connection that dial opens.
 func chatFrom(ctx context.Context, dial func(context.Context, string, string) (net.Conn, error), base string) (node string, err error) {
 	body := fmt.Sprintf(`{"model":%q,"messages":[{"role":"user","content":"hello"}],"max_tokens":2}`, model)
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, base+"/v1/chat/completions", strings.NewReader(body))
@@ -73,7 +70,6 @@ func chatFrom(ctx context.Context, dial func(context.Context, string, string) (n
 	return resp.Header.Get("X-Grapevine-Node"), err
 }
 
-// served: clients are answered through balancer, nodes and engine, each in its place.
 func served(t *testing.T, f *fleet.Fleet) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -85,7 +81,6 @@ func served(t *testing.T, f *fleet.Fleet) {
 	}
 }
 
-// awaitPeer waits until a node hears another one, or does not.
 func awaitPeer(ctx context.Context, t *testing.T, n *fleet.Node, peer string, heard bool) {
 	t.Helper()
 	for {
@@ -104,10 +99,8 @@ func awaitPeer(ctx context.Context, t *testing.T, n *fleet.Node, peer string, he
 	}
 }
 
-// alive says whether a process that is not this one's zombie has the id.
 func alive(pid int) bool { return syscall.Kill(pid, 0) == nil }
 
-// TestLife starts a fleet, loses a node in each of the ways there are, starts it again, and finds nothing left after Close.
 func TestLife(t *testing.T) {
 	f := start(t, fleet.Config{Nodes: 2, Engines: 1, Alone: true, Balancer: fleet.BalancerConfig{Interval: 20 * time.Millisecond, Timeout: 10 * time.Second},
 		Settings: map[string]any{"drain_grace": "0s", "drain_close": "0s"}})
@@ -163,7 +156,6 @@ func TestLife(t *testing.T) {
 	leavesNothing(t, f, pids)
 }
 
-// leavesNothing closes a fleet of two nodes and looks for what may be left of it.
 func leavesNothing(t *testing.T, f *fleet.Fleet, pids []int) {
 	t.Helper()
 	dir, n := f.Dir(), f.Node("node-1")
@@ -201,7 +193,6 @@ func restart(ctx context.Context, t *testing.T, n *fleet.Node) {
 	}
 }
 
-// TestUnnoticedDeath: a node that ends although nobody here ended it is told of, with what it logged.
 func TestUnnoticedDeath(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -211,7 +202,7 @@ func TestUnnoticedDeath(t *testing.T) {
 	}
 	defer f.Close()
 	n := f.Nodes()[0]
-	if err := syscall.Kill(n.PID(), syscall.SIGABRT); err != nil { // as a crash: not through the fleet
+	if err := syscall.Kill(n.PID(), syscall.SIGABRT); err != nil {
 		t.Fatal(err)
 	}
 	for n.Running() && ctx.Err() == nil {
@@ -230,12 +221,11 @@ func TestUnnoticedDeath(t *testing.T) {
 	}
 }
 
-// TestFailedStart: what cannot start says why, in its own words, and leaves nothing.
 func TestFailedStart(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	path := grapevine(t)
-	t.Setenv("TMPDIR", t.TempDir()) // nobody else's directories come and go there
+	t.Setenv("TMPDIR", t.TempDir()) // other programs create directories in the default one
 	_, err := fleet.Start(ctx, fleet.Config{Binary: path, Nodes: 2, Alone: true, Settings: map[string]any{"strategy": "no-such"}})
 	if err == nil || !strings.Contains(err.Error(), "no-such") || !strings.Contains(err.Error(), "exit status 2") {
 		t.Errorf("%v", err)
@@ -252,7 +242,6 @@ func TestFailedStart(t *testing.T) {
 	}
 }
 
-// TestManyAtOnce: fleets with the same seed, started together, do not get into each other's way.
 func TestManyAtOnce(t *testing.T) {
 	errs := make(chan error)
 	const fleets = 4
@@ -276,7 +265,6 @@ func TestManyAtOnce(t *testing.T) {
 	}
 }
 
-// TestEngineRestart: an engine that comes back at its address has forgotten everything.
 func TestEngineRestart(t *testing.T) {
 	f := start(t, fleet.Config{Nodes: 1, Engines: 1, Alone: true})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -299,7 +287,7 @@ func TestEngineRestart(t *testing.T) {
 	}
 	deadline, cancelRetry := context.WithTimeout(ctx, 50*time.Second)
 	defer cancelRetry()
-	for { // the node avoids it for a moment
+	for {
 		if _, err := chat(deadline, f.URL()); err == nil {
 			break
 		} else if deadline.Err() != nil {

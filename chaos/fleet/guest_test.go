@@ -18,18 +18,17 @@ import (
 	"grapevine/prefixtree"
 )
 
-// guest is a member of a fleet in this process: the real gossip and the real tree, and placements that are made up instead of requests.
-// Safe for concurrent use.
+// guest is a gossip member in this process: real gossip and prefix tree, synthetic placements. Safe
+// for concurrent use.
 type guest struct {
 	fleet  *gossip.Fleet
 	tree   *prefixtree.Tree
 	outbox *prefixtree.Outbox
 	names  engineNames
-	deaf   bool // does not merge what it hears: its own tree is not what is tested
+	deaf   bool
 	placed atomic.Int64
 }
 
-// engineNames are the engines of a fleet by their dense ids.
 type engineNames []string
 
 func (n engineNames) Key(b prefixtree.Backend) (uint32, bool) {
@@ -48,10 +47,9 @@ func (n engineNames) Backend(key uint32) (prefixtree.Backend, bool) {
 	return 0, false
 }
 
-// guestConfig says how a guest joins.
 type guestConfig struct {
 	name    string
-	addr    string // to listen on
+	addr    string
 	join    []string
 	key     []byte
 	secret  string
@@ -59,7 +57,6 @@ type guestConfig struct {
 	deaf    bool
 }
 
-// newGuest starts a member that leaves with the test.
 func newGuest(t *testing.T, cfg guestConfig) *guest {
 	t.Helper()
 	hasher, err := prefixtree.NewHasher([]byte(cfg.secret), blockBytes)
@@ -90,7 +87,6 @@ func newGuest(t *testing.T, cfg guestConfig) *guest {
 	return g
 }
 
-// leave takes the guest out of the fleet. Idempotent.
 func (g *guest) leave(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -100,14 +96,13 @@ func (g *guest) leave(t *testing.T) {
 	}
 }
 
-// preload makes all routers of a fleet with a guest's address know so many placements more, as if they had long been running.
 func preload(ctx context.Context, t *testing.T, f *fleet.Fleet, placements int) {
 	t.Helper()
 	g := guestsOf(t, f, 1)[0]
 	meet(ctx, t, []*guest{g}, f.Nodes()...)
 	source := newConversations(3, len(g.names))
 	for range placements {
-		for g.outbox.Stats().Pending > 16_000 { // a quarter of its room
+		for g.outbox.Stats().Pending > 16_000 {
 			if err := sleep(ctx, 10*time.Millisecond); err != nil {
 				t.Fatal(err)
 			}
@@ -127,10 +122,9 @@ func preload(ctx context.Context, t *testing.T, f *fleet.Fleet, placements int) 
 			}
 		}
 	}
-	g.leave(t) // or it would be asked for a snapshot, and has none
+	g.leave(t)
 }
 
-// guestsOf starts so many guests of a fleet of processes.
 func guestsOf(t *testing.T, f *fleet.Fleet, n int) []*guest {
 	t.Helper()
 	out := make([]*guest, n)
@@ -144,7 +138,6 @@ func guestsOf(t *testing.T, f *fleet.Fleet, n int) []*guest {
 	return out
 }
 
-// meet returns when all guests hear each other and the routers, and the routers hear all guests.
 func meet(ctx context.Context, t *testing.T, guests []*guest, nodes ...*fleet.Node) {
 	t.Helper()
 	want := len(guests) + len(nodes) - 1
@@ -187,15 +180,12 @@ func meet(ctx context.Context, t *testing.T, guests []*guest, nodes ...*fleet.No
 
 func now() prefixtree.Time { return prefixtree.Time(time.Now().UnixMilli()) }
 
-// place records that a prompt was sent to a backend, and tells the others.
 func (g *guest) place(b prefixtree.Backend, chain []prefixtree.Hash) {
 	var tr prefixtree.Trail
 	g.outbox.Add(g.tree.RecordNews(b, chain, now(), &tr, nil))
 	g.placed.Add(1)
 }
 
-// conversations makes up placements as the generated workload "medium" has them: first prompts of some 10k tokens with a
-// common prefix of 2k, half of which have a second turn that is a few thousand tokens longer.
 type conversations struct {
 	rng     *rand.Rand
 	engines int
@@ -213,10 +203,9 @@ func newConversations(seed uint64, engines int) *conversations {
 
 const (
 	sharedBlocks = 2048 * 4 / blockBytes
-	maxOpen      = 4096 // conversations remembered for a second turn
+	maxOpen      = 4096
 )
 
-// next returns the next placement.
 func (c *conversations) next() placement {
 	if len(c.open) > 0 && c.rng.IntN(3) == 0 { // a third of all placements are second turns if half of the first have one
 		i := c.rng.IntN(len(c.open))
@@ -245,7 +234,6 @@ func (c *conversations) extend(chain []prefixtree.Hash, blocks int) []prefixtree
 	return chain
 }
 
-// drive makes placements at so many a second at each of the guests until the returned function is called.
 func drive(ctx context.Context, guests []*guest, seed uint64, perSecond float64) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -274,12 +262,10 @@ func drive(ctx context.Context, guests []*guest, seed uint64, perSecond float64)
 	}
 }
 
-// Drain implements gossip.Knowledge, as the methods below do.
 func (g *guest) Drain(dst []byte, limit int) ([]byte, int) {
 	return g.outbox.Drain(dst, limit, g.names)
 }
 
-// Apply merges another member's news, unless the guest is deaf.
 func (g *guest) Apply(_ string, payload []byte, shift time.Duration) (gossip.Applied, error) {
 	if g.deaf {
 		return gossip.Applied{}, nil
@@ -289,14 +275,14 @@ func (g *guest) Apply(_ string, payload []byte, shift time.Duration) (gossip.App
 	return gossip.Applied{Records: a.Records, News: a.News, Unknown: a.Unknown}, err
 }
 
-// Snapshot yields what the guest knows; a deaf one says nothing, or who joins would have it for a source.
+// Snapshot yields the guest's tree; a deaf guest yields nothing, so that joiners choose another
+// source.
 func (g *guest) Snapshot(limit int, yield func(page []byte, records int) bool) {
 	if !g.deaf {
 		g.tree.Snapshot(now(), g.names, limit, yield)
 	}
 }
 
-// SnapshotSize is about the number of records of a snapshot.
 func (g *guest) SnapshotSize() int {
 	if g.deaf {
 		return 0
@@ -304,12 +290,10 @@ func (g *guest) SnapshotSize() int {
 	return g.tree.Anchors(now())
 }
 
-// ApplySnapshot merges a page.
 func (g *guest) ApplySnapshot(page []byte, shift time.Duration) (gossip.Applied, error) {
 	return g.Apply("", page, shift)
 }
 
-// Loads says that the guest has work on every engine, another amount each time: what busy routers tell.
 func (g *guest) Loads(dst []gossip.Load) []gossip.Load {
 	for i := range g.names {
 		key, _ := g.names.Key(prefixtree.Backend(i))
@@ -318,17 +302,12 @@ func (g *guest) Loads(dst []gossip.Load) []gossip.Load {
 	return dst
 }
 
-// PeerLoad is not for guests, nor are the rest.
 func (g *guest) PeerLoad(string, []gossip.Load, bool) {}
 
-// DropPeer does nothing.
 func (g *guest) DropPeer(string) {}
 
-// State is empty.
 func (g *guest) State(dst []byte) []byte { return dst }
 
-// PeerState does nothing.
 func (g *guest) PeerState(string, []byte) {}
 
-// Fleet does nothing.
 func (g *guest) Fleet(int, time.Duration) {}

@@ -17,8 +17,9 @@ import (
 	"time"
 )
 
-// haproxyText is deploy/example/haproxy.cfg with the addresses of a fleet, and without what needs a machine of its own: its log, its user, so
-// many connections, and the PROXY header, which would keep the harness from asking nodes for their health. A test holds the rest to it.
+// haproxyText is deploy/example/haproxy.cfg with the addresses of a fleet. It omits the log, the
+// user, the large connection limits, and the PROXY header, which would block the harness's own
+// readiness checks. A test compares the rest.
 var haproxyText = template.Must(template.New("haproxy.cfg").Parse(`global
     stats socket {{.Socket}} mode 600 level admin
     maxconn 4000
@@ -50,7 +51,6 @@ backend routers
 {{- end}}
 `))
 
-// haproxy is HAProxy as the balancer of a fleet.
 type haproxy struct {
 	addr    string
 	socket  string
@@ -59,11 +59,10 @@ type haproxy struct {
 	proc    *process
 }
 
-// findHAProxy returns the program's path.
 func findHAProxy() (string, error) {
 	path, err := exec.LookPath("haproxy")
 	if errors.Is(err, exec.ErrNotFound) {
-		path, err = exec.LookPath("/usr/sbin/haproxy") // often not on the path of users
+		path, err = exec.LookPath("/usr/sbin/haproxy")
 	}
 	if err != nil {
 		return "", fmt.Errorf("fleet: no HAProxy (package haproxy): %w", err)
@@ -71,7 +70,8 @@ func findHAProxy() (string, error) {
 	return path, nil
 }
 
-// startHAProxy starts it on a thread, with its files in dir, and returns when it listens and takes all targets for healthy.
+// startHAProxy starts it on a thread, with its files in dir, and returns when it listens and all
+// targets are healthy.
 func startHAProxy(ctx context.Context, t *thread, dir, addr string, targets []Target) (*haproxy, error) {
 	path, err := findHAProxy()
 	if err != nil {
@@ -100,7 +100,7 @@ func startHAProxy(ctx context.Context, t *thread, dir, addr string, targets []Ta
 	return h, nil
 }
 
-// Close ends it at once; its connections are reset or closed by the kernel.
+// Close kills it; the kernel closes its connections.
 func (h *haproxy) Close() error { return h.proc.kill() }
 
 func (h *haproxy) died() error {
@@ -131,7 +131,6 @@ func (h *haproxy) waitHealthy(ctx context.Context, name string, healthy bool) er
 	return nil
 }
 
-// stats asks HAProxy what it did with its targets.
 func (h *haproxy) stats(ctx context.Context) ([]TargetStats, error) {
 	var d net.Dialer
 	c, err := d.DialContext(ctx, "unix", h.socket)
@@ -152,7 +151,8 @@ func (h *haproxy) stats(ctx context.Context) ([]TargetStats, error) {
 	return h.parse(text)
 }
 
-// parse reads the table of "show stat": a line of names behind a "# ", then a line for each proxy and server.
+// parse reads the table of "show stat": a line of names after "# ", then a line for each proxy and
+// server.
 func (h *haproxy) parse(text []byte) (out []TargetStats, err error) {
 	rows, err := csv.NewReader(strings.NewReader(strings.TrimPrefix(string(text), "# "))).ReadAll()
 	if err != nil {

@@ -13,7 +13,6 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// TestHAProxy: HAProxy spreads connections over the nodes, notices one that is killed and one that is back, and is gone with the fleet.
 func TestHAProxy(t *testing.T) {
 	t.Parallel()
 	if err := fleet.Supports(fleet.FaultHAProxy); err != nil {
@@ -22,7 +21,8 @@ func TestHAProxy(t *testing.T) {
 	f := start(t, fleet.Config{Nodes: 2, Engines: 1, Alone: true, HAProxy: true, Dir: t.TempDir(), Settings: map[string]any{"drain_grace": "0s", "drain_close": "0s"}})
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	// A machine that stalls can have HAProxy take a node for dead that is not, for a while: what is meant to come comes in the end.
+	// On a machine that stalls, HAProxy may take a live node for dead for a while, so the test
+	// waits.
 	answeredBy := func(want ...string) {
 		t.Helper()
 		for {
@@ -63,7 +63,6 @@ func TestHAProxy(t *testing.T) {
 	same(t, filepath.Join(f.Dir(), "haproxy.cfg"))
 }
 
-// same holds a configuration to the one that operators are given.
 func same(t *testing.T, path string) {
 	t.Helper()
 	settings := func(path string) (out []string) {

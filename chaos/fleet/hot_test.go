@@ -14,7 +14,7 @@ import (
 	"grapevine/node"
 )
 
-// hotEngine computes prompts as fast as two current accelerators, so that this machine can play sixteen of them.
+// hotEngine prefills as fast as two current accelerators, so that this machine can emulate sixteen.
 func hotEngine(cfg *fleet.Config) {
 	cfg.Engines = 16
 	cfg.Engine = engine.ServerConfig{
@@ -25,7 +25,6 @@ func hotEngine(cfg *fleet.Config) {
 	}
 }
 
-// hotTraffic is single requests, half of which begin with one of two prefixes of 8k tokens.
 func hotTraffic(rate float64, length time.Duration, share float64) *workload.Sessions {
 	return &workload.Sessions{
 		Label: "hot", Rate: rate, MaxTurns: 1, SharedTokens: 8192, Pool: 2, SharedShare: share, Suffix: 64, BlockTokens: 64, Duration: length,
@@ -33,7 +32,6 @@ func hotTraffic(rate float64, length time.Duration, share float64) *workload.Ses
 	}
 }
 
-// playHot runs requests through the balancer and returns what became of them.
 func playHot(ctx context.Context, t *testing.T, f *fleet.Fleet, w *workload.Sessions, seed uint64) *replay.Result {
 	t.Helper()
 	src, err := w.Source(workload.Options{Seed: seed})
@@ -53,7 +51,6 @@ func playHot(ctx context.Context, t *testing.T, f *fleet.Fleet, w *workload.Sess
 	return &result
 }
 
-// prefixesAt are the hot prefixes by a router's word, those of 8k tokens alone.
 func prefixesAt(ctx context.Context, n *fleet.Node) (list []node.PrefixStatus) {
 	var all node.PrefixList
 	if n.Ask(ctx, http.MethodGet, "/prefixes", nil, &all) != nil {
@@ -67,11 +64,10 @@ func prefixesAt(ctx context.Context, n *fleet.Node) (list []node.PrefixStatus) {
 	return list
 }
 
-// hotWatch looks at what the routers say of hot prefixes.
 type hotWatch struct {
 	began   time.Time
-	found   time.Duration              // when every router had two; 0 never
-	changes map[string][]time.Duration // of how many backends hold it, by anchor, as the first router has it
+	found   time.Duration
+	changes map[string][]time.Duration
 	stop    func()
 }
 
@@ -106,8 +102,6 @@ func watchHot(ctx context.Context, t *testing.T, f *fleet.Fleet) *hotWatch {
 	return w
 }
 
-// TestLiveHotPrefix has half of all requests begin with one of two prefixes. Both get backends of their own, the same at every router, which stay
-// as they are; and are given up when nobody asks for them any more.
 func TestLiveHotPrefix(t *testing.T) {
 	full := live(t)
 	f := liveFleet(t, hotEngine)
@@ -151,7 +145,6 @@ func TestLiveHotPrefix(t *testing.T) {
 	show("without", playHot(ctx, t, f, hotTraffic(rate, length, 0.5), 3))
 }
 
-// compareSets holds all routers to name the same backends for the same prefixes.
 func compareSets(ctx context.Context, t *testing.T, f *fleet.Fleet) {
 	t.Helper()
 	want := prefixesAt(ctx, f.Nodes()[0])

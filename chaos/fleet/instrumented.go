@@ -13,14 +13,13 @@ import (
 	"time"
 )
 
-// controlEnv names the file that controls a program built by chaos/instrument.
 const controlEnv = "CHAOS_CONTROL_FILE"
 
 // The words of that file, each an int64.
 const (
-	stepWord   = iota // what the wall clock is ahead of the machine's, in nanoseconds
-	lookedWord        // 1 once the program looks
-	diskWord          // one of the constants below; more: nanoseconds that each write and sync takes longer
+	stepWord = iota // how far the wall clock is ahead of the machine's, in nanoseconds
+	lookedWord
+	diskWord // a constant below; above them: extra nanoseconds per write and sync
 	words
 )
 
@@ -30,16 +29,14 @@ const (
 	diskHangs = 2
 )
 
-// errNotInstrumented is returned for a program without such faults.
 var errNotInstrumented = errors.New("its program is not instrumented for clock and disk faults (make build-chaos makes one that is)")
 
-// instrumentedWithin bounds how long a program may take to tell its version.
+// instrumentedWithin bounds how long a program may take to print its version.
 const instrumentedWithin = 30 * time.Second
 
-// control is such a file. Not safe for concurrent use.
+// control is the control file. Not safe for concurrent use.
 type control struct{ path string }
 
-// write puts a number into the file, which is made if it is not there.
 func (c control) write(word int, v int64) (err error) {
 	f, err := os.OpenFile(c.path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -66,10 +63,8 @@ func (c control) read(word int) (int64, error) {
 	return int64(binary.LittleEndian.Uint64(text[8*word:])), nil
 }
 
-// reset is for a process that is about to start: no program looks yet.
 func (c control) reset() error { return c.write(lookedWord, 0) }
 
-// looked returns nil if the process that was started last looks.
 func (c control) looked() error {
 	v, err := c.read(lookedWord)
 	if err == nil && v != 1 {
@@ -78,23 +73,24 @@ func (c control) looked() error {
 	return err
 }
 
-// StepClock moves the node's wall clock by d, which is added to what it was moved before. Monotonic time goes on as it did. It lasts
-// over restarts of the node. The node's program must be built for it; see Instrumented.
+// StepClock moves the node's wall clock by d, in addition to earlier steps. Monotonic time does not
+// change. The step survives restarts. It needs an instrumented program; see Instrumented.
 func (n *Node) StepClock(d time.Duration) error {
 	return n.instruct(stepWord, func(was int64) int64 { return was + int64(d) })
 }
 
-// FillDisk makes writes of the node's process to files fail with ENOSPC until HealDisk, also those over what is there, as where a file
-// system copies on write. Like the next two it lasts over restarts of the node and needs an instrumented program.
+// FillDisk makes file writes of the node fail with ENOSPC until HealDisk, overwrites included, as
+// on a copy-on-write file system. Like HangDisk and SlowDisk it survives restarts and needs an
+// instrumented program.
 func (n *Node) FillDisk() error { return n.setDisk(diskFull) }
 
-// HangDisk makes writes and syncs of the node's process to files wait until HealDisk, as those to a disk that is gone from its bus.
+// HangDisk makes file writes and syncs of the node block until HealDisk.
 func (n *Node) HangDisk() error { return n.setDisk(diskHangs) }
 
-// SlowDisk makes every write and every sync of a file take so much longer, until HealDisk.
+// SlowDisk delays every file write and sync of the node by that much, until HealDisk.
 func (n *Node) SlowDisk(by time.Duration) error { return n.setDisk(max(int64(by), diskHangs+1)) }
 
-// HealDisk ends what the three above began. What waited goes on. The node need not run.
+// HealDisk ends FillDisk, HangDisk and SlowDisk; blocked calls continue. The node need not run.
 func (n *Node) HealDisk() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -103,7 +99,6 @@ func (n *Node) HealDisk() error {
 
 func (n *Node) setDisk(to int64) error { return n.instruct(diskWord, func(int64) int64 { return to }) }
 
-// instruct changes a word that a running process looks at.
 func (n *Node) instruct(word int, change func(was int64) int64) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -123,8 +118,8 @@ func (n *Node) instruct(word int, change func(was int64) int64) error {
 	return nil
 }
 
-// Instrumented returns nil if a program's clock can be stepped and its disk made to fail, else why not. It runs the program with the
-// argument version, unless that is a test program, which would run its tests.
+// Instrumented returns nil if a program supports clock and disk faults, else why not. It runs the
+// program with the argument version, except a test program, which would run its tests.
 func Instrumented(program string) (err error) {
 	if info, err := buildinfo.ReadFile(program); err == nil && strings.HasSuffix(info.Path, ".test") {
 		return fmt.Errorf("%s: a test program: %w", program, errNotInstrumented)

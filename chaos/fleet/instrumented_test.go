@@ -11,7 +11,6 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// TestOrdinaryProgram: the clock and the disk of a program as it is shipped cannot be harmed, and the error says what to do.
 func TestOrdinaryProgram(t *testing.T) {
 	f := start(t, fleet.Config{Nodes: 1, Alone: true, NoBalancer: true})
 	for what, err := range map[string]error{"StepClock": f.Nodes()[0].StepClock(time.Hour), "FillDisk": f.Nodes()[0].FillDisk(), "Instrumented": fleet.Instrumented(grapevine(t))} {
@@ -21,7 +20,6 @@ func TestOrdinaryProgram(t *testing.T) {
 	}
 }
 
-// instrumented returns an instrumented program, and skips the test if the environment names none.
 func instrumented(t *testing.T) string {
 	t.Helper()
 	program := os.Getenv("GRAPEVINE_INSTRUMENTED")
@@ -34,8 +32,6 @@ func instrumented(t *testing.T) string {
 	return program
 }
 
-// TestStepClock: a node whose clock goes forward and back by an hour logs the time that it sees, stays in the fleet, and answers, and the other
-// node's clock is left alone.
 func TestStepClock(t *testing.T) {
 	t.Parallel()
 	program := instrumented(t)

@@ -18,14 +18,12 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// isolated runs the calling test again in a process with a network of its own, and says whether this is that process. Where there are no
-// namespaces the test is skipped, or fails if required.
 func isolated(t *testing.T, required bool) bool {
 	t.Helper()
 	if fleet.Isolated() {
 		return true
 	}
-	t.Parallel() // it is all in the other process
+	t.Parallel()
 	args := []string{"-test.run=^" + t.Name() + "$", "-test.v"}
 	if testing.Short() {
 		args = append(args, "-test.short")
@@ -35,7 +33,7 @@ func isolated(t *testing.T, required bool) bool {
 	}
 	cmd := exec.CommandContext(t.Context(), os.Args[0], args...)
 	cmd.Env = append(os.Environ(), "GRAPEVINE="+grapevine(t))
-	runtime.LockOSThread() // the process ends with it
+	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	err := fleet.Isolate(cmd)
 	if err == nil {
@@ -54,11 +52,11 @@ func isolated(t *testing.T, required bool) bool {
 	return false
 }
 
-// reach says whether one node can be reached from another's network within the given time.
 func reach(t *testing.T, from, to *fleet.Node, wait time.Duration) (ok bool) {
 	t.Helper()
 	err := from.InNetwork(func() error {
-		// A socket belongs to the network of the thread that opens it, and for a literal address Dial opens it itself.
+		// A socket belongs to the network of the thread that opens it; for a literal address that
+		// is the calling thread.
 		c, err := net.DialTimeout("tcp", to.Addr(), wait)
 		if ok = err == nil; ok {
 			_ = c.Close()
@@ -71,12 +69,11 @@ func reach(t *testing.T, from, to *fleet.Node, wait time.Duration) (ok bool) {
 	return ok
 }
 
-// TestPartition: two nodes in networks of their own reach each other, do not while they are cut off, and do again.
 func TestPartition(t *testing.T) {
 	if !isolated(t, false) {
 		return
 	}
-	for round := range 2 { // the second finds no trace of the first
+	for round := range 2 {
 		f := start(t, fleet.Config{Nodes: 3, Engines: 1, Alone: true, Switched: true})
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		a, b, c := f.Node("node-0"), f.Node("node-1"), f.Node("node-2")
@@ -84,7 +81,7 @@ func TestPartition(t *testing.T) {
 			t.Helper()
 			wait := patience
 			if !want {
-				wait = enough // it is all spent
+				wait = enough
 			}
 			if got := reach(t, a, b, wait); got != want {
 				t.Errorf("round %d, %s: node-0 reaches node-1: %v", round, what, got)
@@ -95,7 +92,7 @@ func TestPartition(t *testing.T) {
 			if !reach(t, a, c, patience) || !reach(t, c, a, patience) {
 				t.Errorf("round %d, %s: node-0 and node-2 do not reach each other", round, what)
 			}
-			for range 10 { // clients and engines are where they were
+			for range 10 {
 				if _, err := chat(ctx, f.URL()); err != nil {
 					t.Errorf("round %d, %s: %v", round, what, err)
 				}
@@ -113,7 +110,7 @@ func TestPartition(t *testing.T) {
 		if err := b.Kill(); err != nil {
 			t.Fatal(err)
 		}
-		restart(ctx, t, b) // in the same network
+		restart(ctx, t, b)
 		check("restarted", true)
 		if err := f.Partition([]string{"node-0"}, []string{"nobody"}); err == nil {
 			t.Error("cut off from nobody")
@@ -125,8 +122,6 @@ func TestPartition(t *testing.T) {
 	}
 }
 
-// TestDiesWithHarness: a harness that is killed takes all with it: nodes, also one that is stopped, HAProxy, and its
-// directory.
 func TestDiesWithHarness(t *testing.T) {
 	t.Parallel()
 	for _, isolate := range []bool{false, true} {
@@ -140,7 +135,7 @@ func diesWithHarness(t *testing.T, isolate bool) {
 	cmd.Env = append(os.Environ(), "GRAPEVINE="+grapevine(t), orphanEnv+"="+report)
 	cmd.Stderr = os.Stderr
 	if isolate {
-		runtime.LockOSThread() // the process ends with it
+		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		if err := fleet.Isolate(cmd); err != nil {
 			t.Skip(err)
@@ -181,7 +176,6 @@ func diesWithHarness(t *testing.T, isolate bool) {
 	}
 }
 
-// processesOf returns the command lines of the processes that name a directory in it.
 func processesOf(t *testing.T, dir string) (out []string) {
 	t.Helper()
 	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -189,7 +183,7 @@ func processesOf(t *testing.T, dir string) (out []string) {
 		t.Fatalf("no processes, %v", err)
 	}
 	for _, path := range all {
-		text, _ := os.ReadFile(path) // it may be gone; a zombie has none
+		text, _ := os.ReadFile(path)
 		if strings.Contains(string(text), dir+"/") || strings.HasSuffix(string(text), dir+"\x00") {
 			out = append(out, strings.ReplaceAll(string(text), "\x00", " "))
 		}
@@ -197,7 +191,6 @@ func processesOf(t *testing.T, dir string) (out []string) {
 	return out
 }
 
-// TestUsage: what a process uses grows, and is that of the process.
 func TestUsage(t *testing.T) {
 	f := start(t, fleet.Config{Nodes: 1, Engines: 1, Alone: true})
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -218,7 +211,7 @@ func TestUsage(t *testing.T) {
 	if err := n.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.Kill(); err != nil { // also of one that is stopped
+	if err := n.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := n.Usage(); err == nil {

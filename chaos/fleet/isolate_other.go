@@ -7,10 +7,10 @@ import (
 	"os/exec"
 )
 
-// Isolate is for Linux only.
+// Isolate works on Linux only.
 func Isolate(*exec.Cmd) error { return errors.ErrUnsupported }
 
-// Isolated is false where there are no network namespaces.
+// Isolated is always false here.
 func Isolated() bool { return false }
 
 func raiseLoopback() error { return nil }

@@ -12,10 +12,9 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// holdings is what the kernel keeps for this process beyond memory.
 type holdings struct {
-	files    []string // what its descriptors are open on
-	networks int      // that its threads are in
+	files    []string
+	networks int
 }
 
 func held(t *testing.T) (h holdings) {
@@ -25,7 +24,7 @@ func held(t *testing.T) (h holdings) {
 		t.Fatal(err)
 	}
 	for _, f := range files {
-		if path, err := os.Readlink("/proc/self/fd/" + f.Name()); err == nil { // but for the one that reads this
+		if path, err := os.Readlink("/proc/self/fd/" + f.Name()); err == nil {
 			h.files = append(h.files, path)
 		}
 	}
@@ -35,7 +34,7 @@ func held(t *testing.T) (h holdings) {
 	}
 	networks := map[string]bool{}
 	for _, thread := range threads {
-		if ns, err := os.Readlink(thread + "/ns/net"); err == nil { // it may be gone
+		if ns, err := os.Readlink(thread + "/ns/net"); err == nil {
 			networks[ns] = true
 		}
 	}
@@ -43,8 +42,6 @@ func held(t *testing.T) (h holdings) {
 	return h
 }
 
-// TestNothingIsHeld: a fleet with links and HAProxy that fails to start, wherever it does, or is closed while links are
-// down, leaves no descriptor, network namespace or directory in a process that goes on.
 func TestNothingIsHeld(t *testing.T) {
 	need(t, fleet.FaultLinks)
 	if !isolated(t, false) {
@@ -86,7 +83,7 @@ func TestNothingIsHeld(t *testing.T) {
 		if err := f.SetLink(fleet.BalancerName, fleet.Everybody, fleet.Link{Loss: 1}); err != nil {
 			t.Error(err)
 		}
-		if err := f.WaitHealthy(ctx, "node-0", false); err != nil { // checks have waited in vain
+		if err := f.WaitHealthy(ctx, "node-0", false); err != nil {
 			t.Error(err)
 		}
 		return f.Close()
@@ -98,7 +95,7 @@ func TestNothingIsHeld(t *testing.T) {
 		within time.Duration
 		run    func(context.Context) error
 	}{
-		{"the first of its kind", long, broken}, // after it the runtime has what it keeps for ever
+		{"the first of its kind", long, broken},
 		{"engines do not start", long, failing(func(c *fleet.Config) { c.Engine = engine.ServerConfig{MaxModelLen: 1} })},
 		{"no program", long, failing(func(c *fleet.Config) { c.Binary = "/does/not/exist" })},
 		{"nodes do not start", long, failing(func(c *fleet.Config) { c.Settings = map[string]any{"strategy": "no-such"} })},
@@ -124,7 +121,8 @@ func TestNothingIsHeld(t *testing.T) {
 	}
 }
 
-// settled waits until no more is held than that, or for long enough, and returns what is held: threads end some time after their goroutines.
+// settled waits, within a limit, until holdings are at most most, because threads end some time
+// after their goroutines.
 func settled(t *testing.T, most holdings) (now holdings) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {

@@ -19,16 +19,14 @@ import (
 )
 
 const (
-	// patience is for what must happen; what goes on for that long will not.
+	// patience bounds what must happen.
 	patience = 20 * time.Second
-	// enough is for what must not happen: a thousand times what it would take.
+	// enough is how long a test waits for what must not happen: a thousand times the usual time.
 	enough = 300 * time.Millisecond
 )
 
-// testPort is where tests listen on a node's address: none of its services does.
 const testPort = "19000"
 
-// need skips a test where a fault cannot be done.
 func need(t *testing.T, faults ...string) {
 	t.Helper()
 	for _, fault := range faults {
@@ -38,7 +36,6 @@ func need(t *testing.T, faults ...string) {
 	}
 }
 
-// switched starts two nodes and an engine that are joined by a switch.
 func switched(t *testing.T) (f *fleet.Fleet, a, b *fleet.Node) {
 	t.Helper()
 	f = start(t, fleet.Config{Nodes: 2, Engines: 1, Alone: true, Switched: true, Seed: 7, Settings: map[string]any{"drain_grace": "0s", "drain_close": "0s"}})
@@ -52,7 +49,6 @@ func setLink(t *testing.T, f *fleet.Fleet, from, to string, l fleet.Link) {
 	}
 }
 
-// within opens what f opens in a node's network.
 func within[T any](t *testing.T, n *fleet.Node, f func() (T, error)) (v T) {
 	t.Helper()
 	err := n.InNetwork(func() (err error) {
@@ -74,7 +70,6 @@ func hostOf(t *testing.T, n *fleet.Node) string {
 	return net.JoinHostPort(host, testPort)
 }
 
-// connect returns both ends of a TCP connection that a opened to b.
 func connect(t *testing.T, a, b *fleet.Node) (from, to net.Conn) {
 	t.Helper()
 	ln := within(t, b, func() (net.Listener, error) { return net.Listen("tcp", hostOf(t, b)) })
@@ -93,7 +88,6 @@ func connect(t *testing.T, a, b *fleet.Node) (from, to net.Conn) {
 	return from, to
 }
 
-// roundTrip is how long a byte takes there and back.
 func roundTrip(t *testing.T, from, to net.Conn) time.Duration {
 	t.Helper()
 	began := time.Now()
@@ -108,18 +102,17 @@ func roundTrip(t *testing.T, from, to net.Conn) time.Duration {
 	return time.Since(began)
 }
 
-// datagrams sends numbered datagrams from a to b, and returns the numbers in the order of their arrival.
 func datagrams(t *testing.T, a, b *fleet.Node, count int) (arrived []int) {
 	t.Helper()
 	in := within(t, b, func() (net.PacketConn, error) { return net.ListenPacket("udp4", hostOf(t, b)) })
 	defer func() { _ = in.Close() }()
-	_ = in.(*net.UDPConn).SetReadBuffer(4 << 20) // the kernel may give less, which holds these, too
+	_ = in.(*net.UDPConn).SetReadBuffer(4 << 20) // the kernel may grant less, which still suffices
 	out := within(t, a, func() (net.Conn, error) { return net.Dial("udp4", hostOf(t, b)) })
 	defer func() { _ = out.Close() }()
 	ended, stop := make(chan struct{}), context.WithoutCancel(t.Context())
 	stop, cancel := context.WithTimeout(stop, patience)
 	defer cancel()
-	const last = 1 << 30 // stands for the end
+	const last = 1 << 30
 	send := func(i int) {
 		if _, err := out.Write(strconv.AppendInt(nil, int64(i), 10)); err != nil {
 			t.Error(err)
@@ -130,7 +123,8 @@ func datagrams(t *testing.T, a, b *fleet.Node, count int) (arrived []int) {
 		for i := range count {
 			send(i)
 		}
-		// Links keep the order of what they do not hold back on purpose, and that for 10 ms only.
+		// Links keep the order of packets that they do not delay on purpose, and delay others for
+		// 10 ms only.
 		for tick := time.NewTicker(50 * time.Millisecond); stop.Err() == nil; {
 			select {
 			case <-stop.Done():
@@ -158,7 +152,6 @@ func datagrams(t *testing.T, a, b *fleet.Node, count int) (arrived []int) {
 	}
 }
 
-// queueOf returns how many packets the interface of the calling thread's network holds.
 func queueOf() (int, error) {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -175,20 +168,19 @@ func queueOf() (int, error) {
 	return int(req.Uint32()), nil
 }
 
-// TestLinks measures each thing that a link can do, through real sockets.
 func TestLinks(t *testing.T) {
 	need(t, fleet.FaultLinks)
 	if !isolated(t, false) {
 		return
 	}
 	f, a, b := switched(t)
-	const count = 200 // fit into any socket's buffer, doubled
+	const count = 200
 
 	t.Run("nothing", func(t *testing.T) {
 		if got := datagrams(t, a, b, count); len(got) != count {
 			t.Errorf("%d of %d datagrams arrived over a whole link", len(got), count)
 		}
-		// Nor does the kernel lose what comes while the switch gets no processor.
+		// The kernel must not lose packets while the switch waits for a processor.
 		if n := within(t, a, queueOf); n < 10_000 {
 			t.Errorf("%d packets can wait for the switch", n)
 		}
@@ -268,7 +260,6 @@ func heal(t *testing.T, f *fleet.Fleet) {
 	}
 }
 
-// TestOneWay: what one side sends is lost, what the other sends arrives, and a connection survives that.
 func TestOneWay(t *testing.T) {
 	need(t, fleet.FaultLinks)
 	if !isolated(t, false) {
@@ -315,7 +306,6 @@ func isTimeout(err error) bool {
 	return errors.As(err, &n) && n.Timeout()
 }
 
-// TestReset: every connection between two members gets a reset at both ends, whatever it was doing; others go on.
 func TestReset(t *testing.T) {
 	need(t, fleet.FaultLinks)
 	if !isolated(t, false) {
@@ -341,7 +331,7 @@ func TestReset(t *testing.T) {
 			}
 		}()
 	}
-	// Node-0 asks the engine over connections of its own; they stay.
+	// Node-0's own connections to the engine must stay.
 	other, err := net.DialTimeout("tcp", b.AdminAddr(), patience)
 	if err != nil {
 		t.Fatal(err)
@@ -353,7 +343,7 @@ func TestReset(t *testing.T) {
 	for what, c := range ends {
 		_, err := io.Copy(io.Discard, c)
 		if ended := writers[what]; ended != nil {
-			err = errors.Join(err, <-ended) // the kernel tells one of them, the other sees an end
+			err = errors.Join(err, <-ended) // the kernel reports the reset at one of them only; the other sees an end
 		}
 		if !errors.Is(err, syscall.ECONNRESET) {
 			t.Errorf("the end %s: %v, want a reset", what, err)
@@ -367,11 +357,10 @@ func TestReset(t *testing.T) {
 		t.Errorf("a connection from elsewhere: %q, %v", text, err)
 	}
 	from, to = connect(t, a, b)
-	roundTrip(t, from, to) // new ones are not touched
+	roundTrip(t, from, to)
 	served(t, f)
 }
 
-// waitWithoutThreads: connections from a place to somebody who does not answer take sockets, but no threads.
 func waitWithoutThreads(t *testing.T, f *fleet.Fleet) {
 	t.Helper()
 	const count = 400
@@ -393,8 +382,8 @@ func waitWithoutThreads(t *testing.T, f *fleet.Fleet) {
 			}
 		})
 	}
-	for list("/proc/self/fd") < count && ctx.Err() == nil { // nearly all of them
-		_ = sleep(ctx, 5*time.Millisecond) // its end is the loop's
+	for list("/proc/self/fd") < count && ctx.Err() == nil {
+		_ = sleep(ctx, 5*time.Millisecond) // the loop checks ctx
 	}
 	if ctx.Err() != nil {
 		t.Errorf("%d descriptors with %d connections to wait for", list("/proc/self/fd"), count)
@@ -406,8 +395,6 @@ func waitWithoutThreads(t *testing.T, f *fleet.Fleet) {
 	dials.Wait()
 }
 
-// TestPlaces: clients, balancer and engines are behind links of their own, in a fleet that gossips and agrees, and what the harness
-// asks of nodes is behind none.
 func TestPlaces(t *testing.T) {
 	need(t, fleet.FaultLinks)
 	if !isolated(t, false) {
@@ -444,7 +431,7 @@ func TestPlaces(t *testing.T) {
 	}
 	before := f.Engines()[0].Server().Stats().Requests
 	setLink(t, f, fleet.Everybody, "engine-0", fleet.Link{Loss: 1})
-	for range 2 { // each may try engine-0 first
+	for range 2 {
 		if _, err := chatFrom(ctx, f.DialClient, f.URL()); err != nil {
 			t.Error(err)
 		}
@@ -456,7 +443,7 @@ func TestPlaces(t *testing.T) {
 	if err := f.Partition([]string{"node-0"}, []string{"node-1", "node-2"}); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.ResetLink("node-0", "node-1"); err != nil { // or it takes ten seconds of silence
+	if err := f.ResetLink("node-0", "node-1"); err != nil {
 		t.Fatal(err)
 	}
 	awaitPeer(ctx, t, f.Node("node-1"), "node-0", false)

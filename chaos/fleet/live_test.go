@@ -22,15 +22,10 @@ import (
 	"grapevine/chaos/workload"
 )
 
-// liveEnv switches on the tests of whole fleets of eight routers and their limits. `make live` sets it. With -short they are as long as a
-// busy machine of a CI service bears, and their limits are those that even there only a defect breaks; without, they are what is
-// promised of a machine that does nothing else.
 const liveEnv = "GRAPEVINE_LIVE"
 
-// liveNodes is how many routers a live fleet has.
 const liveNodes = 8
 
-// live skips the test unless live tests are wanted, and says whether they are wanted in full.
 func live(t *testing.T) (full bool) {
 	t.Helper()
 	if os.Getenv(liveEnv) == "" {
@@ -39,7 +34,6 @@ func live(t *testing.T) (full bool) {
 	return !testing.Short()
 }
 
-// figures are what live tests have measured, for the table at the end.
 var figures struct {
 	mu   sync.Mutex
 	rows []figure
@@ -50,19 +44,16 @@ type figure struct {
 	ok                     bool
 }
 
-// atMost records a figure and fails the test if it is above its limit, or no number.
 func atMost(t *testing.T, what string, got, limit float64, unit string) {
 	t.Helper()
 	record(t, what, got, limit, unit, "<=", got <= limit)
 }
 
-// atLeast is the same for what must not be below.
 func atLeast(t *testing.T, what string, got, limit float64, unit string) {
 	t.Helper()
 	record(t, what, got, limit, unit, ">=", got >= limit)
 }
 
-// shown records a figure that has no limit.
 func shown(t *testing.T, what string, got float64, unit string) {
 	t.Helper()
 	record(t, what, got, math.NaN(), unit, "", true)
@@ -83,7 +74,6 @@ func record(t *testing.T, what string, got, limit float64, unit, relation string
 	figures.mu.Unlock()
 }
 
-// printFigures writes the table, if there is any.
 func printFigures(w io.Writer) {
 	figures.mu.Lock()
 	defer figures.mu.Unlock()
@@ -106,8 +96,6 @@ func printFigures(w io.Writer) {
 	_ = t.Flush()
 }
 
-// fastEngine is an engine that costs this machine little: it computes a prompt in no time and answers in few events, and nothing is
-// evicted from it. These tests are about the routers.
 func fastEngine() engine.ServerConfig {
 	return engine.ServerConfig{
 		Config: engine.Config{
@@ -117,7 +105,6 @@ func fastEngine() engine.ServerConfig {
 	}
 }
 
-// liveFleet is eight routers and as many engines.
 func liveFleet(t *testing.T, change func(*fleet.Config)) *fleet.Fleet {
 	t.Helper()
 	cfg := fleet.Config{Nodes: liveNodes, Engines: 8, Engine: fastEngine(), Seed: 1, Settings: map[string]any{"log_level": "info"}}
@@ -128,11 +115,11 @@ func liveFleet(t *testing.T, change func(*fleet.Config)) *fleet.Fleet {
 	return start(t, cfg)
 }
 
-// conversation is one that the tests hold themselves, turn by turn, with text of its own. Not safe for concurrent use.
+// conversation is held turn by turn by the test, with unique text. Not safe for concurrent use.
 type conversation struct {
 	id       uint64
 	messages []message
-	engine   string // that answered last
+	engine   string
 }
 
 type message struct {
@@ -140,7 +127,6 @@ type message struct {
 	Content string `json:"content"`
 }
 
-// firstTokens is the length of a conversation's first message.
 const firstTokens = 4096
 
 func newConversation(id uint64) *conversation {
@@ -149,26 +135,24 @@ func newConversation(id uint64) *conversation {
 	return c
 }
 
-// say adds what the user says next.
 func (c *conversation) say(tokens int) {
 	text := workload.Text(nil, c.id<<8|uint64(len(c.messages)), tokens)
 	c.messages = append(c.messages, message{"user", string(text)})
 }
 
-// body is the request for the next answer.
 func (c *conversation) body() []byte {
-	raw, _ := json.Marshal(map[string]any{"model": model, "messages": c.messages, "max_tokens": 4}) // text always can be
+	raw, _ := json.Marshal(map[string]any{"model": model, "messages": c.messages, "max_tokens": 4})
 	return raw
 }
 
-// placeHeader makes the routers of a fleet with placeRule ignore what they know for a request: it is placed where nobody could guess.
+// placeHeader makes the routers of a fleet with placeRule place a request without regard to their
+// knowledge, so that no other router can predict the engine.
 const placeHeader = "X-Place"
 
 func placeRule() []map[string]any {
 	return []map[string]any{{"header": placeHeader, "strategy": "random"}}
 }
 
-// send has the next answer given by whoever is at base, and takes it into the conversation.
 func (c *conversation) send(ctx context.Context, client *http.Client, base string, anywhere bool) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, base+"/v1/chat/completions", bytes.NewReader(c.body()))
 	if err != nil {
@@ -201,8 +185,8 @@ func (c *conversation) send(ctx context.Context, client *http.Client, base strin
 	return nil
 }
 
-// known asks a router where it would send the next turn, and returns how many blocks it believes the engine that answered last to hold,
-// and whether it would send it there for that.
+// known asks a router where it would send the next turn. It returns how many blocks the router
+// believes the last engine to hold, and whether it would choose that engine because of them.
 func (c *conversation) known(ctx context.Context, n *fleet.Node) (blocks int, follows bool, err error) {
 	r, err := n.Explain(ctx, "/v1/chat/completions", c.body())
 	if err != nil {
@@ -216,7 +200,6 @@ func (c *conversation) known(ctx context.Context, n *fleet.Node) (blocks int, fo
 	return blocks, r.Backend == c.engine && r.Rung == "cache", nil
 }
 
-// quantile is the q-quantile by nearest rank; v is sorted.
 func quantile(v []time.Duration, q float64) time.Duration {
 	if len(v) == 0 {
 		return math.MaxInt64
@@ -225,7 +208,6 @@ func quantile(v []time.Duration, q float64) time.Duration {
 	return v[max(0, int(math.Ceil(q*float64(len(v))))-1)]
 }
 
-// whenFull is the first of two limits or lengths in full, and the second with -short.
 func whenFull[T any](full bool, yes, no T) T {
 	if full {
 		return yes
@@ -233,7 +215,6 @@ func whenFull[T any](full bool, yes, no T) T {
 	return no
 }
 
-// median of v, which it sorts; NaN of nothing.
 func median(v []float64) float64 {
 	if len(v) == 0 {
 		return math.NaN()

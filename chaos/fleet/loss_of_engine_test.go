@@ -20,7 +20,8 @@ import (
 	"grapevine/node"
 )
 
-// engineProcess is an emulated engine in a process of its own, so that it can be killed. Safe for one goroutine.
+// engineProcess is an emulated engine in a process of its own, so that it can be killed. Not safe
+// for concurrent use.
 type engineProcess struct {
 	t    *testing.T
 	addr string
@@ -49,17 +50,15 @@ func (p *engineProcess) start() {
 	}
 }
 
-// kill ends it as kill -9 does. One that is dead is fine.
 func (p *engineProcess) kill() {
 	if p.cmd == nil {
 		return
 	}
 	_ = p.cmd.Process.Kill()
-	_ = p.cmd.Wait() // it says that it was killed
+	_ = p.cmd.Wait() // reports the kill
 	p.cmd = nil
 }
 
-// finished is how many requests an engine has answered in full, as its metrics say; 0 if it does not answer.
 func finished(ctx context.Context, url string) (total float64) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/metrics", nil)
 	if err != nil {
@@ -79,13 +78,11 @@ func finished(ctx context.Context, url string) (total float64) {
 	return total
 }
 
-// sighting is when a router first had the engine in one of some states.
 type sighting struct {
 	mu sync.Mutex
-	at map[string]time.Time // by router
+	at map[string]time.Time
 }
 
-// watchFor asks every router for the engine's state until all have had one of the states, or ctx ends.
 func watchFor(ctx context.Context, f *fleet.Fleet, engine string, wanted ...string) (last time.Time, missing []string) {
 	s := &sighting{at: make(map[string]time.Time)}
 	var wg sync.WaitGroup
@@ -133,7 +130,6 @@ func stateAt(ctx context.Context, n *fleet.Node, engine string) string {
 	return ""
 }
 
-// join adds an engine to a running fleet and returns when all routers have it.
 func join(ctx context.Context, t *testing.T, f *fleet.Fleet, name, url string) {
 	t.Helper()
 	client := f.Nodes()[0].Client()
@@ -145,8 +141,6 @@ func join(ctx context.Context, t *testing.T, f *fleet.Fleet, name, url string) {
 	}
 }
 
-// TestLiveEngineDies kills one engine of nine under traffic, and starts it again. No client sees an error before its first byte, every router
-// leaves the engine alone at once, the fleet writes it down, and when it is back its share grows slowly.
 func TestLiveEngineDies(t *testing.T) {
 	full := live(t)
 	f := liveFleet(t, rulesOf)
@@ -158,12 +152,13 @@ func TestLiveEngineDies(t *testing.T) {
 	waitAnswers(ctx, t, url)
 	join(ctx, t, f, name, url)
 
-	// Until it is dead it is slowly given its share, for which this is long enough; then dead, back, and warm.
+	// The first time covers its slow start; then come dead, back, and warm.
 	warm, dead, back := whenFull(full, 40*time.Second, 15*time.Second), 8*time.Second, whenFull(full, 50*time.Second, 15*time.Second)
-	var killed, gone atomic.Int64 // around its death, in the traffic's time; 0: not yet
+	var killed, gone atomic.Int64
 	load := startTraffic(ctx, t, f, trafficConfig{rate: whenFull(full, 10.0, 5), seed: 5, length: warm + dead + back, excuse: func(e replay.Ended) bool {
 		began, over := time.Duration(killed.Load()), time.Duration(gone.Load())
-		// Answers that had begun at the engine break off, be it before their first token: nobody can give the client the rest of them.
+		// Answers that had begun at the engine break off, even before their first token: no other
+		// engine can continue them.
 		return began > 0 && (e.TTFT >= 0 || e.Class == replay.InStream) && e.End >= began && (over == 0 || e.Sent <= over)
 	}})
 	at := func(when time.Duration) {
@@ -208,7 +203,7 @@ func TestLiveEngineDies(t *testing.T) {
 		return own / (own + others) * float64(len(f.Engines())+1)
 	}
 	first := share(5 * time.Second)
-	late := whenFull(full, 20*time.Second, 5*time.Second) // a fair share of it is 22 requests
+	late := whenFull(full, 20*time.Second, 5*time.Second)
 	at(warm + dead + back - late - time.Second)
 	last := share(late)
 	load.wait(t)
@@ -218,7 +213,7 @@ func TestLiveEngineDies(t *testing.T) {
 	atMost(t, "down at every router after", down.Sub(died).Seconds(), whenFull(full, 5.0, 30), "s")
 	atMost(t, "up at every router after its return", up.Sub(rose).Seconds(), whenFull(full, 10.0, 60), "s")
 	const begins, ends = "its share of a fair one in its first five seconds", "its share of a fair one in the end"
-	if !full { // the few requests of a short run may all go elsewhere, or none end in these seconds
+	if !full { // in a short run the few requests may all go elsewhere, or none end in these seconds
 		shown(t, begins, 100*first, "%")
 		shown(t, ends, 100*last, "%")
 		return
@@ -227,7 +222,6 @@ func TestLiveEngineDies(t *testing.T) {
 	atLeast(t, ends, 100*last, 20, "%")
 }
 
-// waitAnswers returns when an engine's port answers.
 func waitAnswers(ctx context.Context, t *testing.T, url string) {
 	t.Helper()
 	for {
@@ -245,8 +239,6 @@ func waitAnswers(ctx context.Context, t *testing.T, url string) {
 	}
 }
 
-// TestLiveEngineFailsAtOnce adds an engine that is well by its probes and fails every request within a moment, which makes it look idle: it
-// gets next to none.
 func TestLiveEngineFailsAtOnce(t *testing.T) {
 	live(t)
 	f := liveFleet(t, nil)
@@ -279,7 +271,7 @@ func TestLiveEngineFailsAtOnce(t *testing.T) {
 	wg.Wait()
 	fair := float64(requests) / float64(len(f.Engines())+1)
 	atMost(t, "its part of a fair share of requests", 100*float64(got.Load())/fair, 40, "%")
-	// A plain 500 is passed on: it may be the request's own fault.
+	// A plain 500 reaches the client, because the request itself may cause it.
 	if failures.Load() > got.Load() {
 		t.Errorf("%d failures, but only %d requests went to it", failures.Load(), got.Load())
 	}

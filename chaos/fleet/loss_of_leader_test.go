@@ -19,8 +19,6 @@ import (
 	"grapevine/raftstore"
 )
 
-// TestLiveLeader kills the router that leads the group, under traffic, several times over. Another one leads within a second, every router that is left
-// takes writes, none of their requests fails, and they spend no more time on one than before.
 func TestLiveLeader(t *testing.T) {
 	full := live(t)
 	voters := whenFull(full, 5, 3)
@@ -72,17 +70,17 @@ func TestLiveLeader(t *testing.T) {
 	compare(t, full, before, after)
 }
 
-// compare holds the routers to have spent no more time on a request after a loss than before it.
 func compare(t *testing.T, full bool, before, after *calm) {
 	t.Helper()
 	for _, q := range []float64{0.5, 0.99} {
 		is := func(c *calm) float64 { return 1e6 * c.overhead.quantile(q) }
 		name := fmt.Sprintf("p%g of the survivors' overhead", 100*q)
 		shown(t, name+", before", is(before), fmt.Sprintf("us (of %g)", before.overhead[math.Inf(1)]))
-		if !full { // too few requests, on a machine that is too busy
+		if !full {
 			shown(t, name+", after", is(after), fmt.Sprintf("us (of %g)", after.overhead[math.Inf(1)]))
 		} else {
-			// Their histogram's buckets are a factor of two wide, and another program on this machine costs milliseconds.
+			// Histogram buckets are a factor of two wide, and another program on this machine costs
+			// milliseconds.
 			atMost(t, name+", after", is(after), 2*is(before)+whenFull(q < 0.9, 100.0, 5000), "us")
 		}
 		shown(t, fmt.Sprintf("p%g of their first tokens, before", 100*q), 1e3*quantile(before.first, q).Seconds(), "ms")
@@ -90,15 +88,13 @@ func compare(t *testing.T, full bool, before, after *calm) {
 	}
 }
 
-// lossOfLeader is how a group did without its leader, from the moment of the kill.
 type lossOfLeader struct {
-	elected time.Duration   // until the first router said that it leads
-	known   time.Duration   // until the last one knew of it
-	took    []time.Duration // until a write, sent through every one of them, was confirmed
-	failed  int             // attempts of them that failed
+	elected time.Duration
+	known   time.Duration
+	took    []time.Duration
+	failed  int
 }
 
-// leaderNow returns who leads, and what it says of itself.
 func leaderNow(ctx context.Context, t *testing.T, f *fleet.Fleet, voters int) (*fleet.Node, *node.RaftStatus) {
 	t.Helper()
 	for {
@@ -109,7 +105,6 @@ func leaderNow(ctx context.Context, t *testing.T, f *fleet.Fleet, voters int) (*
 	}
 }
 
-// loseLeader kills the leader and returns when every survivor knows another one, and has taken a write.
 func loseLeader(ctx context.Context, t *testing.T, leader *fleet.Node, led *node.RaftStatus, survivors []*fleet.Node, w *writes) (loss lossOfLeader) {
 	t.Helper()
 	var (
@@ -117,9 +112,9 @@ func loseLeader(ctx context.Context, t *testing.T, leader *fleet.Node, led *node
 		wg sync.WaitGroup
 	)
 	loss.elected = math.MaxInt64
-	killed := time.Now() // before it happens: the count is against the group
+	killed := time.Now() // taken before the kill, so that errors count against the group
 	for _, n := range survivors {
-		every := 100 * time.Millisecond // asking is work, and could disturb what is measured
+		every := 100 * time.Millisecond
 		if slices.ContainsFunc(led.Servers, func(s raftstore.ServerStatus) bool { return s.Voter && s.Name == n.Name() }) {
 			every = 10 * time.Millisecond
 		}
@@ -131,7 +126,7 @@ func loseLeader(ctx context.Context, t *testing.T, leader *fleet.Node, led *node
 			took := time.Since(killed)
 			mu.Lock()
 			defer mu.Unlock()
-			// The first to know is who leads.
+			// The leader itself knows first.
 			loss.elected, loss.known = min(loss.elected, took), max(loss.known, took)
 		})
 	}
@@ -153,7 +148,6 @@ func loseLeader(ctx context.Context, t *testing.T, leader *fleet.Node, led *node
 	return loss
 }
 
-// newLeader asks a router until it says that it leads, or knows who does, in place of the one that was killed.
 func newLeader(ctx context.Context, n *fleet.Node, led *node.RaftStatus, every time.Duration) error {
 	for {
 		st, err := n.Raft(ctx)
@@ -166,16 +160,14 @@ func newLeader(ctx context.Context, n *fleet.Node, led *node.RaftStatus, every t
 	}
 }
 
-// calm is what routers spent on requests, and how long first tokens took from when the client had sent the request, over some windows of time.
 type calm struct {
 	overhead histogram
 	first    []time.Duration
 }
 
-// windowStart is where a window begins.
 type windowStart struct {
-	at       time.Duration        // of the traffic
-	overhead map[string]histogram // by router
+	at       time.Duration
+	overhead map[string]histogram
 }
 
 func beginWindow(ctx context.Context, t *testing.T, load *traffic, nodes []*fleet.Node) (s windowStart) {
@@ -188,7 +180,6 @@ func beginWindow(ctx context.Context, t *testing.T, load *traffic, nodes []*flee
 	return s
 }
 
-// add ends a window of some of the routers that it began with.
 func (c *calm) add(ctx context.Context, t *testing.T, load *traffic, nodes []*fleet.Node, s windowStart) {
 	t.Helper()
 	if c.overhead == nil {
@@ -210,10 +201,8 @@ func (c *calm) add(ctx context.Context, t *testing.T, load *traffic, nodes []*fl
 	}
 }
 
-// histogram are counts of what was at most so many seconds.
 type histogram map[float64]float64
 
-// overheadOf is a router's own time on each request since it started.
 func overheadOf(ctx context.Context, t *testing.T, n *fleet.Node) histogram {
 	t.Helper()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+n.AdminAddr()+"/metrics", nil)
@@ -248,7 +237,6 @@ func overheadOf(ctx context.Context, t *testing.T, n *fleet.Node) histogram {
 	return h
 }
 
-// quantile is the q-quantile in seconds, by interpolation in its bucket; the highest bound if it lies beyond, NaN of nothing.
 func (h histogram) quantile(q float64) float64 {
 	rank := q * h[math.Inf(1)]
 	if rank == 0 {
@@ -267,7 +255,6 @@ func (h histogram) quantile(q float64) float64 {
 	return low
 }
 
-// TestHistogramQuantile: a quantile lies in the bucket of its rank.
 func TestHistogramQuantile(t *testing.T) {
 	h := histogram{1: 10, 2: 30, 4: 100, math.Inf(1): 200}
 	for q, want := range map[float64]float64{0.05: 1, 0.1: 1.5, 0.15: 2, 0.5: 4, 0.75: 4} {

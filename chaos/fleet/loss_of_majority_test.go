@@ -12,18 +12,15 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// TestLiveMajority kills two of three voters under traffic. Routing goes on for as long as that lasts, and changes are refused with the reason.
-// When they are back, changes are made again, and all that were confirmed are there. Then two are lost for good, and what
-// docs/operate.md says under "Lose the majority" is done.
 func TestLiveMajority(t *testing.T) {
 	full := live(t)
 	const voters = 3
-	later := whenFull(full, 2, 1)     // empty routers that come in the end, and may vote
-	followers := whenFull(full, 3, 0) // that never vote
+	later := whenFull(full, 2, 1)
+	followers := whenFull(full, 3, 0)
 	f := liveFleet(t, func(cfg *fleet.Config) {
 		cfg.Nodes, cfg.Spares, cfg.Later = voters+followers+later, later, later
 		cfg.Engines = cfg.Nodes
-		cfg.Settings["drain_grace"], cfg.Settings["drain_close"] = "1s", "0s" // the balancer takes a fraction of that
+		cfg.Settings["drain_grace"], cfg.Settings["drain_close"] = "1s", "0s"
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
 	defer cancel()
@@ -55,7 +52,7 @@ func TestLiveMajority(t *testing.T) {
 
 	m.lose(ctx, t, "all but the leader", a.voters[1:], whenFull(full, 10*time.Second, time.Second))
 	if !full {
-		m.load.stop() // nobody is left to route while the last one is stopped
+		m.load.stop()
 	}
 	m.recover(ctx, t, a.leader)
 	m.rejoin(ctx, t, without(running(f), a.leader), fresh)
@@ -65,7 +62,6 @@ func TestLiveMajority(t *testing.T) {
 	shown(t, "changes confirmed", float64(len(m.w.acked)), fmt.Sprintf("of %d, refused %d", m.w.count, len(m.w.refused)))
 }
 
-// majority is a fleet that loses it.
 type majority struct {
 	full bool
 	f    *fleet.Fleet
@@ -74,7 +70,6 @@ type majority struct {
 	dead *absences
 }
 
-// lose kills two of three voters and tries changes for a while.
 func (m *majority) lose(ctx context.Context, t *testing.T, who string, victims []*fleet.Node, length time.Duration) {
 	t.Helper()
 	reason := []string{"no quorum: 2 of 3 voters unreachable"}
@@ -103,7 +98,7 @@ func (m *majority) lose(ctx context.Context, t *testing.T, who string, victims [
 		slowest = max(slowest, took)
 		t.Logf("%s, after %.3f s: %v", n.Name(), took.Seconds(), err)
 		missing := slices.DeleteFunc(slices.Clone(reason), func(part string) bool { return strings.Contains(err.Error(), part) })
-		if named = len(missing) == 0; !named && m.full { // on a busy machine the voters may not have been counted in time
+		if named = len(missing) == 0; !named && m.full {
 			t.Errorf("%s does not name %q: %v", n.Name(), missing, err)
 		}
 		served = m.served(t, gone, victims)
@@ -114,7 +109,6 @@ func (m *majority) lose(ctx context.Context, t *testing.T, who string, victims [
 	shown(t, who+"answers", float64(served), "")
 }
 
-// served counts the answers to requests that arrived since some time. There must be none of the dead.
 func (m *majority) served(t *testing.T, since time.Duration, dead []*fleet.Node) (total int) {
 	t.Helper()
 	by := m.load.served(since, m.load.now())
@@ -129,7 +123,6 @@ func (m *majority) served(t *testing.T, since time.Duration, dead []*fleet.Node)
 	return total
 }
 
-// recover makes the last voter a group of its own, as an operator would.
 func (m *majority) recover(ctx context.Context, t *testing.T, last *fleet.Node) {
 	t.Helper()
 	before, err := last.Raft(ctx)
@@ -158,7 +151,6 @@ func (m *majority) recover(ctx context.Context, t *testing.T, last *fleet.Node) 
 	}
 }
 
-// rejoin starts empty routers beside the recovered one, and restarts, one by one, those that follow the group that is no more.
 func (m *majority) rejoin(ctx context.Context, t *testing.T, followers, fresh []*fleet.Node) {
 	t.Helper()
 	var slowest time.Duration
@@ -182,7 +174,7 @@ func (m *majority) rejoin(ctx context.Context, t *testing.T, followers, fresh []
 		comeBack(ctx, t, n)
 		m.w.until(ctx, t, n)
 	}
-	// Two that may vote have one voter: two votes would be lost with either.
+	// With two candidates the group keeps one voter, because two voters cannot lose either.
 	votes := whenFull(m.full, 3, 1)
 	agree(ctx, t, m.f, votes)
 	shown(t, fmt.Sprintf("all agree, with %d voters, after", votes), time.Since(began).Seconds(), "s")

@@ -13,8 +13,6 @@ import (
 	"grapevine/node"
 )
 
-// TestLiveKill loses one router of eight to SIGKILL under traffic, and starts it again. The others go on as well as before, none of
-// their requests fails, and the one that comes back asks for traffic when it knows what they know and not before.
 func TestLiveKill(t *testing.T) {
 	full := live(t)
 	f := liveFleet(t, func(cfg *fleet.Config) {
@@ -23,7 +21,7 @@ func TestLiveKill(t *testing.T) {
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
-	part := whenFull(full, 40*time.Second, 8*time.Second) // of the traffic: filling up, before, while down, after
+	part := whenFull(full, 40*time.Second, 8*time.Second)
 	victim := f.Node("node-3")
 	preload(ctx, t, f, whenFull(full, 10_000, 1500))
 	probes := placeProbes(ctx, t, f, whenFull(full, 400, 100))
@@ -46,7 +44,7 @@ func TestLiveKill(t *testing.T) {
 	dead.end(load.now())
 	peers := knownProbes(ctx, t, f.Node("node-0"), probes)
 	cameBack := comeBack(ctx, t, victim)
-	// It first: what the others learn meanwhile counts against it.
+	// The victim first, so that what the others learn meanwhile counts against it.
 	facts := factsOf(ctx, t, victim)
 	allFacts := factsOf(ctx, t, f.Node("node-0"))
 	back := knownProbes(ctx, t, victim, probes)
@@ -65,7 +63,7 @@ func TestLiveKill(t *testing.T) {
 	shown(t, "answers cut on the killed router", float64(load.result.Cut), "")
 	shown(t, "repeated connections", float64(load.result.Live.Retried), "")
 	shown(t, "hits of what was possible, before", 100*before, "%")
-	point := whenFull(full, 1.0, 10) // few requests tell little
+	point := whenFull(full, 1.0, 10)
 	atLeast(t, "hits at the survivors, while down", 100*down, 100*before-point, "%")
 	atLeast(t, "hits of all, after the restart", 100*again, 100*before-point, "%")
 	shown(t, "known blocks of probes at a survivor", float64(peers), "")
@@ -80,7 +78,7 @@ type absence struct {
 	node string
 
 	mu       sync.Mutex
-	from, to time.Duration // 0: not yet
+	from, to time.Duration
 }
 
 func (a *absence) begin(at time.Duration) {
@@ -95,8 +93,9 @@ func (a *absence) end(at time.Duration) {
 	a.mu.Unlock()
 }
 
-// excuse says whether a failure is an answer that had begun at the router, as its name in it shows, and broke off when that died: a
-// while after the absence began, as a process goes on until the kill reaches it.
+// excuse reports whether a failed answer had begun at this router, by the name in its header, and
+// broke off at the death. That may be a while after the absence began, because the process runs
+// until the kill reaches it.
 func (a *absence) excuse(e replay.Ended) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -104,7 +103,6 @@ func (a *absence) excuse(e replay.Ended) bool {
 	return broken && e.Node == a.node && a.from > 0 && e.End >= a.from && (a.to == 0 || e.End < a.to)
 }
 
-// placeProbes starts conversations at random engines, through random routers, and returns when all routers know all of them.
 func placeProbes(ctx context.Context, t *testing.T, f *fleet.Fleet, count int) []*conversation {
 	t.Helper()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
@@ -135,7 +133,6 @@ func placeProbes(ctx context.Context, t *testing.T, f *fleet.Fleet, count int) [
 	return probes
 }
 
-// knownProbes is how many blocks of the probes a router believes where they are.
 func knownProbes(ctx context.Context, t *testing.T, n *fleet.Node, probes []*conversation) (blocks int) {
 	t.Helper()
 	for _, c := range probes {
@@ -148,7 +145,6 @@ func knownProbes(ctx context.Context, t *testing.T, n *fleet.Node, probes []*con
 	return blocks
 }
 
-// comeBack starts a router and returns when it asks for traffic, and how long that took.
 func comeBack(ctx context.Context, t *testing.T, n *fleet.Node) time.Duration {
 	t.Helper()
 	begun := time.Now()

@@ -14,21 +14,21 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Node is one router of a fleet: a process that can be started, ended in several ways, and started again under the same name, addresses
-// and files. Safe for concurrent use.
+// Node is one router process that can be started, ended in several ways, and started again with the
+// same name, addresses and files. Safe for concurrent use.
 type Node struct {
 	name                string
 	data, admin, gossip string
-	config, key, log    string // files
-	dataDir             string // empty: it keeps nothing
+	config, key, log    string // file paths
+	dataDir             string // empty: no persistent data
 	env                 []string
 	control             control
 	cert                *certificate // nil: derived from the key
 	thread              *thread
 	http                *http.Client
-	token               string // of the admin API; empty: none is asked for
+	token               string // of the admin API; may be empty
 
-	mu     sync.Mutex // guards what follows, and what control and cert have in files
+	mu     sync.Mutex // guards the fields below and the files of control and cert
 	binary string
 	proc   *process // the latest; nil before the first start
 	began  time.Time
@@ -36,26 +36,24 @@ type Node struct {
 
 // Usage is what a process has used since it started.
 type Usage struct {
-	CPU time.Duration // user and system time of all its threads, in steps of 10 ms
+	CPU time.Duration // user and system time of all threads, in steps of 10 ms
 	RSS int64         // resident bytes now
 }
 
-// errNotRunning is returned where a running process is needed.
 var errNotRunning = errors.New("not running")
 
-// Name is the node's name, in x-grapevine-node too.
+// Name is the node's name, as in x-grapevine-node.
 func (n *Node) Name() string { return n.name }
 
-// Addr is where it takes traffic, AdminAddr its admin API, GossipAddr where other nodes reach it; host:port each.
+// Addr is the host:port for traffic.
 func (n *Node) Addr() string { return n.data }
 
 // AdminAddr is the host:port of its admin API.
 func (n *Node) AdminAddr() string { return n.admin }
 
-// GossipAddr is the host:port other nodes reach it at.
+// GossipAddr is the host:port for other nodes.
 func (n *Node) GossipAddr() string { return n.gossip }
 
-// writeConfig writes the settings, by their YAML keys, as the node's configuration file.
 func (n *Node) writeConfig(settings map[string]any) error {
 	text, err := yaml.Marshal(settings)
 	if err != nil {
@@ -64,7 +62,7 @@ func (n *Node) writeConfig(settings map[string]any) error {
 	return os.WriteFile(n.config, text, 0o600)
 }
 
-// Start starts the process and returns; see WaitReady. It is an error if it runs.
+// Start starts the process and returns at once; see WaitReady. It fails if the process runs.
 func (n *Node) Start() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -83,8 +81,9 @@ func (n *Node) Start() error {
 	return nil
 }
 
-// InNetwork runs f, which should be short, on the thread that starts the node's processes. In a switched fleet that is in the node's
-// network: what f starts or opens there (itself, not in another goroutine) is where the node is.
+// InNetwork runs f, which should be short, on the thread that starts the node's processes. In a
+// switched fleet, sockets and processes that f itself opens, not in another goroutine, are in the
+// node's network.
 func (n *Node) InNetwork(f func() error) error { return n.thread.do(f) }
 
 func (n *Node) process() *process {
@@ -93,7 +92,6 @@ func (n *Node) process() *process {
 	return n.proc
 }
 
-// Running says whether the process runs.
 func (n *Node) Running() bool {
 	p := n.process()
 	return p != nil && p.running()
@@ -107,8 +105,8 @@ func (n *Node) PID() int {
 	return 0
 }
 
-// DataDir is where it keeps what the fleet has agreed on, empty if it keeps nothing. Whoever removes it while the node does not run gets a
-// node that has lost its disk.
+// DataDir is the directory of the node's raft data, or empty. Removing it while the node is down
+// emulates a lost disk.
 func (n *Node) DataDir() string { return n.dataDir }
 
 // Started is when the latest process was started.
@@ -118,7 +116,7 @@ func (n *Node) Started() time.Time {
 	return n.began
 }
 
-// Kill ends the process with SIGKILL and returns when it is gone. One that does not run is fine.
+// Kill ends the process with SIGKILL and returns when it has ended. It is no error if none runs.
 func (n *Node) Kill() error {
 	p := n.process()
 	if p == nil {
@@ -130,8 +128,8 @@ func (n *Node) Kill() error {
 	return nil
 }
 
-// Terminate drains the node with SIGTERM and returns when it has exited, or ctx ends: it is killed then. The error also says if it
-// exited with another code than 0. One that does not run is fine.
+// Terminate drains the node with SIGTERM and returns when it has exited; if ctx ends first, it
+// kills it. A nonzero exit code is an error. It is no error if none runs.
 func (n *Node) Terminate(ctx context.Context) error {
 	p := n.process()
 	if p == nil {
@@ -143,7 +141,7 @@ func (n *Node) Terminate(ctx context.Context) error {
 	return nil
 }
 
-// Signal sends the process a signal: SIGSTOP and SIGCONT for instance.
+// Signal sends the process a signal such as SIGSTOP.
 func (n *Node) Signal(sig os.Signal) error {
 	p := n.process()
 	if p == nil {
@@ -165,10 +163,11 @@ func (n *Node) Usage() (Usage, error) {
 	return u, nil
 }
 
-// Ready says whether the node asks for traffic now.
+// Ready reports whether the node is ready for traffic.
 func (n *Node) Ready(ctx context.Context) bool { return n.ready(ctx) == nil }
 
-// WaitReady returns when the node asks for traffic. If it ends before, or ctx does, the error tells what it last said.
+// WaitReady returns when the node is ready. If the process or ctx ends first, the error includes
+// the last answer.
 func (n *Node) WaitReady(ctx context.Context) error {
 	var last, died error
 	err := poll(ctx, 10*time.Millisecond, func() bool {
@@ -187,7 +186,6 @@ func (n *Node) WaitReady(ctx context.Context) error {
 	return nil
 }
 
-// died returns an error if the process ended although nobody here ended it.
 func (n *Node) died() error {
 	p := n.process()
 	if p == nil {
@@ -199,10 +197,10 @@ func (n *Node) died() error {
 	return nil
 }
 
-// shownLog is how much of a node's log an error shows.
+// shownLog bounds the log in an error, in bytes.
 const shownLog = 8 << 10
 
-// Log returns the end of what the node has logged, over all its processes.
+// Log returns the end of the node's log, over all its processes.
 func (n *Node) Log() string { return tail(n.log, shownLog) }
 
 func (n *Node) files(dir string) {

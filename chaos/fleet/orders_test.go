@@ -12,10 +12,8 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// seedEnv repeats a run: its value is the seed that the run has printed.
 const seedEnv = "GRAPEVINE_LIVE_SEED"
 
-// seed is the one that seedEnv gives, else one from the clock. It is printed.
 func seed(t *testing.T) uint64 {
 	t.Helper()
 	s := uint64(time.Now().UnixNano())
@@ -29,7 +27,6 @@ func seed(t *testing.T) uint64 {
 	return s
 }
 
-// TestLiveOrders starts three empty routers in random orders, one of them late: each time they found one group, and take writes.
 func TestLiveOrders(t *testing.T) {
 	full := live(t)
 	s := seed(t)

@@ -10,8 +10,6 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// TestLivePartition cuts a fleet of eight into halves under traffic and joins it again. Both halves serve all the time; soon after, all
-// have the same knowledge of the time in which they were apart.
 func TestLivePartition(t *testing.T) {
 	full := live(t)
 	if !isolated(t, true) {
@@ -71,8 +69,6 @@ func TestLivePartition(t *testing.T) {
 	atMost(t, "trees hold the same after the last request", same.Seconds(), whenFull(full, 5.0, 30), "s")
 }
 
-// positions returns how many batches each router has published, and by router how many of every other one it has applied
-// without a gap, plus one each.
 func positions(ctx context.Context, t *testing.T, nodes []*fleet.Node) (published map[string]uint64, applied map[string]map[string]uint64) {
 	t.Helper()
 	published, applied = make(map[string]uint64), make(map[string]map[string]uint64)
@@ -92,7 +88,6 @@ func positions(ctx context.Context, t *testing.T, nodes []*fleet.Node) (publishe
 	return published, applied
 }
 
-// awaitApplied returns how long after a moment every router has applied what the others had published.
 func awaitApplied(ctx context.Context, t *testing.T, f *fleet.Fleet, published map[string]uint64, from time.Time) time.Duration {
 	t.Helper()
 	for {
@@ -117,7 +112,6 @@ func awaitApplied(ctx context.Context, t *testing.T, f *fleet.Fleet, published m
 	}
 }
 
-// awaitSameFacts returns how long it takes until all trees hold the same facts, to the last.
 func awaitSameFacts(ctx context.Context, t *testing.T, f *fleet.Fleet) time.Duration {
 	t.Helper()
 	for began := time.Now(); ; {

@@ -13,25 +13,25 @@ import (
 	"time"
 )
 
-// process is one running program: started once, waited for, ended by its id alone. Safe for concurrent use.
+// process is one running program, waited for and ended by its id alone. Safe for concurrent use.
 type process struct {
 	cmd  *exec.Cmd
-	done chan struct{} // closed when it has been waited for
-	err  error         // of Wait; valid once done is closed
+	done chan struct{}
+	err  error
 
 	mu     sync.Mutex
-	asked  bool // somebody here ended it
-	reaped bool // its id may belong to somebody else by now
+	asked  bool
+	reaped bool
 }
 
-// startProcess starts a program on a thread, with both its outputs appended to the file at log. The environment is this process's
-// without what would configure a grapevine, and env.
+// startProcess starts a program on a thread and appends both outputs to the file at log. The
+// environment is this process's without grapevine settings, plus env.
 func startProcess(t *thread, log, path string, args, env []string) (*process, error) {
 	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = out.Close() }() // the child has its own by then
+	defer func() { _ = out.Close() }() // the child has its own descriptor
 	cmd := exec.Command(path, args...)
 	for _, v := range os.Environ() {
 		if !strings.HasPrefix(v, "GRAPEVINE_") {
@@ -55,7 +55,6 @@ func startProcess(t *thread, log, path string, args, env []string) (*process, er
 	return p, nil
 }
 
-// pid is the process id; it names the process only as long as running says so.
 func (p *process) pid() int { return p.cmd.Process.Pid }
 
 func (p *process) running() bool {
@@ -67,7 +66,6 @@ func (p *process) running() bool {
 	}
 }
 
-// signal sends sig, unless the process has ended: then it is os.ErrProcessDone.
 func (p *process) signal(sig os.Signal) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -80,7 +78,7 @@ func (p *process) signal(sig os.Signal) error {
 	return p.cmd.Process.Signal(sig)
 }
 
-// kill ends the process at once and returns when it is gone. One that is gone already is fine.
+// kill ends the process at once and returns when it has ended. It is no error if it already had.
 func (p *process) kill() error {
 	if err := p.signal(syscall.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
@@ -89,8 +87,8 @@ func (p *process) kill() error {
 	return nil
 }
 
-// terminate asks the process to end and waits for it, or for ctx: then it is killed and the context's error returned. Otherwise the
-// error says how it exited, nil for code 0.
+// terminate asks the process to end and waits. If ctx ends first, it kills the process and returns
+// the context's error; otherwise the error is nil for exit code 0.
 func (p *process) terminate(ctx context.Context) error {
 	if err := p.signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
@@ -103,7 +101,6 @@ func (p *process) terminate(ctx context.Context) error {
 	}
 }
 
-// died returns how the process ended if nobody here ended it, else nil.
 func (p *process) died() error {
 	if p.running() {
 		return nil
@@ -119,7 +116,7 @@ func (p *process) died() error {
 	return fmt.Errorf("ended by itself: %w", p.err)
 }
 
-// tail returns the last max bytes of the file, from the beginning of a line, or why it cannot be read.
+// tail returns the last max bytes of the file from the start of a line, or the read error.
 func tail(path string, max int64) string {
 	f, err := os.Open(path)
 	if err != nil {
@@ -129,7 +126,7 @@ func tail(path string, max int64) string {
 	cut := false
 	if end, err := f.Seek(0, io.SeekEnd); err == nil {
 		cut = end > max
-		_, _ = f.Seek(-min(end, max), io.SeekEnd) // cannot lie before the beginning
+		_, _ = f.Seek(-min(end, max), io.SeekEnd) // cannot be before the beginning
 	}
 	text, err := io.ReadAll(io.LimitReader(f, max))
 	if err != nil {
@@ -141,7 +138,8 @@ func tail(path string, max int64) string {
 	return string(text)
 }
 
-// poll calls ok every few milliseconds until it says true or ctx ends; then the context's error is returned.
+// poll calls ok at that interval until it returns true or ctx ends; then it returns the context's
+// error.
 func poll(ctx context.Context, every time.Duration, ok func() bool) error {
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()

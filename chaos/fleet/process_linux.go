@@ -13,26 +13,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tie has the kernel kill the process when the thread that starts it ends, which it does at the latest when this process dies, of
-// whatever. It gets a process group of its own: a Ctrl-C at the terminal is for the harness, which then ends it in order.
+// tie makes the kernel kill the process when the thread that starts it ends, which is at the latest
+// when this process dies. Its own process group leaves a Ctrl-C to the harness, which ends it in
+// order.
 func tie(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 }
 
-// onMainThread says whether the caller, which must be locked to its thread, runs on the process's first one.
 func onMainThread() bool { return unix.Gettid() == unix.Getpid() }
 
-// clockTick is the unit of times in /proc/PID/stat: Linux shows them in hundredths of a second whatever it counts in.
+// clockTick is the unit of times in /proc/PID/stat, fixed at 1/100 s.
 const clockTick = 10 * time.Millisecond
 
-// usageOf reads what a process has used so far from /proc.
 func usageOf(pid int) (Usage, error) {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return Usage{}, err
 	}
-	// The command stands in brackets and may hold blanks and brackets itself. Fields behind it, from 0: state, ..., 11 user time,
-	// 12 system time, ..., 21 resident pages.
+	// The command is in parentheses and may contain blanks and parentheses. Fields after it, from
+	// 0: state, ..., 11 user time, 12 system time, ..., 21 resident pages.
 	f := strings.Fields(string(raw[bytes.LastIndexByte(raw, ')')+1:]))
 	if len(f) < 22 {
 		return Usage{}, fmt.Errorf("short stat of process %d", pid)

@@ -8,14 +8,13 @@ import (
 	"path/filepath"
 )
 
-// ErrNoRouter says that FindRouter found no program.
+// ErrNoRouter means that FindRouter found no program.
 var ErrNoRouter = errors.New("no router to start")
 
-// routerName is the file name of the router's program.
 const routerName = "grapevine"
 
-// FindRouter returns the absolute path of the router's program: the one given, or else grapevine in the directory of
-// this program, or else grapevine in PATH.
+// FindRouter returns the absolute path of the router's program: given, else grapevine in the
+// directory of this program, else grapevine in PATH.
 func FindRouter(given string) (string, error) {
 	if given != "" {
 		path, err := exec.LookPath(given)

@@ -9,7 +9,6 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// TestFindRouter: a path that was given comes first, then PATH; the directory of the tests' program has no router.
 func TestFindRouter(t *testing.T) {
 	program := func(name string) string {
 		path := filepath.Join(t.TempDir(), name)

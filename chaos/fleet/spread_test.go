@@ -8,9 +8,10 @@ import (
 	"time"
 )
 
-// TestLiveSpread: how long it takes until a placement that one router made is used by all others. The first turn of a conversation is
-// placed at random, so that no other router can guess where; from the moment it is sent, the seven others are asked again and again
-// where the second turn would go, until they say: there, because it is cached. Meanwhile other traffic runs.
+// Measures how long one router's placement takes to steer all other routers. The first turn of a
+// conversation goes to a random engine; from then on the test asks the seven other routers where
+// the second turn would go, until they choose that engine for its cache. Other traffic runs
+// meanwhile.
 func TestLiveSpread(t *testing.T) {
 	full := live(t)
 	f := liveFleet(t, rulesOf)
@@ -49,7 +50,7 @@ func TestLiveSpread(t *testing.T) {
 						mu.Unlock()
 						return
 					}
-					time.Sleep(5 * time.Millisecond) // between questions, or the questions are the load
+					time.Sleep(5 * time.Millisecond)
 				}
 				t.Errorf("%s never learned of conversation %d at %s", n.Name(), i, c.engine)
 			})

@@ -16,27 +16,27 @@ import (
 	"grapevine/chaos/netswitch"
 )
 
-// switched is the inside of an isolated process whose fleet has links of its own: every member is in a network namespace with one
-// interface, whose other end is a port of a switch in this process. The process's namespace has a port, too, which no fault reaches.
+// switched is the network of an isolated process. Every member has a network namespace with one
+// interface, which leads to a port of a switch in this process. The process's own namespace has a
+// port that no fault reaches.
 type switched struct {
 	sw     *netswitch.Switch
-	home   int // descriptor of the process's namespace
+	home   int
 	places map[string]*place
-	end    context.CancelFunc // of the places
+	end    context.CancelFunc
 }
 
-// place is a member's network namespace. It lives as long as its thread, the descriptor, or a process started from the thread.
+// place is a member's network namespace. It lives as long as its thread, its descriptor, or a
+// process started from the thread.
 type place struct {
 	thread *thread
-	ns     int             // its descriptor
-	home   int             // that of the process
-	life   context.Context // ends with the fleet
+	ns     int
+	home   int
+	life   context.Context
 }
 
-// harnessName is the port of the process itself.
 const harnessName = "harness"
 
-// newWires makes the switch and a place for each member, in their order.
 func newWires(seed uint64, members []string) (_ wires, err error) {
 	if !Isolated() {
 		return nil, errNotIsolated
@@ -80,7 +80,6 @@ func newWires(seed uint64, members []string) (_ wires, err error) {
 	return s, nil
 }
 
-// port opens a port of the switch in the namespace of the calling thread.
 func (s *switched) port(name string, addr netip.Addr, immune bool) error {
 	dev, err := netswitch.OpenTUN("eth0", netip.PrefixFrom(addr, 24))
 	if err != nil {
@@ -112,7 +111,7 @@ func (s *switched) heal() error {
 	return nil
 }
 
-// Close takes down the switch and the places. Whatever runs in them should have ended.
+// Close closes the switch and the places. Processes in them should have ended.
 func (s *switched) Close() error {
 	s.end()
 	err := s.sw.Close()
@@ -123,10 +122,9 @@ func (s *switched) Close() error {
 	return errors.Join(err, unix.Close(s.home))
 }
 
-// linkable returns nil if this process can have links of its own, in a network namespace at least: one port is made.
 func linkable() error {
 	if err := netswitch.Available(); err != nil || os.Getuid() != 0 {
-		return err // who is not root is so in a process of Isolate
+		return err // without root, a process of Isolate may still succeed
 	}
 	t, err := newThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
@@ -144,7 +142,6 @@ func linkable() error {
 	return err
 }
 
-// openNetwork returns a descriptor of the calling thread's network namespace.
 func openNetwork() (int, error) {
 	fd, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -153,13 +150,14 @@ func openNetwork() (int, error) {
 	return fd, nil
 }
 
-// enter runs f on a thread in the place's network: sockets that f opens itself, not in another goroutine, are there for good. Calls do not
-// wait for each other.
+// enter runs f on a thread in the place's network. Sockets that f itself opens, not in another
+// goroutine, belong to the place. Calls run concurrently.
 func (p *place) enter(f func() error) error {
 	return p.visit(func(func()) error { return f() })
 }
 
-// visit is enter for those who are in the place only until they call leave, from the same goroutine.
+// visit is enter with a leave function, which f calls from its own goroutine once it no longer
+// needs the place.
 func (p *place) visit(f func(leave func()) error) error {
 	result := make(chan error, 1)
 	go func() {
@@ -172,7 +170,7 @@ func (p *place) visit(f func(leave func()) error) error {
 		left := false
 		leave := func() {
 			if !left && unix.Setns(p.home, unix.CLONE_NEWNET) == nil {
-				runtime.UnlockOSThread() // or else the thread ends with the goroutine, and nothing else runs where it is
+				runtime.UnlockOSThread() // otherwise the thread ends with the goroutine, so that no other code runs in the place
 			}
 			left = true
 		}
@@ -183,12 +181,14 @@ func (p *place) visit(f func(leave func()) error) error {
 	return <-result
 }
 
-// errOneSocket is returned when a connection would take a second socket, which would be made outside of the place.
+// errOneSocket is returned if a connection would need a second socket, which would be opened
+// outside of the place.
 var errOneSocket = errors.New("fleet: dial from a place: no address to connect from")
 
-// dial connects from the place. The address must be literal: a name would be looked up on another thread. It is in the place only while the
-// socket is made, or each of many connections to somebody who does not answer would keep a thread to itself. It ends with the place: a
-// http.Transport goes on to connect for minutes when nobody wants it any more.
+// dial connects from the place to a literal address; a name would be resolved on another thread. It
+// stays in the place only while it opens the socket, so that waiting connections hold no thread.
+// The connection attempt ends with the place, because an http.Transport keeps connecting for
+// minutes.
 func (p *place) dial(ctx context.Context, network, address string) (c net.Conn, err error) {
 	if _, perr := netip.ParseAddrPort(address); perr != nil {
 		return nil, fmt.Errorf("fleet: dial from a place: %w", perr)

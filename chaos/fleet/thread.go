@@ -6,9 +6,9 @@ import (
 	"sync"
 )
 
-// thread is one operating-system thread that runs functions for others. Two things in Linux belong to a thread and not to a process: a child
-// asks for a signal at the death of the thread that forked it (so whoever starts processes must do it from a thread that outlives
-// them), and a thread may live in a network namespace of its own, which what it forks inherits.
+// thread is one operating-system thread that runs functions for other goroutines. In Linux a child
+// gets its parent-death signal when the thread that forked it ends, so processes need a thread that
+// outlives them; and a network namespace belongs to a thread, whose children inherit it.
 //
 // Safe for concurrent use.
 type thread struct {
@@ -18,10 +18,8 @@ type thread struct {
 	once  sync.Once
 }
 
-// errThreadClosed is what do returns after close.
 var errThreadClosed = errors.New("fleet: closed")
 
-// newThread starts a thread and runs setup on it first. If that fails there is no thread.
 func newThread(setup func() error) (*thread, error) {
 	t := &thread{calls: make(chan func()), quit: make(chan struct{}), done: make(chan struct{})}
 	ready := make(chan error, 1)
@@ -32,11 +30,13 @@ func newThread(setup func() error) (*thread, error) {
 	return t, nil
 }
 
-// run never unlocks its thread: the runtime ends it with the goroutine, and with it the namespace that it may have.
+// run never unlocks its thread, so that the runtime ends the thread, and its namespace, with the
+// goroutine.
 func (t *thread) run(setup func() error, ready chan<- error) {
 	runtime.LockOSThread()
 	if onMainThread() {
-		// The first thread stands for the whole process in /proc and never ends. It is kept busy here until another one is done.
+		// The first thread represents the process in /proc and never ends. It blocks here while
+		// another one does the work.
 		go t.run(setup, ready)
 		<-t.done
 		runtime.UnlockOSThread()
@@ -60,7 +60,6 @@ func (t *thread) run(setup func() error, ready chan<- error) {
 	}
 }
 
-// do runs f on the thread and returns its error. It waits for calls before it.
 func (t *thread) do(f func() error) error {
 	result := make(chan error, 1)
 	select {
@@ -71,7 +70,6 @@ func (t *thread) do(f func() error) error {
 	}
 }
 
-// close ends the thread after the call that runs. What it started gets its parting signal now. Idempotent.
 func (t *thread) close() {
 	t.once.Do(func() { close(t.quit) })
 	<-t.done

@@ -7,6 +7,6 @@ import (
 	"syscall"
 )
 
-// tie gives the process a group of its own, so that a Ctrl-C at the terminal is for the harness alone. Only Linux ends children with
-// their parent; Close ends them all the same.
+// tie gives the process a group of its own, so that a Ctrl-C reaches the harness alone. Only Linux
+// ends children with their parent; elsewhere Close ends them.
 func tie(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} }

@@ -12,20 +12,17 @@ import (
 	"grapevine/chaos/workload"
 )
 
-// blockBytes is the routers' default.
 const blockBytes = 512
 
 func rulesOf(cfg *fleet.Config) { cfg.Settings["rules"] = placeRule() }
 
-// trafficConfig says what runs through a fleet's balancer.
 type trafficConfig struct {
-	rate   float64 // conversations a second, of about four turns
+	rate   float64
 	seed   uint64
-	length time.Duration // of arrivals
+	length time.Duration
 	excuse func(replay.Ended) bool
 }
 
-// traffic is conversations through the balancer in the background, every turn over a new connection.
 type traffic struct {
 	cancel context.CancelFunc
 	done   chan struct{}
@@ -35,16 +32,14 @@ type traffic struct {
 	mu       sync.Mutex
 	began    time.Time
 	ended    []turnEnd
-	sessions map[int]int // tokens of the conversation so far, as the engine counted them
+	sessions map[int]int
 }
 
-// turnEnd is one request that ended.
 type turnEnd struct {
 	replay.Ended
-	possible int // tokens an engine that had the whole conversation so far could have had cached; 0: a first turn, or not known
+	possible int // tokens that an engine with the whole conversation could have had cached; 0: a first turn, or unknown
 }
 
-// startTraffic starts it. It ends by itself, or by stop, or with the test.
 func startTraffic(ctx context.Context, t *testing.T, f *fleet.Fleet, cfg trafficConfig) *traffic {
 	t.Helper()
 	w := &workload.Sessions{
@@ -95,13 +90,11 @@ func (tr *traffic) observe(e replay.Ended) {
 	tr.ended = append(tr.ended, end)
 }
 
-// stop calls off what is left and waits until it is gone. Idempotent.
 func (tr *traffic) stop() {
 	tr.cancel()
 	<-tr.done
 }
 
-// wait returns when the traffic has ended by itself.
 func (tr *traffic) wait(t *testing.T) {
 	t.Helper()
 	<-tr.done
@@ -110,14 +103,13 @@ func (tr *traffic) wait(t *testing.T) {
 	}
 }
 
-// now is the time of the run.
 func (tr *traffic) now() time.Duration {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
 	return time.Since(tr.began)
 }
 
-// noErrors holds the traffic to have had no failures but excused ones. It must have ended.
+// noErrors checks that only excused requests failed. The traffic must have ended.
 func (tr *traffic) noErrors(t *testing.T) {
 	t.Helper()
 	if tr.err != nil && !errors.Is(tr.err, context.Canceled) {
@@ -131,8 +123,9 @@ func (tr *traffic) noErrors(t *testing.T) {
 	}
 }
 
-// followed is how much of what could have been cached was, over the later turns that arrived in [from, to) and that keep accepts; and how
-// many they were. An engine caches whole blocks, so that a little less than all is all there is.
+// followed returns which share of the cacheable tokens was cached, over later turns that arrived in
+// [from, to) and that keep accepts, and the number of turns. It stays below 1, because engines
+// cache whole blocks.
 func (tr *traffic) followed(from, to time.Duration, keep func(*turnEnd) bool) (share float64, turns int) {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
@@ -149,7 +142,6 @@ func (tr *traffic) followed(from, to time.Duration, keep func(*turnEnd) bool) (s
 	return cached / possible, turns
 }
 
-// served counts the requests that arrived in [from, to) and were answered in full, by router.
 func (tr *traffic) served(from, to time.Duration) map[string]int {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()

@@ -12,8 +12,6 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// TestUpgrade: half of a fleet is a release that speaks one version more and says things that the other half does not know. Both hear each
-// other and agree, what is not known is passed over, and knowledge that the one half learned is with the other.
 func TestUpgrade(t *testing.T) {
 	t.Parallel()
 	program := os.Getenv("GRAPEVINE_NEWER")
@@ -34,7 +32,7 @@ func TestUpgrade(t *testing.T) {
 		t.Fatal(err)
 	}
 	agree(ctx, t, f, 3)
-	for i := range 8 { // long ones: short prompts are not told
+	for i := range 8 {
 		text := strings.Repeat(fmt.Sprint("conversation ", i, " "), 1000)
 		body := fmt.Sprintf(`{"model":%q,"messages":[{"role":"user","content":%q}],"max_tokens":2}`, model, text)
 		resp, err := http.Post(f.URL()+"/v1/chat/completions", "application/json", strings.NewReader(body))

@@ -7,8 +7,8 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// Baselines returns the rules from the literature and from peers that a simulation compares with, by name, for
-// policy.Config.Extra. Every router needs its own: some keep counts, as the originals do per router.
+// Baselines returns the compared rules from the literature and other routers by name, for
+// policy.Config.Extra. Every router needs its own set, because some keep counts.
 func Baselines() map[string]policy.Strategy {
 	return map[string]policy.Strategy{
 		"argmin":     argmin{},
@@ -18,23 +18,21 @@ func Baselines() map[string]policy.Strategy {
 	}
 }
 
-// argmin takes the least queued plus uncached tokens over all backends.
 type argmin struct{}
 
 func (argmin) Choose(s *policy.Scene) (int, policy.Rung) {
 	return cheapest(s, func(c *policy.Candidate) float64 { return c.Queued + c.Uncached })
 }
 
-// lmetric takes the least product of new prefill tokens and batch size: no weight to tune (LMetric, OSDI 2026, arXiv
-// 2603.15202). New prefill tokens are those the backend would have to compute once the request is there; the batch
-// includes the request, so that an idle backend is still told apart by its cache.
+// lmetric takes the least product of new prefill tokens and batch size (LMetric, OSDI 2026, arXiv
+// 2603.15202). New prefill tokens include the queue's; the batch includes the request, so that idle
+// backends still differ by cache.
 type lmetric struct{}
 
 func (lmetric) Choose(s *policy.Scene) (int, policy.Rung) {
 	return cheapest(s, func(c *policy.Candidate) float64 { return (c.Queued + c.Uncached) * float64(c.Active+1) })
 }
 
-// cheapest prices every candidate and takes the least; ties at random.
 func cheapest(s *policy.Scene, price func(*policy.Candidate) float64) (int, policy.Rung) {
 	best, ties := 0, uint64(0)
 	least := math.Inf(1)
@@ -53,7 +51,6 @@ func cheapest(s *policy.Scene, price func(*policy.Candidate) float64) (int, poli
 	return best, rungOf(s, best)
 }
 
-// rungOf says whether the chosen backend had something of the prompt that others had not.
 func rungOf(s *policy.Scene, chosen int) policy.Rung {
 	for i := range s.Candidates {
 		if s.Candidates[i].Held < s.Candidates[chosen].Held {
@@ -63,13 +60,11 @@ func rungOf(s *policy.Scene, chosen int) policy.Rung {
 	return policy.Load
 }
 
-// twoChoiceTarget is the first-token target in seconds: the DualMap authors' evaluations use a few seconds for prompts of
-// this length.
 const twoChoiceTarget = 5.0
 
-// twoChoice maps the prompt's branch to two backends by independent hashes and takes the one with affinity, unless it
-// would miss the first-token target; then the sooner one (DualMap, ICLR 2026, arXiv 2602.06502, without its migration of
-// queued requests). The adaptive length of the hashed prefix is the router's branch key.
+// twoChoice maps the prompt's branch to two backends by independent hashes and takes the one with
+// affinity unless it would miss the target, else the sooner one (DualMap, ICLR 2026, arXiv
+// 2602.06502, without migration of queued requests). The router's branch key is the hashed prefix.
 type twoChoice struct {
 	target float64
 }
@@ -101,7 +96,6 @@ func (t twoChoice) Choose(s *policy.Scene) (int, policy.Rung) {
 	return near, policy.Cache
 }
 
-// first returns the first candidate in rendezvous order of the key, but for one.
 func first(s *policy.Scene, key uint64, except int) int {
 	best, rank := max(except, 0), math.Inf(-1)
 	for i := range s.Candidates {
@@ -115,21 +109,22 @@ func first(s *policy.Scene, key uint64, except int) int {
 	return best
 }
 
-// The defaults of the peers' command lines (vllm-project/router and SMG, cache_aware).
+// Defaults of vllm-project/router and SMG, cache_aware.
 const (
 	sglangCacheThreshold = 0.3
 	sglangAbsThreshold   = 64
 	sglangRelThreshold   = 1.5
 )
 
-// sglang is the cache-aware rule of the SGLang family: over this router's own requests in flight, if their spread
-// exceeds both thresholds, the shortest queue; else, if the longest match covers more than the cache threshold, a worker
-// with that match; else the least loaded, ties to the one that has processed fewest.
+// sglang is the cache-aware rule of the SGLang family. If the spread of this router's own requests
+// exceeds both thresholds, it takes the shortest queue; else, if the longest match exceeds the
+// cache threshold, a worker with that match; else the least loaded, ties to the one with the fewest
+// processed.
 type sglang struct {
-	processed []atomic.Int64 // by backend id
+	processed []atomic.Int64
 }
 
-// maxBackendID bounds the ids simulations use.
+// maxBackendID bounds the ids that simulations use.
 const maxBackendID = 1 << 16
 
 func newSGLang() *sglang { return &sglang{processed: make([]atomic.Int64, maxBackendID)} }

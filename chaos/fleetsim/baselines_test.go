@@ -8,13 +8,11 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// standing is a candidate as a rule sees it: tokens of the prompt held, tokens queued, requests active.
 type standing struct {
 	held, queued float64
 	active       int64
 }
 
-// choose plays one decision of the rule over backends in that standing, for a prompt of 1,000 tokens in blocks of 100.
 func choose(t *testing.T, rule policy.Strategy, backends []standing) (int, policy.Rung) {
 	t.Helper()
 	spy := &stage{rule: rule, backends: backends}
@@ -47,7 +45,6 @@ func choose(t *testing.T, rule policy.Strategy, backends []standing) (int, polic
 	return int(a.Decision().Backend), a.Decision().Rung
 }
 
-// stage puts the candidates in their standing before the rule sees them.
 type stage struct {
 	rule     policy.Strategy
 	backends []standing
@@ -90,7 +87,6 @@ func TestBaselines(t *testing.T) {
 	}
 }
 
-// TestSGLangSpreadsFirstWork: ties of load go to the worker that has processed fewest.
 func TestSGLangSpreadsFirstWork(t *testing.T) {
 	rule := Baselines()["sglang"]
 	for i := range 6 {

@@ -1,10 +1,9 @@
-// Package fleetsim runs a fleet in virtual time: a workload, routers that are the
-// real policy and the real prefix tree, and emulated engines that are the real
-// model of chaos/engine. An hour of traffic on sixteen engines takes seconds, and
-// the same seed gives the same report to the last byte.
+// Package fleetsim runs a fleet in virtual time: a workload, routers with the real policy and
+// prefix tree, and engines of chaos/engine's model. An hour of traffic on sixteen engines takes
+// seconds, and equal seeds give byte-identical reports.
 //
-// It has no sockets, no wall clock and no parsing: what those cost is for live
-// runs to measure (chaos/replay). DESIGN.md lists what is modelled and what not.
+// It has no sockets, wall clock or parsing; chaos/replay measures their cost. DESIGN.md lists what
+// is modelled.
 package fleetsim
 
 import (
@@ -19,88 +18,82 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// Ingress says which node a request enters by.
+// Ingress selects the node by which a request enters.
 type Ingress string
 
 const (
-	// Random: any node, drawn by the seed; what a plain L4 balancer does.
+	// Random: any node, drawn by the seed, as behind an L4 balancer.
 	Random Ingress = "random"
 	// Sticky: all turns of a session at one node; single requests at random.
 	Sticky Ingress = "sticky"
 )
 
 const (
-	// DefaultBackends is used for traces; generated workloads bring their own.
+	// DefaultBackends is used for traces; generated workloads have their own.
 	DefaultBackends = 16
 	// MaxBackends and MaxNodes bound what a mistyped flag can allocate.
 	MaxBackends = 4096
 	MaxNodes    = 1024
 )
 
-// Config describes the runs: every combination of policy, number of nodes, share
-// and staleness. Only Workload and Policies are required.
+// Config describes the runs: every combination of policy, number of nodes, share and staleness.
+// Only Workload and Policies are required.
 type Config struct {
 	Workload workload.Workload
-	// Options of the workload. Backends is filled in by Run.
+	// Options of the workload. Run sets Backends.
 	Options  workload.Options
 	Policies []string
 	Nodes    []int // nil: one node
-	// Share and Staleness: what nodes tell each other, and how long after an event
-	// all others know of it. nil: both, [DefaultStaleness].
+	// Share and Staleness are what nodes send each other and how long it takes to reach all. nil:
+	// both, [DefaultStaleness].
 	Share     []Share
 	Staleness []time.Duration
-	// Loss is the probability that what a node tells another of its placements in one
-	// flush never arrives. It is not made good, though live nodes ask for it again.
+	// Loss is the probability that a node's placements of one flush never reach a given peer. There
+	// is no repair, although live nodes have one.
 	Loss float64
 	// Partition cuts the fleet in two for a while.
 	Partition Partition
-	Backends  int // 0: what the workload is made for, else DefaultBackends
-	// Engine is what every backend is. Zero fields: as EngineFor the workload.
+	Backends  int // 0: the workload's, else DefaultBackends
+	// Engine configures every backend. Zero fields: as EngineFor the workload.
 	Engine  engine.Config
 	Ingress Ingress // "": Random
-	// Warmup is left out of the report. 0: what the workload says (nothing for
-	// traces); negative: nothing.
+	// Warmup is excluded from the report. 0: the workload's (none for traces); negative: none.
 	Warmup time.Duration
-	// Policy and Tree are the routers' settings. Their seed, size of block, number
-	// of nodes and extra strategies are filled in by Run.
+	// Policy and Tree are the routers' settings. Run sets their seed, block size, number of nodes
+	// and extra strategies.
 	Policy policy.Config
 	Tree   prefixtree.Config
-	// HideCapacity keeps the engines' KV size from the routers, as with engines
-	// that do not tell.
+	// HideCapacity hides the engines' KV size from the routers, as some engines do.
 	HideCapacity bool
-	// NoHot leaves out that hot prefixes are replicated on purpose; HotReplicas, if above 0, is on how many backends every one is, in place
-	// of what the fleet would decide.
+	// NoHot turns the replication of hot prefixes off. HotReplicas, if above 0, fixes the size of
+	// every replica set.
 	NoHot       bool
 	HotReplicas int
-	// Extra makes a router's strategies beyond the built-in ones; called once per
-	// router. nil: Baselines.
+	// Extra returns strategies beyond the built-in ones; called once per router. nil: Baselines.
 	Extra func() map[string]policy.Strategy
-	// Parallel is how many runs go on at once; 0: GOMAXPROCS.
+	// Parallel is the number of concurrent runs; 0: GOMAXPROCS.
 	Parallel int
-	// Progress, if set, is told now and then how far a run is; by one goroutine at
-	// a time.
+	// Progress, if set, receives the progress of runs. Calls do not overlap.
 	Progress func(Progress)
 }
 
-// Progress is how far one run is.
 type Progress struct {
 	Policy string
 	Nodes  int
-	Run    int           // which of the runs, in the order of the reports
-	Runs   int           // how many there are
-	Ended  int           // requests
-	Total  int           // requests there will be; 0: unknown
+	Run    int           // index of the run, in the order of the reports
+	Runs   int           // number of runs
+	Ended  int           // requests that ended
+	Total  int           // expected requests; 0: unknown
 	At     time.Duration // virtual time
 	Span   time.Duration // of arrivals
 	Done   bool
 }
 
-// ErrConfig is wrapped by every error about a Config.
 var ErrConfig = errors.New("simulation settings")
 
-// EngineFor returns the engine a workload is meant for: for generated sessions
-// ten times faster than a real one, as their load is; for traces about one
-// current accelerator serving a mid-size model (docs/design.md, section 10).
+// EngineFor returns the engine for a workload: for generated sessions ten times faster than a real
+// one, as is their load; for traces about one current accelerator that serves a mid-size model
+// (docs/design.md, section 10).
 func EngineFor(w workload.Workload) engine.Config {
 	if _, ok := w.(*workload.Sessions); ok {
 		return engine.Config{
@@ -114,7 +107,6 @@ func EngineFor(w workload.Workload) engine.Config {
 	}
 }
 
-// completed checks the configuration and fills in what is left out.
 func (c Config) completed() (Config, error) {
 	if c.Workload == nil {
 		return c, fmt.Errorf("%w: no workload: give a trace or a preset", ErrConfig)
@@ -163,7 +155,7 @@ func (c Config) completed() (Config, error) {
 	}
 	c.Options.Backends = c.Backends
 	if c.Warmup == 0 && sessions != nil {
-		// A run shorter than the preset's keeps the same share for measuring.
+		// A run shorter than the preset's has a proportionally shorter warm-up.
 		c.Warmup = sessions.Warmup
 		if d := c.Options.Duration; d > 0 && d < sessions.Duration {
 			c.Warmup = time.Duration(float64(d) / float64(sessions.Duration) * float64(sessions.Warmup))

@@ -7,16 +7,15 @@ import (
 	"grapevine/chaos/engine"
 )
 
-// never is when an idle engine does something next.
 const never = time.Duration(math.MaxInt64)
 
-// engines are the backends, and which of them does something next. A binary heap
-// of backend ids with their positions, so that one engine's change costs O(log n).
+// engines holds the backends in a binary heap by next event, with positions, so that one change
+// costs O(log n).
 type engines struct {
 	models []*engine.Model
-	due    []time.Duration // by id
-	heap   []int           // ids, the earliest first, ties by id
-	at     []int           // by id: its place in heap
+	due    []time.Duration
+	heap   []int
+	at     []int
 }
 
 func newEngines(n int, cfg engine.Config) (*engines, error) {
@@ -34,15 +33,11 @@ func newEngines(n int, cfg engine.Config) (*engines, error) {
 	return e, nil
 }
 
-// earliest returns the engine that does something next and when; never if none
-// will.
 func (e *engines) earliest() (id int, at time.Duration) {
 	id = e.heap[0]
 	return id, e.due[id]
 }
 
-// update asks the engine anew what it does next. To be called after anything was
-// done to it.
 func (e *engines) update(id int) {
 	due, ok := e.models[id].Next()
 	if !ok {

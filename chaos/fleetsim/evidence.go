@@ -6,7 +6,8 @@ import (
 	"grapevine/prefixtree"
 )
 
-// claim is what nodes have found out about a backend by their own requests: sums of values times weights, and of weights.
+// claim is what a node has learned about a backend from its own requests: weighted sums and
+// weights.
 type claim struct {
 	reach, reachWeight float64
 	rate, rateWeight   float64
@@ -16,38 +17,36 @@ func (c claim) plus(o claim, sign float64) claim {
 	return claim{c.reach + sign*o.reach, c.reachWeight + sign*o.reachWeight, c.rate + sign*o.rate, c.rateWeight + sign*o.rateWeight}
 }
 
-// sample is what all nodes claimed at one moment.
 type sample struct {
 	at   time.Duration
-	own  []claim    // by node, backend
-	sum  [2][]claim // by half, backend
+	own  []claim
+	sum  [2][]claim
 	heat sampledHeat
 }
 
-// evidenceBoard tells every node what all others have found out about the backends, taken from all at the same fixed times
-// and told after the delay: the horizons go with the placements, the prefill rates with the loads. Only the latest state
-// counts, so losses are not modelled here; in a partition each half hears itself. What is popular goes with the placements, too,
-// and how much there is to do with the loads.
+// evidenceBoard shares the nodes' learned figures of the backends. It samples all nodes at fixed
+// times and delivers after the delay: horizons and popularity with the placements, prefill rates
+// and pace with the loads. Only the latest state counts, so it models no loss; in a partition each
+// half hears itself.
 type evidenceBoard struct {
 	link
 	nodes    []node
-	facts    *factLog // nil: not shared
+	facts    *factLog
 	meter    *meter
 	backends int
 	reaches  bool
 	rates    bool
 	works    bool
 	every    time.Duration
-	next     time.Duration // when the next sample is due
-	samples  []sample      // those not yet arrived everywhere, and the last that has
+	next     time.Duration
+	samples  []sample // samples still on their way, and the latest that has arrived
 	spare    []sample
-	taken    []time.Duration // by node: the sample it was told last
+	taken    []time.Duration
 }
 
-// evidenceEvery is how often nodes tell each other what they have learned; slowly, as it changes slowly.
 const evidenceEvery = 5 * time.Second
 
-// maxSamples bounds those that are under way.
+// maxSamples bounds the samples on their way.
 const maxSamples = 8
 
 func newEvidenceBoard(x *exchange, nodes []node, backends int) *evidenceBoard {
@@ -59,12 +58,11 @@ func newEvidenceBoard(x *exchange, nodes []node, backends int) *evidenceBoard {
 	return e
 }
 
-// sample takes down what all nodes claim if that is due. To be called before anything happens at now.
 func (e *evidenceBoard) sample(now time.Duration) {
 	if now < e.next {
 		return
 	}
-	// Nothing has happened since e.next, so one sample stands for all that were due.
+	// No event happened since e.next, so one sample serves for all that were due.
 	at := now / e.every * e.every
 	e.next = at + e.every
 	var s sample
@@ -79,7 +77,7 @@ func (e *evidenceBoard) sample(now time.Duration) {
 	s.at, s.heat = at, newSampledHeat(len(e.nodes))
 	for i := range e.nodes {
 		if e.facts != nil {
-			e.facts.deliver(i, at) // the age of evidence counts from the latest time a tree has heard of
+			e.facts.deliver(i, at) // evidence ages from the latest time that the tree has seen
 		}
 		half, claims := s.sum[e.half(i)], 0
 		for b := range e.backends {
@@ -113,7 +111,6 @@ func (e *evidenceBoard) claim(n *node, b prefixtree.Backend) (c claim) {
 	return c
 }
 
-// deliver tells a node the latest that has arrived, once.
 func (e *evidenceBoard) deliver(index int, now time.Duration) {
 	latest := len(e.samples) - 1
 	for latest >= 0 && e.samples[latest].at+e.delay > now {
@@ -141,7 +138,6 @@ func (e *evidenceBoard) deliver(index int, now time.Duration) {
 	}
 }
 
-// leastWeight is below any evidence: what a difference of sums leaves of nothing.
 const leastWeight = 1e-9
 
 func weight(w float64) float64 {

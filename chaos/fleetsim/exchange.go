@@ -6,19 +6,18 @@ import (
 	"grapevine/chaos/report"
 )
 
-// exchange is all that the nodes of a run tell each other. The zero value is silence.
 type exchange struct {
 	link
 	point    point
-	facts    *factLog       // nil: not shared
-	loads    loadExchange   // nil: not shared
-	evidence *evidenceBoard // nil: nothing is shared
-	meter    *meter         // nil: nothing is sent
+	facts    *factLog
+	loads    loadExchange
+	evidence *evidenceBoard
+	meter    *meter
 	apart    partitionPhase
 }
 
-// newExchange returns what a point's nodes share, still without the nodes. Bytes are counted from warm-up to the end of
-// arrivals, span.
+// newExchange returns the exchange of a point, without nodes. Bytes are counted from warm-up to
+// span, the end of arrivals.
 func newExchange(cfg *Config, pt point, span time.Duration) (exchange, error) {
 	x := exchange{point: pt}
 	if pt.nodes == 1 || pt.staleness == Never || pt.share == ShareNone {
@@ -41,7 +40,6 @@ func newExchange(cfg *Config, pt point, span time.Duration) (exchange, error) {
 	return x, err
 }
 
-// hear tells a node what has arrived by now, but for placements, which its memory takes in when it is asked.
 func (x *exchange) hear(node int, now time.Duration) {
 	if x.loads != nil {
 		x.loads.deliver(node, now)
@@ -51,7 +49,6 @@ func (x *exchange) hear(node int, now time.Duration) {
 	}
 }
 
-// pass does what happens between nodes as time goes on. To be called before anything happens at now.
 func (x *exchange) pass(now time.Duration, nodes []node) {
 	if x.evidence != nil {
 		x.evidence.sample(now)
@@ -59,7 +56,7 @@ func (x *exchange) pass(now time.Duration, nodes []node) {
 	if x.none() {
 		return
 	}
-	// Each side finds that the other is gone, and later that it is back.
+	// Each half detects the loss of the other, and later its return.
 	n, loads, facts := x.point.knowledge()
 	switch {
 	case x.apart == whole && now >= x.From+detection+x.delay:
@@ -79,7 +76,6 @@ func (x *exchange) pass(now time.Duration, nodes []node) {
 	}
 }
 
-// report tells what the exchange cost and how fast it was.
 func (x *exchange) report() report.Gossip {
 	var g report.Gossip
 	if x.meter == nil {

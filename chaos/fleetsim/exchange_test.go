@@ -14,8 +14,8 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// watched is a strategy that chooses by the prompt alone, so that fleets of any size send the same requests to the same
-// engines, and lets a test look at every choice.
+// watched is a strategy that chooses by the prompt alone, so that fleets of any size make the same
+// choices; look sees every choice.
 type watched struct {
 	look func(*policy.Scene)
 }
@@ -27,7 +27,6 @@ func (w *watched) Choose(s *policy.Scene) (int, policy.Rung) {
 	return int(scramble(uint64(s.Request.Hashes[0])^uint64(len(s.Request.Hashes))) % uint64(len(s.Candidates))), policy.Hash
 }
 
-// grown returns a trace of sessions that grow, on prompts whose every block is an anchor.
 func grown(t testing.TB) *workload.Trace {
 	t.Helper()
 	var b strings.Builder
@@ -43,7 +42,6 @@ func grown(t testing.TB) *workload.Trace {
 	return w
 }
 
-// rehearse returns a fleet that plays the grown trace by the watched strategy, and the strategy.
 func rehearse(t *testing.T, pt point, change func(*Config)) (*fleet, *watched) {
 	t.Helper()
 	w := &watched{}
@@ -82,7 +80,6 @@ func play(t *testing.T, f *fleet) {
 	}
 }
 
-// digest names what a node's tree holds at anchors, by its latest knowledge.
 func digest(f *fleet, node int) string {
 	if f.facts != nil {
 		f.facts.deliver(node, f.now)
@@ -92,13 +89,11 @@ func digest(f *fleet, node int) string {
 	return fmt.Sprintf("%d facts %x", n, x)
 }
 
-// TestNodesKnowWhatOneKnows: without delay, each of many nodes holds the same facts as the one that has done everything, and
-// sees the same load.
 func TestNodesKnowWhatOneKnows(t *testing.T) {
 	one, _ := rehearse(t, point{nodes: 1}, nil)
 	play(t, one)
 	want := digest(one, 0)
-	for _, p := range []Partition{{}, {time.Hour, 2 * time.Hour}} { // the exchange of loads that could be cut, too
+	for _, p := range []Partition{{}, {time.Hour, 2 * time.Hour}} {
 		many, w := rehearse(t, point{nodes: 5, share: ShareBoth}, func(c *Config) { c.Partition = p })
 		choices := 0
 		w.look = func(s *policy.Scene) {
@@ -131,13 +126,12 @@ func TestNodesKnowWhatOneKnows(t *testing.T) {
 	}
 }
 
-// TestDelay: what others do is known exactly the delay later.
 func TestDelay(t *testing.T) {
 	const delay = 1500 * time.Millisecond
 	f, w := rehearse(t, point{nodes: 2, share: ShareBoth, staleness: delay}, nil)
 	type moment struct {
 		at   time.Duration
-		load [2]int64 // active requests of the node, on backend 0
+		load [2]int64
 	}
 	var past []moment
 	checked := 0
@@ -152,9 +146,9 @@ func TestDelay(t *testing.T) {
 			me = 1
 		} else if now.load[0] == now.load[1] {
 			past = append(past, now)
-			return // cannot tell who asks
+			return
 		}
-		// What the other had between the two choices around now - delay.
+		// The other node's count between the two choices around now - delay.
 		lo, hi := int64(math.MaxInt64), int64(-1)
 		for i := range past {
 			if past[i].at <= f.now-delay && (i+1 == len(past) || past[i+1].at >= f.now-delay) {
@@ -173,7 +167,7 @@ func TestDelay(t *testing.T) {
 			return
 		}
 		checked++
-		// One request may have come and another gone between two choices.
+		// Between two choices one request may have come and another gone.
 		if heard < lo-1 || heard > hi+1 {
 			t.Fatalf("at %v: hears of %d requests, the other had %d to %d then", f.now, heard, lo, hi)
 		}
@@ -184,8 +178,6 @@ func TestDelay(t *testing.T) {
 	}
 }
 
-// TestSharedStructuresAreExact: one log with cursors read late, and one sum of loads, give what delivering every message to
-// every node at its time gives.
 func TestSharedStructuresAreExact(t *testing.T) {
 	for _, delay := range []time.Duration{0, 700 * time.Millisecond} {
 		pt := point{nodes: 6, share: ShareBoth, staleness: delay}
@@ -223,7 +215,6 @@ func TestSharedStructuresAreExact(t *testing.T) {
 	}
 }
 
-// TestLogIsCut: what everybody has is forgotten, and nothing else.
 func TestLogIsCut(t *testing.T) {
 	pt := point{nodes: 6, share: ShareBoth, staleness: 300 * time.Millisecond}
 	whole, _ := rehearse(t, pt, nil)
@@ -233,7 +224,7 @@ func TestLogIsCut(t *testing.T) {
 	f.facts.limit = 1
 	w.look = func(*policy.Scene) {
 		longest = max(longest, len(f.facts.items))
-		f.facts.limit = 1 // cut at every chance
+		f.facts.limit = 1
 	}
 	play(t, f)
 	if longest > 60 {
@@ -246,11 +237,10 @@ func TestLogIsCut(t *testing.T) {
 	}
 }
 
-// TestPartition: while it lasts each side goes by itself, and when it is over both know all.
 func TestPartition(t *testing.T) {
 	p := Partition{15 * time.Second, 28 * time.Second}
 	f, w := rehearse(t, point{nodes: 4, share: ShareBoth}, func(c *Config) { c.Partition = p })
-	var same, apart [2]int // choices in which both nodes of a side, or both sides, held the same; before and within
+	var same, apart [2]int // choices in which both nodes of a half, or both halves, had equal trees; before and within
 	loads, looks := 0, 0
 	w.look = func(s *policy.Scene) {
 		var phase int
@@ -266,7 +256,7 @@ func TestPartition(t *testing.T) {
 			t.Fatalf("at %v the router believes in %d nodes", f.now, s.Nodes)
 		}
 		if looks++; looks%5 != 0 {
-			return // a digest reads the whole tree
+			return
 		}
 		var d [4]string
 		for n := range f.nodes {
@@ -281,7 +271,7 @@ func TestPartition(t *testing.T) {
 		if phase == 0 {
 			return
 		}
-		// No load of the other side is left.
+		// The other half's load is gone.
 		for i := range s.Candidates {
 			var sides [2]int64
 			for n := range f.nodes {
@@ -310,13 +300,12 @@ func TestPartition(t *testing.T) {
 	}
 }
 
-// TestLossCostsLittle: facts need no others to be useful.
 func TestLossCostsLittle(t *testing.T) {
 	hits := func(loss float64) float64 {
 		sum := 0.0
 		for seed := uint64(1); seed <= 2; seed++ {
 			cfg := chat(t, "prefix")
-			cfg.Engine.KVTokens = 400_000 // room for what is alive: the difference is in the knowledge
+			cfg.Engine.KVTokens = 400_000 // holds the live data, so that knowledge makes the difference
 			cfg.Nodes, cfg.Loss, cfg.Options.Seed, cfg.Options.Duration = []int{8}, loss, seed, 20*time.Second
 			sum += run(t, cfg)[0].HitRate / 2
 		}
@@ -329,7 +318,6 @@ func TestLossCostsLittle(t *testing.T) {
 	}
 }
 
-// TestLossLoses: what is lost on the way to a node is not in its tree.
 func TestLossLoses(t *testing.T) {
 	count := func(loss float64) (n float64) {
 		f, _ := rehearse(t, point{nodes: 5, share: SharePrefix}, func(c *Config) { c.Loss = loss })
@@ -346,7 +334,6 @@ func TestLossLoses(t *testing.T) {
 	}
 }
 
-// TestLostIsAFairCoin, the same whenever it is asked, and another for every message and pair.
 func TestLostIsAFairCoin(t *testing.T) {
 	l := link{loss: 0.2, nodes: 10, seed: 7}
 	n, total := 0, 0
@@ -370,8 +357,6 @@ func TestLostIsAFairCoin(t *testing.T) {
 	}
 }
 
-// TestBytesAreCounted against the payloads themselves: eight bytes for every fact that is told, little beside them, and that to
-// every peer.
 func TestBytesAreCounted(t *testing.T) {
 	var counted [2]float64
 	for i, nodes := range []int{2, 4} {

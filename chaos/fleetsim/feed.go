@@ -8,17 +8,14 @@ import (
 	"grapevine/prefixtree"
 )
 
-// treeBlockTokens is the least size of a tree block here: what live routers use
-// (prefixtree.DefaultBlockBytes at workload.BytesPerToken). Keys for fewer tokens
-// are taken several to a block; keys for more make larger blocks, since what is
-// inside one is not known.
+// treeBlockTokens is the least size of a tree block, as in live routers. Keys of fewer tokens are
+// grouped into a block; keys of more make larger blocks, because a key cannot be divided.
 const treeBlockTokens = prefixtree.DefaultBlockBytes / workload.BytesPerToken
 
-// chainer turns a request's keys into the tree's block hashes. Immutable, safe
-// for concurrent use.
+// chainer turns a request's keys into the tree's block hashes. Immutable, safe for concurrent use.
 type chainer struct {
 	hasher *prefixtree.Hasher
-	keys   int // to a block
+	keys   int
 }
 
 func newChainer(keyTokens int, seed uint64) (*chainer, error) {
@@ -34,8 +31,8 @@ func newChainer(keyTokens int, seed uint64) (*chainer, error) {
 	return c, nil
 }
 
-// hashes appends the hashes of r's full blocks. A key names all before it, so the
-// last of a block stands for the block. scratch is working memory.
+// hashes appends the hashes of r's full blocks. A key names its whole prefix, so the last key of a
+// block names the block. scratch is working memory.
 func (c *chainer) hashes(dst []prefixtree.Hash, scratch *[]uint64, r *workload.Request) []prefixtree.Hash {
 	keys := r.Keys
 	if c.keys > 1 {
@@ -48,25 +45,23 @@ func (c *chainer) hashes(dst []prefixtree.Hash, scratch *[]uint64, r *workload.R
 	return prefixtree.FromKeys(dst, c.hasher, nil, keys)
 }
 
-// feed is a source whose requests come with their hashes. Closed when Next's
-// requests are shared between runs and must not be written to.
+// feed is a source of requests with their hashes. Requests may be shared between runs and must not
+// be written to.
 type feed interface {
 	Peek() (time.Duration, bool)
-	// Next returns the next request and its block hashes. buf may be used for
-	// them; what is returned stays unchanged until Done.
+	// Next returns the next request and its block hashes, which may use buf and are valid until
+	// Done.
 	Next(buf []prefixtree.Hash) (*workload.Request, []prefixtree.Hash)
 	Done(r *workload.Request, at time.Duration)
 }
 
-// tape is a workload that does not depend on how the fleet does, drawn once for
-// all runs. Immutable.
 type tape struct {
 	requests []*workload.Request
 	hashes   [][]prefixtree.Hash
 }
 
-// newTape draws the whole source. A turn that continues an earlier one of its session
-// shares the memory of its hashes: real sessions repeat 96 % of their tokens.
+// newTape draws the whole source. A later turn shares its session's memory of hashes, because real
+// sessions repeat 96 % of their tokens.
 func newTape(src workload.Source, c *chainer) *tape {
 	t := &tape{}
 	latest := make(map[int][]prefixtree.Hash)
@@ -78,7 +73,7 @@ func newTape(src workload.Source, c *chainer) *tape {
 		before := latest[r.Session]
 		switch n := len(before); {
 		case r.Session >= 0 && n > 0 && n <= len(all) && before[n-1] == all[n-1]:
-			own = append(before, all[n:]...) // behind what the earlier turns see
+			own = append(before, all[n:]...)
 		default:
 			own = append([]prefixtree.Hash(nil), all...)
 		}
@@ -91,7 +86,6 @@ func newTape(src workload.Source, c *chainer) *tape {
 	return t
 }
 
-// reel is one run through a tape.
 type reel struct {
 	*tape
 	next int
@@ -111,7 +105,6 @@ func (r *reel) Next([]prefixtree.Hash) (*workload.Request, []prefixtree.Hash) {
 
 func (*reel) Done(*workload.Request, time.Duration) {}
 
-// live is a source whose later requests depend on the run.
 type live struct {
 	workload.Source
 	chainer *chainer

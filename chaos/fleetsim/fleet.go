@@ -14,20 +14,17 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// epoch is the routers' clock at the start of a run, in ms: their times are never
-// negative and an unset time is long ago.
+// epoch is the routers' clock at the start of a run, in ms, so that times are never negative and an
+// unset time is long ago.
 const epoch = prefixtree.Time(1_700_000_000_000)
 
 func clock(at time.Duration) prefixtree.Time { return epoch + prefixtree.Time(at.Milliseconds()) }
 
-// node is one router: what it knows is its own, but for what the exchange brings
-// from other nodes.
 type node struct {
 	router *policy.Router
-	tree   *prefixtree.Tree // nil for a policy that looks at no tree
+	tree   *prefixtree.Tree
 }
 
-// blank is a policy.Index that knows nothing.
 type blank struct{}
 
 func (blank) Match(*prefixtree.Matches, []prefixtree.Hash, prefixtree.Time) {}
@@ -38,13 +35,12 @@ func (blank) Learn(prefixtree.Backend, []prefixtree.Hash, *prefixtree.Trail, int
 	return prefixtree.Lesson{}
 }
 
-// flight is one request between arrival and end. Reused.
 type flight struct {
 	job       engine.Job
 	attempt   policy.Attempt
 	query     policy.Request
 	request   *workload.Request
-	hashes    []prefixtree.Hash // memory for the feed
+	hashes    []prefixtree.Hash
 	session   []byte
 	predicted int
 	rung      policy.Rung
@@ -52,31 +48,29 @@ type flight struct {
 	node      int
 }
 
-// fleet is one run: one policy, so many nodes, all engines. One goroutine.
 type fleet struct {
 	cfg   *Config
 	nodes []node
 	exchange
-	hot     *hotBoard // nil: nothing is replicated on purpose
+	hot     *hotBoard
 	engines *engines
 	feed    feed
 	ingress *rand.Rand
 	rec     report.Recorder
 	free    []*flight
-	open    int // flights
+	open    int
 	started int
 	ended   int
 	now     time.Duration
 	err     error
 
-	span       time.Duration // of arrivals
+	span       time.Duration
 	atWarm     []time.Duration
 	atSpan     []time.Duration
 	warmedAt   time.Duration
 	onProgress func(ended int, at time.Duration)
 }
 
-// newFleet returns a fleet that has not started, for arrivals over the given time.
 func newFleet(cfg *Config, pt point, c *chainer, span time.Duration) (*fleet, error) {
 	f := &fleet{cfg: cfg, span: span}
 	f.ingress = rand.New(rand.NewPCG(cfg.Options.Seed, 0x16e55))
@@ -128,8 +122,8 @@ func newFleet(cfg *Config, pt point, c *chainer, span time.Duration) (*fleet, er
 	return f, nil
 }
 
-// Trees of many nodes share the memory of the machine. The least budget holds some 600,000 facts, several times what is
-// alive of the real traces at anchor resolution; the most is the live default.
+// All trees share the machine's memory. The least budget holds about 600,000 facts, several times
+// the live facts of the real traces; the most is the live default.
 const (
 	treesBudget = 4 << 30
 	leastBudget = 16 << 20
@@ -166,9 +160,8 @@ func (f *fleet) newNode(index int, c *chainer) (node, error) {
 	return n, nil
 }
 
-// run plays the feed to its end and until the last request has ended. What
-// happens at the same instant happens in a fixed order: engines by id, then
-// arrivals.
+// run plays the feed until the last request has ended. Simultaneous events have a fixed order:
+// engines by id, then arrivals.
 func (f *fleet) run(ctx context.Context) error {
 	emit := f.event
 	for turn := 0; ; turn++ {
@@ -198,8 +191,8 @@ func (f *fleet) run(ctx context.Context) error {
 	}
 }
 
-// pass moves the clock, reading the engines' busy time where measurement begins
-// and where arrivals end.
+// pass advances the clock and samples the engines' busy time at the start of measurement and the
+// end of arrivals.
 func (f *fleet) pass(now time.Duration) {
 	f.exchange.pass(now, f.nodes)
 	f.hot.pass(now, f.nodes)
@@ -212,7 +205,6 @@ func (f *fleet) pass(now time.Duration) {
 	f.now = now
 }
 
-// busy returns the time each engine has computed prompt tokens for so far.
 func (f *fleet) busy() []time.Duration {
 	out := make([]time.Duration, len(f.engines.models))
 	for i, m := range f.engines.models {
@@ -225,12 +217,12 @@ func (f *fleet) arrive() {
 	fl := f.take()
 	r, hashes := f.feed.Next(fl.hashes)
 	if _, shared := f.feed.(*reel); !shared {
-		fl.hashes = hashes // keep the memory for the next one
+		fl.hashes = hashes
 	}
 	f.started++
 	f.open++
 	if f.started == f.cfg.Options.Requests {
-		f.span = min(f.span, r.At) // this was the last one
+		f.span = min(f.span, r.At)
 	}
 	fl.node = f.enter(r)
 	n := &f.nodes[fl.node]
@@ -261,15 +253,12 @@ func (f *fleet) arrive() {
 	f.engines.update(fl.backend)
 }
 
-// worked tells the other nodes that the work of the flight's node on its backend
-// may have changed.
 func (f *fleet) worked(fl *flight) {
 	if f.loads != nil {
 		f.loads.tell(fl.node, prefixtree.Backend(fl.backend), f.now)
 	}
 }
 
-// enter returns the node by which a request comes in.
 func (f *fleet) enter(r *workload.Request) int {
 	if len(f.nodes) == 1 {
 		return 0
@@ -293,7 +282,6 @@ func (f *fleet) event(e engine.Event) {
 	}
 }
 
-// end closes the books of a request.
 func (f *fleet) end(fl *flight, at time.Duration, failed policy.Failure) {
 	r, j := fl.request, &fl.job
 	s := report.Sample{

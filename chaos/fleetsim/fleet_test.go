@@ -23,10 +23,8 @@ var allPolicies = []string{
 	"argmin", "lmetric", "two-choice", "sglang",
 }
 
-// smallTree is large enough for these workloads, and quickly made.
 var smallTree = prefixtree.Config{Budget: 8 << 20, MaxBackends: 16}
 
-// chat is the chat preset for eight backends of small memory, so that they evict.
 func chat(t testing.TB, policies ...string) Config {
 	t.Helper()
 	w, err := workload.Preset("chat")
@@ -49,8 +47,6 @@ func run(t testing.TB, cfg Config) []report.Report {
 	return reps
 }
 
-// TestSameSeedSameBytes: a run is a function of its settings, whatever runs
-// beside it.
 func TestSameSeedSameBytes(t *testing.T) {
 	apart := traced(t, "prefix", "least-request")
 	apart.Share, apart.Staleness = []Share{ShareBoth, ShareLoad}, []time.Duration{700 * time.Millisecond}
@@ -77,8 +73,6 @@ func TestSameSeedSameBytes(t *testing.T) {
 	}
 }
 
-// traced returns a small random trace: sessions that grow, branch and share a
-// beginning, with one prompt no engine can hold.
 func traced(t testing.TB, policies ...string) Config {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(5, 6))
@@ -99,7 +93,6 @@ func traced(t testing.TB, policies ...string) Config {
 	return Config{Workload: w, Policies: policies, Backends: 4, Engine: engine.Config{KVTokens: 30_000, MaxRunning: 8}, Tree: smallTree}
 }
 
-// counted is a workload that keeps book of what is handed out and reported back.
 type counted struct {
 	workload.Workload
 	handed map[int]*workload.Request
@@ -131,14 +124,12 @@ func (s countedSource) Done(r *workload.Request, at time.Duration) {
 	s.Source.Done(r, at)
 }
 
-// TestConservation: every request ends once, and the sums of the report are those
-// of its parts.
 func TestConservation(t *testing.T) {
 	for _, name := range allPolicies {
 		for _, cfg := range []Config{chat(t, name), traced(t, name)} {
 			book := &counted{Workload: cfg.Workload}
 			cfg.Workload, cfg.Warmup = book, -1
-			if cfg.Engine.PrefillRate == 0 { // hidden behind the book
+			if cfg.Engine.PrefillRate == 0 {
 				cfg.Engine.PrefillRate = 40_000
 			}
 			rep := run(t, cfg)[0]
@@ -184,8 +175,6 @@ func TestRefusedRequestIsAnError(t *testing.T) {
 	}
 }
 
-// TestEachSampleIsPossible: no first token comes before the engine could have
-// computed what was not cached.
 func TestEachSampleIsPossible(t *testing.T) {
 	cfg, err := traced(t, "prefix").completed()
 	if err != nil {
@@ -236,7 +225,6 @@ func TestAffinityBeatsRotation(t *testing.T) {
 	}
 }
 
-// TestNodesThatShareNothingLoseHits, unless the sessions stick to them.
 func TestNodesThatShareNothingLoseHits(t *testing.T) {
 	cfg := chat(t, "argmin")
 	cfg.Nodes, cfg.Share = []int{1, 8}, []Share{ShareNone}
@@ -341,8 +329,6 @@ func TestBlocksOfTheTree(t *testing.T) {
 	}
 }
 
-// TestRealTrace holds the one figure that does not depend on taste: a real hour of
-// chat has its hits where its sessions were before.
 func TestRealTrace(t *testing.T) {
 	path := filepath.Join("..", "..", "..", "shared", "traces", "mooncake_conversation.dev.jsonl.gz")
 	if _, err := os.Stat(path); err != nil {

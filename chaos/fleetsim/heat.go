@@ -6,17 +6,17 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// What a live node tells of its heat at most (node/heat.go).
+// Bounds of a live node's heat (node/heat.go).
 const (
 	heatAnchors = 320
 	heatPaces   = 4
 )
 
-// sampledHeat is the heat that all nodes told at one moment. Nodes are told a sum and their own part of it, in place of a sum of
-// their own each.
+// sampledHeat is the heat of all nodes at one moment. A node receives the sum and its own part,
+// instead of a sum per node.
 type sampledHeat struct {
-	own  []*policy.HeatSum  // by node
-	half [2]*policy.HeatSum // of the two sides of a partition
+	own  []*policy.HeatSum
+	half [2]*policy.HeatSum
 	all  *policy.HeatSum
 }
 
@@ -24,7 +24,6 @@ func newSampledHeat(nodes int) sampledHeat {
 	return sampledHeat{own: make([]*policy.HeatSum, nodes), half: [2]*policy.HeatSum{{}, {}}, all: new(policy.HeatSum)}
 }
 
-// take takes in what a node tells.
 func (s *sampledHeat) take(node, half int, h *policy.Heat) {
 	s.own[node] = new(policy.HeatSum)
 	s.own[node].Add(h)
@@ -32,7 +31,6 @@ func (s *sampledHeat) take(node, half int, h *policy.Heat) {
 	s.all.Add(h)
 }
 
-// heard returns the sum that reaches a node of one half, its own part included.
 func (s *sampledHeat) heard(half int, up bool) *policy.HeatSum {
 	if up {
 		return s.all
@@ -40,7 +38,6 @@ func (s *sampledHeat) heard(half int, up bool) *policy.HeatSum {
 	return s.half[half]
 }
 
-// ownHeat returns what a node tells of its heat.
 func (e *evidenceBoard) ownHeat(n *node, at time.Duration) policy.Heat {
 	h := n.router.OwnHeat(heatAnchors, heatPaces, clock(at))
 	if !e.reaches {

@@ -9,22 +9,22 @@ import (
 	"grapevine/proxy/policy/hot"
 )
 
-// hotBoard is the part of the fleet that decides about hot prefixes: every node tells its work, what the leader makes of it is agreed on,
-// and all nodes go by that. Telling takes the delay, and so does agreeing.
+// hotBoard decides about hot prefixes: nodes report their work, the leader decides, and all nodes
+// apply the result. Reports and decisions each take the delay.
 type hotBoard struct {
 	delay  time.Duration
 	sizer  hot.Sizer
 	pools  []hot.Pool
-	next   time.Duration // when nodes tell their work
-	told   hot.Sum       // what they told
-	decide time.Duration // when that has arrived; never if it has been decided on
-	agreed []hot.Prefix  // by decision
-	spread time.Duration // when it is known everywhere; never if it is
+	next   time.Duration
+	told   hot.Sum
+	decide time.Duration
+	agreed []hot.Prefix
+	spread time.Duration // when all nodes know it; never if they do
 	made   report.Hot
 }
 
-// newHotBoard returns nil if nothing is to be decided: switched off, by policies that do not ask for it, or by nodes that hear nothing of
-// each other.
+// newHotBoard returns nil if there is nothing to decide: switched off, a policy that ignores hot
+// prefixes, or nodes that never hear of each other.
 func newHotBoard(cfg *Config, pt point, kvTokens int) *hotBoard {
 	if cfg.NoHot || pt.policy != policy.Prefix || pt.nodes > 1 && (pt.staleness == Never || pt.share == ShareNone) {
 		return nil
@@ -38,7 +38,6 @@ func newHotBoard(cfg *Config, pt point, kvTokens int) *hotBoard {
 	return b
 }
 
-// pass does what is due before anything happens at now.
 func (b *hotBoard) pass(now time.Duration, nodes []node) {
 	if b == nil {
 		return
@@ -61,7 +60,7 @@ func (b *hotBoard) pass(now time.Duration, nodes []node) {
 			b.spread = at + b.delay
 		}
 	}
-	if now >= b.next && b.decide == never { // where news take longer than that, one is under way at a time
+	if now >= b.next && b.decide == never { // with a longer delay, one report is on its way at a time
 		at := now / (hot.Every * time.Millisecond) * (hot.Every * time.Millisecond)
 		b.next, b.decide = at+hot.Every*time.Millisecond, at+b.delay
 		b.told = hot.Sum{}
@@ -71,7 +70,6 @@ func (b *hotBoard) pass(now time.Duration, nodes []node) {
 	}
 }
 
-// agree makes the changes, as the store does.
 func (b *hotBoard) agree(at time.Duration, changes []hot.Change) {
 	now := clock(at)
 	for _, c := range changes {
@@ -103,7 +101,6 @@ func (b *hotBoard) agree(at time.Duration, changes []hot.Change) {
 	}
 }
 
-// report tells what was decided; nil if nothing could be.
 func (b *hotBoard) report() *report.Hot {
 	if b == nil {
 		return nil

@@ -8,7 +8,6 @@ import (
 	"grapevine/prefixtree"
 )
 
-// hotFleet is eight engines and four nodes. Half of all requests, or fewer, begin with one long prefix.
 func hotFleet(share float64) Config {
 	w := &workload.Sessions{
 		Label: "hot", Rate: 40, Backends: 8, MaxTurns: 1, SharedTokens: 4096, Pool: 1, SharedShare: share, Suffix: 256, BlockTokens: 256,
@@ -20,8 +19,6 @@ func hotFleet(share float64) Config {
 	}
 }
 
-// TestHotPrefixGetsItsSet: the prefix is found to its end, has a set within half a minute, of a size that fits its share, and the size stays;
-// from then on its requests are decided by the set.
 func TestHotPrefixGetsItsSet(t *testing.T) {
 	for _, nodes := range []int{1, 4} {
 		cfg := hotFleet(0.25)
@@ -40,7 +37,6 @@ func TestHotPrefixGetsItsSet(t *testing.T) {
 	}
 }
 
-// TestHotReplicasFixedAndOff: as told, in place of the rule; and without it nothing is agreed on.
 func TestHotReplicasFixedAndOff(t *testing.T) {
 	cfg := hotFleet(0.25)
 	cfg.HotReplicas = 2
@@ -64,7 +60,6 @@ func TestHotReplicasFixedAndOff(t *testing.T) {
 	}
 }
 
-// TestNobodyDecidesWithoutNews: nodes that hear nothing of each other agree on nothing.
 func TestNobodyDecidesWithoutNews(t *testing.T) {
 	cfg := hotFleet(0.5)
 	cfg.Options.Duration = 25 * time.Second

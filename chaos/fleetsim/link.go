@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Partition cuts the nodes of a run into two halves that do not hear each other from one moment of virtual time to another.
-// The zero value is none.
+// Partition separates the nodes of a run into two halves between two moments of virtual time. The
+// zero value is none.
 type Partition struct {
 	From, To time.Duration
 }
@@ -33,16 +33,14 @@ func ParsePartition(s string) (Partition, error) {
 func (p Partition) valid() bool { return p.none() || 0 <= p.From && p.From < p.To }
 
 const (
-	// detection is how long nodes take the load of others for true after they have last heard of them. Failure detection is
-	// tuned for two to five seconds.
+	// detection is how long nodes keep the load of silent peers: the upper end of the failure
+	// detection's two to five seconds.
 	detection = 5 * time.Second
-	// reunion is how long after the end of a partition the halves have found each other again and have told what they missed:
-	// lost members are dialled about every five seconds.
+	// reunion is how long after a partition the halves have reconnected and repaired: lost members
+	// are dialled about every five seconds.
 	reunion = 5 * time.Second
 )
 
-// link is how messages get from one node to another: after a fixed delay, unless they are lost or a partition is in the way.
-// Immutable.
 type link struct {
 	delay time.Duration
 	nodes int
@@ -51,7 +49,6 @@ type link struct {
 	Partition
 }
 
-// half returns which side of a partition a node is on.
 func (l *link) half(node int) int {
 	if 2*node < l.nodes {
 		return 0
@@ -59,14 +56,12 @@ func (l *link) half(node int) int {
 	return 1
 }
 
-// far says whether two nodes are on different sides.
 func (l *link) far(a, b int) bool { return !l.none() && l.half(a) != l.half(b) }
 
-// up says whether what is sent at the given time gets to the other side.
 func (l *link) up(sent time.Duration) bool { return l.none() || sent < l.From || sent >= l.To+reunion }
 
-// repaired returns when the other side has what was sent at the given time. What the partition held up comes when it is over:
-// missed batches are asked for again.
+// repaired returns when the other half receives what was sent at that time. Messages of a partition
+// arrive after it, because nodes request missed batches.
 func (l *link) repaired(sent time.Duration) time.Duration {
 	if l.up(sent) {
 		return sent + l.delay
@@ -74,8 +69,8 @@ func (l *link) repaired(sent time.Duration) time.Duration {
 	return l.To + reunion + l.delay
 }
 
-// lost says whether what an origin tells of its tree in one flush never arrives at a node: the same whenever it is asked, and
-// apart for every pair. Loads are not lost: only the latest counts, and a stream delivers it.
+// lost reports whether one flush of an origin's tree changes never reaches a node: a pure function,
+// independent for every pair. Loads are never lost, because a stream delivers the latest.
 func (l *link) lost(origin, node int, sent time.Duration) bool {
 	if l.loss == 0 {
 		return false
@@ -87,7 +82,6 @@ func (l *link) lost(origin, node int, sent time.Duration) bool {
 	return float64(x>>11)/(1<<53) < l.loss
 }
 
-// scramble is the finaliser of SplitMix64: every bit of x changes half of the result.
 func scramble(x uint64) uint64 {
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb

@@ -7,25 +7,24 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// loadMatrix is a loadExchange that knows for every pair of nodes what one has heard of the other, since that differs in a
-// partition: each half goes by itself. Reports are absolute.
+// loadMatrix is a loadExchange that keeps for every pair of nodes what one has heard of the other,
+// because that differs in a partition. Reports are absolute.
 type loadMatrix struct {
 	loadQueue
 	link
-	sent  []work // by origin, backend: what it has told last, of what has had time to arrive
-	heard []work // by node, origin, backend
-	sum   []work // by node, backend: over what it has heard
-	dirty []bool // by node, backend: not told to the router yet
+	sent  []work // by origin, backend: the latest announcement that had time to arrive
+	heard []work
+	sum   []work
+	dirty []bool // by node, backend: not yet delivered to the router
 
 	apart  partitionPhase
 	vector []policy.PeerLoad
 }
 
-// partitionPhase is how far a partition has come.
 type partitionPhase uint8
 
 const (
-	whole partitionPhase = iota // or apart and not noticed
+	whole partitionPhase = iota
 	noticed
 	healed
 )
@@ -58,7 +57,6 @@ func (m *loadMatrix) deliver(node int, now time.Duration) {
 	}
 }
 
-// arrive plays everything that arrives by now, in the order in which it was sent.
 func (m *loadMatrix) arrive(now time.Duration) {
 	for {
 		turn, then := m.upcoming()
@@ -74,7 +72,6 @@ func (m *loadMatrix) arrive(now time.Duration) {
 	}
 }
 
-// upcoming returns the next turn of the partition, and what it does to the loads.
 func (m *loadMatrix) upcoming() (at time.Duration, then func()) {
 	switch {
 	case m.none() || m.apart == healed:
@@ -86,7 +83,6 @@ func (m *loadMatrix) upcoming() (at time.Duration, then func()) {
 	}
 }
 
-// change brings one change to all that hear it.
 func (m *loadMatrix) change(c *loadChange) {
 	b := int(c.backend)
 	m.row(c.origin)[b] = c.is
@@ -97,12 +93,10 @@ func (m *loadMatrix) change(c *loadChange) {
 	}
 }
 
-// row is what a node has told, by backend.
 func (m *loadMatrix) row(origin int) []work {
 	return m.sent[origin*m.backends : (origin+1)*m.backends]
 }
 
-// hear replaces what a node knows of another's work on a backend.
 func (m *loadMatrix) hear(node, origin, b int, is work) {
 	was := &m.heard[(node*m.nodes+origin)*m.backends+b]
 	if *was == is {
@@ -120,7 +114,6 @@ func (m *loadMatrix) hearAll(node, origin int) {
 	}
 }
 
-// drop forgets the load of the other side: its nodes have been silent for too long.
 func (m *loadMatrix) drop() {
 	m.acrossPairs(func(node, origin int) {
 		for b := range m.backends {
@@ -129,7 +122,6 @@ func (m *loadMatrix) drop() {
 	})
 }
 
-// reunite tells both sides all of each other, as every new connection does.
 func (m *loadMatrix) reunite() { m.acrossPairs(m.hearAll) }
 
 func (m *loadMatrix) acrossPairs(do func(node, origin int)) {

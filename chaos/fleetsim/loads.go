@@ -7,7 +7,6 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// work is what a node, or several, have outstanding on one backend.
 type work struct {
 	tokens, active int64
 }
@@ -16,20 +15,18 @@ func (w work) plus(o work) work { return work{w.tokens + o.tokens, w.active + o.
 
 func (w work) minus(o work) work { return work{w.tokens - o.tokens, w.active - o.active} }
 
-// loadExchange carries the outstanding work of every node to every other one.
 type loadExchange interface {
-	// join takes up a node's router. It hears at once that nobody has anything to do, as on every new connection.
+	// join registers a node's router, which at once hears that its peers are idle, as on a new
+	// connection.
 	join(node int, r *policy.Router)
-	// tell announces what the node has outstanding on a backend now.
+	// tell announces the node's present work on a backend.
 	tell(node int, b prefixtree.Backend, now time.Duration)
-	// deliver tells the node's router the work of its peers as far as it has arrived by now.
+	// deliver gives the node's router its peers' work that has arrived by now.
 	deliver(node int, now time.Duration)
 }
 
-// others is the name under which a router is told the sum over all its peers.
 const others = "others"
 
-// loadChange is what one node's work on one backend has become.
 type loadChange struct {
 	at      time.Duration
 	origin  int
@@ -37,14 +34,13 @@ type loadChange struct {
 	is      work
 }
 
-// loadQueue is the changes that have not arrived yet, in the order in which they were made.
 type loadQueue struct {
 	routers  []*policy.Router
-	meter    *meter // nil: not counted
+	meter    *meter
 	backends int
-	said     []work // by node, backend: what it has said last
+	said     []work
 	changes  []loadChange
-	head     int // of changes: all before have arrived
+	head     int
 }
 
 func newLoadQueue(nodes, backends int, m *meter) loadQueue {
@@ -66,7 +62,7 @@ func (q *loadQueue) tell(node int, b prefixtree.Backend, now time.Duration) {
 	}
 }
 
-// next returns the next change that was made by the given time, nil if there is none. It is valid until the next call.
+// next returns the next change made by the given time, or nil. It is valid until the next call.
 func (q *loadQueue) next(made time.Duration) *loadChange {
 	if q.head > 1024 && 2*q.head > len(q.changes) {
 		q.changes = q.changes[:copy(q.changes, q.changes[q.head:])]
@@ -79,21 +75,20 @@ func (q *loadQueue) next(made time.Duration) *loadChange {
 	return &q.changes[q.head-1]
 }
 
-// peerLoad is what a router is told of its peers' work on a backend.
 func peerLoad(b int, w work) policy.PeerLoad {
 	return policy.PeerLoad{Backend: prefixtree.Backend(b), PrefillTokens: w.tokens, Active: w.active}
 }
 
-// loadBoard is a loadExchange on which nothing is lost. All nodes see the same changes at the same time but for their own, and
-// a router only asks for the sum over its peers. So there is one delayed sum, and what a node is told is that sum less its
-// own delayed part: the same as one report per origin, as a test holds against loadMatrix.
+// loadBoard is a loadExchange without losses. All nodes see the same changes at the same time, so
+// it keeps one delayed sum; a node's peers are that sum less the node's own delayed part. This
+// equals one report per origin, as a test checks against loadMatrix.
 type loadBoard struct {
 	loadQueue
 	delay   time.Duration
-	sum     []work // by backend: what has arrived, of all nodes
-	own     []work // by node, backend: what has arrived of it
+	sum     []work
+	own     []work
 	version []uint32
-	seen    []uint32 // by node, backend: the version it has been told
+	seen    []uint32
 	vector  []policy.PeerLoad
 }
 

@@ -7,13 +7,13 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// memory is a node's tree as its router sees it, joined to those of the other nodes: whatever has arrived from them is
-// there before the tree is used, and what changes in it is told to them.
+// memory is a node's tree with gossip: before each use it applies what has arrived, and it
+// announces its own changes.
 type memory struct {
 	*prefixtree.Tree
 	log  *factLog
 	node int
-	now  *time.Duration // the fleet's
+	now  *time.Duration
 	news []prefixtree.Fact
 }
 

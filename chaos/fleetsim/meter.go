@@ -8,32 +8,29 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// flush is how often a node sends what is new.
 const flush = 50 * time.Millisecond
 
-// meter counts the bytes that nodes would send each other, by running what they tell through the encoders of live nodes: what
-// is new since the last flush goes into one batch and one load frame, the same to every peer. Frames alone: neither TLS nor
-// TCP, nor the pings and digests of an idle stream. A nil meter counts nothing.
+// meter counts gossip bytes by running the encoders of live nodes: all changes since the last flush
+// go into one batch and one load frame, equal for every peer. It counts frames without TLS, TCP,
+// pings and digests. A nil meter counts nothing.
 type meter struct {
-	from, to time.Duration // only what is sent in between
+	from, to time.Duration
 	senders  []sender
-	bytes    int64 // of all origins, to one peer each
+	bytes    int64
 	buf, tmp []byte
 	loads    []wire.Load
 }
 
-// sender is what one node has to send at its next flush.
 type sender struct {
 	outbox  *prefixtree.Outbox
-	is      []work // by backend; nil: loads are not shared
-	said    []work // by backend: as of the last flush
+	is      []work
+	said    []work
 	due     time.Duration
 	pending bool
-	full    time.Duration // of the next whole vector
-	next    uint64        // sequence
+	full    time.Duration
+	next    uint64
 }
 
-// wholeVector is how often all loads are told, changed or not.
 const wholeVector = 10 * time.Second
 
 func newMeter(nodes int, from, to time.Duration) *meter {
@@ -44,7 +41,6 @@ func newMeter(nodes int, from, to time.Duration) *meter {
 	return m
 }
 
-// news takes what a node has changed in its tree.
 func (m *meter) news(node int, now time.Duration, facts []prefixtree.Fact) {
 	if m != nil {
 		m.touch(node, now)
@@ -52,7 +48,6 @@ func (m *meter) news(node int, now time.Duration, facts []prefixtree.Fact) {
 	}
 }
 
-// load takes what a node's work on a backend has become.
 func (m *meter) load(node int, now time.Duration, b prefixtree.Backend, is work) {
 	if m == nil {
 		return
@@ -65,7 +60,6 @@ func (m *meter) load(node int, now time.Duration, b prefixtree.Backend, is work)
 	s.is[b] = is
 }
 
-// touch flushes what is due before now, and notes that there will be something to flush.
 func (m *meter) touch(node int, now time.Duration) {
 	s := &m.senders[node]
 	if s.pending && s.due <= now {
@@ -97,7 +91,6 @@ func (m *meter) send(s *sender) {
 	}
 }
 
-// sendLoads sends what has changed since the last flush, or everything when that is due.
 func (m *meter) sendLoads(s *sender, at int64) {
 	full := s.due >= s.full
 	m.loads = m.loads[:0]
@@ -115,7 +108,7 @@ func (m *meter) sendLoads(s *sender, at int64) {
 	}
 }
 
-// The sizes of what a live node says in its state: of backends (node/evidence.go) and of heat (node/heat.go).
+// Sizes of a live node's state of backends (node/evidence.go) and heat (node/heat.go).
 const (
 	stateHead, stateClaim             = 6, 12
 	heatHead, heatAnchor              = 5, 10
@@ -123,7 +116,6 @@ const (
 	heatWorkHead, heatWork            = 4, 24
 )
 
-// stateSize returns the bytes of a state with claims about so many backends.
 func stateSize(claims int, h *policy.Heat) int {
 	size := 0
 	if claims > 0 {
@@ -146,7 +138,6 @@ func stateSize(claims int, h *policy.Heat) int {
 	return size
 }
 
-// state counts a state frame.
 func (m *meter) state(now time.Duration, claims int, h *policy.Heat) {
 	size := stateSize(claims, h)
 	if m == nil || size == 0 || now < m.from || now > m.to {
@@ -157,8 +148,8 @@ func (m *meter) state(now time.Duration, claims int, h *policy.Heat) {
 	m.bytes += int64(len(m.buf))
 }
 
-// perNode returns the bytes that a node sends in a second, on average over the time that was measured: its frames to each
-// of its peers.
+// perNode returns the mean bytes per second that a node sends to all its peers, over the measured
+// time.
 func (m *meter) perNode() float64 {
 	for i := range m.senders {
 		if s := &m.senders[i]; s.pending {

@@ -8,38 +8,37 @@ import (
 	"grapevine/prefixtree"
 )
 
-// news is what one node did to its tree at one moment: the bytes [from, to) of the log, as they go over the wire.
+// news is one node's tree changes at one moment: the bytes [from, to) of the log, as on the wire.
 type news struct {
 	at       time.Duration
 	origin   int
-	from, to int // numbered from the start of the run
+	from, to int
 }
 
-// factLog carries the news of every node to every other one. It is one log for all, in the order of events, with two cursors
-// per node, since the other side of a partition may be behind. As a tree only matters when it is asked, a node
-// takes what has arrived by then just before it uses its tree. That is exactly what delivering each message at its time
-// would do, at a fraction of the cost, as the tree then stays in the processor's cache.
+// factLog carries the tree changes of every node to all others. It is one log in the order of
+// events with two cursors per node, because the other half of a partition may lag. A node reads
+// what has arrived just before it uses its tree, which equals delivery at each message's time and
+// is much cheaper, because the tree stays in the processor's cache.
 type factLog struct {
 	link
-	trees  []*prefixtree.Tree // by node
-	near   []int              // by node: the number of the next item to look at, of the own side
-	far    []int              // the same for the other side
-	outbox *prefixtree.Outbox // empty between events: the encoder
-	meter  *meter             // nil: not counted
-	ages   []float64          // ms of each item until all nodes that it reaches have it
+	trees  []*prefixtree.Tree
+	near   []int // by node: number of the next item from its own half
+	far    []int
+	outbox *prefixtree.Outbox
+	meter  *meter
+	ages   []float64 // ms of each item until all nodes that it reaches have it
 
 	items []news
 	first int // number of items[0]
 	bytes []byte
-	base  int // number of bytes[0]
-	limit int // of len(bytes), at which what everybody has is forgotten
+	base  int
+	limit int
 	told  []prefixtree.Fact
 }
 
-// logBytes is the least length of a log before it is cut.
 const logBytes = 1 << 20
 
-// wireNames gives every backend its id as the key on the wire: the simulation's nodes agree on ids.
+// wireNames uses a backend's id as its key on the wire, because the simulated nodes agree on ids.
 type wireNames struct{ backends int }
 
 func (n wireNames) Key(b prefixtree.Backend) (uint32, bool) { return uint32(b), int(b) < n.backends }
@@ -55,10 +54,8 @@ func newFactLog(l link, m *meter) *factLog {
 	}
 }
 
-// names are good for any backend of a tree.
 var names = wireNames{MaxBackends}
 
-// tell sends the news of a node. The slice stays the caller's.
 func (l *factLog) tell(origin int, now time.Duration, facts []prefixtree.Fact) {
 	if len(facts) == 0 {
 		return
@@ -84,7 +81,6 @@ func (l *factLog) tell(origin int, now time.Duration, facts []prefixtree.Fact) {
 	}
 }
 
-// deliver gives the node what has arrived by now.
 func (l *factLog) deliver(node int, now time.Duration) {
 	l.advance(node, now, l.near, false)
 	if !l.none() {
@@ -92,9 +88,8 @@ func (l *factLog) deliver(node int, now time.Duration) {
 	}
 }
 
-// advance moves one of a node's cursors.
 func (l *factLog) advance(node int, now time.Duration, cursors []int, far bool) {
-	// Items and bytes may grow meanwhile, by what this node alone knows better than a message; that is not for itself.
+	// Items and bytes may grow during the loop, by facts that this node corrects; it skips its own.
 	for n := cursors[node]; n < l.first+len(l.items); n = cursors[node] {
 		it := l.items[n-l.first]
 		arrival := it.at + l.delay
@@ -119,9 +114,8 @@ func (l *factLog) advance(node int, now time.Duration, cursors []int, far bool) 
 	}
 }
 
-// cut gives every node what has arrived, though some have not asked for it yet, and forgets what nobody waits for.
 func (l *factLog) cut(now time.Duration) {
-	l.limit = int(^uint(0) >> 1) // not again from within
+	l.limit = int(^uint(0) >> 1)
 	for node := range l.near {
 		l.deliver(node, now)
 	}

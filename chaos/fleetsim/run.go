@@ -14,10 +14,9 @@ import (
 	"grapevine/chaos/workload"
 )
 
-// Run plays the workload for every combination of policy, number of nodes, share
-// and staleness and returns a report each, in this order, the last varying fastest.
-// Combinations that cannot differ are played once. It blocks until all are done or
-// one fails; cancelling ctx ends it soon with ctx's error.
+// Run plays the workload for every combination of policy, nodes, share and staleness and returns
+// the reports in this order, the last varying fastest. Equivalent combinations are played once. It
+// returns early with the first error, or with ctx's.
 func Run(ctx context.Context, cfg Config) ([]report.Report, error) {
 	cfg, err := cfg.completed()
 	if err != nil {
@@ -34,20 +33,19 @@ func Run(ctx context.Context, cfg Config) ([]report.Report, error) {
 	return b.play(ctx)
 }
 
-// batch is all the runs of one Config.
 type batch struct {
 	cfg     *Config
 	chainer *chainer
-	points  []point // to be reported
-	runs    []point // to be played: the different ones
-	tape    *tape   // nil for workloads that react
+	points  []point
+	runs    []point
+	tape    *tape
 	span    time.Duration
 	total   int
-	mu      sync.Mutex // serialises Progress
+	mu      sync.Mutex
 }
 
-// prepare draws what all runs share, and makes every fleet once, so that a wrong
-// setting is told before hours of virtual time have passed.
+// prepare draws what all runs share, and makes every fleet once, so that an invalid setting fails
+// before hours of virtual time.
 func (b *batch) prepare() error {
 	src, err := b.cfg.Workload.Source(b.cfg.Options)
 	if err != nil {
@@ -95,7 +93,7 @@ func (b *batch) play(ctx context.Context) ([]report.Report, error) {
 		})
 	}
 	wg.Wait()
-	// The error that made the others stop, not theirs of having been stopped.
+	// Prefers the cause to the cancellations that followed from it.
 	for _, err := range errs {
 		if err != nil && !errors.Is(err, context.Canceled) {
 			return nil, err
@@ -114,7 +112,6 @@ func (b *batch) play(ctx context.Context) ([]report.Report, error) {
 	return out, nil
 }
 
-// sharing says in a report what the point's nodes told each other.
 func (b *batch) sharing(p point) *report.Sharing {
 	s := &report.Sharing{Share: string(p.share), Loss: b.cfg.Loss}
 	if c := b.cfg.Partition; !c.none() {
@@ -127,7 +124,6 @@ func (b *batch) sharing(p point) *report.Sharing {
 	return s
 }
 
-// one plays run i.
 func (b *batch) one(ctx context.Context, i int) (report.Report, error) {
 	pt := b.runs[i]
 	f, err := newFleet(b.cfg, pt, b.chainer, b.span)
@@ -159,8 +155,8 @@ func (b *batch) one(ctx context.Context, i int) (report.Report, error) {
 	return f.report(), nil
 }
 
-// warmShare is the part of the arrivals' time after which predictions are judged:
-// before it most caches are empty, and easily predicted so.
+// warmShare is the share of the arrivals' time excluded from prediction errors: caches are empty
+// then, and easily predicted.
 const warmShare = 0.1
 
 func (f *fleet) report() report.Report {

@@ -9,17 +9,17 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// Share says what the nodes of a run tell each other.
+// Share selects what the nodes of a run send each other.
 type Share string
 
 const (
-	// ShareBoth is what live nodes do: placements and outstanding work.
+	// ShareBoth shares placements and outstanding work, as live nodes do.
 	ShareBoth Share = "both"
-	// SharePrefix leaves out the work.
+	// SharePrefix shares placements only.
 	SharePrefix Share = "prefix"
-	// ShareLoad leaves out the placements.
+	// ShareLoad shares outstanding work only.
 	ShareLoad Share = "load"
-	// ShareNone: every node knows what it has sent itself.
+	// ShareNone shares nothing.
 	ShareNone Share = "none"
 )
 
@@ -27,14 +27,14 @@ func (s Share) prefixes() bool { return s == ShareBoth || s == SharePrefix }
 
 func (s Share) loads() bool { return s == ShareBoth || s == ShareLoad }
 
-// Never is the staleness of nodes that do not hear of each other at all.
+// Never is the staleness of nodes that do not hear of each other.
 const Never time.Duration = -1
 
-// DefaultStaleness is about the worst that live nodes in one place see: a flush every 50 ms, the network, and a machine
-// that is busy.
+// DefaultStaleness is about the worst in one place: a flush every 50 ms, the network, and a busy
+// machine.
 const DefaultStaleness = 200 * time.Millisecond
 
-// MaxStaleness bounds what a mistyped flag can keep in memory.
+// MaxStaleness bounds the memory that a mistyped flag can use.
 const MaxStaleness = time.Hour
 
 // ParseStaleness reads a delay, or "none" for [Never].
@@ -52,26 +52,22 @@ func ParseStaleness(s string) (time.Duration, error) {
 	return d, nil
 }
 
-// Policies returns the names of all a simulation can compare: the strategies of live routers, the default first, and the
-// baselines.
+// Policies returns the strategies that a simulation can compare: those of live routers, the default
+// first, and the baselines.
 func Policies() []string {
 	return append(policy.Strategies(), slices.Sorted(maps.Keys(Baselines()))...)
 }
 
-// blind are the strategies that never ask what a backend holds. Their routers run
-// without a tree: it would change no choice, and most of a run's time goes into
-// recording placements. They predict nothing, so no prediction is reported.
+// blind are the strategies that ignore cache contents. Their routers have no tree, which would
+// change no choice and take most of the run's time, and make no predictions.
 var blind = map[string]bool{
 	policy.PrefixHash: true, policy.LeastRequest: true, policy.Session: true, policy.RoundRobin: true, policy.Random: true,
 }
 
-// loners look at placements, but at no load other than their own.
 var loners = map[string]bool{"sglang": true}
 
-// deaf are those of the blind that do not ask for load either: nothing a node could tell another changes their choice.
 var deaf = map[string]bool{policy.Session: true, policy.RoundRobin: true, policy.Random: true}
 
-// point is one run: what is varied in a Config.
 type point struct {
 	policy    string
 	nodes     int
@@ -79,8 +75,8 @@ type point struct {
 	staleness time.Duration
 }
 
-// effective returns the point that stands for all that cannot differ from this one, so that a grid with every combination
-// need not be played in full: what is never heard of, what nobody listens to, and fleets of one.
+// effective maps points that cannot differ to one, so that it is played once: knowledge that is
+// never received or never used, and fleets of one node.
 func (p point) effective() point {
 	if p.nodes == 1 || p.staleness == Never || deaf[p.policy] {
 		p.share = ShareNone
@@ -107,8 +103,6 @@ func (p point) effective() point {
 	return p
 }
 
-// knowledge returns what routers are to be told of the fleet: how many they are, and how late each hears of the others'
-// loads and of their placements.
 func (p point) knowledge() (nodes int, loads, facts time.Duration) {
 	loads, facts = policy.Never, policy.Never
 	if p.staleness != Never && p.share.loads() {
@@ -123,7 +117,6 @@ func (p point) knowledge() (nodes int, loads, facts time.Duration) {
 	return p.nodes, loads, facts
 }
 
-// points lists the runs of a Config in the order of their reports: by policy, then nodes, then share, then staleness.
 func (c *Config) points() []point {
 	var out []point
 	for _, policy := range c.Policies {

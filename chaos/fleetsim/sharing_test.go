@@ -6,7 +6,6 @@ import (
 	"time"
 )
 
-// fleetOf is the small trace played by several nodes.
 func fleetOf(t testing.TB, nodes int, policies ...string) Config {
 	cfg := traced(t, policies...)
 	cfg.Nodes = []int{nodes}
@@ -14,7 +13,6 @@ func fleetOf(t testing.TB, nodes int, policies ...string) Config {
 	return cfg
 }
 
-// TestSharingHelps: with fresh knowledge eight nodes come close to one, and each part of it is missed.
 func TestSharingHelps(t *testing.T) {
 	cfg := chat(t, "argmin")
 	cfg.Nodes, cfg.Staleness = []int{1, 8}, []time.Duration{0}
@@ -35,7 +33,6 @@ func TestSharingHelps(t *testing.T) {
 	}
 }
 
-// TestRunsThatCannotDiffer holds the table of what is played once: played apart, the results are the same.
 func TestRunsThatCannotDiffer(t *testing.T) {
 	for _, name := range allPolicies {
 		if !blind[name] && !loners[name] {

@@ -1,8 +1,6 @@
-// Package history records what clients of a fleet's membership asked for and were told, and judges whether a store that does one thing
-// after the other could have told them that (linearizability, by porcupine).
-//
-// It knows nothing of how the operations are made: raftstore's tests make them in their own process, the chaos harness over the admin APIs of
-// real nodes.
+// Package history records the operations of clients on a fleet's membership and judges whether they
+// are linearizable, with porcupine. Callers make the operations: raftstore's tests in their
+// process, the chaos harness over admin APIs.
 package history
 
 import (
@@ -15,17 +13,16 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// Kind is what an operation does to its backend.
 type Kind uint8
 
-// The operations. Each is on one backend.
+// Each operation is on one backend.
 const (
 	Add Kind = iota
 	Drain
 	Resume
 	Remove
 	Read
-	Kinds = int(Read) + 1 // how many there are
+	Kinds = int(Read) + 1
 )
 
 func (k Kind) String() string {
@@ -36,25 +33,24 @@ func (k Kind) String() string {
 	return fmt.Sprintf("kind %d", k)
 }
 
-// Input is what was asked for.
+// Input is the request of an operation.
 type Input struct {
 	Kind    Kind
 	Backend string
 }
 
-// Output is what was said.
+// Output is its answer.
 type Output struct {
-	Unknown bool // nobody can know whether it was carried out
+	Unknown bool // the outcome is unknown
 	Refused bool // the backend exists already, or does not exist
 	Exists  bool // of reads, like Drained
 	Drained bool
 }
 
-// Operation is an input and its output with the span in which it was carried out, in nanoseconds since any common beginning. An unknown
-// output has no end: see Log.Add.
+// Operation is an input and its output with the span of its execution, in nanoseconds since a
+// common zero. An unknown output has no end.
 type Operation = porcupine.Operation
 
-// backend is one backend of a store that does one thing after the other.
 type backend struct{ exists, drained bool }
 
 var model = porcupine.Model{
@@ -85,7 +81,6 @@ var model = porcupine.Model{
 	},
 }
 
-// after is what an operation makes of a backend, and whether it is refused.
 func (st backend) after(kind Kind) (next backend, refused bool) {
 	switch {
 	case kind == Add && st.exists, kind != Add && !st.exists:
@@ -105,7 +100,7 @@ type Log struct {
 	began time.Time
 }
 
-// Now is the time of an operation, to be given to Add.
+// Now is the time of an operation, for Add.
 func (l *Log) Now() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -115,8 +110,8 @@ func (l *Log) Now() int64 {
 	return int64(time.Since(l.began))
 }
 
-// Add records an operation that was called at a time of Now and has returned now. One whose outcome is unknown may still be carried out at
-// any later time.
+// Add records an operation that was called at a time of Now and has returned now. An operation of
+// unknown outcome may take effect at any later time.
 func (l *Log) Add(client int, in Input, called int64, out Output) {
 	end := l.Now()
 	if out.Unknown {
@@ -127,7 +122,7 @@ func (l *Log) Add(client int, in Input, called int64, out Output) {
 	l.ops = append(l.ops, Operation{ClientId: client, Input: in, Call: called, Output: out, Return: end})
 }
 
-// Operations returns what was recorded so far.
+// Operations returns a copy of the recorded operations.
 func (l *Log) Operations() []Operation {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -136,18 +131,18 @@ func (l *Log) Operations() []Operation {
 
 // Verdict is a judgement of a history.
 type Verdict struct {
-	Result porcupine.CheckResult // Ok, Illegal, or Unknown: the time was too short
+	Result porcupine.CheckResult // Ok, Illegal, or Unknown if time ran out
 	info   porcupine.LinearizationInfo
 }
 
-// Judge says whether operations are linearizable, within a bounded time.
+// Judge checks linearizability within a bounded time.
 func Judge(ops []Operation, within time.Duration) Verdict {
 	result, info := porcupine.CheckOperationsVerbose(model, ops, within)
 	return Verdict{result, info}
 }
 
-// OK says that they are.
+// OK reports that the history is linearizable.
 func (v Verdict) OK() bool { return v.Result == porcupine.Ok }
 
-// Draw writes a page that shows the operations and how far they can be put in an order.
+// Draw writes a page that shows the operations and their partial order.
 func (v Verdict) Draw(w io.Writer) error { return porcupine.Visualize(model, v.info, w) }

@@ -7,7 +7,6 @@ import (
 	"time"
 )
 
-// The judge can tell: a write that was acknowledged and is not read is found, and so is a state that was never there.
 func TestJudgeFindsFaults(t *testing.T) {
 	op := func(kind Kind, call, end int64, out Output) Operation {
 		return Operation{Input: Input{kind, "b"}, Call: call, Return: end, Output: out}

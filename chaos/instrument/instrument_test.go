@@ -14,14 +14,12 @@ import (
 	"time"
 )
 
-// teller is a running instrumented program that says what it sees; see testdata/teller.
 type teller struct {
 	t     *testing.T
 	in    io.Writer
 	lines *bufio.Reader
 }
 
-// tellers builds the program and returns how to start it with a control file, or without if the name is empty, and the control file.
 func tellers(t *testing.T) (start func(control string) teller, control string) {
 	t.Helper()
 	if runtime.GOOS != "linux" {
@@ -34,7 +32,7 @@ func tellers(t *testing.T) (start func(control string) teller, control string) {
 	}
 	return func(control string) teller {
 		t.Helper()
-		cmd := exec.Command(program, filepath.Join(dir, "written")) // ended by its input, not by the test's context
+		cmd := exec.Command(program, filepath.Join(dir, "written"))
 		cmd.Env = append(os.Environ(), "CHAOS_CONTROL_FILE="+control)
 		in, err := cmd.StdinPipe()
 		if err != nil {
@@ -64,7 +62,6 @@ func (x teller) ask() {
 	}
 }
 
-// answer is the program's wall clock, how long it has run, and what became of its write.
 func (x teller) answer() (wall time.Time, mono time.Duration, written string) {
 	x.t.Helper()
 	line, err := x.lines.ReadString('\n')
@@ -81,7 +78,6 @@ func (x teller) answer() (wall time.Time, mono time.Duration, written string) {
 	return time.Unix(0, ns), time.Duration(since), written
 }
 
-// set writes one of the three words of a control file.
 func set(t *testing.T, control string, word int, v int64) {
 	t.Helper()
 	f, err := os.OpenFile(control, os.O_WRONLY|os.O_CREATE, 0o600)
@@ -97,12 +93,10 @@ func set(t *testing.T, control string, word int, v int64) {
 	f.Close()
 }
 
-// TestStep: an instrumented program sees its wall clock step forth and back at once, and its monotonic time go on; without the file it
-// is like any other.
 func TestStep(t *testing.T) {
 	start, control := tellers(t)
 	set(t, control, 0, 0)
-	const slack = 30 * time.Second // for a machine that is busy
+	const slack = 30 * time.Second
 	near := func(wall time.Time, ahead time.Duration) bool {
 		d := time.Until(wall) - ahead
 		return d < slack && d > -slack
@@ -134,7 +128,6 @@ func TestStep(t *testing.T) {
 	}
 }
 
-// TestDisk: a write fails while the disk is full, takes longer while it is slow, and waits while it hangs.
 func TestDisk(t *testing.T) {
 	start, control := tellers(t)
 	set(t, control, 2, 0)
@@ -155,7 +148,7 @@ func TestDisk(t *testing.T) {
 	const by = 50 * time.Millisecond
 	set(t, control, 2, int64(by))
 	began := time.Now()
-	if got := written(); got != "written" || time.Since(began) < 2*by { // a write and a sync
+	if got := written(); got != "written" || time.Since(began) < 2*by {
 		t.Errorf("slow: %s in %v", got, time.Since(began))
 	}
 	set(t, control, 2, 2)
@@ -180,7 +173,6 @@ func TestDisk(t *testing.T) {
 	}
 }
 
-// TestAnotherGo: a version of Go that this was not made for is refused.
 func TestAnotherGo(t *testing.T) {
 	for _, e := range edits {
 		for _, text := range []string{"", "func other() {\n", e.begins + e.begins} {
@@ -194,7 +186,6 @@ func TestAnotherGo(t *testing.T) {
 	}
 }
 
-// TestSow: what is planted is laid over the module's own files, each from a text of its own.
 func TestSow(t *testing.T) {
 	root, err := filepath.Abs("../..")
 	if err != nil {

@@ -1,17 +1,17 @@
-// Command instrument builds a program whose wall clock can be stepped and whose disk can be full, slow or hang while it
-// runs, for itself alone. Linux cannot do the first to a process at all, and the second only with a file system of its own.
+// Command instrument builds a program whose wall clock can be stepped and whose disk can be full,
+// slow or hanging, without effect on other processes.
 //
 //	go run ./chaos/instrument -o bin/grapevine-chaos -plant . ./cmd/grapevine
 //
-// It lays changed files over the standard library (go build -overlay). time.Now shows the stepped time to the program, its
-// libraries and the standard library, while monotonic time, and with it timers and measured durations, goes on. Writes at
-// an offset, truncations and syncs of files fail, wait or hang; other writes do not, which include those to sockets and
-// logs. Nothing of the program's own code is changed, so what is tried is what is shipped; but for the defects of
-// chaos/plant, if they are asked for, none of which is active unless GRAPEVINE_PLANT names it.
+// It overlays files of the standard library (go build -overlay). time.Now returns the stepped time
+// in the whole program, while monotonic time, timers and measured durations are unaffected. Writes
+// at an offset, truncations and syncs of files fail, wait or hang; other writes, such as those to
+// sockets and logs, work. The program's own code is unchanged, except for the defects of
+// chaos/plant, which are inactive unless GRAPEVINE_PLANT names one.
 //
-// The file that CHAOS_CONTROL_FILE names controls a running program. It holds three little-endian int64: the step of the
-// wall clock in nanoseconds; 1, written by the program when it starts to look; and what the disk does: 0 works, 1 is full,
-// 2 hangs, more: so many nanoseconds slower.
+// The file named by CHAOS_CONTROL_FILE controls a running program. It holds three little-endian
+// int64: the step of the wall clock in nanoseconds; 1, written by the program when it reads the
+// file; and the state of the disk: 0 works, 1 is full, 2 hangs, above: nanoseconds of delay.
 package main
 
 import (
@@ -28,7 +28,7 @@ import (
 	"grapevine/chaos/plant"
 )
 
-// Files that are added to packages time and syscall.
+// Files added to packages time and syscall.
 var (
 	//go:embed clock.txt
 	clock []byte
@@ -36,13 +36,11 @@ var (
 	disk []byte
 )
 
-// added are these files by the package that they are added to.
 var added = map[string][]byte{"time": clock, "syscall": disk}
 
-// edit puts a statement at the beginning of a function of the standard library.
 type edit struct {
-	file      string // below GOROOT/src; GOARCH stands for the architecture
-	begins    string // the function's first lines, which occur once in the file
+	file      string
+	begins    string
 	statement string
 }
 
@@ -70,20 +68,19 @@ func main() {
 	}
 }
 
-// overlay is what go build -overlay takes: the files that are replaced or added, by paths of texts in one directory.
+// overlay is the input of go build -overlay: replaced or added files, by paths of texts in one
+// directory.
 type overlay struct {
 	dir     string
 	Replace map[string]string
 }
 
-// add puts text in the place of a file.
 func (o *overlay) add(file string, text []byte) error {
 	path := filepath.Join(o.dir, fmt.Sprintf("%d-%s", len(o.Replace), filepath.Base(file)))
 	o.Replace[file] = path
 	return os.WriteFile(path, text, 0o600)
 }
 
-// build compiles a package over the changed library and, if there is a root, with defects planted in the module there.
 func build(out, planted, pkg string) (err error) {
 	dir, err := os.MkdirTemp("", "grapevine-instrument-")
 	if err != nil {
@@ -116,7 +113,6 @@ func build(out, planted, pkg string) (err error) {
 	return nil
 }
 
-// library changes the standard library.
 func (o *overlay) library() error {
 	env, err := exec.Command("go", "env", "GOROOT", "GOARCH").Output()
 	if err != nil {
@@ -151,7 +147,6 @@ func (o *overlay) library() error {
 	return nil
 }
 
-// in returns a file's text with the statement in its place.
 func (e edit) in(text string) (string, error) {
 	if n := strings.Count(text, e.begins); n != 1 {
 		return "", fmt.Errorf("this version of Go has %q %d times, want once: adapt chaos/instrument", e.begins, n)
@@ -159,7 +154,6 @@ func (e edit) in(text string) (string, error) {
 	return strings.Replace(text, e.begins, e.begins+e.statement, 1), nil
 }
 
-// sow plants the defects in the module at root.
 func (o *overlay) sow(root string) error {
 	root, err := filepath.Abs(root)
 	if err != nil {

@@ -6,29 +6,28 @@ import (
 	"time"
 )
 
-// flowKey names a TCP connection, the same for both directions.
 type flowKey struct{ a, b netip.AddrPort }
 
-// flow is what passed of one TCP connection, by side: 0 is flowKey.a, 1 is flowKey.b. Guarded by Switch.mu.
+// flow is the state of one TCP connection by side: 0 is flowKey.a, 1 is flowKey.b. Guarded by
+// Switch.mu.
 type flow struct {
-	end    [2]uint32 // sequence number after the last segment that this side sent
-	ack    [2]uint32 // what this side last said it waits for
+	end    [2]uint32 // sequence number after the last segment of this side
+	ack    [2]uint32
 	seen   time.Time
-	closed [2]bool   // this side has sent its end
-	doomed time.Time // not zero: reset then, and whatever comes is answered by a reset
+	closed [2]bool
+	doomed time.Time // not zero: time of the reset, after which each packet is answered by a reset
 }
 
 const (
-	// maxFlows bounds how many connections are remembered: more than there are descriptors in a process.
+	// maxFlows bounds the remembered connections: more than a process has descriptors.
 	maxFlows = 1 << 15
-	// doomTime is how long a reset connection is answered by resets: longer than it takes either side to send something.
+	// doomTime is how long packets of a reset connection are answered by resets: longer than either
+	// side stays silent.
 	doomTime = time.Minute
 )
 
-// flows are the connections that passed. Guarded by Switch.mu.
 type flows map[flowKey]*flow
 
-// keyOf returns the name of a segment's connection and which side sent it.
 func keyOf(p packet, s segment) (key flowKey, side int) {
 	from, to := s.ports()
 	src, dst := netip.AddrPortFrom(p.src(), from), netip.AddrPortFrom(p.dst(), to)
@@ -38,7 +37,8 @@ func keyOf(p packet, s segment) (key flowKey, side int) {
 	return flowKey{dst, src}, 1
 }
 
-// note takes a segment into account. If its connection was reset it must not pass, and answer, unless nil, goes to its sender.
+// note records a segment. If its connection was reset, pass is false and answer, unless nil, goes
+// to the sender.
 func (f flows) note(p packet, s segment, now time.Time) (pass bool, answer packet) {
 	key, side := keyOf(p, s)
 	c := f[key]
@@ -55,12 +55,13 @@ func (f flows) note(p packet, s segment, now time.Time) (pass bool, answer packe
 	c.seen = now
 	if !c.doomed.IsZero() {
 		switch {
-		case s.flags()&(flagSYN|flagACK) == flagSYN, now.Sub(c.doomed) > doomTime: // another connection
+		case s.flags()&(flagSYN|flagACK) == flagSYN, now.Sub(c.doomed) > doomTime:
 			*c = flow{seen: now}
 		case s.flags()&flagRST != 0:
 			return false, nil
 		default:
-			// Whatever it says it waits for is what a reset must have to be believed (RFC 5961, section 3.2).
+			// A reset is valid only with the sequence number that the receiver expects (RFC 5961,
+			// section 3.2), which is the acknowledgement number of this segment.
 			from, to := key.b, key.a
 			if side == 1 {
 				from, to = key.a, key.b
@@ -84,7 +85,6 @@ func (f flows) note(p packet, s segment, now time.Time) (pass bool, answer packe
 	return true, nil
 }
 
-// forget drops connections that have ended, and if too few have, the quarter that was silent longest.
 func (f flows) forget(now time.Time) {
 	var seen []time.Time
 	for key, c := range f {
@@ -106,8 +106,9 @@ func (f flows) forget(now time.Time) {
 	}
 }
 
-// doom resets a connection: the packets returned go to the sides named beside them. Both sequence numbers that a side may wait for are
-// tried: what it last said, and what was sent to it since. One that is wrong has it say the right one.
+// doom resets a connection: the returned packets go to the sides beside them. It sends resets with
+// both numbers that a side may expect: its latest acknowledgement, and the end of what was sent to
+// it since. A wrong one makes the side send the right one.
 func (c *flow) doom(key flowKey, now time.Time) (packets [2][2]packet) {
 	c.doomed = now
 	packets[0] = [2]packet{newReset(key.b, key.a, c.ack[0], c.end[0]), newReset(key.b, key.a, c.end[1], c.end[0])}

@@ -5,25 +5,26 @@ import (
 	"time"
 )
 
-// Link says what happens to the packets that go one way between two ports. Zero passes them on as they come.
+// Link describes the faults of packets in one direction between two ports. The zero value has none.
 type Link struct {
-	// Delay is what a packet takes, Jitter up to how much more, drawn evenly. Packets keep their order.
+	// Delay applies to every packet, and up to Jitter more, drawn evenly. Packets keep their order.
 	Delay, Jitter time.Duration
-	// Loss, Duplicate and Reorder are probabilities, each drawn for itself and for each packet, so not in bursts: that a packet is lost (1:
-	// nothing passes), comes twice, or is held back for 10 ms, so that others overtake it.
+	// Loss, Duplicate and Reorder are independent probabilities per packet, without bursts: that it
+	// is lost (1: nothing passes), arrives twice, or is held back for 10 ms, so that later packets
+	// overtake it.
 	Loss, Duplicate, Reorder float64
-	// Rate is how many bytes pass in a second, headers of IP included; 0 is as many as come. In front of it stands a queue of a quarter of
-	// a second, at least 64 KiB; what does not fit in is lost. With or without a rate no more than 16 MiB are under way.
+	// Rate is in bytes per second, IP headers included; 0 is unlimited. Its queue holds a quarter
+	// of a second, at least 64 KiB; packets beyond are lost. At most 16 MiB are on their way, with
+	// or without a rate.
 	Rate int64
 }
 
-// check returns what is wrong with a link.
 func (l Link) check() error {
 	for _, p := range []struct {
 		name string
 		v    float64
 	}{{"loss", l.Loss}, {"duplicate", l.Duplicate}, {"reorder", l.Reorder}} {
-		if !(p.v >= 0 && p.v <= 1) { // not a number neither
+		if !(p.v >= 0 && p.v <= 1) {
 			return fmt.Errorf("netswitch: %s is %v, want a probability from 0 to 1", p.name, p.v)
 		}
 	}
@@ -34,44 +35,45 @@ func (l Link) check() error {
 }
 
 const (
-	// heldBack is how late a reordered packet comes: long against the gaps within a burst, short against any time-out.
+	// heldBack is the delay of a reordered packet: long against the gaps within a burst, short
+	// against any timeout.
 	heldBack = 10 * time.Millisecond
-	// rateQueue is how much may wait in front of a rate, as time; leastQueue as bytes: what a receive window may hold at first.
+	// rateQueue bounds the queue of a rate as time, leastQueue in bytes: about an initial receive
+	// window.
 	rateQueue  = 250 * time.Millisecond
 	leastQueue = 64 << 10
-	// maxFlight bounds what is under way on one link in bytes, copies counted.
+	// maxFlight bounds the bytes on their way on one link, copies included.
 	maxFlight = 16 << 20
 )
 
 // LinkStats counts the packets of one direction since the switch started.
 type LinkStats struct {
-	Packets, Bytes int64 // that were to pass
+	Packets, Bytes int64 // offered to the link
 	Lost           int64 // by Loss
-	Overflowed     int64 // that found a queue full
+	Overflowed     int64 // by a full queue
 	Duplicated     int64
 	Reordered      int64
 }
 
-// line is one direction between two ports. Guarded by Switch.mu.
 type line struct {
 	link  Link
 	draw  draws
 	stats LinkStats
 
-	pending int       // copies under way
-	flight  int       // bytes of those
-	free    time.Time // when the rate lets the next packet begin
-	last    time.Time // when the last one arrives that keeps its order
+	pending int
+	flight  int
+	free    time.Time
+	last    time.Time // arrival of the last packet that keeps its order
 }
 
-// draws are the random numbers of one packet's fate.
 type draws interface{ Float64() float64 }
 
-// set changes the link from the next packet on. Those do not queue behind packets that an earlier, slower link still holds.
+// set changes the link from the next packet on, which does not queue behind packets of the old
+// link.
 func (n *line) set(l Link) { n.link, n.free, n.last = l, time.Time{}, time.Time{} }
 
-// fate says when a packet of size bytes that is sent now arrives: never, once or twice. The same numbers are drawn whatever the link is, so
-// that the seed's decision about one fault does not depend on the others.
+// fate returns when a packet of size bytes that is sent now arrives: never, once or twice. It draws
+// the same numbers for every link, so that one fault's decisions do not depend on the other faults.
 func (n *line) fate(now time.Time, size int) (arrivals [2]time.Time, copies int) {
 	lose, double, hold, jitter := n.draw.Float64(), n.draw.Float64(), n.draw.Float64(), n.draw.Float64()
 	n.stats.Packets++

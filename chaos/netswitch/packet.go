@@ -5,9 +5,9 @@ import (
 	"net/netip"
 )
 
-// Offsets and values of IPv4 (RFC 791) and TCP (RFC 9293) that are used here.
+// Offsets and values of IPv4 (RFC 791) and TCP (RFC 9293).
 const (
-	ipHeader  = 20 // without options
+	ipHeader  = 20
 	tcpHeader = 20
 	protoTCP  = 6
 
@@ -17,10 +17,8 @@ const (
 	flagACK = 0x10
 )
 
-// packet is an IPv4 packet as a port sent it, cut to its length. It holds at least a header.
 type packet []byte
 
-// parse returns the packet at the beginning of b, ok only for IPv4 that is all there.
 func parse(b []byte) (p packet, ok bool) {
 	if len(b) < ipHeader || b[0]>>4 != 4 {
 		return nil, false
@@ -35,7 +33,8 @@ func parse(b []byte) (p packet, ok bool) {
 func (p packet) src() netip.Addr { return netip.AddrFrom4([4]byte(p[12:16])) }
 func (p packet) dst() netip.Addr { return netip.AddrFrom4([4]byte(p[16:20])) }
 
-// tcp returns the TCP segment that the packet holds; ok is false for anything else, and for all but the first fragment.
+// tcp returns the TCP segment of the packet; ok is false for anything else, and for all but the
+// first fragment.
 func (p packet) tcp() (s segment, ok bool) {
 	header := int(p[0]&0xf) * 4
 	offset := binary.BigEndian.Uint16(p[6:]) & 0x1fff
@@ -49,7 +48,6 @@ func (p packet) tcp() (s segment, ok bool) {
 	return s, true
 }
 
-// segment is a TCP segment with a whole header.
 type segment []byte
 
 func (s segment) ports() (from, to uint16) {
@@ -59,7 +57,6 @@ func (s segment) seq() uint32 { return binary.BigEndian.Uint32(s[4:]) }
 func (s segment) ack() uint32 { return binary.BigEndian.Uint32(s[8:]) }
 func (s segment) flags() byte { return s[13] }
 
-// end is the sequence number after the segment: SYN and FIN count as a byte each.
 func (s segment) end() uint32 {
 	n := uint32(len(s)) - uint32(s[12]>>4)*4
 	if s.flags()&flagSYN != 0 {
@@ -71,7 +68,6 @@ func (s segment) end() uint32 {
 	return s.seq() + n
 }
 
-// newReset makes a packet that resets the connection of to with from, in from's name.
 func newReset(from, to netip.AddrPort, seq, ack uint32) packet {
 	p := make(packet, ipHeader+tcpHeader)
 	p[0] = 0x45
@@ -93,7 +89,6 @@ func newReset(from, to netip.AddrPort, seq, ack uint32) packet {
 	return p
 }
 
-// sum adds up b, of even length, in words of 16 bits.
 func sum(b []byte, start uint32) uint32 {
 	for i := 0; i < len(b); i += 2 {
 		start += uint32(binary.BigEndian.Uint16(b[i:]))
@@ -101,7 +96,7 @@ func sum(b []byte, start uint32) uint32 {
 	return start
 }
 
-// checksum is the Internet checksum (RFC 1071) of b, of even length, and of what start has summed up.
+// checksum is the Internet checksum (RFC 1071) of b, of even length, and of the sum start.
 func checksum(b []byte, start uint32) uint16 {
 	s := sum(b, start)
 	for s>>16 != 0 {

@@ -6,7 +6,6 @@ import (
 	"time"
 )
 
-// tcpPacket is a segment from one port's port 1000 to another's 80.
 func tcpPacket(from, to int, back bool, flags byte, seq, ack uint32, data int) packet {
 	p := make(packet, ipHeader+tcpHeader+data)
 	p[0], p[9] = 0x45, protoTCP
@@ -27,7 +26,6 @@ func tcpPacket(from, to int, back bool, flags byte, seq, ack uint32, data int) p
 	return p
 }
 
-// handshake opens a connection from 1 to 2 and sends 10 bytes there, of which the receiver says nothing.
 func handshake(wires map[int]*wire) {
 	wires[1].out <- tcpPacket(1, 2, false, flagSYN, 99, 0, 0)
 	wires[2].out <- tcpPacket(2, 1, true, flagSYN|flagACK, 499, 100, 0)
@@ -35,7 +33,6 @@ func handshake(wires map[int]*wire) {
 	wires[1].out <- tcpPacket(1, 2, false, flagACK, 100, 500, 10)
 }
 
-// resets returns the sequence numbers of resets among what came, and how many other packets.
 func resets(t *testing.T, got []arrival) (seqs []uint32, others int) {
 	t.Helper()
 	for _, a := range got {
@@ -54,8 +51,6 @@ func resets(t *testing.T, got []arrival) (seqs []uint32, others int) {
 	return seqs, others
 }
 
-// TestResetBothEnds: each side gets resets with what it last said it waits for and with what was sent to it since; then nothing
-// passes, and whatever it says is answered by a reset that it must believe; a new connection passes again.
 func TestResetBothEnds(t *testing.T) {
 	bubble(t, func(t *testing.T, s *Switch, wires map[int]*wire) {
 		handshake(wires)
@@ -91,7 +86,6 @@ func TestResetBothEnds(t *testing.T) {
 	})
 }
 
-// TestResetLeavesOthers: connections between others and those that are over get none.
 func TestResetLeavesOthers(t *testing.T) {
 	bubble(t, func(t *testing.T, s *Switch, wires map[int]*wire) {
 		handshake(wires)
@@ -107,7 +101,7 @@ func TestResetLeavesOthers(t *testing.T) {
 		if n, err := s.Reset(Everybody, Everybody); n != 0 || err != nil {
 			t.Errorf("%d reset that are over or immune, %v", n, err)
 		}
-		handshake(wires) // under the same name
+		handshake(wires)
 		arrivals(wires[1])
 		wires[1].out <- tcpPacket(1, 2, false, flagRST, 110, 500, 0)
 		arrivals(wires[1])
@@ -117,13 +111,12 @@ func TestResetLeavesOthers(t *testing.T) {
 	})
 }
 
-// TestFlowsAreBounded: when there is no room, the connections that were silent longest are forgotten.
 func TestFlowsAreBounded(t *testing.T) {
 	f, now := flows{}, time.Unix(1000, 0)
 	seg := func(i int, flags byte) (packet, segment) {
 		p := tcpPacket(1, 2, false, flags, 1, 1, 0)
 		binary.BigEndian.PutUint16(p[ipHeader:], uint16(i))
-		p[13], p[14] = byte(i>>16), byte(i>>24) // of the address: more connections than ports
+		p[13], p[14] = byte(i>>16), byte(i>>24)
 		s, _ := p.tcp()
 		return p, s
 	}

@@ -1,7 +1,7 @@
-// Package netswitch joins network namespaces by a switch in user space, whose links lose, delay, duplicate, reorder, slow down and reset what
-// passes, each direction for itself and decided by a seed.
+// Package netswitch joins network namespaces by a user-space switch whose links lose, delay,
+// duplicate, reorder, slow down and reset packets, per direction and decided by a seed.
 //
-// It knows IPv4 addresses and TCP headers and nothing of what is carried; anything but IPv4 is lost.
+// It parses IPv4 and TCP headers only, and drops all that is not IPv4.
 package netswitch
 
 import (
@@ -16,15 +16,16 @@ import (
 	"time"
 )
 
-// Everybody stands for all ports in names of links.
+// Everybody is the wildcard for all ports in names of links.
 const Everybody = "*"
 
-// Port is one place on the switch. Device gives and takes one packet with each call, and its Read returns when it is closed.
+// Port is one place on the switch. Each call of Device reads or writes one packet; Read returns
+// when the device is closed.
 type Port struct {
 	Name   string
 	Addr   netip.Addr // IPv4; packets from another address are lost
 	Device io.ReadWriteCloser
-	// Immune ports have no faulty links: whoever watches a network must not do it through that network.
+	// Immune ports have no faulty links, for observers of the network.
 	Immune bool
 }
 
@@ -33,7 +34,7 @@ type Switch struct {
 	seed uint64
 	work sync.WaitGroup
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	ports  []*port
 	addrs  map[netip.Addr]*port
 	lines  map[[2]*port]*line
@@ -43,22 +44,21 @@ type Switch struct {
 	errs   []error
 }
 
-// port is a Port with what is on its way to it.
 type port struct {
 	Port
 	index int
-	wake  chan struct{} // of capacity 1: the queue has a new first
-	done  chan struct{} // closed with the switch
-	queue queue         // guarded by Switch.mu
+	wake  chan struct{} // capacity 1: the queue has a new first packet
+	done  chan struct{}
+	queue queue // guarded by Switch.mu
 }
 
-// New returns a switch without ports. What its links do follows from the seed, the names of their ports in the order in which they were
-// attached, and the packets that pass.
+// New returns a switch without ports. The faults of its links follow from the seed, the ports'
+// names in order of attachment, and the packets.
 func New(seed uint64) *Switch {
 	return &Switch{seed: seed, addrs: map[netip.Addr]*port{}, lines: map[[2]*port]*line{}, flows: flows{}}
 }
 
-// Attach adds a port and starts to serve it. The switch closes the device with itself.
+// Attach adds a port and serves it. Close closes its device.
 func (s *Switch) Attach(p Port) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,7 +89,6 @@ func (s *Switch) find(name string) *port {
 	return nil
 }
 
-// named returns the ports that a name stands for, the immune ones never.
 func (s *Switch) named(name string) ([]*port, error) {
 	if name == Everybody {
 		return slices.DeleteFunc(slices.Clone(s.ports), func(p *port) bool { return p.Immune }), nil
@@ -104,7 +103,6 @@ func (s *Switch) named(name string) ([]*port, error) {
 	return []*port{p}, nil
 }
 
-// pairs calls f for every pair of different ports that two names stand for.
 func (s *Switch) pairs(from, to string, f func(a, b *port)) error {
 	left, err := s.named(from)
 	if err != nil {
@@ -124,8 +122,8 @@ func (s *Switch) pairs(from, to string, f func(a, b *port)) error {
 	return nil
 }
 
-// SetLink changes the link from one port to another, or to and from Everybody attached so far, in that direction, from the next packet on.
-// What is under way arrives when it would have.
+// SetLink changes the link from one port to another, or Everybody attached so far, in that
+// direction, from the next packet on. Packets on their way keep their time.
 func (s *Switch) SetLink(from, to string, l Link) error {
 	if err := l.check(); err != nil {
 		return err
@@ -135,7 +133,7 @@ func (s *Switch) SetLink(from, to string, l Link) error {
 	return s.pairs(from, to, func(a, b *port) { s.line(a, b).set(l) })
 }
 
-// Heal makes all links pass everything as it comes.
+// Heal removes the faults of all links.
 func (s *Switch) Heal() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -144,7 +142,8 @@ func (s *Switch) Heal() {
 	}
 }
 
-// Reset ends all TCP connections between two ports, or Everybody, with a reset at both ends, and returns how many.
+// Reset resets all TCP connections between two ports, or Everybody, at both ends, and returns their
+// number.
 func (s *Switch) Reset(a, b string) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -168,7 +167,7 @@ func (s *Switch) Reset(a, b string) (int, error) {
 	return n, nil
 }
 
-// Stats returns what passed from one port to another, in that direction.
+// Stats returns the counts from one port to another, in that direction.
 func (s *Switch) Stats(from, to string) (LinkStats, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -179,8 +178,8 @@ func (s *Switch) Stats(from, to string) (LinkStats, error) {
 	return s.line(a, b).stats, nil
 }
 
-// Close closes all devices and returns when nothing of the switch runs; what is under way is lost. The error says which ports had
-// failed before. Idempotent.
+// Close closes all devices and returns when all goroutines have ended; packets on their way are
+// lost. The error names the ports that had failed before. Idempotent.
 func (s *Switch) Close() error {
 	s.mu.Lock()
 	if !s.closed {
@@ -197,7 +196,6 @@ func (s *Switch) Close() error {
 	return errors.Join(s.errs...)
 }
 
-// line returns the link from a to b. It exists from its first use.
 func (s *Switch) line(a, b *port) *line {
 	n := s.lines[[2]*port{a, b}]
 	if n == nil {
@@ -207,10 +205,8 @@ func (s *Switch) line(a, b *port) *line {
 	return n
 }
 
-// maxPacket is more than the MTU of any port.
 const maxPacket = 64 << 10
 
-// read takes packets from a port until that is closed.
 func (s *Switch) read(p *port) {
 	buf := make([]byte, maxPacket)
 	for {
@@ -227,7 +223,8 @@ func (s *Switch) read(p *port) {
 	}
 }
 
-// pass decides about a packet. It returns where it is to be written at once, nil if it is lost or was put in a queue.
+// pass decides about a packet. It returns the port to write to at once, or nil if the packet is
+// lost or queued.
 func (s *Switch) pass(from *port, pkt packet) *port {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -248,7 +245,7 @@ func (s *Switch) pass(from *port, pkt packet) *port {
 	n := s.line(from, to)
 	arrivals, copies := n.fate(now, len(pkt))
 	if copies == 1 && n.pending == 0 && !arrivals[0].After(now) {
-		return to // the short way: nothing of this link is ahead of it
+		return to // the short way: no packet of this link is ahead
 	}
 	for _, at := range arrivals[:copies] {
 		s.push(to, n, at, slices.Clone(pkt))
@@ -256,7 +253,6 @@ func (s *Switch) pass(from *port, pkt packet) *port {
 	return nil
 }
 
-// push puts a packet into a port's queue. n is the link it is on, nil for none.
 func (s *Switch) push(to *port, n *line, at time.Time, pkt packet) {
 	if n != nil {
 		n.pending++
@@ -272,7 +268,6 @@ func (s *Switch) push(to *port, n *line, at time.Time, pkt packet) {
 	}
 }
 
-// deliver writes what is due to a port, until the switch is closed.
 func (s *Switch) deliver(p *port) {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -293,7 +288,8 @@ func (s *Switch) deliver(p *port) {
 	}
 }
 
-// due takes the first packet of a port's queue, if its time has come; else it says for how long nothing is due.
+// due removes the first packet of a port's queue if its time has come; else it returns the time to
+// wait.
 func (s *Switch) due(p *port) (*queued, time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -306,7 +302,8 @@ func (s *Switch) due(p *port) (*queued, time.Duration) {
 	return heap.Pop(&p.queue).(*queued), 0
 }
 
-// landed takes a packet off its link, after it was written: the next one must not take the short way before.
+// landed takes a packet off its link after the write, because the next one must not overtake it by
+// the short way.
 func (s *Switch) landed(q *queued) {
 	if q.line == nil {
 		return
@@ -323,7 +320,6 @@ func (s *Switch) write(p *port, pkt packet) {
 	}
 }
 
-// failed keeps the first errors of ports; those that closing them makes are none.
 func (s *Switch) failed(p *port, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -332,15 +328,13 @@ func (s *Switch) failed(p *port, err error) {
 	}
 }
 
-// queued is a packet on its way.
 type queued struct {
 	at     time.Time
-	seq    uint64 // decides between equal times
+	seq    uint64
 	line   *line
 	packet packet
 }
 
-// queue is a heap by time of arrival.
 type queue []*queued
 
 func (q queue) Len() int { return len(q) }
@@ -352,10 +346,10 @@ func (q queue) Less(i, j int) bool {
 }
 func (q queue) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
 
-// Push is heap's.
+// Push implements heap.Interface.
 func (q *queue) Push(x any) { *q = append(*q, x.(*queued)) }
 
-// Pop is heap's.
+// Pop implements heap.Interface.
 func (q *queue) Pop() any {
 	last := len(*q) - 1
 	x := (*q)[last]

@@ -12,9 +12,8 @@ import (
 	"time"
 )
 
-// wire is a device in memory. What the switch sends is kept with its time.
 type wire struct {
-	out    chan []byte // from the host to the switch
+	out    chan []byte
 	closed chan struct{}
 	got    chan arrival
 }
@@ -48,7 +47,6 @@ var _ io.ReadWriteCloser = (*wire)(nil)
 
 func addr(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}) }
 
-// datagram is a packet of so many bytes that holds a number.
 func datagram(from, to, number, size int) packet {
 	p := make(packet, max(size, ipHeader+4))
 	p[0], p[9] = 0x45, 17
@@ -62,7 +60,6 @@ func datagram(from, to, number, size int) packet {
 
 func numberOf(p packet) int { return int(binary.BigEndian.Uint32(p[ipHeader:])) }
 
-// network makes a switch with three ports a, b, c at 1, 2, 3 and one that is immune, d at 4.
 func network(t *testing.T, seed uint64) (*Switch, map[int]*wire) {
 	t.Helper()
 	s, wires := New(seed), map[int]*wire{}
@@ -83,9 +80,8 @@ func set(t *testing.T, s *Switch, from, to string, l Link) {
 	}
 }
 
-// arrivals waits until nothing is under way and returns what came.
 func arrivals(w *wire) (out []arrival) {
-	time.Sleep(20 * time.Second) // virtual
+	time.Sleep(20 * time.Second)
 	synctest.Wait()
 	for {
 		select {
@@ -97,7 +93,6 @@ func arrivals(w *wire) (out []arrival) {
 	}
 }
 
-// bubble runs f with a network in virtual time.
 func bubble(t *testing.T, f func(t *testing.T, s *Switch, wires map[int]*wire)) {
 	synctest.Test(t, func(t *testing.T) {
 		s, wires := network(t, 1)
@@ -108,7 +103,6 @@ func bubble(t *testing.T, f func(t *testing.T, s *Switch, wires map[int]*wire)) 
 	})
 }
 
-// TestFates: in virtual time each fault does exactly what it says, in its direction alone.
 func TestFates(t *testing.T) {
 	const count = 2000
 	send := func(w *wire, from, to int, gap time.Duration) (sent []time.Time) {
@@ -206,10 +200,9 @@ func TestFates(t *testing.T) {
 	}
 }
 
-// TestRate: packets leave one after the other at the rate, and what a quarter of a second cannot hold is lost.
 func TestRate(t *testing.T) {
 	bubble(t, func(t *testing.T, s *Switch, wires map[int]*wire) {
-		const rate, size, count = 1_000_000, 1000, 400 // 0.4 s worth of packets at once
+		const rate, size, count = 1_000_000, 1000, 400
 		set(t, s, "a", "b", Link{Rate: rate})
 		began := time.Now()
 		for i := range count {
@@ -230,7 +223,6 @@ func TestRate(t *testing.T) {
 	})
 }
 
-// TestFlightIsBounded: a long delay does not hold more than it may, also behind a rate.
 func TestFlightIsBounded(t *testing.T) {
 	for _, l := range []Link{{Delay: time.Second}, {Delay: time.Second, Rate: 1 << 30}} {
 		bubble(t, func(t *testing.T, s *Switch, wires map[int]*wire) {
@@ -253,7 +245,6 @@ func TestFlightIsBounded(t *testing.T) {
 	}
 }
 
-// TestSeed: the same seed loses the same packets, whatever else the link does; another seed and another link lose others.
 func TestSeed(t *testing.T) {
 	const count = 500
 	lost := func(seed uint64, from, to int, l Link) string {
@@ -295,7 +286,6 @@ func TestSeed(t *testing.T) {
 	}
 }
 
-// TestStrangers: what is no IPv4, is cut short, has a false sender or an unknown destination is lost, and nothing else.
 func TestStrangers(t *testing.T) {
 	bubble(t, func(t *testing.T, _ *Switch, wires map[int]*wire) {
 		good := datagram(1, 2, 7, 40)
@@ -316,7 +306,6 @@ func TestStrangers(t *testing.T) {
 	})
 }
 
-// TestAttach: ports need names and addresses of their own.
 func TestAttach(t *testing.T) {
 	bubble(t, func(t *testing.T, s *Switch, _ map[int]*wire) {
 		for _, p := range []Port{

@@ -11,18 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tunPath is the device that makes ports.
 const tunPath = "/dev/net/tun"
 
 const (
-	// portMTU is Ethernet's, so that packets are as many and as long as between machines.
+	// portMTU is Ethernet's, for realistic packet sizes.
 	portMTU = 1500
-	// portQueue is how many packets wait for the switch: its links decide what is lost, not a harness that gets no processor for a moment. The
-	// kernel's 500 are full after 0.75 MB, which is less than one TCP connection may have under way.
+	// portQueue is the kernel's queue in packets, so that a stalled harness loses none. The default
+	// of 500 is full after 0.75 MB, less than one TCP connection may have in flight.
 	portQueue = 10_000
 )
 
-// Available returns nil if this process may open ports, which also needs a network namespace that is its own; else why not.
+// Available returns nil if this process may open ports, else why not. It needs a network namespace
+// of its own.
 func Available() error {
 	f, err := os.OpenFile(tunPath, os.O_RDWR, 0)
 	if err != nil {
@@ -31,9 +31,9 @@ func Available() error {
 	return f.Close()
 }
 
-// OpenTUN makes the network interface name in the network namespace of the calling thread, gives it the address, brings it and the loopback
-// interface up, and returns the end that a switch serves. Everything in the prefix is reached through it. It is gone when that end
-// is closed.
+// OpenTUN makes the network interface name in the calling thread's network namespace, with that
+// address and with the whole prefix behind it, brings it and loopback up, and returns the switch's
+// end. Closing that end removes the interface.
 func OpenTUN(name string, addr netip.Prefix) (_ *os.File, err error) {
 	fd, err := unix.Open(tunPath, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -55,11 +55,10 @@ func OpenTUN(name string, addr netip.Prefix) (_ *os.File, err error) {
 	if err := configure(name, addr); err != nil {
 		return nil, err
 	}
-	// Only now: a poller that watches the descriptor before it is an interface hears nothing of it ever after.
+	// Only now: a poller that watches the descriptor before it is an interface never wakes.
 	return os.NewFile(uintptr(fd), tunPath), nil
 }
 
-// configure gives an interface its address and brings it up.
 func configure(name string, addr netip.Prefix) error {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -84,7 +83,6 @@ func configure(name string, addr netip.Prefix) error {
 	return errors.Join(errs...)
 }
 
-// order asks something of an interface through a socket.
 func order(socket int, name string, call uint, value func(*unix.Ifreq) error) error {
 	req, err := unix.NewIfreq(name)
 	if err == nil {
@@ -101,7 +99,7 @@ func order(socket int, name string, call uint, value func(*unix.Ifreq) error) er
 
 func up(r *unix.Ifreq) error { r.SetUint16(unix.IFF_UP | unix.IFF_RUNNING); return nil }
 
-// RaiseLoopback makes 127.0.0.0/8 work in the network namespace of the calling thread.
+// RaiseLoopback enables 127.0.0.0/8 in the calling thread's network namespace.
 func RaiseLoopback() error {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -110,7 +108,8 @@ func RaiseLoopback() error {
 	return errors.Join(order(s, "lo", unix.SIOCSIFFLAGS, up), unix.Close(s))
 }
 
-// lengthen gives an interface's queue room for so many packets, by netlink: the older call is not for who is root of a user namespace only.
+// lengthen sets the length of an interface's queue by netlink, because the older ioctl refuses root
+// of a user namespace.
 func lengthen(name string, packets uint32) error {
 	link, err := net.InterfaceByName(name)
 	if err != nil {
@@ -134,7 +133,7 @@ func lengthen(name string, packets uint32) error {
 	if err := unix.Sendto(s, msg, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return err
 	}
-	// The answer is an error message, 0 if there is none, and a copy of what was asked.
+	// The answer is an error message, 0 for success, and a copy of the request.
 	answer := make([]byte, 4*size)
 	n, _, err := unix.Recvfrom(s, answer, 0)
 	switch {

@@ -9,8 +9,8 @@ import (
 	"os"
 )
 
-// Available is for Linux only.
+// Available reports that ports need Linux.
 func Available() error { return fmt.Errorf("netswitch: no ports: %w", errors.ErrUnsupported) }
 
-// OpenTUN is for Linux only.
+// OpenTUN needs Linux.
 func OpenTUN(string, netip.Prefix) (*os.File, error) { return nil, Available() }

@@ -1,6 +1,6 @@
 package plant
 
-// defects are all of them. Where two are in one file, neither may change the text that the other looks for.
+// defects is the list. Two defects of one file must not change each other's Old text.
 var defects = []Defect{
 	{
 		Name: "broken-answer-is-whole", Breaks: "one-outcome",

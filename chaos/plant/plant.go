@@ -1,10 +1,9 @@
-// Package plant holds defects that are planted in the program on purpose, so that the chaos harness can be shown to find them: for every
-// promise of the fleet at least one mistake that breaks it, of the kind that is made in earnest.
+// Package plant holds planted defects, at least one realistic mistake per promise of the fleet, so
+// that tests can show that the chaos harness finds them.
 //
-// The program's own source knows nothing of them. They are laid over it when bin/grapevine-chaos is built (make build-chaos, chaos/instrument),
-// all of them into one program, where none is active but the one that GRAPEVINE_PLANT names when a process starts. A defect is
-// text: what a file has, and what it has in its place. If the file does not have it any more, exactly once, the build fails, and so does
-// a test that needs no build.
+// The product's source does not contain them. The build of bin/grapevine-chaos (make build-chaos,
+// chaos/instrument) replaces source text by all of them; GRAPEVINE_PLANT activates one at process
+// start. The build and a test fail if the replaced text no longer occurs exactly once.
 package plant
 
 import (
@@ -17,7 +16,7 @@ import (
 	"strings"
 )
 
-// Env names the variable that names the one defect that is active.
+// Env names the variable that activates one defect.
 const Env = "GRAPEVINE_PLANT"
 
 // Defect is one mistake.
@@ -28,14 +27,15 @@ type Defect struct {
 	Edits  []Edit
 }
 
-// Edit is what a defect changes in one place. New asks planted(Name), and is what Old is where that says no.
+// Edit is a defect's change in one place. New calls planted(Name) and behaves as Old where that is
+// false.
 type Edit struct {
 	File string // below the module's root, with slashes
 	Old  string // occurs there once
 	New  string
 }
 
-// hook is what New asks; every package with an edit gets it in a file of its own.
+// hook defines planted; every edited package gets it in a file of its own.
 const hook = `package %s
 
 import "os"
@@ -46,13 +46,13 @@ var plantedDefect = os.Getenv(%q)
 func planted(name string) bool { return plantedDefect == name }
 `
 
-// hookFile is the name of that file.
 const hookFile = "chaos_planted.go"
 
-// All lists the defects, in the order of the promises.
+// All lists the defects in the order of the promises. The caller owns the slice.
 func All() []Defect { return slices.Clone(defects) }
 
-// Overlay returns the text of each file that the defects change or add in the module at root, by its path below root.
+// Overlay returns the text of each file that the defects change or add in the module at root, by
+// path below root.
 func Overlay(root string) (map[string]string, error) {
 	out := make(map[string]string)
 	for _, d := range defects {
@@ -72,7 +72,7 @@ func Overlay(root string) (map[string]string, error) {
 	return out, nil
 }
 
-// lay makes one edit to what others have left of its file.
+// lay makes one edit on top of earlier edits of its file.
 func lay(root string, out map[string]string, defect string, e Edit) error {
 	text, changed := out[e.File]
 	if !changed {
@@ -92,7 +92,6 @@ func lay(root string, out map[string]string, defect string, e Edit) error {
 	return nil
 }
 
-// packageOf returns the name of a file's package.
 func packageOf(text string) (string, error) {
 	for line := range strings.Lines(text) {
 		if name, ok := strings.CutPrefix(line, "package "); ok {

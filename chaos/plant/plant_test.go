@@ -11,7 +11,6 @@ import (
 
 const root = "../.."
 
-// TestFit: every defect finds its place in the source as it is, and what comes of it is Go.
 func TestFit(t *testing.T) {
 	files, err := Overlay(root)
 	if err != nil {
@@ -30,7 +29,6 @@ func TestFit(t *testing.T) {
 	}
 }
 
-// TestNothingOfItIsShipped: no file of the program asks for a defect.
 func TestNothingOfItIsShipped(t *testing.T) {
 	files, err := Overlay(root)
 	if err != nil {
@@ -44,7 +42,6 @@ func TestNothingOfItIsShipped(t *testing.T) {
 	}
 }
 
-// TestNames: names and what they are told with are complete, and no name is taken twice.
 func TestNames(t *testing.T) {
 	seen := make(map[string]bool)
 	for _, d := range All() {
@@ -55,13 +52,12 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestRotten: an edit that does not fit any more is refused with its file and what to do.
 func TestRotten(t *testing.T) {
 	for _, e := range []Edit{
 		{File: "go.mod", Old: "no such line", New: `planted("x")`},
-		{File: "go.mod", Old: "o", New: `planted("x")`}, // more than once
+		{File: "go.mod", Old: "o", New: `planted("x")`},
 		{File: "no/such/file.go", Old: "o", New: `planted("x")`},
-		{File: "go.mod", Old: "module grapevine", New: "module other"}, // active always
+		{File: "go.mod", Old: "module grapevine", New: "module other"},
 	} {
 		err := lay(root, map[string]string{}, "x", e)
 		if err == nil || !strings.Contains(err.Error(), filepath.FromSlash(e.File)) {

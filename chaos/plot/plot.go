@@ -1,5 +1,5 @@
-// Package plot draws panels with axes, lines, dots and bars into one picture in SVG. It knows nothing of what is drawn,
-// and lays out nothing: the caller places each panel and each text.
+// Package plot draws panels with axes, lines, dots and bars into one SVG picture. The caller places
+// each panel and text.
 package plot
 
 import (
@@ -9,7 +9,8 @@ import (
 	"strings"
 )
 
-// Palette is Okabe and Ito's, told apart by the colour-blind, and more for longer lists. The first is for what matters most.
+// Palette is Okabe and Ito's for the colour-blind, extended for longer lists. The first is for the
+// main line.
 var Palette = []string{
 	"#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5230", "#808080", "#6a3d9a", "#1b1b1b", "#6ba532", "#fb9a99",
 }
@@ -17,7 +18,8 @@ var Palette = []string{
 // Colour is the i-th of the palette, which repeats.
 func Colour(i int) string { return Palette[i%len(Palette)] }
 
-// Picture is what has been drawn so far. Lengths are in its own units, from its upper left corner. Not safe for concurrent use.
+// Picture collects drawn elements. Lengths are in its own units, from its upper left corner. Not
+// safe for concurrent use.
 type Picture struct {
 	width, height float64
 	body          strings.Builder
@@ -32,12 +34,13 @@ func (p *Picture) SVG() string {
 		p.width, p.height, p.body.String())
 }
 
-// Text writes s at a point of its base line. style is more attributes of the element: text-anchor, font-size, fill.
+// Text writes s at a point of its base line. style has more attributes: text-anchor, font-size,
+// fill.
 func (p *Picture) Text(x, y float64, style, s string) {
 	fmt.Fprintf(&p.body, `<text x="%.1f" y="%.1f" %s>%s</text>`+"\n", x, y, style, html.EscapeString(s))
 }
 
-// Box draws a rectangle. title, if not empty, is shown under the pointer.
+// Box draws a rectangle with an optional tooltip.
 func (p *Picture) Box(x, y, w, h float64, style, title string) {
 	if title != "" {
 		title = "<title>" + html.EscapeString(title) + "</title>"
@@ -50,10 +53,10 @@ func (p *Picture) Rule(x1, y1, x2, y2 float64, style string) {
 	fmt.Fprintf(&p.body, `<line x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f" %s/>`+"\n", x1, y1, x2, y2, style)
 }
 
-// Axis maps values to a side of a panel. What lies outside is drawn at the edge.
+// Axis maps values to a side of a panel. It clips values outside.
 type Axis struct {
 	Lo, Hi float64
-	Log    bool // Lo is positive then
+	Log    bool // requires a positive Lo
 	Ticks  []Tick
 }
 
@@ -63,7 +66,6 @@ type Tick struct {
 	Label string
 }
 
-// share is where a value lies between the axis's ends, 0 to 1.
 func (a Axis) share(v float64) float64 {
 	v = min(max(v, a.Lo), a.Hi)
 	if a.Log {
@@ -72,7 +74,7 @@ func (a Axis) share(v float64) float64 {
 	return (v - a.Lo) / (a.Hi - a.Lo)
 }
 
-// Even gives a linear axis ticks at round values, about count of them.
+// Even gives a linear axis about count ticks at round values.
 func Even(lo, hi float64, count int) Axis {
 	a := Axis{Lo: lo, Hi: hi}
 	rough := (hi - lo) / float64(count)
@@ -102,15 +104,15 @@ func Decades(lo, hi float64, label func(float64) string, factors ...float64) Axi
 	return a
 }
 
-// Panel is a rectangle of a picture with an axis across and one upwards.
+// Panel is a rectangle of a picture with two axes.
 type Panel struct {
 	*Picture
 	Left, Top, Width, Height float64
 	Across, Up               Axis
-	Bare                     bool // without labels of the axis upwards
+	Bare                     bool // without labels of the upward axis
 }
 
-// Frame draws the border, a line for each tick upwards, the labels of both axes, and a title above.
+// Frame draws border, tick lines, axis labels, and a title above.
 func (p Panel) Frame(title string) {
 	for _, t := range p.Up.Ticks {
 		p.Level(t.At, `stroke="#e0e0e0"`)
@@ -130,10 +132,10 @@ func (p Panel) Frame(title string) {
 func (p Panel) x(v float64) float64 { return p.Left + p.Width*p.Across.share(v) }
 func (p Panel) y(v float64) float64 { return p.Top + p.Height*(1-p.Up.share(v)) }
 
-// Point is a point of a line, in the values of the axes.
+// Point is in the values of the axes.
 type Point struct{ X, Y float64 }
 
-// Line joins points. One whose Y is not a number leaves a gap. style has at least the stroke.
+// Line joins points. A NaN Y leaves a gap. style has at least the stroke.
 func (p Panel) Line(points []Point, style string) {
 	var run []string
 	flush := func() {
@@ -152,7 +154,7 @@ func (p Panel) Line(points []Point, style string) {
 	flush()
 }
 
-// Level draws a line across the whole panel at a value of the axis upwards.
+// Level draws a line across the panel at a value of the upward axis.
 func (p Panel) Level(v float64, style string) {
 	p.Rule(p.Left, p.y(v), p.Left+p.Width, p.y(v), style)
 }
@@ -162,7 +164,7 @@ func (p Panel) Dot(at Point, style string) {
 	fmt.Fprintf(&p.body, `<circle cx="%.1f" cy="%.1f" r="2" %s/>`+"\n", p.x(at.X), p.y(at.Y), style)
 }
 
-// Bar fills what lies below a value between two others across.
+// Bar fills the area below a value between two values of the horizontal axis.
 func (p Panel) Bar(from, to, value float64, style string) {
 	p.Box(p.x(from), p.y(value), p.x(to)-p.x(from), p.Top+p.Height-p.y(value), style, "")
 }

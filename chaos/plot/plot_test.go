@@ -36,7 +36,6 @@ func TestTicks(t *testing.T) {
 	}
 }
 
-// TestSVG: a picture is XML whatever its texts are; points are where the axes put them, outside ones at the edge; a gap splits a line.
 func TestSVG(t *testing.T) {
 	p := New(200, 100)
 	f := Panel{Picture: p, Left: 10, Top: 20, Width: 100, Height: 50, Across: Even(0, 10, 5), Up: Decades(1, 100, func(float64) string { return "<&>" }, 1)}

@@ -14,7 +14,6 @@ import (
 	"grapevine/chaos/workload"
 )
 
-// TestRetries: what broke before an answer began is sent again, as the official clients do, and told of; not more often than they do.
 func TestRetries(t *testing.T) {
 	for _, tc := range []struct{ broken, retries, errors int }{{0, 0, 0}, {1, 1, 0}, {2, 2, 0}, {3, 2, 1}} {
 		var asked atomic.Int64
@@ -47,7 +46,6 @@ func TestRetries(t *testing.T) {
 	}
 }
 
-// TestExcuse: a failure that the run itself brought about is counted apart, and everything that ended is told of.
 func TestExcuse(t *testing.T) {
 	var asked atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -101,7 +99,6 @@ func TestExcuse(t *testing.T) {
 	}
 }
 
-// TestNewConnections: with them every request has a connection of its own, without them they are used again.
 func TestNewConnections(t *testing.T) {
 	for _, fresh := range []bool{true, false} {
 		var mu sync.Mutex

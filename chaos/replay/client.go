@@ -22,7 +22,6 @@ type client struct {
 	cfg  *Config
 }
 
-// job is one request to send. It belongs to the goroutine that sends it.
 type job struct {
 	req     *workload.Request
 	target  string
@@ -30,13 +29,12 @@ type job struct {
 	start   time.Time
 }
 
-// maxErrorBody bounds what is read of an error answer, maxEvent one line of a stream.
+// maxErrorBody bounds an error answer, maxEvent one line of a stream.
 const (
 	maxErrorBody = 4 << 10
 	maxEvent     = 4 << 20
 )
 
-// send runs one request to its end. It never panics and always fills in req, sent and end.
 func (c *client) send(run context.Context, j job) outcome {
 	o := outcome{req: j.req, firstToken: -1, prompt: -1, cached: -1, output: -1, predicted: -1}
 	ctx, cancel := context.WithDeadline(run, j.start.Add(j.req.At+c.cfg.Timeout))
@@ -59,7 +57,7 @@ func (c *client) exchange(ctx context.Context, j job, o *outcome) error {
 	o.backend = resp.Header.Get("X-Grapevine-Backend")
 	o.rung, o.predicted = parseRoute(resp.Header.Get("X-Grapevine-Route"))
 	if resp.StatusCode != http.StatusOK {
-		text, _ := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody)) // a body cut short still tells the most
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody))
 		return &Error{statusClass(resp.StatusCode), errors.New(strings.TrimSpace(string(text)))}
 	}
 	if t := resp.Header.Get("Content-Type"); !strings.HasPrefix(t, "text/event-stream") {
@@ -68,7 +66,6 @@ func (c *client) exchange(ctx context.Context, j job, o *outcome) error {
 	return readStream(resp.Body, j.start, o)
 }
 
-// ask sends the request until an answer begins, at most Retries times more than once.
 func (c *client) ask(ctx context.Context, j job, body []byte, o *outcome) (*http.Response, error) {
 	for {
 		req, err := c.request(ctx, j, body)
@@ -93,8 +90,8 @@ func (c *client) ask(ctx context.Context, j job, body []byte, o *outcome) (*http
 	}
 }
 
-// pauseBefore is how long the official clients wait before they try again: half a second, then twice as long each time up to 8 s, less up
-// to a quarter of it. Which part is the request's own, so that runs can be repeated.
+// pauseBefore is the official clients' backoff: half a second, doubled each time up to 8 s, less up
+// to a quarter. The request's index decides the part, so that runs are repeatable.
 func pauseBefore(retries, index int) time.Duration {
 	full := min(500*time.Millisecond<<min(retries, 10), 8*time.Second)
 	return full - full/4*time.Duration(index%64)/64
@@ -111,13 +108,13 @@ func (c *client) request(ctx context.Context, j job, body []byte) (*http.Request
 		req.Header.Set("Authorization", "Bearer "+c.cfg.APIKey)
 	}
 	if j.req.Session >= 0 {
-		// As agents do. Only the session strategy reads it; without it that one would be measured as round robin.
+		// As agents do. Only the session strategy reads it, and would otherwise be measured as
+		// round robin.
 		req.Header.Set("X-Session-Id", fmt.Sprintf("replay-%d-%d", c.cfg.Seed, j.req.Session))
 	}
 	return req, nil
 }
 
-// chunk is what is read of one event of a chat stream.
 type chunk struct {
 	Choices []struct {
 		Delta struct {
@@ -137,7 +134,8 @@ type chunk struct {
 	} `json:"error"`
 }
 
-// readStream reads server-sent events to the end of the body, so that the connection can be used again, and fills in o.
+// readStream reads server-sent events to the end of the body, so that the connection is reusable,
+// and fills in o.
 func readStream(body io.Reader, start time.Time, o *outcome) error {
 	var text strings.Builder
 	done := false
@@ -146,7 +144,7 @@ func readStream(body io.Reader, start time.Time, o *outcome) error {
 	for lines.Scan() {
 		data, ok := bytes.CutPrefix(lines.Bytes(), []byte("data:"))
 		if !ok || done {
-			continue // event names, comments (heartbeats), blank lines
+			continue
 		}
 		data = bytes.TrimSpace(data)
 		if string(data) == "[DONE]" {
@@ -184,7 +182,6 @@ func readStream(body io.Reader, start time.Time, o *outcome) error {
 	return nil
 }
 
-// parseRoute reads x-grapevine-route: the rung and how many prompt tokens were believed cached. A missing header is "" and -1.
 func parseRoute(h string) (rung string, tokens int) {
 	rung, rest, _ := strings.Cut(h, ";")
 	tokens = -1
@@ -200,7 +197,8 @@ func parseRoute(h string) (rung string, tokens int) {
 	return strings.TrimSpace(rung), tokens
 }
 
-// appendBody renders a request as a streaming chat. ignore_eos makes vLLM and SGLang produce exactly the trace's output length.
+// appendBody renders a request as a streaming chat. With ignore_eos vLLM and SGLang produce exactly
+// the trace's output length.
 func appendBody(dst []byte, model string, j job) []byte {
 	dst = append(dst, `{"model":`...)
 	dst = appendString(dst, []byte(model))
@@ -228,7 +226,7 @@ func appendBody(dst []byte, model string, j job) []byte {
 	return append(dst, `,"ignore_eos":true,"stream":true,"stream_options":{"include_usage":true}}`...)
 }
 
-// appendString appends s as a JSON string. Bytes beyond ASCII are copied: s came from JSON or is ASCII.
+// appendString appends s as a JSON string. It copies non-ASCII bytes, because s is valid UTF-8.
 func appendString(dst, s []byte) []byte {
 	const hex = "0123456789abcdef"
 	dst = append(dst, '"')

@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// maxModelList bounds what is read of a target's list of models.
+// maxModelList bounds a target's list of models, in bytes.
 const maxModelList = 1 << 20
 
-// FirstModel asks a target for its models and returns the first. It waits a few seconds at most.
+// FirstModel returns the first of a target's models. It waits a few seconds at most.
 func FirstModel(ctx context.Context, target, apiKey string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -25,7 +25,7 @@ func FirstModel(ctx context.Context, target, apiKey string) (string, error) {
 	if apiKey != "" {
 		req.Header.Set("Authorization", "Bearer "+apiKey)
 	}
-	// A transport of its own: the default one would keep the connection, and its goroutines, beyond this call.
+	// The default transport would keep the connection and its goroutines beyond this call.
 	transport := &http.Transport{DisableKeepAlives: true}
 	resp, err := (&http.Client{Transport: transport}).Do(req)
 	if err != nil {

@@ -15,35 +15,34 @@ import (
 	"grapevine/chaos/workload"
 )
 
-// outcome is how one request ended. Times are since the start of the run.
 type outcome struct {
 	req        *workload.Request
-	sent       time.Duration // when it was handed to the connection pool
-	firstToken time.Duration // negative: none came
+	sent       time.Duration
+	firstToken time.Duration
 	end        time.Duration
 
-	// As the answer's usage and headers tell; -1 or empty: not told.
+	// From the answer's usage and headers; -1 or empty: absent.
 	prompt, cached, output int
 	predicted              int
 	rung, backend, node    string
 	retries                int
 
-	text string // the reply
-	err  *Error // nil: complete
+	text string
+	err  *Error
 }
 
-// Class groups failures by what a person would do about them. Classes beyond the constants are http_ and a status.
+// Class groups failures by remedy. Further classes are http_ and a status.
 type Class string
 
 const (
-	Connect   Class = "connect"   // no connection
-	Timeout   Class = "timeout"   // not done by Config.Timeout
-	Reset     Class = "reset"     // the connection broke before the answer was complete
-	Truncated Class = "truncated" // the stream ended in order but without its end mark
-	InStream  Class = "in_stream" // an error event inside a stream that had begun
-	Malformed Class = "malformed" // not the expected protocol
-	Overflow  Class = "overflow"  // never sent: too many were under way
-	Cancelled Class = "cancelled" // the run was called off
+	Connect   Class = "connect"
+	Timeout   Class = "timeout"
+	Reset     Class = "reset"
+	Truncated Class = "truncated"
+	InStream  Class = "in_stream" // an error event in a stream that had begun
+	Malformed Class = "malformed"
+	Overflow  Class = "overflow"
+	Cancelled Class = "cancelled"
 )
 
 func statusClass(status int) Class { return Class("http_" + strconv.Itoa(status)) }
@@ -59,8 +58,8 @@ func (e *Error) Error() string { return fmt.Sprintf("%s: %v", e.Class, e.Err) }
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// classify names what err, of sending or of reading, means. run is the context of the whole run, its end a cancellation; a deadline
-// is that of the request.
+// classify names an error of sending or reading. If run, the context of the whole run, has ended,
+// it is a cancellation; a deadline is the request's.
 func classify(run context.Context, err error) *Error {
 	var own *Error
 	var op *net.OpError
@@ -80,7 +79,6 @@ func classify(run context.Context, err error) *Error {
 	}
 }
 
-// quantiles sums up durations in milliseconds; v is sorted.
 func quantiles(v []time.Duration) report.Quantiles {
 	if len(v) == 0 {
 		return report.Quantiles{}

@@ -16,20 +16,18 @@ import (
 	"grapevine/chaos/report"
 )
 
-// overheadMetric is the routers' own histogram of the time they spend on a request before it is on its way, in seconds. No client can
-// see that time: it is too short against the engine's.
+// overheadMetric is the routers' histogram of their own time per request, in seconds, which is too
+// short for clients to measure.
 const overheadMetric = "grapevine_overhead_seconds"
 
-// maxMetrics bounds what is read of a metrics page.
+// maxMetrics bounds a metrics page, in bytes.
 const maxMetrics = 16 << 20
 
-// histogram is a cumulative Prometheus histogram: counts of observations up to each bound, summed over routers.
 type histogram struct {
 	buckets map[float64]float64
 	sum     float64
 }
 
-// overheadOf adds up the histogram over all admin addresses.
 func overheadOf(ctx context.Context, admins []string) (histogram, error) {
 	h := histogram{buckets: make(map[float64]float64)}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -63,7 +61,6 @@ func (h *histogram) scrape(client *http.Client, req *http.Request) error {
 	return h.read(io.LimitReader(resp.Body, maxMetrics))
 }
 
-// read adds what a page in the Prometheus text format says of the metric. It is an error if the page does not have it.
 func (h *histogram) read(r io.Reader) error {
 	found := false
 	lines := bufio.NewScanner(r)
@@ -79,7 +76,7 @@ func (h *histogram) read(r io.Reader) error {
 		}
 		v, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
 		if err != nil {
-			continue // not a sample of the plain form
+			continue
 		}
 		switch {
 		case strings.HasPrefix(head, "_sum"):
@@ -87,7 +84,7 @@ func (h *histogram) read(r io.Reader) error {
 		case strings.HasPrefix(head, "_bucket"):
 			_, le, _ := strings.Cut(head, `le="`)
 			le, _, _ = strings.Cut(le, `"`)
-			bound, err := strconv.ParseFloat(le, 64) // +Inf is understood
+			bound, err := strconv.ParseFloat(le, 64)
 			if err != nil {
 				return fmt.Errorf("bucket %q", head)
 			}
@@ -104,8 +101,8 @@ func (h *histogram) read(r io.Reader) error {
 	return nil
 }
 
-// since summarises what was observed between two readings, in microseconds. Quantiles are interpolated within a bucket, so they are as
-// coarse as the buckets; what lies beyond the last bound counts as the last bound.
+// since summarises the observations between two readings, in microseconds. Quantiles are
+// interpolated within a bucket; observations beyond the last bound count as the last bound.
 func (h histogram) since(before histogram) report.Quantiles {
 	type step struct{ bound, count float64 }
 	steps := make([]step, 0, len(h.buckets))

@@ -1,11 +1,12 @@
-// Package replay puts a workload on running routers, in real time and over real sockets, and measures what clients see.
+// Package replay sends a workload to running routers in real time over sockets, and measures the
+// clients' view.
 //
-// It is an open loop: a request is sent when it is due, whatever became of the ones before, and every latency counts from the time the
-// request was due. A fleet that stalls therefore shows the stall in every request it held up, and cannot slow the load down to
-// what it can bear. The one exception is part of the workload: the next turn of a conversation starts after the answer to the last.
+// It is an open loop: a request is sent when due, and every latency counts from the due time. A
+// stall thus shows in every request that it delays, and cannot slow the load down. Only the next
+// turn of a conversation waits for the last answer.
 //
-// It starts no server and judges nothing. Timers of an idle process fire up to a millisecond late, which counts into the
-// latencies: this measures engines' and fleets' times, not microseconds of proxies.
+// It starts no server and judges nothing. Timers of an idle process can be a millisecond late,
+// which is part of the latencies: it measures fleets, not the microseconds of proxies.
 package replay
 
 import (
@@ -23,52 +24,55 @@ import (
 	"grapevine/chaos/workload"
 )
 
-// Spread says which target a request goes to when there are several.
+// Spread selects the target of a request.
 type Spread string
 
 const (
-	// PerRequest draws a target for every request, as a layer-4 balancer does for clients without keep-alive.
+	// PerRequest draws a target for every request, as a layer-4 balancer does for clients without
+	// keep-alive.
 	PerRequest Spread = "request"
-	// PerSession keeps a session on one target, as a balancer does for a client that keeps its connection. Requests without a
-	// session are drawn one by one.
+	// PerSession keeps a session on one target, as a balancer does for a kept connection. Requests
+	// without a session are drawn one by one.
 	PerSession Spread = "session"
 )
 
-// DefaultMaxInFlight bounds requests under way: one file descriptor and a few tens of kilobytes each.
+// DefaultMaxInFlight bounds running requests, because each takes a descriptor and tens of
+// kilobytes.
 const DefaultMaxInFlight = 4096
 
-// DefaultTimeout is the longest a request may take, from when it was due; what the OpenAI client waits.
+// DefaultTimeout bounds a request from its due time, as in the OpenAI client.
 const DefaultTimeout = 10 * time.Minute
 
-// Config says where to and how. Targets is the one field without a default.
+// Config configures a run. Only Targets has no default.
 type Config struct {
 	Targets []string // base URLs, http or https, without /v1
 	Spread  Spread   // default PerRequest
 	Model   string   // default "default"
 	APIKey  string   // sent as a bearer token if not empty
 
-	// Admins are the admin addresses (host:port or URL) of the routers behind Targets, from whose metrics the router overhead in the report
-	// comes; warm-up included. May be nil: it is then left out.
+	// Admins are the admin addresses (host:port or URL) of the routers, whose metrics give the
+	// report's router overhead, warm-up included. Optional.
 	Admins []string
 
-	// MaxInFlight bounds the requests under way. One that is due beyond it is not sent and not delayed: it counts as failed, with
-	// class overflow. Default DefaultMaxInFlight.
+	// MaxInFlight bounds running requests. A request due beyond it is not sent and counts as
+	// failed, with class overflow. Default DefaultMaxInFlight.
 	MaxInFlight int
 	Timeout     time.Duration // default DefaultTimeout
-	Warmup      time.Duration // requests due before are sent, and left out of the report
+	Warmup      time.Duration // requests due before are sent, and excluded from the report
 	Seed        uint64        // of the spread over targets; also a label
 
-	// NewConnections opens a connection for every request, so that a layer-4 balancer at the target sees each of them. Otherwise idle
-	// connections are used again, as many as were ever needed at once.
+	// NewConnections opens a connection for every request, so that a layer-4 balancer sees each.
+	// Otherwise idle connections are reused.
 	NewConnections bool
-	// Retries is how often a request is sent again after its connection failed before an answer had begun: 2 is what the OpenAI and
-	// Anthropic clients do, and their pauses (0.5 s, doubling, less up to a quarter) are used. Default 0: it has failed.
+	// Retries is how often a request is sent again after its connection failed before an answer
+	// began. The OpenAI and Anthropic clients retry twice; their pauses (0.5 s, doubling, less up
+	// to a quarter) are used. Default 0.
 	Retries int
 
-	// Backends are the names of all engines behind the targets, so that one without a request counts in the load's spread. Names seen
-	// in answers are added behind them. May be nil.
+	// Backends are the names of all engines, so that idle ones count in the load's spread. Other
+	// names in answers are appended. Optional.
 	Backends []string
-	// MinBackends is for when only their number is known: as many are reported even if fewer were seen.
+	// MinBackends is the least number of engines reported, if only their number is known.
 	MinBackends int
 
 	// Policy, Workload, Nodes and Speed only label the report.
@@ -76,54 +80,56 @@ type Config struct {
 	Nodes            int
 	Speed            float64
 
-	// Progress, if not nil, is called a few times a second from the goroutine that runs Run. It must not block.
+	// Progress, if not nil, is called a few times per second from Run's goroutine. It must not
+	// block.
 	Progress func(Progress)
-	// Started, if not nil, is called once with the moment that all times of the run count from.
+	// Started, if not nil, is called once with the zero of the run's times.
 	Started func(time.Time)
-	// Excuse, if not nil, is asked about every failed request: true means that whoever runs this broke it on purpose. It then counts as
-	// cut, not as an error.
+	// Excuse, if not nil, is called for every failed request. If it returns true, the failure is
+	// the experiment's and counts as cut, not as an error.
 	Excuse func(Ended) bool
-	// Observe, if not nil, is told of every request that ended, after Excuse. Like Progress both are called from the goroutine that
-	// runs Run and must not block.
+	// Observe, if not nil, is called for every request that ended, after Excuse. Both run in Run's
+	// goroutine and must not block.
 	Observe func(Ended)
 }
 
 // Ended is one request that ended, as the client saw it.
 type Ended struct {
 	report.Sample
-	Sent  time.Duration // when it was sent first, since the start of the run
-	Node  string        // the router that answered; "" if none did
-	Class Class         // of the failure; "" if there was none
+	Sent  time.Duration // first attempt, since the start of the run
+	Node  string        // the router that answered, or ""
+	Class Class         // of the failure, or ""
 	Err   error         // nil if it did not fail
 }
 
-// Progress is how far a run has come.
 type Progress struct {
 	Elapsed        time.Duration
 	Sent, InFlight int
 	Done, Failed   int
 }
 
-// Result is the report of a run and what only a live run can tell.
+// Result is the report of a run with the figures that only live runs have.
 type Result struct {
 	report.Report
 	Live Live `json:"live"`
 }
 
-// Live is about the load generator's own view. All of it includes the warm-up.
+// Live has the load generator's own figures, warm-up included.
 type Live struct {
-	// TTFTFromSend is what a load generator that counts from the moment of sending would have shown.
+	// TTFTFromSend is the first-token time counted from sending.
 	TTFTFromSend report.Quantiles `json:"ttft_from_send_ms"`
-	// StartDelay is how late requests were sent: the generator's own lag. If it is not small against the latencies, the machine
-	// that runs the generator is the bottleneck.
+	// StartDelay is the generator's own lag in sending. Unless it is small against the latencies,
+	// the generator's machine is the bottleneck.
 	StartDelay report.Quantiles `json:"start_delay_ms"`
-	// Errors counts failed requests by class; see Class.
+	// Errors counts failed requests by class.
 	Errors map[Class]int `json:"errors_by_class"`
-	// Cancelled requests were under way when the run was called off; they count neither as requests nor as errors.
+	// Cancelled counts requests that ran when ctx was cancelled; they are neither requests nor
+	// errors.
 	Cancelled int `json:"cancelled"`
-	// Retried counts attempts that were repeated; see Config.Retries.
+	// Retried counts repeated attempts; see Config.Retries.
 	Retried int `json:"retried"`
-	// LostReplies counts turns sent with made-up text because the answer to an earlier turn had failed or was no longer kept.
+	// LostReplies counts turns sent with invented text because an earlier answer had failed or was
+	// dropped.
 	LostReplies int `json:"lost_replies"`
 	// Sample is one error message of each class.
 	Sample map[Class]string `json:"error_samples"`
@@ -131,7 +137,6 @@ type Live struct {
 	BackendNames []string `json:"backend_names"`
 }
 
-// ErrConfig is wrapped by every error about a Config.
 var ErrConfig = errors.New("replay configuration")
 
 func (c Config) checked() (Config, error) {
@@ -169,15 +174,16 @@ func (c Config) checked() (Config, error) {
 	return c, nil
 }
 
-// Run sends what src yields until it is exhausted and every request has ended, or ctx is cancelled. Cancellation ends requests under
-// way, and Run returns what was measured so far together with the context's error. No goroutine or connection of it outlives it.
+// Run sends the requests of src until all have ended or ctx is cancelled. Cancellation ends running
+// requests, and Run returns the measurements with the context's error. It leaves no goroutine or
+// connection.
 func Run(ctx context.Context, cfg Config, src workload.Source) (Result, error) {
 	cfg, err := cfg.checked()
 	if err != nil {
 		return Result{}, err
 	}
 	transport := &http.Transport{
-		MaxIdleConnsPerHost: cfg.MaxInFlight, // keep-alive: as many as were ever needed at once
+		MaxIdleConnsPerHost: cfg.MaxInFlight,
 		IdleConnTimeout:     90 * time.Second,
 		DisableCompression:  true,
 		DisableKeepAlives:   cfg.NewConnections,
@@ -211,12 +217,11 @@ func Run(ctx context.Context, cfg Config, src workload.Source) (Result, error) {
 	return res, err
 }
 
-// player runs one workload. All its fields belong to the goroutine of Run; requests talk to it through ended alone.
 type player struct {
 	cfg    Config
 	src    workload.Source
 	client *client
-	ended  chan outcome // room for every request under way, so that none ever waits to be taken note of
+	ended  chan outcome // has room for every running request, so that none waits to report
 	wg     sync.WaitGroup
 	rng    *rand.Rand
 
@@ -234,9 +239,8 @@ type player struct {
 	names              []string
 }
 
-// play is the loop: send what is due, take note of what has ended, sleep until either happens.
 func (p *player) play(ctx context.Context) error {
-	defer p.wg.Wait() // every request has reported before it ends, so this waits for nothing but the goroutines' last steps
+	defer p.wg.Wait() // all requests have reported by then; waits for the goroutines' last steps
 	p.start = time.Now()
 	if p.cfg.Started != nil {
 		p.cfg.Started(p.start)
@@ -275,12 +279,13 @@ func (p *player) play(ctx context.Context) error {
 		case <-tick:
 			p.cfg.Progress(p.progress())
 		case <-calledOff:
-			sending, calledOff = false, nil // what is under way ends by the same context
+			sending, calledOff = false, nil
 		}
 	}
 }
 
-// settle takes note of everything that has ended, without waiting: a burst of due requests must not starve it.
+// settle records everything that has ended, without waiting, so that a burst of due requests cannot
+// starve it.
 func (p *player) settle() {
 	for {
 		select {
@@ -292,12 +297,11 @@ func (p *player) settle() {
 	}
 }
 
-// dispatch sends a request now, or counts it as overflow.
 func (p *player) dispatch(ctx context.Context, r *workload.Request) {
 	p.sent++
 	if p.inFlight >= p.cfg.MaxInFlight {
 		now := time.Since(p.start)
-		p.inFlight++ // finish takes it off again
+		p.inFlight++
 		p.finish(outcome{req: r, end: now, sent: now, firstToken: -1, prompt: -1, cached: -1, output: -1, predicted: -1,
 			err: &Error{Class: Overflow, Err: fmt.Errorf("%d requests were under way", p.cfg.MaxInFlight)}})
 		return
@@ -323,13 +327,13 @@ func (p *player) target(r *workload.Request) string {
 		return p.cfg.Targets[0]
 	}
 	if p.cfg.Spread == PerSession && r.Session >= 0 {
-		// A stream of its own per session: dense ids modulo the number of targets would alternate.
+		// Each session has its own random source: dense ids modulo the number of targets would
+		// alternate.
 		return p.cfg.Targets[rand.New(rand.NewPCG(p.cfg.Seed, uint64(r.Session))).IntN(len(p.cfg.Targets))]
 	}
 	return p.cfg.Targets[p.rng.IntN(len(p.cfg.Targets))]
 }
 
-// finish takes note of a request that ended and lets the source go on from it.
 func (p *player) finish(o outcome) {
 	p.inFlight--
 	p.retried += o.retries
@@ -371,7 +375,6 @@ func (p *player) finish(o outcome) {
 	p.src.Done(o.req, o.end)
 }
 
-// tell asks whether a failure is excused, and passes the request on to who observes.
 func (p *player) tell(s *report.Sample, o *outcome) {
 	e := Ended{Sample: *s, Sent: o.sent, Node: o.node}
 	if o.err != nil {
@@ -386,7 +389,6 @@ func (p *player) tell(s *report.Sample, o *outcome) {
 	}
 }
 
-// backendID numbers engines by name in the order in which they are first met.
 func (p *player) backendID(name string) int {
 	id, ok := p.backends[name]
 	if !ok {

@@ -18,13 +18,11 @@ import (
 	"grapevine/chaos/workload"
 )
 
-// net/http holds a connection that it closes half a second for the client to take the last bytes; that is not a leak.
+// net/http keeps a closing connection for half a second; that is not a leak.
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
 }
 
-// sessions is a small generated workload: rate sessions a second of up to turns turns, all of them continued for sure but for
-// the last.
 func sessions(rate float64, turns int) *workload.Sessions {
 	return &workload.Sessions{
 		Label: "test", Rate: rate, Continue: 0.999999, MaxTurns: turns, Think: time.Millisecond,
@@ -43,7 +41,6 @@ func source(t *testing.T, w workload.Workload, opt workload.Options) workload.So
 	return src
 }
 
-// chatRequest is what the servers of these tests read.
 type chatRequest struct {
 	Model    string `json:"model"`
 	Messages []struct {
@@ -57,13 +54,11 @@ type chatRequest struct {
 	} `json:"stream_options"`
 }
 
-// event writes one data line and flushes.
 func event(w http.ResponseWriter, format string, args ...any) {
 	fmt.Fprintf(w, "data: "+format+"\n\n", args...)
 	w.(http.Flusher).Flush()
 }
 
-// answer streams a reply in two pieces and a usage chunk.
 func answer(w http.ResponseWriter, reply string, prompt, cached int) {
 	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 	event(w, `{"choices":[{"delta":{"role":"assistant","content":""}}]}`)
@@ -76,10 +71,9 @@ func answer(w http.ResponseWriter, reply string, prompt, cached int) {
 	event(w, "[DONE]")
 }
 
-// TestConversations follows whole sessions: what a later turn holds, what is measured, and how it is labelled.
 func TestConversations(t *testing.T) {
 	var mu sync.Mutex
-	said := map[string][]string{} // replies by session header
+	said := map[string][]string{}
 	var n atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var req chatRequest
@@ -131,14 +125,12 @@ func TestConversations(t *testing.T) {
 	}
 }
 
-// TestOpenLoop: requests go out when they are due although none has been answered, and what is due beyond the bound is
-// counted, not delayed.
 func TestOpenLoop(t *testing.T) {
 	release := make(chan struct{})
 	var arrived atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if arrived.Add(1) == 20 {
-			close(release) // only a generator that does not wait for answers gets here
+			close(release)
 		}
 		select {
 		case <-release:
@@ -160,7 +152,7 @@ func TestOpenLoop(t *testing.T) {
 	stuck := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-blocked }))
 	defer stuck.Close()
 	defer close(blocked)
-	cfg = Config{Targets: []string{stuck.URL}, MaxInFlight: 5, Timeout: 4 * time.Second} // all 50 are due within a twentieth of it
+	cfg = Config{Targets: []string{stuck.URL}, MaxInFlight: 5, Timeout: 4 * time.Second}
 	res, err = Run(context.Background(), cfg, source(t, sessions(1000, 1), workload.Options{Requests: 50}))
 	if err != nil || res.Live.Errors[Overflow] != 45 || res.Live.Errors[Timeout] != 5 || res.Errors != 50 {
 		t.Errorf("errors %v (%v), %v; want 45 overflow and 5 timeout", res.Live.Errors, res.Live.Sample, err)
@@ -168,7 +160,7 @@ func TestOpenLoop(t *testing.T) {
 }
 
 func TestFailureClasses(t *testing.T) {
-	const closed = "127.0.0.1:1" // nobody who asks for a port is given this one
+	const closed = "127.0.0.1:1"
 	stream := func(w http.ResponseWriter) { w.Header().Set("Content-Type", "text/event-stream") }
 	for _, tc := range []struct {
 		name    string
@@ -203,7 +195,8 @@ func TestFailureClasses(t *testing.T) {
 			target := "http://" + closed
 			if tc.handler != nil {
 				server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					// Read to the end, as engines do; else the server would not notice that the client has left.
+					// Read to the end, as engines do; otherwise the server would not notice that
+					// the client has left.
 					var sink chatRequest
 					json.NewDecoder(r.Body).Decode(&sink)
 					tc.handler(w, r)
@@ -215,7 +208,7 @@ func TestFailureClasses(t *testing.T) {
 			if tc.want != Timeout {
 				cfg.Timeout = time.Minute
 			}
-			// Two turns: the second is still sent, with made-up text for the reply that never came.
+			// The second of two turns is still sent, with invented text for the missing reply.
 			res, err := Run(context.Background(), cfg, source(t, sessions(100, 2), workload.Options{Requests: 4}))
 			if err != nil || res.Errors != 4 || res.Live.Errors[tc.want] != 4 {
 				t.Errorf("errors %v (%v), %v; want 4 of %s", res.Live.Errors, res.Live.Sample, err, tc.want)
@@ -227,7 +220,6 @@ func TestFailureClasses(t *testing.T) {
 	}
 }
 
-// TestCancel: a run that is called off ends at once, and what was under way is neither a request nor an error.
 func TestCancel(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -239,7 +231,7 @@ func TestCancel(t *testing.T) {
 			answer(w, "quick", 10, 10)
 			return
 		case k == 10:
-			<-ended // the quick ones have been taken note of
+			<-ended
 			cancel()
 		}
 		var sink chatRequest
@@ -261,7 +253,7 @@ func TestCancel(t *testing.T) {
 	if res.Requests != 5 || res.Errors != 0 || res.Live.Cancelled < 5 {
 		t.Errorf("%d requests, errors %v, %d cancelled", res.Requests, res.Live.Errors, res.Live.Cancelled)
 	}
-	if d := time.Since(begun); d > 30*time.Second { // arrivals would go on for a minute
+	if d := time.Since(begun); d > 30*time.Second {
 		t.Errorf("ended after %v", d)
 	}
 }
@@ -269,7 +261,7 @@ func TestCancel(t *testing.T) {
 func TestSpread(t *testing.T) {
 	for _, spread := range []Spread{PerRequest, PerSession} {
 		var mu sync.Mutex
-		seen := map[string]map[string]int{} // session, target
+		seen := map[string]map[string]int{}
 		targets := make([]string, 3)
 		for i := range targets {
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -347,7 +339,7 @@ func TestRepliesAreBounded(t *testing.T) {
 	r := newReplies(100)
 	for i := range 50 {
 		r.put(i, 1, strings.Repeat("x", 10))
-		r.put(0, i+2, "y") // speaks all the time
+		r.put(0, i+2, "y")
 		if r.held > 100 {
 			t.Fatalf("%d bytes held", r.held)
 		}
@@ -391,11 +383,10 @@ func TestFirstModel(t *testing.T) {
 	}
 }
 
-// TestOverhead reads the routers' histograms before and after, and counts only what lies between.
 func TestOverhead(t *testing.T) {
 	var scrapes atomic.Int64
 	admin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		k := float64(scrapes.Add(1) - 1) // 0 before, 1 after
+		k := float64(scrapes.Add(1) - 1)
 		fmt.Fprintf(w, "# HELP %[1]s x\n# TYPE %[1]s histogram\nother 1\n"+
 			"%[1]s_bucket{le=\"0.0001\"} %[2]v\n%[1]s_bucket{le=\"0.0002\"} %[3]v\n%[1]s_bucket{le=\"+Inf\"} %[3]v\n%[1]s_sum %[4]v\n%[1]s_count %[3]v\n",
 			overheadMetric, 5+50*k, 10+100*k, 1+0.012*k)

@@ -2,16 +2,16 @@ package replay
 
 import "container/list"
 
-// maxReplyBytes bounds the answers kept for follow-up turns: some minutes of a large fleet's output.
+// maxReplyBytes bounds the kept answers: some minutes of a large fleet's output.
 const maxReplyBytes = 256 << 20
 
-// replies keeps what engines said, so that the next turn of a conversation holds it word for word: an engine has cached what it
-// said, not what it was expected to say. Whether a conversation goes on is only known when its next turn comes, so the ones
-// longest silent are dropped when the bound is reached. Not safe for concurrent use.
+// replies keeps the engines' answers, so that the next turn repeats them literally, as the engine
+// has cached them. At the bound it drops the conversations that were silent longest. Not safe for
+// concurrent use.
 type replies struct {
 	limit, held int
 	byID        map[int]*list.Element
-	order       *list.List // of *conversation, the longest silent first
+	order       *list.List
 }
 
 type conversation struct {
@@ -24,7 +24,6 @@ func newReplies(limit int) *replies {
 	return &replies{limit: limit, byID: make(map[int]*list.Element), order: list.New()}
 }
 
-// put keeps the reply of a turn. One that alone exceeds the bound is not kept.
 func (r *replies) put(session, turn int, text string) {
 	e, ok := r.byID[session]
 	if !ok {
@@ -45,7 +44,6 @@ func (r *replies) put(session, turn int, text string) {
 	}
 }
 
-// get returns the reply of a turn if it is still kept.
 func (r *replies) get(session, turn int) (string, bool) {
 	e, ok := r.byID[session]
 	if !ok {

@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 )
 
-// WriteFile writes a file that anybody may read, in place of one that is there. It is whole or not there, also for those who read meanwhile.
+// WriteFile replaces a world-readable file atomically, also for concurrent readers.
 func WriteFile(path string, data []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(path), ".report-*")
 	if err != nil {

@@ -33,8 +33,7 @@ those the engine reported, over prompt tokens.{{.Notes}}</p>
 </html>
 `))
 
-// WriteHTML writes one page with the table and the pictures, which needs nothing
-// else to be shown.
+// WriteHTML writes one self-contained page with the table and the pictures.
 func WriteHTML(w io.Writer, runs ...Report) error {
 	var svg bytes.Buffer
 	if err := WriteSVG(&svg, runs...); err != nil {
@@ -67,8 +66,7 @@ func WriteHTML(w io.Writer, runs ...Report) error {
 	return page.Execute(w, data)
 }
 
-// WritePlot writes the runs to a file, as .svg or .html by the path's ending.
-// The file is whole or not there.
+// WritePlot writes the runs to a file atomically, as .svg or .html by the path's ending.
 func WritePlot(path string, runs ...Report) error {
 	var write func(io.Writer, ...Report) error
 	switch ext := strings.ToLower(filepath.Ext(path)); ext {

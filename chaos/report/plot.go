@@ -22,17 +22,15 @@ const (
 	panelHeight = 172
 	panelStep   = 230
 	plotTop     = 56
-	// maxBarred is the number of bars up to which load is drawn engine by engine.
+	// maxBarred bounds the bars of load, one per engine.
 	maxBarred = 64
-	// maxNamed is the number of columns of dots up to which each has its name below it; of more, colours tell.
+	// maxNamed bounds the columns of dots with names below; beyond it only colours identify them.
 	maxNamed = 7
 )
 
-// dashes tell the lines apart beyond the palette and in print.
 var dashes = []string{"", "6 2", "2 2", "8 2 2 2"}
 
-// WriteSVG draws the runs: hit rate, median and 99th percentile of the first
-// token's time over the course of the run, and how the requests fell on the
+// WriteSVG draws hit rate, median and 99th percentile of TTFT over the run, and the load of the
 // engines. It fails with [ErrPlot] if there is nothing to draw.
 func WriteSVG(w io.Writer, runs ...Report) error {
 	if len(runs) == 0 {
@@ -56,12 +54,10 @@ func WriteSVG(w io.Writer, runs ...Report) error {
 	return err
 }
 
-// panel is the n-th of the picture's rows.
 func panel(p *plot.Picture, n int) plot.Panel {
 	return plot.Panel{Picture: p, Left: plotLeft, Top: plotTop + panelStep*float64(n), Width: panelWidth, Height: panelHeight}
 }
 
-// stroke is the line of a run. The first is the one looked for: it is thicker.
 func stroke(i int) string {
 	width := 1.4
 	if i == 0 {
@@ -82,14 +78,13 @@ func title(runs []Report) string {
 	return t
 }
 
-// name is what the legend calls a run.
 func name(runs []Report, i int) string {
 	r := &runs[i]
 	if r.Label != "" {
 		return r.Label
 	}
 	out := r.Policy
-	var nodes, share, staleness bool // differ between the runs
+	var nodes, share, staleness bool
 	for j := range runs {
 		nodes = nodes || runs[j].Nodes != r.Nodes
 		share = share || runs[j].share() != r.share()
@@ -107,10 +102,8 @@ func name(runs []Report, i int) string {
 	return out
 }
 
-// floor is the least time a logarithmic axis shows, in seconds.
 const floor = 1e-3
 
-// courses draws three figures of each run over time. Slices without requests leave out their point.
 func courses(p *plot.Picture, runs []Report) {
 	end := 0.0
 	for i := range runs {
@@ -142,12 +135,12 @@ func courses(p *plot.Picture, runs []Report) {
 		}
 		f := panel(p, n)
 		f.Across, f.Up = plot.Even(0, end/scale, 8), plot.Even(0, 100, 5)
-		if q.log { // in whole decades
+		if q.log {
 			f.Up = plot.Decades(math.Pow(10, math.Floor(math.Log10(min(lo, hi))+1e-9)), math.Pow(10, math.Ceil(math.Log10(hi)-1e-9)), seconds, 1)
 		}
 		f.Frame(q.title)
 		p.Text(f.Left+f.Width/2, f.Top+f.Height+28, `text-anchor="middle" fill="#444"`, "time of arrival ("+unit+")")
-		for i := len(lines) - 1; i >= 0; i-- { // the first one last, on top
+		for i := len(lines) - 1; i >= 0; i-- {
 			f.Line(lines[i], stroke(i))
 		}
 	}
@@ -160,8 +153,8 @@ func seconds(s float64) string {
 	return strconv.FormatFloat(s, 'f', 0, 64) + " s"
 }
 
-// loads draws how many requests each engine got: engine by engine if that is
-// few bars, else a column of dots for each run.
+// loads draws the requests of each engine: bars if they are few, else a column of dots for each
+// run.
 func loads(f plot.Panel, runs []Report) {
 	n, most := 0, 0
 	for i := range runs {
@@ -181,7 +174,7 @@ func loads(f plot.Panel, runs []Report) {
 		bs := runs[i].Backends
 		mean := float64(runs[i].Requests) / float64(max(1, len(bs)))
 		for j, b := range bs {
-			// Spread the dots a little, in order of the engines' ids.
+			// Spreads the dots in order of the engines' ids.
 			at := plot.Point{X: float64(i) + 0.5*(float64(j)+0.5)/float64(len(bs)) - 0.25, Y: 100 * float64(b.Requests) / max(1, mean)}
 			dots[i] = append(dots[i], at)
 			top = max(top, at.Y*1.08)

@@ -10,67 +10,62 @@ import (
 
 // Sample is one request that ended.
 type Sample struct {
-	At      time.Duration // when it was due, since the start of the run
-	End     time.Duration // when it ended
-	Session int           // -1: none
-	Turn    int           // from 1; 0: none
-	Backend int           // dense from 0; -1: unknown
+	At      time.Duration // due time, since the start of the run
+	End     time.Duration
+	Session int // -1: none
+	Turn    int // from 1; 0: none
+	Backend int // dense from 0; -1: unknown
 
-	// Tokens as the engine reported them; -1: it did not. Absent is not zero.
+	// Tokens as reported by the engine; -1: not reported.
 	PromptTokens int
 	CachedTokens int
 	OutputTokens int
-	// Predicted is how many prompt tokens the router believed cached on Backend;
-	// -1: it did not say.
+	// Predicted is how many prompt tokens the router expected to be cached on Backend; -1: unknown.
 	Predicted int
 
 	TTFT     time.Duration // from At to the first token; negative: none came
-	Queue    time.Duration // of TTFT, before the engine began; 0 if not measured
-	Overhead time.Duration // spent in the router; negative: not measured
+	Queue    time.Duration // part of TTFT before the engine began; 0 if not measured
+	Overhead time.Duration // time in the router; negative: not measured
 	Rung     string        // "": unknown
 	Failed   bool
-	// Cut is a failure that the run brought about on purpose and that no router could have prevented: an answer under way on a node that
-	// was killed. Counted, but not as an error.
+	// Cut is a failure that the run caused and no router could prevent: an answer in progress on a
+	// killed node. It is no error.
 	Cut bool
 }
 
-// Recorder gathers the samples of one run. It keeps them all (about 140 bytes
-// each), so that every quantile is exact. Safe for concurrent use. The zero value
-// is ready.
+// Recorder keeps all samples of one run (about 140 bytes each), so that quantiles are exact. Safe
+// for concurrent use. The zero value is ready.
 type Recorder struct {
 	mu      sync.Mutex
 	samples []Sample
 }
 
-// Add records one request.
 func (r *Recorder) Add(s Sample) {
 	r.mu.Lock()
 	r.samples = append(r.samples, s)
 	r.mu.Unlock()
 }
 
-// Setting is what a report must know beside the samples.
+// Setting is the context of a report.
 type Setting struct {
 	Policy, Workload, Label string
 	Nodes                   int
-	Backends                int // how many there are, busy or not
+	Backends                int // number of backends, busy or not
 	Seed                    uint64
 	Speed                   float64
-	// Warmup leaves out what was due before. WarmPrediction is the same for
-	// prediction errors alone, if later: a cold cache is easily predicted empty.
+	// Warmup excludes requests due before it. WarmPrediction does so for prediction errors alone,
+	// if later, because an empty cache is easy to predict.
 	Warmup, WarmPrediction time.Duration
 	// Busy is each backend's share of time with prompt tokens to compute; may be nil.
 	Busy []float64
-	// Gossip is taken over as it is.
+	// Gossip and Hot are copied.
 	Gossip Gossip
-	Hot    *Hot // likewise
+	Hot    *Hot
 }
 
-// buckets is the resolution of Series.
 const buckets = 60
 
-// Report sums up. The samples stay; the order in which they were added does not
-// matter.
+// Report summarises the samples, which stay. Their order does not matter.
 func (r *Recorder) Report(set Setting) Report {
 	r.mu.Lock()
 	all := slices.Clone(r.samples)
@@ -95,7 +90,6 @@ func (r *Recorder) Report(set Setting) Report {
 	return rep
 }
 
-// count fills in the sums, per backend and overall.
 func (rep *Report) count(measured []Sample, set Setting) {
 	rep.Backends = make([]Backend, set.Backends)
 	for i := range rep.Backends {
@@ -143,7 +137,6 @@ func (rep *Report) count(measured []Sample, set Setting) {
 	rep.LoadCov = loadCov(rep.Backends)
 }
 
-// counted says whether the engine's token counts of the request enter the sums.
 func (s *Sample) counted() bool { return !s.Failed && s.PromptTokens >= 0 }
 
 func loadCov(bs []Backend) float64 {
@@ -162,8 +155,6 @@ func loadCov(bs []Backend) float64 {
 	return ratio(math.Sqrt(square/float64(len(bs))), mean)
 }
 
-// follow measures what became of second and later turns. The turn before may lie
-// in the warm-up.
 func (rep *Report) follow(all []Sample, warmup time.Duration) {
 	type place struct{ session, turn int }
 	backend := make(map[place]int)
@@ -242,7 +233,6 @@ func (rep *Report) predictions(measured []Sample, warm time.Duration) {
 	}
 }
 
-// series cuts the run, warm-up included, into slices of time.
 func (rep *Report) series(all []Sample) {
 	if len(all) == 0 {
 		return
@@ -272,10 +262,9 @@ func (rep *Report) series(all []Sample) {
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// Summarise sorts v and sums it up.
+// Summarise sorts v and summarises it.
 func Summarise(v []float64) Quantiles { return quantiles(v) }
 
-// quantiles sorts v and sums it up.
 func quantiles(v []float64) Quantiles {
 	if len(v) == 0 {
 		return Quantiles{}
@@ -288,8 +277,6 @@ func quantiles(v []float64) Quantiles {
 	return Quantiles{Mean: round(sum / float64(len(v))), P50: round(rank(v, 0.5)), P90: round(rank(v, 0.9)), P99: round(rank(v, 0.99))}
 }
 
-// rank returns the q-quantile of sorted v: the least value that a share q of all
-// does not exceed.
 func rank(v []float64, q float64) float64 {
 	return v[max(0, int(math.Ceil(q*float64(len(v))))-1)]
 }
@@ -301,5 +288,4 @@ func ratio(a, b float64) float64 {
 	return round(a / b)
 }
 
-// round keeps six decimals: more is noise in the JSON.
 func round(x float64) float64 { return math.Round(x*1e6) / 1e6 }

@@ -1,9 +1,7 @@
-// Package report is the one shape in which everything that tries a fleet tells
-// what it saw: live runs, simulations and the demo. It has a recorder for
-// requests as they end, the report itself (JSON), a table for people, and plots.
+// Package report is the common report of live runs, simulations and the demo: a recorder for ended
+// requests, the report as JSON, a table, and plots.
 //
-// It judges nothing and compares nothing; it starts no goroutine and reads no
-// clock.
+// It judges and compares nothing, starts no goroutine and reads no clock.
 package report
 
 import (
@@ -11,25 +9,25 @@ import (
 	"io"
 )
 
-// Report is the outcome of one run. The JSON field names are a published format
-// (docs/design.md, section 9); fields may be added, never changed. Unless said
-// otherwise all figures leave out the warm-up, and shares lie in [0, 1].
+// Report is the outcome of one run. The JSON field names are a published format (docs/design.md,
+// section 9); fields may be added, never changed. Unless noted, figures exclude the warm-up, and
+// shares lie in [0, 1].
 type Report struct {
-	// Requests counts what ended, well or badly; Errors what ended badly.
-	// Latencies and tokens are those of the others.
+	// Requests counts what ended, Errors the failures among them. Latencies and tokens exclude
+	// failures.
 	Requests     int     `json:"requests"`
 	Errors       int     `json:"errors"`
 	DurationS    float64 `json:"duration_s"` // from the first arrival (or the end of warm-up) to the last end
 	PromptTokens int64   `json:"prompt_tokens"`
 	CachedTokens int64   `json:"cached_tokens"`
-	// HitRate is cached / prompt tokens as the engines count them.
+	// HitRate is cached / prompt tokens as counted by the engines.
 	HitRate float64 `json:"hit_rate"`
-	// FollowupCached is the hit rate of second and later turns;
-	// FollowupSameBackend the share of them that went where the turn before went.
+	// FollowupCached is the hit rate of second and later turns, FollowupSameBackend the share of
+	// them at the engine of the turn before.
 	FollowupCached      float64 `json:"followup_cached"`
 	FollowupSameBackend float64 `json:"followup_same_backend"`
-	// LoadCov is the population standard deviation of requests per backend over
-	// their mean, backends without a request included.
+	// LoadCov is the population standard deviation of requests per backend over their mean,
+	// including idle backends.
 	LoadCov        float64           `json:"load_cov"`
 	Rungs          map[string]int    `json:"rungs"`
 	TTFT           Quantiles         `json:"ttft_ms"`
@@ -42,25 +40,24 @@ type Report struct {
 	Policy         string            `json:"policy"`
 	Nodes          int               `json:"nodes"`
 
-	// Below: beyond the published shape.
+	// Fields beyond the published format follow.
 
 	*Sharing // nil: not a simulation
 
 	Label string `json:"label,omitempty"`
-	// Queue is the time from arrival until an engine begins with the prompt, the
-	// part of TTFT that is waiting; zero where nobody measures it.
+	// Queue is the waiting part of TTFT, from arrival until an engine begins with the prompt; zero
+	// if not measured.
 	Queue        Quantiles `json:"queue_ms"`
 	Workload     string    `json:"workload,omitempty"`
 	OutputTokens int64     `json:"output_tokens"`
-	// Utilization is the mean share of time in which a backend had prompt tokens
-	// to compute, while requests arrived; 0 where nobody measures it.
+	// Utilization is the backends' mean share of time with prompt tokens to compute, during
+	// arrivals; 0 if not measured.
 	Utilization float64 `json:"utilization"`
-	// Hot is nil where hot prefixes are not replicated on purpose.
+	// Hot is nil without replication of hot prefixes.
 	Hot *Hot `json:"hot,omitempty"`
-	// Cut counts requests that broke because the run broke the node that served
-	// them: in Requests, not in Errors.
+	// Cut counts requests that broke because the run broke their node: in Requests, not in Errors.
 	Cut int `json:"cut,omitempty"`
-	// Speed is the factor the workload was accelerated by.
+	// Speed is the factor by which the workload was accelerated.
 	Speed          float64 `json:"speed,omitempty"`
 	WarmupS        float64 `json:"warmup_s"`
 	WarmupRequests int     `json:"warmup_requests"`
@@ -71,8 +68,8 @@ type Report struct {
 	Series []Bucket `json:"-"`
 }
 
-// Quantiles summarises a distribution; exact, by nearest rank. The unit is in the
-// name of the field that holds it. All zero if nothing was measured.
+// Quantiles summarises a distribution, exactly, by nearest rank. The containing field's name has
+// the unit. All zero if nothing was measured.
 type Quantiles struct {
 	Mean float64 `json:"mean"`
 	P50  float64 `json:"p50"`
@@ -80,36 +77,36 @@ type Quantiles struct {
 	P99  float64 `json:"p99"`
 }
 
-// PredictionSummary tells how far the router's idea of what a backend had cached
-// was from what the engine then reported, in tokens, either way.
+// PredictionSummary is the absolute difference between the router's expected cached tokens and the
+// engine's count.
 type PredictionSummary struct {
 	Mean float64 `json:"mean"`
 	P95  float64 `json:"p95"`
-	// Share is the sum of errors over the sum of prompt tokens, Bias the same with
-	// sign: above 0 the router believed in more than there was.
+	// Share is the sum of errors over the sum of prompt tokens. Bias is signed: above 0 the router
+	// expected too much.
 	Share    float64 `json:"share"`
 	Bias     float64 `json:"bias"`
-	Requests int     `json:"requests"` // that had both
+	Requests int     `json:"requests"` // with both figures
 }
 
-// Gossip is what sharing cost and how fast it was; zero without any.
+// Gossip is the cost and speed of gossip; zero without any.
 type Gossip struct {
 	BytesPerSPerNode float64     `json:"bytes_per_s_per_node"`
 	Convergence      Convergence `json:"convergence_ms"`
 }
 
-// Convergence is the age at which a fact had reached every node.
+// Convergence is the age of a fact when it had reached every node.
 type Convergence struct {
 	P50 float64 `json:"p50"`
 	P99 float64 `json:"p99"`
 }
 
-// Hot is what was agreed on about hot prefixes.
+// Hot lists the decisions about hot prefixes.
 type Hot struct {
 	Changes []HotChange `json:"changes"`
 }
 
-// HotChange is one decision; 0 replicas give the prefix up.
+// HotChange is one decision; 0 replicas end the prefix's set.
 type HotChange struct {
 	AtS      float64 `json:"at_s"`
 	Anchor   string  `json:"anchor"`
@@ -118,14 +115,13 @@ type HotChange struct {
 	Why      string  `json:"why"`
 }
 
-// Sharing is what the nodes of a simulation told each other.
+// Sharing describes the gossip of a simulation.
 type Sharing struct {
 	Share string `json:"share"` // both, prefix, load, none
-	// StalenessMS is the time from an event at one node until all others know of
-	// it; null: they never do.
+	// StalenessMS is the time from an event at one node until all others know of it; null: never.
 	StalenessMS *float64 `json:"staleness_ms"`
-	// Loss is the share of the news of placements that never arrived; PartitionS from
-	// when to when the fleet was cut in two.
+	// Loss is the share of placement updates that never arrived. PartitionS is the begin and end of
+	// the partition.
 	Loss       float64   `json:"loss"`
 	PartitionS []float64 `json:"partition_s,omitempty"`
 }
@@ -147,8 +143,7 @@ type Bucket struct {
 	TTFT     Quantiles // ms
 }
 
-// WriteJSON writes one report as it is, or several as {"runs":[...]}: one JSON
-// object either way, and a line feed.
+// WriteJSON writes one report as it is, or several as {"runs":[...]}, with a line feed.
 func WriteJSON(w io.Writer, runs ...Report) error {
 	enc := json.NewEncoder(w)
 	if len(runs) == 1 {

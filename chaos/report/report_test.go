@@ -91,7 +91,6 @@ func TestQuantilesAreExact(t *testing.T) {
 	}
 }
 
-// TestJSONShape holds the published field names.
 func TestJSONShape(t *testing.T) {
 	published := `{"requests":0,"errors":0,"duration_s":0,"prompt_tokens":0,"cached_tokens":0,"hit_rate":0,
  "followup_cached":0,"followup_same_backend":0,"load_cov":0,"rungs":{"cache":0},
@@ -173,7 +172,6 @@ func TestTableIsAligned(t *testing.T) {
 	}
 }
 
-// TestPlots draws what PLOT_DIR keeps for looking at.
 func TestPlots(t *testing.T) {
 	dir := os.Getenv("PLOT_DIR")
 	if dir == "" {
@@ -218,8 +216,6 @@ func TestPlots(t *testing.T) {
 	}
 }
 
-// TestSharingIsTold: in JSON beside the other fields, in the table where there is somebody to share with, in the legend where
-// it differs.
 func TestSharingIsTold(t *testing.T) {
 	ms := 200.0
 	runs := []Report{

@@ -7,7 +7,6 @@ import (
 	"time"
 )
 
-// column is one of a table; absent returns whether a run has nothing to show.
 type column struct {
 	head string
 	cell func(*Report) string
@@ -52,7 +51,6 @@ var columns = []column{
 	}, func(r *Report) bool { return r.Prediction.Requests > 0 }},
 }
 
-// shared says whether what nodes tell each other matters to the run.
 func shared(r *Report) bool { return r.Nodes > 1 && r.Sharing != nil }
 
 func (r *Report) share() string {
@@ -74,7 +72,6 @@ func (r *Report) staleness() string {
 
 func hasFollowups(r *Report) bool { return r.FollowupRequests > 0 }
 
-// visible returns the columns in which some run has something to show.
 func visible(runs []Report) []column {
 	var out []column
 	for _, c := range columns {
@@ -88,8 +85,7 @@ func visible(runs []Report) []column {
 	return out
 }
 
-// WriteTable writes the runs below each other as aligned text, the first column
-// flush left and the numbers flush right.
+// WriteTable writes the runs as aligned text, the first column flush left, numbers flush right.
 func WriteTable(w io.Writer, runs ...Report) error {
 	cols := visible(runs)
 	rows := make([][]string, len(runs)+1)
@@ -130,7 +126,6 @@ func WriteTable(w io.Writer, runs ...Report) error {
 
 func percent(share float64) string { return fmt.Sprintf("%.1f", 100*share) }
 
-// rate writes bytes per second as people read them, to three figures.
 func rate(bytes float64) string {
 	for _, unit := range []string{"B/s", "kB/s"} {
 		if bytes < 1000 {
@@ -141,7 +136,6 @@ func rate(bytes float64) string {
 	return fmt.Sprintf("%.3g MB/s", bytes)
 }
 
-// span writes milliseconds as people read them, to three figures.
 func span(ms float64) string {
 	switch {
 	case ms < 1:

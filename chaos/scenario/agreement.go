@@ -34,16 +34,17 @@ var membershipKept = Invariant{
 		if !v.OK() {
 			f.violate(e.drained, "the fleet", "the history of %d operations is %s", len(e.history), v.Result)
 		}
-		if f.checked <= len(e.engines) { // the engines it began with
+		if f.checked <= len(e.engines) {
 			f.checked = 0
 		}
 		return f
 	},
 }
 
-// judged is the history with what nodes do themselves. A node that starts adds the engines of its configuration that the fleet does not have
-// (docs/operate.md: who removes an engine takes it from the configurations, too, which the harness does not). So for every node that was started
-// about the time of a removal somebody may have added the engine: from its start on, and whether it did is not known.
+// judged returns the history with the nodes' own operations. A starting node adds the engines of
+// its configuration that the fleet lacks (see docs/operate.md), and the harness leaves removed
+// engines in the configurations. So for every node that starts about the time of a removal, the
+// history gets an addition of unknown outcome from its start on.
 func (e *evidence) judged() []history.Operation {
 	out := slices.Clone(e.history)
 	client := starterClient
@@ -61,7 +62,7 @@ func (e *evidence) judged() []history.Operation {
 				for range n.members() {
 					out = append(out, history.Operation{
 						ClientId: client, Input: history.Input{Kind: opAdd, Backend: engine}, Output: history.Output{Unknown: true},
-						Call: int64(max(n.Began, n.Ending)), Return: math.MaxInt64, // clocks of the history and of the run began within moments, the history's later
+						Call: int64(max(n.Began, n.Ending)), Return: math.MaxInt64,
 					})
 					client++
 				}
@@ -71,7 +72,6 @@ func (e *evidence) judged() []history.Operation {
 	return out
 }
 
-// answeredInTime holds nodes that were not stopped, killed or paused to have answered every operator.
 func (e *evidence) answeredInTime(f *finding) {
 	for _, v := range e.late {
 		from := v.At - operationPatience

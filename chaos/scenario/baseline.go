@@ -6,9 +6,8 @@ import (
 	"time"
 )
 
-// What is back where it was when all is over.
+// Invariants about the return to the state before the faults.
 
-// countsBound is how soon after the last request nothing is counted as under way.
 const countsBound = 5 * time.Second
 
 var countsReturn = Invariant{
@@ -26,8 +25,8 @@ var countsReturn = Invariant{
 	},
 }
 
-// Slack of what a process may hold above what the nodes held before the faults under the same load: what it takes for connections that have
-// not timed out, and what the collector leaves lying.
+// Slack above the nodes' resources before the faults under the same load, for connections that have
+// not timed out and uncollected garbage.
 const (
 	slackGoroutines = 40
 	slackFiles      = 40
@@ -76,7 +75,6 @@ func judgeResources(e *evidence) (f finding) {
 	return f
 }
 
-// exceeded says what of r is above what was, by more than the slack.
 func (before *resources) exceeded(r resources) (out []string) {
 	for _, c := range []struct {
 		what       string

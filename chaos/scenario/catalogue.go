@@ -13,7 +13,7 @@ import (
 type Scenario struct {
 	Name   string
 	Proves string
-	// Must are the invariants that a run has to exercise to prove it: a run that does not is no pass.
+	// Must names the invariants that a run must exercise in order to pass.
 	Must       []string
 	Nodes      int
 	LeastNodes int
@@ -21,19 +21,17 @@ type Scenario struct {
 	Duration   time.Duration // of the traffic
 	Load       Load
 	HAProxy    bool
-	Needs      []string // of the machine, beyond what its schedule needs; see fleet.Supports
+	Needs      []string // beyond the needs of its schedule; see fleet.Supports
 
 	generate func(*dice) Schedule
 }
 
-const half = 36 * time.Second // the length of most: even load, 13 s for what happens, and the time after
+const half = 36 * time.Second // usual length: even load, 13 s of faults, and the time after
 
-// answered is what nearly all scenarios are held to.
 var answered = []string{oneOutcome.Name, noForeignBytes.Name, streamsSurvive.Name, requestsAnswered.Name}
 
 func and(more ...string) []string { return append(slices.Clone(answered), more...) }
 
-// catalogue is all scenarios.
 var catalogue = []Scenario{
 	{
 		Name: "router-loss", Nodes: 3, LeastNodes: 3, Engines: 4, Duration: half, Must: and(hitRateRecovers.Name, readyIsTrue.Name),
@@ -247,7 +245,7 @@ var catalogue = []Scenario{
 		},
 	},
 	{
-		// Short answers to short questions, so that two processors make half a thousand of them a second.
+		// Short answers to short questions, so that two processors make half a thousand per second.
 		Name: "endurance", Nodes: 3, LeastNodes: 3, Engines: 4, Duration: 75 * time.Second, Must: and(membershipKept.Name, enginesTold.Name, countsReturn.Name, resourcesReturn.Name),
 		Load:     Load{Output: [2]int{8, 24}, Long: 0.01, LongOutput: 200, HeadBytes: 1024, Opening: [2]int{300, 2000}, KeepAlive: 0.7},
 		Proves:   "made for --soak: routers and engines come and go around one router that lives through all of it: nothing is left unexplained, and nothing grows",
@@ -261,8 +259,8 @@ var catalogue = []Scenario{
 	},
 }
 
-// endurance draws faults over each other, one after the other of each kind of member, around the first node, which is never ended: what its
-// process holds after hours tells whether anything grows.
+// endurance overlaps faults of every kind of member, but never ends the first node, so that its
+// process shows whether resources grow over hours.
 func endurance(d *dice) Schedule {
 	var s Schedule
 	others := d.nodes[1:]
@@ -279,25 +277,26 @@ func endurance(d *dice) Schedule {
 	return append(s, event(at, length, "flood rate=%d", 10+d.IntN(30)))
 }
 
-// swarm draws faults over each other. At any time one node at most is harmed, and two engines, so that there is somebody to make it good;
-// which kinds occur at all is drawn first, so that some runs have many of few.
+// swarm overlaps faults, with at most one node and two engines harmed at a time, so that the fleet
+// can recover. It first draws which kinds occur, so that some runs have many of few kinds.
 func swarm(d *dice) Schedule {
 	var s Schedule
 	s = d.row(s, d.nodeFaults(3+d.IntN(4)), 3*time.Second)
-	// Two engines at once, never the same: each row has its own.
+	// Each row has its own engines, so that the two are never the same.
 	split := len(d.engines) / 2
 	kinds := d.some([]string{"crash %s", "hang %s", "slow %s factor=10", "overload %s", "break %s count=5", "lie %s", "drain %s", "remove %s", "amnesia %s"}, 3+d.IntN(4))
 	for _, own := range [][]string{d.engines[:split], d.engines[split:]} {
 		s = d.row(s, func() string { return fmt.Sprintf(kinds[d.IntN(len(kinds))], own[d.IntN(len(own))]) }, 4*time.Second)
 	}
-	// Never without these two: an engine that is taken out, and a flood.
+	// Always includes these two: an engine taken out, and a flood.
 	at, length := d.part(d.IntN(3), 3)
 	s = append(s, event(at, round(length/3), []string{"drain %s", "remove %s"}[d.IntN(2)], d.engine()))
 	at, length = d.part(d.IntN(3), 3)
 	return append(s, event(at, length, "flood rate=%d", 5+d.IntN(15)))
 }
 
-// nodeFaults draws so many kinds of harm to one node, and returns a function that draws one of them with its node.
+// nodeFaults draws so many kinds of harm to one node, and returns a function that draws one of them
+// with its node.
 func (d *dice) nodeFaults(kinds int) func() string {
 	alone := func(format string) func() string {
 		return func() string {
@@ -305,7 +304,7 @@ func (d *dice) nodeFaults(kinds int) func() string {
 			return fmt.Sprintf(format, who[d.IntN(len(who))])
 		}
 	}
-	apart := func(format string) func() string { // one node and the others
+	apart := func(format string) func() string {
 		return func() string {
 			order := d.some(d.nodes, len(d.nodes))
 			return fmt.Sprintf(format, order[0], strings.Join(order[1:], ","))
@@ -322,7 +321,6 @@ func (d *dice) nodeFaults(kinds int) func() string {
 	return func() string { return some[d.IntN(len(some))]() }
 }
 
-// row adds one event after the other, none over the one before, with up to so much rest between them.
 func (d *dice) row(s Schedule, draw func() string, rest time.Duration) Schedule {
 	for at := d.from + time.Duration(d.Int64N(int64(rest))); at < d.to-3*time.Second; {
 		length := min(2*time.Second+time.Duration(d.Int64N(int64(7*time.Second))), d.to-at)
@@ -332,7 +330,7 @@ func (d *dice) row(s Schedule, draw func() string, rest time.Duration) Schedule 
 			lasts = 0
 		}
 		s = append(s, event(round(at), lasts, "%s", line))
-		// A node that comes back needs a while until it is ready; the next is not harmed before.
+		// A node that returns needs time to be ready before the next fault.
 		at += length + 4*time.Second + time.Duration(d.Int64N(int64(rest)))
 	}
 	return s
@@ -347,7 +345,7 @@ func find(name string) (*Scenario, bool) {
 	return nil, false
 }
 
-// Names are the scenarios, in the order in which they are listed.
+// Names returns the names of the scenarios in order of listing.
 func Names() (out []string) {
 	for i := range catalogue {
 		out = append(out, catalogue[i].Name)
@@ -355,10 +353,10 @@ func Names() (out []string) {
 	return out
 }
 
-// List is every scenario and what it proves.
+// List returns all scenarios. The caller owns the slice.
 func List() []Scenario { return slices.Clone(catalogue) }
 
-// Sample is the schedule of a scenario that follows from a seed.
+// Sample is the schedule of a scenario for a seed.
 func Sample(name string, seed uint64) (Schedule, error) {
 	s, ok := find(name)
 	if !ok {

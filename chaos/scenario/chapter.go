@@ -12,36 +12,36 @@ import (
 	"time"
 )
 
-// A long run makes millions of attempts. Those that lie far enough back are judged and folded into figures while it goes on, so that what the
-// harness holds depends on the load and hardly on the length.
+// A long run makes millions of attempts. Old ones are judged and folded into figures during the
+// run, so that memory depends on the load and hardly on the length.
 
 const (
-	// foldAfter is how long ago an attempt was sent that is folded: it has ended, and so has what engines did for it.
+	// foldAfter is the age at which attempts are folded: longer than any attempt and the engines'
+	// work for it.
 	foldAfter = patience + 20*time.Second
 	foldEvery = 10 * time.Second
 )
 
-// past is what is kept of the attempts that were folded.
 type past struct {
-	until    time.Duration // all sent before are folded
+	until    time.Duration
 	findings map[string]finding
 	attempts int
 	requests int
 	outcomes Outcomes
-	turns    []turn  // by when they were sent
-	slices   []Slice // up to until
+	turns    []turn
+	slices   []Slice
 }
 
-// turn is a later request of a conversation: what was hit of what was possible. 24 bytes of each million that a run makes.
+// turn is the hit of a later turn: 24 bytes, because a run makes millions.
 type turn struct {
 	sent     time.Duration
-	hit      float64 // share
-	possible float64 // tokens
+	hit      float64
+	possible float64
 }
 
-// folder folds what a run makes while it runs. Not safe for concurrent use.
+// folder folds attempts during a run. Not safe for concurrent use.
 type folder struct {
-	base evidence // what is fixed before the run; judges of attempts need no more of the rest
+	base evidence // fixed before the run; judges of attempts need no more of the rest
 	l    *ledger
 	log  *marks
 	o    *observer
@@ -51,13 +51,11 @@ type folder struct {
 	mem  memoryUse
 }
 
-// memoryUse is what the harness itself took from the system, engines included.
 type memoryUse struct {
 	PeakMiB float64 `json:"peak_mib"`
 	EndMiB  float64 `json:"end_mib"`
 }
 
-// newFolder keeps attempts in a directory, unless that is "".
 func newFolder(base evidence, l *ledger, log *marks, o *observer, keep string) (*folder, error) {
 	f := &folder{base: base, l: l, log: log, o: o, past: past{findings: make(map[string]finding), outcomes: make(Outcomes)}}
 	if keep == "" {
@@ -71,7 +69,6 @@ func newFolder(base evidence, l *ledger, log *marks, o *observer, keep string) (
 	return f, nil
 }
 
-// close ends the file, if there is one.
 func (f *folder) close() error {
 	if f.file == nil {
 		return nil
@@ -83,7 +80,6 @@ func (f *folder) close() error {
 	return err
 }
 
-// play folds until ctx ends.
 func (f *folder) play(ctx context.Context) error {
 	for sleep(ctx, foldEvery) == nil {
 		if err := f.fold(f.l.now() - foldAfter); err != nil {
@@ -93,7 +89,6 @@ func (f *folder) play(ctx context.Context) error {
 	return nil
 }
 
-// fold judges and folds what was sent before a moment, up to the last whole slice.
 func (f *folder) fold(before time.Duration) error {
 	f.mem.look()
 	width := f.base.sliceWidth()
@@ -122,7 +117,6 @@ func (f *folder) fold(before time.Duration) error {
 	return f.write(&part)
 }
 
-// earliest is the first moment that judges ask about for some attempts.
 func earliest(attempts []*Attempt, from time.Duration) time.Duration {
 	for _, a := range attempts {
 		if a.Possible > 0 {
@@ -140,7 +134,6 @@ func (p *past) count(a *Attempt) {
 	}
 }
 
-// and is both findings as one.
 func (f finding) and(g finding) finding {
 	f.checked += g.checked
 	f.more += g.more
@@ -151,14 +144,12 @@ func (f finding) and(g finding) finding {
 	return f
 }
 
-// visitLine is a visit as it is kept.
 type visitLine struct {
 	Engine       string
 	Began, Ended time.Duration
 	Departed     bool
 }
 
-// write keeps attempts, each with where it came to, a line of JSON each.
 func (f *folder) write(e *evidence) error {
 	if f.kept == nil {
 		return nil
@@ -179,7 +170,6 @@ func (f *folder) write(e *evidence) error {
 	return nil
 }
 
-// look notes what this process has from the system now.
 func (m *memoryUse) look() {
 	s := []metrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
 	metrics.Read(s)
@@ -187,7 +177,8 @@ func (m *memoryUse) look() {
 	m.PeakMiB = max(m.PeakMiB, m.EndMiB)
 }
 
-// take removes and returns the attempts that were sent before a moment, in order, and the visits that had begun before it. All must have ended.
+// take removes and returns the attempts sent before a time, in order, and the visits that began
+// before it. All must have ended.
 func (l *ledger) take(before time.Duration) ([]*Attempt, map[string][]visit) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -204,7 +195,7 @@ func (l *ledger) take(before time.Duration) ([]*Attempt, map[string][]visit) {
 			delete(l.visits, a.ID)
 		}
 	}
-	for id, v := range l.visits { // of nobody, or of a request that was folded before
+	for id, v := range l.visits {
 		if v[0].began < before {
 			visits[id] = v
 			delete(l.visits, id)
@@ -215,7 +206,6 @@ func (l *ledger) take(before time.Duration) ([]*Attempt, map[string][]visit) {
 	return out, visits
 }
 
-// between are the marks of which any part lies in a span.
 func (l *marks) between(from, to time.Duration) (out []Mark) {
 	for _, m := range l.snapshot() {
 		if m.during(from, to, 0) {
@@ -225,7 +215,6 @@ func (l *marks) between(from, to time.Duration) (out []Mark) {
 	return out
 }
 
-// backends is a copy of what the nodes said of the engines so far.
 func (o *observer) backends() map[string]*seen {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -11,7 +11,6 @@ import (
 	"time"
 )
 
-// chapters plays a run of 300 s, with everything in it that evident has three times over and some of it wrong, and folds it at the given moments.
 func chapters(t *testing.T, keep string, moments ...time.Duration) *evidence {
 	t.Helper()
 	base := evidence{engines: names("engine", 2), nodes: names("node", 3), struck: 12 * sec, calm: 4 * sec, limit: 10 * sec, width: 2 * sec}
@@ -34,13 +33,13 @@ func chapters(t *testing.T, keep string, moments ...time.Duration) *evidence {
 		case i%50 == 7:
 			a.Outcome, v.departed = Departed, true
 			if i == 1507 {
-				v.ended = a.End + 2*sec // too late
+				v.ended = a.End + 2*sec
 			}
-		case i%700 == 1: // 1, 701, 1401, 2101, 2801: on nodes 1, 2, 0, 1, 2; none of them at an excused time
+		case i%700 == 1: // 1, 701, 1401, 2101, 2801: on nodes 1, 2, 0, 1, 2; none at an excused time
 			a.Outcome, a.Detail, v.departed = Broken, "reset", true
-		case i == 520: // on node-1, while it was killed
+		case i == 520:
 			a.Outcome, a.Detail, v.departed = Broken, "reset", true
-		case i == 1200: // to an engine that its node had removed
+		case i == 1200:
 			a.Backend, v.engine = "engine-1", "engine-1"
 		}
 		l.visits[a.ID] = []visit{v}
@@ -73,7 +72,6 @@ func chapters(t *testing.T, keep string, moments ...time.Duration) *evidence {
 	return &e
 }
 
-// TestFoldedRunsSayTheSame: a run that was folded on the way says what one says that was judged at its end.
 func TestFoldedRunsSayTheSame(t *testing.T) {
 	dir := t.TempDir()
 	whole := chapters(t, "")
@@ -111,7 +109,6 @@ func TestFoldedRunsSayTheSame(t *testing.T) {
 	}
 }
 
-// TestViolationsAreBounded: however many there are, a few are told and all are counted.
 func TestViolationsAreBounded(t *testing.T) {
 	var f, g finding
 	for range 3 * maxCases {
@@ -131,11 +128,10 @@ func TestSlices(t *testing.T) {
 	}
 }
 
-// TestGrowth: a process that lives long is held to stay as it was; the growth of its first quarter, bursts and short lives are passed over.
 func TestGrowth(t *testing.T) {
 	for _, c := range []struct {
 		what  string
-		heap  func(at time.Duration) float64 // MiB
+		heap  func(at time.Duration) float64
 		pid   func(at time.Duration) int
 		grown bool
 		lives int
@@ -166,7 +162,6 @@ func TestGrowth(t *testing.T) {
 	}
 }
 
-// TestEnduranceSparesOne: the first node is never ended, so that its process is as old as the run.
 func TestEnduranceSparesOne(t *testing.T) {
 	for seed := range uint64(500) {
 		s, err := Sample("endurance", seed)
@@ -181,7 +176,6 @@ func TestEnduranceSparesOne(t *testing.T) {
 	}
 }
 
-// TestLongPictures: hundreds of events share rows by their kind, and the page stays small.
 func TestLongPictures(t *testing.T) {
 	r := &Report{Scenario: "endurance", SliceS: 3}
 	for i := range 1200 {

@@ -14,19 +14,20 @@ import (
 	"time"
 )
 
-// departure is when a client leaves on purpose: so long after it sent, or when so many bytes of the reply have come, whatever is first.
+// departure is when a client leaves on purpose: a time after sending, or a number of reply bytes,
+// whichever is first.
 type departure struct {
-	after time.Duration // 0: not by time
-	bytes int           // negative: not by bytes
+	after time.Duration
+	bytes int
 }
 
 var stays = departure{bytes: -1}
 
-// patience is how long a client waits for the end of an answer. It is longer than any fault and any timeout of a router here, so that what
-// runs into it has no end.
+// patience is how long a client waits for the end of an answer: longer than any fault or router
+// timeout here, so that reaching it means there is no end.
 const patience = 40 * time.Second
 
-// maxBody bounds what is read of an answer that is not a stream, maxEvent a line of one that is.
+// maxBody bounds an answer that is not a stream, maxEvent a line of a stream.
 const (
 	maxBody  = 1 << 20
 	maxEvent = 1 << 20
@@ -37,18 +38,18 @@ var (
 	errPatience = errors.New("the client's patience ended")
 )
 
-// exchange sends one attempt and takes what comes, up to the end that it records.
 type exchange struct {
 	l     *ledger
 	a     *Attempt
 	p     *payload
 	leave context.CancelCauseFunc
 	by    departure
-	got   []byte // of the reply
-	ended bool   // the answer's own end has come
+	got   []byte
+	ended bool
 }
 
-// send makes one attempt. All but the identity of a is filled in. What is read of the reply is compared as it comes. The caller hands it to the ledger.
+// send makes one attempt and fills in all of a but its identity. It compares the reply as it
+// arrives. The caller adds a to the ledger.
 func send(ctx context.Context, client *http.Client, l *ledger, url string, a *Attempt, p *payload, by departure) {
 	a.Head, a.First, a.Prompt, a.Cached, a.Output, a.Want = -1, -1, -1, -1, -1, len(p.want)
 	ctx, leave := context.WithCancelCause(ctx)
@@ -99,7 +100,6 @@ func (x *exchange) run(ctx context.Context, client *http.Client, url string) err
 	return x.events(resp.Body)
 }
 
-// protocolError is an answer that came in order and is not what it should be, or an error that is an answer.
 type protocolError struct {
 	as   Outcome
 	text string
@@ -107,7 +107,6 @@ type protocolError struct {
 
 func (e *protocolError) Error() string { return e.text }
 
-// conclude names what the attempt has ended in.
 func (x *exchange) conclude(cause, err error) {
 	a := x.a
 	var own *protocolError
@@ -133,7 +132,6 @@ func (x *exchange) conclude(cause, err error) {
 	}
 }
 
-// envelope is an error in OpenAI's shape.
 type envelope struct {
 	Error *struct {
 		Message string `json:"message"`
@@ -153,7 +151,6 @@ func (x *exchange) refusal(body io.Reader) error {
 	return &protocolError{Refused, e.Error.Message}
 }
 
-// usage is what an answer says of tokens.
 type usage struct {
 	PromptTokens     int `json:"prompt_tokens"`
 	CompletionTokens int `json:"completion_tokens"`
@@ -162,7 +159,6 @@ type usage struct {
 	} `json:"prompt_tokens_details"`
 }
 
-// answer is a chunk of a stream, or an answer as a whole, of chats and completions.
 type answer struct {
 	envelope
 	Choices []struct {
@@ -173,7 +169,6 @@ type answer struct {
 	Usage *usage `json:"usage"`
 }
 
-// take compares the text of a chunk with what must come next.
 func (x *exchange) take(c *answer) error {
 	for i := range c.Choices {
 		text := c.Choices[i].Text
@@ -229,15 +224,16 @@ func (x *exchange) whole(body io.Reader) error {
 	return x.take(&c)
 }
 
-// events reads server-sent events to the end of the body: nothing may come after the end mark.
+// events reads server-sent events to the end of the body: only the end of the body may follow the
+// end mark.
 func (x *exchange) events(body io.Reader) error {
 	lines := bufio.NewScanner(body)
 	lines.Buffer(make([]byte, 0, 4<<10), maxEvent)
-	var failed error // an error event, behind which nothing but the end mark may come
+	var failed error // an error event; only the end mark may follow it
 	for lines.Scan() {
 		data, ok := bytes.CutPrefix(lines.Bytes(), []byte("data:"))
 		if !ok {
-			continue // comments, names of events, blank lines
+			continue
 		}
 		if data = bytes.TrimSpace(data); x.ended {
 			return &protocolError{Foreign, fmt.Sprintf("after the end %.100q comes", data)}

@@ -16,11 +16,10 @@ import (
 	"grapevine/chaos/engine"
 )
 
-// server answers every request as it is told to.
 func server(t *testing.T, answer func(w http.ResponseWriter, r *http.Request)) (url string, client *http.Client) {
 	t.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body) // so that a client that leaves is noticed
+		_, _ = io.Copy(io.Discard, r.Body) // so that the server notices a client that leaves
 		w.Header().Set("X-Request-Id", r.Header.Get("X-Request-Id"))
 		w.Header().Set("X-Grapevine-Node", "node-1")
 		w.Header().Set("X-Grapevine-Backend", "engine-1")
@@ -51,7 +50,6 @@ func hangUp(w http.ResponseWriter) {
 	}
 }
 
-// TestOutcomes: each way in which an answer can end has its name, and only a whole one is complete.
 func TestOutcomes(t *testing.T) {
 	stream := func(parts ...string) func(http.ResponseWriter, *http.Request) {
 		return func(w http.ResponseWriter, _ *http.Request) {
@@ -71,9 +69,9 @@ func TestOutcomes(t *testing.T) {
 	for _, c := range []struct {
 		what   string
 		answer func(http.ResponseWriter, *http.Request)
-		whole  bool // not streamed
+		whole  bool
 		want   Outcome
-		usage  bool // asked for
+		usage  bool
 	}{
 		{"whole stream", stream(": hello\n\n", chunk("abcd"), chunk("efgh"), usageChunk, done), false, Complete, true},
 		{"counts that nobody asked for", stream(chunk("abcd"), chunk("efgh"), usageChunk, done), false, Foreign, false},
@@ -123,7 +121,6 @@ func TestOutcomes(t *testing.T) {
 	}
 }
 
-// TestDepartures: a client leaves when it is to, and the server is told.
 func TestDepartures(t *testing.T) {
 	gone := make(chan struct{}, 2)
 	url, client := server(t, func(w http.ResponseWriter, r *http.Request) {
@@ -147,7 +144,6 @@ func TestDepartures(t *testing.T) {
 	}
 }
 
-// TestConversations: what is sent and what must come follow from the seed, prompts grow by what was said, and no two are alike.
 func TestConversations(t *testing.T) {
 	texts := make(map[string]bool)
 	play := func(seed uint64) (bodies []string) {
@@ -180,8 +176,6 @@ func TestConversations(t *testing.T) {
 	}
 }
 
-// TestTrafficTriesAgain: as the official clients do, what failed before an answer began is sent again, under an id of its own; and what had
-// begun is not.
 func TestTrafficTriesAgain(t *testing.T) {
 	calls := make(chan string, 100)
 	url, _ := server(t, func(w http.ResponseWriter, r *http.Request) {
@@ -223,7 +217,6 @@ func TestTrafficTriesAgain(t *testing.T) {
 	}
 }
 
-// TestFloodsEndTheirRequests: a request that failed just before the end of a flood is tried again as any other.
 func TestFloodsEndTheirRequests(t *testing.T) {
 	flooding, stop := context.WithCancel(t.Context())
 	url, _ := server(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -253,7 +246,6 @@ func TestFloodsEndTheirRequests(t *testing.T) {
 	}
 }
 
-// TestTrafficEndsByItself: when no conversation is begun any more, what is under way ends as it would have.
 func TestTrafficEndsByItself(t *testing.T) {
 	began, goOn := make(chan struct{}, 100), make(chan struct{})
 	url, _ := server(t, func(w http.ResponseWriter, _ *http.Request) {

@@ -8,7 +8,7 @@ import (
 	"grapevine/chaos/engine"
 )
 
-// The shapes in which conversations are held.
+// Request shapes of conversations.
 const (
 	chatStream       = "chat-stream"
 	chatWhole        = "chat-whole"
@@ -17,41 +17,40 @@ const (
 
 var shapes = []string{chatStream, chatStream, chatStream, chatStream, chatWhole, completionStream}
 
-// withoutUsage is the share of conversations whose clients do not ask for token counts in streams. Routers ask for them and leave them out again.
+// withoutUsage is the share of conversations whose clients do not ask for token counts in streams.
+// Routers then ask for them and remove them from the answer.
 const withoutUsage = 0.15
 
-// message is one turn of a chat.
 type message struct {
 	Role    string `json:"role"`
 	Content string `json:"content"`
 }
 
-// conversation is one session: what was said so far, and how it goes on. All of it follows from the seed. Not safe for concurrent use.
+// conversation is one session. The seed decides all of it. Not safe for concurrent use.
 type conversation struct {
 	id    int
 	shape string
 	rng   *rand.Rand
 	turn  int
-	usage bool // it asks for token counts at the end of streams
-	// pauses before an attempt is made again are drawn apart: what is said does not depend on what failed.
+	usage bool // asks for token counts at the end of streams
+	// pauses before retries have their own random source, so that failures do not change the
+	// content.
 	pauses *rand.Rand
 
-	messages []message // chats
-	text     string    // completions
+	messages []message
+	text     string
 }
 
-// payload is one request of a conversation: what to send and what must come.
 type payload struct {
 	path   string
 	body   []byte
-	want   []byte // the reply, byte by byte
+	want   []byte
 	stream bool
-	usage  bool // the answer tells token counts
+	usage  bool
 }
 
 const letters = "etaoinshrdlucmfw"
 
-// prose is invented text of about so many bytes.
 func prose(rng *rand.Rand, bytes int) string {
 	out := make([]byte, 0, bytes+8)
 	for len(out) < bytes {
@@ -65,14 +64,13 @@ func prose(rng *rand.Rand, bytes int) string {
 	return string(out)
 }
 
-// newConversation begins one. head is how it begins, shared with others; opening is how many bytes follow of its own, from and to.
 func newConversation(id int, seed uint64, opening [2]int, head string, shape string) *conversation {
 	c := &conversation{id: id, shape: shape, rng: rand.New(rand.NewPCG(seed, uint64(id))), pauses: rand.New(rand.NewPCG(^seed, uint64(id)))}
 	if c.shape == "" {
 		c.shape = shapes[c.rng.IntN(len(shapes))]
 	}
 	c.usage = c.rng.Float64() >= withoutUsage
-	// The number makes every prompt, and so every reply, one of its own.
+	// The number makes every prompt, and so every reply, unique.
 	first := fmt.Sprintf("This is conversation %d of run %d. %s", id, seed, prose(c.rng, opening[0]+c.rng.IntN(opening[1]-opening[0]+1)))
 	if c.shape == completionStream {
 		c.text = head + first
@@ -82,7 +80,6 @@ func newConversation(id int, seed uint64, opening [2]int, head string, shape str
 	return c
 }
 
-// next is the request of the next turn, with a reply of so many tokens.
 func (c *conversation) next(cfg engine.ServerConfig, output int) (p payload, err error) {
 	c.turn++
 	body := map[string]any{"model": cfg.Models[0], "max_tokens": output, "ignore_eos": true}
@@ -111,7 +108,6 @@ func (c *conversation) next(cfg engine.ServerConfig, output int) (p payload, err
 	return p, nil
 }
 
-// said goes on after a reply: what the user says next. It follows from the seed and the turn alone.
 func (c *conversation) said(reply []byte) {
 	more := prose(c.rng, 100+c.rng.IntN(500))
 	if c.shape == completionStream {

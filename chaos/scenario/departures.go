@@ -6,13 +6,12 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// toldBound is how soon an engine must know that its client has left.
+// toldBound is how soon an engine must notice that its client has left.
 const toldBound = time.Second
 
-// anyHarm: what is late by a lost packet or two is late by more than the bound.
+// anyHarm counts every link fault, because a lost packet or two exceed the bound.
 func anyHarm(*Mark) bool { return true }
 
-// linked are all that a node's answers pass through.
 func (e *evidence) linked() []string {
 	return append([]string{fleet.BalancerName, fleet.ClientsName}, e.engines...)
 }

@@ -7,18 +7,17 @@ import (
 	"time"
 )
 
-// dice makes a schedule: what is drawn follows from the seed, and from nothing else but the size of the fleet and the length of the run.
+// dice draws a schedule from the seed, the size of the fleet and the length of the run alone.
 type dice struct {
 	*rand.Rand
 	nodes, engines []string
-	from, to       time.Duration // in which events begin and end
+	from, to       time.Duration
 }
 
 func newDice(seed uint64, nodes, engines int, length time.Duration) *dice {
 	return &dice{rand.New(rand.NewPCG(seed, 0xc4a05)), names("node", nodes), names("engine", engines), leadTime, length - tailTime}
 }
 
-// some draws n different names.
 func (d *dice) some(list []string, n int) []string {
 	out := make([]string, 0, n)
 	for _, i := range d.Perm(len(list))[:min(n, len(list))] {
@@ -30,17 +29,16 @@ func (d *dice) some(list []string, n int) []string {
 func (d *dice) node() string   { return d.nodes[d.IntN(len(d.nodes))] }
 func (d *dice) engine() string { return d.engines[d.IntN(len(d.engines))] }
 
-// part is the i-th of n equal parts of the time for events, each begun up to a tenth of it later and ended as much before.
+// part is the i-th of n equal parts of the time for events, with begin and end each moved inwards
+// by up to a tenth.
 func (d *dice) part(i, n int) (at, length time.Duration) {
 	whole := (d.to - d.from) / time.Duration(n)
 	jitter := time.Duration(d.Int64N(int64(whole / 10)))
 	return round(d.from + time.Duration(i)*whole + jitter), round(whole - whole/10 - jitter)
 }
 
-// round is to tenths of a second, so that schedules can be read.
 func round(d time.Duration) time.Duration { return d.Truncate(100 * time.Millisecond) }
 
-// event makes one from a line without its times, which the scenarios write as constants: a mistake in it is a mistake of the program.
 func event(at, length time.Duration, format string, args ...any) Event {
 	line := fmt.Sprintf("%v %s", at, fmt.Sprintf(format, args...))
 	if length > 0 {

@@ -7,14 +7,13 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// settle is how long after its end a fault can still show: what it held up arrives, what it broke is noticed.
+// settle is how long after its end a fault can still show, by delayed packets or late detection.
 const settle = 500 * time.Millisecond
 
-// losesNode are the faults in which a node is gone or stands still.
 var losesNode = []string{"kill", "pause"}
 
-// nodeLost says whether a node was killed or stood still at some time of a span, or was cut off from its clients. An empty name is a node that
-// nobody knows, which may be any.
+// nodeLost reports whether a node was down, stopped, or cut off from its clients in a span. An
+// empty name is an unknown node, which may be any.
 func (e *evidence) nodeLost(name string, from, to time.Duration) bool {
 	for i := range e.marks {
 		m := &e.marks[i]
@@ -25,10 +24,10 @@ func (e *evidence) nodeLost(name string, from, to time.Duration) bool {
 	return e.linkBroken(name, from, to, fleet.BalancerName, fleet.ClientsName)
 }
 
-// mildLoss is what TCP makes good within the patience of everybody: nothing may break for it, only be late.
 const mildLoss = 0.05
 
-// linkBroken says whether links between a node and one of the others were broken at some time of a span. An empty name is any node.
+// linkBroken reports whether links between a node and others were broken in a span. An empty name
+// is any node.
 func (e *evidence) linkBroken(node string, from, to time.Duration, others ...string) bool {
 	return e.linkHarmed(node, from, to, others, func(m *Mark) bool {
 		l := linkOf(&m.Event)
@@ -36,12 +35,11 @@ func (e *evidence) linkBroken(node string, from, to time.Duration, others ...str
 	})
 }
 
-// linkHarmed is linkBroken for the faults of links that count.
 func (e *evidence) linkHarmed(node string, from, to time.Duration, others []string, counts func(*Mark) bool) bool {
 	for i := range e.marks {
 		m := &e.marks[i]
 		if reach := specOf(m.Kind).to; reach != toPair && reach != toWay || m.Kind == "partition" || len(m.Members) != 2 || !m.during(from, to, settle) || !counts(m) {
-			continue // a partition lies between nodes
+			continue
 		}
 		in := func(g []string, name string) bool {
 			return name == "" || slices.Contains(g, name) || slices.Contains(g, fleet.Everybody)
@@ -54,7 +52,6 @@ func (e *evidence) linkHarmed(node string, from, to time.Duration, others []stri
 	return false
 }
 
-// overstayed says whether a node that drained had to cut an attempt, because it took longer than the limit.
 func (e *evidence) overstayed(a *Attempt) bool {
 	for i := range e.marks {
 		for _, s := range e.marks[i].Steps {

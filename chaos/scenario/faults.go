@@ -10,40 +10,36 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// reach is what a fault is done to.
 type reach int
 
 const (
-	toNobody  reach = iota
-	toNodes         // one or more, one after the other in no time
-	toEngines       // the same
-	toPair          // two groups of nodes: between them, both ways
-	toWay           // two groups of any members: from the first to the second
+	toNobody reach = iota
+	toNodes
+	toEngines
+	toPair
+	toWay // two groups of any members: from the first to the second
 )
 
-// lasting says whether an event has an end.
 type lasting int
 
 const (
-	atOnce    lasting = iota // done when it is done; for is refused
-	mayEnd                   // without an end it lasts until the faults end
-	mustEnd                  // for is required
-	untilBack                // like mayEnd: the member is gone until then
+	atOnce  lasting = iota // no end; "for" is refused
+	mayEnd                 // without an end it lasts until all faults end
+	mustEnd                // "for" is required
+	untilBack
 )
 
-// spec is one kind of fault: what its line in a schedule may look like. What it does is in world.go.
 type spec struct {
 	name   string
 	help   string
 	to     reach
 	lasts  lasting
 	params []paramSpec
-	needs  []string // of fleet.Supports
-	// operator: nothing breaks, this is what an operator does on a good day.
+	needs  []string
+	// operator: a regular operation, no fault.
 	operator bool
 }
 
-// paramSpec is a setting of a fault with its default; check says what is wrong with a value.
 type paramSpec struct {
 	name, def string
 	check     func(string) error
@@ -53,7 +49,6 @@ var linkParams = []paramSpec{
 	{"delay", "0s", isDuration}, {"jitter", "0s", isDuration}, {"loss", "0", isShare}, {"duplicate", "0", isShare}, {"reorder", "0", isShare}, {"rate", "0", isCount},
 }
 
-// specs are all faults there are, in the order in which they are listed.
 var specs = []spec{
 	{name: "kill", help: "SIGKILL; started again after the time", to: toNodes, lasts: untilBack},
 	{name: "start", help: "starts a node that is dead", to: toNodes, operator: true},
@@ -88,7 +83,7 @@ var specs = []spec{
 	{name: "malformed", help: "strangers connect to the ports between nodes and to the data port, and talk nonsense", to: toNodes, lasts: mustEnd, params: []paramSpec{{"rate", "50", isFactor}}},
 }
 
-// What can be missing beyond fleet's own list.
+// Needs beyond those of package fleet.
 const (
 	faultNewer = "newer"
 )
@@ -101,7 +96,6 @@ func findSpec(name string) (*spec, bool) {
 	return &specs[i], true
 }
 
-// specOf is findSpec for a name that was checked; it panics otherwise.
 func specOf(name string) *spec {
 	s, ok := findSpec(name)
 	if !ok {
@@ -117,7 +111,7 @@ func faultNames() (out []string) {
 	return out
 }
 
-// Faults lists all faults, a line of usage and what each does.
+// Faults lists all faults: usage and effect.
 func Faults() (out [][2]string) {
 	for i := range specs {
 		out = append(out, [2]string{specs[i].usage(), specs[i].help})
@@ -125,7 +119,6 @@ func Faults() (out [][2]string) {
 	return out
 }
 
-// joint is what stands between two groups.
 func (s *spec) joint() string {
 	switch s.to {
 	case toPair:
@@ -136,7 +129,6 @@ func (s *spec) joint() string {
 	return ""
 }
 
-// usage is how a line of it is written, without the time.
 func (s *spec) usage() string {
 	out := s.name
 	switch s.to {
@@ -161,7 +153,6 @@ func (s *spec) usage() string {
 	return out
 }
 
-// check says what is wrong with an event of this kind, apart from names of members, which only a fleet knows.
 func (s *spec) check(e *Event) error {
 	groups := map[reach]int{toNobody: 0, toNodes: 1, toEngines: 1, toPair: 2, toWay: 2}[s.to]
 	switch {
@@ -187,7 +178,6 @@ func (s *spec) check(e *Event) error {
 	return nil
 }
 
-// checkMembers says which names of the schedule a fleet does not have.
 func (s Schedule) checkMembers(nodes, engines []string) error {
 	others := []string{fleet.BalancerName, fleet.ClientsName, fleet.Everybody}
 	for _, e := range s {
@@ -207,7 +197,6 @@ func (s Schedule) checkMembers(nodes, engines []string) error {
 	return nil
 }
 
-// needs is all that a schedule asks of the machine, by the words of fleet.Supports.
 func (s Schedule) needs() (words []string) {
 	for _, e := range s {
 		words = append(words, specOf(e.Kind).needs...)

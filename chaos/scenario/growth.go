@@ -7,20 +7,19 @@ import (
 	"time"
 )
 
-// What a process holds may not grow with what it has served. That shows only in one that lives long: everybody's tables and pools grow for a while.
+// A process's resources must not grow with its served requests. Only a long life shows that,
+// because tables and pools grow for a while.
 
-// longLife is how long a process must have lived under load to be judged.
 const longLife = 3 * time.Minute
 
-// How much the last quarter of such a life may be above the second.
+// How much the last quarter of such a life may exceed the second.
 const (
-	growthCount    = 20 // goroutines, descriptors
+	growthCount    = 20
 	growthHeap     = 4 << 20
 	growthResident = 16 << 20
 	growthShare    = 0.1
 )
 
-// measure is one thing that a process holds.
 type measure struct {
 	what  string
 	slack float64
@@ -35,7 +34,6 @@ var measures = []measure{
 	{"MiB resident", growthResident, 1 << 20, func(r *resources) float64 { return r.resident }},
 }
 
-// growth holds every process that lived long to have stayed as it was, and tells of them quarter by quarter.
 func (e *evidence) growth(f *finding) (note string) {
 	for _, name := range e.nodes {
 		for _, life := range e.lives(name) {
@@ -51,7 +49,7 @@ func (e *evidence) growth(f *finding) (note string) {
 				var medians []string
 				var was, is float64
 				for i, q := range quarters {
-					if len(q) == 0 { // it stood still all the time
+					if len(q) == 0 {
 						continue
 					}
 					is = median(q, m.of)
@@ -71,7 +69,6 @@ func (e *evidence) growth(f *finding) (note string) {
 	return note
 }
 
-// lives are the samples of each process of a node that lived long under load, in order.
 func (e *evidence) lives(name string) (out [][]resources) {
 	s := e.seen[name]
 	if s == nil {

@@ -9,54 +9,52 @@ import (
 	"grapevine/chaos/history"
 )
 
-// Invariant is a promise of the fleet that a run is held to.
+// Invariant is a promise of the fleet that runs are checked against.
 type Invariant struct {
 	Name    string
 	Promise string
-	Bound   string // within which it must hold
-	Seen    string // how it is seen
+	Bound   string // the time or amount within which it must hold
+	Seen    string // how the harness observes it
 	judge   func(*evidence) finding
-	// ofAttempts: it is judged attempt by attempt, so that what lies far enough back can be judged while the run goes on.
+	// ofAttempts: judged attempt by attempt, so that old attempts can be judged during the run.
 	ofAttempts bool
 }
 
-// State is what a run says of an invariant.
+// State is the result of a run for an invariant.
 type State string
 
-// The states. What was not exercised is not a pass: nothing in the run could have broken it.
+// NotExercised is no pass, because the run could not have broken the invariant.
 const (
 	Held         State = "held"
 	Violated     State = "violated"
 	NotExercised State = "not exercised"
-	LeftOut      State = "left out" // nobody looked
+	LeftOut      State = "left out"
 )
 
-// Verdict is an invariant and what a run says of it.
+// Verdict is an invariant with its result.
 type Verdict struct {
 	Invariant  string      `json:"invariant"`
 	Promise    string      `json:"promise"`
 	Bound      string      `json:"bound"`
 	Seen       string      `json:"seen"`
 	State      State       `json:"state"`
-	Checked    int         `json:"checked"` // cases in which it could have been broken
+	Checked    int         `json:"checked"` // cases that could have broken it
 	Note       string      `json:"note,omitempty"`
 	Count      int         `json:"violations"`
-	Violations []Violation `json:"cases,omitempty"` // the first of them
+	Violations []Violation `json:"cases,omitempty"` // the first cases
 }
 
-// Violation is one case in which an invariant did not hold.
 type Violation struct {
 	At       time.Duration `json:"at_ns"` // since the traffic began
 	Place    string        `json:"place"` // a node, an engine, a connection
 	Evidence string        `json:"evidence"`
 }
 
-// finding is what a judge found.
 type finding struct {
 	checked    int
 	note       string
-	violations []Violation // the first of them
-	more       int         // that are only counted
+	violations []Violation
+	more       int
 }
 
 func (f *finding) violate(at time.Duration, place, format string, args ...any) {
@@ -75,36 +73,34 @@ func (f *finding) add(v Violation) {
 	f.violations = append(f.violations, v)
 }
 
-// maxCases bounds the violations of one invariant that are told in full.
+// maxCases bounds the violations of one invariant that are reported in full.
 const maxCases = 20
 
-// evidence is all that was seen of a run. Judges only read it.
 type evidence struct {
 	cfg      engine.ServerConfig
-	past     past          // of the attempts that were folded
-	partial  bool          // a part of a run that goes on
+	past     past
+	partial  bool
 	width    time.Duration // of a slice of the timeline; default a second
 	nodes    []string
 	engines  []string
-	attempts []*Attempt // by when they were sent; without those that were folded
+	attempts []*Attempt
 	visits   map[string][]visit
 	marks    []Mark
 	seen     map[string]*seen
 	history  []history.Operation
-	late     []Violation   // answers that operators did not get, by the node's name
-	strange  []Violation   // answers to operators
-	calm     time.Duration // when the load was even: the warm-up is over
-	struck   time.Duration // when the first event began; the end of traffic without
-	healed   time.Duration // when the last was over
-	stopped  time.Duration // when no conversation was begun any more
-	drained  time.Duration // when the last request had ended
-	limit    time.Duration // of a node that drains: what takes longer is cut
+	late     []Violation
+	strange  []Violation
+	calm     time.Duration
+	struck   time.Duration // begin of the first event, or the end of traffic without one
+	healed   time.Duration
+	stopped  time.Duration
+	drained  time.Duration
+	limit    time.Duration // of a node that drains: it cuts longer answers
 	quiet    quiet
 	harness  memoryUse
-	died     []Violation // nodes that ended by themselves
+	died     []Violation
 }
 
-// invariants are all of them, in the order in which they are told.
 func invariants() []Invariant {
 	return []Invariant{
 		oneOutcome, noForeignBytes, streamsSurvive, requestsAnswered, removedStayQuiet, membershipKept, oneLeader, treesConverge, hitRateRecovers,
@@ -112,10 +108,9 @@ func invariants() []Invariant {
 	}
 }
 
-// Invariants lists what runs are held to.
+// Invariants returns all invariants in order of the report.
 func Invariants() []Invariant { return invariants() }
 
-// judgeAll holds a run to every invariant but those left out.
 func judgeAll(e *evidence, leaveOut []string) []Verdict {
 	var out []Verdict
 	for _, i := range invariants() {

@@ -14,8 +14,6 @@ import (
 
 const sec = time.Second
 
-// evident is a run of 30 s with three nodes and two engines in which node-1 was killed from 12 to 17 s, and nothing was wrong: each promise was
-// exercised and held.
 func evident() *evidence {
 	e := &evidence{
 		nodes: names("node", 3), engines: names("engine", 2), visits: make(map[string][]visit), seen: make(map[string]*seen),
@@ -84,7 +82,6 @@ func TestNothingWrong(t *testing.T) {
 	}
 }
 
-// TestEveryPromiseCanBreak: for each promise, things that break it, and that break no other unless they must.
 func TestEveryPromiseCanBreak(t *testing.T) {
 	last := func(e *evidence) *Attempt { return e.attempts[len(e.attempts)-1] }
 	set := func(o Outcome) func(*evidence) {
@@ -149,7 +146,7 @@ func TestEveryPromiseCanBreak(t *testing.T) {
 		{"trees that agree too late", func(e *evidence) { e.quiet.converged = convergeBound + 1 }, []string{"trees-converge"}},
 		{"fewer hits after a loss", func(e *evidence) {
 			e.marks[0].Ending, e.marks[0].Over = 19*sec, 19*sec
-			for i, a := range e.attempts[140:220] { // enough turns to tell
+			for i, a := range e.attempts[140:220] {
 				a.Cached, a.Sent = 500, 14*sec+time.Duration(i)*sec/30
 			}
 		}, []string{"hit-rate-recovers"}},
@@ -195,7 +192,6 @@ func TestEveryPromiseCanBreak(t *testing.T) {
 	}
 }
 
-// TestExcuses: what a fault explains is no violation, and only that.
 func TestExcuses(t *testing.T) {
 	broken := func(e *evidence, at time.Duration, node, engine string, as Outcome) *Attempt {
 		a := &Attempt{ID: "x", Last: true, Shape: chatStream, Sent: at, Head: at + 1, First: at + 2, End: at + 200*time.Millisecond, Node: node, Backend: engine, Outcome: as, Text: 3, Want: 40}
@@ -267,7 +263,6 @@ func TestExcuses(t *testing.T) {
 	}
 }
 
-// TestNotExercised: a run in which nothing happened says so, and holds nothing that could not have been broken.
 func TestNotExercised(t *testing.T) {
 	e := evident()
 	e.marks, e.struck, e.healed = nil, e.stopped, e.stopped
@@ -283,11 +278,10 @@ func TestNotExercised(t *testing.T) {
 	}
 }
 
-// TestShareOfHits: the mean is weighted by prompts, and the error is that of seconds: what comes in bursts tells less.
 func TestShareOfHits(t *testing.T) {
 	wide := func(missed func(i int) bool) share {
 		e := &evidence{}
-		for i := range 400 { // four in a second
+		for i := range 400 {
 			a := &Attempt{Outcome: Complete, Possible: 1000, Cached: 1000, Sent: time.Duration(i) * sec / 4, By: "engine-0"}
 			if missed(i) {
 				a.Cached = 0
@@ -308,12 +302,11 @@ func TestShareOfHits(t *testing.T) {
 	for i := range time.Duration(10) {
 		e.attempts = append(e.attempts, &Attempt{Outcome: Complete, Possible: 9, Sent: i, By: "engine-0"})
 	}
-	if s := e.hits(0, sec); s.turns != 5 { // those sent before
+	if s := e.hits(0, sec); s.turns != 5 {
 		t.Errorf("%d turns of an engine that forgot meanwhile", s.turns)
 	}
 }
 
-// TestForgottenCaches: where an engine lost its cache, its live facts are not compared; what was applied and other engines are.
 func TestForgottenCaches(t *testing.T) {
 	e := evident()
 	e.marks = []Mark{{Event: event(13*sec, 0, "amnesia engine-0"), Members: [][]string{{"engine-0"}}, Began: 13 * sec, Struck: 13 * sec, Over: 13 * sec}}
@@ -360,8 +353,6 @@ func TestForgottenCaches(t *testing.T) {
 	}
 }
 
-// TestLastBatchOfAKilledRouter: it may have reached some nodes only, so numbers of facts are compared; and nothing but positions
-// if the router ended while it could not be heard.
 func TestLastBatchOfAKilledRouter(t *testing.T) {
 	mark := func(what string) Mark {
 		lasts := sec
@@ -395,8 +386,6 @@ func TestLastBatchOfAKilledRouter(t *testing.T) {
 	}
 }
 
-// TestRemovedWhileANodeStarts: an engine of the configuration that a node adds when it starts is not judged as if operators had done it; other
-// backends are.
 func TestRemovedWhileANodeStarts(t *testing.T) {
 	e := evident()
 	back := func(name string) {
@@ -404,7 +393,7 @@ func TestRemovedWhileANodeStarts(t *testing.T) {
 			kind history.Kind
 			out  history.Output
 		}{{opAdd, history.Output{}}, {opRemove, history.Output{}}, {opRead, history.Output{Exists: true}}} {
-			at := int64(23*sec) + int64(i)*int64(sec) // 23, 24, 25 s
+			at := int64(23*sec) + int64(i)*int64(sec)
 			e.history = append(e.history, history.Operation{Input: history.Input{Kind: op.kind, Backend: name}, Call: at, Return: at + 1, Output: op.out})
 		}
 	}
@@ -412,7 +401,7 @@ func TestRemovedWhileANodeStarts(t *testing.T) {
 	if v := verdicts(e)[membershipKept.Name]; v.State != Violated {
 		t.Errorf("it came back by itself: %+v", v)
 	}
-	e.marks[0].Began, e.marks[0].Ending, e.marks[0].Over = 24*sec, 25500*time.Millisecond, 26*sec // the kill, and the restart
+	e.marks[0].Began, e.marks[0].Ending, e.marks[0].Over = 24*sec, 25500*time.Millisecond, 26*sec
 	if v := verdicts(e)[membershipKept.Name]; v.State != Violated {
 		t.Errorf("it came back before the node was started: %+v", v)
 	}
@@ -444,7 +433,7 @@ func TestReport(t *testing.T) {
 			t.Errorf("the page lacks %q", want)
 		}
 	}
-	text = strings.ReplaceAll(text, `xmlns="http://www.w3.org/2000/svg"`, "") // a name, not a place
+	text = strings.ReplaceAll(text, `xmlns="http://www.w3.org/2000/svg"`, "")
 	if strings.Contains(text, "http://") || strings.Contains(text, "https://") {
 		t.Error("the page needs something else to be shown")
 	}
@@ -473,7 +462,6 @@ func TestStandardErrors(t *testing.T) {
 	}
 }
 
-// TestBehind: a node is behind if it follows another process, misses batches, or has not applied the last one.
 func TestBehind(t *testing.T) {
 	publisher := &known{name: "x", gossip: &node.GossipStatus{Process: 7, Position: 10}}
 	for _, c := range []struct {
@@ -481,7 +469,7 @@ func TestBehind(t *testing.T) {
 		want string
 	}{
 		{node.PeerStatus{Process: 7, Position: 10}, ""},
-		{node.PeerStatus{Process: 7, Position: 12}, ""}, // asked later
+		{node.PeerStatus{Process: 7, Position: 12}, ""},
 		{node.PeerStatus{Process: 7, Position: 9}, "below 9, of those below 10"},
 		{node.PeerStatus{Process: 7, Position: 10, Incomplete: true}, "lacks batches below 10"},
 		{node.PeerStatus{Process: 6, Position: 10}, "process 6 of x"},
@@ -494,7 +482,6 @@ func TestBehind(t *testing.T) {
 	}
 }
 
-// TestUnevenHits: a look in which a drop of several points would not show is none.
 func TestUnevenHits(t *testing.T) {
 	e := evident()
 	for i, a := range e.attempts {
@@ -507,7 +494,6 @@ func TestUnevenHits(t *testing.T) {
 	}
 }
 
-// TestHitsAfterOneOfMany: a loss is looked at while nothing else is done, and not for a moment only.
 func TestHitsAfterOneOfMany(t *testing.T) {
 	poor := func(other Mark) Verdict {
 		e := evident()

@@ -8,9 +8,10 @@ import (
 	"time"
 )
 
-// What the nodes know, and what that is good for.
+// Invariants about the nodes' knowledge and the cache hits that it brings.
 
-// convergeBound is how long after the last request one resume or snapshot may take, until all trees hold the same.
+// convergeBound is how long after the last request a resume or a snapshot may take, until all trees
+// are equal.
 const convergeBound = 5 * time.Second
 
 var treesConverge = Invariant{
@@ -57,8 +58,9 @@ var treesConverge = Invariant{
 	},
 }
 
-// endings says how routers ended: whether one was killed, so that its last batch may have reached some nodes only; and whether
-// one ended in a run in which nodes could not hear each other for a while, so that much of what it published may have.
+// endings reports whether a router was killed, so that its last batch may have reached some nodes
+// only, and whether one ended in a run in which peers could not hear it for a while, which may
+// affect many of its batches.
 func (e *evidence) endings() (killed, unheard bool) {
 	ended, apart := false, false
 	for i := range e.marks {
@@ -74,7 +76,8 @@ func (e *evidence) endings() (killed, unheard bool) {
 	return killed, ended && apart
 }
 
-// unlearned are the engines about which each node may have learned something else: that lost their cache, or lied.
+// unlearned returns the engines about which nodes may differ, because they lost their cache or
+// lied.
 func (e *evidence) unlearned() (out []string) {
 	for _, name := range e.engines {
 		if slices.ContainsFunc(e.marks, func(m Mark) bool {
@@ -86,7 +89,6 @@ func (e *evidence) unlearned() (out []string) {
 	return out
 }
 
-// partly holds the nodes to agree on all engines but some.
 func (e *evidence) partly(f *finding, but []string) {
 	q := &e.quiet
 	compared := 0
@@ -110,18 +112,20 @@ func (e *evidence) partly(f *finding, but []string) {
 }
 
 const (
-	// lossBound is how soon after the loss of a router, and other soon after everything else is over, the hit rate is back.
+	// lossBound is how soon the hit rate recovers after the loss of a router, otherBound after any
+	// other fault.
 	lossBound  = 2 * time.Second
 	otherBound = 5 * time.Second
-	// hitMargin is how much lower it may be.
+	// hitMargin is how much lower it may stay.
 	hitMargin = 0.01
-	// byChance is how often a run may look worse than it is; of many looks each has its part of that.
+	// byChance is the probability of a false alarm per run, shared by its comparisons.
 	byChance = 0.005
-	// leastLook is how long a look after one of many faults must be: how much seconds differ cannot be told from two of them.
+	// leastLook is the shortest window after one of many faults, because two seconds give no
+	// variance.
 	leastLook = 4 * time.Second
-	// worthless is a chance at which a look tells nothing.
+	// worthless is the chance above which a comparison tells nothing.
 	worthless = 0.05
-	// fewTurns are too few to tell a point.
+	// fewTurns are too few to detect a point of hit rate.
 	fewTurns = 60
 )
 
@@ -133,14 +137,14 @@ var hitRateRecovers = Invariant{
 	judge:   judgeHits,
 }
 
-// share is a mean of shares, each with the weight of its prompt, and its standard error. What happens within a second has one cause as often as
-// not (an engine that was held up, a burst), so the error is that of a mean of seconds, not of turns.
+// share is a mean of shares, weighted by prompt, with its standard error. Events within a second
+// often share a cause (a stalled engine, a burst), so the error is that of a mean of seconds, not
+// of turns.
 type share struct {
 	turns      int
 	mean, wide float64
 }
 
-// hits is the share of what was possible that was hit, over turns sent in [from, to).
 func (e *evidence) hits(from, to time.Duration) (s share) {
 	type second struct{ hit, weight float64 }
 	seconds := make(map[time.Duration]*second)
@@ -183,7 +187,6 @@ func (e *evidence) hits(from, to time.Duration) (s share) {
 	return s
 }
 
-// turnOf is what an attempt says of hits, if it does.
 func (e *evidence) turnOf(a *Attempt) (t turn, ok bool) {
 	if a.Outcome != Complete || a.Possible == 0 || a.Cached < 0 || e.forgot(a) {
 		return t, false
@@ -191,10 +194,11 @@ func (e *evidence) turnOf(a *Attempt) (t turn, ok bool) {
 	return turn{a.Sent, min(float64(a.Cached)/float64(a.Possible), 1), float64(a.Possible)}, true
 }
 
-// forgets are the faults after which an engine does not have what it had, or may not be asked for it.
+// forgets are the faults after which an engine has lost its cache or may not be used.
 var forgets = []string{"crash", "hang", "amnesia", "overload", "break", "drain", "remove", "slow"}
 
-// forgot says whether the engine of the turn before lost the conversation meanwhile, or could not be asked; or what it said of it is a lie.
+// forgot reports whether the engine of the turn before lost the conversation meanwhile, could not
+// be used, or lied about it.
 func (e *evidence) forgot(a *Attempt) bool {
 	for i := range e.marks {
 		m := &e.marks[i]
@@ -225,7 +229,7 @@ func judgeHits(e *evidence) (f finding) {
 		if m.Kind != "kill" || m.Struck < 0 {
 			continue
 		}
-		// What else is done meanwhile has a part in the hits, too.
+		// Other faults at that time affect the hits too.
 		from, to := m.Struck+lossBound, e.stopped
 		for j := range e.marks {
 			switch n := &e.marks[j]; {
@@ -255,7 +259,7 @@ func judgeHits(e *evidence) (f finding) {
 		} else if i == toldLooks {
 			f.note += fmt.Sprintf("; and %d more", len(looks)-toldLooks-1)
 		}
-		if chance > worthless { // a drop of several points would not show
+		if chance > worthless {
 			f.checked--
 			f.note += ": too uneven to tell"
 			continue
@@ -268,15 +272,14 @@ func judgeHits(e *evidence) (f finding) {
 	return f
 }
 
-// look is a time after a fault in which the hit rate must be what it was.
+// look is a window after a fault in which the hit rate must be as before.
 type look struct {
 	what     string
 	from, to time.Duration
 	after    share
 }
 
-// toldLooks bounds how many are told of when nothing is wrong.
+// toldLooks bounds the comparisons that a report lists when none failed.
 const toldLooks = 4
 
-// standardErrors is how many of them a normal variable exceeds with a probability.
 func standardErrors(p float64) float64 { return math.Sqrt2 * math.Erfinv(1-2*p) }

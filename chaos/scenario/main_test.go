@@ -7,8 +7,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// TestMain holds the package to leaving no goroutine behind. net/http holds a connection that it closes for half a second, for the client to
-// take the last bytes.
+// TestMain fails if a goroutine is left. net/http keeps a closing connection for half a second.
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
 }

@@ -6,33 +6,32 @@ import (
 	"time"
 )
 
-// Mark is an event as it was carried out. Times are since the traffic began; negative: not yet, or never.
+// Mark is an event as carried out. Times count from the begin of traffic; negative: not yet, or
+// never.
 type Mark struct {
 	Event
-	// Members are what the names of the event stood for, group by group.
+	// Members are the resolved names of the event, group by group.
 	Members [][]string
-	Began   time.Duration // when it was begun
-	Struck  time.Duration // when it was done
-	Ending  time.Duration // when its undoing was begun
-	Over    time.Duration // when nothing of it was left: started members are ready
-	Failed  string        // what went wrong with doing or undoing it: the run says nothing then
-	// Steps are parts of an event that take their time, such as each node's turn of a roll.
+	Began   time.Duration
+	Struck  time.Duration // when the fault was in effect
+	Ending  time.Duration // when its undoing began
+	Over    time.Duration // when its effects had ended: started members are ready
+	Failed  string        // error of doing or undoing it, which voids the run
+	// Steps are parts of an event, such as each node's turn of a roll.
 	Steps []Step
 }
 
-// Step is what happened to one member within an event.
+// Step is one member's part of an event.
 type Step struct {
 	Member string
 	What   string
 	At     time.Duration
 }
 
-// touches says whether a member is among those of the event.
 func (m *Mark) touches(name string) bool {
 	return slices.ContainsFunc(m.Members, func(g []string) bool { return slices.Contains(g, name) })
 }
 
-// starts says whether nodes are started in its course.
 func (m *Mark) starts() bool {
 	switch m.Kind {
 	case "kill", "stop", "start", "roll", "upgrade":
@@ -41,7 +40,6 @@ func (m *Mark) starts() bool {
 	return false
 }
 
-// during says whether any of it lay in [from, to], give or take slack at its end.
 func (m *Mark) during(from, to, slack time.Duration) bool {
 	if m.Began < 0 {
 		return false
@@ -65,7 +63,6 @@ func (l *marks) begin(e Event) *Mark {
 	return m
 }
 
-// set changes a mark under the log's lock.
 func (l *marks) set(m *Mark, change func(m *Mark)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

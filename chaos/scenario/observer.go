@@ -12,7 +12,8 @@ import (
 	"grapevine/node"
 )
 
-// How often each node is asked, and how long it may take. A node that does not answer is asked again when that has passed.
+// Intervals and timeouts of the polls. A node that does not answer is polled again after the
+// timeout.
 const (
 	readyEvery   = 50 * time.Millisecond
 	viewEvery    = 150 * time.Millisecond
@@ -20,17 +21,15 @@ const (
 	askWithin    = 2 * time.Second
 )
 
-// span is a question and its answer: what was told held at some moment of it.
+// span is the time between a question and its answer; the answer was true at some moment within it.
 type span struct{ asked, answered time.Duration }
 
-// sighting is one answer that differs from the one before, with the last span in which it was still given.
 type sighting[T any] struct {
 	what  T
 	first span
 	last  span
 }
 
-// track is what was told over time, changes only.
 type track[T comparable] struct{ list []sighting[T] }
 
 func (t *track[T]) note(s span, what T) {
@@ -41,49 +40,44 @@ func (t *track[T]) note(s span, what T) {
 	t.list = append(t.list, sighting[T]{what, s, s})
 }
 
-// readiness is an answer of /readyz. pid tells processes apart; a refused connection is not ready.
 type readiness struct {
 	ready bool
 	pid   int
 }
 
-// leadership is what a node says of its group.
 type leadership struct {
 	id, leader, role string
 	term             uint64
 }
 
-// resources are what a process holds.
 type resources struct {
 	at         time.Duration
 	pid        int
 	goroutines float64
 	files      float64
-	heap       float64 // bytes that live, without tree and journal
-	resident   float64 // bytes, without what tree and journal make of them
+	heap       float64
+	resident   float64
 	inFlight   float64
 }
 
-// seen is what was observed of one node.
 type seen struct {
 	ready    track[readiness]
 	raft     track[leadership]
-	backends map[string]*track[string] // engine -> state; "absent" if the node does not have it
+	backends map[string]*track[string] // engine -> state; "absent" if the node does not list it
 	usage    []resources
-	first    map[int]meeting // by process: what it knew when it was first ready
+	first    map[int]meeting
 }
 
-// meeting is what a process knew soon after it was first seen ready.
 type meeting struct {
 	ready    span
-	status   string  // why it said that it was not ready, if it did
-	warm     float64 // of what the others knew
+	status   string
+	warm     float64
 	backends int
-	version  bool // it goes by an agreed state
+	version  bool
 	err      string
 }
 
-// observer asks all nodes all the time. Safe for concurrent use.
+// observer polls all nodes. Safe for concurrent use.
 type observer struct {
 	f       *fleet.Fleet
 	l       *ledger
@@ -110,7 +104,6 @@ func newObserver(f *fleet.Fleet, l *ledger) *observer {
 	return o
 }
 
-// play asks until ctx ends, and returns when nothing is asked any more.
 func (o *observer) play(ctx context.Context) {
 	for _, n := range o.f.Nodes() {
 		for every, ask := range map[time.Duration]func(context.Context, *fleet.Node){readyEvery: o.askReady, viewEvery: o.askView, metricsEvery: o.askMetrics} {
@@ -131,7 +124,6 @@ func (o *observer) play(ctx context.Context) {
 	o.work.Wait()
 }
 
-// askReady asks as a balancer does: over a new connection.
 func (o *observer) askReady(ctx context.Context, n *fleet.Node) {
 	pid, asked := n.PID(), o.l.now()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+n.Addr()+"/readyz", nil)
@@ -141,7 +133,7 @@ func (o *observer) askReady(ctx context.Context, n *fleet.Node) {
 	resp, err := o.http.Do(req)
 	s := span{asked, o.l.now()}
 	if ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded) {
-		return // it hangs, or nobody wants to know any more
+		return
 	}
 	r := readiness{pid: pid}
 	if err == nil {
@@ -149,7 +141,7 @@ func (o *observer) askReady(ctx context.Context, n *fleet.Node) {
 		_ = resp.Body.Close()
 		r.ready = resp.StatusCode == http.StatusOK
 	}
-	if n.PID() != pid { // it was restarted meanwhile: whose answer was that?
+	if n.PID() != pid {
 		return
 	}
 	o.mu.Lock()
@@ -162,7 +154,6 @@ func (o *observer) askReady(ctx context.Context, n *fleet.Node) {
 	}
 }
 
-// meet asks a process that has just been seen ready for the first time what it knows.
 func (o *observer) meet(ctx context.Context, n *fleet.Node, pid int, ready span) {
 	m := meeting{ready: ready}
 	st, err := n.Status(ctx)
@@ -185,7 +176,6 @@ func (o *observer) meet(ctx context.Context, n *fleet.Node, pid int, ready span)
 	}
 }
 
-// absent is the state of a backend that a node does not have.
 const absent = "absent"
 
 func (o *observer) askView(ctx context.Context, n *fleet.Node) {
@@ -223,7 +213,6 @@ func (o *observer) askMetrics(ctx context.Context, n *fleet.Node) {
 	}
 }
 
-// usageOf asks a node what it holds.
 func usageOf(ctx context.Context, n *fleet.Node, l *ledger) (r resources, err error) {
 	r.pid, r.at = n.PID(), l.now()
 	m, err := n.Metrics(ctx)
@@ -238,14 +227,14 @@ func usageOf(ctx context.Context, n *fleet.Node, l *ledger) (r resources, err er
 			return r, err
 		}
 	}
-	r.heap /= 2 // the next collection is due when what lives has doubled (GOGC=100)
+	r.heap /= 2 // the next collection is due when the live heap has doubled (GOGC=100)
 	for _, name := range []string{"grapevine_tree_bytes", "grapevine_gossip_journal_bytes"} {
 		known, err := m.Get(name)
 		if err != nil {
 			return r, err
 		}
 		r.heap -= known
-		r.resident -= 2 * known // and as much is due to be collected
+		r.resident -= 2 * known
 	}
 	return r, nil
 }

@@ -19,7 +19,7 @@ import (
 	"grapevine/node"
 )
 
-// Short names for what an operator does.
+// Short names for operations.
 const (
 	opAdd    = history.Add
 	opDrain  = history.Drain
@@ -28,21 +28,22 @@ const (
 	opRead   = history.Read
 )
 
-// idleBackends are the names that the operators' clients change all the time. No traffic goes there: they serve another model.
+// idleBackends are backends that operators change all the time. They serve another model, so no
+// traffic goes there.
 const idleBackends = 8
 
-// The numbers of clients in the history beyond those that change idle backends.
+// Client numbers in the history beyond those that change idle backends.
 const (
-	scheduledClient = 100 // what a schedule says
-	finalClient     = 200 // reads everything at the end
-	starterClient   = 300 // and from there on: nodes that start
+	scheduledClient = 100
+	finalClient     = 200
+	starterClient   = 300
 )
 
-// operator changes the membership through random nodes, as the schedule says and all the time on backends that nobody needs, and records
-// what it was told. Safe for concurrent use.
+// operator changes the membership through random nodes, as scheduled and continuously on idle
+// backends, and records the answers. Safe for concurrent use.
 type operator struct {
 	f      *fleet.Fleet
-	models []string // of the engines that take traffic
+	models []string
 	seed   uint64
 	l      *ledger
 	log    history.Log
@@ -51,11 +52,10 @@ type operator struct {
 	mu      sync.Mutex
 	rng     *rand.Rand
 	counts  map[string]int
-	strange []Violation // answers that an operator cannot be given
-	late    []Violation // no answer within the patience
+	strange []Violation
+	late    []Violation
 }
 
-// newOperator begins a history with the engines that a fleet was started with.
 func newOperator(f *fleet.Fleet, models []string, seed uint64, l *ledger) *operator {
 	o := &operator{
 		f: f, models: models, seed: seed, l: l, rng: rand.New(rand.NewPCG(seed, 0x09e7)), counts: make(map[string]int),
@@ -67,11 +67,10 @@ func newOperator(f *fleet.Fleet, models []string, seed uint64, l *ledger) *opera
 	return o
 }
 
-// operationPatience is how long an operator waits for an answer. A node says within 2 s that there is no majority, and four times that on a
-// machine that is busy with everything else; a paused one says nothing.
+// operationPatience is how long an operator waits for an answer: four times the 2 s in which a node
+// reports the loss of the majority, for busy machines. A paused node does not answer.
 const operationPatience = 8 * time.Second
 
-// node draws one that runs, as far as the harness knows.
 func (o *operator) node() *fleet.Node {
 	var up []*fleet.Node
 	for _, n := range o.f.Nodes() {
@@ -93,7 +92,6 @@ func (o *operator) count(what string) {
 	o.counts[what]++
 }
 
-// play changes and reads idle backends until ctx ends; each of the clients does one thing after the other.
 func (o *operator) play(ctx context.Context, clients int, pause time.Duration) {
 	var work sync.WaitGroup
 	for client := range clients {
@@ -102,10 +100,11 @@ func (o *operator) play(ctx context.Context, clients int, pause time.Duration) {
 			for sleep(ctx, time.Duration(rng.ExpFloat64()*float64(pause))) == nil {
 				if n := o.node(); n != nil {
 					in := history.Input{Kind: history.Kind(rng.IntN(history.Kinds)), Backend: fmt.Sprintf("idle-%d", rng.IntN(idleBackends))}
-					// The end of the run ends no operation, so that its outcome is known.
+					// The end of the run cancels no operation, so that its outcome is known.
 					err := o.do(context.WithoutCancel(ctx), client, n, in, o.idle)
 					if other := o.node(); err == nil && in.Kind != opRead && other != nil {
-						// What was confirmed is read at once through any node: a moment later all of them have it in any case.
+						// Reads a confirmed change through another node at once, because a moment
+						// later every node has it.
 						_ = o.do(context.WithoutCancel(ctx), client, other, history.Input{Kind: opRead, Backend: in.Backend}, o.idle)
 					}
 				}
@@ -115,16 +114,16 @@ func (o *operator) play(ctx context.Context, clients int, pause time.Duration) {
 	work.Wait()
 }
 
-// idle is a backend that nobody needs: part of an engine's address, so that it answers probes, and a model of its own.
+// idle is an unused backend: an engine's address with a suffix, so that it answers probes, and a
+// model of its own.
 func (o *operator) idle(name string) node.NewBackend {
 	e := o.f.Engines()[0]
 	return node.NewBackend{Name: name, URL: e.URL() + "/" + name, Models: []string{"idle"}}
 }
 
-// changeWithin bounds what an operator does because a schedule says so: it tries again until it is done.
+// changeWithin bounds a scheduled change, including its retries.
 const changeWithin = 20 * time.Second
 
-// change does something to an engine that takes traffic, again through other nodes until one has confirmed it.
 func (o *operator) change(ctx context.Context, kind history.Kind, e *fleet.Engine) error {
 	ctx, cancel := context.WithTimeout(ctx, changeWithin)
 	defer cancel()
@@ -136,7 +135,7 @@ func (o *operator) change(ctx context.Context, kind history.Kind, e *fleet.Engin
 				return node.NewBackend{Name: name, URL: e.URL(), Models: o.models}
 			})
 		}
-		if err == nil || errors.Is(err, errRefused) { // an attempt of unknown outcome before was carried out
+		if err == nil || errors.Is(err, errRefused) {
 			return nil
 		}
 		if sleep(ctx, 100*time.Millisecond) != nil {
@@ -151,13 +150,12 @@ var (
 	errUnknown = errors.New("outcome unknown")
 )
 
-// do makes one operation and records it, if it has or may have happened.
 func (o *operator) do(ctx context.Context, client int, n *fleet.Node, in history.Input, spec func(string) node.NewBackend) error {
 	called, began := o.log.Now(), o.l.now()
 	status, text, err := o.send(ctx, n, in, spec)
 	out, verdict := history.Output{}, error(nil)
 	var refusal node.Refusal
-	_ = json.Unmarshal(text, &refusal) // an answer that is none has no reason
+	_ = json.Unmarshal(text, &refusal) // an answer in another format has no reason
 	var op *net.OpError
 	var slow net.Error
 	if err != nil && ctx.Err() == nil && errors.As(err, &slow) && slow.Timeout() {
@@ -212,7 +210,6 @@ func (o *operator) do(ctx context.Context, client int, n *fleet.Node, in history
 	return verdict
 }
 
-// odd notes an answer that nobody can do anything with.
 func (o *operator) odd(at time.Duration, n *fleet.Node, in history.Input, status int, text []byte) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -220,8 +217,8 @@ func (o *operator) odd(at time.Duration, n *fleet.Node, in history.Input, status
 }
 
 func (o *operator) send(ctx context.Context, n *fleet.Node, in history.Input, spec func(string) node.NewBackend) (int, []byte, error) {
-	// With force: an engine that does not answer may be added, and the last one that does
-	// be drained: other faults decide which engines run.
+	// force allows to add an engine that does not answer and to drain the last one that does,
+	// because other faults decide which engines run.
 	method, path := http.MethodPatch, "/backends?force=true"
 	var body any
 	switch in.Kind {
@@ -257,7 +254,8 @@ func (o *operator) send(ctx context.Context, n *fleet.Node, in history.Input, sp
 	return resp.StatusCode, text, err
 }
 
-// final reads every backend that was ever changed, through a node, so that the history ends with what there is.
+// final reads every backend that was ever changed through a node, so that the history ends with the
+// final state.
 func (o *operator) final(ctx context.Context, n *fleet.Node) error {
 	names := make(map[string]bool)
 	for _, op := range o.log.Operations() {

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// What becomes of requests: one end each, and nobody else's bytes.
+// Invariants about the outcomes of requests.
 
 var oneOutcome = Invariant{
 	Name:       "one-outcome",
@@ -36,9 +36,9 @@ func judgeOutcomes(e *evidence) (f finding) {
 	return f
 }
 
-// served holds a complete answer to have been computed to its end by the engine that it names, and any answer to have been computed once at most.
-// Engines that broke while they answered do not count; and a router whose patience for a first byte has ended may ask another engine, while
-// the first writes its answer to nobody.
+// served checks that the named engine computed a complete answer to its end, and that any answer
+// was computed at most once. Engines that broke meanwhile do not count, nor does a first engine
+// whose router asked another after its first-byte timeout.
 func (e *evidence) served(f *finding, a *Attempt) {
 	var whole []visit
 	for _, v := range e.visits[a.ID] {
@@ -65,7 +65,8 @@ func (e *evidence) served(f *finding, a *Attempt) {
 	}
 }
 
-// askedAgain says whether an engine that broke meanwhile got an attempt from a moment on, and may have answered it all the same.
+// askedAgain reports whether an engine that broke meanwhile got an attempt at or after from, and
+// may have answered it.
 func (e *evidence) askedAgain(a *Attempt, from time.Duration) bool {
 	return slices.ContainsFunc(e.visits[a.ID], func(v visit) bool {
 		return v.engine == a.Backend && v.began >= from && e.engineBroke(v.engine, a.Sent, a.End)
@@ -91,7 +92,6 @@ var noForeignBytes = Invariant{
 	},
 }
 
-// place is where an attempt ended, as far as the client knows.
 func (a *Attempt) place() string {
 	where := "connection " + a.Conn
 	if a.Node != "" {
@@ -103,10 +103,10 @@ func (a *Attempt) place() string {
 	return where
 }
 
-// breaksEngine are the faults in which an engine does not answer as it should, or not to the end.
 var breaksEngine = []string{"crash", "hang", "overload", "break"}
 
-// engineBroke says whether the engine suffered such a fault at some time of a span. An engine that crashed is started with the fault's end.
+// engineBroke reports whether the engine suffered such a fault in a span. A crashed engine starts
+// at the fault's end.
 func (e *evidence) engineBroke(name string, from, to time.Duration) bool {
 	for i := range e.marks {
 		m := &e.marks[i]

@@ -44,7 +44,6 @@ td { overflow-wrap: anywhere } td.word { overflow-wrap: normal }
 {{end}}</html>
 `))
 
-// cell is the class of a word about a result.
 func cell(word any) string {
 	switch word {
 	case Held, Passed:
@@ -55,7 +54,8 @@ func cell(word any) string {
 	return "idle"
 }
 
-// WriteHTML writes verdicts and timelines of runs to a file, as one page that needs nothing else to be shown. The file is whole or not there.
+// WriteHTML writes verdicts and timelines of runs as one self-contained page. The file is written
+// atomically.
 func WriteHTML(path string, runs ...*Report) error {
 	var b bytes.Buffer
 	if err := page.Execute(&b, runs); err != nil {

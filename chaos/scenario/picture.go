@@ -20,16 +20,14 @@ const (
 	markHeight   = 15.0 // of the row of an event above the panels
 )
 
-// chart draws the panels of one run, each second a point, below bars that show when something was done.
 type chart struct {
 	*plot.Picture
 	r      *Report
-	length float64 // seconds
-	width  float64 // of a slice, seconds
-	top    float64 // of the first panel
+	length float64
+	width  float64
+	top    float64
 }
 
-// picture is the course of a run: what was done when, hits, requests and failures, and the time to the first token.
 func picture(r *Report) template.HTML {
 	if len(r.Timeline) == 0 {
 		return ""
@@ -70,10 +68,9 @@ func (c *chart) x(s float64) float64 {
 	return leftMargin + (pictureWidth-leftMargin-rightMargin)*s/c.length
 }
 
-// maxRows is how many events have a row each; of more, those of one kind share one.
+// maxRows bounds the rows of single events; beyond it, events of one kind share a row.
 const maxRows = 30
 
-// lane is a row above the panels.
 type lane struct {
 	label  string
 	events []Happened
@@ -88,7 +85,7 @@ func lanes(events []Happened) (out []lane) {
 	}
 	for _, e := range events {
 		kind := e.Event
-		if words := strings.Fields(kind); len(words) > 1 { // after its time
+		if words := strings.Fields(kind); len(words) > 1 {
 			kind = words[1]
 		}
 		i := slices.IndexFunc(out, func(l lane) bool { return l.label == kind })
@@ -101,11 +98,10 @@ func lanes(events []Happened) (out []lane) {
 	return out
 }
 
-// events draws the rows, and the shadow of each event over all panels.
 func (c *chart) events(rows []lane, bottom float64) {
 	shadow := 0.10
 	if len(c.r.Events) > maxRows {
-		shadow = 0.03 // there are always some
+		shadow = 0.03
 	}
 	for i, l := range rows {
 		y := markHeight * float64(i)
@@ -132,13 +128,11 @@ func (c *chart) events(rows []lane, bottom float64) {
 	}
 }
 
-// line is one figure of the slices; nil leaves a gap.
 type line struct {
 	colour, dash string
 	pick         func(*Slice) *float64
 }
 
-// panel draws the n-th panel.
 func (c *chart) panel(n int, title string, up plot.Axis, lines ...line) {
 	f := plot.Panel{
 		Picture: c.Picture, Left: leftMargin, Top: c.top + float64(n)*(panelHeight+panelGap), Width: pictureWidth - leftMargin - rightMargin, Height: panelHeight,

@@ -13,22 +13,19 @@ import (
 	"grapevine/chaos/plant"
 )
 
-// plantedEnv names a program in which the defects of chaos/plant are planted: make chaos-planted builds one and tests with it.
 const plantedEnv = "GRAPEVINE_PLANTED"
 
-// sown is the run in which a planted defect is to be found: on loopback, no longer than it must be, and with more than usual of what the
-// defect is about.
+// sown is a run that must find a planted defect: on loopback, short, and with traffic that
+// exercises the defect.
 type sown struct {
 	defect   string
 	schedule string
 	load     Load
-	pace     pace // default: brisk
+	pace     pace
 }
 
-// brisk is for runs in which nothing is compared with what was before.
 var brisk = pace{calm: time.Second, lead: 2 * time.Second, tail: 4 * time.Second}
 
-// sowing has a run for every defect.
 var sowing = []sown{
 	{defect: "broken-answer-is-whole", schedule: "3s break engine-0,engine-1,engine-2 count=5 after=2000 for 2s"},
 	{defect: "asks-twice"},
@@ -57,14 +54,12 @@ var sowing = []sown{
 	{defect: "ends-a-stream-that-is-gone", schedule: "3s kill node-2 for 6s"},
 }
 
-// fallow is a run of the same program without a defect, in which all of that is done, and every promise can be broken.
 var fallow = sown{
 	schedule: "12s kill node-2 for 7s\n12.2s drain engine-3 for 3s\n14s break engine-0,engine-1 count=5 after=2000 for 2s\n22s stop node-1 for 1s",
 	load:     Load{Long: 0.05, Departing: 0.1},
 	pace:     pace{calm: warmUp, lead: leadTime, tail: tailTime},
 }
 
-// run is the run with a program.
 func (s *sown) run(t *testing.T, program string) *run {
 	t.Helper()
 	schedule, err := Parse(s.schedule)
@@ -82,7 +77,6 @@ func (s *sown) run(t *testing.T, program string) *run {
 	return &run{cfg: cfg, s: &Scenario{Name: cfg.Scenario, Nodes: cfg.Nodes, Engines: 4, Load: s.load}, pace: p}
 }
 
-// verdicts plays the run.
 func (s *sown) verdicts(t *testing.T, program string) map[string]Verdict {
 	t.Helper()
 	began := time.Now()
@@ -98,9 +92,6 @@ func (s *sown) verdicts(t *testing.T, program string) map[string]Verdict {
 	return out
 }
 
-// TestPlanted: the harness finds each planted defect as a violation of the promise that it breaks, and finds nothing where none is planted. A
-// short test is for machines that others use, too, which play scenarios without a defect anyway: it looks for defects only, and not for that
-// which shows in hit rates.
 func TestPlanted(t *testing.T) {
 	program := os.Getenv(plantedEnv)
 	if program == "" {
@@ -113,7 +104,7 @@ func TestPlanted(t *testing.T) {
 	if !bytes.Contains(text, []byte(plant.Env)) {
 		t.Fatalf("%s has no planted defects: make build-chaos", program)
 	}
-	t.Run("nothing", func(t *testing.T) { // alone, before the others share the machine
+	t.Run("nothing", func(t *testing.T) {
 		if testing.Short() {
 			t.Skip("make chaos-short has runs without a defect")
 		}
@@ -146,7 +137,6 @@ func TestPlanted(t *testing.T) {
 	}
 }
 
-// TestSowing: every promise has a defect that breaks it, every defect a run, and every run a schedule that can be carried out anywhere.
 func TestSowing(t *testing.T) {
 	breaks := make(map[string]bool)
 	for _, d := range plant.All() {

@@ -12,31 +12,29 @@ import (
 	"grapevine/prefixtree"
 )
 
-// quiet is what was found after the last request had ended.
 type quiet struct {
-	zero    time.Duration // when all counts were zero, or were given up
-	counted int           // places that were asked
+	zero    time.Duration // when all counts were zero, or the wait ended
+	counted int
 	left    []remainder
 
-	converged time.Duration // when all agreed, or were given up
-	applied   time.Duration // when each had applied all that the others had published, for the last time; or were given up
+	converged time.Duration
+	applied   time.Duration // when each node had last applied all its peers' batches, or the wait ended
 	facts     uint64
-	least     uint64 // facts of the node that holds fewest
+	least     uint64
 	most      uint64
 	compared  int
-	differ    string            // how live facts differ; "" if they agree
-	engines   map[string]string // the same of single engines
-	streams   int               // pairs of publisher and subscriber that were compared
-	behind    string            // what one node has yet to apply of another's batches; "" if nothing
+	differ    string // how live facts differ; "" if they agree
+	engines   map[string]string
+	streams   int
+	behind    string // which batches one node has not applied; "" if none
 
 	after map[string]resources
 }
 
-// remainder is a count that is not zero.
 type remainder struct{ place, what string }
 
-// hush waits for a fleet to come to rest after the last request and notes how far it came. Every part has its bound; the parts run at the
-// same time, because each is bounded from the same moment.
+// hush waits for quiet after the last request and records the result. All parts have bounds from
+// that moment, so they run concurrently.
 func hush(ctx context.Context, f *fleet.Fleet, l *ledger) quiet {
 	q := quiet{after: make(map[string]resources)}
 	began := time.Now()
@@ -63,7 +61,6 @@ func (q *quiet) count(ctx context.Context, f *fleet.Fleet, began time.Time) {
 	}
 }
 
-// remaining asks everybody for what is under way.
 func remaining(ctx context.Context, f *fleet.Fleet) (left []remainder, asked int) {
 	add := func(place, what string, n int64) {
 		asked++
@@ -101,11 +98,11 @@ func remaining(ctx context.Context, f *fleet.Fleet) (left []remainder, asked int
 	return left, asked
 }
 
-// convergeLook is how long trees that differ beyond the bound are looked at: whether they ever agree tells delay from loss.
+// convergeLook is how long differing trees are watched beyond the bound, to tell delay from loss.
 const convergeLook = 3 * convergeBound
 
-// converge compares how far the running nodes have applied each other's batches, and the live facts that they hold, until both
-// agree or have been looked at for long enough.
+// converge compares the batches that the running nodes have applied and their live facts, until
+// both agree or convergeLook has passed.
 func (q *quiet) converge(ctx context.Context, f *fleet.Fleet, began time.Time) {
 	for {
 		before := q.behind
@@ -159,14 +156,12 @@ func (q *quiet) compare(ctx context.Context, f *fleet.Fleet) {
 	}
 }
 
-// known is what a node answers about its knowledge.
 type known struct {
 	name   string
 	facts  *node.FactsStatus
 	gossip *node.GossipStatus
 }
 
-// behind says what a node has yet to apply of another's batches; "" if nothing.
 func (k *known) behind(publisher *known) string {
 	switch p, g := k.gossip.Peers[publisher.name], publisher.gossip; {
 	case p.Process != g.Process:
@@ -179,7 +174,6 @@ func (k *known) behind(publisher *known) string {
 	return ""
 }
 
-// held notes how the live facts of two nodes differ.
 func (q *quiet) held(a, b *known, engines []string) {
 	if b.facts.Count != a.facts.Count || b.facts.XOR != a.facts.XOR {
 		q.differ = fmt.Sprintf("%s holds %d live facts (%s), %s %d (%s)", a.name, a.facts.Count, a.facts.XOR, b.name, b.facts.Count, b.facts.XOR)
@@ -192,7 +186,8 @@ func (q *quiet) held(a, b *known, engines []string) {
 	}
 }
 
-// settle waits until every node holds little, or the bound has passed, and notes the least that each held.
+// settle waits until every node's resources are within the bound, or the time is over, and records
+// the least of each.
 func (q *quiet) settle(ctx context.Context, f *fleet.Fleet, l *ledger, began time.Time) {
 	for {
 		fell := false
@@ -202,7 +197,7 @@ func (q *quiet) settle(ctx context.Context, f *fleet.Fleet, l *ledger, began tim
 			}
 			r, err := usageOf(ctx, n, l)
 			if err != nil {
-				continue // it is not among those that were looked at, and that shows
+				continue
 			}
 			before, ok := q.after[n.Name()]
 			if !ok {
@@ -214,7 +209,8 @@ func (q *quiet) settle(ctx context.Context, f *fleet.Fleet, l *ledger, began tim
 			r.heap, r.resident = min(r.heap, before.heap), min(r.resident, before.resident)
 			q.after[n.Name()] = r
 		}
-		// Two looks without a change are rest: idle connections are kept for seconds, and those that stay are within the slack.
+		// Two polls without a change mean rest: idle connections last for seconds, and lasting ones
+		// are within the slack.
 		if !fell || time.Since(began) > resourcesBound || sleep(ctx, 500*time.Millisecond) != nil {
 			return
 		}

@@ -5,7 +5,6 @@ import "time"
 // drainNotice is how soon after SIGTERM readiness must fail.
 const drainNotice = 250 * time.Millisecond
 
-// warmEnough is the share of what the others know without which a node does not ask for traffic.
 const warmEnough = 0.99
 
 var readyIsTrue = Invariant{
@@ -21,7 +20,7 @@ var readyIsTrue = Invariant{
 			s := e.seen[name]
 			for pid, m := range s.first {
 				if len(s.ready.list) > 0 && s.ready.list[0].what.pid == pid {
-					continue // it was started before the run, with nobody to learn from
+					continue // started before the run, with no peers to learn from
 				}
 				f.checked++
 				e.started(&f, name, &m)
@@ -31,7 +30,6 @@ var readyIsTrue = Invariant{
 	},
 }
 
-// draining holds nodes that were asked to stop to have been unready until they were gone.
 func (e *evidence) draining(f *finding, m *Mark) {
 	for i, asked := range m.Steps {
 		if asked.What != "asked to stop" {
@@ -53,11 +51,10 @@ func (e *evidence) draining(f *finding, m *Mark) {
 	}
 }
 
-// started holds a process to have known what it must when it was first ready.
 func (e *evidence) started(f *finding, name string, m *meeting) {
 	at := m.ready.answered
 	switch {
-	case m.err != "": // gone again before it could be asked
+	case m.err != "":
 		f.checked--
 	case m.status != "":
 		f.violate(at, name, "ready, and it says of itself: %s", m.status)
@@ -70,7 +67,7 @@ func (e *evidence) started(f *finding, name string, m *meeting) {
 	}
 }
 
-// majority says whether most nodes were unharmed at a time, so that there was something to be agreed with.
+// majority reports whether most nodes were unharmed at a time, so that a raft majority existed.
 func (e *evidence) majority(at time.Duration) bool {
 	harmed := 0
 	for _, n := range e.nodes {

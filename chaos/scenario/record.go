@@ -9,78 +9,77 @@ import (
 	"grapevine/chaos/engine"
 )
 
-// Outcome is how one attempt of a client ended. Each ends in exactly one.
+// Outcome is how one attempt of a client ended.
 type Outcome string
 
-// The outcomes. The first four are ends that a router may give to a request, the others are not.
+// A router may end a request with one of the first four outcomes only.
 const (
-	Complete   Outcome = "complete"    // the whole answer, and its end
+	Complete   Outcome = "complete"
 	Refused    Outcome = "refused"     // an error answer in the API's own shape
-	ErrorEvent Outcome = "error-event" // an answer that had begun ended with an error event
-	Departed   Outcome = "departed"    // the client left on purpose
+	ErrorEvent Outcome = "error-event" // an error event ended an answer that had begun
+	Departed   Outcome = "departed"
 
-	Unanswered Outcome = "unanswered" // the connection failed before an answer began
-	Broken     Outcome = "broken"     // the connection failed within the answer
-	Truncated  Outcome = "truncated"  // the answer ended in order, but without its end
-	Foreign    Outcome = "foreign"    // bytes came that are not of this answer
-	Malformed  Outcome = "malformed"  // not the expected protocol
-	Silent     Outcome = "silent"     // no end within the client's patience
+	Unanswered Outcome = "unanswered"
+	Broken     Outcome = "broken"
+	Truncated  Outcome = "truncated"
+	Foreign    Outcome = "foreign"
+	Malformed  Outcome = "malformed"
+	Silent     Outcome = "silent"
 )
 
-// Attempt is one request as it was sent once. Times are since the traffic began; negative ones never were.
+// Attempt is one request as sent once. Times count from the begin of traffic; negative means never.
 type Attempt struct {
-	ID      string // x-request-id, of this attempt alone
-	Request int    // a request is made again after its connection failed, as the official clients do
-	Try     int    // from 0
-	Last    bool   // no further attempt followed
+	ID      string // x-request-id, unique to this attempt
+	Request int    // equal for all attempts of one request
+	Try     int
+	Last    bool
 	Session int
-	Turn    int // from 1
+	Turn    int
 	Shape   string
 
 	Sent, Head, First, End time.Duration
 	Conn                   string // the client's end of the connection
-	Reused                 bool   // it had carried a request before
+	Reused                 bool   // the connection had carried a request before
 
-	Node, Backend string // as the answer's head says; "" without
-	Route         string // how the router chose, in its own words
+	Node, Backend string // from the answer's header; may be ""
+	Route         string // the router's reason for its choice
 	Outcome       Outcome
-	Status        int // 0 without a head
+	Status        int // 0 without a header
 	Detail        string
-	Text, Want    int // bytes of the reply that came, that should come
+	Text, Want    int // bytes of the reply: received, expected
 
-	Prompt, Cached, Output int // tokens as the answer says; -1 without
-	// Possible is how many prompt tokens an engine that had the whole conversation so far could have had cached, 0 if that is not known; Kept
-	// is when that was computed, and By where.
+	Prompt, Cached, Output int // tokens by the answer's usage; -1 without
+	// Possible is how many prompt tokens an engine with the whole conversation could have had
+	// cached, 0 if unknown. Kept is when engine By computed them.
 	Possible int
 	Kept     time.Duration
 	By       string
 }
 
-// failed says that the client did not get what it asked for, and did not leave.
 func (a *Attempt) failed() bool { return a.Outcome != Complete && a.Outcome != Departed }
 
-// ledger holds everything that clients and engines saw. Safe for concurrent use.
+// ledger holds the observations of clients and engines. Safe for concurrent use.
 type ledger struct {
 	began time.Time
 
 	mu       sync.Mutex
-	attempts []*Attempt // without those that were taken
-	ended    int        // of all
+	attempts []*Attempt
+	ended    int
 	failed   int
 	visits   map[string][]visit
-	engines  map[string]string // host:port -> name
+	engines  map[string]string
 }
 
-// visit is one request as an engine saw it; times as in Attempt.
 type visit struct {
 	engine       string
-	began, ended time.Duration // ended is negative while it is being served
+	began, ended time.Duration
 	departed     bool
 }
 
 func newLedger() *ledger { return &ledger{began: time.Now(), visits: make(map[string][]visit)} }
 
-// begin is when the times of the run count from, and what the engines are called, by their addresses. Nobody sends before.
+// begin sets the zero of the run's time and the engines' names by address. Call it before any
+// request.
 func (l *ledger) begin(engines map[string]string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -89,7 +88,6 @@ func (l *ledger) begin(engines map[string]string) {
 
 func (l *ledger) now() time.Duration { return time.Since(l.began) }
 
-// at is a moment as the run's time.
 func (l *ledger) at(t time.Time) time.Duration { return t.Sub(l.began) }
 
 func (l *ledger) add(a *Attempt) {
@@ -102,7 +100,6 @@ func (l *ledger) add(a *Attempt) {
 	}
 }
 
-// watch takes what engines tell of their requests.
 func (l *ledger) watch(v engine.Visit) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -124,7 +121,8 @@ func (l *ledger) watch(v engine.Visit) {
 	}
 }
 
-// all returns the attempts that were not taken, by when they were sent, and the visits by attempt. Nothing may be under way.
+// all returns the attempts that were not taken, by time of sending, and the visits by attempt. No
+// attempt may be running.
 func (l *ledger) all() ([]*Attempt, map[string][]visit) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -132,7 +130,6 @@ func (l *ledger) all() ([]*Attempt, map[string][]visit) {
 	return l.attempts, l.visits
 }
 
-// count is how far it has come: attempts that ended, and how many of them failed.
 func (l *ledger) count() (ended, failed int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

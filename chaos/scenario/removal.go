@@ -5,7 +5,6 @@ import (
 	"time"
 )
 
-// removalBound is how long a choice that was made before may still take to arrive at an engine.
 const removalBound = 500 * time.Millisecond
 
 var removedStayQuiet = Invariant{
@@ -17,7 +16,7 @@ var removedStayQuiet = Invariant{
 	judge:      judgeRemoval,
 }
 
-// away are the states in which an engine gets nothing.
+// away are the states in which an engine must get no requests.
 var away = []string{absent, "draining", "down"}
 
 func judgeRemoval(e *evidence) (f finding) {
@@ -36,7 +35,7 @@ func judgeRemoval(e *evidence) (f finding) {
 				if !slices.Contains(away, one.what) {
 					continue
 				}
-				if !e.partial { // once, for all of the run
+				if !e.partial {
 					f.checked++
 				}
 				spans[engine] = append(spans[engine], gone{name, one.what, one.first.answered + removalBound, one.last.asked})
@@ -46,7 +45,7 @@ func judgeRemoval(e *evidence) (f finding) {
 	for id, list := range e.visits {
 		a := nodes[id]
 		if a == nil || a.Node == "" {
-			continue // an answer that never began does not say who sent it
+			continue
 		}
 		for _, v := range list {
 			for _, g := range spans[v.engine] {

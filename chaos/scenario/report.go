@@ -9,19 +9,18 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// Result is what a run says as a whole.
 type Result string
 
-// The results. Only Passed is a pass.
+// Only Passed is a pass.
 const (
 	Passed Result = "passed"
 	Failed Result = "failed"
-	// Idle: nothing was violated, but something that the scenario is there to prove was not exercised.
+	// Idle: no violation, but the run did not exercise all of Scenario.Must.
 	Idle    Result = "proves nothing"
-	Skipped Result = "skipped" // something cannot be done on this machine
+	Skipped Result = "skipped"
 )
 
-// Report is what a run says. Times are seconds since the traffic began.
+// Report is the result of a run. Times are seconds since the traffic began.
 type Report struct {
 	Scenario   string     `json:"scenario"`
 	Proves     string     `json:"proves"`
@@ -34,13 +33,13 @@ type Report struct {
 	Network    string     `json:"network"` // "namespaces", one for every member, or "loopback"
 	DurationS  float64    `json:"duration_s"`
 	Schedule   []string   `json:"schedule"`
-	Command    string     `json:"command"` // repeats it
+	Command    string     `json:"command"` // repeats the run
 	Requests   int        `json:"requests"`
 	Attempts   int        `json:"attempts"`
 	Outcomes   Outcomes   `json:"outcomes"`
 	Verdicts   []Verdict  `json:"verdicts"`
 	Events     []Happened `json:"events"`
-	SliceS     float64    `json:"slice_s"` // how long a slice of the timeline is
+	SliceS     float64    `json:"slice_s"` // length of a slice of the timeline
 	Timeline   []Slice    `json:"timeline"`
 	Harness    memoryUse  `json:"harness"` // memory of this process, engines and clients included
 }
@@ -48,7 +47,7 @@ type Report struct {
 // Outcomes counts attempts by how they ended.
 type Outcomes map[Outcome]int
 
-// Happened is an event as it was carried out; OverS is null if it never was over.
+// Happened is an event as it was carried out; OverS is null if it did not end.
 type Happened struct {
 	Event   string   `json:"event"`
 	Members string   `json:"members"`
@@ -57,13 +56,14 @@ type Happened struct {
 	Failed  string   `json:"failed,omitempty"`
 }
 
-// Slice is a second of a run, or a few of a long one, by when requests were sent. Null where there were none.
+// Slice is a second of a run, or several of a long one, by time of sending. Figures without
+// requests are null.
 type Slice struct {
 	FromS    float64  `json:"from_s"`
 	Sent     int      `json:"sent"`
 	Answered int      `json:"answered"` // in full
 	Broken   int      `json:"failed"`
-	Hit      *float64 `json:"hit"` // of what was possible
+	Hit      *float64 `json:"hit"` // share of the possible
 	TTFT50   *float64 `json:"ttft_p50_ms"`
 	TTFT99   *float64 `json:"ttft_p99_ms"`
 }
@@ -131,17 +131,15 @@ func happened(m *Mark) Happened {
 	return h
 }
 
-// maxSlices is how many slices a timeline has at most: more cannot be told apart in a picture.
+// maxSlices bounds the slices of a timeline to what a picture can show.
 const maxSlices = 1200
 
-// sliceOf is how long a slice of a run of that length is: a whole number of seconds.
 func sliceOf(length time.Duration) time.Duration {
 	return time.Second * max(1, (length+maxSlices*time.Second-1)/(maxSlices*time.Second))
 }
 
 func (e *evidence) sliceWidth() time.Duration { return max(e.width, time.Second) }
 
-// timeline cuts the run into slices.
 func (e *evidence) timeline() []Slice {
 	if e.drained <= 0 {
 		return []Slice{}
@@ -149,7 +147,8 @@ func (e *evidence) timeline() []Slice {
 	return append(slices.Clone(e.past.slices), e.slices(e.past.until, e.drained+1)...)
 }
 
-// slices are those of a span of the run, of attempts that were not folded. The span begins where a slice does.
+// slices returns the slices of a span, without folded attempts. The span begins at the begin of a
+// slice.
 func (e *evidence) slices(from, to time.Duration) []Slice {
 	width := e.sliceWidth()
 	out := make([]Slice, (to-from+width-1)/width)
@@ -170,7 +169,7 @@ func (e *evidence) slices(from, to time.Duration) []Slice {
 		case a.failed():
 			out[i].Broken++
 		}
-		if a.First >= 0 && a.Shape != chatWhole { // whose first token comes with its last
+		if a.First >= 0 && a.Shape != chatWhole {
 			firsts[i] = append(firsts[i], a.First-a.Sent)
 		}
 	}

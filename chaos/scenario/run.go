@@ -13,7 +13,6 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// run is one run of one scenario.
 type run struct {
 	cfg   Config
 	s     *Scenario
@@ -21,14 +20,12 @@ type run struct {
 	began time.Time
 }
 
-// pace is how a run is laid out in time.
 type pace struct {
-	calm time.Duration // from when on the load is even
-	lead time.Duration // before the first event
-	tail time.Duration // from the end of the last event to the end of traffic, at least
+	calm time.Duration
+	lead time.Duration
+	tail time.Duration // least time from the end of the last event to the end of traffic
 }
 
-// play does all of it but judging.
 func (r *run) play(ctx context.Context) (e *evidence, err error) {
 	l := newLedger()
 	f, err := r.start(ctx, l)
@@ -70,7 +67,7 @@ func (r *run) play(ctx context.Context) (e *evidence, err error) {
 	var watching sync.WaitGroup
 	watching.Go(func() { o.play(looking) })
 	watching.Go(func() { r.tell(looking, l) })
-	var unkept error // attempts that could not be kept
+	var unkept error
 	watching.Go(func() { unkept = folded.play(looking) })
 	if err := r.traffic(ctx, e, l, t, op, w); err != nil {
 		look()
@@ -101,10 +98,10 @@ func (r *run) start(ctx context.Context, l *ledger) (*fleet.Fleet, error) {
 		Balancer: fleet.BalancerConfig{Interval: 250 * time.Millisecond},
 	}
 	cfg.Engine.Watch = l.watch
-	// Without the floor that serve gives the heap, in which a leak could hide.
+	// Without the heap floor of serve, in which a leak could hide.
 	cfg.Env = append([]string{"GOGC=100"}, r.cfg.Env...)
 	if r.cfg.Nodes > 3 {
-		cfg.Spares = r.cfg.Nodes - 3 // every node may vote when another is lost
+		cfg.Spares = r.cfg.Nodes - 3
 	}
 	if r.cfg.Nodes < 3 {
 		cfg.Founders = 0
@@ -114,7 +111,8 @@ func (r *run) start(ctx context.Context, l *ledger) (*fleet.Fleet, error) {
 	return fleet.Start(starting, cfg)
 }
 
-// traffic plays clients, operators and the schedule, and returns when the last request has ended and everything that was done is undone.
+// traffic plays clients, operators and the schedule, and returns when the last request has ended
+// and all events are undone.
 func (r *run) traffic(ctx context.Context, e *evidence, l *ledger, t *traffic, op *operator, w *world) error {
 	running, stop := context.WithCancel(ctx)
 	defer stop()
@@ -122,7 +120,7 @@ func (r *run) traffic(ctx context.Context, e *evidence, l *ledger, t *traffic, o
 	var failed error
 	clients.Go(func() { failed = t.play(running) })
 	operators.Go(func() { op.play(running, 3, 150*time.Millisecond) })
-	healed := make(chan struct{}) // closed when what has no end of its own ends
+	healed := make(chan struct{}) // closed to end events without an end of their own
 	last := r.pace.lead
 	for _, ev := range r.cfg.Schedule {
 		last = max(last, ev.At+ev.For)
@@ -143,7 +141,7 @@ func (r *run) traffic(ctx context.Context, e *evidence, l *ledger, t *traffic, o
 	close(healed)
 	events.Wait()
 	e.healed = l.now()
-	// What took longer than the schedule said does not shorten what comes after.
+	// Events that took longer than scheduled do not shorten the time after.
 	err := sleep(ctx, max(r.cfg.Duration, e.healed+r.pace.tail)-l.now())
 	e.stopped = l.now()
 	stop()
@@ -153,10 +151,9 @@ func (r *run) traffic(ctx context.Context, e *evidence, l *ledger, t *traffic, o
 	return errors.Join(err, failed)
 }
 
-// readWithin bounds the reads at the end: the fleet is whole, so that there is a leader.
+// readWithin bounds the final reads, when the whole fleet runs and has a leader.
 const readWithin = 20 * time.Second
 
-// readAll ends the history with a read of everything through every node.
 func readAll(ctx context.Context, f *fleet.Fleet, op *operator) error {
 	ctx, cancel := context.WithTimeout(ctx, readWithin)
 	defer cancel()
@@ -180,16 +177,14 @@ func readAll(ctx context.Context, f *fleet.Fleet, op *operator) error {
 	return nil
 }
 
-// close takes the fleet down and notes which nodes had ended before.
 func (e *evidence) close(f *fleet.Fleet, whole bool) {
 	err := f.Check()
 	if err != nil && e != nil && whole {
 		e.died = append(e.died, Violation{At: e.drained, Place: "the fleet", Evidence: err.Error()})
 	}
-	_ = f.Close() // says again which nodes had ended; anything else is about what is gone now
+	_ = f.Close() // repeats which nodes had ended; other errors do not matter any more
 }
 
-// tell reports progress until ctx ends.
 func (r *run) tell(ctx context.Context, l *ledger) {
 	if r.cfg.Progress == nil {
 		return

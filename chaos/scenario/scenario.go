@@ -1,9 +1,9 @@
-// Package scenario breaks a fleet of real processes on purpose, by a schedule that follows from a seed, while clients hold conversations through
-// it, and holds what was seen to what the fleet promises.
+// Package scenario breaks a fleet of real processes by a schedule that follows from a seed, while
+// clients hold conversations through it, and checks the observations against the fleet's promises.
 //
-// It breaks nothing outside the fleet that it starts, and it says of every promise whether the run could have broken it at all. What cannot
-// be done on a machine is named as left out. How a fleet is made and harmed is chaos/fleet's; here is what is done when, what clients and
-// operators do meanwhile, who looks, and what counts as a violation.
+// It breaks nothing outside its fleet. For every promise it reports whether the run could have
+// broken it at all, and it names the faults that this machine cannot produce. chaos/fleet makes and
+// harms the fleet; this package has the schedules, clients, operators, observers and judges.
 package scenario
 
 import (
@@ -20,38 +20,39 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// ErrConfig is wrapped by every error about how a run was asked for.
+// ErrConfig is wrapped by every error about a Config.
 var ErrConfig = errors.New("chaos")
 
-// Config says what to run. Scenario and, to run it, Binary have no default.
+// Config describes a run. Scenario and, for Run, Binary have no default.
 type Config struct {
-	Scenario string // one of Names
+	Scenario string
 	Seed     uint64
 	Nodes    int           // default: the scenario's
 	Duration time.Duration // of the traffic; default: the scenario's
-	Schedule Schedule      // in place of the one that follows from the seed; its last event must end before the traffic does
-	// Soak makes one run of that length: the scenario's schedule again and again, each time with the next seed.
+	Schedule Schedule      // replaces the seed's schedule; its last event must end before the traffic does
+	// Soak makes one run of that length, which repeats the scenario's schedule, each time with the
+	// next seed.
 	Soak time.Duration
-	Rate float64 // conversations begun a second; default: the scenario's
-	// Loopback puts everything into the network of this machine, where links cannot be broken; else every member has a namespace of its own
-	// wherever that can be had.
+	Rate float64 // conversations begun per second; default: the scenario's
+	// Loopback runs all members in this machine's network, where links cannot be broken. Otherwise
+	// every member has a network namespace if the machine allows it.
 	Loopback bool
-	// LeaveOut are invariants that the run is not held to, by name: where the machine is too busy for what they measure.
+	// LeaveOut names invariants that are not judged, because the machine is too busy for their
+	// measurements.
 	LeaveOut []string
 
-	Binary string   // the program grapevine; it has no default
-	Newer  string   // grapevine of the next release, for upgrades; "": such schedules are left out
-	Env    []string // more of the environment of the nodes
-	// Keep is where logs, configurations and histories stay; "": nowhere.
+	Binary string   // the program grapevine; no default
+	Newer  string   // grapevine of the next release, for upgrades; without it such schedules are left out
+	Env    []string // extra environment of the nodes
+	// Keep is the directory for logs, configurations and histories; "" keeps none.
 	Keep string
-	// Progress, if not nil, is told a few times a second how far it is. It must not block.
+	// Progress, if not nil, is called a few times per second. It must not block.
 	Progress func(Progress)
 	Log      zerolog.Logger
 
-	command string // that repeats the run; checked makes it
+	command string // repeats the run; set by checked
 }
 
-// Progress is how far a run has come.
 type Progress struct {
 	Phase           string
 	Elapsed, Length time.Duration // of the traffic
@@ -59,35 +60,34 @@ type Progress struct {
 	Failed          int
 }
 
-// Phases of a run.
 const (
 	phaseStart   = "starting"
 	phaseTraffic = "traffic"
 	phaseQuiet   = "quiet"
 )
 
-// How a run is laid out: even load before anything happens, for the hit rate and the resources before; and after all, for those after.
+// Even load precedes and follows the faults, to compare hit rates and resources.
 const (
 	warmUp   = 4 * time.Second
-	leadTime = 12 * time.Second // the first event, at the earliest
-	tailTime = 11 * time.Second // from the end of the last event to the end of traffic, at least
+	leadTime = 12 * time.Second
+	tailTime = 11 * time.Second // least time from the end of the last event to the end of traffic
 )
 
-// startWithin bounds the start of a fleet, readyWithin that of a node within a run, on a machine that is busy with everything else.
+// startWithin bounds the start of a fleet, readyWithin that of a node within a run, both on a busy
+// machine.
 const (
 	startWithin = 60 * time.Second
 	readyWithin = 30 * time.Second
 )
 
-// The fleet's pace: faster than by default where seconds are waited for, so that a run takes half a minute.
+// Timings shorter than the defaults, so that a run takes half a minute.
 const (
 	drainGrace = 1500 * time.Millisecond
 	drainLimit = 15 * time.Second
-	firstByte  = 6 * time.Second  // the routers' patience for the first byte of a stream
-	wholeByte  = 10 * time.Second // and of anything else
+	firstByte  = 6 * time.Second // the routers' timeout for the first byte of a stream
+	wholeByte  = 10 * time.Second
 )
 
-// settings are those of every node.
 func settings() map[string]any {
 	return map[string]any{
 		"log_level": "info", "drain_grace": drainGrace.String(), "drain_close": "500ms", "drain_timeout": drainLimit.String(), "slow_start": "5s",
@@ -95,11 +95,10 @@ func settings() map[string]any {
 	}
 }
 
-// modelName is what the engines serve.
 const modelName = "emulated-8b"
 
-// engineConfig is an engine that computes prompts in no time, so that it is knowledge that decides where requests go and not queues which
-// a busy machine makes up, and answers slowly enough for answers to be under way when something happens: 5 ms a token.
+// engineConfig prefills instantly, so that knowledge and not queues decides the routing, and
+// decodes a token per 5 ms, so that faults hit running answers.
 func engineConfig() engine.ServerConfig {
 	return engine.ServerConfig{
 		Config: engine.Config{KVTokens: 4_000_000, BlockTokens: 64, MaxRunning: 256, PrefillRate: 4_000_000, ChunkTokens: 16_384, DecodeStep: 5 * time.Millisecond},
@@ -107,7 +106,6 @@ func engineConfig() engine.ServerConfig {
 	}
 }
 
-// checked fills in defaults and makes the schedule.
 func (c Config) checked() (Config, *Scenario, error) {
 	s, ok := find(c.Scenario)
 	if !ok {
@@ -129,7 +127,7 @@ func (c Config) checked() (Config, *Scenario, error) {
 	}
 	switch {
 	case c.Schedule != nil:
-		c.command += " --schedule FILE" // with the lines that the report shows
+		c.command += " --schedule FILE"
 	default:
 		c.Schedule = s.schedule(&c)
 	}
@@ -161,7 +159,7 @@ func (c Config) checked() (Config, *Scenario, error) {
 		c.Duration = end
 	}
 	if left, err := os.ReadDir(c.Keep); c.Keep != "" && err == nil && len(left) > 0 {
-		// Its nodes would go by what another run has left there.
+		// Nodes would use the data of another run.
 		return c, nil, fmt.Errorf("%w: %s is not empty: name another directory to keep things in, or empty it", ErrConfig, c.Keep)
 	}
 	if given != 0 || c.Duration != max(s.Duration, c.Soak) {
@@ -175,7 +173,6 @@ func (c Config) checked() (Config, *Scenario, error) {
 
 const maxNodes = 16
 
-// schedule is what follows from the seed: once, or for as long as a soak takes.
 func (s *Scenario) schedule(c *Config) (out Schedule) {
 	rounds := max(1, int((c.Soak-leadTime-tailTime)/(c.Duration-leadTime)))
 	for i := range rounds {
@@ -187,7 +184,6 @@ func (s *Scenario) schedule(c *Config) (out Schedule) {
 	return out.sorted()
 }
 
-// names are node-0 and so on, as fleet calls them.
 func names(what string, n int) (out []string) {
 	for i := range n {
 		out = append(out, fmt.Sprintf("%s-%d", what, i))
@@ -195,7 +191,6 @@ func names(what string, n int) (out []string) {
 	return out
 }
 
-// leftOut says why a schedule cannot be carried out here, for each thing that is missing.
 func leftOut(s *Scenario, c *Config) (missing []string) {
 	words := needs(s, c)
 	links := slices.Contains(words, fleet.FaultLinks)
@@ -223,20 +218,20 @@ func leftOut(s *Scenario, c *Config) (missing []string) {
 	return missing
 }
 
-// WantsNetwork says whether a run is to be made in a process that fleet.Isolate has started: wherever there can be one.
+// WantsNetwork reports whether the run should be made in a process that fleet.Isolate starts:
+// wherever that works.
 func WantsNetwork(c Config) (bool, error) {
 	c, _, err := c.checked()
 	return err == nil && !c.Loopback && fleet.Supports(fleet.FaultLinks) == nil, err
 }
 
-// needs is all that a run asks of the machine, by the words of fleet.Supports.
 func needs(s *Scenario, c *Config) []string {
 	words := append(c.Schedule.needs(), s.Needs...)
 	slices.Sort(words)
 	return slices.Compact(words)
 }
 
-// LeaveOut is the report of a run that cannot be made here, for the reason given.
+// LeaveOut is the report of a run that cannot be made here, with the reason.
 func LeaveOut(c Config, why error) (*Report, error) {
 	c, s, err := c.checked()
 	if err != nil {
@@ -245,8 +240,9 @@ func LeaveOut(c Config, why error) (*Report, error) {
 	return skipped(&c, s, []string{why.Error()}), nil
 }
 
-// Run carries out one scenario: starts the fleet, plays traffic, does what the schedule says, waits for rest, takes everything down and judges.
-// An error means that nothing can be said; violations are in the report. When ctx ends everything is taken down and its error returned.
+// Run starts the fleet, plays traffic and schedule, waits for quiet, stops the fleet and judges.
+// The report has the violations; an error means that there is no result. When ctx ends, Run stops
+// everything and returns its error.
 func Run(ctx context.Context, cfg Config) (*Report, error) {
 	cfg, s, err := cfg.checked()
 	if err != nil {

@@ -8,30 +8,29 @@ import (
 	"time"
 )
 
-// Event is one line of a schedule: a fault, or something an operator does.
+// Event is one line of a schedule: a fault, or an operation.
 type Event struct {
 	At   time.Duration // since the traffic began
-	Kind string        // the name of a fault
-	// Groups are the members that it is done to, by name. Faults of links have two groups, all others one at most. LeaderName and
-	// FollowerName stand for whoever that is when the time has come.
+	Kind string        // name of a fault
+	// Groups are the affected members by name: two groups for link faults, at most one otherwise.
+	// LeaderName and FollowerName are resolved when the event is due.
 	Groups [][]string
 	Params []Param
-	For    time.Duration // until it is undone; 0: not by itself
+	For    time.Duration // until it is undone; 0: no end of its own
 }
 
 // Param is a setting of a fault.
 type Param struct{ Name, Value string }
 
-// Schedule is what happens in a run, in order of time. It prints as text, a line for each event, and Parse reads that back.
+// Schedule is a list of events in order of time. String and Parse are inverses.
 type Schedule []Event
 
-// The members that are found out when an event is due.
+// Members that are resolved when an event is due.
 const (
-	LeaderName   = "leader"   // the node that leads the agreement
-	FollowerName = "follower" // a node that votes and does not lead
+	LeaderName   = "leader"   // the raft leader
+	FollowerName = "follower" // a voter that does not lead
 )
 
-// maxEvents bounds a schedule.
 const maxEvents = 10_000
 
 // ErrSchedule is wrapped by every error about the text of a schedule.
@@ -65,7 +64,7 @@ func (s Schedule) String() string {
 	return b.String()
 }
 
-// End is when the last event has happened and been undone.
+// End is when the last event has been undone.
 func (s Schedule) End() (end time.Duration) {
 	for _, e := range s {
 		end = max(end, e.At+e.For)
@@ -73,15 +72,15 @@ func (s Schedule) End() (end time.Duration) {
 	return end
 }
 
-// sorted returns the events in order of time; those of the same time keep theirs.
 func (s Schedule) sorted() Schedule {
 	out := slices.Clone(s)
 	slices.SortStableFunc(out, func(a, b Event) int { return int(min(max(a.At-b.At, -1), 1)) })
 	return out
 }
 
-// Parse reads a schedule: a line is TIME FAULT [MEMBER,... [|or> MEMBER,...]] [NAME=VALUE...] [for DURATION]; what follows a # and empty lines
-// are passed over. Times need not be in order. An error names its line and what to write in its place.
+// Parse reads a schedule of lines TIME FAULT [MEMBER,... [|or> MEMBER,...]] [NAME=VALUE...] [for
+// DURATION], in any order of time. It skips comments (#) and empty lines. An error names its line
+// and a correction.
 func Parse(text string) (Schedule, error) {
 	var out Schedule
 	for i, line := range strings.Split(text, "\n") {
@@ -159,7 +158,6 @@ func parseTime(text string) (time.Duration, error) {
 	return d, nil
 }
 
-// param returns the value of a setting, or its default.
 func (e *Event) param(name string) string {
 	for _, p := range e.Params {
 		if p.Name == name {
@@ -174,7 +172,6 @@ func (e *Event) param(name string) string {
 	return ""
 }
 
-// members are all names of the event, in all groups.
 func (e *Event) members() (out []string) {
 	for _, g := range e.Groups {
 		out = append(out, g...)

@@ -96,7 +96,6 @@ func TestMembers(t *testing.T) {
 	}
 }
 
-// FuzzParse: whatever is read is printed so that it is read as the same.
 func FuzzParse(f *testing.F) {
 	f.Add("12.5s partition node-0,node-1 | node-2 for 10s\n3s kill leader")
 	f.Add("1m30s link node-0 > * loss=1 delay=20ms for 1s # x")
@@ -119,7 +118,6 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// TestCatalogue: every scenario makes schedules of faults that there are, from the seed alone, in the time that it has; and seeds matter.
 func TestCatalogue(t *testing.T) {
 	for _, s := range catalogue {
 		if _, err := Parse(s.Name); s.Proves == "" || len(s.Must) == 0 || err == nil {

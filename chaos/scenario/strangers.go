@@ -13,7 +13,6 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// strangers connect to everything that a node listens on and talk nonsense, so many a second, until they are told to stop.
 func (w *world) strangers(ctx context.Context, n *fleet.Node, rate float64) (undo, error) {
 	st, err := n.Raft(ctx)
 	if err != nil {
@@ -36,7 +35,6 @@ func (w *world) strangers(ctx context.Context, n *fleet.Node, rate float64) (und
 	}, nil
 }
 
-// babble says something to a port, listens for a moment and hangs up. What comes of it does not matter to the stranger.
 func babble(ctx context.Context, n *fleet.Node, port string, said []byte, datagram bool) {
 	network := "tcp"
 	if datagram {
@@ -49,29 +47,28 @@ func babble(ctx context.Context, n *fleet.Node, port string, said []byte, datagr
 		return
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(time.Second)) // a connection that is open has deadlines
+	_ = c.SetDeadline(time.Now().Add(time.Second)) // an open connection supports deadlines
 	if _, err := c.Write(said); err != nil || datagram {
 		return
 	}
 	_, _ = io.CopyN(io.Discard, c, 4096)
 }
 
-// nonsense is something that could be the beginning of a protocol, and is none.
 func nonsense(rng *rand.Rand) []byte {
 	random := make([]byte, 1+rng.IntN(2000))
 	for i := range random {
 		random[i] = byte(rng.Uint32())
 	}
 	switch rng.IntN(6) {
-	case 0: // a TLS record that promises more than comes
+	case 0:
 		return append([]byte{0x16, 3, 1, byte(rng.Uint32()), byte(rng.Uint32())}, random...)
-	case 1: // a length in front, a large one
+	case 1:
 		return append(binary.BigEndian.AppendUint32(nil, 0xfffffff0), random...)
 	case 2:
 		return []byte("POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")
 	case 3:
 		return append([]byte("GET /\x00"), random...)
-	case 4: // a message type of memberlist, and rubbish
+	case 4:
 		random[0] = byte(rng.IntN(16))
 	}
 	return random

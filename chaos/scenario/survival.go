@@ -1,6 +1,6 @@
 package scenario
 
-// What faults may not do to requests that have nothing to do with them.
+// Invariants about requests that a fault must not affect.
 
 var streamsSurvive = Invariant{
 	Name:       "streams-survive",
@@ -20,7 +20,7 @@ var streamsSurvive = Invariant{
 			if a.Outcome == Departed || e.nodeLost(a.Node, a.Sent, a.End) || e.overstayed(a) {
 				continue
 			}
-			if e.struck <= a.End { // something happened while it ran, or before
+			if e.struck <= a.End {
 				f.checked++
 			}
 			if a.failed() && !e.engineExcuses(a) {
@@ -31,7 +31,8 @@ var streamsSurvive = Invariant{
 	},
 }
 
-// cutBefore holds a connection not to have been broken while its request was at an engine: whoever passed it on there must have been lost.
+// cutBefore checks that no connection broke while its request was at an engine, unless the router
+// or proxy on its path was lost.
 func (e *evidence) cutBefore(f *finding, a *Attempt) {
 	for _, v := range e.visits[a.ID] {
 		if v.began > a.End {
@@ -46,8 +47,8 @@ func (e *evidence) cutBefore(f *finding, a *Attempt) {
 	}
 }
 
-// engineExcuses says whether the engine's end explains that of an answer that had begun: a stream ends with an error event then, and what is not
-// streamed can only break off.
+// engineExcuses reports whether the engine's end explains that of an answer that had begun: a
+// stream must then end with an error event, other answers can only break off.
 func (e *evidence) engineExcuses(a *Attempt) bool {
 	if !e.engineBroke(a.Backend, a.Sent, a.End) && !e.linkBroken(a.Node, a.Sent, a.End, a.Backend) {
 		return false

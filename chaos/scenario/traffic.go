@@ -13,21 +13,21 @@ import (
 	"grapevine/chaos/engine"
 )
 
-// Load says what clients do. Zero fields take the defaults.
+// Load describes the clients. Zero fields take the defaults.
 type Load struct {
-	Rate      float64       // conversations begun a second; default 10
-	Turns     float64       // of a conversation, on average; default 10
-	Think     time.Duration // before the next turn, on average beyond a fifth of a second that everybody takes; default 300 ms
+	Rate      float64       // conversations begun per second; default 10
+	Turns     float64       // mean per conversation; default 5
+	Think     time.Duration // mean pause before the next turn, in addition to leastThink; default 300 ms
 	Output    [2]int        // tokens of a reply, from and to; default 8 to 80
 	Heads     int           // system prompts shared by the conversations; default 6
 	HeadBytes int           // of each; default 2048
 	KeepAlive float64       // share of conversations that keep their connection; default 0.5
 	Opening   [2]int        // bytes of the first question, from and to; default 2000 to 12000
-	Departing float64       // share of requests whose client leaves before the end; default 0.06
-	Long      float64       // share of requests whose answer takes LongOutput tokens; default 0.03
-	// LongOutput is such an answer's length in tokens. Default 600: 3 s at the engines' default pace.
+	Departing float64       // share of requests whose client leaves early; default 0.06
+	Long      float64       // share of requests with LongOutput tokens; default 0.03
+	// LongOutput is in tokens. Default 600: 3 s at the engines' default rate.
 	LongOutput int
-	// Drop leaves out retries: what fails has failed.
+	// NoRetries makes the first failure of a request final.
 	NoRetries bool
 }
 
@@ -63,19 +63,19 @@ func (l Load) withDefaults() Load {
 	return l
 }
 
-// sdkRetries is how often the official clients send a request again whose connection failed before an answer began, and whose answer was one
-// of retried.
+// sdkRetries is how often the official clients repeat a request whose connection failed before an
+// answer began, or whose status is one of retried.
 const sdkRetries = 2
 
-// leastThink is what nobody is faster than: the promise for news to be everywhere is a quarter of a second, most of it for machines that are
-// busy.
+// leastThink is the shortest pause between turns: gossip promises to spread within a quarter of a
+// second, most of it an allowance for busy machines.
 const leastThink = 200 * time.Millisecond
 
-// maxUnderWay bounds the conversations at once; what is due beyond is not begun, and counted.
+// maxUnderWay bounds concurrent conversations; those above the bound are counted and not begun.
 const maxUnderWay = 10_000
 
-// traffic is clients that hold conversations through the balancer, in an open loop: conversations begin when they are due, whatever became of
-// those before. Safe for concurrent use.
+// traffic is an open loop of clients with conversations through the balancer. Safe for concurrent
+// use.
 type traffic struct {
 	load   Load
 	seed   uint64
@@ -84,7 +84,7 @@ type traffic struct {
 	dial   func(ctx context.Context, network, address string) (net.Conn, error)
 	l      *ledger
 	heads  []string
-	whole  context.Context // of the run: its end calls off what is under way
+	whole  context.Context
 
 	underWay chan struct{}
 	work     sync.WaitGroup
@@ -92,7 +92,7 @@ type traffic struct {
 	floods   int
 	requests int
 	overflow int
-	broken   error // of the harness itself
+	broken   error // an error of the harness itself
 }
 
 func newTraffic(load Load, seed uint64, url string, cfg engine.ServerConfig, dial func(context.Context, string, string) (net.Conn, error), l *ledger) *traffic {
@@ -104,7 +104,6 @@ func newTraffic(load Load, seed uint64, url string, cfg engine.ServerConfig, dia
 	return t
 }
 
-// play begins conversations until ctx ends, and returns when the last request has: none is called off.
 func (t *traffic) play(ctx context.Context) error {
 	rng := rand.New(rand.NewPCG(t.seed, 0xa771))
 	for id := 0; sleep(ctx, time.Duration(rng.ExpFloat64()/t.load.Rate*float64(time.Second))) == nil; id++ {
@@ -119,7 +118,6 @@ func (t *traffic) play(ctx context.Context) error {
 	return t.broken
 }
 
-// begin starts a conversation in the background, if there is room. Its number decides all that is said in it.
 func (t *traffic) begin(id int, hold func(*conversation), head, shape string) {
 	select {
 	case t.underWay <- struct{}{}:
@@ -135,11 +133,12 @@ func (t *traffic) begin(id int, hold func(*conversation), head, shape string) {
 	})
 }
 
-// flood sends requests of one turn with one long beginning, so many a second until ctx ends, and returns without waiting for them.
+// flood starts one-turn requests with one long common prefix at that rate until ctx ends, without
+// waiting for them.
 func (t *traffic) flood(ctx context.Context, rate float64, tokens int) {
 	t.mu.Lock()
 	t.floods++
-	id := t.floods << 32 // beyond those of conversations
+	id := t.floods << 32
 	t.mu.Unlock()
 	rng := rand.New(rand.NewPCG(t.seed, 0xf100d+uint64(id)))
 	head := "Everybody asks about this one thing. " + prose(rng, tokens*engine.TokenBytes)
@@ -153,14 +152,12 @@ func (t *traffic) flood(ctx context.Context, rate float64, tokens int) {
 	}
 }
 
-// memory is what a client knows of the turn before.
 type memory struct {
 	tokens int
 	ended  time.Duration
 	by     string
 }
 
-// hold plays one conversation to its end, or to the first request that failed for good.
 func (t *traffic) hold(ctx context.Context, c *conversation) {
 	client := t.client(c.rng.Float64() < t.load.KeepAlive)
 	defer client.CloseIdleConnections()
@@ -175,13 +172,12 @@ func (t *traffic) hold(ctx context.Context, c *conversation) {
 	}
 }
 
-// client is an HTTP client of one conversation, with connections of its own.
 func (t *traffic) client(keep bool) *http.Client {
 	return &http.Client{Transport: &http.Transport{DialContext: t.dial, DisableKeepAlives: !keep, DisableCompression: true, MaxIdleConnsPerHost: 1}}
 }
 
-// turn makes the next request of a conversation, again if need be, and says whether the conversation can go on. A request that was begun is
-// made to its end, with all its attempts, unless the run as a whole is called off.
+// turn sends the next request of a conversation, with retries, and reports whether the conversation
+// can continue. Only the end of the whole run cancels a request that has begun.
 func (t *traffic) turn(client *http.Client, c *conversation, m *memory) bool {
 	output := t.load.Output[0] + c.rng.IntN(t.load.Output[1]-t.load.Output[0]+1)
 	if c.rng.Float64() < t.load.Long {
@@ -221,7 +217,6 @@ func (t *traffic) turn(client *http.Client, c *conversation, m *memory) bool {
 	}
 }
 
-// retried says whether the official clients would send such a request again.
 func retried(a *Attempt) bool {
 	if a.Outcome == Unanswered {
 		return true
@@ -229,25 +224,22 @@ func retried(a *Attempt) bool {
 	return a.Outcome == Refused && (a.Status == http.StatusRequestTimeout || a.Status == http.StatusConflict || a.Status == http.StatusTooManyRequests || a.Status >= 500)
 }
 
-// pauseBefore is how long they wait: half a second, doubled each time, less up to a quarter.
 func pauseBefore(try int, rng *rand.Rand) time.Duration {
 	full := 500 * time.Millisecond << try
 	return full - time.Duration(rng.Int64N(int64(full/4)))
 }
 
-// departing decides whether and when the client of a request leaves.
 func (t *traffic) departing(rng *rand.Rand, output int) departure {
 	leaves, how, where := rng.Float64() < t.load.Departing, rng.IntN(3), rng.Float64()
 	switch {
 	case !leaves:
 		return stays
-	case how == 0: // before or about when the answer begins
+	case how == 0:
 		return departure{after: time.Millisecond + time.Duration(math.Round(where*50))*time.Millisecond, bytes: -1}
 	}
 	return departure{bytes: int(where * float64(output*engine.TokenBytes))}
 }
 
-// sleep waits, or returns the context's error if that ends first.
 func sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

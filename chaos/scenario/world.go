@@ -12,23 +12,22 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// undo takes a fault back; nil if there is nothing to take back.
 type undo func(ctx context.Context) error
 
-// world does to a fleet what a schedule says. Safe for concurrent use.
+// world applies a schedule to a fleet. Safe for concurrent use.
 type world struct {
 	f     *fleet.Fleet
 	t     *traffic
 	op    *operator
 	log   *marks
-	newer string        // program of the next release; "" without
+	newer string        // program of the next release, or ""
 	ready time.Duration // how long a node may take to be ready
 
-	mu    sync.Mutex // of links: what is laid over each other is undone together
+	mu    sync.Mutex
 	links int
 }
 
-// carryOut does one event, waits for its end and undoes it. A fault that cannot be done fails the mark, not the fleet.
+// carryOut does one event, waits for its end and undoes it. A failed event is recorded in its mark.
 func (w *world) carryOut(ctx context.Context, e Event, end <-chan struct{}) {
 	m := w.log.begin(e)
 	members, err := w.resolve(ctx, e)
@@ -65,7 +64,6 @@ func (w *world) carryOut(ctx context.Context, e Event, end <-chan struct{}) {
 	})
 }
 
-// resolve finds out who the leader and a follower are.
 func (w *world) resolve(ctx context.Context, e Event) (out [][]string, err error) {
 	for _, g := range e.Groups {
 		var names []string
@@ -82,10 +80,9 @@ func (w *world) resolve(ctx context.Context, e Event) (out [][]string, err error
 	return out, nil
 }
 
-// whoWithin bounds the search for a leader: an election under way takes a second or so.
+// whoWithin bounds the search for a leader; an election takes about a second.
 const whoWithin = 10 * time.Second
 
-// who finds the leader, or a voter that is not and is not taken already.
 func (w *world) who(ctx context.Context, role string, taken []string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, whoWithin)
 	defer cancel()
@@ -124,11 +121,10 @@ func contains(list []string, name string) bool {
 	return false
 }
 
-// inflict does the fault and returns how to take it back.
 func (w *world) inflict(ctx context.Context, m *Mark, members [][]string) (undo, error) {
 	switch specOf(m.Kind).to {
 	case toNodes:
-		if m.Kind == "roll" || m.Kind == "upgrade" { // one after the other
+		if m.Kind == "roll" || m.Kind == "upgrade" {
 			for _, name := range members[0] {
 				if err := w.turn(ctx, m, w.f.Node(name)); err != nil {
 					return nil, err
@@ -142,8 +138,8 @@ func (w *world) inflict(ctx context.Context, m *Mark, members [][]string) (undo,
 	case toPair, toWay:
 		return w.toLinks(m, members[0], members[1])
 	}
-	rate, _ := strconv.ParseFloat(m.param("rate"), 64)       // checked when it was read
-	tokens, _ := strconv.ParseInt(m.param("tokens"), 10, 64) // checked when it was read
+	rate, _ := strconv.ParseFloat(m.param("rate"), 64)
+	tokens, _ := strconv.ParseInt(m.param("tokens"), 10, 64)
 	flooding, stop := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
@@ -157,7 +153,6 @@ func (w *world) inflict(ctx context.Context, m *Mark, members [][]string) (undo,
 	}, nil
 }
 
-// each does something to several members at once and returns how to take all of it back at once.
 func (w *world) each(names []string, do func(name string) (undo, error)) (undo, error) {
 	undos, errs := make([]undo, len(names)), make([]error, len(names))
 	var work sync.WaitGroup
@@ -194,7 +189,6 @@ func (w *world) engine(name string) *fleet.Engine {
 	return nil
 }
 
-// toNode does what is done to one node.
 func (w *world) toNode(ctx context.Context, m *Mark, n *fleet.Node) (undo, error) {
 	heal := func(context.Context) error { return n.HealDisk() }
 	switch m.Kind {
@@ -211,22 +205,21 @@ func (w *world) toNode(ctx context.Context, m *Mark, n *fleet.Node) (undo, error
 	case "hang-disk":
 		return heal, n.HangDisk()
 	case "slow-disk":
-		by, _ := time.ParseDuration(m.param("by")) // checked when it was read
+		by, _ := time.ParseDuration(m.param("by"))
 		return heal, n.SlowDisk(by)
 	case "clock":
-		by, _ := time.ParseDuration(m.param("step")) // checked when it was read
+		by, _ := time.ParseDuration(m.param("step"))
 		return nil, n.StepClock(by)
 	case "expire":
-		in, _ := time.ParseDuration(m.param("in")) // checked when it was read
+		in, _ := time.ParseDuration(m.param("in"))
 		return func(context.Context) error { return n.RenewCertificate() }, n.ExpireCertificate(in)
 	case "malformed":
-		rate, _ := strconv.ParseFloat(m.param("rate"), 64) // checked when it was read
+		rate, _ := strconv.ParseFloat(m.param("rate"), 64)
 		return w.strangers(ctx, n, rate)
 	}
 	panic("scenario: nothing is done to a node for " + m.Kind)
 }
 
-// restarting is the undoing of everything that ends a process, unless the run is called off meanwhile: then all are ended anyhow.
 func (w *world) restarting(run context.Context, n *fleet.Node) undo {
 	return func(ctx context.Context) error {
 		select {
@@ -238,7 +231,6 @@ func (w *world) restarting(run context.Context, n *fleet.Node) undo {
 	}
 }
 
-// start starts a node and waits until it asks for traffic.
 func (w *world) start(ctx context.Context, n *fleet.Node) error {
 	if err := n.Start(); err != nil {
 		return err
@@ -248,7 +240,6 @@ func (w *world) start(ctx context.Context, n *fleet.Node) error {
 	return n.WaitReady(ctx)
 }
 
-// stopWithin is what a service manager grants a node that drains, above all its own limits.
 const stopWithin = 60 * time.Second
 
 func (w *world) stop(ctx context.Context, m *Mark, n *fleet.Node) error {
@@ -260,7 +251,6 @@ func (w *world) stop(ctx context.Context, m *Mark, n *fleet.Node) error {
 	return err
 }
 
-// turn restarts one node in good order.
 func (w *world) turn(ctx context.Context, m *Mark, n *fleet.Node) error {
 	if err := w.stop(ctx, m, n); err != nil {
 		return err
@@ -281,11 +271,10 @@ func (w *world) turn(ctx context.Context, m *Mark, n *fleet.Node) error {
 	if m.Kind != "roll" {
 		return nil
 	}
-	pause, _ := time.ParseDuration(m.param("pause")) // checked when it was read
+	pause, _ := time.ParseDuration(m.param("pause"))
 	return sleep(ctx, pause)
 }
 
-// toEngine does what is done to one engine.
 func (w *world) toEngine(ctx context.Context, m *Mark, e *fleet.Engine) (undo, error) {
 	inject := func(f engine.Fault) (undo, error) {
 		s := e.Server()
@@ -293,7 +282,7 @@ func (w *world) toEngine(ctx context.Context, m *Mark, e *fleet.Engine) (undo, e
 			return nil, fmt.Errorf("%s does not run", e.Name())
 		}
 		return func(context.Context) error {
-			if now := e.Server(); now != s { // it was restarted meanwhile, and has forgotten its fault
+			if now := e.Server(); now != s {
 				return nil
 			}
 			return s.Inject(engine.Fault{Kind: "none"})
@@ -305,7 +294,7 @@ func (w *world) toEngine(ctx context.Context, m *Mark, e *fleet.Engine) (undo, e
 	case "hang":
 		return inject(engine.Fault{Kind: "hang"})
 	case "slow":
-		factor, _ := strconv.ParseFloat(m.param("factor"), 64) // checked when it was read
+		factor, _ := strconv.ParseFloat(m.param("factor"), 64)
 		return inject(engine.Fault{Kind: "slow", Factor: factor})
 	case "amnesia":
 		_, err := inject(engine.Fault{Kind: "amnesia"})
@@ -313,11 +302,11 @@ func (w *world) toEngine(ctx context.Context, m *Mark, e *fleet.Engine) (undo, e
 	case "overload":
 		return inject(engine.Fault{Kind: "503"})
 	case "break":
-		count, _ := strconv.Atoi(m.param("count"))             // checked when it was read
-		after, _ := strconv.ParseInt(m.param("after"), 10, 64) // checked when it was read
+		count, _ := strconv.Atoi(m.param("count"))
+		after, _ := strconv.ParseInt(m.param("after"), 10, 64)
 		return inject(engine.Fault{Kind: "reset", Count: count, AfterBytes: after})
 	case "lie":
-		factor, _ := strconv.ParseFloat(m.param("factor"), 64) // checked when it was read
+		factor, _ := strconv.ParseFloat(m.param("factor"), 64)
 		return inject(engine.Fault{Kind: "lie", Factor: factor})
 	case "drain":
 		return func(ctx context.Context) error { return w.op.change(ctx, opResume, e) }, w.op.change(ctx, opDrain, e)
@@ -327,7 +316,6 @@ func (w *world) toEngine(ctx context.Context, m *Mark, e *fleet.Engine) (undo, e
 	panic("scenario: nothing is done to an engine for " + m.Kind)
 }
 
-// toLinks does what is done between two groups.
 func (w *world) toLinks(m *Mark, a, b []string) (undo, error) {
 	switch m.Kind {
 	case "reset":
@@ -350,7 +338,8 @@ func (w *world) pairs(a, b []string, do func(x, y string) error) error {
 	return nil
 }
 
-// laid counts a fault of links; all are undone with the last of them, because a link does not remember what it was before.
+// laid counts link faults. The last undo heals all of them, because a link does not keep its
+// earlier settings.
 func (w *world) laid() undo {
 	w.mu.Lock()
 	w.links++
@@ -365,7 +354,6 @@ func (w *world) laid() undo {
 	}
 }
 
-// linkOf reads the settings of a link, which were checked when they were read.
 func linkOf(e *Event) fleet.Link {
 	number := func(name string) float64 {
 		x, _ := strconv.ParseFloat(e.param(name), 64)

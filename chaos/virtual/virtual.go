@@ -1,8 +1,7 @@
-// Package virtual runs a test once for each of many seeds. A few of them run in every `make test`, always the same ones, so
-// that a change either breaks them or does not; `make chaos-virtual SEEDS=5000` goes through thousands.
+// Package virtual runs a test once for each of many seeds. `make test` runs the same few each time,
+// so that a failure comes from a change; `make chaos-virtual SEEDS=5000` runs thousands.
 //
-// It does not simulate anything itself: the tests are in the packages whose code they run, where they see its insides.
-// DESIGN.md lists them.
+// The tests are in the packages whose code they run. DESIGN.md lists them.
 package virtual
 
 import (
@@ -16,14 +15,14 @@ import (
 
 // The environment of a run.
 const (
-	seedVariable  = "GRAPEVINE_TEST_SEED"  // only this seed
-	seedsVariable = "GRAPEVINE_TEST_SEEDS" // how many seeds, in place of each test's own few
-	fromVariable  = "GRAPEVINE_TEST_FROM"  // the first of them; 1 if unset
+	seedVariable  = "GRAPEVINE_TEST_SEED"
+	seedsVariable = "GRAPEVINE_TEST_SEEDS" // number of seeds instead of each test's own few
+	fromVariable  = "GRAPEVINE_TEST_FROM"
 )
 
-// Seeds runs a test as a subtest for each seed, one after the other: for the seeds 1 to quick, or as the environment says.
-// Of a number given there each test takes the share that its seeds are worth: weight is what one costs, in units of the
-// cheapest tests'. A seed that fails says how it is repeated.
+// Seeds runs a test as a subtest for each seed in turn: for 1 to quick, or as the environment says.
+// There each test divides the number by weight, its cost in units of the cheapest test. A failing
+// seed prints the command that repeats it.
 func Seeds(t *testing.T, quick, weight int, run func(t *testing.T, seed uint64)) {
 	t.Helper()
 	only, from, count := number(t, seedVariable), number(t, fromVariable), number(t, seedsVariable)
@@ -46,12 +45,12 @@ func Seeds(t *testing.T, quick, weight int, run func(t *testing.T, seed uint64))
 			run(t, seed)
 		})
 		if !ok {
-			return // one failure is enough to look at, and others would hide it
+			return
 		}
 	}
 }
 
-// Repeat is the command, to be given in the test's directory, that runs one seed of a test again.
+// Repeat is the command that runs one seed again, for the test's directory.
 func Repeat(t testing.TB, seed uint64) string {
 	top, _, _ := strings.Cut(t.Name(), "/seed=")
 	parts := strings.Split(top, "/")
@@ -61,7 +60,7 @@ func Repeat(t testing.TB, seed uint64) string {
 	return fmt.Sprintf("%s=%d go test -count=1 -v -run '%s' .", seedVariable, seed, strings.Join(parts, "/"))
 }
 
-// Rand returns a source that gives the same numbers for the same seed; equal seeds with other streams are unrelated.
+// Rand returns the same numbers for the same seed; equal seeds with other streams are unrelated.
 func Rand(seed, stream uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, stream)) }
 
 func number(t *testing.T, variable string) uint64 {
@@ -76,14 +75,14 @@ func number(t *testing.T, variable string) uint64 {
 	return n
 }
 
-// Swarm draws how often each of several kinds of things happens in a run: some not at all, the others at rates that differ by
-// factors, so that runs differ in kind and not only in detail. Weights sum up to more than 0.
+// Swarm draws weights for kinds of events, some of them 0 and the rest different by factors, so
+// that runs differ in kind. The sum of weights is above 0.
 type Swarm struct {
 	weights []int
 	sum     int
 }
 
-// NewSwarm draws the weights of n kinds. Those named in always have one above 0.
+// NewSwarm draws the weights of n kinds; those of always are above 0.
 func NewSwarm(r *rand.Rand, n int, always ...int) *Swarm {
 	s := &Swarm{weights: make([]int, n)}
 	for i := range s.weights {

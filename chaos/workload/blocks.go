@@ -5,12 +5,10 @@ import (
 	"slices"
 )
 
-// candidates are the block sizes tried, the likeliest first: Mooncake's, the
-// size in traces of coding agents, then the engines' own.
+// candidates are the block sizes tried, the likeliest first: Mooncake's, that of coding agents'
+// traces, then the engines' own.
 var candidates = []int{defaultBlock, 64, 16, 128, 256, 32, 1024}
 
-// settleBlocks fixes the block size, inferring it if no line gave it, and checks
-// every line against it.
 func (t *Trace) settleBlocks() error {
 	given := t.blockTokens != 0
 	if !given {
@@ -24,8 +22,8 @@ func (t *Trace) settleBlocks() error {
 		if l.blocks > most {
 			return t.errorf(l.no, "%d blocks of %d tokens in a prompt of %d: give block_tokens in every line if the size is another", l.blocks, t.blockTokens, l.input)
 		}
-		// Fewer is a prompt whose tail is not named, which the author of a
-		// block_tokens field may have meant; without one it is a misreading.
+		// Fewer blocks mean an unnamed tail, which an author of block_tokens may intend; without
+		// the field they mean a wrong size.
 		if !given && l.blocks > 0 && l.blocks < least {
 			return t.errorf(l.no, "only %d blocks in a prompt of %d tokens, where others show %d tokens a block: give block_tokens in every line", l.blocks, l.input, t.blockTokens)
 		}
@@ -52,8 +50,8 @@ func (t *Trace) inferBlock() error {
 			named++
 		}
 	}
-	// Half of the lines must agree. Sources that cut their blocks from a text
-	// before the template was added are off by one in many lines, never by more.
+	// Half of the lines must fit. Sources that cut blocks before adding the template are one short
+	// in many lines, never more.
 	if named > 0 && votes*2 < named {
 		return t.errorf(t.lines[0].no, "cannot tell how many tokens a block has (%d fits best, in %d of %d lines): add \"block_tokens\" to the lines", best, votes, named)
 	}
@@ -63,8 +61,6 @@ func (t *Trace) inferBlock() error {
 
 func ceilDiv(a, b int) int { return (a + b - 1) / b }
 
-// order sorts the lines by time, keeping the file's order among equals, and sees
-// whether the clock they were taken by was coarse.
 func (t *Trace) order() {
 	slices.SortStableFunc(t.lines, func(a, b line) int { return cmp.Compare(a.at, b.at) })
 	distinct := 1
@@ -73,7 +69,7 @@ func (t *Trace) order() {
 			distinct++
 		}
 	}
-	// A clock finer than the gaps between requests seldom shows two at once. With
-	// half as many again requests as readings, requests were collected in steps.
+	// A fine clock seldom gives two requests one reading. With half as many again requests as
+	// readings, the clock had coarse steps.
 	t.coarse = len(t.lines) >= distinct+distinct/2 && distinct > 1
 }

@@ -5,17 +5,17 @@ import (
 	"math"
 )
 
-// Point says that a share P of all values is at most V.
+// Point: a share P of all values is at most V.
 type Point struct {
 	V float64
 	P float64
 }
 
-// CDF is a piecewise-linear cumulative distribution: at least two points, values
-// and shares rising, the first share 0 and the last 1.
+// CDF is a piecewise-linear cumulative distribution: at least two points, values and shares rising,
+// shares from 0 to 1.
 type CDF []Point
 
-// At returns the value below which the share u lies; u is in [0, 1].
+// At returns the u-quantile; u is in [0, 1].
 func (c CDF) At(u float64) float64 {
 	for i := 1; i < len(c); i++ {
 		if u <= c[i].P {

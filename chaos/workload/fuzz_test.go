@@ -6,8 +6,6 @@ import (
 	"testing"
 )
 
-// FuzzRead: whatever is in a file, reading it ends in an error that names it or
-// in requests that hold what Request promises.
 func FuzzRead(f *testing.F) {
 	f.Add(idsTrace)
 	f.Add(`{"timestamp":1.5,"input_length":1000,"output_length":1,"session":"a","turn":1,"hash_runs":[0,3,9,12]}`)

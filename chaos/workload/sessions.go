@@ -8,40 +8,36 @@ import (
 	"time"
 )
 
-// Sessions generates conversations: they start as a Poisson process; each goes on
-// with probability Continue after every turn up to MaxTurns, an exponential think
-// time after the previous answer. The prompt of a turn is the whole conversation
-// so far (prompt and output of the turn before) plus a suffix. It is an open loop of
-// sessions: a slow fleet delays the later turns of a conversation, but not the
-// start of the next.
+// Sessions generates conversations. They start as a Poisson process; after every turn up to
+// MaxTurns each continues with probability Continue, an exponential think time after the answer. A
+// turn's prompt is the whole conversation plus a suffix. The loop of sessions is open: a slow fleet
+// delays later turns of a conversation, but no session start.
 //
-// The first SharedTokens of a prompt are common to all sessions that drew the
-// same one of Pool prefixes; Prompt counts them in, so a short prompt is a
-// truncated prefix, of which at least the last token is the session's own.
+// The first SharedTokens of a prompt are common to all sessions with the same one of Pool prefixes.
+// Prompt includes them, so a short prompt is a truncated prefix with at least one token of its own.
 type Sessions struct {
 	Label        string
-	Rate         float64 // sessions a second
-	Backends     int     // the number of backends Rate is meant for
-	Continue     float64 // probability in [0, 1) that another turn follows
+	Rate         float64 // sessions per second
+	Backends     int     // the number of backends that Rate is meant for
+	Continue     float64 // probability in [0, 1) of another turn
 	MaxTurns     int
 	Think        time.Duration // mean
 	SharedTokens int
 	Pool         int
-	SharedShare  float64       // share of the sessions that have a shared prefix; 0: all
+	SharedShare  float64       // share of the sessions with a shared prefix; 0: all
 	Prompt       CDF           // tokens of the first turn's prompt, shared prefix included
 	Output       CDF           // tokens of every turn's answer
-	Suffix       int           // tokens added by the user in each later turn
-	BlockTokens  int           // tokens a key stands for
-	Duration     time.Duration // of a run, unless its options say otherwise
-	Warmup       time.Duration // the start of a run that measurements leave out
+	Suffix       int           // tokens that the user adds in each later turn
+	BlockTokens  int           // tokens per key
+	Duration     time.Duration // of a run, unless its options override it
+	Warmup       time.Duration // start of a run that measurements exclude
 }
 
-// PresetNames lists the built-in workloads.
 func PresetNames() []string { return []string{"medium", "agentic", "chat", "hot"} }
 
-// Preset returns a built-in workload. The parameters are those under which the
-// nearest peer of this project published its figures (docs/design.md, section
-// 10); they come with an engine ten times faster than a real one.
+// Preset returns a built-in workload with the parameters of the nearest comparable project's
+// published figures (docs/design.md, section 10). They assume an engine ten times faster than a
+// real one.
 func Preset(name string) (*Sessions, error) {
 	s := &Sessions{Label: name, BlockTokens: 256, Duration: 180 * time.Second, Warmup: 20 * time.Second}
 	switch name {
@@ -75,10 +71,8 @@ func Preset(name string) (*Sessions, error) {
 	return s, nil
 }
 
-// Name returns the preset's name.
 func (s *Sessions) Name() string { return s.Label }
 
-// KeyTokens returns the tokens a key stands for.
 func (s *Sessions) KeyTokens() int { return s.BlockTokens }
 
 func (s *Sessions) check() error {
@@ -94,9 +88,8 @@ func (s *Sessions) check() error {
 	return nil
 }
 
-// Source starts a run. What a session says and when it starts depend on the seed
-// alone, never on how the fleet does: runs under different policies see the same
-// conversations.
+// Source starts a run. Content and start of sessions depend on the seed alone, so runs under
+// different policies see the same conversations.
 func (s *Sessions) Source(opt Options) (Source, error) {
 	opt, err := opt.checked()
 	if err != nil {
@@ -118,23 +111,21 @@ func (s *Sessions) Source(opt Options) (Source, error) {
 	return g, nil
 }
 
-// session is one conversation under way.
 type session struct {
 	id       int
 	rng      *rand.Rand
-	prefix   int // which of the pool
-	shared   int // tokens of the prompt that are the pool's
+	prefix   int
+	shared   int
 	turn     int
-	prompt   int // tokens of the current turn's prompt
+	prompt   int
 	output   int
-	keys     []uint64 // of the conversation so far; grows by appending only
+	keys     []uint64
 	segments []Segment
 }
 
-// turn is a request that will be issued at its time unless the run ends before.
 type turn struct {
 	at  time.Duration
-	seq int // breaks ties in order of creation
+	seq int
 	ses *session
 }
 
@@ -159,16 +150,16 @@ type sessionSource struct {
 	opt      Options
 	rate     float64
 	arrivals *rand.Rand
-	clock    time.Duration // of the latest session start
+	clock    time.Duration
 	due      turnHeap
-	live     map[int]*session // awaiting Done, by session id
+	live     map[int]*session
 	sessions int
 	seq      int
 	issued   int
 }
 
-// start draws the next session's start and puts its first turn in the heap. The
-// heap thus always holds exactly one session that has not begun, until the end.
+// start draws the next session and puts its first turn in the heap, which thus always holds exactly
+// one session that has not begun, until the end.
 func (g *sessionSource) start() {
 	g.clock += time.Duration(g.arrivals.ExpFloat64() / g.rate * float64(time.Second))
 	if g.clock >= g.opt.Duration {
@@ -234,8 +225,8 @@ func (g *sessionSource) Next() *Request {
 	return r
 }
 
-// extend names the session's blocks up to n. A block that lies wholly in the
-// shared prefix has the prefix's name, any other the session's.
+// extend names the session's blocks up to n. A block within the shared prefix gets the prefix's
+// name, any other the session's.
 func (g *sessionSource) extend(s *session, n int) {
 	for i := len(s.keys); i < n; i++ {
 		name := mix(g.sessionKey(s.id, 0), uint64(i))

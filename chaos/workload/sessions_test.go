@@ -10,7 +10,6 @@ import (
 	"time"
 )
 
-// play runs a source on an imagined fleet that takes a fixed time a request.
 func play(t *testing.T, w Workload, opt Options, service time.Duration) []*Request {
 	t.Helper()
 	src, err := w.Source(opt)
@@ -105,7 +104,7 @@ func TestSessionsFollowTheirParameters(t *testing.T) {
 				if r.Turn != p.Turn+1 || r.PromptTokens != p.PromptTokens+p.OutputTokens+s.Suffix || r.At < p.At+2*time.Second {
 					t.Fatalf("%s: turn %d after %d: %d tokens after %d + %d", name, r.Turn, p.Turn, r.PromptTokens, p.PromptTokens, p.OutputTokens)
 				}
-				// The blocks the answer completed are in the next prompt, under the same keys.
+				// The next prompt has the answer's blocks under the same keys.
 				known := append(append([]uint64(nil), p.Keys...), p.OutKeys...)
 				if !reflect.DeepEqual(known, append([]uint64(nil), r.Keys[:len(known)]...)) {
 					t.Fatalf("%s: turn %d does not continue turn %d", name, r.Turn, p.Turn)
@@ -126,7 +125,6 @@ func TestSessionsFollowTheirParameters(t *testing.T) {
 	}
 }
 
-// TestEqualKeysEqualPrefixes: a key determines all keys before it.
 func TestEqualKeysEqualPrefixes(t *testing.T) {
 	for _, name := range PresetNames() {
 		before := make(map[uint64]uint64)
@@ -157,7 +155,7 @@ func TestSameSeedSameSessions(t *testing.T) {
 	if !reflect.DeepEqual(a, b) {
 		t.Error("equal seeds, different runs")
 	}
-	// A slower fleet delays turns, but what is said stays the same.
+	// A slower fleet delays turns, but their content stays the same.
 	slow := make(map[[2]int]*Request)
 	for _, r := range play(t, s, opt, 3*time.Second) {
 		slow[[2]int{r.Session, r.Turn}] = r
@@ -199,7 +197,6 @@ func TestRequestsLimitAndDoubleDone(t *testing.T) {
 	src.Done(r, r.At)
 }
 
-// TestSharedShare: that share of the sessions begins with the shared prefix, the others with nothing that anybody else says.
 func TestSharedShare(t *testing.T) {
 	rs := play(t, preset(t, "hot"), Options{Duration: 20 * time.Second, Seed: 3}, time.Second)
 	first := map[uint64]int{}

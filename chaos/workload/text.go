@@ -1,10 +1,10 @@
 package workload
 
-// BytesPerToken is how much text stands for a token: about what English takes in
-// current vocabularies, and what the emulated engine counts.
+// BytesPerToken is the text length per token, about that of English in current vocabularies and
+// exactly that of the emulated engine.
 const BytesPerToken = 4
 
-// Role says in which message of a chat a segment stands.
+// Role is the message role of a segment.
 type Role uint8
 
 const (
@@ -24,27 +24,26 @@ func (r Role) String() string {
 	}
 }
 
-// Segment is one message of a prompt, in order of the conversation.
+// Segment is one message of a prompt.
 type Segment struct {
 	Role   Role
 	Tokens int
-	// ReplyOf is the turn of this session whose actual reply stands here; 0 for
-	// text that [Request.AppendText] makes. Whoever runs live keeps the replies:
-	// an engine has cached what it said, not what it was expected to say.
+	// ReplyOf is the turn of this session whose actual reply stands here; 0 for text of
+	// [Request.AppendText]. Live load generators keep the replies, because an engine has cached its
+	// actual output.
 	ReplyOf int
 
 	key    uint64
 	blocks bool // the text of the request's keys and tail, rather than of key
 }
 
-// Segments returns the prompt as messages: for a generated session the shared
-// prefix (system), then the user's texts and the replies in turn; for a trace one
-// user message. The slice is shared; it must not be written to.
+// Segments returns the prompt as messages: for a generated session the shared prefix (system), then
+// the user's texts and the replies; for a trace one user message. The slice is shared and must not
+// be written to.
 func (r *Request) Segments() []Segment { return r.segments }
 
-// AppendText appends the text of one of r's segments: BytesPerToken bytes a
-// token, the same for the same key always, so that prompts with equal leading
-// keys have equal leading text. A reply appends nothing.
+// AppendText appends the text of one of r's segments, BytesPerToken bytes per token. Equal leading
+// keys give equal leading text. A reply appends nothing.
 func (r *Request) AppendText(dst []byte, s Segment) []byte {
 	if s.ReplyOf > 0 {
 		return dst
@@ -59,14 +58,13 @@ func (r *Request) AppendText(dst []byte, s Segment) []byte {
 }
 
 const (
-	consonants = "bcdfghjklmnprstv" // 16
-	vowels     = "aeio"             // 4
+	consonants = "bcdfghjklmnprstv"
+	vowels     = "aeio"
 )
 
-// Text appends the pseudo-text named key, BytesPerToken * tokens bytes of ASCII:
-// three-letter words, a line feed now and then, nothing else that JSON escapes.
-// The text of fewer tokens is a prefix of the text of more. The words carry 10 bits
-// each, so that two keys' texts differ within the first few.
+// Text appends the pseudo-text of key, BytesPerToken * tokens bytes of ASCII: three-letter words
+// and some line feeds, which alone need a JSON escape. A shorter text is a prefix of a longer one.
+// A word carries 10 bits, so that texts of two keys differ within the first few.
 func Text(dst []byte, key uint64, tokens int) []byte {
 	var bits uint64
 	for i := range tokens {
@@ -76,7 +74,7 @@ func Text(dst []byte, key uint64, tokens int) []byte {
 		w := bits & 0xffff
 		bits >>= 16
 		end := byte(' ')
-		if w>>10 == 63 { // one word in 64 ends a line
+		if w>>10 == 63 {
 			end = '\n'
 		}
 		dst = append(dst, consonants[w&15], vowels[w>>4&3], consonants[w>>6&15], end)

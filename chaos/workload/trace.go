@@ -16,13 +16,13 @@ import (
 )
 
 const (
-	// MaxLine bounds one line of a trace, in bytes: 400 thousand block ids of ten
-	// digits, over ten times the longest prompt known.
+	// MaxLine bounds one line of a trace, in bytes: 400 thousand block ids of ten digits, over ten
+	// times the longest known prompt.
 	MaxLine = 4 << 20
 	// MaxTraceRequests bounds a trace; one line costs about 100 bytes of memory.
 	MaxTraceRequests = 20_000_000
-	// maxTokens bounds the lengths in a line, maxBlocks the blocks of a prompt (as
-	// keys, 8 bytes each): some 20 and 70 times the longest of any trace known.
+	// maxTokens bounds the lengths in a line, maxBlocks the blocks of a prompt: about 20 and 70
+	// times the longest known.
 	maxTokens = 1 << 24
 	maxBlocks = 1 << 20
 	// maxTimestamp bounds time stamps, in milliseconds: about 30 years.
@@ -30,29 +30,26 @@ const (
 	defaultBlock = 512
 )
 
-// ErrTrace is wrapped by every error about a trace's content; the text names
-// file and line.
+// ErrTrace is wrapped by every error about a trace's content; the text names file and line.
 var ErrTrace = errors.New("trace")
 
-// span is a run of consecutive block ids.
 type span struct {
 	id uint64
 	n  uint32
 }
 
-// line is one request as recorded.
 type line struct {
 	at       float64 // ms
-	no       int     // in the file, from 1
+	no       int
 	input    int
 	output   int
 	blocks   int
 	session  int
 	turn     int
-	from, to int // its spans
+	from, to int
 }
 
-// Trace is a recorded workload, held in memory run-length encoded.
+// Trace is a recorded workload, run-length encoded in memory.
 type Trace struct {
 	name        string
 	path        string
@@ -63,7 +60,6 @@ type Trace struct {
 	coarse      bool
 }
 
-// record is the form of one line of a file.
 type record struct {
 	Timestamp    *float64        `json:"timestamp"`
 	InputLength  *int            `json:"input_length"`
@@ -75,18 +71,14 @@ type record struct {
 	HashRuns     []uint64        `json:"hash_runs"`
 }
 
-// Open reads a trace: JSON Lines, plain or gzip (told by its first bytes), in the
-// format that Mooncake published (timestamp in ms, input_length and output_length
-// in tokens, hash_ids), with hash_runs (start, count, ...) in place of hash_ids if
-// need be, and optional session, turn and block_tokens. Other fields are ignored.
+// Open reads a trace: JSON Lines, plain or gzip, in Mooncake's format (timestamp in ms,
+// input_length and output_length in tokens, hash_ids), with hash_runs (start, count, ...) as an
+// alternative to hash_ids, and optional session, turn and block_tokens. It ignores other fields.
 //
-// Block ids say what is equal, not what is there. They are chained on reading,
-// so a file may number blocks by content or by whole prefix. Where block_tokens is
-// absent it is inferred: the block size, of 16 to 1024, at which the most lines
-// have as many ids as blocks, rounded up or down; 512 if several fit. The id
-// of a last block that is not full is kept for the text and given no key.
+// Ids are chained on reading, so a file may number blocks by content or by whole prefix. DESIGN.md
+// has the inference of a missing block_tokens.
 //
-// Errors wrap [ErrTrace] and name the file, the line and what to do.
+// Errors wrap [ErrTrace] and name the file, the line and a correction.
 func Open(path string) (*Trace, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -100,7 +92,7 @@ func Open(path string) (*Trace, error) {
 	return t, nil
 }
 
-// Read is [Open] for what is not a file; name stands for the path.
+// Read is [Open] for a reader; name stands for the path.
 func Read(r io.Reader, name string) (*Trace, error) {
 	t := &Trace{path: name, sessions: make(map[string]int)}
 	base, _, _ := strings.Cut(filepath.Base(name), ".")
@@ -210,7 +202,6 @@ func (t *Trace) add(no int, rec *record) error {
 	return nil
 }
 
-// push appends n blocks to l, joining them to the run before where they continue it.
 func (t *Trace) push(l *line, id uint64, n uint32) {
 	l.blocks += int(n)
 	if last := len(t.spans) - 1; last >= l.from && t.spans[last].id+uint64(t.spans[last].n) == id {
@@ -220,8 +211,6 @@ func (t *Trace) push(l *line, id uint64, n uint32) {
 	t.spans = append(t.spans, span{id: id, n: n})
 }
 
-// session numbers the sessions densely in order of appearance, whatever they are
-// called in the file.
 func (t *Trace) session(raw json.RawMessage) int {
 	if len(raw) == 0 || string(raw) == "null" {
 		return -1
@@ -237,7 +226,6 @@ func (t *Trace) session(raw json.RawMessage) int {
 // Name returns the file's name without directory and extensions.
 func (t *Trace) Name() string { return t.name }
 
-// KeyTokens returns the size of a block in tokens.
 func (t *Trace) KeyTokens() int { return t.blockTokens }
 
 // Len returns the number of requests.

@@ -128,7 +128,7 @@ func TestBadLines(t *testing.T) {
 
 func TestBlockSizeInferredOrGiven(t *testing.T) {
 	var b strings.Builder
-	for i := range 40 { // floor, sometimes one less, as when cut before templating
+	for i := range 40 {
 		in := 1000 + 37*i
 		n := in / 64
 		if i%7 == 0 {

@@ -7,10 +7,9 @@ import (
 	"time"
 )
 
-// Source starts a run. Time stamps that come in coarse steps (Mooncake's come
-// every 3 s) are spread evenly at random over the step that follows them, by the
-// seed and in the file's order. Requests share the memory of their keys with
-// earlier turns of the session where they can.
+// Source starts a run. It spreads coarse time stamps (Mooncake's have steps of 3 s) at random over
+// the step that follows, by the seed and in the file's order. Requests share the memory of their
+// keys with earlier turns where possible.
 func (t *Trace) Source(opt Options) (Source, error) {
 	opt, err := opt.checked()
 	if err != nil {
@@ -23,7 +22,6 @@ func (t *Trace) Source(opt Options) (Source, error) {
 	return s, nil
 }
 
-// arrivals returns the times of the requests that a run yields, from 0.
 func (t *Trace) arrivals(opt Options) []time.Duration {
 	at := make([]float64, len(t.lines))
 	for i := range t.lines {
@@ -43,8 +41,8 @@ func (t *Trace) arrivals(opt Options) []time.Duration {
 	return out
 }
 
-// spread moves each of the requests that share a time stamp to a time drawn
-// between it and the next time stamp. The last step is as long as the one before.
+// spread moves requests with equal time stamps to random times before the next time stamp. The last
+// step is as long as the one before.
 func spread(at []float64, rng *rand.Rand) {
 	step := 0.0
 	for i := 0; i < len(at); {
@@ -69,8 +67,8 @@ type traceSource struct {
 	arrivals []time.Duration
 	next     int
 	seed     uint64
-	// open holds, by session, the keys of its latest request: the next one mostly
-	// continues them. It is bounded by the trace's number of sessions.
+	// open holds the keys of each session's latest request, because the next one mostly continues
+	// them. The trace's number of sessions bounds it.
 	open map[int][]uint64
 }
 
@@ -99,15 +97,15 @@ func (s *traceSource) Next() *Request {
 	return r
 }
 
-// keys chains the line's block ids into keys of the first full blocks, and names
-// what comes after: by its id if it has one, else as text of this line only.
+// keys chains the line's block ids into keys of the first full blocks, and names the tail by its
+// id, or else uniquely for this line.
 func (s *traceSource) keys(l *line, full int) (keys []uint64, tail uint64) {
 	before := s.open[l.session]
 	if l.session < 0 {
 		before = nil
 	}
 	state := uint64(0x6b65)
-	same := true // the keys so far are those of before
+	same := true
 	i := 0
 	tail = mix(mix(0x7a11, s.seed), uint64(l.no))
 	for _, sp := range s.trace.spans[l.from:l.to] {
@@ -118,13 +116,13 @@ func (s *traceSource) keys(l *line, full int) (keys []uint64, tail uint64) {
 				break
 			}
 			if same && (i >= len(before) || before[i] != state) {
-				// Up to here it is the earlier request: keep its memory if this one
+				// Up to here the keys equal the earlier request's: share its memory if this one
 				// continues it, copy if it branches off.
 				same = false
 				if i < len(before) {
 					keys = slices.Clone(before[:i])
 				} else {
-					keys = before // appending goes behind what others see of it
+					keys = before
 				}
 				keys = slices.Grow(keys, full-i)
 			}

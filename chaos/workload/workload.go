@@ -1,9 +1,8 @@
-// Package workload says what is asked of a fleet, and when: traces of real
-// traffic read from files, and sessions generated from published parameters.
+// Package workload has the requests of a fleet and their times: traces of real traffic from files,
+// and sessions generated from published parameters.
 //
-// A workload is a value that never changes; a [Source] is one run through it. The
-// same source feeds the load generator (which turns requests into text) and the
-// simulator (which uses the keys alone), so that both put the same question.
+// A workload never changes; a [Source] is one run through it. The load generator, which turns keys
+// into text, and the simulator, which uses the keys alone, share sources and thus requests.
 //
 // The package sends nothing, keeps no clock and starts no goroutine.
 package workload
@@ -15,35 +14,29 @@ import (
 	"time"
 )
 
-// Workload is a trace or a session generator. It is immutable and safe for
-// concurrent use: any number of sources may be open at once, and two sources
-// opened with equal options yield equal requests (given equal completions).
+// Workload is a trace or a session generator. It is immutable and safe for concurrent use. Sources
+// opened with equal options yield equal requests, given equal completions.
 type Workload interface {
 	// Name is short and fit for a label: a file's base name or a preset's name.
 	Name() string
-	// KeyTokens is the number of tokens one key stands for, in every request.
+	// KeyTokens is the number of tokens of one key in every request.
 	KeyTokens() int
-	// Source starts a run. It fails on options that make no sense.
+	// Source starts a run. It fails on invalid options.
 	Source(opt Options) (Source, error)
 }
 
-// Source hands out the requests of one run in order of time. It is not safe for
-// concurrent use.
+// Source hands out the requests of one run in order of time. Not safe for concurrent use.
 type Source interface {
-	// Peek returns when the next request known so far is due. With ok false none
-	// is known; more may follow once outstanding ones are reported to Done, so a
-	// run is over when ok is false and nothing is outstanding.
+	// Peek returns when the next known request is due. With ok false none is known; reports to Done
+	// may add more, so a run ends when ok is false and no request is outstanding.
 	Peek() (at time.Duration, ok bool)
-	// Next returns that request; nil when Peek says there is none. The request
-	// belongs to the caller for good. Its slices may be shared with other requests
-	// and must not be written to.
+	// Next returns that request, or nil. The caller owns it, but its slices may be shared and must
+	// not be written to.
 	Next() *Request
-	// Done tells that r ended at the given time, well or badly, and must be called
-	// once for every request handed out. Generated sessions derive their next turn
-	// from it, which is never due before at; traces ignore it.
+	// Done reports the end of r, successful or not; call it once for every request. Generated
+	// sessions derive their next turn from it, due no earlier than at; traces ignore it.
 	Done(r *Request, at time.Duration)
-	// Total is the number of requests the run will yield if that is known, else 0
-	// (for progress display).
+	// Total is the number of requests of the run, or 0 if unknown.
 	Total() int
 	// Span is the time of the last possible arrival; 0 if unknown.
 	Span() time.Duration
@@ -53,15 +46,15 @@ type Source interface {
 type Request struct {
 	Index   int           // 0, 1, ... in the order handed out
 	At      time.Duration // arrival, since the start of the run
-	Session int           // dense from 0; -1 if the source tells of no sessions
-	Turn    int           // position in the session, from 1; 0 if there is none
+	Session int           // dense from 0; -1 without a session
+	Turn    int           // position in the session, from 1; 0 if unknown
 
-	// Keys name the full blocks of the prompt, root to leaf, each for KeyTokens
-	// tokens and everything before it: two requests have equal keys at a position
-	// exactly if their prompts are equal up to its end.
+	// Keys name the full blocks of the prompt, root to leaf. Each stands for KeyTokens tokens and
+	// all before: two requests have equal keys at a position exactly if their prompts are equal up
+	// to its end.
 	Keys []uint64
-	// OutKeys continue Keys over the blocks that the output completes. Empty
-	// where the source does not tell what was generated (all traces).
+	// OutKeys continue Keys over the blocks that the output completes. Empty for all traces, which
+	// do not contain outputs.
 	OutKeys []uint64
 
 	KeyTokens    int
@@ -72,27 +65,24 @@ type Request struct {
 	tail     uint64 // names the tokens after the last full block
 }
 
-// Options bound and shape one run. The zero value is the whole workload as
-// recorded.
+// Options shape one run. The zero value is the whole workload as recorded.
 type Options struct {
-	// Speed divides a trace's time stamps, and multiplies a generator's session
-	// rate (think time is a property of people and stays). 0 means 1.
+	// Speed divides a trace's time stamps, or multiplies a generator's session rate; think times
+	// stay, because they are people's. 0 means 1.
 	Speed float64
-	// Duration drops what would arrive at or after it, in time of the run (after
-	// Speed). 0: no limit for traces, the preset's own for generators.
+	// Duration drops arrivals at or after it, in time of the run (after Speed). 0: no limit for
+	// traces, the preset's own for generators.
 	Duration time.Duration
-	// Requests ends the run after so many. 0: no limit.
+	// Requests limits the number of requests. 0: no limit.
 	Requests int
-	// Seed decides everything random: arrivals, lengths, think times, and how
-	// coarse time stamps of a trace are spread. Equal seeds, equal runs.
+	// Seed decides everything random: arrivals, lengths, think times, and the spread of coarse time
+	// stamps.
 	Seed uint64
-	// Backends scales a generator's session rate in proportion to the number of
-	// backends its preset was made for, so that the load on each stays the same.
-	// 0 leaves it alone. Traces ignore it.
+	// Backends scales a generator's session rate to that number of backends, so that the load on
+	// each stays the preset's. 0 leaves the rate; traces ignore it.
 	Backends int
 }
 
-// ErrOptions is wrapped by every error about options of a run.
 var ErrOptions = errors.New("workload options")
 
 func (o Options) checked() (Options, error) {
@@ -112,8 +102,8 @@ func (o Options) checked() (Options, error) {
 	return o, nil
 }
 
-// mix joins a value to a running 64-bit state: one round of the splitmix64
-// finaliser over their combination. It names blocks; it protects nothing.
+// mix joins a value to a running 64-bit state with one round of the splitmix64 finaliser. It is not
+// cryptographic.
 func mix(state, v uint64) uint64 {
 	x := state ^ (v+0x9e3779b97f4a7c15)*0xff51afd7ed558ccd
 	x ^= x >> 30

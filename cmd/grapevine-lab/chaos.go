@@ -26,7 +26,6 @@ import (
 	"grapevine/cmd/commandline"
 )
 
-// chaosCmd breaks a fleet on purpose and holds it to its promises.
 type chaosCmd struct {
 	List chaosListCmd `cmd:"" help:"List the scenarios, the faults and the promises."`
 	Run  chaosRunCmd  `cmd:"" help:"Run scenarios against real processes on this machine."`
@@ -57,7 +56,6 @@ func (c *chaosListCmd) Run(s *streams) error {
 	return w.Flush()
 }
 
-// chaosList is what chaos list --json prints.
 type chaosList struct {
 	Scenarios  []listedScenario  `json:"scenarios"`
 	Faults     []listedFault     `json:"faults"`
@@ -116,7 +114,6 @@ type chaosRunCmd struct {
 	Keep     string        `name:"keep" placeholder:"DIR" help:"Directory for logs, configurations and schedules, with a subdirectory for each run."`
 }
 
-// chaosOutcome is what chaos run --json prints.
 type chaosOutcome struct {
 	Violations int                `json:"violations"`
 	Passed     int                `json:"passed"`
@@ -204,12 +201,13 @@ func (c *chaosRunCmd) schedule(in io.Reader, names []string) (scenario.Schedule,
 		return nil, usageError{fmt.Errorf("%s: %w", c.Schedule, err)}
 	}
 	if sched == nil {
-		sched = scenario.Schedule{} // an empty one is one: nothing happens
+		sched = scenario.Schedule{}
 	}
 	return sched, nil
 }
 
-// one runs a scenario in this process or, where network namespaces are possible, in a child process that has its own network.
+// one runs a scenario in this process or, where network namespaces are possible, in a child process
+// with its own network.
 func (c *chaosRunCmd) one(ctx context.Context, s *streams, cfg scenario.Config) (*scenario.Report, error) {
 	if c.Keep != "" {
 		cfg.Keep = filepath.Join(c.Keep, fmt.Sprintf("%s-%d", cfg.Scenario, cfg.Seed))
@@ -232,8 +230,8 @@ func (c *chaosRunCmd) one(ctx context.Context, s *streams, cfg scenario.Config) 
 	return scenario.Run(ctx, cfg)
 }
 
-// isolated runs one scenario in a child process with its own network and returns the child's report. If the child cannot be
-// started, the report says that the scenario was skipped and why.
+// isolated runs one scenario in a child process with its own network and returns the child's
+// report. If the child cannot start, the report gives the reason for skipping.
 func (c *chaosRunCmd) isolated(ctx context.Context, s *streams, cfg scenario.Config) (*scenario.Report, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -263,17 +261,16 @@ func (c *chaosRunCmd) isolated(ctx context.Context, s *streams, cfg scenario.Con
 	if err := cmd.Start(); err != nil {
 		return scenario.LeaveOut(cfg, fmt.Errorf("no network of its own: %w", err))
 	}
-	end := context.AfterFunc(ctx, func() { _ = cmd.Process.Signal(syscall.SIGTERM) }) // one that is gone needs no signal
+	end := context.AfterFunc(ctx, func() { _ = cmd.Process.Signal(syscall.SIGTERM) }) // it may have ended
 	defer end()
 	err = cmd.Wait()
 	var got chaosOutcome
 	if json.Unmarshal(out.Bytes(), &got) == nil && len(got.Runs) == 1 {
-		return got.Runs[0], nil // the report says whether it failed
+		return got.Runs[0], nil
 	}
 	return nil, fmt.Errorf("the process with a network of its own: %w", errors.Join(err, ctx.Err()))
 }
 
-// printVerdict writes what one run says.
 func printVerdict(out io.Writer, r *scenario.Report) error {
 	fmt.Fprintf(out, "%s: %s (seed %d, %s)\n  %s\n", r.Scenario, r.Result, r.Seed, r.Network, r.Proves)
 	for _, m := range r.Missing {
@@ -306,12 +303,13 @@ func printVerdict(out io.Writer, r *scenario.Report) error {
 	return err
 }
 
-// chaosProgress shows how far a run is: on a terminal in its last line, elsewhere, for a soak only, in a line for each minute.
+// chaosProgress shows a run's progress in a terminal's last line; elsewhere, for a soak only, in a
+// line per minute.
 type chaosProgress struct {
 	line *progressLine
 	name string
-	log  io.Writer     // of the lines of a soak; nil: none
-	next time.Duration // when the next of them is due
+	log  io.Writer
+	next time.Duration
 }
 
 const chaosLineEvery = time.Minute

@@ -18,7 +18,6 @@ import (
 	"grapevine/cmd/commandline"
 )
 
-// TestChaosList: everything that there is is listed, for people and for machines.
 func TestChaosList(t *testing.T) {
 	text := lab("chaos", "list")
 	if text.code != 0 || text.err != "" {
@@ -45,7 +44,6 @@ func TestChaosList(t *testing.T) {
 	}
 }
 
-// build compiles this program and the router into a directory of their own, and returns their paths.
 func build(t *testing.T) (dir, program string) {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
@@ -58,7 +56,6 @@ func build(t *testing.T) (dir, program string) {
 	return dir, filepath.Join(dir, "grapevine-lab")
 }
 
-// TestChaosCalledOff: an interrupt takes down what was started, and says so.
 func TestChaosCalledOff(t *testing.T) {
 	programs, program := build(t)
 	for _, network := range [][]string{{"--loopback"}, nil} {
@@ -84,7 +81,7 @@ func TestChaosCalledOff(t *testing.T) {
 			default:
 			}
 			if time.Now().After(deadline) {
-				t.Fatal("no node was ready") // and the context ends the program, and that its nodes
+				t.Fatal("no node was ready")
 			}
 		}
 		if n := len(running(t, programs)); runtime.GOOS == "linux" && n < 4 {
@@ -109,7 +106,6 @@ func TestChaosCalledOff(t *testing.T) {
 	}
 }
 
-// running are the processes of the programs in a directory, as far as this system shows them.
 func running(t *testing.T, dir string) (pids []string) {
 	t.Helper()
 	found, err := filepath.Glob("/proc/[0-9]*/exe")
@@ -117,14 +113,13 @@ func running(t *testing.T, dir string) (pids []string) {
 		t.Fatal(err)
 	}
 	for _, exe := range found {
-		if path, err := os.Readlink(exe); err == nil && filepath.Dir(path) == dir { // one that has ended meanwhile has none
+		if path, err := os.Readlink(exe); err == nil && filepath.Dir(path) == dir {
 			pids = append(pids, filepath.Base(filepath.Dir(exe)))
 		}
 	}
 	return pids
 }
 
-// TestChaosProgress: a soak that is not watched says once a minute how far it is; anything else is silent without a terminal.
 func TestChaosProgress(t *testing.T) {
 	for _, soak := range []bool{false, true} {
 		var out bytes.Buffer

@@ -74,7 +74,6 @@ func (c *demoCmd) Run(s *streams) error {
 	return printDemo(s.out, out)
 }
 
-// printDemo writes the comparison, a row for each figure.
 func printDemo(w io.Writer, out demo.Outcome) error {
 	a, b := &out.Affinity, &out.Baseline
 	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', tabwriter.AlignRight)
@@ -117,7 +116,6 @@ func printDemo(w io.Writer, out demo.Outcome) error {
 	return err
 }
 
-// share writes a share in per cent; nil is one of nothing.
 func share(x *float64) string {
 	if x == nil {
 		return "-"
@@ -125,7 +123,6 @@ func share(x *float64) string {
 	return fmt.Sprintf("%.1f %%", 100**x)
 }
 
-// times says how many times x is of y.
 func times(x, y float64, how string) string {
 	if y == 0 {
 		return "not comparable"

@@ -1,9 +1,9 @@
-// Command grapevine-lab tries the router grapevine, and is not shipped with it: a demonstration, an emulated engine,
-// live load, simulation in virtual time, and faults against real fleets. One file per command. Commands parse flags,
-// call a package under chaos that does the work, and print.
+// Command grapevine-lab tests the router grapevine: a demonstration, an emulated engine, live load,
+// simulation in virtual time, and faults against real fleets. It is not shipped. Each command has a
+// file, parses flags, calls a package under chaos, and prints.
 //
-// Exit codes: 0 done, 1 failed, 2 wrong usage. With --json a command prints one JSON object to stdout and nothing else
-// there; progress and logs go to stderr.
+// Exit codes: 0 done, 1 failed, 2 wrong usage. With --json a command prints one JSON object to
+// stdout and nothing else; progress and logs go to stderr.
 package main
 
 import (
@@ -16,7 +16,6 @@ import (
 	"grapevine/cmd/commandline"
 )
 
-// version is set by the linker: -X main.version=...
 var version = "dev"
 
 type cli struct {
@@ -29,13 +28,12 @@ type cli struct {
 	Version kong.VersionFlag `help:"Print the version."`
 }
 
-// streams are the standard three, passed to commands so that nothing writes to a global.
+// streams are the standard streams, passed to commands so that none uses globals.
 type streams struct {
 	in       io.Reader
 	out, err io.Writer
 }
 
-// usageError is a mistake in how a command was called, found after parsing.
 type usageError struct{ error }
 
 // Usage makes it a commandline.UsageError.
@@ -45,7 +43,6 @@ func main() {
 	os.Exit(run(os.Args[1:], &streams{os.Stdin, os.Stdout, os.Stderr}))
 }
 
-// run executes one command line and returns the exit code.
 func run(args []string, s *streams) int {
 	return commandline.Program{
 		Name:        "grapevine-lab",
@@ -59,14 +56,12 @@ func run(args []string, s *streams) int {
 	}.Run(&cli{}, args, kong.Vars{"version": "grapevine-lab " + version}, s)
 }
 
-// routerFlag names the router whose processes a command starts; demo and chaos run share it.
 type routerFlag struct {
 	Router string `name:"router" placeholder:"PATH" help:"The program grapevine whose routers run; if not given, the one beside this program, or else in PATH."`
 }
 
-// progressLine is the last line of a terminal, written over again and again. On anything else it shows nothing.
 type progressLine struct {
-	w    io.Writer // nil: not a terminal
+	w    io.Writer
 	used bool
 }
 
@@ -84,7 +79,6 @@ func (p *progressLine) show(format string, args ...any) {
 	}
 }
 
-// finish clears the line.
 func (p *progressLine) finish() {
 	if p.used {
 		fmt.Fprint(p.w, "\r\033[K")

@@ -18,7 +18,6 @@ type result struct {
 	out, err string
 }
 
-// lab executes one command line in this process.
 func lab(args ...string) result {
 	var out, errs bytes.Buffer
 	code := run(args, &streams{strings.NewReader(""), &out, &errs})
@@ -53,7 +52,7 @@ func TestHelpGolden(t *testing.T) {
 }
 
 func TestExitCodes(t *testing.T) {
-	t.Setenv("PATH", t.TempDir()) // no router there, nor beside the program of the tests
+	t.Setenv("PATH", t.TempDir())
 	dir := t.TempDir()
 	bad := filepath.Join(dir, "bad.yaml")
 	if err := os.WriteFile(bad, []byte("strategy: session\n"), 0o600); err != nil {

@@ -9,7 +9,6 @@ import (
 	"grapevine/chaos/replay"
 )
 
-// TestProgressTexts: what a terminal's last line says of runs in real and in virtual time.
 func TestProgressTexts(t *testing.T) {
 	if got, want := replayed("prefix", replay.Progress{Elapsed: 40 * time.Second, Sent: 7, InFlight: 2, Failed: 1}, 30*time.Second),
 		"prefix: 30 of 30 s, 7 sent, 2 under way, 1 failed"; got != want {
@@ -30,7 +29,6 @@ func TestProgressTexts(t *testing.T) {
 	}
 }
 
-// TestProgressLine: a terminal's line is written over and cleared; anything else is shown nothing.
 func TestProgressLine(t *testing.T) {
 	var out bytes.Buffer
 	for _, tc := range []struct {

@@ -79,8 +79,6 @@ func (c *replayCmd) Run(s *streams) error {
 	return nil
 }
 
-// warmup is what was asked for, or the preset's if a generated workload runs at
-// its own length.
 func (c *replayCmd) warmup(w workload.Workload) time.Duration {
 	if c.Warmup != nil {
 		return *c.Warmup
@@ -106,8 +104,6 @@ func (c *replayCmd) print(s *streams, res replay.Result) error {
 	return printLive(s.out, res.Live)
 }
 
-// printLive writes what only a live run can tell: failures, and how far the
-// load generator itself is to be believed.
 func printLive(w io.Writer, l replay.Live) error {
 	for _, class := range slices.Sorted(maps.Keys(l.Errors)) {
 		if _, err := fmt.Fprintf(w, "failed: %d %s, e.g. %s\n", l.Errors[class], class, l.Sample[class]); err != nil {
@@ -124,7 +120,6 @@ func printLive(w io.Writer, l replay.Live) error {
 	return err
 }
 
-// replayed is how far a run of a given length is, in a line.
 func replayed(what string, now replay.Progress, span time.Duration) string {
 	return fmt.Sprintf("%s: %.0f of %.0f s, %d sent, %d under way, %d failed", what, min(now.Elapsed, span).Seconds(), span.Seconds(), now.Sent, now.InFlight, now.Failed)
 }

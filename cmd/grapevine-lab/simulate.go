@@ -35,8 +35,6 @@ type simulateCmd struct {
 	Plot     string         `name:"plot" placeholder:"FILE" help:"Draw hit rate, first-token time and load per engine (.svg or .html)."`
 }
 
-// engineFlags say what one emulated engine is; engine and simulate share them.
-// 0 is the default of the workload.
 type engineFlags struct {
 	KVTokens     int           `name:"kv-tokens" placeholder:"N" group:"engine" help:"Tokens its KV memory holds. Default 1500000."`
 	BlockTokens  int           `name:"block-tokens" placeholder:"N" group:"engine" help:"Tokens of one page of KV memory. Default 16."`
@@ -84,7 +82,7 @@ func (c *simulateCmd) Run(s *streams) error {
 	}
 	if c.Warmup != nil {
 		if cfg.Warmup = *c.Warmup; cfg.Warmup == 0 {
-			cfg.Warmup = -1 // said to be none, which is not unsaid
+			cfg.Warmup = -1
 		}
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -112,10 +110,8 @@ func (c *simulateCmd) Run(s *streams) error {
 	return report.WriteTable(s.out, runs...)
 }
 
-// simulated counts how far the runs of a simulation are, each between 0 and 1.
 type simulated []float64
 
-// update takes how far one run is and returns how far all are, in a line.
 func (s *simulated) update(now fleetsim.Progress) string {
 	if *s == nil {
 		*s = make([]float64, now.Runs)

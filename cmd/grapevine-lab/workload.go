@@ -6,7 +6,6 @@ import (
 	"grapevine/chaos/workload"
 )
 
-// workloadFlags say what is asked of a fleet; replay and simulate share them.
 type workloadFlags struct {
 	Trace    string        `name:"trace" type:"existingfile" placeholder:"FILE" xor:"workload" group:"workload" help:"Trace in JSON Lines, plain or .gz."`
 	Workload string        `name:"workload" placeholder:"NAME" xor:"workload" group:"workload" help:"Generated sessions instead of a trace: medium, agentic, hot or chat (the default)."`
@@ -16,8 +15,6 @@ type workloadFlags struct {
 	Seed     uint64        `name:"seed" default:"1" placeholder:"N" group:"workload" help:"Decides everything random. Equal seeds, equal runs."`
 }
 
-// open returns the workload and the options of a run against so many engines;
-// 0 leaves the rate of generated sessions as the preset has it.
 func (f *workloadFlags) open(engines int) (workload.Workload, workload.Options, error) {
 	opt := workload.Options{Speed: f.Speed, Duration: f.Duration, Requests: f.Requests, Seed: f.Seed, Backends: engines}
 	if f.Trace != "" {

@@ -18,9 +18,8 @@ import (
 	"grapevine/chaos/report"
 )
 
-// line is one job in the book.
 type line struct {
-	Code   string   `json:"code"` // digest of the code that decided it
+	Code   string   `json:"code"`
 	Scene  string   `json:"scene"`
 	Speed  float64  `json:"speed"`
 	Seed   uint64   `json:"seed"`
@@ -30,7 +29,6 @@ type line struct {
 	Runs   []result `json:"runs"`
 }
 
-// result is what the table needs of one report.
 type result struct {
 	place
 	Requests    int     `json:"requests"`
@@ -43,7 +41,6 @@ type result struct {
 	Utilization float64 `json:"utilization"`
 }
 
-// key names a job.
 type key struct {
 	scene  scene
 	seed   uint64
@@ -53,17 +50,17 @@ type key struct {
 
 func (j job) key() key { return key(j) }
 
-// book is the file of what has been played, appended to as it is. Safe for concurrent use.
+// book is the append-only file of played jobs. Safe for concurrent use.
 type book struct {
 	code  string
-	again []string // if set, only these policies must be of the present code
+	again []string // if set, only these policies need the present code
 
 	mu    sync.Mutex
 	file  *os.File
 	lines map[key]line
 }
 
-// maxLine bounds a line of the book: twenty results of some 200 bytes.
+// maxLine bounds a line of the book: twenty results of about 200 bytes, with a wide margin.
 const maxLine = 1 << 20
 
 func openBook(path, code string, again []string) (*book, error) {
@@ -81,8 +78,8 @@ func openBook(path, code string, again []string) (*book, error) {
 	return b, nil
 }
 
-// read takes over the lines that hold; the later of two prevails. A line cut off by a crash is the last one and is ended here,
-// so that the next begins anew.
+// read loads the valid lines; a later line replaces an earlier one. It ends a line that a crash cut
+// off, so that the next starts afresh.
 func (b *book) read(path string) error {
 	sc := bufio.NewScanner(b.file)
 	sc.Buffer(nil, maxLine)
@@ -112,7 +109,7 @@ func (b *book) holds(l *line) bool {
 	return l.Code == b.code || len(b.again) > 0 && !slices.Contains(b.again, l.Policy)
 }
 
-func (b *book) close() { _ = b.file.Close() } // every line was written, or its error told
+func (b *book) close() { _ = b.file.Close() } // every line was written, or its error reported
 
 func (b *book) has(j job) bool {
 	b.mu.Lock()
@@ -145,10 +142,10 @@ func (b *book) add(j job, reports []report.Report, cpu time.Duration) error {
 	return err
 }
 
-// deciding are the packages whose code decides a run.
 var deciding = []string{"prefixtree", "proxy/policy", "chaos/engine", "chaos/workload", "chaos/fleetsim"}
 
-// codeDigest names the code below root that decides a run: what another version has played must not pass for this one's.
+// codeDigest names the code below root that decides a run, so that results of other versions do not
+// count.
 func codeDigest(root string) (string, error) {
 	h := sha256.New()
 	for _, dir := range deciding {

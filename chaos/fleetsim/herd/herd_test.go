@@ -39,7 +39,6 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// fill plays nothing: it books made-up results for the whole grid of one seed.
 func fill(t *testing.T, b *book, o options) {
 	t.Helper()
 	for _, sc := range scenes {
@@ -67,7 +66,6 @@ func fill(t *testing.T, b *book, o options) {
 	}
 }
 
-// TestBookGoesOn: what has been played is there after a restart, even one in the middle of a line, unless the code is another.
 func TestBookGoesOn(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "deep", "herd.jsonl")
 	o := options{seeds: []uint64{1, 2}, nodes: []int{1, 3}, policies: []string{"prefix", "argmin"}}
@@ -84,7 +82,7 @@ func TestBookGoesOn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(path, append(whole, whole[:40]...), 0o600); err != nil { // killed while writing
+	if err := os.WriteFile(path, append(whole, whole[:40]...), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	j := job{scenes[1], 2, 3, "argmin"}

@@ -1,11 +1,11 @@
-// Command herd plays the grid of the herd curve in virtual time: how every policy fares as nodes grow in number and as what
-// they know of each other grows old, or is left out. It judges at every point whether the default policy is the one to use, and
-// writes a table and a picture.
+// Command herd plays the grid of the herd curve in virtual time: every policy over the number of
+// nodes, the staleness of their knowledge, and what they share. It judges the default policy at
+// every point and writes a table and a picture.
 //
 //	go run ./chaos/fleetsim/herd -traces ../shared/traces
 //
-// A run that has been played is kept, as a line of JSON with a digest of the code that decides it, and not played again; so
-// the grid can be stopped at any time and gone on with. Nothing here decides what a point is: that is chaos/fleetsim.
+// Each finished run is kept as a line of JSON with a digest of the deciding code and not played
+// again, so the command can be stopped and continued at any time.
 package main
 
 import (
@@ -25,7 +25,6 @@ import (
 	"grapevine/chaos/fleetsim"
 )
 
-// options are the command line.
 type options struct {
 	traces   string
 	cache    string
@@ -129,7 +128,6 @@ func herd(ctx context.Context, o options) error {
 	return writeWhole(filepath.Join(o.docs, "herd.svg"), s.svg())
 }
 
-// writeWhole replaces a file in one step.
 func writeWhole(path, text string) error {
 	tmp := path + ".tmp"
 	if err := os.WriteFile(tmp, []byte(text), 0o644); err != nil { //nolint:gosec // a document for everybody
@@ -138,7 +136,6 @@ func writeWhole(path, text string) error {
 	return os.Rename(tmp, path)
 }
 
-// cpuTime is the processor time this process has used.
 func cpuTime() time.Duration {
 	var u syscall.Rusage
 	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {

@@ -17,7 +17,6 @@ const (
 	legendH        = 44
 )
 
-// metric is one row of panels for each trace.
 type metric struct {
 	name string
 	of   func(score) float64
@@ -29,8 +28,9 @@ var metrics = []metric{
 	{"hit rate, %", func(s score) float64 { return 100 * s.hit }, false},
 }
 
-// picture draws small multiples: a row for each trace and metric, a column for each share and number of nodes, and in each
-// panel a line for each policy over the delay. The dashed line is the judged policy with one node.
+// picture draws small multiples: a row per trace and metric, a column per share and number of
+// nodes, and in each panel a line per policy over the delay. The dashed line is the judged policy
+// with one node.
 type picture struct {
 	*summary
 	*plot.Picture
@@ -73,12 +73,10 @@ func (s *summary) svg() string {
 	return p.SVG()
 }
 
-// x is the left edge of a column.
 func (p *picture) x(column int) float64 {
 	return float64(leftW + column*(panelW+gapX) + column/max(1, len(p.nodes))*groupGap)
 }
 
-// legendWidth is where the legend ends.
 func (p *picture) legendWidth() float64 {
 	x := float64(leftW)
 	for _, name := range p.policies {
@@ -89,7 +87,6 @@ func (p *picture) legendWidth() float64 {
 
 func legendStep(name string) float64 { return float64(44 + 7*len(name)) }
 
-// stroke is the line of a policy. The first is the one judged: it is thicker.
 func stroke(i int) string {
 	width := 1.3
 	if i == 0 {
@@ -120,7 +117,6 @@ func (p *picture) row(sc scene, m metric, top float64) {
 	p.Text(0, 0, fmt.Sprintf(`transform="translate(14 %.0f) rotate(-90)" text-anchor="middle" fill="#444"`, top+panelH/2), m.name)
 }
 
-// scale takes in all that the policies of interest reach; what lies far outside is cut off at the edge.
 func (p *picture) scale(sc scene, m metric) plot.Axis {
 	var all []float64
 	for i := range p.points {
@@ -142,7 +138,6 @@ func (p *picture) scale(sc scene, m metric) plot.Axis {
 	return plot.Even(0, all[len(all)-1]*1.08, 5)
 }
 
-// panel draws a line for each policy over the delays.
 func (p *picture) panel(sc scene, m metric, f plot.Panel, share string, nodes int) {
 	f.Across = plot.Axis{Lo: -0.5, Hi: float64(len(delays)) - 0.5}
 	lines := make([][]plot.Point, len(p.policies))
@@ -163,7 +158,7 @@ func (p *picture) panel(sc scene, m metric, f plot.Panel, share string, nodes in
 	if one := p.at(place{sc.name, 1, "none", -1}); one != nil {
 		f.Level(m.of(one.judged), fmt.Sprintf(`stroke="%s" stroke-dasharray="5 4"`, plot.Colour(0)))
 	}
-	for k := len(lines) - 1; k >= 0; k-- { // the judged one last, on top
+	for k := len(lines) - 1; k >= 0; k-- {
 		f.Line(lines[k], stroke(k))
 	}
 }

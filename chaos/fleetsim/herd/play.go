@@ -15,7 +15,6 @@ import (
 	"grapevine/chaos/workload"
 )
 
-// scene is a trace at the speed at which sixteen engines are about 70 % busy.
 type scene struct {
 	name  string
 	speed float64
@@ -23,7 +22,6 @@ type scene struct {
 
 var scenes = []scene{{"mooncake_conversation", 4}, {"mooncake_hotmix_synthetic", 3.5}}
 
-// backends is the number of engines in every scene.
 const backends = 16
 
 var (
@@ -31,7 +29,8 @@ var (
 	delays = []time.Duration{0, 200 * time.Millisecond, time.Second, 5 * time.Second, fleetsim.Never}
 )
 
-// job is what is played at once: all shares and delays of the rest, as the same arrivals and many of the runs are common.
+// job is what is played at once: all shares and delays of one setting, because they share arrivals
+// and many runs.
 type job struct {
 	scene  scene
 	seed   uint64
@@ -39,7 +38,8 @@ type job struct {
 	policy string
 }
 
-// play plays what the book lacks, the first seed first and few nodes first, so that a part of the table is there early.
+// play plays what the book lacks, by seed and then by number of nodes, so that a part of the table
+// is complete early.
 func play(ctx context.Context, o options, book *book) (played int, err error) {
 	var jobs []job
 	for _, seed := range o.seeds {
@@ -98,7 +98,7 @@ func openTraces(dir string) (map[scene]workload.Workload, error) {
 		if err != nil || len(files) == 0 {
 			return nil, fmt.Errorf("no trace %s in %s: -traces names the directory", sc.name, dir)
 		}
-		// The whole trace has the shortest name; others are parts of it.
+		// The whole trace has the shortest name; the rest are parts of it.
 		file := slices.MinFunc(files, func(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) })
 		if out[sc], err = workload.Open(file); err != nil {
 			return nil, err
@@ -119,12 +119,11 @@ func (j job) play(ctx context.Context, w workload.Workload, book *book) error {
 	return book.add(j, reports, cpuTime()-began)
 }
 
-// place is where in the grid a report belongs.
 type place struct {
 	Scene  string  `json:"scene"`
 	Nodes  int     `json:"nodes"`
 	Share  string  `json:"share"`
-	DelayS float64 `json:"delay_s"` // -1: never
+	DelayS float64 `json:"delay_s"`
 }
 
 func placeOf(j job, r *report.Report) place {
@@ -135,8 +134,8 @@ func placeOf(j job, r *report.Report) place {
 	return p.plain()
 }
 
-// plain names places that cannot differ alike: a fleet of one has nobody to hear from, and to hear nothing is the same
-// whatever would have been told, and how late.
+// plain maps equivalent places to one name: a fleet of one node, and nodes that share nothing at
+// any delay.
 func (p place) plain() place {
 	if p.Nodes == 1 || p.DelayS < 0 || p.Share == string(fleetsim.ShareNone) {
 		p.Share, p.DelayS = string(fleetsim.ShareNone), -1

@@ -22,7 +22,6 @@ of each seed's figure. *shares*: what nodes tell each other, **both** placements
 
 `
 
-// markdown is the table for people.
 func (s *summary) markdown() string {
 	var b strings.Builder
 	speeds, seeds := "", make([]string, len(s.seeds))
@@ -105,7 +104,6 @@ func (p place) delay() string {
 	return fmt.Sprintf("%g s", p.DelayS)
 }
 
-// mark shows a ratio, and whether it falls short.
 func mark(ratio float64, ok bool) string {
 	if ok {
 		return fmt.Sprintf("%.3f", ratio)
@@ -113,7 +111,6 @@ func mark(ratio float64, ok bool) string {
 	return fmt.Sprintf("**%.3f x**", ratio)
 }
 
-// figure shows seconds to three figures.
 func figure(s float64) string {
 	if s >= 100 {
 		return fmt.Sprintf("%.0f", s)

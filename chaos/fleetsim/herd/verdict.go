@@ -6,32 +6,30 @@ import (
 	"slices"
 )
 
-// What the judged policy has to show at every point.
+// Demands on the judged policy at every point.
 const (
-	tailAllowance = 1.05 // its p99 over the best of all others'
-	hitShare      = 0.97 // its hit rate over the best among the comparable
-	comparable    = 1.20 // p99 up to which another policy is comparable, over the p99 compared with
+	tailAllowance = 1.05 // its p99 over the lowest of all other policies
+	hitShare      = 0.97 // its hit rate over the best of the comparable policies
+	comparable    = 1.20 // a policy is comparable up to this ratio of p99
 )
 
-// score is a policy at a point: means over the seeds of each seed's figure.
 type score struct {
 	policy             string
 	p99, mean, hit     float64 // ms, ms, share
 	worstTail, bestHit float64 // of single seeds: the highest p99, the highest hit rate
 }
 
-// verdict is the judgement of one policy against all others at one point.
 type verdict struct {
 	judged score
-	rival  score // least p99 of the others
+	rival  score
 	tail   float64
 	tailOK bool
 
-	// Comparable with the judged policy: its own p99 is the measure.
+	// Best hit rate among policies comparable with the judged policy.
 	nearHit   score
 	nearShare float64
 	nearOK    bool
-	// Comparable with the best of the others: the other way to read the same demand. It differs where the two p99 do.
+	// Best hit rate among policies comparable with rival, the other reading of the demand.
 	rivalHit   score
 	rivalShare float64
 	rivalOK    bool
@@ -39,7 +37,6 @@ type verdict struct {
 
 func (v *verdict) ok() bool { return v.tailOK && v.nearOK && v.rivalOK }
 
-// judge compares the first score with the others.
 func judge(scores []score) verdict {
 	v := verdict{judged: scores[0]}
 	others := scores[1:]
@@ -64,19 +61,18 @@ func judge(scores []score) verdict {
 	return v
 }
 
-// summary is the grid as far as it has been played for all policies and seeds.
 type summary struct {
 	options
 	points  []point
 	missing int
-	mixed   bool // runs of several versions of the code
+	mixed   bool
 	code    string
 	cpuS    float64
 }
 
 type point struct {
 	place
-	scores []score // in the order of the policies
+	scores []score
 	verdict
 }
 
@@ -106,7 +102,6 @@ func summarise(o options, b *book) *summary {
 	return s
 }
 
-// placesOf lists the different places of a scene with so many nodes, as the table has them.
 func placesOf(sc scene, nodes int) []place {
 	var out []place
 	for _, share := range shares {
@@ -123,7 +118,6 @@ func placesOf(sc scene, nodes int) []place {
 	return append(out, place{sc.name, nodes, "none", -1})
 }
 
-// mean returns a policy's score at a place; false unless every seed has been played.
 func (b *book) mean(sc scene, p place, policy string, seeds []uint64) (score, bool) {
 	s := score{policy: policy, worstTail: math.Inf(-1), bestHit: math.Inf(-1)}
 	for _, seed := range seeds {

@@ -1,5 +1,5 @@
-// Command teller prints for every line it reads its wall clock in Unix nanoseconds, how long it has run by monotonic time, twice, and
-// what became of a write to the file that its argument names, with a sync.
+// Command teller prints for every input line its wall clock in Unix nanoseconds, its running time
+// by monotonic time, twice, and the result of a write and sync to the file of its argument.
 package main
 
 import (
