@@ -6,31 +6,31 @@ import (
 	"grapevine/gossip/wire"
 )
 
-// keepIdle is for how many updates the table remembers that a backend became idle: a subscriber
-// whose load is older than that is sent the full vector.
+// keepIdle is how many updates a backend stays in the table after it became idle. A subscriber
+// further behind than that gets the full vector.
 const keepIdle = 256
 
-// loadTable is this node's outstanding work with the version at which each backend's changed, so
-// that any subscriber can be sent what is new to it, without a queue. Safe for concurrent use.
+// loadTable holds this node's outstanding work and the version of each backend's last change, so
+// any subscriber can be sent its changes without a queue. Safe for concurrent use.
 type loadTable struct {
 	mu      sync.Mutex
 	slots   []loadSlot
 	index   map[uint32]int
 	version uint64 // of the latest change
 	updates uint64
-	purged  uint64 // changes up to here are not all remembered
+	purged  uint64 // versions up to here may have been removed
 	time    int64  // Unix ms of the latest update
 }
 
 type loadSlot struct {
 	load    Load
-	changed uint64 // version
-	seen    uint64 // update that last listed it
-	idle    uint64 // update at which it became idle
+	changed uint64 // version of the last change
+	seen    uint64 // last update that listed the backend
+	idle    uint64 // update at which the backend became idle
 }
 
-// update takes the whole vector and reports whether anything changed, and how many entries were
-// beyond the bound.
+// update replaces the vector. It reports whether anything changed and how many entries exceeded the
+// bound.
 func (t *loadTable) update(loads []Load, now int64) (changed bool, beyond int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -90,8 +90,8 @@ func (t *loadTable) removeLocked(i int) {
 	t.slots = t.slots[:last]
 }
 
-// since appends to dst what changed after a version, or, if full is asked for or needed, everything
-// that is not idle.
+// since appends to dst the entries changed after version; if full is set or changes were purged,
+// all busy entries, with whole true.
 func (t *loadTable) since(dst []Load, version uint64, full bool) (loads []Load, now uint64, time int64, whole bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -109,7 +109,7 @@ func (t *loadTable) since(dst []Load, version uint64, full bool) (loads []Load, 
 	return dst, t.version, t.time, whole
 }
 
-// ready reports whether there was an update at all.
+// ready reports whether update was ever called.
 func (t *loadTable) ready() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -13,12 +13,12 @@ import (
 )
 
 const (
-	// maxPeers bounds the members this node keeps streams or memories of.
+	// maxPeers bounds the members with streams or remembered state.
 	maxPeers = 2048
-	// forgetAfter is how long a member that is gone is still shown.
+	// forgetAfter is how long Peers lists a member after its end.
 	forgetAfter = 10 * time.Minute
-	// voidAfter is how long a peer may be silent while it counts as alive before its load is taken
-	// for void: load that is older misleads more than none. At twenty pings it is no hiccup.
+	// voidAfter is the silence after which a living peer's load is void, because old load misleads
+	// more than none. At twenty pings it is no hiccup.
 	voidAfter = 10 * time.Second
 )
 
@@ -29,41 +29,40 @@ var (
 	errSilent   = errors.New("nothing was heard from the peer for too long")
 )
 
-// peer is another node as this one knows it, over all its streams and restarts.
+// peer is another node, over all its streams and restarts.
 type peer struct {
 	name string
 
-	applying sync.Mutex // held while a batch is applied, so that batches are applied in order
-	order    sync.Mutex // held during PeerLoad, PeerState and DropPeer, so that they are called in order
+	applying sync.Mutex // held while a batch is applied: batches are applied in order
+	order    sync.Mutex // held during PeerLoad, PeerState and DropPeer, to order them
 
 	mu      sync.Mutex // guards the following
 	status  member.Status
-	cancel  context.CancelFunc // of the goroutine that keeps the subscription; nil if there is none
-	stream  *subscription      // the stream that is open; nil if there is none
-	cursor  cursor             // how far its journal has been applied
-	passed  bool               // Knowledge has load or state of it
-	void    bool               // that is void, and DropPeer is yet to be called
+	cancel  context.CancelFunc // of the goroutine that keeps the subscription; nil without one
+	stream  *subscription      // the open stream or nil
+	cursor  cursor             // how far the peer's journal has been applied
+	passed  bool               // Knowledge has load or state of the peer
+	void    bool               // that load and state are void, and DropPeer is due
 	clock   clockFilter
-	steady  time.Duration // what is added to its times, if its clock is far from ours
+	steady  time.Duration // added to the peer's times if its clock is far off
 	lag     time.Duration
-	lagged  bool      // lag is a measurement
+	lagged  bool      // lag has been measured
 	heard   time.Time // of the last frame
 	failure string
 
 	received, applied, news, unknown, dropped atomic.Uint64
-	bytes, sent                               atomic.Uint64 // on the streams it was dialed for
+	bytes, sent                               atomic.Uint64 // bytes received from it; bytes sent, open subscriber stream excepted
 	missed, violations, connects              atomic.Uint64
 }
 
-// cursor is how far this node has come in the journal of one process. All batches below next were
-// applied or are part of a snapshot that was taken, except that some below missing may not be; 0
-// means that none are missing.
+// cursor is this node's position in the journal of one process. All batches below next were applied
+// or are in a snapshot, except that batches below missing may be absent; 0 means none are.
 type cursor struct {
 	incarnation   uint64
-	next, missing uint64 // next is 0 before the first stream has started
+	next, missing uint64 // 0 before the first stream has started
 }
 
-// onEvent follows the membership. It is called in order by one goroutine.
+// onEvent handles one membership event. One goroutine calls it, in order.
 func (f *Fleet) onEvent(e member.Event) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -92,13 +91,13 @@ func (f *Fleet) onEvent(e member.Event) {
 	}
 }
 
-// followLocked begins or goes on to subscribe to a member that is alive.
+// followLocked subscribes to a living member, or keeps the present subscription.
 func (f *Fleet) followLocked(p *peer, info member.Info) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	old := p.status
 	if old.State == member.StateAlive && info.Incarnation < old.Incarnation {
-		return // an event of a process that has been replaced
+		return // an event of a replaced process
 	}
 	restarted := old.Incarnation != 0 && info.Incarnation != old.Incarnation
 	p.status.Info = info
@@ -122,29 +121,29 @@ func (f *Fleet) followLocked(p *peer, info member.Info) {
 	p.cancel = cancel
 }
 
-// loseLocked gives up a member that is dead or has left. Its facts stay, its load is void.
+// loseLocked ends the subscription to a member that died or left. Its facts stay, its load is void.
 func (f *Fleet) loseLocked(p *peer, info member.Info, state member.State) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if info.Incarnation < p.status.Incarnation && p.status.State == member.StateAlive {
-		return // the death of a process that has been replaced
+		return // the death of a replaced process
 	}
 	p.status = member.Status{Info: info, State: state, Since: time.Now()}
 	if state == member.StateLeft {
-		p.stopDialingLocked() // the open stream may still hold the last batches: it ends by itself
+		p.stopDialingLocked() // the open stream may still carry the last batches and ends by itself
 	} else {
 		p.unfollowLocked(errGone)
 	}
 	f.voidLocked(p)
 }
 
-// unfollowLocked ends the subscription without waiting for it. p.mu is held.
+// unfollowLocked ends the subscription without waiting. p.mu is held.
 func (p *peer) unfollowLocked(why error) {
 	p.stopDialingLocked()
 	p.endLocked(why)
 }
 
-// stopDialingLocked has no further stream opened. p.mu is held.
+// stopDialingLocked prevents further streams. p.mu is held.
 func (p *peer) stopDialingLocked() {
 	if p.cancel != nil {
 		p.cancel()
@@ -152,8 +151,7 @@ func (p *peer) stopDialingLocked() {
 	}
 }
 
-// endLocked ends the stream that is open, if any; nothing more of it reaches Knowledge. p.mu is
-// held.
+// endLocked ends the open stream, if any; no more of its frames reach Knowledge. p.mu is held.
 func (p *peer) endLocked(why error) {
 	if p.stream != nil {
 		p.stream.end(why)
@@ -161,8 +159,8 @@ func (p *peer) endLocked(why error) {
 	}
 }
 
-// voidLocked takes back what Knowledge has of the peer's load and state. DropPeer is called soon,
-// and before anything new reaches Knowledge; not here, for Knowledge may be busy. f.mu and p.mu are
+// voidLocked schedules DropPeer if Knowledge has load or state of the peer. It does not call
+// Knowledge, which may be busy; pass calls DropPeer before new load or state. f.mu and p.mu are
 // held.
 func (f *Fleet) voidLocked(p *peer) {
 	if p.passed {
@@ -171,8 +169,7 @@ func (f *Fleet) voidLocked(p *peer) {
 	}
 }
 
-// settle has Knowledge drop what is void. It waits while Knowledge takes load or state of this
-// peer.
+// settle calls DropPeer if it is due, after any running PeerLoad or PeerState of this peer.
 func (f *Fleet) settle(p *peer) {
 	p.order.Lock()
 	defer p.order.Unlock()
@@ -185,7 +182,7 @@ func (f *Fleet) settle(p *peer) {
 	}
 }
 
-// endStream closes the stream that is open, if any. The peer is dialed again.
+// endStream closes the open stream, if any; the peer is dialed again.
 func (p *peer) endStream(why error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -194,9 +191,9 @@ func (p *peer) endStream(why error) {
 	}
 }
 
-// cursorAt returns the sequence of the first batch of a process that this node wants: behind what
-// it has applied, else behind what a snapshot contained. 0 means that this node has nothing of the
-// process. It waits until the batch that an older stream may be applying is done.
+// cursorAt returns the sequence of the first batch that this node wants of a process: behind the
+// last applied one, else behind those in the last snapshot; 0 if neither exists. It waits for a
+// batch that an older stream is applying.
 func (f *Fleet) cursorAt(p *peer, id processID) uint64 {
 	p.applying.Lock()
 	defer p.applying.Unlock()
@@ -212,8 +209,8 @@ func (f *Fleet) cursorAt(p *peer, id processID) uint64 {
 	return next
 }
 
-// startAt sets the cursor to the first batch that a stream will bring. It returns how many batches
-// before it, from asked on, are missing; if there are some, a snapshot is taken soon.
+// startAt sets the cursor to the first batch of a stream and returns the number of missing batches
+// from asked on. If some are missing, learn takes a snapshot soon.
 func (f *Fleet) startAt(s *subscription, asked, start uint64) (missed uint64) {
 	contained := f.warming.contained(s.id)
 	s.p.mu.Lock()
@@ -229,7 +226,7 @@ func (f *Fleet) startAt(s *subscription, asked, start uint64) (missed uint64) {
 	return 0
 }
 
-// open returns the stream that is open, or nil.
+// open returns the started stream, or nil.
 func (p *peer) open() *subscription {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -239,8 +236,8 @@ func (p *peer) open() *subscription {
 	return p.stream
 }
 
-// staleLocked is how old knowledge of the peer is: what was measured, or how long it has been
-// silent beyond what is usual. p.mu is held.
+// staleLocked returns how old knowledge of the peer is: the measured lag, or its unusual silence if
+// longer. p.mu is held.
 func (p *peer) staleLocked(now time.Time) time.Duration {
 	last := p.heard
 	if last.IsZero() {
@@ -249,8 +246,8 @@ func (p *peer) staleLocked(now time.Time) time.Duration {
 	return max(p.lag, now.Sub(last)-pingInterval-pingInterval/2)
 }
 
-// shift is what to add to times in the peer's knowledge to have them on this node's clock: 0 unless
-// the clocks are measured and clearly apart, and if they are absurdly so.
+// shift returns the offset that converts times of the peer to this node's clock: 0 while
+// unmeasured, close, or beyond maxShift.
 func (p *peer) shift() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -260,7 +257,7 @@ func (p *peer) shift() time.Duration {
 	return p.steady
 }
 
-// measured takes a round trip.
+// measured adds a round trip to the clock filter.
 func (p *peer) measured(sent, received, replied, returned int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -270,14 +267,14 @@ func (p *peer) measured(sent, received, replied, returned int64) {
 	}
 }
 
-// peer returns what is known of a node, or nil.
+// peer returns the record of a node, or nil.
 func (f *Fleet) peer(name string) *peer {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.peers[name]
 }
 
-// alive lists the members that are alive, by name.
+// alive lists the living members by name.
 func (f *Fleet) alive() []*peer {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -293,8 +290,8 @@ func (f *Fleet) alive() []*peer {
 	return out
 }
 
-// sweepPeers voids load and state of silent peers, forgets peers that are long gone, and sums up
-// how old knowledge of the others is.
+// sweepPeers voids load and state of silent peers, forgets peers gone for forgetAfter, and returns
+// the number of living nodes and the fleet's staleness.
 func (f *Fleet) sweepPeers(now time.Time) (nodes int, stale time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -304,9 +301,8 @@ func (f *Fleet) sweepPeers(now time.Time) (nodes int, stale time.Duration) {
 		switch {
 		case p.status.State == member.StateAlive:
 			lags = append(lags, p.staleLocked(now))
-			// If this process was stopped for a while, changes of the vector may still wait in the
-			// stream, and the vector that they change is void. The next stream begins with the full
-			// vector.
+			// If this process was paused, the stream may still hold changes to a vector that is
+			// void. The next stream begins with a full vector.
 			if p.passed && now.Sub(p.heard) > voidAfter {
 				p.endLocked(errSilent)
 				f.voidLocked(p)

@@ -11,26 +11,25 @@ import (
 )
 
 const (
-	// batchPayload is how large a batch may become, in bytes: a few packets, so that load never
-	// waits long behind one.
+	// batchPayload bounds a batch, in bytes: a few packets, so that load never waits long behind
+	// one.
 	batchPayload = 16 << 10
-	// batchesPerFlush bounds what one flush takes out of Knowledge: 5 MB/s at the default interval,
-	// far more than engines can compute prefixes for.
+	// batchesPerFlush bounds the news per flush: 5 MB/s at the default interval, far more than
+	// engines can compute prefixes for.
 	batchesPerFlush = 16
-	// minDrain is the least that is worth asking Knowledge for when the budget is short.
+	// minDrain is the least number of bytes worth asking Knowledge for when the budget is short.
 	minDrain = 256
-	// houseInterval is how often slow things are looked at: ages, staleness, expiry.
+	// houseInterval is the period of journal aging, staleness and peer expiry.
 	houseInterval = time.Second
-	// stateInterval is how often the state is collected: it holds what is learned over many
-	// requests.
+	// stateInterval is the period of collecting the state, which is learned over many requests.
 	stateInterval = 5 * time.Second
-	// stateGap is the least pause between two states: it bounds what a storm of Touch costs.
+	// stateGap is the least pause between two states: it bounds the cost of frequent Touch calls.
 	stateGap = 100 * time.Millisecond
-	// drainPatience bounds how long Stop waits for peers to take the last batches.
+	// drainPatience bounds how long Stop waits for peers to receive the last batches.
 	drainPatience = 250 * time.Millisecond
 )
 
-// publisher is what the publishing goroutine remembers from flush to flush.
+// publisher is the state of the publishing goroutine.
 type publisher struct {
 	drain, body []byte
 	loads       []Load
@@ -38,7 +37,7 @@ type publisher struct {
 	time        int64
 }
 
-// publish collects news and load until the fleet ends.
+// publish collects news and load every flush interval until the fleet ends.
 func (f *Fleet) publish() {
 	p := publisher{next: 1}
 	tick := time.NewTicker(f.flush)
@@ -53,7 +52,7 @@ func (f *Fleet) publish() {
 	}
 }
 
-// flushNews takes what is new into the journal, from which every subscriber is sent it.
+// flushNews moves new records from Knowledge to the journal and wakes the subscribers' writers.
 func (f *Fleet) flushNews(p *publisher, now time.Time) {
 	ms := f.wall(now).UnixMilli()
 	p.loads = f.knowledge.Loads(p.loads[:0])
@@ -61,8 +60,8 @@ func (f *Fleet) flushNews(p *publisher, now time.Time) {
 	f.counts.droppedBound.Add(uint64(beyond))
 	subscribers := f.listSubscribers()
 	left := f.budget.left(now)
-	// Among very many subscribers even a full bucket may hold less than that for each: then half a
-	// bucket is enough, and the debt is paid before the next.
+	// With very many subscribers a full bucket may hold less than minDrain for each. Half a bucket
+	// suffices, and its debt is paid before the next flush.
 	enough := min(minDrain*len(subscribers), int(f.budget.rate/2))
 	for range batchesPerFlush {
 		limit := batchPayload
@@ -87,7 +86,7 @@ func (f *Fleet) flushNews(p *publisher, now time.Time) {
 		changed = true
 		left -= len(payload) * len(subscribers)
 		if len(payload) < limit/2 {
-			break // that was all
+			break // Knowledge has no more news
 		}
 	}
 	if changed {
@@ -98,7 +97,7 @@ func (f *Fleet) flushNews(p *publisher, now time.Time) {
 }
 
 func (f *Fleet) publishBatch(p *publisher, payload []byte, records int, ms int64) {
-	p.time = max(p.time, ms) // the wall clock may be set back; the times of batches never go back
+	p.time = max(p.time, ms) // the wall clock may be set back; batch times never go back
 	b := wire.Batch{Sequence: p.next, Time: p.time, Records: records, Payload: payload}
 	p.next++
 	p.body = b.AppendBody(p.body[:0])
@@ -108,7 +107,7 @@ func (f *Fleet) publishBatch(p *publisher, payload []byte, records int, ms int64
 	f.counts.publishedBytes.Add(uint64(len(payload)))
 }
 
-// flushLast waits until the next flush has been written to every subscriber that keeps up.
+// flushLast waits until the next flush has reached every subscriber that keeps up.
 func (f *Fleet) flushLast(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, f.flush+drainPatience)
 	defer cancel()
@@ -139,7 +138,7 @@ func (f *Fleet) flushLast(ctx context.Context) {
 	}
 }
 
-// stateSlot is this node's latest state.
+// stateSlot is this node's latest state. Safe for concurrent use.
 type stateSlot struct {
 	mu      sync.Mutex
 	version uint64
@@ -164,7 +163,7 @@ func (s *stateSlot) get() (blob []byte, version uint64, ms int64) {
 	return s.blob, s.version, s.time
 }
 
-// keepHouse does what is due every second or more rarely, until the fleet ends.
+// keepHouse runs the periodic work until the fleet ends.
 func (f *Fleet) keepHouse() {
 	tick := time.NewTicker(houseInterval)
 	defer tick.Stop()
@@ -187,7 +186,8 @@ func (f *Fleet) keepHouse() {
 	}
 }
 
-// Touch has Knowledge's State sent now, and not within seconds.
+// Touch sends Knowledge's State soon, without waiting for the next regular collection. It does not
+// block.
 func (f *Fleet) Touch() {
 	select {
 	case f.touched <- struct{}{}:
@@ -195,7 +195,8 @@ func (f *Fleet) Touch() {
 	}
 }
 
-// publishState collects the state every few seconds, and soon after a Touch, until the fleet ends.
+// publishState collects the state every stateInterval, and soon after a Touch, until the fleet
+// ends.
 func (f *Fleet) publishState() {
 	var scratch []byte
 	timer := time.NewTimer(0)
@@ -218,7 +219,7 @@ func (f *Fleet) publishState() {
 	}
 }
 
-// moved reports whether a staleness has changed by so much that a policy might care.
+// moved reports whether a staleness changed enough to matter to a routing policy.
 func moved(old, now time.Duration) bool {
 	d := max(now-old, old-now)
 	return d > 2*time.Millisecond && d > old/10
@@ -239,8 +240,8 @@ func (f *Fleet) collectState(scratch []byte, now time.Time) []byte {
 	return blob[:0]
 }
 
-// jitter spreads a pause over half to one and a half times d, so that nodes that began together do
-// not go on together.
+// jitter returns a random pause of 0.5 to 1.5 times d, so that nodes that start together spread
+// out.
 func jitter(d time.Duration) time.Duration {
 	return d/2 + time.Duration(rand.Int64N(int64(d)+1))
 }

@@ -8,30 +8,29 @@ import (
 )
 
 const (
-	// maxSnapshots is how many snapshots a node serves at a time. Other subscribers have to ask
-	// again, or another node.
+	// maxSnapshots bounds the snapshots served at a time; further subscribers get Busy.
 	maxSnapshots = 2
-	// pageBytes is the largest page of a snapshot; under a small budget pages are smaller, so that
-	// a subscriber does not take a paced source for a stalled one.
+	// pageBytes bounds a page. Under a small budget pages are smaller, so that a paced source does
+	// not look stalled.
 	pageBytes = 32 << 10
 	// maxIntake bounds the bytes of one snapshot: ten times the facts of 800 engines.
 	maxIntake = 256 << 20
 )
 
-// offer is a snapshot that is being sent. It holds one frame at a time, however slow the subscriber
-// is. Guarded by subscriber.mu.
+// offer is a snapshot being sent. It holds one frame, however slow the subscriber is. Guarded by
+// subscriber.mu.
 type offer struct {
 	request uint64
-	frame   []byte        // to be sent next; empty: taken
+	frame   []byte        // to be sent next; empty: sent
 	last    bool          // frame is the last one
 	taken   chan struct{} // capacity 1
 	stop    chan struct{} // closed when the subscriber cancels
 	stopped bool
-	until   time.Time // when the subscriber has given up
+	until   time.Time // when the subscriber gives up
 }
 
-// offerSnapshot begins to answer a Snapshot. A subscriber may have one at a time, cancelled ones
-// included.
+// offerSnapshot starts a snapshot or refuses it. A subscriber may have one at a time, cancelled
+// ones included.
 func (d *subscriber) offerSnapshot(request uint64) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -49,8 +48,7 @@ func (d *subscriber) offerSnapshot(request uint64) error {
 		return refuse(wire.Cold)
 	}
 	if d.f.warming.learning() {
-		// Warm by the deadline alone: the part that this node has must not pass for what the fleet
-		// knows.
+		// Warm by the deadline alone: partial knowledge must not pass for the whole.
 		d.f.counts.snapshotsRefused.Add(1)
 		return refuse(wire.Busy)
 	}
@@ -76,8 +74,8 @@ func (d *subscriber) cancelSnapshot(request uint64) {
 	}
 }
 
-// sendSnapshot passes Knowledge's pages to the writer, one at a time. The positions are read before
-// the first page, so that the pages contain at least what the positions say.
+// sendSnapshot passes Knowledge's pages to the writer. It reads the positions first, so that the
+// pages contain at least the batches that the positions name.
 func (d *subscriber) sendSnapshot(o *offer) {
 	defer func() { <-d.f.snapshots }()
 	began := time.Now()
@@ -108,8 +106,8 @@ func (d *subscriber) sendSnapshot(o *offer) {
 	}
 }
 
-// positions lists how far this node knows the journals of all processes, its own included, of which
-// it misses nothing.
+// positions lists this node's cursor of every process, itself included, of which no batch is
+// missing.
 func (f *Fleet) positions() []wire.Position {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -125,8 +123,8 @@ func (f *Fleet) positions() []wire.Position {
 	return out
 }
 
-// put waits until the frame before has been taken and offers the next; false if the subscriber has
-// cancelled, or has had its time. The last frame is put even then.
+// put waits until the previous frame is sent and offers the next; false if the subscriber cancelled
+// or its time is over. The last frame is offered even then.
 func (d *subscriber) put(o *offer, last bool, add func([]byte) []byte) bool {
 	for {
 		d.mu.Lock()
@@ -156,19 +154,19 @@ func (d *subscriber) put(o *offer, last bool, add func([]byte) []byte) bool {
 	}
 }
 
-// intake is a snapshot that is being taken from a peer. Guarded by subscription.mu.
+// intake is a snapshot being received. Guarded by subscription.mu.
 type intake struct {
 	request   uint64
 	bytes     int64
 	at        time.Time // of its last frame
-	cancelled bool      // what still comes is ignored, up to SnapshotDone
+	cancelled bool      // frames up to SnapshotDone are ignored
 	positions map[processID]uint64
-	end       chan struct{} // closed with outcome
+	end       chan struct{} // closed once outcome is set
 	outcome   wire.Outcome
 }
 
-// askSnapshot begins to take a snapshot; nil if the stream has ended or an earlier one is still
-// being sent.
+// askSnapshot requests a snapshot; nil if the stream has ended, its queue is full, or another
+// snapshot is in progress.
 func (s *subscription) askSnapshot(now time.Time) *intake {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -183,7 +181,7 @@ func (s *subscription) askSnapshot(now time.Time) *intake {
 	return in
 }
 
-// cancelIntake gives up a snapshot unless it has ended.
+// cancelIntake cancels a snapshot that has not ended.
 func (s *subscription) cancelIntake(in *intake) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -193,7 +191,7 @@ func (s *subscription) cancelIntake(in *intake) {
 	}
 }
 
-// finishIntake ends the snapshot that is being taken, if any.
+// finishIntake ends the snapshot in progress, if any.
 func (s *subscription) finishIntake(how wire.Outcome) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -204,7 +202,7 @@ func (s *subscription) finishIntake(how wire.Outcome) {
 	}
 }
 
-// progress is when the last frame of an intake came.
+// progress returns the arrival time of the last frame.
 func (s *subscription) progress(in *intake) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -213,7 +211,7 @@ func (s *subscription) progress(in *intake) time.Time {
 
 var errEndless = errors.New("snapshot beyond the bound")
 
-// takeSnapshot takes a frame of the snapshot that was asked for.
+// takeSnapshot handles a frame of the requested snapshot.
 func (s *subscription) takeSnapshot(kind wire.Kind, body []byte, now time.Time) error {
 	request, err := wire.DecodeRequest(body)
 	if err != nil {

@@ -14,26 +14,25 @@ import (
 )
 
 const (
-	// pingInterval is how often a publisher is asked for a sign of life and the time.
+	// pingInterval is the period of pings, which keep the stream alive and measure the clock.
 	pingInterval = 500 * time.Millisecond
-	// publisherSilence is how long a publisher, which answers pings, may be silent.
+	// publisherSilence bounds the silence of a publisher, which answers pings.
 	publisherSilence = 3 * time.Second
-	// dialTimeout bounds connecting, encryption and hello.
+	// dialTimeout bounds connect, TLS handshake and hello together.
 	dialTimeout = 5 * time.Second
-	// firstPause, maxPause and violationPause are the pauses between attempts to open a stream,
-	// before jitter. A peer that is a member and does not answer is tried every two seconds, so
-	// that a healed network is used soon; a peer that breaks the protocol is left alone for longer.
+	// firstPause, maxPause and violationPause are the pauses between dials, before jitter. maxPause
+	// is short so that a healed network is used soon; a peer that breaks the protocol waits longer.
 	firstPause     = 50 * time.Millisecond
 	maxPause       = 2 * time.Second
 	violationPause = 10 * time.Second
-	// maxOut bounds the requests that wait to be written to a publisher, in bytes.
+	// maxOut bounds the requests that wait to be written, in bytes.
 	maxOut = 64 << 10
-	// maxShift bounds how far clocks of members may be apart for their times to be used.
+	// maxShift is the largest clock difference that this node corrects.
 	maxShift = 365 * 24 * time.Hour
 )
 
 // subscription is one stream on which this node receives a peer's knowledge. Its reader applies
-// what comes, its writer sends requests and pings; neither waits for the other.
+// frames, its writer sends requests and pings; neither waits for the other.
 type subscription struct {
 	f     *Fleet
 	p     *peer
@@ -41,19 +40,19 @@ type subscription struct {
 	id    processID // of the publisher
 	began time.Time
 
-	started  atomic.Bool   // Start has come
-	requests atomic.Uint64 // snapshots asked for so far
-	done     chan struct{} // closed when the reader has returned
+	started  atomic.Bool   // Start was received
+	requests atomic.Uint64 // snapshots requested so far
+	done     chan struct{} // closed when the reader returns
 	wake     chan struct{} // capacity 1
 
 	mu     sync.Mutex
-	why    error // why the stream has ended; nil: it has not
+	why    error // why the stream ended; nil while it is open
 	out    []byte
-	intake *intake // the snapshot that is being taken
+	intake *intake // the snapshot in progress or nil
 
-	// Of the reader alone.
+	// Used by the reader only.
 	asked  wire.Subscribe
-	loaded bool // the full load vector has come
+	loaded bool // a full load vector was received
 	loads  []Load
 }
 
@@ -88,7 +87,7 @@ func (f *Fleet) subscribe(ctx context.Context, p *peer, info member.Info) {
 	}
 }
 
-// follow opens one stream and takes what comes until it ends.
+// follow opens one stream and reads it until it ends.
 func (f *Fleet) follow(ctx context.Context, p *peer, info member.Info) error {
 	conn, peer, err := f.dial(ctx, info)
 	if err != nil {
@@ -121,7 +120,7 @@ func (f *Fleet) follow(ctx context.Context, p *peer, info member.Info) error {
 	}
 	p.mu.Unlock()
 	s.mu.Lock()
-	err = s.why // the first reason: closing a connection makes its reader fail, too
+	err = s.why // the first reason: closing the connection fails the reader, too
 	s.mu.Unlock()
 	p.failed(err)
 	s.finishIntake(wire.Cancelled)
@@ -155,7 +154,7 @@ func (p *peer) failed(err error) {
 	}
 }
 
-// end closes the stream. The first reason is kept.
+// end closes the stream and keeps the first reason.
 func (s *subscription) end(why error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -165,7 +164,7 @@ func (s *subscription) end(why error) {
 	}
 }
 
-// sendLocked queues a frame of a kind; false if there is no room. s.mu is held.
+// sendLocked queues a frame and reports whether it had room. s.mu is held.
 func (s *subscription) sendLocked(kind wire.Kind, add func([]byte) []byte) bool {
 	if len(s.out) > maxOut {
 		return false
@@ -186,8 +185,8 @@ func (s *subscription) send(kind wire.Kind, add func([]byte) []byte) bool {
 	return s.sendLocked(kind, add)
 }
 
-// request asks for the publisher's batches from this node's cursor on. The ping goes first: its
-// answer comes before the first batch, whose times need it.
+// request asks for batches from this node's cursor on. The ping goes first, because its answer must
+// precede the first batch, whose times need the clock offset.
 func (s *subscription) request() {
 	s.ping()
 	s.asked = wire.Subscribe{Version: wire.Version}
@@ -196,8 +195,7 @@ func (s *subscription) request() {
 	case next > 0:
 		s.asked.Incarnation, s.asked.Next = s.id.incarnation, next
 	case !s.f.warming.learning():
-		// A process that is new to this node, which is no joiner: all that the process has
-		// published is wanted.
+		// The process is new and this node is no joiner: all its batches are wanted.
 		s.asked.Incarnation, s.asked.Next = s.id.incarnation, 1
 	}
 	s.send(wire.KindSubscribe, func(b []byte) []byte { return wire.AppendSubscribe(b, s.asked) })
@@ -207,7 +205,7 @@ func (s *subscription) ping() {
 	s.send(wire.KindPing, func(b []byte) []byte { return wire.AppendPing(b, s.f.wall(time.Now()).UnixNano()) })
 }
 
-// write sends requests as they come and a ping when it is time, until the stream ends.
+// write sends queued requests, and a ping every pingInterval, until the stream ends.
 func (s *subscription) write() {
 	tick := time.NewTicker(pingInterval)
 	defer tick.Stop()
@@ -241,12 +239,12 @@ func (s *subscription) write() {
 			s.p.sent.Add(uint64(n))
 		}
 		if err != nil {
-			return // the reader ends the stream: the last batches of a peer that left may still come
+			return // the reader ends the stream: the last batches of a leaving peer may still arrive
 		}
 	}
 }
 
-// read takes what the publisher sends until the stream ends.
+// read handles the publisher's frames until the stream ends.
 func (s *subscription) read() error {
 	r := wire.NewReader(s.conn, wire.NewsSize)
 	var limit time.Time
@@ -279,7 +277,7 @@ func (s *subscription) read() error {
 	}
 }
 
-// take acts on one frame of the publisher. Every error is a violation.
+// take handles one frame. Every error is a violation.
 func (s *subscription) take(kind wire.Kind, body []byte, now time.Time) error {
 	switch kind {
 	case wire.KindPong:
@@ -313,9 +311,8 @@ func (s *subscription) takePong(body []byte, now time.Time) error {
 	return nil
 }
 
-// takeStart learns with which batch the stream begins. If that is beyond the one that was asked
-// for, the batches between are no longer in the publisher's journal, and a snapshot has to bring
-// what they said.
+// takeStart reads the sequence of the first batch. If the sequence is beyond the wanted one, the
+// journal has dropped the batches between, and a snapshot must replace them.
 func (s *subscription) takeStart(body []byte) error {
 	st, err := wire.DecodeStart(body)
 	if err != nil {
@@ -326,7 +323,7 @@ func (s *subscription) takeStart(body []byte) error {
 	}
 	missed := s.f.startAt(s, max(s.asked.Next, 1), st.Next)
 	switch {
-	case s.asked.Next == 0: // a joiner, which takes a snapshot anyway
+	case s.asked.Next == 0: // a joiner takes a snapshot anyway
 	case missed == 0 && s.asked.Next > 1:
 		s.f.counts.resumes.Add(1)
 	case missed > 0:
@@ -338,8 +335,8 @@ func (s *subscription) takeStart(body []byte) error {
 	return nil
 }
 
-// takeBatch applies the next batch. Streams neither lose nor reorder, so any other than the next
-// one is a violation.
+// takeBatch applies the next batch. Streams neither lose nor reorder, so any other sequence is a
+// violation.
 func (s *subscription) takeBatch(body []byte, now time.Time) error {
 	b, err := wire.DecodeBatch(body)
 	if err != nil {
@@ -352,7 +349,7 @@ func (s *subscription) takeBatch(body []byte, now time.Time) error {
 	s.p.mu.Lock()
 	if s.p.stream != s {
 		s.p.mu.Unlock()
-		return nil // a newer stream has taken over and asked for this batch again
+		return nil // a newer stream has asked for this batch again
 	}
 	if b.Sequence != s.p.cursor.next {
 		s.p.mu.Unlock()
@@ -360,15 +357,15 @@ func (s *subscription) takeBatch(body []byte, now time.Time) error {
 	}
 	s.p.mu.Unlock()
 	err = s.apply(&b)
-	// The cursor moves behind the batch only now, because snapshots promise what it says; and even
-	// if the batch is malformed, because it would be so again.
+	// The cursor moves only after Apply, because this node's snapshots promise all batches below
+	// it. It moves behind a malformed batch too, which would stay malformed.
 	s.p.mu.Lock()
 	s.p.cursor.next++
 	s.p.mu.Unlock()
 	return err
 }
 
-// apply hands a batch to Knowledge and counts what it did.
+// apply passes a batch to Knowledge and counts the result.
 func (s *subscription) apply(b *wire.Batch) error {
 	f, p := s.f, s.p
 	got, err := f.knowledge.Apply(p.name, b.Payload, p.shift())
@@ -412,8 +409,8 @@ func (s *subscription) takeState(body []byte) error {
 	return nil
 }
 
-// pass hands the peer's load or state to Knowledge, unless the peer has ended or has a newer
-// stream: then Knowledge may have dropped the peer already, and this would bring it back.
+// pass calls what unless the peer is gone or has a newer stream: Knowledge may already have dropped
+// the peer's load, which what would restore.
 func (s *subscription) pass(what func()) {
 	p := s.p
 	p.order.Lock()

@@ -8,40 +8,40 @@ import (
 )
 
 const (
-	// NewsSize suits a stream of news: some twenty flushes of a busy node.
+	// NewsSize is the buffer for a publisher's frames: some twenty flushes of a busy node.
 	NewsSize = 32 << 10
-	// RequestSize suits a stream of requests, which are small and few.
+	// RequestSize is the buffer for requests, which are small and few.
 	RequestSize = 2 << 10
-	// growStep is how much a reader grows at a time for a large frame: memory is spent on bytes
-	// that came, not on bytes that were announced.
+	// growStep bounds each growth for a large frame: memory follows received bytes, not announced
+	// ones.
 	growStep = 64 << 10
 )
 
-// Reader cuts a stream of bytes into frames. It reads as much as there is at once and hands out
-// frames in place, so a burst costs one system call and no allocation. Not safe for concurrent use.
+// Reader splits a stream into frames. It reads what is available at once and returns frames in
+// place, so a burst costs one system call and no allocation. Not safe for concurrent use.
 type Reader struct {
 	src     io.Reader
 	size    int // of buf, while frames are small
 	buf     []byte
-	lo, hi  int // unread bytes of buf
+	lo, hi  int // bounds of the unread bytes of buf
 	skipped uint64
 }
 
-// NewReader returns a reader of src's frames. It holds size bytes (NewsSize, RequestSize), and more
-// while a frame is larger.
+// NewReader returns a reader of src's frames with a buffer of size bytes, which grows for larger
+// frames.
 func NewReader(src io.Reader, size int) *Reader {
 	return &Reader{src: src, size: size, buf: make([]byte, size)}
 }
 
-// Skipped is how many frames of unknown kinds were passed over.
+// Skipped returns the number of skipped frames of unknown kinds.
 func (r *Reader) Skipped() uint64 { return r.skipped }
 
-// Buffered is how many received bytes have not been handed out yet.
+// Buffered returns the number of received bytes not yet returned.
 func (r *Reader) Buffered() int { return r.hi - r.lo }
 
 // Next returns the next frame of a known kind and its whole length in bytes. The body is valid
-// until the next call. io.EOF means that the stream ended between two frames; any other error that
-// it cannot be used any more.
+// until the next call. io.EOF means that the stream ended between frames; after any other error it
+// is unusable.
 func (r *Reader) Next() (k Kind, body []byte, size int, err error) {
 	for {
 		k, n, head, err := r.head()
@@ -69,7 +69,7 @@ func (r *Reader) Next() (k Kind, body []byte, size int, err error) {
 	}
 }
 
-// head reads a frame's kind and length without consuming them; size is how many bytes they take.
+// head reads a frame's kind and length without consuming their size bytes.
 func (r *Reader) head() (k Kind, length uint64, size int, err error) {
 	for {
 		have := r.buf[r.lo:r.hi]
@@ -91,7 +91,7 @@ func (r *Reader) head() (k Kind, length uint64, size int, err error) {
 	}
 }
 
-// need makes at least n unread bytes available. n is bounded by the caller.
+// need makes at least n unread bytes available. The caller bounds n.
 func (r *Reader) need(n int) error {
 	for r.hi-r.lo < n {
 		r.makeRoom(n)
@@ -107,12 +107,12 @@ func (r *Reader) need(n int) error {
 	return nil
 }
 
-// makeRoom leaves space for at least one more byte of the n that are wanted.
+// makeRoom leaves space for at least one more of n wanted bytes.
 func (r *Reader) makeRoom(n int) {
 	have := r.hi - r.lo
 	switch {
 	case have == 0 && len(r.buf) > r.size && n <= r.size:
-		r.buf = make([]byte, r.size) // a large frame is through
+		r.buf = make([]byte, r.size) // shrinks after a large frame
 		r.lo, r.hi = 0, 0
 	case have == 0:
 		r.lo, r.hi = 0, 0
@@ -127,7 +127,7 @@ func (r *Reader) makeRoom(n int) {
 	}
 }
 
-// skip passes over n bytes without holding them.
+// skip discards n bytes without buffering them.
 func (r *Reader) skip(n int) error {
 	for n > 0 {
 		if r.hi == r.lo {
