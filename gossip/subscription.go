@@ -239,7 +239,7 @@ func (s *subscription) write() {
 			s.p.sent.Add(uint64(n))
 		}
 		if err != nil {
-			return // the reader ends the stream: the last batches of a leaving peer may still arrive
+			return // the reader continues: last batches may still arrive
 		}
 	}
 }
@@ -307,7 +307,7 @@ func (s *subscription) takePong(body []byte, now time.Time) error {
 		return err
 	}
 	s.p.measured(p.Sent, p.Received, p.Replied, s.f.wall(now).UnixNano())
-	s.lagged(time.Unix(0, p.Replied), now) // the only sample of an idle peer
+	s.lagged(time.Unix(0, p.Replied), now) // an idle peer gives no other sample
 	return nil
 }
 

@@ -41,7 +41,7 @@ type warming struct {
 	gaveUp    bool // no peer could send a snapshot
 	expected  uint64
 	records   uint64
-	positions map[processID]uint64 // the last complete snapshot contained all batches below these sequences
+	positions map[processID]uint64 // batches below were in the last complete snapshot
 }
 
 func (w *warming) init() { w.done = make(chan struct{}) }

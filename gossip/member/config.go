@@ -7,18 +7,18 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// Kind says what happened to a member.
+// Kind is a change of a member.
 type Kind uint8
 
-// What can happen to a member.
+// Changes of a member.
 const (
-	// Joined: the member is alive and was not before, or came back.
+	// Joined means that the member became alive.
 	Joined Kind = iota + 1
-	// Updated: what the member tells of itself has changed; it is the same process.
+	// Updated means that the same process changed its Info.
 	Updated
-	// Left: the member said that it goes.
+	// Left means that the member announced its end.
 	Left
-	// Failed: the member is dead or cannot be reached.
+	// Failed means that the member is dead or unreachable.
 	Failed
 )
 
@@ -36,19 +36,19 @@ func (k Kind) String() string {
 	return "unknown"
 }
 
-// Event is the value of the field "event" in the log line about it.
+// Event returns the value of the log field "event".
 func (k Kind) Event() string { return "peer_" + k.String() }
 
-// Event is one change of membership. Events about this node itself are not sent.
+// Event is one change of another member.
 type Event struct {
 	Kind   Kind
 	Member Info
 }
 
-// State is what is believed of a member.
+// State is the believed state of a member.
 type State uint8
 
-// What can be believed of a member.
+// States of a member.
 const (
 	StateAlive State = iota + 1
 	StateFailed
@@ -67,10 +67,9 @@ func (s State) String() string {
 	return "unknown"
 }
 
-// MarshalText makes a State readable in JSON.
 func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// Status is a member, what is believed of it, and since when.
+// Status is a member, its believed state, and the time of the last change of state.
 type Status struct {
 	Info
 	State State
@@ -81,90 +80,84 @@ type Status struct {
 type SeedError struct {
 	// Seed is the entry of Config.Join, "failed member NAME" or "stream from NAME".
 	Seed string
-	// Addr is the address it resolved to; empty if it did not.
+	// Addr is the resolved address; empty if resolution failed.
 	Addr string
-	// Err is nil if the node there is a member by now.
+	// Err is nil if the node there is a member now.
 	Err error
 	At  time.Time
 }
 
-// Refusal is a node that was turned away, and why.
+// Refusal is a refused node and the reason.
 type Refusal struct {
-	// Addr is where it came from; for metadata heard from others, the node's own address.
+	// Addr is the address that it came from; for metadata relayed by peers, the node's own address.
 	Addr string
-	// Name is what it calls itself; empty if it was turned away before it said so.
+	// Name is its claimed name; empty if it was refused earlier.
 	Name string
 	Err  error
 	At   time.Time
-	// Count is how often in a row.
+	// Count is the number of equal refusals.
 	Count int
 }
 
-// Config says how a node takes part in a fleet. New copies it.
+// Config configures a List. New copies it.
 type Config struct {
-	// Self is what the node tells of itself. Addr is filled in by Start.
-	// Incarnation 0 means now.
+	// Self describes this node. Listen sets Addr. Incarnation 0 means now.
 	Self Info
-	// Bind is the host:port to listen on, UDP and TCP; port 0 takes a free one.
-	// No host, or an unspecified one, means every interface.
+	// Bind is the host:port to listen on, UDP and TCP; port 0 takes a free one. An empty or
+	// unspecified host means every interface.
 	Bind string
-	// Advertise is the host:port that others dial; host and port may each be
-	// left out. Empty: Bind's, and for an unspecified host the address that
-	// leads to the first seed, else a private address of an interface.
+	// Advertise is the host:port that peers dial; host and port are each optional. Default: Bind's,
+	// and for an unspecified host the local address on the route to the first seed, else an
+	// interface's address, private IPv4 preferred.
 	Advertise string
-	// Join lists where members are found: "host:port" (all addresses of the
-	// host), "dns:name:port" (the same, said explicitly), "srv:_svc._tcp.name",
-	// "file:path" (one address a line, watched). A port left out is 7946.
-	// Names are resolved again in every RejoinInterval.
+	// Join lists addresses of members: "host:port" (all addresses of the host), "dns:name:port"
+	// (the same), "srv:_svc._tcp.name", "file:path" (one address a line, watched). The default port
+	// is 7946. Names are resolved again in every round (RejoinInterval).
 	Join []string
 
-	// Keys are the fleet's keys, 16, 24 or 32 bytes each, the primary first;
-	// at most 8. A rotation then lasts until the process ends.
+	// Keys are the fleet's keys, at most 8 of 16, 24 or 32 bytes each, the primary first. A
+	// rotation is lost when the process ends.
 	Keys [][]byte
-	// KeyringFile holds the keys instead: a JSON list of base64, or one key a
-	// line; not readable by everyone; rewritten by a rotation.
+	// KeyringFile holds the keys instead: a JSON list of base64, or one key a line. It must be
+	// private (see CheckSecret). A rotation rewrites it.
 	KeyringFile string
-	// TLS makes the streams use the operator's certificates instead of derived
-	// ones: certificates, RootCAs (for peers that are dialed), ClientCAs (for
-	// peers that dial; nil means RootCAs). With ServerName set, every peer's
-	// certificate must carry that name; else its node's name or its address.
+	// TLS replaces derived certificates with the operator's: Certificates, RootCAs (checks dialed
+	// peers), ClientCAs (checks dialing peers; nil means RootCAs). A peer's certificate must carry
+	// ServerName if set, else the peer's name or address.
 	TLS *tls.Config
-	// Insecure allows no key on an address that is not loopback: the streams
-	// are then encrypted, but anybody may join.
+	// Insecure allows a non-loopback address without a key: streams are encrypted, but any node may
+	// join.
 	Insecure bool
 
-	// ProbeInterval and ProbeTimeout tune failure detection; 0 means 750 ms
-	// and 400 ms: a dead node is known in about 3 to 4 s in fleets of up to
-	// ten, later by a factor of log10 of the number of nodes beyond that.
+	// ProbeInterval and ProbeTimeout tune failure detection; 0 means 750 ms and 400 ms, which
+	// detects a dead node in 3 to 4 s in fleets of up to ten nodes, later by a factor of
+	// log10(nodes) above.
 	ProbeInterval, ProbeTimeout time.Duration
-	// RejoinInterval is the longest pause between two rounds that resolve Join
-	// again and knock on every address that is no member, and on members that
-	// failed lately; 0 means 5 s. The real pause is at random between half of it and all.
+	// RejoinInterval is the longest pause between rounds that resolve Join and dial every address
+	// that is no member, and members that failed lately; 0 means 5 s. Actual pauses are at random
+	// at least half.
 	RejoinInterval time.Duration
 
-	// OnEvent is called in order by one goroutine. It must not block long:
-	// meanwhile changes of one member are merged into one.
+	// OnEvent is called in order by one goroutine. While it blocks, changes of one member are
+	// merged.
 	OnEvent func(Event)
-	// Serve is called in a goroutine of its own for every knowledge stream that
-	// another node has opened. The stream is closed when Serve returns; Serve
-	// must return when the stream is closed.
+	// Serve is called in its own goroutine for every knowledge stream that a peer opens. The stream
+	// closes when Serve returns; Serve must return when the stream closes.
 	Serve func(c *Conn)
 	Log   zerolog.Logger
 
-	// Cut, for tests only, reports whether this node must behave as if nothing
-	// could be sent to or received from the gossip address addr. It must be
-	// safe for concurrent use. Streams that exist are not touched by it.
+	// Cut is for tests: it reports whether this node must behave as if the gossip address addr were
+	// unreachable. Safe for concurrent use. Open streams are not affected.
 	Cut func(addr string) bool
 
-	// resolver answers for names; nil means the system's.
+	// resolver resolves names; nil means the system's.
 	resolver resolver
-	// handshake bounds the time until a connection has shown who it is; 0
-	// means handshakeTimeout.
+	// handshake bounds the time until a connection is authenticated; 0 means handshakeTimeout.
 	handshake time.Duration
 }
 
 const (
-	// DefaultPort is the port of an address that names none.
+	// DefaultPort is the port of an address without one.
 	DefaultPort = "7946"
 
 	defaultProbeInterval  = 750 * time.Millisecond

@@ -1,13 +1,8 @@
-// Package member knows who is in the fleet, and makes authenticated streams
-// between its nodes.
+// Package member maintains the fleet's membership and opens authenticated streams between its
+// nodes.
 //
-// Membership, failure detection and the metadata of nodes are memberlist's. It
-// runs on a transport of this package, so that one port carries its packets
-// and streams as well as this package's own TLS streams. What memberlist leaves
-// to others is here: finding seeds and asking them who they are before joining,
-// so that a misconfigured node is told what is wrong; going back to members
-// that were lost, because memberlist never heals a partition; changing the
-// fleet's key while it runs.
-//
-// It does not know what nodes say to each other on their streams.
+// Membership and failure detection are memberlist's, on a transport that shares one port with this
+// package's TLS streams. This package adds: finding seeds and checking them before joining, so that
+// a misconfigured node learns what is wrong; dialing lost members again, because memberlist never
+// heals a partition; changing the fleet's key at run time. See DESIGN.md.
 package member

@@ -14,23 +14,23 @@ const helloMagic = "GVH\x01"
 // maxReason bounds the text of a verdict, in bytes.
 const maxReason = 512
 
-// verdict is how the node that was dialed answers a hello.
+// verdict is the acceptor's answer to a hello.
 type verdict uint8
 
 const (
 	verdictWelcome verdict = iota
-	// verdictMismatch: both find the difference by themselves; the text is for
-	// readers who do not know the field.
+	// verdictMismatch: both sides find the difference; the text serves dialers that do not know the
+	// field.
 	verdictMismatch
 	// verdictName: another member has this name; the text is its address.
 	verdictName
-	// verdictBusy: the node is going, or has no room; the text says why.
+	// verdictBusy: the acceptor is starting or leaving; the text says which.
 	verdictBusy
 	// verdictRaftID: another member has this raft id; the text is its name and address.
 	verdictRaftID
 )
 
-// appendHello appends a hello to dst: magic, length, card.
+// appendHello appends magic, length, card.
 func appendHello(dst []byte, c *card) ([]byte, error) {
 	at := len(dst) + len(helloMagic)
 	dst = append(dst, helloMagic...)
@@ -43,7 +43,7 @@ func appendHello(dst []byte, c *card) ([]byte, error) {
 	return dst, nil
 }
 
-// readHello reads the other side's hello. The caller bounds the time.
+// readHello reads the peer's hello. The caller bounds the time.
 func readHello(r io.Reader) (card, error) {
 	var head [len(helloMagic) + 2]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -67,7 +67,7 @@ func readHello(r io.Reader) (card, error) {
 	return c, err
 }
 
-// appendVerdict appends a verdict to dst: code, length, text.
+// appendVerdict appends code, length, text.
 func appendVerdict(dst []byte, v verdict, text string) []byte {
 	text = clean(text, maxReason)
 	dst = append(dst, byte(v))
@@ -91,9 +91,8 @@ func readVerdict(r io.Reader) (verdict, string, error) {
 	return verdict(head[0]), clean(string(text), maxReason), nil
 }
 
-// compatible is Compatible with what only hellos tell: each side must have the
-// key under which the other encrypts. With derived certificates the handshake
-// has shown it; with the operator's, nothing else does.
+// compatible is Compatible plus a check that each side has the other's primary key. Only hellos
+// show that with the operator's certificates; with derived ones the handshake has.
 func compatible(mine, theirs *card) error {
 	if err := Compatible(mine.Info, theirs.Info); err != nil {
 		return err
@@ -110,9 +109,8 @@ func compatible(mine, theirs *card) error {
 	return nil
 }
 
-// greet says hello on a connection that this node has opened, and hears the
-// answer. addr is what was dialed. The peer's card is valid if the error is
-// nil, or says why the nodes refuse each other.
+// greet exchanges hellos on a connection dialed at addr. An error says why the nodes refuse each
+// other.
 func (l *List) greet(c net.Conn, addr string, proof *peerProof) (card, error) {
 	mine := l.card()
 	hello, err := appendHello(nil, &mine)
@@ -154,8 +152,7 @@ func (l *List) greet(c net.Conn, addr string, proof *peerProof) (card, error) {
 	}
 }
 
-// answer hears a hello on a connection that another node has opened, and
-// answers it. The error says why the node was refused.
+// answer answers the hello on an accepted connection. The error says why the peer was refused.
 func (l *List) answer(c net.Conn, addr string, proof *peerProof) (card, error) {
 	mine := l.card()
 	reply, err := appendHello(nil, &mine)

@@ -8,20 +8,18 @@ import (
 	"strconv"
 )
 
-// MaxInfo is the longest encoded Info, in bytes: what memberlist lets a node
-// say of itself.
+// MaxInfo bounds an encoded Info, in bytes: memberlist's limit for metadata.
 const MaxInfo = 512
 
-// maxCard is the longest encoded card, in bytes: an Info, the fingerprints of a
-// full ring, and room for fields of later releases.
+// maxCard bounds an encoded card, in bytes: an Info, the fingerprints of a full ring, and later
+// fields.
 const maxCard = 1024
 
-// infoFormat is the first byte of an encoded Info. Fields may be added without
-// a new format, because a reader skips tags it does not know.
+// infoFormat is the first byte of an encoded Info. New fields need no new format: readers skip
+// unknown tags.
 const infoFormat = 1
 
-// Tags of the fields of an encoded Info. A tag is never used again for
-// something else.
+// Tags of the fields of an encoded Info. A tag is never reused.
 const (
 	tagName        = 1
 	tagIncarnation = 2
@@ -33,63 +31,57 @@ const (
 	tagCluster     = 8
 	tagKeyID       = 9
 	tagBlockBytes  = 10
-	// tagLeaving stands in metadata only, when the node is about to leave.
+	// tagLeaving is set only in metadata, when the node is about to leave.
 	tagLeaving = 11
-	// tagRaftID is the raft id, tagRaftVote two bytes: Expect, and 1 if the node
-	// may vote. Tag 12 was the address of a raft port.
+	// tagRaftVote holds two bytes: RaftExpect, and 1 if the node may vote. Tag 12 is retired.
 	tagRaftID   = 13
 	tagRaftVote = 14
-	// tagKeys stands in hellos only: fingerprints of the keys on the ring,
-	// the primary first.
+	// tagKeys is set only in hellos: the ring's fingerprints, the primary first.
 	tagKeys = 32
 )
 
-// Longest texts, in bytes. Together they may still exceed MaxInfo; then the
-// node refuses to start and says so.
+// Longest texts, in bytes. A node whose texts together exceed MaxInfo refuses to start.
 const (
-	maxName    = 128 // twice the longest host name Linux takes
-	maxAddr    = 255 // an address that does not fit a tag cannot be sent
+	maxName    = 128 // twice Linux's longest host name
+	maxAddr    = 255 // the longest value of a tag
 	maxVersion = 64
 	maxCluster = 64
 	maxRaftID  = 64
 )
 
-// errInfo is returned, wrapped, for bytes that are no Info.
+// errInfo wraps every decoding error.
 var errInfo = errors.New("malformed node information")
 
-// Info is what a node tells of itself: it is the node's metadata in memberlist
-// and the first thing said on every stream. A plain value; copy it freely.
+// Info describes a node: its metadata in memberlist and the body of its hello. A plain value.
 type Info struct {
 	// Name is unique in the fleet: letters, digits, '.', '-' and '_'.
 	Name string
-	// Incarnation is the start of the process in Unix milliseconds. A restart
-	// is a newer one.
+	// Incarnation is the start of the process in Unix milliseconds; a restart increases it.
 	Incarnation uint64
-	// Addr is the gossip address, host:port, as others dial it.
+	// Addr is the gossip address, host:port, that peers dial.
 	Addr string
-	// Data and Admin are the addresses, host:port, of the data and admin
-	// listeners. May be empty.
+	// Data and Admin are the host:port of the data and admin listeners. May be empty.
 	Data, Admin string
-	// Version is the release. It is shown, never compared.
+	// Version is the release: shown, never compared.
 	Version string
-	// ProtocolMin and ProtocolMax are the first and last version of the
-	// knowledge protocol that the node speaks.
+	// ProtocolMin and ProtocolMax bound the versions of the knowledge protocol that the node
+	// speaks.
 	ProtocolMin, ProtocolMax uint8
 	// Cluster separates fleets that share a network.
 	Cluster string
-	// KeyID names the secret and the version of the prompt hash.
+	// KeyID identifies the secret and the version of the prompt hash.
 	KeyID uint32
-	// BlockBytes is the length of a block of prompt, in bytes.
+	// BlockBytes is the length of a prompt block, in bytes.
 	BlockBytes uint32
-	// RaftID is the node's raft id; empty for a node that takes no part in Raft.
+	// RaftID is empty for a node outside Raft.
 	RaftID string
-	// RaftExpect is how many such nodes the node waits for before it helps to
-	// found a group; RaftVoter says that it may vote.
+	// RaftExpect is the number of voters that the node waits for before it founds a group;
+	// RaftVoter means that it may vote.
 	RaftExpect uint8
 	RaftVoter  bool
 }
 
-// validate reports what of the Info cannot be sent to others.
+// validate returns an error for values that cannot be encoded.
 func (i *Info) validate() error {
 	if i.Name == "" {
 		return errors.New("a node needs a name")
@@ -138,15 +130,15 @@ func validAddr(addr string) error {
 	return nil
 }
 
-// card is an encoded Info with what only metadata or only hellos carry.
+// card is an Info with the fields that only metadata or only hellos carry.
 type card struct {
 	Info
 	leaving bool
 	keys    []Fingerprint
 }
 
-// appendCard appends the encoded card to dst. DESIGN.md has the bytes. Without
-// keys it is at most MaxInfo bytes long.
+// appendCard appends the encoded card (bytes in DESIGN.md) to dst. Without keys it takes at most
+// MaxInfo bytes.
 func appendCard(dst []byte, c *card) ([]byte, error) {
 	if err := c.validate(); err != nil {
 		return dst, err
@@ -192,8 +184,7 @@ func appendCard(dst []byte, c *card) ([]byte, error) {
 	return dst, nil
 }
 
-// decodeCard reads an encoded card. It keeps nothing of b, and allocates no
-// more than b is long.
+// decodeCard decodes a card. It keeps no reference to b and allocates at most len(b).
 func decodeCard(b []byte) (card, error) {
 	var (
 		c    card
@@ -228,8 +219,8 @@ func decodeCard(b []byte) (card, error) {
 	return c, nil
 }
 
-// field sets the field of one tag. It reports whether v has the right length;
-// tags of later releases are skipped.
+// field sets the field of one tag and reports whether v has a valid length; unknown tags are
+// skipped.
 func (c *card) field(tag byte, v []byte) bool {
 	switch tag {
 	case tagName:
@@ -269,7 +260,7 @@ func (c *card) field(tag byte, v []byte) bool {
 	case tagRaftID:
 		c.RaftID = string(v)
 	case tagRaftVote:
-		if len(v) < 2 { // a later release may say more
+		if len(v) < 2 { // a later release may append
 			return false
 		}
 		c.RaftExpect, c.RaftVoter = v[0], v[1]&1 != 0
@@ -285,8 +276,7 @@ func (c *card) field(tag byte, v []byte) bool {
 	return true
 }
 
-// isName reports whether s consists of letters, digits, '.', '-' and '_', so
-// that it may stand in logs, metrics, certificates and addresses as it is.
+// isName reports whether s is safe in logs, metrics, certificates and addresses.
 func isName(s string) bool {
 	for _, c := range []byte(s) {
 		switch {
@@ -308,8 +298,7 @@ func isText(s string) bool {
 	return true
 }
 
-// clean makes text from the network fit for a log line or an error: printable,
-// at most limit bytes.
+// clean makes text from the network printable, at most limit bytes, for logs and errors.
 func clean(s string, limit int) string {
 	b := []byte(s[:min(len(s), limit)])
 	for i, c := range b {

@@ -19,16 +19,13 @@ import (
 )
 
 const (
-	// maxKeys bounds a ring: a rotation needs two, a few more allow for
-	// rotations that were given up half-way.
+	// maxKeys bounds a ring: a rotation needs two keys, abandoned rotations leave a few more.
 	maxKeys = 8
-	// maxKeyringFile bounds the file, in bytes: comments included, a hundred
-	// times what eight keys take.
+	// maxKeyringFile bounds the file, in bytes: a hundred times eight keys, for comments.
 	maxKeyringFile = 64 << 10
 )
 
-// Errors of operations on a ring. They reach the caller of RotateKey as text
-// where another node reports them.
+// Errors of operations on a ring. RotateKey returns them as text when another node reports them.
 var (
 	errNoRing     = errors.New("this node runs without gossip keys: start the fleet with a key first")
 	errNoSuchKey  = errors.New("the key is not on the ring: install it first")
@@ -40,13 +37,12 @@ var (
 // KeyInfo is a key on a node's ring.
 type KeyInfo struct {
 	Fingerprint Fingerprint
-	// Primary is set for the key under which the node encrypts and presents itself.
+	// Primary marks the key that signs the node's certificate and encrypts its packets.
 	Primary bool
 }
 
-// ring holds the node's keys. memberlist's keyring, the certificates and the
-// file move together: file first, so that what a node does after a restart is
-// never older than what it did before.
+// ring holds the node's keys. A change updates the file first, then memberlist's keyring and the
+// certificates, so that a restart never returns to an older ring.
 type ring struct {
 	name string // the node's
 	file string // empty: not persisted
@@ -56,8 +52,8 @@ type ring struct {
 	identity atomic.Pointer[identity]
 }
 
-// newRing makes the ring from keys, or from the file if there is one. Without
-// keys the node's identity is derived from a constant.
+// newRing makes a ring from keys, or from file if set. Without keys the identity derives from a
+// constant.
 func newRing(name string, keys [][]byte, file string) (*ring, error) {
 	r := &ring{name: name, file: file}
 	if file != "" {
@@ -118,7 +114,7 @@ func checkKey(key []byte) error {
 	return nil
 }
 
-// list returns the keys on the ring, the primary first.
+// list returns the keys, the primary first.
 func (r *ring) list() []KeyInfo {
 	prints := r.identity.Load().prints
 	out := make([]KeyInfo, len(prints))
@@ -128,11 +124,11 @@ func (r *ring) list() []KeyInfo {
 	return out
 }
 
-// The operations below are done for whoever has the key named by under, the
-// zero one being this node: a stream outlasts the removal of its key by a
-// moment, in which it must not put another key on the ring.
+// The operations below act for the holder of key under; zero means this node. They fail once that
+// key is off the ring, because a stream may briefly outlive its key and must not change the ring
+// then.
 
-// install puts the key at the end of the ring. One that is there stays.
+// install appends the key to the ring; a key already there stays.
 func (r *ring) install(key []byte, under Fingerprint) error {
 	if err := checkKey(key); err != nil {
 		return err
@@ -165,8 +161,8 @@ func (r *ring) use(which, under Fingerprint) error {
 	})
 }
 
-// remove takes the key off the ring. One that is not there is no error, so
-// that a removal can be repeated until it has reached every node.
+// remove takes the key off the ring. A missing key is no error, so that a removal can be repeated
+// until it has reached every node.
 func (r *ring) remove(which, under Fingerprint) error {
 	return r.change(under, func(keys [][]byte) ([][]byte, error) {
 		i := r.find(which)
@@ -185,8 +181,8 @@ func (r *ring) find(which Fingerprint) int {
 	return slices.Index(r.identity.Load().prints, which)
 }
 
-// change replaces the keys by what edit makes of them: file, memberlist and
-// certificates, or nothing.
+// change applies edit to the keys, in the file, memberlist and the certificates. If the file cannot
+// be written, nothing changes.
 func (r *ring) change(under Fingerprint, edit func(keys [][]byte) ([][]byte, error)) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -220,10 +216,10 @@ func (r *ring) change(under Fingerprint, edit func(keys [][]byte) ([][]byte, err
 	return nil
 }
 
-// movePackets makes memberlist's keyring hold keys. memberlist's RemoveKey
-// shifts the keys behind the removed one in an array that its receivers may
-// be reading; so keys are taken from the end only and put back. A packet under
-// a key that is off the ring for those microseconds is lost, which gossip bears.
+// movePackets sets memberlist's keyring to keys. RemoveKey shifts the keys behind the removed one
+// in an array that receivers may be reading, so keys are removed from the end and the wanted ones
+// added again. Packets under a key that is absent for those microseconds are lost; gossip tolerates
+// that.
 func (r *ring) movePackets(keys [][]byte) error {
 	for _, k := range keys {
 		if err := r.packets.AddKey(k); err != nil {
@@ -253,8 +249,7 @@ func (r *ring) movePackets(keys [][]byte) error {
 	return nil
 }
 
-// readKeyring reads a JSON list of base64 keys, or one key a line with empty
-// lines and lines that begin with # left out.
+// readKeyring reads a keyring file in either form.
 func readKeyring(path string) ([][]byte, error) {
 	text, err := ReadSecret(path, maxKeyringFile)
 	switch {
@@ -270,8 +265,8 @@ func readKeyring(path string) ([][]byte, error) {
 	return keys, nil
 }
 
-// ParseKeys reads keys in either form of Config.KeyringFile, the primary first:
-// at least one, each valid. The text of a key never appears in an error.
+// ParseKeys reads keys in either form of Config.KeyringFile, the primary first: at least one, each
+// valid. Errors never contain a key.
 func ParseKeys(text []byte) ([][]byte, error) {
 	var lines []string
 	if text = bytes.TrimSpace(text); bytes.HasPrefix(text, []byte("[")) {
@@ -302,8 +297,8 @@ func ParseKeys(text []byte) ([][]byte, error) {
 	return keys, checkKeys(keys)
 }
 
-// writeKeyring replaces the file by a JSON list, in one step: a reader, or a
-// node that starts after a crash, finds the old ring or the new one.
+// writeKeyring replaces the file atomically with a JSON list: a reader or a crash finds the old
+// ring or the new one.
 func writeKeyring(path string, keys [][]byte) error {
 	lines := make([]string, len(keys))
 	for i, k := range keys {
@@ -313,7 +308,7 @@ func writeKeyring(path string, keys [][]byte) error {
 	if err != nil {
 		return err
 	}
-	// A link is followed, so that it stays one.
+	// A symbolic link stays one.
 	if target, err := filepath.EvalSymlinks(path); err == nil {
 		path = target
 	}
@@ -341,8 +336,8 @@ func writeKeyring(path string, keys [][]byte) error {
 	if err != nil {
 		return err
 	}
-	// The file is the new one from here on, and not every file system syncs
-	// directories: a crash within the next seconds might bring the old one back.
+	// Without syncing the directory, a crash might bring the old file back. Not every file system
+	// supports that.
 	if err := d.Sync(); err != nil && !errors.Is(err, syscall.EINVAL) && !errors.Is(err, errors.ErrUnsupported) {
 		return err
 	}

@@ -7,21 +7,21 @@ import (
 )
 
 const (
-	// maxRefusals bounds how many refused nodes are remembered.
+	// maxRefusals bounds the remembered refusals.
 	maxRefusals = 64
-	// refusalPause is how long the same refusal is not logged again.
+	// refusalPause is how long an equal refusal is not logged again.
 	refusalPause = time.Minute
 )
 
-// refusals remembers who was turned away, the latest last. Safe for concurrent use.
+// refusals remembers refused nodes, the latest last. Safe for concurrent use.
 type refusals struct {
 	mu     sync.Mutex
 	all    []Refusal
-	logged map[string]time.Time // by who and why; of those in all
+	logged map[string]time.Time // by refusalKey, for entries of all
 	total  uint64
 }
 
-// add notes a refusal. It reports whether it is news.
+// add records a refusal and reports whether to log it.
 func (r *refusals) add(x Refusal) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -54,8 +54,8 @@ func (r *refusals) list() []Refusal {
 	return slices.Clone(r.all)
 }
 
-// refused notes and logs that a node was turned away. addr has no ephemeral
-// port, so that one node's attempts count as one.
+// refused records and logs the refusal of a node. addr has no ephemeral port, so that repeated
+// attempts count together.
 func (l *List) refused(addr, name string, err error) {
 	if !l.refusals.add(Refusal{Addr: addr, Name: name, Err: err, At: time.Now()}) {
 		return

@@ -11,11 +11,9 @@ import (
 // errNotListening is returned for connections while the port is not bound.
 var errNotListening = errors.New("the fleet's port is not open")
 
-// Streams are the connections of one other protocol between nodes, on the same
-// port as gossip and authenticated like its streams: TLS 1.3 with the fleet's
-// certificates, told apart by ALPN. It is a net.Listener. No hello is exchanged:
-// the protocol identifies its peers itself. When a key is removed from the ring,
-// the connections under it are closed. Safe for concurrent use.
+// Streams carries one other protocol between nodes on gossip's port, with the same TLS, selected by
+// ALPN. It is a net.Listener. There is no hello: the protocol identifies its peers itself. Removing
+// a key from the ring closes the connections under it. Safe for concurrent use.
 type Streams struct {
 	list     *List
 	alpn     string
@@ -26,8 +24,8 @@ type Streams struct {
 
 var _ net.Listener = (*Streams)(nil)
 
-// Streams registers a protocol by its ALPN name. Call it before Listen, once per
-// protocol; it panics for a name that is taken.
+// Streams registers a protocol by its ALPN name. Call it before Listen, once per protocol, or it
+// panics.
 func (l *List) Streams(alpn string) *Streams {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -39,7 +37,7 @@ func (l *List) Streams(alpn string) *Streams {
 	return s
 }
 
-// Accept returns the next connection that another node has opened.
+// Accept returns the next incoming connection; net.ErrClosed after Close or List.Stop.
 func (s *Streams) Accept() (net.Conn, error) {
 	select {
 	case c := <-s.incoming:
@@ -51,7 +49,7 @@ func (s *Streams) Accept() (net.Conn, error) {
 	}
 }
 
-// Dial opens a connection to the node at addr, host:port. It ends with ctx.
+// Dial opens a connection to the node at addr, host:port. ctx bounds only the dialing.
 func (s *Streams) Dial(ctx context.Context, addr string) (net.Conn, error) {
 	l := s.list
 	t, err := l.listening()
@@ -82,7 +80,7 @@ func (s *Streams) Dial(ctx context.Context, addr string) (net.Conn, error) {
 	return c, nil
 }
 
-// Addr is where other nodes dial this one, known after Listen.
+// Addr returns the address that other nodes dial, known after Listen.
 func (s *Streams) Addr() net.Addr { return streamsAddr(s.list.Self().Addr) }
 
 // Close ends Accept. Connections stay open until they or the List are closed.
@@ -91,7 +89,7 @@ func (s *Streams) Close() error {
 	return nil
 }
 
-// hand gives a connection to Accept, or closes it if no caller will come.
+// hand passes a connection to Accept, or closes it after Close or List.Stop.
 func (s *Streams) hand(c *Conn) {
 	select {
 	case s.incoming <- c:
@@ -108,9 +106,8 @@ type streamsAddr string
 func (streamsAddr) Network() string  { return "tcp" }
 func (a streamsAddr) String() string { return string(a) }
 
-// ofMember reports why a certificate of the operator's does not belong to a node
-// of the fleet: other services have certificates of the same authority. Derived
-// certificates belong to the fleet by their key.
+// ofMember returns an error if an operator's certificate belongs to no member: other services may
+// have certificates of the same authority. Derived certificates need no check.
 func (l *List) ofMember(proof *peerProof) error {
 	if l.secure.operator == nil {
 		return nil
