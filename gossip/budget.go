@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// budget is a token bucket over the bytes this node sends. Urgent frames are debited even below
-// zero. Bulk (resumed batches and snapshots) asks first, and has a reserved share so that endless
-// news cannot starve it. Safe for concurrent use.
+// budget is a token bucket over sent bytes. Urgent frames are debited even below zero. Bulk
+// (resumed batches and snapshots) asks first, and has a share that endless news cannot take. Safe
+// for concurrent use.
 type budget struct {
 	mu     sync.Mutex
 	rate   float64 // bytes per second
@@ -28,8 +28,7 @@ func (b *budget) refillLocked(now time.Time) {
 	b.at = now
 }
 
-// spend debits n sent bytes. The debt is at most one second's worth, so a burst of urgent frames
-// silences the rest no longer than that.
+// spend debits n sent bytes. The debt is at most one second's worth.
 func (b *budget) spend(now time.Time, n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -37,7 +36,6 @@ func (b *budget) spend(now time.Time, n int) {
 	b.tokens = max(-b.rate, b.tokens-float64(n))
 }
 
-// left returns how many bytes may be sent now, at least 0.
 func (b *budget) left(now time.Time) int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -54,18 +52,18 @@ const (
 	minPiece = 4 << 10
 )
 
-// piece returns how many bytes of bulk to send at a time, at most limit, such that the share allows
-// the next piece within a second.
+// piece returns the bytes of bulk to send at a time: the share allows the next piece within a
+// second.
 func (b *budget) piece(limit int) int {
 	return min(limit, max(minPiece, int(b.rate*bulkShare/2)))
 }
 
-// bulk returns 0 if n bytes of bulk may be sent now, else the time to wait before asking again.
+// bulk returns 0 if n bytes of bulk may be sent now, else the wait before asking again.
 func (b *budget) bulk(now time.Time, n int) (wait time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.refillLocked(now)
-	// A piece larger than half the bucket is sent once half is there, and paid back later.
+	// A large piece is sent once half the bucket is there, and paid back later.
 	need := min(float64(n)+bulkReserve*b.rate, b.rate/2)
 	if b.tokens >= need || b.share >= 0 {
 		return 0
@@ -74,8 +72,7 @@ func (b *budget) bulk(now time.Time, n int) (wait time.Duration) {
 	return min(time.Second, time.Duration(seconds*float64(time.Second))+time.Millisecond)
 }
 
-// bulked debits the share with n bytes of bulk about to be sent; spend debits the bucket. The debt
-// is at most one second of the share.
+// bulked debits the share with n bytes of bulk; spend debits the bucket when they are sent.
 func (b *budget) bulked(n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -2,16 +2,14 @@ package gossip
 
 import "time"
 
-// clockSamples is the window of the clock filter: eight seconds of pings, so that one of them met
-// no queue, while the filter still follows a slewed clock.
+// clockSamples is eight seconds of pings: one of them met no queue, yet a slewed clock is followed.
 const clockSamples = 16
 
-// clockFilter estimates a peer's clock from round trips: the offset of the shortest round trip is
-// wrong by at most half of it (RFC 5905, section 10). The zero value is ready. Not safe for
-// concurrent use.
+// clockFilter estimates a peer's clock: the offset of the shortest round trip is wrong by at most
+// half of it (RFC 5905, section 10). The zero value is ready. Not safe for concurrent use.
 type clockFilter struct {
 	samples [clockSamples]clockSample
-	n       int // number taken
+	n       int
 }
 
 type clockSample struct {
@@ -19,8 +17,8 @@ type clockSample struct {
 	offset time.Duration // added to the peer's clock, gives this node's
 }
 
-// add takes the times of a round trip in Unix nanoseconds: sent and returned on this node's clock,
-// received and replied on the peer's. Impossible samples are ignored.
+// add takes a round trip in Unix nanoseconds: sent and returned on this node's clock, received and
+// replied on the peer's.
 func (c *clockFilter) add(sent, received, replied, returned int64) {
 	rtt := returned - sent - (replied - received)
 	if returned < sent || rtt < 0 {
@@ -28,7 +26,7 @@ func (c *clockFilter) add(sent, received, replied, returned int64) {
 	}
 	// Halving first avoids overflow between times far apart.
 	offset := (sent/2 - received/2) + (returned/2 - replied/2)
-	// Two samples that differ by more than their errors allow mean that a clock was set.
+	// Samples that differ by more than their errors mean that a clock was set.
 	if old, ok := c.best(); ok {
 		if apart := time.Duration(offset) - old.offset; max(apart, -apart) > (old.rtt+time.Duration(rtt))/2+shiftBand {
 			c.n = 0
@@ -38,7 +36,6 @@ func (c *clockFilter) add(sent, received, replied, returned int64) {
 	c.n++
 }
 
-// best returns the sample with the shortest round trip; ok is false before the first sample.
 func (c *clockFilter) best() (s clockSample, ok bool) {
 	n := min(c.n, clockSamples)
 	if n == 0 {
@@ -53,14 +50,12 @@ func (c *clockFilter) best() (s clockSample, ok bool) {
 	return s, true
 }
 
-// shiftBand is the certain clock difference at which the shift in use changes. Merging takes the
-// latest time, so measurement errors must not enter times; half a second hardly affects facts that
-// live for minutes.
+// shiftBand is the certain clock difference at which the shift changes. Merging takes the latest
+// time, so measurement errors must not enter; half a second matters little to facts of minutes.
 const shiftBand = 500 * time.Millisecond
 
-// steady keeps the used offset until the measurement is certainly outside the band around it. A
-// round trip delayed one way only, for example after a network cut, shows half of the delay as an
-// offset.
+// steady keeps the used offset until the measurement is certainly outside the band. A round trip
+// delayed one way only shows half of the delay as an offset.
 func steady(used time.Duration, measured clockSample) time.Duration {
 	if d := measured.offset - used; max(d, -d)-measured.rtt/2 < shiftBand {
 		return used
@@ -68,21 +63,19 @@ func steady(used time.Duration, measured clockSample) time.Duration {
 	return measured.offset
 }
 
-// lagGain is the weight of a new sample: at 20 batches a second the lag follows in a quarter of a
-// second.
+// lagGain follows the lag in a quarter of a second at 20 batches a second.
 const lagGain = 0.2
 
 func smooth(old, sample time.Duration, first bool) time.Duration {
-	sample = max(sample, 0) // the offset is an estimate, so the age can be negative
+	sample = max(sample, 0) // the offset is an estimate
 	if first {
 		return sample
 	}
 	return old + time.Duration(lagGain*float64(sample-old))
 }
 
-// lagged records the age on arrival of a frame sent at said on the publisher's clock. It ignores
-// ages above the stream's: such frames waited for the stream, and silence has counted as lag
-// meanwhile.
+// lagged records the age of a frame sent at said. Frames older than the stream waited for the
+// stream, and silence counted as lag meanwhile.
 func (s *subscription) lagged(said, now time.Time) {
 	s.p.mu.Lock()
 	defer s.p.mu.Unlock()
@@ -98,12 +91,10 @@ func (s *subscription) lagged(said, now time.Time) {
 	s.p.lagged = true
 }
 
-// staleQuantile is the quantile of the peers' lags that staleness returns.
 const staleQuantile = 0.75
 
-// staleness returns the 75 % quantile of lags, which must be sorted ascending. A maximum or mean
-// would let one hung stream, which hides only a small part of all work, make every node route
-// blindly. A median would ignore up to half of the peers, whose unseen work is enough for a herd.
+// staleness returns the 75 % quantile of sorted lags. Above it, one hung stream, which hides little
+// work, would blind every node; a median would ignore unseen work enough for a herd.
 func staleness(lags []time.Duration) time.Duration {
 	if len(lags) == 0 {
 		return 0

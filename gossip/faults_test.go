@@ -10,7 +10,7 @@ import (
 	"grapevine/gossip/member"
 )
 
-// seeded returns a source whose seed is in the test's log.
+// seeded returns a source whose seed is logged.
 func seeded(t *testing.T) *rand.Rand {
 	t.Helper()
 	seed := rand.Uint64()
@@ -61,8 +61,8 @@ func TestPartitionHeals(t *testing.T) {
 	})
 }
 
-// Processes that began during a partition are followed from their first batch: a snapshot from one
-// of them has nothing of the others.
+// Processes that start during a partition are followed from batch 1: no snapshot contains their
+// batches.
 func TestProcessesThatBeganDuringAPartitionAreFollowedFromTheirFirstBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -76,7 +76,7 @@ func TestProcessesThatBeganDuringAPartitionAreFollowedFromTheirFirstBatch(t *tes
 			nodes[i].know.learn(uint64(100+i), 1)
 		}
 		defer stopAll(t, nodes)
-		time.Sleep(20 * time.Second) // longer than what a joiner is sent
+		time.Sleep(20 * time.Second) // longer than replaySpan
 		net.heal()
 		until(t, 5*time.Second, "all know what each has published", func() bool {
 			return allKnow(nodes) && nodes[0].know.knows(102) && nodes[0].know.knows(103)
@@ -112,8 +112,7 @@ func TestHungPeerCostsOnlyItsOwnStream(t *testing.T) {
 	})
 }
 
-// A stream that breaks goes on behind the last batch that was applied, however many batches that is
-// ago.
+// A broken stream resumes behind the last applied batch, however old.
 func TestBrokenStreamResumes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -141,8 +140,7 @@ func TestBrokenStreamResumes(t *testing.T) {
 	})
 }
 
-// A subscriber that was away for so long that the journal has dropped what it needs takes a
-// snapshot.
+// A subscriber whose next batch was dropped takes a snapshot.
 func TestSubscriberBehindTheJournalTakesASnapshot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -170,8 +168,7 @@ func TestSubscriberBehindTheJournalTakesASnapshot(t *testing.T) {
 	})
 }
 
-// A snapshot says what it contains, so one of them replaces the missing batches of every peer that
-// its source has heard.
+// One snapshot replaces the missing batches of every peer that its source has followed.
 func TestOneSnapshotReplacesMissingBatchesOfAllPeers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)

@@ -26,7 +26,6 @@ const (
 	minBudget = 16 << 10
 )
 
-// membership is the part of package member that this package uses; tests replace it.
 type membership interface {
 	Start(ctx context.Context) error
 	Leave(timeout time.Duration) error
@@ -50,10 +49,9 @@ func (r roster) connect(ctx context.Context, peer member.Info) (net.Conn, member
 
 // Fleet is this node's part in the exchange. Safe for concurrent use.
 //
-// Lock order: peer.applying, peer.order, subscriber.mu, Fleet.mu, peer.mu, subscription.mu; the
-// locks of journal, loadTable, stateSlot, budget and warming are leaves. Calls to Knowledge hold at
-// most peer.applying (Apply) or peer.order (PeerLoad, PeerState, DropPeer), for which only
-// goroutines of the same peer wait.
+// Lock order: peer.applying, peer.order, subscriber.mu, Fleet.mu, peer.mu, subscription.mu; other
+// locks are leaves. Calls to Knowledge hold at most peer.applying (Apply) or peer.order (PeerLoad,
+// PeerState, DropPeer).
 type Fleet struct {
 	knowledge Knowledge
 	flush     time.Duration
@@ -64,24 +62,24 @@ type Fleet struct {
 	members membership
 	list    *member.List // backs members; nil in tests
 
-	self    processID // set by Start
+	self    processID
 	journal *journal
 	budget  *budget
 	loads   loadTable
 	state   stateSlot
 	warming warming
-	touched chan struct{} // capacity 1: send the state now
+	touched chan struct{}
 	counts  counters
 
-	ctx    context.Context // of all goroutines; ends with Stop
+	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
-	snapshots chan struct{} // holds one element per snapshot being served
+	snapshots chan struct{}
 
 	mu          sync.Mutex
 	peers       map[string]*peer
-	subscribers map[string]*subscriber // by name
+	subscribers map[string]*subscriber
 	phase       phase
 	stopped     chan struct{}
 	stopErr     error
@@ -125,7 +123,6 @@ func New(cfg Config) (*Fleet, error) {
 	return f, nil
 }
 
-// prepare is New without a membership.
 func prepare(cfg Config) (*Fleet, error) {
 	if cfg.Knowledge == nil {
 		return nil, errors.New("gossip: no knowledge to exchange")
@@ -165,8 +162,8 @@ func prepare(cfg Config) (*Fleet, error) {
 	return f, nil
 }
 
-// Start listens, joins and begins to exchange. It does not wait for peers (see Warm); ctx bounds
-// only the start. A Fleet starts once; after an error it is stopped.
+// Start listens, joins and begins to exchange. It does not wait for peers; ctx bounds only the
+// start. A Fleet starts once; after an error it is stopped.
 func (f *Fleet) Start(ctx context.Context) error {
 	f.mu.Lock()
 	if f.phase != idle {
@@ -175,7 +172,7 @@ func (f *Fleet) Start(ctx context.Context) error {
 	}
 	f.phase = running
 	f.ctx, f.cancel = context.WithCancel(context.Background())
-	// Streams and events may arrive before the membership's Start returns, and need self.
+	// Streams and events may arrive before members.Start returns, and need self.
 	self := f.members.Self()
 	f.self = processID{self.Name, self.Incarnation}
 	f.mu.Unlock()
@@ -202,11 +199,10 @@ func (f *Fleet) Start(ctx context.Context) error {
 	return nil
 }
 
-// leaveTimeout bounds Stop's wait until peers know that this node leaves.
 const leaveTimeout = 3 * time.Second
 
 // Stop sends the last batches, leaves the fleet, and returns when every goroutine has ended or ctx
-// is done. Idempotent: a second call waits for the first.
+// is done. Idempotent.
 func (f *Fleet) Stop(ctx context.Context) error {
 	f.mu.Lock()
 	switch f.phase {
@@ -256,7 +252,6 @@ func (f *Fleet) Stop(ctx context.Context) error {
 	return err
 }
 
-// closeStreams closes every connection to unblock reads and writes.
 func (f *Fleet) closeStreams() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -268,8 +263,8 @@ func (f *Fleet) closeStreams() {
 	}
 }
 
-// wall converts a moment to this node's wall clock, for times that are sent or compared with
-// peers'. Durations use moments, which setting a clock does not change.
+// wall is this node's wall clock, for times compared with peers'. Durations use moments, which
+// setting a clock does not change.
 func (f *Fleet) wall(at time.Time) time.Time {
 	if f.clock == nil {
 		return at
@@ -295,12 +290,10 @@ func (f *Fleet) spawnLocked(loop func()) bool {
 // Members returns the membership of this fleet.
 func (f *Fleet) Members() *member.List { return f.list }
 
-// Warm is closed when this node has the knowledge of its peers, no peer has any, or the deadline
-// passes.
+// Warm is closed when this node has its peers' knowledge, no peer has any, or the deadline passes.
 func (f *Fleet) Warm() <-chan struct{} { return f.warming.done }
 
-// WarmFraction estimates how much of the peers' knowledge has arrived, from 0 to 1. It stays below
-// 1 after the deadline until a snapshot completes.
+// WarmFraction estimates the received part of the peers' knowledge, 0 to 1; below 1 until complete.
 func (f *Fleet) WarmFraction() float64 { return f.warming.fraction() }
 
 // Position returns the sequence of the next batch to publish.
@@ -309,7 +302,6 @@ func (f *Fleet) Position() uint64 {
 	return next
 }
 
-// sleep waits for d; false if the fleet ended.
 func (f *Fleet) sleep(d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -7,21 +7,20 @@ import (
 )
 
 const (
-	// journalAge is how long a node keeps its own batches. Facts live for minutes, so a snapshot
-	// costs a subscriber that was away for longer about as much.
+	// journalAge: facts live for minutes, so after ten a snapshot costs as much as resuming.
 	journalAge = 10 * time.Minute
 	// entryBytes is the memory of an entry without its body.
 	entryBytes = 64
 )
 
-// processID names one process of a node. A restart has a higher incarnation.
+// processID names one process of a node; a restart has a higher incarnation.
 type processID struct {
 	name        string
 	incarnation uint64
 }
 
-// journal keeps the latest batches that this node published, with consecutive sequences, bounded in
-// bytes and age; the newest batch always stays. Safe for concurrent use.
+// journal keeps this node's latest batches, with consecutive sequences, bounded in bytes and age.
+// Safe for concurrent use.
 type journal struct {
 	mu      sync.Mutex
 	limit   int64
@@ -30,16 +29,15 @@ type journal struct {
 	entries []entry
 }
 
-// entry is one batch: its immutable encoded body and its time on this node's clock.
+// entry is one batch: its immutable body and its time on this node's clock.
 type entry struct {
 	body []byte
 	at   int64 // Unix ms, never decreasing
 }
 
-// newJournal returns an empty journal of at most limit bytes; the first batch gets sequence 1.
 func newJournal(limit int64) *journal { return &journal{limit: limit, next: 1} }
 
-// append keeps a copy of body as the batch with sequence next, and drops old batches beyond the
+// append keeps a copy of body as the batch with sequence next and drops old batches beyond the
 // limit.
 func (j *journal) append(body []byte, at int64) {
 	j.mu.Lock()
@@ -54,7 +52,7 @@ func (j *journal) append(body []byte, at int64) {
 	j.dropLocked(drop)
 }
 
-// age drops all batches older than journalAge at now (Unix ms), except the newest.
+// age drops batches older than journalAge, except the newest.
 func (j *journal) age(now int64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -65,7 +63,7 @@ func (j *journal) age(now int64) {
 	j.dropLocked(drop)
 }
 
-// dropLocked drops the oldest n batches. Their entries are freed when append next grows the array.
+// dropLocked drops the oldest n batches. Append frees their entries when it next grows the array.
 func (j *journal) dropLocked(n int) {
 	for i := range j.entries[:n] {
 		j.bytes -= int64(len(j.entries[i].body)) + entryBytes
@@ -74,16 +72,14 @@ func (j *journal) dropLocked(n int) {
 	j.entries = j.entries[n:]
 }
 
-// position returns the sequences of the oldest kept batch and of the next one to be published; they
-// are equal if the journal is empty.
+// position returns the sequences of the oldest kept batch and of the next one.
 func (j *journal) position() (oldest, next uint64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.next - uint64(len(j.entries)), j.next
 }
 
-// since returns the sequence of the oldest kept batch published at or after at (Unix ms), or the
-// next sequence.
+// since returns the sequence of the oldest kept batch from at (Unix ms) on, or the next one.
 func (j *journal) since(at int64) uint64 {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -91,9 +87,8 @@ func (j *journal) since(at int64) uint64 {
 	return j.next - uint64(len(j.entries)-i)
 }
 
-// read calls each with the bodies from sequence from on while each returns true. Bodies may be kept
-// but not changed. It returns the first sequence that each did not take; ok is false if from was
-// dropped.
+// read calls each with the bodies from sequence from on while each returns true, and returns the
+// first sequence not taken; ok is false if from was dropped. Bodies may be kept but not changed.
 func (j *journal) read(from uint64, each func(body []byte) bool) (next uint64, ok bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -106,7 +101,6 @@ func (j *journal) read(from uint64, each func(body []byte) bool) (next uint64, o
 	return from, true
 }
 
-// size returns the journal's memory in bytes and its number of batches.
 func (j *journal) size() (bytes, batches int64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -32,7 +32,7 @@ func TestLifecycle(t *testing.T) {
 		if err := nodes[0].Start(ctx); err == nil {
 			t.Error("started twice")
 		}
-		// What was learned just before the end still goes out.
+		// News from just before the end is still sent.
 		nodes[0].know.learn(7, 1)
 		began := time.Now()
 		nodes[0].stop(t)
@@ -43,7 +43,7 @@ func TestLifecycle(t *testing.T) {
 			t.Errorf("stop took %v", took)
 		}
 		nodes[0].stop(t)
-		_, _, _ = nodes[0].Peers(), nodes[0].Stats(), nodes[0].Position() // may be asked for at any time
+		_, _, _ = nodes[0].Peers(), nodes[0].Stats(), nodes[0].Position() // allowed at any time
 		until(t, time.Second, "the other one knows that it left", func() bool {
 			p := nodes[1].Peers()
 			return len(p) == 1 && p[0].State.String() == "left" && !p[0].Connected
@@ -52,8 +52,7 @@ func TestLifecycle(t *testing.T) {
 	})
 }
 
-// The last batches of a node that leaves may still be on their way when the others know that it has
-// left.
+// A leaving node's last batches may arrive after its peers know that it left.
 func TestStreamOfANodeThatLeavesIsReadToItsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -77,7 +76,7 @@ func TestStreamOfANodeThatLeavesIsReadToItsEnd(t *testing.T) {
 	})
 }
 
-// lateStart is a membership that takes its time to start.
+// lateStart is a membership that is slow to start.
 type lateStart struct {
 	*memnode
 	release chan struct{}

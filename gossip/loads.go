@@ -6,12 +6,12 @@ import (
 	"grapevine/gossip/wire"
 )
 
-// keepIdle is how many updates a backend stays in the table after it became idle. A subscriber
-// further behind than that gets the full vector.
+// keepIdle is how many updates an idle backend stays in the table; a subscriber further behind gets
+// the full vector.
 const keepIdle = 256
 
-// loadTable holds this node's outstanding work and the version of each backend's last change, so
-// any subscriber can be sent its changes without a queue. Safe for concurrent use.
+// loadTable holds this node's load by version, so any subscriber can be sent its changes without a
+// queue. Safe for concurrent use.
 type loadTable struct {
 	mu      sync.Mutex
 	slots   []loadSlot
@@ -25,12 +25,11 @@ type loadTable struct {
 type loadSlot struct {
 	load    Load
 	changed uint64 // version of the last change
-	seen    uint64 // last update that listed the backend
-	idle    uint64 // update at which the backend became idle
+	seen    uint64
+	idle    uint64
 }
 
-// update replaces the vector. It reports whether anything changed and how many entries exceeded the
-// bound.
+// update replaces the vector; beyond counts the entries above the bound.
 func (t *loadTable) update(loads []Load, now int64) (changed bool, beyond int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -90,8 +89,8 @@ func (t *loadTable) removeLocked(i int) {
 	t.slots = t.slots[:last]
 }
 
-// since appends to dst the entries changed after version; if full is set or changes were purged,
-// all busy entries, with whole true.
+// since appends the entries changed after version, or with full, or if changes were purged, all
+// busy entries.
 func (t *loadTable) since(dst []Load, version uint64, full bool) (loads []Load, now uint64, time int64, whole bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -109,7 +108,6 @@ func (t *loadTable) since(dst []Load, version uint64, full bool) (loads []Load, 
 	return dst, t.version, t.time, whole
 }
 
-// ready reports whether update was ever called.
 func (t *loadTable) ready() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

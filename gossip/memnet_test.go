@@ -15,15 +15,14 @@ import (
 	"grapevine/gossip/member"
 )
 
-// memnet is a network of nodes in one process: streams with a latency and a finite buffer that
-// stall, as TCP does, while two nodes are cut off from each other, and a membership that notices.
-// Made for virtual time.
+// memnet is a network in one process for virtual time: streams with latency and a finite buffer
+// that stall, like TCP, while two nodes are cut off, and a membership with failure detection.
 type memnet struct {
 	t       *testing.T
 	latency time.Duration
-	buffer  int                                 // bytes under way per direction
-	notice  time.Duration                       // how long failure detection takes
-	slow    func(from, to string) time.Duration // in addition to latency; nil: nothing
+	buffer  int                                 // bytes in flight per direction
+	notice  time.Duration                       // delay of failure detection
+	slow    func(from, to string) time.Duration // added to latency; may be nil
 
 	mu    sync.Mutex
 	nodes map[string]*memnode
@@ -31,7 +30,7 @@ type memnet struct {
 	pipes []*memhalf
 }
 
-// memnode is a node's membership in a memnet. It implements membership.
+// memnode implements membership for a node on a memnet.
 type memnode struct {
 	net     *memnet
 	self    member.Info
@@ -115,7 +114,7 @@ func (n *memnet) reachableLocked(m *memnode) []*memnode {
 	return out
 }
 
-// hear makes the node learn of an event.
+// hear delivers an event to the node.
 func (m *memnode) hear(kind member.Kind, info member.Info) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -133,7 +132,7 @@ func (m *memnode) hear(kind member.Kind, info member.Info) {
 	switch {
 	case !ok, old.Incarnation == info.Incarnation && old.State != state:
 	case old.Incarnation == info.Incarnation, kind != member.Joined:
-		return // known, or the end of a process that has been replaced
+		return // known, or the end of a replaced process
 	case old.State == member.StateAlive:
 		m.events <- member.Event{Kind: member.Failed, Member: old.Info}
 	}
@@ -184,7 +183,7 @@ func (m *memnode) connect(ctx context.Context, peer member.Info) (net.Conn, memb
 	o := m.net.nodes[peer.Name]
 	cut := m.net.cut != nil && (m.net.cut(m.self.Name, peer.Name) || m.net.cut(peer.Name, m.self.Name))
 	m.net.mu.Unlock()
-	if cut { // packets vanish, there or back
+	if cut { // packets vanish in either direction
 		<-ctx.Done()
 		return nil, peer, ctx.Err()
 	}
@@ -209,7 +208,7 @@ func (m *memnode) connect(ctx context.Context, peer member.Info) (net.Conn, memb
 	return here, o.self, nil
 }
 
-// partition separates nodes for which side differs; the membership notices later.
+// partition separates nodes whose side differs; the membership notices later.
 func (n *memnet) partition(side func(name string) bool) {
 	n.setCut(func(a, b string) bool { return side(a) != side(b) })
 	n.afterNotice(member.Failed)
@@ -257,7 +256,7 @@ func (n *memnet) isCut(a, b string) bool {
 	return n.cut != nil && n.cut(a, b)
 }
 
-// kill takes a node off the network without a word; the others notice later.
+// kill takes a node off the network without a goodbye.
 func (n *memnet) kill(name string) {
 	n.mu.Lock()
 	m := n.nodes[name]
@@ -290,13 +289,13 @@ type memhalf struct {
 	mu       sync.Mutex
 	segments []memsegment
 	size     int
-	closed   bool // nothing more will be written
-	gone     bool // nobody reads any more
+	closed   bool // no more writes
+	gone     bool // no more reads
 	readBy   time.Time
 	writeBy  time.Time
 	changed  chan struct{}
 	total    int64     // bytes ever written
-	last     time.Time // when the latest segment arrives
+	last     time.Time // arrival of the latest segment
 }
 
 type memsegment struct {
@@ -349,7 +348,7 @@ func (h *memhalf) close() {
 	}
 }
 
-// wait waits for a change or for one of the times that are not zero.
+// wait waits for a change or for the first of the non-zero times.
 func wait(changed <-chan struct{}, times ...time.Time) {
 	var first time.Time
 	for _, t := range times {
@@ -372,7 +371,7 @@ func wait(changed <-chan struct{}, times ...time.Time) {
 func (c *memconn) Read(p []byte) (int, error) {
 	h := c.in
 	for {
-		cut := h.net.isCut(h.from, h.to) || h.net.isCut(h.to, h.from) // without acknowledgements TCP stands still
+		cut := h.net.isCut(h.from, h.to) || h.net.isCut(h.to, h.from) // TCP stalls without acknowledgements
 		h.mu.Lock()
 		now := time.Now()
 		var next time.Time
@@ -484,7 +483,7 @@ func (c *memconn) SetDeadline(t time.Time) error {
 func (c *memconn) LocalAddr() net.Addr  { return &net.TCPAddr{} }
 func (c *memconn) RemoteAddr() net.Addr { return &net.TCPAddr{} }
 
-// testNode is a node of a test: a fleet over a memnet, and what it knows.
+// testNode is a Fleet on a memnet with its Knowledge.
 type testNode struct {
 	*Fleet
 	name  string
@@ -492,7 +491,7 @@ type testNode struct {
 	inner *memnode
 }
 
-// start runs a node; it is stopped at the end of the test unless that has happened already.
+// start runs a node until the test ends or stops it.
 func (n *memnet) start(name string, adjust func(*Config)) *testNode {
 	n.t.Helper()
 	know := newModel(name)
@@ -522,7 +521,7 @@ func (n *testNode) stop(t *testing.T) {
 	}
 }
 
-// kill ends a node as SIGKILL would: nothing more is sent.
+// kill ends a node like SIGKILL: it sends nothing more.
 func (n *testNode) kill(t *testing.T) {
 	t.Helper()
 	n.inner.net.kill(n.name)

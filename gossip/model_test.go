@@ -12,11 +12,11 @@ import (
 	"time"
 )
 
-// recordSize is a record of the model: a key and a time.
+// recordSize is the size of a key and a time.
 const recordSize = 16
 
-// model is Knowledge reduced to its law: a map from facts to the latest time, merged by maximum. It
-// also notes how often the same batch was applied.
+// model is a minimal Knowledge: facts with their latest time, merged by maximum. It also counts how
+// often each batch was applied.
 type model struct {
 	name string
 
@@ -54,7 +54,7 @@ func newModel(name string) *model {
 	}
 }
 
-// learn makes a fact of this node's own.
+// learn adds a fact of this node.
 func (m *model) learn(key, at uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -250,7 +250,7 @@ func (m *model) fleet() (int, time.Duration) {
 	return m.nodes, m.stale
 }
 
-// appliedTwice is a payload that was applied more than once, if there is one.
+// appliedTwice returns a payload that was applied more than once, or "".
 func (m *model) appliedTwice() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -262,7 +262,7 @@ func (m *model) appliedTwice() string {
 	return ""
 }
 
-// until polls a condition with a deadline; in virtual time it costs nothing.
+// until polls a condition with a deadline in virtual time.
 func until(t *testing.T, limit time.Duration, what string, ok func() bool) time.Duration {
 	t.Helper()
 	began := time.Now()
@@ -275,7 +275,7 @@ func until(t *testing.T, limit time.Duration, what string, ok func() bool) time.
 	return time.Since(began)
 }
 
-// allKnow reports whether all nodes know the same facts as the first.
+// allKnow reports whether all nodes have the same facts.
 func allKnow(nodes []*testNode) bool {
 	count, sum := nodes[0].know.digest()
 	for _, n := range nodes[1:] {
@@ -286,8 +286,7 @@ func allKnow(nodes []*testNode) bool {
 	return true
 }
 
-// positionsAgree reports whether every node has applied all that every other one has published, and
-// misses nothing.
+// positionsAgree reports whether every node has applied all batches of every other.
 func positionsAgree(nodes []*testNode) bool {
 	for _, n := range nodes {
 		for _, o := range nodes {

@@ -14,11 +14,9 @@ import (
 
 const (
 	// maxPeers bounds the members with streams or remembered state.
-	maxPeers = 2048
-	// forgetAfter is how long Peers lists a member after its end.
+	maxPeers    = 2048
 	forgetAfter = 10 * time.Minute
-	// voidAfter is the silence after which a living peer's load is void, because old load misleads
-	// more than none. At twenty pings it is no hiccup.
+	// voidAfter is the silence that voids a living peer's load: old load misleads more than none.
 	voidAfter = 10 * time.Second
 )
 
@@ -33,36 +31,35 @@ var (
 type peer struct {
 	name string
 
-	applying sync.Mutex // held while a batch is applied: batches are applied in order
-	order    sync.Mutex // held during PeerLoad, PeerState and DropPeer, to order them
+	applying sync.Mutex // orders batches
+	order    sync.Mutex // orders PeerLoad, PeerState and DropPeer
 
 	mu      sync.Mutex // guards the following
 	status  member.Status
-	cancel  context.CancelFunc // of the goroutine that keeps the subscription; nil without one
-	stream  *subscription      // the open stream or nil
-	cursor  cursor             // how far the peer's journal has been applied
-	passed  bool               // Knowledge has load or state of the peer
-	void    bool               // that load and state are void, and DropPeer is due
+	cancel  context.CancelFunc
+	stream  *subscription
+	cursor  cursor
+	passed  bool
+	void    bool // DropPeer is due
 	clock   clockFilter
-	steady  time.Duration // added to the peer's times if its clock is far off
+	steady  time.Duration // shift of the peer's times
 	lag     time.Duration
-	lagged  bool      // lag has been measured
+	lagged  bool
 	heard   time.Time // of the last frame
 	failure string
 
 	received, applied, news, unknown, dropped atomic.Uint64
-	bytes, sent                               atomic.Uint64 // bytes received from it; bytes sent, open subscriber stream excepted
+	bytes, sent                               atomic.Uint64 // sent excludes the open subscriber stream
 	missed, violations, connects              atomic.Uint64
 }
 
-// cursor is this node's position in the journal of one process. All batches below next were applied
-// or are in a snapshot, except that batches below missing may be absent; 0 means none are.
+// cursor is the position in one process's journal. All batches below next were applied or are in a
+// snapshot, except that some below missing may be absent; 0 means none are.
 type cursor struct {
 	incarnation   uint64
-	next, missing uint64 // 0 before the first stream has started
+	next, missing uint64 // next is 0 before the first stream has started
 }
 
-// onEvent handles one membership event. One goroutine calls it, in order.
 func (f *Fleet) onEvent(e member.Event) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -91,7 +88,6 @@ func (f *Fleet) onEvent(e member.Event) {
 	}
 }
 
-// followLocked subscribes to a living member, or keeps the present subscription.
 func (f *Fleet) followLocked(p *peer, info member.Info) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -121,7 +117,7 @@ func (f *Fleet) followLocked(p *peer, info member.Info) {
 	p.cancel = cancel
 }
 
-// loseLocked ends the subscription to a member that died or left. Its facts stay, its load is void.
+// loseLocked ends a subscription. The peer's facts stay, its load is void.
 func (f *Fleet) loseLocked(p *peer, info member.Info, state member.State) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -130,20 +126,18 @@ func (f *Fleet) loseLocked(p *peer, info member.Info, state member.State) {
 	}
 	p.status = member.Status{Info: info, State: state, Since: time.Now()}
 	if state == member.StateLeft {
-		p.stopDialingLocked() // the open stream may still carry the last batches and ends by itself
+		p.stopDialingLocked() // it may still carry the last batches, and ends by itself
 	} else {
 		p.unfollowLocked(errGone)
 	}
 	f.voidLocked(p)
 }
 
-// unfollowLocked ends the subscription without waiting. p.mu is held.
 func (p *peer) unfollowLocked(why error) {
 	p.stopDialingLocked()
 	p.endLocked(why)
 }
 
-// stopDialingLocked prevents further streams. p.mu is held.
 func (p *peer) stopDialingLocked() {
 	if p.cancel != nil {
 		p.cancel()
@@ -151,7 +145,7 @@ func (p *peer) stopDialingLocked() {
 	}
 }
 
-// endLocked ends the open stream, if any; no more of its frames reach Knowledge. p.mu is held.
+// endLocked ends the open stream; no more of its frames reach Knowledge. p.mu is held.
 func (p *peer) endLocked(why error) {
 	if p.stream != nil {
 		p.stream.end(why)
@@ -159,9 +153,8 @@ func (p *peer) endLocked(why error) {
 	}
 }
 
-// voidLocked schedules DropPeer if Knowledge has load or state of the peer. It does not call
-// Knowledge, which may be busy; pass calls DropPeer before new load or state. f.mu and p.mu are
-// held.
+// voidLocked schedules DropPeer, because Knowledge may be busy; pass calls it before new load or
+// state. f.mu and p.mu are held.
 func (f *Fleet) voidLocked(p *peer) {
 	if p.passed {
 		p.passed, p.void = false, true
@@ -169,7 +162,6 @@ func (f *Fleet) voidLocked(p *peer) {
 	}
 }
 
-// settle calls DropPeer if it is due, after any running PeerLoad or PeerState of this peer.
 func (f *Fleet) settle(p *peer) {
 	p.order.Lock()
 	defer p.order.Unlock()
@@ -182,7 +174,6 @@ func (f *Fleet) settle(p *peer) {
 	}
 }
 
-// endStream closes the open stream, if any; the peer is dialed again.
 func (p *peer) endStream(why error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -191,9 +182,8 @@ func (p *peer) endStream(why error) {
 	}
 }
 
-// cursorAt returns the sequence of the first batch that this node wants of a process: behind the
-// last applied one, else behind those in the last snapshot; 0 if neither exists. It waits for a
-// batch that an older stream is applying.
+// cursorAt returns the first sequence wanted of a process: behind the last applied batch, else
+// behind the last snapshot's; 0 if neither exists. It waits for a batch being applied.
 func (f *Fleet) cursorAt(p *peer, id processID) uint64 {
 	p.applying.Lock()
 	defer p.applying.Unlock()
@@ -209,8 +199,8 @@ func (f *Fleet) cursorAt(p *peer, id processID) uint64 {
 	return next
 }
 
-// startAt sets the cursor to the first batch of a stream and returns the number of missing batches
-// from asked on. If some are missing, learn takes a snapshot soon.
+// startAt sets the cursor to a stream's first batch and returns the number of missing batches from
+// asked on, which make learn take a snapshot.
 func (f *Fleet) startAt(s *subscription, asked, start uint64) (missed uint64) {
 	contained := f.warming.contained(s.id)
 	s.p.mu.Lock()
@@ -226,7 +216,6 @@ func (f *Fleet) startAt(s *subscription, asked, start uint64) (missed uint64) {
 	return 0
 }
 
-// open returns the started stream, or nil.
 func (p *peer) open() *subscription {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -236,8 +225,7 @@ func (p *peer) open() *subscription {
 	return p.stream
 }
 
-// staleLocked returns how old knowledge of the peer is: the measured lag, or its unusual silence if
-// longer. p.mu is held.
+// staleLocked returns the measured lag, or the peer's unusual silence if longer. p.mu is held.
 func (p *peer) staleLocked(now time.Time) time.Duration {
 	last := p.heard
 	if last.IsZero() {
@@ -246,8 +234,7 @@ func (p *peer) staleLocked(now time.Time) time.Duration {
 	return max(p.lag, now.Sub(last)-pingInterval-pingInterval/2)
 }
 
-// shift returns the offset that converts times of the peer to this node's clock: 0 while
-// unmeasured, close, or beyond maxShift.
+// shift converts the peer's times to this node's clock: 0 while unmeasured, close, or absurd.
 func (p *peer) shift() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -257,7 +244,6 @@ func (p *peer) shift() time.Duration {
 	return p.steady
 }
 
-// measured adds a round trip to the clock filter.
 func (p *peer) measured(sent, received, replied, returned int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -267,14 +253,12 @@ func (p *peer) measured(sent, received, replied, returned int64) {
 	}
 }
 
-// peer returns the record of a node, or nil.
 func (f *Fleet) peer(name string) *peer {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.peers[name]
 }
 
-// alive lists the living members by name.
 func (f *Fleet) alive() []*peer {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -290,8 +274,8 @@ func (f *Fleet) alive() []*peer {
 	return out
 }
 
-// sweepPeers voids load and state of silent peers, forgets peers gone for forgetAfter, and returns
-// the number of living nodes and the fleet's staleness.
+// sweepPeers voids silent peers' load, forgets peers long gone, and returns the number of living
+// nodes and the staleness.
 func (f *Fleet) sweepPeers(now time.Time) (nodes int, stale time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -301,8 +285,8 @@ func (f *Fleet) sweepPeers(now time.Time) (nodes int, stale time.Duration) {
 		switch {
 		case p.status.State == member.StateAlive:
 			lags = append(lags, p.staleLocked(now))
-			// If this process was paused, the stream may still hold changes to a vector that is
-			// void. The next stream begins with a full vector.
+			// After a pause of this process, the stream may hold changes to a void vector. The next
+			// stream begins with a full one.
 			if p.passed && now.Sub(p.heard) > voidAfter {
 				p.endLocked(errSilent)
 				f.voidLocked(p)

@@ -11,25 +11,21 @@ import (
 )
 
 const (
-	// batchPayload bounds a batch, in bytes: a few packets, so that load never waits long behind
-	// one.
+	// batchPayload is a few packets, so that load never waits long behind a batch.
 	batchPayload = 16 << 10
-	// batchesPerFlush bounds the news per flush: 5 MB/s at the default interval, far more than
-	// engines can compute prefixes for.
+	// batchesPerFlush allows 5 MB/s, far more news than engines can make.
 	batchesPerFlush = 16
-	// minDrain is the least number of bytes worth asking Knowledge for when the budget is short.
-	minDrain = 256
-	// houseInterval is the period of journal aging, staleness and peer expiry.
+	// minDrain is the least worth asking Knowledge for, in bytes.
+	minDrain      = 256
 	houseInterval = time.Second
-	// stateInterval is the period of collecting the state, which is learned over many requests.
+	// stateInterval is long because the state is learned over many requests.
 	stateInterval = 5 * time.Second
-	// stateGap is the least pause between two states: it bounds the cost of frequent Touch calls.
+	// stateGap bounds the cost of frequent Touch calls.
 	stateGap = 100 * time.Millisecond
-	// drainPatience bounds how long Stop waits for peers to receive the last batches.
+	// drainPatience bounds Stop's wait for peers to receive the last batches.
 	drainPatience = 250 * time.Millisecond
 )
 
-// publisher is the state of the publishing goroutine.
 type publisher struct {
 	drain, body []byte
 	loads       []Load
@@ -37,7 +33,6 @@ type publisher struct {
 	time        int64
 }
 
-// publish collects news and load every flush interval until the fleet ends.
 func (f *Fleet) publish() {
 	p := publisher{next: 1}
 	tick := time.NewTicker(f.flush)
@@ -52,7 +47,6 @@ func (f *Fleet) publish() {
 	}
 }
 
-// flushNews moves new records from Knowledge to the journal and wakes the subscribers' writers.
 func (f *Fleet) flushNews(p *publisher, now time.Time) {
 	ms := f.wall(now).UnixMilli()
 	p.loads = f.knowledge.Loads(p.loads[:0])
@@ -60,8 +54,7 @@ func (f *Fleet) flushNews(p *publisher, now time.Time) {
 	f.counts.droppedBound.Add(uint64(beyond))
 	subscribers := f.listSubscribers()
 	left := f.budget.left(now)
-	// With very many subscribers a full bucket may hold less than minDrain for each. Half a bucket
-	// suffices, and its debt is paid before the next flush.
+	// Among very many subscribers half a bucket suffices; its debt is paid before the next flush.
 	enough := min(minDrain*len(subscribers), int(f.budget.rate/2))
 	for range batchesPerFlush {
 		limit := batchPayload
@@ -86,7 +79,7 @@ func (f *Fleet) flushNews(p *publisher, now time.Time) {
 		changed = true
 		left -= len(payload) * len(subscribers)
 		if len(payload) < limit/2 {
-			break // Knowledge has no more news
+			break
 		}
 	}
 	if changed {
@@ -97,7 +90,7 @@ func (f *Fleet) flushNews(p *publisher, now time.Time) {
 }
 
 func (f *Fleet) publishBatch(p *publisher, payload []byte, records int, ms int64) {
-	p.time = max(p.time, ms) // the wall clock may be set back; batch times never go back
+	p.time = max(p.time, ms) // the wall clock may be set back
 	b := wire.Batch{Sequence: p.next, Time: p.time, Records: records, Payload: payload}
 	p.next++
 	p.body = b.AppendBody(p.body[:0])
@@ -138,7 +131,6 @@ func (f *Fleet) flushLast(ctx context.Context) {
 	}
 }
 
-// stateSlot is this node's latest state. Safe for concurrent use.
 type stateSlot struct {
 	mu      sync.Mutex
 	version uint64
@@ -163,7 +155,6 @@ func (s *stateSlot) get() (blob []byte, version uint64, ms int64) {
 	return s.blob, s.version, s.time
 }
 
-// keepHouse runs the periodic work until the fleet ends.
 func (f *Fleet) keepHouse() {
 	tick := time.NewTicker(houseInterval)
 	defer tick.Stop()
@@ -186,8 +177,7 @@ func (f *Fleet) keepHouse() {
 	}
 }
 
-// Touch sends Knowledge's State soon, without waiting for the next regular collection. It does not
-// block.
+// Touch sends Knowledge's State soon. It does not block.
 func (f *Fleet) Touch() {
 	select {
 	case f.touched <- struct{}{}:
@@ -195,8 +185,6 @@ func (f *Fleet) Touch() {
 	}
 }
 
-// publishState collects the state every stateInterval, and soon after a Touch, until the fleet
-// ends.
 func (f *Fleet) publishState() {
 	var scratch []byte
 	timer := time.NewTimer(0)
@@ -219,7 +207,6 @@ func (f *Fleet) publishState() {
 	}
 }
 
-// moved reports whether a staleness changed enough to matter to a routing policy.
 func moved(old, now time.Duration) bool {
 	d := max(now-old, old-now)
 	return d > 2*time.Millisecond && d > old/10
@@ -240,8 +227,7 @@ func (f *Fleet) collectState(scratch []byte, now time.Time) []byte {
 	return blob[:0]
 }
 
-// jitter returns a random pause of 0.5 to 1.5 times d, so that nodes that start together spread
-// out.
+// jitter returns 0.5 to 1.5 times d, so that nodes spread out.
 func jitter(d time.Duration) time.Duration {
 	return d/2 + time.Duration(rand.Int64N(int64(d)+1))
 }

@@ -8,29 +8,26 @@ import (
 )
 
 const (
-	// maxSnapshots bounds the snapshots served at a time; further subscribers get Busy.
 	maxSnapshots = 2
-	// pageBytes bounds a page. Under a small budget pages are smaller, so that a paced source does
-	// not look stalled.
+	// pageBytes bounds a page. Small budgets make smaller pages, so that a paced source does not
+	// look stalled.
 	pageBytes = 32 << 10
-	// maxIntake bounds the bytes of one snapshot: ten times the facts of 800 engines.
+	// maxIntake is ten times the facts of 800 engines.
 	maxIntake = 256 << 20
 )
 
-// offer is a snapshot being sent. It holds one frame, however slow the subscriber is. Guarded by
-// subscriber.mu.
+// offer is a snapshot being sent: one frame at a time. Guarded by subscriber.mu.
 type offer struct {
 	request uint64
-	frame   []byte        // to be sent next; empty: sent
-	last    bool          // frame is the last one
+	frame   []byte // to be sent next; empty: sent
+	last    bool
 	taken   chan struct{} // capacity 1
 	stop    chan struct{} // closed when the subscriber cancels
 	stopped bool
-	until   time.Time // when the subscriber gives up
+	until   time.Time
 }
 
-// offerSnapshot starts a snapshot or refuses it. A subscriber may have one at a time, cancelled
-// ones included.
+// offerSnapshot starts a snapshot or refuses it. A subscriber may have one at a time.
 func (d *subscriber) offerSnapshot(request uint64) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -74,8 +71,7 @@ func (d *subscriber) cancelSnapshot(request uint64) {
 	}
 }
 
-// sendSnapshot passes Knowledge's pages to the writer. It reads the positions first, so that the
-// pages contain at least the batches that the positions name.
+// sendSnapshot reads the positions first, so that the pages contain at least what they promise.
 func (d *subscriber) sendSnapshot(o *offer) {
 	defer func() { <-d.f.snapshots }()
 	began := time.Now()
@@ -106,8 +102,7 @@ func (d *subscriber) sendSnapshot(o *offer) {
 	}
 }
 
-// positions lists this node's cursor of every process, itself included, of which no batch is
-// missing.
+// positions lists this node's cursors, itself included, except where batches are missing.
 func (f *Fleet) positions() []wire.Position {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -123,8 +118,8 @@ func (f *Fleet) positions() []wire.Position {
 	return out
 }
 
-// put waits until the previous frame is sent and offers the next; false if the subscriber cancelled
-// or its time is over. The last frame is offered even then.
+// put offers the next frame once the previous one is sent; false if the subscriber cancelled or
+// timed out. The last frame is offered even then.
 func (d *subscriber) put(o *offer, last bool, add func([]byte) []byte) bool {
 	for {
 		d.mu.Lock()
@@ -158,15 +153,14 @@ func (d *subscriber) put(o *offer, last bool, add func([]byte) []byte) bool {
 type intake struct {
 	request   uint64
 	bytes     int64
-	at        time.Time // of its last frame
-	cancelled bool      // frames up to SnapshotDone are ignored
+	at        time.Time
+	cancelled bool
 	positions map[processID]uint64
-	end       chan struct{} // closed once outcome is set
+	end       chan struct{}
 	outcome   wire.Outcome
 }
 
-// askSnapshot requests a snapshot; nil if the stream has ended, its queue is full, or another
-// snapshot is in progress.
+// askSnapshot returns nil if the stream has ended, its queue is full, or a snapshot is in progress.
 func (s *subscription) askSnapshot(now time.Time) *intake {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -181,7 +175,6 @@ func (s *subscription) askSnapshot(now time.Time) *intake {
 	return in
 }
 
-// cancelIntake cancels a snapshot that has not ended.
 func (s *subscription) cancelIntake(in *intake) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -191,7 +184,6 @@ func (s *subscription) cancelIntake(in *intake) {
 	}
 }
 
-// finishIntake ends the snapshot in progress, if any.
 func (s *subscription) finishIntake(how wire.Outcome) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -202,7 +194,6 @@ func (s *subscription) finishIntake(how wire.Outcome) {
 	}
 }
 
-// progress returns the arrival time of the last frame.
 func (s *subscription) progress(in *intake) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -211,7 +202,6 @@ func (s *subscription) progress(in *intake) time.Time {
 
 var errEndless = errors.New("snapshot beyond the bound")
 
-// takeSnapshot handles a frame of the requested snapshot.
 func (s *subscription) takeSnapshot(kind wire.Kind, body []byte, now time.Time) error {
 	request, err := wire.DecodeRequest(body)
 	if err != nil {

@@ -9,35 +9,35 @@ import (
 	"grapevine/gossip/wire"
 )
 
-// Peer describes another node and its stream to this node. Counters start with this process and
-// continue over reconnections and restarts of the peer. Bytes are of frames, before encryption.
+// Peer describes another node and its stream to this node. Counters continue over reconnections and
+// restarts of the peer. Bytes are of frames, before encryption.
 type Peer struct {
 	member.Status
 	Connected bool
-	LastHeard time.Time // zero: never
-	LastError string    // why the last stream ended or failed to open
+	LastHeard time.Time
+	LastError string
 
 	Lag    time.Duration // age of its news on arrival, or its silence if longer
 	RTT    time.Duration // shortest recent round trip; 0: not measured
 	Offset time.Duration // added to its clock, gives this node's
 
-	Received uint64 // records received
-	Applied  uint64 // records merged
+	Received uint64
+	Applied  uint64
 	News     uint64 // of Applied, records that changed something
-	Unknown  uint64 // of Applied, records that name an unknown backend
+	Unknown  uint64 // of Applied, records of unknown backends
 	Dropped  uint64 // records in malformed batches
 
 	Process    uint64 // incarnation that Position belongs to; 0: none
 	Position   uint64 // sequence of its next batch to apply; 0: no stream has started
-	Incomplete bool   // batches below Position are missing until the next snapshot
+	Incomplete bool
 
 	Missed     uint64 // batches its journal dropped before sending; snapshots replaced them
-	Violations uint64 // streams closed because of the peer's frames
-	Connects   uint64 // streams opened to the peer
+	Violations uint64
+	Connects   uint64
 
 	ReceivedBytes uint64
 	SentBytes     uint64
-	Subscribed    bool   // it receives this node's news
+	Subscribed    bool
 	Behind        uint64 // batches of this node not yet written to it
 }
 
@@ -45,39 +45,39 @@ type Peer struct {
 type Stats struct {
 	PublishedBatches uint64 `json:"published_batches"`
 	PublishedRecords uint64 `json:"published_records"`
-	PublishedBytes   uint64 `json:"published_bytes"` // payload, once for all peers
+	PublishedBytes   uint64 `json:"published_bytes"` // payload, counted once for all peers
 
 	AppliedBatches uint64 `json:"applied_batches"`
 	AppliedRecords uint64 `json:"applied_records"`
-	AppliedNews    uint64 `json:"applied_news"`    // records that changed something
-	AppliedBytes   uint64 `json:"applied_bytes"`   // payload
-	UnknownRecords uint64 `json:"unknown_records"` // records that name an unknown backend
-	DroppedBudget  uint64 `json:"dropped_budget"`  // flushes cut short by the budget
-	DroppedBound   uint64 `json:"dropped_bound"`   // loads beyond wire.MaxLoads
-	Malformed      uint64 `json:"malformed"`       // unreadable batches and pages, own ones included
+	AppliedNews    uint64 `json:"applied_news"`
+	AppliedBytes   uint64 `json:"applied_bytes"`
+	UnknownRecords uint64 `json:"unknown_records"`
+	DroppedBudget  uint64 `json:"dropped_budget"` // flushes cut short by the budget
+	DroppedBound   uint64 `json:"dropped_bound"`  // loads beyond wire.MaxLoads
+	Malformed      uint64 `json:"malformed"`      // unreadable batches and pages, own ones included
 
-	Resumes       uint64 `json:"resumes"`        // streams that continued behind the last applied batch
+	Resumes       uint64 `json:"resumes"`
 	MissedBatches uint64 `json:"missed_batches"` // see Peer.Missed
 
 	SnapshotsServed  uint64 `json:"snapshots_served"`
 	SnapshotsRefused uint64 `json:"snapshots_refused"`
 	SnapshotsTaken   uint64 `json:"snapshots_taken"`
-	SnapshotRecords  uint64 `json:"snapshot_records"` // taken
-	SnapshotBytes    uint64 `json:"snapshot_bytes"`   // taken
+	SnapshotRecords  uint64 `json:"snapshot_records"`
+	SnapshotBytes    uint64 `json:"snapshot_bytes"`
 
-	SentBytes      uint64            `json:"sent_bytes"`       // frames, before encryption
-	ReceivedBytes  uint64            `json:"received_bytes"`   // frames, before encryption
-	SentByKind     map[string]uint64 `json:"sent_by_kind"`     // frames, before encryption
-	ReceivedByKind map[string]uint64 `json:"received_by_kind"` // frames, before encryption
-	Writes         uint64            `json:"writes"`           // each adds 22 bytes per TLS record
-	SkippedFrames  uint64            `json:"skipped_frames"`   // of unknown kinds
+	SentBytes      uint64            `json:"sent_bytes"`
+	ReceivedBytes  uint64            `json:"received_bytes"`
+	SentByKind     map[string]uint64 `json:"sent_by_kind"`
+	ReceivedByKind map[string]uint64 `json:"received_by_kind"`
+	Writes         uint64            `json:"writes"` // each adds 22 bytes per TLS record
+	SkippedFrames  uint64            `json:"skipped_frames"`
 
-	JournalBytes   int64 `json:"journal_bytes"` // of own batches
+	JournalBytes   int64 `json:"journal_bytes"`
 	JournalBatches int64 `json:"journal_batches"`
 
-	Violations uint64 `json:"violations"` // streams closed because of the peer's frames
-	SlowPeers  uint64 `json:"slow_peers"` // streams closed because the peer read too slowly
-	Refused    uint64 `json:"refused"`    // members and streams beyond maxPeers
+	Violations uint64 `json:"violations"`
+	SlowPeers  uint64 `json:"slow_peers"`
+	Refused    uint64 `json:"refused"` // members and streams beyond maxPeers
 }
 
 func (f *Fleet) Stats() Stats {
@@ -108,7 +108,7 @@ func (f *Fleet) Stats() Stats {
 	return s
 }
 
-// Peers lists the other nodes by name, including those that failed or left in the last ten minutes.
+// Peers lists the other nodes by name, including those gone for up to ten minutes.
 func (f *Fleet) Peers() []Peer {
 	now := time.Now()
 	f.mu.Lock()

@@ -14,54 +14,50 @@ import (
 )
 
 const (
-	// replaySpan is how far back a joiner's streams begin, because the snapshot it takes from one
-	// peer may lack what other peers published in the last moments.
+	// replaySpan is how far back a joiner's streams begin: its snapshot may lack other peers'
+	// latest batches.
 	replaySpan = 5 * time.Second
 	// writeTimeout bounds one write: 10 kB/s is too slow for a fleet.
 	writeTimeout = 5 * time.Second
-	// subscriberSilence bounds the silence of a subscriber, which pings every pingInterval.
+	// subscriberSilence bounds the silence of a subscriber, which pings.
 	subscriberSilence = 10 * time.Second
-	// fullLoadInterval is the period of full load vectors, so that any error in them is short.
+	// fullLoadInterval limits how long an error in a load vector lasts.
 	fullLoadInterval = 10 * time.Second
-	// writeSize is about the most bytes in one write; the last frame may exceed it.
-	writeSize = 48 << 10
-	// resumeSize bounds the batches from before the subscription in one write.
+	writeSize        = 48 << 10
+	// resumeSize bounds the old batches in one write.
 	resumeSize = 32 << 10
-	// maxPongs bounds unanswered pings; honest subscribers send no more within writeTimeout.
+	// maxPongs exceeds what honest subscribers send within writeTimeout.
 	maxPongs = 16
 )
 
-// errViolation marks behaviour that no honest peer shows. The stream closes, and a publisher is
-// dialed again only after violationPause.
 var errViolation = errors.New("protocol violation")
 
 // subscriber is another node that follows this node's journal. Its reader takes requests; its
-// writer answers them and sends the journal from a cursor on. Neither waits for the other.
+// writer sends answers and the journal from a cursor on. Neither waits for the other.
 type subscriber struct {
 	f    *Fleet
 	conn net.Conn
 	who  processID
 	wake chan struct{} // capacity 1
-	done chan struct{} // closed when the reader returns
+	done chan struct{}
 	sent atomic.Uint64
 
 	mu         sync.Mutex
 	subscribed bool
-	version    uint8  // of the format, spoken by both sides
-	cursor     uint64 // sequence of the next batch to send
-	live       uint64 // batches below it precede the subscription and wait for the bulk budget
+	version    uint8
+	cursor     uint64 // sequence of the next batch
+	live       uint64 // older batches wait for the bulk budget
 	pongs      []wire.Pong
-	offer      *offer // the snapshot in progress or nil
+	offer      *offer
 
 	// Used by the writer only.
 	started bool
 	loads   []Load
-	loaded  uint64 // version of the load table sent last
+	loaded  uint64 // version sent last
 	fullAt  time.Time
-	state   uint64 // version of the state sent last
+	state   uint64 // version sent last
 }
 
-// serve runs one accepted stream until it ends. The membership calls it in a goroutine of its own.
 func (f *Fleet) serve(c net.Conn, peer member.Info) {
 	d := &subscriber{
 		f: f, conn: c, who: processID{peer.Name, peer.Incarnation},
@@ -97,7 +93,7 @@ func (f *Fleet) admit(d *subscriber) bool {
 		f.counts.refused.Add(1)
 		return false
 	case old != nil && old.who.incarnation > d.who.incarnation:
-		return false // a replaced process
+		return false
 	}
 	if old != nil {
 		old.conn.Close()
@@ -118,14 +114,13 @@ func (f *Fleet) dismiss(d *subscriber) {
 	f.keepSentLocked(d)
 }
 
-// keepSentLocked adds a stream's sent bytes to its peer, which counts over reconnections.
+// keepSentLocked adds a stream's bytes to its peer, which counts over reconnections.
 func (f *Fleet) keepSentLocked(d *subscriber) {
 	if p := f.peers[d.who.name]; p != nil {
 		p.sent.Add(d.sent.Swap(0))
 	}
 }
 
-// listSubscribers copies the set of subscribers.
 func (f *Fleet) listSubscribers() []*subscriber {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -136,7 +131,6 @@ func (f *Fleet) listSubscribers() []*subscriber {
 	return out
 }
 
-// poke wakes the writer.
 func (d *subscriber) poke() {
 	select {
 	case d.wake <- struct{}{}:
@@ -144,20 +138,18 @@ func (d *subscriber) poke() {
 	}
 }
 
-// position returns the sequence of the next batch to send; 0 before Subscribe.
+// position returns the sequence of the next batch; 0 before Subscribe.
 func (d *subscriber) position() uint64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.cursor
 }
 
-// read handles the subscriber's requests until the stream ends.
 func (d *subscriber) read() error {
 	r := wire.NewReader(d.conn, wire.RequestSize)
 	var limit time.Time
 	for {
-		// Setting a deadline costs more than reading a frame, so it moves only after a tenth of its
-		// span.
+		// Setting a deadline costs more than reading a frame.
 		if now := time.Now(); limit.Sub(now) < subscriberSilence*9/10 {
 			limit = now.Add(subscriberSilence)
 			if err := d.conn.SetReadDeadline(limit); err != nil {
@@ -188,7 +180,6 @@ var (
 	errTooMany    = errors.New("more requests than allowed at a time")
 )
 
-// take handles one frame. Every error is a violation.
 func (d *subscriber) take(kind wire.Kind, body []byte) error {
 	switch kind {
 	case wire.KindSubscribe:
@@ -228,7 +219,7 @@ func (d *subscriber) take(kind wire.Kind, body []byte) error {
 }
 
 // subscribe sets the cursor to the wanted batch if the journal holds it, else behind the last
-// batch. The subscriber sees the difference in Start and takes a snapshot.
+// batch, which makes the subscriber take a snapshot.
 func (d *subscriber) subscribe(s wire.Subscribe) error {
 	oldest, next := d.f.journal.position()
 	from := next
@@ -249,10 +240,9 @@ func (d *subscriber) subscribe(s wire.Subscribe) error {
 	return nil
 }
 
-// write sends frames until the stream ends.
 func (d *subscriber) write() {
 	defer d.conn.Close() // ends the reader
-	// The timer covers the full load vector and frames that the budget held back.
+	// for the full load vector and held back frames
 	timer := time.NewTimer(fullLoadInterval)
 	defer timer.Stop()
 	var buf []byte
@@ -285,7 +275,6 @@ func (d *subscriber) write() {
 	}
 }
 
-// flush writes buf and reports whether the stream can continue.
 func (d *subscriber) flush(buf []byte, now time.Time) bool {
 	if d.conn.SetWriteDeadline(now.Add(writeTimeout)) != nil {
 		return false
@@ -301,8 +290,8 @@ func (d *subscriber) flush(buf []byte, now time.Time) bool {
 	return err == nil
 }
 
-// fill appends the frames to send now, most urgent first. If it appends none, wait bounds the time
-// until the next call. ok is false if the journal has dropped the next batch.
+// fill appends the frames to send now, most urgent first. If there are none, wait bounds the time
+// until the next call. ok is false if the journal dropped the next batch.
 func (d *subscriber) fill(dst []byte, now time.Time) (out []byte, wait time.Duration, ok bool) {
 	dst = d.fillPongs(dst, now)
 	d.mu.Lock()
@@ -338,7 +327,6 @@ func (d *subscriber) fill(dst []byte, now time.Time) (out []byte, wait time.Dura
 	return dst, wait, true
 }
 
-// framed counts the bytes that add appends to dst as frames of kind.
 func (d *subscriber) framed(kind wire.Kind, dst []byte, add func([]byte) []byte) []byte {
 	n := len(dst)
 	dst = add(dst)
@@ -375,8 +363,7 @@ func (d *subscriber) fillLoad(dst []byte, now time.Time) []byte {
 	return d.framed(wire.KindLoad, dst, func(b []byte) []byte { return wire.AppendLoad(b, ms, full, loads) })
 }
 
-// fillBatches appends batches from the cursor on. Batches from before the subscription wait for the
-// bulk budget; held is that wait.
+// fillBatches appends batches from the cursor on; held is how long the budget delays old batches.
 func (d *subscriber) fillBatches(dst []byte, now time.Time) (out []byte, held time.Duration, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -410,7 +397,7 @@ func (d *subscriber) fillState(dst []byte) []byte {
 	return d.framed(wire.KindState, dst, func(b []byte) []byte { return wire.AppendState(b, ms, blob) })
 }
 
-// fillSnapshot appends the next frame of a snapshot, or returns how long the budget delays it.
+// fillSnapshot appends a snapshot frame, or returns how long the budget delays it.
 func (d *subscriber) fillSnapshot(dst []byte, now time.Time) (out []byte, wait time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

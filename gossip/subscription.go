@@ -14,25 +14,21 @@ import (
 )
 
 const (
-	// pingInterval is the period of pings, which keep the stream alive and measure the clock.
 	pingInterval = 500 * time.Millisecond
 	// publisherSilence bounds the silence of a publisher, which answers pings.
 	publisherSilence = 3 * time.Second
 	// dialTimeout bounds connect, TLS handshake and hello together.
 	dialTimeout = 5 * time.Second
-	// firstPause, maxPause and violationPause are the pauses between dials, before jitter. maxPause
-	// is short so that a healed network is used soon; a peer that breaks the protocol waits longer.
+	// Pauses between dials, before jitter. maxPause is short so that a healed network is used soon.
 	firstPause     = 50 * time.Millisecond
 	maxPause       = 2 * time.Second
 	violationPause = 10 * time.Second
-	// maxOut bounds the requests that wait to be written, in bytes.
-	maxOut = 64 << 10
-	// maxShift is the largest clock difference that this node corrects.
-	maxShift = 365 * 24 * time.Hour
+	maxOut         = 64 << 10
+	maxShift       = 365 * 24 * time.Hour
 )
 
-// subscription is one stream on which this node receives a peer's knowledge. Its reader applies
-// frames, its writer sends requests and pings; neither waits for the other.
+// subscription is one stream from a peer. Its reader applies frames, its writer sends requests and
+// pings; neither waits for the other.
 type subscription struct {
 	f     *Fleet
 	p     *peer
@@ -40,23 +36,22 @@ type subscription struct {
 	id    processID // of the publisher
 	began time.Time
 
-	started  atomic.Bool   // Start was received
-	requests atomic.Uint64 // snapshots requested so far
-	done     chan struct{} // closed when the reader returns
+	started  atomic.Bool // Start was received
+	requests atomic.Uint64
+	done     chan struct{}
 	wake     chan struct{} // capacity 1
 
 	mu     sync.Mutex
 	why    error // why the stream ended; nil while it is open
 	out    []byte
-	intake *intake // the snapshot in progress or nil
+	intake *intake
 
 	// Used by the reader only.
 	asked  wire.Subscribe
-	loaded bool // a full load vector was received
+	loaded bool // a full vector came
 	loads  []Load
 }
 
-// subscribe keeps a stream from a peer open until ctx ends.
 func (f *Fleet) subscribe(ctx context.Context, p *peer, info member.Info) {
 	pause := firstPause
 	for {
@@ -87,7 +82,6 @@ func (f *Fleet) subscribe(ctx context.Context, p *peer, info member.Info) {
 	}
 }
 
-// follow opens one stream and reads it until it ends.
 func (f *Fleet) follow(ctx context.Context, p *peer, info member.Info) error {
 	conn, peer, err := f.dial(ctx, info)
 	if err != nil {
@@ -154,7 +148,6 @@ func (p *peer) failed(err error) {
 	}
 }
 
-// end closes the stream and keeps the first reason.
 func (s *subscription) end(why error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -164,7 +157,7 @@ func (s *subscription) end(why error) {
 	}
 }
 
-// sendLocked queues a frame and reports whether it had room. s.mu is held.
+// sendLocked queues a frame if there is room. s.mu is held.
 func (s *subscription) sendLocked(kind wire.Kind, add func([]byte) []byte) bool {
 	if len(s.out) > maxOut {
 		return false
@@ -185,8 +178,8 @@ func (s *subscription) send(kind wire.Kind, add func([]byte) []byte) bool {
 	return s.sendLocked(kind, add)
 }
 
-// request asks for batches from this node's cursor on. The ping goes first, because its answer must
-// precede the first batch, whose times need the clock offset.
+// request subscribes from this node's cursor on. The ping goes first: the first batch's times need
+// the clock offset.
 func (s *subscription) request() {
 	s.ping()
 	s.asked = wire.Subscribe{Version: wire.Version}
@@ -195,7 +188,7 @@ func (s *subscription) request() {
 	case next > 0:
 		s.asked.Incarnation, s.asked.Next = s.id.incarnation, next
 	case !s.f.warming.learning():
-		// The process is new and this node is no joiner: all its batches are wanted.
+		// A new process, and this node is no joiner.
 		s.asked.Incarnation, s.asked.Next = s.id.incarnation, 1
 	}
 	s.send(wire.KindSubscribe, func(b []byte) []byte { return wire.AppendSubscribe(b, s.asked) })
@@ -205,7 +198,6 @@ func (s *subscription) ping() {
 	s.send(wire.KindPing, func(b []byte) []byte { return wire.AppendPing(b, s.f.wall(time.Now()).UnixNano()) })
 }
 
-// write sends queued requests, and a ping every pingInterval, until the stream ends.
 func (s *subscription) write() {
 	tick := time.NewTicker(pingInterval)
 	defer tick.Stop()
@@ -239,12 +231,11 @@ func (s *subscription) write() {
 			s.p.sent.Add(uint64(n))
 		}
 		if err != nil {
-			return // the reader continues: last batches may still arrive
+			return // the reader may still receive the last batches
 		}
 	}
 }
 
-// read handles the publisher's frames until the stream ends.
 func (s *subscription) read() error {
 	r := wire.NewReader(s.conn, wire.NewsSize)
 	var limit time.Time
@@ -277,7 +268,6 @@ func (s *subscription) read() error {
 	}
 }
 
-// take handles one frame. Every error is a violation.
 func (s *subscription) take(kind wire.Kind, body []byte, now time.Time) error {
 	switch kind {
 	case wire.KindPong:
@@ -311,8 +301,8 @@ func (s *subscription) takePong(body []byte, now time.Time) error {
 	return nil
 }
 
-// takeStart reads the sequence of the first batch. If the sequence is beyond the wanted one, the
-// journal has dropped the batches between, and a snapshot must replace them.
+// takeStart compares the stream's first batch with the wanted one; a snapshot must replace the
+// batches between.
 func (s *subscription) takeStart(body []byte) error {
 	st, err := wire.DecodeStart(body)
 	if err != nil {
@@ -335,8 +325,7 @@ func (s *subscription) takeStart(body []byte) error {
 	return nil
 }
 
-// takeBatch applies the next batch. Streams neither lose nor reorder, so any other sequence is a
-// violation.
+// takeBatch applies the next batch; streams neither lose nor reorder.
 func (s *subscription) takeBatch(body []byte, now time.Time) error {
 	b, err := wire.DecodeBatch(body)
 	if err != nil {
@@ -357,15 +346,14 @@ func (s *subscription) takeBatch(body []byte, now time.Time) error {
 	}
 	s.p.mu.Unlock()
 	err = s.apply(&b)
-	// The cursor moves only after Apply, because this node's snapshots promise all batches below
-	// it. It moves behind a malformed batch too, which would stay malformed.
+	// Only now, because snapshots promise all batches below the cursor; also behind a malformed
+	// batch, which would stay malformed.
 	s.p.mu.Lock()
 	s.p.cursor.next++
 	s.p.mu.Unlock()
 	return err
 }
 
-// apply passes a batch to Knowledge and counts the result.
 func (s *subscription) apply(b *wire.Batch) error {
 	f, p := s.f, s.p
 	got, err := f.knowledge.Apply(p.name, b.Payload, p.shift())
@@ -409,8 +397,7 @@ func (s *subscription) takeState(body []byte) error {
 	return nil
 }
 
-// pass calls what unless the peer is gone or has a newer stream: Knowledge may already have dropped
-// the peer's load, which what would restore.
+// pass calls what unless the peer is gone or has a newer stream: what would restore dropped load.
 func (s *subscription) pass(what func()) {
 	p := s.p
 	p.order.Lock()

@@ -18,10 +18,9 @@ import (
 	"grapevine/prefixtree"
 )
 
-// virtualFleet is a fleet of real nodes on a memnet, in virtual time: real streams, journals,
-// snapshots and trees; the network, the clocks and what happens are drawn from the seed. The order
-// in which goroutines of one moment run is not, so a seed that fails mostly fails again, and not
-// always.
+// virtualFleet is a fleet of real nodes on a memnet in virtual time. The seed determines network,
+// clocks and faults, but not the order of goroutines of one moment, so a failing seed fails mostly,
+// not always.
 type virtualFleet struct {
 	t     *testing.T
 	r     *rand.Rand
@@ -31,20 +30,20 @@ type virtualFleet struct {
 	nodes []*virtualNode
 
 	logMu sync.Mutex
-	log   []string // what was done, and what nodes said of it
+	log   []string // faults, and the nodes' log lines
 
 	generations [virtualBackends]uint32
 	requests    uint64
 	open        []openRequest
-	cuts        map[[2]string]int // directions that are cut, by how many faults
+	cuts        map[[2]string]int // number of faults that cut each direction
 	breaks      int               // streams that break in a tick, per 1,000 nodes
 	jitter      atomic.Int64      // ns, the most
-	exact       bool              // nothing happens that lets trees disagree for good
+	exact       bool              // no fault makes trees disagree for good
 	restless    bool              // clocks are set
 	journal     int64
 	budget      int64
 	flush       time.Duration
-	pending     []pending // what happens later, in no order
+	pending     []pending // later events, unordered
 }
 
 type openRequest struct {
@@ -84,7 +83,7 @@ func newVirtualFleet(t *testing.T, seed uint64, size int) *virtualFleet {
 	v.exact, v.restless = v.r.IntN(3) > 0, v.r.IntN(4) == 0
 	v.truth.skewed = v.restless
 	v.journal = []int64{smallJournal, 64 << 20, 64 << 20, 64 << 20}[v.r.IntN(4)]
-	v.budget = []int64{64 << 10, defaultBudget}[v.r.IntN(2)] // with the lesser one pages are small, and resumed batches wait
+	v.budget = []int64{64 << 10, defaultBudget}[v.r.IntN(2)] // the smaller one delays resumed batches
 	v.flush = []time.Duration{50 * time.Millisecond, 200 * time.Millisecond}[v.r.IntN(2)]
 	v.net.buffer = []int{16 << 10, 256 << 10}[v.r.IntN(2)]
 	v.net.slow = func(string, string) time.Duration { return time.Duration(rand.Int64N(v.jitter.Load() + 1)) }
@@ -103,10 +102,9 @@ func (v *virtualFleet) note(format string, args ...any) {
 	v.log = append(v.log, fmt.Sprintf("%7.2fs ", time.Since(virtualStart).Seconds())+fmt.Sprintf(format, args...))
 }
 
-// virtualStart is when every bubble's time begins.
 var virtualStart = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// fail ends the test with what has happened so far.
+// fail ends the test and logs the history.
 func (v *virtualFleet) fail(format string, args ...any) {
 	v.t.Helper()
 	v.note(format, args...)
@@ -131,11 +129,10 @@ func (v *virtualFleet) begin(n *virtualNode) {
 	n.node.journal.limit = v.journal
 }
 
-// smallJournal is less than an operator may set: a few seconds of these small fleets, so that
-// subscribers fall behind it.
+// smallJournal holds a few seconds of these small fleets, so that subscribers fall behind it.
 const smallJournal = 8 << 10
 
-// said takes what a node logs.
+// said records a node's log.
 type said struct {
 	v    *virtualFleet
 	name string
@@ -155,7 +152,7 @@ func (v *virtualFleet) up() (list []*virtualNode) {
 	return list
 }
 
-// any draws a node that runs; nil if none does.
+// any draws a running node, or nil.
 func (v *virtualFleet) any() *virtualNode {
 	up := v.up()
 	if len(up) == 0 {
@@ -173,7 +170,7 @@ func (v *virtualFleet) between(least, most time.Duration) time.Duration {
 	return least + time.Duration(v.r.Int64N(int64(most-least)+1))
 }
 
-// tick does what is due and lets the fleet have some requests.
+// tick runs the due events and some requests.
 func (v *virtualFleet) tick(step time.Duration, rate int) {
 	time.Sleep(step)
 	now := time.Now()
@@ -238,7 +235,7 @@ func (v *virtualFleet) request(n *virtualNode) {
 	v.open = append(v.open, openRequest{n, n.life, end, time.Now().Add(v.between(0, 20*time.Second))})
 }
 
-// inspect holds every node against the truth and against its own bounds and sums.
+// inspect checks every node against the truth, its bounds and its sums.
 func (v *virtualFleet) inspect() {
 	v.t.Helper()
 	for _, n := range v.up() {
@@ -252,10 +249,10 @@ func (v *virtualFleet) inspect() {
 	}
 }
 
-// account says which of a node's counters do not add up, or which of its bounds does not hold. old
-// is what it said before.
+// account returns an error if a node's counters do not add up or exceed a bound. old is the
+// previous sample.
 func account(f *Fleet, k *treeKnowledge, old Stats, journal int64) (s Stats, err error) {
-	s = f.Stats() // before the knowledge's own counts, which run ahead of them
+	s = f.Stats() // before the knowledge's own counts, which run ahead
 	k.counting.Lock()
 	applied, batches, drained, twice := k.applied, k.batches, k.drained, k.twice
 	k.counting.Unlock()
@@ -274,7 +271,7 @@ func account(f *Fleet, k *treeKnowledge, old Stats, journal int64) (s Stats, err
 		err = fmt.Errorf("a counter went back: %+v, was %+v", s, old)
 	case s.AppliedNews > s.AppliedRecords:
 		err = fmt.Errorf("a part is more than the whole: %+v", s)
-	case s.JournalBatches > int64(s.PublishedBatches)+1: // one being counted
+	case s.JournalBatches > int64(s.PublishedBatches)+1: // one is being counted
 		err = fmt.Errorf("%d batches in the journal, of %d", s.JournalBatches, s.PublishedBatches)
 	case s.JournalBytes > max(journal, batchPayload+wire.MaxName), box.Pending > 1<<16:
 		err = fmt.Errorf("journal of %d bytes, %d waiting in the outbox", s.JournalBytes, box.Pending)
@@ -284,7 +281,7 @@ func account(f *Fleet, k *treeKnowledge, old Stats, journal int64) (s Stats, err
 	return s, err
 }
 
-// settled says what still keeps the fleet from rest; "" when nothing does. Counts are exact then.
+// settled returns what keeps the fleet from rest; "" at rest, when counts are exact.
 func (v *virtualFleet) settled() string {
 	up := v.up()
 	var first map[spot]prefixtree.Time
@@ -333,8 +330,8 @@ func (m *model) ownLoad() map[uint32]Load {
 	return maps.Clone(m.loads)
 }
 
-// rest lets everything heal and waits until it has, at most for limit. It returns how long that
-// took.
+// rest heals everything, waits at most limit until the fleet is at rest, and returns the time
+// taken.
 func (v *virtualFleet) rest(limit time.Duration) time.Duration {
 	v.t.Helper()
 	v.note("quiet")
@@ -351,7 +348,7 @@ func (v *virtualFleet) rest(limit time.Duration) time.Duration {
 	}
 }
 
-// probe has every node place something of its own, and waits until all believe all of it.
+// probe places a fact on every node and waits until all nodes believe all of them.
 func (v *virtualFleet) probe(limit time.Duration) time.Duration {
 	v.t.Helper()
 	want := map[spot]string{}

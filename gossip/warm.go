@@ -14,31 +14,24 @@ import (
 )
 
 const (
-	// stallTimeout is how long a snapshot may make no progress, or a peer be unreachable, before
-	// this node asks another peer.
+	// stallTimeout is how long a source may be stalled or unreachable before another is asked.
 	stallTimeout = 2 * time.Second
-	// busyPause is the pause before asking a busy peer again, and the period at which a warm node
-	// checks for missing batches.
-	busyPause = 250 * time.Millisecond
-	// lookInterval is how often a joiner without a source looks for one.
-	lookInterval = 20 * time.Millisecond
-	// intakeTimeout bounds a snapshot.
+	// busyPause also is the period at which a warm node checks for missing batches.
+	busyPause     = 250 * time.Millisecond
+	lookInterval  = 20 * time.Millisecond
 	intakeTimeout = time.Minute
-	// learnTimeout is when a joiner stops looking for a source, long after the deadline made it
-	// ready.
-	learnTimeout = 5 * time.Minute
-	// snapshotPause is the least time between two snapshots of a warm node.
+	// learnTimeout ends the search for a source, long after the deadline.
+	learnTimeout  = 5 * time.Minute
 	snapshotPause = time.Second
 )
 
-// warming is this node's progress in learning the fleet's knowledge. Safe for concurrent use.
 type warming struct {
 	done chan struct{} // closed when the node is warm, by knowledge or by deadline
 	once sync.Once
 
 	mu        sync.Mutex
-	complete  bool // a snapshot is complete, or none was needed
-	gaveUp    bool // no peer could send a snapshot
+	complete  bool
+	gaveUp    bool
 	expected  uint64
 	records   uint64
 	positions map[processID]uint64 // batches below were in the last complete snapshot
@@ -46,8 +39,6 @@ type warming struct {
 
 func (w *warming) init() { w.done = make(chan struct{}) }
 
-// warm reports whether the node takes part: it has the fleet's knowledge, or the deadline has
-// passed.
 func (w *warming) warm() bool {
 	select {
 	case <-w.done:
@@ -66,7 +57,7 @@ func (w *warming) finish() {
 	w.open()
 }
 
-// learning reports whether the node is a joiner, that is, still needs its first snapshot.
+// learning reports whether the node still needs its first snapshot.
 func (w *warming) learning() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -100,11 +91,9 @@ func (w *warming) fraction() float64 {
 	case w.expected == 0:
 		return 0
 	}
-	return min(0.99, float64(w.records)/float64(w.expected)) // expected is an estimate
+	return min(0.99, float64(w.records)/float64(w.expected))
 }
 
-// contained returns the sequence below which the last complete snapshot contained all batches of
-// id.
 func (w *warming) contained(id processID) uint64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -117,8 +106,8 @@ func (w *warming) contains(positions map[processID]uint64) {
 	w.positions = positions
 }
 
-// learn takes a first snapshot, and later one whenever batches of a peer are missing, until the
-// fleet ends. The deadline makes the node warm without a snapshot.
+// learn takes a first snapshot, and later one whenever batches are missing. The deadline makes the
+// node warm without one.
 func (f *Fleet) learn() {
 	deadline := time.AfterFunc(f.deadline, func() {
 		if !f.warming.warm() {
@@ -148,7 +137,7 @@ func (f *Fleet) learn() {
 		}
 		switch how := f.takeFrom(s); how {
 		case wire.Complete:
-			f.warming.finish() // the first complete snapshot if takeFirst found none
+			f.warming.finish()
 			f.log.Info().Str("peer", s.p.name).Msg("missing batches replaced by a snapshot")
 			f.sleep(snapshotPause - busyPause)
 		default:
@@ -157,7 +146,6 @@ func (f *Fleet) learn() {
 	}
 }
 
-// pauseAfter returns how long not to ask a peer again after an incomplete snapshot.
 func pauseAfter(how wire.Outcome) time.Duration {
 	if how == wire.Busy || how == wire.Cold {
 		return busyPause
@@ -165,8 +153,8 @@ func pauseAfter(how wire.Outcome) time.Duration {
 	return stallTimeout
 }
 
-// missingFrom chooses an open stream from a peer with missing batches; nil if none may be asked
-// now. The order differs by node, so that after a partition nodes ask different peers.
+// missingFrom chooses an open stream from a peer with missing batches, or nil. Each node has its
+// own order, so that after a partition nodes ask different peers.
 func (f *Fleet) missingFrom(notBefore map[processID]time.Time) (s *subscription) {
 	least := uint64(0)
 	for _, p := range f.alive() {
@@ -185,15 +173,14 @@ func (f *Fleet) missingFrom(notBefore map[processID]time.Time) (s *subscription)
 	return s
 }
 
-// source is a joiner's record of a peer.
 type source struct {
-	cold  bool      // the peer has no knowledge itself
-	notTo time.Time // do not ask before
-	since time.Time // first seen
+	cold  bool // has no knowledge itself
+	notTo time.Time
+	since time.Time
 }
 
 // takeFirst asks peers for a snapshot in rendezvous order, so that many joiners ask different
-// peers. ok is false if none could send one.
+// peers.
 func (f *Fleet) takeFirst(began time.Time) (why string, ok bool) {
 	known := map[processID]*source{}
 	for f.ctx.Err() == nil && time.Since(began) < learnTimeout {
@@ -216,8 +203,8 @@ func (f *Fleet) takeFirst(began time.Time) (why string, ok bool) {
 	return "", false
 }
 
-// pickSource returns the next peer to ask; s is nil if none is available now. why is not empty if
-// there is nothing to learn: no peer, or only peers that are cold or unreachable.
+// pickSource returns the next peer to ask, or nil. why is set if there is nothing to learn: no
+// peer, or only cold or unreachable ones.
 func (f *Fleet) pickSource(known map[processID]*source, now time.Time) (s *subscription, why string) {
 	if !f.members.Joined() {
 		return nil, ""
@@ -250,7 +237,7 @@ func (f *Fleet) pickSource(known map[processID]*source, now time.Time) (s *subsc
 		case src.cold:
 			cold++
 		case stream == nil && now.Sub(src.since) > stallTimeout:
-			// An unreachable peer is not cold, but is not waited for if all other peers are.
+			// Not cold, but not waited for if all other peers are.
 		default:
 			open++
 		}
@@ -271,8 +258,7 @@ func (f *Fleet) attraction(name string) uint64 {
 	return mix(h.Sum64())
 }
 
-// mix is the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): FNV alone gives similar
-// names the same order.
+// mix is the finaliser of SplitMix64: FNV alone orders similar names alike.
 func mix(x uint64) uint64 {
 	x ^= x >> 30
 	x *= 0xbf58476d1ce4e5b9
@@ -281,7 +267,6 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// takeFrom takes a snapshot from one peer; a complete one clears the missing batches it contains.
 func (f *Fleet) takeFrom(s *subscription) wire.Outcome {
 	in := s.askSnapshot(time.Now())
 	if in == nil {
@@ -314,7 +299,6 @@ func (f *Fleet) takeFrom(s *subscription) wire.Outcome {
 	}
 }
 
-// clearMissing marks the batches below positions as no longer missing.
 func (f *Fleet) clearMissing(positions map[processID]uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

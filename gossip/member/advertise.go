@@ -11,8 +11,7 @@ import (
 
 var errNoAddress = errors.New("no address that other nodes could dial: give --gossip-advertise")
 
-// advertise returns the address that peers dial: the configured one, else the bound one; if that is
-// unspecified, the local address on the route to the first seed, else an interface's.
+// advertise returns the address that peers dial: see Config.Advertise.
 func (l *List) advertise(ctx context.Context, t *transport) (netip.AddrPort, error) {
 	host, port := "", t.port()
 	if l.cfg.Advertise != "" {
@@ -48,14 +47,13 @@ func (l *List) advertise(ctx context.Context, t *transport) (netip.AddrPort, err
 	return netip.AddrPortFrom(ip.Unmap(), uint16(port)), nil
 }
 
-// ownAddress chooses an address of this machine.
 func (l *List) ownAddress(ctx context.Context) (netip.Addr, error) {
 	for _, s := range l.cfg.Join {
 		addrs, _ := l.seeds.resolve(ctx, s)
 		if len(addrs) == 0 {
 			continue // the join rounds report the error
 		}
-		// Connecting a datagram socket sends nothing; it looks up the route.
+		// Connecting a datagram socket only looks up the route.
 		var d net.Dialer
 		c, err := d.DialContext(ctx, "udp", addrs[0])
 		if err != nil {
@@ -89,7 +87,6 @@ func (l *List) ownAddress(ctx context.Context) (netip.Addr, error) {
 	return found, nil
 }
 
-// addressRank ranks addresses for dialing by peers; 0 is unusable.
 func addressRank(ip netip.Addr) int {
 	switch {
 	case !ip.IsGlobalUnicast():

@@ -19,10 +19,10 @@ const (
 	FieldRaftID     Field = "raft id"
 )
 
-// MismatchError says why two nodes cannot be in one fleet; its text names the remedy.
+// MismatchError says why two nodes cannot be in one fleet, with the remedy.
 type MismatchError struct {
 	Field Field
-	// Mine and Theirs are the two values as text; keys appear as fingerprints.
+	// Mine and Theirs are text; keys appear as fingerprints.
 	Mine, Theirs string
 	// Peer is the other node's address, or its name.
 	Peer string
@@ -56,8 +56,8 @@ func (e *MismatchError) Error() string {
 	return fmt.Sprintf("%s: %s differs (%s there, %s here)", e.Peer, e.Field, e.Theirs, e.Mine)
 }
 
-// Compatible reports whether this node, a, and node b can be in one fleet: nil, or a *MismatchError
-// for the first difference. Symmetric but for the text, so two nodes always refuse each other.
+// Compatible returns nil, or a *MismatchError for the first difference between this node, a, and
+// node b. Symmetric, so two nodes always refuse each other.
 func Compatible(a, b Info) error {
 	e := &MismatchError{Peer: cmp.Or(b.Addr, b.Name)}
 	switch {

@@ -13,28 +13,27 @@ import (
 )
 
 const (
-	// maxConns bounds open streams, both directions: a mesh of 1,000 nodes and some to spare.
+	// maxConns is a mesh of 1,000 nodes and some to spare.
 	maxConns = 4096
-	// maxConnsPerPeer bounds incoming streams of one name and protocol. The oldest makes room:
-	// usually its end was lost.
+	// maxConnsPerPeer bounds incoming streams of one name and protocol. The oldest, usually dead,
+	// makes room.
 	maxConnsPerPeer = 4
-	// dialTimeout bounds an attempt on a seed: room for one lost SYN, without delaying a round for
-	// dead hosts.
+	// dialTimeout leaves room for one lost SYN.
 	dialTimeout = 3 * time.Second
-	// maxHandshakeBytes bounds the bytes read before authentication: several operator chains.
-	// crypto/tls alone would accept a quarter of a megabyte.
+	// maxHandshakeBytes holds several operator chains; crypto/tls would read a quarter of a
+	// megabyte.
 	maxHandshakeBytes = 64 << 10
 )
 
 var errFull = fmt.Errorf("%d streams are open already", maxConns)
 
-// Conn is an encrypted and authenticated stream to another node, after the hello, without
-// deadlines. Close is idempotent and safe for concurrent use.
+// Conn is an authenticated stream after the hello, without deadlines. Close is idempotent and safe
+// for concurrent use.
 type Conn struct {
 	net.Conn
 	// Peer is the other node's Info from the hello.
 	Peer Info
-	// Protocol is the highest version that both nodes speak.
+	// Protocol is the highest common version.
 	Protocol uint8
 
 	raw      net.Conn
@@ -45,7 +44,7 @@ type Conn struct {
 	once     sync.Once
 }
 
-// Close ends the stream at once, without waiting for the peer to read earlier writes.
+// Close does not wait for the peer to read earlier writes.
 func (c *Conn) Close() error {
 	err := net.ErrClosed
 	c.once.Do(func() {
@@ -57,17 +56,16 @@ func (c *Conn) Close() error {
 	return err
 }
 
-// conns is the set of open streams. It closes streams under removed keys.
 type conns struct {
 	ring *ring
 
 	mu     sync.Mutex
-	open   []*Conn // in order of arrival
+	open   []*Conn
 	closed bool
 }
 
-// add registers a stream, unless its key left the ring since the handshake: dropForeign either sees
-// the stream in the set, or runs so early that add sees the new ring.
+// add refuses a stream whose key left the ring since the handshake: either dropForeign sees the
+// stream, or add the new ring.
 func (s *conns) add(c *Conn) error {
 	var victim *Conn
 	err := func() error {
@@ -95,7 +93,6 @@ func (s *conns) add(c *Conn) error {
 	return err
 }
 
-// excessLocked returns the oldest incoming stream of a peer with too many of one protocol, or nil.
 func (s *conns) excessLocked(name, alpn string) *Conn {
 	var oldest *Conn
 	n := 0
@@ -122,8 +119,8 @@ func (s *conns) foreignLocked(c *Conn) bool {
 	return false
 }
 
-// dropForeign closes the streams under keys that left the ring, except key operations: one of them
-// is the removal, whose answer must arrive. They end by their deadline.
+// dropForeign closes the streams under keys off the ring, except key operations, whose answers must
+// arrive.
 func (s *conns) dropForeign() {
 	s.mu.Lock()
 	var out []*Conn
@@ -155,7 +152,6 @@ func (s *conns) count() int {
 	return len(s.open)
 }
 
-// close closes all streams and refuses new ones.
 func (s *conns) close() {
 	s.mu.Lock()
 	out := s.open
@@ -174,8 +170,7 @@ func (l *List) newConn(c *tls.Conn, raw net.Conn, proof *peerProof, peer *card, 
 	}
 }
 
-// Dial opens a knowledge stream to a member. The answering node must have the peer's name; its
-// incarnation may be newer.
+// Dial opens a knowledge stream to a member of the same name; its incarnation may be newer.
 func (l *List) Dial(ctx context.Context, peer Info) (*Conn, error) {
 	c, err := l.dial(ctx, peer.Addr, alpnKnowledge)
 	if err != nil {
@@ -188,8 +183,8 @@ func (l *List) Dial(ctx context.Context, peer Info) (*Conn, error) {
 	return c, nil
 }
 
-// dial opens a stream of any protocol and registers it in l.conns. If the nodes refuse each other,
-// the error names the difference.
+// dial opens a stream of any protocol. If the nodes refuse each other, the error names the
+// difference.
 func (l *List) dial(ctx context.Context, addr, alpn string) (*Conn, error) {
 	t, err := l.running()
 	if err != nil {
@@ -199,7 +194,6 @@ func (l *List) dial(ctx context.Context, addr, alpn string) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The end of ctx interrupts a hello.
 	stop := context.AfterFunc(ctx, func() { _ = raw.Close() })
 	c, err := l.shake(ctx, raw, addr, alpn)
 	if !stop() && err == nil {
@@ -218,7 +212,6 @@ func (l *List) dial(ctx context.Context, addr, alpn string) (*Conn, error) {
 	return c, nil
 }
 
-// shake does TLS handshake and hello on a dialed connection.
 func (l *List) shake(ctx context.Context, raw net.Conn, addr, alpn string) (*Conn, error) {
 	_ = raw.SetDeadline(time.Now().Add(l.cfg.handshake))
 	conn, proof, err := l.secure.client(ctx, raw, addr, alpn)
@@ -237,14 +230,13 @@ func (l *List) shake(ctx context.Context, raw net.Conn, addr, alpn string) (*Con
 	return c, nil
 }
 
-// accept does TLS handshake and hello on an accepted connection and serves it. The transport waits
-// for accept.
+// accept authenticates an accepted connection and serves it.
 func (l *List) accept(x *gated) {
 	host := x.from.String()
 	c, err := l.welcome(x, host)
 	if err != nil {
 		l.failed.Add(1)
-		closeGently(x.Conn) // before leave: a refused peer that lingers counts in the gate
+		closeGently(x.Conn) // before leave: a refused peer counts while it lingers
 		x.leave()
 		l.log.Debug().Str("addr", host).Err(err).Msg("stream not accepted")
 		return
@@ -271,12 +263,11 @@ func (l *List) accept(x *gated) {
 	}
 }
 
-// protocols lists the accepted protocols by ALPN.
 func (l *List) protocols() []string {
 	return append([]string{alpnKnowledge, alpnKeys, alpnHello}, slices.Sorted(maps.Keys(l.streams))...)
 }
 
-// welcome returns the stream, or the reason for refusing it, which it records.
+// welcome returns the stream, or records and returns the reason for refusing it.
 func (l *List) welcome(x *gated, host string) (*Conn, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), l.cfg.handshake)
 	defer cancel()
@@ -311,7 +302,7 @@ func (l *List) welcome(x *gated, host string) (*Conn, error) {
 	return c, l.conns.add(c)
 }
 
-// bounded is a connection that may deliver only left bytes until known is set.
+// bounded delivers only left bytes until known is set.
 type bounded struct {
 	net.Conn
 	left  int
@@ -332,16 +323,14 @@ func (b *bounded) Read(p []byte) (int, error) {
 
 var errLongHandshake = fmt.Errorf("no handshake within %d bytes", maxHandshakeBytes)
 
-// noteMismatch records a refusal that needs an operator. Garbage and broken connections are only
-// counted.
+// noteMismatch records refusals that need an operator.
 func (l *List) noteMismatch(addr, name string, err error) {
 	if mismatch := (*MismatchError)(nil); errors.As(err, &mismatch) || l.cfg.TLS != nil && !errors.Is(err, errLeaving) && !errors.Is(err, errStarting) && name != "" {
 		l.refused(addr, name, err)
 	}
 }
 
-// knock finds out which node is at addr and whether both can be in one fleet. It leaves no
-// connection open.
+// knock finds out which node is at addr and whether both can be in one fleet.
 func (l *List) knock(ctx context.Context, addr string) (Info, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, dialTimeout, fmt.Errorf("no answer within %v", dialTimeout))
 	defer cancel()

@@ -6,8 +6,7 @@ import (
 	"github.com/hashicorp/memberlist"
 )
 
-// delegate implements memberlist's callbacks. memberlist calls them on its receive path, mostly
-// under its lock, so they must not block.
+// delegate implements memberlist's callbacks, which run mostly under its lock and must not block.
 type delegate struct{ l *List }
 
 var (
@@ -23,13 +22,13 @@ func (d delegate) NodeMeta(int) []byte {
 	c := card{Info: d.l.Self(), leaving: d.l.leaving.Load()}
 	b, err := appendCard(nil, &c)
 	if err != nil {
-		// Start has encoded the card before; only the flag has changed since.
+		// Start has encoded it; only the flag has changed.
 		panic(err)
 	}
 	return b
 }
 
-// NotifyMsg implements memberlist.Delegate; memberlist carries no messages of this package.
+// NotifyMsg implements memberlist.Delegate.
 func (delegate) NotifyMsg([]byte) {}
 
 // GetBroadcasts implements memberlist.Delegate.
@@ -62,8 +61,8 @@ func (d delegate) NotifyAlive(n *memberlist.Node) error {
 	return err
 }
 
-// NotifyMerge implements memberlist.MergeDelegate: it refuses a node that has incompatible living
-// members, because the two nodes would disagree about the fleet.
+// NotifyMerge implements memberlist.MergeDelegate: it refuses a node with incompatible living
+// members, which would disagree about the fleet.
 func (d delegate) NotifyMerge(nodes []*memberlist.Node) error {
 	for _, n := range nodes {
 		if n.State != memberlist.StateAlive || n.Name == d.l.Self().Name {

@@ -17,14 +17,13 @@ import (
 	"go.uber.org/goleak"
 )
 
-// patience is how long a test waits for what should come in a few seconds: the
-// machine may be starved.
+// patience allows for a starved machine.
 const patience = 90 * time.Second
 
 func TestMain(m *testing.M) {
 	code := m.Run()
 	if code == 0 {
-		// memberlist's goroutines end a little after its Shutdown.
+		// memberlist's goroutines end shortly after its Shutdown.
 		var err error
 		for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 			if err = goleak.Find(); err == nil {
@@ -39,7 +38,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// eventually waits until ok; it fails the test with what describe says.
+// eventually waits until ok, or fails the test with describe.
 func eventually(t *testing.T, what string, ok func() bool, describe func() any) {
 	t.Helper()
 	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
@@ -54,7 +53,7 @@ func eventually(t *testing.T, what string, ok func() bool, describe func() any) 
 
 func key(b byte) []byte { return bytes.Repeat([]byte{b}, 32) }
 
-// testNode is a List with what it was told.
+// testNode is a List with its received events.
 type testNode struct {
 	*List
 	mu     sync.Mutex
@@ -89,7 +88,7 @@ func (n *testNode) state(name string) State {
 	return 0
 }
 
-// testConfig is a node's configuration on loopback, with key 1 and no seeds.
+// testConfig configures a node on loopback with key 1 and no seeds.
 func testConfig(name string) Config {
 	return Config{
 		Self: Info{
@@ -98,28 +97,27 @@ func testConfig(name string) Config {
 		},
 		Bind: "127.0.0.1:0",
 		Keys: [][]byte{key(1)},
-		// Short, so that tests are; the default only makes them longer.
+		// The default only makes tests longer.
 		RejoinInterval: time.Second,
 		Log:            zerolog.Nop(),
 	}
 }
 
-// echo sends back what comes on a stream.
+// echo returns the bytes of a stream.
 func echo(c *Conn) { _, _ = io.Copy(c, c) }
 
-// patient makes a node slow to believe another dead, for tests in which nobody
-// dies but which may run on a machine where everybody is starved.
+// patient avoids false failures on a starved machine.
 func patient(_ int, cfg *Config) {
 	cfg.ProbeInterval, cfg.ProbeTimeout = 15*time.Second, 10*time.Second
 }
 
-// start starts a node; the test's end stops it.
+// start starts a node for the duration of the test.
 func start(t *testing.T, cfg Config) *testNode {
 	t.Helper()
 	return startWith(t, cfg, nil)
 }
 
-// startWith is start with a look at the list before it listens.
+// startWith is start with a hook before the list listens.
 func startWith(t *testing.T, cfg Config, before func(*List)) *testNode {
 	t.Helper()
 	n := &testNode{}
@@ -171,7 +169,7 @@ func fleet(t *testing.T, n int, edit func(i int, cfg *Config)) []*testNode {
 	return fleetOf(t, n, edit, func(int, *List) {})
 }
 
-// fleetOf is fleet with a look at each list before it listens.
+// fleetOf is fleet with a hook before each list listens.
 func fleetOf(t *testing.T, n int, edit func(i int, cfg *Config), before func(i int, l *List)) []*testNode {
 	t.Helper()
 	nodes := make([]*testNode, n)
@@ -204,7 +202,7 @@ func whole(t *testing.T, nodes []*testNode) {
 	}
 }
 
-// say sends a line over a stream and wants it back.
+// say sends a line and expects it back.
 func say(c net.Conn, text string) error {
 	_ = c.SetDeadline(time.Now().Add(patience))
 	if _, err := c.Write([]byte(text)); err != nil {
@@ -252,14 +250,14 @@ func TestFleet(t *testing.T) {
 			eventually(t, "one event", func() bool { return a.seen(Joined, b.Self().Name) == 1 }, func() any { return a.told() })
 		}
 	}
-	// A name that is somebody else's.
+	// Another node's address under a wrong name.
 	other := nodes[1].Self()
 	other.Name = "node-9"
 	if c, err := nodes[0].Dial(context.Background(), other); err == nil {
 		_ = c.Close()
 		t.Error("another node answered, and that was fine")
 	}
-	// Its own address among the seeds is no error.
+	// A node's own address among the seeds is no error.
 	for _, e := range nodes[1].JoinErrors() {
 		if e.Err != nil {
 			t.Error(e)
@@ -271,13 +269,13 @@ func TestFailureDetection(t *testing.T) {
 	t.Parallel()
 	nodes := fleet(t, 4, nil)
 	begin := time.Now()
-	stop(t, nodes[3]) // without Leave: as if killed
+	stop(t, nodes[3]) // without Leave, as if killed
 	for _, n := range nodes[:3] {
 		eventually(t, "the dead node is found dead", func() bool { return n.seen(Failed, "node-3") > 0 }, func() any { return n.told() })
 	}
 	t.Logf("dead everywhere after %v", time.Since(begin).Round(10*time.Millisecond))
 	if s := nodes[0].state("node-3"); s != StateFailed {
-		t.Error(s) // nobody brings it back
+		t.Error(s) // no exchange of state revives it
 	}
 	if _, err := nodes[3].Dial(context.Background(), nodes[0].Self()); !errors.Is(err, ErrStopped) {
 		t.Error(err)
@@ -302,19 +300,19 @@ func TestLeave(t *testing.T) {
 	if err := nodes[2].Leave(time.Second); !errors.Is(err, ErrStopped) {
 		t.Error(err)
 	}
-	// No time at all is not for ever.
+	// A timeout of 0 does not wait without bound.
 	if err := nodes[1].Leave(0); err != nil && !errors.Is(err, ErrUnconfirmed) {
 		t.Error(err)
 	}
-	// The last node need not wait for anybody.
+	// The last node leaves at once.
 	eventually(t, "the last node is alone", func() bool { return nodes[0].state("node-1") != StateAlive }, func() any { return nodes[0].Members() })
 	if err := nodes[0].Leave(time.Nanosecond); err != nil {
 		t.Error(err)
 	}
 }
 
-// A process that dies and comes back at once at its old address was never seen
-// dead; it must still be told apart from its predecessor.
+// A process that restarts at its old address before detection is distinguished from its
+// predecessor.
 func TestRestart(t *testing.T) {
 	nodes := fleet(t, 3, patient)
 	old := nodes[2].Self()
@@ -339,9 +337,7 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// The first node of a fleet has nobody to join. When it is restarted, the
-// others believe it alive all the time, and it knows nobody; the first stream
-// that one of them opens tells it.
+// A restarted seed without a join list finds the fleet by the first stream that a peer opens.
 func TestSeedRestartsAlone(t *testing.T) {
 	nodes := fleet(t, 3, patient)
 	old := nodes[0].Self()
@@ -359,7 +355,7 @@ func TestSeedRestartsAlone(t *testing.T) {
 	whole(t, nodes)
 }
 
-// A node that moves gets its name back once the old address is dead.
+// A moved node gets its name back once its old address is dead.
 func TestMovedNode(t *testing.T) {
 	t.Parallel()
 	nodes := fleet(t, 2, nil)
@@ -371,7 +367,7 @@ func TestMovedNode(t *testing.T) {
 	whole(t, []*testNode{nodes[0], again})
 }
 
-// cutter injects a partition: nodes on different sides do not hear each other.
+// cutter injects a partition: nodes on different sides cannot communicate.
 type cutter struct {
 	mu   sync.Mutex
 	side map[string]int

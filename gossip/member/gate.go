@@ -7,27 +7,25 @@ import (
 	"time"
 )
 
-// gate bounds open unauthenticated connections. At the bound it closes the oldest connection of the
-// address that has the most, so that one address cannot block others: an honest handshake takes
-// milliseconds and is rarely the oldest.
+// gate bounds unauthenticated connections. At the bound it closes the oldest of the address that
+// has the most: an honest handshake takes milliseconds and is rarely the oldest.
 type gate struct {
 	limit int
 
 	mu      sync.Mutex
-	open    []*gated // in order of arrival; at most limit
+	open    []*gated
 	closed  bool
 	evicted uint64
 }
 
-// gated is one connection in a gate.
 type gated struct {
-	net.Conn          // to read from; used by its goroutine only
+	net.Conn          // read by one goroutine
 	raw      net.Conn // to close; never changes
 	from     netip.Addr
 	gate     *gate
 }
 
-// admit adds a connection and evicts another one at the limit.
+// admit evicts another connection at the limit.
 func (g *gate) admit(c net.Conn) *gated {
 	x := &gated{Conn: c, raw: c, from: hostOf(c.RemoteAddr()), gate: g}
 	g.mu.Lock()
@@ -41,13 +39,12 @@ func (g *gate) admit(c net.Conn) *gated {
 		victim := g.open[out]
 		g.open = append(g.open[:out], g.open[out+1:]...)
 		g.evicted++
-		_ = victim.raw.Close() // unblocks its goroutine
+		_ = victim.raw.Close()
 	}
 	g.open = append(g.open, x)
 	return x
 }
 
-// worstLocked returns the index of the oldest connection of the address with the most.
 func (g *gate) worstLocked() int {
 	counts := make(map[netip.Addr]int, len(g.open))
 	most := 0
@@ -63,7 +60,7 @@ func (g *gate) worstLocked() int {
 	return 0
 }
 
-// leave takes the connection out of the gate without closing it. Idempotent.
+// leave does not close the connection. Idempotent.
 func (x *gated) leave() {
 	g := x.gate
 	g.mu.Lock()
@@ -76,7 +73,7 @@ func (x *gated) leave() {
 	}
 }
 
-// closeAll closes all connections in the gate, and later ones.
+// closeAll also closes later connections.
 func (g *gate) closeAll() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -86,14 +83,12 @@ func (g *gate) closeAll() {
 	g.open, g.closed = nil, true
 }
 
-// counts returns the open and the evicted connections.
 func (g *gate) counts() (open int, evicted uint64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return len(g.open), g.evicted
 }
 
-// hostOf returns the IP of an address; the zero Addr if it has none.
 func hostOf(a net.Addr) netip.Addr {
 	if a == nil {
 		return netip.Addr{}
@@ -105,12 +100,10 @@ func hostOf(a net.Addr) netip.Addr {
 	return ap.Addr().Unmap().WithZone("")
 }
 
-// lingerTime bounds how long a refused connection stays open for its last bytes.
 const lingerTime = time.Second
 
-// closeGently closes a connection after the peer has read its last bytes. A close with unread input
-// sends a reset, which can overtake an alert or a verdict; so it half-closes, then reads briefly
-// until the peer closes.
+// closeGently half-closes and reads briefly: a close with unread input sends a reset, which can
+// overtake an alert or a verdict.
 func closeGently(c net.Conn) {
 	defer func() { _ = c.Close() }()
 	half, ok := c.(interface{ CloseWrite() error })

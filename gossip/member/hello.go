@@ -8,25 +8,22 @@ import (
 	"slices"
 )
 
-// helloMagic begins a hello. Its last byte is the version of the exchange.
+// helloMagic ends with the version of the exchange.
 const helloMagic = "GVH\x01"
 
-// maxReason bounds the text of a verdict, in bytes.
 const maxReason = 512
 
-// verdict is the acceptor's answer to a hello.
 type verdict uint8
 
 const (
 	verdictWelcome verdict = iota
-	// verdictMismatch: both sides find the difference; the text serves dialers that do not know the
-	// field.
+	// verdictMismatch: the text serves dialers that do not know the field.
 	verdictMismatch
-	// verdictName: another member has this name; the text is its address.
+	// verdictName: the text is the address of the member with this name.
 	verdictName
-	// verdictBusy: the acceptor is starting or leaving; the text says which.
+	// verdictBusy: starting or leaving.
 	verdictBusy
-	// verdictRaftID: another member has this raft id; the text is its name and address.
+	// verdictRaftID: the text names the member with this raft id.
 	verdictRaftID
 )
 
@@ -43,7 +40,6 @@ func appendHello(dst []byte, c *card) ([]byte, error) {
 	return dst, nil
 }
 
-// readHello reads the peer's hello. The caller bounds the time.
 func readHello(r io.Reader) (card, error) {
 	var head [len(helloMagic) + 2]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -91,8 +87,8 @@ func readVerdict(r io.Reader) (verdict, string, error) {
 	return verdict(head[0]), clean(string(text), maxReason), nil
 }
 
-// compatible is Compatible plus a check that each side has the other's primary key. Only hellos
-// show that with the operator's certificates; with derived ones the handshake has.
+// compatible also checks that each side has the other's primary key, which handshakes with the
+// operator's certificates do not show.
 func compatible(mine, theirs *card) error {
 	if err := Compatible(mine.Info, theirs.Info); err != nil {
 		return err
@@ -109,8 +105,7 @@ func compatible(mine, theirs *card) error {
 	return nil
 }
 
-// greet exchanges hellos on a connection dialed at addr. An error says why the nodes refuse each
-// other.
+// greet exchanges hellos with the node dialed at addr.
 func (l *List) greet(c net.Conn, addr string, proof *peerProof) (card, error) {
 	mine := l.card()
 	hello, err := appendHello(nil, &mine)
@@ -152,7 +147,7 @@ func (l *List) greet(c net.Conn, addr string, proof *peerProof) (card, error) {
 	}
 }
 
-// answer answers the hello on an accepted connection. The error says why the peer was refused.
+// answer answers the hello on an accepted connection.
 func (l *List) answer(c net.Conn, addr string, proof *peerProof) (card, error) {
 	mine := l.card()
 	reply, err := appendHello(nil, &mine)

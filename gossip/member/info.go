@@ -8,18 +8,16 @@ import (
 	"strconv"
 )
 
-// MaxInfo bounds an encoded Info, in bytes: memberlist's limit for metadata.
+// MaxInfo is memberlist's limit for metadata, in bytes.
 const MaxInfo = 512
 
-// maxCard bounds an encoded card, in bytes: an Info, the fingerprints of a full ring, and later
-// fields.
+// maxCard bounds an Info, a full ring's fingerprints and later fields, in bytes.
 const maxCard = 1024
 
-// infoFormat is the first byte of an encoded Info. New fields need no new format: readers skip
-// unknown tags.
+// infoFormat is the first byte. New fields need no new format.
 const infoFormat = 1
 
-// Tags of the fields of an encoded Info. A tag is never reused.
+// Tags of the fields. A tag is never reused.
 const (
 	tagName        = 1
 	tagIncarnation = 2
@@ -31,57 +29,52 @@ const (
 	tagCluster     = 8
 	tagKeyID       = 9
 	tagBlockBytes  = 10
-	// tagLeaving is set only in metadata, when the node is about to leave.
+	// tagLeaving is in metadata only.
 	tagLeaving = 11
-	// tagRaftVote holds two bytes: RaftExpect, and 1 if the node may vote. Tag 12 is retired.
+	// tagRaftVote: RaftExpect, and 1 if the node may vote. Tag 12 is retired.
 	tagRaftID   = 13
 	tagRaftVote = 14
-	// tagKeys is set only in hellos: the ring's fingerprints, the primary first.
+	// tagKeys is in hellos only: fingerprints, the primary first.
 	tagKeys = 32
 )
 
-// Longest texts, in bytes. A node whose texts together exceed MaxInfo refuses to start.
+// Longest texts, in bytes.
 const (
 	maxName    = 128 // twice Linux's longest host name
-	maxAddr    = 255 // the longest value of a tag
+	maxAddr    = 255
 	maxVersion = 64
 	maxCluster = 64
 	maxRaftID  = 64
 )
 
-// errInfo wraps every decoding error.
 var errInfo = errors.New("malformed node information")
 
-// Info describes a node: its metadata in memberlist and the body of its hello. A plain value.
+// Info describes a node, in memberlist's metadata and in hellos. A plain value.
 type Info struct {
-	// Name is unique in the fleet: letters, digits, '.', '-' and '_'.
+	// Name is unique: letters, digits, '.', '-' and '_'.
 	Name string
-	// Incarnation is the start of the process in Unix milliseconds; a restart increases it.
+	// Incarnation is the start of the process in Unix ms.
 	Incarnation uint64
 	// Addr is the gossip address, host:port, that peers dial.
 	Addr string
-	// Data and Admin are the host:port of the data and admin listeners. May be empty.
+	// Data and Admin are listeners, host:port or empty.
 	Data, Admin string
 	// Version is the release: shown, never compared.
 	Version string
-	// ProtocolMin and ProtocolMax bound the versions of the knowledge protocol that the node
-	// speaks.
+	// ProtocolMin and ProtocolMax bound the versions spoken.
 	ProtocolMin, ProtocolMax uint8
-	// Cluster separates fleets that share a network.
-	Cluster string
+	Cluster                  string
 	// KeyID identifies the secret and the version of the prompt hash.
-	KeyID uint32
-	// BlockBytes is the length of a prompt block, in bytes.
+	KeyID      uint32
 	BlockBytes uint32
-	// RaftID is empty for a node outside Raft.
+	// RaftID is empty outside Raft.
 	RaftID string
-	// RaftExpect is the number of voters that the node waits for before it founds a group;
-	// RaftVoter means that it may vote.
+	// RaftExpect is the number of candidates that must see each other before they found a group;
+	// RaftVoter means that the node may vote.
 	RaftExpect uint8
 	RaftVoter  bool
 }
 
-// validate returns an error for values that cannot be encoded.
 func (i *Info) validate() error {
 	if i.Name == "" {
 		return errors.New("a node needs a name")
@@ -137,8 +130,7 @@ type card struct {
 	keys    []Fingerprint
 }
 
-// appendCard appends the encoded card (bytes in DESIGN.md) to dst. Without keys it takes at most
-// MaxInfo bytes.
+// appendCard appends the encoded card. Without keys it takes at most MaxInfo bytes.
 func appendCard(dst []byte, c *card) ([]byte, error) {
 	if err := c.validate(); err != nil {
 		return dst, err
@@ -184,7 +176,7 @@ func appendCard(dst []byte, c *card) ([]byte, error) {
 	return dst, nil
 }
 
-// decodeCard decodes a card. It keeps no reference to b and allocates at most len(b).
+// decodeCard keeps no reference to b and allocates at most len(b).
 func decodeCard(b []byte) (card, error) {
 	var (
 		c    card
@@ -219,8 +211,7 @@ func decodeCard(b []byte) (card, error) {
 	return c, nil
 }
 
-// field sets the field of one tag and reports whether v has a valid length; unknown tags are
-// skipped.
+// field reports whether v has a valid length; unknown tags are skipped.
 func (c *card) field(tag byte, v []byte) bool {
 	switch tag {
 	case tagName:
@@ -298,7 +289,7 @@ func isText(s string) bool {
 	return true
 }
 
-// clean makes text from the network printable, at most limit bytes, for logs and errors.
+// clean makes network text printable for logs and errors.
 func clean(s string, limit int) string {
 	b := []byte(s[:min(len(s), limit)])
 	for i, c := range b {

@@ -19,13 +19,13 @@ import (
 )
 
 const (
-	// maxKeys bounds a ring: a rotation needs two keys, abandoned rotations leave a few more.
+	// maxKeys: a rotation needs two keys, abandoned ones leave more.
 	maxKeys = 8
-	// maxKeyringFile bounds the file, in bytes: a hundred times eight keys, for comments.
+	// maxKeyringFile is a hundred times eight keys, for comments.
 	maxKeyringFile = 64 << 10
 )
 
-// Errors of operations on a ring. RotateKey returns them as text when another node reports them.
+// Errors of ring operations; text when another node reports them.
 var (
 	errNoRing     = errors.New("this node runs without gossip keys: start the fleet with a key first")
 	errNoSuchKey  = errors.New("the key is not on the ring: install it first")
@@ -37,23 +37,22 @@ var (
 // KeyInfo is a key on a node's ring.
 type KeyInfo struct {
 	Fingerprint Fingerprint
-	// Primary marks the key that signs the node's certificate and encrypts its packets.
+	// Primary marks the key that signs and encrypts.
 	Primary bool
 }
 
-// ring holds the node's keys. A change updates the file first, then memberlist's keyring and the
-// certificates, so that a restart never returns to an older ring.
+// ring holds the node's keys. A change updates the file first, so that a restart never returns to
+// an older ring.
 type ring struct {
-	name string // the node's
-	file string // empty: not persisted
+	name string
+	file string
 
-	mu       sync.Mutex          // serializes changes
+	mu       sync.Mutex
 	packets  *memberlist.Keyring // nil without keys
 	identity atomic.Pointer[identity]
 }
 
-// newRing makes a ring from keys, or from file if set. Without keys the identity derives from a
-// constant.
+// newRing reads the file if set. Without keys the identity derives from a constant.
 func newRing(name string, keys [][]byte, file string) (*ring, error) {
 	r := &ring{name: name, file: file}
 	if file != "" {
@@ -114,7 +113,6 @@ func checkKey(key []byte) error {
 	return nil
 }
 
-// list returns the keys, the primary first.
 func (r *ring) list() []KeyInfo {
 	prints := r.identity.Load().prints
 	out := make([]KeyInfo, len(prints))
@@ -124,11 +122,10 @@ func (r *ring) list() []KeyInfo {
 	return out
 }
 
-// The operations below act for the holder of key under; zero means this node. They fail once that
-// key is off the ring, because a stream may briefly outlive its key and must not change the ring
-// then.
+// The operations below act for the holder of key under (zero: this node) and fail once that key is
+// off the ring: a stream may briefly outlive its key.
 
-// install appends the key to the ring; a key already there stays.
+// install appends the key; a present one stays.
 func (r *ring) install(key []byte, under Fingerprint) error {
 	if err := checkKey(key); err != nil {
 		return err
@@ -144,7 +141,6 @@ func (r *ring) install(key []byte, under Fingerprint) error {
 	})
 }
 
-// use makes the key the primary.
 func (r *ring) use(which, under Fingerprint) error {
 	return r.change(under, func(keys [][]byte) ([][]byte, error) {
 		i := r.find(which)
@@ -161,8 +157,7 @@ func (r *ring) use(which, under Fingerprint) error {
 	})
 }
 
-// remove takes the key off the ring. A missing key is no error, so that a removal can be repeated
-// until it has reached every node.
+// remove ignores a missing key, so that a removal can be repeated.
 func (r *ring) remove(which, under Fingerprint) error {
 	return r.change(under, func(keys [][]byte) ([][]byte, error) {
 		i := r.find(which)
@@ -176,13 +171,11 @@ func (r *ring) remove(which, under Fingerprint) error {
 	})
 }
 
-// find returns the index of a key on the ring, or -1.
 func (r *ring) find(which Fingerprint) int {
 	return slices.Index(r.identity.Load().prints, which)
 }
 
-// change applies edit to the keys, in the file, memberlist and the certificates. If the file cannot
-// be written, nothing changes.
+// change applies edit to the keys. If the file cannot be written, nothing changes.
 func (r *ring) change(under Fingerprint, edit func(keys [][]byte) ([][]byte, error)) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -216,10 +209,9 @@ func (r *ring) change(under Fingerprint, edit func(keys [][]byte) ([][]byte, err
 	return nil
 }
 
-// movePackets sets memberlist's keyring to keys. RemoveKey shifts the keys behind the removed one
-// in an array that receivers may be reading, so keys are removed from the end and the wanted ones
-// added again. Packets under a key that is absent for those microseconds are lost; gossip tolerates
-// that.
+// movePackets sets memberlist's keyring. RemoveKey shifts later keys in an array that receivers may
+// be reading, so keys are removed from the end and added again; gossip tolerates packets lost
+// meanwhile.
 func (r *ring) movePackets(keys [][]byte) error {
 	for _, k := range keys {
 		if err := r.packets.AddKey(k); err != nil {
@@ -249,7 +241,6 @@ func (r *ring) movePackets(keys [][]byte) error {
 	return nil
 }
 
-// readKeyring reads a keyring file in either form.
 func readKeyring(path string) ([][]byte, error) {
 	text, err := ReadSecret(path, maxKeyringFile)
 	switch {
@@ -265,8 +256,7 @@ func readKeyring(path string) ([][]byte, error) {
 	return keys, nil
 }
 
-// ParseKeys reads keys in either form of Config.KeyringFile, the primary first: at least one, each
-// valid. Errors never contain a key.
+// ParseKeys reads keys in either form of Config.KeyringFile. Errors never contain a key.
 func ParseKeys(text []byte) ([][]byte, error) {
 	var lines []string
 	if text = bytes.TrimSpace(text); bytes.HasPrefix(text, []byte("[")) {
@@ -297,8 +287,7 @@ func ParseKeys(text []byte) ([][]byte, error) {
 	return keys, checkKeys(keys)
 }
 
-// writeKeyring replaces the file atomically with a JSON list: a reader or a crash finds the old
-// ring or the new one.
+// writeKeyring replaces the file atomically.
 func writeKeyring(path string, keys [][]byte) error {
 	lines := make([]string, len(keys))
 	for i, k := range keys {
@@ -308,7 +297,6 @@ func writeKeyring(path string, keys [][]byte) error {
 	if err != nil {
 		return err
 	}
-	// A symbolic link stays one.
 	if target, err := filepath.EvalSymlinks(path); err == nil {
 		path = target
 	}
@@ -318,7 +306,7 @@ func writeKeyring(path string, keys [][]byte) error {
 		return err
 	}
 	defer func() { _ = d.Close() }()
-	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+".*") // mode 0600
+	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+".*")
 	if err != nil {
 		return err
 	}
@@ -336,8 +324,7 @@ func writeKeyring(path string, keys [][]byte) error {
 	if err != nil {
 		return err
 	}
-	// Without syncing the directory, a crash might bring the old file back. Not every file system
-	// supports that.
+	// Without this a crash might restore the old file. Not every file system supports it.
 	if err := d.Sync(); err != nil && !errors.Is(err, syscall.EINVAL) && !errors.Is(err, errors.ErrUnsupported) {
 		return err
 	}

@@ -19,16 +19,14 @@ import (
 var (
 	ErrStopped     = errors.New("this node is not in a fleet: not started, or stopped")
 	ErrUnconfirmed = errors.New("left before the news had gone out")
-	// ErrRefused wraps a refusal whose reason only the other node knows; the error has its text.
-	ErrRefused  = errors.New("refuses this node")
-	errLeaving  = errors.New("this node is leaving")
-	errStarting = errors.New("this node is starting")
-	errStarted  = errors.New("started or stopped before: a node of a fleet starts once")
-	errNameless = errors.New("nobody answers there under that name")
+	ErrRefused     = errors.New("refuses this node")
+	errLeaving     = errors.New("this node is leaving")
+	errStarting    = errors.New("this node is starting")
+	errStarted     = errors.New("started or stopped before: a node of a fleet starts once")
+	errNameless    = errors.New("nobody answers there under that name")
 )
 
-// leastLeave is the least time for each message of a leave: memberlist waits without bound if the
-// timeout is 0.
+// leastLeave: memberlist waits without bound if a timeout is 0.
 const leastLeave = 20 * time.Millisecond
 
 // List is this node's membership in a fleet. Safe for concurrent use.
@@ -40,19 +38,19 @@ type List struct {
 	table  *table
 	conns  conns
 	seeds  *seeds
-	// streams are the other protocols on the port, by ALPN; fixed by Listen.
+	// streams are other protocols by ALPN; fixed by Listen.
 	streams map[string]*Streams
 
 	attempts attempts
 
 	refusals   refusals
 	refusalLog *limiter
-	failed     atomic.Uint64 // handshakes and hellos that failed
+	failed     atomic.Uint64
 
 	self    atomic.Pointer[Info]
 	leaving atomic.Bool
 
-	mu        sync.Mutex // guards the life cycle
+	mu        sync.Mutex
 	state     lifeState
 	goodbye   sync.Mutex // held while memberlist leaves or ends; taken before mu
 	transport *transport
@@ -72,7 +70,7 @@ const (
 	lifeStopped
 )
 
-// New checks the configuration and reads the keys. It opens no socket and starts nothing.
+// New checks the configuration and reads the keys. It starts nothing.
 func New(cfg Config) (*List, error) {
 	if cfg.Self.Incarnation == 0 {
 		cfg.Self.Incarnation = uint64(time.Now().UnixMilli())
@@ -131,8 +129,8 @@ func setDefault(d *time.Duration, to time.Duration) {
 	}
 }
 
-// Listen binds the port and accepts connections of the protocols that Streams registered. Until
-// Start, gossip's own connections are refused. ctx bounds the search for the address to advertise.
+// Listen binds the port for the protocols registered by Streams; gossip waits for Start. ctx bounds
+// the search for the address to advertise.
 func (l *List) Listen(ctx context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -161,7 +159,6 @@ func (l *List) listenLocked(ctx context.Context) error {
 	return nil
 }
 
-// label marks memberlist's packets and streams as belonging to this cluster.
 func (l *List) label() string { return "grapevine/" + l.cfg.Self.Cluster }
 
 // Describe changes this node's Info; it has no effect after Start.
@@ -180,7 +177,7 @@ func (l *List) Describe(change func(self *Info)) {
 func (l *List) Start(ctx context.Context) error {
 	err := l.start(ctx)
 	if err != nil && !errors.Is(err, errStarted) {
-		_ = l.Stop(context.WithoutCancel(ctx)) // closes the port
+		_ = l.Stop(context.WithoutCancel(ctx))
 	}
 	return err
 }
@@ -204,7 +201,6 @@ func (l *List) start(ctx context.Context) error {
 	return nil
 }
 
-// begin starts the membership on the bound port.
 func (l *List) begin() error {
 	self := l.Self()
 	if err := self.validate(); err != nil {
@@ -227,8 +223,8 @@ func (l *List) begin() error {
 }
 
 // memberlistConfig tunes memberlist. Detection takes up to one ProbeInterval until a probe begins,
-// one until it fails directly, indirectly and over TCP, and 3 * max(1, log10(n)) intervals of
-// suspicion, in which a starved live node can refute: 3 to 4 s at 750 ms and up to ten nodes.
+// one until it fails, and 3 * max(1, log10(n)) of suspicion, in which a starved node can refute: 3
+// to 4 s at 750 ms and up to ten nodes.
 func (l *List) memberlistConfig(t *transport, label string) *memberlist.Config {
 	c := memberlist.DefaultLANConfig()
 	c.Name = l.cfg.Self.Name
@@ -239,16 +235,14 @@ func (l *List) memberlistConfig(t *transport, label string) *memberlist.Config {
 	c.BindPort = t.port()
 	c.ProbeInterval, c.ProbeTimeout = l.cfg.ProbeInterval, l.cfg.ProbeTimeout
 	c.SuspicionMult = 3
-	// Unconfirmed suspicion lasts three times as long, not six: a dead process also ends its
-	// streams.
+	// Short, since a dead process also ends its streams.
 	c.SuspicionMaxTimeoutMult = 3
-	// A tick without messages costs nothing. A message takes about four ticks per peer, and a leave
-	// should spread soon.
+	// A message takes about four ticks per peer; ticks without messages are free.
 	c.GossipInterval = 50 * time.Millisecond
 	c.TCPTimeout = 5 * time.Second
-	// A full exchange of state repairs lost packets and costs some 700 bytes per member.
+	// A full exchange of state repairs lost packets for some 700 bytes per member.
 	c.PushPullInterval = 15 * time.Second
-	// The payload is short and mostly hashes: LZW costs more than it saves.
+	// The payload is short and mostly hashes.
 	c.EnableCompression = false
 	c.DelegateProtocolMin, c.DelegateProtocolMax, c.DelegateProtocolVersion = 0, 0, 0
 	c.Keyring = l.ring.packets
@@ -259,7 +253,6 @@ func (l *List) memberlistConfig(t *transport, label string) *memberlist.Config {
 	return c
 }
 
-// tell delivers events until ctx ends.
 func (l *List) tell(ctx context.Context) {
 	for {
 		select {
@@ -280,9 +273,8 @@ func (l *List) tell(ctx context.Context) {
 	}
 }
 
-// Leave tells the other nodes that this node leaves. It returns when the message was sent often
-// enough to reach all, or after timeout with ErrUnconfirmed: then the nodes detect the end by
-// failed probes. Call Stop next.
+// Leave announces that this node leaves. It returns when the message was sent often enough, or
+// after timeout with ErrUnconfirmed: then peers detect the end by failed probes. Call Stop next.
 func (l *List) Leave(timeout time.Duration) error {
 	l.goodbye.Lock()
 	defer l.goodbye.Unlock()
@@ -292,8 +284,7 @@ func (l *List) Leave(timeout time.Duration) error {
 	if l.leaving.Swap(true) {
 		return nil
 	}
-	// memberlist's events do not distinguish leaving from dying. The flag in the metadata does, and
-	// is sent first.
+	// memberlist's events do not distinguish leaving from dying; the metadata does, and goes first.
 	end := time.Now().Add(timeout)
 	err := l.members.UpdateNode(max(time.Until(end), leastLeave))
 	if err = errors.Join(err, l.members.Leave(max(time.Until(end), leastLeave))); err != nil {
@@ -303,8 +294,8 @@ func (l *List) Leave(timeout time.Duration) error {
 }
 
 // Stop closes all streams and sockets. It returns when this package's goroutines, Serve included,
-// have ended, or with ctx's error. Without Leave, peers see a node that died. memberlist's own
-// goroutines end within a second. Idempotent; a stopped List cannot start again.
+// have ended, or with ctx's error. Without Leave, peers see a dead node. Idempotent; a stopped List
+// cannot start again.
 func (l *List) Stop(ctx context.Context) error {
 	l.mu.Lock()
 	was, t := l.state, l.transport
@@ -331,7 +322,7 @@ func (l *List) Stop(ctx context.Context) error {
 			l.conns.close()
 			l.goodbye.Lock() // memberlist panics if Leave follows Shutdown
 			defer l.goodbye.Unlock()
-			_ = l.members.Shutdown() // waits for the transport's goroutines
+			_ = l.members.Shutdown()
 			l.wg.Wait()
 		}()
 	}
@@ -343,7 +334,6 @@ func (l *List) Stop(ctx context.Context) error {
 	}
 }
 
-// running returns the transport while the node is in the fleet.
 func (l *List) running() (*transport, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -353,7 +343,6 @@ func (l *List) running() (*transport, error) {
 	return l.transport, nil
 }
 
-// listening returns the transport while the port is open.
 func (l *List) listening() (*transport, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -369,7 +358,6 @@ func (l *List) listening() (*transport, error) {
 // Self returns this node's Info; Addr is set by Listen or Start.
 func (l *List) Self() Info { return *l.self.Load() }
 
-// card returns the card that this node sends in hellos.
 func (l *List) card() card {
 	c := card{Info: l.Self()}
 	if id := l.ring.identity.Load(); len(id.keys) > 0 {
@@ -378,31 +366,30 @@ func (l *List) card() card {
 	return c
 }
 
-// Members returns the other nodes by name: the living, those that failed within the last hour, and
-// those that left within the last ten minutes.
+// Members returns the other nodes by name, including those that failed within the last hour or left
+// within the last ten minutes.
 func (l *List) Members() []Status { return l.table.list() }
 
-// Refusals returns the latest refused nodes, at most 64, the latest last.
+// Refusals returns the latest refusals, at most 64, the latest last.
 func (l *List) Refusals() []Refusal { return l.refusals.list() }
 
-// Keys returns the keys on this node's ring, the primary first. Without keys it returns the
-// fingerprint of the constant that replaces them.
+// Keys returns the ring's keys, the primary first; without keys, the fingerprint of their
+// substitute.
 func (l *List) Keys() []KeyInfo { return l.ring.list() }
 
 // Stats holds counters since the start and current numbers.
 type Stats struct {
-	Streams, MaxStreams int // knowledge, key and registered streams
+	Streams, MaxStreams int
 	Handshaking         int // connections not yet authenticated, or reading a refusal
-	// Evicted counts connections closed to make room; FailedHandshakes counts connections that did
-	// not become a stream.
+	// FailedHandshakes counts connections that did not become a stream, Evicted those closed to
+	// make room.
 	Evicted, FailedHandshakes uint64
-	// StrayPackets counts packets that are too long or lack the cluster's label, and connections
-	// with an unknown first byte. DroppedPackets counts packets that memberlist was too slow for.
+	// StrayPackets counts packets that are too long or lack the label, and connections with an
+	// unknown first byte; DroppedPackets counts packets that memberlist was too slow for.
 	StrayPackets, DroppedPackets uint64
 	Refused                      uint64
 }
 
-// Stats returns the counters.
 func (l *List) Stats() Stats {
 	s := Stats{FailedHandshakes: l.failed.Load(), Streams: l.conns.count(), MaxStreams: maxConns}
 	l.refusals.mu.Lock()

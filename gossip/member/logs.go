@@ -8,8 +8,7 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// limiter allows a burst of lines and then perSecond, so that garbage from the network cannot fill
-// a disk. Safe for concurrent use.
+// limiter keeps garbage from the network from filling a disk. Safe for concurrent use.
 type limiter struct {
 	burst, perSecond float64
 	now              func() time.Time
@@ -24,7 +23,7 @@ func newLimiter(burst, perSecond float64) *limiter {
 	return &limiter{burst: burst, perSecond: perSecond, now: time.Now, tokens: burst}
 }
 
-// allow reports whether a line may be written, and how many were suppressed since the last.
+// allow also returns the number of lines suppressed since the last.
 func (l *limiter) allow() (skipped int, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -42,14 +41,12 @@ func (l *limiter) allow() (skipped int, ok bool) {
 	return skipped, true
 }
 
-// logBridge passes memberlist's log lines ("[WARN] memberlist: text") to zerolog. It expects a
-// log.Logger without flags: one Write is one line.
+// logBridge passes memberlist's lines to zerolog. One Write is one line.
 type logBridge struct {
 	log   zerolog.Logger
 	limit *limiter
 }
 
-// bridgeLevels maps memberlist's prefixes to levels.
 var bridgeLevels = []struct {
 	prefix []byte
 	level  zerolog.Level
@@ -57,12 +54,11 @@ var bridgeLevels = []struct {
 	{[]byte("[DEBUG] "), zerolog.DebugLevel},
 	{[]byte("[INFO] "), zerolog.InfoLevel},
 	{[]byte("[WARN] "), zerolog.WarnLevel},
-	// Its errors are unusable packets and streams, which gossip repairs.
+	// Unusable packets and streams, which gossip repairs.
 	{[]byte("[ERR] "), zerolog.WarnLevel},
 	{[]byte("[ERROR] "), zerolog.WarnLevel},
 }
 
-// maxLogLine bounds a line, in bytes: some contain metadata from the network.
 const maxLogLine = 300
 
 func (b *logBridge) Write(line []byte) (int, error) {

@@ -7,21 +7,20 @@ import (
 )
 
 const (
-	// maxRefusals bounds the remembered refusals.
 	maxRefusals = 64
-	// refusalPause is how long an equal refusal is not logged again.
+	// refusalPause is between log lines of equal refusals.
 	refusalPause = time.Minute
 )
 
-// refusals remembers refused nodes, the latest last. Safe for concurrent use.
+// refusals keeps the latest last. Safe for concurrent use.
 type refusals struct {
 	mu     sync.Mutex
 	all    []Refusal
-	logged map[string]time.Time // by refusalKey, for entries of all
+	logged map[string]time.Time
 	total  uint64
 }
 
-// add records a refusal and reports whether to log it.
+// add reports whether to log the refusal.
 func (r *refusals) add(x Refusal) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -54,8 +53,7 @@ func (r *refusals) list() []Refusal {
 	return slices.Clone(r.all)
 }
 
-// refused records and logs the refusal of a node. addr has no ephemeral port, so that repeated
-// attempts count together.
+// refused records and logs a refusal. addr has no ephemeral port, so that attempts count together.
 func (l *List) refused(addr, name string, err error) {
 	if !l.refusals.add(Refusal{Addr: addr, Name: name, Err: err, At: time.Now()}) {
 		return

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestRefusals: two nodes that differ refuse each other, and each names the difference.
+// Two nodes that differ refuse each other, and each names the difference.
 func TestRefusals(t *testing.T) {
 	for _, tc := range []struct {
 		field Field
@@ -59,8 +59,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// An incompatible node is refused also where no knock goes before: memberlist's
-// own exchange of state, which a seed of another release might begin.
+// memberlist's delegates refuse an incompatible node even without a knock.
 func TestDelegatesRefuse(t *testing.T) {
 	a := start(t, testConfig("a"))
 	cfg := testConfig("b")
@@ -110,7 +109,7 @@ func TestNewRefuses(t *testing.T) {
 			t.Errorf("%s: %v", tc.name, err)
 		}
 	}
-	// What all texts together make too long is known at Start, with the address.
+	// The total length is checked by Start, once the address is known.
 	cfg := testConfig(strings.Repeat("n", 128))
 	cfg.Self.Data = strings.Repeat("d", 240) + ":8080"
 	cfg.Self.Admin = cfg.Self.Data

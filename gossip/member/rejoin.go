@@ -11,28 +11,21 @@ import (
 )
 
 const (
-	// knockers bounds the addresses dialed at once.
 	knockers = 16
-	// maxRevivals bounds the failed members tried per round, chosen at random.
+	// maxRevivals bounds the failed members dialed per round.
 	maxRevivals = 16
-	// joinTries bounds memberlist's joins of one node per round. Two nodes that believe each other
-	// dead need two exchanges: in the first each learns that it must refute, in the second it does.
+	// joinTries: two nodes that believe each other dead need two exchanges, one to learn that they
+	// must refute and one to do so.
 	joinTries = 3
-	// joinWait is how long a joined node may take to appear.
-	joinWait = time.Second
-	// firstPause follows the first vain round and doubles up to RejoinInterval: fleets often start
-	// all at once.
+	joinWait  = time.Second
+	// firstPause doubles up to RejoinInterval: fleets often start all at once.
 	firstPause = 250 * time.Millisecond
-	// healPause is the pause while rounds bring members back.
-	healPause = 500 * time.Millisecond
-	// minPause is the least pause between rounds.
-	minPause = 100 * time.Millisecond
-	// maxHints bounds the remembered strangers that opened a stream.
-	maxHints = 64
+	healPause  = 500 * time.Millisecond
+	minPause   = 100 * time.Millisecond
+	maxHints   = 64
 )
 
-// Joined reports whether the first attempt on all addresses of the join list is over, successful or
-// not. It is true without a join list.
+// Joined reports whether every address of the join list was tried once.
 func (l *List) Joined() bool {
 	if len(l.seeds.entries) == 0 {
 		return true
@@ -42,31 +35,27 @@ func (l *List) Joined() bool {
 	return l.attempts.rounds > 0
 }
 
-// JoinErrors returns the last attempt per address of the join list, per failed member and per
-// stranger, successes included (Err is nil).
+// JoinErrors returns the last attempt per address, failed member and stranger, successes included.
 func (l *List) JoinErrors() []SeedError {
 	l.attempts.mu.Lock()
 	defer l.attempts.mu.Unlock()
 	return slices.Clone(l.attempts.last)
 }
 
-// attempts is the state of the rejoin loop.
 type attempts struct {
 	mu     sync.Mutex
 	rounds int
 	last   []SeedError
-	// hints are nodes that opened a stream but are no members: the next round dials them. By
-	// address.
+	// hints are non-members that opened a stream, by address.
 	hints map[string]Info
-	wake  chan struct{} // capacity 1
+	wake  chan struct{}
 
-	// known maps further addresses of members, or of this node, to the process found there. Only
-	// the rejoin loop uses it.
+	// known maps addresses to the process found there. Used by the rejoin loop only.
 	known map[string]Info
 }
 
-// hint records a non-member that opened a stream. That is how a seed that restarts without a join
-// list finds the fleet that still believes it alive.
+// hint records a non-member that opened a stream: a seed restarted without a join list finds its
+// fleet by it.
 func (l *List) hint(who *Info) {
 	if l.isMember(who) || l.isSelf(who) {
 		return
@@ -84,7 +73,6 @@ func (l *List) hint(who *Info) {
 	}
 }
 
-// takeHints returns and clears the hints.
 func (a *attempts) takeHints() map[string]Info {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -93,17 +81,16 @@ func (a *attempts) takeHints() map[string]Info {
 	return out
 }
 
-// target is an address to dial.
 type target struct{ seed, addr string }
 
-// rejoin looks for members until ctx ends: memberlist neither heals a partition nor resolves names
+// rejoin looks for members until ctx ends: memberlist neither heals partitions nor resolves names
 // again.
 func (l *List) rejoin(ctx context.Context) {
 	pause := firstPause
 	for !l.leaving.Load() {
 		healed, vain := l.round(ctx)
 		interval := l.cfg.RejoinInterval
-		wait := interval/2 + rand.N(interval/2+1) // so that nodes do not dial in step
+		wait := interval/2 + rand.N(interval/2+1)
 		switch {
 		case healed:
 			wait = min(wait, healPause)
@@ -117,7 +104,7 @@ func (l *List) rejoin(ctx context.Context) {
 	}
 }
 
-// rest waits for wait, shorter if there is news, at least minPause; false when ctx has ended.
+// rest waits, shorter if there is news; false when ctx has ended.
 func (l *List) rest(ctx context.Context, wait time.Duration) bool {
 	least, most := time.NewTimer(minPause), time.NewTimer(max(wait, minPause))
 	defer least.Stop()
@@ -137,14 +124,13 @@ func (l *List) rest(ctx context.Context, wait time.Duration) bool {
 	return true
 }
 
-// round dials every address that is no member and joins compatible nodes. healed: a node joined and
-// failed members remain. vain: there are seeds, and no peer is alive.
+// round dials every address that is no member. healed: a node joined and failed members remain.
+// vain: there are seeds and no living peer.
 func (l *List) round(ctx context.Context) (healed, vain bool) {
 	targets, outcome := l.targets(ctx)
 	results := make([]error, len(targets))
 	found := make([]Info, len(targets))
-	// Joins run one at a time, since the first usually brings the other members, but do not wait
-	// for unanswered dials.
+	// One join at a time, since the first usually brings the other members.
 	var joining sync.Mutex
 	each(len(targets), knockers, func(i int) {
 		addr := targets[i].addr
@@ -175,8 +161,8 @@ func (l *List) round(ctx context.Context) (healed, vain bool) {
 	return healed && failed > 0, alive == 0 && len(l.seeds.entries) > 0
 }
 
-// targets resolves the join list and adds recently failed members. outcome has the entries that
-// need no dial or could not be resolved.
+// targets resolves the join list and adds failed members. outcome has the entries that are not
+// dialed.
 func (l *List) targets(ctx context.Context) (targets []target, outcome []SeedError) {
 	entries := l.seeds.entries
 	addrs := make([][]string, len(entries))
@@ -222,7 +208,6 @@ func (l *List) targets(ctx context.Context) (targets []target, outcome []SeedErr
 	return targets, outcome
 }
 
-// present reports whether addr belongs to a living member or this node.
 func (l *List) present(addr string, alive map[string]bool) bool {
 	if alive[addr] || addr == l.Self().Addr {
 		return true
@@ -238,14 +223,12 @@ func (l *List) present(addr string, alive map[string]bool) bool {
 	return ok && m.State == StateAlive && m.Incarnation == who.Incarnation
 }
 
-// isSelf reports whether info describes this process.
 func (l *List) isSelf(info *Info) bool {
 	self := l.Self()
 	return info.Name == self.Name && info.Incarnation == self.Incarnation && info.Addr == self.Addr
 }
 
-// join makes memberlist exchange state with the node at addr until that node is a member; joined is
-// false if it was one before.
+// join exchanges state until the node at addr is a member; joined is false if it was one before.
 func (l *List) join(ctx context.Context, who Info, addr string) (joined bool, err error) {
 	if l.isSelf(&who) || l.isMember(&who) {
 		return false, nil
@@ -266,7 +249,6 @@ func (l *List) join(ctx context.Context, who Info, addr string) (joined bool, er
 
 var errNotSeen = errors.New("the node answers, but has not become a member yet")
 
-// await waits up to joinWait for a node to become a member.
 func (l *List) await(ctx context.Context, who *Info) bool {
 	ctx, cancel := context.WithTimeout(ctx, joinWait)
 	defer cancel()
@@ -287,7 +269,6 @@ func (l *List) isMember(who *Info) bool {
 	return ok && m.State == StateAlive && m.Incarnation >= who.Incarnation
 }
 
-// report logs changes since the last round.
 func (l *List) report(outcome []SeedError) {
 	before := make(map[string]string)
 	for _, o := range l.JoinErrors() {
@@ -312,7 +293,7 @@ func errText(err error) string {
 	return err.Error()
 }
 
-// each calls do for 0 to n-1, at most limit at a time, and waits for all.
+// each calls do for 0 to n-1, at most limit at a time.
 func each(n, limit int, do func(i int)) {
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, limit)

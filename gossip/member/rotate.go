@@ -41,14 +41,13 @@ func (op KeyOp) String() string {
 // KeyResult is one member's answer to a key operation.
 type KeyResult struct {
 	Member Info
-	// Keys is the member's ring after the operation, the primary first.
+	// Keys is the ring after the operation, the primary first.
 	Keys []KeyInfo
-	// Persisted means that the ring outlasts a restart of the member.
+	// Persisted means that the ring survives a restart.
 	Persisted bool
 	Err       error
 }
 
-// has reports whether the key is on the member's ring, and whether it is the primary.
 func (r *KeyResult) has(f Fingerprint) (on, primary bool) {
 	for _, k := range r.Keys {
 		if k.Fingerprint == f {
@@ -59,15 +58,11 @@ func (r *KeyResult) has(f Fingerprint) (on, primary bool) {
 }
 
 const (
-	// keyAskTimeout bounds a request to one member.
 	keyAskTimeout = 10 * time.Second
-	// keyAskers bounds concurrent requests.
-	keyAskers = 16
-	// keysVersion is the first byte of a request and of a reply.
-	keysVersion = 1
+	keyAskers     = 16
+	keysVersion   = 1
 )
 
-// Reasons why RotateKey changes nothing.
 var (
 	ErrKeyNotEverywhere = errors.New("not every live member has the key: install it first")
 	ErrKeyInUse         = errors.New("the key is the primary one of a live member: use another one first")
@@ -75,12 +70,11 @@ var (
 
 // RotateKey does an operation on every live member, then on this node, and returns the answers,
 // this node first, then by name. key has 16, 24 or 32 bytes; KeyUse and KeyRemove also take its
-// 8-byte fingerprint; KeyList takes nil. Operations may be repeated.
+// fingerprint, KeyList nil. Operations may be repeated.
 //
-// KeyUse changes nothing unless every live member answers and has the key (ErrKeyNotEverywhere).
-// KeyRemove changes nothing unless every live member answers and has another primary (ErrKeyInUse).
-// Both ends close streams under a removed key. The error is nil only if every member did the
-// operation.
+// KeyUse requires that every live member answers and has the key (ErrKeyNotEverywhere); KeyRemove,
+// that each has another primary (ErrKeyInUse). Else nothing changes. Both ends close streams under
+// a removed key. The error is nil only if every member succeeded.
 func (l *List) RotateKey(ctx context.Context, op KeyOp, key []byte) ([]KeyResult, error) {
 	if _, err := l.running(); err != nil {
 		return nil, err
@@ -120,7 +114,6 @@ func (l *List) RotateKey(ctx context.Context, op KeyOp, key []byte) ([]KeyResult
 	return results, errors.Join(errs...)
 }
 
-// checkKeyRequest validates an operation and returns the fingerprint of its key.
 func checkKeyRequest(op KeyOp, key []byte) (Fingerprint, error) {
 	switch op {
 	case KeyList:
@@ -142,7 +135,6 @@ func checkKeyRequest(op KeyOp, key []byte) (Fingerprint, error) {
 	return FingerprintOf(key), nil
 }
 
-// askAll does an operation on every live member and on this node.
 func (l *List) askAll(ctx context.Context, op KeyOp, key []byte) []KeyResult {
 	results := []KeyResult{{Member: l.Self()}}
 	for _, m := range l.Members() {
@@ -150,7 +142,7 @@ func (l *List) askAll(ctx context.Context, op KeyOp, key []byte) []KeyResult {
 			results = append(results, KeyResult{Member: m.Info})
 		}
 	}
-	// Members first: if one still uses the removed key, this node must be able to reach it.
+	// Members first: this node must still reach a member that uses the removed key.
 	each(len(results)-1, keyAskers, func(i int) {
 		r := &results[i+1]
 		r.Keys, r.Persisted, r.Err = l.ask(ctx, r.Member, op, key)
@@ -161,7 +153,6 @@ func (l *List) askAll(ctx context.Context, op KeyOp, key []byte) []KeyResult {
 	return results
 }
 
-// ask does an operation on one member.
 func (l *List) ask(ctx context.Context, m Info, op KeyOp, key []byte) ([]KeyInfo, bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, keyAskTimeout)
 	defer cancel()
@@ -182,7 +173,6 @@ func (l *List) ask(ctx context.Context, m Info, op KeyOp, key []byte) ([]KeyInfo
 	return readKeyReply(c)
 }
 
-// serveKeys answers one operation of another node.
 func (l *List) serveKeys(c *Conn) {
 	op, key, err := readKeyRequest(c)
 	if err != nil {
@@ -205,8 +195,7 @@ func (l *List) serveKeys(c *Conn) {
 	closeGently(c.raw)
 }
 
-// doKey does an operation on this node's ring for the holder of key under; zero means this node, or
-// the operator's TLS.
+// doKey acts for the holder of key under; zero means this node, or the operator's TLS.
 func (l *List) doKey(op KeyOp, key []byte, under Fingerprint) error {
 	which, err := checkKeyRequest(op, key)
 	if err != nil {

@@ -6,8 +6,8 @@ import (
 	"os"
 )
 
-// CheckSecret returns an error if others can access an open file that holds a secret, or its group
-// can write it. The error names the remedy.
+// CheckSecret returns an error if users outside a secret file's group can access it, or its group
+// can write it.
 func CheckSecret(f *os.File) error {
 	info, err := f.Stat()
 	if err != nil {
@@ -22,7 +22,7 @@ func CheckSecret(f *os.File) error {
 	return nil
 }
 
-// ReadSecret reads a file that CheckSecret accepts; more than limit bytes are an error.
+// ReadSecret reads at most limit bytes of a file that CheckSecret accepts.
 func ReadSecret(path string, limit int) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {

@@ -11,35 +11,30 @@ import (
 	"strings"
 )
 
-// Protocols after the handshake, by ALPN. A new version gets another name and is offered beside the
-// old one for one release.
+// Protocols by ALPN. A new version gets another name and is offered beside the old one for one
+// release.
 const (
 	alpnKnowledge = "grapevine-knowledge/1"
 	alpnKeys      = "grapevine-keys/1"
 	alpnHello     = "grapevine-hello/1" // hello only
 )
 
-// ownProtocol reports whether this package implements the protocol.
 func ownProtocol(alpn string) bool {
 	return alpn == alpnKnowledge || alpn == alpnKeys || alpn == alpnHello
 }
 
-// peerProof holds what the handshake proved about the peer.
 type peerProof struct {
 	cert *x509.Certificate
-	// key signed the peer's certificate, own this node's; sni is the key that the client named in
-	// its ClientHello. Zero with the operator's certificates.
+	// key signed the peer's certificate, own this node's; sni is the key named in the ClientHello.
 	key, own, sni Fingerprint
 }
 
-// secure does TLS handshakes with certificates derived from the ring, or with the operator's. Safe
-// for concurrent use.
+// secure does TLS handshakes. Safe for concurrent use.
 type secure struct {
 	ring     *ring
 	operator *tls.Config // nil: derived
 }
 
-// checkOperator returns what is missing in the operator's configuration.
 func checkOperator(c *tls.Config) error {
 	if c == nil {
 		return nil
@@ -53,8 +48,7 @@ func checkOperator(c *tls.Config) error {
 	return nil
 }
 
-// base is the common configuration. Sessions are never resumed: they would outlive the removal of
-// their key.
+// base never resumes sessions: they would outlive the removal of their key.
 func (s *secure) base(id *identity) *tls.Config {
 	c := &tls.Config{}
 	if s.operator != nil {
@@ -69,13 +63,12 @@ func (s *secure) base(id *identity) *tls.Config {
 	return c
 }
 
-// client does the handshake on a dialed connection.
 func (s *secure) client(ctx context.Context, raw net.Conn, addr, alpn string) (*tls.Conn, *peerProof, error) {
 	id := s.ring.identity.Load()
 	proof := s.newProof(id)
 	c := s.base(id)
 	c.NextProtos = []string{alpn}
-	c.InsecureSkipVerify = true // verify checks the certificate; it does not prove a host name
+	c.InsecureSkipVerify = true // verify checks the certificate
 	c.VerifyPeerCertificate = s.verify(proof, x509.ExtKeyUsageServerAuth)
 	if s.operator == nil {
 		c.ServerName = id.primary().String() + sniSuffix
@@ -102,13 +95,12 @@ func (s *secure) newProof(id *identity) *peerProof {
 	return &peerProof{own: id.primary()}
 }
 
-// server does the handshake on an accepted connection and offers protocols.
 func (s *secure) server(ctx context.Context, raw net.Conn, addr string, protocols []string) (*tls.Conn, *peerProof, error) {
 	id := s.ring.identity.Load()
 	proof := s.newProof(id)
 	c := s.base(id)
 	c.NextProtos = protocols
-	c.ClientAuth = tls.RequireAnyClientCert // verify checks it
+	c.ClientAuth = tls.RequireAnyClientCert
 	c.VerifyPeerCertificate = s.verify(proof, x509.ExtKeyUsageClientAuth)
 	c.GetConfigForClient = func(h *tls.ClientHelloInfo) (*tls.Config, error) {
 		if text, ok := strings.CutSuffix(h.ServerName, sniSuffix); ok {
@@ -126,8 +118,7 @@ func (s *secure) server(ctx context.Context, raw net.Conn, addr string, protocol
 	return conn, proof, nil
 }
 
-// verify returns the check of the peer's certificate. It uses the ring at that moment, so that a
-// key removed during a handshake does not count.
+// verify uses the ring at the moment of the check, so that a key removed meanwhile does not count.
 func (s *secure) verify(proof *peerProof, usage x509.ExtKeyUsage) func([][]byte, [][]*x509.Certificate) error {
 	return func(raw [][]byte, _ [][]*x509.Certificate) error {
 		var err error
@@ -140,8 +131,7 @@ func (s *secure) verify(proof *peerProof, usage x509.ExtKeyUsage) func([][]byte,
 	}
 }
 
-// verifyOperator checks a chain against the operator's authorities. named checks the name after the
-// hello.
+// verifyOperator checks the chain; named checks the name after the hello.
 func (s *secure) verifyOperator(raw [][]byte, usage x509.ExtKeyUsage) (*x509.Certificate, error) {
 	if len(raw) == 0 || len(raw) > maxChain {
 		return nil, fmt.Errorf("a chain of %d certificates", len(raw))
@@ -168,9 +158,8 @@ func (s *secure) verifyOperator(raw [][]byte, usage x509.ExtKeyUsage) (*x509.Cer
 	return chain[0], nil
 }
 
-// named returns an error unless the certificate belongs to the node that calls itself name and is
-// reached at host, an address without port. Host must be the address at which the fleet reaches the
-// node, not the source of a connection.
+// named checks that the certificate belongs to the node name at host, which must be where the fleet
+// reaches the node, not the source of a connection.
 func (s *secure) named(proof *peerProof, name, host string) error {
 	if s.operator == nil {
 		if cn := proof.cert.Subject.CommonName; cn != name {
@@ -191,8 +180,8 @@ func (s *secure) named(proof *peerProof, name, host string) error {
 	return nil
 }
 
-// explain turns a failed handshake into an error that names the remedy. It also explains a client's
-// first read, where TLS 1.3 reports that the server rejected the client's certificate.
+// explain adds the remedy to a failed handshake, or to a client's first read, where TLS 1.3 reports
+// a rejected client certificate.
 func (s *secure) explain(err error, addr string, proof *peerProof) error {
 	mine := s.ring.identity.Load()
 	mismatch := &MismatchError{Field: FieldGossipKey, Mine: keyText(mine.primary()), Peer: addr}
@@ -201,8 +190,7 @@ func (s *secure) explain(err error, addr string, proof *peerProof) error {
 			mismatch.Theirs = foreign.theirs
 			return mismatch
 		}
-		// The client named a key that is not on this ring, so one side rejects the other's
-		// certificate.
+		// The client named a key that is not on this ring.
 		if proof.sni != (Fingerprint{}) && mine.roots[proof.sni] == nil {
 			mismatch.Theirs = keyText(proof.sni)
 			return mismatch
@@ -223,15 +211,15 @@ func (s *secure) explain(err error, addr string, proof *peerProof) error {
 	return fmt.Errorf("%s: %w", addr, err)
 }
 
-// badCertificate reports whether a TLS alert is about the certificate (RFC 8446, 6.2). crypto/tls
-// does not export its alert type; its underlying value is the alert's number.
+// badCertificate reports whether a TLS alert (RFC 8446, 6.2) is about the certificate. crypto/tls
+// does not export its alert type.
 func badCertificate(alert error) bool {
 	v := reflect.ValueOf(alert)
 	if v.Kind() != reflect.Uint8 {
 		return false
 	}
 	switch v.Uint() {
-	case 42, 43, 44, 45, 46, 48, 49, 116: // bad, unsupported, revoked, expired, unknown, unknown_ca, access_denied, required
+	case 42, 43, 44, 45, 46, 48, 49, 116:
 		return true
 	}
 	return false

@@ -17,17 +17,14 @@ import (
 )
 
 const (
-	// maxSeedAddrs bounds the addresses of one join entry: every node of a large fleet.
-	maxSeedAddrs = 1024
-	// maxSeedFile bounds a file of addresses, in bytes.
-	maxSeedFile = 256 << 10
-	// resolveTimeout bounds the resolution of one entry.
+	// maxSeedAddrs bounds one join entry: every node of a large fleet.
+	maxSeedAddrs   = 1024
+	maxSeedFile    = 256 << 10
 	resolveTimeout = 5 * time.Second
-	// watchInterval is the period of checking files, at one stat per file.
+	// watchInterval costs one stat per file.
 	watchInterval = time.Second
 )
 
-// resolver is the part of *net.Resolver that seeds uses.
 type resolver interface {
 	LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error)
 	LookupSRV(ctx context.Context, service, proto, name string) (string, []*net.SRV, error)
@@ -52,7 +49,6 @@ func newSeeds(entries []string, dns resolver) (*seeds, error) {
 	return &seeds{entries: entries, dns: dns, changed: make(chan struct{}, 1)}, nil
 }
 
-// checkSeed validates an entry without resolving it.
 func checkSeed(entry string) error {
 	kind, rest := seedKind(entry)
 	if rest == "" {
@@ -81,7 +77,6 @@ func seedKind(entry string) (kind, rest string) {
 	return "", entry
 }
 
-// seedAddr splits host and port; the port defaults to DefaultPort.
 func seedAddr(s string) (host, port string, err error) {
 	if host, port, err = splitPort(s); err != nil {
 		return "", "", err
@@ -98,7 +93,7 @@ func seedAddr(s string) (host, port string, err error) {
 	return host, port, nil
 }
 
-// splitPort splits host and port; either may be missing.
+// splitPort accepts a missing host or port.
 func splitPort(s string) (host, port string, err error) {
 	if ip, err := netip.ParseAddr(strings.Trim(s, "[]")); err == nil {
 		return ip.String(), "", nil
@@ -109,8 +104,7 @@ func splitPort(s string) (host, port string, err error) {
 	return net.SplitHostPort(s)
 }
 
-// resolve returns the addresses, IP:port, of an entry. It may return both addresses and an error: a
-// bad line or record does not invalidate the rest.
+// resolve may return both addresses and an error: a bad line does not invalidate the rest.
 func (s *seeds) resolve(ctx context.Context, entry string) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
 	defer cancel()
@@ -140,7 +134,6 @@ func (s *seeds) resolveHost(ctx context.Context, addr string) ([]string, error) 
 	return out, nil
 }
 
-// lookup returns the addresses of a host, at least one.
 func (s *seeds) lookup(ctx context.Context, host string) ([]netip.Addr, error) {
 	if ip, err := netip.ParseAddr(host); err == nil {
 		return []netip.Addr{ip.Unmap()}, nil
@@ -160,7 +153,6 @@ func (s *seeds) lookup(ctx context.Context, host string) ([]netip.Addr, error) {
 	return out, nil
 }
 
-// resolveSRV resolves the targets of a record.
 func (s *seeds) resolveSRV(ctx context.Context, name string) ([]string, error) {
 	_, records, err := s.dns.LookupSRV(ctx, "", "", name)
 	if err != nil {
@@ -188,7 +180,7 @@ func (s *seeds) resolveSRV(ctx context.Context, name string) ([]string, error) {
 	return out, errors.Join(errs...)
 }
 
-// resolveFile reads one address a line, except empty lines and lines that begin with #.
+// resolveFile ignores empty lines and comments (#).
 func (s *seeds) resolveFile(ctx context.Context, path string) ([]string, error) {
 	f, err := os.Open(path)
 	if err != nil {

@@ -8,12 +8,11 @@ import (
 	"sync"
 )
 
-// errNotListening is returned for connections while the port is not bound.
 var errNotListening = errors.New("the fleet's port is not open")
 
-// Streams carries one other protocol between nodes on gossip's port, with the same TLS, selected by
-// ALPN. It is a net.Listener. There is no hello: the protocol identifies its peers itself. Removing
-// a key from the ring closes the connections under it. Safe for concurrent use.
+// Streams is a net.Listener for one other protocol on gossip's port and TLS, selected by ALPN. The
+// protocol identifies its peers itself. Removing a key closes the connections under it. Safe for
+// concurrent use.
 type Streams struct {
 	list     *List
 	alpn     string
@@ -24,8 +23,7 @@ type Streams struct {
 
 var _ net.Listener = (*Streams)(nil)
 
-// Streams registers a protocol by its ALPN name. Call it before Listen, once per protocol, or it
-// panics.
+// Streams registers a protocol by its ALPN name. It panics after Listen or if called twice.
 func (l *List) Streams(alpn string) *Streams {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -37,7 +35,7 @@ func (l *List) Streams(alpn string) *Streams {
 	return s
 }
 
-// Accept returns the next incoming connection; net.ErrClosed after Close or List.Stop.
+// Accept returns net.ErrClosed after Close or List.Stop.
 func (s *Streams) Accept() (net.Conn, error) {
 	select {
 	case c := <-s.incoming:
@@ -49,7 +47,7 @@ func (s *Streams) Accept() (net.Conn, error) {
 	}
 }
 
-// Dial opens a connection to the node at addr, host:port. ctx bounds only the dialing.
+// Dial connects to the node at addr, host:port. ctx bounds only the dialing.
 func (s *Streams) Dial(ctx context.Context, addr string) (net.Conn, error) {
 	l := s.list
 	t, err := l.listening()
@@ -83,13 +81,12 @@ func (s *Streams) Dial(ctx context.Context, addr string) (net.Conn, error) {
 // Addr returns the address that other nodes dial, known after Listen.
 func (s *Streams) Addr() net.Addr { return streamsAddr(s.list.Self().Addr) }
 
-// Close ends Accept. Connections stay open until they or the List are closed.
+// Close ends Accept; connections stay open.
 func (s *Streams) Close() error {
 	s.once.Do(func() { close(s.closed) })
 	return nil
 }
 
-// hand passes a connection to Accept, or closes it after Close or List.Stop.
 func (s *Streams) hand(c *Conn) {
 	select {
 	case s.incoming <- c:
@@ -100,14 +97,13 @@ func (s *Streams) hand(c *Conn) {
 	}
 }
 
-// streamsAddr is a host:port as a net.Addr.
 type streamsAddr string
 
 func (streamsAddr) Network() string  { return "tcp" }
 func (a streamsAddr) String() string { return string(a) }
 
-// ofMember returns an error if an operator's certificate belongs to no member: other services may
-// have certificates of the same authority. Derived certificates need no check.
+// ofMember rejects operator's certificates of no member: the authority may serve other services,
+// too.
 func (l *List) ofMember(proof *peerProof) error {
 	if l.secure.operator == nil {
 		return nil

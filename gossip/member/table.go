@@ -14,31 +14,29 @@ import (
 )
 
 const (
-	// maxMembers bounds the table: the most a mesh of streams can bear.
+	// maxMembers is the most a mesh of streams can bear.
 	maxMembers = 4096
-	// forgetFailed is how long a failed member is remembered, and dialed, in case of a partition;
-	// forgetLeft is how long a member that left is listed.
+	// forgetFailed is how long a failed member is dialed again in case of a partition.
 	forgetFailed = time.Hour
 	forgetLeft   = 10 * time.Minute
 	// nameReclaim is how long memberlist bars a dead node's name to another address, nameRest how
-	// long the hello does. The difference lets the death reach all nodes; a node that missed it
-	// would refuse the newcomer until the next exchange of state.
+	// long the hello does: the difference lets the death reach all nodes, which else refuse the
+	// newcomer.
 	nameReclaim = time.Second
 	nameRest    = 3 * time.Second
 )
 
-// table holds the state of the other nodes and their changes in order. memberlist calls it under
-// its own lock, so it never calls memberlist.
+// table holds the other nodes and their changes. memberlist calls it under its own lock, so it
+// never calls memberlist.
 type table struct {
 	self func() Info
 	now  func() time.Time
 
 	mu     sync.Mutex
 	byName map[string]*member
-	// dirty names the members changed since the last events, each once, in order of the first
-	// change.
+	// dirty names changed members in order of their first change.
 	dirty  []string
-	wake   chan struct{} // capacity 1
+	wake   chan struct{}
 	closed bool
 }
 
@@ -48,7 +46,7 @@ type member struct {
 	since time.Time
 
 	dirty bool
-	// told is the Info of the last event; nil if not alive.
+	// told is the last event's Info; nil if not alive.
 	told *Info
 }
 
@@ -56,7 +54,6 @@ func newTable(self func() Info) *table {
 	return &table{self: self, now: time.Now, byName: make(map[string]*member), wake: make(chan struct{}, 1)}
 }
 
-// cardOf decodes a node's metadata, with the address that memberlist uses.
 func cardOf(n *memberlist.Node) (card, error) {
 	c, err := decodeCard(n.Meta)
 	if err != nil {
@@ -77,7 +74,6 @@ func nodeAddr(n *memberlist.Node) string {
 	return net.JoinHostPort(n.Addr.String(), strconv.Itoa(int(n.Port)))
 }
 
-// admit returns why a node cannot be a member, or nil.
 func (t *table) admit(n *memberlist.Node) (Info, error) {
 	c, err := cardOf(n)
 	if err != nil {
@@ -94,7 +90,7 @@ func (t *table) admit(n *memberlist.Node) (Info, error) {
 	return c.Info, nil
 }
 
-// longestGoneLocked names the member gone longest whose end was reported; "" if there is none.
+// longestGoneLocked names the member gone longest whose end was reported, or "".
 func (t *table) longestGoneLocked() string {
 	var oldest string
 	for name, m := range t.byName {
@@ -105,7 +101,6 @@ func (t *table) longestGoneLocked() string {
 	return oldest
 }
 
-// alive records that a node is alive or changed its metadata.
 func (t *table) alive(n *memberlist.Node) {
 	c, err := cardOf(n)
 	if err != nil || c.Name == t.self().Name {
@@ -128,7 +123,6 @@ func (t *table) alive(n *memberlist.Node) {
 	t.touchLocked(m)
 }
 
-// gone records that a node died, or left if its metadata said so.
 func (t *table) gone(name string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -155,8 +149,7 @@ func (t *table) touchLocked(m *member) {
 	}
 }
 
-// events returns the changes since the last call. A member that returned as the same process has
-// not changed; as another process, it failed and joined.
+// events returns the changes since the last call. Another incarnation means failed and joined.
 func (t *table) events() []Event {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -190,14 +183,13 @@ func (t *table) events() []Event {
 	return out
 }
 
-// close ends the events.
 func (t *table) close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.closed, t.dirty = true, nil
 }
 
-// list returns all members by name, and forgets those gone for long.
+// list also forgets those gone for long.
 func (t *table) list() []Status {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -230,7 +222,6 @@ func (t *table) get(name string) (Status, bool) {
 	return Status{Info: m.card.Info, State: m.state, Since: m.since}, true
 }
 
-// census counts the living and the failed members.
 func (t *table) census() (alive, failed int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -245,7 +236,6 @@ func (t *table) census() (alive, failed int) {
 	return alive, failed
 }
 
-// addresses returns the addresses of living members, and the failed members.
 func (t *table) addresses() (alive map[string]bool, failed []Info) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -262,8 +252,7 @@ func (t *table) addresses() (alive map[string]bool, failed []Info) {
 	return alive, failed
 }
 
-// holder returns the address of another node with info's name that is alive or died within
-// nameRest; else "".
+// holder returns the address of another node with info's name that lives, or "".
 func (t *table) holder(info *Info) string {
 	if self := t.self(); info.Name == self.Name {
 		if info.Addr == self.Addr && info.Incarnation == self.Incarnation {
@@ -283,8 +272,8 @@ func (t *table) lives(state State, since time.Time) bool {
 	return state == StateAlive || state == StateFailed && t.now().Sub(since) < nameRest
 }
 
-// raftIDHolder returns name and address of another node with info's raft id that is alive or died
-// within nameRest; else "". The id is part of a node's data, so one of the two runs on a copy.
+// raftIDHolder returns another living node with info's raft id, or "". The id is part of a node's
+// data, so one of the two runs on a copy.
 func (t *table) raftIDHolder(info *Info) string {
 	if info.RaftID == "" {
 		return ""

@@ -8,7 +8,7 @@ import (
 	"github.com/hashicorp/memberlist"
 )
 
-// A member that makes room for another is still reported.
+// A member evicted for another is still reported.
 func TestTableBound(t *testing.T) {
 	self := testConfig("self").Self
 	tb := newTable(func() Info { return self })

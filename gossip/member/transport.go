@@ -16,46 +16,41 @@ import (
 )
 
 const (
-	// firstTLS begins a TLS handshake record, firstLabel a stream of memberlist, which always has a
-	// label here.
+	// memberlist's streams begin with firstLabel, because they always have a label here.
 	firstTLS   = 0x16
 	firstLabel = 244
 
-	// handshakeTimeout bounds the authentication of a connection: a few round trips and a
-	// millisecond of CPU; the rest is for starved machines.
+	// handshakeTimeout allows for starved machines; authentication takes a millisecond of CPU.
 	handshakeTimeout = 10 * time.Second
-	// streamTimeout bounds the life of one memberlist stream: one ping or one exchange of state.
+	// streamTimeout bounds one memberlist stream: a ping or an exchange of state.
 	streamTimeout = 20 * time.Second
 
-	// maxHandshakes bounds unauthenticated connections. Each costs a goroutine and some 100 KB, 25
-	// MB in all.
+	// maxHandshakes bounds unauthenticated connections, of some 100 KB each.
 	maxHandshakes = 256
 	maxStreams    = 64
-	// maxStreamBytes bounds the bytes read from one memberlist stream: the state of 4,000 nodes.
-	// maxBufferedBytes bounds all streams together, because memberlist reads a whole message before
-	// it checks the sender's key.
+	// maxStreamBytes bounds the bytes of one memberlist stream: the state of 4,000 nodes.
+	// maxBufferedBytes bounds all together, because memberlist buffers a whole message before it
+	// checks the sender's key.
 	maxStreamBytes   = 4 << 20
 	maxBufferedBytes = 16 << 20
 
-	// maxPacket exceeds memberlist's largest packet: 1400 bytes and the label.
-	maxPacket = 4096
-	// packetQueue bounds the packets that wait for memberlist.
+	// maxPacket exceeds memberlist's 1400 bytes and the label.
+	maxPacket   = 4096
 	packetQueue = 1024
-	// udpBuffer is the socket buffer requested for bursts of packets, in bytes.
+	// udpBuffer is for bursts, in bytes.
 	udpBuffer = 2 << 20
 )
 
 var errCut = errors.New("cut off by the test")
 
-// transport carries memberlist's packets and streams and this package's TLS streams on one port.
-// The first byte of a stream distinguishes them.
+// transport carries memberlist's packets and streams and this package's TLS streams on one port,
+// told apart by the first byte.
 type transport struct {
-	label string                 // of memberlist's packets and streams
-	cut   func(addr string) bool // Config.Cut; may be nil
-	serve func(c *gated)         // takes over a TLS connection
+	label string
+	cut   func(addr string) bool
+	serve func(c *gated) // takes over a TLS connection
 	log   zerolog.Logger
-	// handshake bounds the authentication of a connection; its first byte must come in half that
-	// time.
+	// handshake bounds authentication; the first byte must come in half of it.
 	handshake time.Duration
 
 	tcp *net.TCPListener
@@ -70,7 +65,7 @@ type transport struct {
 
 	mu       sync.Mutex
 	open     map[*stream]struct{} // memberlist's streams, both directions
-	buffered int                  // bytes read from them
+	buffered int
 
 	gossip         atomic.Bool // memberlist runs; earlier packets and streams are dropped
 	stray, dropped atomic.Uint64
@@ -82,13 +77,12 @@ type transport struct {
 
 var _ memberlist.NodeAwareTransport = (*transport)(nil)
 
-// listen binds TCP and UDP to the same port.
 func listen(bind string) (*net.TCPListener, *net.UDPConn, error) {
 	host, port, err := net.SplitHostPort(bind)
 	if err != nil {
 		return nil, nil, err
 	}
-	// A port that is free for TCP may be taken for UDP: retry if any port will do.
+	// A port that is free for TCP may be taken for UDP.
 	tries := 1
 	if port == "0" {
 		tries = 20
@@ -134,8 +128,7 @@ func newTransport(cfg *Config, label string) (*transport, error) {
 	}, nil
 }
 
-// run starts receiving. serve takes over TLS connections, each in its own goroutine; Shutdown waits
-// for them.
+// run starts receiving. serve gets each TLS connection in a goroutine that Shutdown waits for.
 func (t *transport) run(serve func(c *gated)) {
 	t.serve = serve
 	t.wg.Go(t.accept)
@@ -151,7 +144,7 @@ func (t *transport) FinalAdvertiseAddr(string, int) (net.IP, int, error) {
 	return t.advert.Addr().AsSlice(), int(t.advert.Port()), nil
 }
 
-// receive reads packets until the transport closes. It never waits for memberlist.
+// receive reads packets; it never waits for memberlist.
 func (t *transport) receive() {
 	buf := make([]byte, maxPacket+1)
 	for {
@@ -162,7 +155,6 @@ func (t *transport) receive() {
 				return
 			}
 			t.log.Debug().Err(err).Msg("packet not received")
-			// A broken socket fails repeatedly: do not spin.
 			if !t.pause(10 * time.Millisecond) {
 				return
 			}
@@ -189,13 +181,11 @@ func (t *transport) receive() {
 	}
 }
 
-// labelled reports whether a packet carries the cluster's label. memberlist checks again; this
-// check keeps strangers out of its log.
+// labelled keeps strangers out of memberlist's log.
 func (t *transport) labelled(b []byte) bool {
 	return len(b) > 2+len(t.label) && b[0] == firstLabel && int(b[1]) == len(t.label) && string(b[2:2+len(t.label)]) == t.label
 }
 
-// accept accepts connections until the transport closes.
 func (t *transport) accept() {
 	for {
 		c, err := t.tcp.AcceptTCP()
@@ -214,7 +204,6 @@ func (t *transport) accept() {
 	}
 }
 
-// sort dispatches a connection by its first byte.
 func (t *transport) sort(x *gated) {
 	now := time.Now()
 	_ = x.SetDeadline(now.Add(t.handshake / 2))
@@ -243,7 +232,6 @@ func (t *transport) sort(x *gated) {
 	}
 }
 
-// hand gives an incoming stream to memberlist.
 func (t *transport) hand(c net.Conn) {
 	s := t.newStream(c, t.incoming.admit(c))
 	if s == nil {
@@ -300,7 +288,7 @@ func (t *transport) DialAddressTimeout(a memberlist.Address, timeout time.Durati
 	return s, nil
 }
 
-// dial opens a TCP connection, unless ctx ends or the transport closes first.
+// dial ends with ctx or with the transport.
 func (t *transport) dial(ctx context.Context, addr string) (net.Conn, error) {
 	if t.cut != nil && t.cut(addr) {
 		return nil, errCut
@@ -320,8 +308,8 @@ func (t *transport) dial(ctx context.Context, addr string) (net.Conn, error) {
 	return d.DialContext(ctx, "tcp", addr)
 }
 
-// Shutdown implements memberlist.Transport: it closes the sockets, unauthenticated connections and
-// memberlist's streams, and returns when this transport's goroutines have ended. Idempotent.
+// Shutdown implements memberlist.Transport: it closes all but authenticated streams and returns
+// when the transport's goroutines have ended. Idempotent.
 func (t *transport) Shutdown() error {
 	t.once.Do(func() {
 		close(t.closing)
@@ -349,7 +337,7 @@ func (t *transport) closed() bool {
 	}
 }
 
-// pause waits for d; false if the transport closed.
+// pause reports false if the transport closed.
 func (t *transport) pause(d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -365,14 +353,14 @@ func (t *transport) pause(d time.Duration) bool {
 type stream struct {
 	net.Conn
 	t     *transport
-	gated *gated // nil if this node dialed
+	gated *gated
 	until time.Time
 	read  int // bytes; under t.mu
 }
 
 var errTooMuch = errors.New("more bytes than a fleet's state takes")
 
-// newStream registers a connection; nil, and c closed, if the transport is closed.
+// newStream returns nil, and closes c, if the transport is closed.
 func (t *transport) newStream(c net.Conn, x *gated) *stream {
 	s := &stream{Conn: c, t: t, gated: x, until: time.Now().Add(streamTimeout)}
 	_ = s.SetDeadline(s.until)
@@ -386,9 +374,8 @@ func (t *transport) newStream(c net.Conn, x *gated) *stream {
 	return s
 }
 
-// charge records n bytes read from a stream and reports whether it may continue. If all streams
-// hold too much, the fullest is closed, so that strangers cannot block members' smaller exchanges
-// of state.
+// charge counts n bytes read and reports whether the stream may continue. If all streams hold too
+// much, the fullest closes, so that strangers cannot block members' smaller exchanges.
 func (t *transport) charge(s *stream, n int) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -408,20 +395,18 @@ func (t *transport) charge(s *stream, n int) bool {
 			}
 		}
 		t.releaseLocked(worst)
-		_ = worst.Conn.Close() // unblocks memberlist's goroutine
+		_ = worst.Conn.Close()
 	}
 	_, ok := t.open[s]
 	return ok
 }
 
-// releaseLocked forgets a stream and its bytes. Idempotent.
 func (t *transport) releaseLocked(s *stream) {
 	delete(t.open, s)
 	t.buffered -= s.read
 	s.read = 0
 }
 
-// held returns the bytes read from memberlist's open streams.
 func (t *transport) held() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -436,7 +421,6 @@ func (s *stream) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// SetDeadline sets the deadline, at most the stream's own.
 func (s *stream) SetDeadline(d time.Time) error {
 	if d.IsZero() || d.After(s.until) {
 		d = s.until
@@ -469,7 +453,6 @@ func (p *peeked) Read(b []byte) (int, error) {
 	return p.Conn.Read(b)
 }
 
-// CloseWrite half-closes a TCP connection.
 func (p *peeked) CloseWrite() error {
 	if half, ok := p.Conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()

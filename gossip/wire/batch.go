@@ -10,7 +10,7 @@ type Batch struct {
 	Payload  []byte
 }
 
-// AppendBody appends the batch without a frame: the form in journals and Batch frames.
+// AppendBody appends the batch without a frame.
 func (b *Batch) AppendBody(dst []byte) []byte {
 	dst = binary.AppendUvarint(dst, b.Sequence)
 	dst = binary.AppendUvarint(dst, uint64(b.Time))
@@ -19,7 +19,7 @@ func (b *Batch) AppendBody(dst []byte) []byte {
 	return append(dst, b.Payload...)
 }
 
-// DecodeBatch decodes AppendBody's bytes. The payload points into body.
+// DecodeBatch decodes AppendBody's bytes.
 func DecodeBatch(body []byte) (Batch, error) {
 	c := cursor{rest: body}
 	var b Batch
@@ -36,7 +36,7 @@ func DecodeBatch(body []byte) (Batch, error) {
 // maxSequence prevents overflow in arithmetic with sequences.
 const maxSequence = 1<<62 - 1
 
-// maxTime bounds a time in milliseconds (the year 10889) to prevent overflow.
+// maxTime is in milliseconds: the year 10889, without overflow.
 const maxTime = 1<<48 - 1
 
 // AppendBatch appends a Batch frame around a body from AppendBody.

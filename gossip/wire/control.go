@@ -9,7 +9,6 @@ type Subscribe struct {
 	Next        uint64 // sequence of the first wanted batch
 }
 
-// AppendSubscribe appends a Subscribe frame.
 func AppendSubscribe(dst []byte, s Subscribe) []byte {
 	dst, mark := begin(dst, KindSubscribe)
 	dst = append(dst, s.Version)
@@ -18,7 +17,6 @@ func AppendSubscribe(dst []byte, s Subscribe) []byte {
 	return end(dst, mark)
 }
 
-// DecodeSubscribe decodes the body of a Subscribe frame.
 func DecodeSubscribe(body []byte) (Subscribe, error) {
 	c := cursor{rest: body}
 	s := Subscribe{Version: c.byte(), Incarnation: c.uvarint(), Next: c.uvarint()}
@@ -28,14 +26,13 @@ func DecodeSubscribe(body []byte) (Subscribe, error) {
 	return s, c.err
 }
 
-// Start answers Subscribe. Next exceeds the wanted sequence if the journal has dropped that batch.
+// Start answers Subscribe. Next exceeds the wanted sequence if the journal dropped that batch.
 type Start struct {
 	Version     uint8
-	Incarnation uint64 // of the publisher's process
+	Incarnation uint64
 	Next        uint64 // sequence of the first batch to come
 }
 
-// AppendStart appends a Start frame.
 func AppendStart(dst []byte, s Start) []byte {
 	dst, mark := begin(dst, KindStart)
 	dst = append(dst, s.Version)
@@ -44,7 +41,6 @@ func AppendStart(dst []byte, s Start) []byte {
 	return end(dst, mark)
 }
 
-// DecodeStart decodes the body of a Start frame.
 func DecodeStart(body []byte) (Start, error) {
 	c := cursor{rest: body}
 	s := Start{Version: c.byte(), Incarnation: c.uvarint(), Next: c.bounded(maxSequence)}
@@ -54,27 +50,25 @@ func DecodeStart(body []byte) (Start, error) {
 	return s, c.err
 }
 
-// AppendPing appends a Ping frame with the subscriber's clock, in Unix nanoseconds.
+// AppendPing appends a Ping frame; sent is in Unix nanoseconds.
 func AppendPing(dst []byte, sent int64) []byte {
 	dst, mark := begin(dst, KindPing)
 	dst = binary.LittleEndian.AppendUint64(dst, uint64(sent))
 	return end(dst, mark)
 }
 
-// DecodePing decodes the body of a Ping frame.
 func DecodePing(body []byte) (sent int64, err error) {
 	c := cursor{rest: body}
 	sent = int64(c.uint64())
 	return sent, c.err
 }
 
-// Pong answers Ping, in Unix nanoseconds: Sent is the subscriber's, Received and Replied are the
+// Pong answers Ping, in Unix nanoseconds: Sent on the subscriber's clock, the rest on the
 // publisher's.
 type Pong struct {
 	Sent, Received, Replied int64
 }
 
-// AppendPong appends a Pong frame.
 func AppendPong(dst []byte, p Pong) []byte {
 	dst, mark := begin(dst, KindPong)
 	dst = binary.LittleEndian.AppendUint64(dst, uint64(p.Sent))
@@ -83,7 +77,6 @@ func AppendPong(dst []byte, p Pong) []byte {
 	return end(dst, mark)
 }
 
-// DecodePong decodes the body of a Pong frame.
 func DecodePong(body []byte) (Pong, error) {
 	c := cursor{rest: body}
 	p := Pong{Sent: int64(c.uint64()), Received: int64(c.uint64())}

@@ -12,8 +12,7 @@ type Load struct {
 // loadFull marks a whole vector: backends it does not list are idle.
 const loadFull = 1 << 0
 
-// AppendLoad appends a Load frame with at most MaxLoads entries; it drops the rest. Time is in Unix
-// milliseconds on the sender's clock.
+// AppendLoad appends a Load frame with at most MaxLoads entries. Time is in Unix milliseconds.
 func AppendLoad(dst []byte, time int64, full bool, loads []Load) []byte {
 	if len(loads) > MaxLoads {
 		loads = loads[:MaxLoads]
@@ -34,7 +33,7 @@ func AppendLoad(dst []byte, time int64, full bool, loads []Load) []byte {
 	return end(dst, mark)
 }
 
-// DecodeLoad decodes the body of a Load frame and appends its entries to dst.
+// DecodeLoad appends a Load frame's entries to dst.
 func DecodeLoad(dst []Load, body []byte) (loads []Load, time int64, full bool, err error) {
 	c := cursor{rest: body}
 	full = c.byte()&loadFull != 0
@@ -52,7 +51,7 @@ func DecodeLoad(dst []Load, body []byte) (loads []Load, time int64, full bool, e
 	return dst, time, full, c.err
 }
 
-// AppendState appends a State frame. Time is in Unix milliseconds on the sender's clock.
+// AppendState appends a State frame. Time is in Unix milliseconds.
 func AppendState(dst []byte, time int64, state []byte) []byte {
 	dst, mark := begin(dst, KindState)
 	dst = binary.AppendUvarint(dst, uint64(time))
@@ -61,7 +60,6 @@ func AppendState(dst []byte, time int64, state []byte) []byte {
 	return end(dst, mark)
 }
 
-// DecodeState decodes the body of a State frame. The state points into body.
 func DecodeState(body []byte) (time int64, state []byte, err error) {
 	c := cursor{rest: body}
 	time = int64(c.bounded(maxTime))

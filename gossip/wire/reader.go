@@ -8,27 +8,25 @@ import (
 )
 
 const (
-	// NewsSize is the buffer for a publisher's frames: some twenty flushes of a busy node.
+	// NewsSize holds some twenty flushes of a busy node.
 	NewsSize = 32 << 10
-	// RequestSize is the buffer for requests, which are small and few.
+	// RequestSize suits small, rare requests.
 	RequestSize = 2 << 10
-	// growStep bounds each growth for a large frame: memory follows received bytes, not announced
-	// ones.
+	// growStep makes memory follow received bytes, not announced ones.
 	growStep = 64 << 10
 )
 
-// Reader splits a stream into frames. It reads what is available at once and returns frames in
-// place, so a burst costs one system call and no allocation. Not safe for concurrent use.
+// Reader splits a stream into frames, returned in place, so a burst costs one system call. Not safe
+// for concurrent use.
 type Reader struct {
 	src     io.Reader
-	size    int // of buf, while frames are small
+	size    int
 	buf     []byte
-	lo, hi  int // bounds of the unread bytes of buf
+	lo, hi  int
 	skipped uint64
 }
 
-// NewReader returns a reader of src's frames with a buffer of size bytes, which grows for larger
-// frames.
+// NewReader returns a reader with a buffer of size bytes, which grows for larger frames.
 func NewReader(src io.Reader, size int) *Reader {
 	return &Reader{src: src, size: size, buf: make([]byte, size)}
 }
@@ -39,9 +37,8 @@ func (r *Reader) Skipped() uint64 { return r.skipped }
 // Buffered returns the number of received bytes not yet returned.
 func (r *Reader) Buffered() int { return r.hi - r.lo }
 
-// Next returns the next frame of a known kind and its whole length in bytes. The body is valid
-// until the next call. io.EOF means that the stream ended between frames; after any other error it
-// is unusable.
+// Next returns the next known frame and its whole length. The body is valid until the next call.
+// io.EOF means that the stream ended between frames; after other errors it is unusable.
 func (r *Reader) Next() (k Kind, body []byte, size int, err error) {
 	for {
 		k, n, head, err := r.head()
@@ -69,7 +66,6 @@ func (r *Reader) Next() (k Kind, body []byte, size int, err error) {
 	}
 }
 
-// head reads a frame's kind and length without consuming their size bytes.
 func (r *Reader) head() (k Kind, length uint64, size int, err error) {
 	for {
 		have := r.buf[r.lo:r.hi]
@@ -91,7 +87,7 @@ func (r *Reader) head() (k Kind, length uint64, size int, err error) {
 	}
 }
 
-// need makes at least n unread bytes available. The caller bounds n.
+// need makes n unread bytes available. The caller bounds n.
 func (r *Reader) need(n int) error {
 	for r.hi-r.lo < n {
 		r.makeRoom(n)
@@ -107,7 +103,6 @@ func (r *Reader) need(n int) error {
 	return nil
 }
 
-// makeRoom leaves space for at least one more of n wanted bytes.
 func (r *Reader) makeRoom(n int) {
 	have := r.hi - r.lo
 	switch {
@@ -127,7 +122,6 @@ func (r *Reader) makeRoom(n int) {
 	}
 }
 
-// skip discards n bytes without buffering them.
 func (r *Reader) skip(n int) error {
 	for n > 0 {
 		if r.hi == r.lo {

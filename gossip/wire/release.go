@@ -2,9 +2,8 @@
 
 package wire
 
-// Version is the newest format version that this release speaks. It changes only for changes that
-// older readers would misunderstand: they ignore new kinds of frames and bytes at the end of known
-// ones.
+// Version is the newest version spoken. It changes only for changes that older readers would
+// misunderstand.
 const Version = 1
 
 // Hooks for the newer build; see release_newer.go.

@@ -2,13 +2,10 @@
 
 package wire
 
-// This file simulates a later release: it speaks one version more and uses every extension that
-// gossip/DESIGN.md allows.
+// This file simulates a later release that uses every extension that gossip/DESIGN.md allows.
 
-// Version is the newest format version that this release speaks.
 const Version = 2
 
-// Kinds of frames that this release adds, one per direction.
 const (
 	kindLaterUp   Kind = 0x0e
 	kindLaterDown Kind = 0x1e

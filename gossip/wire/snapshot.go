@@ -8,21 +8,18 @@ type Outcome uint8
 const (
 	// Complete means that all pages were sent.
 	Complete Outcome = 1
-	// Cold means that the publisher is a joiner itself, without knowledge worth sending.
+	// Cold means that the publisher is a joiner itself.
 	Cold Outcome = 2
-	// Busy means that the publisher serves its limit of snapshots, or is incomplete itself: ask
-	// again, or another node.
+	// Busy means that the publisher serves its limit, or is incomplete itself.
 	Busy Outcome = 3
-	// Cancelled means that the subscriber cancelled, its time ran out, or the publisher stops.
+	// Cancelled means that the subscriber cancelled or timed out, or the publisher stops.
 	Cancelled Outcome = 4
 )
 
-// AppendSnapshot appends a Snapshot frame, which requests all knowledge.
 func AppendSnapshot(dst []byte, request uint64) []byte {
 	return appendNumber(dst, KindSnapshot, request)
 }
 
-// AppendCancel appends a Cancel frame, which cancels a snapshot.
 func AppendCancel(dst []byte, request uint64) []byte { return appendNumber(dst, KindCancel, request) }
 
 func appendNumber(dst []byte, k Kind, n uint64) []byte {
@@ -31,7 +28,7 @@ func appendNumber(dst []byte, k Kind, n uint64) []byte {
 	return end(dst, mark)
 }
 
-// DecodeRequest decodes the request number that begins the body of every snapshot frame.
+// DecodeRequest decodes the request number that begins every snapshot frame's body.
 func DecodeRequest(body []byte) (request uint64, err error) {
 	c := cursor{rest: body}
 	request = c.uvarint()
@@ -40,13 +37,12 @@ func DecodeRequest(body []byte) (request uint64, err error) {
 
 // Position means that a snapshot contains all batches below Next of one process.
 type Position struct {
-	Name        []byte // of the node
-	Incarnation uint64 // of its process
+	Name        []byte
+	Incarnation uint64
 	Next        uint64
 }
 
-// AppendSnapshotHead appends a SnapshotHead frame: the estimated number of records and the first
-// MaxPositions positions.
+// AppendSnapshotHead appends a SnapshotHead frame with at most MaxPositions positions.
 func AppendSnapshotHead(dst []byte, request, records uint64, positions []Position) []byte {
 	positions = positions[:min(len(positions), MaxPositions)]
 	dst, mark := begin(dst, KindSnapshotHead)
@@ -63,7 +59,6 @@ func AppendSnapshotHead(dst []byte, request, records uint64, positions []Positio
 	return end(dst, mark)
 }
 
-// DecodeSnapshotHead decodes the body of a SnapshotHead frame. Names in positions point into body.
 func DecodeSnapshotHead(body []byte) (request, records uint64, positions []Position, err error) {
 	c := cursor{rest: body}
 	request, records = c.uvarint(), c.bounded(1<<48)
@@ -74,7 +69,6 @@ func DecodeSnapshotHead(body []byte) (request, records uint64, positions []Posit
 	return request, records, positions, c.err
 }
 
-// AppendPage appends a Page frame.
 func AppendPage(dst []byte, request uint64, records int, page []byte) []byte {
 	dst, mark := begin(dst, KindPage)
 	dst = binary.AppendUvarint(dst, request)
@@ -84,7 +78,6 @@ func AppendPage(dst []byte, request uint64, records int, page []byte) []byte {
 	return end(dst, mark)
 }
 
-// DecodePage decodes the body of a Page frame. The page points into body.
 func DecodePage(body []byte) (request uint64, records int, page []byte, err error) {
 	c := cursor{rest: body}
 	request = c.uvarint()
@@ -93,7 +86,6 @@ func DecodePage(body []byte) (request uint64, records int, page []byte, err erro
 	return request, records, page, c.err
 }
 
-// AppendSnapshotDone appends a SnapshotDone frame.
 func AppendSnapshotDone(dst []byte, request uint64, o Outcome) []byte {
 	dst, mark := begin(dst, KindSnapshotDone)
 	dst = binary.AppendUvarint(dst, request)
@@ -101,7 +93,7 @@ func AppendSnapshotDone(dst []byte, request uint64, o Outcome) []byte {
 	return end(dst, mark)
 }
 
-// DecodeSnapshotDone decodes the body of a SnapshotDone frame. Unknown outcomes become Cancelled.
+// DecodeSnapshotDone turns unknown outcomes into Cancelled.
 func DecodeSnapshotDone(body []byte) (request uint64, o Outcome, err error) {
 	c := cursor{rest: body}
 	request, o = c.uvarint(), Outcome(c.byte())

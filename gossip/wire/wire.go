@@ -1,8 +1,6 @@
-// Package wire encodes and decodes the frames of knowledge streams and enforces their bounds.
-// gossip/DESIGN.md specifies the bytes. It does no I/O but Reader's and treats payloads as opaque.
-//
-// Decoders allocate at most a small multiple of their input. Results point into the input unless
-// documented otherwise.
+// Package wire encodes and decodes the frames of knowledge streams (gossip/DESIGN.md). Decoders
+// allocate at most a small multiple of their input; results point into the input unless documented
+// otherwise.
 package wire
 
 import (
@@ -11,8 +9,8 @@ import (
 	"fmt"
 )
 
-// Oldest is the first version that this release still speaks: the one before its own, so that an
-// upgrade does not split the fleet.
+// Oldest is the first version still spoken: one before Version, so that an upgrade does not split
+// the fleet.
 const Oldest = 1
 
 // Kind identifies a frame. Kinds below 0x10 go from subscriber to publisher, other kinds back.
@@ -20,20 +18,20 @@ type Kind uint8
 
 // Frames from the subscriber, which dials, to the publisher.
 const (
-	KindSubscribe Kind = 0x01 // first wanted batch
-	KindPing      Kind = 0x02 // measures round trip and clock offset
-	KindSnapshot  Kind = 0x03 // requests all knowledge
-	KindCancel    Kind = 0x04 // cancels a snapshot
+	KindSubscribe Kind = 0x01
+	KindPing      Kind = 0x02
+	KindSnapshot  Kind = 0x03
+	KindCancel    Kind = 0x04
 )
 
 // Frames from the publisher to the subscriber.
 const (
-	KindStart        Kind = 0x11 // sequence of the first batch to come
-	KindPong         Kind = 0x12 // answers Ping
-	KindBatch        Kind = 0x13 // news of the publisher
-	KindLoad         Kind = 0x14 // its outstanding work
-	KindState        Kind = 0x15 // its small state
-	KindSnapshotHead Kind = 0x16 // begins a snapshot
+	KindStart        Kind = 0x11
+	KindPong         Kind = 0x12
+	KindBatch        Kind = 0x13
+	KindLoad         Kind = 0x14
+	KindState        Kind = 0x15
+	KindSnapshotHead Kind = 0x16
 	KindPage         Kind = 0x17
 	KindSnapshotDone Kind = 0x18 // ends or refuses a snapshot
 )
@@ -43,29 +41,27 @@ const Kinds = 0x20
 
 // Bounds on what a peer may send, checked before memory is spent.
 const (
-	// MaxPayload bounds a batch's payload: some 400 placements of 150 bytes, far beyond one flush.
+	// MaxPayload holds some 400 placements, far beyond one flush.
 	MaxPayload = 64 << 10
-	// MaxRecords bounds the records of a batch or page: a record has at least one byte.
+	// MaxRecords: a record has at least one byte.
 	MaxRecords = 1 << 20
-	// MaxPage bounds a page: live frames between two pages wait for milliseconds.
+	// MaxPage lets live frames wait for milliseconds only.
 	MaxPage = 64 << 10
-	// MaxState bounds the state: a thousand backends at 256 bytes each.
+	// MaxState holds a thousand backends at 256 bytes each.
 	MaxState = 256 << 10
-	// MaxLoads bounds the backends in one load frame.
 	MaxLoads = 16384
 	MaxName  = 255
-	// MaxPositions bounds the positions in one SnapshotHead: 2048 members and the node itself.
+	// MaxPositions is 2048 members and the node itself.
 	MaxPositions = 2049
 
-	// maxSmall bounds the frames that hold only a few numbers.
 	maxSmall = 1 << 10
-	// maxUnknown bounds a frame of an unknown kind, which the reader skips without buffering it.
+	// maxUnknown bounds an unknown frame, which is skipped without buffering.
 	maxUnknown = 1 << 20
-	// slack is how much later versions may append to a frame.
+	// slack is how much later versions may append.
 	slack = 1 << 10
 )
 
-// Errors of decoding. After any of them the stream is unusable.
+// Errors of decoding; the stream is unusable afterwards.
 var (
 	ErrTruncated = errors.New("wire: frame ends early")
 	ErrTooLarge  = errors.New("wire: beyond the bound")
@@ -91,7 +87,6 @@ func Limit(k Kind) (limit int, known bool) {
 	return maxUnknown, false
 }
 
-// String returns the kind's name in statistics and logs.
 func (k Kind) String() string {
 	switch k {
 	case KindSubscribe:
@@ -122,8 +117,7 @@ func (k Kind) String() string {
 	return fmt.Sprintf("unknown_%02x", uint8(k))
 }
 
-// begin reserves a frame's head in dst; the caller appends the body; end fills in the length,
-// moving bodies of 128 bytes or more by a byte or two.
+// begin reserves a frame's head; end fills in the length, moving bodies of 128 bytes or more.
 func begin(dst []byte, k Kind) (out []byte, mark int) {
 	mark = len(dst)
 	return append(dst, byte(k), 0), mark
@@ -138,13 +132,13 @@ func end(dst []byte, mark int) []byte {
 	}
 	var head [binary.MaxVarintLen64]byte
 	n := binary.PutUvarint(head[:], uint64(body))
-	dst = append(dst, head[:n-1]...) // room for the length
+	dst = append(dst, head[:n-1]...)
 	copy(dst[mark+1+n:], dst[mark+2:mark+2+body])
 	copy(dst[mark+1:], head[:n])
 	return followed(dst, Kind(dst[mark]))
 }
 
-// cursor reads a body from the front. The first failure sticks, so callers check once at the end.
+// cursor reads a body from the front. The first failure sticks.
 type cursor struct {
 	rest []byte
 	err  error
@@ -167,7 +161,6 @@ func (c *cursor) uvarint() uint64 {
 	return v
 }
 
-// bounded reads a number that must not exceed limit.
 func (c *cursor) bounded(limit uint64) uint64 {
 	v := c.uvarint()
 	if v > limit {
@@ -207,7 +200,6 @@ func (c *cursor) uint64() uint64 {
 	return v
 }
 
-// bytes reads a length of at most limit and as many bytes, which point into the body.
 func (c *cursor) bytes(limit uint64) []byte {
 	n := c.bounded(limit)
 	if c.err != nil {

@@ -94,7 +94,7 @@ func TestReaderCutsFramesHoweverTheyCome(t *testing.T) {
 		size := i * i % 40_000
 		stream = AppendState(stream, int64(i), make([]byte, size))
 		want = append(want, size)
-		if i%50 == 7 { // a later version's
+		if i%50 == 7 { // of a later version
 			stream = append(append(stream, 0x6a, 0xe8, 0x07), make([]byte, 1000)...)
 		}
 	}
@@ -144,7 +144,7 @@ func TestReaderGrowsWithWhatCameNotWithWhatWasAnnounced(t *testing.T) {
 	r := NewReader(in, NewsSize)
 	go r.Next()
 	out.Write(frame[:100])
-	out.Write(frame[100:200]) // the first has been taken in by now
+	out.Write(frame[100:200]) // the reader has taken the first part by now
 	if n := len(r.buf); n > NewsSize+growStep {
 		t.Errorf("%d bytes held for 200 that came", n)
 	}
