@@ -10,7 +10,6 @@ import (
 	"grapevine/gossip/member"
 )
 
-// seeded returns a source whose seed is logged.
 func seeded(t *testing.T) *rand.Rand {
 	t.Helper()
 	seed := rand.Uint64()
@@ -43,7 +42,7 @@ func TestPartitionHeals(t *testing.T) {
 		}
 		net.heal()
 		began := time.Now()
-		traffic(20, 2_000_000) // membership takes a second of the five to notice
+		traffic(20, 2_000_000)
 		until(t, 4*time.Second, "all know the same", func() bool { return allKnow(nodes) })
 		until(t, 4*time.Second, "all have applied everything", func() bool { return positionsAgree(nodes) })
 		if took := time.Since(began); took > 5*time.Second {
@@ -100,7 +99,7 @@ func TestHungPeerCostsOnlyItsOwnStream(t *testing.T) {
 		for i := range 400 {
 			key := uint64(i)
 			nodes[0].know.learn(key, 1)
-			for j := range 20 { // fills the buffer towards n3
+			for j := range 20 {
 				nodes[0].know.learn(1_000_000+uint64(i*20+j), 1)
 			}
 			until(t, defaultFlush+5*time.Millisecond, "news among those that are well", func() bool {

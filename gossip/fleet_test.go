@@ -7,7 +7,6 @@ import (
 	"time"
 )
 
-// startAll runs n nodes named n0, n1, ... and waits until all are warm and connected.
 func (n *memnet) startAll(count int, adjust func(*Config)) []*testNode {
 	n.t.Helper()
 	var nodes []*testNode
@@ -30,7 +29,6 @@ func (f *Fleet) streams() (out []*subscription) {
 	return out
 }
 
-// connected waits until every node follows every other.
 func (n *memnet) connected(nodes []*testNode) {
 	n.t.Helper()
 	until(n.t, 15*time.Second, "all nodes hear each other", func() bool {
@@ -60,7 +58,6 @@ func TestNewsReachesEveryNodeWithinAFlush(t *testing.T) {
 				for i, origin := range nodes[:8] {
 					key := uint64(1000 + i)
 					origin.know.learn(key, 1)
-					// A flush, a millisecond of polling, and the network.
 					until(t, defaultFlush+2*time.Millisecond+2*net.latency, "all know a fact of "+origin.name, func() bool {
 						for _, n := range nodes {
 							if !n.know.knows(key) {
@@ -141,7 +138,7 @@ func TestTouchedStateIsSentSoon(t *testing.T) {
 		nodes := net.startAll(2, nil)
 		defer stopAll(t, nodes)
 		a, b := nodes[0], nodes[1]
-		time.Sleep(stateInterval) // the first states are sent
+		time.Sleep(stateInterval)
 		set := func(state string) {
 			a.know.mu.Lock()
 			a.know.state = state
@@ -195,7 +192,6 @@ func TestRestartedOriginStartsAnew(t *testing.T) {
 		if !b.know.knows(4) {
 			t.Error("facts of the old process were forgotten")
 		}
-		// A late failure event of the old process changes nothing.
 		time.Sleep(2 * net.notice)
 		if b.know.peerLoad("n0") == nil {
 			t.Error("late death of the old process voided the load of the new one")
@@ -311,14 +307,12 @@ func TestStalenessIsMeasured(t *testing.T) {
 				t.Errorf("%s: rtt %v, offset %v, connected %v", p.Name, p.RTT, p.Offset, p.Connected)
 			}
 		}
-		// A cut that membership has not noticed shows as silence.
 		net.notice = time.Hour
 		net.partition(func(name string) bool { return name == "n0" })
 		time.Sleep(4 * time.Second)
 		if _, stale := nodes[0].know.fleet(); stale < 2*time.Second || stale > 4*time.Second {
 			t.Errorf("staleness %v after 4 s of silence", stale)
 		}
-		// The load of a living but silent node becomes void.
 		until(t, voidAfter, "load of the silent is void", func() bool { return nodes[0].know.peerLoad("n1") == nil })
 	})
 }

@@ -20,7 +20,6 @@ type hostile struct {
 	t *testing.T
 }
 
-// intrude adds a hostile member; serve handles its accepted streams.
 func (n *memnet) intrude(name string, serve func(h *hostile, c net.Conn)) *hostile {
 	n.t.Helper()
 	m := n.node(name, uint64(time.Now().UnixMilli()))
@@ -46,7 +45,6 @@ func (h *hostile) dial(to *testNode) net.Conn {
 	return c
 }
 
-// start is the frame that must begin a publisher's stream.
 func (h *hostile) start() []byte {
 	return wire.AppendStart(nil, wire.Start{Version: 1, Incarnation: h.self.Incarnation, Next: 1})
 }
@@ -60,7 +58,6 @@ func fact(key uint64) []byte {
 	return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, key), 1)
 }
 
-// closed discards input until the other side closes the stream.
 func (h *hostile) closed(c net.Conn) {
 	h.t.Helper()
 	c.SetReadDeadline(time.Now().Add(time.Minute))
@@ -137,7 +134,7 @@ func TestHostilePublisherIsCutOff(t *testing.T) {
 	}
 }
 
-type net2 = net.Conn // where net is a memnet
+type net2 = net.Conn
 
 // Each of these subscriber's frames ends the stream.
 func TestHostileSubscriberIsCutOff(t *testing.T) {
@@ -182,7 +179,6 @@ func TestSlowReaderIsGivenUpAndCostsNobody(t *testing.T) {
 		defer evil.Stop(context.Background())
 		c := evil.dial(nodes[0])
 		defer c.Close()
-		// The subscriber wants everything, keeps pinging, and reads nothing.
 		c.Write(wire.AppendSubscribe(nil, wire.Subscribe{Version: 1}))
 		c.Write(wire.AppendSnapshot(nil, 1))
 		began := time.Now()
@@ -197,7 +193,6 @@ func TestSlowReaderIsGivenUpAndCostsNobody(t *testing.T) {
 				t.Fatal("still served after a minute")
 			}
 		}
-		// Either a write times out or unanswered pings pile up.
 		until(t, time.Second, "it is counted", func() bool { s := nodes[0].Stats(); return s.SlowPeers+s.Violations > 0 })
 		until(t, time.Second, "its snapshot has ended", func() bool { return len(nodes[0].snapshots) == 0 })
 	})

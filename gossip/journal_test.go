@@ -11,11 +11,10 @@ import (
 	"grapevine/gossip/wire"
 )
 
-const t0 = int64(1_795_232_000_000) // Unix ms
+const t0 = int64(1_795_232_000_000)
 
 func put(j *journal, at int64, size int) { j.append(bytes.Repeat([]byte{byte(j.next)}, size), at) }
 
-// read lists the first bytes of the bodies from a sequence on.
 func read(j *journal, from uint64, most int) (got []byte, next uint64, ok bool) {
 	next, ok = j.read(from, func(body []byte) bool {
 		if len(got) == most {
@@ -127,7 +126,6 @@ func TestJournalCopiesBodies(t *testing.T) {
 	}
 }
 
-// heap returns the bytes in use.
 func heap() int64 {
 	runtime.GC()
 	runtime.GC()
@@ -219,7 +217,7 @@ func TestBudgetIsHeld(t *testing.T) {
 	if n := b.left(now); n != 1000 {
 		t.Errorf("%d left at the beginning", n)
 	}
-	b.spend(now, 5000) // urgent bytes
+	b.spend(now, 5000)
 	if n := b.left(now.Add(time.Second)); n != 0 {
 		t.Errorf("%d left in debt", n)
 	}

@@ -22,14 +22,14 @@ func TestSilentPeerBeginsAnewWithItsWholeLoad(t *testing.T) {
 		b.know.mu.Lock()
 		b.know.refuse = func([]byte) bool {
 			b.know.mu.Unlock()
-			<-release // stops reading from n0
+			<-release
 			b.know.mu.Lock()
 			return false
 		}
 		b.know.mu.Unlock()
 		a.know.learn(1, 1)
 		time.Sleep(2 * defaultFlush)
-		a.know.setLoad(2, 20, 2) // waits to be read
+		a.know.setLoad(2, 20, 2)
 		until(t, voidAfter+5*time.Second, "load of the silent is void", func() bool { return b.know.peerLoad("n0") == nil })
 		b.know.mu.Lock()
 		b.know.refuse = nil
@@ -64,7 +64,6 @@ func TestKnowledgeThatIsSlowToTakeOnesLoadHoldsUpNobodyElse(t *testing.T) {
 	<-taking
 	letGo := sync.OnceFunc(func() { close(release) })
 	defer letGo()
-	// Two rounds over all peers.
 	for end := time.Now().Add(2 * houseInterval); time.Now().Before(end); {
 		b.know.learn(uint64(time.Now().UnixNano()), 1)
 		c.know.learn(uint64(time.Now().UnixNano()), 1)

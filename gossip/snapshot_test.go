@@ -11,7 +11,7 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// fill gives nodes facts whose batches are no longer in any journal.
+// fill gives nodes facts that no journal has.
 func fill(nodes []*testNode, count int) {
 	for _, n := range nodes {
 		n.know.mu.Lock()
@@ -61,7 +61,7 @@ func TestNobodyToLearnFromIsWarmAtOnce(t *testing.T) {
 		alone := net.start("n0", nil)
 		until(t, time.Second, "a node that is alone", alone.warming.warm)
 		alone.stop(t)
-		nodes := net.startAll(8, nil) // all at once: none has knowledge
+		nodes := net.startAll(8, nil)
 		defer stopAll(t, nodes)
 		if took := time.Since(began); took > 3*time.Second {
 			t.Errorf("a cold fleet was warm after %v", took)
@@ -74,7 +74,6 @@ func TestNobodyToLearnFromIsWarmAtOnce(t *testing.T) {
 	})
 }
 
-// inOrder sorts nodes by the order in which a joiner asks them.
 func inOrder(nodes []*testNode, joiner string) []*testNode {
 	f := &Fleet{self: processID{joiner, 1}}
 	nodes = slices.Clone(nodes)
@@ -124,8 +123,7 @@ func TestSecondSourceWhenTheFirstStalls(t *testing.T) {
 	}
 }
 
-// slowPages delays each page from number from on by a second, without stalling, until the channel
-// is closed.
+// slowPages delays pages without stalling them.
 func slowPages(nodes []*testNode, from int) (release chan struct{}) {
 	release = make(chan struct{})
 	for _, n := range nodes {
@@ -182,7 +180,7 @@ func TestPartOfASnapshotIsNotServed(t *testing.T) {
 		all := append(nodes, part)
 		name := "joiner"
 		for i := 0; inOrder(all, name)[0] != part; i++ {
-			name = fmt.Sprintf("joiner%d", i) // asks the partial node first
+			name = fmt.Sprintf("joiner%d", i)
 		}
 		joiner := net.start(name, nil)
 		until(t, 5*time.Second, "refused by the part", func() bool { return part.Stats().SnapshotsRefused > 0 })
@@ -209,7 +207,7 @@ func TestManyJoinersAreServedFewAtATime(t *testing.T) {
 					most.Store(n)
 				}
 			}
-			time.Sleep(20 * time.Millisecond) // so that they overlap
+			time.Sleep(20 * time.Millisecond)
 			if page == 20_000*recordSize/pageBytes {
 				now.Add(-1)
 			}

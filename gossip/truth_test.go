@@ -11,10 +11,9 @@ import (
 	"grapevine/prefixtree"
 )
 
-// virtualBackends is the number of backends; the last is never fenced and takes the probes.
+// virtualBackends: the last is never fenced and takes the probes.
 const virtualBackends = 5
 
-// spot is a block on a backend, by fleet-wide names.
 type spot struct {
 	hash prefixtree.Hash
 	key  uint32
@@ -23,23 +22,21 @@ type spot struct {
 // truth records every placement in a virtual fleet. Trees may know less, never anything else.
 type truth struct {
 	mu       sync.Mutex
-	placings map[spot]map[prefixtree.Time]*placing // by time of the placement
-	ended    map[*treeKnowledge]bool               // processes
-	forgets  map[uint32][]forgetting               // by backend
-	latest   map[spot]uint32                       // the latest generation of the spot
-	first    map[uint32]map[uint32]prefixtree.Time // by backend and generation: of its placements
-	renewed  map[uint32]prefixtree.Time            // by backend: when the last node learned its generation, on that node's clock
-	skewed   bool                                  // clocks were set, so times prove nothing
-	newest   prefixtree.Time                       // shown by any node's clock
+	placings map[spot]map[prefixtree.Time]*placing
+	ended    map[*treeKnowledge]bool
+	forgets  map[uint32][]forgetting
+	latest   map[spot]uint32
+	first    map[uint32]map[uint32]prefixtree.Time
+	renewed  map[uint32]prefixtree.Time // when the last node learned the generation
+	skewed   bool                       // clocks were set, so times prove nothing
+	newest   prefixtree.Time
 }
 
-// placing records a placement: its publishers and the backend's generation.
 type placing struct {
 	generation uint32
 	by         []*treeKnowledge
 }
 
-// forgetting records that a process found a backend empty.
 type forgetting struct {
 	by *treeKnowledge
 	at prefixtree.Time
@@ -51,7 +48,6 @@ func newTruth() *truth {
 	}
 }
 
-// show records a node's clock.
 func (w *truth) show(now prefixtree.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -101,7 +97,7 @@ func (w *truth) judge(key uint32, f prefixtree.Fact) error {
 		return fmt.Errorf("invented: block %x was never placed on backend %x", f.Hash, key)
 	case w.skewed && w.latest[spot{f.Hash, key}] < f.Generation && !w.begunLocked(key, f.Generation, math.MaxInt64):
 		return fmt.Errorf("fenced: block %x on backend %x is of a generation before %d", f.Hash, key, f.Generation)
-	case w.skewed && f.Time > w.newest+6_000: // peers' times are capped 5 s ahead; a fence may add to that
+	case w.skewed && f.Time > w.newest+6_000: // 5 s cap on peers, plus a fence
 		return fmt.Errorf("invented: time %d is later than any clock has shown", f.Time)
 	case w.skewed:
 		return nil
@@ -113,9 +109,8 @@ func (w *truth) judge(key uint32, f prefixtree.Fact) error {
 	return nil
 }
 
-// begunLocked reports whether generation, or a later one, had a placement on the backend by then:
-// the new backend process existed then and kept later placements, even if other nodes did not know
-// of it.
+// begunLocked reports whether the backend process of generation existed at that time, known to
+// other nodes or not.
 func (w *truth) begunLocked(key, generation uint32, at prefixtree.Time) bool {
 	for g, first := range w.first[key] {
 		if g >= generation && first <= at {
@@ -125,30 +120,27 @@ func (w *truth) begunLocked(key, generation uint32, at prefixtree.Time) bool {
 	return false
 }
 
-// comparable reports whether all trees must agree on a fact, that is, no generation change clears
-// it on some nodes only.
+// comparable reports whether all trees must agree on a fact: no generation change clears it on some
+// nodes only.
 func (w *truth) comparable(key uint32, f prefixtree.Fact) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return f.Time > w.renewed[key]
 }
 
-// end records the end of a process, whose last batches may have reached some nodes only.
 func (w *truth) end(k *treeKnowledge) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.ended[k] = true
 }
 
-// forget records that a process found a backend empty.
 func (w *truth) forget(by *treeKnowledge, key uint32, at prefixtree.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.forgets[key] = append(w.forgets[key], forgetting{by, at})
 }
 
-// sure reports whether every node must agree on a placement: the processes that published it, and
-// those that found the backend empty later, still run.
+// sure reports whether all processes that affect a placement still run.
 func (w *truth) sure(p spot, at prefixtree.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -191,7 +183,7 @@ func (n virtualNames) Backend(key uint32) (prefixtree.Backend, bool) {
 	return 0, false
 }
 
-// treeKnowledge is Knowledge with a real tree and outbox; load and state come from the model.
+// treeKnowledge is Knowledge with a real tree and outbox.
 type treeKnowledge struct {
 	*model
 	tree   *prefixtree.Tree
@@ -204,7 +196,7 @@ type treeKnowledge struct {
 	applied  Applied
 	batches  uint64
 	drained  uint64
-	seen     map[batchKey]bool // never evicted
+	seen     map[batchKey]bool
 	twice    error
 }
 
@@ -238,7 +230,7 @@ func (k *treeKnowledge) Apply(origin string, payload []byte, shift time.Duration
 	defer k.counting.Unlock()
 	k.batches++
 	batch := batchKey{origin, maphash.Bytes(payloadSeed, payload)}
-	if k.seen[batch] && !k.truth.skewed { // after a clock was set back, a fence may be published again unchanged
+	if k.seen[batch] && !k.truth.skewed { // an unchanged fence
 		k.twice = fmt.Errorf("a batch of %s was applied twice", origin)
 	}
 	k.seen[batch] = true
@@ -264,8 +256,7 @@ func (k *treeKnowledge) ApplySnapshot(page []byte, shift time.Duration) (Applied
 	return k.merge(page, shift)
 }
 
-// request places a chain and returns the function that ends it. cached is the engine's report; -1:
-// none.
+// request places a chain and returns its end. cached is the engine's report; -1: none.
 func (k *treeKnowledge) request(backend int, chain []prefixtree.Hash, cached int) (end func(failed bool)) {
 	b, key, trail := k.names.id(backend), virtualKeys[backend], new(prefixtree.Trail)
 	tell := func(at prefixtree.Time, news []prefixtree.Fact) {
@@ -273,7 +264,7 @@ func (k *treeKnowledge) request(backend int, chain []prefixtree.Hash, cached int
 		k.truth.place(k, key, chain, at, generation)
 		for _, f := range news {
 			if f.Kind == prefixtree.Add || f.Kind == prefixtree.Touch {
-				k.truth.place(k, key, chain, f.Time, generation) // just after a fence that was ahead
+				k.truth.place(k, key, chain, f.Time, generation) // after a fence
 			}
 		}
 		k.outbox.Add(news)
@@ -292,7 +283,6 @@ func (k *treeKnowledge) request(backend int, chain []prefixtree.Hash, cached int
 	}
 }
 
-// generation returns the node's generation of a backend.
 func (k *treeKnowledge) generation(b prefixtree.Backend) uint32 {
 	facts := k.tree.AppendFacts(nil, b, []prefixtree.Hash{1}, 1)
 	return facts[0].Generation
@@ -309,7 +299,6 @@ func (k *treeKnowledge) renew(backend int, generation uint32) {
 	k.truth.renew(virtualKeys[backend], now)
 }
 
-// begin sets all generations in a new process's tree, which clears nothing.
 func (k *treeKnowledge) begin(generations [virtualBackends]uint32) {
 	now := k.clock()
 	for b, g := range generations {
@@ -317,7 +306,7 @@ func (k *treeKnowledge) begin(generations [virtualBackends]uint32) {
 	}
 }
 
-// believes lists the tree's facts and returns the first violation of the truth.
+// believes returns the tree's facts and the first violation of the truth.
 func (k *treeKnowledge) believes() (held map[spot]prefixtree.Time, err error) {
 	held = map[spot]prefixtree.Time{}
 	k.tree.Range(k.clock(), func(f prefixtree.Fact) bool {
@@ -333,7 +322,7 @@ func (k *treeKnowledge) believes() (held map[spot]prefixtree.Time, err error) {
 	return held, err
 }
 
-// difference describes how two nodes differ on facts that running processes published.
+// difference describes how two nodes differ on running processes' facts.
 func (w *truth) difference(a, b map[spot]prefixtree.Time) string {
 	missing, extra, other := 0, 0, 0
 	example := ""
@@ -362,8 +351,7 @@ func (w *truth) difference(a, b map[spot]prefixtree.Time) string {
 	return fmt.Sprintf("%d missing, %d too many, %d of another time, e.g. %s", missing, extra, other, example)
 }
 
-// virtualChain returns a prompt's chain. Chains of one family share their first blocks; a hash
-// covers its whole path.
+// virtualChain shares its first blocks within a family.
 func virtualChain(family, own uint64, common, blocks int) []prefixtree.Hash {
 	chain := make([]prefixtree.Hash, blocks)
 	path := uint64(0)

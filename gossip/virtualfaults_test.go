@@ -11,11 +11,10 @@ import (
 	"grapevine/gossip/member"
 )
 
-// Faults of a virtual fleet.
 const (
 	faultPartition = iota // the membership notices
-	faultCut              // between two nodes; unnoticed
-	faultOneWay           // streams stall, and one of the two nodes believes the other dead
+	faultCut
+	faultOneWay // one of the two nodes believes the other dead
 	faultKill
 	faultLeave
 	faultClock
@@ -26,7 +25,6 @@ const (
 	virtualFaults
 )
 
-// cut cuts or mends directions.
 func (v *virtualFleet) cut(by int, directions ...[2]string) {
 	v.net.mu.Lock()
 	for _, d := range directions {
@@ -37,7 +35,6 @@ func (v *virtualFleet) cut(by int, directions ...[2]string) {
 	v.net.setCut(func(a, b string) bool { return v.cuts[[2]string{a, b}] > 0 })
 }
 
-// meet reports b to a as alive or failed, as the membership would.
 func (v *virtualFleet) meet(a, b *virtualNode) {
 	if a.node == nil || b.node == nil || a == b {
 		return
@@ -49,7 +46,6 @@ func (v *virtualFleet) meet(a, b *virtualNode) {
 	a.node.inner.hear(kind, b.node.inner.self)
 }
 
-// strike injects one fault.
 func (v *virtualFleet) strike(what int) {
 	n := v.any()
 	if n == nil {
@@ -99,8 +95,7 @@ func (v *virtualFleet) strike(what int) {
 	}
 }
 
-// renew raises a backend's generation; nodes learn of it at different times, some only at their
-// next start.
+// renew raises a generation, which nodes learn at different times.
 func (v *virtualFleet) renew(b int) {
 	v.generations[b]++
 	g := v.generations[b]
@@ -135,7 +130,6 @@ func (v *virtualFleet) partition() {
 	v.later(lasts, func() { v.mend(directions) })
 }
 
-// mend ends a cut; the membership notices within a second.
 func (v *virtualFleet) mend(directions [][2]string) {
 	v.cut(-1, directions...)
 	v.later(time.Second, v.meetAll)
@@ -149,7 +143,6 @@ func (v *virtualFleet) meetAll() {
 	}
 }
 
-// end ends a node and restarts it with empty memory.
 func (v *virtualFleet) end(n *virtualNode, kill bool) {
 	pause := v.between(0, 8*time.Second)
 	v.note("%s ends (kill %v), again after %v", n.name, kill, pause)
@@ -163,7 +156,6 @@ func (v *virtualFleet) end(n *virtualNode, kill bool) {
 	v.later(pause, func() { v.begin(n) })
 }
 
-// trouble injects faults for a time while checking every node against the truth.
 func (v *virtualFleet) trouble(lasts time.Duration) {
 	// Faults come by kinds, some not at all.
 	swarm := virtual.NewSwarm(v.r, virtualFaults)
@@ -187,8 +179,6 @@ func (v *virtualFleet) trouble(lasts time.Duration) {
 	v.inspect()
 }
 
-// settleWithin bounds the time from the last fault to agreement, heardWithin the time until every
-// node knows a new placement.
 const (
 	settleWithin = 5 * time.Second
 	heardWithin  = 10 * time.Second

@@ -18,9 +18,8 @@ import (
 	"grapevine/prefixtree"
 )
 
-// virtualFleet is a fleet of real nodes on a memnet in virtual time. The seed determines network,
-// clocks and faults, but not the order of goroutines of one moment, so a failing seed fails mostly,
-// not always.
+// virtualFleet is a fleet of real nodes in virtual time. The seed determines network, clocks and
+// faults, not the order of goroutines, so a failing seed fails mostly.
 type virtualFleet struct {
 	t     *testing.T
 	r     *rand.Rand
@@ -30,20 +29,20 @@ type virtualFleet struct {
 	nodes []*virtualNode
 
 	logMu sync.Mutex
-	log   []string // faults, and the nodes' log lines
+	log   []string
 
 	generations [virtualBackends]uint32
 	requests    uint64
 	open        []openRequest
-	cuts        map[[2]string]int // number of faults that cut each direction
-	breaks      int               // streams that break in a tick, per 1,000 nodes
+	cuts        map[[2]string]int // number of faults per cut direction
+	breaks      int               // per tick and 1,000 nodes
 	jitter      atomic.Int64      // ns, the most
 	exact       bool              // no fault makes trees disagree for good
 	restless    bool              // clocks are set
 	journal     int64
 	budget      int64
 	flush       time.Duration
-	pending     []pending // later events, unordered
+	pending     []pending
 }
 
 type openRequest struct {
@@ -61,9 +60,9 @@ type pending struct {
 type virtualNode struct {
 	index  int
 	name   string
-	offset atomic.Int64 // of its wall clock, ns
-	life   uint64       // processes so far
-	node   *testNode    // nil while down
+	offset atomic.Int64
+	life   uint64
+	node   *testNode
 	know   *treeKnowledge
 	last   Stats
 }
@@ -83,7 +82,7 @@ func newVirtualFleet(t *testing.T, seed uint64, size int) *virtualFleet {
 	v.exact, v.restless = v.r.IntN(3) > 0, v.r.IntN(4) == 0
 	v.truth.skewed = v.restless
 	v.journal = []int64{smallJournal, 64 << 20, 64 << 20, 64 << 20}[v.r.IntN(4)]
-	v.budget = []int64{64 << 10, defaultBudget}[v.r.IntN(2)] // the smaller one delays resumed batches
+	v.budget = []int64{64 << 10, defaultBudget}[v.r.IntN(2)] // the smaller delays resumed batches
 	v.flush = []time.Duration{50 * time.Millisecond, 200 * time.Millisecond}[v.r.IntN(2)]
 	v.net.buffer = []int{16 << 10, 256 << 10}[v.r.IntN(2)]
 	v.net.slow = func(string, string) time.Duration { return time.Duration(rand.Int64N(v.jitter.Load() + 1)) }
@@ -104,14 +103,12 @@ func (v *virtualFleet) note(format string, args ...any) {
 
 var virtualStart = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// fail ends the test and logs the history.
 func (v *virtualFleet) fail(format string, args ...any) {
 	v.t.Helper()
 	v.note(format, args...)
 	v.t.Fatal(strings.Join(v.log, "\n"))
 }
 
-// begin starts the next process of a node.
 func (v *virtualFleet) begin(n *virtualNode) {
 	n.life++
 	know, err := newTreeKnowledge(n.name, n.index, n.now, v.truth)
@@ -129,10 +126,9 @@ func (v *virtualFleet) begin(n *virtualNode) {
 	n.node.journal.limit = v.journal
 }
 
-// smallJournal holds a few seconds of these small fleets, so that subscribers fall behind it.
+// smallJournal is a few seconds, so that subscribers fall behind.
 const smallJournal = 8 << 10
 
-// said records a node's log.
 type said struct {
 	v    *virtualFleet
 	name string
@@ -152,7 +148,6 @@ func (v *virtualFleet) up() (list []*virtualNode) {
 	return list
 }
 
-// any draws a running node, or nil.
 func (v *virtualFleet) any() *virtualNode {
 	up := v.up()
 	if len(up) == 0 {
@@ -165,12 +160,10 @@ func (v *virtualFleet) later(d time.Duration, do func()) {
 	v.pending = append(v.pending, pending{time.Now().Add(d), do})
 }
 
-// between draws a duration.
 func (v *virtualFleet) between(least, most time.Duration) time.Duration {
 	return least + time.Duration(v.r.Int64N(int64(most-least)+1))
 }
 
-// tick runs the due events and some requests.
 func (v *virtualFleet) tick(step time.Duration, rate int) {
 	time.Sleep(step)
 	now := time.Now()
@@ -210,7 +203,6 @@ func (v *virtualFleet) tick(step time.Duration, rate int) {
 
 var errBroken = errors.New("broken by the test")
 
-// breakStream closes one of the streams that the node follows.
 func (n *testNode) breakStream(r *rand.Rand) {
 	if peers := n.alive(); len(peers) > 0 {
 		peers[r.IntN(len(peers))].endStream(errBroken)
@@ -224,7 +216,7 @@ func (v *virtualFleet) request(n *virtualNode) {
 	blocks := 1 + v.r.IntN(40)
 	own := v.requests
 	if v.r.IntN(2) == 0 && v.requests > 20 {
-		own = v.requests - uint64(v.r.IntN(20)) // a next turn, maybe on another node and backend
+		own = v.requests - uint64(v.r.IntN(20))
 	}
 	chain := virtualChain(family, own, int(own%20), blocks)
 	cached := -1
@@ -249,10 +241,9 @@ func (v *virtualFleet) inspect() {
 	}
 }
 
-// account returns an error if a node's counters do not add up or exceed a bound. old is the
-// previous sample.
+// account returns an error if counters do not add up or exceed a bound. old is the previous sample.
 func account(f *Fleet, k *treeKnowledge, old Stats, journal int64) (s Stats, err error) {
-	s = f.Stats() // before the knowledge's own counts, which run ahead
+	s = f.Stats() // before the knowledge's counts, which run ahead
 	k.counting.Lock()
 	applied, batches, drained, twice := k.applied, k.batches, k.drained, k.twice
 	k.counting.Unlock()
@@ -281,7 +272,7 @@ func account(f *Fleet, k *treeKnowledge, old Stats, journal int64) (s Stats, err
 	return s, err
 }
 
-// settled returns what keeps the fleet from rest; "" at rest, when counts are exact.
+// settled returns what keeps the fleet from rest, or "".
 func (v *virtualFleet) settled() string {
 	up := v.up()
 	var first map[spot]prefixtree.Time
@@ -330,8 +321,7 @@ func (m *model) ownLoad() map[uint32]Load {
 	return maps.Clone(m.loads)
 }
 
-// rest heals everything, waits at most limit until the fleet is at rest, and returns the time
-// taken.
+// rest heals everything and waits for rest.
 func (v *virtualFleet) rest(limit time.Duration) time.Duration {
 	v.t.Helper()
 	v.note("quiet")
@@ -348,7 +338,7 @@ func (v *virtualFleet) rest(limit time.Duration) time.Duration {
 	}
 }
 
-// probe places a fact on every node and waits until all nodes believe all of them.
+// probe waits until all nodes believe a new fact of each.
 func (v *virtualFleet) probe(limit time.Duration) time.Duration {
 	v.t.Helper()
 	want := map[spot]string{}

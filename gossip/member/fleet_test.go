@@ -23,7 +23,6 @@ const patience = 90 * time.Second
 func TestMain(m *testing.M) {
 	code := m.Run()
 	if code == 0 {
-		// memberlist's goroutines end shortly after its Shutdown.
 		var err error
 		for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 			if err = goleak.Find(); err == nil {
@@ -38,7 +37,6 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// eventually waits until ok, or fails the test with describe.
 func eventually(t *testing.T, what string, ok func() bool, describe func() any) {
 	t.Helper()
 	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
@@ -53,7 +51,6 @@ func eventually(t *testing.T, what string, ok func() bool, describe func() any) 
 
 func key(b byte) []byte { return bytes.Repeat([]byte{b}, 32) }
 
-// testNode is a List with its received events.
 type testNode struct {
 	*List
 	mu     sync.Mutex
@@ -88,22 +85,19 @@ func (n *testNode) state(name string) State {
 	return 0
 }
 
-// testConfig configures a node on loopback with key 1 and no seeds.
 func testConfig(name string) Config {
 	return Config{
 		Self: Info{
 			Name: name, Version: "test", ProtocolMin: 1, ProtocolMax: 1,
 			Cluster: "test", KeyID: 0x1f2e0000, BlockBytes: 512,
 		},
-		Bind: "127.0.0.1:0",
-		Keys: [][]byte{key(1)},
-		// The default only makes tests longer.
+		Bind:           "127.0.0.1:0",
+		Keys:           [][]byte{key(1)},
 		RejoinInterval: time.Second,
 		Log:            zerolog.Nop(),
 	}
 }
 
-// echo returns the bytes of a stream.
 func echo(c *Conn) { _, _ = io.Copy(c, c) }
 
 // patient avoids false failures on a starved machine.
@@ -111,13 +105,11 @@ func patient(_ int, cfg *Config) {
 	cfg.ProbeInterval, cfg.ProbeTimeout = 15*time.Second, 10*time.Second
 }
 
-// start starts a node for the duration of the test.
 func start(t *testing.T, cfg Config) *testNode {
 	t.Helper()
 	return startWith(t, cfg, nil)
 }
 
-// startWith is start with a hook before the list listens.
 func startWith(t *testing.T, cfg Config, before func(*List)) *testNode {
 	t.Helper()
 	n := &testNode{}
@@ -163,13 +155,11 @@ func stop(t *testing.T, n *testNode) {
 	}
 }
 
-// fleet starts n nodes that join through the first, and waits until all know all.
 func fleet(t *testing.T, n int, edit func(i int, cfg *Config)) []*testNode {
 	t.Helper()
 	return fleetOf(t, n, edit, func(int, *List) {})
 }
 
-// fleetOf is fleet with a hook before each list listens.
 func fleetOf(t *testing.T, n int, edit func(i int, cfg *Config), before func(i int, l *List)) []*testNode {
 	t.Helper()
 	nodes := make([]*testNode, n)
@@ -187,7 +177,6 @@ func fleetOf(t *testing.T, n int, edit func(i int, cfg *Config), before func(i i
 	return nodes
 }
 
-// whole waits until every node believes every other alive.
 func whole(t *testing.T, nodes []*testNode) {
 	t.Helper()
 	for _, a := range nodes {
@@ -202,7 +191,6 @@ func whole(t *testing.T, nodes []*testNode) {
 	}
 }
 
-// say sends a line and expects it back.
 func say(c net.Conn, text string) error {
 	_ = c.SetDeadline(time.Now().Add(patience))
 	if _, err := c.Write([]byte(text)); err != nil {
@@ -250,14 +238,12 @@ func TestFleet(t *testing.T) {
 			eventually(t, "one event", func() bool { return a.seen(Joined, b.Self().Name) == 1 }, func() any { return a.told() })
 		}
 	}
-	// Another node's address under a wrong name.
 	other := nodes[1].Self()
 	other.Name = "node-9"
 	if c, err := nodes[0].Dial(context.Background(), other); err == nil {
 		_ = c.Close()
 		t.Error("another node answered, and that was fine")
 	}
-	// A node's own address among the seeds is no error.
 	for _, e := range nodes[1].JoinErrors() {
 		if e.Err != nil {
 			t.Error(e)
@@ -269,13 +255,13 @@ func TestFailureDetection(t *testing.T) {
 	t.Parallel()
 	nodes := fleet(t, 4, nil)
 	begin := time.Now()
-	stop(t, nodes[3]) // without Leave, as if killed
+	stop(t, nodes[3])
 	for _, n := range nodes[:3] {
 		eventually(t, "the dead node is found dead", func() bool { return n.seen(Failed, "node-3") > 0 }, func() any { return n.told() })
 	}
 	t.Logf("dead everywhere after %v", time.Since(begin).Round(10*time.Millisecond))
 	if s := nodes[0].state("node-3"); s != StateFailed {
-		t.Error(s) // no exchange of state revives it
+		t.Error(s)
 	}
 	if _, err := nodes[3].Dial(context.Background(), nodes[0].Self()); !errors.Is(err, ErrStopped) {
 		t.Error(err)
@@ -304,7 +290,6 @@ func TestLeave(t *testing.T) {
 	if err := nodes[1].Leave(0); err != nil && !errors.Is(err, ErrUnconfirmed) {
 		t.Error(err)
 	}
-	// The last node leaves at once.
 	eventually(t, "the last node is alone", func() bool { return nodes[0].state("node-1") != StateAlive }, func() any { return nodes[0].Members() })
 	if err := nodes[0].Leave(time.Nanosecond); err != nil {
 		t.Error(err)

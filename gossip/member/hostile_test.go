@@ -27,7 +27,6 @@ func connect(t *testing.T, n *testNode) net.Conn {
 	return c
 }
 
-// ends expects the other side to close the connection within patience.
 func ends(t *testing.T, c net.Conn, what string) {
 	t.Helper()
 	_ = c.SetReadDeadline(time.Now().Add(patience))
@@ -57,7 +56,6 @@ func TestFloodOfHalfOpenHandshakes(t *testing.T) {
 		s := nodes[0].Stats()
 		return s.Evicted > 0 && s.Handshaking <= maxHandshakes
 	}, func() any { return nodes[0].Stats() })
-	// An honest handshake may be evicted once or twice.
 	eventually(t, "an honest node gets through", func() bool {
 		c, err := nodes[1].Dial(context.Background(), nodes[0].Self())
 		if err != nil {
@@ -133,7 +131,7 @@ func TestGarbage(t *testing.T) {
 		case 2:
 			packet = label[:1+i%len(label)]
 		}
-		_, _ = udp.Write(packet) // a lost packet does not matter
+		_, _ = udp.Write(packet)
 		if i%10 == 0 {
 			c := connect(t, nodes[0])
 			switch i % 40 {
@@ -215,7 +213,6 @@ func TestHostilePeer(t *testing.T) {
 	if len(n.Keys()) != 1 {
 		t.Error(n.Keys())
 	}
-	// No protocol, or an old TLS.
 	for _, c := range []*tls.Config{
 		{InsecureSkipVerify: true, Certificates: []tls.Certificate{r.identity.Load().leaf}},
 		{InsecureSkipVerify: true, Certificates: []tls.Certificate{r.identity.Load().leaf}, NextProtos: []string{"h2"}},
@@ -314,8 +311,7 @@ type lines []string
 
 func (l *lines) Write(b []byte) (int, error) { *l = append(*l, string(b)); return len(b), nil }
 
-// guest opens a stream as who under the primary key of s, without being a member, and returns the
-// verdict on its hello.
+// guest opens a stream as who without being a member.
 func guest(t *testing.T, n *testNode, s *secure, alpn string, who Info) (*tls.Conn, verdict, string) {
 	t.Helper()
 	c, _, err := s.client(context.Background(), connect(t, n), n.Self().Addr, alpn)
@@ -340,7 +336,6 @@ func guest(t *testing.T, n *testNode, s *secure, alpn string, who Info) (*tls.Co
 	return c, v, text
 }
 
-// stranger returns an Info of a non-member that n accepts.
 func stranger(n *testNode, name, addr string) Info {
 	who := n.Self()
 	who.Name, who.Addr = name, addr
@@ -357,7 +352,7 @@ func TestRefusedStrangersAreBounded(t *testing.T) {
 			return false
 		}
 		_ = c.SetReadDeadline(time.Now().Add(patience))
-		_, _ = io.Copy(io.Discard, c) // until it is half-closed
+		_, _ = io.Copy(io.Discard, c)
 		return n.Stats().Handshaking > 0
 	}, func() any { return n.Stats() })
 }
@@ -405,7 +400,6 @@ func TestStreamsFullOfGarbage(t *testing.T) {
 	}
 }
 
-// countingConn counts the bytes read.
 type countingConn struct {
 	net.Conn
 	read atomic.Int64
@@ -420,7 +414,7 @@ func (c *countingConn) Read(b []byte) (int, error) {
 // A stranger cannot send certificates of unlimited length.
 func TestLongHandshakeIsCut(t *testing.T) {
 	cfg := testConfig("a")
-	cfg.handshake = patience // the byte bound must end it
+	cfg.handshake = patience
 	n := start(t, cfg)
 	r, err := newRing("evil", [][]byte{key(2)}, "")
 	if err != nil {

@@ -81,7 +81,6 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-// authority issues the operator's certificates.
 type authority struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
@@ -108,7 +107,6 @@ func newTestAuthority(t *testing.T) *authority {
 	return &authority{cert, k}
 }
 
-// config issues a certificate for a DNS name or an address.
 func (a *authority) config(t *testing.T, name string, trusted *authority) *tls.Config {
 	t.Helper()
 	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -13,7 +13,7 @@ func TestRefusals(t *testing.T) {
 	for _, tc := range []struct {
 		field Field
 		edit  func(cfg *Config)
-		says  string // part of the newcomer's error
+		says  string
 	}{
 		{FieldGossipKey, func(cfg *Config) { cfg.Keys = [][]byte{key(2)} }, "another gossip key (" + FingerprintOf(key(1)).String() + " there, " + FingerprintOf(key(2)).String() + " here)"},
 		{FieldGossipKey, func(cfg *Config) { cfg.Keys = nil }, "here): give every node the same --gossip-key-file"},
@@ -51,7 +51,6 @@ func TestRefusals(t *testing.T) {
 			if len(first.Members())+len(second.Members()) != 0 {
 				t.Error(first.Members(), second.Members())
 			}
-			// A knowledge stream is refused, too.
 			if c, err := second.Dial(context.Background(), first.Self()); !errors.As(err, &mismatch) || mismatch.Field != tc.field {
 				t.Error(c, err)
 			}

@@ -15,7 +15,6 @@ import (
 	"time"
 )
 
-// rotate does an operation that must succeed on n nodes.
 func rotate(t *testing.T, l *testNode, op KeyOp, key []byte, n int) []KeyResult {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -30,13 +29,12 @@ func rotate(t *testing.T, l *testNode, op KeyOp, key []byte, n int) []KeyResult 
 	return results
 }
 
-// traffic is a permanent stream from each node to every other, reopened when it breaks.
+// traffic is a permanent stream between all pairs.
 type traffic struct {
-	said   []atomic.Int64 // by pair
+	said   []atomic.Int64
 	breaks atomic.Int64
 }
 
-// startTraffic makes the nodes talk until the test ends.
 func startTraffic(t *testing.T, nodes []*testNode) *traffic {
 	t.Helper()
 	f := &traffic{}
@@ -65,14 +63,13 @@ func (f *traffic) talk(ctx context.Context, a, b *testNode, said *atomic.Int64) 
 		}
 		for ctx.Err() == nil && say(c, "still there?") == nil {
 			said.Add(1)
-			time.Sleep(time.Millisecond) // not to starve the probes
+			time.Sleep(time.Millisecond)
 		}
 		_ = c.Close()
 		f.breaks.Add(1)
 	}
 }
 
-// goesOn waits until every pair has exchanged more.
 func (f *traffic) goesOn(t *testing.T, when string) {
 	t.Helper()
 	for i := range f.said {
@@ -98,7 +95,6 @@ func TestRotationUnderTraffic(t *testing.T) {
 	talk.goesOn(t, "before")
 	old, next := FingerprintOf(key(1)), FingerprintOf(key(2))
 
-	// Too early.
 	if _, err := nodes[0].RotateKey(context.Background(), KeyUse, key(2)); !errors.Is(err, ErrKeyNotEverywhere) {
 		t.Error(err)
 	}
@@ -106,7 +102,7 @@ func TestRotationUnderTraffic(t *testing.T) {
 		t.Error(err)
 	}
 	rotate(t, nodes[0], KeyInstall, key(2), 3)
-	rotate(t, nodes[1], KeyInstall, key(2), 3) // again
+	rotate(t, nodes[1], KeyInstall, key(2), 3)
 	talk.goesOn(t, "after install")
 	rotate(t, nodes[1], KeyUse, key(2), 3)
 	talk.goesOn(t, "after use")
@@ -143,7 +139,6 @@ func TestRotationUnderTraffic(t *testing.T) {
 	whole(t, append(nodes, start(t, cfg)))
 }
 
-// onlyKey checks that a node, its file and memberlist have exactly one key.
 func onlyKey(t *testing.T, n *testNode, file string, want []byte) {
 	t.Helper()
 	keys, err := readKeyring(file)

@@ -15,7 +15,6 @@ import (
 	"time"
 )
 
-// fakeDNS is a resolver whose records may change during use.
 type fakeDNS struct {
 	mu    sync.Mutex
 	hosts map[string][]netip.Addr
@@ -82,7 +81,7 @@ func TestDiscovery(t *testing.T) {
 			cfg := testConfig("by-" + tc.name)
 			cfg.Join, cfg.resolver = []string{tc.entry}, dns
 			if tc.name == "file" {
-				cfg.RejoinInterval = time.Hour // only watching can find it
+				cfg.RejoinInterval = time.Hour
 			}
 			n := start(t, cfg)
 			eventually(t, "a first attempt", n.Joined, func() any { return nil })
@@ -111,7 +110,7 @@ func TestSeedEntries(t *testing.T) {
 	}
 	for _, tc := range []struct {
 		entry string
-		want  []string // nil: an error
+		want  []string
 	}{
 		{"10.1.2.3:7000", []string{"10.1.2.3:7000"}},
 		{"10.1.2.3", []string{"10.1.2.3:7946"}},
@@ -142,7 +141,7 @@ func TestSeedEntries(t *testing.T) {
 func TestAdvertise(t *testing.T) {
 	for _, tc := range []struct{ bind, advertise, join, want string }{
 		{"127.0.0.1:0", "", "", "127.0.0.1"},
-		{"localhost:0", "", "", "127.0.0.1"}, // the bound address, without another lookup
+		{"localhost:0", "", "", "127.0.0.1"},
 		{"127.0.0.1:0", "127.0.0.2", "", "127.0.0.2"},
 		{"127.0.0.1:0", "named.test:999", "", "10.9.8.7:999"},
 		{"0.0.0.0:0", "", "127.0.0.1:1", "127.0.0.1"},

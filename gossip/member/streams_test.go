@@ -11,7 +11,6 @@ import (
 
 const testProtocol = "test/1"
 
-// serveStreams echoes streams until they close.
 func serveStreams(t *testing.T, s *Streams) {
 	t.Helper()
 	t.Cleanup(func() { _ = s.Close() })
@@ -29,7 +28,6 @@ func serveStreams(t *testing.T, s *Streams) {
 	}()
 }
 
-// streamsOf starts n nodes, each with an echo server on testProtocol.
 func streamsOf(t *testing.T, n int, edit func(i int, cfg *Config)) (nodes []*testNode, streams []*Streams) {
 	t.Helper()
 	streams = make([]*Streams, n)
@@ -40,8 +38,7 @@ func streamsOf(t *testing.T, n int, edit func(i int, cfg *Config)) (nodes []*tes
 	return nodes, streams
 }
 
-// roundTrip echoes a byte through addr: a TLS 1.3 client sees the server's refusal only when it
-// reads.
+// roundTrip reads, since a TLS 1.3 client sees a refusal only then.
 func roundTrip(t *testing.T, s *Streams, addr string) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

@@ -29,7 +29,7 @@ func TestTableBound(t *testing.T) {
 		t.Error("more members than the table holds")
 	}
 	tb.gone("n7")
-	for range 3 { // as in a merge, which only asks
+	for range 3 {
 		_, _ = tb.admit(node("more"))
 	}
 	ev := tb.events()

@@ -7,7 +7,6 @@ import (
 	"testing"
 )
 
-// seeds returns one frame of each kind.
 func seeds() [][]byte {
 	b := Batch{Sequence: 5, Time: 1795231982067, Records: 2, Payload: []byte("payload")}
 	body := b.AppendBody(nil)
@@ -76,7 +75,6 @@ func again(k Kind, body []byte) []byte {
 	return nil
 }
 
-// decodeAll decodes every frame of b.
 func decodeAll(b []byte) (frames int) {
 	r := NewReader(bytes.NewReader(b), NewsSize)
 	for {
