@@ -52,8 +52,8 @@ const (
 	minPiece = 4 << 10
 )
 
-// piece returns the bytes of bulk to send at a time: the share allows the next piece within a
-// second.
+// piece returns how many bytes of bulk to send at a time, so that the share allows the next piece
+// within a second.
 func (b *budget) piece(limit int) int {
 	return min(limit, max(minPiece, int(b.rate*bulkShare/2)))
 }

@@ -2,7 +2,8 @@ package gossip
 
 import "time"
 
-// clockSamples is eight seconds of pings: one of them met no queue, yet a slewed clock is followed.
+// clockSamples is eight seconds of pings: long enough that one met no queue, short enough to follow
+// a slewed clock.
 const clockSamples = 16
 
 // clockFilter estimates a peer's clock: the offset of the shortest round trip is wrong by at most
@@ -74,8 +75,8 @@ func smooth(old, sample time.Duration, first bool) time.Duration {
 	return old + time.Duration(lagGain*float64(sample-old))
 }
 
-// lagged records the age of a frame sent at said. Frames older than the stream waited for the
-// stream, and silence counted as lag meanwhile.
+// lagged records the age of a frame sent at said, unless the frame is older than the stream: then
+// it waited for the stream, and silence has counted as lag.
 func (s *subscription) lagged(said, now time.Time) {
 	s.p.mu.Lock()
 	defer s.p.mu.Unlock()
@@ -93,8 +94,8 @@ func (s *subscription) lagged(said, now time.Time) {
 
 const staleQuantile = 0.75
 
-// staleness returns the 75 % quantile of sorted lags. Above it, one hung stream, which hides little
-// work, would blind every node; a median would ignore unseen work enough for a herd.
+// staleness returns the 75 % quantile of sorted lags. A higher one would let one hung stream, which
+// hides little work, blind every node; a median would ignore enough unseen work for a herd.
 func staleness(lags []time.Duration) time.Duration {
 	if len(lags) == 0 {
 		return 0

@@ -18,6 +18,7 @@ import (
 // Load is one node's outstanding work on one backend.
 type Load = wire.Load
 
+// Applied counts a merge's effects.
 type Applied struct {
 	Records int // in the batch or page
 	News    int // that changed something
@@ -31,9 +32,9 @@ type Knowledge interface {
 	// Drain appends at most max bytes of this node's news to dst and returns their number of
 	// records; 0 means no news, or that the next record exceeds max. One goroutine calls it.
 	Drain(dst []byte, max int) (payload []byte, records int)
-	// Apply merges a batch. Batches of one process arrive in order, each at most once; those in a
-	// snapshot may not arrive. An error means malformed: the stream closes and resumes behind the
-	// batch.
+	// Apply merges a batch. Batches of one process arrive in order, each at most once; batches that
+	// a snapshot replaced do not arrive. An error means malformed: the stream closes and resumes
+	// behind the batch.
 	Apply(origin string, payload []byte, shift time.Duration) (Applied, error)
 	// Snapshot yields all knowledge, newest first, in pages of at most max bytes until yield
 	// returns false. Yield blocks while the joiner is slow, so Snapshot must not hold a lock.
@@ -61,7 +62,7 @@ type Knowledge interface {
 
 // Config configures a Fleet. New copies it.
 type Config struct {
-	// Member configures the membership. New sets OnEvent, Serve and a zero protocol range.
+	// Member configures the membership. New sets OnEvent and Serve, and the protocol range if zero.
 	Member member.Config
 	// Knowledge is required.
 	Knowledge Knowledge

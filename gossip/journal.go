@@ -7,7 +7,8 @@ import (
 )
 
 const (
-	// journalAge: facts live for minutes, so after ten a snapshot costs as much as resuming.
+	// journalAge is ten minutes, because facts live for minutes: after that a snapshot costs no
+	// more.
 	journalAge = 10 * time.Minute
 	// entryBytes is the memory of an entry without its body.
 	entryBytes = 64

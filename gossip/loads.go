@@ -89,8 +89,8 @@ func (t *loadTable) removeLocked(i int) {
 	t.slots = t.slots[:last]
 }
 
-// since appends the entries changed after version, or with full, or if changes were purged, all
-// busy entries.
+// since appends the entries changed after version; with full, or if changes were purged, it appends
+// all busy entries.
 func (t *loadTable) since(dst []Load, version uint64, full bool) (loads []Load, now uint64, time int64, whole bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -126,7 +126,7 @@ func (f *Fleet) loseLocked(p *peer, info member.Info, state member.State) {
 	}
 	p.status = member.Status{Info: info, State: state, Since: time.Now()}
 	if state == member.StateLeft {
-		p.stopDialingLocked() // it may still carry the last batches, and ends by itself
+		p.stopDialingLocked() // the open stream may still carry the last batches
 	} else {
 		p.unfollowLocked(errGone)
 	}
@@ -234,7 +234,8 @@ func (p *peer) staleLocked(now time.Time) time.Duration {
 	return max(p.lag, now.Sub(last)-pingInterval-pingInterval/2)
 }
 
-// shift converts the peer's times to this node's clock: 0 while unmeasured, close, or absurd.
+// shift returns the offset added to the peer's times: 0 while unmeasured, close, or beyond
+// maxShift.
 func (p *peer) shift() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -80,6 +80,7 @@ type Stats struct {
 	Refused    uint64 `json:"refused"` // members and streams beyond maxPeers
 }
 
+// Stats returns the counters.
 func (f *Fleet) Stats() Stats {
 	c := &f.counts
 	s := Stats{

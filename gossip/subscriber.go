@@ -242,7 +242,7 @@ func (d *subscriber) subscribe(s wire.Subscribe) error {
 
 func (d *subscriber) write() {
 	defer d.conn.Close() // ends the reader
-	// for the full load vector and held back frames
+	// The timer serves the full load vector and frames held back by the budget.
 	timer := time.NewTimer(fullLoadInterval)
 	defer timer.Stop()
 	var buf []byte

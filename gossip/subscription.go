@@ -188,7 +188,7 @@ func (s *subscription) request() {
 	case next > 0:
 		s.asked.Incarnation, s.asked.Next = s.id.incarnation, next
 	case !s.f.warming.learning():
-		// A new process, and this node is no joiner.
+		// The process is new, and this node is no joiner.
 		s.asked.Incarnation, s.asked.Next = s.id.incarnation, 1
 	}
 	s.send(wire.KindSubscribe, func(b []byte) []byte { return wire.AppendSubscribe(b, s.asked) })
@@ -301,8 +301,8 @@ func (s *subscription) takePong(body []byte, now time.Time) error {
 	return nil
 }
 
-// takeStart compares the stream's first batch with the wanted one; a snapshot must replace the
-// batches between.
+// takeStart compares the stream's first batch with the wanted one. If batches between were dropped,
+// a snapshot must replace them.
 func (s *subscription) takeStart(body []byte) error {
 	st, err := wire.DecodeStart(body)
 	if err != nil {
@@ -346,8 +346,8 @@ func (s *subscription) takeBatch(body []byte, now time.Time) error {
 	}
 	s.p.mu.Unlock()
 	err = s.apply(&b)
-	// Only now, because snapshots promise all batches below the cursor; also behind a malformed
-	// batch, which would stay malformed.
+	// The cursor moves after Apply, because snapshots promise all batches below it, and also behind
+	// a malformed batch, which would stay malformed.
 	s.p.mu.Lock()
 	s.p.cursor.next++
 	s.p.mu.Unlock()
@@ -397,7 +397,8 @@ func (s *subscription) takeState(body []byte) error {
 	return nil
 }
 
-// pass calls what unless the peer is gone or has a newer stream: what would restore dropped load.
+// pass calls what unless the peer is gone or has a newer stream, so that dropped load stays
+// dropped.
 func (s *subscription) pass(what func()) {
 	p := s.p
 	p.order.Lock()

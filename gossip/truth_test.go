@@ -11,7 +11,7 @@ import (
 	"grapevine/prefixtree"
 )
 
-// virtualBackends: the last is never fenced and takes the probes.
+// virtualBackends counts the backends; the last is never fenced and takes the probes.
 const virtualBackends = 5
 
 type spot struct {
@@ -97,7 +97,7 @@ func (w *truth) judge(key uint32, f prefixtree.Fact) error {
 		return fmt.Errorf("invented: block %x was never placed on backend %x", f.Hash, key)
 	case w.skewed && w.latest[spot{f.Hash, key}] < f.Generation && !w.begunLocked(key, f.Generation, math.MaxInt64):
 		return fmt.Errorf("fenced: block %x on backend %x is of a generation before %d", f.Hash, key, f.Generation)
-	case w.skewed && f.Time > w.newest+6_000: // 5 s cap on peers, plus a fence
+	case w.skewed && f.Time > w.newest+6_000: // peers' times are capped at 5 s ahead
 		return fmt.Errorf("invented: time %d is later than any clock has shown", f.Time)
 	case w.skewed:
 		return nil
@@ -230,7 +230,7 @@ func (k *treeKnowledge) Apply(origin string, payload []byte, shift time.Duration
 	defer k.counting.Unlock()
 	k.batches++
 	batch := batchKey{origin, maphash.Bytes(payloadSeed, payload)}
-	if k.seen[batch] && !k.truth.skewed { // an unchanged fence
+	if k.seen[batch] && !k.truth.skewed { // a fence may repeat
 		k.twice = fmt.Errorf("a batch of %s was applied twice", origin)
 	}
 	k.seen[batch] = true
@@ -264,7 +264,7 @@ func (k *treeKnowledge) request(backend int, chain []prefixtree.Hash, cached int
 		k.truth.place(k, key, chain, at, generation)
 		for _, f := range news {
 			if f.Kind == prefixtree.Add || f.Kind == prefixtree.Touch {
-				k.truth.place(k, key, chain, f.Time, generation) // after a fence
+				k.truth.place(k, key, chain, f.Time, generation) // just after a fence
 			}
 		}
 		k.outbox.Add(news)

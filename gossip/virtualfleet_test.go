@@ -19,7 +19,7 @@ import (
 )
 
 // virtualFleet is a fleet of real nodes in virtual time. The seed determines network, clocks and
-// faults, not the order of goroutines, so a failing seed fails mostly.
+// faults, but not the order of goroutines, so a failing seed may pass on a rerun.
 type virtualFleet struct {
 	t     *testing.T
 	r     *rand.Rand

@@ -16,7 +16,8 @@ import (
 const (
 	// stallTimeout is how long a source may be stalled or unreachable before another is asked.
 	stallTimeout = 2 * time.Second
-	// busyPause also is the period at which a warm node checks for missing batches.
+	// busyPause precedes the next request to a busy peer, and is the period at which a warm node
+	// checks for missing batches.
 	busyPause     = 250 * time.Millisecond
 	lookInterval  = 20 * time.Millisecond
 	intakeTimeout = time.Minute
@@ -237,7 +238,7 @@ func (f *Fleet) pickSource(known map[processID]*source, now time.Time) (s *subsc
 		case src.cold:
 			cold++
 		case stream == nil && now.Sub(src.since) > stallTimeout:
-			// Not cold, but not waited for if all other peers are.
+			// An unreachable peer is not cold, but is not waited for if all other peers are.
 		default:
 			open++
 		}

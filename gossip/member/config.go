@@ -68,6 +68,7 @@ func (s State) String() string {
 
 func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
+// Status is a member and its believed state.
 type Status struct {
 	Info
 	State State
@@ -84,6 +85,7 @@ type SeedError struct {
 	At  time.Time
 }
 
+// Refusal is a refused node and the reason.
 type Refusal struct {
 	// Addr is the source, or the node's own address for relayed metadata.
 	Addr string

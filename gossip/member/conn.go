@@ -64,8 +64,8 @@ type conns struct {
 	closed bool
 }
 
-// add refuses a stream whose key left the ring since the handshake: either dropForeign sees the
-// stream, or add the new ring.
+// add refuses a stream whose key left the ring since the handshake: dropForeign sees the stream, or
+// add sees the new ring.
 func (s *conns) add(c *Conn) error {
 	var victim *Conn
 	err := func() error {
@@ -119,7 +119,7 @@ func (s *conns) foreignLocked(c *Conn) bool {
 	return false
 }
 
-// dropForeign closes the streams under keys off the ring, except key operations, whose answers must
+// dropForeign closes the streams under removed keys, except key operations, whose answers must
 // arrive.
 func (s *conns) dropForeign() {
 	s.mu.Lock()

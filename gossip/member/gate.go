@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// gate bounds unauthenticated connections. At the bound it closes the oldest of the address that
-// has the most: an honest handshake takes milliseconds and is rarely the oldest.
+// gate bounds unauthenticated connections. At the bound it closes the oldest one of the address
+// that has the most: an honest handshake takes milliseconds and is rarely the oldest.
 type gate struct {
 	limit int
 

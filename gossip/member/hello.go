@@ -21,7 +21,7 @@ const (
 	verdictMismatch
 	// verdictName: the text is the address of the member with this name.
 	verdictName
-	// verdictBusy: starting or leaving.
+	// verdictBusy: the acceptor is starting or leaving.
 	verdictBusy
 	// verdictRaftID: the text names the member with this raft id.
 	verdictRaftID

@@ -23,6 +23,7 @@ func (f Fingerprint) String() string { return hex.EncodeToString(f[:]) }
 
 func (f Fingerprint) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
 
+// ParseFingerprint decodes String's result.
 func ParseFingerprint(s string) (Fingerprint, error) {
 	var f Fingerprint
 	if b, err := hex.DecodeString(s); err == nil && len(b) == len(f) {
@@ -31,6 +32,7 @@ func ParseFingerprint(s string) (Fingerprint, error) {
 	return f, errors.New("a fingerprint has 16 hexadecimal digits")
 }
 
+// FingerprintOf returns the fingerprint of key.
 func FingerprintOf(key []byte) Fingerprint {
 	return Fingerprint(derive(key, "fingerprint", len(Fingerprint{})))
 }
@@ -38,7 +40,7 @@ func FingerprintOf(key []byte) Fingerprint {
 const (
 	// derivation is the salt. Nodes with different salts cannot communicate.
 	derivation = "grapevine gossip identity 1"
-	// noKey stands for no key; real keys never have 17 bytes.
+	// noKey replaces the key in a fleet without keys; real keys never have 17 bytes.
 	noKey        = "grapevine: no key"
 	issuerPrefix = "grapevine gossip "
 	// sniSuffix follows the fingerprint of the client's primary key, so that a server without the

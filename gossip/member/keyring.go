@@ -19,13 +19,13 @@ import (
 )
 
 const (
-	// maxKeys: a rotation needs two keys, abandoned ones leave more.
+	// maxKeys leaves room for abandoned rotations; a rotation needs two keys.
 	maxKeys = 8
-	// maxKeyringFile is a hundred times eight keys, for comments.
+	// maxKeyringFile is a hundred times the size of eight keys, to allow comments.
 	maxKeyringFile = 64 << 10
 )
 
-// Errors of ring operations; text when another node reports them.
+// Errors of ring operations. RotateKey returns them as text when another node reports them.
 var (
 	errNoRing     = errors.New("this node runs without gossip keys: start the fleet with a key first")
 	errNoSuchKey  = errors.New("the key is not on the ring: install it first")
@@ -324,7 +324,8 @@ func writeKeyring(path string, keys [][]byte) error {
 	if err != nil {
 		return err
 	}
-	// Without this a crash might restore the old file. Not every file system supports it.
+	// Without the directory's sync a crash might restore the old file. Not every file system
+	// supports it.
 	if err := d.Sync(); err != nil && !errors.Is(err, syscall.EINVAL) && !errors.Is(err, errors.ErrUnsupported) {
 		return err
 	}

@@ -26,7 +26,7 @@ var (
 	errNameless    = errors.New("nobody answers there under that name")
 )
 
-// leastLeave: memberlist waits without bound if a timeout is 0.
+// leastLeave is above 0, because memberlist takes 0 as no timeout.
 const leastLeave = 20 * time.Millisecond
 
 // List is this node's membership in a fleet. Safe for concurrent use.
@@ -235,7 +235,7 @@ func (l *List) memberlistConfig(t *transport, label string) *memberlist.Config {
 	c.BindPort = t.port()
 	c.ProbeInterval, c.ProbeTimeout = l.cfg.ProbeInterval, l.cfg.ProbeTimeout
 	c.SuspicionMult = 3
-	// Short, since a dead process also ends its streams.
+	// The factor is low, since a dead process also ends its streams.
 	c.SuspicionMaxTimeoutMult = 3
 	// A message takes about four ticks per peer; ticks without messages are free.
 	c.GossipInterval = 50 * time.Millisecond
@@ -373,8 +373,8 @@ func (l *List) Members() []Status { return l.table.list() }
 // Refusals returns the latest refusals, at most 64, the latest last.
 func (l *List) Refusals() []Refusal { return l.refusals.list() }
 
-// Keys returns the ring's keys, the primary first; without keys, the fingerprint of their
-// substitute.
+// Keys returns the ring's keys, the primary first; without keys, the fingerprint of the constant
+// that replaces them.
 func (l *List) Keys() []KeyInfo { return l.ring.list() }
 
 // Stats holds counters since the start and current numbers.
@@ -390,6 +390,7 @@ type Stats struct {
 	Refused                      uint64
 }
 
+// Stats returns the counters.
 func (l *List) Stats() Stats {
 	s := Stats{FailedHandshakes: l.failed.Load(), Streams: l.conns.count(), MaxStreams: maxConns}
 	l.refusals.mu.Lock()

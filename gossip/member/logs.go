@@ -8,7 +8,8 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// limiter keeps garbage from the network from filling a disk. Safe for concurrent use.
+// limiter limits log lines, so that garbage from the network cannot fill a disk. Safe for
+// concurrent use.
 type limiter struct {
 	burst, perSecond float64
 	now              func() time.Time
@@ -54,7 +55,7 @@ var bridgeLevels = []struct {
 	{[]byte("[DEBUG] "), zerolog.DebugLevel},
 	{[]byte("[INFO] "), zerolog.InfoLevel},
 	{[]byte("[WARN] "), zerolog.WarnLevel},
-	// Unusable packets and streams, which gossip repairs.
+	// memberlist's errors are unusable packets and streams, which gossip repairs.
 	{[]byte("[ERR] "), zerolog.WarnLevel},
 	{[]byte("[ERROR] "), zerolog.WarnLevel},
 }

@@ -8,11 +8,11 @@ import (
 
 const (
 	maxRefusals = 64
-	// refusalPause is between log lines of equal refusals.
+	// refusalPause is the time between log lines of equal refusals.
 	refusalPause = time.Minute
 )
 
-// refusals keeps the latest last. Safe for concurrent use.
+// refusals holds the latest refusals, the newest last. Safe for concurrent use.
 type refusals struct {
 	mu     sync.Mutex
 	all    []Refusal

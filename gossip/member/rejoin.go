@@ -14,8 +14,8 @@ const (
 	knockers = 16
 	// maxRevivals bounds the failed members dialed per round.
 	maxRevivals = 16
-	// joinTries: two nodes that believe each other dead need two exchanges, one to learn that they
-	// must refute and one to do so.
+	// joinTries covers two nodes that believe each other dead: they need one exchange to learn that
+	// they must refute and one to refute.
 	joinTries = 3
 	joinWait  = time.Second
 	// firstPause doubles up to RejoinInterval: fleets often start all at once.

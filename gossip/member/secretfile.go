@@ -6,8 +6,8 @@ import (
 	"os"
 )
 
-// CheckSecret returns an error if users outside a secret file's group can access it, or its group
-// can write it.
+// CheckSecret returns an error that names the remedy if a secret file is accessible to all users or
+// writable by its group.
 func CheckSecret(f *os.File) error {
 	info, err := f.Stat()
 	if err != nil {

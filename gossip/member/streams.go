@@ -23,7 +23,7 @@ type Streams struct {
 
 var _ net.Listener = (*Streams)(nil)
 
-// Streams registers a protocol by its ALPN name. It panics after Listen or if called twice.
+// Streams registers a protocol by its ALPN name. It panics after Listen, or for a name in use.
 func (l *List) Streams(alpn string) *Streams {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -102,8 +102,8 @@ type streamsAddr string
 func (streamsAddr) Network() string  { return "tcp" }
 func (a streamsAddr) String() string { return string(a) }
 
-// ofMember rejects operator's certificates of no member: the authority may serve other services,
-// too.
+// ofMember returns an error if an operator's certificate fits no member: the authority may serve
+// other services.
 func (l *List) ofMember(proof *peerProof) error {
 	if l.secure.operator == nil {
 		return nil

@@ -20,8 +20,7 @@ const (
 	forgetFailed = time.Hour
 	forgetLeft   = 10 * time.Minute
 	// nameReclaim is how long memberlist bars a dead node's name to another address, nameRest how
-	// long the hello does: the difference lets the death reach all nodes, which else refuse the
-	// newcomer.
+	// long the hello does. Until the death has reached all nodes, some would refuse the newcomer.
 	nameReclaim = time.Second
 	nameRest    = 3 * time.Second
 )
@@ -252,7 +251,7 @@ func (t *table) addresses() (alive map[string]bool, failed []Info) {
 	return alive, failed
 }
 
-// holder returns the address of another node with info's name that lives, or "".
+// holder returns the address of another node that holds info's name, or "".
 func (t *table) holder(info *Info) string {
 	if self := t.self(); info.Name == self.Name {
 		if info.Addr == self.Addr && info.Incarnation == self.Incarnation {
@@ -272,7 +271,7 @@ func (t *table) lives(state State, since time.Time) bool {
 	return state == StateAlive || state == StateFailed && t.now().Sub(since) < nameRest
 }
 
-// raftIDHolder returns another living node with info's raft id, or "". The id is part of a node's
+// raftIDHolder returns another node that holds info's raft id, or "". The id is part of a node's
 // data, so one of the two runs on a copy.
 func (t *table) raftIDHolder(info *Info) string {
 	if info.RaftID == "" {

@@ -9,6 +9,7 @@ type Subscribe struct {
 	Next        uint64 // sequence of the first wanted batch
 }
 
+// AppendSubscribe appends a Subscribe frame.
 func AppendSubscribe(dst []byte, s Subscribe) []byte {
 	dst, mark := begin(dst, KindSubscribe)
 	dst = append(dst, s.Version)
@@ -17,6 +18,7 @@ func AppendSubscribe(dst []byte, s Subscribe) []byte {
 	return end(dst, mark)
 }
 
+// DecodeSubscribe decodes its body.
 func DecodeSubscribe(body []byte) (Subscribe, error) {
 	c := cursor{rest: body}
 	s := Subscribe{Version: c.byte(), Incarnation: c.uvarint(), Next: c.uvarint()}
@@ -33,6 +35,7 @@ type Start struct {
 	Next        uint64 // sequence of the first batch to come
 }
 
+// AppendStart appends a Start frame.
 func AppendStart(dst []byte, s Start) []byte {
 	dst, mark := begin(dst, KindStart)
 	dst = append(dst, s.Version)
@@ -41,6 +44,7 @@ func AppendStart(dst []byte, s Start) []byte {
 	return end(dst, mark)
 }
 
+// DecodeStart decodes its body.
 func DecodeStart(body []byte) (Start, error) {
 	c := cursor{rest: body}
 	s := Start{Version: c.byte(), Incarnation: c.uvarint(), Next: c.bounded(maxSequence)}
@@ -57,6 +61,7 @@ func AppendPing(dst []byte, sent int64) []byte {
 	return end(dst, mark)
 }
 
+// DecodePing decodes its body.
 func DecodePing(body []byte) (sent int64, err error) {
 	c := cursor{rest: body}
 	sent = int64(c.uint64())
@@ -69,6 +74,7 @@ type Pong struct {
 	Sent, Received, Replied int64
 }
 
+// AppendPong appends a Pong frame.
 func AppendPong(dst []byte, p Pong) []byte {
 	dst, mark := begin(dst, KindPong)
 	dst = binary.LittleEndian.AppendUint64(dst, uint64(p.Sent))
@@ -77,6 +83,7 @@ func AppendPong(dst []byte, p Pong) []byte {
 	return end(dst, mark)
 }
 
+// DecodePong decodes its body.
 func DecodePong(body []byte) (Pong, error) {
 	c := cursor{rest: body}
 	p := Pong{Sent: int64(c.uint64()), Received: int64(c.uint64())}

@@ -60,6 +60,7 @@ func AppendState(dst []byte, time int64, state []byte) []byte {
 	return end(dst, mark)
 }
 
+// DecodeState decodes its body.
 func DecodeState(body []byte) (time int64, state []byte, err error) {
 	c := cursor{rest: body}
 	time = int64(c.bounded(maxTime))

@@ -4,6 +4,7 @@ package wire
 
 // This file simulates a later release that uses every extension that gossip/DESIGN.md allows.
 
+// Version is the newest version spoken.
 const Version = 2
 
 const (

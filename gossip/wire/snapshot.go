@@ -16,10 +16,12 @@ const (
 	Cancelled Outcome = 4
 )
 
+// AppendSnapshot appends a Snapshot frame.
 func AppendSnapshot(dst []byte, request uint64) []byte {
 	return appendNumber(dst, KindSnapshot, request)
 }
 
+// AppendCancel appends a Cancel frame.
 func AppendCancel(dst []byte, request uint64) []byte { return appendNumber(dst, KindCancel, request) }
 
 func appendNumber(dst []byte, k Kind, n uint64) []byte {
@@ -59,6 +61,7 @@ func AppendSnapshotHead(dst []byte, request, records uint64, positions []Positio
 	return end(dst, mark)
 }
 
+// DecodeSnapshotHead decodes its body.
 func DecodeSnapshotHead(body []byte) (request, records uint64, positions []Position, err error) {
 	c := cursor{rest: body}
 	request, records = c.uvarint(), c.bounded(1<<48)
@@ -69,6 +72,7 @@ func DecodeSnapshotHead(body []byte) (request, records uint64, positions []Posit
 	return request, records, positions, c.err
 }
 
+// AppendPage appends a Page frame.
 func AppendPage(dst []byte, request uint64, records int, page []byte) []byte {
 	dst, mark := begin(dst, KindPage)
 	dst = binary.AppendUvarint(dst, request)
@@ -78,6 +82,7 @@ func AppendPage(dst []byte, request uint64, records int, page []byte) []byte {
 	return end(dst, mark)
 }
 
+// DecodePage decodes its body.
 func DecodePage(body []byte) (request uint64, records int, page []byte, err error) {
 	c := cursor{rest: body}
 	request = c.uvarint()
@@ -86,6 +91,7 @@ func DecodePage(body []byte) (request uint64, records int, page []byte, err erro
 	return request, records, page, c.err
 }
 
+// AppendSnapshotDone appends a SnapshotDone frame.
 func AppendSnapshotDone(dst []byte, request uint64, o Outcome) []byte {
 	dst, mark := begin(dst, KindSnapshotDone)
 	dst = binary.AppendUvarint(dst, request)
@@ -93,7 +99,7 @@ func AppendSnapshotDone(dst []byte, request uint64, o Outcome) []byte {
 	return end(dst, mark)
 }
 
-// DecodeSnapshotDone turns unknown outcomes into Cancelled.
+// DecodeSnapshotDone decodes its body; unknown outcomes become Cancelled.
 func DecodeSnapshotDone(body []byte) (request uint64, o Outcome, err error) {
 	c := cursor{rest: body}
 	request, o = c.uvarint(), Outcome(c.byte())
