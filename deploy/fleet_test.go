@@ -113,9 +113,10 @@ func (x *example) start(log string, env []string, command ...string) *exec.Cmd {
 // startEngines starts an emulated engine at every address of the configuration.
 func (x *example) startEngines() {
 	x.t.Helper()
+	lab := filepath.Join(filepath.Dir(x.program), "grapevine-lab") // make build puts it there
 	for i := 1; i <= 4; i++ {
 		addr := x.addr.Replace(fmt.Sprintf("10.0.1.%d:8000", i))
-		cmd := x.start(filepath.Join(x.dir, fmt.Sprintf("engine-%d.log", i)), os.Environ(), x.program, "engine", "--listen", addr)
+		cmd := x.start(filepath.Join(x.dir, fmt.Sprintf("engine-%d.log", i)), os.Environ(), lab, "engine", "--listen", addr)
 		x.t.Cleanup(func() { _ = cmd.Wait() })
 		x.eventually("engine "+addr, func() bool {
 			resp, err := http.Get("http://" + addr + "/v1/models")

@@ -21,13 +21,11 @@ import (
 	"grapevine/raftstore"
 )
 
-// adminReadTimeout bounds how long an admin request may take to arrive.
 const adminReadTimeout = 30 * time.Second
 
-// maxScrapes bounds how many collectors are answered at once; more are answered 503.
 const maxScrapes = 8
 
-// Status is the answer of /status: one node at one moment.
+// Status is the answer to GET /status.
 type Status struct {
 	Node        string            `json:"node"`
 	Version     string            `json:"version"`
@@ -42,16 +40,16 @@ type Status struct {
 	InFlight    int               `json:"in_flight"`
 	Connections int               `json:"connections"`
 	BlockBytes  int               `json:"block_bytes"`
-	KeyID       string            `json:"key_id"` // of the hash secret: equal ids, equal secrets
+	KeyID       string            `json:"key_id"` // of the hash secret
 	Picks       uint64            `json:"picks"`
 	Rungs       map[string]uint64 `json:"rungs"`
 	Tree        TreeStatus        `json:"tree"`
 	Fleet       *FleetStatus      `json:"fleet"` // null without one
-	// Certificate is that of the data port; null if it speaks no TLS.
+	// Certificate is the data port's; null without TLS.
 	Certificate *CertificateStatus `json:"certificate"`
 }
 
-// TreeStatus is what the tree says of itself; see prefixtree.Stats.
+// TreeStatus is a copy of prefixtree.Stats.
 type TreeStatus struct {
 	Facts     int64  `json:"facts"`
 	Bytes     int64  `json:"bytes"`
@@ -63,24 +61,23 @@ type TreeStatus struct {
 	Amnesias  uint64 `json:"amnesias"`
 }
 
-// BackendList is the answer of /backends.
+// BackendList is the answer to GET /backends.
 type BackendList struct {
 	Backends []BackendStatus `json:"backends"`
 	// Sources are this node's sources of backends.
 	Sources []SourceStatus `json:"sources"`
 }
 
-// BackendStatus is what a node knows of one backend. Loads are this node's own.
+// BackendStatus is one backend as this node knows it. Loads are its own unless named fleet.
 type BackendStatus struct {
 	Name     string  `json:"name"`
 	URL      string  `json:"url"`
-	State    string  `json:"state"` // active, draining, down, or avoided: it failed here and is tried again in RetryInS
+	State    string  `json:"state"` // active, draining, down, or avoided: failed here, retried in RetryInS
 	RetryInS float64 `json:"retry_in_s,omitempty"`
-	// Agreed is false for a backend that only this node's own list has, while the
-	// fleet has agreed on nothing that it knows of.
+	// Agreed is false for a backend known only from this node's own list.
 	Agreed  bool `json:"agreed"`
-	Drained bool `json:"drained"` // somebody asked for the drain; kept while it is down
-	// DrainedBy and DownBy are on whose word it is so: operator, source or health; empty if it is not.
+	Drained bool `json:"drained"` // drain requested; kept while down
+	// DrainedBy and DownBy are operator, source or health; "" if not drained or down.
 	DrainedBy     string  `json:"drained_by,omitempty"`
 	DownBy        string  `json:"down_by,omitempty"`
 	Source        string  `json:"source"` // static, file, dns or admin
@@ -91,20 +88,20 @@ type BackendStatus struct {
 	Weight        float64 `json:"weight"`
 	KVTokens      int     `json:"kv_tokens,omitempty"`
 	Active        int64   `json:"active"`         // requests of this node
-	FleetActive   int64   `json:"fleet_active"`   // requests of all nodes, as they last told
+	FleetActive   int64   `json:"fleet_active"`   // of all nodes, as last reported
 	PrefillTokens int64   `json:"prefill_tokens"` // outstanding
 	Rate          float64 `json:"rate"`           // prefill tokens/s, learned
 	HorizonS      float64 `json:"horizon_s"`
 	// Health is what probes and requests have shown.
 	Health HealthStatus `json:"health"`
-	// Engine is what the engine says of itself; null if it never did.
+	// Engine is null before the first report.
 	Engine      *EngineReport `json:"engine"`
 	Models      []string      `json:"models"`      // null: any
 	ModelsFrom  string        `json:"models_from"` // configured, engine or unknown
 	ModelsError string        `json:"models_error,omitempty"`
 }
 
-// EngineReport is what an engine says of its load, all routers' together.
+// EngineReport is an engine's whole load, from all routers.
 type EngineReport struct {
 	AgeS    float64 `json:"age_s"`
 	Running int     `json:"running"`  // requests
@@ -112,7 +109,6 @@ type EngineReport struct {
 	KVUsage float64 `json:"kv_usage"` // 0 to 1
 }
 
-// startAdmin binds the admin API and serves it until the node stops.
 func (n *Node) startAdmin(ctx context.Context) error {
 	var lc net.ListenConfig
 	ln, err := lc.Listen(ctx, "tcp", n.cfg.Admin)
@@ -127,7 +123,6 @@ func (n *Node) startAdmin(ctx context.Context) error {
 	return nil
 }
 
-// startMetrics serves what openPaths holds at the address for collectors, if one is configured.
 func (n *Node) startMetrics(ctx context.Context) error {
 	if n.cfg.MetricsListen == "" {
 		return nil
@@ -146,7 +141,6 @@ func (n *Node) startMetrics(ctx context.Context) error {
 	return nil
 }
 
-// serveHTTP answers on a listener until the node stops. component names it in logs and errors.
 func (n *Node) serveHTTP(component string, ln net.Listener, handler http.Handler) {
 	server := &http.Server{Handler: handler, ReadTimeout: adminReadTimeout, ErrorLog: stdlog.New(n.log.With().Str("component", component).Logger(), "", 0)}
 	served := make(chan struct{})
@@ -157,7 +151,7 @@ func (n *Node) serveHTTP(component string, ln net.Listener, handler http.Handler
 		}
 	}()
 	n.cleanups.push(component, func(ctx context.Context) error {
-		// A scrape may finish; a profile of 30 s may not.
+		// A scrape may finish; a 30 s profile may not.
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		if server.Shutdown(ctx) != nil {
@@ -168,7 +162,7 @@ func (n *Node) serveHTTP(component string, ln net.Listener, handler http.Handler
 	})
 }
 
-// MetricsAddr is the bound address of metrics_listen, "" without one and before Start.
+// MetricsAddr is the bound metrics_listen, "" without one and before Start.
 func (n *Node) MetricsAddr() string { s, _ := n.metricsAddr.Load().(string); return s }
 
 func (n *Node) adminHandler() http.Handler {
@@ -186,8 +180,7 @@ func (n *Node) adminHandler() http.Handler {
 	return inJSON(mux)
 }
 
-// inJSON answers in JSON, as everything else is refused, where there is no such
-// path or method.
+// inJSON answers unknown paths and methods in JSON, like all refusals.
 func inJSON(mux *http.ServeMux) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, pattern := mux.Handler(r); pattern != "" {
@@ -204,7 +197,6 @@ func inJSON(mux *http.ServeMux) http.Handler {
 	})
 }
 
-// headOnly takes the head of an answer and drops the body.
 type headOnly struct {
 	header http.Header
 	status int
@@ -214,7 +206,7 @@ func (h *headOnly) Header() http.Header         { return h.header }
 func (h *headOnly) Write(b []byte) (int, error) { return len(b), nil }
 func (h *headOnly) WriteHeader(status int)      { h.status = status }
 
-// routes are the paths of the admin API, as docs/openapi.yaml has them.
+// routes match docs/openapi.yaml.
 func (n *Node) routes() map[string]http.Handler {
 	show := func(of func() any) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) { answer(w, of()) }
@@ -256,7 +248,7 @@ func (n *Node) routes() map[string]http.Handler {
 	}
 }
 
-// Status returns the node's state.
+// Status returns the node's current state.
 func (n *Node) Status() *Status {
 	st, tree := n.router.Stats(), n.tree.Stats()
 	s := &Status{
@@ -281,7 +273,7 @@ func (n *Node) Status() *Status {
 	return s
 }
 
-// BackendList returns what the node knows of its backends, by name once the fleet has agreed on them.
+// BackendList returns the node's backends, sorted by name once the fleet agrees on them.
 func (n *Node) BackendList() *BackendList {
 	at, roster := now(), n.fleet.roster()
 	list := &BackendList{Backends: make([]BackendStatus, len(roster.list)), Sources: n.sources.status()}
@@ -319,7 +311,7 @@ func (n *Node) BackendList() *BackendList {
 
 func answer(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
-	// The status line is out; a reader that left is nobody's error.
+	// With the status line sent, a failed write cannot be reported.
 	_ = json.NewEncoder(w).Encode(v)
 }
 

@@ -16,7 +16,6 @@ import (
 	"grapevine/chaos/engine"
 )
 
-// startEngine runs an emulated engine until the test ends.
 func startEngine(t *testing.T) string {
 	t.Helper()
 	s, err := engine.NewServer(engine.ServerConfig{
@@ -48,8 +47,6 @@ type message struct {
 	Content string `json:"content"`
 }
 
-// turn sends a conversation and returns the backend that answered, what it
-// answered, and how many of how many prompt tokens it had cached.
 func turn(t *testing.T, n *Node, stream bool, conversation []message) (backend, reply string, cached, prompt int) {
 	t.Helper()
 	body, err := json.Marshal(map[string]any{"model": "m", "messages": conversation, "max_tokens": 16, "stream": stream})
@@ -101,9 +98,7 @@ func turn(t *testing.T, n *Node, stream bool, conversation []message) (backend, 
 	return backend, reply, -1, -1
 }
 
-// TestConversationStays is what all of this is for: each turn of a
-// conversation goes to the engine that has its beginning, whichever engine
-// that is, streamed or not, and the engine confirms it.
+// TestConversationStays: every turn goes to the engine that holds the conversation's beginning.
 func TestConversationStays(t *testing.T) {
 	t.Parallel()
 	n := startNode(t, testConfig(startEngine(t), startEngine(t), startEngine(t), startEngine(t)))
@@ -130,7 +125,7 @@ func TestConversationStays(t *testing.T) {
 			talk = append(talk, message{"assistant", reply}, message{"user", fmt.Sprintf("And number %d?", i+1)})
 		}
 	}
-	if len(used) < 2 { // one in a billion, if they fall at random
+	if len(used) < 2 { // one in a billion by chance
 		t.Errorf("%d conversations use %d of 4 idle engines", conversations, len(used))
 	}
 	eventually(t, "every count is back at zero", func() bool {
@@ -151,7 +146,6 @@ func TestConversationStays(t *testing.T) {
 	}
 }
 
-// TestExplainShowsThePlacement: what was sent where is in the receipt of the next turn.
 func TestExplainShowsThePlacement(t *testing.T) {
 	leakCheck(t)
 	n := startNode(t, testConfig(startEngine(t), startEngine(t)))

@@ -17,15 +17,12 @@ import (
 	"grapevine/raftstore"
 )
 
-// mayVote says whether the node's vote counts: one that keeps nothing would
-// forget what it voted for.
+// mayVote is false for fleet members without data_dir, which would forget their votes.
 func (c *Config) mayVote() bool { return !c.inFleet() || c.DataDir != "" }
 
-// joins says whether other nodes are expected to have founded the fleet, or to
-// found it: this one never does so alone then.
+// joins reports whether this node must never found a fleet alone.
 func (c *Config) joins() bool { return c.inFleet() && (len(c.Join) > 0 || c.DataDir == "") }
 
-// checkAgreement says what is wrong with what a node keeps.
 func (c *Config) checkAgreement(bad complain) {
 	if !c.inFleet() && c.DataDir != "" && c.Secret == "" && c.SecretFile == "" {
 		bad("secret_file", "make one with openssl rand -hex 32 and give it as --secret-file",
@@ -36,7 +33,6 @@ func (c *Config) checkAgreement(bad complain) {
 	}
 }
 
-// checkRaft says what is wrong with the settings of a fleet that agrees.
 func (c *Config) checkRaft(bad complain) {
 	switch e := c.BootstrapExpect; {
 	case e != 0 && e != 1 && e != 3 && e != 5:
@@ -46,9 +42,8 @@ func (c *Config) checkRaft(bad complain) {
 	}
 }
 
-// startStore opens what the fleet has agreed on, as far as this node has kept it,
-// takes part from then on, and routes by it. It waits for nobody: until something
-// is known, the node routes by its own list.
+// startStore joins the Raft group without waiting: the node routes by its own list until a state
+// arrives.
 func (n *Node) startStore(ctx context.Context) error {
 	c := &n.cfg
 	cfg := raftstore.Config{
@@ -57,7 +52,7 @@ func (n *Node) startStore(ctx context.Context) error {
 		Timers:    n.raftTimers, Log: n.log.With().Str("component", "raft").Logger(),
 	}
 	if !c.inFleet() && c.Secret == "" && c.SecretFile == "" {
-		cfg.Constants = raftstore.Constants{} // a random secret concerns nobody
+		cfg.Constants = raftstore.Constants{} // a random secret must not bind the data
 	}
 	if c.inFleet() {
 		streams, err := n.openPort(ctx)
@@ -87,7 +82,7 @@ func (n *Node) startStore(ctx context.Context) error {
 		n.knowledge.poke = s.Poke
 	}
 	if s.State().Version > 0 {
-		n.adopt(s.State()) // before anything is served
+		n.adopt(s.State()) // before the node serves
 	}
 	if err := s.Start(ctx); err != nil {
 		return err
@@ -104,8 +99,7 @@ func (n *Node) startStore(ctx context.Context) error {
 	return nil
 }
 
-// handOnFirst sees to it that a node that stops hands leadership on while it is
-// still a member and can be reached.
+// handOnFirst makes a stop transfer leadership first, while peers are still reachable.
 func (n *Node) handOnFirst() {
 	s := n.store.Load()
 	n.cleanups.push("leadership", func(ctx context.Context) error {
@@ -115,18 +109,16 @@ func (n *Node) handOnFirst() {
 	})
 }
 
-// handOnTime is for handing leadership on, which takes some milliseconds.
+// handOnTime is ample: a transfer takes milliseconds.
 const handOnTime = time.Second
 
-// timeToHandOn is the time that a stop has for that: some also if requests that did
-// not end have used up all of it, or the others would have to find out by
-// themselves that nobody leads.
+// timeToHandOn grants handOnTime even to an expired stop: peers would otherwise wait for an
+// election timeout.
 func timeToHandOn(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), handOnTime)
 }
 
-// openPort binds the port on which the nodes of the fleet reach each other, and
-// returns raft's streams on it. Gossip joins in later, when the node serves.
+// openPort binds the port of gossip and Raft and returns Raft's streams; gossip starts later.
 func (n *Node) openPort(ctx context.Context) (*member.Streams, error) {
 	cfg, err := n.gossipConfig()
 	if err != nil {
@@ -141,7 +133,6 @@ func (n *Node) openPort(ctx context.Context) (*member.Streams, error) {
 	return streams, list.Listen(ctx)
 }
 
-// raftPeers are the other nodes that take part, as gossip knows them.
 func (n *Node) raftPeers() (peers []raftstore.Peer) {
 	if n.mesh == nil {
 		return nil
@@ -158,7 +149,6 @@ func (n *Node) raftPeers() (peers []raftstore.Peer) {
 	return peers
 }
 
-// follow routes by every new state until ctx ends.
 func (n *Node) follow(ctx context.Context, s *raftstore.Store) {
 	for {
 		changed := s.Changed()
@@ -171,17 +161,15 @@ func (n *Node) follow(ctx context.Context, s *raftstore.Store) {
 	}
 }
 
-// adopt routes by a state. One without backends does not count before the
-// node's own list has been put to the fleet: it is then not what somebody wants,
-// but what nobody has said yet. Nor where the fleet does not take the list, until it
-// has had others.
+// adopt routes by a state. A node with configured backends ignores a state without backends until
+// it has proposed its own or, if the fleet refuses these, until a state with others has come.
 func (n *Node) adopt(s *raftstore.State) {
 	n.adoptMu.Lock()
 	defer n.adoptMu.Unlock()
 	before := n.fleet.roster()
 	version := before.version
 	if s.Version < version {
-		return // who had a newer one was faster
+		return // a concurrent caller had a newer one
 	}
 	first := version == 0
 	unsaid := !n.proposed.Load() && (first || !n.refused.Load())
@@ -201,7 +189,6 @@ func (n *Node) adopt(s *raftstore.State) {
 	}
 }
 
-// warnOfDifferences tells which configured backends the fleet knows otherwise.
 func (n *Node) warnOfDifferences(s *raftstore.State) {
 	for i := range n.cfg.Backends {
 		own := &n.cfg.Backends[i]
@@ -214,11 +201,10 @@ func (n *Node) warnOfDifferences(s *raftstore.State) {
 	}
 }
 
-// proposeRetry is how long a proposal waits for a leader or a newer state.
+// proposeRetry is the pause after a failed proposal; a newer state ends it early.
 const proposeRetry = time.Second
 
-// proposeOwn puts the configured backends that the fleet does not know to it, once:
-// what is taken out of the fleet later was taken out on purpose.
+// proposeOwn proposes missing configured backends once: later removals are deliberate.
 func (n *Node) proposeOwn(ctx context.Context, s *raftstore.Store) {
 	defer func() {
 		if n.proposed.Load() || n.refused.Load() {
@@ -237,8 +223,7 @@ func (n *Node) proposeOwn(ctx context.Context, s *raftstore.Store) {
 		case err == nil:
 			continue
 		case errors.Is(err, raftstore.ErrInvalid), errors.Is(err, raftstore.ErrTooMany):
-			// They were not put to the fleet: as long as that has none at all, this node
-			// goes by its own list.
+			// While the fleet has no backends, this node keeps its own list.
 			log.Error().Err(err).Msg("the fleet does not take the configured backends")
 			n.refused.Store(true)
 			n.adopt(s.State())
@@ -264,7 +249,7 @@ func (n *Node) proposeOwn(ctx context.Context, s *raftstore.Store) {
 	n.adopt(s.State())
 }
 
-// missingBackends are those that a state has neither by name nor by URL.
+// missingBackends are those that s has neither by name nor by URL.
 func missingBackends(s *raftstore.State, own []Backend) (specs []raftstore.Backend) {
 	urls := make(map[string]bool, len(s.Backends))
 	for i := range s.Backends {
@@ -281,17 +266,15 @@ func missingBackends(s *raftstore.State, own []Backend) (specs []raftstore.Backe
 	return specs
 }
 
-// spec is a configured backend as it is put to the fleet: without what is this
-// node's own.
+// spec is the part of b that the fleet agrees on.
 func (b *Backend) spec() raftstore.Backend {
 	return raftstore.Backend{
 		Name: b.Name, URL: b.URL, Models: b.Models, Weight: b.Weight, KVTokens: int64(b.KVTokens), Source: raftstore.Static,
 	}
 }
 
-// publish makes a roster, and the view of it unless that is nil, what the node
-// goes by. fleet.mu is held. old is nil for the first one, now itself if only
-// the view is new.
+// publish puts a roster, and its view unless nil, into force, under fleet.mu. old is nil for the
+// first roster, and r if only the view is new.
 func (n *Node) publish(old, r *roster, v *policy.View) {
 	if r != old {
 		n.setGenerations(old, r)
@@ -312,8 +295,7 @@ func (n *Node) publish(old, r *roster, v *policy.View) {
 	}
 }
 
-// setGenerations tells the tree the generation of every backend's cache. Where the node's own list
-// had another engine under a backend's name, nothing of what it knows of that one holds.
+// setGenerations also drops all records of a name that meant another engine in the node's own list.
 func (n *Node) setGenerations(old, r *roster) {
 	at := now()
 	for _, u := range r.list {
@@ -325,14 +307,12 @@ func (n *Node) setGenerations(old, r *roster) {
 	}
 }
 
-// maxNumbers is how many engines a node keeps apart: as many as a fleet may have or its own list has, and
-// as many more that were removed or that only other nodes have mentioned.
+// maxNumbers leaves as much room for unlisted engines as for listed ones.
 func (c *Config) maxNumbers() int {
 	return min(raftstore.MaxBackends+max(raftstore.MaxBackends, len(c.Backends)), math.MaxUint16)
 }
 
-// release forgets an engine that was removed, so that its number can go to another; false if requests still run
-// there. See backends.New.
+// release frees the number of a removed engine, unless requests run there; see backends.New.
 func (n *Node) release(b prefixtree.Backend) bool {
 	if !n.router.Release(b) {
 		return false
@@ -341,7 +321,6 @@ func (n *Node) release(b prefixtree.Backend) bool {
 	return true
 }
 
-// forget drops what is known of the engine with that number, and what waits to be sent about it.
 func (n *Node) forget(b prefixtree.Backend) {
 	n.tree.Reset(b)
 	if n.knowledge != nil {
@@ -349,15 +328,14 @@ func (n *Node) forget(b prefixtree.Backend) {
 	}
 }
 
-// knew says whether a roster, which may be nil, had a backend as it is now.
+// knew reports whether r, which may be nil, has u unchanged.
 func (r *roster) knew(u *upstream) bool {
 	w := r.at(u.id)
 	return w != nil && w.URL == u.URL && w.generation == u.generation && w.KVTokens == u.KVTokens
 }
 
-// awaitBackends waits, within the time a start has for the others, until a node
-// without a list of its own has heard of backends, if somebody may tell it of some.
-// It returns false if ctx ends.
+// awaitBackends waits up to WarmDeadline for a first backend; a node without a vote waits only for
+// a live voter, which can send the list. It returns false if ctx ends.
 func (n *Node) awaitBackends(ctx context.Context) bool {
 	if !n.cfg.mayVote() && !slices.ContainsFunc(n.raftPeers(), func(p raftstore.Peer) bool { return p.Server && p.Alive }) {
 		return true
@@ -380,7 +358,6 @@ func (n *Node) awaitBackends(ctx context.Context) bool {
 	}
 }
 
-// agreement returns the store, or why there is none.
 func (n *Node) agreement() (*raftstore.Store, error) {
 	if s := n.store.Load(); s != nil {
 		return s, nil
@@ -390,13 +367,13 @@ func (n *Node) agreement() (*raftstore.Store, error) {
 
 var errNotStarted = errors.New("the node is starting")
 
-// RaftStatus is the answer of GET /raft.
+// RaftStatus is the answer to GET /raft.
 type RaftStatus struct {
 	Node string `json:"node"`
 	raftstore.Status
 }
 
-// Raft says how this node sees the group that agrees.
+// Raft returns this node's view of the Raft group, or an error before the store is open.
 func (n *Node) Raft() (*RaftStatus, error) {
 	s, err := n.agreement()
 	if err != nil {

@@ -17,28 +17,26 @@ import (
 	"grapevine/raftstore"
 )
 
-// agreeingConfig is a node of a fleet of three that found it together.
+// agreeingConfig is a node of three that found a fleet together.
 func agreeingConfig(t *testing.T, name string, join []string, urls ...string) Config {
 	c := fleetConfig(name, join, urls...)
 	c.DataDir, c.BootstrapExpect = t.TempDir(), 3
-	// Ports that are given up stay free until they are taken again.
+	// Released ports stay free there.
 	c.Gossip = elsewhere()
 	return c
 }
 
-// startAgreeing starts three nodes and waits until all of them go by one agreement.
+// startAgreeing starts three nodes and awaits one state.
 func startAgreeing(t *testing.T, urls ...string) []*Node {
 	t.Helper()
 	return startAgreeingWith(t, func(*Config) {}, urls...)
 }
 
-// startAgreeingWith does so with what else the configuration says.
 func startAgreeingWith(t *testing.T, adjust func(*Config), urls ...string) []*Node {
 	t.Helper()
 	return startAgreeingWithin(t, patientChange, adjust, urls...)
 }
 
-// startAgreeingWithin does so with the time that a change may take.
 func startAgreeingWithin(t *testing.T, change time.Duration, adjust func(*Config), urls ...string) []*Node {
 	t.Helper()
 	var nodes []*Node
@@ -49,7 +47,7 @@ func startAgreeingWithin(t *testing.T, change time.Duration, adjust func(*Config
 		}
 		cfg := agreeingConfig(t, name, join, urls...)
 		if len(nodes) == 0 {
-			cfg.Join = []string{"127.0.0.2:1"} // nobody: the others come to this one
+			cfg.Join = []string{"127.0.0.2:1"} // no node listens there: the others join this one
 		}
 		cfg.WarmDeadline = 2 * time.Second
 		adjust(&cfg)
@@ -59,7 +57,6 @@ func startAgreeingWithin(t *testing.T, change time.Duration, adjust func(*Config
 	return nodes
 }
 
-// awaitAgreement waits until the nodes have one leader, vote, and route by the same state.
 func awaitAgreement(t *testing.T, nodes ...*Node) {
 	t.Helper()
 	eventually(t, "the nodes agree", func() bool {
@@ -77,7 +74,6 @@ func awaitAgreement(t *testing.T, nodes ...*Node) {
 	})
 }
 
-// leader is the node that leads, and the others.
 func leader(t *testing.T, nodes []*Node) (led *Node, others []*Node) {
 	t.Helper()
 	eventually(t, "a leader", func() bool {
@@ -96,7 +92,6 @@ func leader(t *testing.T, nodes []*Node) (led *Node, others []*Node) {
 
 func admin(n *Node) *Client { return NewClient(n.AdminAddr()) }
 
-// states are the backends of a node by name, with their states.
 func states(n *Node) map[string]string {
 	out := make(map[string]string)
 	for _, b := range n.BackendList().Backends {
@@ -107,7 +102,7 @@ func states(n *Node) map[string]string {
 	return out
 }
 
-// inState says whether every node has a backend in a state; "" is not at all.
+// inState: "" means absent.
 func inState(nodes []*Node, name, state string) bool {
 	for _, n := range nodes {
 		if states(n)[name] != state {
@@ -117,8 +112,7 @@ func inState(nodes []*Node, name, state string) bool {
 	return true
 }
 
-// TestOneTruth: what is added, drained and removed at one node is seen at all of
-// them, under the same generation, and routed by.
+// TestOneTruth: a change at one node takes effect at all.
 func TestOneTruth(t *testing.T) {
 	t.Parallel()
 	first, second := newFakeEngine(t, "m"), newFakeEngine(t, "m")
@@ -147,7 +141,6 @@ func TestOneTruth(t *testing.T) {
 		}
 		return second.requests.Load() > 20
 	})
-	// A running stream ends in peace; nothing new begins.
 	release := second.holdAnswers()
 	defer release()
 	ended := make(chan int, 1)
@@ -162,7 +155,7 @@ func TestOneTruth(t *testing.T) {
 		select {
 		case <-second.entered:
 			return true
-		case <-ended: // it went to the other one
+		case <-ended: // it went to the other engine
 			return false
 		}
 	})
@@ -202,8 +195,7 @@ func TestOneTruth(t *testing.T) {
 	}
 }
 
-// TestLeaderStops: requests go on without one failure while the leader stops,
-// another one leads soon, and writes are taken again.
+// TestLeaderStops: no request fails meanwhile, and writes soon work again.
 func TestLeaderStops(t *testing.T) {
 	t.Parallel()
 	more := newFakeEngine(t, "m")
@@ -232,7 +224,7 @@ func TestLeaderStops(t *testing.T) {
 	eventually(t, "a write is taken again", func() bool {
 		_, err := admin(led2).AddBackends(t.Context(), []NewBackend{{Name: "more", URL: more.URL}}, false)
 		var refused *Refusal
-		return err == nil || errors.As(err, &refused) && refused.status == http.StatusConflict // done before, by an attempt whose end was not known
+		return err == nil || errors.As(err, &refused) && refused.status == http.StatusConflict // an earlier attempt did it
 	})
 	eventually(t, "both have it", func() bool { return inState(others, "more", "active") })
 	cancel()
@@ -242,7 +234,6 @@ func TestLeaderStops(t *testing.T) {
 	}
 }
 
-// TestTimeToHandOn: a stop whose time is over still hands leadership on.
 func TestTimeToHandOn(t *testing.T) {
 	t.Parallel()
 	over, end := context.WithCancel(t.Context())
@@ -254,8 +245,7 @@ func TestTimeToHandOn(t *testing.T) {
 	}
 }
 
-// TestMajorityLost: the node that is left routes on, and says within its time why
-// nothing can be changed.
+// TestMajorityLost: the last node routes on and refuses changes with the reason.
 func TestMajorityLost(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t, "m")
@@ -270,7 +260,7 @@ func TestMajorityLost(t *testing.T) {
 	if !errors.As(err, &refused) || refused.status != http.StatusServiceUnavailable && refused.status != http.StatusGatewayTimeout || refused.Remedy == "" {
 		t.Fatalf("%v", err)
 	}
-	t.Logf("refused after %v: %v", took.Round(time.Millisecond), err) // 2 s and less on a machine that has nothing else to do
+	t.Logf("refused after %v: %v", took.Round(time.Millisecond), err) // at most 2 s on an idle machine
 	if took > 20*time.Second {
 		t.Errorf("refused only after %v", took)
 	}
@@ -288,8 +278,7 @@ func TestMajorityLost(t *testing.T) {
 	}
 }
 
-// TestRestartKeepsTheAgreement: a node alone with a data directory comes back
-// with what was added, under the same generations.
+// TestRestartKeepsTheAgreement: data_dir keeps backends and generations.
 func TestRestartKeepsTheAgreement(t *testing.T) {
 	t.Parallel()
 	a, b := newFakeEngine(t, "m"), newFakeEngine(t, "m")
@@ -321,8 +310,7 @@ func TestRestartKeepsTheAgreement(t *testing.T) {
 	}
 }
 
-// TestServesBeforeThereIsAnAgreement: with no majority at the first start a node
-// routes by its own list at once, and says what it waits for.
+// TestServesBeforeThereIsAnAgreement: a node without a majority routes by its own list.
 func TestServesBeforeThereIsAnAgreement(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t, "m")
@@ -346,8 +334,7 @@ func TestServesBeforeThereIsAnAgreement(t *testing.T) {
 	}
 }
 
-// TestOwnListThatTheFleetRefuses: a node whose list the fleet does not take serves it
-// all the same while the fleet has no other.
+// TestOwnListThatTheFleetRefuses: a node serves its refused list while the fleet has none.
 func TestOwnListThatTheFleetRefuses(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t, "m")
@@ -357,7 +344,7 @@ func TestOwnListThatTheFleetRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.cfg.Backends[0].Models = []string{strings.Repeat("m", raftstore.MaxNameBytes+1)} // as if a leader of another release was stricter
+	n.cfg.Backends[0].Models = []string{strings.Repeat("m", raftstore.MaxNameBytes+1)} // as if the leader's release were stricter
 	if err := n.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -375,7 +362,6 @@ func TestOwnListThatTheFleetRefuses(t *testing.T) {
 	}
 }
 
-// TestDataDirThatCannotBeUsed: a start that fails by it says so, and leaves nothing.
 func TestDataDirThatCannotBeUsed(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "file")
@@ -397,8 +383,7 @@ func TestDataDirThatCannotBeUsed(t *testing.T) {
 	}
 }
 
-// TestRecovery: with two of three lost for good, what docs/operate.md says makes
-// the last one a fleet that takes changes again, with everything that was agreed.
+// TestRecovery: docs/operate.md's steps restore a fleet from one of three nodes.
 func TestRecovery(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t, "m")

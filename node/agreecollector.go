@@ -6,8 +6,6 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// agreeCollector reads what a node knows of the fleet's agreement when it is
-// scraped. A node that has not started has agreed on nothing.
 type agreeCollector struct {
 	n *Node
 

@@ -10,17 +10,16 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// TestDecideDoesNotAllocate: from request bytes to chosen backend, once warm, for the same prompt again and again and for prompts that go apart.
-// All allocations of many requests are counted, as a mean would be rounded down to none.
+// TestDecideDoesNotAllocate counts all allocations of many requests: a mean would round down to 0.
 func TestDecideDoesNotAllocate(t *testing.T) {
-	const requests, few = 2000, 500 // the collector empties pools now and then, and what other tests left behind may run
+	const requests, few = 2000, 500 // garbage collection empties pools, and other tests may still run
 	d := newDecider(t, 128<<10)
 	same := func() {
 		for range requests {
 			d.decide(t)
 		}
 	}
-	if n := testing.AllocsPerRun(1, same); n > few { // it runs once before
+	if n := testing.AllocsPerRun(1, same); n > few { // AllocsPerRun runs it once before
 		t.Errorf("%v allocations in %d requests", n, requests)
 	}
 	own := uint64(0)
@@ -39,8 +38,7 @@ func TestDecideDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// TestAnnouncingDoesNotAllocate: a request of a node in a fleet costs no
-// memory either, from its choice to its end, once the buffers have grown.
+// TestAnnouncingDoesNotAllocate: publishing a request's changes allocates nothing once warm.
 func TestAnnouncingDoesNotAllocate(t *testing.T) {
 	k := newKnower(t, "a", "b", "c", "d")
 	prompts := make([][]prefixtree.Hash, 4)
@@ -52,7 +50,7 @@ func TestAnnouncingDoesNotAllocate(t *testing.T) {
 	posted := 0
 	request := func(prompt int) {
 		k.serve(t, &a, prompts[prompt%len(prompts)], 0)
-		// Later than the grain of times, so that the next one is news again.
+		// Beyond the resolution of times, so that the next request changes the tree again.
 		k.at += prefixtree.Time(30 * time.Second / time.Millisecond)
 		_, n := k.Drain(payload[:0], cap(payload))
 		posted += n

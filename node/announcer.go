@@ -7,17 +7,15 @@ import (
 	"grapevine/prefixtree"
 )
 
-// announcer is the tree as the policy of a node in a fleet sees it: what a
-// request changes in it is also news for the others. It waits for nobody and,
-// once its buffers have grown, allocates nothing. Safe for concurrent use.
+// announcer is the tree of a fleet's node. It queues changes for peers, without blocking and, once
+// warm, without allocating. Safe for concurrent use.
 type announcer struct {
-	*prefixtree.Tree // what only reads goes straight there
+	*prefixtree.Tree // for reads
 	outbox           *prefixtree.Outbox
 	buffers          sync.Pool // of *[]prefixtree.Fact
 	posted           kindCounts
 }
 
-// kindCounts counts facts by kind. Safe for concurrent use.
 type kindCounts [prefixtree.Fence + 1]atomic.Uint64
 
 func (c *kindCounts) add(news []prefixtree.Fact) {
@@ -40,14 +38,12 @@ func newAnnouncer(tree *prefixtree.Tree, outbox *prefixtree.Outbox) *announcer {
 	return a
 }
 
-// maxKeptFacts bounds the buffers that are kept: the anchors of a prompt of
-// about 500k tokens. One longer prompt must not leave its memory behind.
+// maxKeptFacts, enough for a prompt of 500k tokens, bounds the buffers that are reused.
 const maxKeptFacts = 1024
 
-// buffer is an empty one to collect news in; post takes it back.
 func (a *announcer) buffer() *[]prefixtree.Fact { return a.buffers.Get().(*[]prefixtree.Fact) }
 
-// post takes the news out of a buffer to the outbox, and the buffer back.
+// post queues news and returns the buffer.
 func (a *announcer) post(buffer *[]prefixtree.Fact, news []prefixtree.Fact) {
 	if len(news) > 0 {
 		a.posted.add(news)

@@ -11,11 +11,9 @@ import (
 	"grapevine/gossip/member"
 )
 
-// minToken is the shortest token of the admin API that is taken: anything shorter
-// could be searched for.
+// minToken rules out guessing.
 const minToken = 16
 
-// maxTokenFile bounds what is read as a token.
 const maxTokenFile = 4096
 
 // ReadToken reads a token of the admin API from a file.
@@ -31,17 +29,12 @@ func ReadToken(file string) (string, error) {
 	return token, nil
 }
 
-// openPaths are answered to everyone, also at metrics_listen: balancers and collectors ask
-// them, and have no token.
+// openPaths need no token: balancers and collectors have none.
 var openPaths = map[string]bool{"/healthz": true, "/readyz": true, "/metrics": true}
 
-// guard lets through to the admin API who may use it. With a token that is who
-// has it. Without one everybody may look, and who sits on this machine may
-// change things, ask what costs or tells more (looks), and take profiles: not who comes through a proxy on this machine,
-// whose address is no more this machine's than his. Nor a page in a browser here:
-// changes must say that they are JSON, and whoever asks from here must address the
-// node by an address or as localhost, not by a name that somebody else's DNS may
-// lead here.
+// guard requires the configured token. Without one, every client may look, but only direct clients
+// on this machine may do more. These must address the node by IP or as localhost, against DNS
+// rebinding, and declare changes as JSON, which cross-site pages cannot.
 func (n *Node) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if openPaths[r.URL.Path] {
@@ -59,7 +52,6 @@ func (n *Node) guard(next http.Handler) http.Handler {
 	})
 }
 
-// refusal is why a request may not use the admin API, nil if it may.
 func (n *Node) refusal(r *http.Request) *Refusal {
 	if n.cfg.AdminTokenFile != "" {
 		token, err := ReadToken(n.cfg.AdminTokenFile)
@@ -96,22 +88,20 @@ func (n *Node) refusal(r *http.Request) *Refusal {
 
 const ownMachineOnly = "without a token changes, and questions that cost or tell more than a look, are taken from the node's own machine only"
 
-// looks says whether a request changes nothing, costs little and tells nothing of what
-// clients send.
+// looks reports whether a request changes nothing, costs little and reveals no prompt.
 func looks(r *http.Request) bool {
 	switch query := r.URL.Query(); {
 	case strings.HasPrefix(r.URL.Path, "/debug/"):
-		return false // a profile shows what runs, with its flags, and slows it down
+		return false // reveals flags, costs time
 	case r.URL.Path == "/explain":
-		return false // tells whether somebody has sent a prompt
+		return false // reveals whether a prompt was sent
 	case r.URL.Path == "/keys", query.Has("consistent"), query.Has("facts"):
-		return false // asks every node, writes to the log of every voter, scans all facts
+		return false // asks every node, writes every voter's log, or scans all facts
 	}
 	return r.Method == http.MethodGet || r.Method == http.MethodHead
 }
 
-// forwarded names the header by which a proxy says that it passes a request on, "" if
-// none does.
+// forwarded is the first header of a proxy, "" if none.
 func forwarded(h http.Header) string {
 	for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-Ip", "Via"} {
 		if _, ok := h[name]; ok {

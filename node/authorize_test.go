@@ -9,7 +9,6 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// TestOpenAdminIsTold: a node whose admin API shows things beyond its machine says so.
 func TestOpenAdminIsTold(t *testing.T) {
 	leakCheck(t)
 	token := filepath.Join(t.TempDir(), "token")

@@ -12,33 +12,29 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Backend is one engine of the static list. In YAML it is a mapping, or a URL
-// alone; on the command line and in the environment it is the text form that
+// Backend is one engine of the static list: in YAML a mapping or bare URL, else the text that
 // UnmarshalText reads.
 type Backend struct {
-	URL      string   // http://host:port[/base] or https://...; the port defaults to the scheme's
-	Name     string   // unique; shown to clients in x-grapevine-backend. Default: host:port and base
-	Models   []string // what it serves; nil: it is asked
-	Weight   float64  // share of traffic against the others; 0 is 1
-	KVTokens int      // capacity of its KV cache in tokens; 0: unknown, learned
-	APIKey   string   // sent as "Authorization: Bearer"; replaces what the client sent
-	// APIKeyFile holds the api_key instead, so that it is in no process list, variable or
-	// configuration. It is read at the start and at each reload.
+	URL      string   // http or https://host[:port][/base]
+	Name     string   // unique, in x-grapevine-backend; default: host:port and base
+	Models   []string // nil: the engine is asked
+	Weight   float64  // share of traffic; 0 becomes 1
+	KVTokens int      // KV cache in tokens; 0: learned
+	APIKey   string   // bearer token instead of the client's
+	// APIKeyFile keeps the key out of process lists and configuration; each reload reads it again.
 	APIKeyFile string
-	CAFile     string // PEM roots for https; default: the system's
+	CAFile     string // PEM roots; default: the system's
 }
 
-// Rule gives the requests it matches a strategy of their own. Fields left
-// empty match everything; all given ones must match.
+// Rule sets the strategy of requests that match all its given fields.
 type Rule struct {
 	Model       string
 	Path        string // prefix of the request path
-	Header      string // name; matches when present with HeaderValue, or with any value if that is empty
+	Header      string // name; with HeaderValue, or any value if that is empty
 	HeaderValue string
 	Strategy    string
 }
 
-// fields of a backend under their keys, for YAML.
 func (b *Backend) fields() []field {
 	return []field{
 		{"url", "text", &b.URL}, {"name", "text", &b.Name}, {"models", "list of texts", &b.Models},
@@ -47,7 +43,6 @@ func (b *Backend) fields() []field {
 	}
 }
 
-// fields of a rule under their keys, for YAML.
 func (r *Rule) fields() []field {
 	return []field{
 		{"model", "text", &r.Model}, {"path", "text", &r.Path}, {"header", "text", &r.Header},
@@ -77,7 +72,7 @@ func decodeRule(n *yaml.Node, key string) (r Rule, errs []error) {
 	return r, errs
 }
 
-// UnmarshalText reads URL[,key=value...], the form of --backend.
+// UnmarshalText reads URL[,key=value...], as in --backend.
 func (b *Backend) UnmarshalText(text []byte) error {
 	*b = Backend{}
 	parts := strings.Split(string(text), ",")
@@ -110,7 +105,7 @@ func (b *Backend) UnmarshalText(text []byte) error {
 	return b.check()
 }
 
-// UnmarshalText reads key=value[,key=value...], the form of --rule.
+// UnmarshalText reads key=value[,key=value...], as in --rule.
 func (r *Rule) UnmarshalText(text []byte) error {
 	*r = Rule{}
 	for _, p := range strings.Split(string(text), ",") {
@@ -134,7 +129,7 @@ func (r *Rule) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// check normalises the entry and says what is wrong with it.
+// check normalises b, or returns the first mistake.
 func (b *Backend) check() error {
 	u, err := url.Parse(b.URL)
 	switch {
@@ -165,8 +160,7 @@ func (b *Backend) check() error {
 		return errors.New("api_key holds a character that no header may hold")
 	}
 	u.Path = strings.TrimSuffix(u.Path, "/")
-	// Engines document their URL with /v1 as clients want it; requests arrive
-	// with /v1 in their own path.
+	// Engines document their URL with /v1, but requests carry that in their own path.
 	u.Path = strings.TrimSuffix(u.Path, "/v1")
 	b.URL = u.String()
 	if b.Name == "" {
@@ -181,15 +175,14 @@ func (b *Backend) check() error {
 	return nil
 }
 
-// finite says whether x is a number one can reckon with.
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 
-// headerWord says whether s can stand in a header as one word: visible ASCII.
+// headerWord reports whether s is visible ASCII without spaces.
 func headerWord(s string) bool {
 	return !strings.ContainsFunc(s, func(r rune) bool { return r < '!' || r > '~' })
 }
 
-// address splits the URL into what a dialer and a Host header need.
+// address splits the URL for dialers and Host headers.
 func (b *Backend) address() (addr, host, base string, tls bool) {
 	u, err := url.Parse(b.URL)
 	if err != nil {
@@ -209,7 +202,6 @@ func (b *Backend) address() (addr, host, base string, tls bool) {
 	return h + ":" + port, u.Host, u.Path, tls
 }
 
-// hostname cuts the port off a Host header.
 func hostname(host string) string {
 	u := url.URL{Host: host}
 	return u.Hostname()

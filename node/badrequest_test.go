@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// newFragileEngine answers chat requests, resets the connection of those that say "deadly", and answers 500 to those that
-// say "unlucky". Its probes are well.
+// newFragileEngine resets requests that say "deadly" and answers 500 to those that say "unlucky",
+// while its probes succeed.
 func newFragileEngine(t *testing.T) *httptest.Server {
 	t.Helper()
 	e := newFakeEngine(t, "m")
@@ -42,9 +42,8 @@ func newFragileEngine(t *testing.T) *httptest.Server {
 	return s
 }
 
-// TestBadRequestsTakeNoEngineAway: what one client sends, however bad and however often, takes no engine away from the
-// others while each engine answers them: none for one request that every engine resets, or for many, and one of eight at
-// most for requests that end in 500.
+// TestBadRequestsTakeNoEngineAway: no client's requests make healthy engines avoided: none by
+// resets, at most one of eight by 500s.
 func TestBadRequestsTakeNoEngineAway(t *testing.T) {
 	t.Parallel()
 	const engines = 8

@@ -7,8 +7,7 @@ import (
 	"strings"
 )
 
-// Bytes is a size in bytes that reads and prints with a unit: 512, 64KiB,
-// 1.5GiB, 10MB. Units are KiB, MiB, GiB (powers of 1024) and KB, MB, GB
+// Bytes is a size, written with an optional unit: KiB, MiB, GiB (powers of 1024), KB, MB or GB
 // (powers of 1000).
 type Bytes int64
 
@@ -21,7 +20,7 @@ var byteUnits = []struct {
 	{"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"B", 1},
 }
 
-// UnmarshalText reads a size. Negative, fractional and overlarge sizes are errors.
+// UnmarshalText refuses negative, fractional and overlarge sizes.
 func (b *Bytes) UnmarshalText(text []byte) error {
 	s := strings.TrimSpace(string(text))
 	unit := int64(1)
@@ -43,7 +42,7 @@ func (b *Bytes) UnmarshalText(text []byte) error {
 // MarshalText is the inverse of UnmarshalText.
 func (b Bytes) MarshalText() ([]byte, error) { return []byte(b.String()), nil }
 
-// String prints the size in the largest binary unit that divides it.
+// String uses the largest binary unit that divides b.
 func (b Bytes) String() string {
 	for _, u := range []struct {
 		suffix string

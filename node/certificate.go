@@ -11,11 +11,10 @@ import (
 	"grapevine/gossip/member"
 )
 
-// maxKeyFile bounds what is read as a private key, in bytes.
+// maxKeyFile is in bytes.
 const maxKeyFile = 1 << 20
 
-// loadKeyPair reads a certificate chain and its private key. The key's file is held to
-// the same modes as every other secret.
+// loadKeyPair requires that member.CheckSecret accepts the key file.
 func loadKeyPair(certFile, keyFile string) (*tls.Certificate, error) {
 	chain, err := os.ReadFile(certFile)
 	if err != nil {
@@ -32,7 +31,6 @@ func loadKeyPair(certFile, keyFile string) (*tls.Certificate, error) {
 	return &cert, nil
 }
 
-// readCertificate reads that of the data port, nil if it speaks no TLS.
 func (n *Node) readCertificate() (*tls.Certificate, error) {
 	if n.cfg.TLSCert == "" {
 		return nil, nil
@@ -44,8 +42,7 @@ func (n *Node) readCertificate() (*tls.Certificate, error) {
 	return cert, nil
 }
 
-// useCertificate serves a certificate on the data port from the next handshake on. nil
-// changes nothing.
+// useCertificate serves cert from the next handshake on; nil changes nothing.
 func (n *Node) useCertificate(cert *tls.Certificate) {
 	if cert != nil {
 		n.noteCertificate("tls_cert", cert, nil)
@@ -53,15 +50,14 @@ func (n *Node) useCertificate(cert *tls.Certificate) {
 	}
 }
 
-// CertificateStatus is what /status says of the certificate of the data port.
+// CertificateStatus describes the data port's certificate in /status.
 type CertificateStatus struct {
 	NotBefore time.Time `json:"not_before"`
 	NotAfter  time.Time `json:"not_after"`
-	// Problem is why clients refuse it now, empty if its time is right.
+	// Problem is why clients refuse it now; "" if it is valid.
 	Problem string `json:"problem,omitempty"`
 }
 
-// certificateProblem says why clients refuse a certificate at a time, "" if it is valid then.
 func certificateProblem(leaf *x509.Certificate, at time.Time) string {
 	switch {
 	case at.After(leaf.NotAfter):
@@ -72,7 +68,6 @@ func certificateProblem(leaf *x509.Certificate, at time.Time) string {
 	return ""
 }
 
-// certificateStatus is that of the data port, nil if it speaks no TLS.
 func (n *Node) certificateStatus(at time.Time) *CertificateStatus {
 	cert := n.cert.Load()
 	if cert == nil {
@@ -81,8 +76,8 @@ func (n *Node) certificateStatus(at time.Time) *CertificateStatus {
 	return &CertificateStatus{NotBefore: cert.Leaf.NotBefore, NotAfter: cert.Leaf.NotAfter, Problem: certificateProblem(cert.Leaf, at)}
 }
 
-// noteCertificate exports when the certificate of a setting expires, and warns if it is
-// not valid now. A certificate equal to before, which may be nil, was noted already.
+// noteCertificate exports a setting's expiry and warns of a certificate that is invalid now. A
+// certificate equal to before, which may be nil, is skipped.
 func (n *Node) noteCertificate(setting string, cert, before *tls.Certificate) {
 	if before != nil && bytes.Equal(cert.Leaf.Raw, before.Leaf.Raw) {
 		return

@@ -15,9 +15,7 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// TestCertificateTimes: a certificate of the data port whose time is wrong is taken, with
-// a warning at the start and at each reload, and shown in the status, the summary for the
-// service manager and a metric.
+// TestCertificateTimes: a certificate outside its validity is served, and reported everywhere.
 func TestCertificateTimes(t *testing.T) {
 	dir := t.TempDir()
 	cfg := testConfig()

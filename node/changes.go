@@ -18,21 +18,20 @@ import (
 
 // Changed is the answer to every change.
 type Changed struct {
-	// Version is that of the state in which the change is; that of the state which
-	// the node that was asked has if there was nothing to change.
+	// Version is that of the change, or this node's current one if nothing changed.
 	Version uint64 `json:"version"`
-	// Changed is false if everything was so already.
+	// Changed is false if the state already was as requested.
 	Changed bool `json:"changed"`
 }
 
-// change applies a command and waits until this node goes by it, so that who
-// asks the same node next sees it. Whatever has to be waited for before that, it has failed within changeWithin.
+// change applies a command and waits until this node routes by it, so that the client's next
+// request sees the change. It fails after changeWithin.
 func (n *Node) change(ctx context.Context, c raftstore.Command) (*Changed, error) {
 	s, err := n.agreement()
 	if err != nil {
 		return nil, err
 	}
-	// Raft's timers are set in tests alone: those that are patient with a change are so here.
+	// Tests with slower Raft timers get as much more time.
 	within, cancel := context.WithTimeout(ctx, changeWithin+n.raftTimers.Call)
 	defer cancel()
 	if err := n.awaitSaid(within, s); err != nil {
@@ -43,17 +42,17 @@ func (n *Node) change(ctx context.Context, c raftstore.Command) (*Changed, error
 		return nil, err
 	}
 	if !result.Changed {
-		return &Changed{Version: s.State().Version}, nil // nothing will come that could be waited for
+		return &Changed{Version: s.State().Version}, nil // no new version comes
 	}
 	n.awaitVersion(ctx, s, result.Index)
 	return &Changed{Version: result.Index, Changed: true}, nil
 }
 
-// errNotSaid is returned for changes of a fleet that has not heard of this node's own list. The store's error that is wrapped beside it says why.
+// errNotSaid means that the configured backends are not committed yet.
 var errNotSaid = errors.New("the configured backends could not be put to the fleet yet")
 
-// awaitSaid waits until the configured backends have been put to the fleet, or ctx ends. A change that came before would make a state of it in
-// which they are missing, and by that all nodes would route: requests would be refused until the list had come, too.
+// awaitSaid waits for the configured backends: an earlier change would make all nodes route by a
+// state without them.
 func (n *Node) awaitSaid(ctx context.Context, s *raftstore.Store) error {
 	select {
 	case <-n.said:
@@ -64,7 +63,7 @@ func (n *Node) awaitSaid(ctx context.Context, s *raftstore.Store) error {
 	defer cancel()
 	answered := make(chan error, 1)
 	go func() {
-		_, err := s.Read(asking) // finds out beside the wait what the list waits for: who is missing, mostly
+		_, err := s.Read(asking) // finds out why the list waits: mostly missing voters
 		answered <- err
 	}()
 	select {
@@ -78,8 +77,7 @@ func (n *Node) awaitSaid(ctx context.Context, s *raftstore.Store) error {
 	return errNotSaid
 }
 
-// ownWait bounds how long the answer to a change is held until the node that was
-// asked has it itself; it is a follower then, and far behind.
+// ownWait bounds how long a lagging follower holds the answer to a change.
 const ownWait = time.Second
 
 func (n *Node) awaitVersion(ctx context.Context, s *raftstore.Store, version uint64) {
@@ -99,10 +97,9 @@ func (n *Node) awaitVersion(ctx context.Context, s *raftstore.Store, version uin
 	}
 }
 
-// NewBackend is a backend as an operator adds it. The name is host:port of the URL if it is empty; a weight of 0 is 1.
+// NewBackend is a backend as an operator adds it. Name defaults to host:port, weight to 1.
 type NewBackend = raftstore.Backend
 
-// completeNew checks a backend that an operator adds, and fills in what was left out.
 func completeNew(b *raftstore.Backend, place string) *Refusal {
 	own := Backend{URL: b.URL, Name: b.Name, Models: b.Models, Weight: b.Weight}
 	if err := own.check(); err != nil {
@@ -119,14 +116,13 @@ func completeNew(b *raftstore.Backend, place string) *Refusal {
 }
 
 const (
-	// changeWithin is how long a change may take, with the look at engines before
-	// it, until it has failed: a fleet without a majority says so within 2 s.
+	// changeWithin, engine check included, makes a fleet without a majority answer within 2 s.
 	changeWithin = 1900 * time.Millisecond
-	// changeLeast is what is left to it after a long look: an election's time.
+	// changeLeast, the time of an election, remains after a long engine check.
 	changeLeast = 1200 * time.Millisecond
 )
 
-// changeBy is until when a change may try that was asked for at began and begins now.
+// changeBy is the deadline of a change requested at began and ready at now.
 func changeBy(began, now time.Time) time.Time {
 	by := began.Add(changeWithin)
 	if least := now.Add(changeLeast); by.Before(least) {
@@ -135,7 +131,7 @@ func changeBy(began, now time.Time) time.Time {
 	return by
 }
 
-// addBackends answers POST /backends: all are added, or none.
+// addBackends adds all backends, or none.
 func (n *Node) addBackends(w http.ResponseWriter, r *http.Request) {
 	began := time.Now()
 	var body struct {
@@ -179,9 +175,8 @@ func (n *Node) answerChange(w http.ResponseWriter, r *http.Request, c raftstore.
 	n.answerPlaced(w, r, c, func(*raftstore.State) string { return "" })
 }
 
-// answerPlaced makes a change and answers what became of it. place finds where in the
-// request that is which the fleet has, or has not: the refusal names it, and is the
-// leader's, who may know of a newer state than this node.
+// answerPlaced applies a command. On ErrExists and ErrNotFound the refusal names the field that
+// place finds in this node's state.
 func (n *Node) answerPlaced(w http.ResponseWriter, r *http.Request, c raftstore.Command, place func(*raftstore.State) string) {
 	done, err := n.change(r.Context(), c)
 	if err == nil {
@@ -195,15 +190,14 @@ func (n *Node) answerPlaced(w http.ResponseWriter, r *http.Request, c raftstore.
 	refused.write(w)
 }
 
-// placeTaken is the first of new backends whose name or URL a state, or another of
-// them, has; "" if none.
+// placeTaken is the field of the first name or URL in use, "" if none.
 func placeTaken(s *raftstore.State, specs []raftstore.Backend) string {
 	names, urls := make(map[string]bool), make(map[string]bool)
 	for i := range s.Backends {
 		names[s.Backends[i].Name], urls[s.Backends[i].URL] = true, true
 	}
 	for i := range specs {
-		url, _ := raftstore.NormalURL(specs[i].URL) // it was checked
+		url, _ := raftstore.NormalURL(specs[i].URL) // checked by completeNew
 		switch {
 		case names[specs[i].Name]:
 			return fmt.Sprintf("backends[%d].name", i)
@@ -215,7 +209,7 @@ func placeTaken(s *raftstore.State, specs []raftstore.Backend) string {
 	return ""
 }
 
-// placeUnknown is the first of some names that a state does not have; "" if it has all.
+// placeUnknown is the field of the first unknown name, "" if none.
 func placeUnknown(s *raftstore.State, names []string, place func(i int) string) string {
 	for i, name := range names {
 		if _, ok := s.Backend(name); !ok {
@@ -225,8 +219,7 @@ func placeUnknown(s *raftstore.State, names []string, place func(i int) string) 
 	return ""
 }
 
-// checkNew finds what the store cannot know of new backends: names that gossip
-// cannot tell apart, and engines that nobody answers for.
+// checkNew requires distinct gossip keys and, unless forced, engines that answer.
 func (n *Node) checkNew(ctx context.Context, specs []raftstore.Backend, force bool) *Refusal {
 	keys := make(map[uint32]string)
 	for _, u := range n.fleet.roster().list {
@@ -256,16 +249,13 @@ func (n *Node) checkNew(ctx context.Context, specs []raftstore.Backend, force bo
 	return nil
 }
 
-// reachTimeout bounds the look at all new engines together, below the patience of
-// whoever asks.
+// reachTimeout, for all new engines together, stays below clients' patience.
 const reachTimeout = 4 * time.Second
 
-// reachers bounds how many are looked at at once.
 const reachers = 64
 
-// reach asks every one of the backends something, as this node would, and says
-// what keeps it from answering. What it answers is no matter, unless it is that
-// something in front of it has no engine.
+// reach returns errors by index. Any answer below 500 passes; a 5xx may come from a proxy without
+// an engine.
 func (n *Node) reach(ctx context.Context, specs []raftstore.Backend) []error {
 	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
 	defer cancel()
@@ -283,18 +273,16 @@ func (n *Node) reach(ctx context.Context, specs []raftstore.Backend) []error {
 	return errs
 }
 
-// lists says whether the configuration has a backend of that name at that URL.
 func (c *Config) lists(name, url string) bool {
 	return slices.ContainsFunc(c.Backends, func(b Backend) bool { return b.Name == name && sameURL(b.URL, url) })
 }
 
-// reachOne sends the api_key that is configured for a name only to where that is
-// configured to be: otherwise whoever can ask for a change could have it sent
-// anywhere, even by one that is refused.
+// reachOne sends a name's api_key only to its configured URL: clients could otherwise have the key
+// sent anywhere.
 func (n *Node) reachOne(ctx context.Context, spec *raftstore.Backend) error {
 	own := n.fleet.localOf(spec.Name)
 	if !n.cfg.lists(spec.Name, spec.URL) {
-		own.apiKey = "" // a refusal is an answer, too, and nothing has been agreed on yet
+		own.apiKey = "" // a 401 would count as an answer, too
 	}
 	b := Backend{URL: spec.URL, Name: spec.Name}
 	_, host, _, secure := b.address()
@@ -318,7 +306,6 @@ func (n *Node) reachOne(ctx context.Context, spec *raftstore.Backend) error {
 	return nil
 }
 
-// stateChange is the body of PATCH /backends.
 type stateChange struct {
 	Names  []string `json:"names"`
 	Action string   `json:"action"`
@@ -329,7 +316,7 @@ var actions = map[string]raftstore.Action{
 	"drain": raftstore.Drain, "resume": raftstore.Resume, "down": raftstore.MarkDown, "up": raftstore.MarkUp,
 }
 
-// setBackendState answers PATCH /backends: one action on all of the named, or on none.
+// setBackendState acts on all named backends, or on none.
 func (n *Node) setBackendState(w http.ResponseWriter, r *http.Request) {
 	var body stateChange
 	if refused := readBody(w, r, &body); refused != nil {
@@ -361,7 +348,7 @@ func (n *Node) setBackendState(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// backendUpdate is the body of PATCH /backends/NAME: what is left out stays.
+// backendUpdate keeps omitted fields.
 type backendUpdate struct {
 	IfVersion *uint64   `json:"if_version,omitempty"`
 	URL       *string   `json:"url,omitempty"`
@@ -370,7 +357,6 @@ type backendUpdate struct {
 	KVTokens  *int64    `json:"kv_tokens,omitempty"`
 }
 
-// updateBackend answers PATCH /backends/NAME.
 func (n *Node) updateBackend(w http.ResponseWriter, r *http.Request) {
 	var body backendUpdate
 	if refused := readBody(w, r, &body); refused != nil {
@@ -420,7 +406,7 @@ func (n *Node) reachWithin(ctx context.Context, spec *raftstore.Backend) error {
 	return n.reachOne(ctx, spec)
 }
 
-// removeBackends answers DELETE /backends?name=A&name=B: all are removed, or none.
+// removeBackends removes all named backends, or none.
 func (n *Node) removeBackends(w http.ResponseWriter, r *http.Request) {
 	names := r.URL.Query()["name"]
 	if len(names) == 0 || slices.Contains(names, "") {
@@ -436,8 +422,7 @@ func (n *Node) removeBackends(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// listBackends answers GET /backends. With consistent, the answer holds every
-// change that was confirmed anywhere before it was asked for.
+// listBackends with consistent includes every change confirmed before the request.
 func (n *Node) listBackends(w http.ResponseWriter, r *http.Request) {
 	consistent, refused := isSet(r, "consistent")
 	if refused != nil {

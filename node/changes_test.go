@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// TestChangeBy: a change fails within two seconds of the request, unless the look at new engines has left it too little.
+// TestChangeBy: a change fails within two seconds unless the engine check took too long.
 func TestChangeBy(t *testing.T) {
 	began := time.Now()
 	for _, test := range []struct{ looked, want time.Duration }{

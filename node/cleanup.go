@@ -6,10 +6,7 @@ import (
 	"fmt"
 )
 
-// cleanups is a last-in-first-out stack of named steps that undo what a start
-// did. A start that fails half-way unwinds the same stack that a stop unwinds,
-// so there is one order of tearing down and it is the reverse of building up.
-// Not safe for concurrent use: the owner's lock guards it.
+// cleanups is a stack of steps that undo a start. The owner's lock guards it.
 type cleanups struct {
 	steps []cleanup
 }
@@ -19,15 +16,12 @@ type cleanup struct {
 	run  func(context.Context) error
 }
 
-// push registers a step. It is called as soon as there is something to undo,
-// before the next thing that may fail.
+// push must come before the next thing that may fail.
 func (c *cleanups) push(name string, run func(context.Context) error) {
 	c.steps = append(c.steps, cleanup{name, run})
 }
 
-// unwind runs every step, newest first, past failures, and empties the stack.
-// Every step gets the same ctx and is expected to be bounded by it. The errors
-// come back joined, each with the name of its step.
+// unwind runs all steps, newest first, and joins their errors. Steps must respect ctx.
 func (c *cleanups) unwind(ctx context.Context) error {
 	var errs []error
 	for len(c.steps) > 0 {

@@ -14,65 +14,62 @@ import (
 	"strings"
 )
 
-// Client asks the admin API of a running router. Safe for concurrent use.
+// Client calls a running router's admin API. Safe for concurrent use.
 type Client struct {
 	base             string
-	token, tokenFile string // one of them, or none
+	token, tokenFile string // at most one of them
 	force            bool   // see Forced
 	http             *http.Client
 }
 
-// maxAdminAnswer bounds what is read of one answer: thousands of backends fit.
+// maxAdminAnswer fits thousands of backends.
 const maxAdminAnswer = 64 << 20
 
-// NewClient asks the router whose admin API is at addr: host:port, or a URL.
+// NewClient takes the admin API's host:port or URL.
 func NewClient(addr string) *Client {
 	if !strings.Contains(addr, "://") {
 		if strings.HasPrefix(addr, ":") {
-			addr = "127.0.0.1" + addr // as the address would be written for serve
+			addr = "127.0.0.1" + addr // as in serve's --admin
 		}
 		addr = "http://" + addr
 	}
 	return &Client{base: strings.TrimSuffix(addr, "/"), http: &http.Client{Transport: direct(), CheckRedirect: stay}}
 }
 
-// direct goes to the router itself. A proxy that the environment names for the web
-// would be shown the token, and whatever key or rules are sent.
+// direct avoids web proxies, which would see tokens and keys.
 func direct() *http.Transport {
-	return &http.Transport{DisableKeepAlives: true} // one question, most times
+	return &http.Transport{DisableKeepAlives: true} // mostly one request
 }
 
-// stay follows nobody elsewhere: the admin API does not redirect.
+// stay follows no redirects: the admin API has none.
 func stay(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
-// WithToken gives a client that shows the router a token or, if that is empty,
-// the one in a file; neither shows none.
+// WithToken returns a client that sends token or, if empty, the file's.
 func (c *Client) WithToken(token, file string) *Client {
 	return &Client{base: c.base, token: token, tokenFile: file, force: c.force, http: c.http}
 }
 
-// Forced gives a client whose SetBackendState and RemoveBackends may take the last active
-// engines of the fleet, or of a model, out of service.
+// Forced returns a client that may take the last active engines of the fleet, or of a model, out of
+// service.
 func (c *Client) Forced() *Client {
 	forced := *c
 	forced.force = true
 	return &forced
 }
 
-// Status returns the state of the router.
+// Status returns the router's state.
 func (c *Client) Status(ctx context.Context) (*Status, error) {
 	s := new(Status)
 	return s, c.ask(ctx, http.MethodGet, "/status", nil, nil, s)
 }
 
-// Backends returns the router's engines.
+// Backends returns the router's backends.
 func (c *Client) Backends(ctx context.Context) (*BackendList, error) {
 	l := new(BackendList)
 	return l, c.ask(ctx, http.MethodGet, "/backends", nil, nil, l)
 }
 
-// Explain returns the receipt of a request with that path, headers and body.
-// Nothing is dispatched.
+// Explain returns the receipt that such a request would get; nothing is dispatched.
 func (c *Client) Explain(ctx context.Context, path string, headers map[string]string, body []byte) (*Receipt, error) {
 	r := new(Receipt)
 	return r, c.ask(ctx, http.MethodPost, "/explain?path="+url.QueryEscape(path), headers, body, r)
@@ -84,7 +81,7 @@ func (c *Client) Nodes(ctx context.Context) (*NodeList, error) {
 	return l, c.ask(ctx, http.MethodGet, "/nodes", nil, nil, l)
 }
 
-// Gossip returns the counters of the exchange between the nodes.
+// Gossip returns the router's gossip counters.
 func (c *Client) Gossip(ctx context.Context) (*GossipStatus, error) {
 	s := new(GossipStatus)
 	return s, c.ask(ctx, http.MethodGet, "/gossip", nil, nil, s)
@@ -96,17 +93,17 @@ func (c *Client) Keys(ctx context.Context) (*KeyList, error) {
 	return l, c.ask(ctx, http.MethodGet, "/keys", nil, nil, l)
 }
 
-// InstallKey lets every node accept a key.
+// InstallKey makes every node accept a key.
 func (c *Client) InstallKey(ctx context.Context, key []byte) (*KeyList, error) {
 	return c.changeKeys(ctx, "install", keyRequest{Key: base64.StdEncoding.EncodeToString(key)})
 }
 
-// UseKey makes every node encrypt with a key that all of them have.
+// UseKey makes every node encrypt with an installed key.
 func (c *Client) UseKey(ctx context.Context, id string) (*KeyList, error) {
 	return c.changeKeys(ctx, "use", keyRequest{ID: id})
 }
 
-// RemoveKey makes every node forget a key, which must not be in use.
+// RemoveKey makes every node forget an unused key.
 func (c *Client) RemoveKey(ctx context.Context, id string) (*KeyList, error) {
 	return c.changeKeys(ctx, "remove", keyRequest{ID: id})
 }
@@ -160,8 +157,7 @@ func (c *Client) ask(ctx context.Context, method, path string, headers map[strin
 	return nil
 }
 
-// unanswered says what a request without an answer means: one that was to change
-// something may have done so, unless nobody was reached.
+// unanswered warns that a change may have happened, unless the connection failed.
 func unanswered(method, path string, err error) error {
 	var dial *net.OpError
 	switch {

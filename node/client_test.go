@@ -13,9 +13,8 @@ import (
 // adminOfChild makes a run of TestClientAsksDirectly the client, and names its router.
 const adminOfChild = "GRAPEVINE_TEST_ADMIN_OF_CHILD"
 
-// TestClientAsksDirectly: the token is shown to the router alone, whatever proxies
-// the environment names and wherever an answer points. Go reads the environment once
-// for each process, so the client is one of its own.
+// TestClientAsksDirectly: the token goes to the router alone, despite proxies and redirects. The
+// client is a child process, since Go reads the environment once.
 func TestClientAsksDirectly(t *testing.T) {
 	if addr := os.Getenv(adminOfChild); addr != "" {
 		if _, err := NewClient(addr).WithToken("a-token-for-operators", "").Status(t.Context()); err != nil {
@@ -49,7 +48,7 @@ func TestClientAsksDirectly(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, port, _ := strings.Cut(strings.TrimPrefix(router.URL, "http://"), ":")
-	// Go never asks a proxy for loopback; the second address leads there and is not.
+	// Go never uses a proxy for loopback addresses; 0.0.0.0 reaches loopback without being one.
 	for _, addr := range []string{"127.0.0.1:" + port, "0.0.0.0:" + port} {
 		child := exec.CommandContext(t.Context(), self, "-test.run=^TestClientAsksDirectly$", "-test.count=1", "-test.v")
 		child.Env = append(os.Environ(), adminOfChild+"="+addr, "HTTP_PROXY="+proxy.URL, "http_proxy="+proxy.URL, "ALL_PROXY="+proxy.URL, "NO_PROXY=", "no_proxy=")

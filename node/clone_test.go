@@ -12,9 +12,8 @@ import (
 	"grapevine/gossip/member"
 )
 
-// TestCopiedDataIsRefused: a node that is started on a copy of a live voter's data_dir is refused with
-// the voter's name and the remedy, and the leader shows it; when the voter has died, the node is taken
-// for that one at a new address.
+// TestCopiedDataIsRefused: a node on a copy of a voter's data_dir is refused while that voter
+// lives.
 func TestCopiedDataIsRefused(t *testing.T) {
 	t.Parallel()
 	var original Config
@@ -38,7 +37,7 @@ func TestCopiedDataIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	clone.nameWait = time.Hour // until the leader has said so
+	clone.nameWait = time.Hour // until the leader has refused it
 	ctx, cancel := context.WithCancel(t.Context())
 	started := make(chan error, 1)
 	go func() { started <- clone.Start(ctx) }()

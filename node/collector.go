@@ -4,8 +4,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// stateCollector reads the state of a node when it is scraped, so that nothing
-// has to be kept up to date in between.
 type stateCollector struct {
 	n *Node
 

@@ -7,23 +7,16 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// Config is everything that can be said about one router. The struct tags are
-// the single source of the YAML keys, the command-line flags, the environment
-// variables, the defaults, the help text and of what a reload takes: the file
-// reader walks them, the command line embeds the struct, and the reference in
-// docs/operate.md is generated from them (see Settings).
-//
-// The zero value is not usable; start from Default. New copies what it needs,
-// so a caller may change or reuse its Config afterwards.
+// Config configures one node; its struct tags define all settings (see Settings). Start from
+// Default; New copies what it needs.
 type Config struct {
-	// Log receives everything the node says. It is not a setting of its own:
-	// whoever builds the node decides where its log goes (see NewLogger).
+	// Log receives all log lines; see NewLogger.
 	Log zerolog.Logger `yaml:"-" kong:"-"`
-	// Level, if not nil, is the level of Log, which Reload sets to log_level.
+	// Level, if not nil, is the level of Log; Reload sets it to log_level.
 	Level *LogLevel `yaml:"-" kong:"-"`
-	// Version is what /status and grapevine_build_info say; nor is it a setting.
+	// Version appears in /status and grapevine_build_info.
 	Version string `yaml:"-" kong:"-"`
-	// Listener, if not nil, is used in place of Listen. The node closes it once it is started.
+	// Listener, if not nil, is used instead of Listen. The started node closes it.
 	Listener net.Listener `yaml:"-" kong:"-"`
 
 	Listen         string `yaml:"listen" name:"listen" env:"GRAPEVINE_LISTEN" default:":8080" placeholder:"ADDR" group:"serving" help:"Address clients connect to."`

@@ -8,8 +8,6 @@ import (
 	"grapevine/node/backends"
 )
 
-// FuzzParse: whatever a file holds, it is read or refused with a reason; what
-// is read and valid makes a view.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{
 		"", "listen: ':1'", "backends: [http://a, {url: https://b, models: [x], weight: 2}]", "rules: [{path: /x, strategy: random}]",
@@ -42,7 +40,6 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// FuzzBackendText: the flag's form is read to something whole or refused.
 func FuzzBackendText(f *testing.F) {
 	for _, seed := range []string{"http://a", "http://[::1]:8000/x/v1,name=n,models=a|b,weight=1e9", "https://h:1,ca_file=f", "http://%zz", "http://a:99999", ",,,", "http://a,weight=NaN"} {
 		f.Add(seed)

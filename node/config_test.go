@@ -22,8 +22,7 @@ func TestDefaultIsValid(t *testing.T) {
 	}
 }
 
-// TestSettingsAgree holds the three names of a setting to one rule, so that
-// whoever knows one of them knows the others.
+// TestSettingsAgree: key, flag and variable of a setting follow one rule.
 func TestSettingsAgree(t *testing.T) {
 	singular := map[string]string{"backends": "backend", "rules": "rule", "weights": "weight"}
 	for _, s := range Settings() {
@@ -41,7 +40,7 @@ func TestSettingsAgree(t *testing.T) {
 			t.Errorf("%s: no help or no group", s.Key)
 		}
 	}
-	// Every field is a setting, except the logger, its level, the version and the listener.
+	// All fields but Log, Level, Version and Listener are settings.
 	if got, want := len(Settings()), reflect.TypeFor[Config]().NumField()-4; got != want {
 		t.Errorf("%d settings for %d fields", got, want)
 	}
@@ -172,8 +171,6 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-// TestTextFormsEqualYAML: what the flag and the variable say in one line, the
-// file says in a mapping, and both give the same value.
 func TestTextFormsEqualYAML(t *testing.T) {
 	var b Backend
 	if err := b.UnmarshalText([]byte("http://h:8000/base/v1,name=n,models=a|b,weight=2,kv_tokens=5,api_key=k")); err != nil {

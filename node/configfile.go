@@ -16,21 +16,19 @@ import (
 	"grapevine/gossip/member"
 )
 
-// maxConfigFile bounds what is read as a configuration: thousands of backends
-// fit ten times over, a mistaken path (a model file, a device) does not.
+// maxConfigFile holds thousands of backends, but stops a mistaken model file or device.
 const maxConfigFile = 4 << 20
 
-// ConfigError is one thing wrong with a configuration: where it is, what is
-// wrong, and what to write instead.
+// ConfigError is one mistake and its remedy.
 type ConfigError struct {
-	File   string // "" when it did not come from a file
+	File   string // "" if none
 	Line   int    // 1-based; 0 unknown
-	Key    string // the setting, "" for the file as a whole
+	Key    string // the setting; "" for the whole file
 	Reason string
 	Remedy string
 }
 
-// Error prints FILE:LINE: key: reason (remedy), leaving out what is unknown.
+// Error prints FILE:LINE: KEY: REASON: REMEDY without unknown parts.
 func (e *ConfigError) Error() string {
 	var b strings.Builder
 	if e.File != "" {
@@ -50,10 +48,9 @@ func (e *ConfigError) Error() string {
 	return b.String()
 }
 
-// Load reads a YAML file over the defaults. Unknown and repeated keys are
-// errors. The result is not validated yet, since flags may still be laid over
-// it; lines maps each key found to its line, for Validate's errors. Every
-// mistake is reported, not only the first: the error is a join of *ConfigError.
+// Load reads a YAML file over the defaults and reports all mistakes, each a *ConfigError, unknown
+// and repeated keys included. Flags may then override cfg before Validate, which takes the line of
+// each key from lines.
 func Load(path string) (cfg Config, lines map[string]int, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -78,11 +75,10 @@ func Load(path string) (cfg Config, lines map[string]int, err error) {
 	return cfg, lines, nil
 }
 
-// secretFiles names, for each key under which a secret can be written into the
-// configuration itself, the setting that takes a file instead.
+// secretFiles maps keys that can hold a secret to settings that name a file.
 var secretFiles = map[string]string{"secret": "secret_file", "backends": "api_key_file"}
 
-// inlineSecret is the key of a secret that the configuration itself holds, "" if none.
+// inlineSecret is a key with a secret in the configuration itself, "" if none.
 func (c *Config) inlineSecret() string {
 	switch {
 	case c.Secret != "":
@@ -93,14 +89,14 @@ func (c *Config) inlineSecret() string {
 	return ""
 }
 
-// Parse is Load for text already read; name stands for the file in errors.
+// Parse is Load for text; name stands for the file in errors.
 func Parse(name string, text []byte) (cfg Config, lines map[string]int, err error) {
 	cfg, lines = Default(), make(map[string]int)
 	var doc yaml.Node
 	dec := yaml.NewDecoder(bytes.NewReader(text))
 	switch err := dec.Decode(&doc); {
 	case errors.Is(err, io.EOF):
-		return cfg, lines, nil // an empty file says nothing, and that is allowed
+		return cfg, lines, nil // allowed
 	case err != nil:
 		return Config{}, nil, &ConfigError{File: name, Reason: err.Error()}
 	}
@@ -122,23 +118,20 @@ func Parse(name string, text []byte) (cfg Config, lines map[string]int, err erro
 	return cfg, lines, errors.Join(errs...)
 }
 
-// field is one key a mapping may have, and where its value goes.
 type field struct {
 	key  string
 	kind string
 	dst  any // pointer
 }
 
-// decodeMapping reads a mapping strictly: known keys only, each once. lines,
-// if not nil, receives the line of each key. It walks the nodes itself rather
-// than use the decoder's strictness because that neither reaches into types
-// with their own decoding nor says what to write instead.
+// decodeMapping accepts known keys, once each, and fills lines unless nil. yaml's strict mode skips
+// types with custom decoding and offers no remedy.
 func decodeMapping(n *yaml.Node, path string, fields []field, lines map[string]int) []error {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
 	}
 	if n.Kind == yaml.ScalarNode && n.Tag == "!!null" {
-		return nil // a file, or an entry, of comments only
+		return nil // only comments
 	}
 	if n.Kind != yaml.MappingNode {
 		return []error{&ConfigError{Line: n.Line, Key: path, Reason: "not a mapping", Remedy: "write KEY: VALUE lines"}}
@@ -166,7 +159,6 @@ func decodeMapping(n *yaml.Node, path string, fields []field, lines map[string]i
 	return errs
 }
 
-// decodeValue reads one value into a field.
 func decodeValue(v *yaml.Node, key string, f field) []error {
 	if v.Kind == yaml.AliasNode {
 		v = v.Alias
@@ -186,7 +178,7 @@ func decodeValue(v *yaml.Node, key string, f field) []error {
 		})
 	}
 	if d, ok := f.dst.(*time.Duration); ok && v.Kind == yaml.ScalarNode && v.Value == "0" {
-		*d = 0 // the one duration that needs no unit; a flag takes it too
+		*d = 0 // needs no unit, as in flags
 		return nil
 	}
 	if v.Kind == yaml.ScalarNode && v.Tag == "!!null" {
@@ -232,7 +224,6 @@ func join(path, key string) string {
 	return path + "." + key
 }
 
-// remedyUnknown names the nearest known key, if one is near, else all of them.
 func remedyUnknown(key string, fields []field) string {
 	norm := strings.ReplaceAll(strings.ToLower(key), "-", "_")
 	best, bestDist := "", len(norm)/3+1
@@ -249,7 +240,6 @@ func remedyUnknown(key string, fields []field) string {
 	return "known keys are " + strings.Join(names, ", ")
 }
 
-// editDistance is the Levenshtein distance of two short strings.
 func editDistance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

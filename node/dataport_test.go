@@ -9,8 +9,7 @@ import (
 	"testing"
 )
 
-// TestDataPortIsClosedByDefault: an engine's control endpoints, its key, and what the fleet knows are not for clients; each
-// setting opens what it names.
+// TestDataPortIsClosedByDefault: each setting opens only what it names.
 func TestDataPortIsClosedByDefault(t *testing.T) {
 	var mu sync.Mutex
 	seen := map[string]string{}

@@ -15,8 +15,6 @@ import (
 	"grapevine/proxy/prompt"
 )
 
-// decider is a node's way from the bytes of a request to a backend, without sockets: 64 engines, and a tree that already
-// holds a million facts and, on one engine, the prompt of body.
 type decider struct {
 	body    []byte
 	parser  *prompt.Parser
@@ -73,7 +71,6 @@ func newDeciderOf(tb testing.TB, size, facts int) *decider {
 	return d
 }
 
-// decide reads the body, picks a backend and gives it back.
 func (d *decider) decide(tb testing.TB) prefixtree.Backend {
 	if err := d.parser.Parse(prompt.Chat, d.body, prompt.Options{}, &d.request); err != nil {
 		tb.Fatal(err)
@@ -81,7 +78,6 @@ func (d *decider) decide(tb testing.TB) prefixtree.Backend {
 	return d.pick(tb)
 }
 
-// pick is decide for a request that has been read.
 func (d *decider) pick(tb testing.TB) prefixtree.Backend {
 	d.query = policy.Request{Model: d.request.Model, Session: d.request.Session, Hashes: d.request.Hashes, PromptBytes: d.request.PromptBytes}
 	if err := d.router.Pick(&d.query, d.now, &d.attempt); err != nil {
@@ -92,7 +88,7 @@ func (d *decider) pick(tb testing.TB) prefixtree.Backend {
 	return chosen
 }
 
-// longChat is a chat of about size bytes in 32 messages, with an escape every 25 bytes or so, as code and prose have.
+// longChat has 32 messages, and escapes as often as code has.
 func longChat(size int) []byte {
 	rnd := rand.New(rand.NewPCG(3, 4))
 	words := []string{"the", "engine", "return", "prefix", "if err != nil {", "router", "of", "request\n\t", "token", "key", "state\n", "with"}
@@ -105,7 +101,7 @@ func longChat(size int) []byte {
 		var text bytes.Buffer
 		for text.Len() < size/34 {
 			word := words[rnd.IntN(len(words))]
-			if rnd.IntN(30) == 0 { // quotes are rare; they make the floor look dear
+			if rnd.IntN(30) == 0 { // quotes are rare, and would slow the floor
 				word = `"` + word + `"`
 			}
 			text.WriteString(word + " ")
@@ -121,13 +117,13 @@ func longChat(size int) []byte {
 
 func TestDecideFindsTheHolder(t *testing.T) {
 	t.Parallel()
-	// A million facts take half a minute under the race detector, and show no more.
+	// Under the race detector a million facts take half a minute.
 	if b := newDeciderOf(t, 128<<10, decideFacts/20).decide(t); b != 7 {
 		t.Errorf("engine %d was chosen, 7 holds the prompt", b)
 	}
 }
 
-// BenchmarkDecide is request bytes to chosen backend, beside the floor: one search for quotes and one xxh3 over the same body.
+// BenchmarkDecide has a floor: one quote search and one xxh3 over the body.
 func BenchmarkDecide(b *testing.B) {
 	for _, kib := range []int{1, 16, 128} {
 		d := newDecider(b, kib<<10)

@@ -2,13 +2,11 @@ package node
 
 import "strings"
 
-// maxDifference bounds what comparing two texts may cost: the product of the
-// lines in which they differ. Beyond it the whole middle counts as replaced.
+// maxDifference bounds the product of the differing lines; beyond it the whole middle counts as
+// replaced.
 const maxDifference = 4 << 20
 
-// difference shows how one text becomes another, line by line: lines that go are
-// prefixed with "-", lines that come with "+", others with a blank. It is empty
-// if the two are equal.
+// difference returns a line diff: "-" removed, "+" added, blank unchanged; "" if equal.
 func difference(from, to string) string {
 	if from == to {
 		return ""
@@ -42,7 +40,7 @@ func difference(from, to string) string {
 	return out.String()
 }
 
-// common writes the difference of x and y by their longest common subsequence.
+// common diffs x and y by their longest common subsequence.
 func common(x, y []string, put func(sign byte, lines []string)) {
 	// length[i][j] is that of x[i:] and y[j:].
 	length := make([][]int32, len(x)+1)

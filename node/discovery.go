@@ -16,25 +16,19 @@ import (
 )
 
 const (
-	// askTimeout bounds one question to one engine: an engine busy with a long
-	// prefill still answers from another thread well within it.
+	// askTimeout suffices during a long prefill: engines answer from another thread.
 	askTimeout = 5 * time.Second
-	// maxModelList and maxMetricsPage bound one answer: 4 MiB hold tens of
-	// thousands of adapters, and ten times the largest metrics page seen.
+	// 4 MiB hold tens of thousands of adapters, and ten times the largest metrics page seen.
 	maxModelList   = 4 << 20
 	maxMetricsPage = 4 << 20
-	// maxModelNames bounds what is kept of one engine's list.
-	maxModelNames = 10_000
-	// askers bounds how many engines are asked at once.
-	askers = 16
+	maxModelNames  = 10_000
+	askers         = 16
 )
 
-// question is what is asked of one engine; what it hears is its own business.
 type question func(ctx context.Context, u *upstream)
 
-// rounds puts a question to every backend of the roster at once, and again every
-// interval, and to those that are new as soon as they are there, until ctx ends.
-// It returns when no question is under way any more.
+// rounds asks all backends every interval, and new ones at once, until ctx ends and all questions
+// have returned.
 func (f *fleet) rounds(ctx context.Context, interval time.Duration, ask question) {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
@@ -57,7 +51,6 @@ func (f *fleet) rounds(ctx context.Context, interval time.Duration, ask question
 	}
 }
 
-// askAll puts the question to every one of the backends once, a few at a time.
 func askAll(ctx context.Context, list []*upstream, ask question) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -77,7 +70,6 @@ func askAll(ctx context.Context, list []*upstream, ask question) {
 	}
 }
 
-// get asks a backend for one page of at most limit bytes.
 func (u *upstream) get(ctx context.Context, path string, limit int64) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.URL+path, nil)
 	if err != nil {
@@ -104,8 +96,6 @@ func (u *upstream) get(ctx context.Context, path string, limit int64) ([]byte, e
 	return text, nil
 }
 
-// askModels returns the entries of the engine's list. An engine that lists none serves, as
-// far as is known, any.
 func (u *upstream) askModels(ctx context.Context) ([]listedModel, error) {
 	text, err := u.get(ctx, "/v1/models", maxModelList)
 	if err != nil {
@@ -114,7 +104,7 @@ func (u *upstream) askModels(ctx context.Context) ([]listedModel, error) {
 	return parseModels(text)
 }
 
-// askMetrics returns what the engine says of its load, under vLLM's or SGLang's names.
+// askMetrics understands the metric names of vLLM and SGLang.
 func (u *upstream) askMetrics(ctx context.Context) (engine.Metrics, error) {
 	text, err := u.get(ctx, "/metrics", maxMetricsPage)
 	if err != nil {
@@ -123,7 +113,7 @@ func (u *upstream) askMetrics(ctx context.Context) (engine.Metrics, error) {
 	return engine.ParseMetrics(bytes.NewReader(text))
 }
 
-// parseModels reads OpenAI's list of models: its entries by id, without duplicates.
+// parseModels returns OpenAI's list sorted by id, without duplicates.
 func parseModels(text []byte) ([]listedModel, error) {
 	var list struct {
 		Data []json.RawMessage `json:"data"`
@@ -150,7 +140,6 @@ func parseModels(text []byte) ([]listedModel, error) {
 	return slices.CompactFunc(models, func(a, b listedModel) bool { return a.id == b.id }), nil
 }
 
-// idsOf are the names of models.
 func idsOf(list []listedModel) []string {
 	var names []string
 	for i := range list {

@@ -10,8 +10,7 @@ import (
 	"time"
 )
 
-// TestDiscoveryRoutesByModel: engines that serve different models get the
-// requests for theirs, without a word of configuration.
+// TestDiscoveryRoutesByModel: engines get the requests for the models they list.
 func TestDiscoveryRoutesByModel(t *testing.T) {
 	leakCheck(t)
 	a, b := newFakeEngine(t, "llama"), newFakeEngine(t, "qwen")
@@ -25,8 +24,7 @@ func TestDiscoveryRoutesByModel(t *testing.T) {
 	if a.requests.Load() != 0 || b.requests.Load() != 4 {
 		t.Fatalf("%d and %d requests, want 0 and 4", a.requests.Load(), b.requests.Load())
 	}
-	// Nobody lists this one, but what nobody lists may have been loaded since:
-	// an engine is to judge, not the router.
+	// An unlisted model may have been loaded since: the engine must judge, not the router.
 	if status, _, _ := chat(t, n, chatBody("mistral", "hello")); status != 200 {
 		t.Fatalf("a model that nobody listed: %d", status)
 	}
@@ -57,8 +55,7 @@ func TestDiscoveryFollowsChanges(t *testing.T) {
 	}
 }
 
-// TestConfiguredModels: a list in the configuration is believed, nothing is
-// asked, and with every list configured an unknown model is refused.
+// TestConfiguredModels: configured lists win, and no engine is asked.
 func TestConfiguredModels(t *testing.T) {
 	leakCheck(t)
 	e := newFakeEngine(t, "something", "else")
@@ -91,8 +88,7 @@ func TestDiscoveryOff(t *testing.T) {
 	}
 }
 
-// TestEngineMetrics: what an engine says of its cache becomes known without
-// configuration, and what is configured stands.
+// TestEngineMetrics: an engine's cache size is learned unless configured.
 func TestEngineMetrics(t *testing.T) {
 	leakCheck(t)
 	e := newFakeEngine(t, "m")
@@ -116,7 +112,7 @@ func TestEngineMetrics(t *testing.T) {
 	if b, _ := n.router.View().Backend(0); b.KVTokens != 16000 {
 		t.Errorf("the policy knows of %d", b.KVTokens)
 	}
-	for _, page := range []string{"", "vllm:num_requests_running 1\n"} { // what is not told any more stays known
+	for _, page := range []string{"", "vllm:num_requests_running 1\n"} { // omitted values stay known
 		e.setMetrics(page)
 		scraped := e.scraped.Load()
 		eventually(t, "two more rounds", func() bool { return e.scraped.Load() >= scraped+6 })
@@ -146,7 +142,6 @@ func TestParseModels(t *testing.T) {
 	}
 }
 
-// TestDiscoverySendsTheKey and bounds what it reads.
 func TestDiscoverySendsTheKey(t *testing.T) {
 	leakCheck(t)
 	large := false

@@ -13,19 +13,18 @@ import (
 	"time"
 )
 
-// fakeEngine is the least that a node can route to: it lists models, and
-// answers chat requests with what usage the test wants. For an engine that
-// behaves like one see chaos/engine.
+// fakeEngine lists models and answers chat requests with the usage the test wants. For realistic
+// behaviour see chaos/engine.
 type fakeEngine struct {
 	*httptest.Server
 	requests atomic.Int64 // chat requests begun
-	asked    atomic.Int64 // questions for /v1/models
-	scraped  atomic.Int64 // questions for /metrics
+	asked    atomic.Int64 // requests for /v1/models
+	scraped  atomic.Int64 // requests for /metrics
 
 	mu      sync.Mutex
 	models  []string
 	metrics string        // page; "" is answered 404
-	hold    chan struct{} // if not nil, answers wait for it to be closed
+	hold    chan struct{} // if not nil, answers wait until it closes
 	entered chan struct{} // receives when an answer begins to wait; capacity 16
 }
 
@@ -41,7 +40,7 @@ func newFakeEngine(t *testing.T, models ...string) *fakeEngine {
 	return e
 }
 
-// alias is another URL of the engine: no engine may be listed twice under one.
+// alias is a second URL of the engine: a fleet lists no URL twice.
 func (e *fakeEngine) alias() string { return strings.Replace(e.URL, "127.0.0.1", "localhost", 1) }
 
 func (e *fakeEngine) setModels(models ...string) {
@@ -67,7 +66,6 @@ func (e *fakeEngine) tellMetrics(w http.ResponseWriter, _ *http.Request) {
 	_, _ = io.WriteString(w, e.metrics)
 }
 
-// holdAnswers makes chat requests wait until the returned function is called.
 func (e *fakeEngine) holdAnswers() (release func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

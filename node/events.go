@@ -7,8 +7,7 @@ import (
 	"grapevine/raftstore"
 )
 
-// Values of the field "event" of log lines: what operators search for and alert on. The
-// text beside them may change, these do not. Events lists all with their meaning.
+// Values of the log field "event": unlike messages, they never change.
 const (
 	EventStarted       = "started"
 	EventReady         = "ready"
@@ -34,10 +33,10 @@ const (
 	EventProbesPass     = "engine_probes_pass"
 )
 
-// Event is one value of the field "event" and when it is logged.
+// Event is a value of "event" and when it is logged.
 type Event struct{ Name, Meaning string }
 
-// Events lists every event in the order of docs/operate.md, which is generated from it.
+// Events is in the order of docs/operate.md, which is generated from it.
 func Events() []Event {
 	return []Event{
 		{EventStarted, "The node listens; it may still be warming up."},
@@ -69,10 +68,9 @@ func Events() []Event {
 	}
 }
 
-// maxEngineEvents bounds the lines that one change of the agreed state is logged with.
+// maxEngineEvents bounds the lines of one change.
 const maxEngineEvents = 64
 
-// logChanges logs what two rosters of agreed states differ in.
 func (n *Node) logChanges(old, now *roster) {
 	log := n.log.With().Str("component", "agreement").Logger()
 	if now.ruled.Version != old.ruled.Version {
@@ -116,8 +114,7 @@ func (n *Node) logChanges(old, now *roster) {
 	}
 }
 
-// engineEvent is what happened to an engine between two agreed states, of which the first
-// may not have it; "" if nothing did that has a name.
+// engineEvent names the change of an engine since was, nil if new; "" without a name.
 func engineEvent(was, is *raftstore.Backend) string {
 	switch {
 	case was == nil:

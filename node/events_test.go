@@ -15,7 +15,6 @@ import (
 	"grapevine/raftstore"
 )
 
-// eventLog collects the lines of a log.
 type eventLog struct {
 	mu  sync.Mutex
 	out bytes.Buffer
@@ -23,7 +22,6 @@ type eventLog struct {
 
 func (l *eventLog) logger() zerolog.Logger { return zerolog.New(lockedWriter{&l.mu, &l.out}) }
 
-// has says whether a line of the event holds a text; an empty text is in every line.
 func (l *eventLog) has(event, text string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -36,8 +34,7 @@ func (l *eventLog) has(event, text string) bool {
 	return false
 }
 
-// TestEventsOfAFleet: what operators do, and what becomes of nodes, is logged at every
-// node that sees it under the event's name.
+// TestEventsOfAFleet: every node logs the events it sees under their names.
 func TestEventsOfAFleet(t *testing.T) {
 	t.Parallel()
 	logs := make(map[string]*eventLog)
@@ -105,7 +102,6 @@ func TestEventsOfAFleet(t *testing.T) {
 	everywhere("peer_left", `"peer":"`+gone.Name()+`"`)
 }
 
-// TestEventsAreListed: the names are one word each, and none is listed twice.
 func TestEventsAreListed(t *testing.T) {
 	t.Parallel()
 	var seen []string
@@ -117,7 +113,6 @@ func TestEventsAreListed(t *testing.T) {
 	}
 }
 
-// TestEngineEventsAreBounded: a change of thousands of engines is some lines of log.
 func TestEngineEventsAreBounded(t *testing.T) {
 	t.Parallel()
 	n, err := New(testConfig())

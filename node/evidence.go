@@ -11,16 +11,13 @@ import (
 	"grapevine/prefixtree"
 )
 
-// claim is what one node has found out about one engine by its own requests:
-// how far its cache reaches and how fast it computes, each with the weight of
-// what it was learned from. A weight of 0 says nothing.
+// claim is what one node learned about one engine from its own requests. Weight 0: no evidence.
 type claim struct {
 	reach, reachWeight float64 // blocks; see prefixtree.Tree.Reach
 	rate, rateWeight   float64 // prefill tokens/s; see policy.Router.OwnRate
 }
 
-// near says whether the difference to another claim is not worth telling: a
-// sixteenth of a reach or rate, an eighth of a weight.
+// near reports whether c is too close to d to be worth sending.
 func (c claim) near(d claim) bool {
 	within := func(a, b, share float64) bool {
 		return a == b || math.Abs(a-b) <= share*math.Min(math.Abs(a), math.Abs(b))
@@ -29,36 +26,33 @@ func (c claim) near(d claim) bool {
 		within(c.rate, d.rate, 1.0/16) && within(c.rateWeight, d.rateWeight, 1.0/8)
 }
 
-// keyedClaim is a claim as it travels: under the key of the backend's name.
+// keyedClaim is a claim under the key of the backend's name, as sent.
 type keyedClaim struct {
 	key uint32
 	claim
 }
 
-// The state blob, as other nodes get it; DESIGN.md has it byte by byte. A
-// newer node may append fields to an entry and add sections: this one skips
-// what it does not know. The version changes only if that is not enough.
+// The state blob; DESIGN.md has its bytes. Newer versions may append fields to entries and add
+// sections, which this one skips, without a new version number.
 const (
 	stateVersion   = 1
 	sectionClaims  = 1
 	sectionHealth  = 4         // see health.AppendReports
-	claimBytes     = 12        // of an entry as this version writes it
+	claimBytes     = 12        // entry size of this version
 	maxClaims      = 16_384    // backends in one blob
-	maxStateBytes  = 256 << 10 // what gossip carries
+	maxStateBytes  = 256 << 10 // gossip's limit
 	maxStateParts  = 16        // sections
-	smallestLog2   = -16       // of the smallest value that can be told
-	stepsPerDouble = 1024      // values differ by 0.07 %
+	smallestLog2   = -16       // of the smallest value
+	stepsPerDouble = 1024      // neighbours differ by 0.07 %
 )
 
-// What one node's word may come to, however loud it is: no more evidence than a
-// node can have, and of nothing far beyond real caches and engines.
+// Limits on one node's claims, so that a faulty node cannot outweigh the rest.
 const (
-	maxClaimedWeight = prefixtree.MaxEvidence // rates have 30, seconds of prefill, at most
+	maxClaimedWeight = prefixtree.MaxEvidence // a rate's weight is seconds of prefill, at most 30
 	maxClaimedReach  = 1e9                    // blocks
 	maxClaimedRate   = 1e7                    // tokens/s
 )
 
-// bounded returns what of a claim can be.
 func (c claim) bounded() claim {
 	return claim{
 		min(c.reach, maxClaimedReach), min(c.reachWeight, maxClaimedWeight), min(c.rate, maxClaimedRate), min(c.rateWeight, maxClaimedWeight),
@@ -67,7 +61,7 @@ func (c claim) bounded() claim {
 
 var errState = errors.New("malformed state")
 
-// appendState appends the blob for the claims; claims beyond maxClaims are left out.
+// appendState appends at most maxClaims claims.
 func appendState(dst []byte, claims []keyedClaim) []byte {
 	claims = claims[:min(len(claims), maxClaims)]
 	dst = append(dst, stateVersion, sectionClaims)
@@ -82,8 +76,7 @@ func appendState(dst []byte, claims []keyedClaim) []byte {
 	return dst
 }
 
-// parseState appends the claims in a blob to dst. A blob that it cannot read
-// is an error; what it does not know in a blob that it can read is skipped.
+// parseState appends a blob's claims to dst and skips unknown sections.
 func parseState(dst []keyedClaim, blob []byte) ([]keyedClaim, error) {
 	err := eachSection(blob, func(kind byte, section []byte) (err error) {
 		if kind == sectionClaims {
@@ -94,13 +87,13 @@ func parseState(dst []keyedClaim, blob []byte) ([]keyedClaim, error) {
 	return dst, err
 }
 
-// eachSection calls take with every section of a blob, until an error.
+// eachSection stops at take's first error.
 func eachSection(blob []byte, take func(kind byte, section []byte) error) error {
 	switch {
 	case len(blob) > maxStateBytes:
 		return fmt.Errorf("%w: %d bytes", errState, len(blob))
 	case len(blob) == 0:
-		return nil // a node that knows nothing yet
+		return nil // a node without claims
 	case blob[0] != stateVersion:
 		return fmt.Errorf("%w: version %d, want %d", errState, blob[0], stateVersion)
 	}
@@ -123,14 +116,12 @@ func eachSection(blob []byte, take func(kind byte, section []byte) error) error 
 	return nil
 }
 
-// appendSection appends a section to a state.
 func appendSection(dst []byte, kind byte, section []byte) []byte {
 	dst = binary.AppendUvarint(append(dst, kind), uint64(len(section)))
 	return append(dst, section...)
 }
 
-// sectionOf returns a section of a state that parseState has read, nil if there
-// is none.
+// sectionOf expects a blob that parseState accepted; nil if the section is absent.
 func sectionOf(blob []byte, wanted byte) (found []byte) {
 	_ = eachSection(blob, func(kind byte, section []byte) error {
 		if kind == wanted {
@@ -157,8 +148,7 @@ func parseClaims(dst []keyedClaim, section []byte) ([]keyedClaim, error) {
 	return dst, nil
 }
 
-// logCode puts a number from 2^-16 to 2^47 into 16 bits at constant relative
-// precision; 0 is nothing, and what is beyond the ends becomes them.
+// logCode encodes 2^-16 to 2^47, clamped, at constant relative precision. 0 means none.
 func logCode(v float64) uint16 {
 	if !(v > 0) { // NaN too
 		return 0
@@ -174,14 +164,13 @@ func fromLogCode(code uint16) float64 {
 	return math.Exp2(float64(code-1)/stepsPerDouble + smallestLog2)
 }
 
-// evidence holds what every other node claims and keeps the weighted mean of
-// it, per backend, which goes by the key of its name. Safe for concurrent use.
+// evidence holds all peers' claims and reports their weighted means. Safe for concurrent use.
 type evidence struct {
-	// told receives a new mean; called under mu, so that means arrive in order.
+	// told receives new means by backend key, in order, under mu.
 	told func(key uint32, mean claim)
 
 	mu      sync.Mutex
-	origins []originClaims // few, in no order
+	origins []originClaims // few, unordered
 }
 
 type originClaims struct {
@@ -193,9 +182,8 @@ func newEvidence(told func(key uint32, mean claim)) *evidence {
 	return &evidence{told: told}
 }
 
-// set replaces what an origin claimed before by claims, which it keeps; nil takes
-// the origin out. The means that change are computed anew, not corrected: rounding
-// would add up over days.
+// set replaces an origin's claims, which it keeps; nil removes the origin. It computes means
+// afresh: corrections would add up rounding errors over days.
 func (e *evidence) set(origin string, claims map[uint32]claim) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -220,7 +208,6 @@ func (e *evidence) set(origin string, claims map[uint32]claim) {
 	}
 }
 
-// meanLocked is what all origins together claim about a backend.
 func (e *evidence) meanLocked(key uint32) (m claim) {
 	for i := range e.origins {
 		c := e.origins[i].claims[key]

@@ -57,7 +57,6 @@ func TestStateBounds(t *testing.T) {
 	}
 }
 
-// TestStateOfANewerNode: fields and sections that this version does not know are skipped.
 func TestStateOfANewerNode(t *testing.T) {
 	entry := appendState(nil, []keyedClaim{{7, claim{1, 2, 4, 8}}})
 	longer := append([]byte{stateVersion, 200, 3, 1, 2, 3, sectionClaims, 1 + claimBytes + 2, claimBytes + 2}, entry[4:]...)
@@ -111,8 +110,7 @@ func FuzzState(f *testing.F) {
 	})
 }
 
-// TestNoWordOutweighsAll: what one node claims of itself counts for no more than
-// what a node can have found out, and stays within what can be.
+// TestNoWordOutweighsAll: one node's claims are clamped to plausible evidence and values.
 func TestNoWordOutweighsAll(t *testing.T) {
 	k := newKnower(t, "a")
 	key := prefixtree.BackendKey("a")
@@ -135,8 +133,7 @@ func TestNoWordOutweighsAll(t *testing.T) {
 	}
 }
 
-// TestEvidenceIsTheMeanOfThoseAlive: whatever order claims come, change and go
-// in, the mean is that of the last word of every origin.
+// TestEvidenceIsTheMeanOfThoseAlive: the mean covers every origin's last claims, in any order.
 func TestEvidenceIsTheMeanOfThoseAlive(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

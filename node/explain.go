@@ -10,16 +10,14 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// Receipt explains one decision: the answer of /explain. Token counts are
-// estimates; see policy.Decision.
+// Receipt explains one decision. Token counts are estimates; see policy.Decision.
 type Receipt struct {
 	Node        string `json:"node"`
 	Path        string `json:"path"`
 	Model       string `json:"model"`
 	PromptBytes int    `json:"prompt_bytes"`
 	Blocks      int    `json:"blocks"`
-	// Note says what would be done differently than the request asks, or could
-	// not be understood; "" if nothing.
+	// Note says how a real request would be treated differently; "" if it would not.
 	Note string `json:"note,omitempty"`
 
 	Backend         string `json:"backend"`
@@ -27,14 +25,13 @@ type Receipt struct {
 	Rung            string `json:"rung"`
 	PromptTokens    int    `json:"prompt_tokens"`
 	MatchedBlocks   int    `json:"matched_blocks"`
-	PredictedTokens int    `json:"predicted_tokens"` // expected in the backend's cache
-	Hot             string `json:"hot,omitempty"`    // anchor of the hot prefix that the prompt begins with
-	Replicas        int    `json:"replicas"`         // backends that are agreed to hold it; 0: it is not hot
-	Eligible        int    `json:"eligible"`         // backends there were to choose from
-	Trial           bool   `json:"trial"`            // the backend failed lately
-	LastResort      bool   `json:"last_resort"`      // all of them did
-	// Candidates are the chosen backend and then the cheapest others, at most
-	// policy.MaxConsidered.
+	PredictedTokens int    `json:"predicted_tokens"` // expected cached
+	Hot             string `json:"hot,omitempty"`    // the prompt's hot anchor
+	Replicas        int    `json:"replicas"`         // agreed holders of Hot; 0: none
+	Eligible        int    `json:"eligible"`         // candidates in all
+	Trial           bool   `json:"trial"`            // the chosen backend failed lately
+	LastResort      bool   `json:"last_resort"`      // all backends failed lately
+	// Candidates are the chosen backend, then the cheapest, at most policy.MaxConsidered.
 	Candidates []Candidate `json:"candidates"`
 }
 
@@ -43,11 +40,11 @@ type Candidate struct {
 	Backend       string  `json:"backend"`
 	MatchedBlocks int     `json:"matched_blocks"`
 	HeldTokens    float64 `json:"held_tokens"`   // of the prompt
-	QueuedTokens  float64 `json:"queued_tokens"` // to be computed before it
+	QueuedTokens  float64 `json:"queued_tokens"` // ahead of it
 	Active        int64   `json:"active"`        // requests
 	Rate          float64 `json:"rate"`          // prefill tokens/s
-	AgeS          float64 `json:"age_s"`         // since the deepest held block was touched
-	Cost          float64 `json:"cost"`          // in the strategy's unit, lower is better
+	AgeS          float64 `json:"age_s"`         // since use of the deepest held block
+	Cost          float64 `json:"cost"`          // in the strategy's unit
 }
 
 func (r *Receipt) take(d *policy.Decision) {
@@ -65,9 +62,8 @@ func (r *Receipt) take(d *policy.Decision) {
 	}
 }
 
-// Explain decides where a request would go now, without sending it or leaving
-// a trace. header returns the value of a request header, or nil. The errors are
-// those of the policy (ErrNoBackend, ErrUnknownModel).
+// Explain decides without sending or recording the request. header returns nil for absent headers.
+// Errors: policy.ErrNoBackend, policy.ErrUnknownModel.
 func (n *Node) Explain(path string, header func(name string) []byte, body []byte) (*Receipt, error) {
 	var q policy.Request
 	r := &Receipt{Node: n.name, Path: path}
@@ -92,10 +88,7 @@ func (n *Node) Explain(path string, header func(name string) []byte, body []byte
 	return r, nil
 }
 
-// explain answers POST /explain?path=PATH: where a request with this body and
-// these headers would go now, and why. It reads the request with the proxy's
-// own code and decides with the policy's; nothing is dispatched, charged or
-// recorded.
+// explain answers POST /explain?path=PATH.
 func (n *Node) explain(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, int64(n.cfg.MaxBody)))
 	if err != nil {

@@ -45,11 +45,9 @@ func TestExplain(t *testing.T) {
 	if after.Blocks != before.Blocks || len(after.Candidates) == 0 || after.Candidates[0].Backend != after.Backend {
 		t.Fatalf("after: %+v", after)
 	}
-	_ = served // the fake engine reports nothing cached, so the router may well have taken the placement back
+	_ = served // the fake engine reports nothing cached, so the placement may be retracted
 }
 
-// TestExplainLeavesNoTrace: neither the tree nor the load nor a counter nor a
-// backend knows afterwards that somebody asked.
 func TestExplainLeavesNoTrace(t *testing.T) {
 	leakCheck(t)
 	a, b := newFakeEngine(t, "m"), newFakeEngine(t, "m")
@@ -145,8 +143,7 @@ func TestExplainErrors(t *testing.T) {
 	}
 }
 
-// TestChangeWithoutAnswer: a change that was sent and not answered may have been made,
-// and who asked is told so; a look is not.
+// TestChangeWithoutAnswer: the error says that the change may have been made.
 func TestChangeWithoutAnswer(t *testing.T) {
 	deaf := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if c, _, err := w.(http.Hijacker).Hijack(); err == nil {

@@ -7,7 +7,6 @@ import (
 	"grapevine/proxy"
 )
 
-// limits are the settings that depend on what the machine has.
 type limits struct {
 	maxBody, bodyMemory Bytes
 	connections         int
@@ -16,16 +15,12 @@ type limits struct {
 	descriptors int   // 0: unknown
 }
 
-// descriptorReserve is how many descriptors at most are kept for all but the data port: the admin API,
-// probes, gossip, raft, files.
+// descriptorReserve is for admin API, probes, gossip, raft and files.
 const descriptorReserve = 1024
 
-// fit lowers what the configuration asks for to what the machine has.
-//
-// A quarter of the memory is for request bodies: the rest is the tree's, the connections', and the
-// collector's, which needs about as much again as is in use. A request takes two descriptors, the
-// client's and the engine's. A node that is out of them could not answer its operator, so a quarter, and
-// at most descriptorReserve, is left for that.
+// fit lowers limits to the machine's. Bodies get a quarter of the memory: tree, connections and
+// garbage need the rest. A request takes two descriptors; up to a quarter of them stay free, so
+// that operators get answers.
 func (c *Config) fit(memory int64, descriptors int) limits {
 	l := limits{c.MaxBody, c.MaxBodyMemory, c.MaxConnections, memory, descriptors}
 	if l.bodyMemory == 0 {
@@ -40,13 +35,11 @@ func (c *Config) fit(memory int64, descriptors int) limits {
 	return l
 }
 
-// fitHere is fit for the machine that the node runs on.
 func (c *Config) fitHere() limits {
 	memory, _ := machine.Memory()
 	return c.fit(memory, machine.Descriptors())
 }
 
-// warn says what was lowered, and how to have it otherwise.
 func (l *limits) warn(c *Config, log zerolog.Logger) {
 	if l.maxBody < c.MaxBody {
 		log.Warn().Int64("memory_bytes", l.memory).Int64("max_body_bytes", int64(l.maxBody)).Int64("configured_bytes", int64(c.MaxBody)).

@@ -16,7 +16,7 @@ func TestFit(t *testing.T) {
 		memory      int64
 		descriptors int
 		want        limits
-		warns       string // "": not at all
+		warns       string // "": no warning
 	}{
 		"enough":            {nil, 16 << 30, 1 << 20, limits{32 << 20, 4 << 30, 262144, 16 << 30, 1 << 20}, ""},
 		"unknown":           {nil, 0, 0, limits{32 << 20, proxy.DefaultMaxBodyMemory, 262144, 0, 0}, ""},

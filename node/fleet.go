@@ -13,17 +13,14 @@ import (
 	"grapevine/raftstore"
 )
 
-// fleet is what this node knows of its backends: which there are, by agreement or
-// by its own list, and what each engine has said of itself. The view that requests
-// are routed by is made from it. Safe for concurrent use.
+// fleet holds the roster and what engines report; views are made from it. Safe for concurrent use.
 type fleet struct {
-	backends []Backend // the node's own list; never changed
+	backends []Backend // own list; never changed
 	rules    []policy.Rule
-	idle     time.Duration // how long an idle connection for questions is kept
+	idle     time.Duration // how long a connection for questions may idle
 
-	// publish is told every new roster and the view made of it, under mu, so that
-	// they are published in the order in which they were made. view is nil if it
-	// is as it was. nil before the node is built.
+	// publish receives new rosters and views in order, under mu; a nil view means unchanged.
+	// publish is nil until the node is built.
 	publish func(old, now *roster, view *policy.View)
 
 	current atomic.Pointer[roster]
@@ -34,20 +31,18 @@ type fleet struct {
 	mu           sync.Mutex
 	locals       map[string]local       // by backend name; replaced, never written
 	last         []policy.Backend       // of the newest view
-	heard, shown uint64                 // what engines have told that changes the view, and how much of that the newest has
-	numbers      *backends.Registry     // its List is called under mu, once the fleet is built
+	heard, shown uint64                 // number of changes that engines reported, and that the newest view has
+	numbers      *backends.Registry     // its List is called under mu
 	entries      map[string]listedModel // by model
-	listed       *modelList             // the last answer to /v1/models
+	listed       *modelList             // the last /v1/models answer
 }
 
-// report is an engine's own word on its load, and when it was given; the zero
-// time if it never was.
+// report is an engine's latest load report; at is zero before the first.
 type report struct {
 	engine.Metrics
 	at time.Time
 }
 
-// newFleet begins with the node's own list.
 func newFleet(own []Backend, rules []Rule, idle time.Duration, numbers *backends.Registry) (*fleet, error) {
 	locals, err := readLocals(own)
 	if err != nil {
@@ -60,14 +55,12 @@ func newFleet(own []Backend, rules []Rule, idle time.Duration, numbers *backends
 	return f, err
 }
 
-// roster is what there is to route to now.
 func (f *fleet) roster() *roster { return f.current.Load() }
 
-// rosterChanged gives a channel that is closed when the roster is replaced. Take it
-// before the roster, so that no change is missed.
+// rosterChanged returns a channel that closes when the roster is replaced. Take it before the
+// roster.
 func (f *fleet) rosterChanged() <-chan struct{} { return *f.changed.Load() }
 
-// view makes the immutable snapshot of what is known now.
 func (f *fleet) view() (*policy.View, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -84,8 +77,8 @@ func newView(backends []policy.Backend, rules []policy.Rule) (*policy.View, erro
 	return v, nil
 }
 
-// adopt makes what the fleet has agreed on the roster, unless that is older than
-// what is in force. An error says what of it could not be taken; the rest is.
+// adopt makes a newer state the roster. Its error names what is left out: unusable rules, and
+// backends that get no number.
 func (f *fleet) adopt(s *raftstore.State) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -99,7 +92,7 @@ func (f *fleet) adopt(s *raftstore.State) error {
 	return errRules
 }
 
-// changeLocked publishes a roster, with a view of it if that is another one.
+// changeLocked publishes a roster, with a view if that changed.
 func (f *fleet) changeLocked(next *roster) error {
 	old := f.roster()
 	list := next.policyBackends()
@@ -129,16 +122,15 @@ func (f *fleet) changeLocked(next *roster) error {
 	return nil
 }
 
-// refresh publishes a view of what has become known of the engines. Those that ask
-// while one is made share the next: when a node starts every engine tells
-// something new, and a view of thousands takes milliseconds.
+// refresh publishes reported changes. Concurrent callers share a view: at a start every engine
+// reports, and a view of thousands takes milliseconds.
 func (f *fleet) refresh() error {
 	f.refreshing.Lock()
 	defer f.refreshing.Unlock()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.shown == f.heard {
-		return nil // it is in the view that another one made
+		return nil // another call published it
 	}
 	r := f.roster()
 	list := r.policyBackends()
@@ -153,10 +145,8 @@ func (f *fleet) refresh() error {
 	return nil
 }
 
-// learnModels takes an engine's answer and publishes a new view if that
-// changed what is known. An engine that fails keeps the models it last
-// listed: it is avoided by its failures, not forgotten. was is how the question
-// before this one ended.
+// learnModels records an engine's models. An engine that fails keeps its list, since its failures
+// make the router avoid it. was is the outcome of the previous question.
 func (f *fleet) learnModels(u *upstream, models []listedModel, failure error) (changed bool, was answering, err error) {
 	if changed, was = f.noteModels(u, models, failure); changed {
 		err = f.refresh()
@@ -183,9 +173,7 @@ func (f *fleet) noteModels(u *upstream, models []listedModel, failure error) (ch
 	return true, was
 }
 
-// learnMetrics takes what an engine says of itself. It reports whether that gives
-// another size for its cache than before and none is configured; there is a new
-// view then.
+// learnMetrics reports whether the cache size in use changed; a configured size stays.
 func (f *fleet) learnMetrics(u *upstream, m engine.Metrics, at time.Time) (resized bool, err error) {
 	if resized = f.noteMetrics(u, m, at); resized {
 		err = f.refresh()
@@ -198,7 +186,7 @@ func (f *fleet) noteMetrics(u *upstream, m engine.Metrics, at time.Time) (resize
 	defer f.mu.Unlock()
 	before := u.kvTokens()
 	if m.KVTokens <= 0 || m.KVTokens > maxKVTokens {
-		m.KVTokens = u.link.report.KVTokens // not told this time
+		m.KVTokens = u.link.report.KVTokens // not reported
 	}
 	u.link.report = report{m, at}
 	if u.kvTokens() == before {
@@ -208,21 +196,17 @@ func (f *fleet) noteMetrics(u *upstream, m engine.Metrics, at time.Time) (resize
 	return true
 }
 
-// maxKVTokens is more than any engine holds; beyond it is nonsense on a
-// metrics page, and would overflow what is computed from it.
+// maxKVTokens exceeds any engine; larger values would overflow sums.
 const maxKVTokens = 1 << 40
 
-// reportOf returns the engine's last word on its load, and the size of its cache
-// as far as is known.
 func (f *fleet) reportOf(u *upstream) (r report, kvTokens int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return u.link.report, u.kvTokens()
 }
 
-// modelsOf returns what a backend serves as far as is known, where that comes
-// from ("configured", "engine", or "unknown": any), and why the last question
-// failed.
+// modelsOf returns a backend's models, their source ("configured", "engine" or "unknown", which
+// matches any), and the last question's failure.
 func (f *fleet) modelsOf(u *upstream) (names []string, source, failure string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -235,7 +219,6 @@ func (f *fleet) modelsOf(u *upstream) (names []string, source, failure string) {
 	return nil, "unknown", u.failure
 }
 
-// close drops idle connections to engines.
 func (f *fleet) close() {
 	for _, u := range f.roster().list {
 		u.client.CloseIdleConnections()

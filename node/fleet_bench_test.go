@@ -11,8 +11,7 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// BenchmarkLearnAll is a fleet of 2,000 engines that all tell their models for the first time, as when a node starts: until
-// the view has all of it.
+// BenchmarkLearnAll takes first model lists of 2,000 engines until the view has all, as at a start.
 func BenchmarkLearnAll(b *testing.B) {
 	for b.Loop() {
 		b.StopTimer()
@@ -45,8 +44,7 @@ func BenchmarkLearnAll(b *testing.B) {
 	}
 }
 
-// TestLearningAtOnce: what many engines tell at once is all in the view when each of the tellers returns, and does not take as
-// many views.
+// TestLearningAtOnce: concurrent reports share views, and each is in the view on return.
 func TestLearningAtOnce(t *testing.T) {
 	const engines, tellers = 40, 8
 	n, err := New(testConfig())
@@ -89,7 +87,7 @@ func TestLearningAtOnce(t *testing.T) {
 	t.Logf("%d views for %d news", views, 2*engines)
 }
 
-// TestOneViewForAll: of those who have told something before any of them makes a view, one makes it.
+// TestOneViewForAll: reports that precede a view share it.
 func TestOneViewForAll(t *testing.T) {
 	n, err := New(testConfig("http://127.0.0.3:1", "http://127.0.0.3:2", "http://127.0.0.3:3"))
 	if err != nil {

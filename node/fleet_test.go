@@ -25,18 +25,15 @@ import (
 	"grapevine/gossip/member"
 )
 
-// fleetConfig is a node of a fleet on loopback: ports of its own, the common secret.
 func fleetConfig(name string, join []string, urls ...string) Config {
 	c := testConfig(urls...)
 	c.NodeName, c.Gossip, c.Join = name, "127.0.0.1:0", join
 	c.Secret = "the secret of a fleet that is a test"
-	c.WarmDeadline = time.Minute // a busy machine must not make nodes go without the others
+	c.WarmDeadline = time.Minute // a busy machine must not make nodes start without peers
 	return c
 }
 
-// elsewhere is an address that nothing else listens on: a port on it that is given
-// up stays free until it is taken again, while one on 127.0.0.1 may go to whoever
-// asks next. Each call gives a host of its own.
+// elsewhere returns a loopback host of its own, where a released port stays free.
 func elsewhere() string {
 	n := elsewhereCalls.Add(1)
 	return fmt.Sprintf("127.%d.%d.%d:0", 64+os.Getpid()%64, n/250%250+1, n%250+1)
@@ -44,7 +41,6 @@ func elsewhere() string {
 
 var elsewhereCalls atomic.Int64
 
-// startFleet starts nodes one, two, three and waits until every node hears every other.
 func startFleet(t *testing.T, size int, urls ...string) []*Node {
 	t.Helper()
 	var nodes []*Node
@@ -58,7 +54,6 @@ func startFleet(t *testing.T, size int, urls ...string) []*Node {
 	return nodes
 }
 
-// awaitFleet waits until every node is ready and hears all the others.
 func awaitFleet(t *testing.T, nodes ...*Node) {
 	t.Helper()
 	eventually(t, "every node is ready and hears every other", func() bool {
@@ -77,8 +72,7 @@ func awaitFleet(t *testing.T, nodes ...*Node) {
 	})
 }
 
-// awaitCount waits until every node routes as one of them all, which gossip
-// tells once a second.
+// awaitCount waits for the count that gossip updates once a second.
 func awaitCount(t *testing.T, nodes ...*Node) {
 	t.Helper()
 	eventually(t, "every node counts all of them", func() bool {
@@ -86,7 +80,6 @@ func awaitCount(t *testing.T, nodes ...*Node) {
 	})
 }
 
-// lockedLog is a log that may be read while it is written.
 type lockedLog struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -104,8 +97,7 @@ func (l *lockedLog) String() string {
 	return l.text.String()
 }
 
-// kill makes the others see a node that has died: silent at once, no goodbye,
-// its requests cut.
+// kill stops a node without a leave message.
 func kill(t *testing.T, n *Node) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
@@ -117,10 +109,10 @@ func kill(t *testing.T, n *Node) {
 	now()
 	_ = n.Stop(cut)
 	<-n.stopped
-	n.stopErr = nil // to leave is no longer possible, and startNode's cleanup would complain
+	n.stopErr = nil // leaving failed, which startNode's cleanup must ignore
 }
 
-// stateOf is what a node believes of another: alive, failed, left, or "" if it does not know it.
+// stateOf is alive, failed, left, or "" if unknown.
 func stateOf(n *Node, name string) string {
 	for _, p := range n.NodeList().Nodes {
 		if p.Name == name {
@@ -130,7 +122,7 @@ func stateOf(n *Node, name string) string {
 	return ""
 }
 
-// activeAt is how many requests a node believes an engine has, all nodes' together.
+// activeAt counts all nodes' requests at the engine.
 func activeAt(t *testing.T, n *Node) int64 {
 	t.Helper()
 	r, err := n.Explain("/v1/chat/completions", func(string) []byte { return nil }, []byte(chatBody("m", "anything")))
@@ -144,7 +136,6 @@ func activeAt(t *testing.T, n *Node) int64 {
 	return active
 }
 
-// TestAloneNeverGossips: without the settings of a fleet there is none of it.
 func TestAloneNeverGossips(t *testing.T) {
 	leakCheck(t)
 	n := startNode(t, testConfig("http://127.0.0.1:1"))
@@ -169,8 +160,7 @@ func TestAloneNeverGossips(t *testing.T) {
 	}
 }
 
-// TestConversationAcrossNodes: each turn enters another node, and every one of
-// them finds the engine that has the conversation, and says so.
+// TestConversationAcrossNodes: turns at different nodes reach the same engine.
 func TestConversationAcrossNodes(t *testing.T) {
 	t.Parallel()
 	nodes := startFleet(t, 3, startEngine(t), startEngine(t), startEngine(t), startEngine(t))
@@ -224,8 +214,7 @@ func TestConversationAcrossNodes(t *testing.T) {
 	}
 }
 
-// TestLoadIsTheFleets: every node sees the requests of all of them, and no
-// longer those of one that died.
+// TestLoadIsTheFleets: nodes count the requests of all live nodes.
 func TestLoadIsTheFleets(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t, "m")
@@ -274,13 +263,11 @@ func TestLoadIsTheFleets(t *testing.T) {
 	}
 }
 
-// facts is the digest of all that a node knows about the engines.
 func facts(n *Node) (count, xor uint64) {
 	return n.tree.FactDigest(now(), 0, maxFactTime, n.knowledge.numbers)
 }
 
-// TestRestartedNodeIsWarmBeforeItIsReady: it asks for traffic only once it
-// knows what the others know.
+// TestRestartedNodeIsWarmBeforeItIsReady: it takes a snapshot before it is ready.
 func TestRestartedNodeIsWarmBeforeItIsReady(t *testing.T) {
 	t.Parallel()
 	urls := []string{"http://127.0.0.1:1", "http://127.0.0.1:2"}
@@ -289,7 +276,7 @@ func TestRestartedNodeIsWarmBeforeItIsReady(t *testing.T) {
 	cfg.Gossip = elsewhere()
 	two := startNode(t, cfg)
 	awaitFleet(t, one, two)
-	const placements, blocks = 3000, 16 // all of them anchors: six pages of a snapshot
+	const placements, blocks = 3000, 16 // all anchors: six pages
 	for seed := range placements {
 		one.knowledge.announced.Record(one.fleet.roster().list[seed%2].id, chain(seed, blocks), now(), nil)
 	}
@@ -299,7 +286,7 @@ func TestRestartedNodeIsWarmBeforeItIsReady(t *testing.T) {
 	})
 	kill(t, two)
 	cfg.Gossip = two.GossipAddr()
-	cfg.WarmDeadline = time.Minute // on a machine this busy the default would show the deadline
+	cfg.WarmDeadline = time.Minute // a busy machine could exceed the default
 	again, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -328,7 +315,6 @@ func TestRestartedNodeIsWarmBeforeItIsReady(t *testing.T) {
 	}
 }
 
-// TestNotReadyWithAReason: /readyz says what the node waits for.
 func TestNotReadyWithAReason(t *testing.T) {
 	n, err := New(testConfig())
 	if err != nil {
@@ -354,8 +340,7 @@ func TestNotReadyWithAReason(t *testing.T) {
 	}
 }
 
-// TestRefusedStartFails: a node that the fleet does not take does not serve
-// alone; it says in which respect it differs.
+// TestRefusedStartFails: the error names the difference.
 func TestRefusedStartFails(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -387,7 +372,7 @@ func TestRefusedStartFails(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		n.nameWait = time.Hour // waited for by nobody else
+		n.nameWait = time.Hour // only the taken name is waited for
 		if name == "name" {
 			n.nameWait = 100 * time.Millisecond
 		}
@@ -415,8 +400,7 @@ func TestRefusedStartFails(t *testing.T) {
 	}
 }
 
-// TestUnreachableSeedsAreTriedAgain: the first node of a fleet, started with
-// the list of all, serves; when another comes, they meet.
+// TestUnreachableSeedsAreTriedAgain: the first node serves alone until others start.
 func TestUnreachableSeedsAreTriedAgain(t *testing.T) {
 	t.Parallel()
 	reserved, err := net.Listen("tcp", elsewhere())
@@ -441,7 +425,6 @@ func TestUnreachableSeedsAreTriedAgain(t *testing.T) {
 	awaitFleet(t, one, startNode(t, second))
 }
 
-// TestFleetIsExported: metrics and answers of a fleet in which something happens.
 func TestFleetIsExported(t *testing.T) {
 	t.Parallel()
 	nodes := startFleet(t, 2, startEngine(t), startEngine(t))
@@ -508,8 +491,6 @@ func TestFleetIsExported(t *testing.T) {
 	})
 }
 
-// TestSeedsAreThoseOfJoin: failed members and strangers are tried, too, but are
-// nothing the operator has listed.
 func TestSeedsAreThoseOfJoin(t *testing.T) {
 	got := countSeeds([]string{"a:1", "dns:b"}, []member.SeedError{
 		{Seed: "a:1", Addr: "10.0.0.1:1"},
@@ -524,8 +505,7 @@ func TestSeedsAreThoseOfJoin(t *testing.T) {
 	}
 }
 
-// TestDrainKeepsTheLoadKnown: while a node drains, the others still count its
-// requests; when it has drained it leaves, and is not missed.
+// TestDrainKeepsTheLoadKnown: a draining node's requests count until it leaves.
 func TestDrainKeepsTheLoadKnown(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t, "m")

@@ -11,23 +11,22 @@ import (
 	"grapevine/prefixtree"
 )
 
-// fleetFigures are all that is exported about the fleet, at one moment.
 type fleetFigures struct {
 	members   map[member.State]int // this node included
 	seeds     map[string]int       // by outcome of the last attempt
 	peers     []gossip.Peer
 	stats     gossip.Stats
 	outbox    prefixtree.OutboxStats
-	posted    map[string]uint64 // own news, by kind
+	posted    map[string]uint64 // by kind
 	warm      float64
 	staleness time.Duration
 	blind     uint64
-	refused   uint64 // attempts of nodes that were turned away
-	malformed uint64 // states that could not be read
-	late      uint64 // records that came too late
+	refused   uint64 // join and connection attempts
+	malformed uint64 // states
+	late      uint64 // records
 }
 
-// fleetFigures returns nil until the node has met the others.
+// fleetFigures returns nil until gossip has started.
 func (n *Node) fleetFigures() *fleetFigures {
 	g := n.gossip.Load()
 	if g == nil {
@@ -47,13 +46,12 @@ func (n *Node) fleetFigures() *fleetFigures {
 	return f
 }
 
-// countSeeds counts the addresses that the entries of join stand for by the
-// outcome of the last attempt.
+// countSeeds counts the addresses behind the entries of join by outcome of the last attempt.
 func countSeeds(join []string, attempts []member.SeedError) map[string]int {
 	counts := map[string]int{"joined": 0, "refused": 0, "unreachable": 0}
 	for _, s := range attempts {
 		switch {
-		case !slices.Contains(join, s.Seed): // a failed member, or somebody who was heard
+		case !slices.Contains(join, s.Seed): // a failed or overheard member
 		case s.Err == nil:
 			counts["joined"]++
 		case isRefusal(s.Err):
@@ -65,7 +63,6 @@ func countSeeds(join []string, attempts []member.SeedError) map[string]int {
 	return counts
 }
 
-// factKinds are the names of prefixtree.Kind.
 var factKinds = [len(kindCounts{})]string{
 	prefixtree.Add: "add", prefixtree.Touch: "touch", prefixtree.Drop: "drop", prefixtree.Revert: "revert", prefixtree.Fence: "fence",
 }
@@ -78,10 +75,9 @@ func (c *kindCounts) byName() map[string]uint64 {
 	return m
 }
 
-// fleetCollector reads the figures when it is scraped. Peers come and go, and
-// their series with them; there are as many as the fleet has nodes.
+// fleetCollector has as many peer series as the fleet has nodes.
 type fleetCollector struct {
-	figures func() *fleetFigures // nil: no series at all
+	figures func() *fleetFigures // returns nil: no series
 
 	members, seeds, received, sent, connected     *prometheus.Desc
 	lag, offset                                   *prometheus.Desc
@@ -159,7 +155,7 @@ func (c *fleetCollector) Collect(ch chan<- prometheus.Metric) {
 	for i := range f.peers {
 		p := &f.peers[i]
 		gauge(c.connected, oneIf(p.Connected), p.Name)
-		if p.State == member.StateAlive { // of the others nothing is expected
+		if p.State == member.StateAlive { // a dead peer has no lag
 			gauge(c.lag, p.Lag.Seconds(), p.Name)
 		}
 		if p.Connected && p.RTT > 0 {

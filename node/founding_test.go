@@ -11,8 +11,7 @@ import (
 	"grapevine/raftstore"
 )
 
-// TestChangesComeAfterOwnList: an operator who is faster than the founding of the fleet does not make a state in which nothing but his change
-// is: what the nodes have in their configuration comes first.
+// TestChangesComeAfterOwnList: configured backends are committed before an early change.
 func TestChangesComeAfterOwnList(t *testing.T) {
 	n, err := New(testConfig("http://127.0.0.1:1", "http://127.0.0.1:2"))
 	if err != nil {
@@ -49,7 +48,7 @@ func TestChangesComeAfterOwnList(t *testing.T) {
 	}
 }
 
-// agree gives a node that is not started a store, which is stopped when the test ends.
+// agree gives an unstarted node a store.
 func agree(t *testing.T, n *Node, cfg raftstore.Config) *raftstore.Store {
 	t.Helper()
 	s, err := raftstore.Open(cfg)
@@ -68,8 +67,7 @@ func agree(t *testing.T, n *Node, cfg raftstore.Config) *raftstore.Store {
 	return s
 }
 
-// TestChangeSaysWhoIsMissing: a node that starts while the majority is lost, with a list that it cannot put to anybody, refuses changes in time and
-// says who is not there. Nor does a list that gets through late give the change more time.
+// TestChangeSaysWhoIsMissing: without a majority, a change fails in time and names missing nodes.
 func TestChangeSaysWhoIsMissing(t *testing.T) {
 	t.Parallel()
 	n, err := New(testConfig("http://127.0.0.1:1"))
@@ -107,7 +105,7 @@ func TestChangeSaysWhoIsMissing(t *testing.T) {
 			return nil
 		}
 	}
-	err = change(4 * time.Second) // some time for the look at the others on a busy machine
+	err = change(4 * time.Second) // for the question to the other voters
 	if !errors.Is(err, errNotSaid) || !errors.Is(err, raftstore.ErrNoLeader) || refusalOf(err).status != 503 {
 		t.Errorf("before the list was put to anybody: %v", err)
 	}

@@ -11,8 +11,7 @@ import (
 	"testing"
 )
 
-// TestFullDiskKeepsUp: a node of a fleet whose disk is full goes on hearing what the fleet agrees on,
-// shows its failed disk in status and metrics until there is space, and then votes again.
+// TestFullDiskKeepsUp: a node with a full disk follows, reports it, and votes once space returns.
 func TestFullDiskKeepsUp(t *testing.T) {
 	dir := t.TempDir()
 	if out, err := exec.Command("mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", dir).CombinedOutput(); err != nil {
@@ -45,7 +44,7 @@ func TestFullDiskKeepsUp(t *testing.T) {
 		st, err := ill.Raft()
 		return err == nil && st.Role == "failed" && st.DiskFailed && strings.HasPrefix(st.Problem, "disk failed: ")
 	}
-	// The file has some free pages of its own, which long rules use up.
+	// Long rules use up the file's free pages.
 	for i := 0; !diskFailed(); i++ {
 		rules := fmt.Sprintf("# %d %s\nrules:\n  - strategy: prefix\n", i, strings.Repeat("x", 32<<10))
 		if _, err := admin(well[0]).ApplyRules(t.Context(), rules, nil, false); err != nil {

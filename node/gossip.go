@@ -15,21 +15,17 @@ import (
 	"grapevine/gossip/member"
 )
 
-// joinPoll is how often a start looks whether the seeds have answered.
 const joinPoll = 20 * time.Millisecond
 
-// defaultNameWait is how long a node waits for its name: for the old one to be found
-// dead (3 to 4 s, more in large fleets), for the name to be given up (5 s), and
-// for the next attempt (5 s).
+// defaultNameWait covers failure detection of the node's former process (3 to 4 s, more in large
+// fleets), release of its name (5 s) and the next join attempt (5 s).
 const defaultNameWait = 20 * time.Second
 
-// ErrRefused is wrapped by the error of a start that ended because every node
-// that answered refused this one. The node would serve alone otherwise, with
-// nobody knowing.
+// ErrRefused is wrapped by Start's error if the fleet refuses this node or its data directory: the
+// node would otherwise serve alone unnoticed.
 var ErrRefused = errors.New("the fleet does not take this node")
 
-// gossipConfig says in gossip's words what the configuration says. The
-// addresses of the listeners are known only once they are bound.
+// gossipConfig contains the listeners' addresses only once they are bound.
 func (n *Node) gossipConfig() (gossip.Config, error) {
 	c := &n.cfg
 	tlsConfig, err := n.gossipTLS()
@@ -52,10 +48,8 @@ func (n *Node) gossipConfig() (gossip.Config, error) {
 	}, nil
 }
 
-// gossipTLS is how the streams between nodes are verified if the operator
-// issues their certificates; nil leaves it to the key. The certificate is read
-// again for every stream, since such certificates are short-lived; if it cannot
-// be, the last good one serves on.
+// gossipTLS verifies streams by the operator's certificates; nil leaves that to the key ring. Each
+// stream reads the short-lived certificate again; on failure the last good one serves.
 func (n *Node) gossipTLS() (*tls.Config, error) {
 	c := &n.cfg
 	if c.GossipCert == "" {
@@ -90,8 +84,7 @@ func (n *Node) gossipTLS() (*tls.Config, error) {
 	}, nil
 }
 
-// checkGossip builds the node's part of the gossip once and drops it, so that
-// what is wrong with keys, certificates and names is said before anything runs.
+// checkGossip reports wrong keys, certificates and names before anything runs.
 func (n *Node) checkGossip() error {
 	cfg, err := n.gossipConfig()
 	if err != nil {
@@ -101,9 +94,8 @@ func (n *Node) checkGossip() error {
 	return err
 }
 
-// startGossip meets the other nodes. It returns when every seed has answered or
-// could not be reached, so that a node that is not taken fails here and not by
-// serving alone; seeds that could not be reached are tried again for ever.
+// startGossip returns when the first seeds have answered or failed, so that a refused node fails
+// here. Unreachable seeds are retried for ever.
 func (n *Node) startGossip(ctx context.Context) error {
 	if n.knowledge == nil {
 		return nil
@@ -116,9 +108,8 @@ func (n *Node) startGossip(ctx context.Context) error {
 	return n.awaitSeeds(ctx, n.mesh.Members())
 }
 
-// awaitSeeds waits for the first answers and judges them. A name or raft id that is
-// taken may be this node's own, by its former process at another address: it becomes
-// free when the others have found that one dead, so the node waits for that.
+// awaitSeeds judges the first answers. A taken name or raft id may be this node's former process at
+// another address: awaitSeeds then waits for its release.
 func (n *Node) awaitSeeds(ctx context.Context, members *member.List) error {
 	answers, name := time.Now().Add(n.cfg.WarmDeadline), time.Now().Add(n.nameWait)
 	poll := time.NewTicker(joinPoll)
@@ -148,10 +139,10 @@ func (n *Node) awaitSeeds(ctx context.Context, members *member.List) error {
 	}
 }
 
-// judgeSeeds says whether some node takes this one, and else what keeps it out.
+// judgeSeeds reports whether a member took this node, else why not.
 func judgeSeeds(members *member.List) (taken bool, refused, unreachable error) {
 	if alive(members) > 0 {
-		return true, nil, nil // what others said is in the log and in /nodes
+		return true, nil, nil // other errors are in the log and /nodes
 	}
 	for _, seed := range members.JoinErrors() {
 		if isRefusal(seed.Err) {
@@ -163,9 +154,7 @@ func judgeSeeds(members *member.List) (taken bool, refused, unreachable error) {
 	return false, refused, unreachable
 }
 
-// isRefusal says whether an attempt to join failed because the two nodes
-// differ, or do not trust each other's certificates, rather than because nobody
-// was there: trying again does not help.
+// isRefusal reports a mismatch or distrust. Retries cure only a taken name; see awaitSeeds.
 func isRefusal(err error) bool {
 	var (
 		mismatch  *member.MismatchError
@@ -175,7 +164,7 @@ func isRefusal(err error) bool {
 		name      x509.HostnameError
 	)
 	return errors.Is(err, member.ErrRefused) || errors.As(err, &mismatch) || errors.As(err, &authority) || errors.As(err, &invalid) || errors.As(err, &name) ||
-		errors.As(err, &alert) && alert.Op == "remote error" // what crypto/tls calls an alert of the other side
+		errors.As(err, &alert) && alert.Op == "remote error" // an alert from the peer
 }
 
 func nameTaken(err error) bool {
@@ -183,8 +172,7 @@ func nameTaken(err error) bool {
 	return errors.As(err, &mismatch) && (mismatch.Field == member.FieldName || mismatch.Field == member.FieldRaftID)
 }
 
-// awaitWarm makes the node ready once it knows what the others know, or has
-// waited long enough; see gossip.Fleet.Warm.
+// awaitWarm makes the node ready once it is warm (see gossip.Fleet.Warm) and has backends.
 func (n *Node) awaitWarm() {
 	g := n.gossip.Load()
 	if g == nil {
@@ -220,7 +208,7 @@ func (n *Node) awaitWarm() {
 	})
 }
 
-// alive counts the other nodes that live.
+// alive counts live peers.
 func alive(members *member.List) (count int) {
 	for _, m := range members.Members() {
 		if m.State == member.StateAlive {
@@ -230,8 +218,7 @@ func alive(members *member.List) (count int) {
 	return count
 }
 
-// GossipAddr is the address other nodes reach this one at, "" before Start and
-// without a fleet.
+// GossipAddr is where peers reach this node, "" before Start and without a fleet.
 func (n *Node) GossipAddr() string {
 	if g := n.gossip.Load(); g != nil {
 		return g.Members().Self().Addr
@@ -239,8 +226,7 @@ func (n *Node) GossipAddr() string {
 	return ""
 }
 
-// reachable puts the host of a node's gossip address in place of one that
-// stands for every interface.
+// reachable replaces an unspecified host by that of gossipAddr.
 func reachable(addr, gossipAddr string) string {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil || host != "" && !net.ParseIP(host).IsUnspecified() {

@@ -15,7 +15,6 @@ import (
 	"time"
 )
 
-// authority issues certificates as an operator would.
 type authority struct {
 	t    *testing.T
 	dir  string
@@ -62,7 +61,6 @@ func (a *authority) sign(c *x509.Certificate, parent *x509.Certificate, key *ecd
 	return der
 }
 
-// issue writes a certificate of a node and its key, and returns its serial number.
 func (a *authority) issue(name string) *big.Int {
 	key := a.newKey()
 	c := &x509.Certificate{
@@ -82,8 +80,7 @@ func (a *authority) configure(cfg *Config) {
 	cfg.GossipCert, cfg.GossipCertKey, cfg.GossipCA = a.file(cfg.NodeName), a.file(cfg.NodeName+"-key"), a.file("ca")
 }
 
-// TestOperatorCertificates: nodes whose certificates come from one authority
-// meet, one from elsewhere is refused, and a new certificate is taken up.
+// TestOperatorCertificates: one authority admits nodes, another does not, and renewals are used.
 func TestOperatorCertificates(t *testing.T) {
 	t.Parallel()
 	ca := newAuthority(t, "ours")

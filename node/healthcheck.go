@@ -21,61 +21,55 @@ import (
 )
 
 const (
-	// lookEvery is how often the checker looks at what changes without a word: the
-	// members, answers to requests, what has grown old.
+	// lookEvery is the polling interval for state that sends no signal, such as members.
 	lookEvery = 250 * time.Millisecond
-	// leastPause is between two rounds, however much happens: a round goes over all
-	// engines, and without it a fleet that fails would have one for each of them.
+	// leastPause bounds the rounds, each over all engines, that events of a failing fleet start.
 	leastPause = 10 * time.Millisecond
-	// reporterSilence is how long a node may be unheard before its reports do not
-	// count and others probe in its place: several of gossip's pings.
+	// reporterSilence is several gossip pings. Reports of nodes unheard for longer do not count.
 	reporterSilence = 3 * time.Second
-	// maxProbes bounds the probes under way at once.
-	maxProbes = 128
-	// raiseQueue bounds the restarts that wait to be written down.
+	maxProbes       = 128
+	// raiseQueue bounds the restarts that wait for a commit.
 	raiseQueue = 64
 )
 
-// noProbes as the path says that engines are judged by requests alone.
+// noProbes as the probe path turns probes off: only requests judge engines.
 const noProbes = "-"
 
-// agreement is what health needs of the store.
 type agreement interface {
 	Apply(ctx context.Context, c raftstore.Command) (raftstore.Result, error)
-	Leading() bool // whether this node leads: it alone writes down who is up or down
+	Leading() bool // the leader alone commits up and down
 }
 
-// checker looks after the engines: it probes its share of them, tells the other
-// nodes what it finds, leaves alone what fails and, on the node that leads,
-// writes down what most agree on. What is to be done is decided by the board.
+// checker probes this node's share of the engines, tells the router which ones to avoid, and on the
+// leader commits the majority's reports. The board decides.
 type checker struct {
 	board  *health.Board
 	fleet  *fleet
 	router *policy.Router
 	log    zerolog.Logger
-	path   string        // asked by probes
+	path   string
 	limit  time.Duration // of one probe
-	every  time.Duration // between rounds in which nothing has happened
+	every  time.Duration // between rounds without events
 
-	store func() agreement // nil, or returning nil: nothing can be written down
-	peers func() []string  // other nodes that are alive and heard; nil: alone
-	touch func()           // has the others told at once
-	ask   question         // for the metrics of an engine that is back
+	store func() agreement // may return nil: the store is not open
+	peers func() []string  // live, heard peers; nil without gossip
+	touch func()           // gossips this node's state now; nil without gossip
+	ask   question         // reads the metrics of a returned engine
 
 	wake    chan struct{} // capacity 1
-	slots   chan struct{} // of probes under way
+	slots   chan struct{} // held by running probes
 	raise   chan health.Generation
 	writing chan []health.Proposal // capacity 1
 
-	probes  [engine.Ailments]atomic.Uint64 // by what they found
-	downs   atomic.Uint64                  // engines that this node had written down as down
+	probes  [engine.Ailments]atomic.Uint64 // by result
+	downs   atomic.Uint64                  // commits of this node
 	ups     atomic.Uint64
-	raised  atomic.Uint64 // generations
-	refused atomic.Uint64 // commands that failed
+	raised  atomic.Uint64
+	refused atomic.Uint64 // failed commands
 
 	mu      sync.Mutex
 	probers map[*link]*engine.Prober
-	avoided map[prefixtree.Backend]bool // those reported to the router
+	avoided map[prefixtree.Backend]bool // as reported to the router
 }
 
 func newChecker(n *Node) *checker {
@@ -90,7 +84,6 @@ func newChecker(n *Node) *checker {
 	}
 }
 
-// startHealth looks after the engines until the node stops.
 func (n *Node) startHealth() {
 	c := n.checker
 	c.store = func() agreement {
@@ -118,7 +111,6 @@ func (n *Node) startHealth() {
 	})
 }
 
-// heardNodes are the other nodes that are alive and were heard just now.
 func (n *Node) heardNodes() (names []string) {
 	g := n.gossip.Load()
 	if g == nil {
@@ -132,7 +124,6 @@ func (n *Node) heardNodes() (names []string) {
 	return names
 }
 
-// poke has the checker look now.
 func (c *checker) poke() {
 	select {
 	case c.wake <- struct{}{}:
@@ -140,15 +131,12 @@ func (c *checker) poke() {
 	}
 }
 
-// tell has the other nodes told now.
 func (c *checker) tell() {
 	if c.touch != nil {
 		c.touch()
 	}
 }
 
-// run looks, probes and decides until ctx ends. No probe is under way when it
-// returns.
 func (c *checker) run(ctx context.Context) {
 	var probing sync.WaitGroup
 	defer probing.Wait()
@@ -196,7 +184,6 @@ func (c *checker) run(ctx context.Context) {
 	}
 }
 
-// agreedBackends is a roster as the board sees it.
 func agreedBackends(r *roster) []health.Backend {
 	list := make([]health.Backend, 0, len(r.list))
 	for _, u := range r.list {
@@ -209,7 +196,6 @@ func agreedBackends(r *roster) []health.Backend {
 	return list
 }
 
-// look takes in what changes without a word.
 func (c *checker) look(r *roster, at time.Time) {
 	if c.peers != nil {
 		c.board.SetNodes(c.peers(), at)
@@ -234,8 +220,7 @@ func (c *checker) look(r *roster, at time.Time) {
 	}
 }
 
-// resort has the router leave alone what a new view holds as a last resort only. The
-// board says the same as soon as it has the roster, and for as long as that is so.
+// resort makes the router avoid last-resort engines before the board knows the roster.
 func (c *checker) resort(r *roster) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -247,18 +232,17 @@ func (c *checker) resort(r *roster) {
 	}
 }
 
-// leave tells the router which engines to leave alone.
 func (c *checker) leave(r *roster, at time.Time) {
 	avoid := make(map[prefixtree.Backend]bool)
 	for _, key := range c.board.Avoid(nil, at) {
 		if u := r.byKey[key]; u != nil {
 			avoid[u.id] = true
-			c.router.SetReported(u.id, true, now()) // again and again: a new generation does not know it
+			c.router.SetReported(u.id, true, now()) // each round: a new generation clears it
 		}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	latest := c.fleet.roster() // the board may not have it yet
+	latest := c.fleet.roster() // may be newer than the board's
 	for id := range c.avoided {
 		if u := latest.at(id); u != nil && u.lastResort() {
 			avoid[id] = true
@@ -272,12 +256,11 @@ func (c *checker) leave(r *roster, at time.Time) {
 	c.avoided = avoid
 }
 
-// probe puts the questions that are due.
 func (c *checker) probe(ctx context.Context, r *roster, due []health.Probe, probing *sync.WaitGroup) {
 	for _, p := range due {
 		u := r.byKey[p.Backend]
 		if u == nil {
-			continue // it is gone, and the board forgets it
+			continue // removed since
 		}
 		probing.Go(func() {
 			select {
@@ -297,7 +280,7 @@ func (c *checker) probeOne(ctx context.Context, u *upstream, p health.Probe) {
 	began := now()
 	found, err := c.prober(u).Probe(asked)
 	if ctx.Err() != nil {
-		return // the node stops, and that is all this says
+		return // says nothing about the engine
 	}
 	c.probes[found].Add(1)
 	if found == engine.Alive {
@@ -313,16 +296,16 @@ func (c *checker) probeOne(ctx context.Context, u *upstream, p health.Probe) {
 		c.tell()
 	}
 	if changed || found != engine.Alive {
-		c.poke() // else the next round is in time for the next probe
+		c.poke() // otherwise the next round is soon enough
 	}
 	if back {
 		asking, cancel := context.WithTimeout(ctx, askTimeout)
 		defer cancel()
-		c.ask(asking, u) // it may be another process than before
+		c.ask(asking, u) // the engine may be a new process
 	}
 }
 
-// prober returns what probes an engine, as long as it is reached in one way.
+// A prober lives as long as its link, whose credentials it uses.
 func (c *checker) prober(u *upstream) *engine.Prober {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -336,7 +319,6 @@ func (c *checker) prober(u *upstream) *engine.Prober {
 	return p
 }
 
-// reasonOf and reasonOfFailure say in health's words what is wrong.
 var reasonOf = [...]health.Reason{
 	engine.Alive: health.NoReason, engine.Refused: health.Refused, engine.NoRoute: health.Connect, engine.Silent: health.Timeout,
 	engine.Broken: health.Reset, engine.Sick: health.Status5xx, engine.Untrusted: health.TLS,
@@ -346,7 +328,7 @@ var reasonOfFailure = [policy.Failures]health.Reason{
 	policy.Connect: health.Connect, policy.Timeout: health.Timeout, policy.Reset: health.Reset, policy.Status5xx: health.Status5xx,
 }
 
-// failed is told by the router of every request that speaks against a backend.
+// failed receives each request that counts against a backend.
 func (c *checker) failed(b prefixtree.Backend, _ policy.Failure, _ prefixtree.Time) {
 	u := c.fleet.roster().at(b)
 	if u == nil {
@@ -360,7 +342,6 @@ func (c *checker) failed(b prefixtree.Backend, _ policy.Failure, _ prefixtree.Ti
 	}
 }
 
-// heard takes a section of another node's state; none is empty.
 func (c *checker) heard(origin string, section []byte) error {
 	var reports []health.Report
 	if len(section) > 0 {
@@ -375,21 +356,18 @@ func (c *checker) heard(origin string, section []byte) error {
 	return nil
 }
 
-// propose hands what is to be written down to the writer, if this node leads and
-// the last has been written. Without probes nothing is: nobody would see an engine
-// come back that gets no requests.
+// propose hands the leader's proposals to the writer. Without probes it proposes nothing: no node
+// could see an idle engine recover.
 func (c *checker) propose(at time.Time) {
 	s := c.store()
 	if c.path == noProbes || len(c.writing) > 0 || s == nil || !s.Leading() {
 		return
 	}
 	if list := c.board.Proposals(at); len(list) > 0 {
-		c.writing <- list // capacity 1, and nobody else sends
+		c.writing <- list // capacity 1, one sender
 	}
 }
 
-// write writes down what was proposed and which engines were restarted. An
-// engine that was restarted gets its new generation before it is given work.
 func (c *checker) write(ctx context.Context) {
 	for {
 		select {
@@ -416,7 +394,7 @@ func (c *checker) writeProposal(ctx context.Context, p health.Proposal) {
 	if p.Down {
 		action, count = raftstore.MarkDown, &c.downs
 	}
-	// An operator's change that crosses this one stands: see SetBackendState.
+	// The version check lets a concurrent operator change win: see SetBackendState.
 	if c.apply(ctx, raftstore.SetBackendState{
 		Names: p.Names, Action: action, Reason: p.Reason, By: raftstore.ByHealth, IfVersions: p.Versions,
 	}) {
@@ -425,10 +403,8 @@ func (c *checker) writeProposal(ctx context.Context, p health.Proposal) {
 	}
 }
 
-// stillDown leaves in a proposal to put engines to work again those that are down by
-// health's word still: what an operator has taken over while others were written
-// would not be put to work, but its generation would be raised. It reports whether any
-// are left.
+// stillDown removes from p the engines that health no longer holds down, since a new generation
+// would needlessly clear their records. It reports whether any engine remains.
 func (c *checker) stillDown(p *health.Proposal) bool {
 	down := make(map[string]bool)
 	for _, u := range c.fleet.roster().list {
@@ -439,8 +415,6 @@ func (c *checker) stillDown(p *health.Proposal) bool {
 	return len(p.Names) > 0
 }
 
-// renew writes down that an engine has begun anew. That somebody else was faster
-// is as good.
 func (c *checker) renew(ctx context.Context, g health.Generation) {
 	if c.apply(ctx, raftstore.NewGeneration{Name: g.Name, From: g.From}) {
 		c.raised.Add(1)
@@ -448,7 +422,8 @@ func (c *checker) renew(ctx context.Context, g health.Generation) {
 	}
 }
 
-// apply reports whether the fleet is another because of a command.
+// apply reports whether the command changed the state. A conflict is no failure: another change
+// won.
 func (c *checker) apply(ctx context.Context, command raftstore.Command) bool {
 	s := c.store()
 	if s == nil {
@@ -461,13 +436,12 @@ func (c *checker) apply(ctx context.Context, command raftstore.Command) bool {
 	case errors.Is(err, raftstore.ErrConflict), ctx.Err() != nil:
 		return false
 	}
-	// It is noticed again: a state is proposed until it shows.
+	// The board proposes a state until it is agreed.
 	c.refused.Add(1)
 	c.log.Warn().Err(err).Msg("cannot be written down")
 	return false
 }
 
-// started takes when an engine's process began, as its metrics say.
 func (c *checker) started(u *upstream, m *engine.Metrics) {
 	if m.Started <= 0 {
 		return
@@ -478,7 +452,7 @@ func (c *checker) started(u *upstream, m *engine.Metrics) {
 	}
 }
 
-// forgot takes an engine's answers having shown an empty cache.
+// forgot is called when answers show that an engine's cache is empty.
 func (c *checker) forgot(b prefixtree.Backend) {
 	u := c.fleet.roster().at(b)
 	if u == nil {
@@ -492,7 +466,7 @@ func (c *checker) forgot(b prefixtree.Backend) {
 func (c *checker) restarted(g health.Generation) {
 	select {
 	case c.raise <- g:
-	default: // more restarts than a fleet has in a day are waiting
+	default: // more restarts than a fleet has in a day
 		c.refused.Add(1)
 	}
 }

@@ -20,8 +20,7 @@ import (
 	"grapevine/raftstore"
 )
 
-// mortal is a fake engine that can die, so that its port is closed, and come back
-// at the same address.
+// mortal is a fake engine that can close its port and return at the same address.
 type mortal struct {
 	*fakeEngine
 	t    *testing.T
@@ -68,13 +67,12 @@ func (m *mortal) die() {
 	}
 }
 
-// probing makes a node look after its engines, quickly.
 func probing(c *Config) {
 	c.ProbePath, c.ProbeInterval, c.ProbeTimeout = "/health", 50*time.Millisecond, 5*time.Second
 }
 
-// TestEngineDiesAndReturns: every node leaves it alone, the fleet writes it down,
-// and when it is back it is up, of a new generation, and begins slowly.
+// TestEngineDiesAndReturns: a dead engine is avoided, marked down, and returns with a new
+// generation and a slow start.
 func TestEngineDiesAndReturns(t *testing.T) {
 	t.Parallel()
 	victim := newMortal(t)
@@ -128,9 +126,7 @@ func TestEngineDiesAndReturns(t *testing.T) {
 	})
 }
 
-// TestDownIsTheLastResort: an engine that health has taken down gets no request while
-// another can take it, and gets it when none can; one that an operator took down
-// gets none.
+// TestDownIsTheLastResort: an engine that health took down serves only if no other can.
 func TestDownIsTheLastResort(t *testing.T) {
 	t.Parallel()
 	down, other := newFakeEngine(t, "m"), newMortal(t)
@@ -160,7 +156,7 @@ func TestDownIsTheLastResort(t *testing.T) {
 	if code := chatCode(t, n, "nobody else is left"); code != http.StatusOK || down.requests.Load() == 0 {
 		t.Errorf("answered %d", code)
 	}
-	mark(raftstore.MarkDown, raftstore.ByOperator, "the rack is being moved", name, other.addr) // one is down by health's word, which this outlasts
+	mark(raftstore.MarkDown, raftstore.ByOperator, "the rack is being moved", name, other.addr) // an operator's mark outlasts health's
 	list := health.Proposal{Names: []string{name}, Reason: health.Prefix + "answers again", Renew: []health.Generation{{Name: name}}}
 	n.checker.writeProposal(t.Context(), list)
 	if b := backendOf(t, n, name); b.State != "down" || b.Reason != "the rack is being moved" || b.Generation != firstGeneration {
@@ -182,8 +178,7 @@ func TestDownIsTheLastResort(t *testing.T) {
 	})
 }
 
-// TestWhoLeftIsForgotten: that an engine was left alone says nothing of the engine that came in its place, nor of itself
-// when it is added again, whatever the checker had seen of the change.
+// TestWhoLeftIsForgotten: a removed engine's failures do not outlive it.
 func TestWhoLeftIsForgotten(t *testing.T) {
 	n := unstarted(t)
 	c := n.checker
@@ -203,7 +198,7 @@ func TestWhoLeftIsForgotten(t *testing.T) {
 	c.board.SetBackends(agreedBackends(before), at)
 	for version, name := range []string{"b", "a"} {
 		now := adopt(uint64(version+2), uint32(version+2), name, "")
-		c.leave(before, at) // by a roster that has just been replaced
+		c.leave(before, at) // with the replaced roster
 		c.board.SetBackends(agreedBackends(now), at)
 		c.leave(now, at)
 		if n.router.Health(now.named(name).id).Reported {
@@ -218,8 +213,7 @@ func TestWhoLeftIsForgotten(t *testing.T) {
 	}
 }
 
-// TestAnswerOfOneThatWent: what an engine says of itself after it was removed says
-// nothing of the one that came in its place.
+// TestAnswerOfOneThatWent: late metrics of a removed engine do not affect its successor.
 func TestAnswerOfOneThatWent(t *testing.T) {
 	e := newFakeEngine(t, "m")
 	e.setMetrics("process_start_time_seconds 1700000000\nvllm:num_requests_running 7\n")
@@ -241,15 +235,13 @@ func TestAnswerOfOneThatWent(t *testing.T) {
 	now := n.fleet.roster().list[0]
 	n.checker.board.SetBackends(agreedBackends(n.fleet.roster()), time.Now())
 	ask(t.Context(), was)
-	// Its own first word would be a restart if the other's had been taken for its.
+	// b's first start time would seem a restart if the removed engine's were recorded.
 	ended, again := n.checker.board.Started(prefixtree.BackendKey("b"), time.Unix(1_800_000_000, 0), now.generation)
 	if again {
 		t.Errorf("generation %d has ended", ended)
 	}
 }
 
-// TestDrainIsNotOverridden: an engine that was drained, died and came back is
-// drained still.
 func TestDrainIsNotOverridden(t *testing.T) {
 	t.Parallel()
 	victim := newMortal(t)
@@ -260,7 +252,6 @@ func TestDrainIsNotOverridden(t *testing.T) {
 	if _, err := n.change(t.Context(), raftstore.SetBackendState{Names: []string{victim.addr}, Action: raftstore.Drain, Reason: "maintenance"}); err != nil {
 		t.Fatal(err)
 	}
-	// told waits for a state, and for the words on which it came about.
 	told := func(state, drainedBy, downBy string) {
 		t.Helper()
 		eventually(t, state, func() bool {
@@ -276,8 +267,6 @@ func TestDrainIsNotOverridden(t *testing.T) {
 	told("draining", "operator", "")
 }
 
-// TestRestartFencesTheTree: another process behind the same address is another
-// generation, and what its predecessor held is forgotten.
 func TestRestartFencesTheTree(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t, "m")
@@ -311,11 +300,10 @@ func TestRestartFencesTheTree(t *testing.T) {
 	}
 }
 
-// fakeAgreement is an agreement that a test watches.
 type fakeAgreement struct {
-	asked    atomic.Int64 // whether this node leads
+	asked    atomic.Int64 // calls of Leading
 	failed   atomic.Int64 // commands, with err
-	attempts atomic.Int64 // commands that were refused
+	attempts atomic.Int64 // refused commands
 	mu       sync.Mutex
 	leads    bool
 	err      error
@@ -340,8 +328,6 @@ func (f *fakeAgreement) Leading() bool {
 	return f.leads
 }
 
-// TestReturnIsAskedAboutInTime: what an engine is asked when it is back is not waited
-// for without end.
 func TestReturnIsAskedAboutInTime(t *testing.T) {
 	e := newMortal(t)
 	cfg := testConfig(e.url())
@@ -373,8 +359,7 @@ func TestReturnIsAskedAboutInTime(t *testing.T) {
 	}
 }
 
-// TestRoundsAreBounded: however much happens, the checker goes over the engines a
-// hundred times a second at most.
+// TestRoundsAreBounded: the checker runs at most a hundred rounds a second.
 func TestRoundsAreBounded(t *testing.T) {
 	n, err := New(testConfig("http://127.0.0.1:1"))
 	if err != nil {
@@ -382,7 +367,7 @@ func TestRoundsAreBounded(t *testing.T) {
 	}
 	t.Cleanup(func() { stopNode(t, n) })
 	c := n.checker
-	c.path = "/health" // each round asks whether this node leads
+	c.path = "/health" // each round calls Leading
 	c.board.SetBackends(nil, time.Now())
 	agreed := &fakeAgreement{}
 	c.store = func() agreement { return agreed }
@@ -402,7 +387,6 @@ func TestRoundsAreBounded(t *testing.T) {
 	}
 }
 
-// TestOnlyTheLeaderWrites, and goes on trying when it cannot.
 func TestOnlyTheLeaderWrites(t *testing.T) {
 	t.Parallel()
 	dead := newMortal(t)
@@ -451,10 +435,7 @@ func TestOnlyTheLeaderWrites(t *testing.T) {
 	}
 }
 
-// TestFailsAtOnceIsNoFavourite: an engine that answers every request 500 within a
-// moment, and every probe well, gets next to no requests, although it looks idle;
-// one that answers 400 is as good as any. (A plain 500 is passed on: it may be the
-// request that is at fault, and would be for the next engine, too.)
+// TestFailsAtOnceIsNoFavourite: an engine that fails fast looks idle, but gets few requests.
 func TestFailsAtOnceIsNoFavourite(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -478,7 +459,7 @@ func TestFailsAtOnceIsNoFavourite(t *testing.T) {
 		if failures != got {
 			t.Errorf("%d clients saw an error, of %d requests that it got", failures, got)
 		}
-		// Whatever the time this takes, trials are one, two, four seconds apart.
+		// Trials are one, two, four seconds apart.
 		if c.bad && got > requests/4 {
 			t.Errorf("%d of %d requests went to an engine that fails them all", got, requests)
 		}
@@ -489,7 +470,6 @@ func TestFailsAtOnceIsNoFavourite(t *testing.T) {
 	}
 }
 
-// newOddEngine answers chat requests with a status, and everything else well.
 func newOddEngine(t *testing.T, status int) *fakeEngine {
 	t.Helper()
 	e := newFakeEngine(t, "m")
@@ -505,8 +485,7 @@ func newOddEngine(t *testing.T, status int) *fakeEngine {
 	return e
 }
 
-// TestHealthTravels: what one node finds is in its state, and an unknown or cut
-// section harms nothing else of it.
+// TestHealthTravels: reports travel in the state; bad sections harm nothing else.
 func TestHealthTravels(t *testing.T) {
 	a, b := newKnowledgeNode(t, "a"), newKnowledgeNode(t, "b")
 	key := prefixtree.BackendKey(a.fleet.roster().list[0].Name)
@@ -535,7 +514,6 @@ func TestHealthTravels(t *testing.T) {
 	}
 }
 
-// newKnowledgeNode is a node that is never started.
 func newKnowledgeNode(t *testing.T, name string) *Node {
 	t.Helper()
 	n, err := New(fleetConfig(name, nil, "http://127.0.0.1:1", "http://127.0.0.1:2"))
@@ -546,14 +524,12 @@ func newKnowledgeNode(t *testing.T, name string) *Node {
 	return n
 }
 
-// chatCode sends a request and returns the status of the answer.
 func chatCode(t *testing.T, n *Node, text string) int {
 	t.Helper()
 	code, _, _ := chat(t, n, chatBody("m", text))
 	return code
 }
 
-// backendOf is what a node says of a backend.
 func backendOf(t *testing.T, n *Node, name string) BackendStatus {
 	t.Helper()
 	for _, b := range n.BackendList().Backends {
@@ -565,8 +541,7 @@ func backendOf(t *testing.T, n *Node, name string) BackendStatus {
 	return BackendStatus{}
 }
 
-// TestRestartedEngineIsUsedSoon: with the default times, an engine that was dead for long enough to be written down gets
-// requests again within 2.5 s of its return; here within ten, whatever else the machine does.
+// TestRestartedEngineIsUsedSoon: within 2.5 s by default; ten here, for busy machines.
 func TestRestartedEngineIsUsedSoon(t *testing.T) {
 	t.Parallel()
 	victim := newMortal(t)
@@ -584,7 +559,7 @@ func TestRestartedEngineIsUsedSoon(t *testing.T) {
 	}
 	answers()
 	var took []time.Duration
-	for range 3 { // all within what is forgiven
+	for range 3 { // no more relapses than health forgives
 		victim.die()
 		eventually(t, "it is down", func() bool {
 			if code := chatCode(t, n, "while it is dead"); code != http.StatusOK {

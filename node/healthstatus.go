@@ -10,16 +10,16 @@ import (
 	"grapevine/proxy/engine"
 )
 
-// HealthStatus is what is known of one engine's health.
+// HealthStatus is an engine's health as this node knows it.
 type HealthStatus struct {
-	Failing   bool     `json:"failing"`            // by this node's probes or requests
-	Avoided   bool     `json:"avoided"`            // here, because of probes or other nodes
+	Failing   bool     `json:"failing"`            // own probes or requests
+	Avoided   bool     `json:"avoided"`            // here, by probes or peers
 	Reason    string   `json:"reason,omitempty"`   // refused, connect, timeout, reset, 5xx or tls
 	SinceS    float64  `json:"since_s,omitempty"`  // failing or well
-	ProbedS   *float64 `json:"probed_s,omitempty"` // since this node's last probe; null: it does not probe it
+	ProbedS   *float64 `json:"probed_s,omitempty"` // since the last own probe; null: none
 	Reporters []string `json:"reporters"`          // nodes that probe it
-	OK        int      `json:"ok"`                 // of them, say it is well
-	Bad       int      `json:"bad"`                // of them, say it fails
+	OK        int      `json:"ok"`                 // reporters
+	Bad       int      `json:"bad"`                // reporters
 }
 
 func (c *checker) status(u *upstream) HealthStatus {
@@ -42,15 +42,12 @@ func (c *checker) status(u *upstream) HealthStatus {
 	return s
 }
 
-// tenths rounds to tenths of a second.
 func tenths(d time.Duration) float64 { return math.Round(d.Seconds()*10) / 10 }
 
-// ailmentNames are the label values of probes.
 var ailmentNames = [...]string{
 	engine.Alive: "ok", engine.Refused: "refused", engine.NoRoute: "connect", engine.Silent: "timeout", engine.Broken: "reset", engine.Sick: "5xx", engine.Untrusted: "tls",
 }
 
-// healthCollector reads the checker when it is scraped.
 type healthCollector struct {
 	n                                       *Node
 	failing, avoided, probes, wrote, errors *prometheus.Desc

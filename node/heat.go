@@ -11,30 +11,28 @@ import (
 	"grapevine/proxy/policy/hot"
 )
 
-// What a node tells of its heat beside its claims, at most 4 KiB of the state
-// blob; DESIGN.md has it byte by byte.
+// The heat sections of the state blob; DESIGN.md has their bytes. They take at most 4 KiB.
 const (
 	sectionHeat  = 2    // the hottest anchors
-	sectionPace  = 3    // of one pool of backends; one section each
-	sectionWork  = 5    // the work behind popular prefixes
-	workBytes    = 26   // of an entry as this version writes it
-	workBytesOld = 24   // as those wrote it that did not tell which requests are fresh
-	maxWorks     = 1024 // that are read of one blob
-	maxWork      = 1e6  // prefill seconds, or requests, in a second, or requests at once
+	sectionPace  = 3    // one section per pool of backends
+	sectionWork  = 5    // of popular prefixes
+	workBytes    = 26   // entry size of this version
+	workBytesOld = 24   // without Fresh
+	maxWorks     = 1024 // read from one blob
+	maxWork      = 1e6  // prefill seconds or requests per second, or concurrent requests
 	maxDepth     = 1e8  // tokens of a prefix
 	heatAnchors  = 320
 	heatPaces    = 4
-	anchorBytes  = 10 // of an entry as this version writes it
+	anchorBytes  = 10 // entry size of this version
 	paceBytes    = 16
 	bucketBytes  = 3
-	maxAnchors   = 4096  // that are read of one blob
-	maxRequests  = 1e6   // that one node can have seen lately
-	maxPaceSeen  = 1e4   // requests that a pace can be of
-	maxPace      = 1e6   // requests, or seconds of prefill, in a second
+	maxAnchors   = 4096  // read from one blob
+	maxRequests  = 1e6   // recent, of one node
+	maxPaceSeen  = 1e4   // requests behind one pace
+	maxPace      = 1e6   // requests or prefill seconds, per second
 	maxPaceWhole = 3600. // seconds of a mean prefill
 )
 
-// appendHeat appends the sections for what a node has seen to a state blob.
 func appendHeat(blob []byte, h *policy.Heat) []byte {
 	if len(h.Anchors) > 0 {
 		blob = append(blob, sectionHeat)
@@ -76,8 +74,7 @@ func appendHeat(blob []byte, h *policy.Heat) []byte {
 	return appendSection(blob, sectionWork, section)
 }
 
-// parseHeat returns the heat in a blob, cut to what can be. A blob that it
-// cannot read is an error.
+// parseHeat clamps values to the bounds above.
 func parseHeat(blob []byte) (h policy.Heat, err error) {
 	err = eachSection(blob, func(kind byte, section []byte) error {
 		switch kind {
@@ -124,10 +121,10 @@ func parseWorks(h *policy.Heat, section []byte) error {
 		}
 		k := hot.Key{Pool: w.Pool, Anchor: w.Anchor}
 		if seen[k] {
-			continue // it would count twice
+			continue // counted already
 		}
 		seen[k] = true
-		w.Fresh = w.Requests // to the knowledge of nodes that do not tell
+		w.Fresh = w.Requests // the sender omits Fresh
 		if size >= workBytes {
 			w.Fresh = min(value(24), w.Requests)
 		}
@@ -159,9 +156,8 @@ func parsePace(h *policy.Heat, section []byte) error {
 	return nil
 }
 
-// heatTold is what a node has told of its heat last. It is kept until a
-// sixteenth more requests have come, since a blob that stays as it is is not
-// sent again, but not for long: rates fade.
+// heatTold is the last heat sent. Unchanged blobs are not sent again, so it stays until a sixteenth
+// more requests came, but not beyond heatKept, since rates fade.
 type heatTold struct {
 	blob     []byte
 	picks    uint64
@@ -169,10 +165,8 @@ type heatTold struct {
 	at       prefixtree.Time
 }
 
-// heatKept is how long what was told stands.
 const heatKept = prefixtree.Time(time.Minute / time.Millisecond)
 
-// tell appends the sections to a state blob.
 func (t *heatTold) tell(blob []byte, r *policy.Router, now prefixtree.Time) []byte {
 	picks := r.Stats().Picks
 	if t.at == 0 || float64(picks-t.picks) > t.requests/16 || now-t.at >= heatKept || now < t.at {
@@ -182,15 +176,14 @@ func (t *heatTold) tell(blob []byte, r *policy.Router, now prefixtree.Time) []by
 	return append(blob, t.blob...)
 }
 
-// heatBoard holds the heat that every other node has told last. Safe for
-// concurrent use.
+// heatBoard holds peers' latest heat. Safe for concurrent use.
 type heatBoard struct {
 	mu      sync.Mutex
 	heats   map[string]policy.Heat // by origin
 	changed bool
 }
 
-// set replaces what an origin told; nil takes the origin out.
+// set replaces an origin's heat; nil removes it.
 func (b *heatBoard) set(origin string, h *policy.Heat) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -208,7 +201,6 @@ func (b *heatBoard) set(origin string, h *policy.Heat) {
 	b.changed = true
 }
 
-// works adds what the others have told of their work to a sum.
 func (b *heatBoard) works(sum hot.Sum) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -217,8 +209,7 @@ func (b *heatBoard) works(sum hot.Sum) {
 	}
 }
 
-// hand gives the router the sum of it if it has changed. It is made anew, not
-// corrected: rounding would add up over days.
+// hand gives the router the sum if it changed. It sums afresh, without old rounding errors.
 func (b *heatBoard) hand(r *policy.Router) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// someHeat is heat as large as it can be told.
+// someHeat is heat of the largest size that is sent.
 func someHeat(rnd *rand.Rand) *policy.Heat {
 	h := &policy.Heat{Requests: 1 + 1000*rnd.Float64()}
 	for range heatAnchors {
@@ -26,7 +26,7 @@ func someHeat(rnd *rand.Rand) *policy.Heat {
 				p.Requests += p.Soonest[i]
 			}
 		}
-		p.Requests *= 1.01 // what is told is rounded
+		p.Requests *= 1.01 // encoding rounds
 		h.Paces = append(h.Paces, p)
 		h.Works = append(h.Works, policy.Work{Pool: p.Pool, Requests: 50 * rnd.Float64(), Prefill: 3 * rnd.Float64(), Active: 1 + 30*rnd.Float64()})
 		for range 8 {
@@ -43,7 +43,7 @@ func TestHeatRoundTrip(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rnd := rand.New(rand.NewPCG(seed, 0))
-	const least = 1.0 / (1 << 16) // below it everything is told as nothing or as this
+	const least = 1.0 / (1 << 16) // smaller values become 0 or this
 	near := func(a, b float64) bool { return a == b || math.Abs(a-b) <= max(2e-3*b, least) }
 	for range 50 {
 		h := someHeat(rnd)
@@ -84,7 +84,7 @@ func TestHeatRoundTrip(t *testing.T) {
 	}
 }
 
-// TestWorkCountsOnce: of what a section tells twice the first word counts, and no section has more than can be told.
+// TestWorkCountsOnce: duplicates are ignored, and sections bounded.
 func TestWorkCountsOnce(t *testing.T) {
 	works := []policy.Work{{Pool: 3, Requests: 4}, {Pool: 3, Anchor: 5, Requests: 2}, {Pool: 3, Anchor: 5, Requests: 64}, {Pool: 3, Requests: 64}, {Pool: 4, Anchor: 5, Requests: 1}}
 	h, err := parseHeat(appendHeat(appendState(nil, nil), &policy.Heat{Works: works}))
@@ -99,8 +99,7 @@ func TestWorkCountsOnce(t *testing.T) {
 	}
 }
 
-// TestWorkOfOtherVersions: whoever does not tell which requests are fresh may have nothing but such, entries may grow, and no more are
-// fresh than there are.
+// TestWorkOfOtherVersions: Fresh may be absent and is bounded, and entries may grow.
 func TestWorkOfOtherVersions(t *testing.T) {
 	works := []policy.Work{{Pool: 3, Anchor: 5, Tokens: 4096, Requests: 4, Prefill: 2, Active: 8, Fresh: 1}, {Pool: 3, Anchor: 6, Tokens: 2048, Requests: 2, Fresh: 64}}
 	blob := appendHeat(appendState(nil, nil), &policy.Heat{Works: works})
@@ -123,7 +122,7 @@ func TestWorkOfOtherVersions(t *testing.T) {
 	}
 }
 
-// TestHeatIsSmall: the most that one node tells of its heat is 4 KiB, though a node knows of many more anchors and pools.
+// TestHeatIsSmall: the heat of one node takes at most 4 KiB.
 func TestHeatIsSmall(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 0))
 	h := someHeat(rnd)
@@ -153,12 +152,12 @@ func TestHeatIsSmall(t *testing.T) {
 	}
 }
 
-// TestHeatIsSharedAndExpires: what twenty nodes each see twice is common property to a node that is told so, until they are gone.
+// TestHeatIsSharedAndExpires: prefixes that peers report count as common while the peers live.
 func TestHeatIsSharedAndExpires(t *testing.T) {
 	prompts := chain(1, 6)
 	mine := newKnower(t, "a", "b", "c", "d")
 	branch := func() prefixtree.Hash {
-		mine.State(nil) // what has been heard is put to use
+		mine.State(nil) // applies received heat
 		var d policy.Decision
 		q := policy.Request{Hashes: append(prompts[:6:6], chain(99, 4)...), PromptBytes: 10 * 512}
 		if err := mine.router.Explain(&q, mine.at, &d); err != nil {

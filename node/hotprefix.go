@@ -15,39 +15,34 @@ import (
 	"grapevine/raftstore"
 )
 
-// hotEvery is how often a node looks whether what is agreed on about hot prefixes
-// still holds and, on the node that leads, whether it is still right.
 const hotEvery = hot.Every * time.Millisecond
 
-// replicator sees to it that hot prefixes are held on as many backends as they
-// need: on every node it puts what is agreed on into force, and on the one that
-// leads it decides. Safe for concurrent use.
+// replicator applies the agreed hot prefixes and, on the leader, decides how many backends hold
+// each. Safe for concurrent use.
 type replicator struct {
 	router *policy.Router
 	log    zerolog.Logger
-	others func(hot.Sum)       // adds the work that other nodes tell of; nil: alone
-	store  func() hotAgreement // nil, or returning nil: nothing is agreed on
-	// warm has backends compute a prefix that they do not hold yet; it returns when they
-	// have, or cannot in time. nil: traffic does it.
+	others func(hot.Sum)       // adds peers' work; nil: alone
+	store  func() hotAgreement // may return nil: the store is not open
+	// warm makes backends compute a prefix, and returns when done or out of time. nil: requests do
+	// it.
 	warm func(ctx context.Context, anchor prefixtree.Hash, backends []string)
 
-	changes atomic.Uint64 // of numbers of replicas that this node had written down
-	refused atomic.Uint64 // commands that failed
+	changes atomic.Uint64 // replica counts changed by this node
+	refused atomic.Uint64 // failed commands
 
 	mu      sync.Mutex
-	sizer   *hot.Sizer // nil: this node does not lead
+	sizer   *hot.Sizer // nil unless leading
 	inForce []policy.HotPrefix
-	version uint64 // of the state that it is of
+	version uint64 // of inForce's state
 }
 
-// hotAgreement is what hot prefixes need of the store.
 type hotAgreement interface {
 	State() *raftstore.State
 	Apply(ctx context.Context, c raftstore.Command) (raftstore.Result, error)
 	Leading() bool
 }
 
-// startHotPrefixes looks after them until the node stops.
 func (n *Node) startHotPrefixes() {
 	h := n.hot
 	h.store = func() hotAgreement {
@@ -78,10 +73,8 @@ func (n *Node) startHotPrefixes() {
 	})
 }
 
-// adopt puts what is agreed on into force: nothing of it when the fleet has switched
-// it off, and not what has expired, which nobody has renewed. A state that is older than
-// the one in force changes nothing: every new one is put into force by whoever follows
-// the store, and by each look, whichever comes first.
+// adopt applies the unexpired prefixes, or none if the fleet has switched them off. It ignores
+// older states, since follow and look both call it.
 func (h *replicator) adopt(s *raftstore.State, at time.Time) {
 	var list []policy.HotPrefix
 	for _, p := range agreedPrefixes(s) {
@@ -103,7 +96,6 @@ func (h *replicator) adopt(s *raftstore.State, at time.Time) {
 
 func millis(at time.Time) prefixtree.Time { return prefixtree.Time(at.UnixMilli()) }
 
-// agreedPrefixes are a state's in the policy's words, by anchor.
 func agreedPrefixes(s *raftstore.State) []hot.Prefix {
 	list := make([]hot.Prefix, len(s.Hot))
 	for i, p := range s.Hot {
@@ -115,7 +107,7 @@ func agreedPrefixes(s *raftstore.State) []hot.Prefix {
 	return list
 }
 
-// work is what all nodes together tell of theirs, as far as it has come here.
+// work sums the reported work of all nodes.
 func (h *replicator) work(at time.Time) hot.Sum {
 	sum := hot.Sum{}
 	sum.Add(h.router.OwnWork(heatPaces, millis(at)))
@@ -125,7 +117,6 @@ func (h *replicator) work(at time.Time) hot.Sum {
 	return sum
 }
 
-// pools are the backends that there are.
 func (h *replicator) pools() []hot.Pool {
 	var list []hot.Pool
 	for _, p := range h.router.Pools() {
@@ -134,8 +125,7 @@ func (h *replicator) pools() []hot.Pool {
 	return list
 }
 
-// look puts into force what is agreed on and, on the node that leads, decides what
-// is to be.
+// look adopts the agreed prefixes and, on the leader, commits changes.
 func (h *replicator) look(ctx context.Context, at time.Time) {
 	s := h.store()
 	if s == nil {
@@ -158,17 +148,16 @@ func (h *replicator) look(ctx context.Context, at time.Time) {
 			h.refused.Add(1)
 			h.log.Warn().Err(err).Msg("what is to be held of hot prefixes cannot be written down")
 		}
-		return // it is found again the next time
+		return // the next look retries
 	}
 	h.tell(ctx, state, changes)
 }
 
-// decide returns what the node that leads would change.
 func (h *replicator) decide(leads bool, state *raftstore.State, at time.Time) []hot.Change {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !leads || !state.Switches.Hot {
-		h.sizer = nil // whoever begins to decide begins to look
+		h.sizer = nil // a new leader observes afresh
 		return nil
 	}
 	if h.sizer == nil {
@@ -177,9 +166,9 @@ func (h *replicator) decide(leads bool, state *raftstore.State, at time.Time) []
 	return h.sizer.Decide(millis(at), h.pools(), h.work(at), agreedPrefixes(state))
 }
 
-// tell logs changes that were made, counts them, and has new holders warmed.
+// tell logs and counts committed changes, and warms new holders.
 func (h *replicator) tell(ctx context.Context, before *raftstore.State, changes []hot.Change) {
-	ctx, cancel := context.WithTimeout(ctx, warmLimit) // of all: what is agreed on must not expire meanwhile
+	ctx, cancel := context.WithTimeout(ctx, warmLimit) // for all changes: prefixes must not expire meanwhile
 	defer cancel()
 	was := make(map[prefixtree.Hash]policy.HotPrefix)
 	for _, p := range agreedPrefixes(before) {
@@ -202,7 +191,6 @@ func (h *replicator) tell(ctx context.Context, before *raftstore.State, changes 
 	}
 }
 
-// joining are the backends that hold a prefix now and did not before.
 func (h *replicator) joining(now, before policy.HotPrefix) []string {
 	pool, ok := poolOf(now.Anchor, h.work(time.Now()))
 	if !ok {
@@ -212,13 +200,12 @@ func (h *replicator) joining(now, before policy.HotPrefix) []string {
 	return slices.DeleteFunc(h.router.HotSet(pool, now), func(name string) bool { return slices.Contains(held, name) })
 }
 
-// leave has the backends warmed that take over hot prefixes from those that are to
-// be drained, before they are.
+// leave warms backends that take over from those about to be drained.
 func (h *replicator) leave(ctx context.Context, names []string) {
 	if h.warm == nil {
-		return // they move with the drain: what is drained is not eligible
+		return // the drain moves them: drained backends are not eligible
 	}
-	ctx, cancel := context.WithTimeout(ctx, warmLimit) // of all: somebody waits for the drain
+	ctx, cancel := context.WithTimeout(ctx, warmLimit) // for all prefixes: the client waits
 	defer cancel()
 	h.mu.Lock()
 	list := slices.Clone(h.inForce)
@@ -237,8 +224,7 @@ func (h *replicator) leave(ctx context.Context, names []string) {
 	}
 }
 
-// poolOf is the pool whose prompts begin with a prefix: the one with the most of
-// its work. False if nobody tells of any.
+// poolOf is the pool with most requests for a prefix; false if none are reported.
 func poolOf(anchor prefixtree.Hash, sum hot.Sum) (pool uint64, ok bool) {
 	most := -1.0
 	for k, w := range sum {
@@ -249,7 +235,6 @@ func poolOf(anchor prefixtree.Hash, sum hot.Sum) (pool uint64, ok bool) {
 	return pool, ok
 }
 
-// hotFigures are what is exported of them.
 type hotFigures struct {
 	prefixes, replicas int
 	changes, refused   uint64

@@ -17,7 +17,7 @@ import (
 	"grapevine/raftstore"
 )
 
-// hotStore is a store that leads, or not, and keeps hot prefixes alone.
+// hotStore is a store of hot prefixes alone, leading or following.
 type hotStore struct {
 	mu      sync.Mutex
 	state   raftstore.State
@@ -61,7 +61,7 @@ func (s *hotStore) Apply(_ context.Context, c raftstore.Command) (raftstore.Resu
 	return raftstore.Result{Changed: true}, nil
 }
 
-// hotRig is one node's replicator on eight engines, in a time of its own.
+// hotRig is one node's replicator on eight engines with a manual clock.
 type hotRig struct {
 	t     *testing.T
 	k     *knower
@@ -83,7 +83,8 @@ func hotChain(own int) []prefixtree.Hash {
 	return append(slices.Clone(chain(1, 32)), chain(1000+own, 8)...)
 }
 
-// run serves 20 requests a second, hot ones so many of ten, and looks every five.
+// run serves 20 requests a second, hot of each ten with the hot prefix, and looks every five
+// seconds.
 func (r *hotRig) run(seconds, hot int) {
 	for range seconds * 20 {
 		r.at = r.at.Add(50 * time.Millisecond)
@@ -115,8 +116,7 @@ func (r *hotRig) decision() *policy.Decision {
 	return d
 }
 
-// TestHotPrefixComesAndGoes: what a fifth of all requests begin with has its backends within half a minute, they stay the
-// same, and are given up when it is over.
+// TestHotPrefixComesAndGoes: a prefix gets stable holders while a fifth of all requests have it.
 func TestHotPrefixComesAndGoes(t *testing.T) {
 	r := newHotRig(t)
 	r.run(30, 2)
@@ -145,7 +145,6 @@ func TestHotPrefixComesAndGoes(t *testing.T) {
 	}
 }
 
-// TestHotPrefixIsSwitchedOff: at once, for decisions and for the receipt; and on again.
 func TestHotPrefixIsSwitchedOff(t *testing.T) {
 	r := newHotRig(t)
 	r.run(30, 2)
@@ -168,8 +167,7 @@ func TestHotPrefixIsSwitchedOff(t *testing.T) {
 	}
 }
 
-// TestHotPrefixesOfOlderStates: a new state is in force as soon as the node follows it, and whoever looked at the store before that, and
-// comes late, does not bring back the older one.
+// TestHotPrefixesOfOlderStates: a late look does not restore an older state.
 func TestHotPrefixesOfOlderStates(t *testing.T) {
 	n := unstarted(t, "a", "b", "c")
 	anchor := hotChain(0)[31]
@@ -198,7 +196,7 @@ func TestHotPrefixesOfOlderStates(t *testing.T) {
 	}
 }
 
-// TestOnlyTheLeaderDecides: another node only goes by what is agreed on. What cannot be written down is counted, and tried again.
+// TestOnlyTheLeaderDecides: followers adopt; failed commands are counted and retried.
 func TestOnlyTheLeaderDecides(t *testing.T) {
 	r := newHotRig(t)
 	r.store.follows = true
@@ -218,7 +216,6 @@ func TestOnlyTheLeaderDecides(t *testing.T) {
 	}
 }
 
-// TestLeaderCountsWhatOthersTell: the node that decides sees none of the requests itself.
 func TestLeaderCountsWhatOthersTell(t *testing.T) {
 	seer, leader := newHotRig(t), newHotRig(t)
 	seer.store.follows = true
@@ -239,8 +236,7 @@ func TestLeaderCountsWhatOthersTell(t *testing.T) {
 	}
 }
 
-// TestEveryOneDrainedHasAnHeir: of backends that are drained at once each is replaced in the set by another, and all of these compute the
-// prefix before, as long as there is time.
+// TestEveryOneDrainedHasAnHeir: drained holders are replaced by warmed backends.
 func TestEveryOneDrainedHasAnHeir(t *testing.T) {
 	r := newHotRig(t)
 	r.run(35, 2)
@@ -263,12 +259,12 @@ func TestEveryOneDrainedHasAnHeir(t *testing.T) {
 	}
 }
 
-// hotBody is a request that begins with the same six thousand bytes, and goes on with its own.
+// hotBody begins with six thousand bytes that all of them share.
 func hotBody(i int) string {
 	return chatBody("m", strings.Repeat(longText, 120)+strings.Repeat(fmt.Sprintf("And this is prompt %d. ", i), 100))
 }
 
-// hotAnchor is the last block that they have in common.
+// hotAnchor is the last block that hot bodies share.
 func hotAnchor(t *testing.T, n *Node) prefixtree.Hash {
 	t.Helper()
 	var q [2]policy.Request
@@ -284,8 +280,8 @@ func hotAnchor(t *testing.T, n *Node) prefixtree.Hash {
 	return q[0].Hashes[at]
 }
 
-// TestPrefixesOfANode: what is agreed on shows in the list, in the receipt and in decisions; a drain moves it to the next backend in order
-// before anything else happens; and a restart of the list keeps it.
+// TestPrefixesOfANode: agreed prefixes show everywhere, move before a drain, and can be switched
+// off.
 func TestPrefixesOfANode(t *testing.T) {
 	leakCheck(t)
 	var urls []string

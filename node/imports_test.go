@@ -13,13 +13,10 @@ import (
 	"testing"
 )
 
-// module is the path of the module in go.mod.
 const module = "grapevine"
 
-// mayImport is the house (docs/design.md, section 3): for each package, which
-// packages of this module it may import. A name ending in /... stands for
-// everything below it. A package that is not listed is an error too: whoever
-// adds one decides here what it may know.
+// mayImport lists for each package which packages of this module it may import (docs/design.md,
+// section 3). A name ending in /... stands for everything below it. Unlisted packages are an error.
 var mayImport = map[string][]string{
 	"prefixtree":    {},
 	"gossip/member": {},
@@ -68,8 +65,8 @@ var mayImport = map[string][]string{
 	"cmd/grapevine-lab": {"cmd/commandline", "chaos/...", "node"},
 }
 
-// outside restricts what the pure packages import from beyond the module: no
-// network, no logger, no metrics; nil is the standard library alone.
+// outside lists the imports of pure packages from other modules; nil means the standard library
+// only.
 var outside = map[string][]string{
 	"prefixtree":       {"github.com/zeebo/xxh3"},
 	"proxy/policy":     {"github.com/zeebo/xxh3"},
@@ -83,7 +80,6 @@ var outside = map[string][]string{
 	"node/notify":      nil,
 }
 
-// impure are standard packages that the pure ones do without.
 var impure = map[string][]string{
 	"prefixtree":       {"net", "net/http", "log", "log/slog", "os", "context"},
 	"proxy/policy":     {"net", "net/http", "log", "log/slog", "os", "context"},
@@ -94,19 +90,15 @@ var impure = map[string][]string{
 	"node/health":      {"net", "net/http", "log", "log/slog", "os", "context"},
 }
 
-// topLevel is what may stand at the top of the repository, apart from dot files.
 var topLevel = []string{
 	"cmd", "node", "proxy", "prefixtree", "gossip", "raftstore", "chaos", "deploy", "docs",
 	"go.mod", "go.sum", "Makefile", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md",
-	// Outputs that git ignores.
 	"bin", "out", "node_modules",
 }
 
-// imports reads the import graph of the module: directory -> imported paths,
-// without test files. It reads the sources rather than ask `go list`, because
-// the test cache notices files that a test opened itself and would go on
-// saying "ok" after a change that only a subprocess has seen. Build tags are
-// not applied, which errs on the strict side.
+// imports returns the import graph of the module without test files: directory -> imported paths.
+// It reads the sources, because the test cache does not notice changes that only a subprocess like
+// go list reads. It ignores build tags, which is the strict side.
 func imports(t *testing.T) map[string][]string {
 	t.Helper()
 	graph := make(map[string][]string)
@@ -181,8 +173,6 @@ func TestImports(t *testing.T) {
 	}
 }
 
-// TestRouterNeverImportsChaos follows the graph from cmd/grapevine: nothing that a production router links may reach
-// the test machinery.
 func TestRouterNeverImportsChaos(t *testing.T) {
 	graph := imports(t)
 	if len(graph["cmd/grapevine"]) == 0 {
@@ -219,7 +209,6 @@ func TestTopLevel(t *testing.T) {
 	}
 }
 
-// TestNoGrabBags holds the naming rule: a package or file is named after a concept.
 func TestNoGrabBags(t *testing.T) {
 	bad := []string{"util", "utils", "common", "helpers", "helper", "types", "misc"}
 	err := filepath.WalkDir("..", func(name string, d fs.DirEntry, err error) error {

@@ -14,40 +14,35 @@ import (
 
 var errAlone = errors.New("this node is not in a fleet: start it with --join or --gossip")
 
-// KeysTimeout bounds what the admin API does about keys, all nodes together. A
-// node that hangs is found out by it, so whoever asks must be more patient.
+// KeysTimeout bounds a key operation over all nodes; a client must wait longer.
 const KeysTimeout = 8 * time.Second
 
-// gossipKeyBytes is the length of the keys made here: AES-256.
+// gossipKeyBytes is the length of generated keys: AES-256.
 const gossipKeyBytes = 32
 
-// KeyList is the answer of /keys and of every operation on them: the ring of
-// each node. Keys appear as ids only.
+// KeyList is the answer of /keys: each node's ring, keys as ids only.
 type KeyList struct {
 	Nodes []NodeKeys `json:"nodes"`
-	// Error says why the operation was refused, or where it failed.
-	Error string `json:"error,omitempty"`
+	Error string     `json:"error,omitempty"`
 }
 
-// NodeKeys is one node's ring.
 type NodeKeys struct {
 	Node string `json:"node"`
-	// Primary is the key it encrypts with, Keys all that it accepts.
-	Primary string   `json:"primary"`
-	Keys    []string `json:"keys"`
-	// Persisted says whether the ring survives a restart.
-	Persisted bool   `json:"persisted"`
-	Error     string `json:"error,omitempty"`
+	// Primary encrypts; all Keys are accepted.
+	Primary   string   `json:"primary"`
+	Keys      []string `json:"keys"`
+	Persisted bool     `json:"persisted"`
+	Error     string   `json:"error,omitempty"`
 }
 
-// NewGossipKey makes a key for --gossip-key-file: its text, and its id.
+// NewGossipKey generates a key for --gossip-key-file.
 func NewGossipKey() (text, id string) {
 	key := make([]byte, gossipKeyBytes)
-	rand.Read(key) // never fails: it ends the program instead
+	rand.Read(key) // never fails
 	return base64.StdEncoding.EncodeToString(key), member.FingerprintOf(key).String()
 }
 
-// ParseGossipKey reads the first, primary key of a key file.
+// ParseGossipKey returns the first key of a key file.
 func ParseGossipKey(text []byte) (key []byte, err error) {
 	keys, err := member.ParseKeys(text)
 	if err != nil {
@@ -56,7 +51,7 @@ func ParseGossipKey(text []byte) (key []byte, err error) {
 	return keys[0], nil
 }
 
-// Keys asks every node for its ring. The error is that nobody could be asked.
+// Keys asks every node for its ring; it fails if no node could be asked.
 func (n *Node) Keys(ctx context.Context) (*KeyList, error) {
 	return n.rotate(ctx, member.KeyList, nil)
 }
@@ -86,21 +81,18 @@ func (n *Node) rotate(ctx context.Context, op member.KeyOp, key []byte) (*KeyLis
 	return list, nil
 }
 
-// keyRequest is the body of POST /keys/...: the key itself in base64, which
-// install needs, or its id.
+// keyRequest names a key in base64, which install needs, or by id.
 type keyRequest struct {
 	Key string `json:"key"`
 	ID  string `json:"id"`
 }
 
-// serveKeys answers GET /keys.
 func (n *Node) serveKeys(w http.ResponseWriter, r *http.Request) {
 	list, err := n.Keys(r.Context())
 	answerKeys(w, list, err)
 }
 
-// changeKeys answers POST /keys/{install,use,remove}. What nodes answered is
-// told even if some failed: every operation may be repeated.
+// changeKeys answers with each node's result even if some failed.
 func (n *Node) changeKeys(op member.KeyOp) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var q keyRequest
@@ -118,7 +110,6 @@ func (n *Node) changeKeys(op member.KeyOp) http.HandlerFunc {
 	}
 }
 
-// namedKey is the key that a request means, or its fingerprint.
 func namedKey(q keyRequest) ([]byte, error) {
 	switch {
 	case (q.Key == "") == (q.ID == ""):

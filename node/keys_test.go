@@ -11,8 +11,6 @@ import (
 	"grapevine/gossip/member"
 )
 
-// TestKeyRotation changes the key of a running fleet through one of its nodes.
-// Nothing is lost on the way, and every node writes it down.
 func TestKeyRotation(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -74,8 +72,8 @@ func TestKeyRotation(t *testing.T) {
 	awaitFleet(t, append(nodes, startNode(t, third))...)
 }
 
-// TestKeysOfASilentNode: one that does not answer is named, in time for whoever
-// asked to hear of it, and nothing is changed where all must answer.
+// TestKeysOfASilentNode: a node that does not answer is named in time, and an operation that needs
+// all nodes changes nothing.
 func TestKeysOfASilentNode(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "key")
@@ -94,7 +92,7 @@ func TestKeysOfASilentNode(t *testing.T) {
 	two.GossipKeyFile = file
 	nodes = append(nodes, startNode(t, two))
 	awaitFleet(t, nodes...)
-	ctx, cancel := context.WithTimeout(t.Context(), 0) // nobody is as fast as that
+	ctx, cancel := context.WithTimeout(t.Context(), 0)
 	defer cancel()
 	list, err := nodes[0].Keys(ctx)
 	if err != nil || len(list.Nodes) != 2 || list.Nodes[0].Error != "" || list.Nodes[0].Primary == "" || !strings.Contains(list.Nodes[1].Error, "timeout") || list.Error != "two: "+list.Nodes[1].Error {

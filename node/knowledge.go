@@ -13,17 +13,13 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// outboxLimit is how many records wait to be sent: more than a node places in
-// the worst second, so that they are lost to the budget and not to this bound.
-// 32 bytes each.
+// outboxLimit is more records than a node places in its worst second, 32 bytes each.
 const outboxLimit = 1 << 17
 
-// knowledge is the side of gossip that knows what its bytes mean: it joins the
-// tree, the outbox, the router and what engines were found to be like. Safe for
-// concurrent use; waits for nobody.
+// knowledge implements gossip.Knowledge. It is safe for concurrent use and does not block.
 type knowledge struct {
 	tree      *prefixtree.Tree
-	announced *announcer     // the tree for the policy: what requests change in it is posted
+	announced *announcer     // the policy's view of the tree; posts changes
 	router    *policy.Router // set once, before gossip starts
 	outbox    *prefixtree.Outbox
 	numbers   *backends.Registry
@@ -34,16 +30,16 @@ type knowledge struct {
 	mu      sync.Mutex // guards the scratch below
 	loads   []policy.PeerLoad
 	claims  []keyedClaim
-	told    map[uint32]claim // by key: what others were told last
+	told    map[uint32]claim // by key: last sent to peers
 	reports []health.Report
 	heat    heatTold
 
-	poke      func()       // told when nodes has changed; set once, before gossip starts; may be nil
-	nodes     atomic.Int64 // alive, this one included
-	staleness atomic.Int64 // of what the others did, ns
+	poke      func()       // called when nodes changes; set before gossip starts; may be nil
+	nodes     atomic.Int64 // alive, including this one
+	staleness atomic.Int64 // of peers' actions, ns
 	unknown   atomic.Uint64
 	malformed atomic.Uint64
-	late      atomic.Uint64 // records of others without effect: behind a fence, or older than what is kept
+	late      atomic.Uint64 // peers' records of an old generation, or too old
 }
 
 var _ gossip.Knowledge = (*knowledge)(nil)
@@ -66,8 +62,8 @@ func (k *knowledge) Apply(_ string, payload []byte, shift time.Duration) (gossip
 	return k.merge(payload, shift)
 }
 
-// merge takes a batch or a page, which have one form. What it makes known that
-// only this node knows better is posted in turn; prefixtree.Tree.ApplyDeltaNews says why this ends.
+// merge applies a batch or page. Where this node knows more it posts that; ApplyDeltaNews explains
+// why this ends.
 func (k *knowledge) merge(payload []byte, shift time.Duration) (gossip.Applied, error) {
 	buffer := k.announced.buffer()
 	applied, news, err := k.tree.ApplyDeltaNews(payload, k.numbers, shift, now(), *buffer)
@@ -133,11 +129,8 @@ func (k *knowledge) DropPeer(origin string) {
 	k.heard.set(origin, nil)
 }
 
-// State implements gossip.Knowledge: what this node found out about the
-// engines by its own requests, and about the requests. It stays as it was told
-// until it has moved by enough to matter, since a blob that stays as it is is
-// not sent again. What the others told about requests is put to use at the
-// same pace.
+// State implements gossip.Knowledge. A claim stays as sent until it has moved enough, because
+// gossip does not resend an unchanged blob.
 func (k *knowledge) State(dst []byte) []byte {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -168,8 +161,7 @@ func (k *knowledge) State(dst []byte) []byte {
 	return appendSection(dst, sectionHealth, health.AppendReports(nil, k.reports))
 }
 
-// PeerState implements gossip.Knowledge. A blob that cannot be read is counted
-// and leaves in force what the origin claimed before.
+// PeerState implements gossip.Knowledge. After a malformed blob the previous claims stay.
 func (k *knowledge) PeerState(origin string, state []byte) {
 	told, err := parseState(nil, state)
 	var heat policy.Heat
@@ -194,11 +186,10 @@ func (k *knowledge) PeerState(origin string, state []byte) {
 	}
 }
 
-// learn takes what the other nodes together found out about an engine.
 func (k *knowledge) learn(key uint32, mean claim) {
 	number := k.numbers.Backend
 	if mean == (claim{}) {
-		number = k.numbers.Lookup // nothing is claimed any more: that gives no engine a number
+		number = k.numbers.Lookup // an empty claim must not use up a number
 	}
 	b, ok := number(key)
 	if !ok {

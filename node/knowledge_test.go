@@ -15,14 +15,13 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// knower is a node's knowledge, policy and clock without sockets.
+// knower is the knowledge, policy and clock of a node, without sockets.
 type knower struct {
 	*knowledge
 	at prefixtree.Time
-	q  policy.Request // the last one
+	q  policy.Request
 }
 
-// newKnower serves the engines in the order given: the number of one is another on every node.
 func newKnower(tb testing.TB, engines ...string) *knower {
 	tb.Helper()
 	tree, err := prefixtree.New(prefixtree.Config{})
@@ -48,7 +47,7 @@ func newKnower(tb testing.TB, engines ...string) *knower {
 }
 
 func chain(seed, blocks int) []prefixtree.Hash {
-	rnd := rand.New(rand.NewPCG(uint64(seed), 0)) // hashes are spread over all bits
+	rnd := rand.New(rand.NewPCG(uint64(seed), 0))
 	hashes := make([]prefixtree.Hash, blocks)
 	for i := range hashes {
 		hashes[i] = prefixtree.Hash(rnd.Uint64())
@@ -56,7 +55,7 @@ func chain(seed, blocks int) []prefixtree.Hash {
 	return hashes
 }
 
-// serve sends a prompt and lets it end well; it returns the engine's name and the rung.
+// serve runs one request to its end and returns the engine's name and the rung.
 func (k *knower) serve(tb testing.TB, a *policy.Attempt, hashes []prefixtree.Hash, cached int) (string, policy.Rung) {
 	k.q = policy.Request{Hashes: hashes, PromptBytes: len(hashes) * 512}
 	if err := k.router.Pick(&k.q, k.at, a); err != nil {
@@ -71,7 +70,6 @@ func (k *knower) serve(tb testing.TB, a *policy.Attempt, hashes []prefixtree.Has
 	return d.Name, d.Rung
 }
 
-// tell moves everything that a knows and b does not from one to the other, as gossip would.
 func tell(t *testing.T, a, b *knower) (records, news int) {
 	t.Helper()
 	for {
@@ -90,8 +88,8 @@ func tell(t *testing.T, a, b *knower) (records, news int) {
 	return records, news
 }
 
-// TestKnowledgeTravels: the engine that one node sent a prompt to is the one
-// another sends its continuation to, whatever ids the two give it.
+// TestKnowledgeTravels: a node sends a continuation to the engine that another node chose, whatever
+// their numbers.
 func TestKnowledgeTravels(t *testing.T) {
 	one, two := newKnower(t, "a", "b", "c", "d"), newKnower(t, "d", "c", "b", "a", "e")
 	for seed := range 20 {
@@ -108,7 +106,7 @@ func TestKnowledgeTravels(t *testing.T) {
 			t.Errorf("prompt %d went to %s, its continuation elsewhere to %s by %s", seed, engine, got, rung)
 		}
 		tell(t, two, one)
-		for range 3 { // what is known to both is not told again and again
+		for range 3 {
 			tell(t, one, two)
 			if records, _ := tell(t, two, one); records != 0 {
 				t.Fatalf("%d records still go round", records)
@@ -131,7 +129,7 @@ func TestSnapshotTellsEverything(t *testing.T) {
 		}
 		return true
 	})
-	for name, k := range map[string]*knower{"first": one, "joiner": two} { // who has every block, and who has those at anchors
+	for name, k := range map[string]*knower{"first": one, "joiner": two} {
 		if size := k.SnapshotSize(); size != total || size < 50*20 {
 			t.Errorf("the %s announces %d facts, a snapshot has %d", name, size, total)
 		}
@@ -143,12 +141,11 @@ func TestSnapshotTellsEverything(t *testing.T) {
 	}
 }
 
-// TestSnapshotAnswered: what a snapshot makes known that only its receiver knows
-// better is told on, or the two would differ until the block is used again.
+// TestSnapshotAnswered: a receiver that knows more about a snapshot's fact sends its knowledge on.
 func TestSnapshotAnswered(t *testing.T) {
 	one, two := newKnower(t, "a", "b"), newKnower(t, "b", "a")
 	prompt := chain(1, 23)
-	two.announced.Record(1, prompt[:18], two.at-60_000, nil) // says that block 18 is an anchor
+	two.announced.Record(1, prompt[:18], two.at-60_000, nil) // makes block 18 an anchor
 	one.announced.Record(0, prompt, one.at, nil)             // has it later, between anchors
 	tell(t, one, two)
 	two.Snapshot(4096, func(page []byte, _ int) bool {
@@ -209,8 +206,7 @@ func TestLoadTravels(t *testing.T) {
 	elsewhere(false)
 }
 
-// TestStateTravels: what one node measured of an engine another takes into
-// account, until the one is gone.
+// TestStateTravels: measurements of a node count at its peers until it leaves.
 func TestStateTravels(t *testing.T) {
 	one, two := newKnower(t, "a", "b"), newKnower(t, "b", "a")
 	for seed := range 40 {
@@ -245,8 +241,6 @@ func TestStateTravels(t *testing.T) {
 	}
 }
 
-// TestStateStaysUntilItMatters: a blob that is told again is the same blob,
-// however the figures tremble, and another one when they have moved.
 func TestStateStaysUntilItMatters(t *testing.T) {
 	k := newKnower(t, "a")
 	for seed := range 20 {
@@ -268,8 +262,7 @@ func TestStateStaysUntilItMatters(t *testing.T) {
 	}
 }
 
-// TestWhatComesTooLateIsCounted: news by a clock that is hours behind changes
-// nothing, which must not look like silence.
+// TestWhatComesTooLateIsCounted: records that are hours old have no effect, but are counted.
 func TestWhatComesTooLateIsCounted(t *testing.T) {
 	one, two := newKnower(t, "a"), newKnower(t, "a")
 	one.announced.Record(0, chain(1, 10), one.at-prefixtree.Time(time.Hour/time.Millisecond), nil)
@@ -288,8 +281,6 @@ func TestApplyRefusesNonsense(t *testing.T) {
 	}
 }
 
-// BenchmarkRequest is what one request costs the policy and the tree from its
-// choice to its end, alone and with others to tell.
 func BenchmarkRequest(b *testing.B) {
 	for _, fleet := range []bool{false, true} {
 		b.Run(fmt.Sprintf("fleet=%v", fleet), func(b *testing.B) {
@@ -311,7 +302,7 @@ func BenchmarkRequest(b *testing.B) {
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
 				k.serve(b, &a, prompts[i%len(prompts)], 0)
-				k.at += 3000 // every prompt again after 48 s, when that is news
+				k.at += 3000
 				if i%16 == 0 {
 					k.Drain(payload[:0], cap(payload))
 				}
@@ -320,9 +311,8 @@ func BenchmarkRequest(b *testing.B) {
 	}
 }
 
-// TestKnowledgeIsConcurrent: two nodes serve while they tell each other all
-// there is to tell, and one takes snapshots and loses sight of the other. In the
-// end they know the same, and nobody has anything to do.
+// TestKnowledgeIsConcurrent: two nodes that serve and gossip concurrently end with equal knowledge
+// and no pending news.
 func TestKnowledgeIsConcurrent(t *testing.T) {
 	t.Parallel()
 	nodes := [2]*knower{newKnower(t, "a", "b", "c"), newKnower(t, "c", "b", "a")}
@@ -332,7 +322,7 @@ func TestKnowledgeIsConcurrent(t *testing.T) {
 		for w := range 2 {
 			serving.Go(func() {
 				for n := range 60 {
-					hashes := chain(n%30*2+w, 10+(n+7*i)%40) // at both nodes, and the end of one is the middle of another
+					hashes := chain(n%30*2+w, 10+(n+7*i)%40)
 					q := policy.Request{Hashes: hashes, PromptBytes: len(hashes) * 512}
 					var a policy.Attempt
 					if err := k.router.Pick(&q, now(), &a); err != nil {
@@ -388,7 +378,7 @@ func TestKnowledgeIsConcurrent(t *testing.T) {
 	serving.Wait()
 	close(ended)
 	telling.Wait()
-	for tell(t, nodes[0], nodes[1]); ; { // what the last pages made news
+	for tell(t, nodes[0], nodes[1]); ; {
 		if records, _ := tell(t, nodes[1], nodes[0]); records == 0 {
 			break
 		}

@@ -9,11 +9,8 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// checkLast refuses a change that takes the named backends out of service if no active
-// engine would then be left in the fleet, or for a model that one of them serves. It
-// guards against a slip of the operator's and not against two changes that cross each
-// other: it goes by the roster that this node has. Backends that
-// are not active lose nothing. The client's force switches it off.
+// checkLast refuses to leave the fleet, or a model of a named backend, without an active engine, by
+// this node's roster. The client's force skips it.
 func (n *Node) checkLast(r *http.Request, names []string, place, verb string) *Refusal {
 	force, refused := isSet(r, "force")
 	if refused != nil || force {
@@ -37,7 +34,7 @@ func (n *Node) checkLast(r *http.Request, names []string, place, verb string) *R
 	}
 	lost := ""
 	switch {
-	case len(going) == 0, len(unknown) > 0: // the latter is refused as a whole for the unknown name
+	case len(going) == 0, len(unknown) > 0: // an unknown name fails the whole change later
 		return nil
 	case len(staying) == 0:
 		lost = "no active engine"
@@ -52,8 +49,8 @@ func (n *Node) checkLast(r *http.Request, names []string, place, verb string) *R
 		Remedy: "add or resume another engine first, or do it all the same with force (--force)"}
 }
 
-// onlyServedBy lists, sorted, the models that some of the engines that go are known to
-// serve and none of those that stay. An engine whose models are not known serves any.
+// onlyServedBy lists models that only going engines serve. A staying engine with unknown models
+// serves any.
 func (f *fleet) onlyServedBy(going, staying []*upstream) (models []string) {
 	served := make(map[string]bool)
 	for _, u := range staying {
@@ -77,7 +74,6 @@ func (f *fleet) onlyServedBy(going, staying []*upstream) (models []string) {
 	return slices.Compact(models)
 }
 
-// namesInRefusal is how many backends a refusal names.
 const namesInRefusal = 3
 
 func someNames(list []*upstream) string {

@@ -7,8 +7,6 @@ import (
 	"testing"
 )
 
-// TestLastEngines: a drain, a removal or a down that would leave the fleet or a model
-// without an active engine is refused with what would be lost, and done with force.
 func TestLastEngines(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig()

@@ -9,13 +9,11 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// learnModels returns the question for models, and what is done with the
-// answer. State changes are logged, not answers.
 func (n *Node) learnModels() question {
 	log := n.log.With().Str("component", "discovery").Logger()
 	return func(ctx context.Context, u *upstream) {
 		if len(u.Models) > 0 {
-			return // declared, and believed
+			return // declared models take precedence
 		}
 		models, failure := u.askModels(ctx)
 		if errors.Is(failure, context.Canceled) {
@@ -33,17 +31,15 @@ func (n *Node) learnModels() question {
 	}
 }
 
-// learnMetrics returns the question for an engine's load and the size of its
-// cache. Engines without metrics are asked again in vain, and nothing depends
-// on them: the policy has its own estimates.
+// learnMetrics ignores engines without metrics: the policy has its own estimates.
 func (n *Node) learnMetrics() question {
 	return func(ctx context.Context, u *upstream) {
 		m, err := u.askMetrics(ctx)
 		if err != nil {
-			return // shown by /backends as the age of the last answer
+			return // /backends shows the age of the last answer
 		}
 		if now := n.fleet.roster().at(u.id); now == nil || now.link != u.link {
-			return // it has gone or moved, and its id may be another's
+			return // the number may be another engine's
 		}
 		n.checker.started(u, &m)
 		n.router.SetTelemetry(u.id, policy.Telemetry{Running: m.Running, Waiting: m.Waiting, KVUsage: m.KVUsage})
@@ -57,7 +53,6 @@ func (n *Node) learnMetrics() question {
 	}
 }
 
-// setCapacity tells the tree how much a backend's cache holds.
 func (n *Node) setCapacity(b prefixtree.Backend, tokens int) {
 	n.tree.SetCapacity(b, tokens*assumedBytesPerToken/n.cfg.BlockBytes)
 }

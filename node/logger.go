@@ -9,18 +9,16 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// LogLevel is the least severe level that a logger writes, and can change while it is in
-// use. Safe for concurrent use.
+// LogLevel is the least level that a logger writes. It is safe for concurrent use.
 type LogLevel struct{ least atomic.Int32 }
 
-// Sample implements zerolog.Sampler: a line below the level is not even built.
+// Sample implements zerolog.Sampler.
 func (l *LogLevel) Sample(of zerolog.Level) bool { return of >= zerolog.Level(l.least.Load()) }
 
 func (l *LogLevel) set(least zerolog.Level) { l.least.Store(int32(least)) }
 
-// NewLogger builds the logger that a configuration asks for, writing to w.
-// terminal says whether w is one: the "auto" format is for people there and
-// JSON elsewhere. With a cfg.Level the logger filters by that, which begins with log_level.
+// NewLogger builds the configured logger. terminal: w is a terminal, where "auto" means text
+// instead of JSON. The logger follows cfg.Level if set.
 func NewLogger(w io.Writer, terminal bool, cfg Config) (zerolog.Logger, error) {
 	level, err := parseLevel(cfg.LogLevel)
 	if err != nil {
@@ -37,8 +35,7 @@ func NewLogger(w io.Writer, terminal bool, cfg Config) (zerolog.Logger, error) {
 	return log.Sample(cfg.Level), nil
 }
 
-// parseLevel takes the four levels that are written; zerolog would take more
-// (the empty string, numbers), which in a configuration are mistakes.
+// parseLevel rejects the empty string and numbers, which zerolog would accept.
 func parseLevel(name string) (zerolog.Level, error) {
 	switch name {
 	case "debug", "info", "warn", "error":

@@ -10,24 +10,20 @@ import (
 	"grapevine/prefixtree"
 )
 
-// gossipPort is where nodes meet if the configuration does not say.
 const gossipPort = "7946"
 
-// maxNodeName and maxCluster bound what every node tells every other in a
-// packet of 512 bytes.
+// maxNodeName and maxCluster keep a node's card within a packet of 512 bytes.
 const (
 	maxNodeName = 128
 	maxCluster  = 64
 )
 
-// minGossipBudget is what gossip can live on, in bytes/s.
+// minGossipBudget is the least that gossip works with, in bytes/s.
 const minGossipBudget = 16 << 10
 
-// inFleet says whether the node is to meet others. Without it nothing of
-// gossip exists: no port, no goroutine, no bookkeeping.
+// inFleet says whether the node joins a fleet; otherwise no part of gossip is built.
 func (c *Config) inFleet() bool { return len(c.Join) > 0 || c.Gossip != "" }
 
-// gossipAddr is where the node listens for others.
 func (c *Config) gossipAddr() string {
 	if c.Gossip == "" {
 		return ":" + gossipPort
@@ -35,8 +31,6 @@ func (c *Config) gossipAddr() string {
 	return c.Gossip
 }
 
-// checkFleet says what is wrong with the settings of a fleet: what would keep
-// the node out of it, and what would let strangers in.
 func (c *Config) checkFleet(bad complain) {
 	if !c.inFleet() {
 		for _, s := range []struct {
@@ -87,7 +81,7 @@ func (c *Config) checkFleet(bad complain) {
 	c.checkRaft(bad)
 }
 
-// checkFleetKeys refuses a port that anybody could join through.
+// checkFleetKeys rejects a gossip port that anyone could join through.
 func (c *Config) checkFleetKeys(bad complain) {
 	host, _ := splitAddress(c.gossipAddr(), true)
 	switch {
@@ -108,7 +102,6 @@ func (c *Config) checkFleetKeys(bad complain) {
 	}
 }
 
-// checkBackendKeys finds two backends that other nodes could not tell apart.
 func (c *Config) checkBackendKeys(bad complain) {
 	names := make(map[uint32]string, len(c.Backends))
 	for _, b := range c.Backends {
@@ -120,7 +113,6 @@ func (c *Config) checkBackendKeys(bad complain) {
 	}
 }
 
-// checkSeed says what is wrong with one entry of join. A port may be left out.
 func checkSeed(seed string) error {
 	if path, ok := strings.CutPrefix(seed, "file:"); ok {
 		if path == "" {
@@ -142,8 +134,7 @@ func checkSeed(seed string) error {
 	return err
 }
 
-// splitAddress takes host:port apart and says what is wrong with it. anyHost
-// allows an empty host and, for listening, port 0.
+// splitAddress splits host:port. anyHost allows an empty host and port 0.
 func splitAddress(addr string, anyHost bool) (host string, err error) {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -162,8 +153,8 @@ func splitAddress(addr string, anyHost bool) (host string, err error) {
 	return host, nil
 }
 
-// memberName says whether other nodes take a name: it stands in their logs,
-// metrics and certificates.
+// memberName says whether a name is valid in a fleet: names appear in logs, metrics and
+// certificates.
 func memberName(name string, most int) bool {
 	return name != "" && len(name) <= most && !strings.ContainsFunc(name, func(r rune) bool {
 		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '.' || r == '-' || r == '_')

@@ -15,7 +15,6 @@ import (
 	"grapevine/prefixtree"
 )
 
-// fleetText is a configuration of a fleet with which nothing is wrong.
 const fleetText = "join: [10.0.0.1:7946]\nsecret: 0123456789abcdef\ngossip_key_file: k\n"
 
 func TestFleetSettings(t *testing.T) {
@@ -77,8 +76,6 @@ func TestFleetSettings(t *testing.T) {
 	}
 }
 
-// TestBackendKeysCollide: two names that other nodes could not tell apart are
-// refused, by name, in a fleet only.
 func TestBackendKeysCollide(t *testing.T) {
 	seen := make(map[uint32]string)
 	for i := 0; ; i++ {
@@ -106,7 +103,6 @@ func TestBackendKeysCollide(t *testing.T) {
 	}
 }
 
-// TestIsRefusal tells nodes that differ from nodes that are not there.
 func TestIsRefusal(t *testing.T) {
 	for _, tc := range []struct {
 		err  error

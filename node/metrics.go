@@ -18,13 +18,9 @@ import (
 	"grapevine/raftstore"
 )
 
-// metrics are one node's, in a registry of its own. Counters, histograms and
-// loads are this node's share and add up over nodes. Label values come from
-// bounded sets only: what clients write (models, paths) never becomes one
-// unless an engine listed it.
-//
-// The series of a request are looked up once and kept in arrays: looking them
-// up by their labels would cost more than routing the request.
+// metrics is this node's registry. Counters, histograms and loads add up over nodes. A model or
+// path that a client writes becomes a label only if an engine listed it. Series are looked up once,
+// because a lookup costs more than routing a request.
 type metrics struct {
 	registry *prometheus.Registry
 
@@ -32,7 +28,7 @@ type metrics struct {
 	tokens   *prometheus.CounterVec // model, type
 
 	kinds     [prompt.Pooling + 1]kindSeries  // by prompt.Kind
-	decisions map[string][]prometheus.Counter // by strategy and rung; never written after newMetrics
+	decisions map[string][]prometheus.Counter // by strategy and rung; immutable
 	ttft      []prometheus.Observer           // by rung
 	retries   prometheus.Counter
 	resent    prometheus.Counter
@@ -44,30 +40,25 @@ type metrics struct {
 	models   atomic.Pointer[map[string]*modelTokens] // replaced, never written
 	other    *modelTokens
 
-	outcomes     *prometheus.CounterVec                          // backend, outcome
-	certificates *prometheus.GaugeVec                            // Unix time of expiry by setting
+	outcomes     *prometheus.CounterVec // backend, outcome
+	certificates *prometheus.GaugeVec
 	backends     atomic.Pointer[map[string][]prometheus.Counter] // by name and failure; replaced, never written
 }
 
-// kindSeries are the series of one kind of endpoint.
 type kindSeries struct {
-	codes    [600]atomic.Pointer[prometheus.Counter] // by status, made when first seen
+	codes    [600]atomic.Pointer[prometheus.Counter] // by status, created when first seen
 	duration prometheus.Observer
 	unparsed prometheus.Counter
 }
 
-// modelTokens are the token counters of one model, looked up once.
 type modelTokens struct{ prompt, cached, output prometheus.Counter }
 
-// otherModel is the label of a model that no engine has listed.
 const otherModel = "other"
 
-// maxModelLabels bounds the label model over the life of a node, whatever
-// engines list: adapters come and go by the thousand. Beyond it: other.
+// maxModelLabels bounds the label model, because adapters come and go by the thousand.
 const maxModelLabels = 200
 
-// Bucket bounds. First tokens take from one cached short prompt (10 ms) to a
-// queue of long ones (minutes); the router's own work, microseconds.
+// First tokens take from 10 ms (cached) to minutes (queued), the router itself microseconds.
 var (
 	ttftBuckets       = []float64{.01, .025, .05, .1, .2, .4, .8, 1.6, 3.2, 6.4, 12.8, 25.6, 60, 120, 300}
 	durationBuckets   = []float64{.05, .1, .25, .5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640}
@@ -135,11 +126,9 @@ func newMetrics(n *Node) *metrics {
 	return m
 }
 
-// maxBackendLabels bounds the label backend over the life of a node: backends
-// that come and go keep their series. Beyond it: other.
+// maxBackendLabels bounds the label backend; removed backends keep their series.
 const maxBackendLabels = 2 * raftstore.MaxBackends
 
-// addBackends gives the backends of a roster series of their own, while there is room.
 func (m *metrics) addBackends(r *roster) {
 	m.modelsMu.Lock()
 	defer m.modelsMu.Unlock()
@@ -172,7 +161,6 @@ func (m *metrics) newModel(name string) *modelTokens {
 	}
 }
 
-// addModels gives names a label of their own, while there is room.
 func (m *metrics) addModels(names []string) {
 	m.modelsMu.Lock()
 	defer m.modelsMu.Unlock()
@@ -192,8 +180,7 @@ func (m *metrics) addModels(names []string) {
 	m.models.Store(&next)
 }
 
-// observe counts one finished request. The proxy calls it from the request's
-// goroutine; r is valid during the call only.
+// observe counts a finished request, in its goroutine; r is valid during the call only.
 func (m *metrics) observe(r *proxy.Record) {
 	m.request(r.Kind, r.Status).Inc()
 	m.kinds[r.Kind].duration.Observe(r.Total.Seconds())
@@ -215,7 +202,7 @@ func (m *metrics) observe(r *proxy.Record) {
 	}
 	d := r.Decision
 	if d == nil {
-		return // no backend was to be had
+		return
 	}
 	m.decisions[d.Strategy][d.Rung].Inc()
 	if series := (*m.backends.Load())[r.Backend]; series != nil {
@@ -230,16 +217,15 @@ func (m *metrics) observe(r *proxy.Record) {
 	m.countTokens(r, d)
 }
 
-// request returns the counter of a kind and a status.
 func (m *metrics) request(k prompt.Kind, status int) prometheus.Counter {
 	if status < 0 || status >= len(m.kinds[k].codes) {
-		status = 0 // no status at all: other
+		status = 0 // no status: other
 	}
 	known := &m.kinds[k].codes[status]
 	if c := known.Load(); c != nil {
 		return *c
 	}
-	c := m.requests.WithLabelValues(k.String(), codeLabel(status)) // the same one, whoever makes it first
+	c := m.requests.WithLabelValues(k.String(), codeLabel(status)) // concurrent callers get the same counter
 	known.Store(&c)
 	return c
 }
@@ -256,7 +242,7 @@ func (m *metrics) countTokens(r *proxy.Record, d *policy.Decision) {
 		t.output.Add(float64(r.OutputTokens))
 	}
 	if r.CachedTokens < 0 {
-		return // the engine does not say, which is not zero
+		return // the engine does not report it
 	}
 	t.cached.Add(float64(r.CachedTokens))
 	if off := d.PredictedTokens - r.CachedTokens; off > 0 {
@@ -266,7 +252,6 @@ func (m *metrics) countTokens(r *proxy.Record, d *policy.Decision) {
 	}
 }
 
-// codeLabel bounds what an engine can put into the label code.
 func codeLabel(status int) string {
 	if http.StatusText(status) == "" && status != proxy.StatusClientGone {
 		return "other"

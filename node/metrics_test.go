@@ -19,7 +19,6 @@ import (
 	"grapevine/proxy/prompt"
 )
 
-// everyRecord is one finished request for each thing that is counted.
 func everyRecord() []*proxy.Record {
 	decision := func(rung policy.Rung, predicted int) *policy.Decision {
 		return &policy.Decision{Strategy: policy.Prefix, Rung: rung, PredictedTokens: predicted}
@@ -46,7 +45,6 @@ func everyRecord() []*proxy.Record {
 	}
 }
 
-// everyFigure is a fleet in which everything that is exported has happened.
 func everyFigure() *fleetFigures {
 	return &fleetFigures{
 		members: map[member.State]int{member.StateAlive: 2, member.StateFailed: 1, member.StateLeft: 0},
@@ -67,7 +65,7 @@ func TestMetricsCount(t *testing.T) {
 		n.metrics.observe(r)
 	}
 	for series, want := range map[string]float64{
-		// Model m was listed by nobody: its tokens are other's.
+		// No engine listed model m, so its tokens count as other.
 		`grapevine_tokens_total{model="other",type="cached"}`:                    74,
 		`grapevine_tokens_total{model="other",type="output"}`:                    11,
 		`grapevine_tokens_total{model="other",type="prompt"}`:                    250,
@@ -93,8 +91,7 @@ func TestMetricsCount(t *testing.T) {
 	}
 }
 
-// scrape returns the value of every series by its name and labels, as
-// Prometheus would read them, histogram buckets left out.
+// scrape returns the value of every series by name and labels, without histogram buckets.
 func scrape(t *testing.T, n *Node) map[string]float64 {
 	t.Helper()
 	w := httptest.NewRecorder()
@@ -132,8 +129,6 @@ func countSeries(t *testing.T, n *Node, prefix string) (count int) {
 	return count
 }
 
-// TestMetricsBounded: nothing that a client or an engine writes makes series
-// without end.
 func TestMetricsBounded(t *testing.T) {
 	n, err := New(testConfig("http://127.0.0.1:1"))
 	if err != nil {
@@ -195,14 +190,13 @@ func TestMetricsLint(t *testing.T) {
 	}
 }
 
-// TestMetricsCoverEveryKind: Pooling is the last kind there is.
+// TestMetricsCoverEveryKind: Pooling is the last kind.
 func TestMetricsCoverEveryKind(t *testing.T) {
 	if name := (prompt.Pooling + 1).String(); !strings.HasPrefix(name, "kind(") {
 		t.Errorf("%s comes after pooling: it has no series", name)
 	}
 }
 
-// TestMetricsStatuses: whatever an engine answers, a request is counted.
 func TestMetricsStatuses(t *testing.T) {
 	n, err := New(testConfig("http://127.0.0.1:1"))
 	if err != nil {

@@ -9,8 +9,6 @@ import (
 	"testing"
 )
 
-// TestMetricsListen: the address for collectors answers health and metrics to everyone,
-// with a token on the admin API too, and nothing else.
 func TestMetricsListen(t *testing.T) {
 	leakCheck(t)
 	cfg := testConfig("http://127.0.0.3:1")

@@ -9,32 +9,29 @@ import (
 )
 
 const (
-	// modelListFresh is how long one list is answered again: engines repeat theirs with
-	// another time of creation each.
+	// modelListFresh is how long an answer is reused; engines send new times of creation with every
+	// list.
 	modelListFresh = 3 * time.Second
-	// maxModelEntry bounds one entry of an engine's list that is kept as it came; of a
-	// longer one only the id is.
+	// maxModelEntry bounds an entry that is kept; else only its id is used.
 	maxModelEntry = 4 << 10
 )
 
-// listedModel is one entry of an engine's list, as it sent it.
 type listedModel struct {
 	id  string
 	raw json.RawMessage
-	by  *link // the engine that sent it; what another says of the same model is left out
+	by  *link // the sender; other engines' entries are ignored
 }
 
-// modelList is the answer to /v1/models, made of what the engines told and of what is
-// declared. Immutable.
+// modelList is an immutable answer to /v1/models.
 type modelList struct {
 	of    *roster
 	heard uint64
 	at    time.Time
-	page  []byte // nil: there are backends, and none has told
+	page  []byte // nil: there are backends, and no models are known
 	byID  map[string]json.RawMessage
 }
 
-// noteEntries keeps the entries of an engine's list. mu must be held.
+// noteEntries keeps the entries of an engine's list. f.mu must be held.
 func (f *fleet) noteEntries(u *upstream, list []listedModel) {
 	for _, m := range list {
 		was, known := f.entries[m.id]
@@ -46,8 +43,7 @@ func (f *fleet) noteEntries(u *upstream, list []listedModel) {
 	}
 }
 
-// modelsAnswer is the body that answers /v1/models, or with an id /v1/models/ID; nil if
-// nothing is known of it.
+// modelsAnswer is the body for /v1/models or /v1/models/ID; nil if unknown.
 func (f *fleet) modelsAnswer(id string) []byte {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -62,8 +58,7 @@ func (f *fleet) modelsAnswer(id string) []byte {
 	return l.byID[id]
 }
 
-// newModelList merges what is known of the models of all backends that are not down.
-// mu must be held.
+// newModelList merges the models of backends that are not down. f.mu must be held.
 func (f *fleet) newModelList() *modelList {
 	l := &modelList{of: f.roster(), heard: f.heard, at: time.Now(), byID: make(map[string]json.RawMessage)}
 	links, kept, told := make(map[*link]bool), make(map[string]bool), len(f.roster().list) == 0
@@ -100,14 +95,12 @@ func (f *fleet) newModelList() *modelList {
 	return l
 }
 
-// declaredModel is the entry of a model of which no engine has told more than its name.
 func declaredModel(id string) json.RawMessage {
 	text, _ := json.Marshal(map[string]any{"id": id, "object": "model", "created": 0, "owned_by": "grapevine"}) // cannot fail
 	return text
 }
 
-// modelPage is a list as one page: OpenAI's object, with the members that Anthropic's
-// clients page by.
+// modelPage is OpenAI's list with Anthropic's paging fields.
 func modelPage(ids []string, byID map[string]json.RawMessage) []byte {
 	page := struct {
 		Object  string            `json:"object"`
@@ -122,6 +115,6 @@ func modelPage(ids []string, byID map[string]json.RawMessage) []byte {
 	if n := len(ids); n > 0 {
 		page.FirstID, page.LastID = &ids[0], &ids[n-1]
 	}
-	text, _ := json.Marshal(page) // its entries were parsed
+	text, _ := json.Marshal(page)
 	return text
 }

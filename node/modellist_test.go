@@ -11,8 +11,6 @@ import (
 	"testing"
 )
 
-// TestModelListAsksNobody: the list of models is answered from what discovery has found, however many clients ask with
-// however many keys, and has the engines' own entries.
 func TestModelListAsksNobody(t *testing.T) {
 	var asked atomic.Int64
 	tell := func(list string) *httptest.Server {

@@ -1,10 +1,5 @@
-// Package node is one router as a value: configuration, wiring, lifecycle,
-// metrics and the admin API. New builds it and starts nothing, Start serves,
-// Stop drains and leaves nothing behind; any number of nodes live in one process.
-//
-// It decides nothing about a request: where one goes is proxy/policy, how it
-// gets there is proxy, what is known of caches is prefixtree. This package
-// joins them (wire.go) and is the only one that knows them all.
+// Package node is one router as a value: configuration, wiring, lifecycle, metrics and the admin
+// API. New builds it, Start serves, Stop drains and cleans up.
 package node
 
 import (
@@ -39,8 +34,8 @@ var (
 
 // Node is one router. Its methods are safe for concurrent use.
 type Node struct {
-	cfg     Config // as New got it
-	limits  limits // of cfg, as the machine allows them
+	cfg     Config
+	limits  limits // of cfg, reduced to what the machine allows
 	name    string
 	log     zerolog.Logger
 	hasher  *prefixtree.Hasher
@@ -48,36 +43,36 @@ type Node struct {
 	router  *policy.Router
 	proxy   *proxy.Proxy
 	metrics *metrics
-	cert    atomic.Pointer[tls.Certificate] // of the data port; nil: it speaks no TLS
+	cert    atomic.Pointer[tls.Certificate] // of the data port; nil without TLS
 
-	running  atomic.Pointer[Config] // cfg with what Reload has taken since; replaced, never written
+	running  atomic.Pointer[Config] // cfg plus what Reload applied; immutable
 	reloadMu sync.Mutex             // one Reload at a time
 
-	gossipCert atomic.Pointer[tls.Certificate] // the last good gossip_cert; nil: none is configured
+	gossipCert atomic.Pointer[tls.Certificate] // last valid gossip_cert; nil: none configured
 
-	checker    *checker                        // looks after the engines
-	sources    *sources                        // of backends
-	hot        *replicator                     // sees to hot prefixes
-	warmer     *warmer                         // has engines compute them beforehand; nil: not wanted
-	fleet      *fleet                          // what is known of the backends; makes the view
-	store      atomic.Pointer[raftstore.Store] // what the fleet agrees on; nil: not started
-	proposed   atomic.Bool                     // the configured backends were put to the fleet
-	refused    atomic.Bool                     // the fleet does not take them
-	said       chan struct{}                   // closed when one of the two is known; changes wait for it
-	adoptMu    sync.Mutex                      // serialises adopt
-	mesh       *gossip.Fleet                   // its port opens before the store; nil: alone
-	raftTimers raftstore.Timers                // tests only; zero: the defaults
-	met        atomic.Bool                     // gossip has heard of whoever it could reach at the start
-	knowledge  *knowledge                      // what is exchanged with other nodes; nil: alone
-	gossip     atomic.Pointer[gossip.Fleet]    // nil: alone, or not started
-	nameWait   time.Duration                   // see defaultNameWait
-	ready      readiness                       // /readyz
-	serving    atomic.Bool                     // everything runs, and nothing has been asked to stop
+	checker    *checker
+	sources    *sources
+	hot        *replicator                     // applies and, on the leader, sizes hot prefixes
+	warmer     *warmer                         // nil without hot_warm_up
+	fleet      *fleet                          // the backends; makes the view
+	store      atomic.Pointer[raftstore.Store] // the agreed state; nil: not started
+	proposed   atomic.Bool                     // the configured backends were proposed
+	refused    atomic.Bool                     // the fleet rejected them
+	said       chan struct{}                   // closed once proposed or refused is known
+	adoptMu    sync.Mutex
+	mesh       *gossip.Fleet                // opens before the store; nil without a fleet
+	raftTimers raftstore.Timers             // tests only; zero: defaults
+	met        atomic.Bool                  // gossip has tried the seeds
+	knowledge  *knowledge                   // nil without a fleet
+	gossip     atomic.Pointer[gossip.Fleet] // nil without a fleet, or not started
+	nameWait   time.Duration                // see defaultNameWait
+	ready      readiness
+	serving    atomic.Bool // started, and no stop requested
 
-	knowledgeTurns atomic.Uint64 // of gossip's loop; see Working
+	knowledgeTurns atomic.Uint64 // turns of gossip's loop; see Working
 
-	failed chan error   // a listener died; capacity 1
-	began  time.Time    // set by Start, before anything serves
+	failed chan error // a listener failed; capacity 1
+	began  time.Time
 	addr   atomic.Value // string: bound data address
 	admin  atomic.Value // string: bound admin address
 
@@ -99,8 +94,8 @@ const (
 	stopping
 )
 
-// New checks the configuration and builds a node that does nothing yet: no
-// listener, no goroutine. The error joins everything that is wrong.
+// New validates the configuration and builds a node without starting listeners or goroutines. The
+// error joins all mistakes.
 func New(cfg Config) (*Node, error) {
 	cfg.Backends, cfg.Rules = slices.Clone(cfg.Backends), slices.Clone(cfg.Rules)
 	if err := cfg.Validate("", nil); err != nil {
@@ -137,16 +132,15 @@ func New(cfg Config) (*Node, error) {
 	return n, nil
 }
 
-// buildRouting makes the hasher, the tree, the router and its first view.
 func (n *Node) buildRouting() error {
 	secret, err := n.cfg.secret()
 	if err != nil {
 		return err
 	}
 	if len(secret) == 0 {
-		// Alone, nobody else has to arrive at the same hashes.
+		// Without a fleet no other node needs the same hashes.
 		secret = make([]byte, 32)
-		rand.Read(secret) // never fails: it ends the program instead
+		rand.Read(secret) // never fails
 	}
 	if n.hasher, err = prefixtree.NewHasher(secret, n.cfg.BlockBytes); err != nil {
 		return fmt.Errorf("hasher: %w", err)
@@ -202,9 +196,8 @@ func (n *Node) buildRouting() error {
 	return nil
 }
 
-// assumedBytesPerToken turns a capacity in tokens into blocks before any usage
-// has been seen; English text and code have about four bytes a token. The
-// horizon that follows from it is only a first guess and is learned.
+// assumedBytesPerToken converts tokens to blocks for a first guess of the horizon, which the tree
+// then learns.
 const assumedBytesPerToken = 4
 
 func (n *Node) buildProxy() error {
@@ -230,11 +223,8 @@ func (n *Node) buildProxy() error {
 	return nil
 }
 
-// Start binds the listeners and serves. When it returns nil the node takes
-// traffic; it waits for no engine. In a fleet it asks for traffic (Ready) only
-// once it is warm, and fails with ErrRefused if the others do not take it. ctx
-// bounds the start only. After an error everything it began is undone, and the
-// node is stopped.
+// Start serves; it waits for no engine. In a fleet it returns ErrRefused if the fleet rejects the
+// node. ctx bounds the start only. After an error the node is stopped.
 func (n *Node) Start(ctx context.Context) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -254,8 +244,7 @@ func (n *Node) Start(ctx context.Context) error {
 	return nil
 }
 
-// start goes in this order so that the admin API can say "starting" from the
-// first moment, and so that unwinding it in reverse keeps it until the end.
+// start begins with the admin API, so that cleanup in reverse order ends it last.
 func (n *Node) start(ctx context.Context) error {
 	n.began = time.Now()
 	n.limits.warn(&n.cfg, n.log.With().Str("component", "node").Logger())
@@ -274,7 +263,7 @@ func (n *Node) start(ctx context.Context) error {
 			return fmt.Errorf("listen: %w", err)
 		}
 	}
-	// Serve closes the listener; until it runs this is ours to undo.
+	// Serve closes the listener; until it runs, the cleanup must.
 	n.cleanups.push("listener", func(context.Context) error {
 		if err := ln.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
 			return err
@@ -299,7 +288,7 @@ func (n *Node) start(ctx context.Context) error {
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
-		// ErrClosed: a Stop was faster than this goroutine.
+		// ErrClosed: Stop came before this goroutine.
 		if err := n.proxy.Serve(ln); err != nil && !errors.Is(err, proxy.ErrClosed) {
 			n.fail(fmt.Errorf("proxy: %w", err))
 		}
@@ -322,7 +311,6 @@ func (n *Node) start(ctx context.Context) error {
 	return nil
 }
 
-// startDiscovery asks engines about themselves until the node stops.
 func (n *Node) startDiscovery() {
 	ctx, cancel := context.WithCancel(context.Background())
 	var loops sync.WaitGroup
@@ -340,8 +328,8 @@ func (n *Node) startDiscovery() {
 	})
 }
 
-// Drain makes /readyz answer 503 and goes on serving for grace, or until ctx
-// ends, so that a balancer notices before anything is refused. Stop follows.
+// Drain makes /readyz answer 503 and serves for grace, so that load balancers react. Call Stop
+// next.
 func (n *Node) Drain(ctx context.Context, grace time.Duration) {
 	n.endReadiness("draining")
 	n.log.Info().Str("component", "node").Str("event", EventDrainStarted).Float64("grace_s", grace.Seconds()).Msg("draining")
@@ -356,7 +344,6 @@ func (n *Node) Drain(ctx context.Context, grace time.Duration) {
 	}
 }
 
-// endReadiness has the node ask for no traffic any more, for good.
 func (n *Node) endReadiness(reason string) {
 	if n.Ready() {
 		n.log.Info().Str("component", "node").Str("event", EventNotReady).Str("reason", reason).Msg("not ready")
@@ -364,10 +351,8 @@ func (n *Node) endReadiness(reason string) {
 	n.ready.drain(reason)
 }
 
-// Stop drains and ends the node: not ready, `Connection: close`, running
-// requests to their end or until ctx is done, then cut. It is idempotent:
-// later and concurrent calls wait for the first, or for their own ctx, and
-// return the same error. A node that was never started is stopped by it too.
+// Stop lets running requests finish until ctx ends, then cuts them. It is idempotent; later calls
+// wait for the first or their own ctx. It also ends a node that was never started.
 func (n *Node) Stop(ctx context.Context) error {
 	n.mu.Lock()
 	first := n.state != stopping
@@ -375,7 +360,7 @@ func (n *Node) Stop(ctx context.Context) error {
 	n.mu.Unlock()
 	if first {
 		n.serving.Store(false)
-		// No Start can run any more, so the stack and the readiness are ours.
+		// No Start can run any more, so no lock is needed.
 		n.endReadiness("stopping")
 		n.stopErr = n.cleanups.unwind(ctx)
 		close(n.stopped)
@@ -390,32 +375,28 @@ func (n *Node) Stop(ctx context.Context) error {
 	}
 }
 
-// Failed delivers the error of a listener that ended by itself. The node is
-// still to be stopped then.
+// Failed delivers the error of a failed listener. The caller must still call Stop.
 func (n *Node) Failed() <-chan error { return n.failed }
 
 func (n *Node) fail(err error) {
 	n.log.Error().Str("component", "node").Err(err).Msg("listener failed")
 	select {
 	case n.failed <- err:
-	default: // the first failure is the one that counts
+	default:
 	}
 }
 
-// Name is the node's name in headers, logs and status.
+// Name is the node's name.
 func (n *Node) Name() string { return n.name }
 
-// Addr is the bound data address, "" before Start.
 func (n *Node) Addr() string { s, _ := n.addr.Load().(string); return s }
 
-// AdminAddr is the bound admin address, "" before Start.
 func (n *Node) AdminAddr() string { s, _ := n.admin.Load().(string); return s }
 
-// Ready says whether the node asks for traffic.
+// Ready says whether /readyz answers that the node wants traffic.
 func (n *Node) Ready() bool {
 	ready, _ := n.ready.get()
 	return ready
 }
 
-// now is the clock of everything that takes time as a parameter.
 func now() prefixtree.Time { return prefixtree.Time(time.Now().UnixMilli()) }

@@ -20,37 +20,33 @@ import (
 	"grapevine/raftstore"
 )
 
-// testConfig is a node on loopback ports of its own, quick to drain.
 func testConfig(urls ...string) Config {
 	c := Default()
 	c.Listen, c.Admin, c.NodeName = "127.0.0.1:0", "127.0.0.1:0", "test"
 	c.DrainGrace, c.DrainClose = 0, 0
 	c.Log = zerolog.Nop()
-	c.ResponseHeaders = "all" // which the tests read
-	c.ProbePath = noProbes    // most of these engines are asked nothing that is not counted
+	c.ResponseHeaders = "all"
+	c.ProbePath = noProbes
 	for _, u := range urls {
 		c.Backends = append(c.Backends, Backend{URL: u})
 	}
 	return c
 }
 
-// patientChange is how long a change may take in tests that expect it to be
-// taken: on a busy machine even a leader alone may need more than the 2 s that
-// operators wait.
+// patientChange is the time limit for changes in tests, since a busy machine may need more than the
+// 2 s of production.
 const patientChange = 50 * time.Second
 
-// patientRaft keeps leaders in office on a machine that gives a process no
-// processor for half a second, and disks good that take seconds.
+// patientRaft keeps leaders in office on a machine that stalls for half a second, and tolerates
+// slow disks.
 var patientRaft = raftstore.Timers{Heartbeat: 700 * time.Millisecond, Lease: 700 * time.Millisecond, Write: 20 * time.Second}
 
-// startNode starts a node that the test stops at its end. Its changes are patient.
 func startNode(t *testing.T, cfg Config) *Node {
 	t.Helper()
 	return startNodeWithin(t, cfg, patientChange)
 }
 
-// startNodeWithin is startNode with the time that a change may take; 0 is what
-// it takes in production.
+// startNodeWithin is startNode with a time limit for changes; 0 is that of production.
 func startNodeWithin(t *testing.T, cfg Config, change time.Duration) *Node {
 	t.Helper()
 	n, err := New(cfg)
@@ -75,7 +71,6 @@ func stopNode(t *testing.T, n *Node) {
 	}
 }
 
-// TestMain fails if the tests have left a goroutine behind.
 func TestMain(m *testing.M) {
 	before := goleak.IgnoreCurrent()
 	code := m.Run()
@@ -88,9 +83,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// leakCheck fails the test if it leaves a goroutine behind. Called first, it
-// runs after every other cleanup. Not for parallel tests, of which TestMain
-// checks all at once.
+// leakCheck fails the test if it leaves a goroutine behind. It must be called first, so that it
+// runs after all other cleanups, and not in parallel tests, which TestMain checks.
 func leakCheck(t *testing.T) {
 	t.Helper()
 	before := goleak.IgnoreCurrent()
@@ -101,13 +95,12 @@ func leakCheck(t *testing.T) {
 	})
 }
 
-// leaked waits until only the goroutines of before are left, or says which others are.
 func leaked(before goleak.Option) (err error) {
 	http.DefaultClient.CloseIdleConnections()
-	// memberlist's goroutines end up to a second after it has been shut down.
+	// memberlist's goroutines end up to a second after its shutdown.
 	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); {
 		err = goleak.Find(before,
-			// The process's one clock of fasthttp, begun by its first answer.
+			// fasthttp starts one clock per process.
 			goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.updateServerDate.func1"))
 		if err == nil {
 			return nil
@@ -116,7 +109,6 @@ func leaked(before goleak.Option) (err error) {
 	return err
 }
 
-// eventually polls until ok or a deadline that no healthy run comes near.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(2 * time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
@@ -130,7 +122,6 @@ func chatBody(model, text string) string {
 	return fmt.Sprintf(`{"model":%q,"messages":[{"role":"user","content":%q}]}`, model, text)
 }
 
-// chat sends one request and returns status, answering backend and body.
 func chat(t *testing.T, n *Node, body string) (int, string, string) {
 	t.Helper()
 	resp, err := http.Post("http://"+n.Addr()+"/v1/chat/completions", "application/json", strings.NewReader(body))
@@ -209,7 +200,7 @@ func TestStartServeStop(t *testing.T) {
 			t.Errorf("%s still accepts", addr)
 		}
 	}
-	// The cleanup of startNode stops it a second time.
+	// startNode's cleanup stops it a second time.
 }
 
 func TestStartTwice(t *testing.T) {
@@ -242,7 +233,6 @@ func TestStopConcurrently(t *testing.T) {
 	wg.Wait()
 }
 
-// TestStopRacesStart: whichever comes first, nothing is left behind.
 func TestStopRacesStart(t *testing.T) {
 	leakCheck(t)
 	for range 20 {
@@ -295,7 +285,6 @@ func TestFailedStartUnwinds(t *testing.T) {
 	}
 }
 
-// TestTwoNodes finds what two nodes of one process would share by mistake.
 func TestTwoNodes(t *testing.T) {
 	leakCheck(t)
 	a, b := newFakeEngine(t, "m"), newFakeEngine(t, "m")
@@ -319,14 +308,13 @@ func TestTwoNodes(t *testing.T) {
 	}
 }
 
-// TestUnreachableBackends: a start waits for no engine, and a dead one costs
-// no client an error while another lives.
+// TestUnreachableBackends: a start waits for no engine, and dead engines cost no client an error.
 func TestUnreachableBackends(t *testing.T) {
 	leakCheck(t)
-	const dead = "http://127.0.0.1:1" // nobody who asks for a port is given this one
+	const dead = "http://127.0.0.1:1"
 	e := newFakeEngine(t, "m")
 	began := time.Now()
-	n := startNode(t, testConfig(dead, e.URL, "http://192.0.2.1:1")) // the last is a black hole
+	n := startNode(t, testConfig(dead, e.URL, "http://192.0.2.1:1")) // the last drops packets
 	if took := time.Since(began); took > 2*time.Second {
 		t.Fatalf("the start took %v", took)
 	}
@@ -341,8 +329,6 @@ func TestUnreachableBackends(t *testing.T) {
 	}
 }
 
-// TestDrain follows a request through a drain: it ends well, the balancer is
-// told first, and nothing new gets in.
 func TestDrain(t *testing.T) {
 	leakCheck(t)
 	e := newFakeEngine(t, "m")
@@ -398,7 +384,6 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// TestForcedStop: when the context ends, what still runs is cut, and Stop returns.
 func TestForcedStop(t *testing.T) {
 	leakCheck(t)
 	e := newFakeEngine(t, "m")
@@ -427,7 +412,7 @@ func TestForcedStop(t *testing.T) {
 		t.Fatal("Stop did not return")
 	}
 	<-ended
-	// startNode's own cleanup would report the forced end as an error.
+	// startNode's cleanup would report the forced end.
 	n.stopErr = nil
 }
 

@@ -14,29 +14,26 @@ import (
 	"grapevine/prefixtree"
 )
 
-// FleetStatus is what /status says of the fleet: one node's view of it.
+// FleetStatus is the fleet's part of /status.
 type FleetStatus struct {
-	Nodes          int     `json:"nodes"`         // alive, this one included
-	WarmFraction   float64 `json:"warm_fraction"` // of what the others knew when this node came, 0 to 1
-	StalenessMS    float64 `json:"staleness_ms"`  // how late what the others did is known here
+	Nodes          int     `json:"nodes"`         // alive, including this one
+	WarmFraction   float64 `json:"warm_fraction"` // of the snapshot at the start, 0 to 1
+	StalenessMS    float64 `json:"staleness_ms"`  // age of peers' actions when known here
 	BlindDecisions uint64  `json:"blind_decisions"`
-	Incomplete     int     `json:"incomplete"` // peers whose news lacks a part here, until a snapshot brings it
-	Refused        uint64  `json:"refused"`    // attempts of nodes that were turned away
+	Incomplete     int     `json:"incomplete"` // peers with missing batches
+	Refused        uint64  `json:"refused"`    // rejected join attempts
 }
 
 // NodeList is the answer of /nodes.
 type NodeList struct {
-	// Nodes are this one, then the others by name, those that failed or left
-	// lately included.
+	// Nodes are this node, then peers by name, recently departed ones included.
 	Nodes []NodeStatus `json:"nodes"`
-	// Seeds is how the last attempt went to join each address of join, each
-	// member that failed lately, and who else was heard of.
-	Seeds []SeedStatus `json:"seeds"`
-	// Refusals are nodes that were turned away lately.
+	// Seeds are the outcomes of the last join attempts, by address.
+	Seeds    []SeedStatus    `json:"seeds"`
 	Refusals []RefusalStatus `json:"refusals"`
 }
 
-// NodeStatus is what one node knows of another, or of itself.
+// NodeStatus describes this node or a peer.
 type NodeStatus struct {
 	Name          string  `json:"name"`
 	Self          bool    `json:"self"`
@@ -47,19 +44,19 @@ type NodeStatus struct {
 	Admin         string  `json:"admin"`
 	Version       string  `json:"version"`
 	StartedMS     uint64  `json:"started_ms"` // Unix milliseconds
-	Connected     bool    `json:"connected"`  // its news comes in
+	Connected     bool    `json:"connected"`
 	LagMS         float64 `json:"lag_ms"`
 	RTTMS         float64 `json:"rtt_ms"`
-	OffsetMS      float64 `json:"offset_ms"`  // to add to its clock to have this node's
-	Subscribed    bool    `json:"subscribed"` // it takes this node's news
+	OffsetMS      float64 `json:"offset_ms"`  // added to its clock, gives this node's
+	Subscribed    bool    `json:"subscribed"` // it receives this node's news
 	Behind        uint64  `json:"behind"`     // batches not yet sent to it
-	Missed        uint64  `json:"missed"`     // its batches that came too late to be resumed: a snapshot replaced them
+	Missed        uint64  `json:"missed"`     // its batches too old to resume, replaced by a snapshot
 	ReceivedBytes uint64  `json:"received_bytes"`
 	SentBytes     uint64  `json:"sent_bytes"`
 	LastError     string  `json:"last_error,omitempty"`
 }
 
-// SeedStatus is the outcome of the last attempt to join by one address.
+// SeedStatus is the last attempt to join through one address.
 type SeedStatus struct {
 	Seed  string  `json:"seed"`
 	Addr  string  `json:"addr"`
@@ -67,12 +64,12 @@ type SeedStatus struct {
 	Error string  `json:"error,omitempty"`
 }
 
-// RefusalStatus is a node that was turned away, and why.
+// RefusalStatus is a rejected node and the reason.
 type RefusalStatus struct {
 	Name  string  `json:"name"`
 	Addr  string  `json:"addr"`
 	AgeS  float64 `json:"age_s"`
-	Count int     `json:"count"` // in a row
+	Count int     `json:"count"`
 	Error string  `json:"error"`
 }
 
@@ -82,19 +79,17 @@ type GossipStatus struct {
 	Stats  gossip.Stats          `json:"stats"`
 	Outbox OutboxStatus          `json:"outbox"`
 	Peers  map[string]PeerStatus `json:"peers"`
-	// Process is this node's incarnation, Position the sequence of its next
-	// batch. A peer knows all that this node published when the peer's entry
-	// for it has the same two numbers and is not incomplete.
+	// Process is this node's incarnation, Position the number of its next batch. A peer whose entry
+	// for this node shows the same two, and is not incomplete, has all of this node's news.
 	Process  uint64 `json:"process"`
 	Position uint64 `json:"position"`
-	// Facts is the digest of all that the tree holds now, with ?facts=1: it
-	// takes a scan.
+	// Facts is only set with ?facts=1, because it takes a scan.
 	Facts    *FactsStatus `json:"facts,omitempty"`
-	Unknown  uint64       `json:"unknown"`   // loads and claims about unlisted backends that no number was left for
-	BadState uint64       `json:"bad_state"` // state blobs that could not be read
+	Unknown  uint64       `json:"unknown"`   // about unlisted backends without a free number
+	BadState uint64       `json:"bad_state"` // malformed blobs
 }
 
-// OutboxStatus is what happened to this node's own news.
+// OutboxStatus counts this node's own news, in records.
 type OutboxStatus struct {
 	Pending     int    `json:"pending"`
 	Sent        uint64 `json:"sent"`
@@ -104,41 +99,37 @@ type OutboxStatus struct {
 	Unnamed     uint64 `json:"unnamed"`
 }
 
-// PeerStatus counts what came from one node, in records but where it says otherwise.
+// PeerStatus counts what arrived from a peer, in records unless a name says otherwise.
 type PeerStatus struct {
 	LagMS         float64 `json:"lag_ms"`
 	Received      uint64  `json:"received"`
 	Applied       uint64  `json:"applied"`
-	News          uint64  `json:"news"` // changed something here
+	News          uint64  `json:"news"` // changed the tree
 	Dropped       uint64  `json:"dropped"`
-	Unknown       uint64  `json:"unknown"`    // of unlisted backends that no number was left for
-	Process       uint64  `json:"process"`    // incarnation that position is about
-	Position      uint64  `json:"position"`   // sequence of its next batch to be applied here
-	Incomplete    bool    `json:"incomplete"` // batches below position are missing, until a snapshot is taken
+	Unknown       uint64  `json:"unknown"`    // no free number
+	Process       uint64  `json:"process"`    // incarnation that Position belongs to
+	Position      uint64  `json:"position"`   // next batch to apply
+	Incomplete    bool    `json:"incomplete"` // batches below Position are missing
 	MissedBatches uint64  `json:"missed_batches"`
-	Violations    uint64  `json:"violations"` // streams closed because of what it sent
+	Violations    uint64  `json:"violations"` // streams closed because of invalid data
 	Connects      uint64  `json:"connects"`
 	ReceivedBytes uint64  `json:"received_bytes"`
 	SentBytes     uint64  `json:"sent_bytes"`
 }
 
-// FactsStatus is the digest of live facts about engines; trees that agree have
-// equal ones.
+// FactsStatus is the digest of live facts about engines; equal trees have equal digests.
 type FactsStatus struct {
 	Count uint64 `json:"count"`
 	XOR   string `json:"xor"`
-	// Backends are the same of each engine that has any, by the key of its name
-	// (prefixtree.BackendKey) in hexadecimal.
+	// Backends is by prefixtree.BackendKey in hexadecimal.
 	Backends map[string]FactsOf `json:"backends"`
 }
 
-// FactsOf is the digest of the live facts about one engine.
 type FactsOf struct {
 	Count uint64 `json:"count"`
 	XOR   string `json:"xor"`
 }
 
-// fleetStatus returns what /status says of the fleet, nil for a node without one.
 func (n *Node) fleetStatus() *FleetStatus {
 	g := n.gossip.Load()
 	if g == nil {
@@ -151,7 +142,6 @@ func (n *Node) fleetStatus() *FleetStatus {
 	}
 }
 
-// incomplete counts the living peers of which batches are missing here.
 func incomplete(peers []gossip.Peer) (count int) {
 	for i := range peers {
 		if peers[i].Incomplete && peers[i].State == member.StateAlive {
@@ -161,7 +151,7 @@ func incomplete(peers []gossip.Peer) (count int) {
 	return count
 }
 
-// NodeList returns the fleet as this node sees it; a node without one lists itself.
+// NodeList is the fleet as this node sees it.
 func (n *Node) NodeList() *NodeList {
 	self := NodeStatus{
 		Name: n.name, Self: true, State: member.StateAlive.String(), Data: n.Addr(), Admin: n.AdminAddr(), Version: n.cfg.Version,
@@ -204,7 +194,7 @@ func nodeStatus(p *gossip.Peer) NodeStatus {
 	}
 }
 
-// GossipStatus returns the counters of the exchange, nil for a node without a fleet.
+// GossipStatus returns the counters of gossip, nil without a fleet.
 func (n *Node) GossipStatus() *GossipStatus {
 	g := n.gossip.Load()
 	if g == nil {
@@ -237,7 +227,6 @@ func factsStatus(backends map[uint32]prefixtree.FactSum) *FactsStatus {
 	return s
 }
 
-// serveGossip answers GET /gossip.
 func (n *Node) serveGossip(w http.ResponseWriter, r *http.Request) {
 	s := n.GossipStatus()
 	if s == nil {
@@ -250,10 +239,8 @@ func (n *Node) serveGossip(w http.ResponseWriter, r *http.Request) {
 	answer(w, s)
 }
 
-// milliseconds to the microsecond.
 func milliseconds(d time.Duration) float64 { return math.Round(float64(d)/1e3) / 1e3 }
 
-// ageS is how long ago t was, in seconds; 0 for never.
 func ageS(t time.Time) float64 {
 	if t.IsZero() {
 		return 0

@@ -21,7 +21,6 @@ import (
 	"grapevine/node/health"
 )
 
-// document is docs/openapi.yaml.
 type document map[string]any
 
 func readDocument(t *testing.T) document {
@@ -30,14 +29,13 @@ func readDocument(t *testing.T) document {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var d map[string]any // of this type all the way down
+	var d map[string]any
 	if err := yaml.Unmarshal(text, &d); err != nil {
 		t.Fatal(err)
 	}
 	return d
 }
 
-// at follows keys from the top.
 func (d document) at(keys ...string) any {
 	var v any = map[string]any(d)
 	for _, k := range keys {
@@ -47,7 +45,6 @@ func (d document) at(keys ...string) any {
 	return v
 }
 
-// resolve follows a reference, if v is one.
 func (d document) resolve(t *testing.T, v any) map[string]any {
 	t.Helper()
 	m, _ := v.(map[string]any)
@@ -62,7 +59,6 @@ func (d document) resolve(t *testing.T, v any) map[string]any {
 	return m
 }
 
-// operations are the paths and methods of the document: "GET /status" and so on.
 func (d document) operations(t *testing.T) map[string]map[string]any {
 	t.Helper()
 	ops := make(map[string]map[string]any)
@@ -74,8 +70,8 @@ func (d document) operations(t *testing.T) map[string]map[string]any {
 	return ops
 }
 
-// check holds a value, as JSON decodes it, against a schema. It knows the words
-// that the document uses, and refuses others.
+// check validates a decoded JSON value against a schema; it rejects schema keywords that it does
+// not know.
 func (d document) check(t *testing.T, schema any, v any, place string) (wrong []string) {
 	t.Helper()
 	s := d.resolve(t, schema)
@@ -157,7 +153,6 @@ func (d document) checkObject(t *testing.T, s map[string]any, v any, place strin
 	return wrong
 }
 
-// parameters are the names of an operation's query parameters.
 func (d document) parameters(t *testing.T, op map[string]any) (names []string) {
 	t.Helper()
 	list, _ := op["parameters"].([]any)
@@ -169,11 +164,8 @@ func (d document) parameters(t *testing.T, op map[string]any) (names []string) {
 	return names
 }
 
-// operating are the paths by which things are changed.
 var operating = []string{" /backends", " /rules", " /raft", " /prefixes"}
 
-// TestOpenAPINamesEveryPath: the document has every path and method that there
-// is, and no other.
 func TestOpenAPINamesEveryPath(t *testing.T) {
 	n, err := New(testConfig())
 	if err != nil {
@@ -189,9 +181,8 @@ func TestOpenAPINamesEveryPath(t *testing.T) {
 	}
 }
 
-// TestOpenAPIHolds: every operation takes the example that the document gives,
-// refuses fields that the document does not have where it says so, and answers
-// what the document says.
+// TestOpenAPIHolds: each operation accepts its documented example, rejects undocumented fields and
+// answers as documented.
 func TestOpenAPIHolds(t *testing.T) {
 	t.Parallel()
 	d := readDocument(t)
@@ -247,7 +238,7 @@ func TestOpenAPIHolds(t *testing.T) {
 		query := ""
 		switch op {
 		case "POST /backends":
-			query = "?force=true" // nobody answers at the example's URLs
+			query = "?force=true"
 		case "DELETE /backends":
 			query = "?name=gpu8"
 		}
@@ -267,7 +258,6 @@ func TestOpenAPIHolds(t *testing.T) {
 		}
 		d.checkAnswer(t, op, ops[op], status, text)
 	}
-	// Refusals are answers too.
 	for op, tc := range map[string]struct {
 		query string
 		body  any
@@ -287,8 +277,6 @@ func TestOpenAPIHolds(t *testing.T) {
 	}
 }
 
-// TestOpenAPINamesReservedReasons: the document quotes the beginnings that the API refuses
-// in the reason of a change, the space included.
 func TestOpenAPINamesReservedReasons(t *testing.T) {
 	t.Parallel()
 	patch := readDocument(t).at("paths", "/backends", "patch", "requestBody", "content", "application/json", "schema", "properties", "reason", "description")
@@ -299,7 +287,6 @@ func TestOpenAPINamesReservedReasons(t *testing.T) {
 	}
 }
 
-// checkAnswer holds an answer against what the document says of its status.
 func (d document) checkAnswer(t *testing.T, op string, spec map[string]any, status int, text string) {
 	t.Helper()
 	responses := spec["responses"].(map[string]any)
@@ -315,7 +302,7 @@ func (d document) checkAnswer(t *testing.T, op string, spec map[string]any, stat
 	}
 	media, ok := d.resolve(t, response)["content"].(map[string]any)["application/json"].(map[string]any)
 	if !ok {
-		return // text
+		return
 	}
 	var v any
 	if err := json.Unmarshal([]byte(text), &v); err != nil {
@@ -327,7 +314,7 @@ func (d document) checkAnswer(t *testing.T, op string, spec map[string]any, stat
 	}
 }
 
-// generic is a value of YAML as JSON decodes it.
+// generic converts a YAML value to what JSON would decode.
 func generic(t *testing.T, v any) (out any) {
 	t.Helper()
 	text, err := json.Marshal(v)
@@ -340,8 +327,7 @@ func generic(t *testing.T, v any) (out any) {
 	return out
 }
 
-// TestOpenAPISaysWhoMayAsk: with a token every operation but the open ones needs it;
-// without one a request from another machine is answered exactly where the document
+// TestOpenAPISaysWhoMayAsk: operations need a token or a local client exactly where the document
 // says so.
 func TestOpenAPISaysWhoMayAsk(t *testing.T) {
 	t.Parallel()
@@ -398,7 +384,6 @@ func TestOpenAPISaysWhoMayAsk(t *testing.T) {
 	}
 }
 
-// statuses are those of refusals, with what they mean.
 func (d document) statuses(t *testing.T) map[string]any {
 	t.Helper()
 	m, ok := d.at("components", "responses", "Refusal", "x-statuses").(map[string]any)
@@ -408,11 +393,9 @@ func (d document) statuses(t *testing.T) map[string]any {
 	return m
 }
 
-// refusing finds the statuses that the package's source refuses with.
 var refusing = regexp.MustCompile(`(?:status: ?|status, r\.Remedy = |r\.status = |refuse\(w, |http\.Error\(w, .*, )http\.Status(\w+)`)
 
-// TestOpenAPINamesEveryStatus: the document tells what every status means that a
-// refusal can have, and of no other.
+// TestOpenAPINamesEveryStatus: the document explains exactly the statuses that refusals use.
 func TestOpenAPINamesEveryStatus(t *testing.T) {
 	t.Parallel()
 	codes := make(map[string]string)
@@ -423,7 +406,7 @@ func TestOpenAPINamesEveryStatus(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	used := map[string]any{fmt.Sprint(http.StatusMethodNotAllowed): nil} // the mux's own; its 404 is used here too
+	used := map[string]any{fmt.Sprint(http.StatusMethodNotAllowed): nil} // 405 comes from the mux
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {

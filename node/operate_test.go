@@ -16,9 +16,8 @@ var update = flag.Bool("update", false, "write the generated parts of docs/opera
 
 const operateFile = "../docs/operate.md"
 
-// TestOperateReference holds the tables of docs/operate.md against the code:
-// the settings against Config, the events against Events, the metrics against a node that has served. It
-// is also the golden test of the metrics' names, types and labels.
+// TestOperateReference compares the tables of docs/operate.md with Config, Events and the metrics
+// of a node; it is also the golden test of metric names, types and labels.
 func TestOperateReference(t *testing.T) {
 	text, err := os.ReadFile(operateFile)
 	if err != nil {
@@ -49,7 +48,6 @@ func TestOperateReference(t *testing.T) {
 	t.Error("to write it: go test ./node -run TestOperateReference -update")
 }
 
-// replaceSection puts content between the markers of a section.
 func replaceSection(t *testing.T, text []byte, name, content string) []byte {
 	t.Helper()
 	open, shut := []byte("<!-- "+name+": "), []byte("<!-- /"+name+" -->")
@@ -88,8 +86,6 @@ func eventsTable() string {
 	return b.String()
 }
 
-// metricsTable lists what a node exports of its own after it has seen each
-// thing it counts.
 func metricsTable(t *testing.T) string {
 	t.Helper()
 	n, err := New(testConfig("http://127.0.0.1:1"))
@@ -113,7 +109,7 @@ func metricsTable(t *testing.T) string {
 			t.Errorf("%s does not carry the prefix", name)
 		}
 		if strings.HasPrefix(name, "grapevine_go_") || strings.HasPrefix(name, "grapevine_process_") {
-			continue // the runtime's, under names that its version decides
+			continue // named by the runtime's version
 		}
 		var names []string
 		for _, m := range f.GetMetric() {

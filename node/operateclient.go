@@ -8,8 +8,7 @@ import (
 	"net/url"
 )
 
-// AddBackends adds all of the backends to the fleet, or none. Unless force is
-// set their engines must answer.
+// AddBackends adds all backends or none. Unless force is set, their engines must answer.
 func (c *Client) AddBackends(ctx context.Context, backends []NewBackend, force bool) (*Changed, error) {
 	path := "/backends"
 	if force {
@@ -20,9 +19,8 @@ func (c *Client) AddBackends(ctx context.Context, backends []NewBackend, force b
 	}{backends})
 }
 
-// SetBackendState drains or resumes all of the backends, or none; action is
-// drain, resume, down or up. It refuses to drain or take down the last active engines of
-// the fleet or of a model unless the client is Forced.
+// SetBackendState changes all backends or none; action is drain, resume, down or up. Only a Forced
+// client may leave the fleet or a model without an active engine.
 func (c *Client) SetBackendState(ctx context.Context, names []string, action, reason string) (*Changed, error) {
 	path := "/backends"
 	if c.force {
@@ -31,8 +29,8 @@ func (c *Client) SetBackendState(ctx context.Context, names []string, action, re
 	return send[Changed](ctx, c, http.MethodPatch, path, stateChange{Names: names, Action: action, Reason: reason})
 }
 
-// RemoveBackends takes all of the backends out of the fleet, or none. The last active
-// engines of the fleet or of a model go only if the client is Forced.
+// RemoveBackends removes all backends or none. Only a Forced client may leave the fleet or a model
+// without an active engine.
 func (c *Client) RemoveBackends(ctx context.Context, names []string) (*Changed, error) {
 	query := url.Values{"name": names}
 	if c.force {
@@ -42,20 +40,20 @@ func (c *Client) RemoveBackends(ctx context.Context, names []string) (*Changed, 
 	return done, c.ask(ctx, http.MethodDelete, "/backends?"+query.Encode(), nil, nil, done)
 }
 
-// CurrentBackends is Backends with every change that was confirmed anywhere before.
+// CurrentBackends is Backends with every change confirmed before on any node.
 func (c *Client) CurrentBackends(ctx context.Context) (*BackendList, error) {
 	l := new(BackendList)
 	return l, c.ask(ctx, http.MethodGet, "/backends?consistent=true", nil, nil, l)
 }
 
-// Rules returns the routing rules that the router goes by.
+// Rules returns the routing rules in force on the router.
 func (c *Client) Rules(ctx context.Context) (*RuleSet, error) {
 	r := new(RuleSet)
 	return r, c.ask(ctx, http.MethodGet, "/rules", nil, nil, r)
 }
 
-// ApplyRules makes a text the routing rules of the fleet or, dry, says what
-// would change. ifVersion, if not nil, must be the version that is replaced.
+// ApplyRules replaces the fleet's rules or, if dry, returns the change. ifVersion, if not nil, is
+// the version to replace.
 func (c *Client) ApplyRules(ctx context.Context, text string, ifVersion *uint64, dry bool) (*RuleChange, error) {
 	path := "/rules"
 	if dry {
@@ -64,32 +62,29 @@ func (c *Client) ApplyRules(ctx context.Context, text string, ifVersion *uint64,
 	return send[RuleChange](ctx, c, http.MethodPut, path, rulesRequest{Text: text, IfVersion: ifVersion})
 }
 
-// Raft returns the group of nodes that agree, as the router sees it.
+// Raft returns the raft group as the router sees it.
 func (c *Client) Raft(ctx context.Context) (*RaftStatus, error) {
 	s := new(RaftStatus)
 	return s, c.ask(ctx, http.MethodGet, "/raft", nil, nil, s)
 }
 
-// TransferLeadership makes a voter, by name or raft id, the leader; "" is the
-// most advanced one.
+// TransferLeadership makes a voter (name or raft id) the leader; "" is the most advanced one.
 func (c *Client) TransferLeadership(ctx context.Context, to string) (*RaftStatus, error) {
 	return send[RaftStatus](ctx, c, http.MethodPost, "/raft/transfer", transferRequest{To: to})
 }
 
-// Prefixes returns the hot prefixes.
 func (c *Client) Prefixes(ctx context.Context) (*PrefixList, error) {
 	l := new(PrefixList)
 	return l, c.ask(ctx, http.MethodGet, "/prefixes", nil, nil, l)
 }
 
-// SwitchPrefixes turns the replication of hot prefixes on or off, for the fleet.
+// SwitchPrefixes turns hot prefix replication on or off for the fleet.
 func (c *Client) SwitchPrefixes(ctx context.Context, on bool) (*Changed, error) {
 	return send[Changed](ctx, c, http.MethodPatch, "/prefixes", struct {
 		Enabled bool `json:"enabled"`
 	}{on})
 }
 
-// send sends a body and reads the answer.
 func send[T any](ctx context.Context, c *Client, method, path string, body any) (*T, error) {
 	text, err := json.Marshal(body)
 	if err != nil {

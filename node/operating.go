@@ -10,19 +10,17 @@ import (
 	"grapevine/raftstore"
 )
 
-// RuleSet is the answer of GET /rules.
 type RuleSet struct {
-	// Source is "fleet" for rules that were applied to the whole fleet, or
-	// "configuration" for this node's own, which hold until there are any, and where
-	// the fleet's are of a later release that this one cannot read.
+	// Source is "fleet", or "configuration" for this node's own rules, which are in force while the
+	// fleet has none that this release can read.
 	Source  string `json:"source"`
-	Version uint64 `json:"version"` // of the fleet's rules; 0: none were ever applied
+	Version uint64 `json:"version"` // of the fleet's rules; 0: none yet
 	Text    string `json:"text"`    // as applied; empty for a node's own
-	// Rules in order: the first that matches wins.
+	// The first matching rule wins.
 	Rules []RuleStatus `json:"rules"`
 }
 
-// RuleStatus is a rule as JSON has it, under the keys that it has in YAML.
+// RuleStatus is one rule, with the keys of the YAML form.
 type RuleStatus struct {
 	Model       string `json:"model,omitempty"`
 	Path        string `json:"path,omitempty"`
@@ -31,25 +29,23 @@ type RuleStatus struct {
 	Strategy    string `json:"strategy"`
 }
 
-// RuleChange is the answer of PUT /rules.
 type RuleChange struct {
 	Changed
 	DryRun bool `json:"dry_run"`
-	// Difference is how the text changes, line by line: "-" goes, "+" comes.
+	// Difference is the change by line, with "-" and "+".
 	Difference string `json:"difference"`
 }
 
-// rulesRequest is the body of PUT /rules.
 type rulesRequest struct {
 	Text string `json:"text"`
-	// IfVersion, if given, must be the version of the rules that are replaced.
+	// IfVersion, if given, is the version to replace.
 	IfVersion *uint64 `json:"if_version,omitempty"`
 }
 
-// Rules returns the routing rules that this node goes by now.
+// Rules returns the routing rules in force on this node.
 func (n *Node) Rules() *RuleSet {
 	set := &RuleSet{Source: "configuration", Rules: []RuleStatus{}}
-	now := n.fleet.roster() // not the store's state: that is there before it is in force
+	now := n.fleet.roster() // the store's state may be newer than what is in force
 	set.Version = now.ruled.Version
 	if now.ruled.Text != "" {
 		set.Source, set.Text = "fleet", now.ruled.Text
@@ -60,7 +56,7 @@ func (n *Node) Rules() *RuleSet {
 	return set
 }
 
-// putRules answers PUT /rules, and with dry_run what it would change.
+// putRules answers PUT /rules.
 func (n *Node) putRules(w http.ResponseWriter, r *http.Request) {
 	var body rulesRequest
 	if refused := readBody(w, r, &body); refused != nil {
@@ -103,8 +99,7 @@ func (n *Node) putRules(w http.ResponseWriter, r *http.Request) {
 	answer(w, out)
 }
 
-// versionOfRules is the version of the rules that have this text already, by the
-// word of the leader. A node that is behind waits until it has them.
+// versionOfRules is the version of rules with this text; a node that is behind waits for it.
 func (n *Node) versionOfRules(ctx context.Context, s *raftstore.Store, text string) uint64 {
 	ctx, cancel := context.WithTimeout(ctx, ownWait)
 	defer cancel()
@@ -122,7 +117,6 @@ func (n *Node) versionOfRules(ctx context.Context, s *raftstore.Store, text stri
 	}
 }
 
-// serveRaft answers GET /raft.
 func (n *Node) serveRaft(w http.ResponseWriter, _ *http.Request) {
 	st, err := n.Raft()
 	if err != nil {
@@ -132,12 +126,10 @@ func (n *Node) serveRaft(w http.ResponseWriter, _ *http.Request) {
 	answer(w, st)
 }
 
-// transferRequest is the body of POST /raft/transfer.
 type transferRequest struct {
 	To string `json:"to"` // name or raft id of a voter; empty: the most advanced one
 }
 
-// transferLeadership answers POST /raft/transfer.
 func (n *Node) transferLeadership(w http.ResponseWriter, r *http.Request) {
 	var body transferRequest
 	if refused := readBody(w, r, &body); refused != nil {
@@ -172,8 +164,7 @@ func (n *Node) transferLeadership(w http.ResponseWriter, r *http.Request) {
 	n.serveRaft(w, r)
 }
 
-// namedVoter is the voter with a raft id or name. A node that came back without
-// its data has its name twice for a while: the one that is alive is meant.
+// namedVoter finds a voter by raft id or name; of two with one name it takes the living one.
 func (n *Node) namedVoter(to string) (raftstore.ServerStatus, *Refusal) {
 	st, err := n.Raft()
 	if err != nil {
@@ -200,11 +191,10 @@ func voterNamed(servers []raftstore.ServerStatus, to string) (raftstore.ServerSt
 		Remedy: "take a voter from GET /raft (grapevine raft status)"}
 }
 
-// leaderPoll is how often it is looked whether there is a leader.
 const leaderPoll = 10 * time.Millisecond
 
-// tookOver says whether a leader is the one that leadership was handed to: a voter, or
-// any but the one before if none was named. No leader is none.
+// tookOver says whether leader is the requested voter or, if none was requested, another than
+// before.
 func tookOver(leader, before, to string) bool {
 	if to != "" {
 		return leader == to
@@ -212,8 +202,7 @@ func tookOver(leader, before, to string) bool {
 	return leader != "" && leader != before
 }
 
-// awaitLeader waits until this node knows, after a transfer, the raft id of a leader
-// that will do, so that the answer shows it. It is an election away.
+// awaitLeader waits up to ownWait for the new leader, so that the answer shows it.
 func (n *Node) awaitLeader(ctx context.Context, does func(leader string) bool) {
 	ctx, cancel := context.WithTimeout(ctx, ownWait)
 	defer cancel()
@@ -231,15 +220,13 @@ func (n *Node) awaitLeader(ctx context.Context, does func(leader string) bool) {
 	}
 }
 
-// RecoverRaft forces a new group on the data of a node that does not run; see
-// raftstore.Recover.
+// RecoverRaft forces a new group on the data of a stopped node; see raftstore.Recover.
 func RecoverRaft(dir string, servers []raftstore.Server) error {
 	return raftstore.Recover(dir, servers)
 }
 
-// InspectRaft shows what the data of a node that does not run holds; see
-// raftstore.Inspect.
+// InspectRaft reads the data of a stopped node; see raftstore.Inspect.
 func InspectRaft(dir string) (raftstore.Survivor, error) { return raftstore.Inspect(dir) }
 
-// RaftServer is a server of the group, as RecoverRaft is told them.
+// RaftServer is a server of the group, for RecoverRaft.
 type RaftServer = raftstore.Server

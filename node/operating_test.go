@@ -18,7 +18,6 @@ import (
 	"grapevine/raftstore"
 )
 
-// startAgreed starts a node alone and waits until it goes by its own agreement.
 func startAgreed(t *testing.T, cfg Config) *Node {
 	t.Helper()
 	n := startNode(t, cfg)
@@ -26,8 +25,6 @@ func startAgreed(t *testing.T, cfg Config) *Node {
 	return n
 }
 
-// TestWrongInput: each mistake is refused with its place and reason, and nothing
-// of the request is applied.
 func TestWrongInput(t *testing.T) {
 	t.Parallel()
 	engine := newFakeEngine(t, "m")
@@ -115,8 +112,6 @@ func TestWrongInput(t *testing.T) {
 	}
 }
 
-// TestNothingToChange: who asks for what is so already is told of a version that
-// there is.
 func TestNothingToChange(t *testing.T) {
 	t.Parallel()
 	n := startAgreed(t, testConfig("http://127.0.0.3:1"))
@@ -130,17 +125,15 @@ func TestNothingToChange(t *testing.T) {
 	}
 }
 
-// TestKeysStayWhereTheyBelong: looking whether an engine answers shows an api_key only
-// to the URL that it is configured for.
 func TestKeysStayWhereTheyBelong(t *testing.T) {
 	t.Parallel()
-	var shown sync.Map // by host
+	var shown sync.Map
 	listen := func() *httptest.Server {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if key := r.Header.Get("Authorization"); key != "" {
 				shown.Store(r.Host, key)
 			}
-			w.WriteHeader(http.StatusBadGateway) // refused, so that nothing is agreed on
+			w.WriteHeader(http.StatusBadGateway)
 		}))
 		t.Cleanup(s.Close)
 		return s
@@ -176,8 +169,8 @@ func TestKeysStayWhereTheyBelong(t *testing.T) {
 	}
 }
 
-// TestRulesOfTheFleet: a file with mistakes is refused with all their lines, a
-// dry run shows the difference and changes nothing, and what is applied routes.
+// TestRulesOfTheFleet: mistakes are refused with their lines, a dry run changes nothing, and
+// applied rules route.
 func TestRulesOfTheFleet(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig("http://127.0.0.3:1")
@@ -224,8 +217,8 @@ func TestRulesOfTheFleet(t *testing.T) {
 	}
 }
 
-// TestToken: with one, everything but health and metrics needs it, and it can be
-// replaced; without one changes are taken from this machine only.
+// TestToken: with a token only health and metrics are open, and the token can be replaced; without
+// one only this machine may change things.
 func TestToken(t *testing.T) {
 	leakCheck(t)
 	file := filepath.Join(t.TempDir(), "token")
@@ -298,9 +291,8 @@ func TestToken(t *testing.T) {
 	}
 }
 
-// TestChangesFromElsewhere: without a token nobody changes anything from another
-// machine, through a proxy on this one, or from a page in a browser on it; looking is
-// free but for such a page.
+// TestChangesFromElsewhere: without a token, changes from other machines, through a local proxy or
+// from a web page are refused.
 func TestChangesFromElsewhere(t *testing.T) {
 	n, err := New(testConfig())
 	if err != nil {
@@ -316,9 +308,9 @@ func TestChangesFromElsewhere(t *testing.T) {
 		{"GET", "/backends", "10.0.0.9:5", "router:8081", true, ""},
 		{"GET", "/backends?surprise=1", "10.0.0.9:5", "router:8081", true, ""},
 		{"POST", "/explain", "127.0.0.1:5", "127.0.0.1:8081", true, ""},
-		{"POST", "/explain", "10.0.0.9:5", "router:8081", false, ""}, // an oracle of prompts that others have sent
+		{"POST", "/explain", "10.0.0.9:5", "router:8081", false, ""}, // would reveal other clients' prompts
 		{"POST", "/explain", "127.0.0.1:5", "127.0.0.1:8081", false, "X-Forwarded-For"},
-		{"GET", "/backends?consistent", "10.0.0.9:5", "10.0.0.1:8081", false, ""}, // a write at every voter
+		{"GET", "/backends?consistent", "10.0.0.9:5", "10.0.0.1:8081", false, ""},
 		{"GET", "/backends?consistent=true", "127.0.0.1:5", "127.0.0.1:8081", true, ""},
 		{"GET", "/gossip?facts=1", "10.0.0.9:5", "10.0.0.1:8081", false, ""},
 		{"GET", "/gossip", "10.0.0.9:5", "10.0.0.1:8081", true, ""},
@@ -330,19 +322,19 @@ func TestChangesFromElsewhere(t *testing.T) {
 		{"PUT", "/rules", "[fd00::9]:5", "10.0.0.1:8081", false, ""},
 		{"PATCH", "/backends/x", "somewhere", "10.0.0.1:8081", false, ""},
 		{"POST", "/keys/install", "10.0.0.9:5", "10.0.0.1:8081", false, ""},
-		{"PATCH", "/backends", "127.0.0.1:5", "rebound.example:8081", false, ""}, // a name that led elsewhere a moment ago
+		{"PATCH", "/backends", "127.0.0.1:5", "rebound.example:8081", false, ""}, // DNS rebinding
 		{"GET", "/status", "127.0.0.1:5", "rebound.example:8081", false, ""},
 		{"POST", "/explain", "127.0.0.1:5", "rebound.example:8081", false, ""},
-		{"GET", "/metrics", "127.0.0.1:5", "rebound.example:8081", true, ""}, // open to all
+		{"GET", "/metrics", "127.0.0.1:5", "rebound.example:8081", true, ""},
 		{"GET", "/status", "127.0.0.1:5", "LOCALHOST", true, ""},
 		{"GET", "/debug/pprof/cmdline", "127.0.0.1:5", "127.0.0.1:8081", true, ""},
-		{"GET", "/debug/pprof/cmdline", "10.0.0.9:5", "10.0.0.1:8081", false, ""}, // it holds api_key of --backend
-		// A proxy on this machine, for somebody elsewhere.
+		{"GET", "/debug/pprof/cmdline", "10.0.0.9:5", "10.0.0.1:8081", false, ""}, // contains the api_key of --backend
+		// A proxy on this machine, for a client elsewhere.
 		{"GET", "/status", "127.0.0.1:5", "127.0.0.1:8081", true, "X-Forwarded-For"},
 		{"DELETE", "/backends", "127.0.0.1:5", "127.0.0.1:8081", false, "X-Forwarded-For"},
 		{"DELETE", "/backends", "127.0.0.1:5", "127.0.0.1:8081", false, "Forwarded"},
 		{"PUT", "/rules", "127.0.0.1:5", "127.0.0.1:8081", false, "Via"},
-		{"PUT", "/rules", "127.0.0.1:5", "127.0.0.1:8081", false, "X-Forwarded-Proto"}, // all that Envoy says by default
+		{"PUT", "/rules", "127.0.0.1:5", "127.0.0.1:8081", false, "X-Forwarded-Proto"}, // Envoy's only header by default
 		{"PUT", "/rules", "127.0.0.1:5", "127.0.0.1:8081", false, "X-Real-Ip"},
 	} {
 		r := httptest.NewRequest(tc.method, tc.path, strings.NewReader("{}"))
@@ -376,8 +368,6 @@ func TestDifference(t *testing.T) {
 	}
 }
 
-// TestFactsStay: what a node has learned of caches before anything was agreed it
-// still knows when it is, whatever ids the fleet gives the backends.
 func TestFactsStay(t *testing.T) {
 	cfg := fleetConfig("one", nil, "http://127.0.0.3:1", "http://127.0.0.3:2", "http://127.0.0.3:3")
 	n, err := New(cfg)
@@ -405,7 +395,7 @@ func TestFactsStay(t *testing.T) {
 	if got, x := facts(n); got != count || x != xor {
 		t.Errorf("%d facts became %d", count, got)
 	}
-	// A new generation clears a backend, an older state does nothing.
+	// A new generation clears a backend; an older state has no effect.
 	next := *state
 	next.Version, next.Backends = 9, slices.Clone(state.Backends)
 	next.Backends[0].Generation = 2
@@ -419,8 +409,6 @@ func TestFactsStay(t *testing.T) {
 	}
 }
 
-// TestEmptyAgreementWaits: an agreement without backends does not take from a node
-// its own list before that was put to the fleet.
 func TestEmptyAgreementWaits(t *testing.T) {
 	n, err := New(testConfig("http://127.0.0.3:1"))
 	if err != nil {
@@ -437,8 +425,6 @@ func TestEmptyAgreementWaits(t *testing.T) {
 	}
 }
 
-// TestRefusedListGivesWay: a node whose list the fleet does not take goes by it until
-// the fleet has had backends, and no longer when these are taken away.
 func TestRefusedListGivesWay(t *testing.T) {
 	n, err := New(testConfig("http://127.0.0.3:1"))
 	if err != nil {
@@ -461,8 +447,6 @@ func TestRefusedListGivesWay(t *testing.T) {
 	}
 }
 
-// TestStatesComeOutOfOrder: who waits to adopt a state while a newer one is adopted
-// changes nothing, hot prefixes included.
 func TestStatesComeOutOfOrder(t *testing.T) {
 	n, err := New(testConfig("http://127.0.0.3:1"))
 	if err != nil {
@@ -478,8 +462,6 @@ func TestStatesComeOutOfOrder(t *testing.T) {
 	}
 }
 
-// TestUnchangedAgreementKeepsTheView: what changes nothing for the policy costs it
-// nothing.
 func TestUnchangedAgreementKeepsTheView(t *testing.T) {
 	n, err := New(testConfig("http://127.0.0.3:1"))
 	if err != nil {
@@ -490,7 +472,7 @@ func TestUnchangedAgreementKeepsTheView(t *testing.T) {
 	state := func(version uint64) *raftstore.State {
 		return &raftstore.State{Version: version, Backends: []raftstore.Backend{{Generation: 1, Name: own.Name, URL: own.URL, Weight: 1}}}
 	}
-	n.adopt(state(1)) // the generation becomes known
+	n.adopt(state(1))
 	view := n.router.View()
 	n.adopt(state(2))
 	if n.router.View() != view || !n.BackendList().Backends[0].Agreed {
@@ -502,8 +484,6 @@ func TestUnchangedAgreementKeepsTheView(t *testing.T) {
 	}
 }
 
-// TestLeadershipMoves to the node that was asked for, by name, at any node, and the
-// answer shows it.
 func TestLeadershipMoves(t *testing.T) {
 	t.Parallel()
 	nodes := startAgreeing(t)
@@ -527,7 +507,6 @@ func TestTookOver(t *testing.T) {
 	}
 }
 
-// TestVoterNamed: of two servers with one name the one is meant that can lead.
 func TestVoterNamed(t *testing.T) {
 	t.Parallel()
 	servers := []raftstore.ServerStatus{
@@ -546,8 +525,7 @@ func TestVoterNamed(t *testing.T) {
 	}
 }
 
-// TestRefusals: what kept a change from being made decides the status, and whether
-// something may have happened all the same.
+// TestRefusals: the status tells why a change failed and whether it may have happened.
 func TestRefusals(t *testing.T) {
 	for err, want := range map[error]int{
 		raftstore.ErrInvalid: 400, raftstore.ErrNotFound: 404, raftstore.ErrExists: 409, raftstore.ErrConflict: 409, raftstore.ErrTooMany: 409,
@@ -562,8 +540,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestLoneLeaderIsHealthy: a router alone says of itself that it is healthy from the first
-// answer on: it has nobody to ask about that.
+// TestLoneLeaderIsHealthy: a lone node reports itself healthy from its first answer.
 func TestLoneLeaderIsHealthy(t *testing.T) {
 	t.Parallel()
 	n := startAgreed(t, testConfig("http://127.0.0.3:1"))

@@ -17,7 +17,6 @@ import (
 	"grapevine/raftstore"
 )
 
-// stateWith is a state with these backends.
 func stateWith(version uint64, generation uint32, names ...string) *raftstore.State {
 	s := &raftstore.State{Version: version}
 	for _, name := range names {
@@ -28,7 +27,6 @@ func stateWith(version uint64, generation uint32, names ...string) *raftstore.St
 	return s
 }
 
-// unstarted is a node of a fleet with a list of its own.
 func unstarted(t *testing.T, names ...string) *Node {
 	t.Helper()
 	var urls []string
@@ -48,7 +46,7 @@ func unstarted(t *testing.T, names ...string) *Node {
 	return n
 }
 
-// place sends a prompt on its way at once or, with the returned function, later.
+// place picks an engine for a prompt and returns the function that dispatches it.
 func (n *Node) place(t *testing.T, a *policy.Attempt, blocks []prefixtree.Hash) (dispatch func()) {
 	t.Helper()
 	if err := n.router.Pick(&policy.Request{Hashes: blocks, PromptBytes: 512 * len(blocks)}, now(), a); err != nil {
@@ -57,9 +55,8 @@ func (n *Node) place(t *testing.T, a *policy.Attempt, blocks []prefixtree.Hash) 
 	return func() { a.Dispatched(now()) }
 }
 
-// TestPlacementsOutlastTheAgreement: when a node changes from its own list to what
-// the fleet has agreed on, under other ids and generations, nothing is lost of what
-// it knows, has not told yet, or has on its way.
+// TestPlacementsOutlastTheAgreement: adopting the fleet's list loses no facts, no unsent news and
+// no running requests.
 func TestPlacementsOutlastTheAgreement(t *testing.T) {
 	for _, generation := range []uint32{firstGeneration, firstGeneration + 2} {
 		t.Run(fmt.Sprint("generation ", generation), func(t *testing.T) {
@@ -85,17 +82,17 @@ func TestPlacementsOutlastTheAgreement(t *testing.T) {
 				dispatch := n.place(t, &attempts[i], chain(i, 40))
 				switch {
 				case i < 8:
-					dispatch() // told before
+					dispatch()
 				case i < 16:
 					if i == 8 {
 						receive()
 					}
-					dispatch() // waits to be told
+					dispatch()
 				default:
 					later = append(later, dispatch)
 				}
 			}
-			// What the peer told before is of the generation that only it knows.
+			// Earlier news of the peer has the generation that only the peer knows.
 			for i := range 4 {
 				peer.serve(t, new(policy.Attempt), chain(100+i, 40), 0)
 			}
@@ -137,8 +134,7 @@ func TestPlacementsOutlastTheAgreement(t *testing.T) {
 	}
 }
 
-// TestSinceIsNotToCome: a backend that was written down by a clock that is ahead
-// begins slowly from now on, once, and not until that time and longer.
+// TestSinceIsNotToCome: a start time in the future begins slow start now, once.
 func TestSinceIsNotToCome(t *testing.T) {
 	n := unstarted(t)
 	s := stateWith(1, firstGeneration, "a")
@@ -161,8 +157,8 @@ func TestSinceIsNotToCome(t *testing.T) {
 	}
 }
 
-// TestNewsBeforeTheBackend: what another node sends about a backend that this one has
-// not heard of yet counts when it has.
+// TestNewsBeforeTheBackend: a peer's news about an unlisted backend counts once the backend is
+// listed.
 func TestNewsBeforeTheBackend(t *testing.T) {
 	n := unstarted(t)
 	peer := newKnower(t, "a")
@@ -190,20 +186,20 @@ func TestNewsBeforeTheBackend(t *testing.T) {
 	if got := digest(); int(got) != want {
 		t.Errorf("%d of %d facts", got, want)
 	}
-	const prior = 10_000 // tokens/s, of an engine of which nothing is known
+	const prior = 10_000 // tokens/s, for an unknown engine
 	if rate := n.router.Rate(n.fleet.roster().named(last).id); rate < 2*prior {
 		t.Errorf("%v tokens/s, where the other has measured %v", rate, peer.router.Rate(0))
 	}
 }
 
-// TestNewsAheadOfTheState: what others have placed on an engine since it restarted, or since its name leads to another
-// URL, stays known to a node that hears of it before it hears of the change. An engine of another name has nothing of it.
+// TestNewsAheadOfTheState: peers' news about a new generation or URL survives its later agreement;
+// an engine of another name inherits nothing.
 func TestNewsAheadOfTheState(t *testing.T) {
 	elsewhere := stateWith(2, firstGeneration+1, "a")
 	elsewhere.Backends[0].URL = "http://elsewhere:1"
 	for _, c := range []struct {
 		next *raftstore.State
-		want int // blocks
+		want int
 	}{{stateWith(2, firstGeneration+1, "a"), 40}, {elsewhere, 40}, {stateWith(2, firstGeneration+1, "b"), 0}} {
 		n := unstarted(t)
 		if err := n.fleet.adopt(stateWith(1, firstGeneration, "a")); err != nil {
@@ -236,8 +232,6 @@ func TestNewsAheadOfTheState(t *testing.T) {
 	}
 }
 
-// TestLoadWaitsForBackends: what others said of their load on a backend counts as soon
-// as the backend is known here, if it still holds, and nothing older does.
 func TestLoadWaitsForBackends(t *testing.T) {
 	n := unstarted(t, "a")
 	k, key := n.knowledge, prefixtree.BackendKey
@@ -248,7 +242,7 @@ func TestLoadWaitsForBackends(t *testing.T) {
 	k.PeerLoad("x", load("b", 700), false)
 	k.PeerLoad("x", load("c", 50), false)
 	k.PeerLoad("y", load("b", 30), true)
-	k.PeerLoad("y", load("c", 0)[:0], true) // of all its load: none any more
+	k.PeerLoad("y", load("c", 0)[:0], true)
 	k.PeerLoad("z", load("b", 9), true)
 	k.DropPeer("z")
 	k.PeerLoad("v", load("b", 4), true)
@@ -272,8 +266,6 @@ func TestLoadWaitsForBackends(t *testing.T) {
 	}
 }
 
-// TestAnotherEngineOfThatName: what a node knows of an engine of its own list says
-// nothing of the one that the fleet has under that name.
 func TestAnotherEngineOfThatName(t *testing.T) {
 	n := unstarted(t, "a", "b")
 	own := n.fleet.roster().list
@@ -314,8 +306,8 @@ func TestAnotherEngineOfThatName(t *testing.T) {
 	}
 }
 
-// TestAnotherEngineHasItsCapacity: the fleet's engine under a name of the own list has the cache size that is agreed for it, though
-// what was known of the own list's engine, with the same size, is forgotten.
+// TestAnotherEngineHasItsCapacity: the fleet's engine gets its agreed capacity although the facts
+// about the own list's engine are forgotten.
 func TestAnotherEngineHasItsCapacity(t *testing.T) {
 	n := unstarted(t, "a")
 	s := stateWith(1, firstGeneration, "a")
@@ -334,8 +326,6 @@ func TestAnotherEngineHasItsCapacity(t *testing.T) {
 	}
 }
 
-// TestReleaseForgetsAnEngine: before a number goes to another engine nothing is left of the one before: neither what is believed of its
-// cache, nor news of it, nor its load. While a request runs there, everything stays.
 func TestReleaseForgetsAnEngine(t *testing.T) {
 	n := unstarted(t, "a")
 	id := n.fleet.roster().named("a").id
@@ -365,9 +355,8 @@ func TestReleaseForgetsAnEngine(t *testing.T) {
 	}
 }
 
-// TestPlacementsWhileTheFleetIsFounded: three nodes, each with the engines in
-// another order, place prompts all the time while they come to agree for the first
-// time. In the end all of them know all of it.
+// TestPlacementsWhileTheFleetIsFounded: three nodes with different orders of engines place prompts
+// during the first agreement, and in the end know the same.
 func TestPlacementsWhileTheFleetIsFounded(t *testing.T) {
 	t.Parallel()
 	var urls []string
@@ -381,7 +370,7 @@ func TestPlacementsWhileTheFleetIsFounded(t *testing.T) {
 	defer client.CloseIdleConnections()
 	send := func(n *Node) {
 		for i := 0; ctx.Err() == nil; i++ {
-			// Nothing in common, so that nothing is taken back for not having been held.
+			// The prompts have no common prefix, so no fact is corrected for a missing block.
 			text := strings.Repeat(fmt.Sprintf("%s %d: ", n.Name(), i), 2000)
 			resp, err := client.Post("http://"+n.Addr()+"/v1/chat/completions", "application/json", strings.NewReader(chatBody("m", text)))
 			if err != nil {
@@ -397,7 +386,7 @@ func TestPlacementsWhileTheFleetIsFounded(t *testing.T) {
 	}
 	var nodes []*Node
 	for i, name := range []string{"one", "two", "three"} {
-		join := []string{"127.0.0.2:1"} // nobody: the others come to this one
+		join := []string{"127.0.0.2:1"} // no node: the other nodes join this one
 		if i > 0 {
 			join = []string{nodes[0].GossipAddr()}
 		}

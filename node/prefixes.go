@@ -10,36 +10,32 @@ import (
 	"grapevine/raftstore"
 )
 
-// PrefixList is the answer of GET /prefixes.
 type PrefixList struct {
-	// Enabled is whether hot prefixes are replicated at all.
+	// Enabled says whether hot prefixes are replicated.
 	Enabled  bool           `json:"enabled"`
 	Prefixes []PrefixStatus `json:"prefixes"` // by anchor
 }
 
-// PrefixStatus is one hot prefix, which several backends hold on purpose.
+// PrefixStatus is one hot prefix and its replica set.
 type PrefixStatus struct {
 	Anchor   string `json:"anchor"`   // hex
-	Tokens   uint32 `json:"tokens"`   // of prompt, up to the anchor
-	Replicas uint16 `json:"replicas"` // backends that hold it
-	// Backends are their names, the first in order first, as this node computes
-	// them; none before anybody has told of the prefix's work.
+	Tokens   uint32 `json:"tokens"`   // length of the prefix
+	Replicas uint16 `json:"replicas"` // size of the replica set
+	// Backends is in order of preference, as computed here; empty while no node reports work.
 	Backends []string `json:"backends"`
-	// Share is the prefix's part of the requests, Work the backends that what
-	// remains to be done for them keeps busy, and Other how busy everything else
-	// keeps each; as told by all nodes. Why says it for people.
+	// Share is the prefix's share of requests, Work the backends that its requests keep busy, Other
+	// the rest of each backend's load, all over all nodes. Why explains the size.
 	Share    float64 `json:"share"`
 	Work     float64 `json:"work"`
 	Other    float64 `json:"other"`
 	Why      string  `json:"why"`
 	AgeS     float64 `json:"age_s"` // since it became hot
 	ChangedS float64 `json:"changed_s"`
-	ExpiresS float64 `json:"expires_s"` // from now; renewed while it is hot
+	ExpiresS float64 `json:"expires_s"` // from now; renewed while hot
 }
 
 func anchorText(h prefixtree.Hash) string { return fmt.Sprintf("%016x", uint64(h)) }
 
-// Prefixes returns the hot prefixes.
 func (n *Node) Prefixes() (*PrefixList, error) {
 	s, err := n.agreement()
 	if err != nil {
@@ -63,7 +59,6 @@ func (n *Node) Prefixes() (*PrefixList, error) {
 	return list, nil
 }
 
-// backends is how many a pool has, at least 1.
 func (h *replicator) backends(pool uint64) int {
 	for _, p := range h.router.Pools() {
 		if p.Pool == pool {
@@ -73,7 +68,6 @@ func (h *replicator) backends(pool uint64) int {
 	return 1
 }
 
-// servePrefixes answers GET /prefixes.
 func (n *Node) servePrefixes(w http.ResponseWriter, _ *http.Request) {
 	list, err := n.Prefixes()
 	if err != nil {
@@ -83,7 +77,6 @@ func (n *Node) servePrefixes(w http.ResponseWriter, _ *http.Request) {
 	answer(w, list)
 }
 
-// switchPrefixes answers PATCH /prefixes: the feature on or off, for the fleet.
 func (n *Node) switchPrefixes(w http.ResponseWriter, r *http.Request) {
 	var body struct {
 		Enabled *bool `json:"enabled"`

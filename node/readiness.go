@@ -2,19 +2,17 @@ package node
 
 import "sync"
 
-// readiness is whether the node asks for traffic and, if not, why. A node that
-// has begun to drain never becomes ready again, whatever comes late. Safe for
+// readiness is whether the node wants traffic and why not. Draining is final. It is safe for
 // concurrent use.
 type readiness struct {
-	announce func(ready bool) // told every change; called under mu, so that changes arrive in order
+	announce func(ready bool) // called under mu, so that changes arrive in order
 
 	mu       sync.Mutex
 	ready    bool
 	draining bool
-	reason   func() string // why not; nil: not started
+	reason   func() string // why not ready; nil: not started
 }
 
-// get returns whether the node is ready, and the reason if it is not.
 func (r *readiness) get() (ready bool, reason string) {
 	r.mu.Lock()
 	ready, why := r.ready, r.reason
@@ -28,7 +26,6 @@ func (r *readiness) get() (ready bool, reason string) {
 	return false, why()
 }
 
-// wait says what the node waits for before it becomes ready.
 func (r *readiness) wait(reason func() string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -37,7 +34,6 @@ func (r *readiness) wait(reason func() string) {
 	}
 }
 
-// set makes the node ready, unless it drains; it reports whether it did.
 func (r *readiness) set() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -49,7 +45,6 @@ func (r *readiness) set() bool {
 	return true
 }
 
-// drain ends the readiness for good.
 func (r *readiness) drain(reason string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -58,5 +53,4 @@ func (r *readiness) drain(reason string) {
 	r.announce(false)
 }
 
-// because is a reason that does not change.
 func because(reason string) func() string { return func() string { return reason } }

@@ -6,10 +6,9 @@ import (
 	"time"
 )
 
-// awaitProven waits, within the time a start has for the others, until it is known that
-// the fleet has no other group than the one that this node's data was recovered as. A
-// node of a second one is not started: its operator is told while he looks. If it
-// cannot be known yet, the node serves, and takes no changes until it is.
+// awaitProven waits, within warm_deadline, until this node knows whether its recovered data would
+// form a second group in the fleet. If so, the start fails, so that the operator notices. While
+// that is unknown, the node serves but takes no changes.
 func (n *Node) awaitProven(ctx context.Context) error {
 	n.met.Store(true)
 	s := n.store.Load()

@@ -9,9 +9,8 @@ import (
 	"grapevine/raftstore"
 )
 
-// TestRecoveredApart: two nodes that are recovered each by itself do not become two
-// fleets. The second one is not started, and its error says why and what to do; a
-// node that was refused so is refused again although nobody else runs.
+// TestRecoveredApart: the second of two separately recovered nodes does not start, says why, and is
+// refused again even when no other node runs.
 func TestRecoveredApart(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t, "m")
@@ -60,8 +59,8 @@ func TestRecoveredApart(t *testing.T) {
 	}
 }
 
-// TestRecoveredInDoubt: what cannot be decided at the start keeps a node from taking
-// changes, not from serving, and each refusal says what is waited for.
+// TestRecoveredInDoubt: a node whose recovered data stays in doubt serves, but refuses changes with
+// the reason.
 func TestRecoveredInDoubt(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t, "m")
@@ -71,7 +70,7 @@ func TestRecoveredInDoubt(t *testing.T) {
 	eventually(t, "an agreement", func() bool { return n.fleet.roster().version > 0 })
 	id := n.store.Load().ID()
 	stopNode(t, n)
-	// Of two servers one is not there, so nobody leads.
+	// One of two servers is missing, so there is no leader.
 	if err := RecoverRaft(cfg.DataDir, []RaftServer{{ID: id, Addr: "local", Voter: true}, {ID: "gone", Addr: "127.0.0.2:1", Voter: true}}); err != nil {
 		t.Fatal(err)
 	}

@@ -17,15 +17,14 @@ import (
 	"grapevine/raftstore"
 )
 
-// Refusal is the body of every answer of the operating part of the admin API that
-// is not what was asked for.
+// Refusal is the body of error answers of the admin API.
 type Refusal struct {
 	Reason string `json:"error"`
-	// Place is the field, header or parameter at fault, as the request has it.
+	// Place is the field, header or parameter at fault.
 	Place string `json:"place,omitempty"`
-	// Line is where in a text, from 1.
+	// Line is a line of a submitted text, from 1.
 	Line int `json:"line,omitempty"`
-	// Remedy is what to do about it.
+	// Remedy is what the caller can do.
 	Remedy string `json:"remedy,omitempty"`
 	// More are further mistakes.
 	More []Refusal `json:"more,omitempty"`
@@ -33,7 +32,6 @@ type Refusal struct {
 	status int
 }
 
-// Error tells all of it in one line for each mistake.
 func (r *Refusal) Error() string {
 	var b strings.Builder
 	if r.Line > 0 {
@@ -55,14 +53,13 @@ func (r *Refusal) Error() string {
 func (r *Refusal) write(w http.ResponseWriter) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(r.status)
-	_ = json.NewEncoder(w).Encode(r) // a reader that left is nobody's error
+	_ = json.NewEncoder(w).Encode(r) // the client may have left
 }
 
 func invalid(place, remedy, format string, args ...any) *Refusal {
 	return &Refusal{status: http.StatusBadRequest, Place: place, Remedy: remedy, Reason: fmt.Sprintf(format, args...)}
 }
 
-// refusalOf says an error of the store, or of a configuration, as a refusal.
 func refusalOf(err error) *Refusal {
 	var own *Refusal
 	var cfg *ConfigError
@@ -100,7 +97,6 @@ func refusalOf(err error) *Refusal {
 	return r
 }
 
-// refusalOfConfig makes one refusal of all the mistakes in a text.
 func refusalOfConfig(err error) *Refusal {
 	var all []Refusal
 	var walk func(error)
@@ -122,12 +118,10 @@ func refusalOfConfig(err error) *Refusal {
 	return &first
 }
 
-// maxAdminBody bounds the body of a change: what the store takes at once.
 const maxAdminBody = raftstore.MaxCommandBytes
 
-// readBody reads the body of a change: JSON, and nothing unknown in it.
 func readBody(w http.ResponseWriter, r *http.Request, into any) *Refusal {
-	// A page in the browser of somebody who can reach this API can send forms and text there, but not this.
+	// Browsers send forms and text across sites, but not this type.
 	if media, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")); media != "application/json" {
 		return &Refusal{status: http.StatusUnsupportedMediaType, Reason: "the body must be JSON", Place: "Content-Type", Remedy: "send Content-Type: application/json"}
 	}
@@ -142,10 +136,9 @@ func readBody(w http.ResponseWriter, r *http.Request, into any) *Refusal {
 	return strictJSON(body, "", into)
 }
 
-// strictJSON decodes one value that stands at a place of a request. Unknown
-// fields and anything behind the value are mistakes.
+// strictJSON decodes exactly one value without unknown fields.
 func strictJSON(text []byte, place string, into any) *Refusal {
-	if string(bytes.TrimSpace(text)) == "null" { // the decoder takes it for no change
+	if string(bytes.TrimSpace(text)) == "null" { // the decoder would accept it as no change
 		return invalid(join(place, "body"), "send a JSON object", "is null")
 	}
 	dec := json.NewDecoder(bytes.NewReader(text))
@@ -174,9 +167,8 @@ func strictJSON(text []byte, place string, into any) *Refusal {
 	return invalid(join(place, "body"), "", "%s", text2)
 }
 
-// only lets requests through whose query holds none but these parameters. One that
-// is misspelt would otherwise be as good as left out: ?dryrun would apply what was
-// to be tried, and of names to be removed some would be.
+// only rejects requests with other query parameters; otherwise a misspelt ?dryrun would apply the
+// change.
 func only(next http.HandlerFunc, parameters ...string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		given, err := url.ParseQuery(r.URL.RawQuery)
@@ -194,7 +186,7 @@ func only(next http.HandlerFunc, parameters ...string) http.HandlerFunc {
 	}
 }
 
-// isSet reads a switch of a request's query: present without a value is on.
+// isSet reads a boolean parameter; without a value it is true.
 func isSet(r *http.Request, name string) (bool, *Refusal) {
 	values, ok := r.URL.Query()[name]
 	if !ok {

@@ -2,6 +2,5 @@
 
 package node
 
-// laterSections is where a later release says more of what it knows; see
-// release_newer.go.
+// laterSections is where a later release adds sections to the state; see release_newer.go.
 func laterSections(dst []byte) []byte { return dst }

@@ -2,6 +2,5 @@
 
 package node
 
-// laterSections adds a section that the shipped release does not know, to try
-// how the two get along.
+// laterSections adds a section unknown to this release, for tests of mixed versions.
 func laterSections(dst []byte) []byte { return appendSection(dst, 250, []byte("later")) }

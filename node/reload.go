@@ -6,24 +6,21 @@ import (
 	"slices"
 )
 
-// Ways in which a setting takes part in a reload, as Setting.Reload says them. Empty: it
-// does not, and a change of it waits for the next start.
+// Values of Setting.Reload. Empty: a change waits for the next start.
 const (
-	reloadValue = "yes"     // its value is taken
-	reloadFile  = "file"    // the file that it names is read again; another name waits
-	reloadKeys  = "api_key" // of backends: api_key, and what api_key_file holds
+	reloadValue = "yes"     // the new value is applied
+	reloadFile  = "file"    // the file is read again; another file name waits
+	reloadKeys  = "api_key" // of backends: api_key and the content of api_key_file
 )
 
-// Reloaded is what became of the settings that differ from those in force.
+// Reloaded lists the settings that differ from those in force before.
 type Reloaded struct {
-	Applied     []string // keys that are in force now
-	AtNextStart []string // keys that wait for the next start
+	Applied     []string // now in force
+	AtNextStart []string // waiting for the next start
 }
 
-// Reload takes what can change while the node runs from a validated configuration:
-// settings whose Setting.Reload is "yes", the api_key of each backend, and what the files
-// of certificates and keys hold now. A file that cannot be read is an error and changes
-// nothing. A running request may end by the limits that it began with.
+// Reload applies settings with Setting.Reload "yes", API keys, and the content of certificate and
+// key files. If a file cannot be read, nothing changes. Running requests may keep their old limits.
 func (n *Node) Reload(next Config) (Reloaded, error) {
 	n.reloadMu.Lock()
 	defer n.reloadMu.Unlock()
@@ -74,18 +71,15 @@ func (n *Node) Reload(next Config) (Reloaded, error) {
 	return out, nil
 }
 
-// Running is the configuration in force: that of New with what Reload has taken since.
-// It must not be changed.
+// Running is the configuration in force; read only.
 func (n *Node) Running() *Config { return n.running.Load() }
 
-// sameButKey compares two backends without what Reload takes of them.
 func sameButKey(a, b Backend) bool {
 	return a.URL == b.URL && a.Name == b.Name && slices.Equal(a.Models, b.Models) && a.Weight == b.Weight &&
 		a.KVTokens == b.KVTokens && a.CAFile == b.CAFile
 }
 
-// keysFrom reads the keys of backends as they are configured now. How a backend is
-// verified stays as it was: connections of its link are made by that.
+// keysFrom reads API keys. CA files stay, because connections were verified with them.
 func (f *fleet) keysFrom(backends []Backend) (map[string]local, error) {
 	keys := slices.Clone(backends)
 	for i := range keys {
@@ -107,8 +101,8 @@ func (f *fleet) keysFrom(backends []Backend) (map[string]local, error) {
 	return locals, nil
 }
 
-// setLocals replaces what this node knows of backends by itself, and says whether that
-// changes anything. Requests that are sent from then on carry the new keys.
+// setLocals replaces the backends' local settings for new requests and returns whether they
+// changed.
 func (f *fleet) setLocals(locals map[string]local) (changed bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -127,7 +121,6 @@ func (f *fleet) setLocals(locals map[string]local) (changed bool, err error) {
 	return true, f.changeLocked(next)
 }
 
-// localOf is what this node knows by itself of the backend of that name.
 func (f *fleet) localOf(name string) local {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -16,7 +16,6 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// another gives a setting a valid value that it does not have in testConfig.
 func another(t *testing.T, c *Config, s Setting) {
 	t.Helper()
 	v := reflect.ValueOf(c).Elem().Field(s.field)
@@ -49,8 +48,6 @@ func another(t *testing.T, c *Config, s Setting) {
 	}
 }
 
-// TestReloadGoesByTheTable: a reload puts in force just the settings that the table of
-// docs/operate.md says, and names every other that differs as waiting.
 func TestReloadGoesByTheTable(t *testing.T) {
 	for _, s := range Settings() {
 		n, err := New(testConfig("http://127.0.0.3:1"))
@@ -76,8 +73,6 @@ func TestReloadGoesByTheTable(t *testing.T) {
 	}
 }
 
-// TestReloadReachesRequests: the key, the timeout and the log level of a reload hold for
-// the requests that follow, and a reload that fails changes none of them.
 func TestReloadReachesRequests(t *testing.T) {
 	leakCheck(t)
 	var mu sync.Mutex
@@ -161,14 +156,12 @@ func TestReloadReachesRequests(t *testing.T) {
 	}
 }
 
-// logged says whether a line of that level was written.
 func logged(mu *sync.Mutex, out *bytes.Buffer, level string) bool {
 	mu.Lock()
 	defer mu.Unlock()
 	return strings.Contains(out.String(), `"level":"`+level+`"`)
 }
 
-// lockedWriter is a buffer that goroutines share.
 type lockedWriter struct {
 	mu  *sync.Mutex
 	out *bytes.Buffer

@@ -6,8 +6,6 @@ import (
 	"testing"
 )
 
-// TestRequestsOutliveTheirBackend: a request that runs at a backend which is removed, or led to another URL, goes on to its
-// end there, and leaves nothing behind on whoever gets the id next.
 func TestRequestsOutliveTheirBackend(t *testing.T) {
 	leakCheck(t)
 	old, next := newFakeEngine(t, "m"), newFakeEngine(t, "m")
@@ -50,7 +48,7 @@ func TestRequestsOutliveTheirBackend(t *testing.T) {
 		if err := change(); err != nil {
 			t.Fatal(err)
 		}
-		add("next", next.URL) // under the id that was given up, if one was
+		add("next", next.URL)
 		select {
 		case status := <-ended:
 			t.Errorf("%s: the request ended with %d at once", what, status)

@@ -17,24 +17,22 @@ import (
 	"grapevine/raftstore"
 )
 
-// roster is one version of the backends that a node routes to: what the fleet
-// has agreed on or, before anything of that is known, the node's own list.
-// Immutable but for the links.
+// roster is one version of the backends: the agreed list or, before that is known, the node's own.
+// Only the links change.
 type roster struct {
-	version uint64 // of the state that it was made from; 0: the node's own list
+	version uint64 // of the agreed state; 0: the node's own list
 	list    []*upstream
-	byID    []*upstream // nil where there is none
+	byID    []*upstream
 	byKey   map[uint32]*upstream
 	rules   []policy.Rule
-	ruled   raftstore.Rules // what rules were made from; no text: they are the node's own
-	// open: not every model there is, is declared: one that is not listed may exist all the same.
+	ruled   raftstore.Rules // source of rules; empty text: the node's own
+	// open: a backend declares no models, so unlisted ones may exist.
 	open bool
 }
 
-// upstream is one backend of a roster.
 type upstream struct {
 	Backend
-	id         prefixtree.Backend // this node's number for it; see backends.Registry
+	id         prefixtree.Backend // this node's number; see backends.Registry
 	key        uint32             // prefixtree.BackendKey of its name
 	generation uint32
 	state      policy.State
@@ -44,17 +42,15 @@ type upstream struct {
 	*link
 }
 
-// link is what a node has with a backend for as long as it is reached in one
-// way, over all rosters: how it is verified, connections, and what its engine
-// has said of itself, which fleet.mu guards.
+// link is what outlives rosters while a backend's URL stays. fleet.mu guards the engine's answers.
 type link struct {
 	url      string
-	tls      *tls.Config  // nil: plain
-	client   *http.Client // for questions to the engine
+	tls      *tls.Config  // nil: no TLS
+	client   *http.Client // for polling the engine
 	found    []string     // models that it listed; nil if it never answered
-	failure  string       // why the last question for them failed, "" if it did not
-	answered answering    // the last question for them
-	report   report       // what it last said of its load
+	failure  string       // of the last query for models; "" if it succeeded
+	answered answering    // outcome of that query
+	report   report       // last reported load
 }
 
 type answering uint8
@@ -65,13 +61,12 @@ const (
 	silent
 )
 
-// local is what a node knows of a backend by itself, whatever the fleet agrees on.
+// local is configuration that never leaves this node.
 type local struct {
 	apiKey, caFile string
 	roots          *x509.CertPool // nil: the system's
 }
 
-// readLocals reads what the configured backends need that is never shared.
 func readLocals(backends []Backend) (map[string]local, error) {
 	locals := make(map[string]local)
 	for i := range backends {
@@ -104,11 +99,10 @@ func readLocals(backends []Backend) (map[string]local, error) {
 	return locals, nil
 }
 
-// firstGeneration is what the store gives a backend that is the first under its id.
+// firstGeneration is what the store gives a new backend.
 const firstGeneration = 1
 
-// configuredRoster makes the roster of the node's own list. An error names the
-// backends that are not in it.
+// configuredRoster makes the roster of the node's own list. Its error names backends left out.
 func (f *fleet) configuredRoster() (*roster, error) {
 	ups := make([]*upstream, len(f.backends))
 	for i := range f.backends {
@@ -118,9 +112,9 @@ func (f *fleet) configuredRoster() (*roster, error) {
 	return f.newRoster(0, ups, f.rules), err
 }
 
-// agreedRoster makes the roster of what the fleet has agreed on. Rules that do
-// not parse are the ones of a later release; the node's own stay in force then.
-// An error names these, or the backends that are not in the roster.
+// agreedRoster makes the roster of the agreed state. If its rules do not parse (a later release may
+// have written them), the node's own rules stay in force. The error names these rules and backends
+// left out.
 func (f *fleet) agreedRoster(s *raftstore.State) (*roster, error) {
 	ups, all := make([]*upstream, len(s.Backends)), make([]upstream, len(s.Backends))
 	for i := range s.Backends {
@@ -143,7 +137,6 @@ func (f *fleet) agreedRoster(s *raftstore.State) (*roster, error) {
 	return r, errors.Join(err, errNumbers)
 }
 
-// number gives the upstreams their numbers, and returns those that have one.
 func (f *fleet) number(ups []*upstream) ([]*upstream, error) {
 	names := make([]string, len(ups))
 	for i, u := range ups {
@@ -163,8 +156,6 @@ func (f *fleet) number(ups []*upstream) ([]*upstream, error) {
 	return numbered, errors.Join(errs...)
 }
 
-// rulesOf are the rules that hold under a state: the fleet's if it has any, else
-// the node's own.
 func (f *fleet) rulesOf(s *raftstore.State) ([]policy.Rule, error) {
 	if s.Rules.Text == "" {
 		return f.rules, nil
@@ -183,12 +174,11 @@ func stateOfBackend(s raftstore.BackendState) policy.State {
 	case raftstore.Draining:
 		return policy.Draining
 	}
-	return policy.Down // and whatever a later release means
+	return policy.Down // including states of later releases
 }
 
-// returned is from when on a backend is to be given work slowly: it was added to
-// a fleet that runs, has been down or drained, or has begun anew. The fleet's
-// own list, of which all are as cold, is not.
+// returned is the start of slow start: the backend was added, restarted or resumed. It is 0 for the
+// first generation of configured backends, all of which are cold.
 func returned(b *raftstore.Backend) prefixtree.Time {
 	if b.State != raftstore.Active || b.Source == raftstore.Static && b.Generation == firstGeneration && b.Reason == "" {
 		return 0
@@ -196,9 +186,8 @@ func returned(b *raftstore.Backend) prefixtree.Time {
 	return prefixtree.Time(b.Since)
 }
 
-// since is returned, or when this node learned that the engine has begun anew,
-// if that was later. No time is later than now here, whatever the clock said of
-// the node that wrote it down.
+// since is returned, or when this node saw a new generation. It is never in the future, since other
+// clocks may be ahead.
 func (f *fleet) since(u *upstream) prefixtree.Time {
 	since := returned(u.agreed)
 	if since > 0 {
@@ -216,7 +205,6 @@ func (f *fleet) since(u *upstream) prefixtree.Time {
 	return max(since, old.since)
 }
 
-// newRoster completes the upstreams: links of before, or new ones, and targets.
 func (f *fleet) newRoster(version uint64, ups []*upstream, rules []policy.Rule) *roster {
 	r := &roster{version: version, list: ups, rules: rules, open: len(ups) == 0, byKey: make(map[uint32]*upstream, len(ups))}
 	old := f.current.Load()
@@ -252,13 +240,12 @@ func (f *fleet) newLink(url string, l local, host string, secure bool) *link {
 	}
 	n.client = &http.Client{Transport: &http.Transport{
 		TLSClientConfig: n.tls.Clone(), MaxIdleConns: 1, IdleConnTimeout: f.idle,
-		// Engines are addressed directly, whatever the environment says of proxies.
 		Proxy: nil,
 	}}
 	return n
 }
 
-// at returns the upstream with that number, nil if there is none, as in a nil roster.
+// at returns nil if there is no such upstream; r may be nil.
 func (r *roster) at(id prefixtree.Backend) *upstream {
 	if r == nil || int(id) >= len(r.byID) {
 		return nil
@@ -266,7 +253,6 @@ func (r *roster) at(id prefixtree.Backend) *upstream {
 	return r.byID[id]
 }
 
-// named returns the upstream of that name, nil if there is none.
 func (r *roster) named(name string) *upstream {
 	for _, u := range r.list {
 		if u.Name == name {
@@ -276,8 +262,7 @@ func (r *roster) named(name string) *upstream {
 	return nil
 }
 
-// policyBackends is the roster as the policy sees it; models and capacities are
-// what is known now. fleet.mu must be held.
+// policyBackends is the policy's input. fleet.mu must be held.
 func (r *roster) policyBackends() []policy.Backend {
 	list := make([]policy.Backend, len(r.list))
 	for i, u := range r.list {
@@ -289,8 +274,7 @@ func (r *roster) policyBackends() []policy.Backend {
 	return list
 }
 
-// knownGeneration is the generation for tree and policy: 0, unknown, until the fleet has said which it is. What requests have shown of
-// the engine until then holds when it is known.
+// knownGeneration is 0 until the fleet's state is known; facts learned before stay valid.
 func (u *upstream) knownGeneration() uint32 {
 	if u.agreed == nil {
 		return 0
@@ -298,20 +282,18 @@ func (u *upstream) knownGeneration() uint32 {
 	return u.generation
 }
 
-// lastResort says whether health, and nobody else, has taken a backend down: it is
-// asked when nothing else is left to ask, since half of a fleet's nodes may be wrong
-// about half of its engines, and an error is certain otherwise.
+// lastResort says whether only health took the backend down. The policy uses such a backend if no
+// other is left, since the request would fail anyway.
 func (u *upstream) lastResort() bool {
 	return u.downByHealth() && !u.agreed.Drained
 }
 
-// downByHealth says whether it is health's word that a backend is down.
 func (u *upstream) downByHealth() bool {
 	return u.state == policy.Down && u.agreed != nil && u.agreed.DownBy == raftstore.ByHealth
 }
 
-// eligible is the state of a backend for the policy. A last resort is active there,
-// and left alone; see checker.resort.
+// eligible is the backend's state for the policy. A last resort is active, but avoided
+// (checker.resort).
 func (u *upstream) eligible() policy.State {
 	if u.lastResort() {
 		return policy.Active
@@ -319,8 +301,7 @@ func (u *upstream) eligible() policy.State {
 	return u.state
 }
 
-// models is what a backend serves as far as is known: as declared, else as its
-// engine says; nil: any. fleet.mu must be held.
+// models are the declared or else the listed models; nil means any. fleet.mu must be held.
 func (u *upstream) models() []string {
 	if len(u.Models) > 0 {
 		return u.Models
@@ -328,8 +309,7 @@ func (u *upstream) models() []string {
 	return u.found
 }
 
-// kvTokens is what a backend's cache holds: as declared, else as its engine says,
-// else 0, unknown. fleet.mu must be held.
+// kvTokens is the declared or else the reported capacity; 0 is unknown. fleet.mu must be held.
 func (u *upstream) kvTokens() int {
 	if u.KVTokens > 0 {
 		return u.KVTokens
@@ -344,7 +324,6 @@ func equalBackends(a, b []policy.Backend) bool {
 	})
 }
 
-// sameTarget says whether requests are sent in the same way to the targets of two views.
 func sameTarget(a, b any) bool {
 	x, y := a.(*proxy.Target), b.(*proxy.Target)
 	return x.Addr == y.Addr && x.Host == y.Host && x.BasePath == y.BasePath && x.TLS == y.TLS && slices.Equal(x.Header, y.Header)
@@ -360,7 +339,6 @@ func policyRules(rules []Rule) []policy.Rule {
 	return out
 }
 
-// sameURL says whether two URLs reach one engine.
 func sameURL(a, b string) bool {
 	x, errX := raftstore.NormalURL(a)
 	y, errY := raftstore.NormalURL(b)

@@ -8,8 +8,8 @@ import (
 	"grapevine/raftstore"
 )
 
-// BenchmarkAdopt is the time from a new state of the fleet to decisions by it:
-// roster, names, view and table. Goal: 5 ms at 2,000 backends.
+// BenchmarkAdopt measures the adoption of a new agreed state, until decisions use it. Goal: 5 ms at
+// 2,000 backends.
 func BenchmarkAdopt(b *testing.B) {
 	for _, backends := range []int{64, 2000} {
 		for _, models := range []int{1, 16} {
@@ -32,8 +32,6 @@ func BenchmarkAdopt(b *testing.B) {
 	}
 }
 
-// agreedState is a state with so many backends, each of which serves one of so
-// many models beside one that all serve.
 func agreedState(backends, models int) *raftstore.State {
 	s := &raftstore.State{}
 	for i := range backends {
@@ -45,8 +43,7 @@ func agreedState(backends, models int) *raftstore.State {
 	return s
 }
 
-// TestAdoptIsQuick holds the benchmark's goal with the slack that a busy machine
-// and the race detector need.
+// TestAdoptIsQuick checks the benchmark's goal, with slack for busy machines and the race detector.
 func TestAdoptIsQuick(t *testing.T) {
 	n, err := New(testConfig())
 	if err != nil {

@@ -11,8 +11,6 @@ import (
 	"grapevine/raftstore"
 )
 
-// TestPicksAmongChanges: while backends replace each other, drain, go and come, and engines tell their models, every decision
-// leads to the backend that it names, every attempt ends once, and what is left is a ledger without anything on it.
 func TestPicksAmongChanges(t *testing.T) {
 	n, err := New(testConfig())
 	if err != nil {
@@ -22,7 +20,6 @@ func TestPicksAmongChanges(t *testing.T) {
 	state := func(version uint64) *raftstore.State {
 		s := &raftstore.State{Version: version}
 		for id := range uint16(8) {
-			// One of two names after the other; generations grow with it.
 			b := raftstore.Backend{Generation: uint32(version) + 1, Weight: 1, State: raftstore.BackendState(version / 3 % 2), Since: 1}
 			b.Name = fmt.Sprintf("b%d-%d", id, (version+uint64(id))%2)
 			b.URL = "http://" + b.Name

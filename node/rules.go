@@ -14,9 +14,8 @@ import (
 	"grapevine/raftstore"
 )
 
-// ParseRules reads the routing rules of a fleet: a YAML mapping with the key rules
-// and, under it, what a configuration has under that key. Every mistake is
-// reported, with its line: the error is a join of *ConfigError.
+// ParseRules parses a YAML mapping with the key rules. The error joins a *ConfigError for each
+// mistake.
 func ParseRules(text string) ([]Rule, error) {
 	if len(text) > raftstore.MaxRulesBytes {
 		return nil, &ConfigError{Reason: fmt.Sprintf("%d bytes are more than the %d that are possible", len(text), raftstore.MaxRulesBytes), Remedy: "make one of several rules with model: PREFIX*"}
@@ -46,7 +45,7 @@ func ParseRules(text string) ([]Rule, error) {
 	for i, at := range ruleLines(doc.Content[0]) {
 		key := fmt.Sprintf("rules[%d]", i)
 		if i >= len(rules) || slices.ContainsFunc(unread, func(err error) bool { return concerns(err, key) }) {
-			continue // told already
+			continue // reported already
 		}
 		r := &rules[i]
 		if !slices.Contains(policy.Strategies(), r.Strategy) {
@@ -64,7 +63,6 @@ func ParseRules(text string) ([]Rule, error) {
 	return rules, nil
 }
 
-// concerns says whether a mistake is in the entry of that key.
 func concerns(err error, key string) bool {
 	var c *ConfigError
 	return errors.As(err, &c) && (c.Key == key || strings.HasPrefix(c.Key, key+"."))
@@ -78,7 +76,6 @@ func lineOf(err error) int {
 	return 0
 }
 
-// ruleLines are the lines on which the entries of the list under rules begin.
 func ruleLines(top *yaml.Node) (lines []int) {
 	if top.Kind == yaml.AliasNode {
 		top = top.Alias
@@ -98,7 +95,6 @@ func ruleLines(top *yaml.Node) (lines []int) {
 	return lines
 }
 
-// yamlError takes the line out of an error of the YAML reader.
 func yamlError(err error) error {
 	text := strings.TrimPrefix(err.Error(), "yaml: ")
 	e := &ConfigError{Reason: text, Remedy: "write YAML"}

@@ -8,8 +8,6 @@ import (
 	"grapevine/raftstore"
 )
 
-// TestRulesInForce: what GET /rules shows is what the node goes by, not what it has
-// heard of or cannot read.
 func TestRulesInForce(t *testing.T) {
 	cfg := testConfig("http://127.0.0.3:1")
 	cfg.Rules = []Rule{{Model: "own", Strategy: "session"}}
@@ -39,8 +37,6 @@ func TestRulesInForce(t *testing.T) {
 	}
 }
 
-// TestEveryMistakeInRules: a text of which some cannot be read is judged to its end,
-// every mistake once, by line.
 func TestEveryMistakeInRules(t *testing.T) {
 	for text, want := range map[string]string{
 		"rules:\n  - {strategy: random}\n  - {strategy: odd}\n  - {stratgy: random}\n  - {path: 5, strategy: [a]}\n  - {value: x, strategy: random}\n": "3 rules[1].strategy, 4 rules[2].stratgy, 5 rules[3].strategy, 6 rules[4].value",

@@ -10,8 +10,6 @@ import (
 	"testing"
 )
 
-// TestSecretFilesAreGuarded: every file that holds a secret is refused, with the command
-// that mends it, if everyone may read it or others than its owner may change it.
 func TestSecretFilesAreGuarded(t *testing.T) {
 	t.Parallel()
 	secure := httptest.NewTLSServer(http.NotFoundHandler())
@@ -59,8 +57,8 @@ func TestSecretFilesAreGuarded(t *testing.T) {
 	}
 }
 
-// TestConfigWithSecretIsGuarded: a configuration file that holds a secret itself is held
-// to the same modes, and one that holds none to no mode.
+// TestConfigWithSecretIsGuarded: the same holds for a configuration file with a secret, and for no
+// other.
 func TestConfigWithSecretIsGuarded(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "c.yaml")
@@ -84,7 +82,6 @@ func TestConfigWithSecretIsGuarded(t *testing.T) {
 	}
 }
 
-// TestAPIKeyFile: the key of a file reaches the engine, and a file that is no key is refused.
 func TestAPIKeyFile(t *testing.T) {
 	t.Parallel()
 	got := make(chan string, 16)

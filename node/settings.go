@@ -9,23 +9,21 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Setting is one row of the configuration table: a field of Config under the
-// three names by which it can be set.
+// Setting is a field of Config with the names by which it can be set.
 type Setting struct {
 	Key     string // in the YAML file
 	Flag    string // on the command line, without the dashes
 	Env     string // in the environment
-	Default string // as text; "" is the field's zero value
+	Default string // as text; "" is the zero value
 	Help    string
-	Group   string // heading it is listed under
-	Reload  string // what Reload takes of it: "yes", "file", "api_key", or "" for nothing
-	Kind    string // what a value looks like, for people: "duration", "size in bytes", ...
+	Group   string
+	Reload  string // what Reload applies: "yes", "file", "api_key" or ""
+	Kind    string // form of a value, such as "duration"
 
 	field int // index in Config
 }
 
-// Settings lists every setting in the order of the struct, which is the order
-// of the help text and of the reference in docs/operate.md.
+// Settings lists all settings in the order of the help text.
 func Settings() []Setting {
 	t := reflect.TypeFor[Config]()
 	out := make([]Setting, 0, t.NumField())
@@ -44,8 +42,7 @@ func Settings() []Setting {
 	return out
 }
 
-// Default is the configuration of a router that was told nothing. It serves
-// no backend yet.
+// Default returns the default of every setting; it has no backends.
 func Default() Config {
 	var c Config
 	v := reflect.ValueOf(&c).Elem()
@@ -53,8 +50,7 @@ func Default() Config {
 		if s.Default == "" {
 			continue
 		}
-		// A scalar of YAML and a default of the table are the same text, so
-		// the one decoder reads both.
+		// Defaults are written like YAML scalars.
 		if err := yaml.Unmarshal([]byte(quoteText(v.Field(s.field), s.Default)), v.Field(s.field).Addr().Interface()); err != nil {
 			panic(fmt.Sprintf("node: default of %s: %v", s.Key, err))
 		}
@@ -62,8 +58,7 @@ func Default() Config {
 	return c
 }
 
-// quoteText quotes a text default so that YAML does not read ":8080" or "4s"
-// as anything but a string.
+// quoteText keeps YAML from reading ":8080" or "4s" as anything but a string.
 func quoteText(v reflect.Value, text string) string {
 	if v.Kind() == reflect.String {
 		return fmt.Sprintf("%q", text)
@@ -71,9 +66,8 @@ func quoteText(v reflect.Value, text string) string {
 	return text
 }
 
-// Overlay copies the settings named by key from another configuration: what
-// was given on the command line or in the environment stands above the file.
-// A name that is no key panics: keys come from Settings.
+// Overlay copies the settings with the given keys from another configuration; an unknown key
+// panics.
 func (c *Config) Overlay(from Config, keys ...string) {
 	dst, src := reflect.ValueOf(c).Elem(), reflect.ValueOf(&from).Elem()
 	byKey := make(map[string]int)
@@ -89,8 +83,7 @@ func (c *Config) Overlay(from Config, keys ...string) {
 	}
 }
 
-// Differing lists the keys of the settings in which two configurations differ.
-// Both are to be validated, which normalises them.
+// Differing lists the keys in which two validated configurations differ.
 func (c *Config) Differing(other Config) (keys []string) {
 	a, b := reflect.ValueOf(c).Elem(), reflect.ValueOf(&other).Elem()
 	for _, s := range Settings() {
@@ -101,8 +94,6 @@ func (c *Config) Differing(other Config) (keys []string) {
 	return keys
 }
 
-// kindName says what a value of a setting looks like, in the words of the
-// reference and of error messages.
 func kindName(t reflect.Type) string {
 	switch t {
 	case reflect.TypeFor[time.Duration]():
@@ -130,7 +121,6 @@ func kindName(t reflect.Type) string {
 	}
 }
 
-// example shows a value of a kind, for the remedy of an error message.
 func example(kind string) string {
 	switch kind {
 	case "duration":

@@ -19,35 +19,31 @@ import (
 )
 
 const (
-	// fileEvery is how often a file of backends is looked at: often enough for
-	// somebody who waits, and one stat.
+	// fileEvery is how often a file is checked, by one stat.
 	fileEvery = time.Second
-	// dnsEvery is how often names are resolved; resolveWait bounds one attempt.
+	// resolveWait bounds one attempt to resolve.
 	dnsEvery    = 5 * time.Second
 	resolveWait = 4 * time.Second
-	// dnsPatience is how long an address must be missing from the answers: large
-	// sets are answered in part, and caches disagree for a while.
-	dnsPatience = 30 * time.Second
-	// maxSourceFile bounds what is read of a file, in bytes.
+	// dnsPatience is how long an address must be missing, since large answers are partial and DNS
+	// caches disagree.
+	dnsPatience   = 30 * time.Second
 	maxSourceFile = 1 << 20
-	// errSilence is how often a failing source is logged.
+	// errSilence is the pause between log lines about a failing source.
 	errSilence = time.Minute
 )
 
-// resolver answers for names; *net.Resolver is one.
 type resolver interface {
 	LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error)
 	LookupSRV(ctx context.Context, service, proto, name string) (string, []*net.SRV, error)
 }
 
-// source is where a fleet learns of backends by itself: a file that is watched,
-// or a name that is resolved again and again.
+// source is one entry of backends_from.
 type source struct {
 	entry string // as configured: file:PATH, dns:NAME:PORT or srv:NAME
 	kind  raftstore.Source
 	rest  string
 	dns   resolver
-	stamp fileStamp // of the last file that was read
+	stamp fileStamp
 	every time.Duration
 }
 
@@ -56,7 +52,6 @@ type fileStamp struct {
 	size int64
 }
 
-// parseSource reads one entry of backends_from.
 func parseSource(entry string) (*source, error) {
 	kind, rest, _ := strings.Cut(entry, ":")
 	s := &source{entry: entry, rest: rest, dns: net.DefaultResolver, every: dnsEvery}
@@ -77,9 +72,8 @@ func parseSource(entry string) (*source, error) {
 	return s, nil
 }
 
-// read asks the source. unchanged says that the last answer stands. An answer
-// without backends is an error: a file that is being written, or a name service
-// in trouble, must not empty a fleet.
+// read polls the source. unchanged: the last answer stands. An empty answer is an error: a
+// half-written file must not empty the fleet.
 func (s *source) read(ctx context.Context) (list []Backend, unchanged bool, err error) {
 	switch {
 	case s.kind == raftstore.File:
@@ -92,7 +86,7 @@ func (s *source) read(ctx context.Context) (list []Backend, unchanged bool, err 
 	}
 	if err == nil && !unchanged && len(list) == 0 {
 		err = errors.New("names no backend: what it named before stays")
-		s.stamp = fileStamp{} // a mistake is told for as long as it is there
+		s.stamp = fileStamp{} // report the mistake at every read
 	}
 	return list, unchanged, err
 }
@@ -114,8 +108,7 @@ func (s *source) readHost(ctx context.Context, host, port string, list []Backend
 	return distinct(list), nil
 }
 
-// readSRV takes every address of every target. One target that does not resolve
-// makes the answer incomplete, and so none.
+// readSRV returns every address of every target, or an error if one does not resolve.
 func (s *source) readSRV(ctx context.Context) (list []Backend, err error) {
 	ctx, cancel := context.WithTimeout(ctx, resolveWait)
 	defer cancel()
@@ -131,7 +124,6 @@ func (s *source) readSRV(ctx context.Context) (list []Backend, err error) {
 	return list, nil
 }
 
-// distinct drops repeated names, in place.
 func distinct(list []Backend) []Backend {
 	seen := make(map[string]bool, len(list))
 	out := list[:0]
@@ -150,7 +142,7 @@ func (s *source) readFile() (list []Backend, unchanged bool, err error) {
 		return nil, false, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, false, fmt.Errorf("%s is not a regular file", s.rest) // a pipe would be waited for without end
+		return nil, false, fmt.Errorf("%s is not a regular file", s.rest) // reading a pipe would block
 	}
 	stamp := fileStamp{info.ModTime(), info.Size()}
 	if stamp == s.stamp {
@@ -174,8 +166,8 @@ func (s *source) readFile() (list []Backend, unchanged bool, err error) {
 	return list, false, err
 }
 
-// parseBackendFile reads a list of backends: one a line in the form of --backend,
-// or YAML in the form of backends. All of it is good or none.
+// parseBackendFile reads one backend per line in the form of --backend, or YAML. One mistake
+// rejects it all.
 func parseBackendFile(name string, text []byte) (list []Backend, err error) {
 	var errs []error
 	place := func(line int, err error) {
@@ -239,8 +231,7 @@ func parseBackendFile(name string, text []byte) (list []Backend, err error) {
 	return list, errors.Join(errs...)
 }
 
-// isYAML tells the two forms apart by the first line that says something: a URL
-// begins with its scheme.
+// isYAML goes by the first line with content.
 func isYAML(text []byte) bool {
 	for line := range strings.Lines(string(text)) {
 		line = strings.TrimSpace(line)

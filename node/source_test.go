@@ -34,8 +34,8 @@ func TestParseSource(t *testing.T) {
 func TestParseBackendFile(t *testing.T) {
 	for _, c := range []struct {
 		name, text string
-		want       []string // names
-		errs       []string // parts of the error, each with its place
+		want       []string
+		errs       []string
 	}{
 		{"lines", "# engines\n\nhttp://a:1\n  http://b:2/v1,weight=2,models=x|y \n", []string{"a:1", "b:2"}, nil},
 		{"yaml", "# engines\n- http://a:1\n- url: http://b:2\n  weight: 3\n", []string{"a:1", "b:2"}, nil},
@@ -85,7 +85,6 @@ func FuzzParseBackendFile(f *testing.F) {
 	})
 }
 
-// fakeDNS answers as the test says.
 type fakeDNS struct {
 	hosts map[string][]string
 	srv   []*net.SRV
@@ -143,7 +142,6 @@ func TestReadNames(t *testing.T) {
 	}
 }
 
-// ledgerOf is a state that takes the commands of sources as the store would.
 type ledgerOf struct {
 	t     *testing.T
 	state raftstore.State
@@ -191,8 +189,6 @@ func (l *ledgerOf) take(at time.Time, commands []raftstore.Command) {
 	slices.SortFunc(l.state.Backends, func(a, b raftstore.Backend) int { return strings.Compare(a.Name, b.Name) })
 }
 
-// TestSourcesChangeTheState follows a file and a name through additions, changes,
-// failures, requests that are running, and disappearance.
 func TestSourcesChangeTheState(t *testing.T) {
 	s, err := newSources([]string{"file:/x", "dns:e:80"}, zerolog.Nop())
 	if err != nil {
@@ -264,7 +260,6 @@ func TestSourcesChangeTheState(t *testing.T) {
 	}
 }
 
-// named makes a backend as a source names it.
 func named(t *testing.T, url string, weight float64) Backend {
 	t.Helper()
 	b := Backend{URL: "http://" + url, Weight: weight}
@@ -277,8 +272,6 @@ func named(t *testing.T, url string, weight float64) Backend {
 	return b
 }
 
-// TestSourcesThatContradict: of two sources that name one backend the first counts,
-// whichever answers last, and the other is told; nothing is changed back and forth.
 func TestSourcesThatContradict(t *testing.T) {
 	s, err := newSources([]string{"file:/first", "file:/second", "dns:e:80"}, zerolog.Nop())
 	if err != nil {
@@ -324,8 +317,6 @@ func TestSourcesThatContradict(t *testing.T) {
 	step("nobody does any more", "add f:1", "drain d:80", "remove d:80")
 }
 
-// TestWhoDrainedIt: a source ends the drain that it began, whatever has happened to the backend since and however that is
-// called, and no other.
 func TestWhoDrainedIt(t *testing.T) {
 	have := raftstore.Backend{Name: "a:1", URL: "http://a:1", Weight: 1, Source: raftstore.File, Drained: true}
 	b := named(t, "a:1", 1)
@@ -354,7 +345,7 @@ func TestWhoDrainedIt(t *testing.T) {
 	}
 }
 
-// TestSourceOutlivesSkew: what was drained is removed by the clock of who removes it.
+// TestSourceOutlivesSkew: drained backends are removed by the clock of the node that removes them.
 func TestSourceOutlivesSkew(t *testing.T) {
 	for _, skew := range []time.Duration{-time.Hour, 0, time.Hour} {
 		s, err := newSources([]string{"file:/x"}, zerolog.Nop())
@@ -388,7 +379,6 @@ func TestSourceOutlivesSkew(t *testing.T) {
 	}
 }
 
-// strictAgreement refuses some backends as the store would.
 type strictAgreement struct {
 	fakeAgreement
 	refuse map[string]error
@@ -404,8 +394,6 @@ func (a *strictAgreement) Apply(ctx context.Context, c raftstore.Command) (rafts
 	return a.fakeAgreement.Apply(ctx, c)
 }
 
-// TestOneRefusalKeepsOutNoOther: what the fleet does not take of a source leaves the
-// rest, and is not tried again every second; without a leader nothing is tried.
 func TestOneRefusalKeepsOutNoOther(t *testing.T) {
 	s, err := newSources([]string{"file:/x"}, zerolog.Nop())
 	if err != nil {
@@ -439,8 +427,6 @@ func TestOneRefusalKeepsOutNoOther(t *testing.T) {
 	}
 }
 
-// TestBackendsFromFile: a node whose engines are listed in a file routes to them,
-// follows its changes, and is not confused by a file that is broken or gone.
 func TestBackendsFromFile(t *testing.T) {
 	t.Parallel()
 	first, second := newFakeEngine(t, "m"), newFakeEngine(t, "m")
@@ -452,7 +438,7 @@ func TestBackendsFromFile(t *testing.T) {
 		if err := os.WriteFile(next, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		turn++ // two writes within one tick of the file system's clock differ all the same
+		turn++
 		when := time.Now().Add(time.Duration(turn) * time.Second)
 		if err := errors.Join(os.Chtimes(next, when, when), os.Rename(next, path)); err != nil {
 			t.Fatal(err)
@@ -502,8 +488,7 @@ func TestBackendsFromFile(t *testing.T) {
 	}
 }
 
-// TestEmptySourceStaysWrong: a file that names nothing is a mistake at every look, not
-// only at the first.
+// TestEmptySourceStaysWrong: an empty file is an error at every read.
 func TestEmptySourceStaysWrong(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "backends")

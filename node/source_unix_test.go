@@ -9,7 +9,6 @@ import (
 	"testing"
 )
 
-// TestSourceIsNoPipe: a pipe in place of a file is refused, and not waited for.
 func TestSourceIsNoPipe(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "backends")
 	if err := syscall.Mkfifo(path, 0o600); err != nil {

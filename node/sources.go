@@ -16,51 +16,47 @@ import (
 )
 
 const (
-	// gonePrefix begins the reason of a drain by a source, for people.
 	gonePrefix = "source: "
-	// goneWait is how long requests may take to end on a backend that its source
-	// does not name any more, before it is removed all the same.
+	// goneWait is how long requests on a dropped backend may take before it is removed anyway.
 	goneWait = 10 * time.Minute
-	// sourceRetry is the least pause between two attempts to change the state.
+	// sourceRetry is the pause between attempts to change the state.
 	sourceRetry = time.Second
-	// refusalLasts is how long what the fleet has refused of a backend is not tried again.
+	// refusalLasts is how long a refused backend is not proposed again.
 	refusalLasts = time.Minute
 )
 
-// sources keeps what the sources of backends last said. All nodes read theirs;
-// the one that leads changes the fleet's state by it.
+// sources holds the last answers. Every node reads its sources; only the leader applies them.
 type sources struct {
 	log   zerolog.Logger
 	store func() agreement
 	state func() *raftstore.State
 	busy  func(name string) bool // some node has requests there
 
-	retry      time.Duration // pause between two looks at what is to be changed
-	complained time.Time     // of what the fleet does not take; apply's alone
+	retry      time.Duration // pause between two attempts to change the state
+	complained time.Time     // last log of a refused change; apply's alone
 
 	mu      sync.Mutex
 	answers []sourceAnswer
-	drained map[string]time.Time // by name; when a drain by a source was first seen here
-	refused map[string]time.Time // by name; when the fleet last refused a change of it
+	drained map[string]time.Time // by name; when first seen here
+	refused map[string]time.Time // by name; last refusal
 }
 
-// sourceAnswer is a source and its last word.
 type sourceAnswer struct {
 	*source
-	list    map[string]Backend // by name; nil: none yet
+	list    map[string]Backend
 	missing map[string]time.Time
 	at      time.Time // of the last good answer
-	err     error     // of the last attempt
-	clash   string    // what it says of backends that another source has; "" nothing
+	err     error
+	clash   string // entries that contradict an earlier source
 	logged  time.Time
 }
 
-// SourceStatus is how a source of backends is doing.
+// SourceStatus is the state of one source of backends.
 type SourceStatus struct {
 	Source   string  `json:"source"`
 	Backends int     `json:"backends"` // of the last good answer
-	AgeS     float64 `json:"age_s"`    // of it; 0: none yet
-	// Error is why it does not answer well, or what of its answer does not count.
+	AgeS     float64 `json:"age_s"`    // of the last good answer; 0: none yet
+	// Error is the last failure, or which entries do not count.
 	Error string `json:"error,omitempty"`
 }
 
@@ -76,7 +72,6 @@ func newSources(entries []string, log zerolog.Logger) (*sources, error) {
 	return s, nil
 }
 
-// startSources reads the sources until the node stops.
 func (n *Node) startSources() {
 	s := n.sources
 	if len(s.answers) == 0 {
@@ -111,7 +106,6 @@ func (n *Node) startSources() {
 	})
 }
 
-// follow reads one source again and again.
 func (s *sources) follow(ctx context.Context, i int) {
 	src := s.answers[i].source
 	tick := time.NewTicker(src.every)
@@ -130,7 +124,7 @@ func (s *sources) follow(ctx context.Context, i int) {
 	}
 }
 
-// take notes an answer. A source that fails keeps the last good one.
+// take stores an answer; after a failure the last good one stays.
 func (s *sources) take(i int, list []Backend, unchanged bool, err error, at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -165,8 +159,7 @@ func (s *sources) take(i int, list []Backend, unchanged bool, err error, at time
 	s.findClashesLocked()
 }
 
-// findClashesLocked finds where sources contradict each other. The first in the order of
-// the configuration counts; the other is told.
+// findClashesLocked finds contradictions between sources; the first source wins.
 func (s *sources) findClashesLocked() {
 	names, urls := make(map[string]int), make(map[string]string)
 	for i := range s.answers {
@@ -178,7 +171,7 @@ func (s *sources) findClashesLocked() {
 			b := a.list[name]
 			url, err := raftstore.NormalURL(b.URL)
 			if err != nil {
-				continue // refused by the fleet, which says so
+				continue // the fleet refuses it with a message
 			}
 			if first, taken := names[name]; taken {
 				if theirs := s.answers[first].list[name]; !theirs.same(&b) {
@@ -202,15 +195,12 @@ func (s *sources) findClashesLocked() {
 	}
 }
 
-// maxClashes bounds what is told of a source's contradictions.
 const maxClashes = 5
 
-// same says whether two sources say the same of a backend.
 func (b *Backend) same(c *Backend) bool {
 	return sameURL(b.URL, c.URL) && b.Weight == c.Weight && b.KVTokens == c.KVTokens && slices.Equal(b.Models, c.Models)
 }
 
-// firstLocked is the first source that names a backend, nil if none does.
 func (s *sources) firstLocked(name string) *sourceAnswer {
 	for i := range s.answers {
 		if _, ok := s.answers[i].list[name]; ok {
@@ -220,7 +210,7 @@ func (s *sources) firstLocked(name string) *sourceAnswer {
 	return nil
 }
 
-// apply changes the fleet's state by what the sources say, on the node that leads.
+// apply applies the sources while this node leads.
 func (s *sources) apply(ctx context.Context) {
 	tick := time.NewTicker(s.retry)
 	defer tick.Stop()
@@ -236,7 +226,6 @@ func (s *sources) apply(ctx context.Context) {
 	}
 }
 
-// applyOnce brings a state in line with the sources, as far as the fleet takes it.
 func (s *sources) applyOnce(ctx context.Context, store agreement, state *raftstore.State, at time.Time) {
 	for _, c := range s.changes(state, at) {
 		err := s.write(ctx, store, c, at)
@@ -248,13 +237,12 @@ func (s *sources) applyOnce(ctx context.Context, store agreement, state *raftsto
 			s.log.Warn().Err(err).Msg("what a source of backends says cannot be written down")
 		}
 		if !refusedByFleet(err) {
-			return // nobody takes any change now
+			return // the store takes no changes now
 		}
 	}
 }
 
-// refusedByFleet says whether the fleet took a command and would not have it, so
-// that the next one may be taken.
+// refusedByFleet says whether the fleet rejected only this command, so that the next may succeed.
 func refusedByFleet(err error) bool {
 	for _, refusal := range []error{raftstore.ErrInvalid, raftstore.ErrExists, raftstore.ErrNotFound, raftstore.ErrConflict, raftstore.ErrTooMany} {
 		if errors.Is(err, refusal) {
@@ -264,8 +252,7 @@ func refusedByFleet(err error) bool {
 	return false
 }
 
-// write has the fleet take a command. Of several new backends that are refused
-// together each is tried alone: one that is at fault must not keep out the others.
+// write applies a command; new backends that are rejected together are tried one by one.
 func (s *sources) write(ctx context.Context, store agreement, c raftstore.Command, at time.Time) error {
 	_, err := store.Apply(ctx, c)
 	if err == nil || !refusedByFleet(err) {
@@ -290,7 +277,6 @@ func (s *sources) write(ctx context.Context, store agreement, c raftstore.Comman
 	return err
 }
 
-// namesOf are the backends that a command of changes is about.
 func namesOf(c raftstore.Command) (names []string) {
 	switch c := c.(type) {
 	case raftstore.AddBackends:
@@ -307,9 +293,8 @@ func namesOf(c raftstore.Command) (names []string) {
 	return names
 }
 
-// changes are the commands that bring a state in line with the sources. They add
-// what is missing, change what is theirs, and drain, then remove what was theirs
-// and is named no more. What an operator or the configuration added is left alone.
+// changes returns the commands that apply the sources: add, update, and drain, then remove.
+// Backends of an operator or the configuration stay.
 func (s *sources) changes(state *raftstore.State, at time.Time) (commands []raftstore.Command) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -344,7 +329,6 @@ func (s *sources) changes(state *raftstore.State, at time.Time) (commands []raft
 	return append(commands, s.removals(state, at)...)
 }
 
-// changed brings back, or up to date, a backend that its source names.
 func changed(have *raftstore.Backend, b *Backend) (commands []raftstore.Command) {
 	if have.Drained && have.DrainedBy == raftstore.BySource {
 		commands = append(commands, raftstore.SetBackendState{
@@ -371,8 +355,7 @@ func changed(have *raftstore.Backend, b *Backend) (commands []raftstore.Command)
 	return commands
 }
 
-// removals take away what no source names any more. A kind of which some source
-// has not answered yet removes nothing: what is missing may be that one's.
+// removals removes what no source names, once all sources of its kind have answered.
 func (s *sources) removals(state *raftstore.State, at time.Time) (commands []raftstore.Command) {
 	draining := make(map[string]time.Time)
 	defer func() { s.drained = draining }()
@@ -385,7 +368,7 @@ func (s *sources) removals(state *raftstore.State, at time.Time) (commands []raf
 		if b.Source == raftstore.DNS && at.Sub(since) < dnsPatience {
 			continue
 		}
-		// By this node's own clock: the state has that of whoever led then.
+		// The state's times come from another node's clock.
 		drained, seen := s.drained[b.Name]
 		if !seen {
 			drained = at
@@ -394,7 +377,7 @@ func (s *sources) removals(state *raftstore.State, at time.Time) (commands []raf
 			draining[b.Name] = drained
 		}
 		switch {
-		case !b.Drained && b.State != raftstore.Down: // what is down has nothing to finish
+		case !b.Drained && b.State != raftstore.Down: // a backend that is down has no requests to finish
 			commands = append(commands, raftstore.SetBackendState{
 				Names: []string{b.Name}, Action: raftstore.Drain, By: raftstore.BySource, Reason: gonePrefix + "not named any more",
 			})
@@ -405,8 +388,8 @@ func (s *sources) removals(state *raftstore.State, at time.Time) (commands []raf
 	return commands
 }
 
-// missing says since when no source has named a backend that one of its kind has added.
-// What was missing already when the sources first answered is missing since then.
+// missing says since when no source has named a source's backend, at the earliest since the first
+// answers.
 func (s *sources) missing(b *raftstore.Backend) (since time.Time, gone bool) {
 	if s.firstLocked(b.Name) != nil {
 		return time.Time{}, false
@@ -440,7 +423,6 @@ func sortedNames(list map[string]Backend) []string {
 	return names
 }
 
-// status is how the sources are doing, in the order of the configuration.
 func (s *sources) status() []SourceStatus {
 	s.mu.Lock()
 	defer s.mu.Unlock()

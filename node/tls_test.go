@@ -14,8 +14,6 @@ import (
 	"testing"
 )
 
-// TestTLS goes through both ends: clients speak TLS to the router, the router
-// to an engine that is verified by roots of its own.
 func TestTLS(t *testing.T) {
 	leakCheck(t)
 	e := newFakeEngine(t, "m")
@@ -53,13 +51,11 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// TestUntrustedBackend: an engine with a certificate nobody vouches for gets
-// no request.
 func TestUntrustedBackend(t *testing.T) {
 	leakCheck(t)
 	e := newFakeEngine(t, "m")
 	secure := httptest.NewUnstartedServer(e.Config.Handler)
-	secure.Config.ErrorLog = log.New(io.Discard, "", 0) // of handshakes that fail, as they are to
+	secure.Config.ErrorLog = log.New(io.Discard, "", 0) // handshakes fail as intended
 	secure.StartTLS()
 	defer secure.Close()
 	n := startNode(t, testConfig(secure.URL))

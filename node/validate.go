@@ -13,17 +13,13 @@ import (
 	"grapevine/raftstore"
 )
 
-// minSecret is the shortest hash key taken from a configuration: 128 bits if
-// it is random, as anything shorter could be searched for.
+// minSecret is 128 bits, if random, which resist a search.
 const minSecret = 16
 
-// maxSecretFile bounds what is read as a secret.
 const maxSecretFile = 4096
 
-// Validate says everything that is wrong with a configuration, as joined
-// *ConfigError. file and lines, as returned by Load, place the errors; both
-// may be empty. The backends are normalised on the way (names and weights
-// filled in), which is why the receiver is a pointer.
+// Validate returns all mistakes as joined *ConfigError, located by file and lines of Load. It fills
+// in missing names and weights.
 func (c *Config) Validate(file string, lines map[string]int) error {
 	var errs []error
 	bad := func(key, remedy, format string, args ...any) {
@@ -191,13 +187,12 @@ func (c *Config) checkAmounts(bad complain) {
 	}
 }
 
-// minProbeInterval keeps probes from being a load of their own.
+// minProbeInterval keeps probes from loading the engines.
 const minProbeInterval = 10 * time.Millisecond
 
-// maxBodyLimit keeps one request from asking for the machine's memory.
+// maxBodyLimit protects the machine's memory.
 const maxBodyLimit = 1 << 30
 
-// secret returns the hash key: what the configuration says, else nil.
 func (c *Config) secret() ([]byte, error) {
 	if c.SecretFile == "" {
 		return []byte(c.Secret), nil

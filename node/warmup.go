@@ -21,21 +21,19 @@ import (
 )
 
 const (
-	// keptPrompts of at most keptBytes each are kept to be sent again, each for keptFor
-	// before a newer one takes its place.
+	// keptPrompts bounds the stored prompts; newer ones replace those older than keptFor.
 	keptPrompts = 8
 	keptBytes   = 1 << 20
 	keptFor     = time.Minute
-	// warmLimit bounds the warming of all backends that prefixes are new on at once.
+	// warmLimit bounds one warm-up of all backends.
 	warmLimit = 5 * time.Second
 )
 
-// warmer has engines compute hot prefixes before prompts come that begin with them. It
-// keeps a prompt of each, as only that makes an engine compute it. Safe for
+// warmer makes engines compute hot prefixes beforehand, from stored prompts. It is safe for
 // concurrent use.
 type warmer struct {
 	node  *Node
-	index policy.Index // is told what they hold then
+	index policy.Index // learns what the engines hold afterwards
 	log   zerolog.Logger
 
 	warmed, failed, unknown atomic.Uint64
@@ -56,7 +54,6 @@ func newWarmer(n *Node, index policy.Index) *warmer {
 	}
 }
 
-// observe keeps the body of a request that begins with a hot prefix.
 func (w *warmer) observe(r *proxy.Record) {
 	d := r.Decision
 	if d == nil || d.Replicas == 0 || r.Status != http.StatusOK || len(r.Body) == 0 || r.RequestBytes > keptBytes || r.Kind != prompt.Chat && r.Kind != prompt.Completion {
@@ -80,8 +77,7 @@ func (w *warmer) observe(r *proxy.Record) {
 	}
 }
 
-// warm sends a prompt that begins with the prefix to each of the backends, and
-// returns when they have computed it, or cannot in time.
+// warm returns when all backends have computed the prefix or failed, within warmLimit.
 func (w *warmer) warm(ctx context.Context, anchor prefixtree.Hash, backends []string) {
 	if len(backends) == 0 {
 		return
@@ -141,20 +137,17 @@ func (w *warmer) warmOne(ctx context.Context, anchor prefixtree.Hash, k *keptPro
 	return nil
 }
 
-// record notes that the backend holds the prefix.
 func (w *warmer) record(b prefixtree.Backend, anchor prefixtree.Hash, k *keptPrompt) {
 	var q policy.Request
 	if err := w.node.proxy.Describe([]byte(k.path), nil, k.body, &q); err != nil {
-		return // it was understood when it came
+		return // cannot happen: it was parsed before
 	}
 	if i := slices.Index(q.Hashes, anchor); i >= 0 {
 		w.index.Record(b, q.Hashes[:i+1], now(), new(prefixtree.Trail))
 	}
 }
 
-// forOneToken is a request of the completions APIs changed to ask for one token,
-// not streamed. Nor to be kept (store, and metadata to find it by): whoever sent the
-// prompt did not send this one.
+// forOneToken asks for one token, unstreamed and unstored, since no client sent this request.
 func forOneToken(body []byte) ([]byte, error) {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(body, &fields); err != nil {
@@ -167,10 +160,9 @@ func forOneToken(body []byte) ([]byte, error) {
 	return json.Marshal(fields)
 }
 
-// figures are the warm-ups by their outcome.
 func (w *warmer) figures() map[string]uint64 {
 	if w == nil {
-		w = new(warmer) // the series are there all the same
+		w = new(warmer) // the series exist without a warmer
 	}
 	return map[string]uint64{"warmed": w.warmed.Load(), "failed": w.failed.Load(), "unknown": w.unknown.Load()}
 }

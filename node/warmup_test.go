@@ -16,8 +16,8 @@ import (
 	"grapevine/raftstore"
 )
 
-// TestHeirsAreWarmed: the engine that takes over a hot prefix has computed it before the one that had it is drained, and is known to hold it;
-// no client is involved. An engine that does not answer keeps nobody from draining.
+// TestHeirsAreWarmed: an engine computes a hot prefix before it takes over from a drained one; a
+// dead engine does not block the drain.
 func TestHeirsAreWarmed(t *testing.T) {
 	for _, tenant := range []string{"none", "credential"} {
 		t.Run(tenant, func(t *testing.T) { testHeirsAreWarmed(t, tenant) })
@@ -76,7 +76,6 @@ func testHeirsAreWarmed(t *testing.T, tenant string) {
 	if m := scrape(t, n); m[`grapevine_hot_warm_ups_total{outcome="warmed"}`] != 1 {
 		t.Errorf("%v are counted", m[`grapevine_hot_warm_ups_total{outcome="warmed"}`])
 	}
-	// The next in order has gone without a word, and a prefix of which no prompt is kept.
 	if _, err := admin(n).SetBackendState(t.Context(), order[:1], "resume", ""); err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +90,6 @@ func testHeirsAreWarmed(t *testing.T, tenant string) {
 	}
 }
 
-// TestKeptPromptsAreBounded: few, not large, and no older than a minute while there are newer ones.
 func TestKeptPromptsAreBounded(t *testing.T) {
 	n := &Node{}
 	w := newWarmer(n, nil)

@@ -10,22 +10,18 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// The house's interfaces stand with their consumers; that the pieces fit them
-// is said here, once.
+// The parts implement their consumers' interfaces.
 var (
 	_ policy.Index     = (*prefixtree.Tree)(nil)
 	_ policy.Retractor = (*prefixtree.Tree)(nil)
 	_ proxy.Picker     = (*picker)(nil)
 )
 
-// picker lets the proxy ask the policy. Where the chosen backend is to be reached is part
-// of the view that was decided by.
+// picker connects the proxy to the policy. The target belongs to the decision's view.
 type picker struct{ n *Node }
 
-// Now is the node's clock.
 func (p *picker) Now() prefixtree.Time { return now() }
 
-// Pick chooses a backend and books the request there.
 func (p *picker) Pick(q *policy.Request, a *policy.Attempt) (proxy.Target, error) {
 	n := p.n
 	err := n.router.Pick(q, now(), a)
@@ -38,10 +34,8 @@ func (p *picker) Pick(q *policy.Request, a *policy.Attempt) (proxy.Target, error
 	return *a.Decision().Handle.(*proxy.Target), nil
 }
 
-// anyModel decides again as if the request named no model. A model that no
-// engine has listed is refused only if every list is configured: lists that
-// were learned by asking may be out of date, and some engines answer to any
-// name, so such a request goes to some engine and that engine judges it.
+// anyModel decides as if the request named no model. Learned lists may be out of date and some
+// engines accept any name, so an engine has to judge.
 func (n *Node) anyModel(q *policy.Request, decide func() error) error {
 	model := q.Model
 	q.Model = nil
@@ -50,7 +44,6 @@ func (n *Node) anyModel(q *policy.Request, decide func() error) error {
 	return err
 }
 
-// proxyConfig says in the proxy's words what a configuration says.
 func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *Config) (proxy.Config, error) {
 	headers, err := proxy.ParseResponseHeaders(cfg.ResponseHeaders)
 	if err != nil {
@@ -88,7 +81,6 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *Config) (proxy.Config, er
 	}, nil
 }
 
-// observe takes a request that has ended.
 func (n *Node) observe(r *proxy.Record) {
 	n.metrics.observe(r)
 	if n.warmer != nil {
@@ -96,8 +88,7 @@ func (n *Node) observe(r *proxy.Record) {
 	}
 }
 
-// orNone turns the 0 of a configuration, none, into the proxy's, whose own 0
-// is the default.
+// orNone turns a configured 0 (none) into -1, since the proxy's 0 is its default.
 func orNone(d time.Duration) time.Duration {
 	if d == 0 {
 		return -1

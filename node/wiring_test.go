@@ -11,10 +11,8 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// maxFactTime is beyond every time a fact can have.
 const maxFactTime = prefixtree.Time(math.MaxInt64)
 
-// sameFacts says whether two nodes know the same of all engines.
 func sameFacts(a, b *knower) (count uint64, same bool) {
 	at := max(a.at, b.at)
 	count, xor := a.tree.FactDigest(at, 0, maxFactTime, a.numbers)
@@ -22,12 +20,10 @@ func sameFacts(a, b *knower) (count uint64, same bool) {
 	return count, n == count && x == xor
 }
 
-// TestAllNewsTravels: what the end of a request changes is told like its
-// placement: a later time, a failure, a lost cache.
 func TestAllNewsTravels(t *testing.T) {
 	t.Parallel()
 	one, two := newKnower(t, "a"), newKnower(t, "a")
-	one.at -= 5 * 60_000 // what comes from ahead of the clock is taken for now
+	one.at -= 5 * 60_000 // facts ahead of the clock count as now
 	check := func(what string, want uint64, kind prefixtree.Kind) {
 		t.Helper()
 		tell(t, one, two)
@@ -66,7 +62,7 @@ func TestAllNewsTravels(t *testing.T) {
 	begin().End(policy.Outcome{PromptTokens: 1024, CachedTokens: 0, OutputTokens: 5}, one.at)
 	check("a prompt that the engine will lose", 24, prefixtree.Add)
 	prompt = other
-	for range 3 { // nothing of what must be there
+	for range 3 { // none of the expected blocks is cached
 		one.at += 20_000
 		a = begin()
 		one.at += 1000
@@ -75,8 +71,6 @@ func TestAllNewsTravels(t *testing.T) {
 	check("a restart of the engine", 16, prefixtree.Fence)
 }
 
-// TestLearnedElsewhere: what others found out of an engine's cache and of the
-// fleet reaches the tree and the policy.
 func TestLearnedElsewhere(t *testing.T) {
 	k := newKnower(t, "a")
 	for seed := range 200 {
@@ -101,7 +95,6 @@ func TestLearnedElsewhere(t *testing.T) {
 	}
 }
 
-// TestAnnouncerForgetsItsLongest: one enormous prompt leaves no memory behind.
 func TestAnnouncerForgetsItsLongest(t *testing.T) {
 	k := newKnower(t, "a")
 	k.announced.Record(0, chain(1, 3*maxKeptFacts*4), k.at, nil)
@@ -112,7 +105,6 @@ func TestAnnouncerForgetsItsLongest(t *testing.T) {
 	}
 }
 
-// TestGossipConfig: what is configured reaches gossip.
 func TestGossipConfig(t *testing.T) {
 	c := fleetConfig("one", []string{"10.0.0.1:7946"})
 	c.GossipAdvertise, c.Cluster, c.GossipBudget, c.WarmDeadline, c.Version = "10.0.0.9:1234", "other", 1<<20, 3*time.Second, "v1"
@@ -133,7 +125,6 @@ func TestGossipConfig(t *testing.T) {
 	}
 }
 
-// TestTakenNameIsWaitedFor: a node that has moved starts when its former self has gone.
 func TestTakenNameIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	nodes := startFleet(t, 2)
@@ -142,7 +133,7 @@ func TestTakenNameIsWaitedFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer stopNode(t, moved)
-	moved.nameWait = 10 * time.Minute // the test's patience is below
+	moved.nameWait = 10 * time.Minute
 	started := make(chan error, 1)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -158,7 +149,6 @@ func TestTakenNameIsWaitedFor(t *testing.T) {
 	awaitFleet(t, nodes[0], moved)
 }
 
-// TestFactsOfEngines: the digest of all facts is that of each engine's together, by keys that every node has.
 func TestFactsOfEngines(t *testing.T) {
 	s := factsStatus(map[uint32]prefixtree.FactSum{0xabc: {Count: 3, XOR: 0xff}, 1: {Count: 4, XOR: 0xf0}})
 	if s.Count != 7 || s.XOR != "000000000000000f" || s.Backends["00000abc"] != (FactsOf{3, "00000000000000ff"}) || len(s.Backends) != 2 {

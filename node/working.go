@@ -15,25 +15,19 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// workingPoll is how often Working looks whether a loop has gone round.
 const workingPoll = 10 * time.Millisecond
 
-// loop is something that goes round for as long as the node works.
 type loop struct {
 	name  string
-	turns func() uint64 // so far
+	turns func() uint64
 }
 
-// Working returns nil if this node can do its work, else an error that says
-// which part cannot: a decision is made, the loop over the clients' connections
-// and the one that tells other nodes go round, and a connection to the data port
-// is taken and answered. It waits for signs of life until ctx ends. If a lock is
-// held for ever it does not return at all, which its caller must take for the
-// same (notify.Watch does).
+// Working returns which part of this node does not work, or nil: the decision, the turns of its
+// loops until ctx ends, or the data port. With a lock held forever it never returns, which is a
+// failure, too.
 //
-// What is not asked: whether engines or other nodes are there, whether the node
-// is ready, how much it has to do. None of that is mended by ending it. For a
-// node that does not run, or is stopping, it says nothing: nil.
+// Missing engines, readiness and load do not count: a restart repairs none. A stopping node returns
+// nil.
 func (n *Node) Working(ctx context.Context) error {
 	if !n.serving.Load() {
 		return nil
@@ -57,8 +51,7 @@ func (n *Node) Working(ctx context.Context) error {
 	return nil
 }
 
-// until polls until ok, or the node is no longer asked to work, or, which
-// returns false, ctx ends.
+// until polls until ok or until the node stops; it returns false if ctx ends first.
 func (n *Node) until(ctx context.Context, ok func() bool) bool {
 	poll := time.NewTicker(workingPoll)
 	defer poll.Stop()
@@ -72,7 +65,6 @@ func (n *Node) until(ctx context.Context, ok func() bool) bool {
 	return true
 }
 
-// decides makes a decision as for a request and drops it.
 func (n *Node) decides() error {
 	_, err := n.Explain("/v1/chat/completions", func(string) []byte { return nil }, []byte(`{"messages":[{"role":"user","content":"?"}]}`))
 	if err != nil && !errors.Is(err, policy.ErrNoBackend) && !errors.Is(err, policy.ErrUnknownModel) {
@@ -81,10 +73,8 @@ func (n *Node) decides() error {
 	return nil
 }
 
-// takesConnection returns nil if whoever listens on addr takes a connection: if
-// it answers, or closes it, as it does where TLS is spoken or all connections
-// that it may have are there. That there are no descriptors or ports to ask with says
-// nothing about the other side.
+// takesConnection returns nil if the listener on addr answers or closes a connection. A local lack
+// of descriptors or ports is no verdict.
 func takesConnection(ctx context.Context, addr string, proxyProtocol bool) error {
 	var d net.Dialer
 	c, err := d.DialContext(ctx, "tcp", addr)
@@ -104,7 +94,7 @@ func takesConnection(ctx context.Context, addr string, proxyProtocol bool) error
 	if proxyProtocol {
 		request = "PROXY UNKNOWN\r\n" + request
 	}
-	// A reset is an answer too, of the kernel for a process that closed.
+	// A reset is also a sign of life.
 	if _, err := io.WriteString(c, request); err != nil && !timedOut(err) {
 		return nil
 	}
@@ -119,21 +109,19 @@ func timedOut(err error) bool {
 	return errors.As(err, &ne) && ne.Timeout()
 }
 
-// counted is a node's knowledge that counts how often it is asked for its load,
-// which gossip does with every turn of its loop.
+// counted counts the calls of Loads, one per turn of gossip's loop.
 type counted struct {
 	*knowledge
 	turns *atomic.Uint64
 }
 
-// Loads implements gossip.Knowledge.
 func (c counted) Loads(dst []gossip.Load) []gossip.Load {
 	dst = c.knowledge.Loads(dst)
 	c.turns.Add(1)
 	return dst
 }
 
-// Summary is how the node is doing, in one line for people.
+// Summary is the node's status in one line.
 func (n *Node) Summary() string {
 	var parts []string
 	if ready, reason := n.ready.get(); ready {
@@ -161,7 +149,6 @@ func (n *Node) Summary() string {
 	return strings.Join(parts, ", ")
 }
 
-// count is a number with its noun.
 func count(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun
@@ -169,11 +156,10 @@ func count(n int, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// startSlack is what a start takes beside its waiting.
+// startSlack is for a start's work beside its waits.
 const startSlack = 30 * time.Second
 
-// StartWithin is how long Start may take: it waits for other nodes, within the
-// bounds of the configuration.
+// StartWithin bounds the duration of Start.
 func (n *Node) StartWithin() time.Duration {
 	if n.knowledge == nil {
 		return startSlack
@@ -181,13 +167,11 @@ func (n *Node) StartWithin() time.Duration {
 	return max(n.cfg.WarmDeadline, n.nameWait) + startSlack
 }
 
-// StopWithin is how long Drain with the configured grace and Stop may take
-// together, if what is left is cut at the end of drain_timeout.
+// StopWithin bounds Drain with the configured grace plus Stop with drain_timeout.
 func (n *Node) StopWithin() time.Duration {
 	c := n.running.Load()
 	return c.DrainGrace + c.DrainClose + c.DrainTimeout + stopSlack
 }
 
-// stopSlack is what a stop takes beside its waiting: gossip's last word is
-// bounded by some seconds.
+// stopSlack is for a stop's work beside its waits, such as gossip's leave.
 const stopSlack = 15 * time.Second

@@ -17,7 +17,6 @@ import (
 	"grapevine/node/notify"
 )
 
-// works asks a node with a patience that no healthy one needs.
 func works(t *testing.T, n *Node) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -25,8 +24,6 @@ func works(t *testing.T, n *Node) error {
 	return n.Working(ctx)
 }
 
-// TestWorking: a node that is well says so, however it is configured, and
-// whatever there is to work with: no engine, no other node.
 func TestWorking(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t, "test")
@@ -79,12 +76,11 @@ func TestWorking(t *testing.T) {
 	}
 }
 
-// TestDeafDataPort: that nobody takes connections is found, and told from a port
-// that is closed.
+// TestDeafDataPort: a port that accepts nothing is found, and differs from a closed one.
 func TestDeafDataPort(t *testing.T) {
 	t.Parallel()
 	n := startNode(t, testConfig())
-	// finds waits for the failure want: a machine that stalls may show others first.
+	// finds waits for the failure want, since a stalled machine may show others first.
 	finds := func(want string) {
 		t.Helper()
 		eventually(t, want, func() bool {
@@ -95,7 +91,7 @@ func TestDeafDataPort(t *testing.T) {
 		})
 	}
 
-	// A socket that the kernel takes connections for, and nobody else does.
+	// The kernel accepts connections for this socket; the program does not.
 	deaf, err := net.Listen("tcp", elsewhere())
 	if err != nil {
 		t.Fatal(err)
@@ -111,8 +107,6 @@ func TestDeafDataPort(t *testing.T) {
 	}
 }
 
-// TestWatchdogOfStuckNode: a node that stands still gives no sign of life, and
-// gives them again when it goes on.
 func TestWatchdogOfStuckNode(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "notify")
@@ -176,8 +170,7 @@ func TestSummary(t *testing.T) {
 	})
 }
 
-// TestPatience: the service manager is asked for more time than the settings
-// let a start and a stop take.
+// TestPatience: the service manager grants more time than the settings need.
 func TestPatience(t *testing.T) {
 	cfg := fleetConfig("test", nil)
 	cfg.WarmDeadline, cfg.DrainGrace, cfg.DrainClose, cfg.DrainTimeout = 5*time.Minute, time.Minute, 2*time.Second, time.Hour
@@ -193,8 +186,6 @@ func TestPatience(t *testing.T) {
 	}
 }
 
-// TestReload: a new certificate is used from the next handshake on, and a
-// broken one leaves the last in force.
 func TestReload(t *testing.T) {
 	leakCheck(t)
 	a := newAuthority(t, "test")

@@ -7,7 +7,6 @@ import (
 	"time"
 )
 
-// TestHotPathDoesNotAllocate: everything done per request, once warm.
 func TestHotPathDoesNotAllocate(t *testing.T) {
 	tree := newTree(t, Config{})
 	hasher := newHasher(t)

@@ -2,26 +2,25 @@ package prefixtree
 
 import "math"
 
-// An engine that has lost its cache shows it plainly only while nothing of a prompt is cached. Where prompts have a head in
-// common, the first request puts that back, and all others find it and miss the rest, as after an eviction. What tells the two
-// apart is that a cache that evicts by use holds everything used after what it still holds: a block that is missing, although one
-// that lay further back was found not long ago, was not evicted.
+// A lost cache is obvious only while nothing of a prompt is cached. If prompts share a head, the
+// first request puts it back, and the rest is missing as after an eviction. But an LRU cache holds
+// everything used after its oldest block: a miss is no eviction if an older block was found lately.
 
 const (
-	// certainty is by how much a miss must lie nearer than what was found, to speak for a lost cache and not for inaccurate
-	// counting of what came in between.
+	// certainty is how many times nearer than a found block a miss must be to indicate a lost
+	// cache, not inexact counting.
 	certainty = 4
 
-	// doubtLimit is how many misses that are no evictions are passed over in a row, until they are taken for such after all:
-	// an engine may really hold less than it did.
+	// doubtLimit is the number of such misses in a row that are ignored; then the engine really
+	// holds less.
 	doubtLimit = 8
 
-	// doubtFor, ms, is how far apart such misses may lie to have one cause.
+	// doubtFor, in ms, bounds the time between misses of one cause.
 	doubtFor = 2 * 60_000
 )
 
-// proof is how far back a block was found in the cache, in distinct blocks touched since. It fades: requests that run take room,
-// too, now more, now less.
+// proof is the furthest distance, in distinct blocks touched since, at which a block was found. It
+// decays.
 type proof struct {
 	displaced float64
 	at        Time
@@ -37,15 +36,14 @@ func (p *proof) add(displaced float64, now Time) {
 	}
 }
 
-// gap is what a count that falls short of a trail says: blocks down to head were in the cache, the one at depth gone was not.
-// Between them lies what the count's rounding leaves open.
+// gap is what a short count shows: blocks down to head were cached, the one at gone was not.
 type gap struct {
 	head, gone int
-	headAt     Time // last touch of the block at head, 0 if there is none
-	trailStep       // of the block at gone
+	headAt     Time
+	trailStep
 }
 
-// gap returns what a short count says; steps younger than unsettled, ms, say nothing. ok is false if nothing is left.
+// gap ignores steps younger than unsettled ms; ok is false if none remains.
 func (tr *Trail) gap(cached int, unsettled int64) (g gap, ok bool) {
 	slack := 0
 	if cached > 0 {
@@ -64,25 +62,24 @@ func (tr *Trail) gap(cached int, unsettled int64) (g gap, ok bool) {
 			return g, true
 		}
 		if cached > 0 {
-			return g, false // what lies deeper is missing with it
+			return g, false // blocks below a missing one are missing as well
 		}
 	}
 	return g, false
 }
 
-// misses are those in a row that are no evictions. The zero value is none.
+// misses are consecutive misses that no eviction explains. The zero value is empty.
 type misses struct {
-	doubts     int   // all of them
-	first      Time  // placement of the first
-	count      int   // those that speak for a lost cache
+	doubts     int
+	first      Time
+	count      int   // misses that indicate a lost cache
 	since      Time  // earliest placement of these
-	lost       Time  // latest touch of a block that was missing in them
-	against    int   // those that do not: what they found is not what others have put back
-	head, next block // what the last of them has found and missed, if one has found anything
+	lost       Time  // latest touch of a block missing in them
+	against    int   // misses that found more than other requests put back
+	head, next block // what the last one found and missed
 	gone       [doubtLimit]block
 }
 
-// block is one block of a chain.
 type block struct {
 	depth int
 	hash  Hash
@@ -92,17 +89,16 @@ func (b block) in(chain []Hash) bool {
 	return b.depth > 0 && b.depth <= len(chain) && chain[b.depth-1] == b.hash
 }
 
-// add counts a miss as a sign of a lost cache, if it is one more: another prompt's, which has found no more than what others have
-// put back since.
+// add counts a miss of another prompt that found only what other requests put back.
 func (m *misses) add(g *gap, chain []Hash, recorded Time) {
 	for _, gone := range m.gone[:m.count] {
 		if gone.in(chain) {
-			return // perhaps it just has not been computed yet
+			return // the same prompt: may not be computed yet
 		}
 	}
 	gone := block{g.gone, chain[g.gone-1]}
 	if g.head > 0 {
-		// As far as the one before, and no further than it has in common with that.
+		// As deep as the last miss, and no deeper than their common part.
 		same := m.head.in(chain) && abs(m.head.depth-g.head) <= 1 && !m.next.in(chain)
 		putBack := g.headAt > max(g.at, m.lost)
 		first := m.head == block{}
@@ -114,7 +110,7 @@ func (m *misses) add(g *gap, chain []Hash, recorded Time) {
 			return
 		}
 	} else {
-		gone = block{len(chain), chain[len(chain)-1]} // the root is everybody's, the end is not
+		gone = block{len(chain), chain[len(chain)-1]} // prompts share the root but not the end
 	}
 	if m.count == 0 || recorded < m.since {
 		m.since = recorded
@@ -126,15 +122,14 @@ func (m *misses) add(g *gap, chain []Hash, recorded Time) {
 
 func abs(n int) int { return max(n, -n) }
 
-// foundLocked takes in that a request has found all that was expected, down to a block last touched as the step says.
 func (l *ledger) foundLocked(step trailStep, recorded Time) {
 	l.usage.proof.add(step.displaced, recorded)
 	if step.at <= l.misses.lost {
-		l.misses = misses{} // it is older than what was lost
+		l.misses = misses{} // a block older than the lost ones is cached
 	}
 }
 
-// impossible says by how much a block lies nearer than an eviction can be, as a factor; 0 if it does not.
+// impossible returns how many times nearer than the proof a miss is, 0 if an eviction is possible.
 func (u *usage) impossible(displaced float64, now Time) float64 {
 	found := u.proof.value(now)
 	if found < minDisplaced || displaced >= found {
@@ -143,7 +138,6 @@ func (u *usage) impossible(displaced float64, now Time) float64 {
 	return found / max(displaced, 1)
 }
 
-// doubtful says whether a count that falls short is that of an engine which may have lost its cache.
 func (t *Tree) doubtful(b Backend, tr *Trail, cached int, now Time) bool {
 	g, ok := tr.gap(cached, int64(now-tr.recorded))
 	l := &t.ledgers[b]
@@ -152,15 +146,15 @@ func (t *Tree) doubtful(b Backend, tr *Trail, cached int, now Time) bool {
 	return ok && l.usage.impossible(g.displaced, tr.recorded) >= certainty
 }
 
-// passOverLocked says whether a miss is no evidence of an eviction, and counts what speaks for a lost cache instead. cached falls
-// short of the trail.
+// passOverLocked reports whether a miss is no evidence of an eviction, and counts it as a sign of a
+// lost cache.
 func (t *Tree) passOverLocked(b Backend, l *ledger, chain []Hash, tr *Trail, cached int, now Time) bool {
 	g, ok := tr.gap(cached, int64(now-tr.recorded))
 	switch {
 	case !ok:
 		return false
 	case int64(g.at) <= max(t.limits[b].floor.Load(), int64(l.cleared)):
-		return true // it went with all the rest
+		return true
 	}
 	by := l.usage.impossible(g.displaced, tr.recorded)
 	if by == 0 || by < certainty && l.usage.taught {
@@ -184,7 +178,6 @@ func (t *Tree) passOverLocked(b Backend, l *ledger, chain []Hash, tr *Trail, cac
 	return true
 }
 
-// surprisedLocked counts one more surprise in a row, by a request recorded at the given time.
 func (t *Tree) surprisedLocked(l *ledger, recorded Time) {
 	if l.surprises == 0 || recorded < l.surpriseFirst {
 		l.surpriseFirst = recorded
@@ -193,9 +186,8 @@ func (t *Tree) surprisedLocked(l *ledger, recorded Time) {
 	t.surprises.Add(1)
 }
 
-// amnesiaLocked clears the backend at the third surprise in a row, or at the third miss that speaks for a lost cache. What
-// the requests themselves placed was computed by the engine that had lost its cache, so the fence lies just before the
-// first of them.
+// amnesiaLocked clears the backend at the third surprise or sign. The fence lies before the first
+// of them, because the emptied engine computed what these requests placed.
 func (t *Tree) amnesiaLocked(b Backend, l *ledger, now Time) bool {
 	var first Time
 	switch {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// talks are conversations behind one head, with an engine that holds so many blocks, and a tree that learns from it.
+// talks is conversations behind one head, an engine and a tree that learns from it.
 type talks struct {
 	t      *testing.T
 	r      *rand.Rand
@@ -17,7 +17,7 @@ type talks struct {
 	head   []Hash
 	turns  []int
 	now    Time
-	// count is what the engine says of a prompt of so many blocks of which so many were cached.
+	// count is the count that the engine reports.
 	count    func(prompt, cached int) int
 	amnesias int
 }
@@ -31,7 +31,7 @@ func newTalks(t *testing.T, seed uint64, number, capacity int) *talks {
 	}
 }
 
-// chain is the prompt of a conversation's next turn but so many: two blocks more each time, and another conversation after twenty.
+// chain grows by two blocks a turn and starts a new conversation after twenty.
 func (s *talks) chain(i int) []Hash {
 	keys := make([]uint64, 10+2*(s.turns[i]%20))
 	for k := range keys {
@@ -40,7 +40,7 @@ func (s *talks) chain(i int) []Hash {
 	return FromKeys(slices.Clone(s.head), s.hasher, nil, keys)
 }
 
-// run has some conversation ask the engine so many times, every 100 ms on average, until an amnesia is seen.
+// run sends requests every 100 ms on average, until an amnesia.
 func (s *talks) run(requests int) (done int) {
 	for done = range requests {
 		s.now += Time(s.r.ExpFloat64() * 100)
@@ -71,11 +71,9 @@ func (s *talks) forget() {
 	clear(s.engine.blocks)
 }
 
-// talkSeeds is how many times each of the tests below is made; they are the same every time.
 const talkSeeds = 2
 
-// TestAmnesiaBehindACommonHead: an engine that lost its cache is known by what conversations miss behind the head that the first of them has put
-// back, whatever the engine counts in; the horizon does not suffer, and what was lost is not believed.
+// A lost cache is recognised by misses behind a common head, and the horizon does not suffer.
 func TestAmnesiaBehindACommonHead(t *testing.T) {
 	for name, block := range map[string]int{"exact": 1, "in twos": 2, "in threes": 3} {
 		t.Run(name, func(t *testing.T) {
@@ -115,8 +113,7 @@ func TestAmnesiaBehindACommonHead(t *testing.T) {
 	}
 }
 
-// TestFewMissesLeaveTheHorizon: what a node sees of a lost cache may be too little to be certain of; it is no eviction either, which would tell
-// this node that the engine forgets within seconds.
+// Too few misses to be certain are not learned as evictions either.
 func TestFewMissesLeaveTheHorizon(t *testing.T) {
 	for seed := range uint64(talkSeeds) {
 		s := newTalks(t, seed, 40, 1<<20)
@@ -131,7 +128,7 @@ func TestFewMissesLeaveTheHorizon(t *testing.T) {
 		turns(3)
 		horizon := s.tree.Horizon(1)
 		s.forget()
-		s.engine.use(s.head) // another node's request
+		s.engine.use(s.head)
 		turns(2)
 		if got := s.tree.Horizon(1); got < horizon/2 || s.amnesias != 0 {
 			t.Errorf("seed %d: horizon %v, was %v, %d amnesias", seed, got, horizon, s.amnesias)
@@ -139,8 +136,7 @@ func TestFewMissesLeaveTheHorizon(t *testing.T) {
 	}
 }
 
-// TestNoAmnesiaUnderPressure: evictions behind a head that everybody keeps fresh are learned as such, also when they come sooner than before,
-// since what runs takes room.
+// Evictions behind a fresh head are learned as evictions.
 func TestNoAmnesiaUnderPressure(t *testing.T) {
 	for seed := range uint64(talkSeeds) {
 		s := newTalks(t, seed, 100, 1200)
@@ -160,8 +156,7 @@ func TestNoAmnesiaUnderPressure(t *testing.T) {
 	}
 }
 
-// TestNoAmnesiaByLies: an engine that begins to count wrongly has not lost its cache. One that says anything at all may look so by chance; then
-// again only after it has told enough truths to be believed.
+// An engine that starts to count wrongly has not lost its cache.
 func TestNoAmnesiaByLies(t *testing.T) {
 	for name, of := range map[string]struct {
 		lie  func(s *talks, prompt, cached int) int
@@ -187,7 +182,6 @@ func TestNoAmnesiaByLies(t *testing.T) {
 	}
 }
 
-// TestNoAmnesiaWithoutCounts: an engine that tells nothing has lost nothing.
 func TestNoAmnesiaWithoutCounts(t *testing.T) {
 	s := newTalks(t, 1, 40, 1<<20)
 	s.run(1000)
@@ -200,18 +194,18 @@ func TestNoAmnesiaWithoutCounts(t *testing.T) {
 	}
 }
 
-// TestNoAmnesiaByWorkUnderWay: requests that follow one on its heels miss what that has not computed yet.
+// Requests miss what an earlier one has not computed yet, without consequences.
 func TestNoAmnesiaByWorkUnderWay(t *testing.T) {
 	s := newTalks(t, 1, 40, 1<<20)
 	s.run(2000)
 	for i := range uint64(20) {
 		s.now += 100
 		common := slices.Concat(s.head, chainOf(t, 1000+i, 40))
-		s.tree.Record(1, common, s.now, nil) // waits
+		s.tree.Record(1, common, s.now, nil)
 		for j := range uint64(5) {
 			s.now += 10
 			chain := slices.Concat(common, chainOf(t, 2000+10*i+j, 5))
-			for _, stay := range []Time{1, 400} { // the second of two turns, and one that waits as well
+			for _, stay := range []Time{1, 400} {
 				if visit(s.tree, 1, chain, len(s.head), s.now, stay).Amnesia {
 					t.Fatal("took it for a lost cache")
 				}

@@ -6,49 +6,47 @@ import (
 	"time"
 )
 
-// Applied says what became of a payload's records: facts, fences and what a later release may have put between them.
+// Applied counts the records of a payload.
 type Applied struct {
-	Records int // all of them
-	News    int // changed this tree
-	Unknown int // of backends that names does not know, or of kinds this node does not know: skipped
-	Late    int // of an older generation, behind a fence or past retention: without effect
+	Records int
+	News    int // records that changed this tree
+	Unknown int // skipped: unknown backend or kind
+	Late    int // without effect: older generation, behind a fence or past retention
 }
 
-// ApplyDelta merges a payload that another node's Outbox has drained, or a page of its Snapshot, which has the same form. shift
-// is added to its times; times then more than 5 s ahead of now are taken as that. Order, repetition and loss of payloads do not
-// matter, but for drops and reverts, which are hints. On an error, which wraps ErrDelta, the records before the malformed one have been merged, which does no harm.
-// Payload stays the caller's. Allocates nothing. Safe for concurrent use.
+// ApplyDelta merges a payload of another node's Outbox or Snapshot, with shift added to its times,
+// which are capped at 5 s after now. Payloads may be reordered, repeated or lost. After an error,
+// which wraps ErrDelta, the records before the fault stay merged. It does not retain payload or
+// allocate. Safe for concurrent use.
 func (t *Tree) ApplyDelta(payload []byte, names Names, shift time.Duration, now Time) (Applied, error) {
 	m := merge{t: t, now: clampTime(now)}
 	return m.payload(payload, names, shift)
 }
 
-// ApplyDeltaNews is ApplyDelta that appends to news what this tree alone now knows at anchors. A block that was no anchor
-// here becomes one by a peer's older fact: its later time has not been told to anybody yet. That happens at most once per
-// fact and node, so it cannot echo.
+// ApplyDeltaNews is ApplyDelta that appends to news what only this tree knows: if a peer's older
+// fact turns a block into an anchor, no peer has this node's later time. That happens once per fact
+// and node.
 func (t *Tree) ApplyDeltaNews(payload []byte, names Names, shift time.Duration, now Time, news []Fact) (Applied, []Fact, error) {
 	m := merge{t: t, now: clampTime(now), tells: true, news: news}
 	applied, err := m.payload(payload, names, shift)
 	return applied, m.news, err
 }
 
-// merge brings other nodes' facts into a tree. Blocks are looked up in runs of lookahead whatever records they come in, so that
-// their cache misses overlap; records wait until there are so many.
+// merge applies facts in runs of lookahead blocks, whatever their records.
 type merge struct {
 	t     *Tree
 	now   Time
-	tells bool // somebody wants the news
+	tells bool
 	news  []Fact
 
 	changed int
 	runs    [lookahead]run
-	waiting int // runs
+	waiting int
 	blocks  [lookahead]Hash
 	filled  int
 	ahead
 }
 
-// run is a part of a record: blocks [from, to) of those that wait.
 type run struct {
 	Fact
 	from, to int
@@ -82,7 +80,7 @@ func (m *merge) payload(payload []byte, names Names, shift time.Duration) (appli
 			f.Before = m.clamp(f.Before + by)
 		}
 		if f.Kind == Fence {
-			m.flush() // what came before the fence may be news yet
+			m.flush() // earlier facts may still be news
 			if m.t.late(&f, m.now) {
 				applied.Late++
 			} else if m.t.applyFence(&f, m.now) {
@@ -105,7 +103,6 @@ func (m *merge) payload(payload []byte, names Names, shift time.Duration) (appli
 
 func (m *merge) clamp(at Time) Time { return clampTime(min(at, m.now+maxAhead)) }
 
-// record takes a run of any length.
 func (m *merge) record(f *Fact, hashes []byte) error {
 	for len(hashes) > 0 {
 		if m.filled == lookahead {
@@ -126,7 +123,6 @@ func (m *merge) record(f *Fact, hashes []byte) error {
 	return nil
 }
 
-// flush merges what waits.
 func (m *merge) flush() {
 	m.fetch(m.t, m.blocks[:m.filled])
 	m.index = 0
@@ -143,8 +139,8 @@ func (m *merge) flush() {
 	m.waiting, m.filled = 0, 0
 }
 
-// late says whether a fact's backend or the present are past it. One that is ahead of its backend is noted. A fact of an unknown
-// generation, 0, is judged by its time alone: its node did not know the generation, but sent the request to the engine of that time.
+// late reports whether a fact has no effect, and records facts of a newer generation. Generation 0
+// is judged by time alone.
 func (t *Tree) late(f *Fact, now Time) bool {
 	generation := t.ledgers[f.Backend].generation.Load()
 	if f.Generation != 0 && f.Generation < generation {
@@ -166,7 +162,6 @@ func (t *Tree) late(f *Fact, now Time) bool {
 	}
 }
 
-// applyFence clears the backend up to the fact's time and reports whether that was new.
 func (t *Tree) applyFence(f *Fact, now Time) bool {
 	l := &t.ledgers[f.Backend]
 	l.mu.Lock()
@@ -176,19 +171,18 @@ func (t *Tree) applyFence(f *Fact, now Time) bool {
 		return false
 	}
 	raise(floor, int64(f.Time))
-	// As after an amnesia of its own: what surprised this node, too, is dealt with.
+	// as after a lost cache found here
 	l.surprises, l.misses, l.cleared = 0, misses{}, now
 	l.usage.clear()
 	t.limits[f.Backend].span.Store(l.usage.span())
 	return true
 }
 
-// place merges one run of placements that are not late.
 func (m *merge) place(f *Fact, blocks []Hash, places []place) {
 	lim := &m.t.limits[f.Backend]
 	told := makeEntry(f.Backend, f.Time, anchorFlags(f.Span))
 	span := float64(max(1, min(f.Span, maxSpan)))
-	var left [lookahead]use // earlier touches of the blocks that are touched now
+	var left [lookahead]use
 	touched, fresh, n := 0, 0, 0
 	for i, h := range blocks {
 		p := &places[i]
@@ -228,7 +222,6 @@ func (m *merge) place(f *Fact, blocks []Hash, places []place) {
 	}
 }
 
-// retract merges one run of drops or reverts.
 func (m *merge) retract(f *Fact, blocks []Hash, places []place) {
 	verdict := func(e entry) (to entry, remove bool) {
 		switch at := entryTime(e); {

@@ -15,7 +15,7 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// The figures of DESIGN.md: go test -run '^$' -bench . -count=5 ./prefixtree/
+// go test -run '^$' -bench . -count=5 ./prefixtree/
 
 const promptBytes = 128 << 10 // about 32k tokens, 256 blocks
 
@@ -58,7 +58,6 @@ func BenchmarkHash(b *testing.B) {
 	})
 }
 
-// resident is a tree with facts in it and the chains they lie on.
 type resident struct {
 	tree     *Tree
 	chains   [][]Hash
@@ -73,7 +72,6 @@ func (r resident) holder(chain int, rnd *rand.Rand) Backend {
 	return Backend(chain % r.backends)
 }
 
-// fill records chains of depth blocks until there are that many facts: each chain on one backend, or on every one.
 func fill(tb testing.TB, facts, backends, depth int, all bool) resident {
 	r := resident{tree: newTree(tb, Config{Budget: 1 << 30}), backends: backends, all: all}
 	perChain := depth
@@ -115,7 +113,7 @@ func (l *latencies) quantile(q float64) float64 {
 	return float64(len(l.counts) * 10)
 }
 
-// report adds quantiles in ns to the benchmark's line, less the cost of reading the clock.
+// report adds quantiles in ns, less the cost of reading the clock.
 func (l *latencies) report(b *testing.B) {
 	timer := new(latencies)
 	for range 10_000 {
@@ -165,7 +163,6 @@ func BenchmarkMatch(b *testing.B) {
 			defer stop(b)
 			benchMatch(b, r, whole, want)
 		})
-		// A prompt that goes on past what is held: the last shared block must be found by bisection.
 		other := chainOf(b, 1<<30, 256)
 		scratch := make([]Hash, 256)
 		diverge := func(chain []Hash) []Hash {
@@ -178,7 +175,6 @@ func BenchmarkMatch(b *testing.B) {
 	}
 }
 
-// BenchmarkMatchWorst has as many distinct drop points as it can: every backend ends at a depth of its own.
 func BenchmarkMatchWorst(b *testing.B) {
 	for _, backends := range []int{64, 256, 2000} {
 		tree := newTree(b, Config{})
@@ -199,8 +195,7 @@ func BenchmarkMatchWorst(b *testing.B) {
 	}
 }
 
-// writeInBackground records blocks at 1M/s, half of them new and half of them touches of whole resident chains by one of
-// their holders, until stopped; stop reports the rate reached. Its time runs forty times as fast as ours, so that touches
+// writeInBackground records 1M blocks/s, half new and half touches, in fast time so that touches
 // are due.
 func writeInBackground(r resident) (stop func(b *testing.B)) {
 	const perSecond, speed = 1_000_000, 40
@@ -233,7 +228,7 @@ func writeInBackground(r resident) (stop func(b *testing.B)) {
 	}
 }
 
-// naive is what one writes first: a map of maps under a lock, walked from the root.
+// naive is a map of maps under a lock, walked from the root.
 type naive struct {
 	mu     sync.RWMutex
 	blocks map[Hash]map[Backend]Time
@@ -285,8 +280,8 @@ func benchNaive(b *testing.B, r resident, all bool) {
 	l.report(b)
 }
 
-// BenchmarkRecord is Record and Learn of chains known on the backend: one of 1M facts' (cold) or always the same (hot),
-// held by one or by many. A touch is due or not, at the end of a stay too or not; see grainsPerHorizon.
+// BenchmarkRecord records known chains, cold or hot; a touch may be due at the start and at the
+// end.
 func BenchmarkRecord(b *testing.B) {
 	const grain = Time(defaultHorizon/time.Millisecond) / grainsPerHorizon
 	for _, c := range []struct {
@@ -306,7 +301,7 @@ func BenchmarkRecord(b *testing.B) {
 					r.tree.Record(Backend(k), r.chains[0], start, nil)
 				}
 			}
-			n := 0 // time goes on from run to run
+			n := 0
 			b.Run(fmt.Sprintf("known/%s/touch=%s/blocks=256", c.name, touch.name), func(b *testing.B) {
 				var tr Trail
 				b.ReportAllocs()
@@ -343,8 +338,7 @@ func BenchmarkRecord(b *testing.B) {
 	})
 }
 
-// BenchmarkHeap reports the live heap per fact at several fills (so that right after growth is among them) and the time
-// of a full collection with the tree resident. b.N is not used.
+// BenchmarkHeap reports heap bytes per fact at several fills, and the time of a full collection.
 func BenchmarkHeap(b *testing.B) {
 	for _, kind := range []string{"unique", "pairs", "shared64"} {
 		for _, facts := range []int{1_000_000, 1_110_000, 1_230_000, 1_370_000, 10_000_000} {
@@ -401,7 +395,6 @@ func liveHeap() uint64 {
 	return ms.HeapAlloc
 }
 
-// gcTime is the median of a few full collections.
 func gcTime() time.Duration {
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	times := make([]time.Duration, 7)

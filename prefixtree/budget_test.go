@@ -7,7 +7,6 @@ import (
 	"time"
 )
 
-// TestBudgetIsHeld overfills small trees in every shape and checks the bytes after each call, and that the oldest went.
 func TestBudgetIsHeld(t *testing.T) {
 	for name, holders := range map[string]int{"unique": 1, "pairs": 2, "shared by 50": 50} {
 		t.Run(name, func(t *testing.T) {
@@ -33,7 +32,7 @@ func TestBudgetIsHeld(t *testing.T) {
 			if perFact := float64(st.Bytes) / float64(st.Facts); perFact > 32 {
 				t.Errorf("%.1f bytes per fact at the budget", perFact)
 			}
-			kept := int(st.Facts) / blocks / holders // chains that fit
+			kept := int(st.Facts) / blocks / holders
 			now := start + Time(len(chains))
 			for i, chain := range chains {
 				h, _ := holderOf(tree, 0, chain, now)
@@ -49,7 +48,6 @@ func TestBudgetIsHeld(t *testing.T) {
 	}
 }
 
-// TestBudgetEvictsTailsFirst: a prefix that is used again survives the tail that is not.
 func TestBudgetEvictsTailsFirst(t *testing.T) {
 	tree := newTree(t, Config{Budget: 1 << 20, MaxBackends: 64, Horizon: 24 * time.Hour})
 	chain := chainOf(t, 1, 100)
@@ -64,7 +62,7 @@ func TestBudgetEvictsTailsFirst(t *testing.T) {
 	}
 }
 
-// TestBudgetEvictsAmongEqualTimes: one call may bring more than the budget holds, all at one time.
+// One call may exceed the budget with facts of one time.
 func TestBudgetEvictsAmongEqualTimes(t *testing.T) {
 	tree := newTree(t, Config{Budget: 1 << 20, MaxBackends: 64})
 	tree.Record(1, chainOf(t, 1, 70_000), start, nil)
@@ -75,7 +73,6 @@ func TestBudgetEvictsAmongEqualTimes(t *testing.T) {
 	checkShards(t, tree)
 }
 
-// TestSweepGivesMemoryBack: what is dead is removed by later writes, and tables shrink.
 func TestSweepGivesMemoryBack(t *testing.T) {
 	tree := newTree(t, Config{Budget: 8 << 20, MaxBackends: 64, Horizon: time.Minute})
 	for i := range 200 {
@@ -97,7 +94,6 @@ func TestSweepGivesMemoryBack(t *testing.T) {
 	checkShards(t, tree)
 }
 
-// TestWidestBlock: a block held by every backend there can be, at the least budget.
 func TestWidestBlock(t *testing.T) {
 	cfg := Config{MaxBackends: 1024, Budget: 64 << 10}
 	tree := newTree(t, cfg)
@@ -118,13 +114,13 @@ func TestWidestBlock(t *testing.T) {
 	checkShards(t, tree)
 }
 
-// TestEqualHomesCluster: keys that all belong into one slot make long walks but no wrong answers.
+// Keys with equal homes give long walks but no wrong results.
 func TestEqualHomesCluster(t *testing.T) {
 	tree := newTree(t, Config{MaxBackends: 8, Budget: 1 << 20})
 	r := rand.New(rand.NewPCG(1, 1))
 	keys := map[Hash]bool{}
 	for range 2000 {
-		h := Hash(r.Uint64N(4096) + 1) // tiny: home slot 0 everywhere; and the last slot, to wrap around
+		h := Hash(r.Uint64N(4096) + 1) // home slot 0, and the last slot, to wrap around
 		if r.IntN(2) == 0 {
 			h = ^h
 		}
@@ -146,7 +142,6 @@ func TestEqualHomesCluster(t *testing.T) {
 	}
 }
 
-// TestLayout: the arrays that grow with the facts hold no pointers, and the structures are as wide as DESIGN.md says.
 func TestLayout(t *testing.T) {
 	var tb table
 	for _, v := range []any{tb.slots, tb.arena} {

@@ -8,18 +8,18 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// The wire form of facts: deltas and the pages of snapshots. See DESIGN.md for it byte by byte.
+// Encoding of deltas and snapshot pages; DESIGN.md has the format.
 
 const (
 	deltaFormat = 1
 
-	opBackend   = 0 // the rest speaks of this backend, in this generation
+	opBackend   = 0 // the following records are about this backend and generation
 	opAdd       = 1
 	opTouch     = 2
 	opDrop      = 3
 	opRevert    = 4
 	opFence     = 5
-	opExtension = 7 // of later releases, to be skipped
+	opExtension = 7 // of later releases, skipped
 
 	tagOp         = 0x07
 	tagTime       = 0x08
@@ -28,37 +28,37 @@ const (
 	tagCountShift = 6
 	hashBytes     = 8
 
-	// maxRecordHead is the most that is written before a run's hashes: backend record, tag, time, time before, count.
+	// maxRecordHead is the most bytes before a run's hashes: backend record, tag, time, time
+	// before, count.
 	maxRecordHead = (1 + 4 + 5) + 1 + 7 + 7 + 4
 	payloadHead   = 1 + 7
 
-	// MinPayload is the least size of a payload, bytes: room for its head and one fact. Drain takes nothing for less.
+	// MinPayload is the least payload limit in bytes: head and one fact.
 	MinPayload = payloadHead + maxRecordHead + hashBytes
-	// MaxPayload bounds a payload, bytes. Applying one of this size takes some ten milliseconds.
+	// MaxPayload bounds a payload in bytes, about ten milliseconds of work.
 	MaxPayload = 1 << 20
 
-	// maxAhead is how far in the future a peer's time may lie, ms: a second or so of clock skew is usual, and a fact
-	// from the far future would outlive everything.
+	// maxAhead, in ms, bounds future times of peers: clocks differ by about a second.
 	maxAhead Time = 5_000
 )
 
-// ErrDelta is wrapped by every error about a payload that is none.
+// ErrDelta is wrapped by every error about a malformed payload.
 var ErrDelta = errors.New("prefixtree: malformed delta")
 
-// BackendKey names a backend on the wire, since each node numbers backends by itself: the low half of the name's xxh3. Two
-// names of a fleet of 2,000 share one with probability 5e-4; who builds Names must refuse that.
+// BackendKey returns the wire name of a backend, the low half of its name's xxh3. Names must refuse
+// collisions (5e-4 among 2,000).
 func BackendKey(name string) uint32 { return uint32(xxh3.HashString(name)) }
 
-// Names translates between the dense ids of one node and the keys of the wire. Immutable, safe for concurrent use.
+// Names translates between this node's backend ids and wire keys. Immutable and safe for concurrent
+// use.
 type Names interface {
 	Key(b Backend) (key uint32, ok bool)
 	Backend(key uint32) (b Backend, ok bool)
 }
 
-// encoder writes one payload.
 type encoder struct {
 	dst   []byte
-	limit int // of len(dst)
+	limit int
 	names Names
 
 	begun      bool
@@ -68,7 +68,7 @@ type encoder struct {
 	at         Time
 }
 
-// room returns how many hashes fit behind one more head.
+// room returns how many hashes fit after one more head.
 func (w *encoder) room() int {
 	room := w.limit - len(w.dst) - maxRecordHead
 	if !w.begun {
@@ -77,8 +77,8 @@ func (w *encoder) room() int {
 	return room / hashBytes
 }
 
-// head writes what stands before n hashes, or before none for a fence, with the kind, backend, times and span of f. It
-// reports false, having written nothing, if the backend has no name. There must be room.
+// head writes what precedes n hashes, or a whole fence (n = 0). It returns false if the backend has
+// no key. There must be room.
 func (w *encoder) head(f *Fact, n int) bool {
 	key, ok := w.names.Key(f.Backend)
 	if !ok {
@@ -128,8 +128,7 @@ func (w *encoder) head(f *Fact, n int) bool {
 
 func (w *encoder) hash(h Hash) { w.dst = binary.LittleEndian.AppendUint64(w.dst, uint64(h)) }
 
-// decoder reads one payload, record by record. It trusts nothing: what it returns lies within the payload and times within
-// [1, 2^44).
+// decoder reads one untrusted payload: results lie within it, times within [1, 2^44).
 type decoder struct {
 	rest []byte
 	at   Time
@@ -137,9 +136,9 @@ type decoder struct {
 	named bool
 	key   uint32
 
-	fact   Fact   // of the record: all but Hash and Backend
-	hashes []byte // of the run, 8 bytes each; the payload's own memory
-	skip   bool   // the record is an extension
+	fact   Fact
+	hashes []byte // 8 bytes each, in the payload's memory
+	skip   bool
 }
 
 func (r *decoder) begin(payload []byte) error {
@@ -158,7 +157,6 @@ func (r *decoder) begin(payload []byte) error {
 	return nil
 }
 
-// next reads the next record, backend records in front of it included. more is false at the end.
 func (r *decoder) next() (more bool, err error) {
 	for len(r.rest) > 0 {
 		tag := r.rest[0]
@@ -199,7 +197,6 @@ func (r *decoder) readBackend() bool {
 	return ok && generation <= 1<<32-1
 }
 
-// readRecord reads a run or a fence behind its tag. It returns what is wrong with it.
 func (r *decoder) readRecord(tag byte) (wrong string) {
 	f := &r.fact
 	f.Kind = Kind(tag&tagOp - opAdd)

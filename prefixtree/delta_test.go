@@ -14,13 +14,11 @@ import (
 	"pgregory.net/rapid"
 )
 
-// oneToOne names every backend by its id.
 type oneToOne struct{}
 
 func (oneToOne) Key(b Backend) (uint32, bool)       { return uint32(b), true }
 func (oneToOne) Backend(key uint32) (Backend, bool) { return Backend(key), key <= 1<<16-1 }
 
-// encode writes facts in the order given.
 func encode(facts []Fact, names Names) []byte {
 	w := encoder{limit: MaxPayload, names: names}
 	for len(facts) > 0 {
@@ -42,7 +40,6 @@ func encode(facts []Fact, names Names) []byte {
 	return w.dst
 }
 
-// decode reads a payload that names backends one to one.
 func decode(payload []byte) (facts []Fact, extensions int, err error) {
 	var r decoder
 	if err := r.begin(payload); err != nil {
@@ -140,7 +137,7 @@ func TestDeltaRoundTrip(t *testing.T) {
 	})
 }
 
-// TestMalformedDeltas: each of these is refused, and whole records before the fault may have been merged.
+// Whole records before a fault may be merged.
 func TestMalformedDeltas(t *testing.T) {
 	const head = "01e807" + "000700000000"
 	long := make([]byte, MaxPayload+1)
@@ -192,19 +189,19 @@ func TestApplyDeltaCounts(t *testing.T) {
 	tree.SetGeneration(1, 5, start)
 	tree.Forget(2, start)
 	facts := []Fact{
-		{Hash: 1, Time: start, Backend: 1, Generation: 4, Span: 1},   // of an old generation
-		{Hash: 2, Time: start, Backend: 1, Generation: 6, Span: 1},   // of a new one
-		{Hash: 3, Time: start, Backend: 2, Span: 1},                  // behind the fence
-		{Hash: 4, Time: start, Backend: 3, Span: 1},                  // good
-		{Hash: 5, Time: start - 1_800_001, Backend: 3, Span: 1},      // past retention
-		{Hash: 6, Time: start, Backend: 4, Span: 1},                  // out of range
-		{Hash: 7, Time: start, Backend: 9_999, Span: 1},              // without a name
-		{Hash: 8, Time: start, Backend: 9_999, Span: 1},              //
+		{Hash: 1, Time: start, Backend: 1, Generation: 4, Span: 1}, // of an old generation
+		{Hash: 2, Time: start, Backend: 1, Generation: 6, Span: 1}, // of a new one
+		{Hash: 3, Time: start, Backend: 2, Span: 1},                // behind the fence
+		{Hash: 4, Time: start, Backend: 3, Span: 1},                // good
+		{Hash: 5, Time: start - 1_800_001, Backend: 3, Span: 1},    // past retention
+		{Hash: 6, Time: start, Backend: 4, Span: 1},                // out of range
+		{Hash: 7, Time: start, Backend: 9_999, Span: 1},            // without a name
+		{Hash: 8, Time: start, Backend: 9_999, Span: 1},
 		{Time: start, Backend: 2, Kind: Fence},                       // known
 		{Time: start + 1, Backend: 2, Kind: Fence},                   // news
-		{Hash: 9, Time: start + 1e9, Backend: 3, Span: 2},            // from the future: 5 s at most
+		{Hash: 9, Time: start + 1e9, Backend: 3, Span: 2},            // at most 5 s ahead
 		{Hash: 4, Time: start, Backend: 3, Span: 1},                  // known
-		{Hash: 4, Time: start - 9, Backend: 3, Span: 1, Kind: Touch}, // known better
+		{Hash: 4, Time: start - 9, Backend: 3, Span: 1, Kind: Touch}, // older than known
 	}
 	payload := encode(facts, keyedUpTo(9_000))
 	payload = append(payload, opExtension, 3, 1, 2, 3)
@@ -215,12 +212,10 @@ func TestApplyDeltaCounts(t *testing.T) {
 	if got := heldBy(tree, start)[spot{9, 3}]; got != start+5_000 {
 		t.Errorf("a fact from the far future stands at %d", got-start)
 	}
-	// A peer whose clock is two seconds behind.
 	payload = encode([]Fact{{Hash: 20, Time: start - 2_000, Backend: 3, Span: 1}}, oneToOne{})
 	if _, err := tree.ApplyDelta(payload, oneToOne{}, 2*time.Second, start); err != nil || heldBy(tree, start)[spot{20, 3}] != start {
 		t.Errorf("%v: shifted to %d", err, heldBy(tree, start)[spot{20, 3}]-start)
 	}
-	// Absurd shifts clamp.
 	for _, shift := range []time.Duration{-1 << 63, 1<<63 - 1} {
 		if _, err := tree.ApplyDelta(payload, oneToOne{}, shift, start); err != nil {
 			t.Error(err)
@@ -229,8 +224,7 @@ func TestApplyDeltaCounts(t *testing.T) {
 	checkShards(t, tree)
 }
 
-// TestPlacementsAfterAFenceFromAhead: what is placed here after a fence has come from a node whose clock is ahead was placed after
-// it, whatever the clocks say, and counts at both.
+// What is placed after a peer's fence counts, even if the peer's clock is ahead.
 func TestPlacementsAfterAFenceFromAhead(t *testing.T) {
 	const ahead = 400 // ms: too little to be corrected for
 	tree, other := newTree(t, Config{}), newTree(t, Config{})
@@ -257,7 +251,7 @@ func TestPlacementsAfterAFenceFromAhead(t *testing.T) {
 	}
 }
 
-// TestFenceInAPayload: a fence clears what came before it in its payload, and its use, and not what comes after.
+// A fence clears only what precedes it in its payload.
 func TestFenceInAPayload(t *testing.T) {
 	tree := newTree(t, Config{})
 	payload := encode([]Fact{
@@ -276,7 +270,6 @@ func TestFenceInAPayload(t *testing.T) {
 	}
 }
 
-// TestFactDigest: equal trees give equal digests whatever their ids; a time, a backend, a fact more or less do not.
 func TestFactDigest(t *testing.T) {
 	facts := factsOf(Add, 1, start, 1, 50)
 	for i := range facts {
@@ -330,13 +323,11 @@ func TestFactDigest(t *testing.T) {
 	}
 }
 
-// keyedUpTo names backends below a bound by their ids.
 type keyedUpTo Backend
 
 func (k keyedUpTo) Key(b Backend) (uint32, bool)       { return uint32(b), b < Backend(k) }
 func (k keyedUpTo) Backend(key uint32) (Backend, bool) { return Backend(key), key < uint32(k) }
 
-// TestDeltaSize: a new prompt of 32k tokens takes a little more than its hashes.
 func TestDeltaSize(t *testing.T) {
 	tree, out := newTree(t, Config{}), NewOutbox(0)
 	for i := range 20 {
@@ -348,7 +339,7 @@ func TestDeltaSize(t *testing.T) {
 	}
 }
 
-// TestSpanOnTheWire: a node that was told a placement counts the same use as the one that made it.
+// A node that receives a placement counts the same usage.
 func TestSpanOnTheWire(t *testing.T) {
 	for _, blocks := range []int{1, 16, 17, 18, 19, 20, 50, 255} {
 		local, remote, third := newTree(t, Config{}), newTree(t, Config{}), newTree(t, Config{})
@@ -372,8 +363,7 @@ func TestSpanOnTheWire(t *testing.T) {
 	}
 }
 
-// FuzzApplyDelta feeds bytes to a small tree: nothing panics, the structure stays sound, the budget is held, and what is
-// taken can be told on.
+// Any bytes leave the structure sound and within its budget.
 func FuzzApplyDelta(f *testing.F) {
 	r := rand.New(rand.NewPCG(1, 2))
 	var facts []Fact
@@ -409,7 +399,6 @@ func FuzzApplyDelta(f *testing.F) {
 				t.Fatalf("holds %+v at %d", p, at-start)
 			}
 		}
-		// What it holds now, another tree can be given.
 		other := newTree(t, Config{MaxBackends: backends})
 		tree.Snapshot(start, oneToOne{}, MinPayload+20, func(page []byte, records int) bool {
 			if applied, err := other.ApplyDelta(page, oneToOne{}, 0, start); err != nil || applied.Records != records {
@@ -420,7 +409,7 @@ func FuzzApplyDelta(f *testing.F) {
 	})
 }
 
-// FuzzDeltaForm: whatever decodes is encoded again to what decodes the same.
+// Whatever decodes is encoded again to what decodes the same.
 func FuzzDeltaForm(f *testing.F) {
 	f.Add([]byte{deltaFormat, 0xe8, 7, 0, 7, 0, 0, 0, 0, 0x41, 1, 0, 0, 0, 0, 0, 0, 0})
 	f.Add(encode([]Fact{{Hash: 5, Time: start, Span: 3, Generation: 9}, {Time: start + 5, Kind: Fence}}, oneToOne{}))
@@ -431,7 +420,7 @@ func FuzzDeltaForm(f *testing.F) {
 		}
 		again, _, err := decode(encode(facts, oneToOne{}))
 		if len(facts) == 0 && errors.Is(err, ErrDelta) {
-			return // nothing is no payload
+			return // an empty payload is malformed
 		}
 		if err != nil || !slices.Equal(facts, again) {
 			t.Fatalf("%v: %+v, was %+v", err, again, facts)
@@ -439,8 +428,7 @@ func FuzzDeltaForm(f *testing.F) {
 	})
 }
 
-// TestPlacedCountsWhatIsNew: others' placements count once, by the blocks they stand for; own ones, touches and what was told
-// before do not.
+// Placed counts other nodes' new blocks once.
 func TestPlacedCountsWhatIsNew(t *testing.T) {
 	tree := newTree(t, Config{})
 	tell := func(b Backend, chain []Hash, at Time) {

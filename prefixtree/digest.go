@@ -1,8 +1,8 @@
 package prefixtree
 
-// FactDigest returns the number of live anchor facts last touched in [from, to), and the XOR of their mixed values: equal on
-// trees that hold the same. With names, backends count by their keys, and those without one not at all; nil compares by
-// dense ids. It goes over the whole tree, some 30 ns a fact. Safe for concurrent use.
+// FactDigest returns the number and XOR of the mixed values of live anchor facts last touched in
+// [from, to); equal trees have equal digests. With names, backends count by key, without by id. It
+// reads the whole tree, about 30 ns a fact. Safe for concurrent use.
 func (t *Tree) FactDigest(now, from, to Time, names Names) (count, xor uint64) {
 	t.Range(now, func(f Fact) bool {
 		if f.Time < from || f.Time >= to {
@@ -21,10 +21,10 @@ func (t *Tree) FactDigest(now, from, to Time, names Names) (count, xor uint64) {
 	return count, xor
 }
 
-// FactSum is the digest of some facts: how many, and the XOR of their mixed values.
+// FactSum is the digest of some facts.
 type FactSum struct{ Count, XOR uint64 }
 
-// FactDigests is FactDigest of all times for each backend apart, by its key; those without facts are not in it. It costs as much.
+// FactDigests returns the digest of each named backend with facts, by key, over all times.
 func (t *Tree) FactDigests(now Time, names Names) map[uint32]FactSum {
 	out := make(map[uint32]FactSum)
 	t.Range(now, func(f Fact) bool {
@@ -41,7 +41,7 @@ func (f *Fact) digest(key uint32) uint64 {
 	return mix(mix(mix(uint64(f.Hash))+uint64(key)) + uint64(f.Time))
 }
 
-// mix is a bijection whose output bits each depend on all input bits: the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
+// mix is the finaliser of SplitMix64 (Steele, Lea, Flood 2014), a bijection.
 func mix(x uint64) uint64 {
 	x += 0x9e3779b97f4a7c15
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9

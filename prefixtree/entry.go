@@ -1,19 +1,19 @@
 package prefixtree
 
-// Backend is the dense id of one inference engine (or one data-parallel rank of it), as this node numbers them.
+// Backend is this node's dense id of one engine, or of one data-parallel rank.
 type Backend uint16
 
-// Time is milliseconds since the Unix epoch (in virtual time: since its start). It is always a parameter; the package
-// reads no clock. Facts hold 44 bits of it, which lasts for 557 years; times outside [1, 2^44) are clamped.
+// Time is milliseconds since the Unix epoch, or of virtual time. Times outside [1, 2^44) are
+// clamped.
 type Time int64
 
 const maxTime Time = 1<<44 - 1
 
 func clampTime(t Time) Time { return max(1, min(t, maxTime)) }
 
-// An entry is one fact about one block in a word: backend in bits 0-15, time in bits 16-59, span less one in bits 60-61,
-// anchor flag in bit 62; bit 63 is clear. The span, which only anchors have, is how many blocks the anchor stands for
-// (anchorSpan). Flag and span are properties of the block: once set they stay. Times are at least 1, so no entry is zero.
+// An entry is one fact: backend in bits 0-15, time in 16-59, span minus one in 60-61, anchor flag
+// in 62; bit 63 is clear. Only anchors have a span (anchorSpan). Times are at least 1, so no entry
+// is zero.
 type entry = uint64
 
 const (
@@ -23,7 +23,7 @@ const (
 	entryAnchor    uint64 = 1 << 62
 	entryFlags            = entryAnchor | (maxSpan-1)<<entrySpanShift
 
-	// spanTag marks a slot's value as a span (several holders) rather than an entry (one).
+	// spanTag marks a value as a span (several holders), not an entry.
 	spanTag uint64 = 1 << 63
 )
 
@@ -31,7 +31,6 @@ func makeEntry(b Backend, at Time, flags uint64) entry {
 	return flags | uint64(at)<<entryTimeShift | uint64(b)
 }
 
-// entryAt returns e with another time.
 func entryAt(e entry, at Time) entry {
 	return e&^(entryTimeMask<<entryTimeShift) | uint64(at)<<entryTimeShift
 }
@@ -40,12 +39,10 @@ func entryBackend(e entry) Backend { return Backend(e) }
 func entryTime(e entry) Time       { return Time(e >> entryTimeShift & entryTimeMask) }
 func entrySpan(e entry) uint8      { return uint8(e>>entrySpanShift&(maxSpan-1)) + 1 }
 
-// anchorFlags returns the flags of an anchor that stands for span blocks; 0 is taken as 1.
 func anchorFlags(span uint8) uint64 {
 	return entryAnchor | uint64(max(1, min(span, maxSpan))-1)<<entrySpanShift
 }
 
-// blockFlags returns the flags of the block at depth in a chain of total: none unless it is an anchor.
 func blockFlags(depth, total int) uint64 {
 	if depth <= denseDepth {
 		return entryAnchor
@@ -56,7 +53,8 @@ func blockFlags(depth, total int) uint64 {
 	return 0
 }
 
-// mergeEntries is the join of two facts about the same block and backend: the later time, and an anchor if either says so.
+// mergeEntries joins two facts about the same block and backend: the later time, and the flags of
+// both.
 func mergeEntries(a, b entry) entry {
 	flags := (a | b) & entryFlags
 	if entryTime(b) > entryTime(a) {
@@ -65,9 +63,8 @@ func mergeEntries(a, b entry) entry {
 	return a | flags
 }
 
-// A span is a slot's value when several backends hold the block: where in the arena their entries lie. Offset in bits
-// 0-31 (words), count in bits 32-47, class in bits 48-55, spanTag in bit 63. Count is at least 2 except while an edit
-// is in progress under the shard's lock.
+// A span locates the entries of a block with several holders: arena offset in words in bits 0-31,
+// count (at least 2) in 32-47, class in 48-55, spanTag in 63.
 type span = uint64
 
 func makeSpan(offset uint32, count, class int) span {
@@ -78,8 +75,7 @@ func spanOffset(s span) int { return int(uint32(s)) }
 func spanCount(s span) int  { return int(s >> 32 & 0xffff) }
 func spanClass(s span) int  { return int(s >> 48 & 0x7f) }
 
-// classSizes are the arena block sizes in words: powers of two and the halves between, so that at most a third of a block
-// is unused.
+// classSizes are arena block sizes in words; at most a third of a block is unused.
 var classSizes = func() (sizes []int) {
 	for n := 2; n <= 1<<16; n *= 2 {
 		sizes = append(sizes, n)
@@ -94,7 +90,6 @@ var classSizes = func() (sizes []int) {
 
 const classCount = 32
 
-// classFor returns the smallest class that holds n entries.
 func classFor(n int) int {
 	for c, size := range classSizes {
 		if size >= n {

@@ -1,33 +1,31 @@
 package prefixtree
 
-// Kind is what a Fact says.
+// Kind is the kind of a Fact.
 type Kind uint8
 
-// The kinds of facts.
 const (
-	Add    Kind = iota // a placement that the tree it comes from did not have at this block
-	Touch              // a later time of one it had; tells the others the same as Add, but is worth less
-	Drop               // the block is not on the backend: facts up to Time go
-	Revert             // the placement at exactly Time failed before it was computed: back to Before, gone if that is 0
-	Fence              // the backend has lost its cache: every fact on it up to Time is dead; no Hash
+	Add    Kind = iota // a placement that the sending tree did not have at this block
+	Touch              // a later time of a known block
+	Drop               // the block is not on the backend: removes facts up to Time
+	Revert             // the placement at exactly Time failed: back to Before, removed if that is 0
+	Fence              // the backend lost its cache: kills all facts up to Time; no Hash
 )
 
-// Fact is one placement of one block as nodes tell each other: backend b, in its given generation, was last sent the
-// prefix named by Hash at Time; or the retraction of such. A plain value; needs no other fact to be useful.
+// Fact is the last placement of the prefix Hash on a backend generation, or its retraction.
 type Fact struct {
 	Hash       Hash
 	Time       Time
-	Before     Time // of a Revert
+	Before     Time
 	Generation uint32
 	Backend    Backend
-	// Span is how many blocks the fact stands for: itself and the non-anchors between it and the anchor above, at most 4. It
-	// only counts towards the backend's usage, which gives the horizon; 0 is taken as 1.
+	// Span is the number of blocks the fact stands for: itself and the non-anchors above, at most
+	// 4; 0 means 1.
 	Span uint8
 	Kind Kind
 }
 
-// AppendFacts appends to dst the facts, at anchor resolution and root first, that a Record of this chain on b makes in a tree
-// that knows none of them. Times and ids are not checked. Safe for concurrent use.
+// AppendFacts appends the anchor facts, root first, that Record of this chain adds to a tree
+// without them. Safe for concurrent use.
 func (t *Tree) AppendFacts(dst []Fact, b Backend, chain []Hash, at Time) []Fact {
 	if int(b) >= len(t.ledgers) {
 		return dst
@@ -42,11 +40,9 @@ func (t *Tree) AppendFacts(dst []Fact, b Backend, chain []Hash, at Time) []Fact 
 	return dst
 }
 
-// Apply merges a fact from another node and reports whether it told anything new: if not, it need not be passed on. The
-// merge is by maximum time, hence, but for Drop and Revert, idempotent, commutative and associative over facts. Refused,
-// without effect, are facts of an older generation, behind the backend's fence, past retention by the latest time this tree
-// has heard of, or with a backend id out of range. A fact of a generation newer than the one known is taken: its
-// fence is on the way. So is one of generation 0: the node it comes from did not know the generation. Safe for concurrent use.
+// Apply merges a fact of another node by maximum time and reports whether it changed the tree.
+// Except for Drop and Revert the merge is idempotent, commutative and associative. Facts of an
+// older generation, behind the fence or past retention have no effect. Safe for concurrent use.
 func (t *Tree) Apply(f Fact) (changed bool) {
 	if int(f.Backend) >= len(t.limits) || f.Hash == 0 && f.Kind != Fence {
 		t.refused.Add(1)
@@ -67,8 +63,9 @@ func (t *Tree) Apply(f Fact) (changed bool) {
 	return m.changed > 0
 }
 
-// Range calls yield with every live fact at an anchor, in no order, until it returns false. now decides what is live. It
-// holds no lock while yield runs; facts that change meanwhile may be given in either state. Safe for concurrent use.
+// Range yields every live anchor fact, in no order, until yield returns false. It holds no lock
+// while yield runs; facts that change meanwhile may appear in either state. Safe for concurrent
+// use.
 func (t *Tree) Range(now Time, yield func(Fact) bool) {
 	now = clampTime(now)
 	var kept []anchor
@@ -82,14 +79,13 @@ func (t *Tree) Range(now Time, yield func(Fact) bool) {
 	}
 }
 
-// anchorSample is after how many facts Anchors reckons the rest: the estimate is then within a percent or so.
+// anchorSample facts give an estimate within about one percent.
 const anchorSample = 1 << 16
 
-// Anchors returns how many live facts at anchors there are, which is what a Snapshot has: exactly if the tree is small, else
-// by a sample of its shards, over which hashes are spread evenly. It takes two milliseconds at most. Safe for concurrent use.
+// Anchors returns the number of live anchor facts, estimated for a large tree, in at most two
+// milliseconds. Safe for concurrent use.
 func (t *Tree) Anchors(now Time) int { return t.estimateAnchors(clampTime(now), anchorSample) }
 
-// estimateAnchors looks at about so many facts of the sample.
 func (t *Tree) estimateAnchors(now Time, sample int64) int {
 	all := int64(len(t.shards))
 	some := all
@@ -105,7 +101,6 @@ func (t *Tree) estimateAnchors(now Time, sample int64) int {
 	return int(count * all / some)
 }
 
-// anchor is an anchor's fact as it lies in the tree.
 type anchor struct {
 	key uint64
 	entry
@@ -119,7 +114,7 @@ func (t *Tree) fact(a anchor) Fact {
 	}
 }
 
-// anchors appends the shard's live anchor facts touched after the time after and not after upTo. It holds the shard's lock.
+// anchors appends the shard's live anchor facts touched in (after, upTo].
 func (t *Tree) anchors(s *shard, now Time, dst []anchor, after, upTo Time) []anchor {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -5,14 +5,13 @@ import (
 	"time"
 )
 
-// FuzzTree runs operations read from bytes against a tree at a tiny budget, over few hashes, some zero: nothing panics, no
-// match exceeds its chain, the structure stays sound and the budget is held.
+// Any operations over few hashes leave the structure sound and within its budget.
 func FuzzTree(f *testing.F) {
 	f.Add([]byte{0, 1, 20, 5, 1, 1, 20, 5, 7, 1, 30, 0, 3, 2, 9, 9})
 	f.Add([]byte{4, 1, 40, 5, 5, 1, 2, 0, 4, 1, 40, 5, 9, 0, 60, 1, 8, 200, 0, 0})
 	f.Fuzz(func(t *testing.T, ops []byte) {
 		const backends = 6
-		ops = ops[:min(len(ops), 200)] // the fuzzer likes long inputs better than new ones
+		ops = ops[:min(len(ops), 200)]
 		tree, err := New(Config{MaxBackends: backends, Budget: 64 << 10, Horizon: 10 * time.Second})
 		if err != nil {
 			t.Fatal(err)
@@ -62,7 +61,7 @@ func FuzzTree(f *testing.F) {
 	})
 }
 
-// fuzzChain makes a chain of n blocks out of a family and the place where it leaves that; every 50th hash is zero.
+// fuzzChain leaves its family after leave blocks; every 50th hash is zero.
 func fuzzChain(family byte, n, leave int) []Hash {
 	chain := make([]Hash, n)
 	for i := range chain {

@@ -8,14 +8,12 @@ import (
 	"time"
 )
 
-// placements are prompts as a fleet sees them: conversations of a few turns over 64 backends, each turn some blocks longer.
-// Told by one tree, they are the payloads that another receives.
+// placements are conversations over 64 backends, and the payloads that carry them.
 type placements struct {
 	payloads        [][]byte
 	facts, requests int
 }
 
-// tellPlacements makes requests over a minute, in payloads of 50 ms, as node 0 of one tells them.
 func tellPlacements(tb testing.TB, requests int) (p placements) {
 	tree, out := newTree(tb, Config{Budget: 1 << 30}), NewOutbox(1<<20)
 	r := rand.New(rand.NewPCG(1, 2))
@@ -27,7 +25,7 @@ func tellPlacements(tb testing.TB, requests int) (p placements) {
 		for j := range keys {
 			keys[j] = uint64(session)<<20 | uint64(j)
 			if j < 8 {
-				keys[j] = uint64(session%16)<<50 | uint64(j) // a system prompt
+				keys[j] = uint64(session%16)<<50 | uint64(j)
 			}
 		}
 		now := start + Time(i*60_000/requests)
@@ -49,8 +47,7 @@ func (p placements) bytes() (n int) {
 	return n
 }
 
-// BenchmarkApplyDelta is the receiver's work for what other nodes tell, into a tree that has a million facts of its own: new
-// facts, and the same again, which changes nothing. anchors/request times 1,000 times ns/fact is what 1,000 placements/s cost.
+// BenchmarkApplyDelta merges new and known facts into a tree with a million facts.
 func BenchmarkApplyDelta(b *testing.B) {
 	p := tellPlacements(b, 60_000)
 	for _, known := range []bool{false, true} {
@@ -85,8 +82,7 @@ func BenchmarkApplyDelta(b *testing.B) {
 	}
 }
 
-// BenchmarkRecordNews is Record and Learn beside their news forms with the news put in an outbox: of a chain held already,
-// touched each time, and of new chains.
+// BenchmarkRecordNews compares Record and Learn with and without news.
 func BenchmarkRecordNews(b *testing.B) {
 	const grain = Time(defaultHorizon/time.Millisecond) / grainsPerHorizon
 	for _, blocks := range []int{64, 256} {
@@ -124,8 +120,7 @@ func BenchmarkRecordNews(b *testing.B) {
 	}
 }
 
-// BenchmarkSnapshot is a whole snapshot in 64 KiB pages of a tree with a million facts at anchors, and taking it. The first page
-// is what a joiner waits for.
+// BenchmarkSnapshot is a snapshot of a million anchor facts in 64 KiB pages, and its application.
 func BenchmarkSnapshot(b *testing.B) {
 	source := newTree(b, Config{Budget: 1 << 30})
 	hasher := newHasher(b)

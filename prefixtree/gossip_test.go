@@ -8,7 +8,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// keyed names backends by a key that is their id and more, or its reverse, so that ids differ from node to node.
+// keyed names backends by their id plus an offset, or reversed, so that ids differ between nodes.
 type keyed struct {
 	backends Backend
 	reverse  bool
@@ -31,7 +31,7 @@ func (k keyed) Backend(key uint32) (Backend, bool) {
 	return k.flip(b), true
 }
 
-// peer is one node of a simulated fleet: its tree, its ids, and what is on its way to it.
+// peer is one node of a simulated fleet.
 type peer struct {
 	tree   *Tree
 	names  keyed
@@ -52,7 +52,6 @@ func newPeers(t *rapid.T, n, backends int, horizon time.Duration) []*peer {
 	return peers
 }
 
-// id is the peer's own id of a backend.
 func (p *peer) id(b Backend) Backend { return p.names.flip(b) }
 
 func (p *peer) tell() {
@@ -60,7 +59,6 @@ func (p *peer) tell() {
 	p.news = p.news[:0]
 }
 
-// send drains a little of what a peer has to tell, to everybody's inbox.
 func (p *peer) send(t *rapid.T, peers []*peer, limit int) (sent bool) {
 	payload, records := p.outbox.Drain(nil, limit, p.names)
 	if len(payload) > limit || (records > 0) != (len(payload) > 0) {
@@ -74,7 +72,7 @@ func (p *peer) send(t *rapid.T, peers []*peer, limit int) (sent bool) {
 	return records > 0
 }
 
-// receive merges the i-th message of the inbox; keep leaves it there, to come once more.
+// receive merges the i-th message; keep leaves it for repetition.
 func (p *peer) receive(t *rapid.T, i int, now Time, keep bool) {
 	_, news, err := p.tree.ApplyDeltaNews(p.inbox[i], p.names, 0, now, p.news)
 	if err != nil {
@@ -88,7 +86,7 @@ func (p *peer) receive(t *rapid.T, i int, now Time, keep bool) {
 	p.tell()
 }
 
-// settle delivers all that is left, in random order, until nobody has anything to tell.
+// settle delivers everything in random order until no news remain.
 func settle(t *rapid.T, peers []*peer, now Time) {
 	for round := 0; ; round++ {
 		if round > 100 {
@@ -112,7 +110,6 @@ func settle(t *rapid.T, peers []*peer, now Time) {
 	}
 }
 
-// heldByPeer is heldBy in the first peer's ids.
 func heldByPeer(p *peer, now Time) held {
 	m := held{}
 	for at, when := range heldBy(p.tree, now) {
@@ -121,9 +118,7 @@ func heldByPeer(p *peer, now Time) held {
 	return m
 }
 
-// TestTreesConverge: placements fall on random nodes and their news are delivered late, twice, out of order, some only at the
-// end when they are asked for again. All trees then hold, at anchors, what a naive map of all placements does: the latest
-// that covered a block, for all blocks at which any of them had an anchor.
+// News that arrive late, twice and out of order leave all trees equal to a naive map at anchors.
 func TestTreesConverge(t *testing.T) {
 	const backends = 3
 	hasher := newHasher(t)
@@ -137,7 +132,7 @@ func TestTreesConverge(t *testing.T) {
 				anchors[p] = anchors[p] || IsAnchor(i+1, len(chain))
 			}
 		}
-		// Times are further apart than the grain of 15 ms, and none outlives its retention.
+		// Times are further apart than the grain, and none outlives its retention.
 		const step, steps = 20, 100
 		end := start + step*steps + 500
 		any := func() *peer { return peers[rapid.IntRange(0, len(peers)-1).Draw(t, "peer")] }
@@ -180,13 +175,12 @@ func TestTreesConverge(t *testing.T) {
 	})
 }
 
-// TestTreesConvergeOnRetractions: what fails, is contradicted or forgotten at one node goes everywhere, as long as what one
-// node says arrives in order and nobody says something else meanwhile.
+// Retractions that arrive in order reach all trees.
 func TestTreesConvergeOnRetractions(t *testing.T) {
 	const backends = 3
 	hasher := newHasher(t)
 	rapid.Check(t, func(t *rapid.T) {
-		peers := newPeers(t, 3, backends, 5*time.Minute) // no fact outlives its retention, no count teaches a horizon
+		peers := newPeers(t, 3, backends, 5*time.Minute) // no fact outlives its retention
 		now := start
 		for range rapid.IntRange(1, 20).Draw(t, "rounds") {
 			p := peers[rapid.IntRange(0, len(peers)-1).Draw(t, "peer")]

@@ -9,7 +9,6 @@ import (
 	"pgregory.net/rapid"
 )
 
-// hashesOf is the chain of a prompt under some roots, written at once.
 func hashesOf(h *Hasher, prompt []byte, roots ...[]byte) []Hash {
 	var c Chain
 	c.Reset(h)
@@ -106,7 +105,6 @@ func TestChainSeparates(t *testing.T) {
 	}
 }
 
-// TestTwoSeedsDiffer shows that random tests draw what their seed says.
 func TestTwoSeedsDiffer(t *testing.T) {
 	if slices.Equal(chainOf(t, 1, 5), chainOf(t, 2, 5)) || !slices.Equal(chainOf(t, 1, 5), chainOf(t, 1, 6)[:5]) {
 		t.Error("a chain must be determined by its seed")

@@ -1,46 +1,39 @@
 package prefixtree
 
 const (
-	// Steps of the reach towards the displaced volume at which a block was found evicted, or alive. Asymmetric, since
-	// believing too little costs far more hits than believing too much.
+	// Steps of the reach. Believing too little costs more hits than believing too much.
 	shrinkRate = 0.1
 	growRate   = 0.3
 
-	// countSlack: a reported count that falls short of the match by less than a block plus this share of the match
-	// is no evidence of eviction. Engines never serve the last block from cache, count in their own block size, and the
-	// caller converts tokens to blocks by a learned ratio.
+	// countSlack: a count short by less than a block plus this share of the match is no evidence,
+	// because of rounding.
 	countSlack = 1.0 / 16
 
-	// surpriseLimit is how many responses in a row without any cached block, where a young match was predicted, mean that
-	// the engine has lost its cache; young is below a quarter of the horizon.
+	// surpriseLimit responses in a row with nothing cached, where a block younger than a quarter of
+	// the horizon was predicted, mean a lost cache.
 	surpriseLimit   = 3
 	youngPerHorizon = 4
 )
 
-// Lesson is what one Learn concluded.
+// Lesson is the result of one Learn.
 type Lesson struct {
-	Predicted int  // leading blocks for which a fact was retained, before the request
-	Cached    int  // leading blocks the engine had, as reported, at most the chain; -1 if unknown
+	Predicted int  // leading blocks with a fact before the request
+	Cached    int  // reported leading blocks, at most the chain; -1: unknown
 	Retracted int  // facts removed because the count contradicts them
-	Amnesia   bool // the third sign in a row that the engine has lost its cache: the backend has been cleared
+	Amnesia   bool // the engine lost its cache: the backend was cleared
 }
 
-// Learn corrects by what the engine says after a request has completed. chain and tr are those of its Record; cached is how
-// many leading blocks the engine reports it had in its cache when the request came, -1 if it does not say.
+// Learn corrects the tree after a completed request. chain and tr are those of its Record; cached
+// is the number of leading blocks reported as cached at the start, -1 if unknown.
 //
-// The completed request has put its whole prompt into the cache, so its own placement stands and is touched again (a
-// running request pins its blocks; they age from its end). What the count contradicts is what was believed before:
-// the horizon moves (see usage), and facts on [cached:] older than the placement are removed. A fact is never created.
-//
-// With tr nil there was no placement: cached is a truth about the cache now, and every fact on [cached:] goes.
-//
-// After three surprises in a row, or three misses that no eviction explains, every fact older than the first of them is dead. Safe for
-// concurrent use.
+// The request's own facts are touched again. The count contradicts only earlier facts: it moves the
+// horizon and removes older facts on [cached:], and never creates one. With tr nil it removes every
+// fact on [cached:]. Three surprises in a row, or three misses that no eviction explains, clear the
+// backend up to the first of them. Safe for concurrent use.
 func (t *Tree) Learn(b Backend, chain []Hash, tr *Trail, cached int, now Time) Lesson {
 	return t.learn(b, chain, tr, cached, now, nil)
 }
 
-// learn is Learn; what it changed at anchors is appended to news unless that is nil.
 func (t *Tree) learn(b Backend, chain []Hash, tr *Trail, cached int, now Time, news *[]Fact) Lesson {
 	if int(b) >= len(t.limits) {
 		t.refused.Add(1)
@@ -59,11 +52,11 @@ func (t *Tree) learn(b Backend, chain []Hash, tr *Trail, cached int, now Time, n
 	lesson.Predicted = tr.depth()
 	switch due := t.limits[b].settled(now); {
 	case lesson.Cached == 0 && lesson.Predicted > 0, short(lesson.Cached, lesson.Predicted) && t.doubtful(b, tr, lesson.Cached, now):
-		// What an engine that lost its cache has computed must not stay older than the fence of amnesiaLocked.
+		// What an engine that lost its cache has computed must survive the fence of amnesiaLocked.
 		lesson.Retracted = t.conclude(b, chain, lesson.Cached, tr.settled, now-1, now, news)
 	case tr.recorded <= due || short(lesson.Cached, lesson.Predicted):
 		lesson.Retracted = t.conclude(b, chain, lesson.Cached, tr.settled, due, now, news)
-	default: // nothing to touch and nothing to contradict, as mostly
+	default:
 	}
 	if lesson.Cached >= 0 {
 		lesson.Amnesia = t.learnAges(b, chain, tr, lesson.Cached, now)
@@ -74,7 +67,6 @@ func (t *Tree) learn(b Backend, chain []Hash, tr *Trail, cached int, now Time, n
 	return lesson
 }
 
-// short says whether a count contradicts the match.
 func short(cached, predicted int) bool {
 	if cached <= 0 {
 		return cached == 0 && predicted > 0
@@ -82,7 +74,8 @@ func short(cached, predicted int) bool {
 	return float64(predicted-cached) > 1+countSlack*float64(predicted)
 }
 
-// contradict removes every fact on [cached:] of the chain on b. held is the depth of the deepest live fact there was.
+// contradict removes every fact on [cached:] of the chain. held is the depth of the deepest live
+// fact before.
 func (t *Tree) contradict(b Backend, chain []Hash, cached int, now Time, news *[]Fact) (held, retracted int) {
 	for i, h := range chain {
 		was, _, removed := t.edit(&place{shard: t.shard(uint64(h))}, b, uint64(h), func(e entry) (entry, bool) {
@@ -101,8 +94,8 @@ func (t *Tree) contradict(b Backend, chain []Hash, cached int, now Time, news *[
 	return held, retracted
 }
 
-// conclude goes over the chain's facts on b at the end of a request. It touches those up to due. Those up to placed have
-// not been touched by its placement, and go if they are on [cached:].
+// conclude touches the chain's facts up to due. Facts up to placed precede the placement and are
+// removed on [cached:].
 func (t *Tree) conclude(b Backend, chain []Hash, cached int, placed, due, now Time, news *[]Fact) (retracted int) {
 	verdict := func(e entry, i int) (to entry, remove bool) {
 		switch at := entryTime(e); {
@@ -113,7 +106,7 @@ func (t *Tree) conclude(b Backend, chain []Hash, cached int, placed, due, now Ti
 		}
 		return entryAt(e, now), false
 	}
-	var again Trail // over the blocks touched, for their usage
+	var again Trail
 	again.settled = due
 	touched := 0
 	note := func(h Hash, e, to entry) {
@@ -145,7 +138,7 @@ func (t *Tree) conclude(b Backend, chain []Hash, cached int, placed, due, now Ti
 				if news != nil {
 					t.tellGone(news, Drop, chain[i], was, placed, 0)
 				}
-			case tried && is == to: // perhaps by that touch, which was not certain
+			case tried && is == to: // the uncertain touch may have taken effect
 				note(chain[i], p.entry, to)
 			default:
 				note(chain[i], was, is)
@@ -159,15 +152,14 @@ func (t *Tree) conclude(b Backend, chain []Hash, cached int, placed, due, now Ti
 	return retracted
 }
 
-// learnAges moves the horizon by the ages of what was found and of what was missing, and counts what speaks for a lost cache.
 func (t *Tree) learnAges(b Backend, chain []Hash, tr *Trail, cached int, now Time) (amnesia bool) {
 	predicted := tr.depth()
 	l := &t.ledgers[b]
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	horizon := t.limits[b].horizon(tr.recorded)
-	// A block touched only a short while before this request may not have been computed by then, because the request that
-	// touched it was queued or running as well. Younger than this request's own stay, a miss proves nothing.
+	// A miss younger than the request's own duration proves nothing: the block may not have been
+	// computed.
 	unsettled := int64(now - tr.recorded)
 	missed := short(cached, predicted)
 
@@ -178,9 +170,8 @@ func (t *Tree) learnAges(b Backend, chain []Hash, tr *Trail, cached int, now Tim
 			l.foundLocked(step, tr.recorded)
 		}
 	}
-	// Nothing at all where a settled match was young is rather a restart than an eviction. It is not taken for evidence
-	// unless the backend has been cleared for that within the last horizon and it goes on: an engine with a far smaller
-	// cache than believed must be learned, too.
+	// Nothing cached where a match was young suggests a restart, unless the backend was cleared
+	// lately: its cache may be smaller than believed.
 	surprise := cached == 0 && tr.hasAge(unsettled, horizon/youngPerHorizon)
 	if cached > 0 {
 		l.surprises = 0
@@ -200,7 +191,6 @@ func (t *Tree) learnAges(b Backend, chain []Hash, tr *Trail, cached int, now Tim
 	return amnesia
 }
 
-// hasAge says whether some block's age was in [from, below).
 func (tr *Trail) hasAge(from, below int64) bool {
 	for i := range tr.n {
 		if age := int64(tr.recorded - tr.steps[i].at); age >= from && age < below {

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// visit records a request on b and learns from it after its stay.
+// visit records a request and learns from it after its stay.
 func visit(tree *Tree, b Backend, chain []Hash, cached int, at, stay Time) Lesson {
 	var tr Trail
 	tree.Record(b, chain, at, &tr)
@@ -22,24 +22,23 @@ func wantHorizon(t *testing.T, tree *Tree, b Backend, want, within time.Duration
 	}
 }
 
-// TestHorizonByAge: with next to nothing known of what came in, evidence moves an age.
 func TestHorizonByAge(t *testing.T) {
 	tree := newTree(t, Config{Horizon: 100 * time.Second})
 	chain := chainOf(t, 1, 4)
 	tree.Record(1, chain, start, nil)
 	visit(tree, 1, chain, 0, start+40_000, 0)
-	wantHorizon(t, tree, 1, 40*time.Second, 0) // the first eviction seen sets it
+	wantHorizon(t, tree, 1, 40*time.Second, 0) // the first eviction sets it
 	visit(tree, 1, chain, 0, start+70_000, 0)
 	wantHorizon(t, tree, 1, 39*time.Second, 0) // 0.1 of the way to 30 s
 	visit(tree, 1, chain, 4, start+178_000, 0)
 	wantHorizon(t, tree, 1, 59_700*time.Millisecond, 0) // 0.3 of the way to 108 s
 	visit(tree, 1, chain, -1, start+179_000, 0)
-	visit(tree, 1, chain, 3, start+180_000, 0) // one block short is within the slack of counting
+	visit(tree, 1, chain, 3, start+180_000, 0) // within the slack of counting
 	wantHorizon(t, tree, 1, 59_700*time.Millisecond, 0)
 	wantHorizon(t, tree, 2, 100*time.Second, 0)
 }
 
-// TestHorizonByVolume: an eviction teaches how many new blocks displace one; the horizon then follows the rate of those.
+// An eviction sets the reach in blocks; the horizon follows their rate.
 func TestHorizonByVolume(t *testing.T) {
 	tree := newTree(t, Config{Horizon: 5 * time.Minute})
 	chain := chainOf(t, 1, 4)
@@ -52,11 +51,11 @@ func TestHorizonByVolume(t *testing.T) {
 		}
 	}
 	pour(100, 10)
-	visit(tree, 1, chain, 0, now, 0) // gone after 1000 blocks in 100 s
+	visit(tree, 1, chain, 0, now, 0)
 	wantHorizon(t, tree, 1, 100*time.Second, 6*time.Second)
 	pour(50, 100)
 	wantHorizon(t, tree, 1, 10*time.Second, 2*time.Second)
-	tree.advance(now + 600_000) // ten minutes without anything new displace nothing
+	tree.advance(now + 600_000) // an idle time displaces nothing
 	wantHorizon(t, tree, 1, 610*time.Second, 2*time.Second)
 	last := chainOf(t, uint64(now), 100)
 	if h, _ := holderOf(tree, 1, last, now+600_000); h.Fresh != 100 {
@@ -70,7 +69,7 @@ func TestCapacityGivesTheFirstHorizon(t *testing.T) {
 	wantHorizon(t, tree, 1, defaultHorizon, 0)
 	for i := range 100 {
 		tree.Record(1, chainOf(t, uint64(i+1), 10), start+Time(i)*1000, nil)
-		if i == 20 { // 200 blocks so far: nothing can have been evicted, and at this rate nothing would for 30 s more
+		if i == 20 { // extrapolated from 200 blocks
 			wantHorizon(t, tree, 1, 48*time.Second, 3*time.Second)
 		}
 	}
@@ -85,14 +84,13 @@ func TestLearnKeepsThePlacement(t *testing.T) {
 	if lesson != (Lesson{Predicted: 50, Cached: 20}) {
 		t.Errorf("%+v", lesson)
 	}
-	// The request has computed what was missing, and pinned it until it ended.
+	// The request computed and pinned what was missing.
 	if h, _ := holderOf(tree, 1, chain, start+75_000); h.Blocks != 50 || h.Age != 0 {
 		t.Errorf("%+v", h)
 	}
 }
 
-// TestGrain: what was touched a moment ago keeps its time, is counted as used once, and is touched again when the grain is
-// over; a restarted engine's first work is not lost for it.
+// Facts within the grain keep their time, and a restarted engine's first work is not lost.
 func TestGrain(t *testing.T) {
 	const grain = 1_000
 	tree := newTree(t, Config{Horizon: grainsPerHorizon * grain * time.Millisecond})
@@ -124,7 +122,7 @@ func TestGrain(t *testing.T) {
 	for _, chain := range others {
 		tree.Record(1, chain, now, nil)
 	}
-	for i, chain := range others { // within the grain of those, restarted
+	for i, chain := range others {
 		if l := visit(tree, 1, chain, 0, now+grain/2+Time(i), grain/4); l.Amnesia != (i == surpriseLimit-1) {
 			t.Fatalf("%+v", l)
 		}
@@ -154,7 +152,6 @@ func TestLearnRetractsWhatATruthContradicts(t *testing.T) {
 	if h, _ := holderOf(tree, 2, chain, start+10); h.Blocks != 50 {
 		t.Errorf("another backend lost blocks: %+v", h)
 	}
-	// What is newer than the truth stands.
 	tree.Record(1, chain, start+30_000, nil)
 	if lesson := tree.Learn(1, chain, nil, 0, start+20_000); lesson.Retracted != 0 {
 		t.Errorf("%+v", lesson)
@@ -178,8 +175,7 @@ func TestLearnNeverCreates(t *testing.T) {
 	}
 }
 
-// TestAmnesia: three in a row with nothing cached where a young match was predicted clear the backend, but not what the
-// restarted engine has computed since, and leave the horizon as it was.
+// Three surprises clear the backend, except what the restarted engine computed.
 func TestAmnesia(t *testing.T) {
 	tree := newTree(t, Config{Horizon: 100 * time.Second})
 	var chains [][]Hash
@@ -190,7 +186,7 @@ func TestAmnesia(t *testing.T) {
 	}
 	visit(tree, 1, chains[0], 0, start+8_000, 100)
 	visit(tree, 1, chains[1], 0, start+8_500, 100)
-	visit(tree, 1, chains[0], 30, start+9_000, 100) // something was cached: not in a row
+	visit(tree, 1, chains[0], 30, start+9_000, 100) // resets the count
 	for i := range 3 {
 		lesson := visit(tree, 1, chains[1+i], 0, start+12_000+Time(i), 100)
 		if lesson.Amnesia != (i == 2) {
@@ -213,7 +209,7 @@ func TestAmnesia(t *testing.T) {
 	wantHorizon(t, tree, 1, 100*time.Second, 0)
 }
 
-// TestUnsettledMissProvesNothing: a burst of one new prompt finds nothing cached because the first is still running.
+// A burst of one new prompt misses because the first request still runs.
 func TestUnsettledMissProvesNothing(t *testing.T) {
 	tree := newTree(t, Config{})
 	chain := chainOf(t, 1, 50)
@@ -247,13 +243,13 @@ func TestTrailIsBoundedAndConservative(t *testing.T) {
 	}
 	tr.reset()
 	tr.push(3, 50)
-	tr.push(9, 70) // a hole above: whoever had 9 had 1 to 8 by then
+	tr.push(9, 70) // the holder of block 9 had blocks 1 to 8 by then
 	if tr.at(1) != 70 || tr.at(9) != 70 || tr.n != 1 {
 		t.Errorf("%+v", tr)
 	}
 }
 
-// lruCache is an engine's prefix cache as it is: least recently used goes, leaves before their ancestors.
+// lruCache evicts the least recently used block, leaves before ancestors.
 type lruCache struct {
 	capacity int
 	order    *list.List
@@ -282,8 +278,7 @@ func (c *lruCache) use(chain []Hash) {
 	}
 }
 
-// TestPredictsAnLRU runs conversations against an LRU that holds about half of them and compares what Record predicts with
-// what the engine then has, before and after the load triples.
+// Predictions match an LRU that holds half of the conversations.
 func TestPredictsAnLRU(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -293,12 +288,12 @@ func TestPredictsAnLRU(t *testing.T) {
 	turns := make([]int, 100)
 	var deviation, blocks float64
 	for n := range 6000 {
-		gap := 200.0 // ms between requests
+		gap := 200.0
 		if n > 4000 {
 			gap /= 3
 		}
 		now := start + Time(float64(min(n, 4000))*200+float64(max(0, n-4000))*gap)
-		// Some conversations come often, most rarely; each ends after 20 turns of two blocks.
+		// Some conversations come often, most rarely; each ends after 20 turns.
 		s := int(float64(len(turns)) * math.Pow(r.Float64(), 2))
 		turns[s]++
 		chain := chainOf(t, uint64(s+1)<<16|uint64(turns[s]/20), 10+2*(turns[s]%20))

@@ -5,48 +5,44 @@ import (
 	"time"
 )
 
-// scanLimit bounds the entries one Match reads past its gallop: some 40 us of work. It is reached only where thousands of
-// backends hold the chain and leave it at many different depths; those that leave it early are then reported with a lower
-// bound.
+// scanLimit bounds the entries that one Match reads, about 40 us. Beyond, depths are lower bounds.
 const scanLimit = 1 << 14
 
-// Holder says what one backend is believed to hold of a prompt.
+// Holder is what one backend is believed to hold of a prompt.
 type Holder struct {
 	Backend  Backend
-	Blocks   int32         // leading blocks down to the deepest with a retained fact
-	Fresh    int32         // leading blocks down to the deepest touched within the backend's horizon
-	Expected float32       // blocks expected resident: Fresh + (Blocks-Fresh) * P(resident at Age)
-	Age      time.Duration // since the deepest block was last touched
+	Blocks   int32         // leading blocks down to the deepest fact
+	Fresh    int32         // leading blocks down to the deepest fact within the horizon
+	Expected float32       // blocks expected in the cache: Fresh + (Blocks-Fresh) * residency
+	Age      time.Duration // since the deepest block was touched
 }
 
-// Matches is the result of one Match together with its scratch memory. The zero value is ready; it allocates only while
-// it grows. Not safe for concurrent use.
+// Matches is the result and scratch memory of Match. The zero value is ready. Not safe for
+// concurrent use.
 type Matches struct {
 	holders []Holder
 	found   []finding // by backend; zero outside of Match
-	seen    []uint64  // set of backends found anywhere
-	levels  []uint64  // pairs of sets, one pair for each probe in progress
-	words   int       // words of one set
+	seen    []uint64
+	levels  []uint64 // two sets per probe in progress
+	words   int
 	entries []entry
 }
 
-// finding is the deepest that is known so far of one backend.
 type finding struct {
-	at            Time // of the deepest block
+	at            Time
 	blocks, fresh int32
 }
 
-// Holders returns the backends found, in no order. It is a view, valid until the next Match.
+// Holders returns the backends found, in no order, valid until the next Match.
 func (m *Matches) Holders() []Holder { return m.holders }
 
-// Match finds, for every backend, how many leading blocks of the chain (root first) it is believed to hold. It takes no
-// lock and, once m is warm, allocates nothing. Safe for concurrent use with different m.
+// Match finds, for every backend, how many leading blocks of the chain (root first) it is believed
+// to hold. Once m is warm it does not allocate. Safe for concurrent use with different m.
 //
-// Presence is monotone in depth but for lost facts, because whoever holds a block was sent its whole prefix. So Match
-// probes ever deeper anchors until nobody is left, then bisects, for the set of backends that drop out between two probes,
-// where they do; between two neighbouring anchors it looks at every block, so that prompts known locally or ending
-// there match exactly. A backend found at a depth counts as holding everything above. One whose facts have a hole
-// may be reported with as little as the part above the hole.
+// A backend that holds a block was sent its whole prefix, so presence is monotone in depth. Match
+// probes ever deeper anchors until no backend is left, then bisects for those that drop out, and
+// reads every block between neighbouring anchors. A backend with missing facts may get only the
+// part above the gap.
 func (t *Tree) Match(m *Matches, chain []Hash, now Time) {
 	m.holders = m.holders[:0]
 	if len(chain) == 0 {
@@ -59,19 +55,17 @@ func (t *Tree) Match(m *Matches, chain []Hash, now Time) {
 	s.collect()
 }
 
-// search is one Match under way.
 type search struct {
 	t     *Tree
 	m     *Matches
 	chain []Hash
 	now   Time
-	left  int // entries it may still read
+	left  int
 }
 
-// sets is the pair of backend sets at one depth: those present, and those of them within their horizon.
+// sets are the backends at one depth: present ones, and those within their horizon.
 type sets struct{ present, fresh []uint64 }
 
-// level returns the k-th pair of sets.
 func (m *Matches) level(k int) sets {
 	lo, w := 2*k*m.words, m.words
 	return sets{m.levels[lo : lo+w : lo+w], m.levels[lo+w : lo+2*w : lo+2*w]}
@@ -94,15 +88,15 @@ func (m *Matches) prepare(words, levels int) {
 	clear(m.seen)
 }
 
-// gallop probes depths 1, 8, 32, 128 and so on to the last block, until a probe finds nobody, then resolves the intervals
-// from the deepest up. It reports whether anybody was found at all.
+// gallop probes depths 1, 8, 32, 128 ... until no backend is left, then resolves the intervals from
+// the deepest up. It reports whether it found any.
 func (s *search) gallop() bool {
 	total := len(s.chain)
 	highest := int(s.t.highest.Load())
 	if highest < 0 {
 		return false
 	}
-	// At most one level for each doubling on the way down, and one for each halving of one interval.
+	// One level per doubling, and one per halving of an interval.
 	s.m.prepare(highest/64+1, 2*bits.Len(uint(total))+4)
 	depths := [66]int{}
 	n := 0
@@ -131,7 +125,7 @@ func nextGallop(depth, total int) int {
 	return min(4*depth, total)
 }
 
-// resolve finds where the backends of lo that are not in hi (at those depths) end; free is the first unused level.
+// resolve finds where backends in lo but not in hi end; free is the first unused level.
 func (s *search) resolve(loDepth, hiDepth int, lo, hi sets, free int) {
 	if s.left <= 0 || !differ(lo, hi) {
 		return
@@ -151,7 +145,6 @@ func (s *search) resolve(loDepth, hiDepth int, lo, hi sets, free int) {
 	s.resolve(loDepth, midDepth, lo, mid, free+1)
 }
 
-// refine looks at the blocks between two neighbouring anchors, deepest first, until everybody who drops out here is found.
 func (s *search) refine(loDepth, hiDepth int, lo, hi sets, free int) {
 	acc := s.m.level(free)
 	copy(acc.present, hi.present)
@@ -163,7 +156,6 @@ func (s *search) refine(loDepth, hiDepth int, lo, hi sets, free int) {
 	}
 }
 
-// probe reads the facts at depth into out and into the findings, and reports whether anybody was there.
 func (s *search) probe(depth int, out sets) bool {
 	m := s.m
 	clear(out.present)
@@ -208,7 +200,6 @@ func (s *search) probe(depth int, out sets) bool {
 	return any
 }
 
-// collect turns the findings into holders and clears them for the next Match.
 func (s *search) collect() {
 	m := s.m
 	for i, w := range m.seen {
@@ -229,7 +220,6 @@ func (s *search) collect() {
 	}
 }
 
-// union adds from's members to into.
 func union(into, from sets) {
 	for i := range into.present {
 		into.present[i] |= from.present[i]
@@ -237,7 +227,6 @@ func union(into, from sets) {
 	}
 }
 
-// differ says whether lo has a member that hi has not.
 func differ(lo, hi sets) bool {
 	for i := range lo.present {
 		if lo.present[i]&^hi.present[i]|lo.fresh[i]&^hi.fresh[i] != 0 {

@@ -8,7 +8,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// model is the tree as a naive map, with the rules of DESIGN.md in their plainest form.
+// model is the tree as a naive map.
 type model struct {
 	facts   map[Hash]map[Backend]Time
 	floor   map[Backend]Time
@@ -94,8 +94,7 @@ func (m *model) setGeneration(b Backend, gen uint32, now Time) {
 	m.floor[b] = max(m.floor[b], fence)
 }
 
-// bounds returns the least and most blocks that Match may report for b: what a walk over the anchors without a hole finds,
-// and the deepest fact there is.
+// bounds returns the least and most blocks that Match may report for b.
 func (m *model) bounds(b Backend, chain []Hash, now Time) (least, most int) {
 	hole := false
 	for i, h := range chain {
@@ -113,7 +112,6 @@ func (m *model) bounds(b Backend, chain []Hash, now Time) (least, most int) {
 	return least, most
 }
 
-// checkMatch compares one Match with the model.
 func (m *model) checkMatch(t *rapid.T, tree *Tree, backends int, chain []Hash, now Time) {
 	var got Matches
 	tree.Match(&got, chain, now)
@@ -148,7 +146,7 @@ func (m *model) checkMatch(t *rapid.T, tree *Tree, backends int, chain []Hash, n
 	}
 }
 
-// modelChain draws a chain from a small forest: two roots, branches at a few depths, so that chains share prefixes.
+// modelChain draws chains that share prefixes.
 func modelChain(t *rapid.T, h *Hasher) []Hash {
 	root := rapid.Uint64Range(1, 2).Draw(t, "root")
 	branchAt := rapid.SampledFrom([]int{3, 18, 30, 45}).Draw(t, "branch at")
@@ -192,7 +190,7 @@ func TestTreeAgainstModel(t *testing.T) {
 			},
 			"record and revert": func(t *rapid.T) {
 				b, chain := backend(), modelChain(t, hasher)
-				at := now + 1 // nobody else's time
+				at := now + 1
 				now += 2
 				if _, most := m.bounds(b, chain, at); most > 0 {
 					return // a revert fills holes; see TestDropAndRevert
@@ -256,7 +254,7 @@ func TestTreeAgainstModel(t *testing.T) {
 	})
 }
 
-// checkShards verifies the structure: every key findable and once, counts true, arena blocks disjoint and accounted for.
+// checkShards verifies keys, counters and arena blocks.
 func checkShards(t interface{ Fatalf(string, ...any) }, tree *Tree) {
 	for i := range tree.shards {
 		if err := checkShard(&tree.shards[i]); err != nil {
@@ -331,7 +329,7 @@ func checkShard(s *shard) error {
 	return nil
 }
 
-// TestApplyIsALattice: any order, grouping and repetition of the same facts gives the same tree.
+// Any order, grouping and repetition of facts gives the same tree.
 func TestApplyIsALattice(t *testing.T) {
 	const backends = 4
 	hasher := newHasher(t)
@@ -356,7 +354,6 @@ func TestApplyIsALattice(t *testing.T) {
 		for _, f := range rapid.Permutation(append(facts, facts[:len(facts)/2]...)).Draw(t, "order") {
 			right.Apply(f)
 		}
-		// Associative: a tree that was first given the union of some, told on through Range.
 		third, relay := newForApply(t, backends), newForApply(t, backends)
 		for i, f := range facts {
 			if i%2 == 0 {

@@ -1,32 +1,29 @@
 package prefixtree
 
-// A tree's news is what a call has changed in it at anchor resolution, as facts for the other nodes: neither more, or two
-// nodes could tell each other the same things for ever, nor less, or trees would not come to hold the same. Merged by maximum
-// time, any trees that have been told all news hold the same times at anchors, evictions and drops that cross aside.
-//
-// The functions here are Record, Learn and so on that also append their news, chain root first, to a slice of the caller's.
+// News is exactly what a call changed in this tree at anchors: more could echo for ever, less would
+// keep trees from converging. It is appended root first.
 
-// RecordNews is Record that appends to news what it changed at anchors: those that are new and those touched beyond the grain.
-// Safe for concurrent use.
+// RecordNews is Record that appends the new and touched anchors to news. Safe for concurrent use.
 func (t *Tree) RecordNews(b Backend, chain []Hash, now Time, tr *Trail, news []Fact) []Fact {
 	t.record(b, chain, now, tr, &news)
 	return news
 }
 
-// LearnNews is Learn that appends to news the touches at the end of the request, the facts that the count contradicts, and the
-// fence after an amnesia. Safe for concurrent use.
+// LearnNews is Learn that appends touches, removed facts and the fence of a lost cache to news.
+// Safe for concurrent use.
 func (t *Tree) LearnNews(b Backend, chain []Hash, tr *Trail, cached int, now Time, news []Fact) (Lesson, []Fact) {
 	lesson := t.learn(b, chain, tr, cached, now, &news)
 	return lesson, news
 }
 
-// RevertNews is Revert that appends to news what it took back. Safe for concurrent use.
+// RevertNews is Revert that appends what it undid to news. Safe for concurrent use.
 func (t *Tree) RevertNews(b Backend, chain []Hash, tr *Trail, news []Fact) (retracted int, _ []Fact) {
 	retracted = t.revert(b, chain, tr, &news)
 	return retracted, news
 }
 
-// DropNews is Drop, of facts not later than now, that appends to news what it removed. Safe for concurrent use.
+// DropNews is Drop of facts up to now that appends the removed ones to news. Safe for concurrent
+// use.
 func (t *Tree) DropNews(b Backend, chain []Hash, from int, now Time, news []Fact) []Fact {
 	t.drop(b, chain, from, clampTime(now), &news)
 	return news
@@ -41,7 +38,6 @@ func (t *Tree) ForgetNews(b Backend, now Time, news []Fact) []Fact {
 	return news
 }
 
-// tell appends what became of an anchor that was prior when e was merged into it.
 func (t *Tree) tell(news *[]Fact, h Hash, prior, e entry, now Time) {
 	e = mergeEntries(prior, e)
 	if e&entryAnchor == 0 {
@@ -57,7 +53,7 @@ func (t *Tree) tell(news *[]Fact, h Hash, prior, e entry, now Time) {
 	t.append(news, kind, h, e, entryTime(e), 0)
 }
 
-// tellGone appends that a fact has been retracted as of the given time, and what its time was before that, 0 if none.
+// tellGone appends the retraction of a fact as of at; before is its earlier time, 0 if none.
 func (t *Tree) tellGone(news *[]Fact, kind Kind, h Hash, was entry, at, before Time) {
 	if was&entryAnchor != 0 {
 		t.append(news, kind, h, was, at, before)
@@ -71,7 +67,6 @@ func (t *Tree) append(news *[]Fact, kind Kind, h Hash, e entry, at, before Time)
 	})
 }
 
-// tellFence appends b's fence as it stands.
 func (t *Tree) tellFence(news *[]Fact, b Backend) {
 	*news = append(*news, t.fence(b))
 }

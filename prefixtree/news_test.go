@@ -23,7 +23,6 @@ func heldBy(tree *Tree, now Time) held {
 	return m
 }
 
-// tell merges a fact by the rules of DESIGN.md in their plainest form, fences aside.
 func (m held) tell(f Fact) {
 	p := spot{f.Hash, f.Backend}
 	at, ok := m[p]
@@ -54,7 +53,7 @@ func kinds(news []Fact) map[Kind]int {
 	return n
 }
 
-// TestNewsIsWhatChanged: a map that is told a tree's news, and nothing else, holds at every moment what the tree holds.
+// A map that applies only a tree's news always equals the tree.
 func TestNewsIsWhatChanged(t *testing.T) {
 	const backends = 3
 	hasher := newHasher(t)
@@ -65,7 +64,7 @@ func TestNewsIsWhatChanged(t *testing.T) {
 		}
 		told := held{}
 		now := start
-		var open []visitor // requests recorded and not yet ended
+		var open []visitor
 		var news []Fact
 		backend := func() Backend { return Backend(rapid.IntRange(0, backends-1).Draw(t, "backend")) }
 		take := func() visitor {
@@ -110,7 +109,7 @@ func TestNewsIsWhatChanged(t *testing.T) {
 					told.tell(f)
 				}
 				news = news[:0]
-				// What is dead of itself is no news.
+				// Expiry is not news.
 				maps.DeleteFunc(told, func(p spot, at Time) bool { return tree.limits[p.Backend].dead(at, now) })
 				got := heldBy(tree, now)
 				if !maps.Equal(got, told) {
@@ -121,14 +120,13 @@ func TestNewsIsWhatChanged(t *testing.T) {
 	})
 }
 
-// visitor is a request that is being served.
 type visitor struct {
 	b     Backend
 	chain []Hash
 	trail Trail
 }
 
-// differ names an example of what two maps do not agree on.
+// difference returns an example of what two maps disagree on.
 func difference(a, b held) (example []any) {
 	for p, at := range a {
 		if other, ok := b[p]; !ok || other != at {
@@ -155,22 +153,21 @@ func TestNewsOfAConversation(t *testing.T) {
 	if news := tree.RecordNews(1, chain[:18], start+grain, nil, nil); len(news) != 0 {
 		t.Errorf("within the grain: %+v", news)
 	}
-	// The next turn, within the grain: what is new, and no touch.
 	news = tree.RecordNews(1, chain[:30], start+grain, nil, nil)
 	if k := kinds(news); len(news) != 4 || k[Add] != 4 { // 20, 24, 28, 30
 		t.Errorf("the next turn: %+v", news)
 	}
-	// The end of the first request, beyond the grain, touches what it placed; 18 blocks are 17 anchors.
+	// 18 blocks are 17 anchors.
 	_, news = tree.LearnNews(1, chain[:18], &tr, 18, start+2*grain, nil)
 	if k := kinds(news); k[Touch] != 17 || len(news) != 17 {
 		t.Errorf("the end of a request: %+v", news)
 	}
-	// A block that was known between anchors and becomes one is told with the time it has.
+	// A known block that becomes an anchor is sent with its time.
 	news = tree.RecordNews(1, chain[:27], start+2*grain, nil, nil)
 	if want := (Fact{Hash: chain[26], Time: start + grain, Backend: 1, Span: 3}); len(news) != 1 || news[0] != want {
 		t.Errorf("a new end between anchors: %+v", news)
 	}
-	// The end of an earlier turn stays an anchor, and is touched with the others: 16 + 18 + 20, 24, 27, 28, 30 + 32 ... 48, 50.
+	// Anchors: 16 + 18 + 20, 24, 27, 28, 30 + 32 ... 48, 50.
 	news = tree.RecordNews(1, chain, start+10*grain, &tr, nil)
 	if k := kinds(news); k[Touch] != 22 || k[Add] != 6 {
 		t.Errorf("a third turn: %v", k)

@@ -6,14 +6,10 @@ import (
 	"sync"
 )
 
-// Outbox collects a tree's news until they are drained to be sent. It is bounded; what does not fit is lost and counted, the
-// least valuable first: touches (a later touch tells the same again), then the oldest adds, a whole placement at a time.
-// Adds leave before touches and in the order they came, chains root first, so that what has been sent when it ends is a
-// usable prefix. Fences are never lost, and leave first.
-//
-// A retraction stays behind what it retracts: the revert of an add is queued with the adds, all others with the touches.
-//
-// Safe for concurrent use. See NewOutbox.
+// Outbox queues a tree's news until they are sent. When full, it drops and counts touches, which
+// repeat, then the oldest placement's adds. Fences leave first and are never dropped; adds leave
+// before touches, root first, so that any sent part is a usable prefix. A retraction stays behind
+// what it retracts. Safe for concurrent use.
 type Outbox struct {
 	limit int
 
@@ -27,17 +23,18 @@ type Outbox struct {
 // defaultOutbox is 2 MiB of facts, half a megabyte on the wire.
 const defaultOutbox = 1 << 16
 
-// OutboxStats are an Outbox' figures: totals since NewOutbox, but for Pending.
+// OutboxStats are totals since NewOutbox, except Pending.
 type OutboxStats struct {
-	Pending     int    // records waiting
-	Sent        uint64 // records drained
-	LostAdds    uint64 // records that found no room, by kind
+	Pending     int
+	Sent        uint64
+	LostAdds    uint64 // dropped when full, by kind
 	LostTouches uint64
 	LostDrops   uint64 // drops and reverts
-	Unnamed     uint64 // records of backends that had no key when they were to be sent
+	Unnamed     uint64 // records of backends without a key
 }
 
-// NewOutbox returns an outbox for at most limit facts, 32 bytes each; 0 is 65536. Fences, one per backend, come on top.
+// NewOutbox returns an outbox for limit facts of 32 bytes; 0 means 65536. It also holds one fence
+// per backend.
 func NewOutbox(limit int) *Outbox {
 	if limit <= 0 {
 		limit = defaultOutbox
@@ -45,7 +42,7 @@ func NewOutbox(limit int) *Outbox {
 	return &Outbox{limit: limit, fences: map[Backend]Fact{}}
 }
 
-// Add takes news in the order they came about. The slice stays the caller's.
+// Add queues news in order. It does not retain the slice.
 func (o *Outbox) Add(news []Fact) {
 	if len(news) == 0 {
 		return
@@ -70,7 +67,6 @@ func (o *Outbox) Add(news []Fact) {
 	}
 }
 
-// makeRoomLocked drops what is worth least. It reports false if that is f itself.
 func (o *Outbox) makeRoomLocked(f *Fact, to *queue) bool {
 	if o.touches.n > 0 {
 		o.lostLocked(o.touches.first())
@@ -79,7 +75,7 @@ func (o *Outbox) makeRoomLocked(f *Fact, to *queue) bool {
 	}
 	oldest := *o.adds.first()
 	if to != &o.adds || oldest.Backend == f.Backend && oldest.Time == f.Time {
-		o.lostLocked(f) // the end of the one placement that fills it, rather than its root
+		o.lostLocked(f) // drops the end of a placement that fills the outbox, not its root
 		return false
 	}
 	for o.adds.n > 0 {
@@ -104,9 +100,8 @@ func (o *Outbox) lostLocked(f *Fact) {
 	}
 }
 
-// Drain appends at most limit bytes of encoded news to dst, MaxPayload at most, and returns that with the number of records in
-// it. What does not fit stays for the next Drain, which goes on in the middle of a chain if need be. With nothing to send, or
-// limit below MinPayload, dst is returned as it was.
+// Drain appends at most limit bytes of encoded news to dst, at most MaxPayload, and returns dst and
+// the number of records. A limit below MinPayload drains nothing.
 func (o *Outbox) Drain(dst []byte, limit int, names Names) (payload []byte, records int) {
 	if limit < MinPayload {
 		return dst, 0
@@ -121,10 +116,10 @@ func (o *Outbox) Drain(dst []byte, limit int, names Names) (payload []byte, reco
 	return w.dst, records
 }
 
-// encodeFencesLocked writes them by backend, so that equal runs send equal bytes.
+// encodeFencesLocked writes fences sorted by backend, for reproducible payloads.
 func (o *Outbox) encodeFencesLocked(w *encoder) (records int) {
 	if len(o.fences) == 0 {
-		return 0 // as mostly, and at no cost
+		return 0
 	}
 	for _, b := range slices.Sorted(maps.Keys(o.fences)) {
 		if w.room() < 1 {
@@ -162,7 +157,7 @@ func (o *Outbox) encodeLocked(w *encoder, from *queue) (records int) {
 	return records
 }
 
-// Forget drops what waits to be sent about b: its id stands for another engine from now on.
+// Forget drops all queued news about b, for a reused id.
 func (o *Outbox) Forget(b Backend) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -179,7 +174,6 @@ func (o *Outbox) Forget(b Backend) {
 	}
 }
 
-// Stats returns the current figures.
 func (o *Outbox) Stats() OutboxStats {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -188,13 +182,12 @@ func (o *Outbox) Stats() OutboxStats {
 	return st
 }
 
-// queue is a ring of facts that grows by doubling, and shrinks when it has run empty after it was large.
+// queue is a ring that doubles when full and frees a large ring when empty.
 type queue struct {
-	ring    []Fact // a power of two
+	ring    []Fact // length is a power of two
 	head, n int
 }
 
-// keptRing facts of memory stay with an empty queue.
 const keptRing = 1 << 12
 
 func (q *queue) at(i int) *Fact { return &q.ring[(q.head+i)&(len(q.ring)-1)] }
@@ -219,7 +212,7 @@ func (q *queue) drop(n int) {
 	}
 }
 
-// run returns how many facts at the front, at most limit, differ in their hashes alone.
+// run returns how many facts at the front differ only in their hashes.
 func (q *queue) run(limit int) int {
 	first := *q.first()
 	n := 1

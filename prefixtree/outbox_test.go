@@ -8,7 +8,6 @@ import (
 	"pgregory.net/rapid"
 )
 
-// factsOf makes n facts of one placement, hashes counting from first.
 func factsOf(kind Kind, b Backend, at Time, first, n int) []Fact {
 	facts := make([]Fact, n)
 	for i := range facts {
@@ -17,7 +16,6 @@ func factsOf(kind Kind, b Backend, at Time, first, n int) []Fact {
 	return facts
 }
 
-// drained takes everything out, in payloads of at most limit bytes, and decodes it.
 func drained(t interface{ Fatal(...any) }, o *Outbox, limit int) (facts []Fact) {
 	for {
 		payload, records := o.Drain(nil, limit, oneToOne{})
@@ -43,7 +41,7 @@ func TestOutboxOrder(t *testing.T) {
 		for _, news := range [][]Fact{touches, drops, adds, back, reverted, fence, nil} {
 			o.Add(news)
 		}
-		o.Add([]Fact{{Time: start - 7, Backend: 9, Kind: Fence}}) // says less than the one waiting
+		o.Add([]Fact{{Time: start - 7, Backend: 9, Kind: Fence}}) // older than the one waiting
 		want := slices.Concat(fence, adds, reverted, touches, drops, back)
 		if st := o.Stats(); st.Pending != len(want) {
 			t.Errorf("%+v", st)
@@ -66,7 +64,6 @@ func TestOutboxOrder(t *testing.T) {
 	}
 }
 
-// TestOutboxFencesInOrder: a run that is repeated sends the same bytes.
 func TestOutboxFencesInOrder(t *testing.T) {
 	const backends = 40
 	var want []Fact
@@ -84,8 +81,7 @@ func TestOutboxFencesInOrder(t *testing.T) {
 	}
 }
 
-// TestOutboxLosesWhatIsWorthLeast: touches first, then whole placements, the oldest first; and of one that fills it alone, its
-// end.
+// Touches are lost first, then the oldest placements; of a single one, its end.
 func TestOutboxLosesWhatIsWorthLeast(t *testing.T) {
 	o := NewOutbox(10)
 	o.Add(factsOf(Touch, 1, start, 1, 6))
@@ -95,8 +91,8 @@ func TestOutboxLosesWhatIsWorthLeast(t *testing.T) {
 	if st := o.Stats(); st.LostTouches != 6 || st.LostDrops != 1 || st.LostAdds != 0 || st.Pending != 10 {
 		t.Errorf("%+v", st)
 	}
-	o.Add(factsOf(Add, 1, start+3, 300, 2))   // the other drop goes, and the oldest placement, whole
-	o.Add(factsOf(Touch, 1, start+3, 400, 4)) // 3 find room, one takes the place of another touch
+	o.Add(factsOf(Add, 1, start+3, 300, 2))   // the other drop and the oldest placement go
+	o.Add(factsOf(Touch, 1, start+3, 400, 4)) // 3 find room, one replaces another touch
 	if st := o.Stats(); st.LostTouches != 7 || st.LostDrops != 2 || st.LostAdds != 4 || st.Pending != 10 {
 		t.Errorf("%+v", st)
 	}
@@ -106,7 +102,7 @@ func TestOutboxLosesWhatIsWorthLeast(t *testing.T) {
 	}
 	o = NewOutbox(10)
 	o.Add(factsOf(Add, 1, start, 1, 15))
-	o.Add(factsOf(Touch, 1, start, 50, 1)) // nothing of less value is there
+	o.Add(factsOf(Touch, 1, start, 50, 1))
 	if got := drained(t, o, 1<<16); !slices.Equal(got, factsOf(Add, 1, start, 1, 10)) {
 		t.Errorf("%+v", got)
 	}
@@ -134,7 +130,7 @@ func TestOutboxSkipsTheNameless(t *testing.T) {
 	}
 }
 
-// TestOutboxBound: whatever is added and drained, the bound holds and every record is pending, sent or counted as lost.
+// Every record is pending, sent or counted as lost.
 func TestOutboxBound(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		limit := rapid.IntRange(1, 200).Draw(t, "limit")
@@ -155,7 +151,6 @@ func TestOutboxBound(t *testing.T) {
 	})
 }
 
-// TestOutboxIsConcurrent: many tell, one drains; each writer's adds come out in order and none is lost.
 func TestOutboxIsConcurrent(t *testing.T) {
 	const writers, placements, anchors = 4, 200, 20
 	o := NewOutbox(0)
@@ -193,7 +188,6 @@ func TestOutboxIsConcurrent(t *testing.T) {
 	}
 }
 
-// TestOutboxForgetsABackend: what waits about one backend goes, the rest keeps its order.
 func TestOutboxForgetsABackend(t *testing.T) {
 	o := NewOutbox(0)
 	var news []Fact

@@ -10,14 +10,13 @@ import (
 	"time"
 )
 
-// TestReadersAndWriters runs matches against every kind of write at once. Under the race detector it shows the absence of
-// unsynchronised access; the assertions show that no reader ever sees a state nobody wrote: a chain recorded once and
-// never touched by others is matched whole in every Match, and no holder is deeper than what was ever recorded.
+// Readers always see a chain that is recorded once and not changed, and no block that was never
+// recorded.
 func TestReadersAndWriters(t *testing.T) {
 	const (
 		backends = 40
-		stable   = Backend(0) // recorded before, touched by nobody
-		deepest  = 90         // what writers record at most
+		stable   = Backend(0)
+		deepest  = 90
 		blocks   = 120
 	)
 	seed := rand.Uint64()
@@ -70,15 +69,14 @@ func TestReadersAndWriters(t *testing.T) {
 	checkShards(t, tree)
 }
 
-// TestNoTouchIsLost: touches take no lock, so whatever moves their words at the same time (holders that come and go, other
-// blocks deleted before them, tables that grow) must neither lose one nor keep it from being made.
+// No concurrent move loses a touch.
 func TestNoTouchIsLost(t *testing.T) {
 	const touchers, churners, rounds, blocks = 3, 2, 150, 100
 	const step = Time(defaultHorizon/time.Millisecond)/grainsPerHorizon + 1
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	tree := newTree(t, Config{MaxBackends: 64, Budget: 1 << 20})
-	chains := make([][]Hash, touchers) // one each, and the first for all
+	chains := make([][]Hash, touchers)
 	for i := range chains {
 		chains[i] = chainOf(t, uint64(i+1), blocks)
 	}
@@ -151,9 +149,9 @@ func writeSomething(tree *Tree, r *rand.Rand, chains [][]Hash, backends, deepest
 	case 6:
 		tree.Learn(b, chain, nil, r.IntN(len(chain)), now)
 		tree.Stats()
-	default: // unique blocks, so that tables grow and are rebuilt under the readers
+	default: // tables grow and are rebuilt under the readers
 		if tree.Stats().Facts > 30_000 {
-			return // at the budget the oldest would go, which are what readers look for
+			return // eviction would remove what the readers look for
 		}
 		var unique [20]Hash
 		for i := range unique {
@@ -163,8 +161,7 @@ func writeSomething(tree *Tree, r *rand.Rand, chains [][]Hash, backends, deepest
 	}
 }
 
-// TestReaderWaitsOutAStalledWriter stops a writer in the middle of a move: the reader must queue for the lock, not spin
-// for ever, and see the finished state.
+// A reader waits for the lock of a writer that stalls during a move.
 func TestReaderWaitsOutAStalledWriter(t *testing.T) {
 	tree := newTree(t, Config{})
 	chain := chainOf(t, 1, 1)
@@ -190,9 +187,8 @@ func TestReaderWaitsOutAStalledWriter(t *testing.T) {
 	}
 }
 
-// TestTreesConvergeUnderConcurrency: two trees in which several requests at a time touch the same chains while each is told
-// the other's news. Whoever makes a change tells it, so that in the end both hold the same. One holder a chain: touches
-// that race with moves of arena blocks may misplace a time, see DESIGN.md.
+// Trees converge under concurrent requests. One holder per chain, since touches may race with arena
+// moves.
 func TestTreesConvergeUnderConcurrency(t *testing.T) {
 	const steps, step, blocks = 100, 20, 45
 	seed := rand.Uint64()

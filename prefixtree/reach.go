@@ -2,23 +2,20 @@ package prefixtree
 
 import "math"
 
-// Nodes share what they have learned of a backend's reach: each tells its own reach and the weight of its own evidence, and
-// goes by the mean of all, weighted. What others say never enters its own, so nothing is heard back as if it were new.
+// Nodes use the weighted mean of all nodes' reaches. Received values never enter a node's own
+// reach, so they cannot return as new evidence.
 
 const (
-	// MaxEvidence bounds the weight of one node's evidence. A reach follows its last twenty or so observations
-	// (shrinkRate), so more of them make it no surer.
+	// MaxEvidence bounds one node's evidence; a reach follows its last twenty or so observations.
 	MaxEvidence = 64
 
-	// evidenceHalfLife, ms, of an observation: an engine restarted with another cache size is known by those who have asked
-	// it since.
+	// evidenceHalfLife, in ms, lets a changed cache size show soon.
 	evidenceHalfLife = 10 * 60_000
 
-	// maxReach, blocks, is far above any cache; a peer's nonsense shall not become infinity.
+	// maxReach, in blocks, bounds what a faulty peer can report.
 	maxReach = 1e12
 )
 
-// weight is a count of observations, halved every evidenceHalfLife.
 type weight struct {
 	count float64
 	at    Time
@@ -32,11 +29,10 @@ func (w *weight) value(now Time) float64 {
 	return w.count * math.Exp2(-float64(max(0, now-w.at))/evidenceHalfLife)
 }
 
-// peerReach is what the other nodes have learned, as last told.
 type peerReach struct{ reach, evidence float64 }
 
-// combine sets the reach to go by. Whoever has no reach by evidence takes that of the others; a configured capacity weighs
-// nothing against evidence.
+// combine computes believed from own and peers' reach. A configured capacity has no weight against
+// evidence.
 func (u *usage) combine() {
 	u.believed = u.reach
 	if u.peers.reach == 0 || u.peers.evidence == 0 {
@@ -49,9 +45,9 @@ func (u *usage) combine() {
 	u.believed = (own*u.reach + u.peers.evidence*u.peers.reach) / (own + u.peers.evidence)
 }
 
-// Reach returns after how many distinct blocks touched since an untouched one is gone from b's cache, by this node's own
-// evidence alone, and the weight of that evidence: observations, recent ones counting more, at most MaxEvidence. Both are
-// zero where there is none. This is what to tell the others. Safe for concurrent use.
+// Reach returns the number of distinct blocks after whose use a block is evicted from b, and the
+// weight of this node's evidence (at most MaxEvidence); 0 without evidence. Safe for concurrent
+// use.
 func (t *Tree) Reach(b Backend) (blocks, evidence float64) {
 	if int(b) >= len(t.ledgers) {
 		return 0, 0
@@ -65,9 +61,8 @@ func (t *Tree) Reach(b Backend) (blocks, evidence float64) {
 	return l.usage.reach, evidence
 }
 
-// SetPeerReach tells what the other nodes have learned of b: the mean of their Reach, weighted by their evidence, and the sum
-// of that. It replaces what was told before; evidence 0 takes it back. Horizon and Match go by this and the own reach,
-// weighted. Values that are no numbers or below zero are ignored. Safe for concurrent use.
+// SetPeerReach replaces the other nodes' mean Reach of b and their total evidence; 0 removes it.
+// NaN and negative values are ignored. Safe for concurrent use.
 func (t *Tree) SetPeerReach(b Backend, blocks, evidence float64) {
 	if int(b) >= len(t.ledgers) || !(blocks >= 0 && evidence >= 0) {
 		return

@@ -6,10 +6,9 @@ import (
 	"time"
 )
 
-// perBlock is how often pourInto records a block, ms: so a reach in blocks is a horizon in tenths of a second.
+// perBlock is the interval in ms at which pourInto records a block.
 const perBlock = 100
 
-// pourInto records fresh blocks on backend 1, in chains of ten, and returns the time after.
 func pourInto(t *testing.T, tree *Tree, now Time, blocks int) Time {
 	for range blocks / 10 {
 		now += 10 * perBlock
@@ -18,7 +17,7 @@ func pourInto(t *testing.T, tree *Tree, now Time, blocks int) Time {
 	return now
 }
 
-// evict teaches the tree that backend 1 drops blocks after the given number of others.
+// evict teaches the tree that backend 1 evicts after that many blocks.
 func evict(t *testing.T, tree *Tree, now Time, after int) Time {
 	chain := chainOf(t, uint64(now)<<1|1, 4)
 	tree.Record(1, chain, now, nil)
@@ -43,7 +42,7 @@ func TestReachIsOwnEvidence(t *testing.T) {
 		t.Errorf("after one eviction: %v, %v", blocks, evidence)
 	}
 	for range 20 {
-		tree.SetPeerReach(1, 9_000, 1_000) // loud peers
+		tree.SetPeerReach(1, 9_000, 1_000)
 		if again, _ := tree.Reach(1); again != blocks {
 			t.Fatalf("what others say has changed the own reach from %v to %v", blocks, again)
 		}
@@ -55,12 +54,12 @@ func TestReachIsOwnEvidence(t *testing.T) {
 	for range 3 * MaxEvidence {
 		tree.ledgers[1].usage.evicted(1, 1, 2)
 	}
-	if _, evidence := tree.Reach(1); math.Abs(evidence-MaxEvidence/2) > 1 { // as old as before
+	if _, evidence := tree.Reach(1); math.Abs(evidence-MaxEvidence/2) > 1 { // it does not grow beyond the bound
 		t.Errorf("evidence %v after %d observations", evidence, 3*MaxEvidence)
 	}
 }
 
-// TestReachIsCombined: the horizon goes by the mean of all, weighted by evidence.
+// The horizon uses the mean weighted by evidence.
 func TestReachIsCombined(t *testing.T) {
 	fresh := func() (*Tree, Time) {
 		tree := newTree(t, Config{Horizon: 5 * time.Minute})
@@ -72,17 +71,15 @@ func TestReachIsCombined(t *testing.T) {
 	wantHorizon(t, tree, 1, time.Duration(own)*perBlock*time.Millisecond, 15*time.Second)
 	tree.SetPeerReach(1, 3_000, 3*evidence)
 	wantHorizon(t, tree, 1, time.Duration(own/4+3_000*3/4)*perBlock*time.Millisecond, 25*time.Second)
-	tree.SetPeerReach(1, 0, 0) // taken back
+	tree.SetPeerReach(1, 0, 0)
 	wantHorizon(t, tree, 1, time.Duration(own)*perBlock*time.Millisecond, 15*time.Second)
 
-	// One who has seen nothing itself goes by the others, even against its configuration.
 	blank := newTree(t, Config{})
 	blank.SetCapacity(1, 1_100)
 	blank.SetPeerReach(1, 2_500, .1)
 	pourInto(t, blank, start, 6_000)
 	wantHorizon(t, blank, 1, 2_500*perBlock*time.Millisecond, 25*time.Second)
 
-	// Nonsense does nothing.
 	before := blank.Horizon(1)
 	for _, v := range [][2]float64{{math.NaN(), 1}, {1, math.NaN()}, {-1, 1}, {1, -1}} {
 		blank.SetPeerReach(1, v[0], v[1])
@@ -97,8 +94,7 @@ func TestReachIsCombined(t *testing.T) {
 	}
 }
 
-// TestReachesAgree: nodes that see different evictions of one engine, and tell each other, go by one reach, between theirs,
-// and no louder for having told each other many times.
+// Nodes that share reaches agree, without growing evidence.
 func TestReachesAgree(t *testing.T) {
 	var trees [3]*Tree
 	for i := range trees {

@@ -3,45 +3,37 @@ package prefixtree
 import "slices"
 
 const (
-	// A table is full at 25/32 (0.78) of its slots and grows by a fifth. So a fact with one holder takes between
-	// 16/0.78 = 20.5 and 16/0.65 = 24.6 bytes plus what the allocator rounds up, below 32 at every fill; a miss in a
-	// full table walks about 11 slots (three cache lines), a hit three.
+	// A table is full at 25/32 of its slots and grows by a fifth: 20.5 to 24.6 bytes for a fact
+	// with one holder. A miss in a full table visits about 11 slots, a hit three.
 	loadNumerator, loadDenominator = 25, 32
 	headroom                       = 1.2
 
 	minSlots = 16
 
-	// evictShare: at the budget a rebuild drops at least this share of the facts, oldest first, so that rebuilding is
-	// paid once per so many insertions.
+	// evictShare amortises the cost of a rebuild at the budget.
 	evictShare = 1.0 / 16
 
-	// spareWords is the least arena headroom of a rebuild, plus a word for every 32 keys: without it a shard whose first
-	// blocks become shared would rebuild at each of them.
+	// spareWords is the least spare arena, plus a word per 32 keys, so that newly shared blocks do
+	// not rebuild each time.
 	spareWords = 8
 
-	// cutSamples facts are looked at to find the time below which that share lies.
 	cutSamples = 1024
 )
 
-// maxKeys is how many slots of n may be occupied.
 func maxKeys(n uint64) uint64 { return n * loadNumerator / loadDenominator }
 
-// slotsFor is the inverse of maxKeys.
 func slotsFor(keys int) int { return keys*loadDenominator/loadNumerator + 2 }
 
-// survey is what a pass over a table finds to keep.
 type survey struct {
 	keys, facts int
-	words       int // arena words, in whole blocks
-	dead        int // dropped because dead
-	cut         int // dropped because older than the cut
+	words       int
+	dead        int // dropped as dead
+	cut         int
 }
 
 func (v survey) bytes() int64 { return int64(slotsFor(v.keys))*16 + int64(v.words)*8 }
 
-// sieve decides what a rebuild keeps: not the dead, not what is older than before, and of the facts just at before only
-// those beyond the first ties. Eviction is by time alone; since a chain's blocks are touched together from the root on, no
-// ancestor is older than its descendant and tails go first.
+// sieve keeps live facts later than before, and those at before except the first ties.
 type sieve struct {
 	t      *Tree
 	now    Time
@@ -49,7 +41,6 @@ type sieve struct {
 	ties   int
 }
 
-// keep appends the surviving entries of the slot's value to dst.
 func (f *sieve) keep(tb *table, v uint64, dst []entry, sv *survey) []entry {
 	if v == 0 {
 		return dst
@@ -86,10 +77,8 @@ func (f *sieve) keep(tb *table, v uint64, dst []entry, sv *survey) []entry {
 	return dst
 }
 
-// workspace is the memory of one rebuild, pooled by the tree.
 type workspace struct{ kept, sample []uint64 }
 
-// survey counts what the sieve (a copy) would keep.
 func (w *workspace) survey(tb *table, f sieve) (sv survey) {
 	for i := range tb.cap {
 		w.kept = f.keep(tb, tb.value(i), w.kept[:0], &sv)
@@ -97,9 +86,8 @@ func (w *workspace) survey(tb *table, f sieve) (sv survey) {
 	return sv
 }
 
-// rebuildLocked replaces the shard's table by a compacted one with room for at least the given further keys and one
-// arena block for the given number of entries, within the shard's share of the budget; the dead go, and if the share does
-// not suffice, the oldest. Readers go on in the old table meanwhile.
+// rebuildLocked replaces the table by a compacted one with room for moreKeys and moreEntries. It
+// drops dead facts and, at the budget, the oldest. Readers use the old table meanwhile.
 func (t *Tree) rebuildLocked(s *shard, moreKeys, moreEntries int, now Time) {
 	f := sieve{t: t, now: now}
 	moreWords := 0
@@ -138,8 +126,8 @@ func (t *Tree) rebuildLocked(s *shard, moreKeys, moreEntries int, now Time) {
 	s.replaceLocked(w, f, newTable(slots, words))
 }
 
-// cut finds the time below which about share of the facts that f keeps lie: the sieve's before, and how many of the
-// facts exactly at it must go too (facts recorded by one call carry one time).
+// cut returns the time below which about share of the facts lie, and how many at exactly that time
+// to drop: one call records all its facts at one time.
 func (w *workspace) cut(tb *table, f sieve, facts int, share float64) (before Time, ties int) {
 	if share >= 1 {
 		return maxTime + 1, 0
@@ -166,8 +154,7 @@ func (w *workspace) cut(tb *table, f sieve, facts int, share float64) (before Ti
 	return Time(at), (rank - older + 1) * stride
 }
 
-// replaceLocked fills a new table with what the sieve keeps and publishes it. A horizon that has grown since the survey
-// lets the sieve keep more than was surveyed; what then finds no room counts as evicted.
+// replaceLocked publishes a new table. Facts without room count as evicted.
 func (s *shard) replaceLocked(w *workspace, f sieve, to *table) {
 	from := s.tab.Load()
 	var sv survey
@@ -211,7 +198,6 @@ func (s *shard) replaceLocked(w *workspace, f sieve, to *table) {
 	s.tab.Store(to)
 }
 
-// shrinkLocked gives memory back once a table is less than a third full: called once per turn of the sweep.
 func (t *Tree) shrinkLocked(s *shard, now Time) bool {
 	tb := s.tab.Load()
 	if tb.cap <= 4*minSlots || uint64(s.keys) > maxKeys(tb.cap)/3 {

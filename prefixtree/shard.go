@@ -6,45 +6,42 @@ import (
 	"sync/atomic"
 )
 
-// The sweep for dead facts is paid by writers. Facts die as time passes and fences move, not by being touched, so a touch
-// pays nothing: every new fact looks at two slots, which balances removal with insertion, and time sends the sweep
-// round each shard once in a configured horizon, in steps of eight slots by whoever writes there next.
+// Every new fact sweeps two slots, which balances removal with insertion. In addition writers sweep
+// each shard once per configured horizon.
 const (
 	sweepSlots = 2
 	sweepStep  = 8
 )
 
-// readSpins bounds the optimistic reads before a reader queues for the shard's lock: only a writer that lost its CPU in
-// the middle of a move makes so many fail.
+// readSpins bounds lock-free attempts to read; only a writer that lost its CPU during a move fails
+// so many.
 const readSpins = 256
 
-// shard is one part of the tree: a published table and, under mu, what its writer needs. Lock order: a ledger's lock, then
-// a shard's; never two shards.
+// shard is a published table, and its writer's state under mu. Lock order: a ledger's lock, then a
+// shard's; never two shards.
 type shard struct {
 	tab atomic.Pointer[table]
 
 	mu    sync.Mutex
 	keys  int // occupied slots
-	facts int // entries, dead ones not yet swept included
-	top   int // arena words handed out so far; blocks below it are live or on a free list
+	facts int // entries, including dead ones
+	top   int // arena words allocated; blocks below it are in use or free-listed
 	hand  uint64
-	swept atomic.Int64 // when the sweep's next step is due
+	swept atomic.Int64 // when the next step of the sweep is due
 
-	counts counters // its first words share the line with the above
+	counts counters
 
-	free [classCount]uint32 // first free arena block of each class, offset + 1; chained through its first word
-	_    [80]byte           // to whole lines, with one between a neighbour's lock and what is written here
+	free [classCount]uint32 // first free arena block of each class, offset + 1; linked
+	_    [80]byte           // pads to whole cache lines
 }
 
-// counters are written under the shard's lock and read by Stats at any time.
 type counters struct {
 	facts, bytes                atomic.Int64
 	evicted, expired, retracted atomic.Uint64
 	refused, rebuilds           atomic.Uint64
 }
 
-// read returns a consistent snapshot of the entries under key, at most those in dst's storage where it suffices; nil if
-// there are none. It takes no lock unless a writer stalls in the middle of a move.
+// read returns a consistent copy of the entries under key, in dst if they fit.
 func (s *shard) read(key uint64, dst []entry) []entry {
 	for try := range readSpins {
 		tb := s.tab.Load()
@@ -66,7 +63,6 @@ func (s *shard) read(key uint64, dst []entry) []entry {
 	return out
 }
 
-// copyEntries appends the entries under key. It reports false if it met a span that cannot be: a torn read.
 func (tb *table) copyEntries(key uint64, dst []entry) ([]entry, bool) {
 	_, v := tb.find(key)
 	if v&spanTag == 0 {
@@ -90,8 +86,8 @@ func (tb *table) copyEntries(key uint64, dst []entry) ([]entry, bool) {
 	return dst, true
 }
 
-// putLocked merges e into the facts under key, which was seen at p. It returns the entry of that backend it found, 0 if
-// none. A fact for which there is no room even after eviction is refused and counted.
+// putLocked merges e into the facts under key and returns the backend's prior entry, or 0. Without
+// room even after eviction it refuses and counts the fact.
 func (t *Tree) putLocked(p *place, key uint64, e entry, now Time) (prior entry) {
 	s := p.shard
 	for range 2 {
@@ -112,7 +108,6 @@ func (t *Tree) putLocked(p *place, key uint64, e entry, now Time) (prior entry) 
 	return 0
 }
 
-// tryPutLocked is putLocked without making room: done is false when table or arena are full.
 func (t *Tree) tryPutLocked(p *place, key uint64, e entry, now Time) (prior entry, done bool) {
 	s := p.shard
 	tb := s.tab.Load()
@@ -144,7 +139,7 @@ func (t *Tree) tryPutLocked(p *place, key uint64, e entry, now Time) (prior entr
 	if !ok {
 		return 0, false
 	}
-	tb.beginMove() // the block may have been somebody else's
+	tb.beginMove() // the arena block may be reused
 	tb.setEntry(off, 0, tb.value(slot))
 	tb.setEntry(off, 1, e)
 	tb.setValue(slot, makeSpan(uint32(off), 2, class))
@@ -185,7 +180,6 @@ func (s *shard) putSpanLocked(slot uint64, v span, e entry, index int) (prior en
 	return 0, true
 }
 
-// allocLocked takes an arena block of a class, from its free list or from the unused end.
 func (s *shard) allocLocked(tb *table, class int) (offset int, ok bool) {
 	if f := s.free[class]; f != 0 {
 		offset = int(f - 1)
@@ -200,15 +194,13 @@ func (s *shard) allocLocked(tb *table, class int) (offset int, ok bool) {
 	return offset, true
 }
 
-// freeLocked puts an arena block on its free list; between beginMove and endMove, since it writes the block. The tag
-// keeps a link from looking like an entry to a late touch.
+// freeLocked requires beginMove. The tag keeps a late touch from taking the link for an entry.
 func (s *shard) freeLocked(tb *table, offset, class int) {
 	tb.setEntry(offset, 0, spanTag|uint64(s.free[class]))
 	s.free[class] = uint32(offset + 1)
 }
 
-// removeLocked takes entry i out of the facts in slot. It reports whether the slot is now empty and hence deleted, in
-// which case another slot may have moved into its place.
+// removeLocked returns true if it deleted the slot; another may have moved there.
 func (s *shard) removeLocked(slot uint64, i int) (slotGone bool) {
 	tb := s.tab.Load()
 	s.facts--
@@ -231,14 +223,13 @@ func (s *shard) removeLocked(slot uint64, i int) (slotGone bool) {
 	return false
 }
 
-// tendLocked is the sweep's share of one write, which has changed the number of facts from before.
 func (t *Tree) tendLocked(s *shard, before int, now Time) {
 	if s.facts > before {
 		t.sweepLocked(s, sweepSlots, now)
 	}
 	if due := Time(s.swept.Load()); now >= due {
 		interval := max(1, t.turn*sweepStep/Time(s.tab.Load().cap))
-		s.swept.Store(int64(max(due, now-t.turn) + interval)) // an idle time leaves a debt of at most one turn
+		s.swept.Store(int64(max(due, now-t.turn) + interval)) // idle time accumulates at most one turn
 		t.sweepLocked(s, sweepStep, now)
 	}
 	if s.facts != before {
@@ -246,7 +237,6 @@ func (t *Tree) tendLocked(s *shard, before int, now Time) {
 	}
 }
 
-// sweepLocked goes on by the given number of slots and removes what is dead.
 func (t *Tree) sweepLocked(s *shard, slots int, now Time) {
 	tb := s.tab.Load()
 	for n := 0; n < slots; {
@@ -257,14 +247,13 @@ func (t *Tree) sweepLocked(s *shard, slots int, now Time) {
 			}
 		}
 		if t.sweepSlotLocked(s, tb, s.hand, now) {
-			continue // another slot may have moved here
+			continue
 		}
 		s.hand++
 		n++
 	}
 }
 
-// sweepSlotLocked removes the dead facts of one slot and reports whether the slot itself went.
 func (t *Tree) sweepSlotLocked(s *shard, tb *table, slot uint64, now Time) (slotGone bool) {
 	v := tb.value(slot)
 	if v&spanTag == 0 {

@@ -7,27 +7,25 @@ import (
 )
 
 const (
-	// A snapshot collects facts by age in strata of about so many, 24 bytes each: the first small, so that the newest are on
-	// their way at once, then doubling up to 6 MiB. Each takes one pass over the tree.
+	// Facts per stratum, 24 bytes each: small at first so that the newest leave at once, then
+	// doubling up to 6 MiB.
 	firstStratum = 1 << 14
 	maxStratum   = 1 << 18
 
-	// Ages fall into classes, 32 to the octave: within a class facts are sorted by backend and time rather than by time
-	// alone, which spares most backend records.
+	// Ages fall into classes, 32 per octave, within which facts are sorted by backend to save
+	// backend records.
 	ageOctave  = 5
 	maxAge     = Time(retention*maxHorizonMs) + 1
 	ageClasses = (28 - ageOctave + 1) << ageOctave
 )
 
-// ageClass maps ages to [0, ageClasses), monotonously: below 2^(ageOctave+1) ms each age is its own class, above it the
-// leading ageOctave+1 bits count. Facts from the future have age 0.
+// ageClass maps ages to classes monotonously; future facts have age 0.
 func ageClass(age Time) int {
 	a := uint64(max(0, min(age, maxAge)))
 	shift := max(0, bits.Len64(a)-ageOctave-1)
 	return shift<<ageOctave + int(a>>shift)
 }
 
-// classAge returns the least age of a class.
 func classAge(class int) Time {
 	if class < 1<<ageOctave {
 		return Time(class)
@@ -35,7 +33,7 @@ func classAge(class int) Time {
 	return Time(class&(1<<ageOctave-1)|1<<ageOctave) << (class>>ageOctave - 1)
 }
 
-// found is an anchor with its place in a snapshot: class of age in bits 46-55, backend in 30-45, age in 2-29, span less one in
+// found orders an anchor: class in bits 46-55, backend in 30-45, age in 2-29, span minus one in
 // 0-1.
 type found struct {
 	order uint64
@@ -50,32 +48,29 @@ func ordered(a anchor, now Time) found {
 	return found{order | uint64(entrySpan(a.entry)-1), a}
 }
 
-// Snapshot yields this tree's fences and live anchor facts, newest first by classes of age, in pages of at most limit bytes
-// (MinPayload to MaxPayload), until yield returns false: what a node that joins asks for. A page is valid until yield returns;
-// records counts its facts and fences. Every anchor fact of a backend with a name that was there before the call, is live
-// throughout and is not touched during it is yielded once; a fact touched or placed meanwhile may be missing or come twice,
-// its news tells of it. Memory: some 6 MiB, however large the tree. No lock is held while yield runs, a shard's for
-// tens of microseconds in between. Safe for concurrent use.
+// Snapshot yields fences and live anchor facts, newest first by age class, in pages of at most
+// limit bytes (MinPayload to MaxPayload), until yield returns false. A page is valid until yield
+// returns; records counts its records. A named backend's fact that lives and is not touched
+// meanwhile is yielded once; others are sent as news. It takes about 6 MiB and holds no lock while
+// yield runs. Safe for concurrent use.
 func (t *Tree) Snapshot(now Time, names Names, limit int, yield func(page []byte, records int) bool) {
 	p := pages{t: t, now: clampTime(now), most: maxStratum, yield: yield}
 	p.w = encoder{limit: max(MinPayload, min(limit, MaxPayload)), names: names}
 	p.all()
 }
 
-// pages is a snapshot in progress.
 type pages struct {
 	t       *Tree
 	now     Time
 	most    int // facts collected at once
 	w       encoder
-	records int // in the page begun
+	records int
 	yield   func(page []byte, records int) bool
 
 	kept    []anchor // of one shard
 	stratum []found
 }
 
-// all yields everything, as far as yield wants it.
 func (p *pages) all() {
 	if !p.fences() {
 		return
@@ -97,7 +92,6 @@ func (p *pages) all() {
 	p.flush()
 }
 
-// count returns how many facts there are of each class of age, and of all.
 func (p *pages) count() (counts [ageClasses]int, total int) {
 	for i := range p.t.shards {
 		p.kept = p.t.anchors(&p.t.shards[i], p.now, p.kept[:0], 0, maxTime)
@@ -109,9 +103,8 @@ func (p *pages) count() (counts [ageClasses]int, total int) {
 	return counts, total
 }
 
-// collect yields the facts of the age classes from (inclusive) to (exclusive). It reports false if yield did.
 func (p *pages) collect(from, to int) bool {
-	after, upTo := Time(0), maxTime // the first class has the future, too, the last one all the past
+	after, upTo := Time(0), maxTime // the first class includes the future, the last the whole past
 	if from > 0 {
 		upTo = p.now - classAge(from)
 	}
@@ -121,7 +114,7 @@ func (p *pages) collect(from, to int) bool {
 	for i := range p.t.shards {
 		p.kept = p.t.anchors(&p.t.shards[i], p.now, p.kept[:0], after, upTo)
 		for _, a := range p.kept {
-			// One class may hold any number of facts, say those placed in one millisecond; and some may have come since the count.
+			// One class may exceed the stratum, for example facts of one millisecond.
 			if len(p.stratum) == p.most && !p.emit() {
 				return false
 			}
@@ -131,7 +124,6 @@ func (p *pages) collect(from, to int) bool {
 	return p.emit()
 }
 
-// emit sorts what has been collected and writes it to pages.
 func (p *pages) emit() bool {
 	slices.SortFunc(p.stratum, func(a, b found) int { return cmp.Compare(a.order, b.order) })
 	for rest := p.stratum; len(rest) > 0; {
@@ -160,7 +152,7 @@ func (p *pages) emit() bool {
 	return true
 }
 
-// fences writes the backends' fences, so that facts from behind them that reach the joiner on other ways are dead there, too.
+// fences: facts behind them may reach the joiner otherwise.
 func (p *pages) fences() bool {
 	for b := range p.t.limits {
 		f := p.t.fence(Backend(b))
@@ -177,7 +169,6 @@ func (p *pages) fences() bool {
 	return true
 }
 
-// flush yields the page begun, if anything is in it.
 func (p *pages) flush() bool {
 	page, records := p.w.dst, p.records
 	p.w, p.records = encoder{dst: page[:0], limit: p.w.limit, names: p.w.names}, 0

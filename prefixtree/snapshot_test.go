@@ -10,7 +10,6 @@ import (
 	"time"
 )
 
-// take applies a snapshot of from to a new tree and counts pages, records and bytes.
 func take(t testing.TB, from *Tree, now Time, limit int) (to *Tree, pages, records, size int) {
 	t.Helper()
 	to = newTree(t, Config{Budget: 1 << 30})
@@ -44,12 +43,11 @@ func TestSnapshot(t *testing.T) {
 			t.Error("the fence did not come over")
 		}
 	}
-	// Backends without a name are left out; an empty tree yields nothing.
 	tree.Snapshot(now, keyedUpTo(0), 1000, func(page []byte, n int) bool { t.Errorf("%d records", n); return true })
 	newTree(t, Config{}).Snapshot(now, oneToOne{}, 1000, func([]byte, int) bool { t.Error("a page of nothing"); return true })
 }
 
-// TestSnapshotIsNewestFirst: no fact comes before one that is younger by more than a class of age, a 32nd.
+// Facts are newest first, to within a class of age.
 func TestSnapshotIsNewestFirst(t *testing.T) {
 	tree := newTree(t, Config{})
 	r := rand.New(rand.NewPCG(1, 2))
@@ -77,11 +75,11 @@ func TestSnapshotIsNewestFirst(t *testing.T) {
 	}
 }
 
-// TestSnapshotOfOneMillisecond: with more facts of one time than may be collected at once, the bound holds and none is missing.
+// More facts of one time than fit a stratum are all sent.
 func TestSnapshotOfOneMillisecond(t *testing.T) {
 	const most = 1000
 	tree := newTree(t, Config{})
-	fillKind(t, tree, "unique", 20_000) // of which a quarter and some are anchors
+	fillKind(t, tree, "unique", 20_000) // about a quarter are anchors
 	got, size := held{}, 0
 	p := pages{t: tree, now: start + 1000, most: most, w: encoder{limit: 4 << 10, names: oneToOne{}}}
 	p.yield = func(page []byte, _ int) bool {
@@ -99,7 +97,7 @@ func TestSnapshotOfOneMillisecond(t *testing.T) {
 	if want := heldBy(tree, start+1000); !maps.Equal(got, want) || len(want) < 5*most {
 		t.Errorf("%d facts of %d", len(got), len(want))
 	}
-	if cap(p.stratum) > most+most/8 { // but for what the allocator rounds up
+	if cap(p.stratum) > most+most/8 {
 		t.Errorf("collected %d facts at once", cap(p.stratum))
 	}
 	if perFact := float64(size) / float64(len(got)); perFact > 8.2 {
@@ -107,7 +105,6 @@ func TestSnapshotOfOneMillisecond(t *testing.T) {
 	}
 }
 
-// TestAnchors: what a snapshot will have is known before, whatever prompts there were and wherever they were placed.
 func TestAnchors(t *testing.T) {
 	for _, shape := range []struct{ chains, blocks int }{{3_000, 8}, {100, 250}} {
 		tree := newTree(t, Config{Horizon: time.Minute})
@@ -151,13 +148,12 @@ func TestAgeClasses(t *testing.T) {
 	}
 }
 
-// TestSnapshotBesideWriters: what was there before and is left alone is in the snapshot, whatever else is recorded, dropped
-// and rebuilt meanwhile, in the same shards.
+// Facts left alone are in the snapshot despite concurrent writers.
 func TestSnapshotBesideWriters(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	tree := newTree(t, Config{Budget: 64 << 20})
-	const quiet = Backend(100) // nobody writes on it
+	const quiet = Backend(100)
 	for i := range 3_000 {
 		tree.Record(quiet, chainOf(t, uint64(i+1), 30), start+Time(i*50), nil)
 	}

@@ -5,22 +5,18 @@ import (
 	"sync/atomic"
 )
 
-// table is one shard's published state: an open-addressing hash table of slots (key word, value word) and the arena of
-// entries of blocks with several holders. No Go pointers inside the arrays, so the collector does not scan them.
+// table is an open-addressing hash table of slots (key, value) and the arena of entries of blocks
+// with several holders, without pointers for the garbage collector to scan.
 //
-// One writer at a time (the shard's lock); readers take no lock. Every word is read and written atomically. A change
-// that one word publishes (a touched entry, a new slot whose value is stored before its key, an appended entry) needs
-// nothing more. A change that moves words readers may be looking at (deletion, reuse of an arena block) is bracketed by
-// two increments of seq; a reader retries if seq was odd or has moved. A table that has been replaced is never written
-// again, so a reader still on it sees a consistent, slightly old, state.
-//
-// A touch takes no lock either: it swaps one entry for a later one of the same backend, provided that nothing moves from
-// before the entry was found until after the swap (touch). Hence whoever holds the lock changes an entry in place only by
-// swap as well, and reads what it is going to move after beginMove or freeze.
+// One writer holds the shard's lock; readers take none, and all words are atomic. A change that
+// moves words increments seq before and after; readers retry if seq was odd or changed. Nothing
+// moves in a replaced table. A touch takes no lock either: it swaps an entry if nothing moved
+// meanwhile. The lock's holder therefore changes entries in place by swap, and reads what it moves
+// after beginMove or freeze.
 type table struct {
 	seq   atomic.Uint64 // odd during a move; frozenBit once the table is being replaced
-	cap   uint64        // slots; any number, home slots come from the high half of a multiplication
-	slots []uint64      // 2*cap words: key, value; key 0 = empty
+	cap   uint64
+	slots []uint64 // 2*cap words: key, value; key 0: empty
 	arena []uint64
 }
 
@@ -34,7 +30,6 @@ func newTable(slots, arenaWords int) *table {
 	return tb
 }
 
-// makeWords returns at least n zero words, using up what the allocator's size class would otherwise waste.
 func makeWords(n int) []uint64 {
 	w := append([]uint64(nil), make([]uint64, n)...)
 	return w[:cap(w)]
@@ -42,7 +37,7 @@ func makeWords(n int) []uint64 {
 
 func (tb *table) bytes() int64 { return int64(len(tb.slots)+len(tb.arena)) * 8 }
 
-// home is monotone in the key's high bits; shards are chosen by the low ones.
+// home uses the key's high bits; shards use the low ones.
 func (tb *table) home(key uint64) uint64 {
 	hi, _ := bits.Mul64(key, tb.cap)
 	return hi
@@ -51,20 +46,19 @@ func (tb *table) home(key uint64) uint64 {
 func (tb *table) key(i uint64) uint64   { return atomic.LoadUint64(&tb.slots[2*i]) }
 func (tb *table) value(i uint64) uint64 { return atomic.LoadUint64(&tb.slots[2*i+1]) }
 
-// replaceValue is setValue unless a touch has come in between.
+// replaceValue is setValue that fails after a concurrent touch.
 func (tb *table) replaceValue(i, old, v uint64) bool {
 	return atomic.CompareAndSwapUint64(&tb.slots[2*i+1], old, v)
 }
 
 func (tb *table) setValue(i, v uint64) { atomic.StoreUint64(&tb.slots[2*i+1], v) }
 
-// setSlot publishes a slot: the value first, for a reader trusts the value of any slot whose key it has seen.
+// setSlot stores the value first, because readers trust the value of a key that they see.
 func (tb *table) setSlot(i, key, v uint64) {
 	atomic.StoreUint64(&tb.slots[2*i+1], v)
 	atomic.StoreUint64(&tb.slots[2*i], key)
 }
 
-// clearSlot empties a slot; only between beginMove and endMove.
 func (tb *table) clearSlot(i uint64) {
 	atomic.StoreUint64(&tb.slots[2*i], 0)
 	atomic.StoreUint64(&tb.slots[2*i+1], 0)
@@ -75,19 +69,16 @@ func (tb *table) endMove()   { tb.seq.Add(1) }
 
 const frozenBit = 1 << 63
 
-// freeze makes touches go through the lock from now on.
+// freeze makes all later touches fail, so that they take the lock.
 func (tb *table) freeze() { tb.seq.Or(frozenBit) }
 
-// touch swaps the entry in a word of the table for a later one of the same block and backend. seq is what it was before the
-// word was found to hold that entry. It reports false if something may have moved since; the swap may then have hit
-// an equal entry of another block, which does no harm but to make that look younger, or have been lost.
+// touch swaps the entry in a word; seq was read before it. False means that something may have
+// moved: the swap was lost, or hit an equal entry of another block, which only looks younger.
 func (tb *table) touch(word *uint64, seq uint64, from, to entry) bool {
 	return seq&(frozenBit|1) == 0 && tb.seq.Load() == seq &&
 		atomic.CompareAndSwapUint64(word, from, to) && tb.seq.Load() == seq
 }
 
-// find returns the slot of key and the value in it, or the empty slot where the key would go and 0. The bound on the walk
-// matters only to a reader racing with deletions; a table always has an empty slot.
 func (tb *table) find(key uint64) (slot, v uint64) {
 	slots := tb.slots
 	i := tb.home(key)
@@ -106,8 +97,7 @@ func (tb *table) find(key uint64) (slot, v uint64) {
 	return 0, 0
 }
 
-// locate returns the slot of key, or the empty slot where it would go and false. hint, any number, is tried first. Writer
-// only.
+// locate returns the slot of key, or the empty slot for it. It tries hint first. Writer only.
 func (tb *table) locate(key, hint uint64) (slot uint64, found bool) {
 	if hint < tb.cap && tb.key(hint) == key {
 		return hint, true
@@ -116,8 +106,7 @@ func (tb *table) locate(key, hint uint64) (slot uint64, found bool) {
 	return slot, tb.key(slot) == key
 }
 
-// deleteSlot empties slot i and closes the gap by moving later members of the cluster back, so that there are no
-// tombstones. Writer only; brackets itself.
+// deleteSlot moves later members of the cluster back instead of leaving a tombstone. Writer only.
 func (tb *table) deleteSlot(i uint64) {
 	tb.beginMove()
 	defer tb.endMove()
@@ -149,13 +138,13 @@ func (tb *table) distance(from, to uint64) uint64 {
 func (tb *table) entry(offset, i int) entry       { return atomic.LoadUint64(&tb.arena[offset+i]) }
 func (tb *table) setEntry(offset, i int, e entry) { atomic.StoreUint64(&tb.arena[offset+i], e) }
 
-// replaceEntry is setEntry unless a touch has come in between.
+// replaceEntry is setEntry that fails after a concurrent touch.
 func (tb *table) replaceEntry(offset, i int, old, e entry) bool {
 	return atomic.CompareAndSwapUint64(&tb.arena[offset+i], old, e)
 }
 
-// indexOf returns the place of b among the entries of s, or -1. hint is tried first: neighbouring blocks of a chain were
-// mostly recorded by the same backends in the same order, which spares the scan of widely held blocks.
+// indexOf returns the index of b, or -1. It tries hint first: neighbouring blocks mostly have the
+// same holders.
 func (tb *table) indexOf(s span, b Backend, hint int) int {
 	off, n := spanOffset(s), spanCount(s)
 	if hint < n && entryBackend(tb.entry(off, hint)) == b {

@@ -1,17 +1,15 @@
 package prefixtree
 
-// trailSteps bounds a Trail. A conversation's prefix was touched once per turn that ended on it, so most trails have a
-// handful of steps.
+// trailSteps bounds a Trail; most have one step per turn of the conversation.
 const trailSteps = 16
 
-// Trail is what was believed about one chain on one backend just before Record touched it: the time of last touch as a
-// step function of depth, root first, strictly falling. Where facts had holes, a block counts as touched when the deepest
-// block below it was, as it must have been. More than 16 steps are coarsened towards the older time, for what is then
-// misjudged is a longer horizon, the cheap error. A plain value, reusable, not safe for concurrent use; the zero value
-// is a trail of nothing.
+// Trail is what was believed about a chain on one backend before Record: the time of last touch as
+// a falling step function of depth. A missing block gets the time of the next known block below.
+// Beyond 16 steps it is coarsened towards older times. The zero value is empty. Not safe for
+// concurrent use.
 type Trail struct {
 	recorded Time
-	settled  Time // facts later than this were left as they were
+	settled  Time // later facts were left as they were
 	n        int
 	steps    [trailSteps]trailStep
 	fresh    int
@@ -19,7 +17,7 @@ type Trail struct {
 }
 
 type trailStep struct {
-	depth     int // the last block of the step; the first is one below the step before
+	depth     int
 	at        Time
 	displaced float64 // distinct blocks of the backend touched since
 }
@@ -28,9 +26,9 @@ func (tr *Trail) reset() {
 	tr.recorded, tr.settled, tr.n, tr.fresh, tr.expected = 0, 0, 0, 0, 0
 }
 
-// push notes that the block at depth, deeper than all before, was last touched at the given time.
+// push adds the block at depth, deeper than all before.
 func (tr *Trail) push(depth int, at Time) {
-	if tr.n > 0 && tr.steps[tr.n-1].at == at { // mostly
+	if tr.n > 0 && tr.steps[tr.n-1].at == at {
 		tr.steps[tr.n-1].depth = depth
 		return
 	}
@@ -44,7 +42,6 @@ func (tr *Trail) push(depth int, at Time) {
 	tr.n++
 }
 
-// coarsen joins the two neighbouring steps that are closest in time.
 func (tr *Trail) coarsen() {
 	best := 0
 	for i := 1; i+1 < tr.n; i++ {
@@ -52,7 +49,7 @@ func (tr *Trail) coarsen() {
 			best = i
 		}
 	}
-	copy(tr.steps[best:], tr.steps[best+1:tr.n]) // the lower, older step now starts where the upper one did
+	copy(tr.steps[best:], tr.steps[best+1:tr.n]) // the lower, older step absorbs the upper one
 	tr.n--
 }
 
@@ -76,10 +73,8 @@ func (tr *Trail) depth() int {
 	return tr.steps[tr.n-1].depth
 }
 
-// at returns when the block at depth was last touched, 0 if it was not known.
 func (tr *Trail) at(depth int) Time { return tr.step(depth).at }
 
-// step returns the step that the block at depth lies on, zero if there is none.
 func (tr *Trail) step(depth int) trailStep {
 	for _, step := range tr.steps[:tr.n] {
 		if depth <= step.depth {
@@ -89,12 +84,11 @@ func (tr *Trail) step(depth int) trailStep {
 	return trailStep{}
 }
 
-// Blocks returns the leading blocks a fact was retained for.
+// Blocks returns the number of leading blocks with a fact.
 func (tr *Trail) Blocks() int { return tr.depth() }
 
-// Fresh returns the leading blocks touched within the horizon.
+// Fresh returns the number of leading blocks touched within the horizon.
 func (tr *Trail) Fresh() int { return tr.fresh }
 
-// Expected returns the blocks predicted resident when Record was called: Fresh, and the rest weighted by the probability
-// of its age.
+// Expected returns the blocks expected in the cache.
 func (tr *Trail) Expected() float32 { return tr.expected }

@@ -1,13 +1,10 @@
-// Package prefixtree is the approximate radix tree of a grapevine node: which backend was lately sent which prompt
-// prefix, and how much of it that backend probably still holds in its KV cache.
+// Package prefixtree remembers which backend was sent which prompt prefix, and estimates how much
+// of it the backend still holds in its KV cache.
 //
-// A prompt is a chain of blocks (Chain) in which every block's Hash names the whole prefix up to it. The tree keeps facts
-// (hash, backend, time of last touch) in flat hash tables; the radix structure is implicit, so a fact is usable without
-// its ancestors and facts from other nodes merge by maximum time in any order. Match gives, per backend, the leading
-// blocks it is believed to hold; Record notes a placement; Learn corrects by what engines report.
-//
-// The package reads no clock, starts no goroutine, logs nothing and touches no network. It does not choose backends
-// and does not know what a prompt is. See DESIGN.md for invariants, layout and costs.
+// A prompt is a chain of blocks; each Hash names the prefix up to its block. Facts (hash, backend,
+// time of last touch) merge by maximum time. Match returns the leading blocks that each backend is
+// believed to hold, Record adds a placement, and Learn corrects from engines' reports. Time is a
+// parameter. See DESIGN.md.
 package prefixtree
 
 import (
@@ -27,26 +24,24 @@ const (
 	// maxMaxBackends: a span counts its holders in 16 bits.
 	maxMaxBackends = 1<<16 - 1
 
-	// A shard's share of the budget is at least this, and large enough for a few blocks held by every backend. Smaller
-	// shards mean shorter rebuilds: at 256 KiB about 10k facts, a tenth of a millisecond.
+	// Small shards make short rebuilds: 0.1 ms at 256 KiB.
 	minShardBytes        = 64 << 10
 	shardBytesPerBackend = 64
 	maxShards            = 4096
-	allocatorRounding    = 16 << 10 // slots and arena are each rounded up by less than a page
+	allocatorRounding    = 16 << 10 // slots and arena each round up by less than a page
 )
 
 // ErrConfig is wrapped by every error of New.
 var ErrConfig = errors.New("prefixtree: invalid config")
 
-// Config of a Tree. The zero value is usable: each zero field stands for its default.
+// Config configures a Tree. Each zero field selects its default.
 type Config struct {
-	// Budget bounds the bytes of the fact tables; default 256 MiB, about 10 million facts. At the budget the oldest
-	// facts are evicted. While one shard is rebuilt, its old table exists beside the new one: the excess is one shard
-	// (256 KiB at the defaults) per concurrent writer.
+	// Budget bounds the bytes of the tables; default 256 MiB, about 10 million facts. Then the
+	// oldest are evicted. Each concurrent rebuild exceeds it by one shard.
 	Budget int64
-	// Horizon is each backend's age of probable eviction until something better is known; default 10 minutes.
+	// Horizon is each backend's initial age of probable eviction; default 10 minutes.
 	Horizon time.Duration
-	// MaxBackends bounds the backend ids: they are below it. Default 4096, at most 65535.
+	// MaxBackends is the exclusive bound of backend ids. Default 4096, at most 65535.
 	MaxBackends int
 }
 
@@ -71,12 +66,11 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// minShare is the least size of a shard.
 func (c Config) minShare() int64 {
 	return max(minShardBytes, shardBytesPerBackend*int64(c.MaxBackends))
 }
 
-// Tree is the index. Safe for concurrent use; matching takes no lock. See New.
+// Tree is the index. Safe for concurrent use; Match takes no lock unless a writer stalls.
 type Tree struct {
 	share   int64 // bytes of one shard's table and arena
 	mask    uint64
@@ -84,16 +78,16 @@ type Tree struct {
 	shards  []shard
 	limits  []limits
 	ledgers []ledger
-	newest  []atomic.Int64 // time of the latest fact per backend
+	newest  []atomic.Int64
 
-	clock      atomic.Int64 // latest time heard of, for callers of Apply, who give none
-	highest    atomic.Int64 // highest backend id with a fact, sizes the bit sets of Match
+	clock      atomic.Int64 // latest time seen, for Apply
+	highest    atomic.Int64 // highest backend id with a fact
 	workspaces sync.Pool
 
 	surprises, amnesias, refused atomic.Uint64
 }
 
-// New returns an empty tree. It starts nothing and needs no Close.
+// New returns an empty tree. It needs no Close.
 func New(cfg Config) (*Tree, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -129,7 +123,6 @@ func (t *Tree) dead(e entry, now Time) bool {
 	return t.limits[entryBackend(e)].dead(entryTime(e), now)
 }
 
-// advance moves the tree's notion of the present; callers' clocks may differ by a little and it never goes back.
 func (t *Tree) advance(now Time) { raise(&t.clock, int64(now)) }
 
 func raise(v *atomic.Int64, to int64) {
@@ -140,21 +133,18 @@ func raise(v *atomic.Int64, to int64) {
 	}
 }
 
-// noteBackend keeps the per-backend marks that facts at time at move.
 func (t *Tree) noteBackend(b Backend, at Time) {
 	raise(&t.newest[b], int64(at))
 	raise(&t.highest, int64(b))
 }
 
-// Record notes a placement: b has been sent the prompt of this chain now. Every block is touched, merged by maximum time, but
-// for those touched within the last grain (see grainsPerHorizon).
-// tr, if not nil, receives what was believed of the chain on b just before, for Learn. Ids out of range are refused and
-// counted. Safe for concurrent use.
+// Record notes that b was sent the prompt of this chain and touches every block older than a grain.
+// tr, if not nil, receives the earlier belief, for Learn. Ids out of range are refused and counted.
+// Safe for concurrent use.
 func (t *Tree) Record(b Backend, chain []Hash, now Time, tr *Trail) {
 	t.record(b, chain, now, tr, nil)
 }
 
-// record is Record; what it changed at anchors is appended to news unless that is nil.
 func (t *Tree) record(b Backend, chain []Hash, now Time, tr *Trail, news *[]Fact) {
 	if tr == nil {
 		tr = new(Trail)
@@ -168,7 +158,7 @@ func (t *Tree) record(b Backend, chain []Hash, now Time, tr *Trail, news *[]Fact
 	t.advance(now)
 	lim := &t.limits[b]
 	if floor := Time(lim.floor.Load()); now <= floor {
-		now = clampTime(floor + 1) // called after the fence, if in the same millisecond, or by a clock that is behind the fence's
+		now = clampTime(floor + 1) // a fence in the same millisecond, or from a faster clock, precedes this call
 	}
 	t.noteBackend(b, now)
 	tr.recorded, tr.settled = now, lim.settled(now)
@@ -203,16 +193,14 @@ func (t *Tree) record(b Backend, chain []Hash, now Time, tr *Trail, news *[]Fact
 	t.use(b, tr, len(chain), now)
 }
 
-// change merges e into the fact of its backend and block, which was seen at p, after p.touch could not. It returns what e
-// replaced, 0 if there was nothing.
+// change merges e under the lock, after p.touch failed, and returns the prior entry.
 func (t *Tree) change(p *place, key uint64, e entry, now Time) (prior entry) {
 	if prior = t.put(p, key, e, now); prior == e && p.entry != 0 {
-		return p.entry // that touch has come to pass, only not for certain
+		return p.entry // the failed touch did take effect
 	}
 	return prior
 }
 
-// put merges one fact about the block seen at p and does a little of the sweep.
 func (t *Tree) put(p *place, key uint64, e entry, now Time) (prior entry) {
 	s := p.shard
 	s.mu.Lock()
@@ -223,14 +211,12 @@ func (t *Tree) put(p *place, key uint64, e entry, now Time) (prior entry) {
 	return prior
 }
 
-// Drop retracts the blocks [from:] of the chain on b: the request that was recorded there failed before the engine
-// computed it, or an event said so. Blocks that other requests placed there too go with them; see Revert for the exact
-// inverse of one Record. Safe for concurrent use.
+// Drop removes the blocks [from:] of the chain on b, whichever requests placed them. Safe for
+// concurrent use.
 func (t *Tree) Drop(b Backend, chain []Hash, from int) {
 	t.drop(b, chain, from, maxTime, nil)
 }
 
-// drop removes the facts of the blocks [from:] of the chain on b that are not later than upTo.
 func (t *Tree) drop(b Backend, chain []Hash, from int, upTo Time, news *[]Fact) {
 	for i := max(0, from); i < len(chain); i++ {
 		was, _, removed := t.edit(&place{shard: t.shard(uint64(chain[i]))}, b, uint64(chain[i]), func(e entry) (entry, bool) {
@@ -242,9 +228,8 @@ func (t *Tree) drop(b Backend, chain []Hash, from int, upTo Time, news *[]Fact) 
 	}
 }
 
-// Revert undoes the Record that filled tr, for a request that failed before the engine computed it: a block nobody has
-// touched since gets its earlier time back, or goes if it had none. It returns the number of blocks that went. Safe for
-// concurrent use.
+// Revert undoes the Record that filled tr, for a request that failed before prefill, and returns
+// the number of removed blocks. A block touched since stays. Safe for concurrent use.
 func (t *Tree) Revert(b Backend, chain []Hash, tr *Trail) (retracted int) {
 	return t.revert(b, chain, tr, nil)
 }
@@ -257,10 +242,10 @@ func (t *Tree) revert(b Backend, chain []Hash, tr *Trail, news *[]Fact) (retract
 	for i, h := range chain {
 		before := tr.at(i + 1)
 		if before <= floor {
-			before = 0 // fenced since: to say it again would bring it back where the fence lies earlier
+			before = 0 // fenced since: sending it would revive it on nodes with an earlier fence
 		}
 		was, is, removed := t.edit(&place{shard: t.shard(uint64(h))}, b, uint64(h), func(e entry) (entry, bool) {
-			if entryTime(e) != tr.recorded || before >= tr.recorded { // in a hole above what somebody recorded later
+			if entryTime(e) != tr.recorded || before >= tr.recorded { // touched again, or coarsened by the trail
 				return e, false
 			}
 			return entryAt(e, max(before, 1)), before == 0
@@ -275,8 +260,8 @@ func (t *Tree) revert(b Backend, chain []Hash, tr *Trail, news *[]Fact) (retract
 	return retracted
 }
 
-// edit lets change replace the fact (key, b) seen at p, if there is one, or remove it. It returns what the fact was, 0 if
-// there is none, and what it is now or whether it was removed. A touch that comes in between is put before change again.
+// edit lets change replace or remove the fact (key, b). It returns the fact before (0: none) and
+// after. It calls change again after a concurrent touch.
 func (t *Tree) edit(p *place, b Backend, key uint64, change func(entry) (to entry, remove bool)) (was, is entry, removed bool) {
 	s := p.shard
 	s.mu.Lock()
@@ -314,22 +299,21 @@ func (t *Tree) edit(p *place, b Backend, key uint64, change func(entry) (to entr
 	}
 }
 
-// Stats is a snapshot of the tree's size and history. Counts are totals since New.
+// Stats describes the tree. Counts are totals since New.
 type Stats struct {
-	Facts     int64  // retained, those dead but not yet swept included
-	Bytes     int64  // of the tables that hold them
-	Budget    int64  // bytes Bytes may reach
-	Evicted   uint64 // facts dropped at the budget, oldest first
-	Expired   uint64 // facts removed as older than their retention or behind a fence
-	Retracted uint64 // facts removed by Drop, Revert and Learn
-	Refused   uint64 // facts not taken: backend id out of range, or no room even after eviction
+	Facts     int64 // including dead ones not swept yet
+	Bytes     int64
+	Budget    int64
+	Evicted   uint64 // dropped at the budget, oldest first
+	Expired   uint64 // removed as dead
+	Retracted uint64
+	Refused   uint64 // backend id out of range, or no room after eviction
 	Rebuilds  uint64 // tables replaced to grow, compact, shrink or evict
-	Surprises uint64 // responses without any cached block where a young match was predicted
-	Amnesias  uint64 // backends cleared after three surprises in a row, or as many misses behind what others had put back
+	Surprises uint64 // responses with nothing cached where a young match was predicted
+	Amnesias  uint64 // backends cleared for a lost cache
 }
 
-// Stats returns the current figures. It takes no lock; the figures of different shards may be from slightly different
-// moments.
+// Stats returns the current figures without a lock; shards may differ by moments.
 func (t *Tree) Stats() Stats {
 	st := Stats{
 		Budget:    t.share * int64(len(t.shards)),

@@ -28,7 +28,7 @@ func newHasher(t testing.TB) *Hasher {
 	return h
 }
 
-// chainOf returns a chain of n blocks named by seed; chains with one seed are prefixes of each other.
+// chainOf returns a chain of n blocks; chains with one seed are prefixes of each other.
 func chainOf(t testing.TB, seed uint64, n int) []Hash {
 	keys := make([]uint64, n)
 	for i := range keys {
@@ -37,7 +37,6 @@ func chainOf(t testing.TB, seed uint64, n int) []Hash {
 	return FromKeys(nil, newHasher(t), nil, keys)
 }
 
-// holderOf returns what Match says of b, and whether it says anything.
 func holderOf(tree *Tree, b Backend, chain []Hash, now Time) (Holder, bool) {
 	var m Matches
 	tree.Match(&m, chain, now)
@@ -115,11 +114,10 @@ func TestHorizonWeighsExpected(t *testing.T) {
 	}
 }
 
-// TestFirstGenerationKeepsFacts: what was placed before a backend's generation was known stays, and facts of nodes that do not know
-// the generation yet are taken by their time alone. Facts of an older generation that came before go.
+// The first known generation keeps earlier facts, unless facts of an older generation arrived.
 func TestFirstGenerationKeepsFacts(t *testing.T) {
 	for name, c := range map[string]struct {
-		heard []uint32 // generations of peers' facts before
+		heard []uint32
 		kept  bool
 	}{
 		"nothing heard": {nil, true}, "the same": {[]uint32{3}, true}, "the next": {[]uint32{4}, true}, "both": {[]uint32{4, 3}, true},
@@ -138,7 +136,7 @@ func TestFirstGenerationKeepsFacts(t *testing.T) {
 		}
 		tree.SetGeneration(1, 3, start+10)
 		tree.SetGeneration(1, 2, start+10)
-		tree.SetGeneration(4, 1, start) // not one of its backends
+		tree.SetGeneration(4, 1, start)
 		if _, ok := holderOf(tree, 1, own, start+10); ok != c.kept {
 			t.Errorf("%s: kept %v", name, ok)
 		}
@@ -155,13 +153,12 @@ func TestFirstGenerationKeepsFacts(t *testing.T) {
 			}
 		}
 		tree.SetGeneration(1, 4, start+30)
-		if h, ok := holderOf(tree, 1, own, start+30); ok && !slices.Contains(c.heard, 4) { // which speaks of this one's cache since then
+		if h, ok := holderOf(tree, 1, own, start+30); ok && !slices.Contains(c.heard, 4) {
 			t.Errorf("%s: the next generation keeps %+v", name, h)
 		}
 	}
 }
 
-// TestResetForgetsABackend: nothing of what was known of a backend is said of the engine that has its id next.
 func TestResetForgetsABackend(t *testing.T) {
 	tree := newTree(t, Config{Horizon: time.Minute, MaxBackends: 4})
 	before := tree.Horizon(1)
@@ -173,7 +170,7 @@ func TestResetForgetsABackend(t *testing.T) {
 	late := tree.AppendFacts(nil, 1, old, start)
 	tree.Record(2, old, start, nil)
 	tree.Reset(1)
-	tree.Reset(4) // not one of its backends
+	tree.Reset(4)
 	if h, ok := holderOf(tree, 1, old, start); ok {
 		t.Errorf("it holds %+v", h)
 	}
@@ -195,13 +192,12 @@ func TestResetForgetsABackend(t *testing.T) {
 	}
 }
 
-// TestFactsAheadOfTheirGeneration: what peers tell of a generation before the membership does is not fenced by it, over several at once; what was
-// there before is; and who tells of one that never comes keeps no fence from being drawn for more than a minute.
+// Peers' facts of a generation survive its late announcement, for a minute.
 func TestFactsAheadOfTheirGeneration(t *testing.T) {
 	for name, c := range map[string]struct {
 		told, set []uint32
-		after     Time // of the membership's word
-		want      int  // blocks
+		after     Time // announcement after the facts, ms
+		want      int
 	}{
 		"the membership is late":        {told: []uint32{2}, set: []uint32{2}, want: 10},
 		"two are under way":             {told: []uint32{3}, set: []uint32{2, 3}, want: 10},
@@ -240,7 +236,6 @@ func TestFactsAheadOfTheirGeneration(t *testing.T) {
 	}
 }
 
-// A new generation clears what is known of the old one, also after the clock was set back behind it.
 func TestGenerationFencesAfterTheClockWasSetBack(t *testing.T) {
 	tree := newTree(t, Config{})
 	chain := chainOf(t, 1, 30)
@@ -256,8 +251,7 @@ func TestGenerationFencesAfterTheClockWasSetBack(t *testing.T) {
 	}
 }
 
-// A request placed on a process that only its peers know of, and that failed, gives no block the time back that it had on the process
-// before: a peer may have fenced less, as it knew less then.
+// A failed request gives no block a time back from behind a fence.
 func TestRevertBringsNothingBackFromBehindAFence(t *testing.T) {
 	tree, peer := newTree(t, Config{}), newTree(t, Config{})
 	chain, other := chainOf(t, 1, 30), chainOf(t, 2, 30)
@@ -266,9 +260,9 @@ func TestRevertBringsNothingBackFromBehindAFence(t *testing.T) {
 	tree.Record(1, chain, start+10, nil)
 	tr := new(Trail)
 	tree.Record(1, chain, start+100, tr)
-	peer.SetGeneration(1, 2, start+5) // has heard of nothing to fence
+	peer.SetGeneration(1, 2, start+5) // knows nothing to fence
 	facts := peer.RecordNews(1, other, start+50, nil, nil)
-	again := peer.RecordNews(1, chain, start+100, nil, nil) // by chance in the same millisecond
+	again := peer.RecordNews(1, chain, start+100, nil, nil)
 	for _, f := range append(facts, again...) {
 		tree.Apply(f)
 	}
@@ -355,13 +349,12 @@ func TestDropAndRevert(t *testing.T) {
 	}
 }
 
-// TestRevertAboveALaterTouch: where a late Record fills a hole above blocks that were touched after it, its trail takes the hole
-// for touched then, too. Reverting must not make the hole look that young, least of all bring it back from behind a fence.
+// Reverting a late Record does not make a hole in the chain look young.
 func TestRevertAboveALaterTouch(t *testing.T) {
 	tree := newTree(t, Config{})
 	chain := chainOf(t, 1, 10)
 	tree.Record(1, chain, start+2_000, nil)
-	tree.Learn(1, chain[:2], nil, 0, start+2_000) // the hole
+	tree.Learn(1, chain[:2], nil, 0, start+2_000)
 	var tr Trail
 	tree.Record(1, chain, start, &tr)
 	tree.Forget(1, start+1_000)

@@ -23,7 +23,7 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// fixed is a backend that answers every request with the same bytes, reading no more of it than its length.
+// fixed is a backend that answers every request with the same bytes.
 func fixed(b *testing.B, answer string) string {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	must(b, err)
@@ -52,7 +52,6 @@ func fixed(b *testing.B, answer string) string {
 	return ln.Addr().String()
 }
 
-// skipMessage reads one message with a Content-Length, case as Go and the proxy write it.
 func skipMessage(br *bufio.Reader) error {
 	length := 0
 	for {
@@ -72,8 +71,8 @@ func skipMessage(br *bufio.Reader) error {
 	}
 }
 
-// BenchmarkForward: one request and its answer over kept connections, all ends in this process. "direct" is client and
-// backend alone, to be subtracted; "httputil" is the standard library's proxy in the same place. cpu-us/op is of the whole
+// BenchmarkForward measures one exchange over kept connections. "direct" is client and backend
+// alone, to be subtracted; "httputil" is the standard library's proxy. cpu-us/op covers the whole
 // process.
 func BenchmarkForward(b *testing.B) {
 	for _, size := range []int{1 << 10, 128 << 10} {
@@ -133,7 +132,6 @@ func serveHTTPUtil(b *testing.B, backend string) string {
 	return ln.Addr().String()
 }
 
-// drive sends b.N requests over 16 connections.
 func drive(b *testing.B, addr string, req []byte) {
 	const conns = 16
 	var wg sync.WaitGroup
@@ -175,7 +173,6 @@ func cpuTime(b *testing.B) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// BenchmarkStream: one event of a stream that passes through the proxy, sent when the one before has arrived.
 func BenchmarkStream(b *testing.B) {
 	next := make(chan bool)
 	backend := newBackend(b, false, func(c *upstreamSide, _ seenRequest) bool {
@@ -213,7 +210,6 @@ func BenchmarkStream(b *testing.B) {
 	_, _ = io.ReadAll(resp.Body)
 }
 
-// BenchmarkSweep: what the watch costs per connection and pass.
 func BenchmarkSweep(b *testing.B) {
 	for _, active := range []bool{false, true} {
 		b.Run(fmt.Sprintf("active=%v", active), func(b *testing.B) {

@@ -7,29 +7,27 @@ import (
 	"io"
 )
 
-// errFraming says that a response body does not keep to its own framing.
 var errFraming = errors.New("malformed response body")
 
 const (
-	maxChunkLine = 1 << 10 // of a chunk size with its extensions
+	maxChunkLine = 1 << 10 // with extensions
 	maxTrailer   = 8 << 10
 )
 
-// Lengths of a body that is not given in bytes, as fasthttp counts them.
+// Body lengths as fasthttp encodes them.
 const (
 	lengthChunked = -1
 	lengthToClose = -2
 )
 
-// bodyReader takes the framing off a response body, in place: what it returns lies in the reader's own buffer, so that a
-// stream needs no buffer besides. All that has arrived is returned at once, several chunks as one piece: behind a slow
-// client, or under load, tokens then leave in fewer and larger writes.
+// bodyReader removes the framing of a body in place. It returns all buffered chunks as one piece,
+// so that behind a slow client tokens leave in fewer writes.
 type bodyReader struct {
 	br      *bufio.Reader
 	length  int   // bytes, lengthChunked or lengthToClose
-	left    int64 // bytes of the body, or of the chunk
+	left    int64 // of the body or chunk
 	phase   chunkPhase
-	trailer int // bytes of trailer seen
+	trailer int // bytes read
 	done    bool
 }
 
@@ -46,9 +44,9 @@ func (b *bodyReader) reset(br *bufio.Reader, length int) {
 	*b = bodyReader{br: br, length: length, left: int64(max(length, 0)), done: length == 0}
 }
 
-// next returns the next bytes of the body, at least one, waiting for them if need be. They are valid until the next call
-// and may be overwritten. After the last it returns io.EOF; a body that ends too early is io.ErrUnexpectedEOF. After an
-// error that passes (a deadline) it may be called again.
+// next waits for at least one byte of the body. The view is valid until the next call and may be
+// overwritten. It returns io.EOF at the end, io.ErrUnexpectedEOF if that comes early; after a
+// timeout it may be called again.
 func (b *bodyReader) next() ([]byte, error) {
 	for {
 		if b.done {
@@ -80,7 +78,6 @@ func (b *bodyReader) next() ([]byte, error) {
 	}
 }
 
-// take consumes what is buffered, as far as it is complete, and returns the body bytes in it.
 func (b *bodyReader) take() ([]byte, error) {
 	view, err := b.br.Peek(b.br.Buffered())
 	if err != nil {
@@ -103,9 +100,9 @@ func (b *bodyReader) take() ([]byte, error) {
 	return view, err
 }
 
-// dechunk moves the data of the chunks in view together and returns it with the number of bytes it consumed.
+// dechunk moves the chunks' data together and returns it with the bytes consumed.
 func (b *bodyReader) dechunk(view []byte) (data []byte, used int, err error) {
-	from, to := 0, 0 // of the data in view
+	from, to := 0, 0
 	for used < len(view) && !b.done {
 		n := 0
 		rest := view[used:]
@@ -133,7 +130,7 @@ func (b *bodyReader) dechunk(view []byte) (data []byte, used int, err error) {
 			return nil, 0, err
 		}
 		if n == 0 {
-			break // the rest of a line is still to come
+			break // the line is incomplete
 		}
 		used += n
 	}
@@ -151,7 +148,6 @@ func (b *bodyReader) endChunk(rest []byte) (int, error) {
 	return 2, nil
 }
 
-// startChunk reads a chunk size and skips its extensions.
 func (b *bodyReader) startChunk(rest []byte) (int, error) {
 	end := bytes.IndexByte(rest, '\n')
 	if end < 0 && len(rest) < maxChunkLine {
@@ -183,7 +179,6 @@ func (b *bodyReader) startChunk(rest []byte) (int, error) {
 	return end + 1, nil
 }
 
-// skipTrailer skips one line of the trailer. The client is not told of trailers.
 func (b *bodyReader) skipTrailer(rest []byte) (int, error) {
 	end := bytes.IndexByte(rest, '\n')
 	if b.trailer+end+1 > maxTrailer || end < 0 && b.trailer+len(rest) > maxTrailer {

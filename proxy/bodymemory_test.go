@@ -13,8 +13,7 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// upload sends the head of a request and all of its body but the last byte, as far as the proxy takes
-// them.
+// upload sends a request without the body's last byte, as far as the proxy reads it.
 func upload(c net.Conn, size int) {
 	fmt.Fprintf(c, "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n", size)
 	piece := bytes.Repeat([]byte("x"), 64<<10)
@@ -25,8 +24,8 @@ func upload(c net.Conn, size int) {
 	}
 }
 
-// TestBodiesShareOneMemory: stalled uploads hold no more than Config.MaxBodyMemory together, those that
-// do not fit get 503 with Retry-After, and a prompt of ordinary size still passes.
+// TestBodiesShareOneMemory: stalled uploads stay within MaxBodyMemory, others get 503, and an
+// ordinary prompt still passes.
 func TestBodiesShareOneMemory(t *testing.T) {
 	const size, limit, clients = 4 << 20, 12 << 20, 12
 	var log syncBuffer
@@ -45,7 +44,7 @@ func TestBodiesShareOneMemory(t *testing.T) {
 			}
 		}()
 	}
-	for range clients - limit/size { // that many can be refused: no more than three bodies fit
+	for range clients - limit/size { // no more than three bodies fit
 		rp := (<-refused).want(t, 503, "body_memory")
 		if rp.Header.Get("Retry-After") == "" || !rp.Close {
 			t.Errorf("header %v", rp.Header)
@@ -67,7 +66,6 @@ func TestBodiesShareOneMemory(t *testing.T) {
 	eventually(t, "no body is held", func() bool { used, _ := r.proxy.BodyMemory(); return used == 0 })
 }
 
-// TestLargestBodyFitsAlone: the least memory that is taken for bodies is enough for each of them.
 func TestLargestBodyFitsAlone(t *testing.T) {
 	const size = 4 << 20
 	r := newRig(t, []string{newBackend(t, false, answering).addr}, withConfig(func(c *Config) { c.MaxBody, c.MaxBodyMemory = size, BodyMemoryShare*size }))
@@ -84,8 +82,7 @@ func TestLargestBodyFitsAlone(t *testing.T) {
 	readReply(t, br, "POST").want(t, 200)
 }
 
-// TestIdleConnectionsKeepLittle: buffers that connections keep for their next request do not add up, so
-// that the largest body still fits beside any number of them.
+// TestIdleConnectionsKeepLittle: kept buffers leave room for the largest body.
 func TestIdleConnectionsKeepLittle(t *testing.T) {
 	const size = 4 << 20
 	r := newRig(t, []string{newBackend(t, false, answering).addr}, withConfig(func(c *Config) { c.MaxBody, c.MaxBodyMemory = size, BodyMemoryShare*size }))
@@ -102,7 +99,7 @@ func TestIdleConnectionsKeepLittle(t *testing.T) {
 	r.raw(request("POST", "/v1/x", strings.Repeat("x", size))).want(t, 200)
 }
 
-// TestStalledBodyEnds: what a body has brought buys it no time beyond Timeouts.Read.
+// TestStalledBodyEnds: earlier bytes of a body earn no time beyond Read.
 func TestStalledBodyEnds(t *testing.T) {
 	r := newRig(t, []string{newBackend(t, false, answering).addr}, withTimeouts(func(t *Timeouts) { t.Read = time.Second }))
 	c := r.dial()
@@ -114,7 +111,7 @@ func TestStalledBodyEnds(t *testing.T) {
 	eventually(t, "the body is not held", func() bool { used, _ := r.proxy.BodyMemory(); return used == 0 })
 }
 
-// TestWarnsOfClientsThatSpeakSomethingElse: one warning names the mistake and its remedy.
+// TestWarnsOfClientsThatSpeakSomethingElse: one warning names the remedy.
 func TestWarnsOfClientsThatSpeakSomethingElse(t *testing.T) {
 	for want, option := range map[string]rigOption{
 		"proxy_protocol: false": withConfig(func(c *Config) { c.ProxyProtocol = true }),

@@ -13,16 +13,13 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// departure is a point of a request's life at which a client may leave.
 type departure struct {
 	stream bool
-	begin  func(c *upstreamSide) // what the engine does before it goes silent
+	begin  func(c *upstreamSide) // what the engine does before it hangs
 	read   bool                  // the client waits for the response to begin
 }
 
-// TestClientLeaves: however a client goes, at whatever point, the engine sees its request end. The
-// watch never runs here, so only the kernel's report of the departure can have ended it: no period
-// of polling delays it.
+// TestClientLeaves: the kernel's report alone, without the watch, ends the engine's request.
 func TestClientLeaves(t *testing.T) {
 	leave := map[string]func(c net.Conn){
 		"fin": func(c net.Conn) { c.Close() },
@@ -30,7 +27,7 @@ func TestClientLeaves(t *testing.T) {
 		"half-close": func(c net.Conn) {
 			_ = tcpOf(c).CloseWrite()
 		},
-		// Behind unread bytes: what a peeking read does not see.
+		// Behind unread bytes, which a peeking read misses.
 		"pipelined fin":        func(c net.Conn) { _, _ = io.WriteString(c, chat(false)); tcpOf(c).Close() },
 		"pipelined half-close": func(c net.Conn) { _, _ = io.WriteString(c, chat(false)); _ = tcpOf(c).CloseWrite() },
 	}
@@ -57,7 +54,6 @@ func TestClientLeaves(t *testing.T) {
 	}
 }
 
-// clientLeaves lets a client leave and waits for its request to end at the engine.
 func clientLeaves(t *testing.T, leave func(c net.Conn), point departure, over string, options []rigOption) {
 	t.Helper()
 	begun, ended := make(chan bool, 8), make(chan error, 8)
@@ -98,7 +94,7 @@ func clientLeaves(t *testing.T, leave func(c net.Conn), point departure, over st
 	}
 }
 
-// A client that stays is not taken for one that left: bytes it sends ahead, and a close_notify alone, change nothing.
+// TestClientStays: early bytes or a close_notify alone do not count as leaving.
 func TestClientStays(t *testing.T) {
 	release := make(chan bool)
 	b := newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
@@ -140,13 +136,13 @@ func TestClientThatDoesNotReadIsCut(t *testing.T) {
 	if rec := r.record(0); rec.Failed != policy.ClientGone {
 		t.Errorf("record %+v", rec)
 	}
-	// A FIN would wait in the kernel behind megabytes that the client does not read.
+	// A FIN would wait behind megabytes that the client does not read.
 	if _, err := io.Copy(io.Discard, c); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("cut by %v, want a reset", err)
 	}
 }
 
-// The wait for a connection to a backend that drops packets is not cut short, but nothing is sent after it.
+// TestClientLeavesDuringTheRetry: the dial is not cut short, but nothing is sent after it.
 func TestClientLeavesDuringTheRetry(t *testing.T) {
 	second := make(chan bool, 1)
 	a := newBackend(t, false, resetting)

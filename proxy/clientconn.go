@@ -10,28 +10,27 @@ import (
 	"time"
 )
 
-// What a client connection is doing. The connection's goroutine moves it on; the drain takes it from idle to closing.
+// The connection's goroutine advances the state; the drain sets connClosing.
 const (
-	connIdle    int32 = iota // no byte of a request has come since the last response
-	connReading              // part of a request has come
-	connActive               // a request is being served
-	connClosing              // the drain is closing it
+	connIdle int32 = iota
+	connReading
+	connActive
+	connClosing
 )
 
-// reason says why the watch interrupted a wait.
+// reason says why a wait for the backend was interrupted.
 type reason uint8
 
 const (
 	undisturbed reason = iota
-	expired            // the deadline of the wait has passed
-	departed           // the client has left
-	stalled            // the client does not read
-	forced             // the drain has run out of time
+	expired
+	departed // the client left
+	stalled  // the client does not read
+	forced   // the drain ran out of time
 )
 
-// bodyCredit is how much of a request must arrive within each Timeouts.Read, in bytes, unless it is
-// whole: 8.7 KiB/s at the default of 30 s. Any byte would do for a network that is slow, but then a
-// client that sends one now and then could hold the memory of its body for hours.
+// bodyCredit is how many bytes of a request must arrive per Timeouts.Read, so that a client that
+// sends a byte now and then cannot hold body memory for hours.
 const bodyCredit = 256 << 10
 
 const (
@@ -39,42 +38,43 @@ const (
 	lingerIdle = 2 * time.Second
 )
 
-// clientConn is one accepted connection, as fasthttp sees it: a net.Conn that notes what it is doing for the watch. The
-// net.Conn inside is what HTTP is spoken over: the socket itself, or what is left of it after the PROXY header or TLS.
+// clientConn is an accepted connection as fasthttp sees it. The embedded Conn carries HTTP, inside
+// PROXY protocol or TLS if configured.
 type clientConn struct {
 	net.Conn
 	proxy *Proxy
-	raw   net.Conn // the socket
-	index int      // in the registry
-	key   uint64   // in departures
+	raw   net.Conn
+	index int
+	key   uint64
 
-	forwarded []byte // the client's address as X-Forwarded-For has it
+	forwarded []byte // for X-Forwarded-For
 
 	state    atomic.Int32
-	left     atomic.Bool  // the client has closed the connection, or its sending half
-	writing  atomic.Int64 // coarse time the write in progress began, 0 without one
-	deadline atomic.Int64 // coarse time at which the wait for the backend is to be interrupted, 0 without one
+	left     atomic.Bool  // the client closed the connection or its sending half
+	writing  atomic.Int64 // coarse start of the current write; 0 if none
+	deadline atomic.Int64 // coarse end of the wait for the backend; 0 if none
 
-	readBy atomic.Int64 // time by which a request is to be read, in nanoseconds since the proxy's epoch, 0 without one
+	// readBy is when the request must have arrived, in nanoseconds since Proxy.epoch; 0 if
+	// unlimited.
+	readBy atomic.Int64
 
-	// Of the connection's goroutine.
-	body      []byte    // of the request
-	arrived   time.Time // when the request had been read whole
-	credit    int       // bytes read since readBy was last moved
-	heard     bool      // a byte of a request has come
-	ended     bool      // the client sends nothing more
-	muted     bool      // the response was written by hand, or there is to be none: what fasthttp writes is dropped
-	lingering bool      // refused before all of it was read: see Close
+	// For the connection's goroutine only.
+	body      []byte
+	arrived   time.Time // when the request was complete
+	credit    int       // bytes read since readBy last moved
+	heard     bool
+	ended     bool
+	muted     bool // drop what fasthttp writes
+	lingering bool // the rest of a refused request is unread: see Close
 	whole     wholeBody
 
-	mu   sync.Mutex // guards what follows, between the connection's goroutine and the watch
+	mu   sync.Mutex // guards the fields below
 	up   *upstreamConn
 	why  reason
 	late bool // reads fail because readBy has passed
 }
 
-// Read implements net.Conn. Progress moves the time by which the request is to be read, so that a large body may take
-// its time and a trickle may not.
+// Read implements net.Conn. Every bodyCredit bytes extend readBy.
 func (c *clientConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	c.ended = err == io.EOF
@@ -83,7 +83,7 @@ func (c *clientConn) Read(b []byte) (int, error) {
 		if c.state.Load() == connIdle {
 			c.state.CompareAndSwap(connIdle, connReading)
 		}
-		if c.state.Load() == connClosing { // a request that the drain has forestalled: nobody could be told its answer
+		if c.state.Load() == connClosing {
 			return 0, net.ErrClosed
 		}
 		if c.credit += n; c.credit >= bodyCredit {
@@ -96,8 +96,8 @@ func (c *clientConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// SetReadDeadline implements net.Conn. fasthttp sets two deadlines per request; the watch keeps them, so that they cost
-// no timers.
+// SetReadDeadline implements net.Conn. The watch enforces the two deadlines per request that
+// fasthttp sets, so they cost no timers.
 func (c *clientConn) SetReadDeadline(t time.Time) error {
 	c.credit = 0
 	var by int64
@@ -114,7 +114,6 @@ func (c *clientConn) SetReadDeadline(t time.Time) error {
 	return c.Conn.SetReadDeadline(time.Time{})
 }
 
-// expireRead makes reading fail if the time for it has passed.
 func (c *clientConn) expireRead(now int64) {
 	if by := c.readBy.Load(); by == 0 || now <= by {
 		return
@@ -123,11 +122,10 @@ func (c *clientConn) expireRead(now int64) {
 	defer c.mu.Unlock()
 	if by := c.readBy.Load(); by != 0 && now > by && !c.late {
 		c.late = true
-		_ = c.Conn.SetReadDeadline(aLongTimeAgo) // fails on a closed connection, which is as good
+		_ = c.Conn.SetReadDeadline(aLongTimeAgo) // the connection is closed otherwise
 	}
 }
 
-// Write implements net.Conn.
 func (c *clientConn) Write(b []byte) (int, error) {
 	if c.muted {
 		return len(b), nil
@@ -138,31 +136,30 @@ func (c *clientConn) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// Close implements net.Conn. Closing a socket with unread bytes resets it, and a reset overtakes the response: a client
-// that is still sending a body too large would never learn why. So after such a refusal the rest is read and dropped for
-// a while.
+// Close implements net.Conn. After a refusal it first drops what the client still sends: closing a
+// socket with unread bytes would reset it, and the reset would overtake the answer.
 func (c *clientConn) Close() error {
 	if tc, ok := c.raw.(*net.TCPConn); ok && c.lingering {
 		c.lingering = false
 		if secure, ok := c.Conn.(*tls.Conn); ok {
-			_ = secure.CloseWrite() // the client may have gone already
+			_ = secure.CloseWrite()
 		}
 		_ = tc.CloseWrite()
-		c.state.Store(connIdle) // a drain need not wait
+		c.state.Store(connIdle) // lets a drain close it
 		drop(tc)
 	}
 	return c.Conn.Close()
 }
 
-// abort resets the connection, whatever is spoken over it.
+// abort closes with a TCP reset.
 func (c *clientConn) abort() {
 	if tc, ok := c.raw.(*net.TCPConn); ok {
-		_ = tc.SetLinger(0) // fails on a closed connection, which is as good
+		_ = tc.SetLinger(0)
 	}
 	c.raw.Close()
 }
 
-// drop reads and forgets until the peer closes, is silent for lingerIdle, or lingerTime is over.
+// drop discards input until the peer closes or a limit has passed.
 func drop(c net.Conn) {
 	scratch := dropBuffers.Get().(*[]byte)
 	defer dropBuffers.Put(scratch)
@@ -179,17 +176,15 @@ func drop(c net.Conn) {
 
 var dropBuffers = sync.Pool{New: func() any { b := make([]byte, 64<<10); return &b }}
 
-// wholeBody is a response body that is flushed when it has been written. fasthttp by itself holds a response back while
-// the next request is already in its buffer, which for a client that pipelines may be minutes.
+// wholeBody is a response body that is flushed at once. fasthttp alone would wait for the answer to
+// the next pipelined request.
 type wholeBody struct{ body []byte }
 
 // Read implements io.Reader. fasthttp uses WriteTo.
 func (b *wholeBody) Read([]byte) (int, error) { return 0, errNotRead }
 
-// SupportsBodyWriteTo implements fasthttp.BodyWriterTo.
 func (b *wholeBody) SupportsBodyWriteTo() bool { return true }
 
-// WriteTo implements io.WriterTo.
 func (b *wholeBody) WriteTo(w io.Writer) (int64, error) {
 	n, err := w.Write(b.body)
 	b.body = nil
@@ -201,8 +196,7 @@ func (b *wholeBody) WriteTo(w io.Writer) (int64, error) {
 
 var errNotRead = errors.New("proxy: body is written, not read")
 
-// begin marks the start of a request. A client may have left right behind it, before depart had a
-// request to interrupt.
+// begin marks the start of a request, whose client may have left already.
 func (c *clientConn) begin() {
 	c.state.Store(connActive)
 	c.mu.Lock()
@@ -216,7 +210,6 @@ func (c *clientConn) begin() {
 	}
 }
 
-// depart notes that the client has left and ends the request that is being served, if any.
 func (c *clientConn) depart() {
 	c.left.Store(true)
 	if c.state.Load() == connActive {
@@ -224,8 +217,8 @@ func (c *clientConn) depart() {
 	}
 }
 
-// attach gives the watch the backend connection to interrupt when the client leaves or the time is up. It reports why
-// the request is not to go on, if so.
+// attach lets the watch interrupt up and starts the wait. It returns why the request must stop, if
+// it must.
 func (c *clientConn) attach(up *upstreamConn, wait time.Duration) reason {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -238,13 +231,11 @@ func (c *clientConn) attach(up *upstreamConn, wait time.Duration) reason {
 	return undisturbed
 }
 
-// arm moves the deadline of the wait: it is not before wait from now, whatever the age of the coarse clock.
+// arm sets the deadline of the wait. One Watch is added for the age of the coarse clock.
 func (c *clientConn) arm(wait time.Duration) {
 	c.deadline.Store(c.proxy.clock.Load() + int64(wait+c.proxy.cfg.Timeouts.Watch))
 }
 
-// detach takes the backend connection back and reports whether it was interrupted meanwhile, and why. After it the
-// watch does not touch the connection.
 func (c *clientConn) detach() reason {
 	c.deadline.Store(0)
 	c.mu.Lock()
@@ -253,7 +244,7 @@ func (c *clientConn) detach() reason {
 	return c.why
 }
 
-// resume clears an expiry that turned out to be none, so that the attached connection can be read on.
+// resume clears an expiry and waits again.
 func (c *clientConn) resume(wait time.Duration) reason {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -268,20 +259,18 @@ func (c *clientConn) resume(wait time.Duration) reason {
 	return undisturbed
 }
 
-// cause returns why the wait was interrupted.
 func (c *clientConn) cause() reason {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.why
 }
 
-// overdue reports whether the wait for the backend has passed its deadline.
 func (c *clientConn) overdue() bool {
 	deadline := c.deadline.Load()
 	return deadline != 0 && c.proxy.clock.Load() > deadline
 }
 
-// interrupt ends the wait for the backend. The first reason stands, except that an expiry gives way to the rest.
+// interrupt ends the wait. The first reason stands, except that others replace expired.
 func (c *clientConn) interrupt(why reason) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -289,7 +278,7 @@ func (c *clientConn) interrupt(why reason) {
 		return
 	}
 	if why == expired && (c.up == nil || c.why == expired || !c.overdue()) {
-		return // it has gone on since the watch looked
+		return // the wait went on meanwhile
 	}
 	c.why = why
 	if c.up != nil {
@@ -297,7 +286,7 @@ func (c *clientConn) interrupt(why reason) {
 	}
 }
 
-// registry lists the open client connections, in no order. Guarded by Proxy.mu.
+// registry lists the open connections. Guarded by Proxy.mu.
 type registry struct{ list []*clientConn }
 
 func (r *registry) add(c *clientConn) {

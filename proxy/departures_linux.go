@@ -10,31 +10,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// departures hears from the kernel when the peer of a client connection closes it or its sending
-// half, whatever the connection is doing: an epoll instance that holds every client socket,
-// edge-triggered, for EPOLLRDHUP alone (EPOLLHUP and EPOLLERR, the peer's RST, always come with
-// it). Arriving data wakes nothing, so a request costs nothing; a FIN behind unread bytes (a
-// pipelined request, a TLS close_notify) is reported all the same, which a peeking read cannot do.
-//
-// The zero value is not usable; see open. Methods are safe for concurrent use.
+// departures reports clients that close their connection or its sending half. An epoll instance
+// holds every client socket, edge-triggered, for EPOLLRDHUP only (a RST comes with it): arriving
+// data wakes nothing, and a FIN behind unread bytes is reported, which a peeking read would miss.
+// Call open first. Safe for concurrent use.
 type departures struct {
-	fd    int      // of file; File.Fd would make it blocking
-	file  *os.File // the epoll instance, in the runtime's poller: waiting for it occupies no thread
+	fd    int      // File.Fd would make it blocking
+	file  *os.File // the runtime's poller waits for it without a thread
 	ready syscall.RawConn
 	ended chan struct{}
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	conns map[uint64]*clientConn
-	last  uint64 // the key given out last; descriptors come back, keys do not
+	last  uint64 // keys, unlike descriptors, are not reused
 }
 
-// open makes the epoll instance and starts its goroutine. close ends both.
 func (d *departures) open() error {
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return fmt.Errorf("watch for departing clients: epoll_create1: %w", err)
 	}
-	err = unix.SetNonblock(fd, true) // os.NewFile hands only such files to the runtime's poller
+	err = unix.SetNonblock(fd, true) // os.NewFile polls only non-blocking files
 	d.fd, d.file = fd, os.NewFile(uintptr(fd), "epoll")
 	if err == nil {
 		d.ready, err = d.file.SyscallConn()
@@ -48,14 +44,14 @@ func (d *departures) open() error {
 	return nil
 }
 
-// close is called once, after open, when no connection is left.
+// close must be called once, when no connection is left.
 func (d *departures) close() {
 	d.file.Close()
 	<-d.ended
 }
 
-// add has c.depart called when the peer of c leaves, until remove. A connection that is no socket
-// (of a test) is not watched.
+// add makes run call c.depart when the client leaves. Test connections without a socket are not
+// watched.
 func (d *departures) add(c *clientConn) error {
 	sc, ok := c.raw.(syscall.Conn)
 	if !ok {
@@ -81,14 +77,13 @@ func (d *departures) add(c *clientConn) error {
 	return nil
 }
 
-// remove forgets c. The kernel forgets its socket when that is closed.
+// The kernel removes a socket when it is closed.
 func (d *departures) remove(c *clientConn) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.conns, c.key)
 }
 
-// run reports departures until close.
 func (d *departures) run() {
 	defer close(d.ended)
 	var events [128]unix.EpollEvent

@@ -4,9 +4,8 @@ package proxy
 
 import "net"
 
-// departures is not implemented here: other systems do not report the peer's FIN behind unread
-// bytes. A client that leaves is then noticed by the first write to it that fails: a stream ends
-// with its next chunk, and a request whose response is not streamed runs to its end.
+// departures is a stub: other systems do not report a FIN behind unread bytes. A departure is
+// noticed when a write fails.
 type departures struct{}
 
 func (*departures) open() error { return nil }
@@ -17,8 +16,7 @@ func (*departures) add(*clientConn) error { return nil }
 
 func (*departures) remove(*clientConn) {}
 
-// probe is not implemented here: a backend connection that went stale in the pool is noticed by
-// using it, and the request is sent again on a new one.
+// probe is a stub: a stale connection is noticed when a request fails on it.
 type probe struct{}
 
 func newProbe(net.Conn) *probe { return nil }

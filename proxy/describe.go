@@ -6,8 +6,8 @@ import (
 	"grapevine/proxy/prompt"
 )
 
-// describer reads prompts. It is pooled, and held no longer than that takes: its scratch grows with the prompts it has
-// seen, and a request may last for minutes after it.
+// describer is held only while parsing: its scratch grows with the prompts, and requests last
+// minutes.
 type describer struct {
 	parser *prompt.Parser
 	prompt prompt.Request
@@ -20,8 +20,8 @@ func (d *describer) release(p *Proxy) {
 	p.parsers.Put(d)
 }
 
-// describe copies what a prompt says into a policy request; a session that q has already, named by a header, goes before
-// the body's. The copies are appended to names and hashes, which are returned for reuse.
+// describe copies a parsed prompt into q, appending to names and hashes. A session already in q
+// wins over the body's.
 func describe(q *policy.Request, r *prompt.Request, names []byte, hashes []prefixtree.Hash) ([]byte, []prefixtree.Hash) {
 	keep := func(b []byte) []byte {
 		from := len(names)
@@ -37,10 +37,9 @@ func describe(q *policy.Request, r *prompt.Request, names []byte, hashes []prefi
 	return names, hashes
 }
 
-// Describe fills q as the proxy would for a request, to ask the policy what it would do. header returns a request header;
-// nil says that the body is one that was sent to an engine, which has its tenant's salt already. The error is that of the
-// prompt's parser: q then has no hashes, as for a request that is routed by load.
-// What q refers to is the caller's own or a copy. Safe for concurrent use.
+// Describe fills q as for a request, to ask the policy for its choice. header returns a request
+// header; nil means that body holds its tenant's salt already. The error is the parser's; q then
+// has no hashes. Safe for concurrent use.
 func (p *Proxy) Describe(path []byte, header func(name string) []byte, body []byte, q *policy.Request) error {
 	d := p.parsers.Get().(*describer)
 	defer d.release(p)

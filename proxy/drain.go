@@ -5,20 +5,18 @@ import (
 	"time"
 )
 
-// forceGrace is how long the requests that a passed deadline interrupts are given to say so to their clients.
+// forceGrace is for sending errors to interrupted clients.
 const forceGrace = 500 * time.Millisecond
 
-// arrivalGrace is how long a request that is still arriving when the listeners are closed may take to become whole:
-// enough for any body on a working network, and what a client that trickles can delay a drain by.
+// arrivalGrace is for requests that still arrive: enough for any body on a working network.
 const arrivalGrace = 5 * time.Second
 
-// Shutdown drains the proxy and stops it: /readyz turns 503, responses carry Connection: close, after DrainGrace the
-// listeners and the idle connections are closed, and what is in flight is waited for. When ctx ends, or on a second call
-// of Shutdown, what is left is interrupted: streams end with an error event, other requests with 503, and then all
-// connections are closed. It returns nil if nothing was interrupted, else ctx's error or context.Canceled.
+// Shutdown drains and stops the proxy: /readyz turns 503, after DrainGrace listeners and idle
+// connections close, and requests run to their end. When ctx ends or Shutdown is called again,
+// streams end with an error event and other requests with 503.
 //
-// It returns when every goroutine of the proxy has ended, half a second or so after ctx at the latest. A second call
-// waits for the first to end and returns its result.
+// It returns when every goroutine has ended, about half a second after ctx at the latest: nil, or
+// an error if requests were interrupted. A second call returns the same.
 func (p *Proxy) Shutdown(ctx context.Context) error {
 	first := false
 	p.shutdown.Do(func() { first = true })
@@ -36,7 +34,7 @@ func (p *Proxy) drain(ctx context.Context) error {
 	p.Ready(false)
 	p.draining.Store(true)
 	p.cfg.Log.Info().Int("requests", p.InFlight()).Msg("draining")
-	_ = p.wait(ctx, p.tuned.Load().Timeouts.DrainGrace) // cut short or not, the next steps are the same
+	_ = p.wait(ctx, p.tuned.Load().Timeouts.DrainGrace) // an error changes nothing here
 	p.closeListeners()
 	var err error
 	for cut := time.Now().Add(arrivalGrace); !p.closeIdle(connIdle) && err == nil; {
@@ -64,7 +62,7 @@ func (p *Proxy) drain(ctx context.Context) error {
 	return err
 }
 
-// wait returns nil after d, and earlier with an error when the drain is to be cut short.
+// wait returns an error if the drain must be cut short before d has passed.
 func (p *Proxy) wait(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -78,7 +76,6 @@ func (p *Proxy) wait(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// closeListeners makes Serve return and takes no more connections.
 func (p *Proxy) closeListeners() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -89,7 +86,7 @@ func (p *Proxy) closeListeners() {
 	}
 }
 
-// closeIdle closes the connections in a state and reports whether none at all is left.
+// closeIdle closes the connections in a state and reports whether no connection is left.
 func (p *Proxy) closeIdle(state int32) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -101,7 +98,6 @@ func (p *Proxy) closeIdle(state int32) bool {
 	return len(p.conns.list) == 0
 }
 
-// forceClosed interrupts every request, gives the answers a moment to leave, and closes every connection.
 func (p *Proxy) forceClosed() {
 	p.cancel()
 	p.mu.Lock()

@@ -13,7 +13,6 @@ import (
 	"time"
 )
 
-// drained starts Shutdown and returns its result.
 func drained(r *rig, limit time.Duration) <-chan error {
 	done := make(chan error, 1)
 	go func() {
@@ -25,7 +24,7 @@ func drained(r *rig, limit time.Duration) <-chan error {
 }
 
 func TestDrainOrder(t *testing.T) {
-	t.Parallel() // waits for the grace
+	t.Parallel()
 	events := make(chan string)
 	b := newBackend(t, false, func(c *upstreamSide, req seenRequest) bool {
 		if strings.Contains(req.body, `"stream":true`) {
@@ -48,7 +47,7 @@ func TestDrainOrder(t *testing.T) {
 	must(t, err)
 	readReply(t, idleReader, "GET").want(t, 200, "ready")
 
-	// Readiness goes first, and everything is still served, connections kept.
+	// First, not ready, but everything is served.
 	r.proxy.Ready(false)
 	for range 2 {
 		_, err = io.WriteString(idle, request("GET", "/readyz", ""))
@@ -61,13 +60,13 @@ func TestDrainOrder(t *testing.T) {
 		readReply(t, idleReader, "POST").want(t, 200)
 	}
 
-	// Then responses say Connection: close, and new connections are still taken.
+	// Then, Connection: close, but new connections are accepted.
 	done := drained(r, time.Minute)
 	eventually(t, "draining", r.proxy.draining.Load)
 	if rp := r.raw(chat(false)).want(t, 200); !rp.Close {
 		t.Error("no Connection: close while draining")
 	}
-	// Then the listener and the idle connections are closed, the stream goes on.
+	// Then, listener and idle connections close; the stream goes on.
 	eventually(t, "listener closed", func() bool {
 		c, err := net.Dial("tcp", r.addr)
 		if err == nil {
@@ -100,8 +99,7 @@ func TestDrainOrder(t *testing.T) {
 	}
 }
 
-// inForceGrace runs a test of what interrupted requests are told within forceGrace, again if that was too short: a machine
-// that stalls may take all of it, not three times in a row.
+// inForceGrace allows three tries, since a stalled machine may use up forceGrace.
 func inForceGrace(t *testing.T, test func() error) {
 	t.Helper()
 	var err error
@@ -140,7 +138,6 @@ func drainDeadlineInterrupts(t *testing.T) error {
 	<-sent
 	start := time.Now()
 	done := drained(r, 200*time.Millisecond)
-	// Each is told in its own way.
 	told, errStream := tryReply(bufio.NewReader(stream), "POST")
 	rp, errPlain := tryReply(bufio.NewReader(plain), "POST")
 	if err := errors.Join(errStream, errPlain, told.err, rp.err); err != nil {
@@ -224,7 +221,7 @@ func TestShutdownWithoutServe(t *testing.T) {
 	}
 }
 
-// Shutdown under full load: every request that was accepted ends in one whole answer.
+// TestDrainUnderLoad: every accepted request gets one whole answer.
 func TestDrainUnderLoad(t *testing.T) {
 	b := newBackend(t, false, func(c *upstreamSide, req seenRequest) bool {
 		time.Sleep(2 * time.Millisecond)
@@ -247,7 +244,7 @@ func TestDrainUnderLoad(t *testing.T) {
 					}
 					resp, err := http.ReadResponse(br, nil)
 					if err != nil {
-						break // the request met a closing idle connection, or was never accepted
+						break // the request met a closing idle connection
 					}
 					body, err := io.ReadAll(resp.Body)
 					if err != nil || resp.StatusCode != 200 || string(body) != okBody {
@@ -269,8 +266,8 @@ func TestDrainUnderLoad(t *testing.T) {
 	wg.Wait()
 }
 
-// TestForestalledRequestIsNotServed: a drain closes a connection on which nothing has come, in the moment in which a request is read from it.
-// No engine is asked what could not be answered any more.
+// TestForestalledRequestIsNotServed: a request read while the drain closes its connection reaches
+// no engine.
 func TestForestalledRequestIsNotServed(t *testing.T) {
 	p := &Proxy{}
 	near, far := net.Pipe()
@@ -292,7 +289,7 @@ func TestForestalledRequestIsNotServed(t *testing.T) {
 	must(t, <-sent)
 }
 
-// meanwhile is a connection on which something happens between reading and being told what was read.
+// meanwhile runs do between reading and returning.
 type meanwhile struct {
 	net.Conn
 	do func()

@@ -12,21 +12,21 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// fault is an error of the proxy's own, as a client sees it.
+// fault is an error for a client.
 type fault struct {
 	status  int
 	code    string // stable, for programs
-	message string // for people; never holds bytes of the request but the model's name
+	message string // holds nothing of the request but the model's name
 }
 
-// dialect is whose shape an error has.
+// dialect is the API whose error format is used.
 type dialect uint8
 
 const (
-	openAI    dialect = iota
-	responses         // OpenAI's, which names the type within the events of a stream
+	openAI dialect = iota
+	responses
 	anthropic
-	either // before the path is known: one object that reads as both
+	either // unknown path: both APIs' clients can read it
 )
 
 func dialectOf(path []byte) dialect {
@@ -39,7 +39,6 @@ func dialectOf(path []byte) dialect {
 	return openAI
 }
 
-// openAIType is OpenAI's error type of a status.
 func openAIType(status int) string {
 	switch {
 	case status == fasthttp.StatusTooManyRequests:
@@ -52,7 +51,6 @@ func openAIType(status int) string {
 	return "invalid_request_error"
 }
 
-// anthropicType is Anthropic's error type of a status.
 func anthropicType(status int) string {
 	switch status {
 	case fasthttp.StatusNotFound:
@@ -72,7 +70,7 @@ func anthropicType(status int) string {
 	return "invalid_request_error"
 }
 
-// OpenAI's and Anthropic's envelopes. Param is never known here, but clients expect the member.
+// Clients expect param, which is always null here.
 type (
 	envelope struct {
 		Type  string `json:"type,omitempty"`
@@ -98,7 +96,6 @@ type (
 	}
 )
 
-// body returns the error as JSON.
 func (f fault) body(d dialect) []byte {
 	inner := openAIError{Message: f.message, Type: openAIType(f.status), Code: f.code}
 	switch d {
@@ -111,7 +108,6 @@ func (f fault) body(d dialect) []byte {
 	return marshal(envelope{"", inner})
 }
 
-// event returns the error as the last event of a stream.
 func (f fault) event(path []byte) []byte {
 	var head string
 	var data []byte
@@ -131,12 +127,11 @@ func (f fault) event(path []byte) []byte {
 func marshal(v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil {
-		panic("proxy: error envelope: " + err.Error()) // strings and a nil pointer always marshal
+		panic("proxy: error envelope: " + err.Error()) // cannot happen
 	}
 	return b
 }
 
-// refuse answers with an error of the proxy's own, in place of whatever the response held.
 func (e *exchange) refuse(f fault) {
 	e.ctx.Response.Reset()
 	h := &e.ctx.Response.Header
@@ -148,10 +143,9 @@ func (e *exchange) refuse(f fault) {
 	e.rec.Status = f.status
 }
 
-// refuseExhausted turns the failure of the last backend tried into the client's error.
-//
-// Clients retry on their own, twice by default. They are told not to where that would only repeat the harm: after a
-// timeout, which has cost minutes and still occupies engines, and when several engines broke off on this very request.
+// refuseExhausted answers for the last backend's failure. x-should-retry: false stops a client's
+// own retries after a timeout, which still occupies engines, and after the request broke maxSeen
+// engines.
 func (e *exchange) refuseExhausted() {
 	last := &e.last
 	if last.busy > 0 {
@@ -184,12 +178,10 @@ func (e *exchange) refuseExhausted() {
 	}
 }
 
-// retryAfter asks the client to wait before it tries again.
 func (e *exchange) retryAfter(seconds int) {
 	e.ctx.Response.Header.Set("Retry-After", strconv.Itoa(seconds))
 }
 
-// quoted returns a model's name for a message, cut to a reasonable length.
 func quoted(model []byte) string {
 	const longest = 200
 	if len(model) > longest {
@@ -198,8 +190,7 @@ func quoted(model []byte) string {
 	return strconv.Quote(string(model))
 }
 
-// refuseUnread answers a request that could not be read. fasthttp closes the connection after it. A
-// connection on which no byte of a request came is closed without an answer.
+// refuseUnread answers a request that could not be read, if a byte of it came.
 func refuseUnread(ctx *fasthttp.RequestCtx, err error) {
 	f := fault{fasthttp.StatusBadRequest, "bad_request", "the request is malformed"}
 	var small *fasthttp.ErrSmallBuffer
@@ -215,7 +206,7 @@ func refuseUnread(ctx *fasthttp.RequestCtx, err error) {
 	}
 	conn := ctx.Conn().(*clientConn)
 	if !conn.heard {
-		conn.muted = true // there is no request that an answer could belong to
+		conn.muted = true
 		return
 	}
 	conn.lingering = true

@@ -12,15 +12,14 @@ import (
 	"grapevine/proxy/prompt"
 )
 
-// retainScratch and retainHashes bound the scratch buffers of a pooled exchange.
+// Bounds of the scratch that a pooled exchange keeps.
 const (
 	retainScratch = 64 << 10
-	retainHashes  = 8 << 10 // of a prompt of 4 MiB
+	retainHashes  = 8 << 10 // a prompt of 4 MiB
 )
 
-// exchange is one request on its way: everything there is to know until its record is written. It is taken from a pool
-// when the request has arrived and given back by finish, which every way out passes exactly once: at the end of the
-// handler, or, for a response that is streamed, when fasthttp closes the stream.
+// exchange is one request, from a pool. finish returns it exactly once: at the end of the handler
+// or, if streamed, when fasthttp closes the body.
 type exchange struct {
 	proxy *Proxy
 	ctx   *fasthttp.RequestCtx
@@ -29,45 +28,45 @@ type exchange struct {
 	query policy.Request
 	guard guard
 	rec   Record
-	last  failure // of the last attempt that failed
-	// suspects are the backends that were given the request and did not answer it.
+	last  failure
+	// Backends that received the request and did not answer.
 	suspects []prefixtree.Backend
-	wait     int    // seconds that a backend which answered 429 asked for
-	name     uint64 // see requestName; 0: not needed yet
+	wait     int    // seconds, of the last 429
+	name     uint64 // see requestName
 
 	path     []byte
-	target   []byte // path and query
+	target   []byte
 	access   access
 	body     []byte   // as received
-	pieces   [][]byte // the body as it is sent: views of body and inserted
-	inserted []byte   // scratch: the texts of the edits
-	tenant   []byte   // scratch: what identifies the tenant
-	strip    bool     // the client did not ask for the usage that was asked for
-	id       []byte   // scratch of a minted id
-	route    []byte   // scratch of the route header
+	pieces   [][]byte // the body to send: views of body and inserted
+	inserted []byte   // scratch: texts of the edits
+	tenant   []byte   // scratch
+	strip    bool     // remove the usage that only the router asked for
+	id       []byte   // scratch
+	route    []byte   // scratch
 
-	// Scratch: what the query keeps of the prompt. Body and parser are let go long before a stream ends.
+	// Scratch for copies from the prompt: a stream outlives the body and the parser.
 	names  []byte
 	hashes []prefixtree.Hash
 
-	sent     func()        // dispatched, made once
-	up       *upstreamConn // of a response that is being relayed
-	keep     bool          // up may be used again
+	sent     func()        // dispatched
+	up       *upstreamConn // of a relayed response
+	keep     bool          // up can be reused
 	response bodyReader
 	learner  engine.Stream
-	learn    bool // the response is understood: tokens are counted
+	learn    bool // count tokens
 	sse      bool
-	told     bool   // the client has had the stream's own end
-	holding  bool   // waiting for the first byte, head held back
-	first    []byte // body bytes at hand when relaying began
-	partial  []byte // an event that has not arrived whole
-	tail     []byte // last bytes of a long response, for its usage
+	told     bool   // the stream's own end was delivered
+	holding  bool   // the head is held back
+	first    []byte // body bytes read before relaying
+	partial  []byte // an incomplete event
+	tail     []byte // of a long response
 	relay    relay
 	relaying bool
 	usage    engine.Usage
 }
 
-// guard owns the in-flight count of an attempt: it ends it once, whoever comes first.
+// guard owns an attempt and ends it exactly once.
 type guard struct {
 	attempt policy.Attempt
 	open    bool
@@ -81,7 +80,6 @@ func newExchange(p *Proxy) *exchange {
 	return e
 }
 
-// header returns a request header for the rules of the policy.
 func (e *exchange) header(name string) []byte { return e.ctx.Request.Header.Peek(name) }
 
 func (p *Proxy) acquire(ctx *fasthttp.RequestCtx, conn *clientConn) *exchange {
@@ -91,10 +89,9 @@ func (p *Proxy) acquire(ctx *fasthttp.RequestCtx, conn *clientConn) *exchange {
 	return e
 }
 
-// unknown is the usage of an engine that did not tell.
+// unknown is the usage of an engine that reported none.
 var unknown = engine.Usage{PromptTokens: -1, CachedTokens: -1, OutputTokens: -1}
 
-// startRecord begins the record.
 func (e *exchange) startRecord() {
 	e.usage = unknown
 	e.rec = Record{
@@ -106,7 +103,6 @@ func (e *exchange) startRecord() {
 	}
 }
 
-// pick asks for a backend and opens the guard.
 func (e *exchange) pick() (Target, error) {
 	t, err := e.proxy.cfg.Picker.Pick(&e.query, &e.guard.attempt)
 	if err != nil {
@@ -119,7 +115,6 @@ func (e *exchange) pick() (Target, error) {
 	return t, nil
 }
 
-// end closes the guard.
 func (e *exchange) end(f policy.Failure) {
 	if !e.guard.open {
 		return
@@ -134,7 +129,8 @@ func (e *exchange) end(f policy.Failure) {
 	}
 	switch f {
 	case policy.Timeout, policy.Reset, policy.Status5xx:
-		if e.rec.Kind != prompt.Other { // what is passed on unread may fail for reasons that only its client knows
+		// Requests of unknown kind may fail for reasons that only the client knows.
+		if e.rec.Kind != prompt.Other {
 			o.Request, o.FailedBefore = e.requestName(), e.suspects
 		}
 	case policy.Busy:
@@ -143,8 +139,8 @@ func (e *exchange) end(f policy.Failure) {
 	e.guard.attempt.End(o, e.proxy.cfg.Picker.Now())
 }
 
-// release takes the backend connection away from the watch and gives it back, or closes it. It reports whether and why
-// the watch had interrupted it.
+// release pools or closes the backend connection and returns why the watch interrupted it, if it
+// did.
 func (e *exchange) release(up *upstreamConn, reusable bool) reason {
 	why := e.conn.detach()
 	if reusable && why == undisturbed && up.br.Buffered() == 0 {
@@ -155,9 +151,9 @@ func (e *exchange) release(up *upstreamConn, reusable bool) reason {
 	return why
 }
 
-// finish ends the request: the guard if it is still open, the record, the exchange itself.
+// finish ends the attempt if still open, reports the record and recycles the exchange.
 func (e *exchange) finish() {
-	if e.up != nil { // a stream that was not read to its end
+	if e.up != nil { // not read to its end
 		e.release(e.up, false)
 		e.up = nil
 	}
@@ -185,7 +181,7 @@ func (e *exchange) observe() {
 	}
 }
 
-// tell calls the observer. Its panic is a defect too, and may not keep the request from being counted as over.
+// tell calls the Observer. Its panic must not keep the request from being counted as finished.
 func (e *exchange) tell(r *Record) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -195,7 +191,6 @@ func (e *exchange) tell(r *Record) {
 	e.proxy.cfg.Observer(r)
 }
 
-// recycle gives the exchange back to the pool without anything that belongs to the request.
 func (e *exchange) recycle() {
 	p := e.proxy
 	e.conn.releaseBody(retainBody)
@@ -224,8 +219,7 @@ func reuse(b []byte) []byte {
 	return b[:0]
 }
 
-// dropBody lets go of the request's body once it can no longer be sent again: a stream may last for minutes, and its
-// prompt be megabytes.
+// dropBody releases the body once it cannot be sent again: a stream may last minutes.
 func (e *exchange) dropBody() {
 	e.body = nil
 	e.forgetPieces()
@@ -237,7 +231,6 @@ func (e *exchange) forgetPieces() {
 	e.pieces, e.inserted = e.pieces[:0], reuse(e.inserted)
 }
 
-// decorate adds the headers the client gets with every response.
 func (e *exchange) decorate() {
 	h := &e.ctx.Response.Header
 	h.SetBytesV(headerRequestID, e.head.id)
@@ -260,7 +253,6 @@ func (e *exchange) decorate() {
 	}
 }
 
-// matchedTokens estimates the tokens of the matched blocks from those of the whole prompt.
 func (e *exchange) matchedTokens(d *policy.Decision) int {
 	if d.MatchedBlocks == 0 || e.rec.PromptBytes == 0 {
 		return 0

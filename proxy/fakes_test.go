@@ -12,7 +12,6 @@ import (
 
 const errTooMany = syscall.EMFILE
 
-// failingListener fails to accept in the given ways.
 type failingListener struct {
 	errs   []error
 	closed bool

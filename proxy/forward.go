@@ -12,35 +12,34 @@ import (
 	"grapevine/proxy/prompt"
 )
 
-// bufferedBody is the longest response that is read whole before it is passed on, in bytes. Until then another backend
-// can still take over.
+// bufferedBody is the longest response, in bytes, that is read whole first; until the client sees a
+// byte another backend can take over.
 const bufferedBody = 256 << 10
 
-// earlyAnswer is how long a backend that stopped reading a request is given to have answered it.
+// earlyAnswer bounds the wait for the answer of a backend that stopped reading.
 const earlyAnswer = 200 * time.Millisecond
 
-// maxInterim bounds the 1xx responses before the final one.
 const maxInterim = 100
 
 var errAborted = errors.New("response aborted")
 
-// failure is why an attempt did not answer.
+// failure describes the last failed attempt.
 type failure struct {
 	failed     policy.Failure
-	status     int    // of a backend that answered 502, 503 or 504
-	retryAfter []byte // of the same; scratch
-	refused    bool   // no backend was to be had
-	busy       int    // attempts that were answered 429
-	wait       int    // seconds; the shortest that one of these asked for
-	held       bool   // the response holds the answer of the last of these
+	status     int    // 502, 503 or 504 of the backend, or 0
+	retryAfter []byte // scratch
+	refused    bool
+	busy       int  // attempts answered with 429
+	wait       int  // shortest Retry-After of the 429 answers, in seconds
+	held       bool // the response holds the last 429 answer
 }
 
-// attempt tries one backend and reports whether that settles the request: answered, or its client gone. If not, another
-// may be tried, and e.last says what happened. It ends the attempt, except when the response is to be relayed.
+// attempt tries one backend and reports whether the request is settled: answered, or its client
+// gone. If not, e.last says why. It ends the policy's attempt unless the response is relayed.
 func (e *exchange) attempt(t *Target) (settled bool) {
 	var up *upstreamConn
 	if e.rec.Kind != prompt.Other || e.ctx.IsGet() || e.ctx.IsHead() || e.ctx.IsOptions() {
-		// Anything else may not be sent twice, as on a connection that turns out to be stale.
+		// Other requests must not be sent twice, as a stale connection would require.
 		up = e.proxy.upstreams.get(t)
 	}
 	for {
@@ -71,13 +70,12 @@ func (e *exchange) attempt(t *Target) (settled bool) {
 		case !again:
 			return e.failed(policy.Reset)
 		}
-		// The backend closed the connection while it was idle, as it may: that says nothing of its health.
+		// Closing an idle connection says nothing about the backend's health.
 		e.rec.Resent++
 		up = nil
 	}
 }
 
-// patience is how long the backend may take to begin its response.
 func (e *exchange) patience() time.Duration {
 	if e.rec.Stream {
 		return e.proxy.tuned.Load().Timeouts.StreamFirstByte
@@ -85,8 +83,7 @@ func (e *exchange) patience() time.Duration {
 	return e.proxy.tuned.Load().Timeouts.FirstByte
 }
 
-// failed ends the attempt; the request is not settled. One that an engine was given and did not answer is a suspect, and
-// one that broke two is remembered.
+// failed ends the attempt and returns false. It notes suspects and broken requests.
 func (e *exchange) failed(f policy.Failure) bool {
 	e.end(f)
 	if f != policy.Connect {
@@ -99,14 +96,14 @@ func (e *exchange) failed(f policy.Failure) bool {
 	return false
 }
 
-// cutShort settles a request whose client has left, or that the drain interrupted. Neither is the backend's fault.
+// cutShort settles a request whose client left or that the drain interrupted.
 func (e *exchange) cutShort(why reason) bool {
 	e.end(policy.ClientGone)
 	if why == forced {
 		e.refuse(fault{fasthttp.StatusServiceUnavailable, "shutting_down", "the router is shutting down"})
 		e.retryAfter(1)
 	} else {
-		// Nothing is sent: a client that has only closed its sending half would take an empty response for an answer.
+		// A client that closed only its sending half would take an empty response for an answer.
 		e.ctx.Response.Reset()
 		e.conn.muted = true
 		e.rec.Status = StatusClientGone
@@ -115,7 +112,6 @@ func (e *exchange) cutShort(why reason) bool {
 	return true
 }
 
-// converse sends the request and reads the head of the final response into the client's.
 func (e *exchange) converse(up *upstreamConn, t *Target) error {
 	up.head = e.appendRequest(up.head[:0], t, pieceBytes(e.pieces))
 	if err := up.send(e.pieces, e.sent); err != nil {
@@ -127,14 +123,12 @@ func (e *exchange) converse(up *upstreamConn, t *Target) error {
 	return e.readHead(up)
 }
 
-// dispatched notes that the request has been written.
 func (e *exchange) dispatched() {
 	e.guard.attempt.Dispatched(e.proxy.cfg.Picker.Now())
 	e.rec.Queue = time.Since(e.rec.Start)
 }
 
-// converseEarly looks for the response of a backend that closed its side before it had read the whole request: it may
-// have refused it, and said so.
+// converseEarly looks for the answer of a backend that closed before it read the whole request.
 func (e *exchange) converseEarly(up *upstreamConn, cause error) error {
 	if err := up.raw.SetReadDeadline(time.Now().Add(earlyAnswer)); err != nil {
 		return cause
@@ -146,17 +140,15 @@ func (e *exchange) converseEarly(up *upstreamConn, cause error) error {
 	return nil
 }
 
-// untouchedError is an error of sending on a connection that had gone stale.
 type untouchedError struct{ error }
 
-// untouched reports whether an error came before any byte of a response.
+// untouched reports whether an error came before any response byte.
 func untouched(err error) bool {
 	_, unsent := err.(untouchedError)
 	return unsent || err == io.EOF
 }
 
-// receive takes the response whose head has been read: it is passed on, unless the backend says that another should be
-// asked, or breaks before there is anything to pass on.
+// receive passes on the response unless its status, or an early break, asks for another backend.
 func (e *exchange) receive(up *upstreamConn) (settled bool) {
 	h := &e.ctx.Response.Header
 	status, length := h.StatusCode(), h.ContentLength()
@@ -205,13 +197,11 @@ func (e *exchange) receive(up *upstreamConn) (settled bool) {
 	return true
 }
 
-// settle ends the attempt of a response that has arrived.
 func (e *exchange) settle(status int) {
 	e.end(outcome(status))
 	e.prepare(status)
 }
 
-// prepare makes the response ready to be written.
 func (e *exchange) prepare(status int) {
 	e.rec.Status = status
 	e.decorate()
@@ -230,7 +220,7 @@ func outcome(status int) policy.Failure {
 	return policy.None
 }
 
-// broke ends an attempt whose response broke before any of it was passed on.
+// broke ends an attempt whose response broke before the client saw a byte.
 func (e *exchange) broke(up *upstreamConn) bool {
 	switch why := e.release(up, false); why {
 	case undisturbed:
@@ -242,8 +232,8 @@ func (e *exchange) broke(up *upstreamConn) bool {
 	}
 }
 
-// passOver ends an attempt at a backend that sends the request elsewhere. Its body is not read: the connection is worth
-// less than the wait.
+// passOver sends the request to another backend. Closing the connection is cheaper than reading the
+// body.
 func (e *exchange) passOver(up *upstreamConn, status int) bool {
 	e.last.retryAfter = append(e.last.retryAfter[:0], e.ctx.Response.Header.Peek("Retry-After")...)
 	if why := e.release(up, false); why != undisturbed && why != expired {
@@ -258,9 +248,8 @@ func (e *exchange) passOver(up *upstreamConn, status int) bool {
 	return false
 }
 
-// startRelay prepares a response that is passed on as it comes. It waits for the first bytes of the body, since until
-// then another backend can still take over; but not beyond the header hold, since somebody on the way to the client may
-// lose patience with a connection that is silent.
+// startRelay prepares a streamed response. Until body bytes come another backend can take over, but
+// middle boxes close silent connections, so it waits at most HeaderHold.
 func (e *exchange) startRelay(up *upstreamConn, length int, keep bool) bool {
 	e.response.reset(up.br, length)
 	hold := e.proxy.tuned.Load().Timeouts.HeaderHold
@@ -290,7 +279,8 @@ func (e *exchange) startRelay(up *upstreamConn, length int, keep bool) bool {
 	e.relaying = true
 	e.ctx.Response.ImmediateHeaderFlush = flush
 	switch {
-	case length >= 0 && !e.sse: // of an event stream what is delivered may be another length: the usage is stripped, an error added
+	// The proxy may change an event stream's length.
+	case length >= 0 && !e.sse:
 		e.ctx.Response.SetBodyStream(&e.relay, length)
 	case e.ctx.Request.Header.IsHTTP11():
 		e.ctx.Response.SetBodyStream(&e.relay, -1)

@@ -16,9 +16,8 @@ import (
 	"github.com/pires/go-proxyproto"
 )
 
-// TestFraming sends what a request smuggler would. Each is refused with 400 (or what is given) in a shape clients read,
-// and the connection is closed, so that what follows cannot be taken for another request; or it is served and reaches
-// the backend in one meaning only.
+// TestFraming sends what a request smuggler would; each request is refused and its connection
+// closed, or has a single meaning.
 func TestFraming(t *testing.T) {
 	b := newBackend(t, false, answering)
 	r := newRig(t, []string{b.addr})
@@ -28,7 +27,7 @@ func TestFraming(t *testing.T) {
 	post := func(headers, body string) string { return "POST /v1/x HTTP/1.1\r\n" + host + headers + "\r\n" + body }
 	for name, tc := range map[string]struct {
 		raw    string
-		status int // 0: 400
+		status int // 0 means 400
 	}{
 		"length and coding":           {post("Content-Length: 5\r\nTransfer-Encoding: chunked\r\n", "0\r\n\r\n"+smuggled), 0},
 		"coding and length":           {post("Transfer-Encoding: chunked\r\nContent-Length: 5\r\n", "0\r\n\r\n"+smuggled), 0},
@@ -76,7 +75,7 @@ func TestFraming(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := r
-			if tc.status == 408 { // is waited for; the others are not to be overtaken by it
+			if tc.status == 408 { // this case waits for the short Read timeout
 				r = impatient
 			}
 			c := r.dial()
@@ -159,7 +158,7 @@ func TestLimits(t *testing.T) {
 		"target":       {"GET /" + big[:20<<10] + " HTTP/1.1\r\nHost: a\r\n\r\n", 431, "headers_too_large"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			// The path is not known by then, so the error reads as OpenAI's and as Anthropic's.
+			// The path is unknown by then, so the error must suit both APIs.
 			rp := r.raw(tc.raw).want(t, tc.status, `"type":"error"`, `"code":"`+tc.code+`"`, `"param":null`)
 			if !rp.Close {
 				t.Error("connection is kept")
@@ -172,8 +171,8 @@ func TestLimits(t *testing.T) {
 	r.raw(request("POST", "/v1/x", big[:1<<20])).want(t, 200)
 }
 
-// A 100 MiB body is refused at the head and not held, and the client hears of it although it goes on sending: by
-// net/http's client, which reads while it writes, and by one that only reads when it has written all.
+// TestHugeBody: a 100 MiB body is refused at its head, and clients that keep sending still read the
+// answer.
 func TestHugeBody(t *testing.T) {
 	const size = 100 << 20
 	for _, secure := range []bool{false, true} {
@@ -203,8 +202,7 @@ func TestHugeBody(t *testing.T) {
 	}
 }
 
-// What a body announces costs nothing until it comes: a hundred clients that announce 64 MiB and send a byte are a
-// hundred small buffers.
+// TestAnnouncedBodiesCostLittle: an announced Content-Length allocates nothing.
 func TestAnnouncedBodiesCostLittle(t *testing.T) {
 	r := newRig(t, []string{newBackend(t, false, answering).addr})
 	var before, after runtime.MemStats
@@ -232,7 +230,7 @@ func TestAnnouncedBodiesCostLittle(t *testing.T) {
 	}
 }
 
-// TestExpectedBodyThatIsTooLarge: a client that asks first gets 413 at once, no 100 before it.
+// TestExpectedBodyThatIsTooLarge: the answer to Expect is 413, without 100 before it.
 func TestExpectedBodyThatIsTooLarge(t *testing.T) {
 	r := newRig(t, []string{newBackend(t, false, answering).addr}, withConfig(func(c *Config) { c.MaxBody = 1 << 20 }))
 	c := r.dial()
@@ -245,8 +243,8 @@ func TestExpectedBodyThatIsTooLarge(t *testing.T) {
 	}
 }
 
-// TestSilentConnectionIsClosedSilently: no byte of a request has come, so there is nothing to answer. A
-// client that sends its first request just then would take a 408 for the answer to it.
+// TestSilentConnectionIsClosedSilently: a client that just sends its first request would take a 408
+// for its answer.
 func TestSilentConnectionIsClosedSilently(t *testing.T) {
 	r := newRig(t, nil, withTimeouts(func(t *Timeouts) { t.Read = 100 * time.Millisecond }))
 	got, err := io.ReadAll(r.dial())
@@ -255,8 +253,6 @@ func TestSilentConnectionIsClosedSilently(t *testing.T) {
 	}
 }
 
-// TestMalformedRequestBehindAnother: what is refused behind a good request, in the same packet, is
-// refused with an answer.
 func TestMalformedRequestBehindAnother(t *testing.T) {
 	r := newRig(t, nil)
 	c := r.dial()
@@ -267,7 +263,7 @@ func TestMalformedRequestBehindAnother(t *testing.T) {
 	readReply(t, br, "GET").want(t, 400, "bad_request")
 }
 
-// A body that ends before its time is none: what came of it reaches no engine.
+// TestBodiesThatBreakOff: an incomplete body reaches no engine.
 func TestBodiesThatBreakOff(t *testing.T) {
 	b := newBackend(t, false, answering)
 	r := newRig(t, []string{b.addr})
@@ -297,8 +293,7 @@ func TestBodiesThatBreakOff(t *testing.T) {
 	}
 }
 
-// Bodies around the sizes at which the buffer grows arrive whole, whatever the framing, one after the other on a
-// connection.
+// TestBodiesOfEverySize: bodies around the buffer's growth steps arrive whole.
 func TestBodiesOfEverySize(t *testing.T) {
 	b := newBackend(t, false, answering)
 	r := newRig(t, []string{b.addr}, withConfig(func(c *Config) { c.MaxBody = 4 << 20 }))
@@ -374,7 +369,7 @@ func TestSlowLoris(t *testing.T) {
 			must(t, err)
 			begun := time.Now()
 			stop := make(chan bool)
-			go func() { // a byte now and then does not help
+			go func() { // single bytes must not extend the timeout
 				defer close(stop)
 				for {
 					time.Sleep(20 * time.Millisecond)
@@ -400,7 +395,8 @@ func TestSlowLoris(t *testing.T) {
 	}
 }
 
-// What limits a trickle does not limit a large body on a slow line, nor an idle connection, nor a long wait.
+// TestReadTimeoutSparesTheHonest: Read does not limit a steady upload, an idle connection or a long
+// wait.
 func TestReadTimeoutSparesTheHonest(t *testing.T) {
 	t.Parallel()
 	const read, longer = 2 * time.Second, 2500 * time.Millisecond
@@ -413,7 +409,7 @@ func TestReadTimeoutSparesTheHonest(t *testing.T) {
 	br := bufio.NewReader(c)
 	body := strings.Repeat("x", 4*bodyCredit)
 	req := request("POST", "/v1/x", body)
-	for len(req) > 0 { // in more time than Read, and each bodyCredit of it in less
+	for len(req) > 0 { // more time than Read in total, less per bodyCredit
 		n := min(len(req), bodyCredit+4<<10)
 		_, err := io.WriteString(c, req[:n])
 		must(t, err)
@@ -455,7 +451,6 @@ func TestProxyProtocol(t *testing.T) {
 				t.Errorf("v%d: X-Forwarded-For %q", version, got)
 			}
 		}
-		// Without one, the connection is closed unanswered.
 		raw, err := net.Dial("tcp", r.addr)
 		must(t, err)
 		defer raw.Close()
@@ -466,7 +461,7 @@ func TestProxyProtocol(t *testing.T) {
 	}
 }
 
-// A header that names a family without an address is no reason to fall over it: the request goes on without one.
+// TestProxyProtocolOfEveryFamily: a PROXY header without a usable address is accepted.
 func TestProxyProtocolOfEveryFamily(t *testing.T) {
 	b := newBackend(t, false, answering)
 	r := newRig(t, []string{b.addr}, withConfig(func(c *Config) { c.ProxyProtocol = true }))
@@ -476,7 +471,7 @@ func TestProxyProtocolOfEveryFamily(t *testing.T) {
 			raw, err := net.Dial("tcp", r.addr)
 			must(t, err)
 			must(t, raw.SetDeadline(time.Now().Add(20*time.Second)))
-			const addresses = 216 // of the largest family, Unix
+			const addresses = 216 // size of the largest family, Unix
 			header := append([]byte("\r\n\r\n\x00\r\nQUIT\n"), command, byte(family), 0, addresses)
 			header = append(header, make([]byte, addresses)...)
 			_, err = raw.Write(append(header, request("GET", "/healthz", "", "Connection: close")...))
@@ -499,7 +494,6 @@ func TestTLSClientsGetHTTP11(t *testing.T) {
 	if body, err := io.ReadAll(resp.Body); err != nil || string(body) != okBody || resp.ProtoMajor != 1 {
 		t.Errorf("%s %q %v", resp.Proto, body, err)
 	}
-	// A plain client, and half a handshake, are let go of.
 	raw, err := net.Dial("tcp", r.addr)
 	must(t, err)
 	defer raw.Close()

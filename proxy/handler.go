@@ -13,8 +13,7 @@ import (
 	"grapevine/proxy/prompt"
 )
 
-// handle serves one request. fasthttp calls it on the connection's goroutine when the request's head has been read, and
-// writes the response when it returns.
+// fasthttp calls handle once a request's head has been read, and writes the response afterwards.
 func (p *Proxy) handle(ctx *fasthttp.RequestCtx) {
 	conn := ctx.Conn().(*clientConn)
 	if err := conn.receive(ctx, p.cfg.MaxBody); err != nil {
@@ -32,14 +31,13 @@ func (p *Proxy) handle(ctx *fasthttp.RequestCtx) {
 	e.serve()
 }
 
-// leave ends the exchange unless its response is still to be streamed. A panic is a defect of the proxy or of what it
-// calls: it costs this request, not the others.
+// leave ends the exchange unless its response is still to be streamed. A panic costs one request.
 func (e *exchange) leave() {
 	if r := recover(); r != nil {
 		e.proxy.logPanic(r)
 		ctx := e.ctx
 		if e.relaying {
-			ctx.Response.Reset() // closes the relay, and with it the exchange
+			ctx.Response.Reset() // finishes the exchange
 			ctx.SetStatusCode(fasthttp.StatusInternalServerError)
 			ctx.SetConnectionClose()
 			return
@@ -57,7 +55,6 @@ func (p *Proxy) logPanic(r any) {
 	p.cfg.Log.Error().Interface("panic", r).Bytes("stack", debug.Stack()).Msg("request handler panicked")
 }
 
-// flushWhole has the response, if it has a body, flushed as soon as it is written.
 func (e *exchange) flushWhole() {
 	resp := &e.ctx.Response
 	if body := resp.Body(); len(body) > 0 && !e.ctx.IsHead() {
@@ -103,8 +100,8 @@ func (e *exchange) serve() {
 	e.forward()
 }
 
-// screen refuses what two parsers could understand differently, and what the proxy does not speak. badTarget is what
-// is wrong with the request's target, "" if nothing is.
+// screen refuses requests that two parsers could read differently, and unsupported protocol
+// features.
 func (e *exchange) screen(badTarget string) (fault, bool) {
 	h := &e.ctx.Request.Header
 	bad := func(message string) (fault, bool) {
@@ -121,7 +118,7 @@ func (e *exchange) screen(badTarget string) (fault, bool) {
 	switch string(h.Protocol()) {
 	case "HTTP/1.1":
 	case "HTTP/1.0":
-		// Responses to HTTP/1.0 end with the connection, so a second request cannot be told from a smuggled one.
+		// An HTTP/1.0 response ends with the connection, so a second request may be a smuggled one.
 		if e.ctx.ConnRequestNum() > 1 {
 			return bad("HTTP/1.0 is served on a connection's first request only")
 		}
@@ -140,8 +137,8 @@ func (e *exchange) screen(badTarget string) (fault, bool) {
 	return fault{}, false
 }
 
-// locate finds the request's target and path. It admits the absolute form of a target if it names the host that the
-// Host header names, and takes the origin form out of it. It returns what is wrong with the target, "" if nothing is.
+// locate sets the request's target and path, and returns what is wrong with the target, if
+// anything. An absolute target must name the Host header's host.
 func (e *exchange) locate() (fault string) {
 	e.target = e.ctx.Request.Header.RequestURI()
 	if len(e.target) == 0 || e.target[0] != '/' {
@@ -162,7 +159,7 @@ func (e *exchange) locate() (fault string) {
 	return ""
 }
 
-// serveLocal answers what no backend is asked for.
+// serveLocal answers requests that need no backend.
 func (e *exchange) serveLocal() bool {
 	get := e.ctx.IsGet() || e.ctx.IsHead()
 	switch {
@@ -184,7 +181,6 @@ func (e *exchange) serveLocal() bool {
 	return true
 }
 
-// answer sends a short text of the proxy's own.
 func (e *exchange) answer(status int, text string) {
 	e.ctx.Response.Header.SetContentType("text/plain; charset=utf-8")
 	e.ctx.SetStatusCode(status)
@@ -192,22 +188,21 @@ func (e *exchange) answer(status int, text string) {
 	e.decorate()
 }
 
-// TakesUnreadable reports whether inference bodies that cannot be read are forwarded, by load, and not refused.
+// TakesUnreadable reports whether unparsable inference bodies are routed by load, not refused.
 func (p *Proxy) TakesUnreadable() bool {
 	return p.cfg.AllowEngineControl && len(p.cfg.Tenant.headers) == 0
 }
 
-// read makes the policy's request of what the client sent, and edits the body.
-//
-// A body that is not understood may hold anything: engines read UTF-16, NaN and more. It is refused if members had to be
-// taken out of it or a salt put in, else routed by load, and the engine judges it.
+// read fills the policy's request and edits the body. A body that cannot be parsed is refused if
+// members must be removed or a salt added, because engines read UTF-16, NaN and more; otherwise it
+// is routed by load.
 func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 	q := &e.query
 	q.Path = e.path
 	q.Session = e.head.session
 	e.splice(nil)
 	if kind == prompt.Other {
-		q.Whole = true // whatever its answer is, nobody looks for tokens in it
+		q.Whole = true // tokens of the answer are not observed
 		return fault{}, false
 	}
 	e.tenant = e.proxy.cfg.Tenant.of(e.tenant[:0], e.head.block)
@@ -232,8 +227,6 @@ func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 	return fault{}, false
 }
 
-// forward tries one backend after the other until the client has been answered, the request may not move on, or no backend
-// is left.
 func (e *exchange) forward() {
 	if e.refuseBroken() {
 		return
@@ -262,12 +255,11 @@ func (e *exchange) forward() {
 	}
 }
 
-// refusePick answers a request that no backend can take.
 func (e *exchange) refusePick(err error) {
 	e.last.refused = true
 	switch {
 	case e.rec.Attempts > 0:
-		e.refuseExhausted() // all there are have failed
+		e.refuseExhausted() // every backend failed
 	case errors.Is(err, policy.ErrUnknownModel):
 		e.refuse(fault{fasthttp.StatusNotFound, "model_not_found", "no backend serves the model " + quoted(e.rec.Model)})
 	case errors.Is(err, policy.ErrNoBackend):

@@ -32,18 +32,18 @@ import (
 
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m,
-		// fasthttp refreshes its Date header for the life of the process.
+		// fasthttp refreshes its Date header forever.
 		goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.updateServerDate.func1"),
 		goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.refreshServerDate"),
-		// net/http holds a connection that it closes for half a second, for the client to take the last bytes.
+		// net/http delays closing a connection by half a second.
 		goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
 }
 
-// routed is a Picker over the real policy: what node makes of it, without the fleet.
+// routed is a Picker over the real policy, without the fleet.
 type routed struct {
 	router  *policy.Router
 	targets map[prefixtree.Backend]Target
-	stopped prefixtree.Time // if not 0, the policy's clock stands still there
+	stopped prefixtree.Time // the policy's stopped time, if not 0
 }
 
 func (r *routed) Now() prefixtree.Time {
@@ -60,7 +60,7 @@ func (r *routed) Pick(q *policy.Request, a *policy.Attempt) (Target, error) {
 	return r.targets[a.Decision().Backend], nil
 }
 
-// rig is a proxy on loopback with what a test needs around it.
+// rig is a proxy on loopback with its surroundings.
 type rig struct {
 	t      testing.TB
 	proxy  *Proxy
@@ -77,7 +77,7 @@ type rigOption func(*rigConfig)
 type rigConfig struct {
 	Config
 	strategy string
-	models   map[string][]string // backend address -> models it declares
+	models   map[string][]string // backend address -> models
 	stopped  prefixtree.Time
 }
 
@@ -89,14 +89,14 @@ func withStrategy(s string) rigOption { return func(c *rigConfig) { c.strategy =
 
 func withModels(m map[string][]string) rigOption { return func(c *rigConfig) { c.models = m } }
 
-// withStoppedClock stops the policy's clock: a backend that is left alone stays so, however slow the machine is.
+// withStoppedClock keeps avoided backends avoided.
 func withStoppedClock() rigOption { return func(c *rigConfig) { c.stopped = 1_700_000_000_000 } }
 
 func withTLS() rigOption {
 	return func(c *rigConfig) { c.TLS = &tls.Config{Certificates: []tls.Certificate{certificate}} }
 }
 
-// newRig serves a proxy for backends at the given addresses. "tls://" before one makes it a TLS backend.
+// newRig serves a proxy for these backends; the prefix "tls://" marks TLS.
 func newRig(t testing.TB, backends []string, options ...rigOption) *rig {
 	t.Helper()
 	r := &rig{t: t}
@@ -156,7 +156,7 @@ func newRig(t testing.TB, backends []string, options ...rigOption) *rig {
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 		defer cancel()
 		_ = r.proxy.Shutdown(ctx)
-		if err := <-served; err != nil && !errors.Is(err, ErrClosed) { // ErrClosed: the test was over before it began
+		if err := <-served; err != nil && !errors.Is(err, ErrClosed) { // ErrClosed: the test ended before Serve began
 			t.Errorf("Serve: %v", err)
 		}
 		r.settled()
@@ -164,7 +164,7 @@ func newRig(t testing.TB, backends []string, options ...rigOption) *rig {
 	return r
 }
 
-// settled fails the test unless every count is back at zero.
+// settled waits until every count is zero.
 func (r *rig) settled() {
 	r.t.Helper()
 	eventually(r.t, "no request in flight", func() bool {
@@ -183,7 +183,6 @@ func (r *rig) settled() {
 	}
 }
 
-// record waits for the n-th record.
 func (r *rig) record(n int) Record {
 	r.t.Helper()
 	eventually(r.t, fmt.Sprintf("record %d", n), func() bool {
@@ -204,12 +203,11 @@ func (r *rig) dial() net.Conn {
 	if r.tls {
 		c = tls.Client(raw, &tls.Config{RootCAs: roots, ServerName: "127.0.0.1"})
 	}
-	must(r.t, c.SetDeadline(time.Now().Add(time.Minute))) // a hang, not a wait
+	must(r.t, c.SetDeadline(time.Now().Add(time.Minute))) // only against hangs
 	r.t.Cleanup(func() { raw.Close() })
 	return c
 }
 
-// tcpOf returns the TCP connection under c.
 func tcpOf(c net.Conn) *net.TCPConn {
 	if s, ok := c.(*tls.Conn); ok {
 		c = s.NetConn()
@@ -217,7 +215,6 @@ func tcpOf(c net.Conn) *net.TCPConn {
 	return c.(*net.TCPConn)
 }
 
-// request renders a request with a body.
 func request(method, path, body string, headers ...string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s %s HTTP/1.1\r\nHost: grapevine\r\n", method, path)
@@ -236,14 +233,13 @@ func chatOf(content string, stream bool) string {
 	return request("POST", "/v1/chat/completions", fmt.Sprintf(`{"model":"m","stream":%v,"messages":[{"role":"user","content":%q}]}`, stream, content))
 }
 
-// reply is a response as the client got it.
 type reply struct {
 	*http.Response
 	body string
 	err  error // of reading the body
 }
 
-// raw sends bytes on a connection of their own and reads one response.
+// raw sends req on a new connection and reads one response.
 func (r *rig) raw(req string) reply {
 	r.t.Helper()
 	c := r.dial()
@@ -300,11 +296,11 @@ func eventually(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// backend is a scripted engine: for each request, the script gets the connection and the request as it came.
+// backend is a scripted engine.
 type backend struct {
 	t    testing.TB
 	ln   net.Listener
-	addr string // for newRig
+	addr string
 
 	mu       sync.Mutex
 	conns    map[net.Conn]bool
@@ -316,16 +312,15 @@ type backend struct {
 type seenRequest struct {
 	*http.Request
 	body string
-	raw  []byte // the head as it came
+	raw  []byte // the head
 }
 
-// script answers one request. It returns false to close the connection.
+// script answers one request; false closes the connection.
 type script func(c *upstreamSide, req seenRequest) (keep bool)
 
-// upstreamSide is a backend's end of a connection.
 type upstreamSide struct {
 	net.Conn
-	begun int // requests on it so far, this one included
+	begun int // requests so far, including this one
 }
 
 func newBackend(t testing.TB, secure bool, s script) *backend {
@@ -403,7 +398,7 @@ func (b *backend) serve(c net.Conn, s script) {
 	}
 }
 
-// closedByPeer waits until the proxy has closed the connection, and says how long that took.
+// closedByPeer waits until the proxy closes the connection and returns the time taken.
 func (u *upstreamSide) closedByPeer(limit time.Duration) (time.Duration, error) {
 	start := time.Now()
 	_ = u.SetReadDeadline(start.Add(limit))
@@ -452,7 +447,6 @@ func event(content string) string {
 	return "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"" + content + "\"}}]}\n\n"
 }
 
-// answering is the plain good engine.
 func answering(c *upstreamSide, _ seenRequest) bool { return c.send(jsonReply(200, okBody)) }
 
 var certificate, roots = func() (tls.Certificate, *x509.CertPool) {

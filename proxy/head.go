@@ -9,12 +9,10 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// errMalformed says that the head of an engine's answer is no HTTP.
 var errMalformed = errors.New("malformed response head")
 
-// readHead reads the head of the final response into the client's, which gets the standard reason phrase in place of the
-// engine's. fasthttp's parser is lenient, so the lines are checked before it sees them: what is not HTTP would be for
-// each reader of the answer to interpret. Nothing is waited for that cannot come: a line that ends in a bare LF is refused.
+// readHead reads the final response head and sets the standard reason phrase. It checks lines
+// first, because fasthttp accepts what other readers interpret differently.
 func (e *exchange) readHead(up *upstreamConn) error {
 	h := &e.ctx.Response.Header
 	for range maxInterim {
@@ -31,15 +29,15 @@ func (e *exchange) readHead(up *upstreamConn) error {
 			h.SetStatusMessage(nil)
 			return nil
 		case h.ContentLength() > 0 || h.ContentLength() == lengthChunked:
-			return errMalformed // a body where there is none: what follows is not the next head
+			return errMalformed // a 1xx response has no body
 		}
 	}
 	return errMalformed
 }
 
-// awaitHead waits until a head has arrived whole, and checks its lines as they come. io.EOF: not a byte came.
+// awaitHead checks lines as they arrive. io.EOF means that no byte came.
 func awaitHead(br *bufio.Reader) error {
-	checked := 0 // bytes of whole lines
+	checked := 0 // bytes of complete lines
 	for {
 		view, _ := br.Peek(br.Buffered())
 		for {
@@ -70,8 +68,6 @@ func awaitHead(br *bufio.Reader) error {
 	}
 }
 
-// readError is an error of reading a head of which so many bytes have come. Whatever ended a connection on which none came
-// is io.EOF, but for a wait that was interrupted.
 func readError(err error, had int) error {
 	var late interface{ Timeout() bool }
 	if had > 0 || errors.As(err, &late) && late.Timeout() {
@@ -80,8 +76,7 @@ func readError(err error, had int) error {
 	return io.EOF
 }
 
-// isStatusLine says whether a line is HTTP/1.0 or HTTP/1.1 and a status of three digits from 100 to 599. The reason phrase
-// is not looked at, since it is not passed on.
+// isStatusLine ignores the reason phrase, which is not passed on.
 func isStatusLine(line []byte) bool {
 	const protocol, status = len("HTTP/1.x "), len("HTTP/1.x 200")
 	if len(line) < status || !bytes.HasPrefix(line, []byte("HTTP/1.")) || line[7] != '0' && line[7] != '1' || line[8] != ' ' {
@@ -95,7 +90,6 @@ func isStatusLine(line []byte) bool {
 	return len(line) == status || line[status] == ' '
 }
 
-// isHeaderLine says whether a line is the name and the value of one header.
 func isHeaderLine(line []byte) bool {
 	colon := bytes.IndexByte(line, ':')
 	if colon <= 0 {
@@ -114,7 +108,7 @@ func isHeaderLine(line []byte) bool {
 	return true
 }
 
-// tokenBytes are the bytes of which names are made (RFC 9110, 5.6.2).
+// Bytes of header names (RFC 9110, 5.6.2).
 var tokenBytes = func() (t [256]bool) {
 	for c := range t {
 		t[c] = c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c < 0x80 && bytes.IndexByte([]byte("!#$%&'*+-.^_`|~"), byte(c)) >= 0
@@ -122,8 +116,8 @@ var tokenBytes = func() (t [256]bool) {
 	return t
 }()
 
-// withoutBody makes the head of an answer that has no body say so: to a HEAD, or of a status that has none. It reports
-// whether the connection can be used again: not if the engine announced a body all the same.
+// withoutBody fixes the head of a bodiless response. clean is false if the engine announced a body,
+// so the connection cannot be reused.
 func (e *exchange) withoutBody() (bodiless, clean bool) {
 	h := &e.ctx.Response.Header
 	length := h.ContentLength()
@@ -132,7 +126,7 @@ func (e *exchange) withoutBody() (bodiless, clean bool) {
 		clean = length <= 0 && length != lengthChunked
 		h.Del("Transfer-Encoding")
 		h.Del("Content-Length")
-		h.SetContentLength(0) // changes nothing of a 204, which has none
+		h.SetContentLength(0)
 		return true, clean
 	case fasthttp.StatusNotModified:
 		clean = length != lengthChunked

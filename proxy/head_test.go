@@ -9,8 +9,7 @@ import (
 	"time"
 )
 
-// TestMalformedAnswers: what is no HTTP is no answer, whatever a lenient reader could make of it, and none of it reaches the
-// client. It is refused as soon as it has come, not when the wait for the rest has ended.
+// TestMalformedAnswers: a malformed head fails the attempt at once and never reaches the client.
 func TestMalformedAnswers(t *testing.T) {
 	const end = "Content-Length: 2\r\n\r\nhi"
 	for name, answer := range map[string]string{
@@ -55,7 +54,6 @@ func TestMalformedAnswers(t *testing.T) {
 	}
 }
 
-// TestHeadsInPieces: a head is read whichever way it arrives.
 func TestHeadsInPieces(t *testing.T) {
 	whole := jsonReply(200, okBody, "X: y")
 	for _, piece := range []int{1, 7, 64} {
@@ -78,7 +76,7 @@ func TestHeadsInPieces(t *testing.T) {
 	}
 }
 
-// TestReasonPhraseIsOurs: an engine's is dropped, since it may hold anything.
+// TestReasonPhraseIsOurs: an engine's phrase may hold anything, so it is dropped.
 func TestReasonPhraseIsOurs(t *testing.T) {
 	for _, reason := range []string{"OK", "", "Fine\x00", "\x1b[31mred", strings.Repeat("x", 1000)} {
 		b := newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
@@ -91,8 +89,8 @@ func TestReasonPhraseIsOurs(t *testing.T) {
 	}
 }
 
-// TestBodiesWhereThereAreNone: an answer of a status that has no body goes on without one, and its engine's connection,
-// on which a body may still come, is not used for the next request.
+// TestBodiesWhereThereAreNone: such an answer passes without its body, and its connection is not
+// reused.
 func TestBodiesWhereThereAreNone(t *testing.T) {
 	for _, status := range []int{204, 205, 304} {
 		for _, body := range []string{"Content-Length: 41\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\n29\r\n"} {
@@ -120,8 +118,7 @@ func TestBodiesWhereThereAreNone(t *testing.T) {
 	}
 }
 
-// TestSurplusIsNobodysAnswer: what an engine sends beyond the Content-Length of one answer, at once or later, is not the
-// beginning of the next.
+// TestSurplusIsNobodysAnswer: bytes beyond Content-Length do not become the next answer.
 func TestSurplusIsNobodysAnswer(t *testing.T) {
 	const wrong = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong"
 	for _, late := range []bool{false, true} {

@@ -16,20 +16,20 @@ const (
 	headerRetry     = "X-Should-Retry"
 )
 
-// ResponseHeaders says what clients are told of where their answers come from.
+// ResponseHeaders says which X-Grapevine headers clients receive.
 type ResponseHeaders uint8
 
 const (
-	// NoHeaders tells nothing but the request's id.
+	// NoHeaders sends none.
 	NoHeaders ResponseHeaders = iota
-	// RouteHeader adds x-grapevine-route. Its matched tokens tell whether somebody has lately sent a prompt that begins
-	// alike: unless tenants are told apart, that is enough to guess another client's prompt piece by piece.
+	// RouteHeader sends X-Grapevine-Route. Without tenants its matched tokens let a client guess
+	// another's prompt piece by piece.
 	RouteHeader
-	// AllHeaders adds the names of the node and of the backend, which by default are its internal host and port.
+	// AllHeaders adds the names of node and backend, by default internal addresses.
 	AllHeaders
 )
 
-// ParseResponseHeaders reads none, route or all.
+// ParseResponseHeaders reads "none", "route" or "all".
 func ParseResponseHeaders(s string) (ResponseHeaders, error) {
 	for i, name := range [...]string{"none", "route", "all"} {
 		if s == name {
@@ -40,9 +40,9 @@ func ParseResponseHeaders(s string) (ResponseHeaders, error) {
 }
 
 const (
-	maxRequestID  = 128 // longer ones are replaced: they go into logs
-	maxNominated  = 16  // names one Connection header may list
-	longestKnown  = 40  // no header name that is looked for is longer
+	maxRequestID  = 128 // longer ids are replaced, since ids are logged
+	maxNominated  = 16  // names per request
+	longestKnown  = 40  // of the header names that take knows
 	noSession     = 1 << 10
 	forwardedName = "x-forwarded-for"
 
@@ -53,38 +53,35 @@ const (
 	codexThread     = "thread-id"
 )
 
-// requestHead is what the proxy takes from a request's headers, and the headers it passes on. Slices are views into
-// the request.
+// Slices of requestHead point into the request, except scratch.
 type requestHead struct {
-	block     []byte // the end-to-end headers as lines, in their order and spelling; scratch of the exchange
+	block     []byte // scratch: end-to-end header lines as received
 	nominated [maxNominated][]byte
 	nominees  int
 
 	id            []byte
 	session       []byte
 	sessionRank   int
-	forwarded     []byte // the client's own X-Forwarded-For lines, joined; scratch of the exchange
-	websocket     bool   // Upgrade names WebSocket
+	forwarded     []byte // scratch: X-Forwarded-For values, joined
+	websocket     bool
 	authorization []byte
 	apiKey        []byte
-	encoded       bool // Content-Encoding: the body is not to be parsed
+	encoded       bool // the body is compressed
 	lengths       int  // Content-Length lines
 	announced     int  // by the last of them
 	codings       int  // Transfer-Encoding lines
-	badCoding     bool // another coding than chunked
+	badCoding     bool // not chunked
 	fault         string
 }
 
-// scanOptions say which headers are passed on.
 type scanOptions struct {
-	plainAnswer bool // not Accept-Encoding: the answer is to be learned from
-	control     bool // also those that steer engines
+	plainAnswer bool // drop Accept-Encoding, so that the answer is readable
+	control     bool // keep headers that steer engines
 }
 
-// scan reads raw, the header lines as they came, in one pass. A fault is a reason to refuse the request.
-//
-// The lines are read again rather than taken from fasthttp's parse, which normalizes names, drops one of
-// Content-Length and Transfer-Encoding when both are given, and joins folded lines.
+// scan reads the raw header lines; fault is set if the request must be refused. fasthttp's parse
+// normalizes names, joins folded lines, and drops Content-Length or Transfer-Encoding if both are
+// given.
 func (h *requestHead) scan(raw []byte, o scanOptions) {
 	*h = requestHead{block: h.block[:0], forwarded: h.forwarded[:0], sessionRank: noSession}
 	for len(raw) > 0 {
@@ -120,10 +117,9 @@ func (h *requestHead) scan(raw []byte, o scanOptions) {
 	}
 }
 
-// take notes what a header says and reports whether it is to be passed on.
-//
-// Names with underscores are dropped, as nginx does: many engines and gateways take X_Forwarded_For for X-Forwarded-For.
-// The exception are session keys, which Codex spells so.
+// take reads a header and reports whether to pass it on. It drops names with underscores, as nginx
+// does, because engines may read X_Forwarded_For as X-Forwarded-For; Codex's session keys are
+// excepted.
 func (h *requestHead) take(name, value []byte, o scanOptions) bool {
 	var scratch [longestKnown]byte
 	known, underscored := lower(&scratch, name)
@@ -138,7 +134,7 @@ func (h *requestHead) take(name, value []byte, o scanOptions) bool {
 		h.nominate(value)
 		return false
 	case "keep-alive", "proxy-connection", "proxy-authorization", "te", "trailer", "expect", "host", "http2-settings":
-		return false // of this hop, or written anew
+		return false // hop-by-hop, or written anew
 	case "upgrade":
 		h.websocket = h.websocket || bytes.Contains(bytes.ToLower(value), []byte("websocket"))
 		return false
@@ -162,7 +158,7 @@ func (h *requestHead) take(name, value []byte, o scanOptions) bool {
 		}
 		return false
 	case forwardedName:
-		// Lines of one name are one list, in their order.
+		// Several lines of one name form one list.
 		if len(h.forwarded) > 0 {
 			h.forwarded = append(h.forwarded, ", "...)
 		}
@@ -178,7 +174,6 @@ func (h *requestHead) take(name, value []byte, o scanOptions) bool {
 	return true
 }
 
-// takeSession notes a session key and reports whether the header holds one.
 func (h *requestHead) takeSession(name, value []byte) bool {
 	for rank, known := range sessionHeaders {
 		if string(name) == known {
@@ -191,12 +186,10 @@ func (h *requestHead) takeSession(name, value []byte) bool {
 	return false
 }
 
-// steeringHeaders are how the names of headers begin that tell an engine where to compute, or where to take KV blocks
-// from: vLLM's and SGLang's data-parallel rank, what SGLang overrides by headers, and the addresses that llm-d's sidecar
-// of an engine takes.
+// steeringHeaders begin the names of headers by which vLLM, SGLang and llm-d's sidecar choose where
+// to compute or fetch KV blocks.
 var steeringHeaders = [...][]byte{[]byte("x-data-parallel-"), []byte("x-override-"), []byte("x-prefiller-"), []byte("x-encoder-hosts-")}
 
-// steersByHeader reports whether a header of this name, of any length, steers the engine. That is not for clients.
 func steersByHeader(name []byte) bool {
 	if len(name) < len("x-override-") || name[0]|0x20 != 'x' {
 		return false
@@ -209,11 +202,9 @@ func steersByHeader(name []byte) bool {
 	return false
 }
 
-// sessionHeaders are what agents send already, the most deliberate first: x-session-id is the convention of routers,
-// x-session-affinity OpenCode's, the next Claude Code's, the last two Codex's.
+// sessionHeaders are what agents send, most specific first.
 var sessionHeaders = [...]string{sessionID, sessionAffinity, claudeSession, codexSession, codexThread}
 
-// sessionOf returns the session key among headers given by name.
 func sessionOf(header func(name string) []byte) []byte {
 	for _, name := range sessionHeaders {
 		if value := header(name); len(value) > 0 {
@@ -223,7 +214,6 @@ func sessionOf(header func(name string) []byte) []byte {
 	return nil
 }
 
-// nominate notes the names that a Connection header makes hop-by-hop.
 func (h *requestHead) nominate(value []byte) {
 	for len(value) > 0 {
 		var token []byte
@@ -241,8 +231,8 @@ func (h *requestHead) nominate(value []byte) {
 	}
 }
 
-// lower returns name in lower case with hyphens for underscores, and whether there were any. A name longer than any that
-// is looked for is nil.
+// lower returns name in lower case with hyphens, nil if it is longer than known names, and whether
+// it had underscores.
 func lower(dst *[longestKnown]byte, name []byte) (known []byte, underscored bool) {
 	if len(name) > len(dst) {
 		return nil, bytes.IndexByte(name, '_') >= 0
@@ -271,7 +261,6 @@ func fitID(id []byte) bool {
 	return true
 }
 
-// mintID appends a new request id, 32 hexadecimal digits.
 func mintID(dst []byte) []byte {
 	const digits = "0123456789abcdef"
 	for range 2 {
@@ -290,7 +279,6 @@ func appendHeader(dst, name, value []byte) []byte {
 	return append(dst, "\r\n"...)
 }
 
-// appendRequest appends the head of the request to a target.
 func (e *exchange) appendRequest(dst []byte, t *Target, length int) []byte {
 	dst = append(dst, e.ctx.Method()...)
 	dst = append(dst, ' ')
@@ -329,7 +317,6 @@ func (e *exchange) appendRequest(dst []byte, t *Target, length int) []byte {
 	return append(dst, "\r\n\r\n"...)
 }
 
-// appendFiltered appends the block without the headers of this hop and those that the target sets, and then these: own.
 func (e *exchange) appendFiltered(dst []byte, own [][2]string) []byte {
 	block := e.head.block
 	for len(block) > 0 {
@@ -368,15 +355,14 @@ func sets(own [][2]string, name []byte) bool {
 	return false
 }
 
-// hopByHop are the response headers that belong to the backend's connection.
 var hopByHop = []string{"Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Upgrade", "Trailer", "Te"}
 
-// cleanResponse makes the backend's response head the client's. It reports whether the backend keeps its connection
+// cleanResponse removes hop-by-hop headers. It reports whether the backend keeps its connection
 // open.
 func cleanResponse(h *fasthttp.ResponseHeader) (keep bool) {
 	keep = !h.ConnectionClose()
 	if options := h.Peek("Connection"); len(options) > 0 && keep {
-		// The names are read before anything is deleted, since deleting moves the bytes they lie in.
+		// Clone, because deleting a header moves the bytes of options.
 		for name := range bytes.SplitSeq(bytes.Clone(options), []byte(",")) {
 			name = bytes.TrimSpace(name)
 			if bytes.EqualFold(name, []byte("close")) {
@@ -397,7 +383,7 @@ func cleanResponse(h *fasthttp.ResponseHeader) (keep bool) {
 
 var protocol11 = []byte("HTTP/1.1")
 
-// framing reports whether a header says where the body ends. A backend cannot nominate these away.
+// framing reports whether a header delimits the body, so that a backend may not nominate it.
 func framing(name []byte) bool {
 	return bytes.EqualFold(name, []byte("content-length")) || bytes.EqualFold(name, []byte("transfer-encoding"))
 }

@@ -119,7 +119,7 @@ func TestRouteHeaderAndLearning(t *testing.T) {
 	}
 }
 
-// script returns an engine that answers as b does at its first request.
+// script returns an engine that reports cached tokens.
 func (b *backend) script() script {
 	return func(c *upstreamSide, _ seenRequest) bool {
 		return c.send(jsonReply(200, `{"usage":{"prompt_tokens":2700,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":2600}}}`))
@@ -144,7 +144,6 @@ func TestSessionHeaders(t *testing.T) {
 			t.Errorf("%q: %q %s", tc.headers, h.session, h.fault)
 		}
 	}
-	// A session pins, whatever the connection.
 	var addrs []string
 	for range 4 {
 		addrs = append(addrs, newBackend(t, false, answering).addr)
@@ -180,8 +179,8 @@ func TestTargetHeadersReplaceTheClients(t *testing.T) {
 	}
 }
 
-// TestForwardedForIsWhatTheRouterSaw: whatever a client sends, the last address is the one that it came from, and what was
-// there before is kept in its order.
+// TestForwardedForIsWhatTheRouterSaw: the last address is the connection's, after the client's own
+// values.
 func TestForwardedForIsWhatTheRouterSaw(t *testing.T) {
 	b := newBackend(t, false, answering)
 	r := newRig(t, []string{b.addr})
@@ -206,8 +205,6 @@ func TestForwardedForIsWhatTheRouterSaw(t *testing.T) {
 	}
 }
 
-// TestSteeringHeadersAreRemoved: clients choose neither an engine's rank nor where it takes KV blocks from, unless the
-// operator lets them. Nor by members of the body.
 func TestSteeringHeadersAreRemoved(t *testing.T) {
 	b := newBackend(t, false, answering)
 	steering := []string{"X-data-parallel-rank: 3", "x-override-bootstrap-host: 10.0.0.1", "X-Override-Disagg-Prefill-Dp-Rank: 1",
@@ -231,8 +228,7 @@ func TestSteeringHeadersAreRemoved(t *testing.T) {
 	}
 }
 
-// TestResponseHeadersTellWhatIsConfigured: by default clients learn neither names nor addresses of the fleet, nor what
-// others have asked.
+// TestResponseHeadersTellWhatIsConfigured: by default clients learn no names, addresses or matches.
 func TestResponseHeadersTellWhatIsConfigured(t *testing.T) {
 	for shown, want := range map[string][3]bool{"none": {}, "route": {true, false, false}, "all": {true, true, true}} {
 		headers, err := ParseResponseHeaders(shown)
@@ -241,7 +237,7 @@ func TestResponseHeadersTellWhatIsConfigured(t *testing.T) {
 		for _, req := range []string{chat(false), request("POST", "/v1/models", "")} {
 			rp := r.raw(req)
 			for i, name := range []string{"X-Grapevine-Route", "X-Grapevine-Node", "X-Grapevine-Backend"} {
-				// What is not forwarded has neither a route nor a backend.
+				// Local answers have neither route nor backend.
 				if got := rp.Header.Get(name) != ""; got != (want[i] && (rp.StatusCode == 200 || name == "X-Grapevine-Node")) {
 					t.Errorf("%s, %d: %s %v", shown, rp.StatusCode, name, got)
 				}
@@ -295,7 +291,7 @@ func (p pickerFunc) Pick(q *policy.Request, a *policy.Attempt) (Target, error) {
 	return p.Picker.Pick(q, a)
 }
 
-// FuzzScan: whatever the lines, scanning neither fails nor lets through what belongs to this hop.
+// FuzzScan: scan passes on no hop-by-hop header.
 func FuzzScan(f *testing.F) {
 	f.Add([]byte("Host: a\r\nConnection: x-a, close\r\nX-A: b\r\n\r\n"))
 	f.Add([]byte("Transfer-Encoding : chunked\r\nContent-Length:\r\n 5\r\n"))
@@ -334,7 +330,7 @@ func TestPanicCostsOneRequest(t *testing.T) {
 	r.raw(chat(false)).want(t, 200)
 }
 
-// panicking is a Picker whose clock panics once, when armed: in the middle of a stream.
+// panicking is a Picker whose clock panics once when armed.
 type panicking struct {
 	Picker
 	armed atomic.Bool
@@ -347,8 +343,8 @@ func (p *panicking) Now() prefixtree.Time {
 	return p.Picker.Now()
 }
 
-// A panic while a response is streamed, or counted, cuts that response off at most; it is logged, and every count returns
-// to zero.
+// TestPanicAfterTheHandler: a panic while streaming or recording costs one response; it is logged
+// and all counts return to zero.
 func TestPanicAfterTheHandler(t *testing.T) {
 	for name, spoil := range map[string]func(p *Proxy, picker *panicking){
 		"stream":   func(_ *Proxy, picker *panicking) { picker.armed.Store(true) },
@@ -384,7 +380,7 @@ func TestPanicAfterTheHandler(t *testing.T) {
 	}
 }
 
-// TestPanicOutsideARequest: a panic in what reads a connection costs that connection and is logged.
+// TestPanicOutsideARequest: such a panic costs one connection and is logged.
 func TestPanicOutsideARequest(t *testing.T) {
 	var log syncBuffer
 	r := newRig(t, []string{newBackend(t, false, answering).addr}, withConfig(func(c *Config) { c.Log = zerolog.New(&log) }))
@@ -417,7 +413,6 @@ type brokenConn struct{ net.Conn }
 
 func (brokenConn) Read([]byte) (int, error) { panic("broken reader") }
 
-// syncBuffer is a bytes.Buffer for several goroutines.
 type syncBuffer struct {
 	mu  sync.Mutex
 	buf bytes.Buffer

@@ -18,9 +18,8 @@ import (
 
 var mixSeed = flag.Uint64("mix.seed", 0, "seed of TestEveryCountReturnsToZero; 0 takes a new one")
 
-// TestEveryCountReturnsToZero: after any mix of successes, errors, retries, broken streams, stale connections and clients
-// that leave in any way, no request is in flight, no attempt is open, no token is owed, no attempt was ended twice, and
-// every request has exactly one record.
+// TestEveryCountReturnsToZero: after any mix of outcomes no request, attempt or token is
+// outstanding, and each request has one record.
 func TestEveryCountReturnsToZero(t *testing.T) {
 	seed := *mixSeed
 	if seed == 0 {
@@ -71,7 +70,7 @@ func TestEveryCountReturnsToZero(t *testing.T) {
 	}
 }
 
-// erratic makes one request and goes on or leaves at a random point. It returns the status, 0 if it left before one.
+// erratic makes one request and may leave at a random point; 0 means no status.
 func erratic(r *rig, rng *rand.Rand) int {
 	c, err := net.Dial("tcp", r.addr)
 	if err != nil {
@@ -90,9 +89,9 @@ func erratic(r *rig, rng *rand.Rand) int {
 	case 3:
 		req = strings.Replace(req, "HTTP/1.1", "HTTP/1.0", 1)
 	case 4:
-		req = req[:rng.IntN(len(req))] // leaves half-way through
+		req = req[:rng.IntN(len(req))]
 	case 5:
-		req += req // pipelines
+		req += req
 	}
 	if _, err := io.WriteString(c, req); err != nil {
 		return 0
@@ -118,7 +117,7 @@ func erratic(r *rig, rng *rand.Rand) int {
 	return resp.StatusCode
 }
 
-// moody is an engine that does anything.
+// moody is an engine that fails in every way.
 func moody(seed uint64) script {
 	var mu sync.Mutex
 	rng := rand.New(rand.NewPCG(seed, 1))
@@ -155,7 +154,7 @@ func moody(seed uint64) script {
 			time.Sleep(50 * time.Millisecond) // longer than the header hold
 		case 9:
 			c.send(jsonReply(200, okBody))
-			return false // stale the moment it is put back
+			return false // stale once pooled
 		case 10:
 			c.send(sseHead + chunk(event("a")))
 			_, _ = c.closedByPeer(time.Second)

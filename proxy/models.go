@@ -8,7 +8,7 @@ import (
 
 var modelsPath = []byte("/v1/models")
 
-// serveModels answers /v1/models, and /v1/models/{id}, from what is known of the backends: none is asked for it.
+// serveModels answers /v1/models and /v1/models/{id} from Config.Models.
 func (e *exchange) serveModels() {
 	id, err := "", error(nil)
 	if rest := e.path[len(modelsPath):]; len(rest) > 1 {

@@ -2,7 +2,7 @@ package proxy
 
 import "testing"
 
-// TestModels: the list and its entries are answered as they are known, and no backend is asked.
+// TestModels: no backend is asked.
 func TestModels(t *testing.T) {
 	b := newBackend(t, false, answering)
 	known := map[string]string{"": `{"object":"list","data":[]}`, "org/m2": `{"id":"org/m2","object":"model"}`}

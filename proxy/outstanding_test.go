@@ -9,8 +9,8 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// TestWhatIsOutstanding: the first token of a request that is streamed is waited for; of any other the answer comes when it has been
-// generated, so that its prefill is believed to be done when it must be. An answer in a form that is not understood has begun all the same.
+// TestWhatIsOutstanding: a streamed request owes its first token; any other is done with prefill
+// when its answer begins.
 func TestWhatIsOutstanding(t *testing.T) {
 	const compressed = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n"
 	for name, tc := range map[string]struct {
@@ -55,7 +55,7 @@ func TestWhatIsOutstanding(t *testing.T) {
 			if !tc.waits {
 				eventually(t, "an answer that has begun", func() bool { return outstanding(0).PrefillTokens == 0 })
 			} else {
-				_, err = c.Read(make([]byte, 1)) // it has begun to be passed on
+				_, err = c.Read(make([]byte, 1)) // the response has begun
 				must(t, err)
 				if l := outstanding(time.Hour); l.PrefillTokens == 0 {
 					t.Errorf("before the first token: %+v", l)

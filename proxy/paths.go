@@ -10,18 +10,16 @@ import (
 	"grapevine/proxy/prompt"
 )
 
-// access is why a request is forwarded.
 type access uint8
 
 const (
-	// passed: the operator opened the path by PassPaths. The request goes to an engine without the key
-	// that the router has for that engine, as the router does not know what the path does there.
+	// The operator opened the path by PassPaths; the engine's key is not added.
 	passed access = iota
-	// served: a path of inference, which the engine's key is meant for.
+	// An inference path, for which the engine's key is meant.
 	served
 )
 
-// methods lists what may be done with a path, for the Allow header: "" if it is not known.
+// methods returns the Allow header of a path, "" if unknown.
 func methods(path []byte) string {
 	if prompt.KindOf(path) != prompt.Other {
 		return "POST, OPTIONS"
@@ -48,16 +46,13 @@ func methods(path []byte) string {
 	return ""
 }
 
-// isModels reports whether path is /v1/models or below it.
 func isModels(path []byte) bool {
 	rest, ok := bytes.CutPrefix(path, modelsPath)
 	return ok && (len(rest) == 0 || rest[0] == '/')
 }
 
-// plainPath reports whether every parser takes path for the same one: no escapes and no empty or dot
-// segments, which an engine may resolve to another path than the one that was decided about, and no
-// bytes that some take for a separator or an end. They are refused rather than resolved here, since
-// what engines make of them differs, and no path of inference needs any.
+// plainPath reports whether all parsers read path alike: no escapes, separators or dot segments
+// that an engine may resolve to another path.
 func plainPath(path []byte) bool {
 	for _, c := range path {
 		if c <= ' ' || c > '~' || c == '%' || c == '\\' || c == '#' || c == ';' {
@@ -75,7 +70,7 @@ func plainPath(path []byte) bool {
 	return true
 }
 
-// admit says how a request may use its path, or refuses it.
+// admit sets e.access, or refuses the request.
 func (e *exchange) admit(kind prompt.Kind) bool {
 	e.access = served
 	if kind != prompt.Other {
@@ -106,7 +101,7 @@ func (e *exchange) admit(kind prompt.Kind) bool {
 	return false
 }
 
-// CheckPassPath says why prefix cannot be one of Config.PassPaths.
+// CheckPassPath returns an error if prefix cannot be in Config.PassPaths.
 func CheckPassPath(prefix string) error {
 	if !strings.HasPrefix(prefix, "/") || strings.Contains(prefix, "?") || !plainPath([]byte(prefix)) {
 		return fmt.Errorf("%q is no path that begins with / and holds neither escapes nor empty or dot segments", prefix)

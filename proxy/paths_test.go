@@ -11,7 +11,7 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// keyed has the router put its own key on what it sends to its backends.
+// keyed adds the router's key.
 type keyed struct{ Picker }
 
 func (k keyed) Pick(q *policy.Request, a *policy.Attempt) (Target, error) {
@@ -20,7 +20,7 @@ func (k keyed) Pick(q *policy.Request, a *policy.Attempt) (Target, error) {
 	return t, err
 }
 
-// ask sends a request with the client's own key on a connection of its own.
+// ask sends a request with the client's key on a new connection.
 func (r *rig) ask(method, target, body string, headers ...string) reply {
 	r.t.Helper()
 	c := r.dial()
@@ -32,8 +32,7 @@ func (r *rig) ask(method, target, body string, headers ...string) reply {
 
 const inference = `{"model":"m","messages":[]}`
 
-// TestOnlyInferencePathsAreServed sends what engines' control endpoints take, plainly and disguised: nothing of it reaches
-// an engine. What is served does, with the router's key.
+// TestOnlyInferencePathsAreServed: no engine sees a control endpoint's path, plain or disguised.
 func TestOnlyInferencePathsAreServed(t *testing.T) {
 	b := newBackend(t, false, answering)
 	r := newRig(t, []string{b.addr}, withConfig(func(c *Config) { c.PassPaths, c.Models = nil, func(string) []byte { return nil } }))
@@ -76,8 +75,7 @@ func TestOnlyInferencePathsAreServed(t *testing.T) {
 	}
 }
 
-// TestPassPathsAreOpenedWithoutTheEnginesKey: what the operator opens is forwarded with the client's own credential, and
-// nothing beside it is.
+// TestPassPathsAreOpenedWithoutTheEnginesKey: opened paths keep the client's credential.
 func TestPassPathsAreOpenedWithoutTheEnginesKey(t *testing.T) {
 	b := newBackend(t, false, answering)
 	r := newRig(t, []string{b.addr}, withConfig(func(c *Config) { c.PassPaths = []string{"/classify", "/v1/files/"} }))
@@ -106,7 +104,6 @@ func TestPassPathsAreOpenedWithoutTheEnginesKey(t *testing.T) {
 	}
 }
 
-// TestWrongMethods: a known path says which methods it takes.
 func TestWrongMethods(t *testing.T) {
 	b := newBackend(t, false, answering)
 	r := newRig(t, []string{b.addr}, withConfig(func(c *Config) { c.PassPaths = nil }))
@@ -125,8 +122,7 @@ func TestWrongMethods(t *testing.T) {
 	}
 }
 
-// TestWebSocketIsRefused: a client that asks for a WebSocket is told so, and is not taken for one that sends a GET. Other
-// upgrades are offers, which are not taken up.
+// TestWebSocketIsRefused: a WebSocket request gets 501; other upgrades are ignored.
 func TestWebSocketIsRefused(t *testing.T) {
 	b := newBackend(t, false, answering)
 	r := newRig(t, []string{b.addr})
@@ -143,8 +139,7 @@ func TestWebSocketIsRefused(t *testing.T) {
 	r.ask("POST", "/v1/chat/completions", inference, "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AA").want(t, 200)
 }
 
-// TestBodiesThatCannotBeReadAreRefused: engines read more than JSON in UTF-8, so what would be taken out of such a body
-// could hide in it.
+// TestBodiesThatCannotBeReadAreRefused: steering members could hide in them.
 func TestBodiesThatCannotBeReadAreRefused(t *testing.T) {
 	b := newBackend(t, false, answering)
 	r := newRig(t, []string{b.addr})

@@ -7,13 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// probe asks the kernel about one pooled backend connection without reading from it and without
-// waiting. Use it from one goroutine at a time.
+// probe asks the kernel about a connection without reading from it. Not safe for concurrent use.
 type probe struct {
 	conn syscall.RawConn
 	fds  [1]unix.PollFd
 	err  error
-	ask  func(fd uintptr) // made once, because a closure per call would be garbage
+	ask  func(fd uintptr) // made once: a closure per call would allocate
 }
 
 // newProbe returns nil if c is not a socket.
@@ -34,8 +33,7 @@ func newProbe(c net.Conn) *probe {
 	return p
 }
 
-// quiet reports whether the connection is open and has nothing to read, and so can carry another
-// request: unread bytes would be taken for the next response.
+// quiet reports whether the connection is open with nothing to read.
 func (p *probe) quiet() bool {
 	return p.conn.Control(p.ask) == nil && p.err == nil && p.fds[0].Revents == 0
 }

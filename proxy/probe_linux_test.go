@@ -5,7 +5,6 @@ import (
 	"testing"
 )
 
-// socketPair returns both ends of a TCP connection.
 func socketPair(t *testing.T) (near, far *net.TCPConn) {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -19,7 +18,6 @@ func socketPair(t *testing.T) (near, far *net.TCPConn) {
 	return c.(*net.TCPConn), peer.(*net.TCPConn)
 }
 
-// TestProbe asks the pool's question about every state a socket can be in.
 func TestProbe(t *testing.T) {
 	for name, tc := range map[string]struct {
 		do    func(peer *net.TCPConn)

@@ -1,8 +1,6 @@
-// Package proxy stands between clients and engines: it reads a request, has a backend picked for it, forwards it, streams
-// the answer back as it arrives, and tells the policy what it learned. DESIGN.md tells the life of a request.
-//
-// The package decides how a request travels, never where: that is the Picker's. It keeps no list of backends, probes
-// nothing, reads no configuration, and exports no metrics; one Record per request says all there is to count.
+// Package proxy forwards requests: it reads one, asks a Picker for a backend, streams the answer
+// back, and reports what it measured to the policy and, as one Record, to the Observer. It keeps no
+// list of backends, probes nothing and reads no configuration. See DESIGN.md.
 package proxy
 
 import (
@@ -23,68 +21,71 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// ErrConfig is wrapped by every error of New.
+// ErrConfig is wrapped by every error of New and Retune.
 var ErrConfig = errors.New("invalid proxy configuration")
 
 // ErrClosed is returned by Serve after Shutdown has begun.
 var ErrClosed = errors.New("proxy is shut down")
 
-// Target is where a picked request goes. Values are compared by Addr and TLS only to share connections.
+// Target is the backend that a Picker chose.
 type Target struct {
 	ID       prefixtree.Backend
-	Name     string      // for x-grapevine-backend, logs and records
-	Addr     string      // host:port to dial
-	Host     string      // Host header; "" means Addr
-	TLS      *tls.Config // nil for plain HTTP; one pointer per backend, since it is part of the pool's key
-	BasePath string      // put before the request's path, without a trailing slash
-	Header   [][2]string // set on requests to known paths, in place of the client's headers of these names (engine keys)
+	Name     string      // for headers, logs and records
+	Addr     string      // host:port
+	Host     string      // Host header; "" for Addr
+	TLS      *tls.Config // nil for plain HTTP; one pointer per backend, which keys the pool
+	BasePath string      // without a trailing slash
+	// Header replaces the client's headers of these names, on inference paths only.
+	Header [][2]string
 }
 
-// Picker decides which backend a request goes to. Both methods are called from many goroutines.
+// Picker chooses backends. Its methods must be safe for concurrent use.
 type Picker interface {
-	// Pick chooses a backend and books the request there. After a nil error the proxy calls a.End exactly once; it
-	// returns policy.ErrNoBackend and policy.ErrUnknownModel as they are, and any other error answers 500.
+	// Pick chooses a backend and books the request there. After a nil error the proxy calls a.End
+	// exactly once. policy.ErrNoBackend is answered 503, policy.ErrUnknownModel 404, other errors
+	// 500.
 	Pick(q *policy.Request, a *policy.Attempt) (Target, error)
-	// Now is the clock of the policy: the times given to the attempt's methods come from it.
+	// Now is the policy's clock.
 	Now() prefixtree.Time
 }
 
-// Timeouts are the ladder of DESIGN.md. A zero field takes its default. Those that every request has are kept by no timer
-// of their own, but looked at once every Watch: they end up to two Watches late, never early.
+// Timeouts are explained in DESIGN.md. Zero means the default. Most expire up to two Watch late,
+// never early.
 type Timeouts struct {
-	// Read bounds the arrival of a request: its head with the first 256 KiB of its body, and each further
-	// 256 KiB or the rest. Default 30 s.
+	// Read bounds the arrival of the head with 256 KiB of body, and of each further 256 KiB or the
+	// rest. Default 30 s.
 	Read time.Duration
-	// KeepAlive is how long a client connection may be idle between requests. Default 6 min, above the 350 s after
-	// which AWS's balancer forgets a flow, so that it is not we who close under a request in flight.
+	// KeepAlive bounds idle client connections. Default 6 min, above the 350 s after which AWS's
+	// balancer forgets a flow.
 	KeepAlive time.Duration
-	// Connect bounds dialling a backend, TLS handshake included. Default 2 s.
+	// Connect bounds dialing a backend and the TLS handshake. Default 2 s.
 	Connect time.Duration
-	// FirstByte bounds the wait for the response to a request that is not streamed, which is the whole generation.
-	// Default 10 min, the OpenAI client's own limit.
+	// FirstByte bounds the whole generation of a response that is not streamed. Default 10 min, the
+	// limit of OpenAI's client.
 	FirstByte time.Duration
-	// StreamFirstByte is FirstByte for streamed requests, which owe only their prefill. Default 5 min.
+	// StreamFirstByte bounds the prefill of a streamed request. Default 5 min.
 	StreamFirstByte time.Duration
-	// Idle bounds the gap between two reads of a response that has begun. Default 2 min.
+	// Idle bounds the gap between two reads of a response. Default 2 min.
 	Idle time.Duration
-	// HeaderHold is how long the head of a stream is kept back for want of a first body byte: engines send it before the
-	// prefill, and until the client has seen a byte another backend can still take over. Default 15 s; negative: none.
+	// HeaderHold bounds how long a stream's head waits for a body byte, before which another
+	// backend can take over. Default 15 s; negative means none.
 	HeaderHold time.Duration
 	// Write bounds one write to a client that does not read. Default 1 min.
 	Write time.Duration
-	// UpstreamIdle is how long an unused backend connection is kept. Default 4 s, because uvicorn closes after 5.
+	// UpstreamIdle bounds unused backend connections. Default 4 s, because uvicorn closes after 5
+	// s.
 	UpstreamIdle time.Duration
-	// Watch is the period at which connections are looked at for passed deadlines. Default 250 ms.
+	// Watch is the period of deadline checks. Default 250 ms.
 	Watch time.Duration
-	// DrainGrace is how long Shutdown goes on accepting, answering with Connection: close, before it closes the
-	// listeners and the idle connections. Default 1 s; negative: none.
+	// DrainGrace is how long Shutdown keeps accepting connections. Default 1 s; negative means
+	// none.
 	DrainGrace time.Duration
 }
 
-// Defaults of Config.
 const (
-	DefaultMaxBody     = 32 << 20 // what Anthropic's API takes: a conversation with a dozen images in base64
-	DefaultMaxHeader   = 16 << 10 // also the read buffer of every connection: larger costs memory on all of them
+	// DefaultMaxBody is the limit of Anthropic's API.
+	DefaultMaxBody     = 32 << 20
+	DefaultMaxHeader   = 16 << 10 // the read buffer of every connection
 	DefaultMaxAttempts = 3
 	DefaultMaxConns    = 256 << 10
 	DefaultMaxIdle     = 512
@@ -92,81 +93,82 @@ const (
 	DefaultMaxBodyMemory = 256 << 20
 )
 
-// Config describes a Proxy. Picker and Hasher are required, any other zero field takes its default.
+// Config describes a Proxy. Picker and Hasher are required; other zero fields take defaults.
 type Config struct {
 	Picker Picker
 	Hasher *prefixtree.Hasher
-	// Models returns the body that answers GET /v1/models, or with an id /v1/models/ID; nil if nothing is known of it. It is
-	// called per request and must not wait for a backend. A nil Models passes these requests on.
+	// Models returns the body for GET /v1/models (id "") or /v1/models/ID, nil if unknown. It must
+	// not block. If it is nil, these requests go to a backend.
 	Models func(id string) []byte
-	// Observer is called once per finished request that was to be forwarded, from the goroutine that served it, after
-	// the attempt has ended. The record is valid during the call only. It must be quick and safe for concurrent use.
+	// Observer receives the Record of every request to be forwarded, on its goroutine, after the
+	// attempt ended. The record is valid during the call only. Observer must be safe for concurrent
+	// use.
 	Observer func(*Record)
 	Log      zerolog.Logger
-	NodeName string // x-grapevine-node
+	NodeName string
 
-	// PassPaths are prefixes, in whole segments, of paths that are forwarded though the proxy does not know them. Their
-	// bodies are not read, and the targets' own headers are not added.
+	// PassPaths are path prefixes, in whole segments, to forward without reading bodies or adding
+	// Target.Header.
 	PassPaths []string
-	// AllowEngineControl passes members and headers on that steer engines, and bodies that cannot be read.
+	// AllowEngineControl forwards members and headers that steer engines, and unreadable bodies.
 	AllowEngineControl bool
 	ResponseHeaders    ResponseHeaders
 	Tenant             Tenant
 
-	MaxBody int // bytes of a request body; more is answered 413
-	// MaxBodyMemory bounds the bytes that all request bodies hold at once; a request whose body does not
-	// fit is answered 503 with Retry-After. At least BodyMemoryShare times MaxBody.
+	MaxBody int // bytes; 413 above
+	// MaxBodyMemory bounds the bytes of all bodies together; 503 above. At least BodyMemoryShare
+	// times MaxBody.
 	MaxBodyMemory int
-	MaxHeader     int // bytes of a request's head; more is answered 431. At least 16 KiB.
-	MaxAttempts   int // backends tried for one request
+	MaxHeader     int // bytes, at least 16 KiB; 431 above
+	MaxAttempts   int // backends tried per request, besides those that answer 429
 	MaxConns      int // client connections
-	MaxIdle       int // unused connections kept per backend
+	MaxIdle       int // per backend
 
 	Timeouts Timeouts
 
-	TLS           *tls.Config // nil serves plain HTTP
-	ProxyProtocol bool        // every connection must begin with a PROXY protocol header, v1 or v2
+	TLS           *tls.Config // nil for plain HTTP
+	ProxyProtocol bool        // require a PROXY header, v1 or v2
 }
 
-// Proxy is the data plane of one node. Create it with New. All methods are safe for concurrent use.
+// Proxy is the data plane of one node. All methods are safe for concurrent use.
 type Proxy struct {
-	cfg    Config                 // as New got it
-	tuned  atomic.Pointer[Config] // what Retune may replace is read from here; never written
+	cfg    Config                 // as given to New
+	tuned  atomic.Pointer[Config] // replaced by Retune, never modified
 	server *fasthttp.Server
-	base   context.Context // ends when the drain is cut short
+	base   context.Context // of dials; canceled to cut a drain short
 	cancel context.CancelFunc
-	epoch  time.Time    // of the coarse clock
+	epoch  time.Time
 	clock  atomic.Int64 // nanoseconds since epoch, at most one Watch old
 	sweeps atomic.Uint64
 
 	ready    atomic.Bool
 	draining atomic.Bool
-	active   atomic.Int64 // requests between the end of their arrival and their last byte
+	active   atomic.Int64 // requests being served
 
 	exchanges sync.Pool
-	parsers   sync.Pool // of Describe
+	parsers   sync.Pool // of *describer
 	upstreams upstreams
 	bodies    bodyMemory
 	warned    warnings
 
-	departures departures // of clients; open while watchDone is not nil
+	departures departures
 	broken     broken
 
-	mu        sync.Mutex // guards what follows
+	mu        sync.Mutex // guards the fields below
 	listeners map[net.Listener]struct{}
 	conns     registry
-	closed    bool          // no more connections are taken
-	watchDone chan struct{} // closed when the watch has ended; nil before the first Serve
+	closed    bool
+	watchDone chan struct{} // closed when the watch ends; nil before the first Serve
 	watchStop chan struct{}
-	served    sync.WaitGroup // goroutines of accept loops and connections
+	served    sync.WaitGroup
 	shutdown  sync.Once
-	finished  chan struct{} // closed when Shutdown is done
-	result    error         // of Shutdown; read after finished
+	finished  chan struct{} // closed at the end of Shutdown
+	result    error         // valid after finished
 	force     chan struct{} // closed by a second Shutdown
 	forced    sync.Once
 }
 
-// New returns a proxy that is not ready and serves nothing yet. It starts no goroutine.
+// New returns a proxy that is not ready. It starts no goroutine.
 func New(cfg Config) (*Proxy, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
@@ -190,9 +192,9 @@ func New(cfg Config) (*Proxy, error) {
 	return p, nil
 }
 
-// Retune takes from a configuration what can change while the proxy serves: MaxAttempts,
-// MaxIdle, and the timeouts but Read, KeepAlive, Watch and Models. What was begun before
-// may still end by the old values. Nothing changes after an error.
+// Retune replaces MaxAttempts, MaxIdle and all timeouts except Read, KeepAlive and Watch, and
+// ignores other fields. Requests in progress may use the old values. Nothing changes after an
+// error.
 func (p *Proxy) Retune(cfg Config) error {
 	if err := cfg.complete(); err != nil {
 		return err
@@ -201,14 +203,13 @@ func (p *Proxy) Retune(cfg Config) error {
 	return nil
 }
 
-// Ready says what /readyz answers: true once the node may take traffic, false when it is about to stop. Requests are
-// served either way.
+// Ready sets whether /readyz answers 200 or 503. Requests are served either way.
 func (p *Proxy) Ready(ready bool) { p.ready.Store(ready) }
 
-// InFlight returns the requests being served.
+// InFlight returns the number of requests being served.
 func (p *Proxy) InFlight() int { return int(p.active.Load()) }
 
-// Connections returns the open client connections.
+// Connections returns the number of open client connections.
 func (p *Proxy) Connections() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -253,7 +254,7 @@ func (c *Config) complete() error {
 		return fmt.Errorf("%w: MaxHeader is below %d", ErrConfig, DefaultMaxHeader)
 	}
 	if c.TLS != nil && len(c.TLS.NextProtos) == 0 {
-		// By name, so that clients that prefer HTTP/2 do not speak it unasked.
+		// Keeps clients from choosing HTTP/2.
 		c.TLS = c.TLS.Clone()
 		c.TLS.NextProtos = []string{"http/1.1"}
 	}

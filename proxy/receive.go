@@ -7,20 +7,17 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// firstPiece is the size of the first buffer of a body of a given length, in bytes. A full buffer is
-// doubled, so that a client has to send what it wants memory spent on: fasthttp by itself allocates
-// what Content-Length announces, megabytes for a hundred bytes. The connection keeps a buffer up to
-// retainBody, so that only its first large body pays for the growing.
+// firstPiece is the first buffer of a body of known length, in bytes. Full buffers double, so that
+// clients must send data; fasthttp would allocate the announced length.
 const firstPiece = 64 << 10
 
-// firstChunks is the same of a body of unknown length.
+// firstChunks is used for unknown lengths.
 const firstChunks = 16 << 10
 
-// prefetched is how much of a body of a given length fasthttp has read when it calls the handler.
+// prefetched bytes are read by fasthttp before the handler.
 const prefetched = 8 << 10
 
-// refuseAnnounced keeps fasthttp from waiting for the beginning of a body that is too large, and from
-// asking for it with 100 Continue; screen refuses it by the length it announced.
+// refuseAnnounced keeps fasthttp from waiting for a body that is too large; serve refuses it.
 func (p *Proxy) refuseAnnounced(h *fasthttp.RequestHeader) (none fasthttp.RequestConfig) {
 	if h.ContentLength() > p.cfg.MaxBody {
 		h.SetContentLength(0)
@@ -29,8 +26,7 @@ func (p *Proxy) refuseAnnounced(h *fasthttp.RequestHeader) (none fasthttp.Reques
 	return none
 }
 
-// receive reads the body of a request into c.body, at most limit bytes. Errors are fasthttp's, the
-// connection's, or errBodyMemory.
+// receive reads the body, at most limit bytes, into c.body.
 func (c *clientConn) receive(ctx *fasthttp.RequestCtx, limit int) error {
 	c.body, c.arrived = c.body[:0], ctx.Time()
 	stream := ctx.RequestBodyStream()
@@ -54,7 +50,8 @@ func (c *clientConn) receive(ctx *fasthttp.RequestCtx, limit int) error {
 		case err == nil:
 		case err != io.EOF:
 			return err
-		case len(c.body) < length || length < 0 && c.ended: // fasthttp takes a connection that ends between two chunks for the end of the body
+		// fasthttp reports a connection closed between two chunks as the end of the body.
+		case len(c.body) < length || length < 0 && c.ended:
 			return io.ErrUnexpectedEOF
 		default:
 			if length < 0 || length > prefetched {
@@ -63,5 +60,5 @@ func (c *clientConn) receive(ctx *fasthttp.RequestCtx, limit int) error {
 			return nil
 		}
 	}
-	return fasthttp.ErrBodyTooLarge // of a given length the last read says io.EOF
+	return fasthttp.ErrBodyTooLarge // for a known length the last read returns io.EOF
 }

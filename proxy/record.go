@@ -7,40 +7,44 @@ import (
 	"grapevine/proxy/prompt"
 )
 
-// Record is one finished request: what metrics, logs and receipts are made of. It is valid during the Observer's call
-// only, and so are its slices and its Decision.
+// Record describes a finished request. It, its slices and its Decision are valid during the
+// Observer's call only.
 type Record struct {
-	Start    time.Time // when the request had arrived
-	ID       []byte    // request id
+	Start    time.Time // when the request was complete
+	ID       []byte
 	Method   []byte
 	Path     []byte // without the query
 	Kind     prompt.Kind
 	Model    []byte
-	Stream   bool // a stream was asked for
-	Unparsed bool // the body was not understood: refused, or routed by load
+	Stream   bool
+	Unparsed bool // refused, or routed by load
 
-	Status   int            // sent to the client; 499 if it left before any was
-	Failed   policy.Failure // how the last attempt ended
-	Broken   bool           // the response was cut short after its head
-	Attempts int            // backends tried; 0 if none was to be had
-	Resent   int            // times the request was sent again because a reused connection had gone stale
+	Status   int            // StatusClientGone if the client left first
+	Failed   policy.Failure // of the last attempt
+	Broken   bool
+	Attempts int
+	Resent   int // sends repeated after a stale connection
 
-	// Decision is the receipt of the last attempt, nil if there was none. Backend names its backend.
+	// Decision is the receipt of the last attempt, or nil.
 	Decision *policy.Decision
 	Backend  string
 
-	Body          [][]byte // of the request as it was sent, in pieces; empty once a stream has begun
+	Body          [][]byte // as sent; empty once a stream has begun
 	RequestBytes  int      // as received
-	ResponseBytes int64    // body as sent
-	PromptBytes   int      // canonical
-	// Tokens as the engine counts them, -1 where it did not say.
+	ResponseBytes int64    // as sent
+	PromptBytes   int
+	// Tokens as the engine counted them; -1 if unknown.
 	PromptTokens, CachedTokens, OutputTokens int
 
-	Overhead time.Duration // reading headers, parsing, picking, of all attempts: the router's own time before dispatch
-	Queue    time.Duration // arrival to the dispatch of the last attempt; 0 if there was none
-	TTFT     time.Duration // arrival to the first token of a stream, or to the head of another response; 0 if neither came
-	Total    time.Duration
+	// Overhead is the router's own time.
+	Overhead time.Duration
+	// Queue is the time from arrival to the last dispatch.
+	Queue time.Duration
+	// TTFT is the time from arrival to a stream's first token, a relayed body's first byte, or the
+	// end of a body read whole.
+	TTFT  time.Duration
+	Total time.Duration
 }
 
-// StatusClientGone is the Record's status of a request whose client left before it was answered, after nginx.
+// StatusClientGone, as in nginx, means that the client left before the answer.
 const StatusClientGone = 499

@@ -12,28 +12,25 @@ import (
 )
 
 const (
-	// maxPartial bounds an event that is held back because it has not arrived whole.
+	// maxPartial bounds, in bytes, an incomplete event held back.
 	maxPartial = 64 << 10
-	// tailWindow is how much of the end of a long response is looked at for its usage.
+	// tailWindow is how many last bytes of a response are searched for usage.
 	tailWindow = 8 << 10
 )
 
-// relay is the body of a response that is passed on as it comes. fasthttp writes it after the handler has returned, on
-// the same goroutine, through WriteTo: for a chunked body each Write is one chunk and one flush. Close ends the exchange.
+// relay is the body of a streamed response. After the handler, fasthttp calls WriteTo on the same
+// goroutine; each Write is one chunk and one flush. Close ends the exchange.
 type relay struct{ e *exchange }
 
 var _ fasthttp.BodyWriterTo = (*relay)(nil)
 
-// Read implements io.Reader. fasthttp uses WriteTo.
 func (r *relay) Read([]byte) (int, error) { return 0, errNotRead }
 
-// SupportsBodyWriteTo implements fasthttp.BodyWriterTo.
 func (r *relay) SupportsBodyWriteTo() bool { return true }
 
-// WriteTo implements io.WriterTo.
 func (r *relay) WriteTo(w io.Writer) (n int64, err error) {
 	defer func() {
-		if p := recover(); p != nil { // fasthttp would recover too, and tell nobody
+		if p := recover(); p != nil { // fasthttp would recover too, but log nothing
 			r.e.proxy.logPanic(p)
 			err = errAborted
 		}
@@ -41,18 +38,17 @@ func (r *relay) WriteTo(w io.Writer) (n int64, err error) {
 	return r.e.pump(w)
 }
 
-// Close implements io.Closer.
 func (r *relay) Close() error {
 	r.e.finish()
 	return nil
 }
 
-// relayToClose passes a body of unknown length on to a client that does not know chunks: its end is the end of the
-// connection. fasthttp cannot do that, so the response is written here, and what fasthttp writes is dropped.
+// relayToClose streams a body of unknown length to an HTTP/1.0 client. fasthttp cannot do that, so
+// its own output is dropped.
 func (e *exchange) relayToClose() {
 	e.relaying = false
 	h := &e.ctx.Response.Header
-	h.SetContentLength(lengthChunked) // takes a given length away, as lengthToClose does not
+	h.SetContentLength(lengthChunked) // removes a given length, which lengthToClose does not
 	h.Del("Transfer-Encoding")
 	h.SetContentLength(lengthToClose)
 	_, err := e.conn.Write(h.Header())
@@ -60,15 +56,15 @@ func (e *exchange) relayToClose() {
 		_, err = e.pump(e.conn)
 	}
 	if err != nil && !e.sse {
-		e.conn.abort() // an end like any other would pass for the end of the body
+		e.conn.abort() // a regular close would look like the end of the body
 	}
 	e.conn.muted = true
 	e.ctx.Response.Reset()
 	e.ctx.SetConnectionClose()
 }
 
-// pump copies the response to w until it ends. An error aborts the client's connection, so that what was cut short does
-// not look whole.
+// pump copies the response to w. Its error aborts the client's connection, so that a truncated
+// response does not look complete.
 func (e *exchange) pump(w io.Writer) (int64, error) {
 	view := e.first
 	e.first = nil
@@ -91,7 +87,7 @@ func (e *exchange) pump(w io.Writer) (int64, error) {
 	}
 }
 
-// gap is how long the backend may be silent: as long as its first byte is owed, that is the patience for it.
+// gap is how long the backend may be silent.
 func (e *exchange) gap() time.Duration {
 	if e.rec.ResponseBytes == 0 {
 		return e.patience()
@@ -99,7 +95,6 @@ func (e *exchange) gap() time.Duration {
 	return e.proxy.tuned.Load().Timeouts.Idle
 }
 
-// deliver writes to the client.
 func (e *exchange) deliver(w io.Writer, p []byte) error {
 	if len(p) == 0 {
 		return nil
@@ -114,8 +109,8 @@ func (e *exchange) deliver(w io.Writer, p []byte) error {
 	return nil
 }
 
-// inspect learns from body bytes and returns those to deliver. Of an event stream only whole events are delivered: half
-// of one is of no use to the client, and a broken stream can then end with an error event that parses.
+// inspect learns from body bytes and returns those to deliver: of an event stream whole events
+// only, so that an error event may follow.
 func (e *exchange) inspect(view []byte) []byte {
 	if !e.sse {
 		e.noteFirst(false)
@@ -139,7 +134,6 @@ func (e *exchange) inspect(view []byte) []byte {
 	return out
 }
 
-// noteFirst notes the time of the first token, or of the first byte of a response that has no tokens.
 func (e *exchange) noteFirst(token bool) {
 	if e.rec.TTFT == 0 {
 		e.rec.TTFT = time.Since(e.rec.Start)
@@ -152,7 +146,7 @@ func (e *exchange) noteFirst(token bool) {
 	}
 }
 
-// wholeEvents returns the events that are complete with view and holds the rest back.
+// wholeEvents returns the events that view completes and holds back the rest.
 func (e *exchange) wholeEvents(view []byte) []byte {
 	if len(e.partial) > 0 {
 		e.partial = append(e.partial, view...)
@@ -175,8 +169,7 @@ func (e *exchange) wholeEvents(view []byte) []byte {
 	return view[:end]
 }
 
-// eventsEnd returns how much of p is complete events, or complete comment lines, which are sent to keep connections
-// alive.
+// eventsEnd returns how many bytes of p are complete events or keep-alive comment lines.
 func eventsEnd(p []byte) int {
 	if bytes.HasSuffix(p, []byte("\n\n")) || bytes.HasSuffix(p, []byte("\r\n\r\n")) {
 		return len(p)
@@ -195,7 +188,6 @@ func eventsEnd(p []byte) int {
 	return end
 }
 
-// keepTail keeps the last bytes of the response.
 func (e *exchange) keepTail(view []byte) {
 	e.tail = append(e.tail, view...)
 	if extra := len(e.tail) - tailWindow; extra > tailWindow {
@@ -203,7 +195,6 @@ func (e *exchange) keepTail(view []byte) {
 	}
 }
 
-// complete ends a response that arrived whole.
 func (e *exchange) complete(w io.Writer) error {
 	rest := e.partial
 	if e.sse && e.learn {
@@ -218,7 +209,7 @@ func (e *exchange) complete(w io.Writer) error {
 			e.usage = u
 		}
 	} else if e.learn {
-		// A tail that was cut may begin with a bracket that does not open the body.
+		// A truncated tail may begin with a bracket that does not open the body.
 		tail := e.tail
 		if e.rec.ResponseBytes > int64(len(tail)) {
 			tail = bytes.TrimLeft(tail, "[ \t\r\n")
@@ -236,12 +227,8 @@ func (e *exchange) complete(w io.Writer) error {
 	return nil
 }
 
-// breakOff ends a response that broke after its head was passed on: nothing can be taken back, and nobody else can go
-// on. An event stream is closed with an error event, which clients raise as an exception; anything else is cut off, which
-// they notice by its length.
-//
-// A stream whose own end has been passed on is whole, whatever becomes of the connection after that: anything more would be
-// a second end.
+// breakOff ends a response that broke after its head: an event stream with an error event, unless
+// its own end was delivered. Other bodies are cut off.
 func (e *exchange) breakOff(w io.Writer) error {
 	why := e.conn.cause()
 	if e.sse && e.told && why != departed && why != stalled {
@@ -267,7 +254,7 @@ func (e *exchange) breakOff(w io.Writer) error {
 	if !e.sse {
 		return errAborted
 	}
-	if e.learn { // tokens counted so far may still be told
+	if e.learn {
 		if u, ok := e.learner.Usage(); ok {
 			e.usage = u
 		}
@@ -277,8 +264,7 @@ func (e *exchange) breakOff(w io.Writer) error {
 		return err
 	}
 	if e.ctx.Request.Header.IsHTTP11() {
-		// The end of the chunks, so that no client drops the event over a missing one; by hand, since fasthttp writes it
-		// only when it goes on with the connection.
+		// fasthttp omits the last chunk when it closes, and some clients then drop the event.
 		_, _ = e.conn.Write([]byte("0\r\n\r\n"))
 	}
 	return errAborted

@@ -13,7 +13,6 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// streaming sends the events it is given, one per receive, and ends the stream when the channel is closed.
 func streaming(events <-chan string) script {
 	return func(c *upstreamSide, _ seenRequest) bool {
 		if !c.send(sseHead) {
@@ -47,7 +46,7 @@ func TestStreamIsFlushedChunkByChunk(t *testing.T) {
 			must(t, err)
 			body := bufio.NewReader(resp.Body)
 			for i := range 10 {
-				// The next event is not sent before this one was read: nothing may be waiting for it.
+				// The next event is sent only after this one was read.
 				want := event(fmt.Sprint(i))
 				got := make([]byte, len(want))
 				_, err = io.ReadFull(body, got)
@@ -63,7 +62,6 @@ func TestStreamIsFlushedChunkByChunk(t *testing.T) {
 			if rest, err := io.ReadAll(body); err != nil || len(rest) > 0 {
 				t.Fatalf("after the stream: %q, %v", rest, err)
 			}
-			// The connections live on, on both sides.
 			_, err = io.WriteString(c, request("GET", "/healthz", ""))
 			must(t, err)
 			readReply(t, br, "GET").want(t, 200)
@@ -92,7 +90,6 @@ func TestUsageIsInjectedAndStripped(t *testing.T) {
 	if rec := r.record(0); rec.PromptTokens != 20 || rec.CachedTokens != 16 || rec.OutputTokens != 2 {
 		t.Errorf("record %+v", rec)
 	}
-	// Who asked for it, gets it.
 	asked := `{"model":"m","stream":true,"stream_options":{"include_usage":true},"messages":[]}`
 	rp = r.raw(request("POST", "/v1/chat/completions", asked)).want(t, 200)
 	if !strings.Contains(rp.body, usage) {
@@ -123,7 +120,6 @@ func TestBrokenStreamEndsWithAnErrorEvent(t *testing.T) {
 			must(t, err)
 			br := bufio.NewReader(c)
 			rp := readReply(t, br, "POST").want(t, 200)
-			// The half event is not delivered, the chunks are ended, the connection is closed.
 			if rp.err != nil || !strings.HasPrefix(rp.body, event("whole")+tc.want) {
 				t.Errorf("body %q, %v", rp.body, rp.err)
 			}
@@ -215,7 +211,7 @@ func TestHeaderHold(t *testing.T) {
 	start := time.Now()
 	_, err := io.WriteString(c, chat(true))
 	must(t, err)
-	resp, err := http.ReadResponse(bufio.NewReader(c), nil) // the head comes without a byte of the body
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil) // only the head has been sent
 	must(t, err)
 	if d := time.Since(start); d < 100*time.Millisecond || d > 10*time.Second { // the default is 15 s
 		t.Errorf("head came after %v", d)
@@ -227,8 +223,7 @@ func TestHeaderHold(t *testing.T) {
 	}
 }
 
-// Engines, and what stands before them, may give an event stream a length. It is not the length of what is delivered:
-// the usage is stripped, or an error event added.
+// TestEventStreamOfGivenLength: the proxy changes the length of an event stream.
 func TestEventStreamOfGivenLength(t *testing.T) {
 	const usage = `data: {"choices":[],"usage":{"prompt_tokens":20,"completion_tokens":2}}` + "\n\n"
 	whole := event("a") + usage + "data: [DONE]\n\n"
@@ -255,7 +250,7 @@ func TestEventStreamOfGivenLength(t *testing.T) {
 	}
 }
 
-// A compressed event stream cannot be read for events: it is passed on as it comes, not held until one is whole.
+// TestCompressedEventStreamIsNotHeld: its events cannot be found, so bytes pass at once.
 func TestCompressedEventStreamIsNotHeld(t *testing.T) {
 	b := newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
 		c.send("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk("\x1f\x8bsqueezed"))
@@ -275,8 +270,7 @@ func TestCompressedEventStreamIsNotHeld(t *testing.T) {
 	}
 }
 
-// A client that does not know chunks would take a connection that is closed for the end of the body, so one that was cut
-// short is reset.
+// TestHTTP10BrokenBodyIsReset: a plain close would look like the end of the body.
 func TestHTTP10BrokenBodyIsReset(t *testing.T) {
 	for _, secure := range []bool{false, true} {
 		sent := make(chan struct{})
@@ -322,7 +316,7 @@ func TestHTTP10StreamEndsWithTheConnection(t *testing.T) {
 }
 
 func TestLargeBodiesAreStreamedThrough(t *testing.T) {
-	filler := strings.Repeat("0123456789abcdef", 1<<16) // 1 MiB
+	filler := strings.Repeat("0123456789abcdef", 1<<16)
 	body := `{"data":"` + filler + `","usage":{"prompt_tokens":7,"total_tokens":7}}`
 	for name, head := range map[string]string{
 		"length":   fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", len(body)),
@@ -365,7 +359,7 @@ func TestBodilessResponses(t *testing.T) {
 		case "/early":
 			return c.send("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + jsonReply(200, "{}"))
 		}
-		return c.send("HTTP/1.1 200 OK\r\nContent-Length: 12345\r\n\r\n") // to HEAD
+		return c.send("HTTP/1.1 200 OK\r\nContent-Length: 12345\r\n\r\n") // for HEAD
 	})
 	r := newRig(t, []string{b.addr})
 	c := r.dial()
@@ -421,7 +415,7 @@ func FuzzChunkedBody(f *testing.F) {
 	f.Add([]byte("fffffffffffffff\r\n"), uint8(200))
 	f.Add([]byte("5\nhello"), uint8(7))
 	f.Fuzz(func(t *testing.T, in []byte, step uint8) {
-		// However the bytes are cut, the result is the same, and net/http agrees on what it accepts.
+		// However the bytes are cut, results agree with each other and with net/http.
 		read := func(step int) (string, error, int) {
 			br := bufio.NewReaderSize(&dribble{in, max(step, 1)}, 16<<10)
 			var b bodyReader
@@ -459,7 +453,6 @@ func FuzzChunkedBody(f *testing.F) {
 	})
 }
 
-// dribble is a reader of a few bytes at a time.
 type dribble struct {
 	rest []byte
 	step int

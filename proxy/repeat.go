@@ -14,19 +14,18 @@ import (
 )
 
 const (
-	// maxSeen is how many engines may see a request that does not end well on them. The first may have failed by itself;
-	// after the second it is rather the request, and each further engine would be harmed for it.
+	// maxSeen is how many engines may fail on one request: after the second the request is more
+	// likely at fault than the engines.
 	maxSeen = 2
-	// maxBusy bounds how many engines are asked that answer 429: they have done nothing of it.
+	// maxBusy bounds the engines that answer 429 to one request.
 	maxBusy = 16
-	// brokeFor is how long a request that broke two engines is not sent again: SDKs and agents repeat within seconds.
-	brokeFor = time.Minute
-	// brokeKept is how many such requests are remembered, the latest.
+	// brokeFor is how long a request that broke two engines is refused: SDKs repeat within seconds.
+	brokeFor  = time.Minute
 	brokeKept = 256
 )
 
-// mayMove says whether the request may go to another engine after the attempt that has just failed. What no engine has
-// been given can go anywhere; what one has been given goes to one more, if it is inference, which changes nothing.
+// mayMove reports whether the request may go to another engine: always if no engine received it,
+// once if it is inference, which has no side effects.
 func (e *exchange) mayMove() bool {
 	if e.last.failed == policy.Busy {
 		e.last.busy++
@@ -38,7 +37,7 @@ func (e *exchange) mayMove() bool {
 	return e.last.failed == policy.Connect || e.rec.Kind != prompt.Other && len(e.suspects) < maxSeen
 }
 
-// requestName tells this request from others: by its body, or by its prompt or its id if the body has been let go.
+// requestName identifies a request by its body or, once that is released, by its prompt or id.
 func (e *exchange) requestName() uint64 {
 	if e.name != 0 {
 		return e.name
@@ -54,10 +53,10 @@ func (e *exchange) requestName() uint64 {
 	return e.name
 }
 
-// broken remembers the requests that broke two engines: they are not tried on more. Safe for concurrent use.
+// broken remembers requests that broke two engines. Safe for concurrent use.
 type broken struct {
-	seed uint64       // so that nobody can make a request that has the name of another's
-	last atomic.Int64 // until when any of them counts, Unix nanoseconds
+	seed uint64       // random, so that clients cannot forge names
+	last atomic.Int64 // when the latest entry expires, Unix nanoseconds
 
 	mu   sync.Mutex
 	ring [brokeKept]struct {
@@ -87,8 +86,7 @@ func (b *broken) has(name uint64, now time.Time) bool {
 	return false
 }
 
-// refuseBroken refuses a request that broke two engines a moment ago, and reports whether it is one. While there is none
-// the body is not even hashed.
+// refuseBroken hashes the body only while a broken request is remembered.
 func (e *exchange) refuseBroken() bool {
 	b := &e.proxy.broken
 	if e.rec.Kind == prompt.Other || e.rec.Start.UnixNano() >= b.last.Load() || !b.has(e.requestName(), e.rec.Start) {
@@ -101,7 +99,7 @@ func (e *exchange) refuseBroken() bool {
 	return true
 }
 
-// busy ends an attempt at an engine that has no room. Its answer, if it was read, is kept for the case that none has.
+// busy ends an attempt answered with 429, which the response holds if held.
 func (e *exchange) busy(held bool) {
 	wait := max(retrySeconds(e.ctx.Response.Header.Peek("Retry-After")), 1)
 	if e.last.busy == 0 || wait < e.last.wait {
@@ -111,7 +109,7 @@ func (e *exchange) busy(held bool) {
 	e.end(policy.Busy)
 }
 
-// refuseBusy answers 429 with the shortest wait that an engine has asked for: as the last of them did, if that is at hand.
+// refuseBusy answers 429 with the shortest Retry-After of the engines.
 func (e *exchange) refuseBusy() {
 	wait := e.last.wait
 	if e.last.held {
@@ -122,7 +120,6 @@ func (e *exchange) refuseBusy() {
 	e.retryAfter(wait)
 }
 
-// retrySeconds reads a Retry-After in seconds; 0 for none, or for a date, which engines do not send.
 func retrySeconds(value []byte) int {
 	n, err := fasthttp.ParseUint(value)
 	if err != nil {

@@ -15,7 +15,6 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// resetting closes with an RST.
 func resetting(c *upstreamSide, _ seenRequest) bool {
 	if s, ok := c.Conn.(interface{ SetLinger(int) error }); ok {
 		_ = s.SetLinger(0)
@@ -23,7 +22,6 @@ func resetting(c *upstreamSide, _ seenRequest) bool {
 	return false
 }
 
-// hanging answers nothing until the proxy gives up.
 func hanging(c *upstreamSide, _ seenRequest) bool {
 	_, _ = c.closedByPeer(20 * time.Second)
 	return false
@@ -31,8 +29,8 @@ func hanging(c *upstreamSide, _ seenRequest) bool {
 
 var refusals atomic.Uint32
 
-// refusing is an address nobody listens at: a port that the system gives to nobody who asks for any. One that was listened
-// at and closed may be given to the next listener.
+// refusing returns an address at which no process listens: a port below those that the system
+// assigns.
 func refusing() string { return fmt.Sprintf("127.0.0.1:%d", 1+refusals.Add(1)%4) }
 
 func TestFailingBackendCostsNoError(t *testing.T) {
@@ -76,7 +74,7 @@ func TestFailingBackendCostsNoError(t *testing.T) {
 					})
 					r := newRig(t, []string{addr, good.addr}, withStoppedClock(), withTimeouts(func(t *Timeouts) {
 						t.Connect = 20 * time.Second
-						if name == "hung" { // long enough for the good one on a busy machine
+						if name == "hung" { // long enough for the good engine on a busy machine
 							t.FirstByte, t.StreamFirstByte = 3*time.Second, 3*time.Second
 						}
 					}))
@@ -91,7 +89,8 @@ func TestFailingBackendCostsNoError(t *testing.T) {
 							failures = append(failures, tc.failed)
 						}
 					}
-					// The failing one was left alone once it had refused one connection, or failed two requests.
+					// The failing engine is avoided after one refused connection or two failed
+					// requests.
 					want := 2
 					if tc.failed == policy.Connect {
 						want = 1
@@ -106,7 +105,6 @@ func TestFailingBackendCostsNoError(t *testing.T) {
 }
 
 func TestConcurrentFailover(t *testing.T) {
-	// One engine of three goes bad under load, each time in another way; no client sees it.
 	for name, bad := range map[string]script{"resetting": resetting, "hanging": hanging} {
 		t.Run(name, func(t *testing.T) { t.Parallel(); failOver(t, bad) })
 	}
@@ -190,8 +188,8 @@ func TestAllFail(t *testing.T) {
 	}
 }
 
-// TestAttemptsAreBounded: a request that no engine was given goes to MaxAttempts of them, one that was given to an engine
-// to one more if it is inference, and anything else to none.
+// TestAttemptsAreBounded: a request that no engine received tries MaxAttempts; one that an engine
+// received moves once if it is inference.
 func TestAttemptsAreBounded(t *testing.T) {
 	var engines []*backend
 	var addrs, refuse []string
@@ -221,8 +219,8 @@ func TestAttemptsAreBounded(t *testing.T) {
 	}
 }
 
-// TestPassedOnIsNotRepeated: what is not known to be inference is not sent twice, as on a connection that has gone stale,
-// and how it fails says nothing of an engine.
+// TestPassedOnIsNotRepeated: requests not known as inference are sent once, and their failures
+// count against no engine.
 func TestPassedOnIsNotRepeated(t *testing.T) {
 	var broken atomic.Bool
 	b := newBackend(t, false, func(c *upstreamSide, req seenRequest) bool {
@@ -250,8 +248,8 @@ func TestPassedOnIsNotRepeated(t *testing.T) {
 	}
 }
 
-// TestBadRequestHarmsNobody: a prompt that every engine resets reaches two of eight, none of which is left alone for it, and
-// is not sent again; other requests go where they went.
+// TestBadRequestHarmsNobody: a prompt that every engine resets reaches two of eight, and none is
+// avoided for it.
 func TestBadRequestHarmsNobody(t *testing.T) {
 	var engines []*backend
 	var addrs []string
@@ -320,7 +318,7 @@ func TestBadRequestHarmsNobody(t *testing.T) {
 	if n := seen() - before; n > 0 {
 		t.Errorf("a prompt that broke two engines was sent %d times more", n)
 	}
-	for i := range 40 { // others of its kind
+	for i := range 40 { // similar prompts
 		r.raw(chatOf(fmt.Sprint("deadly ", i), false)).want(t, 502)
 		if n := avoided(); n > 0 {
 			t.Fatalf("%d of 8 engines are left alone", n)
@@ -340,8 +338,8 @@ func TestBrokenIsBoundedAndForgets(t *testing.T) {
 	}
 }
 
-// TestBusyEngineIsPassedOver: 429 means that another engine may have room. The one that said it is left alone for as long as
-// it asks; if all say it, the client is told the shortest wait.
+// TestBusyEngineIsPassedOver: 429 moves the request on and pauses that engine; if all answer it,
+// the client gets the shortest wait.
 func TestBusyEngineIsPassedOver(t *testing.T) {
 	full := func(wait string) *backend {
 		return newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
@@ -370,7 +368,7 @@ func TestBusyEngineIsPassedOver(t *testing.T) {
 	if rec := r.record(1); rec.Attempts != 1 {
 		t.Errorf("all are known to be busy, and %d are asked", rec.Attempts)
 	}
-	// A list of a length that is not told is not waited for.
+	// The proxy does not wait for a 429 body of unknown length.
 	r = newRig(t, []string{newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
 		return c.send("HTTP/1.1 429 Too Many Requests\r\nTransfer-Encoding: chunked\r\n\r\n")
 	}).addr})
@@ -423,12 +421,10 @@ func TestEnginesErrorsPassThrough(t *testing.T) {
 	}
 }
 
-// A backend that closes idle connections, as uvicorn does after 5 s, at the very moment they are used again.
 func TestStaleConnectionsAreNotFailures(t *testing.T) {
 	for _, secure := range []bool{false, true} {
 		t.Run(fmt.Sprintf("tls=%v", secure), func(t *testing.T) {
-			// The engine reads the second request on a connection and closes without a byte: what a request meets that
-			// crosses with the close.
+			// The engine closes without an answer, as when a request crosses with the close.
 			b := newBackend(t, secure, func(c *upstreamSide, _ seenRequest) bool {
 				return c.begun == 1 && c.send(jsonReply(200, okBody))
 			})
@@ -455,7 +451,7 @@ func TestClosedIdleConnectionIsDiscarded(t *testing.T) {
 	var keep atomic.Bool
 	b := newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
 		c.send(jsonReply(200, okBody))
-		return keep.Load() // false: closes right after the response, without having said so
+		return keep.Load() // false: closes after the response without announcing it
 	})
 	r := newRig(t, []string{b.addr})
 	for i := range 5 {
@@ -465,7 +461,7 @@ func TestClosedIdleConnectionIsDiscarded(t *testing.T) {
 			t.Errorf("request %d was sent on a closed connection", i)
 		}
 	}
-	// Bytes that nobody asked for make a connection unfit as well: they would be taken for the next response.
+	// Unread bytes make a connection unfit: they would be taken for the next response.
 	said := make(chan bool, 5)
 	chatty := newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
 		keep := c.send(jsonReply(200, okBody)) && (c.begun > 1 || c.send("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong"))
@@ -475,7 +471,7 @@ func TestClosedIdleConnectionIsDiscarded(t *testing.T) {
 	r = newRig(t, []string{chatty.addr})
 	for range 5 {
 		r.raw(chat(false)).want(t, 200, okBody)
-		<-said // what comes too late to be seen is the engine's to answer for
+		<-said // later bytes cannot be detected
 	}
 }
 
@@ -511,7 +507,7 @@ func TestUpstreamConnectionsAreReused(t *testing.T) {
 }
 
 func TestEarlyAnswerToALargeRequest(t *testing.T) {
-	// The engine refuses by the head alone and closes, megabytes unread.
+	// The engine refuses by the head alone and closes.
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
 	defer ln.Close()
@@ -532,7 +528,7 @@ func TestEarlyAnswerToALargeRequest(t *testing.T) {
 	r := newRig(t, []string{ln.Addr().String()})
 	body := `{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("x", 16<<20) + `"}]}`
 	rp := r.raw(request("POST", "/v1/chat/completions", body))
-	if rp.StatusCode != 413 && rp.StatusCode != 502 { // 502 if the RST overtook the answer, which the kernel may let happen
+	if rp.StatusCode != 413 && rp.StatusCode != 502 { // 502 if the RST overtook the answer
 		t.Errorf("status %d", rp.StatusCode)
 	}
 }

@@ -16,11 +16,9 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// serverBuffer is the size of a client connection's write buffer.
 const serverBuffer = 16 << 10
 
-// clientKeepAlive is below the 350 s after which AWS's balancer forgets a silent flow, so that a prefill of any length
-// keeps its connection, without a byte added to the response.
+// clientKeepAlive is below the 350 s after which AWS's balancer forgets a silent flow.
 const clientKeepAlive = 60 * time.Second
 
 func (p *Proxy) newServer() *fasthttp.Server {
@@ -33,7 +31,7 @@ func (p *Proxy) newServer() *fasthttp.Server {
 		WriteBufferSize:              serverBuffer,
 		ReadTimeout:                  p.cfg.Timeouts.Read,
 		IdleTimeout:                  p.cfg.Timeouts.KeepAlive,
-		StreamRequestBody:            true, // see receive
+		StreamRequestBody:            true, // receive reads the body
 		HeaderReceived:               p.refuseAnnounced,
 		Concurrency:                  p.cfg.MaxConns,
 		NoDefaultServerHeader:        true,
@@ -43,17 +41,15 @@ func (p *Proxy) newServer() *fasthttp.Server {
 	}
 }
 
-// silentLogger drops what fasthttp would log: its texts quote header bytes, keys among them. What there is to know of a
-// failed connection is logged by logBroken.
+// silentLogger drops fasthttp's log lines, which quote header bytes and so API keys.
 type silentLogger struct{}
 
 func (silentLogger) Printf(string, ...any) {}
 
-// Serve accepts connections from ln until Shutdown or until ln fails for good, and closes ln. It returns nil after
-// Shutdown. It may be called for several listeners.
+// Serve accepts connections from ln until Shutdown, which makes it return nil, or until ln fails
+// for good, and closes ln. It may run for several listeners.
 //
-// The accept loop and the goroutine per connection are the proxy's own, not fasthttp's: its loop ends when the process
-// is out of file descriptors, and its worker pool outlives the server.
+// fasthttp's accept loop ends when descriptors run out, and its workers outlive the server.
 func (p *Proxy) Serve(ln net.Listener) error {
 	if err := p.open(ln); err != nil {
 		ln.Close()
@@ -81,7 +77,6 @@ func (p *Proxy) Serve(ln net.Listener) error {
 	}
 }
 
-// open registers a listener, and starts what watches the connections with the first.
 func (p *Proxy) open(ln net.Listener) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -100,17 +95,16 @@ func (p *Proxy) open(ln net.Listener) error {
 	return nil
 }
 
-// forget removes a listener that failed to accept and reports whether that is because of Shutdown.
+// forget reports whether ln failed because Shutdown closed it.
 func (p *Proxy) forget(ln net.Listener) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if _, ok := p.listeners[ln]; !ok {
-		return true // closeListeners took it
+		return true
 	}
 	return false
 }
 
-// temporary reports whether accepting may work again by itself.
 func temporary(err error) bool {
 	for _, e := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED, syscall.ECONNRESET, syscall.EINTR} {
 		if errors.Is(err, e) {
@@ -134,7 +128,6 @@ func (p *Proxy) accept(raw net.Conn) {
 	go p.serveConn(c)
 }
 
-// serveConn owns a client connection from accept to close.
 func (p *Proxy) serveConn(c *clientConn) {
 	defer p.served.Done()
 	err := p.departures.add(c)
@@ -152,8 +145,7 @@ func (p *Proxy) serveConn(c *clientConn) {
 	}
 }
 
-// converse serves the requests of one connection. A panic outside of a request (in a parser of the libraries) costs this
-// connection, not the others.
+// converse serves one connection. A panic outside of a request ends only this connection.
 func (p *Proxy) converse(c *clientConn) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -167,8 +159,7 @@ func (p *Proxy) converse(c *clientConn) (err error) {
 	return p.server.ServeConn(c) // closes c
 }
 
-// establish does what comes before HTTP: socket options, the PROXY header, the TLS handshake; the latter two within the
-// time for reading a request.
+// establish does what comes before HTTP: socket options, PROXY header, TLS handshake.
 func (p *Proxy) establish(c *clientConn) error {
 	if tc, ok := c.raw.(*net.TCPConn); ok {
 		cfg := net.KeepAliveConfig{Enable: true, Idle: clientKeepAlive, Interval: 15 * time.Second, Count: 4}
@@ -197,7 +188,7 @@ func (p *Proxy) establish(c *clientConn) error {
 		}
 		c.Conn = conn
 	}
-	// A PROXY header may name a family that has no address.
+	// A PROXY header may name an address family without addresses.
 	if peer := c.Conn.RemoteAddr(); peer != nil {
 		if host, _, err := net.SplitHostPort(peer.String()); err == nil {
 			c.forwarded = []byte(host)
@@ -211,11 +202,9 @@ var (
 	errHandshake     = errors.New("tls handshake failed")
 )
 
-// warnings are the warnings that clients can cause. Each is logged once a minute at most.
+// warnings holds when each may be logged again: at most once a minute.
 type warnings struct{ proxyHeader, plain, bodyMemory atomic.Int64 }
 
-// warn logs a warning about a connection. due is the time since the epoch before which it is not
-// repeated.
 func (p *Proxy) warn(due *atomic.Int64, c *clientConn, message string) {
 	now, then := int64(time.Since(p.epoch)), due.Load()
 	if now >= then && due.CompareAndSwap(then, now+int64(time.Minute)) {
@@ -223,14 +212,13 @@ func (p *Proxy) warn(due *atomic.Int64, c *clientConn, message string) {
 	}
 }
 
-// connState hears from fasthttp when a response is on the wire.
 func (p *Proxy) connState(c net.Conn, s fasthttp.ConnState) {
 	if s == fasthttp.StateIdle {
 		c.(*clientConn).state.CompareAndSwap(connActive, connIdle)
 	}
 }
 
-// logBroken logs the class of a connection's error. Never its text: fasthttp quotes the bytes it could not parse.
+// logBroken logs an error's class, never its text, which may quote the client's bytes.
 func (p *Proxy) logBroken(c *clientConn, err error) {
 	class := "malformed"
 	var opErr *net.OpError
@@ -238,7 +226,7 @@ func (p *Proxy) logBroken(c *clientConn, err error) {
 	case errors.Is(err, errNoProxyHeader) || errors.Is(err, errHandshake):
 		class = err.Error()
 	case errors.Is(err, errAborted):
-		return // logged where it was aborted
+		return // logged already
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		class = "timeout"
 	case errors.As(err, &opErr) || errors.Is(err, net.ErrClosed):

@@ -13,8 +13,8 @@ import (
 
 const cut = `"kv_transfer_params":{"remote_host":"10.0.0.1"},`
 
-// TestEditedBodyIsSentInPieces: what is taken out of a body and put into it arrives as one body of the right length,
-// small and large, plain and over TLS, and again when another backend takes over or a connection had gone stale.
+// TestEditedBodyIsSentInPieces: an edited body arrives whole at any size, over TLS, and after a
+// retry.
 func TestEditedBodyIsSentInPieces(t *testing.T) {
 	for _, secure := range []bool{false, true} {
 		for _, size := range []int{10, smallBody - 60, smallBody + 1, 300 << 10} {
@@ -54,7 +54,6 @@ func TestEditedBodyIsSentInPieces(t *testing.T) {
 	}
 }
 
-// TestEditsDoNotCopyTheBody: what a request of many MiB costs does not grow with the edits that it needs.
 func TestEditsDoNotCopyTheBody(t *testing.T) {
 	r := newRig(t, []string{discarding(t)})
 	allocated := func(members string) uint64 {
@@ -71,7 +70,7 @@ func TestEditsDoNotCopyTheBody(t *testing.T) {
 		runtime.ReadMemStats(&after)
 		return after.TotalAlloc - before.TotalAlloc
 	}
-	least := func(members string) uint64 { // what else runs here allocates, too
+	least := func(members string) uint64 { // other goroutines allocate too
 		return min(allocated(members), allocated(members), allocated(members))
 	}
 	plain, edited := least(""), least(`"stream":true,`+cut)
@@ -81,7 +80,6 @@ func TestEditsDoNotCopyTheBody(t *testing.T) {
 	t.Logf("27 MiB: %d KiB allocated as it is, %d KiB with edits", plain>>10, edited>>10)
 }
 
-// discarding is an engine that reads requests without keeping them.
 func discarding(t *testing.T) string {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)

@@ -9,14 +9,13 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// secretPrompt is a prompt with a PIN in a known template.
 func secretPrompt(pin string) string {
 	template := strings.Repeat("You are the assistant of a bank and keep secrets. ", 60)
 	return fmt.Sprintf(`{"model":"m","messages":[{"role":"user","content":%q}]}`, template+"The PIN is "+pin+". "+strings.Repeat("Tell nobody about it. ", 60))
 }
 
-// TestTenantsCannotGuessPrompts: a client with another credential that guesses the PIN in somebody's prompt learns nothing
-// from the headers, right or wrong; without tenants it does.
+// TestTenantsCannotGuessPrompts: with tenants, response headers do not reveal another client's
+// prompt.
 func TestTenantsCannotGuessPrompts(t *testing.T) {
 	for _, by := range []string{"none", "credential", "header:X-Team"} {
 		t.Run(by, func(t *testing.T) {
@@ -43,7 +42,6 @@ func TestTenantsCannotGuessPrompts(t *testing.T) {
 	}
 }
 
-// saltSeen returns the salt in the body that an engine got.
 func saltSeen(t *testing.T, req seenRequest, member string) string {
 	t.Helper()
 	var body map[string]any
@@ -52,8 +50,8 @@ func saltSeen(t *testing.T, req seenRequest, member string) string {
 	return salt
 }
 
-// TestTenantSaltsTheEnginesCache: engines get a salt that is equal for equal tenants at every node, differs between
-// tenants and between the salts that a tenant chooses itself, and gives away neither.
+// TestTenantSaltsTheEnginesCache: the salt depends on tenant and client salt only, is equal on
+// every node, and reveals neither.
 func TestTenantSaltsTheEnginesCache(t *testing.T) {
 	tenant, err := ParseTenant("credential")
 	must(t, err)
@@ -95,8 +93,8 @@ func TestTenantSaltsTheEnginesCache(t *testing.T) {
 	}
 }
 
-// TestDescribeKnowsTheTenant: an explanation speaks of the cache of the tenant whose headers are given, and a body that
-// was sent to an engine is found again without them.
+// TestDescribeKnowsTheTenant: Describe uses the tenant of the given headers, and without headers
+// the salt in the body.
 func TestDescribeKnowsTheTenant(t *testing.T) {
 	tenant, err := ParseTenant("header:X-Team")
 	must(t, err)

@@ -7,8 +7,8 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// TestNothingFollowsTheEnd: once the end of a stream has been passed on, a backend that hangs or breaks off before it has also ended the body
-// changes nothing: the answer is whole, and a second end, an error event, would make it two.
+// TestNothingFollowsTheEnd: after a stream's own end, a backend that hangs or breaks off causes no
+// error event.
 func TestNothingFollowsTheEnd(t *testing.T) {
 	for api, tc := range map[string]struct{ path, text, end string }{
 		"openai":    {"/v1/chat/completions", event("a"), "data: [DONE]\n\n"},

@@ -14,56 +14,52 @@ import (
 	"time"
 )
 
-// upstreamBuffer is the read buffer of a backend connection. It bounds the head of a response, and 16 KiB is where reads
-// stop getting cheaper.
+// upstreamBuffer bounds a response's head; larger reads are not cheaper.
 const upstreamBuffer = 16 << 10
 
-// smallBody is the largest request body that is copied behind its head, to leave in one plain write: up to here a copy
-// is cheaper than a vector.
+// smallBody is the largest body, in bytes, that is copied behind its head into one write; above, a
+// vectored write is cheaper.
 const smallBody = 8 << 10
 
-// upstreams keeps unused connections to backends. Unlike a general HTTP client it hands out the connection itself, so
-// that a request can be cancelled by interrupting it, and a request that met a stale one can be sent again.
+// upstreams pools connections, which callers can interrupt or replace when stale.
 type upstreams struct {
 	proxy  *Proxy
 	dialer net.Dialer
-	mu     sync.RWMutex // guards pools
+	mu     sync.RWMutex
 	pools  map[poolKey]*pool
 }
 
-// poolKey is what makes connections interchangeable.
 type poolKey struct {
 	addr string
 	tls  *tls.Config
 }
 
-// pool is the unused connections to one backend, the longest unused first. They are taken from the end, so that a burst's
-// surplus grows old and goes.
+// pool holds unused connections, longest unused first; take uses the last, so that a burst's
+// surplus ages out.
 type pool struct {
 	mu   sync.Mutex
 	idle []*upstreamConn
-	used int64 // coarse time of the last use: a pool that is not used is forgotten
-	dead bool  // forgotten: takes no more connections
+	used int64 // coarse time of the last use
+	dead bool  // removed
 }
 
-// upstreamConn is one connection to a backend, for one request at a time.
 type upstreamConn struct {
-	net.Conn          // what HTTP is spoken over
+	net.Conn          // carries HTTP
 	raw      net.Conn // the socket
 	br       *bufio.Reader
 	probe    *probe
 	pool     *pool
-	head     []byte   // scratch of the request's head
+	head     []byte   // scratch
 	vector   [][]byte // scratch
 	buffers  net.Buffers
-	since    int64 // coarse time it was put back
-	reused   bool  // has carried a request before
+	since    int64 // coarse time of put
+	reused   bool
 }
 
 func (u *upstreams) init(p *Proxy) {
 	u.proxy = p
 	u.pools = make(map[poolKey]*pool)
-	// Keep-alive probes find a backend whose machine has vanished while it owes a first byte.
+	// Keep-alive detects a backend whose machine vanished.
 	u.dialer = net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}}
 }
 
@@ -84,7 +80,7 @@ func (u *upstreams) pool(t *Target) *pool {
 	return pl
 }
 
-// get returns an unused connection that still looks alive, or nil.
+// get returns a pooled connection that looks alive, or nil.
 func (u *upstreams) get(t *Target) *upstreamConn {
 	pl := u.pool(t)
 	oldest := u.proxy.clock.Load() - int64(u.proxy.tuned.Load().Timeouts.UpstreamIdle)
@@ -115,7 +111,7 @@ func (pl *pool) take(now int64) *upstreamConn {
 	return c
 }
 
-// put takes a connection back whose response was read to its end.
+// put pools a connection whose response was read whole.
 func (u *upstreams) put(c *upstreamConn) {
 	clear(c.vector)
 	if cap(c.head) > upstreamBuffer {
@@ -134,13 +130,12 @@ func (u *upstreams) put(c *upstreamConn) {
 	}
 }
 
-// dial opens a connection. The context only cancels; the time is bounded by Timeouts.Connect.
 func (u *upstreams) dial(ctx context.Context, t *Target) (*upstreamConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, u.proxy.tuned.Load().Timeouts.Connect)
 	defer cancel()
 	raw, err := u.dialer.DialContext(ctx, "tcp", t.Addr)
 	if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) {
-		u.closeIdle() // a request needs the descriptor more than connections to other engines do
+		u.closeIdle() // a request needs the descriptor more
 		raw, err = u.dialer.DialContext(ctx, "tcp", t.Addr)
 	}
 	if err != nil {
@@ -164,8 +159,7 @@ func (u *upstreams) dial(ctx context.Context, t *Target) (*upstreamConn, error) 
 	return c, nil
 }
 
-// send writes a request, the head of which is in c.head, and calls sent when it is written. The body comes in pieces, which are
-// only read.
+// send writes the head c.head and the body, then calls sent.
 func (c *upstreamConn) send(body [][]byte, sent func()) error {
 	if pieceBytes(body) <= smallBody {
 		for _, p := range body {
@@ -183,10 +177,10 @@ func (c *upstreamConn) send(body [][]byte, sent func()) error {
 	return after(err, sent)
 }
 
-// writeEach writes the vector to a connection that has no vectored write. Small pieces are put together first: each write is a
-// record of TLS, and a system call.
+// writeEach writes the vector over TLS, joining small pieces: each write is a TLS record and a
+// system call.
 func (c *upstreamConn) writeEach() error {
-	small := c.head // whose end is free: it is the vector's first piece
+	small := c.head // the vector's first piece
 	for _, p := range c.vector[1:] {
 		if len(p) <= smallBody && len(small) <= smallBody {
 			small = append(small, p...)
@@ -204,7 +198,6 @@ func (c *upstreamConn) writeEach() error {
 	return writeAll(c.Conn, small)
 }
 
-// writeAll writes p, if there is any.
 func writeAll(w io.Writer, p []byte) error {
 	if len(p) == 0 {
 		return nil
@@ -213,7 +206,6 @@ func writeAll(w io.Writer, p []byte) error {
 	return err
 }
 
-// after calls sent if err is nil, and returns err.
 func after(err error, sent func()) error {
 	if err == nil {
 		sent()
@@ -221,16 +213,15 @@ func after(err error, sent func()) error {
 	return err
 }
 
-// aLongTimeAgo is a deadline that has passed.
 var aLongTimeAgo = time.Unix(1, 0)
 
-// interrupt makes the read or write in progress, and all later ones, fail. The connection cannot be reused after it.
+// interrupt makes reads and writes fail for good.
 func (c *upstreamConn) interrupt() {
-	// The error says the connection is closed, which is as good.
+	// It fails only if the connection is closed.
 	_ = c.raw.SetDeadline(aLongTimeAgo)
 }
 
-// sweep closes connections that were not used for too long and forgets pools that were not used for an hour.
+// sweep closes connections unused for UpstreamIdle and removes pools unused for an hour.
 func (u *upstreams) sweep(now int64) {
 	oldest := now - int64(u.proxy.tuned.Load().Timeouts.UpstreamIdle)
 	forget := false
@@ -251,7 +242,7 @@ func (u *upstreams) sweep(now int64) {
 	}
 }
 
-// expire closes the connections put back before oldest, and reports whether the pool may be due to be forgotten.
+// expire reports whether the pool looks due for removal.
 func (pl *pool) expire(oldest int64) bool {
 	pl.mu.Lock()
 	defer pl.mu.Unlock()
@@ -268,8 +259,7 @@ func (pl *pool) expire(oldest int64) bool {
 	return len(pl.idle) == 0 && oldest-pl.used > int64(time.Hour)
 }
 
-// retire closes the pool for good if it was not used since then. A connection that is still out is closed when it comes
-// back.
+// retire marks an empty pool dead if it was not used after since.
 func (pl *pool) retire(since int64) bool {
 	pl.mu.Lock()
 	defer pl.mu.Unlock()
@@ -280,7 +270,6 @@ func (pl *pool) retire(since int64) bool {
 	return true
 }
 
-// closeIdle closes the connections that are unused now.
 func (u *upstreams) closeIdle() {
 	u.mu.RLock()
 	defer u.mu.RUnlock()
@@ -289,7 +278,7 @@ func (u *upstreams) closeIdle() {
 	}
 }
 
-// close closes all unused connections, and those given back later.
+// close closes pooled connections, now and when put.
 func (u *upstreams) close() {
 	u.mu.Lock()
 	defer u.mu.Unlock()

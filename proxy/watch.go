@@ -2,9 +2,7 @@ package proxy
 
 import "time"
 
-// watch looks at every client connection once per period, so that no request pays for a timer of
-// its own: it ends the waits whose time is up and the writes to clients that do not read. Clients
-// that leave are reported by departures, at once.
+// watch checks all client connections every Timeouts.Watch, so that requests need no timers.
 func (p *Proxy) watch(done chan<- struct{}) {
 	defer close(done)
 	ticker := time.NewTicker(p.cfg.Timeouts.Watch)
@@ -21,12 +19,11 @@ func (p *Proxy) watch(done chan<- struct{}) {
 	}
 }
 
-// Sweeps counts the finished passes over the connections. While it does not rise, with a listener
-// open, no deadline of a request is kept.
+// Sweeps returns the number of finished passes. While a listener is open and Sweeps stands still,
+// no request deadline is enforced.
 func (p *Proxy) Sweeps() uint64 { return p.sweeps.Load() }
 
-// sweep makes one pass. It works on a copy of the list, so that interrupting a request does not
-// hold up new connections.
+// sweep works on a copy of the list, so that interrupting requests does not block new connections.
 func (p *Proxy) sweep(scratch []*clientConn) []*clientConn {
 	now := int64(time.Since(p.epoch))
 	p.clock.Store(now)
@@ -37,7 +34,7 @@ func (p *Proxy) sweep(scratch []*clientConn) []*clientConn {
 	for _, c := range scratch {
 		if since := c.writing.Load(); since != 0 && now-since > stall {
 			c.interrupt(stalled)
-			c.abort() // a FIN would leave what the client does not read in the kernel's buffers for minutes
+			c.abort() // a FIN would keep unread data in the kernel's buffers for minutes
 			continue
 		}
 		if c.state.Load() != connActive {

@@ -2,43 +2,37 @@ package raftstore
 
 import "slices"
 
-// standing is a server as the rules for voters see it.
 type standing struct {
 	id      string
 	voter   bool
 	leader  bool
-	healthy bool // answers, and its log is near the end
-	stable  bool // healthy for long enough to be given a vote, and may have one
-	dead    bool // said goodbye, or was not heard of for long: a voter to be replaced
-	gone    bool // the same, for longer: a non-voter to be forgotten
+	healthy bool // answers with a nearly complete log
+	stable  bool // may vote, and healthy for Timers.Stable
+	dead    bool // left, or silent for Timers.Dead
+	gone    bool // left, or silent for Timers.Forget
 }
 
-// change is one step of the configuration.
 type change uint8
 
 const (
 	changeNothing change = iota
-	changePromote        // a non-voter votes
-	changeDemote         // a voter does not vote any more
-	changeRemove         // a non-voter leaves the configuration
+	changePromote        // non-voter to voter
+	changeDemote         // voter to non-voter
+	changeRemove         // removes a non-voter
 )
 
-// String gives the change as it is logged.
 func (c change) String() string { return nameOf(c, "nothing", "promote", "demote", "remove") }
 
-// nextChange is the one step that brings the voters nearer to the wanted number.
-// It is a pure function of what the leader sees:
+// nextChange is the next step towards the wanted number of voters, a pure function:
 //
-//   - The number of voters aimed at is the largest odd one that is not above the
-//     wanted one and that there are servers for. An even number needs as many
-//     more to agree and bears the loss of no more.
-//   - A server is given a vote when there are too few live voters.
-//   - A dead voter loses its vote when the live ones are enough without it, and
-//     never if fewer than three would remain, or an even number: an unreachable
-//     voter that comes back is worth more than a smaller group.
-//   - Nothing is taken from anybody while the dead are half of the voters or more.
-//     They may be on the other side of a partition.
-//   - A living voter loses its vote only if more were wanted once than now.
+//   - The target is the largest odd number up to wanted for which servers exist; an even number
+//     tolerates no more losses.
+//   - A stable server gets a vote when live voters are too few.
+//   - A dead voter may return, so it loses its vote only if enough live voters remain, at least
+//     three and, up to wanted, an odd number.
+//   - While half of the voters or more are dead, none loses its vote: they may be beyond a
+//     partition.
+//   - A live voter loses its vote only above the wanted number.
 func nextChange(list []standing, wanted int) (change, string) {
 	var voters, live, candidates []standing
 	for _, s := range list {
@@ -85,8 +79,7 @@ func nextChange(list []standing, wanted int) (change, string) {
 	return changeNothing, ""
 }
 
-// surplus picks the voter that is missed least: an ill one, else any that does
-// not lead.
+// surplus prefers an unhealthy voter and spares the leader.
 func surplus(voters []standing) string {
 	pick := ""
 	for _, s := range voters {

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// parse makes standings of a line like "a:vl b:v c:vd d:s": v voter, l leader, d
-// dead, g gone, s stable, i ill.
+// parse reads standings like "a:vl b:v c:vd d:s": v voter, l leader, d dead, g gone, s stable, i
+// ill.
 func parse(line string) (list []standing) {
 	for word := range strings.FieldsSeq(line) {
 		id, marks, _ := strings.Cut(word, ":")
@@ -56,8 +56,7 @@ func TestNextChange(t *testing.T) {
 	}
 }
 
-// Whatever befalls a group, step after step: the quorum of the voters is always
-// alive if it was when the step was taken, and the steps come to an end.
+// Through any sequence of steps, a live quorum stays live, and the steps end.
 func TestChangesAreSafeAndEnd(t *testing.T) {
 	r := seeded(t)
 	for range 20000 {

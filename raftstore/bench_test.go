@@ -7,8 +7,7 @@ import (
 	"time"
 )
 
-// leads waits for a leader among the nodes by polling often, as the figure is the
-// time it takes.
+// leads polls often, because benchmarks measure the time until a leader exists.
 func leads(b *testing.B, nodes []*node) *node {
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		for _, n := range nodes {
@@ -21,12 +20,9 @@ func leads(b *testing.B, nodes []*node) *node {
 	return nil
 }
 
-// usual are the timers that a fleet has when nobody sets any.
 func usual(c *Config) { c.Timers = Timers{} }
 
-// BenchmarkFailover is how long a group is without a leader, with the default
-// timers: after the death of the leader, and when it is stopped. The first is
-// given as quantiles; run it with -benchtime 20x.
+// BenchmarkFailover needs -benchtime 20x for quantiles.
 func BenchmarkFailover(b *testing.B) {
 	for _, how := range []string{"killed", "stopped"} {
 		b.Run(how, func(b *testing.B) {
@@ -63,8 +59,7 @@ func BenchmarkFailover(b *testing.B) {
 	}
 }
 
-// BenchmarkApply is a command at the leader and one at another node, with fsync;
-// callers is how many wait at the same time.
+// BenchmarkApply includes fsync.
 func BenchmarkApply(b *testing.B) {
 	for _, callers := range []int{1, 32} {
 		for _, at := range []string{"leader", "follower"} {
@@ -90,7 +85,6 @@ func BenchmarkApply(b *testing.B) {
 	}
 }
 
-// BenchmarkRead is a linearizable read, and the one that asks nobody.
 func BenchmarkRead(b *testing.B) {
 	f := newRealFleet(b, 3, usual).start()
 	s := leads(b, f.nodes).store.Load()

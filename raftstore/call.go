@@ -13,33 +13,25 @@ import (
 )
 
 const (
-	// retryFirst and retryLast are the waits between attempts.
 	retryFirst = 5 * time.Millisecond
 	retryLast  = 100 * time.Millisecond
-	// leastAttempt is the least time that another node is asked with: a request that
-	// is cut off on its way leaves an outcome that nobody knows, for nothing.
+	// leastAttempt is the least time for an attempt: if it is cut off, its outcome stays unknown.
 	leastAttempt = 20 * time.Millisecond
-	// leaderPoll is how often a call that waits for a leader looks whether there
-	// is another one by now.
-	leaderPoll = 20 * time.Millisecond
+	leaderPoll   = 20 * time.Millisecond
 )
 
-// Apply commits a command. Any node takes it: it hands it to the leader, and
-// tries again, under the same request id, for as long as the outcome is open, so
-// that the command takes effect once. When it returns without error the command
-// is on the disks of a majority, and this node's State has it, unless this node
-// lags behind by more than the time that was left.
+// Apply commits a command from any node, once. On success a majority has it on disk and this node's
+// State includes it, unless this node lags too much.
 //
-// It waits for at most Timers.Call (1.8 s), or until ctx ends. Errors: what the
-// state machine refused (ErrInvalid, ErrExists, ErrNotFound, ErrConflict,
-// ErrTooMany), ErrNoLeader and ErrBarred if certainly nothing was done, ErrUncertain if nobody
-// can know, ErrStopped.
+// It takes at most Timers.Call. Errors: ErrInvalid, ErrExists, ErrNotFound, ErrConflict or
+// ErrTooMany from the state machine; ErrNoLeader or ErrBarred if nothing was done; ErrUncertain;
+// ErrStopped.
 func (s *Store) Apply(ctx context.Context, c Command) (Result, error) {
 	if err := c.validate(); err != nil {
 		return Result{}, refuse(refusedInvalid, "%v", err)
 	}
 	e := entry{at: time.Now().UnixMilli(), command: normalCommand(c)}
-	rand.Read(e.request[:]) // never fails, says its documentation
+	rand.Read(e.request[:]) // never fails
 	raw := e.encode()
 	if len(raw) > MaxCommandBytes {
 		return Result{}, refuse(refusedInvalid, "command of %d bytes, at most %d are allowed", len(raw), MaxCommandBytes)
@@ -59,14 +51,12 @@ func (s *Store) Apply(ctx context.Context, c Command) (Result, error) {
 		return o.result, o.refuse
 	}
 	if o.result.Changed {
-		// The command is committed whether or not this node hears of it in time.
+		// The command is committed in any case.
 		_, _ = s.await(ctx, o.result.Index)
 	}
 	return o.result, nil
 }
 
-// normalCommand brings URLs into the form in which the state machine compares
-// them. The command was validated.
 func normalCommand(c Command) Command {
 	switch c := c.(type) {
 	case AddBackends:
@@ -86,9 +76,8 @@ func normalCommand(c Command) Command {
 	return c
 }
 
-// Read gives a state that is at least as new as every Apply that had returned
-// anywhere before Read was called. It costs a write to the leader's log. Errors
-// are those of Apply; ErrUncertain does not occur.
+// Read returns a state at least as new as every Apply that returned on any node before. Errors are
+// those of Apply without ErrUncertain.
 func (s *Store) Read(ctx context.Context) (*State, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timers.Call)
 	defer cancel()
@@ -104,14 +93,12 @@ func (s *Store) Read(ctx context.Context) (*State, error) {
 	return s.await(ctx, version)
 }
 
-// Transfer hands leadership to the voter with this id, or to the most advanced
-// one if it is empty. Any node takes it.
+// Transfer hands leadership to the voter with this id, or if empty to the most advanced one.
 func (s *Store) Transfer(ctx context.Context, to string) error {
 	return s.administer(ctx, askTransfer, transferRequest{to})
 }
 
-// RemoveServer takes a server out of the group, whatever its state. Any node
-// takes it. A server that is alive and known to gossip is taken in again.
+// RemoveServer removes a server from the group. A live server that gossip knows is added again.
 func (s *Store) RemoveServer(ctx context.Context, id string) error {
 	return s.administer(ctx, askRemove, removeRequest{id})
 }
@@ -127,11 +114,9 @@ func (s *Store) administer(ctx context.Context, kind requestKind, req any) error
 	return err
 }
 
-// errNotYet is an attempt that found no leader to ask.
 var errNotYet = errors.New("no leader is known")
 
-// atLeader has a request carried out at the leader, wherever it is, and tries
-// again until ctx ends. It must have a deadline.
+// atLeader retries until ctx, which needs a deadline, ends.
 func (s *Store) atLeader(ctx context.Context, kind requestKind, payload []byte) ([]byte, error) {
 	var (
 		search    = search{}
@@ -183,7 +168,6 @@ func (s *Store) serving() bool {
 	return s.started && !s.stopping
 }
 
-// pause waits before another attempt; false means that the time is over.
 func (s *Store) pause(ctx context.Context, wait time.Duration) bool {
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
@@ -193,11 +177,10 @@ func (s *Store) pause(ctx context.Context, wait time.Duration) bool {
 	case <-ctx.Done():
 		return false
 	case <-s.ctx.Done():
-		return true // and serving says the rest
+		return true
 	}
 }
 
-// gaveUp makes the error of a call whose time is over.
 func (s *Store) gaveUp(kind requestKind, uncertain, last error, c *census) error {
 	missing := s.missing(c)
 	switch {
@@ -213,14 +196,12 @@ func (s *Store) gaveUp(kind requestKind, uncertain, last error, c *census) error
 	return ErrNoLeader
 }
 
-// search is how a node looks for a leader that its own raft does not know.
 type search struct {
 	hinted hint
 	next   int
 	random bool
 }
 
-// learn takes a hint; it is used once.
 func (q *search) learn(body []byte) {
 	var h hint
 	if json.Unmarshal(body, &h) == nil {
@@ -228,7 +209,6 @@ func (q *search) learn(body []byte) {
 	}
 }
 
-// attempt asks whoever seems to lead.
 func (s *Store) attempt(ctx context.Context, q *search, kind requestKind, payload []byte) (a answer, sent bool, err error) {
 	l := s.current()
 	if s.isLeader(l) {
@@ -260,8 +240,7 @@ func (s *Store) attempt(ctx context.Context, q *search, kind requestKind, payloa
 	return s.caller.call(ctx, to.Addr, kind, append(body, payload...))
 }
 
-// anybody picks one member after the other, for a node that is in no group yet
-// or whose own raft has failed.
+// anybody picks live peers in turn, for a node without a configuration.
 func (s *Store) anybody(q *search) hint {
 	var alive []Peer
 	for _, p := range s.peers() {
@@ -280,8 +259,7 @@ func (s *Store) anybody(q *search) hint {
 	return hint{ID: p.ID, Addr: p.Addr}
 }
 
-// abandon gives a request up when another node leads: the one that was asked may
-// hang, and would be waited for until the time is over.
+// abandon cancels a request when another node leads, because the one asked may hang.
 func (s *Store) abandon(l *life, asked hint, cancel context.CancelFunc, done <-chan struct{}) {
 	if l == nil {
 		return

@@ -7,10 +7,9 @@ import (
 	"time"
 )
 
-// TestNoAttemptWithoutTime: a call whose time is as good as over asks nobody any more. What is cut off on its way would
-// leave an outcome that nobody knows.
+// A call without time left sends no request, because the outcome would be unknown.
 func TestNoAttemptWithoutTime(t *testing.T) {
-	near, far := net.Pipe() // nobody reads at the far end
+	near, far := net.Pipe() // without a reader
 	defer near.Close()
 	defer far.Close()
 	p := &port{conns: make(map[*conn]struct{})}

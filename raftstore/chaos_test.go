@@ -17,8 +17,8 @@ import (
 	"grapevine/chaos/history"
 )
 
-// chaotic says that tests of faults are to run for long, as GRAPEVINE_CHAOS asks:
-// a duration, or anything else for three minutes.
+// chaotic says that GRAPEVINE_CHAOS asks for long fault tests: a duration, or anything else for 3
+// min.
 func chaotic() bool { return os.Getenv("GRAPEVINE_CHAOS") != "" }
 
 func chaosLength() time.Duration {
@@ -31,7 +31,6 @@ func chaosLength() time.Duration {
 	return 3 * time.Minute
 }
 
-// historian records what clients do.
 type historian struct {
 	history.Log
 
@@ -45,8 +44,7 @@ func (h *historian) outcome(what string) {
 	h.count[what]++
 }
 
-// do carries out one operation at a store and records it, if it has or may have
-// happened.
+// do records an operation if it has or may have happened.
 func (h *historian) do(ctx context.Context, client int, s *Store, in history.Input) {
 	call := h.Now()
 	if in.Kind == history.Read {
@@ -84,11 +82,8 @@ func (h *historian) do(ctx context.Context, client int, s *Store, in history.Inp
 	}
 }
 
-// Histories of groups of three and five, in which nodes are killed, disks hang
-// and fill up, and the network is cut, are those of a store that does one thing
-// after the other; and at the end all nodes know the same. This is on real sockets
-// and in real time, so it is short, unless it is to be long, and with three nodes:
-// TestSeedsGroup does more of the same in virtual time.
+// Under kills, disk faults and partitions, histories are linearizable and all nodes finally agree.
+// This uses real sockets and time, so it is short; TestSeedsGroup does more in virtual time.
 func TestLinearizable(t *testing.T) {
 	sizes := []int{3}
 	if chaotic() {
@@ -140,7 +135,7 @@ func linearizable(t *testing.T, size, clients int, length time.Duration) {
 	for _, n := range f.all() {
 		until(t, "all nodes to know the same", func() bool {
 			st := n.store.Load().State()
-			// Writes that were given up may still come, so the newest is asked for again.
+			// Abandoned writes may still arrive.
 			if st.Version > last.Version {
 				last = st
 			}
@@ -164,14 +159,14 @@ func client(ctx context.Context, f *fleet, h *historian, id int, r *rand.Rand) {
 		n := f.nodes[r.IntN(len(f.nodes))]
 		if s := n.store.Load(); s != nil {
 			kind := history.Kind(r.IntN(history.Kinds))
-			// A call is not ended by the end of the test, so that its outcome is known.
+			// The call outlives the test's end, so that its outcome is known.
 			h.do(context.Background(), id, s, history.Input{Kind: kind, Backend: fmt.Sprintf("b%d", r.IntN(10))})
 		}
-		time.Sleep(time.Duration(r.IntN(8)) * time.Millisecond) // thinks: histories are judged in time that grows with their length
+		time.Sleep(time.Duration(r.IntN(8)) * time.Millisecond) // long histories take long to check
 	}
 }
 
-// nemesis does one harm after the other, and undoes it.
+// nemesis injects one fault after another and undoes each.
 func nemesis(ctx context.Context, f *fleet, h *historian, r *rand.Rand) {
 	pause := func(ms int) {
 		select {
@@ -184,7 +179,7 @@ func nemesis(ctx context.Context, f *fleet, h *historian, r *rand.Rand) {
 		pause(100 + r.IntN(300))
 		n := f.nodes[r.IntN(len(f.nodes))]
 		if r.IntN(2) == 0 {
-			// The leader is where it hurts.
+			// Prefer the leader.
 			for _, candidate := range f.nodes {
 				if s := candidate.store.Load(); s != nil && s.isLeader(s.current()) {
 					n = candidate
@@ -220,7 +215,6 @@ func nemesis(ctx context.Context, f *fleet, h *historian, r *rand.Rand) {
 	}
 }
 
-// judge checks the history.
 func judge(t *testing.T, h *historian) {
 	t.Helper()
 	h.mu.Lock()

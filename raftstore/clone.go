@@ -11,15 +11,13 @@ import (
 const (
 	cloned      = "its data directory was copied"
 	cloneRemedy = "stop the copy, empty its data directory and start it with join"
-	// cloneAfter is how long a copy must be seen before it is called one: as long as gossip may take
-	// to find out that a node has died and come back elsewhere.
+	// cloneAfter is the time gossip may need to notice that a node died and moved.
 	cloneAfter = 5 * time.Second
-	// cloneShown is how long it is shown after it was last seen, and not logged again.
+	// cloneShown is how long a sighting is reported, and the least time between log lines.
 	cloneShown = time.Minute
 )
 
-// cloneSighting is the last node that was seen to run on a copy of another's data. Two processes with
-// one raft id could vote twice in one term.
+// cloneSighting is a node with a copy of another's data, which could vote twice in one term.
 type cloneSighting struct {
 	id, addr, original string
 	first, last        time.Time
@@ -33,9 +31,9 @@ func (c cloneSighting) text(now time.Time) string {
 	return fmt.Sprintf("the node at %s has the raft id %s of %s, which is alive: %s; %s", c.addr, c.id, c.original, cloned, cloneRemedy)
 }
 
-// originalOf is the node that has the raft id of a hello and is alive at another address; false if
-// there is none, or the hello comes from where the configuration has that id. A node that has moved is
-// let in once gossip has found its former process dead.
+// originalOf returns the live node with a hello's raft id at another address, unless the
+// configuration has the hello's address. A moved node must wait until gossip knows its former
+// process as dead.
 func (s *Store) originalOf(h hello) (Peer, bool) {
 	if h.id == s.id {
 		return Peer{ID: s.id, Name: "this node", Addr: s.addr}, true
@@ -53,7 +51,6 @@ func (s *Store) originalOf(h hello) (Peer, bool) {
 	return Peer{}, false
 }
 
-// noteClone remembers a copy, and logs it once a minute.
 func (s *Store) noteClone(h hello, original Peer) {
 	now := time.Now()
 	s.mu.Lock()
@@ -69,8 +66,7 @@ func (s *Store) noteClone(h hello, original Peer) {
 	}
 }
 
-// withoutClones drops the answers of nodes with the raft id of a server that answers, too, at another
-// address: they are not servers that have moved.
+// withoutClones drops answers from copies: the server with that id answers, too.
 func (s *Store) withoutClones(servers []raft.Server, answers []answered) []answered {
 	isClone := func(a answered) bool {
 		at := slices.IndexFunc(servers, func(server raft.Server) bool { return string(server.ID) == a.info.ID })

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// A node that runs on a copy of a live voter's data takes no part in raft, whichever of the two gossip
-// knows; the leader says so, and keeps the voter where it was.
+// A copy of a live voter's data takes no part in raft; the leader reports it and keeps the voter's
+// address.
 func TestCloneIsRefused(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, nil).start()
@@ -43,7 +43,7 @@ func TestCloneIsRefused(t *testing.T) {
 		if has(copied.State(), "after-a") {
 			t.Error("the copy takes part")
 		}
-		// When the original has died, the copy is one node that has moved.
+		// With the original dead, the copy is a moved node.
 		original.kill()
 		until(t, "the copy to be taken for the node", func() bool { return has(copied.State(), "after-c") })
 	})

@@ -7,7 +7,6 @@ import (
 	"math"
 )
 
-// errShort is a field that ends beyond its message.
 var errShort = errors.New("cut short")
 
 func appendString(dst []byte, s string) []byte {
@@ -34,8 +33,7 @@ func appendFloat(dst []byte, f float64) []byte {
 	return binary.BigEndian.AppendUint64(dst, math.Float64bits(f))
 }
 
-// decoder reads fields in order. The first error stays; after it every field
-// reads as zero. It allocates for no length that the input does not cover.
+// decoder keeps the first error, then reads zeros. It never allocates more than the input covers.
 type decoder struct {
 	b   []byte
 	err error
@@ -108,12 +106,11 @@ func (d *decoder) uint64() uint64 {
 
 func (d *decoder) float() float64 { return math.Float64frombits(d.uint64()) }
 
-// string reads a string of at most limit bytes.
 func (d *decoder) string(limit int) string {
 	return string(d.take(int(d.uint(uint64(limit)))))
 }
 
-// count reads how many elements follow, each of at least size bytes.
+// count reads a number of elements of at least size bytes.
 func (d *decoder) count(limit, size int) int {
 	n := int(d.uint(uint64(limit)))
 	if n*size > len(d.b) {
@@ -135,7 +132,6 @@ func (d *decoder) strings(limit, each int) []string {
 	return list
 }
 
-// done reports the first error, or that something is left over.
 func (d *decoder) done() error {
 	if d.err == nil && len(d.b) > 0 {
 		d.fail(fmt.Errorf("%d bytes too many", len(d.b)))

@@ -15,7 +15,6 @@ import (
 
 func readCloser(b []byte) io.ReadCloser { return io.NopCloser(bytes.NewReader(b)) }
 
-// commands has one of each, with all that it can carry.
 func commands() []Command {
 	return []Command{
 		AddBackends{[]Backend{backend("a"), {
@@ -48,8 +47,7 @@ func TestCommandsRoundTrip(t *testing.T) {
 		}
 		raw := e.encode()
 		for n := range raw {
-			// A text at the end of a command may be cut where it is still a text: its
-			// length says that it is not.
+			// A length prefix protects text at the end of a command from being cut.
 			if _, err := decodeEntry(raw[:n]); err == nil {
 				t.Errorf("%T cut to %d of %d bytes is read", c, n, len(raw))
 			}
@@ -60,7 +58,7 @@ func TestCommandsRoundTrip(t *testing.T) {
 	}
 }
 
-// FuzzCommand: what can be read is written the same way again.
+// What decodes also encodes to the same bytes.
 func FuzzCommand(f *testing.F) {
 	for _, c := range commands() {
 		f.Add(entry{command: c}.encode())
@@ -78,18 +76,17 @@ func FuzzCommand(f *testing.F) {
 		if !bytes.Equal(again.encode(), e.encode()) {
 			t.Errorf("%+v came back as %+v", e, again)
 		}
-		// Whatever it is, the machine takes it.
+		// The machine accepts any decoded entry.
 		newMachine().apply(1, e)
 	})
 }
 
-// A count or length that is only claimed allocates nothing.
+// A claimed count or length allocates nothing.
 func TestClaimsAllocateNothing(t *testing.T) {
 	claim := binary.AppendUvarint(nil, MaxBackends)
 	command := append([]byte{commandFormat, byte(kindAddBackends)}, make([]byte, len(requestID{})+1)...)
 	hot := append([]byte{commandFormat, byte(kindSetHot)}, make([]byte, len(requestID{})+1)...)
 	empty := newMachine().snapshot()
-	// Everything up to the list of backends, of which there are none.
 	head := len(snapshotMagic) + 1 + 1 + 3 + 2 + 1 + 1
 	state := append(bytes.Clone(empty[:head]), claim...)
 	state = binary.BigEndian.AppendUint32(state, crc32.Checksum(state, castagnoli))
@@ -115,8 +112,6 @@ func TestClaimsAllocateNothing(t *testing.T) {
 	}
 }
 
-// FuzzSnapshot: what can be read is written the same way again, and the machine
-// works on.
 func FuzzSnapshot(f *testing.F) {
 	m := newMachine()
 	f.Add(m.snapshot())
@@ -126,7 +121,7 @@ func FuzzSnapshot(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		if len(raw) >= crc32.Size {
-			// Give the fuzzer a chance: the checksum is right.
+			// Correct the checksum, so that the fuzzer gets further.
 			body := raw[:len(raw)-crc32.Size]
 			raw = binary.BigEndian.AppendUint32(bytes.Clone(body), crc32.Checksum(body, castagnoli))
 		}
@@ -143,7 +138,6 @@ func FuzzSnapshot(f *testing.F) {
 	})
 }
 
-// FuzzHello: a connection's first bytes.
 func FuzzHello(f *testing.F) {
 	f.Add(hello{use: useRaft, group: groupID{1}, to: "a", id: "b", addr: "127.0.0.1:1"}.encode())
 	f.Add(hello{use: useRequests}.encode())
@@ -158,7 +152,7 @@ func FuzzHello(f *testing.F) {
 	})
 }
 
-// FuzzFrame: a frame's length is not believed before the bytes have come.
+// A claimed frame length allocates nothing before the bytes arrive.
 func FuzzFrame(f *testing.F) {
 	f.Add([]byte{1, 0, 0, 0, 3, 'a', 'b', 'c'})
 	f.Add([]byte{1, 0xff, 0xff, 0xff, 0xff})
@@ -194,7 +188,6 @@ func TestLogRecordsRoundTrip(t *testing.T) {
 	}
 }
 
-// fullMachine has as many backends as a large fleet and a long memory.
 func fullMachine(backends int) *machine {
 	m := newMachine()
 	var list []Backend

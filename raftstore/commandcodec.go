@@ -7,18 +7,16 @@ import (
 	"math"
 )
 
-// commandFormat is the version of the log entries. A node proposes nothing of a
-// format that it does not know, and stops at an entry of one.
+// commandFormat is the version of log entries; a node stops at an unknown one.
 const commandFormat = 1
 
-// errUnknownCommand is an entry of a format or kind that this program does not
-// know: written by a newer one.
+// errUnknownCommand means an entry of a newer program.
 var errUnknownCommand = errors.New("command of an unknown version")
 
-// requestID makes a command that is proposed twice take effect once.
+// requestID makes a repeated command take effect once.
 type requestID [16]byte
 
-// entry is a command as it stands in the log:
+// entry is a command in the log:
 //
 //	format   1 byte, 1
 //	kind     1 byte
@@ -26,8 +24,7 @@ type requestID [16]byte
 //	time     varint, unix ms at the node that was asked
 //	body     by kind, to the end
 //
-// Strings and lists begin with their length as a uvarint; an optional field is
-// preceded by a byte that says whether it is there.
+// Strings and lists begin with their length as a uvarint, optional fields with a byte for presence.
 type entry struct {
 	request requestID
 	at      int64
@@ -75,7 +72,6 @@ func (e entry) encode() []byte {
 	return dst
 }
 
-// appendSpec writes what AddBackends says of a backend.
 func appendSpec(dst []byte, b Backend) []byte {
 	dst = appendString(dst, b.Name)
 	dst = appendString(dst, b.URL)
@@ -123,8 +119,7 @@ func appendConstants(dst []byte, c Constants) []byte {
 	return appendString(dst, c.Cluster)
 }
 
-// decodeEntry reads an entry. errUnknownCommand is one of a later program;
-// every other error is damage.
+// decodeEntry returns errUnknownCommand for a newer program's entry; other errors mean damage.
 func decodeEntry(b []byte) (entry, error) {
 	if len(b) > MaxCommandBytes {
 		return entry{}, fmt.Errorf("command of %d bytes, at most %d are allowed", len(b), MaxCommandBytes)
@@ -177,7 +172,6 @@ func (d *decoder) enum(last byte) byte {
 
 func (d *decoder) version() uint64 { return d.uint(math.MaxUint64) }
 
-// optional reads what appendOptional wrote.
 func optional[T any](d *decoder, read func() T) *T {
 	if !d.bool() {
 		return nil
@@ -193,7 +187,7 @@ func (d *decoder) models() []string { return d.strings(MaxModels, MaxNameBytes) 
 func (d *decoder) source() Source   { return Source(d.enum(byte(Admin))) }
 
 func (d *decoder) addBackends() AddBackends {
-	// The shortest backend: five lengths or numbers of a byte and a float.
+	// five lengths or numbers of a byte, and a float
 	list := make([]Backend, d.count(MaxBackends, 13))
 	for i := range list {
 		list[i] = d.spec()

@@ -11,87 +11,76 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// ALPN names the store's protocol among those on the fleet's port.
+// ALPN is the store's protocol on the fleet's port.
 const ALPN = "grapevine-raft/1"
 
-// Streams are connections between the stores of one fleet. Both ends of each are
-// authenticated as nodes of the fleet before Accept or Dial returns it. Accept
-// ends with an error once Close is called. Addr is where other nodes dial this one.
+// Streams are connections between stores, authenticated at both ends before Accept or Dial returns
+// them. Close makes Accept fail. Other nodes dial Addr.
 type Streams interface {
 	net.Listener
 	Dial(ctx context.Context, addr string) (net.Conn, error)
 }
 
-// Config says where a store keeps its data, how it is reached and who else may
-// be there. Open copies it.
+// Config configures a store. Open copies it.
 type Config struct {
-	// Dir is the data directory; it is made if missing. Empty keeps everything in
-	// memory: good for a fleet of one that starts from its configuration every
-	// time, and for a node that joins others and never votes.
+	// Dir is the data directory, created if missing. Empty keeps everything in memory, for a fleet
+	// of one or a node that never votes.
 	Dir string
-	// Streams lead to the other nodes. The store owns it from Open on, even if
-	// Open fails. nil means that there is no network, which needs Expect <= 1
-	// and Join false.
+	// The store owns Streams once Open is called. nil means no network and needs Expect <= 1 and no
+	// Join.
 	Streams Streams
-	// Expect is how many candidates must see each other before they form a group.
-	// 0 or 1 is a fleet of one, which bootstraps itself at once unless Join is set.
+	// Expect is how many candidates found a group: 3 or 5. With 0 or 1 the node founds one alone,
+	// unless Join is set.
 	Expect int
-	// Join says that other nodes exist: never bootstrap alone.
+	// Join keeps the node from founding a group alone.
 	Join bool
-	// Voters is how many voters the leader keeps: 1, 3 or 5. 0 means 3, or Expect
-	// if that is more: founders that found themselves too many would give up their
-	// votes at once.
+	// Voters is the wanted number: 1, 3 or 5. 0 means max(3, Expect), which keeps all founders.
 	Voters int
-	// Server says that this node may vote. Without Dir it never does.
+	// Server allows this node to vote, except with Join and without Dir.
 	Server bool
-	// Peers tells which other nodes gossip knows, this one left out. It is called
-	// from one goroutine at a time, about every second and after Poke, and must
-	// not block. nil is nobody.
+	// Peers lists the other nodes that gossip knows; nil means none. It is called from one
+	// goroutine at a time and must not block.
 	Peers func() []Peer
-	// Met says whether Peers has had the time to meet the others, which recovered data
-	// waits for. nil is always.
+	// Met says whether gossip has met the fleet, for which recovered data waits. nil means always.
 	Met func() bool
 	// Constants are this node's; the first leader commits its own.
 	Constants Constants
 	Timers    Timers
-	Faults    *Faults // tests only; nil is none
+	Faults    *Faults
 	Log       zerolog.Logger
 }
 
-// Timers are the delays of a store; zero fields take the defaults given beside
-// them. All nodes of a group must use the same Heartbeat.
+// Timers are the delays of a store; zero means the default given here. Heartbeat must be equal in a
+// group.
 type Timers struct {
-	Heartbeat     time.Duration // 300 ms without a leader's word before an election
-	Lease         time.Duration // without a quorum before a leader steps down; as long as Heartbeat
-	Commit        time.Duration // 50 ms until followers learn what is committed when nothing follows
-	Write         time.Duration // 1 s for one write to disk, then the store is failed
-	Probe         time.Duration // 5 s without a write before a leader writes something to try its disk
-	Call          time.Duration // 1.8 s for one Apply, Read or Transfer in all
+	Heartbeat     time.Duration // 300 ms without a leader before an election
+	Lease         time.Duration // without a quorum before a leader steps down; default Heartbeat
+	Commit        time.Duration // 50 ms until followers learn the commit index
+	Write         time.Duration // 1 s for a disk write before the disk has failed
+	Probe         time.Duration // 5 s without a write before a leader tests its disk
+	Call          time.Duration // 1.8 s per call of Apply, Read, Transfer or RemoveServer
 	Poll          time.Duration // 1 s between looks at Peers
-	Stable        time.Duration // 10 s in good health before a server is given a vote
+	Stable        time.Duration // 10 s healthy before a server gets a vote
 	Dead          time.Duration // 5 min unreachable before a voter is replaced
 	Forget        time.Duration // 10 min unreachable before a non-voter is removed
-	Settle        time.Duration // 5 s without a sign of another group before recovered data is in service
-	Reopen        time.Duration // 5 s between attempts to open a failed store again
-	SnapshotEvery time.Duration // 30 s between looks whether a snapshot is due
-	SnapshotAfter uint64        // 512 log entries since the last snapshot make one due
-	KeepLog       uint64        // 512 log entries stay behind a snapshot for slow followers
+	Settle        time.Duration // 5 s without a rival group before recovered data is in service
+	Reopen        time.Duration // 5 s between attempts to reopen a failed disk
+	SnapshotEvery time.Duration // 30 s between checks for a due snapshot
+	SnapshotAfter uint64        // 512 new log entries before a snapshot is due
+	KeepLog       uint64        // 512 log entries kept behind a snapshot for slow followers
 }
 
-// Peer is another node as gossip knows it.
 type Peer struct {
-	ID     string // raft id; empty if unknown: it is asked for
-	Name   string // for people
-	Addr   string // host:port at which Streams dials it
+	ID     string // empty if unknown
+	Name   string
+	Addr   string // host:port for Streams.Dial
 	Expect int    // its Config.Expect; 0 if unknown
-	Server bool   // may vote
+	Server bool
 	Alive  bool
-	Left   bool      // said goodbye
-	Since  time.Time // when Alive or Left last changed; may be zero
+	Left   bool
+	Since  time.Time // last change of Alive or Left; may be zero
 }
 
-// normal gives a copy of the configuration with defaults in place of zeroes, or
-// says what is wrong with it.
 func (c Config) normal() (Config, error) {
 	switch {
 	case c.Voters == 0:
@@ -117,7 +106,7 @@ func (c Config) normal() (Config, error) {
 		}
 	}
 	if c.Dir == "" && c.Join {
-		// What it forgets it must not have voted for.
+		// A voter must not forget its votes.
 		c.Server = false
 	}
 	if c.Peers == nil {
@@ -130,7 +119,6 @@ func (c Config) normal() (Config, error) {
 	return c, err
 }
 
-// maxExpect bounds the nodes that found a group together.
 const maxExpect = 5
 
 func (t *Timers) normal() error {

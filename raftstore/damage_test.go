@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// usedData is the data file of a node that has a log of several pages and a snapshot.
+// usedData has several pages of log and a snapshot.
 func usedData(t *testing.T) []byte {
 	t.Helper()
 	dir := memoryDir(t)
@@ -35,8 +35,7 @@ func usedData(t *testing.T) []byte {
 	if err := s.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	// The last transaction may be lost to damage, as if it had not been completed. Opening the file makes
-	// one that changes nothing.
+	// Damage may drop the last transaction; opening adds one without changes.
 	if s, err = Open(Config{Dir: dir, Server: true}); err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +49,6 @@ func usedData(t *testing.T) []byte {
 	return bytes.TrimRight(raw, "\x00") // the rest is a hole
 }
 
-// openDamaged opens a data file with this content. The error is what a start would end with.
 func openDamaged(t *testing.T, dir string, raw []byte) (id string, backends int, err error) {
 	t.Helper()
 	path := filepath.Join(dir, dataFile)
@@ -73,8 +71,7 @@ func openDamaged(t *testing.T, dir string, raw []byte) (id string, backends int,
 	return id, backends, s.Stop(context.Background())
 }
 
-// Whatever is damaged in the data file, a node either starts with all that it had or says that the
-// file is damaged. It never crashes, and never begins anew.
+// Whatever is damaged, a node starts with all its data or reports the damage.
 func TestDamageIsToldOrHarmless(t *testing.T) {
 	t.Parallel()
 	const page = 4096
@@ -123,7 +120,7 @@ func TestDamageIsToldOrHarmless(t *testing.T) {
 	}
 }
 
-// A file that lacks a bucket, or everything, is not taken for that of a new node.
+// A file without a bucket, or an empty one, is never taken for a new node's.
 func TestDataIsMissing(t *testing.T) {
 	t.Parallel()
 	good, dir := usedData(t), memoryDir(t)

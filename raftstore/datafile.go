@@ -19,28 +19,26 @@ import (
 	berrors "go.etcd.io/bbolt/errors"
 )
 
-// dataFile is the one file of a store, in Config.Dir.
 const dataFile = "raft.db"
 
 var (
-	bucketMeta     = []byte("meta")     // identity of the node and its group
-	bucketLog      = []byte("log")      // raft's log, by index
-	bucketStable   = []byte("stable")   // raft's term and vote
-	bucketSnapshot = []byte("snapshot") // the newest snapshot
+	bucketMeta     = []byte("meta") // identity and commit index
+	bucketLog      = []byte("log")
+	bucketStable   = []byte("stable") // term and vote
+	bucketSnapshot = []byte("snapshot")
 )
 
-// damaged says what is wrong with a data file, and what to do.
 func damaged(path string, why error) error {
 	return fmt.Errorf("%s is damaged: %w; if other nodes have the fleet's state: empty the data directory and start this node with join; else restore the file from a backup",
 		path, why)
 }
 
-// seal writes a value with a checksum of key and value behind it.
+// seal appends a checksum of key and value.
 func seal(b *bbolt.Bucket, key, value []byte) error {
 	return b.Put(key, binary.BigEndian.AppendUint32(bytes.Clone(value), logSum(key, value)))
 }
 
-// unseal reads such a value into memory of its own; nil if there is none.
+// unseal copies a sealed value; nil if there is none.
 func unseal(b *bbolt.Bucket, key []byte) ([]byte, error) {
 	raw := b.Get(key)
 	if raw == nil {
@@ -53,12 +51,12 @@ func unseal(b *bbolt.Bucket, key []byte) ([]byte, error) {
 	return bytes.Clone(raw[:at]), nil
 }
 
-// openBolt opens a data file. It waits for half a second if another process has it open.
+// openBolt waits half a second for a file that is in use.
 func openBolt(path string, readOnly bool) (*bbolt.DB, error) {
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{
 		Timeout:      500 * time.Millisecond,
 		FreelistType: bbolt.FreelistMapType,
-		// Growing the map waits for readers; the log and a snapshot fit in this.
+		// A growing map would wait for readers; log and snapshot fit in 16 MiB.
 		InitialMmapSize: 16 << 20,
 		ReadOnly:        readOnly,
 	})
@@ -76,9 +74,8 @@ func openBolt(path string, readOnly bool) (*bbolt.DB, error) {
 	return nil, damaged(path, err)
 }
 
-// ensureData makes the data file if there is none. A new file gets its name when it is complete: it has
-// its buckets and the identity of a new node. So a file that lacks any of them is damaged, and is never
-// taken for that of a new node.
+// ensureData names a new file only when it has its buckets and identity, so an incomplete file is
+// damaged and never a new node's.
 func ensureData(dir, path string) error {
 	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -118,7 +115,6 @@ func makeData(unfinished, path string) error {
 	return os.Rename(unfinished, path)
 }
 
-// syncDir makes a new name in a directory durable.
 func syncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -127,13 +123,13 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// checkData reads the structure of a data file before it is used. bbolt trusts the pages that it maps
-// into memory: a damaged one makes it read beyond the map or for ever, and neither can be caught.
+// checkData protects from bbolt, which trusts mapped pages: a damaged page makes it fault or loop
+// forever, which ends the process.
 func checkData(path string) error {
 	if info, err := os.Stat(path); err == nil && info.Size() == 0 {
 		return damaged(path, errors.New("it is empty"))
 	}
-	db, err := openBolt(path, true) // holds the lock while the file is read
+	db, err := openBolt(path, true) // holds the lock meanwhile
 	if err != nil {
 		return err
 	}
@@ -154,7 +150,7 @@ func checkData(path string) error {
 	return nil
 }
 
-// pageCheck walks the pages of a bbolt file (format 2) that its newest transaction uses. All integers
+// pageCheck walks the pages of a bbolt file (format 2) that its newest transaction uses. Integers
 // are in the machine's byte order:
 //
 //	page    id 8 bytes, flags 2, count of elements 2, further pages 4; elements; their keys and values
@@ -164,7 +160,7 @@ func checkData(path string) error {
 type pageCheck struct {
 	file               io.ReaderAt
 	fileSize, pageSize int64
-	end                uint64 // the first page that is not in use
+	end                uint64
 	used               map[uint64]bool
 }
 
@@ -175,7 +171,7 @@ const (
 	flagLeaf     = 2
 	flagFreelist = 16
 	bucketHead   = 16
-	maxDepth     = 32 // of pages; a file of a terabyte has fewer
+	maxDepth     = 32 // a terabyte needs fewer levels
 	noFreelist   = ^uint64(0)
 )
 
@@ -211,7 +207,7 @@ func (c *pageCheck) run() error {
 	return c.freelist(freelist)
 }
 
-// newestMeta reads the page of the last transaction that was completed: page 0 or 1.
+// newestMeta reads the last complete transaction from page 0 or 1.
 func (c *pageCheck) newestMeta() (root, freelist uint64, err error) {
 	const metaSize, magic, version = 64, 0xED0CDAED, 2
 	newest, found := uint64(0), false
@@ -235,7 +231,7 @@ func (c *pageCheck) newestMeta() (root, freelist uint64, err error) {
 	return root, freelist, nil
 }
 
-// page reads a page with those that continue it, and marks them as used.
+// page marks a page and its continuations as used.
 func (c *pageCheck) page(id uint64) (b []byte, flags uint16, err error) {
 	var head [pageHead]byte
 	if id < 2 || id >= c.end {
@@ -264,8 +260,7 @@ func (c *pageCheck) page(id uint64) (b []byte, flags uint16, err error) {
 	return b, order.Uint16(head[8:]), nil
 }
 
-// keyOrder holds the keys of a tree to their order: each leaf's above the one before, and not below
-// the one that the branch above gives.
+// keyOrder checks that leaf keys rise, starting at their branch's key.
 type keyOrder struct{ last, least []byte }
 
 func (o *keyOrder) branch(key []byte) bool {
@@ -281,7 +276,6 @@ func (o *keyOrder) leaf(key []byte) bool {
 
 type visitLeaf func(key, value []byte, isBucket bool) error
 
-// tree checks a page and those below it, and calls visit with every element of a leaf.
 func (c *pageCheck) tree(id uint64, depth int, keys *keyOrder, visit visitLeaf) error {
 	b, flags, err := c.page(id)
 	switch {
@@ -311,7 +305,6 @@ func (c *pageCheck) tree(id uint64, depth int, keys *keyOrder, visit visitLeaf) 
 	return nil
 }
 
-// leaf checks the elements of a leaf.
 func leaf(id uint64, b []byte, keys *keyOrder, visit visitLeaf) error {
 	count := int(order.Uint16(b[10:]))
 	if pageHead+count*elementSize > len(b) {
@@ -332,7 +325,6 @@ func leaf(id uint64, b []byte, keys *keyOrder, visit visitLeaf) error {
 	return nil
 }
 
-// span is a part of a page; false if it is not inside.
 func span(b []byte, from uint64, size uint32) ([]byte, bool) {
 	if from+uint64(size) > uint64(len(b)) {
 		return nil, false
@@ -340,15 +332,14 @@ func span(b []byte, from uint64, size uint32) ([]byte, bool) {
 	return b[from : from+uint64(size)], true
 }
 
-// knownKeys are the keys that a bucket may have; the log has indexes. A key of another name is a
-// damaged one, and what it named would seem never to have been written: a vote, a snapshot.
+// knownKeys are the valid keys per bucket; the log has indexes. An unknown key is a damaged known
+// key, whose vote or snapshot would otherwise seem never written.
 var knownKeys = map[string][]string{
 	"meta":     {string(keyIdentity), string(keyApplied)},
-	"stable":   {string(keyTerm), "LastVoteTerm", "LastVoteCand"}, // raft's names
+	"stable":   {string(keyTerm), "LastVoteTerm", "LastVoteCand"}, // from raft
 	"snapshot": {string(keySnapshotMeta), string(keySnapshotData)},
 }
 
-// bucket checks the pages of a bucket, which has no buckets of its own.
 func (c *pageCheck) bucket(name string, value []byte) error {
 	plain := func(key, _ []byte, isBucket bool) error {
 		known := slices.Contains(knownKeys[name], string(key)) || name == string(bucketLog) && len(key) == 8
@@ -371,13 +362,13 @@ func (c *pageCheck) bucket(name string, value []byte) error {
 	return leaf(0, inside, &keyOrder{}, plain)
 }
 
-// freelist checks that no page in use counts as free: it would be overwritten.
+// freelist checks that no page in use counts as free, because bbolt would overwrite it.
 func (c *pageCheck) freelist(id uint64) error {
 	b, flags, err := c.page(id)
 	if err != nil {
 		return err
 	}
-	const long = 0xFFFF // then the first id is the count
+	const long = 0xFFFF // then the first id holds the count
 	count, ids := uint64(order.Uint16(b[10:])), b[pageHead:]
 	if count == long {
 		count, ids = order.Uint64(ids), ids[8:]

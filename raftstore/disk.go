@@ -15,54 +15,48 @@ import (
 )
 
 var (
-	// errDiskHung is a write that did not end within its deadline.
-	errDiskHung = errors.New("the disk did not answer in time")
-	// errDiskClosed is a write after close.
+	errDiskHung   = errors.New("the disk did not answer in time")
 	errDiskClosed = errors.New("the data file is closed")
 )
 
-// disk is the data file behind a deadline and a latch.
+// disk is the data file with one writing goroutine, a deadline and a failure latch.
 //
-// One goroutine writes. A write that fails or does not end in time fails the
-// disk: from then on every write is refused, whatever becomes of the one that
-// hangs. Raft itself would go on using a store that had failed. After a failed
-// fsync the system may report success for data that it has dropped; and a leader
-// whose write hangs goes on sending heartbeats, so that nobody replaces it for
-// as long as the disk hangs.
+// A write that fails or misses its deadline fails the disk for good: raft would continue with a
+// failed store, a failed fsync may have lost data silently, and a leader with a hung disk would
+// keep sending heartbeats.
 type disk struct {
 	db       *bbolt.DB
 	deadline time.Duration
 	faults   *Faults
 
 	ops    chan diskOp
-	done   chan struct{} // closed when the writing goroutine has ended
+	done   chan struct{}
 	closed chan struct{}
 	failed chan struct{} // closed after cause is set
-	gone   chan struct{} // closed when the file is closed
+	gone   chan struct{} // closed with the file
 
 	counts *writeCounts
-	ended  atomic.Int64 // when the last write ended, unix ns
+	ended  atomic.Int64 // of the last write, unix ns
 
 	mu    sync.Mutex
-	cause error // see fail
+	cause error
 	shut  bool
 }
 
-// writeCounts count the writes to all data files that a store has opened one after the other.
+// writeCounts spans all disks of a store.
 type writeCounts struct {
 	writes, failures atomic.Uint64
-	last, max        atomic.Int64 // duration of writes, ns
+	last, max        atomic.Int64 // ns
 }
 
 type diskOp struct {
 	write    func(*bbolt.Tx) error
 	deadline time.Duration
-	result   chan error // has room for one
+	result   chan error
 }
 
-// openDisk opens the data file in dir, and makes it if there is none. It waits for half a second if
-// another process has it open. It does not write to a file that is there. A file on a read-only file
-// system is opened for reading, and the disk has failed from the start.
+// openDisk creates a missing file and does not write to an existing one. On a read-only file system
+// the disk counts as failed but can be read.
 func openDisk(dir string, deadline time.Duration, faults *Faults, counts *writeCounts) (*disk, error) {
 	path := filepath.Join(dir, dataFile)
 	if err := ensureData(dir, path); err != nil {
@@ -93,12 +87,11 @@ func openDisk(dir string, deadline time.Duration, faults *Faults, counts *writeC
 	return d, nil
 }
 
-// roomBytes is what has to fit beside the data file before raft uses it: some hundred changes. Without
-// that much a file that can still take a few bytes would be taken into use and fail, again and again.
+// roomBytes, about a hundred changes, must be free before raft uses the file; a fuller disk would
+// fail again at once.
 const roomBytes = 256 << 10
 
-// tryRoom makes a transaction, and beside it a file of roomBytes, which it removes again: in the data
-// file the space would stay.
+// tryRoom uses a temporary file, because the data file would keep the space.
 func (d *disk) tryRoom() error {
 	return d.write(0, func(*bbolt.Tx) error {
 		path := d.db.Path() + ".room"
@@ -114,8 +107,7 @@ func (d *disk) tryRoom() error {
 	})
 }
 
-// write runs a transaction and returns when it is on the disk. size is about how
-// many bytes it writes: each 4 MiB adds once the deadline.
+// write returns when the transaction is on disk. Each 4 MiB of size adds one deadline.
 func (d *disk) write(size int, f func(*bbolt.Tx) error) error {
 	op := diskOp{write: f, deadline: d.deadline * time.Duration(1+size>>22), result: make(chan error, 1)}
 	select {
@@ -133,7 +125,6 @@ func (d *disk) write(size int, f func(*bbolt.Tx) error) error {
 	}
 }
 
-// read runs a read-only transaction.
 func (d *disk) read(f func(*bbolt.Tx) error) error { return d.db.View(f) }
 
 func (d *disk) run() {
@@ -179,8 +170,7 @@ func (d *disk) transact(f func(*bbolt.Tx) error) error {
 	return d.db.Update(f)
 }
 
-// fail latches the disk. The first cause counts, unless a later one is worse: a
-// write that hung may yet fail.
+// fail keeps the first cause, unless a later one rules out reopening: a hung write may still fail.
 func (d *disk) fail(cause error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -200,8 +190,7 @@ func (d *disk) failure() error {
 	return d.cause
 }
 
-// close ends the writing goroutine and closes the file. It reports whether both
-// were done within the time; if not, they are done when the disk answers.
+// close reports whether the file was closed in time. Otherwise it closes when the disk answers.
 func (d *disk) close(wait time.Duration) bool {
 	d.mu.Lock()
 	first := !d.shut
@@ -225,7 +214,6 @@ func (d *disk) close(wait time.Duration) bool {
 	}
 }
 
-// idle is how long nothing has been written.
 func (d *disk) idle() time.Duration { return time.Since(time.Unix(0, d.ended.Load())) }
 
 func (c *writeCounts) stats() WriteStats {
@@ -235,10 +223,8 @@ func (c *writeCounts) stats() WriteStats {
 	}
 }
 
-// mayReopen says whether data written before the failure can be trusted to be
-// what the file says: after a hang that ended, and after a write that the system
-// refused (a full disk, a read-only file system), but not after a failed fsync or anything unknown.
-// Then only a new process after a look at the disk will do.
+// mayReopen says whether the file can be trusted: after a hang that ended or a write that the
+// system refused, but not after a failed fsync or an unknown error.
 func mayReopen(cause error) bool {
 	if errors.Is(cause, errDiskHung) {
 		return true
@@ -247,7 +233,6 @@ func mayReopen(cause error) bool {
 	return ok && (path.Op == "write" || path.Op == "truncate" || path.Op == "open")
 }
 
-// over says whether a closed disk is let go of: nothing hangs in it any more.
 func (d *disk) over() bool {
 	select {
 	case <-d.gone:

@@ -15,12 +15,10 @@ import (
 	"time"
 )
 
-// errFull is what a full disk answers.
 var errFull = error(&fs.PathError{Op: "write", Path: dataFile, Err: syscall.ENOSPC})
 
-// A node whose disk takes no writes learns in memory what the others agree on, also after a restart,
-// says all the while that its disk has failed, and counts failures; when the disk works again, it
-// votes again.
+// A node whose disk takes no writes follows in memory, even after a restart, reports the failure,
+// and votes again when the disk works.
 func TestFullDiskFollowsInMemory(t *testing.T) {
 	t.Parallel()
 	for name, cause := range map[string]error{"full": errFull, "broken": syscall.EIO} {
@@ -50,7 +48,7 @@ func TestFullDiskFollowsInMemory(t *testing.T) {
 				if s := ill.start(); !has(s.State(), "one") {
 					t.Error("a node that starts on a failed disk does not serve what it has kept")
 				}
-				apply(t, ill.store.Load(), add("three")) // handed to the leader, and seen here at once
+				apply(t, ill.store.Load(), add("three")) // forwarded to the leader and visible here at once
 				if !has(ill.store.Load().State(), "three") {
 					t.Error("a change that was made through the node is not seen there")
 				}
@@ -73,7 +71,7 @@ func TestFullDiskFollowsInMemory(t *testing.T) {
 	}
 }
 
-// noted waits until a node would know a backend if it were started alone, and gives its version.
+// noted waits until a node alone would know a backend.
 func (n *node) noted(name string) (version uint64) {
 	n.fleet.t.Helper()
 	until(n.fleet.t, n.name+" to note "+name, func() bool {
@@ -85,7 +83,6 @@ func (n *node) noted(name string) (version uint64) {
 	return version
 }
 
-// smallDisk mounts a file system of this size, or skips the test.
 func smallDisk(t *testing.T, size string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -100,7 +97,7 @@ func smallDisk(t *testing.T, size string) string {
 	return dir
 }
 
-// fill leaves no space on a file system; it gives the file to remove.
+// fill returns the file that uses up the space.
 func fill(t *testing.T, dir string) string {
 	t.Helper()
 	f, err := os.Create(filepath.Join(dir, "fill"))
@@ -117,7 +114,6 @@ func fill(t *testing.T, dir string) string {
 	return f.Name()
 }
 
-// applyShort is one attempt at a command.
 func applyShort(s *Store, c Command) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
 	defer cancel()
@@ -125,8 +121,8 @@ func applyShort(s *Store, c Command) error {
 	return err
 }
 
-// A node alone whose disk is full, or read-only, serves after a restart what it had agreed on, refuses
-// changes with the reason, and takes them as soon as there is space, without another restart.
+// A lone node on a full or read-only disk serves its committed state, refuses changes with the
+// reason, and takes them once there is space, without a restart.
 func TestAloneOnAFullDisk(t *testing.T) {
 	for _, how := range []string{"full", "read-only"} {
 		t.Run(how, func(t *testing.T) {
@@ -186,7 +182,7 @@ func aloneOnAFullDisk(t *testing.T, dir, how string) {
 		if b, _ := st.Backend("one"); !b.Drained || !has(st, "two") || st.Rules.Text != "rules: []" || how == "read-only" && st.Version != version {
 			t.Fatalf("the state is %+v, of version %d it was before", st, version)
 		}
-		for range 3 { // each is longer than Timers.Reopen
+		for range 3 { // each takes longer than Timers.Reopen
 			err := applyShort(s, add("refused"))
 			if !errors.Is(err, ErrNoLeader) || !strings.Contains(err.Error(), "this node's disk failed: ") {
 				t.Fatalf("a change is refused with %v", err)
@@ -209,8 +205,7 @@ func aloneOnAFullDisk(t *testing.T, dir, how string) {
 	}
 }
 
-// What a node has noted as committed is not noted lower again by the raft of a later start that has
-// not come so far yet.
+// A restarted node's raft never lowers the noted commit index.
 func TestNotedNeverGoesBack(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, func(c *Config) { c.Timers.SnapshotAfter, c.Timers.KeepLog = 4, 4 }).start()

@@ -11,13 +11,11 @@ import (
 	"time"
 )
 
-// has says whether a backend with this name is known.
 func has(st *State, name string) bool {
 	_, ok := st.Backend(name)
 	return ok
 }
 
-// others are the running nodes of the fleet but one.
 func (f *fleet) others(not *node) []*node {
 	var list []*node
 	for _, n := range f.all() {
@@ -28,7 +26,6 @@ func (f *fleet) others(not *node) []*node {
 	return list
 }
 
-// A killed leader is replaced, and nothing that it had acknowledged is lost.
 func TestLeaderKilled(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, nil).start()
@@ -51,8 +48,7 @@ func TestLeaderKilled(t *testing.T) {
 	})
 }
 
-// A leader that is stopped hands its office on: the group has another before the
-// old one is gone.
+// A stopped leader transfers leadership before it ends.
 func TestStopHandsLeadershipOn(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, nil).start()
@@ -75,9 +71,8 @@ func TestStopHandsLeadershipOn(t *testing.T) {
 	})
 }
 
-// Without a majority nothing is written, soon and with the names of the missing;
-// what was agreed on is still there, also after a restart; and with the majority
-// writes come back.
+// Without a majority, writes fail soon and name the missing nodes; committed state survives a
+// restart.
 func TestMajorityLost(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, func(c *Config) { c.Timers.Call = 2 * time.Second }).start()
@@ -124,8 +119,6 @@ func TestMajorityLost(t *testing.T) {
 	})
 }
 
-// A leader whose disk does not answer any more is replaced, the group goes on,
-// and the node takes part again when the disk works.
 func TestLeaderWithHungDisk(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, func(c *Config) { c.Timers.Write = time.Second }).start()
@@ -141,7 +134,7 @@ func TestLeaderWithHungDisk(t *testing.T) {
 			st := leader.store.Load().Status()
 			return st.Role == "failed" && strings.Contains(st.Problem, "did not answer")
 		})
-		// It still takes writes for the others, and knows nothing new itself.
+		// The node forwards writes.
 		if _, err := leader.store.Load().Apply(t.Context(), add("handed-on")); err != nil {
 			t.Errorf("a node with a failed disk does not hand a write on: %v", err)
 		}
@@ -152,7 +145,6 @@ func TestLeaderWithHungDisk(t *testing.T) {
 	})
 }
 
-// A leader that nobody asks for anything finds out by itself that its disk hangs.
 func TestIdleLeaderWithHungDisk(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, func(c *Config) { c.Timers.Write, c.Timers.Probe = time.Second, 200*time.Millisecond }).start()
@@ -171,7 +163,6 @@ func TestIdleLeaderWithHungDisk(t *testing.T) {
 	})
 }
 
-// The same with a full disk.
 func TestLeaderWithFullDisk(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, nil).start()
@@ -188,8 +179,6 @@ func TestLeaderWithFullDisk(t *testing.T) {
 	})
 }
 
-// After a failed fsync nobody knows what is on the disk: the node stays out until
-// it is started again.
 func TestFailedFsyncIsFinal(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, nil).start()
@@ -215,8 +204,7 @@ func TestFailedFsyncIsFinal(t *testing.T) {
 	})
 }
 
-// The side of a partition with the majority goes on; the other side does not
-// write, and catches up when the partition is over.
+// The majority side of a partition continues; the other side writes nothing and catches up later.
 func TestPartition(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 5, nil).start()
@@ -245,7 +233,6 @@ func TestPartition(t *testing.T) {
 	})
 }
 
-// Leadership goes where an operator sends it, whichever node is asked.
 func TestTransfer(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, nil).start()
@@ -259,7 +246,7 @@ func TestTransfer(t *testing.T) {
 			until(t, "leadership to be with "+to.name, func() bool {
 				s := to.store.Load()
 				if !s.isLeader(s.current()) {
-					_ = s.Transfer(t.Context(), s.ID()) // an election may have come between
+					_ = s.Transfer(t.Context(), s.ID()) // an election may have interfered
 					return false
 				}
 				return true

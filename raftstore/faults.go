@@ -2,15 +2,13 @@ package raftstore
 
 import "time"
 
-// Faults injects what breaks in production. Its functions are called from many
-// goroutines, and must be safe for that; nil ones do nothing.
+// Faults injects failures for tests. Its functions must be safe for concurrent use; each may be
+// nil.
 type Faults struct {
-	// Write is called before each write to disk; it may delay, block until the
-	// disk is to answer again, or return the error that the disk is to give.
+	// Write runs before each disk write and may block it or return its error.
 	Write func() error
-	// Cut says that nothing passes between this node and the address, in either
-	// direction. Connections that exist are cut as well when they are next used.
+	// Cut says that nothing passes to or from addr, also on open connections.
 	Cut func(addr string) bool
-	// Delay is waited for before each write to a connection.
+	// Delay precedes each write to a connection.
 	Delay func(addr string) time.Duration
 }

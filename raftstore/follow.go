@@ -7,20 +7,17 @@ import (
 	"time"
 )
 
-// stateRequest asks a member of a group for a newer state than the one the asking node has.
+// stateRequest asks a member for a newer state.
 type stateRequest struct {
 	Group   groupID `json:"group"`
-	Version uint64  `json:"version"` // of the state that the asking node has
+	Version uint64  `json:"version"` // of the asking node
 }
 
-// stateTimeout bounds the transfer of a state, beside the time that the answering node waits for one.
+// stateTimeout bounds the transfer after the member's wait.
 const stateTimeout = 5 * time.Second
 
-// follow keeps State up to date in memory while this node's disk takes no writes and no raft runs
-// here. It asks the members that are alive, one after the other, for a newer state. A member that
-// knows a leader holds its answer back until there is one, for Timers.Poll at most; so a change
-// arrives as soon as it is committed, and a member that was cut off from the leader is left after
-// that time.
+// follow keeps State current while this node's disk takes no writes. It asks live members in turn.
+// One that knows a leader answers when it has a newer state, or after Timers.Poll.
 func (s *Store) follow(ctx context.Context) {
 	if s.port == nil {
 		return
@@ -38,7 +35,7 @@ func (s *Store) follow(ctx context.Context) {
 	}
 }
 
-// followOnce asks one member for a newer state. It reports whether the member answered as it should.
+// followOnce reports whether the answer was valid.
 func (s *Store) followOnce(ctx context.Context, addr string) bool {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timers.Poll+stateTimeout)
 	defer cancel()
@@ -64,7 +61,6 @@ func (s *Store) followOnce(ctx context.Context, addr string) bool {
 	return m.version > known
 }
 
-// stateAfter answers a node that follows in memory.
 func (s *Store) stateAfter(ctx context.Context, req stateRequest) answer {
 	l := s.current()
 	switch {
@@ -75,7 +71,7 @@ func (s *Store) stateAfter(ctx context.Context, req stateRequest) answer {
 	case s.leader(l).ID != "":
 		ctx, cancel := context.WithTimeout(ctx, s.cfg.Timers.Poll)
 		defer cancel()
-		_, _ = s.await(ctx, req.Version+1) // at the end of the time there is none
+		_, _ = s.await(ctx, req.Version+1) // or there is none
 	}
 	if s.State().Version <= req.Version {
 		return answer{status: answerDone}

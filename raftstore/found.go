@@ -13,28 +13,26 @@ import (
 )
 
 const (
-	// askTimeout bounds one question to another node.
 	askTimeout = 500 * time.Millisecond
-	// lookTimeout bounds one look at the group with all its questions.
+	// lookTimeout bounds one look with all its requests.
 	lookTimeout = 10 * time.Second
 )
 
-// info is what a node says of itself to whoever asks.
 type info struct {
 	ID        string    `json:"id"`
-	Format    int       `json:"format"` // newest commandFormat it understands
+	Format    int       `json:"format"` // newest commandFormat understood
 	Group     groupID   `json:"group"`
-	Member    bool      `json:"member"`            // belongs to Group for good
-	Founder   string    `json:"founder,omitempty"` // whom Group was promised to
-	Given     []groupID `json:"given,omitempty"`   // what Group was recovered from
-	Size      int       `json:"size,omitempty"`    // servers it was recovered with
-	Proven    bool      `json:"proven"`            // a member, and in service
+	Member    bool      `json:"member"` // of Group; false for a promise
+	Founder   string    `json:"founder,omitempty"`
+	Given     []groupID `json:"given,omitempty"` // Group was recovered from these
+	Size      int       `json:"size,omitempty"`  // servers of the recovery
+	Proven    bool      `json:"proven"`          // a member in service
 	Expect    int       `json:"expect"`
-	Server    bool      `json:"server"` // may vote
+	Server    bool      `json:"server"`
 	Constants Constants `json:"constants"`
 	LastIndex uint64    `json:"last_index"`
 	Leader    string    `json:"leader,omitempty"`
-	Failed    string    `json:"failed,omitempty"` // why it takes no part
+	Failed    string    `json:"failed,omitempty"`
 }
 
 func (s *Store) info() info {
@@ -67,14 +65,12 @@ func (s *Store) askInfo(ctx context.Context, addr string) (info, error) {
 	return i, err
 }
 
-// answered is a peer and what it said of itself.
 type answered struct {
 	Peer
 	info info
 	err  error
 }
 
-// askAll asks all of the peers at the same time.
 func (s *Store) askAll(ctx context.Context, peers []Peer) []answered {
 	list := make([]answered, len(peers))
 	var wg sync.WaitGroup
@@ -88,31 +84,24 @@ func (s *Store) askAll(ctx context.Context, peers []Peer) []answered {
 	return list
 }
 
-// promiseRequest asks a node to help to found a group, and no other one.
 type promiseRequest struct {
 	Group   groupID `json:"group"`
 	Founder string  `json:"founder"`
-	Addr    string  `json:"addr"` // of the founder
+	Addr    string  `json:"addr"`
 }
 
-// joinRequest tells a node that it is to be a member of the sender's group.
 type joinRequest struct {
 	Group     groupID   `json:"group"`
 	Leader    string    `json:"leader"`
-	Format    int       `json:"format"` // of the commands in the group's log
+	Format    int       `json:"format"`
 	Constants Constants `json:"constants"`
-	Given     []groupID `json:"given,omitempty"` // what the group was recovered from
+	Given     []groupID `json:"given,omitempty"` // see info
 	Size      int       `json:"size,omitempty"`
 }
 
-// found is what a node without a group does at each look.
-//
-// Of the candidates that know of each other, the one with the lowest id founds
-// the group. It may do so only when every node that is alive was asked and none
-// belongs to a group, and when each of the other founding members has promised
-// its help, on its disk, to this founder alone. So a node helps to found one
-// group; and as founding needs the promise of all, two lists of founders with a
-// member in common cannot both succeed.
+// found lets the candidate with the lowest id found a group. It needs answers from all live nodes,
+// none of which may have a group, and durable promises of all other founders. A node promises to
+// one founder, so overlapping founder lists cannot both succeed.
 func (s *Store) found(ctx context.Context, l *life) {
 	why, err := s.tryFound(ctx, l)
 	if err != nil {
@@ -163,8 +152,7 @@ func (s *Store) self() raft.Server {
 	return raft.Server{ID: raft.ServerID(s.id), Address: raft.ServerAddress(s.addr)}
 }
 
-// founders are the Config.Expect candidates with the lowest ids, in order, this
-// node among them; or what has to be waited for.
+// founders returns the Config.Expect lowest candidates, or what to wait for.
 func (s *Store) founders(ctx context.Context) (list []Peer, waiting string) {
 	var peers []Peer
 	for _, p := range s.peers() {
@@ -187,7 +175,7 @@ func (s *Store) founders(ctx context.Context) (list []Peer, waiting string) {
 		case mismatch(s.cfg.Constants, a.info.Constants) != nil:
 			return nil, fmt.Sprintf("%s: %v", name, mismatch(a.info.Constants, s.cfg.Constants))
 		case !a.Server || a.Expect != 0 && a.Expect != s.cfg.Expect:
-			// Gossip knows that it is no candidate.
+			// gossip says that the peer is no candidate
 		case a.info.Server && a.info.Expect == s.cfg.Expect && a.info.Failed == "":
 			all = append(all, Peer{ID: a.info.ID, Name: name, Addr: a.Addr})
 			seen = append(seen, name)
@@ -211,8 +199,7 @@ func (s *Store) founders(ctx context.Context) (list []Peer, waiting string) {
 	return all, ""
 }
 
-// promiseSelf notes that this node means to found a group, and which. The zero
-// group means that it has promised itself to another founder, or was taken in.
+// promiseSelf draws and stores a group; zero if this node has promised or joined already.
 func (s *Store) promiseSelf() (groupID, error) {
 	s.identMu.Lock()
 	defer s.identMu.Unlock()
@@ -226,8 +213,7 @@ func (s *Store) promiseSelf() (groupID, error) {
 	return group, s.setIdentity(identity{ID: s.id, Group: group, Founder: s.id, FounderAddr: s.addr})
 }
 
-// setIdentity makes an identity this node's, on the disk first. The caller holds
-// identMu.
+// setIdentity stores an identity before use. The caller holds identMu.
 func (s *Store) setIdentity(id identity) error {
 	l := s.current()
 	if l == nil {
@@ -246,19 +232,16 @@ func (s *Store) setIdentity(id identity) error {
 	return nil
 }
 
-// bootstrap founds the group. Only this node does; the others learn the
-// configuration from it.
 func (s *Store) bootstrap(l *life, group groupID, servers []raft.Server) error {
 	s.identMu.Lock()
 	defer s.identMu.Unlock()
 	if len(servers) == 1 {
-		// The promise to oneself, see openData.
 		if err := s.setIdentity(identity{ID: s.id, Group: group, Founder: s.id}); err != nil {
 			return err
 		}
 	}
 	if now := s.identity(); now.Group != group || now.Founder != s.id {
-		return nil // promised to somebody else meanwhile
+		return nil // promised elsewhere in the meantime
 	}
 	if err := l.raft.BootstrapCluster(raft.Configuration{Servers: servers}).Error(); err != nil {
 		return fmt.Errorf("bootstrap: %w", err)
@@ -267,20 +250,19 @@ func (s *Store) bootstrap(l *life, group groupID, servers []raft.Server) error {
 	return s.setIdentity(identity{ID: s.id, Group: group})
 }
 
-// settle makes a promise membership once raft has a configuration: the group was
-// founded.
+// settle ends a promise: a configuration in raft proves that the group was founded.
 func (s *Store) settle(l *life) {
 	if id := s.identity(); id.Group == (groupID{}) || id.member() || len(l.servers()) == 0 {
 		return
 	}
 	s.identMu.Lock()
 	defer s.identMu.Unlock()
-	// A failure is the disk's, which is looked after elsewhere.
+	// tend handles disk failures.
 	_ = s.setIdentity(identity{ID: s.id, Group: s.identity().Group})
 	s.waitFor("")
 }
 
-// waitFor notes what this node waits for and says whether that is new.
+// waitFor reports whether the text is new.
 func (s *Store) waitFor(what string) (news bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -289,13 +271,11 @@ func (s *Store) waitFor(what string) (news bool) {
 	return news
 }
 
-// committed says that this node has taken part in its group: it voted, or has
-// log. Then it can belong to no other one.
+// committed says that this node voted or has a log, so it cannot change groups.
 func committed(l *life) bool {
 	return l.raft.CurrentTerm() > 0 || l.raft.LastIndex() > 0
 }
 
-// promise answers a founder.
 func (s *Store) promise(ctx context.Context, req promiseRequest) error {
 	if req.Group == (groupID{}) || req.Founder == "" || req.Founder == s.id {
 		return errors.New("the request names no group or founder")
@@ -324,8 +304,7 @@ func (s *Store) promise(ctx context.Context, req promiseRequest) error {
 	return s.setIdentity(identity{ID: s.id, Group: req.Group, Founder: req.Founder, FounderAddr: req.Addr})
 }
 
-// released says why a promise to another founder still holds; nil if it does not:
-// the founder has given the group up, or is gone.
+// released returns why a promise still holds; nil if the founder gave the group up or is gone.
 func (s *Store) released(ctx context.Context, id identity) error {
 	info, err := s.askInfo(ctx, id.FounderAddr)
 	switch {
@@ -342,7 +321,6 @@ func (s *Store) released(ctx context.Context, id identity) error {
 	return nil
 }
 
-// join answers the leader of a group.
 func (s *Store) join(ctx context.Context, req joinRequest) error {
 	if req.Group == (groupID{}) {
 		return errors.New("the request names no group")
@@ -386,7 +364,7 @@ func (s *Store) join(ctx context.Context, req joinRequest) error {
 	return nil
 }
 
-// admits says why another node's raft is refused.
+// admits returns why another node's raft is refused.
 func (s *Store) admits(h hello) error {
 	if original, ok := s.originalOf(h); ok {
 		s.noteClone(h, original)
@@ -405,7 +383,6 @@ func (s *Store) admits(h hello) error {
 	return nil
 }
 
-// takeRaft hands an admitted connection to raft.
 func (s *Store) takeRaft(c *conn) error {
 	l := s.current()
 	if l == nil || l.link == nil {

@@ -7,11 +7,11 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// A promise holds for one founder until that one has given its group up, or is
-// gone; and outlives a restart.
+// A promise holds for one founder until the founder gives its group up or is gone, also after a
+// restart.
 func TestPromiseIsExclusive(t *testing.T) {
 	virtually(t, func(t *testing.T) {
-		f := newFleet(t, 2, func(c *Config) { c.Expect = 3 }) // one too few: nobody founds
+		f := newFleet(t, 2, func(c *Config) { c.Expect = 3 }) // one too few to found
 		n, founder := f.nodes[0], f.nodes[1]
 		s := n.start()
 		founder.start()
@@ -33,7 +33,7 @@ func TestPromiseIsExclusive(t *testing.T) {
 			}
 		}
 		refused(promiseRequest{}, "names no group")
-		// As if the founder had drawn this group.
+		// as if the founder had drawn this group
 		b := founder.store.Load()
 		b.identMu.Lock()
 		if err := b.setIdentity(identity{ID: b.ID(), Group: first.Group, Founder: b.ID(), FounderAddr: founder.addr()}); err != nil {
@@ -41,14 +41,14 @@ func TestPromiseIsExclusive(t *testing.T) {
 		}
 		b.identMu.Unlock()
 		given(first)
-		given(first) // the same again
+		given(first) // repeating is allowed
 		refused(second, "promised to "+first.Founder)
 
 		n.kill()
 		s = n.start()
 		refused(second, "promised to "+first.Founder)
 
-		// The founder does not answer, and gossip calls it alive.
+		// The founder is silent but alive for gossip.
 		f.isolate(n)
 		alive := n.edit
 		n.kill()
@@ -59,7 +59,6 @@ func TestPromiseIsExclusive(t *testing.T) {
 		s = n.start()
 		refused(second, "does not answer")
 
-		// It is gone.
 		n.kill()
 		n.edit = alive
 		founder.kill()
@@ -67,8 +66,7 @@ func TestPromiseIsExclusive(t *testing.T) {
 		s = n.start()
 		given(second)
 
-		// Who belongs to a group promises nothing any more, and is not taken in by
-		// another one.
+		// A member promises nothing and joins no other group.
 		third := joinRequest{Group: newGroup(), Leader: "x"}
 		if err := s.join(t.Context(), third); err != nil {
 			t.Fatal(err)
@@ -86,7 +84,7 @@ func TestPromiseIsExclusive(t *testing.T) {
 	})
 }
 
-// Of two that mean to found a group the one with the higher id gives way.
+// Of two founders, the one with the higher id gives way.
 func TestLowerFounderWins(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 1, func(c *Config) { c.Expect = 3 })
@@ -102,7 +100,6 @@ func TestLowerFounderWins(t *testing.T) {
 		if err := s.promise(t.Context(), lower); err != nil {
 			t.Fatal(err)
 		}
-		// What was under way comes to nothing.
 		if err := s.bootstrap(s.current(), own, nil); err != nil {
 			t.Fatal(err)
 		}
@@ -115,8 +112,7 @@ func TestLowerFounderWins(t *testing.T) {
 	})
 }
 
-// A founder that was stopped before it founded anything has promised itself
-// nothing; one that was stopped right after belongs to its group.
+// A founder is bound only once it has founded.
 func TestFounderRestarts(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 1, func(c *Config) { c.Expect = 3 })
@@ -137,7 +133,7 @@ func TestFounderRestarts(t *testing.T) {
 		if err := s.bootstrap(s.current(), group, []raft.Server{s.self()}); err != nil {
 			t.Fatal(err)
 		}
-		// As if it had died before it wrote down that it did.
+		// as if the node had died before it stored its membership
 		s.identMu.Lock()
 		if err := s.setIdentity(identity{ID: s.id, Group: group, Founder: s.id}); err != nil {
 			t.Fatal(err)

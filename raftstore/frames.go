@@ -10,19 +10,17 @@ import (
 	"time"
 )
 
-// A request is a frame, and so is its answer:
+// Requests and answers are frames; a connection carries one at a time:
 //
 //	what    1 byte: the kind of the request, or the status of the answer
 //	length  4 bytes, big-endian
 //	body    by kind
-//
-// Several may follow each other on a connection, one at a time.
 const (
 	maxRequestBytes = MaxCommandBytes + 64
 	maxAnswerBytes  = MaxSnapshotBytes + 64
 )
 
-// The kinds of requests. Bodies are JSON but for apply and read.
+// The bodies of apply, read and the answer to state are not JSON.
 type requestKind uint8
 
 const (
@@ -33,22 +31,20 @@ const (
 	askRemove                          // removeRequest -> nothing
 	askPromise                         // promiseRequest -> nothing
 	askJoin                            // joinRequest -> nothing
-	askState                           // stateRequest -> snapshot, or nothing if there is no newer one
+	askState                           // stateRequest -> snapshot, or nothing if there is no newer state
 )
 
-// The statuses of answers.
 type answerStatus uint8
 
 const (
-	answerDone      answerStatus = iota // the body is what was asked for
-	answerNotLeader                     // nothing was done; hint: who leads, if known
-	answerRefused                       // nothing was done and will be: text
-	answerFailed                        // nothing was done; it may work later: text
-	answerUncertain                     // something may have been done: text
-	answerBarred                        // nothing was done, as the fleet may have another group: text
+	answerDone      answerStatus = iota // the body is the answer
+	answerNotLeader                     // nothing was done; hint
+	answerRefused                       // nothing was done, retrying is useless: text
+	answerFailed                        // nothing was done, retrying may help: text
+	answerUncertain                     // it may have been done: text
+	answerBarred                        // nothing was done, there may be a rival group: text
 )
 
-// hint is where a leader is.
 type hint struct {
 	ID   string `json:"id"`
 	Addr string `json:"addr"`
@@ -75,7 +71,7 @@ func readFrame(r io.Reader, limit int) (what byte, body []byte, err error) {
 	return head[0], body, err
 }
 
-// readBody allocates as the bytes come, not as they are announced.
+// readBody allocates as bytes arrive, not as announced.
 func readBody(r io.Reader, n int) ([]byte, error) {
 	const step = 64 << 10
 	body := make([]byte, 0, min(n, step))
@@ -89,13 +85,11 @@ func readBody(r io.Reader, n int) ([]byte, error) {
 	return body, nil
 }
 
-// answer is what came back for a request.
 type answer struct {
 	status answerStatus
 	body   []byte
 }
 
-// caller sends requests to other nodes. It keeps one idle connection per address.
 type caller struct {
 	port *port
 
@@ -109,11 +103,10 @@ type idleConn struct {
 	since time.Time
 }
 
-// maxIdle bounds the idle connections.
 const maxIdle = 256
 
-// call asks once. sent is false if the other node cannot have seen the request.
-// Without a deadline in ctx it waits for as long as the other node takes.
+// call sends a request once. sent is false if the other node cannot have seen it. It needs a
+// deadline in ctx or waits for the other node.
 func (c *caller) call(ctx context.Context, addr string, kind requestKind, body []byte) (a answer, sent bool, err error) {
 	conn, err := c.get(ctx, addr)
 	if err != nil {
@@ -158,8 +151,7 @@ func (c *caller) get(ctx context.Context, addr string) (*conn, error) {
 	return c.port.dial(ctx, addr, hello{use: useRequests})
 }
 
-// alive says whether the other side has closed an idle connection: nothing is
-// to be read from it yet.
+// alive says whether an idle connection is open and has nothing to read.
 func alive(c *conn) bool {
 	if c.lost.Load() {
 		return false
@@ -188,7 +180,6 @@ func (c *caller) put(addr string, conn *conn) {
 	}
 }
 
-// close ends the idle connections; calls under way end with the port.
 func (c *caller) close() {
 	c.mu.Lock()
 	c.closed = true
@@ -200,8 +191,7 @@ func (c *caller) close() {
 	}
 }
 
-// ask sends a request with a JSON body and reads a JSON answer into out, if that
-// is not nil. An answer other than done is an error.
+// ask exchanges JSON; out may be nil. Any status but answerDone is an error.
 func (c *caller) ask(ctx context.Context, addr string, kind requestKind, in, out any) error {
 	var body []byte
 	if in != nil {

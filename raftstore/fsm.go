@@ -8,13 +8,13 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// fsm gives raft's committed log to the machine and publishes what comes out.
+// fsm applies raft's committed log to the machine.
 type fsm struct {
 	publish func(*State)
-	// halt is told why the machine stopped, nil when a snapshot has healed it.
+	// halt gets the reason of a stop, and nil when a snapshot heals it.
 	halt func(error)
 
-	mu      sync.Mutex // raft calls from one goroutine; recovery and tests from another
+	mu      sync.Mutex // raft's goroutine and requests for state use the machine
 	machine *machine
 	halted  error
 }
@@ -28,12 +28,10 @@ func newFSM(publish func(*State), halt func(error)) *fsm {
 	return &fsm{publish: publish, halt: halt, machine: newMachine()}
 }
 
-// Apply is part of raft.FSM. It gives an outcome, or an error if the machine
-// stands still.
+// Apply returns an outcome, or an error if the machine has stopped.
 func (f *fsm) Apply(l *raft.Log) any { return f.ApplyBatch([]*raft.Log{l})[0] }
 
-// ApplyBatch is part of raft.BatchingFSM. The state is published once for all of
-// the batch, and before anybody hears that a command was applied.
+// ApplyBatch publishes one state, before any caller learns the outcome.
 func (f *fsm) ApplyBatch(logs []*raft.Log) []any {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -51,9 +49,7 @@ func (f *fsm) ApplyBatch(logs []*raft.Log) []any {
 	return answers
 }
 
-// applyLocked carries out one entry. An entry that cannot be read stops the
-// machine: what the others make of it is unknown, so nothing after it can be
-// trusted either.
+// applyLocked stops the machine at an unreadable entry, because later entries depend on it.
 func (f *fsm) applyLocked(l *raft.Log) any {
 	if f.halted != nil {
 		return f.halted
@@ -67,14 +63,12 @@ func (f *fsm) applyLocked(l *raft.Log) any {
 	return f.machine.apply(l.Index, e)
 }
 
-// Snapshot is part of raft.FSM. A machine that stands still gives none: its
-// snapshot would say that it had seen what it has not.
+// Snapshot fails on a stopped machine, because it would cover entries that are not applied.
 func (f *fsm) Snapshot() (raft.FSMSnapshot, error) {
 	b, err := f.encoded()
 	return encodedSnapshot(b), err
 }
 
-// encoded is the machine as a snapshot.
 func (f *fsm) encoded() ([]byte, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -84,7 +78,6 @@ func (f *fsm) encoded() ([]byte, error) {
 	return f.machine.snapshot(), nil
 }
 
-// Restore is part of raft.FSM.
 func (f *fsm) Restore(source io.ReadCloser) error {
 	b, err := io.ReadAll(io.LimitReader(source, MaxSnapshotBytes+1))
 	if err != nil {
@@ -114,10 +107,8 @@ func (f *fsm) stopped() error {
 	return f.halted
 }
 
-// encodedSnapshot is a snapshot that only has to be written.
 type encodedSnapshot []byte
 
-// Persist is part of raft.FSMSnapshot.
 func (s encodedSnapshot) Persist(sink raft.SnapshotSink) error {
 	if _, err := sink.Write(s); err != nil {
 		_ = sink.Cancel()
@@ -126,5 +117,4 @@ func (s encodedSnapshot) Persist(sink raft.SnapshotSink) error {
 	return sink.Close()
 }
 
-// Release is part of raft.FSMSnapshot.
 func (encodedSnapshot) Release() {}

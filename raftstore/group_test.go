@@ -4,7 +4,6 @@ import (
 	"testing"
 )
 
-// One node without any configuration is a fleet.
 func TestFleetOfOne(t *testing.T) {
 	t.Parallel()
 	for _, dir := range []string{"", t.TempDir()} {

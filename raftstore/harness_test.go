@@ -19,19 +19,18 @@ import (
 	"go.uber.org/goleak"
 )
 
-// patience is how long a test waits for what has to come. It is long because
-// nothing is learned from a slow machine; what does come ends the wait.
+// patience is long because a slow machine is no failure; the awaited event ends the wait.
 const patience = 60 * time.Second
 
-// TestMain makes the package fail if a test leaves a goroutine behind. Tests run
-// beside each other, so this is asked once, at the end.
+// TestMain fails if a test leaves a goroutine behind. It asks at the end, because tests run in
+// parallel.
 func TestMain(m *testing.M) {
 	if role := os.Getenv(childVariable); role != "" {
 		childMain(role)
 		return
 	}
 	flag.Parse()
-	// They wait for timers and disks much more than for processors.
+	// Tests wait for timers and disks more than for processors.
 	if err := flag.Set("test.parallel", "4"); err != nil {
 		panic(err)
 	}
@@ -51,7 +50,6 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// until polls until a condition holds, and fails the test if it never does.
 func until(t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	deadline := time.Now().Add(patience)
@@ -65,54 +63,49 @@ func until(t testing.TB, what string, holds func() bool) {
 
 var lastHost atomic.Uint32
 
-// host gives a loopback address of this process's own, so that a port on it that
-// a killed node gives up is still free when the node comes back.
+// host returns a loopback address that only this process uses, so that a killed node's port stays
+// free.
 func host() string {
 	pid, n := os.Getpid(), lastHost.Add(1)
 	return fmt.Sprintf("127.%d.%d.%d", 64+(pid>>8)&63+int(n>>8)&63, pid&255, 1+n%250)
 }
 
-// errKilled is what the disk of a killed node gives.
 var errKilled = errors.New("the process was killed")
 
-// node is a store that can be killed and started again on the same data and address.
+// node is a store that can be killed and started again on its data and address.
 type node struct {
 	fleet *fleet
 	index int
 	name  string
 	dir   string
 	at    atomic.Pointer[string]
-	// edit changes the configuration before each start.
+	// edit runs before each start.
 	edit func(*Config)
 
-	store atomic.Pointer[Store] // nil while killed or stopped
+	store atomic.Pointer[Store] // nil while the node is down
 	id    atomic.Pointer[string]
 	left  atomic.Bool
 	hang  atomic.Pointer[chan struct{}] // writes block until it is closed
 	fail  atomic.Pointer[error]         // writes fail with it
 }
 
-// addr is where the node listens.
 func (n *node) addr() string { return *n.at.Load() }
 
-// fleet is some nodes on loopback and the faults between them.
 type fleet struct {
 	t      testing.TB
 	expect int
 	nodes  []*node
 
-	wire *wire // in place of loopback; nil: loopback
+	wire *wire // nil: loopback
 
 	mu   sync.Mutex
-	cuts map[[2]string]bool // of addresses, both orders
+	cuts map[[2]string]bool
 }
 
-// quickTimers are timers for tests: quick where time is only waited for, patient
-// where a slow machine could be taken for a broken one.
+// quickTimers are short where a test only waits, and long where a slow machine could look broken.
 func quickTimers() Timers {
 	return Timers{
-		// A leader that a starved machine keeps from its heartbeats is deposed, and
-		// with a short lease no other lasts longer.
+		// With a short lease, a starved machine deposes every leader.
 		Heartbeat: 700 * time.Millisecond, Lease: 700 * time.Millisecond, Commit: 10 * time.Millisecond,
 		Poll: 30 * time.Millisecond, Stable: 100 * time.Millisecond, Settle: 100 * time.Millisecond, Call: patience,
 		Write: 20 * time.Second, Reopen: 100 * time.Millisecond,
@@ -120,16 +113,15 @@ func quickTimers() Timers {
 	}
 }
 
-// virtually runs a test in virtual time: waiting costs nothing, and a busy machine is not taken for a
-// broken node. Writes to disk are real.
+// virtually runs a test in virtual time, so waiting is free and a busy machine does not look
+// broken. Disk writes are real.
 func virtually(t *testing.T, test func(t *testing.T)) {
 	t.Helper()
 	t.Parallel()
 	synctest.Test(t, test)
 }
 
-// newFleet makes nodes that expect each other, and starts none. They meet on a network in memory, so
-// the test runs virtually.
+// newFleet makes nodes that expect each other, on a network in memory. It starts none.
 func newFleet(t testing.TB, size int, edit func(*Config)) *fleet {
 	return makeFleet(t, newWire(memoryDir(t)), size, edit)
 }
@@ -148,7 +140,6 @@ func makeFleet(t testing.TB, wire *wire, size int, edit func(*Config)) *fleet {
 	return f
 }
 
-// add makes one more node.
 func (f *fleet) add(name string, edit func(*Config)) *node {
 	n := &node{fleet: f, index: len(f.nodes), name: name, edit: edit}
 	addr := fmt.Sprintf("127.0.0.%d:7947", len(f.nodes)+1)
@@ -195,7 +186,7 @@ func (f *fleet) all() []*node {
 	return append([]*node(nil), f.nodes...)
 }
 
-// peers is what gossip tells a node: the nodes that run and can be reached.
+// peers is gossip's answer.
 func (n *node) peers() []Peer {
 	var list []Peer
 	for _, other := range n.fleet.all() {
@@ -221,7 +212,6 @@ func (f *fleet) severed(a, b string) bool {
 	return f.cuts[[2]string{a, b}]
 }
 
-// isolate cuts the nodes off from all others, not from each other.
 func (f *fleet) isolate(some ...*node) {
 	inside := make(map[*node]bool)
 	for _, n := range some {
@@ -245,7 +235,6 @@ func (f *fleet) heal() {
 	clear(f.cuts)
 }
 
-// config is the configuration of the next start.
 func (n *node) config() Config {
 	cfg := Config{
 		Dir: n.dir, Expect: n.fleet.expect, Server: true, Timers: quickTimers(), Peers: n.peers,
@@ -266,7 +255,6 @@ func (n *node) config() Config {
 	return cfg
 }
 
-// write is the fault before each write to the node's disk.
 func (n *node) write() error {
 	if hang := n.hang.Load(); hang != nil {
 		<-*hang
@@ -277,7 +265,6 @@ func (n *node) write() error {
 	return nil
 }
 
-// pause lets the disk hang until resume.
 func (n *node) pause() {
 	hang := make(chan struct{})
 	n.hang.Store(&hang)
@@ -289,7 +276,6 @@ func (n *node) resume() {
 	}
 }
 
-// open makes the node's store on its address without starting it.
 func (n *node) open() (s *Store, err error) {
 	cfg := n.config()
 	until(n.fleet.t, "port "+n.addr(), func() (ok bool) {
@@ -303,7 +289,7 @@ func (n *node) open() (s *Store, err error) {
 			}
 		}
 		s, err = Open(cfg)
-		cfg.Streams = nil // closed if it is not in use
+		cfg.Streams = nil // Open closes them if it fails
 		return err
 	})
 	return s, err
@@ -316,7 +302,6 @@ func (n *node) listen() (Streams, error) {
 	return listenPlain(n.addr())
 }
 
-// plain are unauthenticated TCP connections in place of the fleet's streams.
 type plain struct{ net.Listener }
 
 func listenPlain(addr string) (Streams, error) {
@@ -332,8 +317,7 @@ func (plain) Dial(ctx context.Context, addr string) (net.Conn, error) {
 	return d.DialContext(ctx, "tcp", addr)
 }
 
-// whenFree does what opens a data file, again while the file is in use: who was
-// killed may still wait for the disk.
+// whenFree retries do while the data file is in use: a killed store may still wait for the disk.
 func whenFree(t testing.TB, do func() error) (err error) {
 	until(t, "the data file", func() bool {
 		err = do()
@@ -357,8 +341,7 @@ func (n *node) start() *Store {
 	return s
 }
 
-// kill ends the node without a goodbye: from one moment on nothing is sent and
-// nothing is written, and leadership is handed to nobody.
+// kill ends the node abruptly: it sends and writes nothing more and transfers no leadership.
 func (n *node) kill() {
 	s := n.store.Swap(nil)
 	if s == nil {
@@ -375,14 +358,12 @@ func (n *node) kill() {
 	<-s.stopped
 }
 
-// halt ends the node in good order.
 func (n *node) halt() {
 	if s := n.store.Swap(nil); s != nil {
 		s.Stop(context.Background())
 	}
 }
 
-// running are the stores that run now.
 func (f *fleet) running() []*Store {
 	var list []*Store
 	for _, n := range f.all() {
@@ -393,7 +374,7 @@ func (f *fleet) running() []*Store {
 	return list
 }
 
-// leader waits for a leader that others follow, and gives its node.
+// leader waits for a leader with followers.
 func (f *fleet) leader() *node {
 	f.t.Helper()
 	var leader *node
@@ -412,7 +393,6 @@ func (f *fleet) leader() *node {
 	return leader
 }
 
-// apply commits a command at a node and fails the test if that is refused.
 func apply(t testing.TB, s *Store, c Command) Result {
 	t.Helper()
 	r, err := s.Apply(context.Background(), c)
@@ -422,7 +402,6 @@ func apply(t testing.TB, s *Store, c Command) Result {
 	return r
 }
 
-// backend is a spec with this name and a URL of its own.
 func backend(name string) Backend {
 	return Backend{Name: name, URL: "http://" + name + ".test:8000", Models: []string{"m"}, Weight: 1, Source: Admin}
 }

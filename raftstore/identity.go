@@ -15,9 +15,8 @@ var (
 	keyApplied  = []byte("applied")
 )
 
-// groupID names one raft group. It is drawn when a group is founded and kept by
-// every member; nodes of different groups do not talk raft to each other, so two
-// groups can meet and neither comes to harm.
+// groupID names one raft group. Nodes of different groups exchange no raft messages, so groups
+// cannot mix.
 type groupID [16]byte
 
 func (g groupID) String() string {
@@ -27,10 +26,9 @@ func (g groupID) String() string {
 	return hex.EncodeToString(g[:])
 }
 
-// MarshalText writes the id in hex.
 func (g groupID) MarshalText() ([]byte, error) { return []byte(g.String()), nil }
 
-// UnmarshalText reads it.
+// UnmarshalText accepts the empty text as zero.
 func (g *groupID) UnmarshalText(text []byte) error {
 	*g = groupID{}
 	if len(text) == 0 {
@@ -43,34 +41,28 @@ func (g *groupID) UnmarshalText(text []byte) error {
 	return err
 }
 
-// identity is who a node is, and what it has promised.
 type identity struct {
 	ID string `json:"id"`
-	// Group is the group this node belongs to, or has promised to help to found.
+	// Group is joined or, while Founder is set, promised.
 	Group groupID `json:"group"`
-	// Founder is the node that asked for the promise. It is empty once the node
-	// belongs to the group: it founded it, was taken in, or has heard its leader.
-	Founder string `json:"founder,omitempty"`
-	// FounderAddr is where the founder is reached.
+	// Founder is the node that got the promise.
+	Founder     string `json:"founder,omitempty"`
 	FounderAddr string `json:"founder_addr,omitempty"`
-	// Given are the groups that Group was recovered from, the oldest first.
+	// Given lists the groups that were recovered into Group, oldest first.
 	Given []groupID `json:"given,omitempty"`
-	// Size is how many servers it was recovered with; 0 if it was founded.
+	// Size is the number of servers of the recovery.
 	Size int `json:"size,omitempty"`
-	// Unproven says that this node's data was recovered, and that it is not known yet
-	// whether the fleet has another group.
+	// Unproven: the data was recovered and may have a rival.
 	Unproven bool `json:"unproven,omitempty"`
-	// Rival says that it has one, and which: the data is not to be used.
+	// Rival describes the group that rules this data out.
 	Rival string `json:"rival,omitempty"`
 }
 
-// member says that the node belongs to a group for good.
 func (i identity) member() bool { return i.Group != groupID{} && i.Founder == "" }
 
-// newID draws a raft id.
 func newID() string {
 	var b [8]byte
-	rand.Read(b[:]) // never fails, says its documentation
+	rand.Read(b[:]) // never fails
 	return hex.EncodeToString(b[:])
 }
 
@@ -79,7 +71,6 @@ func newGroup() (g groupID) {
 	return g
 }
 
-// loadIdentity reads who the node is.
 func loadIdentity(d *disk) (identity, error) {
 	var id identity
 	err := d.read(func(tx *bbolt.Tx) error {
@@ -98,7 +89,7 @@ func loadIdentity(d *disk) (identity, error) {
 	if err != nil || id.Founder != id.ID {
 		return id, err
 	}
-	// A node keeps a promise to itself by founding the group, and that leaves a log.
+	// Founding keeps a promise to itself and leaves a log.
 	last, err := (&logStore{disk: d}).LastIndex()
 	if err != nil {
 		return id, err

@@ -12,28 +12,24 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// nearIndex is how many entries a server may be behind the leader and still
-// count as healthy.
+// nearIndex is how many entries a healthy server may lag.
 const nearIndex = 250
 
-// maxAdded bounds the servers that one look takes in.
+// maxAdded bounds the servers added per look.
 const maxAdded = 16
 
-// serverHealth is what a leader has seen of a server of its configuration.
 type serverHealth struct {
 	healthy bool
-	since   time.Time // when healthy last changed
-	heard   time.Time // last answer, or the beginning of this leadership
+	since   time.Time // of healthy
+	heard   time.Time // last answer, or start of this leadership
 	index   uint64
-	vote    bool // may vote
-	left    bool // gossip says that it said goodbye
+	vote    bool
+	left    bool // according to gossip
 }
 
-// lead is what a leader does at each look: it commits the constants, takes in
-// who is not in the configuration, and sees to the voters.
 func (s *Store) lead(ctx context.Context, l *life) {
 	if l.fsm.stopped() != nil {
-		// A leader that cannot follow its own log is of no use to anybody.
+		// A leader that cannot apply its log must not lead.
 		if a := transfer(l, ""); a.status != answerDone {
 			s.log.Warn().Str("err", string(a.body)).Msg("leadership was not handed on")
 		}
@@ -65,7 +61,6 @@ func (s *Store) lead(ctx context.Context, l *life) {
 	s.seeToVoters(l)
 }
 
-// commitConstants commits this node's constants if the fleet has none.
 func (s *Store) commitConstants(ctx context.Context) {
 	if s.cfg.Constants == (Constants{}) || s.State().Constants != (Constants{}) {
 		return
@@ -75,11 +70,9 @@ func (s *Store) commitConstants(ctx context.Context) {
 	}
 }
 
-// toAsk is everybody that is known: peers at the address that gossip gives, and
-// servers that gossip does not know at the one in the configuration. This node
-// is left out.
+// toAsk returns all peers, and servers unknown to gossip at their configured address.
 func (s *Store) toAsk(peers []Peer, servers []raft.Server) []Peer {
-	// Who is alive comes first: it may have taken over the address of one that is not.
+	// Live peers first, as one may have a dead peer's address.
 	slices.SortStableFunc(peers, func(a, b Peer) int {
 		switch {
 		case a.Alive == b.Alive:
@@ -108,7 +101,6 @@ func (s *Store) toAsk(peers []Peer, servers []raft.Server) []Peer {
 	return list
 }
 
-// examine brings what this leader knows of its servers up to date.
 func (s *Store) examine(l *life, servers []raft.Server, answers []answered) {
 	byID := make(map[string]answered, len(answers))
 	for _, a := range answers {
@@ -122,7 +114,7 @@ func (s *Store) examine(l *life, servers []raft.Server, answers []answered) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if term := l.raft.CurrentTerm(); term != s.healthTerm {
-		// What was seen when this node led before says nothing about now.
+		// Earlier observations are outdated.
 		clear(s.health)
 		s.healthTerm = term
 	}
@@ -134,7 +126,7 @@ func (s *Store) examine(l *life, servers []raft.Server, answers []answered) {
 		a, answered := byID[id]
 		if h == nil {
 			h = &serverHealth{since: now, heard: now}
-			// The long wait for a dead voter does not begin again with each leader.
+			// The wait for a dead voter survives a change of leader.
 			if answered && !a.Alive && !a.Since.IsZero() && a.Since.Before(now) {
 				h.heard = a.Since
 			}
@@ -145,14 +137,13 @@ func (s *Store) examine(l *life, servers []raft.Server, answers []answered) {
 			h.left = a.Left
 		}
 		if answered && a.err == nil {
-			// One that answers and takes no part, its disk having failed, is as good as
-			// silent: after a while its vote is another's.
+			// A server with a failed disk counts as silent, so that its vote moves after Dead.
 			if a.info.Failed == "" {
 				h.heard = now
 			}
 			h.index, h.vote = a.info.LastIndex, a.info.Server
 			healthy = a.info.Group == group && a.info.Failed == "" && a.info.LastIndex+nearIndex >= last
-			// Who answers has not gone, whatever gossip says.
+			// gossip is wrong: the node answers
 			h.left = false
 		}
 		if id == s.id {
@@ -169,8 +160,8 @@ func (s *Store) examine(l *life, servers []raft.Server, answers []answered) {
 	}
 }
 
-// moveServers follows servers to new addresses, and removes one whose address
-// another node has taken over. It makes one change at most and says whether it did.
+// moveServers gives one server its new address, or removes one whose address another node has. It
+// reports a change.
 func (s *Store) moveServers(l *life, servers []raft.Server, answers []answered) bool {
 	for _, a := range answers {
 		if a.err != nil || a.info.Group != s.group() && a.info.Member {
@@ -215,7 +206,6 @@ func (s *Store) canLose(servers []raft.Server, id string) bool {
 	return healthy > voters/2
 }
 
-// changed waits for a change of the configuration and says whether it was made.
 func (s *Store) changed(f raft.IndexFuture) bool {
 	if err := f.Error(); err != nil {
 		s.log.Warn().Err(err).Msg("configuration of the group was not changed")
@@ -224,15 +214,13 @@ func (s *Store) changed(f raft.IndexFuture) bool {
 	return true
 }
 
-// forgetUnwilling drops what was noted of nodes that are not there any more.
 func (s *Store) forgetUnwilling(answers []answered) {
 	maps.DeleteFunc(s.unwilling, func(addr, _ string) bool {
 		return !slices.ContainsFunc(answers, func(a answered) bool { return a.Addr == addr })
 	})
 }
 
-// takeIn makes members of the nodes that are alive and in no group, and servers
-// of the members that the configuration lacks.
+// takeIn lets live nodes without a group join, and adds missing members to the configuration.
 func (s *Store) takeIn(ctx context.Context, l *life, servers []raft.Server, answers []answered) {
 	s.forgetUnwilling(answers)
 	added := 0
@@ -274,7 +262,6 @@ func (s *Store) takeIn(ctx context.Context, l *life, servers []raft.Server, answ
 	s.foreign(text)
 }
 
-// foreign notes what is wrong with the groups in this fleet; "" if nothing is.
 func (s *Store) foreign(text string) {
 	s.mu.Lock()
 	news := text != s.problem.group && text != ""
@@ -285,13 +272,11 @@ func (s *Store) foreign(text string) {
 	}
 }
 
-// maxAsked bounds whom a node without a leader asks at one look: without a
-// majority all nodes of a fleet do, for as long as that lasts.
+// maxAsked is small, because without a majority every node asks.
 const maxAsked = 3
 
-// lookAbroad is what a member of a group without a leader does at each look: it
-// asks some nodes, others each time, whether the fleet goes on in another group.
-// After a recovery nobody would ever tell it.
+// lookAbroad asks random nodes for another group of the fleet, because after a recovery no message
+// announces one.
 func (s *Store) lookAbroad(ctx context.Context) {
 	peers := slices.DeleteFunc(s.peers(), func(p Peer) bool { return !p.Alive || p.Left })
 	rand.Shuffle(len(peers), func(i, j int) { peers[i], peers[j] = peers[j], peers[i] })
@@ -315,7 +300,7 @@ func (s *Store) lookAbroad(ctx context.Context) {
 	}
 }
 
-// seeToVoters makes at most one change of who votes.
+// seeToVoters makes at most one change.
 func (s *Store) seeToVoters(l *life) {
 	var list []standing
 	s.mu.Lock()
@@ -323,7 +308,7 @@ func (s *Store) seeToVoters(l *life) {
 	for _, server := range l.servers() {
 		h := s.health[string(server.ID)]
 		if h == nil {
-			continue // just taken in
+			continue // just added
 		}
 		silent := now.Sub(h.heard)
 		list = append(list, standing{

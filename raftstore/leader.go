@@ -12,29 +12,26 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// transferRequest is the body of askTransfer.
 type transferRequest struct {
 	To string `json:"to"`
 }
 
-// removeRequest is the body of askRemove.
 type removeRequest struct {
 	ID string `json:"id"`
 }
 
 func (s *Store) isLeader(l *life) bool { return l != nil && l.raft.State() == raft.Leader }
 
-// Leading says whether this node leads, as it sees itself: one that has been cut off may
-// think so for as long as its lease. Cheaper than Status. Safe for concurrent use.
+// Leading says whether this node considers itself leader, wrongly for at most one lease. It is
+// cheaper than Status and safe for concurrent use.
 func (s *Store) Leading() bool { return s.isLeader(s.current()) }
 
-// Values of the field "event" of log lines about the leader.
+// Values of the log field "event" for leader changes.
 const (
 	EventLeaderChanged = "leader_changed"
 	EventLeaderLost    = "leader_lost"
 )
 
-// noteLeader logs that another node leads than at the last look, or none.
 func (s *Store) noteLeader(l *life) {
 	now := s.leader(l)
 	if now.ID == s.led {
@@ -48,7 +45,6 @@ func (s *Store) noteLeader(l *life) {
 	s.log.Info().Str("event", EventLeaderChanged).Str("leader", now.ID).Str("addr", now.Addr).Msg("another leader")
 }
 
-// leader is where the leader is, as far as this node knows.
 func (s *Store) leader(l *life) hint {
 	if l == nil {
 		return hint{}
@@ -61,7 +57,7 @@ func failedAnswer(status answerStatus, err error) answer {
 	return answer{status, []byte(err.Error())}
 }
 
-// execute carries a request out if this node leads.
+// execute runs a request if this node leads.
 func (s *Store) execute(ctx context.Context, kind requestKind, payload []byte) answer {
 	l := s.current()
 	if !s.isLeader(l) {
@@ -77,7 +73,7 @@ func (s *Store) execute(ctx context.Context, kind requestKind, payload []byte) a
 	if !l.enter() {
 		return failedAnswer(answerFailed, ErrStopped)
 	}
-	// raft cannot be told to give up waiting, so the wait is another goroutine's.
+	// raft's futures cannot be cancelled.
 	result := make(chan answer, 1)
 	go func() {
 		defer l.pending.Done()
@@ -93,7 +89,6 @@ func (s *Store) execute(ctx context.Context, kind requestKind, payload []byte) a
 	}
 }
 
-// carryOut does what a request asks of the leader.
 func (s *Store) carryOut(ctx context.Context, l *life, kind requestKind, payload []byte) answer {
 	wait := s.cfg.Timers.Call
 	if deadline, ok := ctx.Deadline(); ok {
@@ -126,7 +121,6 @@ func (s *Store) carryOut(ctx context.Context, l *life, kind requestKind, payload
 	return failedAnswer(answerRefused, fmt.Errorf("request of the unknown kind %d", kind))
 }
 
-// propose puts an entry into the log and waits for what comes of it.
 func (s *Store) propose(l *life, raw []byte, wait time.Duration) answer {
 	e, err := decodeEntry(raw)
 	if err == nil {
@@ -155,8 +149,7 @@ func (s *Store) propose(l *life, raw []byte, wait time.Duration) answer {
 	return failedAnswer(answerUncertain, errors.New("the state machine gave no outcome"))
 }
 
-// admissible says what a leader does not propose although it is well-formed:
-// what would make the snapshot too large to be sent.
+// admissible refuses what would make the snapshot too large to send.
 func (s *Store) admissible(c Command) error {
 	if add, ok := c.(AddBackends); ok && len(s.State().Backends)+len(add.Backends) > MaxBackends {
 		return refuse(refusedTooMany, "%d backends and %d more are above the %d that are possible",
@@ -165,18 +158,17 @@ func (s *Store) admissible(c Command) error {
 	return nil
 }
 
-// afterRaft says what an error of raft's means for the one who asked.
+// afterRaft separates errors that leave the outcome unknown.
 func afterRaft(err error) answer {
 	switch {
 	case errors.Is(err, raft.ErrNotLeader), errors.Is(err, raft.ErrEnqueueTimeout),
 		errors.Is(err, raft.ErrLeadershipTransferInProgress):
 		return failedAnswer(answerFailed, err)
 	}
-	// Lost leadership, a failed disk, the end of raft: the entry may be in some log.
+	// Some log may hold the entry.
 	return failedAnswer(answerUncertain, err)
 }
 
-// transfer hands leadership to a voter.
 func transfer(l *life, to string) answer {
 	var f raft.Future
 	if _, leader := l.raft.LeaderWithID(); to != "" && to == string(leader) {
@@ -202,7 +194,6 @@ func transfer(l *life, to string) answer {
 	return answer{status: answerDone}
 }
 
-// removeServer takes a server out of the configuration because somebody asked.
 func (s *Store) removeServer(l *life, id string, wait time.Duration) answer {
 	voters, known := 0, false
 	for _, server := range l.servers() {
@@ -223,7 +214,6 @@ func (s *Store) removeServer(l *life, id string, wait time.Duration) answer {
 	return answer{status: answerDone}
 }
 
-// handOn gives leadership away before the node goes.
 func (s *Store) handOn(ctx context.Context, l *life) {
 	if !s.isLeader(l) {
 		return
@@ -254,7 +244,6 @@ func (s *Store) handOn(ctx context.Context, l *life) {
 	}
 }
 
-// serve answers the requests of a connection.
 func (s *Store) serve(c *conn) {
 	for {
 		c.limit(time.Now().Add(idleTimeout))

@@ -12,33 +12,29 @@ import (
 )
 
 const (
-	// rpcTimeout bounds one exchange of raft's. It is above the deadline of a
-	// follower's write, so that a slow disk is not taken for a lost node.
+	// rpcTimeout exceeds a follower's write deadline, so that a slow disk does not look like a lost
+	// node.
 	rpcTimeout = 2 * time.Second
-	// endWait bounds each step of the end of a raft.
-	endWait = 2 * time.Second
-	// cachedLogs are the newest entries, kept in memory: replication reads them.
+	endWait    = 2 * time.Second
+	// cachedLogs entries stay in memory for replication.
 	cachedLogs = 512
 )
 
-// life is one raft: from the opening of the data file to its failure or the end
-// of the store. A store whose disk failed and works again begins another.
+// life is one raft, until its disk fails or the store stops.
 type life struct {
-	disk *disk // nil in memory
-	fsm  *fsm
-	link *link // nil without network
-	raft *raft.Raft
-	// close ends all that raft says to others and hears of them.
+	disk  *disk // nil in memory
+	fsm   *fsm
+	link  *link // nil without network
+	raft  *raft.Raft
 	close func()
-	cut   chan struct{} // closed when nothing leaves this node any more
+	cut   chan struct{} // closed when raft can send nothing more
 
-	pending sync.WaitGroup // calls that wait for raft
+	pending sync.WaitGroup
 	mu      sync.Mutex
 	ending  bool
-	applied atomic.Uint64 // highest index that was noted on the disk, by this raft or one before
+	applied atomic.Uint64 // on the disk
 }
 
-// begin starts a raft on an open disk.
 func (s *Store) begin(d *disk) (*life, error) {
 	l := &life{disk: d, cut: make(chan struct{}), fsm: newFSM(s.publish, s.halt)}
 	if d != nil {
@@ -64,8 +60,7 @@ func (s *Store) begin(d *disk) (*life, error) {
 			return nil, err
 		}
 		logs, stable, snaps = cache, store, snapshotStore{d}
-		// Whatever this raft still believes after the disk has failed, nobody is to
-		// hear it.
+		// After a disk failure, raft must not reach other nodes.
 		go func() {
 			select {
 			case <-d.failed:
@@ -101,7 +96,6 @@ func (s *Store) raftConfig() *raft.Config {
 	return conf
 }
 
-// transport makes the life's link, or a dead end if there is no network.
 func (s *Store) transport(l *life) raft.Transport {
 	if s.port == nil {
 		_, t := raft.NewInmemTransport(raft.ServerAddress(s.addr))
@@ -115,16 +109,14 @@ func (s *Store) transport(l *life) raft.Transport {
 		Stream:                l.link,
 		MaxPool:               2,
 		Timeout:               rpcTimeout,
-		// No pipelining: in raft v1.8.0 a pipeline whose follower refuses an entry
-		// while another is handed over blocks for ever, and with it replication to
-		// that follower and the end of raft.
+		// No pipelining: in raft v1.8.0 a pipeline whose follower refuses an entry while another is
+		// handed over blocks forever, and so do replication and shutdown.
 		MaxRPCsInFlight: 1,
 	})
 	l.close = func() { t.Close() }
 	return t
 }
 
-// find gives a server's address in the configuration.
 func (l *life) find(id raft.ServerID) (raft.ServerAddress, bool) {
 	for _, server := range l.servers() {
 		if server.ID == id {
@@ -134,7 +126,6 @@ func (l *life) find(id raft.ServerID) (raft.ServerAddress, bool) {
 	return "", false
 }
 
-// servers is the newest configuration, committed or not; empty before there is one.
 func (l *life) servers() []raft.Server {
 	if l == nil || l.raft == nil {
 		return nil
@@ -142,7 +133,7 @@ func (l *life) servers() []raft.Server {
 	return l.raft.GetConfiguration().Configuration().Servers
 }
 
-// enter counts a call that waits for raft; false means that raft is ending.
+// enter registers a call that waits for raft; false if raft is ending.
 func (l *life) enter() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -153,10 +144,8 @@ func (l *life) enter() bool {
 	return true
 }
 
-// end stops the raft. It reports whether everything was over in time.
-//
-// Calls that wait for raft come first: raft may leave those that it had already
-// committed without an answer for ever.
+// end reports whether raft ended in time. Pending calls come first, because raft may never answer
+// them afterwards.
 func (l *life) end() bool {
 	l.mu.Lock()
 	l.ending = true
@@ -170,7 +159,7 @@ func (l *life) end() bool {
 	return over
 }
 
-// within runs f and says whether it ended in time. If not, it goes on alone.
+// within reports whether f ended in time; f continues otherwise.
 func within(limit time.Duration, f func()) bool {
 	done := make(chan struct{})
 	go func() {
@@ -187,7 +176,6 @@ func within(limit time.Duration, f func()) bool {
 	}
 }
 
-// failure is why the life's disk failed; nil if it has not.
 func (l *life) failure() error {
 	if l.disk == nil {
 		return nil
@@ -195,18 +183,15 @@ func (l *life) failure() error {
 	return l.disk.failure()
 }
 
-// note writes down how far the log is known to be committed, so that a node that
-// starts without a leader need not begin with an older state. raft can do that
-// by itself (RestoreCommittedLogs), but forgets the configuration changes among
-// those entries, and blocks for ever if there are many.
+// note stores the commit index, so that a node without a leader starts with recent state. raft's
+// RestoreCommittedLogs loses configuration changes and blocks forever on many entries.
 //
-// A leader that has written nothing for a while notes it again, to find out that
-// its disk hangs before somebody waits for it.
+// An idle leader stores it again, to detect a hung disk before a caller waits.
 func (l *life) note(after time.Duration) error {
 	if l.disk == nil {
 		return nil
 	}
-	// A raft that has just begun has not applied yet what the one before had noted.
+	// A new raft may lag behind its predecessor.
 	applied := max(l.raft.AppliedIndex(), l.applied.Load())
 	probe := l.raft.State() == raft.Leader && l.disk.idle() >= after
 	if applied <= l.applied.Load() && !probe {
@@ -221,8 +206,7 @@ func (l *life) note(after time.Duration) error {
 	return err
 }
 
-// replay makes the state that the disk alone proves: the snapshot, and the log as
-// far as it was noted to be committed. nil means that there is none.
+// replay builds the state that the disk proves: snapshot and log up to the noted index.
 func replay(d *disk) (*State, error) {
 	logs := &logStore{disk: d}
 	if err := logs.check(); err != nil {
@@ -262,7 +246,7 @@ func replay(d *disk) (*State, error) {
 		}
 		e, err := decodeEntry(l.Data)
 		if err != nil {
-			break // the state machine will stop here as well, and say so
+			break // the state machine reports it
 		}
 		m.apply(next, e)
 	}

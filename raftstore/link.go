@@ -13,11 +13,10 @@ import (
 
 var errLinkClosed = errors.New("raft is not running")
 
-// link is the stream layer of one raft: its share of the port's connections. It
-// ends with that raft, while the port goes on.
+// link is one raft's share of the port's connections.
 type link struct {
 	port  *port
-	group func() groupID // this node's now
+	group func() groupID
 
 	incoming chan *conn
 	closed   chan struct{}
@@ -32,14 +31,12 @@ var (
 	_ raft.ServerAddressProvider = named{}
 )
 
-// linkConn is a connection that raft uses.
 type linkConn struct {
 	*conn
 	link *link
 	once sync.Once
 }
 
-// Close is called by raft and by close.
 func (c *linkConn) Close() error {
 	c.once.Do(func() {
 		c.link.mu.Lock()
@@ -56,7 +53,6 @@ func newLink(p *port, group func() groupID) *link {
 	}
 }
 
-// take hands a connection that another node has opened to raft.
 func (l *link) take(c *conn) error {
 	select {
 	case l.incoming <- c:
@@ -66,7 +62,6 @@ func (l *link) take(c *conn) error {
 	}
 }
 
-// Accept is part of net.Listener.
 func (l *link) Accept() (net.Conn, error) {
 	select {
 	case c := <-l.incoming:
@@ -76,11 +71,9 @@ func (l *link) Accept() (net.Conn, error) {
 	}
 }
 
-// Addr is part of net.Listener: the address that others use.
 func (l *link) Addr() net.Addr { return address(l.port.addr) }
 
-// Close ends all of raft's connections, so that nothing that raft says leaves
-// this node any more.
+// Close ends all of raft's connections.
 func (l *link) Close() error {
 	l.mu.Lock()
 	first := !l.shut
@@ -93,7 +86,6 @@ func (l *link) Close() error {
 	return nil
 }
 
-// sever ends the connections there are.
 func (l *link) sever() {
 	l.mu.Lock()
 	conns := make([]*linkConn, 0, len(l.conns))
@@ -121,7 +113,7 @@ func (l *link) track(c *conn) (net.Conn, error) {
 	return lc, nil
 }
 
-// Dial is part of raft.StreamLayer. The address is one that named has made.
+// Dial takes addresses from named.
 func (l *link) Dial(to raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
 	id, addr, ok := strings.Cut(string(to), "@")
 	if !ok {
@@ -145,16 +137,14 @@ func (l *link) Dial(to raft.ServerAddress, timeout time.Duration) (net.Conn, err
 	return l.track(c)
 }
 
-// named makes raft dial servers as "id@host:port", so that a hello can name the
-// server that is meant. raft asks it for this node as well, to tell others the
-// address; that stays plain.
+// named makes raft dial "id@host:port", so that the hello can name the server. This node's own
+// address stays plain, because raft sends it to other nodes.
 type named struct {
 	self string
 	addr string
 	find func(raft.ServerID) (raft.ServerAddress, bool)
 }
 
-// ServerAddr is part of raft.ServerAddressProvider.
 func (n named) ServerAddr(id raft.ServerID) (raft.ServerAddress, error) {
 	if string(id) == n.self {
 		return raft.ServerAddress(n.addr), nil
@@ -166,10 +156,8 @@ func (n named) ServerAddr(id raft.ServerID) (raft.ServerAddress, error) {
 	return raft.ServerAddress(string(id) + "@" + string(addr)), nil
 }
 
-// address is a net.Addr of a host and port.
 type address string
 
-// Network is part of net.Addr.
 func (address) Network() string { return "tcp" }
 
 func (a address) String() string { return string(a) }

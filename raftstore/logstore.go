@@ -12,15 +12,11 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// logRecordFormat is the version of the records of the log bucket.
 const logRecordFormat = 1
 
-// keyTerm is raft's name for the current term.
 var keyTerm = []byte("CurrentTerm")
 
-// logStore is raft's log and its term and vote on a disk.
-//
-// A record of the log, under its index as 8 bytes big-endian:
+// logStore keeps raft's log, term and vote. A log record, under its index as 8 bytes big-endian:
 //
 //	format    1 byte, 1
 //	type      1 byte, raft's
@@ -31,7 +27,7 @@ var keyTerm = []byte("CurrentTerm")
 //	checksum  4 bytes, CRC-32C of the key and everything before
 type logStore struct {
 	disk *disk
-	// cut is closed when nothing leaves this node any more, see SetUint64.
+	// see SetUint64
 	cut <-chan struct{}
 }
 
@@ -62,7 +58,7 @@ func logSum(key, record []byte) uint32 {
 	return crc32.Update(crc32.Checksum(key, castagnoli), castagnoli, record)
 }
 
-// decodeLog reads a record. What it gives does not share memory with the record.
+// decodeLog copies what it keeps.
 func decodeLog(key, record []byte, l *raft.Log) error {
 	if len(key) != 8 || len(record) < crc32.Size+2 {
 		return errShort
@@ -86,8 +82,7 @@ func decodeLog(key, record []byte, l *raft.Log) error {
 	return d.done()
 }
 
-// check reads the whole log, and the term and vote, so that damage is found when the
-// store is opened and not when raft needs the entry, which it does not survive.
+// check reads everything at opening, because raft panics over an unreadable entry.
 func (s *logStore) check() error {
 	return s.disk.read(func(tx *bbolt.Tx) error {
 		stable := tx.Bucket(bucketStable)
@@ -108,10 +103,8 @@ func (s *logStore) check() error {
 	})
 }
 
-// FirstIndex is part of raft.LogStore.
 func (s *logStore) FirstIndex() (uint64, error) { return s.end((*bbolt.Cursor).First) }
 
-// LastIndex is part of raft.LogStore.
 func (s *logStore) LastIndex() (uint64, error) { return s.end((*bbolt.Cursor).Last) }
 
 func (s *logStore) end(of func(*bbolt.Cursor) ([]byte, []byte)) (index uint64, err error) {
@@ -124,7 +117,6 @@ func (s *logStore) end(of func(*bbolt.Cursor) ([]byte, []byte)) (index uint64, e
 	return index, err
 }
 
-// GetLog is part of raft.LogStore.
 func (s *logStore) GetLog(index uint64, l *raft.Log) error {
 	return s.disk.read(func(tx *bbolt.Tx) error {
 		key := logKey(index)
@@ -139,10 +131,8 @@ func (s *logStore) GetLog(index uint64, l *raft.Log) error {
 	})
 }
 
-// StoreLog is part of raft.LogStore.
 func (s *logStore) StoreLog(l *raft.Log) error { return s.StoreLogs([]*raft.Log{l}) }
 
-// StoreLogs is part of raft.LogStore. It writes all or none.
 func (s *logStore) StoreLogs(logs []*raft.Log) error {
 	keys, records, size := make([][]byte, len(logs)), make([][]byte, len(logs)), 0
 	for i, l := range logs {
@@ -162,11 +152,10 @@ func (s *logStore) StoreLogs(logs []*raft.Log) error {
 	})
 }
 
-// DeleteRange is part of raft.LogStore.
 func (s *logStore) DeleteRange(first, last uint64) error {
 	return s.disk.write(0, func(tx *bbolt.Tx) error {
 		c, from := tx.Bucket(bucketLog).Cursor(), logKey(first)
-		// A cursor is not to be moved on from a key that it deleted.
+		// A bbolt cursor must not advance from a deleted key.
 		for k, _ := c.Seek(from); k != nil && binary.BigEndian.Uint64(k) <= last; k, _ = c.Seek(from) {
 			if err := c.Delete(); err != nil {
 				return err
@@ -176,12 +165,10 @@ func (s *logStore) DeleteRange(first, last uint64) error {
 	})
 }
 
-// Set is part of raft.StableStore.
 func (s *logStore) Set(key, val []byte) error {
 	return s.disk.write(0, func(tx *bbolt.Tx) error { return seal(tx.Bucket(bucketStable), key, val) })
 }
 
-// Get is part of raft.StableStore.
 func (s *logStore) Get(key []byte) (val []byte, err error) {
 	err = s.disk.read(func(tx *bbolt.Tx) (err error) {
 		val, err = unseal(tx.Bucket(bucketStable), key)
@@ -190,12 +177,9 @@ func (s *logStore) Get(key []byte) (val []byte, err error) {
 	return val, err
 }
 
-// SetUint64 is part of raft.StableStore.
-//
-// Raft panics when its term cannot be written, and a router must not die of a
-// full disk. So that failure is not told: the call returns once nothing that
-// this node says can reach anybody, and the raft that believes in a term that is
-// not on the disk ends with nobody having heard of it.
+// SetUint64 hides a failed write of the term, over which raft would panic: a full disk must not
+// kill a router. It first waits until raft's connections are closed, so that no other node hears of
+// the term.
 func (s *logStore) SetUint64(key []byte, val uint64) error {
 	err := s.Set(key, binary.BigEndian.AppendUint64(nil, val))
 	if err != nil && string(key) == string(keyTerm) {
@@ -205,7 +189,6 @@ func (s *logStore) SetUint64(key []byte, val uint64) error {
 	return err
 }
 
-// GetUint64 is part of raft.StableStore.
 func (s *logStore) GetUint64(key []byte) (uint64, error) {
 	val, err := s.Get(key)
 	if err != nil || len(val) == 0 {

@@ -7,37 +7,31 @@ import (
 	"strings"
 )
 
-// maxOutcomes is how many outcomes of commands are remembered. A command that
-// is proposed a second time has its effect once as long as fewer than this many
-// others come between; a node gives up on a command after a few seconds, in
-// which a disk cannot write as many.
+// maxOutcomes exceeds what a disk writes before a node gives up, so that a repeated command takes
+// effect once.
 const maxOutcomes = 8192
 
-// machine is the state machine: what the log says, applied in order. It is
-// deterministic: no clock, no randomness, no order of maps. One goroutine uses
-// it at a time.
+// machine is deterministic: no clock, no randomness, no map order.
 type machine struct {
 	version   uint64
 	constants Constants
 	backends  []Backend // sorted by name
 	urls      map[string]string
-	// retired is the highest generation that a backend had when it was removed. A
-	// backend that is added gets a higher one, so that late messages about a former one
-	// of its name, or of a name with the same key, are recognised as such.
+	// retired is the highest removed generation. New backends start above it, which fences late
+	// messages.
 	retired  uint32
 	rules    Rules
 	hot      []HotPrefix // sorted by anchor
 	switches Switches
 
 	outcomes map[requestID]outcome
-	order    []requestID // of outcomes, oldest first from head on
+	order    []requestID // oldest at head
 	head     int
 }
 
-// outcome is what became of a command.
 type outcome struct {
 	result Result
-	refuse *refusal // nil if it was carried out
+	refuse *refusal
 }
 
 func newMachine() *machine {
@@ -48,8 +42,7 @@ func newMachine() *machine {
 	}
 }
 
-// apply carries out the entry at this index of the log, or refuses it as a
-// whole. An entry whose request was seen before only repeats its outcome.
+// apply executes or refuses an entry. A repeated request returns its earlier outcome.
 func (m *machine) apply(index uint64, e entry) outcome {
 	if o, ok := m.outcomes[e.request]; ok {
 		return o
@@ -100,7 +93,6 @@ func (m *machine) execute(index uint64, e entry) (changed bool, refused *refusal
 	panic(fmt.Sprintf("raftstore: command %T is not carried out", e.command))
 }
 
-// find gives the place of a name among the backends.
 func (m *machine) find(name string) (int, bool) {
 	return slices.BinarySearchFunc(m.backends, name, func(b Backend, name string) int {
 		return strings.Compare(b.Name, name)
@@ -169,14 +161,12 @@ func (m *machine) updateBackend(index uint64, c UpdateBackend) (bool, *refusal) 
 	return true, nil
 }
 
-// set gives a field its new value, if there is one.
 func set[T any](field, value *T) {
 	if value != nil {
 		*field = *value
 	}
 }
 
-// sameBackend compares what a command can change.
 func sameBackend(a, b Backend) bool {
 	return a.URL == b.URL && a.Weight == b.Weight &&
 		a.KVTokens == b.KVTokens && a.Source == b.Source && slices.Equal(a.Models, b.Models)
@@ -203,7 +193,7 @@ func (m *machine) setBackendState(index uint64, at int64, c SetBackendState) (bo
 	return changed, nil
 }
 
-// act takes an action and reports whether anything is another than before.
+// act reports whether the action changed anything.
 func (b *Backend) act(at int64, c *SetBackendState) bool {
 	was, wasDrained, wasDown := b.State, word{b.Drained, b.DrainedBy}, word{b.State == Down, b.DownBy}
 	drained, down := wasDrained, wasDown
@@ -221,7 +211,7 @@ func (b *Backend) act(at int64, c *SetBackendState) bool {
 		return false
 	}
 	b.Drained, b.DrainedBy, b.DownBy, b.State = drained.given, drained.by, down.by, Active
-	shown, wasShown := word{}, word{} // what State goes by
+	shown, wasShown := word{}, word{} // what State shows
 	switch {
 	case down.given:
 		b.State, shown, wasShown = Down, down, wasDown
@@ -231,25 +221,23 @@ func (b *Backend) act(at int64, c *SetBackendState) bool {
 	if b.State != was {
 		b.Since, b.Reason = at, c.Reason
 	} else if shown != wasShown {
-		b.Reason = c.Reason // somebody has taken it over
+		b.Reason = c.Reason // another author took over
 	}
 	return true
 }
 
-// word is whether a backend is drained, or down, and on whose word.
+// word is a drain or a failure, with its author.
 type word struct {
 	given bool
 	by    Author
 }
 
-// begin gives the word; an operator's replaces another's.
 func (w *word) begin(by Author) {
 	if !w.given || by == ByOperator {
 		*w = word{true, by}
 	}
 }
 
-// end takes it back, which an operator can and who gave it.
 func (w *word) end(by Author) {
 	if by == ByOperator || by == w.by {
 		*w = word{}
@@ -343,8 +331,6 @@ func (m *machine) setConstants(c SetConstants) (bool, *refusal) {
 	return false, nil
 }
 
-// mismatch says in what the constants of the fleet and of a node differ; nil if
-// in nothing.
 func mismatch(fleet, node Constants) error {
 	var list []string
 	if fleet.Cluster != node.Cluster {
@@ -362,8 +348,7 @@ func mismatch(fleet, node Constants) error {
 	return fmt.Errorf("the constants of the fleet and of this node differ: %s", strings.Join(list, ", "))
 }
 
-// state is the machine's state for readers. It shares nothing that apply writes
-// to: lists of models are replaced, never changed.
+// state shares only model lists, which are replaced and never changed.
 func (m *machine) state() *State {
 	return &State{
 		Version: m.version, Constants: m.constants, Backends: slices.Clone(m.backends), Rules: m.rules,

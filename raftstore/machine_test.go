@@ -15,14 +15,13 @@ import (
 	"pgregory.net/rapid"
 )
 
-// run applies a command at an index with a request id of its own.
+// run applies a command at an index under its own request id.
 func (m *machine) run(index uint64, c Command) outcome {
 	e := entry{at: int64(index) * 1000, command: c}
 	binary.BigEndian.PutUint64(e.request[:], index)
 	return m.apply(index, e)
 }
 
-// must applies a command that is not refused.
 func must(t testing.TB, m *machine, index uint64, c Command) {
 	t.Helper()
 	if o := m.run(index, c); o.refuse != nil {
@@ -32,7 +31,7 @@ func must(t testing.TB, m *machine, index uint64, c Command) {
 
 func ptr[T any](v T) *T { return &v }
 
-// Generations grow with a restart, another URL, and for what is added after a removal.
+// Generations rise with a restart, another URL, and a removal before an addition.
 func TestGenerationsGrow(t *testing.T) {
 	m := newMachine()
 	must(t, m, 1, add("a", "b", "c"))
@@ -53,8 +52,7 @@ func TestGenerationsGrow(t *testing.T) {
 	}
 }
 
-// A name that comes back has a higher generation than it ever had, also after a
-// snapshot: late messages about the former one are refused by it.
+// A returning name gets a higher generation, also after a snapshot.
 func TestNameThatComesBackIsNewer(t *testing.T) {
 	m := newMachine()
 	must(t, m, 1, add("a", "b"))
@@ -77,7 +75,6 @@ func TestNameThatComesBackIsNewer(t *testing.T) {
 	}
 }
 
-// What is refused says why, as which error, and changes nothing.
 func TestRefusals(t *testing.T) {
 	m := newMachine()
 	must(t, m, 1, add("a", "b"))
@@ -120,7 +117,7 @@ func TestRefusals(t *testing.T) {
 			t.Errorf("%+v: refused, and yet something changed", c.command)
 		}
 	}
-	// Only the memory of outcomes differs.
+	// Only the stored outcomes differ.
 	m.outcomes, m.order = map[requestID]outcome{}, nil
 	n, err := restoreMachine(before)
 	if err != nil {
@@ -132,8 +129,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// An operator's drain outlives a failure: a backend that was drained, went down
-// and comes back is still drained.
+// A drained backend that fails and recovers is still drained.
 func TestDrainOutlivesDown(t *testing.T) {
 	m := newMachine()
 	must(t, m, 1, add("a"))
@@ -153,15 +149,15 @@ func TestDrainOutlivesDown(t *testing.T) {
 	}
 }
 
-// Whatever crosses an operator's change, the operator's word stands; sources and
-// health end what they began and nothing else, also after a snapshot.
+// An operator's action prevails in any order; sources and health end only their own, also after a
+// snapshot.
 func TestOperatorsWordStands(t *testing.T) {
 	type step struct {
 		action  Action
 		by      Author
 		changed bool
 		state   BackendState
-		reason  string // of the state after it: the step's own, if it has a number
+		reason  string // after the step; its own if it has a number
 	}
 	for name, steps := range map[string][]step{
 		"taken over from health": {
@@ -211,7 +207,7 @@ func TestOperatorsWordStands(t *testing.T) {
 	}
 }
 
-// Who judged a backend by what it was does not change it when it is another by now.
+// A verdict on an older Version of a backend changes nothing.
 func TestStateOfAVersion(t *testing.T) {
 	m := newMachine()
 	must(t, m, 1, add("a", "b"))
@@ -231,8 +227,7 @@ func TestStateOfAVersion(t *testing.T) {
 	}
 }
 
-// A command that is proposed again has its effect once and the same outcome,
-// also after a snapshot.
+// A repeated command takes effect once and returns the same outcome, also after a snapshot.
 func TestRepeatedRequest(t *testing.T) {
 	m := newMachine()
 	first := entry{request: requestID{1}, at: 5, command: add("a")}
@@ -259,7 +254,7 @@ func TestRepeatedRequest(t *testing.T) {
 	}
 }
 
-// randomCommand draws commands about few names, so that they meet.
+// randomCommand uses few names, so that commands conflict.
 func randomCommand(r *rand.Rand) Command {
 	name := func() string { return fmt.Sprintf("b%d", r.IntN(8)) }
 	switch r.IntN(9) {
@@ -289,8 +284,7 @@ func randomCommand(r *rand.Rand) Command {
 	return SetSwitches{Switches{Hot: r.IntN(2) == 0}}
 }
 
-// Two machines that see the same log have the same snapshot, byte for byte, and
-// so has one that began from a snapshot in the middle.
+// Machines with the same log have equal snapshots, even if one began from a snapshot.
 func TestDeterminism(t *testing.T) {
 	r := seeded(t)
 	var log [][]byte
@@ -320,20 +314,18 @@ func TestDeterminism(t *testing.T) {
 	}
 }
 
-// modelBackend is a backend in a naive model.
 type modelBackend struct {
 	url                 string
 	drained, down       bool
 	drainedBy, downedBy Author
 }
 
-// The machine does what a naive map does, and keeps its own rules.
 func TestMachineAgainstModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m, model := newMachine(), make(map[string]modelBackend)
 		index := uint64(0)
-		newest := make(map[string]uint32) // generation that a name ever had
-		retired := make(map[string]bool)  // names that were removed
+		newest := make(map[string]uint32) // highest generation per name
+		retired := make(map[string]bool)  // removed names
 		name := rapid.SampledFrom([]string{"a", "b", "c", "d"})
 		apply := func(c Command, allowed bool) {
 			index++
@@ -432,7 +424,6 @@ func TestMachineAgainstModel(t *testing.T) {
 	})
 }
 
-// A state that was given out does not change when the machine goes on.
 func TestStateIsImmutable(t *testing.T) {
 	m := newMachine()
 	must(t, m, 1, add("a", "b"))
@@ -448,9 +439,8 @@ func TestStateIsImmutable(t *testing.T) {
 	}
 }
 
-// An entry that cannot be read stops the machine where it is: no later one is
-// applied, no snapshot is made of it, and a snapshot of a node that could read it
-// heals it.
+// An unreadable entry stops the machine: it applies no later entry and makes no snapshot until
+// another node's snapshot heals it.
 func TestUnknownEntryHaltsTheMachine(t *testing.T) {
 	var published *State
 	var halted error
@@ -502,8 +492,6 @@ func TestNormalURL(t *testing.T) {
 	}
 }
 
-// Commands that are wrong by themselves are refused before anybody is asked, with
-// the place.
 func TestValidate(t *testing.T) {
 	bad := func(edit func(*Backend)) Command {
 		c := add("good", "bad")

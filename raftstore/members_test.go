@@ -10,7 +10,6 @@ import (
 	"time"
 )
 
-// voters are the ids that vote, as a node sees the configuration.
 func voters(s *Store) (ids []string) {
 	for _, server := range s.Status().Servers {
 		if server.Voter {
@@ -20,8 +19,8 @@ func voters(s *Store) (ids []string) {
 	return ids
 }
 
-// One node by itself grows into a fleet: others are taken in, and two of them get
-// a vote together, so that there never are two voters for long.
+// A single node grows into a fleet; two nodes get votes together, so that there are never two
+// voters for long.
 func TestOneNodeGrows(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 1, nil).start()
@@ -46,14 +45,12 @@ func TestOneNodeGrows(t *testing.T) {
 		if st := first.Status(); len(st.Servers) != 4 || st.Group == "" || st.Problem != "" {
 			t.Errorf("status is %+v", st)
 		}
-		// The first leaves, and the group goes on without it.
 		f.nodes[0].halt()
 		apply(t, b.store.Load(), add("after"))
 	})
 }
 
-// A voter that says goodbye is replaced at once by one that stands by, and
-// forgotten.
+// A voter that leaves is replaced at once and removed.
 func TestVoterLeaves(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, nil).start()
@@ -74,8 +71,7 @@ func TestVoterLeaves(t *testing.T) {
 	})
 }
 
-// A voter that is dead stays one while nobody can take its place, and loses its
-// vote when somebody can.
+// A dead voter keeps its vote until another node can replace it.
 func TestDeadVoterIsReplaced(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, func(c *Config) { c.Timers.Dead = 300 * time.Millisecond }).start()
@@ -100,8 +96,7 @@ func TestDeadVoterIsReplaced(t *testing.T) {
 	})
 }
 
-// A node that has lost its data comes back at its address as another one. It does
-// not vote for the one that it was, and takes its place.
+// A node that lost its data returns as another server and does not vote for the lost one.
 func TestWipedNode(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, nil).start()
@@ -124,7 +119,6 @@ func TestWipedNode(t *testing.T) {
 	})
 }
 
-// A node that comes back at another address is the same server.
 func TestMovedNode(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, nil).start()
@@ -143,8 +137,6 @@ func TestMovedNode(t *testing.T) {
 	})
 }
 
-// A voter that answers and whose disk has failed for good is replaced like a dead
-// one.
 func TestVoterWithBrokenDiskIsReplaced(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, func(c *Config) { c.Timers.Dead = 300 * time.Millisecond }).start()
@@ -164,7 +156,6 @@ func TestVoterWithBrokenDiskIsReplaced(t *testing.T) {
 	})
 }
 
-// Two groups that meet stay two, and say so.
 func TestForeignGroup(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 2, func(c *Config) { c.Expect = 0 }).start()
@@ -178,7 +169,6 @@ func TestForeignGroup(t *testing.T) {
 		if len(a.State().Backends) != 1 || len(b.State().Backends) != 1 || a.Status().Group == b.Status().Group {
 			t.Error("two groups have become one")
 		}
-		// One gives in: it is wiped and joins.
 		f.nodes[1].kill()
 		if err := os.RemoveAll(f.nodes[1].dir); err != nil {
 			t.Fatal(err)
@@ -190,8 +180,8 @@ func TestForeignGroup(t *testing.T) {
 	})
 }
 
-// A node whose constants differ is not taken in; one that is a member already
-// says in what it differs.
+// A node with other constants is not taken in; a member with other constants reports the
+// difference.
 func TestConstantsMustAgree(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 1, nil).start()
@@ -205,7 +195,7 @@ func TestConstantsMustAgree(t *testing.T) {
 			t.Errorf("join: %v", err)
 		}
 		until(t, "b to say why it is not taken in", func() bool { return strings.Contains(s.Status().Problem, "block bytes") })
-		for range 10 { // as many looks: there is nothing to wait for
+		for range 10 {
 			time.Sleep(a.cfg.Timers.Poll)
 			if len(a.Status().Servers) > 1 {
 				t.Fatal("a node with other constants was taken in")
@@ -222,7 +212,7 @@ func TestConstantsMustAgree(t *testing.T) {
 	})
 }
 
-// A removed server that is alive is taken in again; the only voter stays.
+// A removed live server is added again; the only voter cannot be removed.
 func TestRemoveServer(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, nil).start()
@@ -245,7 +235,7 @@ func TestRemoveServer(t *testing.T) {
 	})
 }
 
-// A node that was away for long gets a snapshot instead of the log.
+// A node that was away for long gets a snapshot.
 func TestSnapshotIsSent(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, nil).start()
@@ -266,7 +256,6 @@ func TestSnapshotIsSent(t *testing.T) {
 	})
 }
 
-// What is noted of nodes that were not taken in goes with them.
 func TestUnwillingAreForgotten(t *testing.T) {
 	s := &Store{unwilling: map[string]string{"gone:1": "no", "here:1": "no"}}
 	s.forgetUnwilling([]answered{{Peer: Peer{Addr: "here:1"}}, {Peer: Peer{Addr: "new:1"}}})

@@ -12,22 +12,19 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// censusTimeout is how long a voter has to answer before it counts as missing,
-// and about how often a call that waits for a leader asks them.
+// censusTimeout is the time after which a silent voter is missing, and the least between counts.
 const censusTimeout = 500 * time.Millisecond
 
-// census asks who is there, beside a call that finds no leader, so that its
-// error can say who is not.
+// census counts missing voters for the error of a call without a leader.
 type census struct {
 	mu      sync.Mutex
 	started time.Time
 	running bool
 	voters  int
-	missing []string // of the last count
+	missing []string
 	counted bool
 }
 
-// count starts a count, unless one runs or was done just now.
 func (s *Store) count(c *census) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -46,7 +43,6 @@ func (s *Store) count(c *census) {
 	})
 }
 
-// roll asks every voter whether it takes part.
 func (s *Store) roll(ctx context.Context) (voters int, missing []string) {
 	var (
 		wg sync.WaitGroup
@@ -82,7 +78,7 @@ func (s *Store) roll(ctx context.Context) (voters int, missing []string) {
 	return voters, missing
 }
 
-// voters are the group's, by the names that gossip has for them. A node without a group knows none, and takes for voters all nodes that may vote.
+// voters uses all peers that may vote if there is no configuration.
 func (s *Store) voters() (list []Peer) {
 	peers, servers := s.peers(), s.current().servers()
 	names := make(map[string]string)
@@ -100,7 +96,7 @@ func (s *Store) voters() (list []Peer) {
 	return list
 }
 
-// missing says why there is no leader, as far as it is known.
+// missing says why there is no leader.
 func (s *Store) missing(c *census) string {
 	s.mu.Lock()
 	waiting, disk := s.waiting, s.problem.disk

@@ -12,7 +12,7 @@ import (
 
 var seedFlag = flag.Uint64("seed", 0, "seed of random tests; 0 draws one")
 
-// seeded gives a test's source of randomness and prints its seed.
+// seeded logs its seed.
 func seeded(t testing.TB) *rand.Rand {
 	seed := *seedFlag
 	if seed == 0 {
@@ -29,9 +29,7 @@ func TestSeedsMatter(t *testing.T) {
 	}
 }
 
-// Three nodes that are started in any order, with any of them late, and with
-// different views of who is there, form exactly one group; and so do five of which three suffice.
-// A hundred orders, ten with -short; the log says what they were and how long a group took.
+// Nodes started in any order and with different views form exactly one group.
 func TestOneGroupWhateverTheOrder(t *testing.T) {
 	t.Parallel()
 	rounds := 100
@@ -42,7 +40,7 @@ func TestOneGroupWhateverTheOrder(t *testing.T) {
 	var took []time.Duration
 	orders, blinded, lates := make(map[string]int), 0, make(map[int]int)
 	for round := range rounds {
-		// Now and then there are more candidates than are needed.
+		// Every tenth round has more candidates than needed.
 		size := 3
 		if round%10 == 9 {
 			size = 5
@@ -54,7 +52,7 @@ func TestOneGroupWhateverTheOrder(t *testing.T) {
 		}
 		late, hidden := r.IntN(size), r.IntN(size)
 		waits[late] += time.Duration(r.IntN(200)) * time.Millisecond
-		// In a third of the rounds one node does not see another for a while.
+		// In a third of the rounds, one node misses another for a while.
 		blind := r.IntN(3) == 0
 		if blind {
 			blinded++
@@ -85,7 +83,6 @@ func TestOneGroupWhateverTheOrder(t *testing.T) {
 		len(took), len(orders), lates, blinded, took[len(took)/2].Round(time.Millisecond), took[len(took)-1].Round(time.Millisecond))
 }
 
-// oneGroup starts the nodes and says why they did not form one group.
 func oneGroup(f *fleet, order []int, waits []time.Duration, blind bool) error {
 	for i, n := range order {
 		time.Sleep(waits[i])
@@ -118,7 +115,7 @@ func oneGroup(f *fleet, order []int, waits []time.Duration, blind bool) error {
 				why = fmt.Errorf("%s knows %d servers and is %s, waiting %q", st.ID, len(st.Servers), st.Role, st.Waiting)
 			}
 		}
-		// Two groups would never become one, so there is nothing to wait for.
+		// Two groups never merge.
 		if delete(groups, ""); len(groups) > 1 {
 			return fmt.Errorf("groups %v", groups)
 		}

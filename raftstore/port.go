@@ -13,38 +13,31 @@ import (
 )
 
 const (
-	// helloFormat is the version of what stands at the beginning of a connection.
 	helloFormat = 1
-	// maxConns bounds the connections that others have open to this node. A group
-	// of a hundred needs two or three from each other node.
-	maxConns = 1024
-	// greetTimeout bounds the hello.
-	greetTimeout = 5 * time.Second
-	// idleTimeout ends a connection for requests that nobody uses.
-	idleTimeout = time.Minute
-	// maxHelloBytes bounds the body of a hello.
+	// maxConns is ample: in a group of a hundred, each node opens two or three.
+	maxConns      = 1024
+	greetTimeout  = 5 * time.Second
+	idleTimeout   = time.Minute
 	maxHelloBytes = 1024
 )
 
-// The two uses of a connection.
 const (
-	useRaft     = 'R' // raft's own protocol, one direction of asking
-	useRequests = 'Q' // frames of requests.go
+	useRaft     = 'R' // only the dialer asks
+	useRequests = 'Q' // see frames.go
 )
 
-// hello begins every connection; the dialing side writes it:
+// hello begins every connection, written by the dialer:
 //
 //	use     1 byte
 //	format  1 byte, 1
 //	length  2 bytes, of the rest
 //	group   16 bytes; zero with requests
-//	to      string: the id of the node that is meant; empty with requests
-//	id      string: the dialing node
-//	addr    string: where it is reached
+//	to      string: id of the node that is dialed; empty with requests
+//	id      string: the dialer
+//	addr    string: the dialer's address
 //
-// With raft the answer is a byte, 0, or 1 and a string that says why not. To be
-// asked by name keeps a node that took over an address from voting for the one
-// that had it.
+// For raft the answer is a byte 0, or 1 and a reason. Naming the dialed node keeps a node that took
+// over an address from voting for the previous one.
 type hello struct {
 	use   byte
 	group groupID
@@ -88,39 +81,36 @@ func readHello(r io.Reader) (hello, error) {
 	return h, d.done()
 }
 
-// port accepts connections, tells raft's from those for requests, and dials.
 type port struct {
 	streams Streams
-	addr    string // as others reach it
+	addr    string
 	id      string
 	faults  *Faults
-	// admits says why a connection for raft is refused; nil if it is not.
+	// admits returns why a connection for raft is refused.
 	admits func(hello) error
-	// raft takes a connection for raft over.
+	// raft owns the connection afterwards.
 	raft func(*conn) error
-	// requests serves a connection for requests until it ends.
+	// requests serves until the connection ends.
 	requests func(*conn)
 	onError  func(error)
 
-	refused atomic.Uint64 // connections beyond maxConns
+	refused atomic.Uint64 // beyond maxConns
 
 	mu     sync.Mutex
-	conns  map[*conn]struct{} // all that are open, in and out
+	conns  map[*conn]struct{}
 	closed bool
-	wg     sync.WaitGroup // accepting, greeting and serving
+	wg     sync.WaitGroup
 }
 
-// conn is a connection whose hello was exchanged.
 type conn struct {
 	net.Conn
 	port  *port
-	hello hello       // the dialing side's
-	peer  string      // the address of the other node
-	lost  atomic.Bool // faults have swallowed something
+	hello hello
+	peer  string
+	lost  atomic.Bool // Faults.Cut swallowed a write
 	once  sync.Once
 }
 
-// Close ends the connection; it may be called more than once.
 func (c *conn) Close() error {
 	var err error
 	c.once.Do(func() {
@@ -132,18 +122,14 @@ func (c *conn) Close() error {
 	return err
 }
 
-// limit sets the deadline of everything on the connection. Setting it fails on a
-// closed connection only, which the next read or write finds out.
+// limit ignores errors, which the next read or write reports.
 func (c *conn) limit(t time.Time) { _ = c.Conn.SetDeadline(t) }
 
-// interrupt ends what waits on the connection.
 func (c *conn) interrupt() { c.limit(time.Now().Add(-time.Second)) }
 
-// turnAway says why a hello is refused. Who does not listen learns it later.
 func (c *conn) turnAway(why string) { _, _ = c.Write(appendString([]byte{1}, why)) }
 
-// Write lets injected faults delay or swallow what is written. A connection that
-// has lost something stays silent, as one does whose packets are dropped.
+// Write stays silent after a loss, as when packets are dropped.
 func (c *conn) Write(p []byte) (int, error) {
 	if f := c.port.faults; f != nil {
 		if f.Delay != nil {
@@ -159,13 +145,11 @@ func (c *conn) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-// start begins to accept.
 func (p *port) start() {
 	p.conns = make(map[*conn]struct{})
 	p.wg.Go(p.accept)
 }
 
-// close ends everything that runs on the port and waits for it.
 func (p *port) close() {
 	p.mu.Lock()
 	p.closed = true
@@ -198,7 +182,7 @@ func (p *port) accept() {
 			p.onError(fmt.Errorf("accept: %w", err))
 			return
 		case err != nil:
-			// Out of file descriptors, most likely: it passes.
+			// probably out of file descriptors, which passes
 			p.onError(fmt.Errorf("accept: %w", err))
 			time.Sleep(wait)
 			wait = min(2*wait, time.Second)
@@ -217,8 +201,7 @@ func (p *port) accept() {
 	}
 }
 
-// track enters a connection; false means that the port is closed, and so the
-// connection.
+// track registers a connection, or closes it if the port is closed.
 func (p *port) track(c *conn) bool {
 	p.mu.Lock()
 	if !p.closed {
@@ -231,7 +214,6 @@ func (p *port) track(c *conn) bool {
 	return false
 }
 
-// greet takes a new connection's hello and serves it, or hands it to raft.
 func (p *port) greet(c *conn) {
 	keep := false
 	defer func() {
@@ -253,7 +235,6 @@ func (p *port) greet(c *conn) {
 	keep = p.admit(c)
 }
 
-// admit answers a hello for raft.
 func (p *port) admit(c *conn) bool {
 	c.limit(time.Now().Add(greetTimeout))
 	if c.hello.to != p.id {
@@ -264,7 +245,7 @@ func (p *port) admit(c *conn) bool {
 		c.turnAway(err.Error())
 		return false
 	}
-	// Before raft has the connection and writes to it.
+	// Answer before raft writes.
 	if _, err := c.Write([]byte{0}); err != nil {
 		return false
 	}
@@ -272,11 +253,10 @@ func (p *port) admit(c *conn) bool {
 	return p.raft(c) == nil
 }
 
-// dial opens a connection and says hello.
 func (p *port) dial(ctx context.Context, addr string, h hello) (*conn, error) {
 	h.id, h.addr = p.id, p.addr
 	if p.faults != nil && p.faults.Cut != nil && p.faults.Cut(addr) {
-		<-ctx.Done() // nobody answers a packet that was dropped
+		<-ctx.Done() // dropped packets get no answer
 		return nil, fmt.Errorf("dial %s: %w", addr, ctx.Err())
 	}
 	raw, err := p.streams.Dial(ctx, addr)
@@ -315,7 +295,6 @@ func (p *port) introduce(ctx context.Context, c *conn) error {
 	return readAdmission(c.Conn)
 }
 
-// readAdmission reads the answer to a hello for raft.
 func readAdmission(r io.Reader) error {
 	var b [3]byte
 	if _, err := io.ReadFull(r, b[:1]); err != nil || b[0] == 0 {

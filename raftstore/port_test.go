@@ -8,8 +8,7 @@ import (
 	"time"
 )
 
-// Whoever says nothing, nonsense, or too much on the port is shown out, and the
-// node goes on.
+// Silence, nonsense and oversized input end a connection and leave the node working.
 func TestNonsenseOnThePort(t *testing.T) {
 	t.Parallel()
 	f := newRealFleet(t, 1, nil).start()
@@ -45,12 +44,12 @@ func TestNonsenseOnThePort(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Both fail if the node has shown us out already.
+		// Both fail if the node has already closed the connection.
 		io.WriteString(conn, c.say)
 		conn.(*net.TCPConn).CloseWrite()
 		conn.SetReadDeadline(time.Now().Add(patience))
 		got, err := io.ReadAll(conn)
-		// A reset is an end as well.
+		// A reset also ends it.
 		if ne, ok := err.(net.Error); ok && ne.Timeout() {
 			t.Errorf("%s: the connection stays", name)
 		}
@@ -62,7 +61,6 @@ func TestNonsenseOnThePort(t *testing.T) {
 	apply(t, s, add("two"))
 }
 
-// What a configuration lacks is said when the store is opened.
 func TestConfigIsChecked(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -91,7 +89,7 @@ func TestConfigIsChecked(t *testing.T) {
 	}
 }
 
-// Stop is idempotent, at every stage of a store's life.
+// Stop is idempotent at every stage.
 func TestLifecycle(t *testing.T) {
 	t.Parallel()
 	for _, dir := range []string{"", t.TempDir()} {

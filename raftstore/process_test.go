@@ -16,20 +16,17 @@ import (
 	"time"
 )
 
-// childVariable makes the test binary a node of its own: the value is its
-// childConfig.
+// childVariable holds a childConfig and makes the test binary a node.
 const childVariable = "GRAPEVINE_RAFTSTORE_CHILD"
 
-// childConfig is what a node in a process of its own is told.
 type childConfig struct {
 	Dir   string   `json:"dir"`
 	Addr  string   `json:"addr"`
-	Peers []string `json:"peers"` // addresses of the others
+	Peers []string `json:"peers"`
 }
 
-// childMain is a node that adds one backend after the other and prints the name
-// of each that was acknowledged. At "quiet" on its input it ends that, at "read"
-// it prints all that it reads, at the end of its input it stops.
+// childMain adds backends and prints acknowledged names. Input "quiet" ends the writes, "read"
+// prints what the node reads, end of input stops the node.
 func childMain(config string) {
 	if err := child(config); err != nil {
 		fmt.Println("error", err)
@@ -79,8 +76,7 @@ func child(config string) error {
 	return s.Stop(context.Background())
 }
 
-// write writes until there is an order. What is older than its last fifty writes
-// is removed again, so that the store does not fill, however long this takes.
+// write keeps only its last fifty writes.
 func write(s *Store, orders <-chan string) {
 	apply := func(cmd Command) error {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
@@ -101,15 +97,14 @@ func write(s *Store, orders <-chan string) {
 			kept = append(kept, name)
 		}
 		if len(kept) > 50 {
-			fmt.Println("gone", kept[0]) // or not: nothing more is said of it
+			fmt.Println("gone", kept[0]) // or not: no later output mentions it
 			_ = apply(RemoveBackends{kept[:1]})
 			kept = kept[1:]
 		}
-		time.Sleep(2 * time.Millisecond) // leaves the processors to the others
+		time.Sleep(2 * time.Millisecond) // leaves the processors to other nodes
 	}
 }
 
-// printAll prints what is read.
 func printAll(s *Store) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -124,16 +119,15 @@ func printAll(s *Store) error {
 	return nil
 }
 
-// process is a node in a process of its own.
 type process struct {
 	config childConfig
 	cmd    *exec.Cmd
 	stdin  io.WriteCloser
-	done   chan struct{} // closed when its output has ended
+	done   chan struct{}
 
 	mu       sync.Mutex
 	writes   int             // acknowledged, over all its lives
-	acked    map[string]bool // of them those that must be there
+	acked    map[string]bool // those that must still exist
 	has      map[string]bool
 	quiet    bool
 	complete bool
@@ -195,16 +189,13 @@ func (p *process) acks() int {
 	return p.writes
 }
 
-// kill is kill -9.
 func (p *process) kill() {
 	p.cmd.Process.Kill()
 	<-p.done
 	p.cmd.Wait()
 }
 
-// Real processes are killed with SIGKILL while they write, one after the other
-// and once all at a time. Every write that was acknowledged is there at the end,
-// on every node.
+// Every acknowledged write survives SIGKILL of single nodes and of all nodes at once.
 func TestKilledProcesses(t *testing.T) {
 	t.Parallel()
 	rounds := 2
@@ -277,7 +268,6 @@ func TestKilledProcesses(t *testing.T) {
 	t.Logf("%d acknowledged writes, %d of them to be found, %d kills", writes, len(acked), rounds+len(all))
 }
 
-// order sends an order and waits until it is carried out.
 func (p *process) order(t *testing.T, order string, done *bool) {
 	t.Helper()
 	if _, err := io.WriteString(p.stdin, order+"\n"); err != nil {

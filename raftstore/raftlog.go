@@ -12,15 +12,13 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// quiet is how long a message of raft's is not repeated. It says the same for
-// every heartbeat that an absent server does not answer.
+// quiet is how long a message is not repeated, because raft logs each missed heartbeat.
 const quiet = 10 * time.Second
 
-// raftLog passes raft's messages on to zerolog, each text at most once in a
-// while. One level lower than raft says, because it does not know what is
-// normal here: it calls an unreachable peer an error.
+// raftLog logs raft's messages one level lower, as raft reports every unreachable peer as an error,
+// and each text at most once per quiet.
 type raftLog struct {
-	hclog.Logger // for what is not needed; says nothing
+	hclog.Logger // discards
 	log          zerolog.Logger
 	args         []any
 
@@ -36,7 +34,6 @@ func newRaftLog(l zerolog.Logger) hclog.Logger {
 	return raftLog{Logger: hclog.NewNullLogger(), log: l, shared: &raftLogTimes{last: make(map[string]time.Time)}}
 }
 
-// Log is part of hclog.Logger.
 func (r raftLog) Log(level hclog.Level, msg string, args ...any) {
 	var to zerolog.Level
 	switch level {
@@ -63,7 +60,7 @@ func (r raftLog) Log(level hclog.Level, msg string, args ...any) {
 			case error:
 				e = e.Str(strings.ReplaceAll(key, "error", "err"), v.Error())
 			case hclog.Format:
-				// A format and its arguments: the servers of a configuration.
+				// skip a configuration's format and arguments
 			case fmt.Stringer:
 				e = e.Stringer(key, v)
 			default:
@@ -74,8 +71,7 @@ func (r raftLog) Log(level hclog.Level, msg string, args ...any) {
 	e.Msg("raft: " + msg)
 }
 
-// repeated notes that a message is said, and whether it was said lately. The
-// texts are constants of raft, so there are few.
+// repeated keeps one time per text; raft has few texts.
 func (r raftLog) repeated(msg string) bool {
 	r.shared.mu.Lock()
 	defer r.shared.mu.Unlock()

@@ -15,28 +15,26 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// recoverDeadline bounds one write of Recover, which nobody waits for but a person.
+// recoverDeadline bounds one write; only an operator waits for it.
 const recoverDeadline = time.Minute
 
-// Server is one member of a group's configuration.
 type Server struct {
 	ID    string `json:"id"`
 	Addr  string `json:"address"`
 	Voter bool   `json:"voter"`
 }
 
-// Survivor is what the data of one node holds, for the operator who decides about a
-// recovery.
+// Survivor summarizes one node's data for an operator.
 type Survivor struct {
 	ID        string   `json:"id"`
-	Group     string   `json:"group"`      // hex; empty if it is in none
-	LastIndex uint64   `json:"last_index"` // the survivor with the highest one has lost the least
-	Version   uint64   `json:"version"`    // of the state that is known to be agreed on
-	Backends  int      `json:"backends"`   // in that state
-	Servers   []Server `json:"servers"`    // the newest configuration it knows, agreed on or not
+	Group     string   `json:"group"`      // hex; empty without a group
+	LastIndex uint64   `json:"last_index"` // the highest index has lost the least
+	Version   uint64   `json:"version"`    // of the committed state
+	Backends  int      `json:"backends"`   // of the committed state
+	Servers   []Server `json:"servers"`    // newest configuration, committed or not
 }
 
-// Inspect reads the data in dir while no process uses it. It changes nothing.
+// Inspect reads the data in dir, which no process may use. It changes nothing.
 func Inspect(dir string) (Survivor, error) {
 	sv, err := inspectDir(dir)
 	if err != nil {
@@ -77,8 +75,7 @@ func inspectDir(dir string) (Survivor, error) {
 	return sv, nil
 }
 
-// newestConfiguration is the last one in the log, else that of the snapshot. last
-// is the last index of either.
+// newestConfiguration is from the log, else from the snapshot. last is the highest index.
 func newestConfiguration(d *disk) (conf raft.Configuration, last uint64, err error) {
 	meta, _, err := snapshotStore{d}.load(false)
 	if err != nil {
@@ -108,8 +105,7 @@ func newestConfiguration(d *disk) (conf raft.Configuration, last uint64, err err
 	return conf, max(last, end), nil
 }
 
-// openExisting opens data that is there. Nothing is made where nothing was: a
-// wrong directory is a likely mistake.
+// openExisting creates nothing, because a wrong directory is a likely mistake.
 func openExisting(dir string) (*disk, error) {
 	if _, err := os.Stat(filepath.Join(dir, dataFile)); err != nil {
 		return nil, err
@@ -117,19 +113,12 @@ func openExisting(dir string) (*disk, error) {
 	return openDisk(dir, recoverDeadline, nil, &writeCounts{})
 }
 
-// Recover forces a new configuration on the data in dir, for a group that has
-// lost its majority for good. No process may use the data.
+// Recover forces a new configuration on the data in dir after the permanent loss of a majority. Run
+// it on each survivor with the same servers while all nodes are stopped.
 //
-// Stop all nodes, call it on each survivor with the same servers, start them
-// again. Everything in the survivor's log counts as agreed on from then on, also
-// what the group had not decided; what only lost nodes had is gone.
-//
-// The group gets a new id, made from the old one and the servers, so that a lost
-// node that returns with its old data is kept out instead of voting with others
-// like it: its data directory has to be emptied before it joins again. Started
-// again, a node looks for another group of its fleet first, and stays out of service
-// if there is one (ErrBarred): two nodes that were recovered each by itself never
-// both take changes while they see each other.
+// A survivor's entries then count as committed. The group gets a new id, so lost nodes must empty
+// their data directories before they join. A recovered node stays out of service (ErrBarred) if its
+// fleet has another group.
 func Recover(dir string, servers []Server) error {
 	if err := recoverDir(dir, servers); err != nil {
 		return fmt.Errorf("recover %s: %w", dir, err)
@@ -164,8 +153,7 @@ func recoverDir(dir string, servers []Server) error {
 	if there, err := raft.HasExistingState(logs, logs, snaps); err != nil || !there {
 		return cmp.Or(err, errors.New("no initial state: it has never been in a group"))
 	}
-	// The identity comes first: data with the new servers under the old one would be
-	// taken for the group that is given up.
+	// The identity comes first: the new servers must not appear under the old group.
 	if err := saveIdentity(d, recoveredIdentity(id, conf)); err != nil {
 		return err
 	}
@@ -177,9 +165,7 @@ func recoverDir(dir string, servers []Server) error {
 	return raft.RecoverCluster(rc, machine, logs, logs, snaps, trans, conf)
 }
 
-// recoveredIdentity is who a node is after a recovery. One that was recovered and has
-// not been in service since is recovered as if it had not been: then a mistake in the
-// servers can be put right, and doing it twice does no harm.
+// recoveredIdentity recovers unproven data from its original group again, which allows corrections.
 func recoveredIdentity(id identity, conf raft.Configuration) identity {
 	given := id.Given
 	if !id.Unproven || len(given) == 0 {
@@ -191,7 +177,6 @@ func recoveredIdentity(id identity, conf raft.Configuration) identity {
 	}
 }
 
-// configurationOf checks the servers of a recovery.
 func configurationOf(servers []Server) (raft.Configuration, error) {
 	var conf raft.Configuration
 	voters := 0
@@ -219,8 +204,7 @@ func configurationOf(servers []Server) (raft.Configuration, error) {
 	return conf, nil
 }
 
-// recoveredGroup is the same for everybody who recovers the same group with the
-// same servers, in whatever order they are given.
+// recoveredGroup is equal for all survivors with the same servers.
 func recoveredGroup(old groupID, conf raft.Configuration) (g groupID) {
 	var lines []string
 	for _, s := range conf.Servers {

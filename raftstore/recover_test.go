@@ -10,9 +10,8 @@ import (
 	"time"
 )
 
-// Two of three nodes are lost for good. The third is made a group of its own,
-// has all that was acknowledged, and takes new nodes in. The lost ones return
-// with their old data and do no harm.
+// A survivor becomes a group with every acknowledged write and takes new nodes in; lost nodes that
+// return with old data do no harm.
 func TestRecover(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, nil).start()
@@ -53,7 +52,7 @@ func TestRecover(t *testing.T) {
 		if len(st.Servers) != 1 || st.Group == group {
 			t.Errorf("status after recovery is %+v", st)
 		}
-		// b and c are a majority of what was; they are kept out, and change nothing any more.
+		// The lost majority is kept out.
 		b.start()
 		c.start()
 		until(t, "the old group to be barred", func() bool {
@@ -83,9 +82,8 @@ func TestRecover(t *testing.T) {
 	})
 }
 
-// A node that keeps nothing and outlives its group is told by nobody that the
-// fleet goes on in another one. It finds out, says so, and follows that one after
-// a restart.
+// A node without data that outlives its group finds the recovered one, reports it, and joins it
+// after a restart.
 func TestFollowerOfALostGroup(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, nil).start()
@@ -121,8 +119,7 @@ func TestFollowerOfALostGroup(t *testing.T) {
 	})
 }
 
-// Two survivors that are recovered with the same servers, in whatever order, are
-// one group again.
+// Survivors recovered with the same servers, in any order, form one group.
 func TestRecoverTwoOfFive(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 5, nil).start()
@@ -142,7 +139,7 @@ func TestRecoverTwoOfFive(t *testing.T) {
 		}
 		a.start()
 		b.start()
-		// Either may lead, and a leader takes no changes before its own data is in service.
+		// A leader takes no changes before its own data is in service.
 		b.inService()
 		apply(t, a.inService(), add("two"))
 		until(t, "b to know", func() bool { return has(b.store.Load().State(), "two") && has(b.store.Load().State(), "one") })
@@ -187,7 +184,7 @@ func TestRecoverRefuses(t *testing.T) {
 	}
 }
 
-// The data file is not opened twice, and damage is told before anything starts.
+// The data file is opened once at a time, and damage is reported at opening.
 func TestDamagedData(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -225,7 +222,7 @@ func TestDamagedData(t *testing.T) {
 	}
 }
 
-// A disk whose writes fail or hang refuses everything from then on.
+// A disk whose write fails or hangs refuses all later writes.
 func TestDiskLatch(t *testing.T) {
 	t.Parallel()
 	var fail error
@@ -256,7 +253,7 @@ func TestDiskLatch(t *testing.T) {
 	if cause := d.failure(); !mayReopen(cause) {
 		t.Errorf("a disk that hung must not be opened again: %v", cause)
 	}
-	fail = syscall.EIO // what hung fails in the end
+	fail = syscall.EIO // the hung write finally fails
 	close(hang)
 	until(t, "the disk to be let go of", d.over)
 	if cause := d.failure(); mayReopen(cause) {

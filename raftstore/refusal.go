@@ -5,8 +5,7 @@ import (
 	"fmt"
 )
 
-// refusalCode says which sentinel a refusal is. The values are in the log's
-// memory of outcomes and on the wire.
+// refusalCode is a sentinel error in stored outcomes and on the wire.
 type refusalCode uint8
 
 const (
@@ -17,10 +16,8 @@ const (
 	refusedTooMany
 )
 
-// maxRefusalBytes bounds the text of a refusal, which is remembered.
 const maxRefusalBytes = 512
 
-// sentinel is the exported error of a code.
 func (c refusalCode) sentinel() error {
 	switch c {
 	case refusedInvalid:
@@ -37,8 +34,7 @@ func (c refusalCode) sentinel() error {
 	return nil
 }
 
-// refusal is why the state machine did not carry a command out. It travels to
-// the node that asked, so it is a code and a text instead of a chain of errors.
+// refusal is a code and a text, so that it can travel to the asking node.
 type refusal struct {
 	code refusalCode
 	text string
@@ -46,7 +42,6 @@ type refusal struct {
 
 func (r *refusal) Error() string { return r.text }
 
-// Is lets errors.Is find the sentinel of the code.
 func (r *refusal) Is(target error) bool { return target == r.code.sentinel() }
 
 func refuse(code refusalCode, format string, args ...any) *refusal {
@@ -57,7 +52,6 @@ func refuse(code refusalCode, format string, args ...any) *refusal {
 	return &refusal{code, text}
 }
 
-// asRefusal finds a refusal in an error.
 func asRefusal(err error) (*refusal, bool) {
 	r, ok := errors.AsType[*refusal](err)
 	return r, ok

@@ -8,24 +8,22 @@ import (
 	"time"
 )
 
-// ErrBarred: nothing was done, because the fleet has, or may have, another group
-// beside this one. The text says which, and what to do.
+// ErrBarred means that nothing was done, because the fleet may have another group. The text names
+// the remedy.
 var ErrBarred = errors.New("this group takes no changes")
 
-// maxGiven bounds the groups that a group remembers to come from.
+// maxGiven bounds the remembered ancestors of a group.
 const maxGiven = 16
 
-// relation is what another group is to a node's own.
 type relation int
 
 const (
-	stranger relation = iota // nothing, or the same group
-	origin                   // the own one was recovered from it
-	heir                     // it was recovered from the own one
-	sibling                  // both were recovered from a third
+	stranger relation = iota // or the same group
+	origin                   // recovered into this node's group
+	heir                     // recovered from this node's group
+	sibling                  // recovered from the same group
 )
 
-// relationTo says what a peer's group is to this node's.
 func (i identity) relationTo(p info) relation {
 	switch {
 	case !i.member() || !p.Member || p.Group == i.Group:
@@ -40,7 +38,6 @@ func (i identity) relationTo(p info) relation {
 	return stranger
 }
 
-// where is a peer's name and address.
 func (p Peer) where() string {
 	if p.Name == "" {
 		return p.Addr
@@ -53,8 +50,7 @@ const (
 	giveUpOther = "if the other group is the one to give up: do that with its nodes, then run grapevine raft recover here once more"
 )
 
-// rivalOf says why data that was recovered must not be put into service: its fleet
-// has a group already. "" if no answer says so.
+// rivalOf says why recovered data must stay out of service: the fleet has another group.
 func rivalOf(id identity, answers []answered) string {
 	for _, a := range answers {
 		if a.err != nil {
@@ -65,7 +61,7 @@ func rivalOf(id identity, answers []answered) string {
 			return fmt.Sprintf("this node's data was recovered as group %s, and the fleet goes on in group %s, recovered from the same one: %s is in it; %s; %s",
 				id.Group, a.info.Group, a.where(), giveUpSelf, giveUpOther)
 		case relation == origin && a.info.Leader == a.info.ID:
-			// By its own word, which a lease bounds: a follower may tell of a leader that is gone.
+			// A follower may name a leader that is gone.
 			return fmt.Sprintf("this node's data was recovered, and the group that it was recovered from (%s) has a majority: %s leads it; %s",
 				a.info.Group, a.where(), giveUpSelf)
 		}
@@ -73,8 +69,7 @@ func rivalOf(id identity, answers []answered) string {
 	return ""
 }
 
-// yields says why a leader's group must take no changes: the fleet has another one
-// that comes before it. "" if it has none.
+// yields says why a leader's group must take no changes: another group takes precedence.
 func yields(id identity, answers []answered) string {
 	for _, a := range answers {
 		if a.err != nil || !a.info.Proven {
@@ -95,8 +90,7 @@ func yields(id identity, answers []answered) string {
 	return ""
 }
 
-// before says which of two groups that were recovered apart, and met too late, goes on:
-// any order will do in which all nodes agree.
+// before orders separately recovered groups that meet too late; all nodes must agree on it.
 func before(size int, group groupID, ownSize int, own groupID) bool {
 	if size != ownSize {
 		return size > ownSize
@@ -104,8 +98,7 @@ func before(size int, group groupID, ownSize int, own groupID) bool {
 	return group.String() < own.String()
 }
 
-// barred says why this node, leading, carries out no change and answers no Read: there
-// would be two truths.
+// barred says why this leader refuses Apply and Read.
 func (s *Store) barred() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -118,16 +111,14 @@ func (s *Store) barred() string {
 	return s.bar
 }
 
-// setBar notes why a leader takes no changes, or, with "", that it does.
 func (s *Store) setBar(why string) {
 	s.mu.Lock()
 	s.bar = why
 	s.mu.Unlock()
 }
 
-// Proven says whether the data may be used: it was never recovered, or no rival of the
-// recovered group was found. Until it is known, both results are zero. The error wraps
-// ErrBarred, and is for good.
+// Proven says whether the data is in service. Both results are zero during the search for a rival.
+// The error wraps ErrBarred and is permanent.
 func (s *Store) Proven() (bool, error) {
 	id := s.identity()
 	if id.Rival != "" {
@@ -136,12 +127,8 @@ func (s *Store) Proven() (bool, error) {
 	return !id.Unproven, nil
 }
 
-// prove is what a node with recovered data does before anything else: it finds out
-// that the fleet has no other group. It says whether that is known.
-//
-// A recovery is one node's word that the others are gone. Two nodes that are each
-// recovered alone would be two groups, so each looks for the other first, and
-// what a node of the fleet says counts more than what an operator believed.
+// prove reports whether recovered data may be used. The fleet's answers outweigh the operator's
+// claim that the other nodes are gone.
 func (s *Store) prove(ctx context.Context, l *life) bool {
 	id := s.identity()
 	if !id.Unproven {
@@ -172,7 +159,7 @@ func (s *Store) prove(ctx context.Context, l *life) bool {
 	s.identMu.Lock()
 	defer s.identMu.Unlock()
 	if err := s.setIdentity(id); err != nil {
-		return false // the disk failed, and tend will see it
+		return false // tend sees the failure
 	}
 	s.waitFor("")
 	s.foreign(rival)
@@ -182,8 +169,7 @@ func (s *Store) prove(ctx context.Context, l *life) bool {
 	return rival == ""
 }
 
-// seekRivals asks everybody who is alive, and says what is to be waited for or which
-// rival there is.
+// seekRivals asks all live peers.
 func (s *Store) seekRivals(ctx context.Context, id identity) (waiting, rival string) {
 	if s.port == nil {
 		return "", ""
@@ -199,7 +185,7 @@ func (s *Store) seekRivals(ctx context.Context, id identity) (waiting, rival str
 		if a.err != nil {
 			return fmt.Sprintf("for an answer of %s: %v", a.where(), a.err), ""
 		}
-		if id.relationTo(a.info) == sibling { // and unproven, like this one
+		if id.relationTo(a.info) == sibling { // an unproven one
 			return fmt.Sprintf("for the operator: %s was recovered too, with other servers (group %s): stop both, run grapevine raft recover on both with the same --server for each, or empty the data directory of one",
 				a.where(), a.info.Group), ""
 		}
@@ -207,8 +193,8 @@ func (s *Store) seekRivals(ctx context.Context, id identity) (waiting, rival str
 	return "", ""
 }
 
-// unsettled says what a recovered group without a rival still waits for. One that
-// cannot elect a leader stays open to be recovered again, otherwise.
+// unsettled says what else a recovered group waits for. Without a leader the data stays unproven,
+// so that it can be recovered with other servers.
 func (s *Store) unsettled(l *life) string {
 	switch {
 	case s.port != nil && time.Since(s.clear) < s.cfg.Timers.Settle:

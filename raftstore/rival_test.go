@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// lost is a fleet that had agreed on a backend and was killed, all of it.
+// lost is a killed fleet with a committed backend.
 func lost(t *testing.T, size int) *fleet {
 	f := newFleet(t, size, nil).start()
 	apply(t, f.running()[0], add("one"))
@@ -21,7 +21,6 @@ func lost(t *testing.T, size int) *fleet {
 	return f
 }
 
-// voter is a node as a server of a recovery.
 func (n *node) voter() Server { return Server{*n.id.Load(), n.addr(), true} }
 
 func (n *node) recover(servers ...Server) {
@@ -31,7 +30,6 @@ func (n *node) recover(servers ...Server) {
 	}
 }
 
-// inService waits until a node's recovered data is.
 func (n *node) inService() *Store {
 	n.fleet.t.Helper()
 	s := n.store.Load()
@@ -45,7 +43,6 @@ func (n *node) inService() *Store {
 	return s
 }
 
-// barred fails the test unless a change and a read are refused for that reason.
 func barred(t *testing.T, s *Store, why string) {
 	t.Helper()
 	_, err := s.Apply(context.Background(), add("never"))
@@ -57,10 +54,8 @@ func barred(t *testing.T, s *Store, why string) {
 	}
 }
 
-// Two survivors are recovered each by itself. The second one that is started finds
-// the first, never takes a change, says why, and is not started again with that
-// data; emptied, it follows. If it is the first that is given up instead, another
-// recovery puts the second into service.
+// Of two survivors recovered separately, the second refuses changes and restarts, until it is
+// emptied or, if the first is given up, recovered again.
 func TestRecoverApart(t *testing.T) {
 	t.Parallel()
 	for _, second := range []string{"follows", "is recovered again"} {
@@ -108,15 +103,14 @@ func TestRecoverApart(t *testing.T) {
 	}
 }
 
-// Started at the same time, neither of the two takes a change, whoever leads what;
-// recovered again with the same servers they are one group, and nothing is lost.
+// Started together, separately recovered nodes take no changes; recovered again with equal servers,
+// they form one group without loss.
 func TestRecoverApartAtOnce(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := lost(t, 3)
 		a, b := f.nodes[0], f.nodes[1]
 		a.recover(a.voter())
 		b.recover(b.voter())
-		// Both are known as alive before either runs.
 		for _, n := range []*node{a, b} {
 			n.edit = func(c *Config) {
 				c.Met = func() bool { return a.store.Load() != nil && b.store.Load() != nil }
@@ -131,17 +125,17 @@ func TestRecoverApartAtOnce(t *testing.T) {
 		a.kill()
 		b.kill()
 		a.recover(a.voter(), b.voter())
-		a.recover(b.voter(), a.voter()) // done twice, it is the same
+		a.recover(b.voter(), a.voter()) // repeating changes nothing
 		b.recover(a.voter(), b.voter())
 		a.start()
 		b.start()
-		b.inService() // either may lead
+		b.inService()
 		apply(t, a.inService(), add("two"))
 		until(t, "b to know", func() bool { return has(b.store.Load().State(), "two") && has(b.store.Load().State(), "one") })
 	})
 }
 
-// A node that is recovered although the others have their majority stays out.
+// A node that is recovered although the majority lives stays out of service.
 func TestRecoverWithoutNeed(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := lost(t, 3)
@@ -161,8 +155,7 @@ func TestRecoverWithoutNeed(t *testing.T) {
 	})
 }
 
-// Two groups that were recovered apart, and could not see each other, meet: one goes
-// on, the other takes no more changes and says so.
+// When two recovered groups meet, one continues and the other takes no more changes.
 func TestRecoveredGroupsMeet(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := lost(t, 3)

@@ -19,15 +19,14 @@ import (
 	"grapevine/chaos/virtual"
 )
 
-// virtualGroup is a group of whole stores in virtual time, with what is watched of them. Only their data files are outside: writes
-// take no time there.
+// virtualGroup is a group of stores in virtual time, with real data files.
 type virtualGroup struct {
 	*fleet
 	t       *testing.T
 	r       *rand.Rand
 	h       *historian
 	leaders map[uint64]string // by term
-	newest  map[*Store]uint64 // version of State that each process has shown
+	newest  map[*Store]uint64 // highest version that each process has shown
 	notes   []string
 }
 
@@ -35,7 +34,7 @@ func (g *virtualGroup) note(format string, args ...any) {
 	g.notes = append(g.notes, fmt.Sprintf(format, args...))
 }
 
-// watch holds what can be seen at any moment against what must never be.
+// watch checks the invariants continuously.
 func (g *virtualGroup) watch(ctx context.Context) {
 	for ctx.Err() == nil {
 		for _, n := range g.all() {
@@ -52,7 +51,7 @@ func (g *virtualGroup) watch(ctx context.Context) {
 			if l == nil {
 				continue
 			}
-			// The term is asked for on both sides of the question: it may have moved on in between.
+			// The term may change during the question.
 			term := l.raft.CurrentTerm()
 			if l.raft.State() != raft.Leader || l.raft.CurrentTerm() != term {
 				continue
@@ -66,7 +65,7 @@ func (g *virtualGroup) watch(ctx context.Context) {
 	}
 }
 
-// harm does one harm after the other, and undoes it.
+// harm injects one fault after another and undoes each.
 func (g *virtualGroup) harm(ctx context.Context) {
 	full := error(&fs.PathError{Op: "write", Path: dataFile, Err: syscall.ENOSPC})
 	swarm := virtual.NewSwarm(g.r, 6)
@@ -82,7 +81,7 @@ func (g *virtualGroup) harm(ctx context.Context) {
 		pause(2 * time.Second)
 		n := g.nodes[g.r.IntN(len(g.nodes))]
 		if g.r.IntN(2) == 0 {
-			for _, candidate := range g.nodes { // the leader is where it hurts
+			for _, candidate := range g.nodes { // prefer the leader
 				if s := candidate.store.Load(); s != nil && s.isLeader(s.current()) {
 					n = candidate
 				}
@@ -125,7 +124,6 @@ func (g *virtualGroup) harm(ctx context.Context) {
 	}
 }
 
-// client calls a random node until ctx ends.
 func (g *virtualGroup) client(ctx context.Context, id int, r *rand.Rand) {
 	for ctx.Err() == nil {
 		if s := g.nodes[r.IntN(len(g.nodes))].store.Load(); s != nil {
@@ -136,11 +134,10 @@ func (g *virtualGroup) client(ctx context.Context, id int, r *rand.Rand) {
 	}
 }
 
-// healedWithin is how long after the last harm a read succeeds, and all nodes know the same: an election or two, a disk that
-// is opened again after 5 s, and raft's pause of up to 10 s before it tries a server that was away.
+// healedWithin covers an election or two, a disk reopened after 5 s, and raft's pause of up to 10 s
+// before it retries an absent server.
 const healedWithin = 30 * time.Second
 
-// run harms a group for so long, and waits until it has healed.
 func (g *virtualGroup) run(lasts time.Duration) {
 	g.start()
 	until(g.t, "the first write", func() bool {
@@ -174,7 +171,7 @@ func (g *virtualGroup) run(lasts time.Duration) {
 	g.t.Logf("healed after %v, %d terms, %d operations: %v", took, len(g.leaders), len(g.h.Operations()), g.h.count)
 }
 
-// healed waits until all nodes know the latest that is agreed on, and returns how long that took.
+// healed returns the time until all nodes agree.
 func (g *virtualGroup) healed() time.Duration {
 	g.t.Helper()
 	began := time.Now()
@@ -204,8 +201,7 @@ func (g *virtualGroup) healed() time.Duration {
 	return 0
 }
 
-// memoryDir is a directory for data files that need not outlive the test: on a file system in memory where there is one, since
-// what is written is not what is measured.
+// memoryDir is in memory where possible.
 func memoryDir(t testing.TB) string {
 	if dir, err := os.MkdirTemp("/dev/shm", "raftstore"); err == nil {
 		t.Cleanup(func() { os.RemoveAll(dir) })
@@ -214,8 +210,8 @@ func memoryDir(t testing.TB) string {
 	return t.TempDir()
 }
 
-// TestSeedsGroup: whatever happens to a group of whole stores, its history is that of one store that does one thing after the other,
-// no term has two leaders, no node's state goes back, and afterwards all know the same.
+// Under faults, the history of whole stores is linearizable, no term has two leaders, no node's
+// state goes back, and finally all nodes agree.
 func TestSeedsGroup(t *testing.T) {
 	virtual.Seeds(t, 2, 20, func(t *testing.T, seed uint64) {
 		dir := memoryDir(t)

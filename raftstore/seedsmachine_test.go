@@ -17,19 +17,18 @@ import (
 	"grapevine/chaos/virtual"
 )
 
-// naive is the state machine as one would write it down in an hour: maps, and no thought for anything but the rules.
+// naive is a state machine of plain maps.
 type naive struct {
 	version   uint64
 	constants Constants
 	backends  map[string]*Backend
-	retired   uint32 // the highest generation of a backend that was removed
+	retired   uint32
 	rules     Rules
 	hot       map[uint64]HotPrefix
 	switches  Switches
 	outcomes  map[requestID]naiveOutcome
 }
 
-// naiveOutcome is the error, or nil, and whether the state has changed.
 type naiveOutcome struct {
 	index   uint64
 	refuse  error
@@ -110,7 +109,6 @@ func (m *naive) execute(index uint64, e entry) (changed bool, err error) {
 	return false, fmt.Errorf("no rule for %T", e.command)
 }
 
-// owner is the backend that has a URL, or nil.
 func (m *naive) owner(url string) *Backend {
 	for _, b := range m.backends {
 		if b.URL == url {
@@ -183,8 +181,7 @@ func (m *naive) set(index uint64, at int64, c SetBackendState) (changed bool, er
 			continue
 		}
 		was := *b
-		// A drain and a failure are two facts, each on somebody's word. An operator gives and takes any; the others give what is not
-		// given yet and take back their own.
+		// Drain and failure are separate facts, each with an author.
 		down := b.State == Down
 		switch operator := c.By == ByOperator; c.Action {
 		case Drain:
@@ -246,7 +243,6 @@ func (m *naive) heat(at int64, c SetHot) (changed bool) {
 	return changed
 }
 
-// state is what readers of the real one see.
 func (m *naive) state() *State {
 	st := &State{Version: m.version, Constants: m.constants, Rules: m.rules, Switches: m.switches}
 	for _, n := range slices.Sorted(maps.Keys(m.backends)) {
@@ -258,7 +254,7 @@ func (m *naive) state() *State {
 	return st
 }
 
-// anyCommand draws commands about few names, URLs and versions, so that they meet and conflict.
+// anyCommand uses few names, URLs and versions, so that commands conflict.
 func anyCommand(r *rand.Rand, st *State, kind int) Command {
 	name := func() string { return fmt.Sprintf("b%d", r.IntN(9)) }
 	names := func() (list []string) {
@@ -340,7 +336,7 @@ func anyCommand(r *rand.Rand, st *State, kind int) Command {
 	return SetConstants{Constants{KeyID: 1, BlockBytes: 64 << r.IntN(2), Cluster: "one"}}
 }
 
-// replica is one machine as raft drives it, with what it last published.
+// replica is one machine driven like raft does, with its last published state.
 type replica struct {
 	fsm       *fsm
 	published *State
@@ -359,7 +355,6 @@ func newReplica(t *testing.T) *replica {
 	return p
 }
 
-// snapshot is what raft would write to disk; nil if the machine refuses.
 func (p *replica) snapshot(t *testing.T) []byte {
 	t.Helper()
 	s, err := p.fsm.Snapshot()
@@ -372,7 +367,6 @@ func (p *replica) snapshot(t *testing.T) []byte {
 	return s.(encodedSnapshot)
 }
 
-// machines is some replicas of one log, and a naive one.
 type machines struct {
 	t        *testing.T
 	r        *rand.Rand
@@ -380,12 +374,12 @@ type machines struct {
 	naive    *naive
 	replicas []*replica
 	log      []*raft.Log
-	applied  []int // entries of the log that each replica has had
+	applied  []int // per replica
 }
 
-// propose appends a command to the log, sometimes one again under its old request.
+// propose sometimes repeats an earlier request id.
 func (m *machines) propose(c Command) {
-	m.index += 1 + uint64(m.r.IntN(2)) // raft has entries of its own in between
+	m.index += 1 + uint64(m.r.IntN(2)) // raft adds its own entries between
 	e := entry{at: int64(m.index) * 10, command: c}
 	binary.BigEndian.PutUint64(e.request[:], m.index)
 	if len(m.log) > 0 && m.r.IntN(12) == 0 {
@@ -401,7 +395,7 @@ func (m *machines) propose(c Command) {
 	m.log = append(m.log, &raft.Log{Index: m.index, Type: raft.LogCommand, Data: e.encode()})
 }
 
-// advance gives a replica some of the log, as one batch.
+// advance applies one batch to a replica.
 func (m *machines) advance(i, most int) {
 	from := m.applied[i]
 	to := min(len(m.log), from+1+m.r.IntN(most))
@@ -428,7 +422,7 @@ func (m *machines) advance(i, most int) {
 	}
 }
 
-// level brings all replicas to the end of the log and compares them byte for byte.
+// level brings all replicas to the end of the log and compares them.
 func (m *machines) level() {
 	m.t.Helper()
 	var first []byte
@@ -445,7 +439,6 @@ func (m *machines) level() {
 	}
 }
 
-// install gives a replica the snapshot of another one that is further, as a leader does.
 func (m *machines) install(to, from int) {
 	if m.applied[from] < m.applied[to] {
 		return
@@ -470,8 +463,8 @@ func (m *machines) install(to, from int) {
 	}
 }
 
-// TestSeedsMachine: replicas that see one log in other batches, with snapshots taken and installed at any point and entries that one
-// of them cannot read, hold the same byte for byte, and what a naive model does.
+// Replicas with other batches, snapshots and unreadable entries stay identical and match a naive
+// model.
 func TestSeedsMachine(t *testing.T) {
 	virtual.Seeds(t, 25, 1, func(t *testing.T, seed uint64) {
 		m := &machines{t: t, r: virtual.Rand(seed, 0), naive: newNaive()}
@@ -502,7 +495,7 @@ func TestSeedsMachine(t *testing.T) {
 	})
 }
 
-// misread has a replica meet an entry of a later release: it stands still, until a snapshot of one that could read it comes.
+// misread stops a replica with an entry of a later release, until a snapshot heals it.
 func (m *machines) misread(i int) {
 	if m.applied[i] == len(m.log) {
 		return

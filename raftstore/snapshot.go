@@ -8,7 +8,7 @@ import (
 	"math"
 )
 
-// A snapshot is the whole machine in one piece:
+// A snapshot is the whole machine; equal machines have equal snapshots:
 //
 //	magic        4 bytes, "GVRS"
 //	format       1 byte, 1
@@ -16,13 +16,11 @@ import (
 //	constants    as in a command
 //	rules        version uvarint, text
 //	switches     1 byte, bit 0: hot
-//	retired      uvarint, the highest generation of a backend that was removed
+//	retired      uvarint, the highest generation of a removed backend
 //	backends     count, then each, sorted by name
 //	hot          count, then each, sorted by anchor
 //	outcomes     count, then each, oldest first
 //	checksum     4 bytes, CRC-32C of everything before, big-endian
-//
-// Equal machines have equal snapshots, byte for byte.
 const (
 	snapshotMagic  = "GVRS"
 	snapshotFormat = 1
@@ -30,7 +28,7 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// errUnknownSnapshot is a snapshot written by a newer program.
+// errUnknownSnapshot means a newer program's snapshot.
 var errUnknownSnapshot = errors.New("snapshot of an unknown version")
 
 func (m *machine) snapshot() []byte {
@@ -79,8 +77,7 @@ func appendHot(dst []byte, h HotPrefix) []byte {
 	return binary.AppendVarint(dst, h.LastChange)
 }
 
-// appendOutcome writes the index, whether it changed the state, and the refusal
-// if there was one. Answers of a leader have the same form.
+// appendOutcome also encodes a leader's answers.
 func appendOutcome(dst []byte, o outcome) []byte {
 	dst = binary.AppendUvarint(dst, o.result.Index)
 	dst = appendBool(dst, o.result.Changed)
@@ -98,7 +95,6 @@ func (d *decoder) outcome() outcome {
 	return o
 }
 
-// restoreMachine reads a snapshot.
 func restoreMachine(b []byte) (*machine, error) {
 	if len(b) < len(snapshotMagic)+1+crc32.Size || string(b[:len(snapshotMagic)]) != snapshotMagic {
 		return nil, errors.New("this is no snapshot")
@@ -153,9 +149,8 @@ func decodeMachine(b []byte) (*machine, error) {
 	return m, nil
 }
 
-// decodeBackends reads the backends and derives which URLs are in use.
 func (m *machine) decodeBackends(d *decoder) error {
-	// The shortest backend: 21 bytes, if everything is empty or 0.
+	// The shortest backend has 21 bytes.
 	m.backends = make([]Backend, d.count(MaxBackends, 21))
 	for i := range m.backends {
 		b := &m.backends[i]

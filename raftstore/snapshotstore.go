@@ -16,14 +16,12 @@ var (
 	keySnapshotData = []byte("data")
 )
 
-// snapshotStore keeps the newest snapshot in the data file. It is small, so it
-// is gathered in memory and replaces the old one in a single transaction: there
-// is no half of one to find after a crash, and one latch guards everything.
+// snapshotStore replaces the newest snapshot in one transaction, so a crash leaves no partial one.
+// Snapshots are small enough for memory.
 type snapshotStore struct{ disk *disk }
 
 var _ raft.SnapshotStore = snapshotStore{}
 
-// Create is part of raft.SnapshotStore.
 func (s snapshotStore) Create(version raft.SnapshotVersion, index, term uint64, configuration raft.Configuration,
 	configurationIndex uint64, _ raft.Transport,
 ) (raft.SnapshotSink, error) {
@@ -33,7 +31,6 @@ func (s snapshotStore) Create(version raft.SnapshotVersion, index, term uint64, 
 	}}, nil
 }
 
-// List is part of raft.SnapshotStore.
 func (s snapshotStore) List() ([]*raft.SnapshotMeta, error) {
 	meta, _, err := s.load(false)
 	if meta == nil || err != nil {
@@ -42,7 +39,6 @@ func (s snapshotStore) List() ([]*raft.SnapshotMeta, error) {
 	return []*raft.SnapshotMeta{meta}, nil
 }
 
-// Open is part of raft.SnapshotStore.
 func (s snapshotStore) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
 	meta, data, err := s.load(true)
 	switch {
@@ -73,7 +69,6 @@ func (s snapshotStore) load(withData bool) (meta *raft.SnapshotMeta, data []byte
 	return meta, data, err
 }
 
-// snapshotSink takes the bytes of a snapshot that is made or received.
 type snapshotSink struct {
 	disk *disk
 	meta raft.SnapshotMeta
@@ -90,13 +85,11 @@ func (s *snapshotSink) Write(p []byte) (int, error) {
 	return s.data.Write(p)
 }
 
-// Cancel forgets the snapshot.
 func (s *snapshotSink) Cancel() error {
 	s.done = true
 	return nil
 }
 
-// Close makes the snapshot the newest one.
 func (s *snapshotSink) Close() error {
 	if s.done {
 		return nil

@@ -8,11 +8,10 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// Status is how the store is doing, for people and metrics.
 type Status struct {
 	ID        string         `json:"id"`
 	Addr      string         `json:"addr"`
-	Group     string         `json:"group"` // hex; empty before this node belongs to a group
+	Group     string         `json:"group"` // hex
 	Role      string         `json:"role"`  // leader, follower, candidate, waiting (for a group), failed, stopped
 	Leader    string         `json:"leader"`
 	Term      uint64         `json:"term"`
@@ -20,39 +19,36 @@ type Status struct {
 	Committed uint64         `json:"committed"`
 	Version   uint64         `json:"version"` // of State
 	Servers   []ServerStatus `json:"servers"` // sorted by id
-	// Problem says what an operator should do something about; empty if nothing.
+	// Problem is what an operator should act on; empty if nothing.
 	Problem string `json:"problem,omitempty"`
-	// Waiting says what a node without a group waits for.
+	// Waiting says what a node without a group or with recovered data waits for.
 	Waiting string `json:"waiting,omitempty"`
-	// DiskFailed says that this node's disk takes no writes: the node does not vote, and follows the
-	// others in memory until the disk works again.
+	// DiskFailed: the node does not vote and follows in memory until the disk takes writes again.
 	DiskFailed bool       `json:"disk_failed,omitempty"`
 	Writes     WriteStats `json:"writes"`
 }
 
-// ServerStatus is one server of the group's configuration. What only a leader
-// knows is zero elsewhere.
+// ServerStatus is one server of the configuration. Only a leader fills Healthy, Index and Since.
 type ServerStatus struct {
 	ID      string    `json:"id"`
-	Name    string    `json:"name"` // as gossip knows it; empty if it does not
+	Name    string    `json:"name"` // according to gossip
 	Addr    string    `json:"addr"`
 	Voter   bool      `json:"voter"`
-	Alive   bool      `json:"alive"`             // gossip says so
-	Healthy bool      `json:"healthy,omitempty"` // leader: answers, and its log is near the end
-	Index   uint64    `json:"index,omitempty"`   // leader: last log index it told
-	Since   time.Time `json:"since,omitzero"`    // leader: when Healthy last changed
+	Alive   bool      `json:"alive"`             // according to gossip
+	Healthy bool      `json:"healthy,omitempty"` // answers with a nearly complete log
+	Index   uint64    `json:"index,omitempty"`   // last log index
+	Since   time.Time `json:"since,omitzero"`    // last change of Healthy
 }
 
-// WriteStats are the writes to this node's disk.
+// WriteStats counts disk writes since the process started.
 type WriteStats struct {
 	Count  uint64        `json:"count"`
 	Failed uint64        `json:"failed"`
 	Last   time.Duration `json:"last_ns"`
-	Max    time.Duration `json:"max_ns"` // since the start of the process, as all of these
+	Max    time.Duration `json:"max_ns"`
 }
 
-// Status says how this node sees the group. It is made anew at each call and
-// belongs to the caller.
+// Status returns this node's view of the group. The result belongs to the caller.
 func (s *Store) Status() Status {
 	l := s.current()
 	names := make(map[string]Peer)
@@ -95,7 +91,7 @@ func (s *Store) Status() Status {
 		if h := s.health[one.ID]; h != nil && leads {
 			one.Healthy, one.Index, one.Since = h.healthy, h.index, h.since
 		}
-		if leads && one.ID == s.id { // known without the round of questions that fills s.health
+		if leads && one.ID == s.id { // before the first answers fill s.health
 			one.Healthy, one.Index = true, st.LastIndex
 		}
 		st.Servers = append(st.Servers, one)
@@ -104,8 +100,8 @@ func (s *Store) Status() Status {
 	return st
 }
 
-// inOneTerm looks at something in one term, and returns which. raft forgets its role and its leader before it goes into a new term, and learns
-// those of the new one afterwards: what is seen between two looks at one and the same term is of that term.
+// inOneTerm repeats look until it falls within one term, because raft changes term, role and leader
+// in separate steps.
 func inOneTerm(term func() uint64, look func()) uint64 {
 	for {
 		before := term()

@@ -2,7 +2,8 @@ package raftstore
 
 import "testing"
 
-// TestStatusIsOfOneTerm: a new term that begins while somebody looks makes him look again, so that no leader is told to be that of another's term.
+// A term that begins during a look repeats the look, so that no leader is reported for another's
+// term.
 func TestStatusIsOfOneTerm(t *testing.T) {
 	term, leader := uint64(2), "a"
 	looks, seen := 0, ""

@@ -1,11 +1,6 @@
-// Package raftstore keeps what the nodes of a fleet must agree on exactly:
-// backends with their ids and generations, hot prefixes, routing rules and the
-// constants that must be equal everywhere. It is a raft group with its own
-// durable log, and it looks after that group by itself: who bootstraps it, who
-// joins, who votes. Streams between the nodes are given to it.
-//
-// It does not know what the rules mean, does not call a backend, and is never
-// asked on the path of a request: readers take State, an immutable value.
+// Package raftstore keeps what the nodes of a fleet must agree on exactly: backends, hot prefixes,
+// routing rules and constants. It is a raft group that manages its own members and voters. Requests
+// do not wait for it: readers use State, an immutable value.
 package raftstore
 
 import (
@@ -20,77 +15,72 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// Errors of Apply, Read, Transfer and RemoveServer. errors.Is finds them.
+// Errors of Apply, Read, Transfer and RemoveServer, for errors.Is.
 var (
-	// ErrNoLeader: nothing was done. The text says who is missing.
+	// ErrNoLeader means that nothing was done. The text says who is missing.
 	ErrNoLeader = errors.New("no leader")
-	// ErrUncertain: the command was handed on, and nobody knows whether it was or
-	// will be carried out.
+	// ErrUncertain means that the command may or may not take effect.
 	ErrUncertain = errors.New("outcome unknown")
-	// ErrStopped: the store was stopped, or not started.
+	// ErrStopped means that the store is not running.
 	ErrStopped = errors.New("store is not running")
 )
 
-// Store is one node's part of the group. All methods may be called from any
-// goroutine.
+// Store is one node's part of the group. Its methods work on every node and are safe for concurrent
+// use.
 type Store struct {
-	cfg  Config // as normal made it
+	cfg  Config
 	id   string
 	addr string
 	log  zerolog.Logger
 
 	view atomic.Pointer[view]
 
-	port   *port // nil without network
+	port   *port
 	caller *caller
 
-	poke    chan struct{} // has room for one
-	stopped chan struct{} // closed when run has ended
-	// ctx ends when Stop is called; it is what goroutines of the store live by.
-	ctx    context.Context
-	cancel context.CancelFunc
-	wg     sync.WaitGroup // what spawn has started
+	poke    chan struct{}
+	stopped chan struct{}
+	ctx     context.Context
+	cancel  context.CancelFunc
+	wg      sync.WaitGroup
 
-	peersMu sync.Mutex // one call of Peers at a time
-	identMu sync.Mutex // held over each change of ident, before mu
+	peersMu sync.Mutex
+	identMu sync.Mutex // held by callers of setIdentity; locked before mu
 
 	mu       sync.Mutex
 	started  bool
 	stopping bool
 	ident    identity
-	life     *life // nil while there is none
-	first    *disk // what Open opened, until Start takes it
+	life     *life // nil while no raft runs
+	first    *disk // until Start takes it
 	counts   writeCounts
 	problem  problems
-	waiting  string                   // what a node without a group, or with recovered data, waits for
+	waiting  string
 	bar      string                   // why a leader takes no changes
-	health   map[string]*serverHealth // by id, as seen while this node led in healthTerm
+	health   map[string]*serverHealth // by id, in healthTerm
 
 	healthTerm uint64
 
-	// unwilling are the last errors of nodes that were not taken in, by address, so
-	// that each is logged once. Only run uses it.
+	// unwilling holds the last error of each node that refused to join, by address. Only run uses
+	// it.
 	unwilling map[string]string
-	// led is the leader that was logged last. Only run uses it.
+	// led is the leader logged last. Only run uses it.
 	led string
-	// clear is since when nothing has spoken against recovered data. Only run uses it.
+	// clear is when the search for rivals began to find none. Only run uses it.
 	clear time.Time
 }
 
-// view is a state and the channel that is closed when a newer one comes.
 type view struct {
 	state   *State
 	changed chan struct{}
 }
 
-// problems are what an operator should know of; empty if nothing.
 type problems struct {
 	disk, halted, constants, group string
 	clone                          cloneSighting
 }
 
-// Open opens the data, without starting anything that another node could see. It
-// fails if the data is damaged or in use.
+// Open opens the data, unnoticed by other nodes. It fails if the data is damaged or in use.
 func Open(cfg Config) (*Store, error) {
 	s, err := open(cfg)
 	if err != nil {
@@ -131,7 +121,7 @@ func open(given Config) (*Store, error) {
 		d.close(endWait)
 		return nil, fmt.Errorf("%s: %w", cfg.Dir, err)
 	}
-	// A disk that takes no writes can be read all the same: the node starts with what it has kept.
+	// A disk that takes no writes can still be read.
 	if cause := d.tryRoom(); cause != nil {
 		s.report(cause)
 	}
@@ -139,8 +129,6 @@ func open(given Config) (*Store, error) {
 	return s, nil
 }
 
-// openData opens the data file and takes from it who this node is and the state
-// that it proves.
 func (s *Store) openData() (*disk, error) {
 	d, err := openDisk(s.cfg.Dir, s.cfg.Timers.Write, s.cfg.Faults, &s.counts)
 	if err != nil {
@@ -161,7 +149,7 @@ func (s *Store) openData() (*disk, error) {
 		if state != nil {
 			s.publish(state)
 		}
-		if s.id == "" { // never again: it is read without a lock
+		if s.id == "" { // once, because ID reads it without a lock
 			s.id = ident.ID
 		}
 		s.mu.Lock()
@@ -176,9 +164,8 @@ func (s *Store) openData() (*disk, error) {
 	return d, nil
 }
 
-// Start takes part in the group until Stop. It returns as soon as the node
-// listens; whether there is a leader yet is seen in Status. The context bounds
-// only the start.
+// Start takes part in the group until Stop. It returns once the node listens, without waiting for a
+// leader. ctx bounds only the start.
 func (s *Store) Start(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -213,9 +200,8 @@ func (s *Store) Start(ctx context.Context) error {
 	return nil
 }
 
-// Stop hands leadership on, if this node has it, and ends. It is idempotent. The
-// context bounds the handing on; ending takes a few seconds at most, also if the
-// disk hangs.
+// Stop transfers leadership within ctx, then ends the store within seconds, even if the disk hangs.
+// It is idempotent.
 func (s *Store) Stop(ctx context.Context) error {
 	s.mu.Lock()
 	first := !s.stopping
@@ -240,7 +226,7 @@ func (s *Store) Stop(ctx context.Context) error {
 	return nil
 }
 
-// spawn runs f beside the caller; Stop waits for it.
+// spawn runs f in a goroutine; Stop waits for it.
 func (s *Store) spawn(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -249,18 +235,18 @@ func (s *Store) spawn(f func()) {
 	}
 }
 
-// ID is the node's raft id: made once and kept in Config.Dir, never the address.
+// ID is the node's raft id, drawn once and kept in Config.Dir.
 func (s *Store) ID() string { return s.id }
 
-// State is what this node knows the fleet to have agreed on. It never is nil,
-// never blocks and never goes back.
+// State returns the latest state this node knows: never nil and never older than before. It does
+// not block.
 func (s *Store) State() *State { return s.view.Load().state }
 
-// Changed gives a channel that is closed when State is replaced by a newer one.
-// Take it before State, so that no change is missed.
+// Changed returns a channel that closes when a newer State arrives. Call it before State to miss no
+// change.
 func (s *Store) Changed() <-chan struct{} { return s.view.Load().changed }
 
-// Poke says that Peers would answer differently than a moment ago.
+// Poke makes the store call Config.Peers at once.
 func (s *Store) Poke() {
 	select {
 	case s.poke <- struct{}{}:
@@ -268,8 +254,7 @@ func (s *Store) Poke() {
 	}
 }
 
-// publish makes a state the current one, unless it is older: a raft that begins
-// again goes through what this node has seen already.
+// publish ignores older states: a restarted raft replays old entries.
 func (s *Store) publish(state *State) {
 	for {
 		old := s.view.Load()
@@ -283,7 +268,6 @@ func (s *Store) publish(state *State) {
 	}
 }
 
-// await waits until State is at least this version.
 func (s *Store) await(ctx context.Context, version uint64) (*State, error) {
 	for {
 		v := s.view.Load()
@@ -301,8 +285,7 @@ func (s *Store) await(ctx context.Context, version uint64) (*State, error) {
 	}
 }
 
-// halt is told that the state machine stands still, or, with nil, that it does
-// not any more.
+// halt records why the state machine stopped; nil means that it runs again.
 func (s *Store) halt(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -314,7 +297,6 @@ func (s *Store) halt(err error) {
 	s.log.Error().Err(err).Msg("state stands still: this program is too old for its fleet")
 }
 
-// group is the group whose raft this node speaks.
 func (s *Store) group() groupID {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -327,15 +309,14 @@ func (s *Store) identity() identity {
 	return s.ident
 }
 
-// current is the raft that runs now; nil if none does.
 func (s *Store) current() *life {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.life
 }
 
-// run looks after the group until Stop: one raft after the other. l is nil if the disk d had failed
-// before there was one.
+// run manages the group until Stop, one raft after another. l is nil if disk d failed before the
+// first.
 func (s *Store) run(l *life, d *disk) {
 	defer close(s.stopped)
 	for {
@@ -368,7 +349,6 @@ func (s *Store) run(l *life, d *disk) {
 
 func (s *Store) running() bool { return s.ctx.Err() == nil }
 
-// peers asks gossip who is there: nodes that take part in raft, but this one.
 func (s *Store) peers() []Peer {
 	s.peersMu.Lock()
 	defer s.peersMu.Unlock()
@@ -377,7 +357,6 @@ func (s *Store) peers() []Peer {
 	})
 }
 
-// report notes why the disk failed.
 func (s *Store) report(cause error) {
 	text := "disk failed: " + cause.Error()
 	if !mayReopen(cause) {
@@ -392,8 +371,7 @@ func (s *Store) report(cause error) {
 	}
 }
 
-// reopen waits until the failed disk works again, and begins another raft on it; nil when the store is
-// stopped. Meanwhile the node follows in memory.
+// reopen waits until the failed disk works and begins another raft on it; nil after Stop.
 func (s *Store) reopen(failed *disk) *life {
 	ctx, cancel := context.WithCancel(s.ctx)
 	var following sync.WaitGroup
@@ -408,7 +386,7 @@ func (s *Store) reopen(failed *disk) *life {
 			return nil
 		case <-timer.C:
 		}
-		// How the last write ended is known once the file is closed.
+		// Only a closed file shows how its last write ended.
 		if !failed.over() || !mayReopen(failed.failure()) {
 			continue
 		}
@@ -434,7 +412,6 @@ func (s *Store) reopen(failed *disk) *life {
 	}
 }
 
-// tend does what is due until the life's disk fails or the store is stopped.
 func (s *Store) tend(l *life) {
 	timer := time.NewTicker(s.cfg.Timers.Poll)
 	defer timer.Stop()
@@ -456,14 +433,13 @@ func (s *Store) tend(l *life) {
 	}
 }
 
-// look is one look at the group.
 func (s *Store) look(l *life) {
 	ctx, cancel := context.WithTimeout(s.ctx, lookTimeout)
 	defer cancel()
 	stop := untilFailure(l, cancel)
 	defer stop()
 	if err := l.note(s.cfg.Timers.Probe); err != nil {
-		return // the disk failed, and tend will see it
+		return // tend sees the disk failure
 	}
 	s.settle(l)
 	s.noteLeader(l)
@@ -479,11 +455,10 @@ func (s *Store) look(l *life) {
 	case s.leader(l).ID == "":
 		s.lookAbroad(ctx)
 	default:
-		s.foreign("") // only a leader sees all there are
+		s.foreign("") // only a leader asks all nodes
 	}
 }
 
-// untilFailure cancels a look when the disk fails. What it returns ends the watch.
 func untilFailure(l *life, cancel context.CancelFunc) (stop func()) {
 	if l.disk == nil {
 		return func() {}
@@ -499,7 +474,6 @@ func untilFailure(l *life, cancel context.CancelFunc) (stop func()) {
 	return func() { close(done) }
 }
 
-// compare notes whether this node's constants are the fleet's.
 func (s *Store) compare() {
 	fleet, own := s.State().Constants, s.cfg.Constants
 	if fleet == (Constants{}) || own == (Constants{}) {
@@ -508,8 +482,6 @@ func (s *Store) compare() {
 	s.differ(mismatch(fleet, own))
 }
 
-// differ notes that this node's constants are not the fleet's, or, with nil, that
-// they are.
 func (s *Store) differ(err error) {
 	text := ""
 	if err != nil {

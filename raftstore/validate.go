@@ -24,7 +24,7 @@ func (c AddBackends) validate() error {
 	return nil
 }
 
-// Check says what is wrong with a backend by itself: AddBackends would refuse it.
+// Check says what AddBackends would refuse about a backend alone.
 func (b Backend) Check() error {
 	if err := checkName(b.Name); err != nil {
 		return fmt.Errorf("name: %w", err)
@@ -142,9 +142,8 @@ func (c SetConstants) validate() error {
 	return nil
 }
 
-// NormalURL checks an engine's URL and gives it in the one form under which the
-// store compares it: scheme and host in lower case, no default port, no slash
-// at the end.
+// NormalURL returns an engine's URL in the form that the store compares: lower case scheme and
+// host, no default port, no trailing slash.
 func NormalURL(raw string) (string, error) {
 	if len(raw) > MaxURLBytes {
 		return "", fmt.Errorf("%d bytes, at most %d are allowed", len(raw), MaxURLBytes)
@@ -191,8 +190,7 @@ func checkNames(names []string) error {
 	return nil
 }
 
-// checkName holds a name to one word that can stand in a header, a metric label,
-// a table and a list of names: visible ASCII without commas.
+// checkName allows what fits in a header, a metric label and a list.
 func checkName(s string) error {
 	switch {
 	case s == "":

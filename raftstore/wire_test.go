@@ -8,9 +8,9 @@ import (
 	"syscall"
 )
 
-// wire is a network in memory, for stores in virtual time.
+// wire is a network in memory for virtual time.
 type wire struct {
-	dir string // of the nodes' data
+	dir string // holds the nodes' data
 
 	mu        sync.Mutex
 	listeners map[string]*wireListener

@@ -67,7 +67,7 @@ func orphan(path string) int {
 	return 1
 }
 
-// built is the grapevine that the tests run: the one that GRAPEVINE names, or one compiled for them.
+// built is the router that the tests run: the one that GRAPEVINE names, or one compiled for them; grapevine-lab is beside it.
 var built binary
 
 type binary struct {
@@ -85,7 +85,7 @@ func (b *binary) make() {
 		return
 	}
 	b.path = filepath.Join(b.dir, "grapevine")
-	cmd := exec.Command("go", "build", "-o", b.path, "grapevine/cmd/grapevine")
+	cmd := exec.Command("go", "build", "-o", b.dir+"/", "grapevine/cmd/grapevine", "grapevine/cmd/grapevine-lab")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		b.err = fmt.Errorf("%w\n%s", err, out)
 	}
@@ -105,4 +105,10 @@ func grapevine(t *testing.T) string {
 		t.Fatal(built.err)
 	}
 	return built.path
+}
+
+// lab returns the path of grapevine-lab, which runs emulated engines.
+func lab(t *testing.T) string {
+	t.Helper()
+	return filepath.Join(filepath.Dir(grapevine(t)), "grapevine-lab")
 }

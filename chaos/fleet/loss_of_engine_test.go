@@ -42,7 +42,7 @@ func newEngineProcess(t *testing.T) *engineProcess {
 
 func (p *engineProcess) start() {
 	p.t.Helper()
-	p.cmd = exec.Command(grapevine(p.t), "engine", "--listen", p.addr, "--model", model, "--kv-tokens", "16000000", "--block-tokens", "64",
+	p.cmd = exec.Command(lab(p.t), "engine", "--listen", p.addr, "--model", model, "--kv-tokens", "16000000", "--block-tokens", "64",
 		"--max-running", "256", "--prefill-rate", "4000000", "--chunk", "16384", "--decode-step", "4ms", "--tokens-per-chunk", "8", "--log-level", "error")
 	if err := p.cmd.Start(); err != nil {
 		p.t.Fatal(err)

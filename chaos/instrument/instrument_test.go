@@ -159,7 +159,6 @@ func TestDisk(t *testing.T) {
 		t.Errorf("slow: %s in %v", got, time.Since(began))
 	}
 	set(t, control, 2, 2)
-	began = time.Now()
 	x.ask()
 	answered := make(chan time.Time, 1)
 	go func() {

@@ -1,5 +1,5 @@
-// Package commandline is what the programs under cmd have in common: kong parses their arguments, mistakes end with
-// the same exit codes, help looks the same, and --json prints one object. It holds no command.
+// Package commandline is shared by the programs under cmd: argument parsing, exit codes, help and
+// JSON output.
 package commandline
 
 import (
@@ -15,29 +15,29 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// Exit codes (docs/design.md, section 8). 0 is done.
+// Exit codes (docs/design.md, section 8). 0 is success.
 const (
 	ExitFailed = 1
 	ExitUsage  = 2
 )
 
-// UsageError is an error that a command returns when it was called wrongly: it ends with ExitUsage, any other error with ExitFailed.
+// UsageError is a command's error that ends with ExitUsage; other errors end with ExitFailed.
 type UsageError interface {
 	error
 	Usage()
 }
 
-// Program is one program: its name, what it is for, the headings of its flags, and where its output goes.
+// Program is one program and its output streams.
 type Program struct {
 	Name, Description string
 	Groups            []kong.Group
 	Out, Err          io.Writer
 }
 
-// Run executes one command line and returns the exit code. commands is a pointer to a struct of kong's commands; the
-// Run method of each may take the values in bind as arguments.
+// Run executes one command line and returns the exit code. commands points to a struct of kong
+// commands; their Run methods may take the values in bind.
 func (p Program) Run(commands any, args []string, vars kong.Vars, bind ...any) (code int) {
-	// kong leaves after --help by calling exit in the middle of parsing.
+	// kong ends --help by calling exit during parsing.
 	type left struct{ code int }
 	defer func() {
 		switch v := recover().(type) {
@@ -60,7 +60,7 @@ func (p Program) Run(commands any, args []string, vars kong.Vars, bind ...any) (
 		kong.Bind(bind...),
 	)
 	if err != nil {
-		panic(p.Name + ": command line: " + err.Error()) // the struct of commands is wrong, not the user
+		panic(p.Name + ": command line: " + err.Error()) // a defect of the struct
 	}
 	ctx, err := parser.Parse(args)
 	if err != nil {
@@ -76,8 +76,8 @@ func (p Program) Run(commands any, args []string, vars kong.Vars, bind ...any) (
 	return 0
 }
 
-// explainUsage finds the command whose line could not be parsed, so that the message
-// refers to its help, and lists its subcommands if the line names none of them.
+// explainUsage returns a parse error, with subcommands if none was named, and the command whose
+// help applies.
 func explainUsage(err error, args []string) (explained error, command string) {
 	var failed *kong.ParseError
 	if !errors.As(err, &failed) {
@@ -85,7 +85,7 @@ func explainUsage(err error, args []string) (explained error, command string) {
 	}
 	at := failed.Context.Model.Node
 	for _, p := range failed.Context.Path {
-		// A default command that was not written is not what the user meant to call.
+		// Ignore default commands that are not in the line.
 		if p.Command != nil && slices.Contains(args, p.Command.Name) {
 			at = p.Command
 		}
@@ -116,7 +116,6 @@ func (p Program) complain(command string, err error, code int) int {
 	return code
 }
 
-// helpOf is the help text of a flag with its default and its variable.
 func helpOf(v *kong.Value) string {
 	var more []string
 	if v.HasDefault && v.Default != "" && v.Default != "false" {
@@ -131,7 +130,7 @@ func helpOf(v *kong.Value) string {
 	return v.Help + " (" + strings.Join(more, ", ") + ")"
 }
 
-// PrintJSON writes one object, indented, and a newline.
+// PrintJSON writes v, indented, and a newline.
 func PrintJSON(w io.Writer, v any) error {
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", "  ")
@@ -139,7 +138,7 @@ func PrintJSON(w io.Writer, v any) error {
 	return enc.Encode(v)
 }
 
-// IsTerminal reports whether w is a character device: a terminal, or /dev/null, where it makes no difference.
+// IsTerminal reports whether w is a character device, such as a terminal.
 func IsTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok {

@@ -7,7 +7,6 @@ import (
 	"grapevine/node"
 )
 
-// adminFlags are shared by the commands that ask a running router.
 type adminFlags struct {
 	Admin string `name:"admin" env:"GRAPEVINE_ADMIN" default:"127.0.0.1:8081" placeholder:"ADDR" help:"Admin API of the router."`
 	Token string `name:"admin-token" env:"GRAPEVINE_ADMIN_TOKEN" placeholder:"TOKEN" help:"Token of the admin API. Prefer the file: a flag is visible in the process list."`
@@ -15,8 +14,8 @@ type adminFlags struct {
 	JSON  bool   `name:"json" help:"Print one JSON object."`
 }
 
-// adminTimeout bounds one question. Everything behind it is in memory but the keys, for which a router asks all the others:
-// it must have the time to say which of them does not answer.
+// adminTimeout bounds one call. The slowest asks all routers for their keys and must have time to
+// report those that do not answer.
 const adminTimeout = node.KeysTimeout + 2*time.Second
 
 func (f *adminFlags) client() (*node.Client, context.Context, context.CancelFunc) {

@@ -14,7 +14,6 @@ import (
 	"grapevine/node"
 )
 
-// backendsCmd are the operations on the engines of a fleet. Any router takes them.
 type backendsCmd struct {
 	List   backendsListCmd   `cmd:"" default:"withargs" help:"List the engines as one router sees them (the default)."`
 	Add    backendsAddCmd    `cmd:"" help:"Add engines to the fleet: all of them or none."`
@@ -45,7 +44,6 @@ func (c *backendsListCmd) Run(s *streams) error {
 	return printBackends(s.out, list)
 }
 
-// printBackends shows the engines, and why those that are not active are not.
 func printBackends(out io.Writer, list *node.BackendList) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "NAME\tSTATE\tACTIVE\tFLEET\tPREFILL\tHORIZON\tKV CACHE\tMODELS\tSOURCE\tURL")
@@ -87,7 +85,6 @@ func printBackends(out io.Writer, list *node.BackendList) error {
 	return nil
 }
 
-// onWord says on whose word a backend is what it is, if somebody's.
 func onWord(b *node.BackendStatus) string {
 	by := b.DownBy
 	if b.State == "draining" {
@@ -99,8 +96,7 @@ func onWord(b *node.BackendStatus) string {
 	return ", by " + by
 }
 
-// plain is what an engine or an operator wrote as a table may hold it: on its line,
-// and without commands to the terminal.
+// plain replaces line breaks and terminal escapes in text of engines and operators.
 func plain(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
@@ -136,7 +132,6 @@ func (c *backendsAddCmd) Run(s *streams) error {
 	return c.report(s, done, err, "added %s", strings.Join(c.URLs, ", "))
 }
 
-// report prints what became of a change.
 func (f *adminFlags) report(s *streams, done *node.Changed, err error, format string, args ...any) error {
 	if err != nil {
 		return err
@@ -177,18 +172,17 @@ func (c *backendsDrainCmd) Run(s *streams) error {
 }
 
 const (
-	// idlePoll is how often a drain is looked at.
 	idlePoll = 250 * time.Millisecond
-	// idleCalm is how long nothing must run before that counts: what other routers
-	// have there is known some tenths of a second late, and so is the drain to them.
+	// idleCalm without requests counts as idle, because other routers report some tenths of a
+	// second late.
 	idleCalm = 2 * time.Second
 )
 
-// pollTimeout bounds one look at a drain: a router that hangs is not waited for.
+// pollTimeout bounds one check, in case the router hangs.
 const pollTimeout = 5 * time.Second
 
-// awaitIdle returns when no router has had a request at any of the engines for a
-// while, or ctx has ended. tell is told how many there are whenever that changes.
+// awaitIdle returns when no router has had a request at these engines for idleCalm, or ctx has
+// ended.
 func awaitIdle(ctx context.Context, client *node.Client, names []string, tell func(string)) error {
 	calm, last, known := time.Now(), int64(0), false
 	for ctx.Err() == nil {
@@ -222,7 +216,6 @@ func awaitIdle(ctx context.Context, client *node.Client, names []string, tell fu
 	return fmt.Errorf("the drain stays, but the time is over and %d requests still run", last)
 }
 
-// runningAt is how many requests all routers have at the engines.
 func runningAt(ctx context.Context, client *node.Client, names []string) (running int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pollTimeout)
 	defer cancel()
@@ -259,7 +252,6 @@ type backendsRemoveCmd struct {
 	adminFlags
 }
 
-// Help is shown below the flags.
 func (*backendsRemoveCmd) Help() string {
 	return "What runs there goes on to its end. Take the engine out of the configuration of the routers too: one that starts with it adds it again."
 }

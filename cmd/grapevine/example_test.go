@@ -9,8 +9,7 @@ import (
 	"grapevine/node"
 )
 
-// TestExampleFleet: the configuration of each host of the example in deploy/ is
-// valid, with the variables that its drop-ins set.
+// TestExampleFleet: the configurations in deploy/ are valid.
 func TestExampleFleet(t *testing.T) {
 	dir := t.TempDir()
 	key, _ := node.NewGossipKey()

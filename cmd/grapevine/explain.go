@@ -16,7 +16,7 @@ type explainCmd struct {
 	Header []string `name:"header" short:"H" sep:"none" placeholder:"NAME: VALUE" help:"Header the request would have. Repeatable."`
 }
 
-// maxExplain bounds what is read to be explained; the router has its own limit.
+// maxExplain bounds the input, in bytes; the router has its own limit.
 const maxExplain = 256 << 20
 
 func (c *explainCmd) Run(s *streams) error {
@@ -44,7 +44,6 @@ func (c *explainCmd) Run(s *streams) error {
 	return printReceipt(s.out, receipt)
 }
 
-// printReceipt shows the decision and its candidates, the chosen one first.
 func printReceipt(out io.Writer, r *node.Receipt) error {
 	fmt.Fprintf(out, "%s\n", r.Backend)
 	fmt.Fprintf(out, "  by %s, rung %s; %d of %d prompt tokens expected in its cache (%d of %d blocks)\n",

@@ -15,7 +15,6 @@ import (
 
 const fleetSecret = "the secret of a fleet that is a test"
 
-// gossipAddr is where a process meets others, by its log.
 func (p *process) gossipAddr(t *testing.T) string {
 	t.Helper()
 	m := regexp.MustCompile(`"gossip":"([^"]+)"`).FindStringSubmatch(p.log.String())
@@ -25,9 +24,8 @@ func (p *process) gossipAddr(t *testing.T) string {
 	return m[1]
 }
 
-// TestFleetByCommands runs a fleet as its operators do: two processes meet, a
-// third that differs is told how and leaves with exit code 1, the key changes,
-// one leaves.
+// TestFleetByCommands: two processes form a fleet, a third with other settings is refused, the key
+// changes, one leaves.
 func TestFleetByCommands(t *testing.T) {
 	dir := t.TempDir()
 	key := filepath.Join(dir, "key")
@@ -109,8 +107,7 @@ func TestFleetByCommands(t *testing.T) {
 	}
 }
 
-// TestFleetMistakes: what is wrong with the settings of a fleet is said before
-// anything runs, with the remedy.
+// TestFleetMistakes: wrong fleet settings fail before the start, with the remedy.
 func TestFleetMistakes(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string, mode os.FileMode) string {
@@ -118,7 +115,7 @@ func TestFleetMistakes(t *testing.T) {
 		if err := os.WriteFile(path, []byte(text), mode); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.Chmod(path, mode); err != nil { // whatever the umask
+		if err := os.Chmod(path, mode); err != nil { // independent of the umask
 			t.Fatal(err)
 		}
 		return path
@@ -155,9 +152,8 @@ func TestFleetMistakes(t *testing.T) {
 	}
 }
 
-// TestStartIsCalledOff: a signal ends a start that waits for other nodes.
 func TestStartIsCalledOff(t *testing.T) {
-	// A black hole: nobody answers, and nobody says that nobody does.
+	// A black hole: packets get no answer.
 	cmd := command(t, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--gossip", "127.0.0.1:0", "--gossip-advertise", "127.0.0.1:7946",
 		"--join", "192.0.2.1:7946", "--secret", fleetSecret, "--warm-deadline", "50s", "--log-format", "json", "--log-level", "debug")
 	log := &watchedLog{found: make(chan []string, 1)}

@@ -6,8 +6,7 @@ import (
 	"os"
 )
 
-// readInput reads the file at a path, or stdin for "-", which has at most so many
-// bytes: a longer one is refused rather than cut.
+// readInput reads the file at path, "-" for stdin, and refuses more than limit bytes.
 func readInput(s *streams, path string, limit int64) ([]byte, error) {
 	in := s.in
 	if path != "-" {

@@ -8,7 +8,6 @@ import (
 	"testing"
 )
 
-// TestReadInput: a file or stdin is read whole, or refused with its name.
 func TestReadInput(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "rules.yaml")
 	if err := os.WriteFile(file, []byte(strings.Repeat("x", 1024)), 0o600); err != nil {
@@ -17,7 +16,7 @@ func TestReadInput(t *testing.T) {
 	for _, c := range []struct {
 		path  string
 		limit int64
-		want  string // in the error; empty: none
+		want  string // in the error; "" for none
 	}{
 		{file, 1024, ""},
 		{file, 1023, file},

@@ -9,12 +9,10 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// journalWriter puts the priority in front of each log line ("<4>{...}"), which journald
-// takes off and stores (sd-daemon(3), SyslogLevelPrefix). Without it all lines have
-// priority 6, and journalctl -p warning shows none.
+// journalWriter begins each line with its priority ("<4>{...}") for journald (sd-daemon(3),
+// SyslogLevelPrefix).
 type journalWriter struct{ io.Writer }
 
-// WriteLevel implements zerolog.LevelWriter.
 func (w journalWriter) WriteLevel(level zerolog.Level, line []byte) (int, error) {
 	priority := byte('6')
 	switch level {
@@ -33,8 +31,7 @@ func (w journalWriter) WriteLevel(level zerolog.Level, line []byte) (int, error)
 	return len(line), nil
 }
 
-// logTo returns w, or a journalWriter to it if journald reads w. stream is the value of
-// JOURNAL_STREAM, in which systemd names the device and inode of that stream
+// logTo wraps w if journald reads it: JOURNAL_STREAM holds that stream's device and inode
 // (systemd.exec(5)).
 func logTo(w io.Writer, stream string) io.Writer {
 	f, ok := w.(*os.File)

@@ -10,9 +10,7 @@ import (
 	"testing"
 )
 
-// TestJournalPriority: a router whose stderr is the journal's stream begins each line with
-// the priority that its level has there, and the rest is JSON; anywhere else, and with
-// another stream in the environment, the line is JSON alone.
+// TestJournalPriority: only lines for the journal's own stream begin with a priority.
 func TestJournalPriority(t *testing.T) {
 	for _, own := range []bool{true, false} {
 		file, err := os.Create(filepath.Join(t.TempDir(), "stderr"))

@@ -12,7 +12,7 @@ import (
 	"grapevine/node"
 )
 
-// keysCmd are the operations on the keys that admit to the fleet. The order of a rotation is install, use, remove.
+// keysCmd changes the fleet's keys. A rotation is install, use, remove.
 type keysCmd struct {
 	Generate keysGenerateCmd `cmd:"" help:"Make a key."`
 	List     keysListCmd     `cmd:"" help:"Show which keys every node has, by their ids."`
@@ -21,7 +21,6 @@ type keysCmd struct {
 	Remove   keysRemoveCmd   `cmd:"" help:"Make every node forget a key that none uses."`
 }
 
-// Help is shown below the commands.
 func (keysCmd) Help() string {
 	return "To change the key of a running fleet: generate a new one, install it, see with list that every node has it, use it, and remove the old one. Nodes write the change to their --gossip-key-file."
 }
@@ -57,7 +56,7 @@ func (c *keysGenerateCmd) Run(s *streams) error {
 	return err
 }
 
-// writeNew writes a file that must not exist yet: a key that is overwritten may be the only copy.
+// writeNew refuses to overwrite a file: a key in it may be the only copy.
 func writeNew(path, text string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, fs.ErrExist) {
@@ -92,7 +91,7 @@ type keysInstallCmd struct {
 	adminFlags
 }
 
-// maxKeyFile bounds what is read as keys.
+// maxKeyFile bounds a key file, in bytes.
 const maxKeyFile = 4 << 10
 
 func (c *keysInstallCmd) Run(s *streams) error {
@@ -143,7 +142,7 @@ func (c *keysRemoveCmd) Run(s *streams) error {
 	return printKeys(s.out, list, c.JSON)
 }
 
-// printKeys shows the ring of every node, and fails if the operation did.
+// printKeys prints every node's keyring, and fails if the operation did.
 func printKeys(out io.Writer, list *node.KeyList, asJSON bool) error {
 	if asJSON {
 		if err := printJSON(out, list); err != nil {

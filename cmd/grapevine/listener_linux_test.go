@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// TestRestartOfARouterThatIsAlone: while one process drains and another has not started, a client that
-// connects to a socket of the service manager waits, and is answered by the second.
+// TestRestartOfARouterThatIsAlone: a client that connects between two processes on the service
+// manager's socket is answered by the second.
 func TestRestartOfARouterThatIsAlone(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0") // the service manager's
 	if err != nil {
@@ -49,7 +49,7 @@ func TestRestartOfARouterThatIsAlone(t *testing.T) {
 	first.signal(t, syscall.SIGTERM)
 	eventually(t, "draining", func() bool { return strings.Contains(first.log.String(), `"message":"draining"`) })
 	var waiting net.Conn
-	eventually(t, "a connection that waits", func() bool { // until the first has left the socket, it answers or closes
+	eventually(t, "a connection that waits", func() bool { // earlier connections may reach the first process
 		c, err := net.Dial("tcp", first.data)
 		if err != nil {
 			t.Fatalf("refused during the drain: %v", err)

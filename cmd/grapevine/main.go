@@ -1,9 +1,8 @@
-// Command grapevine is the router and the commands that operate a running fleet, one file per command. Commands parse
-// flags, call a package that does the work, and print; they hold no logic of their own. What tries a fleet (emulated
-// engines, load, simulation, faults) is the program grapevine-lab.
+// Command grapevine is the router and the commands that operate a fleet, one file per command.
+// grapevine-lab has the commands that test one.
 //
-// Exit codes: 0 done, 1 failed, 2 wrong usage. With --json a command prints one
-// JSON object to stdout and nothing else there; progress and logs go to stderr.
+// Exit codes: 0 done, 1 failed, 2 wrong usage. --json prints one JSON object to stdout and nothing
+// else there.
 package main
 
 import (
@@ -20,7 +19,6 @@ import (
 // version is set by the linker: -X main.version=...
 var version = "dev"
 
-// exit codes, as promised in docs/design.md section 8.
 const (
 	exitFailed = commandline.ExitFailed
 	exitUsage  = commandline.ExitUsage
@@ -39,17 +37,16 @@ type cli struct {
 	Version  versionCmd  `cmd:"" help:"Print the version, as --version does."`
 }
 
-// streams are the standard three, passed to commands so that nothing writes to
-// a global.
+// streams are passed to commands so that none writes to a global.
 type streams struct {
 	in       io.Reader
 	out, err io.Writer
 }
 
-// usageError is a mistake in how a command was called, found after parsing.
+// usageError is found after parsing.
 type usageError struct{ error }
 
-// Usage makes it a commandline.UsageError.
+// Usage implements commandline.UsageError.
 func (usageError) Usage() {}
 
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
@@ -58,7 +55,6 @@ func main() {
 	os.Exit(run(os.Args[1:], &streams{os.Stdin, os.Stdout, os.Stderr}))
 }
 
-// run executes one command line and returns the exit code.
 func run(args []string, s *streams) int {
 	if slices.Equal(args, []string{"--version"}) {
 		args = []string{"version"}
@@ -70,7 +66,7 @@ func run(args []string, s *streams) int {
 	}.Run(&cli{}, args, nil, s)
 }
 
-// groups are the headings of serve's flags, as the tags of node.Config name them.
+// groups are the headings of serve's flags, by node.Config's tags.
 var groups = []kong.Group{
 	{Key: "serving", Title: "Serving:"},
 	{Key: "backends", Title: "Engines:"},
@@ -81,5 +77,4 @@ var groups = []kong.Group{
 	{Key: "watching", Title: "Watching:"},
 }
 
-// printJSON writes one object, indented, and a newline.
 func printJSON(w io.Writer, v any) error { return commandline.PrintJSON(w, v) }

@@ -24,8 +24,8 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files")
 
-// asProgram makes the test binary be the program: the tests run real processes,
-// with real signals and exit codes, of exactly the code that was compiled.
+// asProgram makes the test binary run as the program, so that tests have real processes, signals
+// and exit codes.
 const asProgram = "GRAPEVINE_TEST_AS_PROGRAM"
 
 func TestMain(m *testing.M) {
@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	// A child of the program that was started without it would run all tests, which start children, which run all tests.
+	// Without asProgram the child would run all tests, recursively.
 	if flag.Parse(); flag.NArg() > 0 {
 		fmt.Fprintf(os.Stderr, "the tests were started as the program: %q, without %s\n", flag.Args(), asProgram)
 		os.Exit(2)
@@ -46,8 +46,7 @@ type result struct {
 	out, err string
 }
 
-// command prepares one run of the program with nothing of the environment that
-// could configure it.
+// command prepares a run without configuration from the environment.
 func command(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
@@ -58,7 +57,7 @@ func command(t *testing.T, args ...string) *exec.Cmd {
 			cmd.Env = append(cmd.Env, v)
 		}
 	}
-	// Under the race detector a process lingers for a second before it exits.
+	// Under the race detector a process would linger for a second.
 	cmd.Env = append(cmd.Env, asProgram+"=1", "GORACE=atexit_sleep_ms=0")
 	return cmd
 }
@@ -128,8 +127,8 @@ func TestExitCodes(t *testing.T) {
 		name string
 		args []string
 		code int
-		out  string // in stdout, else stdout must be empty
-		err  string // in stderr, else stderr must be empty
+		out  string // in stdout; "" for an empty one
+		err  string // in stderr; "" for an empty one
 	}{
 		{"version", []string{"version"}, 0, "grapevine dev (go1.", ""},
 		{"version flag", []string{"--version"}, 0, "grapevine dev (go1.", ""},
@@ -166,8 +165,7 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-// TestSourcesOfSettings: a flag stands above a variable, a variable above the
-// file, and each of the three can say everything.
+// TestSourcesOfSettings: a flag wins over a variable, a variable over the file.
 func TestSourcesOfSettings(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "c.yaml")
 	if err := os.WriteFile(file, []byte("strategy: session\nbackends: [http://a, http://b, http://c]\n"), 0o600); err != nil {
@@ -198,7 +196,6 @@ func TestSourcesOfSettings(t *testing.T) {
 	}
 }
 
-// TestServe runs the program as its users do: start, ask, signal, leave.
 func TestServe(t *testing.T) {
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
 		p := serve(t, "--drain-grace", "1ms", "--backend", "http://127.0.0.1:1,name=one,models=m")
@@ -227,10 +224,8 @@ func TestServe(t *testing.T) {
 	}
 }
 
-// TestDrainBySignals: the first SIGTERM lets a running request end, and says
-// "not ready" before it refuses anything; the second cuts. What it cuts is told
-// so within half a second, which a machine that stalls may take for itself, not
-// three times in a row.
+// TestDrainBySignals: after one SIGTERM a running request ends normally; a second cuts it. A
+// stalled machine may need three tries.
 func TestDrainBySignals(t *testing.T) {
 	if got := drainBySignals(t, false); got != http.StatusOK {
 		t.Errorf("the running request was answered %d, want 200", got)
@@ -246,8 +241,7 @@ func TestDrainBySignals(t *testing.T) {
 	}
 }
 
-// drainBySignals drains a process with a request running, forced by a second
-// signal or not, and returns the status of the answer to that; 0 if none came.
+// drainBySignals returns the status of a request that runs during the drain; 0 if none came.
 func drainBySignals(t *testing.T, forced bool) (status int) {
 	t.Helper()
 	entered, release := make(chan struct{}, 1), make(chan struct{})
@@ -275,7 +269,6 @@ func drainBySignals(t *testing.T, forced bool) (status int) {
 	}()
 	<-entered
 	p.signal(t, syscall.SIGTERM)
-	// Within the grace the data port still answers, that it is not ready.
 	eventually(t, "not ready while serving", func() bool {
 		resp, err := http.Get("http://" + p.data + "/readyz")
 		if err != nil {
@@ -314,20 +307,17 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// process is a running grapevine serve.
 type process struct {
 	cmd         *exec.Cmd
 	log         *watchedLog
 	data, admin string // addresses
 }
 
-// serve starts one on ports of its own and waits until it says that it serves.
 func serve(t *testing.T, args ...string) *process {
 	t.Helper()
 	return serveWith(t, nil, args...)
 }
 
-// serveWith is serve with variables in the environment.
 func serveWith(t *testing.T, env []string, args ...string) *process {
 	t.Helper()
 	p := newProcess(t, env, args...)
@@ -335,7 +325,6 @@ func serveWith(t *testing.T, env []string, args ...string) *process {
 	return p
 }
 
-// newProcess prepares one that start starts.
 func newProcess(t *testing.T, env []string, args ...string) *process {
 	t.Helper()
 	p := &process{log: &watchedLog{found: make(chan []string, 1)}}
@@ -345,7 +334,6 @@ func newProcess(t *testing.T, env []string, args ...string) *process {
 	return p
 }
 
-// start returns when the process says that it serves.
 func (p *process) start(t *testing.T) {
 	t.Helper()
 	if err := p.cmd.Start(); err != nil {
@@ -375,7 +363,6 @@ func (p *process) wait(t *testing.T) int {
 	return p.cmd.ProcessState.ExitCode()
 }
 
-// watchedLog keeps what a process logs and finds its addresses in it.
 type watchedLog struct {
 	lockedBuffer
 	found chan []string

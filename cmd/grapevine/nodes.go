@@ -26,10 +26,9 @@ func (c *nodesCmd) Run(s *streams) error {
 	return printNodes(s.out, list)
 }
 
-// clocksApartMS is the difference between two clocks from which on gossip corrects for it.
+// clocksApartMS is the clock difference above which gossip corrects for it.
 const clocksApartMS = 500
 
-// printNodes shows the fleet, the asked node first, and then what keeps others out of it.
 func printNodes(out io.Writer, list *node.NodeList) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "NAME\tSTATE\tSINCE\tLAG\tRTT\tRECEIVED\tSENT\tMISSED\tGOSSIP\tDATA\tVERSION")
@@ -81,7 +80,6 @@ func printNodes(out io.Writer, list *node.NodeList) error {
 	return nil
 }
 
-// amount prints a number of bytes for people, to three digits or so.
 func amount(bytes uint64) string {
 	switch {
 	case bytes < 10_000:

@@ -17,7 +17,7 @@ import (
 	"grapevine/node"
 )
 
-// slowEngine answers chat requests when it is let.
+// slowEngine answers when let is called.
 func slowEngine(t *testing.T) (url string, entered <-chan struct{}, let func()) {
 	t.Helper()
 	in, hold := make(chan struct{}, 1), make(chan struct{})
@@ -40,9 +40,7 @@ func slowEngine(t *testing.T) (url string, entered <-chan struct{}, let func()) 
 	return s.URL, in, let
 }
 
-// TestOperateByCommands does to a running router what docs/operate.md tells its
-// operators: engines are added, drained under a request, removed; rules are
-// tried and applied; what is wrong is said, with exit code 1.
+// TestOperateByCommands follows docs/operate.md.
 func TestOperateByCommands(t *testing.T) {
 	dir := t.TempDir()
 	token := filepath.Join(dir, "token")
@@ -54,7 +52,7 @@ func TestOperateByCommands(t *testing.T) {
 	p := serve(t, "--node-name", "one", "--secret", fleetSecret, "--data-dir", data, "--admin-token-file", token, "--drain-grace", "0s")
 	do := func(args ...string) (got result) {
 		t.Helper()
-		eventually(t, "a leader that has the time", func() bool { // on a busy machine not always within 2 s
+		eventually(t, "a leader that has the time", func() bool { // an election may take more than 2 s on a busy machine
 			got = grapevine(t, "", append(args, "--admin", p.admin, "--admin-token-file", token)...)
 			return got.code == 0 || !strings.Contains(got.err, "no leader") && !strings.Contains(got.err, "outcome unknown")
 		})
@@ -73,7 +71,7 @@ func TestOperateByCommands(t *testing.T) {
 	if got := do("backends", "add", "--name", "gpu1", url, "http://h"); got.code != exitUsage {
 		t.Errorf("one name for two: %+v", got)
 	}
-	if got := do("backends", "add", "--name", "gpu1", url); got.code != 0 && !strings.Contains(got.err, "exists already") { // by an attempt before
+	if got := do("backends", "add", "--name", "gpu1", url); got.code != 0 && !strings.Contains(got.err, "exists already") { // by an earlier attempt
 		t.Fatalf("%+v", got)
 	}
 	if got := do("backends", "add", "--name", "gpu2", url); got.code != exitFailed || !strings.Contains(got.err, "gpu1") {
@@ -194,7 +192,7 @@ func TestOperateByCommands(t *testing.T) {
 	if got := grapevine(t, "", "raft", "recover", "--data-dir", data, "--server", server); got.code != 0 || !strings.Contains(got.out, "a group of 1, of which 1 vote") {
 		t.Errorf("%+v", got)
 	}
-	// Who is named by --server votes; one that only follows is in the file of --peers.
+	// --server names voters; only --peers can name non-voters.
 	if got := grapevine(t, "", "raft", "recover", "--data-dir", data, "--server", server, "--server", "other=127.0.0.2:7946"); got.code != 0 || !strings.Contains(got.out, "a group of 2, of which 2 vote") {
 		t.Errorf("%+v", got)
 	}
@@ -209,7 +207,6 @@ func TestOperateByCommands(t *testing.T) {
 	}
 }
 
-// TestAwaitIdle: the end of the wait for a drain says what is known.
 func TestAwaitIdle(t *testing.T) {
 	backend := func(drained bool, active int) string {
 		text, err := json.Marshal(node.BackendList{Backends: []node.BackendStatus{{Name: "a", Drained: drained, FleetActive: int64(active)}}})
@@ -232,7 +229,7 @@ func TestAwaitIdle(t *testing.T) {
 	} {
 		ctx, over := context.WithCancel(t.Context())
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { tc.answer(w, r, over) }))
-		err := awaitIdle(ctx, node.NewClient(s.URL), []string{"a"}, func(string) { over() }) // the time is over once something is known
+		err := awaitIdle(ctx, node.NewClient(s.URL), []string{"a"}, func(string) { over() }) // end the wait once something is known
 		if err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %v", what, err)
 		}

@@ -59,7 +59,6 @@ func printPrefixes(out io.Writer, list *node.PrefixList) error {
 	return nil
 }
 
-// namesShown is how many backends of a prefix a table names.
 const namesShown = 4
 
 func someOf(names []string) string {

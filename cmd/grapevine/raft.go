@@ -13,7 +13,6 @@ import (
 	"grapevine/node"
 )
 
-// raftCmd are the operations on the group of nodes that agree on backends and rules.
 type raftCmd struct {
 	Status   raftStatusCmd   `cmd:"" default:"withargs" help:"Show the group as one router sees it (the default)."`
 	Transfer raftTransferCmd `cmd:"" help:"Hand leadership to another voter."`
@@ -38,7 +37,6 @@ func (c *raftStatusCmd) Run(s *streams) error {
 	return printRaft(s.out, st)
 }
 
-// printRaft shows the group, and what is wrong with it.
 func printRaft(out io.Writer, st *node.RaftStatus) error {
 	fmt.Fprintf(out, "%s (%s) is %s, term %d, log %d, committed %d, state version %d\n", st.Node, st.ID, st.Role, st.Term, st.LastIndex, st.Committed, st.Version)
 	if st.Waiting != "" {
@@ -52,7 +50,7 @@ func printRaft(out io.Writer, st *node.RaftStatus) error {
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "NAME\tID\tADDRESS\tROLE\tALIVE\tHEALTHY\tLOG")
-	led := st.Role == "leader" // only a leader knows how the others are
+	led := st.Role == "leader" // only a leader knows its followers' state
 	for _, v := range st.Servers {
 		role := "follows"
 		switch {
@@ -100,7 +98,6 @@ type raftInspectCmd struct {
 	JSON    bool   `name:"json" help:"Print one JSON object."`
 }
 
-// Help is shown below the flags.
 func (*raftInspectCmd) Help() string {
 	return "It changes nothing. Of several survivors of a lost majority, the one with the highest last log entry has lost the least."
 }
@@ -132,7 +129,6 @@ type raftRecoverCmd struct {
 	JSON    bool     `name:"json" help:"Print one JSON object."`
 }
 
-// Help is shown below the flags.
 func (*raftRecoverCmd) Help() string {
 	return "Only when most voters will never come back: what they alone had confirmed is lost. Stop every router that survives, run this on each of them with the same servers, and start them again. Survivors that are recovered with different servers are different groups: the second one that starts finds the first and refuses, with the reason and the remedy. Every --server makes a voter, and most voters must run for a change to be taken; name one that is to follow only in --peers, or leave it out, empty its data_dir, and let it join. docs/operate.md has the whole procedure."
 }
@@ -163,7 +159,7 @@ func (c *raftRecoverCmd) Run(s *streams) error {
 	return err
 }
 
-// servers are those of the flags.
+// servers returns the servers given by flags.
 func (c *raftRecoverCmd) servers() (servers []node.RaftServer, err error) {
 	if (c.Peers == "") == (len(c.Servers) == 0) {
 		return nil, fmt.Errorf("give the servers of the new group, by --server or by --peers")
@@ -181,7 +177,7 @@ func (c *raftRecoverCmd) servers() (servers []node.RaftServer, err error) {
 		}
 	}
 	for _, s := range servers {
-		// What others cannot dial would be a group that nobody can join.
+		// Other nodes could not dial such an address and never join.
 		if host, port, err := net.SplitHostPort(s.Addr); err != nil || host == "" || port == "" || port == "0" || net.ParseIP(host).IsUnspecified() {
 			return nil, fmt.Errorf("server %s: %q is no address that others reach it at: write HOST:PORT, as raft status shows it", s.ID, s.Addr)
 		}
@@ -189,10 +185,9 @@ func (c *raftRecoverCmd) servers() (servers []node.RaftServer, err error) {
 	return servers, nil
 }
 
-// maxPeersFile bounds what is read as a list of servers.
+// maxPeersFile bounds a list of servers, in bytes.
 const maxPeersFile = 1 << 20
 
-// readServers reads those of a file.
 func readServers(path string) (servers []node.RaftServer, err error) {
 	f, err := os.Open(path)
 	if err != nil {

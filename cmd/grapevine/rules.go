@@ -9,7 +9,6 @@ import (
 	"grapevine/node"
 )
 
-// rulesCmd are the operations on the routing rules of a fleet.
 type rulesCmd struct {
 	Show  rulesShowCmd  `cmd:"" default:"withargs" help:"Show the rules that a router goes by (the default)."`
 	Apply rulesApplyCmd `cmd:"" help:"Make a file the rules of the whole fleet."`
@@ -61,7 +60,7 @@ type rulesApplyCmd struct {
 	adminFlags
 }
 
-// maxRulesFile bounds what is read as rules.
+// maxRulesFile bounds a rules file, in bytes.
 const maxRulesFile = 1 << 20
 
 func (c *rulesApplyCmd) Run(s *streams) error {

@@ -45,7 +45,7 @@ func (c *serveCmd) Run(s *streams, k *kong.Context) error {
 			cfg.Log.Info().Str("address", cfg.Listener.Addr().String()).Msg("the data port is the socket that the service manager passed; the setting listen has no effect")
 		}
 	}
-	n, err := node.New(cfg) // starts nothing, reads keys and certificates
+	n, err := node.New(cfg) // starts nothing
 	if err != nil {
 		return usageError{err}
 	}
@@ -63,9 +63,7 @@ func (c *serveCmd) Run(s *streams, k *kong.Context) error {
 	return runUntilSignal(n, cfg.Log, super, func() error { return c.reload(k, n, cfg.Log) })
 }
 
-// reload is SIGHUP: the node takes what can change while it runs, and the log names that
-// and what else has changed, which waits for the next start. A configuration that is wrong
-// changes nothing.
+// reload handles SIGHUP. A wrong configuration changes nothing.
 func (c *serveCmd) reload(k *kong.Context, n *node.Node, log zerolog.Logger) error {
 	next, lines, err := c.configuration(k)
 	if err != nil {
@@ -86,9 +84,8 @@ func (c *serveCmd) reload(k *kong.Context, n *node.Node, log zerolog.Logger) err
 	return nil
 }
 
-// configuration lays the three sources over each other, the later ones above:
-// file, environment, flags. It is not validated yet; lines places the errors of
-// what came from the file.
+// configuration merges file, environment and flags, later ones winning; lines maps the file's
+// settings to lines.
 func (c *serveCmd) configuration(k *kong.Context) (cfg node.Config, lines map[string]int, err error) {
 	cfg = node.Default()
 	if c.ConfigFile != "" {
@@ -105,14 +102,13 @@ func (c *serveCmd) configuration(k *kong.Context) (cfg node.Config, lines map[st
 	for _, setting := range node.Settings() {
 		if _, ok := os.LookupEnv(setting.Env); ok || given[setting.Flag] {
 			cfg.Overlay(c.Settings, setting.Key)
-			delete(lines, setting.Key) // a mistake in it is not the file's
+			delete(lines, setting.Key) // not from the file
 		}
 	}
 	return cfg, lines, nil
 }
 
-// runUntilSignal serves until SIGTERM or SIGINT, then drains; a second signal
-// cuts what still runs. SIGHUP reloads.
+// runUntilSignal serves until SIGTERM or SIGINT, then drains; a second signal cuts the rest.
 func runUntilSignal(n *node.Node, log zerolog.Logger, super *supervision, reload func() error) error {
 	signals, reloads := make(chan os.Signal, 2), make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
@@ -122,7 +118,7 @@ func runUntilSignal(n *node.Node, log zerolog.Logger, super *supervision, reload
 	super.starting()
 	first, err := startUntilSignal(n, signals)
 	if first != nil && errors.Is(err, context.Canceled) {
-		return nil // called off, as asked
+		return nil // canceled as requested
 	}
 	if err != nil {
 		return err
@@ -143,7 +139,7 @@ func runUntilSignal(n *node.Node, log zerolog.Logger, super *supervision, reload
 	cfg := n.Running()
 	grace := cfg.DrainGrace
 	if first == syscall.SIGINT {
-		grace = 0 // somebody at a terminal, not a balancer that needs time to notice
+		grace = 0 // a terminal, not a balancer that needs time to notice
 	}
 	log.Info().Str("signal", first.String()).Dur("grace", grace).Dur("timeout", cfg.DrainTimeout).Msg("draining")
 	ctx, cancel := context.WithTimeoutCause(context.Background(), grace+cfg.DrainClose+cfg.DrainTimeout, errDrainTimeout)
@@ -165,8 +161,7 @@ func runUntilSignal(n *node.Node, log zerolog.Logger, super *supervision, reload
 	return err
 }
 
-// startUntilSignal starts the node. A signal calls the start off, which may be
-// waiting for other nodes; it is returned with what became of the start.
+// startUntilSignal starts the node; a signal cancels the start and is returned.
 func startUntilSignal(n *node.Node, signals <-chan os.Signal) (first os.Signal, err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -181,14 +176,11 @@ func startUntilSignal(n *node.Node, signals <-chan os.Signal) (first os.Signal, 
 	return first, <-started
 }
 
-// What ends a drain early, and with exit code 1: somebody's request was cut.
 var (
 	errDrainTimeout = errors.New("drain_timeout has passed: what still ran was cut")
 	errSecondSignal = errors.New("second signal: what still ran was cut")
 )
 
-// isTerminal says whether w is a character device: a terminal, or something
-// that minds colours no more than /dev/null does.
 func isTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok {

@@ -11,11 +11,10 @@ import (
 	"grapevine/node"
 )
 
-// sample is a value of a setting as the command line and the environment write
-// it, and as the file does where that is another way.
+// sample is a setting's value for flag and variable, and for the file where it differs.
 type sample struct{ text, yaml string }
 
-// samples has one for every setting that its kind alone does not give.
+// samples are the settings whose kind does not suffice.
 var samples = map[string]sample{
 	"backends": {
 		"http://a:8000 https://b,name=n,models=x|y,weight=2,kv_tokens=5,api_key=k http://c,api_key_file=/f",
@@ -36,8 +35,7 @@ var samplesByKind = map[string]sample{
 	"boolean": {"true", "true"}, "whole number": {"7", "7"}, "number": {"0.125", "0.125"},
 }
 
-// TestEverySettingThreeWays: each setting gives the same value by flag, by
-// variable and in the file.
+// TestEverySettingThreeWays: flag, variable and file give the same value.
 func TestEverySettingThreeWays(t *testing.T) {
 	for _, v := range os.Environ() {
 		if name, value, _ := strings.Cut(v, "="); strings.HasPrefix(name, "GRAPEVINE_") {
@@ -75,7 +73,6 @@ func TestEverySettingThreeWays(t *testing.T) {
 	}
 }
 
-// parseServe returns the settings that a command line and the environment give.
 func parseServe(t *testing.T, args ...string) node.Config {
 	t.Helper()
 	var c cli

@@ -67,7 +67,7 @@ func printStatus(out io.Writer, st *node.Status) error {
 	return w.Flush()
 }
 
-// seconds prints a number of seconds for people: 4.2s, 12m30s, 26h3m0s.
+// seconds formats seconds for people: 4.2s, 12m30s, 26h3m0s.
 func seconds(s float64) string {
 	d := time.Duration(s * float64(time.Second))
 	if d < time.Minute {

@@ -10,13 +10,12 @@ import (
 	"grapevine/node/notify"
 )
 
-// supervision is what the service manager that started this process is told; of
-// a process that was started by none, nothing. Not safe for concurrent use.
+// supervision reports to the service manager, if any. Not safe for concurrent use.
 type supervision struct {
 	manager *notify.Manager
 	node    *node.Node
 	log     zerolog.Logger
-	unwatch func() // ends the watch; nil: none
+	unwatch func() // nil if no watch runs
 }
 
 func supervise(n *node.Node, log zerolog.Logger) (*supervision, error) {
@@ -33,15 +32,13 @@ func (s *supervision) send(lines ...string) {
 	}
 }
 
-// starting asks for as much time as the start may take, which the configuration
-// says and the unit cannot know.
+// starting asks for the time that the configuration allows the start.
 func (s *supervision) starting() {
 	s.send(notify.Status("starting"), notify.Extend(s.node.StartWithin()))
 }
 
-// started tells that the node serves. Whether it is warm is another question,
-// which balancers ask at /readyz: a node that waits for what others know has
-// started, answers, and must not be given up for being the first of its fleet.
+// started reports that the node serves, not that it is warm: the manager must not kill a node that
+// waits for its peers.
 func (s *supervision) started() {
 	s.send(notify.Ready, notify.Status(s.node.Summary()))
 	ctx, cancel := context.WithCancel(context.Background())
@@ -56,7 +53,6 @@ func (s *supervision) started() {
 	}
 }
 
-// reloaded does what SIGHUP asks for. A failure is told and changes nothing.
 func (s *supervision) reloaded(reload func() error) {
 	s.send(notify.Reloading)
 	if err := reload(); err != nil {
@@ -65,8 +61,6 @@ func (s *supervision) reloaded(reload func() error) {
 	s.send(notify.Ready)
 }
 
-// stopping asks for as much time as the drain may take. From then on the manager
-// watches the clock and not the node.
 func (s *supervision) stopping() {
 	if s.unwatch != nil {
 		s.unwatch()

@@ -28,7 +28,7 @@ func newServiceManager(t *testing.T, watchdog string) *serviceManager {
 	return &serviceManager{conn, []string{"NOTIFY_SOCKET=" + path, "WATCHDOG_USEC=" + watchdog}}
 }
 
-// next is the next message; "" if none comes within d.
+// next returns the next message, "" if none comes within d.
 func (m *serviceManager) next(t *testing.T, d time.Duration) string {
 	t.Helper()
 	if err := m.conn.SetReadDeadline(time.Now().Add(d)); err != nil {
@@ -42,7 +42,6 @@ func (m *serviceManager) next(t *testing.T, d time.Duration) string {
 	return string(buf[:n])
 }
 
-// await skips messages until one holds want.
 func (m *serviceManager) await(t *testing.T, want string) string {
 	t.Helper()
 	var last string
@@ -57,7 +56,6 @@ func (m *serviceManager) await(t *testing.T, want string) string {
 	return ""
 }
 
-// TestServiceManager: what systemd is told by a process from its start to its end.
 func TestServiceManager(t *testing.T) {
 	m := newServiceManager(t, "1500000")
 	file := filepath.Join(t.TempDir(), "c.yaml")
@@ -80,7 +78,7 @@ func TestServiceManager(t *testing.T) {
 		m.await(t, "WATCHDOG=1\nSTATUS=ready, 1 engine")
 	}
 
-	// A process that stands still gives no sign of life. What it said before may still be on its way.
+	// earlier signs of life may still arrive
 	p.signal(t, syscall.SIGSTOP)
 	eventually(t, "silence", func() bool { return m.next(t, 1500*time.Millisecond) == "" })
 	p.signal(t, syscall.SIGCONT)
@@ -120,7 +118,7 @@ func TestServiceManager(t *testing.T) {
 	}
 }
 
-// TestFirstOfItsFleet: the unit of a node whose seeds are not there yet starts.
+// TestFirstOfItsFleet: a node whose seeds are absent starts.
 func TestFirstOfItsFleet(t *testing.T) {
 	m := newServiceManager(t, "")
 	p := serveWith(t, m.env, "--gossip", "127.0.0.1:0", "--join", "127.0.0.1:1", "--secret", fleetSecret, "--warm-deadline", "200ms", "--drain-grace", "0s")
@@ -134,8 +132,8 @@ func TestFirstOfItsFleet(t *testing.T) {
 	}
 }
 
-// TestServiceManagerMistake: a manager that cannot be told is a reason not to
-// start, since it would end the process for its silence.
+// TestServiceManagerMistake: an unreachable manager prevents the start, since it would kill a
+// silent process.
 func TestServiceManagerMistake(t *testing.T) {
 	cmd := command(t, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
 	cmd.Env = append(cmd.Env, "NOTIFY_SOCKET="+filepath.Join(t.TempDir(), "nobody"))

@@ -14,8 +14,6 @@ import (
 	"grapevine/raftstore"
 )
 
-// TestTablesGolden holds what the commands print for people of a fleet in
-// which everything there is to show has happened.
 func TestTablesGolden(t *testing.T) {
 	status := &node.Status{
 		Node: "one", Version: "v1.2.3", GoVersion: "go1.26.8", UptimeS: 754.2, Ready: true, Listen: "10.0.0.1:8080", Admin: "127.0.0.1:8081",
@@ -122,7 +120,7 @@ func TestTablesGolden(t *testing.T) {
 	}
 }
 
-// TestAddressInUse: the usual failure of a start says what to do.
+// TestAddressInUse: the error gives a remedy.
 func TestAddressInUse(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -1,10 +1,8 @@
-// Package backends numbers the engines that a node knows of.
+// Package backends gives engines the dense numbers by which the parts of one node refer to them.
 //
-// All nodes of a fleet call an engine by its name; what travels between them carries the name's key, 32 bits. Inside a node the tree,
-// the policy and the queues of news use a dense number instead. A Registry gives an engine its number when any part of the node first
-// mentions it: the node's own configuration, the list the fleet has agreed on, or another node's report about an engine that this node
-// has not heard of yet. The number keeps its meaning until the Registry gives it to another engine, and before that it has the node
-// forget everything that was recorded under it. Numbers never leave the node.
+// Nodes exchange 32-bit keys of engine names; numbers never leave the node. An engine gets its
+// number at the first mention, by configuration, agreed list or peer, and keeps it until the
+// Registry gives it to another engine, once all records under it are dropped.
 package backends
 
 import (
@@ -21,43 +19,40 @@ import (
 type Number = prefixtree.Backend
 
 const (
-	// StrangerFor is how long an engine that only other nodes have mentioned keeps its number when others wait for one: longer than an
-	// agreement takes to arrive.
+	// StrangerFor protects an unlisted engine's number from other unlisted ones for longer than an
+	// agreed list takes to arrive.
 	StrangerFor = time.Minute
-	// retry is how long strangers are turned away after none could be given a number: looking for one goes over all of them.
+	// retry spares a full registry a scan for each unknown key.
 	retry = time.Second
 )
 
-// Registry holds the numbers of one node. Safe for concurrent use. It is also the prefixtree.Names by which the node reads and writes
-// what nodes send each other.
+// Registry holds one node's numbers. Safe for concurrent use; implements prefixtree.Names.
 type Registry struct {
 	capacity int
 	release  func(Number) bool
 	now      func() time.Time
-	keys     []atomic.Uint64 // by number: listed and the key, 0 if the engine is not listed
+	keys     []atomic.Uint64 // by number: listed bit and key, or 0
 
 	mu        sync.RWMutex
 	numbers   map[uint32]Number // by key
 	engines   []engine          // by number
 	strangers int
-	fullUntil time.Time // strangers are turned away until then
-	round     uint64    // Lists so far
+	fullUntil time.Time // no number for strangers before this
+	round     uint64    // calls of List
 }
 
 const listed = 1 << 32
 
-// engine is what has a number.
 type engine struct {
 	key   uint32
-	name  string    // "": a stranger, which only other nodes have mentioned
-	round uint64    // of the last List that had it; 0: none
-	since time.Time // when it was first mentioned, or left the list
+	name  string    // "": a stranger, mentioned only by peers
+	round uint64    // of the last List with it; 0: none
+	since time.Time // when first mentioned or unlisted
 }
 
-// New returns a registry of numbers below capacity. Half of them at most go to engines that only other nodes have mentioned, so that a
-// faulty node cannot use them up. release is called before a number goes to another engine: it has everything
-// forgotten that the node keeps under the number and reports true, or reports false if requests still run there, and the number stays
-// as it is. It must not call the registry. clock is time.Now outside of tests.
+// New returns a registry of numbers below capacity. Strangers get at most half, so that a faulty
+// peer cannot exhaust them. release must drop all records under a number, or return false while
+// requests run there; it must not call the registry.
 func New(capacity int, release func(Number) bool, clock func() time.Time) *Registry {
 	return &Registry{
 		capacity: capacity, release: release, now: clock,
@@ -65,9 +60,8 @@ func New(capacity int, release func(Number) bool, clock func() time.Time) *Regis
 	}
 }
 
-// List makes the engines of these names, which must differ, the listed ones: those that the node routes to. It returns their numbers.
-// Engines that leave the list keep their numbers as long as no other engine needs one. An engine that cannot have a number has an
-// error in its place: its name has the key of another, or requests still run at as many engines that left as there are numbers.
+// List replaces the listed engines, to which the node routes; names must be distinct. It returns
+// numbers and errors by index. An error means that another engine has the key or no number is free.
 func (r *Registry) List(names []string) (numbers []Number, errs []error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -99,7 +93,6 @@ func (r *Registry) List(names []string) (numbers []Number, errs []error) {
 	return numbers, errs
 }
 
-// number gives one to a listed engine that has none.
 func (r *Registry) number(name string, waiting *[]Number) (Number, error) {
 	key := prefixtree.BackendKey(name)
 	b, taken := r.numbers[key]
@@ -116,7 +109,6 @@ func (r *Registry) number(name string, waiting *[]Number) (Number, error) {
 	return b, nil
 }
 
-// enlist marks an engine as one of the present list.
 func (r *Registry) enlist(b Number, name string) {
 	e := &r.engines[b]
 	if e.name == "" {
@@ -127,13 +119,12 @@ func (r *Registry) enlist(b Number, name string) {
 	r.keys[b].Store(listed | uint64(e.key))
 }
 
-// recent says whether an engine is in the last List or was in the one before, by which requests may be routed still.
+// recent engines, of the last two Lists, may still get requests.
 func (r *Registry) recent(b Number) bool {
 	round := r.engines[b].round
 	return round != 0 && round+1 >= r.round
 }
 
-// bind makes a number stand for an engine.
 func (r *Registry) bind(b Number, e engine) {
 	if int(b) == len(r.engines) {
 		r.engines = append(r.engines, engine{})
@@ -150,9 +141,9 @@ func (r *Registry) bind(b Number, e engine) {
 	}
 }
 
-// take returns a number to be bound: one that was never used, else that of the engine that has been off the list for the longest.
-// For a stranger that is one of more than StrangerFor, and another stranger's if there are as many of these as there may be. waiting
-// is what a former call has found and not taken; nil before the first.
+// take returns an unused number, else that of the engine unlisted longest. A stranger gets only
+// numbers unlisted for StrangerFor and, if strangers hold half, only a stranger's. waiting caches
+// the candidates; nil at first.
 func (r *Registry) take(stranger bool, waiting *[]Number) (Number, bool) {
 	crowded := stranger && r.strangers >= r.capacity/2
 	if len(r.engines) < r.capacity && !crowded {
@@ -180,8 +171,7 @@ func (r *Registry) take(stranger bool, waiting *[]Number) (Number, bool) {
 	return 0, false
 }
 
-// Backend returns the number of the engine with that key. An engine that is mentioned for the first time gets one; false if no number
-// can be spared for it now.
+// Backend returns the number for a key, assigned at its first mention; false if none is free.
 func (r *Registry) Backend(key uint32) (Number, bool) {
 	if b, ok := r.Lookup(key); ok {
 		return b, true
@@ -204,7 +194,7 @@ func (r *Registry) Backend(key uint32) (Number, bool) {
 	return b, true
 }
 
-// Lookup returns the number of the engine with that key, and false if it has none.
+// Lookup returns the number for a key; false if it has none.
 func (r *Registry) Lookup(key uint32) (Number, bool) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -212,7 +202,7 @@ func (r *Registry) Lookup(key uint32) (Number, bool) {
 	return b, ok
 }
 
-// Key returns the key of a listed engine; false for all others, about which the node sends nothing.
+// Key returns a listed engine's key; false for unlisted ones, about which the node sends nothing.
 func (r *Registry) Key(b Number) (key uint32, ok bool) {
 	if int(b) >= len(r.keys) {
 		return 0, false

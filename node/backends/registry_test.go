@@ -14,7 +14,7 @@ import (
 
 var key = prefixtree.BackendKey
 
-// bench is a registry whose clock stands, with the numbers at which requests run and those that were released.
+// bench is a registry with a manual clock, running requests and a record of releases.
 type bench struct {
 	*Registry
 	at       time.Time
@@ -33,7 +33,7 @@ func newBench(capacity int) *bench {
 	return w
 }
 
-// list lists engines, all of which are to have a number.
+// list requires a number for every engine.
 func (w *bench) list(t *testing.T, names ...string) []Number {
 	t.Helper()
 	numbers, errs := w.List(names)
@@ -46,8 +46,7 @@ func (w *bench) list(t *testing.T, names ...string) []Number {
 	return numbers
 }
 
-// TestANumberKeepsItsMeaning: whoever mentions an engine first, in whatever order and however often the list changes, it has one number
-// and shares it with no other engine. Another engine gets a number only after what was recorded under it has been released.
+// TestANumberKeepsItsMeaning: an engine keeps its own number until that is released.
 func TestANumberKeepsItsMeaning(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -59,7 +58,6 @@ func TestANumberKeepsItsMeaning(t *testing.T) {
 	for i := range engines {
 		names = append(names, fmt.Sprint("engine-", i))
 	}
-	// learned notes that a number stands for an engine.
 	learned := func(b Number, name string) {
 		t.Helper()
 		for _, r := range w.released {
@@ -90,7 +88,7 @@ func TestANumberKeepsItsMeaning(t *testing.T) {
 			w.busy[Number(rnd.IntN(capacity))] = true
 		}
 		rnd.Shuffle(engines, func(i, j int) { names[i], names[j] = names[j], names[i] })
-		list := names[:rnd.IntN(capacity/2-5)] // beside those of the list before and the busy ones
+		list := names[:rnd.IntN(capacity/2-5)] // leaves room for the former list and the busy engines
 		taken := make(map[Number]bool)
 		for i, b := range w.list(t, list...) {
 			learned(b, list[i])
@@ -112,8 +110,7 @@ func TestANumberKeepsItsMeaning(t *testing.T) {
 	}
 }
 
-// TestStrangersAreBounded: engines that only other nodes mention have numbers, so many at a time and each for a while; none of them
-// takes the place of an engine that this node has listed.
+// TestStrangersAreBounded: strangers hold a bounded share, for a time, and never a listed number.
 func TestStrangersAreBounded(t *testing.T) {
 	const most = 1000
 	w := newBench(2 * most)
@@ -139,15 +136,14 @@ func TestStrangersAreBounded(t *testing.T) {
 	if _, ok := w.Key(b); ok {
 		t.Error("a stranger is spoken of")
 	}
-	// One that is listed keeps what was recorded under its number.
+	// Listing a stranger keeps its number.
 	stranger, _ := w.Backend(key("c"))
 	if got := w.list(t, "a", "c"); got[1] != stranger {
 		t.Errorf("listed as %d, was %d", got[1], stranger)
 	}
 }
 
-// TestNumbersRunOut: engines that left give up their numbers in the order in which they left, but for those at which requests run.
-// The engine that cannot have one is named, and has one as soon as there is.
+// TestNumbersRunOut: numbers return in the order of leaving, except from busy engines.
 func TestNumbersRunOut(t *testing.T) {
 	w := newBench(4)
 	first := w.list(t, "a", "b", "c", "d")
@@ -167,12 +163,11 @@ func TestNumbersRunOut(t *testing.T) {
 	}
 }
 
-// TestNamesWithOneKey: the second of two listed engines whose names have one key has no number. When the first has left, and no
-// requests run there, the second has its number.
+// TestNamesWithOneKey: of two names with one key, the second waits until the first is released.
 func TestNamesWithOneKey(t *testing.T) {
 	seen := make(map[uint32]string)
 	var pair []string
-	for i := 0; pair == nil; i++ { // some 80,000 names have a pair
+	for i := 0; pair == nil; i++ { // about 80,000 names contain a pair
 		name := fmt.Sprint("engine-", i)
 		if other, ok := seen[key(name)]; ok {
 			pair = []string{other, name}
@@ -194,7 +189,6 @@ func TestNamesWithOneKey(t *testing.T) {
 	}
 }
 
-// TestConcurrentMentions: many mention the same engines at once, while the list changes.
 func TestConcurrentMentions(t *testing.T) {
 	w := newBench(200)
 	var wg sync.WaitGroup

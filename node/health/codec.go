@@ -6,28 +6,24 @@ import (
 	"fmt"
 )
 
-// Reports travel as a section of the state that nodes tell each other: a byte
-// with the size of an entry, at least entryBytes, then the entries. A newer node
-// may append fields to an entry; readers skip them.
+// Reports travel as a section of the gossiped state: one byte with the entry size, at least
+// entryBytes, then the entries. Readers skip appended fields. Integers are little-endian.
 //
-//	bytes  what
+//	bytes  field
 //	4      key of the backend's name
-//	1      bit 0 OK, 1 failing, 2 passive, 3 suspect; others 0 and skipped
+//	1      bit 0 OK, 1 failing, 2 passive, 3 suspect
 //	1      reason
 //	4      since, Unix seconds
 //	4      start of the engine's process, Unix seconds
-//
-// Integers are little-endian.
 const entryBytes = 14
 
 // MaxReports bounds the entries of one section.
 const MaxReports = 4096
 
-// ErrReports is wrapped by errors of ParseReports.
+// ErrReports is wrapped by the errors of ParseReports.
 var ErrReports = errors.New("malformed reports")
 
-// AppendReports appends the section's content; reports beyond MaxReports are
-// left out.
+// AppendReports appends a section of at most MaxReports reports.
 func AppendReports(dst []byte, reports []Report) []byte {
 	dst = append(dst, entryBytes)
 	for i := range reports[:min(len(reports), MaxReports)] {

@@ -1,9 +1,5 @@
-// Package health judges engines by what probes and requests of several nodes
-// have shown: which engines a node probes, what it tells the others, which it
-// leaves alone, and what the fleet should write down.
-//
-// It is a book, not an actor: time is a parameter, and there are no sockets,
-// goroutines, clocks or logs in here. DESIGN.md of node says how it is wired.
+// Package health judges engines from the probes and requests of several nodes: which engines a node
+// probes and avoids, what it reports, and what the fleet commits. It is pure: time is a parameter.
 package health
 
 import (
@@ -12,132 +8,119 @@ import (
 	"time"
 )
 
-// Reason says what is wrong with an engine.
+// Reason is the kind of failure of an engine.
 type Reason uint8
 
-// The reasons. Answers of 4xx are none: they prove that the engine lives.
+// A 4xx answer is no failure: it proves that the engine is alive.
 const (
-	NoReason  Reason = iota
-	Refused          // nothing listens
-	Connect          // no connection for another reason
-	Timeout          // connected, and no answer in time
-	Reset            // connection lost before the answer
-	Status5xx        // answered 5xx
-	TLS              // no TLS, or a certificate that is not trusted
+	NoReason Reason = iota
+	Refused         // nothing listens
+	Connect         // connecting failed, but was not refused
+	Timeout         // connected, and no answer in time
+	Reset           // connection lost before the answer
+	Status5xx
+	TLS // no TLS, or a certificate that is not trusted
 	reasons
 )
 
 var reasonNames = [reasons]string{"none", "refused", "connect", "timeout", "reset", "5xx", "tls"}
 
-// String gives the reason as metrics, logs and the fleet's state show it.
+// String returns the reason as shown in metrics and logs.
 func (r Reason) String() string {
 	if r < reasons {
 		return reasonNames[r]
 	}
-	return "other" // a newer node's
+	return "other" // sent by a newer node
 }
 
 const (
-	// Reporters is how many nodes probe one engine: a majority of three outvotes
-	// one whose own network is at fault, and engines see three small requests a
-	// second whatever the size of the fleet.
+	// Reporters is the number of nodes that probe an engine: two of three outvote a broken network.
 	Reporters = 3
-	// failsToBad probes in a row turn a reporter's word to failing; the second
-	// comes soon after the first (retryAfter). One alone may be bad luck.
+	// failsToBad failed probes in a row make an engine failing; one may be an accident.
 	failsToBad = 2
-	// timeoutsToBad probes in a row, of which it took the connections and answered
-	// none in time, do the same: an engine in the middle of a long prefill, or a
-	// machine that is short of memory, is as silent as one that hangs, and to take
-	// its work away for that costs its cache. With a timeout of 1.5 s, ten seconds.
+	// timeoutsToBad is for probes that connect and get no answer, as in a long prefill: ten seconds
+	// with a timeout of 1.5 s, since taking the engine away costs its cache.
 	timeoutsToBad = 6
-	// goodsToOK probes in a row turn it back. An engine that starts answers a
-	// probe or two before it falls over again.
+	// goodsToOK good probes end a failure: a starting engine often answers once and crashes again.
 	goodsToOK = 3
 	// suspicionLasts is how long a failed request makes reporters probe at once.
 	suspicionLasts = 2 * time.Second
-	// retryAfter is the pause before a failed or a wanted probe is repeated.
+	// retryAfter is the least time between probes of an engine that may be failing.
 	retryAfter = 150 * time.Millisecond
-	// confirmAfter is the pause before the next probe of an engine that answers again:
-	// it has to answer goodsToOK of them before it is given work.
+	// confirmAfter is the pause between the good probes that end a failure.
 	confirmAfter = 250 * time.Millisecond
-	// For quickFor after an engine has failed it is probed four times as often as a healthy
-	// one, since it may just be restarting: but each that fails so makes that rarer for
-	// all by quickShare, so that a node probes 250 a second that fail.
+	// For quickFor an engine that fails is probed four times as often, as it may be restarting, but
+	// quickShare per failing engine bounds that to 250 probes a second.
 	quickFor   = 30 * time.Second
 	quickShare = 4 * time.Millisecond
-	// ejectShare: what other nodes' failed requests say keeps this node away from one
-	// engine in so many at most, and from one in any fleet.
+	// ejectShare: peers' failed requests make a node avoid at most one engine in ejectShare, or one
+	// in a small fleet.
 	ejectShare = 5
-	// grace is how long the word of one node is enough to leave an engine alone:
-	// in that time all its reporters have probed it themselves, and outvote it if
-	// it was mistaken.
+	// grace is how long one peer's report suffices: all reporters can probe the engine meanwhile.
 	grace = 2500 * time.Millisecond
 )
 
-// Prefix begins the reason of every state that was written down by the fleet
-// itself, for people.
+// Prefix begins the reason of every state change that health makes.
 const Prefix = "health: "
 
-// Backend is one engine as the fleet has agreed on it.
+// Backend is one engine as the fleet agreed on it.
 type Backend struct {
-	Key        uint32 // of its name, by which nodes speak of it
+	Key        uint32 // of its name; identifies the engine between nodes
 	Name       string
 	Generation uint32
-	Version    uint64 // of the last change of what was agreed on of it
+	Version    uint64 // of the engine's agreed record
 	Down       bool
-	Ours       bool   // it was the fleet itself that took it down; else it is an operator's affair
-	Reason     string // of the last change of state
+	Ours       bool // health took it down, not an operator
+	Reason     string
 }
 
-// Report is what one node says of one engine.
+// Report is one node's statement about one engine.
 type Report struct {
-	Backend uint32 // key of its name
-	OK      bool   // it is one of the node's to probe, and answers
+	Backend uint32
+	OK      bool // the node probes the engine, and it answers
 	Failing bool
-	Passive bool // Failing by requests alone: probes may go well
-	Suspect bool // a request has just failed: probe it now
+	Passive bool // Failing because of requests alone; probes may succeed
+	Suspect bool // a request has just failed: probe now
 	Reason  Reason
-	Since   uint32 // Unix seconds; when Failing began, or OK
-	Started uint32 // Unix seconds; when its process began, as its metrics say; 0 not told
+	Since   uint32 // Unix seconds; when Failing or OK began
+	Started uint32 // Unix seconds; when the engine's process started; 0 unknown
 }
 
-// Config says for whom and how often.
+// Config configures a Board.
 type Config struct {
-	Self     string        // this node's name
+	Self     string
 	Interval time.Duration // between two probes of a healthy engine
-	Timeout  time.Duration // of one probe
-	// Jitter gives numbers from 0 to 1 that spread probes; nil is 0.5 always.
+	Timeout  time.Duration
+	// Jitter returns numbers from 0 to 1 that spread probes; nil means 0.5.
 	Jitter func() float64
 }
 
-// Board is what one node knows of all engines' health. Safe for concurrent use.
+// Board is one node's view of all engines. It is safe for concurrent use.
 type Board struct {
 	cfg Config
 
 	mu      sync.Mutex
 	engines map[uint32]*engine
-	failing int                 // engines that this node's probes find failing; as of the last Due
-	nodes   []string            // alive and heard lately, this one included, sorted
-	said    map[string][]Report // by node: its latest word on all engines, known here or not yet
+	failing int // failing engines at the last Due
+	nodes   []string
+	said    map[string][]Report // latest by node; also for unknown engines
 	writing pacer
 }
 
-// engine is everything known of one engine.
 type engine struct {
 	Backend
-	mine      bool     // this node probes it
-	reporters []string // the nodes that do
+	mine      bool
+	reporters []string
 	own       own
-	peers     []peerReport // in no order; few
+	peers     []peerReport
 	restart   restart
 	written   written
 }
 
-// peerReport is another node's latest word.
 type peerReport struct {
 	origin string
 	Report
-	failingAt time.Time // when its Failing came; zero while it is not
+	failingAt time.Time // when Failing arrived; zero while not failing
 }
 
 // New returns an empty board.
@@ -148,8 +131,7 @@ func New(cfg Config) *Board {
 	return &Board{cfg: cfg, engines: make(map[uint32]*engine), nodes: []string{cfg.Self}, said: make(map[string][]Report)}
 }
 
-// SetBackends replaces the list of engines. What is known of those that stay is
-// kept; one of a new generation begins anew but for what others say of it.
+// SetBackends replaces the list of engines.
 func (b *Board) SetBackends(list []Backend, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -179,8 +161,7 @@ func (b *Board) SetBackends(list []Backend, now time.Time) {
 	}
 }
 
-// recall takes what others have said of an engine before it was known here:
-// they say it once.
+// recall applies earlier reports to a new engine; peers do not repeat them.
 func (b *Board) recall(e *engine, now time.Time) {
 	for origin, reports := range b.said {
 		for _, r := range reports {
@@ -191,8 +172,7 @@ func (b *Board) recall(e *engine, now time.Time) {
 	}
 }
 
-// SetNodes says which other nodes live and have been heard lately. Reports of
-// the others do not count, and engines they probed are probed by somebody else.
+// SetNodes sets the live peers; only they count as reporters.
 func (b *Board) SetNodes(others []string, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -208,8 +188,8 @@ func (b *Board) SetNodes(others []string, now time.Time) {
 	}
 }
 
-// SetPeer replaces what another node says of all engines; the board keeps the
-// slice. It reports whether that calls for something to be done now: a probe, or another engine avoided.
+// SetPeer replaces a peer's reports and keeps the slice. urgent means that probes are due or the
+// set of avoided engines may have changed.
 func (b *Board) SetPeer(origin string, reports []Report, now time.Time) (urgent bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -230,8 +210,7 @@ func (b *Board) SetPeer(origin string, reports []Report, now time.Time) (urgent 
 	return urgent
 }
 
-// hear takes a node's word on the engine, or that it has none; it reports
-// whether that changes what the node says about failing.
+// hear stores a peer's report, or removes it if ok is false. It returns whether Failing changed.
 func (e *engine) hear(origin string, r Report, ok bool, now time.Time) bool {
 	at := -1
 	for i := range e.peers {
@@ -263,7 +242,7 @@ func (e *engine) hear(origin string, r Report, ok bool, now time.Time) bool {
 	return was != r.Failing
 }
 
-// DropPeer forgets what a node that has gone has said.
+// DropPeer forgets the reports of a peer that left.
 func (b *Board) DropPeer(origin string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -273,19 +252,19 @@ func (b *Board) DropPeer(origin string) {
 	}
 }
 
-// Verdict is what one node makes of one engine, for people.
+// Verdict is one node's view of one engine, for display.
 type Verdict struct {
-	Failing   bool // by own evidence
-	Avoid     bool // left alone because of probes or other nodes
+	Failing   bool
+	Avoid     bool // because of probes or reports of peers
 	Reason    Reason
-	Since     time.Time // of Failing or, while it is not, of its being well; zero unknown
-	Probed    time.Time // last own probe that ended; zero none
-	Reporters []string  // the nodes that probe it
-	OK        int       // of them, say it is well
-	Bad       int       // of them, say it fails
+	Since     time.Time // start of the failing or healthy state; zero unknown
+	Probed    time.Time // end of the last own probe; zero none
+	Reporters []string
+	OK        int // reporters that find it healthy
+	Bad       int // reporters that find it failing
 }
 
-// Verdict returns what is known of an engine now.
+// Verdict returns the state of an engine; false if the engine is unknown.
 func (b *Board) Verdict(key uint32, now time.Time) (Verdict, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -11,7 +11,6 @@ import (
 	"time"
 )
 
-// seedOf returns the seed of a random test: GRAPEVINE_TEST_SEED, or a new one, printed when the test fails.
 func seedOf(t *testing.T) uint64 {
 	seed := rand.Uint64()
 	if v := os.Getenv("GRAPEVINE_TEST_SEED"); v != "" {
@@ -29,7 +28,7 @@ func seedOf(t *testing.T) uint64 {
 	return seed
 }
 
-// dies makes an engine's port closed from now on.
+// dies makes every probe of the engine fail from now on.
 func (w *world) dies(key uint32, why Reason, took time.Duration) {
 	answer := w.answer
 	w.answer = func(node int, k uint32, at time.Time) (Reason, time.Duration) {
@@ -40,16 +39,15 @@ func (w *world) dies(key uint32, why Reason, took time.Duration) {
 	}
 }
 
-// TestDeadEngine holds the promise: an engine whose process is killed while one
-// node sends it requests is left alone by every node within a second, written
-// down as down within five, and back some seconds after it answers again.
+// TestDeadEngine: every node avoids a killed engine within a second, it is committed as down within
+// five, and returns seconds after it answers again.
 func TestDeadEngine(t *testing.T) {
 	for _, nodes := range []int{1, 2, 3, 8, 40} {
 		w := newWorld(t, nodes, 16, seedOf(t))
 		w.run(5 * time.Second)
 		alive := w.answer
 		w.dies(3, Refused, time.Millisecond)
-		w.after(20*time.Millisecond, func() { // the next request of any node
+		w.after(20*time.Millisecond, func() {
 			if w.boards[nodes/2].Failed(3, w.now) {
 				w.tell(nodes / 2)
 			}
@@ -80,8 +78,6 @@ func TestDeadEngine(t *testing.T) {
 	}
 }
 
-// TestOneRestartIsOneGeneration: a restart that is written down, and an engine's
-// return that is not for a while, do not make the next attempt another restart.
 func TestOneRestartIsOneGeneration(t *testing.T) {
 	w := newWorld(t, 3, 4, seedOf(t))
 	w.run(5 * time.Second)
@@ -89,7 +85,7 @@ func TestOneRestartIsOneGeneration(t *testing.T) {
 	w.dies(3, Refused, time.Millisecond)
 	w.until(5*time.Second, "down", func() bool { return w.down("engine-2") })
 	w.backends = slices.Clone(w.backends)
-	w.backends[2].Generation = 2 // somebody else has noticed
+	w.backends[2].Generation = 2 // another node has noticed
 	w.setBackends()
 	w.answer = alive
 	w.until(8*time.Second, "up", func() bool { return !w.down("engine-2") })
@@ -98,7 +94,6 @@ func TestOneRestartIsOneGeneration(t *testing.T) {
 	}
 }
 
-// TestHungEngine: without traffic and without an answer it takes six timeouts.
 func TestHungEngine(t *testing.T) {
 	w := newWorld(t, 5, 8, seedOf(t))
 	w.run(5 * time.Second)
@@ -109,8 +104,8 @@ func TestHungEngine(t *testing.T) {
 	}
 }
 
-// TestPausedEngine: one that answers nothing for some seconds and then goes on is not
-// taken down; one that cannot even be reached for as long is.
+// TestPausedEngine: an engine that is silent for seconds stays up; one that is unreachable goes
+// down.
 func TestPausedEngine(t *testing.T) {
 	for why, down := range map[Reason]bool{Timeout: false, Connect: true} {
 		w := newWorld(t, 3, 4, seedOf(t))
@@ -129,12 +124,11 @@ func TestPausedEngine(t *testing.T) {
 	}
 }
 
-// TestBusyEngine: probes that time out say nothing while requests are answered.
 func TestBusyEngine(t *testing.T) {
 	w := newWorld(t, 3, 4, seedOf(t))
 	w.run(5 * time.Second)
 	w.dies(2, Timeout, time.Hour)
-	for range 300 { // 30 s
+	for range 300 {
 		w.run(100 * time.Millisecond)
 		for _, b := range w.boards {
 			b.Answered(2, w.now)
@@ -145,8 +139,8 @@ func TestBusyEngine(t *testing.T) {
 	}
 }
 
-// TestPartitionedNode: what one node cannot reach is avoided by the others for
-// a moment at most, and never written down.
+// TestPartitionedNode: peers avoid what only one node cannot reach for at most a moment, and never
+// commit it.
 func TestPartitionedNode(t *testing.T) {
 	w := newWorld(t, 5, 8, seedOf(t))
 	w.run(5 * time.Second)
@@ -157,7 +151,7 @@ func TestPartitionedNode(t *testing.T) {
 		}
 		return alive(node, key, at)
 	}
-	w.run(15 * time.Second) // its timeouts, and the others' moment
+	w.run(15 * time.Second) // its timeouts and the grace period
 	for range 600 {
 		w.run(100 * time.Millisecond)
 		for i, b := range w.boards[:4] {
@@ -171,8 +165,6 @@ func TestPartitionedNode(t *testing.T) {
 	}
 }
 
-// TestFailsFast: an engine that answers probes and fails every request is left
-// alone by those who have not even tried it, as long as it fails whoever does.
 func TestFailsFast(t *testing.T) {
 	w := newWorld(t, 8, 8, seedOf(t))
 	w.run(5 * time.Second)
@@ -183,7 +175,7 @@ func TestFailsFast(t *testing.T) {
 	}
 	try()
 	w.until(time.Second, "avoided by the others", func() bool { return w.avoiding(5) == 7 })
-	for range 4 { // a trial every half minute
+	for range 4 {
 		w.run(30 * time.Second)
 		if got := w.avoiding(5); got != 7 {
 			t.Fatalf("avoided by %d of 7 others", got)
@@ -194,8 +186,6 @@ func TestFailsFast(t *testing.T) {
 	w.until(time.Second, "nobody avoids it once a request was answered", func() bool { return w.avoiding(5) == 0 })
 }
 
-// TestRequestsTakeNothingDown: however many requests of however many nodes fail, an
-// engine that answers probes is left alone, and not written down.
 func TestRequestsTakeNothingDown(t *testing.T) {
 	w := newWorld(t, 3, 4, seedOf(t))
 	w.run(5 * time.Second)
@@ -207,7 +197,7 @@ func TestRequestsTakeNothingDown(t *testing.T) {
 		}
 		w.run(100 * time.Millisecond)
 	}
-	if got := w.avoiding(2); got != 1 { // the others' routers have ejected it themselves
+	if got := w.avoiding(2); got != 1 {
 		t.Errorf("avoided by %d nodes for the word of others", got)
 	}
 	if len(w.written) > 0 {
@@ -220,8 +210,6 @@ func TestRequestsTakeNothingDown(t *testing.T) {
 	}
 }
 
-// TestRequestsOfOthersAreBounded: however many engines other nodes have ejected for failed requests, a node leaves one of
-// eight alone for that, and none besides the one that it has ejected itself.
 func TestRequestsOfOthersAreBounded(t *testing.T) {
 	w := newWorld(t, 8, 8, seedOf(t))
 	w.run(5 * time.Second)
@@ -246,8 +234,8 @@ func TestRequestsOfOthersAreBounded(t *testing.T) {
 	}
 }
 
-// TestWhoSeesAFailureProbes: a node whose request failed asks the engine at once, once, though it is for others to look
-// after it.
+// TestWhoSeesAFailureProbes: a node whose request failed probes once at once, even if it is no
+// reporter.
 func TestWhoSeesAFailureProbes(t *testing.T) {
 	w := newWorld(t, 8, 1, seedOf(t))
 	w.run(5 * time.Second)
@@ -265,7 +253,7 @@ func TestWhoSeesAFailureProbes(t *testing.T) {
 		if len(due) != 1 {
 			t.Fatalf("node %d, reporter %v: %d probes", i, mine, len(due))
 		}
-		b.Failed(1, w.now.Add(retryAfter)) // while it is under way
+		b.Failed(1, w.now.Add(retryAfter))
 		b.Probed(due[0], NoReason, w.now.Add(retryAfter+time.Millisecond))
 		if due, _ = b.Due(nil, w.now.Add(3*retryAfter)); len(due) != 1 {
 			t.Errorf("node %d: the failure after a probe began is not looked into", i)
@@ -279,7 +267,6 @@ func TestWhoSeesAFailureProbes(t *testing.T) {
 	}
 }
 
-// TestFailingEnginesAreProbedSoon, so that one that returns is noticed, but not when thousands fail.
 func TestFailingEnginesAreProbedSoon(t *testing.T) {
 	for _, engines := range []int{1, 10, 2000} {
 		b := New(Config{Self: "a", Interval: time.Second, Timeout: time.Second})
@@ -308,7 +295,7 @@ func TestFailingEnginesAreProbedSoon(t *testing.T) {
 	}
 }
 
-// TestFailuresOfOnesOwn: who is answered meanwhile does not believe that requests fail.
+// TestFailuresOfOnesOwn: an answered request outweighs a peer's report of failed requests.
 func TestFailuresOfOnesOwn(t *testing.T) {
 	w := newWorld(t, 3, 4, seedOf(t))
 	w.run(5 * time.Second)
@@ -330,7 +317,6 @@ func TestFailuresOfOnesOwn(t *testing.T) {
 	}
 }
 
-// TestFlapping: an engine that comes and goes is written down ever more rarely.
 func TestFlapping(t *testing.T) {
 	w := newWorld(t, 3, 4, seedOf(t))
 	alive := w.answer
@@ -346,7 +332,6 @@ func TestFlapping(t *testing.T) {
 	}
 }
 
-// TestAllFail: more than half failing is rather the network.
 func TestAllFail(t *testing.T) {
 	w := newWorld(t, 3, 9, seedOf(t))
 	w.run(5 * time.Second)
@@ -357,7 +342,6 @@ func TestAllFail(t *testing.T) {
 	}
 }
 
-// TestCommitsAreBounded: however many engines fail one after the other.
 func TestCommitsAreBounded(t *testing.T) {
 	b := New(Config{Self: "a", Interval: time.Second, Timeout: time.Second})
 	var list []Backend
@@ -367,7 +351,7 @@ func TestCommitsAreBounded(t *testing.T) {
 	b.SetBackends(list, start)
 	commits, names := 0, 0
 	now := start
-	for i := range 400 { // 40 s, ten engines fail in each tenth of a second
+	for i := range 400 {
 		now = now.Add(100 * time.Millisecond)
 		for j := range 10 {
 			for range failsToBad {
@@ -387,7 +371,6 @@ func TestCommitsAreBounded(t *testing.T) {
 	}
 }
 
-// TestOperatorsWord: what somebody took down for another reason stays down.
 func TestOperatorsWord(t *testing.T) {
 	w := newWorld(t, 3, 4, seedOf(t))
 	w.backends[1].Down, w.backends[1].Reason = true, "the rack is being moved"
@@ -399,7 +382,7 @@ func TestOperatorsWord(t *testing.T) {
 	}
 }
 
-// TestLateBackend: what others said of an engine before this node knew of it counts.
+// TestLateBackend: reports about an engine count before this node knows it.
 func TestLateBackend(t *testing.T) {
 	b := New(Config{Self: "a", Interval: time.Second, Timeout: time.Second})
 	b.SetNodes([]string{"b", "c"}, start)
@@ -453,10 +436,10 @@ func TestRestarts(t *testing.T) {
 		again      bool
 	}{
 		{at(0), 4, 0, false},
-		{at(0.7), 4, 0, false}, // another front end of the same
-		{at(0), 5, 0, false},   // somebody else raised it, for a cache that was reset
-		{at(90), 6, 5, true},   // restarted; somebody else was faster to tell
-		{at(0.7), 6, 0, false}, // an answer that was late
+		{at(0.7), 4, 0, false},
+		{at(0), 5, 0, false}, // raised by another node for a reset cache
+		{at(90), 6, 5, true}, // restarted; another node was faster
+		{at(0.7), 6, 0, false},
 		{at(90), 6, 0, false},
 		{time.Time{}, 6, 0, false},
 	} {
@@ -473,7 +456,7 @@ func TestForgotIsRare(t *testing.T) {
 	b := New(Config{Self: "a"})
 	b.SetBackends([]Backend{{Key: 1, Name: "e", Generation: 4}}, start)
 	times := 0
-	for s := range 2 * 3600 { // an engine without a cache, for two hours
+	for s := range 2 * 3600 {
 		if ended, again := b.Forgot(1, start.Add(time.Duration(s)*time.Second)); again {
 			times++
 			if ended != 4 {
@@ -497,7 +480,7 @@ func TestCodec(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Fatalf("%+v, %v", got, err)
 	}
-	// A newer node's, with two more bytes an entry.
+	// A newer node's entries have two more bytes.
 	longer := []byte{entryBytes + 2}
 	for i := 1; i < len(blob); i += entryBytes {
 		longer = append(append(longer, blob[i:i+entryBytes]...), 0xaa, 0xbb)

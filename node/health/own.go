@@ -6,26 +6,25 @@ import (
 	"time"
 )
 
-// own is what this node has found out about an engine itself.
 type own struct {
-	due      time.Time // of the next probe
+	due      time.Time
 	underway bool
-	wanted   bool      // to be probed soon, though it may be for others to probe it
-	began    time.Time // of the last probe
-	probed   time.Time // when the last probe ended; zero none
-	fails    int       // probes in a row
-	timeouts int       // of these, were taken and not answered
+	wanted   bool // probe soon, even if this node is no reporter
+	began    time.Time
+	probed   time.Time // end of the last probe; zero none
+	fails    int       // failed probes in a row
+	timeouts int       // those of fails that connected and got no answer
 	goods    int
-	bad      bool // by probes
+	bad      bool
 	badWhy   Reason
-	badAt    time.Time // when that began
+	badAt    time.Time // when bad became true
 
-	struckAt   time.Time // when a request last failed
-	passive    bool      // failing by requests
+	struckAt   time.Time
+	passive    bool // failing by requests
 	passiveWhy Reason
 	answeredAt time.Time
 
-	since time.Time // of failing or, while it is not, of being well
+	since time.Time // start of the failing or healthy state
 }
 
 func (o *own) failing() bool { return o.bad || o.passive }
@@ -40,7 +39,7 @@ func (o *own) reason() Reason {
 	return NoReason
 }
 
-// hurry moves the next probe forward to now, but not on the heels of the last.
+// hurry moves the next probe to now, or retryAfter after the last one.
 func (e *engine) hurry(now time.Time) bool {
 	o := &e.own
 	at := now
@@ -48,7 +47,7 @@ func (e *engine) hurry(now time.Time) bool {
 		at = soonest
 	}
 	if o.underway {
-		o.wanted = true // the answer to what is under way says nothing of what has happened since
+		o.wanted = true // a running probe proves nothing about later events
 		return false
 	}
 	if (e.mine || o.wanted) && !at.Before(o.due) {
@@ -58,14 +57,14 @@ func (e *engine) hurry(now time.Time) bool {
 	return true
 }
 
-// Probe is one question to put.
+// Probe is one probe to send.
 type Probe struct {
 	Backend uint32
 	Began   time.Time
 }
 
-// Due appends the probes that are to be made now, and says when to ask again at
-// the latest. Each must be answered by Probed, whatever becomes of it.
+// Due appends the probes to send and returns when to call again at the latest. Each probe must be
+// passed to Probed.
 func (b *Board) Due(dst []Probe, now time.Time) (probes []Probe, next time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -89,22 +88,21 @@ func (b *Board) Due(dst []Probe, now time.Time) (probes []Probe, next time.Time)
 	return dst, next
 }
 
-// Probed takes the outcome of a probe: NoReason is well. It reports whether this
-// node's word on the engine has changed, and whether it has just come back, so
-// that it is worth asking what it is now.
+// Probed records the outcome of a probe; NoReason is success. changed means that this node's report
+// changed, back that the engine answers again.
 func (b *Board) Probed(p Probe, why Reason, now time.Time) (changed, back bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	e := b.engines[p.Backend]
 	if e == nil {
-		return false, false // removed meanwhile
+		return false, false
 	}
 	o := &e.own
 	was, first := o.failing(), o.probed.IsZero()
 	o.underway = false
 	o.due = now.Add(retryAfter)
 	if !e.mine {
-		return false, false // put for this node's own requests alone; the reporters judge
+		return false, false // sent for this node's own requests; only reporters judge
 	}
 	o.probed = now
 	pause := time.Duration(float64(b.cfg.Interval) * (0.9 + 0.2*b.cfg.Jitter()))
@@ -118,7 +116,7 @@ func (b *Board) Probed(p Probe, why Reason, now time.Time) (changed, back bool) 
 			pause = min(pause, confirmAfter)
 		}
 	case why == Timeout && o.answeredAt.After(p.Began):
-		// Too busy to answer this, but it computes.
+		// Too busy for the probe, but answering requests.
 	default:
 		o.goods = 0
 		o.badWhy = why
@@ -141,8 +139,8 @@ func (b *Board) Probed(p Probe, why Reason, now time.Time) (changed, back bool) 
 	return changed, back
 }
 
-// failed notes that probes find the engine failing, as they do so many others, and returns
-// the pause before the next.
+// failed marks the engine as failing and returns the pause; others is the number of failing
+// engines.
 func (o *own) failed(pause time.Duration, others int, now time.Time) time.Duration {
 	if !o.bad {
 		o.bad, o.badAt = true, now
@@ -153,7 +151,6 @@ func (o *own) failed(pause time.Duration, others int, now time.Time) time.Durati
 	return min(pause, max(pause/4, time.Duration(others)*quickShare))
 }
 
-// settle notes when the verdict changed.
 func (o *own) settle(was bool, now time.Time) bool {
 	if was == o.failing() {
 		return false
@@ -162,9 +159,8 @@ func (o *own) settle(was bool, now time.Time) bool {
 	return true
 }
 
-// Failed takes a request of this node's that spoke against the engine. It
-// reports whether there is something to tell the others, or to probe, now: the
-// engine is probed at once, by whichever node has seen that.
+// Failed records a failed request of this node. urgent means that this node should report or probe
+// now, even if it is no reporter.
 func (b *Board) Failed(key uint32, now time.Time) (urgent bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -180,8 +176,8 @@ func (b *Board) Failed(key uint32, now time.Time) (urgent bool) {
 	return urgent
 }
 
-// Ejected says whether this node gives the engine no requests because they failed, and of
-// what. It reports whether that is news for the others.
+// Ejected records whether and why the policy ejects the engine. changed means that this node's
+// report changed.
 func (b *Board) Ejected(key uint32, ejected bool, why Reason, now time.Time) (changed bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -194,7 +190,7 @@ func (b *Board) Ejected(key uint32, ejected bool, why Reason, now time.Time) (ch
 	return e.own.settle(was, now)
 }
 
-// Answered says when the engine last answered a request of this node's.
+// Answered records when the engine last answered a request of this node.
 func (b *Board) Answered(key uint32, at time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -205,9 +201,7 @@ func (b *Board) Answered(key uint32, at time.Time) {
 	e.own.answeredAt = at
 }
 
-// Reports appends this node's word on all engines it has something to say of:
-// those it probes, and others that fail its requests. Sorted by key, so that what
-// has not changed looks the same.
+// Reports appends this node's reports, sorted by key so that unchanged ones encode to equal bytes.
 func (b *Board) Reports(dst []Report, now time.Time) []Report {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -228,7 +222,6 @@ func (b *Board) Reports(dst []Report, now time.Time) []Report {
 	return dst
 }
 
-// probedLately says whether the last probe is recent enough to speak for now.
 func (b *Board) probedLately(o *own, now time.Time) bool {
 	return !o.probed.IsZero() && now.Sub(o.probed) < 3*b.cfg.Interval+b.cfg.Timeout
 }

@@ -7,8 +7,6 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// changed takes the nodes that others are, and reports whether they are other
-// ones than before.
 func (b *Board) changed(others []string) bool {
 	nodes := append(slices.Clone(others), b.cfg.Self)
 	slices.Sort(nodes)
@@ -20,9 +18,8 @@ func (b *Board) changed(others []string) bool {
 	return true
 }
 
-// assign computes who probes the engine: the first in rendezvous order of the
-// nodes. All nodes that know of the same nodes agree, and one that comes or goes
-// moves only its own share.
+// assign picks the reporters by rendezvous order, so nodes agree and a new node moves only its
+// share.
 func (b *Board) assign(e *engine) {
 	e.reporters = reportersOf(e.Key, b.nodes)
 	e.mine = slices.Contains(e.reporters, b.cfg.Self)

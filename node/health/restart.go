@@ -6,21 +6,18 @@ import (
 )
 
 const (
-	// sameProcess is how far two readings of one process's start may lie apart:
-	// front ends of one engine start one after the other.
+	// sameProcess covers the start times of several front ends of one engine.
 	sameProcess = time.Second
-	// firstAmnesia is the pause between two generations that caches alone have
-	// shown; each further one doubles it, up to lastAmnesia. An engine that keeps
-	// no cache at all looks restarted all the time.
+	// firstAmnesia is the pause between generations that only empty caches show, doubling to
+	// lastAmnesia: an engine without a prefix cache always looks restarted.
 	firstAmnesia = time.Minute
 	lastAmnesia  = time.Hour
 )
 
-// restart is what is known of the process behind an engine.
 type restart struct {
-	started    time.Time // of the newest process seen; zero: its metrics do not tell
-	generation uint32    // in force when that was last seen
-	amnesia    time.Time // when caches last showed a restart
+	started    time.Time // of the newest process; zero: unknown
+	generation uint32    // in force when started was last seen
+	amnesia    time.Time // when an empty cache last indicated a restart
 	pause      time.Duration
 }
 
@@ -31,10 +28,9 @@ func (r *restart) seconds() uint32 {
 	return uint32(max(r.started.Unix(), 0))
 }
 
-// Started takes when an engine's process began, as its metrics say, and the
-// generation that was in force when it was asked. It reports whether that is
-// another process than before, and the generation that has ended with the old
-// one. Later starts only: several front ends of one engine may answer in turn.
+// Started records when an engine's process began and the generation at that time. again means that
+// it is a new process, and that ended is the generation of the old one. Earlier times are of other
+// front ends.
 func (b *Board) Started(key uint32, started time.Time, generation uint32) (ended uint32, again bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -55,9 +51,8 @@ func (b *Board) Started(key uint32, started time.Time, generation uint32) (ended
 	return ended, true
 }
 
-// Forgot says that an engine's answers have shown an empty cache. It reports
-// whether the fleet should be told: not if its metrics tell when its process
-// began, which is the better evidence, and not again and again.
+// Forgot records an answer that showed an empty cache. again means that the generation ended has to
+// be raised; it is false if metrics report the start of the process or the pause has not passed.
 func (b *Board) Forgot(key uint32, now time.Time) (ended uint32, again bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -78,8 +73,8 @@ func (b *Board) Forgot(key uint32, now time.Time) (ended uint32, again bool) {
 	return e.Generation, true
 }
 
-// gone says whether the process of an engine that is down has surely ended: its
-// port was closed, and no metrics tell better.
+// gone says whether a down engine has certainly restarted: its port was closed, and no metrics
+// contradict.
 func (e *engine) gone() bool {
 	if !e.restart.started.IsZero() {
 		return false

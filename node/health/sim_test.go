@@ -8,30 +8,27 @@ import (
 	"time"
 )
 
-// start is when simulations begin.
 var start = time.Unix(1_800_000_000, 0)
 
-// world is a fleet of boards in virtual time: they probe engines whose answers
-// the test decides, and their words reach each other after a delay.
+// world is a fleet of boards in virtual time. The test decides the engines' answers; reports arrive
+// after a delay.
 type world struct {
 	t      *testing.T
 	now    time.Time
 	delay  time.Duration
 	boards []*Board
-	told   []string // by board: its last word, as text
+	told   []string
 	events []event
-	// answer is what a probe finds, and how long it takes to.
-	answer func(node int, key uint32, at time.Time) (Reason, time.Duration)
-	// cut nodes are not heard by others and hear nobody.
+	// answer returns the outcome and the duration of a probe.
+	answer   func(node int, key uint32, at time.Time) (Reason, time.Duration)
 	cut      map[int]bool
 	backends []Backend
 	leader   int
-	commit   time.Duration // from proposal to the state of all nodes
-	written  []string      // what was written down, with the time since start
+	commit   time.Duration
+	written  []string
 	renewed  []Generation
 }
 
-// event is something that happens at a time.
 type event struct {
 	at time.Time
 	do func()
@@ -85,7 +82,6 @@ func (w *world) after(d time.Duration, do func()) {
 	w.events = append(w.events, event{w.now.Add(d), do})
 }
 
-// tell sends a node's word to the others if it is another than before.
 func (w *world) tell(i int) {
 	reports := w.boards[i].Reports(nil, w.now)
 	blob := AppendReports(nil, reports)
@@ -109,7 +105,6 @@ func (w *world) tell(i int) {
 	}
 }
 
-// run lets time pass, in steps of five milliseconds.
 func (w *world) run(d time.Duration) {
 	for end := w.now.Add(d); w.now.Before(end); w.now = w.now.Add(5 * time.Millisecond) {
 		var due []event
@@ -139,7 +134,7 @@ func (w *world) run(d time.Duration) {
 					}
 				})
 			}
-			if w.now.UnixMilli()%100 == 0 { // what changes by time alone
+			if w.now.UnixMilli()%100 == 0 {
 				w.tell(i)
 			}
 		}
@@ -151,7 +146,6 @@ func (w *world) run(d time.Duration) {
 	}
 }
 
-// write is what the fleet's state machine does.
 func (w *world) write(p Proposal) {
 	action := "up"
 	if p.Down {
@@ -168,7 +162,6 @@ func (w *world) write(p Proposal) {
 	w.setBackends()
 }
 
-// avoiding counts the nodes that leave the engine alone.
 func (w *world) avoiding(key uint32) (n int) {
 	for _, b := range w.boards {
 		if slices.Contains(b.Avoid(nil, w.now), key) {
@@ -178,7 +171,6 @@ func (w *world) avoiding(key uint32) (n int) {
 	return n
 }
 
-// until lets time pass until ok, at most d, and returns how long it took.
 func (w *world) until(d time.Duration, what string, ok func() bool) time.Duration {
 	w.t.Helper()
 	from := w.now

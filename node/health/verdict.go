@@ -7,20 +7,16 @@ import (
 	"time"
 )
 
-// count is how an engine's reporters vote.
 type count struct {
 	heard, ok, failing int
-	reason             Reason // of most that say it fails
-	rumour             Reason // of one that abstains, since requests alone say so
+	reason             Reason
+	rumour             Reason // of an abstaining reporter
 }
 
-// majority says whether most of the reporters have been heard.
 func (c *count) majority(reporters int) bool { return 2*c.heard > reporters }
 
-// count counts the fresh reports of the engine's reporters, this node's own
-// among them. Who finds it failing by requests alone abstains: three answers of
-// 500 within a moment may be three bad requests, and to leave the engine alone, as
-// every node does then, is enough.
+// count counts the reporters' votes. One that only saw requests fail abstains: they may be at
+// fault.
 func (b *Board) count(e *engine, now time.Time) (c count) {
 	var why [reasons]int
 	vote := func(ok, failing, passive bool, reason Reason) {
@@ -57,9 +53,8 @@ func (b *Board) count(e *engine, now time.Time) (c count) {
 	return c
 }
 
-// Avoid appends the keys of the engines to be left alone because probes, or
-// other nodes, say that they fail. Of those of which only failed requests say so it is
-// one in ejectShare at most, this node's own included: requests may be at fault themselves.
+// Avoid appends the engines to avoid. With failed requests as the only evidence it names at most
+// one engine in ejectShare, counting those that the policy ejected.
 func (b *Board) Avoid(dst []uint32, now time.Time) []uint32 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -80,18 +75,13 @@ func (b *Board) Avoid(dst []uint32, now time.Time) []uint32 {
 	return append(dst, doubtful[:max(min(room, len(doubtful)), 0)]...)
 }
 
-// avoid decides that, and says whether failed requests are all that speaks for it. Own
-// failed requests do not count here: the policy answers those by leaving the engine alone
-// and trying it now and then.
-//
-// Another node's word counts at once, for as long as the reporters need to see
-// for themselves. After that it counts unless it is outvoted, so that a node
-// whose own network is at fault costs the fleet no engine. A word by failed
-// requests is not outvoted by probes, which know nothing of requests, but
-// by an answer this node has had since.
+// avoid judges one engine; byRequests: failed requests are the only evidence. Own failed requests
+// do not count, since the policy ejects for them. A peer's report counts for the grace period, then
+// unless outvoted, so a node with a broken network costs no engine. An answered own request, not a
+// probe, refutes a report of failed requests.
 func (b *Board) avoid(e *engine, now time.Time) (avoid, byRequests bool) {
 	if e.own.bad || e.Down && e.Ours {
-		return true, false // what is down by the fleet's own word, everybody goes by until it is up
+		return true, false // agreed by the fleet until it is up again
 	}
 	probed, passive := 0, false
 	var newest time.Time
@@ -104,7 +94,7 @@ func (b *Board) avoid(e *engine, now time.Time) (avoid, byRequests bool) {
 		case p.Passive:
 			passive = passive || !e.own.answeredAt.After(p.failingAt)
 		case e.mine && e.own.fails == 0 && e.own.began.After(p.failingAt) && e.own.probed.After(e.own.began):
-			// This node has asked since, and was answered.
+			// This node has probed since then, successfully.
 		default:
 			probed++
 			if p.failingAt.After(newest) {
@@ -118,54 +108,48 @@ func (b *Board) avoid(e *engine, now time.Time) (avoid, byRequests bool) {
 	return passive, passive
 }
 
-// Proposal is something the fleet should write down.
+// Proposal is a state change for the fleet to commit.
 type Proposal struct {
 	Down  bool // else up
 	Names []string
-	// Versions, for those to be taken down, are what they were judged by: of one that
-	// has been changed since, somebody knows more.
+	// Versions are those of Names as judged; the store skips engines that changed since.
 	Versions []uint64
 	Reason   string
-	// Renew names those of Names that have surely been restarted, with the
-	// generation that ended: what their caches held is gone.
+	// Renew lists restarted engines with the generation that ended.
 	Renew []Generation
 }
 
-// Generation is one engine's.
+// Generation identifies one generation of one engine.
 type Generation struct {
 	Name string
-	From uint32 // the one that has ended
+	From uint32
 }
 
 const (
-	// upAfter is how long most reporters must have been content.
+	// upAfter is how long most reporters must have found the engine healthy.
 	upAfter = 500 * time.Millisecond
-	// relapseWithin an engine that goes down again has relapsed. After more than
-	// forgiven relapses, which an operator may need to get it right, it flaps: it is kept
-	// down for firstHold, and each time twice as long, up to lastHold.
+	// An engine that goes down within relapseWithin of its return relapses. After more than
+	// forgiven relapses, which allow repairs, it stays down for firstHold, doubling to lastHold.
 	relapseWithin = 5 * time.Minute
 	forgiven      = 2
 	firstHold     = 30 * time.Second
 	lastHold      = 10 * time.Minute
-	// patience is how long a proposal may take to show before it is made again.
+	// patience is how long a proposal may take before it is repeated.
 	patience = 3 * time.Second
-	// writeEvery and writeBurst bound the proposals, each for all engines of one
-	// kind: health must not fill the log.
+	// writeEvery and writeBurst bound proposals, so that health does not fill the raft log.
 	writeEvery = time.Second
 	writeBurst = 3
 )
 
-// written is the history of what the fleet wrote down about an engine.
 type written struct {
 	downAt, upAt time.Time // as this node saw it
-	generation   uint32    // when it went down; 0: it has been down since before this node knew it
+	generation   uint32    // when it went down; 0: before this node knew it
 	relapses     int
 	hold         time.Duration
-	contentSince time.Time // most reporters are, since
+	contentSince time.Time // since when most reporters find it healthy
 	proposedAt   time.Time
 }
 
-// note follows a change of state.
 func (w *written) note(was, is *Backend, now time.Time) {
 	if was.Down == is.Down {
 		return
@@ -187,7 +171,6 @@ func (w *written) note(was, is *Backend, now time.Time) {
 	}
 }
 
-// pacer bounds the proposals.
 type pacer struct {
 	tokens float64
 	at     time.Time
@@ -207,10 +190,8 @@ func (p *pacer) take(now time.Time) bool {
 	return true
 }
 
-// Proposals is for the node that leads: what most of the reporters agree on and
-// the fleet has not written down yet. At most half of the engines are taken
-// down: if more fail, it is rather the network, and every node avoids what
-// fails anyway.
+// Proposals returns the uncommitted decisions of most reporters, for the leader. It takes at most
+// half of the engines down: beyond that the network is the likelier cause.
 func (b *Board) Proposals(now time.Time) []Proposal {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -246,7 +227,7 @@ func (b *Board) Proposals(now time.Time) []Proposal {
 		case e.Down && e.Ours && e.written.mayRise(now):
 			up.Names = append(up.Names, e.Name)
 			if e.gone() {
-				// Whoever noticed the restart meanwhile has ended that one, too.
+				// Another node may have noticed the restart and ended this generation.
 				up.Renew = append(up.Renew, Generation{e.Name, cmp.Or(e.written.generation, e.Generation)})
 			}
 		}
@@ -264,12 +245,10 @@ func (b *Board) Proposals(now time.Time) []Proposal {
 	return b.paced(out, now)
 }
 
-// mayRise says whether an engine that is down may come back.
 func (w *written) mayRise(now time.Time) bool {
 	return !w.contentSince.IsZero() && now.Sub(w.contentSince) >= upAfter && now.Sub(w.downAt) >= w.hold
 }
 
-// paced keeps what may be written now.
 func (b *Board) paced(list []Proposal, now time.Time) []Proposal {
 	for i := range list {
 		if !b.writing.take(now) {
@@ -286,7 +265,7 @@ func (b *Board) paced(list []Proposal, now time.Time) []Proposal {
 	return list
 }
 
-// sorted lists the engines by name, so that proposals are the same whoever makes them.
+// sorted makes every leader's proposals equal.
 func (b *Board) sorted() []*engine {
 	out := make([]*engine, 0, len(b.engines))
 	for _, e := range b.engines {

@@ -2,5 +2,5 @@
 
 package machine
 
-// Descriptors returns 0: this system sets no such limit.
+// Descriptors returns 0: unknown.
 func Descriptors() int { return 0 }

@@ -1,5 +1,4 @@
-// Package machine says what the system lets this process have: memory and descriptors. It changes
-// nothing and keeps no state.
+// Package machine reads how much memory and how many descriptors the system grants this process.
 package machine
 
 import (
@@ -10,13 +9,12 @@ import (
 	"strings"
 )
 
-// Memory returns the bytes of memory that this process may use: the least limit of its cgroup and of
-// those around it (version 2 and 1), or else the machine's. limited says that a cgroup sets it. 0: the
-// system does not say.
+// Memory returns the bytes this process may use, 0 if unknown: the lowest limit of its cgroups (v1
+// and v2) or the machine's memory. limited means that a cgroup sets it.
 func Memory() (size int64, limited bool) { return memory(os.DirFS("/")) }
 
-// memory reads below root. A cgroup's path is the host's; in a container without a namespace of its own
-// only the end of the walk, the root of the mount, exists, and is the container's cgroup.
+// memory reads below root. Without a cgroup namespace, a container sees the host's cgroup path, of
+// which only the mount's root exists: the container's own cgroup.
 func memory(root fs.FS) (size int64, limited bool) {
 	size = machineMemory(root)
 	text, err := fs.ReadFile(root, "proc/self/cgroup")
@@ -50,7 +48,7 @@ func memory(root fs.FS) (size int64, limited bool) {
 	return size, limited
 }
 
-// number reads a file that holds one number; 0 if there is none ("max": no limit).
+// number returns 0 if the file holds no number, such as "max".
 func number(root fs.FS, name string) int64 {
 	text, err := fs.ReadFile(root, name)
 	if err != nil {
@@ -63,7 +61,6 @@ func number(root fs.FS, name string) int64 {
 	return n
 }
 
-// machineMemory is the memory of the whole machine, 0 if the system does not say.
 func machineMemory(root fs.FS) int64 {
 	text, err := fs.ReadFile(root, "proc/meminfo")
 	if err != nil {

@@ -6,14 +6,12 @@ import (
 	"os"
 )
 
-// firstPassed is the descriptor of the first socket that a service manager passes, by sd_listen_fds(3).
+// firstPassed is the first passed descriptor (sd_listen_fds(3)).
 const firstPassed = 3
 
-// Listener returns the socket that the service manager passes to this process (a socket unit of
-// systemd), which getenv's variables announce; nil if there is none. The manager keeps the socket open
-// when the process ends: clients that connect meanwhile wait for the next one instead of being refused.
-//
-// Call it once, before anything else opens files. The caller closes the listener.
+// Listener returns the socket that the service manager passed (LISTEN_FDS), or nil. The manager
+// keeps it open across restarts, so no client is refused. Call it once, before opening files; the
+// caller closes it.
 func Listener(getenv func(string) string) (net.Listener, error) {
 	n := getenv("LISTEN_FDS")
 	if n == "" || getenv("LISTEN_PID") == "" || !forThisProcess(getenv("LISTEN_PID")) {
@@ -23,7 +21,7 @@ func Listener(getenv func(string) string) (net.Listener, error) {
 		return nil, fmt.Errorf("LISTEN_FDS %q: pass one socket, that of the data port: write one ListenStream in the socket unit", n)
 	}
 	file := os.NewFile(firstPassed, "LISTEN_FDS")
-	defer file.Close() // the listener has a copy, which children do not inherit
+	defer file.Close() // the listener holds a copy that children do not inherit
 	ln, err := net.FileListener(file)
 	if err != nil {
 		return nil, fmt.Errorf("LISTEN_FDS: descriptor %d is no socket that listens: %w", firstPassed, err)

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// That a socket is taken over is tested with the program itself, whose third descriptor is its own.
+// The program's own tests cover a socket that is passed.
 func TestNoListenerPassed(t *testing.T) {
 	self := strconv.Itoa(os.Getpid())
 	for name, tc := range map[string]struct{ pid, n, err string }{

@@ -1,10 +1,5 @@
-// Package notify tells the service manager that started this process how it is
-// doing: sd_notify(3), which systemd, podman, s6 and others speak. It is one
-// datagram of NAME=VALUE lines per message, to the socket named by
-// NOTIFY_SOCKET; what the names mean is the manager's.
-//
-// It knows nothing of what it speaks for: whether that works is asked of the
-// caller (see Watch).
+// Package notify speaks sd_notify(3) with the service manager: one datagram of NAME=VALUE lines per
+// message, to the socket in NOTIFY_SOCKET.
 package notify
 
 import (
@@ -18,16 +13,14 @@ import (
 	"time"
 )
 
-// Lines of messages, as sd_notify(3) defines them.
 const (
-	Ready     = "READY=1"     // started, or done with reloading
+	Ready     = "READY=1"     // started, or reloaded
 	Reloading = "RELOADING=1" // until the next Ready
 	Stopping  = "STOPPING=1"
 	alive     = "WATCHDOG=1"
 )
 
-// Status is the line of free text that systemctl status shows. One line: breaks
-// become spaces, since what follows one would be a statement of its own.
+// Status returns a STATUS line. Line breaks become spaces, or they would begin another line.
 func Status(text string) string {
 	return "STATUS=" + strings.Map(func(r rune) rune {
 		if r == '\n' || r == '\r' {
@@ -37,30 +30,25 @@ func Status(text string) string {
 	}, text)
 }
 
-// Extend asks for patience with the start or the stop that is under way: d from
-// now, however little the manager was configured to grant. It never shortens.
+// Extend asks for time until d from now; it never shortens the manager's timeout.
 func Extend(d time.Duration) string {
 	return "EXTEND_TIMEOUT_USEC=" + strconv.FormatInt(d.Microseconds(), 10)
 }
 
-// sendTimeout bounds one message. The socket's queue is full when the manager
-// has not read for a while; a stop must not wait for it.
+// sendTimeout bounds a message: a stop must not wait for a manager that does not read.
 const sendTimeout = 5 * time.Second
 
-// Manager is the service manager. A nil one is nobody: every method does
-// nothing then. Safe for concurrent use.
+// Manager is the service manager; nil does nothing. It is safe for concurrent use.
 type Manager struct {
 	addr     net.UnixAddr
 	watchdog time.Duration
 
 	mu   sync.Mutex
-	conn *net.UnixConn // kept, so that a process out of descriptors can still be heard; nil: to be dialled
+	conn *net.UnixConn // kept open for a process out of descriptors; nil: dial first
 }
 
-// FromEnvironment finds the manager in the variables that it set, which getenv
-// reads. It returns nil if there is none, and an error if the variables are not
-// what sd_notify(3) says: a process whose manager waits for a word that cannot
-// be sent would be ended in the middle of its work.
+// FromEnvironment returns the manager, nil if there is none. Malformed variables are an error,
+// since a manager without messages kills the process.
 func FromEnvironment(getenv func(string) string) (*Manager, error) {
 	path := getenv("NOTIFY_SOCKET")
 	if path == "" {
@@ -69,7 +57,7 @@ func FromEnvironment(getenv func(string) string) (*Manager, error) {
 	if path[0] != '/' && path[0] != '@' {
 		return nil, fmt.Errorf("NOTIFY_SOCKET %q is neither a path nor an abstract name", path)
 	}
-	m := &Manager{addr: net.UnixAddr{Name: path, Net: "unixgram"}} // net knows the @
+	m := &Manager{addr: net.UnixAddr{Name: path, Net: "unixgram"}}
 	if usec := getenv("WATCHDOG_USEC"); usec != "" && forThisProcess(getenv("WATCHDOG_PID")) {
 		n, err := strconv.ParseInt(usec, 10, 64)
 		if err != nil || n <= 0 || n > int64(maxWatchdog/time.Microsecond) {
@@ -83,15 +71,13 @@ func FromEnvironment(getenv func(string) string) (*Manager, error) {
 	return m, nil
 }
 
-// maxWatchdog keeps the conversion from overflowing.
+// maxWatchdog prevents overflow in the conversion.
 const maxWatchdog = 365 * 24 * time.Hour
 
-// forThisProcess says whether the watchdog is meant for this process: the
-// variables are inherited, by a child of the one they were set for too.
+// forThisProcess: children inherit the variables.
 func forThisProcess(pid string) bool { return pid == "" || pid == strconv.Itoa(os.Getpid()) }
 
-// Watchdog is after how long without a sign of life the manager ends the
-// process; 0 means never.
+// Watchdog is the manager's limit between signs of life; 0 is none.
 func (m *Manager) Watchdog() time.Duration {
 	if m == nil {
 		return 0
@@ -99,8 +85,7 @@ func (m *Manager) Watchdog() time.Duration {
 	return m.watchdog
 }
 
-// Send sends the lines as one message, so that they take effect together. It
-// waits some seconds at most.
+// Send sends the lines as one message. It blocks for at most sendTimeout per attempt.
 func (m *Manager) Send(lines ...string) error {
 	if m == nil {
 		return nil
@@ -110,7 +95,7 @@ func (m *Manager) Send(lines ...string) error {
 	defer m.mu.Unlock()
 	err := m.writeLocked(text)
 	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-		// The socket may have been made anew by a manager that was restarted.
+		// A restarted manager makes a new socket.
 		m.closeLocked()
 		err = m.writeLocked(text)
 	}
@@ -145,7 +130,7 @@ func (m *Manager) closeLocked() {
 	}
 }
 
-// Close gives the socket back. A later Send opens it again.
+// Close closes the socket. A later Send opens it again.
 func (m *Manager) Close() {
 	if m == nil {
 		return

@@ -15,7 +15,6 @@ import (
 	"go.uber.org/goleak"
 )
 
-// manager is the other end: a real datagram socket.
 type manager struct {
 	conn *net.UnixConn
 	path string
@@ -31,7 +30,6 @@ func listen(t *testing.T, path string) *manager {
 	return &manager{conn, path}
 }
 
-// next is the next message, "" if none comes within d.
 func (m *manager) next(t *testing.T, d time.Duration) string {
 	t.Helper()
 	if err := m.conn.SetReadDeadline(time.Now().Add(d)); err != nil {
@@ -103,7 +101,7 @@ func TestWithoutManager(t *testing.T) {
 	if err := m.Send(Ready); err != nil {
 		t.Error(err)
 	}
-	m.Watch(t.Context(), nil, nil) // returns, and asks nobody
+	m.Watch(t.Context(), nil, nil)
 	m.Close()
 }
 
@@ -145,8 +143,7 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
-// TestManagerRestarts: a socket made anew under the same name is found again,
-// and a message that reaches nobody is an error.
+// TestManagerRestarts: Send finds a socket that was created anew, and fails without one.
 func TestManagerRestarts(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "notify")
 	first := listen(t, path)
@@ -167,7 +164,6 @@ func TestManagerRestarts(t *testing.T) {
 	}
 }
 
-// patient is watched.
 type patient struct {
 	working func(ctx context.Context) error
 }
@@ -175,8 +171,7 @@ type patient struct {
 func (p *patient) Working(ctx context.Context) error { return p.working(ctx) }
 func (p *patient) Summary() string                   { return "well" }
 
-// watched has Watch run until the returned function is called, which waits for
-// its end. Failures go to the channel, as many as it holds.
+// watched runs Watch until stop is called; stop waits for its end. Failures go to the channel.
 func watched(t *testing.T, m *Manager, p Patient) (failures chan error, stop func()) {
 	t.Helper()
 	failures = make(chan error, 100)
@@ -199,7 +194,6 @@ func watched(t *testing.T, m *Manager, p Patient) (failures chan error, stop fun
 	return failures, stop
 }
 
-// TestWatch: signs of life come while the patient works, and only then.
 func TestWatch(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	to := listen(t, filepath.Join(t.TempDir(), "notify"))
@@ -224,7 +218,7 @@ func TestWatch(t *testing.T) {
 	if got := to.next(t, 30*time.Second); got != "STATUS=not working: the loop stands still" {
 		t.Errorf("not working: %q", got)
 	}
-	for err := range failures { // after any number of looks that took their time
+	for err := range failures {
 		if !errors.Is(err, errNoAnswer) {
 			if err.Error() != "the loop stands still" {
 				t.Error(err)
@@ -235,7 +229,6 @@ func TestWatch(t *testing.T) {
 	results <- nil
 	to.await(t, "WATCHDOG=1")
 
-	// Now nobody answers, through many intervals.
 	for range 5 {
 		if err := <-failures; !errors.Is(err, errNoAnswer) {
 			t.Fatal(err)
@@ -244,13 +237,12 @@ func TestWatch(t *testing.T) {
 	if got := to.next(t, time.Millisecond); got != "" {
 		t.Errorf("no answer, and yet a sign of life: %q", got)
 	}
-	results <- nil // it was only slow
+	results <- nil
 	to.await(t, "WATCHDOG=1")
-	close(end) // the look that may be under way
+	close(end)
 	stop()
 }
 
-// TestWatchEndsWhileNobodyAnswers: a stop does not wait for a look that hangs.
 func TestWatchEndsWhileNobodyAnswers(t *testing.T) {
 	to := listen(t, filepath.Join(t.TempDir(), "notify"))
 	m := open(t, map[string]string{"NOTIFY_SOCKET": to.path, "WATCHDOG_USEC": "30000"})
@@ -268,7 +260,6 @@ func TestWatchEndsWhileNobodyAnswers(t *testing.T) {
 	}
 }
 
-// TestPatience: a look is told how long it may take.
 func TestPatience(t *testing.T) {
 	to := listen(t, filepath.Join(t.TempDir(), "notify"))
 	m := open(t, map[string]string{"NOTIFY_SOCKET": to.path, "WATCHDOG_USEC": "90000"})

@@ -6,15 +6,12 @@ import (
 	"time"
 )
 
-// errNoAnswer is told when a look has not come back by the time of the next.
+// errNoAnswer: a check still runs when the next is due.
 var errNoAnswer = errors.New("whether this node works cannot be found out: something it needs is held")
 
-// statusInterval is how often the status is told where no watchdog sets a pace.
 const statusInterval = 10 * time.Second
 
-// Interval is how often Watch looks: three times within the watchdog's
-// patience, so that one look may fail, or take long on a busy machine, without
-// the process being ended for it.
+// Interval is the pause between checks: one may fail or be slow before the watchdog acts.
 func (m *Manager) Interval() time.Duration {
 	if w := m.Watchdog(); w > 0 {
 		return w / 3
@@ -22,22 +19,15 @@ func (m *Manager) Interval() time.Duration {
 	return statusInterval
 }
 
-// Patient is what Watch watches. Its methods are called one at a time, from a
-// goroutine of Watch's.
+// Patient is what Watch checks. Its methods are called one at a time.
 type Patient interface {
-	// Working returns nil if the process does its work, else what does not. A
-	// call that never returns means the same as an error: what Working cannot
-	// find out because a lock is held for ever counts as well.
+	// Working returns what does not work. Not returning counts as a failure.
 	Working(ctx context.Context) error
-	// Summary is how it is doing, in one line for people.
 	Summary() string
 }
 
-// Watch gives the manager a sign of life and a status whenever p is found
-// working, until ctx ends. If p does not work, or does not say, there is no sign, and
-// after Watchdog the manager ends the process. Failed is told each failure, and
-// each message that could not be sent; it must not block. Watch returns soon
-// after ctx has ended, and leaves behind only a look that does not return.
+// Watch sends a sign of life and a status each time p works, until ctx ends. Failed receives
+// failures and send errors and must not block. Only a check that hangs may outlive Watch.
 func (m *Manager) Watch(ctx context.Context, p Patient, failed func(error)) {
 	if m == nil {
 		return
@@ -45,7 +35,7 @@ func (m *Manager) Watch(ctx context.Context, p Patient, failed func(error)) {
 	interval := m.Interval()
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
-	var answer chan finding // of the look under way; nil: none
+	var answer chan finding // of the running check; nil: none
 	look := func() {
 		answer = make(chan finding, 1)
 		go examine(ctx, p, interval, answer)
@@ -58,7 +48,7 @@ func (m *Manager) Watch(ctx context.Context, p Patient, failed func(error)) {
 		case f := <-answer:
 			answer = nil
 			if ctx.Err() != nil {
-				return // what it found may be the end itself
+				return // the check may have seen the shutdown itself
 			}
 			if f.err != nil {
 				failed(f.err)
@@ -69,14 +59,13 @@ func (m *Manager) Watch(ctx context.Context, p Patient, failed func(error)) {
 		case <-tick.C:
 			if answer != nil {
 				failed(errNoAnswer)
-				continue // nobody answers: looking twice finds nothing more
+				continue // a second check would hang too
 			}
 			look()
 		}
 	}
 }
 
-// finding is what one look found.
 type finding struct {
 	err     error
 	summary string

@@ -7,7 +7,7 @@ var (
 	doneData  = []byte("[DONE]")
 )
 
-// look reads one event and says whether it brings the usage and nothing else.
+// look reads one event and reports whether it carries only usage.
 func (s *Stream) look(event []byte, seen *Seen) (usageOnly bool) {
 	data := s.dataOf(event)
 	if len(data) == 0 {
@@ -23,7 +23,7 @@ func (s *Stream) look(event []byte, seen *Seen) (usageOnly bool) {
 	return s.read(data, seen)
 }
 
-// dataOf returns the event's data: a view into it or, if it has several lines, the stream's buffer.
+// dataOf returns the event's data, in s.data if it has several lines.
 func (s *Stream) dataOf(event []byte) []byte {
 	var data []byte
 	for lines := 0; len(event) > 0; {
@@ -57,8 +57,8 @@ func (s *Stream) dataOf(event []byte) []byte {
 	return data
 }
 
-// mayMatter says whether an event behind the first token can still tell something. Most cannot. The patterns begin
-// with letters that are rarer in events than quotes are, which is what the search goes by.
+// mayMatter reports whether an event after the first token can matter. The patterns begin with
+// letters that are rarer than quotes, which makes the search faster.
 func (s *Stream) mayMatter(data []byte) bool {
 	if bytes.Contains(data, []byte(`usage"`)) {
 		return true
@@ -67,7 +67,6 @@ func (s *Stream) mayMatter(data []byte) bool {
 		bytes.Contains(data, []byte("response.")))
 }
 
-// read takes what data tells.
 func (s *Stream) read(data []byte, seen *Seen) (usageOnly bool) {
 	var (
 		choices, kind, text                       []byte
@@ -111,7 +110,7 @@ func (s *Stream) read(data []byte, seen *Seen) (usageOnly bool) {
 	case kind == nil && meta:
 		first = text != nil
 	case kind == nil && something && !failed && !usage:
-		first = true // a shape we do not know
+		first = true // unknown format
 	}
 	if first && !s.tokens {
 		s.tokens, seen.FirstToken = true, true
@@ -120,7 +119,6 @@ func (s *Stream) read(data []byte, seen *Seen) (usageOnly bool) {
 	return noChoices && usage
 }
 
-// kindTells judges by the type of an Anthropic or Responses event (in its quotes).
 func kindTells(kind []byte) (first, done bool) {
 	switch string(kind) {
 	case `"content_block_delta"`, `"message_delta"`:
@@ -135,8 +133,7 @@ func kindTells(kind []byte) (first, done bool) {
 	return bytes.HasSuffix(kind, []byte(`.delta"`)), false
 }
 
-// choicesTell says whether a choice carries output: text, reasoning, a refusal, a call, or its end. The first chunk
-// of a chat has but a role.
+// choicesTell reports whether a choice has output or a finish reason.
 func choicesTell(choices []byte) bool {
 	for e := elementsOf(choices); e.next(); {
 		for m := membersOf(e.value); m.next(); {
@@ -157,7 +154,6 @@ func choicesTell(choices []byte) bool {
 	return false
 }
 
-// isBlank says whether a value says nothing: null, or an empty string, array or object.
 func isBlank(value []byte) bool {
 	if isEmptyArray(value) {
 		return true

@@ -2,17 +2,15 @@ package engine
 
 import "bytes"
 
-// A reader of JSON that is known to come from an engine: it finds members and the ends of values, and checks no
-// more than it needs to stay within bounds. Names with escapes are not decoded; engines send none.
+// This JSON reader trusts its input and checks only its bounds. It does not decode escaped names;
+// engines send none.
 
-// members walks the members of an object.
 type members struct {
 	b          []byte
-	at         int // behind the last member; -1 = at the end
+	at         int // -1 at the end
 	key, value []byte
 }
 
-// membersOf walks object; whatever is no object has no members.
 func membersOf(object []byte) members {
 	at := skipSpace(object, 0)
 	if at >= len(object) || object[at] != '{' {
@@ -52,14 +50,12 @@ func (m *members) next() bool {
 	return true
 }
 
-// elements walks the elements of an array.
 type elements struct {
 	b     []byte
 	at    int
 	value []byte
 }
 
-// elementsOf walks array; whatever is no array has no elements.
 func elementsOf(array []byte) elements {
 	at := skipSpace(array, 0)
 	if at >= len(array) || array[at] != '[' {
@@ -92,7 +88,7 @@ func skipSpace(b []byte, i int) int {
 	return i
 }
 
-// skipString returns the index behind the string that starts at i, or -1.
+// skipString returns the index behind the string at i, or -1.
 func skipString(b []byte, i int) int {
 	i++
 	for i <= len(b) {
@@ -108,7 +104,6 @@ func skipString(b []byte, i int) int {
 	return -1
 }
 
-// escaped says whether an odd number of backslashes stands before b[i].
 func escaped(b []byte, i int) bool {
 	n := i
 	for n > 0 && b[n-1] == '\\' {
@@ -117,7 +112,7 @@ func escaped(b []byte, i int) bool {
 	return (i-n)&1 == 1
 }
 
-// skipValue returns the index behind the value that starts at i, or -1.
+// skipValue returns the index behind the value at i, or -1.
 func skipValue(b []byte, i int) int {
 	if i >= len(b) {
 		return -1
@@ -154,7 +149,6 @@ func skipValue(b []byte, i int) int {
 	return -1
 }
 
-// ends says whether c ends a number or literal.
 func ends(c byte) bool {
 	switch c {
 	case ',', ':', '}', ']', ' ', '\n', '\r', '\t':
@@ -163,12 +157,11 @@ func ends(c byte) bool {
 	return false
 }
 
-// maxCandidates bounds how many places lastMember looks at.
 const maxCandidates = 64
 
-// lastMember returns the value of the last member with a name (given in its quotes) in the outermost object, if
-// that value is an object itself; else nil. An unescaped "name" can only be a whole string. It is a member of the
-// outermost object if the object that it is in ends where the body ends.
+// lastMember returns the object that is the last member of this quoted name in the outermost
+// object, or nil. An unescaped quoted name is a whole string, and belongs to the outermost object
+// if its object ends where the body ends.
 func lastMember(body []byte, quoted string) []byte {
 	end := len(body)
 	for range maxCandidates {

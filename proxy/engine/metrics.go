@@ -9,25 +9,23 @@ import (
 	"strconv"
 )
 
-// Metrics is the state of one engine endpoint as its /metrics page tells it, added up over its data-parallel
-// engines. -1 (for KVUsage too) is not told.
+// Metrics is the state of an engine endpoint, summed over its data-parallel engines; -1 means not
+// reported.
 type Metrics struct {
-	Running int     // requests being computed
-	Waiting int     // requests queued
-	KVUsage float64 // part of the KV cache in use, 0 to 1; the mean over engines
-	// KVTokens is the size of the KV cache in tokens, if the page tells its geometry.
+	Running int     // requests
+	Waiting int     // requests
+	KVUsage float64 // 0 to 1, mean over engines
+	// KVTokens is the size of the KV cache in tokens.
 	KVTokens int64
-	// QueriedTokens and HitTokens count, since the engine's start, the prompt tokens looked up in the prefix
-	// cache and those found.
+	// QueriedTokens and HitTokens count prompt tokens looked up and found in the prefix cache.
 	QueriedTokens, HitTokens int64
-	// Started is when the process began, in Unix seconds; of several, the latest.
+	// Started is the latest process start, in Unix seconds.
 	Started float64
 }
 
-// maxLine bounds a line of a metrics page, in bytes. Label values with model paths reach a few hundred.
+// maxLine bounds a line, in bytes; labels take a few hundred.
 const maxLine = 64 << 10
 
-// sample names what a metric counts.
 type sample uint8
 
 const (
@@ -36,15 +34,15 @@ const (
 	usage
 	queries
 	hits
-	geometry // labels carry the values
+	geometry // the labels hold the values
 	capacity
 	started
 
 	samples
 )
 
-// metricNames gives the names in use; among several names for one thing the one with the lowest rank that is
-// present counts, since engines show the old and the new one side by side for a while.
+// metricNames: engines report old and new names side by side, so the present name of lowest rank
+// counts.
 var metricNames = map[string]struct {
 	what sample
 	rank int
@@ -75,11 +73,10 @@ var metricNames = map[string]struct {
 	"process_start_time_seconds":          {started, 0},
 }
 
-// ranks is one more than the highest rank in metricNames.
 const ranks = 4
 
-// ParseMetrics reads a page in Prometheus' text format. It fails only if reading r does or a line is absurdly long;
-// lines it does not understand are passed over, as are all it does not need.
+// ParseMetrics reads a page in Prometheus' text format. It fails only if r does or a line exceeds
+// 64 KiB.
 func ParseMetrics(r io.Reader) (Metrics, error) {
 	var sums [samples][ranks]struct {
 		total float64
@@ -139,7 +136,6 @@ func ParseMetrics(r io.Reader) (Metrics, error) {
 	return out, nil
 }
 
-// splitSample cuts a line into name, labels (without braces) and what follows. Comments have no name.
 func splitSample(line []byte) (name, labels, rest []byte) {
 	i := bytes.IndexAny(line, "{ \t")
 	if i <= 0 || line[0] == '#' {
@@ -162,8 +158,7 @@ func splitSample(line []byte) (name, labels, rest []byte) {
 	return nil, nil, nil
 }
 
-// number reads the value at the start of rest, before a timestamp or exemplar if any. Values that are no amount
-// (NaN, infinite, negative) count as not told.
+// number parses the value at the start of rest; negative, NaN and infinite ones are not ok.
 func number(rest []byte) (float64, bool) {
 	rest = bytes.TrimLeft(rest, " \t")
 	if i := bytes.IndexAny(rest, " \t\r"); i >= 0 {
@@ -176,7 +171,6 @@ func number(rest []byte) (float64, bool) {
 	return v, true
 }
 
-// tokensOf reads the size of the KV cache from the labels of cache_config_info.
 func tokensOf(labels []byte) (float64, bool) {
 	size, count := 0.0, 0.0
 	for len(labels) > 0 {

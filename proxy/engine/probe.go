@@ -16,39 +16,39 @@ import (
 // Ailment is what a probe found wrong with an engine.
 type Ailment uint8
 
-// The ailments. Any answer below 500 is a sign of life: engines want keys, have other paths, or redirect.
+// Any status below 500 is a sign of life: engines may want keys, lack the path, or redirect.
 const (
 	Alive     Ailment = iota
 	Refused           // nothing listens
-	NoRoute           // no connection for another reason
-	Silent            // took the connection, and gave no answer in time
-	Broken            // connection lost before the answer, or no HTTP
-	Sick              // answered 5xx
-	Untrusted         // no TLS, or a certificate that is not trusted
+	NoRoute           // other connection failure
+	Silent            // connected, no answer in time
+	Broken            // connection lost, or not HTTP
+	Sick              // 5xx
+	Untrusted         // no TLS or trusted certificate
 	ailments
 )
 
-// Ailments is how many there are, Alive included.
+// Ailments is the number of ailments, Alive included.
 const Ailments = int(ailments)
 
-// maxProbeAnswer bounds what is read of an answer, so that the connection can be used again.
+// maxProbeAnswer is read so that the connection can be reused.
 const maxProbeAnswer = 64 << 10
 
-// modelsPath is asked for where there is no health path: every engine of this kind lists its models.
+// modelsPath replaces a missing health path.
 const modelsPath = "/v1/models"
 
-// Prober asks one engine whether it lives. Safe for concurrent use.
+// Prober probes one engine. Safe for concurrent use.
 type Prober struct {
-	Client *http.Client // must not follow redirects to elsewhere; its Timeout and ctx bound the probe
-	URL    string       // of the engine, without a slash at the end
-	Path   string       // such as /health
-	Key    string       // sent as a bearer token if not empty
+	Client *http.Client // must not follow redirects to other hosts; bounds the probe with ctx
+	URL    string       // without a trailing slash
+	Path   string
+	Key    string // bearer token, if not empty
 
-	noPath atomic.Bool // Path was answered 404: modelsPath is asked
+	noPath atomic.Bool // Path was answered 404
 }
 
-// Probe asks once. The error says more about an ailment; it is nil for Alive. If ctx was cancelled rather than timed out,
-// the error wraps context.Canceled and says nothing of the engine.
+// Probe probes once. The error explains the ailment, nil for Alive; after a cancellation it wraps
+// context.Canceled and says nothing about the engine.
 func (p *Prober) Probe(ctx context.Context) (Ailment, error) {
 	path := p.Path
 	if p.noPath.Load() {
@@ -57,7 +57,7 @@ func (p *Prober) Probe(ctx context.Context) (Ailment, error) {
 	var reached atomic.Bool
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
 		GotConn: func(httptrace.GotConnInfo) { reached.Store(true) },
-		ConnectDone: func(_, _ string, err error) { // a busy engine does not get to a handshake of TLS either
+		ConnectDone: func(_, _ string, err error) { // a busy engine may accept but not finish the TLS handshake
 			if err == nil {
 				reached.Store(true)
 			}
@@ -71,7 +71,7 @@ func (p *Prober) Probe(ctx context.Context) (Ailment, error) {
 	}
 	switch {
 	case err != nil:
-		p.noPath.Store(false) // what comes back may be another release
+		p.noPath.Store(false) // the engine may come back as another release
 		return ailmentOf(err, reached.Load()), fmt.Errorf("%s: %w", path, err)
 	case status >= 500:
 		return Sick, fmt.Errorf("%s: answered %d", path, status)
@@ -92,12 +92,11 @@ func (p *Prober) get(ctx context.Context, path string) (status int, err error) {
 		return 0, err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	// The status has said it; the rest is read for the connection's sake.
+	// So that the connection can be reused.
 	_, _ = io.CopyN(io.Discard, resp.Body, maxProbeAnswer)
 	return resp.StatusCode, nil
 }
 
-// ailmentOf judges an error; reached: there was a connection.
 func ailmentOf(err error, reached bool) Ailment {
 	var (
 		timeout     net.Error

@@ -107,13 +107,13 @@ func TestProbeAilments(t *testing.T) {
 	}))
 	defer hung.Close()
 	defer close(release)
-	// Long enough for a connection on a busy machine; it is all that the test waits for.
+	// long enough to connect on a busy machine
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	if got, err := newProber(hung.URL).Probe(ctx); got != Silent || err == nil {
 		t.Errorf("hung: %d, %v", got, err)
 	}
-	deaf, err := net.Listen("tcp", "127.0.0.1:0") // connections are taken by the kernel, and nobody speaks TLS on them
+	deaf, err := net.Listen("tcp", "127.0.0.1:0") // the kernel accepts connections, but no process speaks TLS
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,7 +136,6 @@ func TestProbeAilments(t *testing.T) {
 	}
 }
 
-// TestProbeNamesTLS: a certificate that is not trusted, or no TLS at all, is told from a connection that broke.
 func TestProbeNamesTLS(t *testing.T) {
 	answer := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
 	secure, plain := httptest.NewUnstartedServer(answer), httptest.NewServer(answer)

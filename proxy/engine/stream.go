@@ -3,42 +3,39 @@ package engine
 import "bytes"
 
 const (
-	// maxHold is how much of an event that may have to be removed is held back, in bytes. The chunk in question
-	// has a few hundred.
+	// maxHold bounds a held-back event, in bytes.
 	maxHold = 64 << 10
 
-	// maxLook is the longest event that is looked into. The last event of a Responses stream repeats the whole
-	// answer; beyond this its usage stays unknown.
+	// maxLook bounds parsed events, in bytes. A Responses stream's last event repeats the answer;
+	// its usage is unknown above this.
 	maxLook = 1 << 20
 )
 
-// Seen is what a chunk brought.
+// Seen is what Feed found.
 type Seen struct {
-	FirstToken bool // the first event that carries output: the prompt has been processed. Once per stream
-	Done       bool // the engine says that the answer is complete
+	FirstToken bool // prefill is done; once per stream
+	Done       bool // the answer is complete
 }
 
-// Stream watches the bytes of a server-sent event stream go by. The zero value needs a Reset. One goroutine.
+// Stream reads a server-sent event stream as it passes. Call Reset first. Not safe for concurrent
+// use.
 //
-// With strip it removes the event that only brings the usage (no choices, usage given), once, with all its lines;
-// for that an event that has not ended yet is held back, to 64 KiB. Events beyond are passed on and never removed.
-// Nothing else is altered: in particular the "usage":null that engines put in the other chunks when asked for
-// usage stays. Lines end with LF or CRLF.
+// With strip it removes, once, the event that carries only usage. Until then it holds back an
+// incomplete event of up to 64 KiB.
 type Stream struct {
 	strip   bool
-	passing bool // the current event has grown too long to be held
+	passing bool // too long to hold
 	tokens  bool // FirstToken was reported
-	choices bool // the events are OpenAI's chunks
+	choices bool // events are OpenAI chunks
 	line    lineState
 	counts  counts
 
-	event []byte // of the current event, what earlier chunks brought
-	long  bool   // the current event is beyond maxLook and event is empty
-	out   []byte // scratch for what Feed returns, if it is no part of its argument
-	data  []byte // scratch for data of several lines
+	event []byte // the current event so far
+	long  bool   // beyond maxLook
+	out   []byte // scratch
+	data  []byte // scratch
 }
 
-// lineState is what the current line has so far.
 type lineState uint8
 
 const (
@@ -47,7 +44,7 @@ const (
 	lineFull
 )
 
-// Reset makes s ready for another stream, keeping its memory if it is small.
+// Reset prepares s for another stream.
 func (s *Stream) Reset(strip bool) {
 	event, out, data := s.event[:0], s.out[:0], s.data[:0]
 	if cap(event)+cap(out)+cap(data) > 4*maxHold {
@@ -56,15 +53,15 @@ func (s *Stream) Reset(strip bool) {
 	*s = Stream{strip: strip, counts: noCounts, event: event, out: out, data: data}
 }
 
-// Usage returns what is known so far.
+// Usage returns the counts seen so far; false if none.
 func (s *Stream) Usage() (Usage, bool) { return s.counts.usage() }
 
-// Feed takes the next bytes of the stream, however they are cut, and returns those to forward now: p itself or a
-// part of it where possible, else the stream's own buffer, valid until the next call.
+// Feed takes the next bytes, cut anywhere, and returns those to forward: part of p, or a buffer
+// valid until the next call.
 func (s *Stream) Feed(p []byte) (out []byte, seen Seen) {
 	s.out = s.out[:0]
 	strip, copied := s.strip, false
-	from, to, start := 0, 0, 0 // p[from:to] is to be forwarded; the current event begins at p[start]
+	from, to, start := 0, 0, 0 // forward p[from:to]; the current event begins at p[start]
 	for at := 0; at < len(p); {
 		n := bytes.IndexByte(p[at:], '\n')
 		if n < 0 {
@@ -117,7 +114,6 @@ func (s *Stream) Feed(p []byte) (out []byte, seen Seen) {
 	return s.out, seen
 }
 
-// with is the state after more bytes, none of them LF.
 func (l lineState) with(b []byte) lineState {
 	switch {
 	case len(b) == 0:
@@ -128,7 +124,6 @@ func (l lineState) with(b []byte) lineState {
 	return lineFull
 }
 
-// keep remembers bytes of an event that has not ended.
 func (s *Stream) keep(b []byte) {
 	if s.long || len(s.event)+len(b) > maxLook {
 		s.long = true
@@ -138,8 +133,8 @@ func (s *Stream) keep(b []byte) {
 	s.event = append(s.event, b...)
 }
 
-// ended looks at the event that ends with tail and says whether it is to be removed. Afterwards s.event holds the
-// whole of it if it held some of it before.
+// ended reports whether to remove the event that ends with tail. Afterwards s.event holds all of it
+// if it held a part.
 func (s *Stream) ended(tail []byte, seen *Seen) (drop bool) {
 	if s.long || len(s.event)+len(tail) > maxLook {
 		return false
@@ -151,14 +146,13 @@ func (s *Stream) ended(tail []byte, seen *Seen) (drop bool) {
 	}
 	usageOnly := s.look(event, seen)
 	if usageOnly && s.strip && len(event) <= maxHold {
-		s.strip = false // once is enough, and nothing need be held any more
+		s.strip = false // once
 		return true
 	}
 	return false
 }
 
-// Flush ends the stream and returns the bytes that were still held back. An event that the end of the stream cuts
-// short is forwarded like others, unless it is the one to remove.
+// Flush ends the stream and returns held bytes, unless they are the event to remove.
 func (s *Stream) Flush() []byte {
 	event := s.event
 	held := s.strip && !s.passing

@@ -16,10 +16,9 @@ const (
 	done      = "data: [DONE]\n\n"
 )
 
-// streams are whole streams as engines send them.
 var streams = []struct {
 	name, in, stripped string
-	first              int // index of the event with the first token, -1 = none
+	first              int // index of the event with the first token; -1 if none
 	done               bool
 	usage              Usage
 }{
@@ -62,12 +61,12 @@ var longToken = strings.Replace(chatToken, "Hello", strings.Repeat("Hello ", max
 
 func crlf(s string) string { return strings.ReplaceAll(s, "\n", "\r\n") }
 
-// longEvent is a usage-only event of more than n bytes, by one.
+// longEvent is a usage-only event of n+1 bytes.
 func longEvent(n int) string {
 	return strings.Replace(chatUsage, `"id":"c"`, `"id":"`+strings.Repeat("c", n+1-len(chatUsage)+1)+`"`, 1)
 }
 
-// feed sends in, cut at random or into pieces of size, and returns what came out and what was seen when.
+// feed returns the output and what was seen; in is cut at random or into pieces of size.
 func feed(t failer, in string, strip bool, size int, rnd *rand.Rand) (out string, u Usage, first int, isDone bool) {
 	t.Helper()
 	var s Stream
@@ -80,7 +79,7 @@ func feed(t failer, in string, strip bool, size int, rnd *rand.Rand) (out string
 			n = 1 + rnd.IntN(size)
 		}
 		n = min(n, len(in)-at)
-		// A copy, overwritten afterwards: the stream must not keep it.
+		// The stream must not keep p, so p is overwritten.
 		p := []byte(in[at : at+n])
 		o, seen := s.Feed(p)
 		b.Write(o)
@@ -159,7 +158,6 @@ func endOfEvent(in string, n int) int {
 	return at
 }
 
-// TestNotDelayed wants every event that is complete to be out, and parts of the argument returned uncopied.
 func TestNotDelayed(t *testing.T) {
 	for _, strip := range []bool{false, true} {
 		var s Stream
@@ -193,8 +191,7 @@ func TestNotDelayed(t *testing.T) {
 	}
 }
 
-// FuzzStream wants what is forwarded to be independent of the cuts, the same as what came in without strip, and
-// with it shorter by whole lines at most.
+// FuzzStream: output does not depend on the cuts; without strip it equals the input.
 func FuzzStream(f *testing.F) {
 	for i, c := range streams {
 		if len(c.in) < 10000 {

@@ -1,46 +1,41 @@
-// Package engine reads what inference engines say of themselves: the usage in their answers, streamed or not, and
-// their metrics. It reads OpenAI's, Anthropic's and SGLang's own shapes as vLLM and SGLang produce them.
-//
-// It does no I/O and takes no decision. Engines are believed to send valid JSON; from anything else it learns
-// nothing, or nonsense within bounds, and never panics.
+// Package engine reads what vLLM and SGLang report: the usage in answers, streamed or not, and
+// metrics. Invalid input yields wrong counts within bounds, never a panic.
 package engine
 
-// Usage is how many tokens one request took. -1 is unknown, which engines also express by null or by leaving a
-// count out: it is not zero.
+// Usage counts the tokens of one request; -1 means unknown.
 type Usage struct {
-	PromptTokens int // the whole prompt, cached or not
-	CachedTokens int // of these, served from the prefix cache
+	PromptTokens int
+	CachedTokens int // of these, from the prefix cache
 	OutputTokens int
 }
 
-// counts are the numbers as sent; -1 = not sent.
+// -1 means absent.
 type counts struct {
 	prompt, input, read, created, cached, output int
 }
 
 var noCounts = counts{-1, -1, -1, -1, -1, -1}
 
-// maxTokens bounds a believable count, a thousand times the longest context there is; what is larger is unknown.
+// maxTokens bounds a credible count: a thousand times the longest context.
 const maxTokens = 1 << 30
 
-// usage derives the Usage; ok is false if nothing is known.
 func (c *counts) usage() (u Usage, ok bool) {
 	u = Usage{PromptTokens: c.prompt, CachedTokens: c.cached, OutputTokens: c.output}
 	if u.PromptTokens < 0 && c.input >= 0 {
-		// Anthropic's input_tokens leaves out what was read from or written to the cache. The Responses API has
-		// the same name for the whole, but not the other two.
+		// Anthropic's input_tokens excludes cached tokens; that of the Responses API includes them
+		// and comes without the other two.
 		u.PromptTokens = c.input + max(c.read, 0) + max(c.created, 0)
 	}
 	if u.CachedTokens < 0 {
 		u.CachedTokens = c.read
 	}
 	if u.PromptTokens >= 0 && u.CachedTokens > u.PromptTokens {
-		u.CachedTokens = -1 // not to be believed
+		u.CachedTokens = -1 // not credible
 	}
 	return u, u.PromptTokens >= 0 || u.CachedTokens >= 0 || u.OutputTokens >= 0
 }
 
-// merge takes over the counts of a usage or meta_info object; later ones replace earlier ones, unknown ones do not.
+// merge copies the counts present in a usage or meta_info object.
 func (c *counts) merge(object []byte) {
 	for m := membersOf(object); m.next(); {
 		switch string(m.key) {
@@ -66,7 +61,6 @@ func (c *counts) merge(object []byte) {
 	}
 }
 
-// set takes over a whole number that is not negative.
 func set(to *int, value []byte) {
 	n := int64(0)
 	for _, c := range value {
@@ -80,12 +74,11 @@ func set(to *int, value []byte) {
 	}
 }
 
-// smallBody is the size up to which a body is looked through from its beginning.
+// smallBody bytes are read from the beginning.
 const smallBody = 4 << 10
 
-// ParseUsage finds the usage in the body of an answer that was not streamed; ok is false if it tells no count. It
-// looks from the end, where engines put it, so that megabytes of embeddings before it cost nothing. Allocates
-// nothing.
+// ParseUsage returns the usage in the body of an answer, false if it has none. It searches large
+// bodies from the end. It does not allocate.
 func ParseUsage(body []byte) (u Usage, ok bool) {
 	c := noCounts
 	at := skipSpace(body, 0)
@@ -104,7 +97,6 @@ func ParseUsage(body []byte) (u Usage, ok bool) {
 	return c.usage()
 }
 
-// mergeTop takes over the counts in an answer's object: in usage, in meta_info, or bare (count_tokens).
 func (c *counts) mergeTop(object []byte) {
 	for m := membersOf(object); m.next(); {
 		switch string(m.key) {
@@ -120,7 +112,7 @@ func (c *counts) mergeTop(object []byte) {
 	}
 }
 
-// sumUsages adds up the answers to a batch (SGLang sends an array). A count is known if all its parts are.
+// sumUsages adds SGLang's answers to a batch; a count is known if all its parts are.
 func sumUsages(array []byte) (u Usage, ok bool) {
 	first := true
 	for e := elementsOf(array); e.next(); first = false {

@@ -51,7 +51,6 @@ func TestParseUsage(t *testing.T) {
 	}
 }
 
-// usageOracle finds the usage of an OpenAI answer with encoding/json.
 func usageOracle(body []byte) (Usage, bool) {
 	var top map[string]json.RawMessage
 	if json.Unmarshal(body, &top) != nil {
@@ -76,8 +75,7 @@ func usageOracle(body []byte) (Usage, bool) {
 	return u, true
 }
 
-// FuzzParseUsage puts the usage at a random place among other members, small and large, and holds the result
-// against encoding/json.
+// FuzzParseUsage compares with encoding/json.
 func FuzzParseUsage(f *testing.F) {
 	f.Add(`{"a":"x\"usage\":{"}`, `{"usage":{"prompt_tokens":1}}`, uint16(3), uint16(2), uint16(1), true)
 	f.Add(`[1,{"usage":{"prompt_tokens":4}}]`, `"usage"`, uint16(9), uint16(0), uint16(7), false)

@@ -4,16 +4,16 @@ import (
 	"grapevine/prefixtree"
 )
 
-// Outcome is what became of an attempt. Token counts are the engine's own; -1 means it did not say, which is not zero.
+// Outcome is the result of an attempt. Token counts are the engine's; -1 means not reported.
 type Outcome struct {
 	PromptTokens, CachedTokens, OutputTokens int
 	Failed                                   Failure
-	// Request names the request that failed, so that two failures of one can be told from those of two. 0: whatever it
-	// failed of but Connect says nothing of the backend.
+	// Request identifies the request, to distinguish two failures of one request from failures of
+	// two. 0: only Connect counts.
 	Request uint64
-	// FailedBefore are the backends on which the same request failed before, connections refused aside.
+	// FailedBefore lists the backends on which the request failed before, except by refusal.
 	FailedBefore []prefixtree.Backend
-	RetryAfter   int64 // milliseconds for which the backend asked to be left alone, with Busy; 0 if it did not say
+	RetryAfter   int64 // ms from a 429's Retry-After; 0: not given
 }
 
 type stage uint8
@@ -26,29 +26,28 @@ const (
 	ended
 )
 
-// Attempt is one try of one request at one backend. It owns that try's share of the load ledger: Pick books it, End gives
-// it back, once, whatever happened between. The zero value is ready; it may be reused after End, must not be copied while
-// in use, and is for one goroutine at a time.
+// Attempt is one try of a request at one backend, and owns its charges from Pick to End. The zero
+// value is ready. Reusable after End; not safe for concurrent use; do not copy.
 type Attempt struct {
 	router   *Router
 	slot     *slot
 	model    *modelStat
 	decision Decision
 	trail    prefixtree.Trail
-	hashes   []prefixtree.Hash // the caller's
-	bytes    int               // prompt bytes
-	charged  int64             // prefill tokens
-	ahead    int64             // prefill tokens of peers on the backend when this was charged, reported or inferred
-	placed   int64             // inferred.placed at that time
-	inferred bool              // the load of others was inferred
-	whole    bool              // Request.Whole
-	held     float64           // tokens of the prompt believed cached by the tree
-	followed bool              // these go beyond what is common property
-	resident int64             // prompt and expected output tokens
+	hashes   []prefixtree.Hash
+	bytes    int
+	charged  int64
+	ahead    int64 // peers' prefill tokens on the backend at Pick
+	placed   int64
+	inferred bool
+	whole    bool
+	held     float64
+	followed bool // held exceeds the common prefix
+	resident int64
 	adapter  uint64
-	work     *workMeter  // of the pool
-	prefix   *prefixWork // of the popular prefix that the prompt begins with; nil for none
-	interval float64     // seconds of engine time the prefill took; 0 unknown
+	work     *workMeter
+	prefix   *prefixWork // popular prefix of the prompt; may be nil
+	interval float64     // seconds of prefill; 0: unknown
 	at       struct{ picked, dispatched, first prefixtree.Time }
 	stage    stage
 	trial    bool
@@ -56,15 +55,15 @@ type Attempt struct {
 	// The slot's line, under its lock.
 	next, prev *Attempt
 	inLine     bool
-	front      int64           // charges of the whole requests in front when this one came
-	since      prefixtree.Time // dispatch, or Pick before it
+	front      int64           // charges of whole requests in front at Pick
+	since      prefixtree.Time // dispatch, before it Pick
 }
 
-// Decision returns the choice and its receipt, valid until the next Pick with this attempt.
+// Decision returns the choice, valid until the next Pick with this attempt.
 func (a *Attempt) Decision() *Decision { return &a.decision }
 
-// Dispatched says that the request is on its way to the backend: only now is the placement recorded, since a request that
-// was shed or moved elsewhere must not advertise a holder. Calls after the first do nothing.
+// Dispatched reports that the request was sent, and records the placement: a request shed before
+// must not advertise a holder. Later calls do nothing.
 func (a *Attempt) Dispatched(now prefixtree.Time) {
 	if a.stage != picked {
 		return
@@ -82,8 +81,7 @@ func (a *Attempt) Dispatched(now prefixtree.Time) {
 	}
 }
 
-// FirstToken says that the prefill is done: its charge is released and its duration noted. Calls after the first, or
-// before Dispatched, do nothing.
+// FirstToken ends the prefill charge and measures its duration. It counts once, after Dispatched.
 func (a *Attempt) FirstToken(now prefixtree.Time) {
 	if a.stage != dispatched {
 		return
@@ -93,7 +91,8 @@ func (a *Attempt) FirstToken(now prefixtree.Time) {
 	a.slot.prefilled(a, now, true)
 	a.router.streamed.Store(true)
 	a.slot.mu.Lock()
-	// Engines prefill in order of arrival, so this prefill ran since the later of its dispatch and the last first token.
+	// Engines prefill in order of arrival, so this prefill began at its dispatch or at the last
+	// first token.
 	since := max(a.at.dispatched, a.slot.lastFirst)
 	a.slot.lastFirst = max(a.slot.lastFirst, now)
 	if a.inferred {
@@ -105,17 +104,17 @@ func (a *Attempt) FirstToken(now prefixtree.Time) {
 	a.router.answered(a.slot, a.at.picked, now)
 }
 
-// Answers says that the answer has begun, but not that a first token was seen: its form is none that is understood. The prefill is done,
-// how long it took is not known. Calls before Dispatched do nothing.
+// Answers reports an answer without a visible first token: it ends the prefill charge and measures
+// nothing. It does nothing before Dispatched.
 func (a *Attempt) Answers(now prefixtree.Time) {
 	if a.stage == dispatched {
 		a.slot.prefilled(a, now, false)
 	}
 }
 
-// End releases everything the attempt still holds and learns from the outcome. It must be called exactly once per
-// successful Pick; a second call is ignored and counted (Stats.DoubleEnds), and panics under the race and invariants
-// build tags.
+// End releases the attempt's charges and learns from the outcome. Call it exactly once per
+// successful Pick. A second call counts in Stats.DoubleEnds, and panics with the race or invariants
+// build tag.
 func (a *Attempt) End(o Outcome, now prefixtree.Time) {
 	if a.stage == idle || a.stage == ended {
 		a.misused()
@@ -143,7 +142,6 @@ func (a *Attempt) End(o Outcome, now prefixtree.Time) {
 	a.router.outcomes[min(int(o.Failed), len(a.router.outcomes)-1)].Add(1)
 	useless := o.Failed.blames() || o.Failed == Busy
 	if before == dispatched && useless && a.router.retract != nil && len(a.hashes) > 0 {
-		// The prompt was sent and never prefilled: take back what Record advertised.
 		a.router.retract.Revert(a.slot.id, a.hashes, &a.trail)
 	}
 	if before != picked && !useless {
@@ -152,7 +150,6 @@ func (a *Attempt) End(o Outcome, now prefixtree.Time) {
 	a.hashes = nil
 }
 
-// learn corrects the estimators and the tree with the engine's own counts.
 func (a *Attempt) learn(o Outcome, now prefixtree.Time) {
 	if o.PromptTokens > 0 {
 		a.model.learn(a.bytes, o.PromptTokens)
@@ -169,15 +166,15 @@ func (a *Attempt) learn(o Outcome, now prefixtree.Time) {
 	}
 	a.learnRate(uncached, o, now)
 	if len(a.hashes) == 0 || o.CachedTokens < 0 && o.Failed != None && a.at.first == 0 {
-		return // an engine that has said nothing at all may have computed nothing
+		return
 	}
-	blocks := -1 // not told: yet the prompt ages from the request's end
+	blocks := -1 // unknown; the prompt's age still counts from now
 	if o.CachedTokens >= 0 {
 		perToken := a.model.bytesPerToken()
 		if o.PromptTokens > 0 && a.bytes > 0 {
 			perToken = float64(a.bytes) / float64(o.PromptTokens)
 		}
-		// Half a block of rounding: the template's own tokens stand in no prompt byte.
+		// Rounds, since the prompt bytes lack the chat template's tokens.
 		blocks = min(int(float64(o.CachedTokens)*perToken/float64(a.router.cfg.BlockBytes)+0.5), len(a.hashes))
 	}
 	lesson := a.router.tree.Learn(a.slot.id, a.hashes, &a.trail, blocks, now)
@@ -186,18 +183,17 @@ func (a *Attempt) learn(o Outcome, now prefixtree.Time) {
 	}
 }
 
-// learnRate learns from the time that a prefill of so many tokens has taken.
+// learnRate records the prefill as a sample of the rate, if nothing distorts its interval.
 func (a *Attempt) learnRate(tokens float64, o Outcome, now prefixtree.Time) {
 	interval, doubt := a.interval, a.doubt()
 	if a.whole && a.at.first == 0 && o.Failed == None {
 		interval, doubt = seconds(a.at.dispatched, now), a.router.wholeDoubt()
 	}
-	// Behind work of peers the interval holds their prefills, too.
 	if interval <= 0 || a.ahead > 0 {
 		return
 	}
-	// Behind whole requests it holds some of theirs, nobody knows how much: it says something only if it is long for all of them, or short
-	// for this one alone.
+	// The interval includes part of the whole requests in front: it counts only if long for all or
+	// short for this one.
 	if present := a.slot.rateOr(a.router.rate.load()); a.front > 0 && tokens < present*interval {
 		if tokens += float64(a.front); tokens >= present*interval {
 			return
@@ -207,7 +203,6 @@ func (a *Attempt) learnRate(tokens float64, o Outcome, now prefixtree.Time) {
 	a.slot.learnRate(a.router.rate, tokens, interval, doubt, now)
 }
 
-// doubt returns what a slow prefill counts.
 func (a *Attempt) doubt() float64 {
 	switch {
 	case a.inferred:

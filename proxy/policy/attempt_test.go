@@ -13,7 +13,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestEveryCountReturnsToZero runs any mix of successes, errors, retries, aborts and view changes over several attempts.
+// Any mix of outcomes, retries and view changes returns every counter to zero.
 func TestEveryCountReturnsToZero(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const n = 4
@@ -163,7 +163,6 @@ func TestLearningCorrectsTheTree(t *testing.T) {
 	a.Dispatched(t0 + 1000)
 	a.FirstToken(t0 + 1100)
 	a.End(Outcome{PromptTokens: 4096, CachedTokens: 1024, OutputTokens: 1}, t0+1200)
-	// What the request just computed is there; absent is not zero, and changes nothing.
 	b := pick(t, r, ask(chain), t0+2000)
 	b.Dispatched(t0 + 2000)
 	b.FirstToken(t0 + 2001)
@@ -173,8 +172,7 @@ func TestLearningCorrectsTheTree(t *testing.T) {
 	}
 }
 
-// A running request pins its prompt in the engine's memory, so what is believed of it ages from the request's end, whether or not
-// the engine says what it had cached. A client that left before the first token proves no prefill.
+// A prompt ages from the end of its request, which pins its blocks, even without reported counts.
 func TestPromptsAgeFromTheirEnd(t *testing.T) {
 	const stay = 5 * 60 * 1000
 	for _, c := range []struct {
@@ -210,7 +208,6 @@ func TestPromptsAgeFromTheirEnd(t *testing.T) {
 	}
 }
 
-// TestRequestsOutliveTheirGeneration: how requests end that ran when their backend's generation changed still says something of it.
 func TestRequestsOutliveTheirGeneration(t *testing.T) {
 	blamed := 0
 	list := fleetOf(1)
@@ -231,7 +228,7 @@ func TestRequestsOutliveTheirGeneration(t *testing.T) {
 	list[0].Generation = 2
 	tree.SetGeneration(0, 2, t0+1)
 	setView(t, r, list)
-	attempts[0].Dispatched(t0 + 2) // decided before
+	attempts[0].Dispatched(t0 + 2)
 	attempts[0].End(Outcome{Failed: ClientGone}, t0+3)
 	attempts[1].FirstToken(t0 + 2)
 	attempts[1].End(Outcome{PromptTokens: 40 * 128, CachedTokens: 0, OutputTokens: 1}, t0+3)
@@ -252,8 +249,7 @@ func TestRequestsOutliveTheirGeneration(t *testing.T) {
 	}
 }
 
-// TestFirstGenerationKeepsTheLedger: when the generation of a backend becomes known, its requests and what others reported of it
-// still count; the next generation begins without.
+// Requests and peers' reports survive the first known generation, but not the next.
 func TestFirstGenerationKeepsTheLedger(t *testing.T) {
 	list := fleetOf(1)
 	list[0].Generation = 0
@@ -263,7 +259,7 @@ func TestFirstGenerationKeepsTheLedger(t *testing.T) {
 	if err := r.Pick(ask(prompt(1, 1, 0, 8)), t0, &a); err != nil {
 		t.Fatal(err)
 	}
-	for _, generation := range []uint32{3, 0} { // 0: unknown again
+	for _, generation := range []uint32{3, 0} {
 		list[0].Generation = generation
 		setView(t, r, list)
 		_, active := r.Load(0)
@@ -280,8 +276,7 @@ func TestFirstGenerationKeepsTheLedger(t *testing.T) {
 	a.End(unknown(), t0)
 }
 
-// TestReleaseWaitsForRequests: an id is given up only when no request of any generation runs on its backend, and the engine that
-// has it next begins without a load.
+// An id is released only when no request of any generation runs on its backend.
 func TestReleaseWaitsForRequests(t *testing.T) {
 	list := fleetOf(2)
 	r, _ := newRouter(t, Config{}, list)
@@ -341,12 +336,11 @@ func mustPanic(t *testing.T, f func()) {
 	f()
 }
 
-// TestPrefillProgressCounts pins the share of a running prefill that no longer counts as queue, and when one is overdue.
 func TestPrefillProgressCounts(t *testing.T) {
 	r, _ := newRouter(t, Config{}, fleetOf(1))
 	a := pick(t, r, ask(prompt(1, 1, 0, 800)), t0) // 102,400 tokens, 10,000/s
 	a.Dispatched(t0)
-	b := pick(t, r, ask(prompt(2, 2, 0, 8)), t0+1) // 1,024
+	b := pick(t, r, ask(prompt(2, 2, 0, 8)), t0+1)
 	b.Dispatched(t0 + 1)
 	queued := func(now prefixtree.Time) float64 { q, _ := a.slot.queued(now, 10_000); return q }
 	for _, c := range []struct {

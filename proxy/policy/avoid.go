@@ -7,23 +7,22 @@ import (
 	"grapevine/prefixtree"
 )
 
-// Failure says how an attempt ended. Connect always speaks against the backend; Timeout, Reset and Status5xx may be the
-// request's own fault, and speak against it together with the failure of another request.
+// Failure says how an attempt ended. Connect always counts against the backend; Timeout, Reset and
+// Status5xx may be the request's fault and need the failure of a second request.
 type Failure uint8
 
-// The ways an attempt ends.
 const (
-	None       Failure = iota // answered
-	Connect                   // no connection
-	Timeout                   // no first byte in time
-	Reset                     // connection lost before the end, or an answer that is no HTTP
-	Status5xx                 // answered 5xx
-	ClientGone                // the client left: says nothing of the backend
-	Client4xx                 // answered 4xx: the backend is alive
-	Busy                      // answered 429: another backend may have room
+	None Failure = iota
+	Connect
+	Timeout // no first byte in time
+	Reset   // connection lost, or an answer that is not HTTP
+	Status5xx
+	ClientGone // no evidence about the backend
+	Client4xx  // the backend is alive
+	Busy       // answered 429
 )
 
-// Failures is how many ways to end there are.
+// Failures is the number of Failure values.
 const Failures = len(failureNames)
 
 var failureNames = [...]string{"none", "connect", "timeout", "reset", "5xx", "client-gone", "4xx", "busy"}
@@ -39,22 +38,21 @@ func (f Failure) String() string {
 func (f Failure) blames() bool { return f >= Connect && f <= Status5xx }
 
 const (
-	// backoffMin is the first time an ejected backend is left alone, milliseconds: long enough to end a storm of retries,
-	// short enough that a mistake costs its prefixes little.
+	// backoffMin is the first back-off in ms: it ends a storm of retries, and a mistake costs
+	// little.
 	backoffMin = 1_000
-	// backoffMax bounds the doubling, milliseconds: a repaired backend is tried again within half a minute.
+	// backoffMax bounds the doubling, in ms.
 	backoffMax = 30_000
-	// strikeLasts is how long one failure counts towards an ejection, milliseconds.
+	// strikeLasts is how long a failure counts, in ms.
 	strikeLasts = 30_000
-	// ejectShare: failed requests eject at most one in so many backends of a pool, but one in any pool. More than that is
-	// rather the clients' doing, and the pool needs its backends. Connections refused are not bounded.
+	// ejectShare: failed requests eject at most one in so many backends of a pool, but one in any
+	// pool. Refused connections are not bounded.
 	ejectShare = 5
-	// busyMin and busyMax bound how long an answer of 429 keeps new requests away, milliseconds. The default is the least:
-	// it may be the limit of one client's key, which is no reason to take the backend from others for long.
+	// Bounds of the pause after a 429, in ms. The default is the least, since the limit may be one
+	// client's.
 	busyMin, busyMax = 1_000, 10_000
 )
 
-// health classes of a slot at one time.
 type health uint8
 
 const (
@@ -71,29 +69,26 @@ func (s *slot) health(now prefixtree.Time) health {
 	case int64(now) < at:
 		return avoided
 	case !s.ejected.Load():
-		return healthy // it was busy
+		return healthy
 	case s.trial.Load():
 		return avoided
 	}
 	return halfOpen
 }
 
-// strikes are what failed requests hold against a backend; slot.mu guards them.
+// strikes are failed requests that count against a backend; guarded by slot.mu.
 type strikes struct {
-	by          [2]uint64       // the requests; 0 for none. Two of them eject
-	at          prefixtree.Time // of the last
-	failures    int32           // ejections since the backend last answered
-	lastFailure prefixtree.Time // of the last ejection
+	by          [2]uint64 // failed requests; 0: none. Two eject the backend
+	at          prefixtree.Time
+	failures    int32
+	lastFailure prefixtree.Time
 	lastWhy     Failure
-	backoff     int64 // ms; until when the ejection lasts, 0 for none
+	backoff     int64 // ms; end of the ejection, 0: none
 }
 
-// failed books a failure that speaks against the backend, and reports whether it does.
-//
-// No connection ejects at once: no request can cause that. Any other failure may be the fault of the request, so it takes
-// two different requests in a row to eject, or one if the backend has not answered any since its last ejection. A request
-// that fails on a second backend is held against neither. Requests that were running when the backend was ejected do not
-// count: one crash fails many at once.
+// failed records a failure and reports whether it can count against a backend; DESIGN.md,
+// "Failures", has the rules. Requests that ran when the backend was ejected do not count, because
+// one crash fails many.
 func (r *Router) failed(s *slot, o *Outcome, picked, now prefixtree.Time) bool {
 	if o.Failed != Connect && o.Request == 0 {
 		return false
@@ -140,7 +135,7 @@ func (r *Router) failed(s *slot, o *Outcome, picked, now prefixtree.Time) bool {
 	return true
 }
 
-// absolve takes back what a request's failure did to a backend: it has failed on another, too.
+// absolve undoes a strike, and its ejection.
 func (s *slot) absolve(request uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -160,7 +155,7 @@ func (s *slot) absolve(request uint64) {
 	s.retryLocked()
 }
 
-// mayEject says whether failed requests may eject one more backend of the pools that the slot is in. ejecting must be held.
+// mayEject reports whether failed requests may eject one more backend. ejecting must be held.
 func (r *Router) mayEject(s *slot) bool {
 	for _, p := range r.table.Load().pools() {
 		if p.entryOf(s.id) < 0 {
@@ -179,7 +174,8 @@ func (r *Router) mayEject(s *slot) bool {
 	return true
 }
 
-// retryLocked sets when the backend may be tried again. What others report ends by their word, not by a trial: they probe it.
+// retryLocked recomputes until when the backend is avoided. Peers that report failures also probe
+// it.
 func (s *slot) retryLocked() {
 	s.struck.Store(s.strikes.by[0] != 0)
 	s.ejected.Store(s.strikes.backoff != 0)
@@ -191,8 +187,8 @@ func (s *slot) retryLocked() {
 	s.retryAt.Store(max(s.strikes.backoff, s.busyUntil))
 }
 
-// answered books a sign of life: it ends a strike, and an ejection if the request was picked after it. After more than one
-// back-off the backend begins anew: what failed so often was rather restarted than disturbed.
+// answered records a sign of life, which ends strikes, and an ejection before the Pick. After two
+// ejections it starts slow start, since the backend probably restarted.
 func (r *Router) answered(s *slot, picked, now prefixtree.Time) {
 	raise(&s.answerAt, int64(now))
 	if s.retryAt.Load() == 0 && !s.struck.Load() {
@@ -213,7 +209,6 @@ func (r *Router) answered(s *slot, picked, now prefixtree.Time) {
 	s.retryLocked()
 }
 
-// busy keeps new requests away for as long as the backend asks for, in milliseconds, while others have room.
 func (s *slot) busy(wait int64, now prefixtree.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -221,10 +216,9 @@ func (s *slot) busy(wait int64, now prefixtree.Time) {
 	s.retryLocked()
 }
 
-// Lives says that the backend answered a probe that was put to it at that time. That ends an ejection before it: at once if
-// nothing could connect, or if the backend had answered requests until then; when the back-off is over if it was ejected
-// again before it answered any. An ejection for answers of 5xx stands, since the backend answers probes better than requests.
-// Until it answers a request, the next failure of any request ejects it again.
+// Lives reports that the backend answered a probe sent at asked, which ends an earlier ejection.
+// After a second ejection in a row the probe must follow the back-off. An ejection for 5xx stays:
+// such a backend may answer probes.
 func (r *Router) Lives(b prefixtree.Backend, asked, now prefixtree.Time) {
 	s := r.table.Load().slot(b)
 	if s == nil || !s.ejected.Load() {
@@ -244,9 +238,9 @@ func (r *Router) Lives(b prefixtree.Backend, asked, now prefixtree.Time) {
 	s.retryLocked()
 }
 
-// SetReported says that other nodes find the backend failing, or that they do not any more. It is left alone while they do: they
-// look after it, and no request need be put at risk to learn more. One that comes back after longer than a first back-off
-// begins anew, and what own requests held against it is forgotten: it has been probed since.
+// SetReported sets whether other nodes report the backend as failing; it is avoided meanwhile.
+// After more than backoffMin the backend restarts slowly. Own ejections end with the report, except
+// for 5xx.
 func (r *Router) SetReported(b prefixtree.Backend, failing bool, now prefixtree.Time) {
 	s := r.table.Load().slot(b)
 	if s == nil {
@@ -269,17 +263,17 @@ func (r *Router) SetReported(b prefixtree.Backend, failing bool, now prefixtree.
 	s.retryLocked()
 }
 
-// Health is what this node's own requests have shown of a backend.
+// Health is the failure state of a backend at this node.
 type Health struct {
-	Failures int32           // ejections in a row
-	Failure  Failure         // the last one's kind
-	FailedAt prefixtree.Time // 0 never
-	Answered prefixtree.Time // when it last gave a first token or an answer that does not speak against it; 0 never
-	Reported bool            // other nodes find it failing
-	Ejected  bool            // by failed requests of this node, and not tried again yet
+	Failures int32 // ejections in a row
+	Failure  Failure
+	FailedAt prefixtree.Time // last ejection; 0: never
+	Answered prefixtree.Time // last sign of life; 0: never
+	Reported bool
+	Ejected  bool // by failed requests of this node, and not retried yet
 }
 
-// Health returns what is known of a backend of the present view.
+// Health returns the failure state of a backend of the view.
 func (r *Router) Health(b prefixtree.Backend) Health {
 	s := r.table.Load().slot(b)
 	if s == nil {
@@ -292,10 +286,10 @@ func (r *Router) Health(b prefixtree.Backend) Health {
 	}
 }
 
-// reportedFailures is what a report counts: more than requests can show, since who reports has made sure.
+// reportedFailures ranks reported failures above own ones, because the reporting node has verified
+// them.
 const reportedFailures = 1 << 20
 
-// consecutive returns the failures in a row.
 func (s *slot) consecutive() int32 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -305,7 +299,6 @@ func (s *slot) consecutive() int32 {
 	return s.strikes.failures
 }
 
-// raise moves a value up to v.
 func raise(value *atomic.Int64, v int64) {
 	for {
 		was := value.Load()

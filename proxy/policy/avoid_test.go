@@ -13,8 +13,8 @@ func fail(t *testing.T, r *Router, b prefixtree.Backend, f Failure, n int, now p
 	a.End(failed(f), now)
 }
 
-// TestOnlyTheBackendsOwnFailuresCount: a refused connection ejects at once, other failures when two different requests
-// have met them in a row, and what is not the backend's doing never.
+// A refused connection ejects at once, other failures after two different requests, everything else
+// never.
 func TestOnlyTheBackendsOwnFailuresCount(t *testing.T) {
 	for f := None; int(f) < len(failureNames); f++ {
 		r, _ := newRouter(t, Config{}, fleetOf(2))
@@ -30,7 +30,7 @@ func TestOnlyTheBackendsOwnFailuresCount(t *testing.T) {
 	}
 }
 
-// bad ends a request at a backend of n in a failure, and names the request and where it failed before.
+// bad makes a request fail at a backend of n.
 func bad(t *testing.T, r *Router, b prefixtree.Backend, n int, request uint64, now prefixtree.Time, before ...prefixtree.Backend) {
 	t.Helper()
 	a := pick(t, r, &Request{Exclude: except(n, b)}, now)
@@ -38,7 +38,6 @@ func bad(t *testing.T, r *Router, b prefixtree.Backend, n int, request uint64, n
 	a.End(Outcome{PromptTokens: -1, CachedTokens: -1, OutputTokens: -1, Failed: Reset, Request: request, FailedBefore: before}, now)
 }
 
-// ejected counts the backends that are left alone.
 func ejected(r *Router, n int, now prefixtree.Time) (count int) {
 	for b := range n {
 		if _, avoided := r.Avoided(prefixtree.Backend(b), now); avoided {
@@ -48,8 +47,7 @@ func ejected(r *Router, n int, now prefixtree.Time) (count int) {
 	return count
 }
 
-// TestBadRequestsEjectNobody: requests that fail on a second backend, too, are their own fault; so is one that fails again
-// and again.
+// A request that fails on two backends, or repeatedly on one, ejects none.
 func TestBadRequestsEjectNobody(t *testing.T) {
 	r, _ := newRouter(t, Config{}, fleetOf(8))
 	for i := range 200 {
@@ -67,7 +65,7 @@ func TestBadRequestsEjectNobody(t *testing.T) {
 	if n := ejected(r, 8, t0+60_010); n > 0 {
 		t.Errorf("%d backends are left alone for one request that was sent again and again", n)
 	}
-	// Another request has failed there meanwhile: ejected, until the first shows that it was at fault itself.
+	// A second request failed there: ejected, until the first fails elsewhere as well.
 	bad(t, r, 0, 8, 8, t0+60_020)
 	if n := ejected(r, 8, t0+60_021); n != 1 {
 		t.Fatalf("%d are left alone after the failures of two requests", n)
@@ -78,7 +76,7 @@ func TestBadRequestsEjectNobody(t *testing.T) {
 	}
 }
 
-// TestFailedRequestsEjectAFifth: of any pool, and one of a small one; connections refused eject all.
+// Failed requests eject a fifth of a pool, one of a small pool; refused connections eject all.
 func TestFailedRequestsEjectAFifth(t *testing.T) {
 	for size, want := range map[int]int{2: 1, 5: 1, 8: 1, 10: 2, 25: 5} {
 		r, _ := newRouter(t, Config{}, fleetOf(size))
@@ -97,7 +95,6 @@ func TestFailedRequestsEjectAFifth(t *testing.T) {
 	}
 }
 
-// TestAnAnswerEndsAStrike: failures of two requests with an answer between them eject nobody, nor do two half a minute apart.
 func TestAnAnswerEndsAStrike(t *testing.T) {
 	r, _ := newRouter(t, Config{}, fleetOf(2))
 	fail(t, r, 0, Reset, 2, t0)
@@ -109,7 +106,7 @@ func TestAnAnswerEndsAStrike(t *testing.T) {
 	}
 }
 
-// TestAProbeEndsAnEjection that came before it, unless probes have been shown not to tell.
+// A later probe ends an ejection, unless probes proved misleading.
 func TestAProbeEndsAnEjection(t *testing.T) {
 	twice := func(r *Router, f Failure, now prefixtree.Time) {
 		fail(t, r, 0, f, 2, now)
@@ -141,7 +138,6 @@ func TestAProbeEndsAnEjection(t *testing.T) {
 	}
 }
 
-// TestBusy: a backend that answers 429 is left alone for as long as it asks, within bounds, unless all are.
 func TestBusy(t *testing.T) {
 	refuse := func(r *Router, b prefixtree.Backend, wait int64) {
 		a := pick(t, r, &Request{Exclude: except(2, b)}, t0)
@@ -183,7 +179,7 @@ func TestFastFailureDoesNotLookIdle(t *testing.T) {
 	for _, strategy := range builtin {
 		r, _ := newRouter(t, Config{Strategy: strategy}, fleetOf(3))
 		bad, to1 := 0, 0
-		for i := range requests { // 30 s
+		for i := range requests {
 			now := t0 + prefixtree.Time(i*30_000/requests)
 			a := pick(t, r, ask(prompt(uint64(i), 0, 2, 2)), now)
 			a.Dispatched(now)

@@ -2,7 +2,7 @@ package policy
 
 import "math"
 
-// leastRequest takes the backend with the fewest active requests for its weight; ties go round.
+// leastRequest takes the backend with the fewest active requests per weight, in turn among equals.
 type leastRequest struct{}
 
 func (leastRequest) Choose(s *Scene) (int, Rung) {
@@ -38,13 +38,12 @@ func (leastRequest) Choose(s *Scene) (int, Rung) {
 	return 0, Load
 }
 
-// roundRobin takes the backends in turn, in proportion to their weights.
 type roundRobin struct{}
 
 func (roundRobin) Choose(s *Scene) (int, Rung) { return rotate(s), Rotate }
 
-// rotate returns the next candidate in turn. With unequal weights the turns walk the golden ratio's low-discrepancy
-// sequence over the cumulated weights: every stretch of turns has nearly the right shares, and no state is kept but the turn.
+// rotate returns the next candidate in turn. Unequal weights follow the golden ratio's
+// low-discrepancy sequence, which needs no state but the turn.
 func rotate(s *Scene) int {
 	turn := s.Turn()
 	if !s.weighted {
@@ -54,7 +53,6 @@ func rotate(s *Scene) int {
 	return byWeight(s, frac)
 }
 
-// random takes any backend, in proportion to the weights.
 type random struct{}
 
 func (random) Choose(s *Scene) (int, Rung) {
@@ -64,7 +62,6 @@ func (random) Choose(s *Scene) (int, Rung) {
 	return byWeight(s, float64(s.Rand()>>11)/(1<<53)), Rotate
 }
 
-// byWeight maps a fraction in [0,1) to the candidate at that place of the cumulated weights.
 func byWeight(s *Scene, fraction float64) int {
 	var sum float64
 	for i := range s.Candidates {

@@ -11,11 +11,10 @@ import (
 	"grapevine/prefixtree"
 )
 
-// MaxConsidered bounds the candidates a receipt lists.
+// MaxConsidered bounds Decision.Candidates.
 const MaxConsidered = 8
 
-// Decision is the outcome of a Pick and its receipt. It is a view into the Attempt, valid until the Attempt is reused;
-// Clone it to keep it.
+// Decision is the result of a Pick. It is valid until the Attempt is reused; Clone it to keep it.
 type Decision struct {
 	Backend         prefixtree.Backend `json:"backend"`
 	Generation      uint32             `json:"generation"`
@@ -23,23 +22,23 @@ type Decision struct {
 	Strategy        string             `json:"strategy"`
 	Rung            Rung               `json:"rung"`
 	PromptTokens    int                `json:"prompt_tokens"`    // estimated
-	MatchedBlocks   int                `json:"matched_blocks"`   // leading blocks with a known placement on the backend
+	MatchedBlocks   int                `json:"matched_blocks"`   // leading blocks with a known placement
 	PredictedTokens int                `json:"predicted_tokens"` // tokens expected in its cache
-	UncachedTokens  int                `json:"uncached_tokens"`  // tokens charged: prompt less predicted, at least 1
-	Age             time.Duration      `json:"age_ns"`           // of the knowledge used; 0 without a match
+	UncachedTokens  int                `json:"uncached_tokens"`  // charge: prompt minus predicted, at least 1
+	Age             time.Duration      `json:"age_ns"`           // age of the match; 0: none
 	Branch          prefixtree.Hash    `json:"branch"`
-	Hot             prefixtree.Hash    `json:"hot"`      // anchor of the hot prefix that the prompt begins with; 0 for none
-	Replicas        int                `json:"replicas"` // backends that are agreed to hold it
-	Eligible        int                `json:"eligible"` // backends there were to choose from
-	Trial           bool               `json:"trial"`    // the one request given to a backend that failed lately
+	Hot             prefixtree.Hash    `json:"hot"` // anchor of the prompt's hot prefix; 0: none
+	Replicas        int                `json:"replicas"`
+	Eligible        int                `json:"eligible"`
+	Trial           bool               `json:"trial"` // trial request of a half-open backend
 	LastResort      bool               `json:"last_resort"`
-	// Handle is what the caller gave the backend in the view that was decided by: the list of backends may be another by now.
+	// Handle is Backend.Handle from the view of this decision, which may be replaced by now.
 	Handle any `json:"-"`
-	// Candidates are the chosen backend and then the cheapest others, at most MaxConsidered.
+	// Candidates are the chosen backend and the cheapest alternatives, at most MaxConsidered.
 	Candidates []Considered `json:"candidates"`
 }
 
-// Considered is one line of a receipt.
+// Considered is one candidate of a Decision.
 type Considered struct {
 	Backend       prefixtree.Backend `json:"backend"`
 	Name          string             `json:"name"`
@@ -52,17 +51,17 @@ type Considered struct {
 	Cost          float64            `json:"cost"` // in the strategy's unit
 }
 
-// Clone returns a copy that shares nothing with the attempt.
+// Clone returns a copy that shares no memory with the attempt.
 func (d *Decision) Clone() Decision {
 	c := *d
 	c.Candidates = slices.Clone(d.Candidates)
 	return c
 }
 
-// JSON returns the receipt as one JSON object.
+// JSON returns the decision as JSON.
 func (d *Decision) JSON() ([]byte, error) { return json.Marshal(d) }
 
-// String returns the receipt for people: a headline and one line per candidate, the chosen one first.
+// String returns a headline and one line per candidate.
 func (d *Decision) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s by %s/%s: %d of %d prompt tokens expected cached", d.Name, d.Strategy, d.Rung, d.PredictedTokens, d.PromptTokens)
@@ -83,7 +82,6 @@ func (d *Decision) String() string {
 	return b.String()
 }
 
-// fill writes the receipt of the chosen candidate. It reuses the slice of the last one.
 func (d *Decision) fill(s *Scene, chosen int, rung Rung, strategy *named, lastResort bool) {
 	c := &s.Candidates[chosen]
 	b, _ := s.pool.view.Backend(c.Backend)
@@ -121,7 +119,7 @@ func (s *Scene) considered(i int) Considered {
 	c := &s.Candidates[i]
 	cost := c.Cost
 	if math.IsInf(cost, 0) || math.IsNaN(cost) {
-		cost = math.MaxFloat64 // JSON knows no infinity
+		cost = math.MaxFloat64 // JSON has no infinity
 	}
 	return Considered{
 		Backend: c.Backend, Name: s.pool.name(c.Backend), MatchedBlocks: int(c.HeldBlocks), HeldTokens: c.Held,

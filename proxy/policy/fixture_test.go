@@ -15,7 +15,7 @@ const t0 = prefixtree.Time(1_700_000_000_000)
 
 const testBlock = 512
 
-// seedOf returns the seed of a random test: GRAPEVINE_TEST_SEED, or a new one, which is printed when the test fails.
+// seedOf returns GRAPEVINE_TEST_SEED or a new seed, and logs it if the test fails.
 func seedOf(t testing.TB) uint64 {
 	seed := rand.Uint64()
 	if v := os.Getenv("GRAPEVINE_TEST_SEED"); v != "" {
@@ -42,7 +42,6 @@ func newTree(t testing.TB) *prefixtree.Tree {
 	return tree
 }
 
-// fleetOf returns n active backends, ids and names from 0.
 func fleetOf(n int) []Backend {
 	b := make([]Backend, n)
 	for i := range b {
@@ -75,7 +74,7 @@ func setView(t testing.TB, r *Router, backends []Backend, rules ...Rule) {
 	r.SetView(v)
 }
 
-// prompt returns the chain of a prompt of so many blocks: equal families share their first common blocks.
+// prompt returns the chain of a prompt; equal families share their first common blocks.
 func prompt(family, own uint64, common, blocks int) []prefixtree.Hash {
 	h := make([]prefixtree.Hash, blocks)
 	for i := range h {
@@ -101,7 +100,7 @@ func pick(t testing.TB, r *Router, q *Request, now prefixtree.Time) *Attempt {
 	return a
 }
 
-// serve sends the request and lets it succeed within the same millisecond, so that only knowledge remains.
+// serve sends a request that succeeds within the same millisecond.
 func serve(t testing.TB, r *Router, q *Request, now prefixtree.Time) *Decision {
 	t.Helper()
 	a := pick(t, r, q, now)
@@ -115,7 +114,6 @@ func unknown() Outcome { return Outcome{PromptTokens: -1, CachedTokens: -1, Outp
 
 var requests atomic.Uint64
 
-// failed is the outcome of a request like no other.
 func failed(f Failure) Outcome {
 	o := unknown()
 	o.Failed, o.Request = f, requests.Add(1)

@@ -7,70 +7,62 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// A node among others sees its own work exactly and theirs late or not at all. DESIGN.md, "Several nodes", has the
-// measurements behind the numbers.
+// DESIGN.md, "Several nodes", explains these rules.
 const (
-	// blindAfter is the age in milliseconds beyond which loads are too old to count a decision as an informed one.
+	// blindAfter is the age of peer loads, in ms, from which a decision ignores them.
 	blindAfter = 10_000
-	// factsLost is the age in milliseconds beyond which placements of other nodes are not worth calling known: turns of a
-	// conversation follow each other in seconds to minutes.
+	// factsLost is the age in ms from which peers' placements count as unknown; turns of a
+	// conversation follow within minutes.
 	factsLost = 60_000
-	// unseenBoost is what each other node adds to own work where theirs is not seen: they follow the same caches and the same
-	// rendezvous orders, so that a part of what they do is what this node does.
+	// unseenBoost is by how much own work is scaled up per unseen peer, whose work is similar.
 	unseenBoost = 0.3
-	// DefaultEpsilon is e of the bounded-load test among several nodes.
+	// DefaultEpsilon is the slack of the bounded-load test among several nodes.
 	DefaultEpsilon = 0.25
-	// fewChoices is the least number of rendezvous candidates where placements are known: with two, a node still tells the idle
-	// backend from the busy one, and no two nodes that think alike need choose alike.
+	// fewChoices is the least number of candidates: two let a node avoid the busier one.
 	fewChoices = 2
-	// aimless is how much sooner the choices narrow, from few to one, where placements are not known, and only the order leads
-	// the next turn to the same backend.
+	// aimless narrows the candidates faster where only the order leads the next turn to the same
+	// backend.
 	aimless = 16
-	// maxChoices bounds the choices while they are fewer than all.
+	// maxChoices bounds the candidates.
 	maxChoices = 64
-	// maxHolders bounds the holders of equal depth that are added to the rendezvous choices.
+	// maxHolders bounds the deepest holders added.
 	maxHolders = 4
 )
 
-// fleetState is what is known of the other nodes as a whole. Immutable.
 type fleetState struct {
-	nodes        int   // routers, this one included, at least 1
-	loads, facts int64 // ms by which what the others do is known late
+	nodes        int
+	loads, facts int64 // staleness of peer loads and placements, ms
 }
 
-// SetFleet tells how many routers there are and how late what the others did becomes known here, as measured.
+// SetFleet sets the number of routers and the measured staleness of their reports.
 func (r *Router) SetFleet(nodes int, staleness time.Duration) {
 	r.SetKnowledge(nodes, staleness, staleness)
 }
 
-// SetKnowledge is SetFleet for a fleet whose nodes tell each other their loads and their placements apart: how late each of
-// the two becomes known here; Never for what is not told. Loads of which no report has ever come (SetPeerLoad) count as not
-// told, whatever loads says.
+// SetKnowledge is SetFleet with separate staleness; Never means not shared. Loads count as not
+// shared before the first SetPeerLoad.
 func (r *Router) SetKnowledge(nodes int, loads, facts time.Duration) {
 	r.fleet.Store(&fleetState{nodes: max(nodes, 1), loads: max(loads, 0).Milliseconds(), facts: max(facts, 0).Milliseconds()})
 }
 
-// outsight is what a decision makes of the other nodes: what of their work is not seen, and so among how many backends it
-// may choose by load.
+// outsight estimates the unseen work of other nodes.
 type outsight struct {
-	blind  bool    // nothing is known of their load
-	unseen float64 // else: placements of theirs that are not known yet, expected
-	seen   float64 // share of the backends that are still as known: a chance, 1 if nothing is unseen
-	sure   float64 // the chance that everything is still as known
-	boost  float64 // blind: what an own token stands for, at least 1
-	slack  float64 // blind: of the bounded-load test, in prompts
-	flood  float64 // prefill tokens that the unseen placements are expected to bring
-	crowd  float64 // level to which the unseen placements fill the active requests
-	queue  float64 // the same of the queues, in prefill tokens
-	k      int     // rendezvous candidates; all: no preselection
+	blind  bool    // peer loads are unknown
+	unseen float64 // expected peer placements since the reports
+	seen   float64 // expected share of backends without them
+	sure   float64 // probability of none
+	boost  float64 // blind: scale of own work, at least 1
+	slack  float64 // blind: slack of the bounded-load test, in prompts
+	flood  float64 // expected prefill tokens of the unseen placements
+	crowd  float64
+	queue  float64 // water level of the queues, prefill tokens
+	k      int
 	all    bool
 }
 
-// look returns the outsight of a node.
-//
-// What the others have placed since the reports in hand is unseen: m placements on B backends. All nodes act on the same
-// reports: if each took the backend that looks best, m more would follow within one staleness. The best of K = B/(1+m) of them,
-// in an order that differs from prompt to prompt, is somebody's own choice.
+// look estimates what other nodes have placed since their reports: m placements on B backends. If
+// all nodes took the backend that looks best, m requests would follow within one staleness. Each
+// chooses among K = B/(1+m) candidates instead, in an order that differs between prompts.
 func (s *Scene) look(o *outlook) outsight {
 	b := float64(s.size())
 	if s.Nodes <= 1 {
@@ -83,7 +75,7 @@ func (s *Scene) look(o *outlook) outsight {
 	m := o.others * float64(late) / 1000
 	out := outsight{unseen: m, seen: math.Exp(-m / b), sure: math.Exp(-m), flood: m * o.mean * s.FleetRate}
 	if s.inferred {
-		out.sure = 0 // a guess
+		out.sure = 0 // inferred loads are too uncertain
 	}
 	k := max(b/(1+m), fewChoices)
 	if s.FactStaleness > factsLost {
@@ -92,12 +84,12 @@ func (s *Scene) look(o *outlook) outsight {
 	return out.among(k, s.size())
 }
 
-// lookBlindly is look where nothing is known of the others' load. Nobody is drawn anywhere by common reports: all backends are
-// choices, by own work, of which every node sees another part. Unless only the order leads the next turn to the same backend.
+// lookBlindly is look without peer loads: no common reports draw nodes together, so all backends
+// are candidates, unless only the order leads the next turn to the same backend.
 func (s *Scene) lookBlindly() outsight {
 	others := float64(s.Nodes - 1)
 	out := outsight{blind: true, boost: 1 + unseenBoost*others}
-	// A small part of the work says little of the whole: the less is seen, the less may the load overrule the order.
+	// The smaller this node's part of the traffic, the less its own load may overrule the order.
 	out.slack = math.Pow(others/float64(s.Nodes), 4)
 	k := math.Inf(1)
 	if s.FactStaleness > factsLost {
@@ -112,7 +104,7 @@ func (o outsight) among(k float64, candidates int) outsight {
 	return o
 }
 
-// narrow is for a choice within a part of all candidates: what is unseen is on all of them alike.
+// narrow adapts the candidates to a part of the pool; unseen work is spread over the whole.
 func (o *outsight) narrow(within, all int) {
 	if o.blind {
 		return
@@ -125,11 +117,9 @@ func (o *outsight) narrow(within, all int) {
 	*o = o.among(k, within)
 }
 
-// weigh sets every candidate's queue and crowd: the prefill tokens to expect in front of a new request, and the requests.
-//
-// What others have placed meanwhile went where it looked best, so it has filled the backends like water, from the emptiest up to
-// a level. A report below the level says nothing any more; one above it, all. Reported work has meanwhile been worked off as
-// long as the report is old. The own work is known, and comes on top: it is what others do not see.
+// weigh sets every candidate's expected queue and crowd. Unseen work fills the backends like water
+// up to a level, and a report, minus the progress since, counts only above it. Own work comes on
+// top, because the peers cannot see it.
 func (o *outsight) weigh(s *Scene) {
 	switch {
 	case s.Nodes <= 1:
@@ -163,7 +153,6 @@ func (o *outsight) weigh(s *Scene) {
 	}
 }
 
-// level returns the water level: that of the survey if the candidates are a selection.
 func (s *Scene) level(surveyed, flood float64) float64 {
 	if s.sampled {
 		return surveyed
@@ -171,8 +160,8 @@ func (s *Scene) level(surveyed, flood float64) float64 {
 	return s.waterLevel(flood)
 }
 
-// waterLevel returns the level to which so many tokens fill the queues from the lowest up. Each pass leaves out the queues
-// above the level that the rest would have, which only lowers it; few passes find the rest that stays.
+// waterLevel returns the level to which flood fills the queues from the lowest up. Each pass drops
+// the queues above it.
 func (s *Scene) waterLevel(flood float64) float64 {
 	level := math.Inf(1)
 	for {
@@ -190,19 +179,18 @@ func (s *Scene) waterLevel(flood float64) float64 {
 	}
 }
 
-// rateSeen returns the prefill rate to reckon with. Single backends differ by little, but the same way at all nodes: that counts
-// only as far as it is sure that nobody has acted on it since.
+// rateSeen returns the rate to use: small differences count only by the chance that no peer has
+// acted on them.
 func (o *outsight) rateSeen(s *Scene, c *Candidate) float64 {
 	return s.FleetRate + (c.Rate-s.FleetRate)*o.sure
 }
 
-// orderKey returns the key whose rendezvous order breaks ties and names the candidates, and whether it leads another request of
-// the same conversation to the same backends. 0: the prompt is common property to its end, and names nobody.
+// orderKey returns the key whose order breaks ties and selects candidates, and whether it leads the
+// conversation's next request to the same backends. 0: the whole prompt is common.
 //
-// It is the branch key, which leads whoever shares a prefix to one backend. But each node finds out by itself what is common, and so
-// where prompts branch: nodes that do not know each other's placements agree on sessions sooner. And while too few
-// requests have been seen to tell, the branch key may be what all have in common, and would gather them: then the whole
-// prompt stands in.
+// Normally it is the branch key. Nodes learn branch points separately, so without placements they
+// agree sooner on sessions. Before enough requests, the branch key may be common to all, and the
+// whole prompt's hash replaces it.
 func (s *Scene) orderKey() (key uint64, leads bool) {
 	session := len(s.Request.Session) > 0 && s.Nodes > 1
 	switch {
@@ -216,8 +204,8 @@ func (s *Scene) orderKey() (key uint64, leads bool) {
 	return uint64(s.Request.Hashes[len(s.Request.Hashes)-1]), true
 }
 
-// preselect rules out all but the first K candidates in rendezvous order of the key whose queue is not above the others',
-// and the deepest holders of what is not common property.
+// preselect rules out all but the first K candidates within the bounded load, and the deepest
+// holders of an uncommon prefix.
 func (p *prefix) preselect(s *Scene, o *outsight, key uint64) {
 	var sum, deepest float64
 	within := 0
@@ -250,9 +238,8 @@ func (p *prefix) preselect(s *Scene, o *outsight, key uint64) {
 	}
 }
 
-// choices returns at least one and at most k candidates to choose from, best first. At least one fits whenever limit is at least the
-// mean. Of a selection all that are in an order may be above it, or away: then the others that are within stand in for them, and if
-// there are none, who is first is as good as any.
+// choices returns 1 to k candidates, best first. If every ranked candidate of a selection exceeds
+// the limit, unranked ones replace them, or else the limit is dropped.
 func (s *Scene) choices(key uint64, limit float64, k int) (at [maxChoices]int32, n int) {
 	if at, n = s.firstFitting(key, limit, k, !s.sampled); n > 0 {
 		return at, n
@@ -266,8 +253,8 @@ func (s *Scene) choices(key uint64, limit float64, k int) (at [maxChoices]int32,
 	return s.firstFitting(key, math.Inf(1), k, true)
 }
 
-// firstFitting returns the first k candidates in rendezvous order of the key whose queue is within limit, best first; of a selection,
-// those that are in an order, or anyone.
+// firstFitting returns the first k candidates in order within limit; without anyone only ranked
+// ones of a selection.
 func (s *Scene) firstFitting(key uint64, limit float64, k int, anyone bool) (at [maxChoices]int32, n int) {
 	var ranks [maxChoices]float64
 	for i := range s.Candidates {

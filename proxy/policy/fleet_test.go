@@ -10,7 +10,7 @@ import (
 	"grapevine/prefixtree"
 )
 
-// among returns n routers of one fleet that are told nothing yet but that there are n, and what is shared how late.
+// among returns n routers of one fleet with the given staleness and no reports yet.
 func among(t testing.TB, n int, loads, facts time.Duration, backends []Backend) []*Router {
 	t.Helper()
 	routers := make([]*Router, n)
@@ -26,7 +26,7 @@ func TestLookFollowsWhatIsUnseen(t *testing.T) {
 	for name, c := range map[string]struct {
 		nodes        int
 		loads, facts time.Duration
-		rate         float64 // requests/s at this node
+		rate         float64
 		all          bool
 		kMin, kMax   int
 		seen         [2]float64
@@ -52,11 +52,10 @@ func TestLookFollowsWhatIsUnseen(t *testing.T) {
 	}
 }
 
-// TestCommonMatchIsNotFollowed: a system prompt of 60 % of every prompt, held by a busy backend, leads nobody there; the
-// same share of one conversation does.
+// A common system prompt does not attract requests to its busy holder; a conversation does.
 func TestCommonMatchIsNotFollowed(t *testing.T) {
 	r, _ := newRouter(t, Config{}, fleetOf(8))
-	for i := range 200 { // one backend at first: the others are excluded
+	for i := range 200 {
 		q := ask(prompt(1, uint64(i), 24, 40))
 		q.Exclude = except(8, 3)
 		serve(t, r, q, t0+prefixtree.Time(i*10))
@@ -72,8 +71,7 @@ func TestCommonMatchIsNotFollowed(t *testing.T) {
 	}
 }
 
-// TestFirstTurnsSpreadWhileCalm: nobody waits anywhere, so the requests under way decide, not the rates' noise nor the holder
-// of the system prompt.
+// In a calm fleet active requests decide, not small differences in rates.
 func TestFirstTurnsSpreadWhileCalm(t *testing.T) {
 	r, _ := newRouter(t, Config{}, fleetOf(10))
 	for b := range 10 { // learned rates differ by a few percent
@@ -85,7 +83,7 @@ func TestFirstTurnsSpreadWhileCalm(t *testing.T) {
 		now := t0 + prefixtree.Time(i*50)
 		a := pick(t, r, ask(prompt(1, uint64(i), 4, 8)), now)
 		a.Dispatched(now)
-		a.FirstToken(now) // the prefill takes no time, the answer long
+		a.FirstToken(now)
 		open = append(open, a)
 		most[a.Decision().Backend]++
 	}
@@ -99,8 +97,7 @@ func TestFirstTurnsSpreadWhileCalm(t *testing.T) {
 	}
 }
 
-// TestNamelessPromptsSpread: prompts that are common property to the end have one branch key between them, which must not
-// gather them.
+// The branch key that wholly common prompts share must not gather them.
 func TestNamelessPromptsSpread(t *testing.T) {
 	for _, loads := range []time.Duration{time.Second, Never} {
 		r := among(t, 16, loads, Never, fleetOf(16))[0]
@@ -114,8 +111,7 @@ func TestNamelessPromptsSpread(t *testing.T) {
 	}
 }
 
-// TestSessionLeadsWhereNothingIsKnown: routers that share nothing and have seen little agree on the backend of a session,
-// whatever its turns say.
+// Routers that share nothing agree on the backend of a session.
 func TestSessionLeadsWhereNothingIsKnown(t *testing.T) {
 	routers := among(t, 16, Never, Never, fleetOf(16))
 	for i := range 50 {
@@ -132,7 +128,7 @@ func TestSessionLeadsWhereNothingIsKnown(t *testing.T) {
 	}
 }
 
-// TestStaleNodesDoNotHerdOnRates: all know which engine is a little faster, nobody sees who went there.
+// All nodes know the fastest engine, and must not all choose it.
 func TestStaleNodesDoNotHerdOnRates(t *testing.T) {
 	for _, late := range [][2]time.Duration{{Never, Never}, {Never, 0}, {5 * time.Second, 0}} {
 		routers := among(t, 16, late[0], late[1], fleetOf(16))
@@ -151,13 +147,12 @@ func TestStaleNodesDoNotHerdOnRates(t *testing.T) {
 	}
 }
 
-// TestHotPrefixLeavesItsHolder: half of all requests share a long prefix that one backend holds. Routers that hear of the
-// placements, but of no load, leave it by their own share of the queue.
+// Routers that know placements but no load leave the holder of a hot prefix by their own queue.
 func TestHotPrefixLeavesItsHolder(t *testing.T) {
 	for _, loads := range []time.Duration{200 * time.Millisecond, 5 * time.Second, Never} {
 		routers := among(t, 4, loads, 0, fleetOf(8))
 		for _, r := range routers {
-			for i := range 2 * paceSupport { // what is slow here
+			for i := range 2 * paceSupport {
 				serve(t, r, ask(prompt(3, uint64(i), 0, 100)), t0-60_000+prefixtree.Time(i*500))
 			}
 			q := ask(prompt(1, 1, 80, 100))
@@ -184,8 +179,8 @@ func TestHotPrefixLeavesItsHolder(t *testing.T) {
 	}
 }
 
-// TestUnseenWorkFillsFromTheLowest: what others have placed since their reports has made up differences below a level; above it
-// they stand. Reports are worked off as they age, and the own work comes on top.
+// Unseen work fills the lowest queues up to a level; reports progress with age; own work comes on
+// top.
 func TestUnseenWorkFillsFromTheLowest(t *testing.T) {
 	scene := func(late time.Duration, peers ...float64) *Scene {
 		s := &Scene{Nodes: 4, Staleness: late.Milliseconds(), FleetRate: 10_000, Candidates: make([]Candidate, len(peers))}
@@ -221,7 +216,7 @@ func TestUnseenWorkFillsFromTheLowest(t *testing.T) {
 	near(queues(own, 6000), 50_000, 5700, 5000)
 	seed := seedOf(t)
 	rnd := rand.New(rand.NewPCG(seed, 2))
-	for range 200 { // what comes in is what the level holds
+	for range 200 {
 		peers := make([]float64, 1+rnd.IntN(40))
 		for i := range peers {
 			peers[i] = rnd.ExpFloat64() * 20_000
@@ -237,12 +232,11 @@ func TestUnseenWorkFillsFromTheLowest(t *testing.T) {
 	}
 }
 
-// TestOwnPrefillBehindPeersIsNotLate: a first token that waits for another node's prefill says nothing against the engine.
 func TestOwnPrefillBehindPeersIsNotLate(t *testing.T) {
 	r := among(t, 2, 0, 0, fleetOf(1))[0]
 	s := r.table.Load().slots[0]
-	r.SetPeerLoad("others", []PeerLoad{{0, 50_000, 1}}) // 5 s
-	a := pick(t, r, ask(prompt(1, 1, 0, 80)), t0)       // 1 s
+	r.SetPeerLoad("others", []PeerLoad{{0, 50_000, 1}})
+	a := pick(t, r, ask(prompt(1, 1, 0, 80)), t0)
 	a.Dispatched(t0)
 	if _, overdue := s.queued(t0+5500, 10_000); overdue != 0 {
 		t.Errorf("%v s late while its turn has not come", overdue)
@@ -260,7 +254,7 @@ func TestOwnPrefillBehindPeersIsNotLate(t *testing.T) {
 	}
 }
 
-// TestSlowSamplesAreDoubtedAmongNodes: without reports, waits for other nodes' prefills look like a slow engine.
+// Without reports, waiting for other nodes' prefills looks like a slow engine.
 func TestSlowSamplesAreDoubtedAmongNodes(t *testing.T) {
 	learned := func(doubt float64) float64 {
 		r, _ := newRouter(t, Config{}, fleetOf(1))
@@ -278,8 +272,7 @@ func TestSlowSamplesAreDoubtedAmongNodes(t *testing.T) {
 	}
 }
 
-// TestAnswersAreExpectedCached: no router hashes an answer before it comes back in a prompt, but it learns that the holder
-// of a conversation finds it.
+// Routers learn that the holder of a conversation has cached its generated answers.
 func TestAnswersAreExpectedCached(t *testing.T) {
 	r, _ := newRouter(t, Config{}, fleetOf(4))
 	charge := func(i, common int) (uncached int) {
@@ -290,7 +283,7 @@ func TestAnswersAreExpectedCached(t *testing.T) {
 		defer func() {
 			a.Dispatched(now + 500)
 			a.FirstToken(now + 510)
-			a.End(Outcome{PromptTokens: 60 * 128, CachedTokens: 56 * 128, OutputTokens: 5}, now+520) // 16 of 20 new blocks were its answer
+			a.End(Outcome{PromptTokens: 60 * 128, CachedTokens: 56 * 128, OutputTokens: 5}, now+520)
 		}()
 		if a.Decision().Backend != home {
 			t.Fatalf("conversation %d moved", i)

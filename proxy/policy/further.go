@@ -2,32 +2,30 @@ package policy
 
 import "grapevine/prefixtree"
 
-// further finds out quickly how far prompts go on alike behind an anchor: by how far each does as the one before it. The sketch finds the
-// anchors of a long prefix one after the other, each when the one before has been seen often enough, which takes minutes.
+// further learns how far prompts continue alike behind an anchor, by comparing each with the one
+// before. The sketch alone needs minutes for a long prefix.
 type further struct {
-	known  bool                        // there was one
-	before [maxFurther]prefixtree.Hash // anchors of the latest prompt, behind the one that this is about
-	length int                         // how many
-	depths [maxFurther + 1]uint8       // how many prompts had so many anchors in common with the one before
-	seen   int                         // their number; all are halved when it is furtherSeen
-	turn   uint8                       // of prompts, compared or not
-	until  int                         // the block up to which most go on alike, and its hash; 0: they do not
+	known  bool
+	before [maxFurther]prefixtree.Hash // anchors of the latest prompt behind this one
+	length int
+	depths [maxFurther + 1]uint8 // prompts by number of anchors shared with the one before
+	seen   int                   // sum of depths; halved at furtherSeen
+	turn   uint8
+	until  int // block up to which most continue alike, and its hash; 0: none
 	end    prefixtree.Hash
 }
 
 const (
-	// maxFurther is the number of anchors up to sketchDepth.
 	maxFurther = sketchDense + (sketchDepth-sketchDense)/sketchStride
-	// furtherSeen and furtherLeast are the prompts that count, and the least number that say something.
+	// Number of prompts in depths, and the least that give a result.
 	furtherSeen, furtherLeast = 64, 3
-	// furtherEvery is how many prompts there are for one that is compared, when half of furtherSeen have been.
+	// From half of furtherSeen on, one prompt in furtherEvery is compared.
 	furtherEvery = 8
-	// alike is the share of prompts that must go on as the one before: that of the most popular continuation is at least as great.
+	// alike is the share of prompts that must continue like the one before.
 	alike = 0.7
 )
 
-// extent takes in a prompt and returns up to which block it goes on as most do: blocks, or more. Once enough is known, one prompt in
-// furtherEvery is enough to notice when that changes.
+// extent adds a prompt and returns up to which block it continues like most, at least blocks.
 func (f *further) extent(hashes []prefixtree.Hash, blocks int) int {
 	if f.turn++; f.seen < furtherSeen/2 || f.turn%furtherEvery == 0 {
 		f.compare(hashes, blocks)
@@ -38,7 +36,6 @@ func (f *further) extent(hashes []prefixtree.Hash, blocks int) int {
 	return blocks
 }
 
-// compare compares a prompt with the one before.
 func (f *further) compare(hashes []prefixtree.Hash, blocks int) {
 	last := min(len(hashes), sketchDepth) - 1
 	n, depth, same := 0, 0, f.known
@@ -74,7 +71,7 @@ func (f *further) compare(hashes []prefixtree.Hash, blocks int) {
 	switch {
 	case from == 0:
 		f.until = 0
-	case depth >= from: // one of the most
+	case depth >= from:
 		at := blocks - 1
 		for range from {
 			at = nextAnchor(at, last)
@@ -83,24 +80,23 @@ func (f *further) compare(hashes []prefixtree.Hash, blocks int) {
 	}
 }
 
-// maxBeginnings bounds the anchors behind which prompts are compared, of each pool.
+// maxBeginnings bounds the anchors compared per pool.
 const maxBeginnings = 64
 
-// beginnings are what prompts behind lately seen anchors are like. Those seen only once make room first: a clock with a second chance. Not
-// safe for concurrent use.
+// beginnings holds a further for each recent anchor, replaced by a clock algorithm. Not safe for
+// concurrent use.
 type beginnings struct {
 	index map[prefixtree.Hash]*beginning
-	list  []beginning // all there will be, from the first prompt on
+	list  []beginning
 	hand  int
 }
 
 type beginning struct {
 	anchor prefixtree.Hash
-	again  bool // seen again since the hand passed
+	again  bool // used since the hand passed
 	further
 }
 
-// behind returns what prompts are like behind an anchor; it is to be used at once.
 func (b *beginnings) behind(anchor prefixtree.Hash) *further {
 	if e := b.index[anchor]; e != nil {
 		e.again = true

@@ -4,7 +4,7 @@ import (
 	"math"
 )
 
-// mix is splitmix64's finaliser: a bijection whose output bits all depend on all input bits.
+// mix is the finaliser of splitmix64, a bijection.
 func mix(x uint64) uint64 {
 	x ^= x >> 30
 	x *= 0xbf58476d1ce4e5b9
@@ -13,9 +13,9 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// rendezvous returns the rank of a backend for a key; the highest wins. With equal weights the hash itself orders the
-// backends, without a logarithm each; with unequal ones -w/ln(u) gives every backend its share (Schindelhauer and
-// Schomaker, SPAA 2005). Both are monotone in the same hash, so that weights that become equal move no key.
+// rendezvous returns the rank of a backend for a key; the highest wins. With unequal weights
+// -w/ln(u) gives each backend its share (Schindelhauer and Schomaker, SPAA 2005). Both forms are
+// monotone in one hash, so equal weights move no key.
 func rendezvous(key, backend uint64, weight float64, weighted bool) float64 {
 	h := mix(key ^ backend)
 	u := (float64(h>>11) + 0.5) / (1 << 53)
@@ -25,8 +25,8 @@ func rendezvous(key, backend uint64, weight float64, weighted bool) float64 {
 	return -weight / math.Log(u)
 }
 
-// prefixHash is bounded-load rendezvous hashing of the first blocks: the key's first choice, unless it is saturated, then
-// the next in its order (Mirrokni, Thorup, Zadimoghaddam, SODA 2018, on a rendezvous order in place of a ring).
+// prefixHash is rendezvous hashing of the first blocks with bounded loads (Mirrokni, Thorup,
+// Zadimoghaddam, SODA 2018).
 type prefixHash struct {
 	blocks int
 	bound  float64
@@ -55,10 +55,10 @@ func (p *prefixHash) Choose(s *Scene) (int, Rung) {
 			best, rank = i, r
 		}
 	}
-	return best, Hash // never empty: the least loaded of them all is below the mean
+	return best, Hash // the least loaded candidate is always within its limit
 }
 
-// keyOf names a backend in rendezvous orders: by its name, which outlives ids, else by its id.
+// keyOf prefers the name, because ids are not stable.
 func keyOf(b *Backend) uint64 {
 	if b.Name == "" {
 		return mix(uint64(b.ID) + 0x9e3779b97f4a7c15)

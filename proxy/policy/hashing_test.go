@@ -95,8 +95,7 @@ func TestPrefixHashKeysOnTheStart(t *testing.T) {
 	}
 }
 
-// TestBoundedLoadAmongNodes holds the candidate rule of a node that is not alone: without a match the choice passes the
-// bounded-load test, and is one of the first K in the key's order that do.
+// Without a match, the choice is one of the first K in order that pass the bounded-load test.
 func TestBoundedLoadAmongNodes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(2, 24).Draw(t, "backends")
@@ -136,7 +135,6 @@ func TestBoundedLoadAmongNodes(t *testing.T) {
 	})
 }
 
-// TestMoreMatchNeverHurts: if a backend is chosen, it is chosen with a deeper match too.
 func TestMoreMatchNeverHurts(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(2, 12).Draw(t, "backends")

@@ -7,29 +7,24 @@ import (
 	"grapevine/prefixtree"
 )
 
-// Heat is what one node has lately seen of the requests themselves: which anchors of prompts are popular, how many requests
-// there are for each pool of backends, and how long they take. Nodes that tell each other theirs know together what each of
-// many sees too little of to tell. A plain value, as of the moment it was taken.
+// Heat is what one node counted of recent requests; each node alone sees too little.
 type Heat struct {
-	Requests float64     // seen lately: the counts of anchors are of so many
-	Anchors  []HotAnchor // the hottest first
+	Requests float64     // decayed number of requests
+	Anchors  []HotAnchor // hottest first
 	Paces    []Pace
-	Works    []Work // the most work first
+	Works    []Work
 }
 
-// HotAnchor is an anchor and how often it was seen lately, faded with the half-life of the sketch. It is a lower bound: what the
-// counter may have taken over from another anchor is taken off. So sums over nodes are lower bounds, too, and the
-// anchors hot in the fleet are those with the greatest sums.
+// HotAnchor is an anchor and its decayed count, a lower bound. So are sums over nodes.
 type HotAnchor struct {
 	Hash  prefixtree.Hash
 	Count float64
 }
 
-// leastHeat is the count below which an anchor is not told: a single sighting two half-lives ago.
+// leastHeat is the least reported count: one request two half-lives ago.
 const leastHeat = 0.25
 
-// OwnHeat returns what this node has lately seen by itself: at most so many anchors, and the paces of at most so many pools,
-// the busiest first.
+// OwnHeat returns this node's heat, at most so many anchors and pools, the busiest first.
 func (r *Router) OwnHeat(anchors, paces int, now prefixtree.Time) Heat {
 	var h Heat
 	h.Requests, h.Anchors = r.sketch.heat(anchors, now)
@@ -44,16 +39,16 @@ func (r *Router) OwnHeat(anchors, paces int, now prefixtree.Time) Heat {
 	return h
 }
 
-// HeatSum is the heat of several nodes together. It must not change once it has been handed to a router.
+// HeatSum is the heat of several nodes. It must not change after SetPeerHeat.
 type HeatSum struct {
-	counters int // nodes that have told of anchors
+	counters int
 	requests float64
 	counts   map[prefixtree.Hash]float64
 	paces    map[uint64]*Pace
-	works    map[uint64]map[prefixtree.Hash]bool // by pool: anchors whose work is told
+	works    map[uint64]map[prefixtree.Hash]bool
 }
 
-// Add takes in what one more node has told; it keeps nothing of h.
+// Add adds the heat of one node and keeps no reference to h.
 func (s *HeatSum) Add(h *Heat) {
 	if h.Requests > 0 {
 		s.counters++
@@ -87,7 +82,6 @@ func (s *HeatSum) Add(h *Heat) {
 	}
 }
 
-// pace returns the sum over a pool; nil if nobody has told of it.
 func (s *HeatSum) pace(pool uint64) *Pace {
 	if s == nil {
 		return nil
@@ -95,8 +89,8 @@ func (s *HeatSum) pace(pool uint64) *Pace {
 	return s.paces[pool]
 }
 
-// SetPeerHeat replaces what other nodes have told by all less own: own, which may be nil, is the part of all that this node
-// has told itself. With all nil nothing is known of others. The router keeps both and only reads them.
+// SetPeerHeat sets the other nodes' heat to all minus own, this node's part, which may be nil. With
+// all nil it is unknown. The router keeps and only reads both.
 func (r *Router) SetPeerHeat(all, own *HeatSum) {
 	r.viewMu.Lock()
 	defer r.viewMu.Unlock()
@@ -107,12 +101,10 @@ func (r *Router) SetPeerHeat(all, own *HeatSum) {
 	}
 }
 
-// peerHeat is what was last handed to a router.
 type peerHeat struct {
 	all, own *HeatSum
 }
 
-// hear takes the others' pace of the pool.
 func (p *pool) hear(h peerHeat) {
 	p.pace.setPeers(h.all.pace(p.key), h.own.pace(p.key))
 	if h.all != nil {
@@ -122,9 +114,8 @@ func (p *pool) hear(h peerHeat) {
 	}
 }
 
-// peerCounts are the sightings of anchors by other nodes: of all, less the own among them.
 type peerCounts struct {
-	all, own *HeatSum // nil: none
+	all, own *HeatSum
 	nodes    int
 	requests float64
 }
@@ -142,7 +133,6 @@ func newPeerCounts(all, own *HeatSum) peerCounts {
 	return p
 }
 
-// of returns how often the others saw an anchor lately.
 func (p *peerCounts) of(h prefixtree.Hash) float64 {
 	if p.all == nil {
 		return 0

@@ -14,8 +14,7 @@ import (
 	"grapevine/prefixtree"
 )
 
-// TestSharedHeatFindsWhatIsCommon: of a hundred nodes none sees enough requests to tell that all begin with the same system prompt;
-// together they know, to the block, and forget it when the others are gone.
+// A hundred nodes with little traffic each find a common system prompt together.
 func TestSharedHeatFindsWhatIsCommon(t *testing.T) {
 	const nodes = 100
 	routers := among(t, nodes, Never, Never, fleetOf(16))
@@ -55,8 +54,7 @@ func TestSharedHeatFindsWhatIsCommon(t *testing.T) {
 	}
 }
 
-// TestHeatCountsAreLowerBounds: what a node tells of an anchor is at most what it saw, however often counters changed hands, and
-// for heavy hitters close to it; so are sums over nodes.
+// Shared counts are lower bounds, and close for heavy hitters.
 func TestHeatCountsAreLowerBounds(t *testing.T) {
 	seed := seedOf(t)
 	rnd := rand.New(rand.NewPCG(seed, 3))
@@ -94,14 +92,14 @@ func TestHeatCountsAreLowerBounds(t *testing.T) {
 	}
 }
 
-// TestPaceOfAFleet: what nodes tell each other of their requests gives each the pace of all, to which the own part belongs once.
+// Nodes that share paces all get the pace of the fleet.
 func TestPaceOfAFleet(t *testing.T) {
 	const nodes = 10
 	routers := among(t, nodes, 0, 0, fleetOf(4))
 	for i, r := range routers {
 		for j := range 20 {
 			blocks := 20
-			if i == 3 { // one node's prompts are longer
+			if i == 3 {
 				blocks = 200
 			}
 			serve(t, r, ask(prompt(uint64(100*i+j), 0, blocks, blocks)), t0+prefixtree.Time(1000*j))
@@ -144,7 +142,6 @@ func TestPaceOfAFleet(t *testing.T) {
 	}
 }
 
-// TestPaceReachesNewModels: a pool that a later view brings knows what has been heard of it before.
 func TestPaceReachesNewModels(t *testing.T) {
 	two := fleetOf(2)
 	two[0].Models, two[1].Models = []string{"a"}, []string{"a"}
@@ -165,8 +162,7 @@ func TestPaceReachesNewModels(t *testing.T) {
 	}
 }
 
-// TestPlacementsShowLoad: nodes that tell each other their placements only see each other's work in them: a prompt avoids the
-// backends to which others have just sent long ones, which are done with them after their time.
+// A node infers queues from other nodes' placements.
 func TestPlacementsShowLoad(t *testing.T) {
 	r, tree := newRouter(t, Config{Nodes: 4}, fleetOf(4))
 	r.SetKnowledge(4, Never, 0)
@@ -209,7 +205,6 @@ func TestPlacementsShowLoad(t *testing.T) {
 	a.Dispatched(t0)
 	a.FirstToken(t0 + 2000)
 	a.End(unknown(), t0+3000)
-	// An own first token shows that what was placed before is done.
 	b := pick(t, r, &Request{Hashes: prompt(6, 0, 4, 4), Exclude: except(4, 0)}, t0+2000)
 	b.Dispatched(t0 + 2000)
 	b.FirstToken(t0 + 2500)
@@ -226,7 +221,6 @@ func TestPlacementsShowLoad(t *testing.T) {
 	}
 }
 
-// TestPromptsBehindGuessesTeachNoRates: an own prefill behind inferred work says nothing of the engine.
 func TestPromptsBehindGuessesTeachNoRates(t *testing.T) {
 	r, tree := newRouter(t, Config{Nodes: 4}, fleetOf(1))
 	r.SetKnowledge(4, Never, 200*time.Millisecond)
@@ -237,7 +231,7 @@ func TestPromptsBehindGuessesTeachNoRates(t *testing.T) {
 		}
 		a := pick(t, r, ask(prompt(uint64(200+i), 0, 40, 40)), now)
 		a.Dispatched(now)
-		a.FirstToken(now + 3000) // 30,720 tokens in all
+		a.FirstToken(now + 3000)
 		a.End(Outcome{PromptTokens: 40 * 128, CachedTokens: 0, OutputTokens: 1}, now+3500)
 	}
 	if rate := r.Rate(0); rate < 9000 {
@@ -245,7 +239,6 @@ func TestPromptsBehindGuessesTeachNoRates(t *testing.T) {
 	}
 }
 
-// TestWidespreadIsCommon: a node that has seen nothing yet takes for common what most backends hold.
 func TestWidespreadIsCommon(t *testing.T) {
 	for held, want := range map[int]int{4: 0, 5: 12, 8: 12} {
 		r, tree := newRouter(t, Config{Nodes: 4}, fleetOf(8))
@@ -262,7 +255,7 @@ func TestWidespreadIsCommon(t *testing.T) {
 	}
 }
 
-// TestHeatAndViewsAtOnce: pools that come with a view while heat is handed over go by the latest, too.
+// New pools get the latest heat, even if view and heat change at once.
 func TestHeatAndViewsAtOnce(t *testing.T) {
 	sum := new(HeatSum)
 	many := fleetOf(2)

@@ -8,7 +8,6 @@ import (
 	"grapevine/prefixtree"
 )
 
-// busy makes others report a long queue on the backends of those names.
 func busy(r *Router, names []string) {
 	var loads []PeerLoad
 	for _, b := range r.View().Backends {
@@ -19,8 +18,7 @@ func busy(r *Router, names []string) {
 	r.SetPeerLoad("others", loads)
 }
 
-// TestLargePoolReplacesTheHotSet: who of a set is away or has a long queue is replaced by the next in order, also of a set that was larger
-// before; and where the whole set and all that might stand in have to wait, prompts go to those that are free.
+// Members of a hot set that are avoided or busy are replaced by the next in order.
 func TestLargePoolReplacesTheHotSet(t *testing.T) {
 	const n, replicas = 300, 8
 	for _, nodes := range []int{1, 5} {

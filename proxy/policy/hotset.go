@@ -7,23 +7,22 @@ import (
 	"grapevine/prefixtree"
 )
 
-// HotPrefix is a prefix of prompts that the fleet has agreed to hold on a number of backends. Which ones follows from the anchor: the
-// first ones in its rendezvous order among those that are eligible, so that all nodes name the same, and one that is lost or
-// drained changes one of them.
+// HotPrefix is a prefix that the fleet has agreed to keep on the first eligible backends in its
+// anchor's rendezvous order, so all nodes name the same ones.
 type HotPrefix struct {
 	Anchor   prefixtree.Hash
-	Tokens   int // of prompt up to the anchor
-	Replicas int // at least 1
+	Tokens   int // prompt tokens up to the anchor
+	Replicas int
 }
 
-// hotPrefixes is what has been agreed on. Immutable; nil is nothing.
+// hotPrefixes is immutable; nil is empty.
 type hotPrefixes struct {
 	list   map[prefixtree.Hash]HotPrefix
-	filter [64]uint64 // a bit for each anchor: most blocks of a prompt are none, and cost no look into the map
+	filter [64]uint64 // one bit per anchor avoids most map lookups
 }
 
-// SetHotPrefixes replaces what has been agreed on. Nothing is changed for the others; with an empty list every decision is what it
-// would be if there were no such thing. The list is copied. Entries without replicas are left out.
+// SetHotPrefixes replaces the agreed prefixes. It copies the list and skips entries without
+// replicas.
 func (r *Router) SetHotPrefixes(list []HotPrefix) {
 	h := &hotPrefixes{list: make(map[prefixtree.Hash]HotPrefix, len(list))}
 	for _, p := range list {
@@ -38,14 +37,14 @@ func (r *Router) SetHotPrefixes(list []HotPrefix) {
 	r.hot.Store(h)
 }
 
-// PoolSize is how large a pool of backends is.
+// PoolSize is the size of a pool of backends.
 type PoolSize struct {
-	Pool     uint64 // its name: the same on all nodes
-	Backends int    // that are active
-	KVTokens int64  // that their caches hold together; 0 if that is not known of all
+	Pool     uint64 // name, the same on all nodes
+	Backends int
+	KVTokens int64 // total KV capacity; 0 unless all are known
 }
 
-// Pools returns the pools of the present view, in order of their names.
+// Pools returns the pools of the present view, sorted by name.
 func (r *Router) Pools() []PoolSize {
 	var list []PoolSize
 	for _, p := range r.table.Load().pools() {
@@ -64,8 +63,8 @@ func (r *Router) Pools() []PoolSize {
 	return list
 }
 
-// HotSet returns the names of the backends of a pool that hold a hot prefix on the present view, the first in order first; without
-// leaves some out, as if they were gone. Some of them may be left alone for failures just now. Nil if there is no such pool.
+// HotSet returns the names of a hot prefix's set on the present view, in order, skipping those in
+// without and including avoided ones; nil for an unknown pool.
 func (r *Router) HotSet(key uint64, p HotPrefix, without ...string) []string {
 	pools := r.table.Load().pools()
 	at := slices.IndexFunc(pools, func(p *pool) bool { return p.key == key })
@@ -92,8 +91,6 @@ func (r *Router) HotSet(key uint64, p HotPrefix, without ...string) []string {
 	return names
 }
 
-// deepest returns the deepest hot prefix of a prompt and the number of its blocks; false if there is none. Anchors are looked for
-// where the sketch puts them.
 func (h *hotPrefixes) deepest(hashes []prefixtree.Hash) (p HotPrefix, blocks int, ok bool) {
 	last := min(len(hashes), sketchDepth) - 1
 	for i := 0; i <= last; i = nextAnchor(i, last) {
@@ -110,7 +107,7 @@ func (h *hotPrefixes) deepest(hashes []prefixtree.Hash) (p HotPrefix, blocks int
 	return p, blocks, ok
 }
 
-// agree takes in what has been agreed on about the prompt: what is hot is common property, whatever this node has seen of it.
+// agree treats the prompt's hot prefix as common and returns the common blocks.
 func (s *Scene) agree(h *hotPrefixes, blocks int) int {
 	p, deep, ok := h.deepest(s.Request.Hashes)
 	if !ok {
@@ -128,9 +125,8 @@ func (s *Scene) agree(h *hotPrefixes, blocks int) int {
 	return deep
 }
 
-// gather marks the candidates that are not of the hot prefix's replica set, and returns how many are: all if nothing is hot, or the set
-// holds everybody. In the order of the anchor a candidate whose queue is above the limit is passed over, and the next one stands
-// in for it: the set is where the prefix is held, not where it has to wait.
+// gather marks the candidates outside the hot prefix's set and returns its size, or that of the
+// pool if all are inside. The next in order replaces a candidate whose queue exceeds limit.
 func (s *Scene) gather(limit float64) int {
 	if s.Replicas == 0 || s.Replicas >= s.size() {
 		return s.size()
@@ -162,8 +158,8 @@ func (s *Scene) gather(limit float64) int {
 	return n
 }
 
-// gatherSelected is gather where the candidates are a selection: those that have a rank are the first in the order of the anchor. If all
-// of these have to wait there is no set.
+// gatherSelected is gather for a selection, whose ranked candidates are in the anchor's order. If
+// all exceed the limit, all candidates are inside.
 func (s *Scene) gatherSelected(limit float64) int {
 	n := 0
 	for i := range s.Candidates {
@@ -181,7 +177,7 @@ func (s *Scene) gatherSelected(limit float64) int {
 	return s.size()
 }
 
-// nthLargest returns the element that would be at n in descending order, in linear time; it reorders the list.
+// nthLargest takes linear time and reorders the list.
 func nthLargest(list []float64, n int) float64 {
 	low, high := 0, len(list)-1
 	for low < high {

@@ -9,16 +9,13 @@ import (
 	"grapevine/prefixtree"
 )
 
-// hotPrompt is a prompt that begins with the hot prefix of 16 blocks.
 func hotPrompt(own uint64) []prefixtree.Hash { return prompt(7, own, 16, 24) }
 
-// theHotPrefix is agreed to be held by so many backends.
 func theHotPrefix(replicas int) HotPrefix {
 	return HotPrefix{Anchor: hotPrompt(0)[15], Tokens: 16 * testBlock / 4, Replicas: replicas}
 }
 
-// TestHotPromptsGoToTheSet: prompts that begin with a hot prefix go to the backends that are computed from it, to each of them, by rung hot;
-// at all nodes the same; and the receipt says so.
+// Prompts with a hot prefix go to its computed set, the same at all nodes.
 func TestHotPromptsGoToTheSet(t *testing.T) {
 	for _, nodes := range []int{1, 5} {
 		routers := among(t, nodes, 200*time.Millisecond, 200*time.Millisecond, fleetOf(16))
@@ -54,7 +51,7 @@ func TestHotPromptsGoToTheSet(t *testing.T) {
 	}
 }
 
-// TestHotSetChangesByOne: one backend less of the set is replaced by the next in order; one less outside changes nothing.
+// Removing a member changes one backend of the set; removing another changes none.
 func TestHotSetChangesByOne(t *testing.T) {
 	backends := fleetOf(12)
 	r, _ := newRouter(t, Config{}, backends)
@@ -76,7 +73,7 @@ func TestHotSetChangesByOne(t *testing.T) {
 	}
 }
 
-// TestHotSetSpillsOver: where the whole set has long queues, others stand in; not before.
+// Other backends stand in only when the whole set has long queues.
 func TestHotSetSpillsOver(t *testing.T) {
 	r, _ := newRouter(t, Config{}, fleetOf(16))
 	p := theHotPrefix(2)
@@ -99,10 +96,9 @@ func TestHotSetSpillsOver(t *testing.T) {
 	}
 }
 
-// TestConversationLeavesTheSet: a conversation goes on where it is held, in the set or not.
 func TestConversationLeavesTheSet(t *testing.T) {
 	r, _ := newRouter(t, Config{}, fleetOf(16))
-	for i := range 40 { // common property
+	for i := range 40 {
 		serve(t, r, ask(hotPrompt(uint64(i))), t0+prefixtree.Time(i))
 	}
 	long := append(slices.Clone(hotPrompt(77)), prompt(78, 0, 40, 40)...)
@@ -119,14 +115,13 @@ func TestConversationLeavesTheSet(t *testing.T) {
 	}
 }
 
-// TestOtherPromptsAreAsBefore: decisions about prompts that begin with nothing hot do not depend on what else is agreed to be.
 func TestOtherPromptsAreAsBefore(t *testing.T) {
 	seed := seedOf(t)
 	for _, nodes := range []int{1, 8} {
 		with, _ := newRouter(t, Config{Nodes: nodes, Seed: seed}, fleetOf(20))
 		without, _ := newRouter(t, Config{Nodes: nodes, Seed: seed}, fleetOf(20))
 		others := []HotPrefix{{Anchor: hotPrompt(0)[10], Tokens: 64, Replicas: 2}}
-		for i := range 200 { // many, so that one block in twenty looks like one of them
+		for i := range 200 { // many, so that one block in twenty passes the filter
 			others = append(others, HotPrefix{Anchor: prefixtree.Hash(mix(^uint64(i))), Tokens: 64, Replicas: 3})
 		}
 		with.SetHotPrefixes(others)
@@ -170,7 +165,6 @@ func TestNthLargest(t *testing.T) {
 	}
 }
 
-// TestHotPickDoesNotAllocate: nor does a decision within a set.
 func TestHotPickDoesNotAllocate(t *testing.T) {
 	if invariants {
 		t.Skip("the race detector empties pools at random")

@@ -2,5 +2,5 @@
 
 package policy
 
-// invariants turns misuse of an Attempt into a panic; here it is counted instead.
+// invariants turns misuse of an Attempt into a panic.
 const invariants = false

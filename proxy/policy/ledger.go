@@ -9,65 +9,59 @@ import (
 	"grapevine/prefixtree"
 )
 
-// slot is the own load and the learned manner of one backend generation. A Pick reads the first cache line of every
-// candidate, so what it reads stands together and every slot is a multiple of 64 bytes (held by a test).
-//
-// The counters are exact: what Pick adds, the same Attempt takes back. mu guards the line of prefills, the rate sums and
-// the failure state; readers use the atomics only and may see one change before the other, which is harmless for a score.
+// slot holds this node's load on one backend generation, its learned rate and its failure state.
+// Pick reads the first cache line of every candidate, so its fields come first and the size is a
+// multiple of 64 bytes. An Attempt takes back exactly what its Pick added. mu guards the non-atomic
+// fields; readers may see the atomics at slightly different times.
 type slot struct {
-	charged    atomic.Int64  // prefill tokens of own requests that have had no first token
-	active     atomic.Int64  // own requests that have not ended
-	headTokens atomic.Int64  // charge of the request whose prefill is believed to run now; 0 for none
-	headSince  atomic.Int64  // when that prefill is believed to have begun, ms
-	rate       atomic.Uint64 // learned prefill rate, tokens/s as float64 bits; 0 until learned
-	retryAt    atomic.Int64  // ms; 0 healthy, else the backend is avoided until then; see health
-	peerTokens atomic.Int64  // prefill tokens outstanding as other nodes report them, summed over origins
-	peerActive atomic.Int64  // the same for active requests
+	charged    atomic.Int64 // prefill tokens of own requests before their first token
+	active     atomic.Int64
+	headTokens atomic.Int64  // charge of the prefill that runs; 0: none
+	headSince  atomic.Int64  // ms; estimated start of that prefill
+	rate       atomic.Uint64 // learned prefill rate, tokens/s as float64 bits; 0: none
+	retryAt    atomic.Int64  // ms; 0: healthy, else avoided until then; see health
+	peerTokens atomic.Int64  // outstanding prefill tokens that peers report
+	peerActive atomic.Int64  // active requests that peers report
 
-	resident  atomic.Int64 // prompt and output tokens of own active requests: the KV memory they pin
-	headAhead atomic.Int64 // peers' tokens in front of the head when it joined the line, or since its predecessor did
-	trial     atomic.Bool  // the one half-open request is under way
-	ejected   atomic.Bool  // left alone for failures of own requests: half-open after retryAt
-	// byRequests: ejected for other failures than refused connections; mayEject bounds these.
+	resident  atomic.Int64 // prompt and output tokens of own active requests, which pin KV memory
+	headAhead atomic.Int64 // peers' tokens in front of the head of the line
+	trial     atomic.Bool
+	ejected   atomic.Bool // own requests failed: half-open after retryAt
+	// byRequests: ejected by failures other than refused connections; mayEject bounds these.
 	byRequests atomic.Bool
-	struck     atomic.Bool // strikes.by is not empty
-	headWhole  atomic.Bool // the head is a whole request
-	scant      atomic.Bool // the rate stands on less than its prior's weight
+	struck     atomic.Bool
+	headWhole  atomic.Bool // the head's first token is not observable
+	scant      atomic.Bool // the rate rests on less evidence than its prior's weight
 	telemetry  atomic.Pointer[Telemetry]
 	id         prefixtree.Backend
-	gen        atomic.Uint32 // see Backend.Generation
-	began      atomic.Int64  // ms; when the backend began anew, see easeIn; 0 long ago
-	credit     atomic.Int64  // of requests while it is cold, in millionths
-	answerAt   atomic.Int64  // ms; when it last showed that it lives
+	gen        atomic.Uint32
+	began      atomic.Int64 // ms; start of slow start; 0: none
+	credit     atomic.Int64 // millionths of a request, for slow start
+	answerAt   atomic.Int64
 
 	mu          sync.Mutex
-	first, last *Attempt // own requests waiting for their first token, oldest first (engines admit in order)
-	whole       int64    // charges of the whole ones among these
+	first, last *Attempt // own requests before their first token, in order of admission
+	whole       int64    // charges of whole requests in the line
 	lastFirst   prefixtree.Time
-	rates       rateSums        // own measurements
-	peerRates   rateSums        // the other nodes'
-	measured    prefixtree.Time // when rates were last added to
+	rates       rateSums
+	peerRates   rateSums // measured by other nodes
+	measured    prefixtree.Time
 	strikes     strikes
-	reportedAt  prefixtree.Time // since when others say that it fails; 0 they do not
-	busyAt      prefixtree.Time // of its last answer of 429
-	busyUntil   int64           // ms; 0 for none
+	reportedAt  prefixtree.Time // since when other nodes report failures; 0: none
+	busyAt      prefixtree.Time // last answer of 429
+	busyUntil   int64           // ms; 0: none
 	adapters    adapterSet
 	inferred    inferred
-	_           [48]byte // to the end of a cache line
+	_           [48]byte // pads to a cache line
 }
 
-// overdueGrace is how many seconds a prefill may take longer than expected before that counts: steps of a busy engine are
-// tenths of a second, and rates are averages.
+// overdueGrace is in seconds: engine steps take tenths of a second, and rates are averages.
 const overdueGrace = 1.0
 
-// queued returns the own prefill tokens still to be computed before a request that arrived now: all that is outstanding,
-// less what the running prefill must have done since it began. Without that part a 100k-token prefill that is nearly done
-// looks like a full queue. An own prefill behind work of peers begins when theirs is done.
-//
-// overdue is the seconds by which the running prefill is late. Then the engine is slow or stuck, waits for memory, or
-// computes what it was believed to hold; nobody says which (DESIGN.md, "Load").
-//
-// Of a whole request nobody tells when its prefill is done: it is never late, and leaves the line when it must be; see settle.
+// queued returns the own prefill tokens in front of a new request: all outstanding minus the
+// progress of the running prefill, or a long one nearly done would look like a full queue. overdue
+// is its delay in seconds. A whole request is never overdue and leaves the line when its charge
+// must be computed; see settle.
 func (s *slot) queued(now prefixtree.Time, rate float64) (tokens, overdue float64) {
 	tokens = float64(s.charged.Load())
 	head := float64(s.headTokens.Load())
@@ -89,12 +83,10 @@ func (s *slot) queued(now prefixtree.Time, rate float64) (tokens, overdue float6
 	return max(tokens, 0), overdue
 }
 
-// ran returns the seconds for which the prefill at the head of the line must have been running.
 func (s *slot) ran(now prefixtree.Time, rate float64) float64 {
 	return max(seconds(prefixtree.Time(s.headSince.Load()), now)-float64(s.headAhead.Load())/rate, 0)
 }
 
-// charge books a picked attempt: one active request, its uncached tokens, and a place in the line.
 func (s *slot) charge(a *Attempt, now prefixtree.Time) {
 	s.active.Add(1)
 	s.charged.Add(a.charged)
@@ -120,7 +112,7 @@ func (s *slot) charge(a *Attempt, now prefixtree.Time) {
 	a.inLine = true
 }
 
-// headed notes the new head of the line: with so many tokens of peers in front, it runs since then. The lock must be held.
+// headed sets the head of the line. mu must be held.
 func (s *slot) headed(a *Attempt, ahead int64, since prefixtree.Time) {
 	s.headWhole.Store(a.whole)
 	s.headAhead.Store(ahead)
@@ -128,7 +120,6 @@ func (s *slot) headed(a *Attempt, ahead int64, since prefixtree.Time) {
 	s.headTokens.Store(a.charged)
 }
 
-// started moves the beginning of the head's prefill to its dispatch.
 func (s *slot) started(a *Attempt, now prefixtree.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -138,8 +129,8 @@ func (s *slot) started(a *Attempt, now prefixtree.Time) {
 	}
 }
 
-// prefilled takes the attempt out of the line and gives its prefill charge back. Calling it again does nothing. With its first token
-// the whole requests in front of it have been prefilled, too.
+// prefilled takes the attempt out of the line and releases its charge, once. A first token proves
+// that the whole requests in front are prefilled as well.
 func (s *slot) prefilled(a *Attempt, now prefixtree.Time, token bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -156,7 +147,7 @@ func (s *slot) prefilled(a *Attempt, now prefixtree.Time, token bool) {
 	s.leave(a, now, now)
 }
 
-// leave takes an attempt that was done at a moment out of the line; the lock must be held.
+// leave takes an attempt, done at the given time, out of the line. mu must be held.
 func (s *slot) leave(a *Attempt, done, now prefixtree.Time) {
 	a.inLine = false
 	if a.whole {
@@ -185,14 +176,13 @@ func (s *slot) leave(a *Attempt, done, now prefixtree.Time) {
 	s.headed(s.first, max(s.first.ahead-a.ahead, 0), min(max(done, s.first.since), now))
 }
 
-// release ends the attempt's claim on the backend; prefilled must have been called.
 func (s *slot) release(a *Attempt) {
 	s.active.Add(-1)
 	s.resident.Add(-a.resident)
 }
 
-// rateOr returns the learned rate, or the prior without one. As long as there is little behind it a backend may be slower than the prior, but
-// not faster: the first to be measured in an idle fleet would draw everything that comes, since nothing is known of the others.
+// rateOr returns the learned rate, else the prior. A rate with little evidence counts only if
+// slower: otherwise the first measured backend of an idle fleet would attract all requests.
 func (s *slot) rateOr(prior float64) float64 {
 	r := math.Float64frombits(s.rate.Load())
 	if r <= 0 || r > prior && s.scant.Load() {
@@ -201,20 +191,21 @@ func (s *slot) rateOr(prior float64) float64 {
 	return r
 }
 
-// Telemetry is what an engine says of itself (its metrics), as far as the weighted scorers use it. Zero values mean idle.
+// Telemetry is the part of an engine's metrics that weighted scorers use. The zero value means
+// idle.
 type Telemetry struct {
 	Running, Waiting int
 	KVUsage          float64 // share of the KV cache in use, 0 to 1
 }
 
-// ledger holds the slot of every backend that a view, or another node's report, has ever named. Safe for concurrent use.
+// ledger holds the slots of all backends. Safe for concurrent use.
 type ledger struct {
 	mu       sync.Mutex
 	slots    map[prefixtree.Backend]*slot
-	replaced []*slot // of earlier generations; those on which requests still ran when the last one was added
+	replaced []*slot // slots of earlier generations on which requests still ran
 }
 
-// of returns the present slot of a backend, made if new: other nodes' reports may come before the view that has the backend.
+// of creates a missing slot, because peers' reports may precede the view.
 func (l *ledger) of(id prefixtree.Backend) *slot {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -226,7 +217,7 @@ func (l *ledger) of(id prefixtree.Backend) *slot {
 	return s
 }
 
-// slot returns the slot of a backend generation, made if new. The slot of an unknown generation becomes that of the first known one.
+// slot creates a missing slot. A slot of unknown generation takes the first known one.
 func (l *ledger) slot(id prefixtree.Backend, gen uint32) *slot {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -243,10 +234,9 @@ func (l *ledger) slot(id prefixtree.Backend, gen uint32) *slot {
 	return s
 }
 
-// unused says whether no request runs on the slot.
 func (s *slot) unused() bool { return s.active.Load() == 0 }
 
-// drop forgets the slot of a backend, unless requests run on it or on one of the backend's earlier generations.
+// drop forgets a backend's slot unless requests run on it or on an earlier generation.
 func (l *ledger) drop(id prefixtree.Backend) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -257,13 +247,12 @@ func (l *ledger) drop(id prefixtree.Backend) bool {
 	return true
 }
 
-// adapterSet remembers the last few LoRA adapters sent to a backend: an engine keeps a few loaded and drops the oldest.
 type adapterSet struct {
 	names [adapterSlots]uint64
 	next  int
 }
 
-// adapterSlots is vLLM's usual ceiling for adapters resident at once (max_loras is rarely above 8).
+// adapterSlots is a usual ceiling of max_loras in vLLM.
 const adapterSlots = 8
 
 func (s *adapterSet) has(name uint64) bool {

@@ -6,31 +6,29 @@ import (
 	"slices"
 )
 
-// order finds the first backends in the order of a key without ranking all of them. Every backend has a place of its own in a table
-// several times as large; a key visits the places in a random sequence, and its order is that in which it meets the backends. Each
-// comes first for its share of the keys, and one that goes leaves the order of the others as it is, but for
-// the few whose place it had taken. All nodes that know the same backends have the same table. Immutable.
+// order finds the first backends for a key without ranking all. Backends occupy places in a larger
+// table, which a key visits in a random sequence. Removing a backend moves only the few that it
+// displaced. Immutable.
 type order struct {
-	places []int32  // entry of the pool, -1 for none; a power of two of them
-	accept []uint32 // by entry: the chance to be taken when met, in 2^-32; nil if all weigh the same
+	places []int32  // entry of the pool, -1: none; the length is a power of two
+	accept []uint32 // by entry: probability in 2^-32 to be taken; nil if weights are equal
 }
 
 const (
-	// orderRoom is the least number of places for each backend: few are then displaced when one comes or goes.
+	// orderRoom is the least number of places per backend, so that few are displaced.
 	orderRoom = 4
-	// orderProbes bounds the places visited for each backend wanted, of at least orderWanted: with three of four backends away it takes
-	// about thirty.
+	// orderProbes bounds the places visited per wanted backend; with three of four gone, about 30
+	// are needed.
 	orderProbes, orderWanted = 64, 16
 )
 
-// orderKey is a backend and where it would like to stand.
 type orderKey struct {
 	at    uint64
-	entry int32 // -1 for a backend that is not active: it keeps its place
+	entry int32 // -1: inactive; it keeps its place
 }
 
-// newOrder lays out the table. Who wants a place that is taken gets the next free one, in order of what they want, so that the layout does
-// not depend on the order of the list.
+// newOrder places backends in order of preference, each at the next free place, so the list's order
+// does not matter.
 func newOrder(keys []orderKey, entries []entry, weighted bool) *order {
 	bits := 0
 	for 1<<bits < orderRoom*len(keys) {
@@ -42,7 +40,7 @@ func newOrder(keys []orderKey, entries []entry, weighted bool) *order {
 	}
 	slices.SortFunc(keys, func(a, b orderKey) int { return cmp.Compare(a.at, b.at) })
 	next := 0
-	taken := make([]bool, len(o.places)) // by inactive ones, too
+	taken := make([]bool, len(o.places)) // includes inactive ones
 	for _, k := range keys {
 		at := max(int(k.at>>(64-bits)), next)
 		if at >= len(o.places) {
@@ -59,7 +57,7 @@ func newOrder(keys []orderKey, entries []entry, weighted bool) *order {
 	return o
 }
 
-// acceptance makes the heaviest backend be taken at least every other time it is met: the scale is a power of two, which hardly ever moves.
+// acceptance scales weights by a power of two, so that it rarely changes.
 func acceptance(entries []entry) []uint32 {
 	heaviest := 0.0
 	for i := range entries {
@@ -73,20 +71,18 @@ func acceptance(entries []entry) []uint32 {
 	return list
 }
 
-// walk goes through the order of one key.
 type walk struct {
 	order *order
 	key   uint64
 	step  uint64
-	left  int // places to visit
+	left  int
 }
 
-// begin returns a walk that finds so many backends, unless most are away or light.
 func (o *order) begin(key uint64, want int) walk {
 	return walk{order: o, key: mix(key), left: orderProbes * max(want, orderWanted)}
 }
 
-// next returns the next entry; false at the end of the walk. One may come again.
+// next returns the next entry, possibly a repeated one, or false at the end.
 func (w *walk) next() (int, bool) {
 	o := w.order
 	mask := uint64(len(o.places) - 1)

@@ -9,7 +9,6 @@ import (
 	"grapevine/prefixtree"
 )
 
-// orderOf returns the order of the pool of all the backends.
 func orderOf(t *testing.T, list []Backend) (*order, func(entry int) string) {
 	t.Helper()
 	r, _ := newRouter(t, Config{}, list)
@@ -20,7 +19,6 @@ func orderOf(t *testing.T, list []Backend) (*order, func(entry int) string) {
 	return p.order, func(entry int) string { return p.name(p.entries[entry].id) }
 }
 
-// firstNames returns the first n backends of a key, by name.
 func firstNames(t *testing.T, o *order, name func(int) string, key uint64, n int) (list []string) {
 	t.Helper()
 	for w := o.begin(key, n); len(list) < n; {
@@ -35,7 +33,6 @@ func firstNames(t *testing.T, o *order, name func(int) string, key uint64, n int
 	return list
 }
 
-// TestOrderGivesShares: every backend comes first for its share of the keys, by weight.
 func TestOrderGivesShares(t *testing.T) {
 	const n, keys = 300, 120_000
 	for _, heavy := range []float64{1, 3} {
@@ -67,8 +64,7 @@ func TestOrderGivesShares(t *testing.T) {
 	}
 }
 
-// TestOrderDisruptsLeast: the order does not depend on that of the list; a backend that is drained leaves that of the others as it is, and
-// one that goes or comes moves hardly any key but its own.
+// The order does not depend on the list, and adding or removing a backend moves few keys.
 func TestOrderDisruptsLeast(t *testing.T) {
 	const n, keys, depth = 400, 2000, 12
 	rng := rand.New(rand.NewPCG(seedOf(t), 0))
@@ -90,7 +86,7 @@ func TestOrderDisruptsLeast(t *testing.T) {
 	for _, c := range []struct {
 		what  string
 		list  []Backend
-		moved int // keys, at most, that had another first
+		moved int // at most so many keys with another first backend
 	}{{"shuffled", shuffled, 0}, {"drained", drained, 0}, {"gone", gone, 10 * keys / n}} {
 		o, name := orderOf(t, c.list)
 		moved := 0
@@ -113,7 +109,7 @@ func TestOrderDisruptsLeast(t *testing.T) {
 	}
 }
 
-// TestOrderFindsTheFewThatAreLeft: a walk ends, also where nearly nobody is active or everybody is light but one.
+// A walk ends even if nearly all backends are inactive or light.
 func TestOrderFindsTheFewThatAreLeft(t *testing.T) {
 	list := fleetOf(4000)
 	for i := range list {

@@ -8,50 +8,48 @@ import (
 )
 
 const (
-	// paceBuckets of a quarter octave each, from paceLeast seconds up: 1 ms to 4.6 h.
+	// Buckets of a quarter octave from 1 ms up to 4.6 h.
 	paceBuckets, paceOctave, paceLeast = 96, 4, 1e-3
-	// paceWindow halves the histogram when it holds so many requests: a few minutes of a busy node.
+	// paceWindow halves the histogram at this number of requests: a few minutes of a busy node.
 	paceWindow = 4000
-	// paceSupport is the least number of requests, of all nodes that tell, that make a tail: before, nothing counts as slow.
+	// paceSupport is the least number of requests, of all nodes, for a slow mark.
 	paceSupport = 50
 	// paceSmooth is the least weight of one request in the mean.
 	paceSmooth = 0.01
-	// slowShare, slowRest: the slow mark is 0.8 of the time in which all but 1 % of recent requests could have had their first
-	// token at best. The slowest prompts set that mark, not the waiting, so that following caches does not raise it.
+	// The slow mark is slowShare of the time in which all but slowRest of recent requests could
+	// have had their first token at best. Waiting does not raise it.
 	slowShare, slowRest = 0.8, 0.01
-	// demandWindow is the memory of the demand in seconds; demandStart the least time it is taken over, so that the first
-	// requests of a node do not look like a flood.
+	// Memory of the demand, and the least time averaged over, in seconds.
 	demandWindow, demandStart = 60.0, 5.0
 )
 
-// pace knows how long prompts of a pool take at best, and how much of them there is. It scales the price of waiting, so
-// that the same constants fit prompts of 0.2 s and of 10 s. Safe for concurrent use.
+// pace measures a pool's best times to first token and its demand, which scale the price of
+// waiting. Safe for concurrent use.
 type pace struct {
 	mu     sync.Mutex
-	mean   float64 // seconds; 0 before the first request
-	seen   float64 // requests, not faded
+	mean   float64 // whole prefill in seconds; 0: no request yet
+	seen   float64
 	counts [paceBuckets]float64
 	total  float64
-	peers  Pace // of the other nodes; zero if nothing is known of it
+	peers  Pace // of the other nodes; zero if unknown
 
-	work     float64         // whole prefills in seconds, decayed with demandWindow
-	arrivals float64         // requests, likewise
-	since    prefixtree.Time // of the first request
+	work     float64 // whole prefills in seconds, decayed with demandWindow
+	arrivals float64 // requests, decayed with demandWindow
+	since    prefixtree.Time
 	last     prefixtree.Time
 }
 
-// outlook is what a pace says before a request.
 type outlook struct {
-	mean   float64 // whole prefill of a recent prompt, seconds
-	slow   float64 // the slow mark, seconds; +Inf while too little is known
-	rate   float64 // requests a second at this node, this one included
-	demand float64 // prefill seconds asked for in a second here if nothing were cached, this request included
+	mean   float64 // mean whole prefill, seconds
+	slow   float64 // slow mark, seconds; +Inf if unknown
+	rate   float64 // requests/s at this node, including this one
+	demand float64 // prefill seconds per second without caches, including this request
 
-	others      float64 // requests a second at all other nodes
+	others      float64 // requests/s at all other nodes
 	fleetDemand float64 // demand at all nodes
 }
 
-// outlook returns what the past says at a request whose whole prompt would take whole seconds, at one of so many nodes.
+// outlook takes the request's whole prefill in seconds.
 func (p *pace) outlook(whole float64, nodes int, now prefixtree.Time) outlook {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -63,7 +61,7 @@ func (p *pace) outlook(whole float64, nodes int, now prefixtree.Time) outlook {
 	if o.mean == 0 {
 		o.mean = whole
 	}
-	// Of others that have told nothing it is assumed that they see as much.
+	// Without reports, the other nodes are assumed to see the same traffic.
 	o.others, o.fleetDemand = o.rate*float64(nodes-1), o.demand*float64(nodes)
 	if p.peers.Rate > 0 {
 		o.others, o.fleetDemand = p.peers.Rate, o.demand+p.peers.Demand
@@ -71,7 +69,7 @@ func (p *pace) outlook(whole float64, nodes int, now prefixtree.Time) outlook {
 	return o
 }
 
-// count takes in a request whose whole prompt would take whole seconds and whose soonest first token is in soonest.
+// count adds a request's whole prefill and soonest first token, in seconds.
 func (p *pace) count(whole, soonest float64, now prefixtree.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -94,7 +92,6 @@ func (p *pace) count(whole, soonest float64, now prefixtree.Time) {
 	p.last = max(p.last, now)
 }
 
-// fadeLocked returns what the sums of the past count now, and the seconds they are taken over.
 func (p *pace) fadeLocked(now prefixtree.Time) (fade, covered float64) {
 	now = max(now, p.last)
 	since := now
@@ -104,10 +101,9 @@ func (p *pace) fadeLocked(now prefixtree.Time) (fade, covered float64) {
 	return math.Exp(-seconds(p.last, now) / demandWindow), demandWindow * (1 - math.Exp(-(seconds(since, now)+demandStart)/demandWindow))
 }
 
-// seconds returns the time from one moment to another, 0 if the clock went back.
 func seconds(from, to prefixtree.Time) float64 { return float64(max(to-from, 0)) / 1000 }
 
-// slowMark returns slowShare times the time that all but slowRest of recent requests could have had their first token in.
+// slowMark returns the slow mark in seconds, +Inf before paceSupport requests.
 func (p *pace) slowMark() float64 {
 	total := p.total + p.peers.Requests
 	if total < paceSupport {
@@ -124,23 +120,23 @@ func (p *pace) slowMark() float64 {
 	return 0
 }
 
-// Pace is what one node has lately seen of the requests for one pool of backends, or several nodes together.
+// Pace describes the recent requests for one pool, at one node or summed over nodes.
 type Pace struct {
-	Pool     uint64               // name of the pool: the same on all nodes
-	Rate     float64              // requests a second
-	Demand   float64              // prefill seconds a second that they would need without any cache
-	Requests float64              // of which Work and Soonest are
-	Work     float64              // seconds of their whole prefills
-	Soonest  [paceBuckets]float64 // how many could have had their first token in which quarter octave from 1 ms up
+	Pool     uint64               // the same on all nodes
+	Rate     float64              // requests/s
+	Demand   float64              // prefill seconds per second without caches
+	Requests float64              // number of requests in Work and Soonest
+	Work     float64              // seconds of whole prefills
+	Soonest  [paceBuckets]float64 // by best time to first token, in quarter octaves from 1 ms
 }
 
-// PaceBuckets is the number of quarter octaves of a Pace.
+// PaceBuckets is the number of buckets of Pace.Soonest.
 const PaceBuckets = paceBuckets
 
-// leastRate is the rate in requests a second from which a pace is told: one request in ten memories of it.
+// leastRate is the least reported rate, requests/s: one request in ten windows.
 const leastRate = 0.1 / demandWindow
 
-// add adds another pace, or takes it out again (sign -1).
+// add adds (sign 1) or subtracts (sign -1) a pace.
 func (p *Pace) add(o *Pace, sign float64) {
 	p.Rate = max(p.Rate+sign*o.Rate, 0)
 	p.Demand = max(p.Demand+sign*o.Demand, 0)
@@ -151,7 +147,6 @@ func (p *Pace) add(o *Pace, sign float64) {
 	}
 }
 
-// own returns what this node has seen itself.
 func (p *pace) own(pool uint64, now prefixtree.Time) Pace {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -162,7 +157,7 @@ func (p *pace) own(pool uint64, now prefixtree.Time) Pace {
 	}
 }
 
-// setPeers replaces what the others have seen by all, less own; nil is nothing.
+// setPeers sets the other nodes' pace to all minus own; nil counts as zero.
 func (p *pace) setPeers(all, own *Pace) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -176,13 +171,11 @@ func (p *pace) setPeers(all, own *Pace) {
 	}
 }
 
-// holdTime learns how long requests keep their memory after the first token, in seconds: a decayed mean over the fleet.
 type holdTime struct {
 	mu   sync.Mutex
 	mean float64
 }
 
-// holdSmooth is the weight of one request in the mean.
 const holdSmooth = 0.02
 
 func (h *holdTime) add(seconds float64) {

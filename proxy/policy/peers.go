@@ -9,34 +9,32 @@ import (
 	"grapevine/prefixtree"
 )
 
-// PeerLoad is the work one node has outstanding on one backend.
+// PeerLoad is one node's outstanding work on one backend.
 type PeerLoad struct {
 	Backend       prefixtree.Backend
-	PrefillTokens int64 // of requests without a first token
-	Active        int64 // requests that have not ended
+	PrefillTokens int64 // of requests before their first token
+	Active        int64
 }
 
-// Never is the staleness of what nodes do not tell each other at all.
+// Never is the staleness of what nodes do not share.
 const Never = time.Duration(math.MaxInt64)
 
-// What one node may claim of one backend, so that a wrong figure does not keep all others from it for long: as many prefill
-// tokens as its KV cache holds, and a number of requests that no engine runs at once.
+// Bounds of one node's report for one backend, so that a wrong one does not divert all requests:
+// prefill tokens up to the KV capacity, and more requests than any engine runs.
 const (
-	claimTokens   = 4 << 20 // where the size of the cache is not known
+	claimTokens   = 4 << 20 // if the capacity is unknown
 	claimRequests = 4 << 10
 )
 
-// peerLoads keeps every origin's last report apart, so that reports replace each other per origin and are summed over
-// them: one origin's news never overwrites another's, and a dead origin's share can be taken out again.
+// peerLoads keeps the last report of every origin apart, so that it can be replaced or removed.
 type peerLoads struct {
 	mu       sync.Mutex
 	byOrigin map[string]map[*slot]PeerLoad
-	heard    atomic.Int64 // origins with a report, idle ones included
+	heard    atomic.Int64 // origins with a report, including idle ones
 }
 
-// SetPeerLoad replaces what the origin reported before by loads, its whole vector: backends it does not list are idle by its
-// account, and an empty one says that all are. Of a backend listed twice the sum counts. What is reported of a backend outside the
-// present view counts as soon as a view has it.
+// SetPeerLoad replaces the origin's report; unlisted backends are idle, duplicates add up. Backends
+// may be outside the view.
 func (r *Router) SetPeerLoad(origin string, loads []PeerLoad) {
 	r.peers.mu.Lock()
 	defer r.peers.mu.Unlock()
@@ -44,7 +42,7 @@ func (r *Router) SetPeerLoad(origin string, loads []PeerLoad) {
 	r.addPeerLoad(origin, loads)
 }
 
-// UpdatePeerLoad replaces what the origin reported before of the listed backends, by absolute values; its other work stands.
+// UpdatePeerLoad replaces the origin's report for the listed backends only.
 func (r *Router) UpdatePeerLoad(origin string, changed []PeerLoad) {
 	r.peers.mu.Lock()
 	defer r.peers.mu.Unlock()
@@ -55,7 +53,7 @@ func (r *Router) UpdatePeerLoad(origin string, changed []PeerLoad) {
 	r.addPeerLoad(origin, changed)
 }
 
-// DropPeer takes out what the origin reported: it has left or died.
+// DropPeer takes out what the origin reported, when it has left or died.
 func (r *Router) DropPeer(origin string) {
 	r.peers.mu.Lock()
 	defer r.peers.mu.Unlock()
@@ -64,7 +62,7 @@ func (r *Router) DropPeer(origin string) {
 	r.peers.heard.Store(int64(len(r.peers.byOrigin)))
 }
 
-// addPeerLoad books loads on top of what the origin has; the lock of peers must be held.
+// addPeerLoad requires peers.mu.
 func (r *Router) addPeerLoad(origin string, loads []PeerLoad) {
 	p := &r.peers
 	held := p.byOrigin[origin]
@@ -99,7 +97,7 @@ func (r *Router) addPeerLoad(origin string, loads []PeerLoad) {
 	}
 }
 
-// idle takes out all of the origin's work, but keeps the origin; the lock must be held.
+// idle removes the origin's work. mu must be held.
 func (p *peerLoads) idle(origin string) {
 	held := p.byOrigin[origin]
 	for s := range held {
@@ -117,14 +115,13 @@ func takeOut(held map[*slot]PeerLoad, s *slot) {
 	delete(held, s)
 }
 
-// OwnLoads appends the own outstanding work to dst, by backend in view order, idle backends left out: what this node reports to
-// its peers. Work on backends that have left the view is not listed.
+// OwnLoads appends this node's outstanding work on the view's backends, without idle ones.
 func (r *Router) OwnLoads(dst []PeerLoad, now prefixtree.Time) []PeerLoad {
 	for _, s := range r.table.Load().slots {
 		if s.headWhole.Load() {
 			s.settle(now, s.rateOr(r.rate.load()))
 		}
-		// The books may be between two of their changes; never report less than nothing.
+		// Counters may be between two updates, so clamp them.
 		l := PeerLoad{Backend: s.id, PrefillTokens: max(s.charged.Load(), 0), Active: max(s.active.Load(), 0)}
 		if l.PrefillTokens > 0 || l.Active > 0 {
 			dst = append(dst, l)

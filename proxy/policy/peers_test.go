@@ -66,7 +66,7 @@ func TestOwnLoadsAreWhatIsOutstanding(t *testing.T) {
 	}
 }
 
-// TestLoadBeforeTheView: what others report of a backend counts once a view has it, in whatever generation it comes.
+// Reports about a backend count once a view has it.
 func TestLoadBeforeTheView(t *testing.T) {
 	list := fleetOf(2)
 	list[1].Generation = 5
@@ -85,7 +85,6 @@ func TestLoadBeforeTheView(t *testing.T) {
 	}
 }
 
-// TestBlindDecisionsAreCounted: blind is a node among others that none of them has told of its load, or not lately.
 func TestBlindDecisionsAreCounted(t *testing.T) {
 	r, tree := newRouter(t, Config{}, fleetOf(4))
 	check := func(what string, want uint64) {
@@ -151,7 +150,7 @@ func TestRatesOfPeersCountByTheirWeight(t *testing.T) {
 	}
 }
 
-// TestClaimsAreBounded: no node's word makes a backend look busier than its engine can be, however often it is given.
+// A node's reports are bounded, however often repeated.
 func TestClaimsAreBounded(t *testing.T) {
 	list := fleetOf(2)
 	list[0].KVTokens = 100_000

@@ -2,32 +2,30 @@ package policy
 
 import "math"
 
-// The price of a choice; DESIGN.md, "Cost", has the measurements that chose every number.
+// Parameters of the cost; see DESIGN.md, "Cost".
 const (
-	// DefaultWorkWeight is W for requests with a worthwhile match, while the fleet lives on its caches: waiting this many times
-	// what a recomputation takes is cheaper than making it, because the copy it makes also evicts somebody else's prefix.
-	// The mark below bounds the wait, so that W can be large where waits are short.
+	// DefaultWorkWeight is W for requests with a worthwhile match: a recomputation also evicts
+	// another prefix. The slow mark bounds the wait.
 	DefaultWorkWeight = 100.0
-	// plainWork is W for the others: no copy of theirs is worth a detour, but the tokens and the memory they take count.
+	// plainWork is W for the other requests.
 	plainWork = 4.0
-	// worthwhile is the share of a prompt that the deepest match must cover to be worth a detour. A system prompt common to
-	// all mostly does not: following it would pile everything on one backend.
+	// worthwhile is the least share of a prompt that a match must cover. Common system prompts
+	// mostly stay below it.
 	worthwhile = 0.2
 	// patience scales the quadratic price of waiting, in mean whole prefills.
 	patience = 20.0
-	// tightDemand is the demand from which the work of a late choice counts more than once, quadratically.
+	// tightDemand is the demand above which late work weighs more, quadratically.
 	tightDemand = 2.0
-	// easyWork is what the work of a late choice counts in a fleet without demand; it falls to 1 at a demand of 1, from where on the
-	// fleet cannot do without its caches, and so without queues.
+	// easyWork is its weight without demand; it falls to 1 at a demand of 1.
 	easyWork = 8.0
-	// crowding is the price of an active request on the backend, in mean whole prefills: it slows the batch, holds memory, and
-	// spreads new work while nobody waits.
+	// crowding is the price of an active request, in mean whole prefills: it slows the batch and
+	// holds memory.
 	crowding = 0.03
 )
 
-// prefix prices every candidate by the first-token time expected there and the work it makes, and takes the cheapest.
+// prefix minimises the expected first-token time plus the price of recomputation.
 type prefix struct {
-	work    float64 // W
+	work    float64
 	epsilon float64
 }
 
@@ -44,7 +42,7 @@ func (p *prefix) Choose(s *Scene) (int, Rung) {
 		c.Cost = 0
 		deepest = max(deepest, c.Held)
 	}
-	// What is common property is held everywhere or soon will be: only what goes beyond makes a match worth a detour.
+	// All backends hold common prefixes soon, so only what exceeds them is worth a detour.
 	follow := deepest-s.CommonTokens >= worthwhile*n
 	key, leads := s.orderKey()
 	gathered := s.Replicas > 0 && p.gather(s, out, deepest)
@@ -65,14 +63,14 @@ func (p *prefix) Choose(s *Scene) (int, Rung) {
 	return i, p.rung(s, i, leads && (tied || !out.all))
 }
 
-// foresee asks the pace what the past says of this request, and what that makes of the other nodes.
+// foresee sets the outlook (pace) and the outsight (other nodes) of the scene.
 func (s *Scene) foresee() {
 	s.outlook = s.pool.pace.outlook(float64(s.PromptTokens)/s.FleetRate, s.Nodes, s.Now)
 	s.outsight = s.look(&s.outlook)
 }
 
-// gather rules out the candidates that are not of the hot prefix's replica set, but for the deepest holders of what only this prompt's
-// conversation has. It reports whether there are any to rule out.
+// gather rules out candidates outside the hot prefix's set, except the deepest holders of an
+// uncommon prefix, and reports whether there were any.
 func (p *prefix) gather(s *Scene, out *outsight, deepest float64) bool {
 	sum, all := s.queues()
 	within := s.gather((1+p.epsilon)*sum/float64(all) + float64(s.PromptTokens))
@@ -88,7 +86,7 @@ func (p *prefix) gather(s *Scene, out *outsight, deepest float64) bool {
 	return true
 }
 
-// queues returns the sum of the queues of all there are to choose from, and how many they are.
+// queues returns the sum and number of all eligible queues.
 func (s *Scene) queues() (sum float64, n int) {
 	if s.sampled {
 		return s.overview.mean * float64(s.overview.eligible), s.overview.eligible
@@ -99,28 +97,20 @@ func (s *Scene) queues() (sum float64, n int) {
 	return sum, len(s.Candidates)
 }
 
-// price sets the cost of every candidate that is not ruled out (+Inf), and returns the least, and the soonest first token in
-// seconds. T is the expected time to first token, U the uncached tokens, v' the fleet's prefill rate, m the mean whole
-// prefill; all costs are in seconds, and to each comes the price of the active requests.
-//
-// A candidate whose T is below the slow mark is timely: following a cache there does not lengthen the tail, since the slowest
-// prompts take as long anyway. Its cost is T + (W-1) U/v' + T^2/(patience m).
-//
-// A late candidate competes with the best timely one at W' instead: 1 for a fleet that could just do without its caches, more
-// for a calm one, where queues are short, and for one in which every recomputation makes others miss. Its cost is that of the
-// best timely one plus its disadvantage in T + (W'-1) U/v'.
+// price sets the cost of every candidate not ruled out (+Inf), in seconds, and returns the least
+// cost and the soonest first token; DESIGN.md, "Cost", has the formulas. Candidates below the slow
+// mark are timely: waiting for their cache does not lengthen the tail.
 func (p *prefix) price(s *Scene, o *outlook, out *outsight, follow bool) (least, soonest float64) {
 	n := float64(s.PromptTokens)
 	free := 0.0
 	if !follow {
-		// What all prompts share is taken for held everywhere: computing it once more is an investment, and without it a
-		// new backend would look dearer than the others for ever.
+		// Common prefixes count as held everywhere; else a new backend would always look expensive.
 		free = s.CommonTokens
 	}
 	soonest = math.Inf(1)
 	for i := range s.Candidates {
 		if c := &s.Candidates[i]; !math.IsInf(c.Cost, 1) {
-			// What is overdue is expected to take as long again.
+			// Overdue work is expected to take as long again.
 			c.Cost = (c.queue+c.uncached(n, free))/out.rateSeen(s, c) + s.memoryWait(c) + c.Overdue
 			soonest = min(soonest, c.Cost)
 		}
@@ -156,8 +146,8 @@ func (p *prefix) price(s *Scene, o *outlook, out *outsight, follow bool) (least,
 	return least, soonest
 }
 
-// weights returns W for timely and for late candidates at a demand, where so much of the others' work is seen. A first
-// token that is timely only as far as one can see is no reason for a long wait.
+// weights returns W for timely and late candidates. W fades with seen, because a wait may only look
+// timely.
 func (p *prefix) weights(follow bool, seen, demand float64) (timely, late float64) {
 	timely = min(plainWork, p.work)
 	if follow {
@@ -167,12 +157,10 @@ func (p *prefix) weights(follow bool, seen, demand float64) (timely, late float6
 	return timely, min(max(tight*tight, easyWork-(easyWork-1)*demand, 1), timely)
 }
 
-// uncached returns the tokens of a prompt of n that count as work on the candidate, if the first free ones do not.
 func (c *Candidate) uncached(n, free float64) float64 { return min(c.Uncached, max(n-free, 1)) }
 
-// memoryWait returns the seconds until the candidate's engine has the KV memory to admit the request: engines admit in
-// order and never more than fits, so that one long prompt can hold up all behind it. A full engine gives its whole memory
-// back once in the time that requests keep theirs. 0 where the capacity is not known.
+// memoryWait estimates the seconds until the engine can admit the request: it admits in order and
+// only what fits, and a full one turns over its memory once per HoldSeconds.
 func (s *Scene) memoryWait(c *Candidate) float64 {
 	if c.KVTokens == 0 {
 		return 0
@@ -181,7 +169,7 @@ func (s *Scene) memoryWait(c *Candidate) float64 {
 	return max(missing, 0) / float64(c.KVTokens) * s.HoldSeconds
 }
 
-// rung tells what made the choice: a cache that others lack, the rendezvous order, or the load.
+// rung returns what made the choice.
 func (p *prefix) rung(s *Scene, chosen int, ordered bool) Rung {
 	even := true
 	for i := range s.Candidates {

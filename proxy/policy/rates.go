@@ -9,34 +9,32 @@ import (
 )
 
 const (
-	// defaultPrefillRate is the prior for a fleet nobody has measured: about one current GPU serving a mid-size model, tokens/s.
-	// Only ratios between backends matter to a choice, so a wrong prior costs nothing once it is common to all.
+	// defaultPrefillRate is about one current GPU, tokens/s. A wrong prior is harmless: only ratios
+	// between backends matter.
 	defaultPrefillRate = 10_000
-	// rateWindow bounds the memory of a rate to this many seconds of prefill; older samples fade by halves.
+	// rateWindow bounds the memory of a rate to this many seconds of prefill.
 	rateWindow = 30
-	// ratePrior is the weight of the fleet's rate in a backend's own, in seconds of prefill: one sample does not decide.
+	// ratePrior is the weight of the fleet's rate in a backend's own, in seconds of prefill.
 	ratePrior = 1
-	// A backend of which all nodes together have measured less than scantEvidence seconds of prefill, and nothing for scantAfter milliseconds,
-	// is taken to be as fast as the fleet again: see freshen.
+	// freshen drops a rate from less than scantEvidence seconds of prefill, idle for scantAfter ms.
 	scantEvidence, scantAfter = 3.0, 10_000
-	// rateMinTokens excludes tiny prefills: their time is one engine step whatever their length.
+	// rateMinTokens excludes small prefills, which take one engine step whatever their length.
 	rateMinTokens = 256
-	// rateOutlier bounds how far one sample may stand below the present estimate: a single hang must not condemn a backend,
-	// a lasting slowdown still shows within a few samples.
+	// rateOutlier bounds how far a sample may fall below the estimate, so that one hang does not
+	// condemn a backend.
 	rateOutlier = 16
-	// rateDoubt is what a prefill slower than the estimate counts among several nodes, against 1 for a faster one: it may have
-	// waited for another node's, which nobody tells from a slow engine, while no engine is ever faster than it is.
+	// rateDoubt is the weight of a slow prefill among several nodes: it may have waited for another
+	// node's.
 	rateDoubt = 0.1
-	// rateGuess is rateDoubt where the work in front is a guess from placements.
+	// rateGuess is rateDoubt where the work in front is inferred from placements.
 	rateGuess = 0.01
 )
 
-// rateSums estimates tokens/s as a ratio of decayed sums, which weighs a sample by its duration: long prefills say most.
+// rateSums estimates tokens/s as a ratio of decayed sums, which weighs samples by duration.
 type rateSums struct {
 	tokens, seconds float64
 }
 
-// add books a sample; doubt is what it counts if it is slower than the present estimate.
 func (r *rateSums) add(tokens, seconds, present, doubt float64) {
 	if present > 0 {
 		seconds = min(seconds, rateOutlier*tokens/present)
@@ -60,11 +58,11 @@ func (r rateSums) estimate(prior float64) float64 {
 	return (r.tokens + prior*ratePrior) / (r.seconds + ratePrior)
 }
 
-// fleetRate is the prior for backends without samples of their own, learned over all of them.
+// fleetRate is the prior for backends without samples, learned over all backends.
 type fleetRate struct {
 	mu    sync.Mutex
-	sums  rateSums // own measurements
-	peers rateSums // the other nodes', over all backends
+	sums  rateSums
+	peers rateSums
 	bits  atomic.Uint64
 }
 
@@ -83,7 +81,6 @@ func (f *fleetRate) add(tokens, seconds, doubt float64) {
 	f.bits.Store(math.Float64bits(f.sums.plus(f.peers).estimate(f.load())))
 }
 
-// replace takes out what peers measured of a backend before, and takes in what they have now.
 func (f *fleetRate) replace(before, now rateSums) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -93,8 +90,8 @@ func (f *fleetRate) replace(before, now rateSums) {
 	}
 }
 
-// OwnRate returns what this node has measured of a backend's prefill rate, in tokens/s, and how much that is worth: the
-// seconds of prefill behind it, faded. Weight 0: nothing. For peers: the average of all nodes' rates by their weights.
+// OwnRate returns the prefill rate measured by this node, in tokens/s, and its weight in seconds of
+// prefill; 0: none.
 func (r *Router) OwnRate(b prefixtree.Backend) (tokensPerSecond, weight float64) {
 	s := r.table.Load().slot(b)
 	if s == nil {
@@ -108,9 +105,8 @@ func (r *Router) OwnRate(b prefixtree.Backend) (tokensPerSecond, weight float64)
 	return s.rates.tokens / s.rates.seconds, s.rates.seconds
 }
 
-// SetPeerRate replaces what all other nodes together have measured of a backend's prefill rate: the average of their rates by
-// weight, and the sum of their weights. It is averaged with the own measurements by weight; weight 0 takes it out. The backend
-// need not be in the view yet.
+// SetPeerRate replaces the other nodes' weighted mean rate and total weight; 0 removes it. The
+// backend need not be in the view.
 func (r *Router) SetPeerRate(b prefixtree.Backend, tokensPerSecond, weight float64) {
 	s := r.ledger.of(b)
 	var peers rateSums
@@ -124,7 +120,7 @@ func (r *Router) SetPeerRate(b prefixtree.Backend, tokensPerSecond, weight float
 	s.combine(r.rate.load())
 }
 
-// combine makes the rate of own and others' measurements, 0 if there are none; the lock must be held.
+// combine sets the rate from all measurements, 0 without any. mu must be held.
 func (s *slot) combine(prior float64) {
 	all, rate := s.rates.plus(s.peerRates), 0.0
 	if all.seconds > 0 {
@@ -134,8 +130,8 @@ func (s *slot) combine(prior float64) {
 	s.rate.Store(math.Float64bits(rate))
 }
 
-// learnRate books one prefill of the slot: tokens computed in seconds of the engine's own time for it. It counts doubt if it is
-// slower than what is known of the backend, or of the fleet.
+// learnRate records a prefill and the seconds it took; doubt is its weight if slower than the
+// present rate.
 func (s *slot) learnRate(f *fleetRate, tokens, seconds, doubt float64, now prefixtree.Time) {
 	if tokens < rateMinTokens || seconds <= 0 {
 		return
@@ -152,9 +148,8 @@ func (s *slot) learnRate(f *fleetRate, tokens, seconds, doubt float64, now prefi
 	s.combine(f.load())
 }
 
-// freshen forgets a rate that stands on little and that nothing corrects. A backend that was measured once or twice while the fleet's rate
-// was a guess passes for slow, so that nothing is sent there at light load, and would for ever. One that is slow shows it in as many
-// prompts as scantEvidence holds.
+// freshen drops a rate with little evidence: a backend that only seemed slow would stay unused at
+// light load for ever.
 func (s *slot) freshen(f *fleetRate, now prefixtree.Time) {
 	if s.active.Load() > 0 {
 		return
@@ -169,26 +164,25 @@ func (s *slot) freshen(f *fleetRate, now prefixtree.Time) {
 }
 
 const (
-	// defaultBytesPerToken is what byte-pair vocabularies give for English and code.
+	// defaultBytesPerToken is typical of byte-pair vocabularies for English and code.
 	defaultBytesPerToken = 4.0
-	// maxModels bounds the per-model estimates; the models beyond share one.
+	// maxModels bounds the per-model estimates; further models share one.
 	maxModels = 256
 	// bytesWindow is the memory of an estimate in tokens: a few dozen long prompts.
 	bytesWindow = 1 << 20
-	// bytesPrior is the weight of the prior in tokens.
-	bytesPrior = 1 << 11
-	// The bounds of a believable estimate: below 1 the counts are not of this prompt, above 16 likewise (images by hash).
+	bytesPrior  = 1 << 11
+	// Estimates outside these bounds do not describe this prompt (for example images by hash).
 	minBytesPerToken, maxBytesPerToken = 1.0, 16.0
 )
 
-// modelStat is the learned bytes per token of one model's prompts.
+// modelStat is the learned bytes per token of one model, and how much engines cache beyond a match.
 type modelStat struct {
 	bits          atomic.Uint64
 	mu            sync.Mutex
 	bytes, tokens float64
 
-	further      atomic.Uint64 // see cachedFurther; float64 bits
-	found, fresh float64       // tokens behind a match that were cached all the same, of so many; decayed
+	further      atomic.Uint64
+	found, fresh float64 // decayed tokens beyond matches: cached ones, and all
 }
 
 func newModelStat() *modelStat {
@@ -218,18 +212,16 @@ func (m *modelStat) learn(promptBytes, promptTokens int) {
 }
 
 const (
-	// furtherWindow is the memory of what is found behind matches, in tokens.
 	furtherWindow = 1 << 20
-	// furtherPrior is the weight of finding nothing, in tokens: a few follow-ups.
+	// furtherPrior is the weight of finding nothing cached, in tokens: a few follow-ups.
 	furtherPrior = 1 << 13
 )
 
-// cachedFurther returns the share of a prompt behind the match of its conversation that its holder is expected to have all
-// the same: the answers it gave, which no router hashes before they come back in a prompt.
+// cachedFurther returns the expected cached share beyond a conversation's match: its generated
+// answers.
 func (m *modelStat) cachedFurther() float64 { return math.Float64frombits(m.further.Load()) }
 
-// learnFurther books a follow-up of prompt tokens with a match of held, of which cached were found. A count short of the
-// match is the tree's affair.
+// learnFurther ignores counts below the match, which concern the tree.
 func (m *modelStat) learnFurther(held, cached, prompt float64) {
 	if cached < held || cached > prompt || prompt <= held {
 		return
@@ -245,7 +237,7 @@ func (m *modelStat) learnFurther(held, cached, prompt float64) {
 	m.further.Store(math.Float64bits(m.found / (m.fresh + furtherPrior)))
 }
 
-// modelStats maps model names to their estimates: copy on write, so that the lookup of a Pick neither locks nor allocates.
+// modelStats is copy on write, so that a lookup in Pick neither locks nor allocates.
 type modelStats struct {
 	mu     sync.Mutex
 	byName atomic.Pointer[map[string]*modelStat]

@@ -1,9 +1,6 @@
-// Package policy picks a backend for a request: pure functions over the request, what the prefix tree matches, the
-// immutable view of the fleet and the load this node has put on it.
-//
-// Time and randomness are parameters: the same seed and the same order of calls give the same choices. There are no sockets,
-// goroutines, clocks, loggers or metrics in here, nor knowledge of how requests are parsed or backends probed. DESIGN.md
-// has the decisions and the measurements behind every constant.
+// Package policy chooses a backend for one request from the request, the matches of the prefix
+// tree, an immutable view of the fleet and this node's load. Time and the random seed are
+// parameters. DESIGN.md has the decisions.
 package policy
 
 import (
@@ -21,76 +18,76 @@ import (
 	"grapevine/prefixtree"
 )
 
-// Errors of Pick, to be tested with errors.Is.
+// Errors of Pick; test them with errors.Is.
 var (
-	ErrNoBackend       = errors.New("no backend can take the request")      // none is active, or all are excluded
-	ErrUnknownModel    = errors.New("no backend serves the model")          // none declares it and none serves any model
-	ErrUnknownStrategy = errors.New("no such strategy")                     // Request.Strategy or configuration
-	ErrAttemptInUse    = errors.New("attempt has not ended")                // Pick with an Attempt before its End
-	ErrConfig          = errors.New("invalid policy configuration")         // wrapped by every error of NewRouter
-	errNoIndex         = fmt.Errorf("%w: no index: give a tree", ErrConfig) //
+	ErrNoBackend       = errors.New("no backend can take the request") // no active backend is left after exclusions
+	ErrUnknownModel    = errors.New("no backend serves the model")
+	ErrUnknownStrategy = errors.New("no such strategy")
+	ErrAttemptInUse    = errors.New("attempt has not ended")        // Pick before End of the previous request
+	ErrConfig          = errors.New("invalid policy configuration") // wrapped by every error of NewRouter
+	errNoIndex         = fmt.Errorf("%w: no index: give a tree", ErrConfig)
 )
 
-// Defaults of Config.
 const (
-	DefaultHashBound  = 1.25 // of prefix-hash: what consistent hashing with bounded loads is usually run with
-	defaultHashBytes  = 8192 // prefix-hash keys on about the first 2k tokens
+	DefaultHashBound  = 1.25 // the usual value for consistent hashing with bounded loads
+	defaultHashBytes  = 8192
 	defaultBlockBytes = 512
 )
 
-// Config is what a Router is made from. The zero value of every field means its default.
+// Config configures a Router. The zero value of every field selects its default.
 type Config struct {
-	Strategy    string        // default strategy; "" means prefix
-	WorkWeight  float64       // W: cost of an uncached token relative to a queued one
-	Epsilon     float64       // bounded-load slack of prefix with several nodes
-	BlockBytes  int           // bytes of one block of Request.Hashes
-	Nodes       int           // routers in the fleet; 0 and 1 mean alone
-	Staleness   time.Duration // how late what other nodes did is known; see SetFleet
+	Strategy    string  // default strategy; "" means prefix
+	WorkWeight  float64 // W: cost of an uncached token relative to a queued one
+	Epsilon     float64 // bounded-load slack of prefix with several nodes
+	BlockBytes  int     // bytes of one block of Request.Hashes
+	Nodes       int     // routers in the fleet; 0 and 1 mean a single node
+	Staleness   time.Duration
 	Weights     map[string]float64
-	HashBlocks  int                 // blocks prefix-hash keys on; 0 means about 2k tokens
-	HashBound   float64             // c of prefix-hash: load at most c times the mean
-	PrefillRate float64             // prior for the prefill rate, tokens/s
-	SlowStart   time.Duration       // in which the share of a backend that returns grows; 0 means DefaultSlowStart, below 0 none
-	Seed        uint64              // of every random choice
-	Extra       map[string]Strategy // further strategies by name
-	// Failed, if not nil, is told of every attempt that speaks against its backend, at once: it must not block.
+	HashBlocks  int           // blocks that prefix-hash keys on; 0 means about 2k tokens
+	HashBound   float64       // prefix-hash limits load to this multiple of the mean
+	PrefillRate float64       // prior, tokens/s
+	SlowStart   time.Duration // see easeIn; 0 means DefaultSlowStart, negative disables it
+	Seed        uint64
+	Extra       map[string]Strategy
+	// Failed, if not nil, is called for every failure that counts against its backend, and must not
+	// block.
 	Failed func(b prefixtree.Backend, f Failure, now prefixtree.Time)
-	// Forgot, if not nil, is told of a backend whose answers have shown an empty cache (prefixtree.Lesson.Amnesia), on the same terms.
+	// Forgot, if not nil, is called when a backend lost its cache, and must not block.
 	Forgot func(b prefixtree.Backend)
 }
 
-// Index is the tree as policy sees it: prefixtree.Tree fits. Safe for concurrent use.
+// Index is the part of prefixtree.Tree that policy uses. It must be safe for concurrent use.
 type Index interface {
 	Match(m *prefixtree.Matches, chain []prefixtree.Hash, now prefixtree.Time)
 	Record(b prefixtree.Backend, chain []prefixtree.Hash, now prefixtree.Time, tr *prefixtree.Trail)
 	Learn(b prefixtree.Backend, chain []prefixtree.Hash, tr *prefixtree.Trail, cached int, now prefixtree.Time) prefixtree.Lesson
 }
 
-// Retractor is an Index that can also take back what Record added for a placement, by its trail. It is used for requests
-// that failed after they were sent. An Index without it is corrected by the next response instead.
+// Retractor is an Index that can undo one Record, for requests that failed. Without it, the next
+// response corrects the index.
 type Retractor interface {
 	Revert(b prefixtree.Backend, chain []prefixtree.Hash, tr *prefixtree.Trail) (retracted int)
 }
 
-// Witness is an Index that also tells how many blocks other nodes' placements have newly put on a backend so far: what its
-// engine had to compute for them. Where nodes do not tell their load, this shows it. An Index without it leaves them blind.
+// Witness is an Index that counts the blocks newly placed by other nodes, from which the router
+// infers unreported load.
 type Witness interface {
 	Placed(b prefixtree.Backend) int64
 }
 
-// Request is one request as policy sees it. Byte slices are only read, and Hashes must stay unchanged until End.
+// Request describes one request. Hashes must not change before End.
 type Request struct {
-	Model       []byte // "" for requests that name none
+	Model       []byte
 	LoRA        []byte
 	Path        []byte
-	Session     []byte // session key from a header or the body
+	Session     []byte
 	Hashes      []prefixtree.Hash
-	PromptBytes int                      // canonical prompt bytes; 0: taken from Hashes
-	OutputHint  int                      // expected output tokens, 0 unknown
-	Whole       bool                     // its first token will not be told: the answer comes as a whole, or is not understood
-	Header      func(name string) []byte // may be nil; only used when a rule names a header
-	Exclude     []prefixtree.Backend     // backends that failed this request already
-	Strategy    string                   // override; "" = by rules
+	PromptBytes int                      // canonical prompt bytes; 0: computed from Hashes
+	OutputHint  int                      // expected output tokens; 0: unknown
+	Whole       bool                     // the proxy cannot observe the first token: not streamed, or not understood
+	Header      func(name string) []byte // may be nil; used when a rule names a header
+	Exclude     []prefixtree.Backend     // backends that already failed this request
+	Strategy    string
 }
 
 type named struct {
@@ -98,12 +95,12 @@ type named struct {
 	Strategy
 }
 
-// Router decides where requests go and keeps the own load. Safe for concurrent use.
+// Router chooses backends and accounts for this node's load. Safe for concurrent use.
 type Router struct {
 	cfg        Config
 	tree       Index
-	retract    Retractor // nil if the index has none
-	witness    Witness   // likewise
+	retract    Retractor
+	witness    Witness
 	strategies map[string]*named
 	fallback   *named
 	rate       *fleetRate
@@ -112,18 +109,18 @@ type Router struct {
 	models     *modelStats
 	sketch     *sketch
 	ledger     ledger
-	ejecting   sync.Mutex // serialises failures, so that the bound on ejections holds; taken before slot.mu
+	ejecting   sync.Mutex // serialises failures to bound ejections; taken before slot.mu
 	table      atomic.Pointer[table]
-	viewMu     sync.Mutex // serialises SetView and SetPeerHeat, so that no pool misses what comes meanwhile
+	viewMu     sync.Mutex // serialises SetView and SetPeerHeat
 	scenes     sync.Pool
 	seq        atomic.Uint64
-	slowStart  int64        // ms; 0 none
-	coldUntil  atomic.Int64 // ms; until then some backend may be cold
+	slowStart  int64
+	coldUntil  atomic.Int64 // ms; no backend is cold after this time
 	fleet      atomic.Pointer[fleetState]
-	peerHeat   peerHeat // under viewMu
+	peerHeat   peerHeat
 	hot        atomic.Pointer[hotPrefixes]
-	witnessed  atomic.Int64 // when placements of others were last seen by infer, ms
-	streamed   atomic.Bool  // some first token has been told
+	witnessed  atomic.Int64 // ms; when infer last saw placements of other nodes
+	streamed   atomic.Bool
 
 	rungs      [rungs]atomic.Uint64
 	blind      atomic.Uint64
@@ -131,7 +128,7 @@ type Router struct {
 	doubleEnds atomic.Uint64
 }
 
-// NewRouter returns a router with an empty view. cfg is copied.
+// NewRouter returns a router with an empty view. It copies cfg.
 func NewRouter(cfg Config, tree Index) (*Router, error) {
 	if tree == nil {
 		return nil, errNoIndex
@@ -213,11 +210,11 @@ func (c *Config) complete() error {
 	return nil
 }
 
-// Strategies returns the names this router knows, sorted.
+// Strategies returns the names that this router knows, sorted.
 func (r *Router) Strategies() []string { return slices.Sorted(maps.Keys(r.strategies)) }
 
-// Pick decides where the request goes and books it there at once. After a nil error att.End must be called exactly once.
-// Errors: ErrNoBackend, ErrUnknownModel, ErrUnknownStrategy, ErrAttemptInUse.
+// Pick chooses a backend and charges the request to it. After a nil error the caller must call
+// att.End exactly once. Errors: ErrNoBackend, ErrUnknownModel, ErrUnknownStrategy, ErrAttemptInUse.
 func (r *Router) Pick(q *Request, now prefixtree.Time, att *Attempt) error {
 	if att.stage != idle && att.stage != ended {
 		if invariants {
@@ -249,7 +246,7 @@ func (r *Router) Pick(q *Request, now prefixtree.Time, att *Attempt) error {
 	if c.charged {
 		c.slot.credit.Add(-oneRequest)
 	}
-	if n := uint64(len(s.pool.entries)); n > 0 { // one at each request: all of them have their turn
+	if n := uint64(len(s.pool.entries)); n > 0 { // one entry per request bounds the cost
 		s.pool.entries[r.seq.Load()%n].slot.freshen(r.rate, now)
 	}
 	r.rungs[att.decision.Rung].Add(1)
@@ -259,8 +256,8 @@ func (r *Router) Pick(q *Request, now prefixtree.Time, att *Attempt) error {
 	return nil
 }
 
-// Explain fills d with the decision Pick would make now, and changes nothing: no charge, placement, turn or count. Errors
-// as Pick. d shares nothing with the router.
+// Explain fills d with the decision of the next Pick and changes nothing. Errors as Pick. d shares
+// no memory with the router.
 func (r *Router) Explain(q *Request, now prefixtree.Time, d *Decision) error {
 	s := r.scenes.Get().(*Scene)
 	defer r.putScene(s)
@@ -269,7 +266,6 @@ func (r *Router) Explain(q *Request, now prefixtree.Time, d *Decision) error {
 	return err
 }
 
-// decide sets the scene, runs the strategy and writes the receipt. It returns the chosen candidate.
 func (r *Router) decide(s *Scene, q *Request, now prefixtree.Time, d *Decision) (int, error) {
 	t := r.table.Load()
 	strategy := t.rules.strategy(q)
@@ -282,7 +278,7 @@ func (r *Router) decide(s *Scene, q *Request, now prefixtree.Time, d *Decision) 
 	if p == nil {
 		return 0, ErrUnknownModel
 	}
-	s.model = r.models.of(q.Model) // after the pool: names that nobody serves must not fill the table
+	s.model = r.models.of(q.Model) // after the pool lookup, so that unknown names cannot fill the table
 	r.open(s, q, p, now)
 	lastResort := r.populate(s, strategy)
 	if len(s.Candidates) == 0 {
@@ -296,8 +292,8 @@ func (r *Router) decide(s *Scene, q *Request, now prefixtree.Time, d *Decision) 
 	return chosen, nil
 }
 
-// populate puts forward the candidates of a scene, with their load and what they hold of the prompt; a selection of them if the pool is
-// large and the strategy makes do with one. None: there is nobody to choose. It reports whether all are being avoided.
+// populate adds candidates, or a selection in a large pool, and reports whether all are being
+// avoided.
 func (r *Router) populate(s *Scene, strategy *named) (lastResort bool) {
 	if s.pool.order != nil && r.scan(s, strategy) {
 		r.match(s)
@@ -325,7 +321,7 @@ func (r *Router) populate(s *Scene, strategy *named) (lastResort bool) {
 	return lastResort
 }
 
-// choose runs the strategy, again if the backend it took was half-open and another request has just become its trial.
+// choose repeats if another request has just become the trial of the chosen half-open backend.
 func (r *Router) choose(s *Scene, strategy *named) (int, Rung) {
 	if s.scanned {
 		return 0, s.rung
@@ -337,7 +333,7 @@ func (r *Router) choose(s *Scene, strategy *named) (int, Rung) {
 			return i, rung
 		}
 		if len(s.Candidates) == 1 {
-			c.half = false // the only one there is: not a trial, but no worse than refusing
+			c.half = false // the only candidate takes a second request rather than refuse it
 			return i, rung
 		}
 		s.Candidates = append(s.Candidates[:i], s.Candidates[i+1:]...)
@@ -349,11 +345,11 @@ func (r *Router) putScene(s *Scene) {
 	r.scenes.Put(s)
 }
 
-// Release forgets a backend whose id will stand for another engine. It must be in no view any more. false: requests still run there, and
-// nothing is forgotten.
+// Release forgets a backend outside the view, whose id will be reused. It returns false and does
+// nothing while requests run there.
 func (r *Router) Release(b prefixtree.Backend) bool { return r.ledger.drop(b) }
 
-// Load returns the own outstanding prefill tokens and active requests on a backend of the present view.
+// Load returns this node's outstanding prefill tokens and active requests on a backend.
 func (r *Router) Load(b prefixtree.Backend) (prefillTokens, active int64) {
 	if s := r.table.Load().slot(b); s != nil {
 		return s.charged.Load(), s.active.Load()
@@ -361,7 +357,7 @@ func (r *Router) Load(b prefixtree.Backend) (prefillTokens, active int64) {
 	return 0, 0
 }
 
-// Rate returns the learned prefill rate of a backend in tokens/s, or the fleet's if it has not been measured.
+// Rate returns the learned prefill rate of a backend, else the fleet's, in tokens/s.
 func (r *Router) Rate(b prefixtree.Backend) float64 {
 	if s := r.table.Load().slot(b); s != nil {
 		return s.rateOr(r.rate.load())
@@ -369,10 +365,10 @@ func (r *Router) Rate(b prefixtree.Backend) float64 {
 	return r.rate.load()
 }
 
-// BytesPerToken returns the learned bytes of prompt per token of a model.
+// BytesPerToken returns the learned prompt bytes per token of a model.
 func (r *Router) BytesPerToken(model []byte) float64 { return r.models.of(model).bytesPerToken() }
 
-// SetTelemetry hands over what an engine reported; it replaces the last report.
+// SetTelemetry replaces what the engine last reported.
 func (r *Router) SetTelemetry(b prefixtree.Backend, t Telemetry) {
 	if s := r.table.Load().slot(b); s != nil {
 		s.telemetry.Store(&t)
@@ -382,13 +378,12 @@ func (r *Router) SetTelemetry(b prefixtree.Backend, t Telemetry) {
 // Stats are counters since the start.
 type Stats struct {
 	Picks      uint64
-	Blind      uint64        // of these, made among other nodes without knowing what they have placed in the last blindAfter
-	Rungs      [rungs]uint64 // by Rung
+	Blind      uint64 // made while peer loads were older than blindAfter
+	Rungs      [rungs]uint64
 	Outcomes   map[string]uint64
-	DoubleEnds uint64 // Attempts ended twice: a defect of the caller
+	DoubleEnds uint64 // Attempts ended twice: a bug in the caller
 }
 
-// Stats returns the counters.
 func (r *Router) Stats() Stats {
 	st := Stats{Outcomes: map[string]uint64{}, Blind: r.blind.Load(), DoubleEnds: r.doubleEnds.Load()}
 	for i := range r.rungs {
@@ -401,7 +396,7 @@ func (r *Router) Stats() Stats {
 	return st
 }
 
-// Avoided reports whether a backend is left alone because it failed, and until when.
+// Avoided reports whether new requests avoid a backend, and until when.
 func (r *Router) Avoided(b prefixtree.Backend, now prefixtree.Time) (until prefixtree.Time, avoid bool) {
 	if s := r.table.Load().slot(b); s != nil {
 		return prefixtree.Time(min(s.retryAt.Load(), int64(now)+backoffMax)), s.health(now) != healthy

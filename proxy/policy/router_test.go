@@ -12,7 +12,6 @@ import (
 	"grapevine/prefixtree"
 )
 
-// play runs a fixed mix of requests and returns the backends in order.
 func play(t testing.TB, seed uint64, strategy string) (got []prefixtree.Backend) {
 	r, _ := newRouter(t, Config{Strategy: strategy, Seed: seed}, fleetOf(8))
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -128,7 +127,6 @@ func TestReceipt(t *testing.T) {
 	}
 }
 
-// TestSlotLayout: one backend's counters share no cache line with another's.
 func TestSlotLayout(t *testing.T) {
 	if size := unsafe.Sizeof(slot{}); size%64 != 0 {
 		t.Errorf("a slot has %d bytes, not a multiple of 64", size)
@@ -152,7 +150,7 @@ func TestPickDoesNotAllocate(t *testing.T) {
 			a.FirstToken(now)
 			a.End(Outcome{PromptTokens: 4000, CachedTokens: 4000, OutputTokens: 5}, now)
 		}
-		for range 3000 { // until the prompt is common property and every backend holds it
+		for range 3000 { // until the prompt is common and every backend holds it
 			step()
 		}
 		n := testing.AllocsPerRun(500, step)
@@ -162,7 +160,7 @@ func TestPickDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// warm gives the router a past and returns a request of 256 blocks that 1 in 16 backends hold.
+// warm returns a request of 256 blocks that 1 in 16 backends hold.
 func warm(t testing.TB, r *Router) *Request {
 	n := len(r.View().Backends)
 	for i := range 4 * n {
@@ -199,7 +197,7 @@ func BenchmarkPick(b *testing.B) {
 	}
 }
 
-// BenchmarkArgmin is the naive baseline of the same file: the least of one number over all backends, nothing booked.
+// BenchmarkArgmin is a naive baseline: the minimum of one number, without accounting.
 func BenchmarkArgmin(b *testing.B) {
 	for _, n := range []int{8, 64, 256, 2000} {
 		b.Run(fmt.Sprintf("backends=%d", n), func(b *testing.B) {

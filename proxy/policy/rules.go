@@ -2,7 +2,6 @@ package policy
 
 import "bytes"
 
-// ruleSet is the rules of a view with their strategies resolved.
 type ruleSet struct {
 	rules    []resolvedRule
 	fallback *named
@@ -10,11 +9,10 @@ type ruleSet struct {
 
 type resolvedRule struct {
 	Rule
-	modelPrefix bool // Model is a prefix: its "*" has been cut off
+	modelPrefix bool // Model is a prefix, without its "*"
 	strategy    *named
 }
 
-// strategy returns that of the first rule that fits q, else the default. It does not allocate.
 func (s *ruleSet) strategy(q *Request) *named {
 	for i := range s.rules {
 		if s.rules[i].fits(q) {

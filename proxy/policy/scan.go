@@ -6,15 +6,15 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// scanner is a strategy that needs no more than a number of each backend. In a large pool it passes over these numbers alone, and only
-// its choice becomes a candidate. The choice is the one that Choose makes of all candidates.
+// scanner is a strategy that needs one number per backend: in a large pool only its choice, equal
+// to Choose's, becomes a candidate.
 type scanner interface {
-	// scan returns the entry it takes; -1 if it has to see the candidates.
+	// scan returns the chosen entry, or -1 if Choose must see the candidates.
 	scan(s *Scene) (int, Rung)
 }
 
-// scan lets the strategy pass over a large pool, and reports whether it made a choice: nobody is eased in, whose share Choose has to
-// see, and the choice is in good health.
+// scan reports whether the strategy made a choice. Slow start needs all candidates, and an
+// unhealthy choice needs Choose.
 func (r *Router) scan(s *Scene, strategy *named) bool {
 	by, ok := strategy.Strategy.(scanner)
 	if !ok || int64(s.Now) < r.coldUntil.Load() {
@@ -38,13 +38,12 @@ func (r *Router) scan(s *Scene, strategy *named) bool {
 	return true
 }
 
-// may reports whether a backend of the pool can be chosen.
 func (s *Scene) may(at int) bool {
 	e := &s.pool.entries[at]
 	return e.slot.health(s.Now) != avoided && !excluded(s.Request.Exclude, e.id)
 }
 
-// all reports whether every backend of the pool can be chosen: then turns and draws are places in it.
+// all reports whether turns and draws can index the pool.
 func (s *Scene) all() bool {
 	if len(s.Request.Exclude) > 0 {
 		return false
@@ -57,7 +56,7 @@ func (s *Scene) all() bool {
 	return true
 }
 
-// firstOf returns the eligible backend that comes first for the key; -1 if there is none.
+// firstOf returns the first eligible entry in the key's order, or -1.
 func (s *Scene) firstOf(key uint64) int {
 	best, rank := -1, math.Inf(-1)
 	for i := range s.pool.entries {
@@ -69,7 +68,6 @@ func (s *Scene) firstOf(key uint64) int {
 	return best
 }
 
-// activeOf returns the requests of all nodes on a backend of the pool.
 func (s *Scene) activeOf(at int) int64 {
 	slot := s.pool.entries[at].slot
 	return slot.active.Load() + slot.peerActive.Load()
@@ -120,7 +118,7 @@ func (leastRequest) scan(s *Scene) (int, Rung) {
 		return roundRobin{}.scan(s)
 	}
 	if trials {
-		return -1, Load // Choose takes the turn, and there is but one
+		return -1, Load // Choose has to claim the trial; it also takes the turn
 	}
 	nth := int(s.Turn() % uint64(n))
 	for i, x := range s.ranks {

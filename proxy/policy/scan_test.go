@@ -8,7 +8,7 @@ import (
 	"grapevine/prefixtree"
 )
 
-// TestScanChoosesAsChooseDoes: for any load, weights, failures and exclusions, of all candidates Choose takes the one that a scan finds.
+// A scan and Choose make the same choice.
 func TestScanChoosesAsChooseDoes(t *testing.T) {
 	const n = weighAll + 50
 	rng := rand.New(rand.NewPCG(seedOf(t), 0))
@@ -69,7 +69,6 @@ func TestScanChoosesAsChooseDoes(t *testing.T) {
 	}
 }
 
-// TestScanDecides: requests of a large pool are decided by it, in turn, and the receipt names the choice.
 func TestScanDecides(t *testing.T) {
 	const n = weighAll + 10
 	r, _ := newRouter(t, Config{Strategy: RoundRobin}, fleetOf(n))
@@ -87,8 +86,6 @@ func TestScanDecides(t *testing.T) {
 	}
 }
 
-// TestScanExplains: also where some fail, are excluded or may be given a trial, Explain says what Pick does, and both count who there is to
-// choose from.
 func TestScanExplains(t *testing.T) {
 	const n = weighAll + 10
 	for _, strategy := range []string{Session, RoundRobin, Random, LeastRequest, PrefixHash} {
@@ -107,7 +104,7 @@ func TestScanExplains(t *testing.T) {
 			want := n - 6 - len(q.Exclude)
 			if i >= 60 {
 				now += backoffMin
-				want = 0 // the trials come and go
+				want = 0
 			}
 			var d Decision
 			if err := r.Explain(q, now, &d); err != nil {

@@ -6,8 +6,7 @@ import (
 	"grapevine/prefixtree"
 )
 
-// TestScantEvidenceIsNotForEver: engines of 200,000 tokens/s, few prompts, and nobody waits. One engine was measured when the fleet's rate was a
-// guess; it gets work again all the same. One that is slow, and has shown it, gets little.
+// An engine with few, slow samples gets work again; one that proved slow gets little.
 func TestScantEvidenceIsNotForEver(t *testing.T) {
 	const blocks, tokens = 24, 24 * 128
 	share := func(slow float64, nodes int) (got, all int) {
@@ -24,7 +23,7 @@ func TestScantEvidenceIsNotForEver(t *testing.T) {
 			a := pick(t, r, q, now)
 			at := a.Decision().Backend
 			a.Dispatched(now)
-			took := 25.0 // ms, of these 15 are the prefill
+			took := 25.0 // ms, 15 of them prefill
 			if at == 3 {
 				took *= slow
 			}
@@ -56,8 +55,7 @@ func TestScantEvidenceIsNotForEver(t *testing.T) {
 	}
 }
 
-// TestFirstMeasuredDrawsNotAll: prompts one after the other, so that nobody ever waits, at engines that are faster than the first guess. The
-// first of them to be measured is not taken for the fastest.
+// The first engine to be measured does not attract all prompts.
 func TestFirstMeasuredDrawsNotAll(t *testing.T) {
 	const prompts, blocks, tokens = 64, 24, 24 * 128
 	r, _ := newRouter(t, Config{}, fleetOf(4))

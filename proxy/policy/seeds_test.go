@@ -15,16 +15,16 @@ import (
 	"grapevine/prefixtree"
 )
 
-// bench is two routers that are told the same, and a naive account of what they were told. Both must choose alike, and as the
-// account allows.
+// bench drives two routers with the same calls and keeps a naive account; both must match the
+// account and each other.
 type bench struct {
 	t    *testing.T
 	r    *rand.Rand
 	now  prefixtree.Time
 	a, b *Router
-	size int // most backends
+	size int
 
-	backends []Backend // of the present view
+	backends []Backend
 	places   map[slotKey]*place
 	peers    map[string]map[*place]PeerLoad
 	open     []*try
@@ -39,16 +39,15 @@ type slotKey struct {
 	gen uint32
 }
 
-// place is the account of one backend generation, for as long as it is in the view.
+// place is the account of one backend generation in the view.
 type place struct {
 	key                    slotKey
 	active, charged        int64
-	whole                  int64 // charges of whole requests, some of which may have left the line
+	whole                  int64 // whole requests' charges, some of which may have left the line
 	peerTokens, peerActive int64
-	slot                   *slot // router a's
+	slot                   *slot
 }
 
-// try is one request at both routers.
 type try struct {
 	a, b    *Attempt
 	place   *place
@@ -89,13 +88,11 @@ func newBench(t *testing.T, seed uint64) *bench {
 	return w
 }
 
-// both has the routers told the same.
 func (w *bench) both(tell func(r *Router)) {
 	tell(w.a)
 	tell(w.b)
 }
 
-// join adds a backend with the lowest free id, as the agreement gives them out.
 func (w *bench) join() {
 	id := prefixtree.Backend(0)
 	for !w.free(id) {
@@ -117,7 +114,7 @@ func (w *bench) join() {
 	w.backends = append(w.backends, b)
 }
 
-// free says whether an id may stand for another engine from now on, and has the routers forget the one before.
+// free reports whether an id may be reused, and releases it.
 func (w *bench) free(id prefixtree.Backend) bool {
 	if slices.ContainsFunc(w.backends, func(b Backend) bool { return b.ID == id }) || w.a.table.Load().slot(id) != nil {
 		return false
@@ -134,7 +131,6 @@ func (w *bench) free(id prefixtree.Backend) bool {
 	return !busy
 }
 
-// view hands over the backends as they are, and books what that means.
 func (w *bench) view() {
 	var rules []Rule
 	if w.r.IntN(3) == 0 {
@@ -156,7 +152,6 @@ func (w *bench) view() {
 	}
 }
 
-// change changes the view in one way.
 func (w *bench) change() {
 	i := -1
 	if len(w.backends) > 0 {
@@ -169,14 +164,13 @@ func (w *bench) change() {
 		w.backends = slices.Delete(w.backends, i, i+1)
 	case what == 2:
 		w.names++
-		w.backends[i].Generation = uint32(w.names) // a new engine, or its cache is gone
+		w.backends[i].Generation = uint32(w.names)
 	default:
 		w.backends[i].State = State(w.r.IntN(int(Down) + 1))
 	}
 	w.view()
 }
 
-// eligible lists the backends that the request may go to, and whether anybody serves the model at all.
 func (w *bench) eligible(q *Request) (ids []prefixtree.Backend, served bool) {
 	for _, b := range w.backends {
 		if len(q.Model) > 0 && len(b.Models) > 0 && !slices.Contains(b.Models, string(q.Model)) {
@@ -220,7 +214,6 @@ func (w *bench) request() *Request {
 	return q
 }
 
-// pick has both routers decide.
 func (w *bench) pick() {
 	q := w.request()
 	ids, served := w.eligible(q)
@@ -229,7 +222,7 @@ func (w *bench) pick() {
 		best = min(best, w.a.table.Load().slot(id).health(w.now))
 	}
 	var shown Decision
-	explained := w.a.Explain(q, w.now, &shown) // of one of them only: it changes nothing, or they differ from now on
+	explained := w.a.Explain(q, w.now, &shown) // on one router only: they diverge if it changes anything
 	tried := &try{a: new(Attempt), b: new(Attempt), whole: q.Whole, since: w.now}
 	err, other := w.a.Pick(q, w.now, tried.a), w.b.Pick(q, w.now, tried.b)
 	switch {
@@ -253,7 +246,7 @@ func (w *bench) pick() {
 	w.open = append(w.open, tried)
 }
 
-// judge says what is wrong with a decision among these backends, the healthiest of which is that healthy.
+// judge checks a decision among ids, the healthiest of which has health best.
 func (w *bench) judge(d *Decision, q *Request, ids []prefixtree.Backend, best health) {
 	w.t.Helper()
 	chosen := w.places[slotKey{d.Backend, d.Generation}]
@@ -281,7 +274,6 @@ func (w *bench) judge(d *Decision, q *Request, ids []prefixtree.Backend, best he
 	}
 }
 
-// step moves a request on.
 func (w *bench) step(i int, end bool) {
 	q := w.open[i]
 	both := func(do func(a *Attempt)) { do(q.a); do(q.b) }
@@ -321,7 +313,6 @@ func (w *bench) step(i int, end bool) {
 	}
 }
 
-// book changes the account of the place by some of the try's charge.
 func (q *try) book(tokens int64) {
 	if q.whole {
 		q.place.whole += tokens
@@ -332,7 +323,6 @@ func (q *try) book(tokens int64) {
 
 var benchPeers = []string{"north", "south", "west"}
 
-// peer tells of another node's load.
 func (w *bench) peer() {
 	origin := benchPeers[w.r.IntN(len(benchPeers))]
 	var loads []PeerLoad
@@ -341,7 +331,7 @@ func (w *bench) peer() {
 			loads = append(loads, PeerLoad{Backend: b.ID, PrefillTokens: w.r.Int64N(20_000) - 100, Active: w.r.Int64N(5)})
 		}
 	}
-	loads = append(loads, PeerLoad{Backend: 60_000, PrefillTokens: 7, Active: 7}) // of a backend that is in no view
+	loads = append(loads, PeerLoad{Backend: 60_000, PrefillTokens: 7, Active: 7}) // not in any view
 	held := w.peers[origin]
 	if held == nil {
 		held = map[*place]PeerLoad{}
@@ -367,7 +357,6 @@ func (w *bench) peer() {
 	w.peers[origin] = held
 }
 
-// fleet tells of the other nodes and of what is agreed on.
 func (w *bench) fleet() {
 	switch w.r.IntN(5) {
 	case 0:
@@ -393,7 +382,6 @@ func (w *bench) fleet() {
 	}
 }
 
-// books compares the account with what the routers say.
 func (w *bench) books() {
 	w.t.Helper()
 	for _, b := range w.backends {
@@ -412,7 +400,7 @@ func (w *bench) books() {
 		}
 	}
 	own := 0
-	w.b.OwnLoads(nil, w.now) // as it settles, too, who has been prefilled by now
+	w.b.OwnLoads(nil, w.now) // it settles whole requests, too
 	for _, l := range w.a.OwnLoads(nil, w.now) {
 		if l.PrefillTokens > 0 || l.Active > 0 {
 			own++
@@ -443,17 +431,16 @@ func (w *bench) books() {
 	}
 }
 
-// sane holds what is told to others to what so few requests can have come to.
+// sane bounds the shared values by the number of requests.
 func (w *bench) sane(values ...float64) {
 	w.t.Helper()
 	for _, v := range values {
-		if !(v >= 0 && v <= 1e6) { // not a number is neither
+		if !(v >= 0 && v <= 1e6) { // catches NaN
 			w.t.Fatalf("told %v after %d requests", values, w.picks)
 		}
 	}
 }
 
-// finish ends everything and expects nothing to be left on any backend there ever was.
 func (w *bench) finish() {
 	slots := map[*slot]bool{}
 	for _, q := range w.open {
@@ -487,8 +474,8 @@ func (w *bench) finish() {
 	}
 }
 
-// TestSeedsRouter: whatever views, loads, outcomes and agreements come in between, every charge is given back, nothing goes to a
-// backend that may not be chosen while another may, and the same seed and calls give the same choices.
+// After any mix of calls all charges return, only eligible backends are chosen, and equal seeds
+// choose alike.
 func TestSeedsRouter(t *testing.T) {
 	t.Parallel()
 	virtual.Seeds(t, 12, 1, func(t *testing.T, seed uint64) {
@@ -514,7 +501,7 @@ func TestSeedsRouter(t *testing.T) {
 			case 5:
 				w.now += prefixtree.Time(w.r.IntN(20_000))
 				if back && w.r.IntN(8) == 0 {
-					w.now -= prefixtree.Time(w.r.IntN(600_000)) // the clock was set back
+					w.now -= prefixtree.Time(w.r.IntN(600_000))
 				}
 			}
 			w.now += prefixtree.Time(w.r.IntN(50))

@@ -6,8 +6,8 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// session pins a session key to the first backend of its weighted rendezvous order: the pin survives every change of the
-// fleet but the loss of its own backend. Requests without a key go round.
+// session pins a session key to the first backend of its rendezvous order. Requests without a key
+// take turns.
 type session struct{}
 
 func (session) Choose(s *Scene) (int, Rung) {
@@ -17,7 +17,6 @@ func (session) Choose(s *Scene) (int, Rung) {
 	return pinned(s, xxh3.Hash(s.Request.Session)), Hash
 }
 
-// pinned returns the candidate that comes first for the key.
 func pinned(s *Scene, key uint64) int {
 	best, rank := 0, math.Inf(-1)
 	for i := range s.Candidates {

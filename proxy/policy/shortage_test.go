@@ -11,7 +11,7 @@ import (
 	"grapevine/prefixtree"
 )
 
-// TestLargePoolOfFew: nodes among others find those that are left, however few of a large pool are.
+// Nodes find the few eligible backends of a large pool.
 func TestLargePoolOfFew(t *testing.T) {
 	const n = 400
 	for _, shared := range []time.Duration{200 * time.Millisecond, Never} {
@@ -37,7 +37,6 @@ func TestLargePoolOfFew(t *testing.T) {
 	}
 }
 
-// TestPaceBoundsWhatItCounts: a first token that is as good as never is the slowest there is.
 func TestPaceBoundsWhatItCounts(t *testing.T) {
 	for _, soonest := range []float64{math.Inf(1), 1e300, 0} {
 		var p pace
@@ -52,7 +51,7 @@ func TestPaceBoundsWhatItCounts(t *testing.T) {
 	}
 }
 
-// TestLargePoolOfManyCold: a rack that returns is idle, and may have only its share; the few others that are free are found behind it.
+// A returning rack gets only its share; the few other idle backends are found behind it.
 func TestLargePoolOfManyCold(t *testing.T) {
 	const n, cold, free = 600, 200, 20
 	list := fleetOf(n)
@@ -73,7 +72,7 @@ func TestLargePoolOfManyCold(t *testing.T) {
 	}
 }
 
-// TestLargePoolLooksBehindDeadHolders: more holders are away than are looked at, and one that is not holds less.
+// Avoided holders do not hide an available one.
 func TestLargePoolLooksBehindDeadHolders(t *testing.T) {
 	const n, away = 300, selectHolders + 8
 	for _, nodes := range []int{1, 8} {
@@ -98,8 +97,7 @@ func TestLargePoolLooksBehindDeadHolders(t *testing.T) {
 	}
 }
 
-// TestRetriesFindEverybody: a request is tried at every backend that is left before it is refused, those that are avoided after the others; by
-// scenes that pools of all sizes have left their traces in.
+// A request reaches every backend before it is refused, avoided ones last.
 func TestRetriesFindEverybody(t *testing.T) {
 	rng := rand.New(rand.NewPCG(seedOf(t), 0))
 	list := fleetOf(weighAll + 60)

@@ -11,35 +11,34 @@ import (
 )
 
 const (
-	// weighAll is the size up to which every backend of a pool is weighed. Of a larger one prefix weighs a selection: the deepest
-	// holders, the first ones in order, the least loaded, and a few at random.
+	// weighAll is the largest pool that prefix weighs as a whole.
 	weighAll = 256
-	// selectHolders bounds the holders of more than what is common property.
+	// selectHolders bounds the selected holders.
 	selectHolders = 32
-	// selectOrder is how many of the order are looked at beyond twice as many as there are choices: some have too long a queue.
+	// selectOrder is a reserve, because some entries have long queues.
 	selectOrder = 16
-	// selectLows and selectRandom are where the load decides.
+	// Least loaded and random entries, where load decides.
 	selectLows, selectRandom = 64, 16
-	// selectReplicas bounds the backends of the replica set of a hot prefix. Of a larger set each prompt has a part of its own.
+	// selectReplicas bounds the entries of a hot set; each prompt gets its own part of a larger
+	// one.
 	selectReplicas = 96
 	// knownSets bounds the replica sets that a pool remembers.
 	knownSets = 256
 )
 
-// unranked is the rank of a candidate that is in no order: all that are come first.
+// unranked is the rank of a candidate outside the order; it comes last.
 var unranked = float32(math.Inf(-1))
 
-// large is what a pool has that is too large for every backend to be weighed.
+// large is the extra state of a pool of more than weighAll backends.
 type large struct {
-	order    *order // nil in the others
+	order    *order
 	survey   *survey
-	credited []atomic.Uint64 // by entry: the decision up to which a backend that begins anew has been credited
+	credited []atomic.Uint64 // by entry: last decision that credited it during slow start
 
 	setsMu sync.RWMutex
-	sets   map[prefixtree.Hash][]int32 // entries in the order of a hot prefix's anchor, as many as have been asked for
+	sets   map[prefixtree.Hash][]int32 // entries in the order of a hot prefix's anchor
 }
 
-// enlarge lays out the order of a pool; positions are all its backends, also those that are not active.
 func (p *pool) enlarge(positions []int32) {
 	keys := make([]orderKey, len(positions))
 	for i, at := range positions {
@@ -50,8 +49,7 @@ func (p *pool) enlarge(positions []int32) {
 	p.credited = make([]atomic.Uint64, len(p.entries))
 }
 
-// shortlist puts forward a selection of the candidates of a large pool, for a prompt that has been matched. None, if nobody of the
-// selection may be had.
+// shortlist selects candidates of a large pool for a matched prompt. It may select none.
 func (r *Router) shortlist(s *Scene) {
 	s.inferred = len(s.Request.Hashes) > 0 && r.infers(s) && int64(s.Now)-r.witnessed.Load() <= blindAfter
 	s.foresee()
@@ -79,7 +77,6 @@ func (r *Router) shortlist(s *Scene) {
 	}
 }
 
-// putMore puts forward a backend unless it is there already.
 func (s *Scene) putMore(at int) *Candidate {
 	if c := s.candidate(at); c != nil {
 		return c
@@ -90,7 +87,6 @@ func (s *Scene) putMore(at int) *Candidate {
 	return &s.Candidates[len(s.Candidates)-1]
 }
 
-// putFirst puts forward the first backends in the order of the key.
 func (s *Scene) putFirst(key uint64, n int) {
 	w := s.pool.order.begin(key, n)
 	for len(s.Candidates) < n {
@@ -104,7 +100,7 @@ func (s *Scene) putFirst(key uint64, n int) {
 	}
 }
 
-// putHolders puts forward the deepest holders of what is not common property, of equally deep ones those that saw it last.
+// putHolders adds the deepest holders of an uncommon prefix, the most recent first.
 func (s *Scene) putHolders() {
 	var best [selectHolders]prefixtree.Holder
 	n := 0
@@ -137,8 +133,7 @@ func deeper(a, b *prefixtree.Holder) bool {
 	return a.Backend < b.Backend
 }
 
-// putSet puts forward backends of the replica set of the hot prefix: all of them and those that stand in for who is away or has a long
-// queue, in the order of the anchor; or a part that differs from key to key.
+// putSet adds the hot set and its reserve, or of a large set a part that depends on key.
 func (s *Scene) putSet(key uint64) {
 	set := s.pool.replicas(s.HotAnchor, s.Replicas)
 	n, partly := 0, s.Replicas > selectReplicas
@@ -160,7 +155,7 @@ func (s *Scene) putSet(key uint64) {
 	}
 }
 
-// replicas returns the first backends in the rendezvous order of an anchor, a few more than so many: some may be away.
+// replicas returns the first entries in the anchor's order, with a reserve for avoided ones.
 func (p *pool) replicas(anchor prefixtree.Hash, n int) []int32 {
 	want := min(n+n/8+selectOrder, len(p.entries))
 	p.setsMu.RLock()
@@ -169,10 +164,9 @@ func (p *pool) replicas(anchor prefixtree.Hash, n int) []int32 {
 	if len(set) < want {
 		set = p.findReplicas(anchor, want)
 	}
-	return set[:want] // it may have been larger before
+	return set[:want] // an earlier set may be larger
 }
 
-// findReplicas ranks all backends for an anchor, once for every view.
 func (p *pool) findReplicas(anchor prefixtree.Hash, n int) []int32 {
 	type ranked struct {
 		at   int32

@@ -11,7 +11,6 @@ import (
 	"grapevine/prefixtree"
 )
 
-// TestPoolsAreLargeFromABoundOn: up to it every backend is weighed.
 func TestPoolsAreLargeFromABoundOn(t *testing.T) {
 	for _, n := range []int{weighAll, weighAll + 1} {
 		r, _ := newRouter(t, Config{}, fleetOf(n))
@@ -21,7 +20,6 @@ func TestPoolsAreLargeFromABoundOn(t *testing.T) {
 	}
 }
 
-// TestLargePoolFollowsTheCache: a prompt goes where it is held, among one node and several, and a receipt counts all backends.
 func TestLargePoolFollowsTheCache(t *testing.T) {
 	const n = 600
 	for _, nodes := range []int{1, 8} {
@@ -40,7 +38,7 @@ func TestLargePoolFollowsTheCache(t *testing.T) {
 	}
 }
 
-// TestLargePoolFindsTheIdle: one node alone gives new prompts to those that have nothing to do, few as they are, also between surveys.
+// A single node finds the few idle backends, also between surveys.
 func TestLargePoolFindsTheIdle(t *testing.T) {
 	const n, free = 600, 40
 	r, _ := newRouter(t, Config{}, fleetOf(n))
@@ -77,7 +75,6 @@ func TestLargePoolFindsTheIdle(t *testing.T) {
 	}
 }
 
-// TestLargePoolNodesAgree: idle nodes send a new prompt to the same backend.
 func TestLargePoolNodesAgree(t *testing.T) {
 	routers := make([]*Router, 4)
 	for i := range routers {
@@ -98,7 +95,7 @@ func TestLargePoolNodesAgree(t *testing.T) {
 	}
 }
 
-// TestLargePoolExplains: what Explain says is what Pick does, before, at and after surveys, and it counts for none.
+// Explain matches Pick around surveys and does not trigger them.
 func TestLargePoolExplains(t *testing.T) {
 	r, _ := newRouter(t, Config{}, fleetOf(300))
 	rng := rand.New(rand.NewPCG(seedOf(t), 0))
@@ -129,13 +126,12 @@ func TestLargePoolExplains(t *testing.T) {
 	}
 }
 
-// TestLargePoolAvoids: those that fail or are excluded get nothing while others are there, however few; and the least bad do when there
-// are none.
+// Avoided and excluded backends get requests only when no other is left.
 func TestLargePoolAvoids(t *testing.T) {
 	const n = 400
 	r, _ := newRouter(t, Config{}, fleetOf(n))
 	well := []prefixtree.Backend{7, 123, 399}
-	serve(t, r, ask(prompt(1, 1, 4, 4)), t0) // the survey is from before
+	serve(t, r, ask(prompt(1, 1, 4, 4)), t0) // takes the survey before the change
 	for i := range n {
 		if b := prefixtree.Backend(i); !slices.Contains(well, b) {
 			r.SetReported(b, true, t0)
@@ -158,7 +154,6 @@ func TestLargePoolAvoids(t *testing.T) {
 	}
 }
 
-// TestLargePoolKeepsToTheHotSet: small sets and large ones, the latter in all their parts.
 func TestLargePoolKeepsToTheHotSet(t *testing.T) {
 	const n = 300
 	for _, nodes := range []int{1, 5} {
@@ -182,7 +177,6 @@ func TestLargePoolKeepsToTheHotSet(t *testing.T) {
 	}
 }
 
-// TestLargePoolEasesIn: a backend that returns to a pool of many gets no more than its share at first.
 func TestLargePoolEasesIn(t *testing.T) {
 	const n, perSecond = 300, 300
 	list := fleetOf(n)
@@ -206,13 +200,12 @@ func TestLargePoolEasesIn(t *testing.T) {
 	for _, a := range open {
 		a.End(unknown(), t0+10_001)
 	}
-	// Its share is a quarter of 10 in the mean, and it may have saved some.
+	// Its share is a quarter of 10, plus saved credit.
 	if got < 1 || got > 4+coldCredit {
 		t.Errorf("%d requests in the first ten seconds", got)
 	}
 }
 
-// TestLargePoolDoesNotAllocate: neither between surveys nor with them.
 func TestLargePoolDoesNotAllocate(t *testing.T) {
 	if invariants {
 		t.Skip("the race detector empties pools at random")
@@ -242,7 +235,6 @@ func TestLargePoolDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// TestLargePoolConcurrently: decisions, explanations and changes at once; what was booked is given back.
 func TestLargePoolConcurrently(t *testing.T) {
 	const n, workers, each = 300, 4, 150
 	r := among(t, 3, 200*time.Millisecond, 200*time.Millisecond, fleetOf(n))[0]

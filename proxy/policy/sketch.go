@@ -10,61 +10,56 @@ import (
 )
 
 const (
-	// sketchHalfLife is the time in which a count fades to half, milliseconds: long against the gap between requests, short
-	// against the life of a system prompt (facts on heavy hitters use 30 s).
+	// sketchHalfLife is in ms: long against the gap between requests, short against the life of a
+	// system prompt.
 	sketchHalfLife = 30_000
-	// sketchGap bounds the time that counts between two requests, milliseconds: a node that sees few requests remembers the last
-	// ninety or so rather than the last half-minute, or it would never find anything common. Nodes that tell each other their
-	// counts remember as many together.
+	// sketchGap bounds the decay between two requests, in ms, so that a quiet node remembers about
+	// the last 90.
 	sketchGap = sketchHalfLife / 90
-	// sketchSupport is the least number of (decayed) sightings that make an anchor common: without it the first request
-	// after a start would be its own fleet-wide prompt.
+	// sketchSupport is the least count of a common anchor, or the first request would be common.
 	sketchSupport = 4
-	// sketchDense anchors are looked at block by block (2k tokens of 128); beyond, every sketchStride-th. The same spacing as
-	// the anchors of the tree.
+	// Anchors are the first sketchDense blocks, then every sketchStride-th, as in the tree.
 	sketchDense, sketchStride = 16, 4
-	// sketchDepth bounds the walk in blocks: 32k tokens of 128. A common prefix longer than that is cut here.
+	// sketchDepth bounds the walk in blocks (32k tokens); a longer common prefix counts only up to
+	// there.
 	sketchDepth = 256
-	// The least and greatest number of counters. Every anchor above 1/n of the traffic is present with n counters, and the
-	// question asked is 1/(2B): n = 4 x 2B leaves an error of a quarter of the threshold.
+	// Bounds of the number of counters n. The error is 1/n of the traffic, so n = 8B keeps it at a
+	// quarter of the threshold 1/(2B).
 	sketchMin, sketchMax = 1024, 16384
 )
 
-// sketch finds the anchors that are common property: SpaceSaving (Metwally, Agrawal, El Abbadi, ICDT 2005) with exponential
-// decay by the time parameter (forward decay, so that old counts need no touching). Bounded memory. An anchor is
-// counted only when the one before it is common, so that a request costs one or two updates, not its depth.
+// sketch finds common anchors: SpaceSaving (Metwally, Agrawal, El Abbadi, ICDT 2005) with forward
+// decay. It counts an anchor only behind a common one, so a request costs one or two updates.
 type sketch struct {
 	mu    sync.Mutex
-	index map[prefixtree.Hash]int32 // anchor -> place in heap
-	heap  []heavy                   // min-heap by count
+	index map[prefixtree.Hash]int32
+	heap  []heavy // min-heap by count
 	limit int
 	total float64
-	last  prefixtree.Time // of the latest request; 0 before the first
-	clock float64         // milliseconds that count, since an increment weighed 1
+	last  prefixtree.Time
+	clock float64 // ms since an increment weighed 1, bounded per request by sketchGap
 	peers peerCounts
 }
 
 type heavy struct {
 	hash  prefixtree.Hash
 	count float64
-	over  float64 // of count: what was there before the anchor took the counter over
+	over  float64 // part of count inherited from the former anchor
 }
 
 func newSketch() *sketch {
 	return &sketch{index: make(map[prefixtree.Hash]int32, 2*sketchMin), limit: sketchMin}
 }
 
-// resize follows the number of backends.
 func (s *sketch) resize(backends int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.limit = min(max(8*backends, s.limit), sketchMax)
 }
 
-// branch returns the request's branch key, which is the first anchor whose share of recent traffic is at most share, or
-// the deepest one looked at, the number of blocks before it that are common property, and whether enough requests have been
-// seen lately to find an anchor of that share. It counts the request unless it is only asked about (peek). hashes must
-// not be empty.
+// branch counts the request, unless peek is set. It returns the first anchor with at most share of
+// recent traffic, or the deepest; the number of common blocks before it; and whether enough
+// requests were seen to judge.
 func (s *sketch) branch(hashes []prefixtree.Hash, share float64, now prefixtree.Time, peek bool) (key prefixtree.Hash, common int, judged bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,7 +89,6 @@ func (s *sketch) branch(hashes []prefixtree.Hash, share float64, now prefixtree.
 	}
 }
 
-// nextAnchor returns the place of the anchor after the one at i, of those up to last; the last block looked at is always one.
 func nextAnchor(i, last int) int {
 	if i++; i >= sketchDense {
 		i += (sketchStride - 1 - i%sketchStride)
@@ -102,7 +96,6 @@ func nextAnchor(i, last int) int {
 	return min(i, last)
 }
 
-// setPeers replaces what others have counted.
 func (s *sketch) setPeers(all, own *HeatSum) {
 	p := newPeerCounts(all, own)
 	s.mu.Lock()
@@ -110,7 +103,6 @@ func (s *sketch) setPeers(all, own *HeatSum) {
 	s.peers = p
 }
 
-// heat returns how many requests were seen lately, and the hottest anchors.
 func (s *sketch) heat(limit int, now prefixtree.Time) (requests float64, anchors []HotAnchor) {
 	s.mu.Lock()
 	w := s.weight(now, true)
@@ -132,7 +124,8 @@ func (s *sketch) estimate(h prefixtree.Hash) float64 {
 	return 0
 }
 
-// weight returns what a sighting now counts, rescaling everything when the numbers grow large. Unless peek, the clock goes on.
+// weight returns the present weight of a request. Without peek it advances the clock and may
+// rescale the sums.
 func (s *sketch) weight(now prefixtree.Time, peek bool) float64 {
 	clock := s.clock
 	if s.last != 0 {
@@ -155,7 +148,7 @@ func (s *sketch) weight(now prefixtree.Time, peek bool) float64 {
 	return w
 }
 
-// count adds w to the anchor and returns its count before.
+// count adds w to the anchor and returns its previous count.
 func (s *sketch) count(h prefixtree.Hash, w float64) float64 {
 	at, ok := s.index[h]
 	if !ok {
@@ -166,8 +159,8 @@ func (s *sketch) count(h prefixtree.Hash, w float64) float64 {
 			s.up(at)
 			return 0
 		}
-		// The newcomer takes over the least counter with its count: the error SpaceSaving is known for. It is not taken for
-		// evidence: the count returned is 0.
+		// The new anchor takes over the least counter, whose count is no evidence, so the result is
+		// 0.
 		delete(s.index, s.heap[0].hash)
 		s.heap[0] = heavy{hash: h, count: s.heap[0].count + w, over: s.heap[0].count}
 		s.index[h] = 0

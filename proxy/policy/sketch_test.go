@@ -8,8 +8,7 @@ import (
 	"grapevine/prefixtree"
 )
 
-// TestBranchSkipsCommonProperty: with a system prompt of 12 blocks common to all, requests branch at the first block of
-// their own, and each its own way.
+// Behind a common system prompt, requests branch at their first own block.
 func TestBranchSkipsCommonProperty(t *testing.T) {
 	s := newSketch()
 	const share = 1.0 / 32
@@ -25,11 +24,9 @@ func TestBranchSkipsCommonProperty(t *testing.T) {
 	if a == b || a != prompt(1, 9001, 12, 40)[12] {
 		t.Errorf("branch keys %x and %x", a, b)
 	}
-	// A prompt that is nothing but common ends at its last block.
 	if h, _, _ := s.branch(prompt(1, 0, 12, 12), share, t0+50_000, true); h != prompt(1, 0, 12, 12)[11] {
 		t.Errorf("all common: %x", h)
 	}
-	// Fashions pass: after ten half-lives of other traffic the old prompt is nobody's.
 	for i := range 1000 {
 		s.branch(prompt(2, uint64(i), 12, 40), share, t0+50_000+prefixtree.Time(i*300), false)
 	}
@@ -47,7 +44,7 @@ func TestFewRequestsMakeNothingCommon(t *testing.T) {
 	}
 }
 
-// TestSketchFindsHeavyHitters compares with exact counts on a skewed stream that overflows the sketch many times.
+// The sketch agrees with exact counts on a skewed stream that overflows it.
 func TestSketchFindsHeavyHitters(t *testing.T) {
 	seed := seedOf(t)
 	zipf := rand.NewZipf(rand.New(rand.NewPCG(seed, 1)), 1.2, 1, 1<<20)
@@ -75,7 +72,7 @@ func TestSketchFindsHeavyHitters(t *testing.T) {
 
 func TestSketchRescales(t *testing.T) {
 	s := newSketch()
-	for i := range 40 { // 40 half-lives and more
+	for i := range 40 {
 		s.branch(prompt(1, uint64(i), 2, 4), 1.0/8, t0+prefixtree.Time(i*sketchHalfLife), false)
 	}
 	if s.total > 4<<20 || s.total <= 0 {
@@ -98,8 +95,7 @@ func TestPaceMarksTheTail(t *testing.T) {
 	}
 }
 
-// TestPaceMeasuresDemand: 4 prompts of half a second in each second are a demand of 2, soon after the start as well as later,
-// and it fades when they stop.
+// 4 prompts of half a second per second are a demand of 2.
 func TestPaceMeasuresDemand(t *testing.T) {
 	var p pace
 	now := t0
@@ -121,7 +117,7 @@ func TestPaceMeasuresDemand(t *testing.T) {
 	}
 }
 
-// TestSketchOfAQuietNodeRemembers: one of many nodes sees a request in ten seconds, and still learns what all have in common.
+// A node with a request every ten seconds still learns what is common.
 func TestSketchOfAQuietNodeRemembers(t *testing.T) {
 	s := newSketch()
 	var common int

@@ -8,24 +8,22 @@ import (
 )
 
 const (
-	// DefaultSlowStart is how long the share of a backend that returns grows: long enough for an engine that compiles kernels
-	// and fills its cache on its first requests, short against the life of one.
+	// DefaultSlowStart covers an engine that compiles kernels and fills its cache with its first
+	// requests.
 	DefaultSlowStart = 30 * time.Second
-	// coldShare is the part of its full share that a backend begins with: something must be learned of it.
+	// coldShare is the first part of the full share: a few requests must measure the backend.
 	coldShare = 0.1
-	// coldCredit bounds the requests a backend may catch up on that it was not chosen for.
+	// coldCredit bounds the requests that a cold backend may save up.
 	coldCredit = 4
-	// oneRequest is the unit of slot.credit.
 	oneRequest = 1_000_000
 )
 
-// sticky is a strategy that leads a request to the first backend in the order of a key. While a backend begins, its keys move
-// to it one after the other and stay: let in and turned away in turn, a session would leave half of its cache in two places.
+// sticky is a strategy that follows a key. During slow start each key moves once; alternating would
+// split a session's cache.
 type sticky interface {
 	key(s *Scene) (key uint64, ok bool)
 }
 
-// begins notes that the backend begins anew at a time: nothing is known of it, and it looks idle. Its share grows from there.
 func (r *Router) begins(s *slot, at prefixtree.Time) {
 	if r.slowStart <= 0 || at <= 0 {
 		return
@@ -34,7 +32,7 @@ func (r *Router) begins(s *slot, at prefixtree.Time) {
 	raise(&r.coldUntil, int64(at)+r.slowStart)
 }
 
-// warmth is the part of its full share that a backend may have now: 1 unless it has begun just now.
+// warmth returns the present part of a backend's full share, 1 after slow start.
 func (r *Router) warmth(s *slot, now prefixtree.Time) float64 {
 	began := s.began.Load()
 	if began == 0 || int64(now)-began >= r.slowStart {
@@ -43,13 +41,9 @@ func (r *Router) warmth(s *slot, now prefixtree.Time) float64 {
 	return coldShare + (1-coldShare)*max(float64(int64(now)-began), 0)/float64(r.slowStart)
 }
 
-// easeIn takes those candidates out of the scene that have begun just now and have had their share. A cold engine has
-// no queue, so that by load alone it would be the best choice for every new prompt until it has as many requests as the
-// others, all of them prefills.
-//
-// Of every request it is credited with its share, the parts of all candidates being in proportion to warmth and weight; one that it
-// is chosen for by its load takes one request off that. A request whose own prefix it holds passes: a conversation that began here goes
-// on here. If nobody else is there, all stay.
+// easeIn removes cold candidates that have had their share: without a queue they would attract
+// every new prompt. Each request credits a candidate with its share; one taken by load costs a
+// credit, follow-ups do not. If none would remain, all stay.
 func (r *Router) easeIn(s *Scene, strategy *named) {
 	var total float64
 	cold := 0
@@ -94,10 +88,10 @@ func (r *Router) easeIn(s *Scene, strategy *named) {
 	s.Candidates = s.Candidates[:n]
 }
 
-// credited credits a candidate with its share of this request and says whether it may have it.
+// credited adds the share and reports whether the candidate may take the request.
 func (c *Candidate) credited(s *Scene, share float64) bool {
 	if s.sampled {
-		// It is credited now for the requests that it was not in the selection for.
+		// It also gets credit for the decisions that did not select it.
 		share *= float64(s.missed(c))
 	}
 	credit := int64(share * oneRequest)
@@ -113,8 +107,8 @@ func (c *Candidate) credited(s *Scene, share float64) bool {
 	return credit >= oneRequest
 }
 
-// missed returns how many decisions there were since the candidate of a large pool was last credited, this one included. It is counted in
-// each pool: the turns of one say nothing of those of another. No more than there are backends: it may be long that it was warm.
+// missed returns the decisions since the candidate was last credited, at most the number of
+// backends.
 func (s *Scene) missed(c *Candidate) uint64 {
 	last := &s.pool.credited[c.at]
 	var before uint64
@@ -124,17 +118,15 @@ func (s *Scene) missed(c *Candidate) uint64 {
 		before = last.Swap(s.turn)
 	}
 	if s.turn <= before {
-		return 1 // a later decision was here first
+		return 1
 	}
 	return min(s.turn-before, uint64(len(s.pool.entries)))
 }
 
-// key implements sticky.
 func (session) key(s *Scene) (uint64, bool) {
 	return hashBytes(string(s.Request.Session)), len(s.Request.Session) > 0
 }
 
-// key implements sticky.
 func (p *prefixHash) key(s *Scene) (uint64, bool) {
 	if len(s.Request.Hashes) == 0 {
 		return 0, false
@@ -142,7 +134,6 @@ func (p *prefixHash) key(s *Scene) (uint64, bool) {
 	return uint64(s.Request.Hashes[min(p.blocks, len(s.Request.Hashes))-1]), true
 }
 
-// slowStartOf turns the setting into milliseconds, 0 for none.
 func slowStartOf(d time.Duration) int64 {
 	switch {
 	case d == 0:

@@ -8,8 +8,8 @@ import (
 	"grapevine/prefixtree"
 )
 
-// returning plays 60 s of new prompts on n backends that answer a second for each, the last of which comes back after 10 s of
-// absence. It returns how many prompts each backend got in every second.
+// returning plays 60 s of prompts on n backends, the last of which returns after 10 s, and counts
+// prompts per second.
 func returning(t *testing.T, cfg Config, n, perSecond int) (perBackend [][60]int) {
 	t.Helper()
 	list := fleetOf(n)
@@ -50,14 +50,14 @@ func sum(counts []int) (s int) {
 	return s
 }
 
-// TestSlowStart holds every strategy to the promised share: a tenth of its part at first, all of it after the slow start.
+// Every strategy gives a returning backend a tenth of its share, growing to all.
 func TestSlowStart(t *testing.T) {
 	const n, perSecond = 4, 40
 	for _, strategy := range builtin {
 		got := returning(t, Config{Strategy: strategy, Seed: 7}, n, perSecond)
 		cold := got[n-1][:]
 		for from := 10; from < 40; from += 5 {
-			// The mean of the warmth over five seconds, and what that is among seven warm others.
+			// Mean warmth over five seconds, and its share among the warm backends.
 			w := coldShare + (1-coldShare)*(float64(from)-10+2.5)/30
 			full := w / (n - 1 + w) * 5 * perSecond
 			have := float64(sum(cold[from : from+5]))
@@ -74,8 +74,7 @@ func TestSlowStart(t *testing.T) {
 	}
 }
 
-// TestColdEngineIsAMagnetWithout shows what it is good for: by load alone, the one that returns gets every prompt until it is as
-// full as the others.
+// Without slow start, a returning backend gets every prompt until it is as full as the rest.
 func TestColdEngineIsAMagnetWithout(t *testing.T) {
 	const n, perSecond = 4, 40
 	for _, strategy := range []string{Prefix, LeastRequest} {
@@ -90,7 +89,6 @@ func TestColdEngineIsAMagnetWithout(t *testing.T) {
 	}
 }
 
-// TestColdBackendKeepsItsConversations lets in what it already holds, beyond its share.
 func TestColdBackendKeepsItsConversations(t *testing.T) {
 	list := fleetOf(4)
 	list[3].Since = t0
@@ -105,7 +103,6 @@ func TestColdBackendKeepsItsConversations(t *testing.T) {
 	}
 }
 
-// TestAllColdIsNoneCold: a fleet that starts has nobody to wait for.
 func TestAllColdIsNoneCold(t *testing.T) {
 	list := fleetOf(4)
 	for i := range list {
@@ -127,7 +124,6 @@ func TestAllColdIsNoneCold(t *testing.T) {
 	}
 }
 
-// TestSlowStartEndsWithoutTraces: once it is over, decisions are those of a router that never knew of it.
 func TestSlowStartEndsWithoutTraces(t *testing.T) {
 	play := func(since prefixtree.Time) (got []prefixtree.Backend) {
 		list := fleetOf(5)
@@ -146,7 +142,7 @@ func TestSlowStartEndsWithoutTraces(t *testing.T) {
 	}
 }
 
-// TestRecoveryBeginsSlowly: what failed its trial, too, comes back as a cold one; a single lost connection does not count.
+// A backend that failed its trial returns cold; a single failure does not count.
 func TestRecoveryBeginsSlowly(t *testing.T) {
 	for failures, want := range map[int]bool{1: false, 2: true} {
 		r, _ := newRouter(t, Config{}, fleetOf(4))
@@ -185,7 +181,6 @@ func TestReportedIsAvoidedWithoutTrials(t *testing.T) {
 		t.Error("warm at once after a minute of absence")
 	}
 
-	// Everybody reported: nobody is avoided, since somebody must serve.
 	for b := range prefixtree.Backend(3) {
 		r.SetReported(b, true, now)
 	}
@@ -233,7 +228,6 @@ func TestColdPickDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// TestExplainTellsWhoIsLetIn: Explain says what Pick does also when a backend that begins has its share with just this request.
 func TestExplainTellsWhoIsLetIn(t *testing.T) {
 	for _, n := range []int{4, weighAll + 4} {
 		list := fleetOf(n)
@@ -265,8 +259,7 @@ func TestExplainTellsWhoIsLetIn(t *testing.T) {
 	}
 }
 
-// TestShareOfSeveralModels: what a backend of a large pool missed is counted for each model apart; asked for by turns and unequally often,
-// they do not give it more than its share.
+// Credit for missed decisions is counted per model.
 func TestShareOfSeveralModels(t *testing.T) {
 	const n, requests = weighAll + 44, 1800
 	list := fleetOf(n)
@@ -290,7 +283,7 @@ func TestShareOfSeveralModels(t *testing.T) {
 			got++
 		}
 	}
-	// It is warm to four tenths, and what is less than one request may be left over.
+	// Mean warmth is 0.4, and less than one request may be left over.
 	if share := requests * 4 / 10 / n; got < share-1 || got > share+2 {
 		t.Errorf("%d requests, its share is about %d", got, share)
 	}

@@ -9,37 +9,36 @@ import (
 	"grapevine/prefixtree"
 )
 
-// table is a view joined with the router's own state: what a Pick reads, swapped atomically.
+// table joins a view with the router's state.
 type table struct {
 	view    *View
-	slots   []*slot // by position in the view
+	slots   []*slot
 	rules   ruleSet
 	byModel map[string]*pool
-	general *pool // backends that serve any model; nil if none does
+	general *pool // backends that serve any model; may be nil
 	all     *pool
 }
 
 // pool is the active backends that may serve one model.
 type pool struct {
-	key     uint64 // names it, alike on all nodes
+	key     uint64 // the same on all nodes
 	view    *View
 	entries []entry
-	byID    []int32 // backend id -> entry, -1 for none
+	byID    []int32 // backend id -> entry, -1: none
 	*history
-	weighted bool // entries differ in weight
-	large         // zero for a pool of which every backend is weighed
+	weighted bool
+	large    // zero up to weighAll entries
 }
 
-// Keys of the pools that are not a model's.
+// Keys of the pools without a model.
 const (
 	poolAll     = 0
 	poolGeneral = 1
 )
 
-// history is what a pool has learned from its own requests; it outlives views. Views may change often, and a rotation that
-// restarts with each would favour the first backends.
+// history is what a pool learned from its requests; it outlives views.
 type history struct {
-	turn atomic.Uint64 // rotation
+	turn atomic.Uint64
 	pace pace
 	work workMeter
 }
@@ -64,7 +63,6 @@ func (t *table) slot(b prefixtree.Backend) *slot {
 	return t.slots[t.view.byID[b]]
 }
 
-// pool returns the backends for a model; nil if no backend serves it.
 func (t *table) pool(model []byte) *pool {
 	if len(model) == 0 {
 		return t.all
@@ -75,7 +73,6 @@ func (t *table) pool(model []byte) *pool {
 	return t.general
 }
 
-// pools returns all pools, in no order.
 func (t *table) pools() []*pool {
 	list := make([]*pool, 0, 2+len(t.byModel))
 	if list = append(list, t.all); t.general != nil {
@@ -90,9 +87,8 @@ func (t *table) pools() []*pool {
 // View returns the view in use.
 func (r *Router) View() *View { return r.table.Load().view }
 
-// SetView swaps the view. Requests in flight keep their books; a backend that stays keeps its load, rate and failures.
-// The view must come from NewView with this router's extra strategies: a rule that names a strategy the router does not have
-// is a wiring error, and panics.
+// SetView replaces the view. Running requests keep their slots, remaining backends their state. It
+// panics if a rule names an unknown strategy.
 func (r *Router) SetView(v *View) {
 	r.viewMu.Lock()
 	defer r.viewMu.Unlock()
@@ -123,12 +119,11 @@ func (r *Router) SetView(v *View) {
 	}
 	r.sketch.resize(len(v.Backends))
 	for _, p := range t.pools() {
-		p.hear(r.peerHeat) // the models that are new
+		p.hear(r.peerHeat) // pools of new models have none yet
 	}
 	r.table.Store(t)
 }
 
-// historyOf carries a pool's history over to the next view.
 func historyOf(old *table, of func(*table) *pool) *history {
 	if old != nil {
 		if p := of(old); p != nil {
@@ -159,7 +154,6 @@ func (t *table) newPool(key uint64, positions []int32, h *history) *pool {
 	return p
 }
 
-// open begins a scene that has no candidates yet.
 func (r *Router) open(s *Scene, q *Request, p *pool, now prefixtree.Time) {
 	s.Request, s.pool, s.Now, s.weighted, s.sampled, s.scanned = q, p, now, p.weighted, false, false
 	f := r.fleet.Load()
@@ -186,8 +180,8 @@ func (r *Router) open(s *Scene, q *Request, p *pool, now prefixtree.Time) {
 	s.PromptTokens = max(int(float64(s.promptBytes(r.cfg.BlockBytes))/perToken+0.5), 1)
 }
 
-// stage puts forward the eligible backends with their load. It reports whether every one of them is being avoided, in
-// which case the least bad are put forward.
+// stage adds the eligible backends, or if all are avoided those with the fewest failures and
+// returns true.
 func (s *Scene) stage() (lastResort bool) {
 	s.stageAll()
 	if len(s.Candidates) > 0 {
@@ -197,7 +191,6 @@ func (s *Scene) stage() (lastResort bool) {
 	return true
 }
 
-// stageAll puts forward all that are neither avoided nor excluded.
 func (s *Scene) stageAll() {
 	s.Candidates = s.Candidates[:0]
 	entries := s.pool.entries
@@ -207,7 +200,6 @@ func (s *Scene) stageAll() {
 	}
 }
 
-// put puts forward a backend unless it is avoided or excluded.
 func (s *Scene) put(at int, e *entry) bool {
 	h := e.slot.health(s.Now)
 	if h == avoided || excluded(s.Request.Exclude, e.id) {
@@ -217,8 +209,7 @@ func (s *Scene) put(at int, e *entry) bool {
 	return true
 }
 
-// stageLeastBad puts forward the avoided backends with the fewest failures in a row. Each count is read once: they grow
-// meanwhile, and at least one backend must come of it.
+// stageLeastBad reads each count once: counts may grow meanwhile, and one entry must remain.
 func (s *Scene) stageLeastBad() {
 	fewest := int32(math.MaxInt32)
 	for i := range s.pool.entries {
@@ -245,7 +236,7 @@ func (s *Scene) add(at int, e *entry, half bool) {
 	s.where[at] = int32(len(s.Candidates))
 	rate := e.slot.rateOr(s.FleetRate)
 	own := e.slot.active.Load()
-	// Written in place: a composite literal would be built on the stack and copied, which is a third of a Pick at 2,000.
+	// A composite literal would be copied, which takes a third of a Pick at 2,000 backends.
 	s.Candidates = s.Candidates[:len(s.Candidates)+1]
 	c := &s.Candidates[len(s.Candidates)-1]
 	c.slot, c.key, c.half, c.charged, c.outside = e.slot, e.key, half, false, false
@@ -260,16 +251,14 @@ func (s *Scene) add(at int, e *entry, half bool) {
 	c.at, c.rank = int32(at), unranked
 }
 
-// candidate returns the candidate that stands for an entry of the pool; nil if none does.
 func (s *Scene) candidate(at int) *Candidate {
-	// In a large pool where is not cleared before each decision: what it says holds if the candidate agrees.
+	// A large pool does not clear where, so the candidate must confirm it.
 	if i := s.where[at]; i >= 0 && int(i) < len(s.Candidates) && s.Candidates[i].at == int32(at) {
 		return &s.Candidates[i]
 	}
 	return nil
 }
 
-// size returns how many backends there are to choose from.
 func (s *Scene) size() int {
 	if s.sampled {
 		return s.overview.eligible
@@ -286,7 +275,6 @@ func excluded(list []prefixtree.Backend, b prefixtree.Backend) bool {
 	return false
 }
 
-// match asks the tree who holds what of the prompt, and finds the branch key.
 func (r *Router) match(s *Scene) {
 	q, n := s.Request, float64(s.PromptTokens)
 	if len(q.Hashes) == 0 {
@@ -306,15 +294,14 @@ func (r *Router) match(s *Scene) {
 	}
 }
 
-// holders returns who holds some of the prompt, also backends that are not in the pool.
+// holders includes backends outside the pool.
 func (s *Scene) holders() []prefixtree.Holder {
 	if len(s.Request.Hashes) == 0 {
-		return nil // the matches are those of another request
+		return nil
 	}
 	return s.matches.Holders()
 }
 
-// entryOf returns the place of a backend in the pool; -1 for none.
 func (p *pool) entryOf(b prefixtree.Backend) int {
 	if int(b) >= len(p.byID) {
 		return -1
@@ -322,7 +309,7 @@ func (p *pool) entryOf(b prefixtree.Backend) int {
 	return int(p.byID[b])
 }
 
-// assign adds to every candidate what the tree believes of it, and what others have placed on it.
+// assign sets what each candidate holds of the prompt.
 func (r *Router) assign(s *Scene) {
 	n := float64(s.PromptTokens)
 	for i := range s.Candidates {
@@ -353,8 +340,8 @@ func (r *Router) assign(s *Scene) {
 	}
 }
 
-// widespread takes for common property what more than half of the backends hold, by what other nodes have placed there: while too
-// few requests have been seen to tell, it is the better witness.
+// widespread treats as common what more than half of the backends hold, before the sketch can
+// judge.
 func (s *Scene) widespread() {
 	holders := s.matches.Holders()
 	deep := func(blocks int32) (n int) {
@@ -365,7 +352,7 @@ func (s *Scene) widespread() {
 		}
 		return n
 	}
-	low, high := int32(0), int32(len(s.Request.Hashes)) // more than half hold low blocks
+	low, high := int32(0), int32(len(s.Request.Hashes))
 	for low < high {
 		if mid := (low + high + 1) / 2; 2*deep(mid) > s.size() {
 			low = mid
@@ -381,7 +368,6 @@ func (s *Scene) widespread() {
 	}
 }
 
-// promptBytes returns the prompt's length, from the hashes if the caller gave none.
 func (s *Scene) promptBytes(blockBytes int) int {
 	return max(s.Request.PromptBytes, len(s.Request.Hashes)*blockBytes)
 }

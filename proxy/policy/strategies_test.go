@@ -15,7 +15,6 @@ func TestPrefixFollowsTheCache(t *testing.T) {
 		t.Fatalf("cold decision: %v", first)
 	}
 	home := first.Backend
-	// Somebody else's work makes the home the least attractive by load.
 	other := pick(t, r, &Request{Strategy: RoundRobin, Hashes: prompt(2, 2, 0, 4), PromptBytes: 4 * testBlock, Exclude: except(8, home)}, t0+1)
 	defer other.End(unknown(), t0+2)
 	d := serve(t, r, ask(prompt(1, 1, 0, 48)), t0+1000)
@@ -65,7 +64,7 @@ func TestPrefixSeesMemory(t *testing.T) {
 		a.FirstToken(t0)
 		a.End(unknown(), t0+20_000)
 	}
-	full := ask(prompt(1, 1, 0, 700)) // 89,600 tokens
+	full := ask(prompt(1, 1, 0, 700))
 	home := serve(t, r, full, t0+21_000).Backend
 	big := pick(t, r, full, t0+22_000)
 	big.Dispatched(t0 + 22_000)

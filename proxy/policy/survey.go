@@ -8,41 +8,39 @@ import (
 )
 
 const (
-	// surveyPicks is after how many decisions, and surveyAge after how many milliseconds, a large pool is looked over again. In that time a
-	// node adds a request to one backend in four of the smallest such pool, and what others report is older than that.
+	// A survey is due after surveyPicks decisions or surveyAge ms. Until then a node adds at most
+	// one request to a quarter of the smallest large pool.
 	surveyPicks, surveyAge = 64, 100
-	// surveyLows bounds the backends that a survey notes as the least loaded: each decision takes one away, and the last one before the
-	// next survey still has as many to choose from.
+	// surveyLows: each decision uses up one, and the last before the next survey still needs
+	// selectLows.
 	surveyLows = 2 * surveyPicks
-	// coldLast puts those that begin anew behind all others: idle as they are, they would fill the list, and hardly anybody of it may be had.
+	// coldLast ranks backends in slow start last, which look idle but turn most requests away.
 	coldLast = 1e6
 )
 
-// survey is what decisions in a large pool need to know of all its backends: sums that one decision in a while takes, and the
-// backends with the least work. Readers may see fields of two surveys for a moment, which does no harm.
+// survey caches figures over a large pool. Readers may briefly mix two surveys, which is harmless.
 type survey struct {
-	picks  atomic.Uint64 // decisions in the pool
-	due    atomic.Uint64 // at how many picks the next survey is; 0 before the first
-	until  atomic.Int64  // and when, ms
+	picks  atomic.Uint64
+	due    atomic.Uint64 // value of picks at the next survey; 0 before the first
+	until  atomic.Int64  // ms; time of the next survey
 	taking atomic.Bool
 
 	eligible     atomic.Int64
-	crowd, queue atomic.Uint64 // the levels of outsight.weigh, float64 bits
-	mean         atomic.Uint64 // of the queues, likewise
-	known        atomic.Int64  // how many of lows are in use
+	crowd, queue atomic.Uint64 // levels of outsight.weigh, float64 bits
+	mean         atomic.Uint64 // mean queue, float64 bits
+	known        atomic.Int64
 	lows         [surveyLows]atomic.Int32
 }
 
-// overview is what a survey says at one decision.
 type overview struct {
-	eligible int     // backends that are not avoided
-	crowd    float64 // see outsight
-	queue    float64 // likewise
-	mean     float64 // queue to expect, prefill tokens
+	eligible int // backends that are not avoided
+	crowd    float64
+	queue    float64
+	mean     float64 // mean expected queue, prefill tokens
 }
 
-// look brings what is known of the pool into the scene, and reports whether there is anybody who is not avoided. Once in a while
-// the decision looks for itself, and tells the others.
+// look loads the survey and reports whether any backend is eligible. When due, one decision renews
+// it.
 func (v *survey) look(r *Router, s *Scene) bool {
 	turn := v.picks.Load() + 1
 	if !s.peek {
@@ -52,7 +50,7 @@ func (v *survey) look(r *Router, s *Scene) bool {
 	due := v.due.Load()
 	stale := turn >= due || int64(s.Now) >= v.until.Load()
 	claimed := stale && !s.peek && v.taking.CompareAndSwap(false, true)
-	// Before the first survey everybody looks, and an explanation does when the decision would.
+	// Before the first survey every decision makes its own; Explain does when Pick would.
 	if !claimed && due > 0 && !(stale && s.peek) {
 		v.recall(s, int64(turn)-int64(due)+surveyPicks)
 		return s.overview.eligible > 0
@@ -68,7 +66,6 @@ func (v *survey) look(r *Router, s *Scene) bool {
 	return s.overview.eligible > 0
 }
 
-// note keeps what the scene has found.
 func (v *survey) note(s *Scene) {
 	v.eligible.Store(int64(s.overview.eligible))
 	v.crowd.Store(math.Float64bits(s.overview.crowd))
@@ -80,7 +77,7 @@ func (v *survey) note(s *Scene) {
 	v.known.Store(int64(len(s.lows)))
 }
 
-// recall is note the other way round, so many decisions later: they have taken the least loaded ones.
+// recall loads the survey; the since later decisions have used up its least loaded backends.
 func (v *survey) recall(s *Scene, since int64) {
 	s.overview = overview{
 		eligible: int(v.eligible.Load()), crowd: math.Float64frombits(v.crowd.Load()),
@@ -88,7 +85,7 @@ func (v *survey) recall(s *Scene, since int64) {
 	}
 	known := v.known.Load()
 	s.lows = s.lows[:0]
-	// Where few are idle, the first stay the best even with a request more; where many are, the next ones are.
+	// The first stay best if few are idle, the next ones if many are: half of each.
 	const half = selectLows / 2
 	next := min(max(since, 0), surveyLows-selectLows)
 	for i := range min(known, next+selectLows) {
@@ -98,7 +95,7 @@ func (v *survey) recall(s *Scene, since int64) {
 	}
 }
 
-// overlook weighs every backend. It leaves none of them as a candidate.
+// overlook surveys every backend and leaves no candidates.
 func (r *Router) overlook(s *Scene, turn uint64) {
 	s.stageAll()
 	n := len(s.Candidates)
@@ -128,8 +125,8 @@ func (r *Router) overlook(s *Scene, turn uint64) {
 	s.Candidates = s.Candidates[:0]
 }
 
-// findLows lists so many candidates whose cost is at most bound, the cheapest first. Of those that cost exactly as much it takes the first
-// behind a place that changes: in an idle fleet all do.
+// findLows lists the cheapest candidates up to bound. Ties start at a changing position, because an
+// idle fleet ties.
 func (s *Scene) findLows(bound float64, least, from int) {
 	for i := range s.Candidates {
 		if s.Candidates[i].Cost < bound {

@@ -9,17 +9,17 @@ import (
 	"grapevine/prefixtree"
 )
 
-// State says whether a backend may be given new work.
+// State says whether a backend may take new work.
 type State uint8
 
-// The states of a backend. Only Active ones are eligible for new work; requests already running elsewhere are not touched.
+// Only Active backends take new work.
 const (
 	Active State = iota
 	Draining
 	Down
 )
 
-// String returns the lower-case name used in configuration and in the admin API.
+// String returns the lower-case name used in configuration and the admin API.
 func (s State) String() string {
 	switch s {
 	case Active:
@@ -32,45 +32,44 @@ func (s State) String() string {
 	return fmt.Sprintf("state(%d)", uint8(s))
 }
 
-// Backend is one entry of a View: an engine endpoint as the policy sees it.
+// Backend is one engine endpoint of a View.
 type Backend struct {
 	ID         prefixtree.Backend
-	Generation uint32   // a new one starts with an empty ledger: the process that held the old requests is gone; 0 is unknown
-	Name       string   // stable across restarts (its URL): rendezvous order hangs on it, so that nodes agree
-	Models     []string // nil or empty: serves any model
-	Weight     float64  // share of work relative to the others; 0 means 1
+	Generation uint32   // a new generation starts with an empty slot; 0: unknown
+	Name       string   // URL, stable across restarts: rendezvous orders depend on it
+	Models     []string // empty: serves any model
+	Weight     float64  // relative share of work; 0 means 1
 	State      State
-	KVTokens   int             // capacity of the engine's KV cache in tokens; 0 means unknown
-	Since      prefixtree.Time // when it returned, or its engine began anew: its share grows from there; 0 means long ago
-	Handle     any             // the caller's own, which a Decision for this backend carries; see Decision.Handle
+	KVTokens   int             // capacity of the KV cache in tokens; 0: unknown
+	Since      prefixtree.Time // start of slow start; 0: none
+	Handle     any             // the caller's value, copied to Decision.Handle
 }
 
-// Rule chooses the strategy of the requests it fits. Empty fields fit everything; the first rule that fits wins.
+// Rule chooses the strategy of matching requests. Empty fields match all; the first match wins.
 type Rule struct {
-	Model       string // exact, or a prefix when it ends in "*"
-	PathPrefix  string // of the request path
-	Header      string // header that must be present
-	HeaderValue string // its exact value; empty means any non-empty value
-	Strategy    string // a strategy name; required
+	Model       string // exact, or a prefix if it ends in "*"
+	PathPrefix  string
+	Header      string // must be present
+	HeaderValue string // exact value; empty matches any non-empty value
+	Strategy    string
 }
 
-// View is the immutable snapshot a node routes by: the backends and the rules. Safe for concurrent use; never written
-// after NewView.
+// View is an immutable set of backends and rules. Safe for concurrent use.
 type View struct {
 	Backends []Backend
 	Rules    []Rule
 
-	byID    []int32            // backend id -> position in Backends, -1 for none
-	byModel map[string][]int32 // declared model -> positions that may serve it, in order
-	general []int32            // positions that serve any model
-	all     []int32            // every position, for requests that name no model
+	byID    []int32
+	byModel map[string][]int32
+	general []int32
+	all     []int32
 }
 
 // ErrView is wrapped by every error of NewView.
 var ErrView = errors.New("invalid view")
 
-// NewView validates and copies backends and rules. extra names strategies known to the router beyond the built-in ones
-// (Config.Extra). The error names the entry at fault and how to mend it.
+// NewView validates and copies backends and rules; extra names further strategies. Errors name the
+// entry and the remedy.
 func NewView(backends []Backend, rules []Rule, extra ...string) (*View, error) {
 	v := &View{
 		Backends: slices.Clone(backends),
@@ -135,7 +134,7 @@ func (v *View) indexBackends() error {
 	return nil
 }
 
-// indexModels goes once over what the backends declare: adapters are declared by the hundred, by every engine.
+// indexModels makes one pass, because every engine may declare hundreds of adapters.
 func (v *View) indexModels() {
 	v.all = make([]int32, len(v.Backends))
 	declared := map[string]*[]int32{}
@@ -150,7 +149,6 @@ func (v *View) indexModels() {
 				at = new([]int32)
 				declared[m] = at
 			}
-			// Twice in one list is once.
 			if n := len(*at); n == 0 || (*at)[n-1] != int32(i) {
 				*at = append(*at, int32(i))
 			}
@@ -163,7 +161,6 @@ func (v *View) indexModels() {
 	}
 }
 
-// merged returns the elements of two ascending lists that have none in common, ascending.
 func merged(a, b []int32) []int32 {
 	out := make([]int32, 0, len(a)+len(b))
 	for len(a) > 0 && len(b) > 0 {
@@ -176,7 +173,7 @@ func merged(a, b []int32) []int32 {
 	return append(append(out, a...), b...)
 }
 
-// Backend returns the entry with that id, or false. The entry belongs to the view and must not be changed.
+// Backend returns the entry with that id, which must not be changed, or false.
 func (v *View) Backend(id prefixtree.Backend) (*Backend, bool) {
 	if int(id) >= len(v.byID) || v.byID[id] < 0 {
 		return nil, false
@@ -184,7 +181,7 @@ func (v *View) Backend(id prefixtree.Backend) (*Backend, bool) {
 	return &v.Backends[v.byID[id]], true
 }
 
-// Models returns the declared model names, sorted; a backend that serves any model declares none.
+// Models returns the declared model names, sorted.
 func (v *View) Models() []string {
 	names := make([]string, 0, len(v.byModel))
 	for m := range v.byModel {

@@ -10,8 +10,6 @@ import (
 	"grapevine/prefixtree"
 )
 
-// TestViewIndexesModels holds the pools of a view against what they mean, for backends that declare models at random: some
-// none, some one twice.
 func TestViewIndexesModels(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -46,7 +44,6 @@ func TestViewIndexesModels(t *testing.T) {
 	}
 }
 
-// BenchmarkView is a view of 2,000 engines that all declare the same adapters.
 func BenchmarkView(b *testing.B) {
 	for _, models := range []int{1, 16, 200} {
 		b.Run(fmt.Sprintf("backends=2000/models=%d", models), func(b *testing.B) {
@@ -67,8 +64,7 @@ func BenchmarkView(b *testing.B) {
 	}
 }
 
-// BenchmarkDecide is a decision of one of 100 nodes that know each other's load and placements, in a fleet of so many
-// backends: a prompt of 32k tokens that four backends hold. Goal: at 2,000 no more than twice what it costs at 64.
+// BenchmarkDecide is one of 100 nodes; goal: at 2,000 backends at most twice the cost at 64.
 func BenchmarkDecide(b *testing.B) {
 	for _, n := range []int{64, 2000} {
 		b.Run(fmt.Sprintf("backends=%d", n), func(b *testing.B) {

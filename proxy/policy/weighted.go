@@ -9,7 +9,6 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// scorer indexes the scorers of the weighted strategy.
 type scorer uint8
 
 const (
@@ -22,19 +21,19 @@ const (
 	scorers
 )
 
-// scorerNames in configuration, and their weights where none are configured: those platform teams know from llm-d.
+// Names in configuration, and default weights as in llm-d.
 var (
 	scorerNames   = [scorers]string{"prefix", "load", "kv-usage", "queue", "session", "lora"}
 	scorerDefault = [scorers]float64{scorePrefix: 2, scoreLoad: 1}
 )
 
-// weighted adds up scores between 0 and 1 and takes the highest; ties go to the first in rendezvous order of the branch
-// key, or round.
+// weighted takes the highest weighted sum of scores between 0 and 1. Ties go to the first in the
+// branch key's order, else in turn.
 //
-//	prefix    share of the prompt believed held
+//	prefix    share of the prompt expected in the cache
 //	load      (max - x) / (max - min) over active requests per weight
-//	queue     the same over prefill tokens outstanding
-//	kv-usage  1 - the engine's own report, else 1 - tokens of active requests / capacity, else 1
+//	queue     the same over queued prefill tokens
+//	kv-usage  1 - KVUsage
 //	session   1 for the session's pin
 //	lora      1 where the adapter was sent lately
 type weighted struct {
@@ -111,7 +110,7 @@ func (w *weighted) Choose(s *Scene) (int, Rung) {
 	return i, Load
 }
 
-// least maps x to 1 at the smallest and 0 at the largest of the candidates.
+// least maps lo to 1 and hi to 0.
 func least(x, lo, hi float64) float64 {
 	if hi <= lo {
 		return 1

@@ -6,12 +6,10 @@ import (
 	"grapevine/prefixtree"
 )
 
-// Of a request that is not streamed nobody sees the first token: its answer comes when all of it has been generated, seconds or
-// minutes after its prefill. Taken for a prefill that runs until then, one such request makes its engine look stuck to this node, and
-// sends every conversation away that the engine holds.
+// An answer that is not streamed ends long after its prefill. Counted as a prefill until then, it
+// would make its engine look stuck and drive away its conversations.
 
-// settle takes whole requests off the head of the line whose prefills are done by now at that rate. When each was done follows from the rate
-// alone, not from when that is asked.
+// settle removes whole requests from the head of the line when their prefill must be done.
 func (s *slot) settle(now prefixtree.Time, rate float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -25,9 +23,8 @@ func (s *slot) settle(now prefixtree.Time, rate float64) {
 	}
 }
 
-// wholeDoubt returns what a whole answer that took longer than a prefill by the present rate says of the rate: nothing, as generating it
-// took some of the time. An engine is at least as fast as the whole took. But where no first token is ever told, too high a rate would
-// never be found out, and a queue never seen; too low a one holds for all alike.
+// wholeDoubt returns the weight of a slow whole answer: 0, since generation took part of it.
+// Without any streams it is rateGuess, or a rate learned too high would never fall.
 func (r *Router) wholeDoubt() float64 {
 	if r.streamed.Load() {
 		return 0

@@ -10,16 +10,13 @@ import (
 	"grapevine/prefixtree"
 )
 
-// whole is ask for a request whose first token will not be told.
 func whole(hashes []prefixtree.Hash) *Request {
 	q := ask(hashes)
 	q.Whole = true
 	return q
 }
 
-// TestWholeAnswersKeepTheirEngineInUse: engines that compute in no time hold many light conversations, and now and then one asks for a
-// long answer that is not streamed. While it is being generated, by one of several nodes or the only one, the conversations that its engine
-// holds still go there: nothing waits.
+// A long answer that is not streamed does not drive away its engine's conversations.
 func TestWholeAnswersKeepTheirEngineInUse(t *testing.T) {
 	for _, nodes := range []int{1, 2, 3} {
 		t.Run(fmt.Sprint(nodes), func(t *testing.T) { wholeAnswers(t, nodes) })
@@ -29,7 +26,7 @@ func TestWholeAnswersKeepTheirEngineInUse(t *testing.T) {
 func wholeAnswers(t *testing.T, nodes int) {
 	const (
 		engines, sessions = 4, 40
-		every             = 25 // ms between requests
+		every             = 25
 		long              = 3_000
 	)
 	r, _ := newRouter(t, Config{}, fleetOf(engines))
@@ -79,7 +76,7 @@ func wholeAnswers(t *testing.T, nodes int) {
 	}
 }
 
-// TestWholePrefillsLeaveTheLine pins when a whole request no longer counts as queue, and what comes after it.
+// Pins when a whole request leaves the queue.
 func TestWholePrefillsLeaveTheLine(t *testing.T) {
 	const rate = 10_000
 	r, _ := newRouter(t, Config{}, fleetOf(1))
@@ -88,9 +85,9 @@ func TestWholePrefillsLeaveTheLine(t *testing.T) {
 		a.Dispatched(at)
 		return a
 	}
-	a := send(whole(prompt(1, 1, 0, 80)), t0) // 10,240 tokens
-	b := send(whole(prompt(2, 2, 0, 8)), t0)  // 1,024
-	c := send(ask(prompt(3, 3, 0, 8)), t0+1)  // 1,024
+	a := send(whole(prompt(1, 1, 0, 80)), t0)
+	b := send(whole(prompt(2, 2, 0, 8)), t0)
+	c := send(ask(prompt(3, 3, 0, 8)), t0+1)
 	for _, k := range []struct {
 		ms              prefixtree.Time
 		queued, overdue float64
@@ -104,12 +101,12 @@ func TestWholePrefillsLeaveTheLine(t *testing.T) {
 		}
 	}
 	c.FirstToken(t0 + 6_000)
-	d := send(whole(prompt(4, 4, 0, 800)), t0+6_000) // 102,400
+	d := send(whole(prompt(4, 4, 0, 800)), t0+6_000)
 	e := send(ask(prompt(5, 5, 0, 8)), t0+6_000)
 	if got := r.OwnLoads(nil, t0+6_001); len(got) != 1 || got[0].PrefillTokens != 103_424 || got[0].Active != 5 {
 		t.Errorf("waiting: %v", got)
 	}
-	e.FirstToken(t0 + 6_500) // engines prefill in order, so that the other's is done
+	e.FirstToken(t0 + 6_500) // prefills are in order, so the one in front is done
 	if got, overdue := a.slot.queued(t0+6_500, rate); got != 0 || overdue != 0 {
 		t.Errorf("%v tokens queued behind whose first token has come, %v s overdue", got, overdue)
 	}
@@ -129,7 +126,6 @@ func TestWholePrefillsLeaveTheLine(t *testing.T) {
 	}
 }
 
-// TestAnswersEndThePrefill: an answer that is not understood says at least that its prefill is done.
 func TestAnswersEndThePrefill(t *testing.T) {
 	r, _ := newRouter(t, Config{}, fleetOf(1))
 	a := pick(t, r, ask(prompt(1, 1, 0, 80)), t0)
@@ -148,8 +144,7 @@ func TestAnswersEndThePrefill(t *testing.T) {
 	}
 }
 
-// TestWholeAnswersAndRates: the time of a whole answer is mostly that of generating it. It shows that an engine is at least that fast; that
-// it is slower only where nothing better is ever told.
+// Whole answers show that an engine is at least that fast, and slower only if nothing is streamed.
 func TestWholeAnswersAndRates(t *testing.T) {
 	var now prefixtree.Time
 	next := uint64(0)
@@ -188,15 +183,14 @@ func TestWholeAnswersAndRates(t *testing.T) {
 	now = t0
 	r, _ = newRouter(t, Config{}, fleetOf(1))
 	for range 200 {
-		send(r, true, 51_200) // 200/s, if generating takes no time
+		send(r, true, 51_200) // 200/s, if generation takes no time
 	}
 	if got := r.Rate(0); got > 250 {
 		t.Errorf("a fleet whose answers are all whole believes in %.0f tokens/s, shown are 200", got)
 	}
 }
 
-// TestBehindWholeRequests: how long a streamed request waited for the prefill of a whole one in front is not known. The rate is learned all
-// the same, if not as closely.
+// Rates are learned behind whole requests, less exactly.
 func TestBehindWholeRequests(t *testing.T) {
 	for _, c := range []struct{ engine, least, most float64 }{{10_000, 9_900, 10_100}, {4_000, 3_900, 5_000}, {40_000, 19_000, 40_100}} {
 		r, _ := newRouter(t, Config{}, fleetOf(1))

@@ -9,78 +9,76 @@ import (
 	"grapevine/prefixtree"
 )
 
-// Work is what one node lately gave the backends of a pool to do for the prompts that begin with a popular prefix, the prefix itself
-// not counted: what remains to be done however many backends hold it. A prompt counts for the deepest of its popular
-// prefixes. Sums over nodes are lower bounds of the fleet's work. With an anchor of 0 it is all the work of the pool.
+// Work is what one node's recent requests demand of a pool behind a popular prefix, each counted
+// for its deepest one. It excludes the prefix itself, so replicas do not reduce it. Sums over nodes
+// are lower bounds. Anchor 0 is the whole pool.
 type Work struct {
 	Pool     uint64
 	Anchor   prefixtree.Hash
-	Tokens   float64 // of prompt up to the anchor
-	Requests float64 // a second
-	Fresh    float64 // of these, such as go on with no prompt that is known: the others go where that one is held
-	Prefill  float64 // prefill seconds a second
-	Active   float64 // requests at once
+	Tokens   float64 // prompt tokens up to the anchor
+	Requests float64
+	Fresh    float64 // of these, new conversations; follow-ups go where their conversation is held
+	Prefill  float64 // prefill seconds per second
+	Active   float64 // mean concurrent requests
 }
 
 const (
-	// workWindow is the memory of the work in seconds: short, so that a prefix that becomes hot has its backends within seconds.
+	// workWindow is in seconds: short, so that a prefix that turns hot gets its replicas within
+	// seconds.
 	workWindow = 10.0
-	// workStart is the least time in seconds that work is taken to have come in.
+	// workStart is the least time in seconds over which work is averaged.
 	workStart = 1.0
-	// workAnchors bounds the prefixes whose work is known, of each pool. No more than twice as many as there are backends can be
-	// popular, and few of those are worth a replica set.
+	// workAnchors bounds the prefixes measured per pool; only a few are worth a replica set.
 	workAnchors = 128
-	// workTold bounds those that are told.
-	workTold = 64
-	// leastWork is the prefill seconds a second below which, and the active requests below which, the work of a prefix is not told.
+	workTold    = 64
+	// A prefix is reported from leastWork prefill seconds per second or leastWorkActive active
+	// requests.
 	leastWork, leastWorkActive = 0.005, 1
 )
 
-// workMeter knows the work of one pool by prefix: SpaceSaving by requests, with exponential decay by the time parameter. What
-// it says of a prefix is counted since the prefix took its place over, so that it is a lower bound. Safe for concurrent use.
+// workMeter measures a pool's work by prefix: SpaceSaving with decay, counted since the prefix took
+// its place, so a lower bound. Safe for concurrent use.
 type workMeter struct {
 	mu    sync.Mutex
 	index map[prefixtree.Hash]*prefixWork
-	list  []prefixWork // never moves: requests hold places
+	list  []prefixWork // never reallocated: requests hold pointers into it
 	all   decayedWork
 	alike beginnings
-	told  map[prefixtree.Hash]bool // anchors whose work other nodes tell; not changed in place
+	told  map[prefixtree.Hash]bool // anchors that other nodes report; never changed in place
 }
 
-// hear takes what all nodes together tell of.
 func (m *workMeter) hear(anchors map[prefixtree.Hash]bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.told = anchors
 }
 
-// prefixWork is what is known of one prefix, under the meter's lock. Its place is taken over by others, but not while requests run.
+// prefixWork is guarded by the meter's lock. Another prefix may take its place only when no request
+// runs on it.
 type prefixWork struct {
 	anchor prefixtree.Hash
 	tokens float64
-	rank   float64   // requests, with those of whoever had the place before
-	apart  bool      // found to be where prompts go apart
-	latest promptEnd // of the prompts that begin with it
+	rank   float64 // requests, including those of the place's former prefixes
+	apart  bool    // prompts diverge here
+	latest promptEnd
 	decayedWork
 }
 
-// decayedWork is sums over the past, decayed with workWindow. The first request only starts the clock: of one seen once nobody knows how
-// often it comes.
+// decayedWork decays with workWindow. The first request only starts the clock, since it shows no
+// frequency.
 type decayedWork struct {
 	since, last prefixtree.Time
 	requests    float64
 	fresh       float64
-	prefill     float64 // seconds
+	prefill     float64
 	busy        float64 // request-seconds
 	active      int     // requests that have not ended
 }
 
-// fade returns what a sum as of last counts now.
 func (d *decayedWork) fade(now prefixtree.Time) float64 {
 	return math.Exp(-seconds(d.last, now) / workWindow)
 }
 
-// pass lets time pass.
 func (d *decayedWork) pass(now prefixtree.Time) {
 	fade := d.fade(now)
 	d.requests *= fade
@@ -90,7 +88,6 @@ func (d *decayedWork) pass(now prefixtree.Time) {
 	d.last = max(d.last, now)
 }
 
-// begin takes in a request.
 func (d *decayedWork) begin(prefill float64, fresh bool, now prefixtree.Time) {
 	d.pass(now)
 	d.active++
@@ -105,13 +102,12 @@ func (d *decayedWork) begin(prefill float64, fresh bool, now prefixtree.Time) {
 	}
 }
 
-// end says that one has ended.
 func (d *decayedWork) end(now prefixtree.Time) {
 	d.pass(now)
 	d.active--
 }
 
-// work returns what comes in a second, and how many requests there are at once.
+// work returns the rates per second and the mean number of concurrent requests.
 func (d decayedWork) work(now prefixtree.Time) (w Work) {
 	if d.since == 0 {
 		return w
@@ -121,8 +117,8 @@ func (d decayedWork) work(now prefixtree.Time) (w Work) {
 	return Work{Requests: d.requests / over, Fresh: d.fresh / over, Prefill: d.prefill / over, Active: d.busy / over}
 }
 
-// count takes in a decision: what the chosen candidate has to compute, and of this for the prompt's deepest popular prefix what
-// would remain if the prefix were held. It returns the prefix, nil if there is none.
+// count adds the chosen candidate's uncached tokens to the pool, and to the prompt's deepest
+// popular prefix what would remain if that were held. It returns the prefix, or nil.
 func (s *Scene) count(c *Candidate) *prefixWork {
 	m := &s.pool.work
 	m.mu.Lock()
@@ -140,27 +136,24 @@ func (s *Scene) count(c *Candidate) *prefixWork {
 	p.rank = p.rank*p.fade(s.Now) + 1
 	goesOn := p.latest.next(s.Request.Hashes)
 	if blocks < sketchDepth {
-		goesOn = int(s.known) >= blocks+sketchStride // popular prefixes end up to a stride before prompts go apart
+		goesOn = int(s.known) >= blocks+sketchStride // popular prefixes end up to a stride before prompts diverge
 	}
 	p.begin(max(min(c.Uncached, float64(s.PromptTokens)-tokens), 1)/s.FleetRate, !goesOn, s.Now)
 	return p
 }
 
-// promptEnd is where a prompt ended. Behind sketchDepth nobody looks how far prompts are common property, so that what is known of one
-// does not tell a conversation that goes on from questions about the same text.
+// promptEnd distinguishes follow-ups from new questions about the same text beyond sketchDepth.
 type promptEnd struct {
 	hash   prefixtree.Hash
 	blocks int
 }
 
-// next takes in a prompt and returns whether it goes on with the one before.
 func (e *promptEnd) next(hashes []prefixtree.Hash) (goesOn bool) {
 	goesOn = e.blocks > 0 && e.blocks < len(hashes) && hashes[e.blocks-1] == e.hash
 	*e = promptEnd{hashes[len(hashes)-1], len(hashes)}
 	return goesOn
 }
 
-// end takes in that a request that was counted for a prefix, nil for none, has ended.
 func (m *workMeter) end(p *prefixWork, now prefixtree.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -170,20 +163,20 @@ func (m *workMeter) end(p *prefixWork, now prefixtree.Time) {
 	}
 }
 
-// deepest returns the place of the deepest popular prefix of a prompt, of which so many blocks are known to be common property, and its
-// own number of blocks; nil if there is none, or no place.
+// deepest returns the place and depth of the prompt's deepest popular prefix, or nil; common blocks
+// are known to be common.
 func (m *workMeter) deepest(hashes []prefixtree.Hash, common int, now prefixtree.Time) (p *prefixWork, blocks int) {
 	from := max(common, 1)
 	f := m.alike.behind(hashes[from-1])
 	blocks = f.extent(hashes, from)
-	seen := f.seen // f may be another's after the next call
+	seen := f.seen // the next call may overwrite f
 	if from > 1 {
-		// Most prefixes are known by their first block, which has been seen longest.
+		// The first block has been observed longest, so it finds most prefixes.
 		blocks = max(blocks, m.alike.behind(hashes[0]).extent(hashes, 1))
 	}
 	if seen < furtherLeast {
-		// While the sketch walks down a long prefix, each of its anchors is new here. Where the walk ends is known from those before, or
-		// to another node.
+		// While the sketch descends, each anchor is new here; earlier descents or other nodes may
+		// know the end.
 		last := min(len(hashes), sketchDepth) - 1
 		for i := from - 1; i < last; {
 			i = nextAnchor(i, last)
@@ -201,7 +194,7 @@ func (m *workMeter) deepest(hashes []prefixtree.Hash, common int, now prefixtree
 	return p, blocks
 }
 
-// place returns the place of an anchor; one that is new takes over the least place, unless all are in use: then nil.
+// place gives a new anchor the least used place, or nil if requests run on all.
 func (m *workMeter) place(anchor prefixtree.Hash, now prefixtree.Time) *prefixWork {
 	if p := m.index[anchor]; p != nil {
 		return p
@@ -233,7 +226,7 @@ func (m *workMeter) place(anchor prefixtree.Hash, now prefixtree.Time) *prefixWo
 	return least
 }
 
-// tell appends what is worth telling of a pool: nothing if it has no work, else all of it and then the prefixes, the most work first.
+// tell appends the pool's work and then its largest prefixes, or nothing if idle.
 func (m *workMeter) tell(dst []Work, pool uint64, now prefixtree.Time) []Work {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -256,7 +249,7 @@ func (m *workMeter) tell(dst []Work, pool uint64, now prefixtree.Time) []Work {
 	return dst[:min(len(dst), from+workTold)]
 }
 
-// OwnWork returns the work of at most so many pools.
+// OwnWork returns this node's work for at most so many pools.
 func (r *Router) OwnWork(pools int, now prefixtree.Time) []Work {
 	list := r.table.Load().pools()
 	slices.SortFunc(list, func(a, b *pool) int { return cmp.Compare(a.key, b.key) })

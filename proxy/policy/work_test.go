@@ -7,8 +7,7 @@ import (
 	"grapevine/prefixtree"
 )
 
-// TestWorkIsWhatRemains: of prompts with a popular prefix counts what is behind it, at its end, which is found within a dozen
-// requests; and all that is computed counts for the pool.
+// Work of a popular prefix is what follows its end, found within a dozen requests.
 func TestWorkIsWhatRemains(t *testing.T) {
 	r, _ := newRouter(t, Config{PrefillRate: 1000}, fleetOf(8))
 	perBlock := testBlock / r.BytesPerToken(nil)
@@ -60,8 +59,6 @@ func TestWorkIsWhatRemains(t *testing.T) {
 	}
 }
 
-// TestExtentOfPrefix: how far prompts go on alike is found from a few of them, follows when that changes, and is no further than
-// most go.
 func TestExtentOfPrefix(t *testing.T) {
 	var f further
 	next := uint64(0)
@@ -81,7 +78,7 @@ func TestExtentOfPrefix(t *testing.T) {
 	if got := see(12, 200*furtherEvery); got != 12 {
 		t.Errorf("it reaches to %d, want 12", got)
 	}
-	for i := range 200 * furtherEvery { // two continuations, as popular as each other
+	for i := range 200 * furtherEvery { // two equally popular continuations
 		next++
 		f.extent(prompt(uint64(7+i/furtherEvery%2), next, 40, 60), 2)
 	}
@@ -93,7 +90,6 @@ func TestExtentOfPrefix(t *testing.T) {
 	}
 }
 
-// TestBeginningsAreBounded: what is seen again and again stays, however many others come once.
 func TestBeginningsAreBounded(t *testing.T) {
 	var b beginnings
 	for i := range 100 * maxBeginnings {
@@ -110,7 +106,7 @@ func TestBeginningsAreBounded(t *testing.T) {
 	}
 }
 
-// TestWorkHasRoomForWhatIsPopular: any number of prefixes come and go, what is told is bounded, and places in use stay.
+// Popular prefixes keep their places among many others, and reports are bounded.
 func TestWorkHasRoomForWhatIsPopular(t *testing.T) {
 	var m workMeter
 	held := m.place(1, t0)
@@ -142,12 +138,11 @@ func TestWorkHasRoomForWhatIsPopular(t *testing.T) {
 	}
 }
 
-// TestConversationIsNotFresh: one that goes on, however long, and the turns of several that share a prefix, count as requests, and not as
-// fresh ones; prompts that go apart from what they share do, however much that is.
+// Follow-ups are not fresh; new conversations behind a shared prefix are.
 func TestConversationIsNotFresh(t *testing.T) {
 	for _, c := range []struct {
 		name          string
-		shared        int // blocks
+		shared        int
 		conversations int
 		grows         int // blocks a turn; 0: every prompt is a new conversation
 		fresh         bool
@@ -166,7 +161,7 @@ func TestConversationIsNotFresh(t *testing.T) {
 			turn, which := i/c.conversations, uint64(i%c.conversations)
 			q := prompt(7, uint64(i)+1000, c.shared, c.shared+8)
 			if c.grows > 0 {
-				talk := prompt(0, 50+which, 0, 120+c.grows*turn) // the same hashes, one turn after the other
+				talk := prompt(0, 50+which, 0, 120+c.grows*turn)
 				q = append(prompt(7, 0, c.shared, c.shared), talk...)
 			}
 			a := pick(t, r, ask(q), now)

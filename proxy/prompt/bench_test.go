@@ -13,9 +13,8 @@ import (
 	"grapevine/prefixtree"
 )
 
-// benchBody is a chat of about size bytes in 32 messages. Its text is between code and prose: an escape about every
-// 25 bytes (Python's standard library: 27, this repository: 13, its design page: 69), mostly line breaks and tabs,
-// a quote about every 150 (118, 176, 525), now and then a backslash or a character beyond ASCII.
+// benchBody is a chat of about size bytes in 32 messages, with escapes as frequent as between code
+// and prose: one in 25 bytes, a quote in 150.
 func benchBody(size int) []byte {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	words := []string{"the", "engine", "return", "prefix", "block", "cache", "if err != nil {", "router", "of", "and",
@@ -71,7 +70,6 @@ func newTestParser(tb testing.TB) *Parser {
 	return NewParser(h)
 }
 
-// BenchmarkParse is request bytes to block hashes.
 func BenchmarkParse(b *testing.B) {
 	for _, kib := range benchSizes {
 		b.Run(fmt.Sprintf("chat/%dKiB", kib), func(b *testing.B) {
@@ -89,7 +87,7 @@ func BenchmarkParse(b *testing.B) {
 	}
 }
 
-// BenchmarkHop is the scan of the strings alone, in blocks and in words.
+// BenchmarkHop scans strings alone, in blocks and in words.
 func BenchmarkHop(b *testing.B) {
 	body := benchBody(128 << 10)
 	for name, hop := range map[string]func([]byte, int) int{"blocks": hop, "words": hopWords} {
@@ -106,8 +104,7 @@ func BenchmarkHop(b *testing.B) {
 	}
 }
 
-// BenchmarkShapes are bodies the scan has a harder time with: text that is not ASCII, text in \u escapes, code (an
-// escape every dozen bytes), and an agent's request with its tools, blocks and a system prompt behind the messages.
+// BenchmarkShapes parses harder bodies: non-ASCII text, \u escapes, code, an agent's request.
 func BenchmarkShapes(b *testing.B) {
 	const size = 128 << 10
 	chat := func(text string) []byte {
@@ -145,7 +142,7 @@ func BenchmarkShapes(b *testing.B) {
 	}
 }
 
-// BenchmarkFloor is what Parse is measured against: one pass that looks for quotes, one that hashes.
+// BenchmarkFloor is one pass that finds quotes and one that hashes.
 func BenchmarkFloor(b *testing.B) {
 	for _, kib := range benchSizes {
 		b.Run(fmt.Sprintf("%dKiB", kib), func(b *testing.B) {
@@ -170,7 +167,7 @@ func BenchmarkFloor(b *testing.B) {
 	}
 }
 
-// BenchmarkNaive is the same request read with encoding/json into maps, its texts hashed in one go.
+// BenchmarkNaive uses encoding/json and hashes all texts at once.
 func BenchmarkNaive(b *testing.B) {
 	for _, kib := range benchSizes {
 		b.Run(fmt.Sprintf("encoding-json/%dKiB", kib), func(b *testing.B) {

@@ -1,15 +1,12 @@
 package prompt
 
-// Content of a message: a string, or an array of parts. A string is one text part; null, an empty array, an empty
-// string and one empty text part are all no content. A part within a part (a tool's result) carries one
-// markNested for each level, so that no end need be marked and more parts only append.
+// A string equals one text part; null, an empty array and one empty text are no content. A nested
+// part has a markNested per level instead of end markers.
 
-// billing starts a text block that Claude Code puts before its system prompt: accounting data with a hash that
-// changes from request to request. vLLM leaves it out of the prompt for the sake of its prefix cache
-// (vllm-project/vllm#36829); so do we, or no two turns of a conversation would share a block.
+// billing begins a block that Claude Code puts before its system prompt. It changes with each
+// request, so it is left out, as in vLLM (vllm-project/vllm#36829).
 const billing = "x-anthropic-billing-header"
 
-// content reads a content member.
 func (p *Parser) content() bool {
 	start := p.tape.mark()
 	switch p.peek() {
@@ -61,9 +58,8 @@ func (p *Parser) content() bool {
 
 func (k Kind) anthropic() bool { return k == Messages || k == CountTokens }
 
-// isBilling says whether the part after from is the accounting block.
 func (p *Parser) isBilling(from int) bool {
-	at := -1 // the part begins with a marker
+	at := -1 // -1: at the part's marker
 	for _, o := range p.tape.ops[from:] {
 		for _, c := range p.tape.bytes(o) {
 			switch {
@@ -78,16 +74,14 @@ func (p *Parser) isBilling(from int) bool {
 	return false
 }
 
-// nested puts the level of a part on the tape.
 func (p *Parser) nested() {
 	for range p.level {
 		p.tape.addByte(markNested)
 	}
 }
 
-// partFields are the members of content parts that have a place of their own.
 type partFields struct {
-	start int // of the part on the tape
+	start int // on the tape
 	kind  op
 	f     [partCount]span
 }
@@ -108,13 +102,13 @@ const (
 	partCount
 )
 
-// part reads one part and sets p.blank if it was an empty text.
+// part sets p.blank if the part is an empty text.
 func (p *Parser) part() bool {
 	start := p.tape.mark()
 	p.nested()
 	p.blank = false
 	switch p.peek() {
-	case '"': // vLLM takes bare strings as parts
+	case '"': // vLLM accepts strings as parts
 		p.tape.addByte(markText)
 		p.blank = p.pos+1 < len(p.body) && p.body[p.pos+1] == '"'
 		return p.text(true)
@@ -174,7 +168,7 @@ func (p *Parser) partMember(key op, s *partFields) bool {
 		at, ok = partContent, p.content()
 		p.level--
 	case "cache_control", "signature", "annotations", "logprobs":
-		return p.skip() // not part of any prompt, and the first moves from turn to turn
+		return p.skip() // not in any prompt
 	case "image_url", "audio_url", "video_url":
 		return p.urlMember(key)
 	default:
@@ -192,7 +186,6 @@ func (p *Parser) failed() bool {
 	return ok
 }
 
-// urlMember reads a medium's address: a string, or an object with a url and perhaps more.
 func (p *Parser) urlMember(key op) bool {
 	if p.peek() != '{' {
 		return p.extra(key)
@@ -233,7 +226,7 @@ func (p *Parser) urlMember(key op) bool {
 	return true
 }
 
-// renderPart puts a part in order by its type; the members after base are those without a place.
+// renderPart orders a part's members by its type.
 func (p *Parser) renderPart(s *partFields, base int) bool {
 	has := func(i int) bool { return s.f[i].from != s.f[i].to }
 	kind := p.tape.bytes(s.kind)
@@ -290,7 +283,7 @@ func (p *Parser) renderText(s *partFields, base int) {
 	p.blank = n == p.level+1
 }
 
-// keep makes the part the given fields, in this order, behind a marker (0 = none).
+// keep makes the part the given fields behind a marker (0 for none).
 func (p *Parser) keep(s *partFields, base int, mark byte, fields ...int) {
 	p.members = p.members[:base]
 	var order [partCount]span

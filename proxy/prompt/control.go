@@ -5,19 +5,18 @@ import (
 	"strconv"
 )
 
-// controls are the members that say something about the request and nothing about the prompt.
+// controls concern the request but not the prompt.
 type controls struct {
 	stream       bool
-	usage        bool // include_usage is true
-	continuous   bool // continuous_usage_stats is true
+	usage        bool // include_usage
+	continuous   bool // continuous_usage_stats
 	max          [4]int
 	session      [6]op
 	ask          ask
 	optionsGiven bool
 }
 
-// control reads a member into the root or the controls. As for all members, the last of several counts, and null
-// means not given.
+// control reads a member of the root or the controls; null means absent.
 func (p *Parser) control(f field) bool {
 	p.peek()
 	c := &p.ctl
@@ -66,8 +65,7 @@ func (p *Parser) control(f field) bool {
 	return ok
 }
 
-// inObject calls each with every member's name, p.pos at its value, if the value at p.pos is an object. each says
-// whether it read the value.
+// inObject calls each for every member of an object. each reports whether it read the value.
 func (p *Parser) inObject(each func(name []byte) (read, ok bool)) bool {
 	if p.peek() != '{' {
 		return p.skip()
@@ -87,7 +85,7 @@ func (p *Parser) inObject(each func(name []byte) (read, ok bool)) bool {
 	}
 }
 
-// rootString reads a value that belongs to the root: a string's text, else its JSON behind a marker.
+// rootString reads a string's text, or other JSON behind a marker.
 func (p *Parser) rootString() (op, bool) {
 	switch p.peek() {
 	case '"':
@@ -103,7 +101,7 @@ func (p *Parser) rootString() (op, bool) {
 	return p.tape.flatten(at), true
 }
 
-// scalar reads a string or number as text; other values are nothing.
+// scalar reads a string or number as text.
 func (p *Parser) scalar() (op, bool) {
 	switch c := p.peek(); {
 	case c == '"':
@@ -116,7 +114,7 @@ func (p *Parser) scalar() (op, bool) {
 	return op{}, p.skip()
 }
 
-// count reads a positive whole number up to 2^30; other values are 0.
+// count reads a whole number up to 2^30, else 0.
 func (p *Parser) count() (int, bool) {
 	if c := p.peek(); c < '0' || c > '9' {
 		return 0, p.skip()
@@ -132,7 +130,7 @@ func (p *Parser) count() (int, bool) {
 	return n, true
 }
 
-// truth reads a boolean as the engines' validation does: they also take 1 and a few words.
+// truth reads a boolean as engines do, which also accept 1 and a few words.
 func (p *Parser) truth() (bool, bool) {
 	switch c := p.peek(); {
 	case c == 't' || c == 'f' || c == 'n':
@@ -155,7 +153,6 @@ func (p *Parser) truth() (bool, bool) {
 	return false, p.skip()
 }
 
-// fill hands what was found to r.
 func (p *Parser) fill(r *Request) {
 	c := &p.ctl
 	r.Model = p.decoded(p.root[rootModel])
@@ -174,7 +171,7 @@ func (p *Parser) fill(r *Request) {
 	}
 }
 
-// decoded returns the string a piece of canonical text stands for; nil for none and for what is no string.
+// decoded unescapes canonical text.
 func (p *Parser) decoded(o op) []byte {
 	if o.n == 0 {
 		return nil

@@ -1,22 +1,22 @@
 package prompt
 
-// Markers. Canonical text is escaped as in a JSON string and valid UTF-8, so a control character cannot occur in
-// it: no text can forge a marker, and a marker ends the text before it.
+// Markers. Canonical text has no control characters, so no text can forge one, and a marker ends
+// the text before it.
 const (
-	markSetting     = 0x01 // a member that changes the template
-	markTail        = 0x02 // the same, behind the messages
+	markSetting     = 0x01
+	markTail        = 0x02
 	markTool        = 0x03
-	markFunction    = 0x04 // an entry of the older functions member
+	markFunction    = 0x04
 	markType        = 0x05
 	markDescription = 0x06
 	markSchema      = 0x07
-	markOther       = 0x08 // canonical JSON follows, of a value whose shape we do not know
-	markMessage     = 0x0e // a role follows
-	markText        = 0x0f // a text part
+	markOther       = 0x08 // JSON of unknown shape
+	markMessage     = 0x0e
+	markText        = 0x0f
 	markRefusal     = 0x10
 	markReasoning   = 0x11
-	markMedia       = 0x12 // a part's type, a colon and the hash of the rest follow
-	markNested      = 0x13 // the next part belongs to the part before
+	markMedia       = 0x12
+	markNested      = 0x13 // the part belongs to the one before
 	markCall        = 0x14
 	markID          = 0x15
 	markName        = 0x16
@@ -24,12 +24,12 @@ const (
 	markResult      = 0x18
 	markFailed      = 0x19
 	markAudio       = 0x1a
-	markPrompt      = 0x1b // a plain text prompt
-	markTokens      = 0x1c // a prompt of token ids
-	markSecond      = 0x1d // the second of a pair
+	markPrompt      = 0x1b
+	markTokens      = 0x1c
+	markSecond      = 0x1d // of a pair
 )
 
-// field reads a member that should be a string, behind a marker (0 = none). Null means not given.
+// field reads a string behind a marker (0 for none). Null means absent.
 func (p *Parser) field(mark byte) bool {
 	switch p.peek() {
 	case 'n':
@@ -47,7 +47,7 @@ func (p *Parser) field(mark byte) bool {
 	return p.other()
 }
 
-// arguments reads a call's arguments: JSON in a string (OpenAI) or as a value (Anthropic), which keeps its order.
+// arguments reads JSON in a string (OpenAI) or as a value (Anthropic), whose order is kept.
 func (p *Parser) arguments() bool {
 	if c := p.peek(); c == 'n' || c == '"' {
 		return p.field(markArguments)
@@ -57,7 +57,6 @@ func (p *Parser) arguments() bool {
 	return p.json(false)
 }
 
-// system reads a system prompt given outside the messages: one message, if it is not empty.
 func (p *Parser) system() bool {
 	from := p.tape.mark()
 	p.tape.addByte(markMessage)
@@ -72,7 +71,7 @@ func (p *Parser) system() bool {
 	return ok
 }
 
-// message reads one message: role, name, tool_call_id, reasoning, content, calls, in this order.
+// message orders a message's members.
 func (p *Parser) message() bool {
 	start := p.tape.mark()
 	p.tape.addByte(markMessage)
@@ -144,7 +143,7 @@ func (p *Parser) message() bool {
 	return true
 }
 
-// call reads a tool call: {id, function: {name, arguments}}, or the older {name, arguments}.
+// call reads {id, function: {name, arguments}} or the older {name, arguments}.
 func (p *Parser) call() bool {
 	start := p.tape.mark()
 	switch p.peek() {
@@ -159,7 +158,6 @@ func (p *Parser) call() bool {
 	return p.other()
 }
 
-// callBody reads the object at p.pos behind what is on the tape after start.
 func (p *Parser) callBody(start int) bool {
 	const (
 		id = iota + 1
@@ -218,11 +216,9 @@ func (p *Parser) callInner(start int) bool {
 	return p.field(0)
 }
 
-// tool reads a tool in any of its shapes: {type, function: {...}} (chat), {name, description, input_schema}
-// (Anthropic) or {type, name, description, parameters} (Responses).
+// tool reads chat's {type, function: {...}} and the flat forms of Anthropic and Responses.
 func (p *Parser) tool() bool { return p.toolAfter(markTool) }
 
-// function reads an entry of functions.
 func (p *Parser) function() bool { return p.toolAfter(markFunction) }
 
 func (p *Parser) toolAfter(mark byte) bool {
@@ -234,8 +230,8 @@ func (p *Parser) toolAfter(mark byte) bool {
 	return p.toolBody(start)
 }
 
-// toolBody reads the object at p.pos behind what is on the tape after start. The engines read a tool into a
-// record before they print it, so the order of its own members is lost; that of its schema's is kept.
+// toolBody reads the object at p.pos. Engines parse tools into records, so only the order within
+// schemas matters.
 func (p *Parser) toolBody(start int) bool {
 	const (
 		kind = iota + 1
@@ -297,7 +293,6 @@ func (p *Parser) toolBody(start int) bool {
 	return true
 }
 
-// toolType reads a tool's type; "function" is what a tool is when it does not say.
 func (p *Parser) toolType() bool {
 	from := p.tape.mark()
 	p.tape.addByte(markType)
@@ -324,7 +319,7 @@ func (p *Parser) schema() bool {
 	return true
 }
 
-// extra reads a member we have no place for; null means not given, also as the last of several.
+// extra reads a member without a place of its own; null means absent.
 func (p *Parser) extra(key op) bool {
 	from := p.tape.mark()
 	p.memberName(key)

@@ -5,30 +5,24 @@ import (
 	"slices"
 )
 
-// Edit is one change to a body: the bytes from From up to To are replaced by Text. Edits of one
-// body are in ascending order and do not overlap, so that a body is sent in pieces, with the edits
-// in between, and is never copied.
+// Edit replaces the bytes [From, To) of a body by Text. Edits are ascending and do not overlap.
 type Edit struct {
 	From, To int
 	Text     []byte
 }
 
-// Options say how a body is to be changed on its way to the engine. The zero value removes the
-// members that steer engines and adds no salt.
+// Options say how to change a body. The zero value removes steering members and adds no salt.
 type Options struct {
-	// Control leaves the members that steer engines where they are.
+	// Control keeps steering members.
 	Control bool
-	// Tenant identifies whose prompt it is. If it is not empty, the body is given a salt made of it,
-	// and of the client's own salt, by the hasher's key. Engines that take a salt share no cache
-	// between two salts, and neither do two prompts under different salts share a hash.
+	// Tenant, if not empty, adds a salt made of it, the client's own salt and the hasher's key.
+	// Prompts with different salts share no hashes, and no cache in engines that take a salt.
 	Tenant []byte
 }
 
-// maxEdits bounds the edits of one body: it is sent as one vector, and no honest client needs more
-// than a handful.
+// maxEdits bounds the vector by which a body is sent; honest clients need a handful.
 const maxEdits = 64
 
-// What is put in for the usage.
 var (
 	withUsage   = []byte(`{"include_usage":true}`)
 	usageTrue   = []byte(`true`)
@@ -38,8 +32,7 @@ var (
 
 const optionMember = `"stream_options":{"include_usage":true}`
 
-// options reads stream_options and notes how to set include_usage in it. Of several, the last counts, here and for
-// include_usage within.
+// options reads stream_options and prepares the edit that sets include_usage.
 func (p *Parser) options() bool {
 	c := &p.ctl
 	c.usage, c.continuous, c.optionsGiven, c.ask = false, false, true, ask{}
@@ -51,7 +44,7 @@ func (p *Parser) options() bool {
 		return ok
 	case '{':
 	default:
-		return p.skip() // refused by engines; not ours to mend
+		return p.skip() // engines refuse other types
 	}
 	empty := true
 	ok := p.inObject(func(name []byte) (bool, bool) {
@@ -80,23 +73,22 @@ func (p *Parser) options() bool {
 	return ok
 }
 
-// ask is the edit that sets include_usage; without text it is none.
 type ask struct {
 	text     []byte
 	from, to int
 }
 
-// remains follows the members of an object of which some are cut out.
+// remains tracks an object's members while some are cut.
 type remains struct {
-	end  int  // of the last member that stays or was cut; behind the bracket before the first
+	// end is behind the last member, or behind the bracket before the first.
+	end  int
 	some bool // a member stays
 }
 
-// retain notes that the member whose value ended at p.pos stays.
 func (p *Parser) retain(r *remains) { r.end, r.some = p.pos, true }
 
-// cut takes the member whose value ended at p.pos out of the body, with the comma before it or, if
-// no member before it stays, the comma behind it.
+// cut removes the member that ends at p.pos with a comma: before it or, if no earlier member stays,
+// after it.
 func (p *Parser) cut(r *remains) bool {
 	from := r.end
 	r.end = p.pos
@@ -114,16 +106,16 @@ func (p *Parser) cut(r *remains) bool {
 	return true
 }
 
-// bootstrapFields is how SGLang's members begin that name where a prompt's KV blocks are taken from.
+// bootstrapFields begins SGLang's members that name a source of KV blocks.
 var bootstrapFields = []byte("bootstrap_")
 
-// steers says whether a member tells the engine where to compute, or where to take KV blocks from:
-// that is for the operator and not for clients (SSRF, another prompt's answer, a crash of the engine).
+// steers reports whether a member tells the engine where to compute or fetch KV blocks, which only
+// the operator may.
 func steers(name []byte) bool {
 	return common[string(name)].how == asSteering || bytes.HasPrefix(name, bootstrapFields)
 }
 
-// extraArgs reads vllm_xargs, which vLLM hands to the engine as they are, and cuts out what steers.
+// extraArgs cuts steering members from vllm_xargs, which vLLM passes to the engine.
 func (p *Parser) extraArgs() bool {
 	if p.opt.Control || p.peek() != '{' {
 		return p.skip()
@@ -142,8 +134,7 @@ func (p *Parser) extraArgs() bool {
 	})
 }
 
-// finishEdits completes the edits of a body that was understood: what is added stands in front of
-// the first member, and the request for the usage where stream_options are.
+// finishEdits adds the texts before the first member and the usage request.
 func (p *Parser) finishEdits(r *Request) {
 	c := &p.ctl
 	r.UsageAdded = (p.kind == Chat || p.kind == Completion) && c.stream && !c.usage && !c.continuous &&
@@ -165,7 +156,7 @@ func (p *Parser) finishEdits(r *Request) {
 	}
 	p.head = head
 	if len(head) > 0 {
-		if !p.rest.some { // no member follows
+		if !p.rest.some {
 			head = head[:len(head)-1]
 		}
 		if len(p.edits) == 0 || p.edits[0].From != p.inside {
@@ -176,8 +167,7 @@ func (p *Parser) finishEdits(r *Request) {
 	r.Edits = p.edits
 }
 
-// saltMember is the member by which engines take a salt in bodies of kind k, "" if they take none.
-// SGLang's own API calls it extra_key.
+// saltMember returns the member for the salt, "" if engines take none.
 func saltMember(k Kind) string {
 	switch k {
 	case Chat, Completion, Responses, Messages:

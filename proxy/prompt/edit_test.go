@@ -7,7 +7,6 @@ import (
 	"testing"
 )
 
-// FuzzUsageEdit holds the edit against encoding/json.
 func FuzzUsageEdit(f *testing.F) {
 	for _, s := range usageBodies {
 		f.Add(s)
@@ -68,7 +67,7 @@ func TestUsageEdit(t *testing.T) {
 	}
 }
 
-// members reads an object's members, the last of several.
+// membersOf returns an object's members; the last of several wins.
 func membersOf(raw []byte) map[string]json.RawMessage {
 	var m map[string]json.RawMessage
 	if json.Unmarshal(raw, &m) != nil {
@@ -134,7 +133,7 @@ func checkUsage(t *testing.T, p *Parser, body string) {
 		if string(got["include_usage"]) != "true" {
 			t.Fatalf("%q -> %q: not in effect", body, out)
 		}
-		// Everything else means what it did, and is at most one piece of text away.
+		// Everything else keeps its meaning.
 		delete(got, "include_usage")
 		delete(in, "include_usage")
 		delete(before, "stream_options")
@@ -168,7 +167,6 @@ func sameMembers(a, b map[string]json.RawMessage) bool {
 	return true
 }
 
-// apply appends body, changed as the edits say, to dst.
 func apply(dst, body []byte, edits []Edit) []byte {
 	at := 0
 	for _, e := range edits {
@@ -198,7 +196,6 @@ var steeringBodies = []string{
 	`{}`,
 }
 
-// FuzzEdits holds what is cut out of bodies and put into them against encoding/json.
 func FuzzEdits(f *testing.F) {
 	for _, s := range steeringBodies {
 		f.Add(s)
@@ -207,7 +204,6 @@ func FuzzEdits(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body string) { checkEdits(t, p, body) })
 }
 
-// TestSteeringMembersAreCut holds the members that steer engines, and a client's salt, out of the body that is sent.
 func TestSteeringMembersAreCut(t *testing.T) {
 	p := newTestParser(t)
 	for _, s := range append(steeringBodies, usageBodies...) {
@@ -243,7 +239,6 @@ func steering(name string) bool {
 	return strings.HasPrefix(name, "bootstrap_")
 }
 
-// withoutSteering is the object without the members that steer engines, its vllm_xargs included.
 func withoutSteering(m map[string]json.RawMessage) map[string]json.RawMessage {
 	for name := range m {
 		if steering(name) {
@@ -303,8 +298,8 @@ func checkEdits(t *testing.T, p *Parser, body string) {
 	}
 }
 
-// TestTenantsShareNothing: another tenant's prompts, and another salt of the same tenant, have other hashes; and the
-// body that is sent, read again without a tenant, has those of the request, as warming up relies on.
+// TestTenantsShareNothing: other tenants and other salts give other hashes; the sent body, parsed
+// without a tenant, gives the request's.
 func TestTenantsShareNothing(t *testing.T) {
 	text := strings.Repeat("all work and no play ", 100)
 	for k, body := range map[Kind]string{

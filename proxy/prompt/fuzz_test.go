@@ -10,7 +10,7 @@ import (
 	"grapevine/prefixtree"
 )
 
-// seedBodies hold every shape the parser knows, and things it must refuse.
+// seedBodies hold every shape the parser knows, and invalid ones.
 var seedBodies = []struct {
 	kind Kind
 	body string
@@ -50,7 +50,6 @@ var seedBodies = []struct {
 	{Chat, ` { "model" : "m" , "messages" : [ ] , "tools" : { } , "truncate_prompt_tokens" : 5 } `},
 }
 
-// FuzzPromptBytes holds the parser against the reference over encoding/json.
 func FuzzPromptBytes(f *testing.F) {
 	for _, s := range seedBodies {
 		f.Add(uint8(s.kind), []byte(s.body))
@@ -61,7 +60,7 @@ func FuzzPromptBytes(f *testing.F) {
 	})
 }
 
-// failer is what *testing.T and *rapid.T share.
+// failer is common to *testing.T and *rapid.T.
 type failer interface {
 	Helper()
 	Fatalf(format string, args ...any)

@@ -1,7 +1,7 @@
 #include "textflag.h"
 
-// The characters that are canonical behind a backslash are " \ b f n r t. One is recognised by its two nibbles:
-// the low one selects the set of high nibbles it goes with (1: 2, 2: 5, 4: 6, 8: 7), the high one which it is.
+// The canonical characters behind a backslash are " \ b f n r t. Two lookups recognize one: its low nibble selects
+// a set of high nibbles (1: 2, 2: 5, 4: 6, 8: 7), which must contain its high nibble.
 DATA lowNibble<>+0(SB)/8, $0x00040008000D0000
 DATA lowNibble<>+8(SB)/8, $0x0004000200000000
 GLOBL lowNibble<>(SB), RODATA|NOPTR, $16
@@ -15,9 +15,8 @@ GLOBL bytes<>(SB), RODATA|NOPTR, $4
 
 // func hopAVX2(p *byte, n int) int
 //
-// Each block of 64 bytes becomes masks with a bit per byte. Which bytes are escaped follows from the backslashes
-// by an addition whose carries run through sequences of them (Langdale, Lemire: Parsing Gigabytes of JSON per
-// Second, 2019, section 3.1.1).
+// Each block of 64 bytes becomes masks with a bit per byte. An addition whose carries run through sequences of
+// backslashes finds the escaped bytes (Langdale, Lemire: Parsing Gigabytes of JSON per Second, 2019, 3.1.1).
 //
 // AX offset, CX n, SI p, DX 1 if the first byte of the block is escaped, DI the even bits
 // Y0 quotes, Y1 backslashes, Y2 spaces, Y3 nibble mask, Y4 and Y5 nibble tables, Y6 zeros

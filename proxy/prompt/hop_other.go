@@ -2,5 +2,5 @@
 
 package prompt
 
-// hopBlocks does nothing here: hop's loop over words is all there is.
+// hopBlocks leaves all work to hopWords.
 func hopBlocks(_ []byte, i int) (at int, done bool) { return i, false }

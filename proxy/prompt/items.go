@@ -1,8 +1,7 @@
 package prompt
 
-// The Responses API's input: a string, or an array of items. What a chat can say renders as the chat would.
+// Responses input: a string or an array of items. What a chat can express renders like the chat.
 
-// items reads input.
 func (p *Parser) items() bool {
 	if p.peek() == '"' {
 		p.tape.addByte(markMessage)
@@ -24,7 +23,6 @@ const (
 	itemCount
 )
 
-// item reads one item.
 func (p *Parser) item() bool {
 	start := p.tape.mark()
 	if p.peek() != '{' {
@@ -69,7 +67,7 @@ func (p *Parser) item() bool {
 		case "output":
 			at, ok = itemOutput, p.content()
 		case "id", "status":
-			ok = p.skip() // the server's own, not rendered
+			ok = p.skip() // assigned by the server, not rendered
 		default:
 			ok = p.extra(key)
 		}
@@ -87,7 +85,7 @@ func (p *Parser) item() bool {
 	return true
 }
 
-// renderItem puts an item in order by its type; the members after base are those without a place.
+// renderItem orders an item by its type.
 func (p *Parser) renderItem(start, base int, kind op, f *[itemCount]span) {
 	lead := func(role string, mark byte) span {
 		from := p.tape.mark()

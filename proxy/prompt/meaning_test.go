@@ -12,8 +12,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Random requests, written in random ways. A doc is a request of one kind as a tree; keep marks objects whose
-// member order has a meaning, texts are the leaves whose change must change the prompt.
+// doc is a random request. keep marks objects whose member order matters; a changed leaf of texts
+// must change the prompt.
 type doc struct {
 	rnd   *rand.Rand
 	kind  Kind
@@ -22,7 +22,6 @@ type doc struct {
 	texts []*node
 }
 
-// newDoc makes a request of a random kind.
 func newDoc(rnd *rand.Rand) *doc {
 	d := &doc{rnd: rnd, kind: Kind(1 + rnd.IntN(int(kinds)-1)), keep: map[*node]bool{}}
 	d.root = obj("model", d.text())
@@ -181,7 +180,7 @@ func (d *doc) chatPart() *node {
 	return d.textPart()
 }
 
-// schema is a value whose member order is kept.
+// schema is a value whose member order matters.
 func (d *doc) schema() *node {
 	s := obj("type", "object", "properties", obj("a", obj("type", "string", "description", d.text()), "b", obj("maximum", num("1.50"))))
 	d.keepAll(s)
@@ -248,7 +247,7 @@ func (d *doc) block() *node {
 	return d.textPart()
 }
 
-// write encodes the request in one of the ways that mean the same.
+// write encodes the request in one of its equivalent ways.
 func (d *doc) write() []byte {
 	var b bytes.Buffer
 	root := *d.root
@@ -268,7 +267,6 @@ func (d *doc) space(b *bytes.Buffer) {
 	}
 }
 
-// encode writes a value; name is that of the member it is.
 func (d *doc) encode(b *bytes.Buffer, n *node, name string) {
 	d.space(b)
 	defer d.space(b)
@@ -323,7 +321,7 @@ func (d *doc) object(b *bytes.Buffer, n *node) {
 		d.encode(b, v, name)
 	}
 	for _, i := range order {
-		if d.rnd.IntN(8) == 0 { // an earlier member of the same name does not count
+		if d.rnd.IntN(8) == 0 { // an earlier duplicate does not count
 			one(n.names[i], []*node{num("7"), {kind: 'n'}, str("no"), arr(str("x")), obj("y", "z")}[d.rnd.IntN(5)])
 		}
 		one(n.names[i], n.items[i])
@@ -364,7 +362,7 @@ func docOf(t *rapid.T) *doc {
 	return newDoc(rand.New(rand.NewPCG(seed, 1)))
 }
 
-// TestSameMeaning writes a request in two ways and wants equal prompt bytes, and the reference's.
+// TestSameMeaning: two encodings of a request have equal prompt bytes, and the reference's.
 func TestSameMeaning(t *testing.T) {
 	p := newTestParser(t)
 	rapid.Check(t, func(t *rapid.T) {
@@ -387,7 +385,7 @@ func TestSameMeaning(t *testing.T) {
 	})
 }
 
-// TestOtherMeaning changes one leaf that matters and wants other bytes and, beyond one block, other hashes.
+// TestOtherMeaning: a changed leaf changes the bytes and, beyond one block, the hashes.
 func TestOtherMeaning(t *testing.T) {
 	p := newTestParser(t)
 	rapid.Check(t, func(t *rapid.T) {
@@ -421,7 +419,6 @@ func TestOtherMeaning(t *testing.T) {
 	})
 }
 
-// TestPrefix wants more text in the last message, and more messages, to append and nothing else.
 func TestPrefix(t *testing.T) {
 	p := newTestParser(t)
 	var r Request
@@ -467,7 +464,7 @@ func TestPrefix(t *testing.T) {
 	})
 }
 
-// TestWild holds the parser against the reference on trees without sense: known names with values of any type.
+// TestWild compares with the reference on trees of known names with values of any type.
 func TestWild(t *testing.T) {
 	p := newTestParser(t)
 	rapid.Check(t, func(t *rapid.T) {
@@ -479,7 +476,7 @@ func TestWild(t *testing.T) {
 		for range root.items {
 			root.names = append(root.names, wildNames[d.rnd.IntN(len(wildNames))])
 		}
-		d.keepAll(root) // the reference does not know which orders matter to whom
+		d.keepAll(root) // the reference does not know which orders matter
 		var b bytes.Buffer
 		d.encode(&b, root, "")
 		for range 3 {
@@ -504,7 +501,7 @@ var wildNames = func() (names []string) {
 	for name := range seen {
 		names = append(names, name)
 	}
-	slices.Sort(names) // or a seed would not repeat
+	slices.Sort(names) // so that a seed repeats
 	return names
 }()
 
@@ -531,7 +528,6 @@ func (d *doc) wild(depth int) *node {
 	}
 	o := &node{kind: '{'}
 	for range d.rnd.IntN(10) {
-		// Not put: the encoder is to write duplicates as they come.
 		o.names = append(o.names, wildNames[d.rnd.IntN(len(wildNames))])
 		o.items = append(o.items, d.wild(depth+1))
 	}

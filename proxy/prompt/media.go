@@ -2,17 +2,15 @@ package prompt
 
 import "github.com/zeebo/xxh3"
 
-// digest is the 128-bit xxh3 of what is fed to it: what stands in the prompt for an image or another medium, whose
-// bytes in the request (base64, or an address) have nothing to do with the tokens that the engine makes of it.
-// The zero value is not ready: reset it.
+// digest is a 128-bit xxh3. It stands for media, whose encoded bytes say nothing about their
+// tokens. Call reset before use.
 type digest struct {
-	few    []byte // the first bytes, until they are too many
+	few    []byte // up to fewBytes
 	stream xxh3.Hasher
-	many   bool // stream has all
+	many   bool
 }
 
-// fewBytes is how much is gathered before the streaming hash is used, whose setting up and end cost half a
-// microsecond: a body can have a part every three bytes.
+// fewBytes are gathered before the streaming hash starts, which costs half a microsecond.
 const fewBytes = 1 << 10
 
 func (d *digest) reset() { d.few, d.many = d.few[:0], false }
@@ -37,14 +35,12 @@ func (d *digest) sum() [16]byte {
 	return xxh3.Hash128(d.few).Bytes()
 }
 
-// feed hashes what a span stands for.
 func (p *Parser) feed(s span) {
 	for _, o := range p.tape.ops[s.from:s.to] {
 		p.media.write(p.tape.bytes(o))
 	}
 }
 
-// addDigest puts the digest on the tape as 32 hex digits.
 func (p *Parser) addDigest() {
 	const hex = "0123456789abcdef"
 	sum := p.media.sum()

@@ -2,11 +2,9 @@ package prompt
 
 import "bytes"
 
-// Which members of a body's object matter, per kind, and where they stand in the prompt. Everything not named
-// here (sampling parameters, response_format and other constraints on the output, identifiers, metadata) leaves
-// the prompt as it is.
+// The members of a body that matter, per kind; others do not change the prompt.
 
-// slot is a place in the prompt; the order is the template's.
+// slot is a place in the prompt, in template order.
 type slot uint8
 
 const (
@@ -28,14 +26,14 @@ const (
 	slotFunctions
 	slotSystem
 	slotMessages
-	slotFirst // and the other names for the first of a pair
+	slotFirst // first of a pair; B to D hold the same under other names
 	slotFirstB
 	slotFirstC
 	slotFirstD
 	slotPrompt
 	slotIDs
 	slotEmbeds
-	slotSecond // and for the second
+	slotSecond // likewise
 	slotSecondB
 	slotSecondC
 	slotSecondD
@@ -46,7 +44,7 @@ const (
 	slotCount
 )
 
-// The root strings. They decide about every block, and stand outside the prompt bytes.
+// Root strings affect every block.
 const (
 	rootModel = iota
 	rootLoRA
@@ -56,39 +54,37 @@ const (
 	rootCount
 )
 
-// how is the way a member is read.
 type how uint8
 
 const (
-	asSetting how = iota // a value that changes the template: marker, name, JSON
-	asSorted             // the same with members sorted: keyword arguments
-	asMedia              // the same with the value's hash in place of the value
-	asTail               // a setting that acts behind the messages
-	asChoice             // tool_choice
+	asSetting how = iota // changes the template
+	asSorted             // the same, members sorted
+	asMedia              // the same, by hash
+	asTail               // acts behind the messages
+	asChoice
 	asTools
 	asFunctions
-	asSystem // one system message
+	asSystem
 	asMessages
-	asItems // Responses input
+	asItems
 	asPrompt
-	asSecond // the second of a pair of prompts
-	asRoot   // into the root; slot is the index there
+	asSecond
+	asRoot // into root[slot]
 
 	asStream
-	asMaxTokens // slot is the index in controls.max
-	asSession   // slot is the index in controls.session
+	asMaxTokens // into controls.max[slot]
+	asSession   // into controls.session[slot]
 	asSessionObject
-	asOptions  // stream_options
-	asSampling // sampling_params
-	asSteering // not for clients
+	asOptions
+	asSampling
+	asSteering // cut out unless Options.Control
 	asExtraArgs
 )
 
-// field says what to do with a member.
 type field struct {
 	slot slot
 	how  how
-	dflt string // a literal that means the same as leaving the member out
+	dflt string // literal that equals leaving the member out
 }
 
 // common holds for every kind.
@@ -126,7 +122,6 @@ var common = map[string]field{
 	"mm_processor_kwargs":    {slotMediaArgs, asSorted, ""},
 }
 
-// chat is the OpenAI conversation and what vLLM and SGLang add to it.
 var chat = map[string]field{
 	"messages":               {slotMessages, asMessages, ""},
 	"tools":                  {slotTools, asTools, ""},
@@ -163,7 +158,6 @@ var responses = map[string]field{
 	"chat_template_kwargs": {slotTemplateArgs, asSorted, ""},
 }
 
-// perKind is indexed by Kind. A kind whose body may be a conversation or a plain text has both.
 var perKind = [kinds]map[string]field{
 	Chat: chat,
 	Completion: {
@@ -217,7 +211,6 @@ func with(base, more map[string]field) map[string]field {
 	return m
 }
 
-// top scans the body's object.
 func (p *Parser) top() bool {
 	if !p.open() {
 		return false
@@ -256,8 +249,7 @@ func (p *Parser) top() bool {
 	}
 }
 
-// unwanted says whether a member is to be cut out of the body: it steers the engine, or it is the
-// client's salt, in whose place a tenant's is put.
+// unwanted reports whether to cut a member: it steers the engine, or a tenant's salt replaces it.
 func (p *Parser) unwanted(name []byte, f field, known bool) bool {
 	switch {
 	case !known:
@@ -270,7 +262,7 @@ func (p *Parser) unwanted(name []byte, f field, known bool) bool {
 	return false
 }
 
-// promptMember reads a member that is part of the prompt into its slot. The last of several wins.
+// promptMember reads a member into its slot; the last of several wins.
 func (p *Parser) promptMember(key op, f field) bool {
 	from := p.tape.mark()
 	ok := false
@@ -315,7 +307,6 @@ func (p *Parser) promptMember(key op, f field) bool {
 	return true
 }
 
-// isSetting says whether s is the member key with the literal value v.
 func (p *Parser) isSetting(key op, s span, v string) bool {
 	if s.to != s.from+1 {
 		return false
@@ -325,7 +316,7 @@ func (p *Parser) isSetting(key op, s span, v string) bool {
 	return n == int(key.n)+4 && string(b[n:]) == v
 }
 
-// setting reads a member as marker, "name":, JSON. Null and empty mean not given.
+// setting puts marker, name and JSON on the tape unless empty.
 func (p *Parser) setting(key op, mark byte, sorted bool) bool {
 	from := p.tape.mark()
 	p.tape.addByte(mark)
@@ -342,7 +333,7 @@ func (p *Parser) setting(key op, mark byte, sorted bool) bool {
 	return true
 }
 
-// isEmpty says whether the JSON after a mark is null, {} or [].
+// isEmpty reports whether the JSON after a mark is null, {} or [].
 func (p *Parser) isEmpty(at int) bool {
 	if len(p.tape.ops) != at+1 {
 		return false
@@ -354,7 +345,6 @@ func (p *Parser) isEmpty(at int) bool {
 	return false
 }
 
-// mediaSetting is setting with the hash of the value in its place.
 func (p *Parser) mediaSetting(key op) bool {
 	from := p.tape.mark()
 	p.tape.addByte(markSetting)
@@ -374,8 +364,8 @@ func (p *Parser) mediaSetting(key op) bool {
 	return true
 }
 
-// choice reads tool_choice. Naming a tool or "none" changes which tools the template is given (SGLang always,
-// vLLM by option); the other values constrain the output only.
+// choice reads tool_choice. "none" or a named tool changes the prompt (SGLang always, vLLM by
+// option); other values constrain only the output.
 func (p *Parser) choice(key op) bool {
 	from := p.tape.mark()
 	if !p.setting(key, markSetting, true) {
@@ -388,7 +378,7 @@ func (p *Parser) choice(key op) bool {
 	return true
 }
 
-// list reads an array, each element by each. Null is empty; anything else is not understood and taken as JSON.
+// list reads an array; other values become JSON, null nothing.
 func (p *Parser) list(each func(*Parser) bool) bool {
 	switch p.peek() {
 	case '[':

@@ -1,11 +1,6 @@
-// Package prompt turns the body of an inference request into prompt bytes and their block hashes.
-//
-// Prompt bytes are a canonical byte string that stands for what the engine's prefix cache is keyed by: bodies that
-// render to the same engine prompt have the same prompt bytes, bodies with another meaning have others, and more
-// text or another message only appends. DESIGN.md gives the format.
-//
-// The package does not tokenize, does not render chat templates, does not judge whether an engine would accept a
-// request, and knows nothing of backends.
+// Package prompt turns the body of an inference request into prompt bytes and block hashes. Bodies
+// that render to the same engine prompt have equal prompt bytes; more text or messages only append.
+// DESIGN.md gives the format.
 package prompt
 
 import (
@@ -14,10 +9,10 @@ import (
 	"grapevine/prefixtree"
 )
 
-// Kind is the API a request speaks.
+// Kind is the API that a request uses.
 type Kind uint8
 
-// The kinds. Other is everything whose body is not looked at.
+// The kinds. Bodies of kind Other are not parsed.
 const (
 	Other Kind = iota
 	Chat
@@ -39,7 +34,7 @@ const (
 var kindNames = [kinds]string{"other", "chat", "completion", "responses", "embeddings", "messages", "count_tokens",
 	"generate", "tokenize", "detokenize", "score", "rerank", "pooling"}
 
-// String returns the kind's name as used in metrics and receipts.
+// String returns the name used in metrics and receipts.
 func (k Kind) String() string {
 	if k < kinds {
 		return kindNames[k]
@@ -47,7 +42,7 @@ func (k Kind) String() string {
 	return fmt.Sprintf("kind(%d)", uint8(k))
 }
 
-// KindOf returns the kind served at a path (without the query), Other if it is unknown.
+// KindOf returns the kind served at a path without query, or Other.
 func KindOf(path []byte) Kind {
 	switch string(path) {
 	case "/v1/chat/completions":
@@ -79,54 +74,52 @@ func KindOf(path []byte) Kind {
 }
 
 const (
-	// MaxBody is the longest body that is parsed, in bytes: tape offsets have 31 bits, and the arena can grow to
-	// about four times the body.
+	// MaxBody is the longest parsed body, in bytes: tape offsets have 31 bits, and the arena can
+	// take four times the body.
 	MaxBody = 256 << 20
 
-	// MaxDepth is how deep arrays and objects may nest. Real tool schemas stay below 30; the bound keeps the
-	// recursion of the parser within a few tens of KiB of stack.
+	// MaxDepth bounds nesting, and so the stack. Real tool schemas stay below 30.
 	MaxDepth = 256
 )
 
-// Error says that a body was not understood. The request is still to be proxied: only the engine judges it.
+// Error says why a body cannot be parsed; the caller decides whether to forward it.
 type Error struct {
-	Offset int    // bytes into the body
-	Reason string // constant text, no part of the body
+	Offset int
+	Reason string // never part of the body
 }
 
-// Error describes the fault and where it is.
+// Error implements error.
 func (e *Error) Error() string { return fmt.Sprintf("prompt: %s at byte %d", e.Reason, e.Offset) }
 
-// Request is what a body says. Slices are views into the body or the parser, valid until the next Parse.
+// Request is what a body says. Slices are valid until the next Parse.
 type Request struct {
 	Kind  Kind
-	Model []byte // decoded; nil if not given
-	LoRA  []byte // decoded lora_path (SGLang); nil if not given
+	Model []byte // nil if absent
+	LoRA  []byte // lora_path (SGLang); nil if absent
 
 	Stream    bool
-	MaxTokens int // bound on output tokens; 0 = not given
+	MaxTokens int // of output; 0 if absent
 
-	// Session is the body's session key, nil if none: the first given of session_id, user, user_id,
-	// session_params.session_id (or .id), metadata.user_id, prompt_cache_key.
+	// Session is the first of session_id, user, user_id, session_params.session_id (or .id),
+	// metadata.user_id, prompt_cache_key.
 	Session []byte
 
-	// UsageAsked says that stream_options.include_usage was true already.
+	// UsageAsked says that the body sets include_usage.
 	UsageAsked bool
 
-	Hashes      []prefixtree.Hash // full blocks of the prompt bytes, root to leaf; empty after an error
-	PromptBytes int               // 0 after an error
+	Hashes      []prefixtree.Hash // full blocks, root to leaf; empty after an error
+	PromptBytes int
 
-	// Edits change the body as the options of Parse ask for, and ask for the usage at the end of a
-	// stream where the client did not. Empty after an error.
+	// Edits are those that Options ask for, and the request for a stream's usage. Empty after an
+	// error.
 	Edits []Edit
-	// UsageAdded says that the usage in the answer was not asked for by the client: it is ours to remove.
-	// It is not asked for where the request does not stream or is neither chat nor completion, nor where
-	// continuous_usage_stats is set without include_usage, which our asking would bring to life in
+	// UsageAdded says that Edits request the usage of a streamed chat or completion, so the router
+	// must remove it from the answer. Not with continuous_usage_stats, which would add usage to
 	// every chunk.
 	UsageAdded bool
 }
 
-// Parser parses bodies. It holds the scratch, so that a warm one allocates nothing. One goroutine.
+// Parser parses bodies, once warm without allocating. Not safe for concurrent use.
 type Parser struct {
 	hasher *prefixtree.Hasher
 	chain  prefixtree.Chain
@@ -134,39 +127,39 @@ type Parser struct {
 
 	body  []byte
 	pos   int
-	depth int // open arrays and objects
-	level int // content parts within content parts
+	depth int
+	level int // nested content parts
 	kind  Kind
 	bad   Error
 
 	tape    tape
 	members []member // stack of the objects being scanned
-	spans   []span   // scratch of arrangeMembers
-	table   []int32  // scratch of uniqueHashed
-	texts   []byte   // decoded strings of the Request
+	spans   []span   // scratch
+	table   []int32  // scratch
+	texts   []byte   // scratch
 
-	blank    bool // the part just scanned was an empty text
-	inSystem bool // within a system prompt given outside the messages
+	blank    bool // the last part was an empty text
+	inSystem bool // in a system prompt outside the messages
 
 	slots [slotCount]span
 	root  [rootCount]op
 	ctl   controls
 
 	opt    Options
-	inside int     // where the members of the body's object begin
-	rest   remains // of its members
+	inside int // offset of the first member
+	rest   remains
 	edits  []Edit
-	head   []byte // scratch: what is put in front of the first member
-	salt   []byte // scratch
+	head   []byte // scratch
+	salt   []byte
 }
 
-// NewParser returns a parser whose hashes are h's.
+// NewParser returns a parser that hashes with h.
 func NewParser(h *prefixtree.Hasher) *Parser {
 	return &Parser{hasher: h}
 }
 
-// Parse scans body once and fills r. An error is an *Error; r then holds what was found before it, and neither hashes
-// nor edits. For Other the body is not looked at. The options' Tenant is not kept.
+// Parse scans body once and fills r. After an *Error, r has no hashes and edits. Bodies of kind
+// Other are not read.
 func (p *Parser) Parse(k Kind, body []byte, o Options, r *Request) error {
 	*r = Request{Kind: k}
 	if k == Other {
@@ -179,7 +172,7 @@ func (p *Parser) Parse(k Kind, body []byte, o Options, r *Request) error {
 		bad := p.bad
 		return &bad
 	}
-	salted := rootCount // the root string that the tenant's salt replaces: none
+	salted := rootCount // the root that the salt replaces; rootCount if none
 	p.salt = p.salt[:0]
 	if len(o.Tenant) > 0 {
 		salted = rootSalt
@@ -208,8 +201,8 @@ func (p *Parser) Parse(k Kind, body []byte, o Options, r *Request) error {
 	return nil
 }
 
-// PromptBytes returns the root strings of a body, each ended by a zero byte, and its prompt bytes: all that its
-// hashes depend on. The slice is the caller's. For tests and for explaining; Parse does not make it.
+// PromptBytes returns what a body's hashes depend on: the root strings, each ended by a zero byte,
+// and the prompt bytes. For tests.
 func (p *Parser) PromptBytes(k Kind, body []byte) ([]byte, error) {
 	if k == Other {
 		return nil, nil
@@ -229,7 +222,6 @@ func (p *Parser) PromptBytes(k Kind, body []byte) ([]byte, error) {
 	return dst, nil
 }
 
-// scan reads the whole body onto the tape.
 func (p *Parser) scan(k Kind, body []byte, o Options) bool {
 	p.opt, p.edits = o, p.edits[:0]
 	p.tape.reset(body)

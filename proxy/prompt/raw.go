@@ -1,9 +1,9 @@
 package prompt
 
-// Prompts without a conversation: texts and token ids, one or a batch.
+// Prompts without a conversation: texts and token ids.
 
-// prompts reads a string, an array of strings, an array of token ids or an array of such arrays. One prompt means
-// the same alone and as an array of one.
+// prompts reads one text or array of token ids, or an array of these. A prompt alone equals an
+// array of one.
 func (p *Parser) prompts() bool {
 	switch p.peek() {
 	case 'n':
@@ -17,7 +17,6 @@ func (p *Parser) prompts() bool {
 	return p.other()
 }
 
-// promptArray reads an array of prompts, or the token ids of one.
 func (p *Parser) promptArray(batch bool) bool {
 	if !p.open() {
 		return false
@@ -25,7 +24,7 @@ func (p *Parser) promptArray(batch bool) bool {
 	if !batch {
 		p.tape.addByte(markTokens)
 	}
-	ids := !batch // whether markTokens stands before the next id
+	ids := !batch // the next id needs no markTokens
 	for first := true; ; first = false {
 		more, ok := p.next(']', first)
 		if !more || !ok {
@@ -55,8 +54,8 @@ func (p *Parser) promptArray(batch bool) bool {
 	}
 }
 
-// token puts a token id on the tape: 28 bits in four bytes above 0x7f, so that an id is about as long as its
-// text, ids need no separator, and none looks like a marker. Anything else is JSON behind a marker.
+// token writes an id of 28 bits as four bytes above 0x7f, which need no separator and cannot look
+// like markers.
 func (p *Parser) token() bool {
 	b, i := p.body, p.pos
 	id := uint32(0)

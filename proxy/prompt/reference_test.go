@@ -8,14 +8,13 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// The format of DESIGN.md once more, the slow way: encoding/json's tokens into a tree, the tree into bytes. It
-// shares nothing with the package but the marker bytes, which are the format.
+// A second implementation of DESIGN.md's format over encoding/json; it shares only the marker bytes
+// with the package.
 
 func mark(c byte) string { return string([]byte{c}) }
 
 func (n *node) other() string { return mark(markOther) + n.json(true) }
 
-// field is a string member behind a marker.
 func (n *node) field(c byte) string {
 	m := ""
 	if c != 0 {
@@ -37,7 +36,7 @@ func (n *node) arguments() string {
 	return mark(markArguments) + mark(markOther) + n.json(false)
 }
 
-// extras renders the members not named, sorted, without nulls.
+// extras renders the unnamed members, sorted, without nulls.
 func (n *node) extras(without ...string) string {
 	out := ""
 next:
@@ -75,7 +74,7 @@ func truthOf(n *node) bool {
 	return n.kind == 't'
 }
 
-// part renders a content part; blank says that it is an empty text.
+// part renders a content part; blank means an empty text.
 func (n *node) part(level int) (s string, blank bool) {
 	nest := strings.Repeat(mark(markNested), level)
 	if n.kind == '"' {
@@ -146,7 +145,6 @@ func (n *node) part(level int) (s string, blank bool) {
 	return nest + mark(markMedia) + canonical(kind) + ":" + digestOf(rest), false
 }
 
-// content renders a content member.
 func (n *node) content(level int, system bool) string {
 	nest := strings.Repeat(mark(markNested), level)
 	switch {
@@ -363,7 +361,7 @@ func unless(kind byte, n *node) *node {
 	return n
 }
 
-// reference renders a body: what PromptBytes must return.
+// reference returns what PromptBytes must return.
 func reference(k Kind, body []byte) ([]byte, error) {
 	n, err := parseNode(body)
 	if err != nil {

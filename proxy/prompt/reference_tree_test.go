@@ -12,7 +12,7 @@ import (
 	"unicode/utf8"
 )
 
-// node is a JSON value. names and items are parallel for an object; duplicates are resolved as Python does.
+// node is a JSON value; names and items are parallel for an object.
 type node struct {
 	kind  byte // '{' '[' '"' '0' 't' 'f' 'n'
 	text  string
@@ -22,15 +22,13 @@ type node struct {
 
 var escapes16 = regexp.MustCompile(`\\(?:u([0-9a-fA-F]{4})|[^u])`)
 
-// errReference is any reason not to render.
 var errReference = errors.New("reference: not a body")
 
-// parseNode reads body strictly.
 func parseNode(body []byte) (*node, error) {
 	if !utf8.Valid(body) || !json.Valid(body) {
 		return nil, errReference
 	}
-	// In valid JSON backslashes occur in strings only.
+	// In valid JSON backslashes occur only in strings.
 	pending := -1 // end of a high surrogate that awaits its low one
 	for _, m := range escapes16.FindAllSubmatchIndex(body, -1) {
 		v := 0
@@ -106,7 +104,7 @@ func (n *node) put(name string, item *node) {
 	n.items = append(n.items, item)
 }
 
-// get returns a member, nil if it is absent or null.
+// get returns a member, nil if absent or null.
 func (n *node) get(name string) *node {
 	for i := range n.names {
 		if n.names[i] == name && n.items[i].kind != 'n' {

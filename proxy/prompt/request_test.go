@@ -27,7 +27,6 @@ func TestKindOf(t *testing.T) {
 	}
 }
 
-// TestRequest checks what is taken from a body beside the prompt.
 func TestRequest(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -58,7 +57,7 @@ func TestRequest(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			p := newTestParser(t)
 			var r Request
-			_ = p.Parse(c.kind, []byte(c.body), Options{}, &r) // one is cut off on purpose
+			_ = p.Parse(c.kind, []byte(c.body), Options{}, &r) // one body is truncated on purpose
 			got := []any{r.Kind, string(r.Model), string(r.LoRA), r.Stream, r.MaxTokens, string(r.Session), r.UsageAsked}
 			want := []any{c.kind, c.model, c.lora, c.stream, c.max, c.session, c.usage}
 			for i := range got {
@@ -71,7 +70,7 @@ func TestRequest(t *testing.T) {
 	}
 }
 
-// TestEqual and TestDifferent pin single rules by example; meaning_test.go has the rest.
+// TestEqual and TestDifferent test single rules; meaning_test.go has the rest.
 func TestEqual(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -141,7 +140,7 @@ func compare(t *testing.T, k Kind, a, b string, equal bool) {
 	}
 }
 
-// TestAllocations wants none once the parser has seen bodies like these.
+// TestAllocations: a warm parser does not allocate.
 func TestAllocations(t *testing.T) {
 	p := newTestParser(t)
 	var (

@@ -6,16 +6,14 @@ import (
 	"unicode/utf8"
 )
 
-// The JSON scanner: RFC 8259, strict (no NaN, no trailing commas, no comments), valid UTF-8 and no lone
-// surrogates. Methods move p.pos and return false after having set p.bad.
+// A strict JSON scanner (RFC 8259, valid UTF-8, no lone surrogates). Methods advance p.pos, or set
+// p.bad and return false.
 
-// fail records the first thing wrong.
 func (p *Parser) fail(at int, reason string) bool {
 	p.bad = Error{Offset: at, Reason: reason}
 	return false
 }
 
-// peek skips white space and returns the next byte, 0 at the end of the body.
 func (p *Parser) peek() byte {
 	b := p.body
 	for p.pos < len(b) {
@@ -28,15 +26,14 @@ func (p *Parser) peek() byte {
 	return 0
 }
 
-// special flags, by their high bits, the bytes of x that are not ordinary ASCII text: quotes, backslashes, control
-// characters, non-ASCII. y^2 < 0x21 holds for the control characters and the quote only. A borrow can flag a byte
-// wrongly, but only above a byte that is flagged rightly.
+// special flags the bytes of x that are not ordinary ASCII text. y^2 < 0x21 holds only for control
+// characters and the quote. A borrow can flag a wrong byte, but only above a right one.
 func special(x uint64) uint64 {
 	const ones, highs = 0x0101010101010101, 0x8080808080808080
 	return (((x ^ 0x02*ones) - 0x21*ones) | ((x ^ '\\'*ones) - ones) | x) & highs
 }
 
-// plain returns the index of the first byte at or after i that is not ordinary ASCII text.
+// plain returns the index of the first special byte at or after i.
 func plain(b []byte, i int) int {
 	for i+8 <= len(b) {
 		if m := special(binary.LittleEndian.Uint64(b[i:])); m != 0 {
@@ -50,7 +47,6 @@ func plain(b []byte, i int) int {
 	return i
 }
 
-// class says how hop treats a byte: what stops it, what it looks at twice, what it passes.
 var class = func() (t [256]uint8) {
 	for c := range t {
 		if c < ' ' || c >= utf8.RuneSelf {
@@ -70,15 +66,11 @@ const (
 	simple              // canonical behind a backslash
 )
 
-// hop returns the index of the first byte at or after i that needs more than passing it by: plain's, but escapes
-// that are canonical as written are passed too. Escapes are frequent (a line break every 30 bytes) and where they
-// stand cannot be predicted; so they are dealt with inside the word they were found in, whose successor does not
-// depend on them and can be loaded ahead.
-//
-// Where the machine has AVX2, whole blocks are passed without any branch on their bytes (hop_amd64.s): at one escape
-// every 25 bytes the words' branches are what costs, and a body of 128 KiB takes 12 us instead of 57 (BenchmarkHop).
+// hop returns the index of the first byte at or after i that is neither ordinary text nor in a
+// canonical escape. Escapes are frequent and unpredictable, so they are handled within their word,
+// independently of the next one.
 func hop(b []byte, i int) int {
-	// Short strings, and text with accents, stop within a few words.
+	// Short strings and accented text stop within a few words.
 	for range 2 {
 		if i+8 > len(b) {
 			break
@@ -99,7 +91,6 @@ func hop(b []byte, i int) int {
 	return hopWords(b, i)
 }
 
-// hopWords is hop without blocks.
 func hopWords(b []byte, i int) int {
 	for i+8 <= len(b) {
 		m := special(binary.LittleEndian.Uint64(b[i:]))
@@ -139,8 +130,7 @@ func hopWords(b []byte, i int) int {
 	return i
 }
 
-// text scans a string whose opening quote is at p.pos and, if emit is set, puts its canonical text on the tape
-// (without quotes). Escapes that are canonical as written stay in their run.
+// text scans the string at p.pos and, if emit, puts its canonical text on the tape.
 func (p *Parser) text(emit bool) bool {
 	b := p.body
 	i := p.pos + 1
@@ -178,12 +168,10 @@ func (p *Parser) text(emit bool) bool {
 	}
 }
 
-// sequences skips the run of non-ASCII characters at i and returns the index after it, or the complement of the
-// index of an invalid one.
+// sequences skips non-ASCII characters; it returns the complement of the index of an invalid one.
 func sequences(b []byte, i int) int {
 	for i < len(b) && b[i] >= utf8.RuneSelf {
-		// Most of the non-ASCII text there is (CJK and much of the rest of the BMP) is three bytes long,
-		// most of what there is with accents two.
+		// Most CJK characters have three bytes, most accented ones two.
 		if c := b[i]; c >= 0xE1 && c <= 0xEC && i+2 < len(b) && b[i+1]&0xC0 == 0x80 && b[i+2]&0xC0 == 0x80 {
 			i += 3
 			continue
@@ -201,8 +189,7 @@ func sequences(b []byte, i int) int {
 	return i
 }
 
-// escaped decodes an escape that is not canonical as written, at the start of b: a slash, or \u (or a pair of them).
-// n is 0 if it is no valid one.
+// escaped decodes a slash or \u escape, or a surrogate pair; n is 0 if invalid.
 func escaped(b []byte) (r rune, n int) {
 	if len(b) > 1 && b[1] == '/' {
 		return '/', 2
@@ -223,7 +210,7 @@ func escaped(b []byte) (r rune, n int) {
 	return (hi-0xD800)<<10 + (lo - 0xDC00) + 0x10000, 12
 }
 
-// hex4 is the value of the escape \uXXXX at the start of b, or -1.
+// hex4 returns the value of \uXXXX, or -1.
 func hex4(b []byte) rune {
 	if len(b) < 6 || b[0] != '\\' || b[1] != 'u' {
 		return -1
@@ -245,8 +232,6 @@ func hex4(b []byte) rune {
 	return r
 }
 
-// rune puts the canonical form of r on the tape: as in a JSON string, with the shortest escape where one is
-// needed, lower-case hex, and UTF-8 for everything else.
 func (p *Parser) rune(r rune) {
 	const hex = "0123456789abcdef"
 	t := &p.tape
@@ -272,7 +257,7 @@ func (p *Parser) rune(r rune) {
 	t.grown(off)
 }
 
-// word scans a string and returns its canonical text in one piece, not on the tape.
+// word returns a string's canonical text in one piece, off the tape.
 func (p *Parser) word() (op, bool) {
 	from := p.pos + 1
 	if i := plain(p.body, from); i < len(p.body) && p.body[i] == '"' {
@@ -286,7 +271,6 @@ func (p *Parser) word() (op, bool) {
 	return p.tape.flatten(at), true
 }
 
-// open enters an object or array whose bracket is at p.pos.
 func (p *Parser) open() bool {
 	if p.depth++; p.depth > MaxDepth {
 		return p.fail(p.pos, "nested too deeply")
@@ -295,8 +279,6 @@ func (p *Parser) open() bool {
 	return true
 }
 
-// next moves to the next element of an array or object (closed by end), or past its end. It is called once per
-// element with first set for the first. ok is false on a syntax error.
 func (p *Parser) next(end byte, first bool) (more, ok bool) {
 	c := p.peek()
 	if c == end {
@@ -314,7 +296,7 @@ func (p *Parser) next(end byte, first bool) (more, ok bool) {
 	return true, true
 }
 
-// member moves to the next member of an object: its name in one piece, p.pos at its value.
+// member returns the next member's name and moves to its value.
 func (p *Parser) member(first bool) (key op, more, ok bool) {
 	if more, ok = p.next('}', first); !more || !ok {
 		return key, false, ok
@@ -333,7 +315,6 @@ func (p *Parser) member(first bool) (key op, more, ok bool) {
 	return key, true, true
 }
 
-// literal scans true, false or null.
 func (p *Parser) literal() (string, bool) {
 	want := "null"
 	switch p.body[p.pos] {
@@ -350,7 +331,6 @@ func (p *Parser) literal() (string, bool) {
 	return want, true
 }
 
-// number scans a number; whole says that it has neither fraction nor exponent.
 func (p *Parser) number() (raw []byte, whole, ok bool) {
 	b, i := p.body, p.pos
 	if i < len(b) && b[i] == '-' {
@@ -394,7 +374,6 @@ func digits(b []byte, i int) int {
 	return i
 }
 
-// skip scans a value and forgets it.
 func (p *Parser) skip() bool {
 	switch p.peek() {
 	case '"':

@@ -10,7 +10,6 @@ import (
 	"testing"
 )
 
-// hopNaive is hop byte by byte.
 func hopNaive(b []byte, i int) int {
 	for ; i < len(b); i++ {
 		switch c := b[i]; {
@@ -53,7 +52,7 @@ func TestHop(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rnd := rand.New(rand.NewPCG(seed, 0))
-	// Alphabets from all bytes to little but backslashes, whose runs cross words and blocks.
+	// The alphabets include runs of backslashes that cross words and blocks.
 	for _, alphabet := range []string{"", `a\`, `\\\\\\\n`, `\"`, `aaaaaaaaaaaaaaaaaaaaaaaaa\n`, "abcdefghij\\\\nrtbf#]!", "a\\\x00\x1f\x20\x7f\x80\xff\"/u"} {
 		for range 150 {
 			b := make([]byte, rnd.IntN(200))
@@ -69,7 +68,7 @@ func TestHop(t *testing.T) {
 	}
 }
 
-// TestHopBlockEnds puts runs of backslashes across every boundary of words and blocks.
+// TestHopBlockEnds puts backslashes across every boundary.
 func TestHopBlockEnds(t *testing.T) {
 	for run := range 6 {
 		for at := range 140 {
@@ -91,7 +90,7 @@ func FuzzHop(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) { checkHop(t, b) })
 }
 
-// TestRefused names what is no body, where, and that nothing panics on its prefixes.
+// TestRefused: errors name the offset, and prefixes of the bodies do not panic.
 func TestRefused(t *testing.T) {
 	p := newTestParser(t)
 	deep := strings.Repeat(`{"a":`, MaxDepth) + "1" + strings.Repeat("}", MaxDepth)
@@ -99,7 +98,7 @@ func TestRefused(t *testing.T) {
 	long := strings.Repeat("x", 100)
 	for _, c := range []struct {
 		body   string
-		offset int // -1 = accepted
+		offset int // -1 means accepted
 	}{
 		{`{}`, -1},
 		{deep, -1},
@@ -153,7 +152,6 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestTooLong checks the bound on the body without a body of that size being scanned.
 func TestTooLong(t *testing.T) {
 	p := newTestParser(t)
 	var r Request
@@ -164,8 +162,7 @@ func TestTooLong(t *testing.T) {
 	}
 }
 
-// TestScratch checks that bodies made to be expensive take scratch in proportion to their size, and that a parser
-// does not keep it: anything else would be a way to stop a node.
+// TestScratch: scratch is linear in hostile bodies too, and a parser does not keep it.
 func TestScratch(t *testing.T) {
 	const size = 256 << 10
 	repeat := func(head, unit, tail string) []byte {

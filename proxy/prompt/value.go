@@ -7,31 +7,27 @@ import (
 	"strconv"
 )
 
-// Canonical JSON, for values that reach the prompt as JSON (tool schemas) or whose shape we do not know: no white
-// space, canonical strings and numbers, a comma after every element (so that it is never known to be the last),
-// duplicate names resolved as Python does (the first one's place, the last one's value).
+// Canonical JSON: no white space, canonical strings and numbers, a comma after every element (so
+// that one more only appends), duplicates as in Python: first place, last value.
 
-// member is one member of an object on the tape.
 type member struct {
 	key  op
 	at   span
-	hash uint64 // of the name
+	hash uint64
 }
 
 const (
-	// pairwise is the number of members up to which duplicates are looked for by comparing all pairs.
+	// pairwise members are compared in pairs to find duplicates.
 	pairwise = 8
 
-	// maxSorted bounds the members of an object that has to be sorted: the sort is the only step that is not
-	// linear in the body. Such objects (template arguments, content parts) have a handful.
+	// maxSorted bounds sorting, which is not linear; such objects have a handful of members.
 	maxSorted = 1024
 )
 
-// nameSeed keys the hash of names, so that nobody can construct a body with many collisions.
+// Random, so that clients cannot construct collisions.
 var nameSeed = maphash.MakeSeed()
 
-// json puts the canonical form of the value at p.pos on the tape. With sorted, members of objects at every level
-// are ordered by name; else they stay in the order of the body.
+// json puts the canonical value on the tape; sorted orders members by name at every level.
 func (p *Parser) json(sorted bool) bool {
 	switch p.peek() {
 	case '"':
@@ -70,8 +66,8 @@ func (p *Parser) json(sorted bool) bool {
 	return p.jsonNumber()
 }
 
-// jsonNumber puts a number on the tape: digits as written if whole (Python integers have any size), else the
-// shortest form of its float64 with an exponent, so that 1 and 1.0 stay apart, as they do in Python's JSON.
+// jsonNumber keeps whole numbers as written and writes others with an exponent, so that 1 and 1.0
+// differ as in Python.
 func (p *Parser) jsonNumber() bool {
 	raw, whole, ok := p.number()
 	if !ok {
@@ -79,7 +75,7 @@ func (p *Parser) jsonNumber() bool {
 	}
 	switch {
 	case !whole:
-		// A number beyond float64 becomes infinite, here as there.
+		// Beyond float64 a number becomes infinite, as in Python.
 		f, _ := strconv.ParseFloat(string(raw), 64)
 		off := len(p.tape.arena)
 		p.tape.arena = strconv.AppendFloat(p.tape.arena, f, 'e', -1, 64)
@@ -115,11 +111,10 @@ func (p *Parser) jsonObject(sorted bool) bool {
 	}
 	p.arrangeMembers(start, base)
 	p.tape.addByte('}')
-	p.tape.coalesce(start - 1) // from the opening brace on
+	p.tape.coalesce(start - 1) // including the brace
 	return true
 }
 
-// jsonMember puts a member on the tape, p.pos at its value, and remembers it.
 func (p *Parser) jsonMember(key op, sorted bool) bool {
 	from := p.tape.mark()
 	p.memberName(key)
@@ -130,7 +125,6 @@ func (p *Parser) jsonMember(key op, sorted bool) bool {
 	return true
 }
 
-// memberName puts "name": on the tape.
 func (p *Parser) memberName(key op) {
 	t := &p.tape
 	off := len(t.arena)
@@ -140,13 +134,12 @@ func (p *Parser) memberName(key op) {
 	t.grown(off)
 }
 
-// remember ends the member begun at from.
 func (p *Parser) remember(key op, from int) {
 	p.tape.addByte(',')
 	p.members = append(p.members, member{key: key, at: p.tape.since(from), hash: maphash.Bytes(nameSeed, p.tape.bytes(key))})
 }
 
-// settle removes duplicates from the members after base and, if asked, sorts them by name.
+// settle removes duplicates from the members after base and sorts them if asked.
 func (p *Parser) settle(base int, sorted bool) bool {
 	ms := p.members[base:]
 	if len(ms) <= pairwise {
@@ -185,7 +178,6 @@ next:
 	return ms[:n]
 }
 
-// uniqueHashed is uniquePairwise with a hash table of indexes (plus one) in place of the inner loop.
 func (p *Parser) uniqueHashed(ms []member) []member {
 	size := 1
 	for size < 2*len(ms) {
@@ -213,8 +205,7 @@ next:
 	return ms[:n]
 }
 
-// arrangeMembers makes the tape after start the members after base, in their order, after the given spans, and
-// forgets the members.
+// arrangeMembers makes the tape after start the spans in before, then the members after base.
 func (p *Parser) arrangeMembers(start, base int, before ...span) {
 	spans := append(p.spans[:0], before...)
 	for i := range p.members[base:] {

@@ -1,7 +1,6 @@
-// Package hot decides which prefixes of prompts a fleet holds on several backends on purpose, and on how many. One node decides for
-// all, by what all count together; which backends hold a prefix is computed from its anchor by everybody.
-//
-// Pure: time is a parameter; there are no goroutines, clocks, sockets or logs.
+// Package hot decides which prompt prefixes a fleet keeps on several backends, and on how many. One
+// node decides from all nodes' work; every node derives the backends from the anchor. Time is a
+// parameter.
 package hot
 
 import (
@@ -11,22 +10,22 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// Pool is the backends that serve one model, or any.
+// Pool is the backends of one model, or those for any model.
 type Pool struct {
-	Key      uint64 // as in policy.Work
-	Backends int    // that are eligible
-	KVTokens int64  // that their caches hold together; 0: not known
+	Key      uint64
+	Backends int
+	KVTokens int64 // total KV capacity; 0: unknown
 }
 
-// Prefix is a hot prefix as it has been agreed on.
+// Prefix is an agreed hot prefix.
 type Prefix struct {
 	policy.HotPrefix
-	Since   prefixtree.Time // when it became hot
-	Changed prefixtree.Time // when the number of replicas last changed
+	Since   prefixtree.Time
+	Changed prefixtree.Time // last change of the number of replicas
 	Expires prefixtree.Time
 }
 
-// Change is what is to be agreed on about one prefix.
+// Change is a proposed change to one prefix.
 type Change struct {
 	policy.HotPrefix
 	Remove  bool
@@ -34,24 +33,23 @@ type Change struct {
 	Why     string
 }
 
-// Sum is the work of several nodes together. The zero value is none.
+// Sum is the work of several nodes. The zero value is empty.
 type Sum map[Key]Total
 
-// Total is the work of a prefix, or of a pool, of all nodes that tell of it.
+// Total is the summed work of a prefix or pool.
 type Total struct {
-	policy.Work           // Tokens as the middle one of them tells
-	lengths     []float64 // as each of them tells, sorted
+	policy.Work // Tokens is the median of the reports
+	lengths     []float64
 }
 
-// Key names the work of a prefix, or all the work of a pool (anchor 0).
+// Key identifies the work of a prefix, or with anchor 0 of a whole pool.
 type Key struct {
 	Pool   uint64
 	Anchor prefixtree.Hash
 }
 
-// Add takes in what one node has told, in which no prefix of a pool is twice. A node's prefixes of a pool together count for no more than
-// all its work there, those first that it tells first: rates of prefixes that are new are told too high, and what a node that is not sound
-// tells of one has to be in what it tells of all. How long a prefix is, the middle one of the tellers says.
+// Add adds one node's report, which lists each prefix once. A node's prefixes count at most its
+// total work in the pool: rates of new prefixes are too high, and this bounds a faulty node.
 func (s Sum) Add(works []policy.Work) {
 	rest := make(map[uint64]policy.Work)
 	for _, w := range works {
@@ -82,7 +80,6 @@ func (s Sum) Add(works []policy.Work) {
 	}
 }
 
-// part takes from what is left as much as is claimed of it.
 func part(claim, of float64) (got, left float64) {
 	got = min(claim, of)
 	return got, of - got

@@ -67,7 +67,6 @@ func TestSize(t *testing.T) {
 	}
 }
 
-// TestMoreWorkIsNoFewerReplicas: for any load.
 func TestMoreWorkIsNoFewerReplicas(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(seedOf(t), 1))
 	for range 5000 {
@@ -83,21 +82,20 @@ func TestMoreWorkIsNoFewerReplicas(t *testing.T) {
 	}
 }
 
-// fleet plays a leader and the store for one pool and one prefix.
+// fleet is a leader and the store, for one pool and one prefix.
 type fleet struct {
 	t       *testing.T
 	sizer   *Sizer
 	pool    Pool
 	agreed  []Prefix
 	now     prefixtree.Time
-	changes []prefixtree.Time // of the number of replicas
+	changes []prefixtree.Time
 }
 
 func newFleet(t *testing.T) *fleet {
 	return &fleet{t: t, sizer: new(Sizer), pool: Pool{Backends: 16, KVTokens: 16 * 1_000_000}, now: t0}
 }
 
-// replicas is what is agreed on; 0 if nothing is.
 func (f *fleet) replicas() int {
 	if len(f.agreed) == 0 {
 		return 0
@@ -105,7 +103,6 @@ func (f *fleet) replicas() int {
 	return f.agreed[0].Replicas
 }
 
-// step decides once at a load: the prefix's requests of all.
 func (f *fleet) step(active, all float64) {
 	f.t.Helper()
 	f.now += Every
@@ -145,8 +142,7 @@ func (f *fleet) step(active, all float64) {
 	}
 }
 
-// TestSetHasItsSizeInTime: within 20 s of being hot, again when twice as much is needed, less after a calm minute, gone when it is
-// cold; and it is renewed all the while.
+// A set grows within 20 s, shrinks after a calm minute, ends when cold and is renewed meanwhile.
 func TestSetHasItsSizeInTime(t *testing.T) {
 	f := newFleet(t)
 	until := func(what string, seconds int, active float64, want int) {
@@ -180,15 +176,14 @@ func TestSetHasItsSizeInTime(t *testing.T) {
 	}
 }
 
-// TestSetDoesNotFlap: under a load that scatters around any mean there is at most one change a minute once it has its size, and few of them
-// in an hour.
+// Under a noisy load a set changes at most once a minute.
 func TestSetDoesNotFlap(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(seedOf(t), 2))
 	for _, scatter := range []float64{0.1, 0.3} {
 		for range 40 {
 			f := newFleet(t)
 			mean := 2 + 78*rnd.Float64()
-			for range 720 { // an hour
+			for range 720 {
 				f.step(mean*(1+scatter*(2*rnd.Float64()-1)), 160)
 			}
 			for i := 1; i < len(f.changes); i++ {
@@ -203,14 +198,14 @@ func TestSetDoesNotFlap(t *testing.T) {
 	}
 }
 
-// TestFewRequestsMoveLittle: the share of a prefix that comes less than once in two seconds is chance, and changes a set only every few minutes.
+// A rare prefix changes its set only every few minutes.
 func TestFewRequestsMoveLittle(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(seedOf(t), 3))
 	changes := 0
 	for range 20 {
 		f, n := newFleet(t), 0.0
-		for i := range 720 { // an hour
-			if i%24 == 0 { // what came in the last two minutes
+		for i := range 720 {
+			if i%24 == 0 {
 				n = 0.4 + 0.4*rnd.Float64()
 			}
 			f.step(n, 6)
@@ -222,8 +217,7 @@ func TestFewRequestsMoveLittle(t *testing.T) {
 	}
 }
 
-// TestNewLeader: one that knows nothing of the past waits a minute before it makes anything less, and gives up what nobody tells of when it
-// expires.
+// A new leader waits a minute before it shrinks a set, and lets unreported ones expire.
 func TestNewLeader(t *testing.T) {
 	f := newFleet(t)
 	for range 20 {
@@ -248,7 +242,7 @@ func TestNewLeader(t *testing.T) {
 	}
 }
 
-// TestClocksDiffer: neither a leader whose clock is far behind that of the one before, nor a clock that is set back, keeps a set as it is.
+// Neither a slow leader clock nor a clock that is set back freezes a set.
 func TestClocksDiffer(t *testing.T) {
 	for _, sameLeader := range []bool{false, true} {
 		f := newFleet(t)
@@ -269,7 +263,7 @@ func TestClocksDiffer(t *testing.T) {
 	}
 }
 
-// TestPrefixOfTwoPools: where requests of two pools begin with one prefix, the pool with most of them decides.
+// The pool with most of a prefix's requests decides.
 func TestPrefixOfTwoPools(t *testing.T) {
 	var z Sizer
 	var agreed []Prefix
@@ -291,7 +285,7 @@ func TestPrefixOfTwoPools(t *testing.T) {
 	}
 }
 
-// TestConversationsAreNotHot: what few requests begin with that do not go on with a known prompt gets no set, however many do.
+// A prefix without new conversations gets no set.
 func TestConversationsAreNotHot(t *testing.T) {
 	for _, fresh := range []float64{0, enterFresh / 2, enterFresh} {
 		var z Sizer
@@ -307,7 +301,6 @@ func TestConversationsAreNotHot(t *testing.T) {
 	}
 }
 
-// TestManyPrefixes: what is agreed on is bounded, the hottest first, and short ones are not.
 func TestManyPrefixes(t *testing.T) {
 	sum := Sum{}
 	works := []policy.Work{{Pool: 3, Requests: 300, Prefill: 120, Active: 300}}
@@ -334,16 +327,14 @@ func TestManyPrefixes(t *testing.T) {
 	}
 }
 
-// crowd plays a leader and the store for one pool of 400 backends and many prefixes.
 type crowd struct {
 	t      *testing.T
 	z      Sizer
 	now    prefixtree.Time
 	agreed []Prefix
-	moved  int // prefixes that were added or removed
+	moved  int
 }
 
-// step decides once; active is the requests of prefix 1, 2 and so on that run at once, of 1,000 in all.
 func (c *crowd) step(active []float64) {
 	c.t.Helper()
 	c.now += Every
@@ -383,8 +374,7 @@ func (c *crowd) find(a prefixtree.Hash) int {
 	return slices.IndexFunc(c.agreed, func(p Prefix) bool { return p.Anchor == a })
 }
 
-// TestHotterPrefixTakesAPlace: when all places are taken, of the coolest, when it has been clearly hotter for a minute; what is displaced does not take the
-// place of another that is as hot.
+// When all places are taken, a clearly hotter prefix replaces the coolest.
 func TestHotterPrefixTakesAPlace(t *testing.T) {
 	for lead := range renewal/Every + 1 { // whatever else is due in that round
 		c := &crowd{t: t, now: t0}
@@ -418,12 +408,11 @@ func TestHotterPrefixTakesAPlace(t *testing.T) {
 	}
 }
 
-// TestPlacesDoNotFlap: among more prefixes than there are places, all as hot in the mean, none takes another's.
 func TestPlacesDoNotFlap(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(seedOf(t), 4))
 	c := &crowd{t: t, now: t0}
 	active := make([]float64, MaxPrefixes+26)
-	for range 360 { // half an hour
+	for range 360 {
 		for i := range active {
 			active[i] = 8 * (0.7 + 0.6*rnd.Float64())
 		}
@@ -434,7 +423,6 @@ func TestPlacesDoNotFlap(t *testing.T) {
 	}
 }
 
-// TestRenewalsLeaveRoom: what is renewed and given up in a round does not keep out what is new.
 func TestRenewalsLeaveRoom(t *testing.T) {
 	c := &crowd{t: t, now: t0}
 	active := make([]float64, MaxPrefixes-4)
@@ -453,14 +441,13 @@ func TestRenewalsLeaveRoom(t *testing.T) {
 	if c.agreed[0].Expires != first {
 		t.Fatal("renewed too early to show anything")
 	}
-	c.step(active) // the second look, at which all others are to be renewed
+	c.step(active)
 	if c.agreed[0].Expires == first || len(c.agreed) != MaxPrefixes {
 		t.Errorf("%d of %d agreed on, renewed: %v", len(c.agreed), MaxPrefixes, c.agreed[0].Expires != first)
 	}
 }
 
-// TestOneNodesWord: what one node tells of prefixes has to be in what it tells of all, and neither the longest nor the shortest word on the
-// length of a prefix counts.
+// One node's report is bounded by its total, and the median length counts.
 func TestOneNodesWord(t *testing.T) {
 	sum := Sum{}
 	for i := range 5 {
@@ -480,7 +467,6 @@ func TestOneNodesWord(t *testing.T) {
 	}
 }
 
-// TestFixed: for experiments.
 func TestFixed(t *testing.T) {
 	f := newFleet(t)
 	f.sizer.Fixed = 11

@@ -9,53 +9,53 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// Times in milliseconds.
+// Times are in milliseconds.
 const (
-	// Every is how often to decide: as often as nodes tell what they count.
+	// Every is the interval of decisions and of the nodes' reports.
 	Every = 5_000
-	// dwell is the least time between two changes of a prefix, unless it needs twice as many backends.
+	// dwell is the least time between two changes of a set, unless it must double.
 	dwell = 60_000
-	// evidence is the requests of a prefix that come between two changes of it, if that is longer: the share of few is chance. longest
-	// bounds that, and longestCold, less than what is left when it was renewed last, the wait for its end.
+	// A change also waits for evidence requests, because the share of few is chance, but at most
+	// longest, and a set's end at most longestCold, less than the lifetime left at renewal.
 	evidence             = 100
 	longest, longestCold = 600_000, 150_000
-	// calm is for how long less must have been enough before it is less.
+	// calm is the least pause; only tests use it.
 	calm = 60_000
-	// lifetime is how long a prefix stays agreed on without being renewed, as when nobody leads; renewal is when it is.
+	// lifetime is how long a set lasts without renewal; renewal is its interval.
 	lifetime, renewal = 300_000, 120_000
-	// smooth is the looks over which the rate of a prefix is averaged.
+	// smooth is the number of decisions over which a prefix's rate is averaged.
 	smooth = 20
-	// again is how long a prefix that was given up is not taken up.
+	// again is how long an ended set is not created again.
 	again = 60_000
-	// looksNew and looksMore are how many decisions in a row must find that a prefix is hot, and that it needs more.
+	// Decisions in a row that must find a prefix hot, or needing more.
 	looksNew, looksMore = 2, 2
-	// MaxPrefixes bounds the prefixes that are agreed on at once.
+	// MaxPrefixes bounds the agreed prefixes.
 	MaxPrefixes = 64
-	// displaceBy is how many times as hot a prefix must be as the coolest one to take its place when all are taken.
+	// displaceBy is how many times hotter than the coolest set a prefix must be to replace it.
 	displaceBy = 2
 )
 
-// Sizer decides. It remembers what was needed lately; a node that begins to decide knows nothing of that and so waits before it makes
-// anything less. Not safe for concurrent use.
+// Sizer decides which prefixes get sets. It remembers recent needs, so a new leader waits before it
+// shrinks a set. Not safe for concurrent use.
 type Sizer struct {
-	// Fixed, if above 0, is the number of replicas of every hot prefix: for experiments.
+	// Fixed, if positive, is the size of every set, for experiments.
 	Fixed int
 
 	seen map[Key]*past
-	gone map[Key]prefixtree.Time // when prefixes were given up
+	gone map[Key]prefixtree.Time
 }
 
-// past is what was needed of a prefix at the last decisions, the latest last.
+// past is the needs of a prefix at recent decisions, oldest first.
 type past struct {
 	needs []int
 	heats []float64 // see Need.heat
 	at    []prefixtree.Time
-	since prefixtree.Time // when it was first looked at
-	cold  prefixtree.Time // since when it is not warm; 0 if it is
-	rate  float64         // requests a second, smoothed
+	since prefixtree.Time
+	cold  prefixtree.Time // since when it is not warm; 0: it is
+	rate  float64
 }
 
-// Decide returns what is to change of what has been agreed on, at most one change of each prefix. It is to be called every Every.
+// Decide returns the changes to the agreed sets, at most one per prefix. Call it at interval Every.
 func (z *Sizer) Decide(now prefixtree.Time, pools []Pool, sum Sum, agreed []Prefix) []Change {
 	if z.seen == nil {
 		z.seen, z.gone = map[Key]*past{}, map[Key]prefixtree.Time{}
@@ -85,20 +85,18 @@ func (z *Sizer) Decide(now prefixtree.Time, pools []Pool, sum Sum, agreed []Pref
 	return r.changes
 }
 
-// round is one decision.
 type round struct {
 	*Sizer
 	now     prefixtree.Time
 	sum     Sum
-	held    map[prefixtree.Hash]Prefix // agreed on
+	held    map[prefixtree.Hash]Prefix
 	owner   map[prefixtree.Hash]uint64 // see owners
-	covered map[prefixtree.Hash]bool   // decided about
-	used    int                        // of MaxPrefixes places, as far as is decided
+	covered map[prefixtree.Hash]bool
+	used    int
 	changes []Change
-	waiting []Change // of prefixes that are hot and have no place
+	waiting []Change // hot prefixes without a place
 }
 
-// decide decides about the prefixes of one pool.
 func (r *round) decide(pool Pool) {
 	all := r.sum[Key{pool.Key, 0}].Work
 	free := memoryShare * float64(pool.KVTokens)
@@ -143,9 +141,8 @@ func (r *round) decide(pool Pool) {
 	}
 }
 
-// displace gives the hottest prefix that waits the place of the coolest one that is agreed on, if it is clearly hotter: if, for as long as a
-// set stays as it is, it was never less than displaceBy times as hot as the other was at its hottest. So two that are alike do not take turns, and one that
-// is displaced does not come back before the same is true of it.
+// displace replaces the coolest set if, over a pause, a waiting prefix was always displaceBy times
+// as hot as the set at its peak, so similar prefixes do not take turns.
 func (r *round) displace() {
 	var hottest Change
 	most := 0.0
@@ -178,11 +175,10 @@ func (r *round) displace() {
 	r.changes = append(r.changes, Change{HotPrefix: coolest.HotPrefix, Remove: true, Why: "a hotter one has its place"}, hottest)
 }
 
-// known says whether a prefix, which may never have been looked at, was so for as long as a set of it would stay as it is.
 func (h *past) known(now prefixtree.Time) bool { return h != nil && now-h.since >= h.pause() }
 
-// owners returns for each prefix that is told of the pool with most of its requests. While backends begin or cease to name their models,
-// prompts of one model are of one pool here and of another there.
+// owners returns the pool with most of each prefix's requests: while backends change their models,
+// nodes may count one model in different pools.
 func owners(pools []Pool, sum Sum) map[prefixtree.Hash]uint64 {
 	owner := make(map[prefixtree.Hash]uint64)
 	for k, w := range sum {
@@ -197,7 +193,7 @@ func owners(pools []Pool, sum Sum) map[prefixtree.Hash]uint64 {
 	return owner
 }
 
-// ofPool returns the work of a pool's prefixes, and none for those agreed on that nobody tells of any more; the most work first.
+// ofPool returns the work of a pool's prefixes, largest first, and zero for unreported agreed ones.
 func (z *Sizer) ofPool(pool uint64, sum Sum, held map[prefixtree.Hash]Prefix) []policy.Work {
 	var list []policy.Work
 	for k, w := range sum {
@@ -218,7 +214,6 @@ func (z *Sizer) ofPool(pool uint64, sum Sum, held map[prefixtree.Hash]Prefix) []
 	return list
 }
 
-// look decides about one prefix that is so hot.
 func (z *Sizer) look(k Key, now prefixtree.Time, w policy.Work, n Need, heat float64, p Prefix, is bool) (Change, bool) {
 	h := z.seen[k]
 	warm := n.Replicas > 0
@@ -253,7 +248,7 @@ func (z *Sizer) look(k Key, now prefixtree.Time, w policy.Work, n Need, heat flo
 	up, down := h.least(looksMore), h.most()
 	changed := p.Changed
 	if changed > now {
-		changed = h.since // by the clock of another node that led, which was ahead
+		changed = h.since // set by a former leader whose clock was ahead
 	}
 	switch rested := now-changed >= pause; {
 	case up > p.Replicas && (rested || up >= max(2*p.Replicas, p.Replicas+2)):
@@ -268,7 +263,6 @@ func (z *Sizer) look(k Key, now prefixtree.Time, w policy.Work, n Need, heat flo
 	return c, false
 }
 
-// forget drops what was not looked at for long.
 func (z *Sizer) forget(now prefixtree.Time) {
 	for k, h := range z.seen {
 		if now-h.last() > longest {
@@ -282,7 +276,6 @@ func (z *Sizer) forget(now prefixtree.Time) {
 	}
 }
 
-// add notes what is needed now, 0 if the prefix is not hot, and how hot it is.
 func (h *past) add(need int, heat float64, now, pause prefixtree.Time) {
 	keep := 0
 	for keep < len(h.at) && now-h.at[keep] > pause {
@@ -298,7 +291,7 @@ func (h *past) add(need int, heat float64, now, pause prefixtree.Time) {
 	}
 }
 
-// see takes in the requests a second of a look. When a prefix gets cold, what it was until then says how much that means.
+// see keeps the last rate of a prefix that cools, for pause.
 func (h *past) see(rate float64, warm bool) {
 	switch {
 	case h.rate == 0:
@@ -308,12 +301,11 @@ func (h *past) see(rate float64, warm bool) {
 	}
 }
 
-// pause is for how long a set stays as it is, in which less must have been enough before it is less.
+// pause is how long a set stays as it is, and the time over which less must have sufficed.
 func (h *past) pause() prefixtree.Time {
 	return prefixtree.Time(min(max(evidence*1000/max(h.rate, 1e-3), dwell), longest))
 }
 
-// last returns when there was the latest look; 0 if there was none.
 func (h *past) last() prefixtree.Time {
 	if len(h.at) == 0 {
 		return 0
@@ -321,7 +313,6 @@ func (h *past) last() prefixtree.Time {
 	return h.at[len(h.at)-1]
 }
 
-// least returns the least need of the latest n looks; 0 if there were fewer.
 func (h *past) least(n int) int {
 	if len(h.needs) < n {
 		return 0
@@ -329,5 +320,4 @@ func (h *past) least(n int) int {
 	return slices.Min(h.needs[len(h.needs)-n:])
 }
 
-// most returns the greatest need of the last calm.
 func (h *past) most() int { return slices.Max(h.needs) }
