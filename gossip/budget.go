@@ -5,10 +5,9 @@ import (
 	"time"
 )
 
-// budget is a token bucket over the bytes this node sends. What cannot wait is debited even below
-// zero; what can, asks first. Resumed batches and snapshots ("bulk") have a share of their own in
-// it, so that endless news does not stop them: news gets only what they leave. Safe for concurrent
-// use.
+// budget is a token bucket over sent bytes. Urgent frames are debited even below zero. Bulk
+// (resumed batches and snapshots) asks first, and has a share that endless news cannot take. Safe
+// for concurrent use.
 type budget struct {
 	mu     sync.Mutex
 	rate   float64 // bytes per second
@@ -29,8 +28,7 @@ func (b *budget) refillLocked(now time.Time) {
 	b.at = now
 }
 
-// spend debits n bytes that were sent. The debt is bounded by one second's worth, so that a burst
-// of what cannot wait does not silence the rest for longer.
+// spend debits n sent bytes. The debt is at most one second's worth.
 func (b *budget) spend(now time.Time, n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -38,7 +36,6 @@ func (b *budget) spend(now time.Time, n int) {
 	b.tokens = max(-b.rate, b.tokens-float64(n))
 }
 
-// left is how many bytes may be sent now; not below zero.
 func (b *budget) left(now time.Time) int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -47,26 +44,26 @@ func (b *budget) left(now time.Time) int {
 }
 
 const (
-	// bulkReserve is the share of a full bucket that bulk leaves to news.
+	// bulkReserve is the part of a full bucket that bulk leaves to news.
 	bulkReserve = 0.25
-	// bulkShare is the share of the rate that bulk gets even if news would take all.
+	// bulkShare is the part of the rate that is reserved for bulk.
 	bulkShare = 0.25
-	// minPiece is the smallest piece of bulk that is worth a write, in bytes.
+	// minPiece is the least bulk worth a write, in bytes.
 	minPiece = 4 << 10
 )
 
-// piece is how many bytes of bulk are sent at a time, at most limit: so many that the share allows
-// the next piece within a second.
+// piece returns how many bytes of bulk to send at a time, so that the share allows the next piece
+// within a second.
 func (b *budget) piece(limit int) int {
 	return min(limit, max(minPiece, int(b.rate*bulkShare/2)))
 }
 
-// bulk returns 0 if n bytes of bulk may be sent now, else how long to wait before asking again.
+// bulk returns 0 if n bytes of bulk may be sent now, else the wait before asking again.
 func (b *budget) bulk(now time.Time, n int) (wait time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.refillLocked(now)
-	// What is larger than half the bucket goes when half is there, and is paid back later.
+	// A large piece is sent once half the bucket is there, and paid back later.
 	need := min(float64(n)+bulkReserve*b.rate, b.rate/2)
 	if b.tokens >= need || b.share >= 0 {
 		return 0
@@ -75,8 +72,7 @@ func (b *budget) bulk(now time.Time, n int) (wait time.Duration) {
 	return min(time.Second, time.Duration(seconds*float64(time.Second))+time.Millisecond)
 }
 
-// bulked debits the share with n bytes of bulk that are about to be sent; spend debits the bucket
-// when they are. The debt is bounded like that of spend.
+// bulked debits the share with n bytes of bulk; spend debits the bucket when they are sent.
 func (b *budget) bulked(n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -10,7 +10,6 @@ import (
 	"grapevine/gossip/member"
 )
 
-// seeded returns a source whose seed is in the test's log.
 func seeded(t *testing.T) *rand.Rand {
 	t.Helper()
 	seed := rand.Uint64()
@@ -43,7 +42,7 @@ func TestPartitionHeals(t *testing.T) {
 		}
 		net.heal()
 		began := time.Now()
-		traffic(20, 2_000_000) // membership takes a second of the five to notice
+		traffic(20, 2_000_000)
 		until(t, 4*time.Second, "all know the same", func() bool { return allKnow(nodes) })
 		until(t, 4*time.Second, "all have applied everything", func() bool { return positionsAgree(nodes) })
 		if took := time.Since(began); took > 5*time.Second {
@@ -61,8 +60,8 @@ func TestPartitionHeals(t *testing.T) {
 	})
 }
 
-// Processes that began during a partition are followed from their first batch: a snapshot from one
-// of them has nothing of the others.
+// Processes that start during a partition are followed from batch 1: no snapshot contains their
+// batches.
 func TestProcessesThatBeganDuringAPartitionAreFollowedFromTheirFirstBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -76,7 +75,7 @@ func TestProcessesThatBeganDuringAPartitionAreFollowedFromTheirFirstBatch(t *tes
 			nodes[i].know.learn(uint64(100+i), 1)
 		}
 		defer stopAll(t, nodes)
-		time.Sleep(20 * time.Second) // longer than what a joiner is sent
+		time.Sleep(20 * time.Second) // longer than replaySpan
 		net.heal()
 		until(t, 5*time.Second, "all know what each has published", func() bool {
 			return allKnow(nodes) && nodes[0].know.knows(102) && nodes[0].know.knows(103)
@@ -100,7 +99,7 @@ func TestHungPeerCostsOnlyItsOwnStream(t *testing.T) {
 		for i := range 400 {
 			key := uint64(i)
 			nodes[0].know.learn(key, 1)
-			for j := range 20 { // fills the buffer towards n3
+			for j := range 20 {
 				nodes[0].know.learn(1_000_000+uint64(i*20+j), 1)
 			}
 			until(t, defaultFlush+5*time.Millisecond, "news among those that are well", func() bool {
@@ -112,8 +111,7 @@ func TestHungPeerCostsOnlyItsOwnStream(t *testing.T) {
 	})
 }
 
-// A stream that breaks goes on behind the last batch that was applied, however many batches that is
-// ago.
+// A broken stream resumes behind the last applied batch, however old.
 func TestBrokenStreamResumes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -141,8 +139,7 @@ func TestBrokenStreamResumes(t *testing.T) {
 	})
 }
 
-// A subscriber that was away for so long that the journal has dropped what it needs takes a
-// snapshot.
+// A subscriber whose next batch was dropped takes a snapshot.
 func TestSubscriberBehindTheJournalTakesASnapshot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -170,8 +167,7 @@ func TestSubscriberBehindTheJournalTakesASnapshot(t *testing.T) {
 	})
 }
 
-// A snapshot says what it contains, so one of them replaces the missing batches of every peer that
-// its source has heard.
+// One snapshot replaces the missing batches of every peer that its source has followed.
 func TestOneSnapshotReplacesMissingBatchesOfAllPeers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)

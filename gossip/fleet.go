@@ -20,26 +20,23 @@ const (
 	defaultDeadline = 10 * time.Second
 	defaultBudget   = 8 << 20
 	defaultJournal  = 16 << 20
-	// minJournal keeps the smallest journal useful: half a minute of a busy node.
+	// minJournal is half a minute of a busy node.
 	minJournal = 1 << 20
-	// minBudget keeps control frames and the load of a small fleet going.
+	// minBudget suffices for control frames and the load of a small fleet.
 	minBudget = 16 << 10
 )
 
-// membership is what this package needs of package member; tests have one of their own without
-// sockets.
 type membership interface {
 	Start(ctx context.Context) error
 	Leave(timeout time.Duration) error
 	Stop(ctx context.Context) error
 	Self() member.Info
 	Members() []member.Status
-	// connect opens a stream to a member and says who answered.
+	// connect opens a stream to a member and returns the identity of the node that answered.
 	connect(ctx context.Context, peer member.Info) (net.Conn, member.Info, error)
 	Joined() bool
 }
 
-// roster is a member.List as membership.
 type roster struct{ *member.List }
 
 func (r roster) connect(ctx context.Context, peer member.Info) (net.Conn, member.Info, error) {
@@ -52,10 +49,9 @@ func (r roster) connect(ctx context.Context, peer member.Info) (net.Conn, member
 
 // Fleet is this node's part in the exchange. Safe for concurrent use.
 //
-// Locks, in order of taking: peer.applying, peer.order, subscriber.mu, Fleet.mu, peer.mu,
-// subscription.mu; those of journal, loadTable, stateSlot, budget and warming are leaves. Knowledge
-// is called with none held but peer.applying (Apply) or peer.order (PeerLoad, PeerState, DropPeer),
-// for which only goroutines of the same peer wait.
+// Lock order: peer.applying, peer.order, subscriber.mu, Fleet.mu, peer.mu, subscription.mu; other
+// locks are leaves. Calls to Knowledge hold at most peer.applying (Apply) or peer.order (PeerLoad,
+// PeerState, DropPeer).
 type Fleet struct {
 	knowledge Knowledge
 	flush     time.Duration
@@ -64,26 +60,26 @@ type Fleet struct {
 	log       zerolog.Logger
 
 	members membership
-	list    *member.List // members, unless in tests
+	list    *member.List // backs members; nil in tests
 
-	self    processID // set by Start
+	self    processID
 	journal *journal
 	budget  *budget
 	loads   loadTable
 	state   stateSlot
 	warming warming
-	touched chan struct{} // capacity 1; the state is to be sent now
+	touched chan struct{}
 	counts  counters
 
-	ctx    context.Context // of everything that runs; ends with Stop
+	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
-	snapshots chan struct{} // one element for every snapshot that is being served
+	snapshots chan struct{}
 
 	mu          sync.Mutex
 	peers       map[string]*peer
-	subscribers map[string]*subscriber // by name
+	subscribers map[string]*subscriber
 	phase       phase
 	stopped     chan struct{}
 	stopErr     error
@@ -97,7 +93,6 @@ const (
 	stopping
 )
 
-// counters are what Stats sums up.
 type counters struct {
 	publishedBatches, publishedRecords, publishedBytes atomic.Uint64
 	appliedBatches, appliedRecords, appliedNews        atomic.Uint64
@@ -128,7 +123,6 @@ func New(cfg Config) (*Fleet, error) {
 	return f, nil
 }
 
-// prepare is New without a membership.
 func prepare(cfg Config) (*Fleet, error) {
 	if cfg.Knowledge == nil {
 		return nil, errors.New("gossip: no knowledge to exchange")
@@ -168,8 +162,8 @@ func prepare(cfg Config) (*Fleet, error) {
 	return f, nil
 }
 
-// Start listens, joins and begins to exchange. It does not wait for others: see Warm. Ctx bounds
-// the start alone. A Fleet is started once; after an error it is stopped.
+// Start listens, joins and begins to exchange. It does not wait for peers; ctx bounds only the
+// start. A Fleet starts once; after an error it is stopped.
 func (f *Fleet) Start(ctx context.Context) error {
 	f.mu.Lock()
 	if f.phase != idle {
@@ -178,14 +172,13 @@ func (f *Fleet) Start(ctx context.Context) error {
 	}
 	f.phase = running
 	f.ctx, f.cancel = context.WithCancel(context.Background())
-	// Streams and events may come before Start of the membership returns, and need to know who this
-	// node is.
+	// Streams and events may arrive before members.Start returns, and need self.
 	self := f.members.Self()
 	f.self = processID{self.Name, self.Incarnation}
 	f.mu.Unlock()
 	if err := f.members.Start(ctx); err != nil {
 		f.mu.Lock()
-		mine := f.phase == running // or else Stop does the same
+		mine := f.phase == running // else Stop ends the fleet
 		if mine {
 			f.phase = stopping
 			f.cancel()
@@ -206,11 +199,10 @@ func (f *Fleet) Start(ctx context.Context) error {
 	return nil
 }
 
-// leaveTimeout bounds how long Stop waits until others know that this node leaves.
 const leaveTimeout = 3 * time.Second
 
-// Stop sends what is left, leaves the fleet and returns when every goroutine is gone or ctx is
-// done. Idempotent: a second call waits for the first.
+// Stop sends the last batches, leaves the fleet, and returns when every goroutine has ended or ctx
+// is done. Idempotent.
 func (f *Fleet) Stop(ctx context.Context) error {
 	f.mu.Lock()
 	switch f.phase {
@@ -238,7 +230,7 @@ func (f *Fleet) Stop(ctx context.Context) error {
 	}
 	err := f.members.Leave(leave)
 	if errors.Is(err, member.ErrUnconfirmed) {
-		// The others will find this node dead instead.
+		// Peers will find this node dead instead.
 		f.log.Warn().Err(err).Msg("no other node has confirmed that this one leaves")
 		err = nil
 	}
@@ -260,7 +252,6 @@ func (f *Fleet) Stop(ctx context.Context) error {
 	return err
 }
 
-// closeStreams ends every connection, so that no goroutine waits in a read or write.
 func (f *Fleet) closeStreams() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -272,9 +263,8 @@ func (f *Fleet) closeStreams() {
 	}
 }
 
-// wall is what this node's wall clock shows at a moment: for times that are sent to others,
-// compared with theirs or kept beside them. Durations are differences of moments, which setting a
-// clock does not change.
+// wall is this node's wall clock, for times compared with peers'. Durations use moments, which
+// setting a clock does not change.
 func (f *Fleet) wall(at time.Time) time.Time {
 	if f.clock == nil {
 		return at
@@ -282,7 +272,7 @@ func (f *Fleet) wall(at time.Time) time.Time {
 	return f.clock(at)
 }
 
-// spawn runs loop in a goroutine that Stop waits for; false if the fleet is stopping already.
+// spawn runs loop in a goroutine that Stop waits for; false if the fleet does not run.
 func (f *Fleet) spawn(loop func()) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -297,24 +287,21 @@ func (f *Fleet) spawnLocked(loop func()) bool {
 	return true
 }
 
-// Members is the membership this fleet runs on.
+// Members returns the membership of this fleet.
 func (f *Fleet) Members() *member.List { return f.list }
 
-// Warm is closed when this node knows what its peers know, or no peer has anything to learn from,
-// or the deadline is over.
+// Warm is closed when this node has its peers' knowledge, no peer has any, or the deadline passes.
 func (f *Fleet) Warm() <-chan struct{} { return f.warming.done }
 
-// WarmFraction is how much of the others' knowledge has come, about, from 0 to 1. It stays below 1
-// when the deadline ended the wait, until the rest has come.
+// WarmFraction estimates the received part of the peers' knowledge, 0 to 1; below 1 until complete.
 func (f *Fleet) WarmFraction() float64 { return f.warming.fraction() }
 
-// Position is how far this node has published: the sequence of its next batch.
+// Position returns the sequence of the next batch to publish.
 func (f *Fleet) Position() uint64 {
 	_, next := f.journal.position()
 	return next
 }
 
-// sleep waits for d or the end of the fleet; false means the end.
 func (f *Fleet) sleep(d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -7,7 +7,6 @@ import (
 	"time"
 )
 
-// startAll runs n nodes named n0, n1, ... and waits until all are warm and hear each other.
 func (n *memnet) startAll(count int, adjust func(*Config)) []*testNode {
 	n.t.Helper()
 	var nodes []*testNode
@@ -21,7 +20,6 @@ func (n *memnet) startAll(count int, adjust func(*Config)) []*testNode {
 	return nodes
 }
 
-// streams lists the streams that are open.
 func (f *Fleet) streams() (out []*subscription) {
 	for _, p := range f.alive() {
 		if s := p.open(); s != nil {
@@ -31,7 +29,6 @@ func (f *Fleet) streams() (out []*subscription) {
 	return out
 }
 
-// connected waits until every node hears every other.
 func (n *memnet) connected(nodes []*testNode) {
 	n.t.Helper()
 	until(n.t, 15*time.Second, "all nodes hear each other", func() bool {
@@ -61,7 +58,6 @@ func TestNewsReachesEveryNodeWithinAFlush(t *testing.T) {
 				for i, origin := range nodes[:8] {
 					key := uint64(1000 + i)
 					origin.know.learn(key, 1)
-					// A flush, a millisecond of polling, and the network.
 					until(t, defaultFlush+2*time.Millisecond+2*net.latency, "all know a fact of "+origin.name, func() bool {
 						for _, n := range nodes {
 							if !n.know.knows(key) {
@@ -135,15 +131,14 @@ func TestStateIsSentWhenItChanges(t *testing.T) {
 	})
 }
 
-// TestTouchedStateIsSentSoon: what cannot wait for the next regular state takes a fraction of a
-// second, and a storm of it no more than ten states in one.
+// A touched state is sent in a fraction of a second, at most ten times a second.
 func TestTouchedStateIsSentSoon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		nodes := net.startAll(2, nil)
 		defer stopAll(t, nodes)
 		a, b := nodes[0], nodes[1]
-		time.Sleep(stateInterval) // the first states are through
+		time.Sleep(stateInterval)
 		set := func(state string) {
 			a.know.mu.Lock()
 			a.know.state = state
@@ -183,7 +178,7 @@ func TestRestartedOriginStartsAnew(t *testing.T) {
 			time.Sleep(100 * time.Millisecond)
 		}
 		a.kill(t)
-		time.Sleep(100 * time.Millisecond) // back before the others noticed
+		time.Sleep(100 * time.Millisecond) // back before its peers noticed
 		again := net.start("n0", nil)
 		defer again.stop(t)
 		again.know.setLoad(2, 20, 2)
@@ -197,7 +192,6 @@ func TestRestartedOriginStartsAnew(t *testing.T) {
 		if !b.know.knows(4) {
 			t.Error("facts of the old process were forgotten")
 		}
-		// News of the old process's death comes late and changes nothing.
 		time.Sleep(2 * net.notice)
 		if b.know.peerLoad("n0") == nil {
 			t.Error("late death of the old process voided the load of the new one")
@@ -209,7 +203,7 @@ func TestRestartedOriginStartsAnew(t *testing.T) {
 }
 
 func TestClocksThatDifferAreCorrected(t *testing.T) {
-	// Two samples of a clock 90 s ahead: one over a slow way there, one over an even way.
+	// Two samples of a clock 90 s ahead: one delayed one way, one symmetric.
 	var c clockFilter
 	const ahead = int64(90 * time.Second)
 	ms := int64(time.Millisecond)
@@ -252,8 +246,7 @@ func TestStalenessIsThatOfThreeQuarters(t *testing.T) {
 	}
 }
 
-// What a peer said while it could not be heard is old when it comes, and says nothing about how
-// fresh the peer's news is now.
+// Frames delayed by an outage say nothing about the lag afterwards.
 func TestLagForgetsAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -278,7 +271,7 @@ func TestLagForgetsAnOutage(t *testing.T) {
 	})
 }
 
-// One hiccup does not count until an idle peer has something to say.
+// One hiccup does not dominate an idle peer's lag.
 func TestLagOfAnIdlePeerIsMeasured(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -314,20 +307,17 @@ func TestStalenessIsMeasured(t *testing.T) {
 				t.Errorf("%s: rtt %v, offset %v, connected %v", p.Name, p.RTT, p.Offset, p.Connected)
 			}
 		}
-		// A cut that membership has not noticed yet shows as silence.
 		net.notice = time.Hour
 		net.partition(func(name string) bool { return name == "n0" })
 		time.Sleep(4 * time.Second)
 		if _, stale := nodes[0].know.fleet(); stale < 2*time.Second || stale > 4*time.Second {
 			t.Errorf("staleness %v after 4 s of silence", stale)
 		}
-		// And what a node that is alive but silent once said is void after a while.
 		until(t, voidAfter, "load of the silent is void", func() bool { return nodes[0].know.peerLoad("n1") == nil })
 	})
 }
 
-// TestBytesGoOnOverReconnections: what a peer was sent is a counter, whatever becomes of the stream
-// it was sent on.
+// A peer's sent bytes are counted over reconnections.
 func TestBytesGoOnOverReconnections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)

@@ -14,14 +14,12 @@ import (
 	"grapevine/gossip/wire"
 )
 
-// hostile is a member that speaks as it likes: it has the key, a name and an address, and no
-// manners.
+// hostile is a member that violates the protocol.
 type hostile struct {
 	*memnode
 	t *testing.T
 }
 
-// intrude adds a member whose accepted streams are handled by serve.
 func (n *memnet) intrude(name string, serve func(h *hostile, c net.Conn)) *hostile {
 	n.t.Helper()
 	m := n.node(name, uint64(time.Now().UnixMilli()))
@@ -47,7 +45,6 @@ func (h *hostile) dial(to *testNode) net.Conn {
 	return c
 }
 
-// start is the least a publisher says before it may say anything else.
 func (h *hostile) start() []byte {
 	return wire.AppendStart(nil, wire.Start{Version: 1, Incarnation: h.self.Incarnation, Next: 1})
 }
@@ -61,7 +58,6 @@ func fact(key uint64) []byte {
 	return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, key), 1)
 }
 
-// closed waits until the other side has closed the stream, reading and dropping what it sends.
 func (h *hostile) closed(c net.Conn) {
 	h.t.Helper()
 	c.SetReadDeadline(time.Now().Add(time.Minute))
@@ -70,8 +66,7 @@ func (h *hostile) closed(c net.Conn) {
 	}
 }
 
-// Each of these is said by a publisher and must end the stream, leave the others unharmed, and
-// teach nothing.
+// Each of these publisher's frames ends the stream, harms no other stream, and teaches nothing.
 func TestHostilePublisherIsCutOff(t *testing.T) {
 	frame := func(k wire.Kind, body ...byte) []byte {
 		return append(binary.AppendUvarint([]byte{byte(k)}, uint64(len(body))), body...)
@@ -139,9 +134,9 @@ func TestHostilePublisherIsCutOff(t *testing.T) {
 	}
 }
 
-type net2 = net.Conn // where net is a memnet
+type net2 = net.Conn
 
-// Each of these is said by a subscriber and must end the stream.
+// Each of these subscriber's frames ends the stream.
 func TestHostileSubscriberIsCutOff(t *testing.T) {
 	for name, say := range map[string][]byte{
 		"noise":         bytes.Repeat([]byte{0x98, 0xff, 0xee}, 5000),
@@ -184,7 +179,6 @@ func TestSlowReaderIsGivenUpAndCostsNobody(t *testing.T) {
 		defer evil.Stop(context.Background())
 		c := evil.dial(nodes[0])
 		defer c.Close()
-		// It subscribes, wants everything, goes on pinging, and reads nothing.
 		c.Write(wire.AppendSubscribe(nil, wire.Subscribe{Version: 1}))
 		c.Write(wire.AppendSnapshot(nil, 1))
 		began := time.Now()
@@ -199,14 +193,12 @@ func TestSlowReaderIsGivenUpAndCostsNobody(t *testing.T) {
 				t.Fatal("still served after a minute")
 			}
 		}
-		// Either it takes nothing for the write timeout, or its unanswered pings pile up.
 		until(t, time.Second, "it is counted", func() bool { s := nodes[0].Stats(); return s.SlowPeers+s.Violations > 0 })
 		until(t, time.Second, "its snapshot has ended", func() bool { return len(nodes[0].snapshots) == 0 })
 	})
 }
 
-// A subscriber that reads too slowly to keep up with the journal is cut off. It comes back and
-// takes a snapshot.
+// A subscriber that reads too slowly for the journal is cut off, returns, and takes a snapshot.
 func TestSubscriberThatFallsBehindTheJournalIsCutOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -267,7 +259,7 @@ func TestEndlessSnapshotIsCut(t *testing.T) {
 				}
 			}
 		})
-		// The name is chosen so that evil is asked first.
+		// A name in whose order evil comes first.
 		name := "joiner"
 		for (&Fleet{self: processID{name, 1}}).attraction("evil") > (&Fleet{self: processID{name, 1}}).attraction("good") {
 			name += "x"
@@ -306,8 +298,7 @@ func TestFramesOfLaterVersionsAreSkipped(t *testing.T) {
 	})
 }
 
-// A joiner that takes a snapshot just fast enough not to be given up does not keep others from
-// theirs.
+// A joiner that reads just fast enough to avoid the stall timeout does not block other joiners.
 func TestSnapshotIsNotServedForEver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -342,8 +333,7 @@ func TestSnapshotIsNotServedForEver(t *testing.T) {
 	})
 }
 
-// A snapshot that says of a third node that it has published more than it has does not part that
-// node from this one.
+// A snapshot with a forged position of a third node does not separate that node from this one.
 func TestForgedPositionDoesNotPartHonestNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)

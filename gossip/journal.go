@@ -7,23 +7,21 @@ import (
 )
 
 const (
-	// journalAge is how long a node keeps its own batches. A subscriber that was away for longer
-	// takes a snapshot, which costs about as much: facts live for minutes.
+	// journalAge is ten minutes, because facts live for minutes: after that a snapshot costs no
+	// more.
 	journalAge = 10 * time.Minute
-	// entryBytes is what an entry costs beside its body.
+	// entryBytes is the memory of an entry without its body.
 	entryBytes = 64
 )
 
-// processID names one process of a node. A restarted node is a new process with a higher
-// incarnation.
+// processID names one process of a node; a restart has a higher incarnation.
 type processID struct {
 	name        string
 	incarnation uint64
 }
 
-// journal keeps the latest batches that this node published, for subscribers to send from.
-// Sequences in it are consecutive. It is bounded in bytes and age; the newest batch always stays.
-// Safe for concurrent use; no call blocks.
+// journal keeps this node's latest batches, with consecutive sequences, bounded in bytes and age.
+// Safe for concurrent use.
 type journal struct {
 	mu      sync.Mutex
 	limit   int64
@@ -32,19 +30,16 @@ type journal struct {
 	entries []entry
 }
 
-// entry is one batch: its encoded body, which never changes, and when it was published on this
-// node's clock.
+// entry is one batch: its immutable body and its time on this node's clock.
 type entry struct {
 	body []byte
-	at   int64 // Unix milliseconds, not before its predecessor's
+	at   int64 // Unix ms, never decreasing
 }
 
-// newJournal returns an empty journal of at most limit bytes, whose first batch will have sequence
-// 1.
 func newJournal(limit int64) *journal { return &journal{limit: limit, next: 1} }
 
-// append keeps a copy of a batch's body as the one with sequence next. Old batches make room for
-// it.
+// append keeps a copy of body as the batch with sequence next and drops old batches beyond the
+// limit.
 func (j *journal) append(body []byte, at int64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -58,7 +53,7 @@ func (j *journal) append(body []byte, at int64) {
 	j.dropLocked(drop)
 }
 
-// age drops the batches that are too old at now (Unix ms), except the newest.
+// age drops batches older than journalAge, except the newest.
 func (j *journal) age(now int64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -69,8 +64,7 @@ func (j *journal) age(now int64) {
 	j.dropLocked(drop)
 }
 
-// dropLocked drops the oldest n batches. Their memory is freed with the array that append leaves
-// behind when it grows.
+// dropLocked drops the oldest n batches. Append frees their entries when it next grows the array.
 func (j *journal) dropLocked(n int) {
 	for i := range j.entries[:n] {
 		j.bytes -= int64(len(j.entries[i].body)) + entryBytes
@@ -79,16 +73,14 @@ func (j *journal) dropLocked(n int) {
 	j.entries = j.entries[n:]
 }
 
-// position returns the sequences of the oldest batch that is kept and of the next one to be
-// published. They are equal if nothing is kept.
+// position returns the sequences of the oldest kept batch and of the next one.
 func (j *journal) position() (oldest, next uint64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.next - uint64(len(j.entries)), j.next
 }
 
-// since returns the sequence of the oldest kept batch that was published at or after at (Unix ms),
-// or the next to come.
+// since returns the sequence of the oldest kept batch from at (Unix ms) on, or the next one.
 func (j *journal) since(at int64) uint64 {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -96,9 +88,8 @@ func (j *journal) since(at int64) uint64 {
 	return j.next - uint64(len(j.entries)-i)
 }
 
-// read calls each with the bodies of the kept batches from a sequence on, in order, while it
-// returns true. A body may be kept and must not be changed. next is the first sequence that each
-// did not take; ok is false if from is not kept any more.
+// read calls each with the bodies from sequence from on while each returns true, and returns the
+// first sequence not taken; ok is false if from was dropped. Bodies may be kept but not changed.
 func (j *journal) read(from uint64, each func(body []byte) bool) (next uint64, ok bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -111,7 +102,6 @@ func (j *journal) read(from uint64, each func(body []byte) bool) (next uint64, o
 	return from, true
 }
 
-// size returns the memory that the journal takes, in bytes, and the number of batches in it.
 func (j *journal) size() (bytes, batches int64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()

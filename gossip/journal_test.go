@@ -11,11 +11,10 @@ import (
 	"grapevine/gossip/wire"
 )
 
-const t0 = int64(1_795_232_000_000) // Unix ms
+const t0 = int64(1_795_232_000_000)
 
 func put(j *journal, at int64, size int) { j.append(bytes.Repeat([]byte{byte(j.next)}, size), at) }
 
-// read lists the first bytes of the bodies that a journal has from a sequence on.
 func read(j *journal, from uint64, most int) (got []byte, next uint64, ok bool) {
 	next, ok = j.read(from, func(body []byte) bool {
 		if len(got) == most {
@@ -57,8 +56,8 @@ func TestJournalIsReadFromACursor(t *testing.T) {
 	}
 }
 
-// Old batches make room for new ones, and a cursor among them cannot be read from. The newest stays even if
-// it is too large: no subscriber has been sent it yet.
+// Old batches make room for new ones; the newest stays even if too large, since it has not been
+// sent.
 func TestJournalKeepsItsBounds(t *testing.T) {
 	const limit = 100 << 10
 	j := newJournal(limit)
@@ -127,7 +126,6 @@ func TestJournalCopiesBodies(t *testing.T) {
 	}
 }
 
-// heap is how much memory is in use.
 func heap() int64 {
 	runtime.GC()
 	runtime.GC()
@@ -136,8 +134,7 @@ func heap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// The bound of the journal is one of memory, for small batches too, and however many have come and
-// gone.
+// The journal's bound is one of memory, for small batches and after many drops too.
 func TestJournalHoldsNoMoreMemoryThanItCounts(t *testing.T) {
 	const limit = 8 << 20
 	for _, size := range []int{20, 100, 7000} {
@@ -154,8 +151,7 @@ func TestJournalHoldsNoMoreMemoryThanItCounts(t *testing.T) {
 	}
 }
 
-// Any subscriber that is sent what the table says is new has what the table has, whatever it
-// missed.
+// A subscriber that applies the table's changes has the table's load, whatever it missed.
 func TestLoadTableAgainstAMap(t *testing.T) {
 	rnd := seeded(t)
 	var table loadTable
@@ -180,7 +176,7 @@ func TestLoadTableAgainstAMap(t *testing.T) {
 		for i := range subs {
 			s := &subs[i]
 			if i > 0 && rnd.IntN(i*200) > 0 {
-				continue // the later ones come ever more rarely
+				continue // later subscribers ask ever more rarely
 			}
 			loads, version, _, full := table.since(nil, s.version, s.version == 0)
 			if full {
@@ -221,7 +217,7 @@ func TestBudgetIsHeld(t *testing.T) {
 	if n := b.left(now); n != 1000 {
 		t.Errorf("%d left at the beginning", n)
 	}
-	b.spend(now, 5000) // what cannot wait
+	b.spend(now, 5000)
 	if n := b.left(now.Add(time.Second)); n != 0 {
 		t.Errorf("%d left in debt", n)
 	}
@@ -239,7 +235,7 @@ func TestBudgetIsHeld(t *testing.T) {
 	if wait := b.bulk(now.Add(1500*time.Millisecond), 100); wait < 300*time.Millisecond || wait > 400*time.Millisecond {
 		t.Errorf("bulk waits %v", wait)
 	}
-	if n := b.left(now); n != 0 { // a clock set back gives nothing and takes nothing
+	if n := b.left(now); n != 0 { // a clock set back gives and takes nothing
 		t.Errorf("%d left", n)
 	}
 }

@@ -32,7 +32,6 @@ func TestLifecycle(t *testing.T) {
 		if err := nodes[0].Start(ctx); err == nil {
 			t.Error("started twice")
 		}
-		// What was learned just before the end still goes out.
 		nodes[0].know.learn(7, 1)
 		began := time.Now()
 		nodes[0].stop(t)
@@ -43,7 +42,7 @@ func TestLifecycle(t *testing.T) {
 			t.Errorf("stop took %v", took)
 		}
 		nodes[0].stop(t)
-		_, _, _ = nodes[0].Peers(), nodes[0].Stats(), nodes[0].Position() // may be asked for at any time
+		_, _, _ = nodes[0].Peers(), nodes[0].Stats(), nodes[0].Position()
 		until(t, time.Second, "the other one knows that it left", func() bool {
 			p := nodes[1].Peers()
 			return len(p) == 1 && p[0].State.String() == "left" && !p[0].Connected
@@ -52,8 +51,7 @@ func TestLifecycle(t *testing.T) {
 	})
 }
 
-// The last batches of a node that leaves may still be on their way when the others know that it has
-// left.
+// A leaving node's last batches may arrive after its peers know that it left.
 func TestStreamOfANodeThatLeavesIsReadToItsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -77,12 +75,11 @@ func TestStreamOfANodeThatLeavesIsReadToItsEnd(t *testing.T) {
 	})
 }
 
-// lateStart is a membership that takes its time to start.
 type lateStart struct {
 	*memnode
 	release chan struct{}
 	err     error
-	turn    *sync.Mutex // a memnode does one at a time
+	turn    *sync.Mutex
 }
 
 func (m lateStart) Start(ctx context.Context) error {
@@ -144,7 +141,7 @@ func TestStopIsBoundedByItsContext(t *testing.T) {
 		for i := range 1000 {
 			nodes[0].know.learn(uint64(i), 1)
 		}
-		time.Sleep(time.Second) // the writer hangs now
+		time.Sleep(time.Second)
 		began := time.Now()
 		nodes[0].stop(t)
 		if took := time.Since(began); took > time.Second {

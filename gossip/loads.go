@@ -6,31 +6,30 @@ import (
 	"grapevine/gossip/wire"
 )
 
-// keepIdle is for how many updates the table remembers that a backend became idle: a subscriber
-// whose load is older than that is sent the full vector.
+// keepIdle is how many updates an idle backend stays in the table; a subscriber further behind gets
+// the full vector.
 const keepIdle = 256
 
-// loadTable is this node's outstanding work with the version at which each backend's changed, so
-// that any subscriber can be sent what is new to it, without a queue. Safe for concurrent use.
+// loadTable holds this node's load by version, so any subscriber can be sent its changes without a
+// queue. Safe for concurrent use.
 type loadTable struct {
 	mu      sync.Mutex
 	slots   []loadSlot
 	index   map[uint32]int
 	version uint64 // of the latest change
 	updates uint64
-	purged  uint64 // changes up to here are not all remembered
+	purged  uint64 // versions up to here may have been removed
 	time    int64  // Unix ms of the latest update
 }
 
 type loadSlot struct {
 	load    Load
-	changed uint64 // version
-	seen    uint64 // update that last listed it
-	idle    uint64 // update at which it became idle
+	changed uint64 // version of the last change
+	seen    uint64
+	idle    uint64
 }
 
-// update takes the whole vector and reports whether anything changed, and how many entries were
-// beyond the bound.
+// update replaces the vector; beyond counts the entries above the bound.
 func (t *loadTable) update(loads []Load, now int64) (changed bool, beyond int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -90,8 +89,8 @@ func (t *loadTable) removeLocked(i int) {
 	t.slots = t.slots[:last]
 }
 
-// since appends to dst what changed after a version, or, if full is asked for or needed, everything
-// that is not idle.
+// since appends the entries changed after version; with full, or if changes were purged, it appends
+// all busy entries.
 func (t *loadTable) since(dst []Load, version uint64, full bool) (loads []Load, now uint64, time int64, whole bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -109,7 +108,6 @@ func (t *loadTable) since(dst []Load, version uint64, full bool) (loads []Load, 
 	return dst, t.version, t.time, whole
 }
 
-// ready reports whether there was an update at all.
 func (t *loadTable) ready() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -22,7 +22,6 @@ import (
 func TestMain(m *testing.M) {
 	code := m.Run()
 	if code == 0 {
-		// memberlist's goroutines end a little after its shutdown.
 		var err error
 		for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 			if err = goleak.Find(); err == nil {
@@ -37,10 +36,9 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// patience is how long a test on the wall clock waits: the machine may be starved.
+// patience allows for a starved machine.
 const patience = 90 * time.Second
 
-// loopback runs a node on the real network of this machine.
 func loopback(t testing.TB, name string, join ...string) *testNode {
 	t.Helper()
 	know := newModel(name)
@@ -70,7 +68,6 @@ func loopback(t testing.TB, name string, join ...string) *testNode {
 	return n
 }
 
-// wallClock polls a condition on the wall clock.
 func wallClock(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(patience); !ok(); time.Sleep(2 * time.Millisecond) {
@@ -80,7 +77,6 @@ func wallClock(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// loopbackFleet runs nodes that all hear each other and are warm.
 func loopbackFleet(t testing.TB, count int) []*testNode {
 	t.Helper()
 	nodes := []*testNode{loopback(t, "n0")}
@@ -145,26 +141,23 @@ func TestEightNodesOverTLS(t *testing.T) {
 }
 
 const (
-	placementsPerSecond = 125 // of each node
+	placementsPerSecond = 125
 	placementBytes      = 150
 	tlsRecord           = 22 // header, tag and type of a TLS 1.3 record
 )
 
-// place records one placement: as many records of the model as come nearest to its size, the first
-// with the time.
 func (m *model) place(key uint64) {
 	for i := range uint64((placementBytes + recordSize/2) / recordSize) {
 		m.learn(key*16+i, uint64(time.Now().UnixMicro()))
 	}
 }
 
-// busy changes the load as one request that comes and one that goes do.
 func (m *model) busy(step int) {
 	m.setLoad(uint32(step%40), uint32(1000+step), uint32(1+step%3))
 	m.setLoad(uint32((step+20)%40), 0, 0)
 }
 
-// TestBytesAgainstPayload counts every byte on every stream, TLS records included, in virtual time.
+// TestBytesAgainstPayload counts every byte on every stream, TLS records included.
 func TestBytesAgainstPayload(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -208,9 +201,8 @@ func cpuTime(b *testing.B) time.Duration {
 	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
-// BenchmarkFleet is one second of a busy fleet per iteration, all nodes in this process over TLS on
-// loopback. The latency is from the placement to its application at a peer, the wait for the flush
-// included.
+// BenchmarkFleet runs one second of a busy fleet per iteration over TLS; latency includes the
+// flush.
 func BenchmarkFleet(b *testing.B) {
 	for _, count := range []int{2, 8} {
 		b.Run(fmt.Sprintf("nodes=%d", count), func(b *testing.B) {

@@ -15,15 +15,13 @@ import (
 	"grapevine/gossip/member"
 )
 
-// memnet is a network of nodes in one process: streams with a latency and a finite buffer that
-// stall, as TCP does, while two nodes are cut off from each other, and a membership that notices.
-// Made for virtual time.
+// memnet is a network in virtual time whose streams stall, like TCP, while nodes are cut off.
 type memnet struct {
 	t       *testing.T
 	latency time.Duration
-	buffer  int                                 // bytes under way per direction
-	notice  time.Duration                       // how long failure detection takes
-	slow    func(from, to string) time.Duration // in addition to latency; nil: nothing
+	buffer  int
+	notice  time.Duration
+	slow    func(from, to string) time.Duration
 
 	mu    sync.Mutex
 	nodes map[string]*memnode
@@ -31,7 +29,6 @@ type memnet struct {
 	pipes []*memhalf
 }
 
-// memnode is a node's membership in a memnet. It implements membership.
 type memnode struct {
 	net     *memnet
 	self    member.Info
@@ -51,7 +48,6 @@ func newMemnet(t *testing.T) *memnet {
 	return &memnet{t: t, latency: 200 * time.Microsecond, buffer: 256 << 10, notice: 3 * time.Second, nodes: map[string]*memnode{}}
 }
 
-// node adds a membership for a node, or for its next process.
 func (n *memnet) node(name string, incarnation uint64) *memnode {
 	return &memnode{
 		net: n, self: member.Info{Name: name, Incarnation: incarnation, Addr: name + ":7946"},
@@ -115,7 +111,6 @@ func (n *memnet) reachableLocked(m *memnode) []*memnode {
 	return out
 }
 
-// hear makes the node learn of an event.
 func (m *memnode) hear(kind member.Kind, info member.Info) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -133,7 +128,7 @@ func (m *memnode) hear(kind member.Kind, info member.Info) {
 	switch {
 	case !ok, old.Incarnation == info.Incarnation && old.State != state:
 	case old.Incarnation == info.Incarnation, kind != member.Joined:
-		return // known, or the end of a process that has been replaced
+		return
 	case old.State == member.StateAlive:
 		m.events <- member.Event{Kind: member.Failed, Member: old.Info}
 	}
@@ -184,7 +179,7 @@ func (m *memnode) connect(ctx context.Context, peer member.Info) (net.Conn, memb
 	o := m.net.nodes[peer.Name]
 	cut := m.net.cut != nil && (m.net.cut(m.self.Name, peer.Name) || m.net.cut(peer.Name, m.self.Name))
 	m.net.mu.Unlock()
-	if cut { // packets vanish, there or back
+	if cut {
 		<-ctx.Done()
 		return nil, peer, ctx.Err()
 	}
@@ -209,13 +204,13 @@ func (m *memnode) connect(ctx context.Context, peer member.Info) (net.Conn, memb
 	return here, o.self, nil
 }
 
-// partition separates nodes for which side differs; the membership notices later.
+// partition is noticed by the membership later.
 func (n *memnet) partition(side func(name string) bool) {
 	n.setCut(func(a, b string) bool { return side(a) != side(b) })
 	n.afterNotice(member.Failed)
 }
 
-// heal ends a partition; the membership notices within a second.
+// heal is noticed within a second.
 func (n *memnet) heal() {
 	n.setCut(nil)
 	n.mu.Lock()
@@ -257,7 +252,6 @@ func (n *memnet) isCut(a, b string) bool {
 	return n.cut != nil && n.cut(a, b)
 }
 
-// kill takes a node off the network without a word; the others notice later.
 func (n *memnet) kill(name string) {
 	n.mu.Lock()
 	m := n.nodes[name]
@@ -282,7 +276,6 @@ func (n *memnet) kill(name string) {
 	}
 }
 
-// memhalf is one direction of a stream.
 type memhalf struct {
 	net      *memnet
 	from, to string
@@ -290,13 +283,13 @@ type memhalf struct {
 	mu       sync.Mutex
 	segments []memsegment
 	size     int
-	closed   bool // nothing more will be written
-	gone     bool // nobody reads any more
+	closed   bool
+	gone     bool
 	readBy   time.Time
 	writeBy  time.Time
 	changed  chan struct{}
-	total    int64     // bytes ever written
-	last     time.Time // when the latest segment arrives
+	total    int64
+	last     time.Time
 }
 
 type memsegment struct {
@@ -349,7 +342,6 @@ func (h *memhalf) close() {
 	}
 }
 
-// wait waits for a change or for one of the times that are not zero.
 func wait(changed <-chan struct{}, times ...time.Time) {
 	var first time.Time
 	for _, t := range times {
@@ -372,7 +364,7 @@ func wait(changed <-chan struct{}, times ...time.Time) {
 func (c *memconn) Read(p []byte) (int, error) {
 	h := c.in
 	for {
-		cut := h.net.isCut(h.from, h.to) || h.net.isCut(h.to, h.from) // without acknowledgements TCP stands still
+		cut := h.net.isCut(h.from, h.to) || h.net.isCut(h.to, h.from) // no acknowledgements
 		h.mu.Lock()
 		now := time.Now()
 		var next time.Time
@@ -432,7 +424,7 @@ func (c *memconn) Write(p []byte) (n int, err error) {
 				at = at.Add(h.net.slow(h.from, h.to))
 			}
 			if at.Before(h.last) {
-				at = h.last // a stream stays in order
+				at = h.last
 			}
 			h.last = at
 			h.segments = append(h.segments, memsegment{append([]byte(nil), p[:k]...), at})
@@ -484,7 +476,6 @@ func (c *memconn) SetDeadline(t time.Time) error {
 func (c *memconn) LocalAddr() net.Addr  { return &net.TCPAddr{} }
 func (c *memconn) RemoteAddr() net.Addr { return &net.TCPAddr{} }
 
-// testNode is a node of a test: a fleet over a memnet, and what it knows.
 type testNode struct {
 	*Fleet
 	name  string
@@ -492,7 +483,6 @@ type testNode struct {
 	inner *memnode
 }
 
-// start runs a node; it is stopped at the end of the test unless that has happened already.
 func (n *memnet) start(name string, adjust func(*Config)) *testNode {
 	n.t.Helper()
 	know := newModel(name)
@@ -522,7 +512,7 @@ func (n *testNode) stop(t *testing.T) {
 	}
 }
 
-// kill ends a node as SIGKILL would: nothing more is sent.
+// kill sends nothing more, like SIGKILL.
 func (n *testNode) kill(t *testing.T) {
 	t.Helper()
 	n.inner.net.kill(n.name)

@@ -12,11 +12,9 @@ import (
 	"time"
 )
 
-// recordSize is a record of the model: a key and a time.
 const recordSize = 16
 
-// model is Knowledge reduced to its law: a map from facts to the latest time, merged by maximum. It
-// also notes how often the same batch was applied.
+// model is a minimal Knowledge: facts merged by maximum time.
 type model struct {
 	name string
 
@@ -24,7 +22,7 @@ type model struct {
 	facts    map[uint64]uint64
 	sum      uint64 // XOR over facts, to compare models cheaply
 	outbox   []byte
-	batches  map[batchKey]int // payloads applied, by origin and content
+	batches  map[batchKey]int
 	loads    map[uint32]Load
 	peers    map[string]map[uint32]Load
 	states   map[string]string
@@ -54,7 +52,6 @@ func newModel(name string) *model {
 	}
 }
 
-// learn makes a fact of this node's own.
 func (m *model) learn(key, at uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -250,7 +247,6 @@ func (m *model) fleet() (int, time.Duration) {
 	return m.nodes, m.stale
 }
 
-// appliedTwice is a payload that was applied more than once, if there is one.
 func (m *model) appliedTwice() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -262,7 +258,7 @@ func (m *model) appliedTwice() string {
 	return ""
 }
 
-// until polls a condition with a deadline; in virtual time it costs nothing.
+// until polls a condition with a deadline in virtual time.
 func until(t *testing.T, limit time.Duration, what string, ok func() bool) time.Duration {
 	t.Helper()
 	began := time.Now()
@@ -275,7 +271,6 @@ func until(t *testing.T, limit time.Duration, what string, ok func() bool) time.
 	return time.Since(began)
 }
 
-// allKnow reports whether all nodes know the same facts as the first.
 func allKnow(nodes []*testNode) bool {
 	count, sum := nodes[0].know.digest()
 	for _, n := range nodes[1:] {
@@ -286,8 +281,6 @@ func allKnow(nodes []*testNode) bool {
 	return true
 }
 
-// positionsAgree reports whether every node has applied all that every other one has published, and
-// misses nothing.
 func positionsAgree(nodes []*testNode) bool {
 	for _, n := range nodes {
 		for _, o := range nodes {

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// A node that was stopped for a while finds its peers silent before it has read what they sent
-// meanwhile. The model panics if what they sent is taken for the change of a vector that is void.
+// A paused node finds its peers silent before it reads their waiting frames. The model panics if
+// one of these changes a void vector.
 func TestSilentPeerBeginsAnewWithItsWholeLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -22,14 +22,14 @@ func TestSilentPeerBeginsAnewWithItsWholeLoad(t *testing.T) {
 		b.know.mu.Lock()
 		b.know.refuse = func([]byte) bool {
 			b.know.mu.Unlock()
-			<-release // nothing more is read from n0
+			<-release
 			b.know.mu.Lock()
 			return false
 		}
 		b.know.mu.Unlock()
 		a.know.learn(1, 1)
 		time.Sleep(2 * defaultFlush)
-		a.know.setLoad(2, 20, 2) // waits to be read
+		a.know.setLoad(2, 20, 2)
 		until(t, voidAfter+5*time.Second, "load of the silent is void", func() bool { return b.know.peerLoad("n0") == nil })
 		b.know.mu.Lock()
 		b.know.refuse = nil
@@ -42,7 +42,7 @@ func TestSilentPeerBeginsAnewWithItsWholeLoad(t *testing.T) {
 	})
 }
 
-// On the wall clock, since who waits for a lock stops virtual time.
+// On the wall clock, since waiting for a lock stops virtual time.
 func TestKnowledgeThatIsSlowToTakeOnesLoadHoldsUpNobodyElse(t *testing.T) {
 	net := newMemnet(t)
 	release, taking := make(chan struct{}), make(chan struct{})
@@ -64,7 +64,6 @@ func TestKnowledgeThatIsSlowToTakeOnesLoadHoldsUpNobodyElse(t *testing.T) {
 	<-taking
 	letGo := sync.OnceFunc(func() { close(release) })
 	defer letGo()
-	// Twice as long as it takes to look after all peers once.
 	for end := time.Now().Add(2 * houseInterval); time.Now().Before(end); {
 		b.know.learn(uint64(time.Now().UnixNano()), 1)
 		c.know.learn(uint64(time.Now().UnixNano()), 1)

@@ -13,12 +13,10 @@ import (
 )
 
 const (
-	// maxPeers bounds the members this node keeps streams or memories of.
-	maxPeers = 2048
-	// forgetAfter is how long a member that is gone is still shown.
+	// maxPeers bounds the members with streams or remembered state.
+	maxPeers    = 2048
 	forgetAfter = 10 * time.Minute
-	// voidAfter is how long a peer may be silent while it counts as alive before its load is taken
-	// for void: load that is older misleads more than none. At twenty pings it is no hiccup.
+	// voidAfter is the silence that voids a living peer's load: old load misleads more than none.
 	voidAfter = 10 * time.Second
 )
 
@@ -29,41 +27,39 @@ var (
 	errSilent   = errors.New("nothing was heard from the peer for too long")
 )
 
-// peer is another node as this one knows it, over all its streams and restarts.
+// peer is another node, over all its streams and restarts.
 type peer struct {
 	name string
 
-	applying sync.Mutex // held while a batch is applied, so that batches are applied in order
-	order    sync.Mutex // held during PeerLoad, PeerState and DropPeer, so that they are called in order
+	applying sync.Mutex // orders batches
+	order    sync.Mutex // orders PeerLoad, PeerState and DropPeer
 
 	mu      sync.Mutex // guards the following
 	status  member.Status
-	cancel  context.CancelFunc // of the goroutine that keeps the subscription; nil if there is none
-	stream  *subscription      // the stream that is open; nil if there is none
-	cursor  cursor             // how far its journal has been applied
-	passed  bool               // Knowledge has load or state of it
-	void    bool               // that is void, and DropPeer is yet to be called
+	cancel  context.CancelFunc
+	stream  *subscription
+	cursor  cursor
+	passed  bool
+	void    bool // DropPeer is due
 	clock   clockFilter
-	steady  time.Duration // what is added to its times, if its clock is far from ours
+	steady  time.Duration // shift of the peer's times
 	lag     time.Duration
-	lagged  bool      // lag is a measurement
+	lagged  bool
 	heard   time.Time // of the last frame
 	failure string
 
 	received, applied, news, unknown, dropped atomic.Uint64
-	bytes, sent                               atomic.Uint64 // on the streams it was dialed for
+	bytes, sent                               atomic.Uint64 // sent excludes the open subscriber stream
 	missed, violations, connects              atomic.Uint64
 }
 
-// cursor is how far this node has come in the journal of one process. All batches below next were
-// applied or are part of a snapshot that was taken, except that some below missing may not be; 0
-// means that none are missing.
+// cursor is the position in one process's journal. All batches below next were applied or are in a
+// snapshot, except that some below missing may be absent; 0 means none are.
 type cursor struct {
 	incarnation   uint64
 	next, missing uint64 // next is 0 before the first stream has started
 }
 
-// onEvent follows the membership. It is called in order by one goroutine.
 func (f *Fleet) onEvent(e member.Event) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -92,13 +88,12 @@ func (f *Fleet) onEvent(e member.Event) {
 	}
 }
 
-// followLocked begins or goes on to subscribe to a member that is alive.
 func (f *Fleet) followLocked(p *peer, info member.Info) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	old := p.status
 	if old.State == member.StateAlive && info.Incarnation < old.Incarnation {
-		return // an event of a process that has been replaced
+		return // an event of a replaced process
 	}
 	restarted := old.Incarnation != 0 && info.Incarnation != old.Incarnation
 	p.status.Info = info
@@ -122,29 +117,27 @@ func (f *Fleet) followLocked(p *peer, info member.Info) {
 	p.cancel = cancel
 }
 
-// loseLocked gives up a member that is dead or has left. Its facts stay, its load is void.
+// loseLocked ends a subscription. The peer's facts stay, its load is void.
 func (f *Fleet) loseLocked(p *peer, info member.Info, state member.State) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if info.Incarnation < p.status.Incarnation && p.status.State == member.StateAlive {
-		return // the death of a process that has been replaced
+		return // the death of a replaced process
 	}
 	p.status = member.Status{Info: info, State: state, Since: time.Now()}
 	if state == member.StateLeft {
-		p.stopDialingLocked() // the open stream may still hold the last batches: it ends by itself
+		p.stopDialingLocked() // the open stream may still carry the last batches
 	} else {
 		p.unfollowLocked(errGone)
 	}
 	f.voidLocked(p)
 }
 
-// unfollowLocked ends the subscription without waiting for it. p.mu is held.
 func (p *peer) unfollowLocked(why error) {
 	p.stopDialingLocked()
 	p.endLocked(why)
 }
 
-// stopDialingLocked has no further stream opened. p.mu is held.
 func (p *peer) stopDialingLocked() {
 	if p.cancel != nil {
 		p.cancel()
@@ -152,8 +145,7 @@ func (p *peer) stopDialingLocked() {
 	}
 }
 
-// endLocked ends the stream that is open, if any; nothing more of it reaches Knowledge. p.mu is
-// held.
+// endLocked ends the open stream; no more of its frames reach Knowledge. p.mu is held.
 func (p *peer) endLocked(why error) {
 	if p.stream != nil {
 		p.stream.end(why)
@@ -161,9 +153,8 @@ func (p *peer) endLocked(why error) {
 	}
 }
 
-// voidLocked takes back what Knowledge has of the peer's load and state. DropPeer is called soon,
-// and before anything new reaches Knowledge; not here, for Knowledge may be busy. f.mu and p.mu are
-// held.
+// voidLocked schedules DropPeer, because Knowledge may be busy; pass calls it before new load or
+// state. f.mu and p.mu are held.
 func (f *Fleet) voidLocked(p *peer) {
 	if p.passed {
 		p.passed, p.void = false, true
@@ -171,8 +162,6 @@ func (f *Fleet) voidLocked(p *peer) {
 	}
 }
 
-// settle has Knowledge drop what is void. It waits while Knowledge takes load or state of this
-// peer.
 func (f *Fleet) settle(p *peer) {
 	p.order.Lock()
 	defer p.order.Unlock()
@@ -185,7 +174,6 @@ func (f *Fleet) settle(p *peer) {
 	}
 }
 
-// endStream closes the stream that is open, if any. The peer is dialed again.
 func (p *peer) endStream(why error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -194,9 +182,8 @@ func (p *peer) endStream(why error) {
 	}
 }
 
-// cursorAt returns the sequence of the first batch of a process that this node wants: behind what
-// it has applied, else behind what a snapshot contained. 0 means that this node has nothing of the
-// process. It waits until the batch that an older stream may be applying is done.
+// cursorAt returns the first sequence wanted of a process: behind the last applied batch, else
+// behind the last snapshot's; 0 if neither exists. It waits for a batch being applied.
 func (f *Fleet) cursorAt(p *peer, id processID) uint64 {
 	p.applying.Lock()
 	defer p.applying.Unlock()
@@ -212,8 +199,8 @@ func (f *Fleet) cursorAt(p *peer, id processID) uint64 {
 	return next
 }
 
-// startAt sets the cursor to the first batch that a stream will bring. It returns how many batches
-// before it, from asked on, are missing; if there are some, a snapshot is taken soon.
+// startAt sets the cursor to a stream's first batch and returns the number of missing batches from
+// asked on, which make learn take a snapshot.
 func (f *Fleet) startAt(s *subscription, asked, start uint64) (missed uint64) {
 	contained := f.warming.contained(s.id)
 	s.p.mu.Lock()
@@ -229,7 +216,6 @@ func (f *Fleet) startAt(s *subscription, asked, start uint64) (missed uint64) {
 	return 0
 }
 
-// open returns the stream that is open, or nil.
 func (p *peer) open() *subscription {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -239,8 +225,7 @@ func (p *peer) open() *subscription {
 	return p.stream
 }
 
-// staleLocked is how old knowledge of the peer is: what was measured, or how long it has been
-// silent beyond what is usual. p.mu is held.
+// staleLocked returns the measured lag, or the peer's unusual silence if longer. p.mu is held.
 func (p *peer) staleLocked(now time.Time) time.Duration {
 	last := p.heard
 	if last.IsZero() {
@@ -249,8 +234,8 @@ func (p *peer) staleLocked(now time.Time) time.Duration {
 	return max(p.lag, now.Sub(last)-pingInterval-pingInterval/2)
 }
 
-// shift is what to add to times in the peer's knowledge to have them on this node's clock: 0 unless
-// the clocks are measured and clearly apart, and if they are absurdly so.
+// shift returns the offset added to the peer's times: 0 while unmeasured, close, or beyond
+// maxShift.
 func (p *peer) shift() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -260,7 +245,6 @@ func (p *peer) shift() time.Duration {
 	return p.steady
 }
 
-// measured takes a round trip.
 func (p *peer) measured(sent, received, replied, returned int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -270,14 +254,12 @@ func (p *peer) measured(sent, received, replied, returned int64) {
 	}
 }
 
-// peer returns what is known of a node, or nil.
 func (f *Fleet) peer(name string) *peer {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.peers[name]
 }
 
-// alive lists the members that are alive, by name.
 func (f *Fleet) alive() []*peer {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -293,8 +275,8 @@ func (f *Fleet) alive() []*peer {
 	return out
 }
 
-// sweepPeers voids load and state of silent peers, forgets peers that are long gone, and sums up
-// how old knowledge of the others is.
+// sweepPeers voids silent peers' load, forgets peers long gone, and returns the number of living
+// nodes and the staleness.
 func (f *Fleet) sweepPeers(now time.Time) (nodes int, stale time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -304,9 +286,8 @@ func (f *Fleet) sweepPeers(now time.Time) (nodes int, stale time.Duration) {
 		switch {
 		case p.status.State == member.StateAlive:
 			lags = append(lags, p.staleLocked(now))
-			// If this process was stopped for a while, changes of the vector may still wait in the
-			// stream, and the vector that they change is void. The next stream begins with the full
-			// vector.
+			// After a pause of this process, the stream may hold changes to a void vector. The next
+			// stream begins with a full one.
 			if p.passed && now.Sub(p.heard) > voidAfter {
 				p.endLocked(errSilent)
 				f.voidLocked(p)

@@ -11,26 +11,21 @@ import (
 )
 
 const (
-	// batchPayload is how large a batch may become, in bytes: a few packets, so that load never
-	// waits long behind one.
+	// batchPayload is a few packets, so that load never waits long behind a batch.
 	batchPayload = 16 << 10
-	// batchesPerFlush bounds what one flush takes out of Knowledge: 5 MB/s at the default interval,
-	// far more than engines can compute prefixes for.
+	// batchesPerFlush allows 5 MB/s, far more news than engines can make.
 	batchesPerFlush = 16
-	// minDrain is the least that is worth asking Knowledge for when the budget is short.
-	minDrain = 256
-	// houseInterval is how often slow things are looked at: ages, staleness, expiry.
+	// minDrain is the least worth asking Knowledge for, in bytes.
+	minDrain      = 256
 	houseInterval = time.Second
-	// stateInterval is how often the state is collected: it holds what is learned over many
-	// requests.
+	// stateInterval is long because the state is learned over many requests.
 	stateInterval = 5 * time.Second
-	// stateGap is the least pause between two states: it bounds what a storm of Touch costs.
+	// stateGap bounds the cost of frequent Touch calls.
 	stateGap = 100 * time.Millisecond
-	// drainPatience bounds how long Stop waits for peers to take the last batches.
+	// drainPatience bounds Stop's wait for peers to receive the last batches.
 	drainPatience = 250 * time.Millisecond
 )
 
-// publisher is what the publishing goroutine remembers from flush to flush.
 type publisher struct {
 	drain, body []byte
 	loads       []Load
@@ -38,7 +33,6 @@ type publisher struct {
 	time        int64
 }
 
-// publish collects news and load until the fleet ends.
 func (f *Fleet) publish() {
 	p := publisher{next: 1}
 	tick := time.NewTicker(f.flush)
@@ -53,7 +47,6 @@ func (f *Fleet) publish() {
 	}
 }
 
-// flushNews takes what is new into the journal, from which every subscriber is sent it.
 func (f *Fleet) flushNews(p *publisher, now time.Time) {
 	ms := f.wall(now).UnixMilli()
 	p.loads = f.knowledge.Loads(p.loads[:0])
@@ -61,8 +54,7 @@ func (f *Fleet) flushNews(p *publisher, now time.Time) {
 	f.counts.droppedBound.Add(uint64(beyond))
 	subscribers := f.listSubscribers()
 	left := f.budget.left(now)
-	// Among very many subscribers even a full bucket may hold less than that for each: then half a
-	// bucket is enough, and the debt is paid before the next.
+	// Among very many subscribers half a bucket suffices; its debt is paid before the next flush.
 	enough := min(minDrain*len(subscribers), int(f.budget.rate/2))
 	for range batchesPerFlush {
 		limit := batchPayload
@@ -87,7 +79,7 @@ func (f *Fleet) flushNews(p *publisher, now time.Time) {
 		changed = true
 		left -= len(payload) * len(subscribers)
 		if len(payload) < limit/2 {
-			break // that was all
+			break
 		}
 	}
 	if changed {
@@ -98,7 +90,7 @@ func (f *Fleet) flushNews(p *publisher, now time.Time) {
 }
 
 func (f *Fleet) publishBatch(p *publisher, payload []byte, records int, ms int64) {
-	p.time = max(p.time, ms) // the wall clock may be set back; the times of batches never go back
+	p.time = max(p.time, ms) // the wall clock may be set back
 	b := wire.Batch{Sequence: p.next, Time: p.time, Records: records, Payload: payload}
 	p.next++
 	p.body = b.AppendBody(p.body[:0])
@@ -108,7 +100,7 @@ func (f *Fleet) publishBatch(p *publisher, payload []byte, records int, ms int64
 	f.counts.publishedBytes.Add(uint64(len(payload)))
 }
 
-// flushLast waits until the next flush has been written to every subscriber that keeps up.
+// flushLast waits until the next flush has reached every subscriber that keeps up.
 func (f *Fleet) flushLast(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, f.flush+drainPatience)
 	defer cancel()
@@ -139,7 +131,6 @@ func (f *Fleet) flushLast(ctx context.Context) {
 	}
 }
 
-// stateSlot is this node's latest state.
 type stateSlot struct {
 	mu      sync.Mutex
 	version uint64
@@ -164,7 +155,6 @@ func (s *stateSlot) get() (blob []byte, version uint64, ms int64) {
 	return s.blob, s.version, s.time
 }
 
-// keepHouse does what is due every second or more rarely, until the fleet ends.
 func (f *Fleet) keepHouse() {
 	tick := time.NewTicker(houseInterval)
 	defer tick.Stop()
@@ -187,7 +177,7 @@ func (f *Fleet) keepHouse() {
 	}
 }
 
-// Touch has Knowledge's State sent now, and not within seconds.
+// Touch sends Knowledge's State soon. It does not block.
 func (f *Fleet) Touch() {
 	select {
 	case f.touched <- struct{}{}:
@@ -195,7 +185,6 @@ func (f *Fleet) Touch() {
 	}
 }
 
-// publishState collects the state every few seconds, and soon after a Touch, until the fleet ends.
 func (f *Fleet) publishState() {
 	var scratch []byte
 	timer := time.NewTimer(0)
@@ -218,7 +207,6 @@ func (f *Fleet) publishState() {
 	}
 }
 
-// moved reports whether a staleness has changed by so much that a policy might care.
 func moved(old, now time.Duration) bool {
 	d := max(now-old, old-now)
 	return d > 2*time.Millisecond && d > old/10
@@ -239,8 +227,7 @@ func (f *Fleet) collectState(scratch []byte, now time.Time) []byte {
 	return blob[:0]
 }
 
-// jitter spreads a pause over half to one and a half times d, so that nodes that began together do
-// not go on together.
+// jitter returns 0.5 to 1.5 times d, so that nodes spread out.
 func jitter(d time.Duration) time.Duration {
 	return d/2 + time.Duration(rand.Int64N(int64(d)+1))
 }

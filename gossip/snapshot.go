@@ -8,30 +8,26 @@ import (
 )
 
 const (
-	// maxSnapshots is how many snapshots a node serves at a time. Other subscribers have to ask
-	// again, or another node.
 	maxSnapshots = 2
-	// pageBytes is the largest page of a snapshot; under a small budget pages are smaller, so that
-	// a subscriber does not take a paced source for a stalled one.
+	// pageBytes bounds a page. Small budgets make smaller pages, so that a paced source does not
+	// look stalled.
 	pageBytes = 32 << 10
-	// maxIntake bounds the bytes of one snapshot: ten times the facts of 800 engines.
+	// maxIntake is ten times the facts of 800 engines.
 	maxIntake = 256 << 20
 )
 
-// offer is a snapshot that is being sent. It holds one frame at a time, however slow the subscriber
-// is. Guarded by subscriber.mu.
+// offer is a snapshot being sent: one frame at a time. Guarded by subscriber.mu.
 type offer struct {
 	request uint64
-	frame   []byte        // to be sent next; empty: taken
-	last    bool          // frame is the last one
+	frame   []byte // to be sent next; empty: sent
+	last    bool
 	taken   chan struct{} // capacity 1
 	stop    chan struct{} // closed when the subscriber cancels
 	stopped bool
-	until   time.Time // when the subscriber has given up
+	until   time.Time
 }
 
-// offerSnapshot begins to answer a Snapshot. A subscriber may have one at a time, cancelled ones
-// included.
+// offerSnapshot starts a snapshot or refuses it. A subscriber may have one at a time.
 func (d *subscriber) offerSnapshot(request uint64) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -49,8 +45,7 @@ func (d *subscriber) offerSnapshot(request uint64) error {
 		return refuse(wire.Cold)
 	}
 	if d.f.warming.learning() {
-		// Warm by the deadline alone: the part that this node has must not pass for what the fleet
-		// knows.
+		// Warm by the deadline alone: partial knowledge must not pass for the whole.
 		d.f.counts.snapshotsRefused.Add(1)
 		return refuse(wire.Busy)
 	}
@@ -76,8 +71,7 @@ func (d *subscriber) cancelSnapshot(request uint64) {
 	}
 }
 
-// sendSnapshot passes Knowledge's pages to the writer, one at a time. The positions are read before
-// the first page, so that the pages contain at least what the positions say.
+// sendSnapshot reads the positions first, so that the pages contain at least what they promise.
 func (d *subscriber) sendSnapshot(o *offer) {
 	defer func() { <-d.f.snapshots }()
 	began := time.Now()
@@ -108,8 +102,7 @@ func (d *subscriber) sendSnapshot(o *offer) {
 	}
 }
 
-// positions lists how far this node knows the journals of all processes, its own included, of which
-// it misses nothing.
+// positions lists this node's cursors, itself included, except where batches are missing.
 func (f *Fleet) positions() []wire.Position {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -125,8 +118,8 @@ func (f *Fleet) positions() []wire.Position {
 	return out
 }
 
-// put waits until the frame before has been taken and offers the next; false if the subscriber has
-// cancelled, or has had its time. The last frame is put even then.
+// put offers the next frame once the previous one is sent; false if the subscriber cancelled or
+// timed out. The last frame is offered even then.
 func (d *subscriber) put(o *offer, last bool, add func([]byte) []byte) bool {
 	for {
 		d.mu.Lock()
@@ -156,19 +149,18 @@ func (d *subscriber) put(o *offer, last bool, add func([]byte) []byte) bool {
 	}
 }
 
-// intake is a snapshot that is being taken from a peer. Guarded by subscription.mu.
+// intake is a snapshot being received. Guarded by subscription.mu.
 type intake struct {
 	request   uint64
 	bytes     int64
-	at        time.Time // of its last frame
-	cancelled bool      // what still comes is ignored, up to SnapshotDone
+	at        time.Time
+	cancelled bool
 	positions map[processID]uint64
-	end       chan struct{} // closed with outcome
+	end       chan struct{}
 	outcome   wire.Outcome
 }
 
-// askSnapshot begins to take a snapshot; nil if the stream has ended or an earlier one is still
-// being sent.
+// askSnapshot returns nil if the stream has ended, its queue is full, or a snapshot is in progress.
 func (s *subscription) askSnapshot(now time.Time) *intake {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -183,7 +175,6 @@ func (s *subscription) askSnapshot(now time.Time) *intake {
 	return in
 }
 
-// cancelIntake gives up a snapshot unless it has ended.
 func (s *subscription) cancelIntake(in *intake) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -193,7 +184,6 @@ func (s *subscription) cancelIntake(in *intake) {
 	}
 }
 
-// finishIntake ends the snapshot that is being taken, if any.
 func (s *subscription) finishIntake(how wire.Outcome) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -204,7 +194,6 @@ func (s *subscription) finishIntake(how wire.Outcome) {
 	}
 }
 
-// progress is when the last frame of an intake came.
 func (s *subscription) progress(in *intake) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -213,7 +202,6 @@ func (s *subscription) progress(in *intake) time.Time {
 
 var errEndless = errors.New("snapshot beyond the bound")
 
-// takeSnapshot takes a frame of the snapshot that was asked for.
 func (s *subscription) takeSnapshot(kind wire.Kind, body []byte, now time.Time) error {
 	request, err := wire.DecodeRequest(body)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// fill gives a node facts that its peers have had for so long that no batch of them is sent again.
+// fill gives nodes facts that no journal has.
 func fill(nodes []*testNode, count int) {
 	for _, n := range nodes {
 		n.know.mu.Lock()
@@ -61,7 +61,7 @@ func TestNobodyToLearnFromIsWarmAtOnce(t *testing.T) {
 		alone := net.start("n0", nil)
 		until(t, time.Second, "a node that is alone", alone.warming.warm)
 		alone.stop(t)
-		nodes := net.startAll(8, nil) // all at once: none knows anything
+		nodes := net.startAll(8, nil)
 		defer stopAll(t, nodes)
 		if took := time.Since(began); took > 3*time.Second {
 			t.Errorf("a cold fleet was warm after %v", took)
@@ -74,7 +74,6 @@ func TestNobodyToLearnFromIsWarmAtOnce(t *testing.T) {
 	})
 }
 
-// inOrder sorts nodes by whom a joiner asks first.
 func inOrder(nodes []*testNode, joiner string) []*testNode {
 	f := &Fleet{self: processID{joiner, 1}}
 	nodes = slices.Clone(nodes)
@@ -124,8 +123,7 @@ func TestSecondSourceWhenTheFirstStalls(t *testing.T) {
 	}
 }
 
-// slowPages makes the pages of snapshots from a number on come a second apart: slowly, but never
-// stalled. All come at once when the channel is closed.
+// slowPages delays pages without stalling them.
 func slowPages(nodes []*testNode, from int) (release chan struct{}) {
 	release = make(chan struct{})
 	for _, n := range nodes {
@@ -166,7 +164,7 @@ func TestReadyAtTheDeadlineWithoutKnowledge(t *testing.T) {
 	})
 }
 
-// A node that was ready by the deadline alone does not hand its part on as the whole.
+// A node that is warm by the deadline alone does not serve its partial knowledge.
 func TestPartOfASnapshotIsNotServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -182,7 +180,7 @@ func TestPartOfASnapshotIsNotServed(t *testing.T) {
 		all := append(nodes, part)
 		name := "joiner"
 		for i := 0; inOrder(all, name)[0] != part; i++ {
-			name = fmt.Sprintf("joiner%d", i) // asks the one that knows a part first
+			name = fmt.Sprintf("joiner%d", i)
 		}
 		joiner := net.start(name, nil)
 		until(t, 5*time.Second, "refused by the part", func() bool { return part.Stats().SnapshotsRefused > 0 })
@@ -209,7 +207,7 @@ func TestManyJoinersAreServedFewAtATime(t *testing.T) {
 					most.Store(n)
 				}
 			}
-			time.Sleep(20 * time.Millisecond) // so that they overlap
+			time.Sleep(20 * time.Millisecond)
 			if page == 20_000*recordSize/pageBytes {
 				now.Add(-1)
 			}
@@ -290,7 +288,7 @@ func TestBudgetHoldsNewsBack(t *testing.T) {
 	})
 }
 
-// Who publishes more than its budget still serves a joiner, and still stays within the budget.
+// A node whose news exceeds its budget still serves a joiner within the budget.
 func TestNewsBeyondTheBudgetLeavesASnapshotItsShare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -337,8 +335,7 @@ func TestManySubscribersOfASmallBudgetAreSentNews(t *testing.T) {
 	}
 }
 
-// The positions of a snapshot leave out a batch that is still being applied: the pages may not
-// contain it.
+// Positions exclude a batch that is still being applied, since the pages may lack it.
 func TestPositionsLeaveOutABatchThatIsBeingApplied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -382,7 +379,7 @@ func TestPositionsLeaveOutABatchThatIsBeingApplied(t *testing.T) {
 	})
 }
 
-// A joiner whose source has not heard a third node takes another snapshot, from that node.
+// A joiner whose source lacks a third node's batches takes another snapshot, from that node.
 func TestJoinerTakesWhatItsSourceHasNotHeard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)

@@ -9,77 +9,75 @@ import (
 	"grapevine/gossip/wire"
 )
 
-// Peer is what this node knows of one other and of the stream from it. Counters start with this
-// process and go on over reconnections and restarts of the peer. Bytes are those of frames, before
-// encryption.
+// Peer describes another node and its stream to this node. Counters continue over reconnections and
+// restarts of the peer. Bytes are of frames, before encryption.
 type Peer struct {
 	member.Status
 	Connected bool
-	LastHeard time.Time // zero: never
-	LastError string    // why its stream ended last, or could not be opened
+	LastHeard time.Time
+	LastError string
 
-	Lag    time.Duration // how old its news is when it comes, or how long it has been silent, if that is longer
-	RTT    time.Duration // least of the last samples; 0: not measured
-	Offset time.Duration // what to add to its clock to have this node's
+	Lag    time.Duration // age of its news on arrival, or its silence if longer
+	RTT    time.Duration // shortest recent round trip; 0: not measured
+	Offset time.Duration // added to its clock, gives this node's
 
-	Received uint64 // records that came on its streams
-	Applied  uint64 // of them, those that were merged
-	News     uint64 // of those, those that changed something here
-	Unknown  uint64 // of those, those that name a backend unknown here
-	Dropped  uint64 // records that were malformed
+	Received uint64
+	Applied  uint64
+	News     uint64 // of Applied, records that changed something
+	Unknown  uint64 // of Applied, records of unknown backends
+	Dropped  uint64 // records in malformed batches
 
-	Process    uint64 // incarnation of its process that Position is about; 0: none yet
-	Position   uint64 // sequence of its next batch to be applied here; 0: no stream has started yet
-	Incomplete bool   // some batches below Position are missing until a snapshot is taken
+	Process    uint64 // incarnation that Position belongs to; 0: none
+	Position   uint64 // sequence of its next batch to apply; 0: no stream has started
+	Incomplete bool
 
-	Missed     uint64 // batches that its journal had dropped before they were sent here; snapshots replaced them
-	Violations uint64 // streams closed because of what it sent
-	Connects   uint64 // streams opened to it
+	Missed     uint64 // batches its journal dropped before sending; snapshots replaced them
+	Violations uint64
+	Connects   uint64
 
 	ReceivedBytes uint64
 	SentBytes     uint64
-	Subscribed    bool   // it takes this node's news
-	Behind        uint64 // batches of this node that were not yet written to it
+	Subscribed    bool
+	Behind        uint64 // batches of this node not yet written to it
 }
 
-// Stats counts what this node has sent, taken and dropped since it started. Its JSON is part of the
-// admin API.
+// Stats counts this node's exchange since its start. Its JSON is part of the admin API.
 type Stats struct {
 	PublishedBatches uint64 `json:"published_batches"`
 	PublishedRecords uint64 `json:"published_records"`
-	PublishedBytes   uint64 `json:"published_bytes"` // of payload, once however many peers there are
+	PublishedBytes   uint64 `json:"published_bytes"` // payload, counted once for all peers
 
 	AppliedBatches uint64 `json:"applied_batches"`
 	AppliedRecords uint64 `json:"applied_records"`
-	AppliedNews    uint64 `json:"applied_news"`    // records that changed something here
-	AppliedBytes   uint64 `json:"applied_bytes"`   // of payload
-	UnknownRecords uint64 `json:"unknown_records"` // that name a backend unknown here
-	DroppedBudget  uint64 `json:"dropped_budget"`  // flushes cut short because the budget was used up; Knowledge chooses what to drop
-	DroppedBound   uint64 `json:"dropped_bound"`   // loads dropped because of another bound
-	Malformed      uint64 `json:"malformed"`       // batches and pages that could not be read, others' and own
+	AppliedNews    uint64 `json:"applied_news"`
+	AppliedBytes   uint64 `json:"applied_bytes"`
+	UnknownRecords uint64 `json:"unknown_records"`
+	DroppedBudget  uint64 `json:"dropped_budget"` // flushes cut short by the budget
+	DroppedBound   uint64 `json:"dropped_bound"`  // loads beyond wire.MaxLoads
+	Malformed      uint64 `json:"malformed"`      // unreadable batches and pages, own ones included
 
-	Resumes       uint64 `json:"resumes"`        // streams that went on behind the last batch of the stream before
-	MissedBatches uint64 `json:"missed_batches"` // that a publisher's journal had dropped; snapshots replaced them
+	Resumes       uint64 `json:"resumes"`
+	MissedBatches uint64 `json:"missed_batches"` // see Peer.Missed
 
 	SnapshotsServed  uint64 `json:"snapshots_served"`
 	SnapshotsRefused uint64 `json:"snapshots_refused"`
 	SnapshotsTaken   uint64 `json:"snapshots_taken"`
-	SnapshotRecords  uint64 `json:"snapshot_records"` // taken
-	SnapshotBytes    uint64 `json:"snapshot_bytes"`   // taken
+	SnapshotRecords  uint64 `json:"snapshot_records"`
+	SnapshotBytes    uint64 `json:"snapshot_bytes"`
 
-	SentBytes      uint64            `json:"sent_bytes"`       // of frames, before encryption
-	ReceivedBytes  uint64            `json:"received_bytes"`   // of frames, before encryption
-	SentByKind     map[string]uint64 `json:"sent_by_kind"`     // the same by kind of frame
-	ReceivedByKind map[string]uint64 `json:"received_by_kind"` // the same by kind of frame
-	Writes         uint64            `json:"writes"`           // of one TLS record or a few; each record is 22 bytes more
-	SkippedFrames  uint64            `json:"skipped_frames"`   // of kinds this version does not know
+	SentBytes      uint64            `json:"sent_bytes"`
+	ReceivedBytes  uint64            `json:"received_bytes"`
+	SentByKind     map[string]uint64 `json:"sent_by_kind"`
+	ReceivedByKind map[string]uint64 `json:"received_by_kind"`
+	Writes         uint64            `json:"writes"` // each adds 22 bytes per TLS record
+	SkippedFrames  uint64            `json:"skipped_frames"`
 
-	JournalBytes   int64 `json:"journal_bytes"` // of this node's own batches
+	JournalBytes   int64 `json:"journal_bytes"`
 	JournalBatches int64 `json:"journal_batches"`
 
-	Violations uint64 `json:"violations"` // streams closed because of what came on them
-	SlowPeers  uint64 `json:"slow_peers"` // streams closed because the peer read too slowly
-	Refused    uint64 `json:"refused"`    // members and streams beyond a bound
+	Violations uint64 `json:"violations"`
+	SlowPeers  uint64 `json:"slow_peers"`
+	Refused    uint64 `json:"refused"` // members and streams beyond maxPeers
 }
 
 // Stats returns the counters.
@@ -111,7 +109,7 @@ func (f *Fleet) Stats() Stats {
 	return s
 }
 
-// Peers lists the other nodes by name, those that failed or left in the last ten minutes included.
+// Peers lists the other nodes by name, including those gone for up to ten minutes.
 func (f *Fleet) Peers() []Peer {
 	now := time.Now()
 	f.mu.Lock()

@@ -14,57 +14,50 @@ import (
 )
 
 const (
-	// replaySpan is how far back a joiner's streams begin. The snapshot that the joiner takes from
-	// one peer may lack what the others published in the last moments.
+	// replaySpan is how far back a joiner's streams begin: its snapshot may lack other peers'
+	// latest batches.
 	replaySpan = 5 * time.Second
-	// writeTimeout is how long one write may take before the stream is closed: 10 kB/s is too slow
-	// for a fleet.
+	// writeTimeout bounds one write: 10 kB/s is too slow for a fleet.
 	writeTimeout = 5 * time.Second
-	// subscriberSilence is how long a subscriber, which pings, may be silent.
+	// subscriberSilence bounds the silence of a subscriber, which pings.
 	subscriberSilence = 10 * time.Second
-	// fullLoadInterval is how often the whole load vector is sent, so that any error in it is
-	// short-lived.
+	// fullLoadInterval limits how long an error in a load vector lasts.
 	fullLoadInterval = 10 * time.Second
-	// writeSize is about how much is written at once; a frame more at most.
-	writeSize = 48 << 10
-	// resumeSize is how much of that may be batches from before the subscription.
+	writeSize        = 48 << 10
+	// resumeSize bounds the old batches in one write.
 	resumeSize = 32 << 10
-	// maxPongs bounds the pings that wait for an answer. Honest subscribers have no more of them
-	// than fit into writeTimeout.
+	// maxPongs exceeds what honest subscribers send within writeTimeout.
 	maxPongs = 16
 )
 
-// errViolation marks what no honest peer does. The stream is closed, and the peer is not dialed
-// again at once.
 var errViolation = errors.New("protocol violation")
 
-// subscriber is another node that dialed this one to follow its journal. Its reader takes requests;
-// its writer answers them and sends the journal from a cursor on. Neither waits for the other.
+// subscriber is another node that follows this node's journal. Its reader takes requests; its
+// writer sends answers and the journal from a cursor on. Neither waits for the other.
 type subscriber struct {
 	f    *Fleet
 	conn net.Conn
 	who  processID
 	wake chan struct{} // capacity 1
-	done chan struct{} // closed when the reader has returned
+	done chan struct{}
 	sent atomic.Uint64
 
 	mu         sync.Mutex
 	subscribed bool
-	version    uint8  // of the format, that both sides speak
-	cursor     uint64 // sequence of the next batch to send
-	live       uint64 // batches below were published before the subscription: they wait for the bulk budget
+	version    uint8
+	cursor     uint64 // sequence of the next batch
+	live       uint64 // older batches wait for the bulk budget
 	pongs      []wire.Pong
-	offer      *offer // the snapshot that is being sent
+	offer      *offer
 
-	// Of the writer alone.
+	// Used by the writer only.
 	started bool
 	loads   []Load
-	loaded  uint64 // version of the load table it has
+	loaded  uint64 // version sent last
 	fullAt  time.Time
-	state   uint64 // version of the state it has
+	state   uint64 // version sent last
 }
 
-// serve runs one accepted stream until it ends. Called by the membership in a goroutine of its own.
 func (f *Fleet) serve(c net.Conn, peer member.Info) {
 	d := &subscriber{
 		f: f, conn: c, who: processID{peer.Name, peer.Incarnation},
@@ -88,8 +81,7 @@ func (f *Fleet) serve(c net.Conn, peer member.Info) {
 	}
 }
 
-// admit registers a stream and starts its writer. A node has one stream; a newer one replaces the
-// older.
+// admit registers a stream and starts its writer. A newer stream of a node replaces the older.
 func (f *Fleet) admit(d *subscriber) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -101,14 +93,14 @@ func (f *Fleet) admit(d *subscriber) bool {
 		f.counts.refused.Add(1)
 		return false
 	case old != nil && old.who.incarnation > d.who.incarnation:
-		return false // of a process that has been replaced
+		return false
 	}
 	if old != nil {
 		old.conn.Close()
 		f.keepSentLocked(old)
 	}
 	f.subscribers[d.who.name] = d
-	f.wg.Add(1) // of serve itself
+	f.wg.Add(1) // for serve
 	f.spawnLocked(d.write)
 	return true
 }
@@ -122,15 +114,13 @@ func (f *Fleet) dismiss(d *subscriber) {
 	f.keepSentLocked(d)
 }
 
-// keepSentLocked moves a stream's count of sent bytes to the peer, whose count goes on over
-// reconnections.
+// keepSentLocked adds a stream's bytes to its peer, which counts over reconnections.
 func (f *Fleet) keepSentLocked(d *subscriber) {
 	if p := f.peers[d.who.name]; p != nil {
 		p.sent.Add(d.sent.Swap(0))
 	}
 }
 
-// listSubscribers copies the set of streams that follow this node.
 func (f *Fleet) listSubscribers() []*subscriber {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -141,7 +131,6 @@ func (f *Fleet) listSubscribers() []*subscriber {
 	return out
 }
 
-// poke tells the writer that there is something to do.
 func (d *subscriber) poke() {
 	select {
 	case d.wake <- struct{}{}:
@@ -149,20 +138,18 @@ func (d *subscriber) poke() {
 	}
 }
 
-// position is the sequence of the next batch this subscriber will be sent; 0 before it has
-// subscribed.
+// position returns the sequence of the next batch; 0 before Subscribe.
 func (d *subscriber) position() uint64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.cursor
 }
 
-// read takes the subscriber's requests until the stream ends.
 func (d *subscriber) read() error {
 	r := wire.NewReader(d.conn, wire.RequestSize)
 	var limit time.Time
 	for {
-		// A deadline costs more than a frame; it is moved when it has lost a tenth of its span.
+		// Setting a deadline costs more than reading a frame.
 		if now := time.Now(); limit.Sub(now) < subscriberSilence*9/10 {
 			limit = now.Add(subscriberSilence)
 			if err := d.conn.SetReadDeadline(limit); err != nil {
@@ -180,7 +167,7 @@ func (d *subscriber) read() error {
 	}
 }
 
-// blame marks an error of reading as a violation unless it is the network's.
+// blame marks a read error as a violation unless the network caused it.
 func blame(err error) error {
 	if errors.Is(err, wire.ErrMalformed) || errors.Is(err, wire.ErrTooLarge) || errors.Is(err, wire.ErrTruncated) {
 		return fmt.Errorf("%w: %w", errViolation, err)
@@ -193,7 +180,6 @@ var (
 	errTooMany    = errors.New("more requests than allowed at a time")
 )
 
-// take acts on one frame of the subscriber. Every error is a violation.
 func (d *subscriber) take(kind wire.Kind, body []byte) error {
 	switch kind {
 	case wire.KindSubscribe:
@@ -232,8 +218,8 @@ func (d *subscriber) take(kind wire.Kind, body []byte) error {
 	return errUnexpected
 }
 
-// subscribe sets the cursor: where the subscriber asks to begin if the journal still holds that,
-// else behind the last batch. The subscriber sees the difference in Start and takes a snapshot.
+// subscribe sets the cursor to the wanted batch if the journal holds it, else behind the last
+// batch, which makes the subscriber take a snapshot.
 func (d *subscriber) subscribe(s wire.Subscribe) error {
 	oldest, next := d.f.journal.position()
 	from := next
@@ -254,11 +240,9 @@ func (d *subscriber) subscribe(s wire.Subscribe) error {
 	return nil
 }
 
-// write sends what there is whenever there is something, until the stream ends.
 func (d *subscriber) write() {
 	defer d.conn.Close() // ends the reader
-	// The writer also wakes up by itself: for the full load vector, and for what the budget held
-	// back.
+	// The timer serves the full load vector and frames held back by the budget.
 	timer := time.NewTimer(fullLoadInterval)
 	defer timer.Stop()
 	var buf []byte
@@ -291,7 +275,6 @@ func (d *subscriber) write() {
 	}
 }
 
-// flush writes buf and reports whether the stream can go on.
 func (d *subscriber) flush(buf []byte, now time.Time) bool {
 	if d.conn.SetWriteDeadline(now.Add(writeTimeout)) != nil {
 		return false
@@ -307,8 +290,8 @@ func (d *subscriber) flush(buf []byte, now time.Time) bool {
 	return err == nil
 }
 
-// fill appends what is to be sent now, most urgent first. If that is nothing, wait is the longest
-// time until the next call. ok is false if the journal has dropped what the subscriber needs next.
+// fill appends the frames to send now, most urgent first. If there are none, wait bounds the time
+// until the next call. ok is false if the journal dropped the next batch.
 func (d *subscriber) fill(dst []byte, now time.Time) (out []byte, wait time.Duration, ok bool) {
 	dst = d.fillPongs(dst, now)
 	d.mu.Lock()
@@ -344,7 +327,6 @@ func (d *subscriber) fill(dst []byte, now time.Time) (out []byte, wait time.Dura
 	return dst, wait, true
 }
 
-// framed counts the bytes that add appends to dst as frames of a kind.
 func (d *subscriber) framed(kind wire.Kind, dst []byte, add func([]byte) []byte) []byte {
 	n := len(dst)
 	dst = add(dst)
@@ -381,8 +363,7 @@ func (d *subscriber) fillLoad(dst []byte, now time.Time) []byte {
 	return d.framed(wire.KindLoad, dst, func(b []byte) []byte { return wire.AppendLoad(b, ms, full, loads) })
 }
 
-// fillBatches appends batches from the cursor on. Those from before the subscription wait for the
-// bulk budget: then held is how long.
+// fillBatches appends batches from the cursor on; held is how long the budget delays old batches.
 func (d *subscriber) fillBatches(dst []byte, now time.Time) (out []byte, held time.Duration, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -416,8 +397,7 @@ func (d *subscriber) fillState(dst []byte) []byte {
 	return d.framed(wire.KindState, dst, func(b []byte) []byte { return wire.AppendState(b, ms, blob) })
 }
 
-// fillSnapshot appends the next frame of a snapshot. If the budget does not allow that now, wait is
-// how long it takes.
+// fillSnapshot appends a snapshot frame, or returns how long the budget delays it.
 func (d *subscriber) fillSnapshot(dst []byte, now time.Time) (out []byte, wait time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

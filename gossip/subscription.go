@@ -14,26 +14,21 @@ import (
 )
 
 const (
-	// pingInterval is how often a publisher is asked for a sign of life and the time.
 	pingInterval = 500 * time.Millisecond
-	// publisherSilence is how long a publisher, which answers pings, may be silent.
+	// publisherSilence bounds the silence of a publisher, which answers pings.
 	publisherSilence = 3 * time.Second
-	// dialTimeout bounds connecting, encryption and hello.
+	// dialTimeout bounds connect, TLS handshake and hello together.
 	dialTimeout = 5 * time.Second
-	// firstPause, maxPause and violationPause are the pauses between attempts to open a stream,
-	// before jitter. A peer that is a member and does not answer is tried every two seconds, so
-	// that a healed network is used soon; a peer that breaks the protocol is left alone for longer.
+	// Pauses between dials, before jitter. maxPause is short so that a healed network is used soon.
 	firstPause     = 50 * time.Millisecond
 	maxPause       = 2 * time.Second
 	violationPause = 10 * time.Second
-	// maxOut bounds the requests that wait to be written to a publisher, in bytes.
-	maxOut = 64 << 10
-	// maxShift bounds how far clocks of members may be apart for their times to be used.
-	maxShift = 365 * 24 * time.Hour
+	maxOut         = 64 << 10
+	maxShift       = 365 * 24 * time.Hour
 )
 
-// subscription is one stream on which this node receives a peer's knowledge. Its reader applies
-// what comes, its writer sends requests and pings; neither waits for the other.
+// subscription is one stream from a peer. Its reader applies frames, its writer sends requests and
+// pings; neither waits for the other.
 type subscription struct {
 	f     *Fleet
 	p     *peer
@@ -41,23 +36,22 @@ type subscription struct {
 	id    processID // of the publisher
 	began time.Time
 
-	started  atomic.Bool   // Start has come
-	requests atomic.Uint64 // snapshots asked for so far
-	done     chan struct{} // closed when the reader has returned
+	started  atomic.Bool // Start was received
+	requests atomic.Uint64
+	done     chan struct{}
 	wake     chan struct{} // capacity 1
 
 	mu     sync.Mutex
-	why    error // why the stream has ended; nil: it has not
+	why    error // why the stream ended; nil while it is open
 	out    []byte
-	intake *intake // the snapshot that is being taken
+	intake *intake
 
-	// Of the reader alone.
+	// Used by the reader only.
 	asked  wire.Subscribe
-	loaded bool // the full load vector has come
+	loaded bool // a full vector came
 	loads  []Load
 }
 
-// subscribe keeps a stream from a peer open until ctx ends.
 func (f *Fleet) subscribe(ctx context.Context, p *peer, info member.Info) {
 	pause := firstPause
 	for {
@@ -88,7 +82,6 @@ func (f *Fleet) subscribe(ctx context.Context, p *peer, info member.Info) {
 	}
 }
 
-// follow opens one stream and takes what comes until it ends.
 func (f *Fleet) follow(ctx context.Context, p *peer, info member.Info) error {
 	conn, peer, err := f.dial(ctx, info)
 	if err != nil {
@@ -121,7 +114,7 @@ func (f *Fleet) follow(ctx context.Context, p *peer, info member.Info) error {
 	}
 	p.mu.Unlock()
 	s.mu.Lock()
-	err = s.why // the first reason: closing a connection makes its reader fail, too
+	err = s.why // the first reason: closing the connection fails the reader, too
 	s.mu.Unlock()
 	p.failed(err)
 	s.finishIntake(wire.Cancelled)
@@ -155,7 +148,6 @@ func (p *peer) failed(err error) {
 	}
 }
 
-// end closes the stream. The first reason is kept.
 func (s *subscription) end(why error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -165,7 +157,7 @@ func (s *subscription) end(why error) {
 	}
 }
 
-// sendLocked queues a frame of a kind; false if there is no room. s.mu is held.
+// sendLocked queues a frame if there is room. s.mu is held.
 func (s *subscription) sendLocked(kind wire.Kind, add func([]byte) []byte) bool {
 	if len(s.out) > maxOut {
 		return false
@@ -186,8 +178,8 @@ func (s *subscription) send(kind wire.Kind, add func([]byte) []byte) bool {
 	return s.sendLocked(kind, add)
 }
 
-// request asks for the publisher's batches from this node's cursor on. The ping goes first: its
-// answer comes before the first batch, whose times need it.
+// request subscribes from this node's cursor on. The ping goes first: the first batch's times need
+// the clock offset.
 func (s *subscription) request() {
 	s.ping()
 	s.asked = wire.Subscribe{Version: wire.Version}
@@ -196,8 +188,7 @@ func (s *subscription) request() {
 	case next > 0:
 		s.asked.Incarnation, s.asked.Next = s.id.incarnation, next
 	case !s.f.warming.learning():
-		// A process that is new to this node, which is no joiner: all that the process has
-		// published is wanted.
+		// The process is new, and this node is no joiner.
 		s.asked.Incarnation, s.asked.Next = s.id.incarnation, 1
 	}
 	s.send(wire.KindSubscribe, func(b []byte) []byte { return wire.AppendSubscribe(b, s.asked) })
@@ -207,7 +198,6 @@ func (s *subscription) ping() {
 	s.send(wire.KindPing, func(b []byte) []byte { return wire.AppendPing(b, s.f.wall(time.Now()).UnixNano()) })
 }
 
-// write sends requests as they come and a ping when it is time, until the stream ends.
 func (s *subscription) write() {
 	tick := time.NewTicker(pingInterval)
 	defer tick.Stop()
@@ -241,12 +231,11 @@ func (s *subscription) write() {
 			s.p.sent.Add(uint64(n))
 		}
 		if err != nil {
-			return // the reader ends the stream: the last batches of a peer that left may still come
+			return // the reader may still receive the last batches
 		}
 	}
 }
 
-// read takes what the publisher sends until the stream ends.
 func (s *subscription) read() error {
 	r := wire.NewReader(s.conn, wire.NewsSize)
 	var limit time.Time
@@ -279,7 +268,6 @@ func (s *subscription) read() error {
 	}
 }
 
-// take acts on one frame of the publisher. Every error is a violation.
 func (s *subscription) take(kind wire.Kind, body []byte, now time.Time) error {
 	switch kind {
 	case wire.KindPong:
@@ -309,13 +297,12 @@ func (s *subscription) takePong(body []byte, now time.Time) error {
 		return err
 	}
 	s.p.measured(p.Sent, p.Received, p.Replied, s.f.wall(now).UnixNano())
-	s.lagged(time.Unix(0, p.Replied), now) // the only sample of an idle peer
+	s.lagged(time.Unix(0, p.Replied), now) // an idle peer gives no other sample
 	return nil
 }
 
-// takeStart learns with which batch the stream begins. If that is beyond the one that was asked
-// for, the batches between are no longer in the publisher's journal, and a snapshot has to bring
-// what they said.
+// takeStart compares the stream's first batch with the wanted one. If batches between were dropped,
+// a snapshot must replace them.
 func (s *subscription) takeStart(body []byte) error {
 	st, err := wire.DecodeStart(body)
 	if err != nil {
@@ -326,7 +313,7 @@ func (s *subscription) takeStart(body []byte) error {
 	}
 	missed := s.f.startAt(s, max(s.asked.Next, 1), st.Next)
 	switch {
-	case s.asked.Next == 0: // a joiner, which takes a snapshot anyway
+	case s.asked.Next == 0: // a joiner takes a snapshot anyway
 	case missed == 0 && s.asked.Next > 1:
 		s.f.counts.resumes.Add(1)
 	case missed > 0:
@@ -338,8 +325,7 @@ func (s *subscription) takeStart(body []byte) error {
 	return nil
 }
 
-// takeBatch applies the next batch. Streams neither lose nor reorder, so any other than the next
-// one is a violation.
+// takeBatch applies the next batch; streams neither lose nor reorder.
 func (s *subscription) takeBatch(body []byte, now time.Time) error {
 	b, err := wire.DecodeBatch(body)
 	if err != nil {
@@ -352,7 +338,7 @@ func (s *subscription) takeBatch(body []byte, now time.Time) error {
 	s.p.mu.Lock()
 	if s.p.stream != s {
 		s.p.mu.Unlock()
-		return nil // a newer stream has taken over and asked for this batch again
+		return nil // a newer stream has asked for this batch again
 	}
 	if b.Sequence != s.p.cursor.next {
 		s.p.mu.Unlock()
@@ -360,15 +346,14 @@ func (s *subscription) takeBatch(body []byte, now time.Time) error {
 	}
 	s.p.mu.Unlock()
 	err = s.apply(&b)
-	// The cursor moves behind the batch only now, because snapshots promise what it says; and even
-	// if the batch is malformed, because it would be so again.
+	// The cursor moves after Apply, because snapshots promise all batches below it, and also behind
+	// a malformed batch, which would stay malformed.
 	s.p.mu.Lock()
 	s.p.cursor.next++
 	s.p.mu.Unlock()
 	return err
 }
 
-// apply hands a batch to Knowledge and counts what it did.
 func (s *subscription) apply(b *wire.Batch) error {
 	f, p := s.f, s.p
 	got, err := f.knowledge.Apply(p.name, b.Payload, p.shift())
@@ -412,8 +397,8 @@ func (s *subscription) takeState(body []byte) error {
 	return nil
 }
 
-// pass hands the peer's load or state to Knowledge, unless the peer has ended or has a newer
-// stream: then Knowledge may have dropped the peer already, and this would bring it back.
+// pass calls what unless the peer is gone or has a newer stream, so that dropped load stays
+// dropped.
 func (s *subscription) pass(what func()) {
 	p := s.p
 	p.order.Lock()

@@ -11,37 +11,32 @@ import (
 	"grapevine/prefixtree"
 )
 
-// virtualBackends is how many backends virtual fleets have. The last one is never fenced and takes
-// the probes.
+// virtualBackends counts the backends; the last is never fenced and takes the probes.
 const virtualBackends = 5
 
-// spot is a block on a backend, by the name that all nodes use.
 type spot struct {
 	hash prefixtree.Hash
 	key  uint32
 }
 
-// truth is what has really happened in a virtual fleet: every placement with its times and
-// generations. Trees may know less than that, never anything else.
+// truth records every placement in a virtual fleet. Trees may know less, never anything else.
 type truth struct {
 	mu       sync.Mutex
-	placings map[spot]map[prefixtree.Time]*placing // how the block was placed there at that time
-	ended    map[*treeKnowledge]bool               // processes
-	forgets  map[uint32][]forgetting               // by backend
-	latest   map[spot]uint32                       // the latest such generation
-	first    map[uint32]map[uint32]prefixtree.Time // by backend and generation: of its placements
-	renewed  map[uint32]prefixtree.Time            // by backend: when the last node learned of its present generation, on its clock
-	skewed   bool                                  // clocks were set, so times tell nothing
-	newest   prefixtree.Time                       // that any node's clock has shown
+	placings map[spot]map[prefixtree.Time]*placing
+	ended    map[*treeKnowledge]bool
+	forgets  map[uint32][]forgetting
+	latest   map[spot]uint32
+	first    map[uint32]map[uint32]prefixtree.Time
+	renewed  map[uint32]prefixtree.Time // when the last node learned the generation
+	skewed   bool                       // clocks were set, so times prove nothing
+	newest   prefixtree.Time
 }
 
-// placing is who placed a block on a backend at some time, and in which generation of the backend.
 type placing struct {
 	generation uint32
 	by         []*treeKnowledge
 }
 
-// forgetting is that a process found a backend empty.
 type forgetting struct {
 	by *treeKnowledge
 	at prefixtree.Time
@@ -53,7 +48,6 @@ func newTruth() *truth {
 	}
 }
 
-// show notes what a node's clock shows.
 func (w *truth) show(now prefixtree.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -89,8 +83,7 @@ func (w *truth) renew(key uint32, at prefixtree.Time) {
 	w.renewed[key] = max(w.renewed[key], at)
 }
 
-// judge says what is wrong with a fact that a node believes, whose generation of the backend is the
-// fact's.
+// judge returns an error if a believed fact contradicts the truth.
 func (w *truth) judge(key uint32, f prefixtree.Fact) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -104,7 +97,7 @@ func (w *truth) judge(key uint32, f prefixtree.Fact) error {
 		return fmt.Errorf("invented: block %x was never placed on backend %x", f.Hash, key)
 	case w.skewed && w.latest[spot{f.Hash, key}] < f.Generation && !w.begunLocked(key, f.Generation, math.MaxInt64):
 		return fmt.Errorf("fenced: block %x on backend %x is of a generation before %d", f.Hash, key, f.Generation)
-	case w.skewed && f.Time > w.newest+6_000: // a peer's is capped at 5 s ahead, and what follows its fence comes just behind that
+	case w.skewed && f.Time > w.newest+6_000: // peers' times are capped at 5 s ahead
 		return fmt.Errorf("invented: time %d is later than any clock has shown", f.Time)
 	case w.skewed:
 		return nil
@@ -116,9 +109,8 @@ func (w *truth) judge(key uint32, f prefixtree.Fact) error {
 	return nil
 }
 
-// begunLocked reports whether something was placed on a backend in a generation, or one after it,
-// at that time or before: then the new process was there, and had what was placed from then on,
-// whether other nodes knew it or not.
+// begunLocked reports whether the backend process of generation existed at that time, known to
+// other nodes or not.
 func (w *truth) begunLocked(key, generation uint32, at prefixtree.Time) bool {
 	for g, first := range w.first[key] {
 		if g >= generation && first <= at {
@@ -128,30 +120,27 @@ func (w *truth) begunLocked(key, generation uint32, at prefixtree.Time) bool {
 	return false
 }
 
-// comparable reports whether all trees must agree on a fact: one that no new generation has cleared
-// on some nodes and not on others.
+// comparable reports whether all trees must agree on a fact: no generation change clears it on some
+// nodes only.
 func (w *truth) comparable(key uint32, f prefixtree.Fact) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return f.Time > w.renewed[key]
 }
 
-// end notes that a process has ended. Its last batches may have reached some nodes only.
 func (w *truth) end(k *treeKnowledge) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.ended[k] = true
 }
 
-// forget notes that a process found a backend empty.
 func (w *truth) forget(by *treeKnowledge, key uint32, at prefixtree.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.forgets[key] = append(w.forgets[key], forgetting{by, at})
 }
 
-// sure reports whether every node must believe the same of a placement: the processes that
-// published it, and those that found the backend empty later, all still run.
+// sure reports whether all processes that affect a placement still run.
 func (w *truth) sure(p spot, at prefixtree.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -164,7 +153,7 @@ func (w *truth) sure(p spot, at prefixtree.Time) bool {
 	return then != nil && !slices.ContainsFunc(then.by, func(k *treeKnowledge) bool { return w.ended[k] })
 }
 
-// virtualNames gives each node ids of its own for the same backends.
+// virtualNames gives each node different ids for the same backends.
 type virtualNames struct{ turn int }
 
 var virtualKeys = func() (keys [virtualBackends]uint32) {
@@ -194,8 +183,7 @@ func (n virtualNames) Backend(key uint32) (prefixtree.Backend, bool) {
 	return 0, false
 }
 
-// treeKnowledge is Knowledge with a real tree and outbox, wired as a node does it; load and state
-// are the model's.
+// treeKnowledge is Knowledge with a real tree and outbox.
 type treeKnowledge struct {
 	*model
 	tree   *prefixtree.Tree
@@ -204,11 +192,11 @@ type treeKnowledge struct {
 	clock  func() prefixtree.Time
 	truth  *truth
 
-	counting sync.Mutex // guards the following
+	counting sync.Mutex
 	applied  Applied
 	batches  uint64
 	drained  uint64
-	seen     map[batchKey]bool // batches, which journals of these runs do not forget
+	seen     map[batchKey]bool
 	twice    error
 }
 
@@ -242,7 +230,7 @@ func (k *treeKnowledge) Apply(origin string, payload []byte, shift time.Duration
 	defer k.counting.Unlock()
 	k.batches++
 	batch := batchKey{origin, maphash.Bytes(payloadSeed, payload)}
-	if k.seen[batch] && !k.truth.skewed { // after a clock was set back a fence may be published once more as it stands
+	if k.seen[batch] && !k.truth.skewed { // a fence may repeat
 		k.twice = fmt.Errorf("a batch of %s was applied twice", origin)
 	}
 	k.seen[batch] = true
@@ -268,8 +256,7 @@ func (k *treeKnowledge) ApplySnapshot(page []byte, shift time.Duration) (Applied
 	return k.merge(page, shift)
 }
 
-// request places a chain and returns what ends it. cached is what the engine will report, -1
-// nothing.
+// request places a chain and returns its end. cached is the engine's report; -1: none.
 func (k *treeKnowledge) request(backend int, chain []prefixtree.Hash, cached int) (end func(failed bool)) {
 	b, key, trail := k.names.id(backend), virtualKeys[backend], new(prefixtree.Trail)
 	tell := func(at prefixtree.Time, news []prefixtree.Fact) {
@@ -277,7 +264,7 @@ func (k *treeKnowledge) request(backend int, chain []prefixtree.Hash, cached int
 		k.truth.place(k, key, chain, at, generation)
 		for _, f := range news {
 			if f.Kind == prefixtree.Add || f.Kind == prefixtree.Touch {
-				k.truth.place(k, key, chain, f.Time, generation) // just behind a fence that was ahead
+				k.truth.place(k, key, chain, f.Time, generation) // just after a fence
 			}
 		}
 		k.outbox.Add(news)
@@ -296,7 +283,6 @@ func (k *treeKnowledge) request(backend int, chain []prefixtree.Hash, cached int
 	}
 }
 
-// generation is the node's of a backend: Range would tell it with each fact.
 func (k *treeKnowledge) generation(b prefixtree.Backend) uint32 {
 	facts := k.tree.AppendFacts(nil, b, []prefixtree.Hash{1}, 1)
 	return facts[0].Generation
@@ -313,7 +299,6 @@ func (k *treeKnowledge) renew(backend int, generation uint32) {
 	k.truth.renew(virtualKeys[backend], now)
 }
 
-// begin gives the tree of a new process all generations, which clears nothing.
 func (k *treeKnowledge) begin(generations [virtualBackends]uint32) {
 	now := k.clock()
 	for b, g := range generations {
@@ -321,7 +306,7 @@ func (k *treeKnowledge) begin(generations [virtualBackends]uint32) {
 	}
 }
 
-// believes lists what the tree holds now, and says the first thing that is wrong with it.
+// believes returns the tree's facts and the first violation of the truth.
 func (k *treeKnowledge) believes() (held map[spot]prefixtree.Time, err error) {
 	held = map[spot]prefixtree.Time{}
 	k.tree.Range(k.clock(), func(f prefixtree.Fact) bool {
@@ -337,8 +322,7 @@ func (k *treeKnowledge) believes() (held map[spot]prefixtree.Time, err error) {
 	return held, err
 }
 
-// difference says in one line how two nodes' beliefs differ in what processes that still run have
-// published.
+// difference describes how two nodes differ on running processes' facts.
 func (w *truth) difference(a, b map[spot]prefixtree.Time) string {
 	missing, extra, other := 0, 0, 0
 	example := ""
@@ -367,8 +351,7 @@ func (w *truth) difference(a, b map[spot]prefixtree.Time) string {
 	return fmt.Sprintf("%d missing, %d too many, %d of another time, e.g. %s", missing, extra, other, example)
 }
 
-// virtualChain is the chain of a prompt: those of one family share their first blocks. A hash names
-// all of its path.
+// virtualChain shares its first blocks within a family.
 func virtualChain(family, own uint64, common, blocks int) []prefixtree.Hash {
 	chain := make([]prefixtree.Hash, blocks)
 	path := uint64(0)

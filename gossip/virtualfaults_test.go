@@ -11,33 +11,30 @@ import (
 	"grapevine/gossip/member"
 )
 
-// The faults of a virtual fleet.
 const (
-	faultPartition = iota // and the membership notices
-	faultCut              // between two, and nobody notices
-	faultOneWay           // streams stand still, and one of the two takes the other for dead
+	faultPartition = iota // the membership notices
+	faultCut
+	faultOneWay // one of the two nodes believes the other dead
 	faultKill
 	faultLeave
 	faultClock
-	faultBreaks // streams
+	faultBreaks // of streams
 	faultDelay
 	faultGeneration
 	faultForget
 	virtualFaults
 )
 
-// cut cuts or mends directions.
 func (v *virtualFleet) cut(by int, directions ...[2]string) {
 	v.net.mu.Lock()
 	for _, d := range directions {
 		v.cuts[d] += by
 	}
 	v.net.mu.Unlock()
-	// memnet asks with its lock held.
+	// memnet calls this with its lock held.
 	v.net.setCut(func(a, b string) bool { return v.cuts[[2]string{a, b}] > 0 })
 }
 
-// meet tells a node what the membership would of another: whether it hears of it.
 func (v *virtualFleet) meet(a, b *virtualNode) {
 	if a.node == nil || b.node == nil || a == b {
 		return
@@ -49,7 +46,6 @@ func (v *virtualFleet) meet(a, b *virtualNode) {
 	a.node.inner.hear(kind, b.node.inner.self)
 }
 
-// strike does one fault.
 func (v *virtualFleet) strike(what int) {
 	n := v.any()
 	if n == nil {
@@ -99,8 +95,7 @@ func (v *virtualFleet) strike(what int) {
 	}
 }
 
-// renew raises the generation of a backend: nodes learn of it at different times, some only when
-// they start again.
+// renew raises a generation, which nodes learn at different times.
 func (v *virtualFleet) renew(b int) {
 	v.generations[b]++
 	g := v.generations[b]
@@ -135,7 +130,6 @@ func (v *virtualFleet) partition() {
 	v.later(lasts, func() { v.mend(directions) })
 }
 
-// mend ends a cut; the membership notices within a second.
 func (v *virtualFleet) mend(directions [][2]string) {
 	v.cut(-1, directions...)
 	v.later(time.Second, v.meetAll)
@@ -149,7 +143,6 @@ func (v *virtualFleet) meetAll() {
 	}
 }
 
-// end ends a node and starts it again with empty memory.
 func (v *virtualFleet) end(n *virtualNode, kill bool) {
 	pause := v.between(0, 8*time.Second)
 	v.note("%s ends (kill %v), again after %v", n.name, kill, pause)
@@ -163,7 +156,6 @@ func (v *virtualFleet) end(n *virtualNode, kill bool) {
 	v.later(pause, func() { v.begin(n) })
 }
 
-// trouble is a run: faults for so long, with everything held against the truth all the while.
 func (v *virtualFleet) trouble(lasts time.Duration) {
 	// Faults come by kinds, some not at all.
 	swarm := virtual.NewSwarm(v.r, virtualFaults)
@@ -187,16 +179,13 @@ func (v *virtualFleet) trouble(lasts time.Duration) {
 	v.inspect()
 }
 
-// settleWithin is how long after the last fault one resume or snapshot may take, until all trees
-// agree and everything adds up; heardWithin how long until every node knows a placement then.
 const (
 	settleWithin = 5 * time.Second
 	heardWithin  = 10 * time.Second
 )
 
-// TestSeedsFleet: whatever happens to a fleet, no node believes what was not placed, or of a
-// generation that has ended; counters add up; queues and journals stay in bounds; and afterwards
-// all agree.
+// Under any faults no node believes an invented or fenced fact, counters and bounds hold, and
+// afterwards all nodes agree.
 func TestSeedsFleet(t *testing.T) {
 	t.Parallel()
 	size := 6

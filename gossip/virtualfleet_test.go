@@ -18,10 +18,8 @@ import (
 	"grapevine/prefixtree"
 )
 
-// virtualFleet is a fleet of real nodes on a memnet, in virtual time: real streams, journals,
-// snapshots and trees; the network, the clocks and what happens are drawn from the seed. The order
-// in which goroutines of one moment run is not, so a seed that fails mostly fails again, and not
-// always.
+// virtualFleet is a fleet of real nodes in virtual time. The seed determines network, clocks and
+// faults, but not the order of goroutines, so a failing seed may pass on a rerun.
 type virtualFleet struct {
 	t     *testing.T
 	r     *rand.Rand
@@ -31,20 +29,20 @@ type virtualFleet struct {
 	nodes []*virtualNode
 
 	logMu sync.Mutex
-	log   []string // what was done, and what nodes said of it
+	log   []string
 
 	generations [virtualBackends]uint32
 	requests    uint64
 	open        []openRequest
-	cuts        map[[2]string]int // directions that are cut, by how many faults
-	breaks      int               // streams that break in a tick, per 1,000 nodes
+	cuts        map[[2]string]int // number of faults per cut direction
+	breaks      int               // per tick and 1,000 nodes
 	jitter      atomic.Int64      // ns, the most
-	exact       bool              // nothing happens that lets trees disagree for good
+	exact       bool              // no fault makes trees disagree for good
 	restless    bool              // clocks are set
 	journal     int64
 	budget      int64
 	flush       time.Duration
-	pending     []pending // what happens later, in no order
+	pending     []pending
 }
 
 type openRequest struct {
@@ -62,9 +60,9 @@ type pending struct {
 type virtualNode struct {
 	index  int
 	name   string
-	offset atomic.Int64 // of its wall clock, ns
-	life   uint64       // processes so far
-	node   *testNode    // nil while down
+	offset atomic.Int64
+	life   uint64
+	node   *testNode
 	know   *treeKnowledge
 	last   Stats
 }
@@ -84,7 +82,7 @@ func newVirtualFleet(t *testing.T, seed uint64, size int) *virtualFleet {
 	v.exact, v.restless = v.r.IntN(3) > 0, v.r.IntN(4) == 0
 	v.truth.skewed = v.restless
 	v.journal = []int64{smallJournal, 64 << 20, 64 << 20, 64 << 20}[v.r.IntN(4)]
-	v.budget = []int64{64 << 10, defaultBudget}[v.r.IntN(2)] // with the lesser one pages are small, and resumed batches wait
+	v.budget = []int64{64 << 10, defaultBudget}[v.r.IntN(2)] // the smaller delays resumed batches
 	v.flush = []time.Duration{50 * time.Millisecond, 200 * time.Millisecond}[v.r.IntN(2)]
 	v.net.buffer = []int{16 << 10, 256 << 10}[v.r.IntN(2)]
 	v.net.slow = func(string, string) time.Duration { return time.Duration(rand.Int64N(v.jitter.Load() + 1)) }
@@ -103,17 +101,14 @@ func (v *virtualFleet) note(format string, args ...any) {
 	v.log = append(v.log, fmt.Sprintf("%7.2fs ", time.Since(virtualStart).Seconds())+fmt.Sprintf(format, args...))
 }
 
-// virtualStart is when every bubble's time begins.
 var virtualStart = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// fail ends the test with what has happened so far.
 func (v *virtualFleet) fail(format string, args ...any) {
 	v.t.Helper()
 	v.note(format, args...)
 	v.t.Fatal(strings.Join(v.log, "\n"))
 }
 
-// begin starts the next process of a node.
 func (v *virtualFleet) begin(n *virtualNode) {
 	n.life++
 	know, err := newTreeKnowledge(n.name, n.index, n.now, v.truth)
@@ -131,11 +126,9 @@ func (v *virtualFleet) begin(n *virtualNode) {
 	n.node.journal.limit = v.journal
 }
 
-// smallJournal is less than an operator may set: a few seconds of these small fleets, so that
-// subscribers fall behind it.
+// smallJournal is a few seconds, so that subscribers fall behind.
 const smallJournal = 8 << 10
 
-// said takes what a node logs.
 type said struct {
 	v    *virtualFleet
 	name string
@@ -155,7 +148,6 @@ func (v *virtualFleet) up() (list []*virtualNode) {
 	return list
 }
 
-// any draws a node that runs; nil if none does.
 func (v *virtualFleet) any() *virtualNode {
 	up := v.up()
 	if len(up) == 0 {
@@ -168,12 +160,10 @@ func (v *virtualFleet) later(d time.Duration, do func()) {
 	v.pending = append(v.pending, pending{time.Now().Add(d), do})
 }
 
-// between draws a duration.
 func (v *virtualFleet) between(least, most time.Duration) time.Duration {
 	return least + time.Duration(v.r.Int64N(int64(most-least)+1))
 }
 
-// tick does what is due and lets the fleet have some requests.
 func (v *virtualFleet) tick(step time.Duration, rate int) {
 	time.Sleep(step)
 	now := time.Now()
@@ -213,7 +203,6 @@ func (v *virtualFleet) tick(step time.Duration, rate int) {
 
 var errBroken = errors.New("broken by the test")
 
-// breakStream closes one of the streams that the node follows.
 func (n *testNode) breakStream(r *rand.Rand) {
 	if peers := n.alive(); len(peers) > 0 {
 		peers[r.IntN(len(peers))].endStream(errBroken)
@@ -227,7 +216,7 @@ func (v *virtualFleet) request(n *virtualNode) {
 	blocks := 1 + v.r.IntN(40)
 	own := v.requests
 	if v.r.IntN(2) == 0 && v.requests > 20 {
-		own = v.requests - uint64(v.r.IntN(20)) // a next turn, maybe on another node and backend
+		own = v.requests - uint64(v.r.IntN(20))
 	}
 	chain := virtualChain(family, own, int(own%20), blocks)
 	cached := -1
@@ -238,7 +227,7 @@ func (v *virtualFleet) request(n *virtualNode) {
 	v.open = append(v.open, openRequest{n, n.life, end, time.Now().Add(v.between(0, 20*time.Second))})
 }
 
-// inspect holds every node against the truth and against its own bounds and sums.
+// inspect checks every node against the truth, its bounds and its sums.
 func (v *virtualFleet) inspect() {
 	v.t.Helper()
 	for _, n := range v.up() {
@@ -252,10 +241,9 @@ func (v *virtualFleet) inspect() {
 	}
 }
 
-// account says which of a node's counters do not add up, or which of its bounds does not hold. old
-// is what it said before.
+// account returns an error if counters do not add up or exceed a bound. old is the previous sample.
 func account(f *Fleet, k *treeKnowledge, old Stats, journal int64) (s Stats, err error) {
-	s = f.Stats() // before the knowledge's own counts, which run ahead of them
+	s = f.Stats() // before the knowledge's counts, which run ahead
 	k.counting.Lock()
 	applied, batches, drained, twice := k.applied, k.batches, k.drained, k.twice
 	k.counting.Unlock()
@@ -274,7 +262,7 @@ func account(f *Fleet, k *treeKnowledge, old Stats, journal int64) (s Stats, err
 		err = fmt.Errorf("a counter went back: %+v, was %+v", s, old)
 	case s.AppliedNews > s.AppliedRecords:
 		err = fmt.Errorf("a part is more than the whole: %+v", s)
-	case s.JournalBatches > int64(s.PublishedBatches)+1: // one being counted
+	case s.JournalBatches > int64(s.PublishedBatches)+1: // one is being counted
 		err = fmt.Errorf("%d batches in the journal, of %d", s.JournalBatches, s.PublishedBatches)
 	case s.JournalBytes > max(journal, batchPayload+wire.MaxName), box.Pending > 1<<16:
 		err = fmt.Errorf("journal of %d bytes, %d waiting in the outbox", s.JournalBytes, box.Pending)
@@ -284,7 +272,7 @@ func account(f *Fleet, k *treeKnowledge, old Stats, journal int64) (s Stats, err
 	return s, err
 }
 
-// settled says what still keeps the fleet from rest; "" when nothing does. Counts are exact then.
+// settled returns what keeps the fleet from rest, or "".
 func (v *virtualFleet) settled() string {
 	up := v.up()
 	var first map[spot]prefixtree.Time
@@ -333,8 +321,7 @@ func (m *model) ownLoad() map[uint32]Load {
 	return maps.Clone(m.loads)
 }
 
-// rest lets everything heal and waits until it has, at most for limit. It returns how long that
-// took.
+// rest heals everything and waits for rest.
 func (v *virtualFleet) rest(limit time.Duration) time.Duration {
 	v.t.Helper()
 	v.note("quiet")
@@ -351,7 +338,7 @@ func (v *virtualFleet) rest(limit time.Duration) time.Duration {
 	}
 }
 
-// probe has every node place something of its own, and waits until all believe all of it.
+// probe waits until all nodes believe a new fact of each.
 func (v *virtualFleet) probe(limit time.Duration) time.Duration {
 	v.t.Helper()
 	want := map[spot]string{}

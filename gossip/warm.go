@@ -14,40 +14,32 @@ import (
 )
 
 const (
-	// stallTimeout is how long a snapshot may make no progress, or a peer be out of reach, before
-	// another peer is asked.
+	// stallTimeout is how long a source may be stalled or unreachable before another is asked.
 	stallTimeout = 2 * time.Second
-	// busyPause is after how long a peer that was busy with other snapshots is asked again, and how
-	// often a warm node looks whether it needs a snapshot.
-	busyPause = 250 * time.Millisecond
-	// lookInterval is how often a joiner looks for a peer to ask while there is none.
-	lookInterval = 20 * time.Millisecond
-	// intakeTimeout bounds a whole snapshot from one peer.
+	// busyPause precedes the next request to a busy peer, and is the period at which a warm node
+	// checks for missing batches.
+	busyPause     = 250 * time.Millisecond
+	lookInterval  = 20 * time.Millisecond
 	intakeTimeout = time.Minute
-	// learnTimeout is when a joiner stops looking for a source; long after the deadline has made it
-	// ready without one.
-	learnTimeout = 5 * time.Minute
-	// snapshotPause is the least time between two snapshots that a warm node takes.
+	// learnTimeout ends the search for a source, long after the deadline.
+	learnTimeout  = 5 * time.Minute
 	snapshotPause = time.Second
 )
 
-// warming is how far this node has come in learning what others know. Safe for concurrent use.
 type warming struct {
-	done chan struct{} // closed when the node is warm or the deadline is over
+	done chan struct{} // closed when the node is warm, by knowledge or by deadline
 	once sync.Once
 
 	mu        sync.Mutex
-	complete  bool // a snapshot is whole, or there was nothing to learn
-	gaveUp    bool // no peer could send a snapshot
+	complete  bool
+	gaveUp    bool
 	expected  uint64
 	records   uint64
-	positions map[processID]uint64 // what the last whole snapshot contained: batches below these sequences
+	positions map[processID]uint64 // batches below were in the last complete snapshot
 }
 
 func (w *warming) init() { w.done = make(chan struct{}) }
 
-// warm reports whether the node takes part: it knows what the others know, or has waited long
-// enough.
 func (w *warming) warm() bool {
 	select {
 	case <-w.done:
@@ -66,7 +58,7 @@ func (w *warming) finish() {
 	w.open()
 }
 
-// learning reports whether the node is a joiner: it still looks for its first snapshot.
+// learning reports whether the node still needs its first snapshot.
 func (w *warming) learning() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -100,11 +92,9 @@ func (w *warming) fraction() float64 {
 	case w.expected == 0:
 		return 0
 	}
-	return min(0.99, float64(w.records)/float64(w.expected)) // what was expected is an estimate
+	return min(0.99, float64(w.records)/float64(w.expected))
 }
 
-// contained returns the sequence below which the last whole snapshot contained all batches of a
-// process.
 func (w *warming) contained(id processID) uint64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -117,8 +107,8 @@ func (w *warming) contains(positions map[processID]uint64) {
 	w.positions = positions
 }
 
-// learn takes a first snapshot, which makes this node warm, and later one whenever batches of a
-// peer are missing, until the fleet ends. At the deadline the node is warm without the first one.
+// learn takes a first snapshot, and later one whenever batches are missing. The deadline makes the
+// node warm without one.
 func (f *Fleet) learn() {
 	deadline := time.AfterFunc(f.deadline, func() {
 		if !f.warming.warm() {
@@ -148,7 +138,7 @@ func (f *Fleet) learn() {
 		}
 		switch how := f.takeFrom(s); how {
 		case wire.Complete:
-			f.warming.finish() // if no source was found before, this was it
+			f.warming.finish()
 			f.log.Info().Str("peer", s.p.name).Msg("missing batches replaced by a snapshot")
 			f.sleep(snapshotPause - busyPause)
 		default:
@@ -157,7 +147,6 @@ func (f *Fleet) learn() {
 	}
 }
 
-// pauseAfter is how long not to ask a peer again that could not send a whole snapshot.
 func pauseAfter(how wire.Outcome) time.Duration {
 	if how == wire.Busy || how == wire.Cold {
 		return busyPause
@@ -165,9 +154,8 @@ func pauseAfter(how wire.Outcome) time.Duration {
 	return stallTimeout
 }
 
-// missingFrom chooses an open stream from a peer of which batches are missing; nil if there is none
-// that may be asked now. Each node has an order of its own, so that after a partition they ask
-// different peers.
+// missingFrom chooses an open stream from a peer with missing batches, or nil. Each node has its
+// own order, so that after a partition nodes ask different peers.
 func (f *Fleet) missingFrom(notBefore map[processID]time.Time) (s *subscription) {
 	least := uint64(0)
 	for _, p := range f.alive() {
@@ -186,15 +174,14 @@ func (f *Fleet) missingFrom(notBefore map[processID]time.Time) (s *subscription)
 	return s
 }
 
-// source is what a joiner has found out about a peer.
 type source struct {
-	cold  bool      // it has nothing itself
-	notTo time.Time // not to be asked before
-	since time.Time // first looked at
+	cold  bool // has no knowledge itself
+	notTo time.Time
+	since time.Time
 }
 
-// takeFirst asks peers for a snapshot, one after the other in rendezvous order, so that many
-// joiners ask different ones. ok is false if none could send one.
+// takeFirst asks peers for a snapshot in rendezvous order, so that many joiners ask different
+// peers.
 func (f *Fleet) takeFirst(began time.Time) (why string, ok bool) {
 	known := map[processID]*source{}
 	for f.ctx.Err() == nil && time.Since(began) < learnTimeout {
@@ -217,9 +204,8 @@ func (f *Fleet) takeFirst(began time.Time) (why string, ok bool) {
 	return "", false
 }
 
-// pickSource chooses the peer to ask next; s is nil if there is none at the moment. why is not
-// empty if there is nothing to learn: no peer, or only peers that have nothing or cannot be
-// reached.
+// pickSource returns the next peer to ask, or nil. why is set if there is nothing to learn: no
+// peer, or only cold or unreachable ones.
 func (f *Fleet) pickSource(known map[processID]*source, now time.Time) (s *subscription, why string) {
 	if !f.members.Joined() {
 		return nil, ""
@@ -252,7 +238,7 @@ func (f *Fleet) pickSource(known map[processID]*source, now time.Time) (s *subsc
 		case src.cold:
 			cold++
 		case stream == nil && now.Sub(src.since) > stallTimeout:
-			// Out of reach. It does not count as cold, but is not waited for if all others are.
+			// An unreachable peer is not cold, but is not waited for if all other peers are.
 		default:
 			open++
 		}
@@ -266,15 +252,14 @@ func (f *Fleet) pickSource(known map[processID]*source, now time.Time) (s *subsc
 	return s, ""
 }
 
-// attraction orders peers by rendezvous hashing: each node has an order of its own.
+// attraction orders peers by rendezvous hashing, differently on each node.
 func (f *Fleet) attraction(name string) uint64 {
 	h := fnv.New64a()
 	_, _ = io.WriteString(h, name+" "+f.self.name) // names have no spaces
 	return mix(h.Sum64())
 }
 
-// mix is the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): FNV alone orders similar
-// names alike.
+// mix is the finaliser of SplitMix64: FNV alone orders similar names alike.
 func mix(x uint64) uint64 {
 	x ^= x >> 30
 	x *= 0xbf58476d1ce4e5b9
@@ -283,8 +268,6 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// takeFrom takes a snapshot from one peer. If it is whole, the batches that it contains are not
-// missing any more.
 func (f *Fleet) takeFrom(s *subscription) wire.Outcome {
 	in := s.askSnapshot(time.Now())
 	if in == nil {
@@ -317,7 +300,6 @@ func (f *Fleet) takeFrom(s *subscription) wire.Outcome {
 	}
 }
 
-// clearMissing notes that a snapshot contained all batches below some sequences.
 func (f *Fleet) clearMissing(positions map[processID]uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -11,9 +11,7 @@ import (
 
 var errNoAddress = errors.New("no address that other nodes could dial: give --gossip-advertise")
 
-// advertise decides what others dial: the configured address; else the bound
-// one; else, bound to every interface, the one from which packets to the first
-// seed leave; else a private address of an interface.
+// advertise returns the address that peers dial: see Config.Advertise.
 func (l *List) advertise(ctx context.Context, t *transport) (netip.AddrPort, error) {
 	host, port := "", t.port()
 	if l.cfg.Advertise != "" {
@@ -30,7 +28,7 @@ func (l *List) advertise(ctx context.Context, t *transport) (netip.AddrPort, err
 			}
 		}
 	}
-	if host == "" { // not as configured: of the addresses of a name, one is bound
+	if host == "" { // the bound address, because a name may have several
 		host = t.tcp.Addr().(*net.TCPAddr).IP.String()
 	}
 	ip, err := netip.ParseAddr(host)
@@ -49,14 +47,13 @@ func (l *List) advertise(ctx context.Context, t *transport) (netip.AddrPort, err
 	return netip.AddrPortFrom(ip.Unmap(), uint16(port)), nil
 }
 
-// ownAddress chooses an address of this machine.
 func (l *List) ownAddress(ctx context.Context) (netip.Addr, error) {
 	for _, s := range l.cfg.Join {
 		addrs, _ := l.seeds.resolve(ctx, s)
 		if len(addrs) == 0 {
-			continue // what is wrong is told by the rounds of joining
+			continue // the join rounds report the error
 		}
-		// Connecting a datagram socket sends nothing; it asks for the route.
+		// Connecting a datagram socket only looks up the route.
 		var d net.Dialer
 		c, err := d.DialContext(ctx, "udp", addrs[0])
 		if err != nil {
@@ -90,7 +87,6 @@ func (l *List) ownAddress(ctx context.Context) (netip.Addr, error) {
 	return found, nil
 }
 
-// addressRank says how fit an address is to be dialed by others; 0 is unfit.
 func addressRank(ip netip.Addr) int {
 	switch {
 	case !ip.IsGlobalUnicast():

@@ -8,7 +8,7 @@ import (
 // Field names what differs between two nodes that refuse each other.
 type Field string
 
-// What two nodes may differ in.
+// Differences between two nodes.
 const (
 	FieldCluster    Field = "cluster"
 	FieldProtocol   Field = "protocol"
@@ -19,12 +19,12 @@ const (
 	FieldRaftID     Field = "raft id"
 )
 
-// MismatchError says why two nodes cannot be in one fleet, and what to do.
+// MismatchError says why two nodes cannot be in one fleet, with the remedy.
 type MismatchError struct {
 	Field Field
-	// Mine and Theirs are the two values, as text. Keys appear as fingerprints.
+	// Mine and Theirs are text; keys appear as fingerprints.
 	Mine, Theirs string
-	// Peer is the other node: its address, or its name where that is all that is known.
+	// Peer is the other node's address, or its name.
 	Peer string
 }
 
@@ -56,9 +56,8 @@ func (e *MismatchError) Error() string {
 	return fmt.Sprintf("%s: %s differs (%s there, %s here)", e.Peer, e.Field, e.Theirs, e.Mine)
 }
 
-// Compatible reports whether node a, this one, and node b can share what they
-// know: nil, or a *MismatchError for the first difference found. Symmetric
-// but for the message, so two nodes always refuse each other.
+// Compatible returns nil, or a *MismatchError for the first difference between this node, a, and
+// node b. Symmetric, so two nodes always refuse each other.
 func Compatible(a, b Info) error {
 	e := &MismatchError{Peer: cmp.Or(b.Addr, b.Name)}
 	switch {
@@ -66,7 +65,7 @@ func Compatible(a, b Info) error {
 		e.Field, e.Mine, e.Theirs = FieldCluster, a.Cluster, b.Cluster
 	case a.ProtocolMin > b.ProtocolMax || b.ProtocolMin > a.ProtocolMax:
 		e.Field, e.Mine, e.Theirs = FieldProtocol, protocolRange(a), protocolRange(b)
-	// Before the key id, in which the block size takes part.
+	// Before the key id, which depends on the block size.
 	case a.BlockBytes != b.BlockBytes:
 		e.Field, e.Mine, e.Theirs = FieldBlockBytes, fmt.Sprint(a.BlockBytes), fmt.Sprint(b.BlockBytes)
 	case a.KeyID != b.KeyID:

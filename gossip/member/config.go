@@ -7,18 +7,17 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// Kind says what happened to a member.
+// Kind is a change of a member.
 type Kind uint8
 
-// What can happen to a member.
 const (
-	// Joined: the member is alive and was not before, or came back.
+	// Joined means that the member became alive.
 	Joined Kind = iota + 1
-	// Updated: what the member tells of itself has changed; it is the same process.
+	// Updated means that the same process changed its Info.
 	Updated
-	// Left: the member said that it goes.
+	// Left means that the member announced its end.
 	Left
-	// Failed: the member is dead or cannot be reached.
+	// Failed means that the member is dead or unreachable.
 	Failed
 )
 
@@ -36,19 +35,19 @@ func (k Kind) String() string {
 	return "unknown"
 }
 
-// Event is the value of the field "event" in the log line about it.
+// Event returns the value of the log field "event".
 func (k Kind) Event() string { return "peer_" + k.String() }
 
-// Event is one change of membership. Events about this node itself are not sent.
+// Event is one change of another member.
 type Event struct {
 	Kind   Kind
 	Member Info
 }
 
-// State is what is believed of a member.
+// State is the believed state of a member.
 type State uint8
 
-// What can be believed of a member.
+// States of a member.
 const (
 	StateAlive State = iota + 1
 	StateFailed
@@ -67,104 +66,87 @@ func (s State) String() string {
 	return "unknown"
 }
 
-// MarshalText makes a State readable in JSON.
 func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// Status is a member, what is believed of it, and since when.
+// Status is a member and its believed state.
 type Status struct {
 	Info
 	State State
 	Since time.Time
 }
 
-// SeedError is the outcome of the last attempt to join through one address.
+// SeedError is the last attempt to join through one address.
 type SeedError struct {
 	// Seed is the entry of Config.Join, "failed member NAME" or "stream from NAME".
 	Seed string
-	// Addr is the address it resolved to; empty if it did not.
 	Addr string
-	// Err is nil if the node there is a member by now.
+	// Err is nil if the node there is a member now.
 	Err error
 	At  time.Time
 }
 
-// Refusal is a node that was turned away, and why.
+// Refusal is a refused node and the reason.
 type Refusal struct {
-	// Addr is where it came from; for metadata heard from others, the node's own address.
+	// Addr is the source, or the node's own address for relayed metadata.
 	Addr string
-	// Name is what it calls itself; empty if it was turned away before it said so.
+	// Name is the claimed name, if known.
 	Name string
 	Err  error
 	At   time.Time
-	// Count is how often in a row.
+	// Count is the number of equal refusals.
 	Count int
 }
 
-// Config says how a node takes part in a fleet. New copies it.
+// Config configures a List. New copies it.
 type Config struct {
-	// Self is what the node tells of itself. Addr is filled in by Start.
-	// Incarnation 0 means now.
+	// Self describes this node. Listen sets Addr. Incarnation 0 means now.
 	Self Info
-	// Bind is the host:port to listen on, UDP and TCP; port 0 takes a free one.
-	// No host, or an unspecified one, means every interface.
+	// Bind is the UDP and TCP host:port; port 0 takes a free one, an unspecified host every
+	// interface.
 	Bind string
-	// Advertise is the host:port that others dial; host and port may each be
-	// left out. Empty: Bind's, and for an unspecified host the address that
-	// leads to the first seed, else a private address of an interface.
+	// Advertise is the host:port that peers dial; both parts are optional. Default: Bind's; for an
+	// unspecified host, the local address on the route to the first seed, else an interface's.
 	Advertise string
-	// Join lists where members are found: "host:port" (all addresses of the
-	// host), "dns:name:port" (the same, said explicitly), "srv:_svc._tcp.name",
-	// "file:path" (one address a line, watched). A port left out is 7946.
-	// Names are resolved again in every RejoinInterval.
+	// Join lists "host:port", "dns:name:port" (the same), "srv:_svc._tcp.name" and "file:path" (one
+	// address a line, watched). The default port is 7946. Every round resolves names again.
 	Join []string
 
-	// Keys are the fleet's keys, 16, 24 or 32 bytes each, the primary first;
-	// at most 8. A rotation then lasts until the process ends.
+	// Keys are at most 8 keys of 16, 24 or 32 bytes, the primary first. A rotation is lost at exit.
 	Keys [][]byte
-	// KeyringFile holds the keys instead: a JSON list of base64, or one key a
-	// line; not readable by everyone; rewritten by a rotation.
+	// KeyringFile holds the keys instead: a JSON list of base64, or one key a line, private (see
+	// CheckSecret). A rotation rewrites it.
 	KeyringFile string
-	// TLS makes the streams use the operator's certificates instead of derived
-	// ones: certificates, RootCAs (for peers that are dialed), ClientCAs (for
-	// peers that dial; nil means RootCAs). With ServerName set, every peer's
-	// certificate must carry that name; else its node's name or its address.
+	// TLS replaces derived certificates: Certificates, RootCAs (for dialed peers), ClientCAs (for
+	// dialing peers; nil means RootCAs). A peer's certificate must carry ServerName if set, else
+	// the peer's name or address.
 	TLS *tls.Config
-	// Insecure allows no key on an address that is not loopback: the streams
-	// are then encrypted, but anybody may join.
+	// Insecure allows any node to join a non-loopback address without a key.
 	Insecure bool
 
-	// ProbeInterval and ProbeTimeout tune failure detection; 0 means 750 ms
-	// and 400 ms: a dead node is known in about 3 to 4 s in fleets of up to
-	// ten, later by a factor of log10 of the number of nodes beyond that.
+	// ProbeInterval and ProbeTimeout tune failure detection; 0 means 750 ms and 400 ms (3 to 4 s up
+	// to ten nodes, then times log10(nodes)).
 	ProbeInterval, ProbeTimeout time.Duration
-	// RejoinInterval is the longest pause between two rounds that resolve Join
-	// again and knock on every address that is no member, and on members that
-	// failed lately; 0 means 5 s. The real pause is at random between half of it and all.
+	// RejoinInterval is the longest pause between rounds that dial join addresses and recently
+	// failed members; 0 means 5 s.
 	RejoinInterval time.Duration
 
-	// OnEvent is called in order by one goroutine. It must not block long:
-	// meanwhile changes of one member are merged into one.
+	// OnEvent is called in order by one goroutine. While it blocks, a member's changes are merged.
 	OnEvent func(Event)
-	// Serve is called in a goroutine of its own for every knowledge stream that
-	// another node has opened. The stream is closed when Serve returns; Serve
-	// must return when the stream is closed.
+	// Serve runs in its own goroutine for every knowledge stream that a peer opens, which closes on
+	// return. Serve must return when the stream closes.
 	Serve func(c *Conn)
 	Log   zerolog.Logger
 
-	// Cut, for tests only, reports whether this node must behave as if nothing
-	// could be sent to or received from the gossip address addr. It must be
-	// safe for concurrent use. Streams that exist are not touched by it.
+	// Cut is for tests: it reports whether addr is unreachable. Safe for concurrent use; open
+	// streams go on.
 	Cut func(addr string) bool
 
-	// resolver answers for names; nil means the system's.
-	resolver resolver
-	// handshake bounds the time until a connection has shown who it is; 0
-	// means handshakeTimeout.
+	// resolver defaults to the system's.
+	resolver  resolver
 	handshake time.Duration
 }
 
 const (
-	// DefaultPort is the port of an address that names none.
 	DefaultPort = "7946"
 
 	defaultProbeInterval  = 750 * time.Millisecond

@@ -13,42 +13,38 @@ import (
 )
 
 const (
-	// maxConns bounds streams that are open at once, both ways: a mesh of 1,000
-	// nodes and some to spare.
+	// maxConns is a mesh of 1,000 nodes and some to spare.
 	maxConns = 4096
-	// maxConnsPerPeer bounds incoming streams of one name and protocol. The oldest makes
-	// room: as a rule it is one whose end was lost.
+	// maxConnsPerPeer bounds incoming streams of one name and protocol. The oldest, usually dead,
+	// makes room.
 	maxConnsPerPeer = 4
-	// dialTimeout bounds an attempt on a seed. It leaves room for one SYN that
-	// was lost, and does not keep a round waiting for hosts that are down.
+	// dialTimeout leaves room for one lost SYN.
 	dialTimeout = 3 * time.Second
-	// maxHandshakeBytes bounds what is read from somebody who has not shown who
-	// he is: several times what an operator's chain takes. crypto/tls alone
-	// would keep a quarter of a megabyte for each.
+	// maxHandshakeBytes holds several operator chains; crypto/tls would read a quarter of a
+	// megabyte.
 	maxHandshakeBytes = 64 << 10
 )
 
 var errFull = fmt.Errorf("%d streams are open already", maxConns)
 
-// Conn is a stream to another node, encrypted and authenticated, after the
-// hello. Deadlines are clear. Close may be called several times and by anyone.
+// Conn is an authenticated stream after the hello, without deadlines. Close is idempotent and safe
+// for concurrent use.
 type Conn struct {
 	net.Conn
-	// Peer is what the other node has said of itself on this stream.
+	// Peer is the other node's Info from the hello.
 	Peer Info
-	// Protocol is the highest version that both nodes speak.
+	// Protocol is the highest common version.
 	Protocol uint8
 
 	raw      net.Conn
 	incoming bool
 	alpn     string
-	keys     [2]Fingerprint // under which this node and the peer presented themselves; zero with operator's TLS
+	keys     [2]Fingerprint // own, peer; zero with the operator's TLS
 	set      *conns
 	once     sync.Once
 }
 
-// Close ends the stream at once. It does not wait for the peer to read what
-// was written before; that is the kernel's.
+// Close does not wait for the peer to read earlier writes.
 func (c *Conn) Close() error {
 	err := net.ErrClosed
 	c.once.Do(func() {
@@ -60,18 +56,16 @@ func (c *Conn) Close() error {
 	return err
 }
 
-// conns are the open streams. It closes those under keys that are removed.
 type conns struct {
 	ring *ring
 
 	mu     sync.Mutex
-	open   []*Conn // in order of arrival
+	open   []*Conn
 	closed bool
 }
 
-// add takes a stream in. It refuses one whose key has been removed from the
-// ring since its handshake: dropForeign has either seen the stream, or add
-// sees the ring that dropForeign saw.
+// add refuses a stream whose key left the ring since the handshake: dropForeign sees the stream, or
+// add sees the new ring.
 func (s *conns) add(c *Conn) error {
 	var victim *Conn
 	err := func() error {
@@ -99,7 +93,6 @@ func (s *conns) add(c *Conn) error {
 	return err
 }
 
-// excessLocked returns the oldest incoming stream of a peer that has too many of one protocol.
 func (s *conns) excessLocked(name, alpn string) *Conn {
 	var oldest *Conn
 	n := 0
@@ -126,9 +119,8 @@ func (s *conns) foreignLocked(c *Conn) bool {
 	return false
 }
 
-// dropForeign closes the streams under keys that are not on the ring any more.
-// Key operations stay, because one of them is the removal, whose answer must
-// still get through; they end by their deadline.
+// dropForeign closes the streams under removed keys, except key operations, whose answers must
+// arrive.
 func (s *conns) dropForeign() {
 	s.mu.Lock()
 	var out []*Conn
@@ -160,7 +152,6 @@ func (s *conns) count() int {
 	return len(s.open)
 }
 
-// close closes all streams and takes no more.
 func (s *conns) close() {
 	s.mu.Lock()
 	out := s.open
@@ -171,7 +162,6 @@ func (s *conns) close() {
 	}
 }
 
-// newConn makes a Conn of what a handshake and a hello have shown.
 func (l *List) newConn(c *tls.Conn, raw net.Conn, proof *peerProof, peer *card, incoming bool) *Conn {
 	return &Conn{
 		Conn: c, Peer: peer.Info, Protocol: min(l.cfg.Self.ProtocolMax, peer.ProtocolMax),
@@ -180,8 +170,7 @@ func (l *List) newConn(c *tls.Conn, raw net.Conn, proof *peerProof, peer *card, 
 	}
 }
 
-// Dial opens a knowledge stream to a member. The peer's name must be the one
-// that answers; its incarnation may be newer.
+// Dial opens a knowledge stream to a member of the same name; its incarnation may be newer.
 func (l *List) Dial(ctx context.Context, peer Info) (*Conn, error) {
 	c, err := l.dial(ctx, peer.Addr, alpnKnowledge)
 	if err != nil {
@@ -194,8 +183,8 @@ func (l *List) Dial(ctx context.Context, peer Info) (*Conn, error) {
 	return c, nil
 }
 
-// dial opens a stream of any protocol. It is in l.conns, or an error. An error
-// says what differs if the nodes refuse each other.
+// dial opens a stream of any protocol. If the nodes refuse each other, the error names the
+// difference.
 func (l *List) dial(ctx context.Context, addr, alpn string) (*Conn, error) {
 	t, err := l.running()
 	if err != nil {
@@ -205,7 +194,6 @@ func (l *List) dial(ctx context.Context, addr, alpn string) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The end of ctx, like the end of the node, interrupts a hello.
 	stop := context.AfterFunc(ctx, func() { _ = raw.Close() })
 	c, err := l.shake(ctx, raw, addr, alpn)
 	if !stop() && err == nil {
@@ -224,7 +212,6 @@ func (l *List) dial(ctx context.Context, addr, alpn string) (*Conn, error) {
 	return c, nil
 }
 
-// shake does handshake and hello on a connection that this node has opened.
 func (l *List) shake(ctx context.Context, raw net.Conn, addr, alpn string) (*Conn, error) {
 	_ = raw.SetDeadline(time.Now().Add(l.cfg.handshake))
 	conn, proof, err := l.secure.client(ctx, raw, addr, alpn)
@@ -243,14 +230,13 @@ func (l *List) shake(ctx context.Context, raw net.Conn, addr, alpn string) (*Con
 	return c, nil
 }
 
-// accept does handshake and hello on a connection that another node has
-// opened, and serves it. The transport waits for it to return.
+// accept authenticates an accepted connection and serves it.
 func (l *List) accept(x *gated) {
 	host := x.from.String()
 	c, err := l.welcome(x, host)
 	if err != nil {
 		l.failed.Add(1)
-		closeGently(x.Conn) // within the gate: who is refused may stay to listen
+		closeGently(x.Conn) // before leave: a refused peer counts while it lingers
 		x.leave()
 		l.log.Debug().Str("addr", host).Err(err).Msg("stream not accepted")
 		return
@@ -261,7 +247,7 @@ func (l *List) accept(x *gated) {
 		return
 	}
 	defer func() { _ = c.Close() }()
-	if c.alpn != alpnHello { // who only asks is about to join by himself
+	if c.alpn != alpnHello { // a dialer that only asks is about to join by itself
 		l.hint(&c.Peer)
 	}
 	switch c.alpn {
@@ -277,12 +263,11 @@ func (l *List) accept(x *gated) {
 	}
 }
 
-// protocols are those that this node accepts, by ALPN.
 func (l *List) protocols() []string {
 	return append([]string{alpnKnowledge, alpnKeys, alpnHello}, slices.Sorted(maps.Keys(l.streams))...)
 }
 
-// welcome returns the stream, or the reason why there is none. Refusals are noted.
+// welcome returns the stream, or records and returns the reason for refusing it.
 func (l *List) welcome(x *gated, host string) (*Conn, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), l.cfg.handshake)
 	defer cancel()
@@ -312,13 +297,12 @@ func (l *List) welcome(x *gated, host string) (*Conn, error) {
 	in.known = true
 	c := l.newConn(conn, x.raw, proof, &peer, true)
 	if c.alpn == alpnHello {
-		return c, nil // over already
+		return c, nil // a knock ends with the hello
 	}
 	return c, l.conns.add(c)
 }
 
-// bounded is a connection from which only so much may be read before it is
-// known whose it is.
+// bounded delivers only left bytes until known is set.
 type bounded struct {
 	net.Conn
 	left  int
@@ -339,16 +323,14 @@ func (b *bounded) Read(p []byte) (int, error) {
 
 var errLongHandshake = fmt.Errorf("no handshake within %d bytes", maxHandshakeBytes)
 
-// noteMismatch notes a refusal that somebody has to do something about.
-// Garbage and broken connections are only counted.
+// noteMismatch records refusals that need an operator.
 func (l *List) noteMismatch(addr, name string, err error) {
 	if mismatch := (*MismatchError)(nil); errors.As(err, &mismatch) || l.cfg.TLS != nil && !errors.Is(err, errLeaving) && !errors.Is(err, errStarting) && name != "" {
 		l.refused(addr, name, err)
 	}
 }
 
-// knock asks who is at an address, and whether the two nodes can be in one
-// fleet. It leaves nothing open.
+// knock finds out which node is at addr and whether both can be in one fleet.
 func (l *List) knock(ctx context.Context, addr string) (Info, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, dialTimeout, fmt.Errorf("no answer within %v", dialTimeout))
 	defer cancel()

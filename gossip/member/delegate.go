@@ -6,8 +6,7 @@ import (
 	"github.com/hashicorp/memberlist"
 )
 
-// delegate is this package's side of memberlist. memberlist calls it on its
-// receive path and mostly under its lock: it copies, notes, and returns.
+// delegate implements memberlist's callbacks, which run mostly under its lock and must not block.
 type delegate struct{ l *List }
 
 var (
@@ -23,13 +22,13 @@ func (d delegate) NodeMeta(int) []byte {
 	c := card{Info: d.l.Self(), leaving: d.l.leaving.Load()}
 	b, err := appendCard(nil, &c)
 	if err != nil {
-		// Start has encoded it before; only the flag has changed since.
+		// Start has encoded it; only the flag has changed.
 		panic(err)
 	}
 	return b
 }
 
-// NotifyMsg implements memberlist.Delegate. Nothing is sent by memberlist's messages.
+// NotifyMsg implements memberlist.Delegate.
 func (delegate) NotifyMsg([]byte) {}
 
 // GetBroadcasts implements memberlist.Delegate.
@@ -50,8 +49,7 @@ func (d delegate) NotifyUpdate(n *memberlist.Node) { d.l.table.alive(n) }
 // NotifyLeave implements memberlist.EventDelegate.
 func (d delegate) NotifyLeave(n *memberlist.Node) { d.l.table.gone(n.Name) }
 
-// NotifyAlive implements memberlist.AliveDelegate: whoever is incompatible is
-// no member, however its name came here.
+// NotifyAlive implements memberlist.AliveDelegate: it refuses incompatible nodes.
 func (d delegate) NotifyAlive(n *memberlist.Node) error {
 	if n.Name == d.l.Self().Name {
 		return nil
@@ -63,9 +61,8 @@ func (d delegate) NotifyAlive(n *memberlist.Node) error {
 	return err
 }
 
-// NotifyMerge implements memberlist.MergeDelegate: a node that has living
-// members which are incompatible with this one is not joined with, because
-// the two would disagree about who is in the fleet.
+// NotifyMerge implements memberlist.MergeDelegate: it refuses a node with incompatible living
+// members, which would disagree about the fleet.
 func (d delegate) NotifyMerge(nodes []*memberlist.Node) error {
 	for _, n := range nodes {
 		if n.State != memberlist.StateAlive || n.Name == d.l.Self().Name {

@@ -17,14 +17,12 @@ import (
 	"go.uber.org/goleak"
 )
 
-// patience is how long a test waits for what should come in a few seconds: the
-// machine may be starved.
+// patience allows for a starved machine.
 const patience = 90 * time.Second
 
 func TestMain(m *testing.M) {
 	code := m.Run()
 	if code == 0 {
-		// memberlist's goroutines end a little after its Shutdown.
 		var err error
 		for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 			if err = goleak.Find(); err == nil {
@@ -39,7 +37,6 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// eventually waits until ok; it fails the test with what describe says.
 func eventually(t *testing.T, what string, ok func() bool, describe func() any) {
 	t.Helper()
 	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
@@ -54,7 +51,6 @@ func eventually(t *testing.T, what string, ok func() bool, describe func() any) 
 
 func key(b byte) []byte { return bytes.Repeat([]byte{b}, 32) }
 
-// testNode is a List with what it was told.
 type testNode struct {
 	*List
 	mu     sync.Mutex
@@ -89,37 +85,31 @@ func (n *testNode) state(name string) State {
 	return 0
 }
 
-// testConfig is a node's configuration on loopback, with key 1 and no seeds.
 func testConfig(name string) Config {
 	return Config{
 		Self: Info{
 			Name: name, Version: "test", ProtocolMin: 1, ProtocolMax: 1,
 			Cluster: "test", KeyID: 0x1f2e0000, BlockBytes: 512,
 		},
-		Bind: "127.0.0.1:0",
-		Keys: [][]byte{key(1)},
-		// Short, so that tests are; the default only makes them longer.
+		Bind:           "127.0.0.1:0",
+		Keys:           [][]byte{key(1)},
 		RejoinInterval: time.Second,
 		Log:            zerolog.Nop(),
 	}
 }
 
-// echo sends back what comes on a stream.
 func echo(c *Conn) { _, _ = io.Copy(c, c) }
 
-// patient makes a node slow to believe another dead, for tests in which nobody
-// dies but which may run on a machine where everybody is starved.
+// patient avoids false failures on a starved machine.
 func patient(_ int, cfg *Config) {
 	cfg.ProbeInterval, cfg.ProbeTimeout = 15*time.Second, 10*time.Second
 }
 
-// start starts a node; the test's end stops it.
 func start(t *testing.T, cfg Config) *testNode {
 	t.Helper()
 	return startWith(t, cfg, nil)
 }
 
-// startWith is start with a look at the list before it listens.
 func startWith(t *testing.T, cfg Config, before func(*List)) *testNode {
 	t.Helper()
 	n := &testNode{}
@@ -165,13 +155,11 @@ func stop(t *testing.T, n *testNode) {
 	}
 }
 
-// fleet starts n nodes that join through the first, and waits until all know all.
 func fleet(t *testing.T, n int, edit func(i int, cfg *Config)) []*testNode {
 	t.Helper()
 	return fleetOf(t, n, edit, func(int, *List) {})
 }
 
-// fleetOf is fleet with a look at each list before it listens.
 func fleetOf(t *testing.T, n int, edit func(i int, cfg *Config), before func(i int, l *List)) []*testNode {
 	t.Helper()
 	nodes := make([]*testNode, n)
@@ -189,7 +177,6 @@ func fleetOf(t *testing.T, n int, edit func(i int, cfg *Config), before func(i i
 	return nodes
 }
 
-// whole waits until every node believes every other alive.
 func whole(t *testing.T, nodes []*testNode) {
 	t.Helper()
 	for _, a := range nodes {
@@ -204,7 +191,6 @@ func whole(t *testing.T, nodes []*testNode) {
 	}
 }
 
-// say sends a line over a stream and wants it back.
 func say(c net.Conn, text string) error {
 	_ = c.SetDeadline(time.Now().Add(patience))
 	if _, err := c.Write([]byte(text)); err != nil {
@@ -252,14 +238,12 @@ func TestFleet(t *testing.T) {
 			eventually(t, "one event", func() bool { return a.seen(Joined, b.Self().Name) == 1 }, func() any { return a.told() })
 		}
 	}
-	// A name that is somebody else's.
 	other := nodes[1].Self()
 	other.Name = "node-9"
 	if c, err := nodes[0].Dial(context.Background(), other); err == nil {
 		_ = c.Close()
 		t.Error("another node answered, and that was fine")
 	}
-	// Its own address among the seeds is no error.
 	for _, e := range nodes[1].JoinErrors() {
 		if e.Err != nil {
 			t.Error(e)
@@ -271,13 +255,13 @@ func TestFailureDetection(t *testing.T) {
 	t.Parallel()
 	nodes := fleet(t, 4, nil)
 	begin := time.Now()
-	stop(t, nodes[3]) // without Leave: as if killed
+	stop(t, nodes[3])
 	for _, n := range nodes[:3] {
 		eventually(t, "the dead node is found dead", func() bool { return n.seen(Failed, "node-3") > 0 }, func() any { return n.told() })
 	}
 	t.Logf("dead everywhere after %v", time.Since(begin).Round(10*time.Millisecond))
 	if s := nodes[0].state("node-3"); s != StateFailed {
-		t.Error(s) // nobody brings it back
+		t.Error(s)
 	}
 	if _, err := nodes[3].Dial(context.Background(), nodes[0].Self()); !errors.Is(err, ErrStopped) {
 		t.Error(err)
@@ -302,19 +286,18 @@ func TestLeave(t *testing.T) {
 	if err := nodes[2].Leave(time.Second); !errors.Is(err, ErrStopped) {
 		t.Error(err)
 	}
-	// No time at all is not for ever.
+	// A timeout of 0 does not wait without bound.
 	if err := nodes[1].Leave(0); err != nil && !errors.Is(err, ErrUnconfirmed) {
 		t.Error(err)
 	}
-	// The last node need not wait for anybody.
 	eventually(t, "the last node is alone", func() bool { return nodes[0].state("node-1") != StateAlive }, func() any { return nodes[0].Members() })
 	if err := nodes[0].Leave(time.Nanosecond); err != nil {
 		t.Error(err)
 	}
 }
 
-// A process that dies and comes back at once at its old address was never seen
-// dead; it must still be told apart from its predecessor.
+// A process that restarts at its old address before detection is distinguished from its
+// predecessor.
 func TestRestart(t *testing.T) {
 	nodes := fleet(t, 3, patient)
 	old := nodes[2].Self()
@@ -339,9 +322,7 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// The first node of a fleet has nobody to join. When it is restarted, the
-// others believe it alive all the time, and it knows nobody; the first stream
-// that one of them opens tells it.
+// A restarted seed without a join list finds the fleet by the first stream that a peer opens.
 func TestSeedRestartsAlone(t *testing.T) {
 	nodes := fleet(t, 3, patient)
 	old := nodes[0].Self()
@@ -359,7 +340,7 @@ func TestSeedRestartsAlone(t *testing.T) {
 	whole(t, nodes)
 }
 
-// A node that moves gets its name back once the old address is dead.
+// A moved node gets its name back once its old address is dead.
 func TestMovedNode(t *testing.T) {
 	t.Parallel()
 	nodes := fleet(t, 2, nil)
@@ -371,7 +352,7 @@ func TestMovedNode(t *testing.T) {
 	whole(t, []*testNode{nodes[0], again})
 }
 
-// cutter injects a partition: nodes on different sides do not hear each other.
+// cutter injects a partition: nodes on different sides cannot communicate.
 type cutter struct {
 	mu   sync.Mutex
 	side map[string]int

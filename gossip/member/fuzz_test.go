@@ -39,7 +39,7 @@ func TestCard(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, %v", got, err)
 	}
-	// An earlier one knows nothing of raft, and a later one says more of it.
+	// An earlier release has no raft fields, and a later one extends them.
 	early := want
 	early.RaftID, early.RaftExpect, early.RaftVoter = "", 0, false
 	b2, err := appendCard(nil, &early)
@@ -60,11 +60,11 @@ func TestCard(t *testing.T) {
 	}
 	for _, bad := range [][]byte{
 		nil, {}, {2}, {0}, make([]byte, maxCard+1),
-		append(bytes.Clone(b), tagName, 1, 'x'),          // twice
-		append(bytes.Clone(b), 200, 9, 'c', 'u', 't'),    // cut short
-		append([]byte{infoFormat}, tagIncarnation, 1, 0), // too short for what it is
-		append([]byte{infoFormat}, tagName, 1, 'x'),      // no protocol
-		append(bytes.Clone(b2), tagRaftVote, 1, 3),       // too short for what it is
+		append(bytes.Clone(b), tagName, 1, 'x'),
+		append(bytes.Clone(b), 200, 9, 'c', 'u', 't'),
+		append([]byte{infoFormat}, tagIncarnation, 1, 0),
+		append([]byte{infoFormat}, tagName, 1, 'x'),
+		append(bytes.Clone(b2), tagRaftVote, 1, 3),
 		bytes.Replace(b, []byte("7:7946"), []byte("7:x946"), 1),
 		bytes.Replace(b, []byte("raft_1"), []byte("raft 1"), 1),
 		bytes.Replace(b, []byte("rack_2"), []byte("rack 2"), 1),
@@ -88,7 +88,6 @@ func FuzzCard(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		tb := newTable(func() Info { return fullCard().Info })
 		c, err := decodeCard(b)
-		// However strange, it goes through memberlist's delegates.
 		n := &memberlist.Node{Name: c.Name, Addr: net.IP{10, 0, 0, 1}, Port: 1, Meta: b}
 		if _, bad := tb.admit(n); bad == nil {
 			tb.alive(n)
@@ -100,7 +99,7 @@ func FuzzCard(f *testing.F) {
 		}
 		again, err := appendCard(nil, &c)
 		if err != nil {
-			return // longer than metadata may be
+			return
 		}
 		if back, err := decodeCard(again); err != nil || !reflect.DeepEqual(back, c) {
 			t.Errorf("%+v became %+v, %v", c, back, err)

@@ -7,28 +7,25 @@ import (
 	"time"
 )
 
-// gate bounds how many connections are open that have not shown who they are.
-// At the bound the oldest connection of the address that has most of them is
-// closed, so that one address cannot keep others out: an honest handshake takes
-// milliseconds, and is as a rule not the oldest.
+// gate bounds unauthenticated connections. At the bound it closes the oldest one of the address
+// that has the most: an honest handshake takes milliseconds and is rarely the oldest.
 type gate struct {
 	limit int
 
 	mu      sync.Mutex
-	open    []*gated // in order of arrival; at most limit
+	open    []*gated
 	closed  bool
 	evicted uint64
 }
 
-// gated is one connection in a gate.
 type gated struct {
-	net.Conn          // what to read from; its goroutine's alone
-	raw      net.Conn // what to close; never changes
+	net.Conn          // read by one goroutine
+	raw      net.Conn // to close; never changes
 	from     netip.Addr
 	gate     *gate
 }
 
-// admit lets a connection in, at the cost of another one if need be.
+// admit evicts another connection at the limit.
 func (g *gate) admit(c net.Conn) *gated {
 	x := &gated{Conn: c, raw: c, from: hostOf(c.RemoteAddr()), gate: g}
 	g.mu.Lock()
@@ -42,13 +39,12 @@ func (g *gate) admit(c net.Conn) *gated {
 		victim := g.open[out]
 		g.open = append(g.open[:out], g.open[out+1:]...)
 		g.evicted++
-		_ = victim.raw.Close() // wakes its goroutine, which finds itself gone
+		_ = victim.raw.Close()
 	}
 	g.open = append(g.open, x)
 	return x
 }
 
-// worstLocked returns the index of the oldest connection of the address with most.
 func (g *gate) worstLocked() int {
 	counts := make(map[netip.Addr]int, len(g.open))
 	most := 0
@@ -64,7 +60,7 @@ func (g *gate) worstLocked() int {
 	return 0
 }
 
-// leave takes the connection out of the gate; it is not closed. Idempotent.
+// leave does not close the connection. Idempotent.
 func (x *gated) leave() {
 	g := x.gate
 	g.mu.Lock()
@@ -77,7 +73,7 @@ func (x *gated) leave() {
 	}
 }
 
-// closeAll closes what is in the gate, and what comes later.
+// closeAll also closes later connections.
 func (g *gate) closeAll() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -87,14 +83,12 @@ func (g *gate) closeAll() {
 	g.open, g.closed = nil, true
 }
 
-// counts returns how many are in the gate and how many were put out of it.
 func (g *gate) counts() (open int, evicted uint64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return len(g.open), g.evicted
 }
 
-// hostOf is the IP of an address, the invalid one if it has none.
 func hostOf(a net.Addr) netip.Addr {
 	if a == nil {
 		return netip.Addr{}
@@ -106,13 +100,10 @@ func hostOf(a net.Addr) netip.Addr {
 	return ap.Addr().Unmap().WithZone("")
 }
 
-// lingerTime bounds how long a refused connection stays open for its last words.
 const lingerTime = time.Second
 
-// closeGently ends a connection whose last words the peer should read. A close
-// with unread bytes in the receive queue would send a reset, which may overtake
-// an alert or a verdict; so it half-closes, and reads a little until the peer
-// has closed.
+// closeGently half-closes and reads briefly: a close with unread input sends a reset, which can
+// overtake an alert or a verdict.
 func closeGently(c net.Conn) {
 	defer func() { _ = c.Close() }()
 	half, ok := c.(interface{ CloseWrite() error })

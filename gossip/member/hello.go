@@ -8,29 +8,26 @@ import (
 	"slices"
 )
 
-// helloMagic begins a hello. Its last byte is the version of the exchange.
+// helloMagic ends with the version of the exchange.
 const helloMagic = "GVH\x01"
 
-// maxReason bounds the text of a verdict, in bytes.
 const maxReason = 512
 
-// verdict is how the node that was dialed answers a hello.
 type verdict uint8
 
 const (
 	verdictWelcome verdict = iota
-	// verdictMismatch: both find the difference by themselves; the text is for
-	// readers who do not know the field.
+	// verdictMismatch: the text serves dialers that do not know the field.
 	verdictMismatch
-	// verdictName: another member has this name; the text is its address.
+	// verdictName: the text is the address of the member with this name.
 	verdictName
-	// verdictBusy: the node is going, or has no room; the text says why.
+	// verdictBusy: the acceptor is starting or leaving.
 	verdictBusy
-	// verdictRaftID: another member has this raft id; the text is its name and address.
+	// verdictRaftID: the text names the member with this raft id.
 	verdictRaftID
 )
 
-// appendHello appends a hello to dst: magic, length, card.
+// appendHello appends magic, length, card.
 func appendHello(dst []byte, c *card) ([]byte, error) {
 	at := len(dst) + len(helloMagic)
 	dst = append(dst, helloMagic...)
@@ -43,7 +40,6 @@ func appendHello(dst []byte, c *card) ([]byte, error) {
 	return dst, nil
 }
 
-// readHello reads the other side's hello. The caller bounds the time.
 func readHello(r io.Reader) (card, error) {
 	var head [len(helloMagic) + 2]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -67,7 +63,7 @@ func readHello(r io.Reader) (card, error) {
 	return c, err
 }
 
-// appendVerdict appends a verdict to dst: code, length, text.
+// appendVerdict appends code, length, text.
 func appendVerdict(dst []byte, v verdict, text string) []byte {
 	text = clean(text, maxReason)
 	dst = append(dst, byte(v))
@@ -91,9 +87,8 @@ func readVerdict(r io.Reader) (verdict, string, error) {
 	return verdict(head[0]), clean(string(text), maxReason), nil
 }
 
-// compatible is Compatible with what only hellos tell: each side must have the
-// key under which the other encrypts. With derived certificates the handshake
-// has shown it; with the operator's, nothing else does.
+// compatible also checks that each side has the other's primary key, which handshakes with the
+// operator's certificates do not show.
 func compatible(mine, theirs *card) error {
 	if err := Compatible(mine.Info, theirs.Info); err != nil {
 		return err
@@ -110,9 +105,7 @@ func compatible(mine, theirs *card) error {
 	return nil
 }
 
-// greet says hello on a connection that this node has opened, and hears the
-// answer. addr is what was dialed. The peer's card is valid if the error is
-// nil, or says why the nodes refuse each other.
+// greet exchanges hellos with the node dialed at addr.
 func (l *List) greet(c net.Conn, addr string, proof *peerProof) (card, error) {
 	mine := l.card()
 	hello, err := appendHello(nil, &mine)
@@ -154,8 +147,7 @@ func (l *List) greet(c net.Conn, addr string, proof *peerProof) (card, error) {
 	}
 }
 
-// answer hears a hello on a connection that another node has opened, and
-// answers it. The error says why the node was refused.
+// answer answers the hello on an accepted connection.
 func (l *List) answer(c net.Conn, addr string, proof *peerProof) (card, error) {
 	mine := l.card()
 	reply, err := appendHello(nil, &mine)

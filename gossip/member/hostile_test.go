@@ -17,7 +17,6 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// connect opens a TCP connection to a node.
 func connect(t *testing.T, n *testNode) net.Conn {
 	t.Helper()
 	c, err := net.Dial("tcp", n.Self().Addr)
@@ -28,8 +27,6 @@ func connect(t *testing.T, n *testNode) net.Conn {
 	return c
 }
 
-// ends reports that the other side closes the connection within patience,
-// whatever it says before.
 func ends(t *testing.T, c net.Conn, what string) {
 	t.Helper()
 	_ = c.SetReadDeadline(time.Now().Add(patience))
@@ -38,8 +35,7 @@ func ends(t *testing.T, c net.Conn, what string) {
 	}
 }
 
-// A flood of connections that say nothing, or half a handshake, does not keep
-// honest nodes out, and is over when its time is.
+// A flood of half-open handshakes does not keep honest nodes out, and ends by its deadline.
 func TestFloodOfHalfOpenHandshakes(t *testing.T) {
 	t.Parallel()
 	nodes := fleet(t, 2, func(i int, cfg *Config) {
@@ -60,7 +56,6 @@ func TestFloodOfHalfOpenHandshakes(t *testing.T) {
 		s := nodes[0].Stats()
 		return s.Evicted > 0 && s.Handshaking <= maxHandshakes
 	}, func() any { return nodes[0].Stats() })
-	// An honest handshake may be starved once or twice, not for ever.
 	eventually(t, "an honest node gets through", func() bool {
 		c, err := nodes[1].Dial(context.Background(), nodes[0].Self())
 		if err != nil {
@@ -78,7 +73,7 @@ func TestFloodOfHalfOpenHandshakes(t *testing.T) {
 	}
 }
 
-// A handshake that goes on for ever, a byte at a time, ends by its deadline.
+// A handshake of one byte at a time ends by its deadline.
 func TestSlowLoris(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig("a")
@@ -114,7 +109,7 @@ func TestSlowLoris(t *testing.T) {
 	close(closed)
 }
 
-// Whoever has no key sends what he likes; the node goes on.
+// Garbage from strangers does not stop a node.
 func TestGarbage(t *testing.T) {
 	nodes := fleet(t, 2, patient)
 	udp, err := net.Dial("udp", nodes[0].Self().Addr)
@@ -136,7 +131,7 @@ func TestGarbage(t *testing.T) {
 		case 2:
 			packet = label[:1+i%len(label)]
 		}
-		_, _ = udp.Write(packet) // a lost one is none the less garbage
+		_, _ = udp.Write(packet)
 		if i%10 == 0 {
 			c := connect(t, nodes[0])
 			switch i % 40 {
@@ -145,7 +140,7 @@ func TestGarbage(t *testing.T) {
 			case 10:
 				copy(noise, label)
 			case 20:
-				// A state of 20 MB is announced, and 5 MB of it sent.
+				// Announces a state of 20 MB and sends 5 MB.
 				copy(noise, append(append([]byte{}, label...), 10, 1, 64, 0, 0))
 				_ = c.SetWriteDeadline(time.Now().Add(patience))
 				for range 5 << 20 / len(noise) {
@@ -171,7 +166,7 @@ func TestGarbage(t *testing.T) {
 	eventually(t, "memory is given back", func() bool { return nodes[0].transport.held() == 0 }, func() any { return nodes[0].transport.held() })
 }
 
-// A node with the key that misbehaves after the handshake.
+// A node with the key misbehaves after the handshake.
 func TestHostilePeer(t *testing.T) {
 	n := start(t, testConfig("a"))
 	r, err := newRing("evil", [][]byte{key(1)}, "")
@@ -218,7 +213,6 @@ func TestHostilePeer(t *testing.T) {
 	if len(n.Keys()) != 1 {
 		t.Error(n.Keys())
 	}
-	// No protocol, or an old TLS.
 	for _, c := range []*tls.Config{
 		{InsecureSkipVerify: true, Certificates: []tls.Certificate{r.identity.Load().leaf}},
 		{InsecureSkipVerify: true, Certificates: []tls.Certificate{r.identity.Load().leaf}, NextProtos: []string{"h2"}},
@@ -234,7 +228,7 @@ func TestHostilePeer(t *testing.T) {
 	eventually(t, "no stream is left", func() bool { return n.Stats().Streams == 0 }, func() any { return n.Stats() })
 }
 
-// A peer opens stream after stream: the oldest make room.
+// A peer that opens many streams loses its oldest.
 func TestStreamsPerPeerAreBounded(t *testing.T) {
 	nodes := fleet(t, 2, patient)
 	first := dialed(t, nodes[0], nodes[1])
@@ -317,8 +311,7 @@ type lines []string
 
 func (l *lines) Write(b []byte) (int, error) { *l = append(*l, string(b)); return len(b), nil }
 
-// guest opens a stream of a protocol to a node, under the primary key of s and
-// as who, without being a member. It returns what the node says to its hello.
+// guest opens a stream as who without being a member.
 func guest(t *testing.T, n *testNode, s *secure, alpn string, who Info) (*tls.Conn, verdict, string) {
 	t.Helper()
 	c, _, err := s.client(context.Background(), connect(t, n), n.Self().Addr, alpn)
@@ -343,14 +336,13 @@ func guest(t *testing.T, n *testNode, s *secure, alpn string, who Info) (*tls.Co
 	return c, v, text
 }
 
-// stranger is what a node that is no member may say of itself to n.
 func stranger(n *testNode, name, addr string) Info {
 	who := n.Self()
 	who.Name, who.Addr = name, addr
 	return who
 }
 
-// A stranger whose handshake has failed counts until he has gone.
+// A refused stranger counts until its connection closes.
 func TestRefusedStrangersAreBounded(t *testing.T) {
 	n := start(t, testConfig("a"))
 	eventually(t, "a refused stranger that stays is counted", func() bool {
@@ -360,13 +352,12 @@ func TestRefusedStrangersAreBounded(t *testing.T) {
 			return false
 		}
 		_ = c.SetReadDeadline(time.Now().Add(patience))
-		_, _ = io.Copy(io.Discard, c) // until it is half-closed
+		_, _ = io.Copy(io.Discard, c)
 		return n.Stats().Handshaking > 0
 	}, func() any { return n.Stats() })
 }
 
-// Strangers who fill what memberlist's streams may hold do not keep members
-// from exchanging their state: the fullest streams make room.
+// Strangers that fill memberlist's streams do not block members: the fullest streams make room.
 func TestStreamsFullOfGarbage(t *testing.T) {
 	tr := &transport{open: make(map[*stream]struct{}), closing: make(chan struct{})}
 	open := func() *stream {
@@ -409,7 +400,6 @@ func TestStreamsFullOfGarbage(t *testing.T) {
 	}
 }
 
-// countingConn counts what is read from it.
 type countingConn struct {
 	net.Conn
 	read atomic.Int64
@@ -421,10 +411,10 @@ func (c *countingConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// A stranger cannot make the node keep a certificate of any length.
+// A stranger cannot send certificates of unlimited length.
 func TestLongHandshakeIsCut(t *testing.T) {
 	cfg := testConfig("a")
-	cfg.handshake = patience // the bytes must be what ends it
+	cfg.handshake = patience
 	n := start(t, cfg)
 	r, err := newRing("evil", [][]byte{key(2)}, "")
 	if err != nil {

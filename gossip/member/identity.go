@@ -16,16 +16,14 @@ import (
 	"time"
 )
 
-// Fingerprint names a key without telling it: 8 bytes derived from the key. It
-// is as public as a certificate.
+// Fingerprint identifies a key publicly: 8 bytes derived from it.
 type Fingerprint [8]byte
 
 func (f Fingerprint) String() string { return hex.EncodeToString(f[:]) }
 
-// MarshalText makes a Fingerprint readable in JSON.
 func (f Fingerprint) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
 
-// ParseFingerprint reads what String wrote.
+// ParseFingerprint decodes String's result.
 func ParseFingerprint(s string) (Fingerprint, error) {
 	var f Fingerprint
 	if b, err := hex.DecodeString(s); err == nil && len(b) == len(f) {
@@ -34,57 +32,50 @@ func ParseFingerprint(s string) (Fingerprint, error) {
 	return f, errors.New("a fingerprint has 16 hexadecimal digits")
 }
 
-// FingerprintOf names a key of 16, 24 or 32 bytes.
+// FingerprintOf returns the fingerprint of key.
 func FingerprintOf(key []byte) Fingerprint {
 	return Fingerprint(derive(key, "fingerprint", len(Fingerprint{})))
 }
 
 const (
-	// derivation is the salt of everything that is derived from a key. Nodes
-	// with another one cannot talk to each other: it only changes with ALPN.
+	// derivation is the salt. Nodes with different salts cannot communicate.
 	derivation = "grapevine gossip identity 1"
-	// noKey stands for the key of a fleet without one. No real key is 17 bytes long.
-	noKey = "grapevine: no key"
-	// issuerPrefix begins the name of a derived authority; the fingerprint follows.
+	// noKey replaces the key in a fleet without keys; real keys never have 17 bytes.
+	noKey        = "grapevine: no key"
 	issuerPrefix = "grapevine gossip "
-	// sniSuffix ends the server name in a ClientHello; before it stands the
-	// fingerprint of the client's primary key, so that a server that does
-	// not have it can say so.
+	// sniSuffix follows the fingerprint of the client's primary key, so that a server without the
+	// key can say so.
 	sniSuffix = ".gossip.grapevine"
-	// maxChain bounds a certificate chain of the operator's.
-	maxChain = 8
+	maxChain  = 8
 )
 
-// The derived certificates are valid for as long as the format can say, and are
-// checked at a time in between: who has the key belongs to the fleet, however
-// wrong the clocks are. Keys end by being removed from the ring.
+// Certificates are checked at a fixed time, so clocks do not matter. Keys end by removal from the
+// ring.
 var (
 	validFrom = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 	validAt   = time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
 	validTo   = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC) // RFC 5280, 4.1.2.5
 )
 
-// identity is what a node is to others under one state of its ring. Immutable.
+// identity is derived from one state of the ring. Immutable.
 type identity struct {
 	keys   [][]byte      // primary first; empty without keys
-	prints []Fingerprint // of keys, in the same order; one, of noKey, without keys
+	prints []Fingerprint // in the order of keys; without keys, of noKey
 	leaf   tls.Certificate
 	roots  map[Fingerprint]*x509.Certificate
 }
 
-// primary is the fingerprint of the key that signed the leaf.
 func (id *identity) primary() Fingerprint { return id.prints[0] }
 
-// derive expands a key. Its uses are told apart by label (RFC 5869).
+// derive expands a key by HKDF (RFC 5869).
 func derive(key []byte, label string, n int) []byte {
 	out, err := hkdf.Key(sha256.New, key, []byte(derivation), label, n)
 	if err != nil {
-		panic(err) // only for more than 255 hashes of output
+		panic(err)
 	}
 	return out
 }
 
-// newIdentity derives an authority from every key and a leaf under the first.
 func newIdentity(name string, keys [][]byte) (*identity, error) {
 	id := &identity{keys: keys, roots: make(map[Fingerprint]*x509.Certificate)}
 	secrets := keys
@@ -109,7 +100,7 @@ func newIdentity(name string, keys [][]byte) (*identity, error) {
 	return id, nil
 }
 
-// newAuthority makes the authority of a key. Every node makes the same bytes.
+// newAuthority makes the same bytes on every node.
 func newAuthority(print Fingerprint, signer ed25519.PrivateKey) (*x509.Certificate, error) {
 	t := &x509.Certificate{
 		SerialNumber:          big.NewInt(1),
@@ -128,8 +119,7 @@ func newAuthority(print Fingerprint, signer ed25519.PrivateKey) (*x509.Certifica
 	return x509.ParseCertificate(der)
 }
 
-// newLeaf makes the node's own certificate, with a key that nobody else has
-// and that is never stored.
+// newLeaf uses a fresh private key that is never stored.
 func newLeaf(name string, root *x509.Certificate, signer ed25519.PrivateKey) (tls.Certificate, error) {
 	public, private, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
@@ -159,15 +149,14 @@ func newLeaf(name string, root *x509.Certificate, signer ed25519.PrivateKey) (tl
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: private, Leaf: leaf}, nil
 }
 
-// keyError is a certificate under a key that is not on the ring.
+// keyError reports a certificate under an unknown key.
 type keyError struct {
-	theirs string // fingerprint, or what is there in its place
+	theirs string
 }
 
 func (e *keyError) Error() string { return "certificate under another gossip key (" + e.theirs + ")" }
 
-// verify checks a peer's derived certificate for one direction of use. It
-// returns the leaf and the key it is signed under.
+// verify returns the leaf and the key that signed it.
 func (id *identity) verify(raw [][]byte, usage x509.ExtKeyUsage) (*x509.Certificate, Fingerprint, error) {
 	var print Fingerprint
 	if len(raw) != 1 {
@@ -204,7 +193,6 @@ func (id *identity) verify(raw [][]byte, usage x509.ExtKeyUsage) (*x509.Certific
 
 var noKeyPrint = FingerprintOf([]byte(noKey))
 
-// keyText is how errors name a key.
 func keyText(f Fingerprint) string {
 	if f == noKeyPrint {
 		return "no key"

@@ -20,7 +20,7 @@ import (
 	"time"
 )
 
-// TestDerivation holds what two releases must derive alike.
+// TestDerivation fixes the values that all releases must derive alike.
 func TestDerivation(t *testing.T) {
 	id, err := newIdentity("a", [][]byte{key(1), bytes.Repeat([]byte{2}, 16)})
 	if err != nil {
@@ -58,7 +58,7 @@ func TestVerify(t *testing.T) {
 	if _, _, err := one.verify(two.leaf.Certificate, x509.ExtKeyUsageServerAuth); !errors.As(err, &foreign) || foreign.theirs != FingerprintOf(key(2)).String() {
 		t.Error(err)
 	}
-	// Signed by somebody who only claims to have the key.
+	// Signed by a false authority with the right name.
 	signer, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
@@ -81,7 +81,6 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-// authority issues the operator's certificates.
 type authority struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
@@ -108,7 +107,6 @@ func newTestAuthority(t *testing.T) *authority {
 	return &authority{cert, k}
 }
 
-// config issues a certificate for a DNS name, or for an address.
 func (a *authority) config(t *testing.T, name string, trusted *authority) *tls.Config {
 	t.Helper()
 	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -173,7 +171,7 @@ func TestOperatorTLS(t *testing.T) {
 	}
 }
 
-// A shared name on all certificates.
+// All certificates carry one shared name.
 func TestOperatorServerName(t *testing.T) {
 	ca := newTestAuthority(t)
 	shared := func(name string) *tls.Config {
@@ -193,7 +191,7 @@ func TestOperatorServerName(t *testing.T) {
 	}
 }
 
-// With certificates for addresses, nobody can be a node at another address.
+// A certificate for one address does not admit a node at another.
 func TestOperatorTLSAddressOfAnother(t *testing.T) {
 	ca := newTestAuthority(t)
 	cfg := testConfig("a")
@@ -214,7 +212,7 @@ func TestOperatorTLSAddressOfAnother(t *testing.T) {
 	}
 }
 
-// Somebody else's server with a trusted certificate is no member.
+// A foreign server with a trusted certificate is no member.
 func TestNoProtocolNoStream(t *testing.T) {
 	r, err := newRing("a", [][]byte{key(1)}, "")
 	if err != nil {

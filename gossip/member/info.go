@@ -8,20 +8,16 @@ import (
 	"strconv"
 )
 
-// MaxInfo is the longest encoded Info, in bytes: what memberlist lets a node
-// say of itself.
+// MaxInfo is memberlist's limit for metadata, in bytes.
 const MaxInfo = 512
 
-// maxCard is the longest encoded card, in bytes: an Info, the fingerprints of a
-// full ring, and room for fields of later releases.
+// maxCard bounds an Info, a full ring's fingerprints and later fields, in bytes.
 const maxCard = 1024
 
-// infoFormat is the first byte of an encoded Info. Fields may be added without
-// a new format, because a reader skips tags it does not know.
+// infoFormat is the first byte. New fields need no new format.
 const infoFormat = 1
 
-// Tags of the fields of an encoded Info. A tag is never used again for
-// something else.
+// Tags of the fields. A tag is never reused.
 const (
 	tagName        = 1
 	tagIncarnation = 2
@@ -33,63 +29,52 @@ const (
 	tagCluster     = 8
 	tagKeyID       = 9
 	tagBlockBytes  = 10
-	// tagLeaving stands in metadata only, when the node is about to leave.
+	// tagLeaving is in metadata only.
 	tagLeaving = 11
-	// tagRaftID is the raft id, tagRaftVote two bytes: Expect, and 1 if the node
-	// may vote. Tag 12 was the address of a raft port.
+	// tagRaftVote: RaftExpect, and 1 if the node may vote. Tag 12 is retired.
 	tagRaftID   = 13
 	tagRaftVote = 14
-	// tagKeys stands in hellos only: fingerprints of the keys on the ring,
-	// the primary first.
+	// tagKeys is in hellos only: fingerprints, the primary first.
 	tagKeys = 32
 )
 
-// Longest texts, in bytes. Together they may still exceed MaxInfo; then the
-// node refuses to start and says so.
+// Longest texts, in bytes.
 const (
-	maxName    = 128 // twice the longest host name Linux takes
-	maxAddr    = 255 // an address that does not fit a tag cannot be sent
+	maxName    = 128 // twice Linux's longest host name
+	maxAddr    = 255
 	maxVersion = 64
 	maxCluster = 64
 	maxRaftID  = 64
 )
 
-// errInfo is returned, wrapped, for bytes that are no Info.
 var errInfo = errors.New("malformed node information")
 
-// Info is what a node tells of itself: it is the node's metadata in memberlist
-// and the first thing said on every stream. A plain value; copy it freely.
+// Info describes a node, in memberlist's metadata and in hellos. A plain value.
 type Info struct {
-	// Name is unique in the fleet: letters, digits, '.', '-' and '_'.
+	// Name is unique: letters, digits, '.', '-' and '_'.
 	Name string
-	// Incarnation is the start of the process in Unix milliseconds. A restart
-	// is a newer one.
+	// Incarnation is the start of the process in Unix ms.
 	Incarnation uint64
-	// Addr is the gossip address, host:port, as others dial it.
+	// Addr is the gossip address, host:port, that peers dial.
 	Addr string
-	// Data and Admin are the addresses, host:port, of the data and admin
-	// listeners. May be empty.
+	// Data and Admin are listeners, host:port or empty.
 	Data, Admin string
-	// Version is the release. It is shown, never compared.
+	// Version is the release: shown, never compared.
 	Version string
-	// ProtocolMin and ProtocolMax are the first and last version of the
-	// knowledge protocol that the node speaks.
+	// ProtocolMin and ProtocolMax bound the versions spoken.
 	ProtocolMin, ProtocolMax uint8
-	// Cluster separates fleets that share a network.
-	Cluster string
-	// KeyID names the secret and the version of the prompt hash.
-	KeyID uint32
-	// BlockBytes is the length of a block of prompt, in bytes.
+	Cluster                  string
+	// KeyID identifies the secret and the version of the prompt hash.
+	KeyID      uint32
 	BlockBytes uint32
-	// RaftID is the node's raft id; empty for a node that takes no part in Raft.
+	// RaftID is empty outside Raft.
 	RaftID string
-	// RaftExpect is how many such nodes the node waits for before it helps to
-	// found a group; RaftVoter says that it may vote.
+	// RaftExpect is the number of candidates that must see each other before they found a group;
+	// RaftVoter means that the node may vote.
 	RaftExpect uint8
 	RaftVoter  bool
 }
 
-// validate reports what of the Info cannot be sent to others.
 func (i *Info) validate() error {
 	if i.Name == "" {
 		return errors.New("a node needs a name")
@@ -138,15 +123,14 @@ func validAddr(addr string) error {
 	return nil
 }
 
-// card is an encoded Info with what only metadata or only hellos carry.
+// card is an Info with the fields that only metadata or only hellos carry.
 type card struct {
 	Info
 	leaving bool
 	keys    []Fingerprint
 }
 
-// appendCard appends the encoded card to dst. DESIGN.md has the bytes. Without
-// keys it is at most MaxInfo bytes long.
+// appendCard appends the encoded card. Without keys it takes at most MaxInfo bytes.
 func appendCard(dst []byte, c *card) ([]byte, error) {
 	if err := c.validate(); err != nil {
 		return dst, err
@@ -192,8 +176,7 @@ func appendCard(dst []byte, c *card) ([]byte, error) {
 	return dst, nil
 }
 
-// decodeCard reads an encoded card. It keeps nothing of b, and allocates no
-// more than b is long.
+// decodeCard keeps no reference to b and allocates at most len(b).
 func decodeCard(b []byte) (card, error) {
 	var (
 		c    card
@@ -228,8 +211,7 @@ func decodeCard(b []byte) (card, error) {
 	return c, nil
 }
 
-// field sets the field of one tag. It reports whether v has the right length;
-// tags of later releases are skipped.
+// field reports whether v has a valid length; unknown tags are skipped.
 func (c *card) field(tag byte, v []byte) bool {
 	switch tag {
 	case tagName:
@@ -269,7 +251,7 @@ func (c *card) field(tag byte, v []byte) bool {
 	case tagRaftID:
 		c.RaftID = string(v)
 	case tagRaftVote:
-		if len(v) < 2 { // a later release may say more
+		if len(v) < 2 { // a later release may append
 			return false
 		}
 		c.RaftExpect, c.RaftVoter = v[0], v[1]&1 != 0
@@ -285,8 +267,7 @@ func (c *card) field(tag byte, v []byte) bool {
 	return true
 }
 
-// isName reports whether s consists of letters, digits, '.', '-' and '_', so
-// that it may stand in logs, metrics, certificates and addresses as it is.
+// isName reports whether s is safe in logs, metrics, certificates and addresses.
 func isName(s string) bool {
 	for _, c := range []byte(s) {
 		switch {
@@ -308,8 +289,7 @@ func isText(s string) bool {
 	return true
 }
 
-// clean makes text from the network fit for a log line or an error: printable,
-// at most limit bytes.
+// clean makes network text printable for logs and errors.
 func clean(s string, limit int) string {
 	b := []byte(s[:min(len(s), limit)])
 	for i, c := range b {

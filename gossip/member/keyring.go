@@ -19,16 +19,13 @@ import (
 )
 
 const (
-	// maxKeys bounds a ring: a rotation needs two, a few more allow for
-	// rotations that were given up half-way.
+	// maxKeys leaves room for abandoned rotations; a rotation needs two keys.
 	maxKeys = 8
-	// maxKeyringFile bounds the file, in bytes: comments included, a hundred
-	// times what eight keys take.
+	// maxKeyringFile is a hundred times the size of eight keys, to allow comments.
 	maxKeyringFile = 64 << 10
 )
 
-// Errors of operations on a ring. They reach the caller of RotateKey as text
-// where another node reports them.
+// Errors of ring operations. RotateKey returns them as text when another node reports them.
 var (
 	errNoRing     = errors.New("this node runs without gossip keys: start the fleet with a key first")
 	errNoSuchKey  = errors.New("the key is not on the ring: install it first")
@@ -40,24 +37,22 @@ var (
 // KeyInfo is a key on a node's ring.
 type KeyInfo struct {
 	Fingerprint Fingerprint
-	// Primary is set for the key under which the node encrypts and presents itself.
+	// Primary marks the key that signs and encrypts.
 	Primary bool
 }
 
-// ring holds the node's keys. memberlist's keyring, the certificates and the
-// file move together: file first, so that what a node does after a restart is
-// never older than what it did before.
+// ring holds the node's keys. A change updates the file first, so that a restart never returns to
+// an older ring.
 type ring struct {
-	name string // the node's
-	file string // empty: not persisted
+	name string
+	file string
 
-	mu       sync.Mutex          // serializes changes
+	mu       sync.Mutex
 	packets  *memberlist.Keyring // nil without keys
 	identity atomic.Pointer[identity]
 }
 
-// newRing makes the ring from keys, or from the file if there is one. Without
-// keys the node's identity is derived from a constant.
+// newRing reads the file if set. Without keys the identity derives from a constant.
 func newRing(name string, keys [][]byte, file string) (*ring, error) {
 	r := &ring{name: name, file: file}
 	if file != "" {
@@ -118,7 +113,6 @@ func checkKey(key []byte) error {
 	return nil
 }
 
-// list returns the keys on the ring, the primary first.
 func (r *ring) list() []KeyInfo {
 	prints := r.identity.Load().prints
 	out := make([]KeyInfo, len(prints))
@@ -128,11 +122,10 @@ func (r *ring) list() []KeyInfo {
 	return out
 }
 
-// The operations below are done for whoever has the key named by under, the
-// zero one being this node: a stream outlasts the removal of its key by a
-// moment, in which it must not put another key on the ring.
+// The operations below act for the holder of key under (zero: this node) and fail once that key is
+// off the ring: a stream may briefly outlive its key.
 
-// install puts the key at the end of the ring. One that is there stays.
+// install appends the key; a present one stays.
 func (r *ring) install(key []byte, under Fingerprint) error {
 	if err := checkKey(key); err != nil {
 		return err
@@ -148,7 +141,6 @@ func (r *ring) install(key []byte, under Fingerprint) error {
 	})
 }
 
-// use makes the key the primary.
 func (r *ring) use(which, under Fingerprint) error {
 	return r.change(under, func(keys [][]byte) ([][]byte, error) {
 		i := r.find(which)
@@ -165,8 +157,7 @@ func (r *ring) use(which, under Fingerprint) error {
 	})
 }
 
-// remove takes the key off the ring. One that is not there is no error, so
-// that a removal can be repeated until it has reached every node.
+// remove ignores a missing key, so that a removal can be repeated.
 func (r *ring) remove(which, under Fingerprint) error {
 	return r.change(under, func(keys [][]byte) ([][]byte, error) {
 		i := r.find(which)
@@ -180,13 +171,11 @@ func (r *ring) remove(which, under Fingerprint) error {
 	})
 }
 
-// find returns the index of a key on the ring, or -1.
 func (r *ring) find(which Fingerprint) int {
 	return slices.Index(r.identity.Load().prints, which)
 }
 
-// change replaces the keys by what edit makes of them: file, memberlist and
-// certificates, or nothing.
+// change applies edit to the keys. If the file cannot be written, nothing changes.
 func (r *ring) change(under Fingerprint, edit func(keys [][]byte) ([][]byte, error)) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -220,10 +209,9 @@ func (r *ring) change(under Fingerprint, edit func(keys [][]byte) ([][]byte, err
 	return nil
 }
 
-// movePackets makes memberlist's keyring hold keys. memberlist's RemoveKey
-// shifts the keys behind the removed one in an array that its receivers may
-// be reading; so keys are taken from the end only and put back. A packet under
-// a key that is off the ring for those microseconds is lost, which gossip bears.
+// movePackets sets memberlist's keyring. RemoveKey shifts later keys in an array that receivers may
+// be reading, so keys are removed from the end and added again; gossip tolerates packets lost
+// meanwhile.
 func (r *ring) movePackets(keys [][]byte) error {
 	for _, k := range keys {
 		if err := r.packets.AddKey(k); err != nil {
@@ -253,8 +241,6 @@ func (r *ring) movePackets(keys [][]byte) error {
 	return nil
 }
 
-// readKeyring reads a JSON list of base64 keys, or one key a line with empty
-// lines and lines that begin with # left out.
 func readKeyring(path string) ([][]byte, error) {
 	text, err := ReadSecret(path, maxKeyringFile)
 	switch {
@@ -270,8 +256,7 @@ func readKeyring(path string) ([][]byte, error) {
 	return keys, nil
 }
 
-// ParseKeys reads keys in either form of Config.KeyringFile, the primary first:
-// at least one, each valid. The text of a key never appears in an error.
+// ParseKeys reads keys in either form of Config.KeyringFile. Errors never contain a key.
 func ParseKeys(text []byte) ([][]byte, error) {
 	var lines []string
 	if text = bytes.TrimSpace(text); bytes.HasPrefix(text, []byte("[")) {
@@ -302,8 +287,7 @@ func ParseKeys(text []byte) ([][]byte, error) {
 	return keys, checkKeys(keys)
 }
 
-// writeKeyring replaces the file by a JSON list, in one step: a reader, or a
-// node that starts after a crash, finds the old ring or the new one.
+// writeKeyring replaces the file atomically.
 func writeKeyring(path string, keys [][]byte) error {
 	lines := make([]string, len(keys))
 	for i, k := range keys {
@@ -313,7 +297,6 @@ func writeKeyring(path string, keys [][]byte) error {
 	if err != nil {
 		return err
 	}
-	// A link is followed, so that it stays one.
 	if target, err := filepath.EvalSymlinks(path); err == nil {
 		path = target
 	}
@@ -323,7 +306,7 @@ func writeKeyring(path string, keys [][]byte) error {
 		return err
 	}
 	defer func() { _ = d.Close() }()
-	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+".*") // mode 0600
+	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+".*")
 	if err != nil {
 		return err
 	}
@@ -341,8 +324,8 @@ func writeKeyring(path string, keys [][]byte) error {
 	if err != nil {
 		return err
 	}
-	// The file is the new one from here on, and not every file system syncs
-	// directories: a crash within the next seconds might bring the old one back.
+	// Without the directory's sync a crash might restore the old file. Not every file system
+	// supports it.
 	if err := d.Sync(); err != nil && !errors.Is(err, syscall.EINVAL) && !errors.Is(err, errors.ErrUnsupported) {
 		return err
 	}

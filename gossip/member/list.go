@@ -19,17 +19,14 @@ import (
 var (
 	ErrStopped     = errors.New("this node is not in a fleet: not started, or stopped")
 	ErrUnconfirmed = errors.New("left before the news had gone out")
-	// ErrRefused is what the other node does for a reason that only it knows:
-	// its error has the text.
-	ErrRefused  = errors.New("refuses this node")
-	errLeaving  = errors.New("this node is leaving")
-	errStarting = errors.New("this node is starting")
-	errStarted  = errors.New("started or stopped before: a node of a fleet starts once")
-	errNameless = errors.New("nobody answers there under that name")
+	ErrRefused     = errors.New("refuses this node")
+	errLeaving     = errors.New("this node is leaving")
+	errStarting    = errors.New("this node is starting")
+	errStarted     = errors.New("started or stopped before: a node of a fleet starts once")
+	errNameless    = errors.New("nobody answers there under that name")
 )
 
-// leastLeave is the least time for each of the two messages of a leave, because
-// memberlist takes no time for for ever.
+// leastLeave is above 0, because memberlist takes 0 as no timeout.
 const leastLeave = 20 * time.Millisecond
 
 // List is this node's membership in a fleet. Safe for concurrent use.
@@ -41,19 +38,19 @@ type List struct {
 	table  *table
 	conns  conns
 	seeds  *seeds
-	// streams are other protocols on the port, by ALPN; fixed by Listen.
+	// streams are other protocols by ALPN; fixed by Listen.
 	streams map[string]*Streams
 
 	attempts attempts
 
 	refusals   refusals
 	refusalLog *limiter
-	failed     atomic.Uint64 // handshakes and hellos that led to nothing
+	failed     atomic.Uint64
 
 	self    atomic.Pointer[Info]
 	leaving atomic.Bool
 
-	mu        sync.Mutex // the life cycle
+	mu        sync.Mutex
 	state     lifeState
 	goodbye   sync.Mutex // held while memberlist leaves or ends; taken before mu
 	transport *transport
@@ -61,7 +58,7 @@ type List struct {
 	cancel    context.CancelFunc
 	wg        sync.WaitGroup
 	stopping  chan struct{} // closed when Stop begins
-	stopped   chan struct{} // closed when Stop has done everything
+	stopped   chan struct{} // closed when Stop is done
 }
 
 type lifeState uint8
@@ -73,8 +70,7 @@ const (
 	lifeStopped
 )
 
-// New checks the configuration and reads the keys. It opens no socket and
-// starts nothing.
+// New checks the configuration and reads the keys. It starts nothing.
 func New(cfg Config) (*List, error) {
 	if cfg.Self.Incarnation == 0 {
 		cfg.Self.Incarnation = uint64(time.Now().UnixMilli())
@@ -133,9 +129,8 @@ func setDefault(d *time.Duration, to time.Duration) {
 	}
 }
 
-// Listen binds the port and accepts connections of the protocols that Streams
-// has registered. Gossip's own are refused until Start. ctx bounds the search
-// for the address that other nodes dial.
+// Listen binds the port for the protocols registered by Streams; gossip waits for Start. ctx bounds
+// the search for the address to advertise.
 func (l *List) Listen(ctx context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -164,10 +159,9 @@ func (l *List) listenLocked(ctx context.Context) error {
 	return nil
 }
 
-// label marks the packets and streams of memberlist as those of this cluster.
 func (l *List) label() string { return "grapevine/" + l.cfg.Self.Cluster }
 
-// Describe changes what the node says of itself; it has no effect after Start.
+// Describe changes this node's Info; it has no effect after Start.
 func (l *List) Describe(change func(self *Info)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -178,13 +172,12 @@ func (l *List) Describe(change func(self *Info)) {
 	}
 }
 
-// Start listens, unless Listen was called before, and begins to join in the
-// background: see Joined. ctx bounds only the start. A List that could not be
-// started is stopped.
+// Start listens, unless Listen was called, and joins in the background: see Joined. ctx bounds only
+// the start. After an error the List is stopped.
 func (l *List) Start(ctx context.Context) error {
 	err := l.start(ctx)
 	if err != nil && !errors.Is(err, errStarted) {
-		_ = l.Stop(context.WithoutCancel(ctx)) // closes the port
+		_ = l.Stop(context.WithoutCancel(ctx))
 	}
 	return err
 }
@@ -208,7 +201,6 @@ func (l *List) start(ctx context.Context) error {
 	return nil
 }
 
-// begin starts the membership on the bound port.
 func (l *List) begin() error {
 	self := l.Self()
 	if err := self.validate(); err != nil {
@@ -230,11 +222,9 @@ func (l *List) begin() error {
 	return nil
 }
 
-// memberlistConfig tunes memberlist. Detection takes up to one ProbeInterval
-// until somebody probes the dead node, one until the probe, its indirect
-// helpers and TCP have all failed, and 3 * max(1, log10(n)) intervals of
-// suspicion: 3 to 4 s at 750 ms and up to ten nodes. A live node that is
-// starved has those 2.25 s to refute.
+// memberlistConfig tunes memberlist. Detection takes up to one ProbeInterval until a probe begins,
+// one until it fails, and 3 * max(1, log10(n)) of suspicion, in which a starved node can refute: 3
+// to 4 s at 750 ms and up to ten nodes.
 func (l *List) memberlistConfig(t *transport, label string) *memberlist.Config {
 	c := memberlist.DefaultLANConfig()
 	c.Name = l.cfg.Self.Name
@@ -245,17 +235,14 @@ func (l *List) memberlistConfig(t *transport, label string) *memberlist.Config {
 	c.BindPort = t.port()
 	c.ProbeInterval, c.ProbeTimeout = l.cfg.ProbeInterval, l.cfg.ProbeTimeout
 	c.SuspicionMult = 3
-	// With fewer confirmations than expected, suspicion may last three times
-	// as long, not six: the peers' streams tell of a dead process besides.
+	// The factor is low, since a dead process also ends its streams.
 	c.SuspicionMaxTimeoutMult = 3
-	// Ticks with nothing to send cost nothing; each message is sent in about
-	// four of them per peer, and news (a leave, above all) should be out soon.
+	// A message takes about four ticks per peer; ticks without messages are free.
 	c.GossipInterval = 50 * time.Millisecond
 	c.TCPTimeout = 5 * time.Second
-	// A full exchange of state heals what packets have lost. It costs some
-	// 700 bytes per member.
+	// A full exchange of state repairs lost packets for some 700 bytes per member.
 	c.PushPullInterval = 15 * time.Second
-	// LZW costs more than it saves: the payload is short and mostly hashes.
+	// The payload is short and mostly hashes.
 	c.EnableCompression = false
 	c.DelegateProtocolMin, c.DelegateProtocolMax, c.DelegateProtocolVersion = 0, 0, 0
 	c.Keyring = l.ring.packets
@@ -266,7 +253,6 @@ func (l *List) memberlistConfig(t *transport, label string) *memberlist.Config {
 	return c
 }
 
-// tell delivers events until ctx ends.
 func (l *List) tell(ctx context.Context) {
 	for {
 		select {
@@ -287,11 +273,8 @@ func (l *List) tell(ctx context.Context) {
 	}
 }
 
-// Leave tells the others that this node goes, so that they need not find out.
-// It returns when the news has been sent often enough to reach all, some 0.5 s in a
-// small fleet and at once without other nodes; or after timeout, with
-// ErrUnconfirmed: the others will still find out, by the failure of probes at the
-// latest. Stop comes next.
+// Leave announces that this node leaves. It returns when the message was sent often enough, or
+// after timeout with ErrUnconfirmed: then peers detect the end by failed probes. Call Stop next.
 func (l *List) Leave(timeout time.Duration) error {
 	l.goodbye.Lock()
 	defer l.goodbye.Unlock()
@@ -301,8 +284,7 @@ func (l *List) Leave(timeout time.Duration) error {
 	if l.leaving.Swap(true) {
 		return nil
 	}
-	// memberlist does not tell its events whether a node has left or died. The
-	// flag in the metadata does, and goes out first.
+	// memberlist's events do not distinguish leaving from dying; the metadata does, and goes first.
 	end := time.Now().Add(timeout)
 	err := l.members.UpdateNode(max(time.Until(end), leastLeave))
 	if err = errors.Join(err, l.members.Leave(max(time.Until(end), leastLeave))); err != nil {
@@ -311,10 +293,9 @@ func (l *List) Leave(timeout time.Duration) error {
 	return nil
 }
 
-// Stop closes all streams and sockets. It returns when this package's
-// goroutines, Serve included, have ended, or with ctx's error. Without Leave the
-// others see a node that died. memberlist's own goroutines end within a second
-// of it. Idempotent; a List that has been stopped cannot start again.
+// Stop closes all streams and sockets. It returns when this package's goroutines, Serve included,
+// have ended, or with ctx's error. Without Leave, peers see a dead node. Idempotent; a stopped List
+// cannot start again.
 func (l *List) Stop(ctx context.Context) error {
 	l.mu.Lock()
 	was, t := l.state, l.transport
@@ -339,9 +320,9 @@ func (l *List) Stop(ctx context.Context) error {
 			l.cancel()
 			l.table.close()
 			l.conns.close()
-			l.goodbye.Lock() // memberlist panics if it is to leave after its end
+			l.goodbye.Lock() // memberlist panics if Leave follows Shutdown
 			defer l.goodbye.Unlock()
-			_ = l.members.Shutdown() // waits for the transport's goroutines
+			_ = l.members.Shutdown()
 			l.wg.Wait()
 		}()
 	}
@@ -353,7 +334,6 @@ func (l *List) Stop(ctx context.Context) error {
 	}
 }
 
-// running returns the transport while the node is in the fleet.
 func (l *List) running() (*transport, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -363,7 +343,6 @@ func (l *List) running() (*transport, error) {
 	return l.transport, nil
 }
 
-// listening returns the transport while the port is open.
 func (l *List) listening() (*transport, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -376,10 +355,9 @@ func (l *List) listening() (*transport, error) {
 	return nil, ErrStopped
 }
 
-// Self is what this node says of itself; Addr is known after Listen or Start.
+// Self returns this node's Info; Addr is set by Listen or Start.
 func (l *List) Self() Info { return *l.self.Load() }
 
-// card is what this node says on a new stream.
 func (l *List) card() card {
 	c := card{Info: l.Self()}
 	if id := l.ring.identity.Load(); len(id.keys) > 0 {
@@ -388,26 +366,26 @@ func (l *List) card() card {
 	return c
 }
 
-// Members returns the other nodes, by name: those alive, those that failed
-// within the last hour, those that left within the last ten minutes.
+// Members returns the other nodes by name, including those that failed within the last hour or left
+// within the last ten minutes.
 func (l *List) Members() []Status { return l.table.list() }
 
-// Refusals returns nodes that were turned away lately, the latest last, at most 64.
+// Refusals returns the latest refusals, at most 64, the latest last.
 func (l *List) Refusals() []Refusal { return l.refusals.list() }
 
-// Keys returns the keys on this node's ring, the primary first. Without keys
-// it holds the fingerprint of the constant that stands for none.
+// Keys returns the ring's keys, the primary first; without keys, the fingerprint of the constant
+// that replaces them.
 func (l *List) Keys() []KeyInfo { return l.ring.list() }
 
-// Stats are counters since the start, and what is open now.
+// Stats holds counters since the start and current numbers.
 type Stats struct {
-	Streams, MaxStreams int // knowledge and key streams
-	Handshaking         int // connections that have not said who they are, or are told why they are refused
-	// Evicted counts connections closed to make room for newer ones, FailedHandshakes
-	// those that did not get to be a stream, for whatever reason.
+	Streams, MaxStreams int
+	Handshaking         int // connections not yet authenticated, or reading a refusal
+	// FailedHandshakes counts connections that did not become a stream, Evicted those closed to
+	// make room.
 	Evicted, FailedHandshakes uint64
-	// StrayPackets and DroppedPackets count what came without the cluster's
-	// label, or too long, and what memberlist was too slow for.
+	// StrayPackets counts packets that are too long or lack the label, and connections with an
+	// unknown first byte; DroppedPackets counts packets that memberlist was too slow for.
 	StrayPackets, DroppedPackets uint64
 	Refused                      uint64
 }

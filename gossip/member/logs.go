@@ -8,8 +8,8 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// limiter lets a burst of lines through and then so many a second, so that
-// nobody can fill a disk by sending garbage. Safe for concurrent use.
+// limiter limits log lines, so that garbage from the network cannot fill a disk. Safe for
+// concurrent use.
 type limiter struct {
 	burst, perSecond float64
 	now              func() time.Time
@@ -24,7 +24,7 @@ func newLimiter(burst, perSecond float64) *limiter {
 	return &limiter{burst: burst, perSecond: perSecond, now: time.Now, tokens: burst}
 }
 
-// allow reports whether a line may be written, and how many were not since the last.
+// allow also returns the number of lines suppressed since the last.
 func (l *limiter) allow() (skipped int, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -42,14 +42,12 @@ func (l *limiter) allow() (skipped int, ok bool) {
 	return skipped, true
 }
 
-// logBridge takes memberlist's log lines ("[WARN] memberlist: text") to zerolog.
-// It is the writer of a log.Logger without flags: one Write is one line.
+// logBridge passes memberlist's lines to zerolog. One Write is one line.
 type logBridge struct {
 	log   zerolog.Logger
 	limit *limiter
 }
 
-// levels of memberlist's lines, in its own words.
 var bridgeLevels = []struct {
 	prefix []byte
 	level  zerolog.Level
@@ -57,13 +55,11 @@ var bridgeLevels = []struct {
 	{[]byte("[DEBUG] "), zerolog.DebugLevel},
 	{[]byte("[INFO] "), zerolog.InfoLevel},
 	{[]byte("[WARN] "), zerolog.WarnLevel},
-	// Its errors are packets and streams that could not be used: gossip heals
-	// them, and nobody need get up.
+	// memberlist's errors are unusable packets and streams, which gossip repairs.
 	{[]byte("[ERR] "), zerolog.WarnLevel},
 	{[]byte("[ERROR] "), zerolog.WarnLevel},
 }
 
-// maxLogLine bounds a line, in bytes: some hold metadata from the network.
 const maxLogLine = 300
 
 func (b *logBridge) Write(line []byte) (int, error) {

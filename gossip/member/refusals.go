@@ -7,21 +7,20 @@ import (
 )
 
 const (
-	// maxRefusals bounds how many refused nodes are remembered.
 	maxRefusals = 64
-	// refusalPause is how long the same refusal is not logged again.
+	// refusalPause is the time between log lines of equal refusals.
 	refusalPause = time.Minute
 )
 
-// refusals remembers who was turned away, the latest last. Safe for concurrent use.
+// refusals holds the latest refusals, the newest last. Safe for concurrent use.
 type refusals struct {
 	mu     sync.Mutex
 	all    []Refusal
-	logged map[string]time.Time // by who and why; of those in all
+	logged map[string]time.Time
 	total  uint64
 }
 
-// add notes a refusal. It reports whether it is news.
+// add reports whether to log the refusal.
 func (r *refusals) add(x Refusal) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -54,8 +53,7 @@ func (r *refusals) list() []Refusal {
 	return slices.Clone(r.all)
 }
 
-// refused notes and logs that a node was turned away. addr has no ephemeral
-// port, so that one node's attempts count as one.
+// refused records and logs a refusal. addr has no ephemeral port, so that attempts count together.
 func (l *List) refused(addr, name string, err error) {
 	if !l.refusals.add(Refusal{Addr: addr, Name: name, Err: err, At: time.Now()}) {
 		return

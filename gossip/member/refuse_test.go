@@ -8,12 +8,12 @@ import (
 	"testing"
 )
 
-// TestRefusals: two nodes that differ refuse each other, and each names the difference.
+// Two nodes that differ refuse each other, and each names the difference.
 func TestRefusals(t *testing.T) {
 	for _, tc := range []struct {
 		field Field
 		edit  func(cfg *Config)
-		says  string // part of the newcomer's error
+		says  string
 	}{
 		{FieldGossipKey, func(cfg *Config) { cfg.Keys = [][]byte{key(2)} }, "another gossip key (" + FingerprintOf(key(1)).String() + " there, " + FingerprintOf(key(2)).String() + " here)"},
 		{FieldGossipKey, func(cfg *Config) { cfg.Keys = nil }, "here): give every node the same --gossip-key-file"},
@@ -51,7 +51,6 @@ func TestRefusals(t *testing.T) {
 			if len(first.Members())+len(second.Members()) != 0 {
 				t.Error(first.Members(), second.Members())
 			}
-			// A knowledge stream is refused, too.
 			if c, err := second.Dial(context.Background(), first.Self()); !errors.As(err, &mismatch) || mismatch.Field != tc.field {
 				t.Error(c, err)
 			}
@@ -59,8 +58,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// An incompatible node is refused also where no knock goes before: memberlist's
-// own exchange of state, which a seed of another release might begin.
+// memberlist's delegates refuse an incompatible node even without a knock.
 func TestDelegatesRefuse(t *testing.T) {
 	a := start(t, testConfig("a"))
 	cfg := testConfig("b")
@@ -110,7 +108,7 @@ func TestNewRefuses(t *testing.T) {
 			t.Errorf("%s: %v", tc.name, err)
 		}
 	}
-	// What all texts together make too long is known at Start, with the address.
+	// The total length is checked by Start, once the address is known.
 	cfg := testConfig(strings.Repeat("n", 128))
 	cfg.Self.Data = strings.Repeat("d", 240) + ":8080"
 	cfg.Self.Admin = cfg.Self.Data

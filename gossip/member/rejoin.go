@@ -11,29 +11,21 @@ import (
 )
 
 const (
-	// knockers bounds how many addresses are asked at once.
 	knockers = 16
-	// maxRevivals bounds how many failed members are tried in a round, at random.
+	// maxRevivals bounds the failed members dialed per round.
 	maxRevivals = 16
-	// joinTries is how often memberlist may be asked to join the same node in a
-	// round. Two nodes that believe each other dead need two exchanges: in the
-	// first each learns that it must contradict, in the second it does.
+	// joinTries covers two nodes that believe each other dead: they need one exchange to learn that
+	// they must refute and one to refute.
 	joinTries = 3
-	// joinWait is how long a joined node may take to appear.
-	joinWait = time.Second
-	// firstPause is the pause after the first round in vain; it doubles up to
-	// RejoinInterval. Fleets are often started all at once.
+	joinWait  = time.Second
+	// firstPause doubles up to RejoinInterval: fleets often start all at once.
 	firstPause = 250 * time.Millisecond
-	// healPause is the pause while rounds bring members back.
-	healPause = 500 * time.Millisecond
-	// minPause is the least pause, however often rounds are called for.
-	minPause = 100 * time.Millisecond
-	// maxHints bounds the nodes that have opened a stream and are no members.
-	maxHints = 64
+	healPause  = 500 * time.Millisecond
+	minPause   = 100 * time.Millisecond
+	maxHints   = 64
 )
 
-// Joined reports whether the first attempt over all addresses of the join list
-// is over, successful or not. Without a join list there is nothing to wait for.
+// Joined reports whether every address of the join list was tried once.
 func (l *List) Joined() bool {
 	if len(l.seeds.entries) == 0 {
 		return true
@@ -43,33 +35,27 @@ func (l *List) Joined() bool {
 	return l.attempts.rounds > 0
 }
 
-// JoinErrors returns the outcome of the last attempt per address of the join
-// list, per failed member and per stranger, those that went well included (Err is nil).
+// JoinErrors returns the last attempt per address, failed member and stranger, successes included.
 func (l *List) JoinErrors() []SeedError {
 	l.attempts.mu.Lock()
 	defer l.attempts.mu.Unlock()
 	return slices.Clone(l.attempts.last)
 }
 
-// attempts is what the rejoin loop has found last.
 type attempts struct {
 	mu     sync.Mutex
 	rounds int
 	last   []SeedError
-	// hints are nodes that have opened a stream to this one, so that they
-	// believe it a member, and that are none here: to be asked in the next round.
-	hints map[string]Info // by address
-	wake  chan struct{}   // capacity 1
+	// hints are non-members that opened a stream, by address.
+	hints map[string]Info
+	wake  chan struct{}
 
-	// known maps addresses to the incarnation found there by a knock, for
-	// addresses that are other names of a member's, or this node itself. Only
-	// the rejoin loop uses it.
+	// known maps addresses to the process found there. Used by the rejoin loop only.
 	known map[string]Info
 }
 
-// hint notes a node that has opened a stream, if it is no member here. A seed
-// that was restarted without a join list learns in this way, at once, of the
-// fleet that still believes it alive.
+// hint records a non-member that opened a stream: a seed restarted without a join list finds its
+// fleet by it.
 func (l *List) hint(who *Info) {
 	if l.isMember(who) || l.isSelf(who) {
 		return
@@ -87,7 +73,6 @@ func (l *List) hint(who *Info) {
 	}
 }
 
-// takeHints returns the nodes noted since it was last called.
 func (a *attempts) takeHints() map[string]Info {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -96,17 +81,16 @@ func (a *attempts) takeHints() map[string]Info {
 	return out
 }
 
-// target is an address to ask.
 type target struct{ seed, addr string }
 
-// rejoin goes on looking for members until ctx ends: memberlist never heals a
-// partition by itself, and never asks DNS again.
+// rejoin looks for members until ctx ends: memberlist neither heals partitions nor resolves names
+// again.
 func (l *List) rejoin(ctx context.Context) {
 	pause := firstPause
 	for !l.leaving.Load() {
 		healed, vain := l.round(ctx)
 		interval := l.cfg.RejoinInterval
-		wait := interval/2 + rand.N(interval/2+1) // so that a fleet does not knock in step
+		wait := interval/2 + rand.N(interval/2+1)
 		switch {
 		case healed:
 			wait = min(wait, healPause)
@@ -120,8 +104,7 @@ func (l *List) rejoin(ctx context.Context) {
 	}
 }
 
-// rest waits, shorter if there is news, but at least minPause. It reports false
-// when ctx has ended.
+// rest waits, shorter if there is news; false when ctx has ended.
 func (l *List) rest(ctx context.Context, wait time.Duration) bool {
 	least, most := time.NewTimer(minPause), time.NewTimer(max(wait, minPause))
 	defer least.Stop()
@@ -141,14 +124,13 @@ func (l *List) rest(ctx context.Context, wait time.Duration) bool {
 	return true
 }
 
-// round asks every address that is no member, and joins those that answer well.
-// healed: a member came. vain: there are seeds, and no other node is alive.
+// round dials every address that is no member. healed: a node joined and failed members remain.
+// vain: there are seeds and no living peer.
 func (l *List) round(ctx context.Context) (healed, vain bool) {
 	targets, outcome := l.targets(ctx)
 	results := make([]error, len(targets))
 	found := make([]Info, len(targets))
-	// Joined one at a time, since the first as a rule brings the others with it;
-	// but at once, whoever else has not answered yet.
+	// One join at a time, since the first usually brings the other members.
 	var joining sync.Mutex
 	each(len(targets), knockers, func(i int) {
 		addr := targets[i].addr
@@ -179,8 +161,8 @@ func (l *List) round(ctx context.Context) (healed, vain bool) {
 	return healed && failed > 0, alive == 0 && len(l.seeds.entries) > 0
 }
 
-// targets resolves the join list and adds members that failed lately. What
-// need not be asked, or cannot, is in outcome.
+// targets resolves the join list and adds failed members. outcome has the entries that are not
+// dialed.
 func (l *List) targets(ctx context.Context) (targets []target, outcome []SeedError) {
 	entries := l.seeds.entries
 	addrs := make([][]string, len(entries))
@@ -226,7 +208,6 @@ func (l *List) targets(ctx context.Context) (targets []target, outcome []SeedErr
 	return targets, outcome
 }
 
-// present reports whether an address is that of a living member or this node.
 func (l *List) present(addr string, alive map[string]bool) bool {
 	if alive[addr] || addr == l.Self().Addr {
 		return true
@@ -242,14 +223,12 @@ func (l *List) present(addr string, alive map[string]bool) bool {
 	return ok && m.State == StateAlive && m.Incarnation == who.Incarnation
 }
 
-// isSelf reports whether info was said by this very process.
 func (l *List) isSelf(info *Info) bool {
 	self := l.Self()
 	return info.Name == self.Name && info.Incarnation == self.Incarnation && info.Addr == self.Addr
 }
 
-// join makes memberlist exchange its state with the node that answered at addr
-// until that node is a member. joined: it was none before.
+// join exchanges state until the node at addr is a member; joined is false if it was one before.
 func (l *List) join(ctx context.Context, who Info, addr string) (joined bool, err error) {
 	if l.isSelf(&who) || l.isMember(&who) {
 		return false, nil
@@ -270,7 +249,6 @@ func (l *List) join(ctx context.Context, who Info, addr string) (joined bool, er
 
 var errNotSeen = errors.New("the node answers, but has not become a member yet")
 
-// await waits until a node is a member, up to joinWait.
 func (l *List) await(ctx context.Context, who *Info) bool {
 	ctx, cancel := context.WithTimeout(ctx, joinWait)
 	defer cancel()
@@ -291,7 +269,6 @@ func (l *List) isMember(who *Info) bool {
 	return ok && m.State == StateAlive && m.Incarnation >= who.Incarnation
 }
 
-// report logs what is new since the last round.
 func (l *List) report(outcome []SeedError) {
 	before := make(map[string]string)
 	for _, o := range l.JoinErrors() {
@@ -316,7 +293,7 @@ func errText(err error) string {
 	return err.Error()
 }
 
-// each calls do for 0 to n-1, at most limit at a time, and waits for all.
+// each calls do for 0 to n-1, at most limit at a time.
 func each(n, limit int, do func(i int)) {
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, limit)

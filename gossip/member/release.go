@@ -2,5 +2,5 @@
 
 package member
 
-// laterTags is where a later release says more of a node; see release_newer.go.
+// laterTags is a hook for the newer build; see release_newer.go.
 func laterTags(dst []byte) []byte { return dst }

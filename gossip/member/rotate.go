@@ -9,16 +9,16 @@ import (
 	"time"
 )
 
-// KeyOp is an operation on the keyrings of the fleet.
+// KeyOp is an operation on the fleet's keyrings.
 type KeyOp uint8
 
 // Operations on keyrings. The numbers are on the wire.
 const (
-	// KeyList tells which keys a node has.
+	// KeyList returns the fingerprints of a node's keys.
 	KeyList KeyOp = 1
-	// KeyInstall puts a key on the rings, behind those that are there.
+	// KeyInstall appends a key to the rings.
 	KeyInstall KeyOp = 2
-	// KeyUse makes a key the one to encrypt under.
+	// KeyUse makes a key the primary.
 	KeyUse KeyOp = 3
 	// KeyRemove takes a key off the rings.
 	KeyRemove KeyOp = 4
@@ -41,14 +41,13 @@ func (op KeyOp) String() string {
 // KeyResult is one member's answer to a key operation.
 type KeyResult struct {
 	Member Info
-	// Keys is the member's ring after the operation, the primary first.
+	// Keys is the ring after the operation, the primary first.
 	Keys []KeyInfo
-	// Persisted says that the ring outlasts a restart of the member.
+	// Persisted means that the ring survives a restart.
 	Persisted bool
 	Err       error
 }
 
-// has reports whether the key is on the member's ring, and whether it is the primary.
 func (r *KeyResult) has(f Fingerprint) (on, primary bool) {
 	for _, k := range r.Keys {
 		if k.Fingerprint == f {
@@ -59,29 +58,23 @@ func (r *KeyResult) has(f Fingerprint) (on, primary bool) {
 }
 
 const (
-	// keyAskTimeout bounds a question to one member.
 	keyAskTimeout = 10 * time.Second
-	// keyAskers bounds how many are asked at once.
-	keyAskers = 16
-	// keysVersion is the first byte of a request and of a reply.
-	keysVersion = 1
+	keyAskers     = 16
+	keysVersion   = 1
 )
 
-// Refusals of a rotation by the node that was asked to do it.
 var (
 	ErrKeyNotEverywhere = errors.New("not every live member has the key: install it first")
 	ErrKeyInUse         = errors.New("the key is the primary one of a live member: use another one first")
 )
 
-// RotateKey does an operation on this node and every live member, at most one
-// round trip after another, and returns what each answered, by name, this node
-// first. key is a key of 16, 24 or 32 bytes or, except for an installation, the
-// 8 bytes of its fingerprint; nil for a list. Each operation may be repeated.
+// RotateKey does an operation on every live member, then on this node, and returns the answers,
+// this node first, then by name. key has 16, 24 or 32 bytes; KeyUse and KeyRemove also take its
+// fingerprint, KeyList nil. Operations may be repeated.
 //
-// KeyUse is refused, on no node, unless every live member answers and has the
-// key (ErrKeyNotEverywhere); KeyRemove, if a member does not answer or encrypts under it
-// (ErrKeyInUse). Streams under a removed key are closed at both ends. The error
-// is nil only if every member did it.
+// KeyUse requires that every live member answers and has the key (ErrKeyNotEverywhere); KeyRemove,
+// that each has another primary (ErrKeyInUse). Else nothing changes. Both ends close streams under
+// a removed key. The error is nil only if every member succeeded.
 func (l *List) RotateKey(ctx context.Context, op KeyOp, key []byte) ([]KeyResult, error) {
 	if _, err := l.running(); err != nil {
 		return nil, err
@@ -121,7 +114,6 @@ func (l *List) RotateKey(ctx context.Context, op KeyOp, key []byte) ([]KeyResult
 	return results, errors.Join(errs...)
 }
 
-// checkKeyRequest checks an operation, and names its key.
 func checkKeyRequest(op KeyOp, key []byte) (Fingerprint, error) {
 	switch op {
 	case KeyList:
@@ -143,7 +135,6 @@ func checkKeyRequest(op KeyOp, key []byte) (Fingerprint, error) {
 	return FingerprintOf(key), nil
 }
 
-// askAll does an operation here and on every live member.
 func (l *List) askAll(ctx context.Context, op KeyOp, key []byte) []KeyResult {
 	results := []KeyResult{{Member: l.Self()}}
 	for _, m := range l.Members() {
@@ -151,8 +142,7 @@ func (l *List) askAll(ctx context.Context, op KeyOp, key []byte) []KeyResult {
 			results = append(results, KeyResult{Member: m.Info})
 		}
 	}
-	// The others first: this node must still be able to talk to them under the
-	// key that is removed, should one of them not have used another yet.
+	// Members first: this node must still reach a member that uses the removed key.
 	each(len(results)-1, keyAskers, func(i int) {
 		r := &results[i+1]
 		r.Keys, r.Persisted, r.Err = l.ask(ctx, r.Member, op, key)
@@ -163,7 +153,6 @@ func (l *List) askAll(ctx context.Context, op KeyOp, key []byte) []KeyResult {
 	return results
 }
 
-// ask does an operation on one member.
 func (l *List) ask(ctx context.Context, m Info, op KeyOp, key []byte) ([]KeyInfo, bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, keyAskTimeout)
 	defer cancel()
@@ -184,7 +173,6 @@ func (l *List) ask(ctx context.Context, m Info, op KeyOp, key []byte) ([]KeyInfo
 	return readKeyReply(c)
 }
 
-// serveKeys answers one operation of another node.
 func (l *List) serveKeys(c *Conn) {
 	op, key, err := readKeyRequest(c)
 	if err != nil {
@@ -207,8 +195,7 @@ func (l *List) serveKeys(c *Conn) {
 	closeGently(c.raw)
 }
 
-// doKey does an operation on this node's ring, for whoever has the key named by
-// under: the zero one for this node itself, and with the operator's TLS.
+// doKey acts for the holder of key under; zero means this node, or the operator's TLS.
 func (l *List) doKey(op KeyOp, key []byte, under Fingerprint) error {
 	which, err := checkKeyRequest(op, key)
 	if err != nil {
@@ -249,8 +236,8 @@ func readKeyRequest(r io.Reader) (KeyOp, []byte, error) {
 	return KeyOp(head[1]), key, err
 }
 
-// appendKeyReply appends version, flags, number of keys, fingerprints, length
-// of text, text. An empty text means that it was done.
+// appendKeyReply appends version, flags, number of keys, fingerprints, length of text, text. An
+// empty text means success.
 func appendKeyReply(dst []byte, keys []KeyInfo, persisted bool, err error) []byte {
 	var flags byte
 	if persisted {

@@ -15,7 +15,6 @@ import (
 	"time"
 )
 
-// rotate does an operation that must work on n nodes.
 func rotate(t *testing.T, l *testNode, op KeyOp, key []byte, n int) []KeyResult {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -30,14 +29,12 @@ func rotate(t *testing.T, l *testNode, op KeyOp, key []byte, n int) []KeyResult 
 	return results
 }
 
-// traffic is what nodes say to each other all the time: each keeps a stream to
-// every other, and opens it again when it breaks.
+// traffic is a permanent stream between all pairs.
 type traffic struct {
-	said   []atomic.Int64 // by pair
+	said   []atomic.Int64
 	breaks atomic.Int64
 }
 
-// startTraffic makes the nodes talk until the test ends.
 func startTraffic(t *testing.T, nodes []*testNode) *traffic {
 	t.Helper()
 	f := &traffic{}
@@ -66,14 +63,13 @@ func (f *traffic) talk(ctx context.Context, a, b *testNode, said *atomic.Int64) 
 		}
 		for ctx.Err() == nil && say(c, "still there?") == nil {
 			said.Add(1)
-			time.Sleep(time.Millisecond) // not to starve the probes
+			time.Sleep(time.Millisecond)
 		}
 		_ = c.Close()
 		f.breaks.Add(1)
 	}
 }
 
-// goesOn waits until every pair has said more.
 func (f *traffic) goesOn(t *testing.T, when string) {
 	t.Helper()
 	for i := range f.said {
@@ -83,8 +79,7 @@ func (f *traffic) goesOn(t *testing.T, when string) {
 	}
 }
 
-// TestRotationUnderTraffic changes the key of a fleet whose nodes talk all the
-// time: nobody is lost, and streams under the old key come back under the new.
+// A key rotation under traffic loses no node, and streams return under the new key.
 func TestRotationUnderTraffic(t *testing.T) {
 	dir := t.TempDir()
 	file := func(i int) string { return filepath.Join(dir, string(rune('a'+i))) }
@@ -100,7 +95,6 @@ func TestRotationUnderTraffic(t *testing.T) {
 	talk.goesOn(t, "before")
 	old, next := FingerprintOf(key(1)), FingerprintOf(key(2))
 
-	// Too early.
 	if _, err := nodes[0].RotateKey(context.Background(), KeyUse, key(2)); !errors.Is(err, ErrKeyNotEverywhere) {
 		t.Error(err)
 	}
@@ -108,7 +102,7 @@ func TestRotationUnderTraffic(t *testing.T) {
 		t.Error(err)
 	}
 	rotate(t, nodes[0], KeyInstall, key(2), 3)
-	rotate(t, nodes[1], KeyInstall, key(2), 3) // again
+	rotate(t, nodes[1], KeyInstall, key(2), 3)
 	talk.goesOn(t, "after install")
 	rotate(t, nodes[1], KeyUse, key(2), 3)
 	talk.goesOn(t, "after use")
@@ -133,7 +127,7 @@ func TestRotationUnderTraffic(t *testing.T) {
 	if left, err := os.ReadDir(dir); err != nil || len(left) != len(nodes) {
 		t.Error(left, err)
 	}
-	// A latecomer with the old key is told; one with the new joins.
+	// A newcomer with the old key is refused; one with the new key joins.
 	cfg := testConfig("old")
 	cfg.Join = []string{nodes[0].Self().Addr}
 	late := start(t, cfg)
@@ -145,7 +139,6 @@ func TestRotationUnderTraffic(t *testing.T) {
 	whole(t, append(nodes, start(t, cfg)))
 }
 
-// onlyKey holds a node, its file and memberlist to one key.
 func onlyKey(t *testing.T, n *testNode, file string, want []byte) {
 	t.Helper()
 	keys, err := readKeyring(file)
@@ -160,7 +153,7 @@ func onlyKey(t *testing.T, n *testNode, file string, want []byte) {
 	}
 }
 
-// Nodes in the middle of a rotation still talk: each has the other's primary.
+// Nodes with different primaries communicate, since each has both keys.
 func TestMixedPrimaries(t *testing.T) {
 	fleet(t, 2, func(i int, cfg *Config) {
 		cfg.Keys = [][]byte{key(1), key(2)}
@@ -170,7 +163,7 @@ func TestMixedPrimaries(t *testing.T) {
 	})
 }
 
-// A member that cannot keep a change says so, and keeps what it had.
+// A member that cannot persist a change reports it and keeps its keys.
 func TestRotationOnReadOnlyFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "sub", "keys")
 	if err := os.Mkdir(filepath.Dir(file), 0o700); err != nil {
@@ -250,8 +243,7 @@ func TestRing(t *testing.T) {
 	}
 }
 
-// Packets are encrypted and decrypted while keys come and go; the race
-// detector watches memberlist's ring.
+// Packets are encrypted and decrypted while keys change, under the race detector.
 func TestRingUnderReaders(t *testing.T) {
 	r, err := newRing("a", [][]byte{key(1), key(2), key(3)}, "")
 	if err != nil {
@@ -316,8 +308,7 @@ func TestKeyringFile(t *testing.T) {
 	}
 }
 
-// A stream for a key operation that was opened in time is no way back in
-// for somebody whose key is removed.
+// An open key stream cannot add a key after its own key is removed.
 func TestRemovedKeyCannotChangeKeys(t *testing.T) {
 	cfg := testConfig("a")
 	cfg.Keys = [][]byte{key(1), key(2)}

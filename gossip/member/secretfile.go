@@ -6,9 +6,8 @@ import (
 	"os"
 )
 
-// CheckSecret refuses an open file that holds a key, a token or a password if its mode
-// lets anyone but its owner change it, or anyone outside its group read it. The error
-// names the remedy.
+// CheckSecret returns an error that names the remedy if a secret file is accessible to all users or
+// writable by its group.
 func CheckSecret(f *os.File) error {
 	info, err := f.Stat()
 	if err != nil {
@@ -23,7 +22,7 @@ func CheckSecret(f *os.File) error {
 	return nil
 }
 
-// ReadSecret reads a file that CheckSecret accepts. One longer than limit bytes is an error.
+// ReadSecret reads at most limit bytes of a file that CheckSecret accepts.
 func ReadSecret(path string, limit int) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {

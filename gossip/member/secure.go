@@ -11,36 +11,30 @@ import (
 	"strings"
 )
 
-// What is spoken after the handshake, by ALPN. A successor of a protocol gets
-// another name and is offered beside it for a release.
+// Protocols by ALPN. A new version gets another name and is offered beside the old one for one
+// release.
 const (
 	alpnKnowledge = "grapevine-knowledge/1"
 	alpnKeys      = "grapevine-keys/1"
-	alpnHello     = "grapevine-hello/1" // the hello, and nothing after it
+	alpnHello     = "grapevine-hello/1" // hello only
 )
 
-// ownProtocol reports whether this package speaks the protocol itself.
 func ownProtocol(alpn string) bool {
 	return alpn == alpnKnowledge || alpn == alpnKeys || alpn == alpnHello
 }
 
-// peerProof is what the handshake has shown of the other side.
 type peerProof struct {
 	cert *x509.Certificate
-	// key is the key that the peer's certificate is signed under, own the one
-	// that this node's is, sni the one the peer has named before; zero with the
-	// operator's certificates.
+	// key signed the peer's certificate, own this node's; sni is the key named in the ClientHello.
 	key, own, sni Fingerprint
 }
 
-// secure makes TLS of connections: with certificates derived from the ring, or
-// with the operator's. Safe for concurrent use.
+// secure does TLS handshakes. Safe for concurrent use.
 type secure struct {
 	ring     *ring
 	operator *tls.Config // nil: derived
 }
 
-// checkOperator reports what is missing in the operator's configuration.
 func checkOperator(c *tls.Config) error {
 	if c == nil {
 		return nil
@@ -54,8 +48,7 @@ func checkOperator(c *tls.Config) error {
 	return nil
 }
 
-// base is what every handshake has in common. Nothing is ever resumed: a
-// resumed session would outlive the removal of its key.
+// base never resumes sessions: they would outlive the removal of their key.
 func (s *secure) base(id *identity) *tls.Config {
 	c := &tls.Config{}
 	if s.operator != nil {
@@ -70,13 +63,12 @@ func (s *secure) base(id *identity) *tls.Config {
 	return c
 }
 
-// client does the handshake on a connection that this node has opened.
 func (s *secure) client(ctx context.Context, raw net.Conn, addr, alpn string) (*tls.Conn, *peerProof, error) {
 	id := s.ring.identity.Load()
 	proof := s.newProof(id)
 	c := s.base(id)
 	c.NextProtos = []string{alpn}
-	c.InsecureSkipVerify = true // names are not what these certificates prove: see verify
+	c.InsecureSkipVerify = true // verify checks the certificate
 	c.VerifyPeerCertificate = s.verify(proof, x509.ExtKeyUsageServerAuth)
 	if s.operator == nil {
 		c.ServerName = id.primary().String() + sniSuffix
@@ -89,14 +81,13 @@ func (s *secure) client(ctx context.Context, raw net.Conn, addr, alpn string) (*
 	if err := conn.HandshakeContext(ctx); err != nil {
 		return nil, nil, s.explain(err, addr, proof)
 	}
-	// A server that knows nothing of protocols does not refuse any.
+	// A server without ALPN accepts any protocol.
 	if conn.ConnectionState().NegotiatedProtocol != alpn {
 		return nil, nil, fmt.Errorf("%s does not speak %s: is a node of a fleet there?", addr, alpn)
 	}
 	return conn, proof, nil
 }
 
-// newProof begins a handshake as id.
 func (s *secure) newProof(id *identity) *peerProof {
 	if s.operator != nil {
 		return &peerProof{}
@@ -104,14 +95,12 @@ func (s *secure) newProof(id *identity) *peerProof {
 	return &peerProof{own: id.primary()}
 }
 
-// server does the handshake on a connection that another node has opened; it
-// offers the given protocols.
 func (s *secure) server(ctx context.Context, raw net.Conn, addr string, protocols []string) (*tls.Conn, *peerProof, error) {
 	id := s.ring.identity.Load()
 	proof := s.newProof(id)
 	c := s.base(id)
 	c.NextProtos = protocols
-	c.ClientAuth = tls.RequireAnyClientCert // and verified here
+	c.ClientAuth = tls.RequireAnyClientCert
 	c.VerifyPeerCertificate = s.verify(proof, x509.ExtKeyUsageClientAuth)
 	c.GetConfigForClient = func(h *tls.ClientHelloInfo) (*tls.Config, error) {
 		if text, ok := strings.CutSuffix(h.ServerName, sniSuffix); ok {
@@ -129,8 +118,7 @@ func (s *secure) server(ctx context.Context, raw net.Conn, addr string, protocol
 	return conn, proof, nil
 }
 
-// verify returns the check of the other side's certificate. It looks at the
-// ring of that moment, so that a key removed during a handshake does not count.
+// verify uses the ring at the moment of the check, so that a key removed meanwhile does not count.
 func (s *secure) verify(proof *peerProof, usage x509.ExtKeyUsage) func([][]byte, [][]*x509.Certificate) error {
 	return func(raw [][]byte, _ [][]*x509.Certificate) error {
 		var err error
@@ -143,8 +131,7 @@ func (s *secure) verify(proof *peerProof, usage x509.ExtKeyUsage) func([][]byte,
 	}
 }
 
-// verifyOperator checks a chain by the operator's authorities. Whose it is is
-// checked after the hello, by named.
+// verifyOperator checks the chain; named checks the name after the hello.
 func (s *secure) verifyOperator(raw [][]byte, usage x509.ExtKeyUsage) (*x509.Certificate, error) {
 	if len(raw) == 0 || len(raw) > maxChain {
 		return nil, fmt.Errorf("a chain of %d certificates", len(raw))
@@ -171,10 +158,8 @@ func (s *secure) verifyOperator(raw [][]byte, usage x509.ExtKeyUsage) (*x509.Cer
 	return chain[0], nil
 }
 
-// named reports whether the certificate is that of the node that calls itself
-// name and is reached at host, an address without port. With certificates for
-// addresses, host is what ties the two: it must be where the fleet reaches the
-// node, not where a connection happens to come from.
+// named checks that the certificate belongs to the node name at host, which must be where the fleet
+// reaches the node, not the source of a connection.
 func (s *secure) named(proof *peerProof, name, host string) error {
 	if s.operator == nil {
 		if cn := proof.cert.Subject.CommonName; cn != name {
@@ -195,9 +180,8 @@ func (s *secure) named(proof *peerProof, name, host string) error {
 	return nil
 }
 
-// explain makes of a failed handshake what someone can act on. It also
-// explains the first read of a client, where TLS 1.3 tells that the server did
-// not like the client's certificate.
+// explain adds the remedy to a failed handshake, or to a client's first read, where TLS 1.3 reports
+// a rejected client certificate.
 func (s *secure) explain(err error, addr string, proof *peerProof) error {
 	mine := s.ring.identity.Load()
 	mismatch := &MismatchError{Field: FieldGossipKey, Mine: keyText(mine.primary()), Peer: addr}
@@ -206,8 +190,7 @@ func (s *secure) explain(err error, addr string, proof *peerProof) error {
 			mismatch.Theirs = foreign.theirs
 			return mismatch
 		}
-		// A client that has named a key which is not here will not like our
-		// certificate either, or we not its.
+		// The client named a key that is not on this ring.
 		if proof.sni != (Fingerprint{}) && mine.roots[proof.sni] == nil {
 			mismatch.Theirs = keyText(proof.sni)
 			return mismatch
@@ -228,16 +211,15 @@ func (s *secure) explain(err error, addr string, proof *peerProof) error {
 	return fmt.Errorf("%s: %w", addr, err)
 }
 
-// badCertificate reports whether an alert from the other side is about the
-// certificate (RFC 8446, 6.2). crypto/tls gives alerts a type of its own that it
-// does not export; under it is the alert's number.
+// badCertificate reports whether a TLS alert (RFC 8446, 6.2) is about the certificate. crypto/tls
+// does not export its alert type.
 func badCertificate(alert error) bool {
 	v := reflect.ValueOf(alert)
 	if v.Kind() != reflect.Uint8 {
 		return false
 	}
 	switch v.Uint() {
-	case 42, 43, 44, 45, 46, 48, 49, 116: // bad, unsupported, revoked, expired, unknown, unknown_ca, access_denied, required
+	case 42, 43, 44, 45, 46, 48, 49, 116:
 		return true
 	}
 	return false

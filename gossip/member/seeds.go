@@ -17,25 +17,20 @@ import (
 )
 
 const (
-	// maxSeedAddrs bounds what one entry of the join list may resolve to: a
-	// record with every node of a large fleet.
-	maxSeedAddrs = 1024
-	// maxSeedFile bounds a file of addresses, in bytes.
-	maxSeedFile = 256 << 10
-	// resolveTimeout bounds the resolution of one entry.
+	// maxSeedAddrs bounds one join entry: every node of a large fleet.
+	maxSeedAddrs   = 1024
+	maxSeedFile    = 256 << 10
 	resolveTimeout = 5 * time.Second
-	// watchInterval is how often files are looked at: often enough for someone
-	// who waits, and one stat per file.
+	// watchInterval costs one stat per file.
 	watchInterval = time.Second
 )
 
-// resolver answers for names. *net.Resolver is one.
 type resolver interface {
 	LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error)
 	LookupSRV(ctx context.Context, service, proto, name string) (string, []*net.SRV, error)
 }
 
-// seeds finds the addresses of the join list. Safe for concurrent use.
+// seeds resolves the join list. Safe for concurrent use.
 type seeds struct {
 	entries []string
 	dns     resolver
@@ -54,7 +49,6 @@ func newSeeds(entries []string, dns resolver) (*seeds, error) {
 	return &seeds{entries: entries, dns: dns, changed: make(chan struct{}, 1)}, nil
 }
 
-// checkSeed reports what is wrong with an entry, without asking anybody.
 func checkSeed(entry string) error {
 	kind, rest := seedKind(entry)
 	if rest == "" {
@@ -83,7 +77,6 @@ func seedKind(entry string) (kind, rest string) {
 	return "", entry
 }
 
-// seedAddr splits host and port, with the default port if there is none.
 func seedAddr(s string) (host, port string, err error) {
 	if host, port, err = splitPort(s); err != nil {
 		return "", "", err
@@ -100,7 +93,7 @@ func seedAddr(s string) (host, port string, err error) {
 	return host, port, nil
 }
 
-// splitPort splits host and port; either may be missing.
+// splitPort accepts a missing host or port.
 func splitPort(s string) (host, port string, err error) {
 	if ip, err := netip.ParseAddr(strings.Trim(s, "[]")); err == nil {
 		return ip.String(), "", nil
@@ -111,9 +104,7 @@ func splitPort(s string) (host, port string, err error) {
 	return net.SplitHostPort(s)
 }
 
-// resolve returns the addresses, IP:port, behind an entry. An error may come
-// with addresses: what is wrong with a part of a file or of a record does not
-// keep the rest from being used.
+// resolve may return both addresses and an error: a bad line does not invalidate the rest.
 func (s *seeds) resolve(ctx context.Context, entry string) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
 	defer cancel()
@@ -143,7 +134,6 @@ func (s *seeds) resolveHost(ctx context.Context, addr string) ([]string, error) 
 	return out, nil
 }
 
-// lookup returns the addresses of a host, at least one.
 func (s *seeds) lookup(ctx context.Context, host string) ([]netip.Addr, error) {
 	if ip, err := netip.ParseAddr(host); err == nil {
 		return []netip.Addr{ip.Unmap()}, nil
@@ -163,7 +153,6 @@ func (s *seeds) lookup(ctx context.Context, host string) ([]netip.Addr, error) {
 	return out, nil
 }
 
-// resolveSRV asks for the targets of a record and their addresses.
 func (s *seeds) resolveSRV(ctx context.Context, name string) ([]string, error) {
 	_, records, err := s.dns.LookupSRV(ctx, "", "", name)
 	if err != nil {
@@ -191,8 +180,7 @@ func (s *seeds) resolveSRV(ctx context.Context, name string) ([]string, error) {
 	return out, errors.Join(errs...)
 }
 
-// resolveFile reads one address a line; empty lines and lines that begin with
-// # are left out.
+// resolveFile ignores empty lines and comments (#).
 func (s *seeds) resolveFile(ctx context.Context, path string) ([]string, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -229,7 +217,7 @@ func (s *seeds) resolveFile(ctx context.Context, path string) ([]string, error) 
 	return out, errors.Join(append(errs, lines.Err())...)
 }
 
-// watch looks at the files until ctx ends, and tells when one has changed.
+// watch checks the files until ctx ends and signals changes.
 func (s *seeds) watch(ctx context.Context) {
 	type stamp struct {
 		mod  time.Time

@@ -15,7 +15,6 @@ import (
 	"time"
 )
 
-// fakeDNS answers for names; it may be changed while it is used.
 type fakeDNS struct {
 	mu    sync.Mutex
 	hosts map[string][]netip.Addr
@@ -54,8 +53,7 @@ func (d *fakeDNS) host(name string, addrs ...string) {
 	}
 }
 
-// TestDiscovery joins by every kind of entry. What the entry leads to is there
-// only after a first attempt in vain, so all of them are asked again.
+// Every kind of entry is resolved again after a vain first attempt.
 func TestDiscovery(t *testing.T) {
 	seed := start(t, testConfig("seed"))
 	addr := netip.MustParseAddrPort(seed.Self().Addr)
@@ -83,7 +81,7 @@ func TestDiscovery(t *testing.T) {
 			cfg := testConfig("by-" + tc.name)
 			cfg.Join, cfg.resolver = []string{tc.entry}, dns
 			if tc.name == "file" {
-				cfg.RejoinInterval = time.Hour // being watched must do
+				cfg.RejoinInterval = time.Hour
 			}
 			n := start(t, cfg)
 			eventually(t, "a first attempt", n.Joined, func() any { return nil })
@@ -112,7 +110,7 @@ func TestSeedEntries(t *testing.T) {
 	}
 	for _, tc := range []struct {
 		entry string
-		want  []string // nil: an error
+		want  []string
 	}{
 		{"10.1.2.3:7000", []string{"10.1.2.3:7000"}},
 		{"10.1.2.3", []string{"10.1.2.3:7946"}},
@@ -143,7 +141,7 @@ func TestSeedEntries(t *testing.T) {
 func TestAdvertise(t *testing.T) {
 	for _, tc := range []struct{ bind, advertise, join, want string }{
 		{"127.0.0.1:0", "", "", "127.0.0.1"},
-		{"localhost:0", "", "", "127.0.0.1"}, // as bound; nobody is asked again
+		{"localhost:0", "", "", "127.0.0.1"},
 		{"127.0.0.1:0", "127.0.0.2", "", "127.0.0.2"},
 		{"127.0.0.1:0", "named.test:999", "", "10.9.8.7:999"},
 		{"0.0.0.0:0", "", "127.0.0.1:1", "127.0.0.1"},
@@ -168,7 +166,7 @@ func TestAdvertise(t *testing.T) {
 	}
 }
 
-// A seed that does not answer does not keep a node from those that do.
+// A silent seed does not delay joining through another.
 func TestSilentSeed(t *testing.T) {
 	seed := start(t, testConfig("seed"))
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
@@ -200,7 +198,7 @@ func TestSilentSeed(t *testing.T) {
 	}, func() any { return i })
 }
 
-// What is wrong in a file of seeds is said, though the rest is used.
+// A bad line in a seed file is reported, and the other lines are used.
 func TestSeedFileSaysWhatIsWrong(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "seeds")
 	if err := os.WriteFile(file, []byte("127.0.0.1:x\n127.0.0.1:9\n"), 0o600); err != nil {

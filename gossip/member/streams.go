@@ -8,14 +8,11 @@ import (
 	"sync"
 )
 
-// errNotListening is returned for connections while the port is not bound.
 var errNotListening = errors.New("the fleet's port is not open")
 
-// Streams are the connections of one other protocol between nodes, on the same
-// port as gossip and authenticated like its streams: TLS 1.3 with the fleet's
-// certificates, told apart by ALPN. It is a net.Listener. No hello is exchanged:
-// the protocol identifies its peers itself. When a key is removed from the ring,
-// the connections under it are closed. Safe for concurrent use.
+// Streams is a net.Listener for one other protocol on gossip's port and TLS, selected by ALPN. The
+// protocol identifies its peers itself. Removing a key closes the connections under it. Safe for
+// concurrent use.
 type Streams struct {
 	list     *List
 	alpn     string
@@ -26,8 +23,7 @@ type Streams struct {
 
 var _ net.Listener = (*Streams)(nil)
 
-// Streams registers a protocol by its ALPN name. Call it before Listen, once per
-// protocol; it panics for a name that is taken.
+// Streams registers a protocol by its ALPN name. It panics after Listen, or for a name in use.
 func (l *List) Streams(alpn string) *Streams {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -39,7 +35,7 @@ func (l *List) Streams(alpn string) *Streams {
 	return s
 }
 
-// Accept returns the next connection that another node has opened.
+// Accept returns net.ErrClosed after Close or List.Stop.
 func (s *Streams) Accept() (net.Conn, error) {
 	select {
 	case c := <-s.incoming:
@@ -51,7 +47,7 @@ func (s *Streams) Accept() (net.Conn, error) {
 	}
 }
 
-// Dial opens a connection to the node at addr, host:port. It ends with ctx.
+// Dial connects to the node at addr, host:port. ctx bounds only the dialing.
 func (s *Streams) Dial(ctx context.Context, addr string) (net.Conn, error) {
 	l := s.list
 	t, err := l.listening()
@@ -82,16 +78,15 @@ func (s *Streams) Dial(ctx context.Context, addr string) (net.Conn, error) {
 	return c, nil
 }
 
-// Addr is where other nodes dial this one, known after Listen.
+// Addr returns the address that other nodes dial, known after Listen.
 func (s *Streams) Addr() net.Addr { return streamsAddr(s.list.Self().Addr) }
 
-// Close ends Accept. Connections stay open until they or the List are closed.
+// Close ends Accept; connections stay open.
 func (s *Streams) Close() error {
 	s.once.Do(func() { close(s.closed) })
 	return nil
 }
 
-// hand gives a connection to Accept, or closes it if no caller will come.
 func (s *Streams) hand(c *Conn) {
 	select {
 	case s.incoming <- c:
@@ -102,15 +97,13 @@ func (s *Streams) hand(c *Conn) {
 	}
 }
 
-// streamsAddr is a host:port as a net.Addr.
 type streamsAddr string
 
 func (streamsAddr) Network() string  { return "tcp" }
 func (a streamsAddr) String() string { return string(a) }
 
-// ofMember reports why a certificate of the operator's does not belong to a node
-// of the fleet: other services have certificates of the same authority. Derived
-// certificates belong to the fleet by their key.
+// ofMember returns an error if an operator's certificate fits no member: the authority may serve
+// other services.
 func (l *List) ofMember(proof *peerProof) error {
 	if l.secure.operator == nil {
 		return nil

@@ -11,7 +11,6 @@ import (
 
 const testProtocol = "test/1"
 
-// serveStreams echoes what comes on the streams until they close.
 func serveStreams(t *testing.T, s *Streams) {
 	t.Helper()
 	t.Cleanup(func() { _ = s.Close() })
@@ -29,7 +28,6 @@ func serveStreams(t *testing.T, s *Streams) {
 	}()
 }
 
-// streamsOf starts n nodes, each with an echo server on testProtocol.
 func streamsOf(t *testing.T, n int, edit func(i int, cfg *Config)) (nodes []*testNode, streams []*Streams) {
 	t.Helper()
 	streams = make([]*Streams, n)
@@ -40,8 +38,7 @@ func streamsOf(t *testing.T, n int, edit func(i int, cfg *Config)) (nodes []*tes
 	return nodes, streams
 }
 
-// roundTrip sends a byte to addr and reads it back: a TLS 1.3 client learns only
-// by reading that the server refuses it.
+// roundTrip reads, since a TLS 1.3 client sees a refusal only then.
 func roundTrip(t *testing.T, s *Streams, addr string) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -59,8 +56,7 @@ func roundTrip(t *testing.T, s *Streams, addr string) error {
 	return err
 }
 
-// TestStreams: nodes with the fleet's key speak another protocol on the port of
-// gossip, throughout a rotation, and nobody else does.
+// Only nodes with the fleet's key use another protocol on gossip's port, also during a rotation.
 func TestStreams(t *testing.T) {
 	nodes, streams := streamsOf(t, 2, patient)
 	both := func(when string) {
@@ -101,7 +97,7 @@ func TestStreams(t *testing.T) {
 	}
 }
 
-// TestStreamsEndWithTheirKey: a connection under a key that leaves the ring is closed.
+// Removing a key closes the connections under it.
 func TestStreamsEndWithTheirKey(t *testing.T) {
 	nodes, streams := streamsOf(t, 2, patient)
 	c, err := streams[0].Dial(t.Context(), nodes[1].Self().Addr)
@@ -120,8 +116,7 @@ func TestStreamsEndWithTheirKey(t *testing.T) {
 	}
 }
 
-// TestStreamsOfTheOperator: a certificate of the operator's authority admits the
-// members, and no other service that has one.
+// Of an operator's certificates only those of members are admitted.
 func TestStreamsOfTheOperator(t *testing.T) {
 	authority := newTestAuthority(t)
 	nodes, streams := streamsOf(t, 2, func(i int, cfg *Config) {
@@ -142,8 +137,7 @@ func TestStreamsOfTheOperator(t *testing.T) {
 	}
 }
 
-// TestStreamsBeforeStart: the port carries other protocols before this node takes
-// part in gossip, and refuses gossip's own until then.
+// The port serves other protocols before Start, and refuses gossip's own until then.
 func TestStreamsBeforeStart(t *testing.T) {
 	early, err := New(testConfig("early"))
 	if err != nil {
@@ -182,7 +176,7 @@ func TestStreamsBeforeStart(t *testing.T) {
 	}
 }
 
-// TestStreamsEndWithTheList: Stop ends Accept and every connection.
+// Stop ends Accept and every connection.
 func TestStreamsEndWithTheList(t *testing.T) {
 	nodes, streams := streamsOf(t, 2, patient)
 	c, err := streams[0].Dial(t.Context(), nodes[1].Self().Addr)

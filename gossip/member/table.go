@@ -14,44 +14,38 @@ import (
 )
 
 const (
-	// maxMembers bounds the table: what a mesh of streams could ever bear.
+	// maxMembers is the most a mesh of streams can bear.
 	maxMembers = 4096
-	// forgetFailed is how long a failed member is remembered, and dialed, in
-	// case it is on the other side of a partition; forgetLeft is how long one
-	// that left is shown.
+	// forgetFailed is how long a failed member is dialed again in case of a partition.
 	forgetFailed = time.Hour
 	forgetLeft   = 10 * time.Minute
-	// nameReclaim is how long a dead node's name is barred to another address
-	// by memberlist; nameRest by the hello, which is what a newcomer meets
-	// first. The difference lets the news of the death reach all nodes: one that
-	// has not had it would refuse the newcomer until the next exchange of state.
+	// nameReclaim is how long memberlist bars a dead node's name to another address, nameRest how
+	// long the hello does. Until the death has reached all nodes, some would refuse the newcomer.
 	nameReclaim = time.Second
 	nameRest    = 3 * time.Second
 )
 
-// table holds what is known of the other nodes, and tells of changes in order.
-// memberlist calls it under its own lock, so it never calls memberlist.
+// table holds the other nodes and their changes. memberlist calls it under its own lock, so it
+// never calls memberlist.
 type table struct {
 	self func() Info
 	now  func() time.Time
 
 	mu     sync.Mutex
 	byName map[string]*member
-	// dirty names the members that have changed since events were last taken,
-	// each once, in the order of their first change.
+	// dirty names changed members in order of their first change.
 	dirty  []string
-	wake   chan struct{} // capacity 1
+	wake   chan struct{}
 	closed bool
 }
 
-// member is one other node.
 type member struct {
 	card  card
 	state State
 	since time.Time
 
 	dirty bool
-	// told is what events have said last: nil if not alive.
+	// told is the last event's Info; nil if not alive.
 	told *Info
 }
 
@@ -59,7 +53,6 @@ func newTable(self func() Info) *table {
 	return &table{self: self, now: time.Now, byName: make(map[string]*member), wake: make(chan struct{}, 1)}
 }
 
-// cardOf reads a node's metadata. The address is the one memberlist uses.
 func cardOf(n *memberlist.Node) (card, error) {
 	c, err := decodeCard(n.Meta)
 	if err != nil {
@@ -80,7 +73,6 @@ func nodeAddr(n *memberlist.Node) string {
 	return net.JoinHostPort(n.Addr.String(), strconv.Itoa(int(n.Port)))
 }
 
-// admit reports why a node cannot be a member, or nil.
 func (t *table) admit(n *memberlist.Node) (Info, error) {
 	c, err := cardOf(n)
 	if err != nil {
@@ -97,8 +89,7 @@ func (t *table) admit(n *memberlist.Node) (Info, error) {
 	return c.Info, nil
 }
 
-// longestGoneLocked names the member that has been gone longest, of those whose
-// end has been told; "" if there is none.
+// longestGoneLocked names the member gone longest whose end was reported, or "".
 func (t *table) longestGoneLocked() string {
 	var oldest string
 	for name, m := range t.byName {
@@ -109,11 +100,10 @@ func (t *table) longestGoneLocked() string {
 	return oldest
 }
 
-// alive notes that a node is there, or tells other things of itself.
 func (t *table) alive(n *memberlist.Node) {
 	c, err := cardOf(n)
 	if err != nil || c.Name == t.self().Name {
-		return // admit has refused the one; the other is this node
+		return // admit refused it, or it is this node
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -132,7 +122,6 @@ func (t *table) alive(n *memberlist.Node) {
 	t.touchLocked(m)
 }
 
-// gone notes that a node is dead, or has left if it had said that it would.
 func (t *table) gone(name string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -159,9 +148,7 @@ func (t *table) touchLocked(m *member) {
 	}
 }
 
-// events returns what has changed since it was last called. A member that went
-// and came back as the same process in between has not changed; one that came
-// back as another process has failed and joined.
+// events returns the changes since the last call. Another incarnation means failed and joined.
 func (t *table) events() []Event {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -195,14 +182,13 @@ func (t *table) events() []Event {
 	return out
 }
 
-// close ends the events.
 func (t *table) close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.closed, t.dirty = true, nil
 }
 
-// list returns all members by name, and forgets those gone for long.
+// list also forgets those gone for long.
 func (t *table) list() []Status {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -225,7 +211,6 @@ func (t *table) sweepLocked() {
 	}
 }
 
-// get returns a member.
 func (t *table) get(name string) (Status, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -236,7 +221,6 @@ func (t *table) get(name string) (Status, bool) {
 	return Status{Info: m.card.Info, State: m.state, Since: m.since}, true
 }
 
-// census counts the members that are alive, and those that failed.
 func (t *table) census() (alive, failed int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -251,7 +235,6 @@ func (t *table) census() (alive, failed int) {
 	return alive, failed
 }
 
-// addresses returns where members are alive, and the members that failed.
 func (t *table) addresses() (alive map[string]bool, failed []Info) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -268,8 +251,7 @@ func (t *table) addresses() (alive map[string]bool, failed []Info) {
 	return alive, failed
 }
 
-// holder returns the address of a node that has the name of info, is another
-// one, and is alive or was until just now; else "".
+// holder returns the address of another node that holds info's name, or "".
 func (t *table) holder(info *Info) string {
 	if self := t.self(); info.Name == self.Name {
 		if info.Addr == self.Addr && info.Incarnation == self.Incarnation {
@@ -284,14 +266,13 @@ func (t *table) holder(info *Info) string {
 	return ""
 }
 
-// lives reports whether a member is alive, or failed so recently that others may not know it yet.
+// lives reports whether a member is alive, or failed so recently that peers may not know.
 func (t *table) lives(state State, since time.Time) bool {
 	return state == StateAlive || state == StateFailed && t.now().Sub(since) < nameRest
 }
 
-// raftIDHolder returns the name and address of another node that has the raft id of info, and is alive
-// or was until just now; else "". A raft id stands in the data of its node, so one of the two runs on
-// a copy.
+// raftIDHolder returns another node that holds info's raft id, or "". The id is part of a node's
+// data, so one of the two runs on a copy.
 func (t *table) raftIDHolder(info *Info) string {
 	if info.RaftID == "" {
 		return ""

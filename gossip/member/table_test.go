@@ -8,7 +8,7 @@ import (
 	"github.com/hashicorp/memberlist"
 )
 
-// A member that makes room for another is still reported.
+// A member evicted for another is still reported.
 func TestTableBound(t *testing.T) {
 	self := testConfig("self").Self
 	tb := newTable(func() Info { return self })
@@ -29,7 +29,7 @@ func TestTableBound(t *testing.T) {
 		t.Error("more members than the table holds")
 	}
 	tb.gone("n7")
-	for range 3 { // as in a merge, which only asks
+	for range 3 {
 		_, _ = tb.admit(node("more"))
 	}
 	ev := tb.events()

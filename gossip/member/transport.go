@@ -16,51 +16,41 @@ import (
 )
 
 const (
-	// firstTLS is the first byte of a TLS record that holds a handshake.
-	// memberlist's streams begin with firstLabel, because ours always have a label.
+	// memberlist's streams begin with firstLabel, because they always have a label here.
 	firstTLS   = 0x16
 	firstLabel = 244
 
-	// handshakeTimeout bounds all until a connection has shown who it is. A
-	// handshake takes a few round trips and about a millisecond of CPU; the rest
-	// is for starved machines.
+	// handshakeTimeout allows for starved machines; authentication takes a millisecond of CPU.
 	handshakeTimeout = 10 * time.Second
-	// streamTimeout bounds the life of one of memberlist's streams, whatever
-	// deadline it sets itself: it carries one ping or one exchange of state.
+	// streamTimeout bounds one memberlist stream: a ping or an exchange of state.
 	streamTimeout = 20 * time.Second
 
-	// maxHandshakes bounds connections that have not shown who they are. Each
-	// costs a goroutine and, what it may send included, some 100 KB, so 25 MB in all.
+	// maxHandshakes bounds unauthenticated connections, of some 100 KB each.
 	maxHandshakes = 256
-	// maxStreams bounds memberlist's incoming streams.
-	maxStreams = 64
-	// maxStreamBytes bounds what is read from one of memberlist's streams: the
-	// state of a fleet of 4,000 nodes. maxBufferedBytes bounds it for all of
-	// them together, since memberlist reads a message into memory before it can
-	// tell whether the sender has the key.
+	maxStreams    = 64
+	// maxStreamBytes bounds the bytes of one memberlist stream: the state of 4,000 nodes.
+	// maxBufferedBytes bounds all together, because memberlist buffers a whole message before it
+	// checks the sender's key.
 	maxStreamBytes   = 4 << 20
 	maxBufferedBytes = 16 << 20
 
-	// maxPacket is more than memberlist ever sends us in one packet: 1400
-	// bytes and the label.
-	maxPacket = 4096
-	// packetQueue is how many packets may wait for memberlist.
+	// maxPacket exceeds memberlist's 1400 bytes and the label.
+	maxPacket   = 4096
 	packetQueue = 1024
-	// udpBuffer is asked of the kernel for bursts of packets, in bytes.
+	// udpBuffer is for bursts, in bytes.
 	udpBuffer = 2 << 20
 )
 
 var errCut = errors.New("cut off by the test")
 
-// transport carries memberlist's packets and streams, and this package's TLS
-// streams, on one port. The first byte of a stream says whose it is.
+// transport carries memberlist's packets and streams and this package's TLS streams on one port,
+// told apart by the first byte.
 type transport struct {
-	label string                 // of memberlist's packets and streams
-	cut   func(addr string) bool // Config.Cut; may be nil
-	serve func(c *gated)         // takes over a connection that begins like TLS
+	label string
+	cut   func(addr string) bool
+	serve func(c *gated) // takes over a TLS connection
 	log   zerolog.Logger
-	// handshake bounds the time until a connection has shown who it is; for
-	// its first byte there is half of it.
+	// handshake bounds authentication; the first byte must come in half of it.
 	handshake time.Duration
 
 	tcp *net.TCPListener
@@ -74,10 +64,10 @@ type transport struct {
 	advert     netip.AddrPort
 
 	mu       sync.Mutex
-	open     map[*stream]struct{} // memberlist's streams, both ways
-	buffered int                  // bytes read from them
+	open     map[*stream]struct{} // memberlist's streams, both directions
+	buffered int
 
-	gossip         atomic.Bool // memberlist runs; until then its packets and streams are dropped
+	gossip         atomic.Bool // memberlist runs; earlier packets and streams are dropped
 	stray, dropped atomic.Uint64
 
 	closing chan struct{}
@@ -87,14 +77,12 @@ type transport struct {
 
 var _ memberlist.NodeAwareTransport = (*transport)(nil)
 
-// listen binds TCP and UDP to the same port.
 func listen(bind string) (*net.TCPListener, *net.UDPConn, error) {
 	host, port, err := net.SplitHostPort(bind)
 	if err != nil {
 		return nil, nil, err
 	}
-	// A port that is free for TCP may be taken for UDP, so any port is tried
-	// several times, a given one once.
+	// A port that is free for TCP may be taken for UDP.
 	tries := 1
 	if port == "0" {
 		tries = 20
@@ -122,7 +110,7 @@ func newTransport(cfg *Config, label string) (*transport, error) {
 	if err != nil {
 		return nil, fmt.Errorf("gossip: %w", err)
 	}
-	// A smaller buffer than asked for only makes bursts lossier.
+	// A smaller buffer only loses more of a burst.
 	_ = udp.SetReadBuffer(udpBuffer)
 	return &transport{
 		label:      label,
@@ -140,18 +128,15 @@ func newTransport(cfg *Config, label string) (*transport, error) {
 	}, nil
 }
 
-// run starts to receive. serve takes over TLS connections, each in a goroutine
-// of its own that Shutdown waits for.
+// run starts receiving. serve gets each TLS connection in a goroutine that Shutdown waits for.
 func (t *transport) run(serve func(c *gated)) {
 	t.serve = serve
 	t.wg.Go(t.accept)
 	t.wg.Go(t.receive)
 }
 
-// port is the bound port.
 func (t *transport) port() int { return t.tcp.Addr().(*net.TCPAddr).Port }
 
-// setAdvertise says what others dial.
 func (t *transport) setAdvertise(a netip.AddrPort) { t.advert = a }
 
 // FinalAdvertiseAddr implements memberlist.Transport.
@@ -159,7 +144,7 @@ func (t *transport) FinalAdvertiseAddr(string, int) (net.IP, int, error) {
 	return t.advert.Addr().AsSlice(), int(t.advert.Port()), nil
 }
 
-// receive reads packets until the transport closes. It never waits for memberlist.
+// receive reads packets; it never waits for memberlist.
 func (t *transport) receive() {
 	buf := make([]byte, maxPacket+1)
 	for {
@@ -170,7 +155,6 @@ func (t *transport) receive() {
 				return
 			}
 			t.log.Debug().Err(err).Msg("packet not received")
-			// Only a broken socket fails again and again; do not spin on it.
 			if !t.pause(10 * time.Millisecond) {
 				return
 			}
@@ -197,13 +181,11 @@ func (t *transport) receive() {
 	}
 }
 
-// labelled reports whether a packet claims to be of our fleet. memberlist looks
-// again; this keeps strangers out of its log.
+// labelled keeps strangers out of memberlist's log.
 func (t *transport) labelled(b []byte) bool {
 	return len(b) > 2+len(t.label) && b[0] == firstLabel && int(b[1]) == len(t.label) && string(b[2:2+len(t.label)]) == t.label
 }
 
-// accept takes connections until the transport closes.
 func (t *transport) accept() {
 	for {
 		c, err := t.tcp.AcceptTCP()
@@ -212,7 +194,7 @@ func (t *transport) accept() {
 				return
 			}
 			t.log.Warn().Err(err).Msg("gossip connection not accepted")
-			if !t.pause(50 * time.Millisecond) { // out of file descriptors, as a rule
+			if !t.pause(50 * time.Millisecond) { // usually out of file descriptors
 				return
 			}
 			continue
@@ -222,7 +204,6 @@ func (t *transport) accept() {
 	}
 }
 
-// sort reads the first byte of a connection and hands it on.
 func (t *transport) sort(x *gated) {
 	now := time.Now()
 	_ = x.SetDeadline(now.Add(t.handshake / 2))
@@ -251,7 +232,6 @@ func (t *transport) sort(x *gated) {
 	}
 }
 
-// hand gives an incoming stream to memberlist.
 func (t *transport) hand(c net.Conn) {
 	s := t.newStream(c, t.incoming.admit(c))
 	if s == nil {
@@ -282,7 +262,7 @@ func (t *transport) WriteToAddress(b []byte, a memberlist.Address) (time.Time, e
 		return time.Time{}, err
 	}
 	if t.cut != nil && t.cut(a.Addr) {
-		return time.Now(), nil // as a network that loses it
+		return time.Now(), nil // like a network that loses the packet
 	}
 	_, err = t.udp.WriteToUDPAddrPort(b, to)
 	return time.Now(), err
@@ -308,7 +288,7 @@ func (t *transport) DialAddressTimeout(a memberlist.Address, timeout time.Durati
 	return s, nil
 }
 
-// dial opens a TCP connection. It ends with ctx, or with the transport.
+// dial ends with ctx or with the transport.
 func (t *transport) dial(ctx context.Context, addr string) (net.Conn, error) {
 	if t.cut != nil && t.cut(addr) {
 		return nil, errCut
@@ -328,9 +308,8 @@ func (t *transport) dial(ctx context.Context, addr string) (net.Conn, error) {
 	return d.DialContext(ctx, "tcp", addr)
 }
 
-// Shutdown implements memberlist.Transport: it stops to receive, closes every
-// stream that is not a knowledge stream, and returns when this transport's
-// goroutines are gone. Idempotent.
+// Shutdown implements memberlist.Transport: it closes all but authenticated streams and returns
+// when the transport's goroutines have ended. Idempotent.
 func (t *transport) Shutdown() error {
 	t.once.Do(func() {
 		close(t.closing)
@@ -342,7 +321,7 @@ func (t *transport) Shutdown() error {
 		}
 		t.mu.Unlock()
 	})
-	// A connection may have been accepted just before.
+	// A connection may have been accepted meanwhile.
 	t.handshakes.closeAll()
 	t.incoming.closeAll()
 	t.wg.Wait()
@@ -358,7 +337,7 @@ func (t *transport) closed() bool {
 	}
 }
 
-// pause waits; it reports false if the transport closed meanwhile.
+// pause reports false if the transport closed.
 func (t *transport) pause(d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -374,15 +353,14 @@ func (t *transport) pause(d time.Duration) bool {
 type stream struct {
 	net.Conn
 	t     *transport
-	gated *gated // nil if we have opened it
+	gated *gated
 	until time.Time
 	read  int // bytes; under t.mu
 }
 
 var errTooMuch = errors.New("more bytes than a fleet's state takes")
 
-// newStream takes a connection in. It closes it and returns nil if the
-// transport is closed.
+// newStream returns nil, and closes c, if the transport is closed.
 func (t *transport) newStream(c net.Conn, x *gated) *stream {
 	s := &stream{Conn: c, t: t, gated: x, until: time.Now().Add(streamTimeout)}
 	_ = s.SetDeadline(s.until)
@@ -396,10 +374,8 @@ func (t *transport) newStream(c net.Conn, x *gated) *stream {
 	return s
 }
 
-// charge notes that n bytes were read from a stream, and reports whether it may
-// go on. When all of them together hold too much, the one that holds most is
-// closed: strangers cannot keep members from exchanging a state that is smaller
-// than what they send themselves.
+// charge counts n bytes read and reports whether the stream may continue. If all streams hold too
+// much, the fullest closes, so that strangers cannot block members' smaller exchanges.
 func (t *transport) charge(s *stream, n int) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -419,20 +395,18 @@ func (t *transport) charge(s *stream, n int) bool {
 			}
 		}
 		t.releaseLocked(worst)
-		_ = worst.Conn.Close() // wakes memberlist's goroutine
+		_ = worst.Conn.Close()
 	}
 	_, ok := t.open[s]
 	return ok
 }
 
-// releaseLocked forgets a stream and what was read from it. Idempotent.
 func (t *transport) releaseLocked(s *stream) {
 	delete(t.open, s)
 	t.buffered -= s.read
 	s.read = 0
 }
 
-// held is how many bytes memberlist's open streams may hold.
 func (t *transport) held() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -447,7 +421,6 @@ func (s *stream) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// SetDeadline moves the deadline, but never beyond the stream's own.
 func (s *stream) SetDeadline(d time.Time) error {
 	if d.IsZero() || d.After(s.until) {
 		d = s.until
@@ -480,7 +453,6 @@ func (p *peeked) Read(b []byte) (int, error) {
 	return p.Conn.Read(b)
 }
 
-// CloseWrite half-closes a TCP connection.
 func (p *peeked) CloseWrite() error {
 	if half, ok := p.Conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()

@@ -2,15 +2,15 @@ package wire
 
 import "encoding/binary"
 
-// Batch is what one process published at one flush: opaque records, immutable once published.
+// Batch is the news of one process at one flush; immutable once published.
 type Batch struct {
-	Sequence uint64 // from 1, without holes
-	Time     int64  // Unix milliseconds on the publisher's clock; never less than its predecessor's
+	Sequence uint64 // from 1, consecutive
+	Time     int64  // Unix ms on the publisher's clock, never decreasing
 	Records  int
 	Payload  []byte
 }
 
-// AppendBody appends the batch without a frame: what a journal keeps and a Batch frame carries.
+// AppendBody appends the batch without a frame.
 func (b *Batch) AppendBody(dst []byte) []byte {
 	dst = binary.AppendUvarint(dst, b.Sequence)
 	dst = binary.AppendUvarint(dst, uint64(b.Time))
@@ -19,7 +19,7 @@ func (b *Batch) AppendBody(dst []byte) []byte {
 	return append(dst, b.Payload...)
 }
 
-// DecodeBatch reads what AppendBody wrote. The payload points into body.
+// DecodeBatch decodes AppendBody's bytes.
 func DecodeBatch(body []byte) (Batch, error) {
 	c := cursor{rest: body}
 	var b Batch
@@ -33,13 +33,13 @@ func DecodeBatch(body []byte) (Batch, error) {
 	return b, c.err
 }
 
-// maxSequence bounds a sequence, so that arithmetic with it does not overflow.
+// maxSequence prevents overflow in arithmetic with sequences.
 const maxSequence = 1<<62 - 1
 
-// maxTime bounds a time in milliseconds: the year 10889, and no overflow in arithmetic with it.
+// maxTime is in milliseconds: the year 10889, without overflow.
 const maxTime = 1<<48 - 1
 
-// AppendBatch appends a Batch frame around a body of AppendBody.
+// AppendBatch appends a Batch frame around a body from AppendBody.
 func AppendBatch(dst, body []byte) []byte {
 	dst = append(dst, byte(KindBatch))
 	dst = binary.AppendUvarint(dst, uint64(len(body)))

@@ -2,11 +2,11 @@ package wire
 
 import "encoding/binary"
 
-// Subscribe opens a stream and says where the subscriber wants to begin.
+// Subscribe opens a stream.
 type Subscribe struct {
 	Version     uint8
-	Incarnation uint64 // of the publisher's process that Next is about; 0: a joiner, which needs recent batches only
-	Next        uint64 // sequence of the first batch it wants
+	Incarnation uint64 // publisher's process that Next belongs to; 0: a joiner
+	Next        uint64 // sequence of the first wanted batch
 }
 
 // AppendSubscribe appends a Subscribe frame.
@@ -18,7 +18,7 @@ func AppendSubscribe(dst []byte, s Subscribe) []byte {
 	return end(dst, mark)
 }
 
-// DecodeSubscribe reads the body of a Subscribe frame.
+// DecodeSubscribe decodes its body.
 func DecodeSubscribe(body []byte) (Subscribe, error) {
 	c := cursor{rest: body}
 	s := Subscribe{Version: c.byte(), Incarnation: c.uvarint(), Next: c.uvarint()}
@@ -28,11 +28,11 @@ func DecodeSubscribe(body []byte) (Subscribe, error) {
 	return s, c.err
 }
 
-// Start answers Subscribe.
+// Start answers Subscribe. Next exceeds the wanted sequence if the journal dropped that batch.
 type Start struct {
 	Version     uint8
-	Incarnation uint64 // of the publisher's process
-	Next        uint64 // sequence of the first batch that will come; beyond the one asked for if the journal has dropped that
+	Incarnation uint64
+	Next        uint64 // sequence of the first batch to come
 }
 
 // AppendStart appends a Start frame.
@@ -44,7 +44,7 @@ func AppendStart(dst []byte, s Start) []byte {
 	return end(dst, mark)
 }
 
-// DecodeStart reads the body of a Start frame.
+// DecodeStart decodes its body.
 func DecodeStart(body []byte) (Start, error) {
 	c := cursor{rest: body}
 	s := Start{Version: c.byte(), Incarnation: c.uvarint(), Next: c.bounded(maxSequence)}
@@ -54,22 +54,22 @@ func DecodeStart(body []byte) (Start, error) {
 	return s, c.err
 }
 
-// AppendPing appends a Ping frame: the subscriber's clock when it was written, in Unix nanoseconds.
+// AppendPing appends a Ping frame; sent is in Unix nanoseconds.
 func AppendPing(dst []byte, sent int64) []byte {
 	dst, mark := begin(dst, KindPing)
 	dst = binary.LittleEndian.AppendUint64(dst, uint64(sent))
 	return end(dst, mark)
 }
 
-// DecodePing reads the body of a Ping frame.
+// DecodePing decodes its body.
 func DecodePing(body []byte) (sent int64, err error) {
 	c := cursor{rest: body}
 	sent = int64(c.uint64())
 	return sent, c.err
 }
 
-// Pong answers Ping. Times are Unix nanoseconds; Sent is the subscriber's own, returned; the others
-// are the publisher's.
+// Pong answers Ping, in Unix nanoseconds: Sent on the subscriber's clock, the rest on the
+// publisher's.
 type Pong struct {
 	Sent, Received, Replied int64
 }
@@ -83,7 +83,7 @@ func AppendPong(dst []byte, p Pong) []byte {
 	return end(dst, mark)
 }
 
-// DecodePong reads the body of a Pong frame.
+// DecodePong decodes its body.
 func DecodePong(body []byte) (Pong, error) {
 	c := cursor{rest: body}
 	p := Pong{Sent: int64(c.uint64()), Received: int64(c.uint64())}

@@ -7,7 +7,6 @@ import (
 	"testing"
 )
 
-// seeds are one frame of each kind.
 func seeds() [][]byte {
 	b := Batch{Sequence: 5, Time: 1795231982067, Records: 2, Payload: []byte("payload")}
 	body := b.AppendBody(nil)
@@ -21,7 +20,7 @@ func seeds() [][]byte {
 	}
 }
 
-// again is a decoded frame in canonical form; nil if the body is malformed.
+// again re-encodes a decoded frame; nil if the body is malformed.
 func again(k Kind, body []byte) []byte {
 	switch k {
 	case KindSubscribe:
@@ -76,7 +75,6 @@ func again(k Kind, body []byte) []byte {
 	return nil
 }
 
-// decodeAll reads every frame of b and decodes it.
 func decodeAll(b []byte) (frames int) {
 	r := NewReader(bytes.NewReader(b), NewsSize)
 	for {
@@ -89,8 +87,7 @@ func decodeAll(b []byte) (frames int) {
 	}
 }
 
-// FuzzStream feeds a reader and every decoder with what comes. What is decoded comes back the same
-// from its own encoding.
+// FuzzStream checks that decoded input survives its own encoding.
 func FuzzStream(f *testing.F) {
 	for _, s := range seeds() {
 		f.Add(s)

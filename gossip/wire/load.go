@@ -2,18 +2,17 @@ package wire
 
 import "encoding/binary"
 
-// Load is the work one node has outstanding on one backend.
+// Load is one node's outstanding work on one backend.
 type Load struct {
-	Backend       uint32 // key of the backend's name
+	Backend       uint32 // hash of the backend's name
 	PrefillTokens uint32 // prompt tokens not yet computed
 	Active        uint32 // requests
 }
 
-// loadFull says that a Load frame is a whole vector: backends it does not list are idle.
+// loadFull marks a whole vector: backends it does not list are idle.
 const loadFull = 1 << 0
 
-// AppendLoad appends a Load frame with at most MaxLoads entries of loads; entries beyond are left
-// out, which the caller prevents or counts. Time is in Unix milliseconds on the sender's clock.
+// AppendLoad appends a Load frame with at most MaxLoads entries. Time is in Unix milliseconds.
 func AppendLoad(dst []byte, time int64, full bool, loads []Load) []byte {
 	if len(loads) > MaxLoads {
 		loads = loads[:MaxLoads]
@@ -34,13 +33,13 @@ func AppendLoad(dst []byte, time int64, full bool, loads []Load) []byte {
 	return end(dst, mark)
 }
 
-// DecodeLoad reads the body of a Load frame and appends its entries to dst.
+// DecodeLoad appends a Load frame's entries to dst.
 func DecodeLoad(dst []Load, body []byte) (loads []Load, time int64, full bool, err error) {
 	c := cursor{rest: body}
 	full = c.byte()&loadFull != 0
 	time = int64(c.bounded(maxTime))
 	n := c.bounded(MaxLoads)
-	if c.err == nil && n*6 > uint64(len(c.rest)) { // no entry is shorter
+	if c.err == nil && n*6 > uint64(len(c.rest)) { // an entry has at least 6 bytes
 		c.fail(ErrTruncated)
 	}
 	for ; n > 0 && c.err == nil; n-- {
@@ -52,7 +51,7 @@ func DecodeLoad(dst []Load, body []byte) (loads []Load, time int64, full bool, e
 	return dst, time, full, c.err
 }
 
-// AppendState appends a State frame. Time is in Unix milliseconds on the sender's clock.
+// AppendState appends a State frame. Time is in Unix milliseconds.
 func AppendState(dst []byte, time int64, state []byte) []byte {
 	dst, mark := begin(dst, KindState)
 	dst = binary.AppendUvarint(dst, uint64(time))
@@ -61,7 +60,7 @@ func AppendState(dst []byte, time int64, state []byte) []byte {
 	return end(dst, mark)
 }
 
-// DecodeState reads the body of a State frame. The state points into it.
+// DecodeState decodes its body.
 func DecodeState(body []byte) (time int64, state []byte, err error) {
 	c := cursor{rest: body}
 	time = int64(c.bounded(maxTime))

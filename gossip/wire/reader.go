@@ -8,40 +8,37 @@ import (
 )
 
 const (
-	// NewsSize suits a stream of news: some twenty flushes of a busy node.
+	// NewsSize holds some twenty flushes of a busy node.
 	NewsSize = 32 << 10
-	// RequestSize suits a stream of requests, which are small and few.
+	// RequestSize suits small, rare requests.
 	RequestSize = 2 << 10
-	// growStep is how much a reader grows at a time for a large frame: memory is spent on bytes
-	// that came, not on bytes that were announced.
+	// growStep makes memory follow received bytes, not announced ones.
 	growStep = 64 << 10
 )
 
-// Reader cuts a stream of bytes into frames. It reads as much as there is at once and hands out
-// frames in place, so a burst costs one system call and no allocation. Not safe for concurrent use.
+// Reader splits a stream into frames, returned in place, so a burst costs one system call. Not safe
+// for concurrent use.
 type Reader struct {
 	src     io.Reader
-	size    int // of buf, while frames are small
+	size    int
 	buf     []byte
-	lo, hi  int // unread bytes of buf
+	lo, hi  int
 	skipped uint64
 }
 
-// NewReader returns a reader of src's frames. It holds size bytes (NewsSize, RequestSize), and more
-// while a frame is larger.
+// NewReader returns a reader with a buffer of size bytes, which grows for larger frames.
 func NewReader(src io.Reader, size int) *Reader {
 	return &Reader{src: src, size: size, buf: make([]byte, size)}
 }
 
-// Skipped is how many frames of unknown kinds were passed over.
+// Skipped returns the number of skipped frames of unknown kinds.
 func (r *Reader) Skipped() uint64 { return r.skipped }
 
-// Buffered is how many received bytes have not been handed out yet.
+// Buffered returns the number of received bytes not yet returned.
 func (r *Reader) Buffered() int { return r.hi - r.lo }
 
-// Next returns the next frame of a known kind and its whole length in bytes. The body is valid
-// until the next call. io.EOF means that the stream ended between two frames; any other error that
-// it cannot be used any more.
+// Next returns the next known frame and its whole length. The body is valid until the next call.
+// io.EOF means that the stream ended between frames; after other errors it is unusable.
 func (r *Reader) Next() (k Kind, body []byte, size int, err error) {
 	for {
 		k, n, head, err := r.head()
@@ -69,7 +66,6 @@ func (r *Reader) Next() (k Kind, body []byte, size int, err error) {
 	}
 }
 
-// head reads a frame's kind and length without consuming them; size is how many bytes they take.
 func (r *Reader) head() (k Kind, length uint64, size int, err error) {
 	for {
 		have := r.buf[r.lo:r.hi]
@@ -91,7 +87,7 @@ func (r *Reader) head() (k Kind, length uint64, size int, err error) {
 	}
 }
 
-// need makes at least n unread bytes available. n is bounded by the caller.
+// need makes n unread bytes available. The caller bounds n.
 func (r *Reader) need(n int) error {
 	for r.hi-r.lo < n {
 		r.makeRoom(n)
@@ -107,12 +103,11 @@ func (r *Reader) need(n int) error {
 	return nil
 }
 
-// makeRoom leaves space for at least one more byte of the n that are wanted.
 func (r *Reader) makeRoom(n int) {
 	have := r.hi - r.lo
 	switch {
 	case have == 0 && len(r.buf) > r.size && n <= r.size:
-		r.buf = make([]byte, r.size) // a large frame is through
+		r.buf = make([]byte, r.size) // shrinks after a large frame
 		r.lo, r.hi = 0, 0
 	case have == 0:
 		r.lo, r.hi = 0, 0
@@ -127,7 +122,6 @@ func (r *Reader) makeRoom(n int) {
 	}
 }
 
-// skip passes over n bytes without holding them.
 func (r *Reader) skip(n int) error {
 	for n > 0 {
 		if r.hi == r.lo {

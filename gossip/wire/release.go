@@ -2,12 +2,11 @@
 
 package wire
 
-// Version is the version of this format, announced in Subscribe and Start. Versions are for changes
-// that an older reader would misunderstand; what it can safely ignore is a new kind of frame or
-// bytes at the end of an old one.
+// Version is the newest version spoken. It changes only for changes that older readers would
+// misunderstand.
 const Version = 1
 
-// appended and followed are where a later release says more; see release_newer.go.
+// Hooks for the newer build; see release_newer.go.
 
 func appended(dst []byte, _ int) []byte { return dst }
 

@@ -2,20 +2,17 @@
 
 package wire
 
-// A release that does not exist yet, to try with what is shipped how the two get along: it speaks
-// one version more, and does all that DESIGN.md ("Versions") allows later releases to do.
+// This file simulates a later release that uses every extension that gossip/DESIGN.md allows.
 
-// Version is what this release speaks besides Oldest.
+// Version is the newest version spoken.
 const Version = 2
 
-// The kinds of frames that this release adds, in either direction.
 const (
 	kindLaterUp   Kind = 0x0e
 	kindLaterDown Kind = 0x1e
 )
 
-// appended adds fields to a frame that is about to end: to those whose last field is not a list or
-// a payload.
+// appended adds fields to a frame whose last field is not a list or a payload.
 func appended(dst []byte, mark int) []byte {
 	switch Kind(dst[mark]) {
 	case KindSubscribe, KindPing, KindStart, KindPong, KindSnapshotHead, KindSnapshotDone:
@@ -24,7 +21,7 @@ func appended(dst []byte, mark int) []byte {
 	return dst
 }
 
-// followed adds a frame of a new kind behind those that every stream has all the time.
+// followed adds a frame of a new kind behind frames that every stream carries.
 func followed(dst []byte, k Kind) []byte {
 	switch k {
 	case KindPing:

@@ -2,28 +2,26 @@ package wire
 
 import "encoding/binary"
 
-// Outcome says how a snapshot ended.
+// Outcome is how a snapshot ended.
 type Outcome uint8
 
-// Outcomes of a snapshot.
 const (
-	// Complete: all pages were sent.
+	// Complete means that all pages were sent.
 	Complete Outcome = 1
-	// Cold: the publisher is itself a joiner and has no knowledge worth sending.
+	// Cold means that the publisher is a joiner itself.
 	Cold Outcome = 2
-	// Busy: the publisher serves as many snapshots as it allows, or has only a part of one itself;
-	// ask again, or another node.
+	// Busy means that the publisher serves its limit, or is incomplete itself.
 	Busy Outcome = 3
-	// Cancelled: by the subscriber, or because the publisher stops.
+	// Cancelled means that the subscriber cancelled or timed out, or the publisher stops.
 	Cancelled Outcome = 4
 )
 
-// AppendSnapshot appends a Snapshot frame, which asks for all that is known.
+// AppendSnapshot appends a Snapshot frame.
 func AppendSnapshot(dst []byte, request uint64) []byte {
 	return appendNumber(dst, KindSnapshot, request)
 }
 
-// AppendCancel appends a Cancel frame, which ends a snapshot.
+// AppendCancel appends a Cancel frame.
 func AppendCancel(dst []byte, request uint64) []byte { return appendNumber(dst, KindCancel, request) }
 
 func appendNumber(dst []byte, k Kind, n uint64) []byte {
@@ -32,22 +30,21 @@ func appendNumber(dst []byte, k Kind, n uint64) []byte {
 	return end(dst, mark)
 }
 
-// DecodeRequest reads the body of a Snapshot or Cancel frame.
+// DecodeRequest decodes the request number that begins every snapshot frame's body.
 func DecodeRequest(body []byte) (request uint64, err error) {
 	c := cursor{rest: body}
 	request = c.uvarint()
 	return request, c.err
 }
 
-// Position says that a snapshot contains all batches below Next of one process.
+// Position means that a snapshot contains all batches below Next of one process.
 type Position struct {
-	Name        []byte // of the node
-	Incarnation uint64 // of its process
+	Name        []byte
+	Incarnation uint64
 	Next        uint64
 }
 
-// AppendSnapshotHead appends a SnapshotHead frame: about how many records will come, and what they
-// contain. Positions beyond MaxPositions are left out.
+// AppendSnapshotHead appends a SnapshotHead frame with at most MaxPositions positions.
 func AppendSnapshotHead(dst []byte, request, records uint64, positions []Position) []byte {
 	positions = positions[:min(len(positions), MaxPositions)]
 	dst, mark := begin(dst, KindSnapshotHead)
@@ -64,7 +61,7 @@ func AppendSnapshotHead(dst []byte, request, records uint64, positions []Positio
 	return end(dst, mark)
 }
 
-// DecodeSnapshotHead reads the body of a SnapshotHead frame. The names in positions point into it.
+// DecodeSnapshotHead decodes its body.
 func DecodeSnapshotHead(body []byte) (request, records uint64, positions []Position, err error) {
 	c := cursor{rest: body}
 	request, records = c.uvarint(), c.bounded(1<<48)
@@ -85,7 +82,7 @@ func AppendPage(dst []byte, request uint64, records int, page []byte) []byte {
 	return end(dst, mark)
 }
 
-// DecodePage reads the body of a Page frame. The page points into it.
+// DecodePage decodes its body.
 func DecodePage(body []byte) (request uint64, records int, page []byte, err error) {
 	c := cursor{rest: body}
 	request = c.uvarint()
@@ -102,8 +99,7 @@ func AppendSnapshotDone(dst []byte, request uint64, o Outcome) []byte {
 	return end(dst, mark)
 }
 
-// DecodeSnapshotDone reads the body of a SnapshotDone frame. An outcome this version does not know
-// is Cancelled.
+// DecodeSnapshotDone decodes its body; unknown outcomes become Cancelled.
 func DecodeSnapshotDone(body []byte) (request uint64, o Outcome, err error) {
 	c := cursor{rest: body}
 	request, o = c.uvarint(), Outcome(c.byte())

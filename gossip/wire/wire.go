@@ -1,9 +1,6 @@
-// Package wire is the format of knowledge streams: frames, what stands in them, and the bounds that
-// hold before any of it is believed. It knows neither sockets nor goroutines nor clocks, and not
-// what a payload means. DESIGN.md one directory up describes it byte by byte.
-//
-// A decoder never allocates more than a small multiple of the bytes it was given, and never reads
-// past them. What it returns points into its input unless it says otherwise.
+// Package wire encodes and decodes the frames of knowledge streams (gossip/DESIGN.md). Decoders
+// allocate at most a small multiple of their input; results point into the input unless documented
+// otherwise.
 package wire
 
 import (
@@ -12,76 +9,66 @@ import (
 	"fmt"
 )
 
-// Oldest is the first version that this release still speaks: the one before its own, or every
-// upgrade would split the fleet.
+// Oldest is the first version still spoken: one before Version, so that an upgrade does not split
+// the fleet.
 const Oldest = 1
 
-// Kind says what a frame holds. Kinds below 0x10 go from subscriber to publisher, the others back.
+// Kind identifies a frame. Kinds below 0x10 go from subscriber to publisher, other kinds back.
 type Kind uint8
 
-// Frames from the subscriber, which dialed, to the publisher.
+// Frames from the subscriber, which dials, to the publisher.
 const (
-	KindSubscribe Kind = 0x01 // where to begin
-	KindPing      Kind = 0x02 // measures round trip and clock offset
-	KindSnapshot  Kind = 0x03 // asks for all that the publisher knows
-	KindCancel    Kind = 0x04 // ends a snapshot
+	KindSubscribe Kind = 0x01
+	KindPing      Kind = 0x02
+	KindSnapshot  Kind = 0x03
+	KindCancel    Kind = 0x04
 )
 
 // Frames from the publisher to the subscriber.
 const (
-	KindStart        Kind = 0x11 // the sequence of the first batch that will come
-	KindPong         Kind = 0x12 // answers Ping
-	KindBatch        Kind = 0x13 // news of the publisher itself
-	KindLoad         Kind = 0x14 // its outstanding work
-	KindState        Kind = 0x15 // its small state
-	KindSnapshotHead Kind = 0x16 // a snapshot begins
-	KindPage         Kind = 0x17 // a page of it
-	KindSnapshotDone Kind = 0x18 // it ended, or will not begin
+	KindStart        Kind = 0x11
+	KindPong         Kind = 0x12
+	KindBatch        Kind = 0x13
+	KindLoad         Kind = 0x14
+	KindState        Kind = 0x15
+	KindSnapshotHead Kind = 0x16
+	KindPage         Kind = 0x17
+	KindSnapshotDone Kind = 0x18 // ends or refuses a snapshot
 )
 
-// Kinds is above all kinds, for arrays indexed by kind.
+// Kinds exceeds all kinds, for arrays indexed by kind.
 const Kinds = 0x20
 
-// Bounds of what a peer may send. Each is checked before memory is spent on what it bounds.
+// Bounds on what a peer may send, checked before memory is spent.
 const (
-	// MaxPayload bounds a batch's payload: at 150 bytes per placement it holds some 400 placements,
-	// far beyond one flush.
+	// MaxPayload holds some 400 placements, far beyond one flush.
 	MaxPayload = 64 << 10
-	// MaxRecords bounds how many records a batch or page may claim: no record is shorter than a
-	// byte.
+	// MaxRecords: a record has at least one byte.
 	MaxRecords = 1 << 20
-	// MaxPage bounds a page of a snapshot: small enough that live frames between two pages wait for
-	// milliseconds.
+	// MaxPage lets live frames wait for milliseconds only.
 	MaxPage = 64 << 10
-	// MaxState bounds the state blob: a thousand backends at 256 bytes each.
+	// MaxState holds a thousand backends at 256 bytes each.
 	MaxState = 256 << 10
-	// MaxLoads bounds the backends in one load frame. A full vector of more backends does not fit.
 	MaxLoads = 16384
-	// MaxName bounds the name of a node.
-	MaxName = 255
-	// MaxPositions bounds the positions in one SnapshotHead: the members that a node keeps streams
-	// of, and itself.
+	MaxName  = 255
+	// MaxPositions is 2048 members and the node itself.
 	MaxPositions = 2049
 
-	// maxSmall bounds the frames that hold only a few numbers, and what later versions may append
-	// to them.
 	maxSmall = 1 << 10
-	// maxUnknown bounds a frame of a kind this version does not know. It is skipped without being
-	// held.
+	// maxUnknown bounds an unknown frame, which is skipped without buffering.
 	maxUnknown = 1 << 20
-	// slack is what a later version may append to any frame.
+	// slack is how much later versions may append.
 	slack = 1 << 10
 )
 
-// Errors of decoding. All mean that the stream cannot be used any more.
+// Errors of decoding; the stream is unusable afterwards.
 var (
 	ErrTruncated = errors.New("wire: frame ends early")
 	ErrTooLarge  = errors.New("wire: beyond the bound")
 	ErrMalformed = errors.New("wire: malformed")
 )
 
-// Limit is the longest body of a kind, in bytes; known is false for kinds of other versions, which
-// are skipped.
+// Limit returns the longest body of a kind, in bytes; known is false for kinds of other versions.
 func Limit(k Kind) (limit int, known bool) {
 	switch k {
 	case KindSubscribe, KindPing, KindStart, KindPong, KindSnapshot, KindCancel, KindSnapshotDone:
@@ -100,7 +87,6 @@ func Limit(k Kind) (limit int, known bool) {
 	return maxUnknown, false
 }
 
-// String is the kind's name in statistics and logs.
 func (k Kind) String() string {
 	switch k {
 	case KindSubscribe:
@@ -131,9 +117,7 @@ func (k Kind) String() string {
 	return fmt.Sprintf("unknown_%02x", uint8(k))
 }
 
-// begin reserves a frame's head in dst; end fills it in. Between the two the body is appended. Most
-// bodies are shorter than 128 bytes and stay where they are; a longer one is moved by a byte or
-// two.
+// begin reserves a frame's head; end fills in the length, moving bodies of 128 bytes or more.
 func begin(dst []byte, k Kind) (out []byte, mark int) {
 	mark = len(dst)
 	return append(dst, byte(k), 0), mark
@@ -148,14 +132,13 @@ func end(dst []byte, mark int) []byte {
 	}
 	var head [binary.MaxVarintLen64]byte
 	n := binary.PutUvarint(head[:], uint64(body))
-	dst = append(dst, head[:n-1]...) // makes room; overwritten by the move
+	dst = append(dst, head[:n-1]...)
 	copy(dst[mark+1+n:], dst[mark+2:mark+2+body])
 	copy(dst[mark+1:], head[:n])
 	return followed(dst, Kind(dst[mark]))
 }
 
-// cursor reads a body from the front. The first failure sticks, so that callers check once at the
-// end.
+// cursor reads a body from the front. The first failure sticks.
 type cursor struct {
 	rest []byte
 	err  error
@@ -178,7 +161,6 @@ func (c *cursor) uvarint() uint64 {
 	return v
 }
 
-// bounded is uvarint for a number that must not exceed limit.
 func (c *cursor) bounded(limit uint64) uint64 {
 	v := c.uvarint()
 	if v > limit {
@@ -218,7 +200,6 @@ func (c *cursor) uint64() uint64 {
 	return v
 }
 
-// bytes reads a length of at most limit and that many bytes, which point into the body.
 func (c *cursor) bytes(limit uint64) []byte {
 	n := c.bounded(limit)
 	if c.err != nil {
@@ -233,7 +214,6 @@ func (c *cursor) bytes(limit uint64) []byte {
 	return v
 }
 
-// name reads a node's name.
 func (c *cursor) name() []byte {
 	v := c.bytes(MaxName)
 	if c.err == nil && !validName(v) {
@@ -242,8 +222,7 @@ func (c *cursor) name() []byte {
 	return v
 }
 
-// validName reports whether a name is one that members may have, so that it can stand in logs and
-// metrics as it is.
+// validName reports whether a name is safe in logs and metrics.
 func validName(name []byte) bool {
 	for _, b := range name {
 		switch {

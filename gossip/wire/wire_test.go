@@ -12,7 +12,6 @@ import (
 	"testing/iotest"
 )
 
-// one reads the only frame of b.
 func one(t *testing.T, b []byte, want Kind) []byte {
 	t.Helper()
 	r := NewReader(bytes.NewReader(b), NewsSize)
@@ -94,7 +93,7 @@ func TestReaderCutsFramesHoweverTheyCome(t *testing.T) {
 		size := i * i % 40_000
 		stream = AppendState(stream, int64(i), make([]byte, size))
 		want = append(want, size)
-		if i%50 == 7 { // a later version's
+		if i%50 == 7 {
 			stream = append(append(stream, 0x6a, 0xe8, 0x07), make([]byte, 1000)...)
 		}
 	}
@@ -144,7 +143,7 @@ func TestReaderGrowsWithWhatCameNotWithWhatWasAnnounced(t *testing.T) {
 	r := NewReader(in, NewsSize)
 	go r.Next()
 	out.Write(frame[:100])
-	out.Write(frame[100:200]) // the first has been taken in by now
+	out.Write(frame[100:200])
 	if n := len(r.buf); n > NewsSize+growStep {
 		t.Errorf("%d bytes held for 200 that came", n)
 	}
