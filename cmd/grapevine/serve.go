@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 	"syscall"
@@ -12,6 +11,7 @@ import (
 	"github.com/alecthomas/kong"
 	"github.com/rs/zerolog"
 
+	"grapevine/cmd/commandline"
 	"grapevine/node"
 	"grapevine/node/machine"
 	"grapevine/node/notify"
@@ -33,7 +33,7 @@ func (c *serveCmd) Run(s *streams, k *kong.Context) error {
 		return usageError{err}
 	}
 	cfg.Level = new(node.LogLevel)
-	if cfg.Log, err = node.NewLogger(logTo(s.err, os.Getenv("JOURNAL_STREAM")), isTerminal(s.err), cfg); err != nil {
+	if cfg.Log, err = node.NewLogger(logTo(s.err, os.Getenv("JOURNAL_STREAM")), commandline.IsTerminal(s.err), cfg); err != nil {
 		return usageError{err}
 	}
 	cfg.Version = version
@@ -180,12 +180,3 @@ var (
 	errDrainTimeout = errors.New("drain_timeout has passed: what still ran was cut")
 	errSecondSignal = errors.New("second signal: what still ran was cut")
 )
-
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
-}
