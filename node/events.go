@@ -42,7 +42,7 @@ func Events() []Event {
 		{EventStarted, "The node listens; it may still be warming up."},
 		{EventReady, "It asks for traffic."},
 		{EventNotReady, "It asks for none any more; `reason`."},
-		{EventDrainStarted, "It was told to stop; `grace_s`."},
+		{EventDrainStarted, "The node received the signal to stop; `grace_s` is how long it still accepts requests."},
 		{EventStopped, "Everything that it ran has ended; `error` if something was cut."},
 		{EventReloaded, "SIGHUP: `applied` is in force, `at_next_start` differs and waits."},
 		{EventReloadRefused, "SIGHUP: the configuration is wrong, nothing has changed; `error`."},
