@@ -6,9 +6,9 @@ import (
 	"sync"
 	"time"
 
+	"grapevine/node/hot"
 	"grapevine/prefixtree"
 	"grapevine/proxy/policy"
-	"grapevine/proxy/policy/hot"
 )
 
 // The heat sections of the state blob; DESIGN.md has their bytes. They take at most 4 KiB.

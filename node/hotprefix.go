@@ -9,9 +9,9 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"grapevine/node/hot"
 	"grapevine/prefixtree"
 	"grapevine/proxy/policy"
-	"grapevine/proxy/policy/hot"
 	"grapevine/raftstore"
 )
 

@@ -5,8 +5,8 @@ import (
 	"net/http"
 	"time"
 
+	"grapevine/node/hot"
 	"grapevine/prefixtree"
-	"grapevine/proxy/policy/hot"
 	"grapevine/raftstore"
 )
 
