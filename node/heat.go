@@ -22,7 +22,7 @@ const (
 	maxWork      = 1e6  // prefill seconds or requests per second, or concurrent requests
 	maxDepth     = 1e8  // tokens of a prefix
 	heatAnchors  = 320
-	heatPaces    = 4
+	heatPaces    = hot.MaxPools
 	anchorBytes  = 10 // entry size of this version
 	paceBytes    = 16
 	bucketBytes  = 3

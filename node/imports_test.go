@@ -29,7 +29,7 @@ var mayImport = map[string][]string{
 
 	"proxy": {"prefixtree", "proxy/..."},
 
-	"node/hot":     {"prefixtree", "proxy/policy"},
+	"node/hot":     {"prefixtree", "proxy", "proxy/policy", "proxy/prompt", "raftstore"},
 	"node/notify":  {},
 	"node/health":  {},
 	"node/machine": {},
@@ -75,7 +75,6 @@ var outside = map[string][]string{
 	"gossip/wire":   nil,
 	"node/backends": nil,
 	"node/health":   {"github.com/zeebo/xxh3"},
-	"node/hot":      nil,
 	"node/machine":  nil,
 	"node/notify":   nil,
 }
@@ -86,7 +85,6 @@ var impure = map[string][]string{
 	"proxy/prompt":  {"net", "net/http", "log", "log/slog", "os", "context"},
 	"proxy/engine":  {"log", "log/slog", "os"},
 	"node/backends": {"net", "net/http", "log", "log/slog", "os", "context"},
-	"node/hot":      {"net", "net/http", "log", "log/slog", "os", "context"},
 	"node/health":   {"net", "net/http", "log", "log/slog", "os", "context"},
 }
 
