@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/prometheus/client_golang/prometheus"
 )
 
 var update = flag.Bool("update", false, "write the generated parts of docs/operate.md")
@@ -88,16 +86,7 @@ func eventsTable() string {
 
 func metricsTable(t *testing.T) string {
 	t.Helper()
-	n, err := New(testConfig("http://127.0.0.1:1"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, r := range everyRecord() {
-		n.metrics.observe(r)
-	}
-	n.metrics.certificates.WithLabelValues("tls_cert").Set(1)
-	prometheus.WrapRegistererWithPrefix("grapevine_", n.metrics.registry).MustRegister(newFleetCollector(everyFigure))
-	families, err := n.metrics.registry.Gather()
+	families, err := everyMetric(t).Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
