@@ -143,7 +143,7 @@ func (w *warmer) record(b prefixtree.Backend, anchor prefixtree.Hash, k *keptPro
 		return // cannot happen: it was parsed before
 	}
 	if i := slices.Index(q.Hashes, anchor); i >= 0 {
-		w.index.Record(b, q.Hashes[:i+1], now(), new(prefixtree.Trail))
+		w.index.Record(b, q.Hashes[:i+1], now(), new(prefixtree.TouchHistory))
 	}
 }
 
