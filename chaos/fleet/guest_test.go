@@ -21,7 +21,7 @@ import (
 // guest is a gossip member in this process: real gossip and prefix tree, synthetic placements. Safe
 // for concurrent use.
 type guest struct {
-	fleet  *gossip.Fleet
+	fleet  *gossip.Exchange
 	tree   *prefixtree.Tree
 	outbox *prefixtree.Outbox
 	names  engineNames
