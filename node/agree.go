@@ -180,7 +180,7 @@ func (n *Node) adopt(s *raftstore.State) {
 	if err := n.fleet.adopt(s); err != nil {
 		log.Error().Err(err).Uint64("version", s.Version).Msg("the agreed state cannot be taken as it is")
 	}
-	n.hot.adopt(s, time.Now())
+	n.hot.Adopt(s, time.Now())
 	if first {
 		n.warnOfDifferences(s)
 		log.Info().Str("event", EventStateAdopted).Uint64("version", s.Version).Int("backends", len(s.Backends)).Msg("routing by what the fleet has agreed on")
