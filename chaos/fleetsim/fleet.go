@@ -100,7 +100,7 @@ func newFleet(cfg *Config, pt point, c *chainer, span time.Duration) (*fleet, er
 			return nil, err
 		}
 		n.router.SetView(view)
-		n.router.SetKnowledge(f.point.knowledge())
+		n.router.SetFleet(f.point.fleet())
 		f.nodes = append(f.nodes, n)
 		if f.loads != nil {
 			f.loads.join(i, n.router)
