@@ -59,7 +59,7 @@ func (n *Node) collectTree(s metrics.Scrape) {
 	s.Counter("tree_refused_total", "Facts not stored because the tree was full.")(float64(st.Refused))
 	s.Counter("tree_rebuilds_total", "Tables rebuilt to grow, shrink or evict.")(float64(st.Rebuilds))
 	s.Counter("tree_surprises_total", "Answers without a cached token although a recent match was predicted.")(float64(st.Surprises))
-	s.Counter("tree_amnesias_total", "Backends whose facts were dropped after three answers in a row without a cached token.")(float64(st.Amnesias))
+	s.Counter("tree_caches_lost_total", "Backends whose facts were dropped after three answers in a row without a cached token.")(float64(st.CachesLost))
 }
 
 func (n *Node) collectAgreement(s metrics.Scrape) {

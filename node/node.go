@@ -61,12 +61,12 @@ type Node struct {
 	refused    atomic.Bool                     // the fleet rejected them
 	said       chan struct{}                   // closed once proposed or refused is known
 	adoptMu    sync.Mutex
-	mesh       *gossip.Fleet                // opens before the store; nil without a fleet
-	raftTimers raftstore.Timers             // tests only; zero: defaults
-	met        atomic.Bool                  // gossip has tried the seeds
-	knowledge  *knowledge                   // nil without a fleet
-	gossip     atomic.Pointer[gossip.Fleet] // nil without a fleet, or not started
-	nameWait   time.Duration                // see defaultNameWait
+	mesh       *gossip.Exchange                // opens before the store; nil without a fleet
+	raftTimers raftstore.Timers                // tests only; zero: defaults
+	met        atomic.Bool                     // gossip has tried the seeds
+	knowledge  *knowledge                      // nil without a fleet
+	gossip     atomic.Pointer[gossip.Exchange] // nil without a fleet, or not started
+	nameWait   time.Duration                   // see defaultNameWait
 	ready      readiness
 	serving    atomic.Bool // started, and no stop requested
 

@@ -118,7 +118,7 @@ func (w *warmer) warmOne(ctx context.Context, anchor prefixtree.Hash, k *keptPro
 		return err
 	}
 	if i := slices.Index(q.Hashes, anchor); i >= 0 {
-		w.Index.Record(id, q.Hashes[:i+1], millis(time.Now()), new(prefixtree.Trail))
+		w.Index.Record(id, q.Hashes[:i+1], millis(time.Now()), new(prefixtree.TouchHistory))
 	}
 	return nil
 }
