@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"grapevine/node/config"
 	"grapevine/proxy/engine"
 )
 
@@ -91,7 +92,7 @@ func (u *upstream) get(ctx context.Context, path string, limit int64) ([]byte, e
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	if int64(len(text)) > limit {
-		return nil, fmt.Errorf("%s: answer larger than %s", path, Bytes(limit))
+		return nil, fmt.Errorf("%s: answer larger than %s", path, config.Bytes(limit))
 	}
 	return text, nil
 }
