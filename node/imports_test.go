@@ -33,8 +33,9 @@ var mayImport = map[string][]string{
 	"node/notify":  {},
 	"node/health":  {},
 	"node/machine": {},
+	"node/config":  {"gossip/member", "node/machine", "prefixtree", "proxy", "proxy/policy", "raftstore"},
 	"node/metrics": {"proxy", "proxy/policy", "proxy/prompt", "raftstore"},
-	"node":         {"prefixtree", "gossip", "gossip/member", "node/backends", "node/health", "node/hot", "node/machine", "node/metrics", "raftstore", "proxy", "proxy/..."},
+	"node":         {"prefixtree", "gossip", "gossip/member", "node/backends", "node/config", "node/health", "node/hot", "node/machine", "node/metrics", "raftstore", "proxy", "proxy/..."},
 
 	"node/backends": {"prefixtree"},
 
@@ -62,8 +63,8 @@ var mayImport = map[string][]string{
 	"chaos/clients": {"chaos/...", "node", "prefixtree", "proxy", "proxy/..."},
 
 	"cmd/commandline":   {},
-	"cmd/grapevine":     {"cmd/commandline", "node", "node/machine", "node/notify"},
-	"cmd/grapevine-lab": {"cmd/commandline", "chaos/...", "node"},
+	"cmd/grapevine":     {"cmd/commandline", "node", "node/config", "node/machine", "node/notify"},
+	"cmd/grapevine-lab": {"cmd/commandline", "chaos/...", "node/config"},
 }
 
 // outside lists the imports of pure packages from other modules; nil means the standard library
