@@ -278,7 +278,7 @@ func TestRestartedNodeIsWarmBeforeItIsReady(t *testing.T) {
 	awaitFleet(t, one, two)
 	const placements, blocks = 3000, 16 // all anchors: six pages
 	for seed := range placements {
-		one.knowledge.announced.Record(one.fleet.roster().list[seed%2].id, chain(seed, blocks), now(), nil)
+		one.knowledge.announced.Record(one.backends.Roster().List[seed%2].ID, chain(seed, blocks), now(), nil)
 	}
 	eventually(t, "the second node has the facts live", func() bool {
 		have, _ := facts(two)

@@ -28,7 +28,7 @@ func newKnower(tb testing.TB, engines ...string) *knower {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	numbers := backends.New(1024, func(prefixtree.Backend) bool { return true }, time.Now)
+	numbers := backends.NewRegistry(1024, func(prefixtree.Backend) bool { return true }, time.Now)
 	ids, _ := numbers.List(engines)
 	var list []policy.Backend
 	for i, name := range engines {

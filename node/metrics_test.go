@@ -70,7 +70,7 @@ func everyMetric(t *testing.T) *prometheus.Registry {
 		n.collect(s)
 		everyFigure().collect(s)
 	})
-	m.AddBackends(n.fleet.roster().names())
+	m.AddBackends(n.backends.Roster().Names())
 	for _, r := range everyRecord() {
 		m.Observe(r)
 	}
