@@ -20,6 +20,7 @@ import (
 
 	"grapevine/gossip"
 	"grapevine/node/backends"
+	"grapevine/node/config"
 	"grapevine/node/hot"
 	"grapevine/prefixtree"
 	"grapevine/proxy"
@@ -36,7 +37,7 @@ var (
 // Node is one router. Its methods are safe for concurrent use.
 type Node struct {
 	cfg     Config
-	limits  limits // of cfg, reduced to what the machine allows
+	limits  config.Limits // of cfg, reduced to what the machine allows
 	name    string
 	log     zerolog.Logger
 	hasher  *prefixtree.Hasher
@@ -111,7 +112,7 @@ func New(cfg Config) (*Node, error) {
 	}
 	n.running.Store(&cfg)
 	n.log = cfg.Log.With().Str("node", n.name).Logger()
-	n.limits = n.cfg.fitHere()
+	n.limits = n.cfg.Fit()
 	if err := n.buildRouting(); err != nil {
 		return nil, err
 	}
@@ -133,7 +134,7 @@ func New(cfg Config) (*Node, error) {
 }
 
 func (n *Node) buildRouting() error {
-	secret, err := n.cfg.secret()
+	secret, err := n.cfg.HashSecret()
 	if err != nil {
 		return err
 	}
@@ -146,13 +147,13 @@ func (n *Node) buildRouting() error {
 		return fmt.Errorf("hasher: %w", err)
 	}
 	n.tree, err = prefixtree.New(prefixtree.Config{
-		Budget: int64(n.cfg.TreeBudget), Horizon: n.cfg.Horizon, MaxBackends: n.cfg.maxNumbers(),
+		Budget: int64(n.cfg.TreeBudget), Horizon: n.cfg.Horizon, MaxBackends: n.cfg.MaxNumbers(),
 	})
 	if err != nil {
 		return fmt.Errorf("tree: %w", err)
 	}
-	index, numbers := policy.Index(n.tree), backends.New(n.cfg.maxNumbers(), n.release, time.Now)
-	if n.cfg.inFleet() {
+	index, numbers := policy.Index(n.tree), backends.New(n.cfg.MaxNumbers(), n.release, time.Now)
+	if n.cfg.InFleet() {
 		n.knowledge = newKnowledge(n.tree, numbers)
 		index = n.knowledge.announced
 	}
@@ -250,7 +251,7 @@ func (n *Node) Start(ctx context.Context) error {
 // start begins with the admin API, so that cleanup in reverse order ends it last.
 func (n *Node) start(ctx context.Context) error {
 	n.began = time.Now()
-	n.limits.warn(&n.cfg, n.log.With().Str("component", "node").Logger())
+	n.limits.Warn(&n.cfg, n.log.With().Str("component", "node").Logger())
 	n.ready.wait(because("starting"))
 	if err := n.startAdmin(ctx); err != nil {
 		return err

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"grapevine/node/config"
 )
 
 var update = flag.Bool("update", false, "write the generated parts of docs/operate.md")
@@ -63,7 +65,7 @@ func replaceSection(t *testing.T, text []byte, name, content string) []byte {
 func settingsTable() string {
 	var b strings.Builder
 	b.WriteString("| key | flag, variable | default | what |\n|---|---|---|---|\n")
-	for _, s := range Settings() {
+	for _, s := range config.Settings() {
 		def := "`" + s.Default + "`"
 		if s.Default == "" {
 			def = "-"
