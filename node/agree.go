@@ -34,11 +34,21 @@ func (c *Config) checkAgreement(bad complain) {
 }
 
 func (c *Config) checkRaft(bad complain) {
-	switch e := c.BootstrapExpect; {
-	case e != 0 && e != 1 && e != 3 && e != 5:
-		bad("bootstrap_expect", "write 3 or 5, on as many nodes", "%d nodes cannot found a fleet", e)
-	case e > 1 && c.DataDir == "":
-		bad("data_dir", "name a directory that survives a restart", "is missing: bootstrap_expect makes this node vote, and it must not forget its votes")
+	switch n := len(c.Founders); {
+	case n == 0:
+		return
+	case n != 1 && n != 3 && n != 5:
+		bad("founders", "list 1, 3 or 5 nodes, the same on each of them", "%d nodes cannot found a fleet", n)
+	case c.DataDir == "":
+		bad("data_dir", "name a directory that survives a restart", "is missing: a founder votes, and must not forget its votes")
+	}
+	for i, addr := range c.Founders {
+		if _, err := splitAddress(addr, false); err != nil {
+			bad("founders", "write HOST:PORT as the other nodes reach it", "%q: %v", addr, err)
+		}
+		if slices.Contains(c.Founders[:i], addr) {
+			bad("founders", "list every node once", "%s is listed twice", addr)
+		}
 	}
 }
 
@@ -47,7 +57,7 @@ func (c *Config) checkRaft(bad complain) {
 func (n *Node) startStore(ctx context.Context) error {
 	c := &n.cfg
 	cfg := raftstore.Config{
-		Dir: c.DataDir, Expect: c.BootstrapExpect, Join: c.joins(), Voters: c.Voters, Server: c.mayVote(), Peers: n.raftPeers, Met: n.met.Load,
+		Dir: c.DataDir, Expect: len(c.Founders), Join: c.joins(), Voters: c.Voters, Server: c.mayVote(), Peers: n.raftPeers, Met: n.met.Load,
 		Constants: raftstore.Constants{KeyID: n.hasher.KeyID(), BlockBytes: uint32(n.hasher.BlockBytes()), Cluster: c.Cluster},
 		Timers:    n.raftTimers, Log: n.log.With().Str("component", "raft").Logger(),
 	}
@@ -75,7 +85,7 @@ func (n *Node) startStore(ctx context.Context) error {
 	n.store.Store(s)
 	if n.mesh != nil {
 		n.mesh.Members().Describe(func(self *member.Info) {
-			self.RaftID, self.RaftExpect, self.RaftVoter = s.ID(), uint8(c.BootstrapExpect), c.mayVote()
+			self.RaftID, self.RaftExpect, self.RaftVoter = s.ID(), uint8(len(c.Founders)), c.mayVote()
 		})
 	}
 	if n.knowledge != nil {
@@ -180,7 +190,7 @@ func (n *Node) adopt(s *raftstore.State) {
 	if err := n.fleet.adopt(s); err != nil {
 		log.Error().Err(err).Uint64("version", s.Version).Msg("the agreed state cannot be taken as it is")
 	}
-	n.hot.adopt(s, time.Now())
+	n.hot.Adopt(s, time.Now())
 	if first {
 		n.warnOfDifferences(s)
 		log.Info().Str("event", EventStateAdopted).Uint64("version", s.Version).Int("backends", len(s.Backends)).Msg("routing by what the fleet has agreed on")

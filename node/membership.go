@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -22,7 +23,10 @@ const (
 const minGossipBudget = 16 << 10
 
 // inFleet says whether the node joins a fleet; otherwise no part of gossip is built.
-func (c *Config) inFleet() bool { return len(c.Join) > 0 || c.Gossip != "" }
+func (c *Config) inFleet() bool { return len(c.Join) > 0 || len(c.Founders) > 0 || c.Gossip != "" }
+
+// seeds are the addresses at which this node looks for others.
+func (c *Config) seeds() []string { return slices.Concat(c.Join, c.Founders) }
 
 func (c *Config) gossipAddr() string {
 	if c.Gossip == "" {
@@ -38,7 +42,6 @@ func (c *Config) checkFleet(bad complain) {
 			given bool
 		}{
 			{"gossip_key_file", c.GossipKeyFile != ""}, {"gossip_advertise", c.GossipAdvertise != ""}, {"gossip_insecure", c.GossipInsecure},
-			{"bootstrap_expect", c.BootstrapExpect > 1},
 			{"gossip_cert", c.GossipCert != ""}, {"gossip_cert_key", c.GossipCertKey != ""}, {"gossip_ca", c.GossipCA != ""},
 		} {
 			if s.given {
