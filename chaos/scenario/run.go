@@ -3,7 +3,6 @@ package scenario
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -95,7 +94,6 @@ func (r *run) start(ctx context.Context, l *ledger) (*fleet.Fleet, error) {
 	cfg := fleet.Config{
 		Binary: r.cfg.Binary, Nodes: r.cfg.Nodes, Engines: r.s.Engines, Engine: engineConfig(), Seed: r.cfg.Seed, Log: r.cfg.Log,
 		Settings: settings(), Dir: r.cfg.Keep, HAProxy: r.s.HAProxy,
-		Balancer: fleet.BalancerConfig{Interval: 250 * time.Millisecond},
 	}
 	cfg.Engine.Watch = l.watch
 	// Without the heap floor of serve, in which a leak could hide.
@@ -106,8 +104,8 @@ func (r *run) start(ctx context.Context, l *ledger) (*fleet.Fleet, error) {
 	if r.cfg.Nodes < 3 {
 		cfg.Founders = 0
 	}
-	cfg.Switched = fleet.Isolated() && fleet.Supports(fleet.FaultLinks) == nil
-	cfg.Certificates = slices.Contains(needs(r.s, &r.cfg), fleet.FaultCertificates)
+	cfg.Switched = fleet.Isolated() && fleet.Supports(fleet.FaultLinks, "") == nil
+	cfg.Certificates = slices.ContainsFunc(r.cfg.Schedule, func(e Event) bool { return e.Kind == "expire" })
 	return fleet.Start(starting, cfg)
 }
 
@@ -167,9 +165,7 @@ func readAll(ctx context.Context, f *fleet.Fleet, op *operator) error {
 				break
 			}
 			if sleep(ctx, 100*time.Millisecond) != nil {
-				op.mu.Lock()
-				op.strange = append(op.strange, Violation{At: op.l.now(), Place: n.Name(), Evidence: fmt.Sprintf("cannot tell the membership, %v after all faults are over: %v", readWithin, err)})
-				op.mu.Unlock()
+				op.note(&op.strange, op.l.now(), n, "did not answer a read of the membership within %v after the last fault: %v", readWithin, err)
 				return nil
 			}
 		}

@@ -204,11 +204,7 @@ func leftOut(s *Scenario, c *Config) (missing []string) {
 			}
 			continue
 		}
-		check := fleet.Supports
-		if w == fleet.FaultInstrumented {
-			check = func(string) error { return fleet.Instrumented(c.Binary) }
-		}
-		if err := check(w); err != nil {
+		if err := fleet.Supports(w, c.Binary); err != nil {
 			missing = append(missing, err.Error())
 		}
 	}
@@ -222,7 +218,7 @@ func leftOut(s *Scenario, c *Config) (missing []string) {
 // wherever that works.
 func WantsNetwork(c Config) (bool, error) {
 	c, _, err := c.checked()
-	return err == nil && !c.Loopback && fleet.Supports(fleet.FaultLinks) == nil, err
+	return err == nil && !c.Loopback && fleet.Supports(fleet.FaultLinks, "") == nil, err
 }
 
 func needs(s *Scenario, c *Config) []string {
