@@ -3,8 +3,10 @@ package scenario
 import (
 	"context"
 	"errors"
+	"math"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -26,6 +28,7 @@ type pace struct {
 }
 
 func (r *run) play(ctx context.Context) (e *evidence, err error) {
+	debug.FreeOSMemory() // so that the report of this run does not have the memory of the last one
 	l := newLedger()
 	f, err := r.start(ctx, l)
 	if err != nil {
@@ -79,7 +82,7 @@ func (r *run) play(ctx context.Context) (e *evidence, err error) {
 	watching.Wait()
 	folded.mem.look()
 	e.past, e.harness = folded.past, folded.mem
-	e.attempts, e.visits = l.all()
+	e.attempts, e.visits = l.take(math.MaxInt64)
 	e.marks, e.seen = w.log.snapshot(), o.seen
 	e.history, e.strange, e.late = op.log.Operations(), op.strange, op.late
 	return e, errors.Join(err, unkept, folded.write(e), ctx.Err())
