@@ -91,7 +91,7 @@ func TestFoldedRunsSayTheSame(t *testing.T) {
 	if a, b := whole.whole().past.slices, folded.whole().past.slices; !reflect.DeepEqual(a, b) {
 		t.Errorf("timelines of %d and %d slices differ", len(a), len(b))
 	}
-	r := &run{cfg: Config{Scenario: "router-loss", Nodes: 3, Duration: 300 * sec}, s: &catalogue[0]}
+	r := &run{cfg: Config{Scenario: "router-loss", Nodes: 3, Duration: 300 * sec}, s: &List()[0]}
 	a, b := r.report(whole), r.report(folded)
 	if a.Requests != 3000 || b.Requests != a.Requests || b.Attempts != a.Attempts || !reflect.DeepEqual(a.Outcomes, b.Outcomes) || b.Harness.PeakMiB <= 0 {
 		t.Errorf("%d requests, %v; folded %d, %v", a.Requests, a.Outcomes, b.Requests, b.Outcomes)

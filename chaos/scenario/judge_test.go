@@ -418,7 +418,7 @@ func TestRemovedWhileANodeStarts(t *testing.T) {
 func TestReport(t *testing.T) {
 	e := evident()
 	e.marks[0].Failed = "it <did> not"
-	r := &run{cfg: Config{Scenario: "router-loss", Seed: 7, Nodes: 3, Duration: 30 * sec, Schedule: Schedule{e.marks[0].Event}, command: "grapevine --seed 7"}, s: &catalogue[0]}
+	r := &run{cfg: Config{Scenario: "router-loss", Seed: 7, Nodes: 3, Duration: 30 * sec, Schedule: Schedule{e.marks[0].Event}, command: "grapevine --seed 7"}, s: &List()[0]}
 	out := r.report(e)
 	if out.Result != Failed || out.Violations != 1 || out.Requests != 300 || out.Outcomes[Departed] != 6 || len(out.Timeline) != 32 || out.Command != "grapevine --seed 7" {
 		t.Errorf("%+v", out)

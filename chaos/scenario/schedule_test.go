@@ -2,6 +2,7 @@ package scenario
 
 import (
 	"errors"
+	"fmt"
 	"reflect"
 	"strings"
 	"testing"
@@ -96,10 +97,19 @@ func TestMembers(t *testing.T) {
 	}
 }
 
+// Sample is the schedule of a scenario for a seed.
+func Sample(name string, seed uint64) (Schedule, error) {
+	s, ok := find(name)
+	if !ok {
+		return nil, fmt.Errorf("no scenario %q", name)
+	}
+	return s.generate(newDice(seed, s.Nodes, s.Engines, s.Duration)).sorted(), nil
+}
+
 func FuzzParse(f *testing.F) {
 	f.Add("12.5s partition node-0,node-1 | node-2 for 10s\n3s kill leader")
 	f.Add("1m30s link node-0 > * loss=1 delay=20ms for 1s # x")
-	for _, s := range catalogue {
+	for _, s := range List() {
 		sample, err := Sample(s.Name, 1)
 		if err != nil {
 			f.Fatal(err)
@@ -119,7 +129,7 @@ func FuzzParse(f *testing.F) {
 }
 
 func TestCatalogue(t *testing.T) {
-	for _, s := range catalogue {
+	for _, s := range List() {
 		if _, err := Parse(s.Name); s.Proves == "" || len(s.Must) == 0 || err == nil {
 			t.Errorf("%s says too little of itself", s.Name)
 		}
