@@ -8,7 +8,7 @@ import (
 
 	"grapevine/gossip"
 	"grapevine/gossip/member"
-	"grapevine/prefixtree"
+	"grapevine/node/share"
 )
 
 type fleetFigures struct {
@@ -16,14 +16,12 @@ type fleetFigures struct {
 	seeds     map[string]int       // by outcome of the last attempt
 	peers     []gossip.Peer
 	stats     gossip.Stats
-	outbox    prefixtree.OutboxStats
-	posted    map[string]uint64 // by kind
+	shared    share.Stats
 	warm      float64
 	staleness time.Duration
 	blind     uint64
 	refused   uint64 // join and connection attempts
 	malformed uint64 // states
-	late      uint64 // records
 }
 
 // fleetFigures returns nil until gossip has started.
@@ -35,10 +33,9 @@ func (n *Node) fleetFigures() *fleetFigures {
 	f := &fleetFigures{
 		members: map[member.State]int{member.StateAlive: 1, member.StateFailed: 0, member.StateLeft: 0},
 		seeds:   countSeeds(n.cfg.Join, g.Members().JoinErrors()),
-		peers:   g.Peers(), stats: g.Stats(), outbox: n.knowledge.outbox.Stats(), warm: g.WarmFraction(),
-		posted:    n.knowledge.announced.posted.byName(),
+		peers:   g.Peers(), stats: g.Stats(), shared: n.knowledge.shared.Stats(), warm: g.WarmFraction(),
 		staleness: time.Duration(n.knowledge.staleness.Load()), blind: n.router.Stats().Blind,
-		refused: g.Members().Stats().Refused, malformed: n.knowledge.malformed.Load(), late: n.knowledge.late.Load(),
+		refused: g.Members().Stats().Refused, malformed: n.knowledge.malformed.Load(),
 	}
 	for _, p := range f.peers {
 		f.members[p.State]++
@@ -61,18 +58,6 @@ func countSeeds(join []string, attempts []member.SeedError) map[string]int {
 		}
 	}
 	return counts
-}
-
-var factKinds = [len(kindCounts{})]string{
-	prefixtree.Add: "add", prefixtree.Touch: "touch", prefixtree.Drop: "drop", prefixtree.Revert: "revert", prefixtree.Fence: "fence",
-}
-
-func (c *kindCounts) byName() map[string]uint64 {
-	m := make(map[string]uint64, len(c))
-	for kind, name := range factKinds {
-		m[name] = c[kind].Load()
-	}
-	return m
 }
 
 // fleetCollector has as many peer series as the fleet has nodes.
@@ -164,14 +149,14 @@ func (c *fleetCollector) Collect(ch chan<- prometheus.Metric) {
 		counter(c.received, p.ReceivedBytes, p.Name)
 		counter(c.sent, p.SentBytes, p.Name)
 	}
-	st, out := &f.stats, &f.outbox
+	st, out := &f.stats, &f.shared.Outbox
 	for kind, bytes := range st.SentByKind {
 		counter(c.frames, bytes, "sent", kind)
 	}
 	for kind, bytes := range st.ReceivedByKind {
 		counter(c.frames, bytes, "received", kind)
 	}
-	for kind, n := range f.posted {
+	for kind, n := range f.shared.Queued {
 		counter(c.posted, n, kind)
 	}
 	counter(c.sentRecords, st.PublishedRecords)
@@ -181,7 +166,7 @@ func (c *fleetCollector) Collect(ch chan<- prometheus.Metric) {
 	counter(c.dropped, out.LostTouches, "touch")
 	counter(c.dropped, out.LostDrops, "drop")
 	counter(c.dropped, st.UnknownRecords, "unknown")
-	counter(c.dropped, f.late, "late")
+	counter(c.dropped, f.shared.Late, "late")
 	counter(c.resumes, st.Resumes)
 	counter(c.missed, st.MissedBatches)
 	counter(c.malformed, st.Malformed+f.malformed)

@@ -33,9 +33,10 @@ var mayImport = map[string][]string{
 	"node/notify":  {},
 	"node/health":  {},
 	"node/machine": {},
-	"node":         {"prefixtree", "gossip", "gossip/member", "node/backends", "node/health", "node/hot", "node/machine", "raftstore", "proxy", "proxy/..."},
+	"node":         {"prefixtree", "gossip", "gossip/member", "node/backends", "node/health", "node/hot", "node/machine", "node/share", "raftstore", "proxy", "proxy/..."},
 
 	"node/backends": {"prefixtree"},
+	"node/share":    {"gossip/wire", "prefixtree", "proxy/policy"},
 
 	"chaos/engine":   {},
 	"chaos/workload": {},
@@ -51,7 +52,7 @@ var mayImport = map[string][]string{
 	"chaos/history":  {},
 	"chaos/scenario": {"chaos/...", "node", "prefixtree"},
 	"chaos/replay":   {"chaos/report", "chaos/workload", "prefixtree", "proxy", "proxy/..."},
-	"chaos/fleetsim": {"chaos/engine", "chaos/report", "chaos/workload", "gossip/wire", "prefixtree", "node/hot", "proxy/policy", "proxy/prompt"},
+	"chaos/fleetsim": {"chaos/engine", "chaos/report", "chaos/workload", "gossip/wire", "prefixtree", "node/hot", "node/share", "proxy/policy", "proxy/prompt"},
 
 	"chaos/fleetsim/herd": {"chaos/fleetsim", "chaos/plot", "chaos/report", "chaos/workload"},
 
@@ -77,6 +78,7 @@ var outside = map[string][]string{
 	"node/health":   {"github.com/zeebo/xxh3"},
 	"node/machine":  nil,
 	"node/notify":   nil,
+	"node/share":    nil,
 }
 
 var impure = map[string][]string{
@@ -86,6 +88,7 @@ var impure = map[string][]string{
 	"proxy/engine":  {"log", "log/slog", "os"},
 	"node/backends": {"net", "net/http", "log", "log/slog", "os", "context"},
 	"node/health":   {"net", "net/http", "log", "log/slog", "os", "context"},
+	"node/share":    {"net", "net/http", "log", "log/slog", "os", "context"},
 }
 
 var topLevel = []string{

@@ -21,6 +21,7 @@ import (
 	"grapevine/gossip"
 	"grapevine/node/backends"
 	"grapevine/node/hot"
+	"grapevine/node/share"
 	"grapevine/prefixtree"
 	"grapevine/proxy"
 	"grapevine/proxy/policy"
@@ -68,8 +69,6 @@ type Node struct {
 	nameWait   time.Duration                   // see defaultNameWait
 	ready      readiness
 	serving    atomic.Bool // started, and no stop requested
-
-	knowledgeTurns atomic.Uint64 // turns of gossip's loop; see Working
 
 	failed chan error // a listener failed; capacity 1
 	began  time.Time
@@ -152,9 +151,9 @@ func (n *Node) buildRouting() error {
 		return fmt.Errorf("tree: %w", err)
 	}
 	index, numbers := policy.Index(n.tree), backends.New(n.cfg.maxNumbers(), n.release, time.Now)
+	placements := share.NewPlacements(n.tree)
 	if n.cfg.inFleet() {
-		n.knowledge = newKnowledge(n.tree, numbers)
-		index = n.knowledge.announced
+		index = placements
 	}
 	n.router, err = policy.NewRouter(policy.Config{
 		Strategy: n.cfg.Strategy, WorkWeight: n.cfg.WorkWeight, Epsilon: n.cfg.Epsilon, BlockBytes: n.cfg.BlockBytes,
@@ -165,16 +164,14 @@ func (n *Node) buildRouting() error {
 	if err != nil {
 		return fmt.Errorf("policy: %w", err)
 	}
-	if n.knowledge != nil {
-		n.knowledge.router = n.router
-	}
 	if n.fleet, err = newFleet(n.cfg.Backends, n.cfg.Rules, n.cfg.UpstreamIdle, numbers); err != nil {
 		return err
 	}
 	n.checker = newChecker(n)
 	hotCfg := hot.Config{Router: n.router, Log: n.log.With().Str("component", "hot").Logger()}
-	if n.knowledge != nil {
-		hotCfg.Peers = n.knowledge.heard.works
+	if n.cfg.inFleet() {
+		n.knowledge = newKnowledge(share.New(placements, n.router, numbers), n.router, n.checker)
+		hotCfg.Peers = func(sum hot.Sum) { n.knowledge.shared.PeerWork(sum.Add) }
 	}
 	if n.cfg.HotWarmUp {
 		describe := func(path string, body []byte, q *policy.Request) error {
@@ -185,9 +182,6 @@ func (n *Node) buildRouting() error {
 	n.hot = hot.New(hotCfg)
 	if n.sources, err = newSources(n.cfg.BackendsFrom, n.log.With().Str("component", "sources").Logger()); err != nil {
 		return err
-	}
-	if n.knowledge != nil {
-		n.knowledge.checker = n.checker
 	}
 	view, err := n.fleet.view()
 	if err != nil {
