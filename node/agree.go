@@ -285,7 +285,7 @@ func (n *Node) release(b prefixtree.Backend) bool {
 func (n *Node) forget(b prefixtree.Backend) {
 	n.tree.Reset(b)
 	if n.knowledge != nil {
-		n.knowledge.outbox.Forget(b)
+		n.knowledge.shared.Forget(b)
 	}
 }
 

@@ -335,7 +335,7 @@ func (c *checker) failed(b prefixtree.Backend, _ policy.Failure, _ prefixtree.Ti
 	}
 }
 
-func (c *checker) heard(origin string, section []byte) error {
+func (c *checker) received(origin string, section []byte) error {
 	var reports []health.Report
 	if len(section) > 0 {
 		var err error

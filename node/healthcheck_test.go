@@ -16,6 +16,7 @@ import (
 
 	"grapevine/node/backends"
 	"grapevine/node/health"
+	"grapevine/node/share"
 	"grapevine/prefixtree"
 	"grapevine/proxy/policy"
 	"grapevine/raftstore"
@@ -491,14 +492,14 @@ func TestHealthTravels(t *testing.T) {
 	if n := b.knowledge.malformed.Load(); n > 0 {
 		t.Errorf("%d malformed", n)
 	}
-	b.knowledge.PeerState("a", appendSection(appendState(nil, nil), sectionHealth, []byte{1, 2, 3}))
+	b.knowledge.PeerState("a", share.AppendSection([]byte{1}, share.SectionHealth, []byte{1, 2, 3}))
 	if n := b.knowledge.malformed.Load(); n != 1 {
 		t.Errorf("%d malformed, want 1", n)
 	}
 	if got := b.checker.board.Avoid(nil, time.Now()); len(got) != 1 {
 		t.Error("a section that cannot be read has changed what is known")
 	}
-	b.knowledge.PeerState("a", appendSection(appendState(nil, nil), 77, []byte{1, 2, 3}))
+	b.knowledge.PeerState("a", share.AppendSection([]byte{1}, 77, []byte{1, 2, 3}))
 	if got := b.checker.board.Avoid(nil, time.Now()); len(got) > 0 {
 		t.Errorf("avoids %v, of which nobody says anything any more", got)
 	}

@@ -23,6 +23,7 @@ import (
 	"grapevine/node/config"
 	"grapevine/node/hot"
 	"grapevine/node/metrics"
+	"grapevine/node/share"
 	"grapevine/prefixtree"
 	"grapevine/proxy"
 	"grapevine/proxy/engine"
@@ -71,8 +72,6 @@ type Node struct {
 	nameWait   time.Duration                   // see defaultNameWait
 	ready      readiness
 	serving    atomic.Bool // started, and no stop requested
-
-	knowledgeTurns atomic.Uint64 // turns of gossip's loop; see Working
 
 	failed chan error // a listener failed; capacity 1
 	began  time.Time
@@ -155,9 +154,9 @@ func (n *Node) buildRouting() error {
 		return fmt.Errorf("tree: %w", err)
 	}
 	index, numbers := policy.Index(n.tree), backends.NewRegistry(n.cfg.MaxNumbers(), n.release, time.Now)
+	placements := share.NewPlacements(n.tree)
 	if n.cfg.InFleet() {
-		n.knowledge = newKnowledge(n.tree, numbers)
-		index = n.knowledge.announced
+		index = placements
 	}
 	n.router, err = policy.NewRouter(policy.Config{
 		Strategy: n.cfg.Strategy, WorkWeight: n.cfg.WorkWeight, Epsilon: n.cfg.Epsilon, BlockBytes: n.cfg.BlockBytes,
@@ -168,9 +167,6 @@ func (n *Node) buildRouting() error {
 	if err != nil {
 		return fmt.Errorf("policy: %w", err)
 	}
-	if n.knowledge != nil {
-		n.knowledge.router = n.router
-	}
 	n.backends, err = backends.NewDirectory(backends.Config{
 		Own: n.cfg.Backends, Rules: n.cfg.Rules, Idle: n.cfg.UpstreamIdle, Numbers: numbers, Log: n.log,
 		Publish: n.publish, Reported: n.loadReported,
@@ -180,8 +176,9 @@ func (n *Node) buildRouting() error {
 	}
 	n.checker = newChecker(n)
 	hotCfg := hot.Config{Router: n.router, Log: n.log.With().Str("component", "hot").Logger()}
-	if n.knowledge != nil {
-		hotCfg.Peers = n.knowledge.heard.works
+	if n.cfg.InFleet() {
+		n.knowledge = newKnowledge(share.New(placements, n.router, numbers), n.router, n.checker)
+		hotCfg.Peers = func(sum hot.Sum) { n.knowledge.shared.PeerWork(sum.Add) }
 	}
 	if n.cfg.HotWarmUp {
 		describe := func(path string, body []byte, q *policy.Request) error {
@@ -192,9 +189,6 @@ func (n *Node) buildRouting() error {
 	n.hot = hot.New(hotCfg)
 	if n.sources, err = newSources(n.cfg.BackendsFrom, n.log.With().Str("component", "sources").Logger()); err != nil {
 		return err
-	}
-	if n.knowledge != nil {
-		n.knowledge.checker = n.checker
 	}
 	n.metrics = metrics.New(n.cfg.Version, n.collect)
 	return n.backends.Publish()

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strings"
@@ -62,13 +63,54 @@ func (n *Node) place(t *testing.T, a *policy.Attempt, blocks []prefixtree.Hash) 
 	return func() { a.Dispatched(now()) }
 }
 
+// serve runs one request, which takes 200 ms, to its end and returns the engine's name.
+func (n *Node) serve(t *testing.T, blocks []prefixtree.Hash, at prefixtree.Time) string {
+	t.Helper()
+	var a policy.Attempt
+	if err := n.router.Pick(&policy.Request{Hashes: blocks, PromptBytes: 512 * len(blocks)}, at, &a); err != nil {
+		t.Fatal(err)
+	}
+	a.Dispatched(at)
+	a.FirstToken(at + 100)
+	a.End(policy.Outcome{PromptTokens: len(blocks) * 128, OutputTokens: 5}, at+200)
+	return a.Decision().Name
+}
+
+// tell gives one node all that another sends.
+func tell(t *testing.T, from, to *Node) (records, news int) {
+	t.Helper()
+	for {
+		payload, sent := from.knowledge.Drain(nil, 64<<10)
+		if sent == 0 {
+			break
+		}
+		applied, err := to.knowledge.Apply("peer", payload, 0)
+		if err != nil || applied.Records != sent {
+			t.Fatalf("%d of %d records: %v", applied.Records, sent, err)
+		}
+		records, news = records+sent, news+applied.News
+	}
+	to.knowledge.PeerLoad("peer", from.knowledge.Loads(nil), true)
+	to.knowledge.PeerState("peer", from.knowledge.State(nil))
+	return records, news
+}
+
+func chain(seed, blocks int) []prefixtree.Hash {
+	rnd := rand.New(rand.NewPCG(uint64(seed), 0))
+	hashes := make([]prefixtree.Hash, blocks)
+	for i := range hashes {
+		hashes[i] = prefixtree.Hash(rnd.Uint64())
+	}
+	return hashes
+}
+
 // TestPlacementsOutlastTheAgreement: adopting the fleet's list loses no facts, no unsent news and
 // no running requests.
 func TestPlacementsOutlastTheAgreement(t *testing.T) {
 	for _, generation := range []uint32{1, 1 + 2} {
 		t.Run(fmt.Sprint("generation ", generation), func(t *testing.T) {
 			n := unstarted(t, "a", "b", "c", "d")
-			peer := newKnower(t, "c", "d", "a", "b")
+			peer := unstarted(t, "c", "d", "a", "b")
 			for id := range 4 {
 				peer.tree.SetGeneration(prefixtree.Backend(id), generation, now())
 			}
@@ -78,7 +120,7 @@ func TestPlacementsOutlastTheAgreement(t *testing.T) {
 					if records == 0 {
 						return
 					}
-					if _, err := peer.Apply("one", payload, 0); err != nil {
+					if _, err := peer.knowledge.Apply("one", payload, 0); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -101,9 +143,9 @@ func TestPlacementsOutlastTheAgreement(t *testing.T) {
 			}
 			// Earlier news of the peer has the generation that only the peer knows.
 			for i := range 4 {
-				peer.serve(t, new(policy.Attempt), chain(100+i, 40), 0)
+				peer.serve(t, chain(100+i, 40), now())
 			}
-			payload, _ := peer.Drain(nil, 64<<10)
+			payload, _ := peer.knowledge.Drain(nil, 64<<10)
 			if _, err := n.knowledge.Apply("peer", payload, 0); err != nil {
 				t.Fatal(err)
 			}
@@ -115,12 +157,12 @@ func TestPlacementsOutlastTheAgreement(t *testing.T) {
 				dispatch()
 			}
 			receive()
-			count, xor := n.tree.FactDigest(now(), 0, prefixtree.Time(1)<<43, n.knowledge.numbers)
-			atPeer, xorAtPeer := peer.tree.FactDigest(now(), 0, prefixtree.Time(1)<<43, peer.numbers)
+			count, xor := n.tree.FactDigest(now(), 0, prefixtree.Time(1)<<43, n.backends.Numbers())
+			atPeer, xorAtPeer := peer.tree.FactDigest(now(), 0, prefixtree.Time(1)<<43, peer.backends.Numbers())
 			if least := uint64(len(attempts) + 4); count < least || atPeer != count || xorAtPeer != xor {
 				t.Errorf("%d facts here, %d at the peer, the same %v; want the same, %d at least", count, atPeer, xorAtPeer == xor, least)
 			}
-			if st := n.knowledge.outbox.Stats(); st.Unnamed > 0 || st.Pending > 0 {
+			if st := n.knowledge.shared.Stats().Outbox; st.Unnamed > 0 || st.Pending > 0 {
 				t.Errorf("%+v", st)
 			}
 			active := int64(0)
@@ -168,18 +210,18 @@ func TestSinceIsNotToCome(t *testing.T) {
 // listed.
 func TestNewsBeforeTheBackend(t *testing.T) {
 	n := unstarted(t)
-	peer := newKnower(t, "a")
+	peer := unstarted(t, "a")
 	peer.tree.SetGeneration(0, 1, now())
 	var last string
 	for i := range 8 {
-		last, _ = peer.serve(t, new(policy.Attempt), chain(i, 40), 0)
+		last = peer.serve(t, chain(i, 40), now()+prefixtree.Time(200*i))
 	}
-	want, news := tell(t, peer, &knower{knowledge: n.knowledge})
+	want, news := tell(t, peer, n)
 	if want < 8 || news != want {
 		t.Fatalf("%d records, %d of them are news", want, news)
 	}
 	digest := func() uint64 {
-		count, _ := n.tree.FactDigest(now(), 0, maxFactTime, n.knowledge.numbers)
+		count, _ := n.tree.FactDigest(now(), 0, maxFactTime, n.backends.Numbers())
 		return count
 	}
 	for version, names := range [][]string{{"b"}, {"b", last}} {
@@ -214,10 +256,10 @@ func TestNewsAheadOfTheState(t *testing.T) {
 		}
 		id := n.backends.Roster().Named("a").ID
 		n.tree.Record(id, chain(1, 40), now()-1000, nil)
-		peer := newKnower(t, "a")
+		peer := unstarted(t, "a")
 		peer.tree.SetGeneration(0, 1+1, now())
-		peer.serve(t, new(policy.Attempt), chain(2, 40), 0)
-		if _, news := tell(t, peer, &knower{knowledge: n.knowledge}); news == 0 {
+		peer.serve(t, chain(2, 40), now())
+		if _, news := tell(t, peer, n); news == 0 {
 			t.Fatal("nothing was told")
 		}
 		if err := n.backends.Adopt(c.next); err != nil {
@@ -300,7 +342,7 @@ func TestAnotherEngineOfThatName(t *testing.T) {
 		if records == 0 {
 			break
 		}
-		peer := newKnower(t, "a")
+		peer := unstarted(t, "a")
 		peer.tree.SetGeneration(0, 1+3, now())
 		applied, err := peer.knowledge.Apply("one", payload, 0)
 		if err != nil {
@@ -342,8 +384,8 @@ func TestReleaseForgetsAnEngine(t *testing.T) {
 	if err := n.backends.Adopt(stateWith(1, 1, "b")); err != nil {
 		t.Fatal(err)
 	}
-	if n.release(id) || n.tree.Stats().Facts == 0 || n.knowledge.outbox.Stats().Pending == 0 {
-		t.Fatalf("released while a request runs: %+v, %+v", n.tree.Stats(), n.knowledge.outbox.Stats())
+	if n.release(id) || n.tree.Stats().Facts == 0 || n.knowledge.shared.Stats().Outbox.Pending == 0 {
+		t.Fatalf("released while a request runs: %+v, %+v", n.tree.Stats(), n.knowledge.shared.Stats().Outbox)
 	}
 	a.End(policy.Outcome{PromptTokens: 40 * 128, OutputTokens: 1}, now())
 	if !n.release(id) {
@@ -351,7 +393,7 @@ func TestReleaseForgetsAnEngine(t *testing.T) {
 	}
 	var m prefixtree.Matches
 	n.tree.Match(&m, chain(1, 40), now())
-	if st := n.knowledge.outbox.Stats(); len(m.Holders()) > 0 || st.Pending > 0 {
+	if st := n.knowledge.shared.Stats().Outbox; len(m.Holders()) > 0 || st.Pending > 0 {
 		t.Errorf("%d holders, %+v", len(m.Holders()), st)
 	}
 	if err := n.backends.Adopt(stateWith(2, 1+1, "a", "b")); err != nil {
@@ -407,7 +449,7 @@ func TestPlacementsWhileTheFleetIsFounded(t *testing.T) {
 	var digests [3][2]uint64
 	eventually(t, "all know the same", func() bool {
 		for i, n := range nodes {
-			count, xor := n.tree.FactDigest(now(), 0, prefixtree.Time(1)<<43, n.knowledge.numbers)
+			count, xor := n.tree.FactDigest(now(), 0, prefixtree.Time(1)<<43, n.backends.Numbers())
 			digests[i] = [2]uint64{count, xor}
 		}
 		return digests[0] == digests[1] && digests[1] == digests[2]
@@ -415,7 +457,7 @@ func TestPlacementsWhileTheFleetIsFounded(t *testing.T) {
 	var placed, unnamed uint64
 	for _, n := range nodes {
 		placed += n.router.Stats().Picks
-		unnamed += n.knowledge.outbox.Stats().Unnamed
+		unnamed += n.knowledge.shared.Stats().Outbox.Unnamed
 	}
 	if placed == 0 || digests[0][0] < placed || unnamed > 0 {
 		t.Errorf("%d placements, %d facts, %d records were never told", placed, digests[0][0], unnamed)

@@ -79,6 +79,9 @@ func (d *Directory) Publish() error {
 // Roster returns the roster in force.
 func (d *Directory) Roster() *Roster { return d.current.Load() }
 
+// Numbers returns the registry of the engines' numbers.
+func (d *Directory) Numbers() *Registry { return d.cfg.Numbers }
+
 // Changed returns a channel that closes when the roster is replaced. Take it before the roster.
 func (d *Directory) Changed() <-chan struct{} { return *d.changed.Load() }
 
