@@ -18,6 +18,8 @@ import (
 
 	"grapevine/gossip/member"
 	"grapevine/node/backends"
+	"grapevine/node/health"
+	"grapevine/node/sources"
 	"grapevine/proxy/policy"
 	"grapevine/raftstore"
 )
@@ -66,7 +68,7 @@ type TreeStatus struct {
 type BackendList struct {
 	Backends []BackendStatus `json:"backends"`
 	// Sources are this node's sources of backends.
-	Sources []SourceStatus `json:"sources"`
+	Sources []sources.Status `json:"sources"`
 }
 
 // BackendStatus is one backend as this node knows it. Loads are its own unless named fleet.
@@ -94,7 +96,7 @@ type BackendStatus struct {
 	Rate          float64 `json:"rate"`           // prefill tokens/s, learned
 	HorizonS      float64 `json:"horizon_s"`
 	// Health is what probes and requests have shown.
-	Health HealthStatus `json:"health"`
+	Health health.Status `json:"health"`
 	// Engine is null before the first report.
 	Engine      *EngineReport `json:"engine"`
 	Models      []string      `json:"models"`      // null: any
@@ -277,7 +279,7 @@ func (n *Node) Status() *Status {
 // BackendList returns the node's backends, sorted by name once the fleet agrees on them.
 func (n *Node) BackendList() *BackendList {
 	at, roster := now(), n.backends.Roster()
-	list := &BackendList{Backends: make([]BackendStatus, len(roster.List)), Sources: n.sources.status()}
+	list := &BackendList{Backends: make([]BackendStatus, len(roster.List)), Sources: n.sources.Status()}
 	for i, e := range roster.List {
 		s := BackendStatus{
 			Name: e.Name, URL: e.URL, State: e.State.String(), Agreed: e.Agreed, Drained: e.Drained, Source: e.Source.String(),
@@ -299,7 +301,7 @@ func (n *Node) BackendList() *BackendList {
 		if until, avoid := n.router.Avoided(e.ID, at); avoid && e.State == raftstore.Active {
 			s.State, s.RetryInS = "avoided", max(float64(until-at)/1000, 0)
 		}
-		s.Health = n.checker.status(e)
+		s.Health = n.health.Status(e)
 		s.Models, s.ModelsFrom, s.ModelsError = n.backends.Models(e)
 		var r backends.Load
 		if r, s.KVTokens = n.backends.Load(e); !r.At.IsZero() {

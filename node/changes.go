@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"grapevine/node/health"
+	"grapevine/node/sources"
 	"grapevine/prefixtree"
 	"grapevine/raftstore"
 )
@@ -295,7 +296,7 @@ func (n *Node) setBackendState(w http.ResponseWriter, r *http.Request) {
 		invalid("action", "write drain, resume, down or up", "%q is none", body.Action).write(w)
 		return
 	}
-	for _, prefix := range []string{health.Prefix, gonePrefix} {
+	for _, prefix := range []string{health.Prefix, sources.Prefix} {
 		if strings.HasPrefix(body.Reason, prefix) {
 			invalid("reason", "write it another way", "%q begins reasons of the fleet's own, which end by themselves", prefix).write(w)
 			return

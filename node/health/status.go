@@ -1,17 +1,16 @@
-package node
+package health
 
 import (
 	"math"
 	"time"
 
 	"grapevine/node/backends"
-	"grapevine/node/health"
 	"grapevine/node/metrics"
 	"grapevine/proxy/engine"
 )
 
-// HealthStatus is an engine's health as this node knows it.
-type HealthStatus struct {
+// Status is an engine's health as this node knows it.
+type Status struct {
 	Failing   bool     `json:"failing"`            // own probes or requests
 	Avoided   bool     `json:"avoided"`            // here, by probes or peers
 	Reason    string   `json:"reason,omitempty"`   // refused, connect, timeout, reset, 5xx or tls
@@ -22,14 +21,15 @@ type HealthStatus struct {
 	Bad       int      `json:"bad"`                // reporters
 }
 
-func (c *checker) status(u *backends.Engine) HealthStatus {
+// Status returns an engine's health as this node knows it.
+func (c *Checker) Status(e *backends.Engine) Status {
 	at := time.Now()
-	v, ok := c.board.Verdict(u.Key, at)
+	v, ok := c.board.Verdict(e.Key, at)
 	if !ok {
-		return HealthStatus{Reporters: []string{}}
+		return Status{Reporters: []string{}}
 	}
-	s := HealthStatus{Failing: v.Failing, Avoided: v.Avoid, Reporters: v.Reporters, OK: v.OK, Bad: v.Bad}
-	if v.Reason != health.NoReason {
+	s := Status{Failing: v.Failing, Avoided: v.Avoid, Reporters: v.Reporters, OK: v.OK, Bad: v.Bad}
+	if v.Reason != NoReason {
 		s.Reason = v.Reason.String()
 	}
 	if !v.Since.IsZero() {
@@ -48,13 +48,14 @@ var ailmentNames = [...]string{
 	engine.Alive: "ok", engine.Refused: "refused", engine.NoRoute: "connect", engine.Silent: "timeout", engine.Broken: "reset", engine.Sick: "5xx", engine.Untrusted: "tls",
 }
 
-func (c *checker) collect(s metrics.Scrape) {
+// Collect reports the checker's figures.
+func (c *Checker) Collect(s metrics.Scrape) {
 	failing := s.Gauge("backend_failing", "1 while this node's own probes or requests find the backend failing.", "backend")
 	avoided := s.Gauge("backend_reported", "1 while this node avoids the backend because of probes or of peers' reports.", "backend")
-	for _, u := range c.engines.Roster().List {
-		st := c.status(u)
-		failing(metrics.Bool(st.Failing), u.Name)
-		avoided(metrics.Bool(st.Avoided), u.Name)
+	for _, e := range c.cfg.Backends.Roster().List {
+		st := c.Status(e)
+		failing(metrics.Bool(st.Failing), e.Name)
+		avoided(metrics.Bool(st.Avoided), e.Name)
 	}
 	probes := s.Counter("probes_total", "Probes of this node, by result.", "found")
 	for found, name := range ailmentNames {
@@ -64,5 +65,5 @@ func (c *checker) collect(s metrics.Scrape) {
 	commits(float64(c.downs.Load()), "down")
 	commits(float64(c.ups.Load()), "up")
 	commits(float64(c.raised.Load()), "generation")
-	s.Counter("health_write_failures_total", "Changes of the agreed state by health checks that failed; the node retries them.")(float64(c.refused.Load()))
+	s.Counter("health_write_failures_total", "Changes of the agreed state by health checks that failed; the node retries them.")(float64(c.failed.Load()))
 }
