@@ -342,12 +342,19 @@ func (f *Fleet) Nodes() []*Node { return slices.Clone(f.nodes) }
 
 // Node returns a node by name, or nil.
 func (f *Fleet) Node(name string) *Node {
-	for _, n := range f.nodes {
-		if n.name == name {
-			return n
+	return named(f.nodes, name)
+}
+
+// Engine returns an engine by name, or nil.
+func (f *Fleet) Engine(name string) *Engine { return named(f.engines, name) }
+
+func named[T interface{ Name() string }](list []T, name string) (none T) {
+	for _, x := range list {
+		if x.Name() == name {
+			return x
 		}
 	}
-	return nil
+	return none
 }
 
 // Engines returns all engines, running or not. The caller owns the slice.

@@ -55,7 +55,7 @@ func (e *evidence) judged() []history.Operation {
 		}
 		for j := range e.marks {
 			n := &e.marks[j]
-			if !n.starts() || !n.during(m.Began, m.Over, settle) {
+			if !slices.Contains(startsNode, n.Kind) || !n.during(m.Began, m.Over, settle) {
 				continue
 			}
 			for _, engine := range m.members() {
@@ -74,10 +74,7 @@ func (e *evidence) judged() []history.Operation {
 
 func (e *evidence) answeredInTime(f *finding) {
 	for _, v := range e.late {
-		from := v.At - operationPatience
-		if !slices.ContainsFunc(e.marks, func(m Mark) bool {
-			return (slices.Contains(losesNode, m.Kind) || m.starts()) && m.touches(v.Place) && m.during(from, v.At, settle)
-		}) {
+		if !e.harmed(v.Place, slices.Concat(losesNode, startsNode), v.At-operationPatience, v.At) {
 			f.add(v)
 		}
 	}

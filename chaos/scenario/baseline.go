@@ -3,6 +3,7 @@ package scenario
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -25,16 +26,7 @@ var countsReturn = Invariant{
 	},
 }
 
-// Slack above the nodes' resources before the faults under the same load, for connections that have
-// not timed out and uncollected garbage.
-const (
-	slackGoroutines = 40
-	slackFiles      = 40
-	slackHeap       = 16 << 20
-	slackResident   = 48 << 20
-	slackShare      = 0.25
-	resourcesBound  = 20 * time.Second
-)
+const resourcesBound = 20 * time.Second
 
 var resourcesReturn = Invariant{
 	Name:    "resources-return",
@@ -46,19 +38,21 @@ var resourcesReturn = Invariant{
 }
 
 func judgeResources(e *evidence) (f finding) {
-	var most resources
+	most := make([]float64, len(measures)) // before the faults
+	known := false
 	for _, s := range e.seen {
 		for _, r := range s.usage {
 			if r.at < e.calm || r.at > e.struck {
 				continue
 			}
-			most.at = r.at
-			most.goroutines, most.files = max(most.goroutines, r.goroutines), max(most.files, r.files)
-			most.heap, most.resident = max(most.heap, r.heap), max(most.resident, r.resident)
+			known = true
+			for i, m := range measures {
+				most[i] = max(most[i], m.of(&r))
+			}
 		}
 	}
 	lived := e.growth(&f)
-	if most.at == 0 || e.struck >= e.stopped {
+	if !known || e.struck >= e.stopped {
 		return f
 	}
 	for _, name := range e.nodes {
@@ -67,28 +61,18 @@ func judgeResources(e *evidence) (f finding) {
 			continue
 		}
 		f.checked++
-		for _, over := range most.exceeded(r) {
-			f.violate(r.at, name, "%s", over)
+		for i, m := range measures {
+			if is := m.of(&r); is > most[i]*(1+slackShare)+m.slack {
+				f.violate(r.at, name, "%.1f %s, %.1f at most before", is/m.unit, m.what, most[i]/m.unit)
+			}
 		}
 	}
-	f.note = fmt.Sprintf("before, at most: %.0f goroutines, %.0f descriptors, %.1f MiB live heap, %.1f MiB resident", most.goroutines, most.files, most.heap/(1<<20), most.resident/(1<<20)) + lived
+	var before []string
+	for i, m := range measures {
+		before = append(before, fmt.Sprintf("%.4g %s", most[i]/m.unit, m.what))
+	}
+	f.note = "before, at most: " + strings.Join(before, ", ") + lived
 	return f
-}
-
-func (before *resources) exceeded(r resources) (out []string) {
-	for _, c := range []struct {
-		what       string
-		was, is    float64
-		slack, per float64
-	}{
-		{"goroutines", before.goroutines, r.goroutines, slackGoroutines, 1}, {"descriptors", before.files, r.files, slackFiles, 1},
-		{"MiB of live heap", before.heap, r.heap, slackHeap, 1 << 20}, {"MiB resident", before.resident, r.resident, slackResident, 1 << 20},
-	} {
-		if c.is > c.was*(1+slackShare)+c.slack {
-			out = append(out, fmt.Sprintf("%.1f %s, %.1f at most before", c.is/c.per, c.what, c.was/c.per))
-		}
-	}
-	return out
 }
 
 var nodesLive = Invariant{

@@ -12,26 +12,25 @@ import (
 
 const longLife = 3 * time.Minute
 
-// How much the last quarter of such a life may exceed the second.
+// How much more a process may have than before the faults, a share and a slack, and how much the
+// last quarter of a long life may exceed the second.
 const (
-	growthCount    = 20
-	growthHeap     = 4 << 20
-	growthResident = 16 << 20
-	growthShare    = 0.1
+	slackShare  = 0.25
+	growthShare = 0.1
 )
 
-type measure struct {
-	what  string
-	slack float64
-	unit  float64
-	of    func(*resources) float64
-}
-
-var measures = []measure{
-	{"goroutines", growthCount, 1, func(r *resources) float64 { return r.goroutines }},
-	{"descriptors", growthCount, 1, func(r *resources) float64 { return r.files }},
-	{"MiB live heap", growthHeap, 1 << 20, func(r *resources) float64 { return r.heap }},
-	{"MiB resident", growthResident, 1 << 20, func(r *resources) float64 { return r.resident }},
+// measures are the resources of a process with their slack after faults (for connections that have
+// not timed out, and uncollected garbage) and in a long life.
+var measures = []struct {
+	what          string
+	slack, growth float64
+	unit          float64
+	of            func(*resources) float64
+}{
+	{"goroutines", 40, 20, 1, func(r *resources) float64 { return r.goroutines }},
+	{"descriptors", 40, 20, 1, func(r *resources) float64 { return r.files }},
+	{"MiB live heap", 16 << 20, 4 << 20, 1 << 20, func(r *resources) float64 { return r.heap }},
+	{"MiB resident", 48 << 20, 16 << 20, 1 << 20, func(r *resources) float64 { return r.resident }},
 }
 
 func (e *evidence) growth(f *finding) (note string) {
@@ -44,26 +43,19 @@ func (e *evidence) growth(f *finding) (note string) {
 				i := min(int(4*(r.at-from)/(to-from)), 3)
 				quarters[i] = append(quarters[i], r)
 			}
-			var told []string
+			var all []string
 			for _, m := range measures {
-				var medians []string
-				var was, is float64
+				var medians [4]float64 // in the measure's unit
 				for i, q := range quarters {
-					if len(q) == 0 {
-						continue
-					}
-					is = median(q, m.of)
-					if i == 1 {
-						was = is
-					}
-					medians = append(medians, fmt.Sprintf("%.4g", is/m.unit))
+					medians[i] = median(q, m.of) / m.unit
 				}
-				told = append(told, strings.Join(medians, ", ")+" "+m.what)
-				if was > 0 && is > was*(1+growthShare)+m.slack {
-					f.violate(to, name, "process %d has grown from %v to %v, by quarters: %s %s", life[0].pid, from, to, strings.Join(medians, ", "), m.what)
+				text := fmt.Sprintf("%.4g %s", medians, m.what)
+				all = append(all, text)
+				if was := medians[1]; was > 0 && medians[3] > was*(1+growthShare)+m.growth/m.unit {
+					f.violate(to, name, "process %d has grown from %v to %v, by quarters: %s", life[0].pid, from, to, text)
 				}
 			}
-			note += fmt.Sprintf("; %s from %.0f to %.0f s, by quarters: %s", name, from.Seconds(), to.Seconds(), strings.Join(told, "; "))
+			note += fmt.Sprintf("; %s from %.0f to %.0f s, by quarters: %s", name, from.Seconds(), to.Seconds(), strings.Join(all, "; "))
 		}
 	}
 	return note
@@ -98,6 +90,9 @@ func median(list []resources, of func(*resources) float64) float64 {
 	values := make([]float64, len(list))
 	for i := range list {
 		values[i] = of(&list[i])
+	}
+	if len(values) == 0 {
+		return 0
 	}
 	slices.Sort(values)
 	return values[len(values)/2]

@@ -78,15 +78,8 @@ func (e *evidence) endings() (killed, unheard bool) {
 
 // unlearned returns the engines about which nodes may differ, because they lost their cache or
 // lied.
-func (e *evidence) unlearned() (out []string) {
-	for _, name := range e.engines {
-		if slices.ContainsFunc(e.marks, func(m Mark) bool {
-			return (m.Kind == "amnesia" || m.Kind == "crash" || m.Kind == "lie") && m.touches(name)
-		}) {
-			out = append(out, name)
-		}
-	}
-	return out
+func (e *evidence) unlearned() []string {
+	return slices.DeleteFunc(slices.Clone(e.engines), func(name string) bool { return !e.harmed(name, losesCache, 0, math.MaxInt64) })
 }
 
 func (e *evidence) partly(f *finding, but []string) {
@@ -185,22 +178,11 @@ func (e *evidence) turnOf(a *Attempt) (t turn, ok bool) {
 	return turn{a.Sent, min(float64(a.Cached)/float64(a.Possible), 1), float64(a.Possible)}, true
 }
 
-// forgets are the faults after which an engine has lost its cache or may not be used.
-var forgets = []string{"crash", "hang", "amnesia", "overload", "break", "drain", "remove", "slow"}
-
 // forgot reports whether the engine of the turn before lost the conversation meanwhile, could not
 // be used, or lied about it.
 func (e *evidence) forgot(a *Attempt) bool {
-	for i := range e.marks {
-		m := &e.marks[i]
-		if m.Kind == "lie" && (m.touches(a.By) || m.touches(a.Backend)) && m.during(a.Kept, a.End, settle) {
-			return true
-		}
-		if slices.Contains(forgets, m.Kind) && m.touches(a.By) && m.during(a.Kept, a.Sent, settle) {
-			return true
-		}
-	}
-	return false
+	lie := []string{"lie"}
+	return e.harmed(a.By, lie, a.Kept, a.End) || e.harmed(a.Backend, lie, a.Kept, a.End) || e.harmed(a.By, forgets, a.Kept, a.Sent)
 }
 
 func judgeHits(e *evidence) (f finding) {

@@ -102,17 +102,3 @@ func (a *Attempt) place() string {
 	}
 	return where
 }
-
-var breaksEngine = []string{"crash", "hang", "overload", "break"}
-
-// engineBroke reports whether the engine suffered such a fault in a span. A crashed engine starts
-// at the fault's end.
-func (e *evidence) engineBroke(name string, from, to time.Duration) bool {
-	for i := range e.marks {
-		m := &e.marks[i]
-		if slices.Contains(breaksEngine, m.Kind) && m.touches(name) && m.during(from, to, settle) {
-			return true
-		}
-	}
-	return false
-}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -170,6 +171,18 @@ func (e *Event) param(name string) string {
 		}
 	}
 	return ""
+}
+
+// number is the value of a setting or its default; both were checked. It is 0 without the setting.
+func (e *Event) number(name string) float64 {
+	x, _ := strconv.ParseFloat(e.param(name), 64)
+	return x
+}
+
+// duration is number for a time.
+func (e *Event) duration(name string) time.Duration {
+	d, _ := time.ParseDuration(e.param(name))
+	return d
 }
 
 func (e *Event) members() (out []string) {

@@ -16,23 +16,18 @@ import (
 func (w *world) strangers(ctx context.Context, n *fleet.Node, rate float64) (undo, error) {
 	st, err := n.Raft(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("where %s agrees: %w", n.Name(), err)
+		return nil, fmt.Errorf("raft address of %s: %w", n.Name(), err)
 	}
 	ports := []string{n.GossipAddr(), st.Addr, n.Addr(), n.AdminAddr()}
-	ctx, stop := context.WithCancel(ctx)
 	rng := rand.New(rand.NewPCG(w.t.seed, 0x57a6))
-	var work sync.WaitGroup
-	work.Go(func() {
+	return during(ctx, func(ctx context.Context) {
+		var work sync.WaitGroup
+		defer work.Wait()
 		for sleep(ctx, time.Duration(rng.ExpFloat64()/rate*float64(time.Second))) == nil {
 			said, port, datagram := nonsense(rng), ports[rng.IntN(len(ports))], rng.IntN(4) == 0
 			work.Go(func() { babble(ctx, n, port, said, datagram) })
 		}
-	})
-	return func(context.Context) error {
-		stop()
-		work.Wait()
-		return nil
-	}, nil
+	}), nil
 }
 
 func babble(ctx context.Context, n *fleet.Node, port string, said []byte, datagram bool) {
