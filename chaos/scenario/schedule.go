@@ -41,11 +41,8 @@ var ErrSchedule = errors.New("schedule")
 func (e Event) String() string {
 	var b strings.Builder
 	b.WriteString(e.At.String() + " " + e.Kind)
-	for i, g := range e.Groups {
-		if i > 0 {
-			b.WriteString(" " + specOf(e.Kind).joint())
-		}
-		b.WriteString(" " + strings.Join(g, ","))
+	if len(e.Groups) > 0 {
+		b.WriteString(" " + specOf(e.Kind).join(e.Groups))
 	}
 	for _, p := range e.Params {
 		b.WriteString(" " + p.Name + "=" + p.Value)
