@@ -4,7 +4,11 @@ import (
 	"bytes"
 	"fmt"
 	"html/template"
+	"math"
+	"slices"
+	"strings"
 
+	"grapevine/chaos/plot"
 	"grapevine/chaos/report"
 )
 
@@ -65,4 +69,149 @@ func WriteHTML(path string, runs ...*Report) error {
 		return fmt.Errorf("page: %w", err)
 	}
 	return nil
+}
+
+// Sizes of the picture, in its own units.
+const (
+	pictureWidth = 1100.0
+	panelHeight  = 150.0
+	panelGap     = 34.0
+	leftMargin   = 84.0
+	rightMargin  = 12.0
+	markHeight   = 15.0 // of the row of an event above the panels
+)
+
+type chart struct {
+	*plot.Picture
+	r      *Report
+	length float64
+	width  float64
+	top    float64
+}
+
+func picture(r *Report) template.HTML {
+	if len(r.Timeline) == 0 {
+		return ""
+	}
+	rows := lanes(r.Events)
+	c := &chart{r: r, width: max(r.SliceS, 1), top: markHeight*float64(len(rows)) + 24}
+	c.length = float64(len(r.Timeline)) * c.width
+	height := c.top + 3*(panelHeight+panelGap)
+	c.Picture = plot.New(pictureWidth, height)
+	c.events(rows, height-panelGap)
+	c.panel(0, "hit rate of later turns, % of what was possible", plot.Even(0, 100, 4),
+		line{"#0072b2", "", func(s *Slice) *float64 { return times(s.Hit, 100) }})
+	span := "a second"
+	if c.width > 1 {
+		span = fmt.Sprintf("%.0f seconds", c.width)
+	}
+	most := 1.0
+	for i := range r.Timeline {
+		most = max(most, float64(r.Timeline[i].Sent))
+	}
+	c.panel(1, "requests sent (grey) and failed attempts (red) in "+span, plot.Even(0, math.Ceil(most/10)*10, 4),
+		line{"#999", "", func(s *Slice) *float64 { v := float64(s.Sent); return &v }}, line{"#d00000", "", func(s *Slice) *float64 { v := float64(s.Broken); return &v }})
+	number := func(v float64) string { return fmt.Sprintf("%g", v) }
+	c.panel(2, "time to first token, median and 99th percentile, ms (log scale)", plot.Decades(1, 1e4, number, 1),
+		line{"#009e73", "", func(s *Slice) *float64 { return s.TTFT50 }}, line{"#d55e00", "5 3", func(s *Slice) *float64 { return s.TTFT99 }})
+	return template.HTML(c.SVG()) //nolint:gosec // drawn here; texts are escaped
+}
+
+func times(v *float64, by float64) *float64 {
+	if v == nil {
+		return nil
+	}
+	x := *v * by
+	return &x
+}
+
+func (c *chart) x(s float64) float64 {
+	return leftMargin + (pictureWidth-leftMargin-rightMargin)*s/c.length
+}
+
+// maxRows bounds the rows of single events; beyond it, events of one kind share a row.
+const maxRows = 30
+
+type lane struct {
+	label  string
+	events []Happened
+}
+
+func lanes(events []Happened) (out []lane) {
+	if len(events) <= maxRows {
+		for _, e := range events {
+			out = append(out, lane{e.Event, []Happened{e}})
+		}
+		return out
+	}
+	for _, e := range events {
+		kind := e.Event
+		if words := strings.Fields(kind); len(words) > 1 {
+			kind = words[1]
+		}
+		i := slices.IndexFunc(out, func(l lane) bool { return l.label == kind })
+		if i < 0 {
+			i = len(out)
+			out = append(out, lane{label: kind})
+		}
+		out[i].events = append(out[i].events, e)
+	}
+	return out
+}
+
+func (c *chart) events(rows []lane, bottom float64) {
+	shadow := 0.10
+	if len(c.r.Events) > maxRows {
+		shadow = 0.03
+	}
+	for i, l := range rows {
+		y := markHeight * float64(i)
+		for _, e := range l.events {
+			over := c.length
+			if e.OverS != nil {
+				over = *e.OverS
+			}
+			from, to := c.x(e.BeganS), c.x(max(over, e.BeganS+0.1))
+			c.Box(from, y, to-from, bottom-y, fmt.Sprintf(`fill="#d55e00" opacity="%.2f"`, shadow), "")
+			c.Box(from, y+2, max(to-from, 0.5), markHeight-4, `fill="#d55e00" opacity="0.55"`, e.Event)
+			if len(l.events) > 1 || len(rows) < len(c.r.Events) {
+				continue
+			}
+			anchor, at := "start", to+4
+			if at > pictureWidth*0.7 {
+				anchor, at = "end", from-4
+			}
+			c.Text(at, y+markHeight-4, fmt.Sprintf(`text-anchor="%s"`, anchor), e.Event)
+		}
+		if len(rows) < len(c.r.Events) {
+			c.Text(leftMargin-6, y+markHeight-4, `text-anchor="end"`, l.label)
+		}
+	}
+}
+
+type line struct {
+	colour, dash string
+	pick         func(*Slice) *float64
+}
+
+func (c *chart) panel(n int, title string, up plot.Axis, lines ...line) {
+	f := plot.Panel{
+		Picture: c.Picture, Left: leftMargin, Top: c.top + float64(n)*(panelHeight+panelGap), Width: pictureWidth - leftMargin - rightMargin, Height: panelHeight,
+		Across: plot.Even(0, c.length, 8), Up: up,
+	}
+	for i := range f.Across.Ticks {
+		f.Across.Ticks[i].Label += " s"
+	}
+	f.Frame(title)
+	for _, l := range lines {
+		var points []plot.Point
+		for i := range c.r.Timeline {
+			at := plot.Point{X: c.r.Timeline[i].FromS + c.width/2, Y: math.NaN()}
+			if v := l.pick(&c.r.Timeline[i]); v != nil {
+				at.Y = *v
+			}
+			points = append(points, at)
+		}
+		f.Line(points, fmt.Sprintf(`stroke="%s" stroke-width="1.6" stroke-dasharray="%s"`, l.colour, l.dash))
+	}
 }

@@ -1,6 +1,10 @@
 package scenario
 
-import "time"
+import (
+	"fmt"
+	"slices"
+	"time"
+)
 
 // drainNotice is how soon after SIGTERM readiness must fail.
 const drainNotice = 250 * time.Millisecond
@@ -76,4 +80,38 @@ func (e *evidence) majority(at time.Duration) bool {
 		}
 	}
 	return 2*harmed < len(e.nodes)
+}
+
+var nodesLive = Invariant{
+	Name:    "nodes-live",
+	Promise: "no node ends by itself, whatever is done to it; one that is asked to stop does, in order, and one that is started is ready soon",
+	Bound:   "ends within 60 s, ready within 30 s",
+	Seen:    "the processes and their exit codes, and whether what the schedule says could be done and undone",
+	judge: func(e *evidence) (f finding) {
+		f.checked = len(e.nodes)
+		f.violations = slices.Clone(e.died)
+		for i := range e.marks {
+			if m := &e.marks[i]; m.Failed != "" {
+				f.violate(m.Over, m.Event.String(), "%s", m.Failed)
+			}
+		}
+		return f
+	},
+}
+
+const countsBound = 5 * time.Second
+
+var countsReturn = Invariant{
+	Name:    "counts-return",
+	Promise: "counts of what is under way return to zero at every node, about every engine, and at the engines",
+	Bound:   "5 s after the last request ended",
+	Seen:    "in_flight of GET /status; active, fleet_active and prefill_tokens of GET /backends; the engines' own running and waiting",
+	judge: func(e *evidence) (f finding) {
+		f.checked = e.quiet.counted
+		f.note = fmt.Sprintf("zero after %.2f s", e.quiet.zero.Seconds())
+		for _, left := range e.quiet.left {
+			f.violate(e.drained+e.quiet.zero, left.place, "%s", left.what)
+		}
+		return f
+	},
 }

@@ -7,6 +7,55 @@ import (
 	"time"
 )
 
+const resourcesBound = 20 * time.Second
+
+var resourcesReturn = Invariant{
+	Name:    "resources-return",
+	Promise: "memory, goroutines and descriptors return to what they were, and do not grow with what a process has served",
+	Bound:   "20 s after the last request ended; a quarter and 40 goroutines, 40 descriptors, 16 MiB of live heap, 48 MiB resident above the most that any node held under load before the faults. Heap is what lives; tables of tree and journal do not count, which fill for minutes",
+	Seen: "each node's own metrics of its process, every two seconds. A process that lived through three minutes or more has grown if the median of its last quarter " +
+		"is above that of its second by more than a tenth and 4 MiB of live heap, 16 MiB resident, 20 goroutines or descriptors",
+	judge: judgeResources,
+}
+
+func judgeResources(e *evidence) (f finding) {
+	most := make([]float64, len(measures)) // before the faults
+	known := false
+	for _, s := range e.seen {
+		for _, r := range s.usage {
+			if r.at < e.calm || r.at > e.struck {
+				continue
+			}
+			known = true
+			for i, m := range measures {
+				most[i] = max(most[i], m.of(&r))
+			}
+		}
+	}
+	lived := e.growth(&f)
+	if !known || e.struck >= e.stopped {
+		return f
+	}
+	for _, name := range e.nodes {
+		r, ok := e.quiet.after[name]
+		if !ok {
+			continue
+		}
+		f.checked++
+		for i, m := range measures {
+			if is := m.of(&r); is > most[i]*(1+slackShare)+m.slack {
+				f.violate(r.at, name, "%.1f %s, %.1f at most before", is/m.unit, m.what, most[i]/m.unit)
+			}
+		}
+	}
+	var before []string
+	for i, m := range measures {
+		before = append(before, fmt.Sprintf("%.4g %s", most[i]/m.unit, m.what))
+	}
+	f.note = "before, at most: " + strings.Join(before, ", ") + lived
+	return f
+}
+
 // A process's resources must not grow with its served requests. Only a long life shows that,
 // because tables and pools grow for a while.
 
