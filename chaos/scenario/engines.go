@@ -11,9 +11,9 @@ const removalBound = 500 * time.Millisecond
 
 var removedStayQuiet = Invariant{
 	Name:       "removed-stay-quiet",
-	Promise:    "nothing is sent to an engine by a node that shows it as removed, draining or down",
-	Bound:      "0.5 s after the node showed it first",
-	Seen:       "each node's GET /backends, against the requests that the engine itself counts and the node that answered them",
+	Promise:    "a node sends nothing to an engine that it shows as removed, draining or down",
+	Bound:      "from 0.5 s after the node shows it",
+	Seen:       "each node's GET /backends, compared with the requests that the engine received and the node that answered them",
 	ofAttempts: true,
 	judge:      judgeRemoval,
 }
@@ -60,8 +60,8 @@ func judgeRemoval(e *evidence) (f finding) {
 	return f
 }
 
-// toldBound is how soon an engine must notice that its client has left.
-const toldBound = time.Second
+// departureBound is how soon an engine must notice that its client has left.
+const departureBound = time.Second
 
 // anyHarm counts every link fault, because a lost packet or two exceed the bound.
 func anyHarm(*Mark) bool { return true }
@@ -70,25 +70,25 @@ func (e *evidence) linked() []string {
 	return append([]string{fleet.BalancerName, fleet.ClientsName}, e.engines...)
 }
 
-var enginesTold = Invariant{
+var departuresEnd = Invariant{
 	Name:       "engines-told",
-	Promise:    "an engine is told of a client that has left, and computes nothing for it any more",
+	Promise:    "when a client leaves, its request ends at the engine",
 	Bound:      "1 s",
-	Seen:       "clients leave before, at and within answers; the engine itself tells when the request has ended there",
+	Seen:       "clients leave before, at the begin of and within answers; engines report when each request ended",
 	ofAttempts: true,
 	judge: func(e *evidence) (f finding) {
 		for _, a := range e.attempts {
-			if a.Outcome != Departed || e.nodeLost(a.Node, a.Sent, a.End+toldBound) || e.linkHarmed(a.Node, a.Sent, a.End+toldBound, e.linked(), anyHarm) {
+			if a.Outcome != Departed || e.nodeLost(a.Node, a.Sent, a.End+departureBound) || e.linkHarmed(a.Node, a.Sent, a.End+departureBound, e.linked(), anyHarm) {
 				continue
 			}
 			for _, v := range e.visits[a.ID] {
 				f.checked++
 				switch {
-				case v.began > a.End+toldBound:
+				case v.began > a.End+departureBound:
 					f.violate(v.began, v.engine, "%s came %v after its client had left", a.ID, v.began-a.End)
 				case v.ended < 0:
-					f.violate(a.End+toldBound, v.engine, "%s has not ended at all; its client left at %v, %s", a.ID, a.End, a.place())
-				case v.ended > a.End+toldBound:
+					f.violate(a.End+departureBound, v.engine, "%s has not ended at all; its client left at %v, %s", a.ID, a.End, a.place())
+				case v.ended > a.End+departureBound:
 					f.violate(v.ended, v.engine, "%s ended %v after its client had left, %s", a.ID, v.ended-a.End, a.place())
 				}
 			}

@@ -7,9 +7,9 @@ import (
 
 var oneOutcome = Invariant{
 	Name:       "one-outcome",
-	Promise:    "every admitted request ends in exactly one outcome, and the engines serve exactly what clients sent, once",
-	Bound:      "within the client's patience of 40 s",
-	Seen:       "clients take every answer to its last byte; engines tell of every request they get, by its id",
+	Promise:    "every admitted request ends in exactly one way, and the engines compute each request of a client once",
+	Bound:      "40 s, the longest that a client waits",
+	Seen:       "clients read every answer to its last byte; engines report every request by its id",
 	ofAttempts: true,
 	judge:      judgeOutcomes,
 }
@@ -57,7 +57,7 @@ func (e *evidence) served(f *finding, a *Attempt) {
 	switch {
 	case a.Outcome != Complete:
 	case len(whole) == 0 && !e.engineBroke(a.Backend, a.Sent, a.End):
-		f.violate(a.End, a.place(), "%s was served by nobody: %+v", a.ID, e.visits[a.ID])
+		f.violate(a.End, a.place(), "%s was served by no engine: %+v", a.ID, e.visits[a.ID])
 	case len(whole) > 0 && whole[len(whole)-1].engine != a.Backend && !e.askedAgain(a, whole[len(whole)-1].began+patience):
 		f.violate(a.End, a.place(), "%s names %s, and was served by %s", a.ID, a.Backend, whole[len(whole)-1].engine)
 	}
@@ -73,9 +73,9 @@ func (e *evidence) askedAgain(a *Attempt, from time.Duration) bool {
 
 var noForeignBytes = Invariant{
 	Name:       "no-foreign-bytes",
-	Promise:    "no byte of one stream in another, none twice, none missing, none after the end",
+	Promise:    "no stream has a byte of another stream, none twice, none missing, none after its end",
 	Bound:      "every byte",
-	Seen:       "an engine's reply follows from the prompt, each prompt is unlike every other, and clients compare each byte as it comes",
+	Seen:       "replies follow from prompts, all prompts differ, and clients compare every byte",
 	ofAttempts: true,
 	judge: func(e *evidence) (f finding) {
 		for _, a := range e.attempts {
@@ -102,10 +102,11 @@ func (a *Attempt) place() string {
 }
 
 var streamsSurvive = Invariant{
-	Name:       "streams-survive",
-	Promise:    "an answer that has begun on a node that lives on, from an engine that lives on, is never broken; a node that drains cuts none within its limit, nor a request that is at an engine",
+	Name: "streams-survive",
+	Promise: "an answer that has begun is never broken if its node and its engine live on; a draining node cuts no answer within its " +
+		"limit, and no request that is at an engine",
 	Bound:      "always",
-	Seen:       "ends of all answers that had begun, against the times in which their node or engine was harmed",
+	Seen:       "the ends of all answers that had begun, compared with the times in which their node or engine was harmed",
 	ofAttempts: true,
 	judge: func(e *evidence) (f finding) {
 		for _, a := range e.attempts {
@@ -156,9 +157,10 @@ func (e *evidence) engineExcuses(a *Attempt) bool {
 }
 
 var requestsAnswered = Invariant{
-	Name:       "requests-answered",
-	Promise:    "no request fails but answers that had begun on a node or an engine that was lost: what is lost before is made good, by a router elsewhere or by the client's next attempt",
-	Bound:      "two retries of the official clients",
+	Name: "requests-answered",
+	Promise: "a request fails only if its answer had begun on a node or an engine that was lost; an earlier loss is made good by " +
+		"another router, another engine or the client's retry",
+	Bound:      "two retries, as the official clients make",
 	Seen:       "the last attempt of every request",
 	ofAttempts: true,
 	judge: func(e *evidence) (f finding) {

@@ -11,10 +11,13 @@ const resourcesBound = 20 * time.Second
 
 var resourcesReturn = Invariant{
 	Name:    "resources-return",
-	Promise: "memory, goroutines and descriptors return to what they were, and do not grow with what a process has served",
-	Bound:   "20 s after the last request ended; a quarter and 40 goroutines, 40 descriptors, 16 MiB of live heap, 48 MiB resident above the most that any node held under load before the faults. Heap is what lives; tables of tree and journal do not count, which fill for minutes",
-	Seen: "each node's own metrics of its process, every two seconds. A process that lived through three minutes or more has grown if the median of its last quarter " +
-		"is above that of its second by more than a tenth and 4 MiB of live heap, 16 MiB resident, 20 goroutines or descriptors",
+	Promise: "memory, goroutines and descriptors of a node return to their values before the faults, and do not grow with the requests served",
+	Bound: "20 s after the last request ended: at most a quarter and 40 goroutines, 40 descriptors, 16 MiB of live heap, 48 MiB " +
+		"resident above the highest values under load before the faults. The tree and the gossip journal, which fill for " +
+		"minutes, do not count",
+	Seen: "each node's process metrics, every two seconds. A process that lived for three minutes or longer has grown if the " +
+		"median of its last quarter exceeds that of its second by a tenth and 4 MiB of live heap, 16 MiB resident, 20 goroutines " +
+		"or descriptors",
 	judge: judgeResources,
 }
 
