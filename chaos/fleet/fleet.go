@@ -79,7 +79,7 @@ type Fleet struct {
 	temp    bool
 	janitor *janitor // removes a temporary directory
 	addrs   addresses
-	wires   wires // nil unless switched
+	wires   wires   // nil unless switched
 	thread  *thread // of all processes, unless switched
 
 	authority *authority // nil: nodes derive their certificates
