@@ -49,7 +49,6 @@ type exchange struct {
 	names  []byte
 	hashes []prefixtree.Hash
 
-	sent     func()        // dispatched
 	up       *upstreamConn // of a relayed response
 	keep     bool          // up can be reused
 	response bodyReader
@@ -76,7 +75,6 @@ func newExchange(p *Proxy) *exchange {
 	e := &exchange{proxy: p}
 	e.relay.e = e
 	e.query.Header = e.header
-	e.sent = e.dispatched
 	return e
 }
 

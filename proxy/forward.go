@@ -114,18 +114,15 @@ func (e *exchange) cutShort(why reason) bool {
 
 func (e *exchange) converse(up *upstreamConn, t *Target) error {
 	up.head = e.appendRequest(up.head[:0], t, pieceBytes(e.pieces))
-	if err := up.send(e.pieces, e.sent); err != nil {
+	if err := up.send(e.pieces); err != nil {
 		if up.reused {
 			return untouchedError{err}
 		}
 		return e.converseEarly(up, err)
 	}
-	return e.readHead(up)
-}
-
-func (e *exchange) dispatched() {
 	e.guard.attempt.Dispatched(e.proxy.cfg.Picker.Now())
 	e.rec.Queue = time.Since(e.rec.Start)
+	return e.readHead(up)
 }
 
 // converseEarly looks for the answer of a backend that closed before it read the whole request.

@@ -46,6 +46,6 @@ func (p *Proxy) sweep(scratch []*clientConn) []*clientConn {
 		}
 	}
 	clear(scratch)
-	p.upstreams.sweep(now)
+	p.upstreams.closeUnused(now - int64(p.tuned.Load().Timeouts.UpstreamIdle))
 	return scratch
 }
