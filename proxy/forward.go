@@ -60,17 +60,11 @@ func (e *exchange) attempt(t *Target) (settled bool) {
 		if err == nil {
 			return e.receive(up)
 		}
-		again := up.reused && untouched(err)
-		why := e.release(up, false)
-		switch {
-		case why == expired:
-			return e.failed(policy.Timeout)
-		case why != undisturbed:
-			return e.cutShort(why)
-		case !again:
-			return e.failed(policy.Reset)
+		if !up.reused || !untouched(err) || e.conn.cause() != undisturbed {
+			return e.broke(up)
 		}
 		// Closing an idle connection says nothing about the backend's health.
+		e.release(up, false)
 		e.rec.Resent++
 		up = nil
 	}
@@ -251,22 +245,19 @@ func (e *exchange) startRelay(up *upstreamConn, length int, keep bool) bool {
 	e.response.reset(up.br, length)
 	hold := e.proxy.tuned.Load().Timeouts.HeaderHold
 	patience := e.patience()
-	e.holding = hold < patience
+	holding := hold < patience
 	e.conn.arm(min(hold, patience))
 	var err error
 	if hold > 0 {
 		e.first, err = e.response.next()
-	} else {
-		e.first, err = nil, nil
 	}
 	flush := hold == 0
 	if err != nil && err != io.EOF {
-		if e.conn.cause() != expired || !e.holding || e.conn.resume(patience) != undisturbed {
+		if e.conn.cause() != expired || !holding || e.conn.resume(patience) != undisturbed {
 			return e.broke(up)
 		}
 		flush = true
 	}
-	e.holding = false
 	e.conn.deadline.Store(0)
 	e.up, e.keep = up, keep
 	status := e.ctx.Response.StatusCode()

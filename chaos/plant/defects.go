@@ -43,7 +43,7 @@ var defects = []Defect{
 				File: "proxy/relay.go",
 				Old: `		case err != nil:
 			return e.rec.ResponseBytes, e.breakOff(w)`,
-				New: `		case err != nil && planted("retried-midway") && e.sse && !e.told && e.conn.cause() == undisturbed && e.askAgain():
+				New: `		case err != nil && planted("retried-midway") && e.sse && !e.ended && e.conn.cause() == undisturbed && e.askAgain():
 		case err != nil:
 			return e.rec.ResponseBytes, e.breakOff(w)`,
 			},
