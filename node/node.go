@@ -20,6 +20,9 @@ import (
 
 	"grapevine/gossip"
 	"grapevine/node/backends"
+	"grapevine/node/config"
+	"grapevine/node/hot"
+	"grapevine/node/metrics"
 	"grapevine/prefixtree"
 	"grapevine/proxy"
 	"grapevine/proxy/policy"
@@ -35,14 +38,14 @@ var (
 // Node is one router. Its methods are safe for concurrent use.
 type Node struct {
 	cfg     Config
-	limits  limits // of cfg, reduced to what the machine allows
+	limits  config.Limits // of cfg, reduced to what the machine allows
 	name    string
 	log     zerolog.Logger
 	hasher  *prefixtree.Hasher
 	tree    *prefixtree.Tree
 	router  *policy.Router
 	proxy   *proxy.Proxy
-	metrics *metrics
+	metrics *metrics.Metrics
 	cert    atomic.Pointer[tls.Certificate] // of the data port; nil without TLS
 
 	running  atomic.Pointer[Config] // cfg plus what Reload applied; immutable
@@ -52,20 +55,19 @@ type Node struct {
 
 	checker    *checker
 	sources    *sources
-	hot        *replicator                     // applies and, on the leader, sizes hot prefixes
-	warmer     *warmer                         // nil without hot_warm_up
+	hot        *hot.Replicator                 // applies and, on the leader, sizes hot prefixes
 	fleet      *fleet                          // the backends; makes the view
 	store      atomic.Pointer[raftstore.Store] // the agreed state; nil: not started
 	proposed   atomic.Bool                     // the configured backends were proposed
 	refused    atomic.Bool                     // the fleet rejected them
 	said       chan struct{}                   // closed once proposed or refused is known
 	adoptMu    sync.Mutex
-	mesh       *gossip.Fleet                // opens before the store; nil without a fleet
-	raftTimers raftstore.Timers             // tests only; zero: defaults
-	met        atomic.Bool                  // gossip has tried the seeds
-	knowledge  *knowledge                   // nil without a fleet
-	gossip     atomic.Pointer[gossip.Fleet] // nil without a fleet, or not started
-	nameWait   time.Duration                // see defaultNameWait
+	mesh       *gossip.Exchange                // opens before the store; nil without a fleet
+	raftTimers raftstore.Timers                // tests only; zero: defaults
+	met        atomic.Bool                     // gossip has tried the seeds
+	knowledge  *knowledge                      // nil without a fleet
+	gossip     atomic.Pointer[gossip.Exchange] // nil without a fleet, or not started
+	nameWait   time.Duration                   // see defaultNameWait
 	ready      readiness
 	serving    atomic.Bool // started, and no stop requested
 
@@ -111,7 +113,7 @@ func New(cfg Config) (*Node, error) {
 	}
 	n.running.Store(&cfg)
 	n.log = cfg.Log.With().Str("node", n.name).Logger()
-	n.limits = n.cfg.fitHere()
+	n.limits = n.cfg.Fit()
 	if err := n.buildRouting(); err != nil {
 		return nil, err
 	}
@@ -133,7 +135,7 @@ func New(cfg Config) (*Node, error) {
 }
 
 func (n *Node) buildRouting() error {
-	secret, err := n.cfg.secret()
+	secret, err := n.cfg.HashSecret()
 	if err != nil {
 		return err
 	}
@@ -146,13 +148,13 @@ func (n *Node) buildRouting() error {
 		return fmt.Errorf("hasher: %w", err)
 	}
 	n.tree, err = prefixtree.New(prefixtree.Config{
-		Budget: int64(n.cfg.TreeBudget), Horizon: n.cfg.Horizon, MaxBackends: n.cfg.maxNumbers(),
+		Budget: int64(n.cfg.TreeBudget), Horizon: n.cfg.Horizon, MaxBackends: n.cfg.MaxNumbers(),
 	})
 	if err != nil {
 		return fmt.Errorf("tree: %w", err)
 	}
-	index, numbers := policy.Index(n.tree), backends.New(n.cfg.maxNumbers(), n.release, time.Now)
-	if n.cfg.inFleet() {
+	index, numbers := policy.Index(n.tree), backends.New(n.cfg.MaxNumbers(), n.release, time.Now)
+	if n.cfg.InFleet() {
 		n.knowledge = newKnowledge(n.tree, numbers)
 		index = n.knowledge.announced
 	}
@@ -172,14 +174,17 @@ func (n *Node) buildRouting() error {
 		return err
 	}
 	n.checker = newChecker(n)
-	n.hot = &replicator{router: n.router, log: n.log.With().Str("component", "hot").Logger()}
+	hotCfg := hot.Config{Router: n.router, Log: n.log.With().Str("component", "hot").Logger()}
 	if n.knowledge != nil {
-		n.hot.others = n.knowledge.heard.works
+		hotCfg.Peers = n.knowledge.heard.works
 	}
 	if n.cfg.HotWarmUp {
-		n.warmer = newWarmer(n, index)
-		n.hot.warm = n.warmer.warm
+		describe := func(path string, body []byte, q *policy.Request) error {
+			return n.proxy.Describe([]byte(path), nil, body, q)
+		}
+		hotCfg.WarmUp = &hot.WarmUp{Post: n.fleet.post, Describe: describe, Index: index}
 	}
+	n.hot = hot.New(hotCfg)
 	if n.sources, err = newSources(n.cfg.BackendsFrom, n.log.With().Str("component", "sources").Logger()); err != nil {
 		return err
 	}
@@ -190,7 +195,7 @@ func (n *Node) buildRouting() error {
 	if err != nil {
 		return err
 	}
-	n.metrics = newMetrics(n)
+	n.metrics = metrics.New(n.cfg.Version, n.collect)
 	n.fleet.publish = n.publish
 	n.publish(nil, n.fleet.roster(), view)
 	return nil
@@ -247,7 +252,7 @@ func (n *Node) Start(ctx context.Context) error {
 // start begins with the admin API, so that cleanup in reverse order ends it last.
 func (n *Node) start(ctx context.Context) error {
 	n.began = time.Now()
-	n.limits.warn(&n.cfg, n.log.With().Str("component", "node").Logger())
+	n.limits.Warn(&n.cfg, n.log.With().Str("component", "node").Logger())
 	n.ready.wait(because("starting"))
 	if err := n.startAdmin(ctx); err != nil {
 		return err
@@ -276,7 +281,7 @@ func (n *Node) start(ctx context.Context) error {
 	}
 	n.startDiscovery()
 	n.startHealth()
-	n.startHotPrefixes()
+	n.run("hot prefixes", func(ctx context.Context) { n.hot.Run(ctx, n.store.Load()) })
 	n.startSources()
 	if err := n.startGossip(ctx); err != nil {
 		return err
@@ -309,6 +314,20 @@ func (n *Node) start(ctx context.Context) error {
 	}
 	n.serving.Store(true)
 	return nil
+}
+
+// run starts loops that end with their context, which the cleanup of this name cancels.
+func (n *Node) run(name string, loops ...func(context.Context)) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	for _, loop := range loops {
+		running.Go(func() { loop(ctx) })
+	}
+	n.cleanups.push(name, func(context.Context) error {
+		cancel()
+		running.Wait()
+		return nil
+	})
 }
 
 func (n *Node) startDiscovery() {

@@ -63,11 +63,11 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *Config) (proxy.Config, er
 
 		PassPaths: cfg.PassPaths, AllowEngineControl: cfg.AllowEngineControl, ResponseHeaders: headers, Tenant: tenant,
 
-		MaxBody:       int(n.limits.maxBody),
-		MaxBodyMemory: int(n.limits.bodyMemory),
+		MaxBody:       int(n.limits.MaxBody),
+		MaxBodyMemory: int(n.limits.BodyMemory),
 		MaxHeader:     int(cfg.MaxHeader),
 		MaxAttempts:   cfg.MaxAttempts,
-		MaxConns:      n.limits.connections,
+		MaxConns:      n.limits.Connections,
 		MaxIdle:       cfg.MaxIdle,
 
 		Timeouts: proxy.Timeouts{
@@ -82,10 +82,8 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *Config) (proxy.Config, er
 }
 
 func (n *Node) observe(r *proxy.Record) {
-	n.metrics.observe(r)
-	if n.warmer != nil {
-		n.warmer.observe(r)
-	}
+	n.metrics.Observe(r)
+	n.hot.Observe(r)
 }
 
 // orNone turns a configured 0 (none) into -1, since the proxy's 0 is its default.

@@ -14,8 +14,8 @@ import (
 // Nodes find the few eligible backends of a large pool.
 func TestLargePoolOfFew(t *testing.T) {
 	const n = 400
-	for _, shared := range []time.Duration{200 * time.Millisecond, Never} {
-		r := among(t, 8, shared, shared, fleetOf(n))[0]
+	for _, shared := range []time.Duration{200 * time.Millisecond, never} {
+		r := among(t, 8, shared, fleetOf(n))[0]
 		well := []prefixtree.Backend{7, 123, 399}
 		for i := range n {
 			if b := prefixtree.Backend(i); !slices.Contains(well, b) {
@@ -78,7 +78,7 @@ func TestLargePoolLooksBehindDeadHolders(t *testing.T) {
 	for _, nodes := range []int{1, 8} {
 		r, tree := newRouter(t, Config{Nodes: nodes}, fleetOf(n))
 		chain := prompt(1, 1, 0, 64)
-		var tr prefixtree.Trail
+		var tr prefixtree.TouchHistory
 		for i := range away {
 			tree.Record(prefixtree.Backend(i), chain, t0, &tr)
 		}

@@ -1,0 +1,314 @@
+package gossip
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"grapevine/gossip/member"
+	"grapevine/gossip/wire"
+)
+
+const (
+	defaultFlush    = 50 * time.Millisecond
+	defaultDeadline = 10 * time.Second
+	defaultBudget   = 8 << 20
+	defaultJournal  = 16 << 20
+	// minJournal is half a minute of a busy node.
+	minJournal = 1 << 20
+	// minBudget suffices for control frames and the load of a small fleet.
+	minBudget = 16 << 10
+)
+
+type membership interface {
+	Start(ctx context.Context) error
+	Leave(timeout time.Duration) error
+	Stop(ctx context.Context) error
+	Self() member.Info
+	Members() []member.Status
+	// connect opens a stream to a member and returns the identity of the node that answered.
+	connect(ctx context.Context, peer member.Info) (net.Conn, member.Info, error)
+	Joined() bool
+}
+
+type roster struct{ *member.List }
+
+func (r roster) connect(ctx context.Context, peer member.Info) (net.Conn, member.Info, error) {
+	c, err := r.Dial(ctx, peer)
+	if err != nil {
+		return nil, member.Info{}, err
+	}
+	return c, c.Peer, nil
+}
+
+// Exchange is this node's part in the exchange. Safe for concurrent use.
+//
+// Lock order: peer.applying, peer.order, subscriber.mu, Exchange.mu, peer.mu, subscription.mu; other
+// locks are leaves. Calls to Knowledge hold at most peer.applying (Apply) or peer.order (PeerLoad,
+// PeerState, DropPeer).
+type Exchange struct {
+	knowledge Knowledge
+	flush     time.Duration
+	deadline  time.Duration
+	clock     func(time.Time) time.Time
+	log       zerolog.Logger
+
+	members membership
+	list    *member.List // backs members; nil in tests
+
+	self    processID
+	journal *journal
+	budget  *budget
+	loads   loadTable
+	state   stateSlot
+	warming warming
+	touched chan struct{}
+	counts  counters
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	snapshots chan struct{}
+
+	mu          sync.Mutex
+	peers       map[string]*peer
+	subscribers map[string]*subscriber
+	phase       phase
+	stopped     chan struct{}
+	stopErr     error
+}
+
+type phase uint8
+
+const (
+	idle phase = iota
+	running
+	stopping
+)
+
+type counters struct {
+	publishedBatches, publishedRecords, publishedBytes atomic.Uint64
+	appliedBatches, appliedRecords, appliedNews        atomic.Uint64
+	appliedBytes, unknownRecords, resumes, missed      atomic.Uint64
+	heldBack, droppedBound, malformed                  atomic.Uint64
+	snapshotsServed, snapshotsTaken, snapshotsRefused  atomic.Uint64
+	snapshotRecords, snapshotBytes                     atomic.Uint64
+	writes, skipped, violations, slow, refused         atomic.Uint64
+	sent, received                                     [wire.Kinds]atomic.Uint64
+}
+
+// New checks cfg and prepares a node; it starts nothing.
+func New(cfg Config) (*Exchange, error) {
+	x, err := prepare(cfg)
+	if err != nil {
+		return nil, err
+	}
+	m := cfg.Member
+	m.OnEvent = x.onEvent
+	m.Serve = func(c *member.Conn) { x.serve(c, c.Peer) }
+	if m.Self.ProtocolMax == 0 {
+		m.Self.ProtocolMin, m.Self.ProtocolMax = wire.Oldest, wire.Version
+	}
+	if x.list, err = member.New(m); err != nil {
+		return nil, err
+	}
+	x.members = roster{x.list}
+	return x, nil
+}
+
+func prepare(cfg Config) (*Exchange, error) {
+	if cfg.Knowledge == nil {
+		return nil, errors.New("gossip: no knowledge to exchange")
+	}
+	x := &Exchange{
+		touched:   make(chan struct{}, 1),
+		knowledge: cfg.Knowledge, flush: cfg.FlushInterval, deadline: cfg.SnapshotDeadline, clock: cfg.Clock, log: cfg.Log,
+		peers: map[string]*peer{}, subscribers: map[string]*subscriber{}, stopped: make(chan struct{}),
+		snapshots: make(chan struct{}, maxSnapshots),
+	}
+	if x.flush == 0 {
+		x.flush = defaultFlush
+	}
+	if x.deadline == 0 {
+		x.deadline = defaultDeadline
+	}
+	limit, rate := cfg.JournalBytes, cfg.Budget
+	if limit == 0 {
+		limit = defaultJournal
+	}
+	if rate == 0 {
+		rate = defaultBudget
+	}
+	switch {
+	case x.flush < time.Millisecond || x.flush > time.Second:
+		return nil, fmt.Errorf("gossip: flush interval %v is not between 1ms and 1s", x.flush)
+	case x.deadline < 0:
+		return nil, fmt.Errorf("gossip: negative snapshot deadline %v", x.deadline)
+	case limit < minJournal:
+		return nil, fmt.Errorf("gossip: journal of %d bytes is less than %d", limit, int64(minJournal))
+	case rate < minBudget:
+		return nil, fmt.Errorf("gossip: budget of %d bytes/s is less than %d", rate, int64(minBudget))
+	}
+	x.journal = newJournal(limit)
+	x.budget = newBudget(rate, time.Now())
+	x.warming.init()
+	return x, nil
+}
+
+// Start listens, joins and begins to exchange. It does not wait for peers; ctx bounds only the
+// start. An Exchange starts once; after an error it is stopped.
+func (x *Exchange) Start(ctx context.Context) error {
+	x.mu.Lock()
+	if x.phase != idle {
+		x.mu.Unlock()
+		return errors.New("gossip: started already")
+	}
+	x.phase = running
+	x.ctx, x.cancel = context.WithCancel(context.Background())
+	// Streams and events may arrive before members.Start returns, and need self.
+	self := x.members.Self()
+	x.self = processID{self.Name, self.Incarnation}
+	x.mu.Unlock()
+	if err := x.members.Start(ctx); err != nil {
+		x.mu.Lock()
+		mine := x.phase == running // else Stop ends the fleet
+		if mine {
+			x.phase = stopping
+			x.cancel()
+		}
+		x.mu.Unlock()
+		if mine {
+			x.wg.Wait()
+			x.stopErr = err
+			close(x.stopped)
+		}
+		return fmt.Errorf("gossip: %w", err)
+	}
+	for _, loop := range []func(){x.publish, x.publishState, x.keepHouse, x.learn} {
+		if !x.spawn(loop) {
+			return errors.New("gossip: stopped while it was started")
+		}
+	}
+	return nil
+}
+
+const leaveTimeout = 3 * time.Second
+
+// Stop sends the last batches, leaves the fleet, and returns when every goroutine has ended or ctx
+// is done. Idempotent.
+func (x *Exchange) Stop(ctx context.Context) error {
+	x.mu.Lock()
+	switch x.phase {
+	case idle:
+		x.phase = stopping
+		close(x.stopped)
+		x.mu.Unlock()
+		return nil
+	case stopping:
+		x.mu.Unlock()
+		select {
+		case <-x.stopped:
+			return x.stopErr
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	x.phase = stopping
+	x.mu.Unlock()
+
+	x.flushLast(ctx)
+	leave := leaveTimeout
+	if end, ok := ctx.Deadline(); ok {
+		leave = max(time.Millisecond, min(leave, time.Until(end)/2))
+	}
+	err := x.members.Leave(leave)
+	if errors.Is(err, member.ErrUnconfirmed) {
+		// Peers will find this node dead instead.
+		x.log.Warn().Err(err).Msg("no other node has confirmed that this one leaves")
+		err = nil
+	}
+	x.cancel()
+	x.closeStreams()
+	err = errors.Join(err, x.members.Stop(ctx))
+	gone := make(chan struct{})
+	go func() {
+		x.wg.Wait()
+		close(gone)
+	}()
+	select {
+	case <-gone:
+	case <-ctx.Done():
+		err = errors.Join(err, ctx.Err())
+	}
+	x.stopErr = err
+	close(x.stopped)
+	return err
+}
+
+func (x *Exchange) closeStreams() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, d := range x.subscribers {
+		d.conn.Close()
+	}
+	for _, p := range x.peers {
+		p.endStream(errStopped)
+	}
+}
+
+// wall is this node's wall clock, for times compared with peers'. Durations use moments, which
+// setting a clock does not change.
+func (x *Exchange) wall(at time.Time) time.Time {
+	if x.clock == nil {
+		return at
+	}
+	return x.clock(at)
+}
+
+// spawn runs loop in a goroutine that Stop waits for; false if the fleet does not run.
+func (x *Exchange) spawn(loop func()) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.spawnLocked(loop)
+}
+
+func (x *Exchange) spawnLocked(loop func()) bool {
+	if x.phase != running {
+		return false
+	}
+	x.wg.Go(loop)
+	return true
+}
+
+// Members returns the membership of this fleet.
+func (x *Exchange) Members() *member.List { return x.list }
+
+// Warm is closed when this node has its peers' knowledge, no peer has any, or the deadline passes.
+func (x *Exchange) Warm() <-chan struct{} { return x.warming.done }
+
+// WarmFraction estimates the received part of the peers' knowledge, 0 to 1; below 1 until complete.
+func (x *Exchange) WarmFraction() float64 { return x.warming.fraction() }
+
+// Position returns the sequence of the next batch to publish.
+func (x *Exchange) Position() uint64 {
+	_, next := x.journal.position()
+	return next
+}
+
+func (x *Exchange) sleep(d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-x.ctx.Done():
+		return false
+	}
+}
