@@ -21,7 +21,7 @@ import (
 func (n *Node) startStore(ctx context.Context) error {
 	c := &n.cfg
 	cfg := raftstore.Config{
-		Dir: c.DataDir, Expect: len(c.Founders), Join: c.Joins(), Voters: c.Voters, Server: c.MayVote(), Peers: n.raftPeers, Met: n.met.Load,
+		Dir: c.DataDir, Founders: c.Founders, Join: c.Joins(), Voters: c.Voters, Server: c.MayVote(), Peers: n.raftPeers, Met: n.met.Load,
 		Constants: raftstore.Constants{KeyID: n.hasher.KeyID(), BlockBytes: uint32(n.hasher.BlockBytes()), Cluster: c.Cluster},
 		Timers:    n.raftTimers, Log: n.log.With().Str("component", "raft").Logger(),
 	}
@@ -49,8 +49,9 @@ func (n *Node) startStore(ctx context.Context) error {
 	n.store.Store(s)
 	if n.mesh != nil {
 		n.mesh.Members().Describe(func(self *member.Info) {
-			self.RaftID, self.RaftExpect, self.RaftVoter = s.ID(), uint8(len(c.Founders)), c.MayVote()
+			self.RaftID, self.RaftVoter = s.ID(), c.MayVote()
 		})
+		n.mesh.Members().SetGroup(s.Origin())
 	}
 	if n.knowledge != nil {
 		n.knowledge.poke = s.Poke
@@ -116,7 +117,7 @@ func (n *Node) raftPeers() (peers []raftstore.Peer) {
 			continue
 		}
 		peers = append(peers, raftstore.Peer{
-			ID: m.RaftID, Name: m.Name, Addr: m.Addr, Expect: int(m.RaftExpect), Server: m.RaftVoter,
+			ID: m.RaftID, Name: m.Name, Addr: m.Addr, Server: m.RaftVoter,
 			Alive: m.State == member.StateAlive, Left: m.State == member.StateLeft, Since: m.Since,
 		})
 	}
@@ -127,6 +128,9 @@ func (n *Node) follow(ctx context.Context, s *raftstore.Store) {
 	for {
 		changed := s.Changed()
 		n.adopt(s.State())
+		if n.mesh != nil {
+			n.mesh.Members().SetGroup(s.Origin()) // it is in the group of this state
+		}
 		select {
 		case <-changed:
 		case <-ctx.Done():

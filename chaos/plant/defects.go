@@ -171,8 +171,11 @@ func (e *exchange) askAgain() bool {
 		Wrong: "a node that is to found a group does not ask the others, and founds one of its own",
 		Edits: []Edit{{
 			File: "raftstore/found.go",
-			Old:  `	case s.cfg.Expect <= 1:`,
-			New:  `	case s.cfg.Expect <= 1 || planted("founds-alone"):`,
+			Old:  `	group, servers, waiting := s.founding(s.askFounders(ctx))`,
+			New: `	if planted("founds-alone") {
+		return "", s.bootstrap(l, groupOf(s.id, raft.Configuration{}), []Server{{ID: s.id, Addr: s.addr, Voter: true}})
+	}
+	group, servers, waiting := s.founding(s.askFounders(ctx))`,
 		}},
 	},
 	{
