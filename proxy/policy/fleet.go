@@ -36,7 +36,6 @@ func (r *Router) SetFleet(nodes int, staleness time.Duration) {
 // outsight estimates the unseen work of other nodes.
 type outsight struct {
 	unseen float64 // expected peer placements since the reports
-	seen   float64 // expected share of backends without them
 	sure   float64 // probability of none
 	flood  float64 // expected prefill tokens of the unseen placements
 	crowd  float64
@@ -51,10 +50,10 @@ type outsight struct {
 func (s *Scene) look(o *outlook) outsight {
 	b := float64(s.size())
 	if s.Nodes <= 1 {
-		return outsight{seen: 1, sure: 1, all: true}
+		return outsight{sure: 1, all: true}
 	}
 	m := o.others * float64(s.Staleness) / 1000
-	out := outsight{unseen: m, seen: math.Exp(-m / b), sure: math.Exp(-m), flood: m * o.mean * s.FleetRate}
+	out := outsight{unseen: m, sure: math.Exp(-m), flood: m * o.mean * s.FleetRate}
 	return out.among(max(b/(1+m), fewChoices), s.size())
 }
 

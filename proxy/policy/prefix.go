@@ -116,7 +116,7 @@ func (p *prefix) price(s *Scene, o *outlook, out *outsight, follow bool) (least,
 		}
 	}
 	mark := max(o.slow, soonest)
-	timely, late := p.weights(follow, out.seen, o.fleetDemand/float64(max(len(s.pool.entries), 1)))
+	timely, late := p.weights(follow, o.fleetDemand/float64(max(len(s.pool.entries), 1)))
 
 	best, reference := math.Inf(1), 0.0
 	for i := range s.Candidates {
@@ -146,12 +146,10 @@ func (p *prefix) price(s *Scene, o *outlook, out *outsight, follow bool) (least,
 	return least, soonest
 }
 
-// weights returns W for timely and late candidates. W fades with seen, because a wait may only look
-// timely.
-func (p *prefix) weights(follow bool, seen, demand float64) (timely, late float64) {
-	timely = min(plainWork, p.work)
-	if follow {
-		timely += (p.work - timely) * seen
+// weights returns W for timely and late candidates.
+func (p *prefix) weights(follow bool, demand float64) (timely, late float64) {
+	if timely = p.work; !follow {
+		timely = min(plainWork, p.work)
 	}
 	tight := demand / tightDemand
 	return timely, min(max(tight*tight, easyWork-(easyWork-1)*demand, 1), timely)
