@@ -286,11 +286,6 @@ func (r *Router) decide(s *Scene, q *Request, now prefixtree.Time, d *Decision) 
 // populate adds candidates, or a selection in a large pool, and reports whether all are being
 // avoided.
 func (r *Router) populate(s *Scene, strategy *named) (lastResort bool) {
-	if s.pool.order != nil && r.scan(s, strategy) {
-		r.match(s)
-		r.assign(s)
-		return false
-	}
 	matched := false
 	if _, ok := strategy.Strategy.(*prefix); ok && s.pool.order != nil && s.pool.survey.look(r, s) {
 		s.sampled, matched = true, true
@@ -314,9 +309,6 @@ func (r *Router) populate(s *Scene, strategy *named) (lastResort bool) {
 
 // choose repeats if another request has just become the trial of the chosen half-open backend.
 func (r *Router) choose(s *Scene, strategy *named) (int, Rung) {
-	if s.scanned {
-		return 0, s.rung
-	}
 	for {
 		i, rung := strategy.Choose(s)
 		c := &s.Candidates[i]

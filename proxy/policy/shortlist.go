@@ -76,6 +76,11 @@ func (r *Router) shortlist(s *Scene) {
 	}
 }
 
+func (s *Scene) may(at int) bool {
+	e := &s.pool.entries[at]
+	return e.slot.health(s.Now) != avoided && !excluded(s.Request.Exclude, e.id)
+}
+
 func (s *Scene) putMore(at int) *Candidate {
 	if c := s.candidate(at); c != nil {
 		return c

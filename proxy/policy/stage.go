@@ -155,7 +155,7 @@ func (t *table) newPool(key uint64, positions []int32, h *history) *pool {
 }
 
 func (r *Router) open(s *Scene, q *Request, p *pool, now prefixtree.Time) {
-	s.Request, s.pool, s.Now, s.weighted, s.sampled, s.scanned = q, p, now, p.weighted, false, false
+	s.Request, s.pool, s.Now, s.weighted, s.sampled = q, p, now, p.weighted, false
 	f := r.fleet.Load()
 	s.Nodes, s.Staleness = f.nodes, min(f.staleness, maxStaleness)
 	if s.Nodes > 1 && r.peers.heard.Load() == 0 {

@@ -132,8 +132,6 @@ type Scene struct {
 	weighted bool
 	sampled  bool   // the candidates are a selection
 	turn     uint64 // decision number in the pool
-	scanned  bool   // scan has already chosen the only candidate
-	rung     Rung
 	overview overview
 	outlook  outlook
 	outsight outsight
