@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"sync"
 	"time"
@@ -17,54 +16,19 @@ import (
 	"grapevine/raftstore"
 )
 
-// mayVote is false for fleet members without data_dir, which would forget their votes.
-func (c *Config) mayVote() bool { return !c.inFleet() || c.DataDir != "" }
-
-// joins reports whether this node must never found a fleet alone.
-func (c *Config) joins() bool { return c.inFleet() && (len(c.Join) > 0 || c.DataDir == "") }
-
-func (c *Config) checkAgreement(bad complain) {
-	if !c.inFleet() && c.DataDir != "" && c.Secret == "" && c.SecretFile == "" {
-		bad("secret_file", "make one with openssl rand -hex 32 and give it as --secret-file",
-			"is missing: what data_dir keeps belongs to one secret, and a random one would not be there after a restart")
-	}
-	if c.Voters != 3 && c.Voters != 5 {
-		bad("voters", "3 is the default", "%d is not 3 or 5", c.Voters)
-	}
-}
-
-func (c *Config) checkRaft(bad complain) {
-	switch n := len(c.Founders); {
-	case n == 0:
-		return
-	case n != 1 && n != 3 && n != 5:
-		bad("founders", "list 1, 3 or 5 nodes, the same on each of them", "%d nodes cannot found a fleet", n)
-	case c.DataDir == "":
-		bad("data_dir", "name a directory that survives a restart", "is missing: a founder votes, and must not forget its votes")
-	}
-	for i, addr := range c.Founders {
-		if _, err := splitAddress(addr, false); err != nil {
-			bad("founders", "write HOST:PORT as the other nodes reach it", "%q: %v", addr, err)
-		}
-		if slices.Contains(c.Founders[:i], addr) {
-			bad("founders", "list every node once", "%s is listed twice", addr)
-		}
-	}
-}
-
 // startStore joins the Raft group without waiting: the node routes by its own list until a state
 // arrives.
 func (n *Node) startStore(ctx context.Context) error {
 	c := &n.cfg
 	cfg := raftstore.Config{
-		Dir: c.DataDir, Expect: len(c.Founders), Join: c.joins(), Voters: c.Voters, Server: c.mayVote(), Peers: n.raftPeers, Met: n.met.Load,
+		Dir: c.DataDir, Expect: len(c.Founders), Join: c.Joins(), Voters: c.Voters, Server: c.MayVote(), Peers: n.raftPeers, Met: n.met.Load,
 		Constants: raftstore.Constants{KeyID: n.hasher.KeyID(), BlockBytes: uint32(n.hasher.BlockBytes()), Cluster: c.Cluster},
 		Timers:    n.raftTimers, Log: n.log.With().Str("component", "raft").Logger(),
 	}
-	if !c.inFleet() && c.Secret == "" && c.SecretFile == "" {
+	if !c.InFleet() && c.Secret == "" && c.SecretFile == "" {
 		cfg.Constants = raftstore.Constants{} // a random secret must not bind the data
 	}
-	if c.inFleet() {
+	if c.InFleet() {
 		streams, err := n.openPort(ctx)
 		if err != nil {
 			return err
@@ -85,7 +49,7 @@ func (n *Node) startStore(ctx context.Context) error {
 	n.store.Store(s)
 	if n.mesh != nil {
 		n.mesh.Members().Describe(func(self *member.Info) {
-			self.RaftID, self.RaftExpect, self.RaftVoter = s.ID(), uint8(len(c.Founders)), c.mayVote()
+			self.RaftID, self.RaftExpect, self.RaftVoter = s.ID(), uint8(len(c.Founders)), c.MayVote()
 		})
 	}
 	if n.knowledge != nil {
@@ -271,16 +235,9 @@ func missingBackends(s *raftstore.State, own []Backend) (specs []raftstore.Backe
 		if _, ok := s.Backend(b.Name); ok || err != nil || urls[url] {
 			continue
 		}
-		specs = append(specs, b.spec())
+		specs = append(specs, b.Spec())
 	}
 	return specs
-}
-
-// spec is the part of b that the fleet agrees on.
-func (b *Backend) spec() raftstore.Backend {
-	return raftstore.Backend{
-		Name: b.Name, URL: b.URL, Models: b.Models, Weight: b.Weight, KVTokens: int64(b.KVTokens), Source: raftstore.Static,
-	}
 }
 
 // publish puts a roster, and its view unless nil, into force, under fleet.mu. old is nil for the
@@ -291,13 +248,13 @@ func (n *Node) publish(old, r *roster, v *policy.View) {
 	}
 	if v != nil {
 		n.router.SetView(v)
-		n.metrics.addModels(v.Models())
+		n.metrics.AddModels(v.Models())
 	}
 	n.checker.resort(r)
 	if r == old {
 		return
 	}
-	n.metrics.addBackends(r)
+	n.metrics.AddBackends(r.names())
 	for _, u := range r.list {
 		if tokens := u.kvTokens(); tokens > 0 && !old.knew(u) {
 			n.setCapacity(u.id, tokens)
@@ -315,11 +272,6 @@ func (n *Node) setGenerations(old, r *roster) {
 		}
 		n.tree.SetGeneration(u.id, u.knownGeneration(), at)
 	}
-}
-
-// maxNumbers leaves as much room for unlisted engines as for listed ones.
-func (c *Config) maxNumbers() int {
-	return min(raftstore.MaxBackends+max(raftstore.MaxBackends, len(c.Backends)), math.MaxUint16)
 }
 
 // release frees the number of a removed engine, unless requests run there; see backends.New.
@@ -347,7 +299,7 @@ func (r *roster) knew(u *upstream) bool {
 // awaitBackends waits up to WarmDeadline for a first backend; a node without a vote waits only for
 // a live voter, which can send the list. It returns false if ctx ends.
 func (n *Node) awaitBackends(ctx context.Context) bool {
-	if !n.cfg.mayVote() && !slices.ContainsFunc(n.raftPeers(), func(p raftstore.Peer) bool { return p.Server && p.Alive }) {
+	if !n.cfg.MayVote() && !slices.ContainsFunc(n.raftPeers(), func(p raftstore.Peer) bool { return p.Server && p.Alive }) {
 		return true
 	}
 	n.ready.wait(because("no backends known yet"))

@@ -102,7 +102,7 @@ type NewBackend = raftstore.Backend
 
 func completeNew(b *raftstore.Backend, place string) *Refusal {
 	own := Backend{URL: b.URL, Name: b.Name, Models: b.Models, Weight: b.Weight}
-	if err := own.check(); err != nil {
+	if err := own.Check(); err != nil {
 		return invalid(place, "", "%v", err)
 	}
 	if b.KVTokens < 0 {
@@ -273,7 +273,7 @@ func (n *Node) reach(ctx context.Context, specs []raftstore.Backend) []error {
 	return errs
 }
 
-func (c *Config) lists(name, url string) bool {
+func lists(c *Config, name, url string) bool {
 	return slices.ContainsFunc(c.Backends, func(b Backend) bool { return b.Name == name && sameURL(b.URL, url) })
 }
 
@@ -281,11 +281,11 @@ func (c *Config) lists(name, url string) bool {
 // sent anywhere.
 func (n *Node) reachOne(ctx context.Context, spec *raftstore.Backend) error {
 	own := n.fleet.localOf(spec.Name)
-	if !n.cfg.lists(spec.Name, spec.URL) {
+	if !lists(&n.cfg, spec.Name, spec.URL) {
 		own.apiKey = "" // a 401 would count as an answer, too
 	}
 	b := Backend{URL: spec.URL, Name: spec.Name}
-	_, host, _, secure := b.address()
+	_, host, _, secure := b.Address()
 	l := n.fleet.newLink(b.URL, own, host, secure)
 	defer l.client.CloseIdleConnections()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, b.URL+"/v1/models", nil)

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"grapevine/node/config"
 	"grapevine/prefixtree"
 	"grapevine/proxy/engine"
 )
@@ -86,7 +87,7 @@ func (u *upstream) ask(ctx context.Context, path string, body []byte, limit int6
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	if int64(len(text)) > limit {
-		return nil, fmt.Errorf("%s: answer larger than %s", path, Bytes(limit))
+		return nil, fmt.Errorf("%s: answer larger than %s", path, config.Bytes(limit))
 	}
 	return text, nil
 }

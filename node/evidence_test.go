@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"grapevine/node/config"
 	"grapevine/prefixtree"
 )
 
@@ -90,7 +91,7 @@ func FuzzState(f *testing.F) {
 		}
 		for _, c := range claims {
 			for _, v := range []float64{c.reach, c.reachWeight, c.rate, c.rateWeight} {
-				if !finite(v) || v < 0 {
+				if !config.Finite(v) || v < 0 {
 					t.Fatalf("%+v", c)
 				}
 			}

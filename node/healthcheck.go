@@ -13,6 +13,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"grapevine/gossip/member"
+	"grapevine/node/config"
 	"grapevine/node/health"
 	"grapevine/prefixtree"
 	"grapevine/proxy/engine"
@@ -31,9 +32,6 @@ const (
 	// raiseQueue bounds the restarts that wait for a commit.
 	raiseQueue = 64
 )
-
-// noProbes as the probe path turns probes off: only requests judge engines.
-const noProbes = "-"
 
 type agreement interface {
 	Apply(ctx context.Context, c raftstore.Command) (raftstore.Result, error)
@@ -157,7 +155,7 @@ func (c *checker) run(ctx context.Context) {
 			c.look(r, at)
 		}
 		next := at.Add(c.every)
-		if c.path != noProbes {
+		if c.path != config.NoProbes {
 			var due []health.Probe
 			due, soonest := c.board.Due(nil, at)
 			if soonest.Before(next) {
@@ -360,7 +358,7 @@ func (c *checker) heard(origin string, section []byte) error {
 // could see an idle engine recover.
 func (c *checker) propose(at time.Time) {
 	s := c.store()
-	if c.path == noProbes || len(c.writing) > 0 || s == nil || !s.Leading() {
+	if c.path == config.NoProbes || len(c.writing) > 0 || s == nil || !s.Leading() {
 		return
 	}
 	if list := c.board.Proposals(at); len(list) > 0 {

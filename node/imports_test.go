@@ -29,11 +29,13 @@ var mayImport = map[string][]string{
 
 	"proxy": {"prefixtree", "proxy/..."},
 
-	"node/hot":     {"prefixtree", "proxy", "proxy/policy", "proxy/prompt", "raftstore"},
+	"node/hot":     {"node/metrics", "prefixtree", "proxy", "proxy/policy", "proxy/prompt", "raftstore"},
 	"node/notify":  {},
 	"node/health":  {},
 	"node/machine": {},
-	"node":         {"prefixtree", "gossip", "gossip/member", "node/backends", "node/health", "node/hot", "node/machine", "raftstore", "proxy", "proxy/..."},
+	"node/config":  {"gossip/member", "node/machine", "prefixtree", "proxy", "proxy/policy", "raftstore"},
+	"node/metrics": {"proxy", "proxy/policy", "proxy/prompt", "raftstore"},
+	"node":         {"prefixtree", "gossip", "gossip/member", "node/backends", "node/config", "node/health", "node/hot", "node/machine", "node/metrics", "raftstore", "proxy", "proxy/..."},
 
 	"node/backends": {"prefixtree"},
 
@@ -61,8 +63,8 @@ var mayImport = map[string][]string{
 	"chaos/clients": {"chaos/...", "node", "prefixtree", "proxy", "proxy/..."},
 
 	"cmd/commandline":   {},
-	"cmd/grapevine":     {"cmd/commandline", "node", "node/machine", "node/notify"},
-	"cmd/grapevine-lab": {"cmd/commandline", "chaos/...", "node"},
+	"cmd/grapevine":     {"cmd/commandline", "node", "node/config", "node/machine", "node/notify"},
+	"cmd/grapevine-lab": {"cmd/commandline", "chaos/...", "node/config"},
 }
 
 // outside lists the imports of pure packages from other modules; nil means the standard library

@@ -20,7 +20,9 @@ import (
 
 	"grapevine/gossip"
 	"grapevine/node/backends"
+	"grapevine/node/config"
 	"grapevine/node/hot"
+	"grapevine/node/metrics"
 	"grapevine/prefixtree"
 	"grapevine/proxy"
 	"grapevine/proxy/policy"
@@ -36,14 +38,14 @@ var (
 // Node is one router. Its methods are safe for concurrent use.
 type Node struct {
 	cfg     Config
-	limits  limits // of cfg, reduced to what the machine allows
+	limits  config.Limits // of cfg, reduced to what the machine allows
 	name    string
 	log     zerolog.Logger
 	hasher  *prefixtree.Hasher
 	tree    *prefixtree.Tree
 	router  *policy.Router
 	proxy   *proxy.Proxy
-	metrics *metrics
+	metrics *metrics.Metrics
 	cert    atomic.Pointer[tls.Certificate] // of the data port; nil without TLS
 
 	running  atomic.Pointer[Config] // cfg plus what Reload applied; immutable
@@ -111,7 +113,7 @@ func New(cfg Config) (*Node, error) {
 	}
 	n.running.Store(&cfg)
 	n.log = cfg.Log.With().Str("node", n.name).Logger()
-	n.limits = n.cfg.fitHere()
+	n.limits = n.cfg.Fit()
 	if err := n.buildRouting(); err != nil {
 		return nil, err
 	}
@@ -133,7 +135,7 @@ func New(cfg Config) (*Node, error) {
 }
 
 func (n *Node) buildRouting() error {
-	secret, err := n.cfg.secret()
+	secret, err := n.cfg.HashSecret()
 	if err != nil {
 		return err
 	}
@@ -146,13 +148,13 @@ func (n *Node) buildRouting() error {
 		return fmt.Errorf("hasher: %w", err)
 	}
 	n.tree, err = prefixtree.New(prefixtree.Config{
-		Budget: int64(n.cfg.TreeBudget), Horizon: n.cfg.Horizon, MaxBackends: n.cfg.maxNumbers(),
+		Budget: int64(n.cfg.TreeBudget), Horizon: n.cfg.Horizon, MaxBackends: n.cfg.MaxNumbers(),
 	})
 	if err != nil {
 		return fmt.Errorf("tree: %w", err)
 	}
-	index, numbers := policy.Index(n.tree), backends.New(n.cfg.maxNumbers(), n.release, time.Now)
-	if n.cfg.inFleet() {
+	index, numbers := policy.Index(n.tree), backends.New(n.cfg.MaxNumbers(), n.release, time.Now)
+	if n.cfg.InFleet() {
 		n.knowledge = newKnowledge(n.tree, numbers)
 		index = n.knowledge.announced
 	}
@@ -193,7 +195,7 @@ func (n *Node) buildRouting() error {
 	if err != nil {
 		return err
 	}
-	n.metrics = newMetrics(n)
+	n.metrics = metrics.New(n.cfg.Version, n.collect)
 	n.fleet.publish = n.publish
 	n.publish(nil, n.fleet.roster(), view)
 	return nil
@@ -250,7 +252,7 @@ func (n *Node) Start(ctx context.Context) error {
 // start begins with the admin API, so that cleanup in reverse order ends it last.
 func (n *Node) start(ctx context.Context) error {
 	n.began = time.Now()
-	n.limits.warn(&n.cfg, n.log.With().Str("component", "node").Logger())
+	n.limits.Warn(&n.cfg, n.log.With().Str("component", "node").Logger())
 	n.ready.wait(because("starting"))
 	if err := n.startAdmin(ctx); err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"grapevine/node/config"
 	"grapevine/raftstore"
 )
 
@@ -68,7 +69,7 @@ func (n *Node) putRules(w http.ResponseWriter, r *http.Request) {
 		refused.write(w)
 		return
 	}
-	if _, err := ParseRules(body.Text); err != nil {
+	if _, err := config.ParseRules(body.Text); err != nil {
 		refusalOfConfig(err).write(w)
 		return
 	}

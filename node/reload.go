@@ -4,13 +4,8 @@ import (
 	"errors"
 	"maps"
 	"slices"
-)
 
-// Values of Setting.Reload. Empty: a change waits for the next start.
-const (
-	reloadValue = "yes"     // the new value is applied
-	reloadFile  = "file"    // the file is read again; another file name waits
-	reloadKeys  = "api_key" // of backends: api_key and the content of api_key_file
+	"grapevine/node/config"
 )
 
 // Reloaded lists the settings that differ from those in force before.
@@ -25,7 +20,7 @@ func (n *Node) Reload(next Config) (Reloaded, error) {
 	n.reloadMu.Lock()
 	defer n.reloadMu.Unlock()
 	now := *n.running.Load()
-	level, errLevel := parseLevel(next.LogLevel)
+	level, errLevel := config.ParseLevel(next.LogLevel)
 	cert, errCert := n.readCertificate()
 	locals, errKeys := n.fleet.keysFrom(next.Backends)
 	if err := errors.Join(errLevel, errCert, errKeys); err != nil {
@@ -33,15 +28,15 @@ func (n *Node) Reload(next Config) (Reloaded, error) {
 	}
 	var out Reloaded
 	differing := now.Differing(next)
-	for _, s := range Settings() {
+	for _, s := range config.Settings() {
 		if !slices.Contains(differing, s.Key) {
 			continue
 		}
 		switch s.Reload {
-		case reloadValue:
+		case config.ReloadValue:
 			now.Overlay(next, s.Key)
 			out.Applied = append(out.Applied, s.Key)
-		case reloadKeys:
+		case config.ReloadKeys:
 			if !slices.EqualFunc(now.Backends, next.Backends, sameButKey) {
 				out.AtNextStart = append(out.AtNextStart, s.Key)
 			}
@@ -64,7 +59,7 @@ func (n *Node) Reload(next Config) (Reloaded, error) {
 		out.Applied = append(out.Applied, "backends")
 	}
 	if n.cfg.Level != nil {
-		n.cfg.Level.set(level)
+		n.cfg.Level.Set(level)
 	}
 	n.useCertificate(cert)
 	n.running.Store(&now)

@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"os"
 	"slices"
 	"strings"
 
 	"grapevine/gossip/member"
+	"grapevine/node/config"
 	"grapevine/prefixtree"
 	"grapevine/proxy"
 	"grapevine/proxy/policy"
@@ -76,11 +78,11 @@ func readLocals(backends []Backend) (map[string]local, error) {
 		}
 		l := local{apiKey: b.APIKey, caFile: b.CAFile}
 		if b.APIKeyFile != "" {
-			text, err := member.ReadSecret(b.APIKeyFile, maxTokenFile)
+			text, err := member.ReadSecret(b.APIKeyFile, config.MaxSecretFile)
 			if err != nil {
 				return nil, fmt.Errorf("backend %s: api_key_file: %w", b.Name, err)
 			}
-			if l.apiKey = strings.TrimSpace(string(text)); l.apiKey == "" || !headerWord(l.apiKey) {
+			if l.apiKey = strings.TrimSpace(string(text)); l.apiKey == "" || !config.HeaderWord(l.apiKey) {
 				return nil, fmt.Errorf("backend %s: api_key_file %s: want one word of visible ASCII", b.Name, b.APIKeyFile)
 			}
 		}
@@ -160,7 +162,7 @@ func (f *fleet) rulesOf(s *raftstore.State) ([]policy.Rule, error) {
 	if s.Rules.Text == "" {
 		return f.rules, nil
 	}
-	rules, err := ParseRules(s.Rules.Text)
+	rules, err := config.ParseRules(s.Rules.Text)
 	if err != nil {
 		return f.rules, fmt.Errorf("agreed rules of version %d: %w", s.Rules.Version, err)
 	}
@@ -220,7 +222,7 @@ func (f *fleet) newRoster(version uint64, ups []*upstream, rules []policy.Rule) 
 			u.link = was.link
 			u.target = proxy.Target{ID: u.id, Name: u.Name, Addr: was.target.Addr, Host: was.target.Host, BasePath: was.target.BasePath, TLS: u.tls}
 		} else {
-			addr, host, base, secure := u.address()
+			addr, host, base, secure := u.Address()
 			u.link = f.newLink(u.URL, l, host, secure)
 			u.target = proxy.Target{ID: u.id, Name: u.Name, Addr: addr, Host: host, BasePath: base, TLS: u.tls}
 		}
@@ -233,10 +235,10 @@ func (f *fleet) newRoster(version uint64, ups []*upstream, rules []policy.Rule) 
 	return r
 }
 
-func (f *fleet) newLink(url string, l local, host string, secure bool) *link {
-	n := &link{url: url}
+func (f *fleet) newLink(to string, l local, host string, secure bool) *link {
+	n := &link{url: to}
 	if secure {
-		n.tls = &tls.Config{ServerName: hostname(host), MinVersion: tls.VersionTLS12, RootCAs: l.roots}
+		n.tls = &tls.Config{ServerName: (&url.URL{Host: host}).Hostname(), MinVersion: tls.VersionTLS12, RootCAs: l.roots}
 	}
 	n.client = &http.Client{Transport: &http.Transport{
 		TLSClientConfig: n.tls.Clone(), MaxIdleConns: 1, IdleConnTimeout: f.idle,
@@ -251,6 +253,14 @@ func (r *roster) at(id prefixtree.Backend) *upstream {
 		return nil
 	}
 	return r.byID[id]
+}
+
+func (r *roster) names() []string {
+	names := make([]string, len(r.list))
+	for i, u := range r.list {
+		names[i] = u.Name
+	}
+	return names
 }
 
 func (r *roster) named(name string) *upstream {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"grapevine/node/metrics"
 	"grapevine/raftstore"
 )
 
@@ -63,7 +64,7 @@ type SourceStatus struct {
 func newSources(entries []string, log zerolog.Logger) (*sources, error) {
 	s := &sources{log: log, retry: sourceRetry, drained: make(map[string]time.Time), refused: make(map[string]time.Time)}
 	for _, e := range entries {
-		src, err := parseSource(e)
+		src, err := newSource(e)
 		if err != nil {
 			return nil, err
 		}
@@ -135,11 +136,11 @@ func (s *sources) take(i int, list []Backend, unchanged bool, err error, at time
 	case err != nil:
 		if !failed || at.Sub(a.logged) >= errSilence {
 			a.logged = at
-			s.log.Warn().Err(err).Str("source", a.entry).Msg("source of backends fails: its last answer stands")
+			s.log.Warn().Err(err).Str("source", a.Entry).Msg("source of backends fails: its last answer stands")
 		}
 		return
 	case failed:
-		s.log.Info().Str("source", a.entry).Msg("source of backends answers again")
+		s.log.Info().Str("source", a.Entry).Msg("source of backends answers again")
 	}
 	a.at = at
 	if unchanged {
@@ -174,8 +175,8 @@ func (s *sources) findClashesLocked() {
 				continue // the fleet refuses it with a message
 			}
 			if first, taken := names[name]; taken {
-				if theirs := s.answers[first].list[name]; !theirs.same(&b) {
-					clashes = append(clashes, fmt.Sprintf("%s: %s says otherwise, and comes first", name, s.answers[first].entry))
+				if theirs := s.answers[first].list[name]; !sameBackend(&theirs, &b) {
+					clashes = append(clashes, fmt.Sprintf("%s: %s says otherwise, and comes first", name, s.answers[first].Entry))
 				}
 				continue
 			}
@@ -190,14 +191,14 @@ func (s *sources) findClashesLocked() {
 			clashes = append(clashes[:maxClashes], fmt.Sprintf("%d more", len(clashes)-maxClashes))
 		}
 		if a.clash = strings.Join(clashes, "; "); a.clash != was && a.clash != "" {
-			s.log.Warn().Str("source", a.entry).Str("ignored", a.clash).Msg("sources of backends contradict each other")
+			s.log.Warn().Str("source", a.Entry).Str("ignored", a.clash).Msg("sources of backends contradict each other")
 		}
 	}
 }
 
 const maxClashes = 5
 
-func (b *Backend) same(c *Backend) bool {
+func sameBackend(b, c *Backend) bool {
 	return sameURL(b.URL, c.URL) && b.Weight == c.Weight && b.KVTokens == c.KVTokens && slices.Equal(b.Models, c.Models)
 }
 
@@ -317,7 +318,7 @@ func (s *sources) changes(state *raftstore.State, at time.Time) (commands []raft
 				if url, err := raftstore.NormalURL(b.URL); err == nil && !urls[url] {
 					urls[url] = true
 					add = append(add, raftstore.Backend{
-						Name: name, URL: b.URL, Models: b.Models, Weight: b.Weight, KVTokens: int64(b.KVTokens), Source: a.kind,
+						Name: name, URL: b.URL, Models: b.Models, Weight: b.Weight, KVTokens: int64(b.KVTokens), Source: a.Kind,
 					})
 				}
 			}
@@ -397,7 +398,7 @@ func (s *sources) missing(b *raftstore.Backend) (since time.Time, gone bool) {
 	kinds := 0
 	for i := range s.answers {
 		a := &s.answers[i]
-		if a.kind != b.Source {
+		if a.Kind != b.Source {
 			continue
 		}
 		kinds++
@@ -429,7 +430,7 @@ func (s *sources) status() []SourceStatus {
 	out := make([]SourceStatus, len(s.answers))
 	for i := range s.answers {
 		a := &s.answers[i]
-		out[i] = SourceStatus{Source: a.entry, Backends: len(a.list)}
+		out[i] = SourceStatus{Source: a.Entry, Backends: len(a.list)}
 		if !a.at.IsZero() {
 			out[i].AgeS = tenths(time.Since(a.at))
 		}
@@ -438,4 +439,13 @@ func (s *sources) status() []SourceStatus {
 		}
 	}
 	return out
+}
+
+func (s *sources) collect(m metrics.Scrape) {
+	listed := m.Gauge("source_backends", "Backends in the last answer of a source.", "source")
+	failing := m.Gauge("source_failing", "1 while a source of backends fails or contradicts another; its last answer stays in force.", "source")
+	for _, st := range s.status() {
+		listed(float64(st.Backends), st.Source)
+		failing(metrics.Bool(st.Error != ""), st.Source)
+	}
 }

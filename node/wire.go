@@ -63,11 +63,11 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *Config) (proxy.Config, er
 
 		PassPaths: cfg.PassPaths, AllowEngineControl: cfg.AllowEngineControl, ResponseHeaders: headers, Tenant: tenant,
 
-		MaxBody:       int(n.limits.maxBody),
-		MaxBodyMemory: int(n.limits.bodyMemory),
+		MaxBody:       int(n.limits.MaxBody),
+		MaxBodyMemory: int(n.limits.BodyMemory),
 		MaxHeader:     int(cfg.MaxHeader),
 		MaxAttempts:   cfg.MaxAttempts,
-		MaxConns:      n.limits.connections,
+		MaxConns:      n.limits.Connections,
 		MaxIdle:       cfg.MaxIdle,
 
 		Timeouts: proxy.Timeouts{
@@ -82,7 +82,7 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *Config) (proxy.Config, er
 }
 
 func (n *Node) observe(r *proxy.Record) {
-	n.metrics.observe(r)
+	n.metrics.Observe(r)
 	n.hot.Observe(r)
 }
 

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"grapevine/node/config"
 	"grapevine/node/notify"
 )
 
@@ -223,9 +224,9 @@ func TestReload(t *testing.T) {
 }
 
 func TestDiffering(t *testing.T) {
-	a := Default()
+	a := config.Default()
 	a.Backends = []Backend{{URL: "http://a:1"}}
-	b := Default()
+	b := config.Default()
 	b.Backends = []Backend{{URL: "http://a:1", Name: "a:1", Weight: 1}}
 	for _, c := range []*Config{&a, &b} {
 		if err := c.Validate("", nil); err != nil {

@@ -11,7 +11,7 @@ import (
 
 	"grapevine/chaos/engine"
 	"grapevine/cmd/commandline"
-	"grapevine/node"
+	"grapevine/node/config"
 )
 
 type engineCmd struct {
@@ -36,7 +36,7 @@ func (engineCmd) Help() string {
 }
 
 func (c *engineCmd) Run(s *streams) error {
-	log, err := node.NewLogger(s.err, commandline.IsTerminal(s.err), node.Config{LogLevel: c.LogLevel, LogFormat: "auto"})
+	log, err := config.NewLogger(s.err, commandline.IsTerminal(s.err), config.Config{LogLevel: c.LogLevel, LogFormat: "auto"})
 	if err != nil {
 		return usageError{err}
 	}

@@ -1,4 +1,4 @@
-package node
+package config
 
 import (
 	"fmt"
@@ -15,12 +15,12 @@ type LogLevel struct{ least atomic.Int32 }
 // Sample implements zerolog.Sampler.
 func (l *LogLevel) Sample(of zerolog.Level) bool { return of >= zerolog.Level(l.least.Load()) }
 
-func (l *LogLevel) set(least zerolog.Level) { l.least.Store(int32(least)) }
+func (l *LogLevel) Set(least zerolog.Level) { l.least.Store(int32(least)) }
 
 // NewLogger builds the configured logger. terminal: w is a terminal, where "auto" means text
 // instead of JSON. The logger follows cfg.Level if set.
 func NewLogger(w io.Writer, terminal bool, cfg Config) (zerolog.Logger, error) {
-	level, err := parseLevel(cfg.LogLevel)
+	level, err := ParseLevel(cfg.LogLevel)
 	if err != nil {
 		return zerolog.Nop(), err
 	}
@@ -31,12 +31,12 @@ func NewLogger(w io.Writer, terminal bool, cfg Config) (zerolog.Logger, error) {
 	if cfg.Level == nil {
 		return log.Level(level), nil
 	}
-	cfg.Level.set(level)
+	cfg.Level.Set(level)
 	return log.Sample(cfg.Level), nil
 }
 
-// parseLevel rejects the empty string and numbers, which zerolog would accept.
-func parseLevel(name string) (zerolog.Level, error) {
+// ParseLevel rejects the empty string and numbers, which zerolog would accept.
+func ParseLevel(name string) (zerolog.Level, error) {
 	switch name {
 	case "debug", "info", "warn", "error":
 		return zerolog.ParseLevel(name)

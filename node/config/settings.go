@@ -1,4 +1,4 @@
-package node
+package config
 
 import (
 	"fmt"
@@ -22,6 +22,13 @@ type Setting struct {
 
 	field int // index in Config
 }
+
+// Values of Setting.Reload. Empty: a change waits for the next start.
+const (
+	ReloadValue = "yes"     // the new value is applied
+	ReloadFile  = "file"    // the file is read again; another file name waits
+	ReloadKeys  = "api_key" // of backends: api_key and the content of api_key_file
+)
 
 // Settings lists all settings in the order of the help text.
 func Settings() []Setting {

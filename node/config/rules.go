@@ -1,4 +1,4 @@
-package node
+package config
 
 import (
 	"cmp"
@@ -14,17 +14,17 @@ import (
 	"grapevine/raftstore"
 )
 
-// ParseRules parses a YAML mapping with the key rules. The error joins a *ConfigError for each
+// ParseRules parses a YAML mapping with the key rules. The error joins a *Error for each
 // mistake.
 func ParseRules(text string) ([]Rule, error) {
 	if len(text) > raftstore.MaxRulesBytes {
-		return nil, &ConfigError{Reason: fmt.Sprintf("%d bytes are more than the %d that are possible", len(text), raftstore.MaxRulesBytes), Remedy: "make one of several rules with model: PREFIX*"}
+		return nil, &Error{Reason: fmt.Sprintf("%d bytes are more than the %d that are possible", len(text), raftstore.MaxRulesBytes), Remedy: "make one of several rules with model: PREFIX*"}
 	}
 	var doc, second yaml.Node
 	dec := yaml.NewDecoder(strings.NewReader(text))
 	switch err := dec.Decode(&doc); {
 	case errors.Is(err, io.EOF):
-		return nil, &ConfigError{Reason: "nothing is there", Remedy: "write rules: [] for none"}
+		return nil, &Error{Reason: "nothing is there", Remedy: "write rules: [] for none"}
 	case err != nil:
 		return nil, yamlError(err)
 	}
@@ -33,13 +33,13 @@ func ParseRules(text string) ([]Rule, error) {
 	case err != nil:
 		return nil, yamlError(err)
 	default:
-		return nil, &ConfigError{Line: second.Line, Reason: "more than one YAML document", Remedy: "keep the first and remove the ---"}
+		return nil, &Error{Line: second.Line, Reason: "more than one YAML document", Remedy: "keep the first and remove the ---"}
 	}
 	var rules []Rule
 	lines := make(map[string]int)
 	errs := decodeMapping(doc.Content[0], "", []field{{"rules", "list of rules", &rules}}, lines)
 	if len(errs) == 0 && lines["rules"] == 0 {
-		errs = append(errs, &ConfigError{Line: doc.Content[0].Line, Key: "rules", Reason: "is missing", Remedy: "write rules: [] for none"})
+		errs = append(errs, &Error{Line: doc.Content[0].Line, Key: "rules", Reason: "is missing", Remedy: "write rules: [] for none"})
 	}
 	unread := slices.Clone(errs)
 	for i, at := range ruleLines(doc.Content[0]) {
@@ -49,11 +49,11 @@ func ParseRules(text string) ([]Rule, error) {
 		}
 		r := &rules[i]
 		if !slices.Contains(policy.Strategies(), r.Strategy) {
-			errs = append(errs, &ConfigError{Line: at, Key: key + ".strategy", Reason: fmt.Sprintf("%q is unknown", r.Strategy),
+			errs = append(errs, &Error{Line: at, Key: key + ".strategy", Reason: fmt.Sprintf("%q is unknown", r.Strategy),
 				Remedy: "known are " + strings.Join(policy.Strategies(), ", ")})
 		}
 		if r.HeaderValue != "" && r.Header == "" {
-			errs = append(errs, &ConfigError{Line: at, Key: key + ".value", Reason: "is that of no header", Remedy: "name it with header"})
+			errs = append(errs, &Error{Line: at, Key: key + ".value", Reason: "is that of no header", Remedy: "name it with header"})
 		}
 	}
 	if len(errs) > 0 {
@@ -64,12 +64,12 @@ func ParseRules(text string) ([]Rule, error) {
 }
 
 func concerns(err error, key string) bool {
-	var c *ConfigError
+	var c *Error
 	return errors.As(err, &c) && (c.Key == key || strings.HasPrefix(c.Key, key+"."))
 }
 
 func lineOf(err error) int {
-	var c *ConfigError
+	var c *Error
 	if errors.As(err, &c) {
 		return c.Line
 	}
@@ -97,7 +97,7 @@ func ruleLines(top *yaml.Node) (lines []int) {
 
 func yamlError(err error) error {
 	text := strings.TrimPrefix(err.Error(), "yaml: ")
-	e := &ConfigError{Reason: text, Remedy: "write YAML"}
+	e := &Error{Reason: text, Remedy: "write YAML"}
 	var rest string
 	if n, _ := fmt.Sscanf(text, "line %d:", &e.Line); n == 1 {
 		_, rest, _ = strings.Cut(text, ": ")

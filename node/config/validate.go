@@ -1,4 +1,4 @@
-package node
+package config
 
 import (
 	"errors"
@@ -16,14 +16,18 @@ import (
 // minSecret is 128 bits, if random, which resist a search.
 const minSecret = 16
 
-const maxSecretFile = 4096
+// MaxSecretFile bounds a file that holds one secret, in bytes.
+const MaxSecretFile = 4096
 
-// Validate returns all mistakes as joined *ConfigError, located by file and lines of Load. It fills
+// NoProbes as the probe path turns probes off: only requests judge engines.
+const NoProbes = "-"
+
+// Validate returns all mistakes as joined *Error, located by file and lines of Load. It fills
 // in missing names and weights.
 func (c *Config) Validate(file string, lines map[string]int) error {
 	var errs []error
 	bad := func(key, remedy, format string, args ...any) {
-		e := &ConfigError{Key: key, Reason: fmt.Sprintf(format, args...), Remedy: remedy}
+		e := &Error{Key: key, Reason: fmt.Sprintf(format, args...), Remedy: remedy}
 		if n, ok := lines[key]; ok {
 			e.File, e.Line = file, n
 		}
@@ -35,7 +39,7 @@ func (c *Config) Validate(file string, lines map[string]int) error {
 	c.checkAgreement(bad)
 	c.checkFleet(bad)
 	c.checkAmounts(bad)
-	if _, err := parseLevel(c.LogLevel); err != nil {
+	if _, err := ParseLevel(c.LogLevel); err != nil {
 		bad("log_level", "want debug, info, warn or error", "%q is no level", c.LogLevel)
 	}
 	switch c.LogFormat {
@@ -69,21 +73,21 @@ func (c *Config) checkServing(bad complain) {
 	if _, err := proxy.ParseTenant(c.Tenant); err != nil {
 		bad("tenant", "want none, credential or header:NAME, a header that is passed on to engines", "%q cannot be used", c.Tenant)
 	}
-	if !headerWord(c.NodeName) {
+	if !HeaderWord(c.NodeName) {
 		bad("node_name", "write one word of visible ASCII: it goes into a response header", "%q cannot be used", c.NodeName)
 	}
 }
 
 func (c *Config) checkBackends(bad complain) {
 	for i, entry := range c.BackendsFrom {
-		if _, err := parseSource(entry); err != nil {
+		if _, err := ParseSource(entry); err != nil {
 			bad("backends_from", "write file:PATH, dns:NAME:PORT or srv:_SERVICE._tcp.NAME", "entry %d, %q: %v", i+1, entry, err)
 		}
 	}
 	names, urls := make(map[string]string, len(c.Backends)), make(map[string]string, len(c.Backends))
 	for i := range c.Backends {
 		b := &c.Backends[i]
-		if err := b.check(); err != nil {
+		if err := b.Check(); err != nil {
 			bad("backends", "", "%v", err)
 			continue
 		}
@@ -98,7 +102,7 @@ func (c *Config) checkBackends(bad complain) {
 		case ok:
 			bad("backends", "list every engine once", "%s and %s are one engine, %s", other, b.Name, b.URL)
 		default:
-			if err := b.spec().Check(); err != nil {
+			if err := b.Spec().Check(); err != nil {
 				bad("backends", "shorten it, or leave it out: of models the engine is asked then", "%v", err)
 			}
 		}
@@ -118,10 +122,10 @@ func (c *Config) checkRouting(bad complain) {
 			bad("rules", "known are "+strings.Join(policy.Strategies(), ", "), "rule %d: strategy %q is unknown", i, r.Strategy)
 		}
 	}
-	if !finite(c.WorkWeight) || c.WorkWeight <= 0 {
+	if !Finite(c.WorkWeight) || c.WorkWeight <= 0 {
 		bad("work_weight", "100 is the default", "%v is not a number above 0", c.WorkWeight)
 	}
-	if !finite(c.Epsilon) || c.Epsilon < 0 {
+	if !Finite(c.Epsilon) || c.Epsilon < 0 {
 		bad("epsilon", "0.25 is the default", "%v is not a number from 0 up", c.Epsilon)
 	}
 	if c.HashBlocks <= 0 {
@@ -137,7 +141,7 @@ func (c *Config) checkRouting(bad complain) {
 		bad("secret", "generate one with: openssl rand -hex 32", "is shorter than %d bytes", minSecret)
 	}
 	for name, w := range c.Weights {
-		if !finite(w) || w < 0 {
+		if !Finite(w) || w < 0 {
 			bad("weights", "write {prefix: 2, load: 1}", "%s: %v is not a number from 0 up", name, w)
 		}
 	}
@@ -173,7 +177,7 @@ func (c *Config) checkAmounts(bad complain) {
 			bad(n.key, "write 1 or more", "%d is not positive", n.value)
 		}
 	}
-	if c.ProbePath != noProbes && (!strings.HasPrefix(c.ProbePath, "/") || strings.ContainsAny(c.ProbePath, " #")) {
+	if c.ProbePath != NoProbes && (!strings.HasPrefix(c.ProbePath, "/") || strings.ContainsAny(c.ProbePath, " #")) {
 		bad("probe_path", "write /health, or - for no probes", "%q is no path", c.ProbePath)
 	}
 	if c.MaxHeader > 0 && c.MaxHeader < proxy.DefaultMaxHeader {
@@ -193,17 +197,17 @@ const minProbeInterval = 10 * time.Millisecond
 // maxBodyLimit protects the machine's memory.
 const maxBodyLimit = 1 << 30
 
-func (c *Config) secret() ([]byte, error) {
+func (c *Config) HashSecret() ([]byte, error) {
 	if c.SecretFile == "" {
 		return []byte(c.Secret), nil
 	}
-	text, err := member.ReadSecret(c.SecretFile, maxSecretFile)
+	text, err := member.ReadSecret(c.SecretFile, MaxSecretFile)
 	if err != nil {
 		return nil, fmt.Errorf("secret_file: %w", err)
 	}
 	key := strings.TrimSpace(string(text))
 	if len(key) < minSecret {
-		return nil, fmt.Errorf("secret_file %s: want %d to %d bytes, got %d", c.SecretFile, minSecret, maxSecretFile, len(key))
+		return nil, fmt.Errorf("secret_file %s: want %d to %d bytes, got %d", c.SecretFile, minSecret, MaxSecretFile, len(key))
 	}
 	return []byte(key), nil
 }

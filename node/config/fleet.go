@@ -1,14 +1,16 @@
-package node
+package config
 
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"slices"
 	"strconv"
 	"strings"
 
 	"grapevine/prefixtree"
+	"grapevine/raftstore"
 )
 
 const gossipPort = "7946"
@@ -22,21 +24,32 @@ const (
 // minGossipBudget is the least that gossip works with, in bytes/s.
 const minGossipBudget = 16 << 10
 
-// inFleet says whether the node joins a fleet; otherwise no part of gossip is built.
-func (c *Config) inFleet() bool { return len(c.Join) > 0 || len(c.Founders) > 0 || c.Gossip != "" }
+// InFleet says whether the node joins a fleet; otherwise no part of gossip is built.
+func (c *Config) InFleet() bool { return len(c.Join) > 0 || len(c.Founders) > 0 || c.Gossip != "" }
 
-// seeds are the addresses at which this node looks for others.
-func (c *Config) seeds() []string { return slices.Concat(c.Join, c.Founders) }
+// Seeds are the addresses at which this node looks for others.
+func (c *Config) Seeds() []string { return slices.Concat(c.Join, c.Founders) }
 
-func (c *Config) gossipAddr() string {
+func (c *Config) GossipAddr() string {
 	if c.Gossip == "" {
 		return ":" + gossipPort
 	}
 	return c.Gossip
 }
 
+// MayVote is false for fleet members without data_dir, which would forget their votes.
+func (c *Config) MayVote() bool { return !c.InFleet() || c.DataDir != "" }
+
+// Joins reports whether this node must never found a fleet alone.
+func (c *Config) Joins() bool { return c.InFleet() && (len(c.Join) > 0 || c.DataDir == "") }
+
+// MaxNumbers leaves as much room for unlisted engines as for listed ones.
+func (c *Config) MaxNumbers() int {
+	return min(raftstore.MaxBackends+max(raftstore.MaxBackends, len(c.Backends)), math.MaxUint16)
+}
+
 func (c *Config) checkFleet(bad complain) {
-	if !c.inFleet() {
+	if !c.InFleet() {
 		for _, s := range []struct {
 			key   string
 			given bool
@@ -55,7 +68,7 @@ func (c *Config) checkFleet(bad complain) {
 			bad("join", "write HOST[:PORT], dns:NAME[:PORT], srv:_SERVICE._tcp.NAME or file:PATH", "entry %d, %q: %v", i+1, seed, err)
 		}
 	}
-	if _, err := splitAddress(c.gossipAddr(), true); err != nil {
+	if _, err := splitAddress(c.GossipAddr(), true); err != nil {
 		bad("gossip", "write :"+gossipPort+" or HOST:PORT", "%q: %v", c.Gossip, err)
 	}
 	if c.GossipAdvertise != "" {
@@ -84,15 +97,44 @@ func (c *Config) checkFleet(bad complain) {
 	c.checkRaft(bad)
 }
 
+func (c *Config) checkAgreement(bad complain) {
+	if !c.InFleet() && c.DataDir != "" && c.Secret == "" && c.SecretFile == "" {
+		bad("secret_file", "make one with openssl rand -hex 32 and give it as --secret-file",
+			"is missing: what data_dir keeps belongs to one secret, and a random one would not be there after a restart")
+	}
+	if c.Voters != 3 && c.Voters != 5 {
+		bad("voters", "3 is the default", "%d is not 3 or 5", c.Voters)
+	}
+}
+
+func (c *Config) checkRaft(bad complain) {
+	switch n := len(c.Founders); {
+	case n == 0:
+		return
+	case n != 1 && n != 3 && n != 5:
+		bad("founders", "list 1, 3 or 5 nodes, the same on each of them", "%d nodes cannot found a fleet", n)
+	case c.DataDir == "":
+		bad("data_dir", "name a directory that survives a restart", "is missing: a founder votes, and must not forget its votes")
+	}
+	for i, addr := range c.Founders {
+		if _, err := splitAddress(addr, false); err != nil {
+			bad("founders", "write HOST:PORT as the other nodes reach it", "%q: %v", addr, err)
+		}
+		if slices.Contains(c.Founders[:i], addr) {
+			bad("founders", "list every node once", "%s is listed twice", addr)
+		}
+	}
+}
+
 // checkFleetKeys rejects a gossip port that anyone could join through.
 func (c *Config) checkFleetKeys(bad complain) {
-	host, _ := splitAddress(c.gossipAddr(), true)
+	host, _ := splitAddress(c.GossipAddr(), true)
 	switch {
 	case c.GossipKeyFile != "" && c.GossipInsecure:
 		bad("gossip_insecure", "keep one", "gossip_key_file and gossip_insecure are both given")
 	case c.GossipKeyFile == "" && !c.GossipInsecure && !loopback(host):
 		bad("gossip_key_file", "make one with grapevine keys generate --out FILE and copy it to every node (or gossip_insecure, where everybody on the network may be a node)",
-			"is missing, and %s is open to others: whoever reaches it could join", c.gossipAddr())
+			"is missing, and %s is open to others: whoever reaches it could join", c.GossipAddr())
 	}
 	given := 0
 	for _, file := range []string{c.GossipCert, c.GossipCertKey, c.GossipCA} {

@@ -1,4 +1,4 @@
-package node
+package config
 
 import (
 	"errors"
@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"grapevine/raftstore"
 )
 
 // Backend is one engine of the static list: in YAML a mapping or bare URL, else the text that
@@ -57,8 +59,8 @@ func decodeBackend(n *yaml.Node, key string) (b Backend, errs []error) {
 		errs = decodeMapping(n, key, b.fields(), nil)
 	}
 	if len(errs) == 0 {
-		if err := b.check(); err != nil {
-			errs = append(errs, &ConfigError{Line: n.Line, Key: key, Reason: err.Error()})
+		if err := b.Check(); err != nil {
+			errs = append(errs, &Error{Line: n.Line, Key: key, Reason: err.Error()})
 		}
 	}
 	return b, errs
@@ -67,7 +69,7 @@ func decodeBackend(n *yaml.Node, key string) (b Backend, errs []error) {
 func decodeRule(n *yaml.Node, key string) (r Rule, errs []error) {
 	errs = decodeMapping(n, key, r.fields(), nil)
 	if len(errs) == 0 && r.Strategy == "" {
-		errs = append(errs, &ConfigError{Line: n.Line, Key: key, Reason: "names no strategy", Remedy: "add strategy: NAME"})
+		errs = append(errs, &Error{Line: n.Line, Key: key, Reason: "names no strategy", Remedy: "add strategy: NAME"})
 	}
 	return r, errs
 }
@@ -102,7 +104,7 @@ func (b *Backend) UnmarshalText(text []byte) error {
 			return fmt.Errorf("backend %s: %s %q is not a number", b.URL, k, v)
 		}
 	}
-	return b.check()
+	return b.Check()
 }
 
 // UnmarshalText reads key=value[,key=value...], as in --rule.
@@ -129,8 +131,8 @@ func (r *Rule) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// check normalises b, or returns the first mistake.
-func (b *Backend) check() error {
+// Check normalises b, or returns the first mistake.
+func (b *Backend) Check() error {
 	u, err := url.Parse(b.URL)
 	switch {
 	case err != nil:
@@ -139,7 +141,7 @@ func (b *Backend) check() error {
 		return fmt.Errorf("url %q is not one of an engine: write http://host:port", b.URL)
 	case u.User != nil, u.RawQuery != "", u.Fragment != "":
 		return errors.New("url must not hold a user, a query or a fragment: use api_key for a credential")
-	case !finite(b.Weight) || b.Weight < 0:
+	case !Finite(b.Weight) || b.Weight < 0:
 		return fmt.Errorf("weight %v is not a number from 0 up", b.Weight)
 	case b.KVTokens < 0:
 		return fmt.Errorf("kv_tokens %d is negative", b.KVTokens)
@@ -156,7 +158,7 @@ func (b *Backend) check() error {
 	if slices.Contains(b.Models, "") {
 		return errors.New("models holds an empty name: remove it; without models the engine is asked")
 	}
-	if !headerWord(b.APIKey) {
+	if !HeaderWord(b.APIKey) {
 		return errors.New("api_key holds a character that no header may hold")
 	}
 	u.Path = strings.TrimSuffix(u.Path, "/")
@@ -166,7 +168,7 @@ func (b *Backend) check() error {
 	if b.Name == "" {
 		b.Name = u.Host + u.Path
 	}
-	if !headerWord(b.Name) || strings.Contains(b.Name, ",") {
+	if !HeaderWord(b.Name) || strings.Contains(b.Name, ",") {
 		return fmt.Errorf("name %q holds something else than visible ASCII, or a comma: it goes into a response header", b.Name)
 	}
 	if b.Weight == 0 {
@@ -175,18 +177,19 @@ func (b *Backend) check() error {
 	return nil
 }
 
-func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
+// Finite reports that x is neither infinite nor NaN.
+func Finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 
-// headerWord reports whether s is visible ASCII without spaces.
-func headerWord(s string) bool {
+// HeaderWord reports whether s is visible ASCII without spaces.
+func HeaderWord(s string) bool {
 	return !strings.ContainsFunc(s, func(r rune) bool { return r < '!' || r > '~' })
 }
 
-// address splits the URL for dialers and Host headers.
-func (b *Backend) address() (addr, host, base string, tls bool) {
+// Address splits the URL for dialers and Host headers.
+func (b *Backend) Address() (addr, host, base string, tls bool) {
 	u, err := url.Parse(b.URL)
 	if err != nil {
-		panic("node: address of an unchecked backend: " + err.Error())
+		panic("config: address of an unchecked backend: " + err.Error())
 	}
 	port, tls := u.Port(), u.Scheme == "https"
 	if port == "" {
@@ -202,7 +205,9 @@ func (b *Backend) address() (addr, host, base string, tls bool) {
 	return h + ":" + port, u.Host, u.Path, tls
 }
 
-func hostname(host string) string {
-	u := url.URL{Host: host}
-	return u.Hostname()
+// Spec is the part of b that the fleet agrees on.
+func (b *Backend) Spec() raftstore.Backend {
+	return raftstore.Backend{
+		Name: b.Name, URL: b.URL, Models: b.Models, Weight: b.Weight, KVTokens: int64(b.KVTokens), Source: raftstore.Static,
+	}
 }

@@ -1,4 +1,4 @@
-package node
+package config
 
 import (
 	"bytes"
@@ -19,8 +19,8 @@ import (
 // maxConfigFile holds thousands of backends, but stops a mistaken model file or device.
 const maxConfigFile = 4 << 20
 
-// ConfigError is one mistake and its remedy.
-type ConfigError struct {
+// Error is one mistake and its remedy.
+type Error struct {
 	File   string // "" if none
 	Line   int    // 1-based; 0 unknown
 	Key    string // the setting; "" for the whole file
@@ -29,7 +29,7 @@ type ConfigError struct {
 }
 
 // Error prints FILE:LINE: KEY: REASON: REMEDY without unknown parts.
-func (e *ConfigError) Error() string {
+func (e *Error) Error() string {
 	var b strings.Builder
 	if e.File != "" {
 		b.WriteString(e.File)
@@ -48,7 +48,22 @@ func (e *ConfigError) Error() string {
 	return b.String()
 }
 
-// Load reads a YAML file over the defaults and reports all mistakes, each a *ConfigError, unknown
+// Mistakes lists the mistakes that err joins; one that is no *Error has a Reason only.
+func Mistakes(err error) (all []Error) {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, e := range joined.Unwrap() {
+			all = append(all, Mistakes(e)...)
+		}
+		return all
+	}
+	var c *Error
+	if errors.As(err, &c) {
+		return []Error{*c}
+	}
+	return []Error{{Reason: err.Error()}}
+}
+
+// Load reads a YAML file over the defaults and reports all mistakes, each a *Error, unknown
 // and repeated keys included. Flags may then override cfg before Validate, which takes the line of
 // each key from lines.
 func Load(path string) (cfg Config, lines map[string]int, err error) {
@@ -62,14 +77,14 @@ func Load(path string) (cfg Config, lines map[string]int, err error) {
 		return Config{}, nil, fmt.Errorf("config: %w", err)
 	}
 	if len(text) > maxConfigFile {
-		return Config{}, nil, &ConfigError{File: path, Reason: fmt.Sprintf("larger than %s", Bytes(maxConfigFile)), Remedy: "is this a configuration file?"}
+		return Config{}, nil, &Error{File: path, Reason: fmt.Sprintf("larger than %s", Bytes(maxConfigFile)), Remedy: "is this a configuration file?"}
 	}
 	if cfg, lines, err = Parse(path, text); err != nil {
 		return cfg, lines, err
 	}
 	if key := cfg.inlineSecret(); key != "" {
 		if err := member.CheckSecret(f); err != nil {
-			return Config{}, nil, &ConfigError{File: path, Line: lines[key], Key: key, Reason: "holds a secret, and " + err.Error(), Remedy: "or move the secret to " + secretFiles[key]}
+			return Config{}, nil, &Error{File: path, Line: lines[key], Key: key, Reason: "holds a secret, and " + err.Error(), Remedy: "or move the secret to " + secretFiles[key]}
 		}
 	}
 	return cfg, lines, nil
@@ -98,10 +113,10 @@ func Parse(name string, text []byte) (cfg Config, lines map[string]int, err erro
 	case errors.Is(err, io.EOF):
 		return cfg, lines, nil // allowed
 	case err != nil:
-		return Config{}, nil, &ConfigError{File: name, Reason: err.Error()}
+		return Config{}, nil, &Error{File: name, Reason: err.Error()}
 	}
 	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		return Config{}, nil, &ConfigError{File: name, Reason: "more than one YAML document", Remedy: "keep the first and remove the ---"}
+		return Config{}, nil, &Error{File: name, Reason: "more than one YAML document", Remedy: "keep the first and remove the ---"}
 	}
 	fields := make([]field, 0, 48)
 	v := reflect.ValueOf(&cfg).Elem()
@@ -110,7 +125,7 @@ func Parse(name string, text []byte) (cfg Config, lines map[string]int, err erro
 	}
 	errs := decodeMapping(doc.Content[0], "", fields, lines)
 	for _, e := range errs {
-		var c *ConfigError
+		var c *Error
 		if errors.As(e, &c) {
 			c.File = name
 		}
@@ -134,7 +149,7 @@ func decodeMapping(n *yaml.Node, path string, fields []field, lines map[string]i
 		return nil // only comments
 	}
 	if n.Kind != yaml.MappingNode {
-		return []error{&ConfigError{Line: n.Line, Key: path, Reason: "not a mapping", Remedy: "write KEY: VALUE lines"}}
+		return []error{&Error{Line: n.Line, Key: path, Reason: "not a mapping", Remedy: "write KEY: VALUE lines"}}
 	}
 	var errs []error
 	seen := make(map[string]int, len(n.Content)/2)
@@ -142,13 +157,13 @@ func decodeMapping(n *yaml.Node, path string, fields []field, lines map[string]i
 		k, v := n.Content[i], n.Content[i+1]
 		key := join(path, k.Value)
 		if first, ok := seen[k.Value]; ok {
-			errs = append(errs, &ConfigError{Line: k.Line, Key: key, Reason: fmt.Sprintf("given twice, first in line %d", first), Remedy: "keep one"})
+			errs = append(errs, &Error{Line: k.Line, Key: key, Reason: fmt.Sprintf("given twice, first in line %d", first), Remedy: "keep one"})
 			continue
 		}
 		seen[k.Value] = k.Line
 		f, ok := findField(fields, k.Value)
 		if !ok {
-			errs = append(errs, &ConfigError{Line: k.Line, Key: key, Reason: "unknown key", Remedy: remedyUnknown(k.Value, fields)})
+			errs = append(errs, &Error{Line: k.Line, Key: key, Reason: "unknown key", Remedy: remedyUnknown(k.Value, fields)})
 			continue
 		}
 		if lines != nil {
@@ -182,21 +197,21 @@ func decodeValue(v *yaml.Node, key string, f field) []error {
 		return nil
 	}
 	if v.Kind == yaml.ScalarNode && v.Tag == "!!null" {
-		return []error{&ConfigError{Line: v.Line, Key: key, Reason: "has no value", Remedy: "write " + example(f.kind) + ", or remove the key"}}
+		return []error{&Error{Line: v.Line, Key: key, Reason: "has no value", Remedy: "write " + example(f.kind) + ", or remove the key"}}
 	}
 	if err := v.Decode(f.dst); err != nil {
 		reason := "not a " + f.kind
 		if v.Kind == yaml.ScalarNode {
 			reason = fmt.Sprintf("%q is not a %s", v.Value, f.kind)
 		}
-		return []error{&ConfigError{Line: v.Line, Key: key, Reason: reason, Remedy: "write " + example(f.kind)}}
+		return []error{&Error{Line: v.Line, Key: key, Reason: reason, Remedy: "write " + example(f.kind)}}
 	}
 	return nil
 }
 
 func decodeList(v *yaml.Node, key string, f field, each func(*yaml.Node, string) []error) []error {
 	if v.Kind != yaml.SequenceNode {
-		return []error{&ConfigError{Line: v.Line, Key: key, Reason: "not a list", Remedy: "write " + example(f.kind)}}
+		return []error{&Error{Line: v.Line, Key: key, Reason: "not a list", Remedy: "write " + example(f.kind)}}
 	}
 	var errs []error
 	for i, n := range v.Content {

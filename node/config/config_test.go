@@ -1,4 +1,4 @@
-package node
+package config
 
 import (
 	"errors"
@@ -24,7 +24,7 @@ func TestDefaultIsValid(t *testing.T) {
 
 // TestSettingsAgree: key, flag and variable of a setting follow one rule.
 func TestSettingsAgree(t *testing.T) {
-	singular := map[string]string{"backends": "backend", "rules": "rule", "weights": "weight"}
+	singular := map[string]string{"backends": "backend", "founders": "founder", "rules": "rule", "weights": "weight"}
 	for _, s := range Settings() {
 		flag := strings.ReplaceAll(s.Key, "_", "-")
 		if one, ok := singular[s.Key]; ok {
@@ -124,9 +124,9 @@ func TestParseErrors(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Fatalf("got  %v\nwant %s", err, tc.want)
 			}
-			var ce *ConfigError
+			var ce *Error
 			if !errors.As(err, &ce) {
-				t.Fatalf("%T is no ConfigError", err)
+				t.Fatalf("%T is no Error", err)
 			}
 		})
 	}
@@ -180,7 +180,7 @@ func TestTextFormsEqualYAML(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(b, c.Backends[0]) {
 		t.Fatalf("%+v != %+v (%v)", b, c.Backends, err)
 	}
-	if addr, host, base, tls := b.address(); addr != "h:8000" || host != "h:8000" || base != "/base" || tls {
+	if addr, host, base, tls := b.Address(); addr != "h:8000" || host != "h:8000" || base != "/base" || tls {
 		t.Fatal(addr, host, base, tls)
 	}
 	var r Rule
@@ -223,10 +223,10 @@ func TestBackendAddress(t *testing.T) {
 		"http://h": "h:80", "https://h": "h:443", "http://[::1]:8000": "[::1]:8000", "https://[fe80::1]": "[fe80::1]:443",
 	} {
 		b := Backend{URL: url}
-		if err := b.check(); err != nil {
+		if err := b.Check(); err != nil {
 			t.Fatal(err)
 		}
-		if addr, _, _, tls := b.address(); addr != want || tls != strings.HasPrefix(url, "https") {
+		if addr, _, _, tls := b.Address(); addr != want || tls != strings.HasPrefix(url, "https") {
 			t.Errorf("%s: %s %v", url, addr, tls)
 		}
 	}
@@ -257,19 +257,19 @@ func TestBytes(t *testing.T) {
 func TestSecretFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "secret")
 	c := Config{SecretFile: path}
-	if _, err := c.secret(); !errors.Is(err, os.ErrNotExist) {
+	if _, err := c.HashSecret(); !errors.Is(err, os.ErrNotExist) {
 		t.Fatalf("missing file: %v", err)
 	}
 	if err := os.WriteFile(path, []byte("short\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.secret(); err == nil || !strings.Contains(err.Error(), "want 16 to 4096 bytes, got 5") {
+	if _, err := c.HashSecret(); err == nil || !strings.Contains(err.Error(), "want 16 to 4096 bytes, got 5") {
 		t.Fatalf("short: %v", err)
 	}
 	if err := os.WriteFile(path, []byte("0123456789abcdef\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if key, err := c.secret(); err != nil || string(key) != "0123456789abcdef" {
+	if key, err := c.HashSecret(); err != nil || string(key) != "0123456789abcdef" {
 		t.Fatalf("%q %v", key, err)
 	}
 }

@@ -1,4 +1,5 @@
-package node
+// Package config holds the settings of a node: their table, the YAML file, defaults and checks.
+package config
 
 import (
 	"net"
