@@ -35,7 +35,7 @@ func (r *Router) SetFleet(nodes int, staleness time.Duration) {
 
 // outsight estimates the unseen work of other nodes.
 type outsight struct {
-	unseen float64 // expected peer placements since the reports
+	unseen float64 // expected placements of other nodes since their reports
 	sure   float64 // probability of none
 	flood  float64 // expected prefill tokens of the unseen placements
 	crowd  float64
@@ -54,23 +54,9 @@ func (s *Scene) look(o *outlook) outsight {
 	}
 	m := o.others * float64(s.Staleness) / 1000
 	out := outsight{unseen: m, sure: math.Exp(-m), flood: m * o.mean * s.FleetRate}
-	return out.among(max(b/(1+m), fewChoices), s.size())
-}
-
-func (o outsight) among(k float64, candidates int) outsight {
-	o.k = int(min(k+0.5, maxChoices))
-	o.all = k+0.5 >= float64(candidates)
-	return o
-}
-
-// narrow adapts the candidates to a part of the pool; unseen work is spread over the whole.
-func (o *outsight) narrow(within, all int) {
-	part := float64(within)
-	k := max(part/(1+o.unseen*part/float64(all)), fewChoices)
-	if !o.all {
-		k = min(k, float64(o.k))
-	}
-	*o = o.among(k, within)
+	k := max(b/(1+m), fewChoices)
+	out.k, out.all = int(min(k+0.5, maxChoices)), k+0.5 >= b
+	return out
 }
 
 // weigh sets every candidate's expected queue and crowd. Unseen work fills the backends like water

@@ -45,7 +45,7 @@ func (p *prefix) Choose(s *Scene) (int, Rung) {
 	// All backends hold common prefixes soon, so only what exceeds them is worth a detour.
 	follow := deepest-s.CommonTokens >= worthwhile*n
 	key, leads := s.orderKey()
-	gathered := s.Replicas > 0 && p.gather(s, out, deepest)
+	gathered := s.Replicas > 0 && p.gather(s, deepest)
 	if !out.all {
 		if key == 0 {
 			key = s.Rand()
@@ -71,7 +71,7 @@ func (s *Scene) foresee() {
 
 // gather rules out candidates outside the hot prefix's set, except the deepest holders of an
 // uncommon prefix, and reports whether there were any.
-func (p *prefix) gather(s *Scene, out *outsight, deepest float64) bool {
+func (p *prefix) gather(s *Scene, deepest float64) bool {
 	sum, all := s.queues()
 	within := s.gather((1+p.epsilon)*sum/float64(all) + float64(s.PromptTokens))
 	if within == all {
@@ -82,7 +82,6 @@ func (p *prefix) gather(s *Scene, out *outsight, deepest float64) bool {
 			c.Cost = math.Inf(1)
 		}
 	}
-	out.narrow(within, all)
 	return true
 }
 
