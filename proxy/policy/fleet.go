@@ -74,30 +74,26 @@ func (o *outsight) weigh(s *Scene) {
 		c := &s.Candidates[i]
 		c.queue = float64(c.Active - c.OwnActive)
 	}
-	o.crowd = s.level(s.overview.crowd, o.unseen)
+	o.crowd = s.level(o.unseen, func(st *poolStats) float64 { return st.crowd })
 	late := float64(s.Staleness) / 1000
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
 		c.crowd = max(c.queue, o.crowd) + float64(c.OwnActive)
 		c.queue = max(c.Queued-c.OwnQueued-c.Rate*late, 0)
 	}
-	o.queue = s.level(s.overview.queue, o.flood)
+	o.queue = s.level(o.flood, func(st *poolStats) float64 { return st.queue })
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
 		c.queue = max(c.queue, o.queue) + c.OwnQueued
 	}
 }
 
-func (s *Scene) level(surveyed, flood float64) float64 {
+// level returns the level to which flood fills the queues from the lowest up, or the one of the pool
+// if the candidates are a selection. Each pass drops the queues above it.
+func (s *Scene) level(flood float64, ofPool func(*poolStats) float64) float64 {
 	if s.sampled {
-		return surveyed
+		return ofPool(s.stats)
 	}
-	return s.waterLevel(flood)
-}
-
-// waterLevel returns the level to which flood fills the queues from the lowest up. Each pass drops
-// the queues above it.
-func (s *Scene) waterLevel(flood float64) float64 {
 	level := math.Inf(1)
 	for {
 		sum, n := flood, 0.0

@@ -88,7 +88,7 @@ func (p *prefix) gather(s *Scene, deepest float64) bool {
 // queues returns the sum and number of all eligible queues.
 func (s *Scene) queues() (sum float64, n int) {
 	if s.sampled {
-		return s.overview.mean * float64(s.overview.eligible), s.overview.eligible
+		return s.stats.mean * float64(s.stats.eligible), s.stats.eligible
 	}
 	for i := range s.Candidates {
 		sum += s.Candidates[i].queue

@@ -286,24 +286,11 @@ func (r *Router) decide(s *Scene, q *Request, now prefixtree.Time, d *Decision) 
 // populate adds candidates, or a selection in a large pool, and reports whether all are being
 // avoided.
 func (r *Router) populate(s *Scene, strategy *named) (lastResort bool) {
-	matched := false
-	if _, ok := strategy.Strategy.(*prefix); ok && s.pool.order != nil && s.pool.survey.look(r, s) {
-		s.sampled, matched = true, true
-		r.match(s)
-		r.shortlist(s)
-		if len(s.Candidates) > 0 {
-			r.assign(s)
-			return false
-		}
-		s.sampled = false
+	r.match(s)
+	if _, ok := strategy.Strategy.(*prefix); !ok || s.pool.order == nil || !r.shortlist(s) {
+		lastResort = s.stage()
 	}
-	lastResort = s.stage()
-	if len(s.Candidates) > 0 {
-		if !matched {
-			r.match(s)
-		}
-		r.assign(s)
-	}
+	r.assign(s)
 	return lastResort
 }
 
@@ -347,9 +334,6 @@ func (r *Router) Rate(b prefixtree.Backend) float64 {
 	}
 	return r.rate.load()
 }
-
-// BytesPerToken returns the learned prompt bytes per token of a model.
-func (r *Router) BytesPerToken(model []byte) float64 { return r.models.of(model).bytesPerToken() }
 
 // SetTelemetry replaces what the engine last reported.
 func (r *Router) SetTelemetry(b prefixtree.Backend, t Telemetry) {
