@@ -2,7 +2,6 @@ package node
 
 import (
 	"errors"
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -147,43 +146,8 @@ func TestHeatIsSmall(t *testing.T) {
 		k.serve(t, &a, chain(i, 20), 0)
 	}
 	got, err := parseHeat(k.State(nil))
-	if err != nil || len(got.Anchors) == 0 || len(got.Anchors) > heatAnchors || len(got.Paces) != 1 {
-		t.Errorf("%d anchors and %d paces told: %v", len(got.Anchors), len(got.Paces), err)
-	}
-}
-
-// TestHeatIsSharedAndExpires: prefixes that peers report count as common while the peers live.
-func TestHeatIsSharedAndExpires(t *testing.T) {
-	prompts := chain(1, 6)
-	mine := newKnower(t, "a", "b", "c", "d")
-	branch := func() prefixtree.Hash {
-		mine.State(nil) // applies received heat
-		var d policy.Decision
-		q := policy.Request{Hashes: append(prompts[:6:6], chain(99, 4)...), PromptBytes: 10 * 512}
-		if err := mine.router.Explain(&q, mine.at, &d); err != nil {
-			t.Fatal(err)
-		}
-		return d.Branch
-	}
-	if branch() != prompts[0] {
-		t.Fatal("a node that has seen nothing knows what is common")
-	}
-	for i := range 20 {
-		other := newKnower(t, "d", "c", "b", "a")
-		var a policy.Attempt
-		for j := range 2 {
-			other.serve(t, &a, append(prompts[:6:6], chain(100+2*i+j, 4)...), 0)
-		}
-		mine.PeerState(fmt.Sprint("node-", i), other.State(nil))
-	}
-	if branch() == prompts[0] {
-		t.Error("40 of 40 requests begin alike, and the node does not know it")
-	}
-	for i := range 20 {
-		mine.DropPeer(fmt.Sprint("node-", i))
-	}
-	if branch() != prompts[0] {
-		t.Error("what the dead have told is still in force")
+	if err != nil || len(got.Anchors) != 0 || len(got.Paces) != 1 {
+		t.Errorf("%d anchors and %d paces: %v", len(got.Anchors), len(got.Paces), err)
 	}
 }
 
