@@ -84,7 +84,7 @@ func (s *subscription) lagged(said, now time.Time) {
 	if !ok {
 		return
 	}
-	age := s.f.wall(now).Sub(said.Add(best.offset)) // Sub saturates for absurd clocks
+	age := s.x.wall(now).Sub(said.Add(best.offset)) // Sub saturates for absurd clocks
 	if age > now.Sub(s.began) {
 		return
 	}

@@ -60,7 +60,7 @@ type Knowledge interface {
 	Fleet(nodes int, staleness time.Duration)
 }
 
-// Config configures a Fleet. New copies it.
+// Config configures an Exchange. New copies it.
 type Config struct {
 	// Member configures the membership. New sets OnEvent and Serve, and the protocol range if zero.
 	Member member.Config

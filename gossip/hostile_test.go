@@ -261,7 +261,7 @@ func TestEndlessSnapshotIsCut(t *testing.T) {
 		})
 		// A name in whose order evil comes first.
 		name := "joiner"
-		for (&Fleet{self: processID{name, 1}}).attraction("evil") > (&Fleet{self: processID{name, 1}}).attraction("good") {
+		for (&Exchange{self: processID{name, 1}}).attraction("evil") > (&Exchange{self: processID{name, 1}}).attraction("good") {
 			name += "x"
 		}
 		joiner := net.start(name, nil)

@@ -57,7 +57,7 @@ func loopback(t testing.TB, name string, join ...string) *testNode {
 	if err := f.Start(ctx); err != nil {
 		t.Fatal(err)
 	}
-	n := &testNode{Fleet: f, name: name, know: know}
+	n := &testNode{Exchange: f, name: name, know: know}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()

@@ -477,7 +477,7 @@ func (c *memconn) LocalAddr() net.Addr  { return &net.TCPAddr{} }
 func (c *memconn) RemoteAddr() net.Addr { return &net.TCPAddr{} }
 
 type testNode struct {
-	*Fleet
+	*Exchange
 	name  string
 	know  *model
 	inner *memnode
@@ -500,7 +500,7 @@ func (n *memnet) start(name string, adjust func(*Config)) *testNode {
 	if err := f.Start(context.Background()); err != nil {
 		n.t.Fatal(err)
 	}
-	return &testNode{Fleet: f, name: name, know: know, inner: m}
+	return &testNode{Exchange: f, name: name, know: know, inner: m}
 }
 
 func (n *testNode) stop(t *testing.T) {

@@ -60,35 +60,35 @@ type cursor struct {
 	next, missing uint64 // next is 0 before the first stream has started
 }
 
-func (f *Fleet) onEvent(e member.Event) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.phase != running || e.Member.Name == f.self.name {
+func (x *Exchange) onEvent(e member.Event) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.phase != running || e.Member.Name == x.self.name {
 		return
 	}
-	p := f.peers[e.Member.Name]
+	p := x.peers[e.Member.Name]
 	if p == nil {
-		if len(f.peers) >= maxPeers {
-			f.counts.refused.Add(1)
-			f.log.Error().Str("peer", e.Member.Name).Int("peers", maxPeers).Msg("too many members: no stream to this one")
+		if len(x.peers) >= maxPeers {
+			x.counts.refused.Add(1)
+			x.log.Error().Str("peer", e.Member.Name).Int("peers", maxPeers).Msg("too many members: no stream to this one")
 			return
 		}
 		p = &peer{name: e.Member.Name}
-		f.peers[p.name] = p
+		x.peers[p.name] = p
 	}
 	switch e.Kind {
 	case member.Joined, member.Updated:
-		f.followLocked(p, e.Member)
+		x.followLocked(p, e.Member)
 	case member.Left, member.Failed:
 		state := member.StateFailed
 		if e.Kind == member.Left {
 			state = member.StateLeft
 		}
-		f.loseLocked(p, e.Member, state)
+		x.loseLocked(p, e.Member, state)
 	}
 }
 
-func (f *Fleet) followLocked(p *peer, info member.Info) {
+func (x *Exchange) followLocked(p *peer, info member.Info) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	old := p.status
@@ -101,7 +101,7 @@ func (f *Fleet) followLocked(p *peer, info member.Info) {
 		p.status.State, p.status.Since = member.StateAlive, time.Now()
 	}
 	if restarted {
-		f.voidLocked(p)
+		x.voidLocked(p)
 		p.heard, p.lagged, p.lag = time.Time{}, false, 0
 		p.clock, p.steady = clockFilter{}, 0
 	}
@@ -109,8 +109,8 @@ func (f *Fleet) followLocked(p *peer, info member.Info) {
 		return
 	}
 	p.unfollowLocked(errReplaced)
-	ctx, cancel := context.WithCancel(f.ctx)
-	if !f.spawnLocked(func() { f.subscribe(ctx, p, info) }) {
+	ctx, cancel := context.WithCancel(x.ctx)
+	if !x.spawnLocked(func() { x.subscribe(ctx, p, info) }) {
 		cancel()
 		return
 	}
@@ -118,7 +118,7 @@ func (f *Fleet) followLocked(p *peer, info member.Info) {
 }
 
 // loseLocked ends a subscription. The peer's facts stay, its load is void.
-func (f *Fleet) loseLocked(p *peer, info member.Info, state member.State) {
+func (x *Exchange) loseLocked(p *peer, info member.Info, state member.State) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if info.Incarnation < p.status.Incarnation && p.status.State == member.StateAlive {
@@ -130,7 +130,7 @@ func (f *Fleet) loseLocked(p *peer, info member.Info, state member.State) {
 	} else {
 		p.unfollowLocked(errGone)
 	}
-	f.voidLocked(p)
+	x.voidLocked(p)
 }
 
 func (p *peer) unfollowLocked(why error) {
@@ -154,15 +154,15 @@ func (p *peer) endLocked(why error) {
 }
 
 // voidLocked schedules DropPeer, because Knowledge may be busy; pass calls it before new load or
-// state. f.mu and p.mu are held.
-func (f *Fleet) voidLocked(p *peer) {
+// state. x.mu and p.mu are held.
+func (x *Exchange) voidLocked(p *peer) {
 	if p.passed {
 		p.passed, p.void = false, true
-		f.spawnLocked(func() { f.settle(p) })
+		x.spawnLocked(func() { x.settle(p) })
 	}
 }
 
-func (f *Fleet) settle(p *peer) {
+func (x *Exchange) settle(p *peer) {
 	p.order.Lock()
 	defer p.order.Unlock()
 	p.mu.Lock()
@@ -170,7 +170,7 @@ func (f *Fleet) settle(p *peer) {
 	p.void = false
 	p.mu.Unlock()
 	if void {
-		f.knowledge.DropPeer(p.name)
+		x.knowledge.DropPeer(p.name)
 	}
 }
 
@@ -184,7 +184,7 @@ func (p *peer) endStream(why error) {
 
 // cursorAt returns the first sequence wanted of a process: behind the last applied batch, else
 // behind the last snapshot's; 0 if neither exists. It waits for a batch being applied.
-func (f *Fleet) cursorAt(p *peer, id processID) uint64 {
+func (x *Exchange) cursorAt(p *peer, id processID) uint64 {
 	p.applying.Lock()
 	defer p.applying.Unlock()
 	p.mu.Lock()
@@ -194,15 +194,15 @@ func (f *Fleet) cursorAt(p *peer, id processID) uint64 {
 	next := p.cursor.next
 	p.mu.Unlock()
 	if next == 0 {
-		next = f.warming.contained(id)
+		next = x.warming.contained(id)
 	}
 	return next
 }
 
 // startAt sets the cursor to a stream's first batch and returns the number of missing batches from
 // asked on, which make learn take a snapshot.
-func (f *Fleet) startAt(s *subscription, asked, start uint64) (missed uint64) {
-	contained := f.warming.contained(s.id)
+func (x *Exchange) startAt(s *subscription, asked, start uint64) (missed uint64) {
+	contained := x.warming.contained(s.id)
 	s.p.mu.Lock()
 	defer s.p.mu.Unlock()
 	if s.p.stream != s {
@@ -254,17 +254,17 @@ func (p *peer) measured(sent, received, replied, returned int64) {
 	}
 }
 
-func (f *Fleet) peer(name string) *peer {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.peers[name]
+func (x *Exchange) peer(name string) *peer {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.peers[name]
 }
 
-func (f *Fleet) alive() []*peer {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+func (x *Exchange) alive() []*peer {
+	x.mu.Lock()
+	defer x.mu.Unlock()
 	var out []*peer
-	for _, p := range f.peers {
+	for _, p := range x.peers {
 		p.mu.Lock()
 		if p.status.State == member.StateAlive {
 			out = append(out, p)
@@ -277,11 +277,11 @@ func (f *Fleet) alive() []*peer {
 
 // sweepPeers voids silent peers' load, forgets peers long gone, and returns the number of living
 // nodes and the staleness.
-func (f *Fleet) sweepPeers(now time.Time) (nodes int, stale time.Duration) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+func (x *Exchange) sweepPeers(now time.Time) (nodes int, stale time.Duration) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
 	var lags []time.Duration
-	for name, p := range f.peers {
+	for name, p := range x.peers {
 		p.mu.Lock()
 		switch {
 		case p.status.State == member.StateAlive:
@@ -290,10 +290,10 @@ func (f *Fleet) sweepPeers(now time.Time) (nodes int, stale time.Duration) {
 			// stream begins with a full one.
 			if p.passed && now.Sub(p.heard) > voidAfter {
 				p.endLocked(errSilent)
-				f.voidLocked(p)
+				x.voidLocked(p)
 			}
 		case now.Sub(p.status.Since) > forgetAfter:
-			delete(f.peers, name)
+			delete(x.peers, name)
 		}
 		p.mu.Unlock()
 	}

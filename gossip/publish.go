@@ -33,49 +33,49 @@ type publisher struct {
 	time        int64
 }
 
-func (f *Fleet) publish() {
+func (x *Exchange) publish() {
 	p := publisher{next: 1}
-	tick := time.NewTicker(f.flush)
+	tick := time.NewTicker(x.flush)
 	defer tick.Stop()
 	for {
 		select {
 		case now := <-tick.C:
-			f.flushNews(&p, now)
-		case <-f.ctx.Done():
+			x.flushNews(&p, now)
+		case <-x.ctx.Done():
 			return
 		}
 	}
 }
 
-func (f *Fleet) flushNews(p *publisher, now time.Time) {
-	ms := f.wall(now).UnixMilli()
-	p.loads = f.knowledge.Loads(p.loads[:0])
-	changed, beyond := f.loads.update(p.loads, ms)
-	f.counts.droppedBound.Add(uint64(beyond))
-	subscribers := f.listSubscribers()
-	left := f.budget.left(now)
+func (x *Exchange) flushNews(p *publisher, now time.Time) {
+	ms := x.wall(now).UnixMilli()
+	p.loads = x.knowledge.Loads(p.loads[:0])
+	changed, beyond := x.loads.update(p.loads, ms)
+	x.counts.droppedBound.Add(uint64(beyond))
+	subscribers := x.listSubscribers()
+	left := x.budget.left(now)
 	// Among very many subscribers half a bucket suffices; its debt is paid before the next flush.
-	enough := min(minDrain*len(subscribers), int(f.budget.rate/2))
+	enough := min(minDrain*len(subscribers), int(x.budget.rate/2))
 	for range batchesPerFlush {
 		limit := batchPayload
 		if n := len(subscribers); n > 0 {
 			limit = min(limit, max(left/n, minDrain))
 		}
 		if left < enough {
-			f.counts.heldBack.Add(1)
+			x.counts.heldBack.Add(1)
 			break
 		}
-		payload, records := f.knowledge.Drain(p.drain[:0], limit)
+		payload, records := x.knowledge.Drain(p.drain[:0], limit)
 		p.drain = payload[:0]
 		if records <= 0 || len(payload) == 0 {
 			break
 		}
 		if len(payload) > limit || records > wire.MaxRecords {
-			f.log.Error().Int("bytes", len(payload)).Int("limit", limit).Int("records", records).Msg("news beyond the bound: dropped")
-			f.counts.malformed.Add(1)
+			x.log.Error().Int("bytes", len(payload)).Int("limit", limit).Int("records", records).Msg("news beyond the bound: dropped")
+			x.counts.malformed.Add(1)
 			break
 		}
-		f.publishBatch(p, payload, records, ms)
+		x.publishBatch(p, payload, records, ms)
 		changed = true
 		left -= len(payload) * len(subscribers)
 		if len(payload) < limit/2 {
@@ -89,22 +89,22 @@ func (f *Fleet) flushNews(p *publisher, now time.Time) {
 	}
 }
 
-func (f *Fleet) publishBatch(p *publisher, payload []byte, records int, ms int64) {
+func (x *Exchange) publishBatch(p *publisher, payload []byte, records int, ms int64) {
 	p.time = max(p.time, ms) // the wall clock may be set back
 	b := wire.Batch{Sequence: p.next, Time: p.time, Records: records, Payload: payload}
 	p.next++
 	p.body = b.AppendBody(p.body[:0])
-	f.journal.append(p.body, p.time)
-	f.counts.publishedBatches.Add(1)
-	f.counts.publishedRecords.Add(uint64(records))
-	f.counts.publishedBytes.Add(uint64(len(payload)))
+	x.journal.append(p.body, p.time)
+	x.counts.publishedBatches.Add(1)
+	x.counts.publishedRecords.Add(uint64(records))
+	x.counts.publishedBytes.Add(uint64(len(payload)))
 }
 
 // flushLast waits until the next flush has reached every subscriber that keeps up.
-func (f *Fleet) flushLast(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, f.flush+drainPatience)
+func (x *Exchange) flushLast(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, x.flush+drainPatience)
 	defer cancel()
-	if len(f.listSubscribers()) == 0 {
+	if len(x.listSubscribers()) == 0 {
 		return
 	}
 	wait := func(d time.Duration) bool {
@@ -117,10 +117,10 @@ func (f *Fleet) flushLast(ctx context.Context) {
 			return false
 		}
 	}
-	for more := wait(f.flush + time.Millisecond); more; more = wait(5 * time.Millisecond) {
-		_, next := f.journal.position()
+	for more := wait(x.flush + time.Millisecond); more; more = wait(5 * time.Millisecond) {
+		_, next := x.journal.position()
 		behind := 0
-		for _, d := range f.listSubscribers() {
+		for _, d := range x.listSubscribers() {
 			if d.position() < next {
 				behind++
 			}
@@ -155,7 +155,7 @@ func (s *stateSlot) get() (blob []byte, version uint64, ms int64) {
 	return s.blob, s.version, s.time
 }
 
-func (f *Fleet) keepHouse() {
+func (x *Exchange) keepHouse() {
 	tick := time.NewTicker(houseInterval)
 	defer tick.Stop()
 	var (
@@ -164,28 +164,28 @@ func (f *Fleet) keepHouse() {
 		announced bool
 	)
 	for now := time.Now(); ; {
-		f.journal.age(f.wall(now).UnixMilli())
-		if n, s := f.sweepPeers(now); !announced || n != nodes || moved(stale, s) {
+		x.journal.age(x.wall(now).UnixMilli())
+		if n, s := x.sweepPeers(now); !announced || n != nodes || moved(stale, s) {
 			nodes, stale, announced = n, s, true
-			f.knowledge.Fleet(nodes, stale)
+			x.knowledge.Fleet(nodes, stale)
 		}
 		select {
 		case now = <-tick.C:
-		case <-f.ctx.Done():
+		case <-x.ctx.Done():
 			return
 		}
 	}
 }
 
 // Touch sends Knowledge's State soon. It does not block.
-func (f *Fleet) Touch() {
+func (x *Exchange) Touch() {
 	select {
-	case f.touched <- struct{}{}:
+	case x.touched <- struct{}{}:
 	default:
 	}
 }
 
-func (f *Fleet) publishState() {
+func (x *Exchange) publishState() {
 	var scratch []byte
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -193,16 +193,16 @@ func (f *Fleet) publishState() {
 	for {
 		select {
 		case <-timer.C:
-		case <-f.touched:
+		case <-x.touched:
 			if wait := stateGap - time.Since(last); wait > 0 {
 				timer.Reset(wait)
 				continue
 			}
-		case <-f.ctx.Done():
+		case <-x.ctx.Done():
 			return
 		}
 		last = time.Now()
-		scratch = f.collectState(scratch, last)
+		scratch = x.collectState(scratch, last)
 		timer.Reset(stateInterval)
 	}
 }
@@ -212,15 +212,15 @@ func moved(old, now time.Duration) bool {
 	return d > 2*time.Millisecond && d > old/10
 }
 
-func (f *Fleet) collectState(scratch []byte, now time.Time) []byte {
-	blob := f.knowledge.State(scratch[:0])
+func (x *Exchange) collectState(scratch []byte, now time.Time) []byte {
+	blob := x.knowledge.State(scratch[:0])
 	if len(blob) > wire.MaxState {
-		f.log.Error().Int("bytes", len(blob)).Int("limit", wire.MaxState).Msg("state beyond the bound: not sent")
-		f.counts.malformed.Add(1)
+		x.log.Error().Int("bytes", len(blob)).Int("limit", wire.MaxState).Msg("state beyond the bound: not sent")
+		x.counts.malformed.Add(1)
 		return blob[:0]
 	}
-	if f.state.set(blob, f.wall(now).UnixMilli()) {
-		for _, d := range f.listSubscribers() {
+	if x.state.set(blob, x.wall(now).UnixMilli()) {
+		for _, d := range x.listSubscribers() {
 			d.poke()
 		}
 	}

@@ -41,22 +41,22 @@ func (d *subscriber) offerSnapshot(request uint64) error {
 		d.poke()
 		return nil
 	}
-	if !d.f.warming.warm() {
+	if !d.x.warming.warm() {
 		return refuse(wire.Cold)
 	}
-	if d.f.warming.learning() {
+	if d.x.warming.learning() {
 		// Warm by the deadline alone: partial knowledge must not pass for the whole.
-		d.f.counts.snapshotsRefused.Add(1)
+		d.x.counts.snapshotsRefused.Add(1)
 		return refuse(wire.Busy)
 	}
 	select {
-	case d.f.snapshots <- struct{}{}:
+	case d.x.snapshots <- struct{}{}:
 	default:
-		d.f.counts.snapshotsRefused.Add(1)
+		d.x.counts.snapshotsRefused.Add(1)
 		return refuse(wire.Busy)
 	}
-	if !d.f.spawn(func() { d.sendSnapshot(o) }) {
-		<-d.f.snapshots
+	if !d.x.spawn(func() { d.sendSnapshot(o) }) {
+		<-d.x.snapshots
 		return refuse(wire.Cancelled)
 	}
 	return nil
@@ -73,17 +73,17 @@ func (d *subscriber) cancelSnapshot(request uint64) {
 
 // sendSnapshot reads the positions first, so that the pages contain at least what they promise.
 func (d *subscriber) sendSnapshot(o *offer) {
-	defer func() { <-d.f.snapshots }()
+	defer func() { <-d.x.snapshots }()
 	began := time.Now()
-	positions, size := d.f.positions(), uint64(max(0, d.f.knowledge.SnapshotSize()))
+	positions, size := d.x.positions(), uint64(max(0, d.x.knowledge.SnapshotSize()))
 	whole := d.put(o, false, func(b []byte) []byte { return wire.AppendSnapshotHead(b, o.request, size, positions) })
 	total := 0
 	if whole {
-		limit := d.f.budget.piece(pageBytes)
-		d.f.knowledge.Snapshot(limit, func(page []byte, records int) bool {
+		limit := d.x.budget.piece(pageBytes)
+		d.x.knowledge.Snapshot(limit, func(page []byte, records int) bool {
 			if len(page) > limit || records < 0 || records > wire.MaxRecords {
-				d.f.log.Error().Int("bytes", len(page)).Int("limit", limit).Msg("page beyond the bound: left out")
-				d.f.counts.malformed.Add(1)
+				d.x.log.Error().Int("bytes", len(page)).Int("limit", limit).Msg("page beyond the bound: left out")
+				d.x.counts.malformed.Add(1)
 				return true
 			}
 			whole = d.put(o, false, func(b []byte) []byte { return wire.AppendPage(b, o.request, records, page) })
@@ -97,18 +97,18 @@ func (d *subscriber) sendSnapshot(o *offer) {
 	}
 	d.put(o, true, func(b []byte) []byte { return wire.AppendSnapshotDone(b, o.request, how) })
 	if whole {
-		d.f.counts.snapshotsServed.Add(1)
-		d.f.log.Info().Str("peer", d.who.name).Int("records", total).Dur("dur_ms", time.Since(began)).Msg("snapshot sent")
+		d.x.counts.snapshotsServed.Add(1)
+		d.x.log.Info().Str("peer", d.who.name).Int("records", total).Dur("dur_ms", time.Since(began)).Msg("snapshot sent")
 	}
 }
 
 // positions lists this node's cursors, itself included, except where batches are missing.
-func (f *Fleet) positions() []wire.Position {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	out := make([]wire.Position, 0, len(f.peers)+1)
-	out = append(out, wire.Position{Name: []byte(f.self.name), Incarnation: f.self.incarnation, Next: f.Position()})
-	for name, p := range f.peers {
+func (x *Exchange) positions() []wire.Position {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	out := make([]wire.Position, 0, len(x.peers)+1)
+	out = append(out, wire.Position{Name: []byte(x.self.name), Incarnation: x.self.incarnation, Next: x.Position()})
+	for name, p := range x.peers {
 		p.mu.Lock()
 		if c := p.cursor; c.next > 0 && c.missing == 0 {
 			out = append(out, wire.Position{Name: []byte(name), Incarnation: c.incarnation, Next: c.next})
@@ -143,7 +143,7 @@ func (d *subscriber) put(o *offer, last bool, add func([]byte) []byte) bool {
 		case <-stop:
 		case <-d.done:
 			return false
-		case <-d.f.ctx.Done():
+		case <-d.x.ctx.Done():
 			return false
 		}
 	}
@@ -235,7 +235,7 @@ func (s *subscription) takeSnapshot(kind wire.Kind, body []byte, now time.Time) 
 	if err != nil {
 		return err
 	}
-	s.f.warming.expect(records)
+	s.x.warming.expect(records)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range positions {
@@ -249,14 +249,14 @@ func (s *subscription) takePage(body []byte) error {
 	if err != nil {
 		return err
 	}
-	got, err := s.f.knowledge.ApplySnapshot(page, s.p.shift())
+	got, err := s.x.knowledge.ApplySnapshot(page, s.p.shift())
 	if err != nil {
-		s.f.counts.malformed.Add(1)
+		s.x.counts.malformed.Add(1)
 		return err
 	}
-	s.f.warming.progress(uint64(records))
-	s.f.counts.snapshotRecords.Add(uint64(got.Records))
-	s.f.counts.snapshotBytes.Add(uint64(len(page)))
-	s.f.counts.unknownRecords.Add(uint64(got.Unknown))
+	s.x.warming.progress(uint64(records))
+	s.x.counts.snapshotRecords.Add(uint64(got.Records))
+	s.x.counts.snapshotBytes.Add(uint64(len(page)))
+	s.x.counts.unknownRecords.Add(uint64(got.Unknown))
 	return nil
 }

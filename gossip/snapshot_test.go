@@ -75,7 +75,7 @@ func TestNobodyToLearnFromIsWarmAtOnce(t *testing.T) {
 }
 
 func inOrder(nodes []*testNode, joiner string) []*testNode {
-	f := &Fleet{self: processID{joiner, 1}}
+	f := &Exchange{self: processID{joiner, 1}}
 	nodes = slices.Clone(nodes)
 	slices.SortFunc(nodes, func(a, b *testNode) int {
 		if f.attraction(a.name) < f.attraction(b.name) {

@@ -81,8 +81,8 @@ type Stats struct {
 }
 
 // Stats returns the counters.
-func (f *Fleet) Stats() Stats {
-	c := &f.counts
+func (x *Exchange) Stats() Stats {
+	c := &x.counts
 	s := Stats{
 		PublishedBatches: c.publishedBatches.Load(), PublishedRecords: c.publishedRecords.Load(), PublishedBytes: c.publishedBytes.Load(),
 		AppliedBatches: c.appliedBatches.Load(), AppliedRecords: c.appliedRecords.Load(), AppliedNews: c.appliedNews.Load(),
@@ -105,28 +105,28 @@ func (f *Fleet) Stats() Stats {
 		s.SentBytes += c.sent[k].Load()
 		s.ReceivedBytes += c.received[k].Load()
 	}
-	s.JournalBytes, s.JournalBatches = f.journal.size()
+	s.JournalBytes, s.JournalBatches = x.journal.size()
 	return s
 }
 
 // Peers lists the other nodes by name, including those gone for up to ten minutes.
-func (f *Fleet) Peers() []Peer {
+func (x *Exchange) Peers() []Peer {
 	now := time.Now()
-	f.mu.Lock()
-	published := f.Position()
-	subscribers := make(map[string]*subscriber, len(f.subscribers))
-	for name, d := range f.subscribers {
+	x.mu.Lock()
+	published := x.Position()
+	subscribers := make(map[string]*subscriber, len(x.subscribers))
+	for name, d := range x.subscribers {
 		subscribers[name] = d
 	}
-	out := make([]Peer, 0, len(f.peers))
-	for name, p := range f.peers {
+	out := make([]Peer, 0, len(x.peers))
+	for name, p := range x.peers {
 		o := p.describe(now)
 		if d := subscribers[name]; d != nil {
 			o.SentBytes += d.sent.Load()
 		}
 		out = append(out, o)
 	}
-	f.mu.Unlock()
+	x.mu.Unlock()
 	for i := range out {
 		if d := subscribers[out[i].Name]; d != nil {
 			if next := d.position(); next > 0 {

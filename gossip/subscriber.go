@@ -35,7 +35,7 @@ var errViolation = errors.New("protocol violation")
 // subscriber is another node that follows this node's journal. Its reader takes requests; its
 // writer sends answers and the journal from a cursor on. Neither waits for the other.
 type subscriber struct {
-	f    *Fleet
+	x    *Exchange
 	conn net.Conn
 	who  processID
 	wake chan struct{} // capacity 1
@@ -58,74 +58,74 @@ type subscriber struct {
 	state   uint64 // version sent last
 }
 
-func (f *Fleet) serve(c net.Conn, peer member.Info) {
+func (x *Exchange) serve(c net.Conn, peer member.Info) {
 	d := &subscriber{
-		f: f, conn: c, who: processID{peer.Name, peer.Incarnation},
+		x: x, conn: c, who: processID{peer.Name, peer.Incarnation},
 		wake: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	defer c.Close()
-	if !f.admit(d) {
+	if !x.admit(d) {
 		return
 	}
-	defer f.wg.Done()
+	defer x.wg.Done()
 	err := d.read()
 	close(d.done)
 	c.Close()
-	f.dismiss(d)
+	x.dismiss(d)
 	if errors.Is(err, errViolation) {
-		f.counts.violations.Add(1)
-		if p := f.peer(d.who.name); p != nil {
+		x.counts.violations.Add(1)
+		if p := x.peer(d.who.name); p != nil {
 			p.violations.Add(1)
 		}
-		f.log.Warn().Str("peer", d.who.name).Err(err).Msg("subscriber's stream closed")
+		x.log.Warn().Str("peer", d.who.name).Err(err).Msg("subscriber's stream closed")
 	}
 }
 
 // admit registers a stream and starts its writer. A newer stream of a node replaces the older.
-func (f *Fleet) admit(d *subscriber) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	old := f.subscribers[d.who.name]
+func (x *Exchange) admit(d *subscriber) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	old := x.subscribers[d.who.name]
 	switch {
-	case f.phase != running, d.who.name == f.self.name:
+	case x.phase != running, d.who.name == x.self.name:
 		return false
-	case old == nil && len(f.subscribers) >= maxPeers:
-		f.counts.refused.Add(1)
+	case old == nil && len(x.subscribers) >= maxPeers:
+		x.counts.refused.Add(1)
 		return false
 	case old != nil && old.who.incarnation > d.who.incarnation:
 		return false
 	}
 	if old != nil {
 		old.conn.Close()
-		f.keepSentLocked(old)
+		x.keepSentLocked(old)
 	}
-	f.subscribers[d.who.name] = d
-	f.wg.Add(1) // for serve
-	f.spawnLocked(d.write)
+	x.subscribers[d.who.name] = d
+	x.wg.Add(1) // for serve
+	x.spawnLocked(d.write)
 	return true
 }
 
-func (f *Fleet) dismiss(d *subscriber) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.subscribers[d.who.name] == d {
-		delete(f.subscribers, d.who.name)
+func (x *Exchange) dismiss(d *subscriber) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.subscribers[d.who.name] == d {
+		delete(x.subscribers, d.who.name)
 	}
-	f.keepSentLocked(d)
+	x.keepSentLocked(d)
 }
 
 // keepSentLocked adds a stream's bytes to its peer, which counts over reconnections.
-func (f *Fleet) keepSentLocked(d *subscriber) {
-	if p := f.peers[d.who.name]; p != nil {
+func (x *Exchange) keepSentLocked(d *subscriber) {
+	if p := x.peers[d.who.name]; p != nil {
 		p.sent.Add(d.sent.Swap(0))
 	}
 }
 
-func (f *Fleet) listSubscribers() []*subscriber {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	out := make([]*subscriber, 0, len(f.subscribers))
-	for _, d := range f.subscribers {
+func (x *Exchange) listSubscribers() []*subscriber {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	out := make([]*subscriber, 0, len(x.subscribers))
+	for _, d := range x.subscribers {
 		out = append(out, d)
 	}
 	return out
@@ -160,7 +160,7 @@ func (d *subscriber) read() error {
 		if err != nil {
 			return blame(err)
 		}
-		d.f.counts.received[kind].Add(uint64(size))
+		d.x.counts.received[kind].Add(uint64(size))
 		if err := d.take(kind, body); err != nil {
 			return fmt.Errorf("%w: %v: %w", errViolation, kind, err)
 		}
@@ -198,7 +198,7 @@ func (d *subscriber) take(kind wire.Kind, body []byte) error {
 		if len(d.pongs) == maxPongs {
 			return errTooMany
 		}
-		d.pongs = append(d.pongs, wire.Pong{Sent: sent, Received: d.f.wall(time.Now()).UnixNano()})
+		d.pongs = append(d.pongs, wire.Pong{Sent: sent, Received: d.x.wall(time.Now()).UnixNano()})
 		d.poke()
 		return nil
 	case wire.KindSnapshot:
@@ -221,12 +221,12 @@ func (d *subscriber) take(kind wire.Kind, body []byte) error {
 // subscribe sets the cursor to the wanted batch if the journal holds it, else behind the last
 // batch, which makes the subscriber take a snapshot.
 func (d *subscriber) subscribe(s wire.Subscribe) error {
-	oldest, next := d.f.journal.position()
+	oldest, next := d.x.journal.position()
 	from := next
 	switch {
 	case s.Incarnation == 0: // a joiner
-		from = d.f.journal.since(d.f.wall(time.Now()).Add(-replaySpan).UnixMilli())
-	case s.Incarnation == d.f.self.incarnation && oldest <= s.Next && s.Next < next:
+		from = d.x.journal.since(d.x.wall(time.Now()).Add(-replaySpan).UnixMilli())
+	case s.Incarnation == d.x.self.incarnation && oldest <= s.Next && s.Next < next:
 		from = s.Next
 	}
 	d.mu.Lock()
@@ -250,8 +250,8 @@ func (d *subscriber) write() {
 		now := time.Now()
 		out, wait, ok := d.fill(buf[:0], now)
 		if buf = out; !ok {
-			d.f.counts.slow.Add(1)
-			d.f.log.Warn().Str("peer", d.who.name).Msg("subscriber is behind the journal: stream closed, it will take a snapshot")
+			d.x.counts.slow.Add(1)
+			d.x.log.Warn().Str("peer", d.who.name).Msg("subscriber is behind the journal: stream closed, it will take a snapshot")
 			return
 		}
 		if len(buf) > 0 {
@@ -269,7 +269,7 @@ func (d *subscriber) write() {
 		case <-timer.C:
 		case <-d.done:
 			return
-		case <-d.f.ctx.Done():
+		case <-d.x.ctx.Done():
 			return
 		}
 	}
@@ -280,12 +280,12 @@ func (d *subscriber) flush(buf []byte, now time.Time) bool {
 		return false
 	}
 	n, err := d.conn.Write(buf)
-	d.f.budget.spend(now, n)
-	d.f.counts.writes.Add(1)
+	d.x.budget.spend(now, n)
+	d.x.counts.writes.Add(1)
 	d.sent.Add(uint64(n))
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		d.f.counts.slow.Add(1)
-		d.f.log.Warn().Str("peer", d.who.name).Dur("dur_ms", writeTimeout).Msg("subscriber reads nothing: stream closed")
+		d.x.counts.slow.Add(1)
+		d.x.log.Warn().Str("peer", d.who.name).Dur("dur_ms", writeTimeout).Msg("subscriber reads nothing: stream closed")
 	}
 	return err == nil
 }
@@ -303,7 +303,7 @@ func (d *subscriber) fill(dst []byte, now time.Time) (out []byte, wait time.Dura
 	if !d.started {
 		d.started = true
 		dst = d.framed(wire.KindStart, dst, func(b []byte) []byte {
-			return wire.AppendStart(b, wire.Start{Version: d.version, Incarnation: d.f.self.incarnation, Next: from})
+			return wire.AppendStart(b, wire.Start{Version: d.version, Incarnation: d.x.self.incarnation, Next: from})
 		})
 	}
 	dst = d.fillLoad(dst, now)
@@ -314,7 +314,7 @@ func (d *subscriber) fill(dst []byte, now time.Time) (out []byte, wait time.Dura
 	if len(dst) < writeSize {
 		dst = d.fillState(dst)
 	}
-	wait = max(d.f.flush, d.fullAt.Sub(now))
+	wait = max(d.x.flush, d.fullAt.Sub(now))
 	if len(dst) < writeSize {
 		var page time.Duration
 		if dst, page = d.fillSnapshot(dst, now); page > 0 {
@@ -330,7 +330,7 @@ func (d *subscriber) fill(dst []byte, now time.Time) (out []byte, wait time.Dura
 func (d *subscriber) framed(kind wire.Kind, dst []byte, add func([]byte) []byte) []byte {
 	n := len(dst)
 	dst = add(dst)
-	d.f.counts.sent[kind].Add(uint64(len(dst) - n))
+	d.x.counts.sent[kind].Add(uint64(len(dst) - n))
 	return dst
 }
 
@@ -339,20 +339,20 @@ func (d *subscriber) fillPongs(dst []byte, now time.Time) []byte {
 	defer d.mu.Unlock()
 	n := len(dst)
 	for _, p := range d.pongs {
-		p.Replied = d.f.wall(now).UnixNano()
+		p.Replied = d.x.wall(now).UnixNano()
 		dst = wire.AppendPong(dst, p)
 	}
 	d.pongs = d.pongs[:0]
-	d.f.counts.sent[wire.KindPong].Add(uint64(len(dst) - n))
+	d.x.counts.sent[wire.KindPong].Add(uint64(len(dst) - n))
 	return dst
 }
 
 func (d *subscriber) fillLoad(dst []byte, now time.Time) []byte {
-	if !d.f.loads.ready() {
+	if !d.x.loads.ready() {
 		return dst
 	}
 	full := d.loaded == 0 || !now.Before(d.fullAt)
-	loads, version, ms, full := d.f.loads.since(d.loads[:0], d.loaded, full)
+	loads, version, ms, full := d.x.loads.since(d.loads[:0], d.loaded, full)
 	d.loads = loads
 	if full {
 		d.fullAt = now.Add(jitter(fullLoadInterval))
@@ -369,12 +369,12 @@ func (d *subscriber) fillBatches(dst []byte, now time.Time) (out []byte, held ti
 	defer d.mu.Unlock()
 	n, size, resuming := len(dst), writeSize, d.cursor < d.live
 	if resuming {
-		size = d.f.budget.piece(resumeSize)
-		if held := d.f.budget.bulk(now, size); held > 0 {
+		size = d.x.budget.piece(resumeSize)
+		if held := d.x.budget.bulk(now, size); held > 0 {
 			return dst, held, true
 		}
 	}
-	d.cursor, ok = d.f.journal.read(d.cursor, func(body []byte) bool {
+	d.cursor, ok = d.x.journal.read(d.cursor, func(body []byte) bool {
 		if len(dst)-n >= size {
 			return false
 		}
@@ -382,14 +382,14 @@ func (d *subscriber) fillBatches(dst []byte, now time.Time) (out []byte, held ti
 		return true
 	})
 	if resuming {
-		d.f.budget.bulked(len(dst) - n)
+		d.x.budget.bulked(len(dst) - n)
 	}
-	d.f.counts.sent[wire.KindBatch].Add(uint64(len(dst) - n))
+	d.x.counts.sent[wire.KindBatch].Add(uint64(len(dst) - n))
 	return dst, 0, ok
 }
 
 func (d *subscriber) fillState(dst []byte) []byte {
-	blob, version, ms := d.f.state.get()
+	blob, version, ms := d.x.state.get()
 	if version == d.state {
 		return dst
 	}
@@ -405,11 +405,11 @@ func (d *subscriber) fillSnapshot(dst []byte, now time.Time) (out []byte, wait t
 	if o == nil || len(o.frame) == 0 {
 		return dst, 0
 	}
-	if wait := d.f.budget.bulk(now, len(o.frame)); wait > 0 {
+	if wait := d.x.budget.bulk(now, len(o.frame)); wait > 0 {
 		return dst, wait
 	}
-	d.f.counts.sent[wire.Kind(o.frame[0])].Add(uint64(len(o.frame)))
-	d.f.budget.bulked(len(o.frame))
+	d.x.counts.sent[wire.Kind(o.frame[0])].Add(uint64(len(o.frame)))
+	d.x.budget.bulked(len(o.frame))
 	dst = append(dst, o.frame...)
 	o.frame = o.frame[:0]
 	if o.last {

@@ -30,7 +30,7 @@ const (
 // subscription is one stream from a peer. Its reader applies frames, its writer sends requests and
 // pings; neither waits for the other.
 type subscription struct {
-	f     *Fleet
+	x     *Exchange
 	p     *peer
 	conn  net.Conn
 	id    processID // of the publisher
@@ -52,24 +52,24 @@ type subscription struct {
 	loads  []Load
 }
 
-func (f *Fleet) subscribe(ctx context.Context, p *peer, info member.Info) {
+func (x *Exchange) subscribe(ctx context.Context, p *peer, info member.Info) {
 	pause := firstPause
 	for {
 		began := time.Now()
-		err := f.follow(ctx, p, info)
+		err := x.follow(ctx, p, info)
 		if ctx.Err() != nil {
 			return
 		}
 		if errors.Is(err, errViolation) {
-			f.counts.violations.Add(1)
+			x.counts.violations.Add(1)
 			p.violations.Add(1)
 			pause = violationPause
-			f.log.Warn().Str("peer", p.name).Err(err).Msg("stream from peer closed")
+			x.log.Warn().Str("peer", p.name).Err(err).Msg("stream from peer closed")
 		} else {
 			if time.Since(began) > maxPause {
 				pause = firstPause
 			}
-			f.log.Debug().Str("peer", p.name).Err(err).Msg("stream from peer ended")
+			x.log.Debug().Str("peer", p.name).Err(err).Msg("stream from peer ended")
 		}
 		t := time.NewTimer(jitter(pause))
 		select {
@@ -82,14 +82,14 @@ func (f *Fleet) subscribe(ctx context.Context, p *peer, info member.Info) {
 	}
 }
 
-func (f *Fleet) follow(ctx context.Context, p *peer, info member.Info) error {
-	conn, peer, err := f.dial(ctx, info)
+func (x *Exchange) follow(ctx context.Context, p *peer, info member.Info) error {
+	conn, peer, err := x.dial(ctx, info)
 	if err != nil {
 		p.failed(err)
 		return err
 	}
 	s := &subscription{
-		f: f, p: p, conn: conn, id: processID{peer.Name, peer.Incarnation},
+		x: x, p: p, conn: conn, id: processID{peer.Name, peer.Incarnation},
 		began: time.Now(), done: make(chan struct{}), wake: make(chan struct{}, 1),
 	}
 	p.mu.Lock()
@@ -101,7 +101,7 @@ func (f *Fleet) follow(ctx context.Context, p *peer, info member.Info) error {
 	p.stream = s
 	p.mu.Unlock()
 	p.connects.Add(1)
-	if !f.spawn(s.write) {
+	if !x.spawn(s.write) {
 		s.end(errStopped)
 	}
 	s.request()
@@ -121,10 +121,10 @@ func (f *Fleet) follow(ctx context.Context, p *peer, info member.Info) error {
 	return err
 }
 
-func (f *Fleet) dial(ctx context.Context, info member.Info) (net.Conn, member.Info, error) {
+func (x *Exchange) dial(ctx context.Context, info member.Info) (net.Conn, member.Info, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	conn, peer, err := f.members.connect(ctx, info)
+	conn, peer, err := x.members.connect(ctx, info)
 	if err != nil {
 		return nil, peer, err
 	}
@@ -164,7 +164,7 @@ func (s *subscription) sendLocked(kind wire.Kind, add func([]byte) []byte) bool 
 	}
 	n := len(s.out)
 	s.out = add(s.out)
-	s.f.counts.sent[kind].Add(uint64(len(s.out) - n))
+	s.x.counts.sent[kind].Add(uint64(len(s.out) - n))
 	select {
 	case s.wake <- struct{}{}:
 	default:
@@ -183,11 +183,11 @@ func (s *subscription) send(kind wire.Kind, add func([]byte) []byte) bool {
 func (s *subscription) request() {
 	s.ping()
 	s.asked = wire.Subscribe{Version: wire.Version}
-	next := s.f.cursorAt(s.p, s.id)
+	next := s.x.cursorAt(s.p, s.id)
 	switch {
 	case next > 0:
 		s.asked.Incarnation, s.asked.Next = s.id.incarnation, next
-	case !s.f.warming.learning():
+	case !s.x.warming.learning():
 		// The process is new, and this node is no joiner.
 		s.asked.Incarnation, s.asked.Next = s.id.incarnation, 1
 	}
@@ -195,7 +195,7 @@ func (s *subscription) request() {
 }
 
 func (s *subscription) ping() {
-	s.send(wire.KindPing, func(b []byte) []byte { return wire.AppendPing(b, s.f.wall(time.Now()).UnixNano()) })
+	s.send(wire.KindPing, func(b []byte) []byte { return wire.AppendPing(b, s.x.wall(time.Now()).UnixNano()) })
 }
 
 func (s *subscription) write() {
@@ -210,7 +210,7 @@ func (s *subscription) write() {
 			continue
 		case <-s.done:
 			return
-		case <-s.f.ctx.Done():
+		case <-s.x.ctx.Done():
 			s.end(errStopped)
 			return
 		}
@@ -226,8 +226,8 @@ func (s *subscription) write() {
 		if err == nil {
 			var n int
 			n, err = s.conn.Write(out)
-			s.f.budget.spend(now, n)
-			s.f.counts.writes.Add(1)
+			s.x.budget.spend(now, n)
+			s.x.counts.writes.Add(1)
 			s.p.sent.Add(uint64(n))
 		}
 		if err != nil {
@@ -252,10 +252,10 @@ func (s *subscription) read() error {
 		if err != nil {
 			return blame(err)
 		}
-		s.f.counts.received[kind].Add(uint64(size))
+		s.x.counts.received[kind].Add(uint64(size))
 		s.p.bytes.Add(uint64(size))
 		if n := r.Skipped(); n != skipped {
-			s.f.counts.skipped.Add(n - skipped)
+			s.x.counts.skipped.Add(n - skipped)
 			skipped = n
 		}
 		now = time.Now()
@@ -296,7 +296,7 @@ func (s *subscription) takePong(body []byte, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	s.p.measured(p.Sent, p.Received, p.Replied, s.f.wall(now).UnixNano())
+	s.p.measured(p.Sent, p.Received, p.Replied, s.x.wall(now).UnixNano())
 	s.lagged(time.Unix(0, p.Replied), now) // an idle peer gives no other sample
 	return nil
 }
@@ -311,15 +311,15 @@ func (s *subscription) takeStart(body []byte) error {
 	if s.started.Load() || st.Version > wire.Version || st.Incarnation != s.id.incarnation {
 		return errUnexpected
 	}
-	missed := s.f.startAt(s, max(s.asked.Next, 1), st.Next)
+	missed := s.x.startAt(s, max(s.asked.Next, 1), st.Next)
 	switch {
 	case s.asked.Next == 0: // a joiner takes a snapshot anyway
 	case missed == 0 && s.asked.Next > 1:
-		s.f.counts.resumes.Add(1)
+		s.x.counts.resumes.Add(1)
 	case missed > 0:
-		s.f.counts.missed.Add(missed)
+		s.x.counts.missed.Add(missed)
 		s.p.missed.Add(missed)
-		s.f.log.Info().Str("peer", s.p.name).Uint64("batches", missed).Msg("the peer's journal has dropped what this node needs next: taking a snapshot")
+		s.x.log.Info().Str("peer", s.p.name).Uint64("batches", missed).Msg("the peer's journal has dropped what this node needs next: taking a snapshot")
 	}
 	s.started.Store(true)
 	return nil
@@ -355,18 +355,18 @@ func (s *subscription) takeBatch(body []byte, now time.Time) error {
 }
 
 func (s *subscription) apply(b *wire.Batch) error {
-	f, p := s.f, s.p
-	got, err := f.knowledge.Apply(p.name, b.Payload, p.shift())
+	x, p := s.x, s.p
+	got, err := x.knowledge.Apply(p.name, b.Payload, p.shift())
 	if err != nil {
-		f.counts.malformed.Add(1)
+		x.counts.malformed.Add(1)
 		p.dropped.Add(uint64(b.Records))
 		return fmt.Errorf("batch %d of %s: %w", b.Sequence, p.name, err)
 	}
-	f.counts.appliedBatches.Add(1)
-	f.counts.appliedRecords.Add(uint64(got.Records))
-	f.counts.appliedNews.Add(uint64(got.News))
-	f.counts.appliedBytes.Add(uint64(len(b.Payload)))
-	f.counts.unknownRecords.Add(uint64(got.Unknown))
+	x.counts.appliedBatches.Add(1)
+	x.counts.appliedRecords.Add(uint64(got.Records))
+	x.counts.appliedNews.Add(uint64(got.News))
+	x.counts.appliedBytes.Add(uint64(len(b.Payload)))
+	x.counts.unknownRecords.Add(uint64(got.Unknown))
 	p.applied.Add(uint64(got.Records))
 	p.news.Add(uint64(got.News))
 	p.unknown.Add(uint64(got.Unknown))
@@ -384,7 +384,7 @@ func (s *subscription) takeLoad(body []byte, now time.Time) error {
 	}
 	s.loaded = true
 	s.lagged(time.UnixMilli(ms), now)
-	s.pass(func() { s.f.knowledge.PeerLoad(s.p.name, loads, full) })
+	s.pass(func() { s.x.knowledge.PeerLoad(s.p.name, loads, full) })
 	return nil
 }
 
@@ -393,7 +393,7 @@ func (s *subscription) takeState(body []byte) error {
 	if err != nil {
 		return err
 	}
-	s.pass(func() { s.f.knowledge.PeerState(s.p.name, state) })
+	s.pass(func() { s.x.knowledge.PeerState(s.p.name, state) })
 	return nil
 }
 
@@ -412,7 +412,7 @@ func (s *subscription) pass(what func()) {
 	p.passed, p.void = true, false
 	p.mu.Unlock()
 	if void {
-		s.f.knowledge.DropPeer(p.name)
+		s.x.knowledge.DropPeer(p.name)
 	}
 	what()
 }

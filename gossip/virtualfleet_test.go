@@ -235,14 +235,14 @@ func (v *virtualFleet) inspect() {
 			v.fail("%s (clock %v): %v", n.name, time.Duration(n.offset.Load()), err)
 		}
 		var err error
-		if n.last, err = account(n.node.Fleet, n.know, n.last, v.journal); err != nil {
+		if n.last, err = account(n.node.Exchange, n.know, n.last, v.journal); err != nil {
 			v.fail("%s: %v", n.name, err)
 		}
 	}
 }
 
 // account returns an error if counters do not add up or exceed a bound. old is the previous sample.
-func account(f *Fleet, k *treeKnowledge, old Stats, journal int64) (s Stats, err error) {
+func account(f *Exchange, k *treeKnowledge, old Stats, journal int64) (s Stats, err error) {
 	s = f.Stats() // before the knowledge's counts, which run ahead
 	k.counting.Lock()
 	applied, batches, drained, twice := k.applied, k.batches, k.drained, k.twice

@@ -109,38 +109,38 @@ func (w *warming) contains(positions map[processID]uint64) {
 
 // learn takes a first snapshot, and later one whenever batches are missing. The deadline makes the
 // node warm without one.
-func (f *Fleet) learn() {
-	deadline := time.AfterFunc(f.deadline, func() {
-		if !f.warming.warm() {
-			f.log.Warn().Dur("dur_ms", f.deadline).Float64("fraction", f.WarmFraction()).Msg("not all knowledge has come in time: ready without it")
-			f.warming.open()
+func (x *Exchange) learn() {
+	deadline := time.AfterFunc(x.deadline, func() {
+		if !x.warming.warm() {
+			x.log.Warn().Dur("dur_ms", x.deadline).Float64("fraction", x.WarmFraction()).Msg("not all knowledge has come in time: ready without it")
+			x.warming.open()
 		}
 	})
 	defer deadline.Stop()
-	why, ok := f.takeFirst(time.Now())
+	why, ok := x.takeFirst(time.Now())
 	switch {
-	case f.ctx.Err() != nil:
+	case x.ctx.Err() != nil:
 		return
 	case ok:
-		f.log.Info().Str("why", why).Msg("warm")
-		f.warming.finish()
+		x.log.Info().Str("why", why).Msg("warm")
+		x.warming.finish()
 	default:
-		f.log.Warn().Msg("no peer could send a snapshot")
-		f.warming.giveUp()
+		x.log.Warn().Msg("no peer could send a snapshot")
+		x.warming.giveUp()
 	}
 	notBefore := map[processID]time.Time{}
-	for f.sleep(busyPause) {
+	for x.sleep(busyPause) {
 		now := time.Now()
 		maps.DeleteFunc(notBefore, func(_ processID, at time.Time) bool { return !now.Before(at) })
-		s := f.missingFrom(notBefore)
+		s := x.missingFrom(notBefore)
 		if s == nil {
 			continue
 		}
-		switch how := f.takeFrom(s); how {
+		switch how := x.takeFrom(s); how {
 		case wire.Complete:
-			f.warming.finish()
-			f.log.Info().Str("peer", s.p.name).Msg("missing batches replaced by a snapshot")
-			f.sleep(snapshotPause - busyPause)
+			x.warming.finish()
+			x.log.Info().Str("peer", s.p.name).Msg("missing batches replaced by a snapshot")
+			x.sleep(snapshotPause - busyPause)
 		default:
 			notBefore[s.id] = time.Now().Add(pauseAfter(how))
 		}
@@ -156,16 +156,16 @@ func pauseAfter(how wire.Outcome) time.Duration {
 
 // missingFrom chooses an open stream from a peer with missing batches, or nil. Each node has its
 // own order, so that after a partition nodes ask different peers.
-func (f *Fleet) missingFrom(notBefore map[processID]time.Time) (s *subscription) {
+func (x *Exchange) missingFrom(notBefore map[processID]time.Time) (s *subscription) {
 	least := uint64(0)
-	for _, p := range f.alive() {
+	for _, p := range x.alive() {
 		p.mu.Lock()
 		missing := p.cursor.missing
 		p.mu.Unlock()
 		if missing == 0 {
 			continue
 		}
-		stream, order := p.open(), f.attraction(p.name)
+		stream, order := p.open(), x.attraction(p.name)
 		if stream == nil || !notBefore[stream.id].IsZero() || s != nil && order >= least {
 			continue
 		}
@@ -182,19 +182,19 @@ type source struct {
 
 // takeFirst asks peers for a snapshot in rendezvous order, so that many joiners ask different
 // peers.
-func (f *Fleet) takeFirst(began time.Time) (why string, ok bool) {
+func (x *Exchange) takeFirst(began time.Time) (why string, ok bool) {
 	known := map[processID]*source{}
-	for f.ctx.Err() == nil && time.Since(began) < learnTimeout {
+	for x.ctx.Err() == nil && time.Since(began) < learnTimeout {
 		now := time.Now()
-		s, why := f.pickSource(known, now)
+		s, why := x.pickSource(known, now)
 		if why != "" {
 			return why, true
 		}
 		if s == nil {
-			f.sleep(lookInterval)
+			x.sleep(lookInterval)
 			continue
 		}
-		how := f.takeFrom(s)
+		how := x.takeFrom(s)
 		if how == wire.Complete {
 			return "snapshot from " + s.p.name, true
 		}
@@ -206,13 +206,13 @@ func (f *Fleet) takeFirst(began time.Time) (why string, ok bool) {
 
 // pickSource returns the next peer to ask, or nil. why is set if there is nothing to learn: no
 // peer, or only cold or unreachable ones.
-func (f *Fleet) pickSource(known map[processID]*source, now time.Time) (s *subscription, why string) {
-	if !f.members.Joined() {
+func (x *Exchange) pickSource(known map[processID]*source, now time.Time) (s *subscription, why string) {
+	if !x.members.Joined() {
 		return nil, ""
 	}
 	var alive []member.Status
-	for _, m := range f.members.Members() {
-		if m.State == member.StateAlive && m.Name != f.self.name {
+	for _, m := range x.members.Members() {
+		if m.State == member.StateAlive && m.Name != x.self.name {
 			alive = append(alive, m)
 		}
 	}
@@ -220,7 +220,7 @@ func (f *Fleet) pickSource(known map[processID]*source, now time.Time) (s *subsc
 		return nil, "no peers"
 	}
 	slices.SortFunc(alive, func(a, b member.Status) int {
-		return cmp.Compare(f.attraction(a.Name), f.attraction(b.Name))
+		return cmp.Compare(x.attraction(a.Name), x.attraction(b.Name))
 	})
 	cold, open := 0, 0
 	for _, m := range alive {
@@ -231,7 +231,7 @@ func (f *Fleet) pickSource(known map[processID]*source, now time.Time) (s *subsc
 			known[id] = src
 		}
 		var stream *subscription
-		if p := f.peer(m.Name); p != nil {
+		if p := x.peer(m.Name); p != nil {
 			stream = p.open()
 		}
 		switch {
@@ -253,9 +253,9 @@ func (f *Fleet) pickSource(known map[processID]*source, now time.Time) (s *subsc
 }
 
 // attraction orders peers by rendezvous hashing, differently on each node.
-func (f *Fleet) attraction(name string) uint64 {
+func (x *Exchange) attraction(name string) uint64 {
 	h := fnv.New64a()
-	_, _ = io.WriteString(h, name+" "+f.self.name) // names have no spaces
+	_, _ = io.WriteString(h, name+" "+x.self.name) // names have no spaces
 	return mix(h.Sum64())
 }
 
@@ -268,7 +268,7 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-func (f *Fleet) takeFrom(s *subscription) wire.Outcome {
+func (x *Exchange) takeFrom(s *subscription) wire.Outcome {
 	in := s.askSnapshot(time.Now())
 	if in == nil {
 		return wire.Cancelled
@@ -282,28 +282,28 @@ func (f *Fleet) takeFrom(s *subscription) wire.Outcome {
 		select {
 		case <-in.end:
 			if in.outcome == wire.Complete {
-				f.counts.snapshotsTaken.Add(1)
-				f.warming.contains(in.positions)
-				f.clearMissing(in.positions)
+				x.counts.snapshotsTaken.Add(1)
+				x.warming.contains(in.positions)
+				x.clearMissing(in.positions)
 			}
 			return in.outcome
 		case now := <-look.C:
 			if now.Sub(s.progress(in)) >= stallTimeout {
-				f.log.Warn().Str("peer", s.p.name).Msg("snapshot makes no progress: asking another peer")
+				x.log.Warn().Str("peer", s.p.name).Msg("snapshot makes no progress: asking another peer")
 				return wire.Cancelled
 			}
 		case <-limit.C:
 			return wire.Cancelled
-		case <-f.ctx.Done():
+		case <-x.ctx.Done():
 			return wire.Cancelled
 		}
 	}
 }
 
-func (f *Fleet) clearMissing(positions map[processID]uint64) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for name, p := range f.peers {
+func (x *Exchange) clearMissing(positions map[processID]uint64) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for name, p := range x.peers {
 		p.mu.Lock()
 		if positions[processID{name, p.cursor.incarnation}] >= p.cursor.missing {
 			p.cursor.missing = 0

@@ -51,14 +51,14 @@ type Status struct {
 
 // TreeStatus is a copy of prefixtree.Stats.
 type TreeStatus struct {
-	Facts     int64  `json:"facts"`
-	Bytes     int64  `json:"bytes"`
-	Budget    int64  `json:"budget"`
-	Evicted   uint64 `json:"evicted"`
-	Expired   uint64 `json:"expired"`
-	Retracted uint64 `json:"retracted"`
-	Surprises uint64 `json:"surprises"`
-	Amnesias  uint64 `json:"amnesias"`
+	Facts      int64  `json:"facts"`
+	Bytes      int64  `json:"bytes"`
+	Budget     int64  `json:"budget"`
+	Evicted    uint64 `json:"evicted"`
+	Expired    uint64 `json:"expired"`
+	Retracted  uint64 `json:"retracted"`
+	Surprises  uint64 `json:"surprises"`
+	CachesLost uint64 `json:"caches_lost"`
 }
 
 // BackendList is the answer to GET /backends.
@@ -259,7 +259,7 @@ func (n *Node) Status() *Status {
 		Picks: st.Picks, Rungs: make(map[string]uint64),
 		Tree: TreeStatus{
 			Facts: tree.Facts, Bytes: tree.Bytes, Budget: tree.Budget, Evicted: tree.Evicted, Expired: tree.Expired,
-			Retracted: tree.Retracted, Surprises: tree.Surprises, Amnesias: tree.Amnesias,
+			Retracted: tree.Retracted, Surprises: tree.Surprises, CachesLost: tree.CachesLost,
 		},
 	}
 	s.Fleet, s.Certificate = n.fleetStatus(), n.certificateStatus(time.Now())

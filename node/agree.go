@@ -21,7 +21,7 @@ import (
 func (n *Node) startStore(ctx context.Context) error {
 	c := &n.cfg
 	cfg := raftstore.Config{
-		Dir: c.DataDir, Expect: c.BootstrapExpect, Join: c.Joins(), Voters: c.Voters, Server: c.MayVote(), Peers: n.raftPeers, Met: n.met.Load,
+		Dir: c.DataDir, Expect: len(c.Founders), Join: c.Joins(), Voters: c.Voters, Server: c.MayVote(), Peers: n.raftPeers, Met: n.met.Load,
 		Constants: raftstore.Constants{KeyID: n.hasher.KeyID(), BlockBytes: uint32(n.hasher.BlockBytes()), Cluster: c.Cluster},
 		Timers:    n.raftTimers, Log: n.log.With().Str("component", "raft").Logger(),
 	}
@@ -49,7 +49,7 @@ func (n *Node) startStore(ctx context.Context) error {
 	n.store.Store(s)
 	if n.mesh != nil {
 		n.mesh.Members().Describe(func(self *member.Info) {
-			self.RaftID, self.RaftExpect, self.RaftVoter = s.ID(), uint8(c.BootstrapExpect), c.MayVote()
+			self.RaftID, self.RaftExpect, self.RaftVoter = s.ID(), uint8(len(c.Founders)), c.MayVote()
 		})
 	}
 	if n.knowledge != nil {
@@ -154,7 +154,7 @@ func (n *Node) adopt(s *raftstore.State) {
 	if err := n.fleet.adopt(s); err != nil {
 		log.Error().Err(err).Uint64("version", s.Version).Msg("the agreed state cannot be taken as it is")
 	}
-	n.hot.adopt(s, time.Now())
+	n.hot.Adopt(s, time.Now())
 	if first {
 		n.warnOfDifferences(s)
 		log.Info().Str("event", EventStateAdopted).Uint64("version", s.Version).Int("backends", len(s.Backends)).Msg("routing by what the fleet has agreed on")

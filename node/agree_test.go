@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -17,12 +18,23 @@ import (
 	"grapevine/raftstore"
 )
 
-// agreeingConfig is a node of three that found a fleet together.
-func agreeingConfig(t *testing.T, name string, join []string, urls ...string) Config {
-	c := fleetConfig(name, join, urls...)
-	c.DataDir, c.BootstrapExpect = t.TempDir(), 3
-	// Released ports stay free there.
-	c.Gossip = elsewhere()
+// founderAddrs are free addresses for founders.
+func founderAddrs(t *testing.T, count int) (addrs []string) {
+	for range count {
+		l, err := net.Listen("tcp", elsewhere())
+		if err != nil {
+			t.Fatal(err)
+		}
+		addrs = append(addrs, l.Addr().String())
+		l.Close()
+	}
+	return addrs
+}
+
+// founding configures the i-th founder.
+func founding(t *testing.T, name string, founders []string, i int, urls ...string) Config {
+	c := fleetConfig(name, nil, urls...)
+	c.DataDir, c.Founders, c.Gossip = t.TempDir(), founders, founders[i]
 	return c
 }
 
@@ -40,15 +52,9 @@ func startAgreeingWith(t *testing.T, adjust func(*Config), urls ...string) []*No
 func startAgreeingWithin(t *testing.T, change time.Duration, adjust func(*Config), urls ...string) []*Node {
 	t.Helper()
 	var nodes []*Node
-	for _, name := range []string{"one", "two", "three"} {
-		var join []string
-		if len(nodes) > 0 {
-			join = []string{nodes[0].GossipAddr()}
-		}
-		cfg := agreeingConfig(t, name, join, urls...)
-		if len(nodes) == 0 {
-			cfg.Join = []string{"127.0.0.2:1"} // no node listens there: the others join this one
-		}
+	founders := founderAddrs(t, 3)
+	for i, name := range []string{"one", "two", "three"} {
+		cfg := founding(t, name, founders, i, urls...)
 		cfg.WarmDeadline = 2 * time.Second
 		adjust(&cfg)
 		nodes = append(nodes, startNodeWithin(t, cfg, change))
@@ -314,7 +320,7 @@ func TestRestartKeepsTheAgreement(t *testing.T) {
 func TestServesBeforeThereIsAnAgreement(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t, "m")
-	cfg := agreeingConfig(t, "one", []string{"127.0.0.2:1"}, e.URL)
+	cfg := founding(t, "one", founderAddrs(t, 3), 0, e.URL)
 	cfg.WarmDeadline = 100 * time.Millisecond
 	n := startNodeWithin(t, cfg, 0)
 	if status, _, _ := chat(t, n, chatBody("m", "hello")); status != 200 {
@@ -368,10 +374,12 @@ func TestDataDirThatCannotBeUsed(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	used := agreeingConfig(t, "one", nil)
+	founders := founderAddrs(t, 3)
+	used := founding(t, "one", founders, 0)
+	used.WarmDeadline = 100 * time.Millisecond
 	startNodeWithin(t, used, 0)
 	for dir, want := range map[string]string{file: "not a directory", used.DataDir: "in use by another process"} {
-		cfg := agreeingConfig(t, "two", nil)
+		cfg := founding(t, "two", founders, 1)
 		cfg.DataDir = dir
 		n, err := New(cfg)
 		if err != nil {

@@ -61,12 +61,12 @@ func (c *agreeCollector) Collect(ch chan<- prometheus.Metric) {
 		gauge(c.backends, float64(count[s]), s.String())
 	}
 	gauge(c.version, float64(r.version))
-	f := c.n.hot.figures()
-	gauge(c.hot, float64(f.prefixes))
-	gauge(c.replicas, float64(f.replicas))
-	ch <- prometheus.MustNewConstMetric(c.changes, prometheus.CounterValue, float64(f.changes))
-	ch <- prometheus.MustNewConstMetric(c.unwritten, prometheus.CounterValue, float64(f.refused))
-	for outcome, count := range c.n.warmer.figures() {
+	f := c.n.hot.Figures()
+	gauge(c.hot, float64(f.Prefixes))
+	gauge(c.replicas, float64(f.Replicas))
+	ch <- prometheus.MustNewConstMetric(c.changes, prometheus.CounterValue, float64(f.Changes))
+	ch <- prometheus.MustNewConstMetric(c.unwritten, prometheus.CounterValue, float64(f.Failed))
+	for outcome, count := range f.WarmUps {
 		ch <- prometheus.MustNewConstMetric(c.warmed, prometheus.CounterValue, float64(count), outcome)
 	}
 	var st RaftStatus

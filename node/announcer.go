@@ -56,13 +56,13 @@ func (a *announcer) post(buffer *[]prefixtree.Fact, news []prefixtree.Fact) {
 }
 
 // Record implements policy.Index.
-func (a *announcer) Record(b prefixtree.Backend, chain []prefixtree.Hash, now prefixtree.Time, tr *prefixtree.Trail) {
+func (a *announcer) Record(b prefixtree.Backend, chain []prefixtree.Hash, now prefixtree.Time, tr *prefixtree.TouchHistory) {
 	buffer := a.buffer()
 	a.post(buffer, a.RecordNews(b, chain, now, tr, *buffer))
 }
 
 // Learn implements policy.Index.
-func (a *announcer) Learn(b prefixtree.Backend, chain []prefixtree.Hash, tr *prefixtree.Trail, cached int, now prefixtree.Time) prefixtree.Lesson {
+func (a *announcer) Learn(b prefixtree.Backend, chain []prefixtree.Hash, tr *prefixtree.TouchHistory, cached int, now prefixtree.Time) prefixtree.Lesson {
 	buffer := a.buffer()
 	lesson, news := a.LearnNews(b, chain, tr, cached, now, *buffer)
 	a.post(buffer, news)
@@ -70,7 +70,7 @@ func (a *announcer) Learn(b prefixtree.Backend, chain []prefixtree.Hash, tr *pre
 }
 
 // Revert implements policy.Retractor.
-func (a *announcer) Revert(b prefixtree.Backend, chain []prefixtree.Hash, tr *prefixtree.Trail) (retracted int) {
+func (a *announcer) Revert(b prefixtree.Backend, chain []prefixtree.Hash, tr *prefixtree.TouchHistory) (retracted int) {
 	buffer := a.buffer()
 	retracted, news := a.RevertNews(b, chain, tr, *buffer)
 	a.post(buffer, news)

@@ -341,7 +341,7 @@ func (n *Node) setBackendState(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	if action == raftstore.Drain {
-		n.hot.leave(r.Context(), body.Names) // hot prefixes move first
+		n.hot.BeforeDrain(r.Context(), body.Names) // hot prefixes move first
 	}
 	n.answerPlaced(w, r, raftstore.SetBackendState{Names: body.Names, Action: action, Reason: body.Reason}, func(s *raftstore.State) string {
 		return placeUnknown(s, body.Names, func(i int) string { return fmt.Sprintf("names[%d]", i) })

@@ -7,12 +7,12 @@ import (
 type stateCollector struct {
 	n *Node
 
-	ready, inFlight, connections            *prometheus.Desc
-	bodyBytes, bodiesRefused                *prometheus.Desc
-	active, prefill, avoided, horizon, rate *prometheus.Desc
-	facts, bytes, evicted, expired, retract *prometheus.Desc
-	refused, rebuilds, surprises, amnesias  *prometheus.Desc
-	modelsKnown                             *prometheus.Desc
+	ready, inFlight, connections             *prometheus.Desc
+	bodyBytes, bodiesRefused                 *prometheus.Desc
+	active, prefill, avoided, horizon, rate  *prometheus.Desc
+	facts, bytes, evicted, expired, retract  *prometheus.Desc
+	refused, rebuilds, surprises, cachesLost *prometheus.Desc
+	modelsKnown                              *prometheus.Desc
 }
 
 func newStateCollector(n *Node) *stateCollector {
@@ -40,7 +40,7 @@ func newStateCollector(n *Node) *stateCollector {
 		refused:       d("tree_refused_total", "Facts not taken for want of room."),
 		rebuilds:      d("tree_rebuilds_total", "Tables rebuilt to grow, shrink or evict."),
 		surprises:     d("tree_surprises_total", "Answers without any cached token where a young match was predicted."),
-		amnesias:      d("tree_amnesias_total", "Backends cleared since three answers in a row showed that their engine had lost its cache."),
+		cachesLost:    d("tree_caches_lost_total", "Backends cleared since three answers in a row showed that their engine had lost its cache."),
 	}
 }
 
@@ -48,7 +48,7 @@ func newStateCollector(n *Node) *stateCollector {
 func (c *stateCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		c.ready, c.inFlight, c.connections, c.bodyBytes, c.bodiesRefused, c.active, c.prefill, c.avoided, c.horizon, c.rate, c.modelsKnown, c.facts,
-		c.bytes, c.evicted, c.expired, c.retract, c.refused, c.rebuilds, c.surprises, c.amnesias,
+		c.bytes, c.evicted, c.expired, c.retract, c.refused, c.rebuilds, c.surprises, c.cachesLost,
 	} {
 		ch <- d
 	}
@@ -91,7 +91,7 @@ func (c *stateCollector) Collect(ch chan<- prometheus.Metric) {
 	counter(c.refused, st.Refused)
 	counter(c.rebuilds, st.Rebuilds)
 	counter(c.surprises, st.Surprises)
-	counter(c.amnesias, st.Amnesias)
+	counter(c.cachesLost, st.CachesLost)
 }
 
 func oneIf(b bool) float64 {

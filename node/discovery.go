@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"grapevine/node/config"
+	"grapevine/prefixtree"
 	"grapevine/proxy/engine"
 )
 
@@ -20,10 +21,9 @@ const (
 	// askTimeout suffices during a long prefill: engines answer from another thread.
 	askTimeout = 5 * time.Second
 	// 4 MiB hold tens of thousands of adapters, and ten times the largest metrics page seen.
-	maxModelList   = 4 << 20
-	maxMetricsPage = 4 << 20
-	maxModelNames  = 10_000
-	askers         = 16
+	maxAnswer     = 4 << 20
+	maxModelNames = 10_000
+	askers        = 16
 )
 
 type question func(ctx context.Context, u *upstream)
@@ -71,15 +71,10 @@ func askAll(ctx context.Context, list []*upstream, ask question) {
 	}
 }
 
-func (u *upstream) get(ctx context.Context, path string, limit int64) ([]byte, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.URL+path, nil)
-	if err != nil {
-		return nil, err
-	}
-	if u.APIKey != "" {
-		req.Header.Set("Authorization", "Bearer "+u.APIKey)
-	}
-	resp, err := u.client.Do(req)
+// ask sends a request with the engine's api_key; body may be nil. It returns the body of a 200
+// answer, of at most limit bytes.
+func (u *upstream) ask(ctx context.Context, path string, body []byte, limit int64) ([]byte, error) {
+	resp, err := u.send(ctx, path, body)
 	if err != nil {
 		return nil, err
 	}
@@ -97,8 +92,36 @@ func (u *upstream) get(ctx context.Context, path string, limit int64) ([]byte, e
 	return text, nil
 }
 
+func (u *upstream) send(ctx context.Context, path string, body []byte) (*http.Response, error) {
+	method := http.MethodGet
+	if body != nil {
+		method = http.MethodPost
+	}
+	req, err := http.NewRequestWithContext(ctx, method, u.URL+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	if u.APIKey != "" {
+		req.Header.Set("Authorization", "Bearer "+u.APIKey)
+	}
+	return u.client.Do(req)
+}
+
+// post sends a JSON body to the named backend and returns the backend's number.
+func (f *fleet) post(ctx context.Context, name, path string, body []byte) (prefixtree.Backend, error) {
+	u := f.roster().named(name)
+	if u == nil {
+		return 0, fmt.Errorf("backend %s was removed", name)
+	}
+	_, err := u.ask(ctx, path, body, maxAnswer)
+	return u.id, err
+}
+
 func (u *upstream) askModels(ctx context.Context) ([]listedModel, error) {
-	text, err := u.get(ctx, "/v1/models", maxModelList)
+	text, err := u.ask(ctx, "/v1/models", nil, maxAnswer)
 	if err != nil {
 		return nil, err
 	}
@@ -107,7 +130,7 @@ func (u *upstream) askModels(ctx context.Context) ([]listedModel, error) {
 
 // askMetrics understands the metric names of vLLM and SGLang.
 func (u *upstream) askMetrics(ctx context.Context) (engine.Metrics, error) {
-	text, err := u.get(ctx, "/metrics", maxMetricsPage)
+	text, err := u.ask(ctx, "/metrics", nil, maxAnswer)
 	if err != nil {
 		return engine.Metrics{}, err
 	}

@@ -151,7 +151,7 @@ func TestDiscoverySendsTheKey(t *testing.T) {
 			return
 		}
 		if large {
-			_, _ = w.Write(make([]byte, maxModelList+1))
+			_, _ = w.Write(make([]byte, maxAnswer+1))
 			return
 		}
 		fmt.Fprint(w, `{"data":[{"id":"m"}]}`)

@@ -13,7 +13,7 @@ import (
 
 // claim is what one node learned about one engine from its own requests. Weight 0: no evidence.
 type claim struct {
-	reach, reachWeight float64 // blocks; see prefixtree.Tree.Reach
+	reach, reachWeight float64 // blocks; see prefixtree.Tree.LRUDistance
 	rate, rateWeight   float64 // prefill tokens/s; see policy.Router.OwnRate
 }
 

@@ -39,7 +39,7 @@ func (n *Node) gossipConfig() (gossip.Config, error) {
 	return gossip.Config{
 		Member: member.Config{
 			Self: self,
-			Bind: c.GossipAddr(), Advertise: c.GossipAdvertise, Join: c.Join,
+			Bind: c.GossipAddr(), Advertise: c.GossipAdvertise, Join: c.Seeds(),
 			KeyringFile: c.GossipKeyFile, TLS: tlsConfig, Insecure: c.GossipInsecure,
 			Log: n.log.With().Str("component", "member").Logger(),
 		},
@@ -172,7 +172,7 @@ func nameTaken(err error) bool {
 	return errors.As(err, &mismatch) && (mismatch.Field == member.FieldName || mismatch.Field == member.FieldRaftID)
 }
 
-// awaitWarm makes the node ready once it is warm (see gossip.Fleet.Warm) and has backends.
+// awaitWarm makes the node ready once it is warm (see gossip.Exchange.Warm) and has backends.
 func (n *Node) awaitWarm() {
 	g := n.gossip.Load()
 	if g == nil {

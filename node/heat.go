@@ -6,9 +6,9 @@ import (
 	"sync"
 	"time"
 
+	"grapevine/node/hot"
 	"grapevine/prefixtree"
 	"grapevine/proxy/policy"
-	"grapevine/proxy/policy/hot"
 )
 
 // The heat sections of the state blob; DESIGN.md has their bytes. They take at most 4 KiB.
@@ -22,7 +22,7 @@ const (
 	maxWork      = 1e6  // prefill seconds or requests per second, or concurrent requests
 	maxDepth     = 1e8  // tokens of a prefix
 	heatAnchors  = 320
-	heatPaces    = 4
+	heatPaces    = hot.MaxPools
 	anchorBytes  = 10 // entry size of this version
 	paceBytes    = 16
 	bucketBytes  = 3

@@ -27,14 +27,14 @@ var mayImport = map[string][]string{
 	"proxy/prompt":  {"prefixtree"},
 	"proxy/policy":  {"prefixtree"},
 
-	"proxy/policy/hot": {"prefixtree", "proxy/policy"},
+	"proxy": {"prefixtree", "proxy/..."},
 
-	"proxy":        {"prefixtree", "proxy/..."},
+	"node/hot":     {"prefixtree", "proxy", "proxy/policy", "proxy/prompt", "raftstore"},
 	"node/notify":  {},
 	"node/health":  {},
 	"node/machine": {},
 	"node/config":  {"gossip/member", "node/machine", "prefixtree", "proxy", "proxy/policy", "raftstore"},
-	"node":         {"prefixtree", "gossip", "gossip/member", "node/backends", "node/config", "node/health", "node/machine", "raftstore", "proxy", "proxy/..."},
+	"node":         {"prefixtree", "gossip", "gossip/member", "node/backends", "node/config", "node/health", "node/hot", "node/machine", "raftstore", "proxy", "proxy/..."},
 
 	"node/backends": {"prefixtree"},
 
@@ -52,7 +52,7 @@ var mayImport = map[string][]string{
 	"chaos/history":  {},
 	"chaos/scenario": {"chaos/...", "node", "prefixtree"},
 	"chaos/replay":   {"chaos/report", "chaos/workload", "prefixtree", "proxy", "proxy/..."},
-	"chaos/fleetsim": {"chaos/engine", "chaos/report", "chaos/workload", "gossip/wire", "prefixtree", "proxy/policy", "proxy/policy/hot", "proxy/prompt"},
+	"chaos/fleetsim": {"chaos/engine", "chaos/report", "chaos/workload", "gossip/wire", "prefixtree", "node/hot", "proxy/policy", "proxy/prompt"},
 
 	"chaos/fleetsim/herd": {"chaos/fleetsim", "chaos/plot", "chaos/report", "chaos/workload"},
 
@@ -69,26 +69,24 @@ var mayImport = map[string][]string{
 // outside lists the imports of pure packages from other modules; nil means the standard library
 // only.
 var outside = map[string][]string{
-	"prefixtree":       {"github.com/zeebo/xxh3"},
-	"proxy/policy":     {"github.com/zeebo/xxh3"},
-	"proxy/policy/hot": nil,
-	"proxy/prompt":     {"github.com/zeebo/xxh3", "golang.org/x/sys/cpu"},
-	"proxy/engine":     nil,
-	"gossip/wire":      nil,
-	"node/backends":    nil,
-	"node/health":      {"github.com/zeebo/xxh3"},
-	"node/machine":     nil,
-	"node/notify":      nil,
+	"prefixtree":    {"github.com/zeebo/xxh3"},
+	"proxy/policy":  {"github.com/zeebo/xxh3"},
+	"proxy/prompt":  {"github.com/zeebo/xxh3", "golang.org/x/sys/cpu"},
+	"proxy/engine":  nil,
+	"gossip/wire":   nil,
+	"node/backends": nil,
+	"node/health":   {"github.com/zeebo/xxh3"},
+	"node/machine":  nil,
+	"node/notify":   nil,
 }
 
 var impure = map[string][]string{
-	"prefixtree":       {"net", "net/http", "log", "log/slog", "os", "context"},
-	"proxy/policy":     {"net", "net/http", "log", "log/slog", "os", "context"},
-	"proxy/policy/hot": {"net", "net/http", "log", "log/slog", "os", "context"},
-	"proxy/prompt":     {"net", "net/http", "log", "log/slog", "os", "context"},
-	"proxy/engine":     {"log", "log/slog", "os"},
-	"node/backends":    {"net", "net/http", "log", "log/slog", "os", "context"},
-	"node/health":      {"net", "net/http", "log", "log/slog", "os", "context"},
+	"prefixtree":    {"net", "net/http", "log", "log/slog", "os", "context"},
+	"proxy/policy":  {"net", "net/http", "log", "log/slog", "os", "context"},
+	"proxy/prompt":  {"net", "net/http", "log", "log/slog", "os", "context"},
+	"proxy/engine":  {"log", "log/slog", "os"},
+	"node/backends": {"net", "net/http", "log", "log/slog", "os", "context"},
+	"node/health":   {"net", "net/http", "log", "log/slog", "os", "context"},
 }
 
 var topLevel = []string{

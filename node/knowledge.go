@@ -138,7 +138,7 @@ func (k *knowledge) State(dst []byte) []byte {
 	told := make(map[uint32]claim, len(k.told))
 	k.numbers.Listed(func(b prefixtree.Backend, key uint32) {
 		var c claim
-		c.reach, c.reachWeight = k.tree.Reach(b)
+		c.reach, c.reachWeight = k.tree.LRUDistance(b)
 		c.rate, c.rateWeight = k.router.OwnRate(b)
 		if before := k.told[key]; before.near(c) {
 			c = before
@@ -196,7 +196,7 @@ func (k *knowledge) learn(key uint32, mean claim) {
 		k.unknown.Add(1)
 		return
 	}
-	k.tree.SetPeerReach(b, mean.reach, mean.reachWeight)
+	k.tree.SetPeerLRUDistance(b, mean.reach, mean.reachWeight)
 	k.router.SetPeerRate(b, mean.rate, mean.rateWeight)
 }
 

@@ -21,6 +21,7 @@ import (
 	"grapevine/gossip"
 	"grapevine/node/backends"
 	"grapevine/node/config"
+	"grapevine/node/hot"
 	"grapevine/prefixtree"
 	"grapevine/proxy"
 	"grapevine/proxy/policy"
@@ -53,20 +54,19 @@ type Node struct {
 
 	checker    *checker
 	sources    *sources
-	hot        *replicator                     // applies and, on the leader, sizes hot prefixes
-	warmer     *warmer                         // nil without hot_warm_up
+	hot        *hot.Replicator                 // applies and, on the leader, sizes hot prefixes
 	fleet      *fleet                          // the backends; makes the view
 	store      atomic.Pointer[raftstore.Store] // the agreed state; nil: not started
 	proposed   atomic.Bool                     // the configured backends were proposed
 	refused    atomic.Bool                     // the fleet rejected them
 	said       chan struct{}                   // closed once proposed or refused is known
 	adoptMu    sync.Mutex
-	mesh       *gossip.Fleet                // opens before the store; nil without a fleet
-	raftTimers raftstore.Timers             // tests only; zero: defaults
-	met        atomic.Bool                  // gossip has tried the seeds
-	knowledge  *knowledge                   // nil without a fleet
-	gossip     atomic.Pointer[gossip.Fleet] // nil without a fleet, or not started
-	nameWait   time.Duration                // see defaultNameWait
+	mesh       *gossip.Exchange                // opens before the store; nil without a fleet
+	raftTimers raftstore.Timers                // tests only; zero: defaults
+	met        atomic.Bool                     // gossip has tried the seeds
+	knowledge  *knowledge                      // nil without a fleet
+	gossip     atomic.Pointer[gossip.Exchange] // nil without a fleet, or not started
+	nameWait   time.Duration                   // see defaultNameWait
 	ready      readiness
 	serving    atomic.Bool // started, and no stop requested
 
@@ -173,14 +173,17 @@ func (n *Node) buildRouting() error {
 		return err
 	}
 	n.checker = newChecker(n)
-	n.hot = &replicator{router: n.router, log: n.log.With().Str("component", "hot").Logger()}
+	hotCfg := hot.Config{Router: n.router, Log: n.log.With().Str("component", "hot").Logger()}
 	if n.knowledge != nil {
-		n.hot.others = n.knowledge.heard.works
+		hotCfg.Peers = n.knowledge.heard.works
 	}
 	if n.cfg.HotWarmUp {
-		n.warmer = newWarmer(n, index)
-		n.hot.warm = n.warmer.warm
+		describe := func(path string, body []byte, q *policy.Request) error {
+			return n.proxy.Describe([]byte(path), nil, body, q)
+		}
+		hotCfg.WarmUp = &hot.WarmUp{Post: n.fleet.post, Describe: describe, Index: index}
 	}
+	n.hot = hot.New(hotCfg)
 	if n.sources, err = newSources(n.cfg.BackendsFrom, n.log.With().Str("component", "sources").Logger()); err != nil {
 		return err
 	}
@@ -277,7 +280,7 @@ func (n *Node) start(ctx context.Context) error {
 	}
 	n.startDiscovery()
 	n.startHealth()
-	n.startHotPrefixes()
+	n.run("hot prefixes", func(ctx context.Context) { n.hot.Run(ctx, n.store.Load()) })
 	n.startSources()
 	if err := n.startGossip(ctx); err != nil {
 		return err
@@ -310,6 +313,20 @@ func (n *Node) start(ctx context.Context) error {
 	}
 	n.serving.Store(true)
 	return nil
+}
+
+// run starts loops that end with their context, which the cleanup of this name cancels.
+func (n *Node) run(name string, loops ...func(context.Context)) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	for _, loop := range loops {
+		running.Go(func() { loop(ctx) })
+	}
+	n.cleanups.push(name, func(context.Context) error {
+		cancel()
+		running.Wait()
+		return nil
+	})
 }
 
 func (n *Node) startDiscovery() {

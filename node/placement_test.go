@@ -385,12 +385,9 @@ func TestPlacementsWhileTheFleetIsFounded(t *testing.T) {
 		}
 	}
 	var nodes []*Node
+	founders := founderAddrs(t, 3)
 	for i, name := range []string{"one", "two", "three"} {
-		join := []string{"127.0.0.2:1"} // no node: the other nodes join this one
-		if i > 0 {
-			join = []string{nodes[0].GossipAddr()}
-		}
-		cfg := agreeingConfig(t, name, join, slices.Concat(urls[i:], urls[:i])...)
+		cfg := founding(t, name, founders, i, slices.Concat(urls[i:], urls[:i])...)
 		cfg.WarmDeadline = 2 * time.Second
 		n := startNode(t, cfg)
 		nodes = append(nodes, n)

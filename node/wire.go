@@ -83,9 +83,7 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *Config) (proxy.Config, er
 
 func (n *Node) observe(r *proxy.Record) {
 	n.metrics.observe(r)
-	if n.warmer != nil {
-		n.warmer.observe(r)
-	}
+	n.hot.Observe(r)
 }
 
 // orNone turns a configured 0 (none) into -1, since the proxy's 0 is its default.

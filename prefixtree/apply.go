@@ -44,7 +44,7 @@ type merge struct {
 	waiting int
 	blocks  [lookahead]Hash
 	filled  int
-	ahead
+	prefetch
 }
 
 type run struct {

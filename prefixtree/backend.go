@@ -154,8 +154,8 @@ func (t *Tree) SetCapacity(b Backend, blocks int) {
 }
 
 // use counts total blocks on b as touched, except settled ones, and sets the displaced blocks of
-// the trail.
-func (t *Tree) use(b Backend, tr *Trail, total int, now Time) {
+// the touch history.
+func (t *Tree) use(b Backend, tr *TouchHistory, total int, now Time) {
 	l := &t.ledgers[b]
 	l.mu.Lock()
 	defer l.mu.Unlock()

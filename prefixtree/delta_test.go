@@ -233,7 +233,7 @@ func TestPlacementsAfterAFenceFromAhead(t *testing.T) {
 	if _, err := tree.ApplyDelta(encode(fence, oneToOne{}), oneToOne{}, 0, start+10); err != nil {
 		t.Fatal(err)
 	}
-	var tr Trail
+	var tr TouchHistory
 	chain := chainOf(t, 1, 30)
 	news := tree.RecordNews(1, chain, start+100, &tr, nil)
 	_, news = tree.LearnNews(1, chain, &tr, 0, start+200, news)

@@ -283,7 +283,7 @@ func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
 			settings["data_dir"] = n.dataDir
 		}
 		if i < f.cfg.Founders {
-			settings["bootstrap_expect"], settings["voters"] = f.cfg.Founders, f.cfg.Founders
+			settings["founders"], settings["voters"] = f.GossipAddrs()[:f.cfg.Founders], f.cfg.Founders
 		} else if f.cfg.Founders > 0 {
 			settings["voters"] = f.cfg.Founders
 		}

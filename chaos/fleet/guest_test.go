@@ -21,7 +21,7 @@ import (
 // guest is a gossip member in this process: real gossip and prefix tree, synthetic placements. Safe
 // for concurrent use.
 type guest struct {
-	fleet  *gossip.Fleet
+	fleet  *gossip.Exchange
 	tree   *prefixtree.Tree
 	outbox *prefixtree.Outbox
 	names  engineNames
@@ -181,7 +181,7 @@ func meet(ctx context.Context, t *testing.T, guests []*guest, nodes ...*fleet.No
 func now() prefixtree.Time { return prefixtree.Time(time.Now().UnixMilli()) }
 
 func (g *guest) place(b prefixtree.Backend, chain []prefixtree.Hash) {
-	var tr prefixtree.Trail
+	var tr prefixtree.TouchHistory
 	g.outbox.Add(g.tree.RecordNews(b, chain, now(), &tr, nil))
 	g.placed.Add(1)
 }

@@ -25,6 +25,7 @@ var samples = map[string]sample{
 		"[{strategy: session, model: m*}, {strategy: random, path: /p, header: x-a, value: b}]",
 	},
 	"join":          {"10.0.0.1:7946 dns:nodes.example:7946", "[10.0.0.1:7946, 'dns:nodes.example:7946']"},
+	"founders":      {"10.0.0.1:7946 r2:7946", "[10.0.0.1:7946, r2:7946]"},
 	"backends_from": {"file:/etc/gpus dns:gpus.example:8000", "['file:/etc/gpus', 'dns:gpus.example:8000']"},
 	"pass_paths":    {"/classify /v1/files", "[/classify, /v1/files]"},
 	"weights":       {"prefix=3,load=0.5", "{prefix: 3, load: 0.5}"},

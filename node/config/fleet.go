@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -24,7 +25,10 @@ const (
 const minGossipBudget = 16 << 10
 
 // InFleet says whether the node joins a fleet; otherwise no part of gossip is built.
-func (c *Config) InFleet() bool { return len(c.Join) > 0 || c.Gossip != "" }
+func (c *Config) InFleet() bool { return len(c.Join) > 0 || len(c.Founders) > 0 || c.Gossip != "" }
+
+// Seeds are the addresses at which this node looks for others.
+func (c *Config) Seeds() []string { return slices.Concat(c.Join, c.Founders) }
 
 func (c *Config) GossipAddr() string {
 	if c.Gossip == "" {
@@ -51,7 +55,6 @@ func (c *Config) checkFleet(bad complain) {
 			given bool
 		}{
 			{"gossip_key_file", c.GossipKeyFile != ""}, {"gossip_advertise", c.GossipAdvertise != ""}, {"gossip_insecure", c.GossipInsecure},
-			{"bootstrap_expect", c.BootstrapExpect > 1},
 			{"gossip_cert", c.GossipCert != ""}, {"gossip_cert_key", c.GossipCertKey != ""}, {"gossip_ca", c.GossipCA != ""},
 		} {
 			if s.given {
@@ -105,11 +108,21 @@ func (c *Config) checkAgreement(bad complain) {
 }
 
 func (c *Config) checkRaft(bad complain) {
-	switch e := c.BootstrapExpect; {
-	case e != 0 && e != 1 && e != 3 && e != 5:
-		bad("bootstrap_expect", "write 3 or 5, on as many nodes", "%d nodes cannot found a fleet", e)
-	case e > 1 && c.DataDir == "":
-		bad("data_dir", "name a directory that survives a restart", "is missing: bootstrap_expect makes this node vote, and it must not forget its votes")
+	switch n := len(c.Founders); {
+	case n == 0:
+		return
+	case n != 1 && n != 3 && n != 5:
+		bad("founders", "list 1, 3 or 5 nodes, the same on each of them", "%d nodes cannot found a fleet", n)
+	case c.DataDir == "":
+		bad("data_dir", "name a directory that survives a restart", "is missing: a founder votes, and must not forget its votes")
+	}
+	for i, addr := range c.Founders {
+		if _, err := splitAddress(addr, false); err != nil {
+			bad("founders", "write HOST:PORT as the other nodes reach it", "%q: %v", addr, err)
+		}
+		if slices.Contains(c.Founders[:i], addr) {
+			bad("founders", "list every node once", "%s is listed twice", addr)
+		}
 	}
 }
 

@@ -33,7 +33,7 @@ type Attempt struct {
 	slot     *slot
 	model    *modelStat
 	decision Decision
-	trail    prefixtree.Trail
+	trail    prefixtree.TouchHistory
 	hashes   []prefixtree.Hash
 	bytes    int
 	charged  int64
@@ -178,7 +178,7 @@ func (a *Attempt) learn(o Outcome, now prefixtree.Time) {
 		blocks = min(int(float64(o.CachedTokens)*perToken/float64(a.router.cfg.BlockBytes)+0.5), len(a.hashes))
 	}
 	lesson := a.router.tree.Learn(a.slot.id, a.hashes, &a.trail, blocks, now)
-	if lesson.Amnesia && a.router.cfg.Forgot != nil {
+	if lesson.CacheLost && a.router.cfg.Forgot != nil {
 		a.router.cfg.Forgot(a.slot.id)
 	}
 }

@@ -59,14 +59,14 @@ type Config struct {
 // Index is the part of prefixtree.Tree that policy uses. It must be safe for concurrent use.
 type Index interface {
 	Match(m *prefixtree.Matches, chain []prefixtree.Hash, now prefixtree.Time)
-	Record(b prefixtree.Backend, chain []prefixtree.Hash, now prefixtree.Time, tr *prefixtree.Trail)
-	Learn(b prefixtree.Backend, chain []prefixtree.Hash, tr *prefixtree.Trail, cached int, now prefixtree.Time) prefixtree.Lesson
+	Record(b prefixtree.Backend, chain []prefixtree.Hash, now prefixtree.Time, tr *prefixtree.TouchHistory)
+	Learn(b prefixtree.Backend, chain []prefixtree.Hash, tr *prefixtree.TouchHistory, cached int, now prefixtree.Time) prefixtree.Lesson
 }
 
 // Retractor is an Index that can undo one Record, for requests that failed. Without it, the next
 // response corrects the index.
 type Retractor interface {
-	Revert(b prefixtree.Backend, chain []prefixtree.Hash, tr *prefixtree.Trail) (retracted int)
+	Revert(b prefixtree.Backend, chain []prefixtree.Hash, tr *prefixtree.TouchHistory) (retracted int)
 }
 
 // Witness is an Index that counts the blocks newly placed by other nodes, from which the router

@@ -78,7 +78,7 @@ func TestLargePoolLooksBehindDeadHolders(t *testing.T) {
 	for _, nodes := range []int{1, 8} {
 		r, tree := newRouter(t, Config{Nodes: nodes}, fleetOf(n))
 		chain := prompt(1, 1, 0, 64)
-		var tr prefixtree.Trail
+		var tr prefixtree.TouchHistory
 		for i := range away {
 			tree.Record(prefixtree.Backend(i), chain, t0, &tr)
 		}

@@ -19,8 +19,6 @@ const (
 	// longest, and a set's end at most longestCold, less than the lifetime left at renewal.
 	evidence             = 100
 	longest, longestCold = 600_000, 150_000
-	// calm is the least pause; only tests use it.
-	calm = 60_000
 	// lifetime is how long a set lasts without renewal; renewal is its interval.
 	lifetime, renewal = 300_000, 120_000
 	// smooth is the number of decisions over which a prefix's rate is averaged.

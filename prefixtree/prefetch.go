@@ -24,22 +24,22 @@ func (p *place) touch(to entry, now Time) bool {
 	return p.entry != 0 && int64(now) < p.shard.swept.Load() && p.tab.touch(p.word, p.seq, p.entry, to)
 }
 
-// ahead looks up a run of blocks without locks, because the atomic instructions of edits keep cache
+// prefetch looks up a run of blocks without locks, because the atomic instructions of edits keep cache
 // misses from overlapping.
-type ahead struct {
+type prefetch struct {
 	places  [lookahead]place
 	index   int
 	fetched uint64 // unused; keeps the compiler from removing fetch's reads
 }
 
-func (a *ahead) look(t *Tree, b Backend, chain []Hash) int {
+func (a *prefetch) look(t *Tree, b Backend, chain []Hash) int {
 	run := chain[:min(lookahead, len(chain))]
 	a.fetch(t, run)
 	a.see(b, run, 0)
 	return len(run)
 }
 
-func (a *ahead) see(b Backend, run []Hash, from int) {
+func (a *prefetch) see(b Backend, run []Hash, from int) {
 	for i, h := range run {
 		p := &a.places[(from+i)%lookahead] // the modulo spares a bounds check
 		tb := p.shard.tab.Load()
@@ -60,7 +60,7 @@ func (a *ahead) see(b Backend, run []Hash, from int) {
 
 // fetch loads the slots into the CPU cache without branches on them, which would serialise the
 // loads.
-func (a *ahead) fetch(t *Tree, run []Hash) {
+func (a *prefetch) fetch(t *Tree, run []Hash) {
 	var any uint64
 	for i, h := range run {
 		s := t.shard(uint64(h))

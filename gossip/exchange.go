@@ -47,12 +47,12 @@ func (r roster) connect(ctx context.Context, peer member.Info) (net.Conn, member
 	return c, c.Peer, nil
 }
 
-// Fleet is this node's part in the exchange. Safe for concurrent use.
+// Exchange is this node's part in the exchange. Safe for concurrent use.
 //
-// Lock order: peer.applying, peer.order, subscriber.mu, Fleet.mu, peer.mu, subscription.mu; other
+// Lock order: peer.applying, peer.order, subscriber.mu, Exchange.mu, peer.mu, subscription.mu; other
 // locks are leaves. Calls to Knowledge hold at most peer.applying (Apply) or peer.order (PeerLoad,
 // PeerState, DropPeer).
-type Fleet struct {
+type Exchange struct {
 	knowledge Knowledge
 	flush     time.Duration
 	deadline  time.Duration
@@ -105,39 +105,39 @@ type counters struct {
 }
 
 // New checks cfg and prepares a node; it starts nothing.
-func New(cfg Config) (*Fleet, error) {
-	f, err := prepare(cfg)
+func New(cfg Config) (*Exchange, error) {
+	x, err := prepare(cfg)
 	if err != nil {
 		return nil, err
 	}
 	m := cfg.Member
-	m.OnEvent = f.onEvent
-	m.Serve = func(c *member.Conn) { f.serve(c, c.Peer) }
+	m.OnEvent = x.onEvent
+	m.Serve = func(c *member.Conn) { x.serve(c, c.Peer) }
 	if m.Self.ProtocolMax == 0 {
 		m.Self.ProtocolMin, m.Self.ProtocolMax = wire.Oldest, wire.Version
 	}
-	if f.list, err = member.New(m); err != nil {
+	if x.list, err = member.New(m); err != nil {
 		return nil, err
 	}
-	f.members = roster{f.list}
-	return f, nil
+	x.members = roster{x.list}
+	return x, nil
 }
 
-func prepare(cfg Config) (*Fleet, error) {
+func prepare(cfg Config) (*Exchange, error) {
 	if cfg.Knowledge == nil {
 		return nil, errors.New("gossip: no knowledge to exchange")
 	}
-	f := &Fleet{
+	x := &Exchange{
 		touched:   make(chan struct{}, 1),
 		knowledge: cfg.Knowledge, flush: cfg.FlushInterval, deadline: cfg.SnapshotDeadline, clock: cfg.Clock, log: cfg.Log,
 		peers: map[string]*peer{}, subscribers: map[string]*subscriber{}, stopped: make(chan struct{}),
 		snapshots: make(chan struct{}, maxSnapshots),
 	}
-	if f.flush == 0 {
-		f.flush = defaultFlush
+	if x.flush == 0 {
+		x.flush = defaultFlush
 	}
-	if f.deadline == 0 {
-		f.deadline = defaultDeadline
+	if x.deadline == 0 {
+		x.deadline = defaultDeadline
 	}
 	limit, rate := cfg.JournalBytes, cfg.Budget
 	if limit == 0 {
@@ -147,52 +147,52 @@ func prepare(cfg Config) (*Fleet, error) {
 		rate = defaultBudget
 	}
 	switch {
-	case f.flush < time.Millisecond || f.flush > time.Second:
-		return nil, fmt.Errorf("gossip: flush interval %v is not between 1ms and 1s", f.flush)
-	case f.deadline < 0:
-		return nil, fmt.Errorf("gossip: negative snapshot deadline %v", f.deadline)
+	case x.flush < time.Millisecond || x.flush > time.Second:
+		return nil, fmt.Errorf("gossip: flush interval %v is not between 1ms and 1s", x.flush)
+	case x.deadline < 0:
+		return nil, fmt.Errorf("gossip: negative snapshot deadline %v", x.deadline)
 	case limit < minJournal:
 		return nil, fmt.Errorf("gossip: journal of %d bytes is less than %d", limit, int64(minJournal))
 	case rate < minBudget:
 		return nil, fmt.Errorf("gossip: budget of %d bytes/s is less than %d", rate, int64(minBudget))
 	}
-	f.journal = newJournal(limit)
-	f.budget = newBudget(rate, time.Now())
-	f.warming.init()
-	return f, nil
+	x.journal = newJournal(limit)
+	x.budget = newBudget(rate, time.Now())
+	x.warming.init()
+	return x, nil
 }
 
 // Start listens, joins and begins to exchange. It does not wait for peers; ctx bounds only the
-// start. A Fleet starts once; after an error it is stopped.
-func (f *Fleet) Start(ctx context.Context) error {
-	f.mu.Lock()
-	if f.phase != idle {
-		f.mu.Unlock()
+// start. An Exchange starts once; after an error it is stopped.
+func (x *Exchange) Start(ctx context.Context) error {
+	x.mu.Lock()
+	if x.phase != idle {
+		x.mu.Unlock()
 		return errors.New("gossip: started already")
 	}
-	f.phase = running
-	f.ctx, f.cancel = context.WithCancel(context.Background())
+	x.phase = running
+	x.ctx, x.cancel = context.WithCancel(context.Background())
 	// Streams and events may arrive before members.Start returns, and need self.
-	self := f.members.Self()
-	f.self = processID{self.Name, self.Incarnation}
-	f.mu.Unlock()
-	if err := f.members.Start(ctx); err != nil {
-		f.mu.Lock()
-		mine := f.phase == running // else Stop ends the fleet
+	self := x.members.Self()
+	x.self = processID{self.Name, self.Incarnation}
+	x.mu.Unlock()
+	if err := x.members.Start(ctx); err != nil {
+		x.mu.Lock()
+		mine := x.phase == running // else Stop ends the fleet
 		if mine {
-			f.phase = stopping
-			f.cancel()
+			x.phase = stopping
+			x.cancel()
 		}
-		f.mu.Unlock()
+		x.mu.Unlock()
 		if mine {
-			f.wg.Wait()
-			f.stopErr = err
-			close(f.stopped)
+			x.wg.Wait()
+			x.stopErr = err
+			close(x.stopped)
 		}
 		return fmt.Errorf("gossip: %w", err)
 	}
-	for _, loop := range []func(){f.publish, f.publishState, f.keepHouse, f.learn} {
-		if !f.spawn(loop) {
+	for _, loop := range []func(){x.publish, x.publishState, x.keepHouse, x.learn} {
+		if !x.spawn(loop) {
 			return errors.New("gossip: stopped while it was started")
 		}
 	}
@@ -203,43 +203,43 @@ const leaveTimeout = 3 * time.Second
 
 // Stop sends the last batches, leaves the fleet, and returns when every goroutine has ended or ctx
 // is done. Idempotent.
-func (f *Fleet) Stop(ctx context.Context) error {
-	f.mu.Lock()
-	switch f.phase {
+func (x *Exchange) Stop(ctx context.Context) error {
+	x.mu.Lock()
+	switch x.phase {
 	case idle:
-		f.phase = stopping
-		close(f.stopped)
-		f.mu.Unlock()
+		x.phase = stopping
+		close(x.stopped)
+		x.mu.Unlock()
 		return nil
 	case stopping:
-		f.mu.Unlock()
+		x.mu.Unlock()
 		select {
-		case <-f.stopped:
-			return f.stopErr
+		case <-x.stopped:
+			return x.stopErr
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
-	f.phase = stopping
-	f.mu.Unlock()
+	x.phase = stopping
+	x.mu.Unlock()
 
-	f.flushLast(ctx)
+	x.flushLast(ctx)
 	leave := leaveTimeout
 	if end, ok := ctx.Deadline(); ok {
 		leave = max(time.Millisecond, min(leave, time.Until(end)/2))
 	}
-	err := f.members.Leave(leave)
+	err := x.members.Leave(leave)
 	if errors.Is(err, member.ErrUnconfirmed) {
 		// Peers will find this node dead instead.
-		f.log.Warn().Err(err).Msg("no other node has confirmed that this one leaves")
+		x.log.Warn().Err(err).Msg("no other node has confirmed that this one leaves")
 		err = nil
 	}
-	f.cancel()
-	f.closeStreams()
-	err = errors.Join(err, f.members.Stop(ctx))
+	x.cancel()
+	x.closeStreams()
+	err = errors.Join(err, x.members.Stop(ctx))
 	gone := make(chan struct{})
 	go func() {
-		f.wg.Wait()
+		x.wg.Wait()
 		close(gone)
 	}()
 	select {
@@ -247,68 +247,68 @@ func (f *Fleet) Stop(ctx context.Context) error {
 	case <-ctx.Done():
 		err = errors.Join(err, ctx.Err())
 	}
-	f.stopErr = err
-	close(f.stopped)
+	x.stopErr = err
+	close(x.stopped)
 	return err
 }
 
-func (f *Fleet) closeStreams() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, d := range f.subscribers {
+func (x *Exchange) closeStreams() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, d := range x.subscribers {
 		d.conn.Close()
 	}
-	for _, p := range f.peers {
+	for _, p := range x.peers {
 		p.endStream(errStopped)
 	}
 }
 
 // wall is this node's wall clock, for times compared with peers'. Durations use moments, which
 // setting a clock does not change.
-func (f *Fleet) wall(at time.Time) time.Time {
-	if f.clock == nil {
+func (x *Exchange) wall(at time.Time) time.Time {
+	if x.clock == nil {
 		return at
 	}
-	return f.clock(at)
+	return x.clock(at)
 }
 
 // spawn runs loop in a goroutine that Stop waits for; false if the fleet does not run.
-func (f *Fleet) spawn(loop func()) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.spawnLocked(loop)
+func (x *Exchange) spawn(loop func()) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.spawnLocked(loop)
 }
 
-func (f *Fleet) spawnLocked(loop func()) bool {
-	if f.phase != running {
+func (x *Exchange) spawnLocked(loop func()) bool {
+	if x.phase != running {
 		return false
 	}
-	f.wg.Go(loop)
+	x.wg.Go(loop)
 	return true
 }
 
 // Members returns the membership of this fleet.
-func (f *Fleet) Members() *member.List { return f.list }
+func (x *Exchange) Members() *member.List { return x.list }
 
 // Warm is closed when this node has its peers' knowledge, no peer has any, or the deadline passes.
-func (f *Fleet) Warm() <-chan struct{} { return f.warming.done }
+func (x *Exchange) Warm() <-chan struct{} { return x.warming.done }
 
 // WarmFraction estimates the received part of the peers' knowledge, 0 to 1; below 1 until complete.
-func (f *Fleet) WarmFraction() float64 { return f.warming.fraction() }
+func (x *Exchange) WarmFraction() float64 { return x.warming.fraction() }
 
 // Position returns the sequence of the next batch to publish.
-func (f *Fleet) Position() uint64 {
-	_, next := f.journal.position()
+func (x *Exchange) Position() uint64 {
+	_, next := x.journal.position()
 	return next
 }
 
-func (f *Fleet) sleep(d time.Duration) bool {
+func (x *Exchange) sleep(d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-t.C:
 		return true
-	case <-f.ctx.Done():
+	case <-x.ctx.Done():
 		return false
 	}
 }

@@ -40,11 +40,11 @@ func (p *proof) add(displaced float64, now Time) {
 type gap struct {
 	head, gone int
 	headAt     Time
-	trailStep
+	touchStep
 }
 
 // gap ignores steps younger than unsettled ms; ok is false if none remains.
-func (tr *Trail) gap(cached int, unsettled int64) (g gap, ok bool) {
+func (tr *TouchHistory) gap(cached int, unsettled int64) (g gap, ok bool) {
 	slack := 0
 	if cached > 0 {
 		slack = 1 + int(2*countSlack*float64(cached))
@@ -58,7 +58,7 @@ func (tr *Trail) gap(cached int, unsettled int64) (g gap, ok bool) {
 			continue
 		}
 		if int64(tr.recorded-step.at) >= unsettled {
-			g.trailStep = step
+			g.touchStep = step
 			return g, true
 		}
 		if cached > 0 {
@@ -122,7 +122,7 @@ func (m *misses) add(g *gap, chain []Hash, recorded Time) {
 
 func abs(n int) int { return max(n, -n) }
 
-func (l *ledger) foundLocked(step trailStep, recorded Time) {
+func (l *ledger) foundLocked(step touchStep, recorded Time) {
 	l.usage.proof.add(step.displaced, recorded)
 	if step.at <= l.misses.lost {
 		l.misses = misses{} // a block older than the lost ones is cached
@@ -138,7 +138,7 @@ func (u *usage) impossible(displaced float64, now Time) float64 {
 	return found / max(displaced, 1)
 }
 
-func (t *Tree) doubtful(b Backend, tr *Trail, cached int, now Time) bool {
+func (t *Tree) doubtful(b Backend, tr *TouchHistory, cached int, now Time) bool {
 	g, ok := tr.gap(cached, int64(now-tr.recorded))
 	l := &t.ledgers[b]
 	l.mu.Lock()
@@ -148,7 +148,7 @@ func (t *Tree) doubtful(b Backend, tr *Trail, cached int, now Time) bool {
 
 // passOverLocked reports whether a miss is no evidence of an eviction, and counts it as a sign of a
 // lost cache.
-func (t *Tree) passOverLocked(b Backend, l *ledger, chain []Hash, tr *Trail, cached int, now Time) bool {
+func (t *Tree) passOverLocked(b Backend, l *ledger, chain []Hash, tr *TouchHistory, cached int, now Time) bool {
 	g, ok := tr.gap(cached, int64(now-tr.recorded))
 	switch {
 	case !ok:
@@ -186,9 +186,9 @@ func (t *Tree) surprisedLocked(l *ledger, recorded Time) {
 	t.surprises.Add(1)
 }
 
-// amnesiaLocked clears the backend at the third surprise or sign. The fence lies before the first
+// cacheLostLocked clears the backend at the third surprise or sign. The fence lies before the first
 // of them, because the emptied engine computed what these requests placed.
-func (t *Tree) amnesiaLocked(b Backend, l *ledger, now Time) bool {
+func (t *Tree) cacheLostLocked(b Backend, l *ledger, now Time) bool {
 	var first Time
 	switch {
 	case l.surprises >= surpriseLimit:
@@ -200,7 +200,7 @@ func (t *Tree) amnesiaLocked(b Backend, l *ledger, now Time) bool {
 	}
 	l.surprises, l.misses, l.cleared = 0, misses{}, now
 	l.usage.clear()
-	t.amnesias.Add(1)
+	t.cachesLost.Add(1)
 	t.limits[b].raiseFloor(first - 1)
 	return true
 }

@@ -7,7 +7,7 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// ../DESIGN.md, "Hot prefixes", explains these rules.
+// proxy/policy/DESIGN.md, "Hot prefixes", explains these rules.
 const (
 	// fill is how busy a replica may be in total.
 	fill = 0.8

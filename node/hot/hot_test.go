@@ -164,7 +164,7 @@ func TestSetHasItsSizeInTime(t *testing.T) {
 	}
 	from := f.now
 	until("less hot", 70, 20, 4)
-	if f.now-from < calm {
+	if f.now-from < dwell {
 		t.Errorf("less after %d ms", f.now-from)
 	}
 	until("cold", 70, 0, 0)
@@ -229,7 +229,7 @@ func TestNewLeader(t *testing.T) {
 	for f.replicas() == 8 {
 		f.step(20, 160)
 	}
-	if f.now-from < calm || f.replicas() != 4 {
+	if f.now-from < dwell || f.replicas() != 4 {
 		t.Errorf("%d replicas after %d ms", f.replicas(), f.now-from)
 	}
 	z := new(Sizer)
@@ -254,10 +254,10 @@ func TestClocksDiffer(t *testing.T) {
 			f.sizer = new(Sizer)
 		}
 		from := f.now
-		for f.replicas() == 8 && f.now-from < 10*calm {
+		for f.replicas() == 8 && f.now-from < 10*dwell {
 			f.step(20, 160)
 		}
-		if f.replicas() != 4 || f.now-from < calm || f.now-from > 2*calm {
+		if f.replicas() != 4 || f.now-from < dwell || f.now-from > 2*dwell {
 			t.Errorf("the same leader: %v: %d replicas after %d ms", sameLeader, f.replicas(), f.now-from)
 		}
 	}

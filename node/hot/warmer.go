@@ -1,11 +1,9 @@
-package node
+package hot
 
 import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
-	"io"
 	"net/http"
 	"slices"
 	"sync"
@@ -29,12 +27,19 @@ const (
 	warmLimit = 5 * time.Second
 )
 
+// WarmUp is what warming needs from the node.
+type WarmUp struct {
+	// Post sends a JSON body to a backend and returns its number. It fails unless the answer is 200.
+	Post     func(ctx context.Context, backend, path string, body []byte) (prefixtree.Backend, error)
+	Describe func(path string, body []byte, q *policy.Request) error // hashes a prompt
+	Index    policy.Index                                            // learns what the engines hold afterwards
+}
+
 // warmer makes engines compute hot prefixes beforehand, from stored prompts. It is safe for
 // concurrent use.
 type warmer struct {
-	node  *Node
-	index policy.Index // learns what the engines hold afterwards
-	log   zerolog.Logger
+	WarmUp
+	log zerolog.Logger
 
 	warmed, failed, unknown atomic.Uint64
 
@@ -46,12 +51,6 @@ type keptPrompt struct {
 	path string
 	body []byte
 	at   time.Time
-}
-
-func newWarmer(n *Node, index policy.Index) *warmer {
-	return &warmer{
-		node: n, index: index, log: n.log.With().Str("component", "hot").Logger(), kept: make(map[prefixtree.Hash]keptPrompt),
-	}
 }
 
 func (w *warmer) observe(r *proxy.Record) {
@@ -96,7 +95,7 @@ func (w *warmer) warm(ctx context.Context, anchor prefixtree.Hash, backends []st
 		all.Go(func() {
 			if err := w.warmOne(ctx, anchor, &k, name); err != nil {
 				w.failed.Add(1)
-				w.log.Warn().Err(err).Str("backend", name).Str("anchor", anchorText(anchor)).Msg("a hot prefix could not be computed beforehand")
+				w.log.Warn().Err(err).Str("backend", name).Str("anchor", AnchorText(anchor)).Msg("warming a hot prefix failed")
 				return
 			}
 			w.warmed.Add(1)
@@ -106,45 +105,22 @@ func (w *warmer) warm(ctx context.Context, anchor prefixtree.Hash, backends []st
 }
 
 func (w *warmer) warmOne(ctx context.Context, anchor prefixtree.Hash, k *keptPrompt, name string) error {
-	u := w.node.fleet.roster().named(name)
-	if u == nil {
-		return fmt.Errorf("backend %s is gone", name)
-	}
 	body, err := forOneToken(k.body)
 	if err != nil {
 		return err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, u.URL+k.path, bytes.NewReader(body))
+	id, err := w.Post(ctx, name, k.path, body)
 	if err != nil {
 		return err
 	}
-	req.Header.Set("Content-Type", "application/json")
-	if u.APIKey != "" {
-		req.Header.Set("Authorization", "Bearer "+u.APIKey)
-	}
-	resp, err := u.client.Do(req)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	if _, err := io.Copy(io.Discard, io.LimitReader(resp.Body, keptBytes)); err != nil {
-		return err
-	}
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("it says %s", resp.Status)
-	}
-	w.record(u.id, anchor, k)
-	return nil
-}
-
-func (w *warmer) record(b prefixtree.Backend, anchor prefixtree.Hash, k *keptPrompt) {
 	var q policy.Request
-	if err := w.node.proxy.Describe([]byte(k.path), nil, k.body, &q); err != nil {
-		return // cannot happen: it was parsed before
+	if err := w.Describe(k.path, k.body, &q); err != nil {
+		return err
 	}
 	if i := slices.Index(q.Hashes, anchor); i >= 0 {
-		w.index.Record(b, q.Hashes[:i+1], now(), new(prefixtree.Trail))
+		w.Index.Record(id, q.Hashes[:i+1], millis(time.Now()), new(prefixtree.TouchHistory))
 	}
+	return nil
 }
 
 // forOneToken asks for one token, unstreamed and unstored, since no client sent this request.

@@ -20,7 +20,7 @@ func (n *memnet) startAll(count int, adjust func(*Config)) []*testNode {
 	return nodes
 }
 
-func (f *Fleet) streams() (out []*subscription) {
+func (f *Exchange) streams() (out []*subscription) {
 	for _, p := range f.alive() {
 		if s := p.open(); s != nil {
 			out = append(out, s)

@@ -18,8 +18,8 @@ type talks struct {
 	turns  []int
 	now    Time
 	// count is the count that the engine reports.
-	count    func(prompt, cached int) int
-	amnesias int
+	count      func(prompt, cached int) int
+	cachesLost int
 }
 
 func newTalks(t *testing.T, seed uint64, number, capacity int) *talks {
@@ -40,7 +40,7 @@ func (s *talks) chain(i int) []Hash {
 	return FromKeys(slices.Clone(s.head), s.hasher, nil, keys)
 }
 
-// run sends requests every 100 ms on average, until an amnesia.
+// run sends requests every 100 ms on average, until the engine loses its cache.
 func (s *talks) run(requests int) (done int) {
 	for done = range requests {
 		s.now += Time(s.r.ExpFloat64() * 100)
@@ -53,16 +53,16 @@ func (s *talks) run(requests int) (done int) {
 	return requests
 }
 
-func (s *talks) ask(chain []Hash) (amnesia bool) {
-	var tr Trail
+func (s *talks) ask(chain []Hash) (lost bool) {
+	var tr TouchHistory
 	s.tree.Record(1, chain, s.now, &tr)
 	count := s.count(len(chain), s.engine.cached(chain))
 	s.engine.use(chain)
-	amnesia = s.tree.Learn(1, chain, &tr, count, s.now+20).Amnesia
-	if amnesia {
-		s.amnesias++
+	lost = s.tree.Learn(1, chain, &tr, count, s.now+20).CacheLost
+	if lost {
+		s.cachesLost++
 	}
-	return amnesia
+	return lost
 }
 
 func (s *talks) forget() {
@@ -74,14 +74,14 @@ func (s *talks) forget() {
 const talkSeeds = 2
 
 // A lost cache is recognised by misses behind a common head, and the horizon does not suffer.
-func TestAmnesiaBehindACommonHead(t *testing.T) {
+func TestLostCacheBehindACommonHead(t *testing.T) {
 	for name, block := range map[string]int{"exact": 1, "in twos": 2, "in threes": 3} {
 		t.Run(name, func(t *testing.T) {
 			for seed := range uint64(talkSeeds) {
 				s := newTalks(t, seed, 40, 1<<20)
 				s.count = func(_, cached int) int { return cached - cached%block }
 				s.run(1000)
-				if s.amnesias != 0 {
+				if s.cachesLost != 0 {
 					t.Fatal("one without a cause")
 				}
 				horizon := s.tree.Horizon(1)
@@ -90,7 +90,7 @@ func TestAmnesiaBehindACommonHead(t *testing.T) {
 				for i := range s.turns {
 					before[i] = s.chain(i)
 				}
-				if n := s.run(200); s.amnesias != 1 {
+				if n := s.run(200); s.cachesLost != 1 {
 					t.Fatalf("seed %d: not seen in %d requests", seed, n)
 				}
 				for i, chain := range before {
@@ -98,14 +98,14 @@ func TestAmnesiaBehindACommonHead(t *testing.T) {
 						t.Errorf("seed %d: conversation %d: %d blocks believed, %d there", seed, i, h.Blocks, s.engine.cached(chain))
 					}
 				}
-				if s.run(500); s.amnesias != 1 {
-					t.Errorf("seed %d: %d amnesias", seed, s.amnesias)
+				if s.run(500); s.cachesLost != 1 {
+					t.Errorf("seed %d: %d cachesLost", seed, s.cachesLost)
 				}
 				if got := s.tree.Horizon(1); got < horizon/2 {
 					t.Errorf("seed %d: horizon %v, was %v", seed, got, horizon)
 				}
 				s.forget()
-				if n := s.run(200); s.amnesias != 2 {
+				if n := s.run(200); s.cachesLost != 2 {
 					t.Errorf("seed %d: the next one is not seen in %d requests", seed, n)
 				}
 			}
@@ -130,14 +130,14 @@ func TestFewMissesLeaveTheHorizon(t *testing.T) {
 		s.forget()
 		s.engine.use(s.head)
 		turns(2)
-		if got := s.tree.Horizon(1); got < horizon/2 || s.amnesias != 0 {
-			t.Errorf("seed %d: horizon %v, was %v, %d amnesias", seed, got, horizon, s.amnesias)
+		if got := s.tree.Horizon(1); got < horizon/2 || s.cachesLost != 0 {
+			t.Errorf("seed %d: horizon %v, was %v, %d cachesLost", seed, got, horizon, s.cachesLost)
 		}
 	}
 }
 
 // Evictions behind a fresh head are learned as evictions.
-func TestNoAmnesiaUnderPressure(t *testing.T) {
+func TestNoLostCacheUnderPressure(t *testing.T) {
 	for seed := range uint64(talkSeeds) {
 		s := newTalks(t, seed, 100, 1200)
 		s.run(2000)
@@ -147,17 +147,17 @@ func TestNoAmnesiaUnderPressure(t *testing.T) {
 			}
 			s.run(2000)
 		}
-		if s.amnesias != 0 {
-			t.Errorf("seed %d: %d amnesias", seed, s.amnesias)
+		if s.cachesLost != 0 {
+			t.Errorf("seed %d: %d cachesLost", seed, s.cachesLost)
 		}
-		if reach, _ := s.tree.Reach(1); reach < 100 || reach > 800 {
-			t.Errorf("seed %d: a reach of %.0f blocks, the engine holds %d", seed, reach, s.engine.capacity)
+		if distance, _ := s.tree.LRUDistance(1); distance < 100 || distance > 800 {
+			t.Errorf("seed %d: an LRU distance of %.0f blocks, the engine holds %d", seed, distance, s.engine.capacity)
 		}
 	}
 }
 
 // An engine that starts to count wrongly has not lost its cache.
-func TestNoAmnesiaByLies(t *testing.T) {
+func TestNoLostCacheByLies(t *testing.T) {
 	for name, of := range map[string]struct {
 		lie  func(s *talks, prompt, cached int) int
 		most int
@@ -174,28 +174,28 @@ func TestNoAmnesiaByLies(t *testing.T) {
 				for done := 0; done < 1000; {
 					done += s.run(1000 - done)
 				}
-				if s.amnesias > of.most {
-					t.Errorf("seed %d: %d amnesias", seed, s.amnesias)
+				if s.cachesLost > of.most {
+					t.Errorf("seed %d: %d cachesLost", seed, s.cachesLost)
 				}
 			}
 		})
 	}
 }
 
-func TestNoAmnesiaWithoutCounts(t *testing.T) {
+func TestNoLostCacheWithoutCounts(t *testing.T) {
 	s := newTalks(t, 1, 40, 1<<20)
 	s.run(1000)
 	horizon := s.tree.Horizon(1)
 	s.count = func(int, int) int { return -1 }
 	s.forget()
 	s.run(1000)
-	if got := s.tree.Horizon(1); got < horizon || s.amnesias != 0 {
-		t.Errorf("horizon %v, was %v, %d amnesias", got, horizon, s.amnesias)
+	if got := s.tree.Horizon(1); got < horizon || s.cachesLost != 0 {
+		t.Errorf("horizon %v, was %v, %d cachesLost", got, horizon, s.cachesLost)
 	}
 }
 
 // Requests miss what an earlier one has not computed yet, without consequences.
-func TestNoAmnesiaByWorkUnderWay(t *testing.T) {
+func TestNoLostCacheByWorkUnderWay(t *testing.T) {
 	s := newTalks(t, 1, 40, 1<<20)
 	s.run(2000)
 	for i := range uint64(20) {
@@ -206,7 +206,7 @@ func TestNoAmnesiaByWorkUnderWay(t *testing.T) {
 			s.now += 10
 			chain := slices.Concat(common, chainOf(t, 2000+10*i+j, 5))
 			for _, stay := range []Time{1, 400} {
-				if visit(s.tree, 1, chain, len(s.head), s.now, stay).Amnesia {
+				if visit(s.tree, 1, chain, len(s.head), s.now, stay).CacheLost {
 					t.Fatal("took it for a lost cache")
 				}
 			}
