@@ -222,7 +222,7 @@ func (n *Node) routes() map[string]http.Handler {
 			}
 			_, _ = io.WriteString(w, "ready\n")
 		}),
-		"GET /metrics":  promhttp.HandlerFor(n.metrics.registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes}),
+		"GET /metrics":  promhttp.HandlerFor(n.metrics.Registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes}),
 		"GET /status":   show(func() any { return n.Status() }),
 		"GET /nodes":    show(func() any { return n.NodeList() }),
 		"GET /gossip":   http.HandlerFunc(n.serveGossip),

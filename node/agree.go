@@ -248,13 +248,13 @@ func (n *Node) publish(old, r *roster, v *policy.View) {
 	}
 	if v != nil {
 		n.router.SetView(v)
-		n.metrics.addModels(v.Models())
+		n.metrics.AddModels(v.Models())
 	}
 	n.checker.resort(r)
 	if r == old {
 		return
 	}
-	n.metrics.addBackends(r)
+	n.metrics.AddBackends(r.names())
 	for _, u := range r.list {
 		if tokens := u.kvTokens(); tokens > 0 && !old.knew(u) {
 			n.setCapacity(u.id, tokens)

@@ -29,12 +29,13 @@ var mayImport = map[string][]string{
 
 	"proxy": {"prefixtree", "proxy/..."},
 
-	"node/hot":     {"prefixtree", "proxy", "proxy/policy", "proxy/prompt", "raftstore"},
+	"node/hot":     {"node/metrics", "prefixtree", "proxy", "proxy/policy", "proxy/prompt", "raftstore"},
 	"node/notify":  {},
 	"node/health":  {},
 	"node/machine": {},
 	"node/config":  {"gossip/member", "node/machine", "prefixtree", "proxy", "proxy/policy", "raftstore"},
-	"node":         {"prefixtree", "gossip", "gossip/member", "node/backends", "node/config", "node/health", "node/hot", "node/machine", "raftstore", "proxy", "proxy/..."},
+	"node/metrics": {"proxy", "proxy/policy", "proxy/prompt", "raftstore"},
+	"node":         {"prefixtree", "gossip", "gossip/member", "node/backends", "node/config", "node/health", "node/hot", "node/machine", "node/metrics", "raftstore", "proxy", "proxy/..."},
 
 	"node/backends": {"prefixtree"},
 

@@ -22,6 +22,7 @@ import (
 	"grapevine/node/backends"
 	"grapevine/node/config"
 	"grapevine/node/hot"
+	"grapevine/node/metrics"
 	"grapevine/prefixtree"
 	"grapevine/proxy"
 	"grapevine/proxy/policy"
@@ -44,7 +45,7 @@ type Node struct {
 	tree    *prefixtree.Tree
 	router  *policy.Router
 	proxy   *proxy.Proxy
-	metrics *metrics
+	metrics *metrics.Metrics
 	cert    atomic.Pointer[tls.Certificate] // of the data port; nil without TLS
 
 	running  atomic.Pointer[Config] // cfg plus what Reload applied; immutable
@@ -194,7 +195,7 @@ func (n *Node) buildRouting() error {
 	if err != nil {
 		return err
 	}
-	n.metrics = newMetrics(n)
+	n.metrics = metrics.New(n.cfg.Version, n.collect)
 	n.fleet.publish = n.publish
 	n.publish(nil, n.fleet.roster(), view)
 	return nil

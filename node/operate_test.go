@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"grapevine/node/config"
 )
 
@@ -90,16 +88,7 @@ func eventsTable() string {
 
 func metricsTable(t *testing.T) string {
 	t.Helper()
-	n, err := New(testConfig("http://127.0.0.1:1"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, r := range everyRecord() {
-		n.metrics.observe(r)
-	}
-	n.metrics.certificates.WithLabelValues("tls_cert").Set(1)
-	prometheus.WrapRegistererWithPrefix("grapevine_", n.metrics.registry).MustRegister(newFleetCollector(everyFigure))
-	families, err := n.metrics.registry.Gather()
+	families, err := everyMetric(t).Gather()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -457,8 +457,8 @@ func TestStatesComeOutOfOrder(t *testing.T) {
 	newer.Hot = []raftstore.HotPrefix{{Anchor: 7, Depth: 4096, R: 2, Expires: time.Now().Add(time.Hour).UnixMilli()}}
 	n.adopt(newer)
 	n.adopt(older)
-	if f := n.hot.Figures(); f.Prefixes != 1 || f.Replicas != 2 || n.fleet.roster().version != 2 {
-		t.Errorf("version %d with the hot prefixes %+v", n.fleet.roster().version, f)
+	if m := scrape(t, n); m["grapevine_hot_prefixes"] != 1 || m["grapevine_hot_prefix_replicas"] != 2 || n.fleet.roster().version != 2 {
+		t.Errorf("version %d with %v hot prefixes", n.fleet.roster().version, m["grapevine_hot_prefixes"])
 	}
 }
 

@@ -255,6 +255,14 @@ func (r *roster) at(id prefixtree.Backend) *upstream {
 	return r.byID[id]
 }
 
+func (r *roster) names() []string {
+	names := make([]string, len(r.list))
+	for i, u := range r.list {
+		names[i] = u.Name
+	}
+	return names
+}
+
 func (r *roster) named(name string) *upstream {
 	for _, u := range r.list {
 		if u.Name == name {

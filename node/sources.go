@@ -12,6 +12,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"grapevine/node/metrics"
 	"grapevine/raftstore"
 )
 
@@ -438,4 +439,13 @@ func (s *sources) status() []SourceStatus {
 		}
 	}
 	return out
+}
+
+func (s *sources) collect(m metrics.Scrape) {
+	listed := m.Gauge("source_backends", "Backends in the last answer of a source.", "source")
+	failing := m.Gauge("source_failing", "1 while a source of backends fails or contradicts another; its last answer stays in force.", "source")
+	for _, st := range s.status() {
+		listed(float64(st.Backends), st.Source)
+		failing(metrics.Bool(st.Error != ""), st.Source)
+	}
 }

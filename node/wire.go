@@ -82,7 +82,7 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *Config) (proxy.Config, er
 }
 
 func (n *Node) observe(r *proxy.Record) {
-	n.metrics.observe(r)
+	n.metrics.Observe(r)
 	n.hot.Observe(r)
 }
 

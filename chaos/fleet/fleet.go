@@ -7,6 +7,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/base64"
@@ -84,8 +85,7 @@ type Fleet struct {
 	authority *authority // nil: nodes derive their certificates
 	nodes     []*Node
 	engines   []*Engine
-	balancer  *Balancer // nil without, and with HAProxy
-	haproxy   *haproxy
+	front     front // nil without
 	http      *http.Client
 
 	once     sync.Once
@@ -95,7 +95,7 @@ type Fleet struct {
 // Start starts engines and nodes, waits until all nodes are ready, and starts the balancer. ctx
 // bounds the start only. On error it stops everything and includes the nodes' logs.
 func Start(ctx context.Context, cfg Config) (*Fleet, error) {
-	f := &Fleet{cfg: cfg, http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 8, IdleConnTimeout: 30 * time.Second}}}
+	f := &Fleet{cfg: cfg, http: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
 	if err := f.start(ctx); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
@@ -250,6 +250,7 @@ func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
 		name: nodeName(i), data: f.addrs.of(i, dataPort), admin: f.addrs.of(i, adminPort), gossip: f.addrs.of(i, gossipPort),
 		binary: f.cfg.Binary, env: f.cfg.Env, http: f.http, token: f.token,
 	}
+	n.Client = node.NewClient(n.admin).WithToken(f.token, "")
 	n.files(f.dir)
 	var err error
 	switch {
@@ -307,7 +308,7 @@ func (f *Fleet) backends() []map[string]any {
 	return out
 }
 
-func (f *Fleet) startBalancer(ctx context.Context) (err error) {
+func (f *Fleet) startBalancer(ctx context.Context) error {
 	targets := make([]Target, len(f.nodes))
 	for i, n := range f.nodes {
 		targets[i] = Target{n.Name(), n.Addr()}
@@ -323,10 +324,16 @@ func (f *Fleet) startBalancer(ctx context.Context) (err error) {
 		if f.wires != nil {
 			t = f.wires.thread(BalancerName)
 		}
-		f.haproxy, err = startHAProxy(ctx, t, f.dir, addr, targets)
+		h, err := startHAProxy(ctx, t, f.dir, addr, targets)
+		if err == nil {
+			f.front = h
+		}
 		return err
 	}
-	f.balancer, err = newBalancer(f.at(BalancerName), addr, targets, cfg)
+	b, err := newBalancer(f.at(BalancerName), addr, targets, cfg)
+	if err == nil {
+		f.front = b
+	}
 	return err
 }
 
@@ -355,42 +362,39 @@ func (f *Fleet) EngineNames() []string {
 	return out
 }
 
-// Balancer returns the balancer of this package, or nil.
-func (f *Fleet) Balancer() *Balancer { return f.balancer }
-
 // URL is the balancer's base URL, which clients use.
-func (f *Fleet) URL() string {
-	if f.haproxy != nil {
-		return "http://" + f.haproxy.addr
-	}
-	return "http://" + f.balancer.Addr()
-}
+func (f *Fleet) URL() string { return "http://" + f.front.Addr() }
 
-// Targets returns the balancer's counts per node.
-func (f *Fleet) Targets(ctx context.Context) ([]TargetStats, error) {
-	if f.haproxy != nil {
-		return f.haproxy.stats(ctx)
-	}
-	return f.balancer.Stats(), nil
+// front is the balancer before the routers: that of this package, or HAProxy.
+type front interface {
+	Addr() string
+	Close() error
+	healthy(ctx context.Context, name string) (bool, error)
+	died() error
 }
 
 // WaitHealthy returns when the balancer's view of the node's health equals healthy, or when ctx
 // ends.
 func (f *Fleet) WaitHealthy(ctx context.Context, node string, healthy bool) error {
-	if f.haproxy != nil {
-		return f.haproxy.waitHealthy(ctx, node, healthy)
-	}
-	return f.balancer.WaitHealthy(ctx, node, healthy)
+	return waitHealthy(ctx, f.front, node, healthy)
 }
 
-// Dir is the directory of configurations, keys and logs.
-func (f *Fleet) Dir() string { return f.dir }
-
-// Secret is the nodes' common secret of the prompt hashes, empty if they are alone.
-func (f *Fleet) Secret() string { return f.secret }
-
-// Key is the gossip key at the start. The caller must not change it.
-func (f *Fleet) Key() []byte { return f.key }
+func waitHealthy(ctx context.Context, b front, name string, healthy bool) error {
+	var last error
+	err := poll(ctx, 5*time.Millisecond, func() bool {
+		var is bool
+		if is, last = b.healthy(ctx, name); last == nil && is == healthy {
+			return true
+		}
+		died := b.died()
+		last = cmp.Or(died, last)
+		return died != nil
+	})
+	if err = errors.Join(err, last); err != nil {
+		return fmt.Errorf("the balancer does not take %s for healthy=%v: %w", name, healthy, err)
+	}
+	return nil
+}
 
 // GossipAddrs returns the gossip addresses of all nodes.
 func (f *Fleet) GossipAddrs() []string {
@@ -401,17 +405,14 @@ func (f *Fleet) GossipAddrs() []string {
 	return out
 }
 
-// Guest returns the i-th gossip address that Config.Guests reserves.
-func (f *Fleet) Guest(i int) string { return f.addrs.of(f.cfg.Nodes+f.cfg.Engines+1+i, gossipPort) }
-
 // Check returns an error if a node or HAProxy ended without being asked to.
 func (f *Fleet) Check() error {
 	var errs []error
 	for _, n := range f.nodes {
 		errs = append(errs, n.died())
 	}
-	if f.haproxy != nil {
-		errs = append(errs, f.haproxy.died())
+	if f.front != nil {
+		errs = append(errs, f.front.died())
 	}
 	return errors.Join(errs...)
 }
@@ -441,7 +442,7 @@ func (f *Fleet) hearsAll(ctx context.Context, n *Node) error {
 	if !n.Running() {
 		return nil
 	}
-	list, err := n.Fleet(ctx)
+	list, err := n.Nodes(ctx)
 	if err != nil {
 		return err
 	}
@@ -483,11 +484,8 @@ func (f *Fleet) Close() error {
 
 func (f *Fleet) close() error {
 	errs := []error{f.Check()}
-	if f.balancer != nil {
-		errs = append(errs, f.balancer.Close())
-	}
-	if f.haproxy != nil {
-		errs = append(errs, f.haproxy.Close())
+	if f.front != nil {
+		errs = append(errs, f.front.Close())
 	}
 	for _, n := range f.nodes {
 		errs = append(errs, n.Kill())
@@ -495,7 +493,6 @@ func (f *Fleet) close() error {
 	for _, e := range f.engines {
 		errs = append(errs, e.Stop())
 	}
-	f.http.CloseIdleConnections()
 	if f.addrs != nil {
 		errs = append(errs, f.addrs.Close())
 	}

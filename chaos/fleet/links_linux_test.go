@@ -30,7 +30,7 @@ const testPort = "19000"
 func need(t *testing.T, faults ...string) {
 	t.Helper()
 	for _, fault := range faults {
-		if err := fleet.Supports(fault); err != nil {
+		if err := fleet.Supports(fault, ""); err != nil {
 			t.Skip(err)
 		}
 	}
@@ -413,7 +413,7 @@ func TestPlaces(t *testing.T) {
 	stop()
 	waitWithoutThreads(t, f)
 	setLink(t, f, fleet.BalancerName, "node-0", fleet.Link{Loss: 1})
-	if err := f.Balancer().WaitHealthy(ctx, "node-0", false); err != nil {
+	if err := f.WaitHealthy(ctx, "node-0", false); err != nil {
 		t.Fatal(err)
 	}
 	if !f.Node("node-0").Ready(ctx) {
@@ -426,7 +426,7 @@ func TestPlaces(t *testing.T) {
 		}
 	}
 	heal(t, f)
-	if err := f.Balancer().WaitHealthy(ctx, "node-0", true); err != nil {
+	if err := f.WaitHealthy(ctx, "node-0", true); err != nil {
 		t.Fatal(err)
 	}
 	before := f.Engines()[0].Server().Stats().Requests

@@ -29,7 +29,8 @@ type blank struct{}
 
 func (blank) Match(*prefixtree.Matches, []prefixtree.Hash, prefixtree.Time) {}
 
-func (blank) Record(prefixtree.Backend, []prefixtree.Hash, prefixtree.Time, *prefixtree.TouchHistory) {}
+func (blank) Record(prefixtree.Backend, []prefixtree.Hash, prefixtree.Time, *prefixtree.TouchHistory) {
+}
 
 func (blank) Learn(prefixtree.Backend, []prefixtree.Hash, *prefixtree.TouchHistory, int, prefixtree.Time) prefixtree.Lesson {
 	return prefixtree.Lesson{}

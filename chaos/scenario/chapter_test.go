@@ -3,6 +3,7 @@ package scenario
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -60,7 +61,7 @@ func chapters(t *testing.T, keep string, moments ...time.Duration) *evidence {
 	}
 	e := base
 	e.past, e.harness = f.past, f.mem
-	e.attempts, e.visits = l.all()
+	e.attempts, e.visits = l.take(math.MaxInt64)
 	e.marks, e.seen = log.snapshot(), o.seen
 	e.stopped, e.drained = 299*sec, 300*sec
 	if err := f.write(&e); err != nil {
@@ -87,10 +88,10 @@ func TestFoldedRunsSayTheSame(t *testing.T) {
 			t.Errorf("%s: %d violations, want %d: %+v", name, got[name].Count, n, got[name].Violations)
 		}
 	}
-	if a, b := whole.timeline(), folded.timeline(); !reflect.DeepEqual(a, b) {
+	if a, b := whole.whole().past.slices, folded.whole().past.slices; !reflect.DeepEqual(a, b) {
 		t.Errorf("timelines of %d and %d slices differ", len(a), len(b))
 	}
-	r := &run{cfg: Config{Scenario: "router-loss", Nodes: 3, Duration: 300 * sec}, s: &catalogue[0]}
+	r := &run{cfg: Config{Scenario: "router-loss", Nodes: 3, Duration: 300 * sec}, s: &List()[0]}
 	a, b := r.report(whole), r.report(folded)
 	if a.Requests != 3000 || b.Requests != a.Requests || b.Attempts != a.Attempts || !reflect.DeepEqual(a.Outcomes, b.Outcomes) || b.Harness.PeakMiB <= 0 {
 		t.Errorf("%d requests, %v; folded %d, %v", a.Requests, a.Outcomes, b.Requests, b.Outcomes)

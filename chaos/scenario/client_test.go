@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -198,7 +199,7 @@ func TestTrafficTriesAgain(t *testing.T) {
 	if tr.turn(client, c, &memory{}) {
 		t.Error("it went on after a failure")
 	}
-	attempts, _ := l.all()
+	attempts, _ := l.take(math.MaxInt64)
 	if ended, failed := l.count(); ended != 3 || failed != 3 {
 		t.Errorf("%d ended, %d failed", ended, failed)
 	}
@@ -229,7 +230,7 @@ func TestFloodsEndTheirRequests(t *testing.T) {
 	tr := newTraffic(Load{Departing: 1e-9}, 1, url, engineConfig(), d.DialContext, l)
 	tr.flood(flooding, 1000, 16)
 	tr.work.Wait()
-	attempts, _ := l.all()
+	attempts, _ := l.take(math.MaxInt64)
 	tries := make(map[int]int)
 	for _, a := range attempts {
 		if tries[a.Request]++; a.Last != (a.Try == sdkRetries) {
@@ -266,7 +267,7 @@ func TestTrafficEndsByItself(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
-	attempts, _ := l.all()
+	attempts, _ := l.take(math.MaxInt64)
 	if len(attempts) == 0 {
 		t.Error("nothing was sent")
 	}

@@ -68,8 +68,8 @@ func evident() *evidence {
 
 func verdicts(e *evidence) map[string]Verdict {
 	out := make(map[string]Verdict)
-	for _, v := range judgeAll(e, nil) {
-		out[v.Invariant] = v
+	for _, v := range judgeAll(e.whole(), nil) {
+		out[v.Name] = v
 	}
 	return out
 }
@@ -289,7 +289,7 @@ func TestShareOfHits(t *testing.T) {
 			e.attempts = append(e.attempts, a)
 		}
 		e.attempts = append(e.attempts, &Attempt{Outcome: Complete, Sent: 1}, &Attempt{Outcome: Broken, Possible: 9, Sent: 1}, &Attempt{Outcome: Complete, Possible: 9, Cached: -1, Sent: 1})
-		return e.hits(0, 400*sec)
+		return e.whole().past.hits(0, 400*sec)
 	}
 	even, bursts := wide(func(i int) bool { return i%4 == 0 }), wide(func(i int) bool { return i%16 < 4 })
 	if even.turns != 400 || math.Abs(even.mean-0.75) > 1e-9 || even.wide > 1e-9 {
@@ -302,7 +302,7 @@ func TestShareOfHits(t *testing.T) {
 	for i := range time.Duration(10) {
 		e.attempts = append(e.attempts, &Attempt{Outcome: Complete, Possible: 9, Sent: i, By: "engine-0"})
 	}
-	if s := e.hits(0, sec); s.turns != 5 {
+	if s := e.whole().past.hits(0, sec); s.turns != 5 {
 		t.Errorf("%d turns of an engine that forgot meanwhile", s.turns)
 	}
 }
@@ -418,7 +418,7 @@ func TestRemovedWhileANodeStarts(t *testing.T) {
 func TestReport(t *testing.T) {
 	e := evident()
 	e.marks[0].Failed = "it <did> not"
-	r := &run{cfg: Config{Scenario: "router-loss", Seed: 7, Nodes: 3, Duration: 30 * sec, Schedule: Schedule{e.marks[0].Event}, command: "grapevine --seed 7"}, s: &catalogue[0]}
+	r := &run{cfg: Config{Scenario: "router-loss", Seed: 7, Nodes: 3, Duration: 30 * sec, Schedule: Schedule{e.marks[0].Event}, command: "grapevine --seed 7"}, s: &List()[0]}
 	out := r.report(e)
 	if out.Result != Failed || out.Violations != 1 || out.Requests != 300 || out.Outcomes[Departed] != 6 || len(out.Timeline) != 32 || out.Command != "grapevine --seed 7" {
 		t.Errorf("%+v", out)

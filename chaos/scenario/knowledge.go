@@ -145,11 +145,16 @@ type share struct {
 	mean, wide float64
 }
 
-func (e *evidence) hits(from, to time.Duration) (s share) {
+// hits is the share of folded turns that were sent in a span.
+func (p *past) hits(from, to time.Duration) (s share) {
 	type second struct{ hit, weight float64 }
 	seconds := make(map[time.Duration]*second)
 	var sum, weight float64
-	add := func(t turn) {
+	first, _ := slices.BinarySearchFunc(p.turns, from, func(t turn, at time.Duration) int { return cmp.Compare(t.sent, at) })
+	for _, t := range p.turns[first:] {
+		if t.sent >= to {
+			break
+		}
 		in := seconds[t.sent/time.Second]
 		if in == nil {
 			in = new(second)
@@ -160,20 +165,6 @@ func (e *evidence) hits(from, to time.Duration) (s share) {
 		sum += t.hit * t.possible
 		weight += t.possible
 		s.turns++
-	}
-	first, _ := slices.BinarySearchFunc(e.past.turns, from, func(t turn, at time.Duration) int { return cmp.Compare(t.sent, at) })
-	for _, t := range e.past.turns[first:] {
-		if t.sent >= to {
-			break
-		}
-		add(t)
-	}
-	for _, a := range e.attempts {
-		if a.Sent >= from && a.Sent < to {
-			if t, ok := e.turnOf(a); ok {
-				add(t)
-			}
-		}
 	}
 	if s.turns < 2 {
 		return s
@@ -213,14 +204,14 @@ func (e *evidence) forgot(a *Attempt) bool {
 }
 
 func judgeHits(e *evidence) (f finding) {
-	before := e.hits(e.calm, e.struck)
+	before := e.past.hits(e.calm, e.struck)
 	f.note = fmt.Sprintf("before: %.2f %% of %d turns", 100*before.mean, before.turns)
 	if before.turns < fewTurns || e.struck >= e.stopped {
 		return f
 	}
 	var looks []look
 	add := func(what string, from, to time.Duration) {
-		if after := e.hits(from, to); after.turns >= fewTurns {
+		if after := e.past.hits(from, to); after.turns >= fewTurns {
 			looks = append(looks, look{what, from, to, after})
 		}
 	}

@@ -38,7 +38,7 @@ td { overflow-wrap: anywhere } td.word { overflow-wrap: normal }
 {{end}}</pre>
 <div class="wide">{{picture .}}</div>
 <table><tr><th>promise</th><th>state</th><th>checked</th><th></th></tr>
-{{range .Verdicts}}<tr><td class="word">{{.Invariant}}</td><td class="word {{cell .State}}">{{.State}}</td><td>{{.Checked}}</td><td>{{.Promise}} <span class="note">(within: {{.Bound}}; seen by: {{.Seen}})</span>{{with .Note}}<br>{{.}}{{end}}
+{{range .Verdicts}}<tr><td class="word">{{.Name}}</td><td class="word {{cell .State}}">{{.State}}</td><td>{{.Checked}}</td><td>{{.Promise}} <span class="note">(within: {{.Bound}}; seen by: {{.Seen}})</span>{{with .Note}}<br>{{.}}{{end}}
 {{range .Violations}}<br><span class="violated">{{.At}}, {{.Place}}: {{.Evidence}}</span>{{end}}</td></tr>
 {{end}}</table>
 {{end}}</html>

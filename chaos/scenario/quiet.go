@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"net/http"
 	"time"
 
 	"grapevine/chaos/fleet"
@@ -73,9 +72,9 @@ func remaining(ctx context.Context, f *fleet.Fleet) (left []remainder, asked int
 			continue
 		}
 		st, err := n.Status(ctx)
-		var list node.BackendList
+		var list *node.BackendList
 		if err == nil {
-			err = n.Ask(ctx, http.MethodGet, "/backends", nil, &list)
+			list, err = n.Backends(ctx)
 		}
 		if err != nil {
 			left = append(left, remainder{n.Name(), err.Error()})

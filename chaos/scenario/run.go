@@ -3,9 +3,10 @@ package scenario
 import (
 	"context"
 	"errors"
-	"fmt"
+	"math"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -27,6 +28,7 @@ type pace struct {
 }
 
 func (r *run) play(ctx context.Context) (e *evidence, err error) {
+	debug.FreeOSMemory() // so that the report of this run does not have the memory of the last one
 	l := newLedger()
 	f, err := r.start(ctx, l)
 	if err != nil {
@@ -80,7 +82,7 @@ func (r *run) play(ctx context.Context) (e *evidence, err error) {
 	watching.Wait()
 	folded.mem.look()
 	e.past, e.harness = folded.past, folded.mem
-	e.attempts, e.visits = l.all()
+	e.attempts, e.visits = l.take(math.MaxInt64)
 	e.marks, e.seen = w.log.snapshot(), o.seen
 	e.history, e.strange, e.late = op.log.Operations(), op.strange, op.late
 	return e, errors.Join(err, unkept, folded.write(e), ctx.Err())
@@ -95,7 +97,6 @@ func (r *run) start(ctx context.Context, l *ledger) (*fleet.Fleet, error) {
 	cfg := fleet.Config{
 		Binary: r.cfg.Binary, Nodes: r.cfg.Nodes, Engines: r.s.Engines, Engine: engineConfig(), Seed: r.cfg.Seed, Log: r.cfg.Log,
 		Settings: settings(), Dir: r.cfg.Keep, HAProxy: r.s.HAProxy,
-		Balancer: fleet.BalancerConfig{Interval: 250 * time.Millisecond},
 	}
 	cfg.Engine.Watch = l.watch
 	// Without the heap floor of serve, in which a leak could hide.
@@ -106,8 +107,8 @@ func (r *run) start(ctx context.Context, l *ledger) (*fleet.Fleet, error) {
 	if r.cfg.Nodes < 3 {
 		cfg.Founders = 0
 	}
-	cfg.Switched = fleet.Isolated() && fleet.Supports(fleet.FaultLinks) == nil
-	cfg.Certificates = slices.Contains(needs(r.s, &r.cfg), fleet.FaultCertificates)
+	cfg.Switched = fleet.Isolated() && fleet.Supports(fleet.FaultLinks, "") == nil
+	cfg.Certificates = slices.ContainsFunc(r.cfg.Schedule, func(e Event) bool { return e.Kind == "expire" })
 	return fleet.Start(starting, cfg)
 }
 
@@ -167,9 +168,7 @@ func readAll(ctx context.Context, f *fleet.Fleet, op *operator) error {
 				break
 			}
 			if sleep(ctx, 100*time.Millisecond) != nil {
-				op.mu.Lock()
-				op.strange = append(op.strange, Violation{At: op.l.now(), Place: n.Name(), Evidence: fmt.Sprintf("cannot tell the membership, %v after all faults are over: %v", readWithin, err)})
-				op.mu.Unlock()
+				op.note(&op.strange, op.l.now(), n, "did not answer a read of the membership within %v after the last fault: %v", readWithin, err)
 				return nil
 			}
 		}

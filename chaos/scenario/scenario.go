@@ -135,7 +135,7 @@ func (c Config) checked() (Config, *Scenario, error) {
 		c.command += fmt.Sprintf(" --soak %v", c.Soak)
 	}
 	for _, name := range c.LeaveOut {
-		if !slices.ContainsFunc(invariants(), func(i Invariant) bool { return i.Name == name }) {
+		if !slices.ContainsFunc(Invariants(), func(i Invariant) bool { return i.Name == name }) {
 			return c, nil, fmt.Errorf("%w: no promise %q to leave out: grapevine-lab chaos list shows them", ErrConfig, name)
 		}
 		c.command += " --leave-out " + name
@@ -191,53 +191,36 @@ func names(what string, n int) (out []string) {
 	return out
 }
 
+// leftOut returns why the run cannot be made here, with remedies; empty if it can.
 func leftOut(s *Scenario, c *Config) (missing []string) {
-	words := needs(s, c)
-	links := slices.Contains(words, fleet.FaultLinks)
-	if links && c.Loopback {
-		return []string{"partition: there are no links to break on the loopback interface (--loopback)"}
-	}
-	for _, w := range words {
-		if w == faultNewer {
-			if c.Newer == "" {
-				missing = append(missing, "upgrade: no program of a newer release was given (--newer)")
+	for _, w := range needs(s, c) {
+		switch {
+		case w == faultNewer && c.Newer == "":
+			missing = append(missing, "upgrade: no program of a newer release: make build-newer builds one: give --newer bin/grapevine-newer")
+		case w == faultNewer:
+		case w == fleet.FaultLinks && c.Loopback:
+			missing = append(missing, "links cannot be broken on the loopback interface: run it without --loopback")
+		default:
+			if err := fleet.Supports(w, c.Binary); err != nil {
+				missing = append(missing, err.Error())
+			} else if w == fleet.FaultLinks && !fleet.Isolated() {
+				missing = append(missing, "links cannot be broken: this process has no network of its own")
 			}
-			continue
 		}
-		check := fleet.Supports
-		if w == fleet.FaultInstrumented {
-			check = func(string) error { return fleet.Instrumented(c.Binary) }
-		}
-		if err := check(w); err != nil {
-			missing = append(missing, err.Error())
-		}
-	}
-	if links && len(missing) == 0 && !fleet.Isolated() {
-		missing = append(missing, "partition: this process has no network of its own")
 	}
 	return missing
 }
 
-// WantsNetwork reports whether the run should be made in a process that fleet.Isolate starts:
-// wherever that works.
-func WantsNetwork(c Config) (bool, error) {
-	c, _, err := c.checked()
-	return err == nil && !c.Loopback && fleet.Supports(fleet.FaultLinks) == nil, err
+// Check returns the error that Run would return about the config.
+func (c Config) Check() error {
+	_, _, err := c.checked()
+	return err
 }
 
 func needs(s *Scenario, c *Config) []string {
 	words := append(c.Schedule.needs(), s.Needs...)
 	slices.Sort(words)
 	return slices.Compact(words)
-}
-
-// LeaveOut is the report of a run that cannot be made here, with the reason.
-func LeaveOut(c Config, why error) (*Report, error) {
-	c, s, err := c.checked()
-	if err != nil {
-		return nil, err
-	}
-	return skipped(&c, s, []string{why.Error()}), nil
 }
 
 // Run starts the fleet, plays traffic and schedule, waits for quiet, stops the fleet and judges.

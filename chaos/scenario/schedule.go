@@ -111,7 +111,7 @@ func parseEvent(fields []string) (e Event, err error) {
 	e.Kind = fields[1]
 	spec, ok := findSpec(e.Kind)
 	if !ok {
-		return e, fmt.Errorf("%q is no fault: write one of %s", e.Kind, strings.Join(faultNames(), ", "))
+		return e, fmt.Errorf("%q is not a fault: write one of %s", e.Kind, strings.Join(faultNames(), ", "))
 	}
 	rest := fields[2:]
 	if n := len(rest); n >= 2 && rest[n-2] == "for" {
@@ -131,7 +131,7 @@ func parseEvent(fields []string) (e Event, err error) {
 		for _, word := range rest {
 			if word == "|" || word == ">" {
 				if word != spec.joint() {
-					return e, fmt.Errorf("%s: joins nothing with %s: %s", e.Kind, word, spec.usage())
+					return e, fmt.Errorf("%s: groups are not joined with %s: write %s", e.Kind, word, spec.usage())
 				}
 				e.Groups, group = append(e.Groups, group), []string{}
 				continue
@@ -153,7 +153,7 @@ const maxTime = 7 * 24 * time.Hour
 func parseTime(text string) (time.Duration, error) {
 	d, err := time.ParseDuration(text)
 	if err != nil || d < 0 || d > maxTime {
-		return 0, fmt.Errorf("%q is no time: write one like 12.5s or 1m30s", text)
+		return 0, fmt.Errorf("%q is not a time: write one like 12.5s or 1m30s", text)
 	}
 	return d, nil
 }

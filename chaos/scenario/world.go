@@ -212,7 +212,7 @@ func (w *world) toNode(ctx context.Context, m *Mark, n *fleet.Node) (undo, error
 		return nil, n.StepClock(by)
 	case "expire":
 		in, _ := time.ParseDuration(m.param("in"))
-		return func(context.Context) error { return n.RenewCertificate() }, n.ExpireCertificate(in)
+		return func(context.Context) error { return n.IssueCertificate(fleet.CertificateLife) }, n.IssueCertificate(in)
 	case "malformed":
 		rate, _ := strconv.ParseFloat(m.param("rate"), 64)
 		return w.strangers(ctx, n, rate)

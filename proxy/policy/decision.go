@@ -123,6 +123,6 @@ func (s *Scene) considered(i int) Considered {
 	}
 	return Considered{
 		Backend: c.Backend, Name: s.pool.name(c.Backend), MatchedBlocks: int(c.HeldBlocks), HeldTokens: c.Held,
-		QueuedTokens: s.allQueued(c), Active: c.Active, Rate: c.Rate, Age: time.Duration(c.Age) * time.Millisecond, Cost: cost,
+		QueuedTokens: c.Queued, Active: c.Active, Rate: c.Rate, Age: time.Duration(c.Age) * time.Millisecond, Cost: cost,
 	}
 }

@@ -23,7 +23,7 @@ func TestLargePoolReplacesTheHotSet(t *testing.T) {
 	const n, replicas = 300, 8
 	for _, nodes := range []int{1, 5} {
 		for _, shrunk := range []bool{false, true} {
-			r := among(t, nodes, 200*time.Millisecond, 200*time.Millisecond, fleetOf(n))[0]
+			r := among(t, nodes, 200*time.Millisecond, fleetOf(n))[0]
 			now := t0
 			if shrunk {
 				r.SetHotPrefixes([]HotPrefix{theHotPrefix(120)})

@@ -1,10 +1,8 @@
 package policy
 
 import (
-	"math"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"grapevine/prefixtree"
 )
@@ -15,9 +13,6 @@ type PeerLoad struct {
 	PrefillTokens int64 // of requests before their first token
 	Active        int64
 }
-
-// Never is the staleness of what nodes do not share.
-const Never = time.Duration(math.MaxInt64)
 
 // Bounds of one node's report for one backend, so that a wrong one does not divert all requests:
 // prefill tokens up to the KV capacity, and more requests than any engine runs.

@@ -361,9 +361,8 @@ func (w *bench) fleet() {
 	switch w.r.IntN(5) {
 	case 0:
 		nodes := 1 + w.r.IntN(4)*w.r.IntN(30)
-		loads := []time.Duration{0, 200 * time.Millisecond, 20 * time.Second, Never}[w.r.IntN(4)]
-		facts := []time.Duration{0, time.Second, 2 * time.Minute, Never}[w.r.IntN(4)]
-		w.both(func(r *Router) { r.SetKnowledge(nodes, loads, facts) })
+		loads := []time.Duration{0, 200 * time.Millisecond, 20 * time.Second, never}[w.r.IntN(4)]
+		w.both(func(r *Router) { r.SetFleet(nodes, loads) })
 	case 1:
 		var list []HotPrefix
 		for f := range uint64(w.r.IntN(4)) {

@@ -14,8 +14,8 @@ import (
 // Nodes find the few eligible backends of a large pool.
 func TestLargePoolOfFew(t *testing.T) {
 	const n = 400
-	for _, shared := range []time.Duration{200 * time.Millisecond, Never} {
-		r := among(t, 8, shared, shared, fleetOf(n))[0]
+	for _, shared := range []time.Duration{200 * time.Millisecond, never} {
+		r := among(t, 8, shared, fleetOf(n))[0]
 		well := []prefixtree.Backend{7, 123, 399}
 		for i := range n {
 			if b := prefixtree.Backend(i); !slices.Contains(well, b) {

@@ -51,7 +51,6 @@ func (p *pool) enlarge(positions []int32) {
 
 // shortlist selects candidates of a large pool for a matched prompt. It may select none.
 func (r *Router) shortlist(s *Scene) {
-	s.inferred = len(s.Request.Hashes) > 0 && r.infers(s) && int64(s.Now)-r.witnessed.Load() <= blindAfter
 	s.foresee()
 	key, _ := s.orderKey()
 	if key == 0 {

@@ -103,7 +103,6 @@ func (r *Router) overlook(s *Scene, turn uint64) {
 	if n == 0 {
 		return
 	}
-	r.infer(s)
 	s.foresee()
 	o := &s.outsight
 	o.weigh(s)

@@ -1,10 +1,11 @@
-package node
+// Package metrics is a node's Prometheus registry. It counts requests itself; other parts report
+// their figures at each scrape.
+package metrics
 
 import (
 	"maps"
 	"net/http"
 	"runtime"
-	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -18,11 +19,14 @@ import (
 	"grapevine/raftstore"
 )
 
-// metrics is this node's registry. Counters, histograms and loads add up over nodes. A model or
-// path that a client writes becomes a label only if an engine listed it. Series are looked up once,
-// because a lookup costs more than routing a request.
-type metrics struct {
-	registry *prometheus.Registry
+const prefix = "grapevine_"
+
+// Metrics is one node's registry. Counters, histograms and loads add up over nodes. A model or path
+// that a client writes becomes a label only if an engine listed it. Series are looked up once,
+// because a lookup costs more than routing a request. Safe for concurrent use.
+type Metrics struct {
+	Registry     *prometheus.Registry
+	Certificates *prometheus.GaugeVec // expiry in Unix seconds, by setting
 
 	requests *prometheus.CounterVec // kind, code
 	tokens   *prometheus.CounterVec // model, type
@@ -36,13 +40,12 @@ type metrics struct {
 	overhead  prometheus.Observer
 	error     struct{ over, under prometheus.Observer } // of predictions
 
-	modelsMu sync.Mutex                              // serialises addModels and addBackends
+	labelsMu sync.Mutex                              // serialises AddModels and AddBackends
 	models   atomic.Pointer[map[string]*modelTokens] // replaced, never written
 	other    *modelTokens
 
-	outcomes     *prometheus.CounterVec // backend, outcome
-	certificates *prometheus.GaugeVec
-	backends     atomic.Pointer[map[string][]prometheus.Counter] // by name and failure; replaced, never written
+	outcomes *prometheus.CounterVec                          // backend, outcome
+	backends atomic.Pointer[map[string][]prometheus.Counter] // by name and failure; replaced, never written
 }
 
 type kindSeries struct {
@@ -66,9 +69,29 @@ var (
 	predictionBuckets = []float64{0, 32, 128, 512, 2048, 8192, 32768, 131072}
 )
 
-func newMetrics(n *Node) *metrics {
-	m := &metrics{registry: prometheus.NewRegistry()}
-	reg := prometheus.WrapRegistererWithPrefix("grapevine_", m.registry)
+// New returns the registry of a node of this version. It calls collect at each scrape.
+func New(version string, collect func(Scrape)) *Metrics {
+	m := &Metrics{Registry: prometheus.NewRegistry()}
+	m.Registry.MustRegister(collector(collect))
+	reg := prometheus.WrapRegistererWithPrefix(prefix, m.Registry)
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.requestSeries(reg)
+	gauges := func(name, help string, labels ...string) *prometheus.GaugeVec {
+		v := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
+		reg.MustRegister(v)
+		return v
+	}
+	m.Certificates = gauges("tls_certificate_expiry_seconds",
+		"Unix time at which the certificate of a setting expires; no series without one. Not additive.", "setting")
+	gauges("build_info", "1, labelled with the version of the router and of Go.", "version", "goversion").
+		WithLabelValues(version, runtime.Version()).Set(1)
+	m.other = m.newModel(otherModel)
+	m.models.Store(&map[string]*modelTokens{})
+	m.backends.Store(&map[string][]prometheus.Counter{})
+	return m
+}
+
+func (m *Metrics) requestSeries(reg prometheus.Registerer) {
 	counters := func(name, help string, labels ...string) *prometheus.CounterVec {
 		v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 		reg.MustRegister(v)
@@ -79,109 +102,81 @@ func newMetrics(n *Node) *metrics {
 		reg.MustRegister(v)
 		return v
 	}
-	m.requests = counters("requests_total", "Requests finished, by kind of endpoint and status sent (499: the client left first).", "kind", "code")
+	m.requests = counters("requests_total", "Finished requests, by kind of endpoint and status sent (499: the client left first).", "kind", "code")
 	m.tokens = counters("tokens_total", "Tokens as the engines count them: prompt, cached (of the prompt), output.", "model", "type")
-	m.retries = counters("retries_total", "Further backends tried because one failed before the client had seen a byte.").WithLabelValues()
-	m.resent = counters("resent_total", "Requests sent again to the same backend because a reused connection had gone stale.").WithLabelValues()
-	m.overhead = histograms("overhead_seconds", "The router's own time before a request is on its way: parsing, matching, picking.", overheadBuckets).WithLabelValues()
+	m.outcomes = counters("backend_requests_total", "Requests by the backend tried last and the outcome there.", "backend", "outcome")
+	m.retries = counters("retries_total", "Further backends tried because one failed before the client received a byte.").WithLabelValues()
+	m.resent = counters("resent_total", "Requests sent again to the same backend because a reused connection was stale.").WithLabelValues()
+	m.overhead = histograms("overhead_seconds", "The router's own time before it forwards a request: parsing, matching, picking.", overheadBuckets).WithLabelValues()
 	cancels := counters("cancels_total", "Requests whose client left, before or after the first byte of the answer.", "stage")
 	m.cancels.before, m.cancels.after = cancels.WithLabelValues("before"), cancels.WithLabelValues("after")
-	prediction := histograms("prediction_error_tokens", "Prompt tokens believed cached against those the engine reported: over (fewer were cached than believed) or under.", predictionBuckets, "side")
+	prediction := histograms("prediction_error_tokens",
+		"Predicted minus reported cached prompt tokens: over (the engine had fewer) or under.", predictionBuckets, "side")
 	m.error.over, m.error.under = prediction.WithLabelValues("over"), prediction.WithLabelValues("under")
 
 	duration := histograms("request_duration_seconds", "From the arrival of a request to the end of its answer.", durationBuckets, "kind")
-	unparsed := counters("unparsed_total", "Requests whose body was not understood: refused, or routed by load where allow_engine_control is set.", "kind")
+	unparsed := counters("unparsed_total",
+		"Requests whose body the router did not understand: refused, or routed by load if allow_engine_control is set.", "kind")
 	for k := range prompt.Kind(len(m.kinds)) {
 		m.kinds[k].duration, m.kinds[k].unparsed = duration.WithLabelValues(k.String()), unparsed.WithLabelValues(k.String())
 	}
-	ttft := histograms("time_to_first_token_seconds", "From the arrival of a request to the first token of its stream, or to the head of an answer that is not streamed.", ttftBuckets, "rung")
-	decisions := counters("decisions_total", "Requests routed, by strategy and by the rung of the ladder that decided.", "strategy", "rung")
+	ttft := histograms("time_to_first_token_seconds",
+		"From the arrival of a request to the first token of its stream, or to the head of an answer that is not streamed.", ttftBuckets, "rung")
+	decisions := counters("decisions_total", "Routed requests, by strategy and by the rung of the ladder that decided.", "strategy", "rung")
 	m.decisions = make(map[string][]prometheus.Counter)
-	for r := range n.router.Stats().Rungs {
+	for r := range len(policy.Stats{}.Rungs) {
 		rung := policy.Rung(r).String()
 		m.ttft = append(m.ttft, ttft.WithLabelValues(rung))
 		for _, strategy := range policy.Strategies() {
 			m.decisions[strategy] = append(m.decisions[strategy], decisions.WithLabelValues(strategy, rung))
 		}
 	}
-	m.outcomes = counters("backend_requests_total", "Requests by the backend that was tried last and how that ended.", "backend", "outcome")
-
-	m.certificates = prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "tls_certificate_expiry_seconds",
-		Help: "Unix time at which the certificate of a setting expires; no series without one. Not additive."}, []string{"setting"})
-	reg.MustRegister(m.certificates)
-	info := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "build_info", Help: "1, labelled with what runs."}, []string{"version", "goversion"})
-	info.WithLabelValues(n.cfg.Version, runtime.Version()).Set(1)
-	reg.MustRegister(info, newStateCollector(n), newAgreeCollector(n), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-
-	reg.MustRegister(newHealthCollector(n))
-	if n.knowledge != nil {
-		reg.MustRegister(newFleetCollector(n.fleetFigures))
-	}
-
-	m.models.Store(&map[string]*modelTokens{})
-	m.other = m.newModel(otherModel)
-	m.addModels(n.router.View().Models())
-	m.backends.Store(&map[string][]prometheus.Counter{})
-	m.addBackends(n.fleet.roster())
-	return m
 }
 
 // maxBackendLabels bounds the label backend; removed backends keep their series.
 const maxBackendLabels = 2 * raftstore.MaxBackends
 
-func (m *metrics) addBackends(r *roster) {
-	m.modelsMu.Lock()
-	defer m.modelsMu.Unlock()
-	old := *m.backends.Load()
-	if !slices.ContainsFunc(r.list, func(u *upstream) bool { return old[u.Name] == nil }) {
-		return
-	}
-	next := maps.Clone(old)
-	for _, u := range r.list {
-		switch {
-		case next[u.Name] != nil:
-		case len(next) < maxBackendLabels:
-			next[u.Name] = m.newBackend(u.Name)
-		}
-	}
-	m.backends.Store(&next)
+// AddBackends makes names values of the label backend.
+func (m *Metrics) AddBackends(names []string) {
+	addLabels(m, &m.backends, names, maxBackendLabels, m.newBackend)
 }
 
-func (m *metrics) newBackend(name string) (series []prometheus.Counter) {
+// AddModels makes names values of the label model.
+func (m *Metrics) AddModels(names []string) {
+	addLabels(m, &m.models, names, maxModelLabels, m.newModel)
+}
+
+func addLabels[V any](m *Metrics, series *atomic.Pointer[map[string]V], names []string, limit int, create func(name string) V) {
+	m.labelsMu.Lock()
+	defer m.labelsMu.Unlock()
+	known := *series.Load()
+	next := maps.Clone(known)
+	for _, name := range names {
+		if _, ok := next[name]; !ok && len(next) < limit {
+			next[name] = create(name)
+		}
+	}
+	if len(next) > len(known) {
+		series.Store(&next)
+	}
+}
+
+func (m *Metrics) newBackend(name string) (series []prometheus.Counter) {
 	for f := range policy.Failure(policy.Failures) {
 		series = append(series, m.outcomes.WithLabelValues(name, f.String()))
 	}
 	return series
 }
 
-func (m *metrics) newModel(name string) *modelTokens {
+func (m *Metrics) newModel(name string) *modelTokens {
 	return &modelTokens{
 		prompt: m.tokens.WithLabelValues(name, "prompt"), cached: m.tokens.WithLabelValues(name, "cached"),
 		output: m.tokens.WithLabelValues(name, "output"),
 	}
 }
 
-func (m *metrics) addModels(names []string) {
-	m.modelsMu.Lock()
-	defer m.modelsMu.Unlock()
-	old := *m.models.Load()
-	next := make(map[string]*modelTokens, len(old)+len(names))
-	for name, t := range old {
-		next[name] = t
-	}
-	for _, name := range names {
-		if len(next) >= maxModelLabels {
-			break
-		}
-		if next[name] == nil {
-			next[name] = m.newModel(name)
-		}
-	}
-	m.models.Store(&next)
-}
-
-// observe counts a finished request, in its goroutine; r is valid during the call only.
-func (m *metrics) observe(r *proxy.Record) {
+// Observe counts a finished request, in its goroutine; r is valid during the call only.
+func (m *Metrics) Observe(r *proxy.Record) {
 	m.request(r.Kind, r.Status).Inc()
 	m.kinds[r.Kind].duration.Observe(r.Total.Seconds())
 	if r.Unparsed {
@@ -217,7 +212,7 @@ func (m *metrics) observe(r *proxy.Record) {
 	m.countTokens(r, d)
 }
 
-func (m *metrics) request(k prompt.Kind, status int) prometheus.Counter {
+func (m *Metrics) request(k prompt.Kind, status int) prometheus.Counter {
 	if status < 0 || status >= len(m.kinds[k].codes) {
 		status = 0 // no status: other
 	}
@@ -230,7 +225,7 @@ func (m *metrics) request(k prompt.Kind, status int) prometheus.Counter {
 	return c
 }
 
-func (m *metrics) countTokens(r *proxy.Record, d *policy.Decision) {
+func (m *Metrics) countTokens(r *proxy.Record, d *policy.Decision) {
 	t := (*m.models.Load())[string(r.Model)]
 	if t == nil {
 		t = m.other
