@@ -4,6 +4,7 @@ import (
 	"math"
 	"time"
 
+	"grapevine/node/backends"
 	"grapevine/node/health"
 	"grapevine/node/metrics"
 	"grapevine/proxy/engine"
@@ -21,9 +22,9 @@ type HealthStatus struct {
 	Bad       int      `json:"bad"`                // reporters
 }
 
-func (c *checker) status(u *upstream) HealthStatus {
+func (c *checker) status(u *backends.Engine) HealthStatus {
 	at := time.Now()
-	v, ok := c.board.Verdict(u.key, at)
+	v, ok := c.board.Verdict(u.Key, at)
 	if !ok {
 		return HealthStatus{Reporters: []string{}}
 	}
@@ -50,7 +51,7 @@ var ailmentNames = [...]string{
 func (c *checker) collect(s metrics.Scrape) {
 	failing := s.Gauge("backend_failing", "1 while this node's own probes or requests find the backend failing.", "backend")
 	avoided := s.Gauge("backend_reported", "1 while this node avoids the backend because of probes or of peers' reports.", "backend")
-	for _, u := range c.fleet.roster().list {
+	for _, u := range c.engines.Roster().List {
 		st := c.status(u)
 		failing(metrics.Bool(st.Failing), u.Name)
 		avoided(metrics.Bool(st.Avoided), u.Name)

@@ -182,9 +182,9 @@ func (e *exchange) askAgain() bool {
 		Name: "batch-lost", Breaks: "trees-converge",
 		Wrong: "one batch of news in eight is taken out of the queue and not sent",
 		Edits: []Edit{{
-			File: "node/knowledge.go",
-			Old:  `	return k.outbox.Drain(dst, limit, k.numbers)`,
-			New: `	payload, records = k.outbox.Drain(dst, limit, k.numbers)
+			File: "node/share/knowledge.go",
+			Old:  `	return k.Placements.outbox.Drain(dst, limit, k.names)`,
+			New: `	payload, records = k.Placements.outbox.Drain(dst, limit, k.names)
 	if planted("batch-lost") && records > 0 && payload[len(payload)-1]%8 == 0 {
 		return dst, 0
 	}
