@@ -66,7 +66,8 @@ func (m Metrics) Get(name string) (float64, error) {
 	return v, nil
 }
 
-func (n *Node) ready(ctx context.Context) error {
+// Ready returns nil if the node is ready for traffic, as it says over a new connection.
+func (n *Node) Ready(ctx context.Context) error {
 	_, err := n.get(ctx, n.data, "/readyz")
 	return err
 }

@@ -116,7 +116,7 @@ func (n *Node) WaitReady(ctx context.Context) error {
 			died = cmp.Or(p.died(), errNotRunning)
 			return true
 		}
-		last = n.ready(ctx)
+		last = n.Ready(ctx)
 		return last == nil
 	})
 	if err = errors.Join(err, died); err != nil {
