@@ -47,8 +47,7 @@ func (a *authority) sign(file string, cert *x509.Certificate, key *ecdsa.Private
 	return writePEM(file, "CERTIFICATE", der)
 }
 
-// certificate is a node's certificate file and the data to issue it again with the same key. Not
-// safe for concurrent use.
+// certificate is a node's certificate and what renews it. Not safe for concurrent use.
 type certificate struct {
 	by         *authority
 	file       string

@@ -13,8 +13,7 @@ import (
 	"time"
 )
 
-// process is one running program, waited for and ended by its id alone. A nil one was never
-// started. Safe for concurrent use.
+// process is one program, ended by its id alone; a nil one never started. Safe for concurrent use.
 type process struct {
 	cmd  *exec.Cmd
 	done chan struct{}
@@ -156,8 +155,7 @@ func tail(path string, max int64) string {
 	return string(text)
 }
 
-// poll calls ok at that interval until it returns true or ctx ends; then it returns the context's
-// error.
+// poll calls ok at that interval until it returns true or ctx ends, whose error it returns.
 func poll(ctx context.Context, every time.Duration, ok func() bool) error {
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()

@@ -49,8 +49,7 @@ type Output struct {
 	Drained bool
 }
 
-// Operation is an input and its output with the span of its execution, in nanoseconds since a
-// common zero. An unknown output has no end.
+// Operation has its span in nanoseconds since a common zero; an unknown output has no end.
 type Operation = porcupine.Operation
 
 type backend struct{ exists, drained bool }

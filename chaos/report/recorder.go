@@ -28,13 +28,11 @@ type Sample struct {
 	Overhead time.Duration // time in the router; negative: not measured
 	Rung     string        // "": unknown
 	Failed   bool
-	// Cut is a failure that the run caused and no router could prevent: an answer in progress on a
-	// killed node. It is no error.
+	// Cut is a failure that no router could prevent: an answer on a killed node. It is no error.
 	Cut bool
 }
 
-// Recorder keeps all samples of one run (about 140 bytes each), so that quantiles are exact. Safe
-// for concurrent use. The zero value is ready.
+// Recorder keeps all samples, about 140 bytes each, for exact quantiles. Safe for concurrent use.
 type Recorder struct {
 	mu      sync.Mutex
 	samples []Sample

@@ -9,8 +9,7 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// Intervals and timeouts of the polls. A node that does not answer is polled again after the
-// timeout.
+// Intervals and timeout of the polls.
 const (
 	readyEvery   = 50 * time.Millisecond
 	viewEvery    = 150 * time.Millisecond

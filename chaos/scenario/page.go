@@ -28,8 +28,7 @@ func cell(word any) string {
 	return "idle"
 }
 
-// WriteHTML writes verdicts and timelines of runs as one self-contained page. The file is written
-// atomically.
+// WriteHTML writes verdicts and timelines of runs atomically as one self-contained page.
 func WriteHTML(path string, runs ...*Report) error {
 	var b bytes.Buffer
 	if err := page.Execute(&b, runs); err != nil {

@@ -33,8 +33,7 @@ type quiet struct {
 
 type remainder struct{ place, what string }
 
-// hush waits for quiet after the last request and records the result. All parts have bounds from
-// that moment, so they run concurrently.
+// hush waits for quiet after the last request and records the result. The waits run concurrently.
 func hush(ctx context.Context, f *fleet.Fleet, l *ledger) quiet {
 	q := quiet{after: make(map[string]resources)}
 	began := time.Now()
@@ -173,8 +172,7 @@ func (q *quiet) held(a, b *known, engines []string) {
 	}
 }
 
-// settle waits until every node's resources are within the bound, or the time is over, and records
-// the least of each.
+// settle waits until every node's resources stop falling and records the least of each.
 func (q *quiet) settle(ctx context.Context, f *fleet.Fleet, l *ledger, began time.Time) {
 	for {
 		fell := false
