@@ -1,10 +1,10 @@
 package fleet
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"strings"
@@ -134,23 +134,16 @@ func (p *process) died() error {
 }
 
 // tail returns the last max bytes of the file from the start of a line, or the read error.
-func tail(path string, max int64) string {
-	f, err := os.Open(path)
+func tail(path string, max int) string {
+	text, err := os.ReadFile(path)
 	if err != nil {
 		return err.Error()
 	}
-	defer func() { _ = f.Close() }()
-	cut := false
-	if end, err := f.Seek(0, io.SeekEnd); err == nil {
-		cut = end > max
-		_, _ = f.Seek(-min(end, max), io.SeekEnd) // cannot be before the beginning
-	}
-	text, err := io.ReadAll(io.LimitReader(f, max))
-	if err != nil {
-		return err.Error()
-	}
-	if _, rest, ok := strings.Cut(string(text), "\n"); cut && ok {
-		return rest
+	if cut := len(text) - max; cut > 0 {
+		text = text[cut:]
+		if _, rest, ok := bytes.Cut(text, []byte("\n")); ok {
+			text = rest
+		}
 	}
 	return string(text)
 }

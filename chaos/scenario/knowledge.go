@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -27,11 +28,10 @@ var treesConverge = Invariant{
 		}
 		f.checked = q.compared
 		differ := q.differ != ""
-		equal := "equal"
+		f.note = fmt.Sprintf("%d facts, %d streams, equal after %.2f s", q.facts, q.streams, q.converged.Seconds())
 		if differ || q.behind != "" {
-			equal = "not equal"
+			f.note = strings.Replace(f.note, "equal", "not equal", 1)
 		}
-		f.note = fmt.Sprintf("%d facts, %d streams, %s after %.2f s", q.facts, q.streams, equal, q.converged.Seconds())
 		lost := e.unlearned()
 		killed, unheard := e.endings()
 		loose := killed || slices.ContainsFunc(e.marks, func(m Mark) bool { return m.Kind == "clock" })
@@ -39,7 +39,7 @@ var treesConverge = Invariant{
 		case q.behind != "":
 			f.violate(e.drained+q.converged, "the fleet", "%s", q.behind)
 		case q.applied > convergeBound:
-			f.violate(e.drained+q.applied, "the fleet", "each had applied what the others published after %v", q.applied)
+			f.violate(e.drained+q.applied, "the fleet", "every node had applied its peers' batches after %v", q.applied)
 		case differ && (unheard || loose && len(lost) > 0):
 			f.note += fmt.Sprintf("; a router ended while peers could not hear it, or a clock was set and caches were lost: %d to %d facts, not judged", q.least, q.most)
 		case differ && loose && float64(q.most-q.least) > 0.02*float64(q.most):
@@ -51,7 +51,7 @@ var treesConverge = Invariant{
 		case differ:
 			f.violate(e.drained+q.converged, "the fleet", "%s", q.differ)
 		case q.converged > convergeBound:
-			f.violate(e.drained+q.converged, "the fleet", "they agreed after %v", q.converged)
+			f.violate(e.drained+q.converged, "the fleet", "the nodes held the same facts after %v", q.converged)
 		}
 		return f
 	},
