@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	mrand "math/rand/v2"
 	"time"
 )
@@ -42,19 +41,18 @@ func (s *Store) Apply(ctx context.Context, c Command) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	d := &decoder{b: body}
-	o := d.outcome()
-	if err := d.done(); err != nil {
+	var o outcome
+	if err := decode(body, &o); err != nil {
 		return Result{}, fmt.Errorf("%w: the leader's answer is damaged: %w", ErrUncertain, err)
 	}
-	if o.refuse != nil {
-		return o.result, o.refuse
+	if o.Refuse != nil {
+		return o.Result, o.Refuse
 	}
-	if o.result.Changed {
+	if o.Result.Changed {
 		// The command is committed in any case.
-		_, _ = s.await(ctx, o.result.Index)
+		_, _ = s.await(ctx, o.Result.Index)
 	}
-	return o.result, nil
+	return o.Result, nil
 }
 
 func normalCommand(c Command) Command {
@@ -85,9 +83,8 @@ func (s *Store) Read(ctx context.Context) (*State, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &decoder{b: body}
-	version := d.uint(math.MaxUint64)
-	if err := d.done(); err != nil {
+	var version uint64
+	if err := decode(body, &version); err != nil {
 		return nil, fmt.Errorf("the leader's answer is damaged: %w", err)
 	}
 	return s.await(ctx, version)

@@ -48,7 +48,7 @@ func (s *Store) join(req joinRequest) error {
 func (s *Store) admits(h hello) error {
 	if original, ok := s.originalOf(h); ok {
 		s.noteClone(h, original)
-		return fmt.Errorf("the raft id %s is that of %s, which is alive: %s; %s", h.id, original.where(), cloned, cloneRemedy)
+		return fmt.Errorf("the raft id %s is that of %s, which is alive: %s; %s", h.ID, original.where(), cloned, cloneRemedy)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -57,8 +57,8 @@ func (s *Store) admits(h hello) error {
 		return errLinkClosed
 	case s.ident.Group == groupID{}:
 		return errors.New("in no group")
-	case s.ident.Group != h.group:
-		return fmt.Errorf("of another group: %s, not %s", s.ident.Group, h.group)
+	case s.ident.Group != h.Group:
+		return fmt.Errorf("of another group: %s, not %s", s.ident.Group, h.Group)
 	}
 	return nil
 }

@@ -2,7 +2,6 @@ package raftstore
 
 import (
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -104,7 +103,7 @@ func (s *Store) carryOut(ctx context.Context, l *life, kind requestKind, payload
 		if err := l.raft.Barrier(wait).Error(); err != nil {
 			return afterRaft(err)
 		}
-		return answer{answerDone, binary.AppendUvarint(nil, s.State().Version)}
+		return answer{answerDone, encode(nil, s.State().Version)}
 	case askTransfer:
 		var req transferRequest
 		if err := json.Unmarshal(payload, &req); err != nil {
@@ -134,7 +133,7 @@ func (s *Store) propose(l *life, raw []byte, wait time.Duration) answer {
 		if !ok {
 			r = refuse(refusedInvalid, "%v", err)
 		}
-		return answer{answerDone, appendOutcome(nil, outcome{refuse: r})}
+		return answer{answerDone, encode(nil, outcome{Refuse: r})}
 	}
 	f := l.raft.Apply(raw, wait)
 	if err := f.Error(); err != nil {
@@ -142,7 +141,7 @@ func (s *Store) propose(l *life, raw []byte, wait time.Duration) answer {
 	}
 	switch o := f.Response().(type) {
 	case outcome:
-		return answer{answerDone, appendOutcome(nil, o)}
+		return answer{answerDone, encode(nil, o)}
 	case error:
 		return failedAnswer(answerUncertain, o)
 	}

@@ -1,6 +1,7 @@
 package raftstore
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
@@ -259,14 +260,10 @@ func replay(d *disk) (*State, error) {
 func noted(d *disk) (index uint64, err error) {
 	err = d.read(func(tx *bbolt.Tx) error {
 		raw, err := unseal(tx.Bucket(bucketMeta), keyApplied)
-		if err != nil {
-			return err
+		if len(raw) == 8 {
+			index = binary.BigEndian.Uint64(raw)
 		}
-		dec := &decoder{b: raw}
-		if len(dec.b) > 0 {
-			index = dec.uint64()
-		}
-		return dec.done()
+		return err
 	})
 	return index, err
 }
