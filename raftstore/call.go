@@ -207,18 +207,18 @@ func (q *search) learn(body []byte) {
 }
 
 func (s *Store) attempt(ctx context.Context, q *search, kind requestKind, payload []byte) (a answer, sent bool, err error) {
-	l := s.current()
-	if s.isLeader(l) {
+	inst := s.current()
+	if s.isLeader(inst) {
 		return s.execute(ctx, kind, payload), true, nil
 	}
 	if s.port == nil {
 		return answer{}, false, errNotYet
 	}
-	to := s.leader(l)
+	to := s.leader(inst)
 	if to.Addr == "" || to.ID == s.id {
 		to, q.hinted = q.hinted, hint{}
 	}
-	if (to.Addr == "" || to.ID == s.id) && len(l.servers()) == 0 {
+	if (to.Addr == "" || to.ID == s.id) && len(inst.servers()) == 0 {
 		to = s.anybody(q)
 	}
 	if to.Addr == "" || to.ID == s.id {
@@ -231,7 +231,7 @@ func (s *Store) attempt(ctx context.Context, q *search, kind requestKind, payloa
 	defer cancel()
 	done := make(chan struct{})
 	defer close(done)
-	s.spawn(func() { s.abandon(l, to, cancel, done) })
+	s.spawn(func() { s.abandon(inst, to, cancel, done) })
 	deadline, _ := ctx.Deadline()
 	body := binary.AppendUvarint(nil, uint64(max(0, time.Until(deadline).Milliseconds())))
 	return s.caller.call(ctx, to.Addr, kind, append(body, payload...))
@@ -252,8 +252,8 @@ func (s *Store) anybody(q *search) hint {
 }
 
 // abandon cancels a request when another node leads, because the one asked may hang.
-func (s *Store) abandon(l *life, asked hint, cancel context.CancelFunc, done <-chan struct{}) {
-	if l == nil {
+func (s *Store) abandon(inst *raftInstance, asked hint, cancel context.CancelFunc, done <-chan struct{}) {
+	if inst == nil {
 		return
 	}
 	ticker := time.NewTicker(leaderPoll)
@@ -266,7 +266,7 @@ func (s *Store) abandon(l *life, asked hint, cancel context.CancelFunc, done <-c
 			cancel()
 			return
 		case <-ticker.C:
-			if now := s.leader(l); now.ID != "" && now.ID != asked.ID && asked.ID != "" {
+			if now := s.leader(inst); now.ID != "" && now.ID != asked.ID && asked.ID != "" {
 				cancel()
 				return
 			}

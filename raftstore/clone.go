@@ -38,8 +38,8 @@ func (s *Store) originalOf(h hello) (Peer, bool) {
 	if h.ID == s.id {
 		return Peer{ID: s.id, Name: "this node", Addr: s.addr}, true
 	}
-	if l := s.current(); l != nil {
-		if addr, ok := l.find(raft.ServerID(h.ID)); ok && string(addr) == h.Addr {
+	if inst := s.current(); inst != nil {
+		if addr, ok := inst.find(raft.ServerID(h.ID)); ok && string(addr) == h.Addr {
 			return Peer{}, false
 		}
 	}

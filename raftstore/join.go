@@ -53,7 +53,7 @@ func (s *Store) admits(h hello) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case s.life == nil || s.life.link == nil:
+	case s.instance == nil || s.instance.link == nil:
 		return errLinkClosed
 	case s.ident.Group == groupID{}:
 		return errors.New("in no group")
@@ -64,9 +64,9 @@ func (s *Store) admits(h hello) error {
 }
 
 func (s *Store) takeRaft(c *conn) error {
-	l := s.current()
-	if l == nil || l.link == nil {
+	inst := s.current()
+	if inst == nil || inst.link == nil {
 		return errLinkClosed
 	}
-	return l.link.take(c)
+	return inst.link.take(c)
 }
