@@ -38,7 +38,7 @@ func (n *Node) fleetFigures() *fleetFigures {
 		peers:   g.Peers(), stats: g.Stats(), outbox: n.knowledge.outbox.Stats(), warm: g.WarmFraction(),
 		posted:    n.knowledge.announced.posted.byName(),
 		staleness: time.Duration(n.knowledge.staleness.Load()), blind: n.router.Stats().Blind,
-		refused: g.Members().Stats().Refused, malformed: n.knowledge.malformed.Load(), late: n.knowledge.late.Load(),
+		refused: g.Members().Refused(), malformed: n.knowledge.malformed.Load(), late: n.knowledge.late.Load(),
 	}
 	for _, p := range f.peers {
 		f.members[p.State]++

@@ -18,14 +18,15 @@ const module = "grapevine"
 // mayImport lists for each package which packages of this module it may import (docs/design.md,
 // section 3). A name ending in /... stands for everything below it. Unlisted packages are an error.
 var mayImport = map[string][]string{
-	"prefixtree":    {},
-	"gossip/member": {},
-	"gossip/wire":   {},
-	"gossip":        {"gossip/member", "gossip/wire"},
-	"raftstore":     {},
-	"proxy/engine":  {},
-	"proxy/prompt":  {"prefixtree"},
-	"proxy/policy":  {"prefixtree"},
+	"prefixtree":       {},
+	"gossip/discovery": {},
+	"gossip/member":    {"gossip/discovery"},
+	"gossip/wire":      {},
+	"gossip":           {"gossip/member", "gossip/wire"},
+	"raftstore":        {},
+	"proxy/engine":     {},
+	"proxy/prompt":     {"prefixtree"},
+	"proxy/policy":     {"prefixtree"},
 
 	"proxy/policy/hot": {"prefixtree", "proxy/policy"},
 
@@ -73,6 +74,7 @@ var outside = map[string][]string{
 	"proxy/policy/hot": nil,
 	"proxy/prompt":     {"github.com/zeebo/xxh3", "golang.org/x/sys/cpu"},
 	"proxy/engine":     nil,
+	"gossip/discovery": nil,
 	"gossip/wire":      nil,
 	"node/backends":    nil,
 	"node/health":      {"github.com/zeebo/xxh3"},
