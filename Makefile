@@ -120,7 +120,7 @@ lint: ## gofmt, vet, staticcheck, golangci-lint
 sim: build ## policies side by side in virtual time on a generated workload
 	$(LAB) simulate --workload agentic --policy prefix,prefix-hash,least-request,session,round-robin --seed 1
 
-herd: ## every policy over nodes, sharing and staleness on the traces in TRACES: docs/herd.md and herd.svg (an hour of one processor; goes on where it stopped)
+herd: ## every policy over nodes, sharing and staleness on the traces in TRACES: docs/herd.md, herd.csv and herd.svg (an hour of one processor; goes on where it stopped)
 	$(GO) run ./chaos/fleetsim/herd -traces '$(TRACES)'
 
 demo: build ## the whole thing on this machine: a fleet, live traffic, a router killed; in under two minutes

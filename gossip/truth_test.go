@@ -258,7 +258,7 @@ func (k *treeKnowledge) ApplySnapshot(page []byte, shift time.Duration) (Applied
 
 // request places a chain and returns its end. cached is the engine's report; -1: none.
 func (k *treeKnowledge) request(backend int, chain []prefixtree.Hash, cached int) (end func(failed bool)) {
-	b, key, trail := k.names.id(backend), virtualKeys[backend], new(prefixtree.Trail)
+	b, key, trail := k.names.id(backend), virtualKeys[backend], new(prefixtree.TouchHistory)
 	tell := func(at prefixtree.Time, news []prefixtree.Fact) {
 		generation := k.generation(b)
 		k.truth.place(k, key, chain, at, generation)

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 
+	"grapevine/node/hot"
 	"grapevine/proxy/policy"
 )
 
@@ -52,7 +53,7 @@ func (r *Receipt) take(d *policy.Decision) {
 	r.PromptTokens, r.MatchedBlocks, r.PredictedTokens = d.PromptTokens, d.MatchedBlocks, d.PredictedTokens
 	r.Eligible, r.Trial, r.LastResort = d.Eligible, d.Trial, d.LastResort
 	if r.Replicas = d.Replicas; d.Replicas > 0 {
-		r.Hot = anchorText(d.Hot)
+		r.Hot = hot.AnchorText(d.Hot)
 	}
 	for _, c := range d.Candidates {
 		r.Candidates = append(r.Candidates, Candidate{
@@ -77,7 +78,7 @@ func (n *Node) Explain(path string, header func(name string) []byte, body []byte
 	var d policy.Decision
 	decide := func() error { return n.router.Explain(&q, now(), &d) }
 	err := decide()
-	if errors.Is(err, policy.ErrUnknownModel) && n.fleet.roster().open {
+	if errors.Is(err, policy.ErrUnknownModel) && n.backends.Roster().Open {
 		r.Note = "no engine has listed this model; one of them is asked all the same"
 		err = n.anyModel(&q, decide)
 	}

@@ -39,11 +39,11 @@ func (n *Node) gossipConfig() (gossip.Config, error) {
 	return gossip.Config{
 		Member: member.Config{
 			Self: self,
-			Bind: c.gossipAddr(), Advertise: c.GossipAdvertise, Join: c.Join,
+			Bind: c.GossipAddr(), Advertise: c.GossipAdvertise, Join: c.Seeds(),
 			KeyringFile: c.GossipKeyFile, TLS: tlsConfig, Insecure: c.GossipInsecure,
 			Log: n.log.With().Str("component", "member").Logger(),
 		},
-		Knowledge: counted{n.knowledge, &n.knowledgeTurns}, SnapshotDeadline: c.WarmDeadline, Budget: int64(c.GossipBudget),
+		Knowledge: n.knowledge, SnapshotDeadline: c.WarmDeadline, Budget: int64(c.GossipBudget),
 		Log: n.log.With().Str("component", "gossip").Logger(),
 	}, nil
 }

@@ -28,15 +28,18 @@ var mayImport = map[string][]string{
 	"proxy/prompt":     {"prefixtree"},
 	"proxy/policy":     {"prefixtree"},
 
-	"proxy/policy/hot": {"prefixtree", "proxy/policy"},
+	"proxy": {"prefixtree", "proxy/..."},
 
-	"proxy":        {"prefixtree", "proxy/..."},
+	"node/hot":     {"node/metrics", "prefixtree", "proxy", "proxy/policy", "proxy/prompt", "raftstore"},
 	"node/notify":  {},
 	"node/health":  {},
 	"node/machine": {},
-	"node":         {"prefixtree", "gossip", "gossip/member", "node/backends", "node/health", "node/machine", "raftstore", "proxy", "proxy/..."},
+	"node/config":  {"gossip/member", "node/machine", "prefixtree", "proxy", "proxy/policy", "raftstore"},
+	"node/metrics": {"proxy", "proxy/policy", "proxy/prompt", "raftstore"},
+	"node":         {"prefixtree", "gossip", "gossip/member", "node/backends", "node/config", "node/health", "node/hot", "node/machine", "node/metrics", "node/share", "raftstore", "proxy", "proxy/..."},
 
-	"node/backends": {"prefixtree"},
+	"node/backends": {"gossip/member", "node/config", "prefixtree", "proxy", "proxy/engine", "proxy/policy", "raftstore"},
+	"node/share":    {"gossip/wire", "prefixtree", "proxy/policy"},
 
 	"chaos/engine":   {},
 	"chaos/workload": {},
@@ -52,7 +55,7 @@ var mayImport = map[string][]string{
 	"chaos/history":  {},
 	"chaos/scenario": {"chaos/...", "node", "prefixtree"},
 	"chaos/replay":   {"chaos/report", "chaos/workload", "prefixtree", "proxy", "proxy/..."},
-	"chaos/fleetsim": {"chaos/engine", "chaos/report", "chaos/workload", "gossip/wire", "prefixtree", "proxy/policy", "proxy/policy/hot", "proxy/prompt"},
+	"chaos/fleetsim": {"chaos/engine", "chaos/report", "chaos/workload", "gossip/wire", "prefixtree", "node/hot", "node/share", "proxy/policy", "proxy/prompt"},
 
 	"chaos/fleetsim/herd": {"chaos/fleetsim", "chaos/plot", "chaos/report", "chaos/workload"},
 
@@ -62,8 +65,8 @@ var mayImport = map[string][]string{
 	"chaos/clients": {"chaos/...", "node", "prefixtree", "proxy", "proxy/..."},
 
 	"cmd/commandline":   {},
-	"cmd/grapevine":     {"cmd/commandline", "node", "node/machine", "node/notify"},
-	"cmd/grapevine-lab": {"cmd/commandline", "chaos/...", "node"},
+	"cmd/grapevine":     {"cmd/commandline", "node", "node/config", "node/machine", "node/notify"},
+	"cmd/grapevine-lab": {"cmd/commandline", "chaos/...", "node/config"},
 }
 
 // outside lists the imports of pure packages from other modules; nil means the standard library
@@ -71,25 +74,23 @@ var mayImport = map[string][]string{
 var outside = map[string][]string{
 	"prefixtree":       {"github.com/zeebo/xxh3"},
 	"proxy/policy":     {"github.com/zeebo/xxh3"},
-	"proxy/policy/hot": nil,
 	"proxy/prompt":     {"github.com/zeebo/xxh3", "golang.org/x/sys/cpu"},
 	"proxy/engine":     nil,
 	"gossip/discovery": nil,
 	"gossip/wire":      nil,
-	"node/backends":    nil,
 	"node/health":      {"github.com/zeebo/xxh3"},
 	"node/machine":     nil,
 	"node/notify":      nil,
+	"node/share":       nil,
 }
 
 var impure = map[string][]string{
-	"prefixtree":       {"net", "net/http", "log", "log/slog", "os", "context"},
-	"proxy/policy":     {"net", "net/http", "log", "log/slog", "os", "context"},
-	"proxy/policy/hot": {"net", "net/http", "log", "log/slog", "os", "context"},
-	"proxy/prompt":     {"net", "net/http", "log", "log/slog", "os", "context"},
-	"proxy/engine":     {"log", "log/slog", "os"},
-	"node/backends":    {"net", "net/http", "log", "log/slog", "os", "context"},
-	"node/health":      {"net", "net/http", "log", "log/slog", "os", "context"},
+	"prefixtree":   {"net", "net/http", "log", "log/slog", "os", "context"},
+	"proxy/policy": {"net", "net/http", "log", "log/slog", "os", "context"},
+	"proxy/prompt": {"net", "net/http", "log", "log/slog", "os", "context"},
+	"proxy/engine": {"log", "log/slog", "os"},
+	"node/share":   {"net", "net/http", "log", "log/slog", "os", "context"},
+	"node/health":  {"net", "net/http", "log", "log/slog", "os", "context"},
 }
 
 var topLevel = []string{

@@ -200,10 +200,10 @@ func (n *Node) GossipStatus() *GossipStatus {
 	if g == nil {
 		return nil
 	}
-	k := n.knowledge
+	k, shared := n.knowledge, n.knowledge.shared.Stats()
 	s := &GossipStatus{
-		Node: n.name, Stats: g.Stats(), Outbox: OutboxStatus(k.outbox.Stats()), Peers: make(map[string]PeerStatus),
-		Process: g.Members().Self().Incarnation, Position: g.Position(), Unknown: k.unknown.Load(), BadState: k.malformed.Load(),
+		Node: n.name, Stats: g.Stats(), Outbox: OutboxStatus(shared.Outbox), Peers: make(map[string]PeerStatus),
+		Process: g.Members().Self().Incarnation, Position: g.Position(), Unknown: shared.Unknown, BadState: k.malformed.Load(),
 	}
 	for _, p := range g.Peers() {
 		s.Peers[p.Name] = PeerStatus{
@@ -234,7 +234,7 @@ func (n *Node) serveGossip(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if r.URL.Query().Get("facts") == "1" {
-		s.Facts = factsStatus(n.tree.FactDigests(now(), n.knowledge.numbers))
+		s.Facts = factsStatus(n.tree.FactDigests(now(), n.backends.Numbers()))
 	}
 	answer(w, s)
 }

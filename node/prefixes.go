@@ -1,12 +1,10 @@
 package node
 
 import (
-	"fmt"
 	"net/http"
 	"time"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/policy/hot"
+	"grapevine/node/hot"
 	"grapevine/raftstore"
 )
 
@@ -34,38 +32,26 @@ type PrefixStatus struct {
 	ExpiresS float64 `json:"expires_s"` // from now; renewed while hot
 }
 
-func anchorText(h prefixtree.Hash) string { return fmt.Sprintf("%016x", uint64(h)) }
-
 func (n *Node) Prefixes() (*PrefixList, error) {
 	s, err := n.agreement()
 	if err != nil {
 		return nil, err
 	}
 	state, at := s.State(), time.Now()
-	sum := n.hot.work(at)
 	list := &PrefixList{Enabled: state.Switches.Hot, Prefixes: make([]PrefixStatus, 0, len(state.Hot))}
-	for i, p := range agreedPrefixes(state) {
+	for _, p := range n.hot.Sets(state, at) {
 		st := PrefixStatus{
-			Anchor: anchorText(p.Anchor), Tokens: state.Hot[i].Depth, Replicas: state.Hot[i].R, Backends: []string{}, Why: "nobody tells of requests that begin with it",
-			AgeS: ageS(time.UnixMilli(int64(p.Since))), ChangedS: ageS(time.UnixMilli(int64(p.Changed))), ExpiresS: max(float64(p.Expires-millis(at))/1000, 0),
+			Anchor: hot.AnchorText(p.Anchor), Tokens: uint32(p.Tokens), Replicas: uint16(p.Replicas), Backends: []string{},
+			Share: p.Need.Share, Work: p.Need.Work, Other: p.Need.Other, Why: "no node reports requests that begin with it",
+			AgeS: ageS(time.UnixMilli(int64(p.Since))), ChangedS: ageS(time.UnixMilli(int64(p.Changed))),
+			ExpiresS: max(time.UnixMilli(int64(p.Expires)).Sub(at).Seconds(), 0),
 		}
-		if pool, ok := poolOf(p.Anchor, sum); ok {
-			st.Backends = append(st.Backends, n.router.HotSet(pool, p.HotPrefix)...)
-			need := hot.Size(sum[hot.Key{Pool: pool, Anchor: p.Anchor}].Work, sum[hot.Key{Pool: pool}].Work, n.hot.backends(pool), -1)
-			st.Share, st.Work, st.Other, st.Why = need.Share, need.Work, need.Other, need.Why()
+		if p.Backends != nil {
+			st.Backends, st.Why = p.Backends, p.Need.Why()
 		}
 		list.Prefixes = append(list.Prefixes, st)
 	}
 	return list, nil
-}
-
-func (h *replicator) backends(pool uint64) int {
-	for _, p := range h.router.Pools() {
-		if p.Pool == pool {
-			return max(p.Backends, 1)
-		}
-	}
-	return 1
 }
 
 func (n *Node) servePrefixes(w http.ResponseWriter, _ *http.Request) {

@@ -19,7 +19,7 @@ func TestHotPathDoesNotAllocate(t *testing.T) {
 		tree.Record(b, chain[:1+int(b)], start, nil)
 	}
 	var m Matches
-	var tr Trail
+	var tr TouchHistory
 	now := start
 	facts := tree.AppendFacts(nil, 1, chain, start)
 	const grain = Time(defaultHorizon/time.Millisecond) / grainsPerHorizon

@@ -303,7 +303,7 @@ func BenchmarkRecord(b *testing.B) {
 			}
 			n := 0
 			b.Run(fmt.Sprintf("known/%s/touch=%s/blocks=256", c.name, touch.name), func(b *testing.B) {
-				var tr Trail
+				var tr TouchHistory
 				b.ReportAllocs()
 				for b.Loop() {
 					n++

@@ -18,7 +18,7 @@ func FuzzTree(f *testing.F) {
 		}
 		now := start
 		var m Matches
-		var tr Trail
+		var tr TouchHistory
 		for ; len(ops) >= 4; ops = ops[4:] {
 			b, n, arg := Backend(ops[1]%(backends+1)), int(ops[2]), int(ops[3])
 			chain := fuzzChain(ops[1]/16, n, arg)

@@ -93,7 +93,7 @@ func BenchmarkRecordNews(b *testing.B) {
 					chain := chainOf(b, 1, blocks)
 					rnd := rand.New(rand.NewPCG(9, 10))
 					now := start
-					var tr Trail
+					var tr TouchHistory
 					var news []Fact
 					payload := make([]byte, 0, 64<<10)
 					b.ReportAllocs()

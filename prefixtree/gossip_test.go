@@ -141,7 +141,7 @@ func TestTreesConverge(t *testing.T) {
 				p, b, chain := any(), Backend(rapid.IntRange(0, backends-1).Draw(t, "backend")), modelChain(t, hasher)
 				at := start + step*Time(rapid.IntRange(0, steps).Draw(t, "at"))
 				stay := step * Time(rapid.IntRange(0, 3).Draw(t, "stay"))
-				var tr Trail
+				var tr TouchHistory
 				p.news = p.tree.RecordNews(p.id(b), chain, at, &tr, p.news)
 				_, p.news = p.tree.LearnNews(p.id(b), chain, &tr, -1, at+stay, p.news)
 				p.tell()
@@ -187,7 +187,7 @@ func TestTreesConvergeOnRetractions(t *testing.T) {
 			for range rapid.IntRange(1, 4).Draw(t, "calls") {
 				now += Time(rapid.IntRange(1, 6_000).Draw(t, "wait"))
 				b, chain := p.id(Backend(rapid.IntRange(0, backends-1).Draw(t, "backend"))), modelChain(t, hasher)
-				var tr Trail
+				var tr TouchHistory
 				switch rapid.IntRange(0, 5).Draw(t, "what") {
 				case 0, 1:
 					p.news = p.tree.RecordNews(b, chain, now, &tr, p.news)

@@ -1,7 +1,7 @@
 package prefixtree
 
 const (
-	// Steps of the reach. Believing too little costs more hits than believing too much.
+	// Steps of the LRU distance. Believing too little costs more hits than believing too much.
 	shrinkRate = 0.1
 	growRate   = 0.3
 
@@ -20,7 +20,7 @@ type Lesson struct {
 	Predicted int  // leading blocks with a fact before the request
 	Cached    int  // reported leading blocks, at most the chain; -1: unknown
 	Retracted int  // facts removed because the count contradicts them
-	Amnesia   bool // the engine lost its cache: the backend was cleared
+	CacheLost bool // the engine lost its cache: the backend was cleared
 }
 
 // Learn corrects the tree after a completed request. chain and tr are those of its Record; cached
@@ -30,11 +30,11 @@ type Lesson struct {
 // horizon and removes older facts on [cached:], and never creates one. With tr nil it removes every
 // fact on [cached:]. Three surprises in a row, or three misses that no eviction explains, clear the
 // backend up to the first of them. Safe for concurrent use.
-func (t *Tree) Learn(b Backend, chain []Hash, tr *Trail, cached int, now Time) Lesson {
+func (t *Tree) Learn(b Backend, chain []Hash, tr *TouchHistory, cached int, now Time) Lesson {
 	return t.learn(b, chain, tr, cached, now, nil)
 }
 
-func (t *Tree) learn(b Backend, chain []Hash, tr *Trail, cached int, now Time, news *[]Fact) Lesson {
+func (t *Tree) learn(b Backend, chain []Hash, tr *TouchHistory, cached int, now Time, news *[]Fact) Lesson {
 	if int(b) >= len(t.limits) {
 		t.refused.Add(1)
 		return Lesson{Cached: -1}
@@ -52,16 +52,16 @@ func (t *Tree) learn(b Backend, chain []Hash, tr *Trail, cached int, now Time, n
 	lesson.Predicted = tr.depth()
 	switch due := t.limits[b].settled(now); {
 	case lesson.Cached == 0 && lesson.Predicted > 0, short(lesson.Cached, lesson.Predicted) && t.doubtful(b, tr, lesson.Cached, now):
-		// What an engine that lost its cache has computed must survive the fence of amnesiaLocked.
+		// What an engine that lost its cache has computed must survive the fence of cacheLostLocked.
 		lesson.Retracted = t.conclude(b, chain, lesson.Cached, tr.settled, now-1, now, news)
 	case tr.recorded <= due || short(lesson.Cached, lesson.Predicted):
 		lesson.Retracted = t.conclude(b, chain, lesson.Cached, tr.settled, due, now, news)
 	default:
 	}
 	if lesson.Cached >= 0 {
-		lesson.Amnesia = t.learnAges(b, chain, tr, lesson.Cached, now)
+		lesson.CacheLost = t.learnAges(b, chain, tr, lesson.Cached, now)
 	}
-	if lesson.Amnesia && news != nil {
+	if lesson.CacheLost && news != nil {
 		t.tellFence(news, b)
 	}
 	return lesson
@@ -106,7 +106,7 @@ func (t *Tree) conclude(b Backend, chain []Hash, cached int, placed, due, now Ti
 		}
 		return entryAt(e, now), false
 	}
-	var again Trail
+	var again TouchHistory
 	again.settled = due
 	touched := 0
 	note := func(h Hash, e, to entry) {
@@ -118,7 +118,7 @@ func (t *Tree) conclude(b Backend, chain []Hash, cached int, placed, due, now Ti
 			}
 		}
 	}
-	var a ahead
+	var a prefetch
 	for from := 0; from < len(chain); from += lookahead {
 		for j := range a.look(t, b, chain[from:]) {
 			p, i := &a.places[j], from+j
@@ -152,7 +152,7 @@ func (t *Tree) conclude(b Backend, chain []Hash, cached int, placed, due, now Ti
 	return retracted
 }
 
-func (t *Tree) learnAges(b Backend, chain []Hash, tr *Trail, cached int, now Time) (amnesia bool) {
+func (t *Tree) learnAges(b Backend, chain []Hash, tr *TouchHistory, cached int, now Time) (lost bool) {
 	predicted := tr.depth()
 	l := &t.ledgers[b]
 	l.mu.Lock()
@@ -186,12 +186,12 @@ func (t *Tree) learnAges(b Backend, chain []Hash, tr *Trail, cached int, now Tim
 			l.usage.evicted(age, step.displaced, horizon)
 		}
 	}
-	amnesia = t.amnesiaLocked(b, l, now)
+	lost = t.cacheLostLocked(b, l, now)
 	t.limits[b].span.Store(l.usage.span())
-	return amnesia
+	return lost
 }
 
-func (tr *Trail) hasAge(from, below int64) bool {
+func (tr *TouchHistory) hasAge(from, below int64) bool {
 	for i := range tr.n {
 		if age := int64(tr.recorded - tr.steps[i].at); age >= from && age < below {
 			return true

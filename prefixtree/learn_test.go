@@ -10,7 +10,7 @@ import (
 
 // visit records a request and learns from it after its stay.
 func visit(tree *Tree, b Backend, chain []Hash, cached int, at, stay Time) Lesson {
-	var tr Trail
+	var tr TouchHistory
 	tree.Record(b, chain, at, &tr)
 	return tree.Learn(b, chain, &tr, cached, at+stay)
 }
@@ -38,7 +38,7 @@ func TestHorizonByAge(t *testing.T) {
 	wantHorizon(t, tree, 2, 100*time.Second, 0)
 }
 
-// An eviction sets the reach in blocks; the horizon follows their rate.
+// An eviction sets the LRU distance in blocks; the horizon follows their rate.
 func TestHorizonByVolume(t *testing.T) {
 	tree := newTree(t, Config{Horizon: 5 * time.Minute})
 	chain := chainOf(t, 1, 4)
@@ -123,7 +123,7 @@ func TestGrain(t *testing.T) {
 		tree.Record(1, chain, now, nil)
 	}
 	for i, chain := range others {
-		if l := visit(tree, 1, chain, 0, now+grain/2+Time(i), grain/4); l.Amnesia != (i == surpriseLimit-1) {
+		if l := visit(tree, 1, chain, 0, now+grain/2+Time(i), grain/4); l.CacheLost != (i == surpriseLimit-1) {
 			t.Fatalf("%+v", l)
 		}
 	}
@@ -161,10 +161,10 @@ func TestLearnRetractsWhatATruthContradicts(t *testing.T) {
 func TestLearnNeverCreates(t *testing.T) {
 	tree := newTree(t, Config{})
 	chain := chainOf(t, 1, 50)
-	var none Trail
+	var none TouchHistory
 	tree.Learn(1, chain, &none, 50, start)
 	tree.Learn(1, chain, nil, 50, start)
-	var tr Trail
+	var tr TouchHistory
 	tree.Record(2, chain, start, &tr)
 	tree.Forget(2, start+1)
 	tree.Learn(2, chain, &tr, 50, start+2)
@@ -176,7 +176,7 @@ func TestLearnNeverCreates(t *testing.T) {
 }
 
 // Three surprises clear the backend, except what the restarted engine computed.
-func TestAmnesia(t *testing.T) {
+func TestLostCache(t *testing.T) {
 	tree := newTree(t, Config{Horizon: 100 * time.Second})
 	var chains [][]Hash
 	for i := range 6 {
@@ -189,7 +189,7 @@ func TestAmnesia(t *testing.T) {
 	visit(tree, 1, chains[0], 30, start+9_000, 100) // resets the count
 	for i := range 3 {
 		lesson := visit(tree, 1, chains[1+i], 0, start+12_000+Time(i), 100)
-		if lesson.Amnesia != (i == 2) {
+		if lesson.CacheLost != (i == 2) {
 			t.Fatalf("surprise %d: %+v", i+1, lesson)
 		}
 	}
@@ -203,7 +203,7 @@ func TestAmnesia(t *testing.T) {
 			t.Errorf("the other backend, chain %d: %+v", i, h)
 		}
 	}
-	if st := tree.Stats(); st.Amnesias != 1 || st.Surprises != 5 {
+	if st := tree.Stats(); st.CachesLost != 1 || st.Surprises != 5 {
 		t.Errorf("%+v", st)
 	}
 	wantHorizon(t, tree, 1, 100*time.Second, 0)
@@ -214,15 +214,15 @@ func TestUnsettledMissProvesNothing(t *testing.T) {
 	tree := newTree(t, Config{})
 	chain := chainOf(t, 1, 50)
 	for i := range Time(5) {
-		if lesson := visit(tree, 1, chain, 0, start+10*i, 5_000); lesson.Amnesia {
+		if lesson := visit(tree, 1, chain, 0, start+10*i, 5_000); lesson.CacheLost {
 			t.Fatal("took a burst for a restart")
 		}
 		wantHorizon(t, tree, 1, defaultHorizon, 0)
 	}
 }
 
-func TestTrailIsBoundedAndConservative(t *testing.T) {
-	var tr Trail
+func TestTouchHistoryIsBoundedAndConservative(t *testing.T) {
+	var tr TouchHistory
 	r := rand.New(rand.NewPCG(1, 2))
 	at := Time(1_000_000)
 	truth := make([]Time, 101)
@@ -233,7 +233,7 @@ func TestTrailIsBoundedAndConservative(t *testing.T) {
 		truth[depth] = at
 		tr.push(depth, at)
 	}
-	if tr.n > trailSteps || tr.Blocks() != 100 || tr.at(101) != 0 {
+	if tr.n > maxTouchSteps || tr.Blocks() != 100 || tr.at(101) != 0 {
 		t.Fatalf("%+v", tr)
 	}
 	for depth := 1; depth <= 100; depth++ {
@@ -297,7 +297,7 @@ func TestPredictsAnLRU(t *testing.T) {
 		s := int(float64(len(turns)) * math.Pow(r.Float64(), 2))
 		turns[s]++
 		chain := chainOf(t, uint64(s+1)<<16|uint64(turns[s]/20), 10+2*(turns[s]%20))
-		var tr Trail
+		var tr TouchHistory
 		tree.Record(1, chain, now, &tr)
 		cached := engine.cached(chain)
 		engine.use(chain)

@@ -177,14 +177,14 @@ func TestTreeAgainstModel(t *testing.T) {
 		t.Repeat(map[string]func(*rapid.T){
 			"record": func(t *rapid.T) {
 				b, chain, at := backend(), modelChain(t, hasher), jitter()
-				var tr Trail
+				var tr TouchHistory
 				least, most := m.bounds(b, chain, at)
 				if at <= m.floor[b] {
 					least, most = 0, len(chain)
 				}
 				tree.Record(b, chain, at, &tr)
 				if tr.Blocks() < least || tr.Blocks() > most {
-					t.Fatalf("trail of %d blocks, want %d to %d", tr.Blocks(), least, most)
+					t.Fatalf("history of %d blocks, want %d to %d", tr.Blocks(), least, most)
 				}
 				m.record(b, chain, at)
 			},
@@ -195,7 +195,7 @@ func TestTreeAgainstModel(t *testing.T) {
 				if _, most := m.bounds(b, chain, at); most > 0 {
 					return // a revert fills holes; see TestDropAndRevert
 				}
-				var tr Trail
+				var tr TouchHistory
 				tree.Record(b, chain, at, &tr)
 				if n := tree.Revert(b, chain, &tr); n != len(chain) {
 					t.Fatalf("reverted %d of %d", n, len(chain))

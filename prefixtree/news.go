@@ -4,20 +4,20 @@ package prefixtree
 // keep trees from converging. It is appended root first.
 
 // RecordNews is Record that appends the new and touched anchors to news. Safe for concurrent use.
-func (t *Tree) RecordNews(b Backend, chain []Hash, now Time, tr *Trail, news []Fact) []Fact {
+func (t *Tree) RecordNews(b Backend, chain []Hash, now Time, tr *TouchHistory, news []Fact) []Fact {
 	t.record(b, chain, now, tr, &news)
 	return news
 }
 
 // LearnNews is Learn that appends touches, removed facts and the fence of a lost cache to news.
 // Safe for concurrent use.
-func (t *Tree) LearnNews(b Backend, chain []Hash, tr *Trail, cached int, now Time, news []Fact) (Lesson, []Fact) {
+func (t *Tree) LearnNews(b Backend, chain []Hash, tr *TouchHistory, cached int, now Time, news []Fact) (Lesson, []Fact) {
 	lesson := t.learn(b, chain, tr, cached, now, &news)
 	return lesson, news
 }
 
 // RevertNews is Revert that appends what it undid to news. Safe for concurrent use.
-func (t *Tree) RevertNews(b Backend, chain []Hash, tr *Trail, news []Fact) (retracted int, _ []Fact) {
+func (t *Tree) RevertNews(b Backend, chain []Hash, tr *TouchHistory, news []Fact) (retracted int, _ []Fact) {
 	retracted = t.revert(b, chain, tr, &news)
 	return retracted, news
 }

@@ -76,7 +76,7 @@ func TestNewsIsWhatChanged(t *testing.T) {
 		t.Repeat(map[string]func(*rapid.T){
 			"record": func(t *rapid.T) {
 				v := visitor{b: backend(), chain: modelChain(t, hasher)}
-				news = tree.RecordNews(v.b, v.chain, now-Time(rapid.IntRange(0, 3_000).Draw(t, "behind")), &v.trail, news)
+				news = tree.RecordNews(v.b, v.chain, now-Time(rapid.IntRange(0, 3_000).Draw(t, "behind")), &v.history, news)
 				open = append(open, v)
 			},
 			"learn": func(t *rapid.T) {
@@ -85,14 +85,14 @@ func TestNewsIsWhatChanged(t *testing.T) {
 				}
 				v := take()
 				cached := rapid.SampledFrom([]int{-1, 0, 0, len(v.chain) / 2, len(v.chain)}).Draw(t, "cached")
-				_, news = tree.LearnNews(v.b, v.chain, &v.trail, cached, now, news)
+				_, news = tree.LearnNews(v.b, v.chain, &v.history, cached, now, news)
 			},
 			"revert": func(t *rapid.T) {
 				if len(open) == 0 {
 					return
 				}
 				v := take()
-				_, news = tree.RevertNews(v.b, v.chain, &v.trail, news)
+				_, news = tree.RevertNews(v.b, v.chain, &v.history, news)
 			},
 			"learn a truth": func(t *rapid.T) {
 				chain := modelChain(t, hasher)
@@ -121,9 +121,9 @@ func TestNewsIsWhatChanged(t *testing.T) {
 }
 
 type visitor struct {
-	b     Backend
-	chain []Hash
-	trail Trail
+	b       Backend
+	chain   []Hash
+	history TouchHistory
 }
 
 // difference returns an example of what two maps disagree on.
@@ -145,7 +145,7 @@ func TestNewsOfAConversation(t *testing.T) {
 	const grain = 1_000
 	tree := newTree(t, Config{Horizon: grainsPerHorizon * grain * time.Millisecond})
 	chain := chainOf(t, 1, 50)
-	var tr Trail
+	var tr TouchHistory
 	news := tree.RecordNews(1, chain[:18], start, &tr, nil)
 	if want := tree.AppendFacts(nil, 1, chain[:18], start); !slices.Equal(news, want) {
 		t.Errorf("a new prompt: %+v, want %+v", news, want)
@@ -181,7 +181,7 @@ func TestNewsOfAConversation(t *testing.T) {
 	}
 }
 
-func TestNewsOfAnAmnesia(t *testing.T) {
+func TestNewsOfALostCache(t *testing.T) {
 	tree := newTree(t, Config{Horizon: 100 * time.Second})
 	var chains [3][]Hash
 	for i := range chains {
@@ -189,11 +189,11 @@ func TestNewsOfAnAmnesia(t *testing.T) {
 		tree.Record(1, chains[i], start, nil)
 	}
 	for i, chain := range chains {
-		var tr Trail
+		var tr TouchHistory
 		tree.Record(1, chain, start+10_000, &tr)
 		lesson, news := tree.LearnNews(1, chain, &tr, 0, start+10_100, nil)
 		last := i == len(chains)-1
-		if lesson.Amnesia != last || (kinds(news)[Fence] == 1) != last {
+		if lesson.CacheLost != last || (kinds(news)[Fence] == 1) != last {
 			t.Fatalf("surprise %d: %+v, %v", i+1, lesson, kinds(news))
 		}
 		if last && news[len(news)-1] != (Fact{Time: start + 9_999, Backend: 1, Kind: Fence}) {

@@ -87,7 +87,7 @@ func TestNoTouchIsLost(t *testing.T) {
 			wg.Go(func() {
 				b := Backend(w)
 				for _, chain := range [][]Hash{chains[0], chains[w]} {
-					var tr Trail
+					var tr TouchHistory
 					tree.Record(b, chain, now, &tr)
 					tree.Learn(b, chain, &tr, -1, now+step)
 				}
@@ -113,7 +113,7 @@ func TestNoTouchIsLost(t *testing.T) {
 		for w := range touchers {
 			for _, chain := range [][]Hash{chains[0], chains[w]} {
 				for i, h := range chain {
-					var a ahead
+					var a prefetch
 					a.look(tree, Backend(w), []Hash{h})
 					if at := entryTime(a.places[0].entry); at != now+step {
 						t.Fatalf("round %d, backend %d, block %d: touched at %d, want %d", round, w, i, at-start, now+step-start)
@@ -128,7 +128,7 @@ func TestNoTouchIsLost(t *testing.T) {
 func writeSomething(tree *Tree, r *rand.Rand, chains [][]Hash, backends, deepest int, now Time) {
 	b := Backend(1 + r.IntN(backends-1))
 	chain := chains[r.IntN(len(chains))][:1+r.IntN(deepest)]
-	var tr Trail
+	var tr TouchHistory
 	switch r.IntN(10) {
 	case 0:
 		tree.Drop(b, chain, r.IntN(len(chain)))
@@ -221,7 +221,7 @@ func TestTreesConvergeUnderConcurrency(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, uint64(w)))
 			tree, out := trees[w%2], outs[w%2]
 			for i := range Time(steps) {
-				var tr Trail
+				var tr TouchHistory
 				b := r.IntN(len(chains))
 				chain := chains[b][:1+r.IntN(blocks)]
 				news := tree.RecordNews(Backend(b), chain, start+step*i, &tr, nil)

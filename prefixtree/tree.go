@@ -84,7 +84,7 @@ type Tree struct {
 	highest    atomic.Int64 // highest backend id with a fact
 	workspaces sync.Pool
 
-	surprises, amnesias, refused atomic.Uint64
+	surprises, cachesLost, refused atomic.Uint64
 }
 
 // New returns an empty tree. It needs no Close.
@@ -141,13 +141,13 @@ func (t *Tree) noteBackend(b Backend, at Time) {
 // Record notes that b was sent the prompt of this chain and touches every block older than a grain.
 // tr, if not nil, receives the earlier belief, for Learn. Ids out of range are refused and counted.
 // Safe for concurrent use.
-func (t *Tree) Record(b Backend, chain []Hash, now Time, tr *Trail) {
+func (t *Tree) Record(b Backend, chain []Hash, now Time, tr *TouchHistory) {
 	t.record(b, chain, now, tr, nil)
 }
 
-func (t *Tree) record(b Backend, chain []Hash, now Time, tr *Trail, news *[]Fact) {
+func (t *Tree) record(b Backend, chain []Hash, now Time, tr *TouchHistory, news *[]Fact) {
 	if tr == nil {
-		tr = new(Trail)
+		tr = new(TouchHistory)
 	}
 	tr.reset()
 	if int(b) >= len(t.limits) {
@@ -162,7 +162,7 @@ func (t *Tree) record(b Backend, chain []Hash, now Time, tr *Trail, news *[]Fact
 	}
 	t.noteBackend(b, now)
 	tr.recorded, tr.settled = now, lim.settled(now)
-	var a ahead
+	var a prefetch
 	for from := 0; from < len(chain); from += lookahead {
 		for i := range a.look(t, b, chain[from:]) {
 			depth := from + i + 1
@@ -230,11 +230,11 @@ func (t *Tree) drop(b Backend, chain []Hash, from int, upTo Time, news *[]Fact) 
 
 // Revert undoes the Record that filled tr, for a request that failed before prefill, and returns
 // the number of removed blocks. A block touched since stays. Safe for concurrent use.
-func (t *Tree) Revert(b Backend, chain []Hash, tr *Trail) (retracted int) {
+func (t *Tree) Revert(b Backend, chain []Hash, tr *TouchHistory) (retracted int) {
 	return t.revert(b, chain, tr, nil)
 }
 
-func (t *Tree) revert(b Backend, chain []Hash, tr *Trail, news *[]Fact) (retracted int) {
+func (t *Tree) revert(b Backend, chain []Hash, tr *TouchHistory, news *[]Fact) (retracted int) {
 	if tr.recorded == 0 {
 		return 0
 	}
@@ -245,7 +245,7 @@ func (t *Tree) revert(b Backend, chain []Hash, tr *Trail, news *[]Fact) (retract
 			before = 0 // fenced since: sending it would revive it on nodes with an earlier fence
 		}
 		was, is, removed := t.edit(&place{shard: t.shard(uint64(h))}, b, uint64(h), func(e entry) (entry, bool) {
-			if entryTime(e) != tr.recorded || before >= tr.recorded { // touched again, or coarsened by the trail
+			if entryTime(e) != tr.recorded || before >= tr.recorded { // touched again, or coarsened by the touch history
 				return e, false
 			}
 			return entryAt(e, max(before, 1)), before == 0
@@ -301,25 +301,25 @@ func (t *Tree) edit(p *place, b Backend, key uint64, change func(entry) (to entr
 
 // Stats describes the tree. Counts are totals since New.
 type Stats struct {
-	Facts     int64 // including dead ones not swept yet
-	Bytes     int64
-	Budget    int64
-	Evicted   uint64 // dropped at the budget, oldest first
-	Expired   uint64 // removed as dead
-	Retracted uint64
-	Refused   uint64 // backend id out of range, or no room after eviction
-	Rebuilds  uint64 // tables replaced to grow, compact, shrink or evict
-	Surprises uint64 // responses with nothing cached where a young match was predicted
-	Amnesias  uint64 // backends cleared for a lost cache
+	Facts      int64 // including dead ones not swept yet
+	Bytes      int64
+	Budget     int64
+	Evicted    uint64 // dropped at the budget, oldest first
+	Expired    uint64 // removed as dead
+	Retracted  uint64
+	Refused    uint64 // backend id out of range, or no room after eviction
+	Rebuilds   uint64 // tables replaced to grow, compact, shrink or evict
+	Surprises  uint64 // responses with nothing cached where a young match was predicted
+	CachesLost uint64 // backends cleared for a lost cache
 }
 
 // Stats returns the current figures without a lock; shards may differ by moments.
 func (t *Tree) Stats() Stats {
 	st := Stats{
-		Budget:    t.share * int64(len(t.shards)),
-		Refused:   t.refused.Load(),
-		Surprises: t.surprises.Load(),
-		Amnesias:  t.amnesias.Load(),
+		Budget:     t.share * int64(len(t.shards)),
+		Refused:    t.refused.Load(),
+		Surprises:  t.surprises.Load(),
+		CachesLost: t.cachesLost.Load(),
 	}
 	for i := range t.shards {
 		c := &t.shards[i].counts

@@ -165,7 +165,7 @@ func TestResetForgetsABackend(t *testing.T) {
 	old, chain := chainOf(t, 1, 30), chainOf(t, 2, 10)
 	tree.SetGeneration(1, 7, start)
 	tree.SetCapacity(1, 100)
-	tree.SetPeerReach(1, 5_000, 10)
+	tree.SetPeerLRUDistance(1, 5_000, 10)
 	tree.Record(1, old, start, nil)
 	late := tree.AppendFacts(nil, 1, old, start)
 	tree.Record(2, old, start, nil)
@@ -258,7 +258,7 @@ func TestRevertBringsNothingBackFromBehindAFence(t *testing.T) {
 	tree.SetGeneration(1, 1, start)
 	peer.SetGeneration(1, 1, start)
 	tree.Record(1, chain, start+10, nil)
-	tr := new(Trail)
+	tr := new(TouchHistory)
 	tree.Record(1, chain, start+100, tr)
 	peer.SetGeneration(1, 2, start+5) // knows nothing to fence
 	facts := peer.RecordNews(1, other, start+50, nil, nil)
@@ -326,10 +326,10 @@ func TestDropAndRevert(t *testing.T) {
 	chain := chainOf(t, 1, 50)
 	tree.Record(1, chain[:20], start, nil)
 	tree.Record(2, chain, start, nil)
-	var tr Trail
+	var tr TouchHistory
 	tree.Record(1, chain, start+1000, &tr)
 	if tr.Blocks() != 20 || tr.Fresh() != 20 || tr.Expected() != 20 {
-		t.Fatalf("trail %+v", tr)
+		t.Fatalf("history %+v", tr)
 	}
 	if n := tree.Revert(1, chain, &tr); n != 30 {
 		t.Errorf("reverted %d blocks", n)
@@ -355,7 +355,7 @@ func TestRevertAboveALaterTouch(t *testing.T) {
 	chain := chainOf(t, 1, 10)
 	tree.Record(1, chain, start+2_000, nil)
 	tree.Learn(1, chain[:2], nil, 0, start+2_000)
-	var tr Trail
+	var tr TouchHistory
 	tree.Record(1, chain, start, &tr)
 	tree.Forget(1, start+1_000)
 	if n, news := tree.RevertNews(1, chain, &tr, nil); n != 0 || len(news) != 0 {
@@ -369,7 +369,7 @@ func TestRevertAboveALaterTouch(t *testing.T) {
 func TestOutOfRangeIsRefused(t *testing.T) {
 	tree := newTree(t, Config{MaxBackends: 4})
 	chain := chainOf(t, 1, 3)
-	var tr Trail
+	var tr TouchHistory
 	tree.Record(4, chain, start, &tr)
 	tree.Learn(4, chain, &tr, 1, start)
 	tree.Drop(4, chain, 0)

@@ -3,9 +3,9 @@ package prefixtree
 import "slices"
 
 const (
-	// 64 marks of a twentieth of a reach cover three reaches, the retention of facts.
-	usageMarks    = 64
-	marksPerReach = 20
+	// 64 marks of a twentieth of an LRU distance cover three LRU distances, the retention of facts.
+	usageMarks       = 64
+	marksPerDistance = 20
 
 	// minDisplaced is the least number of blocks that explains an eviction.
 	minDisplaced = 8
@@ -14,22 +14,22 @@ const (
 	minRateMs = 1000
 )
 
-// learned is what this node's evidence moves: a reach in blocks or, while that is 0, an age in ms.
+// learned is what this node's evidence moves: an LRU distance in blocks or, while that is 0, an age in ms.
 type learned struct {
-	reach   float64
-	horizon int64
-	taught  bool // by evidence, not only by configuration
-	weight  weight
+	distance float64
+	horizon  int64
+	taught   bool // by evidence, not only by configuration
+	weight   weight
 }
 
 // usage counts one backend's blocks by time of last touch, in up to 64 intervals. An LRU cache
-// evicts by use, so usage learns a reach in blocks: the cache's capacity minus outputs and unseen
-// traffic. The horizon follows from the reach and the marks. Not safe for concurrent use.
+// evicts by use, so usage learns an LRU distance in blocks: the cache's capacity minus outputs and unseen
+// traffic. The horizon follows from the LRU distance and the marks. Not safe for concurrent use.
 type usage struct {
 	learned
 	proof    proof
-	peers    peerReach
-	believed float64 // own and peers' reach combined
+	peers    peerDistance
+	believed float64 // own and peers' LRU distance combined
 	now      Time
 	marks    []usageMark // oldest first
 }
@@ -41,7 +41,7 @@ type usageMark struct {
 
 func (u *usage) setCapacity(blocks float64) {
 	if !u.taught {
-		u.reach = blocks
+		u.distance = blocks
 		u.combine()
 	}
 }
@@ -73,9 +73,9 @@ func (u *usage) touch(at Time, blocks float64) {
 func (u *usage) due(at Time, blocks float64) bool {
 	last := u.marks[len(u.marks)-1]
 	if u.believed == 0 {
-		return int64(at-last.at) >= u.horizon/marksPerReach
+		return int64(at-last.at) >= u.horizon/marksPerDistance
 	}
-	return at > last.at && last.blocks+blocks > u.believed/marksPerReach
+	return at > last.at && last.blocks+blocks > u.believed/marksPerDistance
 }
 
 func (u *usage) join() {
@@ -145,18 +145,18 @@ func (u *usage) span() int64 {
 // horizon.
 func (u *usage) evicted(age int64, displaced float64, horizon int64) {
 	switch {
-	case u.taught && u.reach > 0:
-		u.reach = max(1, u.reach+shrinkRate*min(0, displaced-u.reach))
+	case u.taught && u.distance > 0:
+		u.distance = max(1, u.distance+shrinkRate*min(0, displaced-u.distance))
 		u.weight.add(u.now)
 	case age >= horizon:
 		return
 	case displaced >= minDisplaced:
-		u.reach = displaced
+		u.distance = displaced
 		u.weight.add(u.now)
 	case u.taught:
 		u.horizon = max(minHorizonMs, u.horizon+int64(shrinkRate*float64(age-u.horizon)))
 	default:
-		u.reach, u.horizon = 0, max(minHorizonMs, age)
+		u.distance, u.horizon = 0, max(minHorizonMs, age)
 	}
 	u.taught = true
 	u.combine()
@@ -164,13 +164,13 @@ func (u *usage) evicted(age int64, displaced float64, horizon int64) {
 
 func (u *usage) survived(age int64, displaced float64, horizon int64) {
 	switch {
-	case u.reach > 0 && displaced > u.reach:
-		u.reach += growRate * (displaced - u.reach)
+	case u.distance > 0 && displaced > u.distance:
+		u.distance += growRate * (displaced - u.distance)
 		u.weight.add(u.now)
-	case u.reach == 0 && age > horizon:
+	case u.distance == 0 && age > horizon:
 		u.horizon = min(maxHorizonMs, u.horizon+int64(growRate*float64(age-u.horizon)))
-	case u.taught && u.reach > 0 && displaced > u.reach/2:
-		u.weight.add(u.now) // confirms the reach without moving it
+	case u.taught && u.distance > 0 && displaced > u.distance/2:
+		u.weight.add(u.now) // confirms the LRU distance without moving it
 	default:
 		return
 	}

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -217,7 +218,7 @@ func TestAnnouncedBodiesCostLittle(t *testing.T) {
 		r.proxy.mu.Lock()
 		defer r.proxy.mu.Unlock()
 		begun := 0
-		for _, c := range r.proxy.conns.list {
+		for c := range r.proxy.conns {
 			if c.state.Load() == connReading {
 				begun++
 			}
@@ -353,7 +354,7 @@ func TestStrangeBodiesReachTheEngineUnchanged(t *testing.T) {
 }
 
 func TestSlowLoris(t *testing.T) {
-	r := newRig(t, []string{newBackend(t, false, answering).addr}, withTimeouts(func(t *Timeouts) { t.Read = time.Second }))
+	r := newRig(t, []string{newBackend(t, false, answering).addr}, withTimeouts(func(t *Timeouts) { t.Read = 300 * time.Millisecond }))
 	for name, start := range map[string]string{
 		"request line":  "GE",
 		"headers":       "POST /v1/x HTTP/1.1\r\nHost: a\r\n",
@@ -400,28 +401,53 @@ func TestSlowLoris(t *testing.T) {
 func TestReadTimeoutSparesTheHonest(t *testing.T) {
 	t.Parallel()
 	const read, longer = 2 * time.Second, 2500 * time.Millisecond
-	b := newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
-		time.Sleep(longer)
+	b := newBackend(t, false, func(c *upstreamSide, req seenRequest) bool {
+		if req.URL.Path == "/v1/slow" {
+			time.Sleep(longer)
+		}
 		return c.send(jsonReply(200, okBody))
 	})
 	r := newRig(t, []string{b.addr}, withTimeouts(func(t *Timeouts) { t.Read = read }))
-	c := r.dial()
-	br := bufio.NewReader(c)
-	body := strings.Repeat("x", 4*bodyCredit)
-	req := request("POST", "/v1/x", body)
-	for len(req) > 0 { // more time than Read in total, less per bodyCredit
-		n := min(len(req), bodyCredit+4<<10)
-		_, err := io.WriteString(c, req[:n])
-		must(t, err)
-		if req = req[n:]; len(req) > 0 {
-			time.Sleep(read / 2)
-		}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for _, use := range []func(c net.Conn) error{
+		func(c net.Conn) error { // takes more than Read in total, less per bodyCredit
+			for req := request("POST", "/v1/x", strings.Repeat("x", 3*bodyCredit)); len(req) > 0; time.Sleep(read / 2) {
+				n := min(len(req), bodyCredit+4<<10)
+				if _, err := io.WriteString(c, req[:n]); err != nil {
+					return err
+				}
+				req = req[n:]
+			}
+			return nil
+		},
+		func(c net.Conn) error { // the engine takes longer than Read
+			_, err := io.WriteString(c, request("POST", "/v1/slow", ""))
+			return err
+		},
+		func(c net.Conn) error { // idle before the second request
+			if _, err := io.WriteString(c, request("GET", "/healthz", "")); err != nil {
+				return err
+			}
+			if _, err := tryReply(bufio.NewReader(c), "GET"); err != nil {
+				return err
+			}
+			time.Sleep(longer)
+			_, err := io.WriteString(c, chat(false))
+			return err
+		},
+	} {
+		c := r.dial()
+		wg.Go(func() {
+			if err := use(c); err != nil {
+				t.Error(err)
+				return
+			}
+			if rp, err := tryReply(bufio.NewReader(c), "POST"); err != nil || rp.StatusCode != 200 {
+				t.Errorf("%+v, %v", rp, err)
+			}
+		})
 	}
-	readReply(t, br, "POST").want(t, 200)
-	time.Sleep(longer) // idle
-	_, err := io.WriteString(c, chat(false))
-	must(t, err)
-	readReply(t, br, "POST").want(t, 200)
 }
 
 func TestProxyProtocol(t *testing.T) {

@@ -183,6 +183,20 @@ func (r *rig) settled() {
 	}
 }
 
+// expire makes the timeout of the request that was sent to u pass.
+func (r *rig) expire(u *upstreamSide) {
+	p := r.proxy
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for c := range p.conns {
+		c.mu.Lock()
+		if c.up != nil && c.up.raw.LocalAddr().String() == u.RemoteAddr().String() {
+			c.deadline.Store(1)
+		}
+		c.mu.Unlock()
+	}
+}
+
 func (r *rig) record(n int) Record {
 	r.t.Helper()
 	eventually(r.t, fmt.Sprintf("record %d", n), func() bool {

@@ -22,7 +22,12 @@ func resetting(c *upstreamSide, _ seenRequest) bool {
 	return false
 }
 
-func hanging(c *upstreamSide, _ seenRequest) bool {
+// hanging reads requests and never answers. Each request's timeout passes at once, so no test waits
+// for it and the timeouts of other engines can be long.
+type hanging struct{ rig *rig }
+
+func (h *hanging) answer(c *upstreamSide, _ seenRequest) bool {
+	h.rig.expire(c)
 	_, _ = c.closedByPeer(20 * time.Second)
 	return false
 }
@@ -45,7 +50,7 @@ func TestFailingBackendCostsNoError(t *testing.T) {
 		failed policy.Failure
 	}{
 		"killed":           {nil, policy.Connect},
-		"hung":             {hanging, policy.Timeout},
+		"hung":             {nil, policy.Timeout}, // each subtest makes its own script
 		"resetting":        {resetting, policy.Reset},
 		"502":              {unavailable(502), policy.Status5xx},
 		"503":              {unavailable(503), policy.Status5xx},
@@ -62,7 +67,10 @@ func TestFailingBackendCostsNoError(t *testing.T) {
 			for _, stream := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s/tls=%v/stream=%v", name, secure, stream), func(t *testing.T) {
 					t.Parallel()
-					addr := refusing()
+					addr, hung := refusing(), &hanging{}
+					if name == "hung" {
+						tc.script = hung.answer
+					}
 					if tc.script != nil {
 						addr = newBackend(t, secure, tc.script).addr
 					}
@@ -72,12 +80,8 @@ func TestFailingBackendCostsNoError(t *testing.T) {
 						}
 						return c.send(jsonReply(200, okBody))
 					})
-					r := newRig(t, []string{addr, good.addr}, withStoppedClock(), withTimeouts(func(t *Timeouts) {
-						t.Connect = 20 * time.Second
-						if name == "hung" { // long enough for the good engine on a busy machine
-							t.FirstByte, t.StreamFirstByte = 3*time.Second, 3*time.Second
-						}
-					}))
+					r := newRig(t, []string{addr, good.addr}, withStoppedClock(), withTimeouts(func(t *Timeouts) { t.Connect = 20 * time.Second }))
+					hung.rig = r
 					var failures []policy.Failure
 					for i := range 8 {
 						r.raw(chatOf(fmt.Sprint("prompt ", i), stream)).want(t, 200, "hi")
@@ -105,12 +109,13 @@ func TestFailingBackendCostsNoError(t *testing.T) {
 }
 
 func TestConcurrentFailover(t *testing.T) {
-	for name, bad := range map[string]script{"resetting": resetting, "hanging": hanging} {
-		t.Run(name, func(t *testing.T) { t.Parallel(); failOver(t, bad) })
+	hung := &hanging{}
+	for name, bad := range map[string]script{"resetting": resetting, "hanging": hung.answer} {
+		t.Run(name, func(t *testing.T) { failOver(t, bad, hung) })
 	}
 }
 
-func failOver(t *testing.T, bad script) {
+func failOver(t *testing.T, bad script, hung *hanging) {
 	var broken atomic.Bool
 	flaky := func(bad script) script {
 		return func(c *upstreamSide, req seenRequest) bool {
@@ -121,7 +126,8 @@ func failOver(t *testing.T, bad script) {
 		}
 	}
 	a, b, c := newBackend(t, false, flaky(bad)), newBackend(t, false, answering), newBackend(t, false, answering)
-	r := newRig(t, []string{a.addr, b.addr, c.addr}, withTimeouts(func(t *Timeouts) { t.FirstByte = 4 * time.Second }))
+	r := newRig(t, []string{a.addr, b.addr, c.addr})
+	hung.rig = r
 	var wg sync.WaitGroup
 	for client := range 8 {
 		wg.Go(func() {
@@ -153,6 +159,7 @@ func TestAllFail(t *testing.T) {
 	overloaded := func(c *upstreamSide, _ seenRequest) bool {
 		return c.send(jsonReply(503, `{}`, "Retry-After: 7"))
 	}
+	hung := &hanging{}
 	for name, tc := range map[string]struct {
 		script           script
 		status           int
@@ -160,21 +167,17 @@ func TestAllFail(t *testing.T) {
 		after, anthropic string
 	}{
 		"killed":     {nil, 502, "upstream_unreachable", "", "", "api_error"},
-		"hung":       {hanging, 504, "upstream_timeout", "false", "", "timeout_error"},
+		"hung":       {hung.answer, 504, "upstream_timeout", "false", "", "timeout_error"},
 		"resetting":  {resetting, 502, "upstream_broken", "false", "", "api_error"},
 		"overloaded": {overloaded, 503, "upstream_unavailable", "", "7", "overloaded_error"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			addrs := []string{refusing(), refusing()}
 			if tc.script != nil {
 				addrs = []string{newBackend(t, false, tc.script).addr, newBackend(t, false, tc.script).addr}
 			}
-			r := newRig(t, addrs, withTimeouts(func(t *Timeouts) {
-				if name == "hung" {
-					t.FirstByte = time.Second
-				}
-			}))
+			r := newRig(t, addrs)
+			hung.rig = r
 			rp := r.raw(chat(false)).want(t, tc.status, `"code":"`+tc.code+`"`, `"param":null`, "backends tried: 2")
 			if rp.Header.Get("X-Should-Retry") != tc.retry || rp.Header.Get("Retry-After") != tc.after {
 				t.Errorf("headers %v", rp.Header)

@@ -155,7 +155,7 @@ func meet(ctx context.Context, t *testing.T, guests []*guest, nodes ...*fleet.No
 			}
 		}
 		for _, n := range nodes {
-			list, err := n.Fleet(ctx)
+			list, err := n.Nodes(ctx)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -181,7 +181,7 @@ func meet(ctx context.Context, t *testing.T, guests []*guest, nodes ...*fleet.No
 func now() prefixtree.Time { return prefixtree.Time(time.Now().UnixMilli()) }
 
 func (g *guest) place(b prefixtree.Backend, chain []prefixtree.Hash) {
-	var tr prefixtree.Trail
+	var tr prefixtree.TouchHistory
 	g.outbox.Add(g.tree.RecordNews(b, chain, now(), &tr, nil))
 	g.placed.Add(1)
 }

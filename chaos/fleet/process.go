@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// process is one running program, waited for and ended by its id alone. Safe for concurrent use.
+// process is one running program, waited for and ended by its id alone. A nil one was never
+// started. Safe for concurrent use.
 type process struct {
 	cmd  *exec.Cmd
 	done chan struct{}
@@ -55,9 +56,17 @@ func startProcess(t *thread, log, path string, args, env []string) (*process, er
 	return p, nil
 }
 
-func (p *process) pid() int { return p.cmd.Process.Pid }
+func (p *process) pid() int {
+	if p == nil {
+		return 0
+	}
+	return p.cmd.Process.Pid
+}
 
 func (p *process) running() bool {
+	if p == nil {
+		return false
+	}
 	select {
 	case <-p.done:
 		return false
@@ -67,6 +76,9 @@ func (p *process) running() bool {
 }
 
 func (p *process) signal(sig os.Signal) error {
+	if p == nil {
+		return errNotRunning
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.reaped {
@@ -80,6 +92,9 @@ func (p *process) signal(sig os.Signal) error {
 
 // kill ends the process at once and returns when it has ended. It is no error if it already had.
 func (p *process) kill() error {
+	if p == nil {
+		return nil
+	}
 	if err := p.signal(syscall.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}
@@ -90,6 +105,9 @@ func (p *process) kill() error {
 // terminate asks the process to end and waits. If ctx ends first, it kills the process and returns
 // the context's error; otherwise the error is nil for exit code 0.
 func (p *process) terminate(ctx context.Context) error {
+	if p == nil {
+		return nil
+	}
 	if err := p.signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}
@@ -102,7 +120,7 @@ func (p *process) terminate(ctx context.Context) error {
 }
 
 func (p *process) died() error {
-	if p.running() {
+	if p == nil || p.running() {
 		return nil
 	}
 	p.mu.Lock()

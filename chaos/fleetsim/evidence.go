@@ -101,7 +101,7 @@ func (e *evidenceBoard) sample(now time.Duration) {
 
 func (e *evidenceBoard) claim(n *node, b prefixtree.Backend) (c claim) {
 	if e.reaches {
-		v, w := n.tree.Reach(b)
+		v, w := n.tree.LRUDistance(b)
 		c.reach, c.reachWeight = v*w, w
 	}
 	if e.rates {
@@ -130,7 +130,7 @@ func (e *evidenceBoard) deliver(index int, now time.Duration) {
 			c = c.plus(theirs[b], 1)
 		}
 		if e.reaches {
-			n.tree.SetPeerReach(prefixtree.Backend(b), mean(c.reach, c.reachWeight), weight(c.reachWeight))
+			n.tree.SetPeerLRUDistance(prefixtree.Backend(b), mean(c.reach, c.reachWeight), weight(c.reachWeight))
 		}
 		if e.rates {
 			n.router.SetPeerRate(prefixtree.Backend(b), mean(c.rate, c.rateWeight), weight(c.rateWeight))

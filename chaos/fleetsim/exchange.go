@@ -57,7 +57,7 @@ func (x *exchange) pass(now time.Duration, nodes []node) {
 		return
 	}
 	// Each half detects the loss of the other, and later its return.
-	n, loads, facts := x.point.knowledge()
+	n, staleness := x.point.fleet()
 	switch {
 	case x.apart == whole && now >= x.From+detection+x.delay:
 		x.apart = noticed
@@ -66,12 +66,12 @@ func (x *exchange) pass(now time.Duration, nodes []node) {
 			if x.half(i) == 0 {
 				alive = n - n/2
 			}
-			nodes[i].router.SetKnowledge(alive, loads, facts)
+			nodes[i].router.SetFleet(alive, staleness)
 		}
 	case x.apart == noticed && now >= x.To+reunion+x.delay:
 		x.apart = healed
 		for i := range nodes {
-			nodes[i].router.SetKnowledge(n, loads, facts)
+			nodes[i].router.SetFleet(n, staleness)
 		}
 	}
 }

@@ -29,9 +29,10 @@ type blank struct{}
 
 func (blank) Match(*prefixtree.Matches, []prefixtree.Hash, prefixtree.Time) {}
 
-func (blank) Record(prefixtree.Backend, []prefixtree.Hash, prefixtree.Time, *prefixtree.Trail) {}
+func (blank) Record(prefixtree.Backend, []prefixtree.Hash, prefixtree.Time, *prefixtree.TouchHistory) {
+}
 
-func (blank) Learn(prefixtree.Backend, []prefixtree.Hash, *prefixtree.Trail, int, prefixtree.Time) prefixtree.Lesson {
+func (blank) Learn(prefixtree.Backend, []prefixtree.Hash, *prefixtree.TouchHistory, int, prefixtree.Time) prefixtree.Lesson {
 	return prefixtree.Lesson{}
 }
 
@@ -100,7 +101,7 @@ func newFleet(cfg *Config, pt point, c *chainer, span time.Duration) (*fleet, er
 			return nil, err
 		}
 		n.router.SetView(view)
-		n.router.SetKnowledge(f.point.knowledge())
+		n.router.SetFleet(f.point.fleet())
 		f.nodes = append(f.nodes, n)
 		if f.loads != nil {
 			f.loads.join(i, n.router)

@@ -5,8 +5,8 @@ import (
 	"time"
 
 	"grapevine/chaos/report"
+	"grapevine/node/hot"
 	"grapevine/proxy/policy"
-	"grapevine/proxy/policy/hot"
 )
 
 // hotBoard decides about hot prefixes: nodes report their work, the leader decides, and all nodes

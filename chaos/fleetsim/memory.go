@@ -27,13 +27,13 @@ func (m *memory) Match(out *prefixtree.Matches, chain []prefixtree.Hash, now pre
 	m.Tree.Match(out, chain, now)
 }
 
-func (m *memory) Record(b prefixtree.Backend, chain []prefixtree.Hash, now prefixtree.Time, tr *prefixtree.Trail) {
+func (m *memory) Record(b prefixtree.Backend, chain []prefixtree.Hash, now prefixtree.Time, tr *prefixtree.TouchHistory) {
 	m.log.deliver(m.node, *m.now)
 	m.news = m.RecordNews(b, chain, now, tr, m.news[:0])
 	m.log.tell(m.node, *m.now, m.news)
 }
 
-func (m *memory) Learn(b prefixtree.Backend, chain []prefixtree.Hash, tr *prefixtree.Trail, cached int, now prefixtree.Time) prefixtree.Lesson {
+func (m *memory) Learn(b prefixtree.Backend, chain []prefixtree.Hash, tr *prefixtree.TouchHistory, cached int, now prefixtree.Time) prefixtree.Lesson {
 	m.log.deliver(m.node, *m.now)
 	var lesson prefixtree.Lesson
 	lesson, m.news = m.LearnNews(b, chain, tr, cached, now, m.news[:0])
@@ -41,7 +41,7 @@ func (m *memory) Learn(b prefixtree.Backend, chain []prefixtree.Hash, tr *prefix
 	return lesson
 }
 
-func (m *memory) Revert(b prefixtree.Backend, chain []prefixtree.Hash, tr *prefixtree.Trail) (retracted int) {
+func (m *memory) Revert(b prefixtree.Backend, chain []prefixtree.Hash, tr *prefixtree.TouchHistory) (retracted int) {
 	m.log.deliver(m.node, *m.now)
 	retracted, m.news = m.RevertNews(b, chain, tr, m.news[:0])
 	m.log.tell(m.node, *m.now, m.news)

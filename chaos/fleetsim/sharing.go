@@ -103,18 +103,16 @@ func (p point) effective() point {
 	return p
 }
 
-func (p point) knowledge() (nodes int, loads, facts time.Duration) {
-	loads, facts = policy.Never, policy.Never
-	if p.staleness != Never && p.share.loads() {
-		loads = p.staleness
+// fleet returns the number of nodes and the staleness that routers of this point are given at the
+// start.
+func (p point) fleet() (nodes int, staleness time.Duration) {
+	switch {
+	case p.nodes == 1:
+		return 1, 0
+	case p.staleness == Never || p.share == ShareNone:
+		return p.nodes, MaxStaleness
 	}
-	if p.staleness != Never && p.share.prefixes() {
-		facts = p.staleness
-	}
-	if p.nodes == 1 {
-		loads, facts = 0, 0
-	}
-	return p.nodes, loads, facts
+	return p.nodes, p.staleness
 }
 
 func (c *Config) points() []point {

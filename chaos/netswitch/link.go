@@ -46,19 +46,9 @@ const (
 	maxFlight = 16 << 20
 )
 
-// LinkStats counts the packets of one direction since the switch started.
-type LinkStats struct {
-	Packets, Bytes int64 // offered to the link
-	Lost           int64 // by Loss
-	Overflowed     int64 // by a full queue
-	Duplicated     int64
-	Reordered      int64
-}
-
 type line struct {
-	link  Link
-	draw  draws
-	stats LinkStats
+	link Link
+	draw draws
 
 	pending int
 	flight  int
@@ -68,6 +58,13 @@ type line struct {
 
 type draws interface{ Float64() float64 }
 
+func later(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return b
+	}
+	return a
+}
+
 // set changes the link from the next packet on, which does not queue behind packets of the old
 // link.
 func (n *line) set(l Link) { n.link, n.free, n.last = l, time.Time{}, time.Time{} }
@@ -76,27 +73,16 @@ func (n *line) set(l Link) { n.link, n.free, n.last = l, time.Time{}, time.Time{
 // the same numbers for every link, so that one fault's decisions do not depend on the other faults.
 func (n *line) fate(now time.Time, size int) (arrivals [2]time.Time, copies int) {
 	lose, double, hold, jitter := n.draw.Float64(), n.draw.Float64(), n.draw.Float64(), n.draw.Float64()
-	n.stats.Packets++
-	n.stats.Bytes += int64(size)
 	l := &n.link
-	if lose < l.Loss {
-		n.stats.Lost++
-		return arrivals, 0
-	}
-	if n.flight+size > maxFlight {
-		n.stats.Overflowed++
+	if lose < l.Loss || n.flight+size > maxFlight {
 		return arrivals, 0
 	}
 	sent := now
 	if l.Rate > 0 {
-		begin := now
-		if n.free.After(now) {
-			begin = n.free
-		}
+		begin := later(now, n.free)
 		takes := time.Duration(float64(size) / float64(l.Rate) * float64(time.Second))
 		queue := max(rateQueue, time.Duration(float64(leastQueue)/float64(l.Rate)*float64(time.Second)))
 		if begin.Add(takes).Sub(now) > queue {
-			n.stats.Overflowed++
 			return arrivals, 0
 		}
 		sent = begin.Add(takes)
@@ -104,17 +90,13 @@ func (n *line) fate(now time.Time, size int) (arrivals [2]time.Time, copies int)
 	}
 	at := sent.Add(l.Delay + time.Duration(jitter*float64(l.Jitter)))
 	if hold < l.Reorder {
-		n.stats.Reordered++
 		at = at.Add(heldBack)
 	} else {
-		if at.Before(n.last) {
-			at = n.last
-		}
+		at = later(at, n.last)
 		n.last = at
 	}
 	arrivals[0], copies = at, 1
 	if double < l.Duplicate {
-		n.stats.Duplicated++
 		arrivals[1], copies = at, 2
 	}
 	return arrivals, copies

@@ -5,7 +5,6 @@
 package netswitch
 
 import (
-	"container/heap"
 	"errors"
 	"fmt"
 	"io"
@@ -39,7 +38,6 @@ type Switch struct {
 	addrs  map[netip.Addr]*port
 	lines  map[[2]*port]*line
 	flows  flows
-	seq    uint64
 	closed bool
 	errs   []error
 }
@@ -49,7 +47,7 @@ type port struct {
 	index int
 	wake  chan struct{} // capacity 1: the queue has a new first packet
 	done  chan struct{}
-	queue queue // guarded by Switch.mu
+	queue []queued // guarded by Switch.mu
 }
 
 // New returns a switch without ports. The faults of its links follow from the seed, the ports'
@@ -167,17 +165,6 @@ func (s *Switch) Reset(a, b string) (int, error) {
 	return n, nil
 }
 
-// Stats returns the counts from one port to another, in that direction.
-func (s *Switch) Stats(from, to string) (LinkStats, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	a, b := s.find(from), s.find(to)
-	if a == nil || b == nil {
-		return LinkStats{}, fmt.Errorf("netswitch: no link from %q to %q", from, to)
-	}
-	return s.line(a, b).stats, nil
-}
-
 // Close closes all devices and returns when all goroutines have ended; packets on their way are
 // lost. The error names the ports that had failed before. Idempotent.
 func (s *Switch) Close() error {
@@ -258,9 +245,14 @@ func (s *Switch) push(to *port, n *line, at time.Time, pkt packet) {
 		n.pending++
 		n.flight += len(pkt)
 	}
-	s.seq++
-	heap.Push(&to.queue, &queued{at: at, seq: s.seq, line: n, packet: pkt})
-	if to.queue[0].seq == s.seq {
+	i, _ := slices.BinarySearchFunc(to.queue, at, func(q queued, at time.Time) int {
+		if q.at.After(at) {
+			return 1
+		}
+		return -1
+	})
+	to.queue = slices.Insert(to.queue, i, queued{at, n, pkt})
+	if i == 0 {
 		select {
 		case to.wake <- struct{}{}:
 		default:
@@ -273,7 +265,7 @@ func (s *Switch) deliver(p *port) {
 	defer timer.Stop()
 	for {
 		q, wait := s.due(p)
-		if q != nil {
+		if q.packet != nil {
 			s.write(p, q.packet)
 			s.landed(q)
 			continue
@@ -290,21 +282,22 @@ func (s *Switch) deliver(p *port) {
 
 // due removes the first packet of a port's queue if its time has come; else it returns the time to
 // wait.
-func (s *Switch) due(p *port) (*queued, time.Duration) {
+func (s *Switch) due(p *port) (q queued, wait time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(p.queue) == 0 || s.closed {
-		return nil, time.Hour
+		return q, time.Hour
 	}
-	if wait := time.Until(p.queue[0].at); wait > 0 {
-		return nil, wait
+	if wait = time.Until(p.queue[0].at); wait <= 0 {
+		q, p.queue[0] = p.queue[0], queued{}
+		p.queue = p.queue[1:]
 	}
-	return heap.Pop(&p.queue).(*queued), 0
+	return q, wait
 }
 
 // landed takes a packet off its link after the write, because the next one must not overtake it by
 // the short way.
-func (s *Switch) landed(q *queued) {
+func (s *Switch) landed(q queued) {
 	if q.line == nil {
 		return
 	}
@@ -328,32 +321,10 @@ func (s *Switch) failed(p *port, err error) {
 	}
 }
 
+// queued is a packet on its way to a port. Queues are in order of time, and of arrival at the switch
+// among equal times.
 type queued struct {
 	at     time.Time
-	seq    uint64
 	line   *line
 	packet packet
-}
-
-type queue []*queued
-
-func (q queue) Len() int { return len(q) }
-func (q queue) Less(i, j int) bool {
-	if !q[i].at.Equal(q[j].at) {
-		return q[i].at.Before(q[j].at)
-	}
-	return q[i].seq < q[j].seq
-}
-func (q queue) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
-
-// Push implements heap.Interface.
-func (q *queue) Push(x any) { *q = append(*q, x.(*queued)) }
-
-// Pop implements heap.Interface.
-func (q *queue) Pop() any {
-	last := len(*q) - 1
-	x := (*q)[last]
-	(*q)[last] = nil
-	*q = (*q)[:last]
-	return x
 }

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"grapevine/chaos/fleet"
-	"grapevine/node"
 )
 
 // Intervals and timeouts of the polls. A node that does not answer is polled again after the
@@ -180,8 +179,7 @@ const absent = "absent"
 
 func (o *observer) askView(ctx context.Context, n *fleet.Node) {
 	asked := o.l.now()
-	var list node.BackendList
-	if n.Ask(ctx, http.MethodGet, "/backends", nil, &list) == nil {
+	if list, err := n.Backends(ctx); err == nil {
 		states := make(map[string]string)
 		for _, b := range list.Backends {
 			states[b.Name] = b.State

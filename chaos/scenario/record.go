@@ -1,8 +1,6 @@
 package scenario
 
 import (
-	"cmp"
-	"slices"
 	"sync"
 	"time"
 
@@ -119,15 +117,6 @@ func (l *ledger) watch(v engine.Visit) {
 			return
 		}
 	}
-}
-
-// all returns the attempts that were not taken, by time of sending, and the visits by attempt. No
-// attempt may be running.
-func (l *ledger) all() ([]*Attempt, map[string][]visit) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	slices.SortStableFunc(l.attempts, func(a, b *Attempt) int { return cmp.Compare(a.Sent, b.Sent) })
-	return l.attempts, l.visits
 }
 
 func (l *ledger) count() (ended, failed int) {

@@ -17,10 +17,11 @@ func fullCard() card {
 		Info: Info{
 			Name: "node-1.rack_2", Incarnation: 1_760_000_000_000, Addr: "10.0.0.7:7946", Data: "10.0.0.7:8080", Admin: "[fd00::7]:8081",
 			Version: "v1.2.3", ProtocolMin: 1, ProtocolMax: 3, Cluster: "east", KeyID: 0x1f2e3d4c, BlockBytes: 512,
-			RaftID: "0f1e2d3c-raft_1", RaftExpect: 3, RaftVoter: true,
+			RaftID: "0f1e2d3c-raft_1", RaftVoter: true,
 		},
 		Leaving: true,
 		Keys:    []Fingerprint{{1}, {2}},
+		Group:   0x1234,
 	}
 }
 
@@ -95,7 +96,7 @@ func FuzzCard(f *testing.F) {
 			return
 		}
 		back, err := decodeCard(again)
-		if err != nil || back.Info != c.Info || back.Leaving != c.Leaving || !slices.Equal(back.Keys, c.Keys) {
+		if err != nil || back.Info != c.Info || back.Leaving != c.Leaving || back.Group != c.Group || !slices.Equal(back.Keys, c.Keys) {
 			t.Errorf("%+v became %+v, %v", c, back, err)
 		}
 	})

@@ -69,8 +69,8 @@ func readHello(r io.Reader) (card, error) {
 	return c, err
 }
 
-// compatible also checks that each side has the other's primary key, which handshakes with the
-// operator's certificates do not show.
+// compatible also checks the raft groups, and that each side has the other's primary key, which
+// handshakes with the operator's certificates do not show.
 func compatible(mine, theirs *card) error {
 	if err := Compatible(mine.Info, theirs.Info); err != nil {
 		return err
@@ -84,8 +84,13 @@ func compatible(mine, theirs *card) error {
 	if m, t := primary(mine), primary(theirs); m != t && (!slices.Contains(mine.Keys, t) || !slices.Contains(theirs.Keys, m)) {
 		return &MismatchError{Field: FieldGossipKey, Mine: keyText(m), Theirs: keyText(t), Peer: theirs.Addr}
 	}
+	if mine.Group != 0 && theirs.Group != 0 && mine.Group != theirs.Group {
+		return &MismatchError{Field: FieldGroup, Mine: groupText(mine.Group), Theirs: groupText(theirs.Group), Peer: theirs.Addr}
+	}
 	return nil
 }
+
+func groupText(id uint64) string { return fmt.Sprintf("%016x", id) }
 
 // greet exchanges hellos with the node dialed at addr.
 func (l *List) greet(c net.Conn, addr string, proof *peerProof) (Info, error) {

@@ -47,10 +47,8 @@ type Info struct {
 	BlockBytes uint32 `json:"b"`
 	// RaftID is empty outside Raft.
 	RaftID string `json:"r,omitempty"`
-	// RaftExpect is the number of candidates that must see each other before they found a group;
 	// RaftVoter means that the node may vote.
-	RaftExpect uint8 `json:"e,omitempty"`
-	RaftVoter  bool  `json:"w,omitempty"`
+	RaftVoter bool `json:"w,omitempty"`
 }
 
 func (i *Info) validate() error {
@@ -107,6 +105,7 @@ type card struct {
 	Info
 	Leaving bool          `json:"l,omitempty"` // metadata: the node is about to leave
 	Keys    []Fingerprint `json:"f,omitempty"` // hello: the keys on the ring, the primary first
+	Group   uint64        `json:"u,omitempty"` // hello: see List.SetGroup
 	laterFields
 }
 

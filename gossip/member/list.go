@@ -46,6 +46,7 @@ type List struct {
 	refusals refusals
 
 	self    atomic.Pointer[Info]
+	group   atomic.Uint64
 	leaving atomic.Bool
 
 	mu        sync.Mutex
@@ -341,8 +342,12 @@ func (l *List) port(least lifeState) (*transport, error) {
 // Self returns this node's Info; Addr is set by Listen or Start.
 func (l *List) Self() Info { return *l.self.Load() }
 
+// SetGroup names the raft group in which this node's data began; 0 is none. Nodes of different
+// groups refuse each other's streams. It works at any time.
+func (l *List) SetGroup(id uint64) { l.group.Store(id) }
+
 func (l *List) card() card {
-	c := card{Info: l.Self()}
+	c := card{Info: l.Self(), Group: l.group.Load()}
 	if id := l.ring.identity.Load(); len(id.keys) > 0 {
 		c.Keys = id.prints
 	}

@@ -8,16 +8,16 @@ import (
 const (
 	// sameProcess covers the start times of several front ends of one engine.
 	sameProcess = time.Second
-	// firstAmnesia is the pause between generations that only empty caches show, doubling to
-	// lastAmnesia: an engine without a prefix cache always looks restarted.
-	firstAmnesia = time.Minute
-	lastAmnesia  = time.Hour
+	// firstPause is the pause between generations that only empty caches show, doubling to
+	// lastPause: an engine without a prefix cache always looks restarted.
+	firstPause = time.Minute
+	lastPause  = time.Hour
 )
 
 type restart struct {
 	started    time.Time // of the newest process; zero: unknown
 	generation uint32    // in force when started was last seen
-	amnesia    time.Time // when an empty cache last indicated a restart
+	emptied    time.Time // when an empty cache last indicated a restart
 	pause      time.Duration
 }
 
@@ -61,15 +61,15 @@ func (b *Board) Forgot(key uint32, now time.Time) (ended uint32, again bool) {
 		return 0, false
 	}
 	r := &e.restart
-	switch since := now.Sub(r.amnesia); {
-	case r.amnesia.IsZero() || since > lastAmnesia:
-		r.pause = firstAmnesia
+	switch since := now.Sub(r.emptied); {
+	case r.emptied.IsZero() || since > lastPause:
+		r.pause = firstPause
 	case since < r.pause:
 		return 0, false
 	default:
-		r.pause = min(2*r.pause, lastAmnesia)
+		r.pause = min(2*r.pause, lastPause)
 	}
-	r.amnesia = now
+	r.emptied = now
 	return e.Generation, true
 }
 

@@ -94,7 +94,7 @@ func TestColdBackendKeepsItsConversations(t *testing.T) {
 	list[3].Since = t0
 	r, tree := newRouter(t, Config{}, list)
 	chain := prompt(1, 1, 0, 32)
-	var tr prefixtree.Trail
+	var tr prefixtree.TouchHistory
 	tree.Record(3, chain, t0, &tr)
 	for i := range 50 {
 		if d := serve(t, r, ask(chain), t0+prefixtree.Time(i)); d.Backend != 3 {

@@ -117,10 +117,13 @@ func TestTableAndPicture(t *testing.T) {
 		t.Errorf("%d points and %d missing, want %d", len(s.points), s.missing, want)
 	}
 	text := s.markdown()
-	for _, want := range []string{"Of 80 points the tail holds at **80**", "| 100 | both | 0.2 s |", "| 1 | none | - |", "| 16 | none | - |"} {
+	for _, want := range []string{"| both | 24 | 24 | 24 | 24 |", "| **all** | 80 | 80 | 80 | 80 |"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the table lacks %q", want)
 		}
+	}
+	if got, want := strings.Count(s.csv(), "\n"), 1+80*len(o.policies); got != want {
+		t.Errorf("%d lines of CSV, want %d", got, want)
 	}
 	d := xml.NewDecoder(strings.NewReader(s.svg()))
 	lines := 0

@@ -58,7 +58,7 @@ func parse(args []string) (options, error) {
 	f := flag.NewFlagSet("herd", flag.ContinueOnError)
 	f.StringVar(&o.traces, "traces", filepath.Join("..", "shared", "traces"), "directory with the traces")
 	f.StringVar(&o.cache, "cache", filepath.Join("out", "herd.jsonl"), "file of the runs already played")
-	f.StringVar(&o.docs, "docs", "docs", "directory for herd.md and herd.svg")
+	f.StringVar(&o.docs, "docs", "docs", "directory for herd.md, herd.csv and herd.svg")
 	seeds := f.String("seeds", "1,2,3,4,5", "seeds to average over")
 	nodes := f.String("nodes", "1,3,16,100", "numbers of nodes")
 	policies := f.String("policies", strings.Join(fleetsim.Policies(), ","), "policies; the first is judged against the others")
@@ -122,10 +122,11 @@ func herd(ctx context.Context, o options) error {
 	if err := os.MkdirAll(o.docs, 0o755); err != nil {
 		return err
 	}
-	if err := writeWhole(filepath.Join(o.docs, "herd.md"), s.markdown()); err != nil {
-		return err
-	}
-	return writeWhole(filepath.Join(o.docs, "herd.svg"), s.svg())
+	return errors.Join(
+		writeWhole(filepath.Join(o.docs, "herd.md"), s.markdown()),
+		writeWhole(filepath.Join(o.docs, "herd.csv"), s.csv()),
+		writeWhole(filepath.Join(o.docs, "herd.svg"), s.svg()),
+	)
 }
 
 func writeWhole(path, text string) error {

@@ -2,8 +2,9 @@ package main
 
 import (
 	"cmp"
-	"math"
+	"maps"
 	"slices"
+	"strings"
 )
 
 // Demands on the judged policy at every point.
@@ -14,9 +15,8 @@ const (
 )
 
 type score struct {
-	policy             string
-	p99, mean, hit     float64 // ms, ms, share
-	worstTail, bestHit float64 // of single seeds: the highest p99, the highest hit rate
+	policy   string
+	p99, hit float64 // ms, share
 }
 
 type verdict struct {
@@ -65,8 +65,7 @@ type summary struct {
 	options
 	points  []point
 	missing int
-	mixed   bool
-	code    string
+	code    string // digests of the code that played the points
 	cpuS    float64
 }
 
@@ -77,11 +76,12 @@ type point struct {
 }
 
 func summarise(o options, b *book) *summary {
-	s := &summary{options: o, code: b.code}
+	s, codes := &summary{options: o}, map[string]bool{}
 	for _, l := range b.lines {
 		s.cpuS += l.CPUS
-		s.mixed = s.mixed || l.Code != b.code
+		codes[l.Code] = true
 	}
+	s.code = strings.Join(slices.Sorted(maps.Keys(codes)), " and ")
 	for _, sc := range scenes {
 		for _, nodes := range o.nodes {
 			for _, p := range placesOf(sc, nodes) {
@@ -119,7 +119,7 @@ func placesOf(sc scene, nodes int) []place {
 }
 
 func (b *book) mean(sc scene, p place, policy string, seeds []uint64) (score, bool) {
-	s := score{policy: policy, worstTail: math.Inf(-1), bestHit: math.Inf(-1)}
+	s := score{policy: policy}
 	for _, seed := range seeds {
 		l := b.lines[key{sc, seed, p.Nodes, policy}]
 		i := slices.IndexFunc(l.Runs, func(r result) bool { return r.place == p })
@@ -128,9 +128,7 @@ func (b *book) mean(sc scene, p place, policy string, seeds []uint64) (score, bo
 		}
 		r, n := &l.Runs[i], float64(len(seeds))
 		s.p99 += r.TTFTP99 / n
-		s.mean += r.TTFTMean / n
 		s.hit += r.HitRate / n
-		s.worstTail, s.bestHit = max(s.worstTail, r.TTFTP99), max(s.bestHit, r.HitRate)
 	}
 	return s, true
 }

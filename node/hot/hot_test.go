@@ -1,0 +1,487 @@
+package hot
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"grapevine/prefixtree"
+	"grapevine/proxy/policy"
+)
+
+const t0 = prefixtree.Time(1_700_000_000_000)
+
+func seedOf(t *testing.T) uint64 {
+	seed := rand.Uint64()
+	if v := os.Getenv("GRAPEVINE_TEST_SEED"); v != "" {
+		s, err := strconv.ParseUint(v, 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seed = s
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("repeat with GRAPEVINE_TEST_SEED=%d", seed)
+		}
+	})
+	return seed
+}
+
+func TestSize(t *testing.T) {
+	w := func(prefill, active float64) policy.Work {
+		return policy.Work{Anchor: 1, Tokens: 8000, Prefill: prefill, Active: active}
+	}
+	for _, c := range []struct {
+		name     string
+		w, all   policy.Work
+		backends int
+		free     float64
+		want     int
+		capped   bool
+	}{
+		{"work alone, as measured once: 2.61 in the room of 0.31", w(2.61, 0), w(2.61+16*0.49, 0), 16, -1, 9, false},
+		{"nothing else to do", w(1.7, 0), w(1.7, 0), 16, -1, 3, false},
+		{"twice its share of the requests", w(0.1, 10), w(0.5, 160), 120, -1, 15, false},
+		{"half of all requests: everywhere", w(2, 100), w(9, 200), 16, -1, 16, false},
+		{"memory takes the comfort", w(0.1, 10), w(0.5, 160), 120, 10 * 8000, 10, true},
+		{"and not what it needs", w(0.1, 10), w(0.5, 160), 120, 0, 8, true},
+		{"memory for all", w(0.1, 10), w(0.5, 160), 120, 15 * 8000, 15, false},
+		{"a fleet that has no room", w(3, 10), w(16, 200), 16, -1, 16, false},
+		{"rates learned too low", w(8, 0), w(64, 0), 16, -1, 16, false},
+		{"nothing", w(0, 0), w(0, 0), 16, -1, 1, false},
+		{"more of it than of all", w(1, 10), w(0, 0), 16, -1, 2, false},
+	} {
+		n := Size(c.w, c.all, c.backends, c.free)
+		if n.Replicas != c.want || n.Capped != c.capped {
+			t.Errorf("%s: %+v, want %d", c.name, n, c.want)
+		}
+		if why := n.Why(); c.capped != strings.Contains(why, "memory") || strings.Contains(why, "NaN") {
+			t.Errorf("%s: why: %s", c.name, why)
+		}
+	}
+}
+
+func TestMoreWorkIsNoFewerReplicas(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(seedOf(t), 1))
+	for range 5000 {
+		b := 2 + rnd.IntN(300)
+		w := policy.Work{Tokens: 4000, Prefill: rnd.Float64() * 10, Active: rnd.Float64() * 100}
+		all := policy.Work{Prefill: w.Prefill + rnd.Float64()*20, Active: w.Active + rnd.Float64()*500}
+		more, moreAll := w, all
+		extra := rnd.Float64() * 50
+		more.Active, moreAll.Active = w.Active+extra, all.Active+extra
+		if a, b := Size(w, all, b, -1), Size(more, moreAll, b, -1); a.Replicas > b.Replicas {
+			t.Fatalf("%+v of %+v needs %+v, with %v more requests %+v", w, all, a, extra, b)
+		}
+	}
+}
+
+// fleet is a leader and the store, for one pool and one prefix.
+type fleet struct {
+	t       *testing.T
+	sizer   *Sizer
+	pool    Pool
+	agreed  []Prefix
+	now     prefixtree.Time
+	changes []prefixtree.Time
+}
+
+func newFleet(t *testing.T) *fleet {
+	return &fleet{t: t, sizer: new(Sizer), pool: Pool{Backends: 16, KVTokens: 16 * 1_000_000}, now: t0}
+}
+
+func (f *fleet) replicas() int {
+	if len(f.agreed) == 0 {
+		return 0
+	}
+	return f.agreed[0].Replicas
+}
+
+func (f *fleet) step(active, all float64) {
+	f.t.Helper()
+	f.now += Every
+	sum := Sum{}
+	for range 2 {
+		sum.Add([]policy.Work{{Requests: all / 4, Prefill: all / 100, Active: all / 2}, {Anchor: 5, Tokens: 8000, Requests: active / 4, Fresh: active / 4, Prefill: active / 100, Active: active / 2}})
+	}
+	if active == 0 {
+		delete(sum, Key{0, 5})
+	}
+	for _, c := range f.sizer.Decide(f.now, []Pool{f.pool}, sum, f.agreed) {
+		if c.Anchor != 5 || c.Tokens != 8000 {
+			f.t.Fatalf("change of %x, %d tokens", c.Anchor, c.Tokens)
+		}
+		before := f.replicas()
+		switch {
+		case c.Remove:
+			f.agreed = nil
+		case len(f.agreed) == 0:
+			f.agreed = []Prefix{{c.HotPrefix, f.now, f.now, c.Expires}}
+		default:
+			p := &f.agreed[0]
+			if p.Replicas != c.Replicas {
+				p.Changed = f.now
+			}
+			p.HotPrefix, p.Expires = c.HotPrefix, c.Expires
+		}
+		if f.replicas() != before {
+			f.changes = append(f.changes, f.now)
+		}
+		if !c.Remove && (c.Replicas < 1 || c.Replicas > f.pool.Backends || c.Expires <= f.now) {
+			f.t.Fatalf("change %+v", c)
+		}
+	}
+	if len(f.agreed) > 0 && f.now >= f.agreed[0].Expires {
+		f.t.Fatalf("what is in use has expired")
+	}
+}
+
+// A set grows within 20 s, shrinks after a calm minute, ends when cold and is renewed meanwhile.
+func TestSetHasItsSizeInTime(t *testing.T) {
+	f := newFleet(t)
+	until := func(what string, seconds int, active float64, want int) {
+		t.Helper()
+		from := f.now
+		for f.replicas() != want {
+			if f.step(active, 160); f.now-from > prefixtree.Time(seconds)*1000 {
+				t.Fatalf("%s: after %d s %d replicas, want %d", what, seconds, f.replicas(), want)
+			}
+		}
+	}
+	until("hot", 15, 20, 4)
+	until("twice as hot", 10, 40, 8)
+	for range 200 {
+		f.step(40, 160)
+	}
+	if len(f.changes) != 2 {
+		t.Fatalf("changed at %v", f.changes)
+	}
+	from := f.now
+	until("less hot", 70, 20, 4)
+	if f.now-from < dwell {
+		t.Errorf("less after %d ms", f.now-from)
+	}
+	until("cold", 70, 0, 0)
+	for range 200 {
+		f.step(0, 160)
+	}
+	if len(f.agreed) != 0 {
+		t.Errorf("cold, and agreed on: %+v", f.agreed)
+	}
+}
+
+// Under a noisy load a set changes at most once a minute.
+func TestSetDoesNotFlap(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(seedOf(t), 2))
+	for _, scatter := range []float64{0.1, 0.3} {
+		for range 40 {
+			f := newFleet(t)
+			mean := 2 + 78*rnd.Float64()
+			for range 720 {
+				f.step(mean*(1+scatter*(2*rnd.Float64()-1)), 160)
+			}
+			for i := 1; i < len(f.changes); i++ {
+				if gap := f.changes[i] - f.changes[i-1]; gap < dwell {
+					t.Errorf("around %.1f: changed again after %d ms", mean, gap)
+				}
+			}
+			if len(f.changes) > 30 {
+				t.Errorf("around %.1f: %d changes in an hour", mean, len(f.changes))
+			}
+		}
+	}
+}
+
+// A rare prefix changes its set only every few minutes.
+func TestFewRequestsMoveLittle(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(seedOf(t), 3))
+	changes := 0
+	for range 20 {
+		f, n := newFleet(t), 0.0
+		for i := range 720 {
+			if i%24 == 0 {
+				n = 0.4 + 0.4*rnd.Float64()
+			}
+			f.step(n, 6)
+		}
+		changes += len(f.changes)
+	}
+	if changes < 20 || changes > 20*9 {
+		t.Errorf("%d changes in 20 hours, want at least one and at most 9 in each", changes)
+	}
+}
+
+// A new leader waits a minute before it shrinks a set, and lets unreported ones expire.
+func TestNewLeader(t *testing.T) {
+	f := newFleet(t)
+	for range 20 {
+		f.step(40, 160)
+	}
+	f.now += 120_000
+	f.sizer = new(Sizer)
+	from := f.now
+	for f.replicas() == 8 {
+		f.step(20, 160)
+	}
+	if f.now-from < dwell || f.replicas() != 4 {
+		t.Errorf("%d replicas after %d ms", f.replicas(), f.now-from)
+	}
+	z := new(Sizer)
+	p := f.agreed
+	if c := z.Decide(p[0].Expires-1, []Pool{f.pool}, Sum{}, p); len(c) != 0 {
+		t.Errorf("not expired: %+v", c)
+	}
+	if c := z.Decide(p[0].Expires, []Pool{f.pool}, Sum{}, p); len(c) != 1 || !c[0].Remove || c[0].Anchor != 5 {
+		t.Errorf("expired: %+v", c)
+	}
+}
+
+// Neither a slow leader clock nor a clock that is set back freezes a set.
+func TestClocksDiffer(t *testing.T) {
+	for _, sameLeader := range []bool{false, true} {
+		f := newFleet(t)
+		for range 20 {
+			f.step(40, 160)
+		}
+		f.now -= 3_600_000
+		if !sameLeader {
+			f.sizer = new(Sizer)
+		}
+		from := f.now
+		for f.replicas() == 8 && f.now-from < 10*dwell {
+			f.step(20, 160)
+		}
+		if f.replicas() != 4 || f.now-from < dwell || f.now-from > 2*dwell {
+			t.Errorf("the same leader: %v: %d replicas after %d ms", sameLeader, f.replicas(), f.now-from)
+		}
+	}
+}
+
+// The pool with most of a prefix's requests decides.
+func TestPrefixOfTwoPools(t *testing.T) {
+	var z Sizer
+	var agreed []Prefix
+	pools := []Pool{{Key: 1, Backends: 16}, {Key: 9, Backends: 8}}
+	for i := range 100 {
+		now := t0 + prefixtree.Time(i*Every)
+		sum := Sum{}
+		sum.Add([]policy.Work{{Pool: 1, Requests: 50, Active: 100}, {Pool: 1, Anchor: 5, Tokens: 8000, Requests: 0.01, Active: 0.1}})
+		sum.Add([]policy.Work{{Pool: 9, Requests: 50, Active: 100}, {Pool: 9, Anchor: 5, Tokens: 8000, Requests: 12, Fresh: 12, Active: 25}})
+		for _, c := range z.Decide(now, pools, sum, agreed) {
+			if c.Remove || c.Replicas != 4 {
+				t.Fatalf("look %d: %+v", i, c)
+			}
+			agreed = []Prefix{{c.HotPrefix, now, now, c.Expires}}
+		}
+	}
+	if len(agreed) != 1 {
+		t.Error("nothing is agreed on")
+	}
+}
+
+// A prefix without new conversations gets no set.
+func TestConversationsAreNotHot(t *testing.T) {
+	for _, fresh := range []float64{0, enterFresh / 2, enterFresh} {
+		var z Sizer
+		sum := Sum{}
+		sum.Add([]policy.Work{{Requests: 20, Active: 100}, {Anchor: 5, Tokens: 32000, Requests: 10, Fresh: fresh, Prefill: 5, Active: 50}})
+		var changes int
+		for i := range 20 {
+			changes += len(z.Decide(t0+prefixtree.Time(i*Every), []Pool{{Backends: 16}}, sum, nil))
+		}
+		if hot := fresh >= enterFresh; hot != (changes > 0) {
+			t.Errorf("with %v fresh requests a second: %d changes", fresh, changes)
+		}
+	}
+}
+
+func TestManyPrefixes(t *testing.T) {
+	sum := Sum{}
+	works := []policy.Work{{Pool: 3, Requests: 300, Prefill: 120, Active: 300}}
+	for i := range 200 {
+		works = append(works, policy.Work{Pool: 3, Anchor: prefixtree.Hash(i + 1), Tokens: 4000, Requests: 1, Fresh: 1, Prefill: 0.3 + float64(i)/1000, Active: 1})
+	}
+	works = append(works, policy.Work{Pool: 3, Anchor: 999, Tokens: leastTokens - 1, Requests: 9, Fresh: 9, Prefill: 9, Active: 9})
+	sum.Add(works)
+	var z Sizer
+	var agreed []Prefix
+	for i := range 4 {
+		now := t0 + prefixtree.Time(i*Every)
+		for _, c := range z.Decide(now, []Pool{{Key: 3, Backends: 400}, {Key: 4, Backends: 0}}, sum, agreed) {
+			agreed = append(agreed, Prefix{c.HotPrefix, now, now, c.Expires})
+		}
+	}
+	if len(agreed) != MaxPrefixes {
+		t.Errorf("%d prefixes are agreed on, want %d", len(agreed), MaxPrefixes)
+	}
+	for _, p := range agreed {
+		if p.Anchor <= 200-MaxPrefixes || p.Anchor == 999 {
+			t.Errorf("prefix %d is agreed on", p.Anchor)
+		}
+	}
+}
+
+type crowd struct {
+	t      *testing.T
+	z      Sizer
+	now    prefixtree.Time
+	agreed []Prefix
+	moved  int
+}
+
+func (c *crowd) step(active []float64) {
+	c.t.Helper()
+	c.now += Every
+	works := []policy.Work{{Pool: 3, Requests: 1000, Active: 1000}}
+	for i, n := range active {
+		works = append(works, policy.Work{Pool: 3, Anchor: prefixtree.Hash(i + 1), Tokens: 4000, Requests: n, Fresh: n, Active: n})
+	}
+	sum := Sum{}
+	sum.Add(works)
+	seen := map[prefixtree.Hash]bool{}
+	for _, d := range c.z.Decide(c.now, []Pool{{Key: 3, Backends: 400}}, sum, c.agreed) {
+		if seen[d.Anchor] {
+			c.t.Fatalf("two changes of prefix %d in one round", d.Anchor)
+		}
+		seen[d.Anchor] = true
+		i := c.find(d.Anchor)
+		switch {
+		case d.Remove:
+			c.agreed = slices.Delete(c.agreed, i, i+1)
+			c.moved++
+		case i < 0:
+			c.agreed = append(c.agreed, Prefix{d.HotPrefix, c.now, c.now, d.Expires})
+			c.moved++
+		default:
+			if c.agreed[i].Replicas != d.Replicas {
+				c.agreed[i].Changed = c.now
+			}
+			c.agreed[i].HotPrefix, c.agreed[i].Expires = d.HotPrefix, d.Expires
+		}
+	}
+	if len(c.agreed) > MaxPrefixes {
+		c.t.Fatalf("%d prefixes are agreed on", len(c.agreed))
+	}
+}
+
+func (c *crowd) find(a prefixtree.Hash) int {
+	return slices.IndexFunc(c.agreed, func(p Prefix) bool { return p.Anchor == a })
+}
+
+// When all places are taken, a clearly hotter prefix replaces the coolest.
+func TestHotterPrefixTakesAPlace(t *testing.T) {
+	for lead := range renewal/Every + 1 { // whatever else is due in that round
+		c := &crowd{t: t, now: t0}
+		active := make([]float64, MaxPrefixes, MaxPrefixes+2)
+		for i := range active {
+			active[i] = 6
+		}
+		active[20] = 5
+		for range 16 + lead {
+			c.step(active)
+		}
+		active = append(active, 2.2*5, 5.5)
+		from := c.now
+		for c.find(MaxPrefixes+1) < 0 {
+			if c.step(active); c.now-from > 90_000 {
+				t.Fatalf("lead %d: after a minute and a half it has no place", lead)
+			}
+		}
+		if c.now-from < dwell {
+			t.Errorf("lead %d: displaced after %d ms", lead, c.now-from)
+		}
+		if c.find(21) >= 0 || len(c.agreed) != MaxPrefixes || c.moved != MaxPrefixes+2 {
+			t.Errorf("lead %d: %d agreed on, %d moved, the coolest is at %d", lead, len(c.agreed), c.moved, c.find(21))
+		}
+		for range 24 {
+			c.step(active)
+		}
+		if c.moved != MaxPrefixes+2 {
+			t.Errorf("lead %d: %d moved within two minutes", lead, c.moved-MaxPrefixes-2)
+		}
+	}
+}
+
+func TestPlacesDoNotFlap(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(seedOf(t), 4))
+	c := &crowd{t: t, now: t0}
+	active := make([]float64, MaxPrefixes+26)
+	for range 360 {
+		for i := range active {
+			active[i] = 8 * (0.7 + 0.6*rnd.Float64())
+		}
+		c.step(active)
+	}
+	if c.moved != MaxPrefixes {
+		t.Errorf("%d moved to fill %d places", c.moved, MaxPrefixes)
+	}
+}
+
+func TestRenewalsLeaveRoom(t *testing.T) {
+	c := &crowd{t: t, now: t0}
+	active := make([]float64, MaxPrefixes-4)
+	for i := range active {
+		active[i] = 6
+	}
+	for len(c.agreed) < len(active) {
+		c.step(active)
+	}
+	first := c.agreed[0].Expires
+	for c.now+2*Every <= first-lifetime+renewal {
+		c.step(active)
+	}
+	active = append(active, 6, 6, 6, 6)
+	c.step(active)
+	if c.agreed[0].Expires != first {
+		t.Fatal("renewed too early to show anything")
+	}
+	c.step(active)
+	if c.agreed[0].Expires == first || len(c.agreed) != MaxPrefixes {
+		t.Errorf("%d of %d agreed on, renewed: %v", len(c.agreed), MaxPrefixes, c.agreed[0].Expires != first)
+	}
+}
+
+// One node's report is bounded by its total, and the median length counts.
+func TestOneNodesWord(t *testing.T) {
+	sum := Sum{}
+	for i := range 5 {
+		sum.Add([]policy.Work{{Requests: 4, Prefill: 2, Active: 8}, {Anchor: 5, Tokens: 4000 + float64(i), Requests: 1, Fresh: 1, Prefill: 0.5, Active: 2}})
+	}
+	sum.Add([]policy.Work{
+		{Anchor: 5, Tokens: 1e8, Requests: 1e6, Fresh: 1e6, Prefill: 1e6, Active: 1}, {Anchor: 6, Requests: 1e6, Active: 1e6}, {Pool: 9, Anchor: 5, Requests: 1e6},
+		{Requests: 4, Prefill: 2, Active: 8},
+	})
+	sum.Add([]policy.Work{{Anchor: 5, Tokens: 1}})
+	w, all := sum[Key{0, 5}].Work, sum[Key{0, 0}].Work
+	if want := (policy.Work{Anchor: 5, Tokens: 4002, Requests: 9, Fresh: 9, Prefill: 4.5, Active: 11}); w != want {
+		t.Errorf("%+v, want %+v", w, want)
+	}
+	if all.Requests != 24 || sum[Key{0, 6}].Requests != 0 || sum[Key{0, 6}].Active != 7 || sum[Key{9, 5}].Requests != 0 {
+		t.Errorf("%+v, %+v, %+v", all, sum[Key{0, 6}], sum[Key{9, 5}])
+	}
+}
+
+func TestFixed(t *testing.T) {
+	f := newFleet(t)
+	f.sizer.Fixed = 11
+	for i := range 60 {
+		f.step(20+float64(i), 160)
+	}
+	if f.replicas() != 11 || len(f.changes) != 1 {
+		t.Errorf("%d replicas, %d changes", f.replicas(), len(f.changes))
+	}
+}
+
+func ExampleSize() {
+	hot := policy.Work{Tokens: 8192, Prefill: 1.5, Active: 40}
+	all := policy.Work{Prefill: 8, Active: 400}
+	n := Size(hot, all, 16, math.Inf(1))
+	fmt.Println(n.Replicas, "backends:", n.Why())
+	// Output: 4 backends: 10 % of the requests; keeps 1.50 backends busy, all else 0.41 of each
+}

@@ -1,0 +1,94 @@
+package prefixtree
+
+// maxTouchSteps bounds a TouchHistory; most have one step per turn of the conversation.
+const maxTouchSteps = 16
+
+// TouchHistory is what was believed about a chain on one backend before Record: the time of last touch as
+// a falling step function of depth. A missing block gets the time of the next known block below.
+// Beyond 16 steps it is coarsened towards older times. The zero value is empty. Not safe for
+// concurrent use.
+type TouchHistory struct {
+	recorded Time
+	settled  Time // later facts were left as they were
+	n        int
+	steps    [maxTouchSteps]touchStep
+	fresh    int
+	expected float32
+}
+
+type touchStep struct {
+	depth     int
+	at        Time
+	displaced float64 // distinct blocks of the backend touched since
+}
+
+func (tr *TouchHistory) reset() {
+	tr.recorded, tr.settled, tr.n, tr.fresh, tr.expected = 0, 0, 0, 0, 0
+}
+
+// push adds the block at depth, deeper than all before.
+func (tr *TouchHistory) push(depth int, at Time) {
+	if tr.n > 0 && tr.steps[tr.n-1].at == at {
+		tr.steps[tr.n-1].depth = depth
+		return
+	}
+	for tr.n > 0 && tr.steps[tr.n-1].at <= at {
+		tr.n--
+	}
+	if tr.n == maxTouchSteps {
+		tr.coarsen()
+	}
+	tr.steps[tr.n] = touchStep{depth: depth, at: at}
+	tr.n++
+}
+
+func (tr *TouchHistory) coarsen() {
+	best := 0
+	for i := 1; i+1 < tr.n; i++ {
+		if tr.steps[i].at-tr.steps[i+1].at < tr.steps[best].at-tr.steps[best+1].at {
+			best = i
+		}
+	}
+	copy(tr.steps[best:], tr.steps[best+1:tr.n]) // the lower, older step absorbs the upper one
+	tr.n--
+}
+
+func (tr *TouchHistory) finish(now Time, horizon int64) {
+	for i := range tr.n {
+		if int64(now-tr.steps[i].at) <= horizon {
+			tr.fresh = tr.steps[i].depth
+		}
+	}
+	tr.expected = float32(tr.fresh)
+	if tr.n > 0 {
+		last := tr.steps[tr.n-1]
+		tr.expected += float32(last.depth-tr.fresh) * residency(int64(now-last.at), horizon)
+	}
+}
+
+func (tr *TouchHistory) depth() int {
+	if tr.n == 0 {
+		return 0
+	}
+	return tr.steps[tr.n-1].depth
+}
+
+func (tr *TouchHistory) at(depth int) Time { return tr.step(depth).at }
+
+func (tr *TouchHistory) step(depth int) touchStep {
+	for _, step := range tr.steps[:tr.n] {
+		if depth <= step.depth {
+			return step
+		}
+	}
+	return touchStep{}
+}
+
+// Blocks returns the number of leading blocks with a fact.
+func (tr *TouchHistory) Blocks() int { return tr.depth() }
+
+// Fresh returns the number of leading blocks touched within the horizon.
+func (tr *TouchHistory) Fresh() int { return tr.fresh }
+
+// Expected returns the blocks expected in the cache.
+func (tr *TouchHistory) Expected() float32 { return tr.expected }
