@@ -14,14 +14,14 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"grapevine/node"
+	"grapevine/node/admin"
 )
 
 // Node is one router process that can be started, ended in several ways, and started again with the
 // same name, addresses and files. Its admin API is called by the embedded client, with all rights.
 // Safe for concurrent use.
 type Node struct {
-	*node.Client
+	*admin.Client
 
 	name                string
 	data, admin, gossip string

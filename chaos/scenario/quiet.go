@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"grapevine/chaos/fleet"
-	"grapevine/node"
+	"grapevine/node/admin"
 	"grapevine/prefixtree"
 )
 
@@ -72,7 +72,7 @@ func remaining(ctx context.Context, f *fleet.Fleet) (left []remainder, asked int
 			continue
 		}
 		st, err := n.Status(ctx)
-		var list *node.BackendList
+		var list *admin.BackendList
 		if err == nil {
 			list, err = n.Backends(ctx)
 		}
@@ -157,8 +157,8 @@ func (q *quiet) compare(ctx context.Context, f *fleet.Fleet) {
 
 type known struct {
 	name   string
-	facts  *node.FactsStatus
-	gossip *node.GossipStatus
+	facts  *admin.FactsStatus
+	gossip *admin.GossipStatus
 }
 
 func (k *known) behind(publisher *known) string {
