@@ -67,10 +67,10 @@ func startAgreeingWithin(t *testing.T, change time.Duration, adjust func(*Config
 func awaitAgreement(t *testing.T, nodes ...*Node) {
 	t.Helper()
 	eventually(t, "the nodes agree", func() bool {
-		leaders, version := 0, nodes[0].fleet.roster().version
+		leaders, version := 0, nodes[0].backends.Roster().Version
 		for _, n := range nodes {
 			st, err := n.Raft()
-			if err != nil || st.Leader == "" || n.fleet.roster().version != version || version == 0 || !n.proposed.Load() {
+			if err != nil || st.Leader == "" || n.backends.Roster().Version != version || version == 0 || !n.proposed.Load() {
 				return false
 			}
 			if st.Role == "leader" {
@@ -133,10 +133,10 @@ func TestOneTruth(t *testing.T) {
 		t.Error("the node that was asked does not have it when it has answered")
 	}
 	eventually(t, "all have the new backend", func() bool { return inState(nodes, "second", "active") })
-	want := nodes[0].fleet.roster().named("second")
+	want := nodes[0].backends.Roster().Named("second")
 	for _, n := range nodes {
-		u := n.fleet.roster().named("second")
-		if u.generation != want.generation || u.agreed.Source != raftstore.Admin {
+		u := n.backends.Roster().Named("second")
+		if u.Generation != want.Generation || u.Source != raftstore.Admin {
 			t.Errorf("%s: %+v, elsewhere %+v", n.Name(), u, want)
 		}
 	}
@@ -292,7 +292,7 @@ func TestRestartKeepsTheAgreement(t *testing.T) {
 	cfg := testConfig(a.URL)
 	cfg.DataDir, cfg.Secret = t.TempDir(), "a secret that is kept"
 	n := startNode(t, cfg)
-	eventually(t, "an agreement", func() bool { return n.fleet.roster().version > 0 })
+	eventually(t, "an agreement", func() bool { return n.backends.Roster().Version > 0 })
 	if _, err := client(n).AddBackends(t.Context(), []admin.NewBackend{{Name: "b", URL: b.URL}}, false); err != nil {
 		t.Fatal(err)
 	}

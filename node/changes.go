@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -157,7 +156,7 @@ func placeUnknown(s *raftstore.State, names []string, place func(i int) string) 
 // checkNew requires distinct gossip keys and, unless forced, engines that answer.
 func (n *Node) checkNew(ctx context.Context, specs []raftstore.Backend, force bool) error {
 	keys := make(map[uint32]string)
-	for _, u := range n.fleet.roster().list {
+	for _, u := range n.backends.Roster().List {
 		keys[prefixtree.BackendKey(u.Name)] = u.Name
 	}
 	for i, b := range specs {
@@ -197,44 +196,11 @@ func (n *Node) reach(ctx context.Context, specs []raftstore.Backend) []error {
 		asked.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
-			errs[i] = n.reachOne(ctx, &specs[i])
+			errs[i] = n.backends.Reach(ctx, specs[i])
 		})
 	}
 	asked.Wait()
 	return errs
-}
-
-func lists(c *Config, name, url string) bool {
-	return slices.ContainsFunc(c.Backends, func(b Backend) bool { return b.Name == name && sameURL(b.URL, url) })
-}
-
-// reachOne sends a name's api_key only to its configured URL: clients could otherwise have the key
-// sent anywhere.
-func (n *Node) reachOne(ctx context.Context, spec *raftstore.Backend) error {
-	own := n.fleet.localOf(spec.Name)
-	if !lists(&n.cfg, spec.Name, spec.URL) {
-		own.apiKey = "" // a 401 would count as an answer, too
-	}
-	b := Backend{URL: spec.URL, Name: spec.Name}
-	_, host, _, secure := b.Address()
-	l := n.fleet.newLink(b.URL, own, host, secure)
-	defer l.client.CloseIdleConnections()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, b.URL+"/v1/models", nil)
-	if err != nil {
-		return err
-	}
-	if own.apiKey != "" {
-		req.Header.Set("Authorization", "Bearer "+own.apiKey)
-	}
-	resp, err := l.client.Do(req)
-	if err != nil {
-		return err
-	}
-	_ = resp.Body.Close()
-	if resp.StatusCode >= http.StatusInternalServerError {
-		return fmt.Errorf("it says %s", resp.Status)
-	}
-	return nil
 }
 
 // SetBackendState acts on all named backends, or on none. Unless force is set, no model may lose

@@ -5,14 +5,15 @@ import (
 	"time"
 
 	"grapevine/node/admin"
+	"grapevine/node/backends"
 	"grapevine/node/health"
 	"grapevine/node/metrics"
 	"grapevine/proxy/engine"
 )
 
-func (c *checker) status(u *upstream) admin.HealthStatus {
+func (c *checker) status(u *backends.Engine) admin.HealthStatus {
 	at := time.Now()
-	v, ok := c.board.Verdict(u.key, at)
+	v, ok := c.board.Verdict(u.Key, at)
 	if !ok {
 		return admin.HealthStatus{Reporters: []string{}}
 	}
@@ -39,7 +40,7 @@ var ailmentNames = [...]string{
 func (c *checker) collect(s metrics.Scrape) {
 	failing := s.Gauge("backend_failing", "1 while this node's own probes or requests find the backend failing.", "backend")
 	avoided := s.Gauge("backend_reported", "1 while this node avoids the backend because of probes or of peers' reports.", "backend")
-	for _, u := range c.fleet.roster().list {
+	for _, u := range c.engines.Roster().List {
 		st := c.status(u)
 		failing(metrics.Bool(st.Failing), u.Name)
 		avoided(metrics.Bool(st.Avoided), u.Name)

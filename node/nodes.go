@@ -84,10 +84,10 @@ func (n *Node) GossipStatus() *admin.GossipStatus {
 	if g == nil {
 		return nil
 	}
-	k := n.knowledge
+	k, shared := n.knowledge, n.knowledge.shared.Stats()
 	s := &admin.GossipStatus{
-		Node: n.name, Stats: g.Stats(), Outbox: admin.OutboxStatus(k.outbox.Stats()), Peers: make(map[string]admin.PeerStatus),
-		Process: g.Members().Self().Incarnation, Position: g.Position(), Unknown: k.unknown.Load(), BadState: k.malformed.Load(),
+		Node: n.name, Stats: g.Stats(), Outbox: admin.OutboxStatus(shared.Outbox), Peers: make(map[string]admin.PeerStatus),
+		Process: g.Members().Self().Incarnation, Position: g.Position(), Unknown: shared.Unknown, BadState: k.malformed.Load(),
 	}
 	for _, p := range g.Peers() {
 		s.Peers[p.Name] = admin.PeerStatus{
@@ -113,7 +113,7 @@ func factsStatus(backends map[uint32]prefixtree.FactSum) *admin.FactsStatus {
 
 // Facts digests the live facts about engines; the node must be in a fleet.
 func (n *Node) Facts() *admin.FactsStatus {
-	return factsStatus(n.tree.FactDigests(now(), n.knowledge.numbers))
+	return factsStatus(n.tree.FactDigests(now(), n.backends.Numbers()))
 }
 
 func milliseconds(d time.Duration) float64 { return math.Round(float64(d)/1e3) / 1e3 }

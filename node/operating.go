@@ -13,12 +13,12 @@ import (
 // Rules returns the routing rules in force on this node.
 func (n *Node) Rules() *admin.RuleSet {
 	set := &admin.RuleSet{Source: "configuration", Rules: []admin.RuleStatus{}}
-	now := n.fleet.roster() // the store's state may be newer than what is in force
-	set.Version = now.ruled.Version
-	if now.ruled.Text != "" {
-		set.Source, set.Text = "fleet", now.ruled.Text
+	now := n.backends.Roster() // the store's state may be newer than what is in force
+	set.Version = now.Source.Version
+	if now.Source.Text != "" {
+		set.Source, set.Text = "fleet", now.Source.Text
 	}
-	for _, r := range now.rules {
+	for _, r := range now.Rules {
 		set.Rules = append(set.Rules, admin.RuleStatus{Model: r.Model, Path: r.PathPrefix, Header: r.Header, HeaderValue: r.HeaderValue, Strategy: r.Strategy})
 	}
 	return set

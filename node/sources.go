@@ -13,6 +13,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"grapevine/node/admin"
+	"grapevine/node/config"
 	"grapevine/node/metrics"
 	"grapevine/raftstore"
 )
@@ -78,12 +79,12 @@ func (n *Node) startSources() {
 		return &raftstore.State{}
 	}
 	s.busy = func(name string) bool {
-		u := n.fleet.roster().named(name)
+		u := n.backends.Roster().Named(name)
 		if u == nil {
 			return false
 		}
-		_, own := n.router.Load(u.id)
-		_, others := n.router.PeerLoad(u.id)
+		_, own := n.router.Load(u.ID)
+		_, others := n.router.PeerLoad(u.ID)
 		return own+others > 0
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -191,7 +192,7 @@ func (s *sources) findClashesLocked() {
 const maxClashes = 5
 
 func sameBackend(b, c *Backend) bool {
-	return sameURL(b.URL, c.URL) && b.Weight == c.Weight && b.KVTokens == c.KVTokens && slices.Equal(b.Models, c.Models)
+	return config.SameURL(b.URL, c.URL) && b.Weight == c.Weight && b.KVTokens == c.KVTokens && slices.Equal(b.Models, c.Models)
 }
 
 func (s *sources) firstLocked(name string) *sourceAnswer {
@@ -330,7 +331,7 @@ func changed(have *raftstore.Backend, b *Backend) (commands []raftstore.Command)
 	}
 	u := raftstore.UpdateBackend{Name: have.Name}
 	differs := false
-	if !sameURL(have.URL, b.URL) {
+	if !config.SameURL(have.URL, b.URL) {
 		u.URL, differs = &b.URL, true
 	}
 	if have.Weight != b.Weight {

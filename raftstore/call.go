@@ -242,12 +242,7 @@ func (s *Store) attempt(ctx context.Context, q *search, kind requestKind, payloa
 
 // anybody picks live peers in turn, for a node without a configuration.
 func (s *Store) anybody(q *search) hint {
-	var alive []Peer
-	for _, p := range s.peers() {
-		if p.Alive && !p.Left {
-			alive = append(alive, p)
-		}
-	}
+	alive := s.livePeers()
 	if len(alive) == 0 {
 		return hint{}
 	}

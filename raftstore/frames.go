@@ -29,7 +29,6 @@ const (
 	askRead                            // budget in ms as uvarint -> version as uvarint
 	askTransfer                        // transferRequest -> nothing
 	askRemove                          // removeRequest -> nothing
-	askPromise                         // promiseRequest -> nothing
 	askJoin                            // joinRequest -> nothing
 	askState                           // stateRequest -> snapshot, or nothing if there is no newer state
 )

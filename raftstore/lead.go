@@ -164,7 +164,7 @@ func (s *Store) examine(l *life, servers []raft.Server, answers []answered) {
 // reports a change.
 func (s *Store) moveServers(l *life, servers []raft.Server, answers []answered) bool {
 	for _, a := range answers {
-		if a.err != nil || a.info.Group != s.group() && a.info.Member {
+		if a.err != nil || a.info.Group != s.group() && a.info.Group != (groupID{}) {
 			continue
 		}
 		for _, server := range servers {
@@ -226,11 +226,12 @@ func (s *Store) takeIn(ctx context.Context, l *life, servers []raft.Server, answ
 	added := 0
 	var foreign []string
 	for _, a := range answers {
+		// A founder that stopped early is known and has no group.
 		known := slices.ContainsFunc(servers, func(server raft.Server) bool { return string(server.ID) == a.info.ID })
 		switch {
-		case a.err != nil || known || a.Left || !a.Alive || a.info.Failed != "" || added == maxAdded:
+		case a.err != nil || known && a.info.Group != groupID{} || a.Left || !a.Alive || a.info.Failed != "" || added == maxAdded:
 			continue
-		case a.info.Member && a.info.Group != s.group():
+		case a.info.Group != groupID{} && a.info.Group != s.group():
 			foreign = append(foreign, fmt.Sprintf("%s (group %s)", a.Addr, a.info.Group))
 			continue
 		}
@@ -248,7 +249,7 @@ func (s *Store) takeIn(ctx context.Context, l *life, servers []raft.Server, answ
 		}
 		delete(s.unwilling, a.Addr)
 		s.log.Info().Str("peer", a.info.ID).Str("addr", a.Addr).Msg("node is taken in")
-		if !s.changed(l.raft.AddNonvoter(raft.ServerID(a.info.ID), raft.ServerAddress(a.Addr), 0, s.cfg.Timers.Call)) {
+		if !known && !s.changed(l.raft.AddNonvoter(raft.ServerID(a.info.ID), raft.ServerAddress(a.Addr), 0, s.cfg.Timers.Call)) {
 			return
 		}
 		added++
@@ -257,7 +258,7 @@ func (s *Store) takeIn(ctx context.Context, l *life, servers []raft.Server, answ
 	if len(foreign) > 0 {
 		slices.Sort(foreign)
 		text = "nodes of another group are in this fleet: " + strings.Join(foreign, ", ") +
-			"; one group has to be given up: stop its nodes, empty their data directories, start them with join"
+			": " + giveOneUp
 	}
 	s.foreign(text)
 }
@@ -278,7 +279,7 @@ const maxAsked = 3
 // lookAbroad asks random nodes for another group of the fleet, because after a recovery no message
 // announces one.
 func (s *Store) lookAbroad(ctx context.Context) {
-	peers := slices.DeleteFunc(s.peers(), func(p Peer) bool { return !p.Alive || p.Left })
+	peers := s.livePeers()
 	rand.Shuffle(len(peers), func(i, j int) { peers[i], peers[j] = peers[j], peers[i] })
 	own := s.identity()
 	remedy := giveUpSelf
@@ -287,7 +288,7 @@ func (s *Store) lookAbroad(ctx context.Context) {
 	}
 	for _, a := range s.askAll(ctx, peers[:min(len(peers), maxAsked)]) {
 		switch {
-		case a.err != nil || !a.info.Member || a.info.Group == own.Group:
+		case a.err != nil || a.info.Group == groupID{} || a.info.Group == own.Group:
 			continue
 		case a.info.Proven && own.relationTo(a.info) == heir:
 			s.foreign(fmt.Sprintf("this node's group (%s) was given up and recovered as %s: %s is in it; %s", own.Group, a.info.Group, a.where(), remedy))

@@ -274,18 +274,12 @@ func (s *Store) answer(kind requestKind, body []byte) answer {
 		return s.execute(ctx, kind, d.b)
 	case askInfo:
 		return jsonAnswer(s.info(), nil)
-	case askPromise:
-		var req promiseRequest
-		if err := json.Unmarshal(body, &req); err != nil {
-			return failedAnswer(answerRefused, err)
-		}
-		return jsonAnswer(nil, s.promise(ctx, req))
 	case askJoin:
 		var req joinRequest
 		if err := json.Unmarshal(body, &req); err != nil {
 			return failedAnswer(answerRefused, err)
 		}
-		return jsonAnswer(nil, s.join(ctx, req))
+		return jsonAnswer(nil, s.join(req))
 	case askState:
 		var req stateRequest
 		if err := json.Unmarshal(body, &req); err != nil {

@@ -61,7 +61,7 @@ func (s *Store) roll(ctx context.Context) (voters int, missing []string) {
 			case err != nil:
 			case info.ID != v.ID && v.ID != "":
 				why = ", another node is there"
-			case info.Member && info.Group != group && group != groupID{}:
+			case info.Group != groupID{} && info.Group != group && group != groupID{}:
 				why = ", in another group"
 			case info.Failed != "":
 				why = ", " + info.Failed

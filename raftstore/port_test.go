@@ -38,7 +38,7 @@ func TestNonsenseOnThePort(t *testing.T) {
 		"raft of another one":  {raftHello(groupID{1}, s.ID()), "another group"},
 		"raft, then nonsense":  {raftHello(s.group(), s.ID()) + "\xff\xff\xff", "\x00"},
 		"raft, then bad rpc":   {raftHello(s.group(), s.ID()) + "\x00\xc1\xc1\xc1", "\x00"},
-		"a join without group": {request("\x07\x00\x00\x00\x02{}"), "names no group"},
+		"a join without group": {request(string(rune(askJoin)) + "\x00\x00\x00\x02{}"), "names no group"},
 	} {
 		conn, err := net.Dial("tcp", n.addr())
 		if err != nil {
@@ -63,17 +63,16 @@ func TestNonsenseOnThePort(t *testing.T) {
 
 func TestConfigIsChecked(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
+	dir, three := t.TempDir(), []string{"a:1", "b:1", "c:1"}
 	for _, c := range []struct {
 		cfg  Config
 		text string
 	}{
 		{Config{Voters: 4}, "voters: 4"},
-		{Config{Dir: dir, Expect: 2, Server: true}, "expect: 2 is even"},
-		{Config{Dir: dir, Expect: 99, Server: true}, "expect: 99"},
-		{Config{Expect: 3, Server: true}, "data directory"},
-		{Config{Dir: dir, Expect: 3}, "may not vote"},
-		{Config{Dir: dir, Expect: 3, Server: true}, "needs streams"},
+		{Config{Dir: dir, Founders: three[:2], Server: true}, "founders: 2 are not"},
+		{Config{Founders: three, Server: true}, "data directory"},
+		{Config{Dir: dir, Founders: three}, "may not vote"},
+		{Config{Dir: dir, Founders: three, Server: true}, "needs streams"},
 		{Config{Join: true}, "needs streams"},
 		{Config{Constants: Constants{KeyID: 1}}, "block_bytes"},
 		{Config{Timers: Timers{Write: -1}}, "write is negative"},

@@ -26,7 +26,7 @@ const (
 
 func (i identity) relationTo(p info) relation {
 	switch {
-	case !i.member() || !p.Member || p.Group == i.Group:
+	case i.Group == groupID{} || p.Group == groupID{} || p.Group == i.Group:
 		return stranger
 	case slices.Contains(i.Given, p.Group):
 		return origin
@@ -47,6 +47,7 @@ func (p Peer) where() string {
 
 const (
 	giveUpSelf  = "stop this node, empty its data directory, start it with join"
+	giveOneUp   = "stop the nodes of one group, empty their data directories, start them with join"
 	giveUpOther = "if the other group is the one to give up: do that with its nodes, then run grapevine raft recover here once more"
 )
 
@@ -149,10 +150,7 @@ func (s *Store) prove(ctx context.Context, l *life) bool {
 	} else {
 		s.clear = time.Time{}
 	}
-	if waiting != "" {
-		if s.waitFor(waiting) {
-			s.log.Info().Str("for", waiting).Msg("recovered data is not in service yet")
-		}
+	if s.waitFor(waiting, "recovered data is not in service yet"); waiting != "" {
 		return false
 	}
 	id.Unproven, id.Rival = rival != "", rival
@@ -161,7 +159,6 @@ func (s *Store) prove(ctx context.Context, l *life) bool {
 	if err := s.setIdentity(id); err != nil {
 		return false // tend sees the failure
 	}
-	s.waitFor("")
 	s.foreign(rival)
 	if rival == "" {
 		s.log.Info().Str("group", id.Group.String()).Msg("recovered group is in service")
@@ -177,7 +174,7 @@ func (s *Store) seekRivals(ctx context.Context, id identity) (waiting, rival str
 	if !s.cfg.Met() {
 		return "to meet the other nodes", ""
 	}
-	answers := s.askAll(ctx, slices.DeleteFunc(s.peers(), func(p Peer) bool { return !p.Alive || p.Left }))
+	answers := s.askAll(ctx, s.livePeers())
 	if rival := rivalOf(id, answers); rival != "" {
 		return "", rival
 	}

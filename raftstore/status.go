@@ -58,14 +58,11 @@ func (s *Store) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := Status{
-		ID: s.id, Addr: s.addr, Role: "failed", Version: s.State().Version, Waiting: s.waiting, Servers: []ServerStatus{},
+		ID: s.id, Addr: s.addr, Group: s.ident.Group.String(), Role: "failed", Version: s.State().Version, Waiting: s.waiting, Servers: []ServerStatus{},
 		Problem: strings.Join(slices.DeleteFunc([]string{
 			s.problem.disk, s.problem.halted, s.problem.constants, s.problem.group, s.problem.clone.text(time.Now()),
 		}, func(text string) bool { return text == "" }), "; "),
 		DiskFailed: s.problem.disk != "", Writes: s.counts.stats(),
-	}
-	if s.ident.member() {
-		st.Group = s.ident.Group.String()
 	}
 	if l == nil {
 		if !s.started || s.stopping {

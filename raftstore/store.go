@@ -5,6 +5,7 @@ package raftstore
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -55,7 +56,7 @@ type Store struct {
 	first    *disk // until Start takes it
 	counts   writeCounts
 	problem  problems
-	waiting  string
+	waiting  string                   // what a node without a group, or with recovered data, waits for
 	bar      string                   // why a leader takes no changes
 	health   map[string]*serverHealth // by id, in healthTerm
 
@@ -66,6 +67,9 @@ type Store struct {
 	unwilling map[string]string
 	// led is the leader logged last. Only run uses it.
 	led string
+	// waitLogged is the last wait in the log. Only run uses it.
+	waitLogged   string
+	waitLoggedAt time.Time
 	// clear is when the search for rivals began to find none. Only run uses it.
 	clear time.Time
 }
@@ -303,6 +307,17 @@ func (s *Store) group() groupID {
 	return s.ident.Group
 }
 
+// Origin identifies the group in which this node's data began; 0 means that it has no group. A
+// recovered group keeps the origin of the one it was recovered from.
+func (s *Store) Origin() uint64 {
+	id := s.identity()
+	first := id.Group
+	if len(id.Given) > 0 {
+		first = id.Given[0]
+	}
+	return binary.BigEndian.Uint64(first[:])
+}
+
 func (s *Store) identity() identity {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -355,6 +370,10 @@ func (s *Store) peers() []Peer {
 	return slices.DeleteFunc(slices.Clone(s.cfg.Peers()), func(p Peer) bool {
 		return p.Addr == "" || p.Addr == s.addr || p.ID == s.id
 	})
+}
+
+func (s *Store) livePeers() []Peer {
+	return slices.DeleteFunc(s.peers(), func(p Peer) bool { return !p.Alive || p.Left })
 }
 
 func (s *Store) report(cause error) {
@@ -433,6 +452,9 @@ func (s *Store) tend(l *life) {
 	}
 }
 
+// lookTimeout bounds one look with all its requests.
+const lookTimeout = 10 * time.Second
+
 func (s *Store) look(l *life) {
 	ctx, cancel := context.WithTimeout(s.ctx, lookTimeout)
 	defer cancel()
@@ -441,17 +463,19 @@ func (s *Store) look(l *life) {
 	if err := l.note(s.cfg.Timers.Probe); err != nil {
 		return // tend sees the disk failure
 	}
-	s.settle(l)
 	s.noteLeader(l)
 	s.compare()
 	if !s.prove(ctx, l) {
 		return
 	}
+	if len(l.servers()) == 0 {
+		s.found(ctx, l)
+		return
+	}
+	s.waitFor("", "")
 	switch {
 	case s.isLeader(l):
 		s.lead(ctx, l)
-	case len(l.servers()) == 0:
-		s.found(ctx, l)
 	case s.leader(l).ID == "":
 		s.lookAbroad(ctx)
 	default:

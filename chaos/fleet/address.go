@@ -64,7 +64,7 @@ func lease(members int) (*loopback, error) {
 // tryLease draws a random block, independent of any seed, because fleets with equal seeds would
 // collide.
 func tryLease(members int) *loopback {
-	l := &loopback{net: [3]byte{127, byte(64 + rand.IntN(128)), byte(rand.IntN(256))}, base: servicePort}
+	l := &loopback{net: [3]byte{127, byte(64 + rand.IntN(128)), byte(rand.IntN(256))}, base: servicePort + 10*rand.IntN(64)}
 	guard := leasePort
 	if l.block = runtime.GOOS != "linux"; l.block {
 		l.net = [3]byte{127, 0, 0}
@@ -76,18 +76,12 @@ func tryLease(members int) *loopback {
 		return nil
 	}
 	l.guard = ln
-	// A service on all addresses of the machine may hold one of these ports; then try others.
-	for range tries {
-		if l.free(members) {
-			return l
-		}
-		if l.block {
-			break
-		}
-		l.base += 10
+	// A service on all addresses of the machine may hold one of these ports.
+	if !l.free(members) {
+		_ = ln.Close()
+		return nil
 	}
-	_ = ln.Close()
-	return nil
+	return l
 }
 
 func (l *loopback) free(members int) bool {

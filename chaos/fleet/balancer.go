@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,16 +32,6 @@ const (
 	streak      = 2               // checks in a row that change a target's health
 	dialTimeout = 3 * time.Second // for a connection to a target
 )
-
-func (c BalancerConfig) withDefaults() BalancerConfig {
-	if c.Interval == 0 {
-		c.Interval = 250 * time.Millisecond
-	}
-	if c.Timeout == 0 {
-		c.Timeout = time.Second
-	}
-	return c
-}
 
 // Target is one node behind a balancer.
 type Target struct {
@@ -79,7 +70,7 @@ func newBalancer(at where, addr string, targets []Target, cfg BalancerConfig) (*
 	if len(targets) == 0 {
 		return nil, errors.New("fleet: a balancer needs targets")
 	}
-	cfg = cfg.withDefaults()
+	cfg.Interval, cfg.Timeout = cmp.Or(cfg.Interval, 250*time.Millisecond), cmp.Or(cfg.Timeout, time.Second)
 	ln, err := at.listen(addr)
 	if err != nil {
 		return nil, err

@@ -135,7 +135,7 @@ func TestLiveHotPrefix(t *testing.T) {
 	}
 	playHot(ctx, t, f, hotTraffic(rate, 100*time.Second, 1e-9), 5)
 	if left := prefixesAt(ctx, f.Nodes()[0]); len(left) > 0 {
-		t.Errorf("nobody has asked for them for 100 s, and there are %+v", left)
+		t.Errorf("100 s without requests for them there are %+v", left)
 	}
 	client := f.Nodes()[0]
 	if _, err := client.SwitchPrefixes(ctx, false); err != nil {

@@ -247,8 +247,8 @@ func TestLinks(t *testing.T) {
 			t.Errorf("taken: %+v", wrong)
 		}
 	}
-	if f.SetLink("node-0", "nobody", fleet.Link{}) == nil || f.SetLink("harness", "node-0", fleet.Link{}) == nil {
-		t.Error("a link to nobody, or to the harness, was broken")
+	if f.SetLink("node-0", "missing", fleet.Link{}) == nil || f.SetLink("harness", "node-0", fleet.Link{}) == nil {
+		t.Error("a link to no member, or to the harness, was broken")
 	}
 	served(t, f)
 }

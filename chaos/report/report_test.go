@@ -168,7 +168,7 @@ func TestTableIsAligned(t *testing.T) {
 		}
 	}
 	if strings.Contains(lines[0], "router p99") || strings.Contains(lines[0], "busy") {
-		t.Errorf("columns nobody measured: %s", lines[0])
+		t.Errorf("columns without figures: %s", lines[0])
 	}
 }
 

@@ -142,14 +142,14 @@ var scenarios = []Scenario{
 	},
 	{
 		// Short answers to short questions, so that two processors make half a thousand per second.
-		Name: "endurance", Duration: 75 * time.Second, Must: []string{membershipKept.Name, enginesTold.Name, countsReturn.Name, resourcesReturn.Name},
+		Name: "endurance", Duration: 75 * time.Second, Must: []string{membershipKept.Name, departuresEnd.Name, countsReturn.Name, resourcesReturn.Name},
 		Load:     Load{Output: [2]int{8, 24}, Long: 0.01, LongOutput: 200, HeadBytes: 1024, Opening: [2]int{300, 2000}, KeepAlive: 0.7},
 		Proves:   "for --soak: routers and engines come and go around one router that never restarts: every failure is explained, and no resource grows",
 		generate: endurance,
 	},
 	{
 		Name: "everything-at-once", Nodes: 4, Engines: 5, Duration: 75 * time.Second, Needs: []string{fleet.FaultLinks, fleet.FaultInstrumented},
-		Must:     []string{removedStayQuiet.Name, membershipKept.Name, oneLeader.Name, treesConverge.Name, countsReturn.Name, enginesTold.Name},
+		Must:     []string{removedStayQuiet.Name, membershipKept.Name, oneLeader.Name, treesConverge.Name, countsReturn.Name, departuresEnd.Name},
 		Proves:   "faults of all kinds overlap in any order while a majority and most engines live: every promise holds at once",
 		generate: swarm,
 	},

@@ -131,6 +131,14 @@ func (s *spec) joint() string {
 	return ""
 }
 
+func (s *spec) join(groups [][]string) string {
+	var texts []string
+	for _, g := range groups {
+		texts = append(texts, strings.Join(g, ","))
+	}
+	return strings.Join(texts, " "+s.joint()+" ")
+}
+
 func (s *spec) usage() string {
 	out := s.name
 	switch s.to {

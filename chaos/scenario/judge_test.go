@@ -127,9 +127,9 @@ func TestEveryPromiseCanBreak(t *testing.T) {
 		{"served again by one it does not name", func(e *evidence) {
 			e.visits["a9"] = append(e.visits["a9"], visit{engine: "engine-1", began: e.attempts[9].Sent + firstByte, ended: 9 * sec})
 		}, []string{"one-outcome"}},
-		{"served by nobody", func(e *evidence) { delete(e.visits, "a9") }, []string{"one-outcome"}},
+		{"served by no engine", func(e *evidence) { delete(e.visits, "a9") }, []string{"one-outcome"}},
 		{"served by another", func(e *evidence) { e.visits["a9"][0].engine = "engine-1" }, []string{"one-outcome"}},
-		{"a request of nobody", func(e *evidence) { e.visits["?"] = []visit{{engine: "engine-0"}} }, []string{"one-outcome"}},
+		{"a request that no client sent", func(e *evidence) { e.visits["?"] = []visit{{engine: "engine-0"}} }, []string{"one-outcome"}},
 		{"a request to a removed engine", func(e *evidence) {
 			e.visits["a248"] = append(e.visits["a248"], visit{engine: "engine-1", began: 24800 * time.Millisecond, ended: 24900 * time.Millisecond, departed: true})
 		}, []string{"removed-stay-quiet"}},
@@ -326,7 +326,7 @@ func TestForgottenCaches(t *testing.T) {
 	delete(e.quiet.engines, "engine-1")
 	e.quiet.applied = convergeBound + 1
 	if v := verdicts(e)[treesConverge.Name]; v.State != Violated {
-		t.Errorf("told too late: %+v", v)
+		t.Errorf("applied too late: %+v", v)
 	}
 	e.quiet.applied = sec
 	e.marks = append(e.marks, Mark{Event: event(13*sec, 0, "amnesia engine-1"), Members: [][]string{{"engine-1"}}, Began: 13 * sec, Struck: 13 * sec, Over: 13 * sec})
@@ -489,7 +489,7 @@ func TestUnevenHits(t *testing.T) {
 			a.Cached = 200
 		}
 	}
-	if v := verdicts(e)[hitRateRecovers.Name]; v.State != NotExercised || !strings.Contains(v.Note, "too uneven to tell") {
+	if v := verdicts(e)[hitRateRecovers.Name]; v.State != NotExercised || !strings.Contains(v.Note, "too uneven to judge") {
 		t.Errorf("%+v", v)
 	}
 }

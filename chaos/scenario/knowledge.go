@@ -16,11 +16,11 @@ const convergeBound = 5 * time.Second
 
 var treesConverge = Invariant{
 	Name:    "trees-converge",
-	Promise: "when traffic ends, every node has applied all that the others published, and all hold the same live facts about the engines' caches",
-	Bound:   "one resume or snapshot, at most 5 s after the last request ended",
-	Seen: "position of every node in every other one's journal, and digests of all live facts, equal to the last. Where an engine lost its cache, " +
-		"or told lies about it, each node learns for itself how long that engine's facts live: its live facts may differ, not those of others. Where a clock was set, or a " +
-		"router was killed, whose last batch may have reached some nodes only, the numbers of facts must agree, to 2 %. Where a router ended while the others could not hear it, positions are compared alone",
+	Promise: "after traffic, every node has applied all batches of its peers, and all nodes hold the same live facts about the engines' caches",
+	Bound:   "5 s after the last request ended",
+	Seen: "each node's position in every peer's journal, and digests of all live facts. Facts about an engine that lost its cache " +
+		"or lied may differ. After a kill or a clock step, the numbers of facts must agree to 2 %. If a router ended while its " +
+		"peers could not hear it, only positions are compared",
 	judge: func(e *evidence) (f finding) {
 		q := &e.quiet
 		if q.facts == 0 && q.differ == "" && q.behind == "" {
@@ -42,7 +42,7 @@ var treesConverge = Invariant{
 		case q.applied > convergeBound:
 			f.violate(e.drained+q.applied, "the fleet", "each had applied what the others published after %v", q.applied)
 		case differ && (unheard || loose && len(lost) > 0):
-			f.note += fmt.Sprintf("; a router ended unheard, or a clock was set and caches were lost: %d to %d facts, not judged", q.least, q.most)
+			f.note += fmt.Sprintf("; a router ended while peers could not hear it, or a clock was set and caches were lost: %d to %d facts, not judged", q.least, q.most)
 		case differ && loose && float64(q.most-q.least) > 0.02*float64(q.most):
 			f.violate(e.drained+q.converged, "the fleet", "%d facts at one node, %d at another", q.least, q.most)
 		case differ && loose:
@@ -78,15 +78,8 @@ func (e *evidence) endings() (killed, unheard bool) {
 
 // unlearned returns the engines about which nodes may differ, because they lost their cache or
 // lied.
-func (e *evidence) unlearned() (out []string) {
-	for _, name := range e.engines {
-		if slices.ContainsFunc(e.marks, func(m Mark) bool {
-			return (m.Kind == "amnesia" || m.Kind == "crash" || m.Kind == "lie") && m.touches(name)
-		}) {
-			out = append(out, name)
-		}
-	}
-	return out
+func (e *evidence) unlearned() []string {
+	return slices.DeleteFunc(slices.Clone(e.engines), func(name string) bool { return !e.harmed(name, losesCache, 0, math.MaxInt64) })
 }
 
 func (e *evidence) partly(f *finding, but []string) {
@@ -131,10 +124,12 @@ const (
 
 var hitRateRecovers = Invariant{
 	Name:    "hit-rate-recovers",
-	Promise: "of what engines could have had cached, as much is hit as before the faults, to a point",
-	Bound:   "2 s after a router is lost, 5 s after all faults are over",
-	Seen:    "cached tokens that engines report for later turns, as a share of the conversation so far; turns whose engine lost it do not count. A difference counts if it is more than chance (once in 200 runs: 2.6 standard errors for one look, more where there are many)",
-	judge:   judgeHits,
+	Promise: "the share of possible cache hits is as before the faults, to one percentage point",
+	Bound:   "2 s after a router is lost, 5 s after all faults",
+	Seen: "cached tokens that engines report for later turns, as a share of the conversation so far; turns whose engine lost the " +
+		"conversation do not count. A difference counts if it exceeds chance (once in 200 runs: 2.6 standard errors for one " +
+		"comparison, more for several)",
+	judge: judgeHits,
 }
 
 // share is a mean of shares, weighted by prompt, with its standard error. Events within a second
@@ -185,22 +180,11 @@ func (e *evidence) turnOf(a *Attempt) (t turn, ok bool) {
 	return turn{a.Sent, min(float64(a.Cached)/float64(a.Possible), 1), float64(a.Possible)}, true
 }
 
-// forgets are the faults after which an engine has lost its cache or may not be used.
-var forgets = []string{"crash", "hang", "amnesia", "overload", "break", "drain", "remove", "slow"}
-
 // forgot reports whether the engine of the turn before lost the conversation meanwhile, could not
 // be used, or lied about it.
 func (e *evidence) forgot(a *Attempt) bool {
-	for i := range e.marks {
-		m := &e.marks[i]
-		if m.Kind == "lie" && (m.touches(a.By) || m.touches(a.Backend)) && m.during(a.Kept, a.End, settle) {
-			return true
-		}
-		if slices.Contains(forgets, m.Kind) && m.touches(a.By) && m.during(a.Kept, a.Sent, settle) {
-			return true
-		}
-	}
-	return false
+	lie := []string{"lie"}
+	return e.harmed(a.By, lie, a.Kept, a.End) || e.harmed(a.Backend, lie, a.Kept, a.End) || e.harmed(a.By, forgets, a.Kept, a.Sent)
 }
 
 func judgeHits(e *evidence) (f finding) {
@@ -245,14 +229,14 @@ func judgeHits(e *evidence) (f finding) {
 	sure := standardErrors(byChance / float64(max(len(looks), 1)))
 	for i, l := range looks {
 		chance := sure * math.Hypot(before.wide, l.after.wide)
-		if i < toldLooks || i == len(looks)-1 {
+		if i < shownLooks || i == len(looks)-1 {
 			f.note += fmt.Sprintf("; %s: %.2f %% of %d turns (give or take %.2f)", l.what, 100*l.after.mean, l.after.turns, 100*chance)
-		} else if i == toldLooks {
-			f.note += fmt.Sprintf("; and %d more", len(looks)-toldLooks-1)
+		} else if i == shownLooks {
+			f.note += fmt.Sprintf("; and %d more", len(looks)-shownLooks-1)
 		}
 		if chance > worthless {
 			f.checked--
-			f.note += ": too uneven to tell"
+			f.note += ": too uneven to judge"
 			continue
 		}
 		if l.after.mean < before.mean-hitMargin-chance {
@@ -270,7 +254,7 @@ type look struct {
 	after    share
 }
 
-// toldLooks bounds the comparisons that a report lists when none failed.
-const toldLooks = 4
+// shownLooks bounds the comparisons that a report lists when none failed.
+const shownLooks = 4
 
 func standardErrors(p float64) float64 { return math.Sqrt2 * math.Erfinv(1-2*p) }

@@ -32,13 +32,8 @@ func (m *Mark) touches(name string) bool {
 	return slices.ContainsFunc(m.Members, func(g []string) bool { return slices.Contains(g, name) })
 }
 
-func (m *Mark) starts() bool {
-	switch m.Kind {
-	case "kill", "stop", "start", "roll", "upgrade":
-		return true
-	}
-	return false
-}
+// startsNode are the events in which nodes start.
+var startsNode = []string{"kill", "stop", "start", "roll", "upgrade"}
 
 func (m *Mark) during(from, to, slack time.Duration) bool {
 	if m.Began < 0 {

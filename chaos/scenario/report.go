@@ -2,7 +2,6 @@ package scenario
 
 import (
 	"slices"
-	"strings"
 	"time"
 
 	"grapevine/chaos/fleet"
@@ -113,12 +112,7 @@ func (r *run) report(e *evidence) *Report {
 }
 
 func happened(m *Mark) Happened {
-	h := Happened{Event: m.Event.String(), BeganS: seconds(m.Began), Failed: m.Failed}
-	var groups []string
-	for _, g := range m.Members {
-		groups = append(groups, strings.Join(g, ","))
-	}
-	h.Members = strings.Join(groups, " "+specOf(m.Kind).joint()+" ")
+	h := Happened{Event: m.Event.String(), Members: specOf(m.Kind).join(m.Members), BeganS: seconds(m.Began), Failed: m.Failed}
 	if m.Over >= 0 {
 		over := seconds(m.Over)
 		h.OverS = &over

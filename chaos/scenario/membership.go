@@ -13,10 +13,12 @@ import (
 const judgeWithin = time.Minute
 
 var membershipKept = Invariant{
-	Name:    "membership-kept",
-	Promise: "a change of the membership that was confirmed is never lost, and what was refused never happens: reads and changes through any node are those of one store",
-	Bound:   "always; what an operator asks a node that runs is answered within 8 s, done or not",
-	Seen:    "the history of what operators asked random nodes and were told, judged by porcupine; it ends with a read of everything through every node",
+	Name: "membership-kept",
+	Promise: "a confirmed change of the membership is never lost, a refused one never happens: reads and changes through all nodes " +
+		"are linearizable",
+	Bound: "always; a running node answers an operator within 8 s",
+	Seen: "operators' requests to random nodes and the answers, judged by porcupine; the history ends with a read of every backend " +
+		"through every node",
 	judge: func(e *evidence) (f finding) {
 		for _, v := range e.strange {
 			f.add(v)
@@ -55,7 +57,7 @@ func (e *evidence) judged() []history.Operation {
 		}
 		for j := range e.marks {
 			n := &e.marks[j]
-			if !n.starts() || !n.during(m.Began, m.Over, settle) {
+			if !slices.Contains(startsNode, n.Kind) || !n.during(m.Began, m.Over, settle) {
 				continue
 			}
 			for _, engine := range m.members() {
@@ -74,10 +76,7 @@ func (e *evidence) judged() []history.Operation {
 
 func (e *evidence) answeredInTime(f *finding) {
 	for _, v := range e.late {
-		from := v.At - operationPatience
-		if !slices.ContainsFunc(e.marks, func(m Mark) bool {
-			return (slices.Contains(losesNode, m.Kind) || m.starts()) && m.touches(v.Place) && m.during(from, v.At, settle)
-		}) {
+		if !e.harmed(v.Place, slices.Concat(losesNode, startsNode), v.At-operationPatience, v.At) {
 			f.add(v)
 		}
 	}
@@ -85,7 +84,7 @@ func (e *evidence) answeredInTime(f *finding) {
 
 var oneLeader = Invariant{
 	Name:    "one-leader-per-term",
-	Promise: "in one term of the agreement all nodes name the same leader, and one node at most leads",
+	Promise: "all nodes name the same leader for a raft term, and at most one node leads in it",
 	Bound:   "always",
 	Seen:    "GET /raft of every node, several times a second",
 	judge: func(e *evidence) (f finding) {

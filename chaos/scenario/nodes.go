@@ -1,6 +1,10 @@
 package scenario
 
-import "time"
+import (
+	"fmt"
+	"slices"
+	"time"
+)
 
 // drainNotice is how soon after SIGTERM readiness must fail.
 const drainNotice = 250 * time.Millisecond
@@ -9,9 +13,9 @@ const warmEnough = 0.99
 
 var readyIsTrue = Invariant{
 	Name:    "ready-is-true",
-	Promise: "a node is never ready while it starts or drains: when it is, it knows the engines, what the fleet agreed on, and what the others know",
-	Bound:   "0.25 s after SIGTERM; from its first answer on when it starts",
-	Seen:    "GET /readyz over new connections, 20 times a second; GET /status after the first that says yes",
+	Promise: "a node is not ready while it starts or drains; a ready node has engines, the agreed state and its peers' facts",
+	Bound:   "from 0.25 s after SIGTERM; from the first ready answer of a started node",
+	Seen:    "GET /readyz over new connections, 20 times a second; GET /status after the first ready answer",
 	judge: func(e *evidence) (f finding) {
 		for i := range e.marks {
 			e.draining(&f, &e.marks[i])
@@ -76,4 +80,38 @@ func (e *evidence) majority(at time.Duration) bool {
 		}
 	}
 	return 2*harmed < len(e.nodes)
+}
+
+var nodesLive = Invariant{
+	Name:    "nodes-live",
+	Promise: "no node exits unasked; a node that is asked to stop exits with code 0, a started node becomes ready",
+	Bound:   "exits within 60 s, ready within 30 s",
+	Seen:    "the processes and their exit codes; events of the schedule that could not be carried out or undone",
+	judge: func(e *evidence) (f finding) {
+		f.checked = len(e.nodes)
+		f.violations = slices.Clone(e.died)
+		for i := range e.marks {
+			if m := &e.marks[i]; m.Failed != "" {
+				f.violate(m.Over, m.Event.String(), "%s", m.Failed)
+			}
+		}
+		return f
+	},
+}
+
+const countsBound = 5 * time.Second
+
+var countsReturn = Invariant{
+	Name:    "counts-return",
+	Promise: "counts of running requests return to zero at every node, for every engine, and at the engines",
+	Bound:   "5 s after the last request ended",
+	Seen:    "in_flight of GET /status; active, fleet_active and prefill_tokens of GET /backends; the engines' own running and waiting",
+	judge: func(e *evidence) (f finding) {
+		f.checked = e.quiet.counted
+		f.note = fmt.Sprintf("zero after %.2f s", e.quiet.zero.Seconds())
+		for _, left := range e.quiet.left {
+			f.violate(e.drained+e.quiet.zero, left.place, "%s", left.what)
+		}
+		return f
+	},
 }

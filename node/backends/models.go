@@ -1,11 +1,11 @@
-package node
+package backends
 
 import (
 	"encoding/json"
 	"slices"
 	"time"
 
-	"grapevine/proxy/policy"
+	"grapevine/raftstore"
 )
 
 const (
@@ -24,33 +24,33 @@ type listedModel struct {
 
 // modelList is an immutable answer to /v1/models.
 type modelList struct {
-	of    *roster
-	heard uint64
-	at    time.Time
-	page  []byte // nil: there are backends, and no models are known
-	byID  map[string]json.RawMessage
+	of       *Roster
+	reported uint64
+	at       time.Time
+	page     []byte // nil: there are backends, and no models are known
+	byID     map[string]json.RawMessage
 }
 
-// noteEntries keeps the entries of an engine's list. f.mu must be held.
-func (f *fleet) noteEntries(u *upstream, list []listedModel) {
+// noteEntries keeps the entries of an engine's list. d.mu must be held.
+func (d *Directory) noteEntries(e *Engine, list []listedModel) {
 	for _, m := range list {
-		was, known := f.entries[m.id]
-		if len(m.raw) > maxModelEntry || known && was.by != nil && was.by != u.link || !known && len(f.entries) >= maxModelNames {
+		was, known := d.entries[m.id]
+		if len(m.raw) > maxModelEntry || known && was.by != nil && was.by != e.link || !known && len(d.entries) >= maxModelNames {
 			continue
 		}
-		m.by = u.link
-		f.entries[m.id] = m
+		m.by = e.link
+		d.entries[m.id] = m
 	}
 }
 
-// modelsAnswer is the body for /v1/models or /v1/models/ID; nil if unknown.
-func (f *fleet) modelsAnswer(id string) []byte {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	l := f.listed
-	if l == nil || l.of != f.roster() || l.heard != f.heard || time.Since(l.at) > modelListFresh {
-		l = f.newModelList()
-		f.listed = l
+// ModelsAnswer is the body for /v1/models or /v1/models/ID; nil if unknown.
+func (d *Directory) ModelsAnswer(id string) []byte {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	l := d.page
+	if l == nil || l.of != d.Roster() || l.reported != d.reported || time.Since(l.at) > modelListFresh {
+		l = d.newModelList()
+		d.page = l
 	}
 	if id == "" {
 		return l.page
@@ -58,21 +58,21 @@ func (f *fleet) modelsAnswer(id string) []byte {
 	return l.byID[id]
 }
 
-// newModelList merges the models of backends that are not down. f.mu must be held.
-func (f *fleet) newModelList() *modelList {
-	l := &modelList{of: f.roster(), heard: f.heard, at: time.Now(), byID: make(map[string]json.RawMessage)}
-	links, kept, told := make(map[*link]bool), make(map[string]bool), len(f.roster().list) == 0
+// newModelList merges the models of backends that are not down. d.mu must be held.
+func (d *Directory) newModelList() *modelList {
+	l := &modelList{of: d.Roster(), reported: d.reported, at: time.Now(), byID: make(map[string]json.RawMessage)}
+	links, kept, known := make(map[*link]bool), make(map[string]bool), len(d.Roster().List) == 0
 	var ids []string
-	for _, u := range l.of.list {
-		links[u.link] = true
-		models := u.models()
-		told = told || models != nil
+	for _, e := range l.of.List {
+		links[e.link] = true
+		models := e.models()
+		known = known || models != nil
 		for _, id := range models {
 			kept[id] = true
-			if u.state == policy.Down || l.byID[id] != nil {
+			if e.State == raftstore.Down || l.byID[id] != nil {
 				continue
 			}
-			raw := f.entries[id].raw
+			raw := d.entries[id].raw
 			if raw == nil {
 				raw = declaredModel(id)
 			}
@@ -80,15 +80,15 @@ func (f *fleet) newModelList() *modelList {
 			ids = append(ids, id)
 		}
 	}
-	for id, m := range f.entries {
+	for id, m := range d.entries {
 		if !kept[id] {
-			delete(f.entries, id)
+			delete(d.entries, id)
 		} else if !links[m.by] {
 			m.by = nil
-			f.entries[id] = m
+			d.entries[id] = m
 		}
 	}
-	if told {
+	if known {
 		slices.Sort(ids)
 		l.page = modelPage(ids, l.byID)
 	}
