@@ -11,6 +11,7 @@ import (
 
 	"grapevine/gossip"
 	"grapevine/gossip/member"
+	"grapevine/node/admin"
 	"grapevine/node/backends"
 	"grapevine/node/config"
 	"grapevine/prefixtree"
@@ -23,7 +24,7 @@ import (
 func (n *Node) startStore(ctx context.Context) error {
 	c := &n.cfg
 	cfg := raftstore.Config{
-		Dir: c.DataDir, Expect: len(c.Founders), Join: c.Joins(), Voters: c.Voters, Server: c.MayVote(), Peers: n.raftPeers, Met: n.met.Load,
+		Dir: c.DataDir, Founders: c.Founders, Join: c.Joins(), Voters: c.Voters, Server: c.MayVote(), Peers: n.raftPeers, Met: n.met.Load,
 		Constants: raftstore.Constants{KeyID: n.hasher.KeyID(), BlockBytes: uint32(n.hasher.BlockBytes()), Cluster: c.Cluster},
 		Timers:    n.raftTimers, Log: n.log.With().Str("component", "raft").Logger(),
 	}
@@ -51,8 +52,9 @@ func (n *Node) startStore(ctx context.Context) error {
 	n.store.Store(s)
 	if n.mesh != nil {
 		n.mesh.Members().Describe(func(self *member.Info) {
-			self.RaftID, self.RaftExpect, self.RaftVoter = s.ID(), uint8(len(c.Founders)), c.MayVote()
+			self.RaftID, self.RaftVoter = s.ID(), c.MayVote()
 		})
+		n.mesh.Members().SetGroup(s.Origin())
 	}
 	if n.knowledge != nil {
 		n.knowledge.poke = s.Poke
@@ -118,7 +120,7 @@ func (n *Node) raftPeers() (peers []raftstore.Peer) {
 			continue
 		}
 		peers = append(peers, raftstore.Peer{
-			ID: m.RaftID, Name: m.Name, Addr: m.Addr, Expect: int(m.RaftExpect), Server: m.RaftVoter,
+			ID: m.RaftID, Name: m.Name, Addr: m.Addr, Server: m.RaftVoter,
 			Alive: m.State == member.StateAlive, Left: m.State == member.StateLeft, Since: m.Since,
 		})
 	}
@@ -129,6 +131,9 @@ func (n *Node) follow(ctx context.Context, s *raftstore.Store) {
 	for {
 		changed := s.Changed()
 		n.adopt(s.State())
+		if n.mesh != nil {
+			n.mesh.Members().SetGroup(s.Origin()) // it is in the group of this state
+		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
@@ -317,24 +322,16 @@ func (n *Node) agreement() (*raftstore.Store, error) {
 	if s := n.store.Load(); s != nil {
 		return s, nil
 	}
-	return nil, errNotStarted
-}
-
-var errNotStarted = errors.New("the node is starting")
-
-// RaftStatus is the answer to GET /raft.
-type RaftStatus struct {
-	Node string `json:"node"`
-	raftstore.Status
+	return nil, admin.ErrNotStarted
 }
 
 // Raft returns this node's view of the Raft group, or an error before the store is open.
-func (n *Node) Raft() (*RaftStatus, error) {
+func (n *Node) Raft() (*admin.RaftStatus, error) {
 	s, err := n.agreement()
 	if err != nil {
 		return nil, err
 	}
-	st := &RaftStatus{Node: n.name, Status: s.Status()}
+	st := &admin.RaftStatus{Node: n.name, Status: s.Status()}
 	for i := range st.Servers {
 		if v := &st.Servers[i]; v.ID == st.ID {
 			v.Name = cmp.Or(v.Name, n.name)

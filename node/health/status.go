@@ -1,7 +1,6 @@
 package health
 
 import (
-	"math"
 	"time"
 
 	"grapevine/node/backends"
@@ -9,40 +8,10 @@ import (
 	"grapevine/proxy/engine"
 )
 
-// Status is an engine's health as this node knows it.
-type Status struct {
-	Failing   bool     `json:"failing"`            // own probes or requests
-	Avoided   bool     `json:"avoided"`            // here, by probes or peers
-	Reason    string   `json:"reason,omitempty"`   // refused, connect, timeout, reset, 5xx or tls
-	SinceS    float64  `json:"since_s,omitempty"`  // failing or well
-	ProbedS   *float64 `json:"probed_s,omitempty"` // since the last own probe; null: none
-	Reporters []string `json:"reporters"`          // nodes that probe it
-	OK        int      `json:"ok"`                 // reporters
-	Bad       int      `json:"bad"`                // reporters
+// Verdict returns an engine's health as this node knows it; false if the engine is unknown.
+func (c *Checker) Verdict(e *backends.Engine) (Verdict, bool) {
+	return c.board.Verdict(e.Key, time.Now())
 }
-
-// Status returns an engine's health as this node knows it.
-func (c *Checker) Status(e *backends.Engine) Status {
-	at := time.Now()
-	v, ok := c.board.Verdict(e.Key, at)
-	if !ok {
-		return Status{Reporters: []string{}}
-	}
-	s := Status{Failing: v.Failing, Avoided: v.Avoid, Reporters: v.Reporters, OK: v.OK, Bad: v.Bad}
-	if v.Reason != NoReason {
-		s.Reason = v.Reason.String()
-	}
-	if !v.Since.IsZero() {
-		s.SinceS = tenths(at.Sub(v.Since))
-	}
-	if !v.Probed.IsZero() {
-		ago := tenths(at.Sub(v.Probed))
-		s.ProbedS = &ago
-	}
-	return s
-}
-
-func tenths(d time.Duration) float64 { return math.Round(d.Seconds()*10) / 10 }
 
 var ailmentNames = [...]string{
 	engine.Alive: "ok", engine.Refused: "refused", engine.NoRoute: "connect", engine.Silent: "timeout", engine.Broken: "reset", engine.Sick: "5xx", engine.Untrusted: "tls",
@@ -53,9 +22,9 @@ func (c *Checker) Collect(s metrics.Scrape) {
 	failing := s.Gauge("backend_failing", "1 while this node's own probes or requests find the backend failing.", "backend")
 	avoided := s.Gauge("backend_reported", "1 while this node avoids the backend because of probes or of peers' reports.", "backend")
 	for _, e := range c.cfg.Backends.Roster().List {
-		st := c.Status(e)
-		failing(metrics.Bool(st.Failing), e.Name)
-		avoided(metrics.Bool(st.Avoided), e.Name)
+		v, _ := c.Verdict(e)
+		failing(metrics.Bool(v.Failing), e.Name)
+		avoided(metrics.Bool(v.Avoid), e.Name)
 	}
 	probes := s.Counter("probes_total", "Probes of this node, by result.", "found")
 	for found, name := range ailmentNames {

@@ -62,11 +62,10 @@ type answer struct {
 
 // Status is the state of one source of backends.
 type Status struct {
-	Source   string  `json:"source"`
-	Backends int     `json:"backends"` // of the last good answer
-	AgeS     float64 `json:"age_s"`    // of the last good answer; 0: none yet
-	// Error is the last failure, or which entries do not count.
-	Error string `json:"error,omitempty"`
+	Source   string    // as configured
+	Backends int       // of the last good answer
+	At       time.Time // of the last good answer; zero: none yet
+	Error    string    // the last failure, or which entries do not count
 }
 
 // New parses the entries of backends_from. busy says whether any node has requests at a backend.
@@ -408,10 +407,7 @@ func (s *Sources) Status() []Status {
 	out := make([]Status, len(s.answers))
 	for i := range s.answers {
 		a := &s.answers[i]
-		out[i] = Status{Source: a.Entry, Backends: len(a.list)}
-		if !a.at.IsZero() {
-			out[i].AgeS = time.Since(a.at).Round(100 * time.Millisecond).Seconds()
-		}
+		out[i] = Status{Source: a.Entry, Backends: len(a.list), At: a.at}
 		if out[i].Error = a.clash; a.err != nil {
 			out[i].Error = a.err.Error()
 		}
