@@ -109,7 +109,7 @@ func TestBoundedLoadAmongNodes(t *testing.T) {
 			s.Candidates = append(s.Candidates, Candidate{OwnQueued: own, Queued: own + others, Uncached: float64(s.PromptTokens), Rate: 10_000, Weight: 1, key: mix(uint64(i + 1))})
 		}
 		p := &prefix{work: DefaultWorkWeight, epsilon: DefaultEpsilon}
-		o := s.pool.pace.outlook(float64(s.PromptTokens)/s.FleetRate, s.Nodes, s.Now)
+		o := s.pool.load.now(float64(s.PromptTokens)/s.FleetRate, s.Nodes, s.Now)
 		out := s.look(&o)
 		i, rung := p.Choose(s)
 		if out.all {
@@ -144,7 +144,7 @@ func TestMoreMatchNeverHurts(t *testing.T) {
 		scene.CommonTokens = rapid.Float64Range(0, float64(tokens)).Draw(t, "common")
 		for range rapid.IntRange(0, 100).Draw(t, "seen") {
 			whole := rapid.Float64Range(0.01, 5).Draw(t, "whole")
-			scene.pool.pace.count(whole, rapid.Float64Range(0.01, 5).Draw(t, "soonest"), scene.Now)
+			scene.pool.load.count(whole, rapid.Float64Range(0.01, 5).Draw(t, "soonest"), scene.Now)
 		}
 		for i := range n {
 			held := rapid.Float64Range(0, float64(tokens)).Draw(t, "held")

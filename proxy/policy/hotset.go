@@ -92,7 +92,7 @@ func (r *Router) HotSet(key uint64, p HotPrefix, without ...string) []string {
 }
 
 func (h *hotPrefixes) deepest(hashes []prefixtree.Hash) (p HotPrefix, blocks int, ok bool) {
-	last := min(len(hashes), sketchDepth) - 1
+	last := min(len(hashes), anchorDepth) - 1
 	for i := 0; i <= last; i = nextAnchor(i, last) {
 		a := hashes[i]
 		if h.filter[a>>6&63]&(1<<(a&63)) != 0 {

@@ -65,14 +65,14 @@ func (r *Router) survey(s *Scene) *poolStats {
 		return st
 	}
 	s.foresee()
-	o := &s.outsight
+	o := &s.unseen
 	o.weigh(s)
 	cold := int64(s.Now) < r.coldUntil.Load()
 	s.ranks = s.ranks[:0]
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
 		st.mean += c.queue / float64(st.eligible)
-		c.Cost = c.queue/o.rateSeen(s, c) + c.Overdue + s.memoryWait(c) + crowding*s.outlook.mean*c.crowd/c.Weight
+		c.Cost = c.queue/o.rateSeen(s, c) + c.Overdue + s.memoryWait(c) + crowding*s.traffic.mean*c.crowd/c.Weight
 		if cold && r.warmth(c.slot, s.Now) < 1 {
 			c.Cost += coldLast
 		}

@@ -34,7 +34,7 @@ func (p *prefix) Choose(s *Scene) (int, Rung) {
 	if !s.sampled {
 		s.foresee()
 	}
-	o, out := &s.outlook, &s.outsight
+	o, out := &s.traffic, &s.unseen
 	out.weigh(s)
 	deepest := 0.0
 	for i := range s.Candidates {
@@ -54,7 +54,7 @@ func (p *prefix) Choose(s *Scene) (int, Rung) {
 	}
 	best, soonest := p.price(s, o, out, follow)
 	if !s.peek {
-		s.pool.pace.count(n/s.FleetRate, soonest, s.Now)
+		s.pool.load.count(n/s.FleetRate, soonest, s.Now)
 	}
 	i, tied := s.firstAmong(best, key)
 	if gathered && s.Candidates[i].Held <= s.CommonTokens {
@@ -63,10 +63,10 @@ func (p *prefix) Choose(s *Scene) (int, Rung) {
 	return i, p.rung(s, i, leads && (tied || !out.all))
 }
 
-// foresee sets the outlook (pace) and the outsight (other nodes) of the scene.
+// foresee sets what the pool's recent requests tell, and what other nodes do unseen.
 func (s *Scene) foresee() {
-	s.outlook = s.pool.pace.outlook(float64(s.PromptTokens)/s.FleetRate, s.Nodes, s.Now)
-	s.outsight = s.look(&s.outlook)
+	s.traffic = s.pool.load.now(float64(s.PromptTokens)/s.FleetRate, s.Nodes, s.Now)
+	s.unseen = s.look(&s.traffic)
 }
 
 // gather rules out candidates outside the hot prefix's set, except the deepest holders of an
@@ -99,7 +99,7 @@ func (s *Scene) queues() (sum float64, n int) {
 // price sets the cost of every candidate not ruled out (+Inf), in seconds, and returns the least
 // cost and the soonest first token; DESIGN.md, "Cost", has the formulas. Candidates below the slow
 // mark are timely: waiting for their cache does not lengthen the tail.
-func (p *prefix) price(s *Scene, o *outlook, out *outsight, follow bool) (least, soonest float64) {
+func (p *prefix) price(s *Scene, o *traffic, out *unseenWork, follow bool) (least, soonest float64) {
 	n := float64(s.PromptTokens)
 	free := 0.0
 	if !follow {

@@ -71,17 +71,17 @@ type Retractor interface {
 
 // Request describes one request. Hashes must not change before End.
 type Request struct {
-	Model       []byte
-	LoRA        []byte
-	Path        []byte
-	Session     []byte
-	Hashes      []prefixtree.Hash
-	PromptBytes int                      // canonical prompt bytes; 0: computed from Hashes
-	OutputHint  int                      // expected output tokens; 0: unknown
-	Whole       bool                     // the proxy cannot observe the first token: not streamed, or not understood
-	Header      func(name string) []byte // may be nil; used when a rule names a header
-	Exclude     []prefixtree.Backend     // backends that already failed this request
-	Strategy    string
+	Model        []byte
+	LoRA         []byte
+	Path         []byte
+	Session      []byte
+	Hashes       []prefixtree.Hash
+	PromptBytes  int                      // canonical prompt bytes; 0: computed from Hashes
+	OutputHint   int                      // expected output tokens; 0: unknown
+	NonStreaming bool                     // the proxy cannot observe the first token: not streamed, or not understood
+	Header       func(name string) []byte // may be nil; used when a rule names a header
+	Exclude      []prefixtree.Backend     // backends that already failed this request
+	Strategy     string
 }
 
 type named struct {
@@ -91,28 +91,28 @@ type named struct {
 
 // Router chooses backends and accounts for this node's load. Safe for concurrent use.
 type Router struct {
-	cfg        Config
-	tree       Index
-	retract    Retractor
-	strategies map[string]*named
-	fallback   *named
-	rate       *fleetRate
-	hold       holdTime
-	peers      peerLoads
-	models     *modelStats
-	sketch     *sketch
-	ledger     ledger
-	ejecting   sync.Mutex // serialises failures to bound ejections; taken before slot.mu
-	table      atomic.Pointer[table]
-	viewMu     sync.Mutex // serialises SetView and SetPeerHeat
-	scenes     sync.Pool
-	seq        atomic.Uint64
-	slowStart  int64
-	coldUntil  atomic.Int64 // ms; no backend is cold after this time
-	fleet      atomic.Pointer[fleetState]
-	peerHeat   peerHeat
-	hot        atomic.Pointer[hotPrefixes]
-	streamed   atomic.Bool
+	cfg          Config
+	tree         Index
+	retract      Retractor
+	strategies   map[string]*named
+	fallback     *named
+	rate         *fleetRate
+	hold         holdTime
+	peers        peerLoads
+	models       *modelStats
+	heavyHitters *heavyHitters
+	ledger       ledger
+	ejecting     sync.Mutex // serialises failures to bound ejections; taken before slot.mu
+	table        atomic.Pointer[table]
+	viewMu       sync.Mutex // serialises SetView and SetPeerHeat
+	scenes       sync.Pool
+	seq          atomic.Uint64
+	slowStart    int64
+	coldUntil    atomic.Int64 // ms; no backend is cold after this time
+	fleet        atomic.Pointer[fleetState]
+	peerHeat     peerHeat
+	hot          atomic.Pointer[hotPrefixes]
+	streamed     atomic.Bool
 
 	rungs      [rungs]atomic.Uint64
 	blind      atomic.Uint64
@@ -133,7 +133,7 @@ func NewRouter(cfg Config, tree Index) (*Router, error) {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	r := &Router{
-		cfg: cfg, tree: tree, rate: newFleetRate(cfg.PrefillRate), models: newModelStats(), sketch: newSketch(),
+		cfg: cfg, tree: tree, rate: newFleetRate(cfg.PrefillRate), models: newModelStats(), heavyHitters: newHeavyHitters(),
 		ledger: ledger{slots: map[prefixtree.Backend]*slot{}}, slowStart: slowStartOf(cfg.SlowStart),
 	}
 	r.retract, _ = tree.(Retractor)
@@ -226,7 +226,7 @@ func (r *Router) Pick(q *Request, now prefixtree.Time, att *Attempt) error {
 	att.held, att.followed = c.Held, c.Held > s.CommonTokens
 	att.charged = int64(att.decision.UncachedTokens)
 	att.resident = int64(s.PromptTokens + q.OutputHint)
-	att.trial, att.interval, att.adapter, att.whole = c.half, 0, 0, q.Whole
+	att.trial, att.interval, att.adapter, att.nonStreaming = c.half, 0, 0, q.NonStreaming
 	if len(q.LoRA) > 0 {
 		att.adapter = xxh3.Hash(q.LoRA)
 	}

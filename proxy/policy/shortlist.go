@@ -64,13 +64,13 @@ func (r *Router) shortlist(s *Scene) bool {
 	switch {
 	case hot:
 		s.putSet(key)
-	case s.outsight.all:
+	case s.unseen.all:
 		s.putFirst(key, selectOrder)
 	default:
-		s.putFirst(key, 2*s.outsight.k+selectOrder)
+		s.putFirst(key, 2*s.unseen.k+selectOrder)
 	}
 	s.putHolders()
-	if s.outsight.all || hot {
+	if s.unseen.all || hot {
 		best, next := s.stats.left(s.turn)
 		for _, list := range [2][]int32{best, next} {
 			for _, at := range list {

@@ -39,7 +39,7 @@ const (
 // history is what a pool learned from its requests; it outlives views.
 type history struct {
 	turn atomic.Uint64
-	pace pace
+	load workload
 	work workMeter
 }
 
@@ -117,7 +117,7 @@ func (r *Router) SetView(v *View) {
 	for m, at := range v.byModel {
 		t.byModel[m] = t.newPool(max(xxh3.HashString(m), poolGeneral+1), at, historyOf(old, func(o *table) *pool { return o.byModel[m] }))
 	}
-	r.sketch.resize(len(v.Backends))
+	r.heavyHitters.resize(len(v.Backends))
 	for _, p := range t.pools() {
 		p.hear(r.peerHeat) // pools of new models have none yet
 	}
@@ -281,8 +281,8 @@ func (r *Router) match(s *Scene) {
 		return
 	}
 	var common int
-	s.Branch, common, s.judged = r.sketch.branch(q.Hashes, 1/(2*float64(max(len(s.pool.entries), 1))), s.Now, s.peek)
-	s.nameless = common >= min(len(q.Hashes), sketchDepth)
+	s.Branch, common, s.judged = r.heavyHitters.branch(q.Hashes, 1/(2*float64(max(len(s.pool.entries), 1))), s.Now, s.peek)
+	s.nameless = common >= min(len(q.Hashes), anchorDepth)
 	s.CommonTokens = min(float64(common)*s.TokensPerBlock, n)
 	r.tree.Match(&s.matches, q.Hashes, s.Now)
 	if s.Nodes > 1 && !s.judged {
@@ -315,7 +315,7 @@ func (r *Router) assign(s *Scene) {
 	for i := range s.Candidates {
 		s.Candidates[i].Uncached = n
 	}
-	further := s.model.cachedFurther()
+	answers := s.model.cachedAnswers()
 	for _, h := range s.holders() {
 		s.known = max(s.known, h.Blocks)
 		at := s.pool.entryOf(h.Backend)
@@ -330,15 +330,15 @@ func (r *Router) assign(s *Scene) {
 		c.Held = min(float64(h.Expected)*s.TokensPerBlock, n)
 		c.Uncached = n - c.Held
 		if c.Held > s.CommonTokens {
-			c.Uncached *= 1 - further
+			c.Uncached *= 1 - answers
 		}
 		c.Uncached = max(c.Uncached, 1)
 		c.Age = h.Age.Milliseconds()
 	}
 }
 
-// widespread treats as common what more than half of the backends hold, before the sketch can
-// judge.
+// widespread treats as common what more than half of the backends hold, before there are
+// enough requests to judge.
 func (s *Scene) widespread() {
 	holders := s.matches.Holders()
 	deep := func(blocks int32) (n int) {

@@ -73,7 +73,7 @@ type Candidate struct {
 
 	slot  *slot
 	key   uint64
-	queue float64 // expected queue; set by outsight.weigh
+	queue float64 // expected queue; set by unseenWork.weigh
 	crowd float64 // expected active requests; likewise
 	at    int32
 	rank  float32 // rank in the order that selected it, or unranked
@@ -131,8 +131,8 @@ type Scene struct {
 	sampled  bool       // the candidates are a selection
 	turn     uint64     // decision number in the pool
 	stats    *poolStats // of a large pool
-	outlook  outlook
-	outsight outsight
+	traffic  traffic
+	unseen   unseenWork
 	rand     uint64
 	peek     bool // Explain: change nothing
 }
