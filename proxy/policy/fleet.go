@@ -91,7 +91,7 @@ func (o *unseenWork) weigh(s *Scene) {
 // level returns the level to which flood fills the queues from the lowest up, or the one of the pool
 // if the candidates are a selection. Each pass drops the queues above it.
 func (s *Scene) level(flood float64, ofPool func(*poolStats) float64) float64 {
-	if s.sampled {
+	if s.stats != nil {
 		return ofPool(s.stats)
 	}
 	level := math.Inf(1)
@@ -148,7 +148,7 @@ func (p *prefix) preselect(s *Scene, o *unseenWork, key uint64) {
 		}
 		deepest = max(deepest, c.Held)
 	}
-	if s.sampled && within == len(s.Candidates) {
+	if s.stats != nil && within == len(s.Candidates) {
 		sum, within = s.queues()
 	}
 	limit := (1 + p.epsilon) * sum / float64(within)
@@ -171,13 +171,13 @@ func (p *prefix) preselect(s *Scene, o *unseenWork, key uint64) {
 // choices returns 1 to k candidates, best first. If every ranked candidate of a selection exceeds
 // the limit, unranked ones replace them, or else the limit is dropped.
 func (s *Scene) choices(key uint64, limit float64, k int) (at [maxChoices]int32, n int) {
-	if at, n = s.firstFitting(key, limit, k, !s.sampled); n > 0 {
+	if at, n = s.firstFitting(key, limit, k, s.stats == nil); n > 0 {
 		return at, n
 	}
 	if at, n = s.firstFitting(key, limit, k, true); n > 0 {
 		return at, n
 	}
-	if at, n = s.firstFitting(key, math.Inf(1), k, !s.sampled); n > 0 {
+	if at, n = s.firstFitting(key, math.Inf(1), k, s.stats == nil); n > 0 {
 		return at, n
 	}
 	return s.firstFitting(key, math.Inf(1), k, true)

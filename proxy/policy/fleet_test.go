@@ -181,7 +181,7 @@ func TestUnseenWorkFillsFromTheLowest(t *testing.T) {
 	scene := func(late time.Duration, peers ...float64) *Scene {
 		s := &Scene{Nodes: 4, Staleness: late.Milliseconds(), FleetRate: 10_000, Candidates: make([]Candidate, len(peers))}
 		for i, q := range peers {
-			s.Candidates[i] = Candidate{Queued: q, Rate: 10_000}
+			s.Candidates[i] = Candidate{entry: new(entry), Queued: q, Rate: 10_000}
 		}
 		return s
 	}

@@ -113,7 +113,7 @@ func (s *Scene) agree(h *hotPrefixes, blocks int) int {
 	if !ok {
 		return blocks
 	}
-	s.HotAnchor, s.Replicas = p.Anchor, p.Replicas
+	s.hot = p
 	tokens := min(float64(deep)*s.TokensPerBlock, float64(s.PromptTokens))
 	if deep <= blocks || tokens <= s.CommonTokens {
 		return blocks
@@ -128,10 +128,10 @@ func (s *Scene) agree(h *hotPrefixes, blocks int) int {
 // gather marks the candidates outside the hot prefix's set and returns its size, or that of the
 // pool if all are inside. The next in order replaces a candidate whose queue exceeds limit.
 func (s *Scene) gather(limit float64) int {
-	if s.Replicas == 0 || s.Replicas >= s.size() {
+	if s.hot.Replicas == 0 || s.hot.Replicas >= s.size() {
 		return s.size()
 	}
-	if s.sampled {
+	if s.stats != nil {
 		return s.gatherSelected(limit)
 	}
 	if cap(s.ranks) < len(s.Candidates) {
@@ -141,17 +141,17 @@ func (s *Scene) gather(limit float64) int {
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
 		if c.outside = c.queue > limit; !c.outside {
-			s.ranks = append(s.ranks, s.Rendezvous(uint64(s.HotAnchor), i))
+			s.ranks = append(s.ranks, s.Rendezvous(uint64(s.hot.Anchor), i))
 		}
 	}
-	if len(s.ranks) <= s.Replicas {
+	if len(s.ranks) <= s.hot.Replicas {
 		return len(s.ranks)
 	}
-	least := nthLargest(s.ranks, s.Replicas-1)
+	least := nthLargest(s.ranks, s.hot.Replicas-1)
 	n := 0
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		if c.outside = c.outside || s.Rendezvous(uint64(s.HotAnchor), i) < least; !c.outside {
+		if c.outside = c.outside || s.Rendezvous(uint64(s.hot.Anchor), i) < least; !c.outside {
 			n++
 		}
 	}
@@ -164,12 +164,12 @@ func (s *Scene) gatherSelected(limit float64) int {
 	n := 0
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		if c.outside = n == s.Replicas || c.rank == unranked || c.queue > limit; !c.outside {
+		if c.outside = n == s.hot.Replicas || c.rank == unranked || c.queue > limit; !c.outside {
 			n++
 		}
 	}
 	if n > 0 {
-		return s.Replicas
+		return s.hot.Replicas
 	}
 	for i := range s.Candidates {
 		s.Candidates[i].outside = false

@@ -31,7 +31,7 @@ type prefix struct {
 
 func (p *prefix) Choose(s *Scene) (int, Rung) {
 	n := float64(s.PromptTokens)
-	if !s.sampled {
+	if s.stats == nil {
 		s.foresee()
 	}
 	o, out := &s.traffic, &s.unseen
@@ -45,7 +45,7 @@ func (p *prefix) Choose(s *Scene) (int, Rung) {
 	// All backends hold common prefixes soon, so only what exceeds them is worth a detour.
 	follow := deepest-s.CommonTokens >= worthwhile*n
 	key, leads := s.orderKey()
-	gathered := s.Replicas > 0 && p.gather(s, deepest)
+	gathered := s.hot.Replicas > 0 && p.gather(s, deepest)
 	if !out.all {
 		if key == 0 {
 			key = s.Rand()
@@ -87,7 +87,7 @@ func (p *prefix) gather(s *Scene, deepest float64) bool {
 
 // queues returns the sum and number of all eligible queues.
 func (s *Scene) queues() (sum float64, n int) {
-	if s.sampled {
+	if s.stats != nil {
 		return s.stats.mean * float64(s.stats.eligible), s.stats.eligible
 	}
 	for i := range s.Candidates {
@@ -121,7 +121,7 @@ func (p *prefix) price(s *Scene, o *traffic, out *unseenWork, follow bool) (leas
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
 		if t := c.Cost; t <= mark {
-			u, a := c.uncached(n, free)/s.FleetRate, crowding*o.mean*c.crowd/c.Weight
+			u, a := c.uncached(n, free)/s.FleetRate, crowding*o.mean*c.crowd/c.weight
 			if cost := t + (timely-1)*u + t*t/(patience*o.mean) + a; cost < best {
 				best, reference = cost, t+(late-1)*u+a
 			}
@@ -134,7 +134,7 @@ func (p *prefix) price(s *Scene, o *traffic, out *unseenWork, follow bool) (leas
 		if math.IsInf(t, 1) {
 			continue
 		}
-		u, a := c.uncached(n, free)/s.FleetRate, crowding*o.mean*c.crowd/c.Weight
+		u, a := c.uncached(n, free)/s.FleetRate, crowding*o.mean*c.crowd/c.weight
 		if t <= mark {
 			c.Cost = t + (timely-1)*u + t*t/(patience*o.mean) + a
 		} else {
@@ -157,13 +157,13 @@ func (p *prefix) weights(follow bool, demand float64) (timely, late float64) {
 func (c *Candidate) uncached(n, free float64) float64 { return min(c.Uncached, max(n-free, 1)) }
 
 // memoryWait estimates the seconds until the engine can admit the request: it admits in order and
-// only what fits, and a full one turns over its memory once per HoldSeconds.
+// only what fits, and a full one turns over its memory once per hold.
 func (s *Scene) memoryWait(c *Candidate) float64 {
-	if c.KVTokens == 0 {
+	if c.kv == 0 {
 		return 0
 	}
-	missing := float64(c.Resident) + float64(s.PromptTokens) - float64(c.KVTokens)
-	return max(missing, 0) / float64(c.KVTokens) * s.HoldSeconds
+	missing := c.slot.resident.Load() + int64(s.PromptTokens-c.kv)
+	return float64(max(missing, 0)) / float64(c.kv) * s.hold
 }
 
 // rung returns what made the choice.

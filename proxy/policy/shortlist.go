@@ -51,16 +51,16 @@ func (p *pool) enlarge(positions []int32) {
 
 // shortlist selects candidates of a large pool and reports whether it found any.
 func (r *Router) shortlist(s *Scene) bool {
-	if s.pool.stats.look(r, s); s.stats.eligible == 0 {
+	if s.stats = s.pool.stats.look(r, s); s.stats.eligible == 0 {
+		s.stats = nil
 		return false
 	}
-	s.sampled = true
 	s.foresee()
 	key, _ := s.orderKey()
 	if key == 0 {
 		key = s.Rand()
 	}
-	hot := s.Replicas > 0 && s.Replicas < s.size()
+	hot := s.hot.Replicas > 0 && s.hot.Replicas < s.size()
 	switch {
 	case hot:
 		s.putSet(key)
@@ -81,8 +81,10 @@ func (r *Router) shortlist(s *Scene) bool {
 	for range selectRandom {
 		s.putMore(int(s.Rand() % uint64(len(s.pool.entries))))
 	}
-	s.sampled = len(s.Candidates) > 0
-	return s.sampled
+	if len(s.Candidates) == 0 {
+		s.stats = nil
+	}
+	return s.stats != nil
 }
 
 func (s *Scene) may(at int) bool {
@@ -148,15 +150,15 @@ func deeper(a, b *prefixtree.Holder) bool {
 
 // putSet adds the hot set and its reserve, or of a large set a part that depends on key.
 func (s *Scene) putSet(key uint64) {
-	set := s.pool.replicas(s.HotAnchor, s.Replicas)
-	n, partly := 0, s.Replicas > selectReplicas
+	set := s.pool.replicas(s.hot.Anchor, s.hot.Replicas)
+	n, partly := 0, s.hot.Replicas > selectReplicas
 	for i := range set {
 		if partly && n == selectReplicas {
 			return
 		}
 		at := i
 		if partly {
-			at = int(mix(key+uint64(i)*0x9e3779b97f4a7c15) % uint64(s.Replicas))
+			at = int(mix(key+uint64(i)*0x9e3779b97f4a7c15) % uint64(s.hot.Replicas))
 		}
 		c := s.putMore(int(set[at]))
 		if c == nil || c.rank != unranked {

@@ -43,12 +43,14 @@ type history struct {
 	work workMeter
 }
 
+// entry is one backend of a pool.
 type entry struct {
 	slot   *slot
-	key    uint64
-	weight float64
-	kv     int
+	key    uint64  // of rendezvous orders
+	weight float64 // share of work
+	kv     int     // capacity of the KV cache in tokens; 0: unknown
 	id     prefixtree.Backend
+	at     int32 // position in the pool
 }
 
 func (p *pool) name(b prefixtree.Backend) string {
@@ -145,7 +147,7 @@ func (t *table) newPool(key uint64, positions []int32, h *history) *pool {
 			continue
 		}
 		p.byID[b.ID] = int32(len(p.entries))
-		p.entries = append(p.entries, entry{slot: t.slots[at], key: keyOf(b), weight: b.Weight, kv: b.KVTokens, id: b.ID})
+		p.entries = append(p.entries, entry{slot: t.slots[at], key: keyOf(b), weight: b.Weight, kv: b.KVTokens, id: b.ID, at: p.byID[b.ID]})
 		p.weighted = p.weighted || b.Weight != p.entries[0].weight
 	}
 	if len(p.entries) > weighAll {
@@ -155,7 +157,7 @@ func (t *table) newPool(key uint64, positions []int32, h *history) *pool {
 }
 
 func (r *Router) open(s *Scene, q *Request, p *pool, now prefixtree.Time) {
-	s.Request, s.pool, s.Now, s.sampled = q, p, now, false
+	s.Request, s.pool, s.Now, s.stats = q, p, now, nil
 	f := r.fleet.Load()
 	s.Nodes, s.Staleness = f.nodes, min(f.staleness, maxStaleness)
 	if s.Nodes > 1 && r.peers.heard.Load() == 0 {
@@ -167,14 +169,14 @@ func (r *Router) open(s *Scene, q *Request, p *pool, now prefixtree.Time) {
 		s.rand = mix(r.cfg.Seed) + mix(r.seq.Add(1))
 	}
 	s.Branch, s.CommonTokens, s.nameless, s.judged = 0, 0, false, false
-	s.HotAnchor, s.Replicas, s.common, s.known = 0, 0, 0, 0
+	s.hot, s.common = HotPrefix{}, 0
 	if cap(s.where) < len(p.entries) {
 		s.where = make([]int32, len(p.entries))
 		s.Candidates = make([]Candidate, 0, len(p.entries))
 	}
 	s.where = s.where[:len(p.entries)]
 	s.Candidates = s.Candidates[:0]
-	s.FleetRate, s.HoldSeconds = r.rate.load(), r.hold.load()
+	s.FleetRate, s.hold = r.rate.load(), r.hold.load()
 	perToken := s.model.bytesPerToken()
 	s.TokensPerBlock = float64(r.cfg.BlockBytes) / perToken
 	s.PromptTokens = max(int(float64(s.promptBytes(r.cfg.BlockBytes))/perToken+0.5), 1)
@@ -239,16 +241,15 @@ func (s *Scene) add(at int, e *entry, half bool) {
 	// A composite literal would be copied, which takes a third of a Pick at 2,000 backends.
 	s.Candidates = s.Candidates[:len(s.Candidates)+1]
 	c := &s.Candidates[len(s.Candidates)-1]
-	c.slot, c.key, c.half, c.charged, c.outside = e.slot, e.key, half, false, false
-	c.Backend, c.Weight, c.Rate = e.id, e.weight, rate
+	c.entry, c.Backend, c.Rate = e, e.id, rate
+	c.half, c.charged, c.outside = half, false, false
 	c.OwnQueued, c.Overdue = e.slot.queued(s.Now, rate)
 	c.Queued = c.OwnQueued + float64(e.slot.peerTokens.Load())
 	c.Outstanding = e.slot.charged.Load() + e.slot.peerTokens.Load()
 	c.Active, c.OwnActive = own+e.slot.peerActive.Load(), own
-	c.Resident, c.KVTokens = e.slot.resident.Load(), e.kv
 	c.HeldBlocks, c.Held, c.Age = 0, 0, 0
 	c.Cost = math.Inf(1)
-	c.at, c.rank = int32(at), unranked
+	c.rank = unranked
 }
 
 func (s *Scene) candidate(at int) *Candidate {
@@ -260,7 +261,7 @@ func (s *Scene) candidate(at int) *Candidate {
 }
 
 func (s *Scene) size() int {
-	if s.sampled {
+	if s.stats != nil {
 		return s.stats.eligible
 	}
 	return len(s.Candidates)
@@ -317,7 +318,6 @@ func (r *Router) assign(s *Scene) {
 	}
 	answers := s.model.cachedAnswers()
 	for _, h := range s.holders() {
-		s.known = max(s.known, h.Blocks)
 		at := s.pool.entryOf(h.Backend)
 		if at < 0 {
 			continue

@@ -54,9 +54,9 @@ func (r Rung) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
 
 // Candidate is one eligible backend at the time of Pick; tokens are estimates.
 type Candidate struct {
+	*entry
 	Backend     prefixtree.Backend
-	HeldBlocks  int32 // leading blocks with a known placement
-	Weight      float64
+	HeldBlocks  int32   // leading blocks with a known placement
 	Rate        float64 // prefill tokens/s, learned or the prior; above 0
 	OwnQueued   float64 // own prefill tokens in front of a new request
 	Queued      float64 // OwnQueued plus what other nodes report
@@ -64,25 +64,18 @@ type Candidate struct {
 	Outstanding int64   // charged prefill tokens of all nodes
 	Active      int64   // requests of all nodes
 	OwnActive   int64
-	Resident    int64   // prompt and output tokens of own active requests
-	KVTokens    int     // capacity of the KV cache; 0: unknown
 	Held        float64 // prompt tokens expected in its cache
 	Uncached    float64 // prompt tokens to compute; at least 1
 	Age         int64   // ms since the deepest held block was touched
 	Cost        float64 // set by the strategy; +Inf if ruled out
 
-	slot  *slot
-	key   uint64
-	queue float64 // expected queue; set by unseenWork.weigh
-	crowd float64 // expected active requests; likewise
-	at    int32
-	rank  float32 // rank in the order that selected it, or unranked
-	half  bool
-
-	// easeIn sets turnedAway, charged and warmth. With outside they fit into the word of half.
-	turnedAway, charged bool // charged: the request costs credit
-	outside             bool // outside the hot prefix's replica set; see gather
-	warmth              float32
+	queue   float64 // expected queue; set by unseenWork.weigh
+	crowd   float64 // expected active requests; likewise
+	rank    float32 // rank in the order that selected it, or unranked
+	warmth  float32 // during slow start; see easeIn
+	half    bool    // half-open
+	charged bool    // the request costs slow-start credit
+	outside bool    // outside the hot prefix's replica set; see gather
 }
 
 // KVUsage returns the used share of the KV cache, 0 to 1: the engine's report, else an estimate
@@ -91,8 +84,8 @@ func (c *Candidate) KVUsage() float64 {
 	if t := c.slot.telemetry.Load(); t != nil {
 		return min(max(t.KVUsage, 0), 1)
 	}
-	if c.KVTokens > 0 {
-		return min(float64(c.Resident)/float64(c.KVTokens), 1)
+	if c.kv > 0 {
+		return min(float64(c.slot.resident.Load())/float64(c.kv), 1)
 	}
 	return 0
 }
@@ -113,24 +106,21 @@ type Scene struct {
 	Branch         prefixtree.Hash // branch key; 0 without hashes
 	CommonTokens   float64         // leading tokens that are common in the fleet, at most PromptTokens
 	FleetRate      float64         // prefill tokens/s over all backends; above 0
-	HoldSeconds    float64         // mean time a request keeps its memory after the first token
 	Nodes          int             // routers in the fleet, at least 1
 	Staleness      int64           // ms; age of the other nodes' reports, at most maxStaleness
-	HotAnchor      prefixtree.Hash // deepest agreed hot prefix of the prompt; 0: none
-	Replicas       int
 
 	matches  prefixtree.Matches
 	where    []int32 // pool entry -> candidate index, -1: none; see candidate
 	ranks    []float64
-	common   int   // leading blocks that are common
-	known    int32 // leading blocks of the longest match on any backend
+	common   int // leading blocks that are common
 	pool     *pool
 	model    *modelStat
 	nameless bool       // the whole prompt is common
 	judged   bool       // enough requests were seen to judge what is common
-	sampled  bool       // the candidates are a selection
 	turn     uint64     // decision number in the pool
-	stats    *poolStats // of a large pool
+	hot      HotPrefix  // deepest agreed hot prefix of the prompt; no replicas: none
+	hold     float64    // mean seconds that a request keeps its memory after the first token
+	stats    *poolStats // the candidates are a selection of a large pool; nil: they are all
 	traffic  traffic
 	unseen   unseenWork
 	rand     uint64
@@ -154,12 +144,12 @@ func (s *Scene) Turn() uint64 {
 // Rendezvous returns candidate i's rank for key, the same on all nodes; the highest wins.
 func (s *Scene) Rendezvous(key uint64, i int) float64 {
 	c := &s.Candidates[i]
-	return rendezvous(key, c.key, c.Weight, s.pool.weighted)
+	return rendezvous(key, c.key, c.weight, s.pool.weighted)
 }
 
 // place is Rendezvous for the order key, which already ranks a selection.
 func (s *Scene) place(key uint64, i int) float64 {
-	if s.sampled {
+	if s.stats != nil {
 		return float64(s.Candidates[i].rank)
 	}
 	return s.Rendezvous(key, i)

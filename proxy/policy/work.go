@@ -129,10 +129,18 @@ func (s *Scene) count(c *Candidate) *prefixWork {
 	p.rank = p.rank*p.fade(s.Now) + 1
 	goesOn := p.latest.next(s.Request.Hashes)
 	if blocks < anchorDepth {
-		goesOn = int(s.known) >= blocks+anchorStride // popular prefixes end up to a stride before prompts diverge
+		goesOn = s.known() >= blocks+anchorStride // popular prefixes end up to a stride before prompts diverge
 	}
 	p.begin(max(min(c.Uncached, float64(s.PromptTokens)-tokens), 1)/s.FleetRate, !goesOn, s.Now)
 	return p
+}
+
+// known returns the leading blocks of the longest match on any backend.
+func (s *Scene) known() (blocks int) {
+	for _, h := range s.holders() {
+		blocks = max(blocks, int(h.Blocks))
+	}
+	return blocks
 }
 
 // promptEnd distinguishes follow-ups from new questions about the same text beyond anchorDepth.
