@@ -91,40 +91,6 @@ func (r *Router) HotSet(key uint64, p HotPrefix, without ...string) []string {
 	return names
 }
 
-func (h *hotPrefixes) deepest(hashes []prefixtree.Hash) (p HotPrefix, blocks int, ok bool) {
-	last := min(len(hashes), anchorDepth) - 1
-	for i := 0; i <= last; i = nextAnchor(i, last) {
-		a := hashes[i]
-		if h.filter[a>>6&63]&(1<<(a&63)) != 0 {
-			if found, is := h.list[a]; is {
-				p, blocks, ok = found, i+1, true
-			}
-		}
-		if i == last {
-			break
-		}
-	}
-	return p, blocks, ok
-}
-
-// agree treats the prompt's hot prefix as common and returns the common blocks.
-func (s *Scene) agree(h *hotPrefixes, blocks int) int {
-	p, deep, ok := h.deepest(s.Request.Hashes)
-	if !ok {
-		return blocks
-	}
-	s.hot = p
-	tokens := min(float64(deep)*s.TokensPerBlock, float64(s.PromptTokens))
-	if deep <= blocks || tokens <= s.CommonTokens {
-		return blocks
-	}
-	s.CommonTokens, s.judged = tokens, true
-	if s.nameless = deep == len(s.Request.Hashes); !s.nameless {
-		s.Branch = s.Request.Hashes[deep]
-	}
-	return deep
-}
-
 // gather marks the candidates outside the hot prefix's set and returns its size, or that of the
 // pool if all are inside. The next in order replaces a candidate whose queue exceeds limit.
 func (s *Scene) gather(limit float64) int {
