@@ -72,23 +72,25 @@ func (r *Router) HotSet(key uint64, p HotPrefix, without ...string) []string {
 		return nil
 	}
 	pool := pools[at]
-	type ranked struct {
-		name string
-		rank float64
-	}
-	var order []ranked
-	for i := range pool.entries {
-		e := &pool.entries[i]
-		if name := pool.name(e.id); !slices.Contains(without, name) {
-			order = append(order, ranked{name, rendezvous(uint64(p.Anchor), e.key, e.weight, pool.weighted)})
+	names := make([]string, 0, p.Replicas)
+	for _, at := range pool.ranked(p.Anchor) {
+		name := pool.name(pool.entries[at].id)
+		if len(names) < p.Replicas && !slices.Contains(without, name) {
+			names = append(names, name)
 		}
 	}
-	slices.SortFunc(order, func(a, b ranked) int { return cmp.Compare(b.rank, a.rank) })
-	names := make([]string, 0, p.Replicas)
-	for _, o := range order[:min(len(order), p.Replicas)] {
-		names = append(names, o.name)
-	}
 	return names
+}
+
+// ranked returns all entries in the anchor's rendezvous order.
+func (p *pool) ranked(anchor prefixtree.Hash) []int32 {
+	ranks, list := make([]float64, len(p.entries)), make([]int32, len(p.entries))
+	for i := range p.entries {
+		e := &p.entries[i]
+		ranks[i], list[i] = rendezvous(uint64(anchor), e.key, e.weight, p.weighted), int32(i)
+	}
+	slices.SortFunc(list, func(a, b int32) int { return cmp.Compare(ranks[b], ranks[a]) })
+	return list
 }
 
 // gather marks the candidates outside the hot prefix's set and returns its size, or that of the

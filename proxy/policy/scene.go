@@ -57,12 +57,16 @@ func (s *Scene) Rendezvous(key uint64, i int) float64 {
 	return rendezvous(key, c.key, c.weight, s.pool.weighted)
 }
 
-// place is Rendezvous for the order key, which already ranks a selection.
+// place is Rendezvous for the order key. In a selection, the order that selected a candidate ranks
+// it, above the candidates selected otherwise.
 func (s *Scene) place(key uint64, i int) float64 {
-	if s.stats != nil {
-		return float64(s.Candidates[i].rank)
+	switch c := &s.Candidates[i]; {
+	case s.stats == nil:
+		return s.Rendezvous(key, i)
+	case c.rank != unranked:
+		return float64(c.rank)
 	}
-	return s.Rendezvous(key, i)
+	return -1 / (1 + s.Rendezvous(key, i))
 }
 
 // firstAmong returns the first candidate of that cost in the key's order, or in turn if key is 0,

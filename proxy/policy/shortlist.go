@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"cmp"
 	"math"
 	"slices"
 	"sync"
@@ -110,7 +109,7 @@ func (s *Scene) putFirst(key uint64, n int) {
 			return
 		}
 		if c := s.putMore(at); c != nil && c.rank == unranked {
-			c.rank = -float32(len(s.Candidates))
+			c.rank = 1 / float32(len(s.Candidates))
 		}
 	}
 }
@@ -183,20 +182,7 @@ func (p *pool) replicas(anchor prefixtree.Hash, n int) []int32 {
 }
 
 func (p *pool) findReplicas(anchor prefixtree.Hash, n int) []int32 {
-	type ranked struct {
-		at   int32
-		rank float64
-	}
-	list := make([]ranked, len(p.entries))
-	for i := range p.entries {
-		e := &p.entries[i]
-		list[i] = ranked{int32(i), rendezvous(uint64(anchor), e.key, e.weight, p.weighted)}
-	}
-	slices.SortFunc(list, func(a, b ranked) int { return cmp.Compare(b.rank, a.rank) })
-	set := make([]int32, n)
-	for i := range set {
-		set[i] = list[i].at
-	}
+	set := slices.Clone(p.ranked(anchor)[:n])
 	p.setsMu.Lock()
 	defer p.setsMu.Unlock()
 	if p.sets == nil || len(p.sets) >= knownSets {

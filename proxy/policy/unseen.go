@@ -168,34 +168,22 @@ func (p *prefix) preselect(s *Scene, o *unseenWork, key uint64) {
 	}
 }
 
-// choices returns 1 to k candidates, best first. If every ranked candidate of a selection exceeds
-// the limit, unranked ones replace them, or else the limit is dropped.
+// choices returns 1 to k candidates within limit, best first. If all exceed it, it is dropped.
 func (s *Scene) choices(key uint64, limit float64, k int) (at [maxChoices]int32, n int) {
-	if at, n = s.firstFitting(key, limit, k, s.stats == nil); n > 0 {
+	if at, n = s.firstFitting(key, limit, k); n > 0 {
 		return at, n
 	}
-	if at, n = s.firstFitting(key, limit, k, true); n > 0 {
-		return at, n
-	}
-	if at, n = s.firstFitting(key, math.Inf(1), k, s.stats == nil); n > 0 {
-		return at, n
-	}
-	return s.firstFitting(key, math.Inf(1), k, true)
+	return s.firstFitting(key, math.Inf(1), k)
 }
 
-// firstFitting returns the first k candidates in order within limit; without anyone only ranked
-// ones of a selection.
-func (s *Scene) firstFitting(key uint64, limit float64, k int, anyone bool) (at [maxChoices]int32, n int) {
+func (s *Scene) firstFitting(key uint64, limit float64, k int) (at [maxChoices]int32, n int) {
 	var ranks [maxChoices]float64
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		if c.queue > limit || c.outside || !anyone && c.rank == unranked {
+		if c.queue > limit || c.outside {
 			continue
 		}
-		r := float64(c.rank)
-		if anyone {
-			r = s.Rendezvous(key, i)
-		}
+		r := s.place(key, i)
 		if n == k && r <= ranks[n-1] {
 			continue
 		}
