@@ -251,14 +251,7 @@ type adapterSet struct {
 // adapterSlots is a usual ceiling of max_loras in vLLM.
 const adapterSlots = 8
 
-func (s *adapterSet) has(name uint64) bool {
-	for _, n := range s.names {
-		if n == name {
-			return true
-		}
-	}
-	return false
-}
+func (s *adapterSet) has(name uint64) bool { return slices.Contains(s.names[:], name) }
 
 func (s *adapterSet) add(name uint64) {
 	if s.has(name) {

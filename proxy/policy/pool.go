@@ -100,7 +100,6 @@ func (r *Router) View() *View { return r.table.Load().view }
 func (r *Router) SetView(v *View) {
 	r.viewMu.Lock()
 	defer r.viewMu.Unlock()
-	old := r.table.Load()
 	t := &table{view: v, byModel: make(map[string]*pool, len(v.byModel)), rules: ruleSet{fallback: r.fallback}}
 	t.slots = make([]*slot, len(v.Backends))
 	for i := range v.Backends {
@@ -118,12 +117,18 @@ func (r *Router) SetView(v *View) {
 		}
 		t.rules.rules = append(t.rules.rules, rr)
 	}
-	t.all = t.newPool(poolAll, v.all, historyOf(old, func(o *table) *pool { return o.all }))
+	known := map[uint64]*history{}
+	if old := r.table.Load(); old != nil {
+		for _, p := range old.pools() {
+			known[p.key] = p.history
+		}
+	}
+	t.all = t.newPool(poolAll, v.all, known)
 	if len(v.general) > 0 {
-		t.general = t.newPool(poolGeneral, v.general, historyOf(old, func(o *table) *pool { return o.general }))
+		t.general = t.newPool(poolGeneral, v.general, known)
 	}
 	for m, at := range v.byModel {
-		t.byModel[m] = t.newPool(max(xxh3.HashString(m), poolGeneral+1), at, historyOf(old, func(o *table) *pool { return o.byModel[m] }))
+		t.byModel[m] = t.newPool(max(xxh3.HashString(m), poolGeneral+1), at, known)
 	}
 	r.heavyHitters.resize(len(v.Backends))
 	for _, p := range t.pools() {
@@ -132,17 +137,11 @@ func (r *Router) SetView(v *View) {
 	r.table.Store(t)
 }
 
-func historyOf(old *table, of func(*table) *pool) *history {
-	if old != nil {
-		if p := of(old); p != nil {
-			return p.history
-		}
+func (t *table) newPool(key uint64, positions []int32, known map[uint64]*history) *pool {
+	p := &pool{key: key, view: t.view, history: known[key], byID: make([]int32, len(t.view.byID))}
+	if p.history == nil {
+		p.history = new(history)
 	}
-	return new(history)
-}
-
-func (t *table) newPool(key uint64, positions []int32, h *history) *pool {
-	p := &pool{key: key, view: t.view, history: h, byID: make([]int32, len(t.view.byID))}
 	for i := range p.byID {
 		p.byID[i] = -1
 	}

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"maps"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -266,10 +267,7 @@ func (m *modelStats) of(name []byte) *modelStat {
 	if len(old) >= maxModels {
 		return m.shared
 	}
-	next := make(map[string]*modelStat, len(old)+1)
-	for k, v := range old {
-		next[k] = v
-	}
+	next := maps.Clone(old)
 	s := newModelStat()
 	next[string(name)] = s
 	m.byName.Store(&next)

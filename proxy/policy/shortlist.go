@@ -88,7 +88,7 @@ func (r *Router) shortlist(s *Scene) bool {
 
 func (s *Scene) may(at int) bool {
 	e := &s.pool.entries[at]
-	return e.slot.health(s.Now) != avoided && !excluded(s.Request.Exclude, e.id)
+	return e.slot.health(s.Now) != avoided && !slices.Contains(s.Request.Exclude, e.id)
 }
 
 func (s *Scene) putMore(at int) *Candidate {

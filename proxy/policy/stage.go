@@ -2,8 +2,7 @@ package policy
 
 import (
 	"math"
-
-	"grapevine/prefixtree"
+	"slices"
 )
 
 // stage adds the eligible backends, or if all are avoided those with the fewest failures and
@@ -28,7 +27,7 @@ func (s *Scene) stageAll() {
 
 func (s *Scene) put(at int, e *entry) bool {
 	h := e.slot.health(s.Now)
-	if h == avoided || excluded(s.Request.Exclude, e.id) {
+	if h == avoided || slices.Contains(s.Request.Exclude, e.id) {
 		return false
 	}
 	s.add(at, e, h == halfOpen)
@@ -40,7 +39,7 @@ func (s *Scene) stageLeastBad() {
 	fewest := int32(math.MaxInt32)
 	for i := range s.pool.entries {
 		e := &s.pool.entries[i]
-		if excluded(s.Request.Exclude, e.id) {
+		if slices.Contains(s.Request.Exclude, e.id) {
 			continue
 		}
 		n := e.slot.consecutive()
@@ -74,13 +73,4 @@ func (s *Scene) add(at int, e *entry, half bool) {
 	c.HeldBlocks, c.Held, c.Age = 0, 0, 0
 	c.Cost = math.Inf(1)
 	c.rank = unranked
-}
-
-func excluded(list []prefixtree.Backend, b prefixtree.Backend) bool {
-	for _, x := range list {
-		if x == b {
-			return true
-		}
-	}
-	return false
 }
