@@ -18,14 +18,15 @@ const module = "grapevine"
 // mayImport lists for each package which packages of this module it may import (docs/design.md,
 // section 3). A name ending in /... stands for everything below it. Unlisted packages are an error.
 var mayImport = map[string][]string{
-	"prefixtree":    {},
-	"gossip/member": {},
-	"gossip/wire":   {},
-	"gossip":        {"gossip/member", "gossip/wire"},
-	"raftstore":     {},
-	"proxy/engine":  {},
-	"proxy/prompt":  {"prefixtree"},
-	"proxy/policy":  {"prefixtree"},
+	"prefixtree":       {},
+	"gossip/discovery": {},
+	"gossip/member":    {"gossip/discovery"},
+	"gossip/wire":      {},
+	"gossip":           {"gossip/member", "gossip/wire"},
+	"raftstore":        {},
+	"proxy/engine":     {},
+	"proxy/prompt":     {"prefixtree"},
+	"proxy/policy":     {"prefixtree"},
 
 	"proxy": {"prefixtree", "proxy/..."},
 
@@ -72,15 +73,16 @@ var mayImport = map[string][]string{
 // outside lists the imports of pure packages from other modules; nil means the standard library
 // only.
 var outside = map[string][]string{
-	"prefixtree":   {"github.com/zeebo/xxh3"},
-	"proxy/policy": {"github.com/zeebo/xxh3"},
-	"proxy/prompt": {"github.com/zeebo/xxh3", "golang.org/x/sys/cpu"},
-	"proxy/engine": nil,
-	"gossip/wire":  nil,
-	"node/health":  {"github.com/zeebo/xxh3"},
-	"node/machine": nil,
-	"node/notify":  nil,
-	"node/share":   nil,
+	"prefixtree":       {"github.com/zeebo/xxh3"},
+	"proxy/policy":     {"github.com/zeebo/xxh3"},
+	"proxy/prompt":     {"github.com/zeebo/xxh3", "golang.org/x/sys/cpu"},
+	"proxy/engine":     nil,
+	"gossip/discovery": nil,
+	"gossip/wire":      nil,
+	"node/health":      {"github.com/zeebo/xxh3"},
+	"node/machine":     nil,
+	"node/notify":      nil,
+	"node/share":       nil,
 }
 
 var impure = map[string][]string{

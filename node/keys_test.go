@@ -100,7 +100,7 @@ func TestKeysOfASilentNode(t *testing.T) {
 		t.Errorf("list: %+v %v", list, err)
 	}
 	list, err = nodes[0].ChangeKeys(ctx, member.KeyUse, key[:])
-	if err != nil || len(list.Nodes) != 2 || list.Error != "two cannot be asked, so nothing was changed: "+list.Nodes[1].Error {
+	if err != nil || len(list.Nodes) != 2 || list.Error != "two does not answer, so nothing was changed: "+list.Nodes[1].Error {
 		t.Errorf("use: %+v %v", list, err)
 	}
 }

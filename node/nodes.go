@@ -22,7 +22,7 @@ func (n *Node) fleetStatus() *admin.FleetStatus {
 	return &admin.FleetStatus{
 		Nodes: int(n.knowledge.nodes.Load()), WarmFraction: g.WarmFraction(),
 		StalenessMS: milliseconds(time.Duration(n.knowledge.staleness.Load())), BlindDecisions: n.router.Stats().Blind,
-		Incomplete: incomplete(g.Peers()), Refused: g.Members().Stats().Refused,
+		Incomplete: incomplete(g.Peers()), Refused: g.Members().Refused(),
 	}
 }
 

@@ -56,8 +56,7 @@ func (n *Node) Metrics(ctx context.Context) (Metrics, error) {
 	return m, nil
 }
 
-// Get returns a metric's value; an absent metric is an error, so that a renamed one does not read
-// as zero.
+// Get returns a metric or an error, so that a renamed metric does not read as zero.
 func (m Metrics) Get(name string) (float64, error) {
 	v, ok := m[name]
 	if !ok {
@@ -66,7 +65,8 @@ func (m Metrics) Get(name string) (float64, error) {
 	return v, nil
 }
 
-func (n *Node) ready(ctx context.Context) error {
+// Ready returns nil if the node is ready for traffic, as it says over a new connection.
+func (n *Node) Ready(ctx context.Context) error {
 	_, err := n.get(ctx, n.data, "/readyz")
 	return err
 }
@@ -79,8 +79,7 @@ func (n *Node) get(ctx context.Context, addr, path string) ([]byte, error) {
 	return text, n.named(err)
 }
 
-// Call sends a request with a JSON body, unless it is nil, to the node's admin API over a new
-// connection, and returns the status and the body of the answer.
+// Call sends a request with a JSON body, unless nil, to the admin API and returns status, answer.
 func (n *Node) Call(ctx context.Context, method, path string, body any) (int, []byte, error) {
 	return n.call(ctx, method, n.admin, path, body)
 }

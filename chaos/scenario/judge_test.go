@@ -160,7 +160,7 @@ func TestEveryPromiseCanBreak(t *testing.T) {
 		{"a request long after its client left", func(e *evidence) {
 			e.visits["a7"] = append(e.visits["a7"], visit{engine: "engine-0", began: 9 * sec, ended: 9 * sec, departed: true})
 		}, []string{"engines-told"}},
-		{"a count that stays", func(e *evidence) { e.quiet.left = []remainder{{"node-0", "1 requests in flight"}} }, []string{"counts-return"}},
+		{"a count that stays", func(e *evidence) { e.quiet.left = []Violation{{0, "node-0", "1 requests in flight"}} }, []string{"counts-return"}},
 		{"goroutines that stay", func(e *evidence) { e.quiet.after["node-0"] = resources{goroutines: 400} }, []string{"resources-return"}},
 		{"descriptors that stay", func(e *evidence) { e.quiet.after["node-0"] = resources{files: 400} }, []string{"resources-return"}},
 		{"memory that stays", func(e *evidence) { e.quiet.after["node-0"] = resources{heap: 100 << 20} }, []string{"resources-return"}},

@@ -26,8 +26,7 @@ const (
 	opRead   = history.Read
 )
 
-// idleBackends are backends that operators change all the time. They serve another model, so no
-// traffic goes there.
+// idleBackends are changed all the time. They serve another model, so no traffic goes there.
 const idleBackends = 8
 
 // Client numbers in the history beyond those that change idle backends.
@@ -62,8 +61,8 @@ func newOperator(f *fleet.Fleet, models []string, seed uint64, l *ledger) *opera
 	return o
 }
 
-// operationPatience is how long an operator waits for an answer: four times the 2 s in which a node
-// reports the loss of the majority, for busy machines. A paused node does not answer.
+// operationPatience is how long an operator waits: four times the 2 s in which a node reports the
+// loss of the majority.
 const operationPatience = 8 * time.Second
 
 func (o *operator) node() *fleet.Node {
@@ -92,8 +91,7 @@ func (o *operator) play(ctx context.Context, clients int, pause time.Duration) {
 					// The end of the run cancels no operation, so that its outcome is known.
 					err := o.do(context.WithoutCancel(ctx), client, n, in, o.idle)
 					if other := o.node(); err == nil && in.Kind != opRead && other != nil {
-						// Reads a confirmed change through another node at once, because a moment
-						// later every node has it.
+						// Reads at once; a moment later every node has the change.
 						_ = o.do(context.WithoutCancel(ctx), client, other, history.Input{Kind: opRead, Backend: in.Backend}, o.idle)
 					}
 				}
@@ -103,8 +101,7 @@ func (o *operator) play(ctx context.Context, clients int, pause time.Duration) {
 	work.Wait()
 }
 
-// idle is an unused backend: an engine's address with a suffix, so that it answers probes, and a
-// model of its own.
+// idle is an unused backend: an engine's address with a suffix answers probes; its model is its own.
 func (o *operator) idle(name string) admin.NewBackend {
 	e := o.f.Engines()[0]
 	return admin.NewBackend{Name: name, URL: e.URL() + "/" + name, Models: []string{"idle"}}
@@ -195,8 +192,7 @@ func (o *operator) note(list *[]Violation, at time.Duration, n *fleet.Node, form
 func (o *operator) send(ctx context.Context, n *fleet.Node, in history.Input, spec func(string) admin.NewBackend) (int, []byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, operationPatience)
 	defer cancel()
-	// force allows to add an engine that does not answer and to drain the last one that does,
-	// because other faults decide which engines run.
+	// force adds engines that do not answer and drains the last one that does.
 	switch in.Kind {
 	case opRead:
 		return n.Call(ctx, http.MethodGet, "/backends?consistent=true", nil)
@@ -208,8 +204,7 @@ func (o *operator) send(ctx context.Context, n *fleet.Node, in history.Input, sp
 	return n.Call(ctx, http.MethodPatch, "/backends?force=true", map[string]any{"names": []string{in.Backend}, "action": in.Kind.String()})
 }
 
-// final reads every backend that was ever changed through a node, so that the history ends with the
-// final state.
+// final reads every backend that was ever changed, so that the history ends with the final state.
 func (o *operator) final(ctx context.Context, n *fleet.Node) error {
 	names := make(map[string]bool)
 	for _, op := range o.log.Operations() {
