@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -82,8 +84,6 @@ type port struct {
 	requests func(*conn)
 	onError  func(error)
 
-	refused atomic.Uint64 // beyond maxConns
-
 	mu     sync.Mutex
 	conns  map[*conn]struct{}
 	closed bool
@@ -141,16 +141,19 @@ func (p *port) start() {
 func (p *port) close() {
 	p.mu.Lock()
 	p.closed = true
-	conns := make([]*conn, 0, len(p.conns))
-	for c := range p.conns {
-		conns = append(conns, c)
-	}
 	p.mu.Unlock()
 	p.streams.Close()
+	p.closeConns(func(*conn) bool { return true })
+	p.wg.Wait()
+}
+
+func (p *port) closeConns(which func(*conn) bool) {
+	p.mu.Lock()
+	conns := slices.DeleteFunc(slices.Collect(maps.Keys(p.conns)), func(c *conn) bool { return !which(c) })
+	p.mu.Unlock()
 	for _, c := range conns {
 		c.Close()
 	}
-	p.wg.Wait()
 }
 
 func (p *port) accept() {
@@ -176,7 +179,6 @@ func (p *port) accept() {
 			wait = min(2*wait, time.Second)
 			continue
 		case full:
-			p.refused.Add(1)
 			raw.Close()
 			continue
 		}
@@ -214,7 +216,9 @@ func (p *port) greet(c *conn) {
 	if err != nil {
 		return
 	}
+	p.mu.Lock() // for closeConns
 	c.hello, c.peer = h, h.Addr
+	p.mu.Unlock()
 	c.limit(time.Time{})
 	if h.Use == useRequests {
 		p.requests(c)
