@@ -152,9 +152,6 @@ func (c *caller) get(ctx context.Context, addr string) (*conn, error) {
 
 // alive says whether an idle connection is open and has nothing to read.
 func alive(c *conn) bool {
-	if c.lost.Load() {
-		return false
-	}
 	var b [1]byte
 	c.limit(time.Now().Add(time.Millisecond))
 	_, err := c.Conn.Read(b[:])

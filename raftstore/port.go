@@ -10,7 +10,6 @@ import (
 	"net"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -75,7 +74,6 @@ type port struct {
 	streams Streams
 	addr    string
 	id      string
-	faults  *Faults
 	// admits returns why a connection for raft is refused.
 	admits func(hello) error
 	// raft owns the connection afterwards.
@@ -94,8 +92,6 @@ type conn struct {
 	net.Conn
 	port  *port
 	hello hello
-	peer  string
-	lost  atomic.Bool // Faults.Cut swallowed a write
 	once  sync.Once
 }
 
@@ -116,22 +112,6 @@ func (c *conn) limit(t time.Time) { _ = c.Conn.SetDeadline(t) }
 func (c *conn) interrupt() { c.limit(time.Now().Add(-time.Second)) }
 
 func (c *conn) turnAway(why string) { _, _ = c.Write(append([]byte{1}, why...)) }
-
-// Write stays silent after a loss, as when packets are dropped.
-func (c *conn) Write(p []byte) (int, error) {
-	if f := c.port.faults; f != nil {
-		if f.Delay != nil {
-			time.Sleep(f.Delay(c.peer))
-		}
-		if f.Cut != nil && f.Cut(c.peer) {
-			c.lost.Store(true)
-		}
-		if c.lost.Load() {
-			return len(p), nil
-		}
-	}
-	return c.Conn.Write(p)
-}
 
 func (p *port) start() {
 	p.conns = make(map[*conn]struct{})
@@ -217,7 +197,7 @@ func (p *port) greet(c *conn) {
 		return
 	}
 	p.mu.Lock() // for closeConns
-	c.hello, c.peer = h, h.Addr
+	c.hello = h
 	p.mu.Unlock()
 	c.limit(time.Time{})
 	if h.Use == useRequests {
@@ -247,15 +227,11 @@ func (p *port) admit(c *conn) bool {
 
 func (p *port) dial(ctx context.Context, addr string, h hello) (*conn, error) {
 	h.ID, h.Addr = p.id, p.addr
-	if p.faults != nil && p.faults.Cut != nil && p.faults.Cut(addr) {
-		<-ctx.Done() // dropped packets get no answer
-		return nil, fmt.Errorf("dial %s: %w", addr, ctx.Err())
-	}
 	raw, err := p.streams.Dial(ctx, addr)
 	if err != nil {
 		return nil, err
 	}
-	c := &conn{Conn: raw, port: p, hello: h, peer: addr}
+	c := &conn{Conn: raw, port: p, hello: h}
 	if !p.track(c) {
 		return nil, net.ErrClosed
 	}
