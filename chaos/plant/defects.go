@@ -16,7 +16,7 @@ var defects = []Defect{
 		Wrong: "every request is sent on a second connection, too, to have the answer of whichever is first, and the other one is not called off",
 		Edits: []Edit{{
 			File: "proxy/forward.go",
-			Old:  `	if err := up.send(e.pieces, e.sent); err != nil {`,
+			Old:  `	if err := up.send(e.pieces); err != nil {`,
 			New: `	if planted("asks-twice") {
 		request := append([]byte(nil), up.head...)
 		for _, p := range e.pieces {
@@ -32,7 +32,7 @@ var defects = []Defect{
 			}()
 		}
 	}
-	if err := up.send(e.pieces, e.sent); err != nil {`,
+	if err := up.send(e.pieces); err != nil {`,
 		}},
 	},
 	{
@@ -43,7 +43,7 @@ var defects = []Defect{
 				File: "proxy/relay.go",
 				Old: `		case err != nil:
 			return e.rec.ResponseBytes, e.breakOff(w)`,
-				New: `		case err != nil && planted("retried-midway") && e.sse && !e.told && e.conn.cause() == undisturbed && e.askAgain():
+				New: `		case err != nil && planted("retried-midway") && e.sse && !e.ended && e.conn.cause() == undisturbed && e.askAgain():
 		case err != nil:
 			return e.rec.ResponseBytes, e.breakOff(w)`,
 			},
@@ -182,9 +182,9 @@ func (e *exchange) askAgain() bool {
 		Name: "batch-lost", Breaks: "trees-converge",
 		Wrong: "one batch of news in eight is taken out of the queue and not sent",
 		Edits: []Edit{{
-			File: "node/knowledge.go",
-			Old:  `	return k.outbox.Drain(dst, limit, k.numbers)`,
-			New: `	payload, records = k.outbox.Drain(dst, limit, k.numbers)
+			File: "node/share/knowledge.go",
+			Old:  `	return k.Placements.outbox.Drain(dst, limit, k.names)`,
+			New: `	payload, records = k.Placements.outbox.Drain(dst, limit, k.names)
 	if planted("batch-lost") && records > 0 && payload[len(payload)-1]%8 == 0 {
 		return dst, 0
 	}

@@ -24,7 +24,7 @@ func TestDefaultIsValid(t *testing.T) {
 
 // TestSettingsAgree: key, flag and variable of a setting follow one rule.
 func TestSettingsAgree(t *testing.T) {
-	singular := map[string]string{"backends": "backend", "rules": "rule", "weights": "weight", "founders": "founder"}
+	singular := map[string]string{"backends": "backend", "founders": "founder", "rules": "rule", "weights": "weight"}
 	for _, s := range Settings() {
 		flag := strings.ReplaceAll(s.Key, "_", "-")
 		if one, ok := singular[s.Key]; ok {
