@@ -188,7 +188,7 @@ func TestHostilePeer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	evil := fullCard()
+	evil := fullMeta()
 	evil.Name, evil.Cluster, evil.KeyID, evil.BlockBytes, evil.Keys, evil.Leaving = "evil", "test", 0x1f2e0000, 512, r.identity.Load().prints, false
 	welcome := message(t, &evil)
 	other := evil
@@ -318,7 +318,7 @@ func guest(t *testing.T, n *testNode, s *secure, alpn string, who Info) (c *tls.
 		t.Fatal(err)
 	}
 	_ = c.SetDeadline(time.Now().Add(patience))
-	if err := writeMessage(c, &card{Info: who, Keys: s.ring.identity.Load().prints}); err != nil {
+	if err := writeMessage(c, &meta{Info: who, Keys: s.ring.identity.Load().prints}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := readHello(c); err != nil {
