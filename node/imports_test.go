@@ -36,7 +36,7 @@ var mayImport = map[string][]string{
 	"node/machine": {},
 	"node/config":  {"gossip/member", "node/machine", "prefixtree", "proxy", "proxy/policy", "raftstore"},
 	"node/metrics": {"proxy", "proxy/policy", "proxy/prompt", "raftstore"},
-	"node":         {"prefixtree", "gossip", "gossip/member", "node/backends", "node/config", "node/health", "node/hot", "node/machine", "node/metrics", "node/share", "raftstore", "proxy", "proxy/..."},
+	"node":         {"prefixtree", "gossip", "gossip/discovery", "gossip/member", "node/backends", "node/config", "node/health", "node/hot", "node/machine", "node/metrics", "node/share", "raftstore", "proxy", "proxy/..."},
 
 	"node/backends": {"gossip/member", "node/config", "prefixtree", "proxy", "proxy/engine", "proxy/policy", "raftstore"},
 	"node/share":    {"gossip/wire", "prefixtree", "proxy/policy"},
@@ -44,6 +44,7 @@ var mayImport = map[string][]string{
 	"chaos/engine":   {},
 	"chaos/workload": {},
 
+	"chaos/dnstest":    {},
 	"chaos/figures":    {},
 	"chaos/instrument": {"chaos/plant"},
 	"chaos/netswitch":  {},

@@ -247,6 +247,9 @@ func openStreams(n *testNode) int {
 func TestStreamsPerPeerAreBounded(t *testing.T) {
 	nodes := fleet(t, 2, patient)
 	first := dialed(t, nodes[0], nodes[1])
+	if err := say(first, "served"); err != nil { // the hello is answered before the stream counts
+		t.Fatal(err)
+	}
 	var last *Conn
 	for range maxConnsPerPeer {
 		last = dialed(t, nodes[0], nodes[1])
