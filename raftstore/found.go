@@ -17,19 +17,19 @@ const waitLogPause = 3 * time.Second
 const sameFounders = "give every founder the same list"
 
 // found founds this node's group, or notes what it waits for.
-func (s *Store) found(ctx context.Context, l *life) {
-	waiting, err := s.tryFound(ctx, l)
+func (s *Store) found(ctx context.Context, inst *raftInstance) {
+	waiting, err := s.tryFound(ctx, inst)
 	if err != nil {
 		waiting = "to try again: " + err.Error()
 	}
 	s.waitFor(waiting, "waiting for a group")
 }
 
-func (s *Store) tryFound(ctx context.Context, l *life) (waiting string, err error) {
+func (s *Store) tryFound(ctx context.Context, inst *raftInstance) (waiting string, err error) {
 	id := s.identity()
 	switch {
 	case len(id.Founding) > 0: // the process ended before raft had these servers
-		return "for the leader of group " + id.Group.String(), s.bootstrap(l, id.Group, id.Founding)
+		return "for the leader of group " + id.Group.String(), s.bootstrap(inst, id.Group, id.Founding)
 	case id.Group != groupID{}:
 		return "for the leader of group " + id.Group.String(), nil
 	case len(s.cfg.Founders) == 0 && s.cfg.Join:
@@ -41,7 +41,7 @@ func (s *Store) tryFound(ctx context.Context, l *life) (waiting string, err erro
 	if waiting != "" {
 		return waiting, nil
 	}
-	return "", s.bootstrap(l, group, servers)
+	return "", s.bootstrap(inst, group, servers)
 }
 
 // askFounders asks the other founders and all live peers. listed says whether this node is among
@@ -120,7 +120,7 @@ func (s *Store) founding(answers []answered, listed bool) (group groupID, server
 }
 
 // bootstrap stores the decision, then gives raft the servers. It is idempotent.
-func (s *Store) bootstrap(l *life, group groupID, servers []Server) error {
+func (s *Store) bootstrap(inst *raftInstance, group groupID, servers []Server) error {
 	conf, err := configurationOf(servers)
 	if err != nil {
 		return err
@@ -135,7 +135,7 @@ func (s *Store) bootstrap(l *life, group groupID, servers []Server) error {
 	case now != group:
 		return nil // taken into another one meanwhile
 	}
-	err = l.raft.BootstrapCluster(conf).Error()
+	err = inst.raft.BootstrapCluster(conf).Error()
 	if errors.Is(err, raft.ErrCantBootstrap) {
 		return nil // another founder's raft was faster
 	}
@@ -147,11 +147,11 @@ func (s *Store) bootstrap(l *life, group groupID, servers []Server) error {
 
 // setIdentity stores an identity before use. The caller holds identMu.
 func (s *Store) setIdentity(id identity) error {
-	l := s.current()
-	if l == nil {
+	inst := s.current()
+	if inst == nil {
 		return errLinkClosed
 	}
-	if err := saveIdentity(l.disk, id); err != nil {
+	if err := saveIdentity(inst.disk, id); err != nil {
 		return err
 	}
 	s.mu.Lock()

@@ -147,7 +147,7 @@ func (c *caller) get(ctx context.Context, addr string) (*conn, error) {
 		}
 		ic.conn.Close()
 	}
-	return c.port.dial(ctx, addr, hello{use: useRequests})
+	return c.port.dial(ctx, addr, hello{Use: useRequests})
 }
 
 // alive says whether an idle connection is open and has nothing to read.

@@ -348,10 +348,10 @@ func (n *node) kill() {
 	}
 	s.mu.Lock()
 	s.stopping = true
-	l := s.life
+	inst := s.instance
 	s.mu.Unlock()
-	if l != nil && l.disk != nil {
-		l.disk.fail(errKilled)
+	if inst != nil && inst.disk != nil {
+		inst.disk.fail(errKilled)
 	}
 	s.cancel()
 	<-s.stopped

@@ -27,7 +27,7 @@ type info struct {
 }
 
 func (s *Store) info() info {
-	l := s.current()
+	inst := s.current()
 	s.mu.Lock()
 	i := info{
 		ID: s.id, Addr: s.addr, Format: commandFormat, Group: s.ident.Group, Founding: s.ident.Founding,
@@ -38,10 +38,10 @@ func (s *Store) info() info {
 		i.Failed = s.problem.halted
 	}
 	s.mu.Unlock()
-	if l != nil {
-		i.LastIndex = l.raft.LastIndex()
-		i.Leader = s.leader(l).ID
-		if err := l.failure(); err != nil && i.Failed == "" {
+	if inst != nil {
+		i.LastIndex = inst.raft.LastIndex()
+		i.Leader = s.leader(inst).ID
+		if err := inst.failure(); err != nil && i.Failed == "" {
 			i.Failed = "disk failed: " + err.Error()
 		}
 	}

@@ -48,25 +48,25 @@ func (s *Store) join(req joinRequest) error {
 func (s *Store) admits(h hello) error {
 	if original, ok := s.originalOf(h); ok {
 		s.noteClone(h, original)
-		return fmt.Errorf("the raft id %s is that of %s, which is alive: %s; %s", h.id, original.where(), cloned, cloneRemedy)
+		return fmt.Errorf("the raft id %s is that of %s, which is alive: %s; %s", h.ID, original.where(), cloned, cloneRemedy)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case s.life == nil || s.life.link == nil:
+	case s.instance == nil || s.instance.link == nil:
 		return errLinkClosed
 	case s.ident.Group == groupID{}:
 		return errors.New("in no group")
-	case s.ident.Group != h.group:
-		return fmt.Errorf("of another group: %s, not %s", s.ident.Group, h.group)
+	case s.ident.Group != h.Group:
+		return fmt.Errorf("of another group: %s, not %s", s.ident.Group, h.Group)
 	}
 	return nil
 }
 
 func (s *Store) takeRaft(c *conn) error {
-	l := s.current()
-	if l == nil || l.link == nil {
+	inst := s.current()
+	if inst == nil || inst.link == nil {
 		return errLinkClosed
 	}
-	return l.link.take(c)
+	return inst.link.take(c)
 }

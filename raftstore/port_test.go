@@ -16,17 +16,17 @@ func TestNonsenseOnThePort(t *testing.T) {
 	s := n.store.Load()
 	apply(t, s, add("one"))
 	request := func(body string) string {
-		return string(hello{use: useRequests, id: "x", addr: "h:1"}.encode()) + body
+		return string(hello{Use: useRequests, ID: "x", Addr: "h:1"}.encode()) + body
 	}
 	raftHello := func(group groupID, to string) string {
-		return string(hello{use: useRaft, group: group, to: to, id: "x", addr: "h:1"}.encode())
+		return string(hello{Use: useRaft, Group: group, To: to, ID: "x", Addr: "h:1"}.encode())
 	}
 	for name, c := range map[string]struct{ say, want string }{
 		"nothing":              {"", ""},
 		"http":                 {"GET / HTTP/1.1\r\nHost: x\r\n\r\n", ""},
-		"a long hello":         {"Q\x01\xff\xff", ""},
-		"another format":       {"R\x02\x00\x00", ""},
-		"half a hello":         {"R\x01\x00\x20abc", ""},
+		"a long hello":         {"\xff\xff", ""},
+		"another format":       {"\x00\x02R\x09", ""},
+		"half a hello":         {"\x00\x20R\x01abc", ""},
 		"a huge frame":         {request("\x01\xff\xff\xff\xff"), ""},
 		"an unknown kind":      {request("\x63\x00\x00\x00\x00"), "unknown kind 99"},
 		"an empty command":     {request("\x02\x00\x00\x00\x02\x90\x4e"), "cut short"},

@@ -130,7 +130,7 @@ func (s *Store) Proven() (bool, error) {
 
 // prove reports whether recovered data may be used. The fleet's answers outweigh the operator's
 // claim that the other nodes are gone.
-func (s *Store) prove(ctx context.Context, l *life) bool {
+func (s *Store) prove(ctx context.Context, inst *raftInstance) bool {
 	id := s.identity()
 	if !id.Unproven {
 		return true
@@ -146,7 +146,7 @@ func (s *Store) prove(ctx context.Context, l *life) bool {
 		if s.clear.IsZero() {
 			s.clear = time.Now()
 		}
-		waiting = s.unsettled(l)
+		waiting = s.unsettled(inst)
 	} else {
 		s.clear = time.Time{}
 	}
@@ -192,11 +192,11 @@ func (s *Store) seekRivals(ctx context.Context, id identity) (waiting, rival str
 
 // unsettled says what else a recovered group waits for. Without a leader the data stays unproven,
 // so that it can be recovered with other servers.
-func (s *Store) unsettled(l *life) string {
+func (s *Store) unsettled(inst *raftInstance) string {
 	switch {
 	case s.port != nil && time.Since(s.clear) < s.cfg.Timers.Settle:
 		return fmt.Sprintf("%v for a sign of another group", s.cfg.Timers.Settle)
-	case s.leader(l).ID == "":
+	case s.leader(inst).ID == "":
 		return "for a leader of the recovered group"
 	}
 	return ""

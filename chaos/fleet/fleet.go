@@ -25,7 +25,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"grapevine/chaos/engine"
-	"grapevine/node"
+	"grapevine/node/admin"
 )
 
 // Config describes a fleet. Binary and Nodes have no default.
@@ -38,8 +38,7 @@ type Config struct {
 
 	// Alone turns gossip off: every node knows only what it observes.
 	Alone bool
-	// Guests is the number of gossip addresses reserved for members that this process runs; see
-	// Guest.
+	// Guests is the number of gossip addresses reserved for members that this process runs.
 	Guests int
 	// Founders is how many nodes, the first ones, found the raft group as voters, 3 or 5. The
 	// default is 3, and none in a smaller fleet, where every node uses its own list. Spares is how
@@ -54,11 +53,9 @@ type Config struct {
 	// their own. A switch joins them, and SetLink breaks its links one by one and per direction. It
 	// works only in a process started by Isolate.
 	Switched bool
-	// HAProxy uses HAProxy in TCP mode, configured as in deploy/example, instead of the balancer of
-	// this package.
+	// HAProxy uses HAProxy, configured as in deploy/example, instead of this package's balancer.
 	HAProxy bool
-	// Certificates gives each node a certificate from one authority instead of one derived from the
-	// gossip key.
+	// Certificates gives each node a certificate from one authority instead of a derived one.
 	Certificates bool
 
 	NoBalancer bool
@@ -248,7 +245,7 @@ func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
 		name: nodeName(i), data: f.addrs.of(i, dataPort), admin: f.addrs.of(i, adminPort), gossip: f.addrs.of(i, gossipPort),
 		binary: f.cfg.Binary, env: f.cfg.Env, http: f.http, token: f.token,
 	}
-	n.Client = node.NewClient(n.admin).WithToken(f.token, "")
+	n.Client = admin.NewClient(n.admin).WithToken(f.token, "")
 	n.files(f.dir)
 	var err error
 	if n.thread, err = f.threadOf(n.name); err != nil {
@@ -367,8 +364,7 @@ type front interface {
 	died() error
 }
 
-// WaitHealthy returns when the balancer's view of the node's health equals healthy, or when ctx
-// ends.
+// WaitHealthy returns when the balancer's view of the node's health equals healthy, or ctx ends.
 func (f *Fleet) WaitHealthy(ctx context.Context, node string, healthy bool) error {
 	return waitHealthy(ctx, f.front, node, healthy)
 }
@@ -411,8 +407,7 @@ func (f *Fleet) Check() error {
 	return errors.Join(errs...)
 }
 
-// WaitMesh returns when every running node receives the gossip of every other, which is later than
-// their discovery; at once if the nodes are alone.
+// WaitMesh returns when every running node receives the gossip of every other; at once if alone.
 func (f *Fleet) WaitMesh(ctx context.Context) error {
 	if f.cfg.Alone {
 		return nil
@@ -444,7 +439,7 @@ func (f *Fleet) hearsAll(ctx context.Context, n *Node) error {
 		if other == n || !other.Running() {
 			continue
 		}
-		heard := slices.ContainsFunc(list.Nodes, func(p node.NodeStatus) bool {
+		heard := slices.ContainsFunc(list.Nodes, func(p admin.NodeStatus) bool {
 			return p.Name == other.name && p.State == "alive" && p.Connected
 		})
 		if !heard {
@@ -454,9 +449,8 @@ func (f *Fleet) hearsAll(ctx context.Context, n *Node) error {
 	return nil
 }
 
-// Partition drops all packets between two groups of nodes, in both directions. Engines, balancer
-// and admin APIs stay reachable. It adds to existing cuts and overrides SetLink on these links. It
-// needs Config.Switched.
+// Partition drops all packets between two groups of members, in both directions, in addition to
+// existing faults of links. It needs Config.Switched.
 func (f *Fleet) Partition(a, b []string) (err error) {
 	if f.wires == nil {
 		return errNotSwitched

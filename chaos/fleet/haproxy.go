@@ -43,8 +43,7 @@ func findHAProxy() (string, error) {
 	return path, nil
 }
 
-// startHAProxy starts it on a thread, with its files in dir, and returns when it listens and all
-// targets are healthy.
+// startHAProxy returns when HAProxy listens and all targets are healthy.
 func startHAProxy(ctx context.Context, t *thread, dir, addr string, targets []Target) (*haproxy, error) {
 	path, err := findHAProxy()
 	if err != nil {
@@ -86,8 +85,7 @@ func (h *haproxy) died() error {
 	return nil
 }
 
-// healthy asks HAProxy's socket. The answer to "show stat" is a table: a line of names after "# ",
-// then a line for each proxy and server.
+// healthy reads the table that answers "show stat": a line of names, and one per proxy and server.
 func (h *haproxy) healthy(ctx context.Context, name string) (bool, error) {
 	var d net.Dialer
 	c, err := d.DialContext(ctx, "unix", h.socket)

@@ -416,7 +416,7 @@ func TestPlaces(t *testing.T) {
 	if err := f.WaitHealthy(ctx, "node-0", false); err != nil {
 		t.Fatal(err)
 	}
-	if !f.Node("node-0").Ready(ctx) {
+	if f.Node("node-0").Ready(ctx) != nil {
 		t.Error("node-0 does not ask for traffic")
 	}
 	setLink(t, f, fleet.ClientsName, fleet.BalancerName, fleet.Link{})

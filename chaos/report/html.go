@@ -23,24 +23,14 @@ func WriteHTML(w io.Writer, runs ...Report) error {
 	if err := WriteSVG(&svg, runs...); err != nil {
 		return err
 	}
+	rows := cells(runs)
 	data := struct {
 		Title   string
 		Head    []string
 		Rows    [][]string
 		Picture template.HTML
 		Notes   string
-	}{Title: "grapevine: " + title(runs)}
-	cols := visible(runs)
-	for _, c := range cols {
-		data.Head = append(data.Head, c.head)
-	}
-	for i := range runs {
-		var row []string
-		for _, c := range cols {
-			row = append(row, c.cell(&runs[i]))
-		}
-		data.Rows = append(data.Rows, row)
-	}
+	}{Title: "grapevine: " + title(runs), Head: rows[0], Rows: rows[1:]}
 	data.Picture = template.HTML(svg.String()) //nolint:gosec // drawn above; texts are escaped
 	r := &runs[0]
 	data.Notes = fmt.Sprintf(" Seed %d.", r.Seed)

@@ -166,8 +166,7 @@ func (s Scenario) withDefaults() Scenario {
 
 var engineFaults = []string{"crash %s", "hang %s", "slow %s factor=10", "overload %s", "break %s count=5", "lie %s", "drain %s", "remove %s", "amnesia %s"}
 
-// engineRows adds two rows of such faults. Each row has its own engines, so that two faults never
-// meet at one.
+// engineRows adds two rows of such faults, each with its own engines, so that no two meet at one.
 func (d *dice) engineRows(s Schedule, kinds []string) Schedule {
 	split := len(d.engines) / 2
 	for _, own := range [][]string{d.engines[:split], d.engines[split:]} {
@@ -183,8 +182,7 @@ func (d *dice) once(s Schedule, format string, args ...any) Schedule {
 	return append(s, event(at, length, format, args...))
 }
 
-// endurance overlaps faults of every kind of member, but never ends the first node, so that its
-// process shows whether resources grow over hours.
+// endurance overlaps faults of all members but never ends the first node, which shows growth.
 func endurance(d *dice) Schedule {
 	s := d.row(nil, func() string {
 		who := d.some(d.nodes[1:], 1)[0]
@@ -204,8 +202,7 @@ func swarm(d *dice) Schedule {
 	return d.once(s, "flood rate=%d", 5+d.IntN(15))
 }
 
-// nodeFaults draws so many kinds of harm to one node, and returns a function that draws one of them
-// with its node.
+// nodeFaults draws that many kinds of harm to one node and returns a function that draws one.
 func (d *dice) nodeFaults(kinds int) func() string {
 	alone := func(format string) func() string {
 		return func() string { return fmt.Sprintf(format, d.some(append(slices.Clone(d.nodes), LeaderName), 1)[0]) }

@@ -27,22 +27,19 @@ func (e *evidence) harmed(name string, kinds []string, from, to time.Duration) b
 	})
 }
 
-// nodeLost reports whether a node was down, stopped, or cut off from its clients in a span. An
-// empty name is an unknown node, which may be any.
+// nodeLost reports whether a node, any if "", was down, stopped, or cut off from clients in a span.
 func (e *evidence) nodeLost(name string, from, to time.Duration) bool {
 	return e.harmed(cmp.Or(name, fleet.Everybody), losesNode, from, to) || e.linkBroken(name, from, to, fleet.BalancerName, fleet.ClientsName)
 }
 
-// engineBroke reports whether an engine could not answer at some time of a span. A crashed engine
-// starts at the fault's end.
+// engineBroke reports whether an engine could not answer at some time of a span.
 func (e *evidence) engineBroke(name string, from, to time.Duration) bool {
 	return e.harmed(name, breaksEngine, from, to)
 }
 
 const mildLoss = 0.05
 
-// linkBroken reports whether links between a node and others were broken in a span. An empty name
-// is any node.
+// linkBroken reports whether links between a node, any if "", and others were broken in a span.
 func (e *evidence) linkBroken(node string, from, to time.Duration, others ...string) bool {
 	return e.linkHarmed(node, from, to, others, func(m *Mark) bool {
 		l := linkOf(&m.Event)

@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"time"
 )
 
 // Invariants about the nodes' knowledge and the cache hits that it brings.
 
-// convergeBound is how long after the last request a resume or a snapshot may take, until all trees
-// are equal.
+// convergeBound is how soon after the last request all trees must be equal.
 const convergeBound = 5 * time.Second
 
 var treesConverge = Invariant{
@@ -28,11 +28,10 @@ var treesConverge = Invariant{
 		}
 		f.checked = q.compared
 		differ := q.differ != ""
-		equal := "equal"
+		f.note = fmt.Sprintf("%d facts, %d streams, equal after %.2f s", q.facts, q.streams, q.converged.Seconds())
 		if differ || q.behind != "" {
-			equal = "not equal"
+			f.note = strings.Replace(f.note, "equal", "not equal", 1)
 		}
-		f.note = fmt.Sprintf("%d facts, %d streams, %s after %.2f s", q.facts, q.streams, equal, q.converged.Seconds())
 		lost := e.unlearned()
 		killed, unheard := e.endings()
 		loose := killed || slices.ContainsFunc(e.marks, func(m Mark) bool { return m.Kind == "clock" })
@@ -40,7 +39,7 @@ var treesConverge = Invariant{
 		case q.behind != "":
 			f.violate(e.drained+q.converged, "the fleet", "%s", q.behind)
 		case q.applied > convergeBound:
-			f.violate(e.drained+q.applied, "the fleet", "each had applied what the others published after %v", q.applied)
+			f.violate(e.drained+q.applied, "the fleet", "every node had applied its peers' batches after %v", q.applied)
 		case differ && (unheard || loose && len(lost) > 0):
 			f.note += fmt.Sprintf("; a router ended while peers could not hear it, or a clock was set and caches were lost: %d to %d facts, not judged", q.least, q.most)
 		case differ && loose && float64(q.most-q.least) > 0.02*float64(q.most):
@@ -52,15 +51,14 @@ var treesConverge = Invariant{
 		case differ:
 			f.violate(e.drained+q.converged, "the fleet", "%s", q.differ)
 		case q.converged > convergeBound:
-			f.violate(e.drained+q.converged, "the fleet", "they agreed after %v", q.converged)
+			f.violate(e.drained+q.converged, "the fleet", "the nodes held the same facts after %v", q.converged)
 		}
 		return f
 	},
 }
 
-// endings reports whether a router was killed, so that its last batch may have reached some nodes
-// only, and whether one ended in a run in which peers could not hear it for a while, which may
-// affect many of its batches.
+// endings reports whether a router was killed, so that some peers may lack its last batch, and
+// whether one ended in a run in which peers could not hear it for a while, so that they may lack many.
 func (e *evidence) endings() (killed, unheard bool) {
 	ended, apart := false, false
 	for i := range e.marks {
@@ -76,8 +74,7 @@ func (e *evidence) endings() (killed, unheard bool) {
 	return killed, ended && apart
 }
 
-// unlearned returns the engines about which nodes may differ, because they lost their cache or
-// lied.
+// unlearned returns the engines about which nodes may differ: they lost their cache or lied.
 func (e *evidence) unlearned() []string {
 	return slices.DeleteFunc(slices.Clone(e.engines), func(name string) bool { return !e.harmed(name, losesCache, 0, math.MaxInt64) })
 }
@@ -105,16 +102,14 @@ func (e *evidence) partly(f *finding, but []string) {
 }
 
 const (
-	// lossBound is how soon the hit rate recovers after the loss of a router, otherBound after any
-	// other fault.
+	// The hit rate recovers lossBound after the loss of a router, otherBound after other faults.
 	lossBound  = 2 * time.Second
 	otherBound = 5 * time.Second
 	// hitMargin is how much lower it may stay.
 	hitMargin = 0.01
 	// byChance is the probability of a false alarm per run, shared by its comparisons.
 	byChance = 0.005
-	// leastLook is the shortest window after one of many faults, because two seconds give no
-	// variance.
+	// leastLook is the shortest window after one of many faults: two seconds give no variance.
 	leastLook = 4 * time.Second
 	// worthless is the chance above which a comparison tells nothing.
 	worthless = 0.05
@@ -132,9 +127,8 @@ var hitRateRecovers = Invariant{
 	judge: judgeHits,
 }
 
-// share is a mean of shares, weighted by prompt, with its standard error. Events within a second
-// often share a cause (a stalled engine, a burst), so the error is that of a mean of seconds, not
-// of turns.
+// share is a mean of shares, weighted by prompt, with its standard error, that of a mean of
+// seconds: events within a second often share a cause.
 type share struct {
 	turns      int
 	mean, wide float64
@@ -180,8 +174,7 @@ func (e *evidence) turnOf(a *Attempt) (t turn, ok bool) {
 	return turn{a.Sent, min(float64(a.Cached)/float64(a.Possible), 1), float64(a.Possible)}, true
 }
 
-// forgot reports whether the engine of the turn before lost the conversation meanwhile, could not
-// be used, or lied about it.
+// forgot reports whether the last turn's engine lost the conversation, failed, or lied about it.
 func (e *evidence) forgot(a *Attempt) bool {
 	lie := []string{"lie"}
 	return e.harmed(a.By, lie, a.Kept, a.End) || e.harmed(a.Backend, lie, a.Kept, a.End) || e.harmed(a.By, forgets, a.Kept, a.Sent)

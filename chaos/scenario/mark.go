@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// Mark is an event as carried out. Times count from the begin of traffic; negative: not yet, or
-// never.
+// Mark is an event as carried out. Times count from the begin of traffic; negative: never.
 type Mark struct {
 	Event
 	// Members are the resolved names of the event, group by group.

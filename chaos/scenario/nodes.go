@@ -110,7 +110,8 @@ var countsReturn = Invariant{
 		f.checked = e.quiet.counted
 		f.note = fmt.Sprintf("zero after %.2f s", e.quiet.zero.Seconds())
 		for _, left := range e.quiet.left {
-			f.violate(e.drained+e.quiet.zero, left.place, "%s", left.what)
+			left.At = e.drained + e.quiet.zero
+			f.add(left)
 		}
 		return f
 	},

@@ -28,8 +28,7 @@ func cell(word any) string {
 	return "idle"
 }
 
-// WriteHTML writes verdicts and timelines of runs as one self-contained page. The file is written
-// atomically.
+// WriteHTML writes verdicts and timelines of runs atomically as one self-contained page.
 func WriteHTML(path string, runs ...*Report) error {
 	var b bytes.Buffer
 	if err := page.Execute(&b, runs); err != nil {
@@ -70,7 +69,7 @@ func picture(r *Report) template.HTML {
 	c.Picture = plot.New(pictureWidth, height)
 	c.events(rows, height-panelGap)
 	c.panel(0, "hit rate of later turns, % of what was possible", plot.Even(0, 100, 4),
-		line{"#0072b2", "", func(s *Slice) *float64 { return times(s.Hit, 100) }})
+		line{"#0072b2", "", func(s *Slice) float64 { return 100 * orGap(s.Hit) }})
 	span := "a second"
 	if c.width > 1 {
 		span = fmt.Sprintf("%.0f seconds", c.width)
@@ -80,19 +79,19 @@ func picture(r *Report) template.HTML {
 		most = max(most, float64(r.Timeline[i].Sent))
 	}
 	c.panel(1, "requests sent (grey) and failed attempts (red) in "+span, plot.Even(0, math.Ceil(most/10)*10, 4),
-		line{"#999", "", func(s *Slice) *float64 { v := float64(s.Sent); return &v }}, line{"#d00000", "", func(s *Slice) *float64 { v := float64(s.Broken); return &v }})
+		line{"#999", "", func(s *Slice) float64 { return float64(s.Sent) }}, line{"#d00000", "", func(s *Slice) float64 { return float64(s.Broken) }})
 	number := func(v float64) string { return fmt.Sprintf("%g", v) }
 	c.panel(2, "time to first token, median and 99th percentile, ms (log scale)", plot.Decades(1, 1e4, number, 1),
-		line{"#009e73", "", func(s *Slice) *float64 { return s.TTFT50 }}, line{"#d55e00", "5 3", func(s *Slice) *float64 { return s.TTFT99 }})
+		line{"#009e73", "", func(s *Slice) float64 { return orGap(s.TTFT50) }}, line{"#d55e00", "5 3", func(s *Slice) float64 { return orGap(s.TTFT99) }})
 	return template.HTML(c.SVG()) //nolint:gosec // drawn here; texts are escaped
 }
 
-func times(v *float64, by float64) *float64 {
+// orGap makes a gap in a line where there is no value.
+func orGap(v *float64) float64 {
 	if v == nil {
-		return nil
+		return math.NaN()
 	}
-	x := *v * by
-	return &x
+	return *v
 }
 
 func (c *chart) x(s float64) float64 {
@@ -108,21 +107,15 @@ type lane struct {
 }
 
 func lanes(events []Happened) (out []lane) {
-	if len(events) <= maxRows {
-		for _, e := range events {
-			out = append(out, lane{e.Event, []Happened{e}})
-		}
-		return out
-	}
 	for _, e := range events {
-		kind := e.Event
-		if words := strings.Fields(kind); len(words) > 1 {
-			kind = words[1]
+		i, label := -1, e.Event
+		if len(events) > maxRows {
+			label = strings.Fields(label)[1] // the fault
+			i = slices.IndexFunc(out, func(l lane) bool { return l.label == label })
 		}
-		i := slices.IndexFunc(out, func(l lane) bool { return l.label == kind })
 		if i < 0 {
 			i = len(out)
-			out = append(out, lane{label: kind})
+			out = append(out, lane{label: label})
 		}
 		out[i].events = append(out[i].events, e)
 	}
@@ -161,7 +154,7 @@ func (c *chart) events(rows []lane, bottom float64) {
 
 type line struct {
 	colour, dash string
-	pick         func(*Slice) *float64
+	pick         func(*Slice) float64
 }
 
 func (c *chart) panel(n int, title string, up plot.Axis, lines ...line) {
@@ -176,11 +169,8 @@ func (c *chart) panel(n int, title string, up plot.Axis, lines ...line) {
 	for _, l := range lines {
 		var points []plot.Point
 		for i := range c.r.Timeline {
-			at := plot.Point{X: c.r.Timeline[i].FromS + c.width/2, Y: math.NaN()}
-			if v := l.pick(&c.r.Timeline[i]); v != nil {
-				at.Y = *v
-			}
-			points = append(points, at)
+			s := &c.r.Timeline[i]
+			points = append(points, plot.Point{X: s.FromS + c.width/2, Y: l.pick(s)})
 		}
 		f.Line(points, fmt.Sprintf(`stroke="%s" stroke-width="1.6" stroke-dasharray="%s"`, l.colour, l.dash))
 	}

@@ -8,14 +8,14 @@ import (
 	"time"
 
 	"grapevine/chaos/fleet"
-	"grapevine/node"
+	"grapevine/node/admin"
 	"grapevine/prefixtree"
 )
 
 type quiet struct {
 	zero    time.Duration // when all counts were zero, or the wait ended
 	counted int
-	left    []remainder
+	left    []Violation // without a time
 
 	converged time.Duration
 	applied   time.Duration // when each node had last applied all its peers' batches, or the wait ended
@@ -31,10 +31,7 @@ type quiet struct {
 	after map[string]resources
 }
 
-type remainder struct{ place, what string }
-
-// hush waits for quiet after the last request and records the result. All parts have bounds from
-// that moment, so they run concurrently.
+// hush waits for quiet after the last request and records the result. The waits run concurrently.
 func hush(ctx context.Context, f *fleet.Fleet, l *ledger) quiet {
 	q := quiet{after: make(map[string]resources)}
 	began := time.Now()
@@ -65,11 +62,11 @@ func until(ctx context.Context, ok func() bool) {
 	}
 }
 
-func remaining(ctx context.Context, f *fleet.Fleet) (left []remainder, asked int) {
+func remaining(ctx context.Context, f *fleet.Fleet) (left []Violation, asked int) {
 	add := func(place, what string, n int64) {
 		asked++
 		if n != 0 {
-			left = append(left, remainder{place, fmt.Sprintf("%d %s", n, what)})
+			left = append(left, Violation{0, place, fmt.Sprintf("%d %s", n, what)})
 		}
 	}
 	for _, n := range f.Nodes() {
@@ -77,12 +74,12 @@ func remaining(ctx context.Context, f *fleet.Fleet) (left []remainder, asked int
 			continue
 		}
 		st, err := n.Status(ctx)
-		var list *node.BackendList
+		var list *admin.BackendList
 		if err == nil {
 			list, err = n.Backends(ctx)
 		}
 		if err != nil {
-			left = append(left, remainder{n.Name(), err.Error()})
+			left = append(left, Violation{0, n.Name(), err.Error()})
 			continue
 		}
 		add(n.Name(), "requests in flight", int64(st.InFlight))
@@ -145,8 +142,8 @@ func (q *quiet) compare(ctx context.Context, f *fleet.Fleet) {
 
 type known struct {
 	name   string
-	facts  *node.FactsStatus
-	gossip *node.GossipStatus
+	facts  *admin.FactsStatus
+	gossip *admin.GossipStatus
 }
 
 func (k *known) behind(publisher *known) string {
@@ -173,8 +170,7 @@ func (q *quiet) held(a, b *known, engines []string) {
 	}
 }
 
-// settle waits until every node's resources are within the bound, or the time is over, and records
-// the least of each.
+// settle waits until every node's resources stop falling and records the least of each.
 func (q *quiet) settle(ctx context.Context, f *fleet.Fleet, l *ledger, began time.Time) {
 	for {
 		fell := false

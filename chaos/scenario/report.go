@@ -54,8 +54,7 @@ type Happened struct {
 	Failed  string   `json:"failed,omitempty"`
 }
 
-// Slice is a second of a run, or several of a long one, by time of sending. Figures without
-// requests are null.
+// Slice is a second of a run, or several, by time of sending. Figures without requests are null.
 type Slice struct {
 	FromS    float64  `json:"from_s"`
 	Sent     int      `json:"sent"`
@@ -129,8 +128,7 @@ func sliceOf(length time.Duration) time.Duration {
 
 func (e *evidence) sliceWidth() time.Duration { return max(e.width, time.Second) }
 
-// slices returns the slices from the end of the folded ones to a time, of the attempts of e and the
-// folded turns.
+// slices returns the slices from the folded ones to a time, of attempts of e and folded turns.
 func (e *evidence) slices(p *past, to time.Duration) []Slice {
 	from := p.until
 	width := e.sliceWidth()

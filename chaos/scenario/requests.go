@@ -63,8 +63,7 @@ func (e *evidence) served(f *finding, a *Attempt) {
 	}
 }
 
-// askedAgain reports whether an engine that broke meanwhile got an attempt at or after from, and
-// may have answered it.
+// askedAgain reports whether the answer's engine, which broke meanwhile, got an attempt after from.
 func (e *evidence) askedAgain(a *Attempt, from time.Duration) bool {
 	return slices.ContainsFunc(e.visits[a.ID], func(v visit) bool {
 		return v.engine == a.Backend && v.began >= from && e.engineBroke(v.engine, a.Sent, a.End)
@@ -131,8 +130,7 @@ var streamsSurvive = Invariant{
 	},
 }
 
-// cutBefore checks that no connection broke while its request was at an engine, unless the router
-// or proxy on its path was lost.
+// cutBefore checks that no connection broke while its request was at an engine.
 func (e *evidence) cutBefore(f *finding, a *Attempt) {
 	for _, v := range e.visits[a.ID] {
 		if v.began > a.End {
@@ -147,8 +145,8 @@ func (e *evidence) cutBefore(f *finding, a *Attempt) {
 	}
 }
 
-// engineExcuses reports whether the engine's end explains that of an answer that had begun: a
-// stream must then end with an error event, other answers can only break off.
+// engineExcuses reports whether the engine's end explains the answer's: a stream must then end with
+// an error event, other answers can only break off.
 func (e *evidence) engineExcuses(a *Attempt) bool {
 	if !e.engineBroke(a.Backend, a.Sent, a.End) && !e.linkBroken(a.Node, a.Sent, a.End, a.Backend) {
 		return false

@@ -71,8 +71,7 @@ const (
 	growthShare = 0.1
 )
 
-// measures are the resources of a process with their slack after faults (for connections that have
-// not timed out, and uncollected garbage) and in a long life.
+// measures are the resources with their slack after faults and in a long life.
 var measures = []struct {
 	what          string
 	slack, growth float64

@@ -31,15 +31,13 @@ type Config struct {
 	Nodes    int           // default: the scenario's
 	Duration time.Duration // of the traffic; default: the scenario's
 	Schedule Schedule      // replaces the seed's schedule; its last event must end before the traffic does
-	// Soak makes one run of that length, which repeats the scenario's schedule, each time with the
-	// next seed.
+	// Soak makes one run of that length, which repeats the schedule with the next seed each time.
 	Soak time.Duration
 	Rate float64 // conversations begun per second; default: the scenario's
 	// Loopback runs all members in this machine's network, where links cannot be broken. Otherwise
 	// every member has a network namespace if the machine allows it.
 	Loopback bool
-	// LeaveOut names invariants that are not judged, because the machine is too busy for their
-	// measurements.
+	// LeaveOut names invariants that are not judged, because the machine is too busy for them.
 	LeaveOut []string
 
 	Binary string   // the program grapevine; no default
@@ -98,8 +96,8 @@ func settings() map[string]any {
 
 const modelName = "emulated-8b"
 
-// engineConfig prefills instantly, so that knowledge and not queues decides the routing, and
-// decodes a token per 5 ms, so that faults hit running answers.
+// engineConfig prefills instantly, so that knowledge decides the routing, and decodes slowly, so
+// that faults hit running answers.
 func engineConfig() engine.ServerConfig {
 	return engine.ServerConfig{
 		Config: engine.Config{KVTokens: 4_000_000, BlockTokens: 64, MaxRunning: 256, PrefillRate: 4_000_000, ChunkTokens: 16_384, DecodeStep: 5 * time.Millisecond},

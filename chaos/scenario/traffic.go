@@ -41,19 +41,16 @@ func (l Load) withDefaults() Load {
 	return l
 }
 
-// sdkRetries is how often the official clients repeat a request whose connection failed before an
-// answer began, or whose status is one of retried.
+// sdkRetries is how often the official clients repeat requests that failed before an answer.
 const sdkRetries = 2
 
-// leastThink is the shortest pause between turns: gossip promises to spread within a quarter of a
-// second, most of it an allowance for busy machines.
+// leastThink is the shortest pause between turns: about the promised time for gossip to spread.
 const leastThink = 200 * time.Millisecond
 
 // maxUnderWay bounds concurrent conversations; those above the bound are counted and not begun.
 const maxUnderWay = 10_000
 
-// traffic is an open loop of clients with conversations through the balancer. Safe for concurrent
-// use.
+// traffic is an open loop of clients with conversations. Safe for concurrent use.
 type traffic struct {
 	load   Load
 	seed   uint64
@@ -111,8 +108,7 @@ func (t *traffic) begin(id int, hold func(*conversation), head, shape string) {
 	})
 }
 
-// flood starts one-turn requests with one long common prefix at that rate until ctx ends, without
-// waiting for them.
+// flood sends one-turn requests with one long common prefix at that rate until ctx ends.
 func (t *traffic) flood(ctx context.Context, rate float64, tokens int) {
 	t.mu.Lock()
 	t.floods++
@@ -154,8 +150,7 @@ func (t *traffic) client(keep bool) *http.Client {
 	return &http.Client{Transport: &http.Transport{DialContext: t.dial, DisableKeepAlives: !keep, DisableCompression: true, MaxIdleConnsPerHost: 1}}
 }
 
-// turn sends the next request of a conversation, with retries, and reports whether the conversation
-// can continue. Only the end of the whole run cancels a request that has begun.
+// turn sends the next request of a conversation, with retries, and reports whether it can continue.
 func (t *traffic) turn(client *http.Client, c *conversation, m *memory) bool {
 	output := t.load.Output[0] + c.rng.IntN(t.load.Output[1]-t.load.Output[0]+1)
 	if c.rng.Float64() < t.load.Long {

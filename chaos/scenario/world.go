@@ -303,8 +303,7 @@ func pairs(a, b []string, do func(x, y string) error) error {
 	return nil
 }
 
-// laid counts link faults. The last undo heals all of them, because a link does not keep its
-// earlier settings.
+// laid counts link faults. The last undo heals all, because a link keeps no earlier settings.
 func (w *world) laid() undo {
 	w.links.Add(1)
 	return func(context.Context) error {

@@ -1,6 +1,7 @@
 package raftstore
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
@@ -20,8 +21,8 @@ const (
 	cachedLogs = 512
 )
 
-// life is one raft, until its disk fails or the store stops.
-type life struct {
+// raftInstance is one raft, until its disk fails or the store stops.
+type raftInstance struct {
 	disk  *disk // nil in memory
 	fsm   *fsm
 	link  *link // nil without network
@@ -35,16 +36,16 @@ type life struct {
 	applied atomic.Uint64 // on the disk
 }
 
-func (s *Store) begin(d *disk) (*life, error) {
-	l := &life{disk: d, cut: make(chan struct{}), fsm: newFSM(s.publish, s.halt)}
+func (s *Store) begin(d *disk) (*raftInstance, error) {
+	inst := &raftInstance{disk: d, cut: make(chan struct{}), fsm: newFSM(s.publish, s.halt)}
 	if d != nil {
 		index, err := noted(d)
 		if err != nil {
 			return nil, err
 		}
-		l.applied.Store(index)
+		inst.applied.Store(index)
 	}
-	trans := s.transport(l)
+	trans := s.transport(inst)
 	var (
 		logs   raft.LogStore
 		stable raft.StableStore
@@ -54,7 +55,7 @@ func (s *Store) begin(d *disk) (*life, error) {
 		memory := raft.NewInmemStore()
 		logs, stable, snaps = memory, memory, raft.NewInmemSnapshotStore()
 	} else {
-		store := &logStore{disk: d, cut: l.cut}
+		store := &logStore{disk: d, cut: inst.cut}
 		cache, err := raft.NewLogCache(cachedLogs, store)
 		if err != nil {
 			return nil, err
@@ -66,17 +67,17 @@ func (s *Store) begin(d *disk) (*life, error) {
 			case <-d.failed:
 			case <-d.closed:
 			}
-			l.close()
-			close(l.cut)
+			inst.close()
+			close(inst.cut)
 		}()
 	}
-	r, err := raft.NewRaft(s.raftConfig(), l.fsm, logs, stable, snaps, trans)
+	r, err := raft.NewRaft(s.raftConfig(), inst.fsm, logs, stable, snaps, trans)
 	if err != nil {
-		l.close()
+		inst.close()
 		return nil, fmt.Errorf("start raft: %w", err)
 	}
-	l.raft = r
-	return l, nil
+	inst.raft = r
+	return inst, nil
 }
 
 func (s *Store) raftConfig() *raft.Config {
@@ -96,29 +97,29 @@ func (s *Store) raftConfig() *raft.Config {
 	return conf
 }
 
-func (s *Store) transport(l *life) raft.Transport {
+func (s *Store) transport(inst *raftInstance) raft.Transport {
 	if s.port == nil {
 		_, t := raft.NewInmemTransport(raft.ServerAddress(s.addr))
-		l.close = func() { t.Close() }
+		inst.close = func() { t.Close() }
 		return t
 	}
-	l.link = newLink(s.port, s.group)
+	inst.link = newLink(s.port, s.group)
 	t := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
-		ServerAddressProvider: named{self: s.id, addr: s.addr, find: l.find},
+		ServerAddressProvider: named{self: s.id, addr: s.addr, find: inst.find},
 		Logger:                newRaftLog(s.log),
-		Stream:                l.link,
+		Stream:                inst.link,
 		MaxPool:               2,
 		Timeout:               rpcTimeout,
 		// No pipelining: in raft v1.8.0 a pipeline whose follower refuses an entry while another is
 		// handed over blocks forever, and so do replication and shutdown.
 		MaxRPCsInFlight: 1,
 	})
-	l.close = func() { t.Close() }
+	inst.close = func() { t.Close() }
 	return t
 }
 
-func (l *life) find(id raft.ServerID) (raft.ServerAddress, bool) {
-	for _, server := range l.servers() {
+func (inst *raftInstance) find(id raft.ServerID) (raft.ServerAddress, bool) {
+	for _, server := range inst.servers() {
 		if server.ID == id {
 			return server.Address, true
 		}
@@ -126,34 +127,34 @@ func (l *life) find(id raft.ServerID) (raft.ServerAddress, bool) {
 	return "", false
 }
 
-func (l *life) servers() []raft.Server {
-	if l == nil || l.raft == nil {
+func (inst *raftInstance) servers() []raft.Server {
+	if inst == nil || inst.raft == nil {
 		return nil
 	}
-	return l.raft.GetConfiguration().Configuration().Servers
+	return inst.raft.GetConfiguration().Configuration().Servers
 }
 
 // enter registers a call that waits for raft; false if raft is ending.
-func (l *life) enter() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.ending {
+func (inst *raftInstance) enter() bool {
+	inst.mu.Lock()
+	defer inst.mu.Unlock()
+	if inst.ending {
 		return false
 	}
-	l.pending.Add(1)
+	inst.pending.Add(1)
 	return true
 }
 
 // end reports whether raft ended in time. Pending calls come first, because raft may never answer
 // them afterwards.
-func (l *life) end() bool {
-	l.mu.Lock()
-	l.ending = true
-	l.mu.Unlock()
-	within(endWait, l.pending.Wait)
-	l.close()
-	over := within(endWait, func() { _ = l.raft.Shutdown().Error() })
-	if l.disk != nil && !l.disk.close(endWait) {
+func (inst *raftInstance) end() bool {
+	inst.mu.Lock()
+	inst.ending = true
+	inst.mu.Unlock()
+	within(endWait, inst.pending.Wait)
+	inst.close()
+	over := within(endWait, func() { _ = inst.raft.Shutdown().Error() })
+	if inst.disk != nil && !inst.disk.close(endWait) {
 		over = false
 	}
 	return over
@@ -176,32 +177,32 @@ func within(limit time.Duration, f func()) bool {
 	}
 }
 
-func (l *life) failure() error {
-	if l.disk == nil {
+func (inst *raftInstance) failure() error {
+	if inst.disk == nil {
 		return nil
 	}
-	return l.disk.failure()
+	return inst.disk.failure()
 }
 
 // note stores the commit index, so that a node without a leader starts with recent state. raft's
 // RestoreCommittedLogs loses configuration changes and blocks forever on many entries.
 //
 // An idle leader stores it again, to detect a hung disk before a caller waits.
-func (l *life) note(after time.Duration) error {
-	if l.disk == nil {
+func (inst *raftInstance) note(after time.Duration) error {
+	if inst.disk == nil {
 		return nil
 	}
 	// A new raft may lag behind its predecessor.
-	applied := max(l.raft.AppliedIndex(), l.applied.Load())
-	probe := l.raft.State() == raft.Leader && l.disk.idle() >= after
-	if applied <= l.applied.Load() && !probe {
+	applied := max(inst.raft.AppliedIndex(), inst.applied.Load())
+	probe := inst.raft.State() == raft.Leader && inst.disk.idle() >= after
+	if applied <= inst.applied.Load() && !probe {
 		return nil
 	}
-	err := l.disk.write(0, func(tx *bbolt.Tx) error {
+	err := inst.disk.write(0, func(tx *bbolt.Tx) error {
 		return seal(tx.Bucket(bucketMeta), keyApplied, logKey(applied))
 	})
 	if err == nil {
-		l.applied.Store(applied)
+		inst.applied.Store(applied)
 	}
 	return err
 }
@@ -259,14 +260,10 @@ func replay(d *disk) (*State, error) {
 func noted(d *disk) (index uint64, err error) {
 	err = d.read(func(tx *bbolt.Tx) error {
 		raw, err := unseal(tx.Bucket(bucketMeta), keyApplied)
-		if err != nil {
-			return err
+		if len(raw) == 8 {
+			index = binary.BigEndian.Uint64(raw)
 		}
-		dec := &decoder{b: raw}
-		if len(dec.b) > 0 {
-			index = dec.uint64()
-		}
-		return dec.done()
+		return err
 	})
 	return index, err
 }
