@@ -137,9 +137,12 @@ type Proxy struct {
 	server *fasthttp.Server
 	base   context.Context // of dials; canceled to cut a drain short
 	cancel context.CancelFunc
-	epoch  time.Time
-	clock  atomic.Int64 // nanoseconds since epoch, at most one Watch old
-	sweeps atomic.Uint64
+	// A second Shutdown hurries the first.
+	hurried context.Context
+	hurry   context.CancelFunc
+	epoch   time.Time
+	clock   atomic.Int64 // nanoseconds since epoch, at most one Watch old
+	sweeps  atomic.Uint64
 
 	ready    atomic.Bool
 	draining atomic.Bool
@@ -161,11 +164,8 @@ type Proxy struct {
 	watchDone chan struct{} // closed when the watch ends; nil before the first Serve
 	watchStop chan struct{}
 	served    sync.WaitGroup
-	shutdown  sync.Once
 	finished  chan struct{} // closed at the end of Shutdown
 	result    error         // valid after finished
-	force     chan struct{} // closed by a second Shutdown
-	forced    sync.Once
 }
 
 // New returns a proxy that is not ready. It starts no goroutine.
@@ -180,10 +180,10 @@ func New(cfg Config) (*Proxy, error) {
 		conns:     make(map[*clientConn]struct{}),
 		watchStop: make(chan struct{}),
 		finished:  make(chan struct{}),
-		force:     make(chan struct{}),
 	}
 	p.tuned.Store(&cfg)
 	p.base, p.cancel = context.WithCancel(context.Background())
+	p.hurried, p.hurry = context.WithCancel(context.Background())
 	p.bodies.limit = int64(cfg.MaxBodyMemory)
 	p.upstreams.init(p)
 	p.broken.seed = rand.Uint64()

@@ -131,7 +131,7 @@ func (p *Parser) renderPart(start, base int, kind op, f *parts) (blank bool) {
 		keep(markResult, "tool_use_id", "is_error", "content")
 		return false
 	}
-	p.media.reset()
+	p.media.Reset()
 	for _, s := range f[1:] {
 		p.feed(s)
 	}

@@ -6,6 +6,8 @@ package prompt
 import (
 	"fmt"
 
+	"github.com/zeebo/xxh3"
+
 	"grapevine/prefixtree"
 )
 
@@ -113,7 +115,7 @@ type Request struct {
 type Parser struct {
 	hasher *prefixtree.Hasher
 	chain  prefixtree.Chain
-	media  digest
+	media  xxh3.Hasher
 
 	body  []byte
 	pos   int
